@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+# One function per kind of target. Every target of the project is made by one of these.
+include_guard(GLOBAL)
+
+# The one precompiled header (ATen, autograd, gtest); every TORCH target and every test reuses it.
+function(isoshard_precompiled_header)
+  add_library(isoshard_pch OBJECT ${PROJECT_SOURCE_DIR}/cmake/pch.cc)
+  target_link_libraries(isoshard_pch PRIVATE isoshard::options isoshard::libtorch fmt::fmt nlohmann_json::nlohmann_json)
+  if(ISOSHARD_BUILD_TESTS)
+    target_link_libraries(isoshard_pch PRIVATE GTest::gtest GTest::gmock)
+  endif()
+  target_precompile_headers(isoshard_pch PRIVATE ${PROJECT_SOURCE_DIR}/cmake/pch.h)
+endfunction()
+
+function(_isoshard_reuse_pch target)
+  target_precompile_headers(${target} REUSE_FROM isoshard_pch)
+endfunction()
+
+# isoshard_library(NAME [TORCH] HEADERS ... SOURCES ... [DEPS ...])
+#   A static library isoshard_NAME with alias isoshard::NAME. TORCH: it sees ATen and reuses the precompiled header.
+#   DEPS are linked publicly.
+function(isoshard_library name)
+  cmake_parse_arguments(PARSE_ARGV 1 ARG "TORCH" "" "HEADERS;SOURCES;DEPS")
+  if(ARG_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "isoshard_library(${name}): unknown arguments ${ARG_UNPARSED_ARGUMENTS}")
+  endif()
+  set(target isoshard_${name})
+  if(ARG_SOURCES)
+    add_library(${target} STATIC ${ARG_SOURCES})
+    set(scope PUBLIC)
+  else()
+    add_library(${target} INTERFACE)
+    set(scope INTERFACE)
+  endif()
+  add_library(isoshard::${name} ALIAS ${target})
+  target_sources(${target} ${scope} FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${ARG_HEADERS})
+  target_link_libraries(${target} ${scope} isoshard::options fmt::fmt ${ARG_DEPS})
+  if(ARG_TORCH)
+    target_link_libraries(${target} ${scope} isoshard::libtorch)
+    if(ARG_SOURCES)
+      target_link_libraries(${target} PRIVATE nlohmann_json::nlohmann_json)
+      _isoshard_reuse_pch(${target})
+    endif()
+  endif()
+endfunction()
+
+# isoshard_program(NAME [TORCH] SOURCES ... [DEPS ...] [OUTPUT_NAME name]): an executable in the build folder's bin/.
+function(isoshard_program name)
+  cmake_parse_arguments(PARSE_ARGV 1 ARG "TORCH" "OUTPUT_NAME" "SOURCES;DEPS")
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE isoshard::options fmt::fmt ${ARG_DEPS})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+  if(ARG_OUTPUT_NAME)
+    set_target_properties(${name} PROPERTIES OUTPUT_NAME ${ARG_OUTPUT_NAME})
+  endif()
+  if(ARG_TORCH)
+    target_link_libraries(${name} PRIVATE isoshard::libtorch nlohmann_json::nlohmann_json)
+    _isoshard_reuse_pch(${name})
+  endif()
+endfunction()
+
+# isoshard_test(NAME SOURCES ... SUITES "Suite" "Suite:label,label" ... [DEPS ...] [LABELS ...] [TIMEOUT s] [PLAIN])
+#   One gtest program; one ctest entry NAME.Suite for each listed suite (the name before the colon; a parametrized
+#   suite Prefix/Suite is listed as Suite), with LABELS, the labels after the colon and a TIMEOUT (default 120 s).
+#   A further entry NAME.suites fails when the program holds a suite that is not listed, or lacks one that is.
+#   PLAIN: no ATen, gtest's own main, no precompiled header. Otherwise the program runs under harness/testing's main,
+#   which makes it the controller of forked worlds.
+function(isoshard_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 ARG "PLAIN" "TIMEOUT" "SOURCES;SUITES;DEPS;LABELS")
+  if(ARG_UNPARSED_ARGUMENTS OR NOT ARG_SUITES)
+    message(FATAL_ERROR "isoshard_test(${name}): needs SUITES; unknown arguments: ${ARG_UNPARSED_ARGUMENTS}")
+  endif()
+  if(NOT ISOSHARD_BUILD_TESTS)
+    return()
+  endif()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  target_link_libraries(${name} PRIVATE isoshard::options fmt::fmt ${ARG_DEPS})
+  if(ARG_PLAIN)
+    target_link_libraries(${name} PRIVATE GTest::gmock GTest::gtest GTest::gtest_main)
+  else()
+    target_link_libraries(${name} PRIVATE isoshard::testing_main isoshard::libtorch nlohmann_json::nlohmann_json
+                                          GTest::gmock GTest::gtest)
+    _isoshard_reuse_pch(${name})
+  endif()
+  set(suites)
+  foreach(entry IN LISTS ARG_SUITES)
+    string(REPLACE ":" ";" parts "${entry}")
+    list(POP_FRONT parts suite)
+    string(REPLACE "," ";" labels "${parts}")
+    list(APPEND suites ${suite})
+    add_test(NAME ${name}.${suite}
+      COMMAND ${name} --gtest_filter=${suite}.*:*/${suite}.* --gtest_output=xml:${PROJECT_BINARY_DIR}/junit/${name}.${suite}.xml)
+    set_tests_properties(${name}.${suite} PROPERTIES LABELS "${ARG_LABELS};${labels};${suite}" TIMEOUT ${ARG_TIMEOUT})
+  endforeach()
+  add_test(NAME ${name}.suites COMMAND ${CMAKE_COMMAND} -DPROGRAM=$<TARGET_FILE:${name}> "-DSUITES=${suites}"
+    -P ${PROJECT_SOURCE_DIR}/cmake/checks/check_suites.cmake)
+  set_tests_properties(${name}.suites PROPERTIES LABELS "unit;structure" TIMEOUT 60)
+endfunction()

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+# Build type, compiler cache, linker, and the one interface target that carries language level, warnings and sanitizers.
+include_guard(GLOBAL)
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+endif()
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+
+find_program(ISOSHARD_CCACHE ccache)
+if(ISOSHARD_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  # A precompiled header is only cached when ccache may ignore its macros and times.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+      CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${ISOSHARD_CCACHE})
+endif()
+
+add_library(isoshard_options INTERFACE)
+add_library(isoshard::options ALIAS isoshard_options)
+target_compile_features(isoshard_options INTERFACE cxx_std_20)
+# -fPIC everywhere (not CMake's PIE/PIC split) so that one precompiled header serves libraries and programs.
+# -ffp-contract=off: results must not depend on whether a compiler fuses a multiply and an add.
+target_compile_options(isoshard_options INTERFACE
+  -fPIC -ffp-contract=off -g1 -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wno-psabi
+  $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+target_compile_definitions(isoshard_options INTERFACE FMT_USE_CONSTEVAL=1)
+target_include_directories(isoshard_options INTERFACE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src)
+
+# Asked of the compiler, not of the PATH: GCC before 12 does not know mold even where it is installed.
+include(CheckLinkerFlag)
+check_linker_flag(CXX -fuse-ld=mold ISOSHARD_HAS_MOLD)
+if(ISOSHARD_HAS_MOLD)
+  target_link_options(isoshard_options INTERFACE -fuse-ld=mold)
+else()
+  check_linker_flag(CXX -fuse-ld=lld ISOSHARD_HAS_LLD)
+  if(ISOSHARD_HAS_LLD)
+    target_link_options(isoshard_options INTERFACE -fuse-ld=lld)
+  endif()
+endif()
+
+if(ISOSHARD_SANITIZE)
+  target_compile_options(isoshard_options INTERFACE -fsanitize=${ISOSHARD_SANITIZE} -fno-omit-frame-pointer -g)
+  target_link_options(isoshard_options INTERFACE -fsanitize=${ISOSHARD_SANITIZE})
+endif()

@@ -1,0 +1,2 @@
+// SPDX-License-Identifier: Apache-2.0
+// Empty: this file exists to compile the precompiled header once.

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+/// One pass over two runs of elements: everything a verdict needs to know of how they differ.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.h"
+
+namespace isoshard {
+
+/// Sums are over elements that are finite on both sides, in fp64. Merging two is adding them up (see merge).
+struct Stats {
+  std::int64_t numel = 0;
+  std::int64_t unequal_bits = 0;      ///< elements whose bits differ (after division by grad_scale, when that is not 1)
+  std::int64_t nan_reference = 0, nan_actual = 0;   ///< NaN
+  std::int64_t inf_reference = 0, inf_actual = 0;   ///< infinite
+  std::int64_t nonfinite_mismatch = 0;  ///< non-finite on one side only, or not the same infinity. Always a failure
+  double max_abs = 0;                 ///< largest abs(actual - reference)
+  double max_ulp = 0;                 ///< largest difference in steps of the coarser dtype at the reference's magnitude
+  double sum_sq_reference = 0, sum_sq_actual = 0, sum_sq_diff = 0, dot = 0;
+  double sum_abs_diff = 0;
+  double max_abs_reference = 0;
+  std::int64_t first_unequal = -1;    ///< position in the run handed to accumulate(), or the caller's global index; -1: none
+  std::int64_t worst = -1;            ///< position of max_abs
+
+  [[nodiscard]] double relative_error() const noexcept;    ///< sqrt(sum_sq_diff / sum_sq_reference); 0 if both are 0; inf if only the reference is 0
+  [[nodiscard]] double scale() const noexcept;             ///< best-fit factor: dot / sum_sq_reference; 1 if the reference is 0
+  [[nodiscard]] double cosine() const noexcept;
+};
+
+/// Adds one contiguous run. `index` is the global flat index of its first element.
+/// actual is divided by `grad_scale` (in fp64, not rounded) before it is compared.
+void accumulate(Stats& stats, const std::byte* reference, Dtype reference_dtype, const std::byte* actual, Dtype actual_dtype,
+                std::int64_t count, std::int64_t index, double grad_scale);
+
+/// Merges b into a.
+void merge(Stats& a, const Stats& b) noexcept;
+
+/// XXH3-64 of bytes, chained by seed.
+[[nodiscard]] std::uint64_t digest_of(const std::byte* data, std::size_t bytes, std::uint64_t seed = 0) noexcept;
+
+}  // namespace isoshard

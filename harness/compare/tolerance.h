@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The perturbed level: how far a run may be from the reference, derived from the reference's own response to one-ulp
+/// changes of its weights (docs/design.md section 6).
+#pragma once
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "harness/trace/reference.h"
+
+namespace isoshard {
+
+struct PerturbedTolerance {
+  double relative_error = 0;  ///< max(k x response, unit roundoff)
+  double scale_error = 0;     ///< max(k x response, unit roundoff, 4 x relative_error / sqrt(numel))
+  double absolute = 0;        ///< k x largest absolute response, for insensitive tensors
+  bool insensitive = false;   ///< the reference's norm is below its largest absolute response
+};
+
+/// `coarsest` is the coarsest dtype on the tensor's path (the case's dtype).
+[[nodiscard]] PerturbedTolerance perturbed_tolerance(const Response& response, double k, Dtype coarsest, std::int64_t numel,
+                                                     double reference_norm);
+
+}  // namespace isoshard

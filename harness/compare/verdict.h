@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What comparing a run with its reference says, and why.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "harness/trace/reference.h"
+
+namespace isoshard {
+
+enum class Level : std::uint8_t { kExact, kBounded, kPerturbed, kReported };
+[[nodiscard]] std::string_view name_of(Level level) noexcept;
+
+enum class Status : std::uint8_t { kConforms, kDiverges, kIncomplete, kVacuous };
+[[nodiscard]] std::string_view name_of(Status status) noexcept;
+
+/// The place of a record in the order in which faults show: data ids, masks, weights as read, forward, activation gradient,
+/// parameter gradient, grad norm, optimizer state, replica drift, parameter after step, logged number.
+enum class Stage : std::uint8_t {
+  kDataIds, kMasks, kParametersRead, kForward, kActivationGrad, kParameterGrad, kGradNorm, kOptimizerState, kReplicaDrift, kParameterAfterStep, kLogged
+};
+[[nodiscard]] std::string_view name_of(Stage stage) noexcept;
+
+/// How one tensor, put together from all ranks, compares.
+struct TensorComparison {
+  RecordKey key;
+  Stage stage = Stage::kForward;
+  Level level = Level::kPerturbed;
+  Stats stats;                      ///< over distinct parts, each once (first replica)
+  double allowed_relative_error = 0;
+  double allowed_scale_error = 0;
+  double allowed_absolute = 0;      ///< for insensitive tensors: largest allowed Frobenius norm of the difference
+  bool insensitive = false;         ///< reference norm below its own absolute response
+  double scale_sensitivity = 0;     ///< the smallest scale error that would have been rejected
+  double unmasked_share = 1;        ///< share of elements judged (parameters after an Adam step)
+  bool sharded = false;             ///< some rank held less than the whole
+  int ranks = 0;                    ///< that hold a part
+  bool within = true;
+};
+
+/// One thing that is wrong. Findings are sorted: the first is the first divergent tensor in execution order.
+struct Finding {
+  RecordKey key;
+  Stage stage = Stage::kForward;
+  std::string what;        ///< "forward at model.embed_tokens: copies differ over tp"
+  std::string evidence;    ///< numbers: error against allowed, first bad index with both values
+  std::string diagnosis;   ///< likely cause in the words of the fault catalogue; empty if no pattern fits
+  std::vector<int> ranks;  ///< where it shows; the first one is the first rank to diverge
+  bool confirmed = false;  ///< the controller repeated the comparison on the kept bytes
+};
+
+struct Verdict {
+  Status status = Status::kVacuous;
+  std::string subject, case_slug;
+  MeshShape mesh;
+  std::vector<TensorComparison> tensors;   ///< in execution order
+  std::vector<Finding> findings;
+  std::vector<std::string> missing, extra; ///< records only in the reference, only in the run; all listed
+  std::int64_t compared = 0;               ///< tensors compared
+  std::string reason;                      ///< one line for the verdict line
+};
+
+struct JudgeOptions {
+  Level level = Level::kPerturbed;         ///< for what is not exact anyway (data ids, masks, weights as read, replicas)
+  double k = 3;                            ///< tolerance = k x the largest response
+  /// The factor that settings demand on activation gradients (dp for averaging); a record that declares another diverges.
+  std::optional<double> activation_grad_scale;
+};
+
+/// Judges a run. Pure; prints nothing.
+/// Errors   none for what a run may do wrong: an incomplete, vacuous or divergent run is a verdict.
+[[nodiscard]] Verdict judge(const Reference& reference, const Trace& actual, const JudgeOptions& options);
+
+}  // namespace isoshard

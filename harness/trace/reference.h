@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The trusted run and how far it moves when its weights move by one ulp: what every comparison is made against.
+#pragma once
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "harness/trace/trace.h"
+
+namespace isoshard {
+
+/// The largest movement of one record over the perturbed runs of the reference.
+struct Response {
+  double relative_error = 0;   ///< Frobenius, relative to the reference
+  double scale_error = 0;      ///< abs(best-fit scale - 1)
+  double absolute_norm = 0;    ///< Frobenius norm of the difference
+  double max_abs = 0;
+  int runs = 0;
+};
+
+/// A single-process trace with every record kept, plus responses. Shared memory: copying a Reference copies no tensors,
+/// and ranks forked later read it in place.
+class Reference {
+ public:
+  Reference() = default;
+  /// Errors   MeshError if trace.mesh is not a world of one; VacuousError if a record was not kept or there is none.
+  explicit Reference(Trace trace);
+  [[nodiscard]] const Trace& trace() const noexcept;
+  [[nodiscard]] const Record* find(const RecordKey& key) const;
+  [[nodiscard]] at::Tensor tensor(const RecordKey& key) const;
+  [[nodiscard]] const std::byte* bytes(const Record& record) const;
+
+  /// Widens the responses by one perturbed run (a Trace whose parts were compared with this reference).
+  void add_response(const Trace& perturbed);
+  /// nullptr when no perturbed run has been added.
+  [[nodiscard]] const Response* response(const RecordKey& key) const;
+  [[nodiscard]] int response_runs() const noexcept;
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace isoshard

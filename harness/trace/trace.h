@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+/// All that one run recorded, as the controller sees it, and the arenas that hold kept bytes.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "harness/trace/record.h"
+#include "mesh/mesh.h"
+
+namespace isoshard {
+
+/// A memfd that one process fills and others read: bytes of kept tensors, never in anybody's private memory.
+///
+/// The controller makes it before the fork (a sparse file of `capacity` bytes: untouched pages cost nothing), the rank
+/// appends, and after the rank's end the controller calls seal() and reads.
+/// Errors   InfrastructureError that names the bytes when it is full or memory is short.
+class Arena {
+ public:
+  explicit Arena(std::size_t capacity, const std::string& name);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+  /// Rank side. Returns the 64-byte aligned offset.
+  std::int64_t append(std::span<const std::byte> bytes);
+  [[nodiscard]] const std::byte* data() const noexcept;   ///< mapped read-only on the reading side
+  [[nodiscard]] std::size_t size() const noexcept;         ///< bytes appended; shared between the processes
+  /// Controller side, after the writer has ended: no more writes by anyone.
+  void seal();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+struct RankTrace {
+  int rank = 0;
+  std::vector<Record> records;          ///< in execution order
+  std::shared_ptr<const Arena> arena;   ///< may be null when nothing was kept
+
+  [[nodiscard]] const Record* find(const RecordKey& key) const;
+  /// The kept local tensor (a view into the arena). Errors   VacuousError if it was not kept.
+  [[nodiscard]] at::Tensor tensor(const Record& record) const;
+  [[nodiscard]] std::vector<std::byte> serialize() const;   ///< records only, for the result channel
+  [[nodiscard]] static RankTrace deserialize(std::span<const std::byte> bytes);
+};
+
+/// One run. `ranks` holds every rank of the mesh, or the run is incomplete.
+struct Trace {
+  std::string subject;          ///< "reference", "ddp", "autotp", ...
+  std::string case_slug;
+  MeshShape mesh;
+  std::vector<RankTrace> ranks;
+
+  /// The global tensor put together from all ranks' kept bytes (partials summed in rank order in fp64, then rounded).
+  /// Errors   VacuousError if a part was not kept; MeshError if parts do not tile.
+  [[nodiscard]] at::Tensor assemble(const RecordKey& key) const;
+};
+
+}  // namespace isoshard

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Worlds of forked processes: start, watch, collect, and say clearly what went wrong.
+#pragma once
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "harness/world/rank.h"
+
+namespace isoshard {
+
+using CommDecorator = std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator> inner, int rank)>;
+
+struct WorldOptions {
+  int size = 1;                              ///< 1 to 16
+  std::string name;                          ///< shown in reports, for example the case's slug
+  std::chrono::milliseconds deadline{60'000};  ///< from start to the last rank's end
+  CommDecorator decorate;                    ///< a fault, or nothing
+  bool forward_gtest = false;                ///< set by harness/testing
+};
+
+enum class RankEnd : std::uint8_t {
+  kReturned,   ///< body returned and the rank said goodbye
+  kThrew,      ///< body threw; message holds what()
+  kReleased,   ///< a collective failed because another rank was lost or the world was aborted
+  kExited,     ///< the process ended by exit() before the body returned
+  kSignaled,   ///< killed by a signal
+  kHung,       ///< still running at the deadline; killed by the controller
+};
+
+/// A failed EXPECT_ or ASSERT_ inside a rank.
+struct ForwardedFailure {
+  std::string file;
+  int line = 0;
+  std::string text;
+  bool fatal = false;
+};
+
+struct RankReport {
+  int rank = 0;
+  RankEnd end = RankEnd::kReturned;
+  int code = 0;                   ///< exit status or signal number
+  std::string message;            ///< what(), or the signal's name and backtrace
+  std::string phase;
+  std::string standard_output;    ///< captured, head and tail when long
+  std::string standard_error;
+  std::vector<std::byte> result;
+  std::vector<ForwardedFailure> failures;
+  long peak_rss_kib = 0;
+};
+
+struct WorldReport {
+  std::string name;
+  std::vector<RankReport> ranks;
+  bool interrupted = false;       ///< SIGINT or SIGTERM came; ranks were stopped
+
+  [[nodiscard]] bool ok() const noexcept;
+  /// One paragraph that names the rank that failed first, how, in which collective and phase, with its captured output
+  /// and a line for each other rank. Empty when ok.
+  [[nodiscard]] std::string describe() const;
+};
+
+/// A world that runs. Several may run at once.
+///
+/// Requires     the calling process is single-threaded (fork), and at::set_num_threads(1) was called before the first op.
+/// Guarantees   every rank is a fresh process forked from the caller; when wait() has returned (or the object is destroyed)
+///              no process of the world is left; ranks die with the controller (parent-death signal).
+/// Errors       InfrastructureError that names the limit if processes, descriptors or shared memory cannot be had.
+///
+///     ForkedWorld world({.size = 2, .name = "sum"}, [](Rank& rank) { ... });
+///     WorldReport report = world.wait();
+class ForkedWorld {
+ public:
+  using Body = std::function<void(Rank&)>;
+  ForkedWorld(WorldOptions options, Body body);
+  ForkedWorld(ForkedWorld&&) noexcept;
+  ForkedWorld& operator=(ForkedWorld&&) noexcept;
+  ~ForkedWorld();
+  /// Waits for all ranks to end, serving every other running world of this process meanwhile.
+  [[nodiscard]] WorldReport wait();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Runs one world to its end.
+[[nodiscard]] WorldReport run_forked(WorldOptions options, ForkedWorld::Body body);
+
+/// Throws InfrastructureError(report.describe()) unless report.ok().
+void require_ok(const WorldReport& report);
+
+}  // namespace isoshard

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What one collective call is, as plain data: the thing that ranks compare at entry and that the journal keeps.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/axis.h"
+#include "base/dtype.h"
+#include "comm/call_info.h"
+#include "comm/communicator.h"
+
+namespace isoshard {
+
+enum class CollectiveOp : std::uint8_t { kAllReduce, kAllGather, kReduceScatter, kBroadcast, kBarrier, kSplit };
+inline constexpr int kNumCollectiveOps = 6;
+inline constexpr int kNumPurposes = static_cast<int>(Purpose::kSetup) + 1;
+inline constexpr int kMaxRanks = 16;
+
+/// all_reduce, all_gather, reduce_scatter, broadcast, barrier, split.
+[[nodiscard]] std::string_view name_of(CollectiveOp op) noexcept;
+
+/// One rank's call. `count` is in elements: data, all_gather's input, reduce_scatter's output.
+struct CollectiveCall {
+  CollectiveOp op = CollectiveOp::kBarrier;
+  Purpose purpose = Purpose::kUnspecified;
+  Axis axis = Axis::kWorld;
+  Dtype dtype = Dtype::kUint8;
+  Reduction reduction = Reduction::kSum;
+  std::int32_t root = 0;
+  std::int64_t count = 0;
+  std::uint32_t group_id = 0;
+  std::uint64_t group_sequence = 0;  ///< the how-manieth call on this group, from 1: equal on all its ranks
+};
+
+/// Whether two ranks' calls belong together: everything but the axis, which only names the group.
+[[nodiscard]] bool matches(const CollectiveCall& a, const CollectiveCall& b) noexcept;
+
+/// "all_reduce #7 (grad_reduce, dp, sum, fp32 x 1024)"; the root stands in a broadcast's, no data in a barrier's.
+[[nodiscard]] std::string in_words(const CollectiveCall& call);
+
+}  // namespace isoshard

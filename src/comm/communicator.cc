@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Work's life and the names of reductions.
+#include "comm/communicator.h"
+
+#include <exception>
+
+namespace isoshard {
+
+std::string_view name_of(Reduction reduction) noexcept {
+  switch (reduction) {
+    case Reduction::kSum:
+      return "sum";
+    case Reduction::kAvg:
+      return "avg";
+    case Reduction::kMin:
+      return "min";
+    case Reduction::kMax:
+      return "max";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(ReductionOrder order) noexcept {
+  switch (order) {
+    case ReductionOrder::kOrdered:
+      return "ordered";
+    case ReductionOrder::kRing:
+      return "ring";
+    case ReductionOrder::kTree:
+      return "tree";
+    case ReductionOrder::kNative:
+      return "native";
+  }
+  return "unknown";
+}
+
+namespace {
+
+// A destructor cannot throw. The failure is not lost: the world is aborted, so the next call of this rank throws it.
+void finish_quietly(std::function<void()>& complete) noexcept {
+  if (!complete) return;
+  try {
+    std::exchange(complete, nullptr)();
+  } catch (...) {
+  }
+}
+
+}  // namespace
+
+Work& Work::operator=(Work&& other) noexcept {
+  if (this != &other) {
+    finish_quietly(complete_);
+    complete_ = std::exchange(other.complete_, nullptr);
+  }
+  return *this;
+}
+
+Work::~Work() { finish_quietly(complete_); }
+
+void Work::wait() {
+  if (!complete_) return;
+  try {
+    std::exchange(complete_, nullptr)();
+  } catch (...) {
+    complete_ = [failure = std::current_exception()] { std::rethrow_exception(failure); };
+    throw;
+  }
+}
+
+}  // namespace isoshard

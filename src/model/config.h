@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A transformer's configuration as config.json gives it, in one struct for every architecture.
+#pragma once
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+
+namespace isoshard {
+
+enum class AttentionImpl : std::uint8_t { kEager, kSdpa };
+[[nodiscard]] std::string_view name_of(AttentionImpl impl) noexcept;
+/// eager, sdpa. Errors   UsageError; flash_attention_2 is refused by name (no CPU kernel).
+[[nodiscard]] AttentionImpl parse_attention_impl(std::string_view name);
+
+struct RopeConfig {
+  std::string type = "default";
+  double theta = 10000.0;
+};
+
+struct ModelConfig {
+  std::string model_type;            ///< "qwen2"
+  std::int64_t vocab_size = 0, hidden_size = 0, intermediate_size = 0;
+  std::int64_t num_layers = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0;
+  std::int64_t max_positions = 0;
+  double norm_eps = 1e-6;
+  double initializer_range = 0.02;
+  bool tie_word_embeddings = false;
+  bool qkv_bias = false;
+  RopeConfig rope;
+};
+
+/// Reads the fields of a Hugging Face config.json, in the layout of transformers 5 (rope_parameters, dtype) or of the Hub
+/// (rope_theta, rope_scaling, torch_dtype).
+/// Errors   FileError that starts with `origin` and names the field: missing, of a wrong type, out of range, heads that do
+///          not divide, sliding windows in use, unknown rope type, activation or model_type (with a suggestion).
+[[nodiscard]] ModelConfig parse_model_config(const nlohmann::json& json, std::string_view origin);
+/// The same as a Hub config.json: parse_model_config(to_json(c)) == c.
+[[nodiscard]] nlohmann::json to_json(const ModelConfig& config);
+
+}  // namespace isoshard

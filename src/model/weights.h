@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Where initial parameter values come from.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "mesh/layout.h"
+#include "model/model.h"
+
+namespace isoshard {
+
+/// Gives any box of any parameter, so that no rank needs a whole tensor of which it holds a part.
+/// Determinism   the values do not depend on the box asked for.
+class WeightSource {
+ public:
+  virtual ~WeightSource() = default;
+  /// A fresh contiguous tensor of shape `size`, fp32 or wider as stored. `offset` and `size` have one entry per dim.
+  [[nodiscard]] virtual at::Tensor read(const ParameterSpec& spec, const Shape& offset, const Shape& size) const = 0;
+};
+
+/// Philox normals N(0, std) by (seed, parameter name, flat index); norm weights 1, biases 0 as the specs say - or, with
+/// `generic`, 1 + 0.1 n and 0.1 n, so that no norm weight or bias has its special value (what fault cases need).
+class InitialWeights final : public WeightSource {
+ public:
+  InitialWeights(std::uint64_t seed, double std, bool generic) : seed_(seed), std_(std), generic_(generic) {}
+  [[nodiscard]] at::Tensor read(const ParameterSpec& spec, const Shape& offset, const Shape& size) const override;
+
+ private:
+  std::uint64_t seed_;
+  double std_;
+  bool generic_;
+};
+
+}  // namespace isoshard

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Optimizers with the update rules of torch.optim, on named parameters.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace isoshard {
+
+struct OptimizerSettings {
+  enum class Kind : std::uint8_t { kSgd, kAdamW } kind = Kind::kAdamW;
+  double learning_rate = 1e-3;
+  double weight_decay = 0.0;
+  double momentum = 0.0;                        ///< SGD
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  ///< AdamW
+};
+[[nodiscard]] std::string_view name_of(OptimizerSettings::Kind kind) noexcept;   ///< sgd, adamw
+/// Errors   UsageError that lists the names.
+[[nodiscard]] OptimizerSettings::Kind parse_optimizer(std::string_view name);
+
+using NamedTensors = std::map<std::string, at::Tensor, std::less<>>;
+
+/// Steps named parameters in place by their gradients.
+/// Determinism   element-wise; the result of an element does not depend on what else is in the map.
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+  /// Both maps have the same names; a parameter without gradient (undefined tensor) is left alone, as torch does.
+  virtual void step(NamedTensors& parameters, const NamedTensors& gradients) = 0;
+  /// State tensors by "<parameter>.<state>", for example "model.norm.weight.exp_avg", "....momentum_buffer".
+  [[nodiscard]] virtual NamedTensors state() const = 0;
+};
+
+/// Source   torch.optim.SGD (single-tensor loop) and torch.optim.AdamW, torch 2.11.
+[[nodiscard]] std::unique_ptr<Optimizer> make_optimizer(const OptimizerSettings& settings);
+
+}  // namespace isoshard
