@@ -36,12 +36,20 @@ void sync_directory_of(const std::filesystem::path& path) noexcept {
 
 }  // namespace
 
-AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)), temporary_(temporary_for(path_)) {
-  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
+  constexpr int kAttempts = 16;  // a crashed process of the same number may have left its file
+  for (int attempt = 0; fd_ < 0 && attempt < kAttempts; ++attempt) {
+    const std::filesystem::path temporary = temporary_for(path_);
+    fd_ = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd_ >= 0) temporary_ = temporary;
+    if (fd_ < 0 && errno != EEXIST) break;
+  }
   if (fd_ < 0) fail("creating a temporary file beside it", errno);
 }
 
-AtomicFile::~AtomicFile() { discard(); }
+AtomicFile::~AtomicFile() {
+  discard();
+}
 
 void AtomicFile::write(std::span<const std::byte> bytes) {
   if (fd_ < 0) fail("writing", EBADF);
@@ -66,8 +74,8 @@ void AtomicFile::commit() {
 
 void AtomicFile::fail(std::string_view doing, int error) {
   discard();
-  throw InfrastructureError(fmt::format("{}: {} failed after {} bytes: {}", path_.string(), doing, bytes_written_,
-                                        std::generic_category().message(error)));
+  throw InfrastructureError(
+      fmt::format("{}: {} failed after {} bytes: {}", path_.string(), doing, bytes_written_, std::generic_category().message(error)));
 }
 
 void AtomicFile::discard() noexcept {

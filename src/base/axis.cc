@@ -16,7 +16,9 @@ namespace {
 constexpr std::array<std::string_view, 6> kNames{"world", "dp", "tp", "pp", "cp", "ep"};
 }
 
-std::string_view name_of(Axis axis) noexcept { return kNames[static_cast<std::size_t>(axis)]; }
+std::string_view name_of(Axis axis) noexcept {
+  return kNames[static_cast<std::size_t>(axis)];
+}
 
 Axis parse_axis(std::string_view name) {
   for (std::size_t i = 0; i < kNames.size(); ++i) {

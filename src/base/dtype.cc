@@ -47,19 +47,31 @@ constexpr std::array<Alias, 10> kAliases{{{"float64", Dtype::kFloat64},
                                           {"int", Dtype::kInt32},
                                           {"short", Dtype::kInt16}}};
 
-const Properties& properties_of(Dtype dtype) noexcept { return kProperties[static_cast<std::size_t>(dtype)]; }
+const Properties& properties_of(Dtype dtype) noexcept {
+  return kProperties[static_cast<std::size_t>(dtype)];
+}
 
 }  // namespace
 
-std::size_t size_of(Dtype dtype) noexcept { return properties_of(dtype).size; }
+std::size_t size_of(Dtype dtype) noexcept {
+  return properties_of(dtype).size;
+}
 
-bool is_floating(Dtype dtype) noexcept { return properties_of(dtype).unit_roundoff != 0.0; }
+bool is_floating(Dtype dtype) noexcept {
+  return properties_of(dtype).unit_roundoff != 0.0;
+}
 
-double unit_roundoff(Dtype dtype) noexcept { return properties_of(dtype).unit_roundoff; }
+double unit_roundoff(Dtype dtype) noexcept {
+  return properties_of(dtype).unit_roundoff;
+}
 
-std::string_view name_of(Dtype dtype) noexcept { return properties_of(dtype).name; }
+std::string_view name_of(Dtype dtype) noexcept {
+  return properties_of(dtype).name;
+}
 
-std::string_view safetensors_name_of(Dtype dtype) noexcept { return properties_of(dtype).safetensors_name; }
+std::string_view safetensors_name_of(Dtype dtype) noexcept {
+  return properties_of(dtype).safetensors_name;
+}
 
 Dtype parse_dtype(std::string_view name) {
   constexpr std::string_view kTorchPrefix = "torch.";

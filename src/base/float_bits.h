@@ -35,12 +35,12 @@ namespace isoshard {
   const std::uint32_t magnitude = bits & 0x7fffffffU;
   if (magnitude > 0x7f800000U) return static_cast<std::uint16_t>(sign | 0x7e00U);
   if (magnitude >= 0x477ff000U) return static_cast<std::uint16_t>(sign | 0x7c00U);  // from 65520 up
-  if (magnitude >= 0x38800000U) {  // 2^-14: a normal fp16
+  if (magnitude >= 0x38800000U) {                                                   // 2^-14: a normal fp16
     const std::uint32_t rebiased = magnitude - (112U << 23);
     return static_cast<std::uint16_t>(sign | ((rebiased + 0xfffU + ((rebiased >> 13) & 1U)) >> 13));
   }
   if (magnitude < 0x33000000U) return static_cast<std::uint16_t>(sign);  // below 2^-25: half of the least subnormal
-  const std::uint32_t shift = 126U - (magnitude >> 23);                    // 14..24
+  const std::uint32_t shift = 126U - (magnitude >> 23);                  // 14..24
   const std::uint32_t mantissa = (magnitude & 0x7fffffU) | 0x800000U;
   const std::uint32_t rest = mantissa & ((1U << shift) - 1U);
   const std::uint32_t half = 1U << (shift - 1U);

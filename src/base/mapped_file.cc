@@ -41,7 +41,9 @@ std::string_view kind_of(mode_t mode) noexcept {
   return "something else";
 }
 
-std::string reason(int error) { return std::generic_category().message(error); }
+std::string reason(int error) {
+  return std::generic_category().message(error);
+}
 
 void require_regular(const std::filesystem::path& path, const struct stat& status) {
   if (!S_ISREG(status.st_mode)) {
@@ -54,7 +56,7 @@ void require_regular(const std::filesystem::path& path, const struct stat& statu
 MappedFile::MappedFile(const std::filesystem::path& path) {
   // O_NONBLOCK: opening a FIFO must not wait for a writer. It has no effect on regular files.
   const Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-  struct stat status{};
+  struct stat status {};
   if (descriptor.get() < 0) {
     const int error = errno;
     if (::stat(path.c_str(), &status) == 0) require_regular(path, status);  // a socket cannot be opened at all

@@ -34,7 +34,9 @@ inline double quantile(std::uint64_t bits) noexcept {
 
 }  // namespace
 
-double normal_of_bits(std::uint64_t bits) noexcept { return quantile(bits); }
+double normal_of_bits(std::uint64_t bits) noexcept {
+  return quantile(bits);
+}
 
 double standard_normal(std::uint64_t seed, std::string_view name, std::uint64_t flat_index) noexcept {
   return quantile(random_bits(seed, name, flat_index));

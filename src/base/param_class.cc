@@ -11,6 +11,8 @@ constexpr std::array<std::string_view, 10> kNames{"other",   "matrix",     "bias
                                                   "qk_norm", "kv_replica", "embedding", "position", "tied"};
 }
 
-std::string_view name_of(ParamClass param_class) noexcept { return kNames[static_cast<std::size_t>(param_class)]; }
+std::string_view name_of(ParamClass param_class) noexcept {
+  return kNames[static_cast<std::size_t>(param_class)];
+}
 
 }  // namespace isoshard
