@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The journal's rings of atomic words, and the sentences made from them.
+#include "comm/journal.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <new>
+
+namespace isoshard {
+namespace {
+
+using Word = std::atomic<std::uint64_t>;
+static_assert(Word::is_always_lock_free, "the journal is shared between processes");
+using Words = std::array<std::uint64_t, Journal::kEntryWords>;
+
+// Words of an entry: 0 sequence << 1 | done, written last and checked after reading; 1 op, purpose, axis, dtype, reduction,
+// one byte each, group size in the sixth; 2 count; 3 root; 4 group id and members; 5 group sequence.
+Words encode(const JournalEntry& entry) noexcept {
+  const CollectiveCall& call = entry.call;
+  const auto byte = [](auto value, int position) { return static_cast<std::uint64_t>(value) << (8 * position); };
+  return {0,
+          byte(call.op, 0) | byte(call.purpose, 1) | byte(call.axis, 2) | byte(call.dtype, 3) | byte(call.reduction, 4) |
+              byte(entry.group_size, 5),
+          static_cast<std::uint64_t>(call.count),
+          static_cast<std::uint32_t>(call.root),
+          static_cast<std::uint64_t>(call.group_id) << 32 | entry.group_members,
+          call.group_sequence};
+}
+
+JournalEntry decode(const Words& words, std::uint64_t head) noexcept {
+  const auto byte = [&](int position) { return static_cast<std::uint8_t>(words[1] >> (8 * position)); };
+  JournalEntry entry;
+  entry.call.op = static_cast<CollectiveOp>(byte(0));
+  entry.call.purpose = static_cast<Purpose>(byte(1));
+  entry.call.axis = static_cast<Axis>(byte(2));
+  entry.call.dtype = static_cast<Dtype>(byte(3));
+  entry.call.reduction = static_cast<Reduction>(byte(4));
+  entry.group_size = byte(5);
+  entry.call.count = static_cast<std::int64_t>(words[2]);
+  entry.call.root = static_cast<std::int32_t>(static_cast<std::uint32_t>(words[3]));
+  entry.call.group_id = static_cast<std::uint32_t>(words[4] >> 32);
+  entry.group_members = static_cast<std::uint32_t>(words[4]);
+  entry.call.group_sequence = words[5];
+  entry.sequence = head >> 1;
+  entry.state = (head & 1) != 0 ? CallState::kDone : CallState::kEntered;
+  return entry;
+}
+
+std::string ranks_in_words(const std::vector<int>& ranks) {
+  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
+}
+
+std::string_view plural(const std::vector<int>& ranks, std::string_view one, std::string_view many) {
+  return ranks.size() == 1 ? one : many;
+}
+
+}  // namespace
+
+struct alignas(64) Journal::Lane {
+  Word num_calls;
+  std::array<std::array<Word, kNumPurposes>, kNumCollectiveOps> counts;
+  std::array<std::array<Word, kEntryWords>, kDepth> ring;
+};
+
+std::size_t Journal::bytes(int num_ranks) noexcept { return sizeof(Lane) * static_cast<std::size_t>(num_ranks); }
+
+Journal::Lane& Journal::lane(int rank) const noexcept {
+  return *std::launder(reinterpret_cast<Lane*>(memory_ + sizeof(Lane) * static_cast<std::size_t>(rank)));
+}
+
+std::uint64_t Journal::enter(int rank, const JournalEntry& entry) noexcept {
+  Lane& own = lane(rank);
+  const std::uint64_t sequence = own.num_calls.load(std::memory_order_relaxed) + 1;
+  const Words words = encode(entry);
+  auto& slot = own.ring[sequence % kDepth];
+  slot[0].store(0, std::memory_order_relaxed);  // readers drop the entry from here ...
+  std::atomic_thread_fence(std::memory_order_release);
+  for (std::size_t i = 1; i < kEntryWords; ++i) slot[i].store(words[i], std::memory_order_release);
+  slot[0].store(sequence << 1, std::memory_order_release);  // ... to here
+  Word& count = own.counts[static_cast<std::size_t>(entry.call.op)][static_cast<std::size_t>(entry.call.purpose)];
+  count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  own.num_calls.store(sequence, std::memory_order_seq_cst);  // before the wait looks for ranks that wait for this one
+  return sequence;
+}
+
+void Journal::finish(int rank, std::uint64_t sequence) noexcept {
+  lane(rank).ring[sequence % kDepth][0].store(sequence << 1 | 1, std::memory_order_release);
+}
+
+std::uint64_t Journal::num_calls(int rank) const noexcept { return lane(rank).num_calls.load(std::memory_order_seq_cst); }
+
+std::uint64_t Journal::num_calls(int rank, CollectiveOp op, Purpose purpose) const noexcept {
+  return lane(rank).counts[static_cast<std::size_t>(op)][static_cast<std::size_t>(purpose)].load(std::memory_order_acquire);
+}
+
+std::optional<JournalEntry> Journal::read(int rank, std::uint64_t sequence) const noexcept {
+  const auto& slot = lane(rank).ring[sequence % kDepth];
+  const std::uint64_t head = slot[0].load(std::memory_order_acquire);
+  if (head >> 1 != sequence) return std::nullopt;
+  Words words{};
+  for (std::size_t i = 1; i < kEntryWords; ++i) words[i] = slot[i].load(std::memory_order_acquire);
+  if (slot[0].load(std::memory_order_acquire) >> 1 != sequence) return std::nullopt;
+  return decode(words, head);
+}
+
+std::vector<JournalEntry> Journal::entries(int rank) const {
+  const std::uint64_t newest = num_calls(rank);
+  std::vector<JournalEntry> result;
+  for (std::uint64_t sequence = newest > kDepth ? newest - kDepth + 1 : 1; sequence <= newest; ++sequence) {
+    if (const auto entry = read(rank, sequence)) result.push_back(*entry);
+  }
+  return result;
+}
+
+std::optional<JournalEntry> Journal::last(int rank) const {
+  const std::uint64_t newest = num_calls(rank);
+  return newest == 0 ? std::nullopt : read(rank, newest);
+}
+
+std::string Journal::last_call_in_words(int rank) const {
+  const auto entry = last(rank);
+  if (!entry) return "before its first collective";
+  return fmt::format("{} {}", entry->state == CallState::kDone ? "after" : "in", in_words(entry->call));
+}
+
+std::string Journal::describe_hang() const {
+  std::vector<std::optional<JournalEntry>> lasts;
+  for (int rank = 0; rank < num_ranks_; ++rank) lasts.push_back(last(rank));
+  const auto is_in = [&](int rank, const CollectiveCall& call) {
+    const auto& entry = lasts[static_cast<std::size_t>(rank)];
+    return entry && entry->state == CallState::kEntered && entry->call.group_id == call.group_id &&
+           entry->call.group_sequence == call.group_sequence;
+  };
+  const auto has_passed = [&](int rank, const CollectiveCall& call) {
+    return std::ranges::any_of(entries(rank), [&](const JournalEntry& entry) {
+      return entry.call.group_id == call.group_id && entry.call.group_sequence >= call.group_sequence;
+    });
+  };
+  std::vector<std::string> clauses;
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    const auto& entry = lasts[static_cast<std::size_t>(rank)];
+    if (!entry || entry->state == CallState::kDone) continue;
+    std::vector<int> waiting;
+    std::vector<int> missing;
+    for (int member = 0; member < num_ranks_; ++member) {
+      if ((entry->group_members >> member & 1U) == 0) continue;
+      if (is_in(member, entry->call)) {
+        waiting.push_back(member);
+      } else if (!has_passed(member, entry->call)) {
+        missing.push_back(member);
+      }
+    }
+    if (waiting.empty() || waiting.front() != rank) continue;  // told once, at its first waiting rank
+    const std::string call = in_words(entry->call);
+    if (missing.empty()) {
+      clauses.push_back(fmt::format("every rank has entered {}; {} {} not left it", call, ranks_in_words(waiting),
+                                    plural(waiting, "has", "have")));
+      continue;
+    }
+    std::string clause = fmt::format("{} {} not entered {}; {} {} in it", ranks_in_words(missing), plural(missing, "has", "have"),
+                                     call, ranks_in_words(waiting), plural(waiting, "waits", "wait"));
+    for (const int member : missing) clause += fmt::format("; rank {} is {}", member, last_call_in_words(member));
+    clauses.push_back(clause);
+  }
+  return fmt::format("{}", fmt::join(clauses, ". "));
+}
+
+}  // namespace isoshard
