@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Finds a LibTorch (a wheel's torch folder or an unpacked LibTorch archive) and makes isoshard::libtorch.
 #
-# Looked for in LIBTORCH_ROOT (variable or environment), then in the launcher's per-user cache. Only libtorch_cpu and
-# libc10 are linked: the default build needs no CUDA.
+# Looked for in LIBTORCH_ROOT (variable, else environment) and nowhere else if that is set, otherwise in the launcher's
+# per-user cache. Only libtorch_cpu and libc10 are linked: the default build needs no CUDA.
 include(FindPackageHandleStandardArgs)
 
 set(ISOSHARD_LIBTORCH_VERSION 2.11.0)
@@ -11,7 +11,13 @@ if(DEFINED ENV{XDG_CACHE_HOME})
 else()
   set(_isoshard_cache $ENV{HOME}/.cache/isoshard)
 endif()
-set(_libtorch_hints ${LIBTORCH_ROOT} $ENV{LIBTORCH_ROOT} ${_isoshard_cache}/libtorch-${ISOSHARD_LIBTORCH_VERSION}/site/torch)
+if(LIBTORCH_ROOT)
+  set(_libtorch_hints ${LIBTORCH_ROOT})
+elseif(NOT "$ENV{LIBTORCH_ROOT}" STREQUAL "")
+  set(_libtorch_hints $ENV{LIBTORCH_ROOT})
+else()
+  set(_libtorch_hints ${_isoshard_cache}/libtorch-${ISOSHARD_LIBTORCH_VERSION}/site/torch)
+endif()
 
 find_path(LibTorch_INCLUDE_DIR ATen/ATen.h HINTS ${_libtorch_hints} PATH_SUFFIXES include NO_DEFAULT_PATH)
 find_library(LibTorch_CPU_LIBRARY torch_cpu HINTS ${_libtorch_hints} PATH_SUFFIXES lib NO_DEFAULT_PATH)

@@ -24,7 +24,9 @@ target_compile_features(isoshard_options INTERFACE cxx_std_20)
 target_compile_options(isoshard_options INTERFACE
   -fPIC -ffp-contract=off -g1 -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wno-psabi
   $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
-target_compile_definitions(isoshard_options INTERFACE FMT_USE_CONSTEVAL=1)
+# GTEST_HAS_PTHREAD: what GTest's package defines for tests; everybody defines it, else a library, which does not link
+# GTest, could not use the precompiled header (-Winvalid-pch).
+target_compile_definitions(isoshard_options INTERFACE FMT_USE_CONSTEVAL=1 GTEST_HAS_PTHREAD=1)
 target_include_directories(isoshard_options INTERFACE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src)
 
 # Asked of the compiler, not of the PATH: GCC before 12 does not know mold even where it is installed.
