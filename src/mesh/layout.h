@@ -19,9 +19,9 @@ struct Placement {
   enum class Kind : std::uint8_t { kReplicate, kShard, kPartial, kOnlyAt };
   Axis axis = Axis::kDp;
   Kind kind = Kind::kReplicate;
-  int dim = 0;                                 ///< kShard: the tensor dimension that is split into equal parts
-  Reduction reduction = Reduction::kSum;       ///< kPartial: kSum or kAvg of the ranks' tensors is the value
-  int coordinate = 0;                          ///< kOnlyAt: only the rank at this coordinate holds it
+  int dim = 0;                            ///< kShard: the tensor dimension that is split into equal parts
+  Reduction reduction = Reduction::kSum;  ///< kPartial: kSum or kAvg of the ranks' tensors is the value
+  int coordinate = 0;                     ///< kOnlyAt: only the rank at this coordinate holds it
   friend bool operator==(const Placement&, const Placement&) = default;
 };
 [[nodiscard]] Placement shard(Axis axis, int dim);
@@ -67,7 +67,12 @@ struct Layout {
 
 /// The parts of the global tensor that `rank` holds, in local order, as boxes. Flat ranges are not boxes: see `flat_parts_of`.
 /// Empty when an only_at placement leaves this rank out.
+/// Shards of one dim over two axes nest: the mesh's slower axis cuts first.
+/// Errors   as local_shape_of; MeshError for flat ranges.
 [[nodiscard]] std::vector<Box> boxes_of(const Layout& layout, const MeshShape& mesh, int rank);
+/// The flat ranges that `rank` holds. Empty when it holds nothing or an only_at placement leaves it out.
+/// Errors   MeshError unless the layout has explicit parts and they are flat ranges.
+[[nodiscard]] std::vector<FlatRange> flat_parts_of(const Layout& layout, const MeshShape& mesh, int rank);
 [[nodiscard]] bool is_flat(const Layout& layout) noexcept;
 [[nodiscard]] bool is_partial(const Layout& layout) noexcept;
 
