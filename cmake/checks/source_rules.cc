@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rules of source_rules.h, by plain text search: quick, and independent of any compiler.
+#include "cmake/checks/source_rules.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <set>
+#include <stdexcept>
+#include <string_view>
+
+namespace isoshard {
+namespace fs = std::filesystem;
+namespace {
+
+const std::vector<std::string> kCodeFolders = {"src", "harness", "fixtures", "conformance", "app", "bench", "cmake"};
+
+bool ends_with_any(const std::string& name, const std::vector<std::string>& endings) {
+  return std::ranges::any_of(endings, [&](const std::string& ending) { return name.ends_with(ending); });
+}
+
+bool is_code(const fs::path& path) {
+  return ends_with_any(path.filename().string(), {".h", ".cc", ".cu", ".cuh"});
+}
+
+/// True when `path` is `folder` or lies below it; both relative to the root, with forward slashes.
+bool is_below(std::string_view path, std::string_view folder) {
+  return path.starts_with(folder) && (path.size() == folder.size() || path[folder.size()] == '/');
+}
+
+/// The regular files below the folders (those that exist), relative to the root, sorted.
+std::vector<fs::path> files_below(const fs::path& root, const std::vector<std::string>& folders,
+                                  const std::function<bool(const fs::path&)>& wanted) {
+  std::vector<fs::path> found;
+  for (const std::string& folder : folders) {
+    if (!fs::is_directory(root / folder)) continue;
+    for (const auto& entry : fs::recursive_directory_iterator(root / folder)) {
+      if (entry.is_regular_file() && wanted(entry.path())) found.push_back(entry.path().lexically_relative(root));
+    }
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+std::vector<std::string> lines_of(const fs::path& path) {
+  std::ifstream stream(path);
+  if (!stream) throw std::runtime_error(fmt::format("cannot read {}", path.string()));
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+void require_files(const std::vector<fs::path>& files, const fs::path& root) {
+  if (files.empty()) throw std::runtime_error(fmt::format("no file to check below {}", root.string()));
+}
+
+std::string trimmed(std::string text) {
+  const auto is_padding = [](char c) { return c == ' ' || c == '\t' || c == '`' || c == '\r'; };
+  while (!text.empty() && is_padding(text.back())) text.pop_back();
+  while (!text.empty() && is_padding(text.front())) text.erase(text.begin());
+  return text;
+}
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts(1);
+  for (const char c : text) {
+    if (c == separator) {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  for (std::string& part : parts) part = trimmed(part);
+  return parts;
+}
+
+/// The row with the longest folder that holds `path`, or null.
+const LayerRow* row_of(const std::vector<LayerRow>& rows, const std::string& path) {
+  const LayerRow* best = nullptr;
+  for (const LayerRow& row : rows) {
+    if (is_below(path, row.folder) && (best == nullptr || row.folder.size() > best->folder.size())) best = &row;
+  }
+  return best;
+}
+
+bool may_use_gtest(const std::string& file) {
+  static const std::vector<std::string> kFolders = {"harness/testing", "harness/compare", "fixtures", "conformance", "bench", "cmake"};
+  return file.ends_with("_test.cc") || std::ranges::any_of(kFolders, [&](const std::string& folder) { return is_below(file, folder); });
+}
+
+/// What is wrong with `included` (the text in quotes) in a file of `row`; empty if nothing is.
+std::string layer_problem(const fs::path& root, const std::vector<LayerRow>& rows, const LayerRow& row, const std::string& included) {
+  const std::string target = fs::exists(root / "src" / included) ? "src/" + included : included;
+  if (!fs::exists(root / target)) {
+    return fmt::format("\"{}\" is no file of the repository: root it at the repository or at src/, or write it in angle brackets",
+                       included);
+  }
+  const bool allowed = is_below(target, row.folder) ||
+                       std::ranges::any_of(row.may_include, [&](const std::string& folder) { return is_below(target, folder); });
+  if (allowed) return "";
+  const LayerRow* other = row_of(rows, target);
+  return fmt::format("{} must not include {} (\"{}\"): see docs/layers.md", row.folder, other ? other->folder : target, included);
+}
+
+/// Takes // comments away (good enough here: the tree has no block comments around code).
+std::string without_comment(const std::string& line) {
+  return line.substr(0, line.find("//"));
+}
+
+}  // namespace
+
+std::vector<LayerRow> read_layers(const fs::path& layers_md) {
+  std::vector<LayerRow> rows;
+  for (const std::string& line : lines_of(layers_md)) {
+    if (!line.starts_with("|")) continue;
+    const std::vector<std::string> cells = split(line, '|');
+    if (cells.size() < 4 || cells[1] == "folder" || cells[1].starts_with("-")) continue;
+    LayerRow row{cells[1], {}};
+    for (const std::string& entry : split(cells[2], ',')) {
+      if (!entry.empty() && entry != "-") row.may_include.push_back(entry);
+    }
+    rows.push_back(row);
+  }
+  if (rows.empty()) throw std::runtime_error(fmt::format("{} holds no table of layers", layers_md.string()));
+  return rows;
+}
+
+std::vector<std::string> check_layering(const fs::path& root, const std::vector<LayerRow>& rows) {
+  static const std::regex kOwn(R"(^\s*#\s*include\s*\"([^\"]+)\")");
+  static const std::regex kGtest(R"(^\s*#\s*include\s*[<\"](gtest|gmock)/)");
+  const std::vector<fs::path> files = files_below(root, kCodeFolders, is_code);
+  require_files(files, root);
+  std::vector<std::string> problems;
+  for (const fs::path& path : files) {
+    const std::string file = path.generic_string();
+    const bool is_pch = file == "cmake/pch.h";
+    const LayerRow* row = row_of(rows, file);
+    if (row == nullptr) {
+      problems.push_back(fmt::format("{}:1: its folder is in no row of docs/layers.md", file));
+      continue;
+    }
+    const std::vector<std::string> lines = lines_of(root / path);
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      std::smatch match;
+      if (std::regex_search(lines[i], match, kGtest)) {
+        if (!may_use_gtest(file) && !is_pch) problems.push_back(fmt::format("{}:{}: GoogleTest is for *_test.cc files", file, i + 1));
+      } else if (std::regex_search(lines[i], match, kOwn)) {
+        const std::string problem = layer_problem(root, rows, *row, match[1]);
+        if (!problem.empty()) problems.push_back(fmt::format("{}:{}: {}", file, i + 1, problem));
+      }
+    }
+  }
+  return problems;
+}
+
+std::vector<std::string> check_licence_lines(const fs::path& root) {
+  std::vector<std::string> folders = kCodeFolders;
+  folders.insert(folders.end(), {"tools", "adapters", ".ci", ".github"});
+  std::vector<fs::path> files = files_below(root, folders, [](const fs::path& path) {
+    const std::string name = path.filename().string();
+    return is_code(path) || name == "CMakeLists.txt" || ends_with_any(name, {".cmake", ".sh", ".py", ".yml"}) ||
+           (path.parent_path().filename() == ".ci" && !path.has_extension());
+  });
+  for (const char* name : {"CMakeLists.txt", "CTestConfig.cmake", "isoshard"}) {
+    if (fs::exists(root / name)) files.emplace_back(name);
+  }
+  require_files(files, root);
+  std::vector<std::string> problems;
+  for (const fs::path& path : files) {
+    std::vector<std::string> lines = lines_of(root / path);
+    lines.resize(std::min<std::size_t>(lines.size(), 3));
+    const bool found = std::ranges::any_of(lines, [](const std::string& line) {
+      return line.find("SPDX-License-Identifier: Apache-2.0") != std::string::npos;  // this line itself is no licence line
+    });
+    if (!found) problems.push_back(fmt::format("{}:1: add an SPDX-License-Identifier: Apache-2.0 comment", path.generic_string()));
+  }
+  std::ranges::sort(problems);
+  return problems;
+}
+
+std::vector<std::string> check_device_literals(const fs::path& root) {
+  static const std::regex kDevice(R"(\bk(CUDA|CPU)\b|DeviceType::(CUDA|CPU)|\"(cuda|cpu)(:[0-9]+)?\"|\.(cuda|cpu)\(\))");
+  const std::vector<fs::path> files = files_below(root, {"src/model", "src/parallel", "src/optim"}, [](const fs::path& path) {
+    return is_code(path) && !path.filename().string().ends_with("_test.cc");
+  });
+  require_files(files, root);
+  std::vector<std::string> problems;
+  for (const fs::path& path : files) {
+    const std::vector<std::string> lines = lines_of(root / path);
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      std::smatch match;
+      const std::string code = without_comment(lines[i]);
+      if (!std::regex_search(code, match, kDevice)) continue;
+      problems.push_back(fmt::format("{}:{}: device literal {}: take the device from a tensor", path.generic_string(), i + 1, match.str()));
+    }
+  }
+  return problems;
+}
+
+std::vector<std::string> check_orphan_tests(const fs::path& root, const fs::path& compile_commands) {
+  const std::vector<fs::path> tests =
+      files_below(root, kCodeFolders, [](const fs::path& path) { return path.filename().string().ends_with("_test.cc"); });
+  require_files(tests, root);
+  std::ifstream stream(compile_commands);
+  if (!stream) throw std::runtime_error(fmt::format("cannot read {}", compile_commands.string()));
+  std::set<fs::path> compiled;
+  for (const nlohmann::json& entry : nlohmann::json::parse(stream)) {
+    compiled.insert(fs::weakly_canonical(entry.at("directory").get<fs::path>() / entry.at("file").get<std::string>()));
+  }
+  std::vector<std::string> problems;
+  for (const fs::path& test : tests) {
+    if (compiled.contains(fs::weakly_canonical(root / test))) continue;
+    problems.push_back(fmt::format("{}:1: no target compiles this test: add it to an isoshard_test()", test.generic_string()));
+  }
+  return problems;
+}
+
+}  // namespace isoshard
