@@ -16,6 +16,7 @@ enum class AttentionImpl : std::uint8_t { kEager, kSdpa };
 struct RopeConfig {
   std::string type = "default";
   double theta = 10000.0;
+  friend bool operator==(const RopeConfig&, const RopeConfig&) = default;
 };
 
 struct ModelConfig {
@@ -28,6 +29,7 @@ struct ModelConfig {
   bool tie_word_embeddings = false;
   bool qkv_bias = false;
   RopeConfig rope;
+  friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 };
 
 /// Reads the fields of a Hugging Face config.json, in the layout of transformers 5 (rope_parameters, dtype) or of the Hub

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// The blocks of decoder models, with their taps.
+#include "model/blocks.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/error.h"
+
+namespace isoshard {
+namespace {
+
+/// [B,S,heads*D] -> [B,heads,S,D]; the number of heads is whatever this rank got.
+at::Tensor split_heads(const std::string& module, const at::Tensor& x, std::int64_t head_dim) {
+  if (x.size(-1) % head_dim != 0) {
+    throw ShapeError(
+        fmt::format("{} gave {} features, which is no whole number of heads of {}: a shard cuts a head", module, x.size(-1), head_dim));
+  }
+  return x.unflatten(-1, {x.size(-1) / head_dim, head_dim}).transpose(1, 2);
+}
+
+void check_input_ids(const at::Tensor& ids, const ModelConfig& config) {
+  if (ids.dim() != 2 || ids.scalar_type() != at::kLong) {
+    throw ShapeError(fmt::format("input_ids are {} [{}]: expected int64 [batch, sequence]", at::toString(ids.scalar_type()),
+                                 fmt::join(ids.sizes(), ", ")));
+  }
+  if (ids.size(1) > config.max_positions) {
+    throw ShapeError(fmt::format("a sequence of {} tokens; the model has {} positions", ids.size(1), config.max_positions));
+  }
+}
+
+}  // namespace
+
+const at::Tensor& ForwardPass::parameter(std::string_view name) const {
+  const auto found = parameters_->find(name);
+  if (found == parameters_->end() || !found->second.defined()) {
+    throw ShapeError(fmt::format("parameter {} is missing ({} are there)", name, parameters_->size()));
+  }
+  return found->second;
+}
+
+at::Tensor ForwardPass::tapped(std::string_view name, at::Tensor x, int tp_dim) const {
+  if (sink_ == nullptr) return x;
+  Layout layout = strategy_->activation_layout(x, tp_dim);  // before the move below
+  return tap(sink_, name, std::move(x), strategy_->activation_grad_scale(), [&] { return std::move(layout); });
+}
+
+at::Tensor ForwardPass::linear(const std::string& module, const at::Tensor& x, bool has_bias) const {
+  std::optional<at::Tensor> bias;
+  if (has_bias) bias = parameter(module + ".bias");
+  return tapped(module, strategy_->linear(module, x, parameter(module + ".weight"), bias, sink_), tp_dim_of(module, 2));
+}
+
+at::Tensor ForwardPass::linear(const std::string& module, const at::Tensor& x, std::string_view weight_name) const {
+  return tapped(module, strategy_->linear(module, x, parameter(weight_name), std::nullopt, sink_), tp_dim_of(module, 2));
+}
+
+at::Tensor self_attention(const ForwardPass& pass, const ModelConfig& config, AttentionImpl impl, const std::string& module,
+                          const at::Tensor& x_BSH, const RotaryTables& tables) {
+  const std::string q_name = module + ".q_proj", k_name = module + ".k_proj", v_name = module + ".v_proj";
+  at::Tensor q_BNSD = split_heads(q_name, pass.linear(q_name, x_BSH, config.qkv_bias), config.head_dim);
+  at::Tensor k_BKSD = split_heads(k_name, pass.linear(k_name, x_BSH, config.qkv_bias), config.head_dim);
+  const at::Tensor v_BKSD = split_heads(v_name, pass.linear(v_name, x_BSH, config.qkv_bias), config.head_dim);
+  q_BNSD = pass.tapped(module + ".q_rope", apply_rotary(q_BNSD, tables), pass.tp_dim_of(q_name, 1));
+  k_BKSD = pass.tapped(module + ".k_rope", apply_rotary(k_BKSD, tables), pass.tp_dim_of(k_name, 1));
+  const at::Tensor core_BSN = pass.tapped(module + ".core", causal_attention(q_BNSD, k_BKSD, v_BKSD, impl), pass.tp_dim_of(q_name, 2));
+  const std::string o_name = module + ".o_proj";
+  return pass.tapped(module, pass.linear(o_name, core_BSN, /*has_bias=*/false), pass.tp_dim_of(o_name, 2));
+}
+
+at::Tensor gated_mlp(const ForwardPass& pass, const std::string& module, const at::Tensor& x_BSH) {
+  const std::string gate_name = module + ".gate_proj", up_name = module + ".up_proj", down_name = module + ".down_proj";
+  const at::Tensor gate = pass.linear(gate_name, x_BSH, /*has_bias=*/false);
+  const at::Tensor up = pass.linear(up_name, x_BSH, /*has_bias=*/false);
+  const at::Tensor act = pass.tapped(module + ".act", at::silu(gate) * up, pass.tp_dim_of(gate_name, 2));
+  return pass.tapped(module, pass.linear(down_name, act, /*has_bias=*/false), pass.tp_dim_of(down_name, 2));
+}
+
+at::Tensor rotary_decoder_layer(const ForwardPass& pass, const ModelConfig& config, AttentionImpl impl, const std::string& module,
+                                const at::Tensor& x_BSH, const RotaryTables& tables) {
+  const auto norm = [&](const std::string& name, const at::Tensor& x) {
+    return pass.tapped(name, rms_norm(x, pass.parameter(name + ".weight"), config.norm_eps));
+  };
+  const at::Tensor attention_in = norm(module + ".input_layernorm", x_BSH);
+  const at::Tensor middle = x_BSH + self_attention(pass, config, impl, module + ".self_attn", attention_in, tables);
+  const at::Tensor mlp_in = norm(module + ".post_attention_layernorm", middle);
+  return pass.tapped(module, middle + gated_mlp(pass, module + ".mlp", mlp_in));
+}
+
+at::Tensor rotary_decoder(const ForwardPass& pass, const ModelConfig& config, AttentionImpl impl, const at::Tensor& input_ids_BS) {
+  check_input_ids(input_ids_BS, config);
+  constexpr std::string_view kEmbedding = "model.embed_tokens", kEmbeddingWeight = "model.embed_tokens.weight";
+  at::Tensor x_BSH = pass.strategy().embedding(kEmbedding, input_ids_BS, pass.parameter(kEmbeddingWeight), pass.sink());
+  x_BSH = pass.tapped(kEmbedding, std::move(x_BSH), pass.tp_dim_of(kEmbedding, 2));
+  const RotaryTables tables = rotary_tables(config.rope, config.head_dim, input_ids_BS.size(1), x_BSH.scalar_type());
+  for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
+    x_BSH = rotary_decoder_layer(pass, config, impl, fmt::format("model.layers.{}", layer), x_BSH, tables);
+  }
+  x_BSH = pass.tapped("model.norm", rms_norm(x_BSH, pass.parameter("model.norm.weight"), config.norm_eps));
+  return pass.linear("lm_head", x_BSH, config.tie_word_embeddings ? kEmbeddingWeight : "lm_head.weight");
+}
+
+}  // namespace isoshard

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The blocks of decoder models, with their taps, on top of a strategy.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/model.h"
+#include "model/ops.h"
+
+namespace isoshard {
+
+/// One forward pass: what every block needs besides its input.
+class ForwardPass {
+ public:
+  ForwardPass(const Parameters& parameters, const Strategy& strategy, Sink* sink)
+      : parameters_(&parameters), strategy_(&strategy), sink_(sink) {}
+
+  /// Errors   ShapeError that names a parameter which is missing.
+  [[nodiscard]] const at::Tensor& parameter(std::string_view name) const;
+  [[nodiscard]] const Strategy& strategy() const noexcept { return *strategy_; }
+  [[nodiscard]] Sink* sink() const noexcept { return sink_; }
+
+  /// Taps x under `name`; `tp_dim` as for Strategy::activation_layout.
+  [[nodiscard]] at::Tensor tapped(std::string_view name, at::Tensor x, int tp_dim = -1) const;
+  /// `module`'s linear layer with its .weight and, if `has_bias`, .bias; tapped as `module`.
+  [[nodiscard]] at::Tensor linear(const std::string& module, const at::Tensor& x, bool has_bias) const;
+  /// The same with a weight of another name and no bias (a tied head).
+  [[nodiscard]] at::Tensor linear(const std::string& module, const at::Tensor& x, std::string_view weight_name) const;
+  /// `dim` if `module`'s output is split over tp, -1 otherwise.
+  [[nodiscard]] int tp_dim_of(std::string_view module, int dim) const { return strategy_->splits_output(module) ? dim : -1; }
+
+ private:
+  const Parameters* parameters_;
+  const Strategy* strategy_;
+  Sink* sink_;
+};
+
+/// Rotary self-attention with separate q, k and v projections. `module` is "model.layers.0.self_attn".
+[[nodiscard]] at::Tensor self_attention(const ForwardPass& pass, const ModelConfig& config, AttentionImpl impl, const std::string& module,
+                                        const at::Tensor& x_BSH, const RotaryTables& tables);
+
+/// down(silu(gate(x)) * up(x)). `module` is "model.layers.0.mlp".
+[[nodiscard]] at::Tensor gated_mlp(const ForwardPass& pass, const std::string& module, const at::Tensor& x_BSH);
+
+/// A pre-norm decoder layer: x + attention(norm(x)), then x + mlp(norm(x)). `module` is "model.layers.0".
+[[nodiscard]] at::Tensor rotary_decoder_layer(const ForwardPass& pass, const ModelConfig& config, AttentionImpl impl,
+                                              const std::string& module, const at::Tensor& x_BSH, const RotaryTables& tables);
+
+/// Embedding, layers, final norm, head.   Shapes   int64 [B,S] -> [B,S,V].
+/// Errors   ShapeError if input_ids are not int64 [B,S], or longer than max_positions.
+[[nodiscard]] at::Tensor rotary_decoder(const ForwardPass& pass, const ModelConfig& config, AttentionImpl impl,
+                                        const at::Tensor& input_ids_BS);
+
+/// The parameters that rotary_decoder reads, in the order of transformers' named_parameters().
+[[nodiscard]] std::vector<ParameterSpec> rotary_decoder_parameters(const ModelConfig& config);
+
+}  // namespace isoshard

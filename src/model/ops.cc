@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ops of transformer models, op for op as Hugging Face transformers computes them.
+#include "model/ops.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+
+#include "base/error.h"
+
+namespace isoshard {
+namespace {
+
+double lowest(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return std::numeric_limits<double>::lowest();
+    case at::kFloat:
+      return std::numeric_limits<float>::lowest();
+    case at::kBFloat16:
+      return static_cast<double>(std::numeric_limits<at::BFloat16>::lowest());
+    case at::kHalf:
+      return static_cast<double>(std::numeric_limits<at::Half>::lowest());
+    default:
+      throw ShapeError(fmt::format("attention on {}: give a floating-point dtype", at::toString(dtype)));
+  }
+}
+
+at::Tensor rotate_half(const at::Tensor& x) {
+  const std::int64_t half = x.size(-1) / 2;
+  return at::cat({x.slice(-1, half).neg(), x.slice(-1, 0, half)}, -1);
+}
+
+at::Tensor eager_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scaling) {
+  const std::int64_t length = q.size(2);
+  const at::Tensor mask = at::full({length, length}, lowest(q.scalar_type()), q.options().requires_grad(false)).triu(1);
+  const at::Tensor scores = at::matmul(q, k.transpose(2, 3)) * scaling + mask;
+  const at::Tensor weights = at::softmax(scores, -1, wide_type(q.scalar_type())).to(q.scalar_type());
+  return at::matmul(weights, v);
+}
+
+}  // namespace
+
+at::ScalarType wide_type(at::ScalarType dtype) noexcept {
+  return dtype == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  const at::Tensor wide = x.to(wide_type(x.scalar_type()));
+  const at::Tensor variance = wide.pow(2).mean(-1, /*keepdim=*/true);
+  return weight * (wide * at::rsqrt(variance + eps)).to(x.scalar_type());
+}
+
+RotaryTables rotary_tables(const RopeConfig& rope, std::int64_t head_dim, std::int64_t length, at::ScalarType dtype) {
+  const at::NoGradGuard no_grad;
+  const at::TensorOptions fp32 = at::TensorOptions(at::kFloat);
+  const at::Tensor exponents = at::arange(0, head_dim, 2, at::kLong).to(at::kFloat) / static_cast<double>(head_dim);
+  const at::Tensor frequencies = at::pow(rope.theta, exponents).reciprocal().to(wide_type(dtype));
+  const at::Tensor positions = at::arange(length, fp32).to(wide_type(dtype));
+  const at::Tensor half_angles = positions.unsqueeze(1) * frequencies.unsqueeze(0);
+  const at::Tensor angles = at::cat({half_angles, half_angles}, -1);
+  return {angles.cos().to(dtype), angles.sin().to(dtype)};
+}
+
+at::Tensor apply_rotary(const at::Tensor& x_BNSD, const RotaryTables& tables) {
+  return x_BNSD * tables.cos_SD + rotate_half(x_BNSD) * tables.sin_SD;
+}
+
+at::Tensor repeat_kv(const at::Tensor& x_BKSD, std::int64_t groups) {
+  if (groups == 1) return x_BKSD;
+  const std::int64_t batch = x_BKSD.size(0), heads = x_BKSD.size(1), length = x_BKSD.size(2), dim = x_BKSD.size(3);
+  return x_BKSD.unsqueeze(2).expand({batch, heads, groups, length, dim}).reshape({batch, heads * groups, length, dim});
+}
+
+at::Tensor causal_attention(const at::Tensor& q_BNSD, const at::Tensor& k_BKSD, const at::Tensor& v_BKSD, AttentionImpl impl) {
+  const std::int64_t heads = q_BNSD.size(1), kv_heads = k_BKSD.size(1);
+  if (kv_heads == 0 || heads % kv_heads != 0) {
+    throw ShapeError(fmt::format("attention with {} query heads and {} kv heads: the second must divide the first", heads, kv_heads));
+  }
+  const at::Tensor k = repeat_kv(k_BKSD, heads / kv_heads), v = repeat_kv(v_BKSD, heads / kv_heads);
+  const double scaling = std::pow(static_cast<double>(q_BNSD.size(3)), -0.5);
+  const at::Tensor out_BNSD = impl == AttentionImpl::kEager
+                                  ? eager_attention(q_BNSD, k, v, scaling)
+                                  : at::scaled_dot_product_attention(q_BNSD, k, v, {}, 0.0, /*is_causal=*/true, scaling);
+  return out_BNSD.transpose(1, 2).contiguous().flatten(2);
+}
+
+}  // namespace isoshard

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// The list of architectures, and the choice of one by model_type.
+#include "model/registry.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "base/error.h"
+#include "base/suggest.h"
+
+namespace isoshard {
+namespace {
+
+constexpr std::array<std::string_view, 3> kPlanned{"qwen3", "llama", "gpt2"};
+
+}  // namespace
+
+std::span<const Architecture> architectures() {
+  static const std::array kAll{qwen2_architecture()};
+  return kAll;
+}
+
+const Architecture* find_architecture(std::string_view model_type) {
+  const std::span<const Architecture> all = architectures();
+  const auto found = std::ranges::find(all, model_type, &Architecture::model_type);
+  return found == all.end() ? nullptr : &*found;
+}
+
+std::string unknown_model_type(std::string_view model_type) {
+  const std::vector<std::string> known = model_types();
+  if (std::ranges::find(kPlanned, model_type) != kPlanned.end()) {
+    return fmt::format("model_type '{}' is not built yet; one of {}", model_type, join_names(known));
+  }
+  return fmt::format("model_type '{}' is unknown{}; one of {}", model_type, did_you_mean(model_type, known), join_names(known));
+}
+
+std::unique_ptr<Model> make_model(const ModelConfig& config, AttentionImpl attention) {
+  const Architecture* architecture = find_architecture(config.model_type);
+  if (architecture == nullptr) throw UsageError(unknown_model_type(config.model_type));
+  return architecture->make(config, attention);
+}
+
+std::vector<std::string> model_types() {
+  std::vector<std::string> result;
+  for (const Architecture& architecture : architectures()) result.emplace_back(architecture.model_type);
+  return result;
+}
+
+}  // namespace isoshard

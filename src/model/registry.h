@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The architectures of this build: one entry each, one file each (qwen2.cc, ...).
+#pragma once
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <span>
+#include <string_view>
+
+#include "model/config.h"
+#include "model/model.h"
+
+namespace isoshard {
+
+class ConfigFields;
+
+/// What a build knows of one architecture.
+struct Architecture {
+  std::string_view model_type;
+  /// Reads what config.json says beyond model_type, and refuses what the forward pass does not do.
+  ModelConfig (*parse)(const ConfigFields& fields);
+  /// The inverse of `parse`, in the Hub's layout, model_type included.
+  nlohmann::json (*to_json)(const ModelConfig& config);
+  std::unique_ptr<Model> (*make)(const ModelConfig& config, AttentionImpl attention);
+};
+
+[[nodiscard]] std::span<const Architecture> architectures();
+/// Null if there is none.
+[[nodiscard]] const Architecture* find_architecture(std::string_view model_type);
+/// "model_type 'llama' is not built yet ...", or "... is unknown (did you mean 'qwen2'?) ...".
+[[nodiscard]] std::string unknown_model_type(std::string_view model_type);
+
+[[nodiscard]] Architecture qwen2_architecture();
+
+}  // namespace isoshard

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// torch.optim.AdamW, in the order of operations of its single-tensor loop (not capturable, no amsgrad).
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "optim/rules.h"
+
+namespace isoshard::detail {
+namespace {
+
+class AdamW final : public Optimizer {
+ public:
+  explicit AdamW(const OptimizerSettings& settings) : settings_(settings) {}
+
+  void step(NamedTensors& parameters, const NamedTensors& gradients) override {
+    const at::NoGradGuard no_grad;
+    check_same_names(parameters, gradients);
+    for (auto& [name, parameter] : parameters) {
+      const at::Tensor& gradient = gradient_of(name, parameter, gradients);
+      if (gradient.defined()) step_one(moments_[name], parameter, gradient);
+    }
+  }
+
+  [[nodiscard]] NamedTensors state() const override {
+    NamedTensors result;
+    for (const auto& [name, moments] : moments_) {
+      result.emplace(name + ".exp_avg", moments.exp_avg);
+      result.emplace(name + ".exp_avg_sq", moments.exp_avg_sq);
+    }
+    return result;
+  }
+
+ private:
+  struct Moments {
+    std::int64_t steps = 0;  ///< of this parameter: one without gradient does not count the step, as in torch
+    at::Tensor exp_avg, exp_avg_sq;
+  };
+
+  void step_one(Moments& moments, at::Tensor& parameter, const at::Tensor& gradient) const {
+    if (moments.steps == 0) {
+      moments.exp_avg = at::zeros_like(parameter);
+      moments.exp_avg_sq = at::zeros_like(parameter);
+    }
+    ++moments.steps;
+    const double lr = settings_.learning_rate, weight_decay = settings_.weight_decay, eps = settings_.eps;
+    const double beta1 = settings_.beta1, beta2 = settings_.beta2;
+    if (weight_decay != 0) parameter.mul_(1 - lr * weight_decay);
+    moments.exp_avg.lerp_(gradient, 1 - beta1);
+    moments.exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, 1 - beta2);
+
+    const auto steps = static_cast<double>(moments.steps);
+    const double bias_correction1 = 1 - std::pow(beta1, steps);
+    const double bias_correction2 = 1 - std::pow(beta2, steps);
+    const double step_size = lr / bias_correction1;
+    const at::Tensor denominator = (moments.exp_avg_sq.sqrt() / std::pow(bias_correction2, 0.5)).add_(eps);
+    parameter.addcdiv_(moments.exp_avg, denominator, -step_size);
+  }
+
+  OptimizerSettings settings_;
+  std::map<std::string, Moments, std::less<>> moments_;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_adamw(const OptimizerSettings& settings) {
+  return std::make_unique<AdamW>(settings);
+}
+
+}  // namespace isoshard::detail

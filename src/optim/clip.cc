@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gradient clipping by the global norm.
+#include "optim/clip.h"
+
+#include <ATen/ATen.h>
+
+namespace isoshard {
+
+double sum_of_squares(const NamedTensors& gradients) {
+  const at::NoGradGuard no_grad;
+  double sum = 0;
+  for (const auto& [name, gradient] : gradients) {
+    if (gradient.defined()) sum += gradient.to(at::kDouble).square().sum().item<double>();
+  }
+  return sum;
+}
+
+double clip_factor(double norm, double max_norm) noexcept {
+  if (max_norm == 0) return 1;
+  const double factor = max_norm / (norm + 1e-6);
+  return factor > 1 ? 1 : factor;  // a NaN norm gives NaN, as torch's clamp does
+}
+
+void scale_gradients(NamedTensors& gradients, double factor) {
+  if (factor == 1) return;
+  const at::NoGradGuard no_grad;
+  for (auto& [name, gradient] : gradients) {
+    if (gradient.defined()) gradient.mul_(factor);
+  }
+}
+
+}  // namespace isoshard

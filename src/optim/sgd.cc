@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// torch.optim.SGD with momentum (dampening 0, no Nesterov), in the order of operations of its single-tensor loop.
+#include <ATen/ATen.h>
+
+#include "optim/rules.h"
+
+namespace isoshard::detail {
+namespace {
+
+class Sgd final : public Optimizer {
+ public:
+  explicit Sgd(const OptimizerSettings& settings) : settings_(settings) {}
+
+  void step(NamedTensors& parameters, const NamedTensors& gradients) override {
+    const at::NoGradGuard no_grad;
+    check_same_names(parameters, gradients);
+    for (auto& [name, parameter] : parameters) {
+      const at::Tensor& gradient = gradient_of(name, parameter, gradients);
+      if (gradient.defined()) step_one(name, parameter, gradient);
+    }
+  }
+
+  [[nodiscard]] NamedTensors state() const override {
+    NamedTensors result;
+    for (const auto& [name, buffer] : momentum_buffers_) result.emplace(name + ".momentum_buffer", buffer);
+    return result;
+  }
+
+ private:
+  void step_one(const std::string& name, at::Tensor& parameter, at::Tensor gradient) {
+    if (settings_.weight_decay != 0) gradient = gradient.add(parameter, settings_.weight_decay);
+    if (settings_.momentum != 0) {
+      const auto [entry, first] = momentum_buffers_.try_emplace(name);
+      if (first) {
+        entry->second = gradient.detach().clone();
+      } else {
+        entry->second.mul_(settings_.momentum).add_(gradient, 1);
+      }
+      gradient = entry->second;
+    }
+    parameter.add_(gradient, -settings_.learning_rate);
+  }
+
+  OptimizerSettings settings_;
+  NamedTensors momentum_buffers_;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_sgd(const OptimizerSettings& settings) {
+  return std::make_unique<Sgd>(settings);
+}
+
+}  // namespace isoshard::detail
