@@ -21,7 +21,7 @@ enum class RecordKind : std::uint8_t { kParam, kGrad, kActivation, kActivationGr
 /// One named point. The sink counts repeated visits within a step itself (the record's call number).
 struct Site {
   RecordKind kind = RecordKind::kActivation;
-  std::string name;         ///< Hugging Face module path or parameter name, plus listed suffix points
+  std::string name;  ///< Hugging Face module path or parameter name, plus listed suffix points
   Layout layout;
   double grad_scale = 1.0;  ///< what the recorded value is multiplied with against the true one (dp average, loss scale)
 };
@@ -43,7 +43,8 @@ class Sink {
 /// Sends x through the sink: records it, and, if x requires grad, its gradient when backward comes by.
 ///
 /// `layout` is a callable so that nothing is computed without a sink: [&] { return ctx.layout(x, dim); }
-/// `grad_scale` is the factor on activation gradients (see Site).
+/// `grad_scale` is the factor on activation gradients (see Site); the activation itself is recorded with 1.
+/// The gradient is the whole one of the tensor that the sink returned, whoever uses it. The sink must outlive backward.
 /// Ranks   local.
 template <class LayoutFunction>
 [[nodiscard]] at::Tensor tap(Sink* sink, std::string_view name, at::Tensor x, double grad_scale, LayoutFunction&& layout);
