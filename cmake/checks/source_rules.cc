@@ -219,4 +219,33 @@ std::vector<std::string> check_orphan_tests(const fs::path& root, const fs::path
   return problems;
 }
 
+std::vector<std::string> check_contracts_page(const fs::path& root) {
+  // \s also spans lines: a long TEST_F( is broken after its first argument.
+  static const std::regex kTest(R"(\b(?:TYPED_)?TEST(?:_[FP])?\(\s*(\w+)\s*,\s*(\w+)\s*\))");
+  static const std::regex kName(R"(`([^`]+)`)");
+  std::set<std::string> known;
+  for (const fs::path& path : files_below(root, kCodeFolders, [](const fs::path& file) { return file.extension() == ".cc"; })) {
+    const std::string text = fmt::format("{}", fmt::join(lines_of(root / path), "\n"));
+    for (std::sregex_iterator match(text.begin(), text.end(), kTest), end; match != end; ++match) {
+      known.insert((*match)[1].str() + "." + (*match)[2].str());
+    }
+  }
+  for (const std::string& line : lines_of(root / "docs/faults.md")) {
+    std::smatch match;
+    if (line.starts_with("| `") && std::regex_search(line, match, kName)) known.insert(match[1]);
+  }
+  const std::vector<std::string> lines = lines_of(root / "docs/contracts.md");
+  std::vector<std::string> problems;
+  std::size_t num_names = 0;
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    if (!lines[i].starts_with("|")) continue;
+    for (std::sregex_iterator name(lines[i].begin(), lines[i].end(), kName), end; name != end; ++name, ++num_names) {
+      if (known.contains((*name)[1])) continue;
+      problems.push_back(fmt::format("docs/contracts.md:{}: no test or fault is called {}", i + 1, (*name)[1].str()));
+    }
+  }
+  if (num_names == 0) throw std::runtime_error("docs/contracts.md names no test");
+  return problems;
+}
+
 }  // namespace isoshard

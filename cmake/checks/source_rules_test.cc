@@ -46,6 +46,7 @@ using Layering = PlantedTree;
 using LicenceLines = PlantedTree;
 using DeviceLiterals = PlantedTree;
 using OrphanTests = PlantedTree;
+using ContractsPage = PlantedTree;
 
 TEST_F(Layering, TreeFollowsDocsLayers) {
   EXPECT_THAT(check_layering(kRoot, read_layers(kRoot / "docs/layers.md")), IsEmpty());
@@ -131,6 +132,19 @@ TEST_F(OrphanTests, TestInNoTargetIsFound) {
       << fmt::format(R"([{{"directory": "{0}", "file": "{0}/src/comm/known_test.cc"}}])", root_.string());
 
   EXPECT_THAT(check_orphan_tests(root_, root_ / "compile_commands.json"), ElementsAre(HasSubstr("src/comm/forgotten_test.cc:1")));
+}
+
+TEST_F(ContractsPage, NamesTestsAndFaultsThatExist) {
+  EXPECT_THAT(check_contracts_page(kRoot), IsEmpty());
+}
+
+TEST_F(ContractsPage, UnknownNamesAreFound) {
+  plant("src/comm/sum_test.cc", "TEST(Sum,\n     IsExact) {}\nTEST_P(SumOfAll, Works) {}\n");
+  plant("docs/faults.md", "| `sum_missing` | A: ddp | No sum. |\n");
+  plant("docs/contracts.md", "| sum | exact | `Sum.IsExact` | `sum_missing` |\n| sum | exact | `Sum.IsExcat` | `sum_mising` |\n");
+
+  EXPECT_THAT(check_contracts_page(root_), ElementsAre(HasSubstr("contracts.md:3: no test or fault is called Sum.IsExcat"),
+                                                       HasSubstr("contracts.md:3: no test or fault is called sum_mising")));
 }
 
 }  // namespace
