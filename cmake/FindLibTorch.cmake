@@ -35,8 +35,10 @@ if(LibTorch_FOUND AND NOT TARGET isoshard_libtorch)
   get_filename_component(_libtorch_lib ${LibTorch_CPU_LIBRARY} DIRECTORY)
   add_library(isoshard_libtorch INTERFACE)
   add_library(isoshard::libtorch ALIAS isoshard_libtorch)
-  target_include_directories(isoshard_libtorch SYSTEM INTERFACE
-    ${LibTorch_INCLUDE_DIR} ${LibTorch_INCLUDE_DIR}/torch/csrc/api/include)
+  # After the system's folders: a LibTorch wheel carries its own fmt (12), whose functions it does not export; <fmt/...> must be
+  # the one that is linked.
+  target_compile_options(isoshard_libtorch INTERFACE
+    "SHELL:-idirafter ${LibTorch_INCLUDE_DIR}" "SHELL:-idirafter ${LibTorch_INCLUDE_DIR}/torch/csrc/api/include")
   target_link_options(isoshard_libtorch INTERFACE LINKER:-rpath,${_libtorch_lib})
   # --no-as-needed: ATen registers its CPU kernels in static initialisers that no symbol of ours refers to.
   target_link_libraries(isoshard_libtorch INTERFACE
