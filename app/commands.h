@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The commands of the program, one function each.
+#pragma once
+#include "harness/cli/command.h"
+
+namespace isoshard {
+
+[[nodiscard]] Command verify_command();
+[[nodiscard]] Command compare_command();
+[[nodiscard]] Command oracle_command();
+[[nodiscard]] Command list_command();
+
+}  // namespace isoshard

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+/// `isoshard compare A B`: judges one bundle against another.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <boost/program_options/value_semantic.hpp>
+#include <nlohmann/json.hpp>
+
+#include "app/commands.h"
+#include "app/output_folder.h"
+#include "base/atomic_file.h"
+#include "base/error.h"
+#include "harness/cli/exit_code.h"
+#include "harness/report/report.h"
+#include "harness/trace/bundle.h"
+
+namespace isoshard {
+namespace {
+
+namespace po = boost::program_options;
+
+void declare(OptionTable& table) {
+  auto add = table.options.add_options();
+  add("reference", po::value<std::string>(), "the trusted bundle (first argument)");
+  add("actual", po::value<std::string>(), "the bundle to judge (second argument)");
+  add("rtol", po::value<double>(), "allowed relative Frobenius error (default: the reference's responses if it has them, else bit-equal)");
+  add("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
+  add("verbose", po::bool_switch(), "show every tensor");
+  table.positional.add("reference", 1).add("actual", 1);
+}
+
+int run(const ParsedOptions& options) {
+  if (!options.given("reference") || !options.given("actual")) throw UsageError("compare needs two bundles: isoshard compare REFERENCE ACTUAL");
+  if (options.given("rtol") && !(options.get<double>("rtol") >= 0)) throw UsageError("--rtol must be 0 or more");
+  std::filesystem::path output_dir;
+  if (options.given("output-dir")) {
+    output_dir = options.get<std::string>("output-dir");
+    require_writable_folder(output_dir, "--output-dir");
+  }
+  JudgeOptions judge_options;
+  if (options.given("rtol")) judge_options.rtol = options.get<double>("rtol");
+  const Verdict verdict = compare_bundles(options.get<std::string>("reference"), options.get<std::string>("actual"), judge_options);
+  RenderOptions render_options;
+  render_options.color = isatty(STDOUT_FILENO) != 0;
+  render_options.all_tensors = options.get<bool>("verbose");
+  const std::string text = render(verdict, render_options);
+  fmt::print("{}", text);
+  const int code = exit_code_of(verdict.status);
+  if (!output_dir.empty()) {
+    const nlohmann::json report = {{"schema", 1}, {"exit_code", code}, {"cases", {report_json(verdict)}}};
+    write_file_atomically(output_dir / "report.json", report.dump(1) + "\n");
+    write_file_atomically(output_dir / "report.txt", text);
+  }
+  return code;
+}
+
+}  // namespace
+
+Command compare_command() {
+  return {"compare", "judge one dumped run against another", "compare REFERENCE ACTUAL [options]",
+          "  isoshard verify --dump runs\n"
+          "  isoshard compare runs/reference_qwen2_dp2 runs/ddp_qwen2_dp2",
+          declare, run};
+}
+
+}  // namespace isoshard

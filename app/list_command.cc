@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+/// `isoshard list`: what there is to select.
+#include <fmt/format.h>
+
+#include <boost/program_options/value_semantic.hpp>
+
+#include "app/commands.h"
+#include "base/error.h"
+#include "base/suggest.h"
+#include "conformance/detection/contracts.h"
+#include "conformance/detection/fault.h"
+#include "conformance/subjects/registry.h"
+#include "fixtures/cases/presets.h"
+#include "harness/cli/exit_code.h"
+#include "model/builtin.h"
+
+namespace isoshard {
+namespace {
+
+namespace po = boost::program_options;
+
+void list_subjects() {
+  for (const auto& subject : subjects()) fmt::print("{:<10} {}\n", subject.name, subject.summary);
+}
+
+void list_models() {
+  for (const auto& name : builtin_names()) {
+    const ModelConfig config = builtin_config(name);
+    fmt::print("{:<22} {}, {} layers, hidden {}, {} heads, {} kv heads, ffn {}, vocabulary {}\n", name, config.model_type, config.num_layers,
+               config.hidden_size, config.num_heads, config.num_kv_heads, config.intermediate_size, config.vocab_size);
+  }
+}
+
+void list_cases() {
+  for (const auto& preset : preset_names()) {
+    for (const auto& item : preset_cases(preset)) fmt::print("{:<8} {}\n", preset, item.slug());
+  }
+}
+
+void list_contracts() {
+  for (const auto& contract : contracts()) fmt::print("{:<34} {}\n", contract.id, contract.claim);
+}
+
+void list_faults() {
+  for (const auto& fault : fault_catalogue())
+    fmt::print("{:<28} {}  {}  ({})\n", fault.id, fault.fault_class, fault.summary, fault.smallest_case().slug());
+}
+
+int run(const ParsedOptions& options) {
+  const std::vector<std::pair<std::string, void (*)()>> lists = {
+      {"subjects", list_subjects}, {"models", list_models}, {"cases", list_cases}, {"contracts", list_contracts}, {"faults", list_faults}};
+  std::vector<std::string> known;
+  for (const auto& [name, function] : lists) known.push_back(name);
+  if (!options.given("what")) throw UsageError(fmt::format("list what? one of: {}", fmt::join(known, ", ")));
+  const auto& what = options.get<std::string>("what");
+  for (const auto& [name, function] : lists) {
+    if (name != what) continue;
+    function();
+    return kExitConforms;
+  }
+  throw UsageError(fmt::format("cannot list '{}'{}; one of: {}", what, did_you_mean(what, known), fmt::join(known, ", ")));
+}
+
+}  // namespace
+
+Command list_command() {
+  return {"list", "list subjects, models, cases, contracts or faults", "list {subjects,models,cases,contracts,faults}",
+          "  isoshard list faults",
+          [](OptionTable& table) {
+            table.options.add_options()("what", po::value<std::string>(), "subjects, models, cases, contracts or faults");
+            table.positional.add("what", 1);
+          },
+          run};
+}
+
+}  // namespace isoshard

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Makes output folders and finds out early whether they can be written to.
+#include "app/output_folder.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+#include "base/error.h"
+
+namespace isoshard {
+
+void require_writable_folder(const std::filesystem::path& folder, std::string_view option) {
+  std::error_code error;
+  const auto status = std::filesystem::symlink_status(folder, error);
+  if (std::filesystem::is_symlink(status)) throw UsageError(fmt::format("{} {}: is a symbolic link; name the folder itself", option, folder.string()));
+  if (std::filesystem::exists(status) && !std::filesystem::is_directory(status))
+    throw UsageError(fmt::format("{} {}: exists and is not a folder", option, folder.string()));
+  std::filesystem::create_directories(folder, error);
+  if (error) throw UsageError(fmt::format("{} {}: cannot be made: {}", option, folder.string(), error.message()));
+  // access() would lie to root on a read-only file system, so try for real.
+  const int probe = open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+  if (probe >= 0) {
+    close(probe);
+  } else if (errno == EOPNOTSUPP || errno == EISDIR) {
+    if (access(folder.c_str(), W_OK) != 0) throw UsageError(fmt::format("{} {}: not writable: {}", option, folder.string(), std::strerror(errno)));
+  } else {
+    throw UsageError(fmt::format("{} {}: not writable: {}", option, folder.string(), std::strerror(errno)));
+  }
+}
+
+}  // namespace isoshard

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+/// `isoshard verify`: runs every selected case against its reference and prints what was found.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "app/commands.h"
+#include "app/output_folder.h"
+#include "app/verify_options.h"
+#include "base/atomic_file.h"
+#include "base/error.h"
+#include "conformance/detection/fault.h"
+#include "conformance/subjects/run_case.h"
+#include "fixtures/reference/reference.h"
+#include "harness/cli/exit_code.h"
+#include "harness/cli/progress.h"
+#include "harness/report/report.h"
+#include "harness/trace/bundle.h"
+#include "train/model_folder.h"
+
+namespace isoshard {
+namespace {
+
+/// What is printed, and what goes to --output-dir.
+struct Output {
+  std::string text;
+  nlohmann::json cases = nlohmann::json::array();
+  int exit_code = kExitConforms;
+  int conforming = 0;
+
+  void print(const std::string& part) {
+    fmt::print("{}", part);
+    std::fflush(stdout);
+    text += part;
+  }
+};
+
+Verdict run_one(const VerifyRequest& request, const Case& item, const Reference& reference) {
+  RunOptions options;
+  if (!request.dump.empty()) options.keep = Keep::kEverything;
+  const FaultProbe probe;
+  if (!request.fault.empty()) options = with_fault(options, find_fault(request.fault), item, probe);
+  const Trace trace = run_case(item, reference, options);
+  if (!request.fault.empty() && probe.count() == 0)
+    throw InfrastructureError(fmt::format("fault {} never fired in {}: the case does not use what it breaks", request.fault, item.slug()));
+  if (!request.dump.empty()) write_bundle(request.dump / item.slug(), trace);
+  return judge(reference, trace, judge_options(item));
+}
+
+void report_one(const VerifyRequest& request, const Case& item, const Verdict& verdict, Output& output) {
+  RenderOptions options;
+  options.color = isatty(STDOUT_FILENO) != 0;
+  options.all_tensors = request.verbose;
+  output.print(render(verdict, options));
+  output.print("\n");
+  nlohmann::json json = report_json(verdict);
+  json["case"] = item.slug();
+  json["fault"] = request.fault.empty() ? nlohmann::json(nullptr) : nlohmann::json(request.fault);
+  output.cases.push_back(std::move(json));
+  output.exit_code = combine_exit_codes(output.exit_code, exit_code_of(verdict.status));
+  if (verdict.status == Status::kConforms) ++output.conforming;
+}
+
+/// A case whose world broke down: reported, and the other cases still run.
+void report_failure(const Case& item, const InfrastructureError& error, Output& output) {
+  output.print(fmt::format("INCOMPLETE  {}: {}\n\n", item.slug(), error.what()));
+  output.cases.push_back({{"case", item.slug()}, {"status", "incomplete"}, {"reason", error.what()}});
+  output.exit_code = combine_exit_codes(output.exit_code, kExitInfrastructure);
+}
+
+void run_cases(const VerifyRequest& request, Output& output) {
+  Progress progress(static_cast<int>(request.cases.size()));
+  Reference reference;
+  std::string reference_slug;
+  for (const Case& item : request.cases) {
+    progress.show(item.slug());
+    try {
+      if (item.reference_slug() != reference_slug) {
+        reference = Reference();  // frees the last one's memory before the next is made
+        reference = make_reference(item);
+        reference_slug = item.reference_slug();
+        if (!request.dump.empty()) write_bundle(request.dump / ("reference_" + reference_slug), reference);
+      }
+      const Verdict verdict = run_one(request, item, reference);
+      progress.clear();
+      report_one(request, item, verdict, output);
+    } catch (const InfrastructureError& error) {
+      progress.clear();
+      report_failure(item, error, output);
+      if (interrupt_signal() != 0) {
+        output.exit_code = 128 + interrupt_signal();
+        return;
+      }
+    }
+  }
+}
+
+void write_reports(const VerifyRequest& request, const Output& output) {
+  if (request.output_dir.empty()) return;
+  const nlohmann::json report = {{"schema", 1}, {"exit_code", output.exit_code}, {"cases", output.cases}};
+  write_file_atomically(request.output_dir / "report.json", report.dump(1) + "\n");
+  write_file_atomically(request.output_dir / "report.txt", output.text);
+}
+
+std::string summary_line(const VerifyRequest& request, const Output& output) {
+  const auto total = request.cases.size();
+  if (output.exit_code >= kExitInterrupted) return fmt::format("interrupted after {} of {} cases\n", output.cases.size(), total);
+  return fmt::format("{} of {} case{} conform{}\n", output.conforming, total, total == 1 ? "" : "s", total == 1 ? "s" : "");
+}
+
+int run_verify(const ParsedOptions& options) {
+  const VerifyRequest request = verify_request_of(options);
+  if (!request.output_dir.empty()) require_writable_folder(request.output_dir, "--output-dir");
+  if (!request.dump.empty()) require_writable_folder(request.dump, "--dump");
+  if (!request.save_init_weights.empty()) save_initial_weights(request.cases.front(), request.save_init_weights);
+  Output output;
+  run_cases(request, output);
+  output.print(summary_line(request, output));
+  write_reports(request, output);
+  return output.exit_code;
+}
+
+}  // namespace
+
+Command verify_command() {
+  return {"verify",
+          "judge our parallel training against a single process, tensor by tensor",
+          "verify [options]",
+          "  isoshard verify                                            the small preset: ddp and autotp on 2 to 6 processes\n"
+          "  isoshard verify --tp 2 --dp 2 --subjects autotp --dtype fp32\n"
+          "  isoshard verify --model DIR --tp 2 --dp 2                  a Hugging Face Qwen2 folder with its weights\n"
+          "  isoshard verify --fault mlp_input_grad_partial             what a real bug looks like (exits 1)",
+          declare_verify_options, run_verify};
+}
+
+}  // namespace isoshard

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Options of `verify`: a preset or a fault's own case is the start, every given flag changes it.
+#include "app/verify_options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <boost/program_options/value_semantic.hpp>
+#include <sstream>
+
+#include "base/error.h"
+#include "base/suggest.h"
+#include "conformance/detection/fault.h"
+#include "conformance/subjects/registry.h"
+#include "fixtures/cases/presets.h"
+#include "model/builtin.h"
+#include "train/model_folder.h"
+
+namespace isoshard {
+namespace {
+
+namespace po = boost::program_options;
+using Strings = std::vector<std::string>;
+
+/// `--dtype fp32,bf16` and `--dtype fp32 bf16` are the same.
+Strings split_commas(const Strings& items) {
+  Strings result;
+  for (const auto& item : items) {
+    std::istringstream stream(item);
+    for (std::string part; std::getline(stream, part, ',');) {
+      if (!part.empty()) result.push_back(part);
+    }
+  }
+  return result;
+}
+
+Strings list_option(const ParsedOptions& options, const std::string& name) {
+  return options.given(name) ? split_commas(options.get<Strings>(name)) : Strings{};
+}
+
+template <class T>
+void override_with(const ParsedOptions& options, const std::string& name, T& target) {
+  if (options.given(name)) target = options.get<T>(name);
+}
+
+void apply_model(const ParsedOptions& options, std::vector<Case>& cases) {
+  if (!options.given("model")) return;
+  const auto& name = options.get<std::string>("model");
+  std::error_code ignored;
+  const bool is_path = std::filesystem::exists(name, ignored) || name.starts_with('.') || name.starts_with('/') || name.ends_with(".json");
+  const ModelFolder folder = is_path ? load_model_folder(name) : ModelFolder{builtin_config(name), {}, name};
+  for (Case& item : cases) {
+    item.config = folder.config;
+    item.model_name = folder.name;
+    item.weights_path = folder.weights_path;
+  }
+}
+
+void apply_sizes(const ParsedOptions& options, Case& item) {
+  override_with(options, "num-layers", item.config.num_layers);
+  override_with(options, "batch-size", item.batch_size);
+  override_with(options, "seq-length", item.seq_length);
+  override_with(options, "seed", item.seed);
+  override_with(options, "init-weights", item.weights_path);
+  if (options.given("attn-impl")) item.attention = parse_attention_impl(options.get<std::string>("attn-impl"));
+  if (!options.given("data")) return;
+  const auto& data = options.get<std::string>("data");
+  item.data.kind = data == "random" ? DataSource::Kind::kRandomIds : DataSource::Kind::kText;
+  item.data.path = data == "random" || data == "text" ? std::string() : data;
+}
+
+void apply_settings(const ParsedOptions& options, TrainSettings& settings) {
+  if (options.given("optimizer")) settings.optimizer.kind = parse_optimizer(options.get<std::string>("optimizer"));
+  override_with(options, "learning-rate", settings.optimizer.learning_rate);
+  override_with(options, "weight-decay", settings.optimizer.weight_decay);
+  override_with(options, "max-grad-norm", settings.max_grad_norm);
+  if (options.given("loss-mean")) settings.loss_mean = parse_loss_mean(options.get<std::string>("loss-mean"));
+}
+
+/// Meshes: without --tp and --dp the preset's; with one of them, one mesh a subject. ddp has no tp axis: it stays at tp 1.
+std::vector<Case> expand(const ParsedOptions& options, const std::vector<Case>& base) {
+  Strings subjects = list_option(options, "subjects");
+  for (const auto& subject : subjects) require_subject(subject);
+  const Strings dtypes = list_option(options, "dtype");
+  const bool own_mesh = options.given("tp") || options.given("dp");
+  const int tp = options.given("tp") ? options.get<int>("tp") : 0;
+  if (!subjects.empty() && tp > 1 && subjects == Strings{"ddp"})
+    throw UsageError(fmt::format("--subjects ddp --tp {}: ddp has no tp axis; leave --tp out or take autotp", tp));
+
+  std::vector<Case> result;
+  const auto add = [&](Case item) {
+    if (own_mesh) {
+      const bool has_tp = item.subject != "ddp";
+      item.tp = has_tp ? (options.given("tp") ? tp : std::max(item.tp, 1)) : 1;
+      item.dp = options.given("dp") ? options.get<int>("dp") : (has_tp ? 1 : item.dp);
+    }
+    const bool known = std::any_of(result.begin(), result.end(), [&](const Case& other) {
+      return other.subject == item.subject && other.tp == item.tp && other.dp == item.dp && other.dtype == item.dtype;
+    });
+    if (!known) result.push_back(std::move(item));
+  };
+  for (const Case& item : base) {
+    if (!subjects.empty() && std::find(subjects.begin(), subjects.end(), item.subject) == subjects.end()) continue;
+    if (dtypes.empty()) {
+      add(item);
+    } else {
+      for (const auto& name : dtypes) {
+        Case copy = item;
+        copy.dtype = parse_dtype(name);
+        add(std::move(copy));
+      }
+    }
+  }
+  if (result.empty()) throw UsageError("nothing selected: no case of the preset has one of these subjects and dtypes");
+  return result;
+}
+
+std::vector<Case> base_cases(const ParsedOptions& options, const std::string& fault) {
+  const auto& preset = options.get<std::string>("preset");
+  if (!fault.empty()) {
+    if (options.given("preset")) throw UsageError("--fault brings its own case; leave --preset out and change it by other flags");
+    return {find_fault(fault).smallest_case()};
+  }
+  return preset_cases(preset);
+}
+
+/// A fault's case keeps its subject unless another is asked for.
+void apply_fault_subject(const ParsedOptions& options, std::vector<Case>& cases) {
+  const Strings subjects = list_option(options, "subjects");
+  if (subjects.empty()) return;
+  std::vector<Case> result;
+  for (const auto& subject : subjects) {
+    for (Case item : cases) {
+      item.subject = subject;
+      result.push_back(std::move(item));
+    }
+  }
+  cases = std::move(result);
+}
+
+}  // namespace
+
+void declare_verify_options(OptionTable& table) {
+  const auto list = [] { return po::value<Strings>()->multitoken()->composing(); };
+  auto add = table.options.add_options();
+  add("preset", po::value<std::string>()->default_value("small"), "where to start from: small (2 layers, hidden 96, real text)");
+  add("model", po::value<std::string>(), "built-in name, config.json, or Hugging Face folder (its weights are used)");
+  add("num-layers", po::value<std::int64_t>(), "cut the model to this many layers");
+  add("subjects", list(), "implementations to judge: ddp autotp (default: the preset's)");
+  add("tp", po::value<int>(), "tensor-parallel degree");
+  add("dp", po::value<int>(), "data-parallel degree");
+  add("dtype", list(), "fp32 bf16 fp64 (default: the preset's)");
+  add("attn-impl", po::value<std::string>(), "eager or sdpa");
+  add("batch-size", po::value<std::int64_t>(), "samples per data-parallel rank");
+  add("seq-length", po::value<std::int64_t>(), "tokens per sample");
+  add("data", po::value<std::string>(), "text (the built-in one), random, or the path of a text file");
+  add("seed", po::value<std::uint64_t>(), "of weights and random data");
+  add("loss-mean", po::value<std::string>(), "global (over all counted tokens) or local (mean of rank means)");
+  add("optimizer", po::value<std::string>(), "sgd or adamw");
+  add("learning-rate", po::value<double>(), "step size");
+  add("weight-decay", po::value<double>(), "weight decay");
+  add("max-grad-norm", po::value<double>(), "clip by this global norm; 0: do not clip");
+  add("init-weights", po::value<std::string>(), "read the initial weights from this safetensors file");
+  add("save-init-weights", po::value<std::string>(), "write the initial weights to this safetensors file");
+  add("fault", po::value<std::string>(), "inject a fault of the catalogue (list faults); exit 1 is then the right answer");
+  add("dump", po::value<std::string>(), "write every run as a bundle below this folder (for compare)");
+  add("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
+  add("verbose", po::bool_switch(), "show every tensor, not the summary tables only");
+  table.aliases = {{"tp-size", "tp"},         {"dp-size", "dp"},         {"model-name", "model"},         {"lr", "learning-rate"},
+                   {"subject", "subjects"},   {"dtypes", "dtype"},       {"init-weights-path", "init-weights"},
+                   {"layers", "num-layers"},  {"clip", "max-grad-norm"}, {"seq-len", "seq-length"}};
+}
+
+VerifyRequest verify_request_of(const ParsedOptions& options) {
+  VerifyRequest request;
+  if (options.given("fault")) request.fault = find_fault(options.get<std::string>("fault")).id;
+  std::vector<Case> cases = base_cases(options, request.fault);
+  apply_model(options, cases);
+  for (Case& item : cases) {
+    apply_sizes(options, item);
+    apply_settings(options, item.settings);
+  }
+  if (!request.fault.empty()) apply_fault_subject(options, cases);
+  request.cases = expand(options, cases);
+  for (const Case& item : request.cases) {
+    item.validate();
+    if (!item.weights_path.empty()) check_weights(item.weights_path, item.config);
+  }
+  std::stable_sort(request.cases.begin(), request.cases.end(),
+                   [](const Case& a, const Case& b) { return a.reference_slug() < b.reference_slug(); });
+  if (options.given("dump")) request.dump = options.get<std::string>("dump");
+  if (options.given("output-dir")) request.output_dir = options.get<std::string>("output-dir");
+  if (options.given("save-init-weights")) request.save_init_weights = options.get<std::string>("save-init-weights");
+  request.verbose = options.get<bool>("verbose");
+  return request;
+}
+
+}  // namespace isoshard

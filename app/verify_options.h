@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+/// From the options of `verify` to the list of cases to run.
+#pragma once
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "fixtures/cases/case.h"
+#include "harness/cli/options.h"
+
+namespace isoshard {
+
+struct VerifyRequest {
+  std::vector<Case> cases;                    ///< validated; ordered so that cases which share a reference are neighbours
+  std::string fault;                          ///< empty: none
+  std::filesystem::path dump;                 ///< empty: no bundles
+  std::filesystem::path output_dir;           ///< empty: nothing is written
+  std::filesystem::path save_init_weights;    ///< empty: not saved
+  bool verbose = false;
+};
+
+void declare_verify_options(OptionTable& table);
+
+/// Errors   UsageError and FileError: everything that is wrong with settings and input files, before any rank starts.
+[[nodiscard]] VerifyRequest verify_request_of(const ParsedOptions& options);
+
+}  // namespace isoshard

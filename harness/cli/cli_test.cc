@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Options come from command line, environment and file in this order, and every cause has its exit code.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <boost/program_options/value_semantic.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include "base/error.h"
+#include "harness/cli/exit_code.h"
+#include "harness/cli/options.h"
+
+namespace isoshard {
+namespace {
+
+namespace po = boost::program_options;
+using ::testing::HasSubstr;
+
+OptionTable make_table() {
+  OptionTable table;
+  table.options.add_options()("config", po::value<std::string>(), "file")("tp", po::value<int>()->default_value(1), "degree")(
+      "batch-size", po::value<int>()->default_value(2), "samples")("dtype", po::value<std::vector<std::string>>()->multitoken(), "dtypes");
+  table.aliases = {{"tp-size", "tp"}};
+  return table;
+}
+
+std::string message_of(const std::vector<std::string>& arguments) {
+  try {
+    (void)parse_options(make_table(), arguments);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+struct EnvironmentGuard {
+  explicit EnvironmentGuard(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+  ~EnvironmentGuard() { unsetenv(name_); }
+  const char* name_;
+};
+
+TEST(Options, UnderscoresAndAliasesNameTheSameOption) {
+  EXPECT_EQ(parse_options(make_table(), {"--batch_size", "5"}).get<int>("batch-size"), 5);
+  EXPECT_EQ(parse_options(make_table(), {"--tp_size=4"}).get<int>("tp"), 4);
+}
+
+TEST(Options, CommandLineWinsOverEnvironmentOverFile) {
+  const auto path = std::filesystem::temp_directory_path() / ("isoshard_cli_test_" + std::to_string(getpid()) + ".json");
+  std::ofstream(path) << R"({"tp": 7, "batch_size": 9, "dtype": ["fp32", "bf16"]})";
+  const EnvironmentGuard environment("ISOSHARD_BATCH_SIZE", "8");
+
+  const auto parsed = parse_options(make_table(), {"--config", path.string(), "--tp", "3"});
+  std::filesystem::remove(path);
+
+  EXPECT_EQ(parsed.get<int>("tp"), 3);
+  EXPECT_EQ(parsed.get<int>("batch-size"), 8);
+  EXPECT_THAT(parsed.get<std::vector<std::string>>("dtype"), ::testing::ElementsAre("fp32", "bf16"));
+  EXPECT_EQ(parsed.origins.at("tp"), "command line");
+  EXPECT_EQ(parsed.origins.at("batch-size"), "environment");
+  EXPECT_EQ(parsed.origins.at("dtype"), path.string());
+}
+
+TEST(Options, UnknownFlagIsAUsageErrorWithASuggestion) {
+  EXPECT_THAT(message_of({"--batch-sise", "2"}), HasSubstr("did you mean 'batch-size'"));
+  EXPECT_THROW((void)parse_options(make_table(), {"--batch", "2"}), UsageError) << "abbreviations must be refused";
+}
+
+TEST(Options, MalformedOrRepeatedValuesAreUsageErrors) {
+  EXPECT_THROW((void)parse_options(make_table(), {"--tp", "two"}), UsageError);
+  EXPECT_THROW((void)parse_options(make_table(), {"--tp"}), UsageError);
+  EXPECT_THROW((void)parse_options(make_table(), {"--tp", "2", "--tp", "3"}), UsageError);
+}
+
+TEST(Options, BadConfigFilesAreFileErrors) {
+  EXPECT_THROW((void)parse_options(make_table(), {"--config", "/nonexistent/file.json"}), FileError);
+  const auto path = std::filesystem::temp_directory_path() / ("isoshard_cli_bad_" + std::to_string(getpid()) + ".json");
+  for (const char* text : {"not json", "[1]", R"({"tq": 1})", R"({"tp": {"a": 1}})"}) {
+    std::ofstream(path, std::ios::trunc) << text;
+    EXPECT_THROW((void)parse_options(make_table(), {"--config", path.string()}), FileError) << text;
+  }
+  std::filesystem::remove(path);
+}
+
+TEST(ExitCodes, EveryCauseHasItsCode) {
+  EXPECT_EQ(exit_code_of(Status::kConforms), 0);
+  EXPECT_EQ(exit_code_of(Status::kDiverges), 1);
+  EXPECT_EQ(exit_code_of(Status::kVacuous), 1);
+  EXPECT_EQ(exit_code_of(Status::kIncomplete), 4);
+  EXPECT_EQ(exit_code_of(UsageError("x")), 2);
+  EXPECT_EQ(exit_code_of(FileError("x")), 3);
+  EXPECT_EQ(exit_code_of(InfrastructureError("x")), 4);
+  EXPECT_EQ(exit_code_of(TimeoutError("x")), 4);
+  EXPECT_EQ(exit_code_of(std::bad_alloc()), 4);
+  EXPECT_EQ(exit_code_of(GoldenError("x")), 5);
+  EXPECT_EQ(exit_code_of(VacuousError("x")), 1);
+}
+
+TEST(ExitCodes, TheGraverCodeWinsInEitherOrder) {
+  const std::vector<int> by_gravity = {0, 5, 1, 4, 143, 130};
+  for (std::size_t i = 0; i < by_gravity.size(); ++i) {
+    for (std::size_t j = 0; j < by_gravity.size(); ++j) {
+      EXPECT_EQ(combine_exit_codes(by_gravity[i], by_gravity[j]), by_gravity[std::max(i, j)]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace isoshard

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The exit codes of every command, and the one place where causes are mapped to them.
+#pragma once
+#include <exception>
+
+#include "harness/compare/verdict.h"
+
+namespace isoshard {
+
+enum ExitCode : int {
+  kExitConforms = 0,
+  kExitDiverges = 1,        ///< diverges or vacuous
+  kExitUsage = 2,           ///< wrong flags or settings; also: nothing selected
+  kExitBadInput = 3,        ///< a malformed input file
+  kExitInfrastructure = 4,  ///< crash, hang, exception, resources, incomplete
+  kExitGolden = 5,          ///< golden missing, stale or refused
+  kExitInterrupted = 130,   ///< SIGINT (143: SIGTERM)
+  kExitTerminated = 143,
+};
+
+[[nodiscard]] int exit_code_of(Status status) noexcept;
+/// Anything that is not one of the project's errors is infrastructure.
+[[nodiscard]] int exit_code_of(const std::exception& error) noexcept;
+/// The code of two results together: 130/143 > 4 > 1 > 5 > 0. (2 and 3 end a command before it has results.)
+[[nodiscard]] int combine_exit_codes(int a, int b) noexcept;
+
+}  // namespace isoshard

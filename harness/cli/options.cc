@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Boost.Program_options with suggestions, aliases, environment and JSON file.
+#include "harness/cli/options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <boost/program_options/environment_iterator.hpp>
+#include <boost/program_options/errors.hpp>
+#include <boost/program_options/parsers.hpp>
+#include <cctype>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/suggest.h"
+
+namespace isoshard {
+namespace {
+
+namespace po = boost::program_options;
+
+std::vector<std::string> names_of(const OptionTable& table) {
+  std::vector<std::string> names;
+  for (const auto& option : table.options.options()) names.push_back(option->long_name());
+  return names;
+}
+
+/// --tp_size=2 -> --tp-size=2 -> --tp=2.
+std::string normalise_flag(const OptionTable& table, const std::string& argument) {
+  if (argument.size() < 3 || !argument.starts_with("--")) return argument;
+  const auto equals = argument.find('=');
+  std::string name = argument.substr(2, equals == std::string::npos ? equals : equals - 2);
+  std::replace(name.begin(), name.end(), '_', '-');
+  if (const auto alias = table.aliases.find(name); alias != table.aliases.end()) name = alias->second;
+  return "--" + name + (equals == std::string::npos ? "" : argument.substr(equals));
+}
+
+po::parsed_options parse_command_line(const OptionTable& table, const std::vector<std::string>& arguments) {
+  std::vector<std::string> normalised;
+  for (const auto& argument : arguments) normalised.push_back(normalise_flag(table, argument));
+  const int style = po::command_line_style::allow_long | po::command_line_style::long_allow_adjacent |
+                    po::command_line_style::long_allow_next | po::command_line_style::allow_short |
+                    po::command_line_style::allow_dash_for_short | po::command_line_style::short_allow_next;
+  return po::command_line_parser(normalised).options(table.options).positional(table.positional).style(style).run();
+}
+
+/// ISOSHARD_BATCH_SIZE -> batch-size; empty for what is no option of this command.
+std::string option_of_variable(const OptionTable& table, const std::string& variable) {
+  constexpr std::string_view kPrefix = "ISOSHARD_";
+  if (!variable.starts_with(kPrefix)) return {};
+  std::string name = variable.substr(kPrefix.size());
+  for (char& c : name) c = c == '_' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return table.options.find_nothrow(name, false) != nullptr ? name : std::string();
+}
+
+po::parsed_options parse_config_file(const OptionTable& table, const std::string& path) {
+  std::ifstream stream(path);
+  if (!stream) throw FileError(fmt::format("{}: cannot be read (--config)", path));
+  nlohmann::json json;
+  try {
+    json = nlohmann::json::parse(stream);
+  } catch (const nlohmann::json::exception& error) {
+    throw FileError(fmt::format("{}: not JSON: {}", path, error.what()));
+  }
+  if (!json.is_object()) throw FileError(fmt::format("{}: must be an object of option names and values", path));
+  po::parsed_options parsed(&table.options);
+  const auto names = names_of(table);
+  for (const auto& [key, value] : json.items()) {
+    std::string name = normalise_flag(table, "--" + key).substr(2);
+    if (table.options.find_nothrow(name, false) == nullptr)
+      throw FileError(fmt::format("{}: unknown option '{}'{}", path, key, did_you_mean(name, names)));
+    po::option option;
+    option.string_key = name;
+    const auto add = [&](const nlohmann::json& item) { option.value.push_back(item.is_string() ? item.get<std::string>() : item.dump()); };
+    if (value.is_array()) {
+      for (const auto& item : value) add(item);
+    } else if (value.is_object() || value.is_null()) {
+      throw FileError(fmt::format("{}: option '{}' must be a string, number, boolean or list", path, key));
+    } else {
+      add(value);
+    }
+    parsed.options.push_back(option);
+  }
+  return parsed;
+}
+
+void note_origins(ParsedOptions& result, const std::string& origin) {
+  for (const auto& [name, value] : result.values) {
+    if (!value.defaulted()) result.origins.emplace(name, origin);
+  }
+}
+
+[[noreturn]] void throw_usage(const OptionTable& table, const po::error& error) {
+  if (const auto* unknown = dynamic_cast<const po::unknown_option*>(&error)) {
+    std::string name = unknown->get_option_name();
+    const auto start = name.find_first_not_of('-');
+    name = start == std::string::npos ? name : name.substr(start);
+    throw UsageError(fmt::format("unknown option '--{}'{}; --help lists the options", name, did_you_mean(name, names_of(table))));
+  }
+  throw UsageError(fmt::format("{}; --help lists the options", error.what()));
+}
+
+}  // namespace
+
+ParsedOptions parse_options(const OptionTable& table, const std::vector<std::string>& arguments) {
+  ParsedOptions result;
+  try {
+    po::store(parse_command_line(table, arguments), result.values);
+    note_origins(result, "command line");
+    po::store(po::parse_environment(table.options, [&](const std::string& variable) { return option_of_variable(table, variable); }),
+              result.values);
+    note_origins(result, "environment");
+    if (result.values.count("config") != 0 && !result.values["config"].as<std::string>().empty()) {
+      const auto path = result.values["config"].as<std::string>();
+      po::store(parse_config_file(table, path), result.values);
+      note_origins(result, path);
+    }
+    po::notify(result.values);
+  } catch (const po::error& error) {
+    throw_usage(table, error);
+  }
+  return result;
+}
+
+std::string render_config(const OptionTable& table, const ParsedOptions& parsed) {
+  std::string text;
+  for (const auto& option : table.options.options()) {
+    const auto& name = option->long_name();
+    if (name == "help" || name == "print-config") continue;
+    std::string value = "-";
+    if (parsed.values.count(name) != 0) {
+      const auto& any = parsed.values[name].value();
+      if (const auto* s = boost::any_cast<std::string>(&any)) value = *s;
+      if (const auto* i = boost::any_cast<int>(&any)) value = fmt::format("{}", *i);
+      if (const auto* l = boost::any_cast<std::int64_t>(&any)) value = fmt::format("{}", *l);
+      if (const auto* u = boost::any_cast<std::uint64_t>(&any)) value = fmt::format("{}", *u);
+      if (const auto* d = boost::any_cast<double>(&any)) value = fmt::format("{}", *d);
+      if (const auto* b = boost::any_cast<bool>(&any)) value = *b ? "true" : "false";
+      if (const auto* v = boost::any_cast<std::vector<std::string>>(&any)) value = fmt::format("{}", fmt::join(*v, ","));
+    }
+    const auto origin = parsed.origins.find(name);
+    text += fmt::format("{:<22} {:<32} {}\n", name, value, origin == parsed.origins.end() ? "default" : origin->second);
+  }
+  return text;
+}
+
+}  // namespace isoshard

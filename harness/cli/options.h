@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Options of a command: from the command line, the environment (ISOSHARD_*) and a JSON file, in this order of precedence.
+#pragma once
+#include <boost/program_options/options_description.hpp>
+#include <boost/program_options/positional_options.hpp>
+#include <boost/program_options/variables_map.hpp>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace isoshard {
+
+/// What a command accepts. `aliases` maps other systems' flag names to ours (tp-size -> tp).
+struct OptionTable {
+  boost::program_options::options_description options{"options"};
+  boost::program_options::positional_options_description positional;
+  std::map<std::string, std::string, std::less<>> aliases;
+};
+
+struct ParsedOptions {
+  boost::program_options::variables_map values;
+  std::map<std::string, std::string, std::less<>> origins;  ///< option -> "command line", "ISOSHARD_TP", "FILE", "default"
+
+  [[nodiscard]] bool given(const std::string& name) const { return values.count(name) != 0 && !values[name].defaulted(); }
+  template <class T>
+  [[nodiscard]] const T& get(const std::string& name) const {
+    return values[name].template as<T>();
+  }
+};
+
+/// Parses `arguments` (without program and command names). `_` in a flag name is taken as `-`. Abbreviations are refused.
+/// Errors   UsageError: unknown flag (with a suggestion), missing or malformed value, a flag given twice.
+///          FileError: the --config file is not a flat JSON object of known options.
+[[nodiscard]] ParsedOptions parse_options(const OptionTable& table, const std::vector<std::string>& arguments);
+
+/// One line an option: name, value, where it came from.
+[[nodiscard]] std::string render_config(const OptionTable& table, const ParsedOptions& parsed);
+
+}  // namespace isoshard

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The decorating communicator and the faults that need nothing but the call.
+#include "harness/fault/collective_fault.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace isoshard {
+namespace {
+
+class SkipSegments final : public CollectiveFault {
+ public:
+  using Matches = std::function<bool(const CallInfo&, const Segment*)>;
+  explicit SkipSegments(Matches matches) : matches_(std::move(matches)) {}
+
+  bool applies(const InterceptedCall& call) const override {
+    if (call.op != CollectiveOp::kAllReduce) return false;
+    if (call.info.segments.empty()) return matches_(call.info, nullptr);
+    return std::any_of(call.info.segments.begin(), call.info.segments.end(), [&](const Segment& s) { return matches_(call.info, &s); });
+  }
+
+  Work apply(const InterceptedCall& call) const override {
+    struct Saved {
+      std::byte* data;
+      std::vector<std::byte> bytes;
+    };
+    std::vector<Saved> saved;
+    const auto element = static_cast<std::int64_t>(size_of(call.output.dtype));
+    for (const Segment& segment : call.info.segments) {
+      if (!matches_(call.info, &segment)) continue;
+      std::byte* begin = call.output.data + segment.offset * element;
+      saved.push_back({begin, {begin, begin + segment.count * element}});
+    }
+    if (saved.size() == call.info.segments.size()) return {};  // nothing left to send
+    Work work = call.pass();
+    work.wait();
+    for (const Saved& part : saved) std::memcpy(part.data, part.bytes.data(), part.bytes.size());
+    return {};
+  }
+
+ private:
+  Matches matches_;
+};
+
+class FaultyCommunicator final : public Communicator {
+ public:
+  FaultyCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<const CollectiveFault> fault, FaultProbe probe)
+      : inner_(std::move(inner)), fault_(std::move(fault)), probe_(std::move(probe)) {}
+
+  int rank() const noexcept override { return inner_->rank(); }
+  int size() const noexcept override { return inner_->size(); }
+  ReductionOrder reduction_order() const noexcept override { return inner_->reduction_order(); }
+  int world_rank_of(int rank) const override { return inner_->world_rank_of(rank); }
+
+  Work all_reduce(Buffer data, Reduction reduction, const CallInfo& info) override {
+    return send({CollectiveOp::kAllReduce, data, data, reduction, 0, info, inner_.get()});
+  }
+  Work all_gather(ConstBuffer input, Buffer output, const CallInfo& info) override {
+    return send({CollectiveOp::kAllGather, input, output, Reduction::kSum, 0, info, inner_.get()});
+  }
+  Work reduce_scatter(ConstBuffer input, Buffer output, Reduction reduction, const CallInfo& info) override {
+    return send({CollectiveOp::kReduceScatter, input, output, reduction, 0, info, inner_.get()});
+  }
+  Work broadcast(Buffer data, int root, const CallInfo& info) override {
+    return send({CollectiveOp::kBroadcast, data, data, Reduction::kSum, root, info, inner_.get()});
+  }
+  void barrier(const CallInfo& info) override {
+    Work work = send({CollectiveOp::kBarrier, {}, {}, Reduction::kSum, 0, info, inner_.get()});
+    work.wait();
+  }
+  std::unique_ptr<Communicator> split(int color, int key) override {
+    return std::make_unique<FaultyCommunicator>(inner_->split(color, key), fault_, probe_);
+  }
+  void abort(std::string_view reason) noexcept override { inner_->abort(reason); }
+
+ private:
+  Work send(const InterceptedCall& call) {
+    if (call.info.purpose == Purpose::kSetup || !fault_->applies(call)) return call.pass();
+    probe_.fired();
+    return fault_->apply(call);
+  }
+
+  std::unique_ptr<Communicator> inner_;
+  std::shared_ptr<const CollectiveFault> fault_;
+  FaultProbe probe_;
+};
+
+}  // namespace
+
+Work InterceptedCall::pass() const {
+  switch (op) {
+    case CollectiveOp::kAllReduce: return comm->all_reduce(output, reduction, info);
+    case CollectiveOp::kAllGather: return comm->all_gather(input, output, info);
+    case CollectiveOp::kReduceScatter: return comm->reduce_scatter(input, output, reduction, info);
+    case CollectiveOp::kBroadcast: return comm->broadcast(output, root, info);
+    case CollectiveOp::kBarrier: comm->barrier(info); return {};
+    case CollectiveOp::kSplit: break;  // never intercepted
+  }
+  throw CommError("a collective of an unknown kind was called");
+}
+
+std::shared_ptr<const CollectiveFault> skip_segments(std::function<bool(const CallInfo&, const Segment*)> matches) {
+  return std::make_shared<SkipSegments>(std::move(matches));
+}
+
+std::unique_ptr<Communicator> decorate_with_fault(std::unique_ptr<Communicator> inner, std::shared_ptr<const CollectiveFault> fault,
+                                                  FaultProbe probe) {
+  return std::make_unique<FaultyCommunicator>(std::move(inner), std::move(fault), std::move(probe));
+}
+
+}  // namespace isoshard

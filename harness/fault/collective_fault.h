@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Faults put on a communicator from outside: a decorator that sees every call and may change, skip or repeat it.
+#pragma once
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "comm/collective.h"
+#include "comm/communicator.h"
+#include "harness/fault/probe.h"
+
+namespace isoshard {
+
+/// One call on its way to the communicator. `input` and `output` are the same buffer for in-place calls.
+struct InterceptedCall {
+  CollectiveOp op = CollectiveOp::kAllReduce;
+  ConstBuffer input;
+  Buffer output;
+  Reduction reduction = Reduction::kSum;
+  int root = 0;
+  CallInfo info;
+  Communicator* comm = nullptr;   ///< the undecorated group that was called
+
+  /// Carries the call out unchanged.
+  Work pass() const;
+};
+
+/// What to do with one call. Called for every call of every group but those of Purpose::kSetup.
+class CollectiveFault {
+ public:
+  virtual ~CollectiveFault() = default;
+  [[nodiscard]] virtual bool applies(const InterceptedCall& call) const = 0;
+  [[nodiscard]] virtual Work apply(const InterceptedCall& call) const = 0;
+};
+
+/// Skips the chosen segments: their part of the result is this rank's own input, the rest of the call is carried out.
+///
+/// `matches` is asked for each segment of the call, or once with nullptr if the call names none. If every segment matches
+/// (or the call names none and matches), nothing is sent at all. Only all_reduce can be skipped in parts.
+[[nodiscard]] std::shared_ptr<const CollectiveFault> skip_segments(
+    std::function<bool(const CallInfo& info, const Segment* segment)> matches);
+
+/// Wraps `inner` and every communicator split from it. `probe` counts the calls that the fault applied to.
+[[nodiscard]] std::unique_ptr<Communicator> decorate_with_fault(std::unique_ptr<Communicator> inner,
+                                                                std::shared_ptr<const CollectiveFault> fault, FaultProbe probe);
+
+}  // namespace isoshard
