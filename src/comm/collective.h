@@ -16,6 +16,8 @@ enum class CollectiveOp : std::uint8_t { kAllReduce, kAllGather, kReduceScatter,
 inline constexpr int kNumCollectiveOps = 6;
 inline constexpr int kNumPurposes = static_cast<int>(Purpose::kSetup) + 1;
 inline constexpr int kMaxRanks = 16;
+inline constexpr std::uint32_t kMaxGroups = 512;           ///< of two ranks and more, per world
+inline constexpr std::uint32_t kGroupOfOne = 0xffffffffU;  ///< the group_id of every group of one
 
 /// all_reduce, all_gather, reduce_scatter, broadcast, barrier, split.
 [[nodiscard]] std::string_view name_of(CollectiveOp op) noexcept;

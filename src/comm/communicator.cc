@@ -55,7 +55,9 @@ Work& Work::operator=(Work&& other) noexcept {
   return *this;
 }
 
-Work::~Work() { finish_quietly(complete_); }
+Work::~Work() {
+  finish_quietly(complete_);
+}
 
 void Work::wait() {
   if (!complete_) return;

@@ -63,10 +63,13 @@ std::string_view plural(const std::vector<int>& ranks, std::string_view one, std
 struct alignas(64) Journal::Lane {
   Word num_calls;
   std::array<std::array<Word, kNumPurposes>, kNumCollectiveOps> counts;
+  std::array<Word, kMaxGroups> last_entered;  ///< group_sequence by group_id
   std::array<std::array<Word, kEntryWords>, kDepth> ring;
 };
 
-std::size_t Journal::bytes(int num_ranks) noexcept { return sizeof(Lane) * static_cast<std::size_t>(num_ranks); }
+std::size_t Journal::bytes(int num_ranks) noexcept {
+  return sizeof(Lane) * static_cast<std::size_t>(num_ranks);
+}
 
 Journal::Lane& Journal::lane(int rank) const noexcept {
   return *std::launder(reinterpret_cast<Lane*>(memory_ + sizeof(Lane) * static_cast<std::size_t>(rank)));
@@ -83,7 +86,8 @@ std::uint64_t Journal::enter(int rank, const JournalEntry& entry) noexcept {
   slot[0].store(sequence << 1, std::memory_order_release);  // ... to here
   Word& count = own.counts[static_cast<std::size_t>(entry.call.op)][static_cast<std::size_t>(entry.call.purpose)];
   count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  own.num_calls.store(sequence, std::memory_order_seq_cst);  // before the wait looks for ranks that wait for this one
+  if (entry.call.group_id < kMaxGroups) own.last_entered[entry.call.group_id].store(entry.call.group_sequence);
+  own.num_calls.store(sequence);  // seq_cst: of two ranks that wait for each other at least one sees the other's entry
   return sequence;
 }
 
@@ -91,7 +95,9 @@ void Journal::finish(int rank, std::uint64_t sequence) noexcept {
   lane(rank).ring[sequence % kDepth][0].store(sequence << 1 | 1, std::memory_order_release);
 }
 
-std::uint64_t Journal::num_calls(int rank) const noexcept { return lane(rank).num_calls.load(std::memory_order_seq_cst); }
+std::uint64_t Journal::num_calls(int rank) const noexcept {
+  return lane(rank).num_calls.load(std::memory_order_seq_cst);
+}
 
 std::uint64_t Journal::num_calls(int rank, CollectiveOp op, Purpose purpose) const noexcept {
   return lane(rank).counts[static_cast<std::size_t>(op)][static_cast<std::size_t>(purpose)].load(std::memory_order_acquire);
@@ -121,6 +127,10 @@ std::optional<JournalEntry> Journal::last(int rank) const {
   return newest == 0 ? std::nullopt : read(rank, newest);
 }
 
+std::uint64_t Journal::last_entered(int rank, std::uint32_t group_id) const noexcept {
+  return group_id < kMaxGroups ? lane(rank).last_entered[group_id].load() : 0;
+}
+
 std::string Journal::last_call_in_words(int rank) const {
   const auto entry = last(rank);
   if (!entry) return "before its first collective";
@@ -135,11 +145,7 @@ std::string Journal::describe_hang() const {
     return entry && entry->state == CallState::kEntered && entry->call.group_id == call.group_id &&
            entry->call.group_sequence == call.group_sequence;
   };
-  const auto has_passed = [&](int rank, const CollectiveCall& call) {
-    return std::ranges::any_of(entries(rank), [&](const JournalEntry& entry) {
-      return entry.call.group_id == call.group_id && entry.call.group_sequence >= call.group_sequence;
-    });
-  };
+  const auto has_passed = [&](int rank, const CollectiveCall& call) { return last_entered(rank, call.group_id) >= call.group_sequence; };
   std::vector<std::string> clauses;
   for (int rank = 0; rank < num_ranks_; ++rank) {
     const auto& entry = lasts[static_cast<std::size_t>(rank)];
@@ -157,16 +163,55 @@ std::string Journal::describe_hang() const {
     if (waiting.empty() || waiting.front() != rank) continue;  // told once, at its first waiting rank
     const std::string call = in_words(entry->call);
     if (missing.empty()) {
-      clauses.push_back(fmt::format("every rank has entered {}; {} {} not left it", call, ranks_in_words(waiting),
-                                    plural(waiting, "has", "have")));
+      clauses.push_back(
+          fmt::format("every rank has entered {}; {} {} not left it", call, ranks_in_words(waiting), plural(waiting, "has", "have")));
       continue;
     }
-    std::string clause = fmt::format("{} {} not entered {}; {} {} in it", ranks_in_words(missing), plural(missing, "has", "have"),
-                                     call, ranks_in_words(waiting), plural(waiting, "waits", "wait"));
+    std::string clause = fmt::format("{} {} not entered {}; {} {} in it", ranks_in_words(missing), plural(missing, "has", "have"), call,
+                                     ranks_in_words(waiting), plural(waiting, "waits", "wait"));
     for (const int member : missing) clause += fmt::format("; rank {} is {}", member, last_call_in_words(member));
     clauses.push_back(clause);
   }
   return fmt::format("{}", fmt::join(clauses, ". "));
+}
+
+// Extends the path, whose last rank waits in its last entry, until it returns to its first rank.
+bool Journal::find_circle(std::vector<JournalEntry>& path, std::vector<int>& ranks) const {
+  const JournalEntry waiting = path.back();
+  for (int member = 0; member < num_ranks_; ++member) {
+    const bool missing =
+        (waiting.group_members >> member & 1U) != 0 && last_entered(member, waiting.call.group_id) < waiting.call.group_sequence;
+    if (!missing) continue;
+    if (member == ranks.front()) return true;
+    if (std::ranges::find(ranks, member) != ranks.end()) continue;
+    const auto entry = last(member);
+    if (!entry || entry->state == CallState::kDone) continue;
+    path.push_back(*entry);
+    ranks.push_back(member);
+    if (find_circle(path, ranks)) return true;
+    path.pop_back();
+    ranks.pop_back();
+  }
+  return false;
+}
+
+std::string Journal::describe_circular_wait(int rank) const {
+  const auto own = last(rank);
+  if (!own || own->state == CallState::kDone) return {};
+  std::vector<JournalEntry> path = {*own};
+  std::vector<int> ranks = {rank};
+  if (!find_circle(path, ranks)) return {};
+  // The ranks were looked at one after the other. If every one still is in the same call and still lacks the next one, then
+  // between the two looks all of this was true at once.
+  std::vector<std::string> clauses;
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    const int next = ranks[(i + 1) % ranks.size()];
+    const auto again = last(ranks[i]);
+    if (!again || again->sequence != path[i].sequence || again->state == CallState::kDone) return {};
+    if (last_entered(next, path[i].call.group_id) >= path[i].call.group_sequence) return {};
+    clauses.push_back(fmt::format("rank {} waits for rank {} in {}", ranks[i], next, in_words(path[i].call)));
+  }
+  return fmt::format("{}", fmt::join(clauses, "; "));
 }
 
 }  // namespace isoshard

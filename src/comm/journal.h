@@ -15,7 +15,7 @@ enum class CallState : std::uint8_t { kEntered, kDone };
 
 struct JournalEntry {
   CollectiveCall call;
-  std::uint64_t sequence = 0;      ///< the how-manieth call of this rank on any group, from 1
+  std::uint64_t sequence = 0;  ///< the how-manieth call of this rank on any group, from 1
   std::uint32_t group_size = 1;
   std::uint32_t group_members = 0;  ///< bit r is set if world rank r is in the group
   CallState state = CallState::kEntered;
@@ -52,14 +52,20 @@ class Journal {
 
   /// "in all_reduce #7 (...)", "after all_reduce #6 (...)" or "before its first collective".
   [[nodiscard]] std::string last_call_in_words(int rank) const;
+  /// The last call that `rank` entered on a group, as its group_sequence; 0 if none. Exact, however long ago it was.
+  [[nodiscard]] std::uint64_t last_entered(int rank, std::uint32_t group_id) const noexcept;
   /// Who waits for whom, one clause per pending call: "rank 1 has not entered all_reduce #7 (grad_reduce, dp, sum,
   /// fp32 x 1024); ranks 0, 2 wait in it". A rank that entered something else is said to. Empty if nothing is pending.
   [[nodiscard]] std::string describe_hang() const;
+  /// Called by a rank that waits in a collective: the circle of ranks, each of which waits in another group's collective for
+  /// the next, that it is in; empty if there is none. A circle found is a proof: none of its ranks can ever go on.
+  [[nodiscard]] std::string describe_circular_wait(int rank) const;
 
  private:
   struct Lane;
   [[nodiscard]] Lane& lane(int rank) const noexcept;
   [[nodiscard]] std::optional<JournalEntry> read(int rank, std::uint64_t sequence) const noexcept;
+  [[nodiscard]] bool find_circle(std::vector<JournalEntry>& path, std::vector<int>& ranks) const;
 
   std::byte* memory_;
   int num_ranks_;

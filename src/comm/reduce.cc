@@ -120,14 +120,14 @@ template <class T, Reduction kReduction>
 
 // Plain functions, because clones of templates collide between instruction sets. One line per dtype and reduction.
 using Kernel = void (*)(const std::byte* const* sources, std::size_t num_sources, std::byte* output, std::int64_t count);
-#define ISOSHARD_KERNEL(name, type, reduction)                                                                        \
+#define ISOSHARD_KERNEL(name, type, reduction)                                                                                 \
   ISOSHARD_CLONES void name(const std::byte* const* sources, std::size_t num_sources, std::byte* output, std::int64_t count) { \
-    reduce_all<type, Reduction::reduction>(sources, num_sources, output, count);                                     \
+    reduce_all<type, Reduction::reduction>(sources, num_sources, output, count);                                               \
   }
-#define ISOSHARD_KERNELS(name, type)       \
-  ISOSHARD_KERNEL(name##_sum, type, kSum)  \
-  ISOSHARD_KERNEL(name##_avg, type, kAvg)  \
-  ISOSHARD_KERNEL(name##_min, type, kMin)  \
+#define ISOSHARD_KERNELS(name, type)      \
+  ISOSHARD_KERNEL(name##_sum, type, kSum) \
+  ISOSHARD_KERNEL(name##_avg, type, kAvg) \
+  ISOSHARD_KERNEL(name##_min, type, kMin) \
   ISOSHARD_KERNEL(name##_max, type, kMax)
 
 ISOSHARD_KERNELS(float64, double)
@@ -141,11 +141,11 @@ ISOSHARD_KERNELS(int8, std::int8_t)
 ISOSHARD_KERNELS(uint8, std::uint8_t)
 ISOSHARD_KERNELS(boolean, Bool)
 
-#define ISOSHARD_ROW(name) {name##_sum, name##_avg, name##_min, name##_max}
-constexpr std::array<std::array<Kernel, 4>, 10> kKernels = {{ISOSHARD_ROW(float64), ISOSHARD_ROW(float32), ISOSHARD_ROW(bfloat16),
-                                                             ISOSHARD_ROW(float16), ISOSHARD_ROW(int64), ISOSHARD_ROW(int32),
-                                                             ISOSHARD_ROW(int16), ISOSHARD_ROW(int8), ISOSHARD_ROW(uint8),
-                                                             ISOSHARD_ROW(boolean)}};
+#define ISOSHARD_ROW(name) \
+  { name##_sum, name##_avg, name##_min, name##_max }
+constexpr std::array<std::array<Kernel, 4>, 10> kKernels = {
+    {ISOSHARD_ROW(float64), ISOSHARD_ROW(float32), ISOSHARD_ROW(bfloat16), ISOSHARD_ROW(float16), ISOSHARD_ROW(int64), ISOSHARD_ROW(int32),
+     ISOSHARD_ROW(int16), ISOSHARD_ROW(int8), ISOSHARD_ROW(uint8), ISOSHARD_ROW(boolean)}};
 static_assert(static_cast<int>(Dtype::kBool) == 9 && static_cast<int>(Reduction::kMax) == 3);
 
 }  // namespace
@@ -156,8 +156,7 @@ void check_reducible(Reduction reduction, Dtype dtype) {
   }
 }
 
-void reduce_ordered(Reduction reduction, Dtype dtype, std::span<const std::byte* const> sources, std::byte* output,
-                    std::int64_t count) {
+void reduce_ordered(Reduction reduction, Dtype dtype, std::span<const std::byte* const> sources, std::byte* output, std::int64_t count) {
   check_reducible(reduction, dtype);
   if (sources.empty()) throw ShapeError(fmt::format("a reduction of {} elements needs at least one source", count));
   kKernels[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(reduction)](sources.data(), sources.size(), output, count);

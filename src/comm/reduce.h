@@ -20,8 +20,7 @@ namespace isoshard {
 /// Ranks     local. `output` may be one of the sources.
 /// Determinism  element by element: neither the count nor the alignment changes a bit (NaN payloads are not promised).
 /// Source    docs/reduction.md, "ordered".
-void reduce_ordered(Reduction reduction, Dtype dtype, std::span<const std::byte* const> sources, std::byte* output,
-                    std::int64_t count);
+void reduce_ordered(Reduction reduction, Dtype dtype, std::span<const std::byte* const> sources, std::byte* output, std::int64_t count);
 
 /// Throws what reduce_ordered would throw for this pair, before any data moves.
 void check_reducible(Reduction reduction, Dtype dtype);

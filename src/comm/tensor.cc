@@ -33,9 +33,10 @@ void check(const at::Tensor& tensor, std::string_view op) {
     throw ShapeError(fmt::format("{} of a tensor on {}: this backend takes dense tensors in CPU memory", op, tensor.device().str()));
   }
   if (tensor.requires_grad() && at::GradMode::is_enabled()) {
-    throw ShapeError(fmt::format("{} of a tensor [{}] that requires grad: autograd would not see the collective; call it under "
-                                 "at::NoGradGuard or inside a custom Function",
-                                 op, fmt::join(tensor.sizes(), ", ")));
+    throw ShapeError(
+        fmt::format("{} of a tensor [{}] that requires grad: autograd would not see the collective; call it under "
+                    "at::NoGradGuard or inside a custom Function",
+                    op, fmt::join(tensor.sizes(), ", ")));
   }
 }
 
@@ -47,7 +48,9 @@ void check_writable(const at::Tensor& tensor, std::string_view op) {
   }
 }
 
-Buffer buffer_of(const at::Tensor& tensor) { return {static_cast<std::byte*>(tensor.data_ptr()), tensor.numel(), dtype_of(tensor)}; }
+Buffer buffer_of(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.numel(), dtype_of(tensor)};
+}
 
 // `packed` is the contiguous tensor that the collective works on; `tensor` gets its content when the Work is done.
 Work unpack_when_done(Work work, at::Tensor packed, at::Tensor tensor) {
