@@ -3,6 +3,7 @@
 #pragma once
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
@@ -18,10 +19,9 @@ using CommDecorator = std::function<std::unique_ptr<Communicator>(std::unique_pt
 
 struct WorldOptions {
   int size = 1;                              ///< 1 to 16
-  std::string name;                          ///< shown in reports, for example the case's slug
+  std::string name{};                        ///< shown in reports, for example the case's slug
   std::chrono::milliseconds deadline{60'000};  ///< from start to the last rank's end
-  CommDecorator decorate;                    ///< a fault, or nothing
-  bool forward_gtest = false;                ///< set by harness/testing
+  CommDecorator decorate{};                  ///< a fault, or nothing
 };
 
 enum class RankEnd : std::uint8_t {
@@ -31,6 +31,7 @@ enum class RankEnd : std::uint8_t {
   kExited,     ///< the process ended by exit() before the body returned
   kSignaled,   ///< killed by a signal
   kHung,       ///< still running at the deadline; killed by the controller
+  kProtocol,   ///< its result channel carried something that no rank sends; killed by the controller
 };
 
 /// A failed EXPECT_ or ASSERT_ inside a rank.
@@ -46,6 +47,7 @@ struct RankReport {
   RankEnd end = RankEnd::kReturned;
   int code = 0;                   ///< exit status or signal number
   std::string message;            ///< what(), or the signal's name and backtrace
+  std::string where;              ///< "in all_reduce #7 (...)", "after ...", "before its first collective"
   std::string phase;
   std::string standard_output;    ///< captured, head and tail when long
   std::string standard_error;
@@ -56,9 +58,12 @@ struct RankReport {
 
 struct WorldReport {
   std::string name;
-  std::vector<RankReport> ranks;
+  std::vector<RankReport> ranks{};
+  int culprit = -1;               ///< the rank that failed first; -1: none, or no single one
+  std::string cause{};            ///< one sentence about what ended the world early; empty when ok
   bool interrupted = false;       ///< SIGINT or SIGTERM came; ranks were stopped
 
+  /// Every rank returned, none forwarded a failure, nothing interrupted it.
   [[nodiscard]] bool ok() const noexcept;
   /// One paragraph that names the rank that failed first, how, in which collective and phase, with its captured output
   /// and a line for each other rank. Empty when ok.
@@ -70,7 +75,8 @@ struct WorldReport {
 /// Requires     the calling process is single-threaded (fork), and at::set_num_threads(1) was called before the first op.
 /// Guarantees   every rank is a fresh process forked from the caller; when wait() has returned (or the object is destroyed)
 ///              no process of the world is left; ranks die with the controller (parent-death signal).
-/// Errors       InfrastructureError that names the limit if processes, descriptors or shared memory cannot be had.
+/// Errors       InfrastructureError that names the limit if processes, descriptors or shared memory cannot be had;
+///              UsageError for a size outside 1..16 or a caller with several threads.
 ///
 ///     ForkedWorld world({.size = 2, .name = "sum"}, [](Rank& rank) { ... });
 ///     WorldReport report = world.wait();

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Forwarding of expectations from ranks, and their recording in the controller.
+#include "harness/testing/run_world.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest-spi.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "harness/world/hooks.h"
+#include "harness/world/warm_up.h"
+
+namespace isoshard {
+namespace {
+
+using ::testing::ScopedFakeTestPartResultReporter;
+using ::testing::TestPartResult;
+
+// In a rank: what GoogleTest would record goes to the controller instead. Nothing is printed or kept here.
+class ForwardingReporter final : public ScopedFakeTestPartResultReporter {
+ public:
+  explicit ForwardingReporter(Rank& rank) : ScopedFakeTestPartResultReporter(INTERCEPT_ALL_THREADS, nullptr), rank_(rank) {}
+
+  void ReportTestPartResult(const TestPartResult& result) override {
+    if (result.passed()) return;
+    std::string text = result.message();
+    if (result.skipped()) text = "GTEST_SKIP() in a rank: skip before the world is started. " + text;
+    const char* file = result.file_name() != nullptr ? result.file_name() : "unknown file";
+    forward_failure(rank_, {.file = file, .line = result.line_number(), .text = text, .fatal = result.fatally_failed()});
+  }
+
+ private:
+  Rank& rank_;
+};
+
+std::string name_of_running_test() {
+  const ::testing::TestInfo* test = ::testing::UnitTest::GetInstance()->current_test_info();
+  return test == nullptr ? "" : fmt::format("{}.{}", test->test_suite_name(), test->name());
+}
+
+WorldOptions named(WorldOptions options) {
+  if (options.name.empty()) options.name = name_of_running_test();
+  return options;
+}
+
+}  // namespace
+
+void join_gtest_to_worlds() {
+  set_world_hooks({.before_first_world = warm_up_kernels, .run_body = [](Rank& rank, const ForkedWorld::Body& body) {
+                     const ForwardingReporter reporter(rank);
+                     body(rank);
+                   }});
+}
+
+WorldReport detail::run_and_record(WorldOptions options, const ForkedWorld::Body& body, const std::source_location& where) {
+  WorldReport report = run_forked(named(std::move(options)), body);
+  bool has_forwarded = false;
+  bool is_explained = true;  // by the failures that are forwarded
+  for (const RankReport& rank : report.ranks) {
+    for (const ForwardedFailure& failure : rank.failures) {
+      ADD_FAILURE_AT(failure.file.c_str(), failure.line) << fmt::format("[rank {}] {}", rank.rank, failure.text);
+      has_forwarded = true;
+    }
+    is_explained = is_explained && (rank.end == RankEnd::kReturned || rank.end == RankEnd::kReleased);
+  }
+  const bool culprit_asserted =
+      report.culprit >= 0 && std::ranges::any_of(report.ranks[static_cast<std::size_t>(report.culprit)].failures, &ForwardedFailure::fatal);
+  if (!report.ok() && !(has_forwarded && is_explained && !report.interrupted && (report.cause.empty() || culprit_asserted))) {
+    ADD_FAILURE_AT(where.file_name(), static_cast<int>(where.line())) << report.describe();
+  }
+  return report;
+}
+
+WorldReport run_world_report(WorldOptions options, ForkedWorld::Body body) {
+  return run_forked(named(std::move(options)), std::move(body));
+}
+
+}  // namespace isoshard

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The public face of forked worlds.
+#include "harness/world/forked_world.h"
+
+#include "base/error.h"
+#include "harness/world/world_state.h"
+
+namespace isoshard {
+
+struct ForkedWorld::Impl {
+  WorldState state;
+};
+
+ForkedWorld::ForkedWorld(WorldOptions options, Body body) : impl_(new Impl{{std::move(options), std::move(body)}}) {}
+ForkedWorld::ForkedWorld(ForkedWorld&&) noexcept = default;
+ForkedWorld& ForkedWorld::operator=(ForkedWorld&&) noexcept = default;
+ForkedWorld::~ForkedWorld() = default;
+
+WorldReport ForkedWorld::wait() {
+  serve_until_done(impl_->state);
+  return impl_->state.report();
+}
+
+WorldReport run_forked(WorldOptions options, ForkedWorld::Body body) {
+  return ForkedWorld(std::move(options), std::move(body)).wait();
+}
+
+void require_ok(const WorldReport& report) {
+  if (!report.ok()) throw InfrastructureError(report.describe());
+}
+
+}  // namespace isoshard

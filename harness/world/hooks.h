@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Where a test framework joins in with forked worlds.
+#pragma once
+#include <functional>
+
+#include "harness/world/forked_world.h"
+
+namespace isoshard {
+
+struct WorldHooks {
+  std::function<void()> before_first_world;                        ///< in the controller, once, before the first fork
+  std::function<void(Rank&, const ForkedWorld::Body&)> run_body;   ///< in each rank, instead of calling the body
+};
+
+/// Replaces the hooks of this process.
+void set_world_hooks(WorldHooks hooks);
+
+/// Sends a failed expectation to the controller (RankReport::failures). `rank` is the one that a forked world handed to its body.
+/// Ranks   local; from any thread.
+void forward_failure(Rank& rank, const ForwardedFailure& failure);
+
+}  // namespace isoshard

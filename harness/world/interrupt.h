@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+/// SIGINT and SIGTERM: the first ends the running worlds in order, the second ends the program at once.
+#pragma once
+
+namespace isoshard {
+
+/// From then on a SIGINT or SIGTERM makes every running world stop its ranks and return a report with `interrupted` set,
+/// and a second one ends the program with 130 or 143. For programs, called once before the first world.
+/// Errors   InfrastructureError if no pipe can be had.
+void install_interrupt_handler();
+
+/// The signal that came; 0 while none has.
+[[nodiscard]] int interrupt_signal() noexcept;
+
+/// Readable once a signal came; -1 if no handler is installed.
+[[nodiscard]] int interrupt_fd() noexcept;
+
+/// Back to a process that was never interrupted: SIGINT ignored (a terminal sends it to ranks too; the controller decides),
+/// SIGTERM with its default action. For ranks.
+void leave_interrupts_to_controller() noexcept;
+
+}  // namespace isoshard
