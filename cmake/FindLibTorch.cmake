@@ -38,7 +38,7 @@ if(LibTorch_FOUND AND NOT TARGET isoshard_libtorch)
   # After the system's folders: a LibTorch wheel carries its own fmt (12), whose functions it does not export; <fmt/...> must be
   # the one that is linked.
   target_compile_options(isoshard_libtorch INTERFACE
-    "SHELL:-idirafter ${LibTorch_INCLUDE_DIR}" "SHELL:-idirafter ${LibTorch_INCLUDE_DIR}/torch/csrc/api/include")
+    "SHELL:-idirafter \"${LibTorch_INCLUDE_DIR}\"" "SHELL:-idirafter \"${LibTorch_INCLUDE_DIR}/torch/csrc/api/include\"")
   target_link_options(isoshard_libtorch INTERFACE LINKER:-rpath,${_libtorch_lib})
   # --no-as-needed: ATen registers its CPU kernels in static initialisers that no symbol of ours refers to.
   target_link_libraries(isoshard_libtorch INTERFACE

@@ -96,6 +96,8 @@ bool may_use_gtest(const std::string& file) {
 std::string layer_problem(const fs::path& root, const std::vector<LayerRow>& rows, const LayerRow& row, const std::string& included) {
   const std::string target = fs::exists(root / "src" / included) ? "src/" + included : included;
   if (!fs::exists(root / target)) {
+    // A bare *.inc is made by the build, for the target that includes it.
+    if (included.ends_with(".inc") && included.find('/') == std::string::npos) return "";
     return fmt::format("\"{}\" is no file of the repository: root it at the repository or at src/, or write it in angle brackets",
                        included);
   }
