@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "app/commands.h"
-#include "harness/world/forked_world.h"
+#include "harness/world/interrupt.h"
 
 int main(int argc, char** argv) {
   // Forking needs a controller without worker threads: no op may run before this.

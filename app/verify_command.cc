@@ -12,12 +12,14 @@
 #include "base/error.h"
 #include "conformance/detection/fault.h"
 #include "conformance/subjects/run_case.h"
-#include "fixtures/reference/reference.h"
+#include "fixtures/cases/inputs.h"
+#include "fixtures/reference/make_reference.h"
 #include "harness/cli/exit_code.h"
 #include "harness/cli/progress.h"
 #include "harness/report/report.h"
 #include "harness/trace/bundle.h"
-#include "train/model_folder.h"
+#include "harness/world/interrupt.h"
+#include "train/file_weights.h"
 
 namespace isoshard {
 namespace {
@@ -109,11 +111,17 @@ std::string summary_line(const VerifyRequest& request, const Output& output) {
   return fmt::format("{} of {} case{} conform{}\n", output.conforming, total, total == 1 ? "" : "s", total == 1 ? "s" : "");
 }
 
+void save_initial_weights(const VerifyRequest& request) {
+  const Case& item = request.cases.front();
+  const auto specs = make_model(item.config, item.attention)->parameters();
+  save_weights(request.save_init_weights, specs, *case_weights(item), Dtype::kFloat32);
+}
+
 int run_verify(const ParsedOptions& options) {
   const VerifyRequest request = verify_request_of(options);
   if (!request.output_dir.empty()) require_writable_folder(request.output_dir, "--output-dir");
   if (!request.dump.empty()) require_writable_folder(request.dump, "--dump");
-  if (!request.save_init_weights.empty()) save_initial_weights(request.cases.front(), request.save_init_weights);
+  if (!request.save_init_weights.empty()) save_initial_weights(request);
   Output output;
   run_cases(request, output);
   output.print(summary_line(request, output));

@@ -6,15 +6,17 @@
 
 #include <algorithm>
 #include <boost/program_options/value_semantic.hpp>
+#include <cctype>
 #include <sstream>
 
 #include "base/error.h"
 #include "base/suggest.h"
 #include "conformance/detection/fault.h"
 #include "conformance/subjects/registry.h"
+#include "fixtures/cases/inputs.h"
 #include "fixtures/cases/presets.h"
 #include "model/builtin.h"
-#include "train/model_folder.h"
+#include "train/file_weights.h"
 
 namespace isoshard {
 namespace {
@@ -43,16 +45,30 @@ void override_with(const ParsedOptions& options, const std::string& name, T& tar
   if (options.given(name)) target = options.get<T>(name);
 }
 
+/// Fit for a slug: the folder's own name, or the built-in name's last part, with nothing but letters, digits and _.
+std::string slug_name(const std::string& model) {
+  std::filesystem::path path = std::filesystem::path(model).lexically_normal();
+  if (path.filename().empty() || path.filename() == "config.json") path = path.parent_path();
+  std::string name = path.filename().string();
+  for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
+  return name.empty() ? "model" : name;
+}
+
 void apply_model(const ParsedOptions& options, std::vector<Case>& cases) {
   if (!options.given("model")) return;
   const auto& name = options.get<std::string>("model");
   std::error_code ignored;
   const bool is_path = std::filesystem::exists(name, ignored) || name.starts_with('.') || name.starts_with('/') || name.ends_with(".json");
-  const ModelFolder folder = is_path ? load_model_folder(name) : ModelFolder{builtin_config(name), {}, name};
+  ModelFolder folder;
+  if (is_path) {
+    folder = load_model_folder(name);
+  } else {
+    folder.config = builtin_config(name);
+  }
   for (Case& item : cases) {
     item.config = folder.config;
-    item.model_name = folder.name;
-    item.weights_path = folder.weights_path;
+    item.model_name = slug_name(name);
+    item.weights_path = folder.weights.value_or("").string();
   }
 }
 
@@ -184,7 +200,7 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
   request.cases = expand(options, cases);
   for (const Case& item : request.cases) {
     item.validate();
-    if (!item.weights_path.empty()) check_weights(item.weights_path, item.config);
+    (void)case_weights(item);  // a weights file that does not fit the config is refused here, before any rank starts
   }
   std::stable_sort(request.cases.begin(), request.cases.end(),
                    [](const Case& a, const Case& b) { return a.reference_slug() < b.reference_slug(); });
