@@ -2,10 +2,10 @@
 /// Starting ranks, and the loop over all running worlds.
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/pidfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -174,7 +174,7 @@ void WorldState::start_rank(int rank) {
   started.channel = std::move(channel.own);
   started.standard_output = std::move(output.own);
   started.standard_error = std::move(error.own);
-  started.pidfd.reset(::pidfd_open(pid, 0));
+  started.pidfd.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   if (!started.pidfd.is_open()) {
     const int refusal = errno;
     ::kill(pid, SIGKILL);
