@@ -5,17 +5,19 @@
 #include <cstdint>
 
 #include "base/dtype.h"
-#include "harness/trace/reference.h"
+#include "harness/trace/response.h"
 
 namespace isoshard {
 
 struct PerturbedTolerance {
-  double relative_error = 0;  ///< max(k x response, unit roundoff)
+  double relative_error = 0;  ///< max(k x response, unit roundoff x (1 + 3 / sqrt(numel)))
   double scale_error = 0;     ///< max(k x response, unit roundoff, 4 x relative_error / sqrt(numel))
   double absolute = 0;        ///< k x largest absolute response, for insensitive tensors
   bool insensitive = false;   ///< the reference's norm is below its largest absolute response
 };
 
+/// Two runs may round every element once more or less, which for many elements averages to about one unit roundoff; a single
+/// number has no average (the responses of a loss are three draws that may all be near 0), so its floor is four.
 /// `coarsest` is the coarsest dtype on the tensor's path (the case's dtype).
 [[nodiscard]] PerturbedTolerance perturbed_tolerance(const Response& response, double k, Dtype coarsest, std::int64_t numel,
                                                      double reference_norm);

@@ -20,15 +20,21 @@ struct RecorderOptions {
   int rank = 0;
   const Reference* reference = nullptr;   ///< nullptr: nothing is compared
   Keep keep = Keep::kNothing;
-  /// kWhatDiffers keeps a record if one of its parts differs in bits and exceeds its share of the perturbed tolerance
-  /// (see compare/tolerance.h), or has no reference; scalars and ids are always kept.
+  /// kWhatDiffers keeps a record if one of its parts differs in value and exceeds its share of the perturbed tolerance
+  /// (its own squared error, or what it adds to the scale error, is more than 1/parts of what the whole tensor is allowed: if
+  /// the whole exceeds, some part does), if it differs and there is no response, if it must be exact and is not, or if there
+  /// is no reference for it. Partials, scalars and ids are always kept.
   std::shared_ptr<Arena> arena;           ///< required unless kNothing
   TapMutation mutation;                   ///< a fault, or nothing
-  /// Step and parameter names whose update is judged only where the reference's gradient is above its own response.
-  bool mask_small_gradients = false;      ///< set for Adam-like optimizers
+  /// Parameters after a step are compared only where, in every step so far, the reference's gradient is larger than
+  /// k x its own response (in a perturbed run: than k x that run's own largest difference). Set for Adam-like optimizers.
+  bool mask_small_gradients = false;
+  double k = 3;                           ///< as JudgeOptions::k
+  Dtype coarsest = Dtype::kFloat32;       ///< as JudgeOptions::coarsest
 };
 
 /// Guarantees   recording never changes a value (unless `mutation` does) and never adds to the autograd graph.
+/// Errors       MeshError that names the record if a tensor is not what its layout says; as Arena if memory is short.
 class Recorder final : public Sink {
  public:
   explicit Recorder(RecorderOptions options);

@@ -6,18 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "harness/trace/response.h"
 #include "harness/trace/trace.h"
 
 namespace isoshard {
-
-/// The largest movement of one record over the perturbed runs of the reference.
-struct Response {
-  double relative_error = 0;   ///< Frobenius, relative to the reference
-  double scale_error = 0;      ///< abs(best-fit scale - 1)
-  double absolute_norm = 0;    ///< Frobenius norm of the difference
-  double max_abs = 0;
-  int runs = 0;
-};
 
 /// A single-process trace with every record kept, plus responses. Shared memory: copying a Reference copies no tensors,
 /// and ranks forked later read it in place.
@@ -36,6 +28,9 @@ class Reference {
   /// nullptr when no perturbed run has been added.
   [[nodiscard]] const Response* response(const RecordKey& key) const;
   [[nodiscard]] int response_runs() const noexcept;
+  [[nodiscard]] const std::map<RecordKey, Response>& responses() const noexcept;
+  /// For responses that were stored with a bundle.
+  void set_responses(std::map<RecordKey, Response> responses, int runs);
 
  private:
   struct Impl;

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Boxes as sequences of contiguous runs.
+#include "harness/trace/parts.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstring>
+
+#include "base/error.h"
+
+namespace isoshard {
+namespace {
+
+/// Calls visit(position, count) for every contiguous run of the sub-box (offset, size) of a row-major tensor, in order.
+template <class Visit>
+void for_each_run(const Shape& shape, const Shape& offset, const Shape& size, Visit&& visit) {
+  const std::size_t dims = shape.size();
+  for (const std::int64_t s : size) {
+    if (s == 0) return;
+  }
+  // The run: the last dim that is cut, together with all whole dims behind it.
+  std::size_t run_dim = dims;
+  std::int64_t run = 1;
+  while (run_dim > 0) {
+    --run_dim;
+    run *= size[run_dim];
+    if (size[run_dim] != shape[run_dim]) break;
+  }
+  Shape stride(dims, 1);
+  for (std::size_t d = dims; d-- > 1;) stride[d - 1] = stride[d] * shape[d];
+  std::int64_t base = 0;
+  for (std::size_t d = 0; d < dims; ++d) base += offset[d] * stride[d];
+  Shape index(run_dim, 0);
+  while (true) {
+    std::int64_t position = base;
+    for (std::size_t d = 0; d < run_dim; ++d) position += index[d] * stride[d];
+    visit(position, run);
+    std::size_t d = run_dim;
+    while (d > 0 && ++index[d - 1] == size[d - 1]) index[--d] = 0;
+    if (d == 0) return;
+  }
+}
+
+[[noreturn]] void refuse(const Record& record, std::string_view problem) {
+  throw MeshError(fmt::format("{}: the local tensor [{}] does not fit its layout ({} of [{}]): {}", describe(record.key),
+                              fmt::join(record.local_shape, ", "), describe(record.layout), fmt::join(record.layout.global_shape, ", "), problem));
+}
+
+void require_inside(const Record& record, const Shape& shape, const Shape& offset, const Shape& size) {
+  bool inside = offset.size() == shape.size() && size.size() == shape.size();
+  for (std::size_t d = 0; inside && d < shape.size(); ++d) inside = offset[d] >= 0 && size[d] >= 0 && size[d] <= shape[d] && offset[d] <= shape[d] - size[d];
+  if (!inside) {
+    refuse(record, fmt::format("a box at [{}] of size [{}] lies outside [{}]", fmt::join(offset, ", "), fmt::join(size, ", "), fmt::join(shape, ", ")));
+  }
+}
+
+}  // namespace
+
+std::int64_t numel_of(const PartStats& part, bool flat) noexcept { return flat ? part.range.count : numel_of(part.box.size); }
+
+std::vector<PartStats> parts_of(const Record& record, const MeshShape& mesh, int rank) {
+  std::vector<PartStats> parts;
+  if (is_flat(record.layout)) {
+    const std::int64_t local = numel_of(record.local_shape);
+    const std::int64_t global = numel_of(record.layout.global_shape);
+    for (const FlatRange& range : record.layout.flat) {
+      if (range.count < 0 || range.local_begin < 0 || range.global_begin < 0 || range.count > local - range.local_begin ||
+          range.count > global - range.global_begin) {
+        refuse(record, fmt::format("flat range local {} global {} count {}", range.local_begin, range.global_begin, range.count));
+      }
+      parts.push_back({.box = {}, .range = range, .stats = {}});
+    }
+    return parts;
+  }
+  for (Box& box : boxes_of(record.layout, mesh, rank)) {
+    require_inside(record, record.local_shape, box.local_offset, box.size);
+    require_inside(record, record.layout.global_shape, box.global_offset, box.size);
+    if (!record.layout.explicit_parts && box.size != record.local_shape) {
+      refuse(record, fmt::format("it should have shape [{}]", fmt::join(box.size, ", ")));
+    }
+    parts.push_back({.box = std::move(box), .range = {}, .stats = {}});
+  }
+  return parts;
+}
+
+const std::byte* packed(const Record& record, const PartStats& part, const std::byte* local, std::vector<std::byte>& scratch) {
+  const auto element = static_cast<std::int64_t>(size_of(record.dtype));
+  if (is_flat(record.layout)) return local + part.range.local_begin * element;
+  int runs = 0;
+  std::int64_t begin = 0;
+  for_each_run(record.local_shape, part.box.local_offset, part.box.size, [&](std::int64_t position, std::int64_t) {
+    if (runs++ == 0) begin = position;
+  });
+  if (runs <= 1) return local + begin * element;
+  scratch.resize(static_cast<std::size_t>(numel_of(part.box.size) * element));
+  std::byte* to = scratch.data();
+  for_each_run(record.local_shape, part.box.local_offset, part.box.size, [&](std::int64_t position, std::int64_t count) {
+    std::memcpy(to, local + position * element, static_cast<std::size_t>(count * element));
+    to += count * element;
+  });
+  return scratch.data();
+}
+
+void compare_part(PartStats& part, const Record& record, const std::byte* packed_part, const std::byte* reference, Dtype reference_dtype,
+                  double reference_grad_scale, const std::uint8_t* selected) {
+  part.stats = {};
+  const double grad_scale = record.grad_scale / reference_grad_scale;
+  const auto reference_size = static_cast<std::int64_t>(size_of(reference_dtype));
+  const auto actual_size = static_cast<std::int64_t>(size_of(record.dtype));
+  std::int64_t done = 0;
+  const auto add = [&](std::int64_t position, std::int64_t count) {
+    accumulate(part.stats, reference + position * reference_size, reference_dtype, packed_part + done * actual_size, record.dtype, count, position,
+               grad_scale, selected == nullptr ? nullptr : selected + position);
+    done += count;
+  };
+  if (is_flat(record.layout)) {
+    add(part.range.global_begin, part.range.count);
+  } else {
+    for_each_run(record.layout.global_shape, part.box.global_offset, part.box.size, add);
+  }
+}
+
+void place_part(const PartStats& part, const Record& record, const std::byte* packed_part, std::byte* global) {
+  const auto element = static_cast<std::int64_t>(size_of(record.dtype));
+  const std::byte* from = packed_part;
+  const auto copy = [&](std::int64_t position, std::int64_t count) {
+    std::memcpy(global + position * element, from, static_cast<std::size_t>(count * element));
+    from += count * element;
+  };
+  if (is_flat(record.layout)) {
+    copy(part.range.global_begin, part.range.count);
+  } else {
+    for_each_run(record.layout.global_shape, part.box.global_offset, part.box.size, copy);
+  }
+}
+
+}  // namespace isoshard

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Recording: number the record, compare its parts with the reference where they lie, keep what a finding may need.
+#include "harness/trace/recorder.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <tuple>
+
+#include "base/error.h"
+#include "comm/tensor.h"
+#include "harness/compare/tolerance.h"
+#include "harness/trace/parts.h"
+#include "harness/trace/stage.h"
+
+namespace isoshard {
+
+struct Recorder::Impl {
+  explicit Impl(RecorderOptions given) : options(std::move(given)) {
+    if (options.keep != Keep::kNothing && options.arena == nullptr) throw InfrastructureError("a recorder that keeps tensors needs an arena");
+    trace.rank = options.rank;
+    trace.arena = options.arena;
+  }
+
+  RecorderOptions options;
+  RankTrace trace;
+  int step = 0;
+  int mutations = 0;
+  std::map<std::tuple<int, RecordKind, std::string>, int> calls;
+  std::map<RecordKey, double> own_max_abs;  ///< of gradients, for a perturbed run
+
+  at::Tensor mutate(const Site& site, at::Tensor value) {
+    if (!options.mutation) return value;
+    at::Tensor changed = options.mutation(site, value);
+    if (!changed.is_same(value)) ++mutations;
+    return changed;
+  }
+
+  void record(const Site& site, const at::Tensor& value) {
+    const at::NoGradGuard no_grad;
+    const at::Tensor local = value.detach().to(at::kCPU).contiguous();
+    Record& record = trace.records.emplace_back();
+    record.key = {step, site.kind, site.name, calls[{step, site.kind, site.name}]++};
+    record.order = static_cast<std::int64_t>(trace.records.size()) - 1;
+    record.dtype = dtype_of(local);
+    record.layout = site.layout;
+    record.grad_scale = site.grad_scale;
+    record.local_shape.assign(local.sizes().begin(), local.sizes().end());
+    record.parts = parts_of(record, options.mesh, options.rank);
+    const Record* reference = options.reference == nullptr ? nullptr : options.reference->find(record.key);
+    if (reference != nullptr && reference->layout.global_shape != record.layout.global_shape) reference = nullptr;
+    measure(record, reference, static_cast<const std::byte*>(local.const_data_ptr()));
+    if (should_keep(record, reference)) {
+      record.bytes = static_cast<std::int64_t>(local.nbytes());
+      record.offset = options.arena->append({static_cast<const std::byte*>(local.const_data_ptr()), local.nbytes()});
+      record.kept = true;
+    }
+  }
+
+  void measure(Record& record, const Record* reference, const std::byte* local) {
+    const bool flat = is_flat(record.layout);
+    const bool compare = reference != nullptr && !is_partial(record.layout);
+    std::vector<std::uint8_t> selected;
+    if (compare && options.mask_small_gradients && stage_of(record.key) == Stage::kParameterAfterStep) selected = selection(record);
+    if (!selected.empty()) record.unmasked = 0;
+    std::vector<std::byte> scratch;
+    double max_abs = 0;
+    for (PartStats& part : record.parts) {
+      const std::int64_t numel = numel_of(part, flat);
+      if (numel == 0) continue;
+      const std::byte* bytes = packed(record, part, local, scratch);
+      part.digest = digest_of(bytes, static_cast<std::size_t>(numel) * size_of(record.dtype));
+      if (!compare) continue;
+      compare_part(part, record, bytes, options.reference->bytes(*reference), reference->dtype, reference->grad_scale,
+                   selected.empty() ? nullptr : selected.data());
+      if (!selected.empty()) record.unmasked += part.stats.numel;
+      max_abs = std::max(max_abs, part.stats.max_abs);
+    }
+    if (compare && record.key.kind == RecordKind::kGrad) own_max_abs[record.key] = max_abs;
+  }
+
+  /// One byte per element of the whole parameter: whether its gradient was above its own response in every step so far.
+  /// Empty if no gradient of it is known.
+  std::vector<std::uint8_t> selection(const Record& record) const {
+    std::vector<std::uint8_t> selected;
+    for (int s = 0; s <= record.key.step; ++s) {
+      const RecordKey key{s, RecordKind::kGrad, record.key.name, 0};
+      const Record* gradient = options.reference->find(key);
+      if (gradient == nullptr || gradient->layout.global_shape != record.layout.global_shape) continue;
+      const Response* response = options.reference->response(key);
+      const auto own = own_max_abs.find(key);
+      const double moves = response != nullptr ? response->max_abs : own != own_max_abs.end() ? own->second : 0;
+      const std::int64_t numel = numel_of(record.layout.global_shape);
+      if (selected.empty()) selected.assign(static_cast<std::size_t>(numel), 1);
+      const std::byte* bytes = options.reference->bytes(*gradient);
+      for (std::int64_t i = 0; i < numel; ++i) {
+        const bool above = std::fabs(value_at(bytes, gradient->dtype, i)) > options.k * moves;
+        if (!above) selected[static_cast<std::size_t>(i)] = 0;
+      }
+    }
+    return selected;
+  }
+
+  /// Into how many distinct parts the whole tensor is cut, at most.
+  double parts_of_whole(const Record& record) const {
+    double parts = static_cast<double>(std::max<std::size_t>(record.parts.size(), 1));
+    if (record.layout.explicit_parts) return parts * options.mesh.world_size();
+    for (const Placement& placement : record.layout.placements) {
+      if (placement.kind == Placement::Kind::kShard) parts *= options.mesh.degree(placement.axis);
+    }
+    return parts;
+  }
+
+  bool should_keep(const Record& record, const Record* reference) const {
+    if (options.keep == Keep::kNothing) return false;
+    const RecordKind kind = record.key.kind;
+    if (options.keep == Keep::kEverything || kind == RecordKind::kScalar || kind == RecordKind::kDataId || kind == RecordKind::kMask ||
+        reference == nullptr || is_partial(record.layout)) {
+      return true;
+    }
+    const Response* response = options.reference->response(record.key);
+    const bool any_difference = is_exact(stage_of(record.key)) || response == nullptr;
+    PerturbedTolerance tolerance;
+    if (!any_difference) {
+      const std::int64_t numel = record.unmasked >= 0 ? record.unmasked : numel_of(record.layout.global_shape);
+      tolerance = perturbed_tolerance(*response, options.k, options.coarsest, numel, response->reference_norm);
+    }
+    const double share = 1 / parts_of_whole(record);
+    for (const PartStats& part : record.parts) {
+      if (part.stats.nonfinite_mismatch != 0) return true;
+      if (part.stats.unequal_values == 0) continue;
+      if (any_difference) return true;
+      const double whole_sq = response->reference_norm * response->reference_norm;
+      const double allowed = tolerance.insensitive ? tolerance.absolute : tolerance.relative_error * response->reference_norm;
+      if (!(part.stats.sum_sq_diff <= allowed * allowed * share)) return true;
+      if (!tolerance.insensitive && !(std::fabs(part.stats.dot - part.stats.sum_sq_reference) <= tolerance.scale_error * whole_sq * share)) return true;
+    }
+    return false;
+  }
+};
+
+Recorder::Recorder(RecorderOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+Recorder::~Recorder() = default;
+
+void Recorder::begin_step(int step) { impl_->step = step; }
+
+at::Tensor Recorder::on_activation(const Site& site, at::Tensor value) {
+  at::Tensor result = impl_->mutate(site, std::move(value));
+  impl_->record(site, result);
+  return result;
+}
+
+at::Tensor Recorder::on_activation_grad(const Site& site, at::Tensor gradient) {
+  at::Tensor result = impl_->mutate(site, std::move(gradient));
+  impl_->record(site, result);
+  return result;
+}
+
+void Recorder::on_record(const Site& site, const at::Tensor& value) { impl_->record(site, value); }
+
+int Recorder::mutations() const noexcept { return impl_->mutations; }
+
+RankTrace Recorder::finish() { return std::move(impl_->trace); }
+
+}  // namespace isoshard

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Claims about the recorder: what it compares, what it keeps, what it leaves alone.
+#include "harness/trace/recorder.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "harness/trace/synthetic.h"
+
+namespace isoshard {
+namespace {
+
+using namespace synthetic;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+const MeshShape kTp3({{Axis::kTp, 3}});
+
+Body record_whole(const at::Tensor& whole, RecordKind kind = RecordKind::kActivation) {
+  return [=](Sink& sink, int) { sink.on_record(site(kind, "x", layout_of(whole.sizes().vec())), whole); };
+}
+
+Stats merged(const Trace& trace) {
+  Stats stats;
+  for (const RankTrace& rank : trace.ranks) {
+    for (const PartStats& part : rank.records.at(0).parts) merge(stats, part.stats);
+  }
+  return stats;
+}
+
+TEST(Recorder, ComparesAStridedShardWithItsPlaceInTheReference) {
+  const at::Tensor whole = values({4, 6}, 1);
+  const Reference r = reference(record_whole(whole));
+  for (const int dim : {0, 1}) {
+    const at::Tensor source = dim == 0 ? values({6, 4}, 1) : whole;
+    const Reference ref = reference(record_whole(source));
+
+    const Trace trace = run(kTp3, &ref, [&](Sink& sink, int rank) {
+      at::Tensor local = source.narrow(dim, rank * 2, 2).clone();
+      if (rank == 2) local[1][1] += 1;
+      sink.on_record(site(RecordKind::kActivation, "x", layout_of(source.sizes().vec(), {shard(Axis::kTp, dim)})), local);
+    });
+
+    const Stats stats = merged(trace);
+    EXPECT_EQ(stats.numel, 24);
+    EXPECT_EQ(stats.unequal_values, 1);
+    EXPECT_EQ(stats.first_unequal, dim == 0 ? 5 * 4 + 1 : 6 + 5);
+    EXPECT_EQ(trace.ranks[0].records[0].parts[0].stats.unequal_values, 0);
+    EXPECT_EQ(trace.ranks[2].records[0].parts[0].stats.unequal_values, 1);
+  }
+}
+
+TEST(Recorder, CallsAreCountedPerStepKindAndName) {
+  const Trace trace = run(MeshShape(), nullptr, [](Sink& sink, int) {
+    const at::Tensor x = at::ones({1});
+    sink.on_record(site(RecordKind::kParam, "w", layout_of({1})), x);
+    sink.on_record(site(RecordKind::kGrad, "w", layout_of({1})), x);
+    sink.on_record(site(RecordKind::kParam, "w", layout_of({1})), x);
+    sink.begin_step(1);
+    sink.on_record(site(RecordKind::kParam, "w", layout_of({1})), x);
+  }, Keep::kEverything);
+
+  const auto& records = trace.ranks[0].records;
+  EXPECT_EQ(records[0].key, (RecordKey{0, RecordKind::kParam, "w", 0}));
+  EXPECT_EQ(records[1].key, (RecordKey{0, RecordKind::kGrad, "w", 0}));
+  EXPECT_EQ(records[2].key, (RecordKey{0, RecordKind::kParam, "w", 1}));
+  EXPECT_EQ(records[3].key, (RecordKey{1, RecordKind::kParam, "w", 0}));
+  EXPECT_EQ(records[3].order, 3);
+}
+
+TEST(Recorder, GradScaleIsDividedOut) {
+  const at::Tensor whole = values({8}, 1);
+  const Reference r = reference(record_whole(whole));
+
+  const Trace trace = run(MeshShape(), &r, [&](Sink& sink, int) {
+    sink.on_record(site(RecordKind::kActivation, "x", layout_of({8}), 4.0), whole * 4);
+  });
+
+  EXPECT_EQ(merged(trace).unequal_bits, 0);
+}
+
+TEST(Recorder, AMutationComesBeforeTheRecordAndIsCounted) {
+  RecorderOptions options;
+  options.keep = Keep::kEverything;
+  options.arena = std::make_shared<Arena>(1 << 20, "t");
+  options.mutation = [](const Site& s, at::Tensor value) { return s.name == "bad" ? value + 1 : value; };
+  Recorder recorder(options);
+
+  const at::Tensor good = recorder.on_activation(site(RecordKind::kActivation, "good", layout_of({2})), at::zeros({2}));
+  const at::Tensor bad = recorder.on_activation(site(RecordKind::kActivation, "bad", layout_of({2})), at::zeros({2}));
+
+  EXPECT_EQ(recorder.mutations(), 1);
+  const RankTrace trace = recorder.finish();
+  EXPECT_TRUE(at::equal(good, at::zeros({2})));
+  EXPECT_TRUE(at::equal(bad, at::ones({2})));
+  EXPECT_TRUE(at::equal(trace.tensor(trace.records[1]), at::ones({2})));
+}
+
+TEST(Recorder, RecordingLeavesTheGraphAlone) {
+  RecorderOptions options;
+  Recorder recorder(options);
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  const at::Tensor y = x * 2;
+
+  const at::Tensor passed = recorder.on_activation(site(RecordKind::kActivation, "y", layout_of({2})), y);
+
+  EXPECT_TRUE(passed.is_same(y));
+}
+
+TEST(Recorder, ATensorThatIsNotWhatItsLayoutSaysIsRefusedByName) {
+  EXPECT_THAT([&] { (void)run(kTp3, nullptr, [](Sink& sink, int) {
+                sink.on_record(site(RecordKind::kActivation, "x", layout_of({6}, {shard(Axis::kTp, 0)})), at::ones({3}));
+              }); },
+              ThrowsMessage<MeshError>(HasSubstr("forward at x (step 0): the local tensor [3]")));
+}
+
+/// A reference of ones with a response of 1 % and a run that is off by `error` in every element; whether it is kept.
+bool kept_at(double error, RecordKind kind = RecordKind::kActivation) {
+  const at::Tensor whole = at::ones({48}, at::kDouble);
+  const at::Tensor sign = at::arange(48, at::kDouble).remainder(2).mul(2).sub(1);
+  const Reference r = reference(record_whole(whole, kind), [&](int) { return record_whole(whole + 0.01 * sign, kind); });
+  const Trace trace = run(kTp3, &r, [&](Sink& sink, int rank) {
+    sink.on_record(site(kind, "x", layout_of({48}, {shard(Axis::kTp, 0)})), (whole + error * sign).narrow(0, rank * 16, 16));
+  });
+  return trace.ranks[0].records[0].kept;
+}
+
+TEST(RecorderKeeps, WhatExceedsItsShareOfTheTolerance) {
+  EXPECT_FALSE(kept_at(0));
+  EXPECT_FALSE(kept_at(0.015)) << "one rank may use up to 3 x 0.01 / sqrt(3) of the whole norm with its third: 0.03 an element";
+  EXPECT_TRUE(kept_at(0.031));
+}
+
+TEST(RecorderKeeps, EveryDifferenceOfWhatMustBeExact) {
+  EXPECT_FALSE(kept_at(0, RecordKind::kParam));
+  EXPECT_TRUE(kept_at(1e-9, RecordKind::kParam));
+}
+
+TEST(RecorderKeeps, WhatHasNoReferenceOrIsPartialOrNotFinite) {
+  const at::Tensor whole = at::ones({6});
+  const Reference r = reference(record_whole(whole), [&](int) { return record_whole(whole * 1.5); });
+  const auto kept = [&](const Site& where, const at::Tensor& value) {
+    return run(MeshShape(), &r, [&](Sink& sink, int) { sink.on_record(where, value); }).ranks[0].records[0].kept;
+  };
+  at::Tensor poisoned = whole.clone();
+  poisoned[3] = NAN;
+
+  EXPECT_FALSE(kept(site(RecordKind::kActivation, "x", layout_of({6})), whole));
+  EXPECT_TRUE(kept(site(RecordKind::kActivation, "other", layout_of({6})), whole));
+  EXPECT_TRUE(kept(site(RecordKind::kActivation, "x", layout_of({6}, {partial(Axis::kTp)})), whole));
+  EXPECT_TRUE(kept(site(RecordKind::kActivation, "x", layout_of({6})), poisoned));
+}
+
+TEST(RecorderMask, ParametersAreJudgedOnlyWhereTheGradientIsAboveItsResponse) {
+  const auto body = [](double gradient, double parameter) {
+    return Body([=](Sink& sink, int) {
+      sink.on_record(site(RecordKind::kParam, "w", layout_of({3})), at::zeros({3}));
+      sink.on_record(site(RecordKind::kGrad, "w", layout_of({3})), at::tensor({1.0, gradient, 2.0}));
+      sink.on_record(site(RecordKind::kParam, "w", layout_of({3})), at::tensor({0.5, parameter, 0.5}));
+    });
+  };
+  // The middle gradient is noise of 1e-6: its sign, and with it the step, flips when weights move.
+  const Reference r = reference(body(1e-6, 0.1), [&](int) { return body(-1e-6, -0.1); }, 3, true);
+
+  const Trace trace = run(MeshShape(), &r, body(-1e-6, -0.1), Keep::kWhatDiffers, true);
+
+  const Record& after = trace.ranks[0].records[2];
+  EXPECT_EQ(after.unmasked, 2);
+  EXPECT_EQ(after.parts[0].stats.numel, 2);
+  EXPECT_EQ(after.parts[0].stats.unequal_values, 0);
+  EXPECT_EQ(r.response({0, RecordKind::kParam, "w", 1})->max_abs, 0) << "perturbed runs are masked by their own difference";
+  EXPECT_EQ(trace.ranks[0].records[0].unmasked, -1) << "the weight as read is not masked";
+}
+
+}  // namespace
+}  // namespace isoshard

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The trusted run: an index over its records, and the responses of its perturbed runs.
+#include "harness/trace/reference.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+
+namespace isoshard {
+namespace {
+
+/// Whether element i of the local tensor is element i of the global one.
+bool holds_whole(const Record& record) {
+  const Layout& layout = record.layout;
+  if (record.local_shape != layout.global_shape || is_partial(layout)) return false;
+  if (!layout.explicit_parts) return true;
+  const Shape zeros(layout.global_shape.size(), 0);
+  const FlatRange whole{0, 0, numel_of(layout.global_shape)};
+  return (layout.boxes.size() == 1 && layout.boxes[0] == Box{zeros, zeros, layout.global_shape}) ||
+         (layout.flat.size() == 1 && layout.flat[0] == whole);
+}
+
+}  // namespace
+
+struct Reference::Impl {
+  Trace trace;
+  std::map<RecordKey, const Record*> index;
+  std::map<RecordKey, Response> responses;
+  int runs = 0;
+};
+
+Reference::Reference(Trace trace) : impl_(std::make_shared<Impl>()) {
+  impl_->trace = std::move(trace);
+  const Trace& t = impl_->trace;
+  if (t.mesh.world_size() != 1 || t.ranks.size() != 1) {
+    throw MeshError(fmt::format("a reference is one process, not a mesh of {} with {} traces; assemble it first", t.mesh.world_size(), t.ranks.size()));
+  }
+  if (t.ranks[0].records.empty()) throw VacuousError("the reference recorded nothing");
+  for (const Record& record : t.ranks[0].records) {
+    if (!record.kept) throw VacuousError(fmt::format("the reference did not keep {}", describe(record.key)));
+    if (!holds_whole(record)) {
+      throw MeshError(fmt::format("the reference holds only a part of {} ({})", describe(record.key), describe(record.layout)));
+    }
+    (void)t.ranks[0].tensor(record);  // checks that its bytes are there
+    if (!impl_->index.emplace(record.key, &record).second) throw MeshError(fmt::format("the reference recorded {} twice", describe(record.key)));
+  }
+}
+
+const Trace& Reference::trace() const noexcept {
+  static const Trace empty;
+  return impl_ == nullptr ? empty : impl_->trace;
+}
+
+const Record* Reference::find(const RecordKey& key) const {
+  if (impl_ == nullptr) return nullptr;
+  const auto found = impl_->index.find(key);
+  return found == impl_->index.end() ? nullptr : found->second;
+}
+
+at::Tensor Reference::tensor(const RecordKey& key) const {
+  const Record* record = find(key);
+  if (record == nullptr) throw VacuousError(fmt::format("the reference has no {}", describe(key)));
+  return impl_->trace.ranks[0].tensor(*record);
+}
+
+const std::byte* Reference::bytes(const Record& record) const { return impl_->trace.ranks[0].arena->data() + record.offset; }
+
+void Reference::add_response(const Trace& perturbed) {
+  if (impl_ == nullptr) throw VacuousError("responses of an empty reference");
+  for (const RankTrace& rank : perturbed.ranks) {
+    for (const Record& record : rank.records) {
+      if (!impl_->index.contains(record.key)) continue;
+      Stats stats;
+      for (const PartStats& part : record.parts) merge(stats, part.stats);
+      Response& response = impl_->responses[record.key];
+      // An infinite relative error (the reference is 0 and the perturbed run is not) is no licence to differ: the
+      // absolute norm says how far such a tensor moves.
+      const double relative = stats.relative_error();
+      if (std::isfinite(relative)) response.relative_error = std::max(response.relative_error, relative);
+      if (std::isfinite(stats.scale())) response.scale_error = std::max(response.scale_error, std::fabs(stats.scale() - 1));
+      response.absolute_norm = std::max(response.absolute_norm, std::sqrt(stats.sum_sq_diff));
+      response.max_abs = std::max(response.max_abs, stats.max_abs);
+      response.reference_norm = std::max(response.reference_norm, std::sqrt(stats.sum_sq_reference));
+      ++response.runs;
+    }
+  }
+  ++impl_->runs;
+}
+
+const Response* Reference::response(const RecordKey& key) const {
+  if (impl_ == nullptr) return nullptr;
+  const auto found = impl_->responses.find(key);
+  return found == impl_->responses.end() ? nullptr : &found->second;
+}
+
+int Reference::response_runs() const noexcept { return impl_ == nullptr ? 0 : impl_->runs; }
+
+const std::map<RecordKey, Response>& Reference::responses() const noexcept {
+  static const std::map<RecordKey, Response> none;
+  return impl_ == nullptr ? none : impl_->responses;
+}
+
+void Reference::set_responses(std::map<RecordKey, Response> responses, int runs) {
+  if (impl_ == nullptr) throw VacuousError("responses of an empty reference");
+  impl_->responses = std::move(responses);
+  impl_->runs = runs;
+}
+
+}  // namespace isoshard

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The order in which a fault shows in a step.
+#pragma once
+#include <cstdint>
+#include <string_view>
+
+#include "harness/trace/record.h"
+
+namespace isoshard {
+
+/// The place of a record in the order in which faults show: data ids, masks, weights as read, forward, activation gradient,
+/// parameter gradient, grad norm, optimizer state, replica drift, parameter after step, logged number.
+enum class Stage : std::uint8_t {
+  kDataIds, kMasks, kParametersRead, kForward, kActivationGrad, kParameterGrad, kGradNorm, kOptimizerState, kReplicaDrift, kParameterAfterStep, kLogged
+};
+[[nodiscard]] std::string_view name_of(Stage stage) noexcept;
+
+/// The stage of a record's value. A parameter's first record of a run (step 0, call 0) is the weight as read; every later
+/// one stands behind a step. The scalar "grad_norm" is the norm before clipping, scalars that begin with "loss" belong to
+/// the forward pass, every other scalar is a logged number. No record has stage kReplicaDrift: copies do.
+[[nodiscard]] Stage stage_of(const RecordKey& key) noexcept;
+
+/// Whether every difference in value is a finding, whatever the tolerance: data ids, masks and weights as read.
+[[nodiscard]] bool is_exact(Stage stage) noexcept;
+
+/// "gradient of model.norm.weight", without step and call.
+[[nodiscard]] std::string subject_of(const RecordKey& key);
+
+}  // namespace isoshard
