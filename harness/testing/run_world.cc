@@ -20,7 +20,7 @@ using ::testing::TestPartResult;
 // In a rank: what GoogleTest would record goes to the controller instead. Nothing is printed or kept here.
 class ForwardingReporter final : public ScopedFakeTestPartResultReporter {
  public:
-  explicit ForwardingReporter(Rank& rank) : ScopedFakeTestPartResultReporter(INTERCEPT_ALL_THREADS, nullptr), rank_(rank) {}
+  ForwardingReporter(InterceptMode mode, Rank& rank) : ScopedFakeTestPartResultReporter(mode, nullptr), rank_(rank) {}
 
   void ReportTestPartResult(const TestPartResult& result) override {
     if (result.passed()) return;
@@ -48,7 +48,9 @@ WorldOptions named(WorldOptions options) {
 
 void join_gtest_to_worlds() {
   set_world_hooks({.before_first_world = warm_up_kernels, .run_body = [](Rank& rank, const ForkedWorld::Body& body) {
-                     const ForwardingReporter reporter(rank);
+                     const ForwardingReporter of_other_threads(ForwardingReporter::INTERCEPT_ALL_THREADS, rank);
+                     // Before one that the controller's thread may have had at the fork.
+                     const ForwardingReporter of_this_thread(ForwardingReporter::INTERCEPT_ONLY_CURRENT_THREAD, rank);
                      body(rank);
                    }});
 }
@@ -59,7 +61,8 @@ WorldReport detail::run_and_record(WorldOptions options, const ForkedWorld::Body
   bool is_explained = true;  // by the failures that are forwarded
   for (const RankReport& rank : report.ranks) {
     for (const ForwardedFailure& failure : rank.failures) {
-      ADD_FAILURE_AT(failure.file.c_str(), failure.line) << fmt::format("[rank {}] {}", rank.rank, failure.text);
+      const std::string text = fmt::format("[rank {}] {}", rank.rank, failure.text);
+      GTEST_MESSAGE_AT_(failure.file.c_str(), failure.line, text.c_str(), TestPartResult::kNonFatalFailure);
       has_forwarded = true;
     }
     is_explained = is_explained && (rank.end == RankEnd::kReturned || rank.end == RankEnd::kReleased);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstdio>
 #include <iostream>
@@ -128,7 +129,9 @@ void rank_main(const RankStart& start) noexcept {
   if (::getppid() != start.controller) ::_exit(1);  // it died before the line above
   leave_interrupts_to_controller();
   if (!take_descriptors(start)) ::_exit(1);
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a crash loses no finished line
+  // A crash loses no finished line. A buffer of its own, because a stream in use keeps its old mode with its old buffer.
+  static std::array<char, 8192> buffer;
+  std::setvbuf(stdout, buffer.data(), _IOLBF, buffer.size());
   install_crash_handlers(start.rank, *start.slot);
   try {
     try {

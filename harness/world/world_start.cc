@@ -88,6 +88,15 @@ void require_single_thread() {
 #endif
 }
 
+// Until a descriptor is ready, `until` has come or a signal has.
+void wait_for(std::vector<pollfd>& polls, Clock::time_point until) {
+  const auto left = std::max(until - Clock::now(), Clock::duration::zero());
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(left);
+  const timespec timeout{seconds.count(), std::chrono::nanoseconds(left - seconds).count()};
+  if (::ppoll(polls.data(), polls.size(), until == Clock::time_point::max() ? nullptr : &timeout, nullptr) >= 0) return;
+  for (pollfd& poll : polls) poll.revents = 0;  // EINTR
+}
+
 }  // namespace
 
 SlotMemory::SlotMemory(int num_ranks) : bytes_(sizeof(RankSlot) * static_cast<std::size_t>(num_ranks)) {
@@ -187,26 +196,23 @@ void WorldState::start_rank(int rank) {
 void serve_until_done(WorldState& world) {
   std::vector<pollfd> polls;
   while (!world.is_done()) {
+    const int signal = interrupt_signal();  // read once: one that comes from here on is in the pipe
     polls.clear();
     Clock::time_point next = Clock::time_point::max();
+    const Clock::time_point now = Clock::now();
     for (WorldState* running : running_worlds()) {
+      if (signal != 0) running->interrupt(signal);
+      running->on_timers(now);
       running->add_polls(polls);
       next = std::min(next, running->next_timer());
     }
-    const int signal_fd = interrupt_signal() == 0 ? interrupt_fd() : -1;
+    if (world.is_done()) return;
+    const int signal_fd = signal == 0 ? interrupt_fd() : -1;
     polls.push_back({signal_fd, POLLIN, 0});
-    const auto left = std::max(next - Clock::now(), Clock::duration::zero());
-    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(left);
-    const timespec timeout{seconds.count(), std::chrono::nanoseconds(left - seconds).count()};
-    ::ppoll(polls.data(), polls.size(), next == Clock::time_point::max() ? nullptr : &timeout, nullptr);  // EINTR: looked at below
+    wait_for(polls, next);
     for (const pollfd& ready : polls) {
       if (ready.revents == 0 || ready.fd == signal_fd) continue;
       for (WorldState* running : running_worlds()) running->on_ready(ready.fd);
-    }
-    const Clock::time_point now = Clock::now();
-    for (WorldState* running : running_worlds()) {
-      if (interrupt_signal() != 0) running->interrupt(interrupt_signal());
-      running->on_timers(now);
     }
   }
 }
