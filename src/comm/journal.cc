@@ -80,10 +80,9 @@ std::uint64_t Journal::enter(int rank, const JournalEntry& entry) noexcept {
   const std::uint64_t sequence = own.num_calls.load(std::memory_order_relaxed) + 1;
   const Words words = encode(entry);
   auto& slot = own.ring[sequence % kDepth];
-  slot[0].store(0, std::memory_order_relaxed);  // readers drop the entry from here ...
-  std::atomic_thread_fence(std::memory_order_release);
+  slot[0].store(0, std::memory_order_relaxed);  // who reads one of the new words below also reads this, and drops the entry
   for (std::size_t i = 1; i < kEntryWords; ++i) slot[i].store(words[i], std::memory_order_release);
-  slot[0].store(sequence << 1, std::memory_order_release);  // ... to here
+  slot[0].store(sequence << 1, std::memory_order_release);
   Word& count = own.counts[static_cast<std::size_t>(entry.call.op)][static_cast<std::size_t>(entry.call.purpose)];
   count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   if (entry.call.group_id < kMaxGroups) own.last_entered[entry.call.group_id].store(entry.call.group_sequence);

@@ -34,7 +34,7 @@ void pause_cpu() noexcept {
 
 // Spinning only helps while the ranks waited for can run at the same time.
 bool spin(const GroupBlock& group, std::uint32_t epoch, int world_size) noexcept {
-  const int num_spins = world_size <= num_cpus() ? 2000 : 50;
+  const int num_spins = world_size <= num_cpus() ? 400 : 50;
   for (int i = 0; i < num_spins; ++i) {
     if (group.epoch.load(std::memory_order_acquire) != epoch) return true;
     pause_cpu();
