@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "harness/trace/reference.h"
+#include "harness/trace/stage.h"
 
 namespace isoshard {
 
@@ -16,24 +18,17 @@ enum class Level : std::uint8_t { kExact, kBounded, kPerturbed, kReported };
 enum class Status : std::uint8_t { kConforms, kDiverges, kIncomplete, kVacuous };
 [[nodiscard]] std::string_view name_of(Status status) noexcept;
 
-/// The place of a record in the order in which faults show: data ids, masks, weights as read, forward, activation gradient,
-/// parameter gradient, grad norm, optimizer state, replica drift, parameter after step, logged number.
-enum class Stage : std::uint8_t {
-  kDataIds, kMasks, kParametersRead, kForward, kActivationGrad, kParameterGrad, kGradNorm, kOptimizerState, kReplicaDrift, kParameterAfterStep, kLogged
-};
-[[nodiscard]] std::string_view name_of(Stage stage) noexcept;
-
 /// How one tensor, put together from all ranks, compares.
 struct TensorComparison {
   RecordKey key;
   Stage stage = Stage::kForward;
   Level level = Level::kPerturbed;
-  Stats stats;                      ///< over distinct parts, each once (first replica)
+  Stats stats;                      ///< over distinct parts, each once (of copies that differ, the one farthest from the reference)
   double allowed_relative_error = 0;
   double allowed_scale_error = 0;
   double allowed_absolute = 0;      ///< for insensitive tensors: largest allowed Frobenius norm of the difference
   bool insensitive = false;         ///< reference norm below its own absolute response
-  double scale_sensitivity = 0;     ///< the smallest scale error that would have been rejected
+  double scale_sensitivity = 0;     ///< the smallest scale error that would have been rejected; 0 at level exact
   double unmasked_share = 1;        ///< share of elements judged (parameters after an Adam step)
   bool sharded = false;             ///< some rank held less than the whole
   int ranks = 0;                    ///< that hold a part
@@ -65,11 +60,18 @@ struct Verdict {
 struct JudgeOptions {
   Level level = Level::kPerturbed;         ///< for what is not exact anyway (data ids, masks, weights as read, replicas)
   double k = 3;                            ///< tolerance = k x the largest response
+  Dtype coarsest = Dtype::kFloat32;        ///< the coarsest dtype on any tensor's path: floors use it
+  /// Without responses: the largest relative Frobenius error and scale error of what is not exact anyway.
+  std::optional<double> rtol;
   /// The factor that settings demand on activation gradients (dp for averaging); a record that declares another diverges.
   std::optional<double> activation_grad_scale;
 };
 
-/// Judges a run. Pure; prints nothing.
+/// Judges a run. Pure; prints nothing. Findings are sorted by step, stage and the reference's execution order.
+///
+/// Incomplete: a rank of the mesh is missing. Vacuous: nothing was compared, nothing finite was there to compare with, or
+/// the level is perturbed and the reference has no responses. Missing, extra and misplaced tensors diverge.
+/// Signed zeros are equal. A NaN on one side is never within any tolerance.
 /// Errors   none for what a run may do wrong: an incomplete, vacuous or divergent run is a verdict.
 [[nodiscard]] Verdict judge(const Reference& reference, const Trace& actual, const JudgeOptions& options);
 

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The verdict on a run: is every rank there, is every tensor there, and what does each say.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "harness/compare/diagnosis.h"
+#include "harness/compare/tensor_judge.h"
+#include "harness/compare/verdict.h"
+
+namespace isoshard {
+namespace {
+
+using detail::Held;
+using detail::TensorResult;
+
+/// Diagnosing reads whole tensors: the first findings are what a reader needs.
+constexpr std::size_t kMaxDiagnosed = 400;
+
+std::string missing_ranks(const Trace& actual) {
+  std::vector<int> missing;
+  for (int rank = 0; rank < actual.mesh.world_size(); ++rank) {
+    const auto count = std::count_if(actual.ranks.begin(), actual.ranks.end(), [&](const RankTrace& t) { return t.rank == rank; });
+    if (count != 1) missing.push_back(rank);
+  }
+  if (missing.empty() && actual.ranks.size() == static_cast<std::size_t>(actual.mesh.world_size())) return "";
+  return fmt::format("{} of {} ranks are there; missing or doubled: {}", actual.ranks.size(), actual.mesh.world_size(), fmt::join(missing, ", "));
+}
+
+/// Ranks that hold nothing of a tensor by its layout need not record it.
+bool excused(const Layout& layout, const MeshShape& mesh, int rank) {
+  return std::any_of(layout.placements.begin(), layout.placements.end(), [&](const Placement& placement) {
+    return placement.kind == Placement::Kind::kOnlyAt && mesh.coordinate(rank, placement.axis) != placement.coordinate;
+  });
+}
+
+class Judge {
+ public:
+  Judge(const Reference& reference, const Trace& actual, const JudgeOptions& options) : reference_(reference), actual_(actual), options_(options) {
+    verdict_.subject = actual.subject;
+    verdict_.case_slug = actual.case_slug;
+    verdict_.mesh = actual.mesh;
+  }
+
+  Verdict run() {
+    if (std::string problem = missing_ranks(actual_); !problem.empty()) {
+      verdict_.status = Status::kIncomplete;
+      verdict_.reason = std::move(problem);
+      return std::move(verdict_);
+    }
+    if (reference_.trace().ranks.empty()) {
+      verdict_.reason = "the reference is empty";
+      return std::move(verdict_);
+    }
+    index_records();
+    for (const Record& wanted : reference_.trace().ranks[0].records) judge_one(wanted);
+    for (const auto& [key, held] : held_) {
+      if (reference_.find(key) == nullptr) add_coverage_finding(key, held.front().record->order, "is not in the reference", {held.front().rank->rank}, verdict_.extra);
+    }
+    sort_findings();
+    summarise_first();
+    conclude();
+    return std::move(verdict_);
+  }
+
+ private:
+  void index_records() {
+    for (const RankTrace& rank : actual_.ranks) {
+      for (const Record& record : rank.records) held_[record.key].push_back({&rank, &record});
+    }
+  }
+
+  void add_coverage_finding(const RecordKey& key, std::int64_t order, std::string problem, std::vector<int> ranks, std::vector<std::string>& list) {
+    list.push_back(describe(key));
+    Finding finding;
+    finding.key = key;
+    finding.stage = stage_of(key);
+    finding.what = fmt::format("{}: {}", describe(key), problem);
+    finding.ranks = std::move(ranks);
+    finding.confirmed = true;
+    findings_.push_back({order, std::move(finding)});
+  }
+
+  void judge_one(const Record& wanted) {
+    const auto found = held_.find(wanted.key);
+    if (found == held_.end()) {
+      add_coverage_finding(wanted.key, wanted.order, "was recorded by no rank", {}, verdict_.missing);
+      return;
+    }
+    const std::vector<Held>& held = found->second;
+    std::vector<int> absent;
+    for (int rank = 0; rank < actual_.mesh.world_size(); ++rank) {
+      const bool there = std::any_of(held.begin(), held.end(), [&](const Held& h) { return h.rank->rank == rank; });
+      if (!there && !excused(held.front().record->layout, actual_.mesh, rank)) absent.push_back(rank);
+    }
+    if (!absent.empty()) {
+      add_coverage_finding(wanted.key, wanted.order, fmt::format("was not recorded by rank {}", fmt::join(absent, ", ")), absent, verdict_.missing);
+    }
+    TensorResult result = detail::judge_tensor(reference_, wanted, actual_, held, options_);
+    if (!result.not_judged.empty() && not_judged_.empty()) not_judged_ = result.not_judged;
+    for (Finding& finding : result.findings) {
+      if (findings_.size() < kMaxDiagnosed) {
+        if (std::string cause = detail::diagnose(reference_, wanted, actual_, held, result); !cause.empty()) {
+          finding.diagnosis = fmt::format("{}: {}", subject_of(wanted.key), cause);
+          causes_[wanted.key] = std::move(cause);
+        }
+      }
+      findings_.push_back({wanted.order, std::move(finding)});
+    }
+    const Stats& stats = result.comparison.stats;
+    const bool any_finite = stats.numel > stats.nan_reference + stats.inf_reference;
+    if (any_finite && result.not_judged.empty()) ++verdict_.compared;
+    verdict_.tensors.push_back(std::move(result.comparison));
+  }
+
+  void sort_findings() {
+    std::stable_sort(findings_.begin(), findings_.end(), [](const Ordered& a, const Ordered& b) {
+      return std::tuple(a.finding.key.step, a.finding.stage, a.order) < std::tuple(b.finding.key.step, b.finding.stage, b.order);
+    });
+    for (Ordered& ordered : findings_) verdict_.findings.push_back(std::move(ordered.finding));
+  }
+
+  /// What stands around the first finding belongs to its cause: whether everything earlier is right, and how many tensors
+  /// of the same kind share it.
+  void summarise_first() {
+    if (verdict_.findings.empty() || verdict_.findings.front().diagnosis.empty()) return;
+    Finding& first = verdict_.findings.front();
+    const std::string cause = causes_[first.key];
+    if (first.stage == Stage::kParameterGrad || first.stage == Stage::kParameterAfterStep || first.stage == Stage::kReplicaDrift) {
+      const auto [same, all] = count_same(first.key, cause);
+      if (same == all && all > 1) {
+        first.diagnosis = fmt::format("{} of all parameters: {}", first.stage == Stage::kParameterGrad ? "gradients" : "values after the step", cause);
+      } else if (same > 1) {
+        first.diagnosis += fmt::format("; the same for {} of {}", same, all);
+      }
+    }
+    if (first.stage > Stage::kForward) first.diagnosis += forward_words(first.key.step);
+  }
+
+  std::pair<int, int> count_same(const RecordKey& key, const std::string& cause) const {
+    int same = 0, all = 0;
+    for (const TensorComparison& tensor : verdict_.tensors) {
+      if (tensor.key.step != key.step || tensor.key.kind != key.kind || tensor.key.call != key.call) continue;
+      ++all;
+      const auto found = causes_.find(tensor.key);
+      if (found != causes_.end() && found->second == cause) ++same;
+    }
+    return {same, all};
+  }
+
+  std::string forward_words(int step) const {
+    bool any = false, exact = true;
+    for (const TensorComparison& tensor : verdict_.tensors) {
+      if (tensor.key.step != step || tensor.stage != Stage::kForward) continue;
+      any = true;
+      if (!tensor.within) return "";
+      exact = exact && tensor.stats.unequal_values == 0;
+    }
+    if (!any) return "";
+    return exact ? "; forward exact" : "; forward right";
+  }
+
+  void conclude() {
+    if (!verdict_.findings.empty()) {
+      const Finding& first = verdict_.findings.front();
+      verdict_.status = Status::kDiverges;
+      verdict_.reason = fmt::format("first {}{}{}", first.what, first.ranks.empty() ? "" : fmt::format(" on rank {}", first.ranks.front()),
+                                    first.diagnosis.empty() ? "" : "; " + first.diagnosis);
+      return;
+    }
+    if (verdict_.compared == 0 || !not_judged_.empty()) {
+      verdict_.status = Status::kVacuous;
+      verdict_.reason = not_judged_.empty() ? "no finite tensor was compared" : not_judged_;
+      return;
+    }
+    verdict_.status = Status::kConforms;
+    double worst = 0;
+    for (const TensorComparison& t : verdict_.tensors) {
+      if (t.level != Level::kExact && !t.insensitive && t.allowed_relative_error > 0) worst = std::max(worst, t.stats.relative_error() / t.allowed_relative_error);
+    }
+    verdict_.reason = fmt::format("{} tensors compared, the largest error is {:.2g} of what is allowed", verdict_.compared, worst);
+  }
+
+  struct Ordered {
+    std::int64_t order;
+    Finding finding;
+  };
+
+  const Reference& reference_;
+  const Trace& actual_;
+  const JudgeOptions& options_;
+  Verdict verdict_;
+  std::map<RecordKey, std::vector<Held>> held_;
+  std::vector<Ordered> findings_;
+  std::map<RecordKey, std::string> causes_;
+  std::string not_judged_;
+};
+
+}  // namespace
+
+Verdict judge(const Reference& reference, const Trace& actual, const JudgeOptions& options) { return Judge(reference, actual, options).run(); }
+
+}  // namespace isoshard

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Names of levels and states.
+#include "harness/compare/verdict.h"
+
+namespace isoshard {
+
+std::string_view name_of(Level level) noexcept {
+  switch (level) {
+    case Level::kExact: return "exact";
+    case Level::kBounded: return "bounded";
+    case Level::kPerturbed: return "perturbed";
+    case Level::kReported: return "reported";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(Status status) noexcept {
+  switch (status) {
+    case Status::kConforms: return "conforms";
+    case Status::kDiverges: return "diverges";
+    case Status::kIncomplete: return "incomplete";
+    case Status::kVacuous: return "vacuous";
+  }
+  return "unknown";
+}
+
+}  // namespace isoshard
