@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loss against torch's own cross_entropy, value and gradient, with unequal counts and weights per sample.
+#include "model/loss.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/error.h"
+
+namespace isoshard {
+namespace {
+
+constexpr std::int64_t kBatch = 3, kLength = 7, kVocabulary = 11;
+
+struct Inputs {
+  at::Tensor logits, targets;
+};
+
+/// Sample 1 counts 3 tokens, sample 2 none.
+Inputs unequal_inputs(at::ScalarType dtype) {
+  at::Generator generator = at::detail::createCPUGenerator(5);
+  Inputs inputs{(at::randn({kBatch, kLength, kVocabulary}, generator, at::kDouble) * 3).to(dtype),
+                at::randint(0, kVocabulary, {kBatch, kLength}, generator, at::kLong)};
+  inputs.targets[1].slice(0, 3).fill_(-100);
+  inputs.targets[2].fill_(-100);
+  return inputs;
+}
+
+struct Result {
+  at::Tensor loss, gradient;
+};
+
+/// torch's: sum over samples of weight times the summed loss of the sample.
+Result torchs(const Inputs& inputs, const at::Tensor& weights) {
+  const at::Tensor logits = inputs.logits.detach().clone().requires_grad_(true);
+  const at::ScalarType wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  at::Tensor loss = at::zeros({}, wide);
+  for (std::int64_t b = 0; b < logits.size(0); ++b) {
+    loss = loss + at::cross_entropy_loss(logits[b].to(wide), inputs.targets[b], {}, at::Reduction::Sum, -100) * weights[b].to(wide);
+  }
+  loss.backward();
+  return {loss.detach(), logits.grad()};
+}
+
+Result ours(const Inputs& inputs, const at::Tensor& weights) {
+  const at::Tensor logits = inputs.logits.detach().clone().requires_grad_(true);
+  const at::Tensor loss = cross_entropy(logits, inputs.targets, weights).loss;
+  loss.backward();
+  return {loss.detach(), logits.grad()};
+}
+
+double relative(const at::Tensor& reference, const at::Tensor& actual) {
+  return ((actual.to(at::kDouble) - reference.to(at::kDouble)).norm() / reference.to(at::kDouble).norm()).item<double>();
+}
+
+class LossInDtype : public testing::TestWithParam<std::pair<at::ScalarType, double>> {};
+INSTANTIATE_TEST_SUITE_P(Dtypes, LossInDtype,
+                         testing::Values(std::pair{at::kDouble, 1e-15}, std::pair{at::kFloat, 2e-7}, std::pair{at::kBFloat16, 2e-7}),
+                         [](const auto& tested) { return std::string(at::toString(tested.param.first)); });
+
+TEST_P(LossInDtype, ValueAndGradientAreTorchsForUniformAndOwnWeights) {
+  const auto [dtype, bound] = GetParam();
+  const Inputs inputs = unequal_inputs(dtype);
+  for (const at::Tensor& weights : {at::full({kBatch}, 1.0 / 10, at::kDouble), at::tensor({0.5, 0.125, 3.0}, at::kDouble)}) {
+    const Result expected = torchs(inputs, weights), actual = ours(inputs, weights);
+
+    EXPECT_LE(relative(expected.loss, actual.loss), bound);
+    EXPECT_LE(relative(expected.gradient, actual.gradient), dtype == at::kBFloat16 ? 1e-4 : bound);
+    EXPECT_EQ(actual.gradient.scalar_type(), dtype);
+    EXPECT_EQ(actual.loss.scalar_type(), expected.loss.scalar_type());
+  }
+}
+
+TEST_P(LossInDtype, ARowsGradientDoesNotDependOnTheOtherRows) {
+  const auto [dtype, bound] = GetParam();
+  const Inputs inputs = unequal_inputs(dtype);
+  const at::Tensor weights = at::tensor({0.5, 0.125, 3.0}, at::kDouble);
+
+  const Result whole = ours(inputs, weights);
+
+  for (std::int64_t b = 0; b < kBatch; ++b) {
+    const Inputs sample{inputs.logits.narrow(0, b, 1), inputs.targets.narrow(0, b, 1)};
+    EXPECT_TRUE(at::equal(ours(sample, weights.narrow(0, b, 1)).gradient, whole.gradient.narrow(0, b, 1))) << "sample " << b;
+  }
+}
+
+TEST(CrossEntropyLoss, SumsAndCountsAreGivenPerSample) {
+  const Inputs inputs = unequal_inputs(at::kDouble);
+
+  const CrossEntropy result = cross_entropy(inputs.logits, inputs.targets, at::ones({kBatch}, at::kDouble));
+
+  EXPECT_TRUE(at::equal(result.sample_count_B, at::tensor({7, 3, 0}, at::kLong)));
+  EXPECT_EQ(result.sample_sum_B[2].item<double>(), 0.0);
+  for (std::int64_t b = 0; b < 2; ++b) {
+    const at::Tensor expected = at::cross_entropy_loss(inputs.logits[b], inputs.targets[b], {}, at::Reduction::Sum, -100);
+    EXPECT_NEAR(result.sample_sum_B[b].item<double>(), expected.item<double>(), 1e-13);
+  }
+  EXPECT_DOUBLE_EQ(result.loss.item<double>(), result.sample_sum_B.sum().item<double>());
+  EXPECT_FALSE(result.sample_sum_B.requires_grad());
+}
+
+TEST(CrossEntropyLoss, TheUpstreamGradientScalesTheGradient) {
+  const Inputs inputs = unequal_inputs(at::kFloat);
+  const at::Tensor weights = at::full({kBatch}, 0.1, at::kDouble);
+  const at::Tensor logits = inputs.logits.clone().requires_grad_(true);
+
+  (cross_entropy(logits, inputs.targets, weights).loss * 4).backward();
+
+  EXPECT_TRUE(at::equal(logits.grad(), ours(inputs, weights).gradient * 4));
+}
+
+TEST(CrossEntropyLoss, NothingCountedIsZeroWithZeroGradient) {
+  Inputs inputs = unequal_inputs(at::kFloat);
+  inputs.targets.fill_(-100);
+
+  const Result result = ours(inputs, at::ones({kBatch}, at::kDouble));
+
+  EXPECT_EQ(result.loss.item<float>(), 0.0F);
+  EXPECT_EQ(result.gradient.count_nonzero().item<std::int64_t>(), 0);
+}
+
+TEST(CrossEntropyLoss, ManyRowsAreCutIntoBlocksWithoutATrace) {
+  // 80 rows of 65,536 logits: two blocks of 64 rows and less.
+  at::Generator generator = at::detail::createCPUGenerator(6);
+  const Inputs inputs{at::randn({2, 40, 65536}, generator, at::kFloat), at::randint(0, 65536, {2, 40}, generator, at::kLong)};
+  const at::Tensor weights = at::full({2}, 1.0 / 80, at::kDouble);
+
+  const Result expected = torchs(inputs, weights), actual = ours(inputs, weights);
+
+  EXPECT_LE(relative(expected.loss, actual.loss), 2e-7);
+  EXPECT_LE(relative(expected.gradient, actual.gradient), 2e-7);
+}
+
+TEST(CrossEntropyLoss, ANanLogitReachesTheLoss) {
+  Inputs inputs = unequal_inputs(at::kFloat);
+  inputs.logits[0][0][0].fill_(std::nan(""));
+
+  EXPECT_TRUE(std::isnan(ours(inputs, at::ones({kBatch}, at::kDouble)).loss.item<float>()));
+}
+
+TEST(CrossEntropyLoss, RefusesShapesAndTargetsThatDoNotFit) {
+  const Inputs inputs = unequal_inputs(at::kFloat);
+  const at::Tensor weights = at::ones({kBatch}, at::kDouble);
+  const auto loss = [](const at::Tensor& logits, const at::Tensor& targets, const at::Tensor& weight) {
+    static_cast<void>(cross_entropy(logits, targets, weight));
+  };
+
+  EXPECT_THROW(loss(inputs.logits[0], inputs.targets, weights), ShapeError);
+  EXPECT_THROW(loss(inputs.logits, inputs.targets.slice(1, 1), weights), ShapeError);
+  EXPECT_THROW(loss(inputs.logits, inputs.targets, weights.to(at::kFloat)), ShapeError);
+  for (const std::int64_t wrong : {kVocabulary, std::int64_t{-1}}) {
+    at::Tensor targets = inputs.targets.clone();
+    targets[0][0].fill_(wrong);
+    EXPECT_THROW(loss(inputs.logits, targets, weights), ShapeError) << wrong;
+  }
+}
+
+TEST(ShiftLabels, MovesLeftAndIgnoresTheLast) {
+  const at::Tensor labels = at::tensor({1, 2, 3, 4, -100, 6}, at::kLong).view({2, 3});
+
+  EXPECT_TRUE(at::equal(shift_labels(labels), at::tensor({2, 3, -100, -100, 6, -100}, at::kLong).view({2, 3})));
+  EXPECT_TRUE(at::equal(shift_labels(labels.slice(1, 0, 1)), at::full({2, 1}, -100, at::kLong)));
+}
+
+}  // namespace
+}  // namespace isoshard
