@@ -33,14 +33,17 @@ namespace {
 
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 constexpr auto kLongDeadline = 60'000ms;  // no test that uses it may come near it
-constexpr auto kShortDeadline = 300ms;
+constexpr auto kShortDeadline = 500ms;
 
 class ForkedWorldFailure : public ::testing::Test {
  protected:
-  void SetUp() override { (void)run_world_report({.size = 1}, [](Rank&) {}); }  // what the first world keeps open stays
+  void SetUp() override {
+    (void)run_world_report({.size = 1}, [](Rank&) {});
+  }  // what the first world keeps open stays
 
   // Runs two ranks, of which `bad` runs on rank 1 after one collective and both meet in a second one.
   WorldReport run_bad(const ForkedWorld::Body& bad, std::chrono::milliseconds deadline = kLongDeadline) {
@@ -72,6 +75,7 @@ class ForkedWorldFailure : public ::testing::Test {
     EXPECT_THAT(report.describe(), HasSubstr("world bad of 2 ranks: "));
     EXPECT_EQ(report.ranks[0].end, RankEnd::kReleased) << report.describe();
     EXPECT_THAT(report.ranks[0].message, HasSubstr("rank 1"));
+    EXPECT_THAT(report.ranks[0].message, Not(HasSubstr("stopped by the controller")));  // released, not killed after a grace
   }
 
  private:
@@ -115,8 +119,12 @@ TEST_F(ForkedWorldFailure, RankSegfaults) {
     *nothing = 1;
   });
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  expect_culprit_is_rank_1(report, RankEnd::kExited, "rank 1 exited");  // the sanitizer reports and exits
+#else
   expect_culprit_is_rank_1(report, RankEnd::kSignaled, "rank 1 killed by SIGSEGV");
   EXPECT_THAT(report.ranks[1].message, HasSubstr("backtrace of rank 1, SEGV"));
+#endif
   EXPECT_THAT(report.describe(), HasSubstr("last line before the crash"));
 }
 
@@ -181,7 +189,7 @@ TEST_F(ForkedWorldFailure, RankLoopsForEverAndIgnoresSigterm) {
       },
       kShortDeadline);
 
-  expect_culprit_is_rank_1(report, RankEnd::kHung, "the deadline of 300 ms passed: rank 1 has not entered all_reduce #2");
+  expect_culprit_is_rank_1(report, RankEnd::kHung, "the deadline of 500 ms passed: rank 1 has not entered all_reduce #2");
   EXPECT_THAT(report.cause, HasSubstr("rank 0 waits in it"));
   EXPECT_THAT(report.ranks[1].message, HasSubstr("backtrace of rank 1, at the deadline"));
 }
@@ -268,7 +276,8 @@ std::string in_child(const std::function<std::string()>& body) {
   ::close(pipe[1]);
   std::string text;
   std::array<char, 4096> buffer{};
-  for (ssize_t count = 0; (count = ::read(pipe[0], buffer.data(), buffer.size())) > 0;) text.append(buffer.data(), static_cast<std::size_t>(count));
+  for (ssize_t count = 0; (count = ::read(pipe[0], buffer.data(), buffer.size())) > 0;)
+    text.append(buffer.data(), static_cast<std::size_t>(count));
   ::close(pipe[0]);
   ::waitpid(pid, nullptr, 0);
   return text;
@@ -345,6 +354,40 @@ TEST_F(ForkedWorldFailure, InterruptedRunStopsRanksAndSaysSo) {
   });
 
   EXPECT_EQ(outcome, "1 interrupted by SIGINT ");
+}
+
+// Runs `body` in a child of this process and gives back its wait status.
+int status_of_child(const std::function<void()>& body) {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    body();
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  return status;
+}
+
+TEST_F(ForkedWorldFailure, SecondSignalEndsTheProgramAtOnce) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const int status = status_of_child([&] {
+      ::raise(signal);
+      ::raise(signal);
+    });
+
+    EXPECT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 128 + signal);
+  }
+}
+
+TEST_F(ForkedWorldFailure, ATestProgramThatRunsNoTestFails) {
+  const int status = status_of_child([] {
+    (void)!std::freopen("/dev/null", "w", stdout);
+    (void)!std::freopen("/dev/null", "w", stderr);
+    ::execl("/proc/self/exe", "test", "--gtest_filter=NoSuchSuite.*", nullptr);
+  });
+
+  EXPECT_EQ(WEXITSTATUS(status), 2);
 }
 
 TEST_F(ForkedWorldFailure, SeveralThreadsAreRefusedBeforeAFork) {

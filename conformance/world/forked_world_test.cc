@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What a forked world gives: fresh ranks, their values in order, their output, and nothing left behind.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -72,7 +74,9 @@ TEST(ForkedWorld, ServesSeveralWorldsAtOnce) {
 
 TEST(ForkedWorld, EndsTheRanksOfAWorldNobodyWaitsFor) {
   const Traces before = traces_of_process();
-  { const ForkedWorld world({.size = 2, .name = "given up"}, [](Rank&) { loop_for_ever(); }); }
+  {
+    const ForkedWorld world({.size = 2, .name = "given up"}, [](Rank&) { loop_for_ever(); });
+  }
   EXPECT_EQ(traces_of_process(), before);
 }
 
@@ -104,10 +108,12 @@ TEST(ForkedWorld, KeepsHeadAndTailOfWhatRanksPrint) {
 }
 
 TEST(ForkedWorld, DecoratesTheCommunicatorOfEveryRank) {
-  std::vector<int> decorated = run_world(WorldOptions{.size = 2, .decorate = [](std::unique_ptr<Communicator> inner, int rank) {
-                                                        EXPECT_EQ(inner->rank(), rank);
-                                                        return inner->split(rank, 0);
-                                                      }},
+  std::vector<int> decorated = run_world(WorldOptions{.size = 2,
+                                                      .decorate =
+                                                          [](std::unique_ptr<Communicator> inner, int rank) {
+                                                            EXPECT_EQ(inner->rank(), rank);
+                                                            return inner->split(rank, 0);
+                                                          }},
                                          [](Rank& rank) { return rank.comm().size(); });
 
   EXPECT_EQ(decorated, (std::vector<int>{1, 1}));
@@ -116,6 +122,20 @@ TEST(ForkedWorld, DecoratesTheCommunicatorOfEveryRank) {
 TEST(ForkedWorld, RefusesSizesOutsideOneToSixteen) {
   EXPECT_THROW(run_world_report({.size = 0}, [](Rank&) {}), UsageError);
   EXPECT_THROW(run_world_report({.size = 17}, [](Rank&) {}), UsageError);
+}
+
+TEST(ForkedWorld, RanksComputeWithAtenAndWithMoreThreadsThanTheController) {
+  const auto gradient_sum = [](at::ScalarType dtype) {
+    const at::Tensor x = at::ones({64, 64}, at::TensorOptions().dtype(dtype)).requires_grad_();
+    at::matmul(x, x).sum().backward();
+    return x.grad().sum(at::kDouble).item<double>();
+  };
+  const std::vector<std::vector<double>> sums = run_world(2, [&](Rank& rank) {
+    if (rank.rank() == 1) at::set_num_threads(2);
+    return std::vector<double>{gradient_sum(at::kFloat), gradient_sum(at::kBFloat16)};
+  });
+
+  for (const auto& of_rank : sums) EXPECT_EQ(of_rank, (std::vector<double>{64 * 64 * 128, 64 * 64 * 128}));
 }
 
 TEST(ForkedWorld, RunsSixteenRanks) {

@@ -39,7 +39,8 @@ TEST(Frames, AnyCutOfTheStreamGivesTheSameFrames) {
   for (std::size_t step = 1; step <= stream.size(); ++step) {
     std::string seen;
     FrameParser parser([&](FrameType type, std::span<const std::byte> payload) {
-      seen += std::to_string(static_cast<int>(type)) + ":" + std::string(reinterpret_cast<const char*>(payload.data()), payload.size()) + ";";
+      seen +=
+          std::to_string(static_cast<int>(type)) + ":" + std::string(reinterpret_cast<const char*>(payload.data()), payload.size()) + ";";
     });
     for (std::size_t at = 0; at < stream.size(); at += step) parser.feed(std::span(stream).subspan(at, std::min(step, stream.size() - at)));
     EXPECT_EQ(seen, "1:some bytes;5:;") << "pieces of " << step;
@@ -98,7 +99,9 @@ TEST(CapturedOutput, KeepsHeadAndTailOfLongOutputAndSaysHowMuchIsMissing) {
   EXPECT_NE(text.find("[... " + std::to_string(1'000'008 - 2 * CapturedOutput::kPart) + " bytes left out ...]"), std::string::npos);
 }
 
-TEST(CapturedOutput, ReportsShowNoControlCharacters) { EXPECT_EQ(printable_tail("a\x1b[31mb\n\tc", 100), "a?[31mb\n\tc"); }
+TEST(CapturedOutput, ReportsShowNoControlCharacters) {
+  EXPECT_EQ(printable_tail("a\x1b[31mb\n\tc", 100), "a?[31mb\n\tc");
+}
 
 }  // namespace
 }  // namespace isoshard

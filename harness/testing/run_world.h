@@ -72,7 +72,8 @@ auto run_world(WorldOptions options, Body body, std::source_location where = std
   using Returned = std::invoke_result_t<Body&, Rank&>;
   using Value = std::conditional_t<std::is_same_v<T, detail::Deduced>, Returned, T>;
   if constexpr (std::is_void_v<Value>) {
-    (void)detail::run_and_record(std::move(options), [body](Rank& rank) mutable { body(rank); }, where);
+    (void)detail::run_and_record(
+        std::move(options), [body](Rank& rank) mutable { body(rank); }, where);
   } else {
     const WorldReport report = detail::run_and_record(
         std::move(options), [body](Rank& rank) mutable { detail::post_value<Value>(rank, body(rank)); }, where);

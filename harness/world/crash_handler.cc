@@ -17,7 +17,11 @@ namespace {
 
 constexpr std::string_view kBegin = "*** isoshard backtrace of rank ";
 constexpr std::string_view kEnd = "*** end of backtrace\n";
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr std::array kFatalSignals{SIGABRT};  // the sanitizer's own reports of the others say more
+#else
 constexpr std::array kFatalSignals{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+#endif
 
 // One rank per process, so plain statics serve the handlers.
 int own_rank = -1;
@@ -68,8 +72,8 @@ void on_dump_signal(int /*signal*/) {
 
 [[noreturn]] void on_terminate() {
   try {
-    const std::string words =
-        std::current_exception() ? "std::terminate after an uncaught " + current_exception_in_words() : "std::terminate without an exception";
+    const std::string words = std::current_exception() ? "std::terminate after an uncaught " + current_exception_in_words()
+                                                       : "std::terminate without an exception";
     own_slot->last_words.set(words);
     write_text("\n" + words + "\n");
   } catch (...) {  // out of memory: the signal must do
@@ -99,11 +103,9 @@ void install_crash_handlers(int rank, RankSlot& slot) {
   ::sigaltstack(&stack, nullptr);
   struct sigaction action {};
   ::sigemptyset(&action.sa_mask);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // whose own reports say more
   action.sa_handler = on_fatal_signal;
   action.sa_flags = SA_ONSTACK | static_cast<int>(SA_RESETHAND);
   for (const int signal : kFatalSignals) ::sigaction(signal, &action, nullptr);
-#endif
   action.sa_handler = on_dump_signal;
   action.sa_flags = SA_ONSTACK | SA_RESTART;
   ::sigaction(kDumpSignal, &action, nullptr);

@@ -2,6 +2,8 @@
 /// The public face of forked worlds.
 #include "harness/world/forked_world.h"
 
+#include <utility>
+
 #include "base/error.h"
 #include "harness/world/world_state.h"
 
@@ -9,16 +11,18 @@ namespace isoshard {
 
 struct ForkedWorld::Impl {
   WorldState state;
+  bool has_waited = false;
 };
 
-ForkedWorld::ForkedWorld(WorldOptions options, Body body) : impl_(new Impl{{std::move(options), std::move(body)}}) {}
+ForkedWorld::ForkedWorld(WorldOptions options, Body body) : impl_(new Impl{.state = {std::move(options), std::move(body)}}) {}
 ForkedWorld::ForkedWorld(ForkedWorld&&) noexcept = default;
 ForkedWorld& ForkedWorld::operator=(ForkedWorld&&) noexcept = default;
 ForkedWorld::~ForkedWorld() = default;
 
 WorldReport ForkedWorld::wait() {
+  if (std::exchange(impl_->has_waited, true)) throw UsageError("ForkedWorld::wait() was called twice; a world has one report");
   serve_until_done(impl_->state);
-  return impl_->state.report();
+  return impl_->state.take_report();
 }
 
 WorldReport run_forked(WorldOptions options, ForkedWorld::Body body) {

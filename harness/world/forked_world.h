@@ -18,20 +18,20 @@ namespace isoshard {
 using CommDecorator = std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator> inner, int rank)>;
 
 struct WorldOptions {
-  int size = 1;                              ///< 1 to 16
-  std::string name{};                        ///< shown in reports, for example the case's slug
+  int size = 1;                                ///< 1 to 16
+  std::string name{};                          ///< shown in reports, for example the case's slug
   std::chrono::milliseconds deadline{60'000};  ///< from start to the last rank's end
-  CommDecorator decorate{};                  ///< a fault, or nothing
+  CommDecorator decorate{};                    ///< a fault, or nothing
 };
 
 enum class RankEnd : std::uint8_t {
-  kReturned,   ///< body returned and the rank said goodbye
-  kThrew,      ///< body threw; message holds what()
-  kReleased,   ///< a collective failed because another rank was lost or the world was aborted
-  kExited,     ///< the process ended by exit() before the body returned
-  kSignaled,   ///< killed by a signal
-  kHung,       ///< still running at the deadline; killed by the controller
-  kProtocol,   ///< its result channel carried something that no rank sends; killed by the controller
+  kReturned,  ///< body returned and the rank said goodbye
+  kThrew,     ///< body threw; message holds what()
+  kReleased,  ///< a collective failed because another rank was lost or the world was aborted
+  kExited,    ///< the process ended by exit() before the body returned
+  kSignaled,  ///< killed by a signal
+  kHung,      ///< still running at the deadline; killed by the controller
+  kProtocol,  ///< its result channel carried something that no rank sends; killed by the controller
 };
 
 /// A failed EXPECT_ or ASSERT_ inside a rank.
@@ -45,11 +45,11 @@ struct ForwardedFailure {
 struct RankReport {
   int rank = 0;
   RankEnd end = RankEnd::kReturned;
-  int code = 0;                   ///< exit status or signal number
-  std::string message;            ///< what(), or the signal's name and backtrace
-  std::string where;              ///< "in all_reduce #7 (...)", "after ...", "before its first collective"
+  int code = 0;         ///< exit status or signal number
+  std::string message;  ///< what(), or the signal's name and backtrace
+  std::string where;    ///< "in all_reduce #7 (...)", "after ...", "before its first collective"
   std::string phase;
-  std::string standard_output;    ///< captured, head and tail when long
+  std::string standard_output;  ///< captured, head and tail when long
   std::string standard_error;
   std::vector<std::byte> result;
   std::vector<ForwardedFailure> failures;
@@ -59,9 +59,9 @@ struct RankReport {
 struct WorldReport {
   std::string name;
   std::vector<RankReport> ranks{};
-  int culprit = -1;               ///< the rank that failed first; -1: none, or no single one
-  std::string cause{};            ///< one sentence about what ended the world early; empty when ok
-  bool interrupted = false;       ///< SIGINT or SIGTERM came; ranks were stopped
+  int culprit = -1;          ///< the rank that failed first; -1: none, or no single one
+  std::string cause{};       ///< one sentence about what ended the world early; empty when ok
+  bool interrupted = false;  ///< SIGINT or SIGTERM came; ranks were stopped
 
   /// Every rank returned, none forwarded a failure, nothing interrupted it.
   [[nodiscard]] bool ok() const noexcept;
@@ -87,7 +87,7 @@ class ForkedWorld {
   ForkedWorld(ForkedWorld&&) noexcept;
   ForkedWorld& operator=(ForkedWorld&&) noexcept;
   ~ForkedWorld();
-  /// Waits for all ranks to end, serving every other running world of this process meanwhile.
+  /// Waits for all ranks to end, serving every other running world of this process meanwhile. Called once.
   [[nodiscard]] WorldReport wait();
 
  private:

@@ -61,7 +61,9 @@ void send_frame(int fd, FrameType type, std::span<const std::byte> payload) {
   }
 }
 
-void send_frame(int fd, FrameType type, std::string_view text) { send_frame(fd, type, std::as_bytes(std::span(text))); }
+void send_frame(int fd, FrameType type, std::string_view text) {
+  send_frame(fd, type, std::as_bytes(std::span(text)));
+}
 
 void FrameParser::feed(std::span<const std::byte> bytes) {
   const auto take_until = [&](std::size_t size) {
@@ -80,7 +82,8 @@ void FrameParser::feed(std::span<const std::byte> bytes) {
 }
 
 void FrameParser::finish() const {
-  if (!pending_.empty()) throw ProtocolError(fmt::format("protocol: the channel ended inside a frame, after {} bytes of it", pending_.size()));
+  if (!pending_.empty())
+    throw ProtocolError(fmt::format("protocol: the channel ended inside a frame, after {} bytes of it", pending_.size()));
 }
 
 PayloadWriter& PayloadWriter::number(std::uint64_t value) {

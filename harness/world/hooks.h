@@ -8,8 +8,8 @@
 namespace isoshard {
 
 struct WorldHooks {
-  std::function<void()> before_first_world;                        ///< in the controller, once, before the first fork
-  std::function<void(Rank&, const ForkedWorld::Body&)> run_body;   ///< in each rank, instead of calling the body
+  std::function<void()> before_first_world;                       ///< in the controller, once, before the first fork
+  std::function<void(Rank&, const ForkedWorld::Body&)> run_body;  ///< in each rank, instead of calling the body
 };
 
 /// Replaces the hooks of this process.

@@ -42,9 +42,13 @@ void install_interrupt_handler() {
   ::sigaction(SIGTERM, &action, nullptr);
 }
 
-int interrupt_signal() noexcept { return first_signal.load(); }
+int interrupt_signal() noexcept {
+  return first_signal.load();
+}
 
-int interrupt_fd() noexcept { return self_pipe[0]; }
+int interrupt_fd() noexcept {
+  return self_pipe[0];
+}
 
 void leave_interrupts_to_controller() noexcept {
   ::signal(SIGINT, SIG_IGN);

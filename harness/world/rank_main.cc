@@ -116,13 +116,17 @@ int flush_and_check() {
 
 }  // namespace
 
-void set_world_hooks(WorldHooks new_hooks) { hooks() = std::move(new_hooks); }
+void set_world_hooks(WorldHooks new_hooks) {
+  hooks() = std::move(new_hooks);
+}
 
 void call_first_world_hook() {
   if (const auto hook = std::exchange(hooks().before_first_world, nullptr)) hook();
 }
 
-void forward_failure(Rank& rank, const ForwardedFailure& failure) { dynamic_cast<ForkedRank&>(rank).forward(failure); }
+void forward_failure(Rank& rank, const ForwardedFailure& failure) {
+  dynamic_cast<ForkedRank&>(rank).forward(failure);
+}
 
 void rank_main(const RankStart& start) noexcept {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -30,7 +30,7 @@ class SharedText {
 /// Lives in zeroed memory.
 struct RankSlot {
   SharedText<64> phase;
-  SharedText<512> last_words;            ///< the uncaught exception that ended the process
+  SharedText<512> last_words;          ///< the uncaught exception that ended the process
   std::atomic<bool> has_dumped_stack;  ///< the answer to kDumpSignal is complete
 };
 

@@ -7,7 +7,9 @@
 
 namespace isoshard {
 
-void make_controller() { at::set_num_threads(1); }
+void make_controller() {
+  at::set_num_threads(1);
+}
 
 void warm_up_kernels() {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {

@@ -25,8 +25,7 @@ std::string indented(std::string_view text) {
 
 std::string output_of(const RankReport& report) {
   std::string result;
-  for (const auto& [name, text] :
-       {std::pair{"stdout", &report.standard_output}, std::pair{"stderr", &report.standard_error}}) {
+  for (const auto& [name, text] : {std::pair{"stdout", &report.standard_output}, std::pair{"stderr", &report.standard_error}}) {
     if (!text->empty()) result += fmt::format("  rank {} {}:\n{}", report.rank, name, indented(printable_tail(*text, kShownBytes)));
   }
   return result;
@@ -62,9 +61,8 @@ std::string line_of(const RankReport& report) {
 }  // namespace
 
 bool WorldReport::ok() const noexcept {
-  return !interrupted && cause.empty() && std::ranges::all_of(ranks, [](const RankReport& report) {
-           return report.end == RankEnd::kReturned && report.failures.empty();
-         });
+  return !interrupted && cause.empty() &&
+         std::ranges::all_of(ranks, [](const RankReport& report) { return report.end == RankEnd::kReturned && report.failures.empty(); });
 }
 
 std::string WorldReport::describe() const {

@@ -54,7 +54,7 @@ std::string limit_in_words(int resource, std::string_view name) {
 }
 
 struct Ends {
-  UniqueFd own;   ///< the controller's, non-blocking
+  UniqueFd own;  ///< the controller's, non-blocking
   UniqueFd rank;
 };
 
@@ -82,8 +82,10 @@ void require_single_thread() {
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
   struct stat tasks {};
   if (::stat("/proc/self/task", &tasks) == 0 && tasks.st_nlink > 3) {
-    throw UsageError(fmt::format("a world is forked from a process with {} threads; join them first, and call "
-                                 "at::set_num_threads(1) before the first tensor operation", tasks.st_nlink - 2));
+    throw UsageError(
+        fmt::format("a world is forked from a process with {} threads; join them first, and call "
+                    "at::set_num_threads(1) before the first tensor operation",
+                    tasks.st_nlink - 2));
   }
 #endif
 }
@@ -105,7 +107,9 @@ SlotMemory::SlotMemory(int num_ranks) : bytes_(sizeof(RankSlot) * static_cast<st
   slots_ = static_cast<RankSlot*>(memory);
 }
 
-SlotMemory::~SlotMemory() { ::munmap(slots_, bytes_); }
+SlotMemory::~SlotMemory() {
+  ::munmap(slots_, bytes_);
+}
 
 WorldState::WorldState(WorldOptions options, ForkedWorld::Body body)
     : options_(std::move(options)),
@@ -139,7 +143,9 @@ WorldState::~WorldState() {
   std::erase(running_worlds(), this);
 }
 
-bool WorldState::is_owner() const noexcept { return owner_ == ::getpid(); }
+bool WorldState::is_owner() const noexcept {
+  return owner_ == ::getpid();
+}
 
 std::vector<int> WorldState::descriptors() const {
   std::vector<int> result;

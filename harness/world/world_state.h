@@ -73,7 +73,8 @@ class WorldState {
   WorldState& operator=(const WorldState&) = delete;
 
   [[nodiscard]] bool is_done() const noexcept;
-  [[nodiscard]] WorldReport report() const;
+  /// Once, when is_done().
+  [[nodiscard]] WorldReport take_report();
   /// SIGKILL to all ranks that are left; the caller then serves until is_done().
   void stop(const std::string& cause);
   void interrupt(int signal);
@@ -100,7 +101,8 @@ class WorldState {
 
   /// The first failure names the culprit and releases the peers; later ones change nothing.
   void fail(int culprit, const std::string& cause);
-  void release(std::chrono::milliseconds grace, const std::string& reason);
+  /// Lets peers fail at their next collective; kills who is left after a grace.
+  void release(const std::string& reason);
   void begin_dump(Clock::time_point now);
   void end_dump();
   void kill_rest(bool is_hang);
