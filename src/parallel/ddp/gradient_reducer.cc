@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// Buckets, hooks and the all-reduces of data-parallel training.
+#include "parallel/ddp/gradient_reducer.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/tensor.h"
+
+namespace isoshard {
+namespace {
+
+constexpr std::int64_t kFirstBucketBytes = 1 << 20;
+
+struct Slot {
+  std::size_t bucket = 0;
+  std::size_t segment = 0;
+};
+
+struct Bucket {
+  std::vector<std::size_t> parameters;
+  std::vector<Segment> segments;   // one per parameter, in the bucket's order
+  std::vector<bool> packed;
+  at::Tensor flat;
+  Work work;
+  bool started = false;
+
+  [[nodiscard]] bool full() const { return std::find(packed.begin(), packed.end(), false) == packed.end(); }
+  [[nodiscard]] at::Tensor view(std::size_t segment, const at::Tensor& like) const {
+    return flat.narrow(0, segments[segment].offset, segments[segment].count).view(like.sizes());
+  }
+};
+
+// Calls back when the gradient of one leaf is accumulated. `owner` may be gone when the graph outlives the reducer.
+class AccumulatedHook final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit AccumulatedHook(std::function<void(const at::Tensor&)> callback) : callback_(std::move(callback)) {}
+  void operator()(const torch::autograd::Variable& leaf) override { callback_(leaf); }
+
+ private:
+  std::function<void(const at::Tensor&)> callback_;
+};
+
+}  // namespace
+
+std::vector<std::vector<std::size_t>> bucket_assignment(const std::vector<ReducedParameter>& parameters, std::int64_t bucket_bytes) {
+  if (bucket_bytes < 1) throw UsageError(fmt::format("a bucket of {} bytes is not possible; it must be at least 1", bucket_bytes));
+  struct Open {
+    std::vector<std::size_t> parameters;
+    std::int64_t bytes = 0;
+  };
+  std::map<at::ScalarType, Open> open;
+  std::vector<std::vector<std::size_t>> buckets;
+  for (std::size_t i = parameters.size(); i-- > 0;) {
+    Open& bucket = open[parameters[i].tensor.scalar_type()];
+    bucket.parameters.push_back(i);
+    bucket.bytes += static_cast<std::int64_t>(parameters[i].tensor.nbytes());
+    const std::int64_t limit = buckets.empty() ? std::min(kFirstBucketBytes, bucket_bytes) : bucket_bytes;
+    if (bucket.bytes >= limit) {
+      buckets.push_back(std::move(bucket.parameters));
+      bucket = {};
+    }
+  }
+  for (auto& [dtype, bucket] : open) {
+    if (!bucket.parameters.empty()) buckets.push_back(std::move(bucket.parameters));
+  }
+  // In the order in which backward can fill them: by the parameter nearest to the output.
+  std::sort(buckets.begin(), buckets.end(), [](const auto& a, const auto& b) { return a.front() > b.front(); });
+  return buckets;
+}
+
+struct GradientReducer::Impl {
+  std::vector<ReducedParameter> parameters;
+  Communicator* dp;
+  std::vector<Bucket> buckets;
+  std::vector<Slot> slots;   // by parameter
+  std::size_t next = 0;      // the first bucket that has not started
+  bool armed = false;
+
+  Impl(std::vector<ReducedParameter> parameters_in, Communicator& dp_in, std::int64_t bucket_bytes)
+      : parameters(std::move(parameters_in)), dp(&dp_in), slots(parameters.size()) {
+    for (std::vector<std::size_t>& members : bucket_assignment(parameters, bucket_bytes)) add_bucket(std::move(members));
+  }
+
+  void add_bucket(std::vector<std::size_t> members) {
+    Bucket bucket;
+    std::int64_t offset = 0;
+    for (const std::size_t i : members) {
+      const ReducedParameter& parameter = parameters[i];
+      slots[i] = {buckets.size(), bucket.segments.size()};
+      bucket.segments.push_back({parameter.name, parameter.param_class, offset, parameter.tensor.numel()});
+      offset += parameter.tensor.numel();
+    }
+    bucket.flat = at::empty({offset}, parameters[members.front()].tensor.options().requires_grad(false));
+    bucket.parameters = std::move(members);
+    buckets.push_back(std::move(bucket));
+  }
+
+  void arm() {
+    for (Bucket& bucket : buckets) {
+      bucket.packed.assign(bucket.parameters.size(), false);
+      bucket.started = false;
+    }
+    next = 0;
+    armed = true;
+  }
+
+  void pack(std::size_t parameter, const at::Tensor& gradient) {
+    Bucket& bucket = buckets[slots[parameter].bucket];
+    const std::size_t segment = slots[parameter].segment;
+    at::Tensor place = bucket.view(segment, parameters[parameter].tensor);
+    if (!gradient.defined()) {
+      place.zero_();
+    } else if (gradient.data_ptr() != place.data_ptr()) {
+      place.copy_(gradient);
+    }
+    bucket.packed[segment] = true;
+  }
+
+  void on_accumulated(std::size_t parameter, const at::Tensor& leaf) {
+    if (!armed) return;
+    const at::NoGradGuard no_grad;
+    pack(parameter, leaf.grad());
+    start_full_buckets();
+  }
+
+  void start_full_buckets() {
+    for (; next < buckets.size() && buckets[next].full(); ++next) {
+      Bucket& bucket = buckets[next];
+      bucket.work = all_reduce(*dp, bucket.flat, Reduction::kAvg, {Purpose::kGradReduce, Axis::kDp, bucket.segments});
+      bucket.started = true;
+    }
+  }
+
+  void finish() {
+    if (!armed) throw UsageError("gradients were not armed for reduction: call arm() before the last backward of a step");
+    armed = false;
+    const at::NoGradGuard no_grad;
+    for (Bucket& bucket : buckets) {
+      for (std::size_t s = 0; s < bucket.parameters.size(); ++s) {
+        if (!bucket.packed[s]) pack(bucket.parameters[s], parameters[bucket.parameters[s]].tensor.grad());
+      }
+    }
+    start_full_buckets();
+    for (Bucket& bucket : buckets) {
+      bucket.work.wait();
+      for (std::size_t s = 0; s < bucket.parameters.size(); ++s) {
+        at::Tensor& parameter = parameters[bucket.parameters[s]].tensor;
+        parameter.mutable_grad() = bucket.view(s, parameter);
+      }
+    }
+  }
+};
+
+GradientReducer::GradientReducer(std::vector<ReducedParameter> parameters, Communicator& dp, std::int64_t bucket_bytes)
+    : impl_(std::make_shared<Impl>(std::move(parameters), dp, bucket_bytes)) {
+  for (std::size_t i = 0; i < impl_->parameters.size(); ++i) {
+    const std::weak_ptr<Impl> weak = impl_;
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        impl_->parameters[i].tensor, std::make_unique<AccumulatedHook>([weak, i](const at::Tensor& leaf) {
+          if (const std::shared_ptr<Impl> impl = weak.lock()) impl->on_accumulated(i, leaf);
+        }));
+  }
+}
+
+GradientReducer::~GradientReducer() = default;
+void GradientReducer::arm() { impl_->arm(); }
+void GradientReducer::finish() { impl_->finish(); }
+std::size_t GradientReducer::num_buckets() const noexcept { return impl_->buckets.size(); }
+
+}  // namespace isoshard

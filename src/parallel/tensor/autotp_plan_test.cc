@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which parameters AutoTP splits, and which degrees it refuses.
+#include "parallel/tensor/autotp_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "base/error.h"
+
+namespace isoshard {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::ThrowsMessage;
+
+ParameterSpec spec_of(std::string name, Shape shape) {
+  ParameterSpec spec;
+  spec.name = std::move(name);
+  spec.shape = std::move(shape);
+  return spec;
+}
+
+TEST(AutotpPlan, SplitsByModuleName) {
+  const std::array<ParameterSpec, 6> specs = {
+      spec_of("model.embed_tokens.weight", {32, 8}),        spec_of("model.layers.0.self_attn.q_proj.weight", {8, 8}),
+      spec_of("model.layers.0.self_attn.q_proj.bias", {8}), spec_of("model.layers.0.self_attn.o_proj.weight", {8, 8}),
+      spec_of("model.layers.0.self_attn.o_proj.bias", {8}), spec_of("model.layers.0.input_layernorm.weight", {8})};
+
+  const ShardPlan plan = autotp_plan(specs);
+
+  const std::array<int, 6> expected_dims = {-1, 0, 0, 1, -1, -1};
+  for (std::size_t i = 0; i < specs.size(); ++i) EXPECT_EQ(plan.sharded_dim(specs[i]), expected_dims[i]) << specs[i].name;
+  EXPECT_EQ(plan.kind_of_module("model.layers.0.self_attn.o_proj"), ShardKind::kRow);
+  EXPECT_EQ(plan.kind_of_module("lm_head"), ShardKind::kReplicated);
+}
+
+TEST(AutotpPlan, LayoutGivesEachRankItsEqualShare) {
+  const ParameterSpec spec = spec_of("model.layers.0.mlp.down_proj.weight", {4, 6});
+  const ShardPlan plan = autotp_plan(std::array{spec});
+  const MeshShape mesh({{Axis::kDp, 1}, {Axis::kTp, 3}});
+
+  const std::vector<Box> boxes = boxes_of(plan.layout_of(spec), mesh, 2);
+
+  ASSERT_EQ(boxes.size(), 1U);
+  EXPECT_EQ(boxes[0].global_offset, (Shape{0, 4}));
+  EXPECT_EQ(boxes[0].size, (Shape{4, 2}));
+}
+
+TEST(AutotpPlan, RefusesDegreesThatDoNotDivideAndNamesAllNumbers) {
+  ModelConfig config;
+  config.num_heads = 6;
+  config.num_kv_heads = 2;
+  config.intermediate_size = 96;
+
+  EXPECT_NO_THROW(check_autotp_degree(config, 2));
+  EXPECT_THAT([&] { check_autotp_degree(config, 3); },
+              ThrowsMessage<UsageError>(AllOf(HasSubstr("tp 3"), HasSubstr("2 kv heads"), Not(HasSubstr("ffn")))));
+  EXPECT_THAT([&] { check_autotp_degree(config, 5); },
+              ThrowsMessage<UsageError>(AllOf(HasSubstr("6 attention heads"), HasSubstr("2 kv heads"), HasSubstr("96 ffn features"))));
+  EXPECT_THROW(check_autotp_degree(config, 0), UsageError);
+}
+
+}  // namespace
+}  // namespace isoshard

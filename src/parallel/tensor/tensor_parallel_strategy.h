@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Column- and row-parallel linear layers by plan, and the strategy that uses them.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string_view>
+
+#include "comm/communicator.h"
+#include "model/strategy.h"
+#include "parallel/tensor/shard_plan.h"
+
+namespace isoshard {
+
+/// Identity forward; backward the sum of the ranks' gradients, in the gradient's dtype (Megatron's f).
+///
+/// A column-parallel layer's ranks each see their output features only, so each has a part of the input's gradient.
+/// Ranks    backward is collective over `tp` (column_parallel.backward; one segment, named `module`).
+/// `tp` must outlive the autograd graph.
+[[nodiscard]] at::Tensor column_parallel_input(const at::Tensor& x, Communicator& tp, std::string_view module);
+
+/// The sum of the ranks' partial results forward, in their dtype; identity backward (Megatron's g).
+/// Ranks    collective over `tp` (row_parallel.forward; one segment, named `module`).
+[[nodiscard]] at::Tensor row_parallel_sum(const at::Tensor& partial, Communicator& tp, std::string_view module);
+
+/// A dp x tp rank's strategy: what the plan calls column or row is split over tp, the rest is the unsharded op.
+///
+/// Column   y_local = f(x) W_local^T + b_local: this rank's output features.
+/// Row      y = g(x_local W_local^T) + b: the bias is added once, after the sum. With `record_partials` the summand is tapped as
+///          "<module>.partial" with a partial layout (a point the unsharded reference does not have).
+/// Source   DeepSpeed AutoTP, LinearLayer and LinearAllreduce (module_inject/layers.py): one all-reduce per layer and direction.
+class TensorParallelStrategy final : public Strategy {
+ public:
+  TensorParallelStrategy(ShardPlan plan, Communicator& tp, int dp_degree, double activation_grad_scale, bool record_partials = false);
+  [[nodiscard]] at::Tensor linear(std::string_view module, const at::Tensor& x, const at::Tensor& weight,
+                                  const std::optional<at::Tensor>& bias, Sink* sink) const override;
+  [[nodiscard]] bool splits_output(std::string_view module) const override;
+  [[nodiscard]] int tp_degree() const noexcept override;
+
+ private:
+  [[nodiscard]] at::Tensor row_linear(std::string_view module, const at::Tensor& x, const at::Tensor& weight,
+                                      const std::optional<at::Tensor>& bias, Sink* sink) const;
+
+  ShardPlan plan_;
+  Communicator* tp_;
+  bool record_partials_;
+};
+
+}  // namespace isoshard

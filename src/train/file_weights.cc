@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// Safetensors weights: checking, reading boxes, writing.
+#include "train/file_weights.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+#include "comm/tensor.h"
+
+namespace isoshard {
+namespace {
+
+constexpr std::size_t kHeaderAlignment = 8;
+
+std::vector<std::string> problems_of(const SafetensorsFile& file, std::span<const ParameterSpec> specs) {
+  std::vector<std::string> problems;
+  std::set<std::string, std::less<>> expected;
+  for (const ParameterSpec& spec : specs) {
+    expected.insert(spec.name);
+    if (!file.contains(spec.name)) {
+      problems.push_back(fmt::format("{} is missing", spec.name));
+      continue;
+    }
+    const SafetensorsInfo& info = file.info(spec.name);
+    if (info.shape != spec.shape) {
+      problems.push_back(
+          fmt::format("{} is [{}] where the model has [{}]", spec.name, fmt::join(info.shape, ", "), fmt::join(spec.shape, ", ")));
+    }
+    if (!is_floating(info.dtype)) problems.push_back(fmt::format("{} is {}, which is no float", spec.name, name_of(info.dtype)));
+  }
+  for (const std::string& name : file.names()) {
+    if (!expected.contains(name)) problems.push_back(fmt::format("{} is not in the model", name));
+  }
+  return problems;
+}
+
+// Little-endian, as the format wants it.
+std::string header_of(std::span<const ParameterSpec> specs, Dtype dtype) {
+  nlohmann::json header = nlohmann::json::object();
+  header["__metadata__"] = {{"format", "pt"}};
+  std::uint64_t begin = 0;
+  for (const ParameterSpec& spec : specs) {
+    const std::uint64_t end = begin + static_cast<std::uint64_t>(numel_of(spec.shape)) * size_of(dtype);
+    header[spec.name] = {{"dtype", safetensors_name_of(dtype)}, {"shape", spec.shape}, {"data_offsets", {begin, end}}};
+    begin = end;
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + kHeaderAlignment - 1) / kHeaderAlignment * kHeaderAlignment, ' ');
+  std::string length;
+  for (int byte = 0; byte < 8; ++byte) length.push_back(static_cast<char>((text.size() >> (8 * byte)) & 0xFF));
+  return length + text;
+}
+
+}  // namespace
+
+FileWeights::FileWeights(const std::filesystem::path& path, std::span<const ParameterSpec> specs) : file_(SafetensorsFile::open(path)) {
+  const std::vector<std::string> problems = problems_of(file_, specs);
+  if (problems.empty()) return;
+  throw FileError(fmt::format("{}: does not hold this model's weights:\n  {}", path.string(), fmt::join(problems, "\n  ")));
+}
+
+at::Tensor FileWeights::read(const ParameterSpec& spec, const Shape& offset, const Shape& size) const {
+  at::Tensor part = file_.tensor(spec.name);
+  bool inside = offset.size() == spec.shape.size() && size.size() == spec.shape.size();
+  for (std::size_t d = 0; inside && d < size.size(); ++d) {
+    inside = offset[d] >= 0 && size[d] >= 0 && offset[d] <= spec.shape[d] - size[d];
+  }
+  if (!inside) {
+    throw ShapeError(fmt::format("box at [{}] of size [{}] does not lie in {} [{}]", fmt::join(offset, ", "), fmt::join(size, ", "),
+                                 spec.name, fmt::join(spec.shape, ", ")));
+  }
+  for (std::size_t d = 0; d < size.size(); ++d) part = part.narrow(static_cast<std::int64_t>(d), offset[d], size[d]);
+  return part.clone(at::MemoryFormat::Contiguous);  // the mapping is read-only
+}
+
+void save_weights(const std::filesystem::path& path, std::span<const ParameterSpec> specs, const WeightSource& source, Dtype dtype) {
+  AtomicFile file(path);
+  file.write(header_of(specs, dtype));
+  for (const ParameterSpec& spec : specs) {
+    const at::Tensor whole = source.read(spec, Shape(spec.shape.size(), 0), spec.shape).to(scalar_type_of(dtype)).contiguous();
+    file.write(std::span(static_cast<const std::byte*>(whole.const_data_ptr()), whole.nbytes()));
+  }
+  file.commit();
+}
+
+void check_weights(const std::filesystem::path& path, const ModelConfig& config) {
+  const std::vector<ParameterSpec> specs = make_model(config, AttentionImpl::kEager)->parameters();
+  (void)FileWeights(path, specs);
+}
+
+}  // namespace isoshard

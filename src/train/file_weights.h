@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Weights in safetensors files, by Hugging Face name.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <span>
+
+#include "base/dtype.h"
+#include "io/safetensors.h"
+#include "model/config.h"
+#include "model/weights.h"
+
+namespace isoshard {
+
+/// The weights in a model.safetensors, mapped into memory: reading a box touches only its pages.
+///
+/// Requires     nobody shortens the file meanwhile.
+/// Errors       FileError that starts with the path and lists every parameter that is missing, extra, or of another shape or of
+///              a dtype that is no float; ShapeError for a box outside its parameter.
+class FileWeights final : public WeightSource {
+ public:
+  FileWeights(const std::filesystem::path& path, std::span<const ParameterSpec> specs);
+  /// In the dtype of the file.
+  [[nodiscard]] at::Tensor read(const ParameterSpec& spec, const Shape& offset, const Shape& size) const override;
+
+ private:
+  SafetensorsFile file_;
+};
+
+/// Writes all parameters of `specs` as `source` gives them, rounded to `dtype`, one after the other: memory for the largest one.
+/// Errors   FileError that names the path.
+void save_weights(const std::filesystem::path& path, std::span<const ParameterSpec> specs, const WeightSource& source, Dtype dtype);
+
+/// Checks a weights file against a model without reading values.   Errors   FileError as FileWeights.
+void check_weights(const std::filesystem::path& path, const ModelConfig& config);
+
+}  // namespace isoshard

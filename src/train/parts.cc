@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Composition of trainers.
+#include "train/parts.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "parallel/tensor/autotp_plan.h"
+#include "parallel/tensor/tensor_parallel_strategy.h"
+
+namespace isoshard {
+namespace {
+
+TrainerParts common_parts(const TrainerConfig& config) {
+  TrainerParts parts;
+  parts.model = make_model(config.model, config.attention);
+  parts.weights = config.weights;
+  parts.optimizer = make_optimizer(config.settings.optimizer);
+  parts.bucket_bytes = config.settings.bucket_bytes;
+  parts.max_grad_norm = config.settings.max_grad_norm;
+  parts.dtype = config.dtype;
+  return parts;
+}
+
+// The parts that depend on the plan and on who averages over what.
+void finish(TrainerParts& parts, const TrainerConfig& config, Mesh& mesh, int local_groups) {
+  parts.num_loss_groups = local_groups;
+  if (config.settings.loss_mean == LossMean::kGlobal) {
+    parts.loss_normaliser = std::make_unique<GlobalTokenMean>(mesh.group(Axis::kDp));
+  } else {
+    parts.loss_normaliser = std::make_unique<GroupTokenMean>(local_groups);
+  }
+  parts.grad_norm = std::make_unique<GlobalGradNorm>(parts.model->parameters(), parts.plan, mesh.group(Axis::kTp));
+}
+
+}  // namespace
+
+TrainerParts plain_parts(const TrainerConfig& config, Mesh& mesh, int dp_groups) {
+  if (mesh.shape().world_size() != 1) {
+    throw UsageError(fmt::format("the plain reference runs in a world of one, not of {}", mesh.shape().world_size()));
+  }
+  TrainerParts parts = common_parts(config);
+  parts.strategy = std::make_shared<Strategy>();
+  finish(parts, config, mesh, dp_groups);
+  return parts;
+}
+
+TrainerParts ddp_parts(const TrainerConfig& config, Mesh& mesh) {
+  if (mesh.degree(Axis::kTp) != 1) {
+    throw UsageError(fmt::format("ddp holds whole replicas; a tp degree of {} needs the subject autotp", mesh.degree(Axis::kTp)));
+  }
+  const int dp = mesh.degree(Axis::kDp);
+  TrainerParts parts = common_parts(config);
+  // Gradients are averaged over dp, so on the way there they are dp times the true ones.
+  parts.strategy = std::make_shared<Strategy>(dp, dp);
+  parts.reduce_gradients = true;
+  finish(parts, config, mesh, 1);
+  return parts;
+}
+
+TrainerParts autotp_parts(const TrainerConfig& config, Mesh& mesh) {
+  check_autotp_degree(config.model, mesh.degree(Axis::kTp));
+  const int dp = mesh.degree(Axis::kDp);
+  TrainerParts parts = common_parts(config);
+  parts.plan = autotp_plan(parts.model->parameters());
+  parts.strategy = std::make_shared<TensorParallelStrategy>(parts.plan, mesh.group(Axis::kTp), dp, dp);
+  parts.reduce_gradients = true;
+  finish(parts, config, mesh, 1);
+  return parts;
+}
+
+}  // namespace isoshard

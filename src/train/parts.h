@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The parts that make a Trainer the plain reference, DDP, or AutoTP on a dp x tp mesh.
+#pragma once
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/config.h"
+#include "train/trainer.h"
+
+namespace isoshard {
+
+/// What all of them need.
+struct TrainerConfig {
+  ModelConfig model;
+  AttentionImpl attention = AttentionImpl::kEager;
+  Dtype dtype = Dtype::kFloat32;
+  TrainSettings settings;
+  std::shared_ptr<const WeightSource> weights;
+};
+
+/// Nothing sharded, nothing reduced: the trusted single process, whose batch stands for the batches of `dp_groups` ranks.
+/// Errors   UsageError unless the mesh is a world of one.
+[[nodiscard]] TrainerParts plain_parts(const TrainerConfig& config, Mesh& mesh, int dp_groups);
+
+/// Replicas whose gradients are averaged over dp.   Errors   UsageError if the mesh has a tp degree above 1.
+[[nodiscard]] TrainerParts ddp_parts(const TrainerConfig& config, Mesh& mesh);
+
+/// Linear layers split over tp by autotp_plan, gradients averaged over dp only.   Errors   as check_autotp_degree.
+[[nodiscard]] TrainerParts autotp_parts(const TrainerConfig& config, Mesh& mesh);
+
+}  // namespace isoshard

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Names of the training settings.
+#include "train/settings.h"
+
+#include <fmt/format.h>
+
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/suggest.h"
+
+namespace isoshard {
+
+std::string_view name_of(LossMean mean) noexcept { return mean == LossMean::kGlobal ? "global" : "local"; }
+
+LossMean parse_loss_mean(std::string_view name) {
+  for (const LossMean mean : {LossMean::kGlobal, LossMean::kLocal}) {
+    if (name_of(mean) == name) return mean;
+  }
+  const std::vector<std::string> known = {"global", "local"};
+  throw UsageError(fmt::format("unknown loss mean '{}'{}; known are {}", name, did_you_mean(name, known), join_names(known)));
+}
+
+}  // namespace isoshard

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// The phases of a training step.
+#include "train/trainer.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "base/error.h"
+#include "comm/tensor.h"
+#include "model/loss.h"
+#include "optim/clip.h"
+
+namespace isoshard {
+namespace {
+
+constexpr std::int64_t kNotCounted = -100;
+
+// The rank's own box of a parameter; a plan's layout has exactly one.
+Box own_box(const Layout& layout, const Mesh& mesh) { return boxes_of(layout, mesh.shape(), mesh.rank()).at(0); }
+
+std::vector<std::int64_t> counts_of(const at::Tensor& targets_BS) {
+  const at::Tensor counts = targets_BS.ne(kNotCounted).sum(1);
+  const auto* data = counts.const_data_ptr<std::int64_t>();
+  return {data, data + counts.numel()};
+}
+
+at::Tensor as_tensor(std::span<const double> values) { return at::tensor(at::ArrayRef<double>(values.data(), values.size()), at::kDouble); }
+
+}  // namespace
+
+Trainer::Trainer(TrainerParts parts, Mesh& mesh, Sink* sink)
+    : parts_(std::move(parts)), mesh_(&mesh), sink_(sink), specs_(parts_.model->parameters()) {}
+
+Trainer::~Trainer() = default;
+
+void Trainer::setup() {
+  if (sink_ != nullptr) sink_->begin_step(0);
+  const at::ScalarType type = scalar_type_of(parts_.dtype);
+  for (const ParameterSpec& spec : specs_) {
+    const Box box = own_box(parts_.plan.layout_of(spec), *mesh_);
+    parameters_[spec.name] = parts_.weights->read(spec, box.global_offset, box.size).to(type).requires_grad_(true);
+  }
+  record_parameters();
+  if (!parts_.reduce_gradients) return;
+  std::vector<ReducedParameter> reduced;
+  for (const ParameterSpec& spec : specs_) reduced.push_back({spec.name, spec.param_class, parameters_.at(spec.name)});
+  reducer_ = std::make_unique<GradientReducer>(std::move(reduced), mesh_->group(Axis::kDp), parts_.bucket_bytes);
+}
+
+void Trainer::forward_backward(std::span<const TokenBatch> micro_batches) {
+  if (micro_batches.empty()) throw UsageError("a step needs at least one micro-batch");
+  if (sink_ != nullptr && next_step_ > 0) sink_->begin_step(next_step_);
+  ++next_step_;
+  gradients_.clear();
+  for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
+
+  LossSums sums;
+  std::vector<at::Tensor> targets;
+  for (const TokenBatch& batch : micro_batches) {
+    targets.push_back(shift_labels(batch.labels_BS));
+    const std::vector<std::int64_t> counts = counts_of(targets.back());
+    sums.counts.insert(sums.counts.end(), counts.begin(), counts.end());
+  }
+  sums.weights = parts_.loss_normaliser->weights(sums.counts);
+
+  std::size_t first = 0;
+  for (std::size_t m = 0; m < micro_batches.size(); ++m) {
+    const auto size = static_cast<std::size_t>(targets[m].size(0));
+    const bool is_last = m + 1 == micro_batches.size();
+    record_data(micro_batches[m]);
+    const at::Tensor logits = parts_.model->forward(micro_batches[m].input_ids_BS, parameters_, *parts_.strategy, sink_);
+    const CrossEntropy loss = cross_entropy(logits, targets[m], as_tensor(std::span(sums.weights).subspan(first, size)));
+    const at::Tensor sample_sums = loss.sample_sum_B.to(at::kDouble).contiguous();
+    sums.sums.insert(sums.sums.end(), sample_sums.const_data_ptr<double>(), sample_sums.const_data_ptr<double>() + size);
+    if (is_last) report_loss(sums);
+    // Only the last backward may start reductions: before it, gradients are not complete.
+    if (is_last && reducer_ != nullptr) reducer_->arm();
+    loss.loss.backward();
+    first += size;
+  }
+}
+
+void Trainer::report_loss(const LossSums& sums) {
+  loss_ = 0;
+  for (std::size_t i = 0; i < sums.sums.size(); ++i) loss_ += sums.weights[i] * sums.sums[i];
+  const Buffer buffer{reinterpret_cast<std::byte*>(&loss_), 1, Dtype::kFloat64};
+  mesh_->group(Axis::kDp).all_reduce(buffer, Reduction::kAvg, {Purpose::kLossReduce, Axis::kDp, {}}).wait();
+  const std::vector<double> means = group_means(sums.sums, sums.counts, parts_.num_loss_groups);
+  const at::Tensor per_rank = as_tensor(means);
+  record(RecordKind::kScalar, "loss_per_dp_rank", per_rank, over_dp(per_rank));
+  record(RecordKind::kScalar, "loss", as_tensor({&loss_, 1}), replicated({1}));
+}
+
+void Trainer::reduce_gradients() {
+  if (reducer_ != nullptr) reducer_->finish();
+  for (const ParameterSpec& spec : specs_) {
+    const at::Tensor& parameter = parameters_.at(spec.name);
+    const at::Tensor& gradient = parameter.grad();
+    gradients_[spec.name] = gradient.defined() ? gradient : at::zeros_like(parameter).detach();
+    record(RecordKind::kGrad, spec.name, gradients_[spec.name], parts_.plan.layout_of(spec));
+  }
+}
+
+void Trainer::clip() {
+  const at::NoGradGuard no_grad;
+  grad_norm_ = parts_.grad_norm->norm(gradients_);
+  record(RecordKind::kScalar, "grad_norm", as_tensor({&grad_norm_, 1}), replicated({1}));
+  scale_gradients(gradients_, clip_factor(grad_norm_, parts_.max_grad_norm));
+}
+
+void Trainer::step() {
+  const at::NoGradGuard no_grad;
+  parts_.optimizer->step(parameters_, gradients_);
+}
+
+void Trainer::state() {
+  if (sink_ == nullptr) return;
+  const NamedTensors state = parts_.optimizer->state();
+  for (const ParameterSpec& spec : specs_) {
+    const std::string prefix = spec.name + ".";
+    for (auto it = state.lower_bound(prefix); it != state.end() && it->first.starts_with(prefix); ++it) {
+      const bool like_parameter = it->second.sizes() == parameters_.at(spec.name).sizes();
+      const Layout layout = like_parameter ? parts_.plan.layout_of(spec) : replicated(it->second.sizes().vec());
+      record(RecordKind::kOptimizer, it->first, it->second, layout);
+    }
+  }
+  record_parameters();
+}
+
+void Trainer::train_step(std::span<const TokenBatch> micro_batches) {
+  forward_backward(micro_batches);
+  reduce_gradients();
+  clip();
+  step();
+  state();
+}
+
+void Trainer::record(RecordKind kind, std::string name, const at::Tensor& value, Layout layout) const {
+  if (sink_ != nullptr) sink_->on_record({kind, std::move(name), std::move(layout), 1.0}, value.detach());
+}
+
+void Trainer::record_parameters() const {
+  for (const ParameterSpec& spec : specs_) record(RecordKind::kParam, spec.name, parameters_.at(spec.name), parts_.plan.layout_of(spec));
+}
+
+void Trainer::record_data(const TokenBatch& batch) const {
+  if (sink_ == nullptr) return;
+  const at::Tensor ids = at::tensor(batch.sample_ids, at::kLong);
+  record(RecordKind::kDataId, "sample_ids", ids, over_dp(ids));
+  record(RecordKind::kDataId, "input_ids", batch.input_ids_BS, over_dp(batch.input_ids_BS));
+  record(RecordKind::kDataId, "labels", batch.labels_BS, over_dp(batch.labels_BS));
+}
+
+// Dim 0 is split over dp.
+Layout Trainer::over_dp(const at::Tensor& local) const {
+  Layout layout = replicated(local.sizes().vec());
+  if (mesh_->degree(Axis::kDp) > 1) {
+    layout.global_shape[0] *= mesh_->degree(Axis::kDp);
+    layout.placements.push_back(shard(Axis::kDp, 0));
+  }
+  return layout;
+}
+
+}  // namespace isoshard

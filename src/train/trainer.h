@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+/// One rank's training of one model, in phases: the single-process reference and every dp x tp subject are this class with other
+/// parts.
+#pragma once
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/dtype.h"
+#include "data/tokens.h"
+#include "mesh/mesh.h"
+#include "model/model.h"
+#include "model/weights.h"
+#include "optim/optimizer.h"
+#include "parallel/ddp/gradient_reducer.h"
+#include "parallel/tensor/shard_plan.h"
+#include "train/grad_norm.h"
+#include "train/loss_normaliser.h"
+#include "train/settings.h"
+
+namespace isoshard {
+
+/// What a Trainer is made of. Each is a seam that may be replaced from outside.
+struct TrainerParts {
+  std::shared_ptr<const Model> model;
+  std::shared_ptr<const WeightSource> weights;
+  std::shared_ptr<const Strategy> strategy;
+  ShardPlan plan;                          ///< must be the one that `strategy` follows
+  std::unique_ptr<LossNormaliser> loss_normaliser;
+  std::unique_ptr<GradNorm> grad_norm;
+  std::unique_ptr<Optimizer> optimizer;
+  bool reduce_gradients = false;           ///< average gradients over dp
+  std::int64_t bucket_bytes = 25 << 20;
+  double max_grad_norm = 1.0;              ///< 0: no clipping
+  int num_loss_groups = 1;                 ///< dp ranks that this rank's samples stand for (more than 1 in the reference only)
+  Dtype dtype = Dtype::kFloat32;           ///< of the parameters, and so of the computation
+};
+
+/// Requires     the mesh outlives it; phases are called in the order setup, then per step forward_backward, reduce_gradients,
+///              clip, step, state.
+/// Guarantees   a rank reads and holds only its own part of each parameter. Through the sink go, per step: parameters as read
+///              (first step), "sample_ids", "input_ids" and "labels", every activation and its gradient, "loss" and
+///              "loss_per_dp_rank", parameter gradients after the reduction and before clipping, "grad_norm", optimizer state and
+///              parameters after the step. A parameter that no gradient reached has a gradient of zeros.
+/// Ranks        every phase is collective over the mesh.
+/// Determinism  bit-equal between runs for the communicator's ordered reduction.
+///
+///     Trainer trainer(autotp_parts(config, mesh), mesh, sink);
+///     trainer.setup();
+///     trainer.train_step({&batch, 1});
+class Trainer {
+ public:
+  Trainer(TrainerParts parts, Mesh& mesh, Sink* sink);
+  ~Trainer();
+
+  void setup();
+  /// Forward and backward of every micro-batch; gradients add up.
+  /// Errors   UsageError for no micro-batch or no counted token.
+  void forward_backward(std::span<const TokenBatch> micro_batches);
+  void reduce_gradients();
+  void clip();
+  void step();
+  void state();
+  void train_step(std::span<const TokenBatch> micro_batches);
+
+  [[nodiscard]] const Parameters& parameters() const noexcept { return parameters_; }
+  [[nodiscard]] const NamedTensors& gradients() const noexcept { return gradients_; }
+  [[nodiscard]] const std::vector<ParameterSpec>& specs() const noexcept { return specs_; }
+  /// Of the last step: what was minimised (averaged over dp), and the norm before clipping.
+  [[nodiscard]] double loss() const noexcept { return loss_; }
+  [[nodiscard]] double grad_norm() const noexcept { return grad_norm_; }
+
+ private:
+  /// Summed token losses and counts of this rank's samples, all micro-batches in order.
+  struct LossSums {
+    std::vector<double> sums, weights;
+    std::vector<std::int64_t> counts;
+  };
+
+  void record(RecordKind kind, std::string name, const at::Tensor& value, Layout layout) const;
+  void record_parameters() const;
+  void record_data(const TokenBatch& batch) const;
+  void report_loss(const LossSums& sums);
+  [[nodiscard]] Layout over_dp(const at::Tensor& local) const;
+
+  TrainerParts parts_;
+  Mesh* mesh_;
+  Sink* sink_;
+  std::vector<ParameterSpec> specs_;
+  Parameters parameters_;
+  NamedTensors gradients_;
+  std::unique_ptr<GradientReducer> reducer_;
+  int next_step_ = 0;
+  double loss_ = 0, grad_norm_ = 0;
+};
+
+}  // namespace isoshard
