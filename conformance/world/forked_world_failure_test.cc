@@ -140,6 +140,7 @@ char state_of_thread(pid_t thread) {
 TEST_F(ForkedWorldFailure, RankIsKilledInACollective) {
   const WorldReport report = run_world_report({.size = 2, .name = "bad", .deadline = kLongDeadline}, [](Rank& rank) {
     std::array<std::byte, 4096> data{};
+    std::atomic<bool> is_calling{false};
     const auto second_call = [&] {
       rank.comm().all_reduce({data.data(), 1024, Dtype::kFloat32}, Reduction::kSum, {Purpose::kGradReduce, Axis::kDp}).wait();
     };
@@ -148,7 +149,6 @@ TEST_F(ForkedWorldFailure, RankIsKilledInACollective) {
     if (rank.rank() == 0) {
       while (::kill(pid_of_rank_1, 0) == 0) ::sched_yield();  // so rank 1 waits in its second call until it is dead
     } else {
-      std::atomic<bool> is_calling{false};
       std::thread([&is_calling, thread = ::gettid()] {
         while (!is_calling || state_of_thread(thread) != 'S') ::sched_yield();
         ::kill(::getpid(), SIGKILL);

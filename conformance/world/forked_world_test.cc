@@ -87,6 +87,7 @@ TEST(ForkedWorld, RanksHoldNoDescriptorOfTheirSiblings) {
 }
 
 TEST(ForkedWorld, KeepsHeadAndTailOfWhatRanksPrint) {
+  std::fputs("[of the controller, not of a rank]", stdout);  // in the controller's buffer at the fork
   const WorldReport report = run_world_report({.size = 2}, [](Rank& rank) {
     std::printf("first line of %d\n", rank.rank());
     const std::string line(9'999, 'x');

@@ -79,7 +79,7 @@ int checked_size(int size) {
 
 // A fork copies only the calling thread: locks of others would stay locked, and an OpenMP pool hangs.
 void require_single_thread() {
-#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#if !defined(__SANITIZE_THREAD__)  // which has a thread of its own
   struct stat tasks {};
   if (::stat("/proc/self/task", &tasks) == 0 && tasks.st_nlink > 3) {
     throw UsageError(
