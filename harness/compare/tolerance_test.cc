@@ -33,6 +33,11 @@ TEST(PerturbedTolerance, ScaleAllowsForTheErrorOfAnUnrelatedDifference) {
   EXPECT_DOUBLE_EQ(tolerance.scale_error, 4 * 3e-3 / 4);
 }
 
+TEST(PerturbedTolerance, ScaleAllowsForTheErrorOfItsOwnSumsInFp64) {
+  EXPECT_DOUBLE_EQ(perturbed_tolerance({}, 3, Dtype::kFloat64, 10'000, 1).scale_error, 108 * 0x1p-53);
+  EXPECT_DOUBLE_EQ(perturbed_tolerance({}, 3, Dtype::kFloat32, 10'000, 1).scale_error, 0x1p-24);
+}
+
 TEST(PerturbedTolerance, ATensorBelowItsOwnResponseIsInsensitive) {
   const Response response{.absolute_norm = 1e-6};
 
