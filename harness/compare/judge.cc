@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The verdict on a run: is every rank there, is every tensor there, and what does each say.
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -8,6 +9,7 @@
 #include <set>
 #include <tuple>
 
+#include "base/error.h"
 #include "harness/compare/diagnosis.h"
 #include "harness/compare/tensor_judge.h"
 #include "harness/compare/verdict.h"
@@ -111,10 +113,24 @@ class Judge {
       }
       findings_.push_back({wanted.order, std::move(finding)});
     }
+    if (wanted.key.kind == RecordKind::kScalar) add_values(result.comparison, wanted);
     const Stats& stats = result.comparison.stats;
     const bool any_finite = stats.numel > stats.nan_reference + stats.inf_reference;
     if (any_finite && result.not_judged.empty()) ++verdict_.compared;
     verdict_.tensors.push_back(std::move(result.comparison));
+  }
+
+  void add_values(TensorComparison& comparison, const Record& wanted) const {
+    const std::int64_t numel = numel_of(wanted.layout.global_shape);
+    if (numel > 64) return;
+    for (std::int64_t i = 0; i < numel; ++i) comparison.reference_values.push_back(value_at(reference_.bytes(wanted), wanted.dtype, i));
+    try {
+      const at::Tensor actual = actual_.assemble(wanted.key).to(at::kDouble).contiguous();
+      if (actual.numel() != numel) return;
+      comparison.actual_values.assign(actual.const_data_ptr<double>(), actual.const_data_ptr<double>() + numel);
+    } catch (const Error&) {
+      // Not kept, or its parts do not tile: there are no numbers to show, and the findings say why.
+    }
   }
 
   void sort_findings() {

@@ -2,6 +2,7 @@
 /// What comparing a run with its reference says, and why.
 #pragma once
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -33,6 +34,7 @@ struct TensorComparison {
   bool sharded = false;             ///< some rank held less than the whole
   int ranks = 0;                    ///< that hold a part
   bool within = true;
+  std::vector<double> reference_values, actual_values;  ///< of scalars (at most 64 numbers), put together from all ranks
 };
 
 /// One thing that is wrong. Findings are sorted: the first is the first divergent tensor in execution order.
@@ -74,5 +76,10 @@ struct JudgeOptions {
 /// Signed zeros are equal. A NaN on one side is never within any tolerance.
 /// Errors   none for what a run may do wrong: an incomplete, vacuous or divergent run is a verdict.
 [[nodiscard]] Verdict judge(const Reference& reference, const Trace& actual, const JudgeOptions& options);
+
+/// Judges the run in bundle `actual` against the one in `reference`; a reference of several ranks is put together first.
+/// Without rtol and stored responses every tensor must be equal.
+/// Errors   as read_bundle (harness/trace/bundle.h).
+[[nodiscard]] Verdict compare_bundles(const std::filesystem::path& reference, const std::filesystem::path& actual, JudgeOptions options);
 
 }  // namespace isoshard

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The verdict as JSON (docs/report.md).
+#include <fmt/format.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "harness/report/report.h"
+
+namespace isoshard {
+namespace {
+
+using nlohmann::json;
+
+json number(double value) {
+  if (std::isfinite(value)) return value;
+  return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+}
+
+json numbers(const std::vector<double>& values) {
+  json list = json::array();
+  for (const double value : values) list.push_back(number(value));
+  return list;
+}
+
+json key_json(const RecordKey& key) { return {{"step", key.step}, {"kind", name_of(key.kind)}, {"name", key.name}, {"call", key.call}}; }
+
+json tensor_json(const TensorComparison& t) {
+  const Stats& s = t.stats;
+  json j = key_json(t.key);
+  j["stage"] = name_of(t.stage);
+  j["level"] = name_of(t.level);
+  j["within"] = t.within;
+  j["numel"] = s.numel;
+  j["unequal"] = s.unequal_values;
+  j["nonfinite_mismatch"] = s.nonfinite_mismatch;
+  j["norm_reference"] = number(std::sqrt(s.sum_sq_reference));
+  j["norm_actual"] = number(std::sqrt(s.sum_sq_actual));
+  j["max_abs"] = number(s.max_abs);
+  j["max_ulp"] = number(s.max_ulp);
+  j["relative_error"] = number(s.relative_error());
+  j["scale"] = number(s.scale());
+  j["cosine"] = number(s.cosine());
+  j["allowed_relative_error"] = number(t.allowed_relative_error);
+  j["allowed_scale_error"] = number(t.allowed_scale_error);
+  j["allowed_absolute"] = number(t.allowed_absolute);
+  j["insensitive"] = t.insensitive;
+  j["scale_sensitivity"] = number(t.scale_sensitivity);
+  j["unmasked_share"] = number(t.unmasked_share);
+  j["sharded"] = t.sharded;
+  j["ranks"] = t.ranks;
+  if (!t.reference_values.empty()) {
+    j["reference_values"] = numbers(t.reference_values);
+    j["actual_values"] = numbers(t.actual_values);
+  }
+  return j;
+}
+
+json finding_json(const Finding& f) {
+  json j = key_json(f.key);
+  j["stage"] = name_of(f.stage);
+  j["what"] = f.what;
+  j["evidence"] = f.evidence;
+  j["diagnosis"] = f.diagnosis;
+  j["ranks"] = f.ranks;
+  j["confirmed"] = f.confirmed;
+  return j;
+}
+
+}  // namespace
+
+json report_json(const Verdict& verdict) {
+  json mesh = json::array();
+  for (const AxisDegree& axis : verdict.mesh.axes()) mesh.push_back({{"axis", name_of(axis.axis)}, {"degree", axis.degree}});
+  json tensors = json::array();
+  for (const TensorComparison& t : verdict.tensors) tensors.push_back(tensor_json(t));
+  json findings = json::array();
+  for (const Finding& f : verdict.findings) findings.push_back(finding_json(f));
+  return {{"schema", 1},
+          {"status", name_of(verdict.status)},
+          {"reason", verdict.reason},
+          {"subject", verdict.subject},
+          {"case", verdict.case_slug},
+          {"mesh", mesh},
+          {"compared", verdict.compared},
+          {"tensors", tensors},
+          {"findings", findings},
+          {"missing", verdict.missing},
+          {"extra", verdict.extra}};
+}
+
+}  // namespace isoshard

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Claims about what a report shows.
+#include "harness/report/report.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "harness/trace/synthetic.h"
+
+namespace isoshard {
+namespace {
+
+using namespace synthetic;
+using testing::AllOf;
+using testing::EndsWith;
+using testing::HasSubstr;
+using testing::Not;
+
+/// A run on dp 2 whose gradient is scaled by `factor`.
+Verdict verdict_of(double factor) {
+  const auto body = [](bool whole, double f) {
+    return Body([=](Sink& sink, int rank) {
+      const at::Tensor losses = at::tensor({5.5, 5.25}, at::kDouble);
+      const at::Tensor x = values({4, 6}, 2);
+      sink.on_record(site(RecordKind::kDataId, "sample_ids", layout_of({2}, {shard(Axis::kDp, 0)})), at::arange(2, at::kLong).narrow(0, whole ? 0 : rank, whole ? 2 : 1));
+      (void)sink.on_activation(site(RecordKind::kActivation, "model.layers.0.mlp", layout_of({4, 6})), x);
+      (void)sink.on_activation(site(RecordKind::kActivation, "model.layers.0.mlp.down_proj", layout_of({4, 6})), x);
+      sink.on_record(site(RecordKind::kScalar, "loss_per_dp_rank", layout_of({2}, {shard(Axis::kDp, 0)})), whole ? losses : losses.narrow(0, rank, 1));
+      sink.on_record(site(RecordKind::kGrad, "w", layout_of({4, 6})), x * f);
+      sink.on_record(site(RecordKind::kScalar, "grad_norm", layout_of({1})), at::full({1}, 1.25));
+    });
+  };
+  const Reference r = reference(body(true, 1));
+  JudgeOptions options;
+  options.rtol = 1e-6;
+  return judge(r, run(MeshShape({{Axis::kDp, 2}}), &r, body(false, factor)), options);
+}
+
+TEST(Report, ShowsLossesNormsGradientsAndOneVerdictLineLast) {
+  const std::string text = render(verdict_of(1));
+
+  EXPECT_THAT(text, AllOf(HasSubstr("case  synthetic  (dp 2)"), HasSubstr("data ids              1 tensors, all equal"),
+                          HasSubstr("loss_per_dp_rank[0]   reference 5.5            actual 5.5"), HasSubstr("loss_per_dp_rank[1]   reference 5.25"),
+                          HasSubstr("model.layers.0.mlp "), HasSubstr("gradients             1 tensors, all equal"),
+                          HasSubstr("grad_norm             reference 1.25")));
+  EXPECT_THAT(text, Not(HasSubstr("down_proj"))) << "tensors inside a module are shown on request, or when they are wrong";
+  EXPECT_THAT(text, EndsWith("CONFORMS  synthetic case (dp 2): 6 tensors compared, the largest error is 0 of what is allowed\n"));
+  EXPECT_THAT(text, Not(HasSubstr("\033")));
+}
+
+TEST(Report, ShowsTheFindingWithItsCause) {
+  const std::string text = render(verdict_of(2));
+
+  EXPECT_THAT(text, AllOf(HasSubstr("<-- not within"), HasSubstr("first: gradient of w (step 0): differs from the reference; ranks 0, 1"),
+                          HasSubstr("likely cause: gradient of w: scale 2 = dp"), HasSubstr("(confirmed by the controller)"), HasSubstr("\nDIVERGES  synthetic case")));
+}
+
+TEST(Report, ShowsEveryTensorAndColourOnRequest) {
+  const std::string text = render(verdict_of(1), {.color = true, .all_tensors = true});
+
+  EXPECT_THAT(text, AllOf(HasSubstr("down_proj"), HasSubstr("\033[1;32mCONFORMS")));
+}
+
+TEST(Report, ListsEveryMissingTensor) {
+  Verdict verdict = verdict_of(1);
+  verdict.missing = {"gradient of a", "gradient of b"};
+
+  EXPECT_THAT(render(verdict), AllOf(HasSubstr("missing (2)"), HasSubstr("gradient of a\n"), HasSubstr("gradient of b\n")));
+}
+
+TEST(ReportJson, HoldsStatusTensorsAndFindings) {
+  const nlohmann::json report = report_json(verdict_of(2));
+
+  EXPECT_EQ(report["schema"], 1);
+  EXPECT_EQ(report["status"], "diverges");
+  EXPECT_EQ(report["mesh"][0]["axis"], "dp");
+  EXPECT_EQ(report["tensors"].size(), 6U);
+  EXPECT_EQ(report["tensors"][3]["reference_values"], nlohmann::json({5.5, 5.25}));
+  EXPECT_EQ(report["findings"][0]["ranks"], nlohmann::json({0, 1}));
+  EXPECT_EQ(report["findings"][0]["stage"], "parameter gradient");
+}
+
+TEST(ReportJson, NumbersThatJsonLacksAreStrings) {
+  Verdict verdict = verdict_of(1);
+  verdict.tensors[0].stats.max_abs = NAN;
+  verdict.tensors[1].stats.max_abs = INFINITY;
+
+  const nlohmann::json report = report_json(verdict);
+
+  EXPECT_EQ(report["tensors"][0]["max_abs"], "nan");
+  EXPECT_EQ(report["tensors"][1]["max_abs"], "inf");
+  EXPECT_NO_THROW((void)report.dump());
+}
+
+}  // namespace
+}  // namespace isoshard
