@@ -13,7 +13,7 @@
 #include "conformance/detection/fault.h"
 #include "conformance/subjects/run_case.h"
 #include "fixtures/cases/inputs.h"
-#include "fixtures/reference/make_reference.h"
+#include "fixtures/reference/reference.h"
 #include "harness/cli/exit_code.h"
 #include "harness/cli/progress.h"
 #include "harness/report/report.h"

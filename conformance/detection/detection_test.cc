@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "conformance/detection/fault.h"
-#include "fixtures/reference/make_reference.h"
+#include "fixtures/reference/reference.h"
 
 namespace isoshard {
 namespace {

@@ -10,13 +10,16 @@
 #include "base/error.h"
 #include "base/suggest.h"
 #include "fixtures/cases/presets.h"
+#include "model/builtin.h"
 
 namespace isoshard {
 namespace {
 
 /// Group sizes differ pairwise, weights have no special values, plain SGD: nothing can hide a factor.
-Case tiny_case(std::string subject, int tp, int dp) {
-  Case item = tiny_fault_case();
+Case fault_case(std::string subject, int tp, int dp) {
+  Case item = tiny_case();
+  item.config = builtin_config("tiny");
+  item.data.kind = DataSource::Kind::kRandomIds;
   item.subject = std::move(subject);
   item.tp = tp;
   item.dp = dp;
@@ -29,7 +32,7 @@ Fault mlp_input_grad_partial() {
   fault.fault_class = 'A';
   fault.summary = "The input gradient of column-split weights stayed a partial sum on each rank; forward right, everything upstream wrong.";
   fault.source = "torchtitan #1805, #1878";
-  fault.smallest_case = [] { return tiny_case("autotp", 3, 2); };
+  fault.smallest_case = [] { return fault_case("autotp", 3, 2); };
   fault.collective = [](const Case&) {
     return skip_segments([](const CallInfo& info, const Segment* segment) {
       return info.purpose == Purpose::kColumnParallelBackward && segment != nullptr && segment->name.starts_with("model.layers.1.mlp.");
@@ -45,7 +48,7 @@ Fault dp_sum_missing() {
   fault.fault_class = 'A';
   fault.summary = "The data-parallel wrapper was never applied; every replica trained on its own gradient.";
   fault.source = "ray_train_tensor_parallel verify_fsdp.py";
-  fault.smallest_case = [] { return tiny_case("ddp", 1, 3); };
+  fault.smallest_case = [] { return fault_case("ddp", 1, 3); };
   fault.collective = [](const Case&) {
     return skip_segments([](const CallInfo& info, const Segment*) { return info.purpose == Purpose::kGradReduce && info.axis == Axis::kDp; });
   };
@@ -68,7 +71,7 @@ Fault embed_out_split_without_sp() {
   fault.fault_class = 'E';
   fault.summary = "The embedding output was laid out as split over the sequence although sequence parallelism was off.";
   fault.source = "benchmark_tp 2faebc2";
-  fault.smallest_case = [] { return tiny_case("autotp", 2, 3); };
+  fault.smallest_case = [] { return fault_case("autotp", 2, 3); };
   fault.mutation = [](const Case& item, int rank) -> TapMutation {
     const int tp_rank = item.mesh().coordinate(rank, Axis::kTp);
     return [tp_rank, tp = item.tp](const Site& site, at::Tensor value) {
