@@ -146,6 +146,16 @@ void WorldState::give_up() {
   finish();
 }
 
+// Every rank that is left waits in a call that some other rank of its group has not entered.
+bool WorldState::all_wait_in_vain() const {
+  const Journal& journal = shm_.journal();
+  return std::ranges::all_of(processes_, [&](const RankProcess& process) {
+    if (process.is_gone || process.said_goodbye) return true;
+    const auto entry = journal.last(process.report.rank);
+    return entry && entry->state == CallState::kEntered && missing_member(journal, *entry, [](int) { return true; }) >= 0;
+  });
+}
+
 // A rank that has returned enters nothing any more: who waits for it waits in vain, and need not wait for the deadline.
 void WorldState::look_for_deserted_collective(Clock::time_point now) {
   const Journal& journal = shm_.journal();
@@ -157,8 +167,10 @@ void WorldState::look_for_deserted_collective(Clock::time_point now) {
     const std::pair call{process.report.rank, entry->sequence};
     deserted_looks_ = call == deserted_call_ ? deserted_looks_ + 1 : 1;
     deserted_call_ = call;
-    // Certain at once while the journal holds all calls of the missing rank. Later its entry may have been overwritten.
-    if (journal.num_calls(missing) <= Journal::kDepth || deserted_looks_ >= kDesertedLooks) {
+    // Certain while the journal holds all calls of the missing rank; later its entry may have been overwritten. It is told when
+    // the others have come as far as they can, so that the words do not depend on who was looked at in between.
+    const bool is_certain = journal.num_calls(missing) <= Journal::kDepth;
+    if ((is_certain && all_wait_in_vain()) || deserted_looks_ >= kDesertedLooks) {
       fail(missing,
            fmt::format("rank {} returned from its body without a call that others wait for: {}", missing, journal.describe_hang()));
       return;

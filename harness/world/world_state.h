@@ -108,6 +108,7 @@ class WorldState {
   void kill_rest(bool is_hang);
   void give_up();
   void look_for_deserted_collective(Clock::time_point now);
+  [[nodiscard]] bool all_wait_in_vain() const;
 
   WorldOptions options_;
   ForkedWorld::Body body_;
