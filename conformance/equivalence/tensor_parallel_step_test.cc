@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// A training step on a dp x tp mesh is the single process's step.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "conformance/subjects/batches.h"
+#include "conformance/subjects/call_counts.h"
+#include "conformance/subjects/registry.h"
+#include "conformance/subjects/step_test.h"
+#include "harness/testing/run_world.h"
+
+namespace isoshard {
+namespace {
+
+struct DpTp {
+  int dp, tp;
+};
+constexpr DpTp kMeshes[] = {{2, 1}, {1, 2}, {2, 2}, {3, 2}, {2, 3}};
+
+std::vector<Case> step_cases() {
+  std::vector<Case> cases;
+  for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
+    for (const DpTp mesh : kMeshes) cases.push_back(step_case("autotp", mesh.dp, mesh.tp, dtype));
+  }
+  Case unequal = step_case("autotp", 3, 2);
+  unequal.data.unequal_labels = true;
+  cases.push_back(unequal);
+  unequal.settings.loss_mean = LossMean::kLocal;
+  cases.push_back(unequal);
+  Case odd = step_case("autotp", 2, 3);
+  odd.batch_size = 1;
+  odd.seq_length = 13;
+  cases.push_back(odd);
+  Case adamw = step_case("autotp", 2, 2);
+  adamw.settings.optimizer = OptimizerSettings{};
+  adamw.steps = 2;
+  cases.push_back(adamw);
+  Case sdpa = step_case("autotp", 2, 3, Dtype::kBFloat16);
+  sdpa.attention = AttentionImpl::kSdpa;
+  cases.push_back(sdpa);
+  return cases;
+}
+
+class TensorParallelStep : public ::testing::TestWithParam<Case> {};
+
+TEST_P(TensorParallelStep, MatchesSingleProcess) {
+  const Case& item = GetParam();
+  const Reference& reference = reference_of(item);
+
+  const Trace actual = run_case(item, reference);
+
+  ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.dp * item.tp);
+  EXPECT_TRUE(conforms(item, reference, actual));
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, TensorParallelStep, ::testing::ValuesIn(step_cases()), case_name);
+
+TEST(TensorParallelRanks, HoldOnlyTheirShare) {
+  const Case item = step_case("autotp", 2, 3);
+
+  const Trace trace = run_case(item, reference_of(item));
+
+  for (int rank = 0; rank < 6; ++rank) {
+    EXPECT_EQ(record_of(trace, rank, {0, RecordKind::kParam, "model.layers.0.mlp.up_proj.weight", 0}).local_shape, (Shape{32, 48}));
+    EXPECT_EQ(record_of(trace, rank, {0, RecordKind::kParam, "model.layers.0.mlp.down_proj.weight", 0}).local_shape, (Shape{48, 32}));
+    EXPECT_EQ(record_of(trace, rank, {0, RecordKind::kParam, "model.layers.0.self_attn.q_proj.bias", 0}).local_shape, (Shape{16}));
+    EXPECT_EQ(record_of(trace, rank, {0, RecordKind::kParam, "model.norm.weight", 0}).local_shape, (Shape{48}));
+  }
+}
+
+TEST(TensorParallelRanks, OfADpCoordinateSeeTheSameSamples) {
+  const Case item = step_case("autotp", 2, 3);
+  RunOptions options;
+  options.keep = Keep::kEverything;
+
+  const Trace trace = run_case(item, reference_of(item), options);
+
+  for (int rank = 0; rank < 6; ++rank) {
+    const at::Tensor ids =
+        trace.ranks[static_cast<std::size_t>(rank)].tensor(record_of(trace, rank, {0, RecordKind::kDataId, "sample_ids", 0}));
+    EXPECT_EQ(ids[0].item<std::int64_t>(), 2 * (rank / 3)) << "rank " << rank;
+  }
+}
+
+TEST(TensorParallelRanks, OfAWorldOfOneGiveTheBitsOfTheReference) {
+  for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
+    const Case item = step_case("autotp", 1, 1, dtype);
+    const Reference& reference = reference_of(item);
+
+    const Trace trace = run_case(item, reference);
+
+    ASSERT_EQ(trace.ranks.size(), 1U);
+    EXPECT_TRUE(is_bit_equal(reference, trace)) << name_of(dtype);
+  }
+}
+
+TEST(TensorParallelRanks, NeedADegreeThatDividesTheModel) {
+  using ::testing::AllOf;
+  using ::testing::HasSubstr;
+  using ::testing::ThrowsMessage;
+  const Case item = step_case("autotp", 1, 4);
+
+  EXPECT_THAT([&] { (void)run_case(item, Reference()); },
+              ThrowsMessage<UsageError>(AllOf(HasSubstr("tp 4"), HasSubstr("6 attention heads"), HasSubstr("6 kv heads"))));
+}
+
+TEST(TensorParallelCollectives, AreOnePerLayerAndDirection) {
+  const Case item = step_case("autotp", 2, 3);
+
+  const auto calls = run_world(6, [item](Rank& rank) {
+    EXPECT_EQ(rank.size(), 6);
+    const auto counts = std::make_shared<CallCounts>();
+    CountedRank counted(rank, counts);
+    const std::unique_ptr<Subject> subject = make_subject(item, counted, nullptr);
+    subject->setup();
+    const Batch batch = batch_of(item, CaseData(item), rank.rank(), 0);
+    subject->train_step({&batch, 1});
+    return std::vector<std::int64_t>{
+        count_of(*counts, Purpose::kRowParallelForward), count_of(*counts, Purpose::kColumnParallelBackward),
+        count_of(*counts, Purpose::kClipNorm), count_of(*counts, Purpose::kGradReduce),
+        (*counts)[{CollectiveOp::kAllReduce, Purpose::kGradReduce, Axis::kDp}], count_of(*counts, Purpose::kTokenCount)};
+  });
+
+  // 2 layers: o_proj and down_proj forward; q, k, v, gate and up backward.
+  ASSERT_EQ(calls.size(), 6U);
+  EXPECT_THAT(calls, ::testing::Each(::testing::ElementsAre(4, 10, 1, 1, 1, 1)));
+}
+
+}  // namespace
+}  // namespace isoshard

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Our implementations behind the harness's Subject.
+#include "conformance/subjects/registry.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "base/error.h"
+#include "base/suggest.h"
+#include "conformance/subjects/batches.h"
+#include "fixtures/cases/inputs.h"
+#include "mesh/mesh.h"
+#include "train/trainer.h"
+
+namespace isoshard {
+namespace {
+
+using MakeParts = TrainerParts (*)(const Case& item, const TrainerConfig& config, Mesh& mesh);
+
+struct Entry {
+  SubjectInfo info;
+  MakeParts make_parts;
+};
+
+const std::vector<Entry>& registry() {
+  static const std::vector<Entry> entries = {
+      {{"ddp", "PyTorch DDP: replicas, bucketed gradient all-reduce during backward"},
+       [](const Case&, const TrainerConfig& config, Mesh& mesh) { return ddp_parts(config, mesh); }},
+      {{"autotp", "DeepSpeed AutoTP with ZeRO 0: column- and row-parallel linear layers, gradients averaged over dp"},
+       [](const Case&, const TrainerConfig& config, Mesh& mesh) { return autotp_parts(config, mesh); }},
+      {{"reference", "the trusted single process: nothing sharded, nothing reduced"},
+       [](const Case& item, const TrainerConfig& config, Mesh& mesh) { return plain_parts(config, mesh, item.dp); }},
+  };
+  return entries;
+}
+
+const Entry& entry_of(std::string_view name) {
+  std::vector<std::string> known;
+  for (const Entry& entry : registry()) {
+    if (entry.info.name == name) return entry;
+    known.push_back(entry.info.name);
+  }
+  throw UsageError(fmt::format("unknown subject '{}'{}; known are {}", name, did_you_mean(name, known), join_names(known)));
+}
+
+// A Trainer and its mesh. Batches come in as the harness's named tensors.
+class TrainerSubject final : public Subject {
+ public:
+  TrainerSubject(const Case& item, const MeshShape& shape, Communicator& world, Sink* sink)
+      : mesh_(shape, world), trainer_(entry_of(item.subject).make_parts(item, trainer_config(item, case_weights(item)), mesh_), mesh_, sink) {}
+
+  void setup() override { trainer_.setup(); }
+  void forward_backward(std::span<const Batch> micro_batches) override {
+    std::vector<TokenBatch> batches;
+    for (const Batch& batch : micro_batches) batches.push_back(to_token_batch(batch));
+    trainer_.forward_backward(batches);
+  }
+  void reduce_gradients() override { trainer_.reduce_gradients(); }
+  void clip() override { trainer_.clip(); }
+  void step() override { trainer_.step(); }
+  void state() override { trainer_.state(); }
+
+ private:
+  Mesh mesh_;
+  Trainer trainer_;
+};
+
+}  // namespace
+
+std::vector<SubjectInfo> subjects() {
+  std::vector<SubjectInfo> infos;
+  for (const Entry& entry : registry()) {
+    if (entry.info.name != "reference") infos.push_back(entry.info);
+  }
+  return infos;
+}
+
+void require_subject(std::string_view name) { (void)entry_of(name); }
+
+std::unique_ptr<Subject> make_subject(const Case& item, Rank& rank, Sink* sink) {
+  const MeshShape shape = item.subject == "reference" ? MeshShape({{Axis::kDp, 1}, {Axis::kTp, 1}}) : item.mesh();
+  return std::make_unique<TrainerSubject>(item, shape, rank.comm(), sink);
+}
+
+}  // namespace isoshard

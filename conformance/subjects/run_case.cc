@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forks a case's world, records on every rank, and puts the rank traces together.
+#include "conformance/subjects/run_case.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "conformance/subjects/batches.h"
+#include "conformance/subjects/registry.h"
+#include "fixtures/cases/inputs.h"
+#include "fixtures/reference/reference.h"
+
+namespace isoshard {
+namespace {
+
+constexpr double kResponsesAllowed = 3;
+
+RecorderOptions recorder_options(const Case& item, const Reference& reference, const RunOptions& options, int rank,
+                                 std::shared_ptr<Arena> arena) {
+  RecorderOptions recording;
+  recording.mesh = item.mesh();
+  recording.rank = rank;
+  recording.reference = &reference;
+  recording.keep = options.keep;
+  recording.arena = std::move(arena);
+  if (options.mutation) recording.mutation = options.mutation(rank);
+  recording.mask_small_gradients = item.settings.optimizer.kind == OptimizerSettings::Kind::kAdamW;
+  recording.k = kResponsesAllowed;
+  recording.coarsest = item.dtype;
+  return recording;
+}
+
+void train(const Case& item, const CaseData& data, Recorder& recorder, Rank& rank) {
+  rank.set_phase("setup");
+  const std::unique_ptr<Subject> subject = make_subject(item, rank, &recorder);
+  subject->setup();
+  for (int step = 0; step < item.steps; ++step) {
+    const Batch batch = batch_of(item, data, rank.rank(), step);
+    rank.set_phase(fmt::format("step {}: forward and backward", step));
+    subject->forward_backward({&batch, 1});
+    rank.set_phase(fmt::format("step {}: gradient reduction", step));
+    subject->reduce_gradients();
+    rank.set_phase(fmt::format("step {}: clipping", step));
+    subject->clip();
+    rank.set_phase(fmt::format("step {}: optimizer", step));
+    subject->step();
+    subject->state();
+  }
+}
+
+}  // namespace
+
+Trace run_case(const Case& item, const Reference& reference, const RunOptions& options) {
+  require_subject(item.subject);
+  item.validate();
+  const CaseData data(item);
+  std::vector<std::shared_ptr<Arena>> arenas(static_cast<std::size_t>(item.world_size()));
+  if (options.keep != Keep::kNothing) {
+    for (auto& arena : arenas) arena = std::make_shared<Arena>(trace_capacity(item), "rank");
+  }
+  WorldOptions world;
+  world.size = item.world_size();
+  world.name = item.slug();
+  world.deadline = options.deadline;
+  world.decorate = options.decorate;
+  const WorldReport report = run_forked(std::move(world), [&](Rank& rank) {
+    const int r = rank.rank();
+    Recorder recorder(recorder_options(item, reference, options, r, arenas[static_cast<std::size_t>(r)]));
+    train(item, data, recorder, rank);
+    rank.set_phase("handing over the trace");
+    rank.post_result(recorder.finish().serialize());
+  });
+  require_ok(report);
+
+  Trace trace;
+  trace.subject = item.subject;
+  trace.case_slug = item.slug();
+  trace.mesh = item.mesh();
+  for (std::size_t r = 0; r < arenas.size(); ++r) {
+    trace.ranks.push_back(RankTrace::deserialize(report.ranks.at(r).result));
+    if (arenas[r] != nullptr) arenas[r]->seal();
+    trace.ranks.back().arena = arenas[r];
+  }
+  return trace;
+}
+
+JudgeOptions judge_options(const Case& item) {
+  JudgeOptions options;
+  options.k = kResponsesAllowed;
+  options.activation_grad_scale = item.subject == "reference" ? 1 : item.dp;
+  options.coarsest = item.dtype;
+  return options;
+}
+
+}  // namespace isoshard

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What the suites about whole training steps share: run a case, judge it, look into its trace.
+#pragma once
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <ostream>
+#include <stdexcept>
+#include <string>
+
+#include "conformance/subjects/run_case.h"
+#include "fixtures/cases/presets.h"
+#include "fixtures/reference/reference.h"
+#include "harness/compare/verdict.h"
+
+namespace isoshard {
+
+/// A verdict with everything that is wrong in its message.
+inline ::testing::AssertionResult conforms(const Case& item, const Reference& reference, const Trace& trace) {
+  const Verdict verdict = judge(reference, trace, judge_options(item));
+  if (verdict.status == Status::kConforms) return ::testing::AssertionSuccess();
+  std::string text = fmt::format("{}: {}: {} ({} tensors compared)\n", item.slug(), name_of(verdict.status), verdict.reason, verdict.compared);
+  for (const Finding& finding : verdict.findings) text += fmt::format("  {} [{}] {}\n", finding.what, finding.evidence, finding.diagnosis);
+  for (const std::string& name : verdict.missing) text += "  missing: " + name + "\n";
+  for (const std::string& name : verdict.extra) text += "  extra: " + name + "\n";
+  return ::testing::AssertionFailure() << text;
+}
+
+/// True if every record of the only rank has the bits of the reference.
+inline ::testing::AssertionResult is_bit_equal(const Reference& reference, const Trace& trace) {
+  std::int64_t compared = 0;
+  for (const Record& record : trace.ranks.at(0).records) {
+    if (reference.find(record.key) == nullptr) return ::testing::AssertionFailure() << "not in the reference: " << describe(record.key);
+    for (const PartStats& part : record.parts) {
+      if (part.stats.unequal_bits != 0 || part.stats.numel == 0) {
+        return ::testing::AssertionFailure() << part.stats.unequal_bits << " of " << part.stats.numel << " differ: " << describe(record.key);
+      }
+    }
+    ++compared;
+  }
+  if (compared < 100) return ::testing::AssertionFailure() << "only " << compared << " records";
+  return ::testing::AssertionSuccess();
+}
+
+/// The record of one rank, which must exist.
+inline const Record& record_of(const Trace& trace, int rank, const RecordKey& key) {
+  const Record* record = trace.ranks.at(static_cast<std::size_t>(rank)).find(key);
+  if (record == nullptr) throw std::runtime_error("no record of " + describe(key));
+  return *record;
+}
+
+/// A case of the tiny model; fp32, one step.
+inline Case step_case(std::string subject, int dp, int tp, Dtype dtype = Dtype::kFloat32) {
+  Case item = tiny_fault_case();
+  item.subject = std::move(subject);
+  item.dp = dp;
+  item.tp = tp;
+  item.dtype = dtype;
+  return item;
+}
+
+/// For failure messages of parametrized tests.
+inline void PrintTo(const Case& item, std::ostream* out) { *out << item.slug(); }
+
+/// Parametrized tests are named by their case.
+inline std::string case_name(const ::testing::TestParamInfo<Case>& info) { return info.param.slug(); }
+
+}  // namespace isoshard
