@@ -30,6 +30,7 @@ namespace {
 
 constexpr std::int64_t kBlock = 512;  // three blocks of doubles stay in the L1 cache
 constexpr int kLanes = 8;
+static_assert(kBlock % kLanes == 0, "a last block is padded to whole lanes inside its buffer");
 
 /// Rounding to nearest with subnormals kept, whatever a library left behind.
 class PlainFloatingPoint {
