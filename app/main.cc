@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The program: one table of commands.
-#include <ATen/Parallel.h>
-
 #include <clocale>
 #include <string>
 #include <vector>
 
 #include "app/commands.h"
 #include "harness/world/interrupt.h"
+#include "harness/world/warm_up.h"
 
 int main(int argc, char** argv) {
-  // Forking needs a controller without worker threads: no op may run before this.
-  at::set_num_threads(1);
+  isoshard::make_controller();
   std::setlocale(LC_ALL, "C");
   isoshard::install_interrupt_handler();
   const std::vector<isoshard::Command> commands = {isoshard::verify_command(), isoshard::compare_command(), isoshard::oracle_command(),

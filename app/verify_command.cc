@@ -19,6 +19,7 @@
 #include "harness/report/report.h"
 #include "harness/trace/bundle.h"
 #include "harness/world/interrupt.h"
+#include "harness/world/warm_up.h"
 #include "train/file_weights.h"
 
 namespace isoshard {
@@ -122,6 +123,7 @@ int run_verify(const ParsedOptions& options) {
   if (!request.output_dir.empty()) require_writable_folder(request.output_dir, "--output-dir");
   if (!request.dump.empty()) require_writable_folder(request.dump, "--dump");
   if (!request.save_init_weights.empty()) save_initial_weights(request);
+  warm_up_kernels();
   Output output;
   run_cases(request, output);
   output.print(summary_line(request, output));

@@ -16,7 +16,7 @@
 #include "fixtures/cases/inputs.h"
 #include "fixtures/cases/presets.h"
 #include "model/builtin.h"
-#include "train/file_weights.h"
+#include "train/model_folder.h"
 
 namespace isoshard {
 namespace {
@@ -45,11 +45,9 @@ void override_with(const ParsedOptions& options, const std::string& name, T& tar
   if (options.given(name)) target = options.get<T>(name);
 }
 
-/// Fit for a slug: the folder's own name, or the built-in name's last part, with nothing but letters, digits and _.
-std::string slug_name(const std::string& model) {
-  std::filesystem::path path = std::filesystem::path(model).lexically_normal();
-  if (path.filename().empty() || path.filename() == "config.json") path = path.parent_path();
-  std::string name = path.filename().string();
+/// Fit for a slug: nothing but letters, digits and _.
+std::string slug_name(std::string name) {
+  name = name.substr(name.find_last_of('/') + 1);
   for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
   return name.empty() ? "model" : name;
 }
@@ -63,12 +61,12 @@ void apply_model(const ParsedOptions& options, std::vector<Case>& cases) {
   if (is_path) {
     folder = load_model_folder(name);
   } else {
-    folder.config = builtin_config(name);
+    folder = {builtin_config(name), "", name};
   }
   for (Case& item : cases) {
     item.config = folder.config;
-    item.model_name = slug_name(name);
-    item.weights_path = folder.weights.value_or("").string();
+    item.model_name = slug_name(folder.name);
+    item.weights_path = folder.weights_path;
   }
 }
 

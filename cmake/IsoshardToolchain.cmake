@@ -5,15 +5,22 @@ include_guard(GLOBAL)
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
 endif()
+# -O2 for the bulk of the code, which only calls kernels; the files that are kernels ask for -O3 themselves.
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 
 find_program(ISOSHARD_CCACHE ccache)
 if(ISOSHARD_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # A precompiled header is only cached when ccache may ignore its macros and times.
+  # A precompiled header is only cached when ccache may ignore its macros and times. The base folder (the environment's, or
+  # the tree) makes paths below it relative, so that another clone finds what this one compiled.
+  set(_isoshard_ccache_base ${PROJECT_SOURCE_DIR})
+  if(DEFINED ENV{CCACHE_BASEDIR})
+    set(_isoshard_ccache_base $ENV{CCACHE_BASEDIR})
+  endif()
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
       CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
-      CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${ISOSHARD_CCACHE})
+      CCACHE_BASEDIR=${_isoshard_ccache_base} CCACHE_NOHASHDIR=1 ${ISOSHARD_CCACHE})
 endif()
 
 add_library(isoshard_options INTERFACE)

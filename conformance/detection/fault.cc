@@ -10,16 +10,13 @@
 #include "base/error.h"
 #include "base/suggest.h"
 #include "fixtures/cases/presets.h"
-#include "model/builtin.h"
 
 namespace isoshard {
 namespace {
 
 /// Group sizes differ pairwise, weights have no special values, plain SGD: nothing can hide a factor.
 Case fault_case(std::string subject, int tp, int dp) {
-  Case item = tiny_case();
-  item.config = builtin_config("tiny");
-  item.data.kind = DataSource::Kind::kRandomIds;
+  Case item = tiny_fault_case();
   item.subject = std::move(subject);
   item.tp = tp;
   item.dp = dp;
