@@ -41,7 +41,8 @@ struct ConstBuffer {
 /// A collective under way. Its buffers must live and stay untouched until wait() returns.
 ///
 /// Guarantees   wait() returns when the result is in place, throws what the collective throws, and may be called again.
-///              A Work that is destroyed without wait() has been waited for.
+///              A Work that is destroyed without wait() has been waited for. A backend that has moved all data when the
+///              call returns (shm, thread) throws from the call itself.
 class Work {
  public:
   Work() = default;  ///< done already
