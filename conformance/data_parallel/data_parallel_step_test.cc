@@ -55,7 +55,7 @@ TEST_P(DataParallelStep, MatchesSingleProcess) {
   const Trace actual = run_case(item, reference);
 
   ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.dp);
-  EXPECT_TRUE(conforms(item, reference, actual));
+  EXPECT_THAT(actual, conforms_to(reference, judge_options(item)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, DataParallelStep, ::testing::ValuesIn(step_cases()), case_name);
@@ -116,7 +116,7 @@ TEST(DataParallelRanks, ThatAverageTheirOwnMeansDivergeFromTheGlobalMean) {
 
   const Trace trace = run_case(faulty, reference);
 
-  EXPECT_FALSE(conforms(requested, reference, trace));
+  EXPECT_THAT(trace, ::testing::Not(conforms_to(reference, judge_options(requested))));
 }
 
 TEST(DataParallelCollectives, AreBucketsLossAndTokensOverDpOnly) {

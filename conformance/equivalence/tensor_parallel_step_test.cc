@@ -52,7 +52,7 @@ TEST_P(TensorParallelStep, MatchesSingleProcess) {
   const Trace actual = run_case(item, reference);
 
   ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.dp * item.tp);
-  EXPECT_TRUE(conforms(item, reference, actual));
+  EXPECT_THAT(actual, conforms_to(reference, judge_options(item)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, TensorParallelStep, ::testing::ValuesIn(step_cases()), case_name);

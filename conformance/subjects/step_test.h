@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the suites about whole training steps share: run a case, judge it, look into its trace.
+/// What the suites about whole training steps share: cases of the tiny model, and looks into a trace.
 #pragma once
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <ostream>
@@ -11,20 +10,9 @@
 #include "conformance/subjects/run_case.h"
 #include "fixtures/cases/presets.h"
 #include "fixtures/reference/reference.h"
-#include "harness/compare/verdict.h"
+#include "harness/testing/matchers.h"
 
 namespace isoshard {
-
-/// A verdict with everything that is wrong in its message.
-inline ::testing::AssertionResult conforms(const Case& item, const Reference& reference, const Trace& trace) {
-  const Verdict verdict = judge(reference, trace, judge_options(item));
-  if (verdict.status == Status::kConforms) return ::testing::AssertionSuccess();
-  std::string text = fmt::format("{}: {}: {} ({} tensors compared)\n", item.slug(), name_of(verdict.status), verdict.reason, verdict.compared);
-  for (const Finding& finding : verdict.findings) text += fmt::format("  {} [{}] {}\n", finding.what, finding.evidence, finding.diagnosis);
-  for (const std::string& name : verdict.missing) text += "  missing: " + name + "\n";
-  for (const std::string& name : verdict.extra) text += "  extra: " + name + "\n";
-  return ::testing::AssertionFailure() << text;
-}
 
 /// True if every record of the only rank has the bits of the reference.
 inline ::testing::AssertionResult is_bit_equal(const Reference& reference, const Trace& trace) {
