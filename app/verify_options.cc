@@ -85,6 +85,8 @@ void apply_sizes(const ParsedOptions& options, Case& item) {
 
 void apply_settings(const ParsedOptions& options, TrainSettings& settings) {
   if (options.given("optimizer")) settings.optimizer.kind = parse_optimizer(options.get<std::string>("optimizer"));
+  // A rate that suits SGD is far too large for Adam, whose steps do not depend on the gradient's size: torch's default then.
+  if (options.given("optimizer") && settings.optimizer.kind == OptimizerSettings::Kind::kAdamW) settings.optimizer.learning_rate = 1e-3;
   override_with(options, "learning-rate", settings.optimizer.learning_rate);
   override_with(options, "weight-decay", settings.optimizer.weight_decay);
   override_with(options, "max-grad-norm", settings.max_grad_norm);
@@ -171,7 +173,7 @@ void declare_verify_options(OptionTable& table) {
   add("seed", po::value<std::uint64_t>(), "of weights and random data");
   add("loss-mean", po::value<std::string>(), "global (over all counted tokens) or local (mean of rank means)");
   add("optimizer", po::value<std::string>(), "sgd or adamw");
-  add("learning-rate", po::value<double>(), "step size");
+  add("learning-rate", po::value<double>(), "step size (default: 0.1 for sgd, 0.001 for adamw)");
   add("weight-decay", po::value<double>(), "weight decay");
   add("max-grad-norm", po::value<double>(), "clip by this global norm; 0: do not clip");
   add("init-weights", po::value<std::string>(), "read the initial weights from this safetensors file");

@@ -234,7 +234,7 @@ class Diagnosis {
         const double a = axes[i].degree, b = axes[j].degree;
         if (i < j) formulas.push_back({a * b, fmt::format("{} x {}", name_of(axes[i].axis), name_of(axes[j].axis))});
         if (i < j) formulas.push_back({1 / (a * b), fmt::format("1/({} x {})", name_of(axes[i].axis), name_of(axes[j].axis))});
-        formulas.push_back({a / b, fmt::format("{}/{}", name_of(axes[i].axis), name_of(axes[j].axis))});
+        if (a != b) formulas.push_back({a / b, fmt::format("{}/{}", name_of(axes[i].axis), name_of(axes[j].axis))});
       }
     }
     for (const Formula& formula : formulas) {

@@ -11,7 +11,8 @@ namespace isoshard {
 
 struct PerturbedTolerance {
   double relative_error = 0;  ///< max(k x response, unit roundoff x (1 + 3 / sqrt(numel))); in fp64 32 for the 1
-  double scale_error = 0;     ///< max(k x response, unit roundoff, max(4 / sqrt(numel), 0.1) x relative_error, (8 + sqrt(numel)) x 2^-53)
+  double scale_error = 0;     ///< max(k x response, unit roundoff, p x relative_error, (8 + sqrt(numel)) x 2^-53);
+                              ///< p = max(4 / sqrt(numel), 4 x max abs / norm of the reference, 0.1), at most 1
   double absolute = 0;        ///< k x largest absolute response, for insensitive tensors
   bool insensitive = false;   ///< the reference's norm is below its largest absolute response
 };

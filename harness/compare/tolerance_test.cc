@@ -33,6 +33,16 @@ TEST(PerturbedTolerance, ScaleAllowsForTheErrorOfAnUnrelatedDifference) {
   EXPECT_DOUBLE_EQ(tolerance.scale_error, 4 * 3e-3 / 4);
 }
 
+TEST(PerturbedTolerance, ScaleAllowsForWhatAFewLargeElementsMake) {
+  const Response even{.relative_error = 1e-3, .reference_max_abs = 0.05};
+  const Response peaked{.relative_error = 1e-3, .reference_max_abs = 0.2};
+  const Response single{.relative_error = 1e-3, .reference_max_abs = 1};
+
+  EXPECT_DOUBLE_EQ(perturbed_tolerance(even, 3, Dtype::kFloat64, 1'000'000, 1).scale_error, 0.2 * 3e-3);
+  EXPECT_DOUBLE_EQ(perturbed_tolerance(peaked, 3, Dtype::kFloat64, 1'000'000, 1).scale_error, 0.8 * 3e-3);
+  EXPECT_DOUBLE_EQ(perturbed_tolerance(single, 3, Dtype::kFloat64, 1'000'000, 1).scale_error, 3e-3) << "no part is larger than the whole";
+}
+
 TEST(PerturbedTolerance, ScaleOfALargeTensorAllowsForCorrelatedErrors) {
   const PerturbedTolerance tolerance = perturbed_tolerance({.relative_error = 1e-3}, 3, Dtype::kFloat64, 1'000'000, 1);
 

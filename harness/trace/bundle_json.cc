@@ -191,6 +191,7 @@ json to_json(const std::map<RecordKey, Response>& responses, int runs) {
     j["absolute_norm"] = to_hex(r.absolute_norm);
     j["max_abs"] = to_hex(r.max_abs);
     j["reference_norm"] = to_hex(r.reference_norm);
+    j["reference_max_abs"] = to_hex(r.reference_max_abs);
     j["runs"] = r.runs;
     list.push_back(std::move(j));
   }
@@ -208,6 +209,7 @@ std::map<RecordKey, Response> responses_of(const json& j, const std::filesystem:
     r.absolute_norm = hex_field(entry, "absolute_norm", file);
     r.max_abs = hex_field(entry, "max_abs", file);
     r.reference_norm = hex_field(entry, "reference_norm", file);
+    r.reference_max_abs = hex_field(entry, "reference_max_abs", file);
     r.runs = field<int>(entry, "runs", file);
     if (!responses.emplace(key_of(entry, file), r).second) refuse(file, "a response stands twice");
   }

@@ -84,6 +84,7 @@ void Reference::add_response(const Trace& perturbed) {
       response.absolute_norm = std::max(response.absolute_norm, std::sqrt(stats.sum_sq_diff));
       response.max_abs = std::max(response.max_abs, stats.max_abs);
       response.reference_norm = std::max(response.reference_norm, std::sqrt(stats.sum_sq_reference));
+      response.reference_max_abs = std::max(response.reference_max_abs, stats.max_abs_reference);
       ++response.runs;
     }
   }

@@ -11,6 +11,7 @@ struct Response {
   double absolute_norm = 0;    ///< Frobenius norm of the difference
   double max_abs = 0;
   double reference_norm = 0;   ///< of the elements compared
+  double reference_max_abs = 0;  ///< largest magnitude among them
   int runs = 0;
 };
 
