@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 
 #include "conformance/subjects/batches.h"
@@ -37,6 +38,21 @@ std::vector<Case> step_cases() {
   cases.push_back(with(base, [](Case& c) { c.seq_length = 13; }));
   cases.push_back(with(base, [](Case& c) { c.steps = 3; }));
   cases.push_back(with(base, [](Case& c) { c.attention = AttentionImpl::kSdpa; }));
+  for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
+    for (const LossMean mean : {LossMean::kGlobal, LossMean::kLocal}) {
+      cases.push_back(with(step_case("ddp", 3, 1, dtype), [mean](Case& c) {
+        c.micro_batches = 2;
+        c.data.unequal_labels = true;
+        c.settings.loss_mean = mean;
+      }));
+    }
+  }
+  cases.push_back(with(step_case("ddp", 2, 1), [](Case& c) {
+    c.micro_batches = 3;
+    c.batch_size = 1;
+    c.seq_length = 13;
+    c.steps = 2;
+  }));
   cases.push_back(with(base, [](Case& c) { c.settings.max_grad_norm = 0; }));
   cases.push_back(with(base, [](Case& c) {
     c.settings.optimizer = OptimizerSettings{};
@@ -106,6 +122,46 @@ TEST(DataParallelRanks, OfAWorldOfOneGiveTheBitsOfTheReference) {
   }
 }
 
+// The reference runs the same micro-batches as its subjects; this holds it to the step that has none.
+TEST(GradientAccumulation, IsTheStepOfTheWholeBatch) {
+  Case whole = step_case("ddp", 1, 1, Dtype::kFloat64);
+  whole.batch_size = 6;
+  whole.data.unequal_labels = true;
+  Case accumulated = whole;
+  accumulated.batch_size = 2;
+  accumulated.micro_batches = 3;
+  const Reference &expected = reference_of(whole), &actual = reference_of(accumulated);
+
+  std::int64_t compared = 0;
+  for (const Record& record : actual.trace().ranks.at(0).records) {
+    const RecordKind kind = record.key.kind;
+    if (kind != RecordKind::kGrad && kind != RecordKind::kParam && kind != RecordKind::kScalar) continue;
+    const at::Tensor value = actual.trace().assemble(record.key), reference = expected.trace().assemble(record.key);
+    EXPECT_LE((value - reference).norm().item<double>(), 1e-12 * reference.norm().item<double>() + 1e-15) << describe(record.key);
+    ++compared;
+  }
+  EXPECT_GT(compared, 80);
+  EXPECT_NE(actual.find({0, RecordKind::kActivationGrad, "lm_head", 2}), nullptr);
+  EXPECT_EQ(actual.find({0, RecordKind::kActivationGrad, "lm_head", 3}), nullptr);
+}
+
+// A mean of each micro-batch's own mean is another number where counts are unequal.
+TEST(GradientAccumulation, IsNotTheMeanOfTheMicroBatchesOwnMeans) {
+  Case item = step_case("ddp", 1, 1, Dtype::kFloat64);
+  item.batch_size = 1;
+  item.micro_batches = 2;
+  item.data.unequal_labels = true;
+  const auto loss_of = [](const Case& c) {
+    return reference_of(c).trace().assemble({0, RecordKind::kScalar, "loss", 0}).item<double>();
+  };
+  Case own_means = item;
+  own_means.dp = 2;
+  own_means.micro_batches = 1;
+  own_means.settings.loss_mean = LossMean::kLocal;
+
+  EXPECT_GT(std::abs(loss_of(item) - loss_of(own_means)), 1e-6);
+}
+
 // The wrong mean must be seen where counts are unequal, or MatchesSingleProcess would show nothing.
 TEST(DataParallelRanks, ThatAverageTheirOwnMeansDivergeFromTheGlobalMean) {
   Case requested = step_case("ddp", 2, 1);
@@ -120,10 +176,11 @@ TEST(DataParallelRanks, ThatAverageTheirOwnMeansDivergeFromTheGlobalMean) {
 }
 
 TEST(DataParallelCollectives, AreBucketsLossAndTokensOverDpOnly) {
-  const auto num_calls = [](LossMean mean, std::int64_t bucket_bytes) {
+  const auto num_calls = [](LossMean mean, std::int64_t bucket_bytes, int micro_batches) {
     Case item = step_case("ddp", 2, 1);
     item.settings.loss_mean = mean;
     item.settings.bucket_bytes = bucket_bytes;
+    item.micro_batches = micro_batches;
     return run_world(2, [item](Rank& rank) {
       EXPECT_EQ(rank.size(), 2);
       const auto counts = std::make_shared<CallCounts>();
@@ -131,8 +188,7 @@ TEST(DataParallelCollectives, AreBucketsLossAndTokensOverDpOnly) {
       CountedRank counted(rank, counts);
       const std::unique_ptr<Subject> subject = make_subject(item, counted, nullptr);
       subject->setup();
-      const Batch batch = batch_of(item, data, rank.rank(), 0);
-      subject->train_step({&batch, 1});
+      subject->train_step(batches_of(item, data, rank.rank(), 0));
       return std::vector<std::int64_t>{count_of(*counts, Purpose::kGradReduce), count_of(*counts, Purpose::kTokenCount),
                                        count_of(*counts, Purpose::kLossReduce), count_of(*counts, Purpose::kRowParallelForward),
                                        count_of(*counts, Purpose::kColumnParallelBackward), count_of(*counts, Purpose::kClipNorm)};
@@ -141,9 +197,11 @@ TEST(DataParallelCollectives, AreBucketsLossAndTokensOverDpOnly) {
   using ::testing::Each;
   using ::testing::ElementsAre;
 
-  EXPECT_THAT(num_calls(LossMean::kGlobal, 25 << 20), Each(ElementsAre(1, 1, 1, 0, 0, 0)));
-  EXPECT_THAT(num_calls(LossMean::kLocal, 25 << 20), Each(ElementsAre(1, 0, 1, 0, 0, 0)));
-  EXPECT_THAT(num_calls(LossMean::kGlobal, 1), Each(ElementsAre(27, 1, 1, 0, 0, 0)));
+  EXPECT_THAT(num_calls(LossMean::kGlobal, 25 << 20, 1), Each(ElementsAre(1, 1, 1, 0, 0, 0)));
+  EXPECT_THAT(num_calls(LossMean::kLocal, 25 << 20, 1), Each(ElementsAre(1, 0, 1, 0, 0, 0)));
+  EXPECT_THAT(num_calls(LossMean::kGlobal, 1, 1), Each(ElementsAre(27, 1, 1, 0, 0, 0)));
+  // Micro-batches add nothing: gradients are reduced after the last one, tokens are counted once for all of them.
+  EXPECT_THAT(num_calls(LossMean::kGlobal, 1, 3), Each(ElementsAre(27, 1, 1, 0, 0, 0)));
 }
 
 }  // namespace

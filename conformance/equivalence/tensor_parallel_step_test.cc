@@ -33,6 +33,13 @@ std::vector<Case> step_cases() {
   odd.batch_size = 1;
   odd.seq_length = 13;
   cases.push_back(odd);
+  for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
+    Case accumulated = step_case("autotp", 2, 3, dtype);
+    accumulated.micro_batches = 2;
+    accumulated.data.unequal_labels = true;
+    accumulated.settings.loss_mean = dtype == Dtype::kFloat32 ? LossMean::kLocal : LossMean::kGlobal;
+    cases.push_back(accumulated);
+  }
   Case adamw = step_case("autotp", 2, 2);
   adamw.settings.optimizer = OptimizerSettings{};
   adamw.steps = 2;
@@ -115,8 +122,7 @@ TEST(TensorParallelCollectives, AreOnePerLayerAndDirection) {
     CountedRank counted(rank, counts);
     const std::unique_ptr<Subject> subject = make_subject(item, counted, nullptr);
     subject->setup();
-    const Batch batch = batch_of(item, CaseData(item), rank.rank(), 0);
-    subject->train_step({&batch, 1});
+    subject->train_step(batches_of(item, CaseData(item), rank.rank(), 0));
     return std::vector<std::int64_t>{
         count_of(*counts, Purpose::kRowParallelForward), count_of(*counts, Purpose::kColumnParallelBackward),
         count_of(*counts, Purpose::kClipNorm), count_of(*counts, Purpose::kGradReduce),

@@ -29,9 +29,13 @@ Batch to_batch(const TokenBatch& tokens) {
 
 TokenBatch to_token_batch(const Batch& batch) { return {ids_of(batch, "input_ids"), ids_of(batch, "labels"), batch.sample_ids}; }
 
-Batch batch_of(const Case& item, const CaseData& data, int rank, int step) {
-  if (item.subject == "reference") return to_batch(data.global_batch(step));
-  return to_batch(data.rank_batch(step, item.mesh().coordinate(rank, Axis::kDp)));
+std::vector<Batch> batches_of(const Case& item, const CaseData& data, int rank, int step) {
+  const bool whole = item.subject == "reference";
+  std::vector<Batch> batches;
+  for (const TokenBatch& tokens : whole ? data.global_batches(step) : data.rank_batches(step, item.mesh().coordinate(rank, Axis::kDp))) {
+    batches.push_back(to_batch(tokens));
+  }
+  return batches;
 }
 
 }  // namespace isoshard

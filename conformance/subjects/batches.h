@@ -13,7 +13,7 @@ namespace isoshard {
 /// Errors   ShapeError if "input_ids" or "labels" is missing or does not fit the sample ids.
 [[nodiscard]] TokenBatch to_token_batch(const Batch& batch);
 
-/// What world rank `rank` of a case trains on in one step: its own samples only; the whole global batch for the reference.
-[[nodiscard]] Batch batch_of(const Case& item, const CaseData& data, int rank, int step);
+/// What world rank `rank` of a case trains on in one step, by micro-batch: its own samples only; all samples for the reference.
+[[nodiscard]] std::vector<Batch> batches_of(const Case& item, const CaseData& data, int rank, int step);
 
 }  // namespace isoshard

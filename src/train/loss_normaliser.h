@@ -18,7 +18,8 @@ namespace isoshard {
 class LossNormaliser {
  public:
   virtual ~LossNormaliser() = default;
-  /// One factor per sample. `counts` are the counted tokens of this rank's samples, all micro-batches of the step in order.
+  /// One factor per sample. `counts` are the counted tokens of this rank's samples, all micro-batches of the step in order (of a
+  /// process that stands for several dp ranks: all of the first rank, then all of the second).
   /// Errors   UsageError if there is nothing to take the mean of.
   [[nodiscard]] virtual std::vector<double> weights(std::span<const std::int64_t> counts) = 0;
 };

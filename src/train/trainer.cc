@@ -56,30 +56,53 @@ void Trainer::forward_backward(std::span<const TokenBatch> micro_batches) {
   gradients_.clear();
   for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
 
-  LossSums sums;
   std::vector<at::Tensor> targets;
-  for (const TokenBatch& batch : micro_batches) {
-    targets.push_back(shift_labels(batch.labels_BS));
-    const std::vector<std::int64_t> counts = counts_of(targets.back());
-    sums.counts.insert(sums.counts.end(), counts.begin(), counts.end());
-  }
-  sums.weights = parts_.loss_normaliser->weights(sums.counts);
-
-  std::size_t first = 0;
+  for (const TokenBatch& batch : micro_batches) targets.push_back(shift_labels(batch.labels_BS));
+  LossSums sums = weigh(targets);
   for (std::size_t m = 0; m < micro_batches.size(); ++m) {
-    const auto size = static_cast<std::size_t>(targets[m].size(0));
     const bool is_last = m + 1 == micro_batches.size();
     record_data(micro_batches[m]);
-    const at::Tensor logits = parts_.model->forward(micro_batches[m].input_ids_BS, parameters_, *parts_.strategy, sink_);
-    const CrossEntropy loss = cross_entropy(logits, targets[m], as_tensor(std::span(sums.weights).subspan(first, size)));
-    const at::Tensor sample_sums = loss.sample_sum_B.to(at::kDouble).contiguous();
-    sums.sums.insert(sums.sums.end(), sample_sums.const_data_ptr<double>(), sample_sums.const_data_ptr<double>() + size);
+    const at::Tensor loss = loss_of(micro_batches[m], targets[m], sums.places[m], sums);
     if (is_last) report_loss(sums);
     // Only the last backward may start reductions: before it, gradients are not complete.
     if (is_last && reducer_ != nullptr) reducer_->arm();
-    loss.loss.backward();
-    first += size;
+    loss.backward();
   }
+}
+
+Trainer::LossSums Trainer::weigh(std::span<const at::Tensor> targets) const {
+  LossSums sums;
+  sums.places.resize(targets.size());
+  std::vector<std::vector<std::int64_t>> counts;
+  for (const at::Tensor& targets_BS : targets) counts.push_back(counts_of(targets_BS));
+  const auto num_groups = static_cast<std::size_t>(parts_.num_loss_groups);
+  for (std::size_t group = 0; group < num_groups; ++group) {
+    for (std::size_t m = 0; m < counts.size(); ++m) {
+      if (counts[m].size() % num_groups != 0) {
+        throw UsageError(fmt::format("micro-batch {} has {} samples, which do not divide into the batches of {} dp ranks", m,
+                                     counts[m].size(), num_groups));
+      }
+      const std::size_t size = counts[m].size() / num_groups;
+      for (std::size_t i = group * size; i < (group + 1) * size; ++i) {
+        sums.places[m].push_back(sums.counts.size());
+        sums.counts.push_back(counts[m][i]);
+      }
+    }
+  }
+  sums.weights = parts_.loss_normaliser->weights(sums.counts);
+  sums.sums.resize(sums.counts.size());
+  return sums;
+}
+
+at::Tensor Trainer::loss_of(const TokenBatch& batch, const at::Tensor& targets_BS, std::span<const std::size_t> places,
+                            LossSums& sums) const {
+  std::vector<double> weights;
+  for (const std::size_t place : places) weights.push_back(sums.weights[place]);
+  const at::Tensor logits = parts_.model->forward(batch.input_ids_BS, parameters_, *parts_.strategy, sink_);
+  CrossEntropy loss = cross_entropy(logits, targets_BS, as_tensor(weights));
+  const at::Tensor sample_sums = loss.sample_sum_B.to(at::kDouble).contiguous();
+  for (std::size_t i = 0; i < places.size(); ++i) sums.sums[places[i]] = sample_sums.const_data_ptr<double>()[i];
+  return std::move(loss.loss);
 }
 
 void Trainer::report_loss(const LossSums& sums) {

@@ -55,7 +55,8 @@ class Trainer {
 
   void setup();
   /// Forward and backward of every micro-batch; gradients add up.
-  /// Errors   UsageError for no micro-batch or no counted token.
+  /// The loss is the mean over all of them; only the last backward starts reductions.
+  /// Errors   UsageError for no micro-batch, no counted token, or a micro-batch that does not divide by the loss groups.
   void forward_backward(std::span<const TokenBatch> micro_batches);
   void reduce_gradients();
   void clip();
@@ -71,15 +72,22 @@ class Trainer {
   [[nodiscard]] double grad_norm() const noexcept { return grad_norm_; }
 
  private:
-  /// Summed token losses and counts of this rank's samples, all micro-batches in order.
+  /// Summed token losses, weights and counts of this rank's samples, and where each stands in its micro-batch.
+  ///
+  /// One loss group after the other, in each all its micro-batches in order: what a dp rank sees, for each dp rank that this one
+  /// stands for.
   struct LossSums {
     std::vector<double> sums, weights;
     std::vector<std::int64_t> counts;
+    std::vector<std::vector<std::size_t>> places;   ///< by micro-batch and sample
   };
 
   void record(RecordKind kind, std::string name, const at::Tensor& value, Layout layout) const;
   void record_parameters() const;
   void record_data(const TokenBatch& batch) const;
+  [[nodiscard]] LossSums weigh(std::span<const at::Tensor> targets) const;
+  [[nodiscard]] at::Tensor loss_of(const TokenBatch& batch, const at::Tensor& targets_BS, std::span<const std::size_t> places,
+                                   LossSums& sums) const;
   void report_loss(const LossSums& sums);
   [[nodiscard]] Layout over_dp(const at::Tensor& local) const;
 
