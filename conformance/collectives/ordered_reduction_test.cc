@@ -4,63 +4,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "base/float_bits.h"
 #include "comm/thread/thread_world.h"
+#include "conformance/collectives/float_values.h"
 
 namespace isoshard {
 namespace {
 
 constexpr CallInfo kInfo{Purpose::kGradReduce, Axis::kDp};
-constexpr std::int64_t kCount = 300'007;  // over two windows in fp32, and odd
-
-// A dtype as the test sees it: its bits, its accumulator, and the conversions between them.
-struct Fp64 {
-  using Bits = double;
-  static constexpr Dtype kDtype = Dtype::kFloat64;
-  static double widen(double bits) { return bits; }
-  static double narrow(double value) { return value; }
-};
-struct Fp32 {
-  using Bits = float;
-  static constexpr Dtype kDtype = Dtype::kFloat32;
-  static float widen(float bits) { return bits; }
-  static float narrow(float value) { return value; }
-};
-struct Bf16 {
-  using Bits = std::uint16_t;
-  static constexpr Dtype kDtype = Dtype::kBFloat16;
-  static float widen(std::uint16_t bits) { return bf16_to_float(bits); }
-  static std::uint16_t narrow(float value) { return float_to_bf16(value); }
-};
-struct Fp16 {
-  using Bits = std::uint16_t;
-  static constexpr Dtype kDtype = Dtype::kFloat16;
-  static float widen(std::uint16_t bits) { return fp16_to_float(bits); }
-  static std::uint16_t narrow(float value) { return float_to_fp16(value); }
-};
-
-template <class T>
-using Values = std::vector<typename T::Bits>;
-
-/// Normal values; in every fourth element ranks 0 and 2 hold large values that cancel, so that what is added between them and
-/// what after them differs in every dtype.
-template <class T>
-Values<T> inputs_of(int rank, std::int64_t count = kCount) {
-  std::mt19937_64 engine(static_cast<unsigned>(rank) + 100);
-  std::normal_distribution<double> normal;
-  Values<T> values(static_cast<std::size_t>(count));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    double value = normal(engine);
-    if (i % 4 == 0) value = rank == 0 ? 0x1p14 : rank == 2 ? -0x1p14 : value * 0x1p-10;
-    values[i] = T::narrow(static_cast<decltype(T::widen({}))>(value));
-  }
-  return values;
-}
 
 /// The formula, one forced addition after the other, over world ranks in the given order.
 template <class T>
@@ -82,46 +36,16 @@ Values<T> expected_of(const std::vector<int>& order, bool is_average) {
   return result;
 }
 
-template <class T>
-Buffer buffer_of(Values<T>& values, std::size_t begin = 0, std::size_t count = static_cast<std::size_t>(kCount)) {
-  return {reinterpret_cast<std::byte*>(values.data() + begin), static_cast<std::int64_t>(count), T::kDtype};
-}
-
-template <class T>
-std::int64_t first_different_bit_pattern(const Values<T>& reference, const Values<T>& actual) {
-  if (reference.size() != actual.size()) return 0;
-  for (std::size_t i = 0; i < reference.size(); ++i) {
-    if (std::memcmp(&reference[i], &actual[i], sizeof(reference[i])) != 0) return static_cast<std::int64_t>(i);
-  }
-  return -1;
-}
-
 std::vector<int> ranks_up_to(int num_ranks) {
   std::vector<int> order;
   for (int rank = 0; rank < num_ranks; ++rank) order.push_back(rank);
   return order;
 }
 
-template <class Body>
-void with_dtype(Dtype dtype, const Body& body) {
-  switch (dtype) {
-    case Dtype::kFloat64:
-      return body.template operator()<Fp64>();
-    case Dtype::kFloat32:
-      return body.template operator()<Fp32>();
-    case Dtype::kBFloat16:
-      return body.template operator()<Bf16>();
-    case Dtype::kFloat16:
-      return body.template operator()<Fp16>();
-    default:
-      FAIL() << "no float: " << name_of(dtype);
-  }
-}
-
 class OrderedReduction : public testing::TestWithParam<Dtype> {};
 
 TEST_P(OrderedReduction, IsBitEqualToTheFormulaOnEveryRank) {
-  with_dtype(GetParam(), []<class T>() {
+  with_float_dtype(GetParam(), []<class T>() {
     for (const int num_ranks : {2, 3, 5}) {
       for (const Reduction reduction : {Reduction::kSum, Reduction::kAvg}) {
         const auto expected = expected_of<T>(ranks_up_to(num_ranks), reduction == Reduction::kAvg);
@@ -141,7 +65,7 @@ TEST_P(OrderedReduction, IsBitEqualToTheFormulaOnEveryRank) {
 }
 
 TEST_P(OrderedReduction, BucketsOfAnySizeGiveTheSameBits) {
-  with_dtype(GetParam(), []<class T>() {
+  with_float_dtype(GetParam(), []<class T>() {
     const auto expected = expected_of<T>(ranks_up_to(3), false);
     ThreadWorld world(3);
     world.run([&](Communicator& comm) {
@@ -158,7 +82,7 @@ TEST_P(OrderedReduction, BucketsOfAnySizeGiveTheSameBits) {
 }
 
 TEST_P(OrderedReduction, ReduceScatterThenAllGatherIsAllReduce) {
-  with_dtype(GetParam(), []<class T>() {
+  with_float_dtype(GetParam(), []<class T>() {
     ThreadWorld world(3);
     world.run([&](Communicator& comm) {
       constexpr std::size_t kBlock = 100'003;
@@ -176,7 +100,7 @@ TEST_P(OrderedReduction, ReduceScatterThenAllGatherIsAllReduce) {
 }
 
 TEST_P(OrderedReduction, FollowsTheOrderOfTheGroupNotOfTheWorld) {
-  with_dtype(GetParam(), []<class T>() {
+  with_float_dtype(GetParam(), []<class T>() {
     const auto expected = expected_of<T>({3, 1, 0, 2}, false);
     const auto in_world_order = expected_of<T>({0, 1, 2, 3}, false);
     ThreadWorld world(4);

@@ -71,6 +71,24 @@ class TypedValues {
   /// The first element that is not value(i), or -1.
   template <class Value>
   [[nodiscard]] std::int64_t first_other_than(const Value& value) const {
+    switch (dtype_) {  // outside the loop: it runs over many millions of elements
+      case Dtype::kFloat64:
+        return first_other<double>(value);
+      case Dtype::kFloat32:
+        return first_other<float>(value);
+      case Dtype::kInt64:
+        return first_other<std::int64_t>(value);
+      case Dtype::kInt32:
+        return first_other<std::int32_t>(value);
+      case Dtype::kInt16:
+        return first_other<std::int16_t>(value);
+      case Dtype::kInt8:
+      case Dtype::kUint8:
+      case Dtype::kBool:
+        return first_other<std::uint8_t>(value);
+      default:
+        break;
+    }
     for (std::int64_t i = 0; i < count_; ++i) {
       if (get(i) != value(i)) return i;
     }
@@ -87,6 +105,14 @@ class TypedValues {
     T value;
     std::memcpy(&value, bytes_.data() + static_cast<std::size_t>(i) * sizeof(T), sizeof(T));
     return value;
+  }
+
+  template <class T, class Value>
+  [[nodiscard]] std::int64_t first_other(const Value& value) const {
+    for (std::int64_t i = 0; i < count_; ++i) {
+      if (load<T>(i) != static_cast<T>(value(i))) return i;
+    }
+    return -1;
   }
 
   Dtype dtype_;

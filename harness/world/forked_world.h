@@ -18,10 +18,11 @@ namespace isoshard {
 using CommDecorator = std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator> inner, int rank)>;
 
 struct WorldOptions {
-  int size = 1;                                ///< 1 to 16
-  std::string name{};                          ///< shown in reports, for example the case's slug
-  std::chrono::milliseconds deadline{60'000};  ///< from start to the last rank's end
-  CommDecorator decorate{};                    ///< a fault, or nothing
+  int size = 1;                                     ///< 1 to 16
+  std::string name{};                               ///< shown in reports, for example the case's slug
+  std::chrono::milliseconds deadline{60'000};       ///< from start to the last rank's end
+  CommDecorator decorate{};                         ///< a fault, or nothing
+  ReductionOrder order = ReductionOrder::kOrdered;  ///< of all its groups; kNative is a UsageError, there is none on shm
 };
 
 enum class RankEnd : std::uint8_t {

@@ -115,7 +115,7 @@ WorldState::WorldState(WorldOptions options, ForkedWorld::Body body)
     : options_(std::move(options)),
       body_(std::move(body)),
       owner_(::getpid()),
-      shm_(checked_size(options_.size)),
+      shm_(checked_size(options_.size), options_.order),
       slots_(options_.size),
       processes_(static_cast<std::size_t>(options_.size)) {
   call_first_world_hook();

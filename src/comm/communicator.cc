@@ -2,7 +2,12 @@
 /// Work's life and the names of reductions.
 #include "comm/communicator.h"
 
+#include <fmt/format.h>
+
+#include <array>
 #include <exception>
+
+#include "base/error.h"
 
 namespace isoshard {
 
@@ -32,6 +37,14 @@ std::string_view name_of(ReductionOrder order) noexcept {
       return "native";
   }
   return "unknown";
+}
+
+ReductionOrder parse_reduction_order(std::string_view name) {
+  for (const ReductionOrder order :
+       std::array{ReductionOrder::kOrdered, ReductionOrder::kRing, ReductionOrder::kTree, ReductionOrder::kNative}) {
+    if (name == name_of(order)) return order;
+  }
+  throw UsageError(fmt::format("unknown reduction order \"{}\"; known are ordered, ring, tree, native", name));
 }
 
 namespace {

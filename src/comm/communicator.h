@@ -20,8 +20,12 @@ enum class Reduction : std::uint8_t { kSum, kAvg, kMin, kMax };
 /// In which order and precision a reduction adds; docs/reduction.md has the formulas.
 /// kOrdered: rank order; accumulator fp64 for fp64, fp32 for fp32, bf16 and fp16, the type itself for integers; avg divides
 /// in the accumulator by the group size; one rounding at the end.
+/// kRing: a rounding to the dtype at every rank, along a ring that starts elsewhere for each chunk. kTree: pairs, then pairs of
+/// pairs, a rounding each. Both divide for avg after all additions. kNative: what the library below does, if there is one.
 enum class ReductionOrder : std::uint8_t { kOrdered, kRing, kTree, kNative };
 [[nodiscard]] std::string_view name_of(ReductionOrder order) noexcept;
+/// Errors   UsageError that lists ordered, ring, tree, native.
+[[nodiscard]] ReductionOrder parse_reduction_order(std::string_view name);
 
 /// A contiguous run of `count` elements. Not owned.
 struct Buffer {

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "base/error.h"
@@ -148,6 +149,83 @@ TEST(ReduceOrdered, OutputMayBeASource) {
 
   EXPECT_EQ(inputs[2], expected);
   EXPECT_THROW(reduce_ordered(Reduction::kSum, Dtype::kFloat32, {}, nullptr, 0), ShapeError);
+}
+
+using Reduce = void (*)(Reduction, Dtype, std::span<const std::byte* const>, std::byte*, std::int64_t);
+
+/// 16-bit inputs, and what `reduce` makes of them.
+std::vector<std::uint16_t> reduced_bf16(Reduce reduce, Reduction reduction, const std::vector<std::vector<std::uint16_t>>& inputs) {
+  std::vector<const std::byte*> sources;
+  for (const auto& input : inputs) sources.push_back(reinterpret_cast<const std::byte*>(input.data()));
+  std::vector<std::uint16_t> output(inputs[0].size());
+  reduce(reduction, Dtype::kBFloat16, sources, reinterpret_cast<std::byte*>(output.data()), static_cast<std::int64_t>(output.size()));
+  return output;
+}
+
+std::vector<std::vector<std::uint16_t>> as_bf16(const std::vector<std::vector<float>>& floats) {
+  std::vector<std::vector<std::uint16_t>> inputs(floats.size());
+  for (std::size_t s = 0; s < floats.size(); ++s) {
+    for (const float value : floats[s]) inputs[s].push_back(float_to_bf16(value));
+  }
+  return inputs;
+}
+
+std::uint16_t bf16_sum(std::uint16_t left, std::uint16_t right) {
+  volatile float sum = bf16_to_float(left) + bf16_to_float(right);
+  return float_to_bf16(sum);
+}
+
+std::uint16_t bf16_quotient(std::uint16_t sum, std::size_t divisor) {
+  volatile float quotient = bf16_to_float(sum) / static_cast<float>(divisor);
+  return float_to_bf16(quotient);
+}
+
+TEST(ReduceInHops, RoundsAfterEveryAdditionAndDividesLast) {
+  for (int num_sources = 1; num_sources <= kMostSources; ++num_sources) {
+    for (const std::int64_t count : kCounts) {
+      const auto inputs = as_bf16(ordinary_floats(num_sources, count));
+
+      const auto sums = reduced_bf16(reduce_in_hops, Reduction::kSum, inputs);
+      const auto averages = reduced_bf16(reduce_in_hops, Reduction::kAvg, inputs);
+
+      for (std::size_t i = 0; i < sums.size(); ++i) {
+        std::uint16_t expected = inputs[0][i];
+        for (std::size_t s = 1; s < inputs.size(); ++s) expected = bf16_sum(expected, inputs[s][i]);
+        ASSERT_EQ(sums[i], expected) << num_sources << " sources, element " << i;
+        ASSERT_EQ(averages[i], bf16_quotient(expected, inputs.size())) << num_sources << " sources, element " << i;
+      }
+    }
+  }
+}
+
+TEST(ReduceInPairs, OfFiveAddsPairsOfPairsAndTheFifthLast) {
+  for (const std::int64_t count : kCounts) {
+    const auto inputs = as_bf16(ordinary_floats(5, count));
+
+    const auto sums = reduced_bf16(reduce_in_pairs, Reduction::kSum, inputs);
+    const auto averages = reduced_bf16(reduce_in_pairs, Reduction::kAvg, inputs);
+
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      const auto left = bf16_sum(inputs[0][i], inputs[1][i]);
+      const auto right = bf16_sum(inputs[2][i], inputs[3][i]);
+      const auto expected = bf16_sum(bf16_sum(left, right), inputs[4][i]);
+      ASSERT_EQ(sums[i], expected) << "element " << i;
+      ASSERT_EQ(averages[i], bf16_quotient(expected, 5)) << "element " << i;
+    }
+  }
+}
+
+TEST(ReduceInPairs, OutputMayBeASource) {
+  auto inputs = as_bf16(ordinary_floats(4, 3001));
+  const auto expected = reduced_bf16(reduce_in_pairs, Reduction::kSum, inputs);
+  std::vector<const std::byte*> sources;
+  for (const auto& input : inputs) sources.push_back(reinterpret_cast<const std::byte*>(input.data()));
+
+  reduce_in_pairs(Reduction::kSum, Dtype::kBFloat16, sources, reinterpret_cast<std::byte*>(inputs[2].data()), 3001);
+
+  EXPECT_EQ(inputs[2], expected);
+  EXPECT_THROW(reduce_in_pairs(Reduction::kSum, Dtype::kBFloat16, {}, nullptr, 0), ShapeError);
+  EXPECT_THROW(reduce_in_hops(Reduction::kSum, Dtype::kBFloat16, {}, nullptr, 0), ShapeError);
 }
 
 }  // namespace

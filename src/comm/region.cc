@@ -34,6 +34,13 @@ int checked(int num_ranks) {
   return num_ranks;
 }
 
+ReductionOrder checked(ReductionOrder order) {
+  if (order == ReductionOrder::kNative) {
+    throw UsageError("reduction order native: shared memory has no library below whose order that could be; choose ordered, ring or tree");
+  }
+  return order;
+}
+
 }  // namespace
 
 // Each aborter writes its own text and then tries to be the first: a rank that dies while it writes harms nobody.
@@ -61,8 +68,11 @@ std::size_t WorldRegion::capacity_for(int num_ranks) {
   return round_up(sizeof(Header)) + round_up(Journal::bytes(num_ranks)) + (kMaxSplits + 1) * ranks * (kGroupBytes + kWindowBytes);
 }
 
-WorldRegion::WorldRegion(RegionMemory memory, int num_ranks)
-    : memory_(std::move(memory)), num_ranks_(checked(num_ranks)), journal_(memory_.data + round_up(sizeof(Header)), num_ranks) {
+WorldRegion::WorldRegion(RegionMemory memory, int num_ranks, ReductionOrder order)
+    : memory_(std::move(memory)),
+      num_ranks_(checked(num_ranks)),
+      order_(checked(order)),
+      journal_(memory_.data + round_up(sizeof(Header)), num_ranks) {
   const std::size_t fixed_bytes = round_up(sizeof(Header)) + round_up(Journal::bytes(num_ranks));
   memory_.reserve(0, fixed_bytes + kGroupBytes);  // with the world's block
   ::new (memory_.data) Header;                    // not {}: the texts are zero already

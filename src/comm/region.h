@@ -61,11 +61,14 @@ class WorldRegion {
  public:
   enum class AbortKind : std::uint8_t { kFailure = 1, kTimeout = 2 };
 
-  /// Errors   UsageError for num_ranks outside 1..16; InfrastructureError if the memory cannot be reserved.
-  WorldRegion(RegionMemory memory, int num_ranks);
+  /// Errors   UsageError for num_ranks outside 1..16, and for kNative (there is no library below whose order it could be);
+  ///          InfrastructureError if the memory cannot be reserved.
+  WorldRegion(RegionMemory memory, int num_ranks, ReductionOrder order);
   [[nodiscard]] static std::size_t capacity_for(int num_ranks);
 
   [[nodiscard]] int num_ranks() const noexcept { return num_ranks_; }
+  /// Of every group of the world.
+  [[nodiscard]] ReductionOrder reduction_order() const noexcept { return order_; }
   [[nodiscard]] Journal& journal() noexcept { return journal_; }
   [[nodiscard]] const Journal& journal() const noexcept { return journal_; }
 
@@ -94,6 +97,7 @@ class WorldRegion {
 
   RegionMemory memory_;
   int num_ranks_;
+  ReductionOrder order_;
   Journal journal_;
 };
 

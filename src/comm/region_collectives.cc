@@ -59,6 +59,7 @@ void check_blocks(const ConstBuffer& blocks, const ConstBuffer& block, int size,
 // One chunk of an all-reduce in slices. Counts are in elements.
 struct RegionCommunicator::ChunkOfSlices {
   std::byte* data;       ///< this rank's tensor, from the chunk's first element
+  std::int64_t offset;   ///< of that element in the tensor
   std::int64_t count;    ///< of the chunk
   std::int64_t stride;   ///< from slice to slice in the buffer
   std::int64_t slice;    ///< elements of a full slice of this chunk
@@ -94,7 +95,8 @@ void RegionCommunicator::all_reduce_at_once(Call& call, Buffer data) {
   meet_others(call);
   Sources sources{};
   for (int from = 0; from < size_; ++from) sources[static_cast<std::size_t>(from)] = from == rank_ ? data.data : buffer(from, chunk);
-  reduce_ordered(call.call.reduction, data.dtype, {sources.data(), static_cast<std::size_t>(size_)}, data.data, data.count);
+  reduce_part(reduction_order(), call.call.reduction, data.dtype, {sources.data(), static_cast<std::size_t>(size_)}, {0, data.count},
+              data.data, data.count);
 }
 
 void RegionCommunicator::all_reduce_in_slices(Call& call, Buffer data) {
@@ -108,6 +110,7 @@ void RegionCommunicator::all_reduce_in_slices(Call& call, Buffer data) {
     const std::int64_t begin = std::min(data.count, index * stride * size_);
     const std::int64_t count = std::min(data.count - begin, stride * size_);
     return ChunkOfSlices{.data = data.data + begin * element_bytes,
+                         .offset = begin,
                          .count = count,
                          .stride = stride,
                          .slice = lines_of(count) * line,
@@ -118,7 +121,7 @@ void RegionCommunicator::all_reduce_in_slices(Call& call, Buffer data) {
   meet_others(call);
   for (std::int64_t index = 0; index < num_chunks; ++index) {
     const ChunkOfSlices chunk = chunk_at(index);
-    reduce_own_slice(chunk, call.call.reduction);
+    reduce_own_slice(chunk, call.call);
     if (index + 1 < num_chunks) publish_slices(chunk_at(index + 1));
     meet_others(call);
     collect_slices(chunk);
@@ -134,7 +137,7 @@ void RegionCommunicator::publish_slices(const ChunkOfSlices& chunk) {
   }
 }
 
-void RegionCommunicator::reduce_own_slice(const ChunkOfSlices& chunk, Reduction reduction) {
+void RegionCommunicator::reduce_own_slice(const ChunkOfSlices& chunk, const CollectiveCall& call) {
   const auto piece = kPieceBytes / static_cast<std::int64_t>(size_of(chunk.dtype));
   std::byte* const result = buffer(rank_, chunk.number) + chunk.buffer_offset(rank_);
   for (std::int64_t begin = 0; begin < chunk.size(rank_); begin += piece) {
@@ -145,7 +148,8 @@ void RegionCommunicator::reduce_own_slice(const ChunkOfSlices& chunk, Reduction 
     for (int from = 0; from < size_; ++from) {
       sources[static_cast<std::size_t>(from)] = from == rank_ ? own : buffer(from, chunk.number) + chunk.buffer_offset(rank_) + offset;
     }
-    reduce_ordered(reduction, chunk.dtype, {sources.data(), static_cast<std::size_t>(size_)}, own, count);
+    reduce_part(reduction_order(), call.reduction, chunk.dtype, {sources.data(), static_cast<std::size_t>(size_)},
+                {chunk.offset + chunk.begin(rank_) + begin, call.count}, own, count);
     copy_bytes(result + offset, own, bytes_of(count, chunk.dtype));
   }
 }
@@ -207,8 +211,8 @@ Work RegionCommunicator::reduce_scatter(ConstBuffer input, Buffer output, Reduct
       const auto block = static_cast<std::size_t>(rank_);
       for (std::size_t from = 0; from < size; ++from) sources[from] = buffer(static_cast<int>(from), chunk) + bytes * block;
       sources[block] = input.data + total * block + begin;
-      reduce_ordered(reduction, output.dtype, {sources.data(), size}, output.data + begin,
-                     static_cast<std::int64_t>(bytes / size_of(output.dtype)));
+      reduce_block_of_rank(reduction_order(), reduction, output.dtype, {sources.data(), size}, rank_, output.data + begin,
+                           static_cast<std::int64_t>(bytes / size_of(output.dtype)));
       begin += bytes;
     } while (begin < total);
   }

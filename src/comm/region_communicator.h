@@ -19,7 +19,7 @@ class RegionCommunicator final : public Communicator {
 
   [[nodiscard]] int rank() const noexcept override { return rank_; }
   [[nodiscard]] int size() const noexcept override { return size_; }
-  [[nodiscard]] ReductionOrder reduction_order() const noexcept override { return ReductionOrder::kOrdered; }
+  [[nodiscard]] ReductionOrder reduction_order() const noexcept override { return region_->reduction_order(); }
   [[nodiscard]] int world_rank_of(int rank) const override;
 
   Work all_reduce(Buffer data, Reduction reduction, const CallInfo& info) override;
@@ -56,7 +56,7 @@ class RegionCommunicator final : public Communicator {
   void all_reduce_at_once(Call& call, Buffer data);
   void all_reduce_in_slices(Call& call, Buffer data);
   void publish_slices(const ChunkOfSlices& chunk);
-  void reduce_own_slice(const ChunkOfSlices& chunk, Reduction reduction);
+  void reduce_own_slice(const ChunkOfSlices& chunk, const CollectiveCall& call);
   void collect_slices(const ChunkOfSlices& chunk) const;
   [[nodiscard]] std::unique_ptr<Communicator> join_new_group(Call& call, int color);
 

@@ -13,13 +13,13 @@ namespace isoshard {
 
 class ShmWorld::Impl {
  public:
-  explicit Impl(int num_ranks) : memory(WorldRegion::capacity_for(num_ranks)), region(memory.memory(), num_ranks) {}
+  Impl(int num_ranks, ReductionOrder order) : memory(WorldRegion::capacity_for(num_ranks)), region(memory.memory(), num_ranks, order) {}
 
   ShmRegion memory;
   WorldRegion region;
 };
 
-ShmWorld::ShmWorld(int num_ranks) : impl_(std::make_unique<Impl>(num_ranks)) {}
+ShmWorld::ShmWorld(int num_ranks, ReductionOrder order) : impl_(std::make_unique<Impl>(num_ranks, order)) {}
 ShmWorld::~ShmWorld() = default;
 
 int ShmWorld::size() const noexcept {

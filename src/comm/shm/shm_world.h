@@ -15,7 +15,8 @@ namespace isoshard {
 /// Requires     made before the ranks are forked; lives as long as any communicator of it, in every process.
 /// Guarantees   nothing is left behind, however ranks or controller die (the memory has no name). Memory is reserved before
 ///              it is written, so a full /dev/shm or a limit is an error, never a SIGBUS.
-/// Errors       UsageError for num_ranks outside 1..16; InfrastructureError if the memory cannot be had.
+/// Errors       UsageError for num_ranks outside 1..16 and for ReductionOrder::kNative, which shared memory does not have;
+/// InfrastructureError if the memory cannot be had.
 ///
 ///     ShmWorld world(2);
 ///     world.set_deadline(std::chrono::steady_clock::now() + 30s);
@@ -24,7 +25,7 @@ namespace isoshard {
 ///     world.abort("rank 1 was killed by SIGKILL " + world.journal().last_call_in_words(1));
 class ShmWorld {
  public:
-  explicit ShmWorld(int num_ranks);
+  explicit ShmWorld(int num_ranks, ReductionOrder order = ReductionOrder::kOrdered);
   ~ShmWorld();
   ShmWorld(const ShmWorld&) = delete;
   ShmWorld& operator=(const ShmWorld&) = delete;

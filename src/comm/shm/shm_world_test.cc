@@ -153,6 +153,19 @@ TEST(ShmWorld, DeadlineReleasesRanksThatWaitForAStoppedOne) {
   EXPECT_NE(ranks.wait_for(1), 0);
 }
 
+// 1e8 + 1 is 1e8 in fp32: only the chunk whose ring starts on the rank of -1e8 keeps the 1.
+TEST(ShmWorld, ProcessesAddInTheOrderOfTheirWorld) {
+  ShmWorld world(3, ReductionOrder::kRing);
+  ForkedRanks ranks(world, [](Communicator& comm) {
+    constexpr float kValues[] = {1e8F, 1.0F, -1e8F};
+    std::vector<float> data(3, kValues[comm.rank()]);
+    comm.all_reduce({reinterpret_cast<std::byte*>(data.data()), 3, Dtype::kFloat32}, Reduction::kSum, kInfo).wait();
+    return data == std::vector<float>{0, 1, 0} ? 7 : 8;
+  });
+
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(ranks.wait_for(rank), 7) << "rank " << rank;
+}
+
 TEST(ShmWorld, MismatchedProcessesAllFail) {
   ShmWorld world(4);
   ForkedRanks ranks(world, [](Communicator& comm) {

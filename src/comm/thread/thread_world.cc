@@ -52,7 +52,7 @@ std::string what_of(const std::exception_ptr& failure) {
 
 class ThreadWorld::Impl {
  public:
-  explicit Impl(int num_ranks) : memory(WorldRegion::capacity_for(num_ranks)), region(memory.memory(), num_ranks) {
+  Impl(int num_ranks, ReductionOrder order) : memory(WorldRegion::capacity_for(num_ranks)), region(memory.memory(), num_ranks, order) {
     for (int rank = 0; rank < num_ranks; ++rank) communicators.push_back(std::make_unique<RegionCommunicator>(region, rank));
   }
 
@@ -76,7 +76,7 @@ class ThreadWorld::Impl {
   std::exception_ptr first_failure;
 };
 
-ThreadWorld::ThreadWorld(int num_ranks) : impl_(std::make_unique<Impl>(num_ranks)) {}
+ThreadWorld::ThreadWorld(int num_ranks, ReductionOrder order) : impl_(std::make_unique<Impl>(num_ranks, order)) {}
 ThreadWorld::~ThreadWorld() = default;
 
 int ThreadWorld::size() const noexcept {

@@ -13,13 +13,13 @@ namespace isoshard {
 
 /// A world whose ranks are threads: for thread sanitizers and for tests of algebra.
 ///
-/// Errors   UsageError for num_ranks outside 1..16.
+/// Errors   UsageError for num_ranks outside 1..16 and for ReductionOrder::kNative, which shared memory does not have.
 ///
 ///     ThreadWorld world(3);
 ///     world.run([](Communicator& comm) { comm.barrier({}); });
 class ThreadWorld {
  public:
-  explicit ThreadWorld(int num_ranks);
+  explicit ThreadWorld(int num_ranks, ReductionOrder order = ReductionOrder::kOrdered);
   ~ThreadWorld();
   ThreadWorld(const ThreadWorld&) = delete;
   ThreadWorld& operator=(const ThreadWorld&) = delete;
