@@ -35,6 +35,7 @@ std::vector<Case> step_cases() {
     c.settings.loss_mean = LossMean::kLocal;
   }));
   cases.push_back(with(base, [](Case& c) { c.batch_size = 1; }));
+  cases.push_back(with_tied_head(base));
   cases.push_back(with(base, [](Case& c) { c.seq_length = 13; }));
   cases.push_back(with(base, [](Case& c) { c.steps = 3; }));
   cases.push_back(with(base, [](Case& c) { c.attention = AttentionImpl::kSdpa; }));

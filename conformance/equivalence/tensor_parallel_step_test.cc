@@ -50,6 +50,36 @@ std::vector<Case> step_cases() {
   return cases;
 }
 
+std::vector<Case> tied_cases() {
+  std::vector<Case> cases;
+  for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
+    for (const DpTp mesh : {DpTp{1, 2}, {3, 2}, {2, 3}}) cases.push_back(with_tied_head(step_case("autotp", mesh.dp, mesh.tp, dtype)));
+  }
+  return cases;
+}
+
+// tp above the number of kv heads: 8 heads on 2 at tp 4, 6 heads on 1 at tp 2 and 3.
+std::vector<Case> kv_replica_cases() {
+  std::vector<Case> cases;
+  for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
+    cases.push_back(with_heads(step_case("autotp", 1, 4, dtype), 8, 2));
+    cases.push_back(with_heads(step_case("autotp", 2, 4, dtype), 8, 2));
+    cases.push_back(with_heads(step_case("autotp", 3, 2, dtype), 6, 1));
+    cases.push_back(with_heads(step_case("autotp", 2, 3, dtype), 6, 1));
+  }
+  Case odd = with_heads(step_case("autotp", 3, 2), 6, 1);
+  odd.batch_size = 1;
+  odd.seq_length = 13;
+  odd.micro_batches = 2;
+  odd.data.unequal_labels = true;
+  cases.push_back(odd);
+  Case adamw = with_heads(step_case("autotp", 1, 4), 8, 2);
+  adamw.settings.optimizer = OptimizerSettings{};
+  adamw.steps = 2;
+  cases.push_back(adamw);
+  return cases;
+}
+
 class TensorParallelStep : public ::testing::TestWithParam<Case> {};
 
 TEST_P(TensorParallelStep, MatchesSingleProcess) {
@@ -63,6 +93,8 @@ TEST_P(TensorParallelStep, MatchesSingleProcess) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, TensorParallelStep, ::testing::ValuesIn(step_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(TiedHead, TensorParallelStep, ::testing::ValuesIn(tied_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(KvReplicas, TensorParallelStep, ::testing::ValuesIn(kv_replica_cases()), case_name);
 
 TEST(TensorParallelRanks, HoldOnlyTheirShare) {
   const Case item = step_case("autotp", 2, 3);
@@ -103,6 +135,41 @@ TEST(TensorParallelRanks, OfAWorldOfOneGiveTheBitsOfTheReference) {
   }
 }
 
+TEST(TensorParallelRanks, HoldEqualCopiesOfAKvHead) {
+  const Case item = with_heads(step_case("autotp", 1, 4), 8, 2);
+
+  const Trace trace = run_case(item, reference_of(item));
+
+  for (const int call : {0, 1}) {
+    const RecordKey key{0, RecordKind::kParam, "model.layers.1.self_attn.k_proj.weight", call};
+    std::vector<std::uint64_t> digests;
+    for (int rank = 0; rank < 4; ++rank) {
+      const Record& record = record_of(trace, rank, key);
+      EXPECT_EQ(record.local_shape, (Shape{8, 48}));
+      EXPECT_EQ(record.layout.global_shape, (Shape{16, 48}));
+      digests.push_back(record.parts.at(0).digest);
+    }
+    EXPECT_EQ(digests[0], digests[1]);
+    EXPECT_EQ(digests[2], digests[3]);
+    EXPECT_NE(digests[0], digests[2]);
+  }
+}
+
+// Each holder of a kv head gives a part of its gradient: without some, MatchesSingleProcess must fail.
+TEST(TensorParallelRanks, ThatLoseTheirShareOfAKeyGradientDiverge) {
+  const Case item = with_heads(step_case("autotp", 1, 4), 8, 2);
+  const Reference& reference = reference_of(item);
+  RunOptions options;
+  options.mutation = [](int rank) {
+    return [rank](const Site& site, at::Tensor value) {
+      const bool is_copy = site.kind == RecordKind::kActivationGrad && site.name.ends_with("k_rope") && rank % 2 == 1;
+      return is_copy ? at::zeros_like(value) : value;
+    };
+  };
+
+  EXPECT_THAT(run_case(item, reference, options), ::testing::Not(conforms_to(reference, judge_options(item))));
+}
+
 TEST(TensorParallelRanks, NeedADegreeThatDividesTheModel) {
   using ::testing::AllOf;
   using ::testing::HasSubstr;
@@ -111,6 +178,24 @@ TEST(TensorParallelRanks, NeedADegreeThatDividesTheModel) {
 
   EXPECT_THAT([&] { (void)run_case(item, Reference()); },
               ThrowsMessage<UsageError>(AllOf(HasSubstr("tp 4"), HasSubstr("6 attention heads"), HasSubstr("6 kv heads"))));
+}
+
+TEST(TensorParallelCollectives, OfCopiedKvHeadsAreOneMoreGradientReductionOverTp) {
+  const Case item = with_heads(step_case("autotp", 1, 4), 8, 2);
+
+  const auto calls = run_world(4, [item](Rank& rank) {
+    EXPECT_EQ(rank.size(), 4);
+    const auto counts = std::make_shared<CallCounts>();
+    CountedRank counted(rank, counts);
+    const std::unique_ptr<Subject> subject = make_subject(item, counted, nullptr);
+    subject->setup();
+    subject->train_step(batches_of(item, CaseData(item), rank.rank(), 0));
+    return std::vector<std::int64_t>{(*counts)[{CollectiveOp::kAllReduce, Purpose::kGradReduce, Axis::kTp}],
+                                     (*counts)[{CollectiveOp::kAllReduce, Purpose::kGradReduce, Axis::kDp}],
+                                     count_of(*counts, Purpose::kColumnParallelBackward)};
+  });
+
+  EXPECT_THAT(calls, ::testing::Each(::testing::ElementsAre(1, 1, 10)));
 }
 
 TEST(TensorParallelCollectives, AreOnePerLayerAndDirection) {

@@ -47,6 +47,22 @@ inline Case step_case(std::string subject, int dp, int tp, Dtype dtype = Dtype::
   return item;
 }
 
+/// The same with one weight for embedding and head.
+inline Case with_tied_head(Case item) {
+  item.config.tie_word_embeddings = true;
+  item.model_name += "_tied";
+  return item;
+}
+
+/// The same with other numbers of heads, of 8 features each.
+inline Case with_heads(Case item, std::int64_t heads, std::int64_t kv_heads) {
+  item.config.num_heads = heads;
+  item.config.num_kv_heads = kv_heads;
+  item.config.head_dim = 8;
+  item.model_name += "_h" + std::to_string(heads) + "kv" + std::to_string(kv_heads);
+  return item;
+}
+
 /// For failure messages of parametrized tests.
 inline void PrintTo(const Case& item, std::ostream* out) { *out << item.slug(); }
 

@@ -42,8 +42,9 @@ const at::Tensor& ForwardPass::parameter(std::string_view name) const {
 
 at::Tensor ForwardPass::tapped(std::string_view name, at::Tensor x, int tp_dim) const {
   if (sink_ == nullptr) return x;
-  Layout layout = strategy_->activation_layout(x, tp_dim);  // before the move below
-  return tap(sink_, name, std::move(x), strategy_->activation_grad_scale(), [&] { return std::move(layout); });
+  ActivationLayouts layouts = strategy_->activation_layouts(name, x, tp_dim);  // before the move below
+  return detail::tap_with_sink(*sink_, name, std::move(x), strategy_->activation_grad_scale(), std::move(layouts.value),
+                               std::move(layouts.gradient));
 }
 
 at::Tensor ForwardPass::linear(const std::string& module, const at::Tensor& x, bool has_bias) const {

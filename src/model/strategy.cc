@@ -36,4 +36,9 @@ Layout Strategy::activation_layout(const at::Tensor& local, int tp_dim) const {
   return layout;
 }
 
+ActivationLayouts Strategy::activation_layouts(std::string_view /*point*/, const at::Tensor& local, int tp_dim) const {
+  const Layout layout = activation_layout(local, tp_dim);
+  return {layout, layout};
+}
+
 }  // namespace isoshard

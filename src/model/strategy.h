@@ -11,6 +11,11 @@
 
 namespace isoshard {
 
+/// Where an activation and its gradient lie. They differ where ranks hold copies of a value that each of them uses for a part.
+struct ActivationLayouts {
+  Layout value, gradient;
+};
+
 /// How a parallel strategy carries out the parts of a model that it may split. Model code calls these instead of
 /// at::linear and at::embedding, and reads head counts off the shapes it gets back.
 ///
@@ -35,6 +40,8 @@ class Strategy {
 
   /// The layout of an activation: dim 0 is split over dp (if dp_degree > 1), `tp_dim` over tp (-1: replicated over tp).
   [[nodiscard]] Layout activation_layout(const at::Tensor& local, int tp_dim) const;
+  /// Of the activation at a named point: activation_layout for both, unless the strategy has points of which it knows more.
+  [[nodiscard]] virtual ActivationLayouts activation_layouts(std::string_view point, const at::Tensor& local, int tp_dim) const;
   [[nodiscard]] double activation_grad_scale() const noexcept { return activation_grad_scale_; }
   [[nodiscard]] int dp_degree() const noexcept { return dp_degree_; }
 

@@ -18,12 +18,13 @@ std::string_view name_of(RecordKind kind) noexcept {
 
 namespace detail {
 
-at::Tensor tap_with_sink(Sink& sink, std::string_view name, at::Tensor x, double grad_scale, Layout layout) {
+at::Tensor tap_with_sink(Sink& sink, std::string_view name, at::Tensor x, double grad_scale, Layout layout, Layout grad_layout) {
   Site site{.kind = RecordKind::kActivation, .name = std::string(name), .layout = std::move(layout), .grad_scale = 1.0};
   at::Tensor passed = sink.on_activation(site, std::move(x));
   if (!passed.defined() || !passed.requires_grad()) return passed;
   site.kind = RecordKind::kActivationGrad;
   site.grad_scale = grad_scale;
+  site.layout = std::move(grad_layout);
   // The hook owns the site and points to the sink, never to the tensor: a tensor that its own hook holds would never die.
   auto grad_site = std::make_shared<const Site>(std::move(site));
   passed.register_hook([&sink, grad_site](at::Tensor gradient) -> at::Tensor {

@@ -50,13 +50,16 @@ template <class LayoutFunction>
 [[nodiscard]] at::Tensor tap(Sink* sink, std::string_view name, at::Tensor x, double grad_scale, LayoutFunction&& layout);
 
 namespace detail {
-[[nodiscard]] at::Tensor tap_with_sink(Sink& sink, std::string_view name, at::Tensor x, double grad_scale, Layout layout);
+[[nodiscard]] at::Tensor tap_with_sink(Sink& sink, std::string_view name, at::Tensor x, double grad_scale, Layout layout,
+                                       Layout grad_layout);
 }
 
 template <class LayoutFunction>
 at::Tensor tap(Sink* sink, std::string_view name, at::Tensor x, double grad_scale, LayoutFunction&& layout) {
   if (sink == nullptr) return x;
-  return detail::tap_with_sink(*sink, name, std::move(x), grad_scale, std::forward<LayoutFunction>(layout)());
+  Layout value_layout = std::forward<LayoutFunction>(layout)();
+  Layout grad_layout = value_layout;
+  return detail::tap_with_sink(*sink, name, std::move(x), grad_scale, std::move(value_layout), std::move(grad_layout));
 }
 
 }  // namespace isoshard

@@ -10,16 +10,19 @@
 namespace isoshard {
 
 GlobalGradNorm::GlobalGradNorm(std::vector<ParameterSpec> specs, const ShardPlan& plan, Communicator& tp)
-    : specs_(std::move(specs)), tp_(&tp) {
+    : specs_(std::move(specs)), plan_(plan), tp_(&tp) {
   for (const ParameterSpec& spec : specs_) {
-    if (plan.sharded_dim(spec) >= 0) split_.push_back({spec.name, spec.param_class, static_cast<std::int64_t>(split_.size()), 1});
+    if (plan.sharded_dim(spec) >= 0) split_.push_back({spec.name, plan.class_of(spec), static_cast<std::int64_t>(split_.size()), 1});
   }
 }
 
 double GlobalGradNorm::norm(const NamedTensors& gradients) {
   const auto squares_of = [&](const std::string& name) { return sum_of_squares({{name, gradients.at(name)}}); };
   std::vector<double> split_squares;
-  for (const Segment& segment : split_) split_squares.push_back(squares_of(segment.name));
+  for (const ParameterSpec& spec : specs_) {
+    if (plan_.sharded_dim(spec) < 0) continue;
+    split_squares.push_back(plan_.counts_shard(spec, tp_->rank()) ? squares_of(spec.name) : 0.0);
+  }
   if (!split_.empty()) {
     const Buffer buffer{reinterpret_cast<std::byte*>(split_squares.data()), static_cast<std::int64_t>(split_squares.size()),
                         Dtype::kFloat64};

@@ -19,7 +19,7 @@ class GradNorm {
   [[nodiscard]] virtual double norm(const NamedTensors& gradients) = 0;
 };
 
-/// Squares of parameters that are split are summed over tp, of replicated ones counted once; all in fp64.
+/// Squares of parameters that are split are summed over tp, of replicated ones and of copied shards counted once; all in fp64.
 ///
 /// Ranks        collective over `tp` (clip_norm: one fp64 per split parameter, one segment each).
 /// Determinism  the parameters' sums are added in model order, so one rank and a tp degree of 1 give the same bits.
@@ -30,6 +30,7 @@ class GlobalGradNorm final : public GradNorm {
 
  private:
   std::vector<ParameterSpec> specs_;
+  ShardPlan plan_;
   std::vector<Segment> split_;   ///< one per split parameter, in model order
   Communicator* tp_;
 };

@@ -37,6 +37,24 @@ TEST(GlobalGradNorm, CountsShardsFromEveryRankAndReplicasOnce) {
   });
 }
 
+TEST(GlobalGradNorm, CountsACopiedKvHeadOnce) {
+  ParameterSpec kv;
+  kv.name = "m.k_proj.weight";
+  kv.shape = {2, 2};
+  ShardPlan plan;
+  plan.kinds[kv.name] = ShardKind::kKvReplica;
+  plan.kv_head_of_rank = {0, 0, 1, 1};
+  plan.num_kv_heads = 2;
+  ThreadWorld world(4);
+
+  world.run([&](Communicator& tp) {
+    ASSERT_EQ(tp.size(), 4);
+    const at::Tensor own = tp.rank() < 2 ? at::tensor({1.0F, 2.0F}).view({1, 2}) : at::tensor({3.0F, 4.0F}).view({1, 2});
+
+    EXPECT_EQ(GlobalGradNorm({kv}, plan, tp).norm({{kv.name, own}}), std::sqrt(30.0));
+  });
+}
+
 TEST(GlobalGradNorm, OneRankGivesTheBitsOfAPlanWithoutShards) {
   ParameterSpec split;
   split.name = "m.q_proj.weight";

@@ -59,11 +59,12 @@ TrainerParts ddp_parts(const TrainerConfig& config, Mesh& mesh) {
 }
 
 TrainerParts autotp_parts(const TrainerConfig& config, Mesh& mesh) {
-  check_autotp_degree(config.model, mesh.degree(Axis::kTp));
   const int dp = mesh.degree(Axis::kDp);
   TrainerParts parts = common_parts(config);
-  parts.plan = autotp_plan(parts.model->parameters());
-  parts.strategy = std::make_shared<TensorParallelStrategy>(parts.plan, mesh.group(Axis::kTp), dp, dp);
+  Communicator& tp = mesh.group(Axis::kTp);
+  parts.plan = autotp_plan(*parts.model, tp.size());
+  parts.strategy = std::make_shared<TensorParallelStrategy>(parts.plan, tp, dp, dp, /*record_partials=*/false, mesh.coordinate(Axis::kDp));
+  if (!parts.plan.kv_head_of_rank.empty()) parts.kv_replica_sum = std::make_unique<KvReplicaSum>(parts.model->parameters(), parts.plan, tp);
   parts.reduce_gradients = true;
   finish(parts, config, mesh, 1);
   return parts;

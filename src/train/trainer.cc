@@ -39,13 +39,13 @@ void Trainer::setup() {
   if (sink_ != nullptr) sink_->begin_step(0);
   const at::ScalarType type = scalar_type_of(parts_.dtype);
   for (const ParameterSpec& spec : specs_) {
-    const Box box = own_box(parts_.plan.layout_of(spec), *mesh_);
+    const Box box = own_box(layout_of(spec), *mesh_);
     parameters_[spec.name] = parts_.weights->read(spec, box.global_offset, box.size).to(type).requires_grad_(true);
   }
   record_parameters();
   if (!parts_.reduce_gradients) return;
   std::vector<ReducedParameter> reduced;
-  for (const ParameterSpec& spec : specs_) reduced.push_back({spec.name, spec.param_class, parameters_.at(spec.name)});
+  for (const ParameterSpec& spec : specs_) reduced.push_back({spec.name, parts_.plan.class_of(spec), parameters_.at(spec.name)});
   reducer_ = std::make_unique<GradientReducer>(std::move(reduced), mesh_->group(Axis::kDp), parts_.bucket_bytes);
 }
 
@@ -122,8 +122,9 @@ void Trainer::reduce_gradients() {
     const at::Tensor& parameter = parameters_.at(spec.name);
     const at::Tensor& gradient = parameter.grad();
     gradients_[spec.name] = gradient.defined() ? gradient : at::zeros_like(parameter).detach();
-    record(RecordKind::kGrad, spec.name, gradients_[spec.name], parts_.plan.layout_of(spec));
   }
+  if (parts_.kv_replica_sum != nullptr) parts_.kv_replica_sum->reduce(gradients_);
+  for (const ParameterSpec& spec : specs_) record(RecordKind::kGrad, spec.name, gradients_[spec.name], layout_of(spec));
 }
 
 void Trainer::clip() {
@@ -145,7 +146,7 @@ void Trainer::state() {
     const std::string prefix = spec.name + ".";
     for (auto it = state.lower_bound(prefix); it != state.end() && it->first.starts_with(prefix); ++it) {
       const bool like_parameter = it->second.sizes() == parameters_.at(spec.name).sizes();
-      const Layout layout = like_parameter ? parts_.plan.layout_of(spec) : replicated(it->second.sizes().vec());
+      const Layout layout = like_parameter ? layout_of(spec) : replicated(it->second.sizes().vec());
       record(RecordKind::kOptimizer, it->first, it->second, layout);
     }
   }
@@ -165,7 +166,7 @@ void Trainer::record(RecordKind kind, std::string name, const at::Tensor& value,
 }
 
 void Trainer::record_parameters() const {
-  for (const ParameterSpec& spec : specs_) record(RecordKind::kParam, spec.name, parameters_.at(spec.name), parts_.plan.layout_of(spec));
+  for (const ParameterSpec& spec : specs_) record(RecordKind::kParam, spec.name, parameters_.at(spec.name), layout_of(spec));
 }
 
 void Trainer::record_data(const TokenBatch& batch) const {

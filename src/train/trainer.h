@@ -13,6 +13,7 @@
 #include "model/weights.h"
 #include "optim/optimizer.h"
 #include "parallel/ddp/gradient_reducer.h"
+#include "parallel/tensor/kv_replica_sum.h"
 #include "parallel/tensor/shard_plan.h"
 #include "train/grad_norm.h"
 #include "train/loss_normaliser.h"
@@ -29,6 +30,7 @@ struct TrainerParts {
   std::unique_ptr<LossNormaliser> loss_normaliser;
   std::unique_ptr<GradNorm> grad_norm;
   std::unique_ptr<Optimizer> optimizer;
+  std::unique_ptr<KvReplicaSum> kv_replica_sum;  ///< nullptr: no kv head is copied
   bool reduce_gradients = false;           ///< average gradients over dp
   std::int64_t bucket_bytes = 25 << 20;
   double max_grad_norm = 1.0;              ///< 0: no clipping
@@ -89,6 +91,7 @@ class Trainer {
   [[nodiscard]] at::Tensor loss_of(const TokenBatch& batch, const at::Tensor& targets_BS, std::span<const std::size_t> places,
                                    LossSums& sums) const;
   void report_loss(const LossSums& sums);
+  [[nodiscard]] Layout layout_of(const ParameterSpec& spec) const { return parts_.plan.layout_of(spec, mesh_->coordinate(Axis::kTp)); }
   [[nodiscard]] Layout over_dp(const at::Tensor& local) const;
 
   TrainerParts parts_;

@@ -15,6 +15,7 @@ namespace isoshard {
 namespace {
 
 constexpr std::array<std::string_view, 5> kColumnModules = {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"};
+constexpr std::array<std::string_view, 2> kKvModules = {"k_proj", "v_proj"};
 constexpr std::array<std::string_view, 2> kRowModules = {"o_proj", "down_proj"};
 
 // "q_proj" of "model.layers.0.self_attn.q_proj.weight".
@@ -45,6 +46,20 @@ ShardPlan autotp_plan(std::span<const ParameterSpec> specs) {
   return plan;
 }
 
+ShardPlan autotp_plan(const Model& model, int tp) {
+  const ModelConfig& config = model.config();
+  check_autotp_degree(config, tp);
+  const std::vector<ParameterSpec> specs = model.parameters();
+  ShardPlan plan = autotp_plan(specs);
+  if (tp <= config.num_kv_heads) return plan;
+  for (auto& [name, kind] : plan.kinds) {
+    if (holds(kKvModules, module_of(name))) kind = ShardKind::kKvReplica;
+  }
+  plan.num_kv_heads = static_cast<int>(config.num_kv_heads);
+  for (int rank = 0; rank < tp; ++rank) plan.kv_head_of_rank.push_back(rank / (tp / plan.num_kv_heads));
+  return plan;
+}
+
 void check_autotp_degree(const ModelConfig& config, int tp) {
   if (tp < 1) throw UsageError(fmt::format("a tp degree of {} is not possible; it must be at least 1", tp));
   std::vector<std::string> problems;
@@ -52,7 +67,8 @@ void check_autotp_degree(const ModelConfig& config, int tp) {
     if (size % tp != 0) problems.push_back(fmt::format("{} {}", size, what));
   };
   check("attention heads", config.num_heads);
-  check("kv heads", config.num_kv_heads);
+  // Above the number of kv heads, each is copied to equally many ranks.
+  if (config.num_kv_heads < 1 || tp % config.num_kv_heads != 0) check("kv heads", config.num_kv_heads);
   check("ffn features", config.intermediate_size);
   if (!problems.empty()) {
     throw UsageError(fmt::format("tp {} does not divide the model's {}; use a tp degree that does", tp, fmt::join(problems, ", ")));

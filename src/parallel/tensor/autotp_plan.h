@@ -14,7 +14,14 @@ namespace isoshard {
 ///          sliced along its output).
 [[nodiscard]] ShardPlan autotp_plan(std::span<const ParameterSpec> specs);
 
-/// Errors   UsageError with all numbers when `tp` does not divide the heads, the kv heads or the ffn size, or is < 1.
+/// The same for a model on `tp` ranks: where tp is above the number of kv heads, k_proj and v_proj are copied, one kv head per
+/// rank, to tp / kv_heads neighbouring ranks each, so that a rank has the kv head of its query heads.
+/// Errors   as check_autotp_degree.
+/// Source   Megatron-LM, --num-query-groups below the tensor-parallel size (each query group on tp / groups ranks).
+[[nodiscard]] ShardPlan autotp_plan(const Model& model, int tp);
+
+/// Errors   UsageError with all numbers when `tp` does not divide the heads or the ffn size, when neither of tp and the kv heads
+///          divides the other, or when tp is < 1.
 void check_autotp_degree(const ModelConfig& config, int tp);
 
 }  // namespace isoshard

@@ -8,12 +8,15 @@
 #include <array>
 
 #include "base/error.h"
+#include "model/builtin.h"
 
 namespace isoshard {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::ThrowsMessage;
 
@@ -43,11 +46,26 @@ TEST(AutotpPlan, LayoutGivesEachRankItsEqualShare) {
   const ShardPlan plan = autotp_plan(std::array{spec});
   const MeshShape mesh({{Axis::kDp, 1}, {Axis::kTp, 3}});
 
-  const std::vector<Box> boxes = boxes_of(plan.layout_of(spec), mesh, 2);
+  const std::vector<Box> boxes = boxes_of(plan.layout_of(spec, 2), mesh, 2);
 
   ASSERT_EQ(boxes.size(), 1U);
   EXPECT_EQ(boxes[0].global_offset, (Shape{0, 4}));
   EXPECT_EQ(boxes[0].size, (Shape{4, 2}));
+}
+
+TEST(AutotpPlan, CopiesKvHeadsToNeighboursAboveTheirNumber) {
+  ModelConfig config = builtin_config("tiny");
+  config.num_heads = 8;
+  config.num_kv_heads = 2;
+  const auto model = make_model(config, AttentionImpl::kEager);
+
+  const ShardPlan above = autotp_plan(*model, 4), at_number = autotp_plan(*model, 2);
+
+  EXPECT_THAT(above.kv_head_of_rank, ElementsAre(0, 0, 1, 1));
+  EXPECT_EQ(above.kind_of("model.layers.1.self_attn.v_proj.bias"), ShardKind::kKvReplica);
+  EXPECT_EQ(above.kind_of("model.layers.1.self_attn.q_proj.bias"), ShardKind::kColumn);
+  EXPECT_THAT(at_number.kv_head_of_rank, IsEmpty());
+  EXPECT_EQ(at_number.kind_of("model.layers.1.self_attn.v_proj.bias"), ShardKind::kColumn);
 }
 
 TEST(AutotpPlan, RefusesDegreesThatDoNotDivideAndNamesAllNumbers) {

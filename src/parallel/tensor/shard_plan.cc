@@ -2,6 +2,8 @@
 // Look-ups in a shard plan.
 #include "parallel/tensor/shard_plan.h"
 
+#include <algorithm>
+
 namespace isoshard {
 
 std::string_view name_of(ShardKind kind) noexcept {
@@ -9,6 +11,8 @@ std::string_view name_of(ShardKind kind) noexcept {
     case ShardKind::kReplicated: return "replicated";
     case ShardKind::kColumn: return "column";
     case ShardKind::kRow: return "row";
+    case ShardKind::kKvReplica:
+      return "kv_replica";
   }
   return "unknown";
 }
@@ -22,18 +26,38 @@ ShardKind ShardPlan::kind_of_module(std::string_view module) const { return kind
 
 int ShardPlan::sharded_dim(const ParameterSpec& spec) const {
   switch (kind_of(spec.name)) {
-    case ShardKind::kColumn: return 0;
+    case ShardKind::kColumn:
+    case ShardKind::kKvReplica:
+      return 0;
     case ShardKind::kRow: return spec.shape.size() > 1 ? 1 : -1;
     case ShardKind::kReplicated: return -1;
   }
   return -1;
 }
 
-Layout ShardPlan::layout_of(const ParameterSpec& spec) const {
+Layout ShardPlan::layout_of(const ParameterSpec& spec, int tp_rank) const {
   Layout layout = replicated(spec.shape);
+  if (kind_of(spec.name) == ShardKind::kKvReplica) {
+    Box box{Shape(spec.shape.size(), 0), Shape(spec.shape.size(), 0), spec.shape};
+    box.size[0] /= num_kv_heads;
+    box.global_offset[0] = box.size[0] * kv_head_of_rank.at(static_cast<std::size_t>(tp_rank));
+    layout.boxes = {std::move(box)};
+    layout.explicit_parts = true;
+    return layout;
+  }
   const int dim = sharded_dim(spec);
   if (dim >= 0) layout.placements.push_back(shard(Axis::kTp, dim));
   return layout;
+}
+
+bool ShardPlan::counts_shard(const ParameterSpec& spec, int tp_rank) const {
+  if (kind_of(spec.name) != ShardKind::kKvReplica) return true;
+  const auto own = kv_head_of_rank.begin() + tp_rank;
+  return std::find(kv_head_of_rank.begin(), own, *own) == own;
+}
+
+ParamClass ShardPlan::class_of(const ParameterSpec& spec) const {
+  return kind_of(spec.name) == ShardKind::kKvReplica ? ParamClass::kKvReplica : spec.param_class;
 }
 
 }  // namespace isoshard

@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "mesh/layout.h"
 #include "model/model.h"
@@ -12,22 +13,30 @@
 namespace isoshard {
 
 /// kColumn: dim 0 of weight and bias (the layer's output features). kRow: dim 1 of the weight (its input features); the bias is
-/// whole on every rank.
-enum class ShardKind : std::uint8_t { kReplicated, kColumn, kRow };
-/// replicated, column, row.
+/// whole on every rank. kKvReplica: dim 0 of weight and bias of a kv projection where tp is above the number of kv heads: each
+/// rank holds one kv head, and several ranks hold the same one.
+enum class ShardKind : std::uint8_t { kReplicated, kColumn, kRow, kKvReplica };
+/// replicated, column, row, kv_replica.
 [[nodiscard]] std::string_view name_of(ShardKind kind) noexcept;
 
 /// By parameter name; a parameter that is not listed is replicated.
 struct ShardPlan {
   std::map<std::string, ShardKind, std::less<>> kinds;
+  /// The kv head that each tp rank holds, for kKvReplica; empty if there is none.
+  std::vector<int> kv_head_of_rank;
+  int num_kv_heads = 0;  ///< of the whole model, for kKvReplica
 
   [[nodiscard]] ShardKind kind_of(std::string_view parameter) const;
   /// The kind of a linear layer: that of "<module>.weight".
   [[nodiscard]] ShardKind kind_of_module(std::string_view module) const;
   /// The dimension of `spec` that is split over tp, -1 if none.
   [[nodiscard]] int sharded_dim(const ParameterSpec& spec) const;
-  /// Where this plan's shard lies in the whole parameter.
-  [[nodiscard]] Layout layout_of(const ParameterSpec& spec) const;
+  /// Where the shard of tp rank `tp_rank` lies in the whole parameter.
+  [[nodiscard]] Layout layout_of(const ParameterSpec& spec, int tp_rank) const;
+  /// False on a rank whose shard of `spec` is also held by a lower tp rank: what is summed over shards counts each once.
+  [[nodiscard]] bool counts_shard(const ParameterSpec& spec, int tp_rank) const;
+  /// kKvReplica for copies of kv heads, the parameter's own class otherwise.
+  [[nodiscard]] ParamClass class_of(const ParameterSpec& spec) const;
 };
 
 }  // namespace isoshard

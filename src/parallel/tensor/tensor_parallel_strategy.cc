@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+#include <array>
 #include <span>
 #include <string>
 #include <utility>
@@ -62,13 +64,15 @@ at::Tensor row_parallel_sum(const at::Tensor& partial, Communicator& tp, std::st
 }
 
 TensorParallelStrategy::TensorParallelStrategy(ShardPlan plan, Communicator& tp, int dp_degree, double activation_grad_scale,
-                                               bool record_partials)
-    : Strategy(dp_degree, activation_grad_scale), plan_(std::move(plan)), tp_(&tp), record_partials_(record_partials) {}
+                                               bool record_partials, int dp_rank)
+    : Strategy(dp_degree, activation_grad_scale), plan_(std::move(plan)), tp_(&tp), record_partials_(record_partials), dp_rank_(dp_rank) {}
 
 at::Tensor TensorParallelStrategy::linear(std::string_view module, const at::Tensor& x, const at::Tensor& weight,
                                           const std::optional<at::Tensor>& bias, Sink* sink) const {
   switch (plan_.kind_of_module(module)) {
-    case ShardKind::kColumn: return at::linear(column_parallel_input(x, *tp_, module), weight, bias);
+    case ShardKind::kColumn:
+    case ShardKind::kKvReplica:
+      return at::linear(column_parallel_input(x, *tp_, module), weight, bias);
     case ShardKind::kRow: return row_linear(module, x, weight, bias, sink);
     case ShardKind::kReplicated: break;
   }
@@ -90,8 +94,41 @@ at::Tensor TensorParallelStrategy::row_linear(std::string_view module, const at:
   return bias.has_value() && bias->defined() ? y + *bias : y;
 }
 
-bool TensorParallelStrategy::splits_output(std::string_view module) const { return plan_.kind_of_module(module) == ShardKind::kColumn; }
+bool TensorParallelStrategy::splits_output(std::string_view module) const {
+  const ShardKind kind = plan_.kind_of_module(module);
+  return kind == ShardKind::kColumn || kind == ShardKind::kKvReplica;
+}
 
 int TensorParallelStrategy::tp_degree() const noexcept { return tp_->size(); }
+
+bool TensorParallelStrategy::is_of_copied_kv_head(std::string_view point) const {
+  if (plan_.kv_head_of_rank.empty()) return false;
+  constexpr std::array<std::string_view, 4> kPoints = {".k_proj", ".v_proj", ".k_norm", ".k_rope"};
+  return std::any_of(kPoints.begin(), kPoints.end(), [&](std::string_view suffix) { return point.ends_with(suffix); });
+}
+
+Layout TensorParallelStrategy::box_layout(const at::Tensor& local, int dim, std::int64_t whole, std::int64_t begin) const {
+  const auto d = static_cast<std::size_t>(dim);
+  const Shape shape = local.sizes().vec();
+  Layout layout = replicated(shape);
+  Box box{Shape(shape.size(), 0), Shape(shape.size(), 0), shape};
+  layout.global_shape[0] *= dp_degree();
+  layout.global_shape[d] = whole;
+  box.global_offset[0] = dp_rank_ * shape[0];
+  box.global_offset[d] = begin;
+  layout.boxes = {std::move(box)};
+  layout.explicit_parts = true;
+  return layout;
+}
+
+ActivationLayouts TensorParallelStrategy::activation_layouts(std::string_view point, const at::Tensor& local, int tp_dim) const {
+  if (tp_dim < 0 || !is_of_copied_kv_head(point)) return Strategy::activation_layouts(point, local, tp_dim);
+  const std::int64_t part = local.size(tp_dim);
+  const Layout value =
+      box_layout(local, tp_dim, part * plan_.num_kv_heads, part * plan_.kv_head_of_rank.at(static_cast<std::size_t>(tp_->rank())));
+  Layout gradient = value;
+  gradient.placements.push_back(partial(Axis::kTp));
+  return {value, std::move(gradient)};
+}
 
 }  // namespace isoshard

@@ -31,19 +31,28 @@ namespace isoshard {
 /// Source   DeepSpeed AutoTP, LinearLayer and LinearAllreduce (module_inject/layers.py): one all-reduce per layer and direction.
 class TensorParallelStrategy final : public Strategy {
  public:
-  TensorParallelStrategy(ShardPlan plan, Communicator& tp, int dp_degree, double activation_grad_scale, bool record_partials = false);
+  /// `dp_rank`: this rank's coordinate on dp, for the layouts of activations that are not equal shards.
+  TensorParallelStrategy(ShardPlan plan, Communicator& tp, int dp_degree, double activation_grad_scale, bool record_partials = false,
+                         int dp_rank = 0);
   [[nodiscard]] at::Tensor linear(std::string_view module, const at::Tensor& x, const at::Tensor& weight,
                                   const std::optional<at::Tensor>& bias, Sink* sink) const override;
   [[nodiscard]] bool splits_output(std::string_view module) const override;
   [[nodiscard]] int tp_degree() const noexcept override;
+  /// Keys and values of a copied kv head are copies; their gradients are partial, as each rank's query heads give a part.
+  [[nodiscard]] ActivationLayouts activation_layouts(std::string_view point, const at::Tensor& local, int tp_dim) const override;
 
  private:
   [[nodiscard]] at::Tensor row_linear(std::string_view module, const at::Tensor& x, const at::Tensor& weight,
                                       const std::optional<at::Tensor>& bias, Sink* sink) const;
 
+  [[nodiscard]] bool is_of_copied_kv_head(std::string_view point) const;
+  /// This rank's part of dim `dim`, as a box at `begin` of a dim of size `whole`.
+  [[nodiscard]] Layout box_layout(const at::Tensor& local, int dim, std::int64_t whole, std::int64_t begin) const;
+
   ShardPlan plan_;
   Communicator* tp_;
   bool record_partials_;
+  int dp_rank_;
 };
 
 }  // namespace isoshard
