@@ -21,7 +21,17 @@ namespace {
 
 constexpr std::size_t kHeaderAlignment = 8;
 
-std::vector<std::string> problems_of(const SafetensorsFile& file, std::span<const ParameterSpec> specs) {
+// Whether the name is that of an expected tensor but for a layer number ("model.layers.7.mlp.up_proj.weight").
+bool is_of_another_layer(const std::string& name, const std::set<std::string, std::less<>>& expected) {
+  for (std::size_t begin = name.find('.'); begin != std::string::npos; begin = name.find('.', begin + 1)) {
+    const std::size_t end = name.find_first_not_of("0123456789", begin + 1);
+    if (end == begin + 1 || end == std::string::npos || name[end] != '.') continue;
+    return expected.contains(name.substr(0, begin + 1) + "0" + name.substr(end));
+  }
+  return false;
+}
+
+std::vector<std::string> problems_of(const SafetensorsFile& file, std::span<const ParameterSpec> specs, ExtraLayers extra) {
   std::vector<std::string> problems;
   std::set<std::string, std::less<>> expected;
   for (const ParameterSpec& spec : specs) {
@@ -38,7 +48,8 @@ std::vector<std::string> problems_of(const SafetensorsFile& file, std::span<cons
     if (!is_floating(info.dtype)) problems.push_back(fmt::format("{} is {}, which is no float", spec.name, name_of(info.dtype)));
   }
   for (const std::string& name : file.names()) {
-    if (!expected.contains(name)) problems.push_back(fmt::format("{} is not in the model", name));
+    if (expected.contains(name) || (extra == ExtraLayers::kIgnored && is_of_another_layer(name, expected))) continue;
+    problems.push_back(fmt::format("{} is not in the model", name));
   }
   return problems;
 }
@@ -62,8 +73,9 @@ std::string header_of(std::span<const ParameterSpec> specs, Dtype dtype) {
 
 }  // namespace
 
-FileWeights::FileWeights(const std::filesystem::path& path, std::span<const ParameterSpec> specs) : file_(SafetensorsFile::open(path)) {
-  const std::vector<std::string> problems = problems_of(file_, specs);
+FileWeights::FileWeights(const std::filesystem::path& path, std::span<const ParameterSpec> specs, ExtraLayers extra)
+    : file_(SafetensorsFile::open(path)) {
+  const std::vector<std::string> problems = problems_of(file_, specs, extra);
   if (problems.empty()) return;
   throw FileError(fmt::format("{}: does not hold this model's weights:\n  {}", path.string(), fmt::join(problems, "\n  ")));
 }

@@ -12,6 +12,9 @@
 
 namespace isoshard {
 
+/// Whether a file may hold layers beyond those of the model: a model that was cut to fewer layers ignores them.
+enum class ExtraLayers : std::uint8_t { kRefused, kIgnored };
+
 /// The weights in a model.safetensors, mapped into memory: reading a box touches only its pages.
 ///
 /// Requires     nobody shortens the file meanwhile.
@@ -19,7 +22,7 @@ namespace isoshard {
 ///              a dtype that is no float; ShapeError for a box outside its parameter.
 class FileWeights final : public WeightSource {
  public:
-  FileWeights(const std::filesystem::path& path, std::span<const ParameterSpec> specs);
+  FileWeights(const std::filesystem::path& path, std::span<const ParameterSpec> specs, ExtraLayers extra = ExtraLayers::kRefused);
   /// In the dtype of the file.
   [[nodiscard]] at::Tensor read(const ParameterSpec& spec, const Shape& offset, const Shape& size) const override;
 
