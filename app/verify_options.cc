@@ -72,6 +72,7 @@ void apply_model(const ParsedOptions& options, std::vector<Case>& cases) {
 
 void apply_sizes(const ParsedOptions& options, Case& item) {
   override_with(options, "num-layers", item.config.num_layers);
+  item.cut_layers = options.given("num-layers");
   override_with(options, "batch-size", item.batch_size);
   override_with(options, "seq-length", item.seq_length);
   override_with(options, "seed", item.seed);
