@@ -9,15 +9,13 @@
 #include "base/error.h"
 
 namespace isoshard {
-namespace {
 
-/// [B,S,heads*D] -> [B,heads,S,D]; the number of heads is whatever this rank got.
-at::Tensor split_heads(const std::string& module, const at::Tensor& x, std::int64_t head_dim) {
+at::Tensor split_heads(std::string_view module, const at::Tensor& x, std::int64_t head_dim) {
   if (x.size(-1) % head_dim != 0) {
     throw ShapeError(
         fmt::format("{} gave {} features, which is no whole number of heads of {}: a shard cuts a head", module, x.size(-1), head_dim));
   }
-  return x.unflatten(-1, {x.size(-1) / head_dim, head_dim}).transpose(1, 2);
+  return x.unflatten(-1, {x.size(-1) / head_dim, head_dim});
 }
 
 void check_input_ids(const at::Tensor& ids, const ModelConfig& config) {
@@ -29,8 +27,6 @@ void check_input_ids(const at::Tensor& ids, const ModelConfig& config) {
     throw ShapeError(fmt::format("a sequence of {} tokens; the model has {} positions", ids.size(1), config.max_positions));
   }
 }
-
-}  // namespace
 
 const at::Tensor& ForwardPass::parameter(std::string_view name) const {
   const auto found = parameters_->find(name);
@@ -57,25 +53,35 @@ at::Tensor ForwardPass::linear(const std::string& module, const at::Tensor& x, s
   return tapped(module, strategy_->linear(module, x, parameter(weight_name), std::nullopt, sink_), tp_dim_of(module, 2));
 }
 
+at::Tensor ForwardPass::conv1d(const std::string& module, const at::Tensor& x) const {
+  return strategy_->linear(module, x, parameter(module + ".weight").t(), parameter(module + ".bias"), sink_);
+}
+
 at::Tensor self_attention(const ForwardPass& pass, const ModelConfig& config, AttentionImpl impl, const std::string& module,
                           const at::Tensor& x_BSH, const RotaryTables& tables) {
   const std::string q_name = module + ".q_proj", k_name = module + ".k_proj", v_name = module + ".v_proj";
-  at::Tensor q_BNSD = split_heads(q_name, pass.linear(q_name, x_BSH, config.qkv_bias), config.head_dim);
-  at::Tensor k_BKSD = split_heads(k_name, pass.linear(k_name, x_BSH, config.qkv_bias), config.head_dim);
-  const at::Tensor v_BKSD = split_heads(v_name, pass.linear(v_name, x_BSH, config.qkv_bias), config.head_dim);
+  const auto heads = [&](const std::string& projection, const std::string& norm) {  // [B,heads,S,D]
+    at::Tensor x_BSND = split_heads(projection, pass.linear(projection, x_BSH, config.qkv_bias), config.head_dim);
+    if (!norm.empty() && config.qk_norm) {
+      x_BSND = pass.tapped(norm, rms_norm(x_BSND, pass.parameter(norm + ".weight"), config.norm_eps), pass.tp_dim_of(projection, 2));
+    }
+    return x_BSND.transpose(1, 2);
+  };
+  at::Tensor q_BNSD = heads(q_name, module + ".q_norm"), k_BKSD = heads(k_name, module + ".k_norm");
+  const at::Tensor v_BKSD = heads(v_name, "");
   q_BNSD = pass.tapped(module + ".q_rope", apply_rotary(q_BNSD, tables), pass.tp_dim_of(q_name, 1));
   k_BKSD = pass.tapped(module + ".k_rope", apply_rotary(k_BKSD, tables), pass.tp_dim_of(k_name, 1));
   const at::Tensor core_BSN = pass.tapped(module + ".core", causal_attention(q_BNSD, k_BKSD, v_BKSD, impl), pass.tp_dim_of(q_name, 2));
   const std::string o_name = module + ".o_proj";
-  return pass.tapped(module, pass.linear(o_name, core_BSN, /*has_bias=*/false), pass.tp_dim_of(o_name, 2));
+  return pass.tapped(module, pass.linear(o_name, core_BSN, config.attention_out_bias), pass.tp_dim_of(o_name, 2));
 }
 
-at::Tensor gated_mlp(const ForwardPass& pass, const std::string& module, const at::Tensor& x_BSH) {
+at::Tensor gated_mlp(const ForwardPass& pass, const std::string& module, const at::Tensor& x_BSH, bool has_bias) {
   const std::string gate_name = module + ".gate_proj", up_name = module + ".up_proj", down_name = module + ".down_proj";
-  const at::Tensor gate = pass.linear(gate_name, x_BSH, /*has_bias=*/false);
-  const at::Tensor up = pass.linear(up_name, x_BSH, /*has_bias=*/false);
+  const at::Tensor gate = pass.linear(gate_name, x_BSH, has_bias);
+  const at::Tensor up = pass.linear(up_name, x_BSH, has_bias);
   const at::Tensor act = pass.tapped(module + ".act", at::silu(gate) * up, pass.tp_dim_of(gate_name, 2));
-  return pass.tapped(module, pass.linear(down_name, act, /*has_bias=*/false), pass.tp_dim_of(down_name, 2));
+  return pass.tapped(module, pass.linear(down_name, act, has_bias), pass.tp_dim_of(down_name, 2));
 }
 
 at::Tensor rotary_decoder_layer(const ForwardPass& pass, const ModelConfig& config, AttentionImpl impl, const std::string& module,
@@ -86,7 +92,7 @@ at::Tensor rotary_decoder_layer(const ForwardPass& pass, const ModelConfig& conf
   const at::Tensor attention_in = norm(module + ".input_layernorm", x_BSH);
   const at::Tensor middle = x_BSH + self_attention(pass, config, impl, module + ".self_attn", attention_in, tables);
   const at::Tensor mlp_in = norm(module + ".post_attention_layernorm", middle);
-  return pass.tapped(module, middle + gated_mlp(pass, module + ".mlp", mlp_in));
+  return pass.tapped(module, middle + gated_mlp(pass, module + ".mlp", mlp_in, config.mlp_bias));
 }
 
 at::Tensor rotary_decoder(const ForwardPass& pass, const ModelConfig& config, AttentionImpl impl, const at::Tensor& input_ids_BS) {

@@ -3,6 +3,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,6 +30,9 @@ class ForwardPass {
   [[nodiscard]] at::Tensor linear(const std::string& module, const at::Tensor& x, bool has_bias) const;
   /// The same with a weight of another name and no bias (a tied head).
   [[nodiscard]] at::Tensor linear(const std::string& module, const at::Tensor& x, std::string_view weight_name) const;
+  /// x W + b with a weight [in, out], as transformers' Conv1D; not tapped (a fused output is tapped in its parts).
+  /// The strategy's linear gets the transposed view: at::linear turns it back, so that the kernel sees addmm(b, x, W).
+  [[nodiscard]] at::Tensor conv1d(const std::string& module, const at::Tensor& x) const;
   /// `dim` if `module`'s output is split over tp, -1 otherwise.
   [[nodiscard]] int tp_dim_of(std::string_view module, int dim) const { return strategy_->splits_output(module) ? dim : -1; }
 
@@ -38,12 +42,19 @@ class ForwardPass {
   Sink* sink_;
 };
 
+/// [B,S,heads*D] -> [B,S,heads,D]; the number of heads is whatever this rank got.
+/// Errors   ShapeError that names `module` if the features are no whole number of heads.
+[[nodiscard]] at::Tensor split_heads(std::string_view module, const at::Tensor& x, std::int64_t head_dim);
+
+/// Errors   ShapeError if input_ids are not int64 [B,S], or longer than max_positions.
+void check_input_ids(const at::Tensor& input_ids, const ModelConfig& config);
+
 /// Rotary self-attention with separate q, k and v projections. `module` is "model.layers.0.self_attn".
 [[nodiscard]] at::Tensor self_attention(const ForwardPass& pass, const ModelConfig& config, AttentionImpl impl, const std::string& module,
                                         const at::Tensor& x_BSH, const RotaryTables& tables);
 
 /// down(silu(gate(x)) * up(x)). `module` is "model.layers.0.mlp".
-[[nodiscard]] at::Tensor gated_mlp(const ForwardPass& pass, const std::string& module, const at::Tensor& x_BSH);
+[[nodiscard]] at::Tensor gated_mlp(const ForwardPass& pass, const std::string& module, const at::Tensor& x_BSH, bool has_bias);
 
 /// A pre-norm decoder layer: x + attention(norm(x)), then x + mlp(norm(x)). `module` is "model.layers.0".
 [[nodiscard]] at::Tensor rotary_decoder_layer(const ForwardPass& pass, const ModelConfig& config, AttentionImpl impl,
@@ -56,5 +67,8 @@ class ForwardPass {
 
 /// The parameters that rotary_decoder reads, in the order of transformers' named_parameters().
 [[nodiscard]] std::vector<ParameterSpec> rotary_decoder_parameters(const ModelConfig& config);
+
+/// The model made of the two.
+[[nodiscard]] std::unique_ptr<Model> make_rotary_decoder(const ModelConfig& config, AttentionImpl attention);
 
 }  // namespace isoshard

@@ -14,56 +14,86 @@
 namespace isoshard {
 namespace {
 
+/// Decoders with rotary positions.
 struct Entry {
-  std::string_view name;
-  std::int64_t hidden, ffn, layers, heads, kv_heads, vocabulary, max_positions;
+  std::string_view name, model_type;
+  std::int64_t hidden, ffn, layers, heads, kv_heads, head_dim, vocabulary, max_positions;
+  double theta, eps;
   bool tied;
 };
 
-// The published ones as in their config.json on the Hub; all have theta 1e6, eps 1e-6 and initializer_range 0.02.
+// The published ones as in their config.json on the Hub; all have initializer_range 0.02.
 constexpr std::array kEntries{
-    Entry{"small", 96, 192, 2, 6, 6, 252, 512, false},
-    Entry{"tiny", 48, 96, 2, 6, 6, 96, 512, false},
-    Entry{"Qwen/Qwen2.5-0.5B", 896, 4864, 24, 14, 2, 151936, 32768, true},
-    Entry{"Qwen/Qwen2.5-1.5B", 1536, 8960, 28, 12, 2, 151936, 131072, true},
-    Entry{"Qwen/Qwen2.5-7B", 3584, 18944, 28, 28, 4, 152064, 131072, false},
+    Entry{"small", "qwen2", 96, 192, 2, 6, 6, 16, 252, 512, 1e6, 1e-6, false},
+    Entry{"tiny", "qwen2", 48, 96, 2, 6, 6, 8, 96, 512, 1e6, 1e-6, false},
+    Entry{"Qwen/Qwen2.5-0.5B", "qwen2", 896, 4864, 24, 14, 2, 64, 151936, 32768, 1e6, 1e-6, true},
+    Entry{"Qwen/Qwen2.5-1.5B", "qwen2", 1536, 8960, 28, 12, 2, 128, 151936, 131072, 1e6, 1e-6, true},
+    Entry{"Qwen/Qwen2.5-7B", "qwen2", 3584, 18944, 28, 28, 4, 128, 152064, 131072, 1e6, 1e-6, false},
+    Entry{"Qwen/Qwen3-0.6B", "qwen3", 1024, 3072, 28, 16, 8, 128, 151936, 40960, 1e6, 1e-6, true},
+    Entry{"Qwen/Qwen3-32B", "qwen3", 5120, 25600, 64, 64, 8, 128, 151936, 40960, 1e6, 1e-6, false},
+    Entry{"meta-llama/Llama-3-8B", "llama", 4096, 14336, 32, 32, 8, 128, 128256, 8192, 5e5, 1e-5, false},
+    Entry{"meta-llama/Llama-3.2-1B", "llama", 2048, 8192, 16, 32, 8, 64, 128256, 131072, 5e5, 1e-5, true},
 };
+constexpr std::string_view kGpt2 = "gpt2";
 
 bool same_letters(std::string_view a, std::string_view b) {
   const auto lower = [](unsigned char c) { return std::tolower(c); };
   return std::ranges::equal(a, b, {}, lower, lower);
 }
 
+ModelConfig rotary_config(const Entry& entry) {
+  ModelConfig config;
+  config.model_type = entry.model_type;
+  config.vocab_size = entry.vocabulary;
+  config.hidden_size = entry.hidden;
+  config.intermediate_size = entry.ffn;
+  config.num_layers = entry.layers;
+  config.num_heads = entry.heads;
+  config.num_kv_heads = entry.kv_heads;
+  config.head_dim = entry.head_dim;
+  config.max_positions = entry.max_positions;
+  config.norm_eps = entry.eps;
+  config.initializer_range = 0.02;
+  config.tie_word_embeddings = entry.tied;
+  config.qkv_bias = entry.model_type == "qwen2";
+  config.qk_norm = entry.model_type == "qwen3";
+  config.rope.theta = entry.theta;
+  if (entry.name == "meta-llama/Llama-3.2-1B") config.rope = {"llama3", entry.theta, 32.0, 1.0, 4.0, 8192};
+  return config;
+}
+
+ModelConfig gpt2_config() {
+  ModelConfig config;
+  config.model_type = kGpt2;
+  config.vocab_size = 50257;
+  config.hidden_size = 768;
+  config.intermediate_size = 3072;
+  config.num_layers = 12;
+  config.num_heads = config.num_kv_heads = 12;
+  config.head_dim = 64;
+  config.max_positions = 1024;
+  config.norm_eps = 1e-5;
+  config.initializer_range = 0.02;
+  config.tie_word_embeddings = true;
+  config.qkv_bias = config.attention_out_bias = config.mlp_bias = true;
+  return config;
+}
+
 }  // namespace
 
 ModelConfig builtin_config(std::string_view name) {
+  if (same_letters(kGpt2, name)) return gpt2_config();
   const auto found = std::ranges::find_if(kEntries, [&](const Entry& entry) { return same_letters(entry.name, name); });
-  if (found == kEntries.end()) {
-    const std::vector<std::string> names = builtin_names();
-    throw UsageError(fmt::format("unknown model '{}'{}; one of {}, or a config.json or a folder with one", name, did_you_mean(name, names),
-                                 join_names(names)));
-  }
-  ModelConfig config;
-  config.model_type = "qwen2";
-  config.vocab_size = found->vocabulary;
-  config.hidden_size = found->hidden;
-  config.intermediate_size = found->ffn;
-  config.num_layers = found->layers;
-  config.num_heads = found->heads;
-  config.num_kv_heads = found->kv_heads;
-  config.head_dim = found->hidden / found->heads;
-  config.max_positions = found->max_positions;
-  config.norm_eps = 1e-6;
-  config.initializer_range = 0.02;
-  config.tie_word_embeddings = found->tied;
-  config.qkv_bias = true;
-  config.rope = {"default", 1e6};
-  return config;
+  if (found != kEntries.end()) return rotary_config(*found);
+  const std::vector<std::string> names = builtin_names();
+  throw UsageError(fmt::format("unknown model '{}'{}; one of {}, or a config.json or a folder with one", name, did_you_mean(name, names),
+                               join_names(names)));
 }
 
 std::vector<std::string> builtin_names() {
   std::vector<std::string> names;
   for (const Entry& entry : kEntries) names.emplace_back(entry.name);
+  names.emplace_back(kGpt2);
   return names;
 }
 

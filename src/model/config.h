@@ -14,13 +14,16 @@ enum class AttentionImpl : std::uint8_t { kEager, kSdpa };
 [[nodiscard]] AttentionImpl parse_attention_impl(std::string_view name);
 
 struct RopeConfig {
-  std::string type = "default";
+  std::string type = "default";  ///< default or llama3
   double theta = 10000.0;
+  // llama3 only: long waves are slowed by `factor`, short ones kept, those between blended.
+  double factor = 1.0, low_freq_factor = 1.0, high_freq_factor = 1.0;
+  std::int64_t original_max_positions = 0;
   friend bool operator==(const RopeConfig&, const RopeConfig&) = default;
 };
 
 struct ModelConfig {
-  std::string model_type;            ///< "qwen2"
+  std::string model_type;  ///< "qwen2"
   std::int64_t vocab_size = 0, hidden_size = 0, intermediate_size = 0;
   std::int64_t num_layers = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0;
   std::int64_t max_positions = 0;
@@ -28,6 +31,9 @@ struct ModelConfig {
   double initializer_range = 0.02;
   bool tie_word_embeddings = false;
   bool qkv_bias = false;
+  bool attention_out_bias = false;  ///< o_proj
+  bool mlp_bias = false;
+  bool qk_norm = false;  ///< RMS norms over each head of q and k, before the rotation
   RopeConfig rope;
   friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 };

@@ -22,6 +22,8 @@ class ConfigFields {
   [[nodiscard]] double positive_number(const char* field) const;
   [[nodiscard]] double non_negative_number(const char* field) const;
   [[nodiscard]] bool boolean(const char* field) const;
+  /// `fallback` if the field is missing: for switches that published files leave out.
+  [[nodiscard]] bool boolean(const char* field, bool fallback) const { return has(field) ? boolean(field) : fallback; }
   [[nodiscard]] std::string text(const char* field) const;
   [[nodiscard]] ConfigFields object(const char* field) const;
   [[nodiscard]] const nlohmann::json& value(const char* field) const;

@@ -14,24 +14,45 @@
 namespace isoshard {
 namespace {
 
-constexpr std::array<std::string_view, 6> kRopeTypesNotBuilt{"linear", "dynamic", "yarn", "longrope", "llama3", "proportional"};
+constexpr std::array<std::string_view, 5> kRopeTypesNotBuilt{"linear", "dynamic", "yarn", "longrope", "proportional"};
 
 void check_rope_type(const ConfigFields& fields, std::string_view field, const std::string& type) {
-  if (type == "default") return;
+  if (type == "default" || type == "llama3") return;
   if (std::ranges::find(kRopeTypesNotBuilt, type) != kRopeTypesNotBuilt.end()) {
-    fields.fail(field, fmt::format("is '{}': this rope type is not built; only default is", type));
+    fields.fail(field, fmt::format("is '{}': this rope type is not built; only default and llama3 are", type));
   }
-  const std::vector<std::string> known{"default"};
-  fields.fail(field, fmt::format("is '{}': unknown rope type{}; only default is built", type, did_you_mean(type, known)));
+  const std::vector<std::string> known{"default", "llama3"};
+  fields.fail(field, fmt::format("is '{}': unknown rope type{}; only default and llama3 are built", type, did_you_mean(type, known)));
 }
 
-/// rope_parameters or rope_scaling: both name the type, older files under "type".
-void check_rope_object(const ConfigFields& rope) {
-  const char* const field = rope.has("rope_type") ? "rope_type" : "type";
-  check_rope_type(rope, field, rope.text(field));
-  if (rope.has("partial_rotary_factor") && rope.positive_number("partial_rotary_factor") != 1) {
-    rope.fail("partial_rotary_factor", "is not 1: partial rotation is not built");
+/// rope_parameters or rope_scaling: both name the type, older files under "type". Everything but theta.
+RopeConfig parse_rope_object(const ConfigFields& fields) {
+  RopeConfig rope;
+  const char* const field = fields.has("rope_type") ? "rope_type" : "type";
+  rope.type = fields.text(field);
+  check_rope_type(fields, field, rope.type);
+  if (fields.has("partial_rotary_factor") && fields.positive_number("partial_rotary_factor") != 1) {
+    fields.fail("partial_rotary_factor", "is not 1: partial rotation is not built");
   }
+  if (rope.type != "llama3") return rope;
+  rope.factor = fields.positive_number("factor");
+  rope.low_freq_factor = fields.positive_number("low_freq_factor");
+  rope.high_freq_factor = fields.positive_number("high_freq_factor");
+  rope.original_max_positions = fields.positive_integer("original_max_position_embeddings");
+  if (rope.high_freq_factor <= rope.low_freq_factor) {
+    fields.fail("high_freq_factor",
+                fmt::format("is {}: expected more than low_freq_factor {}", rope.high_freq_factor, rope.low_freq_factor));
+  }
+  return rope;
+}
+
+nlohmann::json rope_scaling_to_json(const RopeConfig& rope) {
+  if (rope.type == "default") return nullptr;
+  return {{"rope_type", rope.type},
+          {"factor", rope.factor},
+          {"low_freq_factor", rope.low_freq_factor},
+          {"high_freq_factor", rope.high_freq_factor},
+          {"original_max_position_embeddings", rope.original_max_positions}};
 }
 
 void refuse_sliding_windows(const ConfigFields& fields) {
@@ -52,17 +73,6 @@ void refuse_sliding_windows(const ConfigFields& fields) {
   }
   if (static_cast<std::int64_t>(types.size()) != fields.positive_integer("num_hidden_layers")) {
     fields.fail("layer_types", fmt::format("has {} entries for {} layers", types.size(), fields.positive_integer("num_hidden_layers")));
-  }
-}
-
-void check_dtype(const ConfigFields& fields) {
-  for (const char* const field : {"dtype", "torch_dtype"}) {
-    if (!fields.has(field)) continue;
-    try {
-      if (!is_floating(parse_dtype(fields.text(field)))) fields.fail(field, "is no floating-point type");
-    } catch (const UsageError& error) {
-      fields.fail(field, fmt::format("is not known: {}", error.what()));
-    }
   }
 }
 
@@ -93,22 +103,40 @@ std::int64_t parse_head_dim(const ConfigFields& fields, const ModelConfig& confi
 }  // namespace
 
 RopeConfig parse_rope(const ConfigFields& fields) {
-  RopeConfig rope;
   const bool has_hub_theta = fields.has("rope_theta");
-  if (fields.has("rope_scaling")) check_rope_object(fields.object("rope_scaling"));
+  RopeConfig hub;
+  if (fields.has("rope_scaling")) hub = parse_rope_object(fields.object("rope_scaling"));
   if (!fields.has("rope_parameters")) {
     if (!has_hub_theta) fields.fail("rope_theta", "is missing, and so is rope_parameters");
-    rope.theta = fields.positive_number("rope_theta");
-    return rope;
+    hub.theta = fields.positive_number("rope_theta");
+    return hub;
   }
   const ConfigFields parameters = fields.object("rope_parameters");
-  check_rope_object(parameters);
+  RopeConfig rope = parse_rope_object(parameters);
+  if (fields.has("rope_scaling") && hub != rope) fields.fail("rope_scaling", "and rope_parameters differ: which one holds?");
   rope.theta = parameters.positive_number("rope_theta");
   if (has_hub_theta && fields.positive_number("rope_theta") != rope.theta) {
     fields.fail("rope_theta",
                 fmt::format("is {}, rope_parameters.rope_theta {}: which one holds?", fields.positive_number("rope_theta"), rope.theta));
   }
   return rope;
+}
+
+void check_dtype_field(const ConfigFields& fields) {
+  for (const char* const field : {"dtype", "torch_dtype"}) {
+    if (!fields.has(field)) continue;
+    try {
+      if (!is_floating(parse_dtype(fields.text(field)))) fields.fail(field, "is no floating-point type");
+    } catch (const UsageError& error) {
+      fields.fail(field, fmt::format("is not known: {}", error.what()));
+    }
+  }
+}
+
+void refuse_dropout(const ConfigFields& fields, const char* field) {
+  if (!fields.has(field)) return;
+  const double rate = fields.non_negative_number(field);
+  if (rate != 0) fields.fail(field, fmt::format("is {}, not 0: dropout is not built; set it to 0", rate));
 }
 
 ModelConfig parse_rotary_decoder(const ConfigFields& fields) {
@@ -127,11 +155,9 @@ ModelConfig parse_rotary_decoder(const ConfigFields& fields) {
   config.rope = parse_rope(fields);
   check_heads(fields, config);
   check_activation(fields);
-  check_dtype(fields);
+  check_dtype_field(fields);
   refuse_sliding_windows(fields);
-  if (fields.has("attention_dropout") && fields.non_negative_number("attention_dropout") != 0) {
-    fields.fail("attention_dropout", "is not 0: dropout is not built");
-  }
+  refuse_dropout(fields, "attention_dropout");
   return config;
 }
 
@@ -149,7 +175,7 @@ nlohmann::json rotary_decoder_to_json(const ModelConfig& config) {
           {"initializer_range", config.initializer_range},
           {"tie_word_embeddings", config.tie_word_embeddings},
           {"rope_theta", config.rope.theta},
-          {"rope_scaling", nullptr},
+          {"rope_scaling", rope_scaling_to_json(config.rope)},
           {"hidden_act", "silu"},
           {"attention_dropout", 0.0},
           {"use_sliding_window", false},

@@ -13,9 +13,14 @@ namespace isoshard {
 ///          dropout, an unknown dtype, sliding windows in use.
 [[nodiscard]] ModelConfig parse_rotary_decoder(const ConfigFields& fields);
 
-/// rope_parameters (transformers 5) or rope_theta with rope_scaling (Hub). Errors   FileError for any type but default,
+/// rope_parameters (transformers 5) or rope_theta with rope_scaling (Hub). Errors   FileError for any type but default and llama3,
 /// for partial rotation, and if the two layouts are both there and disagree.
 [[nodiscard]] RopeConfig parse_rope(const ConfigFields& fields);
+
+/// Errors   FileError if dtype or torch_dtype names no floating-point type.
+void check_dtype_field(const ConfigFields& fields);
+/// Errors   FileError if the field is there and not 0.
+void refuse_dropout(const ConfigFields& fields, const char* field);
 
 /// The fields that parse_rotary_decoder reads, in the Hub's layout.
 [[nodiscard]] nlohmann::json rotary_decoder_to_json(const ModelConfig& config);

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "model/builtin.h"
+#include "model/model.h"
 
 namespace isoshard {
 namespace {
@@ -140,7 +141,27 @@ INSTANTIATE_TEST_SUITE_P(
                 {{"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e6}, {"partial_rotary_factor", 0.5}}}},
                 {"partial_rotary_factor"}},
         Refusal{"activation", {{"hidden_act", "gelu"}}, {"hidden_act", "'gelu'", "only silu"}},
-        Refusal{"planned_type", {{"model_type", "llama"}}, {"model_type 'llama' is not built yet"}},
+        Refusal{"longrope", {{"rope_scaling", {{"rope_type", "longrope"}}}}, {"rope_scaling.rope_type", "only default and llama3"}},
+        Refusal{"llama3_without_factor", {{"rope_scaling", {{"rope_type", "llama3"}}}}, {"rope_scaling.factor is missing"}},
+        Refusal{"llama3_band",
+                {{"rope_scaling",
+                  {{"rope_type", "llama3"},
+                   {"factor", 8.0},
+                   {"low_freq_factor", 4.0},
+                   {"high_freq_factor", 4.0},
+                   {"original_max_position_embeddings", 64}}}},
+                {"high_freq_factor is 4", "more than low_freq_factor 4"}},
+        Refusal{"two_scalings",
+                {{"rope_scaling",
+                  {{"rope_type", "llama3"},
+                   {"factor", 8.0},
+                   {"low_freq_factor", 1.0},
+                   {"high_freq_factor", 4.0},
+                   {"original_max_position_embeddings", 64}}},
+                 {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e6}}}},
+                {"rope_scaling and rope_parameters differ"}},
+        Refusal{"head_dim_of_qwen3", {{"model_type", "qwen3"}}, {"head_dim is missing: qwen3 needs it"}},
+        Refusal{"bias_no_bool", {{"model_type", "llama"}, {"attention_bias", 1}}, {"attention_bias is 1", "true or false"}},
         Refusal{"type_typo", {{"model_type", "qwem2"}}, {"model_type 'qwem2' is unknown", "did you mean 'qwen2'?"}},
         Refusal{"kv_heads", {{"num_key_value_heads", 3}}, {"num_attention_heads is 4", "3 does not divide"}},
         Refusal{"heads", {{"num_attention_heads", 6}}, {"hidden_size is 64", "6 does not divide"}},
@@ -164,6 +185,87 @@ TEST_P(RefusedConfig, NamesFileFieldAndReason) {
 
   EXPECT_THAT(error, StartsWith("dir/config.json: "));
   for (const std::string& word : GetParam().words) EXPECT_THAT(error, HasSubstr(word));
+}
+
+TEST(ModelConfigFile, Llama3ScalingIsTheSameInBothLayouts) {
+  json hub = hub_config(), saved = new_config();
+  hub["model_type"] = saved["model_type"] = "llama";
+  hub["rope_scaling"] = {{"rope_type", "llama3"},
+                         {"factor", 32.0},
+                         {"low_freq_factor", 1.0},
+                         {"high_freq_factor", 4.0},
+                         {"original_max_position_embeddings", 8192}};
+  saved["rope_parameters"] = hub["rope_scaling"];
+  saved["rope_parameters"]["rope_theta"] = 1e6;
+
+  const ModelConfig config = parse_model_config(hub, "a");
+
+  EXPECT_EQ(config.rope, (RopeConfig{"llama3", 1e6, 32.0, 1.0, 4.0, 8192}));
+  EXPECT_EQ(parse_model_config(saved, "b"), config);
+  EXPECT_EQ(parse_model_config(to_json(config), "c"), config);
+}
+
+TEST(ModelConfigFile, BiasesAreOffUnlessTheFileSaysOtherwise) {
+  json llama = hub_config(), qwen3 = hub_config();
+  llama["model_type"] = "llama";
+  qwen3["model_type"] = "qwen3";
+  qwen3["head_dim"] = 16;
+  const auto biases = [](const json& file) {
+    const ModelConfig config = parse_model_config(file, "config.json");
+    EXPECT_EQ(parse_model_config(to_json(config), "b"), config);
+    return std::array{config.qkv_bias, config.attention_out_bias, config.mlp_bias, config.qk_norm};
+  };
+
+  EXPECT_EQ(biases(hub_config()), (std::array{true, false, false, false}));
+  EXPECT_EQ(biases(llama), (std::array{false, false, false, false}));
+  EXPECT_EQ(biases(qwen3), (std::array{false, false, false, true}));
+  llama["mlp_bias"] = true;
+  EXPECT_EQ(biases(llama), (std::array{false, false, true, false}));
+  llama["attention_bias"] = qwen3["attention_bias"] = true;
+  EXPECT_EQ(biases(llama), (std::array{true, true, true, false}));
+  EXPECT_EQ(biases(qwen3), (std::array{true, true, false, true}));
+}
+
+/// As on the Hub (gpt2, smaller numbers), but for the dropout rates.
+json gpt2_file() {
+  return json::parse(R"({"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0, "bos_token_id": 50256,
+    "embd_pdrop": 0, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 60,
+    "n_head": 5, "n_layer": 2, "n_positions": 128, "resid_pdrop": 0, "summary_type": "cls_index", "vocab_size": 257})");
+}
+
+TEST(Gpt2ConfigFile, EveryFieldArrives) {
+  const ModelConfig config = parse_model_config(gpt2_file(), "config.json");
+
+  EXPECT_EQ(config.hidden_size, 60);
+  EXPECT_EQ(config.num_heads, 5);
+  EXPECT_EQ(config.num_kv_heads, 5);
+  EXPECT_EQ(config.head_dim, 12);
+  EXPECT_EQ(config.num_layers, 2);
+  EXPECT_EQ(config.intermediate_size, 240);
+  EXPECT_EQ(config.max_positions, 128);
+  EXPECT_EQ(config.norm_eps, 1e-5);
+  EXPECT_EQ(config.vocab_size, 257);
+  EXPECT_TRUE(config.tie_word_embeddings) << "transformers ties where the file says nothing";
+  EXPECT_EQ(parse_model_config(to_json(config), "b"), config);
+}
+
+TEST(Gpt2ConfigFile, WhatTheForwardPassDoesNotDoIsRefusedByName) {
+  for (const auto& [field, value] : std::map<std::string, json>{{"resid_pdrop", 0.1},
+                                                                {"embd_pdrop", 0.1},
+                                                                {"attn_pdrop", 0.1},
+                                                                {"activation_function", "gelu"},
+                                                                {"scale_attn_weights", false},
+                                                                {"scale_attn_by_inverse_layer_idx", true},
+                                                                {"reorder_and_upcast_attn", true},
+                                                                {"add_cross_attention", true},
+                                                                {"n_head", 7},
+                                                                {"n_layer", 0},
+                                                                {"torch_dtype", "int8"}}) {
+    json file = gpt2_file();
+    file[field] = value;
+
+    EXPECT_THAT(error_of(file), AllOf(StartsWith("dir/config.json: "), HasSubstr(field))) << field;
+  }
 }
 
 TEST(ModelConfigFile, AWindowWithoutASwitchIsInUse) {
@@ -198,6 +300,31 @@ TEST(BuiltinConfigs, HaveTheSizesOfTheirModels) {
   EXPECT_EQ(qwen.hidden_size, 896);
   EXPECT_EQ(qwen.head_dim, 64);
   EXPECT_TRUE(qwen.tie_word_embeddings);
+}
+
+struct Published {
+  const char *name, *model_type;
+  std::int64_t parameters;  ///< as counted on the Hub
+};
+
+TEST(BuiltinConfigs, HaveAsManyParametersAsPublished) {
+  for (const Published& published :
+       {Published{"Qwen/Qwen2.5-0.5B", "qwen2", 494032768}, Published{"Qwen/Qwen2.5-1.5B", "qwen2", 1543714304},
+        Published{"Qwen/Qwen2.5-7B", "qwen2", 7615616512}, Published{"Qwen/Qwen3-0.6B", "qwen3", 596049920},
+        Published{"Qwen/Qwen3-32B", "qwen3", 32762123264}, Published{"meta-llama/Llama-3-8B", "llama", 8030261248},
+        Published{"meta-llama/Llama-3.2-1B", "llama", 1235814400}, Published{"gpt2", "gpt2", 124439808}}) {
+    const ModelConfig config = builtin_config(published.name);
+
+    std::int64_t count = 0;
+    for (const ParameterSpec& spec : make_model(config, AttentionImpl::kSdpa)->parameters()) {
+      std::int64_t size = 1;
+      for (const std::int64_t dim : spec.shape) size *= dim;
+      count += size;
+    }
+
+    EXPECT_EQ(config.model_type, published.model_type);
+    EXPECT_EQ(count, published.parameters) << published.name;
+  }
 }
 
 TEST(BuiltinConfigs, AnUnknownNameGetsASuggestion) {

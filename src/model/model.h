@@ -17,12 +17,29 @@ namespace isoshard {
 
 enum class ParamInit : std::uint8_t { kNormal, kZeros, kOnes };
 
+/// How tensor parallelism may cut a parameter. kColumn: along its layer's output features. kRow: along its layer's input
+/// features; the layer's outputs are then summed. kVocab: along the vocabulary (embedding, head).
+enum class TpRole : std::uint8_t { kReplicated, kColumn, kRow, kVocab };
+
+/// Which dim is cut, and where. Weights are [out, in] but for Conv1D (GPT-2), which is [in, out]: `dim` says it.
+struct TpSplit {
+  TpRole role = TpRole::kReplicated;
+  int dim = -1;           ///< -1 if nothing is cut (kReplicated)
+  std::int64_t unit = 1;  ///< a shard holds whole multiples of this many entries (a head, a kv group)
+  /// Fused parts along `dim`, each cut on its own: a rank holds its part of q, of k and of v. Empty: one part, the whole dim.
+  std::vector<std::int64_t> sections = {};
+  friend bool operator==(const TpSplit&, const TpSplit&) = default;
+};
+
 /// One parameter, unsharded.
 struct ParameterSpec {
-  std::string name;     ///< model.layers.0.self_attn.q_proj.weight
+  std::string name;  ///< model.layers.0.self_attn.q_proj.weight
   Shape shape;
   ParamClass param_class = ParamClass::kMatrix;
   ParamInit init = ParamInit::kNormal;
+  /// The bias of a row-parallel layer, norms and positions are kReplicated. A kQkNorm is too, but each rank's gradient holds its
+  /// own heads only: sum them over tp.
+  TpSplit tp = {};
 };
 
 /// This rank's tensors by parameter name. A tied head has no entry of its own.
@@ -35,6 +52,8 @@ class Model {
   [[nodiscard]] virtual const ModelConfig& config() const noexcept = 0;
   /// All parameters in model order, unsharded; a tied head is left out.
   [[nodiscard]] virtual std::vector<ParameterSpec> parameters() const = 0;
+  /// The points that transformers returns as output_hidden_states: the embedding, each layer but the last, the final norm.
+  [[nodiscard]] virtual std::vector<std::string> hidden_state_points() const;
   /// Shapes   input_ids int64 [B,S]; returns logits [B,S,V] in the parameters' dtype.
   [[nodiscard]] virtual at::Tensor forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy,
                                            Sink* sink) const = 0;

@@ -144,6 +144,47 @@ TEST_P(EveryAttention, EveryPointIsTappedOnceInOrderOfExecution) {
   EXPECT_EQ(recorder.values.at("model.layers.1.mlp.act").sizes(), at::IntArrayRef({2, 5, 96}));
 }
 
+TEST_P(EveryAttention, Qwen3TapsItsHeadNormsBetweenProjectionAndRotation) {
+  ModelConfig config = grouped_config();
+  config.model_type = "qwen3";
+  config.qkv_bias = false;
+  config.qk_norm = true;
+  const auto model = make_model(config, GetParam());
+  Recorder recorder;
+
+  static_cast<void>(model->forward(ids_of(2, 5), parameters_of(*model, at::kFloat), Strategy(), &recorder));
+
+  const std::string attention = "model.layers.0.self_attn.";
+  EXPECT_THAT(std::vector(recorder.names.begin() + 2, recorder.names.begin() + 9),
+              ElementsAreArray({attention + "q_proj", attention + "q_norm", attention + "k_proj", attention + "k_norm",
+                                attention + "v_proj", attention + "q_rope", attention + "k_rope"}));
+  EXPECT_EQ(recorder.values.at(attention + "k_norm").sizes(), at::IntArrayRef({2, 5, 2, 8}));
+}
+
+TEST_P(EveryAttention, Gpt2TapsTheFusedProjectionInItsParts) {
+  ModelConfig config = builtin_config("gpt2");
+  config.vocab_size = 96;
+  config.num_layers = 2;
+  config.hidden_size = config.intermediate_size = 36;
+  config.num_heads = config.num_kv_heads = 3;
+  config.head_dim = 12;
+  const auto model = make_model(config, GetParam());
+  Recorder recorder;
+
+  static_cast<void>(model->forward(ids_of(2, 5), parameters_of(*model, at::kFloat), Strategy(), &recorder));
+
+  std::vector<std::string> names{"transformer.wte", "transformer.drop"};
+  for (const std::string layer : {"transformer.h.0", "transformer.h.1"}) {
+    for (const char* const point : {".ln_1", ".attn.c_attn.q", ".attn.c_attn.k", ".attn.c_attn.v", ".attn.core", ".attn.c_proj", ".attn",
+                                    ".ln_2", ".mlp.c_fc", ".mlp.act", ".mlp.c_proj", ".mlp", ""}) {
+      names.push_back(layer + point);
+    }
+  }
+  names.insert(names.end(), {"transformer.ln_f", "lm_head"});
+  EXPECT_THAT(recorder.names, ElementsAreArray(names));
+  EXPECT_THAT(model->hidden_state_points(), testing::ElementsAre("transformer.drop", "transformer.h.0", "transformer.ln_f"));
+}
+
 TEST_P(EveryAttention, TappingDoesNotChangeABit) {
   const auto model = make_model(grouped_config(), GetParam());
   const Parameters parameters = parameters_of(*model, at::kBFloat16);

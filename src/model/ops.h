@@ -20,6 +20,14 @@ namespace isoshard {
 /// Source   transformers Qwen2RMSNorm.forward.
 [[nodiscard]] at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
+/// Mean and variance over the last dim, in one kernel.   Shapes   x [..., H], weight and bias [H].
+/// Source   torch.nn.LayerNorm.
+[[nodiscard]] at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps);
+
+/// 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), each op rounded to x's dtype.
+/// Source   transformers NewGELUActivation.
+[[nodiscard]] at::Tensor gelu_new(const at::Tensor& x);
+
 /// cos and sin of position times frequency.
 struct RotaryTables {
   at::Tensor cos_SD, sin_SD;
@@ -27,7 +35,7 @@ struct RotaryTables {
 
 /// Tables for positions 0 to length - 1: frequencies rounded to fp32 (also for fp64, as transformers keeps its buffer),
 /// angles, cos and sin in fp32, rounded to `dtype`.
-/// Source   transformers Qwen2RotaryEmbedding.
+/// Source   transformers Qwen2RotaryEmbedding; for llama3 modeling_rope_utils._compute_llama3_parameters.
 [[nodiscard]] RotaryTables rotary_tables(const RopeConfig& rope, std::int64_t head_dim, std::int64_t length, at::ScalarType dtype);
 
 /// x * cos + rotate_half(x) * sin.   Shapes   x [B,N,S,D].
@@ -36,13 +44,17 @@ struct RotaryTables {
 /// Each kv head repeated for the query heads that share it.   Shapes   [B,K,S,D] -> [B,K*groups,S,D].
 [[nodiscard]] at::Tensor repeat_kv(const at::Tensor& x_BKSD, std::int64_t groups);
 
+/// What the softmax of eager attention is computed in. kWide: fp32, rounded to the dtype (Qwen, Llama). kModel: the model's dtype,
+/// one kernel (GPT-2); the two differ in backward, where kModel has rounded weights only.
+enum class SoftmaxDtype : std::uint8_t { kWide, kModel };
+
 /// Softmax attention under a causal mask, scaled by 1 / sqrt(D).
 ///
-/// kEager: matmul, mask with the dtype's lowest number, softmax in fp32 rounded to the dtype, matmul. kSdpa:
-/// at::scaled_dot_product_attention.
+/// kEager: matmul, mask with the dtype's lowest number, softmax, matmul. kSdpa: at::scaled_dot_product_attention.
 /// Shapes   q [B,N,S,D]; k, v [B,K,S,D] with K dividing N; returns [B,S,N*D], contiguous.
 /// Errors   ShapeError if K does not divide N.
 /// Source   transformers eager_attention_forward, sdpa_attention_forward.
-[[nodiscard]] at::Tensor causal_attention(const at::Tensor& q_BNSD, const at::Tensor& k_BKSD, const at::Tensor& v_BKSD, AttentionImpl impl);
+[[nodiscard]] at::Tensor causal_attention(const at::Tensor& q_BNSD, const at::Tensor& k_BKSD, const at::Tensor& v_BKSD, AttentionImpl impl,
+                                          SoftmaxDtype softmax = SoftmaxDtype::kWide);
 
 }  // namespace isoshard

@@ -46,6 +46,43 @@ TEST(RmsNorm, RoundsToTheDtypeBeforeTheWeightIsMultiplied) {
   EXPECT_FALSE(at::equal(actual, (weight.to(at::kFloat) * quotient).to(at::kBFloat16))) << "the case cannot tell the two orders apart";
 }
 
+TEST(LayerNorm, IsTheFormulaInFp64) {
+  const at::Tensor x = random({3, 5}, 1), weight = random({5}, 2), bias = random({5}, 3);
+
+  const at::Tensor actual = layer_norm(x, weight, bias, 1e-2);
+
+  const at::Tensor centred = x - x.mean(-1, true);
+  EXPECT_LE(max_difference(actual, centred / centred.pow(2).mean(-1, true).add(1e-2).sqrt() * weight + bias), 1e-14);
+}
+
+TEST(GeluNew, IsTheTanhFormulaAndNotTheKernelsRounding) {
+  const at::Tensor x = random({1000}, 1);
+  const at::Tensor bf16 = x.to(at::kBFloat16);
+
+  EXPECT_LE(max_difference(gelu_new(x), at::gelu(x, "tanh")), 1e-14);
+  EXPECT_GT(max_difference(gelu_new(x), at::gelu(x)), 1e-5) << "the case cannot tell it from the exact one";
+  EXPECT_EQ(gelu_new(bf16).scalar_type(), at::kBFloat16);
+  EXPECT_FALSE(at::equal(gelu_new(bf16), at::gelu(bf16, "tanh"))) << "each op is rounded to bf16";
+}
+
+TEST(Rotary, Llama3SlowsLongWavesAndKeepsShortOnes) {
+  const RopeConfig plain{"default", 1e4}, scaled{"llama3", 1e4, 8.0, 1.0, 4.0, 256};
+
+  const RotaryTables before = rotary_tables(plain, 32, 2, at::kDouble), after = rotary_tables(scaled, 32, 2, at::kDouble);
+
+  for (std::int64_t pair = 0; pair < 16; ++pair) {
+    const double frequency = std::pow(1e4, -static_cast<double>(pair) / 16), turns = 256 * frequency / (2 * 3.14159265358979);
+    const double slow = after.sin_SD[1][pair].item<double>(), fast = before.sin_SD[1][pair].item<double>();
+    if (turns > 4) {
+      EXPECT_EQ(slow, fast) << pair;
+    } else if (turns < 1) {
+      EXPECT_NEAR(slow, std::sin(frequency / 8), 1e-9) << pair;
+    } else {
+      EXPECT_TRUE(slow < fast && slow > std::sin(frequency / 8)) << pair;
+    }
+  }
+}
+
 TEST(Rotary, TurnsEachPairByPositionTimesFrequency) {
   const RopeConfig rope{"default", 100.0};
   const RotaryTables tables = rotary_tables(rope, 6, 4, at::kDouble);
@@ -113,6 +150,20 @@ TEST_P(Attention, IsTheFormulaInFp64) {
       }
     }
   }
+}
+
+TEST(AttentionSoftmax, InTheModelsDtypeHasOtherGradientsInBf16) {
+  const auto gradient = [&](SoftmaxDtype softmax) {
+    at::Tensor q = random({2, 3, 9, 8}, 1).to(at::kBFloat16).requires_grad_(true);
+    const at::Tensor k = random({2, 3, 9, 8}, 2).to(at::kBFloat16);
+    causal_attention(q, k, k, AttentionImpl::kEager, softmax).sin().sum().backward();
+    return q.grad();
+  };
+
+  const at::Tensor wide = gradient(SoftmaxDtype::kWide), model = gradient(SoftmaxDtype::kModel);
+
+  EXPECT_FALSE(at::equal(wide, model));
+  EXPECT_TRUE(at::allclose(wide.to(at::kFloat), model.to(at::kFloat), 0.1, 0.1));
 }
 
 TEST_P(Attention, WorksForOneTokenAndInEveryDtype) {

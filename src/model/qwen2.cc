@@ -7,21 +7,6 @@
 namespace isoshard {
 namespace {
 
-class Qwen2 final : public Model {
- public:
-  Qwen2(const ModelConfig& config, AttentionImpl attention) : config_(config), attention_(attention) {}
-  [[nodiscard]] const ModelConfig& config() const noexcept override { return config_; }
-  [[nodiscard]] std::vector<ParameterSpec> parameters() const override { return rotary_decoder_parameters(config_); }
-  [[nodiscard]] at::Tensor forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy,
-                                   Sink* sink) const override {
-    return rotary_decoder(ForwardPass(parameters, strategy, sink), config_, attention_, input_ids_BS);
-  }
-
- private:
-  ModelConfig config_;
-  AttentionImpl attention_;
-};
-
 ModelConfig parse(const ConfigFields& fields) {
   ModelConfig config = parse_rotary_decoder(fields);
   config.qkv_bias = true;
@@ -34,14 +19,10 @@ nlohmann::json write(const ModelConfig& config) {
   return json;
 }
 
-std::unique_ptr<Model> make(const ModelConfig& config, AttentionImpl attention) {
-  return std::make_unique<Qwen2>(config, attention);
-}
-
 }  // namespace
 
 Architecture qwen2_architecture() {
-  return {"qwen2", parse, write, make};
+  return {"qwen2", parse, write, make_rotary_decoder};
 }
 
 }  // namespace isoshard

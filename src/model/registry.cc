@@ -11,14 +11,9 @@
 #include "base/suggest.h"
 
 namespace isoshard {
-namespace {
-
-constexpr std::array<std::string_view, 3> kPlanned{"qwen3", "llama", "gpt2"};
-
-}  // namespace
 
 std::span<const Architecture> architectures() {
-  static const std::array kAll{qwen2_architecture()};
+  static const std::array kAll{qwen2_architecture(), qwen3_architecture(), llama_architecture(), gpt2_architecture()};
   return kAll;
 }
 
@@ -30,9 +25,6 @@ const Architecture* find_architecture(std::string_view model_type) {
 
 std::string unknown_model_type(std::string_view model_type) {
   const std::vector<std::string> known = model_types();
-  if (std::ranges::find(kPlanned, model_type) != kPlanned.end()) {
-    return fmt::format("model_type '{}' is not built yet; one of {}", model_type, join_names(known));
-  }
   return fmt::format("model_type '{}' is unknown{}; one of {}", model_type, did_you_mean(model_type, known), join_names(known));
 }
 
@@ -40,6 +32,13 @@ std::unique_ptr<Model> make_model(const ModelConfig& config, AttentionImpl atten
   const Architecture* architecture = find_architecture(config.model_type);
   if (architecture == nullptr) throw UsageError(unknown_model_type(config.model_type));
   return architecture->make(config, attention);
+}
+
+std::vector<std::string> Model::hidden_state_points() const {
+  std::vector<std::string> points{"model.embed_tokens"};
+  for (std::int64_t layer = 0; layer + 1 < config().num_layers; ++layer) points.push_back(fmt::format("model.layers.{}", layer));
+  points.emplace_back("model.norm");
+  return points;
 }
 
 std::vector<std::string> model_types() {

@@ -26,9 +26,12 @@ struct Architecture {
 [[nodiscard]] std::span<const Architecture> architectures();
 /// Null if there is none.
 [[nodiscard]] const Architecture* find_architecture(std::string_view model_type);
-/// "model_type 'llama' is not built yet ...", or "... is unknown (did you mean 'qwen2'?) ...".
+/// "model_type 'qwem2' is unknown (did you mean 'qwen2'?) ...".
 [[nodiscard]] std::string unknown_model_type(std::string_view model_type);
 
 [[nodiscard]] Architecture qwen2_architecture();
+[[nodiscard]] Architecture qwen3_architecture();
+[[nodiscard]] Architecture llama_architecture();
+[[nodiscard]] Architecture gpt2_architecture();
 
 }  // namespace isoshard
