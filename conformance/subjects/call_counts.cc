@@ -30,6 +30,33 @@ class CountingCommunicator final : public Communicator {
     count(CollectiveOp::kReduceScatter, info);
     return inner_->reduce_scatter(input, output, reduction, info);
   }
+  using Communicator::all_to_all;
+  Work all_gather_uneven(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts, const CallInfo& info) override {
+    count(CollectiveOp::kAllGatherUneven, info);
+    return inner_->all_gather_uneven(input, output, counts, info);
+  }
+  Work reduce_scatter_uneven(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts, Reduction reduction,
+                             const CallInfo& info) override {
+    count(CollectiveOp::kReduceScatterUneven, info);
+    return inner_->reduce_scatter_uneven(input, output, counts, reduction, info);
+  }
+  Work all_to_all(ConstBuffer input, std::span<const std::int64_t> input_counts, Buffer output,
+                  std::span<const std::int64_t> output_counts, const CallInfo& info) override {
+    count(CollectiveOp::kAllToAll, info);
+    return inner_->all_to_all(input, input_counts, output, output_counts, info);
+  }
+  Work send(ConstBuffer data, int to, const CallInfo& info) override {
+    count(CollectiveOp::kSend, info);
+    return inner_->send(data, to, info);
+  }
+  Work recv(Buffer data, int from, const CallInfo& info) override {
+    count(CollectiveOp::kRecv, info);
+    return inner_->recv(data, from, info);
+  }
+  Work send_recv(std::span<const Transfer> transfers) override {
+    for (const Transfer& transfer : transfers) count(transfer.is_send ? CollectiveOp::kSend : CollectiveOp::kRecv, transfer.info);
+    return inner_->send_recv(transfers);
+  }
   Work broadcast(Buffer data, int root, const CallInfo& info) override {
     count(CollectiveOp::kBroadcast, info);
     return inner_->broadcast(data, root, info);

@@ -55,19 +55,41 @@ class FaultyCommunicator final : public Communicator {
   int world_rank_of(int rank) const override { return inner_->world_rank_of(rank); }
 
   Work all_reduce(Buffer data, Reduction reduction, const CallInfo& info) override {
-    return send({CollectiveOp::kAllReduce, data, data, reduction, 0, info, inner_.get()});
+    return send_call({CollectiveOp::kAllReduce, data, data, reduction, 0, info, inner_.get()});
   }
   Work all_gather(ConstBuffer input, Buffer output, const CallInfo& info) override {
-    return send({CollectiveOp::kAllGather, input, output, Reduction::kSum, 0, info, inner_.get()});
+    return send_call({CollectiveOp::kAllGather, input, output, Reduction::kSum, 0, info, inner_.get()});
   }
   Work reduce_scatter(ConstBuffer input, Buffer output, Reduction reduction, const CallInfo& info) override {
-    return send({CollectiveOp::kReduceScatter, input, output, reduction, 0, info, inner_.get()});
+    return send_call({CollectiveOp::kReduceScatter, input, output, reduction, 0, info, inner_.get()});
   }
   Work broadcast(Buffer data, int root, const CallInfo& info) override {
-    return send({CollectiveOp::kBroadcast, data, data, Reduction::kSum, root, info, inner_.get()});
+    return send_call({CollectiveOp::kBroadcast, data, data, Reduction::kSum, root, info, inner_.get()});
+  }
+  using Communicator::all_to_all;
+  Work all_gather_uneven(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts, const CallInfo& info) override {
+    return send_call({CollectiveOp::kAllGatherUneven, input, output, Reduction::kSum, 0, info, inner_.get(), counts});
+  }
+  Work reduce_scatter_uneven(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts, Reduction reduction,
+                             const CallInfo& info) override {
+    return send_call({CollectiveOp::kReduceScatterUneven, input, output, reduction, 0, info, inner_.get(), counts});
+  }
+  Work all_to_all(ConstBuffer input, std::span<const std::int64_t> input_counts, Buffer output,
+                  std::span<const std::int64_t> output_counts, const CallInfo& info) override {
+    return send_call({CollectiveOp::kAllToAll, input, output, Reduction::kSum, 0, info, inner_.get(), input_counts, output_counts});
+  }
+  Work send(ConstBuffer data, int to, const CallInfo& info) override {
+    return send_call({CollectiveOp::kSend, data, {}, Reduction::kSum, to, info, inner_.get()});
+  }
+  Work recv(Buffer data, int from, const CallInfo& info) override {
+    return send_call({CollectiveOp::kRecv, {}, data, Reduction::kSum, from, info, inner_.get()});
+  }
+  Work send_recv(std::span<const Transfer> transfers) override {
+    if (transfers.empty()) return inner_->send_recv(transfers);
+    return send_call({CollectiveOp::kSendRecv, {}, {}, Reduction::kSum, 0, transfers.front().info, inner_.get(), {}, {}, transfers});
   }
   void barrier(const CallInfo& info) override {
-    Work work = send({CollectiveOp::kBarrier, {}, {}, Reduction::kSum, 0, info, inner_.get()});
+    Work work = send_call({CollectiveOp::kBarrier, {}, {}, Reduction::kSum, 0, info, inner_.get()});
     work.wait();
   }
   std::unique_ptr<Communicator> split(int color, int key) override {
@@ -76,7 +98,7 @@ class FaultyCommunicator final : public Communicator {
   void abort(std::string_view reason) noexcept override { inner_->abort(reason); }
 
  private:
-  Work send(const InterceptedCall& call) {
+  Work send_call(const InterceptedCall& call) {
     if (call.info.purpose == Purpose::kSetup || !fault_->applies(call)) return call.pass();
     probe_.fired();
     return fault_->apply(call);
@@ -96,6 +118,12 @@ Work InterceptedCall::pass() const {
     case CollectiveOp::kReduceScatter: return comm->reduce_scatter(input, output, reduction, info);
     case CollectiveOp::kBroadcast: return comm->broadcast(output, root, info);
     case CollectiveOp::kBarrier: comm->barrier(info); return {};
+    case CollectiveOp::kAllGatherUneven: return comm->all_gather_uneven(input, output, input_counts, info);
+    case CollectiveOp::kReduceScatterUneven: return comm->reduce_scatter_uneven(input, output, input_counts, reduction, info);
+    case CollectiveOp::kAllToAll: return comm->all_to_all(input, input_counts, output, output_counts, info);
+    case CollectiveOp::kSend: return comm->send(input, root, info);
+    case CollectiveOp::kRecv: return comm->recv(output, root, info);
+    case CollectiveOp::kSendRecv: return comm->send_recv(transfers);
     case CollectiveOp::kSplit: break;  // never intercepted
   }
   throw CommError("a collective of an unknown kind was called");

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "comm/collective.h"
@@ -12,7 +13,8 @@
 
 namespace isoshard {
 
-/// One call on its way to the communicator. `input` and `output` are the same buffer for in-place calls.
+/// One call on its way to the communicator. `input` and `output` are the same buffer for in-place calls. A send has only an
+/// input, a recv only an output, and `root` is their peer.
 struct InterceptedCall {
   CollectiveOp op = CollectiveOp::kAllReduce;
   ConstBuffer input;
@@ -21,6 +23,9 @@ struct InterceptedCall {
   int root = 0;
   CallInfo info;
   Communicator* comm = nullptr;   ///< the undecorated group that was called
+  std::span<const std::int64_t> input_counts{};    ///< all_to_all, and the blocks of uneven calls
+  std::span<const std::int64_t> output_counts{};   ///< all_to_all
+  std::span<const Transfer> transfers{};           ///< kSendRecv, whose `info` is that of the first one
 
   /// Carries the call out unchanged.
   Work pass() const;

@@ -24,6 +24,20 @@ class Borrowed final : public Communicator {
   Work all_reduce(Buffer data, Reduction reduction, const CallInfo& info) override { return inner_.all_reduce(data, reduction, info); }
   Work all_gather(ConstBuffer in, Buffer out, const CallInfo& info) override { return inner_.all_gather(in, out, info); }
   Work reduce_scatter(ConstBuffer in, Buffer out, Reduction r, const CallInfo& info) override { return inner_.reduce_scatter(in, out, r, info); }
+  using Communicator::all_to_all;
+  Work all_gather_uneven(ConstBuffer in, Buffer out, std::span<const std::int64_t> counts, const CallInfo& info) override {
+    return inner_.all_gather_uneven(in, out, counts, info);
+  }
+  Work reduce_scatter_uneven(ConstBuffer in, Buffer out, std::span<const std::int64_t> counts, Reduction r, const CallInfo& info) override {
+    return inner_.reduce_scatter_uneven(in, out, counts, r, info);
+  }
+  Work all_to_all(ConstBuffer in, std::span<const std::int64_t> in_counts, Buffer out, std::span<const std::int64_t> out_counts,
+                  const CallInfo& info) override {
+    return inner_.all_to_all(in, in_counts, out, out_counts, info);
+  }
+  Work send(ConstBuffer data, int to, const CallInfo& info) override { return inner_.send(data, to, info); }
+  Work recv(Buffer data, int from, const CallInfo& info) override { return inner_.recv(data, from, info); }
+  Work send_recv(std::span<const Transfer> transfers) override { return inner_.send_recv(transfers); }
   Work broadcast(Buffer data, int root, const CallInfo& info) override { return inner_.broadcast(data, root, info); }
   void barrier(const CallInfo& info) override { inner_.barrier(info); }
   std::unique_ptr<Communicator> split(int color, int key) override { return inner_.split(color, key); }
@@ -93,6 +107,47 @@ TEST(FaultProbe, CountsAcrossForkedProcesses) {
   probe.fired();
 
   EXPECT_EQ(probe.count(), 2);
+}
+
+// Never applies: what a decorated communicator does is then exactly what the inner one does.
+class NoFault final : public CollectiveFault {
+ public:
+  bool applies(const InterceptedCall&) const override { return false; }
+  Work apply(const InterceptedCall& call) const override { return call.pass(); }
+};
+
+TEST(FaultyCommunicator, ForwardsBlocksAndTransfersUnchanged) {
+  ThreadWorld world(2);
+  world.run([](Communicator& inner) {
+    auto comm = decorate_with_fault(std::make_unique<Borrowed>(inner), std::make_shared<NoFault>(), FaultProbe());
+    const int rank = comm->rank();
+    const int peer = 1 - rank;
+    const auto of = [](std::int32_t* data, std::int64_t count) { return Buffer{reinterpret_cast<std::byte*>(data), count, Dtype::kInt32}; };
+    const CallInfo info{Purpose::kPipeForward, Axis::kPp};
+    const std::array<std::int64_t, 2> counts = {1, 2};
+    const std::array<std::int64_t, 2> received = {rank + 1, rank + 1};
+    std::array<std::int32_t, 3> input = {10 * rank, 10 * rank + 1, 10 * rank + 2};
+    std::array<std::int32_t, 3> gathered{};
+    std::array<std::int32_t, 4> exchanged{};
+    std::array<std::int32_t, 2> block{};
+    std::array<std::int32_t, 2> swapped{};
+
+    comm->all_gather_uneven(of(input.data(), rank + 1), of(gathered.data(), 3), counts, info).wait();
+    comm->reduce_scatter_uneven(of(input.data(), 3), of(block.data(), rank + 1), counts, Reduction::kMax, info).wait();
+    comm->all_to_all(of(input.data(), 3), counts, of(exchanged.data(), 2 * (rank + 1)), received, info).wait();
+    if (rank == 0) comm->send(of(input.data(), 1), 1, info).wait();
+    if (rank == 1) comm->recv(of(swapped.data() + 1, 1), 0, info).wait();
+    const std::array<Transfer, 2> transfers = {Transfer{true, peer, of(input.data() + 2, 1), info},
+                                               Transfer{false, peer, of(swapped.data(), 1), info}};
+    comm->send_recv(transfers).wait();
+
+    EXPECT_EQ(gathered, (std::array<std::int32_t, 3>{0, 10, 11}));
+    EXPECT_EQ(block, (rank == 0 ? std::array<std::int32_t, 2>{10, 0} : std::array<std::int32_t, 2>{11, 12}));
+    EXPECT_EQ(exchanged, (rank == 0 ? std::array<std::int32_t, 4>{0, 10, 0, 0} : std::array<std::int32_t, 4>{1, 2, 11, 12}));
+    EXPECT_EQ(swapped, (rank == 0 ? std::array<std::int32_t, 2>{12, 0} : std::array<std::int32_t, 2>{2, 0}));
+  });
+  EXPECT_EQ(world.journal().num_calls(0, CollectiveOp::kSend, Purpose::kPipeForward), 2U);
+  EXPECT_EQ(world.journal().num_calls(0, CollectiveOp::kAllToAll, Purpose::kPipeForward), 1U);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <exception>
+#include <vector>
 
 #include "base/error.h"
 
@@ -45,6 +46,14 @@ ReductionOrder parse_reduction_order(std::string_view name) {
     if (name == name_of(order)) return order;
   }
   throw UsageError(fmt::format("unknown reduction order \"{}\"; known are ordered, ring, tree, native", name));
+}
+
+Work Communicator::all_to_all(ConstBuffer input, Buffer output, const CallInfo& info) {
+  if (input.count % size() != 0) {
+    throw ShapeError(fmt::format("all_to_all of {} elements in equal blocks over {} ranks: not divisible", input.count, size()));
+  }
+  const std::vector<std::int64_t> counts(static_cast<std::size_t>(size()), input.count / size());
+  return all_to_all(input, counts, output, counts, info);
 }
 
 namespace {

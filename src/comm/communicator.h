@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -42,6 +43,14 @@ struct ConstBuffer {
   ConstBuffer(const Buffer& buffer) : data(buffer.data), count(buffer.count), dtype(buffer.dtype) {}  // NOLINT: as span converts
 };
 
+/// One send or recv of a grouped call.
+struct Transfer {
+  bool is_send = true;
+  int peer = 0;   ///< rank in the group; a rank may send to itself if it receives as much
+  Buffer data{};  ///< only read by a send
+  CallInfo info{};
+};
+
 /// A collective under way. Its buffers must live and stay untouched until wait() returns.
 ///
 /// Guarantees   wait() returns when the result is in place, throws what the collective throws, and may be called again.
@@ -65,6 +74,8 @@ class Work {
 /// A group of ranks that call the same collectives in the same order.
 ///
 /// Requires     every rank of the group makes every call, with equal op, dtype, count, reduction and root, from one thread.
+///              send, recv and send_recv concern the ranks named only; all transfers between two ranks of a group are matched in
+///              the order of their calls, and inside a grouped call those from the lower rank come first.
 /// Guarantees   results do not depend on timing; a group of one journals the call and moves nothing.
 /// Errors       CommError on every rank of the group at once if the calls differ (it names op, dtype, count of both sides),
 ///              if a peer is lost or the world is aborted; TimeoutError at the world's deadline.
@@ -87,6 +98,22 @@ class Communicator {
   virtual Work all_gather(ConstBuffer input, Buffer output, const CallInfo& info) = 0;
   /// input holds size() blocks of output.count elements; rank r receives the reduction of block r.
   virtual Work reduce_scatter(ConstBuffer input, Buffer output, Reduction reduction, const CallInfo& info) = 0;
+  /// Blocks of counts[r] elements, the same counts on every rank; input is this rank's block, output all in rank order.
+  virtual Work all_gather_uneven(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts, const CallInfo& info) = 0;
+  /// input holds blocks of counts[r] elements, the same counts on every rank; rank r receives the reduction of block r.
+  virtual Work reduce_scatter_uneven(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts, Reduction reduction,
+                                     const CallInfo& info) = 0;
+  /// input holds one block per rank, input_counts[r] elements for rank r; output receives output_counts[r] elements from rank r.
+  virtual Work all_to_all(ConstBuffer input, std::span<const std::int64_t> input_counts, Buffer output,
+                          std::span<const std::int64_t> output_counts, const CallInfo& info) = 0;
+  /// Blocks of equal size. Errors   ShapeError if input.count is not divisible by size().
+  Work all_to_all(ConstBuffer input, Buffer output, const CallInfo& info);
+  /// To and from another rank of the group. A send may wait until the other side receives (shm and thread do): ranks that send
+  /// to each other take send_recv.
+  virtual Work send(ConstBuffer data, int to, const CallInfo& info) = 0;
+  virtual Work recv(Buffer data, int from, const CallInfo& info) = 0;
+  /// All transfers at once: their order matters only between the same two ranks in the same direction.
+  virtual Work send_recv(std::span<const Transfer> transfers) = 0;
   virtual Work broadcast(Buffer data, int root, const CallInfo& info) = 0;
   virtual void barrier(const CallInfo& info) = 0;
   /// New groups: ranks with the same color, in the order of (key, rank). Every rank of this group calls it.

@@ -120,6 +120,18 @@ std::uint64_t WorldRegion::make_group(std::span<const int> world_ranks) {
   return offset;
 }
 
+GroupBlock& WorldRegion::pair_of(GroupBlock& group, int low, int high) {
+  std::atomic<std::uint64_t>& known = group.pair_offsets[static_cast<std::size_t>(high * (high - 1) / 2 + low)];
+  std::uint64_t offset = known.load();
+  if (offset == 0) {
+    const std::array<int, 2> world_ranks = {group.world_ranks[static_cast<std::size_t>(low)],
+                                            group.world_ranks[static_cast<std::size_t>(high)]};
+    const std::uint64_t made = make_group(world_ranks);
+    if (known.compare_exchange_strong(offset, made)) offset = made;  // else the other side was first: its block is the pair's
+  }
+  return group_at(offset);
+}
+
 std::byte* WorldRegion::window(const GroupBlock& group, int rank) const noexcept {
   return memory_.data + group.windows_offset + static_cast<std::size_t>(rank) * kWindowBytes;
 }

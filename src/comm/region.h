@@ -32,12 +32,17 @@ struct RegionMemory {
   std::function<void(std::size_t offset, std::size_t bytes)> reserve;
 };
 
+/// Elements by group rank.
+using Counts = std::array<std::int64_t, kMaxRanks>;
+
 /// What a rank says about its call before it meets the others.
 struct Announcement {
   CollectiveCall call;
   std::int32_t color = 0;          ///< split
   std::int32_t key = 0;            ///< split
   std::uint64_t group_offset = 0;  ///< split: the block that this rank made, as the first of its new group
+  Counts counts{};                 ///< uneven calls: of the blocks; all_to_all: for each rank
+  Counts output_counts{};          ///< all_to_all: from each rank
 };
 
 /// Lives in the region. `epoch` counts the meetings of the group, times two; its last bit says that the world is aborted, so
@@ -48,6 +53,8 @@ struct GroupBlock {
   std::uint64_t windows_offset = 0;
   std::uint64_t next_offset = 0;
   std::array<std::int32_t, kMaxRanks> world_ranks{};
+  /// The blocks through which two ranks send and receive, made when they first do; 0 until then.
+  std::array<std::atomic<std::uint64_t>, kMaxRanks*(kMaxRanks - 1) / 2> pair_offsets{};
   alignas(64) std::atomic<std::uint32_t> arrived{0};
   alignas(64) std::atomic<std::uint32_t> epoch{0};
   std::atomic<std::uint32_t> sleepers{0};
@@ -77,6 +84,10 @@ class WorldRegion {
   /// Makes a block for a new group of two ranks or more and returns its offset.
   /// Errors   InfrastructureError if the world has too many groups or the memory cannot be reserved.
   [[nodiscard]] std::uint64_t make_group(std::span<const int> world_ranks);
+
+  /// The block of two ranks of `group`, low < high, made by who first asks.
+  /// Errors   as make_group.
+  [[nodiscard]] GroupBlock& pair_of(GroupBlock& group, int low, int high);
 
   [[nodiscard]] std::byte* window(const GroupBlock& group, int rank) const noexcept;
   void reserve_window(const GroupBlock& group, int rank, std::size_t begin, std::size_t end);

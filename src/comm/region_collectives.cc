@@ -46,14 +46,6 @@ void check_buffer(const ConstBuffer& buffer, const char* op, const char* name) {
   }
 }
 
-void check_blocks(const ConstBuffer& blocks, const ConstBuffer& block, int size, const char* op) {
-  if (blocks.count != block.count * size || blocks.dtype != block.dtype) {
-    throw ShapeError(fmt::format("{} over {} ranks: {} x {} on one side needs {} x {} on the other, not {} x {}", op, size,
-                                 name_of(block.dtype), block.count, name_of(block.dtype), block.count * size, name_of(blocks.dtype),
-                                 blocks.count));
-  }
-}
-
 }  // namespace
 
 // One chunk of an all-reduce in slices. Counts are in elements.
@@ -159,65 +151,6 @@ void RegionCommunicator::collect_slices(const ChunkOfSlices& chunk) const {
     const int from = (rank_ + step) % size_;
     copy_bytes(chunk.of_tensor(from), buffer(from, chunk.number) + chunk.buffer_offset(from), chunk.bytes(from));
   }
-}
-
-Work RegionCommunicator::all_gather(ConstBuffer input, Buffer output, const CallInfo& info) {
-  check_buffer(input, "all_gather", "input");
-  check_buffer(output, "all_gather", "output");
-  check_blocks(output, input, size_, "all_gather");
-  Call call = enter({.op = CollectiveOp::kAllGather, .dtype = input.dtype, .count = input.count}, info);
-  const std::size_t total = bytes_of(input.count, input.dtype);
-  copy_bytes(output.data + total * static_cast<std::size_t>(rank_), input.data, total);
-  if (group_ != nullptr) {
-    std::size_t begin = 0;
-    do {
-      const std::size_t bytes = std::min(kBufferBytes, total - begin);
-      const std::uint64_t chunk = num_chunks_++;
-      copy_bytes(own_buffer(chunk, bytes), output.data + total * static_cast<std::size_t>(rank_) + begin, bytes);
-      meet_others(call);
-      for (int step = 1; step < size_; ++step) {
-        const int from = (rank_ + step) % size_;
-        copy_bytes(output.data + total * static_cast<std::size_t>(from) + begin, buffer(from, chunk), bytes);
-      }
-      begin += bytes;
-    } while (begin < total);
-  }
-  leave(call);
-  return {};
-}
-
-Work RegionCommunicator::reduce_scatter(ConstBuffer input, Buffer output, Reduction reduction, const CallInfo& info) {
-  check_buffer(input, "reduce_scatter", "input");
-  check_buffer(output, "reduce_scatter", "output");
-  check_blocks(input, output, size_, "reduce_scatter");
-  check_reducible(reduction, output.dtype);
-  Call call = enter({.op = CollectiveOp::kReduceScatter, .dtype = output.dtype, .reduction = reduction, .count = output.count}, info);
-  const auto size = static_cast<std::size_t>(size_);
-  const std::size_t total = bytes_of(output.count, output.dtype);
-  const std::size_t most_bytes = kBufferBytes / size / kLineBytes * kLineBytes;
-  if (group_ == nullptr) {
-    copy_bytes(output.data, input.data, total);
-  } else {
-    std::size_t begin = 0;
-    do {
-      const std::size_t bytes = std::min(most_bytes, total - begin);
-      const std::uint64_t chunk = num_chunks_++;
-      std::byte* const own = own_buffer(chunk, bytes * size);
-      for (std::size_t to = 0; to < size; ++to) {
-        if (static_cast<int>(to) != rank_) copy_bytes(own + bytes * to, input.data + total * to + begin, bytes);
-      }
-      meet_others(call);
-      Sources sources{};
-      const auto block = static_cast<std::size_t>(rank_);
-      for (std::size_t from = 0; from < size; ++from) sources[from] = buffer(static_cast<int>(from), chunk) + bytes * block;
-      sources[block] = input.data + total * block + begin;
-      reduce_block_of_rank(reduction_order(), reduction, output.dtype, {sources.data(), size}, rank_, output.data + begin,
-                           static_cast<std::int64_t>(bytes / size_of(output.dtype)));
-      begin += bytes;
-    } while (begin < total);
-  }
-  leave(call);
-  return {};
 }
 
 Work RegionCommunicator::broadcast(Buffer data, int root, const CallInfo& info) {

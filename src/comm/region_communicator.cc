@@ -3,6 +3,7 @@
 #include "comm/region_communicator.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <numeric>
@@ -47,7 +48,10 @@ Announcement& RegionCommunicator::announcement_of(int rank, const CollectiveCall
 }
 
 void RegionCommunicator::announce(const Call& call, int color, int key) noexcept {
-  announcement_of(rank_, call.call) = {call.call, color, key, 0};
+  Announcement& own = announcement_of(rank_, call.call);
+  own.call = call.call;
+  own.color = color;
+  own.key = key;
 }
 
 void RegionCommunicator::meet_others(Call& call) {
@@ -60,16 +64,45 @@ void RegionCommunicator::meet_others(Call& call) {
 // Every rank compares all with the group's first, so that all say the same, and none goes on.
 void RegionCommunicator::compare_announcements(const CollectiveCall& own) {
   const CollectiveCall& first = announcement_of(0, own).call;
+  const auto is_transfer = [](const CollectiveCall& call) { return call.op == CollectiveOp::kSend || call.op == CollectiveOp::kRecv; };
   for (int other = 1; other < size_; ++other) {
     const CollectiveCall& call = announcement_of(other, own).call;
     if (matches(first, call)) continue;
-    const std::string reason = fmt::format(
-        "collectives differ: rank {} called {}, rank {} called {}; all ranks of a group must make the same calls in the "
-        "same order",
-        world_rank_of(0), in_words(first), world_rank_of(other), in_words(call));
-    region_->abort(world_rank_, WorldRegion::AbortKind::kFailure, reason);
-    region_->throw_abort();
+    fail(fmt::format("{} differ: rank {} called {}, rank {} called {}; {}", is_transfer(first) ? "transfers" : "collectives",
+                     world_rank_of(0), in_words(first), world_rank_of(other), in_words(call),
+                     is_transfer(first) ? "a send needs a recv of the same purpose, dtype and count on the other side"
+                                        : "all ranks of a group must make the same calls in the same order"));
   }
+  compare_counts(own);
+}
+
+void RegionCommunicator::compare_counts(const CollectiveCall& own) {
+  const auto size = static_cast<std::size_t>(size_);
+  const auto counts_of = [&](int rank) { return std::span(announcement_of(rank, own).counts).first(size); };
+  if (own.op == CollectiveOp::kAllGatherUneven || own.op == CollectiveOp::kReduceScatterUneven) {
+    for (int other = 1; other < size_; ++other) {
+      if (std::ranges::equal(counts_of(0), counts_of(other))) continue;
+      fail(fmt::format(
+          "collectives differ: rank {} called {} with counts [{}], rank {} with counts [{}]; all ranks must give the same counts",
+          world_rank_of(0), in_words(announcement_of(0, own).call), fmt::join(counts_of(0), ", "), world_rank_of(other),
+          fmt::join(counts_of(other), ", ")));
+    }
+  }
+  if (own.op != CollectiveOp::kAllToAll) return;
+  for (int from = 0; from < size_; ++from) {
+    for (int to = 0; to < size_; ++to) {
+      const std::int64_t sent = counts_of(from)[static_cast<std::size_t>(to)];
+      const std::int64_t expected = announcement_of(to, own).output_counts[static_cast<std::size_t>(from)];
+      if (sent == expected) continue;
+      fail(fmt::format("collectives differ: in {} rank {} has {} elements for rank {}, which expects {} from it",
+                       in_words(announcement_of(from, own).call), world_rank_of(from), sent, world_rank_of(to), expected));
+    }
+  }
+}
+
+void RegionCommunicator::fail(const std::string& reason) {
+  region_->abort(world_rank_, WorldRegion::AbortKind::kFailure, reason);
+  region_->throw_abort();
 }
 
 void RegionCommunicator::leave(const Call& call) noexcept {

@@ -2,7 +2,10 @@
 /// The one implementation of collectives over shared memory; shm and thread differ only in how the region comes to be.
 #pragma once
 #include <array>
+#include <map>
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -25,6 +28,15 @@ class RegionCommunicator final : public Communicator {
   Work all_reduce(Buffer data, Reduction reduction, const CallInfo& info) override;
   Work all_gather(ConstBuffer input, Buffer output, const CallInfo& info) override;
   Work reduce_scatter(ConstBuffer input, Buffer output, Reduction reduction, const CallInfo& info) override;
+  using Communicator::all_to_all;
+  Work all_gather_uneven(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts, const CallInfo& info) override;
+  Work reduce_scatter_uneven(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts, Reduction reduction,
+                             const CallInfo& info) override;
+  Work all_to_all(ConstBuffer input, std::span<const std::int64_t> input_counts, Buffer output, std::span<const std::int64_t> output_counts,
+                  const CallInfo& info) override;
+  Work send(ConstBuffer data, int to, const CallInfo& info) override;
+  Work recv(Buffer data, int from, const CallInfo& info) override;
+  Work send_recv(std::span<const Transfer> transfers) override;
   Work broadcast(Buffer data, int root, const CallInfo& info) override;
   void barrier(const CallInfo& info) override;
   [[nodiscard]] std::unique_ptr<Communicator> split(int color, int key) override;
@@ -53,6 +65,15 @@ class RegionCommunicator final : public Communicator {
   /// This rank's own, with at least `bytes` of it reserved.
   [[nodiscard]] std::byte* own_buffer(std::uint64_t chunk, std::size_t bytes);
 
+  void gather_blocks(Call& call, ConstBuffer input, Buffer output, const Counts& counts);
+  void reduce_blocks(Call& call, ConstBuffer input, Buffer output, const Counts& counts);
+  void check_peer(int peer, const char* op) const;
+  [[nodiscard]] RegionCommunicator& pair_with(int peer);
+  void transfer(bool is_send, Buffer data, const CallInfo& info);
+  void send_to_itself(std::span<const Transfer> transfers);
+  void compare_counts(const CollectiveCall& own);
+  [[noreturn]] void fail(const std::string& reason);
+
   void all_reduce_at_once(Call& call, Buffer data);
   void all_reduce_in_slices(Call& call, Buffer data);
   void publish_slices(const ChunkOfSlices& chunk);
@@ -68,6 +89,7 @@ class RegionCommunicator final : public Communicator {
   std::uint64_t group_sequence_ = 0;
   std::uint64_t num_chunks_ = 0;  ///< ever moved through the windows: even ones use the first buffer
   std::array<std::size_t, 2> reserved_bytes_{};
+  std::map<int, std::unique_ptr<RegionCommunicator>> pairs_;  ///< by the other rank
 };
 
 }  // namespace isoshard

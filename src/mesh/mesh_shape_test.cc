@@ -58,6 +58,7 @@ TEST(MeshShape, RefusesImpossibleAxes) {
 /// Knows its rank and size, and writes down how it is split.
 class FakeCommunicator : public Communicator {
  public:
+  using Communicator::all_to_all;
   FakeCommunicator(int rank, int size) : rank_(rank), size_(size) {}
   [[nodiscard]] int rank() const noexcept override { return rank_; }
   [[nodiscard]] int size() const noexcept override { return size_; }
@@ -66,6 +67,14 @@ class FakeCommunicator : public Communicator {
   Work all_reduce(Buffer, Reduction, const CallInfo&) override { return {}; }
   Work all_gather(ConstBuffer, Buffer, const CallInfo&) override { return {}; }
   Work reduce_scatter(ConstBuffer, Buffer, Reduction, const CallInfo&) override { return {}; }
+  Work all_gather_uneven(ConstBuffer, Buffer, std::span<const std::int64_t>, const CallInfo&) override { return {}; }
+  Work reduce_scatter_uneven(ConstBuffer, Buffer, std::span<const std::int64_t>, Reduction, const CallInfo&) override { return {}; }
+  Work all_to_all(ConstBuffer, std::span<const std::int64_t>, Buffer, std::span<const std::int64_t>, const CallInfo&) override {
+    return {};
+  }
+  Work send(ConstBuffer, int, const CallInfo&) override { return {}; }
+  Work recv(Buffer, int, const CallInfo&) override { return {}; }
+  Work send_recv(std::span<const Transfer>) override { return {}; }
   Work broadcast(Buffer, int, const CallInfo&) override { return {}; }
   void barrier(const CallInfo&) override {}
   [[nodiscard]] std::unique_ptr<Communicator> split(int color, int key) override {

@@ -166,6 +166,36 @@ TEST(ShmWorld, ProcessesAddInTheOrderOfTheirWorld) {
   for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(ranks.wait_for(rank), 7) << "rank " << rank;
 }
 
+// The block of a pair is made by whichever process comes first, in memory that the others must see; all pairs at once.
+TEST(ShmWorld, ProcessesSendAndReceiveBetweenAllPairs) {
+  constexpr int kRanks = 4;
+  ShmWorld world(kRanks);
+  ForkedRanks ranks(world, [](Communicator& comm) {
+    const auto value = [](int from, int to, int round) { return 100 * from + 10 * to + round; };
+    for (int round = 0; round < 3; ++round) {
+      const std::size_t count = round == 1 ? 200'001 : 5;  // in the second round above a buffer
+      std::vector<std::vector<std::int64_t>> sent;
+      std::vector<std::vector<std::int64_t>> received;
+      std::vector<Transfer> transfers;
+      for (int peer = 0; peer < kRanks; ++peer) {
+        sent.emplace_back(count, value(comm.rank(), peer, round));
+        received.emplace_back(count);
+        transfers.push_back({true, peer, buffer_of(sent.back()), kInfo});
+        transfers.push_back({false, peer, buffer_of(received.back()), kInfo});
+      }
+      comm.send_recv(transfers).wait();
+      for (int peer = 0; peer < kRanks; ++peer) {
+        const std::vector<std::int64_t> expected(count, value(peer, comm.rank(), round));
+        if (received[static_cast<std::size_t>(peer)] != expected) return 8;
+      }
+    }
+    return 7;
+  });
+
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(ranks.wait_for(rank), 7) << "rank " << rank;
+  EXPECT_EQ(world.journal().num_calls(2, CollectiveOp::kSend, Purpose::kGradReduce), 9U);
+}
+
 TEST(ShmWorld, MismatchedProcessesAllFail) {
   ShmWorld world(4);
   ForkedRanks ranks(world, [](Communicator& comm) {

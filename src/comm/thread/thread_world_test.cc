@@ -9,6 +9,7 @@
 #include <array>
 #include <chrono>
 #include <mutex>
+#include <numeric>
 #include <vector>
 
 #include "base/error.h"
@@ -102,6 +103,122 @@ const std::array kMismatches = {
 
 INSTANTIATE_TEST_SUITE_P(Thread, MismatchedCalls, testing::ValuesIn(kMismatches),
                          [](const auto& mismatch) { return std::string(mismatch.param.name); });
+
+void gather_uneven(Communicator& comm, std::vector<std::int64_t> counts) {
+  counts.resize(static_cast<std::size_t>(comm.size()), 2);
+  std::vector<float> input(static_cast<std::size_t>(counts[static_cast<std::size_t>(comm.rank())]));
+  std::vector<float> output(static_cast<std::size_t>(std::accumulate(counts.begin(), counts.end(), std::int64_t{0})));
+  comm.all_gather_uneven(buffer_of(input), buffer_of(output), counts, kInfo).wait();
+}
+
+TEST(MismatchedCounts, OfUnevenBlocksAreNamedOnEveryRank) {
+  for (const int num_ranks : {2, 3}) {
+    ThreadWorld world(num_ranks);
+
+    const auto failures = failures_of(world, [](Communicator& comm) {
+      gather_uneven(comm, comm.rank() == 1 ? std::vector<std::int64_t>{3, 1} : std::vector<std::int64_t>{1, 3});
+    });
+
+    ASSERT_THAT(failures, SizeIs(num_ranks));
+    EXPECT_THAT(failures, Each(AllOf(HasSubstr("rank 0 called all_gather_uneven #1"), HasSubstr("with counts [1, 3"),
+                                     HasSubstr("rank 1 with counts [3, 1"))));
+  }
+}
+
+TEST(MismatchedCounts, OfAllToAllNameSenderAndReceiver) {
+  ThreadWorld world(3);
+
+  const auto failures = failures_of(world, [](Communicator& comm) {
+    const std::vector<std::int64_t> sent = {1, 1, comm.rank() == 0 ? 4 : 1};
+    const std::vector<std::int64_t> expected(3, 1);  // rank 2 does not expect the 4 of rank 0
+    std::vector<float> input(static_cast<std::size_t>(sent[0] + sent[1] + sent[2]));
+    std::vector<float> output(3);
+    comm.all_to_all(buffer_of(input), sent, buffer_of(output), expected, kInfo).wait();
+  });
+
+  ASSERT_THAT(failures, SizeIs(3));
+  EXPECT_THAT(failures, Each(HasSubstr("rank 0 has 4 elements for rank 2, which expects 1 from it")));
+}
+
+TEST(MismatchedTransfers, OfAnotherCountOrDtypeAreNamedOnBothSides) {
+  for (const bool is_dtype : {false, true}) {
+    ThreadWorld world(3);
+
+    const auto failures = failures_of(world, [&](Communicator& comm) {
+      std::vector<float> values(8);
+      std::vector<double> doubles(8);
+      const Buffer other = is_dtype ? Buffer{reinterpret_cast<std::byte*>(doubles.data()), 8, Dtype::kFloat64}
+                                    : Buffer{buffer_of(values).data, 7, Dtype::kFloat32};
+      if (comm.rank() == 0) comm.send(buffer_of(values), 2, kInfo).wait();
+      if (comm.rank() == 2) comm.recv(other, 0, kInfo).wait();
+    });
+
+    ASSERT_THAT(failures, SizeIs(2));
+    EXPECT_THAT(failures,
+                Each(AllOf(HasSubstr("transfers differ"), HasSubstr("rank 0 called send #1 (grad_reduce, dp, to rank 2, fp32 x 8)"),
+                           HasSubstr(is_dtype ? "rank 2 called recv #1 (grad_reduce, dp, from rank 0, fp64 x 8)"
+                                              : "rank 2 called recv #1 (grad_reduce, dp, from rank 0, fp32 x 7)"))));
+  }
+}
+
+TEST(MismatchedTransfers, TwoRanksThatSendToEachOtherAreTold) {
+  ThreadWorld world(2);
+
+  const auto failures = failures_of(world, [](Communicator& comm) {
+    std::vector<float> values(8);
+    comm.send(buffer_of(values), 1 - comm.rank(), kInfo).wait();
+  });
+
+  ASSERT_THAT(failures, SizeIs(2));
+  EXPECT_THAT(failures,
+              Each(AllOf(HasSubstr("rank 0 called send #1"), HasSubstr("rank 1 called send #1"), HasSubstr("a send needs a recv"))));
+}
+
+TEST(MismatchedTransfers, ACircleOfSendsIsADeadlockThatIsToldWithoutADeadline) {
+  ThreadWorld world(3);
+
+  const auto failures = failures_of(world, [](Communicator& comm) {
+    std::vector<float> values(8);
+    comm.send(buffer_of(values), (comm.rank() + 1) % 3, kInfo).wait();
+  });
+
+  ASSERT_THAT(failures, SizeIs(3));
+  EXPECT_THAT(failures, Each(AllOf(HasSubstr("deadlock"), HasSubstr("send #1 (grad_reduce, dp, to rank 1, fp32 x 8)"))));
+}
+
+TEST(MismatchedTransfers, ASendThatNobodyReceivesIsNamedAtTheDeadline) {
+  ThreadWorld world(3);
+  world.set_deadline(std::chrono::steady_clock::now() + 200ms);
+
+  EXPECT_THROW(world.run([](Communicator& comm) {
+    std::vector<float> values(8);
+    if (comm.rank() != 1) return;
+    try {
+      comm.send(buffer_of(values), 2, kInfo).wait();
+    } catch (const TimeoutError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("rank 2 has not entered send #1 (grad_reduce, dp, to rank 2, fp32 x 8); rank 1 waits in it"));
+      throw;
+    }
+  }),
+               TimeoutError);
+}
+
+TEST(MismatchedTransfers, PeersAndCountsThatCannotBeAreRefusedBeforeAnythingMoves) {
+  ThreadWorld world(2);
+  world.run([](Communicator& comm) {
+    std::vector<float> values(4);
+    const std::vector<std::int64_t> too_few = {4};
+    const std::vector<std::int64_t> negative = {5, -1};
+    const std::vector<Transfer> alone = {{true, comm.rank(), buffer_of(values), kInfo}};
+    EXPECT_THROW(comm.send(buffer_of(values), comm.rank(), kInfo), CommError);
+    EXPECT_THROW(comm.recv(buffer_of(values), 2, kInfo), CommError);
+    EXPECT_THROW(comm.send_recv(alone), CommError);
+    EXPECT_THROW(comm.all_gather_uneven(buffer_of(values), buffer_of(values), too_few, kInfo), ShapeError);
+    EXPECT_THROW(comm.reduce_scatter_uneven(buffer_of(values), buffer_of(values), negative, Reduction::kSum, kInfo), ShapeError);
+    comm.barrier(kInfo);  // the world still works
+  });
+  EXPECT_FALSE(world.is_aborted());
+}
 
 TEST(ThreadWorld, RethrowsTheFirstExceptionAndReleasesTheOthers) {
   ThreadWorld world(4);
