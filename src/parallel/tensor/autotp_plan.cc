@@ -62,6 +62,11 @@ ShardPlan autotp_plan(const Model& model, int tp) {
 
 void check_autotp_degree(const ModelConfig& config, int tp) {
   if (tp < 1) throw UsageError(fmt::format("a tp degree of {} is not possible; it must be at least 1", tp));
+  // Norms over heads need their gradients summed over tp, and fused weights a plan of their own: running them would be silently wrong
+  // or replicated.
+  if (tp > 1 && (config.qk_norm || config.model_type == "gpt2")) {
+    throw UsageError(fmt::format("autotp does not split {} yet; use tp 1", config.model_type));
+  }
   std::vector<std::string> problems;
   const auto check = [&](std::string_view what, std::int64_t size) {
     if (size % tp != 0) problems.push_back(fmt::format("{} {}", size, what));

@@ -82,5 +82,17 @@ TEST(AutotpPlan, RefusesDegreesThatDoNotDivideAndNamesAllNumbers) {
   EXPECT_THROW(check_autotp_degree(config, 0), UsageError);
 }
 
+TEST(AutotpPlan, AnArchitectureThatIsNotSplitYetIsRefusedByName) {
+  for (const char* const model_type : {"qwen3", "gpt2"}) {
+    ModelConfig config;
+    config.model_type = model_type;
+    config.num_heads = config.num_kv_heads = config.intermediate_size = 4;
+    config.qk_norm = config.model_type == "qwen3";
+
+    EXPECT_NO_THROW(check_autotp_degree(config, 1));
+    EXPECT_THAT([&] { check_autotp_degree(config, 2); }, ThrowsMessage<UsageError>(HasSubstr(model_type)));
+  }
+}
+
 }  // namespace
 }  // namespace isoshard
