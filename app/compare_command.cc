@@ -8,7 +8,6 @@
 
 #include "app/commands.h"
 #include "app/output_folder.h"
-#include "base/atomic_file.h"
 #include "base/error.h"
 #include "harness/cli/exit_code.h"
 #include "harness/report/report.h"
@@ -46,11 +45,7 @@ int run(const ParsedOptions& options) {
   const std::string text = render(verdict, render_options);
   fmt::print("{}", text);
   const int code = exit_code_of(verdict.status);
-  if (!output_dir.empty()) {
-    const nlohmann::json report = {{"schema", 1}, {"exit_code", code}, {"cases", {report_json(verdict)}}};
-    write_file_atomically(output_dir / "report.json", report.dump(1) + "\n");
-    write_file_atomically(output_dir / "report.txt", text);
-  }
+  write_reports(output_dir, code, nlohmann::json::array({report_json(verdict)}), text);
   return code;
 }
 
@@ -58,8 +53,8 @@ int run(const ParsedOptions& options) {
 
 Command compare_command() {
   return {"compare", "judge one dumped run against another", "compare REFERENCE ACTUAL [options]",
-          "  isoshard verify --dump runs\n"
-          "  isoshard compare runs/reference_qwen2_dp2 runs/ddp_qwen2_dp2",
+          "  isoshard verify --subjects ddp --dp 2 --dtype fp32 --dump runs\n"
+          "  isoshard compare runs/reference_* runs/qwen2_dp2",
           declare, run};
 }
 

@@ -8,8 +8,10 @@
 
 #include <cerrno>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <system_error>
 
+#include "base/atomic_file.h"
 #include "base/error.h"
 
 namespace isoshard {
@@ -31,6 +33,13 @@ void require_writable_folder(const std::filesystem::path& folder, std::string_vi
   } else {
     throw UsageError(fmt::format("{} {}: not writable: {}", option, folder.string(), std::strerror(errno)));
   }
+}
+
+void write_reports(const std::filesystem::path& folder, int exit_code, const nlohmann::json& cases, std::string_view text) {
+  if (folder.empty()) return;
+  const nlohmann::json report = {{"schema", 1}, {"exit_code", exit_code}, {"cases", cases}};
+  write_file_atomically(folder / "report.json", report.dump(1) + "\n");
+  write_file_atomically(folder / "report.txt", text);
 }
 
 }  // namespace isoshard

@@ -8,7 +8,6 @@
 #include "app/commands.h"
 #include "app/output_folder.h"
 #include "app/verify_options.h"
-#include "base/atomic_file.h"
 #include "base/error.h"
 #include "conformance/detection/fault.h"
 #include "conformance/subjects/run_case.h"
@@ -99,13 +98,6 @@ void run_cases(const VerifyRequest& request, Output& output) {
   }
 }
 
-void write_reports(const VerifyRequest& request, const Output& output) {
-  if (request.output_dir.empty()) return;
-  const nlohmann::json report = {{"schema", 1}, {"exit_code", output.exit_code}, {"cases", output.cases}};
-  write_file_atomically(request.output_dir / "report.json", report.dump(1) + "\n");
-  write_file_atomically(request.output_dir / "report.txt", output.text);
-}
-
 std::string summary_line(const VerifyRequest& request, const Output& output) {
   const auto total = request.cases.size();
   if (output.exit_code >= kExitInterrupted) return fmt::format("interrupted after {} of {} cases\n", output.cases.size(), total);
@@ -127,7 +119,7 @@ int run_verify(const ParsedOptions& options) {
   Output output;
   run_cases(request, output);
   output.print(summary_line(request, output));
-  write_reports(request, output);
+  write_reports(request.output_dir, output.exit_code, output.cases, output.text);
   return output.exit_code;
 }
 

@@ -9,11 +9,11 @@
 #include <boost/program_options/errors.hpp>
 #include <boost/program_options/parsers.hpp>
 #include <cctype>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/suggest.h"
+#include "io/json.h"
 
 namespace isoshard {
 namespace {
@@ -55,14 +55,7 @@ std::string option_of_variable(const OptionTable& table, const std::string& vari
 }
 
 po::parsed_options parse_config_file(const OptionTable& table, const std::string& path) {
-  std::ifstream stream(path);
-  if (!stream) throw FileError(fmt::format("{}: cannot be read (--config)", path));
-  nlohmann::json json;
-  try {
-    json = nlohmann::json::parse(stream);
-  } catch (const nlohmann::json::exception& error) {
-    throw FileError(fmt::format("{}: not JSON: {}", path, error.what()));
-  }
+  const nlohmann::json json = read_json_file(path);
   if (!json.is_object()) throw FileError(fmt::format("{}: must be an object of option names and values", path));
   po::parsed_options parsed(&table.options);
   const auto names = names_of(table);

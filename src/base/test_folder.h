@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <stdexcept>
 #include <string>
@@ -35,5 +36,11 @@ class TestFolder {
  private:
   std::filesystem::path path_;
 };
+
+/// The bytes of a file; empty if it cannot be read.
+[[nodiscard]] inline std::string content_of(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
 
 }  // namespace isoshard

@@ -11,26 +11,13 @@
 
 #include "base/error.h"
 #include "comm/reduce.h"
+#include "comm/region_buffers.h"
 #include "comm/region_communicator.h"
 
 namespace isoshard {
 namespace {
 
 constexpr std::size_t kLineBytes = 64;
-
-std::size_t bytes_of(std::int64_t count, Dtype dtype) {
-  return static_cast<std::size_t>(count) * size_of(dtype);
-}
-
-void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
-  if (bytes != 0 && to != from) std::memmove(to, from, bytes);
-}
-
-void check_buffer(const ConstBuffer& buffer, const char* op, const char* name) {
-  if (buffer.count < 0 || (buffer.count > 0 && buffer.data == nullptr)) {
-    throw ShapeError(fmt::format("{}: {} of {} elements at {}", op, name, buffer.count, static_cast<const void*>(buffer.data)));
-  }
-}
 
 void check_blocks(const ConstBuffer& blocks, const ConstBuffer& block, int size, const char* op) {
   if (blocks.count != block.count * size || blocks.dtype != block.dtype) {

@@ -19,6 +19,7 @@
 
 #include "base/error.h"
 #include "comm/reduce.h"
+#include "comm/region_buffers.h"
 #include "comm/region_communicator.h"
 
 namespace isoshard {
@@ -31,20 +32,6 @@ constexpr std::int64_t kPieceBytes = 8 << 10;
 constexpr std::int64_t kLineBytes = 64;
 
 using Sources = std::array<const std::byte*, kMaxRanks>;
-
-std::size_t bytes_of(std::int64_t count, Dtype dtype) {
-  return static_cast<std::size_t>(count) * size_of(dtype);
-}
-
-void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
-  if (bytes != 0 && to != from) std::memmove(to, from, bytes);
-}
-
-void check_buffer(const ConstBuffer& buffer, const char* op, const char* name) {
-  if (buffer.count < 0 || (buffer.count > 0 && buffer.data == nullptr)) {
-    throw ShapeError(fmt::format("{}: {} of {} elements at {}", op, name, buffer.count, static_cast<const void*>(buffer.data)));
-  }
-}
 
 }  // namespace
 

@@ -22,11 +22,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-std::string content_of(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 /// One tensor of every dtype, with odd sizes, a scalar, an empty one and a transposed one.
 std::vector<NamedTensor> examples() {
   std::vector<NamedTensor> tensors;

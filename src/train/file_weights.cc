@@ -104,9 +104,4 @@ void save_weights(const std::filesystem::path& path, std::span<const ParameterSp
   file.commit();
 }
 
-void check_weights(const std::filesystem::path& path, const ModelConfig& config) {
-  const std::vector<ParameterSpec> specs = make_model(config, AttentionImpl::kEager)->parameters();
-  (void)FileWeights(path, specs);
-}
-
 }  // namespace isoshard

@@ -34,7 +34,4 @@ class FileWeights final : public WeightSource {
 /// Errors   FileError that names the path.
 void save_weights(const std::filesystem::path& path, std::span<const ParameterSpec> specs, const WeightSource& source, Dtype dtype);
 
-/// Checks a weights file against a model without reading values.   Errors   FileError as FileWeights.
-void check_weights(const std::filesystem::path& path, const ModelConfig& config);
-
 }  // namespace isoshard
