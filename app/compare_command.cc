@@ -29,7 +29,8 @@ void declare(OptionTable& table) {
 }
 
 int run(const ParsedOptions& options) {
-  if (!options.given("reference") || !options.given("actual")) throw UsageError("compare needs two bundles: isoshard compare REFERENCE ACTUAL");
+  if (!options.given("reference") || !options.given("actual"))
+    throw UsageError("compare needs two bundles: isoshard compare REFERENCE ACTUAL");
   if (options.given("rtol") && !(options.get<double>("rtol") >= 0)) throw UsageError("--rtol must be 0 or more");
   std::filesystem::path output_dir;
   if (options.given("output-dir")) {
@@ -52,10 +53,13 @@ int run(const ParsedOptions& options) {
 }  // namespace
 
 Command compare_command() {
-  return {"compare", "judge one dumped run against another", "compare REFERENCE ACTUAL [options]",
+  return {"compare",
+          "judge one dumped run against another",
+          "compare REFERENCE ACTUAL [options]",
           "  isoshard verify --subjects ddp --dp 2 --dtype fp32 --dump runs\n"
           "  isoshard compare runs/reference_* runs/qwen2_dp2",
-          declare, run};
+          declare,
+          run};
 }
 
 }  // namespace isoshard

@@ -26,8 +26,8 @@ void list_subjects() {
 void list_models() {
   for (const auto& name : builtin_names()) {
     const ModelConfig config = builtin_config(name);
-    fmt::print("{:<22} {}, {} layers, hidden {}, {} heads, {} kv heads, ffn {}, vocabulary {}\n", name, config.model_type, config.num_layers,
-               config.hidden_size, config.num_heads, config.num_kv_heads, config.intermediate_size, config.vocab_size);
+    fmt::print("{:<22} {}, {} layers, hidden {}, {} heads, {} kv heads, ffn {}, vocabulary {}\n", name, config.model_type,
+               config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads, config.intermediate_size, config.vocab_size);
   }
 }
 
@@ -64,7 +64,9 @@ int run(const ParsedOptions& options) {
 }  // namespace
 
 Command list_command() {
-  return {"list", "list subjects, models, cases, contracts or faults", "list {subjects,models,cases,contracts,faults}",
+  return {"list",
+          "list subjects, models, cases, contracts or faults",
+          "list {subjects,models,cases,contracts,faults}",
           "  isoshard list faults",
           [](OptionTable& table) {
             table.options.add_options()("what", po::value<std::string>(), "subjects, models, cases, contracts or faults");

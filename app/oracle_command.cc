@@ -34,8 +34,9 @@ int run(const ParsedOptions& options) {
 }  // namespace
 
 Command oracle_command() {
-  return {"oracle", "hold our models to the numbers of Hugging Face transformers", "oracle DIR...",
-          "  isoshard oracle fixtures/oracle/qwen2_tied_gqa fixtures/oracle/qwen2_untied_mha", declare, run};
+  return {"oracle",        "hold our models to the numbers of Hugging Face transformers",
+          "oracle DIR...", "  isoshard oracle fixtures/oracle/qwen2_tied_gqa fixtures/oracle/qwen2_untied_mha",
+          declare,         run};
 }
 
 }  // namespace isoshard

@@ -19,7 +19,8 @@ namespace isoshard {
 void require_writable_folder(const std::filesystem::path& folder, std::string_view option) {
   std::error_code error;
   const auto status = std::filesystem::symlink_status(folder, error);
-  if (std::filesystem::is_symlink(status)) throw UsageError(fmt::format("{} {}: is a symbolic link; name the folder itself", option, folder.string()));
+  if (std::filesystem::is_symlink(status))
+    throw UsageError(fmt::format("{} {}: is a symbolic link; name the folder itself", option, folder.string()));
   if (std::filesystem::exists(status) && !std::filesystem::is_directory(status))
     throw UsageError(fmt::format("{} {}: exists and is not a folder", option, folder.string()));
   std::filesystem::create_directories(folder, error);
@@ -29,7 +30,8 @@ void require_writable_folder(const std::filesystem::path& folder, std::string_vi
   if (probe >= 0) {
     close(probe);
   } else if (errno == EOPNOTSUPP || errno == EISDIR) {
-    if (access(folder.c_str(), W_OK) != 0) throw UsageError(fmt::format("{} {}: not writable: {}", option, folder.string(), std::strerror(errno)));
+    if (access(folder.c_str(), W_OK) != 0)
+      throw UsageError(fmt::format("{} {}: not writable: {}", option, folder.string(), std::strerror(errno)));
   } else {
     throw UsageError(fmt::format("{} {}: not writable: {}", option, folder.string(), std::strerror(errno)));
   }

@@ -133,7 +133,8 @@ Command verify_command() {
           "  isoshard verify --tp 2 --dp 2 --subjects autotp --dtype fp32\n"
           "  isoshard verify --model DIR --tp 2 --dp 2                  a Hugging Face Qwen2 folder with its weights\n"
           "  isoshard verify --fault mlp_input_grad_partial             what a real bug looks like (exits 1)",
-          declare_verify_options, run_verify};
+          declare_verify_options,
+          run_verify};
 }
 
 }  // namespace isoshard

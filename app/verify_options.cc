@@ -183,9 +183,16 @@ void declare_verify_options(OptionTable& table) {
   add("dump", po::value<std::string>(), "write every run as a bundle below this folder (for compare)");
   add("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
   add("verbose", po::bool_switch(), "show every tensor, not the summary tables only");
-  table.aliases = {{"tp-size", "tp"},         {"dp-size", "dp"},         {"model-name", "model"},         {"lr", "learning-rate"},
-                   {"subject", "subjects"},   {"dtypes", "dtype"},       {"init-weights-path", "init-weights"},
-                   {"layers", "num-layers"},  {"clip", "max-grad-norm"}, {"seq-len", "seq-length"}};
+  table.aliases = {{"tp-size", "tp"},
+                   {"dp-size", "dp"},
+                   {"model-name", "model"},
+                   {"lr", "learning-rate"},
+                   {"subject", "subjects"},
+                   {"dtypes", "dtype"},
+                   {"init-weights-path", "init-weights"},
+                   {"layers", "num-layers"},
+                   {"clip", "max-grad-norm"},
+                   {"seq-len", "seq-length"}};
 }
 
 VerifyRequest verify_request_of(const ParsedOptions& options) {

@@ -11,11 +11,11 @@
 namespace isoshard {
 
 struct VerifyRequest {
-  std::vector<Case> cases;                    ///< validated; ordered so that cases which share a reference are neighbours
-  std::string fault;                          ///< empty: none
-  std::filesystem::path dump;                 ///< empty: no bundles
-  std::filesystem::path output_dir;           ///< empty: nothing is written
-  std::filesystem::path save_init_weights;    ///< empty: not saved
+  std::vector<Case> cases;                  ///< validated; ordered so that cases which share a reference are neighbours
+  std::string fault;                        ///< empty: none
+  std::filesystem::path dump;               ///< empty: no bundles
+  std::filesystem::path output_dir;         ///< empty: nothing is written
+  std::filesystem::path save_init_weights;  ///< empty: not saved
   bool verbose = false;
 };
 

@@ -217,8 +217,7 @@ TEST_P(Collectives, AnySequenceOfCallsIsExact) {
       }
     }
   });
-  for (int rank = 0; rank < GetParam(); ++rank)
-    EXPECT_EQ(world_.journal().num_calls(rank), static_cast<std::uint64_t>(kNumCalls));
+  for (int rank = 0; rank < GetParam(); ++rank) EXPECT_EQ(world_.journal().num_calls(rank), static_cast<std::uint64_t>(kNumCalls));
 }
 
 std::vector<SizeAndOrder> sizes_and_orders() {

@@ -152,9 +152,7 @@ TEST(GradientAccumulation, IsNotTheMeanOfTheMicroBatchesOwnMeans) {
   item.batch_size = 1;
   item.micro_batches = 2;
   item.data.unequal_labels = true;
-  const auto loss_of = [](const Case& c) {
-    return reference_of(c).trace().assemble({0, RecordKind::kScalar, "loss", 0}).item<double>();
-  };
+  const auto loss_of = [](const Case& c) { return reference_of(c).trace().assemble({0, RecordKind::kScalar, "loss", 0}).item<double>(); };
   Case own_means = item;
   own_means.dp = 2;
   own_means.micro_batches = 1;
@@ -190,9 +188,12 @@ TEST(DataParallelCollectives, AreBucketsLossAndTokensOverDpOnly) {
       const std::unique_ptr<Subject> subject = make_subject(item, counted, nullptr);
       subject->setup();
       subject->train_step(batches_of(item, data, rank.rank(), 0));
-      return std::vector<std::int64_t>{count_of(*counts, Purpose::kGradReduce), count_of(*counts, Purpose::kTokenCount),
-                                       count_of(*counts, Purpose::kLossReduce), count_of(*counts, Purpose::kRowParallelForward),
-                                       count_of(*counts, Purpose::kColumnParallelBackward), count_of(*counts, Purpose::kClipNorm)};
+      return std::vector<std::int64_t>{count_of(*counts, Purpose::kGradReduce),
+                                       count_of(*counts, Purpose::kTokenCount),
+                                       count_of(*counts, Purpose::kLossReduce),
+                                       count_of(*counts, Purpose::kRowParallelForward),
+                                       count_of(*counts, Purpose::kColumnParallelBackward),
+                                       count_of(*counts, Purpose::kClipNorm)};
     });
   };
   using ::testing::Each;

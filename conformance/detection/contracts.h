@@ -9,7 +9,7 @@
 namespace isoshard {
 
 struct Contract {
-  std::string id;      ///< tp.column.forward
+  std::string id;  ///< tp.column.forward
   std::string claim;
   std::string tests;   ///< "Suite.Case, Suite.Case", or "planned"
   std::string faults;  ///< ids of faults, or the negative controls that show the tests can fail

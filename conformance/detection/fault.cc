@@ -47,7 +47,8 @@ Fault dp_sum_missing() {
   fault.source = "ray_train_tensor_parallel verify_fsdp.py";
   fault.smallest_case = [] { return fault_case("ddp", 1, 3); };
   fault.collective = [](const Case&) {
-    return skip_segments([](const CallInfo& info, const Segment*) { return info.purpose == Purpose::kGradReduce && info.axis == Axis::kDp; });
+    return skip_segments(
+        [](const CallInfo& info, const Segment*) { return info.purpose == Purpose::kGradReduce && info.axis == Axis::kDp; });
   };
   fault.expected = {Stage::kParameterGrad, "", {0, 1, 2}, "rank-local over dp"};
   return fault;

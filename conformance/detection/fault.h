@@ -18,18 +18,18 @@ namespace isoshard {
 
 /// What a correct judge says of the fault's smallest case.
 struct ExpectedDetection {
-  Stage stage;              ///< of the first finding
-  std::string name;         ///< record name of the first finding; empty: any (the fault moves every tensor of the stage at once)
-  std::vector<int> ranks;   ///< ranks that may be named first
-  std::string diagnosis;    ///< must stand in the diagnosis
+  Stage stage;             ///< of the first finding
+  std::string name;        ///< record name of the first finding; empty: any (the fault moves every tensor of the stage at once)
+  std::vector<int> ranks;  ///< ranks that may be named first
+  std::string diagnosis;   ///< must stand in the diagnosis
 };
 
 /// One fault. `collective` or `mutation` is set; both are asked per run, on the controller, before the fork.
 struct Fault {
-  std::string id;           ///< as in the catalogue: dp_sum_missing
-  char fault_class;         ///< A missing or extra reduction, B wrong scale, ... (docs/faults.md)
-  std::string summary;      ///< the real bug in one sentence
-  std::string source;       ///< where it was reported
+  std::string id;       ///< as in the catalogue: dp_sum_missing
+  char fault_class;     ///< A missing or extra reduction, B wrong scale, ... (docs/faults.md)
+  std::string summary;  ///< the real bug in one sentence
+  std::string source;   ///< where it was reported
   std::function<Case()> smallest_case;
   std::function<std::shared_ptr<const CollectiveFault>(const Case&)> collective;
   std::function<TapMutation(const Case&, int rank)> mutation;

@@ -208,10 +208,12 @@ TEST(TensorParallelCollectives, AreOnePerLayerAndDirection) {
     const std::unique_ptr<Subject> subject = make_subject(item, counted, nullptr);
     subject->setup();
     subject->train_step(batches_of(item, CaseData(item), rank.rank(), 0));
-    return std::vector<std::int64_t>{
-        count_of(*counts, Purpose::kRowParallelForward), count_of(*counts, Purpose::kColumnParallelBackward),
-        count_of(*counts, Purpose::kClipNorm), count_of(*counts, Purpose::kGradReduce),
-        (*counts)[{CollectiveOp::kAllReduce, Purpose::kGradReduce, Axis::kDp}], count_of(*counts, Purpose::kTokenCount)};
+    return std::vector<std::int64_t>{count_of(*counts, Purpose::kRowParallelForward),
+                                     count_of(*counts, Purpose::kColumnParallelBackward),
+                                     count_of(*counts, Purpose::kClipNorm),
+                                     count_of(*counts, Purpose::kGradReduce),
+                                     (*counts)[{CollectiveOp::kAllReduce, Purpose::kGradReduce, Axis::kDp}],
+                                     count_of(*counts, Purpose::kTokenCount)};
   });
 
   // 2 layers: o_proj and down_proj forward; q, k, v, gate and up backward.

@@ -27,7 +27,9 @@ Batch to_batch(const TokenBatch& tokens) {
   return {{{"input_ids", tokens.input_ids_BS}, {"labels", tokens.labels_BS}}, tokens.sample_ids};
 }
 
-TokenBatch to_token_batch(const Batch& batch) { return {ids_of(batch, "input_ids"), ids_of(batch, "labels"), batch.sample_ids}; }
+TokenBatch to_token_batch(const Batch& batch) {
+  return {ids_of(batch, "input_ids"), ids_of(batch, "labels"), batch.sample_ids};
+}
 
 std::vector<Batch> batches_of(const Case& item, const CaseData& data, int rank, int step) {
   const bool whole = item.subject == "reference";

@@ -40,8 +40,8 @@ class CountingCommunicator final : public Communicator {
     count(CollectiveOp::kReduceScatterUneven, info);
     return inner_->reduce_scatter_uneven(input, output, counts, reduction, info);
   }
-  Work all_to_all(ConstBuffer input, std::span<const std::int64_t> input_counts, Buffer output,
-                  std::span<const std::int64_t> output_counts, const CallInfo& info) override {
+  Work all_to_all(ConstBuffer input, std::span<const std::int64_t> input_counts, Buffer output, std::span<const std::int64_t> output_counts,
+                  const CallInfo& info) override {
     count(CollectiveOp::kAllToAll, info);
     return inner_->all_to_all(input, input_counts, output, output_counts, info);
   }
@@ -76,7 +76,7 @@ class CountingCommunicator final : public Communicator {
  private:
   void count(CollectiveOp op, const CallInfo& info) { ++(*counts_)[{op, info.purpose, info.axis}]; }
 
-  std::unique_ptr<Communicator> owned_;   // null for a communicator that someone else owns
+  std::unique_ptr<Communicator> owned_;  // null for a communicator that someone else owns
   Communicator* inner_;
   std::shared_ptr<CallCounts> counts_;
 };

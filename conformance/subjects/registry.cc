@@ -50,7 +50,8 @@ const Entry& entry_of(std::string_view name) {
 class TrainerSubject final : public Subject {
  public:
   TrainerSubject(const Case& item, const MeshShape& shape, Communicator& world, Sink* sink)
-      : mesh_(shape, world), trainer_(entry_of(item.subject).make_parts(item, trainer_config(item, case_weights(item)), mesh_), mesh_, sink) {}
+      : mesh_(shape, world),
+        trainer_(entry_of(item.subject).make_parts(item, trainer_config(item, case_weights(item)), mesh_), mesh_, sink) {}
 
   void setup() override { trainer_.setup(); }
   void forward_backward(std::span<const Batch> micro_batches) override {
@@ -78,7 +79,9 @@ std::vector<SubjectInfo> subjects() {
   return infos;
 }
 
-void require_subject(std::string_view name) { (void)entry_of(name); }
+void require_subject(std::string_view name) {
+  (void)entry_of(name);
+}
 
 std::unique_ptr<Subject> make_subject(const Case& item, Rank& rank, Sink* sink) {
   const MeshShape shape = item.subject == "reference" ? MeshShape({{Axis::kDp, 1}, {Axis::kTp, 1}}) : item.mesh();

@@ -14,8 +14,8 @@
 namespace isoshard {
 
 struct SubjectInfo {
-  std::string name;      ///< "autotp"
-  std::string summary;   ///< what it copies, in one line
+  std::string name;     ///< "autotp"
+  std::string summary;  ///< what it copies, in one line
 };
 
 [[nodiscard]] std::vector<SubjectInfo> subjects();

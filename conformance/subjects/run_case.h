@@ -13,8 +13,8 @@ namespace isoshard {
 
 struct RunOptions {
   Keep keep = Keep::kWhatDiffers;
-  CommDecorator decorate;                              ///< a fault on the communicator, or nothing
-  std::function<TapMutation(int rank)> mutation;       ///< a fault at the taps, or nothing
+  CommDecorator decorate;                         ///< a fault on the communicator, or nothing
+  std::function<TapMutation(int rank)> mutation;  ///< a fault at the taps, or nothing
   std::chrono::milliseconds deadline{600'000};
 };
 

@@ -21,7 +21,8 @@ inline ::testing::AssertionResult is_bit_equal(const Reference& reference, const
     if (reference.find(record.key) == nullptr) return ::testing::AssertionFailure() << "not in the reference: " << describe(record.key);
     for (const PartStats& part : record.parts) {
       if (part.stats.unequal_bits != 0 || part.stats.numel == 0) {
-        return ::testing::AssertionFailure() << part.stats.unequal_bits << " of " << part.stats.numel << " differ: " << describe(record.key);
+        return ::testing::AssertionFailure() << part.stats.unequal_bits << " of " << part.stats.numel
+                                             << " differ: " << describe(record.key);
       }
     }
     ++compared;
@@ -64,9 +65,13 @@ inline Case with_heads(Case item, std::int64_t heads, std::int64_t kv_heads) {
 }
 
 /// For failure messages of parametrized tests.
-inline void PrintTo(const Case& item, std::ostream* out) { *out << item.slug(); }
+inline void PrintTo(const Case& item, std::ostream* out) {
+  *out << item.slug();
+}
 
 /// Parametrized tests are named by their case.
-inline std::string case_name(const ::testing::TestParamInfo<Case>& info) { return info.param.slug(); }
+inline std::string case_name(const ::testing::TestParamInfo<Case>& info) {
+  return info.param.slug();
+}
 
 }  // namespace isoshard

@@ -88,7 +88,8 @@ TEST_P(ColumnParallelLinear, InputGradientIsSummedOverTp) {
   const Layer layer(dtype);
   const at::Tensor cotangent = normals("cotangent", {kRows, kOut}, dtype);
   const at::Tensor exact = at::matmul(cotangent.to(at::kDouble), layer.weight_OI.to(at::kDouble));
-  const at::Tensor bound = at::matmul(cotangent.to(at::kDouble).abs(), layer.weight_OI.to(at::kDouble).abs()) * (2 * relative_bound(dtype, kOut));
+  const at::Tensor bound =
+      at::matmul(cotangent.to(at::kDouble).abs(), layer.weight_OI.to(at::kDouble).abs()) * (2 * relative_bound(dtype, kOut));
 
   run_world(tp, [&, degree = tp](Rank& rank) {
     const auto own = [&](const at::Tensor& tensor, int dim) {

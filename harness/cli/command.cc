@@ -36,7 +36,8 @@ void print_overview(std::span<const Command> commands) {
 void print_help(const Command& command, const OptionTable& table) {
   std::ostringstream options;
   options << table.options;
-  fmt::print("{}\n\nusage: isoshard {}\n\n{}\nexamples\n{}\n\n{}", command.summary, command.usage, options.str(), command.examples, kExitCodes);
+  fmt::print("{}\n\nusage: isoshard {}\n\n{}\nexamples\n{}\n\n{}", command.summary, command.usage, options.str(), command.examples,
+             kExitCodes);
 }
 
 int run_one(const Command& command, const std::vector<std::string>& arguments) {

@@ -12,10 +12,10 @@ namespace isoshard {
 
 struct Command {
   std::string name;
-  std::string summary;                         ///< one line
-  std::string usage;                           ///< "verify [options]"
-  std::string examples;                        ///< shown by --help; at least one
-  std::function<void(OptionTable&)> declare;   ///< adds its options; --help, --config, --print-config are there already
+  std::string summary;                           ///< one line
+  std::string usage;                             ///< "verify [options]"
+  std::string examples;                          ///< shown by --help; at least one
+  std::function<void(OptionTable&)> declare;     ///< adds its options; --help, --config, --print-config are there already
   std::function<int(const ParsedOptions&)> run;  ///< returns an exit code; throws the project's errors
 };
 

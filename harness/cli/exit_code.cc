@@ -8,10 +8,13 @@ namespace isoshard {
 
 int exit_code_of(Status status) noexcept {
   switch (status) {
-    case Status::kConforms: return kExitConforms;
+    case Status::kConforms:
+      return kExitConforms;
     case Status::kDiverges:
-    case Status::kVacuous: return kExitDiverges;
-    case Status::kIncomplete: return kExitInfrastructure;
+    case Status::kVacuous:
+      return kExitDiverges;
+    case Status::kIncomplete:
+      return kExitInfrastructure;
   }
   return kExitInfrastructure;
 }
@@ -28,19 +31,30 @@ int exit_code_of(const std::exception& error) noexcept {
 namespace {
 int severity(int code) noexcept {
   switch (code) {
-    case kExitConforms: return 0;
-    case kExitGolden: return 1;
-    case kExitDiverges: return 2;
-    case kExitBadInput: return 3;
-    case kExitUsage: return 4;
-    case kExitInfrastructure: return 5;
-    case kExitTerminated: return 6;
-    case kExitInterrupted: return 7;
-    default: return 5;
+    case kExitConforms:
+      return 0;
+    case kExitGolden:
+      return 1;
+    case kExitDiverges:
+      return 2;
+    case kExitBadInput:
+      return 3;
+    case kExitUsage:
+      return 4;
+    case kExitInfrastructure:
+      return 5;
+    case kExitTerminated:
+      return 6;
+    case kExitInterrupted:
+      return 7;
+    default:
+      return 5;
   }
 }
 }  // namespace
 
-int combine_exit_codes(int a, int b) noexcept { return severity(a) >= severity(b) ? a : b; }
+int combine_exit_codes(int a, int b) noexcept {
+  return severity(a) >= severity(b) ? a : b;
+}
 
 }  // namespace isoshard

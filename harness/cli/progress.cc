@@ -18,7 +18,9 @@ bool can_redraw() {
 
 Progress::Progress(int total) : total_(total), terminal_(can_redraw()) {}
 
-Progress::~Progress() { clear(); }
+Progress::~Progress() {
+  clear();
+}
 
 void Progress::show(std::string_view what, bool advance) {
   if (advance) ++done_;

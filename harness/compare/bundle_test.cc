@@ -44,7 +44,9 @@ Body body(bool whole, double factor = 1) {
   };
 }
 
-Trace six_ranks(double factor = 1) { return run(kMesh, nullptr, body(false, factor), Keep::kEverything); }
+Trace six_ranks(double factor = 1) {
+  return run(kMesh, nullptr, body(false, factor), Keep::kEverything);
+}
 
 TEST_F(Bundles, ComeBackBitByBit) {
   const Trace trace = six_ranks();
@@ -67,7 +69,9 @@ TEST_F(Bundles, ComeBackBitByBit) {
       EXPECT_EQ(a.dtype, b.dtype);
       EXPECT_EQ(a.parts.at(0).digest, b.parts.at(0).digest) << describe(a.key);
       ASSERT_EQ(a.bytes, b.bytes);
-      EXPECT_EQ(std::memcmp(trace.ranks[r].arena->data() + a.offset, got.trace.ranks[r].arena->data() + b.offset, static_cast<std::size_t>(a.bytes)), 0);
+      EXPECT_EQ(std::memcmp(trace.ranks[r].arena->data() + a.offset, got.trace.ranks[r].arena->data() + b.offset,
+                            static_cast<std::size_t>(a.bytes)),
+                0);
     }
   }
 }

@@ -71,7 +71,8 @@ Dtype coarsest_of(const Trace& trace, Dtype coarsest) {
 
 }  // namespace
 
-Verdict compare_bundles(const std::filesystem::path& reference_directory, const std::filesystem::path& actual_directory, JudgeOptions options) {
+Verdict compare_bundles(const std::filesystem::path& reference_directory, const std::filesystem::path& actual_directory,
+                        JudgeOptions options) {
   Bundle trusted = read_bundle(reference_directory);
   const Bundle judged = read_bundle(actual_directory);
   Reference reference(trusted.trace.mesh.world_size() == 1 ? std::move(trusted.trace) : assembled(trusted.trace));

@@ -18,7 +18,9 @@ namespace {
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 26;  ///< larger tensors are judged, but not diagnosed
 constexpr std::int64_t kMaxShift = 64;
 
-double norm_of(const at::Tensor& t) { return std::sqrt(t.square().sum().item<double>()); }
+double norm_of(const at::Tensor& t) {
+  return std::sqrt(t.square().sum().item<double>());
+}
 
 /// What one rank holds and what it should hold, in fp64, with grad_scale divided out.
 struct View {
@@ -30,7 +32,8 @@ struct View {
 
 class Diagnosis {
  public:
-  Diagnosis(const Reference& reference, const Record& wanted, const Trace& actual, const std::vector<Held>& held, const TensorResult& result)
+  Diagnosis(const Reference& reference, const Record& wanted, const Trace& actual, const std::vector<Held>& held,
+            const TensorResult& result)
       : reference_(reference), wanted_(wanted), actual_(actual), held_(held), result_(result) {}
 
   std::string run() {
@@ -72,7 +75,8 @@ class Diagnosis {
     const at::Tensor whole = reference_.tensor(wanted_.key).to(at::kDouble);
     for (const Held& h : held_) {
       const Record& record = *h.record;
-      if (!record.kept || h.rank->arena == nullptr || is_flat(record.layout) || is_partial(record.layout) || record.parts.size() != 1) continue;
+      if (!record.kept || h.rank->arena == nullptr || is_flat(record.layout) || is_partial(record.layout) || record.parts.size() != 1)
+        continue;
       View view{h.rank->rank, record.parts[0].box, h.rank->tensor(record).to(at::kDouble).div(record.grad_scale), whole};
       for (std::size_t d = 0; d < view.box.size.size(); ++d) {
         const auto dim = static_cast<std::int64_t>(d);
@@ -133,7 +137,8 @@ class Diagnosis {
       const Record* old = reference_.find(key);
       if (old == nullptr || old->layout.global_shape != wanted_.layout.global_shape) continue;
       at::Tensor expected = reference_.tensor(key).to(at::kDouble);
-      for (std::size_t d = 0; d < bad->box.size.size(); ++d) expected = expected.narrow(static_cast<std::int64_t>(d), bad->box.global_offset[d], bad->box.size[d]);
+      for (std::size_t d = 0; d < bad->box.size.size(); ++d)
+        expected = expected.narrow(static_cast<std::int64_t>(d), bad->box.global_offset[d], bad->box.size[d]);
       if (explains(bad->actual, expected, error)) return fmt::format("stale by {} step{}", back, back == 1 ? "" : "s");
     }
     return "";
@@ -163,7 +168,8 @@ class Diagnosis {
       at::Tensor sum = at::zeros_like(bad->expected);
       for (const View* copy : copies) sum += copy->actual;
       if (explains(sum, bad->expected, error)) {
-        return fmt::format("rank-local partial over {} ({} copies differ, their sum equals the reference)", name_of(axis.axis), copies.size());
+        return fmt::format("rank-local partial over {} ({} copies differ, their sum equals the reference)", name_of(axis.axis),
+                           copies.size());
       }
       for (const View* copy : copies) error = std::max(error, norm_of(copy->actual - copy->expected));
       if (const auto combined = best_combination(copies); combined.has_value() && explains(*combined, bad->expected, error)) {
@@ -183,7 +189,8 @@ class Diagnosis {
     if (target.numel() < 4 * n) return mean.reshape(copies.front()->expected.sizes());
     const at::Tensor matrix = at::stack(rows);
     const at::Tensor weights = at::linalg_pinv(at::mm(matrix, matrix.t())).mv(matrix.mv(target));
-    if ((weights > 0.02 / static_cast<double>(n)).all().item<bool>()) return matrix.t().mv(weights).reshape(copies.front()->expected.sizes());
+    if ((weights > 0.02 / static_cast<double>(n)).all().item<bool>())
+      return matrix.t().mv(weights).reshape(copies.front()->expected.sizes());
     return mean.reshape(copies.front()->expected.sizes());
   }
 
@@ -278,7 +285,8 @@ class Diagnosis {
   at::Tensor line_of(const View& view, std::int64_t dim) const {
     at::Tensor line = whole_;
     for (std::size_t d = 0; d < view.box.size.size(); ++d) {
-      if (static_cast<std::int64_t>(d) != dim) line = line.narrow(static_cast<std::int64_t>(d), view.box.global_offset[d], view.box.size[d]);
+      if (static_cast<std::int64_t>(d) != dim)
+        line = line.narrow(static_cast<std::int64_t>(d), view.box.global_offset[d], view.box.size[d]);
     }
     return line;
   }
@@ -294,7 +302,8 @@ class Diagnosis {
         std::vector<at::Tensor> copies(static_cast<std::size_t>(times), slice);
         if (!explains(at::cat(copies, dim), view.actual, error)) continue;
         const std::string often = times == 2 ? "twice" : fmt::format("{} times", times);
-        const std::string where = length == 1 ? fmt::format("position {}", begin) : fmt::format("positions {}..{}", begin, begin + length - 1);
+        const std::string where =
+            length == 1 ? fmt::format("position {}", begin) : fmt::format("positions {}..{}", begin, begin + length - 1);
         return fmt::format("rank {} holds {} {}", view.rank, where, often);
       }
     }
@@ -340,7 +349,8 @@ class Diagnosis {
     if (norm_of(difference - mean) <= 0.05 * error) return fmt::format("constant offset {:.4g} on rank {}", mean.item<double>(), bad->rank);
     if (difference.dim() < 2) return "";
     const at::Tensor rows = difference.reshape({-1, difference.size(-1)});
-    if (rows.size(0) >= 4 && norm_of(rows - rows.mean(0, true)) <= 0.05 * error) return fmt::format("off by the same row everywhere on rank {}", bad->rank);
+    if (rows.size(0) >= 4 && norm_of(rows - rows.mean(0, true)) <= 0.05 * error)
+      return fmt::format("off by the same row everywhere on rank {}", bad->rank);
     return "";
   }
 

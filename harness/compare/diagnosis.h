@@ -18,7 +18,7 @@ namespace isoshard::detail {
 ///   [copies differ over AXIS; ] rank r holds positions a..b twice | shift n along dim d | permuted along dim d
 ///   constant offset x | off by the same row everywhere | permuted
 ///   copies differ over AXIS
-[[nodiscard]] std::string diagnose(const Reference& reference, const Record& reference_record, const Trace& actual, const std::vector<Held>& held,
-                                   const TensorResult& result);
+[[nodiscard]] std::string diagnose(const Reference& reference, const Record& reference_record, const Trace& actual,
+                                   const std::vector<Held>& held, const TensorResult& result);
 
 }  // namespace isoshard::detail

@@ -21,7 +21,8 @@ Verdict verdict_of(const at::Tensor& value, RecordKind kind, const std::function
                    const std::vector<Placement>& placements = {}) {
   const Layout layout = layout_of(value.sizes().vec(), placements);
   const Reference r = reference([&](Sink& sink, int) { sink.on_record(site(kind, "t", layout), value); });
-  const Trace trace = run(kMesh, &r, [&](Sink& sink, int rank) { sink.on_record(site(kind, "t", layout), make(value, rank / 3, rank % 3)); });
+  const Trace trace =
+      run(kMesh, &r, [&](Sink& sink, int rank) { sink.on_record(site(kind, "t", layout), make(value, rank / 3, rank % 3)); });
   JudgeOptions options;
   options.rtol = 1e-6;
   return judge(r, trace, options);
@@ -38,7 +39,8 @@ TEST(Diagnosis, APartialSumOverTp) {
   const at::Tensor value = values({4, 6}, 1);
   const at::Tensor parts[] = {values({4, 6}, 2), values({4, 6}, 3)};
 
-  const std::string text = diagnosis_of(value, [&](at::Tensor v, int, int tp) { return tp < 2 ? parts[tp] : v - parts[0] - parts[1]; }, RecordKind::kActivationGrad);
+  const std::string text = diagnosis_of(
+      value, [&](at::Tensor v, int, int tp) { return tp < 2 ? parts[tp] : v - parts[0] - parts[1]; }, RecordKind::kActivationGrad);
 
   EXPECT_THAT(text, Eq("gradient at t: rank-local partial over tp (3 copies differ, their sum equals the reference)"));
 }
@@ -47,8 +49,10 @@ TEST(Diagnosis, UnreducedGradientsOverDp) {
   const at::Tensor value = values({4, 6}, 1);
   const at::Tensor delta = values({4, 6}, 2);
 
-  const std::string mean = diagnosis_of(value, [&](at::Tensor v, int dp, int) { return dp == 0 ? v + delta : v - delta; }, RecordKind::kGrad);
-  const std::string weighted = diagnosis_of(value, [&](at::Tensor v, int dp, int) { return dp == 0 ? v + delta : v - 3 * delta; }, RecordKind::kGrad);
+  const std::string mean = diagnosis_of(
+      value, [&](at::Tensor v, int dp, int) { return dp == 0 ? v + delta : v - delta; }, RecordKind::kGrad);
+  const std::string weighted = diagnosis_of(
+      value, [&](at::Tensor v, int dp, int) { return dp == 0 ? v + delta : v - 3 * delta; }, RecordKind::kGrad);
 
   EXPECT_THAT(mean, Eq("gradient of t: rank-local over dp (2 copies differ; combined they give the reference)"));
   EXPECT_THAT(weighted, Eq(mean)) << "unequal token counts: weights 3/4 and 1/4";
@@ -63,7 +67,8 @@ TEST(Diagnosis, TheSameCauseForEveryGradientIsSaidOnceForAll) {
   const Trace trace = run(kMesh, &r, [](Sink& sink, int rank) {
     sink.on_record(site(RecordKind::kActivation, "x", layout_of({8})), values({8}, 9));
     for (int i = 0; i < 3; ++i) {
-      sink.on_record(site(RecordKind::kGrad, fmt::format("w{}", i), layout_of({8})), values({8}, i) + (rank < 3 ? 1 : -1) * values({8}, 50 + i));
+      sink.on_record(site(RecordKind::kGrad, fmt::format("w{}", i), layout_of({8})),
+                     values({8}, i) + (rank < 3 ? 1 : -1) * values({8}, 50 + i));
     }
   });
   JudgeOptions options;
@@ -77,7 +82,10 @@ TEST(Diagnosis, TheSameCauseForEveryGradientIsSaidOnceForAll) {
 
 TEST(Diagnosis, AScaleNamesItsFormula) {
   const at::Tensor value = values({4, 6}, 1);
-  const auto scaled = [&](double factor) { return diagnosis_of(value, [=](at::Tensor v, int, int) { return v * factor; }, RecordKind::kGrad); };
+  const auto scaled = [&](double factor) {
+    return diagnosis_of(
+        value, [=](at::Tensor v, int, int) { return v * factor; }, RecordKind::kGrad);
+  };
 
   EXPECT_THAT(scaled(3), HasSubstr("scale 3 = tp"));
   EXPECT_THAT(scaled(0.5), HasSubstr("scale 0.5 = 1/dp"));
@@ -85,19 +93,20 @@ TEST(Diagnosis, AScaleNamesItsFormula) {
   EXPECT_THAT(scaled(1.0 / 3), HasSubstr("scale 0.3333 = 1/tp"));
   EXPECT_THAT(scaled(6), HasSubstr("scale 6 = dp x tp"));
   EXPECT_THAT(scaled(1.37), Eq("gradient of t: scale 1.37"));
-  EXPECT_THAT(diagnosis_of(value, [](at::Tensor v, int, int tp) { return tp == 1 ? v * 3 : v; }, RecordKind::kGrad), HasSubstr("scale 3 = tp on rank 1, 4"));
+  EXPECT_THAT(diagnosis_of(
+                  value, [](at::Tensor v, int, int tp) { return tp == 1 ? v * 3 : v; }, RecordKind::kGrad),
+              HasSubstr("scale 3 = tp on rank 1, 4"));
 }
 
 TEST(Diagnosis, PositionsHeldTwice) {
   const at::Tensor value = values({4, 24, 5}, 1);
 
-  const std::string text = diagnosis_of(
-      value,
-      [](at::Tensor v, int dp, int tp) {
-        const at::Tensor half = v.narrow(0, 2 * dp, 2).narrow(1, tp == 1 ? 12 : 0, 12);
-        return tp == 2 ? v.narrow(0, 2 * dp, 2) : at::cat({half, half}, 1);
-      },
-      RecordKind::kActivation, {shard(Axis::kDp, 0)});
+  const std::string text = diagnosis_of(value,
+                                        [](at::Tensor v, int dp, int tp) {
+                                          const at::Tensor half = v.narrow(0, 2 * dp, 2).narrow(1, tp == 1 ? 12 : 0, 12);
+                                          return tp == 2 ? v.narrow(0, 2 * dp, 2) : at::cat({half, half}, 1);
+                                        },
+                                        RecordKind::kActivation, {shard(Axis::kDp, 0)});
 
   EXPECT_THAT(text, Eq("forward at t: copies differ over tp; rank 0 holds positions 0..11 twice; rank 1 holds positions 12..23 twice"));
 }
@@ -106,9 +115,16 @@ TEST(Diagnosis, ShiftsAndPermutations) {
   const at::Tensor value = values({4, 9, 5}, 1);
 
   EXPECT_THAT(diagnosis_of(value, [](at::Tensor v, int, int) { return v.roll(2, 1); }), HasSubstr("shift 2 along dim 1"));
-  EXPECT_THAT(diagnosis_of(value, [](at::Tensor v, int, int) { return v.index_select(1, at::tensor({1, 0, 3, 2, 5, 4, 7, 6, 8}, at::kLong)); }),
+  EXPECT_THAT(diagnosis_of(value,
+                           [](at::Tensor v, int, int) {
+                             return v.index_select(1, at::tensor({1, 0, 3, 2, 5, 4, 7, 6, 8}, at::kLong));
+                           }),
               HasSubstr("permuted along dim 1"));
-  EXPECT_THAT(diagnosis_of(value, [](at::Tensor v, int, int) { return v.transpose(0, 2).contiguous().reshape({4, 9, 5}); }), HasSubstr("permuted (the same values"));
+  EXPECT_THAT(diagnosis_of(value,
+                           [](at::Tensor v, int, int) {
+                             return v.transpose(0, 2).contiguous().reshape({4, 9, 5});
+                           }),
+              HasSubstr("permuted (the same values"));
 }
 
 TEST(Diagnosis, OffsetsOfAConstantAndOfARow) {

@@ -30,7 +30,8 @@ std::string missing_ranks(const Trace& actual) {
     if (count != 1) missing.push_back(rank);
   }
   if (missing.empty() && actual.ranks.size() == static_cast<std::size_t>(actual.mesh.world_size())) return "";
-  return fmt::format("{} of {} ranks are there; missing or doubled: {}", actual.ranks.size(), actual.mesh.world_size(), fmt::join(missing, ", "));
+  return fmt::format("{} of {} ranks are there; missing or doubled: {}", actual.ranks.size(), actual.mesh.world_size(),
+                     fmt::join(missing, ", "));
 }
 
 /// Ranks that hold nothing of a tensor by its layout need not record it.
@@ -42,7 +43,8 @@ bool excused(const Layout& layout, const MeshShape& mesh, int rank) {
 
 class Judge {
  public:
-  Judge(const Reference& reference, const Trace& actual, const JudgeOptions& options) : reference_(reference), actual_(actual), options_(options) {
+  Judge(const Reference& reference, const Trace& actual, const JudgeOptions& options)
+      : reference_(reference), actual_(actual), options_(options) {
     verdict_.subject = actual.subject;
     verdict_.case_slug = actual.case_slug;
     verdict_.mesh = actual.mesh;
@@ -61,7 +63,8 @@ class Judge {
     index_records();
     for (const Record& wanted : reference_.trace().ranks[0].records) judge_one(wanted);
     for (const auto& [key, held] : held_) {
-      if (reference_.find(key) == nullptr) add_coverage_finding(key, held.front().record->order, "is not in the reference", {held.front().rank->rank}, verdict_.extra);
+      if (reference_.find(key) == nullptr)
+        add_coverage_finding(key, held.front().record->order, "is not in the reference", {held.front().rank->rank}, verdict_.extra);
     }
     sort_findings();
     summarise_first();
@@ -76,7 +79,8 @@ class Judge {
     }
   }
 
-  void add_coverage_finding(const RecordKey& key, std::int64_t order, std::string problem, std::vector<int> ranks, std::vector<std::string>& list) {
+  void add_coverage_finding(const RecordKey& key, std::int64_t order, std::string problem, std::vector<int> ranks,
+                            std::vector<std::string>& list) {
     list.push_back(describe(key));
     Finding finding;
     finding.key = key;
@@ -100,7 +104,8 @@ class Judge {
       if (!there && !excused(held.front().record->layout, actual_.mesh, rank)) absent.push_back(rank);
     }
     if (!absent.empty()) {
-      add_coverage_finding(wanted.key, wanted.order, fmt::format("was not recorded by rank {}", fmt::join(absent, ", ")), absent, verdict_.missing);
+      add_coverage_finding(wanted.key, wanted.order, fmt::format("was not recorded by rank {}", fmt::join(absent, ", ")), absent,
+                           verdict_.missing);
     }
     TensorResult result = detail::judge_tensor(reference_, wanted, actual_, held, options_);
     if (!result.not_judged.empty() && not_judged_.empty()) not_judged_ = result.not_judged;
@@ -149,7 +154,8 @@ class Judge {
     if (first.stage == Stage::kParameterGrad || first.stage == Stage::kParameterAfterStep || first.stage == Stage::kReplicaDrift) {
       const auto [same, all] = count_same(first.key, cause);
       if (same == all && all > 1) {
-        first.diagnosis = fmt::format("{} of all parameters: {}", first.stage == Stage::kParameterGrad ? "gradients" : "values after the step", cause);
+        first.diagnosis =
+            fmt::format("{} of all parameters: {}", first.stage == Stage::kParameterGrad ? "gradients" : "values after the step", cause);
       } else if (same > 1) {
         first.diagnosis += fmt::format("; the same for {} of {}", same, all);
       }
@@ -196,7 +202,8 @@ class Judge {
     verdict_.status = Status::kConforms;
     double worst = 0;
     for (const TensorComparison& t : verdict_.tensors) {
-      if (t.level != Level::kExact && !t.insensitive && t.allowed_relative_error > 0) worst = std::max(worst, t.stats.relative_error() / t.allowed_relative_error);
+      if (t.level != Level::kExact && !t.insensitive && t.allowed_relative_error > 0)
+        worst = std::max(worst, t.stats.relative_error() / t.allowed_relative_error);
     }
     verdict_.reason = fmt::format("{} tensors compared, the largest error is {:.2g} of what is allowed", verdict_.compared, worst);
   }
@@ -218,6 +225,8 @@ class Judge {
 
 }  // namespace
 
-Verdict judge(const Reference& reference, const Trace& actual, const JudgeOptions& options) { return Judge(reference, actual, options).run(); }
+Verdict judge(const Reference& reference, const Trace& actual, const JudgeOptions& options) {
+  return Judge(reference, actual, options).run();
+}
 
 }  // namespace isoshard

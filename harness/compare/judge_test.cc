@@ -34,7 +34,8 @@ struct Step {
     };
     sink.on_record(site(RecordKind::kDataId, "sample_ids", layout_of({4, 2}, {shard(Axis::kDp, 0)})), cut(ids, 0, -1));
     sink.on_record(site(RecordKind::kParam, "w", layout_of({6, 4}, {shard(Axis::kTp, 0)})), cut(weight, -1, 0));
-    (void)sink.on_activation(site(RecordKind::kActivation, "x", layout_of({4, 6}, {shard(Axis::kDp, 0), shard(Axis::kTp, 1)})), cut(activation, 0, 1));
+    (void)sink.on_activation(site(RecordKind::kActivation, "x", layout_of({4, 6}, {shard(Axis::kDp, 0), shard(Axis::kTp, 1)})),
+                             cut(activation, 0, 1));
     (void)sink.on_activation_grad(site(RecordKind::kActivationGrad, "x", layout_of({4, 6}, {shard(Axis::kDp, 0)}), whole ? 1 : 2),
                                   whole ? activation : cut(activation, 0, -1) * 2);
     sink.on_record(site(RecordKind::kGrad, "w", layout_of({6, 4}, {shard(Axis::kTp, 0)})), cut(gradient, -1, 0));
@@ -56,7 +57,8 @@ Reference step_reference() {
 }
 
 /// What `change` makes of a rank's own copy of the step.
-Trace step_trace(const Reference& reference, const std::function<void(Step&, int rank)>& change = [](Step&, int) {}) {
+Trace step_trace(
+    const Reference& reference, const std::function<void(Step&, int rank)>& change = [](Step&, int) {}) {
   return run(kMesh, &reference, [&](Sink& sink, int rank) {
     Step step;
     change(step, rank);
@@ -86,7 +88,12 @@ TEST(Judge, AShardedRunOfTheSameValuesConforms) {
 TEST(Judge, AMovementWithinTheResponseConformsAndOneBeyondItDiverges) {
   const Reference reference = step_reference();
   const auto off = [&](double error) {
-    return judge(reference, step_trace(reference, [&](Step& step, int) { step.gradient = step.gradient * (1 + error * values({6, 4}, 99)); }), options());
+    return judge(reference,
+                 step_trace(reference,
+                            [&](Step& step, int) {
+                              step.gradient = step.gradient * (1 + error * values({6, 4}, 99));
+                            }),
+                 options());
   };
 
   EXPECT_EQ(off(1e-6).status, Status::kConforms);
@@ -101,11 +108,14 @@ TEST(Judge, AMovementWithinTheResponseConformsAndOneBeyondItDiverges) {
 TEST(Judge, TheFirstFindingIsTheFirstInStageOrderWithItsFirstRank) {
   const Reference reference = step_reference();
 
-  const Verdict verdict = judge(reference, step_trace(reference, [](Step& step, int rank) {
-    if (rank % 3 == 1) step.after = step.after + 1;
-    if (rank >= 3) step.activation = step.activation * 1.5;
-    if (rank % 3 == 2) step.gradient = values({6, 4}, 77);
-  }), options());
+  const Verdict verdict = judge(reference,
+                                step_trace(reference,
+                                           [](Step& step, int rank) {
+                                             if (rank % 3 == 1) step.after = step.after + 1;
+                                             if (rank >= 3) step.activation = step.activation * 1.5;
+                                             if (rank % 3 == 2) step.gradient = values({6, 4}, 77);
+                                           }),
+                                options());
 
   ASSERT_GE(verdict.findings.size(), 4U);
   EXPECT_EQ(verdict.findings[0].stage, Stage::kForward);
@@ -120,12 +130,18 @@ TEST(Judge, TheFirstFindingIsTheFirstInStageOrderWithItsFirstRank) {
 TEST(Judge, DataIdsAndWeightsAsReadMustBeEqual) {
   const Reference reference = step_reference();
 
-  const Verdict ids = judge(reference, step_trace(reference, [](Step& step, int rank) {
-    if (rank == 4) step.ids = step.ids + 1;
-  }), options());
-  const Verdict weights = judge(reference, step_trace(reference, [](Step& step, int rank) {
-    if (rank % 3 == 2) step.weight = step.weight * (1 + 1e-7);
-  }), options());
+  const Verdict ids = judge(reference,
+                            step_trace(reference,
+                                       [](Step& step, int rank) {
+                                         if (rank == 4) step.ids = step.ids + 1;
+                                       }),
+                            options());
+  const Verdict weights = judge(reference,
+                                step_trace(reference,
+                                           [](Step& step, int rank) {
+                                             if (rank % 3 == 2) step.weight = step.weight * (1 + 1e-7);
+                                           }),
+                                options());
 
   EXPECT_EQ(ids.status, Status::kDiverges);
   EXPECT_EQ(ids.findings.at(0).stage, Stage::kDataIds);
@@ -136,9 +152,12 @@ TEST(Judge, DataIdsAndWeightsAsReadMustBeEqual) {
 TEST(Judge, ReplicasThatPartWithinTheToleranceStillDiverge) {
   const Reference reference = step_reference();
 
-  const Verdict verdict = judge(reference, step_trace(reference, [](Step& step, int rank) {
-    if (rank == 4) step.after = step.after * (1 + 2e-7);  // dp coordinate 1, tp coordinate 1
-  }), options());
+  const Verdict verdict = judge(reference,
+                                step_trace(reference,
+                                           [](Step& step, int rank) {
+                                             if (rank == 4) step.after = step.after * (1 + 2e-7);  // dp coordinate 1, tp coordinate 1
+                                           }),
+                                options());
 
   ASSERT_EQ(verdict.status, Status::kDiverges);
   EXPECT_EQ(verdict.findings.at(0).stage, Stage::kReplicaDrift);
@@ -159,11 +178,14 @@ TEST(Judge, SignedZerosAreEqual) {
 TEST(Judge, ANanNeverConforms) {
   const Reference reference = step_reference();
   for (const float poison : {NAN, INFINITY}) {
-    const Verdict verdict = judge(reference, step_trace(reference, [&](Step& step, int rank) {
-      if (rank != 5) return;
-      step.activation = step.activation.clone();
-      step.activation[3][5] = poison;
-    }), options());
+    const Verdict verdict = judge(reference,
+                                  step_trace(reference,
+                                             [&](Step& step, int rank) {
+                                               if (rank != 5) return;
+                                               step.activation = step.activation.clone();
+                                               step.activation[3][5] = poison;
+                                             }),
+                                  options());
 
     ASSERT_EQ(verdict.status, Status::kDiverges);
     EXPECT_THAT(verdict.findings.at(0).ranks, ElementsAre(5));
@@ -287,7 +309,9 @@ TEST(Judge, EveryComparisonReportsTheScaleItWouldReject) {
   ASSERT_GT(gradient.scale_sensitivity, 0);
 
   const auto scaled = [&](double factor) {
-    return judge(reference, step_trace(reference, [&](Step& step, int) { step.gradient = (step.gradient.to(at::kDouble) * factor).to(at::kFloat); }), options());
+    return judge(reference,
+                 step_trace(reference, [&](Step& step, int) { step.gradient = (step.gradient.to(at::kDouble) * factor).to(at::kFloat); }),
+                 options());
   };
 
   EXPECT_EQ(scaled(1 + 1.5 * gradient.scale_sensitivity).status, Status::kDiverges);

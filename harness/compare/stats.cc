@@ -36,8 +36,12 @@ static_assert(kBlock % kLanes == 0, "a last block is padded to whole lanes insid
 class PlainFloatingPoint {
  public:
 #if defined(__x86_64__)
-  PlainFloatingPoint() noexcept : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
-  ~PlainFloatingPoint() { _mm_setcsr(saved_); }
+  PlainFloatingPoint() noexcept : saved_(_mm_getcsr()) {
+    _mm_setcsr(0x1f80);
+  }
+  ~PlainFloatingPoint() {
+    _mm_setcsr(saved_);
+  }
 
  private:
   unsigned saved_;
@@ -57,11 +61,16 @@ struct Steps {
 
 Steps steps_of(Dtype dtype) noexcept {
   switch (dtype) {
-    case Dtype::kFloat64: return {52, -1022};
-    case Dtype::kFloat32: return {23, -126};
-    case Dtype::kBFloat16: return {7, -126};
-    case Dtype::kFloat16: return {10, -14};
-    default: return {0, 0};  // integers: not used, their step is 1
+    case Dtype::kFloat64:
+      return {52, -1022};
+    case Dtype::kFloat32:
+      return {23, -126};
+    case Dtype::kBFloat16:
+      return {7, -126};
+    case Dtype::kFloat16:
+      return {10, -14};
+    default:
+      return {0, 0};  // integers: not used, their step is 1
   }
 }
 
@@ -92,9 +101,15 @@ void widen_as(const std::byte* from, std::int64_t count, double* to) {
 
 void widen(const std::byte* from, Dtype dtype, std::int64_t count, double* to) {
   switch (dtype) {
-    case Dtype::kFloat64: std::memcpy(to, from, static_cast<std::size_t>(count) * 8); return;
-    case Dtype::kFloat32: widen_float(from, count, to); return;
-    case Dtype::kBFloat16: widen_bf16(from, count, to); return;
+    case Dtype::kFloat64:
+      std::memcpy(to, from, static_cast<std::size_t>(count) * 8);
+      return;
+    case Dtype::kFloat32:
+      widen_float(from, count, to);
+      return;
+    case Dtype::kBFloat16:
+      widen_bf16(from, count, to);
+      return;
     case Dtype::kFloat16:
       for (std::int64_t i = 0; i < count; ++i) {
         std::uint16_t bits;
@@ -102,11 +117,21 @@ void widen(const std::byte* from, Dtype dtype, std::int64_t count, double* to) {
         to[i] = static_cast<double>(fp16_to_float(bits));
       }
       return;
-    case Dtype::kInt64: widen_as<std::int64_t>(from, count, to); return;
-    case Dtype::kInt32: widen_as<std::int32_t>(from, count, to); return;
-    case Dtype::kInt16: widen_as<std::int16_t>(from, count, to); return;
-    case Dtype::kInt8: widen_as<std::int8_t>(from, count, to); return;
-    case Dtype::kUint8: widen_as<std::uint8_t>(from, count, to); return;
+    case Dtype::kInt64:
+      widen_as<std::int64_t>(from, count, to);
+      return;
+    case Dtype::kInt32:
+      widen_as<std::int32_t>(from, count, to);
+      return;
+    case Dtype::kInt16:
+      widen_as<std::int16_t>(from, count, to);
+      return;
+    case Dtype::kInt8:
+      widen_as<std::int8_t>(from, count, to);
+      return;
+    case Dtype::kUint8:
+      widen_as<std::uint8_t>(from, count, to);
+      return;
     case Dtype::kBool:
       for (std::int64_t i = 0; i < count; ++i) to[i] = from[i] == std::byte{0} ? 0.0 : 1.0;
       return;
@@ -161,8 +186,12 @@ ISOSHARD_CLONES void add_block(Sums& sums, const double* reference, const double
   sums = s;
 }
 
-double total(const std::array<double, kLanes>& v) noexcept { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
-double largest(const std::array<double, kLanes>& v) noexcept { return *std::max_element(v.begin(), v.end()); }
+double total(const std::array<double, kLanes>& v) noexcept {
+  return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+}
+double largest(const std::array<double, kLanes>& v) noexcept {
+  return *std::max_element(v.begin(), v.end());
+}
 std::int64_t total(const std::array<std::int64_t, kLanes>& v) noexcept {
   std::int64_t sum = 0;
   for (const std::int64_t x : v) sum += x;
@@ -196,10 +225,9 @@ void take_out_nonfinite(Stats& stats, const Run& run, std::int64_t begin, std::i
       ++stats.unequal_values;
       if (stats.first_unequal < 0 || run.index + begin + i < stats.first_unequal) stats.first_unequal = run.index + begin + i;
     }
-    const bool same_bits = run.same_dtype_unscaled
-                               ? std::memcmp(run.reference + (begin + i) * size_r, run.actual + (begin + i) * size_r,
-                                             static_cast<std::size_t>(size_r)) == 0
-                               : std::bit_cast<std::uint64_t>(r) == std::bit_cast<std::uint64_t>(a);
+    const bool same_bits = run.same_dtype_unscaled ? std::memcmp(run.reference + (begin + i) * size_r, run.actual + (begin + i) * size_r,
+                                                                 static_cast<std::size_t>(size_r)) == 0
+                                                   : std::bit_cast<std::uint64_t>(r) == std::bit_cast<std::uint64_t>(a);
     stats.unequal_bits += same_bits ? 0 : 1;
     reference[i] = 0;
     actual[i] = 0;
@@ -227,7 +255,8 @@ void locate(Stats& stats, const Run& run, std::int64_t begin, std::int64_t count
 }
 
 void accumulate_floats(Stats& stats, const Run& run, std::int64_t total_count) {
-  const Steps steps = steps_of(unit_roundoff(run.reference_dtype) >= unit_roundoff(run.actual_dtype) ? run.reference_dtype : run.actual_dtype);
+  const Steps steps =
+      steps_of(unit_roundoff(run.reference_dtype) >= unit_roundoff(run.actual_dtype) ? run.reference_dtype : run.actual_dtype);
   const std::int64_t min_bits = static_cast<std::int64_t>(steps.min_exponent + 1023) << 52;
   const double ulp_factor = std::ldexp(1.0, steps.fraction_bits);
   alignas(64) std::array<double, kBlock> reference;
@@ -279,12 +308,18 @@ std::int64_t integer_at(const std::byte* data, Dtype dtype, std::int64_t i) noex
     return static_cast<std::int64_t>(value);
   };
   switch (dtype) {
-    case Dtype::kInt64: return read(std::int64_t{});
-    case Dtype::kInt32: return read(std::int32_t{});
-    case Dtype::kInt16: return read(std::int16_t{});
-    case Dtype::kInt8: return read(std::int8_t{});
-    case Dtype::kUint8: return read(std::uint8_t{});
-    default: return data[i] == std::byte{0} ? 0 : 1;
+    case Dtype::kInt64:
+      return read(std::int64_t{});
+    case Dtype::kInt32:
+      return read(std::int32_t{});
+    case Dtype::kInt16:
+      return read(std::int16_t{});
+    case Dtype::kInt8:
+      return read(std::int8_t{});
+    case Dtype::kUint8:
+      return read(std::uint8_t{});
+    default:
+      return data[i] == std::byte{0} ? 0 : 1;
   }
 }
 
@@ -326,7 +361,9 @@ double Stats::relative_error() const noexcept {
   return std::sqrt(sum_sq_diff / sum_sq_reference);
 }
 
-double Stats::scale() const noexcept { return sum_sq_reference == 0 ? 1 : dot / sum_sq_reference; }
+double Stats::scale() const noexcept {
+  return sum_sq_reference == 0 ? 1 : dot / sum_sq_reference;
+}
 
 double Stats::cosine() const noexcept {
   if (sum_sq_reference == 0 && sum_sq_actual == 0) return 1;
@@ -337,7 +374,8 @@ double Stats::cosine() const noexcept {
 void accumulate(Stats& stats, const std::byte* reference, Dtype reference_dtype, const std::byte* actual, Dtype actual_dtype,
                 std::int64_t count, std::int64_t index, double grad_scale, const std::uint8_t* selected) {
   const PlainFloatingPoint plain;
-  const Run run{reference, actual, reference_dtype, actual_dtype, index, grad_scale, selected, reference_dtype == actual_dtype && grad_scale == 1.0};
+  const Run run{reference, actual,     reference_dtype, actual_dtype,
+                index,     grad_scale, selected,        reference_dtype == actual_dtype && grad_scale == 1.0};
   if (!is_floating(reference_dtype) && !is_floating(actual_dtype) && grad_scale == 1.0) {
     accumulate_integers(stats, run, count);
   } else {
@@ -372,6 +410,8 @@ void merge(Stats& a, const Stats& b) noexcept {
   if (b.first_unequal >= 0 && (a.first_unequal < 0 || b.first_unequal < a.first_unequal)) a.first_unequal = b.first_unequal;
 }
 
-std::uint64_t digest_of(const std::byte* data, std::size_t bytes, std::uint64_t seed) noexcept { return XXH3_64bits_withSeed(data, bytes, seed); }
+std::uint64_t digest_of(const std::byte* data, std::size_t bytes, std::uint64_t seed) noexcept {
+  return XXH3_64bits_withSeed(data, bytes, seed);
+}
 
 }  // namespace isoshard

@@ -30,16 +30,36 @@ Bytes encode(const std::vector<double>& values, Dtype dtype) {
   for (std::size_t i = 0; i < values.size(); ++i) {
     const auto store = [&](auto value) { std::memcpy(out.data() + i * sizeof(value), &value, sizeof(value)); };
     switch (dtype) {
-      case Dtype::kFloat64: store(values[i]); break;
-      case Dtype::kFloat32: store(static_cast<float>(values[i])); break;
-      case Dtype::kBFloat16: store(float_to_bf16(static_cast<float>(values[i]))); break;
-      case Dtype::kFloat16: store(float_to_fp16(static_cast<float>(values[i]))); break;
-      case Dtype::kInt64: store(static_cast<std::int64_t>(values[i])); break;
-      case Dtype::kInt32: store(static_cast<std::int32_t>(values[i])); break;
-      case Dtype::kInt16: store(static_cast<std::int16_t>(values[i])); break;
-      case Dtype::kInt8: store(static_cast<std::int8_t>(values[i])); break;
-      case Dtype::kUint8: store(static_cast<std::uint8_t>(values[i])); break;
-      case Dtype::kBool: store(static_cast<std::uint8_t>(values[i] != 0)); break;
+      case Dtype::kFloat64:
+        store(values[i]);
+        break;
+      case Dtype::kFloat32:
+        store(static_cast<float>(values[i]));
+        break;
+      case Dtype::kBFloat16:
+        store(float_to_bf16(static_cast<float>(values[i])));
+        break;
+      case Dtype::kFloat16:
+        store(float_to_fp16(static_cast<float>(values[i])));
+        break;
+      case Dtype::kInt64:
+        store(static_cast<std::int64_t>(values[i]));
+        break;
+      case Dtype::kInt32:
+        store(static_cast<std::int32_t>(values[i]));
+        break;
+      case Dtype::kInt16:
+        store(static_cast<std::int16_t>(values[i]));
+        break;
+      case Dtype::kInt8:
+        store(static_cast<std::int8_t>(values[i]));
+        break;
+      case Dtype::kUint8:
+        store(static_cast<std::uint8_t>(values[i]));
+        break;
+      case Dtype::kBool:
+        store(static_cast<std::uint8_t>(values[i] != 0));
+        break;
     }
   }
   return out;
@@ -156,7 +176,8 @@ TEST(Stats, IntegersBeyondFp64AreComparedExactly) {
   const std::int64_t other = std::int64_t{1} << 60;
   Stats stats;
 
-  accumulate(stats, reinterpret_cast<const std::byte*>(&big), Dtype::kInt64, reinterpret_cast<const std::byte*>(&other), Dtype::kInt64, 1, 0);
+  accumulate(stats, reinterpret_cast<const std::byte*>(&big), Dtype::kInt64, reinterpret_cast<const std::byte*>(&other), Dtype::kInt64, 1,
+             0);
 
   EXPECT_EQ(stats.unequal_values, 1);
   EXPECT_EQ(stats.max_abs, 1);
@@ -200,9 +221,10 @@ TEST(Stats, MergingTwoHalvesIsTheWhole) {
   a[600] += 7;
   a[900] = kNan;
   const Stats whole = compare_f32(r, a);
-  Stats left = compare(std::vector<double>(r.begin(), r.begin() + 500), Dtype::kFloat32, std::vector<double>(a.begin(), a.begin() + 500), Dtype::kFloat32);
-  const Stats right =
-      compare(std::vector<double>(r.begin() + 500, r.end()), Dtype::kFloat32, std::vector<double>(a.begin() + 500, a.end()), Dtype::kFloat32, 1, 500);
+  Stats left = compare(std::vector<double>(r.begin(), r.begin() + 500), Dtype::kFloat32, std::vector<double>(a.begin(), a.begin() + 500),
+                       Dtype::kFloat32);
+  const Stats right = compare(std::vector<double>(r.begin() + 500, r.end()), Dtype::kFloat32, std::vector<double>(a.begin() + 500, a.end()),
+                              Dtype::kFloat32, 1, 500);
   Stats reversed = right;
 
   merge(reversed, left);
@@ -282,7 +304,8 @@ const Dtype kEvery[] = {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16, Dtyp
                         Dtype::kInt32,   Dtype::kInt16,   Dtype::kInt8,     Dtype::kUint8,   Dtype::kBool};
 INSTANTIATE_TEST_SUITE_P(Pairs, StatsOfEveryDtype, testing::Combine(testing::ValuesIn(kEvery), testing::ValuesIn(kEvery)),
                          [](const auto& param_info) {
-                           return std::string(name_of(std::get<0>(param_info.param))) + "_" + std::string(name_of(std::get<1>(param_info.param)));
+                           return std::string(name_of(std::get<0>(param_info.param))) + "_" +
+                                  std::string(name_of(std::get<1>(param_info.param)));
                          });
 
 }  // namespace

@@ -141,7 +141,8 @@ class TensorJudge {
 
   /// Copies with different bits that all equal the reference in value differ in signed zeros only.
   static bool only_zeros_differ(const std::vector<Copy>& copies) {
-    return std::all_of(copies.begin(), copies.end(), [](const Copy& c) { return c.part->stats.numel > 0 && c.part->stats.unequal_values == 0; });
+    return std::all_of(copies.begin(), copies.end(),
+                       [](const Copy& c) { return c.part->stats.numel > 0 && c.part->stats.unequal_values == 0; });
   }
 
   void check_copies() {
@@ -165,7 +166,8 @@ class TensorJudge {
     }
     if (odd.empty()) return;
     result_.differing_axes.assign(axes.begin(), axes.end());
-    copies_evidence_ = fmt::format("{} different values of what should be equal; ranks {} differ from the others", most_copies, fmt::join(odd, ", "));
+    copies_evidence_ =
+        fmt::format("{} different values of what should be equal; ranks {} differ from the others", most_copies, fmt::join(odd, ", "));
     odd_ranks_.assign(odd.begin(), odd.end());
   }
 
@@ -173,7 +175,8 @@ class TensorJudge {
     if (a.part->digest == b.part->digest) return;
     std::vector<Axis> apart;
     for (const AxisDegree& axis : actual_.mesh.axes()) {
-      if (actual_.mesh.coordinate(a.held.rank->rank, axis.axis) != actual_.mesh.coordinate(b.held.rank->rank, axis.axis)) apart.push_back(axis.axis);
+      if (actual_.mesh.coordinate(a.held.rank->rank, axis.axis) != actual_.mesh.coordinate(b.held.rank->rank, axis.axis))
+        apart.push_back(axis.axis);
     }
     if (apart.size() == 1) axes.insert(apart.front());
   }
@@ -181,7 +184,8 @@ class TensorJudge {
   /// The copy farthest from the reference.
   static const Copy& worst_of(const std::vector<Copy>& copies) {
     return *std::max_element(copies.begin(), copies.end(), [](const Copy& a, const Copy& b) {
-      return std::tuple(a.part->stats.nonfinite_mismatch, a.part->stats.sum_sq_diff) < std::tuple(b.part->stats.nonfinite_mismatch, b.part->stats.sum_sq_diff);
+      return std::tuple(a.part->stats.nonfinite_mismatch, a.part->stats.sum_sq_diff) <
+             std::tuple(b.part->stats.nonfinite_mismatch, b.part->stats.sum_sq_diff);
     });
   }
 
@@ -222,7 +226,8 @@ class TensorJudge {
     c.level = options_.level;
     const Response* response = reference_.response(wanted_.key);
     if (response == nullptr) {
-      result_.not_judged = fmt::format("the reference has no response for {}: run its perturbed runs, or give a tolerance", describe(wanted_.key));
+      result_.not_judged =
+          fmt::format("the reference has no response for {}: run its perturbed runs, or give a tolerance", describe(wanted_.key));
       return false;
     }
     const double norm = std::sqrt(c.stats.sum_sq_reference);
@@ -231,7 +236,8 @@ class TensorJudge {
     c.allowed_scale_error = tolerance.scale_error;
     c.allowed_absolute = tolerance.absolute;
     c.insensitive = tolerance.insensitive;
-    c.scale_sensitivity = tolerance.insensitive ? (norm > 0 ? tolerance.absolute / norm : 0) : std::min(tolerance.relative_error, tolerance.scale_error);
+    c.scale_sensitivity =
+        tolerance.insensitive ? (norm > 0 ? tolerance.absolute / norm : 0) : std::min(tolerance.relative_error, tolerance.scale_error);
     return true;
   }
 
@@ -269,7 +275,8 @@ class TensorJudge {
     }
     const bool confirmed = first != nullptr && is_confirmed(*first);
     const bool drift = c.stage == Stage::kParameterAfterStep && !odd_ranks_.empty();
-    std::string problem = odd_ranks_.empty() ? "differs from the reference" : fmt::format("copies differ{}, and from the reference", over_axes());
+    std::string problem =
+        odd_ranks_.empty() ? "differs from the reference" : fmt::format("copies differ{}, and from the reference", over_axes());
     add_finding(std::move(problem), evidence(c, first), std::move(ranks), drift ? Stage::kReplicaDrift : c.stage, confirmed);
   }
 
@@ -279,9 +286,11 @@ class TensorJudge {
     if (c.level == Level::kExact) {
       text += " (must be equal)";
     } else if (c.insensitive) {
-      text += fmt::format(", error norm {:.3g} (allowed {:.3g}: the reference is below its own response)", std::sqrt(s.sum_sq_diff), c.allowed_absolute);
+      text += fmt::format(", error norm {:.3g} (allowed {:.3g}: the reference is below its own response)", std::sqrt(s.sum_sq_diff),
+                          c.allowed_absolute);
     } else {
-      text += fmt::format(" (allowed {:.3g}), scale {:.6g} (allowed error {:.3g})", c.allowed_relative_error, s.scale(), c.allowed_scale_error);
+      text +=
+          fmt::format(" (allowed {:.3g}), scale {:.6g} (allowed error {:.3g})", c.allowed_relative_error, s.scale(), c.allowed_scale_error);
     }
     text += fmt::format(", max abs {:.3g}, {} of {} elements differ", s.max_abs, s.unequal_values, s.numel);
     if (s.nonfinite_mismatch != 0) {
@@ -348,7 +357,8 @@ class TensorJudge {
       if (digest_of(bytes, static_cast<std::size_t>(numel) * size_of(h.record->dtype)) != recorded.digest) return false;
       if (h.record->unmasked >= 0) continue;  // the mask was the rank's own
       compare_part(repeated, *h.record, bytes, reference_.bytes(wanted_), wanted_.dtype, wanted_.grad_scale, nullptr);
-      if (repeated.stats.unequal_values != recorded.stats.unequal_values || repeated.stats.nonfinite_mismatch != recorded.stats.nonfinite_mismatch ||
+      if (repeated.stats.unequal_values != recorded.stats.unequal_values ||
+          repeated.stats.nonfinite_mismatch != recorded.stats.nonfinite_mismatch ||
           repeated.stats.sum_sq_diff != recorded.stats.sum_sq_diff) {
         return false;
       }

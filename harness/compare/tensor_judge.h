@@ -18,8 +18,8 @@ struct Held {
 struct TensorResult {
   TensorComparison comparison;
   std::vector<Finding> findings;
-  std::vector<Axis> differing_axes;   ///< axes along which copies differ
-  std::string not_judged;             ///< why this tensor could not be judged; empty if it was
+  std::vector<Axis> differing_axes;  ///< axes along which copies differ
+  std::string not_judged;            ///< why this tensor could not be judged; empty if it was
 };
 
 /// `reference_record` is the reference's record of the same key.

@@ -6,20 +6,28 @@ namespace isoshard {
 
 std::string_view name_of(Level level) noexcept {
   switch (level) {
-    case Level::kExact: return "exact";
-    case Level::kBounded: return "bounded";
-    case Level::kPerturbed: return "perturbed";
-    case Level::kReported: return "reported";
+    case Level::kExact:
+      return "exact";
+    case Level::kBounded:
+      return "bounded";
+    case Level::kPerturbed:
+      return "perturbed";
+    case Level::kReported:
+      return "reported";
   }
   return "unknown";
 }
 
 std::string_view name_of(Status status) noexcept {
   switch (status) {
-    case Status::kConforms: return "conforms";
-    case Status::kDiverges: return "diverges";
-    case Status::kIncomplete: return "incomplete";
-    case Status::kVacuous: return "vacuous";
+    case Status::kConforms:
+      return "conforms";
+    case Status::kDiverges:
+      return "diverges";
+    case Status::kIncomplete:
+      return "incomplete";
+    case Status::kVacuous:
+      return "vacuous";
   }
   return "unknown";
 }

@@ -24,15 +24,15 @@ struct TensorComparison {
   RecordKey key;
   Stage stage = Stage::kForward;
   Level level = Level::kPerturbed;
-  Stats stats;                      ///< over distinct parts, each once (of copies that differ, the one farthest from the reference)
+  Stats stats;  ///< over distinct parts, each once (of copies that differ, the one farthest from the reference)
   double allowed_relative_error = 0;
   double allowed_scale_error = 0;
-  double allowed_absolute = 0;      ///< for insensitive tensors: largest allowed Frobenius norm of the difference
-  bool insensitive = false;         ///< reference norm below its own absolute response
-  double scale_sensitivity = 0;     ///< the smallest scale error that would have been rejected; 0 at level exact
-  double unmasked_share = 1;        ///< share of elements judged (parameters after an Adam step)
-  bool sharded = false;             ///< some rank held less than the whole
-  int ranks = 0;                    ///< that hold a part
+  double allowed_absolute = 0;   ///< for insensitive tensors: largest allowed Frobenius norm of the difference
+  bool insensitive = false;      ///< reference norm below its own absolute response
+  double scale_sensitivity = 0;  ///< the smallest scale error that would have been rejected; 0 at level exact
+  double unmasked_share = 1;     ///< share of elements judged (parameters after an Adam step)
+  bool sharded = false;          ///< some rank held less than the whole
+  int ranks = 0;                 ///< that hold a part
   bool within = true;
   std::vector<double> reference_values, actual_values;  ///< of scalars (at most 64 numbers), put together from all ranks
 };
@@ -52,17 +52,17 @@ struct Verdict {
   Status status = Status::kVacuous;
   std::string subject, case_slug;
   MeshShape mesh;
-  std::vector<TensorComparison> tensors;   ///< in execution order
+  std::vector<TensorComparison> tensors;  ///< in execution order
   std::vector<Finding> findings;
-  std::vector<std::string> missing, extra; ///< records only in the reference, only in the run; all listed
-  std::int64_t compared = 0;               ///< tensors compared
-  std::string reason;                      ///< one line for the verdict line
+  std::vector<std::string> missing, extra;  ///< records only in the reference, only in the run; all listed
+  std::int64_t compared = 0;                ///< tensors compared
+  std::string reason;                       ///< one line for the verdict line
 };
 
 struct JudgeOptions {
-  Level level = Level::kPerturbed;         ///< for what is not exact anyway (data ids, masks, weights as read, replicas)
-  double k = 3;                            ///< tolerance = k x the largest response
-  Dtype coarsest = Dtype::kFloat32;        ///< the coarsest dtype on any tensor's path: floors use it
+  Level level = Level::kPerturbed;   ///< for what is not exact anyway (data ids, masks, weights as read, replicas)
+  double k = 3;                      ///< tolerance = k x the largest response
+  Dtype coarsest = Dtype::kFloat32;  ///< the coarsest dtype on any tensor's path: floors use it
   /// Without responses: the largest relative Frobenius error and scale error of what is not exact anyway.
   std::optional<double> rtol;
   /// The factor that settings demand on activation gradients (dp for averaging); a record that declares another diverges.

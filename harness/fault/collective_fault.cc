@@ -74,8 +74,8 @@ class FaultyCommunicator final : public Communicator {
                              const CallInfo& info) override {
     return send_call({CollectiveOp::kReduceScatterUneven, input, output, reduction, 0, info, inner_.get(), counts});
   }
-  Work all_to_all(ConstBuffer input, std::span<const std::int64_t> input_counts, Buffer output,
-                  std::span<const std::int64_t> output_counts, const CallInfo& info) override {
+  Work all_to_all(ConstBuffer input, std::span<const std::int64_t> input_counts, Buffer output, std::span<const std::int64_t> output_counts,
+                  const CallInfo& info) override {
     return send_call({CollectiveOp::kAllToAll, input, output, Reduction::kSum, 0, info, inner_.get(), input_counts, output_counts});
   }
   Work send(ConstBuffer data, int to, const CallInfo& info) override {
@@ -113,18 +113,31 @@ class FaultyCommunicator final : public Communicator {
 
 Work InterceptedCall::pass() const {
   switch (op) {
-    case CollectiveOp::kAllReduce: return comm->all_reduce(output, reduction, info);
-    case CollectiveOp::kAllGather: return comm->all_gather(input, output, info);
-    case CollectiveOp::kReduceScatter: return comm->reduce_scatter(input, output, reduction, info);
-    case CollectiveOp::kBroadcast: return comm->broadcast(output, root, info);
-    case CollectiveOp::kBarrier: comm->barrier(info); return {};
-    case CollectiveOp::kAllGatherUneven: return comm->all_gather_uneven(input, output, input_counts, info);
-    case CollectiveOp::kReduceScatterUneven: return comm->reduce_scatter_uneven(input, output, input_counts, reduction, info);
-    case CollectiveOp::kAllToAll: return comm->all_to_all(input, input_counts, output, output_counts, info);
-    case CollectiveOp::kSend: return comm->send(input, root, info);
-    case CollectiveOp::kRecv: return comm->recv(output, root, info);
-    case CollectiveOp::kSendRecv: return comm->send_recv(transfers);
-    case CollectiveOp::kSplit: break;  // never intercepted
+    case CollectiveOp::kAllReduce:
+      return comm->all_reduce(output, reduction, info);
+    case CollectiveOp::kAllGather:
+      return comm->all_gather(input, output, info);
+    case CollectiveOp::kReduceScatter:
+      return comm->reduce_scatter(input, output, reduction, info);
+    case CollectiveOp::kBroadcast:
+      return comm->broadcast(output, root, info);
+    case CollectiveOp::kBarrier:
+      comm->barrier(info);
+      return {};
+    case CollectiveOp::kAllGatherUneven:
+      return comm->all_gather_uneven(input, output, input_counts, info);
+    case CollectiveOp::kReduceScatterUneven:
+      return comm->reduce_scatter_uneven(input, output, input_counts, reduction, info);
+    case CollectiveOp::kAllToAll:
+      return comm->all_to_all(input, input_counts, output, output_counts, info);
+    case CollectiveOp::kSend:
+      return comm->send(input, root, info);
+    case CollectiveOp::kRecv:
+      return comm->recv(output, root, info);
+    case CollectiveOp::kSendRecv:
+      return comm->send_recv(transfers);
+    case CollectiveOp::kSplit:
+      break;  // never intercepted
   }
   throw CommError("a collective of an unknown kind was called");
 }

@@ -22,10 +22,10 @@ struct InterceptedCall {
   Reduction reduction = Reduction::kSum;
   int root = 0;
   CallInfo info;
-  Communicator* comm = nullptr;   ///< the undecorated group that was called
-  std::span<const std::int64_t> input_counts{};    ///< all_to_all, and the blocks of uneven calls
-  std::span<const std::int64_t> output_counts{};   ///< all_to_all
-  std::span<const Transfer> transfers{};           ///< kSendRecv, whose `info` is that of the first one
+  Communicator* comm = nullptr;                   ///< the undecorated group that was called
+  std::span<const std::int64_t> input_counts{};   ///< all_to_all, and the blocks of uneven calls
+  std::span<const std::int64_t> output_counts{};  ///< all_to_all
+  std::span<const Transfer> transfers{};          ///< kSendRecv, whose `info` is that of the first one
 
   /// Carries the call out unchanged.
   Work pass() const;

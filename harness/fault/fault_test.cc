@@ -23,7 +23,9 @@ class Borrowed final : public Communicator {
   int world_rank_of(int rank) const override { return inner_.world_rank_of(rank); }
   Work all_reduce(Buffer data, Reduction reduction, const CallInfo& info) override { return inner_.all_reduce(data, reduction, info); }
   Work all_gather(ConstBuffer in, Buffer out, const CallInfo& info) override { return inner_.all_gather(in, out, info); }
-  Work reduce_scatter(ConstBuffer in, Buffer out, Reduction r, const CallInfo& info) override { return inner_.reduce_scatter(in, out, r, info); }
+  Work reduce_scatter(ConstBuffer in, Buffer out, Reduction r, const CallInfo& info) override {
+    return inner_.reduce_scatter(in, out, r, info);
+  }
   using Communicator::all_to_all;
   Work all_gather_uneven(ConstBuffer in, Buffer out, std::span<const std::int64_t> counts, const CallInfo& info) override {
     return inner_.all_gather_uneven(in, out, counts, info);
@@ -50,8 +52,8 @@ class Borrowed final : public Communicator {
 constexpr int kRanks = 3;
 
 // Every rank contributes {1, 1, 1, 1}; returns what rank 0 holds after a decorated sum over one group split from the world.
-std::array<std::int32_t, 4> sum_with(std::shared_ptr<const CollectiveFault> fault, std::span<const Segment> segments, const FaultProbe& probe,
-                                     Purpose purpose = Purpose::kGradReduce) {
+std::array<std::int32_t, 4> sum_with(std::shared_ptr<const CollectiveFault> fault, std::span<const Segment> segments,
+                                     const FaultProbe& probe, Purpose purpose = Purpose::kGradReduce) {
   std::array<std::int32_t, 4> result{};
   ThreadWorld world(kRanks);
   world.run([&](Communicator& comm) {
@@ -59,7 +61,8 @@ std::array<std::int32_t, 4> sum_with(std::shared_ptr<const CollectiveFault> faul
     auto decorated = decorate_with_fault(std::make_unique<Borrowed>(comm), fault, probe);
     auto group = decorated->split(0, comm.rank());
     std::array<std::int32_t, 4> data = {1, 1, 1, 1};
-    group->all_reduce({reinterpret_cast<std::byte*>(data.data()), 4, Dtype::kInt32}, Reduction::kSum, {purpose, Axis::kDp, segments}).wait();
+    group->all_reduce({reinterpret_cast<std::byte*>(data.data()), 4, Dtype::kInt32}, Reduction::kSum, {purpose, Axis::kDp, segments})
+        .wait();
     if (comm.rank() == 0) result = data;
   });
   return result;

@@ -24,8 +24,12 @@ FaultProbe::FaultProbe() {
   counter_ = std::shared_ptr<void>(new (memory) Counter(0), [](void* p) { munmap(p, sizeof(Counter)); });
 }
 
-void FaultProbe::fired() const noexcept { static_cast<Counter*>(counter_.get())->fetch_add(1, std::memory_order_relaxed); }
+void FaultProbe::fired() const noexcept {
+  static_cast<Counter*>(counter_.get())->fetch_add(1, std::memory_order_relaxed);
+}
 
-std::int64_t FaultProbe::count() const noexcept { return static_cast<Counter*>(counter_.get())->load(std::memory_order_relaxed); }
+std::int64_t FaultProbe::count() const noexcept {
+  return static_cast<Counter*>(counter_.get())->load(std::memory_order_relaxed);
+}
 
 }  // namespace isoshard

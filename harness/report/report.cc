@@ -11,7 +11,7 @@
 namespace isoshard {
 namespace {
 
-constexpr std::size_t kMaxRows = 48;      ///< of module outputs, unless every tensor is asked for
+constexpr std::size_t kMaxRows = 48;  ///< of module outputs, unless every tensor is asked for
 constexpr std::size_t kMaxFindings = 10;
 
 std::string mesh_words(const MeshShape& mesh) {
@@ -22,10 +22,14 @@ std::string mesh_words(const MeshShape& mesh) {
 
 std::string_view upper_name_of(Status status) {
   switch (status) {
-    case Status::kConforms: return "CONFORMS";
-    case Status::kDiverges: return "DIVERGES";
-    case Status::kIncomplete: return "INCOMPLETE";
-    case Status::kVacuous: return "VACUOUS";
+    case Status::kConforms:
+      return "CONFORMS";
+    case Status::kDiverges:
+      return "DIVERGES";
+    case Status::kIncomplete:
+      return "INCOMPLETE";
+    case Status::kVacuous:
+      return "VACUOUS";
   }
   return "UNKNOWN";
 }
@@ -112,14 +116,18 @@ class Table {
     rows(tensors, !options_.all_tensors);
   }
 
-  void header() { text_ += fmt::format("    {:<44}{:>14}{:>14}{:>11}{:>11}{:>11}\n", "", "norm reference", "norm actual", "max abs", "relative", "allowed"); }
+  void header() {
+    text_ +=
+        fmt::format("    {:<44}{:>14}{:>14}{:>11}{:>11}{:>11}\n", "", "norm reference", "norm actual", "max abs", "relative", "allowed");
+  }
 
   void row(const TensorComparison& t) {
     const Stats& s = t.stats;
-    const std::string name = t.key.call == 0 || t.key.kind == RecordKind::kParam ? t.key.name : fmt::format("{} (call {})", t.key.name, t.key.call);
+    const std::string name =
+        t.key.call == 0 || t.key.kind == RecordKind::kParam ? t.key.name : fmt::format("{} (call {})", t.key.name, t.key.call);
     const std::string allowed = t.level == Level::kExact ? "equal" : fmt::format("{:.2e}", t.allowed_relative_error);
-    text_ += fmt::format("    {:<44}{:>14.6g}{:>14.6g}{:>11.2e}{:>11.2e}{:>11}{}\n", name, std::sqrt(s.sum_sq_reference), std::sqrt(s.sum_sq_actual), s.max_abs,
-                         s.relative_error(), allowed, mark(t));
+    text_ += fmt::format("    {:<44}{:>14.6g}{:>14.6g}{:>11.2e}{:>11.2e}{:>11}{}\n", name, std::sqrt(s.sum_sq_reference),
+                         std::sqrt(s.sum_sq_actual), s.max_abs, s.relative_error(), allowed, mark(t));
   }
 
   void rows(const std::vector<const TensorComparison*>& tensors, bool only_outside) {
@@ -141,7 +149,8 @@ class Table {
         const double r = t->reference_values[i], a = t->actual_values[i];
         const double difference = std::fabs(a - r);
         text_ += fmt::format("  {:<22}reference {:<14.9g} actual {:<14.9g} difference {:.2e} ({:.2e} relative){}\n",
-                             several ? fmt::format("{}[{}]", t->key.name, i) : t->key.name, r, a, difference, difference == 0 ? 0 : difference / std::fabs(r), mark(*t));
+                             several ? fmt::format("{}[{}]", t->key.name, i) : t->key.name, r, a, difference,
+                             difference == 0 ? 0 : difference / std::fabs(r), mark(*t));
       }
     }
   }
@@ -167,7 +176,8 @@ class Table {
   }
 
   void summary_line_of_forward(const std::vector<const TensorComparison*>& all, std::size_t hidden) {
-    text_ += fmt::format("  {:<22}{} tensors{}\n", "module outputs", all.size(), hidden > 0 ? fmt::format(", {} within tolerance not shown", hidden) : "");
+    text_ += fmt::format("  {:<22}{} tensors{}\n", "module outputs", all.size(),
+                         hidden > 0 ? fmt::format(", {} within tolerance not shown", hidden) : "");
   }
 
   void coverage(std::string_view title, const std::vector<std::string>& names) {
@@ -199,10 +209,13 @@ class Table {
 
 }  // namespace
 
-std::string render(const Verdict& verdict, const RenderOptions& options) { return Table(verdict, options).run(); }
+std::string render(const Verdict& verdict, const RenderOptions& options) {
+  return Table(verdict, options).run();
+}
 
 std::string verdict_line(const Verdict& verdict) {
-  return fmt::format("{}  {} {} ({}): {}", upper_name_of(verdict.status), verdict.subject, verdict.case_slug, mesh_words(verdict.mesh), verdict.reason);
+  return fmt::format("{}  {} {} ({}): {}", upper_name_of(verdict.status), verdict.subject, verdict.case_slug, mesh_words(verdict.mesh),
+                     verdict.reason);
 }
 
 }  // namespace isoshard

@@ -23,7 +23,9 @@ json numbers(const std::vector<double>& values) {
   return list;
 }
 
-json key_json(const RecordKey& key) { return {{"step", key.step}, {"kind", name_of(key.kind)}, {"name", key.name}, {"call", key.call}}; }
+json key_json(const RecordKey& key) {
+  return {{"step", key.step}, {"kind", name_of(key.kind)}, {"name", key.name}, {"call", key.call}};
+}
 
 json tensor_json(const TensorComparison& t) {
   const Stats& s = t.stats;

@@ -25,10 +25,12 @@ Verdict verdict_of(double factor) {
     return Body([=](Sink& sink, int rank) {
       const at::Tensor losses = at::tensor({5.5, 5.25}, at::kDouble);
       const at::Tensor x = values({4, 6}, 2);
-      sink.on_record(site(RecordKind::kDataId, "sample_ids", layout_of({2}, {shard(Axis::kDp, 0)})), at::arange(2, at::kLong).narrow(0, whole ? 0 : rank, whole ? 2 : 1));
+      sink.on_record(site(RecordKind::kDataId, "sample_ids", layout_of({2}, {shard(Axis::kDp, 0)})),
+                     at::arange(2, at::kLong).narrow(0, whole ? 0 : rank, whole ? 2 : 1));
       (void)sink.on_activation(site(RecordKind::kActivation, "model.layers.0.mlp", layout_of({4, 6})), x);
       (void)sink.on_activation(site(RecordKind::kActivation, "model.layers.0.mlp.down_proj", layout_of({4, 6})), x);
-      sink.on_record(site(RecordKind::kScalar, "loss_per_dp_rank", layout_of({2}, {shard(Axis::kDp, 0)})), whole ? losses : losses.narrow(0, rank, 1));
+      sink.on_record(site(RecordKind::kScalar, "loss_per_dp_rank", layout_of({2}, {shard(Axis::kDp, 0)})),
+                     whole ? losses : losses.narrow(0, rank, 1));
       sink.on_record(site(RecordKind::kGrad, "w", layout_of({4, 6})), x * f);
       sink.on_record(site(RecordKind::kScalar, "grad_norm", layout_of({1})), at::full({1}, 1.25));
     });
@@ -43,9 +45,9 @@ TEST(Report, ShowsLossesNormsGradientsAndOneVerdictLineLast) {
   const std::string text = render(verdict_of(1));
 
   EXPECT_THAT(text, AllOf(HasSubstr("case  synthetic  (dp 2)"), HasSubstr("data ids              1 tensors, all equal"),
-                          HasSubstr("loss_per_dp_rank[0]   reference 5.5            actual 5.5"), HasSubstr("loss_per_dp_rank[1]   reference 5.25"),
-                          HasSubstr("model.layers.0.mlp "), HasSubstr("gradients             1 tensors, all equal"),
-                          HasSubstr("grad_norm             reference 1.25")));
+                          HasSubstr("loss_per_dp_rank[0]   reference 5.5            actual 5.5"),
+                          HasSubstr("loss_per_dp_rank[1]   reference 5.25"), HasSubstr("model.layers.0.mlp "),
+                          HasSubstr("gradients             1 tensors, all equal"), HasSubstr("grad_norm             reference 1.25")));
   EXPECT_THAT(text, Not(HasSubstr("down_proj"))) << "tensors inside a module are shown on request, or when they are wrong";
   EXPECT_THAT(text, EndsWith("CONFORMS  synthetic case (dp 2): 6 tensors compared, the largest error is 0 of what is allowed\n"));
   EXPECT_THAT(text, Not(HasSubstr("\033")));
@@ -55,7 +57,8 @@ TEST(Report, ShowsTheFindingWithItsCause) {
   const std::string text = render(verdict_of(2));
 
   EXPECT_THAT(text, AllOf(HasSubstr("<-- not within"), HasSubstr("first: gradient of w (step 0): differs from the reference; ranks 0, 1"),
-                          HasSubstr("likely cause: gradient of w: scale 2 = dp"), HasSubstr("(confirmed by the controller)"), HasSubstr("\nDIVERGES  synthetic case")));
+                          HasSubstr("likely cause: gradient of w: scale 2 = dp"), HasSubstr("(confirmed by the controller)"),
+                          HasSubstr("\nDIVERGES  synthetic case")));
 }
 
 TEST(Report, ShowsEveryTensorAndColourOnRequest) {

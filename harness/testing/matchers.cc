@@ -25,7 +25,9 @@ class ConformsTo final : public testing::MatcherInterface<const Trace&> {
     return false;
   }
   void DescribeTo(std::ostream* out) const override { *out << "conforms to the reference of " << reference_.trace().case_slug; }
-  void DescribeNegationTo(std::ostream* out) const override { *out << "does not conform to the reference of " << reference_.trace().case_slug; }
+  void DescribeNegationTo(std::ostream* out) const override {
+    *out << "does not conform to the reference of " << reference_.trace().case_slug;
+  }
 
  private:
   Reference reference_;
@@ -52,8 +54,9 @@ class BitEqualTo final : public testing::MatcherInterface<const at::Tensor&> {
       return false;
     }
     if (actual.sizes() != expected_.sizes() || actual.scalar_type() != expected_.scalar_type()) {
-      *listener << fmt::format("has shape [{}] and dtype {} instead of [{}] and {}", fmt::join(actual.sizes(), ", "), at::toString(actual.scalar_type()),
-                               fmt::join(expected_.sizes(), ", "), at::toString(expected_.scalar_type()));
+      *listener << fmt::format("has shape [{}] and dtype {} instead of [{}] and {}", fmt::join(actual.sizes(), ", "),
+                               at::toString(actual.scalar_type()), fmt::join(expected_.sizes(), ", "),
+                               at::toString(expected_.scalar_type()));
       return false;
     }
     const at::Tensor packed = actual.detach().contiguous();
@@ -66,11 +69,14 @@ class BitEqualTo final : public testing::MatcherInterface<const at::Tensor&> {
       if (unequal++ == 0) first = i;
     }
     if (unequal == 0) return true;
-    *listener << fmt::format("differs in {} of {} elements, first at {}: {:.9g} instead of {:.9g}", unequal, packed.numel(), place_of(first, packed.sizes()),
-                             packed.reshape({-1})[first].to(at::kDouble).item<double>(), expected_.reshape({-1})[first].to(at::kDouble).item<double>());
+    *listener << fmt::format("differs in {} of {} elements, first at {}: {:.9g} instead of {:.9g}", unequal, packed.numel(),
+                             place_of(first, packed.sizes()), packed.reshape({-1})[first].to(at::kDouble).item<double>(),
+                             expected_.reshape({-1})[first].to(at::kDouble).item<double>());
     return false;
   }
-  void DescribeTo(std::ostream* out) const override { *out << fmt::format("is bit-equal to a tensor of shape [{}]", fmt::join(expected_.sizes(), ", ")); }
+  void DescribeTo(std::ostream* out) const override {
+    *out << fmt::format("is bit-equal to a tensor of shape [{}]", fmt::join(expected_.sizes(), ", "));
+  }
   void DescribeNegationTo(std::ostream* out) const override {
     *out << fmt::format("is not bit-equal to a tensor of shape [{}]", fmt::join(expected_.sizes(), ", "));
   }
@@ -85,6 +91,8 @@ testing::Matcher<const Trace&> conforms_to(Reference reference, JudgeOptions opt
   return testing::MakeMatcher(new ConformsTo(std::move(reference), options));
 }
 
-testing::Matcher<const at::Tensor&> bit_equal_to(at::Tensor expected) { return testing::MakeMatcher(new BitEqualTo(std::move(expected))); }
+testing::Matcher<const at::Tensor&> bit_equal_to(at::Tensor expected) {
+  return testing::MakeMatcher(new BitEqualTo(std::move(expected)));
+}
 
 }  // namespace isoshard

@@ -30,7 +30,9 @@ const Reference& shared_reference() {
   static const Reference r = reference(gradient(1));
   return r;
 }
-Trace two_ranks(double factor) { return run(MeshShape({{Axis::kDp, 2}}), &shared_reference(), gradient(factor)); }
+Trace two_ranks(double factor) {
+  return run(MeshShape({{Axis::kDp, 2}}), &shared_reference(), gradient(factor));
+}
 
 TEST(ConformsTo, MatchesARunThatConforms) {
   EXPECT_THAT(two_ranks(1), conforms_to(shared_reference(), exact()));
@@ -60,7 +62,8 @@ TEST(BitEqualTo, MatchesEqualBytesWhateverTheStrides) {
 }
 
 TEST(BitEqualTo, FailsAtOneUlpASignedZeroAShapeOrADtype) {
-  EXPECT_NONFATAL_FAILURE(EXPECT_THAT(at::full({2, 2}, 1.0F + 0x1p-23F), bit_equal_to(at::ones({2, 2}))), "differs in 4 of 4 elements, first at [0, 0]");
+  EXPECT_NONFATAL_FAILURE(EXPECT_THAT(at::full({2, 2}, 1.0F + 0x1p-23F), bit_equal_to(at::ones({2, 2}))),
+                          "differs in 4 of 4 elements, first at [0, 0]");
   EXPECT_NONFATAL_FAILURE(EXPECT_THAT(at::tensor({1.0F, -0.0F}), bit_equal_to(at::tensor({1.0F, 0.0F}))), "first at [1]: -0 instead of 0");
   EXPECT_NONFATAL_FAILURE(EXPECT_THAT(at::ones({4}), bit_equal_to(at::ones({2, 2}))), "has shape [4]");
   EXPECT_NONFATAL_FAILURE(EXPECT_THAT(at::ones({2}), bit_equal_to(at::ones({2}, at::kDouble))), "dtype Float instead of");

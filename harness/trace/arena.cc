@@ -27,7 +27,9 @@ struct Header {
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "shared between processes");
 
-std::size_t round_up(std::size_t value, std::size_t to) { return (value + to - 1) / to * to; }
+std::size_t round_up(std::size_t value, std::size_t to) {
+  return (value + to - 1) / to * to;
+}
 
 }  // namespace
 
@@ -74,8 +76,9 @@ std::int64_t Arena::append(std::span<const std::byte> bytes) {
   Header& header = *impl.header();
   const std::size_t offset = round_up(header.size.load(std::memory_order_relaxed), kAlignment);
   if (bytes.size() > impl.capacity || offset > impl.capacity - bytes.size()) {
-    throw InfrastructureError(fmt::format("trace memory {} is full: {} bytes of {} are used, {} more are needed; record less or give it more room",
-                                          impl.name, offset, impl.capacity, bytes.size()));
+    throw InfrastructureError(
+        fmt::format("trace memory {} is full: {} bytes of {} are used, {} more are needed; record less or give it more room", impl.name,
+                    offset, impl.capacity, bytes.size()));
   }
   const std::size_t end = offset + bytes.size();
   const std::size_t committed = header.committed.load(std::memory_order_relaxed);
@@ -94,9 +97,13 @@ std::int64_t Arena::append(std::span<const std::byte> bytes) {
   return static_cast<std::int64_t>(offset);
 }
 
-const std::byte* Arena::data() const noexcept { return impl_->mapping + kHeaderBytes; }
+const std::byte* Arena::data() const noexcept {
+  return impl_->mapping + kHeaderBytes;
+}
 
-std::size_t Arena::size() const noexcept { return impl_->header()->size.load(std::memory_order_acquire); }
+std::size_t Arena::size() const noexcept {
+  return impl_->header()->size.load(std::memory_order_acquire);
+}
 
 void Arena::seal() {
   Impl& impl = *impl_;

@@ -21,7 +21,7 @@ struct Bundle {
   Trace trace;
   std::map<RecordKey, Response> responses;
   int response_runs = 0;
-  std::string settings;   ///< JSON text, as given to write_bundle
+  std::string settings;  ///< JSON text, as given to write_bundle
 };
 
 /// Writes the run below `directory`, which may be missing, empty, or hold an older bundle, which is replaced.

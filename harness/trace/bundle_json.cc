@@ -18,7 +18,9 @@ constexpr RecordKind kKinds[] = {RecordKind::kParam,     RecordKind::kGrad,   Re
                                  RecordKind::kOptimizer, RecordKind::kScalar, RecordKind::kDataId,     RecordKind::kMask};
 constexpr std::string_view kPlacementKinds[] = {"replicate", "shard", "partial", "only_at"};
 
-[[noreturn]] void refuse(const std::filesystem::path& file, std::string_view what) { throw FileError(fmt::format("{}: {}", file.string(), what)); }
+[[noreturn]] void refuse(const std::filesystem::path& file, std::string_view what) {
+  throw FileError(fmt::format("{}: {}", file.string(), what));
+}
 
 const json& member(const json& object, const char* name, const std::filesystem::path& file) {
   if (!object.is_object() || !object.contains(name)) refuse(file, fmt::format("the field \"{}\" is missing", name));
@@ -39,7 +41,9 @@ Shape shape_field(const json& object, const char* name, const std::filesystem::p
   return shape;
 }
 
-json key_json(const RecordKey& key) { return {{"step", key.step}, {"kind", name_of(key.kind)}, {"name", key.name}, {"call", key.call}}; }
+json key_json(const RecordKey& key) {
+  return {{"step", key.step}, {"kind", name_of(key.kind)}, {"name", key.name}, {"call", key.call}};
+}
 
 RecordKey key_of(const json& j, const std::filesystem::path& file) {
   RecordKey key;
@@ -95,7 +99,8 @@ T field(const json& object, const char* name, const std::filesystem::path& file)
   const bool fits = [&] {
     if constexpr (std::is_same_v<T, std::string>) return value.is_string();
     if constexpr (std::is_same_v<T, bool>) return value.is_boolean();
-    if constexpr (std::is_same_v<T, int>) return value.is_number_integer() && value.get<std::int64_t>() == static_cast<int>(value.get<std::int64_t>());
+    if constexpr (std::is_same_v<T, int>)
+      return value.is_number_integer() && value.get<std::int64_t>() == static_cast<int>(value.get<std::int64_t>());
     if constexpr (std::is_same_v<T, std::int64_t>) return value.is_number_integer();
     if constexpr (std::is_same_v<T, Shape>) {
       return value.is_array() && std::all_of(value.begin(), value.end(), [](const json& v) { return v.is_number_integer(); });
@@ -112,7 +117,9 @@ template std::int64_t field<std::int64_t>(const json&, const char*, const std::f
 template Shape field<Shape>(const json&, const char*, const std::filesystem::path&);
 template json field<json>(const json&, const char*, const std::filesystem::path&);
 
-std::string tensor_name(const RecordKey& key) { return fmt::format("{}/{}/{}", name_of(key.kind), key.name, key.call); }
+std::string tensor_name(const RecordKey& key) {
+  return fmt::format("{}/{}/{}", name_of(key.kind), key.name, key.call);
+}
 
 json to_json(const Record& record) {
   json j = key_json(record.key);
@@ -128,8 +135,10 @@ json to_json(const Record& record) {
   j["placements"] = placements;
   if (record.layout.explicit_parts) {
     json boxes = json::array(), flat = json::array();
-    for (const Box& b : record.layout.boxes) boxes.push_back({{"local_offset", b.local_offset}, {"global_offset", b.global_offset}, {"size", b.size}});
-    for (const FlatRange& r : record.layout.flat) flat.push_back({{"local_begin", r.local_begin}, {"global_begin", r.global_begin}, {"count", r.count}});
+    for (const Box& b : record.layout.boxes)
+      boxes.push_back({{"local_offset", b.local_offset}, {"global_offset", b.global_offset}, {"size", b.size}});
+    for (const FlatRange& r : record.layout.flat)
+      flat.push_back({{"local_begin", r.local_begin}, {"global_begin", r.global_begin}, {"count", r.count}});
     j["boxes"] = boxes;
     j["flat"] = flat;
   }
@@ -154,11 +163,12 @@ Record record_of(const json& j, const std::filesystem::path& file) {
   if (j.contains("boxes") || j.contains("flat")) {
     record.layout.explicit_parts = true;
     for (const json& b : field<json>(j, "boxes", file)) {
-      record.layout.boxes.push_back({shape_field(b, "local_offset", file), shape_field(b, "global_offset", file), shape_field(b, "size", file)});
+      record.layout.boxes.push_back(
+          {shape_field(b, "local_offset", file), shape_field(b, "global_offset", file), shape_field(b, "size", file)});
     }
     for (const json& r : field<json>(j, "flat", file)) {
-      record.layout.flat.push_back(
-          {field<std::int64_t>(r, "local_begin", file), field<std::int64_t>(r, "global_begin", file), field<std::int64_t>(r, "count", file)});
+      record.layout.flat.push_back({field<std::int64_t>(r, "local_begin", file), field<std::int64_t>(r, "global_begin", file),
+                                    field<std::int64_t>(r, "count", file)});
     }
   }
   return record;

@@ -25,7 +25,9 @@ using nlohmann::json;
 
 constexpr JsonLimits kLimits{.max_bytes = std::size_t{1} << 30, .max_depth = 16, .max_values = std::size_t{1} << 24};
 
-[[noreturn]] void refuse(const fs::path& file, std::string_view what) { throw FileError(fmt::format("{}: {}", file.string(), what)); }
+[[noreturn]] void refuse(const fs::path& file, std::string_view what) {
+  throw FileError(fmt::format("{}: {}", file.string(), what));
+}
 
 struct StepFiles {
   std::vector<Record> records;
@@ -81,7 +83,8 @@ class BundleReader {
       kept += record.kept ? 1 : 0;
       result.records.push_back(std::move(record));
     }
-    if (kept != result.tensors.names().size()) refuse(tensors, fmt::format("{} tensors, {} are described", result.tensors.names().size(), kept));
+    if (kept != result.tensors.names().size())
+      refuse(tensors, fmt::format("{} tensors, {} are described", result.tensors.names().size(), kept));
     return result;
   }
 
@@ -144,7 +147,8 @@ class BundleReader {
     for (const RankTrace& rank : bundle_.trace.ranks) {
       for (const Record& record : rank.records) {
         Parts& p = parts[record.key];
-        if (!p.shape.empty() && p.shape != record.layout.global_shape) refuse(directory_, fmt::format("{}: ranks give different global shapes", describe(record.key)));
+        if (!p.shape.empty() && p.shape != record.layout.global_shape)
+          refuse(directory_, fmt::format("{}: ranks give different global shapes", describe(record.key)));
         p.shape = record.layout.global_shape;
         for (const PartStats& part : record.parts) {
           if (is_flat(record.layout)) {
@@ -156,7 +160,8 @@ class BundleReader {
       }
     }
     for (const auto& [key, p] : parts) {
-      if (!p.boxes.empty() && !p.ranges.empty()) refuse(directory_, fmt::format("{}: boxes on one rank, flat ranges on another", describe(key)));
+      if (!p.boxes.empty() && !p.ranges.empty())
+        refuse(directory_, fmt::format("{}: boxes on one rank, flat ranges on another", describe(key)));
       const std::string problem = p.ranges.empty() ? tiling_problem(p.shape, p.boxes) : tiling_problem(p.shape, p.ranges);
       if (!problem.empty()) refuse(directory_, fmt::format("{}: {}", describe(key), problem));
     }
@@ -174,6 +179,8 @@ class BundleReader {
 
 }  // namespace
 
-Bundle read_bundle(const fs::path& directory) { return BundleReader(directory).run(); }
+Bundle read_bundle(const fs::path& directory) {
+  return BundleReader(directory).run();
+}
 
 }  // namespace isoshard

@@ -38,7 +38,8 @@ std::string run_id_of(const Trace& trace) {
 void prepare(const fs::path& directory) {
   std::error_code error;
   const fs::file_status status = fs::symlink_status(directory, error);
-  if (fs::exists(status) && fs::is_symlink(status)) throw UsageError(fmt::format("{} is a symbolic link; name the folder itself", directory.string()));
+  if (fs::exists(status) && fs::is_symlink(status))
+    throw UsageError(fmt::format("{} is a symbolic link; name the folder itself", directory.string()));
   fs::create_directories(directory, error);
   if (error) throw InfrastructureError(fmt::format("{}: cannot create the folder: {}", directory.string(), error.message()));
   if (fs::is_empty(directory, error)) return;
@@ -68,7 +69,8 @@ void write_rank(const fs::path& folder, const std::string& run_id, const RankTra
     json values = json::array();
     const auto* bytes = static_cast<const std::byte*>(tensors.back().tensor.const_data_ptr());
     for (std::int64_t i = 0; i < tensors.back().tensor.numel(); ++i) values.push_back(to_hex(value_at(bytes, record.dtype, i)));
-    scalars += json({{"step", step}, {"rank", rank.rank}, {"name", record.key.name}, {"call", record.key.call}, {"values", values}}).dump() + "\n";
+    scalars +=
+        json({{"step", step}, {"rank", rank.rank}, {"name", record.key.name}, {"call", record.key.call}, {"values", values}}).dump() + "\n";
   }
   const std::string stem = fmt::format("rank{:05}", rank.rank);
   write_safetensors(folder / (stem + ".safetensors"), tensors);
@@ -94,16 +96,17 @@ void write(const fs::path& directory, const Trace& trace, const Reference* refer
   if (reference != nullptr && reference->response_runs() > 0) {
     write_file_atomically(directory / "responses.json", detail::to_json(reference->responses(), reference->response_runs()).dump() + "\n");
   }
-  const json manifest = {{"schema", 1},          {"run", run_id},
-                         {"subject", trace.subject}, {"case", trace.case_slug},
-                         {"mesh", detail::to_json(trace.mesh)}, {"steps", steps},
-                         {"settings", parsed}};
+  const json manifest = {
+      {"schema", 1},    {"run", run_id},     {"subject", trace.subject}, {"case", trace.case_slug}, {"mesh", detail::to_json(trace.mesh)},
+      {"steps", steps}, {"settings", parsed}};
   write_file_atomically(directory / "manifest.json", manifest.dump(1) + "\n");
 }
 
 }  // namespace
 
-void write_bundle(const fs::path& directory, const Trace& trace, std::string_view settings) { write(directory, trace, nullptr, settings); }
+void write_bundle(const fs::path& directory, const Trace& trace, std::string_view settings) {
+  write(directory, trace, nullptr, settings);
+}
 
 void write_bundle(const fs::path& directory, const Reference& reference, std::string_view settings) {
   write(directory, reference.trace(), &reference, settings);

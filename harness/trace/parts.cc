@@ -44,20 +44,25 @@ void for_each_run(const Shape& shape, const Shape& offset, const Shape& size, Vi
 
 [[noreturn]] void refuse(const Record& record, std::string_view problem) {
   throw MeshError(fmt::format("{}: the local tensor [{}] does not fit its layout ({} of [{}]): {}", describe(record.key),
-                              fmt::join(record.local_shape, ", "), describe(record.layout), fmt::join(record.layout.global_shape, ", "), problem));
+                              fmt::join(record.local_shape, ", "), describe(record.layout), fmt::join(record.layout.global_shape, ", "),
+                              problem));
 }
 
 void require_inside(const Record& record, const Shape& shape, const Shape& offset, const Shape& size) {
   bool inside = offset.size() == shape.size() && size.size() == shape.size();
-  for (std::size_t d = 0; inside && d < shape.size(); ++d) inside = offset[d] >= 0 && size[d] >= 0 && size[d] <= shape[d] && offset[d] <= shape[d] - size[d];
+  for (std::size_t d = 0; inside && d < shape.size(); ++d)
+    inside = offset[d] >= 0 && size[d] >= 0 && size[d] <= shape[d] && offset[d] <= shape[d] - size[d];
   if (!inside) {
-    refuse(record, fmt::format("a box at [{}] of size [{}] lies outside [{}]", fmt::join(offset, ", "), fmt::join(size, ", "), fmt::join(shape, ", ")));
+    refuse(record, fmt::format("a box at [{}] of size [{}] lies outside [{}]", fmt::join(offset, ", "), fmt::join(size, ", "),
+                               fmt::join(shape, ", ")));
   }
 }
 
 }  // namespace
 
-std::int64_t numel_of(const PartStats& part, bool flat) noexcept { return flat ? part.range.count : numel_of(part.box.size); }
+std::int64_t numel_of(const PartStats& part, bool flat) noexcept {
+  return flat ? part.range.count : numel_of(part.box.size);
+}
 
 std::vector<PartStats> parts_of(const Record& record, const MeshShape& mesh, int rank) {
   std::vector<PartStats> parts;
@@ -110,8 +115,8 @@ void compare_part(PartStats& part, const Record& record, const std::byte* packed
   const auto actual_size = static_cast<std::int64_t>(size_of(record.dtype));
   std::int64_t done = 0;
   const auto add = [&](std::int64_t position, std::int64_t count) {
-    accumulate(part.stats, reference + position * reference_size, reference_dtype, packed_part + done * actual_size, record.dtype, count, position,
-               grad_scale, selected == nullptr ? nullptr : selected + position);
+    accumulate(part.stats, reference + position * reference_size, reference_dtype, packed_part + done * actual_size, record.dtype, count,
+               position, grad_scale, selected == nullptr ? nullptr : selected + position);
     done += count;
   };
   if (is_flat(record.layout)) {

@@ -161,12 +161,13 @@ at::Tensor RankTrace::tensor(const Record& record) const {
   if (!record.kept || arena == nullptr) throw VacuousError(fmt::format("rank {} did not keep {}", rank, describe(record.key)));
   if (record.offset < 0 || record.bytes != numel_of(record.local_shape) * static_cast<std::int64_t>(size_of(record.dtype)) ||
       static_cast<std::size_t>(record.offset) + static_cast<std::size_t>(record.bytes) > arena->size()) {
-    throw InfrastructureError(fmt::format("rank {}: {} points at bytes {}+{} of {} in its trace memory", rank, describe(record.key), record.offset,
-                                          record.bytes, arena->size()));
+    throw InfrastructureError(fmt::format("rank {}: {} points at bytes {}+{} of {} in its trace memory", rank, describe(record.key),
+                                          record.offset, record.bytes, arena->size()));
   }
   // The arena outlives the tensor. Readers never write.
   auto* data = const_cast<std::byte*>(arena->data() + record.offset);
-  return at::from_blob(data, record.local_shape, [keep = arena](void*) {}, at::TensorOptions().dtype(scalar_type_of(record.dtype)));
+  return at::from_blob(
+      data, record.local_shape, [keep = arena](void*) {}, at::TensorOptions().dtype(scalar_type_of(record.dtype)));
 }
 
 std::vector<std::byte> RankTrace::serialize() const {

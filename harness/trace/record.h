@@ -18,7 +18,7 @@ struct RecordKey {
   int step = 0;
   RecordKind kind = RecordKind::kActivation;
   std::string name;
-  int call = 0;   ///< how many times this (step, kind, name) came by before
+  int call = 0;  ///< how many times this (step, kind, name) came by before
   auto operator<=>(const RecordKey&) const = default;
 };
 /// "gradient of model.norm.weight (step 0)", "forward at model.layers.0.mlp (step 0, call 1)".
@@ -26,23 +26,23 @@ struct RecordKey {
 
 /// One part (box or flat range) of a record against the reference.
 struct PartStats {
-  Box box;              ///< used if the layout has no flat ranges
+  Box box;  ///< used if the layout has no flat ranges
   FlatRange range;
-  Stats stats;          ///< numel 0 when there was no reference to compare with
+  Stats stats;               ///< numel 0 when there was no reference to compare with
   std::uint64_t digest = 0;  ///< of the part's packed bytes
 };
 
 struct Record {
   RecordKey key;
-  std::int64_t order = 0;       ///< position in this rank's execution
+  std::int64_t order = 0;  ///< position in this rank's execution
   Dtype dtype = Dtype::kFloat32;
   Layout layout;
   double grad_scale = 1.0;
   Shape local_shape;
   std::vector<PartStats> parts;
-  std::int64_t unmasked = -1;   ///< elements judged when a mask applied (parameters after an Adam step); -1: no mask
-  bool kept = false;            ///< bytes of the local tensor are in the rank's arena
-  std::int64_t offset = 0;      ///< of the kept bytes in the arena, 64-byte aligned; contiguous, row-major
+  std::int64_t unmasked = -1;  ///< elements judged when a mask applied (parameters after an Adam step); -1: no mask
+  bool kept = false;           ///< bytes of the local tensor are in the rank's arena
+  std::int64_t offset = 0;     ///< of the kept bytes in the arena, 64-byte aligned; contiguous, row-major
   std::int64_t bytes = 0;
 };
 

@@ -18,7 +18,8 @@ namespace isoshard {
 
 struct Recorder::Impl {
   explicit Impl(RecorderOptions given) : options(std::move(given)) {
-    if (options.keep != Keep::kNothing && options.arena == nullptr) throw InfrastructureError("a recorder that keeps tensors needs an arena");
+    if (options.keep != Keep::kNothing && options.arena == nullptr)
+      throw InfrastructureError("a recorder that keeps tensors needs an arena");
     trace.rank = options.rank;
     trace.arena = options.arena;
   }
@@ -134,7 +135,8 @@ struct Recorder::Impl {
       const double whole_sq = response->reference_norm * response->reference_norm;
       const double allowed = tolerance.insensitive ? tolerance.absolute : tolerance.relative_error * response->reference_norm;
       if (!(part.stats.sum_sq_diff <= allowed * allowed * share)) return true;
-      if (!tolerance.insensitive && !(std::fabs(part.stats.dot - part.stats.sum_sq_reference) <= tolerance.scale_error * whole_sq * share)) return true;
+      if (!tolerance.insensitive && !(std::fabs(part.stats.dot - part.stats.sum_sq_reference) <= tolerance.scale_error * whole_sq * share))
+        return true;
     }
     return false;
   }
@@ -143,7 +145,9 @@ struct Recorder::Impl {
 Recorder::Recorder(RecorderOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
 Recorder::~Recorder() = default;
 
-void Recorder::begin_step(int step) { impl_->step = step; }
+void Recorder::begin_step(int step) {
+  impl_->step = step;
+}
 
 at::Tensor Recorder::on_activation(const Site& site, at::Tensor value) {
   at::Tensor result = impl_->mutate(site, std::move(value));
@@ -157,10 +161,16 @@ at::Tensor Recorder::on_activation_grad(const Site& site, at::Tensor gradient) {
   return result;
 }
 
-void Recorder::on_record(const Site& site, const at::Tensor& value) { impl_->record(site, value); }
+void Recorder::on_record(const Site& site, const at::Tensor& value) {
+  impl_->record(site, value);
+}
 
-int Recorder::mutations() const noexcept { return impl_->mutations; }
+int Recorder::mutations() const noexcept {
+  return impl_->mutations;
+}
 
-RankTrace Recorder::finish() { return std::move(impl_->trace); }
+RankTrace Recorder::finish() {
+  return std::move(impl_->trace);
+}
 
 }  // namespace isoshard

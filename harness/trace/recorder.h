@@ -18,19 +18,19 @@ using TapMutation = std::function<at::Tensor(const Site& site, at::Tensor value)
 struct RecorderOptions {
   MeshShape mesh;
   int rank = 0;
-  const Reference* reference = nullptr;   ///< nullptr: nothing is compared
+  const Reference* reference = nullptr;  ///< nullptr: nothing is compared
   Keep keep = Keep::kNothing;
   /// kWhatDiffers keeps a record if one of its parts differs in value and exceeds its share of the perturbed tolerance
   /// (its own squared error, or what it adds to the scale error, is more than 1/parts of what the whole tensor is allowed: if
   /// the whole exceeds, some part does), if it differs and there is no response, if it must be exact and is not, or if there
   /// is no reference for it. Partials, scalars and ids are always kept.
-  std::shared_ptr<Arena> arena;           ///< required unless kNothing
-  TapMutation mutation;                   ///< a fault, or nothing
+  std::shared_ptr<Arena> arena;  ///< required unless kNothing
+  TapMutation mutation;          ///< a fault, or nothing
   /// Parameters after a step are compared only where, in every step so far, the reference's gradient is larger than
   /// k x its own response (in a perturbed run: than k x that run's own largest difference). Set for Adam-like optimizers.
   bool mask_small_gradients = false;
-  double k = 3;                           ///< as JudgeOptions::k
-  Dtype coarsest = Dtype::kFloat32;       ///< as JudgeOptions::coarsest
+  double k = 3;                      ///< as JudgeOptions::k
+  Dtype coarsest = Dtype::kFloat32;  ///< as JudgeOptions::coarsest
 };
 
 /// Guarantees   recording never changes a value (unless `mutation` does) and never adds to the autograd graph.

@@ -53,14 +53,17 @@ TEST(Recorder, ComparesAStridedShardWithItsPlaceInTheReference) {
 }
 
 TEST(Recorder, CallsAreCountedPerStepKindAndName) {
-  const Trace trace = run(MeshShape(), nullptr, [](Sink& sink, int) {
-    const at::Tensor x = at::ones({1});
-    sink.on_record(site(RecordKind::kParam, "w", layout_of({1})), x);
-    sink.on_record(site(RecordKind::kGrad, "w", layout_of({1})), x);
-    sink.on_record(site(RecordKind::kParam, "w", layout_of({1})), x);
-    sink.begin_step(1);
-    sink.on_record(site(RecordKind::kParam, "w", layout_of({1})), x);
-  }, Keep::kEverything);
+  const Trace trace = run(
+      MeshShape(), nullptr,
+      [](Sink& sink, int) {
+        const at::Tensor x = at::ones({1});
+        sink.on_record(site(RecordKind::kParam, "w", layout_of({1})), x);
+        sink.on_record(site(RecordKind::kGrad, "w", layout_of({1})), x);
+        sink.on_record(site(RecordKind::kParam, "w", layout_of({1})), x);
+        sink.begin_step(1);
+        sink.on_record(site(RecordKind::kParam, "w", layout_of({1})), x);
+      },
+      Keep::kEverything);
 
   const auto& records = trace.ranks[0].records;
   EXPECT_EQ(records[0].key, (RecordKey{0, RecordKind::kParam, "w", 0}));
@@ -74,9 +77,8 @@ TEST(Recorder, GradScaleIsDividedOut) {
   const at::Tensor whole = values({8}, 1);
   const Reference r = reference(record_whole(whole));
 
-  const Trace trace = run(MeshShape(), &r, [&](Sink& sink, int) {
-    sink.on_record(site(RecordKind::kActivation, "x", layout_of({8}), 4.0), whole * 4);
-  });
+  const Trace trace =
+      run(MeshShape(), &r, [&](Sink& sink, int) { sink.on_record(site(RecordKind::kActivation, "x", layout_of({8}), 4.0), whole * 4); });
 
   EXPECT_EQ(merged(trace).unequal_bits, 0);
 }
@@ -110,10 +112,13 @@ TEST(Recorder, RecordingLeavesTheGraphAlone) {
 }
 
 TEST(Recorder, ATensorThatIsNotWhatItsLayoutSaysIsRefusedByName) {
-  EXPECT_THAT([&] { (void)run(kTp3, nullptr, [](Sink& sink, int) {
-                sink.on_record(site(RecordKind::kActivation, "x", layout_of({6}, {shard(Axis::kTp, 0)})), at::ones({3}));
-              }); },
-              ThrowsMessage<MeshError>(HasSubstr("forward at x (step 0): the local tensor [3]")));
+  EXPECT_THAT(
+      [&] {
+        (void)run(kTp3, nullptr, [](Sink& sink, int) {
+          sink.on_record(site(RecordKind::kActivation, "x", layout_of({6}, {shard(Axis::kTp, 0)})), at::ones({3}));
+        });
+      },
+      ThrowsMessage<MeshError>(HasSubstr("forward at x (step 0): the local tensor [3]")));
 }
 
 /// A reference of ones with a response of 1 % and a run that is off by `error` in every element; whether it is kept.
@@ -162,7 +167,8 @@ TEST(RecorderMask, ParametersAreJudgedOnlyWhereTheGradientIsAboveItsResponse) {
     });
   };
   // The middle gradient is noise of 1e-6: its sign, and with it the step, flips when weights move.
-  const Reference r = reference(body(1e-6, 0.1), [&](int) { return body(-1e-6, -0.1); }, 3, true);
+  const Reference r = reference(
+      body(1e-6, 0.1), [&](int) { return body(-1e-6, -0.1); }, 3, true);
 
   const Trace trace = run(MeshShape(), &r, body(-1e-6, -0.1), Keep::kWhatDiffers, true);
 

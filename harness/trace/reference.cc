@@ -36,7 +36,8 @@ Reference::Reference(Trace trace) : impl_(std::make_shared<Impl>()) {
   impl_->trace = std::move(trace);
   const Trace& t = impl_->trace;
   if (t.mesh.world_size() != 1 || t.ranks.size() != 1) {
-    throw MeshError(fmt::format("a reference is one process, not a mesh of {} with {} traces; assemble it first", t.mesh.world_size(), t.ranks.size()));
+    throw MeshError(
+        fmt::format("a reference is one process, not a mesh of {} with {} traces; assemble it first", t.mesh.world_size(), t.ranks.size()));
   }
   if (t.ranks[0].records.empty()) throw VacuousError("the reference recorded nothing");
   for (const Record& record : t.ranks[0].records) {
@@ -45,7 +46,8 @@ Reference::Reference(Trace trace) : impl_(std::make_shared<Impl>()) {
       throw MeshError(fmt::format("the reference holds only a part of {} ({})", describe(record.key), describe(record.layout)));
     }
     (void)t.ranks[0].tensor(record);  // checks that its bytes are there
-    if (!impl_->index.emplace(record.key, &record).second) throw MeshError(fmt::format("the reference recorded {} twice", describe(record.key)));
+    if (!impl_->index.emplace(record.key, &record).second)
+      throw MeshError(fmt::format("the reference recorded {} twice", describe(record.key)));
   }
 }
 
@@ -66,7 +68,9 @@ at::Tensor Reference::tensor(const RecordKey& key) const {
   return impl_->trace.ranks[0].tensor(*record);
 }
 
-const std::byte* Reference::bytes(const Record& record) const { return impl_->trace.ranks[0].arena->data() + record.offset; }
+const std::byte* Reference::bytes(const Record& record) const {
+  return impl_->trace.ranks[0].arena->data() + record.offset;
+}
 
 void Reference::add_response(const Trace& perturbed) {
   if (impl_ == nullptr) throw VacuousError("responses of an empty reference");
@@ -97,7 +101,9 @@ const Response* Reference::response(const RecordKey& key) const {
   return found == impl_->responses.end() ? nullptr : &found->second;
 }
 
-int Reference::response_runs() const noexcept { return impl_ == nullptr ? 0 : impl_->runs; }
+int Reference::response_runs() const noexcept {
+  return impl_ == nullptr ? 0 : impl_->runs;
+}
 
 const std::map<RecordKey, Response>& Reference::responses() const noexcept {
   static const std::map<RecordKey, Response> none;

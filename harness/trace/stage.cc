@@ -8,49 +8,78 @@ namespace isoshard {
 
 std::string_view name_of(Stage stage) noexcept {
   switch (stage) {
-    case Stage::kDataIds: return "data ids";
-    case Stage::kMasks: return "masks";
-    case Stage::kParametersRead: return "weights as read";
-    case Stage::kForward: return "forward";
-    case Stage::kActivationGrad: return "activation gradient";
-    case Stage::kParameterGrad: return "parameter gradient";
-    case Stage::kGradNorm: return "grad norm";
-    case Stage::kOptimizerState: return "optimizer state";
-    case Stage::kReplicaDrift: return "replica drift";
-    case Stage::kParameterAfterStep: return "parameter after step";
-    case Stage::kLogged: return "logged number";
+    case Stage::kDataIds:
+      return "data ids";
+    case Stage::kMasks:
+      return "masks";
+    case Stage::kParametersRead:
+      return "weights as read";
+    case Stage::kForward:
+      return "forward";
+    case Stage::kActivationGrad:
+      return "activation gradient";
+    case Stage::kParameterGrad:
+      return "parameter gradient";
+    case Stage::kGradNorm:
+      return "grad norm";
+    case Stage::kOptimizerState:
+      return "optimizer state";
+    case Stage::kReplicaDrift:
+      return "replica drift";
+    case Stage::kParameterAfterStep:
+      return "parameter after step";
+    case Stage::kLogged:
+      return "logged number";
   }
   return "unknown";
 }
 
 Stage stage_of(const RecordKey& key) noexcept {
   switch (key.kind) {
-    case RecordKind::kDataId: return Stage::kDataIds;
-    case RecordKind::kMask: return Stage::kMasks;
-    case RecordKind::kParam: return key.step == 0 && key.call == 0 ? Stage::kParametersRead : Stage::kParameterAfterStep;
-    case RecordKind::kActivation: return Stage::kForward;
-    case RecordKind::kActivationGrad: return Stage::kActivationGrad;
-    case RecordKind::kGrad: return Stage::kParameterGrad;
-    case RecordKind::kOptimizer: return Stage::kOptimizerState;
-    case RecordKind::kScalar: break;
+    case RecordKind::kDataId:
+      return Stage::kDataIds;
+    case RecordKind::kMask:
+      return Stage::kMasks;
+    case RecordKind::kParam:
+      return key.step == 0 && key.call == 0 ? Stage::kParametersRead : Stage::kParameterAfterStep;
+    case RecordKind::kActivation:
+      return Stage::kForward;
+    case RecordKind::kActivationGrad:
+      return Stage::kActivationGrad;
+    case RecordKind::kGrad:
+      return Stage::kParameterGrad;
+    case RecordKind::kOptimizer:
+      return Stage::kOptimizerState;
+    case RecordKind::kScalar:
+      break;
   }
   if (key.name == "grad_norm") return Stage::kGradNorm;
   return key.name.starts_with("loss") ? Stage::kForward : Stage::kLogged;
 }
 
-bool is_exact(Stage stage) noexcept { return stage == Stage::kDataIds || stage == Stage::kMasks || stage == Stage::kParametersRead; }
+bool is_exact(Stage stage) noexcept {
+  return stage == Stage::kDataIds || stage == Stage::kMasks || stage == Stage::kParametersRead;
+}
 
 std::string subject_of(const RecordKey& key) {
   switch (key.kind) {
     case RecordKind::kParam:
-      return stage_of(key) == Stage::kParametersRead ? fmt::format("weight as read {}", key.name) : fmt::format("parameter after step {}", key.name);
-    case RecordKind::kGrad: return fmt::format("gradient of {}", key.name);
-    case RecordKind::kActivation: return fmt::format("forward at {}", key.name);
-    case RecordKind::kActivationGrad: return fmt::format("gradient at {}", key.name);
-    case RecordKind::kOptimizer: return fmt::format("optimizer state {}", key.name);
-    case RecordKind::kScalar: return key.name;
-    case RecordKind::kDataId: return fmt::format("data ids {}", key.name);
-    case RecordKind::kMask: return fmt::format("mask {}", key.name);
+      return stage_of(key) == Stage::kParametersRead ? fmt::format("weight as read {}", key.name)
+                                                     : fmt::format("parameter after step {}", key.name);
+    case RecordKind::kGrad:
+      return fmt::format("gradient of {}", key.name);
+    case RecordKind::kActivation:
+      return fmt::format("forward at {}", key.name);
+    case RecordKind::kActivationGrad:
+      return fmt::format("gradient at {}", key.name);
+    case RecordKind::kOptimizer:
+      return fmt::format("optimizer state {}", key.name);
+    case RecordKind::kScalar:
+      return key.name;
+    case RecordKind::kDataId:
+      return fmt::format("data ids {}", key.name);
+    case RecordKind::kMask:
+      return fmt::format("mask {}", key.name);
   }
   return key.name;
 }

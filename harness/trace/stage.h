@@ -11,7 +11,17 @@ namespace isoshard {
 /// The place of a record in the order in which faults show: data ids, masks, weights as read, forward, activation gradient,
 /// parameter gradient, grad norm, optimizer state, replica drift, parameter after step, logged number.
 enum class Stage : std::uint8_t {
-  kDataIds, kMasks, kParametersRead, kForward, kActivationGrad, kParameterGrad, kGradNorm, kOptimizerState, kReplicaDrift, kParameterAfterStep, kLogged
+  kDataIds,
+  kMasks,
+  kParametersRead,
+  kForward,
+  kActivationGrad,
+  kParameterGrad,
+  kGradNorm,
+  kOptimizerState,
+  kReplicaDrift,
+  kParameterAfterStep,
+  kLogged
 };
 [[nodiscard]] std::string_view name_of(Stage stage) noexcept;
 

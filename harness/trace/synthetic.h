@@ -17,7 +17,9 @@ namespace isoshard::synthetic {
 /// What a rank does: begin steps and record tensors on the sink it is given.
 using Body = std::function<void(Sink& sink, int rank)>;
 
-inline Site site(RecordKind kind, std::string name, Layout layout, double grad_scale = 1) { return {kind, std::move(name), std::move(layout), grad_scale}; }
+inline Site site(RecordKind kind, std::string name, Layout layout, double grad_scale = 1) {
+  return {kind, std::move(name), std::move(layout), grad_scale};
+}
 
 inline Layout layout_of(Shape global_shape, std::vector<Placement> placements = {}) {
   Layout layout;
@@ -33,7 +35,8 @@ inline at::Tensor values(const Shape& shape, std::int64_t seed, at::ScalarType d
   return mixed.sub(mixed.floor()).mul(2).sub(1).to(dtype).reshape(shape).contiguous();
 }
 
-inline RankTrace run_rank(const MeshShape& mesh, int rank, const Reference* reference, Keep keep, const Body& body, bool mask_small_gradients = false) {
+inline RankTrace run_rank(const MeshShape& mesh, int rank, const Reference* reference, Keep keep, const Body& body,
+                          bool mask_small_gradients = false) {
   RecorderOptions options;
   options.mesh = mesh;
   options.rank = rank;
@@ -47,7 +50,8 @@ inline RankTrace run_rank(const MeshShape& mesh, int rank, const Reference* refe
   return recorder.finish();
 }
 
-inline Trace run(const MeshShape& mesh, const Reference* reference, const Body& body, Keep keep = Keep::kWhatDiffers, bool mask_small_gradients = false) {
+inline Trace run(const MeshShape& mesh, const Reference* reference, const Body& body, Keep keep = Keep::kWhatDiffers,
+                 bool mask_small_gradients = false) {
   Trace trace;
   trace.subject = "synthetic";
   trace.case_slug = "case";
@@ -69,7 +73,8 @@ inline Reference reference(const Body& body) {
 }
 
 /// A reference with `runs` responses: in each, `perturbed(run)` is what the single process does.
-inline Reference reference(const Body& body, const std::function<Body(int run)>& perturbed, int runs = 3, bool mask_small_gradients = false) {
+inline Reference reference(const Body& body, const std::function<Body(int run)>& perturbed, int runs = 3,
+                           bool mask_small_gradients = false) {
   Reference result = reference(body);
   for (int i = 0; i < runs; ++i) result.add_response(run(MeshShape(), &result, perturbed(i), Keep::kNothing, mask_small_gradients));
   return result;

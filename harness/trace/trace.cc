@@ -37,7 +37,8 @@ double partial_divisor(const Layout& layout, const MeshShape& mesh) {
 
 class Assembly {
  public:
-  Assembly(const MeshShape& mesh, const Record& first) : mesh_(mesh), first_(first), in_fp64_(is_partial(first.layout) || first.grad_scale != 1.0) {
+  Assembly(const MeshShape& mesh, const Record& first)
+      : mesh_(mesh), first_(first), in_fp64_(is_partial(first.layout) || first.grad_scale != 1.0) {
     const auto dtype = in_fp64_ ? at::kDouble : scalar_type_of(first.dtype);
     global_ = at::zeros(first.layout.global_shape, at::TensorOptions().dtype(dtype));
   }
@@ -76,7 +77,8 @@ class Assembly {
 
   at::Tensor finish() {
     if (any_flat_ && any_box_) throw MeshError(fmt::format("{}: some ranks give boxes and some flat ranges", describe(first_.key)));
-    const std::string problem = any_flat_ ? tiling_problem(first_.layout.global_shape, ranges_) : tiling_problem(first_.layout.global_shape, boxes_);
+    const std::string problem =
+        any_flat_ ? tiling_problem(first_.layout.global_shape, ranges_) : tiling_problem(first_.layout.global_shape, boxes_);
     if (!problem.empty()) throw MeshError(fmt::format("{}: {}", describe(first_.key), problem));
     if (!in_fp64_) return global_;
     const double divisor = partial_divisor(first_.layout, mesh_);

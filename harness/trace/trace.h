@@ -27,8 +27,8 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
   /// Rank side. Returns the 64-byte aligned offset.
   std::int64_t append(std::span<const std::byte> bytes);
-  [[nodiscard]] const std::byte* data() const noexcept;   ///< mapped read-only on the reading side
-  [[nodiscard]] std::size_t size() const noexcept;         ///< bytes appended; shared between the processes
+  [[nodiscard]] const std::byte* data() const noexcept;  ///< mapped read-only on the reading side
+  [[nodiscard]] std::size_t size() const noexcept;       ///< bytes appended; shared between the processes
   /// Controller side, after the writer has ended: no more writes by anyone.
   void seal();
 
@@ -39,19 +39,19 @@ class Arena {
 
 struct RankTrace {
   int rank = 0;
-  std::vector<Record> records;          ///< in execution order
-  std::shared_ptr<const Arena> arena;   ///< may be null when nothing was kept
+  std::vector<Record> records;         ///< in execution order
+  std::shared_ptr<const Arena> arena;  ///< may be null when nothing was kept
 
   [[nodiscard]] const Record* find(const RecordKey& key) const;
   /// The kept local tensor (a view into the arena). Errors   VacuousError if it was not kept.
   [[nodiscard]] at::Tensor tensor(const Record& record) const;
-  [[nodiscard]] std::vector<std::byte> serialize() const;   ///< records only, for the result channel
+  [[nodiscard]] std::vector<std::byte> serialize() const;  ///< records only, for the result channel
   [[nodiscard]] static RankTrace deserialize(std::span<const std::byte> bytes);
 };
 
 /// One run. `ranks` holds every rank of the mesh, or the run is incomplete.
 struct Trace {
-  std::string subject;          ///< "reference", "ddp", "autotp", ...
+  std::string subject;  ///< "reference", "ddp", "autotp", ...
   std::string case_slug;
   MeshShape mesh;
   std::vector<RankTrace> ranks;

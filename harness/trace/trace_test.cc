@@ -21,7 +21,9 @@ using namespace synthetic;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text.data(), text.size())); }
+std::span<const std::byte> bytes_of(const std::string& text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
 
 TEST(Arena, HoldsWhatWasAppendedAtAlignedOffsets) {
   Arena arena(1 << 20, "test");
@@ -57,7 +59,8 @@ TEST(Arena, SaysHowMuchIsMissingWhenItIsFull) {
   Arena arena(128, "small");
   arena.append(bytes_of(std::string(100, 'x')));
 
-  EXPECT_THAT([&] { arena.append(bytes_of(std::string(64, 'y'))); }, ThrowsMessage<InfrastructureError>(HasSubstr("small is full: 128 bytes of 128")));
+  EXPECT_THAT([&] { arena.append(bytes_of(std::string(64, 'y'))); },
+              ThrowsMessage<InfrastructureError>(HasSubstr("small is full: 128 bytes of 128")));
   EXPECT_EQ(arena.size(), 100U);
 }
 
@@ -133,20 +136,27 @@ const MeshShape kDp2Tp3({{Axis::kDp, 2}, {Axis::kTp, 3}});
 
 TEST(TraceAssemble, PutsShardsOfTwoAxesBackInPlace) {
   const at::Tensor whole = values({4, 6, 2}, 1);
-  const Trace trace = run(kDp2Tp3, nullptr, [&](Sink& sink, int rank) {
-    const at::Tensor local = whole.narrow(0, rank / 3 * 2, 2).narrow(1, rank % 3 * 2, 2);
-    ASSERT_LT(local.numel(), whole.numel());
-    sink.on_record(site(RecordKind::kActivation, "x", layout_of({4, 6, 2}, {shard(Axis::kDp, 0), shard(Axis::kTp, 1)})), local);
-  }, Keep::kEverything);
+  const Trace trace = run(
+      kDp2Tp3, nullptr,
+      [&](Sink& sink, int rank) {
+        const at::Tensor local = whole.narrow(0, rank / 3 * 2, 2).narrow(1, rank % 3 * 2, 2);
+        ASSERT_LT(local.numel(), whole.numel());
+        sink.on_record(site(RecordKind::kActivation, "x", layout_of({4, 6, 2}, {shard(Axis::kDp, 0), shard(Axis::kTp, 1)})), local);
+      },
+      Keep::kEverything);
 
   EXPECT_TRUE(at::equal(trace.assemble({0, RecordKind::kActivation, "x", 0}), whole));
 }
 
 TEST(TraceAssemble, AddsPartialsOnceForEachReplica) {
-  const Trace trace = run(kDp2Tp3, nullptr, [&](Sink& sink, int rank) {
-    sink.on_record(site(RecordKind::kGrad, "sum", layout_of({3}, {partial(Axis::kTp)})), at::full({3}, 1.0 + rank % 3));
-    sink.on_record(site(RecordKind::kGrad, "avg", layout_of({3}, {partial(Axis::kTp, Reduction::kAvg)})), at::full({3}, 1.0 + rank % 3));
-  }, Keep::kEverything);
+  const Trace trace = run(
+      kDp2Tp3, nullptr,
+      [&](Sink& sink, int rank) {
+        sink.on_record(site(RecordKind::kGrad, "sum", layout_of({3}, {partial(Axis::kTp)})), at::full({3}, 1.0 + rank % 3));
+        sink.on_record(site(RecordKind::kGrad, "avg", layout_of({3}, {partial(Axis::kTp, Reduction::kAvg)})),
+                       at::full({3}, 1.0 + rank % 3));
+      },
+      Keep::kEverything);
 
   EXPECT_TRUE(at::equal(trace.assemble({0, RecordKind::kGrad, "sum", 0}), at::full({3}, 6.0)));
   EXPECT_TRUE(at::equal(trace.assemble({0, RecordKind::kGrad, "avg", 0}), at::full({3}, 2.0)));
@@ -155,21 +165,25 @@ TEST(TraceAssemble, AddsPartialsOnceForEachReplica) {
 TEST(TraceAssemble, FlatRangesAndPaddingAndGradScale) {
   const at::Tensor whole = values({7}, 2);
   const MeshShape dp2({{Axis::kDp, 2}});
-  const Trace trace = run(dp2, nullptr, [&](Sink& sink, int rank) {
-    Layout layout = layout_of({7});
-    layout.explicit_parts = true;
-    layout.flat = rank == 0 ? std::vector<FlatRange>{{0, 0, 4}} : std::vector<FlatRange>{{0, 4, 3}};
-    const at::Tensor padded = rank == 0 ? whole.narrow(0, 0, 4) : at::cat({whole.narrow(0, 4, 3), at::full({1}, 99.0)});
-    sink.on_record(site(RecordKind::kGrad, "w", layout, 2.0), padded * 2);
-  }, Keep::kEverything);
+  const Trace trace = run(
+      dp2, nullptr,
+      [&](Sink& sink, int rank) {
+        Layout layout = layout_of({7});
+        layout.explicit_parts = true;
+        layout.flat = rank == 0 ? std::vector<FlatRange>{{0, 0, 4}} : std::vector<FlatRange>{{0, 4, 3}};
+        const at::Tensor padded = rank == 0 ? whole.narrow(0, 0, 4) : at::cat({whole.narrow(0, 4, 3), at::full({1}, 99.0)});
+        sink.on_record(site(RecordKind::kGrad, "w", layout, 2.0), padded * 2);
+      },
+      Keep::kEverything);
 
   EXPECT_TRUE(at::equal(trace.assemble({0, RecordKind::kGrad, "w", 0}), whole));
 }
 
 TEST(TraceAssemble, AGapIsAnError) {
-  Trace trace = run(kDp2Tp3, nullptr, [&](Sink& sink, int) {
-    sink.on_record(site(RecordKind::kActivation, "x", layout_of({6}, {shard(Axis::kTp, 0)})), at::ones({2}));
-  }, Keep::kEverything);
+  Trace trace = run(
+      kDp2Tp3, nullptr,
+      [&](Sink& sink, int) { sink.on_record(site(RecordKind::kActivation, "x", layout_of({6}, {shard(Axis::kTp, 0)})), at::ones({2})); },
+      Keep::kEverything);
   trace.ranks.resize(2);
 
   EXPECT_THAT([&] { (void)trace.assemble({0, RecordKind::kActivation, "x", 0}); }, ThrowsMessage<MeshError>(HasSubstr("gap")));
@@ -179,13 +193,17 @@ TEST(Reference, IsOneProcessWithEverythingKept) {
   const Body body = [](Sink& sink, int) { sink.on_record(site(RecordKind::kGrad, "w", layout_of({4})), at::ones({4})); };
   EXPECT_THROW(Reference(run(kDp2Tp3, nullptr, body, Keep::kEverything)), MeshError);
   EXPECT_THROW(Reference(run(MeshShape(), nullptr, body, Keep::kNothing)), VacuousError);
-  EXPECT_THROW(Reference(run(MeshShape(), nullptr, [](Sink&, int) {}, Keep::kEverything)), VacuousError);
+  EXPECT_THROW(Reference(run(
+                   MeshShape(), nullptr, [](Sink&, int) {}, Keep::kEverything)),
+               VacuousError);
   EXPECT_TRUE(at::equal(reference(body).tensor({0, RecordKind::kGrad, "w", 0}), at::ones({4})));
 }
 
 TEST(Reference, AResponseIsTheLargestMovementOfAllRuns) {
   const auto with = [](double value) {
-    return Body([value](Sink& sink, int) { sink.on_record(site(RecordKind::kGrad, "w", layout_of({2})), at::tensor({3.0, value}, at::kDouble)); });
+    return Body([value](Sink& sink, int) {
+      sink.on_record(site(RecordKind::kGrad, "w", layout_of({2})), at::tensor({3.0, value}, at::kDouble));
+    });
   };
 
   const Reference r = reference(with(4.0), [&](int i) { return with(4.0 + 0.5 * (i == 1)); });

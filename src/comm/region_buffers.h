@@ -13,7 +13,9 @@
 
 namespace isoshard {
 
-[[nodiscard]] inline std::size_t bytes_of(std::int64_t count, Dtype dtype) { return static_cast<std::size_t>(count) * size_of(dtype); }
+[[nodiscard]] inline std::size_t bytes_of(std::int64_t count, Dtype dtype) {
+  return static_cast<std::size_t>(count) * size_of(dtype);
+}
 
 /// Ranges may overlap; nothing happens for 0 bytes or a copy onto itself.
 inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {

@@ -19,9 +19,10 @@ void check_vocabulary(std::span<const std::byte> bytes, const std::filesystem::p
   if (vocab_size >= 256 || bytes.empty()) return;
   const auto largest = std::to_integer<std::int64_t>(*std::max_element(bytes.begin(), bytes.end()));
   if (largest >= vocab_size) {
-    throw UsageError(fmt::format("{}: its largest byte is {}, which needs a vocabulary of at least {}; the model has {}. Use a model with a "
-                                 "larger vocabulary, another text, or random ids",
-                                 path.string(), largest, largest + 1, vocab_size));
+    throw UsageError(
+        fmt::format("{}: its largest byte is {}, which needs a vocabulary of at least {}; the model has {}. Use a model with a "
+                    "larger vocabulary, another text, or random ids",
+                    path.string(), largest, largest + 1, vocab_size));
   }
 }
 

@@ -52,9 +52,9 @@ class RandomTokens final : public TokenSource {
 
 /// One micro-batch of one rank.
 struct TokenBatch {
-  at::Tensor input_ids_BS;                ///< int64 [B,S]
-  at::Tensor labels_BS;                   ///< int64 [B,S], not shifted; -100 is not counted
-  std::vector<std::int64_t> sample_ids;   ///< [B], global sample numbers
+  at::Tensor input_ids_BS;               ///< int64 [B,S]
+  at::Tensor labels_BS;                  ///< int64 [B,S], not shifted; -100 is not counted
+  std::vector<std::int64_t> sample_ids;  ///< [B], global sample numbers
 };
 
 /// Samples of `range`; the labels are the ids.

@@ -10,9 +10,9 @@ namespace isoshard {
 [[nodiscard]] at::Tensor shift_labels(const at::Tensor& labels_BS);
 
 struct CrossEntropy {
-  at::Tensor loss;          ///< scalar, fp32 (fp64 for fp64 logits), differentiable: sum over b of weight[b] * sum over t of loss[b,t]
-  at::Tensor sample_sum_B;  ///< detached, sum over t of loss[b,t]
-  at::Tensor sample_count_B;///< int64, counted tokens
+  at::Tensor loss;            ///< scalar, fp32 (fp64 for fp64 logits), differentiable: sum over b of weight[b] * sum over t of loss[b,t]
+  at::Tensor sample_sum_B;    ///< detached, sum over t of loss[b,t]
+  at::Tensor sample_count_B;  ///< int64, counted tokens
 };
 
 /// Cross-entropy of fp32 log-softmax (fp64 for fp64 logits), summed per sample and weighted.

@@ -17,10 +17,10 @@ struct OptimizerSettings {
   enum class Kind : std::uint8_t { kSgd, kAdamW } kind = Kind::kAdamW;
   double learning_rate = 1e-3;
   double weight_decay = 0.0;
-  double momentum = 0.0;                        ///< SGD
+  double momentum = 0.0;                          ///< SGD
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  ///< AdamW
 };
-[[nodiscard]] std::string_view name_of(OptimizerSettings::Kind kind) noexcept;   ///< sgd, adamw
+[[nodiscard]] std::string_view name_of(OptimizerSettings::Kind kind) noexcept;  ///< sgd, adamw
 /// Errors   UsageError that lists the names.
 [[nodiscard]] OptimizerSettings::Kind parse_optimizer(std::string_view name);
 

@@ -63,9 +63,10 @@ TEST(FileWeights, ListsEverythingThatDoesNotFit) {
   written[1].name = "model.other.weight";
   save_weights(folder / "model.safetensors", written, InitialWeights(0, 0.02, false), Dtype::kFloat32);
 
-  EXPECT_THAT([&] { FileWeights(folder / "model.safetensors", two_specs()); },
-              ThrowsMessage<FileError>(AllOf(HasSubstr("model.safetensors"), HasSubstr("model.a.weight is [4, 5] where the model has [4, 6]"),
-                                             HasSubstr("model.norm.weight is missing"), HasSubstr("model.other.weight is not in the model"))));
+  EXPECT_THAT(
+      [&] { FileWeights(folder / "model.safetensors", two_specs()); },
+      ThrowsMessage<FileError>(AllOf(HasSubstr("model.safetensors"), HasSubstr("model.a.weight is [4, 5] where the model has [4, 6]"),
+                                     HasSubstr("model.norm.weight is missing"), HasSubstr("model.other.weight is not in the model"))));
 }
 
 TEST(FileWeights, RefusesWeightsThatAreNoFloats) {

@@ -31,7 +31,7 @@ class GlobalGradNorm final : public GradNorm {
  private:
   std::vector<ParameterSpec> specs_;
   ShardPlan plan_;
-  std::vector<Segment> split_;   ///< one per split parameter, in model order
+  std::vector<Segment> split_;  ///< one per split parameter, in model order
   Communicator* tp_;
 };
 

@@ -37,9 +37,10 @@ std::vector<double> GroupTokenMean::weights(std::span<const std::int64_t> counts
     const auto group = counts.subspan(first, size);
     const std::int64_t total = std::accumulate(group.begin(), group.end(), std::int64_t{0});
     if (total == 0) {
-      throw UsageError(fmt::format("none of samples {} to {} of a dp rank counts a token, so its own mean does not exist; use the global "
-                                   "loss mean",
-                                   first, first + size - 1));
+      throw UsageError(
+          fmt::format("none of samples {} to {} of a dp rank counts a token, so its own mean does not exist; use the global "
+                      "loss mean",
+                      first, first + size - 1));
     }
     weights.insert(weights.end(), size, 1.0 / (static_cast<double>(num_groups_) * static_cast<double>(total)));
   }

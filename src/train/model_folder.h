@@ -11,8 +11,8 @@ namespace isoshard {
 /// What a path to a model names.
 struct ModelFolder {
   ModelConfig config;
-  std::string weights_path;   ///< model.safetensors; empty if there is none
-  std::string name;           ///< the folder's own name
+  std::string weights_path;  ///< model.safetensors; empty if there is none
+  std::string name;          ///< the folder's own name
 };
 
 /// Reads a folder with config.json (and model.safetensors), or that config.json itself.

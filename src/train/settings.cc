@@ -12,7 +12,9 @@
 
 namespace isoshard {
 
-std::string_view name_of(LossMean mean) noexcept { return mean == LossMean::kGlobal ? "global" : "local"; }
+std::string_view name_of(LossMean mean) noexcept {
+  return mean == LossMean::kGlobal ? "global" : "local";
+}
 
 LossMean parse_loss_mean(std::string_view name) {
   for (const LossMean mean : {LossMean::kGlobal, LossMean::kLocal}) {

@@ -15,9 +15,9 @@ enum class LossMean : std::uint8_t { kGlobal, kLocal };
 
 struct TrainSettings {
   OptimizerSettings optimizer;
-  double max_grad_norm = 1.0;             ///< 0: no clipping (the norm is recorded all the same)
+  double max_grad_norm = 1.0;  ///< 0: no clipping (the norm is recorded all the same)
   LossMean loss_mean = LossMean::kGlobal;
-  std::int64_t bucket_bytes = 25 << 20;   ///< ddp's gradient buckets
+  std::int64_t bucket_bytes = 25 << 20;  ///< ddp's gradient buckets
 };
 
 }  // namespace isoshard

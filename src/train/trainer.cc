@@ -18,7 +18,9 @@ namespace {
 constexpr std::int64_t kNotCounted = -100;
 
 // The rank's own box of a parameter; a plan's layout has exactly one.
-Box own_box(const Layout& layout, const Mesh& mesh) { return boxes_of(layout, mesh.shape(), mesh.rank()).at(0); }
+Box own_box(const Layout& layout, const Mesh& mesh) {
+  return boxes_of(layout, mesh.shape(), mesh.rank()).at(0);
+}
 
 std::vector<std::int64_t> counts_of(const at::Tensor& targets_BS) {
   const at::Tensor counts = targets_BS.ne(kNotCounted).sum(1);
@@ -26,7 +28,9 @@ std::vector<std::int64_t> counts_of(const at::Tensor& targets_BS) {
   return {data, data + counts.numel()};
 }
 
-at::Tensor as_tensor(std::span<const double> values) { return at::tensor(at::ArrayRef<double>(values.data(), values.size()), at::kDouble); }
+at::Tensor as_tensor(std::span<const double> values) {
+  return at::tensor(at::ArrayRef<double>(values.data(), values.size()), at::kDouble);
+}
 
 }  // namespace
 

@@ -26,16 +26,16 @@ struct TrainerParts {
   std::shared_ptr<const Model> model;
   std::shared_ptr<const WeightSource> weights;
   std::shared_ptr<const Strategy> strategy;
-  ShardPlan plan;                          ///< must be the one that `strategy` follows
+  ShardPlan plan;  ///< must be the one that `strategy` follows
   std::unique_ptr<LossNormaliser> loss_normaliser;
   std::unique_ptr<GradNorm> grad_norm;
   std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<KvReplicaSum> kv_replica_sum;  ///< nullptr: no kv head is copied
-  bool reduce_gradients = false;           ///< average gradients over dp
+  bool reduce_gradients = false;                 ///< average gradients over dp
   std::int64_t bucket_bytes = 25 << 20;
-  double max_grad_norm = 1.0;              ///< 0: no clipping
-  int num_loss_groups = 1;                 ///< dp ranks that this rank's samples stand for (more than 1 in the reference only)
-  Dtype dtype = Dtype::kFloat32;           ///< of the parameters, and so of the computation
+  double max_grad_norm = 1.0;     ///< 0: no clipping
+  int num_loss_groups = 1;        ///< dp ranks that this rank's samples stand for (more than 1 in the reference only)
+  Dtype dtype = Dtype::kFloat32;  ///< of the parameters, and so of the computation
 };
 
 /// Requires     the mesh outlives it; phases are called in the order setup, then per step forward_backward, reduce_gradients,
@@ -81,7 +81,7 @@ class Trainer {
   struct LossSums {
     std::vector<double> sums, weights;
     std::vector<std::int64_t> counts;
-    std::vector<std::vector<std::size_t>> places;   ///< by micro-batch and sample
+    std::vector<std::vector<std::size_t>> places;  ///< by micro-batch and sample
   };
 
   void record(RecordKind kind, std::string name, const at::Tensor& value, Layout layout) const;

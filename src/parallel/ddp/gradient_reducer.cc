@@ -26,7 +26,7 @@ struct Slot {
 
 struct Bucket {
   std::vector<std::size_t> parameters;
-  std::vector<Segment> segments;   // one per parameter, in the bucket's order
+  std::vector<Segment> segments;  // one per parameter, in the bucket's order
   std::vector<bool> packed;
   at::Tensor flat;
   Work work;
@@ -80,8 +80,8 @@ struct GradientReducer::Impl {
   std::vector<ReducedParameter> parameters;
   Communicator* dp;
   std::vector<Bucket> buckets;
-  std::vector<Slot> slots;   // by parameter
-  std::size_t next = 0;      // the first bucket that has not started
+  std::vector<Slot> slots;  // by parameter
+  std::size_t next = 0;     // the first bucket that has not started
   bool armed = false;
 
   Impl(std::vector<ReducedParameter> parameters_in, Communicator& dp_in, std::int64_t bucket_bytes)
@@ -163,16 +163,22 @@ GradientReducer::GradientReducer(std::vector<ReducedParameter> parameters, Commu
     : impl_(std::make_shared<Impl>(std::move(parameters), dp, bucket_bytes)) {
   for (std::size_t i = 0; i < impl_->parameters.size(); ++i) {
     const std::weak_ptr<Impl> weak = impl_;
-    torch::autograd::impl::set_post_acc_grad_hooks(
-        impl_->parameters[i].tensor, std::make_unique<AccumulatedHook>([weak, i](const at::Tensor& leaf) {
-          if (const std::shared_ptr<Impl> impl = weak.lock()) impl->on_accumulated(i, leaf);
-        }));
+    torch::autograd::impl::set_post_acc_grad_hooks(impl_->parameters[i].tensor,
+                                                   std::make_unique<AccumulatedHook>([weak, i](const at::Tensor& leaf) {
+                                                     if (const std::shared_ptr<Impl> impl = weak.lock()) impl->on_accumulated(i, leaf);
+                                                   }));
   }
 }
 
 GradientReducer::~GradientReducer() = default;
-void GradientReducer::arm() { impl_->arm(); }
-void GradientReducer::finish() { impl_->finish(); }
-std::size_t GradientReducer::num_buckets() const noexcept { return impl_->buckets.size(); }
+void GradientReducer::arm() {
+  impl_->arm();
+}
+void GradientReducer::finish() {
+  impl_->finish();
+}
+std::size_t GradientReducer::num_buckets() const noexcept {
+  return impl_->buckets.size();
+}
 
 }  // namespace isoshard

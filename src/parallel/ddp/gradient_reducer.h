@@ -17,7 +17,7 @@ namespace isoshard {
 struct ReducedParameter {
   std::string name;
   ParamClass param_class = ParamClass::kMatrix;
-  at::Tensor tensor;   ///< leaf that requires grad
+  at::Tensor tensor;  ///< leaf that requires grad
 };
 
 /// Which parameters share a bucket: indices into the parameter list, buckets in the order in which they are reduced.
@@ -26,7 +26,7 @@ struct ReducedParameter {
 /// The limit is `bucket_bytes`, for the first bucket at most 1 MiB, so that communication starts early.
 /// Source   PyTorch DDP, compute_bucket_assignment_by_size (torch/csrc/distributed/c10d/reducer.cpp).
 [[nodiscard]] std::vector<std::vector<std::size_t>> bucket_assignment(const std::vector<ReducedParameter>& parameters,
-                                                                       std::int64_t bucket_bytes);
+                                                                      std::int64_t bucket_bytes);
 
 /// Averages gradients over the dp group.
 ///

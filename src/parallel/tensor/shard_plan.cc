@@ -8,9 +8,12 @@ namespace isoshard {
 
 std::string_view name_of(ShardKind kind) noexcept {
   switch (kind) {
-    case ShardKind::kReplicated: return "replicated";
-    case ShardKind::kColumn: return "column";
-    case ShardKind::kRow: return "row";
+    case ShardKind::kReplicated:
+      return "replicated";
+    case ShardKind::kColumn:
+      return "column";
+    case ShardKind::kRow:
+      return "row";
     case ShardKind::kKvReplica:
       return "kv_replica";
   }
@@ -22,15 +25,19 @@ ShardKind ShardPlan::kind_of(std::string_view parameter) const {
   return found == kinds.end() ? ShardKind::kReplicated : found->second;
 }
 
-ShardKind ShardPlan::kind_of_module(std::string_view module) const { return kind_of(std::string(module) + ".weight"); }
+ShardKind ShardPlan::kind_of_module(std::string_view module) const {
+  return kind_of(std::string(module) + ".weight");
+}
 
 int ShardPlan::sharded_dim(const ParameterSpec& spec) const {
   switch (kind_of(spec.name)) {
     case ShardKind::kColumn:
     case ShardKind::kKvReplica:
       return 0;
-    case ShardKind::kRow: return spec.shape.size() > 1 ? 1 : -1;
-    case ShardKind::kReplicated: return -1;
+    case ShardKind::kRow:
+      return spec.shape.size() > 1 ? 1 : -1;
+    case ShardKind::kReplicated:
+      return -1;
   }
   return -1;
 }

@@ -28,8 +28,12 @@ at::Tensor summed(const at::Tensor& part, Communicator& tp, Purpose purpose, con
 }
 
 // An autograd context keeps integers and strings, so the communicator travels as its address.
-std::int64_t to_address(Communicator& tp) { return static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(&tp)); }
-Communicator& from_address(std::int64_t address) { return *reinterpret_cast<Communicator*>(static_cast<std::intptr_t>(address)); }
+std::int64_t to_address(Communicator& tp) {
+  return static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(&tp));
+}
+Communicator& from_address(std::int64_t address) {
+  return *reinterpret_cast<Communicator*>(static_cast<std::intptr_t>(address));
+}
 
 class ColumnInput final : public torch::autograd::Function<ColumnInput> {
  public:
@@ -73,8 +77,10 @@ at::Tensor TensorParallelStrategy::linear(std::string_view module, const at::Ten
     case ShardKind::kColumn:
     case ShardKind::kKvReplica:
       return at::linear(column_parallel_input(x, *tp_, module), weight, bias);
-    case ShardKind::kRow: return row_linear(module, x, weight, bias, sink);
-    case ShardKind::kReplicated: break;
+    case ShardKind::kRow:
+      return row_linear(module, x, weight, bias, sink);
+    case ShardKind::kReplicated:
+      break;
   }
   return Strategy::linear(module, x, weight, bias, sink);
 }
@@ -99,7 +105,9 @@ bool TensorParallelStrategy::splits_output(std::string_view module) const {
   return kind == ShardKind::kColumn || kind == ShardKind::kKvReplica;
 }
 
-int TensorParallelStrategy::tp_degree() const noexcept { return tp_->size(); }
+int TensorParallelStrategy::tp_degree() const noexcept {
+  return tp_->size();
+}
 
 bool TensorParallelStrategy::is_of_copied_kv_head(std::string_view point) const {
   if (plan_.kv_head_of_rank.empty()) return false;

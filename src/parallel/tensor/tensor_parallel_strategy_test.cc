@@ -37,16 +37,18 @@ PairResult run_pair(const Strategy& strategy, const Pair& pair) {
   const auto leaf = [](const at::Tensor& value) { return value.detach().clone().requires_grad_(true); };
   const at::Tensor x = leaf(pair.x_BSH), up_weight = leaf(pair.up_weight), up_bias = leaf(pair.up_bias);
   const at::Tensor down_weight = leaf(pair.down_weight), down_bias = leaf(pair.down_bias);
-  const at::Tensor y = strategy.linear("m.down_proj", strategy.linear("m.up_proj", x, up_weight, up_bias, nullptr), down_weight, down_bias,
-                                       nullptr);
+  const at::Tensor y =
+      strategy.linear("m.down_proj", strategy.linear("m.up_proj", x, up_weight, up_bias, nullptr), down_weight, down_bias, nullptr);
   (y * pair.cotangent_BSH).sum().backward();
   return {y.detach(), x.grad(), up_weight.grad(), up_bias.grad(), down_weight.grad(), down_bias.grad()};
 }
 
 ShardPlan pair_plan() {
   ShardPlan plan;
-  plan.kinds = {{"m.up_proj.weight", ShardKind::kColumn}, {"m.up_proj.bias", ShardKind::kColumn},
-                {"m.down_proj.weight", ShardKind::kRow}, {"m.down_proj.bias", ShardKind::kRow}};
+  plan.kinds = {{"m.up_proj.weight", ShardKind::kColumn},
+                {"m.up_proj.bias", ShardKind::kColumn},
+                {"m.down_proj.weight", ShardKind::kRow},
+                {"m.down_proj.bias", ShardKind::kRow}};
   return plan;
 }
 
