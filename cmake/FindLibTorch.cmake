@@ -31,16 +31,16 @@ find_package_handle_standard_args(LibTorch
   REQUIRED_VARS LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY LibTorch_INCLUDE_DIR VERSION_VAR LibTorch_VERSION
   REASON_FAILURE_MESSAGE "run ./isoshard once (it installs the pinned LibTorch), or pass -DLIBTORCH_ROOT=DIR with DIR/include and DIR/lib")
 
-if(LibTorch_FOUND AND NOT TARGET isoshard_libtorch)
+if(LibTorch_FOUND AND NOT TARGET isoshard::libtorch)
   get_filename_component(_libtorch_lib ${LibTorch_CPU_LIBRARY} DIRECTORY)
-  add_library(isoshard_libtorch INTERFACE)
-  add_library(isoshard::libtorch ALIAS isoshard_libtorch)
+  # Imported: an installed package names it and finds it again on its own machine.
+  add_library(isoshard::libtorch INTERFACE IMPORTED GLOBAL)
   # After the system's folders: a LibTorch wheel carries its own fmt (12), whose functions it does not export; <fmt/...> must be
   # the one that is linked.
-  target_compile_options(isoshard_libtorch INTERFACE
+  target_compile_options(isoshard::libtorch INTERFACE
     "SHELL:-idirafter \"${LibTorch_INCLUDE_DIR}\"" "SHELL:-idirafter \"${LibTorch_INCLUDE_DIR}/torch/csrc/api/include\"")
-  target_link_options(isoshard_libtorch INTERFACE LINKER:-rpath,${_libtorch_lib})
+  target_link_options(isoshard::libtorch INTERFACE LINKER:-rpath,${_libtorch_lib})
   # --no-as-needed: ATen registers its CPU kernels in static initialisers that no symbol of ours refers to.
-  target_link_libraries(isoshard_libtorch INTERFACE
+  target_link_libraries(isoshard::libtorch INTERFACE
     -Wl,--push-state,--no-as-needed ${LibTorch_CPU_LIBRARY} ${LibTorch_C10_LIBRARY} -Wl,--pop-state)
 endif()

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # One function per kind of target. Every target of the project is made by one of these.
 include_guard(GLOBAL)
+include(GNUInstallDirs)
+# Headers keep their folders below it, as includes are rooted at the tree and at src/.
+set(ISOSHARD_INSTALL_HEADERS ${CMAKE_INSTALL_INCLUDEDIR}/isoshard)
 
 # The one precompiled header (ATen, autograd, gtest); every TORCH target and every test reuses it.
 function(isoshard_precompiled_header)
@@ -16,11 +19,11 @@ function(_isoshard_reuse_pch target)
   target_precompile_headers(${target} REUSE_FROM isoshard_pch)
 endfunction()
 
-# isoshard_library(NAME [TORCH] HEADERS ... SOURCES ... [DEPS ...])
+# isoshard_library(NAME [TORCH] [INTERNAL] HEADERS ... SOURCES ... [DEPS ...])
 #   A static library isoshard_NAME with alias isoshard::NAME. TORCH: it sees ATen and reuses the precompiled header.
-#   DEPS are linked publicly.
+#   DEPS are linked publicly. It is part of the installed package unless INTERNAL.
 function(isoshard_library name)
-  cmake_parse_arguments(PARSE_ARGV 1 ARG "TORCH" "" "HEADERS;SOURCES;DEPS")
+  cmake_parse_arguments(PARSE_ARGV 1 ARG "TORCH;INTERNAL" "" "HEADERS;SOURCES;DEPS")
   if(ARG_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "isoshard_library(${name}): unknown arguments ${ARG_UNPARSED_ARGUMENTS}")
   endif()
@@ -42,6 +45,12 @@ function(isoshard_library name)
       _isoshard_reuse_pch(${target})
     endif()
   endif()
+  if(ARG_INTERNAL)
+    return()
+  endif()
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+  install(TARGETS ${target} EXPORT isoshard-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+    FILE_SET HEADERS DESTINATION ${ISOSHARD_INSTALL_HEADERS})
 endfunction()
 
 # isoshard_program(NAME [TORCH] SOURCES ... [DEPS ...] [OUTPUT_NAME name]): an executable in the build folder's bin/.

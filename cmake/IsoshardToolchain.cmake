@@ -28,23 +28,26 @@ add_library(isoshard::options ALIAS isoshard_options)
 target_compile_features(isoshard_options INTERFACE cxx_std_20)
 # -fPIC everywhere (not CMake's PIE/PIC split) so that one precompiled header serves libraries and programs.
 # -ffp-contract=off: results must not depend on whether a compiler fuses a multiply and an add.
-target_compile_options(isoshard_options INTERFACE
-  -fPIC -ffp-contract=off -g1 -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wno-psabi
-  $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+# Warnings, debug lines and the linker are ours; a project that links the installed package chooses its own.
+target_compile_options(isoshard_options INTERFACE -fPIC -ffp-contract=off
+  "$<BUILD_INTERFACE:-g1;-Wall;-Wextra;-Wpedantic;-Wshadow;-Wnon-virtual-dtor;-Woverloaded-virtual;-Wno-psabi>"
+  $<BUILD_INTERFACE:$<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>>)
 # GTEST_HAS_PTHREAD: what GTest's package defines for tests; everybody defines it, else a library, which does not link
 # GTest, could not use the precompiled header (-Winvalid-pch).
 target_compile_definitions(isoshard_options INTERFACE FMT_USE_CONSTEVAL=1 GTEST_HAS_PTHREAD=1)
-target_include_directories(isoshard_options INTERFACE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src)
+target_include_directories(isoshard_options INTERFACE
+  $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>
+  $<INSTALL_INTERFACE:${ISOSHARD_INSTALL_HEADERS}> $<INSTALL_INTERFACE:${ISOSHARD_INSTALL_HEADERS}/src>)
 
 # Asked of the compiler, not of the PATH: GCC before 12 does not know mold even where it is installed.
 include(CheckLinkerFlag)
 check_linker_flag(CXX -fuse-ld=mold ISOSHARD_HAS_MOLD)
 if(ISOSHARD_HAS_MOLD)
-  target_link_options(isoshard_options INTERFACE -fuse-ld=mold)
+  target_link_options(isoshard_options INTERFACE $<BUILD_INTERFACE:-fuse-ld=mold>)
 else()
   check_linker_flag(CXX -fuse-ld=lld ISOSHARD_HAS_LLD)
   if(ISOSHARD_HAS_LLD)
-    target_link_options(isoshard_options INTERFACE -fuse-ld=lld)
+    target_link_options(isoshard_options INTERFACE $<BUILD_INTERFACE:-fuse-ld=lld>)
   endif()
 endif()
 

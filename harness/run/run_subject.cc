@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// One forked world per run; the ranks' traces put together.
+#include "harness/run/run_subject.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "base/error.h"
+#include "harness/trace/recorder.h"
+#include "harness/world/forked_world.h"
+
+namespace isoshard {
+namespace {
+
+void check(const SubjectRun& run) {
+  if (!run.make || !run.batches) throw UsageError(fmt::format("{}: a run needs the functions make and batches", run.name));
+  if (run.steps < 1) throw UsageError(fmt::format("{}: {} steps are none; give at least 1", run.name, run.steps));
+}
+
+Trace record(const SubjectRun& run, const Reference* reference, Keep keep) {
+  check(run);
+  const int size = run.mesh.world_size();
+  std::vector<std::shared_ptr<Arena>> arenas(static_cast<std::size_t>(size));
+  if (keep != Keep::kNothing) {
+    for (auto& arena : arenas) arena = std::make_shared<Arena>(run.trace_bytes, "rank");
+  }
+  WorldOptions options;
+  options.size = size;
+  options.name = run.name;
+  options.deadline = run.deadline;
+  const WorldReport report = run_forked(std::move(options), [&](Rank& rank) {
+    RecorderOptions recording;
+    recording.mesh = run.mesh;
+    recording.rank = rank.rank();
+    recording.reference = reference;
+    recording.keep = keep;
+    recording.arena = arenas[static_cast<std::size_t>(rank.rank())];
+    Recorder recorder(std::move(recording));
+    rank.set_phase("setup");
+    const std::unique_ptr<Subject> subject = run.make(rank, recorder);
+    recorder.begin_step(0);
+    subject->setup();
+    for (int step = 0; step < run.steps; ++step) {
+      rank.set_phase(fmt::format("step {}", step));
+      if (step > 0) recorder.begin_step(step);
+      subject->train_step(run.batches(rank.rank(), step));
+    }
+    rank.set_phase("handing over the trace");
+    rank.post_result(recorder.finish().serialize());
+  });
+  require_ok(report);
+
+  Trace trace;
+  trace.subject = run.name;
+  trace.case_slug = run.name;
+  trace.mesh = run.mesh;
+  for (std::size_t r = 0; r < arenas.size(); ++r) {
+    trace.ranks.push_back(RankTrace::deserialize(report.ranks.at(r).result));
+    if (arenas[r] != nullptr) arenas[r]->seal();
+    trace.ranks.back().arena = arenas[r];
+  }
+  return trace;
+}
+
+}  // namespace
+
+Reference record_reference(const SubjectRun& plain) {
+  return Reference(record(plain, nullptr, Keep::kEverything));
+}
+
+void add_response(Reference& reference, const SubjectRun& perturbed) {
+  reference.add_response(record(perturbed, &reference, Keep::kNothing));
+}
+
+Trace run_subject(const SubjectRun& run, const Reference& reference) {
+  return record(run, &reference, Keep::kWhatDiffers);
+}
+
+}  // namespace isoshard
