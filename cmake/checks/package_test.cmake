@@ -28,7 +28,7 @@ foreach(file IN LISTS package)
 endforeach()
 must(${FOLDER}/installed/bin/isoshard verify --subjects ddp --dp 2 --dtype fp32)
 
-must(${CMAKE_COMMAND} -S ${SOURCE}/cmake/checks/consumer -B ${FOLDER}/consumer -DCMAKE_PREFIX_PATH=${FOLDER}/installed
+must(${CMAKE_COMMAND} -S ${SOURCE}/examples/own_subject -B ${FOLDER}/consumer -DCMAKE_PREFIX_PATH=${FOLDER}/installed
   -DLIBTORCH_ROOT=${LIBTORCH_ROOT} -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER})
 must(${CMAKE_COMMAND} --build ${FOLDER}/consumer)
 must(${CMAKE_CTEST_COMMAND} --test-dir ${FOLDER}/consumer --no-tests=error --output-on-failure)
