@@ -91,6 +91,7 @@ void apply_settings(const ParsedOptions& options, TrainSettings& settings) {
   override_with(options, "learning-rate", settings.optimizer.learning_rate);
   override_with(options, "weight-decay", settings.optimizer.weight_decay);
   override_with(options, "max-grad-norm", settings.max_grad_norm);
+  settings.record_partials = settings.record_partials || options.get<bool>("record-partials");
   if (options.given("loss-mean")) settings.loss_mean = parse_loss_mean(options.get<std::string>("loss-mean"));
 }
 
@@ -182,6 +183,7 @@ void declare_verify_options(OptionTable& table) {
   add("fault", po::value<std::string>(), "inject a fault of the catalogue (list faults); exit 1 is then the right answer");
   add("dump", po::value<std::string>(), "write every run as a bundle below this folder (for compare)");
   add("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
+  add("record-partials", po::bool_switch(), "record each rank's summand of row-parallel outputs as <module>.partial");
   add("verbose", po::bool_switch(), "show every tensor, not the summary tables only");
   table.aliases = {{"tp-size", "tp"},
                    {"dp-size", "dp"},

@@ -9,6 +9,8 @@
 #include "conformance/subjects/call_counts.h"
 #include "conformance/subjects/registry.h"
 #include "conformance/subjects/step_test.h"
+#include "harness/compare/verdict.h"
+#include "harness/fault/collective_fault.h"
 #include "harness/testing/run_world.h"
 
 namespace isoshard {
@@ -80,6 +82,34 @@ std::vector<Case> kv_replica_cases() {
   return cases;
 }
 
+// q and k norms; fused, transposed and biased layers with learned positions; biases on every row-parallel layer.
+std::vector<Case> architecture_cases() {
+  std::vector<Case> cases;
+  for (const char* const model_type : {"qwen3", "gpt2"}) {
+    for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
+      for (const DpTp mesh : {DpTp{1, 2}, {2, 2}, {3, 2}, {2, 3}}) {
+        cases.push_back(step_case("autotp", mesh.dp, mesh.tp, dtype, model_type));
+      }
+    }
+  }
+  for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
+    cases.push_back(with_biases(step_case("autotp", 2, 3, dtype, "llama")));
+    cases.push_back(with_biases(step_case("autotp", 3, 2, dtype, "qwen3")));
+  }
+  // kv heads on several ranks, each with its part of the norm's gradient.
+  cases.push_back(with_heads(step_case("autotp", 2, 4, Dtype::kFloat32, "qwen3"), 8, 2));
+  cases.push_back(with_heads(step_case("autotp", 2, 3, Dtype::kFloat64, "qwen3"), 6, 1));
+  for (const char* const model_type : {"qwen3", "gpt2"}) {
+    Case odd = step_case("autotp", 2, 3, Dtype::kFloat32, model_type);
+    odd.batch_size = 1;
+    odd.seq_length = 13;
+    odd.micro_batches = 2;
+    odd.data.unequal_labels = true;
+    cases.push_back(odd);
+  }
+  return cases;
+}
+
 class TensorParallelStep : public ::testing::TestWithParam<Case> {};
 
 TEST_P(TensorParallelStep, MatchesSingleProcess) {
@@ -94,6 +124,7 @@ TEST_P(TensorParallelStep, MatchesSingleProcess) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, TensorParallelStep, ::testing::ValuesIn(step_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(TiedHead, TensorParallelStep, ::testing::ValuesIn(tied_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Architectures, TensorParallelStep, ::testing::ValuesIn(architecture_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(KvReplicas, TensorParallelStep, ::testing::ValuesIn(kv_replica_cases()), case_name);
 
 TEST(TensorParallelRanks, HoldOnlyTheirShare) {
@@ -168,6 +199,71 @@ TEST(TensorParallelRanks, ThatLoseTheirShareOfAKeyGradientDiverge) {
   };
 
   EXPECT_THAT(run_case(item, reference, options), ::testing::Not(conforms_to(reference, judge_options(item))));
+}
+
+// A norm over heads is whole on every rank, but a rank's gradient of it holds its own heads only.
+TEST(TensorParallelRanks, ThatKeepTheirOwnNormGradientDiverge) {
+  const Case item = step_case("autotp", 3, 2, Dtype::kFloat32, "qwen3");
+  const Reference& reference = reference_of(item);
+  RunOptions options;
+  options.decorate = [](std::unique_ptr<Communicator> inner, int) {
+    const auto lost = skip_segments([](const CallInfo& info, const Segment* segment) {
+      return info.purpose == Purpose::kGradReduce && info.axis == Axis::kTp && segment != nullptr &&
+             segment->param_class == ParamClass::kQkNorm;
+    });
+    return decorate_with_fault(std::move(inner), lost, FaultProbe());
+  };
+
+  const Verdict verdict = judge(reference, run_case(item, reference, options), judge_options(item));
+
+  ASSERT_EQ(verdict.status, Status::kDiverges);
+  EXPECT_EQ(verdict.findings.front().stage, Stage::kParameterGrad);
+  EXPECT_THAT(verdict.findings.front().key.name, ::testing::AnyOf(::testing::HasSubstr("q_norm"), ::testing::HasSubstr("k_norm")));
+  EXPECT_THAT(verdict.findings.front().diagnosis, ::testing::HasSubstr("rank-local partial over tp"));
+}
+
+// The summands are recorded when asked for, change no bit, and a bias in each of them is seen.
+TEST(TensorParallelRanks, RecordTheirSummandsOfRowParallelLayers) {
+  Case item = step_case("autotp", 2, 3, Dtype::kFloat32, "gpt2");
+  const Reference& reference = reference_of(item);
+  const std::string point = "transformer.h.0.attn.c_proj";
+  const auto digest = [](const Trace& trace, const std::string& name) {
+    return record_of(trace, 1, {0, RecordKind::kActivation, name, 0}).parts.at(0).digest;
+  };
+  const Trace silent = run_case(item, reference);
+  item.settings.record_partials = true;
+  RunOptions kept;
+  kept.keep = Keep::kEverything;
+
+  const Trace trace = run_case(item, reference, kept);
+
+  EXPECT_THAT(trace, conforms_to(reference, judge_options(item)));
+  EXPECT_EQ(silent.ranks.at(1).find({0, RecordKind::kActivation, point + ".partial", 0}), nullptr);
+  EXPECT_EQ(digest(trace, point), digest(silent, point));
+  EXPECT_EQ(digest(trace, "lm_head"), digest(silent, "lm_head"));
+  // The summands of all ranks and the bias are the output.
+  const at::Tensor sum = trace.assemble({0, RecordKind::kActivation, point + ".partial", 0}).to(at::kDouble);
+  const at::Tensor bias = trace.assemble({0, RecordKind::kParam, point + ".bias", 0}).to(at::kDouble);
+  const at::Tensor whole = trace.assemble({0, RecordKind::kActivation, point, 0}).to(at::kDouble);
+  EXPECT_LT((sum + bias - whole).abs().max().item<double>(), 1e-6);
+}
+
+TEST(TensorParallelRanks, ThatEachAddTheRowBiasDiverge) {
+  Case item = step_case("autotp", 2, 3, Dtype::kFloat32, "gpt2");
+  item.settings.record_partials = true;
+  const Reference& reference = reference_of(item);
+  RunOptions options;
+  options.mutation = [](int rank) -> TapMutation {
+    return [rank](const Site& site, at::Tensor value) {
+      const bool hit = site.kind == RecordKind::kActivation && site.name == "transformer.h.0.attn.c_proj.partial" && rank % 3 != 0;
+      return hit ? value + 0.1 : value;
+    };
+  };
+
+  const Verdict verdict = judge(reference, run_case(item, reference, options), judge_options(item));
+
+  ASSERT_EQ(verdict.status, Status::kDiverges);
+  EXPECT_EQ(verdict.findings.front().key.name, "transformer.h.0.attn.c_proj");
 }
 
 TEST(TensorParallelRanks, NeedADegreeThatDividesTheModel) {

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "comm/tensor.h"
 #include "conformance/subjects/step_test.h"
 #include "fixtures/cases/inputs.h"
@@ -14,11 +16,24 @@
 namespace isoshard {
 namespace {
 
-at::Tensor gathered(Communicator& tp, const at::Tensor& local, int dim) {
+at::Tensor box_of(const at::Tensor& whole, const Shape& offset, const Shape& size) {
+  at::Tensor part = whole;
+  for (std::size_t d = 0; d < size.size(); ++d) part = part.narrow(static_cast<std::int64_t>(d), offset[d], size[d]);
+  return part;
+}
+
+// Puts all ranks' shards where their layouts say.
+at::Tensor gathered(Communicator& tp, const at::Tensor& local, const ShardPlan& plan, const ParameterSpec& spec) {
   const at::NoGradGuard no_grad;
-  if (dim < 0) return local.detach();
-  // all_gather joins along dim 0.
-  return all_gather(tp, local.detach().transpose(0, dim).contiguous(), {Purpose::kParamGather, Axis::kTp, {}}).transpose(0, dim);
+  const at::Tensor shards = all_gather(tp, local.detach().unsqueeze(0).contiguous(), {Purpose::kParamGather, Axis::kTp, {}});
+  const MeshShape mesh({{Axis::kTp, tp.size()}});
+  const at::Tensor whole = at::full(spec.shape, std::numeric_limits<double>::quiet_NaN(), local.options().requires_grad(false));
+  for (int rank = 0; rank < tp.size(); ++rank) {
+    for (const Box& box : boxes_of(plan.layout_of(spec, rank), mesh, rank)) {
+      box_of(whole, box.global_offset, box.size).copy_(box_of(shards[rank], box.local_offset, box.size));
+    }
+  }
+  return whole;
 }
 
 class Initialisation : public ::testing::TestWithParam<Case> {};
@@ -32,22 +47,23 @@ TEST_P(Initialisation, ShardsArePartsOfTheUndividedWeights) {
     const auto weights = case_weights(item);
     Trainer trainer(autotp_parts(trainer_config(item, weights), mesh), mesh, nullptr);
     trainer.setup();
-    const ShardPlan plan = autotp_plan(trainer.specs());
+    const ShardPlan plan = autotp_plan(*make_model(item.config, item.attention), item.tp);
     int sharded = 0;
     for (const ParameterSpec& spec : trainer.specs()) {
       const int dim = plan.sharded_dim(spec);
       const at::Tensor& local = trainer.parameters().at(spec.name);
       EXPECT_EQ(local.numel() * (dim < 0 ? 1 : item.tp), numel_of(spec.shape)) << spec.name;
       const at::Tensor whole = weights->read(spec, Shape(spec.shape.size(), 0), spec.shape).to(scalar_type_of(item.dtype));
-      EXPECT_TRUE(at::equal(gathered(mesh.group(Axis::kTp), local, dim), whole)) << spec.name;
+      EXPECT_TRUE(at::equal(gathered(mesh.group(Axis::kTp), local, plan, spec), whole)) << spec.name;
       sharded += dim < 0 ? 0 : 1;
     }
     return sharded;
   });
 
-  // 2 layers of q, k, v (weight and bias), o, gate, up, down.
+  // 2 layers: q, k, v (with biases in qwen2), o, gate, up, down; in gpt2 c_attn, c_fc (with biases) and two c_proj.
   ASSERT_EQ(num_sharded.size(), static_cast<std::size_t>(item.tp));
-  for (const int sharded : num_sharded) EXPECT_EQ(sharded, 20);
+  const int expected = item.config.model_type == "gpt2" ? 12 : item.config.qkv_bias ? 20 : 14;
+  for (const int sharded : num_sharded) EXPECT_EQ(sharded, expected);
 }
 
 TEST_P(Initialisation, AnotherSeedGivesOtherWeights) {
@@ -64,7 +80,10 @@ TEST_P(Initialisation, AnotherSeedGivesOtherWeights) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, Initialisation,
                          ::testing::Values(step_case("autotp", 1, 1), step_case("autotp", 1, 2), step_case("autotp", 1, 3),
-                                           step_case("autotp", 1, 3, Dtype::kBFloat16)),
+                                           step_case("autotp", 1, 3, Dtype::kBFloat16), step_case("autotp", 1, 2, Dtype::kFloat32, "qwen3"),
+                                           step_case("autotp", 1, 3, Dtype::kFloat32, "llama"),
+                                           step_case("autotp", 1, 2, Dtype::kFloat32, "gpt2"),
+                                           step_case("autotp", 1, 3, Dtype::kBFloat16, "gpt2")),
                          case_name);
 
 }  // namespace

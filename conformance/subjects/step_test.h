@@ -38,9 +38,9 @@ inline const Record& record_of(const Trace& trace, int rank, const RecordKey& ke
   return *record;
 }
 
-/// A case of the tiny model; fp32, one step.
-inline Case step_case(std::string subject, int dp, int tp, Dtype dtype = Dtype::kFloat32) {
-  Case item = tiny_fault_case();
+/// A case of the tiny model of an architecture; fp32, one step.
+inline Case step_case(std::string subject, int dp, int tp, Dtype dtype = Dtype::kFloat32, std::string_view model_type = "qwen2") {
+  Case item = tiny_fault_case(model_type);
   item.subject = std::move(subject);
   item.dp = dp;
   item.tp = tp;
@@ -52,6 +52,14 @@ inline Case step_case(std::string subject, int dp, int tp, Dtype dtype = Dtype::
 inline Case with_tied_head(Case item) {
   item.config.tie_word_embeddings = true;
   item.model_name += "_tied";
+  return item;
+}
+
+/// The same with a bias on every linear layer (llama, qwen3: the attention's only).
+inline Case with_biases(Case item) {
+  item.config.qkv_bias = item.config.attention_out_bias = true;
+  item.config.mlp_bias = item.config.model_type == "llama";
+  item.model_name += "_biases";
   return item;
 }
 

@@ -105,6 +105,25 @@ TEST(Judge, AMovementWithinTheResponseConformsAndOneBeyondItDiverges) {
   EXPECT_THAT(verdict.findings[0].evidence, HasSubstr("first on rank 0 at [0, 0]: reference"));
 }
 
+// What a rank adds to a tensor that is judged itself needs no counterpart; a summand of an unknown tensor does.
+TEST(Judge, SummandsOfAJudgedTensorAreNotExtra) {
+  const Reference reference = step_reference();
+  const auto with = [&](const char* name) {
+    return judge(reference,
+                 run(kMesh, &reference,
+                     [&](Sink& sink, int rank) {
+                       Step{}.record(sink, rank, false);
+                       const Layout layout = layout_of({4, 6}, {shard(Axis::kDp, 0), partial(Axis::kTp)});
+                       (void)sink.on_activation(site(RecordKind::kActivation, name, layout), values({2, 6}, 7));
+                     }),
+                 options());
+  };
+
+  EXPECT_EQ(with("x.partial").status, Status::kConforms);
+  EXPECT_EQ(with("y.partial").status, Status::kDiverges);
+  EXPECT_EQ(with("x.part").status, Status::kDiverges);
+}
+
 TEST(Judge, TheFirstFindingIsTheFirstInStageOrderWithItsFirstRank) {
   const Reference reference = step_reference();
 

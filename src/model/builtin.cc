@@ -14,11 +14,10 @@
 namespace isoshard {
 namespace {
 
-/// Decoders with rotary positions.
 struct Entry {
   std::string_view name, model_type;
   std::int64_t hidden, ffn, layers, heads, kv_heads, head_dim, vocabulary, max_positions;
-  double theta, eps;
+  double theta, eps;  // theta 0: no rotary positions
   bool tied;
 };
 
@@ -26,6 +25,9 @@ struct Entry {
 constexpr std::array kEntries{
     Entry{"small", "qwen2", 96, 192, 2, 6, 6, 16, 252, 512, 1e6, 1e-6, false},
     Entry{"tiny", "qwen2", 48, 96, 2, 6, 6, 8, 96, 512, 1e6, 1e-6, false},
+    Entry{"tiny-qwen3", "qwen3", 48, 96, 2, 6, 6, 8, 96, 512, 1e6, 1e-6, false},
+    Entry{"tiny-llama", "llama", 48, 96, 2, 6, 6, 8, 96, 512, 5e5, 1e-5, false},
+    Entry{"tiny-gpt2", "gpt2", 48, 96, 2, 6, 6, 8, 96, 512, 0, 1e-5, true},
     Entry{"Qwen/Qwen2.5-0.5B", "qwen2", 896, 4864, 24, 14, 2, 64, 151936, 32768, 1e6, 1e-6, true},
     Entry{"Qwen/Qwen2.5-1.5B", "qwen2", 1536, 8960, 28, 12, 2, 128, 151936, 131072, 1e6, 1e-6, true},
     Entry{"Qwen/Qwen2.5-7B", "qwen2", 3584, 18944, 28, 28, 4, 128, 152064, 131072, 1e6, 1e-6, false},
@@ -33,15 +35,14 @@ constexpr std::array kEntries{
     Entry{"Qwen/Qwen3-32B", "qwen3", 5120, 25600, 64, 64, 8, 128, 151936, 40960, 1e6, 1e-6, false},
     Entry{"meta-llama/Llama-3-8B", "llama", 4096, 14336, 32, 32, 8, 128, 128256, 8192, 5e5, 1e-5, false},
     Entry{"meta-llama/Llama-3.2-1B", "llama", 2048, 8192, 16, 32, 8, 64, 128256, 131072, 5e5, 1e-5, true},
+    Entry{"gpt2", "gpt2", 768, 3072, 12, 12, 12, 64, 50257, 1024, 0, 1e-5, true},
 };
-constexpr std::string_view kGpt2 = "gpt2";
-
 bool same_letters(std::string_view a, std::string_view b) {
   const auto lower = [](unsigned char c) { return std::tolower(c); };
   return std::ranges::equal(a, b, {}, lower, lower);
 }
 
-ModelConfig rotary_config(const Entry& entry) {
+ModelConfig config_of(const Entry& entry) {
   ModelConfig config;
   config.model_type = entry.model_type;
   config.vocab_size = entry.vocabulary;
@@ -55,36 +56,20 @@ ModelConfig rotary_config(const Entry& entry) {
   config.norm_eps = entry.eps;
   config.initializer_range = 0.02;
   config.tie_word_embeddings = entry.tied;
-  config.qkv_bias = entry.model_type == "qwen2";
+  const bool is_gpt2 = entry.model_type == "gpt2";
+  config.qkv_bias = entry.model_type == "qwen2" || is_gpt2;
+  config.attention_out_bias = config.mlp_bias = is_gpt2;
   config.qk_norm = entry.model_type == "qwen3";
-  config.rope.theta = entry.theta;
+  if (entry.theta > 0) config.rope.theta = entry.theta;
   if (entry.name == "meta-llama/Llama-3.2-1B") config.rope = {"llama3", entry.theta, 32.0, 1.0, 4.0, 8192};
-  return config;
-}
-
-ModelConfig gpt2_config() {
-  ModelConfig config;
-  config.model_type = kGpt2;
-  config.vocab_size = 50257;
-  config.hidden_size = 768;
-  config.intermediate_size = 3072;
-  config.num_layers = 12;
-  config.num_heads = config.num_kv_heads = 12;
-  config.head_dim = 64;
-  config.max_positions = 1024;
-  config.norm_eps = 1e-5;
-  config.initializer_range = 0.02;
-  config.tie_word_embeddings = true;
-  config.qkv_bias = config.attention_out_bias = config.mlp_bias = true;
   return config;
 }
 
 }  // namespace
 
 ModelConfig builtin_config(std::string_view name) {
-  if (same_letters(kGpt2, name)) return gpt2_config();
   const auto found = std::ranges::find_if(kEntries, [&](const Entry& entry) { return same_letters(entry.name, name); });
-  if (found != kEntries.end()) return rotary_config(*found);
+  if (found != kEntries.end()) return config_of(*found);
   const std::vector<std::string> names = builtin_names();
   throw UsageError(fmt::format("unknown model '{}'{}; one of {}, or a config.json or a folder with one", name, did_you_mean(name, names),
                                join_names(names)));
@@ -93,7 +78,6 @@ ModelConfig builtin_config(std::string_view name) {
 std::vector<std::string> builtin_names() {
   std::vector<std::string> names;
   for (const Entry& entry : kEntries) names.emplace_back(entry.name);
-  names.emplace_back(kGpt2);
   return names;
 }
 

@@ -9,8 +9,8 @@
 
 namespace isoshard {
 
-/// small, tiny (of the fault catalogue), and published models by their Hugging Face name; letter case does not count.
-/// Errors   UsageError with a suggestion and the names.
+/// small, tiny and tiny-TYPE (of the fault catalogue, one of each architecture), and published models by their Hugging Face name; letter
+/// case does not count. Errors   UsageError with a suggestion and the names.
 [[nodiscard]] ModelConfig builtin_config(std::string_view name);
 
 [[nodiscard]] std::vector<std::string> builtin_names();

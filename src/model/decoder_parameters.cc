@@ -14,8 +14,9 @@ class LinearSpecs {
  public:
   explicit LinearSpecs(std::vector<ParameterSpec>& specs) : specs_(&specs) {}
 
-  void column(const std::string& module, std::int64_t out, std::int64_t in, bool has_bias, std::int64_t unit = 1) const {
-    const TpSplit rows{TpRole::kColumn, 0, unit};
+  void column(const std::string& module, std::int64_t out, std::int64_t in, bool has_bias, std::int64_t unit = 1,
+              bool is_kv = false) const {
+    const TpSplit rows{TpRole::kColumn, 0, unit, {}, is_kv};
     specs_->push_back({module + ".weight", {out, in}, ParamClass::kMatrix, ParamInit::kNormal, rows});
     if (has_bias) specs_->push_back({module + ".bias", {out}, ParamClass::kBias, ParamInit::kZeros, rows});
   }
@@ -34,8 +35,8 @@ class LinearSpecs {
 void add_attention(const LinearSpecs& add, const ModelConfig& config, const std::string& module) {
   const std::int64_t head = config.head_dim, q_features = config.num_heads * head, kv_features = config.num_kv_heads * head;
   add.column(module + ".q_proj", q_features, config.hidden_size, config.qkv_bias, head);
-  add.column(module + ".k_proj", kv_features, config.hidden_size, config.qkv_bias, head);
-  add.column(module + ".v_proj", kv_features, config.hidden_size, config.qkv_bias, head);
+  add.column(module + ".k_proj", kv_features, config.hidden_size, config.qkv_bias, head, /*is_kv=*/true);
+  add.column(module + ".v_proj", kv_features, config.hidden_size, config.qkv_bias, head, /*is_kv=*/true);
   add.row(module + ".o_proj", config.hidden_size, q_features, config.attention_out_bias, head);
   if (!config.qk_norm) return;
   add.norm(module + ".q_norm", head, ParamClass::kQkNorm);

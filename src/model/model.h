@@ -28,6 +28,8 @@ struct TpSplit {
   std::int64_t unit = 1;  ///< a shard holds whole multiples of this many entries (a head, a kv group)
   /// Fused parts along `dim`, each cut on its own: a rank holds its part of q, of k and of v. Empty: one part, the whole dim.
   std::vector<std::int64_t> sections = {};
+  /// The unit is a kv head, which may be copied to several ranks where tp is above the number of kv heads.
+  bool is_kv = false;
   friend bool operator==(const TpSplit&, const TpSplit&) = default;
 };
 

@@ -16,6 +16,7 @@ TEST(GlobalGradNorm, CountsShardsFromEveryRankAndReplicasOnce) {
   ParameterSpec split;
   split.name = "m.q_proj.weight";
   split.shape = {6, 2};
+  split.tp = {TpRole::kColumn, 0};
   ParameterSpec whole;
   whole.name = "m.norm.weight";
   whole.shape = {2};
@@ -41,6 +42,7 @@ TEST(GlobalGradNorm, CountsACopiedKvHeadOnce) {
   ParameterSpec kv;
   kv.name = "m.k_proj.weight";
   kv.shape = {2, 2};
+  kv.tp = {TpRole::kColumn, 0};
   ShardPlan plan;
   plan.kinds[kv.name] = ShardKind::kKvReplica;
   plan.kv_head_of_rank = {0, 0, 1, 1};
@@ -59,6 +61,7 @@ TEST(GlobalGradNorm, OneRankGivesTheBitsOfAPlanWithoutShards) {
   ParameterSpec split;
   split.name = "m.q_proj.weight";
   split.shape = {7, 3};
+  split.tp = {TpRole::kColumn, 0};
   ParameterSpec whole;
   whole.name = "m.norm.weight";
   whole.shape = {5};

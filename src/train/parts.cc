@@ -63,8 +63,9 @@ TrainerParts autotp_parts(const TrainerConfig& config, Mesh& mesh) {
   TrainerParts parts = common_parts(config);
   Communicator& tp = mesh.group(Axis::kTp);
   parts.plan = autotp_plan(*parts.model, tp.size());
-  parts.strategy = std::make_shared<TensorParallelStrategy>(parts.plan, tp, dp, dp, /*record_partials=*/false, mesh.coordinate(Axis::kDp));
-  if (!parts.plan.kv_head_of_rank.empty()) parts.kv_replica_sum = std::make_unique<KvReplicaSum>(parts.model->parameters(), parts.plan, tp);
+  parts.strategy =
+      std::make_shared<TensorParallelStrategy>(parts.plan, tp, dp, dp, config.settings.record_partials, mesh.coordinate(Axis::kDp));
+  parts.partial_grad_sum = std::make_unique<PartialGradSum>(parts.model->parameters(), parts.plan, tp);
   parts.reduce_gradients = true;
   finish(parts, config, mesh, 1);
   return parts;

@@ -18,6 +18,7 @@ struct TrainSettings {
   double max_grad_norm = 1.0;  ///< 0: no clipping (the norm is recorded all the same)
   LossMean loss_mean = LossMean::kGlobal;
   std::int64_t bucket_bytes = 25 << 20;  ///< ddp's gradient buckets
+  bool record_partials = false;          ///< record each rank's summand of row-parallel outputs, as "<module>.partial"
 };
 
 }  // namespace isoshard

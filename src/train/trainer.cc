@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -17,9 +18,23 @@ namespace {
 
 constexpr std::int64_t kNotCounted = -100;
 
-// The rank's own box of a parameter; a plan's layout has exactly one.
-Box own_box(const Layout& layout, const Mesh& mesh) {
-  return boxes_of(layout, mesh.shape(), mesh.rank()).at(0);
+// The rank's own part of a parameter. Its boxes tile it: fused sections follow each other.
+at::Tensor read_own_part(const WeightSource& weights, const ParameterSpec& spec, const Layout& layout, const Mesh& mesh) {
+  const std::vector<Box> boxes = boxes_of(layout, mesh.shape(), mesh.rank());
+  if (boxes.size() == 1) return weights.read(spec, boxes[0].global_offset, boxes[0].size);
+  Shape shape(spec.shape.size(), 0);
+  for (const Box& box : boxes) {
+    for (std::size_t d = 0; d < shape.size(); ++d) shape[d] = std::max(shape[d], box.local_offset[d] + box.size[d]);
+  }
+  at::Tensor part;
+  for (const Box& box : boxes) {
+    const at::Tensor read = weights.read(spec, box.global_offset, box.size);
+    if (!part.defined()) part = at::empty(shape, read.options());
+    at::Tensor place = part;
+    for (std::size_t d = 0; d < shape.size(); ++d) place = place.narrow(static_cast<std::int64_t>(d), box.local_offset[d], box.size[d]);
+    place.copy_(read);
+  }
+  return part;
 }
 
 std::vector<std::int64_t> counts_of(const at::Tensor& targets_BS) {
@@ -43,8 +58,7 @@ void Trainer::setup() {
   if (sink_ != nullptr) sink_->begin_step(0);
   const at::ScalarType type = scalar_type_of(parts_.dtype);
   for (const ParameterSpec& spec : specs_) {
-    const Box box = own_box(layout_of(spec), *mesh_);
-    parameters_[spec.name] = parts_.weights->read(spec, box.global_offset, box.size).to(type).requires_grad_(true);
+    parameters_[spec.name] = read_own_part(*parts_.weights, spec, layout_of(spec), *mesh_).to(type).requires_grad_(true);
   }
   record_parameters();
   if (!parts_.reduce_gradients) return;
@@ -127,7 +141,7 @@ void Trainer::reduce_gradients() {
     const at::Tensor& gradient = parameter.grad();
     gradients_[spec.name] = gradient.defined() ? gradient : at::zeros_like(parameter).detach();
   }
-  if (parts_.kv_replica_sum != nullptr) parts_.kv_replica_sum->reduce(gradients_);
+  if (parts_.partial_grad_sum != nullptr) parts_.partial_grad_sum->reduce(gradients_);
   for (const ParameterSpec& spec : specs_) record(RecordKind::kGrad, spec.name, gradients_[spec.name], layout_of(spec));
 }
 

@@ -13,7 +13,7 @@
 #include "model/weights.h"
 #include "optim/optimizer.h"
 #include "parallel/ddp/gradient_reducer.h"
-#include "parallel/tensor/kv_replica_sum.h"
+#include "parallel/tensor/partial_grad_sum.h"
 #include "parallel/tensor/shard_plan.h"
 #include "train/grad_norm.h"
 #include "train/loss_normaliser.h"
@@ -30,8 +30,8 @@ struct TrainerParts {
   std::unique_ptr<LossNormaliser> loss_normaliser;
   std::unique_ptr<GradNorm> grad_norm;
   std::unique_ptr<Optimizer> optimizer;
-  std::unique_ptr<KvReplicaSum> kv_replica_sum;  ///< nullptr: no kv head is copied
-  bool reduce_gradients = false;                 ///< average gradients over dp
+  std::unique_ptr<PartialGradSum> partial_grad_sum;  ///< nullptr: nothing is split over tp
+  bool reduce_gradients = false;                     ///< average gradients over dp
   std::int64_t bucket_bytes = 25 << 20;
   double max_grad_norm = 1.0;     ///< 0: no clipping
   int num_loss_groups = 1;        ///< dp ranks that this rank's samples stand for (more than 1 in the reference only)

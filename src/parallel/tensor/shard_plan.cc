@@ -30,30 +30,34 @@ ShardKind ShardPlan::kind_of_module(std::string_view module) const {
 }
 
 int ShardPlan::sharded_dim(const ParameterSpec& spec) const {
-  switch (kind_of(spec.name)) {
-    case ShardKind::kColumn:
-    case ShardKind::kKvReplica:
-      return 0;
-    case ShardKind::kRow:
-      return spec.shape.size() > 1 ? 1 : -1;
-    case ShardKind::kReplicated:
-      return -1;
-  }
-  return -1;
+  return kind_of(spec.name) == ShardKind::kReplicated ? -1 : spec.tp.dim;
 }
 
 Layout ShardPlan::layout_of(const ParameterSpec& spec, int tp_rank) const {
   Layout layout = replicated(spec.shape);
-  if (kind_of(spec.name) == ShardKind::kKvReplica) {
-    Box box{Shape(spec.shape.size(), 0), Shape(spec.shape.size(), 0), spec.shape};
-    box.size[0] /= num_kv_heads;
-    box.global_offset[0] = box.size[0] * kv_head_of_rank.at(static_cast<std::size_t>(tp_rank));
-    layout.boxes = {std::move(box)};
-    layout.explicit_parts = true;
-    return layout;
-  }
   const int dim = sharded_dim(spec);
-  if (dim >= 0) layout.placements.push_back(shard(Axis::kTp, dim));
+  if (dim < 0) return layout;
+  const auto d = static_cast<std::size_t>(dim);
+  const Box whole{Shape(spec.shape.size(), 0), Shape(spec.shape.size(), 0), spec.shape};
+  if (kind_of(spec.name) == ShardKind::kKvReplica) {
+    Box& box = layout.boxes.emplace_back(whole);
+    box.size[d] /= num_kv_heads;
+    box.global_offset[d] = box.size[d] * kv_head_of_rank.at(static_cast<std::size_t>(tp_rank));
+    layout.explicit_parts = true;
+  } else if (spec.tp.sections.size() < 2) {
+    layout.placements.push_back(shard(Axis::kTp, dim));
+  } else {
+    std::int64_t local = 0, global = 0;
+    for (const std::int64_t section : spec.tp.sections) {
+      Box& box = layout.boxes.emplace_back(whole);
+      box.size[d] = section / tp_degree;
+      box.local_offset[d] = local;
+      box.global_offset[d] = global + tp_rank * box.size[d];
+      local += box.size[d];
+      global += section;
+    }
+    layout.explicit_parts = true;
+  }
   return layout;
 }
 

@@ -12,9 +12,9 @@
 
 namespace isoshard {
 
-/// kColumn: dim 0 of weight and bias (the layer's output features). kRow: dim 1 of the weight (its input features); the bias is
-/// whole on every rank. kKvReplica: dim 0 of weight and bias of a kv projection where tp is above the number of kv heads: each
-/// rank holds one kv head, and several ranks hold the same one.
+/// kColumn: weight and bias are cut along the layer's output features. kRow: the weight is cut along its input features; the bias is
+/// whole on every rank. kKvReplica: a kv projection where tp is above the number of kv heads: each rank holds one kv head, and
+/// several ranks hold the same one. The dim that is cut is the parameter's own (TpSplit::dim).
 enum class ShardKind : std::uint8_t { kReplicated, kColumn, kRow, kKvReplica };
 /// replicated, column, row, kv_replica.
 [[nodiscard]] std::string_view name_of(ShardKind kind) noexcept;
@@ -22,6 +22,7 @@ enum class ShardKind : std::uint8_t { kReplicated, kColumn, kRow, kKvReplica };
 /// By parameter name; a parameter that is not listed is replicated.
 struct ShardPlan {
   std::map<std::string, ShardKind, std::less<>> kinds;
+  int tp_degree = 1;
   /// The kv head that each tp rank holds, for kKvReplica; empty if there is none.
   std::vector<int> kv_head_of_rank;
   int num_kv_heads = 0;  ///< of the whole model, for kKvReplica
@@ -31,7 +32,8 @@ struct ShardPlan {
   [[nodiscard]] ShardKind kind_of_module(std::string_view module) const;
   /// The dimension of `spec` that is split over tp, -1 if none.
   [[nodiscard]] int sharded_dim(const ParameterSpec& spec) const;
-  /// Where the shard of tp rank `tp_rank` lies in the whole parameter.
+  /// Where the shard of tp rank `tp_rank` lies in the whole parameter: one box, or one for each fused section (TpSplit::sections),
+  /// which follow each other in the shard.
   [[nodiscard]] Layout layout_of(const ParameterSpec& spec, int tp_rank) const;
   /// False on a rank whose shard of `spec` is also held by a lower tp rank: what is summed over shards counts each once.
   [[nodiscard]] bool counts_shard(const ParameterSpec& spec, int tp_rank) const;

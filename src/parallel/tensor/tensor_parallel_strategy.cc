@@ -88,13 +88,11 @@ at::Tensor TensorParallelStrategy::linear(std::string_view module, const at::Ten
 at::Tensor TensorParallelStrategy::row_linear(std::string_view module, const at::Tensor& x, const at::Tensor& weight,
                                               const std::optional<at::Tensor>& bias, Sink* sink) const {
   at::Tensor local = at::linear(x, weight);
-  if (record_partials_) {
-    const auto layout = [&] {
-      Layout result = activation_layout(local, -1);
-      result.placements.push_back(partial(Axis::kTp));
-      return result;
-    };
-    local = tap(sink, std::string(module) + ".partial", local, activation_grad_scale(), layout);
+  if (record_partials_ && sink != nullptr) {
+    Layout gradient = activation_layout(local, -1), value = gradient;
+    value.placements.push_back(partial(Axis::kTp));
+    local = detail::tap_with_sink(*sink, std::string(module) + ".partial", std::move(local), activation_grad_scale(), std::move(value),
+                                  std::move(gradient));
   }
   at::Tensor y = row_parallel_sum(local, *tp_, module);
   return bias.has_value() && bias->defined() ? y + *bias : y;

@@ -27,7 +27,7 @@ namespace isoshard {
 ///
 /// Column   y_local = f(x) W_local^T + b_local: this rank's output features.
 /// Row      y = g(x_local W_local^T) + b: the bias is added once, after the sum. With `record_partials` the summand is tapped as
-///          "<module>.partial" with a partial layout (a point the unsharded reference does not have).
+///          "<module>.partial" with a partial layout (a point the unsharded reference does not have); its gradient is the output's.
 /// Source   DeepSpeed AutoTP, LinearLayer and LinearAllreduce (module_inject/layers.py): one all-reduce per layer and direction.
 class TensorParallelStrategy final : public Strategy {
  public:

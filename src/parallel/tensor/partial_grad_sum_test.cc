@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums over the holders of one kv head, and over nobody else.
-#include "parallel/tensor/kv_replica_sum.h"
+// Sums over the holders of one kv head and over nobody else; norms of heads over all of tp.
+#include "parallel/tensor/partial_grad_sum.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -22,6 +22,8 @@ KvParameters two_heads_on_four_ranks() {
     ParameterSpec spec;
     spec.name = name;
     spec.shape = shape;
+    spec.tp = {TpRole::kColumn, 0, 1, {}, /*is_kv=*/true};
+    spec.tp = {TpRole::kColumn, 0, 1, {}, /*is_kv=*/true};
     result.specs.push_back(spec);
     result.plan.kinds[name] = name.find("k_proj") != std::string::npos ? ShardKind::kKvReplica : ShardKind::kColumn;
   }
@@ -30,7 +32,7 @@ KvParameters two_heads_on_four_ranks() {
   return result;
 }
 
-TEST(KvReplicaSum, AddsOverTheRanksThatHoldTheSameHeadOnly) {
+TEST(PartialGradSum, AddsOverTheRanksThatHoldTheSameHeadOnly) {
   const KvParameters kv = two_heads_on_four_ranks();
   ThreadWorld world(4);
 
@@ -39,7 +41,7 @@ TEST(KvReplicaSum, AddsOverTheRanksThatHoldTheSameHeadOnly) {
     const double own = tp.rank() + 1;
     const std::map<std::string, at::Tensor, std::less<>> gradients = {
         {"a.k_proj.weight", at::full({3, 2}, own)}, {"a.k_proj.bias", at::full({3}, 10 * own)}, {"a.q_proj.bias", at::full({1}, own)}};
-    KvReplicaSum sum(kv.specs, kv.plan, tp);
+    PartialGradSum sum(kv.specs, kv.plan, tp);
     sum.reduce(gradients);
 
     const double total = tp.rank() < 2 ? 3 : 7;
@@ -50,7 +52,28 @@ TEST(KvReplicaSum, AddsOverTheRanksThatHoldTheSameHeadOnly) {
   for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(world.journal().num_calls(rank, CollectiveOp::kAllReduce, Purpose::kGradReduce), 1U);
 }
 
-TEST(KvReplicaSum, ShardsOfOneHeadLieAtOnePlaceAndCountOnce) {
+TEST(PartialGradSum, AddsNormsOfHeadsOverAllOfTp) {
+  ParameterSpec q_norm, norm;
+  q_norm.name = "a.q_norm.weight";
+  q_norm.shape = norm.shape = {2};
+  q_norm.param_class = ParamClass::kQkNorm;
+  norm.name = "a.norm.weight";
+  norm.param_class = ParamClass::kNorm;
+  ThreadWorld world(3);
+
+  world.run([&](Communicator& tp) {
+    ASSERT_EQ(tp.size(), 3);
+    const double own = tp.rank() + 1;
+    const std::map<std::string, at::Tensor, std::less<>> gradients = {{q_norm.name, at::full({2}, own)}, {norm.name, at::full({2}, own)}};
+    PartialGradSum({q_norm, norm}, ShardPlan{}, tp).reduce(gradients);
+
+    EXPECT_TRUE(at::equal(gradients.at(q_norm.name), at::full({2}, 6.0)));
+    EXPECT_TRUE(at::equal(gradients.at(norm.name), at::full({2}, own)));
+  });
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(world.journal().num_calls(rank), 1U);
+}
+
+TEST(PartialGradSum, ShardsOfOneHeadLieAtOnePlaceAndCountOnce) {
   const KvParameters kv = two_heads_on_four_ranks();
   const MeshShape mesh({{Axis::kTp, 4}});
 
