@@ -60,7 +60,7 @@ TEST(Options, CommandLineWinsOverEnvironmentOverFile) {
   EXPECT_EQ(parsed.get<int>("batch-size"), 8);
   EXPECT_THAT(parsed.get<std::vector<std::string>>("dtype"), ::testing::ElementsAre("fp32", "bf16"));
   EXPECT_EQ(parsed.origins.at("tp"), "command line");
-  EXPECT_EQ(parsed.origins.at("batch-size"), "environment");
+  EXPECT_EQ(parsed.origins.at("batch-size"), "ISOSHARD_BATCH_SIZE");
   EXPECT_EQ(parsed.origins.at("dtype"), path.string());
 }
 

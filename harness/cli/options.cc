@@ -78,9 +78,17 @@ po::parsed_options parse_config_file(const OptionTable& table, const std::string
   return parsed;
 }
 
+/// batch-size -> ISOSHARD_BATCH_SIZE.
+std::string variable_of(const std::string& option) {
+  std::string name = "ISOSHARD_" + option;
+  for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return name;
+}
+
+/// An empty origin stands for the option's own environment variable.
 void note_origins(ParsedOptions& result, const std::string& origin) {
   for (const auto& [name, value] : result.values) {
-    if (!value.defaulted()) result.origins.emplace(name, origin);
+    if (!value.defaulted()) result.origins.emplace(name, origin.empty() ? variable_of(name) : origin);
   }
 }
 
@@ -103,7 +111,7 @@ ParsedOptions parse_options(const OptionTable& table, const std::vector<std::str
     note_origins(result, "command line");
     po::store(po::parse_environment(table.options, [&](const std::string& variable) { return option_of_variable(table, variable); }),
               result.values);
-    note_origins(result, "environment");
+    note_origins(result, "");
     if (result.values.count("config") != 0 && !result.values["config"].as<std::string>().empty()) {
       const auto path = result.values["config"].as<std::string>();
       po::store(parse_config_file(table, path), result.values);

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+/// `isoshard doctor`: what this machine and build offer, and whether two ranks can talk.
+#include <fmt/format.h>
+#include <torch/headeronly/version.h>
+
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <string>
+
+#include "app/commands.h"
+#include "base/error.h"
+#include "comm/backend.h"
+#include "fixtures/cases/inputs.h"
+#include "fixtures/oracle/arithmetic_digest.h"
+#include "harness/cli/exit_code.h"
+#include "harness/world/forked_world.h"
+#include "harness/world/machine.h"
+
+namespace isoshard {
+namespace {
+
+constexpr std::int64_t kEnoughMemory = std::int64_t{2} << 30;  // what `verify` needs, generously
+constexpr std::int64_t kEnoughFiles = 256;
+
+void line(std::string_view name, const std::string& value) {
+  fmt::print("{:<14} {}\n", name, value);
+}
+
+std::string gib(std::int64_t bytes) {
+  return fmt::format("{:.1f} GiB", static_cast<double>(bytes) / (1 << 30));
+}
+
+std::string limit(std::int64_t value) {
+  return value < 0 ? "no limit" : fmt::format("{}", value);
+}
+
+/// "yes", or why this build has no such backend.
+std::string built(const std::function<std::unique_ptr<Communicator>()>& attach) {
+  try {
+    (void)attach();
+    return "yes";
+  } catch (const NotBuiltError& error) {
+    return fmt::format("no: {}", error.what());
+  }
+}
+
+/// Prints each problem where it is found, and counts.
+class Problems {
+ public:
+  void add(const std::string& text) {
+    ++count_;
+    fmt::print("  problem: {}\n", text);
+  }
+  [[nodiscard]] int count() const noexcept { return count_; }
+
+ private:
+  int count_ = 0;
+};
+
+void show_machine(Problems& problems) {
+  const Machine machine = this_machine();
+  line("system", machine.system);
+  line("cpu", fmt::format("{} ({})", machine.cpu, machine.cpu_features.empty() ? "no vector features known" : machine.cpu_features));
+  line("cores", fmt::format("{}", machine.cores));
+  line("memory", fmt::format("{}, {} available", gib(machine.memory_bytes), gib(machine.available_bytes)));
+  if (machine.available_bytes > 0 && machine.available_bytes < kEnoughMemory) {
+    problems.add(fmt::format("less than {} available; worlds may be killed for memory", gib(kEnoughMemory)));
+  }
+  line("/dev/shm", machine.shm_bytes < 0 ? "none (not needed: shared memory is anonymous)" : gib(machine.shm_bytes));
+  line("limits", fmt::format("processes {}, open files {}", limit(machine.max_processes), limit(machine.max_open_files)));
+  if (machine.max_open_files >= 0 && machine.max_open_files < kEnoughFiles) {
+    problems.add(fmt::format("fewer than {} open files are allowed; raise it with ulimit -n", kEnoughFiles));
+  }
+}
+
+void show_build(Problems& problems) {
+  line("libtorch", fmt::format("{} (CPU)", TORCH_VERSION));
+  line("backends", "shm, thread");
+  line("  mpi", built(attach_mpi_world));
+  line("  nccl", built(attach_nccl_world));
+  const std::uint64_t digest = arithmetic_digest();
+  line("arithmetic", fmt::format("{} ({})", digest_text(digest),
+                                 rounds_like_the_oracle(digest) ? "rounds as the machine that recorded the oracle"
+                                                                : "rounds unlike the machine that recorded the oracle: bounds judge"));
+  try {
+    line("text", default_text_path().string());
+  } catch (const Error& error) {
+    line("text", "missing");
+    problems.add(error.what());
+  }
+}
+
+/// Two forked ranks add 1 and 2.
+void self_test(Problems& problems) {
+  const auto begin = std::chrono::steady_clock::now();
+  const WorldReport report = run_forked({.size = 2, .name = "doctor"}, [](Rank& rank) {
+    float value = static_cast<float>(rank.rank() + 1);
+    rank.comm().all_reduce({reinterpret_cast<std::byte*>(&value), 1, Dtype::kFloat32}, Reduction::kSum, {}).wait();
+    rank.post_result(std::as_bytes(std::span(&value, 1)));
+  });
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+  bool right = report.ok();
+  for (const RankReport& rank : report.ranks) {
+    float sum = 0;
+    if (rank.result.size() == sizeof sum) std::memcpy(&sum, rank.result.data(), sizeof sum);
+    right = right && sum == 3;
+  }
+  line("2-rank test", right ? fmt::format("passed in {:.1f} ms", took.count()) : "failed");
+  if (!right) problems.add(report.ok() ? "two ranks did not get the sum of what they had" : report.describe());
+}
+
+int run(const ParsedOptions&) {
+  Problems problems;
+  show_machine(problems);
+  show_build(problems);
+  self_test(problems);
+  if (problems.count() == 0) {
+    fmt::print("ready: isoshard verify\n");
+    return kExitConforms;
+  }
+  fmt::print("{} problem{}\n", problems.count(), problems.count() == 1 ? "" : "s");
+  return kExitInfrastructure;
+}
+
+}  // namespace
+
+Command doctor_command() {
+  return {"doctor",
+          "show what is installed and what the machine offers, and run a 2-rank self-test",
+          "doctor",
+          "  isoshard doctor",
+          [](OptionTable&) {},
+          run};
+}
+
+}  // namespace isoshard

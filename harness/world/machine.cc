@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads what the kernel says about the machine.
+#include "harness/world/machine.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/utsname.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <string_view>
+
+namespace isoshard {
+namespace {
+
+// The value of the first line "key<separator> value" of a file; empty if there is none.
+std::string value_in(const char* path, std::string_view key, char separator) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t end = line.find(separator);
+    if (end == std::string::npos || !std::string_view(line).starts_with(key)) continue;
+    if (line.find_first_not_of(" \t", key.size()) != end) continue;  // a longer key
+    const std::size_t begin = line.find_first_not_of(" \t\"", end + 1);
+    const std::size_t last = line.find_last_not_of(" \t\"");
+    return begin == std::string::npos ? std::string() : line.substr(begin, last - begin + 1);
+  }
+  return {};
+}
+
+std::int64_t kib_of(std::string_view key) {
+  const std::string text = value_in("/proc/meminfo", key, ':');
+  return text.empty() ? 0 : std::stoll(text) * 1024;
+}
+
+// Version 2, then 1; no limit ("max", or a number near 2^63) is 0.
+std::int64_t control_group_limit() {
+  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    std::ifstream file(path);
+    std::int64_t limit = 0;
+    if (file >> limit && limit < (std::int64_t{1} << 60)) return limit;
+  }
+  return 0;
+}
+
+std::int64_t limit_of(int resource) {
+  rlimit limit{};
+  if (getrlimit(static_cast<__rlimit_resource_t>(resource), &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return -1;
+  return static_cast<std::int64_t>(limit.rlim_cur);
+}
+
+std::string features_of(const std::string& flags) {
+  std::istringstream stream(flags);
+  std::string found;
+  for (std::string flag; stream >> flag;) {
+    for (const std::string_view known : {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "sve", "bf16"}) {
+      if (flag == known) found += (found.empty() ? "" : " ") + flag;
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+Machine this_machine() {
+  Machine machine;
+  utsname kernel{};
+  if (uname(&kernel) == 0) machine.system = fmt::format("{} {} {}", kernel.sysname, kernel.release, kernel.machine);
+  if (const std::string name = value_in("/etc/os-release", "PRETTY_NAME", '='); !name.empty())
+    machine.system = name + ", " + machine.system;
+  machine.cpu = value_in("/proc/cpuinfo", "model name", ':');
+  machine.cpu_features = features_of(value_in("/proc/cpuinfo", "flags", ':') + " " + value_in("/proc/cpuinfo", "Features", ':'));
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) == 0) machine.cores = std::max(1, CPU_COUNT(&set));
+  machine.memory_bytes = kib_of("MemTotal");
+  machine.available_bytes = kib_of("MemAvailable");
+  if (const std::int64_t limit = control_group_limit(); limit > 0) {
+    machine.memory_bytes = std::min(machine.memory_bytes, limit);
+    machine.available_bytes = std::min(machine.available_bytes, limit);
+  }
+  struct statvfs shm {};
+  if (statvfs("/dev/shm", &shm) == 0) machine.shm_bytes = static_cast<std::int64_t>(shm.f_blocks * shm.f_frsize);
+  machine.max_processes = limit_of(RLIMIT_NPROC);
+  machine.max_open_files = limit_of(RLIMIT_NOFILE);
+  return machine;
+}
+
+}  // namespace isoshard

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What the machine offers to worlds of forked ranks.
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace isoshard {
+
+struct Machine {
+  std::string system;             ///< "Debian GNU/Linux 12 (bookworm), Linux 6.1.0"
+  std::string cpu;                ///< model name
+  std::string cpu_features;       ///< of those that choose kernels: "avx2 avx512f avx512_bf16 amx_bf16"
+  int cores = 1;                  ///< that this process may use
+  std::int64_t memory_bytes = 0;  ///< of the machine, or of the control group where that is less
+  std::int64_t available_bytes = 0;
+  std::int64_t shm_bytes = -1;      ///< of /dev/shm (worlds do not need it: their shared memory is anonymous); -1: there is none
+  std::int64_t max_processes = -1;  ///< of this user, -1: no limit
+  std::int64_t max_open_files = -1;
+};
+
+/// Local. Reads /proc, /sys and limits; what cannot be read stays at its default.
+[[nodiscard]] Machine this_machine();
+
+}  // namespace isoshard
