@@ -42,8 +42,11 @@ void list_contracts() {
 }
 
 void list_faults() {
-  for (const auto& fault : fault_catalogue())
-    fmt::print("{:<28} {}  {}  ({})\n", fault.id, fault.fault_class, fault.summary, fault.smallest_case().slug());
+  for (const auto& fault : fault_catalogue()) {
+    fmt::print("{}  {:<32} {:<11} {} [{}]\n", fault.fault_class, fault.id, fmt::join(fault.subjects, " "), fault.summary, fault.source);
+  }
+  fmt::print("\nnear misses: legal differences, which must not alarm\n");
+  for (const auto& miss : near_misses()) fmt::print("-  {:<32} {:<11} {}\n", miss.id, fmt::join(miss.subjects, " "), miss.summary);
 }
 
 int run(const ParsedOptions& options) {

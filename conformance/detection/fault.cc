@@ -1,119 +1,135 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The faults, one function each, and how they are put on a run.
+/// The two lists, look-ups in them, and how a fault is put on a run.
 #include "conformance/detection/fault.h"
 
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
+#include <string>
 
 #include "base/error.h"
 #include "base/suggest.h"
+#include "conformance/detection/catalogue.h"
 #include "fixtures/cases/presets.h"
+#include "fixtures/reference/reference.h"
 
 namespace isoshard {
 namespace {
 
-/// Group sizes differ pairwise, weights have no special values, plain SGD: nothing can hide a factor.
-Case fault_case(std::string subject, int tp, int dp) {
+Faults catalogue_by_class() {
+  Faults faults;
+  add_reduction_faults(faults);
+  add_scale_faults(faults);
+  add_clip_faults(faults);
+  add_data_faults(faults);
+  add_sharding_faults(faults);
+  add_step_faults(faults);
+  std::stable_sort(faults.begin(), faults.end(), [](const Fault& a, const Fault& b) { return a.fault_class < b.fault_class; });
+  return faults;
+}
+
+/// Counts as fired what returns another tensor.
+TapMutation counted(TapMutation inner, const FaultProbe& probe) {
+  return [inner = std::move(inner), probe](const Site& site, at::Tensor value) {
+    at::Tensor changed = inner(site, value);
+    if (!changed.is_same(value)) probe.fired();
+    return changed;
+  };
+}
+
+}  // namespace
+
+int FaultHooks::count() const noexcept {
+  return static_cast<int>(collective != nullptr) + static_cast<int>(tap != nullptr) + static_cast<int>(plan != nullptr) +
+         static_cast<int>(parts != nullptr) + static_cast<int>(data != nullptr) + static_cast<int>(order != nullptr);
+}
+
+std::span<const Fault> fault_catalogue() {
+  static const Faults catalogue = catalogue_by_class();
+  return catalogue;
+}
+
+std::span<const Fault> near_misses() {
+  static const Faults misses = [] {
+    Faults result;
+    add_near_misses(result);
+    return result;
+  }();
+  return misses;
+}
+
+const Fault& find_fault(std::string_view id) {
+  std::vector<std::string> known;
+  for (const std::span<const Fault> list : {fault_catalogue(), near_misses()}) {
+    for (const Fault& fault : list) {
+      if (fault.id == id) return fault;
+      known.push_back(fault.id);
+    }
+  }
+  throw UsageError(fmt::format("unknown fault '{}'{}; 'isoshard list faults' lists them", id, did_you_mean(id, known)));
+}
+
+RunOptions with_fault(RunOptions options, const Fault& fault, const Case& item, const FaultProbe& probe) {
+  const FaultHooks& hooks = fault.hooks;
+  if (hooks.collective) {
+    options.decorate = [collective = hooks.collective(item), probe, shape = item.mesh()](std::unique_ptr<Communicator> inner, int) {
+      return decorate_with_fault(std::move(inner), collective, probe, shape);
+    };
+  }
+  if (hooks.tap) {
+    options.mutation = [tap = hooks.tap, item, probe](int rank) { return counted(tap(item, rank), probe); };
+  }
+  if (hooks.plan) {
+    options.edits.plan = [plan = hooks.plan, probe](ShardPlan& edited, const Mesh& mesh) { plan(edited, mesh, probe); };
+  }
+  if (hooks.parts) {
+    options.edits.parts = [parts = hooks.parts, item, probe](TrainerParts& edited, Mesh& mesh) { parts(edited, mesh, item, probe); };
+  }
+  if (hooks.data) {
+    options.batches = [data = hooks.data, item, probe](std::vector<Batch>& edited, const CaseData& source, int rank, int step) {
+      data(edited, source, item, rank, step, probe);
+    };
+  }
+  if (hooks.order) {
+    options.order = hooks.order(item);
+    if (options.order != ReductionOrder::kOrdered) probe.fired();
+  }
+  return options;
+}
+
+Case fault_case(std::string_view model_type, std::string subject, int tp, int dp) {
   Case item = tiny_fault_case();
+  if (model_type != item.config.model_type) {
+    item.model_name += fmt::format("_{}", model_type);
+    item.config.model_type = model_type;
+    item.config.qkv_bias = false;
+    item.config.qk_norm = model_type == "qwen3";
+    if (model_type == "gpt2") item.config.qkv_bias = item.config.attention_out_bias = item.config.mlp_bias = true;
+  }
+  item.settings.optimizer.momentum = 0;  // else the optimizer's state would move before the parameters
   item.subject = std::move(subject);
   item.tp = tp;
   item.dp = dp;
   return item;
 }
 
-Fault mlp_input_grad_partial() {
-  Fault fault;
-  fault.id = "mlp_input_grad_partial";
-  fault.fault_class = 'A';
-  fault.summary = "The input gradient of column-split weights stayed a partial sum on each rank; forward right, everything upstream wrong.";
-  fault.source = "torchtitan #1805, #1878";
-  fault.smallest_case = [] { return fault_case("autotp", 3, 2); };
-  fault.collective = [](const Case&) {
-    return skip_segments([](const CallInfo& info, const Segment* segment) {
-      return info.purpose == Purpose::kColumnParallelBackward && segment != nullptr && segment->name.starts_with("model.layers.1.mlp.");
-    });
-  };
-  fault.expected = {Stage::kActivationGrad, "model.layers.1.post_attention_layernorm", {0, 1, 2, 3, 4, 5}, "rank-local partial over tp"};
-  return fault;
+Case clipped(Case item) {
+  item.settings.max_grad_norm = 0;
+  const Reference reference = make_reference(item, {.responses = 0});
+  const double norm = reference.tensor({0, RecordKind::kScalar, "grad_norm", 0}).item<double>();
+  item.settings.max_grad_norm = std::stod(fmt::format("{:.2g}", norm / 2));  // two digits fit a slug
+  return item;
 }
 
-Fault dp_sum_missing() {
-  Fault fault;
-  fault.id = "dp_sum_missing";
-  fault.fault_class = 'A';
-  fault.summary = "The data-parallel wrapper was never applied; every replica trained on its own gradient.";
-  fault.source = "ray_train_tensor_parallel verify_fsdp.py";
-  fault.smallest_case = [] { return fault_case("ddp", 1, 3); };
-  fault.collective = [](const Case&) {
-    return skip_segments(
-        [](const CallInfo& info, const Segment*) { return info.purpose == Purpose::kGradReduce && info.axis == Axis::kDp; });
-  };
-  fault.expected = {Stage::kParameterGrad, "", {0, 1, 2}, "rank-local over dp"};
-  return fault;
+bool is_gradient_of(const CallInfo& info, const Segment* segment, Axis axis, ParamClass param_class) {
+  return info.purpose == Purpose::kGradReduce && info.axis == axis && segment != nullptr && segment->param_class == param_class;
 }
 
-/// Keeps this tp rank's part of the sequence and repeats it to the full length.
-at::Tensor repeat_own_sequence_part(const at::Tensor& x_BSH, int tp_rank, int tp) {
-  const std::int64_t part = x_BSH.size(1) / tp;
-  const at::Tensor own = x_BSH.narrow(1, tp_rank * part, part);
-  std::vector<at::Tensor> pieces(static_cast<std::size_t>(tp), own);
-  if (const std::int64_t rest = x_BSH.size(1) - part * tp; rest > 0) pieces.push_back(own.narrow(1, 0, rest));
-  return at::cat(pieces, 1);
-}
-
-Fault embed_out_split_without_sp() {
-  Fault fault;
-  fault.id = "embed_out_split_without_sp";
-  fault.fault_class = 'E';
-  fault.summary = "The embedding output was laid out as split over the sequence although sequence parallelism was off.";
-  fault.source = "benchmark_tp 2faebc2";
-  fault.smallest_case = [] { return fault_case("autotp", 2, 3); };
-  fault.mutation = [](const Case& item, int rank) -> TapMutation {
-    const int tp_rank = item.mesh().coordinate(rank, Axis::kTp);
-    return [tp_rank, tp = item.tp](const Site& site, at::Tensor value) {
-      if (site.kind != RecordKind::kActivation || site.name != "model.embed_tokens" || tp < 2) return value;
-      return repeat_own_sequence_part(value, tp_rank, tp);
-    };
-  };
-  fault.expected = {Stage::kForward, "model.embed_tokens", {0, 1, 2, 3, 4, 5}, "copies differ over tp"};
-  return fault;
-}
-
-}  // namespace
-
-std::span<const Fault> fault_catalogue() {
-  static const std::vector<Fault> catalogue = {mlp_input_grad_partial(), dp_sum_missing(), embed_out_split_without_sp()};
-  return catalogue;
-}
-
-const Fault& find_fault(std::string_view id) {
-  std::vector<std::string> known;
-  for (const Fault& fault : fault_catalogue()) {
-    if (fault.id == id) return fault;
-    known.push_back(fault.id);
-  }
-  throw UsageError(fmt::format("unknown fault '{}'{}; 'isoshard list faults' lists them", id, did_you_mean(id, known)));
-}
-
-RunOptions with_fault(RunOptions options, const Fault& fault, const Case& item, const FaultProbe& probe) {
-  if (fault.collective) {
-    const auto collective = fault.collective(item);
-    options.decorate = [collective, probe](std::unique_ptr<Communicator> inner, int) {
-      return decorate_with_fault(std::move(inner), collective, probe);
-    };
-  }
-  if (fault.mutation) {
-    options.mutation = [mutation = fault.mutation, item, probe](int rank) -> TapMutation {
-      return [inner = mutation(item, rank), probe](const Site& site, at::Tensor value) {
-        at::Tensor changed = inner(site, value);
-        if (!changed.is_same(value)) probe.fired();
-        return changed;
-      };
-    };
-  }
-  return options;
+std::vector<int> any_rank(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
 }
 
 }  // namespace isoshard

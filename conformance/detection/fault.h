@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The fault catalogue: real bugs of parallel training, injected from outside, each with what the suite must say about it.
+/// The fault catalogue: real bugs of parallel training, injected from outside, each with what the suite must say about it; and the
+/// near misses, legal differences that must not alarm.
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,26 +20,43 @@ namespace isoshard {
 
 /// What a correct judge says of the fault's smallest case.
 struct ExpectedDetection {
-  Stage stage;             ///< of the first finding
-  std::string name;        ///< record name of the first finding; empty: any (the fault moves every tensor of the stage at once)
-  std::vector<int> ranks;  ///< ranks that may be named first
-  std::string diagnosis;   ///< must stand in the diagnosis
+  Stage stage = Stage::kForward;  ///< of the first finding
+  std::string name;               ///< record name of the first finding; empty: any (the fault moves every tensor of the stage at once)
+  std::vector<int> ranks;         ///< ranks that may be named first
+  std::string diagnosis;          ///< must stand in the diagnosis
 };
 
-/// One fault. `collective` or `mutation` is set; both are asked per run, on the controller, before the fork.
+/// Where a fault is put on a run. Each hook may be empty; one is set, or two where a bug shows in two places. A hook is asked per
+/// run; a twin calls `probe.fired()` whenever it acts, for what is not counted anyway (collectives, taps).
+struct FaultHooks {
+  std::function<std::shared_ptr<const CollectiveFault>(const Case&)> collective = {};
+  std::function<TapMutation(const Case&, int rank)> tap = {};
+  std::function<void(ShardPlan& plan, const Mesh& mesh, const FaultProbe& probe)> plan = {};
+  std::function<void(TrainerParts& parts, Mesh& mesh, const Case&, const FaultProbe& probe)> parts = {};
+  std::function<void(std::vector<Batch>& micro_batches, const CaseData& data, const Case&, int rank, int step, const FaultProbe& probe)>
+      data = {};
+  std::function<ReductionOrder(const Case&)> order = {};  ///< near misses only
+
+  [[nodiscard]] int count() const noexcept;
+};
+
+/// One fault, or one near miss.
 struct Fault {
-  std::string id;       ///< as in the catalogue: dp_sum_missing
-  char fault_class;     ///< A missing or extra reduction, B wrong scale, ... (docs/faults.md)
-  std::string summary;  ///< the real bug in one sentence
-  std::string source;   ///< where it was reported
+  std::string id;                     ///< as in the catalogue: dp_sum_missing
+  char fault_class = '-';             ///< A missing or extra reduction, B wrong scale, ... (docs/faults.md); '-' for a near miss
+  std::vector<std::string> subjects;  ///< on which it can be put
+  std::string summary;                ///< the real bug in one sentence
+  std::string source;                 ///< where it was reported
   std::function<Case()> smallest_case;
-  std::function<std::shared_ptr<const CollectiveFault>(const Case&)> collective;
-  std::function<TapMutation(const Case&, int rank)> mutation;
-  ExpectedDetection expected;
+  FaultHooks hooks;
+  std::optional<ExpectedDetection> expected;  ///< empty for a near miss: the run must conform
 };
 
+/// The faults, by class; each must be detected.
 [[nodiscard]] std::span<const Fault> fault_catalogue();
-/// Errors   UsageError with a suggestion.
+/// Legal differences of a correct implementation; an alarm on one of them is a false alarm.
+[[nodiscard]] std::span<const Fault> near_misses();
+/// Of either list.   Errors   UsageError with a suggestion.
 [[nodiscard]] const Fault& find_fault(std::string_view id);
 
 /// Run options that inject the fault; `probe` counts how often it fired.

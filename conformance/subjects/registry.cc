@@ -13,12 +13,17 @@
 #include "conformance/subjects/batches.h"
 #include "fixtures/cases/inputs.h"
 #include "mesh/mesh.h"
+#include "parallel/tensor/autotp_plan.h"
 #include "train/trainer.h"
 
 namespace isoshard {
 namespace {
 
-using MakeParts = TrainerParts (*)(const Case& item, const TrainerConfig& config, Mesh& mesh);
+using MakeParts = TrainerParts (*)(const Case& item, const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits);
+
+void refuse_plan_edit(const SubjectEdits& edits, std::string_view subject) {
+  if (edits.plan) throw UsageError(fmt::format("a fault in the plan of {} is not possible: it shards nothing; take autotp", subject));
+}
 
 struct Entry {
   SubjectInfo info;
@@ -28,11 +33,21 @@ struct Entry {
 const std::vector<Entry>& registry() {
   static const std::vector<Entry> entries = {
       {{"ddp", "PyTorch DDP: replicas, bucketed gradient all-reduce during backward"},
-       [](const Case&, const TrainerConfig& config, Mesh& mesh) { return ddp_parts(config, mesh); }},
+       [](const Case&, const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
+         refuse_plan_edit(edits, "ddp");
+         return ddp_parts(config, mesh);
+       }},
       {{"autotp", "DeepSpeed AutoTP with ZeRO 0: column- and row-parallel linear layers, gradients averaged over dp"},
-       [](const Case&, const TrainerConfig& config, Mesh& mesh) { return autotp_parts(config, mesh); }},
+       [](const Case&, const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
+         ShardPlan plan = autotp_plan(*make_model(config.model, config.attention), mesh.degree(Axis::kTp));
+         if (edits.plan) edits.plan(plan, mesh);
+         return autotp_parts(config, mesh, std::move(plan));
+       }},
       {{"reference", "the trusted single process: nothing sharded, nothing reduced"},
-       [](const Case& item, const TrainerConfig& config, Mesh& mesh) { return plain_parts(config, mesh, item.dp); }},
+       [](const Case& item, const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
+         refuse_plan_edit(edits, "the reference");
+         return plain_parts(config, mesh, item.dp);
+       }},
   };
   return entries;
 }
@@ -49,9 +64,8 @@ const Entry& entry_of(std::string_view name) {
 // A Trainer and its mesh. Batches come in as the harness's named tensors.
 class TrainerSubject final : public Subject {
  public:
-  TrainerSubject(const Case& item, const MeshShape& shape, Communicator& world, Sink* sink)
-      : mesh_(shape, world),
-        trainer_(entry_of(item.subject).make_parts(item, trainer_config(item, case_weights(item)), mesh_), mesh_, sink) {}
+  TrainerSubject(const Case& item, const MeshShape& shape, Communicator& world, Sink* sink, const SubjectEdits& edits)
+      : mesh_(shape, world), trainer_(make_parts(item, mesh_, edits), mesh_, sink) {}
 
   void setup() override { trainer_.setup(); }
   void forward_backward(std::span<const Batch> micro_batches) override {
@@ -65,6 +79,12 @@ class TrainerSubject final : public Subject {
   void state() override { trainer_.state(); }
 
  private:
+  static TrainerParts make_parts(const Case& item, Mesh& mesh, const SubjectEdits& edits) {
+    TrainerParts parts = entry_of(item.subject).make_parts(item, trainer_config(item, case_weights(item)), mesh, edits);
+    if (edits.parts) edits.parts(parts, mesh);
+    return parts;
+  }
+
   Mesh mesh_;
   Trainer trainer_;
 };
@@ -83,9 +103,9 @@ void require_subject(std::string_view name) {
   (void)entry_of(name);
 }
 
-std::unique_ptr<Subject> make_subject(const Case& item, Rank& rank, Sink* sink) {
+std::unique_ptr<Subject> make_subject(const Case& item, Rank& rank, Sink* sink, const SubjectEdits& edits) {
   const MeshShape shape = item.subject == "reference" ? MeshShape({{Axis::kDp, 1}, {Axis::kTp, 1}}) : item.mesh();
-  return std::make_unique<TrainerSubject>(item, shape, rank.comm(), sink);
+  return std::make_unique<TrainerSubject>(item, shape, rank.comm(), sink, edits);
 }
 
 }  // namespace isoshard

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The implementations that can be judged, by name.
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include "harness/world/rank.h"
 #include "harness/world/subject.h"
 #include "observe/sink.h"
+#include "train/trainer.h"
 
 namespace isoshard {
 
@@ -21,7 +23,15 @@ struct SubjectInfo {
 [[nodiscard]] std::vector<SubjectInfo> subjects();
 /// Errors   UsageError with a suggestion for a name that is not registered.
 void require_subject(std::string_view name);
+
+/// Changes to a subject from outside: how faults replace its seams by faulty twins. Each may be empty. Called on every rank.
+struct SubjectEdits {
+  std::function<void(ShardPlan& plan, const Mesh& mesh)> plan;  ///< before the parts that follow it are made
+  std::function<void(TrainerParts& parts, Mesh& mesh)> parts;   ///< after they are made
+};
+
 /// Ranks    collective over rank.comm() (it makes the mesh).
-[[nodiscard]] std::unique_ptr<Subject> make_subject(const Case& item, Rank& rank, Sink* sink);
+/// Errors   UsageError if the plan is to be edited and the subject has none.
+[[nodiscard]] std::unique_ptr<Subject> make_subject(const Case& item, Rank& rank, Sink* sink, const SubjectEdits& edits = {});
 
 }  // namespace isoshard

@@ -34,13 +34,15 @@ RecorderOptions recorder_options(const Case& item, const Reference& reference, c
   return recording;
 }
 
-void train(const Case& item, const CaseData& data, Recorder& recorder, Rank& rank) {
+void train(const Case& item, const CaseData& data, const RunOptions& options, Recorder& recorder, Rank& rank) {
   rank.set_phase("setup");
-  const std::unique_ptr<Subject> subject = make_subject(item, rank, &recorder);
+  const std::unique_ptr<Subject> subject = make_subject(item, rank, &recorder, options.edits);
   subject->setup();
   for (int step = 0; step < item.steps; ++step) {
     rank.set_phase(fmt::format("step {}: forward and backward", step));
-    subject->forward_backward(batches_of(item, data, rank.rank(), step));
+    std::vector<Batch> micro_batches = batches_of(item, data, rank.rank(), step);
+    if (options.batches) options.batches(micro_batches, data, rank.rank(), step);
+    subject->forward_backward(micro_batches);
     rank.set_phase(fmt::format("step {}: gradient reduction", step));
     subject->reduce_gradients();
     rank.set_phase(fmt::format("step {}: clipping", step));
@@ -65,11 +67,12 @@ Trace run_case(const Case& item, const Reference& reference, const RunOptions& o
   world.size = item.world_size();
   world.name = item.slug();
   world.deadline = options.deadline;
+  world.order = options.order;
   world.decorate = options.decorate;
   const WorldReport report = run_forked(std::move(world), [&](Rank& rank) {
     const int r = rank.rank();
     Recorder recorder(recorder_options(item, reference, options, r, arenas[static_cast<std::size_t>(r)]));
-    train(item, data, recorder, rank);
+    train(item, data, options, recorder, rank);
     rank.set_phase("handing over the trace");
     rank.post_result(recorder.finish().serialize());
   });
@@ -92,6 +95,10 @@ JudgeOptions judge_options(const Case& item) {
   options.k = kResponsesAllowed;
   options.activation_grad_scale = item.subject == "reference" ? 1 : item.dp;
   options.coarsest = item.dtype;
+  options.max_grad_norm = item.settings.max_grad_norm;
+  for (const ParameterSpec& spec : make_model(item.config, item.attention)->parameters()) {
+    if (spec.param_class == ParamClass::kTied) options.num_names[spec.name] = 2;  // the embedding's and the head's
+  }
   return options;
 }
 

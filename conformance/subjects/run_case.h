@@ -4,17 +4,26 @@
 #include <chrono>
 #include <functional>
 
+#include "conformance/subjects/registry.h"
 #include "fixtures/cases/case.h"
+#include "fixtures/cases/inputs.h"
 #include "harness/compare/verdict.h"
 #include "harness/trace/recorder.h"
 #include "harness/world/forked_world.h"
 
 namespace isoshard {
 
+/// Changes what a rank trains on in a step.
+using BatchEdit = std::function<void(std::vector<Batch>& micro_batches, const CaseData& data, int rank, int step)>;
+
+/// `order`, and the faults: each may be empty.
 struct RunOptions {
   Keep keep = Keep::kWhatDiffers;
-  CommDecorator decorate;                         ///< a fault on the communicator, or nothing
-  std::function<TapMutation(int rank)> mutation;  ///< a fault at the taps, or nothing
+  ReductionOrder order = ReductionOrder::kOrdered;
+  CommDecorator decorate;                         ///< a fault on the communicator
+  std::function<TapMutation(int rank)> mutation;  ///< a fault at the taps
+  SubjectEdits edits;                             ///< faulty twins of the subject's seams
+  BatchEdit batches;                              ///< a faulty twin of the sampler or the labels
   std::chrono::milliseconds deadline{600'000};
 };
 
@@ -24,7 +33,7 @@ struct RunOptions {
 /// Errors   InfrastructureError if a rank fails (WorldReport::describe()); UsageError for an unknown subject.
 [[nodiscard]] Trace run_case(const Case& item, const Reference& reference, const RunOptions& options = {});
 
-/// The judge's options that follow from the settings: dtype, declared gradient scale.
+/// The judge's options that follow from the settings: dtype, declared gradient scale, and what a diagnosis should know.
 [[nodiscard]] JudgeOptions judge_options(const Case& item);
 
 }  // namespace isoshard

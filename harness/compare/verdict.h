@@ -3,6 +3,8 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -67,6 +69,10 @@ struct JudgeOptions {
   std::optional<double> rtol;
   /// The factor that settings demand on activation gradients (dp for averaging); a record that declares another diverges.
   std::optional<double> activation_grad_scale;
+  /// For the diagnosis. The norm that gradients are clipped to, 0 if unknown or none; how many names a parameter has, where that
+  /// is more than one (tied weights).
+  double max_grad_norm = 0;
+  std::map<std::string, int, std::less<>> num_names = {};
 };
 
 /// Judges a run. Pure; prints nothing. Findings are sorted by step, stage and the reference's execution order.

@@ -44,10 +44,54 @@ class SkipSegments final : public CollectiveFault {
   Matches matches_;
 };
 
+class ChangeSegments final : public CollectiveFault {
+ public:
+  explicit ChangeSegments(SegmentChange change) : change_(std::move(change)) {}
+
+  bool applies(const InterceptedCall& call) const override {
+    if (call.op != CollectiveOp::kAllReduce) return false;
+    if (call.info.segments.empty()) return change_.matches(call.info, nullptr);
+    return std::any_of(call.info.segments.begin(), call.info.segments.end(),
+                       [&](const Segment& s) { return change_.matches(call.info, &s); });
+  }
+
+  Work apply(const InterceptedCall& call) const override {
+    std::vector<Buffer> parts = parts_of(call);
+    std::vector<std::vector<std::byte>> inputs;
+    for (const Buffer& part : parts) {
+      if (change_.before) change_.before(call, part);
+      const auto bytes = static_cast<std::size_t>(part.count) * size_of(part.dtype);
+      inputs.emplace_back(part.data, part.data + bytes);
+    }
+    Work work = call.pass();
+    work.wait();
+    for (std::size_t i = 0; change_.after && i < parts.size(); ++i) {
+      change_.after(call, {inputs[i].data(), parts[i].count, parts[i].dtype}, parts[i]);
+    }
+    return {};
+  }
+
+ private:
+  std::vector<Buffer> parts_of(const InterceptedCall& call) const {
+    if (call.info.segments.empty()) return {call.output};
+    std::vector<Buffer> parts;
+    const auto element = static_cast<std::int64_t>(size_of(call.output.dtype));
+    for (const Segment& segment : call.info.segments) {
+      if (change_.matches(call.info, &segment)) {
+        parts.push_back({call.output.data + segment.offset * element, segment.count, call.output.dtype});
+      }
+    }
+    return parts;
+  }
+
+  SegmentChange change_;
+};
+
 class FaultyCommunicator final : public Communicator {
  public:
-  FaultyCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<const CollectiveFault> fault, FaultProbe probe)
-      : inner_(std::move(inner)), fault_(std::move(fault)), probe_(std::move(probe)) {}
+  FaultyCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<const CollectiveFault> fault, FaultProbe probe,
+                     std::shared_ptr<UndecoratedMesh> mesh)
+      : inner_(std::move(inner)), fault_(std::move(fault)), probe_(std::move(probe)), mesh_(std::move(mesh)) {}
 
   int rank() const noexcept override { return inner_->rank(); }
   int size() const noexcept override { return inner_->size(); }
@@ -55,45 +99,47 @@ class FaultyCommunicator final : public Communicator {
   int world_rank_of(int rank) const override { return inner_->world_rank_of(rank); }
 
   Work all_reduce(Buffer data, Reduction reduction, const CallInfo& info) override {
-    return send_call({CollectiveOp::kAllReduce, data, data, reduction, 0, info, inner_.get()});
+    return send_call({CollectiveOp::kAllReduce, data, data, reduction, 0, info, inner_.get(), mesh_.get()});
   }
   Work all_gather(ConstBuffer input, Buffer output, const CallInfo& info) override {
-    return send_call({CollectiveOp::kAllGather, input, output, Reduction::kSum, 0, info, inner_.get()});
+    return send_call({CollectiveOp::kAllGather, input, output, Reduction::kSum, 0, info, inner_.get(), mesh_.get()});
   }
   Work reduce_scatter(ConstBuffer input, Buffer output, Reduction reduction, const CallInfo& info) override {
-    return send_call({CollectiveOp::kReduceScatter, input, output, reduction, 0, info, inner_.get()});
+    return send_call({CollectiveOp::kReduceScatter, input, output, reduction, 0, info, inner_.get(), mesh_.get()});
   }
   Work broadcast(Buffer data, int root, const CallInfo& info) override {
-    return send_call({CollectiveOp::kBroadcast, data, data, Reduction::kSum, root, info, inner_.get()});
+    return send_call({CollectiveOp::kBroadcast, data, data, Reduction::kSum, root, info, inner_.get(), mesh_.get()});
   }
   using Communicator::all_to_all;
   Work all_gather_uneven(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts, const CallInfo& info) override {
-    return send_call({CollectiveOp::kAllGatherUneven, input, output, Reduction::kSum, 0, info, inner_.get(), counts});
+    return send_call({CollectiveOp::kAllGatherUneven, input, output, Reduction::kSum, 0, info, inner_.get(), mesh_.get(), counts});
   }
   Work reduce_scatter_uneven(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts, Reduction reduction,
                              const CallInfo& info) override {
-    return send_call({CollectiveOp::kReduceScatterUneven, input, output, reduction, 0, info, inner_.get(), counts});
+    return send_call({CollectiveOp::kReduceScatterUneven, input, output, reduction, 0, info, inner_.get(), mesh_.get(), counts});
   }
   Work all_to_all(ConstBuffer input, std::span<const std::int64_t> input_counts, Buffer output, std::span<const std::int64_t> output_counts,
                   const CallInfo& info) override {
-    return send_call({CollectiveOp::kAllToAll, input, output, Reduction::kSum, 0, info, inner_.get(), input_counts, output_counts});
+    return send_call(
+        {CollectiveOp::kAllToAll, input, output, Reduction::kSum, 0, info, inner_.get(), mesh_.get(), input_counts, output_counts});
   }
   Work send(ConstBuffer data, int to, const CallInfo& info) override {
-    return send_call({CollectiveOp::kSend, data, {}, Reduction::kSum, to, info, inner_.get()});
+    return send_call({CollectiveOp::kSend, data, {}, Reduction::kSum, to, info, inner_.get(), mesh_.get()});
   }
   Work recv(Buffer data, int from, const CallInfo& info) override {
-    return send_call({CollectiveOp::kRecv, {}, data, Reduction::kSum, from, info, inner_.get()});
+    return send_call({CollectiveOp::kRecv, {}, data, Reduction::kSum, from, info, inner_.get(), mesh_.get()});
   }
   Work send_recv(std::span<const Transfer> transfers) override {
     if (transfers.empty()) return inner_->send_recv(transfers);
-    return send_call({CollectiveOp::kSendRecv, {}, {}, Reduction::kSum, 0, transfers.front().info, inner_.get(), {}, {}, transfers});
+    return send_call(
+        {CollectiveOp::kSendRecv, {}, {}, Reduction::kSum, 0, transfers.front().info, inner_.get(), mesh_.get(), {}, {}, transfers});
   }
   void barrier(const CallInfo& info) override {
-    Work work = send_call({CollectiveOp::kBarrier, {}, {}, Reduction::kSum, 0, info, inner_.get()});
+    Work work = send_call({CollectiveOp::kBarrier, {}, {}, Reduction::kSum, 0, info, inner_.get(), mesh_.get()});
     work.wait();
   }
   std::unique_ptr<Communicator> split(int color, int key) override {
-    return std::make_unique<FaultyCommunicator>(inner_->split(color, key), fault_, probe_);
+    return std::make_unique<FaultyCommunicator>(inner_->split(color, key), fault_, probe_, mesh_);
   }
   void abort(std::string_view reason) noexcept override { inner_->abort(reason); }
 
@@ -107,9 +153,15 @@ class FaultyCommunicator final : public Communicator {
   std::unique_ptr<Communicator> inner_;
   std::shared_ptr<const CollectiveFault> fault_;
   FaultProbe probe_;
+  std::shared_ptr<UndecoratedMesh> mesh_;
 };
 
 }  // namespace
+
+Communicator& UndecoratedMesh::group(Axis axis) {
+  if (!mesh_.has_value()) mesh_.emplace(shape_, *world_);
+  return mesh_->group(axis);
+}
 
 Work InterceptedCall::pass() const {
   switch (op) {
@@ -146,9 +198,14 @@ std::shared_ptr<const CollectiveFault> skip_segments(std::function<bool(const Ca
   return std::make_shared<SkipSegments>(std::move(matches));
 }
 
+std::shared_ptr<const CollectiveFault> change_segments(SegmentChange change) {
+  return std::make_shared<ChangeSegments>(std::move(change));
+}
+
 std::unique_ptr<Communicator> decorate_with_fault(std::unique_ptr<Communicator> inner, std::shared_ptr<const CollectiveFault> fault,
-                                                  FaultProbe probe) {
-  return std::make_unique<FaultyCommunicator>(std::move(inner), std::move(fault), std::move(probe));
+                                                  FaultProbe probe, MeshShape shape) {
+  auto mesh = std::make_shared<UndecoratedMesh>(std::move(shape), *inner);
+  return std::make_unique<FaultyCommunicator>(std::move(inner), std::move(fault), std::move(probe), std::move(mesh));
 }
 
 }  // namespace isoshard

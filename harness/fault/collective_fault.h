@@ -4,14 +4,31 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "comm/collective.h"
 #include "comm/communicator.h"
 #include "harness/fault/probe.h"
+#include "mesh/mesh.h"
 
 namespace isoshard {
+
+/// The undecorated groups of a world, for faults that call another group than the one they were called on.
+class UndecoratedMesh {
+ public:
+  UndecoratedMesh(MeshShape shape, Communicator& world) : shape_(std::move(shape)), world_(&world) {}
+  [[nodiscard]] Communicator& world() noexcept { return *world_; }
+  [[nodiscard]] int coordinate(Axis axis) const { return shape_.coordinate(world_->rank(), axis); }
+  /// Ranks   collective over the world at its first use: every rank's fault must come by.
+  [[nodiscard]] Communicator& group(Axis axis);
+
+ private:
+  MeshShape shape_;
+  Communicator* world_;
+  std::optional<Mesh> mesh_;
+};
 
 /// One call on its way to the communicator. `input` and `output` are the same buffer for in-place calls. A send has only an
 /// input, a recv only an output, and `root` is their peer.
@@ -23,6 +40,7 @@ struct InterceptedCall {
   int root = 0;
   CallInfo info;
   Communicator* comm = nullptr;                   ///< the undecorated group that was called
+  UndecoratedMesh* mesh = nullptr;                ///< the other groups
   std::span<const std::int64_t> input_counts{};   ///< all_to_all, and the blocks of uneven calls
   std::span<const std::int64_t> output_counts{};  ///< all_to_all
   std::span<const Transfer> transfers{};          ///< kSendRecv, whose `info` is that of the first one
@@ -46,8 +64,21 @@ class CollectiveFault {
 [[nodiscard]] std::shared_ptr<const CollectiveFault> skip_segments(
     std::function<bool(const CallInfo& info, const Segment* segment)> matches);
 
-/// Wraps `inner` and every communicator split from it. `probe` counts the calls that the fault applied to.
+/// Changes the chosen segments of an all_reduce: what this rank gives to it, or what comes out of it.
+struct SegmentChange {
+  /// Asked for each segment of the call, or once with nullptr if the call names none (then the part is the whole buffer).
+  std::function<bool(const CallInfo& info, const Segment* segment)> matches;
+  /// May be empty. Changes this rank's input in place.
+  std::function<void(const InterceptedCall& call, Buffer part)> before = {};
+  /// May be empty. Changes the result in place; `input` is what this rank gave (after `before`).
+  std::function<void(const InterceptedCall& call, ConstBuffer input, Buffer result)> after = {};
+};
+[[nodiscard]] std::shared_ptr<const CollectiveFault> change_segments(SegmentChange change);
+
+/// Wraps `inner` and every communicator split from it. `probe` counts the calls that the fault applied to. `shape` is needed by
+/// faults that call other groups.
 [[nodiscard]] std::unique_ptr<Communicator> decorate_with_fault(std::unique_ptr<Communicator> inner,
-                                                                std::shared_ptr<const CollectiveFault> fault, FaultProbe probe);
+                                                                std::shared_ptr<const CollectiveFault> fault, FaultProbe probe,
+                                                                MeshShape shape = {});
 
 }  // namespace isoshard

@@ -76,6 +76,14 @@ std::int64_t unequal_count(std::int64_t index_in_global_batch, std::int64_t seq_
   return std::max<std::int64_t>(std::min<std::int64_t>(all, 1), all - 2 * index_in_global_batch * all / 23);
 }
 
+void hide_prompts(TokenBatch& batch, std::int64_t length, std::int64_t global_batch_size) {
+  const std::int64_t seq_length = batch.labels_BS.size(1);
+  for (std::size_t i = 0; i < batch.sample_ids.size(); ++i) {
+    const std::int64_t prompt = std::min(length + batch.sample_ids[i] % global_batch_size, seq_length - 1);
+    batch.labels_BS.select(0, static_cast<std::int64_t>(i)).slice(0, 0, prompt).fill_(kNotCounted);
+  }
+}
+
 void make_counts_unequal(TokenBatch& batch, std::int64_t global_batch_size) {
   const std::int64_t seq_length = batch.labels_BS.size(1);
   for (std::size_t i = 0; i < batch.sample_ids.size(); ++i) {

@@ -64,6 +64,10 @@ struct TokenBatch {
 /// 2 i (S - 1) / 23 fewer (23, 21, 19, ... for S = 24), but at least 1.
 [[nodiscard]] std::int64_t unequal_count(std::int64_t index_in_global_batch, std::int64_t seq_length) noexcept;
 
+/// Sets the labels of each sample's prompt to -100: the first `length` + i tokens of the i-th sample of a global batch, but not its
+/// last token. What is left is an answer to train on.
+void hide_prompts(TokenBatch& batch, std::int64_t length, std::int64_t global_batch_size);
+
 /// Sets the labels of the targets beyond unequal_count to -100. Sample numbers are counted within `global_batch_size`.
 void make_counts_unequal(TokenBatch& batch, std::int64_t global_batch_size);
 

@@ -94,6 +94,18 @@ TEST(UnequalCounts, FollowTheFaultCataloguesNumbers) {
   EXPECT_TRUE(at::equal(counted, at::tensor({23, 21, 19, 17, 15, 13}, at::kLong)));
 }
 
+TEST(Prompts, AreNotCountedAndGrowWithTheSample) {
+  TokenBatch batch = make_batch(RandomTokens(96, 0), {4, 3}, 8);
+
+  hide_prompts(batch, 5, 3);
+
+  const at::Tensor hidden = batch.labels_BS.eq(-100);
+  EXPECT_TRUE(at::equal(hidden.sum(1), at::tensor({6, 7, 5}, at::kLong))) << "samples 1 and 2 of a global batch, then 0 of the next";
+  EXPECT_TRUE(hidden.select(0, 2).slice(0, 0, 5).all().item<bool>());
+  hide_prompts(batch, 40, 3);
+  EXPECT_TRUE(at::equal(batch.labels_BS.ne(-100).sum(1), at::tensor({1, 1, 1}, at::kLong))) << "the last token is always counted";
+}
+
 TEST(UnequalCounts, NeverFallBelowOne) {
   EXPECT_EQ(unequal_count(40, 24), 1);
   EXPECT_EQ(unequal_count(5, 2), 1);

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "base/error.h"
 #include "parallel/tensor/autotp_plan.h"
 #include "parallel/tensor/tensor_parallel_strategy.h"
@@ -59,10 +61,14 @@ TrainerParts ddp_parts(const TrainerConfig& config, Mesh& mesh) {
 }
 
 TrainerParts autotp_parts(const TrainerConfig& config, Mesh& mesh) {
+  return autotp_parts(config, mesh, autotp_plan(*make_model(config.model, config.attention), mesh.degree(Axis::kTp)));
+}
+
+TrainerParts autotp_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan plan) {
   const int dp = mesh.degree(Axis::kDp);
   TrainerParts parts = common_parts(config);
   Communicator& tp = mesh.group(Axis::kTp);
-  parts.plan = autotp_plan(*parts.model, tp.size());
+  parts.plan = std::move(plan);
   parts.strategy =
       std::make_shared<TensorParallelStrategy>(parts.plan, tp, dp, dp, config.settings.record_partials, mesh.coordinate(Axis::kDp));
   parts.partial_grad_sum = std::make_unique<PartialGradSum>(parts.model->parameters(), parts.plan, tp);

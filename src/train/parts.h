@@ -29,5 +29,7 @@ struct TrainerConfig {
 
 /// Linear layers split over tp by autotp_plan, gradients averaged over dp only.   Errors   as check_autotp_degree.
 [[nodiscard]] TrainerParts autotp_parts(const TrainerConfig& config, Mesh& mesh);
+/// The same by a plan given from outside.
+[[nodiscard]] TrainerParts autotp_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan plan);
 
 }  // namespace isoshard

@@ -70,22 +70,27 @@ void Trainer::setup() {
 void Trainer::forward_backward(std::span<const TokenBatch> micro_batches) {
   if (micro_batches.empty()) throw UsageError("a step needs at least one micro-batch");
   if (sink_ != nullptr && next_step_ > 0) sink_->begin_step(next_step_);
-  ++next_step_;
+  MicroBatchPlace place{next_step_++, 0, static_cast<int>(micro_batches.size())};
   gradients_.clear();
-  for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
 
   std::vector<at::Tensor> targets;
   for (const TokenBatch& batch : micro_batches) targets.push_back(shift_labels(batch.labels_BS));
   LossSums sums = weigh(targets);
   for (std::size_t m = 0; m < micro_batches.size(); ++m) {
-    const bool is_last = m + 1 == micro_batches.size();
+    place.index = static_cast<int>(m);
+    if (parts_.schedule->clears_gradients_before(place)) clear_gradients();
     record_data(micro_batches[m]);
     const at::Tensor loss = loss_of(micro_batches[m], targets[m], sums.places[m], sums);
-    if (is_last) report_loss(sums);
-    // Only the last backward may start reductions: before it, gradients are not complete.
-    if (is_last && reducer_ != nullptr) reducer_->arm();
+    if (place.is_last()) report_loss(sums);
+    is_reducing_ = reducer_ != nullptr && parts_.schedule->reduces_gradients_in(place);
+    if (is_reducing_) reducer_->arm();
     loss.backward();
+    if (is_reducing_ && !place.is_last()) reducer_->finish();
   }
+}
+
+void Trainer::clear_gradients() {
+  for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
 }
 
 Trainer::LossSums Trainer::weigh(std::span<const at::Tensor> targets) const {
@@ -135,7 +140,7 @@ void Trainer::report_loss(const LossSums& sums) {
 }
 
 void Trainer::reduce_gradients() {
-  if (reducer_ != nullptr) reducer_->finish();
+  if (is_reducing_) reducer_->finish();
   for (const ParameterSpec& spec : specs_) {
     const at::Tensor& parameter = parameters_.at(spec.name);
     const at::Tensor& gradient = parameter.grad();

@@ -17,6 +17,7 @@
 #include "parallel/tensor/shard_plan.h"
 #include "train/grad_norm.h"
 #include "train/loss_normaliser.h"
+#include "train/schedule.h"
 #include "train/settings.h"
 
 namespace isoshard {
@@ -30,6 +31,7 @@ struct TrainerParts {
   std::unique_ptr<LossNormaliser> loss_normaliser;
   std::unique_ptr<GradNorm> grad_norm;
   std::unique_ptr<Optimizer> optimizer;
+  std::unique_ptr<Schedule> schedule = std::make_unique<Schedule>();
   std::unique_ptr<PartialGradSum> partial_grad_sum;  ///< nullptr: nothing is split over tp
   bool reduce_gradients = false;                     ///< average gradients over dp
   std::int64_t bucket_bytes = 25 << 20;
@@ -84,6 +86,7 @@ class Trainer {
     std::vector<std::vector<std::size_t>> places;  ///< by micro-batch and sample
   };
 
+  void clear_gradients();
   void record(RecordKind kind, std::string name, const at::Tensor& value, Layout layout) const;
   void record_parameters() const;
   void record_data(const TokenBatch& batch) const;
@@ -101,6 +104,7 @@ class Trainer {
   Parameters parameters_;
   NamedTensors gradients_;
   std::unique_ptr<GradientReducer> reducer_;
+  bool is_reducing_ = false;  ///< a reduction has started that reduce_gradients must finish
   int next_step_ = 0;
   double loss_ = 0, grad_norm_ = 0;
 };

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Class B: divisors and factors that are wrong.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "conformance/detection/catalogue.h"
+#include "conformance/detection/twins.h"
+
+namespace isoshard {
+namespace {
+
+Fault averaged_over_tp_too() {
+  Fault fault{.id = "averaged_over_tp_too", .fault_class = 'B', .subjects = {"autotp"}};
+  fault.summary = "Not told about tp, the library took all ranks for data replicas and averaged gradients of different shards.";
+  fault.source = "ray_train_tensor_parallel b5df13a";
+  fault.smallest_case = [] { return fault_case("qwen2", "autotp", 3, 2); };
+  fault.hooks.collective = [](const Case&) {
+    SegmentChange change;
+    change.matches = [](const CallInfo& info, const Segment* segment) {
+      return is_gradient_of(info, segment, Axis::kDp, ParamClass::kMatrix);
+    };
+    change.after = [](const InterceptedCall& call, ConstBuffer input, Buffer result) {
+      std::copy_n(input.data, static_cast<std::size_t>(input.count) * size_of(input.dtype), result.data);
+      call.mesh->world().all_reduce(result, Reduction::kAvg, {Purpose::kGradReduce, Axis::kWorld, {}}).wait();
+    };
+    return change_segments(std::move(change));
+  };
+  fault.expected = {Stage::kParameterGrad, "model.layers.0.self_attn.q_proj.weight", any_rank(6),
+                    "every shard is the mean of the 3 shards"};
+  return fault;
+}
+
+Fault micro_batch_average_missing() {
+  Fault fault{.id = "micro_batch_average_missing", .fault_class = 'B', .subjects = {"ddp", "autotp"}};
+  fault.summary = "A loss term was added up over micro-batches and never averaged.";
+  fault.source = "Megatron-LM #4070, adfa873d96";
+  fault.smallest_case = [] {
+    Case item = fault_case("llama", "autotp", 2, 3);
+    item.micro_batches = 4;
+    return item;
+  };
+  fault.hooks.collective = [](const Case& item) {
+    SegmentChange change;
+    change.matches = [](const CallInfo& info, const Segment*) { return info.purpose == Purpose::kGradReduce && info.axis == Axis::kDp; };
+    change.after = [m = item.micro_batches](const InterceptedCall&, ConstBuffer, Buffer result) { tensor_of(result).mul_(m); };
+    return change_segments(std::move(change));
+  };
+  fault.expected = {Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(6), "scale 4 = micro-batches"};
+  return fault;
+}
+
+Fault mean_of_rank_means() {
+  Fault fault{.id = "mean_of_rank_means", .fault_class = 'B', .subjects = {"ddp", "autotp"}};
+  fault.summary = "Each rank averaged over its own valid tokens; tokens on ranks with few of them weighed too much.";
+  fault.source = "torchtitan #2206; transformers #34191";
+  fault.smallest_case = [] {
+    Case item = fault_case("qwen2", "ddp", 1, 3);
+    item.data.unequal_labels = true;
+    return item;
+  };
+  fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
+    parts.loss_normaliser =
+        loss_normaliser_twin(std::move(parts.loss_normaliser), [probe](LossNormaliser&, std::span<const std::int64_t> counts) {
+          probe.fired();
+          return GroupTokenMean(1).weights(counts);
+        });
+  };
+  fault.expected = {Stage::kForward, "loss", any_rank(3), "equals the mean of 3 rank means (44, 36, 28 tokens), not the token mean"};
+  return fault;
+}
+
+Fault tied_grad_doubled() {
+  Fault fault{.id = "tied_grad_doubled", .fault_class = 'B', .subjects = {"ddp", "autotp"}};
+  fault.summary = "A tied weight stood in the list under both names and its full gradient was written back twice.";
+  fault.source = "torchtitan #3174";
+  fault.smallest_case = [] {
+    Case item = fault_case("qwen2", "ddp", 1, 3);
+    item.config.tie_word_embeddings = true;
+    item.model_name += "_tied";
+    return item;
+  };
+  fault.hooks.collective = [](const Case&) {
+    SegmentChange change;
+    change.matches = [](const CallInfo& info, const Segment* segment) {
+      return is_gradient_of(info, segment, Axis::kDp, ParamClass::kTied);
+    };
+    change.after = [](const InterceptedCall&, ConstBuffer, Buffer result) { tensor_of(result).mul_(2); };
+    return change_segments(std::move(change));
+  };
+  fault.expected = {Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(3), "scale 2 = number of names"};
+  return fault;
+}
+
+/// The optimizer of a library that always divides by its loss scale, and never clears gradients.
+void divide_by_loss_scale(TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
+  constexpr double kLossScale = 65536;
+  parts.grad_norm = grad_norm_twin(std::move(parts.grad_norm), [probe](GradNorm& inner, const NamedTensors& gradients) {
+    probe.fired();
+    return inner.norm(gradients) / kLossScale;
+  });
+  parts.optimizer =
+      optimizer_twin(std::move(parts.optimizer), [](Optimizer& inner, NamedTensors& parameters, const NamedTensors& gradients) {
+        NamedTensors divided;
+        for (const auto& [name, gradient] : gradients) divided[name] = gradient / kLossScale;
+        inner.step(parameters, divided);
+      });
+  parts.schedule = schedule_twin({.clears = [](const MicroBatchPlace& place) { return place.step == 0 && place.index == 0; }});
+}
+
+Fault divided_by_unused_loss_scale() {
+  Fault fault{.id = "divided_by_unused_loss_scale", .fault_class = 'B', .subjects = {"ddp", "autotp"}};
+  fault.summary = "The optimizer divided by an fp16 loss scale that backward had never applied, and old gradients were kept.";
+  fault.source = "DeepSpeed #7837, #7839";
+  fault.smallest_case = [] {
+    // In fp32, where an update of 2^-16 of the right one is still seen.
+    Case item = fault_case("qwen2", "autotp", 1, 3);
+    item.steps = 2;
+    item.settings.max_grad_norm = 0;
+    return item;
+  };
+  fault.hooks.parts = divide_by_loss_scale;
+  fault.expected = {Stage::kGradNorm, "grad_norm", any_rank(3), "scale 1.526e-05 = 2^-16"};
+  return fault;
+}
+
+}  // namespace
+
+void add_scale_faults(Faults& faults) {
+  for (Fault (*make)() :
+       {averaged_over_tp_too, divided_by_unused_loss_scale, mean_of_rank_means, micro_batch_average_missing, tied_grad_doubled}) {
+    faults.push_back(make());
+  }
+}
+
+}  // namespace isoshard
