@@ -132,6 +132,7 @@ Command verify_command() {
           "  isoshard verify                                            the small preset: ddp and autotp on 2 to 6 processes\n"
           "  isoshard verify --tp 2 --dp 2 --subjects autotp --dtype fp32\n"
           "  isoshard verify --model DIR --tp 2 --dp 2                  a Hugging Face Qwen2 folder with its weights\n"
+          "  isoshard verify --data ids.bin --shuffle --tail drop       nanoGPT's or Megatron's flat ids, in a seeded order\n"
           "  isoshard verify --fault mlp_input_grad_partial             what a real bug looks like (exits 1)",
           declare_verify_options,
           run_verify};

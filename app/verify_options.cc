@@ -80,8 +80,20 @@ void apply_sizes(const ParsedOptions& options, Case& item) {
   if (options.given("attn-impl")) item.attention = parse_attention_impl(options.get<std::string>("attn-impl"));
   if (!options.given("data")) return;
   const auto& data = options.get<std::string>("data");
-  item.data.kind = data == "random" ? DataSource::Kind::kRandomIds : DataSource::Kind::kText;
+  item.data.kind = data == "random"      ? DataSource::Kind::kRandomIds
+                   : is_token_file(data) ? DataSource::Kind::kTokenFile
+                                         : DataSource::Kind::kText;
   item.data.path = data == "random" || data == "text" ? std::string() : data;
+}
+
+void apply_sampling(const ParsedOptions& options, DataSource& data) {
+  if (options.given("data-dtype")) {
+    if (data.kind != DataSource::Kind::kTokenFile)
+      throw UsageError("--data-dtype is the type of the ids in --data FILE.bin; name such a file");
+    data.id_type = parse_id_type(options.get<std::string>("data-dtype"));
+  }
+  data.shuffle = options.get<bool>("shuffle");
+  if (options.given("tail")) data.tail = parse_tail_policy(options.get<std::string>("tail"));
 }
 
 void apply_settings(const ParsedOptions& options, TrainSettings& settings) {
@@ -171,7 +183,11 @@ void declare_verify_options(OptionTable& table) {
   add("attn-impl", po::value<std::string>(), "eager or sdpa");
   add("batch-size", po::value<std::int64_t>(), "samples per data-parallel rank");
   add("seq-length", po::value<std::int64_t>(), "tokens per sample");
-  add("data", po::value<std::string>(), "text (the built-in one), random, or the path of a text file");
+  add("data", po::value<std::string>(), "text (the built-in one), random, the path of a text file, or of ids (FILE.bin, FILE.safetensors)");
+  add("data-dtype", po::value<std::string>(),
+      "type of the ids in FILE.bin: uint16 uint32 int64 ... (default: derived from ids and vocabulary)");
+  add("shuffle", po::bool_switch(), "take the samples of each epoch in a seeded random order");
+  add("tail", po::value<std::string>(), "end of an epoch that does not fill a global batch: drop it, pad with its first samples, or error");
   add("seed", po::value<std::uint64_t>(), "of weights and random data");
   add("loss-mean", po::value<std::string>(), "global (over all counted tokens) or local (mean of rank means)");
   add("optimizer", po::value<std::string>(), "sgd or adamw");
@@ -194,7 +210,8 @@ void declare_verify_options(OptionTable& table) {
                    {"init-weights-path", "init-weights"},
                    {"layers", "num-layers"},
                    {"clip", "max-grad-norm"},
-                   {"seq-len", "seq-length"}};
+                   {"seq-len", "seq-length"},
+                   {"data-path", "data"}};
 }
 
 VerifyRequest verify_request_of(const ParsedOptions& options) {
@@ -204,13 +221,16 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
   apply_model(options, cases);
   for (Case& item : cases) {
     apply_sizes(options, item);
+    apply_sampling(options, item.data);
     apply_settings(options, item.settings);
   }
   if (!request.fault.empty()) apply_fault_subject(options, cases);
   request.cases = expand(options, cases);
   for (const Case& item : request.cases) {
     item.validate();
-    (void)case_weights(item);  // a weights file that does not fit the config is refused here, before any rank starts
+    // A file that does not fit the config is refused here, before any rank starts.
+    (void)case_weights(item);
+    (void)CaseData(item);
   }
   std::stable_sort(request.cases.begin(), request.cases.end(),
                    [](const Case& a, const Case& b) { return a.reference_slug() < b.reference_slug(); });

@@ -72,7 +72,7 @@ Trace run_case(const Case& item, const Reference& reference, const RunOptions& o
   const WorldReport report = run_forked(std::move(world), [&](Rank& rank) {
     const int r = rank.rank();
     Recorder recorder(recorder_options(item, reference, options, r, arenas[static_cast<std::size_t>(r)]));
-    train(item, data, options, recorder, rank);
+    train(item, options.sampler ? data.with_sampler(options.sampler, r) : data, options, recorder, rank);
     rank.set_phase("handing over the trace");
     rank.post_result(recorder.finish().serialize());
   });

@@ -23,7 +23,8 @@ struct RunOptions {
   CommDecorator decorate;                         ///< a fault on the communicator
   std::function<TapMutation(int rank)> mutation;  ///< a fault at the taps
   SubjectEdits edits;                             ///< faulty twins of the subject's seams
-  BatchEdit batches;                              ///< a faulty twin of the sampler or the labels
+  BatchEdit batches;                              ///< faulty batches or labels
+  SamplerDecorator sampler;                       ///< a faulty twin of the sampler
   std::chrono::milliseconds deadline{600'000};
 };
 

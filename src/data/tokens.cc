@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "base/philox.h"
@@ -59,15 +60,16 @@ void RandomTokens::read(std::int64_t number, std::span<std::int64_t> ids) const 
   }
 }
 
-TokenBatch make_batch(const TokenSource& source, const SampleRange& range, std::int64_t seq_length) {
+TokenBatch make_batch(const TokenSource& source, std::vector<std::int64_t> numbers, std::int64_t seq_length) {
   TokenBatch batch;
-  batch.input_ids_BS = at::empty({range.count, seq_length}, at::kLong);
-  auto* const ids = batch.input_ids_BS.mutable_data_ptr<std::int64_t>();
-  for (std::int64_t i = 0; i < range.count; ++i) {
-    source.read(range.first + i, {ids + i * seq_length, static_cast<std::size_t>(seq_length)});
-    batch.sample_ids.push_back(range.first + i);
+  batch.input_ids_BS = at::empty({static_cast<std::int64_t>(numbers.size()), seq_length}, at::kLong);
+  auto* ids = batch.input_ids_BS.mutable_data_ptr<std::int64_t>();
+  for (const std::int64_t number : numbers) {
+    source.read(number, {ids, static_cast<std::size_t>(seq_length)});
+    ids += seq_length;
   }
   batch.labels_BS = batch.input_ids_BS.clone();
+  batch.sample_ids = std::move(numbers);
   return batch;
 }
 

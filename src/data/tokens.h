@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Token ids of numbered samples: bytes of a text file, or seeded random ids; and batches of them.
+/// Token ids of numbered samples: bytes of a text file, or seeded random ids (file_tokens.h: ids in a file); and batches of them.
 #pragma once
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "base/mapped_file.h"
-#include "data/sampler.h"
 
 namespace isoshard {
 
@@ -20,6 +20,8 @@ class TokenSource {
   virtual ~TokenSource() = default;
   /// Fills `ids` (one sequence) with the ids of sample `number`.
   virtual void read(std::int64_t number, std::span<std::int64_t> ids) const = 0;
+  /// How many different samples there are; none if they have no end.
+  [[nodiscard]] virtual std::optional<std::int64_t> num_samples() const noexcept { return std::nullopt; }
 };
 
 /// The bytes of a file are the ids. The file is cut into sequences; the seed says which one is sample 0, the next ones follow,
@@ -31,6 +33,7 @@ class TextTokens final : public TokenSource {
  public:
   TextTokens(const std::filesystem::path& path, std::int64_t vocab_size, std::int64_t seq_length, std::uint64_t seed);
   void read(std::int64_t number, std::span<std::int64_t> ids) const override;
+  [[nodiscard]] std::optional<std::int64_t> num_samples() const noexcept override { return num_sequences_; }
 
  private:
   MappedFile file_;
@@ -57,8 +60,8 @@ struct TokenBatch {
   std::vector<std::int64_t> sample_ids;  ///< [B], global sample numbers
 };
 
-/// Samples of `range`; the labels are the ids.
-[[nodiscard]] TokenBatch make_batch(const TokenSource& source, const SampleRange& range, std::int64_t seq_length);
+/// The samples of these numbers, in this order; the labels are the ids.
+[[nodiscard]] TokenBatch make_batch(const TokenSource& source, std::vector<std::int64_t> numbers, std::int64_t seq_length);
 
 /// How many targets the i-th sample of a global batch counts when counts are made unequal: of the S - 1 there are,
 /// 2 i (S - 1) / 23 fewer (23, 21, 19, ... for S = 24), but at least 1.

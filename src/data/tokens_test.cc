@@ -30,7 +30,7 @@ TEST(TextTokens, IdsAreTheBytesOfConsecutiveSequences) {
   const TestFolder folder;
   const TextTokens tokens(text_file(folder, "abcdefgh"), 128, 4, 0);
 
-  const TokenBatch batch = make_batch(tokens, {0, 2}, 4);
+  const TokenBatch batch = make_batch(tokens, {0, 1}, 4);
 
   const bool starts_at_a = batch.input_ids_BS[0][0].item<std::int64_t>() == 'a';
   const at::Tensor expected = at::arange('a', 'i', at::kLong).view({2, 4});
@@ -42,10 +42,10 @@ TEST(TextTokens, AnySplitGivesTheSameSamples) {
   const TestFolder folder;
   const TextTokens tokens(text_file(folder, "the quick brown fox jumps over the lazy dog"), 128, 5, 7);
 
-  const TokenBatch whole = make_batch(tokens, {3, 6}, 5);
+  const TokenBatch whole = make_batch(tokens, {3, 4, 5, 6, 7, 8}, 5);
 
   for (std::int64_t part = 0; part < 3; ++part) {
-    const TokenBatch batch = make_batch(tokens, {3 + 2 * part, 2}, 5);
+    const TokenBatch batch = make_batch(tokens, {3 + 2 * part, 4 + 2 * part}, 5);
     EXPECT_TRUE(at::equal(batch.input_ids_BS, whole.input_ids_BS.slice(0, 2 * part, 2 * part + 2))) << "part " << part;
     EXPECT_EQ(batch.sample_ids.front(), 3 + 2 * part);
   }
@@ -70,23 +70,23 @@ TEST(TextTokens, RefusesATextShorterThanOneSequence) {
 TEST(RandomTokens, StayBelowTheVocabularyAndReachAllOfIt) {
   const RandomTokens tokens(7, 0);
 
-  const TokenBatch batch = make_batch(tokens, {0, 4}, 100);
+  const TokenBatch batch = make_batch(tokens, {0, 1, 2, 3}, 100);
 
   EXPECT_EQ(batch.input_ids_BS.min().item<std::int64_t>(), 0);
   EXPECT_EQ(batch.input_ids_BS.max().item<std::int64_t>(), 6);
 }
 
 TEST(RandomTokens, DependOnSeedAndSample) {
-  const at::Tensor a = make_batch(RandomTokens(1000, 0), {0, 2}, 16).input_ids_BS;
-  const at::Tensor b = make_batch(RandomTokens(1000, 1), {0, 2}, 16).input_ids_BS;
+  const at::Tensor a = make_batch(RandomTokens(1000, 0), {0, 1}, 16).input_ids_BS;
+  const at::Tensor b = make_batch(RandomTokens(1000, 1), {0, 1}, 16).input_ids_BS;
 
   EXPECT_FALSE(at::equal(a, b));
   EXPECT_FALSE(at::equal(a[0], a[1]));
-  EXPECT_TRUE(at::equal(a[1], make_batch(RandomTokens(1000, 0), {1, 1}, 16).input_ids_BS[0]));
+  EXPECT_TRUE(at::equal(a[1], make_batch(RandomTokens(1000, 0), {1}, 16).input_ids_BS[0]));
 }
 
 TEST(UnequalCounts, FollowTheFaultCataloguesNumbers) {
-  TokenBatch batch = make_batch(RandomTokens(96, 0), {6, 6}, 24);
+  TokenBatch batch = make_batch(RandomTokens(96, 0), {6, 7, 8, 9, 10, 11}, 24);
 
   make_counts_unequal(batch, 6);
 
@@ -95,7 +95,7 @@ TEST(UnequalCounts, FollowTheFaultCataloguesNumbers) {
 }
 
 TEST(Prompts, AreNotCountedAndGrowWithTheSample) {
-  TokenBatch batch = make_batch(RandomTokens(96, 0), {4, 3}, 8);
+  TokenBatch batch = make_batch(RandomTokens(96, 0), {4, 5, 6}, 8);
 
   hide_prompts(batch, 5, 3);
 
