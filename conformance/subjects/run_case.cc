@@ -30,7 +30,7 @@ RecorderOptions recorder_options(const Case& item, const Reference& reference, c
   // Against a reference without responses everything must be equal: nothing is masked.
   recording.mask_small_gradients = item.settings.optimizer.kind == OptimizerSettings::Kind::kAdamW && reference.response_runs() > 0;
   recording.k = kResponsesAllowed;
-  recording.coarsest = item.dtype;
+  recording.coarsest = item.coarsest_dtype();
   return recording;
 }
 
@@ -94,7 +94,7 @@ JudgeOptions judge_options(const Case& item) {
   JudgeOptions options;
   options.k = kResponsesAllowed;
   options.activation_grad_scale = item.subject == "reference" ? 1 : item.dp;
-  options.coarsest = item.dtype;
+  options.coarsest = item.coarsest_dtype();
   options.max_grad_norm = item.settings.max_grad_norm;
   for (const ParameterSpec& spec : make_model(item.config, item.attention)->parameters()) {
     if (spec.param_class == ParamClass::kTied) options.num_names[spec.name] = 2;  // the embedding's and the head's

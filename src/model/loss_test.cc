@@ -45,9 +45,9 @@ Result torchs(const Inputs& inputs, const at::Tensor& weights) {
   return {loss.detach(), logits.grad()};
 }
 
-Result ours(const Inputs& inputs, const at::Tensor& weights) {
+Result ours(const Inputs& inputs, const at::Tensor& weights, const LossOptions& options = {}) {
   const at::Tensor logits = inputs.logits.detach().clone().requires_grad_(true);
-  const at::Tensor loss = cross_entropy(logits, inputs.targets, weights).loss;
+  const at::Tensor loss = cross_entropy(logits, inputs.targets, weights, options).loss;
   loss.backward();
   return {loss.detach(), logits.grad()};
 }
@@ -58,7 +58,8 @@ double relative(const at::Tensor& reference, const at::Tensor& actual) {
 
 class LossInDtype : public testing::TestWithParam<std::pair<at::ScalarType, double>> {};
 INSTANTIATE_TEST_SUITE_P(Dtypes, LossInDtype,
-                         testing::Values(std::pair{at::kDouble, 1e-15}, std::pair{at::kFloat, 2e-7}, std::pair{at::kBFloat16, 2e-7}),
+                         testing::Values(std::pair{at::kDouble, 1e-15}, std::pair{at::kFloat, 2e-7}, std::pair{at::kBFloat16, 2e-7},
+                                         std::pair{at::kHalf, 2e-7}),
                          [](const auto& tested) { return std::string(at::toString(tested.param.first)); });
 
 TEST_P(LossInDtype, ValueAndGradientAreTorchsForUniformAndOwnWeights) {
@@ -68,7 +69,7 @@ TEST_P(LossInDtype, ValueAndGradientAreTorchsForUniformAndOwnWeights) {
     const Result expected = torchs(inputs, weights), actual = ours(inputs, weights);
 
     EXPECT_LE(relative(expected.loss, actual.loss), bound);
-    EXPECT_LE(relative(expected.gradient, actual.gradient), dtype == at::kBFloat16 ? 1e-4 : bound);
+    EXPECT_LE(relative(expected.gradient, actual.gradient), at::elementSize(dtype) == 2 ? 1e-4 : bound);
     EXPECT_EQ(actual.gradient.scalar_type(), dtype);
     EXPECT_EQ(actual.loss.scalar_type(), expected.loss.scalar_type());
   }
@@ -85,6 +86,74 @@ TEST_P(LossInDtype, ARowsGradientDoesNotDependOnTheOtherRows) {
     const Inputs sample{inputs.logits.narrow(0, b, 1), inputs.targets.narrow(0, b, 1)};
     EXPECT_TRUE(at::equal(ours(sample, weights.narrow(0, b, 1)).gradient, whole.gradient.narrow(0, b, 1))) << "sample " << b;
   }
+}
+
+TEST_P(LossInDtype, BlocksOfAnySizeGiveEqualBits) {
+  const auto [dtype, bound] = GetParam();
+  const Inputs inputs = unequal_inputs(dtype);
+  const at::Tensor weights = at::tensor({0.5, 0.125, 3.0}, at::kDouble);
+  for (const double smoothing : {0.0, 0.1}) {
+    LossOptions options;
+    options.label_smoothing = smoothing;
+    const Result expected = ours(inputs, weights, options);
+    for (const std::int64_t block : {1, 4, 7, 21}) {
+      options.block_rows = block;
+      const Result actual = ours(inputs, weights, options);
+
+      EXPECT_TRUE(at::equal(actual.loss, expected.loss)) << block;
+      EXPECT_TRUE(at::equal(actual.gradient, expected.gradient)) << block;
+    }
+  }
+}
+
+TEST(CrossEntropyLoss, TheGradientIsWrittenOverTheLogits) {
+  const Inputs inputs = unequal_inputs(at::kFloat);
+  const at::Tensor leaf = inputs.logits.clone().requires_grad_(true);
+  const at::Tensor logits = leaf * 1;
+  const void* written = nullptr;
+  logits.register_hook([&](const at::Tensor& gradient) { written = gradient.const_data_ptr(); });
+  const at::Tensor loss = cross_entropy(logits, inputs.targets, at::ones({kBatch}, at::kDouble)).loss;
+
+  loss.backward({}, /*retain_graph=*/true);
+
+  EXPECT_EQ(written, logits.const_data_ptr());
+  EXPECT_TRUE(at::equal(leaf.grad(), logits.detach()));
+  EXPECT_THROW(loss.backward(), c10::Error) << "a second backward would read a gradient for logits";
+}
+
+// (1 - a) for the target and a / (V - 1) for every other entry; torch gives a / V to every entry.
+TEST(LabelSmoothing, IsMegatrons) {
+  const Inputs inputs = unequal_inputs(at::kDouble);
+  const at::Tensor weights = at::ones({kBatch}, at::kDouble);
+  constexpr double kSmoothing = 0.1;
+  LossOptions options;
+  options.label_smoothing = kSmoothing;
+  const auto torchs_smoothed = [&](double smoothing) {
+    const at::Tensor logits = inputs.logits.clone().requires_grad_(true);
+    at::Tensor loss = at::cross_entropy_loss(logits.flatten(0, 1), inputs.targets.flatten(), {}, at::Reduction::Sum, -100, smoothing);
+    loss.backward();
+    return Result{loss.detach(), logits.grad()};
+  };
+  const at::Tensor counted = inputs.targets != -100;
+  const at::Tensor log_p = at::log_softmax(inputs.logits, -1);
+  const at::Tensor of_target = log_p.gather(2, inputs.targets.clamp_min(0).unsqueeze(2)).squeeze(2);
+  const at::Tensor of_others = log_p.sum(2) - of_target;
+  const at::Tensor by_definition =
+      -((1 - kSmoothing) * of_target + kSmoothing / (kVocabulary - 1) * of_others).masked_select(counted).sum();
+
+  const Result actual = ours(inputs, weights, options);
+
+  const Result same = torchs_smoothed(kSmoothing * kVocabulary / (kVocabulary - 1)), other = torchs_smoothed(kSmoothing);
+  EXPECT_LE(relative(by_definition, actual.loss), 1e-14);
+  EXPECT_LE(relative(same.loss, actual.loss), 1e-14);
+  EXPECT_LE(relative(same.gradient, actual.gradient), 1e-14);
+  EXPECT_GT(relative(other.loss, actual.loss), 1e-5) << "torch's own definition must be told apart";
+}
+
+TEST(LabelSmoothing, NeedsAnotherEntry) {
+  LossOptions options;
+  options.label_smoothing = 0.1;
+  EXPECT_THROW((void)cross_entropy(at::zeros({1, 2, 1}), at::zeros({1, 2}, at::kLong), at::ones({1}, at::kDouble), options), ShapeError);
 }
 
 TEST(CrossEntropyLoss, SumsAndCountsAreGivenPerSample) {

@@ -18,6 +18,13 @@ at::Tensor Strategy::embedding(std::string_view /*module*/, const at::Tensor& id
   return at::embedding(weight, ids_BS);
 }
 
+CrossEntropy Strategy::loss(const at::Tensor& logits, const at::Tensor& targets_BS, const at::Tensor& weight_B,
+                            double label_smoothing) const {
+  LossOptions options;
+  options.label_smoothing = label_smoothing;
+  return cross_entropy(logits, targets_BS, weight_B, options);
+}
+
 bool Strategy::splits_output(std::string_view /*module*/) const {
   return false;
 }

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "mesh/layout.h"
+#include "model/loss.h"
 #include "observe/sink.h"
 
 namespace isoshard {
@@ -33,6 +34,9 @@ class Strategy {
   [[nodiscard]] virtual at::Tensor linear(std::string_view module, const at::Tensor& x, const at::Tensor& weight,
                                           const std::optional<at::Tensor>& bias, Sink* sink) const;
   [[nodiscard]] virtual at::Tensor embedding(std::string_view module, const at::Tensor& ids_BS, const at::Tensor& weight, Sink* sink) const;
+  /// The loss of logits as this strategy's head gives them.   See isoshard::cross_entropy.
+  [[nodiscard]] virtual CrossEntropy loss(const at::Tensor& logits, const at::Tensor& targets_BS, const at::Tensor& weight_B,
+                                          double label_smoothing) const;
   /// True if this module's output holds only this tp rank's part of the last dim.
   [[nodiscard]] virtual bool splits_output(std::string_view module) const;
   /// The degree of tp, 1 if there is none.

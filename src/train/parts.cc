@@ -20,7 +20,9 @@ TrainerParts common_parts(const TrainerConfig& config) {
   parts.optimizer = make_optimizer(config.settings.optimizer);
   parts.bucket_bytes = config.settings.bucket_bytes;
   parts.max_grad_norm = config.settings.max_grad_norm;
+  parts.label_smoothing = config.settings.label_smoothing;
   parts.dtype = config.dtype;
+  parts.autocast = config.settings.autocast;
   return parts;
 }
 

@@ -2,8 +2,10 @@
 /// What a user may choose about a training step, in one struct that every subject takes.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
+#include "base/dtype.h"
 #include "optim/optimizer.h"
 
 namespace isoshard {
@@ -19,6 +21,11 @@ struct TrainSettings {
   LossMean loss_mean = LossMean::kGlobal;
   std::int64_t bucket_bytes = 25 << 20;  ///< ddp's gradient buckets
   bool record_partials = false;          ///< record each rank's summand of row-parallel outputs, as "<module>.partial"
+  double label_smoothing = 0;            ///< in [0, 1), Megatron's definition (model/loss.h)
+  /// bf16 or fp16: forward runs under torch's autocast (train/autocast.h); parameters, gradients and optimizer stay fp32.
+  std::optional<Dtype> autocast;
+  /// autotp: embedding, head and loss are split along the vocabulary, which is padded to a multiple of this x tp. 0: whole.
+  std::int64_t vocab_multiple = 0;
 };
 
 }  // namespace isoshard

@@ -12,6 +12,7 @@
 #include "comm/tensor.h"
 #include "model/loss.h"
 #include "optim/clip.h"
+#include "train/autocast.h"
 
 namespace isoshard {
 namespace {
@@ -58,13 +59,21 @@ void Trainer::setup() {
   if (sink_ != nullptr) sink_->begin_step(0);
   const at::ScalarType type = scalar_type_of(parts_.dtype);
   for (const ParameterSpec& spec : specs_) {
-    parameters_[spec.name] = read_own_part(*parts_.weights, spec, layout_of(spec), *mesh_).to(type).requires_grad_(true);
+    parameters_[spec.name] = own_part(spec).to(type).requires_grad_(true);
   }
   record_parameters();
   if (!parts_.reduce_gradients) return;
   std::vector<ReducedParameter> reduced;
   for (const ParameterSpec& spec : specs_) reduced.push_back({spec.name, parts_.plan.class_of(spec), parameters_.at(spec.name)});
   reducer_ = std::make_unique<GradientReducer>(std::move(reduced), mesh_->group(Axis::kDp), parts_.bucket_bytes);
+}
+
+at::Tensor Trainer::own_part(const ParameterSpec& spec) const {
+  const Layout layout = layout_of(spec);
+  if (!is_vocab(parts_.plan.kind_of(spec.name))) return read_own_part(*parts_.weights, spec, layout, *mesh_);
+  const bool all_padding = layout.boxes.empty();
+  const at::Tensor rows = all_padding ? at::zeros({0, spec.shape[1]}) : read_own_part(*parts_.weights, spec, layout, *mesh_);
+  return at::constant_pad_nd(rows, {0, 0, 0, parts_.plan.vocab_rows_per_rank - rows.size(0)});
 }
 
 void Trainer::forward_backward(std::span<const TokenBatch> micro_batches) {
@@ -117,12 +126,17 @@ Trainer::LossSums Trainer::weigh(std::span<const at::Tensor> targets) const {
   return sums;
 }
 
+at::Tensor Trainer::logits_of(const TokenBatch& batch) const {
+  std::optional<AutocastScope> autocast;
+  if (parts_.autocast.has_value()) autocast.emplace(batch.input_ids_BS.device().type(), scalar_type_of(*parts_.autocast));
+  return parts_.model->forward(batch.input_ids_BS, parameters_, *parts_.strategy, sink_);
+}
+
 at::Tensor Trainer::loss_of(const TokenBatch& batch, const at::Tensor& targets_BS, std::span<const std::size_t> places,
                             LossSums& sums) const {
   std::vector<double> weights;
   for (const std::size_t place : places) weights.push_back(sums.weights[place]);
-  const at::Tensor logits = parts_.model->forward(batch.input_ids_BS, parameters_, *parts_.strategy, sink_);
-  CrossEntropy loss = cross_entropy(logits, targets_BS, as_tensor(weights));
+  CrossEntropy loss = parts_.strategy->loss(logits_of(batch), targets_BS, as_tensor(weights), parts_.label_smoothing);
   const at::Tensor sample_sums = loss.sample_sum_B.to(at::kDouble).contiguous();
   for (std::size_t i = 0; i < places.size(); ++i) sums.sums[places[i]] = sample_sums.const_data_ptr<double>()[i];
   return std::move(loss.loss);

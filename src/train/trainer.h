@@ -3,6 +3,7 @@
 /// parts.
 #pragma once
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -35,9 +36,11 @@ struct TrainerParts {
   std::unique_ptr<PartialGradSum> partial_grad_sum;  ///< nullptr: nothing is split over tp
   bool reduce_gradients = false;                     ///< average gradients over dp
   std::int64_t bucket_bytes = 25 << 20;
-  double max_grad_norm = 1.0;     ///< 0: no clipping
+  double max_grad_norm = 1.0;  ///< 0: no clipping
+  double label_smoothing = 0;
   int num_loss_groups = 1;        ///< dp ranks that this rank's samples stand for (more than 1 in the reference only)
   Dtype dtype = Dtype::kFloat32;  ///< of the parameters, and so of the computation
+  std::optional<Dtype> autocast;  ///< forward runs under autocast of this dtype
 };
 
 /// Requires     the mesh outlives it; phases are called in the order setup, then per step forward_backward, reduce_gradients,
@@ -90,6 +93,9 @@ class Trainer {
   void record(RecordKind kind, std::string name, const at::Tensor& value, Layout layout) const;
   void record_parameters() const;
   void record_data(const TokenBatch& batch) const;
+  /// This rank's part of a parameter; what pads a vocabulary is zero.
+  [[nodiscard]] at::Tensor own_part(const ParameterSpec& spec) const;
+  [[nodiscard]] at::Tensor logits_of(const TokenBatch& batch) const;
   [[nodiscard]] LossSums weigh(std::span<const at::Tensor> targets) const;
   [[nodiscard]] at::Tensor loss_of(const TokenBatch& batch, const at::Tensor& targets_BS, std::span<const std::size_t> places,
                                    LossSums& sums) const;

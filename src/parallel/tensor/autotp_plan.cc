@@ -52,9 +52,21 @@ void check_sizes(const ModelConfig& config, int tp) {
   }
 }
 
+void split_vocabulary(const Model& model, std::int64_t multiple, ShardPlan& plan) {
+  if (multiple < 0) throw UsageError(fmt::format("a vocabulary cannot be padded to a multiple of {}", multiple));
+  if (multiple == 0) return;
+  const std::int64_t vocabulary = model.config().vocab_size, unit = multiple * plan.tp_degree;
+  plan.vocab_size = vocabulary;
+  plan.vocab_rows_per_rank = (vocabulary + unit - 1) / unit * multiple;
+  for (const ParameterSpec& spec : model.parameters()) {
+    if (spec.tp.role == TpRole::kVocab) plan.kinds[spec.name] = ShardKind::kVocabEmbedding;
+  }
+  plan.kinds["lm_head.weight"] = ShardKind::kVocabHead;  // of a tied head too: it says how the module runs
+}
+
 }  // namespace
 
-ShardPlan autotp_plan(const Model& model, int tp) {
+ShardPlan autotp_plan(const Model& model, int tp, std::int64_t vocab_multiple) {
   check_autotp_degree(model, tp);
   const ModelConfig& config = model.config();
   const bool copies_kv_heads = tp > config.num_kv_heads;
@@ -64,6 +76,7 @@ ShardPlan autotp_plan(const Model& model, int tp) {
     const ShardKind kind = kind_of(spec.tp, copies_kv_heads);
     if (kind != ShardKind::kReplicated) plan.kinds[spec.name] = kind;
   }
+  split_vocabulary(model, vocab_multiple, plan);
   if (!copies_kv_heads) return plan;
   plan.num_kv_heads = static_cast<int>(config.num_kv_heads);
   for (int rank = 0; rank < tp; ++rank) plan.kv_head_of_rank.push_back(rank / (tp / plan.num_kv_heads));

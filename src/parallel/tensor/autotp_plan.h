@@ -7,15 +7,17 @@
 namespace isoshard {
 
 /// Every linear layer inside the blocks is split as the model's own TpSplit says (column: q, k, v, gate, up and their fused or
-/// transposed forms; row: what follows them); embedding, norms, positions and head are whole on every rank.
+/// transposed forms; row: what follows them); norms and positions are whole on every rank.
+/// So are embedding and head with a `vocab_multiple` of 0. Above 0 they (a tied head too) are split along the vocabulary, padded to a
+/// multiple of vocab_multiple x tp.
 ///
 /// Where tp is above the number of kv heads, k and v projections are copied, one kv head per rank, to tp / kv_heads neighbouring
 /// ranks each, so that a rank has the kv head of its query heads.
-/// Errors   as check_autotp_degree.
+/// Errors   as check_autotp_degree; UsageError for a negative vocab_multiple.
 /// Source   DeepSpeed 0.19 module_inject/auto_tp.py (all-reduce linears by name; every other linear layer inside the blocks is
 ///          sliced along its output); Megatron-LM, --num-query-groups below the tensor-parallel size (each query group on
-///          tp / groups ranks).
-[[nodiscard]] ShardPlan autotp_plan(const Model& model, int tp);
+///          tp / groups ranks), --make-vocab-size-divisible-by.
+[[nodiscard]] ShardPlan autotp_plan(const Model& model, int tp, std::int64_t vocab_multiple = 0);
 
 /// Errors   UsageError with all numbers when `tp` does not divide the heads or the ffn size, when neither of tp and the kv heads
 ///          divides the other, when kv heads would have to be copied out of a weight that fuses them with q, or when tp is < 1.

@@ -16,8 +16,16 @@ std::string_view name_of(ShardKind kind) noexcept {
       return "row";
     case ShardKind::kKvReplica:
       return "kv_replica";
+    case ShardKind::kVocabEmbedding:
+      return "vocab_embedding";
+    case ShardKind::kVocabHead:
+      return "vocab_head";
   }
   return "unknown";
+}
+
+bool is_vocab(ShardKind kind) noexcept {
+  return kind == ShardKind::kVocabEmbedding || kind == ShardKind::kVocabHead;
 }
 
 ShardKind ShardPlan::kind_of(std::string_view parameter) const {
@@ -44,6 +52,13 @@ Layout ShardPlan::layout_of(const ParameterSpec& spec, int tp_rank) const {
     box.size[d] /= num_kv_heads;
     box.global_offset[d] = box.size[d] * kv_head_of_rank.at(static_cast<std::size_t>(tp_rank));
     layout.explicit_parts = true;
+  } else if (is_vocab(kind_of(spec.name))) {
+    const VocabShard shard = vocab_shard(tp_rank);
+    Box box = whole;
+    box.size[d] = shard.count;
+    box.global_offset[d] = shard.begin;
+    if (shard.count > 0) layout.boxes = {std::move(box)};
+    layout.explicit_parts = true;
   } else if (spec.tp.sections.size() < 2) {
     layout.placements.push_back(shard(Axis::kTp, dim));
   } else {
@@ -59,6 +74,11 @@ Layout ShardPlan::layout_of(const ParameterSpec& spec, int tp_rank) const {
     layout.explicit_parts = true;
   }
   return layout;
+}
+
+VocabShard ShardPlan::vocab_shard(int tp_rank) const {
+  const std::int64_t begin = std::min(vocab_size, tp_rank * vocab_rows_per_rank);
+  return {vocab_size, begin, std::min(vocab_rows_per_rank, vocab_size - begin), vocab_rows_per_rank};
 }
 
 bool ShardPlan::counts_shard(const ParameterSpec& spec, int tp_rank) const {

@@ -37,7 +37,9 @@ Communicator& from_address(std::int64_t address) {
 
 class ColumnInput final : public torch::autograd::Function<ColumnInput> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, std::int64_t tp, const std::string& module) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, std::int64_t tp, const std::string& module,
+                            std::int64_t purpose) {
+    context->saved_data["purpose"] = purpose;
     context->saved_data["tp"] = tp;
     context->saved_data["module"] = module;
     return x.view_as(x);
@@ -45,26 +47,27 @@ class ColumnInput final : public torch::autograd::Function<ColumnInput> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     Communicator& tp = from_address(context->saved_data["tp"].toInt());
     const std::string module = context->saved_data["module"].toStringRef();
-    return {summed(gradients[0], tp, Purpose::kColumnParallelBackward, module), {}, {}};
+    return {summed(gradients[0], tp, static_cast<Purpose>(context->saved_data["purpose"].toInt()), module), {}, {}, {}};
   }
 };
 
 class RowSum final : public torch::autograd::Function<RowSum> {
  public:
-  static at::Tensor forward(AutogradContext* /*context*/, const at::Tensor& partial, std::int64_t tp, const std::string& module) {
-    return summed(partial, from_address(tp), Purpose::kRowParallelForward, module);
+  static at::Tensor forward(AutogradContext* /*context*/, const at::Tensor& partial, std::int64_t tp, const std::string& module,
+                            std::int64_t purpose) {
+    return summed(partial, from_address(tp), static_cast<Purpose>(purpose), module);
   }
-  static variable_list backward(AutogradContext* /*context*/, const variable_list& gradients) { return {gradients[0], {}, {}}; }
+  static variable_list backward(AutogradContext* /*context*/, const variable_list& gradients) { return {gradients[0], {}, {}, {}}; }
 };
 
 }  // namespace
 
 at::Tensor column_parallel_input(const at::Tensor& x, Communicator& tp, std::string_view module) {
-  return ColumnInput::apply(x, to_address(tp), std::string(module));
+  return ColumnInput::apply(x, to_address(tp), std::string(module), static_cast<std::int64_t>(Purpose::kColumnParallelBackward));
 }
 
 at::Tensor row_parallel_sum(const at::Tensor& partial, Communicator& tp, std::string_view module) {
-  return RowSum::apply(partial, to_address(tp), std::string(module));
+  return RowSum::apply(partial, to_address(tp), std::string(module), static_cast<std::int64_t>(Purpose::kRowParallelForward));
 }
 
 TensorParallelStrategy::TensorParallelStrategy(ShardPlan plan, Communicator& tp, int dp_degree, double activation_grad_scale,
@@ -79,10 +82,37 @@ at::Tensor TensorParallelStrategy::linear(std::string_view module, const at::Ten
       return at::linear(column_parallel_input(x, *tp_, module), weight, bias);
     case ShardKind::kRow:
       return row_linear(module, x, weight, bias, sink);
+    case ShardKind::kVocabHead: {
+      const at::Tensor input =
+          ColumnInput::apply(x, to_address(*tp_), std::string(module), static_cast<std::int64_t>(Purpose::kVocabParallelBackward));
+      return at::linear(input, weight, bias);
+    }
+    case ShardKind::kVocabEmbedding:
     case ShardKind::kReplicated:
       break;
   }
   return Strategy::linear(module, x, weight, bias, sink);
+}
+
+at::Tensor TensorParallelStrategy::embedding(std::string_view module, const at::Tensor& ids_BS, const at::Tensor& weight,
+                                             Sink* sink) const {
+  if (plan_.kind_of_module(module) != ShardKind::kVocabEmbedding) return Strategy::embedding(module, ids_BS, weight, sink);
+  const VocabShard shard = plan_.vocab_shard(tp_->rank());
+  const at::Tensor local_ids = ids_BS - shard.begin;
+  const at::Tensor elsewhere = (local_ids < 0) | (local_ids >= shard.count);
+  const at::Tensor rows = at::embedding(weight, local_ids.masked_fill(elsewhere, 0));
+  const at::Tensor own = rows.masked_fill(elsewhere.unsqueeze(-1), 0);
+  return RowSum::apply(own, to_address(*tp_), std::string(module), static_cast<std::int64_t>(Purpose::kVocabParallelEmbed));
+}
+
+CrossEntropy TensorParallelStrategy::loss(const at::Tensor& logits, const at::Tensor& targets_BS, const at::Tensor& weight_B,
+                                          double label_smoothing) const {
+  if (plan_.vocab_size == 0) return Strategy::loss(logits, targets_BS, weight_B, label_smoothing);
+  LossOptions options;
+  options.label_smoothing = label_smoothing;
+  options.tp = tp_;
+  options.shard = plan_.vocab_shard(tp_->rank());
+  return cross_entropy(logits, targets_BS, weight_B, options);
 }
 
 at::Tensor TensorParallelStrategy::row_linear(std::string_view module, const at::Tensor& x, const at::Tensor& weight,
@@ -95,12 +125,13 @@ at::Tensor TensorParallelStrategy::row_linear(std::string_view module, const at:
                                   std::move(gradient));
   }
   at::Tensor y = row_parallel_sum(local, *tp_, module);
-  return bias.has_value() && bias->defined() ? y + *bias : y;
+  // Under autocast the bias is wider than the sum: it is rounded first, as at::linear would do.
+  return bias.has_value() && bias->defined() ? y + bias->to(y.scalar_type()) : y;
 }
 
 bool TensorParallelStrategy::splits_output(std::string_view module) const {
   const ShardKind kind = plan_.kind_of_module(module);
-  return kind == ShardKind::kColumn || kind == ShardKind::kKvReplica;
+  return kind == ShardKind::kColumn || kind == ShardKind::kKvReplica || kind == ShardKind::kVocabHead;
 }
 
 int TensorParallelStrategy::tp_degree() const noexcept {
@@ -113,7 +144,8 @@ bool TensorParallelStrategy::is_of_copied_kv_head(std::string_view point) const 
   return std::any_of(kPoints.begin(), kPoints.end(), [&](std::string_view suffix) { return point.ends_with(suffix); });
 }
 
-Layout TensorParallelStrategy::box_layout(const at::Tensor& local, int dim, std::int64_t whole, std::int64_t begin) const {
+Layout TensorParallelStrategy::box_layout(const at::Tensor& local, int dim, std::int64_t whole, std::int64_t begin,
+                                          std::int64_t count) const {
   const auto d = static_cast<std::size_t>(dim);
   const Shape shape = local.sizes().vec();
   Layout layout = replicated(shape);
@@ -122,16 +154,22 @@ Layout TensorParallelStrategy::box_layout(const at::Tensor& local, int dim, std:
   layout.global_shape[d] = whole;
   box.global_offset[0] = dp_rank_ * shape[0];
   box.global_offset[d] = begin;
-  layout.boxes = {std::move(box)};
+  box.size[d] = count;
+  if (count > 0) layout.boxes = {std::move(box)};
   layout.explicit_parts = true;
   return layout;
 }
 
 ActivationLayouts TensorParallelStrategy::activation_layouts(std::string_view point, const at::Tensor& local, int tp_dim) const {
+  if (tp_dim >= 0 && plan_.kind_of_module(point) == ShardKind::kVocabHead) {
+    const VocabShard shard = plan_.vocab_shard(tp_->rank());
+    const Layout layout = box_layout(local, tp_dim, shard.whole, shard.begin, shard.count);
+    return {layout, layout};
+  }
   if (tp_dim < 0 || !is_of_copied_kv_head(point)) return Strategy::activation_layouts(point, local, tp_dim);
   const std::int64_t part = local.size(tp_dim);
   const Layout value =
-      box_layout(local, tp_dim, part * plan_.num_kv_heads, part * plan_.kv_head_of_rank.at(static_cast<std::size_t>(tp_->rank())));
+      box_layout(local, tp_dim, part * plan_.num_kv_heads, part * plan_.kv_head_of_rank.at(static_cast<std::size_t>(tp_->rank())), part);
   Layout gradient = value;
   gradient.placements.push_back(partial(Axis::kTp));
   return {value, std::move(gradient)};

@@ -28,6 +28,8 @@ namespace isoshard {
 /// Column   y_local = f(x) W_local^T + b_local: this rank's output features.
 /// Row      y = g(x_local W_local^T) + b: the bias is added once, after the sum. With `record_partials` the summand is tapped as
 ///          "<module>.partial" with a partial layout (a point the unsharded reference does not have); its gradient is the output's.
+/// Vocab    the embedding looks up its own entries and sums over tp; the head gives the logits of its own entries, and the loss is
+///          cross_entropy of logits that are split over tp.
 /// Source   DeepSpeed AutoTP, LinearLayer and LinearAllreduce (module_inject/layers.py): one all-reduce per layer and direction.
 class TensorParallelStrategy final : public Strategy {
  public:
@@ -36,6 +38,10 @@ class TensorParallelStrategy final : public Strategy {
                          int dp_rank = 0);
   [[nodiscard]] at::Tensor linear(std::string_view module, const at::Tensor& x, const at::Tensor& weight,
                                   const std::optional<at::Tensor>& bias, Sink* sink) const override;
+  [[nodiscard]] at::Tensor embedding(std::string_view module, const at::Tensor& ids_BS, const at::Tensor& weight,
+                                     Sink* sink) const override;
+  [[nodiscard]] CrossEntropy loss(const at::Tensor& logits, const at::Tensor& targets_BS, const at::Tensor& weight_B,
+                                  double label_smoothing) const override;
   [[nodiscard]] bool splits_output(std::string_view module) const override;
   [[nodiscard]] int tp_degree() const noexcept override;
   /// Keys and values of a copied kv head are copies; their gradients are partial, as each rank's query heads give a part.
@@ -46,8 +52,8 @@ class TensorParallelStrategy final : public Strategy {
                                       const std::optional<at::Tensor>& bias, Sink* sink) const;
 
   [[nodiscard]] bool is_of_copied_kv_head(std::string_view point) const;
-  /// This rank's part of dim `dim`, as a box at `begin` of a dim of size `whole`.
-  [[nodiscard]] Layout box_layout(const at::Tensor& local, int dim, std::int64_t whole, std::int64_t begin) const;
+  /// The first `count` entries of this rank's dim `dim`, as a box at `begin` of a dim of size `whole`.
+  [[nodiscard]] Layout box_layout(const at::Tensor& local, int dim, std::int64_t whole, std::int64_t begin, std::int64_t count) const;
 
   ShardPlan plan_;
   Communicator* tp_;
