@@ -105,13 +105,31 @@ void apply_settings(const ParsedOptions& options, TrainSettings& settings) {
   override_with(options, "max-grad-norm", settings.max_grad_norm);
   settings.record_partials = settings.record_partials || options.get<bool>("record-partials");
   if (options.given("loss-mean")) settings.loss_mean = parse_loss_mean(options.get<std::string>("loss-mean"));
+  override_with(options, "label-smoothing", settings.label_smoothing);
+  if (options.given("autocast")) settings.autocast = parse_dtype(options.get<std::string>("autocast"));
+}
+
+/// A vocabulary is split by subjects that have a tp axis; the others of a preset keep it whole.
+void apply_vocabulary(const ParsedOptions& options, std::vector<Case>& cases) {
+  const bool has_multiple = options.given("vocab-multiple");
+  if (!options.get<bool>("vocab-parallel") && !has_multiple) return;
+  const std::int64_t multiple = has_multiple ? options.get<std::int64_t>("vocab-multiple") : 1;
+  if (multiple < 1) throw UsageError(fmt::format("--vocab-multiple {}: it must be at least 1", multiple));
+  const auto splits = [](const Case& item) { return item.subject == "autotp"; };
+  if (std::none_of(cases.begin(), cases.end(), splits)) {
+    throw UsageError("--vocab-parallel: none of the subjects splits a vocabulary; take --subjects autotp");
+  }
+  for (Case& item : cases) {
+    if (splits(item)) item.settings.vocab_multiple = multiple;
+  }
 }
 
 /// Meshes: without --tp and --dp the preset's; with one of them, one mesh a subject. ddp has no tp axis: it stays at tp 1.
 std::vector<Case> expand(const ParsedOptions& options, const std::vector<Case>& base) {
   Strings subjects = list_option(options, "subjects");
   for (const auto& subject : subjects) require_subject(subject);
-  const Strings dtypes = list_option(options, "dtype");
+  Strings dtypes = list_option(options, "dtype");
+  if (dtypes.empty() && options.given("autocast")) dtypes = {"fp32"};  // the only dtype of parameters that autocast takes
   const bool own_mesh = options.given("tp") || options.given("dp");
   const int tp = options.given("tp") ? options.get<int>("tp") : 0;
   if (!subjects.empty() && tp > 1 && subjects == Strings{"ddp"})
@@ -179,7 +197,7 @@ void declare_verify_options(OptionTable& table) {
   add("subjects", list(), "implementations to judge: ddp autotp (default: the preset's)");
   add("tp", po::value<int>(), "tensor-parallel degree");
   add("dp", po::value<int>(), "data-parallel degree");
-  add("dtype", list(), "fp32 bf16 fp64 (default: the preset's)");
+  add("dtype", list(), "fp32 bf16 fp16 fp64 (default: the preset's)");
   add("attn-impl", po::value<std::string>(), "eager or sdpa");
   add("batch-size", po::value<std::int64_t>(), "samples per data-parallel rank");
   add("seq-length", po::value<std::int64_t>(), "tokens per sample");
@@ -189,6 +207,10 @@ void declare_verify_options(OptionTable& table) {
   add("shuffle", po::bool_switch(), "take the samples of each epoch in a seeded random order");
   add("tail", po::value<std::string>(), "end of an epoch that does not fill a global batch: drop it, pad with its first samples, or error");
   add("seed", po::value<std::uint64_t>(), "of weights and random data");
+  add("label-smoothing", po::value<double>(), "probability that the labels give to the other entries together, in [0, 1)");
+  add("vocab-parallel", po::bool_switch(), "split embedding, head and loss along the vocabulary over tp (autotp)");
+  add("vocab-multiple", po::value<std::int64_t>(), "the same, the vocabulary padded to a multiple of this x tp (default 1)");
+  add("autocast", po::value<std::string>(), "bf16 or fp16: fp32 parameters, matrix products in this dtype, as torch.autocast");
   add("loss-mean", po::value<std::string>(), "global (over all counted tokens) or local (mean of rank means)");
   add("optimizer", po::value<std::string>(), "sgd or adamw");
   add("learning-rate", po::value<double>(), "step size (default: 0.1 for sgd, 0.001 for adamw)");
@@ -210,6 +232,7 @@ void declare_verify_options(OptionTable& table) {
                    {"init-weights-path", "init-weights"},
                    {"layers", "num-layers"},
                    {"clip", "max-grad-norm"},
+                   {"make-vocab-size-divisible-by", "vocab-multiple"},
                    {"seq-len", "seq-length"},
                    {"data-path", "data"}};
 }
@@ -226,6 +249,7 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
   }
   if (!request.fault.empty()) apply_fault_subject(options, cases);
   request.cases = expand(options, cases);
+  apply_vocabulary(options, request.cases);
   for (const Case& item : request.cases) {
     item.validate();
     // A file that does not fit the config is refused here, before any rank starts.

@@ -69,6 +69,25 @@ TEST_P(PrecisionStep, MatchesSingleProcess) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, PrecisionStep, ::testing::ValuesIn(precision_cases()), case_name);
 
+// No false alarm, whatever the weights and ids.
+class PrecisionSeeds : public ::testing::TestWithParam<int> {};
+
+TEST_P(PrecisionSeeds, RaiseNoFalseAlarm) {
+  for (const Precision precision : {Precision::kFp16, Precision::kAutocast}) {
+    Case split = with_smoothing(step_case("autotp", 2, 2, Dtype::kFloat32, "llama"));
+    split.settings.vocab_multiple = 64;
+    for (Case item : {step_case("ddp", 3, 1), step_case("autotp", 2, 3, Dtype::kFloat32, "qwen3"), split}) {
+      item = in(precision, item);
+      item.seed = static_cast<std::uint64_t>(GetParam());
+      const Reference reference = make_reference(item);
+
+      EXPECT_THAT(run_case(item, reference), conforms_to(reference, judge_options(item))) << item.slug();
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(OneToTwelve, PrecisionSeeds, ::testing::Range(1, 13));
+
 TEST(PrecisionForward, OfAutocastKeepsParametersGradientsAndOptimizerInFp32) {
   Case item = in(Precision::kAutocast, step_case("autotp", 2, 2));
   item.settings.optimizer = OptimizerSettings{};

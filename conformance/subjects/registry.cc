@@ -39,7 +39,8 @@ const std::vector<Entry>& registry() {
        }},
       {{"autotp", "DeepSpeed AutoTP with ZeRO 0: column- and row-parallel linear layers, gradients averaged over dp"},
        [](const Case&, const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
-         ShardPlan plan = autotp_plan(*make_model(config.model, config.attention), mesh.degree(Axis::kTp));
+         const auto model = make_model(config.model, config.attention);
+         ShardPlan plan = autotp_plan(*model, mesh.degree(Axis::kTp), config.settings.vocab_multiple);
          if (edits.plan) edits.plan(plan, mesh);
          return autotp_parts(config, mesh, std::move(plan));
        }},

@@ -342,8 +342,10 @@ class Diagnosis {
 
   std::string offset() const {
     const View* bad = first_bad_view();
-    if (bad == nullptr || bad->actual.numel() < 4) return "";
+    if (bad == nullptr) return "";
     const at::Tensor difference = bad->actual - bad->expected;
+    if (wanted_.key.kind == RecordKind::kScalar) return log_offset(difference.mean().item<double>());
+    if (bad->actual.numel() < 4) return "";
     const double error = norm_of(difference);
     const at::Tensor mean = difference.mean();
     if (norm_of(difference - mean) <= 0.05 * error) return fmt::format("constant offset {:.4g} on rank {}", mean.item<double>(), bad->rank);
@@ -351,6 +353,25 @@ class Diagnosis {
     const at::Tensor rows = difference.reshape({-1, difference.size(-1)});
     if (rows.size(0) >= 4 && norm_of(rows - rows.mean(0, true)) <= 0.05 * error)
       return fmt::format("off by the same row everywhere on rank {}", bad->rank);
+    return "";
+  }
+
+  /// A mean of logarithms that is too large by the logarithm of a degree, or of how much wider a padded dim is than the true one.
+  std::string log_offset(double value) const {
+    for (const AxisDegree& axis : actual_.mesh.axes()) {
+      const double whole = std::log(static_cast<double>(axis.degree));
+      if (axis.degree > 1 && std::fabs(value - whole) <= 1e-3 * whole)
+        return fmt::format("constant offset {:.4g} = log({})", value, name_of(axis.axis));
+    }
+    for (const Record& record : actual_.ranks.front().records) {
+      const Layout& layout = record.layout;
+      if (record.key.kind != RecordKind::kActivation || !layout.explicit_parts || record.local_shape.empty()) continue;
+      const std::int64_t padded = record.local_shape.back() * actual_.mesh.degree(Axis::kTp), whole = layout.global_shape.back();
+      const double share = std::log(static_cast<double>(padded) / static_cast<double>(whole));
+      if (padded > whole && std::fabs(value - share) <= 0.02 * share)
+        return fmt::format("constant offset {:.4g} = log({}/{}), the padded over the true width of {}", value, padded, whole,
+                           record.key.name);
+    }
     return "";
   }
 

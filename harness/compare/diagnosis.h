@@ -16,7 +16,7 @@ namespace isoshard::detail {
 ///   rank-local over AXIS (n copies differ; combined they give the reference)
 ///   scale k = formula of the mesh's degrees
 ///   [copies differ over AXIS; ] rank r holds positions a..b twice | shift n along dim d | permuted along dim d
-///   constant offset x | off by the same row everywhere | permuted
+///   constant offset x [= log(AXIS) | = log(padded/true), of a scalar] | off by the same row everywhere | permuted
 ///   copies differ over AXIS
 [[nodiscard]] std::string diagnose(const Reference& reference, const Record& reference_record, const Trace& actual,
                                    const std::vector<Held>& held, const TensorResult& result);

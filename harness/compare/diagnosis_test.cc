@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "harness/compare/verdict.h"
 #include "harness/trace/synthetic.h"
 
@@ -182,6 +184,19 @@ TEST(Diagnosis, NothingIsSaidOfAnUnrelatedTensor) {
   const std::string text = diagnosis_of(value, [](at::Tensor, int, int) { return values({4, 6}, 40); });
 
   EXPECT_THAT(text, Eq(""));
+}
+
+// The mean of log(sum) where every rank had all of what was summed; log(ratio) where padding was summed too.
+TEST(Diagnosis, ALossThatIsTooLargeByTheLogarithmOfADegree) {
+  const at::Tensor loss = at::full({1}, 4.5, at::kDouble);
+  const auto with_offset = [&](double offset) {
+    return diagnosis_of(
+        loss, [&](at::Tensor v, int, int) { return v + offset; }, RecordKind::kScalar);
+  };
+
+  EXPECT_THAT(with_offset(std::log(3.0)), HasSubstr("constant offset 1.099 = log(tp)"));
+  EXPECT_THAT(with_offset(std::log(2.0)), HasSubstr("constant offset 0.6931 = log(dp)"));
+  EXPECT_THAT(with_offset(1.05), testing::Not(HasSubstr("offset")));
 }
 
 }  // namespace

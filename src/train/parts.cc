@@ -63,7 +63,8 @@ TrainerParts ddp_parts(const TrainerConfig& config, Mesh& mesh) {
 }
 
 TrainerParts autotp_parts(const TrainerConfig& config, Mesh& mesh) {
-  return autotp_parts(config, mesh, autotp_plan(*make_model(config.model, config.attention), mesh.degree(Axis::kTp)));
+  const auto model = make_model(config.model, config.attention);
+  return autotp_parts(config, mesh, autotp_plan(*model, mesh.degree(Axis::kTp), config.settings.vocab_multiple));
 }
 
 TrainerParts autotp_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan plan) {

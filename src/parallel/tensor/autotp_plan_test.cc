@@ -123,6 +123,38 @@ TEST(AutotpPlan, CopiesKvHeadsToNeighboursAboveTheirNumber) {
   EXPECT_EQ(at_number.kind_of("model.layers.1.self_attn.v_proj.bias"), ShardKind::kColumn);
 }
 
+// 97 entries on 3 ranks: of 40 rows each, the last with 17 true ones; of 64 rows each, the last with none.
+TEST(AutotpPlan, SplitsEmbeddingAndHeadWhenAskedAndPadsThemToEqualShards) {
+  const MeshShape mesh({{Axis::kDp, 1}, {Axis::kTp, 3}});
+  for (const char* const name : {"tiny", "tiny-gpt2"}) {
+    ModelConfig config = builtin_config(name);
+    config.vocab_size = 97;
+    config.tie_word_embeddings = false;
+    const auto model = model_of(config);
+    const auto rows_of = [&](std::int64_t multiple) {
+      const ShardPlan plan = autotp_plan(*model, 3, multiple);
+      std::vector<std::int64_t> rows = {plan.vocab_rows_per_rank};
+      for (const ParameterSpec& spec : model->parameters()) {
+        if (spec.tp.role != TpRole::kVocab) continue;
+        EXPECT_TRUE(is_vocab(plan.kind_of(spec.name))) << spec.name;
+        for (int rank = 0; rank < 3; ++rank) {
+          const std::vector<Box> boxes = boxes_of(plan.layout_of(spec, rank), mesh, rank);
+          EXPECT_EQ(boxes.empty(), plan.vocab_shard(rank).count == 0);
+          for (const Box& box : boxes) EXPECT_EQ(box.global_offset[0], plan.vocab_shard(rank).begin);
+        }
+      }
+      for (int rank = 0; rank < 3; ++rank) rows.push_back(plan.vocab_shard(rank).count);
+      return rows;
+    };
+
+    EXPECT_THAT(rows_of(1), ElementsAre(33, 33, 33, 31));
+    EXPECT_THAT(rows_of(8), ElementsAre(40, 40, 40, 17));
+    EXPECT_THAT(rows_of(64), ElementsAre(64, 64, 33, 0));
+    EXPECT_EQ(autotp_plan(*model, 3).kind_of_module("lm_head"), ShardKind::kReplicated);
+    EXPECT_THAT([&] { (void)autotp_plan(*model, 3, -8); }, ThrowsMessage<UsageError>(HasSubstr("multiple of -8")));
+  }
+}
+
 TEST(AutotpPlan, RefusesDegreesThatDoNotDivideAndNamesAllNumbers) {
   ModelConfig config = builtin_config("tiny");
   config.num_heads = 6;
