@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps in fp16 and under autocast, and what autocast rounds.
 #include <ATen/ATen.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "conformance/subjects/step_test.h"
 #include "fixtures/cases/inputs.h"
+#include "harness/fault/collective_fault.h"
 #include "train/autocast.h"
 
 namespace isoshard {
@@ -87,6 +90,32 @@ TEST_P(PrecisionSeeds, RaiseNoFalseAlarm) {
 }
 
 INSTANTIATE_TEST_SUITE_P(OneToTwelve, PrecisionSeeds, ::testing::Range(1, 13));
+
+// Tolerances of coarse dtypes still see a sum that one layer lacks, and a gradient that is 5 % too large.
+TEST(PrecisionFaults, OfOneLayerDiverge) {
+  for (const Precision precision : {Precision::kFp16, Precision::kAutocast, Precision::kAutocastFp16}) {
+    const Case item = in(precision, step_case("autotp", 2, 3));
+    const Reference& reference = reference_of(item);
+    RunOptions skipped, scaled;
+    const FaultProbe probe;
+    skipped.decorate = [&](std::unique_ptr<Communicator> inner, int) {
+      const auto fault = skip_segments([](const CallInfo& info, const Segment* segment) {
+        return info.purpose == Purpose::kColumnParallelBackward && segment != nullptr && segment->name.starts_with("model.layers.1.mlp.");
+      });
+      return decorate_with_fault(std::move(inner), fault, probe);
+    };
+    scaled.mutation = [](int) -> TapMutation {
+      return [](const Site& site, at::Tensor value) {
+        const bool hit = site.kind == RecordKind::kActivationGrad && site.name == "model.layers.1.mlp.down_proj";
+        return hit ? value * 1.05 : value;
+      };
+    };
+
+    EXPECT_THAT(run_case(item, reference, skipped), ::testing::Not(conforms_to(reference, judge_options(item)))) << item.slug();
+    EXPECT_GT(probe.count(), 0);
+    EXPECT_THAT(run_case(item, reference, scaled), ::testing::Not(conforms_to(reference, judge_options(item)))) << item.slug();
+  }
+}
 
 TEST(PrecisionForward, OfAutocastKeepsParametersGradientsAndOptimizerInFp32) {
   Case item = in(Precision::kAutocast, step_case("autotp", 2, 2));

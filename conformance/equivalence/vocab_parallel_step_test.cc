@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/error.h"
 #include "conformance/subjects/batches.h"
 #include "conformance/subjects/call_counts.h"
 #include "conformance/subjects/registry.h"

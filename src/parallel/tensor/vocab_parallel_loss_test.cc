@@ -120,6 +120,30 @@ INSTANTIATE_TEST_SUITE_P(Degrees, VocabParallelCrossEntropy,
                            return "tp" + std::to_string(std::get<0>(degree.param)) + (std::get<1>(degree.param) > 0 ? "_smoothed" : "");
                          });
 
+// docs/tolerances.md: a token's loss is within (2 max|z| + V + tp + 4) u. A column that is lost leaves that bound.
+TEST(VocabParallelLoss, InFp32IsWithinItsAnalyticBound) {
+  const Batch batch;
+  const at::Tensor logits = batch.logits_BSV.to(at::kFloat);
+  const Result exact = run(logits.to(at::kDouble), batch, {});
+  const at::Tensor without_column = logits.clone();
+  without_column.select(2, 1).fill_(-1e30);  // nobody's target
+  for (const int degree : {1, 2, 3, 4, 6}) {
+    const double largest_z = 8, tokens = 3, bound = (2 * largest_z + kVocab + degree + 4) * 0x1p-24 * tokens;
+    ThreadWorld world(degree);
+
+    world.run([&](Communicator& tp) {
+      const LossOptions options = options_of(tp, 0);
+      const auto error_of = [&](const at::Tensor& whole) {
+        const Result actual = run(own_columns(whole, options.shard, 0), batch, options);
+        return (actual.sample_sum_B - exact.sample_sum_B).abs().max().item<double>();
+      };
+
+      EXPECT_LE(error_of(logits), bound);
+      EXPECT_GT(error_of(tp.rank() == 0 ? without_column : logits), 100 * bound);
+    });
+  }
+}
+
 TEST(VocabParallelLoss, RefusesTargetsOutsideTheVocabularyAndOtherShapes) {
   ThreadWorld world(1);
   world.run([&](Communicator& tp) {
