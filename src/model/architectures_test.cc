@@ -370,7 +370,8 @@ TEST(TpSplits, AreRightForHeadsAndBiases) {
   for (const ParameterSpec& spec : make_model(config_of(sizes), AttentionImpl::kSdpa)->parameters()) specs[spec.name] = spec;
   const std::string attention = "model.layers.0.self_attn.", mlp = "model.layers.0.mlp.";
 
-  EXPECT_EQ(specs.at(attention + "k_proj.bias").tp, (TpSplit{TpRole::kColumn, 0, 4}));
+  EXPECT_EQ(specs.at(attention + "k_proj.bias").tp, (TpSplit{TpRole::kColumn, 0, 4, {}, /*is_kv=*/true}));
+  EXPECT_EQ(specs.at(attention + "q_proj.bias").tp, (TpSplit{TpRole::kColumn, 0, 4}));
   EXPECT_EQ(specs.at(attention + "o_proj.weight").tp, (TpSplit{TpRole::kRow, 1, 4}));
   EXPECT_EQ(specs.at(attention + "o_proj.bias").param_class, ParamClass::kRowBias);
   EXPECT_EQ(specs.at(mlp + "down_proj.bias").param_class, ParamClass::kRowBias);
