@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The shards of tp 1, 2 and 3, put together, are the undivided initial weights, bit for bit.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
 #include <limits>

@@ -36,6 +36,18 @@ std::string normalise_flag(const OptionTable& table, const std::string& argument
   return "--" + name + (equals == std::string::npos ? "" : argument.substr(equals));
 }
 
+/// The parser would read -1 as the largest unsigned number.
+void refuse_negative_counts(const OptionTable& table, const po::parsed_options& parsed) {
+  for (const auto& option : parsed.options) {
+    const po::option_description* description = table.options.find_nothrow(option.string_key, false);
+    if (description == nullptr) continue;
+    if (dynamic_cast<const po::typed_value<std::uint64_t>*>(description->semantic().get()) == nullptr) continue;
+    for (const std::string& value : option.value) {
+      if (value.starts_with('-')) throw UsageError(fmt::format("--{} {}: must not be negative", option.string_key, value));
+    }
+  }
+}
+
 po::parsed_options parse_command_line(const OptionTable& table, const std::vector<std::string>& arguments) {
   std::vector<std::string> normalised;
   for (const auto& argument : arguments) normalised.push_back(normalise_flag(table, argument));
@@ -107,14 +119,17 @@ void note_origins(ParsedOptions& result, const std::string& origin) {
 ParsedOptions parse_options(const OptionTable& table, const std::vector<std::string>& arguments) {
   ParsedOptions result;
   try {
-    po::store(parse_command_line(table, arguments), result.values);
+    const auto store = [&](const po::parsed_options& parsed) {
+      refuse_negative_counts(table, parsed);
+      po::store(parsed, result.values);
+    };
+    store(parse_command_line(table, arguments));
     note_origins(result, "command line");
-    po::store(po::parse_environment(table.options, [&](const std::string& variable) { return option_of_variable(table, variable); }),
-              result.values);
+    store(po::parse_environment(table.options, [&](const std::string& variable) { return option_of_variable(table, variable); }));
     note_origins(result, "");
     if (result.values.count("config") != 0 && !result.values["config"].as<std::string>().empty()) {
       const auto path = result.values["config"].as<std::string>();
-      po::store(parse_config_file(table, path), result.values);
+      store(parse_config_file(table, path));
       note_origins(result, path);
     }
     po::notify(result.values);

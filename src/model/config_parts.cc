@@ -3,6 +3,7 @@
 #include "model/config_parts.h"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>

@@ -2,6 +2,7 @@
 // GPT-2: learned positions, LayerNorm, linear layers stored [in, out] (transformers' Conv1D), q, k and v in one of them.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "base/suggest.h"
 #include "model/blocks.h"

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Llama 2 and 3: a rotary decoder, with biases in attention or mlp by configuration.
+#include <nlohmann/json.hpp>
+
 #include "model/blocks.h"
 #include "model/config_parts.h"
 #include "model/registry.h"

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Qwen2 and Qwen2.5: a rotary decoder with biases on q, k and v.
+#include <nlohmann/json.hpp>
+
 #include "model/blocks.h"
 #include "model/config_parts.h"
 #include "model/registry.h"

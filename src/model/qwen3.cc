@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Qwen3: a rotary decoder with norms over the heads of q and k and a head dim of its own.
+#include <nlohmann/json.hpp>
+
 #include "model/blocks.h"
 #include "model/config_parts.h"
 #include "model/registry.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // torch.optim.AdamW, in the order of operations of its single-tensor loop (not capturable, no amsgrad).
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <cmath>
 

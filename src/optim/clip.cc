@@ -3,6 +3,7 @@
 #include "optim/clip.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 namespace isoshard {
 

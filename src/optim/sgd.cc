@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // torch.optim.SGD with momentum (dampening 0, no Nesterov), in the order of operations of its single-tensor loop.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "optim/rules.h"
 

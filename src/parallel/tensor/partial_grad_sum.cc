@@ -3,6 +3,7 @@
 #include "parallel/tensor/partial_grad_sum.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "comm/tensor.h"
 
