@@ -38,6 +38,8 @@ expect(2 "35 samples are no multiple of a global batch of 4 .dp 2 x batch size 2
 expect(3 "bytes.bin: read as uint16, id [0-9]+ at place 0 of 420 is outside the model's vocabulary of 252" verify ${one_case} --data bytes.bin --data-dtype uint16)
 expect(2 "random ids have no end, so there is no epoch to shuffle" verify ${one_case} --data random --shuffle)
 expect(2 "unknown tail policy 'dorp' .did you mean 'drop'" ${of_ids} --tail dorp)
+expect(0 "all equal.*8 of 8 cases conform" verify --model lattice)
+expect(2 "bf16 holds only 256 exactly" verify --model lattice-2 --dtype bf16)
 expect(2 "unknown fault 'dp_sum_mising' .did you mean 'dp_sum_missing'" verify --fault dp_sum_mising)
 expect(2 "unknown option '--batch-sise' .did you mean 'batch-size'" verify --batch-sise 2)
 expect(2 "did you mean 'verify'" verfy)

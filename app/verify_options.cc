@@ -15,6 +15,7 @@
 #include "conformance/subjects/registry.h"
 #include "fixtures/cases/inputs.h"
 #include "fixtures/cases/presets.h"
+#include "fixtures/reference/lattice_guard.h"
 #include "model/builtin.h"
 #include "train/model_folder.h"
 
@@ -67,6 +68,7 @@ void apply_model(const ParsedOptions& options, std::vector<Case>& cases) {
     item.config = folder.config;
     item.model_name = slug_name(folder.name);
     item.weights_path = folder.weights_path;
+    if (is_lattice(item)) use_lattice_settings(item);
   }
 }
 
@@ -211,7 +213,7 @@ void declare_verify_options(OptionTable& table) {
   add("vocab-parallel", po::bool_switch(), "split embedding, head and loss along the vocabulary over tp (autotp)");
   add("vocab-multiple", po::value<std::int64_t>(), "the same, the vocabulary padded to a multiple of this x tp (default 1)");
   add("autocast", po::value<std::string>(), "bf16 or fp16: fp32 parameters, matrix products in this dtype, as torch.autocast");
-  add("loss-mean", po::value<std::string>(), "global (over all counted tokens) or local (mean of rank means)");
+  add("loss-mean", po::value<std::string>(), "global (over all counted tokens), local (mean of rank means) or sum (no mean)");
   add("optimizer", po::value<std::string>(), "sgd or adamw");
   add("learning-rate", po::value<double>(), "step size (default: 0.1 for sgd, 0.001 for adamw)");
   add("weight-decay", po::value<double>(), "weight decay");
@@ -255,6 +257,7 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
     // A file that does not fit the config is refused here, before any rank starts.
     (void)case_weights(item);
     (void)CaseData(item);
+    require_exact(item);
   }
   std::stable_sort(request.cases.begin(), request.cases.end(),
                    [](const Case& a, const Case& b) { return a.reference_slug() < b.reference_slug(); });

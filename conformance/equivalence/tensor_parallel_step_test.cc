@@ -85,7 +85,7 @@ std::vector<Case> kv_replica_cases() {
 // q and k norms; fused, transposed and biased layers with learned positions; biases on every row-parallel layer.
 std::vector<Case> architecture_cases() {
   std::vector<Case> cases;
-  for (const char* const model_type : {"qwen3", "gpt2"}) {
+  for (const char* const model_type : {"qwen3", "gpt2", "megatron_gpt"}) {
     for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
       for (const DpTp mesh : {DpTp{1, 2}, {2, 2}, {3, 2}, {2, 3}}) {
         cases.push_back(step_case("autotp", mesh.dp, mesh.tp, dtype, model_type));

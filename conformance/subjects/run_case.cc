@@ -11,6 +11,7 @@
 #include "conformance/subjects/batches.h"
 #include "conformance/subjects/registry.h"
 #include "fixtures/cases/inputs.h"
+#include "fixtures/reference/lattice_guard.h"
 #include "fixtures/reference/reference.h"
 
 namespace isoshard {
@@ -93,6 +94,7 @@ Trace run_case(const Case& item, const Reference& reference, const RunOptions& o
 JudgeOptions judge_options(const Case& item) {
   JudgeOptions options;
   options.k = kResponsesAllowed;
+  if (is_lattice(item)) options.level = Level::kExact;
   options.activation_grad_scale = item.subject == "reference" ? 1 : item.dp;
   options.coarsest = item.coarsest_dtype();
   options.max_grad_norm = item.settings.max_grad_norm;

@@ -34,7 +34,8 @@ struct RunOptions {
 /// Errors   InfrastructureError if a rank fails (WorldReport::describe()); UsageError for an unknown subject.
 [[nodiscard]] Trace run_case(const Case& item, const Reference& reference, const RunOptions& options = {});
 
-/// The judge's options that follow from the settings: dtype, declared gradient scale, and what a diagnosis should know.
+/// The judge's options that follow from the case: dtype, declared gradient scale, level exact for a lattice model, and what a
+/// diagnosis should know.
 [[nodiscard]] JudgeOptions judge_options(const Case& item);
 
 }  // namespace isoshard

@@ -42,6 +42,9 @@ std::vector<Sizes> all_sizes() {
       {"llama3_rope_odd_vocabulary", "llama", 6, 2, 12, 36, 20, 83, 1, true, false, false, kLlama3Rope},
       {"gpt2_3_heads_1_layer", "gpt2", 3, 3, 7, 21, 50, 59, 1, true, true, true, kRope},
       {"gpt2_1_head_3_layers", "gpt2", 1, 1, 12, 12, 17, 37, 3, false, true, true, kRope},
+      {"megatron_learned_2_groups", "megatron_gpt", 6, 2, 5, 24, 31, 57, 2, false, true, true, kRope},
+      {"megatron_learned_tied_no_biases", "megatron_gpt", 1, 1, 8, 12, 20, 41, 1, true, false, false, kRope},
+      {"megatron_rope_qkv_bias", "megatron_gpt", 3, 1, 8, 20, 33, 43, 3, true, true, false, kRope},
   };
 }
 
@@ -59,9 +62,10 @@ ModelConfig config_of(const Sizes& sizes) {
   config.norm_eps = 1e-3;  // large enough to be seen
   config.tie_word_embeddings = sizes.tied;
   config.qkv_bias = sizes.attention_bias;
-  config.attention_out_bias = sizes.attention_bias && config.model_type != "qwen2";
+  config.attention_out_bias = config.model_type == "megatron_gpt" ? sizes.mlp_bias : sizes.attention_bias && config.model_type != "qwen2";
   config.mlp_bias = sizes.mlp_bias;
   config.qk_norm = config.model_type == "qwen3";
+  config.learned_positions = std::string_view(sizes.slug).find("learned") != std::string_view::npos;
   config.rope = sizes.rope;
   return config;
 }
@@ -85,7 +89,10 @@ class Naive {
  public:
   Naive(const ModelConfig& config, const Parameters& parameters) : config_(&config), parameters_(&parameters) {}
 
-  [[nodiscard]] at::Tensor logits(const at::Tensor& ids_S) const { return is_gpt2() ? gpt2(ids_S) : rotary(ids_S); }
+  [[nodiscard]] at::Tensor logits(const at::Tensor& ids_S) const {
+    if (config_->model_type == "megatron_gpt") return megatron_gpt(ids_S);
+    return is_gpt2() ? gpt2(ids_S) : rotary(ids_S);
+  }
 
  private:
   [[nodiscard]] bool is_gpt2() const { return config_->model_type == "gpt2"; }
@@ -187,6 +194,34 @@ class Naive {
     return at::matmul(layer_norm("transformer.ln_f", x), head.t());
   }
 
+  /// Rows of linear_qkv: for each kv group its query heads, its key head, its value head.
+  [[nodiscard]] at::Tensor megatron_attention(const std::string& module, const at::Tensor& x) const {
+    const std::int64_t dim = config_->head_dim, group = config_->num_heads / config_->num_kv_heads;
+    const at::Tensor qkv = affine(module + ".linear_qkv", x);
+    std::vector<at::Tensor> heads;
+    for (std::int64_t head = 0; head < config_->num_heads; ++head) {
+      const std::int64_t first_row = head / group * (group + 2) * dim;
+      const auto part = [&](std::int64_t place) { return qkv.slice(1, first_row + place * dim, first_row + (place + 1) * dim); };
+      at::Tensor q = part(head % group), k = part(group);
+      if (!config_->learned_positions) q = rotated(q), k = rotated(k);
+      heads.push_back(attended(q, k, part(group + 1)));
+    }
+    return affine(module + ".linear_proj", at::cat(heads, 1));
+  }
+
+  [[nodiscard]] at::Tensor megatron_gpt(const at::Tensor& ids_S) const {
+    at::Tensor x = get("embedding.word_embeddings.weight").index_select(0, ids_S);
+    if (config_->learned_positions) x = x + get("embedding.position_embeddings.weight").slice(0, 0, ids_S.size(0));
+    for (std::int64_t i = 0; i < config_->num_layers; ++i) {
+      const std::string layer = fmt::format("decoder.layers.{}", i);
+      x = x + megatron_attention(layer + ".self_attention", layer_norm(layer + ".input_layernorm", x));
+      const at::Tensor wide = affine(layer + ".mlp.linear_fc1", layer_norm(layer + ".pre_mlp_layernorm", x));
+      x = x + affine(layer + ".mlp.linear_fc2", wide * 0.5 * (1 + at::erf(wide / std::numbers::sqrt2)));
+    }
+    const at::Tensor head = get(config_->tie_word_embeddings ? "embedding.word_embeddings.weight" : "output_layer.weight");
+    return at::matmul(layer_norm("decoder.final_layernorm", x), head.t());
+  }
+
   const ModelConfig* config_;
   const Parameters* parameters_;
 };
@@ -207,7 +242,7 @@ TEST_P(Architectures, AreTheFormulasInFp64) {
       for (std::int64_t sample = 0; sample < batch; ++sample) {
         const at::Tensor expected = Naive(config, parameters).logits(ids[sample]);
         // The rounding of an fp32 frequency may differ in its last bit between pow of a tensor and std::pow: 6e-8 times an angle.
-        const double bound = config.model_type == "gpt2" || length == 1 ? 1e-13 : 5e-6;
+        const double bound = config.model_type == "gpt2" || config.learned_positions || length == 1 ? 1e-13 : 5e-6;
         EXPECT_LE(((actual[sample] - expected).norm() / expected.norm()).item<double>(), bound) << name_of(attention) << ' ' << sample;
       }
     }
@@ -248,8 +283,15 @@ TEST_P(Architectures, HaveTheParametersThatTheConfigurationAsksFor) {
   for (const ParameterSpec& spec : model->parameters()) EXPECT_TRUE(specs.emplace(spec.name, spec).second) << spec.name;
 
   const bool is_gpt2 = std::string_view(sizes.model_type) == "gpt2";
-  EXPECT_EQ(specs.contains("lm_head.weight"), !sizes.tied);
+  const bool is_megatron = std::string_view(sizes.model_type) == "megatron_gpt";
+  EXPECT_EQ(specs.contains(is_megatron ? "output_layer.weight" : "lm_head.weight"), !sizes.tied);
   if (is_gpt2) return;
+  if (is_megatron) {
+    EXPECT_EQ(specs.contains("decoder.layers.0.self_attention.linear_qkv.bias"), sizes.attention_bias);
+    EXPECT_EQ(specs.contains("decoder.layers.0.mlp.linear_fc2.bias"), sizes.mlp_bias);
+    EXPECT_EQ(specs.contains("embedding.position_embeddings.weight"), model->config().learned_positions);
+    return;
+  }
   const bool is_qwen2 = std::string_view(sizes.model_type) == "qwen2";
   EXPECT_EQ(specs.contains("model.layers.0.self_attn.k_proj.bias"), sizes.attention_bias);
   EXPECT_EQ(specs.contains("model.layers.0.self_attn.o_proj.bias"), sizes.attention_bias && !is_qwen2);
@@ -296,7 +338,8 @@ class RowSums final : public Sink {
   RowSums(const Parameters& biases, std::map<std::string, at::Tensor> sums) : biases_(&biases), sums_(std::move(sums)) {}
   void begin_step(int /*step*/) override {}
   [[nodiscard]] at::Tensor on_activation(const Site& site, at::Tensor value) override {
-    const bool is_row = site.name.ends_with("o_proj") || site.name.ends_with("down_proj") || site.name.ends_with("c_proj");
+    const bool is_row = site.name.ends_with("o_proj") || site.name.ends_with("down_proj") || site.name.ends_with("c_proj") ||
+                        site.name.ends_with("linear_proj") || site.name.ends_with("linear_fc2");
     if (!is_row) return value;
     const auto bias = biases_->find(site.name + ".bias");
     own_.insert_or_assign(site.name, bias == biases_->end() ? value : value - bias->second);
@@ -316,7 +359,8 @@ class RowSums final : public Sink {
 TEST(TpSplits, PartsOfAllParametersGiveTheWholeModel) {
   for (const Sizes& sizes : {Sizes{"", "qwen3", 6, 3, 4, 20, 15, 31, 2, true, true, false, kRope},
                              Sizes{"", "llama", 3, 3, 6, 12, 9, 29, 2, false, true, true, kRope},
-                             Sizes{"", "gpt2", 3, 3, 4, 12, 18, 29, 2, true, true, true, kRope}}) {
+                             Sizes{"", "gpt2", 3, 3, 4, 12, 18, 29, 2, true, true, true, kRope},
+                             Sizes{"", "megatron_gpt", 6, 3, 4, 20, 15, 31, 2, false, true, true, kRope}}) {
     const auto model = make_model(config_of(sizes), AttentionImpl::kEager);
     const Parameters whole = parameters_of(*model);
     const at::Tensor ids = ids_of(2, 7, sizes.vocabulary);
@@ -363,6 +407,20 @@ TEST(TpSplits, AreRightForFusedAndTransposedWeights) {
   EXPECT_EQ(specs.at("transformer.wpe.weight").tp, TpSplit{});
   EXPECT_EQ(specs.at("transformer.wpe.weight").param_class, ParamClass::kPosition);
   EXPECT_EQ(specs.at("transformer.ln_f.bias").param_class, ParamClass::kNorm);
+}
+
+TEST(TpSplits, KeepWholeKvGroupsOfMegatronTogether) {
+  const Sizes sizes{"learned", "megatron_gpt", 6, 3, 4, 20, 15, 31, 1, false, true, true, kRope};
+  std::map<std::string, ParameterSpec> specs;
+  for (const ParameterSpec& spec : make_model(config_of(sizes), AttentionImpl::kSdpa)->parameters()) specs[spec.name] = spec;
+  const std::string attention = "decoder.layers.0.self_attention.";
+
+  EXPECT_EQ(specs.at(attention + "linear_qkv.weight").shape, (Shape{48, 20}));
+  EXPECT_EQ(specs.at(attention + "linear_qkv.weight").tp, (TpSplit{TpRole::kColumn, 0, 16}));
+  EXPECT_EQ(specs.at(attention + "linear_qkv.bias").tp, (TpSplit{TpRole::kColumn, 0, 16}));
+  EXPECT_EQ(specs.at(attention + "linear_proj.weight").tp, (TpSplit{TpRole::kRow, 1, 4}));
+  EXPECT_EQ(specs.at(attention + "linear_proj.bias").param_class, ParamClass::kRowBias);
+  EXPECT_EQ(specs.at("embedding.position_embeddings.weight").param_class, ParamClass::kPosition);
 }
 
 TEST(TpSplits, AreRightForHeadsAndBiases) {

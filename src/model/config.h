@@ -33,7 +33,9 @@ struct ModelConfig {
   bool qkv_bias = false;
   bool attention_out_bias = false;  ///< o_proj
   bool mlp_bias = false;
-  bool qk_norm = false;  ///< RMS norms over each head of q and k, before the rotation
+  bool qk_norm = false;            ///< RMS norms over each head of q and k, before the rotation
+  bool learned_positions = false;  ///< megatron_gpt: a table of positions instead of rotation
+  std::int64_t row_nonzeros = 0;   ///< lattice: non-zero entries in a row of a weight
   RopeConfig rope;
   friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 };

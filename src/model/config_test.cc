@@ -302,6 +302,49 @@ TEST(BuiltinConfigs, HaveTheSizesOfTheirModels) {
   EXPECT_TRUE(qwen.tie_word_embeddings);
 }
 
+TEST(BuiltinConfigs, ComeBackFromTheirJson) {
+  for (const std::string& name : builtin_names()) {
+    const ModelConfig config = builtin_config(name);
+
+    EXPECT_EQ(parse_model_config(to_json(config), name), config) << name;
+    EXPECT_FALSE(make_model(config, AttentionImpl::kEager)->parameters().empty()) << name;
+  }
+}
+
+TEST(MegatronConfigFile, ReadsMegatronsOwnFieldNames) {
+  const nlohmann::json json = {{"model_type", "megatron_gpt"},
+                               {"vocab_size", 64},
+                               {"hidden_size", 48},
+                               {"num_layers", 3},
+                               {"num_attention_heads", 6},
+                               {"num_query_groups", 2},
+                               {"max_position_embeddings", 32},
+                               {"position_embedding_type", "rope"},
+                               {"rotary_base", 500.0},
+                               {"layernorm_epsilon", 1e-5},
+                               {"init_method_std", 0.02},
+                               {"share_embeddings_and_output_weights", true},
+                               {"add_bias_linear", false},
+                               {"add_qkv_bias", true}};
+  const ModelConfig config = parse_model_config(json, "c.json");
+
+  EXPECT_EQ(config.intermediate_size, 192);
+  EXPECT_EQ(config.head_dim, 8);
+  EXPECT_EQ(config.num_kv_heads, 2);
+  EXPECT_EQ(config.rope.theta, 500.0);
+  EXPECT_TRUE(config.qkv_bias);
+  EXPECT_FALSE(config.mlp_bias);
+  for (const auto& [field, value] : std::vector<std::pair<const char*, nlohmann::json>>{{"position_embedding_type", "alibi"},
+                                                                                        {"normalization", "RMSNorm"},
+                                                                                        {"activation", "swiglu"},
+                                                                                        {"hidden_dropout", 0.1},
+                                                                                        {"num_query_groups", 4}}) {
+    nlohmann::json wrong = json;
+    wrong[field] = value;
+    EXPECT_THROW(static_cast<void>(parse_model_config(wrong, "c.json")), FileError) << field;
+  }
+}
+
 struct Published {
   const char *name, *model_type;
   std::int64_t parameters;  ///< as counted on the Hub

@@ -15,7 +15,11 @@
 
 namespace isoshard {
 
-enum class ParamInit : std::uint8_t { kNormal, kZeros, kOnes };
+/// kSigns: -1, 0 or 1, the half of them 0. kSparseRows: `row_nonzeros` entries of each row are -1 or 1, the others 0.
+enum class ParamInit : std::uint8_t { kNormal, kZeros, kOnes, kSigns, kSparseRows };
+
+/// What a step minimises. kLinear: minus the sum of the targets' logits, whose gradient is -1 at each target (linear_loss.h).
+enum class LossKind : std::uint8_t { kCrossEntropy, kLinear };
 
 /// How tensor parallelism may cut a parameter. kColumn: along its layer's output features. kRow: along its layer's input
 /// features; the layer's outputs are then summed. kVocab: along the vocabulary (embedding, head).
@@ -42,6 +46,7 @@ struct ParameterSpec {
   /// The bias of a row-parallel layer, norms and positions are kReplicated. A kQkNorm is too, but each rank's gradient holds its
   /// own heads only: sum them over tp.
   TpSplit tp = {};
+  std::int64_t row_nonzeros = 1;  ///< kSparseRows
 };
 
 /// This rank's tensors by parameter name. A tied head has no entry of its own.
@@ -56,6 +61,7 @@ class Model {
   [[nodiscard]] virtual std::vector<ParameterSpec> parameters() const = 0;
   /// The points that transformers returns as output_hidden_states: the embedding, each layer but the last, the final norm.
   [[nodiscard]] virtual std::vector<std::string> hidden_state_points() const;
+  [[nodiscard]] virtual LossKind loss_kind() const noexcept { return LossKind::kCrossEntropy; }
   /// Shapes   input_ids int64 [B,S]; returns logits [B,S,V] in the parameters' dtype.
   [[nodiscard]] virtual at::Tensor forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy,
                                            Sink* sink) const = 0;

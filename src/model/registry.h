@@ -33,5 +33,7 @@ struct Architecture {
 [[nodiscard]] Architecture qwen3_architecture();
 [[nodiscard]] Architecture llama_architecture();
 [[nodiscard]] Architecture gpt2_architecture();
+[[nodiscard]] Architecture megatron_gpt_architecture();
+[[nodiscard]] Architecture lattice_architecture();
 
 }  // namespace isoshard

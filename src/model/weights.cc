@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/normal.h"
+#include "base/philox.h"
 
 namespace isoshard {
 namespace {
@@ -49,6 +50,41 @@ void for_each_run(const Shape& shape, const Shape& offset, const Shape& size, st
   }
 }
 
+/// -1, 0 or 1 by (seed, name, flat index), the half of them 0.
+void fill_signs(std::span<float> out, const RandomStream& stream, std::uint64_t first_index) {
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const std::uint64_t bits = stream.bits(first_index + i);
+    out[i] = (bits & 1) == 0 ? 0.0F : (bits & 2) == 0 ? 1.0F : -1.0F;
+  }
+}
+
+/// The entries of one row: the k-th non-zero one lies at a place and has a sign that depend on (seed, name, row, k).
+void set_row(std::span<float> row, const RandomStream& stream, std::uint64_t row_index, std::int64_t nonzeros) {
+  const auto columns = static_cast<std::uint64_t>(row.size());
+  std::uint64_t column = 0;
+  for (std::int64_t k = 0; k < nonzeros; ++k) {
+    const std::uint64_t bits = stream.bits(row_index * static_cast<std::uint64_t>(nonzeros) + static_cast<std::uint64_t>(k));
+    column = k == 0 ? (bits >> 1) % columns : (column + 1 + (bits >> 1) % (columns - 1)) % columns;
+    while (row[column] != 0) column = (column + 1) % columns;
+    row[column] = (bits & 1) == 0 ? 1.0F : -1.0F;
+  }
+}
+
+at::Tensor sparse_rows(const ParameterSpec& spec, const Shape& offset, const Shape& size, std::uint64_t seed) {
+  if (spec.shape.size() != 2 || spec.row_nonzeros < 1 || spec.row_nonzeros > spec.shape[1]) {
+    throw ShapeError(fmt::format("{} [{}] has no rows of {} non-zero entries", spec.name, fmt::join(spec.shape, ", "), spec.row_nonzeros));
+  }
+  const RandomStream stream(seed, spec.name);
+  at::Tensor rows = at::zeros({size[0], spec.shape[1]}, at::kFloat);
+  auto* data = rows.mutable_data_ptr<float>();
+  const auto columns = static_cast<std::size_t>(spec.shape[1]);
+  for (std::int64_t row = 0; row < size[0]; ++row) {
+    set_row({data + static_cast<std::size_t>(row) * columns, columns}, stream, static_cast<std::uint64_t>(offset[0] + row),
+            spec.row_nonzeros);
+  }
+  return rows.narrow(1, offset[1], size[1]).contiguous();
+}
+
 struct Distribution {
   double mean, std;
 };
@@ -62,6 +98,9 @@ Distribution distribution_of(const ParameterSpec& spec, double std, bool generic
       return {0, generic ? kGenericStd : 0};
     case ParamInit::kOnes:
       return {1, generic ? kGenericStd : 0};
+    case ParamInit::kSigns:
+    case ParamInit::kSparseRows:
+      break;  // no distribution of this kind
   }
   throw ShapeError(fmt::format("{} has no known way to be initialised", spec.name));
 }
@@ -70,6 +109,14 @@ Distribution distribution_of(const ParameterSpec& spec, double std, bool generic
 
 at::Tensor InitialWeights::read(const ParameterSpec& spec, const Shape& offset, const Shape& size) const {
   check_box(spec, offset, size);
+  if (spec.init == ParamInit::kSparseRows) return sparse_rows(spec, offset, size, seed_);
+  if (spec.init == ParamInit::kSigns) {
+    at::Tensor signs = at::empty(size, at::kFloat);
+    const std::span<float> out(signs.mutable_data_ptr<float>(), static_cast<std::size_t>(signs.numel()));
+    const RandomStream stream(seed_, spec.name);
+    for_each_run(spec.shape, offset, size, out, [&](std::span<float> run, std::uint64_t first) { fill_signs(run, stream, first); });
+    return signs;
+  }
   const auto [mean, std] = distribution_of(spec, std_, generic_);
   if (std == 0) return at::full(size, mean, at::kFloat);
   at::Tensor result = at::empty(size, at::kFloat);

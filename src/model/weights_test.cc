@@ -82,6 +82,35 @@ TEST(InitialWeightsValues, NormsAreOneAndBiasesZeroUnlessGeneric) {
   EXPECT_NEAR(whole(generic, bias).std().item<double>(), 0.1, 0.03);
 }
 
+TEST(InitialWeightsValues, SparseRowsHaveTheirNumberOfSigns) {
+  const InitialWeights weights(7, 0.02, false);
+  for (const std::int64_t nonzeros : {1, 2, 3}) {
+    ParameterSpec spec{"model.layers.0.mlp.up_proj.weight", {64, 10}, ParamClass::kMatrix, ParamInit::kSparseRows};
+    spec.row_nonzeros = nonzeros;
+
+    const at::Tensor rows = whole(weights, spec);
+
+    EXPECT_TRUE((rows.ne(0).sum(1) == nonzeros).all().item<bool>());
+    EXPECT_TRUE((rows.abs() <= 1).all().item<bool>());
+    EXPECT_GT(rows.eq(1).sum().item<std::int64_t>(), 16);
+    EXPECT_GT(rows.eq(-1).sum().item<std::int64_t>(), 16);
+    EXPECT_TRUE((rows.ne(0).sum(0) > 0).all().item<bool>()) << "a column that no row reads";
+    EXPECT_TRUE(at::equal(weights.read(spec, {5, 3}, {20, 4}), rows.narrow(0, 5, 20).narrow(1, 3, 4)));
+  }
+}
+
+TEST(InitialWeightsValues, SignsAreHalfZero) {
+  const InitialWeights weights(7, 0.02, false);
+  const ParameterSpec spec{"model.embed_tokens.weight", {40, 25}, ParamClass::kEmbedding, ParamInit::kSigns};
+
+  const at::Tensor signs = whole(weights, spec);
+
+  EXPECT_NEAR(static_cast<double>(signs.eq(0).sum().item<std::int64_t>()), 500, 60);
+  EXPECT_NEAR(static_cast<double>(signs.eq(1).sum().item<std::int64_t>()), 250, 50);
+  EXPECT_NEAR(static_cast<double>(signs.eq(-1).sum().item<std::int64_t>()), 250, 50);
+  EXPECT_TRUE(at::equal(weights.read(spec, {5, 3}, {20, 4}), signs.narrow(0, 5, 20).narrow(1, 3, 4)));
+}
+
 TEST(InitialWeightsRefusals, ABoxOutsideTheParameter) {
   const InitialWeights weights(7, 0.02, false);
 

@@ -31,16 +31,31 @@ bool is_of_another_layer(const std::string& name, const std::set<std::string, st
   return false;
 }
 
+// GPT-2 folders of the Hub were saved without the head: their names lack the first part, and they hold the causal masks too.
+constexpr std::string_view kBasePrefix = "transformer.";
+
+std::string name_in(const SafetensorsFile& file, const std::string& parameter) {
+  if (file.contains(parameter) || !parameter.starts_with(kBasePrefix)) return parameter;
+  std::string without = parameter.substr(kBasePrefix.size());
+  return file.contains(without) ? without : parameter;
+}
+
+bool is_causal_mask(const std::string& name, const std::set<std::string, std::less<>>& expected) {
+  const bool is_mask = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+  return is_mask && expected.contains(name.substr(0, name.rfind('.')) + ".c_attn.weight");
+}
+
 std::vector<std::string> problems_of(const SafetensorsFile& file, std::span<const ParameterSpec> specs, ExtraLayers extra) {
   std::vector<std::string> problems;
   std::set<std::string, std::less<>> expected;
   for (const ParameterSpec& spec : specs) {
-    expected.insert(spec.name);
-    if (!file.contains(spec.name)) {
+    const std::string name = name_in(file, spec.name);
+    expected.insert(name);
+    if (!file.contains(name)) {
       problems.push_back(fmt::format("{} is missing", spec.name));
       continue;
     }
-    const SafetensorsInfo& info = file.info(spec.name);
+    const SafetensorsInfo& info = file.info(name);
     if (info.shape != spec.shape) {
       problems.push_back(
           fmt::format("{} is [{}] where the model has [{}]", spec.name, fmt::join(info.shape, ", "), fmt::join(spec.shape, ", ")));
@@ -48,7 +63,9 @@ std::vector<std::string> problems_of(const SafetensorsFile& file, std::span<cons
     if (!is_floating(info.dtype)) problems.push_back(fmt::format("{} is {}, which is no float", spec.name, name_of(info.dtype)));
   }
   for (const std::string& name : file.names()) {
-    if (expected.contains(name) || (extra == ExtraLayers::kIgnored && is_of_another_layer(name, expected))) continue;
+    if (expected.contains(name) || is_causal_mask(name, expected) ||
+        (extra == ExtraLayers::kIgnored && is_of_another_layer(name, expected)))
+      continue;
     problems.push_back(fmt::format("{} is not in the model", name));
   }
   return problems;
@@ -81,7 +98,7 @@ FileWeights::FileWeights(const std::filesystem::path& path, std::span<const Para
 }
 
 at::Tensor FileWeights::read(const ParameterSpec& spec, const Shape& offset, const Shape& size) const {
-  at::Tensor part = file_.tensor(spec.name);
+  at::Tensor part = file_.tensor(name_in(file_, spec.name));
   bool inside = offset.size() == spec.shape.size() && size.size() == spec.shape.size();
   for (std::size_t d = 0; inside && d < size.size(); ++d) {
     inside = offset[d] >= 0 && size[d] >= 0 && offset[d] <= spec.shape[d] - size[d];

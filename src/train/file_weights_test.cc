@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/test_folder.h"
+#include "model/builtin.h"
 
 namespace isoshard {
 namespace {
@@ -67,6 +68,34 @@ TEST(FileWeights, ListsEverythingThatDoesNotFit) {
       [&] { FileWeights(folder / "model.safetensors", two_specs()); },
       ThrowsMessage<FileError>(AllOf(HasSubstr("model.safetensors"), HasSubstr("model.a.weight is [4, 5] where the model has [4, 6]"),
                                      HasSubstr("model.norm.weight is missing"), HasSubstr("model.other.weight is not in the model"))));
+}
+
+// As published: no "transformer." before the names, causal masks among the weights.
+TEST(FileWeights, ReadsGpt2FoldersOfTheHub) {
+  const TestFolder folder;
+  const std::vector<ParameterSpec> specs = make_model(builtin_config("tiny-gpt2"), AttentionImpl::kEager)->parameters();
+  const InitialWeights source(3, 0.02, true);
+  std::vector<NamedTensor> tensors;
+  for (const ParameterSpec& spec : specs) {
+    const std::size_t prefix = std::string_view("transformer.").size();
+    tensors.push_back({spec.name.substr(prefix), source.read(spec, Shape(spec.shape.size(), 0), spec.shape)});
+  }
+  for (const char* const layer : {"h.0", "h.1"}) {
+    tensors.push_back({std::string(layer) + ".attn.bias", at::ones({1, 1, 8, 8}).tril()});
+    tensors.push_back({std::string(layer) + ".attn.masked_bias", at::full({}, -1e4)});
+  }
+  write_safetensors(folder / "model.safetensors", tensors);
+  tensors.push_back({"h.0.attn.c_attn.mask", at::ones({1})});
+  write_safetensors(folder / "extra.safetensors", tensors);
+
+  const FileWeights weights(folder / "model.safetensors", specs);
+
+  for (const ParameterSpec& spec : specs) {
+    const Shape zero(spec.shape.size(), 0);
+    EXPECT_TRUE(at::equal(weights.read(spec, zero, spec.shape), source.read(spec, zero, spec.shape))) << spec.name;
+  }
+  EXPECT_THAT([&] { FileWeights(folder / "extra.safetensors", specs); },
+              ThrowsMessage<FileError>(HasSubstr("h.0.attn.c_attn.mask is not in the model")));
 }
 
 TEST(FileWeights, RefusesWeightsThatAreNoFloats) {

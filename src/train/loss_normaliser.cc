@@ -30,6 +30,10 @@ std::vector<double> GlobalTokenMean::weights(std::span<const std::int64_t> count
   return std::vector<double>(counts.size(), static_cast<double>(dp_->size()) / static_cast<double>(total));
 }
 
+std::vector<double> GlobalTokenSum::weights(std::span<const std::int64_t> counts) {
+  return std::vector<double>(counts.size(), static_cast<double>(dp_degree_));
+}
+
 std::vector<double> GroupTokenMean::weights(std::span<const std::int64_t> counts) {
   const std::size_t size = group_size(counts.size(), num_groups_);
   std::vector<double> weights;

@@ -47,6 +47,17 @@ class GroupTokenMean final : public LossNormaliser {
   int num_groups_;
 };
 
+/// The sum over the counted tokens of the global batch: dp on every sample, which averaging over dp divides out again.
+/// Ranks   local.
+class GlobalTokenSum final : public LossNormaliser {
+ public:
+  explicit GlobalTokenSum(int dp_degree) : dp_degree_(dp_degree) {}
+  [[nodiscard]] std::vector<double> weights(std::span<const std::int64_t> counts) override;
+
+ private:
+  int dp_degree_;
+};
+
 /// Token means of contiguous equal groups, for the report; a group that counts nothing has mean 0.
 /// Errors   UsageError if the samples do not divide into the groups.
 [[nodiscard]] std::vector<double> group_means(std::span<const double> sums, std::span<const std::int64_t> counts, int num_groups);

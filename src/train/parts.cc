@@ -31,6 +31,8 @@ void finish(TrainerParts& parts, const TrainerConfig& config, Mesh& mesh, int lo
   parts.num_loss_groups = local_groups;
   if (config.settings.loss_mean == LossMean::kGlobal) {
     parts.loss_normaliser = std::make_unique<GlobalTokenMean>(mesh.group(Axis::kDp));
+  } else if (config.settings.loss_mean == LossMean::kSum) {
+    parts.loss_normaliser = std::make_unique<GlobalTokenSum>(mesh.degree(Axis::kDp));
   } else {
     parts.loss_normaliser = std::make_unique<GroupTokenMean>(local_groups);
   }

@@ -13,14 +13,22 @@
 namespace isoshard {
 
 std::string_view name_of(LossMean mean) noexcept {
-  return mean == LossMean::kGlobal ? "global" : "local";
+  switch (mean) {
+    case LossMean::kGlobal:
+      return "global";
+    case LossMean::kLocal:
+      return "local";
+    case LossMean::kSum:
+      return "sum";
+  }
+  return "unknown";
 }
 
 LossMean parse_loss_mean(std::string_view name) {
-  for (const LossMean mean : {LossMean::kGlobal, LossMean::kLocal}) {
+  for (const LossMean mean : {LossMean::kGlobal, LossMean::kLocal, LossMean::kSum}) {
     if (name_of(mean) == name) return mean;
   }
-  const std::vector<std::string> known = {"global", "local"};
+  const std::vector<std::string> known = {"global", "local", "sum"};
   throw UsageError(fmt::format("unknown loss mean '{}'{}; known are {}", name, did_you_mean(name, known), join_names(known)));
 }
 

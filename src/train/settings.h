@@ -10,8 +10,9 @@
 
 namespace isoshard {
 
-/// kGlobal: mean over the counted tokens of the global batch. kLocal: mean over dp ranks of each rank's own token mean.
-enum class LossMean : std::uint8_t { kGlobal, kLocal };
+/// kGlobal: mean over the counted tokens of the global batch. kLocal: mean over dp ranks of each rank's own token mean. kSum: no mean,
+/// the sum over the counted tokens of the global batch.
+enum class LossMean : std::uint8_t { kGlobal, kLocal, kSum };
 [[nodiscard]] std::string_view name_of(LossMean mean) noexcept;
 [[nodiscard]] LossMean parse_loss_mean(std::string_view name);
 

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "comm/tensor.h"
+#include "model/linear_loss.h"
 #include "model/loss.h"
 #include "optim/clip.h"
 #include "train/autocast.h"
@@ -137,7 +138,10 @@ at::Tensor Trainer::loss_of(const TokenBatch& batch, const at::Tensor& targets_B
                             LossSums& sums) const {
   std::vector<double> weights;
   for (const std::size_t place : places) weights.push_back(sums.weights[place]);
-  CrossEntropy loss = parts_.strategy->loss(logits_of(batch), targets_BS, as_tensor(weights), parts_.label_smoothing);
+  const at::Tensor logits = logits_of(batch);
+  CrossEntropy loss = parts_.model->loss_kind() == LossKind::kLinear
+                          ? linear_loss(logits, targets_BS, as_tensor(weights))
+                          : parts_.strategy->loss(logits, targets_BS, as_tensor(weights), parts_.label_smoothing);
   const at::Tensor sample_sums = loss.sample_sum_B.to(at::kDouble).contiguous();
   for (std::size_t i = 0; i < places.size(); ++i) sums.sums[places[i]] = sample_sums.const_data_ptr<double>()[i];
   return std::move(loss.loss);

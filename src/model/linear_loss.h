@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The loss of lattice models: it adds nothing that is not exactly representable.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include "model/loss.h"
+
+namespace isoshard {
+
+/// Minus the logit of each counted target, summed per sample and weighted. Its gradient is -weight at the targets and 0 elsewhere.
+///
+/// Shapes        logits [B,S,V]; targets int64 [B,S], -100 is not counted; weight [B] in fp64.
+/// Errors        ShapeError if the shapes do not fit or a target is outside the vocabulary.
+/// Determinism   exact in every order while the sums fit in fp64 and each weight in the logits' dtype.
+[[nodiscard]] CrossEntropy linear_loss(const at::Tensor& logits_BSV, const at::Tensor& targets_BS, const at::Tensor& weight_B);
+
+}  // namespace isoshard
