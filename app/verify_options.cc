@@ -220,7 +220,7 @@ void declare_verify_options(OptionTable& table) {
   add("max-grad-norm", po::value<double>(), "clip by this global norm; 0: do not clip");
   add("init-weights", po::value<std::string>(), "read the initial weights from this safetensors file");
   add("save-init-weights", po::value<std::string>(), "write the initial weights to this safetensors file");
-  add("fault", po::value<std::string>(), "inject a fault of the catalogue (list faults); exit 1 is then the right answer");
+  add("fault", po::value<std::string>(), "inject a fault of the catalogue (list faults): exit 1 is then right; a near miss must conform");
   add("dump", po::value<std::string>(), "write every run as a bundle below this folder (for compare)");
   add("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
   add("record-partials", po::bool_switch(), "record each rank's summand of row-parallel outputs as <module>.partial");

@@ -51,7 +51,7 @@ Fault replicated_counted_tp_times() {
   Fault fault{.id = "replicated_counted_tp_times", .fault_class = 'C', .subjects = {"autotp"}};
   fault.summary = "Weights that every tp rank holds whole entered the squared norm once per rank.";
   fault.source = "ROCm TransformerEngine PR 715; NeMo-RL #3788";
-  fault.smallest_case = [] { return clipped(fault_case("llama", "autotp", 3, 2)); };
+  fault.smallest_case = [] { return clipped(fault_case("qwen3", "autotp", 3, 2)); };
   fault.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case&, const FaultProbe& probe) {
     const auto norm = [specs = parts.model->parameters(), plan = parts.plan, tp = mesh.degree(Axis::kTp), probe](
                           GradNorm& inner, const NamedTensors& gradients) {

@@ -100,14 +100,7 @@ RunOptions with_fault(RunOptions options, const Fault& fault, const Case& item, 
 }
 
 Case fault_case(std::string_view model_type, std::string subject, int tp, int dp) {
-  Case item = tiny_fault_case();
-  if (model_type != item.config.model_type) {
-    item.model_name += fmt::format("_{}", model_type);
-    item.config.model_type = model_type;
-    item.config.qkv_bias = false;
-    item.config.qk_norm = model_type == "qwen3";
-    if (model_type == "gpt2") item.config.qkv_bias = item.config.attention_out_bias = item.config.mlp_bias = true;
-  }
+  Case item = tiny_fault_case(model_type);
   item.settings.optimizer.momentum = 0;  // else the optimizer's state would move before the parameters
   item.subject = std::move(subject);
   item.tp = tp;

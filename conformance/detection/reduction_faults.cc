@@ -2,7 +2,11 @@
 /// Class A: reductions that are missing or happen once too often.
 #include <ATen/ATen.h>
 
+#include <map>
+
+#include "comm/tensor.h"
 #include "conformance/detection/catalogue.h"
+#include "conformance/detection/twins.h"
 
 namespace isoshard {
 namespace {
@@ -68,10 +72,98 @@ Fault bucket_sized_param_not_reduced() {
   return fault;
 }
 
+/// Sums over tp of norms that are shared by all heads, if they are skipped.
+std::shared_ptr<const CollectiveFault> skip_qk_norm_sums(const Case&) {
+  return skip_segments(
+      [](const CallInfo& info, const Segment* segment) { return is_gradient_of(info, segment, Axis::kTp, ParamClass::kQkNorm); });
+}
+
+Fault qk_norm_grad_partial() {
+  Fault fault{.id = "qk_norm_grad_partial", .fault_class = 'A', .subjects = {"autotp"}};
+  fault.summary =
+      "A norm weight shared by all heads was whole on every tp rank, yet each rank saw its own heads only; the parts were never summed.";
+  fault.source = "Megatron-LM #7452 (finding 11)";
+  fault.smallest_case = [] { return fault_case("qwen3", "autotp", 2, 3); };
+  fault.hooks.collective = skip_qk_norm_sums;
+  fault.expected = {Stage::kParameterGrad, "model.layers.0.self_attn.q_norm.weight", any_rank(6), "rank-local partial over tp"};
+  return fault;
+}
+
+Fault split_step_skips_tp_sum() {
+  Fault fault{.id = "split_step_skips_tp_sum", .fault_class = 'A', .subjects = {"autotp"}};
+  fault.summary = "A second way to run a step, used with several micro-batches, left out the tp sum of replicated weights.";
+  fault.source = "NeMo-RL #3716";
+  fault.smallest_case = [] {
+    Case item = fault_case("qwen3", "autotp", 2, 3);
+    item.micro_batches = 4;
+    return item;
+  };
+  fault.hooks.collective = [](const Case& item) {
+    return item.micro_batches > 1 ? skip_qk_norm_sums(item) : skip_segments([](const CallInfo&, const Segment*) { return false; });
+  };
+  fault.expected = {Stage::kParameterGrad, "model.layers.0.self_attn.q_norm.weight", any_rank(6), "rank-local partial over tp"};
+  return fault;
+}
+
+/// The initial biases of row-parallel layers in attention, by module.
+std::map<std::string, at::Tensor> attention_row_biases(const Case& item) {
+  std::map<std::string, at::Tensor> biases;
+  const std::shared_ptr<const WeightSource> weights = case_weights(item);
+  for (const ParameterSpec& spec : make_model(item.config, item.attention)->parameters()) {
+    if (spec.param_class != ParamClass::kRowBias || spec.name.find("attn.") == std::string::npos) continue;
+    const std::string module = spec.name.substr(0, spec.name.rfind('.'));
+    biases[module] = weights->read(spec, Shape(spec.shape.size(), 0), spec.shape).to(scalar_type_of(item.dtype));
+  }
+  return biases;
+}
+
+Fault row_bias_added_on_every_rank() {
+  Fault fault{.id = "row_bias_added_on_every_rank", .fault_class = 'A', .subjects = {"autotp"}};
+  fault.summary = "Every tp rank added the full bias before the sum, so the bias counted tp times.";
+  fault.source = "torchtitan #4245";
+  fault.smallest_case = [] { return fault_case("gpt2", "autotp", 3, 2); };
+  fault.hooks.collective = [](const Case& item) {
+    SegmentChange change;
+    const auto biases = attention_row_biases(item);
+    change.matches = [biases](const CallInfo& info, const Segment* segment) {
+      return info.purpose == Purpose::kRowParallelForward && segment != nullptr && biases.contains(segment->name);
+    };
+    // Rank 0's share of the bias is the one that the layer itself adds after the sum.
+    change.before = [biases](const InterceptedCall& call, Buffer part) {
+      const at::Tensor& bias = biases.at(call.info.segments[0].name);
+      if (call.comm->rank() != 0) tensor_of(part).view({-1, bias.numel()}).add_(bias);
+    };
+    return change_segments(std::move(change));
+  };
+  fault.expected = {Stage::kForward, "transformer.h.0.attn.c_proj", any_rank(6),
+                    "off by 2 x bias = (tp - 1) x bias, the same for every token"};
+  return fault;
+}
+
+Fault row_bias_grad_times_tp() {
+  Fault fault{.id = "row_bias_grad_times_tp", .fault_class = 'A', .subjects = {"autotp"}};
+  fault.summary = "The gradient of a replicated row bias was summed over tp although every rank already held all of it.";
+  fault.source = "torchtitan #2106";
+  fault.smallest_case = [] { return fault_case("gpt2", "autotp", 3, 2); };
+  fault.hooks.collective = [](const Case&) {
+    SegmentChange change;
+    change.matches = [](const CallInfo& info, const Segment* segment) {
+      return is_gradient_of(info, segment, Axis::kDp, ParamClass::kRowBias);
+    };
+    change.after = [](const InterceptedCall& call, ConstBuffer, Buffer result) {
+      call.mesh->group(Axis::kTp).all_reduce(result, Reduction::kSum, {Purpose::kGradReduce, Axis::kTp, {}}).wait();
+    };
+    return change_segments(std::move(change));
+  };
+  fault.expected = {Stage::kParameterGrad, "transformer.h.0.attn.c_proj.bias", any_rank(6), "scale 3 = tp"};
+  return fault;
+}
+
 }  // namespace
 
 void add_reduction_faults(Faults& faults) {
-  for (Fault (*make)() : {mlp_input_grad_partial, dp_sum_missing, kv_replica_grad_partial, bucket_sized_param_not_reduced}) {
+  for (Fault (*make)() : {bucket_sized_param_not_reduced, dp_sum_missing, kv_replica_grad_partial, mlp_input_grad_partial,
+                          qk_norm_grad_partial, row_bias_added_on_every_rank, row_bias_grad_times_tp, split_step_skips_tp_sum}) {
     faults.push_back(make());
   }
 }

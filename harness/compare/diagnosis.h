@@ -12,13 +12,20 @@ namespace isoshard::detail {
 /// quarter of the error and no more than a few tolerances.
 ///
 ///   not updated (bitwise as before) | stale by n steps
+///   valid tokens: n fewer than the reference | each id seen appears n = AXIS times | the same ids in another order
+///   equals the mean of n rank means | too small, too large: which squares the norm lacks or counts twice
+///   update scale k = formula | clipping not applied
+///   only micro-batch m of 0..n is present | micro-batch m of 0..n is rank-local over AXIS | micro-batches enter with weights
 ///   rank-local partial over AXIS (n copies differ, their sum equals the reference)
 ///   rank-local over AXIS (n copies differ; combined they give the reference)
-///   scale k = formula of the mesh's degrees
+///   every shard is the mean of the n shards over AXIS
+///   scale k = formula of the run's numbers: degrees, micro-batches, names of a tied weight, powers of two
+///   only the input side is present
 ///   [copies differ over AXIS; ] rank r holds positions a..b twice | shift n along dim d | permuted along dim d
-///   constant offset x [= log(AXIS) | = log(padded/true), of a scalar] | off by the same row everywhere | permuted
+///   constant offset x [= log(AXIS) | = log(padded/true), of a scalar] | off by k x bias | off by the same row everywhere | permuted
+///   AXIS ranks r use parts p of X, expected q | values of AXIS ranks r are not slices of the reference
 ///   copies differ over AXIS
 [[nodiscard]] std::string diagnose(const Reference& reference, const Record& reference_record, const Trace& actual,
-                                   const std::vector<Held>& held, const TensorResult& result);
+                                   const std::vector<Held>& held, const TensorResult& result, const JudgeOptions& options);
 
 }  // namespace isoshard::detail

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <set>
 #include <tuple>
 
@@ -20,8 +21,9 @@ namespace {
 using detail::Held;
 using detail::TensorResult;
 
-/// Diagnosing reads whole tensors: the first findings are what a reader needs.
-constexpr std::size_t kMaxDiagnosed = 400;
+/// Diagnosing reads whole tensors. All findings of the first one's step and stage are diagnosed, as the first diagnosis says how many
+/// share its cause, and of the later ones the first so many.
+constexpr std::size_t kMaxDiagnosedLater = 400;
 
 std::string missing_ranks(const Trace& actual) {
   std::vector<int> missing;
@@ -67,6 +69,8 @@ class Judge {
         add_coverage_finding(key, held.front().record->order, "is not in the reference", {held.front().rank->rank}, verdict_.extra);
     }
     sort_findings();
+    diagnose_findings();
+    for (Ordered& ordered : findings_) verdict_.findings.push_back(std::move(ordered.finding));
     summarise_first();
     conclude();
     return std::move(verdict_);
@@ -117,14 +121,9 @@ class Judge {
     }
     TensorResult result = detail::judge_tensor(reference_, wanted, actual_, held, options_);
     if (!result.not_judged.empty() && not_judged_.empty()) not_judged_ = result.not_judged;
-    for (Finding& finding : result.findings) {
-      if (findings_.size() < kMaxDiagnosed) {
-        if (std::string cause = detail::diagnose(reference_, wanted, actual_, held, result); !cause.empty()) {
-          finding.diagnosis = fmt::format("{}: {}", subject_of(wanted.key), cause);
-          causes_[wanted.key] = std::move(cause);
-        }
-      }
-      findings_.push_back({wanted.order, std::move(finding)});
+    if (!result.findings.empty()) {
+      const auto shared = std::make_shared<const TensorResult>(result);
+      for (Finding& finding : result.findings) findings_.push_back({wanted.order, std::move(finding), shared});
     }
     if (wanted.key.kind == RecordKind::kScalar) add_values(result.comparison, wanted);
     const Stats& stats = result.comparison.stats;
@@ -150,7 +149,20 @@ class Judge {
     std::stable_sort(findings_.begin(), findings_.end(), [](const Ordered& a, const Ordered& b) {
       return std::tuple(a.finding.key.step, a.finding.stage, a.order) < std::tuple(b.finding.key.step, b.finding.stage, b.order);
     });
-    for (Ordered& ordered : findings_) verdict_.findings.push_back(std::move(ordered.finding));
+  }
+
+  void diagnose_findings() {
+    std::size_t later = 0;
+    for (Ordered& ordered : findings_) {
+      const Finding& first = findings_.front().finding;
+      const bool with_first = ordered.finding.key.step == first.key.step && ordered.finding.stage == first.stage;
+      if (ordered.result == nullptr || (!with_first && later++ >= kMaxDiagnosedLater)) continue;
+      const RecordKey& key = ordered.finding.key;
+      std::string cause = detail::diagnose(reference_, *reference_.find(key), actual_, held_.at(key), *ordered.result, options_);
+      if (cause.empty()) continue;
+      ordered.finding.diagnosis = fmt::format("{}: {}", subject_of(key), cause);
+      causes_[key] = std::move(cause);
+    }
   }
 
   /// What stands around the first finding belongs to its cause: whether everything earlier is right, and how many tensors
@@ -223,6 +235,7 @@ class Judge {
   struct Ordered {
     std::int64_t order;
     Finding finding;
+    std::shared_ptr<const TensorResult> result = nullptr;  ///< of a tensor that was judged
   };
 
   const Reference& reference_;

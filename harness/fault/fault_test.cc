@@ -53,12 +53,12 @@ constexpr int kRanks = 3;
 
 // Every rank contributes {1, 1, 1, 1}; returns what rank 0 holds after a decorated sum over one group split from the world.
 std::array<std::int32_t, 4> sum_with(std::shared_ptr<const CollectiveFault> fault, std::span<const Segment> segments,
-                                     const FaultProbe& probe, Purpose purpose = Purpose::kGradReduce) {
+                                     const FaultProbe& probe, Purpose purpose = Purpose::kGradReduce, MeshShape shape = {}) {
   std::array<std::int32_t, 4> result{};
   ThreadWorld world(kRanks);
   world.run([&](Communicator& comm) {
     EXPECT_EQ(comm.size(), kRanks);
-    auto decorated = decorate_with_fault(std::make_unique<Borrowed>(comm), fault, probe);
+    auto decorated = decorate_with_fault(std::make_unique<Borrowed>(comm), fault, probe, shape);
     auto group = decorated->split(0, comm.rank());
     std::array<std::int32_t, 4> data = {1, 1, 1, 1};
     group->all_reduce({reinterpret_cast<std::byte*>(data.data()), 4, Dtype::kInt32}, Reduction::kSum, {purpose, Axis::kDp, segments})
@@ -74,6 +74,61 @@ std::shared_ptr<const CollectiveFault> skip_norms() {
   return skip_segments([](const CallInfo& info, const Segment* segment) {
     return info.purpose == Purpose::kGradReduce && segment != nullptr && segment->param_class == ParamClass::kNorm;
   });
+}
+
+bool is_norm(const CallInfo& info, const Segment* segment) {
+  return info.purpose == Purpose::kGradReduce && segment != nullptr && segment->param_class == ParamClass::kNorm;
+}
+
+void multiply(Buffer part, std::int32_t factor) {
+  auto* values = reinterpret_cast<std::int32_t*>(part.data);
+  for (std::int64_t i = 0; i < part.count; ++i) values[i] *= factor;
+}
+
+TEST(ChangeSegments, EditsTheResultOfTheNamedPieceOnly) {
+  const FaultProbe probe;
+  SegmentChange change{.matches = is_norm};
+  change.after = [](const InterceptedCall&, ConstBuffer input, Buffer result) {
+    EXPECT_EQ(input.count, 3);
+    EXPECT_EQ(*reinterpret_cast<const std::int32_t*>(input.data), 1) << "what this rank gave";
+    multiply(result, 2);
+  };
+
+  const auto result = sum_with(change_segments(change), kTwoSegments, probe);
+
+  EXPECT_EQ(result, (std::array<std::int32_t, 4>{3, 6, 6, 6}));
+  EXPECT_EQ(probe.count(), kRanks);
+}
+
+TEST(ChangeSegments, MayChangeWhatARankGives) {
+  const FaultProbe probe;
+  SegmentChange change{.matches = is_norm};
+  change.before = [](const InterceptedCall& call, Buffer part) { multiply(part, call.comm->rank() == 0 ? 10 : 0); };
+
+  EXPECT_EQ(sum_with(change_segments(change), kTwoSegments, probe), (std::array<std::int32_t, 4>{3, 10, 10, 10}));
+}
+
+TEST(ChangeSegments, LeavesOtherCallsAlone) {
+  const FaultProbe probe;
+  SegmentChange change{.matches = is_norm};
+  change.after = [](const InterceptedCall&, ConstBuffer, Buffer result) { multiply(result, 2); };
+
+  EXPECT_EQ(sum_with(change_segments(change), kTwoSegments, probe, Purpose::kClipNorm), (std::array<std::int32_t, 4>{3, 3, 3, 3}));
+  EXPECT_EQ(sum_with(change_segments(change), {}, probe), (std::array<std::int32_t, 4>{3, 3, 3, 3})) << "a call that names no segment";
+  EXPECT_EQ(probe.count(), 0);
+}
+
+TEST(ChangeSegments, MayCallAnotherGroup) {
+  const FaultProbe probe;
+  SegmentChange change{.matches = [](const CallInfo& info, const Segment*) { return info.axis == Axis::kDp; }};
+  change.after = [](const InterceptedCall& call, ConstBuffer, Buffer result) {
+    EXPECT_EQ(call.mesh->coordinate(Axis::kDp), call.mesh->world().rank());
+    call.mesh->group(Axis::kDp).all_reduce(result, Reduction::kSum, {Purpose::kGradReduce, Axis::kDp, {}}).wait();
+    call.mesh->group(Axis::kDp).all_reduce(result, Reduction::kMax, {Purpose::kGradReduce, Axis::kDp, {}}).wait();
+  };
+
+  EXPECT_EQ(sum_with(change_segments(change), {}, probe, Purpose::kGradReduce, MeshShape({{Axis::kDp, kRanks}})),
+            (std::array<std::int32_t, 4>{9, 9, 9, 9}));
 }
 
 TEST(SkipSegments, LeavesOnlyTheNamedPieceOfABucketUnreduced) {

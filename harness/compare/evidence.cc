@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Views of one tensor, and the numbers of a run that may explain a factor.
+#include "harness/compare/evidence.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "harness/trace/parts.h"
+
+namespace isoshard::detail {
+namespace {
+
+constexpr std::int64_t kMaxElements = std::int64_t{1} << 26;  ///< larger tensors are judged, but not diagnosed
+
+bool lies_in(const Box& box, const Shape& shape) {
+  if (box.size.size() != shape.size()) return false;
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    if (box.global_offset[d] < 0 || box.global_offset[d] + box.size[d] > shape[d]) return false;
+  }
+  return true;
+}
+
+struct Formula {
+  double value;
+  std::string words;
+};
+
+/// The plain numbers of a run, each a likely factor by itself.
+std::vector<Formula> plain_numbers(const Evidence& e) {
+  std::vector<Formula> numbers;
+  for (const AxisDegree& a : e.actual.mesh.axes()) {
+    if (a.degree > 1) numbers.push_back({static_cast<double>(a.degree), std::string(name_of(a.axis))});
+  }
+  if (const int m = e.num_micro_batches(); m > 1) numbers.push_back({static_cast<double>(m), "micro-batches"});
+  if (const auto names = e.options.num_names.find(e.wanted.key.name); names != e.options.num_names.end() && names->second > 1) {
+    numbers.push_back({static_cast<double>(names->second), "number of names"});
+  }
+  return numbers;
+}
+
+std::vector<Formula> compound_numbers(const std::vector<Formula>& numbers) {
+  std::vector<Formula> formulas;
+  for (const auto& [d, name] : numbers) {
+    formulas.push_back({(d - 1) / d, fmt::format("({0}-1)/{0}", name)});
+    formulas.push_back({d * d, fmt::format("{}^2", name)});
+    formulas.push_back({1 / (d * d), fmt::format("1/{}^2", name)});
+  }
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    for (std::size_t j = 0; j < numbers.size(); ++j) {
+      if (i == j) continue;
+      const auto& [a, first] = numbers[i];
+      const auto& [b, second] = numbers[j];
+      if (i < j) formulas.push_back({a * b, fmt::format("{} x {}", first, second)});
+      if (i < j) formulas.push_back({1 / (a * b), fmt::format("1/({} x {})", first, second)});
+      if (a != b) formulas.push_back({a / b, fmt::format("{}/{}", first, second)});
+    }
+  }
+  return formulas;
+}
+
+/// A loss scale: a power of two too large to be a degree.
+std::optional<std::string> power_of_two(double factor) {
+  constexpr int kSmallestExponent = 6;
+  if (!(factor > 0)) return std::nullopt;
+  const double exponent = std::round(std::log2(factor));
+  if (std::fabs(exponent) < kSmallestExponent || !is_near(factor, std::exp2(exponent), 0.02)) return std::nullopt;
+  return fmt::format("2^{:.0f}", exponent);
+}
+
+}  // namespace
+
+double norm_of(const at::Tensor& t) {
+  return std::sqrt(t.square().sum().item<double>());
+}
+
+bool is_near(double a, double b, double relative) noexcept {
+  return std::fabs(a - b) <= relative * std::fabs(b);  // false for a NaN
+}
+
+Evidence::Evidence(const Reference& reference_in, const Record& wanted_in, const Trace& actual_in, const std::vector<Held>& held_in,
+                   const TensorResult& result_in, const JudgeOptions& options_in)
+    : reference(reference_in), wanted(wanted_in), actual(actual_in), held(held_in), result(result_in), options(options_in) {
+  if (numel_of(wanted.layout.global_shape) <= kMaxElements) collect_views();
+}
+
+void Evidence::collect_views() {
+  whole = reference.tensor(wanted.key).to(at::kDouble);
+  for (const Held& h : held) {
+    const Record& record = *h.record;
+    if (!record.kept || h.rank->arena == nullptr || is_flat(record.layout) || is_partial(record.layout) || record.parts.size() != 1)
+      continue;
+    if (!lies_in(record.parts[0].box, wanted.layout.global_shape)) continue;  // of another shape
+    View view{h.rank->rank, record.parts[0].box, h.rank->tensor(record).to(at::kDouble).div(record.grad_scale), whole};
+    for (std::size_t d = 0; d < view.box.size.size(); ++d) {
+      const auto dim = static_cast<std::int64_t>(d);
+      view.actual = view.actual.narrow(dim, view.box.local_offset[d], view.box.size[d]);
+      view.expected = view.expected.narrow(dim, view.box.global_offset[d], view.box.size[d]);
+    }
+    if (!at::isfinite(view.actual).all().item<bool>()) continue;
+    views.push_back(std::move(view));
+  }
+}
+
+const Held* Evidence::held_by(int rank) const {
+  for (const Held& h : held) {
+    if (h.rank->rank == rank) return &h;
+  }
+  return nullptr;
+}
+
+const View* Evidence::view_of(int rank) const {
+  for (const View& view : views) {
+    if (view.rank == rank) return &view;
+  }
+  return nullptr;
+}
+
+const View* Evidence::first_bad_view() const {
+  for (const int rank : bad_ranks()) {
+    const View* view = view_of(rank);
+    if (view != nullptr && norm_of(view->actual - view->expected) > 0) return view;
+  }
+  return nullptr;
+}
+
+double Evidence::tolerance() const {
+  return std::max(4 * result.comparison.allowed_relative_error, 1e-6);
+}
+
+bool Evidence::explains(const at::Tensor& candidate, const at::Tensor& target, double error) const {
+  const double left = norm_of(candidate - target);
+  return left <= tolerance() * norm_of(target) && left <= 0.25 * error;
+}
+
+int Evidence::num_micro_batches() const {
+  int most = 0;
+  for (const Record& record : reference.trace().ranks.at(0).records) {
+    const bool passes = record.key.kind == RecordKind::kActivation || record.key.kind == RecordKind::kDataId;
+    if (passes && record.key.step == wanted.key.step) most = std::max(most, record.key.call + 1);
+  }
+  return most;
+}
+
+std::optional<std::string> Evidence::formula_of(double factor, double relative) const {
+  const std::vector<Formula> numbers = plain_numbers(*this);
+  std::vector<std::string> fitting;
+  for (const auto& [value, words] : numbers) {
+    if (is_near(factor, value, relative)) fitting.push_back(words);
+    if (is_near(factor, 1 / value, relative)) fitting.push_back("1/" + words);
+  }
+  if (fitting.empty()) {
+    for (const auto& [value, words] : compound_numbers(numbers)) {
+      if (fitting.empty() && is_near(factor, value, relative)) fitting.push_back(words);
+    }
+  }
+  if (fitting.empty() && is_near(factor, -1, relative)) fitting.emplace_back("sign");
+  if (fitting.empty()) {
+    if (const auto power = power_of_two(factor)) fitting.push_back(*power);
+  }
+  if (fitting.empty()) return std::nullopt;
+  return fmt::format("{:.4g} = {}", factor, fmt::join(fitting, " or "));
+}
+
+std::string Evidence::scale_words(double factor) const {
+  const double ratio = clip_ratio();
+  if (stage_of(wanted.key) > Stage::kGradNorm && ratio > 1 && is_near(factor, ratio, 0.01)) {
+    return fmt::format("scale {:.4g} = norm / max_norm: clipping not applied", factor);
+  }
+  const auto formula = formula_of(factor);
+  return formula.has_value() ? "scale " + *formula : fmt::format("scale {:.4g}", factor);
+}
+
+double Evidence::clip_ratio() const {
+  const RecordKey key{wanted.key.step, RecordKind::kScalar, "grad_norm", 0};
+  if (options.max_grad_norm <= 0 || reference.find(key) == nullptr) return 1;
+  return std::max(1.0, reference.tensor(key).to(at::kDouble).item<double>() / options.max_grad_norm);
+}
+
+std::string Evidence::coordinates_in_words(const std::vector<int>& ranks, Axis axis) const {
+  std::set<int> coordinates;
+  for (const int rank : ranks) coordinates.insert(actual.mesh.coordinate(rank, axis));
+  return fmt::format("{} rank{} {}", name_of(axis), coordinates.size() == 1 ? "" : "s", fmt::join(coordinates, ", "));
+}
+
+std::optional<Axis> Evidence::axis_of(const std::vector<int>& ranks) const {
+  for (const AxisDegree& axis : actual.mesh.axes()) {
+    if (axis.degree == 1) continue;
+    std::set<int> coordinates;
+    for (const int rank : ranks) coordinates.insert(actual.mesh.coordinate(rank, axis.axis));
+    if (static_cast<int>(coordinates.size()) == axis.degree) continue;
+    const auto each = static_cast<std::size_t>(actual.mesh.world_size() / axis.degree);
+    if (ranks.size() == coordinates.size() * each) return axis.axis;
+  }
+  return std::nullopt;
+}
+
+}  // namespace isoshard::detail

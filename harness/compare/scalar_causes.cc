@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Causes of wrong data ids and scalars.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <set>
+
+#include "base/error.h"
+#include "harness/compare/run_causes.h"
+
+namespace isoshard::detail {
+namespace {
+
+/// Of an integer tensor; empty if its parts cannot be put together.
+at::Tensor assembled(const Trace& trace, const RecordKey& key) {
+  try {
+    return trace.assemble(key);
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+std::map<std::int64_t, std::int64_t> count_ids(const at::Tensor& ids) {
+  std::map<std::int64_t, std::int64_t> counts;
+  const at::Tensor flat = ids.to(at::kLong).reshape({-1}).contiguous();
+  for (std::int64_t i = 0; i < flat.numel(); ++i) ++counts[flat.const_data_ptr<std::int64_t>()[i]];
+  return counts;
+}
+
+std::string fraction(std::int64_t part, std::int64_t whole) {
+  const std::int64_t divisor = std::gcd(part, whole);
+  return fmt::format("{}/{}", part / divisor, whole / divisor);
+}
+
+std::string fewer_valid_tokens(const at::Tensor& expected, const at::Tensor& actual) {
+  const at::Tensor wanted = expected.ge(0), counted = actual.ge(0);
+  const std::int64_t before = wanted.sum().item<std::int64_t>(), after = counted.sum().item<std::int64_t>();
+  if (before == after) return at::equal(wanted, counted) ? "" : "valid tokens: as many as the reference, at other positions";
+  std::string text = fmt::format("valid tokens: {} {} than the reference", std::abs(before - after), after < before ? "fewer" : "more");
+  if (after > before || expected.dim() != 2) return text;
+  const at::Tensor lost = wanted.logical_and(counted.logical_not());
+  const at::Tensor lost_B = lost.sum(1);
+  if (lost_B.min().item<std::int64_t>() != lost_B.max().item<std::int64_t>()) return text;
+  const auto each = lost_B[0].item<std::int64_t>();
+  text += fmt::format(", {} per sample", each == 1 ? "one" : std::to_string(each));
+  if (each != 1) return text;
+  const at::Tensor place = lost.to(at::kLong).argmax(1);
+  if (at::equal(place, wanted.to(at::kLong).argmax(1))) return text + " at the first valid token";
+  if (at::equal(place, expected.size(1) - 1 - wanted.flip(1).to(at::kLong).argmax(1))) return text + " at the last valid token";
+  return text;
+}
+
+std::string repeated_ids(const Evidence& e, const at::Tensor& expected, const at::Tensor& actual) {
+  const auto wanted = count_ids(expected), seen = count_ids(actual);
+  if (wanted == seen) return "the same ids in another order";
+  const auto is_alike = [](const auto& counts) {
+    return std::all_of(counts.begin(), counts.end(), [&](const auto& entry) { return entry.second == counts.begin()->second; });
+  };
+  const bool known = std::all_of(seen.begin(), seen.end(), [&](const auto& entry) { return wanted.contains(entry.first); });
+  if (!is_alike(wanted) || !is_alike(seen) || seen.empty() || !known) return "";
+  const double times = static_cast<double>(seen.begin()->second) / static_cast<double>(wanted.begin()->second);
+  if (times <= 1) return "";
+  const auto formula = e.formula_of(times, 1e-6);
+  const auto all = static_cast<std::int64_t>(wanted.size()), missed = all - static_cast<std::int64_t>(seen.size());
+  return fmt::format("each id seen appears {} times; {} of the ids are never seen", formula.value_or(fmt::format("{:g}", times)),
+                     fraction(missed, all));
+}
+
+/// The counted targets of each of `n` equal runs of rows of the labels; empty if there are no labels.
+std::vector<double> counted_targets(const Evidence& e, std::int64_t n) {
+  std::vector<double> counts(static_cast<std::size_t>(n), 0);
+  bool any = false;
+  for (const Record& record : e.reference.trace().ranks.at(0).records) {
+    if (record.key.step != e.wanted.key.step || record.key.kind != RecordKind::kDataId || record.key.name != "labels") continue;
+    const at::Tensor labels = e.reference.tensor(record.key);
+    if (labels.dim() != 2 || labels.size(0) % n != 0) return {};
+    const at::Tensor per_row = labels.slice(1, 1).ge(0).sum(1).reshape({n, -1}).sum(1);  // the first token is nobody's target
+    for (std::int64_t i = 0; i < n; ++i) counts[static_cast<std::size_t>(i)] += per_row[i].item<double>();
+    any = true;
+  }
+  return any ? counts : std::vector<double>{};
+}
+
+std::string mean_of_means(const Evidence& e, double actual) {
+  for (const Record& record : e.reference.trace().ranks.at(0).records) {
+    const bool fits = record.key.step == e.wanted.key.step && record.key.kind == RecordKind::kScalar &&
+                      record.key.name.starts_with(e.wanted.key.name + "_per_");
+    const at::Tensor parts = fits ? assembled(e.actual, record.key) : at::Tensor();
+    if (!parts.defined() || parts.numel() < 2) continue;
+    const at::Tensor means = parts.to(at::kDouble).reshape({-1});
+    if (!is_near(means.mean().item<double>(), actual, e.tolerance())) continue;
+    std::string tokens;
+    if (const std::vector<double> counts = counted_targets(e, means.numel()); !counts.empty()) {
+      const at::Tensor weights = at::tensor(counts, at::kDouble);
+      // The counts are believed if they give the reference's value.
+      if (is_near((means * weights).sum().item<double>() / weights.sum().item<double>(), e.whole.item<double>(), 1e-4)) {
+        tokens = fmt::format(" ({:g} tokens)", fmt::join(counts, ", "));
+      }
+    }
+    return fmt::format("equals the mean of {} rank means{}, not the token mean", means.numel(), tokens);
+  }
+  return "";
+}
+
+/// Squared gradient norms of the run's own gradients: of parameters that ranks along `axis` hold parts of, by coordinate, and of
+/// those that each of them holds whole.
+struct Squares {
+  double replicated = 0;
+  std::vector<double> split;
+};
+
+const Record* record_of(const Evidence& e, int rank, const RecordKey& key) {
+  for (const RankTrace& trace : e.actual.ranks) {
+    if (trace.rank == rank) return trace.find(key);
+  }
+  return nullptr;
+}
+
+/// Adds one parameter; false if it is split over another axis, so that this group does not hold all of it.
+bool add_squares(const Evidence& e, const std::vector<int>& group, const Record& wanted, Squares& squares) {
+  std::set<Shape> places;
+  std::vector<double> split(group.size(), 0);
+  for (std::size_t i = 0; i < group.size(); ++i) {
+    const Record* record = record_of(e, group[i], wanted.key);
+    if (record == nullptr || record->parts.size() != 1) return false;
+    const PartStats& part = record->parts[0];
+    if (part.box.size == wanted.layout.global_shape) {
+      squares.replicated += i == 0 ? part.stats.sum_sq_actual : 0;
+    } else if (places.insert(part.box.global_offset).second) {  // a part that several ranks hold counts once
+      split[i] = part.stats.sum_sq_actual;
+    }
+  }
+  for (std::size_t i = 0; i < group.size(); ++i) squares.split[i] += split[i];
+  return places.size() != 1;
+}
+
+std::optional<Squares> squares_along(const Evidence& e, int rank, Axis axis) {
+  const std::vector<int> group = e.actual.mesh.group_of(rank, axis);
+  Squares squares{0, std::vector<double>(group.size(), 0)};
+  for (const Record& wanted : e.reference.trace().ranks.at(0).records) {
+    if (wanted.key.kind != RecordKind::kGrad || wanted.key.step != e.wanted.key.step) continue;
+    if (!add_squares(e, group, wanted, squares)) return std::nullopt;
+  }
+  return squares;
+}
+
+std::string norm_of_other_squares(const Evidence& e, const View& bad, double actual) {
+  constexpr double kNear = 1e-4;
+  const double expected = e.whole.item<double>();
+  const std::string size = actual < expected ? "too small" : "too large";
+  for (const AxisDegree& axis : e.actual.mesh.axes()) {
+    if (axis.degree == 1) continue;
+    const auto found = squares_along(e, bad.rank, axis.axis);
+    if (!found.has_value()) continue;
+    const Squares& squares = *found;
+    const double split = std::accumulate(squares.split.begin(), squares.split.end(), 0.0);
+    if (split == 0) continue;
+    if (is_near(actual, std::sqrt(split + axis.degree * squares.replicated), kNear)) {
+      return fmt::format("{}; fits sqrt(split + {} x replicated), {} = {}", size, axis.degree, axis.degree, name_of(axis.axis));
+    }
+    for (std::size_t r = 0; r < squares.split.size(); ++r) {
+      if (is_near(actual, std::sqrt(squares.split[r] + squares.replicated), kNear)) {
+        return fmt::format("{}; equals the norm over {} rank {} alone", size, name_of(axis.axis), r);
+      }
+    }
+    if (is_near(actual, std::sqrt(split), kNear)) return fmt::format("{}; replicated weights are left out", size);
+  }
+  return "";
+}
+
+/// Copies that differ along an axis and whose squares add up to the reference's.
+std::string squares_add_up(const Evidence& e, const View& bad) {
+  for (const Axis axis : e.result.differing_axes) {
+    double sum = 0;
+    for (const int rank : e.actual.mesh.group_of(bad.rank, axis)) {
+      const View* view = e.view_of(rank);
+      if (view == nullptr) return "";
+      sum += view->actual.square().item<double>();
+    }
+    if (is_near(std::sqrt(sum), e.whole.item<double>(), 1e-4)) {
+      return fmt::format("differs over {0}; squares summed over {0} give the reference", name_of(axis));
+    }
+  }
+  return "";
+}
+
+/// A mean of logarithms that is too large by the logarithm of a degree, or of how much wider a padded dim is than the true one.
+std::string logarithmic_offset(const Evidence& e, double offset) {
+  for (const AxisDegree& axis : e.actual.mesh.axes()) {
+    if (axis.degree > 1 && is_near(offset, std::log(static_cast<double>(axis.degree)), 1e-3)) {
+      return fmt::format("constant offset {:.4g} = log({})", offset, name_of(axis.axis));
+    }
+  }
+  for (const Record& record : e.actual.ranks.front().records) {
+    const Layout& layout = record.layout;
+    if (record.key.kind != RecordKind::kActivation || !layout.explicit_parts || record.local_shape.empty()) continue;
+    const std::int64_t padded = record.local_shape.back() * e.actual.mesh.degree(Axis::kTp), whole = layout.global_shape.back();
+    if (padded > whole && is_near(offset, std::log(static_cast<double>(padded) / static_cast<double>(whole)), 0.02)) {
+      return fmt::format("constant offset {:.4g} = log({}/{}), the padded over the true width of {}", offset, padded, whole,
+                         record.key.name);
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string cause_in_data(const Evidence& e) {
+  if (e.wanted.key.kind != RecordKind::kDataId || !e.whole.defined()) return "";
+  const at::Tensor actual = assembled(e.actual, e.wanted.key);
+  if (!actual.defined() || actual.sizes() != e.whole.sizes()) return "";
+  const bool has_masked = e.whole.lt(0).any().item<bool>() || actual.lt(0).any().item<bool>();
+  if (has_masked) return fewer_valid_tokens(e.whole, actual);
+  return repeated_ids(e, e.whole, actual);
+}
+
+std::string cause_in_scalars(const Evidence& e) {
+  const View* bad = e.wanted.key.kind == RecordKind::kScalar && !e.views.empty() ? e.first_bad_view() : nullptr;
+  if (bad == nullptr) return "";
+  if (e.whole.numel() != 1) return logarithmic_offset(e, (bad->actual - bad->expected).mean().item<double>());
+  const double actual = bad->actual.item<double>(), expected = e.whole.item<double>();
+  if (std::string text = mean_of_means(e, actual); !text.empty()) return text;
+  if (e.result.comparison.stage == Stage::kGradNorm) {
+    if (std::string text = squares_add_up(e, *bad); !text.empty()) return text;
+    if (std::string text = norm_of_other_squares(e, *bad, actual); !text.empty()) return text;
+  }
+  if (const auto formula = expected != 0 ? e.formula_of(actual / expected, 1e-3) : std::nullopt) return "scale " + *formula;
+  return logarithmic_offset(e, actual - expected);
+}
+
+}  // namespace isoshard::detail

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Causes of wrong tensors that show beside other tensors of the run.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "harness/compare/run_causes.h"
+
+namespace isoshard::detail {
+namespace {
+
+at::Tensor cut(at::Tensor whole, const Box& box) {
+  for (std::size_t d = 0; d < box.size.size(); ++d) {
+    whole = whole.narrow(static_cast<std::int64_t>(d), box.global_offset[d], box.size[d]);
+  }
+  return whole;
+}
+
+/// The record of a parameter before the one that is looked at: after the step before, or as read.
+RecordKey record_before(RecordKey key) {
+  if (key.call > 0) {
+    --key.call;
+  } else {
+    --key.step;
+    key.call = key.step == 0 ? 1 : 0;
+  }
+  return key;
+}
+
+/// How many times the right step a rank made; nothing if its step is no multiple of it.
+std::optional<double> update_factor(const Evidence& e, const View& view) {
+  const RecordKey before = record_before(e.wanted.key);
+  if (e.reference.find(before) == nullptr) return std::nullopt;
+  const at::Tensor expected_before = cut(e.reference.tensor(before).to(at::kDouble), view.box);
+  at::Tensor actual_before = expected_before;
+  const Held* held = e.held_by(view.rank);
+  const Record* own = held == nullptr ? nullptr : held->rank->find(before);
+  if (own != nullptr && own->kept && own->parts.size() == 1) actual_before = held->rank->tensor(*own).to(at::kDouble).view_as(view.actual);
+  const at::Tensor right = view.expected - expected_before, made = view.actual - actual_before;
+  const double norm = norm_of(right);
+  if (norm == 0) return std::nullopt;
+  const double factor = (right * made).sum().item<double>() / (norm * norm);
+  if (!(norm_of(made - factor * right) <= 0.02 * norm_of(made))) return std::nullopt;
+  return factor;
+}
+
+std::string parent_of(std::string_view name) {
+  return std::string(name.substr(0, name.rfind('.') == std::string_view::npos ? 0 : name.rfind('.')));
+}
+
+/// For each coordinate of an axis, which part of a tensor it holds, counted in the order of places. Empty if they hold no parts.
+std::vector<int> parts_held(const Evidence& e, const RecordKey& key, const std::vector<int>& group) {
+  std::vector<Shape> places;
+  for (const int rank : group) {
+    const auto trace = std::find_if(e.actual.ranks.begin(), e.actual.ranks.end(), [&](const RankTrace& t) { return t.rank == rank; });
+    const Record* record = trace == e.actual.ranks.end() ? nullptr : trace->find(key);
+    if (record == nullptr || record->parts.size() != 1) return {};
+    places.push_back(record->parts[0].box.global_offset);
+  }
+  const std::set<Shape> distinct(places.begin(), places.end());
+  if (distinct.size() < 2 || group.size() % distinct.size() != 0) return {};
+  std::vector<int> parts;
+  for (const Shape& place : places) parts.push_back(static_cast<int>(std::distance(distinct.begin(), distinct.find(place))));
+  return parts;
+}
+
+/// A tensor of the same module, made earlier, whose parts are held out of rank order by just the ranks that are wrong.
+std::string parts_out_of_order(const Evidence& e) {
+  const auto axis = e.axis_of(e.bad_ranks());
+  if (!axis.has_value()) return "";
+  std::set<int> bad;
+  for (const int rank : e.bad_ranks()) bad.insert(e.actual.mesh.coordinate(rank, *axis));
+  const std::vector<int> group = e.actual.mesh.group_of(e.bad_ranks().front(), *axis);
+  for (const Record& earlier : e.reference.trace().ranks.at(0).records) {
+    if (earlier.order >= e.wanted.order) break;
+    const bool sibling = earlier.key.kind == e.wanted.key.kind && earlier.key.step == e.wanted.key.step &&
+                         earlier.key.call == e.wanted.key.call && parent_of(earlier.key.name) == parent_of(e.wanted.key.name);
+    const std::vector<int> parts = sibling ? parts_held(e, earlier.key, group) : std::vector<int>{};
+    if (parts.empty()) continue;
+    const int count = *std::max_element(parts.begin(), parts.end()) + 1;
+    std::set<int> odd;
+    std::vector<int> used, expected;
+    for (int c = 0; c < static_cast<int>(parts.size()); ++c) {
+      const int in_order = c * count / static_cast<int>(parts.size());
+      if (parts[static_cast<std::size_t>(c)] == in_order) continue;
+      odd.insert(c);
+      used.push_back(parts[static_cast<std::size_t>(c)]);
+      expected.push_back(in_order);
+    }
+    if (odd != bad) continue;
+    return fmt::format("{} use parts {} of {}, expected {}", e.coordinates_in_words(e.bad_ranks(), *axis), fmt::join(used, ", "),
+                       earlier.key.name, fmt::join(expected, ", "));
+  }
+  return "";
+}
+
+std::string not_slices(const Evidence& e) {
+  const auto axis = e.axis_of(e.bad_ranks());
+  if (!axis.has_value()) return "";
+  std::vector<int> right;
+  for (const Held& h : e.held) {
+    if (std::find(e.bad_ranks().begin(), e.bad_ranks().end(), h.rank->rank) == e.bad_ranks().end()) right.push_back(h.rank->rank);
+  }
+  return fmt::format("{} of {} are not slices of the reference; {} right", e.result.comparison.sharded ? "shards" : "values",
+                     e.coordinates_in_words(e.bad_ranks(), *axis), e.coordinates_in_words(right, *axis));
+}
+
+/// The distinct values of the step's first integer record that holds all of `rows`; empty if none does.
+std::string ids_that_hold(const Evidence& e, const std::set<std::int64_t>& rows) {
+  std::map<std::string, std::set<std::int64_t>> ids;
+  std::vector<std::string> names;
+  for (const Record& record : e.reference.trace().ranks.at(0).records) {
+    if (record.key.kind != RecordKind::kDataId || record.key.step != e.wanted.key.step) continue;
+    if (!ids.contains(record.key.name)) names.push_back(record.key.name);
+    const at::Tensor flat = e.reference.tensor(record.key).to(at::kLong).reshape({-1}).contiguous();
+    ids[record.key.name].insert(flat.const_data_ptr<std::int64_t>(), flat.const_data_ptr<std::int64_t>() + flat.numel());
+  }
+  for (const std::string& name : names) {
+    const auto& set = ids.at(name);
+    // Not every id need have a gradient: the last token of a sequence predicts nothing.
+    if (std::includes(set.begin(), set.end(), rows.begin(), rows.end()) && 2 * rows.size() >= set.size()) return name;
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string cause_in_update(const Evidence& e) {
+  if (stage_of(e.wanted.key) != Stage::kParameterAfterStep) return "";
+  std::optional<double> common;
+  for (const int rank : e.bad_ranks()) {
+    const View* view = e.view_of(rank);
+    const auto factor = view == nullptr ? std::nullopt : update_factor(e, *view);
+    if (!factor.has_value() || is_near(*factor, 1, 0.01)) return "";
+    if (common.has_value() && !is_near(*factor, *common, 0.01)) return "";
+    common = factor;
+  }
+  if (!common.has_value()) return "";
+  const std::string scale = "update " + e.scale_words(*common);
+  if (e.result.differing_axes.empty()) return scale;
+  return fmt::format("copies differ over {}; {} on rank {}", join_axes(e.result.differing_axes), scale, fmt::join(e.bad_ranks(), ", "));
+}
+
+std::string cause_in_rows(const Evidence& e) {
+  const View* bad = e.wanted.key.kind == RecordKind::kGrad ? e.first_bad_view() : nullptr;
+  if (bad == nullptr || bad->actual.dim() != 2) return "";
+  const at::Tensor present = bad->actual.ne(0).any(1), wanted = bad->expected.ne(0).any(1);
+  const at::Tensor lost = wanted.logical_and(present.logical_not());
+  if (!lost.any().item<bool>() || !present.any().item<bool>()) return "";
+  std::set<std::int64_t> rows;
+  const at::Tensor places = present.nonzero().reshape({-1}).contiguous();
+  for (std::int64_t i = 0; i < places.numel(); ++i) rows.insert(places.const_data_ptr<std::int64_t>()[i] + bad->box.global_offset[0]);
+  const auto missing = lost.sum().item<std::int64_t>();
+  if (const std::string name = ids_that_hold(e, rows); !name.empty()) {
+    return fmt::format("only the input side is present (rows of the ids in {}; {} other rows are 0)", name, missing);
+  }
+  return "";
+}
+
+std::string cause_in_places(const Evidence& e) {
+  return stage_of(e.wanted.key) == Stage::kParametersRead ? not_slices(e) : parts_out_of_order(e);
+}
+
+std::string multiple_of_parameter(const Evidence& e, const at::Tensor& row) {
+  const double size = norm_of(row);
+  for (const Record& record : e.reference.trace().ranks.at(0).records) {
+    const bool fits = record.key.kind == RecordKind::kParam && record.key.step == e.wanted.key.step &&
+                      record.layout.global_shape == Shape{row.numel()} && stage_of(record.key) == Stage::kParametersRead;
+    if (!fits) continue;
+    const at::Tensor parameter = e.reference.tensor(record.key).to(at::kDouble);
+    const double norm = norm_of(parameter);
+    if (norm == 0) continue;
+    const double factor = (row * parameter).sum().item<double>() / (norm * norm);
+    if (!(norm_of(row - factor * parameter) <= 0.02 * size)) continue;
+    const std::string word = record.key.name.substr(record.key.name.rfind('.') + 1);
+    std::string formula;
+    for (const AxisDegree& axis : e.actual.mesh.axes()) {
+      if (axis.degree > 1 && is_near(factor, axis.degree - 1, 0.02)) formula = fmt::format(" = ({} - 1) x {}", name_of(axis.axis), word);
+    }
+    if (is_near(factor, -1, 0.02)) formula = fmt::format(": {} is not added", word);
+    return fmt::format("off by {:.3g} x {}{}, the same for every token ({} is {})", factor, word, formula, word, record.key.name);
+  }
+  return "";
+}
+
+}  // namespace isoshard::detail
