@@ -254,7 +254,7 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
     item.validate();
     // A file that does not fit the config is refused here, before any rank starts.
     (void)case_weights(item);
-    (void)CaseData(item);
+    require_counted_tokens(item, CaseData(item));
   }
   std::stable_sort(request.cases.begin(), request.cases.end(),
                    [](const Case& a, const Case& b) { return a.reference_slug() < b.reference_slug(); });
