@@ -55,7 +55,13 @@ int run(const ParsedOptions& options) {
   for (std::int64_t index = first; index < first + count && interrupt_signal() == 0; ++index) {
     const Case c = clean_case(seed, index);
     progress.show(c.slug());
-    const Verdict verdict = calibration.run(index);
+    Verdict verdict;
+    try {
+      verdict = calibration.run(index);
+    } catch (const InfrastructureError&) {
+      if (interrupt_signal() == 0) throw;
+      break;  // what was measured until now is shown
+    }
     if (csv.is_open()) append_csv(csv, index, verdict, c.dtype);
     if (count > 1 && verdict.status != Status::kConforms) {
       progress.clear();

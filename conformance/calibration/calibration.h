@@ -17,7 +17,8 @@ namespace isoshard {
 struct Spread {
   std::vector<double> relative;  ///< relative error / allowed
   std::vector<double> scale;     ///< scale error / allowed
-  /// scale error / allowed relative error, where the constant 0.1 of the scale's tolerance decides: what it must be above
+  /// scale error / allowed relative error, of tensors of many even elements: what the constant 0.1 of the scale's tolerance must be
+  /// above
   std::vector<double> along;
   std::vector<double> insensitive;  ///< error norm / allowed, of insensitive tensors
   std::vector<double> sensitivity;  ///< the smallest scale error that would have been rejected
