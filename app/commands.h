@@ -9,6 +9,7 @@ namespace isoshard {
 [[nodiscard]] Command compare_command();
 [[nodiscard]] Command oracle_command();
 [[nodiscard]] Command list_command();
+[[nodiscard]] Command explain_command();
 [[nodiscard]] Command doctor_command();
 
 }  // namespace isoshard

@@ -23,6 +23,7 @@ void declare(OptionTable& table) {
   add("reference", po::value<std::string>(), "the trusted bundle (first argument)");
   add("actual", po::value<std::string>(), "the bundle to judge (second argument)");
   add("rtol", po::value<double>(), "allowed relative Frobenius error (default: the reference's responses if it has them, else bit-equal)");
+  add("allow-different-settings", po::bool_switch(), "compare runs whose settings (manifest.json) differ");
   add("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
   add("verbose", po::bool_switch(), "show every tensor");
   table.positional.add("reference", 1).add("actual", 1);
@@ -39,7 +40,10 @@ int run(const ParsedOptions& options) {
   }
   JudgeOptions judge_options;
   if (options.given("rtol")) judge_options.rtol = options.get<double>("rtol");
-  const Verdict verdict = compare_bundles(options.get<std::string>("reference"), options.get<std::string>("actual"), judge_options);
+  const bool allow = options.get<bool>("allow-different-settings");
+  const DifferentSettings different = allow ? DifferentSettings::kAllowed : DifferentSettings::kRefused;
+  const Verdict verdict =
+      compare_bundles(options.get<std::string>("reference"), options.get<std::string>("actual"), judge_options, different);
   RenderOptions render_options;
   render_options.color = isatty(STDOUT_FILENO) != 0;
   render_options.all_tensors = options.get<bool>("verbose");

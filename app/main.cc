@@ -13,6 +13,6 @@ int main(int argc, char** argv) {
   std::setlocale(LC_ALL, "C");
   isoshard::install_interrupt_handler();
   const std::vector<isoshard::Command> commands = {isoshard::verify_command(), isoshard::compare_command(), isoshard::oracle_command(),
-                                                   isoshard::list_command(), isoshard::doctor_command()};
+                                                   isoshard::list_command(),   isoshard::explain_command(), isoshard::doctor_command()};
   return isoshard::run_command_line(commands, {argv + 1, argv + argc});
 }

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "conformance/detection/fault.h"
 #include "conformance/subjects/run_case.h"
+#include "fixtures/cases/case_settings.h"
 #include "fixtures/cases/inputs.h"
 #include "fixtures/reference/reference.h"
 #include "harness/cli/exit_code.h"
@@ -38,6 +39,13 @@ struct Output {
   }
 };
 
+/// The single process that a case is judged against.
+Case reference_case(Case item) {
+  item.subject = "reference";
+  item.tp = 1;
+  return item;
+}
+
 Verdict run_one(const VerifyRequest& request, const Case& item, const Reference& reference) {
   RunOptions options;
   if (!request.dump.empty()) options.keep = Keep::kEverything;
@@ -46,8 +54,9 @@ Verdict run_one(const VerifyRequest& request, const Case& item, const Reference&
   const Trace trace = run_case(item, reference, options);
   if (!request.fault.empty() && probe.count() == 0)
     throw InfrastructureError(fmt::format("fault {} never fired in {}: the case does not use what it breaks", request.fault, item.slug()));
-  if (!request.dump.empty()) write_bundle(request.dump / item.slug(), trace);
-  return judge(reference, trace, judge_options(item));
+  const JudgeOptions judging = judge_options(item);
+  if (!request.dump.empty()) write_bundle(request.dump / item.slug(), trace, bundle_settings(item, judging));
+  return judge(reference, trace, judging);
 }
 
 void report_one(const VerifyRequest& request, const Case& item, const Verdict& verdict, Output& output) {
@@ -82,7 +91,9 @@ void run_cases(const VerifyRequest& request, Output& output) {
         reference = Reference();  // frees the last one's memory before the next is made
         reference = make_reference(item);
         reference_slug = item.reference_slug();
-        if (!request.dump.empty()) write_bundle(request.dump / ("reference_" + reference_slug), reference);
+        if (!request.dump.empty())
+          write_bundle(request.dump / ("reference_" + reference_slug), reference,
+                       bundle_settings(item, judge_options(reference_case(item))));
       }
       const Verdict verdict = run_one(request, item, reference);
       progress.clear();

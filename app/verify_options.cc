@@ -256,7 +256,7 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
     item.validate();
     // A file that does not fit the config is refused here, before any rank starts.
     (void)case_weights(item);
-    (void)CaseData(item);
+    require_counted_tokens(item, CaseData(item));
     require_exact(item);
   }
   std::stable_sort(request.cases.begin(), request.cases.end(),

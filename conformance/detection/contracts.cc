@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Parses the contracts table that the build copied out of docs/contracts.md.
+/// Parses the contracts table and the derivations that the build copied out of docs/.
 #include "conformance/detection/contracts.h"
 
 #include <fmt/format.h>
@@ -14,6 +14,10 @@ namespace {
 
 constexpr std::string_view kContractsPage =
 #include "contracts_page.inc"
+    ;
+
+constexpr std::string_view kDerivationsPage =
+#include "derivations_page.inc"
     ;
 
 std::string trim(std::string_view text) {
@@ -55,6 +59,31 @@ std::vector<Contract> parse_contracts(std::string_view markdown) {
 const std::vector<Contract>& contracts() {
   static const std::vector<Contract> table = parse_contracts(kContractsPage);
   return table;
+}
+
+std::map<std::string, std::string, std::less<>> parse_derivations(std::string_view markdown) {
+  std::map<std::string, std::string, std::less<>> sections;
+  std::istringstream lines{std::string(markdown)};
+  std::string* section = nullptr;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("## ")) {
+      section = &sections[line.substr(3)];
+    } else if (section != nullptr && (!line.empty() || !section->empty())) {
+      *section += line + "\n";
+    }
+  }
+  for (auto& [heading, text] : sections) text.erase(text.find_last_not_of('\n') + 1);
+  return sections;
+}
+
+std::string derivation_of(std::string_view contract_id) {
+  static const auto sections = parse_derivations(kDerivationsPage);
+  for (std::string_view id = contract_id; !id.empty();) {
+    if (const auto found = sections.find(id); found != sections.end()) return found->second;
+    const auto dot = id.rfind('.');
+    id = dot == std::string_view::npos ? std::string_view() : id.substr(0, dot);
+  }
+  return "";
 }
 
 }  // namespace isoshard

@@ -26,5 +26,19 @@ TEST(Contracts, MalformedTablesAreRefused) {
   EXPECT_THROW((void)parse_contracts("| a.b | c | d | e |\n| a.b | c | d | e |\n"), FileError);
 }
 
+TEST(Contracts, EachHasADerivation) {
+  for (const Contract& contract : contracts()) EXPECT_FALSE(derivation_of(contract.id).empty()) << contract.id;
+  EXPECT_EQ(derivation_of("no.such.group"), "");
+}
+
+TEST(Contracts, TheMostSpecificDerivationCounts) {
+  const auto sections = parse_derivations("# Title\nwords\n\n## a\none\n\ntwo\n\n## a.b\nthree\n");
+
+  EXPECT_EQ(sections.at("a"), "one\n\ntwo");
+  EXPECT_EQ(sections.at("a.b"), "three");
+  EXPECT_NE(derivation_of("tp.row.bias"), derivation_of("tp.activations"));
+  EXPECT_EQ(derivation_of("dp.data.split"), derivation_of("dp.data"));
+}
+
 }  // namespace
 }  // namespace isoshard

@@ -166,5 +166,19 @@ TEST_F(Bundles, UseTheReferencesResponses) {
   EXPECT_EQ(compare_bundles(folder_ / "reference", folder_ / "far", {}).status, Status::kDiverges);
 }
 
+TEST_F(Bundles, WhoseSettingsDifferAreRefusedByNameUnlessAllowed) {
+  const Reference r = reference(body(true), [](int i) { return body(true, 1 + 1e-3 * i); });
+  write_bundle(folder_ / "reference", r, R"({"training": {"dtype": "bf16", "optimizer": {"kind": "sgd"}}})");
+  write_bundle(folder_ / "same", six_ranks(), R"({"training": {"dtype": "bf16", "optimizer": {"kind": "sgd"}}})");
+  write_bundle(folder_ / "other", six_ranks(), R"({"training": {"dtype": "bf16", "optimizer": {"kind": "adamw"}}})");
+  write_bundle(folder_ / "silent", six_ranks());
+
+  EXPECT_EQ(compare_bundles(folder_ / "reference", folder_ / "same", {}).status, Status::kConforms);
+  EXPECT_EQ(compare_bundles(folder_ / "reference", folder_ / "silent", {}).status, Status::kConforms);
+  EXPECT_THAT([&] { (void)compare_bundles(folder_ / "reference", folder_ / "other", {}); },
+              ThrowsMessage<UsageError>(HasSubstr(R"(optimizer.kind: reference "sgd", actual "adamw")")));
+  EXPECT_EQ(compare_bundles(folder_ / "reference", folder_ / "other", {}, DifferentSettings::kAllowed).status, Status::kConforms);
+}
+
 }  // namespace
 }  // namespace isoshard

@@ -68,6 +68,8 @@ class Judge {
       if (reference_.find(key) == nullptr && !is_summand(key))
         add_coverage_finding(key, held.front().record->order, "is not in the reference", {held.front().rank->rank}, verdict_.extra);
     }
+    verdict_.published = published_bounds(verdict_.tensors, options_.coarsest);
+    check_published();
     sort_findings();
     diagnose_findings();
     for (Ordered& ordered : findings_) verdict_.findings.push_back(std::move(ordered.finding));
@@ -145,6 +147,20 @@ class Judge {
     }
   }
 
+  /// A published bound is looser than any tolerance: where it alone is broken, the tolerance was too wide.
+  void check_published() {
+    if (!findings_.empty()) return;
+    for (const PublishedBound& bound : verdict_.published) {
+      if (bound.holds) continue;
+      Finding finding;
+      finding.key = bound.key;
+      finding.stage = stage_of(bound.key);
+      finding.what = fmt::format("{}: outside a published bound", describe(bound.key));
+      finding.evidence = fmt::format("{}: {:.3g} (published {:.3g})", bound.what, bound.measured, bound.limit);
+      findings_.push_back({0, std::move(finding)});
+    }
+  }
+
   void sort_findings() {
     std::stable_sort(findings_.begin(), findings_.end(), [](const Ordered& a, const Ordered& b) {
       return std::tuple(a.finding.key.step, a.finding.stage, a.order) < std::tuple(b.finding.key.step, b.finding.stage, b.order);
@@ -219,6 +235,11 @@ class Judge {
       verdict_.reason = not_judged_.empty() ? "no finite tensor was compared" : not_judged_;
       return;
     }
+    if (std::string weak = weak_words(); !weak.empty()) {
+      verdict_.status = Status::kVacuous;
+      verdict_.reason = std::move(weak);
+      return;
+    }
     verdict_.status = Status::kConforms;
     if (options_.level == Level::kExact) {
       verdict_.reason = fmt::format("{} tensors compared, all equal", verdict_.compared);
@@ -230,6 +251,20 @@ class Judge {
         worst = std::max(worst, t.stats.relative_error() / t.allowed_relative_error);
     }
     verdict_.reason = fmt::format("{} tensors compared, the largest error is {:.2g} of what is allowed", verdict_.compared, worst);
+  }
+
+  /// The comparisons that would have let a wrong tensor pass, in words; empty if there are none.
+  std::string weak_words() const {
+    const TensorComparison* first = nullptr;
+    int weak = 0;
+    for (const TensorComparison& t : verdict_.tensors) {
+      if (t.weakness.empty()) continue;
+      if (first == nullptr) first = &t;
+      ++weak;
+    }
+    if (first == nullptr) return "";
+    return fmt::format("{} of {} comparisons show too little, first {}: {}", weak, verdict_.compared, describe(first->key),
+                       first->weakness);
   }
 
   struct Ordered {

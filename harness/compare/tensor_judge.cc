@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "comm/tensor.h"
+#include "harness/compare/sensitivity.h"
 #include "harness/compare/tolerance.h"
 #include "harness/trace/parts.h"
 
@@ -232,13 +233,36 @@ class TensorJudge {
     }
     const double norm = std::sqrt(c.stats.sum_sq_reference);
     const PerturbedTolerance tolerance = perturbed_tolerance(*response, options_.k, options_.coarsest, c.stats.numel, norm);
-    c.allowed_relative_error = tolerance.relative_error;
-    c.allowed_scale_error = tolerance.scale_error;
+    const double stepping = norm > 0 ? step_error(c) / norm : 0;
+    c.allowed_relative_error = std::max(tolerance.relative_error, stepping);
+    c.allowed_scale_error = std::max(tolerance.scale_error, stepping);
     c.allowed_absolute = tolerance.absolute;
     c.insensitive = tolerance.insensitive;
     c.scale_sensitivity =
-        tolerance.insensitive ? (norm > 0 ? tolerance.absolute / norm : 0) : std::min(tolerance.relative_error, tolerance.scale_error);
+        tolerance.insensitive ? (norm > 0 ? tolerance.absolute / norm : 0) : std::min(c.allowed_relative_error, c.allowed_scale_error);
+    c.rolled_error = rolled_error(reference_, wanted_);
+    c.rolled_copy = judged_rolled_copy(c, options_.k, options_.coarsest);
+    c.weakness = weakness(c, options_.coarsest);
     return true;
+  }
+
+  /// Frobenius norm of the error that masked steps may make: step_floor of the largest step, in each element and step.
+  double step_error(const TensorComparison& c) const {
+    const double floor = step_floor(options_.coarsest);
+    const bool is_masked = std::any_of(held_.begin(), held_.end(), [](const Held& h) { return h.record->unmasked >= 0; });
+    if (floor == 0 || !is_masked || c.stage != Stage::kParameterAfterStep) return 0;
+    double largest_steps = 0;
+    const Record* before = reference_.find({0, RecordKind::kParam, wanted_.key.name, 0});
+    for (int step = 0; step <= wanted_.key.step; ++step) {
+      const Record* after = reference_.find({step, RecordKind::kParam, wanted_.key.name, step == 0 ? 1 : 0});
+      if (before == nullptr || after == nullptr) return 0;
+      Stats moved;
+      accumulate(moved, reference_.bytes(*before), before->dtype, reference_.bytes(*after), after->dtype,
+                 numel_of(after->layout.global_shape), 0);
+      largest_steps += moved.max_abs;
+      before = after;
+    }
+    return largest_steps * floor * std::sqrt(static_cast<double>(c.stats.numel));
   }
 
   /// Whether `stats` use no more than `share` of what the whole tensor is allowed. Every comparison is written so that a

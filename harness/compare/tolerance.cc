@@ -9,18 +9,46 @@ namespace isoshard {
 namespace {
 
 constexpr double kPartOfCorrelated = 0.1;
-constexpr double kFp64Roundings = 32;
+constexpr double kLanes = 8;
+// Noise moves by sqrt(2) of its own norm from run to run; its squares (second moments) by down to half of it.
+constexpr double kNoiseOfTwoRuns = 2;
+
+/// Of one element in one run: the last factor and the product; of 16-bit floats, which are computed in fp32, the result.
+double roundings_of(Dtype coarsest) noexcept {
+  return size_of(coarsest) == 2 ? 1 : 2;
+}
 
 }  // namespace
 
+double responses_allowed(double k, Dtype coarsest) noexcept {
+  // A sum of K terms in one accumulator has a rounding error of u sqrt(K / 6) (rms, of independent terms), in L accumulators that
+  // over sqrt(L). The response is the difference of two runs of the better kernel, sqrt(2) of its error; a run with the worse one
+  // is sqrt(1 + L) of it away. 16-bit floats are summed in fp32, so there both are below the rounding of the result.
+  return size_of(coarsest) == 2 ? k : k * std::sqrt((1 + kLanes) / 2);
+}
+
+double rounding_floor(Dtype coarsest, std::int64_t numel) noexcept {
+  // Not less for many elements: one large value that many elements share is rounded the same way in all of them. Losses and norms
+  // are summed in fp64 whatever the dtype, so only in fp64 are the roundings of these sums of the size of the floor.
+  const double of_single_number = coarsest == Dtype::kFloat64 ? 6 : 2;
+  return unit_roundoff(coarsest) *
+         (2 * roundings_of(coarsest) + of_single_number / std::sqrt(static_cast<double>(std::max<std::int64_t>(numel, 1))));
+}
+
+double gradient_margin(Dtype coarsest) noexcept {
+  return coarsest == Dtype::kFloat64 ? 0x1p31 : coarsest == Dtype::kFloat32 ? 0x1p10 : 1;
+}
+
+double step_floor(Dtype coarsest) noexcept {
+  return coarsest == Dtype::kFloat64 ? 1 / gradient_margin(coarsest) : 0;
+}
+
 PerturbedTolerance perturbed_tolerance(const Response& response, double k, Dtype coarsest, std::int64_t numel, double reference_norm) {
   const double roundoff = unit_roundoff(coarsest);
+  const double responses = responses_allowed(k, coarsest);
   const double root = std::sqrt(static_cast<double>(std::max<std::int64_t>(numel, 1)));
   PerturbedTolerance tolerance;
-  // Kernels for other shapes sum in another order, which in fp64 moves a clean gradient by 8 roundoffs where one-ulp changes of
-  // the weights move it by 2. In fp64 there is room for it.
-  const double roundings = (coarsest == Dtype::kFloat64 ? kFp64Roundings : 1) + 3 / root;
-  tolerance.relative_error = std::max(k * response.relative_error, roundoff * roundings);
+  tolerance.relative_error = std::max(responses * response.relative_error, rounding_floor(coarsest, numel));
   // The scale error is the part of the error along the reference. Errors that are independent from element to element, each
   // relative to its element, have a part of error x sqrt(sum r^4) / sum r^2, which max abs(r) / norm(r) bounds: 1 / sqrt(numel)
   // for even tensors, more for second moments that a few elements rule. Errors inside attention are not independent: gradients
@@ -30,9 +58,10 @@ PerturbedTolerance perturbed_tolerance(const Response& response, double k, Dtype
   const double part_along_reference = std::min(1.0, std::max({4 / root, 4 * peak, kPartOfCorrelated}));
   // The scale is a quotient of two fp64 sums of numel terms, each with an error of its own; only fp64 tensors notice.
   const double statistic = (8 + root) * unit_roundoff(Dtype::kFloat64);
-  tolerance.scale_error = std::max({k * response.scale_error, roundoff, part_along_reference * tolerance.relative_error, statistic});
-  tolerance.absolute = k * response.absolute_norm;
-  tolerance.insensitive = reference_norm < response.absolute_norm;
+  tolerance.scale_error = std::max({responses * response.scale_error, 2 * roundings_of(coarsest) * roundoff,
+                                    part_along_reference * tolerance.relative_error, statistic});
+  tolerance.absolute = responses * response.absolute_norm;
+  tolerance.insensitive = reference_norm < kNoiseOfTwoRuns * response.absolute_norm;
   return tolerance;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Names of levels and states.
+/// Names of levels, states and what is said to rolled copies.
 #include "harness/compare/verdict.h"
 
 namespace isoshard {
@@ -14,6 +14,18 @@ std::string_view name_of(Level level) noexcept {
       return "perturbed";
     case Level::kReported:
       return "reported";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(RolledCopy copy) noexcept {
+  switch (copy) {
+    case RolledCopy::kRejected:
+      return "rejected";
+    case RolledCopy::kFlat:
+      return "flat";
+    case RolledCopy::kPassed:
+      return "passed";
   }
   return "unknown";
 }

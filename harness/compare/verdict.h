@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "harness/compare/published.h"
 #include "harness/trace/reference.h"
 #include "harness/trace/stage.h"
 
@@ -20,6 +21,14 @@ enum class Level : std::uint8_t { kExact, kBounded, kPerturbed, kReported };
 
 enum class Status : std::uint8_t { kConforms, kDiverges, kIncomplete, kVacuous };
 [[nodiscard]] std::string_view name_of(Status status) noexcept;
+
+/// What a comparison would have said to a copy of the reference that is rolled by one place and otherwise right.
+enum class RolledCopy : std::uint8_t {
+  kRejected,
+  kFlat,    ///< the copy is right to within the roundings of a response, times what is allowed: nothing to reject
+  kPassed,  ///< a wrong tensor would have passed
+};
+[[nodiscard]] std::string_view name_of(RolledCopy copy) noexcept;  ///< rejected, flat, passed
 
 /// How one tensor, put together from all ranks, compares.
 struct TensorComparison {
@@ -32,9 +41,12 @@ struct TensorComparison {
   double allowed_absolute = 0;   ///< for insensitive tensors: largest allowed Frobenius norm of the difference
   bool insensitive = false;      ///< reference norm below its own absolute response
   double scale_sensitivity = 0;  ///< the smallest scale error that would have been rejected; 0 at level exact
-  double unmasked_share = 1;     ///< share of elements judged (parameters after an Adam step)
-  bool sharded = false;          ///< some rank held less than the whole
-  int ranks = 0;                 ///< that hold a part
+  double rolled_error = 0;       ///< relative error of a copy rolled by one place; 0 at level exact
+  RolledCopy rolled_copy = RolledCopy::kRejected;
+  std::string weakness;       ///< why the comparison shows too little (harness/compare/sensitivity.h); empty if it shows enough
+  double unmasked_share = 1;  ///< share of elements judged (parameters after an Adam step)
+  bool sharded = false;       ///< some rank held less than the whole
+  int ranks = 0;              ///< that hold a part
   bool within = true;
   std::vector<double> reference_values, actual_values;  ///< of scalars (at most 64 numbers), put together from all ranks
 };
@@ -57,6 +69,7 @@ struct Verdict {
   std::vector<TensorComparison> tensors;  ///< in execution order
   std::vector<Finding> findings;
   std::vector<std::string> missing, extra;  ///< records only in the reference, only in the run; all listed
+  std::vector<PublishedBound> published;    ///< the published bounds that apply to what was compared
   std::int64_t compared = 0;                ///< tensors compared
   std::string reason;                       ///< one line for the verdict line
 };
@@ -78,14 +91,22 @@ struct JudgeOptions {
 /// Judges a run. Pure; prints nothing. Findings are sorted by step, stage and the reference's execution order.
 ///
 /// Incomplete: a rank of the mesh is missing. Vacuous: nothing was compared, nothing finite was there to compare with, or
-/// the level is perturbed and the reference has no responses. Missing, extra and misplaced tensors diverge.
+/// the level is perturbed and the reference has no responses, or some comparison that passed would have let a wrong tensor pass
+/// (TensorComparison::weakness). A published bound that does not hold diverges. Missing, extra and misplaced tensors diverge.
 /// Signed zeros are equal. A NaN on one side is never within any tolerance.
 /// Errors   none for what a run may do wrong: an incomplete, vacuous or divergent run is a verdict.
 [[nodiscard]] Verdict judge(const Reference& reference, const Trace& actual, const JudgeOptions& options);
 
+enum class DifferentSettings : std::uint8_t { kRefused, kAllowed };
+
 /// Judges the run in bundle `actual` against the one in `reference`; a reference of several ranks is put together first.
-/// Without rtol and stored responses every tensor must be equal.
-/// Errors   as read_bundle (harness/trace/bundle.h).
-[[nodiscard]] Verdict compare_bundles(const std::filesystem::path& reference, const std::filesystem::path& actual, JudgeOptions options);
+/// Without rtol and stored responses every tensor must be equal. What the bundles' settings say of judging (coarsest dtype, mask,
+/// gradient scale) replaces what `options` say; without it the coarsest dtype is that of the records.
+///
+/// Guarantees   the verdict of judge() on the run and the reference that were written, if these settings were judged with.
+/// Errors       as read_bundle (harness/trace/bundle.h); UsageError that names each training setting in which the runs differ,
+///              unless they may.
+[[nodiscard]] Verdict compare_bundles(const std::filesystem::path& reference, const std::filesystem::path& actual, JudgeOptions options,
+                                      DifferentSettings different = DifferentSettings::kRefused);
 
 }  // namespace isoshard

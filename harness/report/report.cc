@@ -56,6 +56,8 @@ class Table {
       summary(step, Stage::kParameterAfterStep, "parameters after step");
       scalars(step, Stage::kLogged);
     }
+    sensitivity();
+    published();
     coverage("missing", verdict_.missing);
     coverage("extra", verdict_.extra);
     findings();
@@ -178,6 +180,48 @@ class Table {
   void summary_line_of_forward(const std::vector<const TensorComparison*>& all, std::size_t hidden) {
     text_ += fmt::format("  {:<22}{} tensors{}\n", "module outputs", all.size(),
                          hidden > 0 ? fmt::format(", {} within tolerance not shown", hidden) : "");
+  }
+
+  /// What would have been rejected, at level perturbed; and what could not show much.
+  void sensitivity() {
+    const TensorComparison* weakest = nullptr;
+    std::size_t judged = 0, rejected = 0, flat = 0;
+    std::vector<std::string> insensitive, weak;
+    for (const TensorComparison& t : verdict_.tensors) {
+      if (t.level != Level::kPerturbed || t.key.kind == RecordKind::kScalar || t.allowed_relative_error == 0) continue;
+      if (t.insensitive) {
+        insensitive.push_back(describe(t.key));
+        continue;
+      }
+      ++judged;
+      rejected += t.rolled_copy == RolledCopy::kRejected ? 1 : 0;
+      flat += t.rolled_copy == RolledCopy::kFlat ? 1 : 0;
+      if (weakest == nullptr || t.scale_sensitivity > weakest->scale_sensitivity) weakest = &t;
+      if (!t.weakness.empty()) weak.push_back(fmt::format("{}: {}", describe(t.key), t.weakness));
+    }
+    if (weakest != nullptr) {
+      text_ += fmt::format("  {:<22}a scale error of {:.2g} rejected everywhere (weakest: {}); a rolled copy in {} of {}{}\n",
+                           "sensitivity", weakest->scale_sensitivity, describe(weakest->key), rejected, judged,
+                           flat > 0 ? fmt::format(", {} vary by roundings only", flat) : "");
+    }
+    names("insensitive", "judged by absolute error", insensitive, false);
+    names("shows too little", "", weak, true);
+  }
+
+  void names(std::string_view title, std::string_view words, const std::vector<std::string>& list, bool is_bad) {
+    if (list.empty()) return;
+    const std::string line = fmt::format("  {:<22}{} tensors{}{}\n", title, list.size(), words.empty() ? "" : ", ", words);
+    text_ += is_bad ? paint(line, "31") : line;
+    for (std::size_t i = 0; i < list.size() && (i < kMaxFindings || options_.all_tensors); ++i) text_ += fmt::format("    {}\n", list[i]);
+    if (list.size() > kMaxFindings && !options_.all_tensors) text_ += fmt::format("    and {} more\n", list.size() - kMaxFindings);
+  }
+
+  void published() {
+    for (const PublishedBound& bound : verdict_.published) {
+      const std::string line = fmt::format("  {:<22}{}: {:.2e} of {:.2g} ({}){}\n", "published bound", bound.what, bound.measured,
+                                           bound.limit, bound.tensor, bound.holds ? "" : "  <-- broken");
+      text_ += bound.holds ? line : paint(line, "31");
+    }
   }
 
   void coverage(std::string_view title, const std::vector<std::string>& names) {

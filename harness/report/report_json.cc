@@ -48,6 +48,9 @@ json tensor_json(const TensorComparison& t) {
   j["allowed_absolute"] = number(t.allowed_absolute);
   j["insensitive"] = t.insensitive;
   j["scale_sensitivity"] = number(t.scale_sensitivity);
+  j["rolled_error"] = number(t.rolled_error);
+  j["rolled_copy"] = name_of(t.rolled_copy);
+  j["weakness"] = t.weakness;
   j["unmasked_share"] = number(t.unmasked_share);
   j["sharded"] = t.sharded;
   j["ranks"] = t.ranks;
@@ -69,6 +72,14 @@ json finding_json(const Finding& f) {
   return j;
 }
 
+json bound_json(const PublishedBound& bound) {
+  return {{"what", bound.what},
+          {"limit", number(bound.limit)},
+          {"measured", number(bound.measured)},
+          {"tensor", describe(bound.key)},
+          {"holds", bound.holds}};
+}
+
 }  // namespace
 
 json report_json(const Verdict& verdict) {
@@ -78,6 +89,8 @@ json report_json(const Verdict& verdict) {
   for (const TensorComparison& t : verdict.tensors) tensors.push_back(tensor_json(t));
   json findings = json::array();
   for (const Finding& f : verdict.findings) findings.push_back(finding_json(f));
+  json published = json::array();
+  for (const PublishedBound& bound : verdict.published) published.push_back(bound_json(bound));
   return {{"schema", 1},
           {"status", name_of(verdict.status)},
           {"reason", verdict.reason},
@@ -85,6 +98,7 @@ json report_json(const Verdict& verdict) {
           {"case", verdict.case_slug},
           {"mesh", mesh},
           {"compared", verdict.compared},
+          {"published_bounds", published},
           {"tensors", tensors},
           {"findings", findings},
           {"missing", verdict.missing},

@@ -67,6 +67,38 @@ TEST(Report, ShowsEveryTensorAndColourOnRequest) {
   EXPECT_THAT(text, AllOf(HasSubstr("down_proj"), HasSubstr("\033[1;32mCONFORMS")));
 }
 
+TEST(Report, ShowsSensitivitiesInsensitiveTensorsAndPublishedBounds) {
+  const auto body = [](double factor) {
+    return Body([=](Sink& sink, int) {
+      (void)sink.on_activation(site(RecordKind::kActivation, "model.layers.0", layout_of({4, 6})), values({4, 6}, 2) * (1 + 1e-6 * factor));
+      sink.on_record(site(RecordKind::kGrad, "key.bias", layout_of({8})), values({8}, 90 + static_cast<int>(factor)) * 1e-9);
+    });
+  };
+  const Reference r = reference(body(0), [&](int i) { return body(i + 1); });
+
+  const Verdict verdict = judge(r, run(MeshShape(), &r, body(1)), {});
+  const std::string text = render(verdict);
+  const nlohmann::json report = report_json(verdict);
+
+  EXPECT_THAT(text, AllOf(HasSubstr("sensitivity           a scale error of "),
+                          HasSubstr("rejected everywhere (weakest: forward at model.layers.0"), HasSubstr("a rolled copy in 1 of 1"),
+                          HasSubstr("insensitive           1 tensors, judged by absolute error"), HasSubstr("gradient of key.bias"),
+                          HasSubstr("published bound       layer outputs, max abs: ")));
+  EXPECT_EQ(report["published_bounds"][0]["limit"], 1e-3);
+  EXPECT_EQ(report["published_bounds"][0]["holds"], true);
+  EXPECT_EQ(report["tensors"][0]["rolled_copy"], "rejected");
+  EXPECT_GT(report["tensors"][0]["rolled_error"], 0.5);
+  EXPECT_EQ(report["tensors"][1]["insensitive"], true);
+}
+
+TEST(Report, NamesWhatShowsTooLittle) {
+  Verdict verdict = verdict_of(1);
+  verdict.tensors[2].level = Level::kPerturbed;
+  verdict.tensors[2].weakness = "a rolled copy would pass";
+
+  EXPECT_THAT(render(verdict), HasSubstr("a rolled copy would pass"));
+}
+
 TEST(Report, ListsEveryMissingTensor) {
   Verdict verdict = verdict_of(1);
   verdict.missing = {"gradient of a", "gradient of b"};

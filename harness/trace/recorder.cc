@@ -93,11 +93,12 @@ struct Recorder::Impl {
       const Response* response = options.reference->response(key);
       const auto own = own_max_abs.find(key);
       const double moves = response != nullptr ? response->max_abs : own != own_max_abs.end() ? own->second : 0;
+      const double threshold = responses_allowed(options.k, options.coarsest) * gradient_margin(options.coarsest) * moves;
       const std::int64_t numel = numel_of(record.layout.global_shape);
       if (selected.empty()) selected.assign(static_cast<std::size_t>(numel), 1);
       const std::byte* bytes = options.reference->bytes(*gradient);
       for (std::int64_t i = 0; i < numel; ++i) {
-        const bool above = std::fabs(value_at(bytes, gradient->dtype, i)) > options.k * moves;
+        const bool above = std::fabs(value_at(bytes, gradient->dtype, i)) > threshold;
         if (!above) selected[static_cast<std::size_t>(i)] = 0;
       }
     }

@@ -27,7 +27,8 @@ struct RecorderOptions {
   std::shared_ptr<Arena> arena;  ///< required unless kNothing
   TapMutation mutation;          ///< a fault, or nothing
   /// Parameters after a step are compared only where, in every step so far, the reference's gradient is larger than
-  /// k x its own response (in a perturbed run: than k x that run's own largest difference). Set for Adam-like optimizers.
+  /// its allowed responses x gradient_margin (in a perturbed run: that run's own largest difference stands for the response). Set
+  /// for Adam-like optimizers.
   bool mask_small_gradients = false;
   double k = 3;                      ///< as JudgeOptions::k
   Dtype coarsest = Dtype::kFloat32;  ///< as JudgeOptions::coarsest
