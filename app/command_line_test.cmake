@@ -73,6 +73,16 @@ expect(0 "1 of 1 case conforms" verify ${one_case} --vocab-parallel --vocab-mult
 expect(2 "take --subjects autotp" verify --subjects ddp --dp 2 --vocab-parallel)
 expect(2 "label smoothing of 2" verify ${one_case} --label-smoothing 2)
 expect(2 "autocast fp64 with fp32 parameters" verify --autocast fp64)
+
+expect(0 "all 26 parameters of tp 1, 2, 4 are bit-equal, max diff = 0.0.*every claim holds" experiment init)
+expect(0 "within the published 0.15 absolute" experiment growth --layers 2 --dtype bf16 --output-dir growth)
+if(NOT EXISTS ${FOLDER}/growth/report.json)
+  string(APPEND problems "experiment --output-dir: no report.json\n")
+endif()
+expect(2 "nothing selected: name an experiment" experiment)
+expect(2 "unknown experiment 'stak' .did you mean 'stack'" experiment stak)
+expect(2 "tp 5 does not divide the ffn size of 512" experiment growth --tp 5)
+
 expect(0 "qwen2_tied_gqa: conforms" oracle ${SOURCE}/fixtures/oracle/qwen2_tied_gqa)
 expect(2 "at least one folder" oracle)
 expect(0 "dp_sum_missing" list faults)

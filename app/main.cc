@@ -12,7 +12,7 @@ int main(int argc, char** argv) {
   isoshard::make_controller();
   std::setlocale(LC_ALL, "C");
   isoshard::install_interrupt_handler();
-  const std::vector<isoshard::Command> commands = {isoshard::verify_command(), isoshard::compare_command(), isoshard::oracle_command(),
-                                                   isoshard::list_command(), isoshard::doctor_command()};
+  const std::vector<isoshard::Command> commands = {isoshard::verify_command(),     isoshard::compare_command(), isoshard::oracle_command(),
+                                                   isoshard::experiment_command(), isoshard::list_command(),    isoshard::doctor_command()};
   return isoshard::run_command_line(commands, {argv + 1, argv + argc});
 }
