@@ -3,6 +3,7 @@
 #include "conformance/experiments/column_probe.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <array>
 #include <cmath>

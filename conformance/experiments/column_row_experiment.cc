@@ -2,6 +2,7 @@
 // Section 2.1 of docs/seeds.md 3: a column-parallel product is exact, a row-parallel one is not, and by how much.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <ATen/core/grad_mode.h>
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>

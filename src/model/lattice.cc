@@ -4,6 +4,7 @@
 // the loss is linear. Queries and keys read the embedding, not the stream, so that values grow by a factor per layer, not by a power.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "model/blocks.h"
 #include "model/config_parts.h"

@@ -3,6 +3,7 @@
 // positions. There is no config.json of it: the fields are those of Megatron's TransformerConfig and command line.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "base/suggest.h"
 #include "model/blocks.h"

@@ -119,7 +119,7 @@ TEST(ModelRegistry, RefusesAnUnknownType) {
 
 TEST_P(EveryAttention, LogitsHaveTheParametersDtypeForAnyBatchAndLength) {
   const auto model = make_model(grouped_config(), GetParam());
-  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     const Parameters parameters = parameters_of(*model, dtype);
     for (const auto& [batch, length] : std::vector<std::pair<std::int64_t, std::int64_t>>{{1, 1}, {2, 7}, {3, 24}}) {
       const at::Tensor logits = model->forward(ids_of(batch, length), parameters, Strategy(), nullptr);
@@ -242,7 +242,8 @@ TEST_P(EveryAttention, ALaterTokenChangesNothingBefore) {
 }
 
 TEST(AttentionImpls, AgreeWithinRoundingInEveryDtype) {
-  for (const auto& [dtype, bound] : std::map<at::ScalarType, double>{{at::kDouble, 1e-13}, {at::kFloat, 1e-5}, {at::kBFloat16, 5e-2}}) {
+  for (const auto& [dtype, bound] :
+       std::map<at::ScalarType, double>{{at::kDouble, 1e-13}, {at::kFloat, 1e-5}, {at::kBFloat16, 5e-2}, {at::kHalf, 5e-3}}) {
     const auto eager = make_model(grouped_config(), AttentionImpl::kEager), sdpa = make_model(grouped_config(), AttentionImpl::kSdpa);
     const Parameters parameters = parameters_of(*eager, dtype);
 
