@@ -208,6 +208,10 @@ class Judge {
       return;
     }
     verdict_.status = Status::kConforms;
+    if (options_.level == Level::kExact) {
+      verdict_.reason = fmt::format("{} tensors compared with no tolerance, all equal", verdict_.compared);
+      return;
+    }
     double worst = 0;
     for (const TensorComparison& t : verdict_.tensors) {
       if (t.level != Level::kExact && !t.insensitive && t.allowed_relative_error > 0)
