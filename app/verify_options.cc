@@ -76,10 +76,12 @@ void apply_sizes(const ParsedOptions& options, Case& item) {
   override_with(options, "num-layers", item.config.num_layers);
   item.cut_layers = options.given("num-layers");
   override_with(options, "batch-size", item.batch_size);
+  override_with(options, "micro-batches", item.micro_batches);
   override_with(options, "seq-length", item.seq_length);
   override_with(options, "seed", item.seed);
   override_with(options, "init-weights", item.weights_path);
   if (options.given("attn-impl")) item.attention = parse_attention_impl(options.get<std::string>("attn-impl"));
+  if (options.given("reduction-order")) item.reduction_order = parse_reduction_order(options.get<std::string>("reduction-order"));
   if (!options.given("data")) return;
   const auto& data = options.get<std::string>("data");
   item.data.kind = data == "random"      ? DataSource::Kind::kRandomIds
@@ -188,6 +190,14 @@ void apply_fault_subject(const ParsedOptions& options, std::vector<Case>& cases)
   cases = std::move(result);
 }
 
+ReferenceKind parse_reference(const std::string& name) {
+  if (name == "plain") return ReferenceKind::kPlain;
+  if (name == "emulated") return ReferenceKind::kEmulated;
+  if (name == "both") return ReferenceKind::kBoth;
+  const Strings known = {"plain", "emulated", "both"};
+  throw UsageError(fmt::format("unknown reference '{}'{}; known are {}", name, did_you_mean(name, known), join_names(known)));
+}
+
 }  // namespace
 
 void declare_verify_options(OptionTable& table) {
@@ -202,6 +212,7 @@ void declare_verify_options(OptionTable& table) {
   add("dtype", list(), "fp32 bf16 fp16 fp64 (default: the preset's)");
   add("attn-impl", po::value<std::string>(), "eager or sdpa");
   add("batch-size", po::value<std::int64_t>(), "samples per data-parallel rank");
+  add("micro-batches", po::value<int>(), "per step: gradients add up over them (default: 1)");
   add("seq-length", po::value<std::int64_t>(), "tokens per sample");
   add("data", po::value<std::string>(), "text (the built-in one), random, the path of a text file, or of ids (FILE.bin, FILE.safetensors)");
   add("data-dtype", po::value<std::string>(),
@@ -220,6 +231,9 @@ void declare_verify_options(OptionTable& table) {
   add("max-grad-norm", po::value<double>(), "clip by this global norm; 0: do not clip");
   add("init-weights", po::value<std::string>(), "read the initial weights from this safetensors file");
   add("save-init-weights", po::value<std::string>(), "write the initial weights to this safetensors file");
+  add("reduction-order", po::value<std::string>(), "in which ranks add: ordered (default), ring, tree");
+  add("reference", po::value<std::string>()->default_value("plain"),
+      "plain (one unsharded process, within tolerances), emulated (the subject's declared arithmetic in one process, bit by bit), or both");
   add("fault", po::value<std::string>(), "inject a fault of the catalogue (list faults): exit 1 is then right; a near miss must conform");
   add("dump", po::value<std::string>(), "write every run as a bundle below this folder (for compare)");
   add("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
@@ -232,6 +246,7 @@ void declare_verify_options(OptionTable& table) {
                    {"subject", "subjects"},
                    {"dtypes", "dtype"},
                    {"init-weights-path", "init-weights"},
+                   {"gradient-accumulation-steps", "micro-batches"},
                    {"layers", "num-layers"},
                    {"clip", "max-grad-norm"},
                    {"make-vocab-size-divisible-by", "vocab-multiple"},
@@ -264,6 +279,10 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
   if (options.given("dump")) request.dump = options.get<std::string>("dump");
   if (options.given("output-dir")) request.output_dir = options.get<std::string>("output-dir");
   if (options.given("save-init-weights")) request.save_init_weights = options.get<std::string>("save-init-weights");
+  request.reference = parse_reference(options.get<std::string>("reference"));
+  if (request.reference != ReferenceKind::kPlain) {
+    for (const Case& item : request.cases) (void)arithmetic_of(item);  // a subject without one is refused here
+  }
   request.verbose = options.get<bool>("verbose");
   return request;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// From the options of `verify` to the list of cases to run.
 #pragma once
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -10,12 +11,17 @@
 
 namespace isoshard {
 
+/// What a run is judged against. kPlain: the unsharded process, within its own response to one-ulp changes. kEmulated: the subject's
+/// declared arithmetic carried out in one process, bit by bit. kBoth: the same, and that emulated run against the plain one.
+enum class ReferenceKind : std::uint8_t { kPlain, kEmulated, kBoth };
+
 struct VerifyRequest {
   std::vector<Case> cases;                  ///< validated; ordered so that cases which share a reference are neighbours
   std::string fault;                        ///< empty: none
   std::filesystem::path dump;               ///< empty: no bundles
   std::filesystem::path output_dir;         ///< empty: nothing is written
   std::filesystem::path save_init_weights;  ///< empty: not saved
+  ReferenceKind reference = ReferenceKind::kPlain;
   bool verbose = false;
 };
 

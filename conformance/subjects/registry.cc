@@ -13,6 +13,8 @@
 #include "conformance/subjects/batches.h"
 #include "fixtures/cases/inputs.h"
 #include "mesh/mesh.h"
+#include "parallel/ddp/ddp_arithmetic.h"
+#include "parallel/tensor/autotp_arithmetic.h"
 #include "parallel/tensor/autotp_plan.h"
 #include "train/trainer.h"
 
@@ -25,9 +27,12 @@ void refuse_plan_edit(const SubjectEdits& edits, std::string_view subject) {
   if (edits.plan) throw UsageError(fmt::format("a fault in the plan of {} is not possible: it shards nothing; take autotp", subject));
 }
 
+using MakeArithmetic = Arithmetic (*)(const Model& model, const ArithmeticInputs& inputs);
+
 struct Entry {
   SubjectInfo info;
   MakeParts make_parts;
+  MakeArithmetic make_arithmetic;  // nullptr: the subject publishes none
 };
 
 const std::vector<Entry>& registry() {
@@ -36,19 +41,22 @@ const std::vector<Entry>& registry() {
        [](const Case&, const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
          refuse_plan_edit(edits, "ddp");
          return ddp_parts(config, mesh);
-       }},
+       },
+       ddp_arithmetic},
       {{"autotp", "DeepSpeed AutoTP with ZeRO 0: column- and row-parallel linear layers, gradients averaged over dp"},
        [](const Case&, const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
          const auto model = make_model(config.model, config.attention);
          ShardPlan plan = autotp_plan(*model, mesh.degree(Axis::kTp), config.settings.vocab_multiple);
          if (edits.plan) edits.plan(plan, mesh);
          return autotp_parts(config, mesh, std::move(plan));
-       }},
+       },
+       autotp_arithmetic},
       {{"reference", "the trusted single process: nothing sharded, nothing reduced"},
        [](const Case& item, const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
          refuse_plan_edit(edits, "the reference");
          return plain_parts(config, mesh, item.dp);
-       }},
+       },
+       nullptr},
   };
   return entries;
 }
@@ -102,6 +110,20 @@ std::vector<SubjectInfo> subjects() {
 
 void require_subject(std::string_view name) {
   (void)entry_of(name);
+}
+
+Arithmetic arithmetic_of(const Case& item) {
+  const Entry& entry = entry_of(item.subject);
+  if (entry.make_arithmetic == nullptr) {
+    throw UsageError(
+        fmt::format("{} publishes no arithmetic, so it has no emulated reference; judge it against the plain one", item.subject));
+  }
+  // What the record has no words for is refused: one that leaves it out would be wrong.
+  if (item.settings.vocab_multiple != 0)
+    throw UsageError("no arithmetic is published for a split vocabulary; judge it against the plain reference");
+  if (item.settings.autocast.has_value()) throw UsageError("no arithmetic is published for autocast; judge it against the plain reference");
+  const std::unique_ptr<Model> model = make_model(item.config, item.attention);
+  return entry.make_arithmetic(*model, {item.dp, item.tp, item.dtype, item.reduction_order, item.settings.bucket_bytes});
 }
 
 std::unique_ptr<Subject> make_subject(const Case& item, Rank& rank, Sink* sink, const SubjectEdits& edits) {

@@ -11,6 +11,7 @@
 #include "harness/world/rank.h"
 #include "harness/world/subject.h"
 #include "observe/sink.h"
+#include "parallel/arithmetic.h"
 #include "train/trainer.h"
 
 namespace isoshard {
@@ -23,6 +24,8 @@ struct SubjectInfo {
 [[nodiscard]] std::vector<SubjectInfo> subjects();
 /// Errors   UsageError with a suggestion for a name that is not registered.
 void require_subject(std::string_view name);
+/// What the case's subject says about its own arithmetic.   Errors   UsageError for a subject that says nothing.
+[[nodiscard]] Arithmetic arithmetic_of(const Case& item);
 
 /// Changes to a subject from outside: how faults replace its seams by faulty twins. Each may be empty. Called on every rank.
 struct SubjectEdits {

@@ -68,8 +68,8 @@ Trace run_case(const Case& item, const Reference& reference, const RunOptions& o
   world.size = item.world_size();
   world.name = item.slug();
   world.deadline = options.deadline;
-  world.order = options.order;
   world.decorate = options.decorate;
+  world.order = options.order.value_or(item.reduction_order);
   const WorldReport report = run_forked(std::move(world), [&](Rank& rank) {
     const int r = rank.rank();
     Recorder recorder(recorder_options(item, reference, options, r, arenas[static_cast<std::size_t>(r)]));

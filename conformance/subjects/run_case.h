@@ -3,6 +3,7 @@
 #pragma once
 #include <chrono>
 #include <functional>
+#include <optional>
 
 #include "conformance/subjects/registry.h"
 #include "fixtures/cases/case.h"
@@ -16,10 +17,10 @@ namespace isoshard {
 /// Changes what a rank trains on in a step.
 using BatchEdit = std::function<void(std::vector<Batch>& micro_batches, const CaseData& data, int rank, int step)>;
 
-/// `order`, and the faults: each may be empty.
+/// Each may be left as it is.
 struct RunOptions {
   Keep keep = Keep::kWhatDiffers;
-  ReductionOrder order = ReductionOrder::kOrdered;
+  std::optional<ReductionOrder> order;            ///< another one than the case's
   CommDecorator decorate;                         ///< a fault on the communicator
   std::function<TapMutation(int rank)> mutation;  ///< a fault at the taps
   SubjectEdits edits;                             ///< faulty twins of the subject's seams

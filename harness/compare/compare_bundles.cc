@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "harness/compare/verdict.h"
+#include "harness/trace/assembled.h"
 #include "harness/trace/bundle.h"
 #include "harness/trace/recorder.h"
 #include "harness/trace/run_settings.h"
@@ -17,26 +18,6 @@ std::size_t bytes_needed(const RankTrace& rank) {
   std::size_t bytes = 64;
   for (const Record& record : rank.records) bytes += static_cast<std::size_t>(record.bytes) + 64;
   return bytes;
-}
-
-/// A run of several ranks as if one process had done it.
-Trace assembled(const Trace& trace) {
-  std::size_t capacity = 64;
-  for (const RankTrace& rank : trace.ranks) capacity += bytes_needed(rank);
-  // Replicas are stored once, but a sharded tensor is as large as all its shards: the sum is enough in any case.
-  RecorderOptions options;
-  options.keep = Keep::kEverything;
-  options.arena = std::make_shared<Arena>(capacity, "assembled");
-  Recorder recorder(options);
-  for (const Record& record : trace.ranks.at(0).records) {
-    recorder.begin_step(record.key.step);
-    Layout whole;
-    whole.global_shape = record.layout.global_shape;
-    recorder.on_record({record.key.kind, record.key.name, whole, 1.0}, trace.assemble(record.key));
-  }
-  Trace result{trace.subject, trace.case_slug, MeshShape(), {}};
-  result.ranks.push_back(recorder.finish());
-  return result;
 }
 
 /// As if the run had been recorded against this reference.

@@ -242,7 +242,7 @@ class Judge {
     }
     verdict_.status = Status::kConforms;
     if (options_.level == Level::kExact) {
-      verdict_.reason = fmt::format("{} tensors compared, all equal", verdict_.compared);
+      verdict_.reason = fmt::format("{} tensors compared with no tolerance, all equal", verdict_.compared);
       return;
     }
     double worst = 0;

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What the emulated reference costs, against the plain one of the same case in the same run.
+///
+///     reference_bench [ROUNDS]     prints median, min and max in ms and the ratio of the medians; rounds are interleaved.
+///
+/// "plain": the unsharded run and its three perturbed repetitions, as a verdict needs them. "plain, one run": without repetitions.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "conformance/subjects/registry.h"
+#include "fixtures/cases/presets.h"
+#include "fixtures/reference/emulated_reference.h"
+#include "fixtures/reference/reference.h"
+#include "harness/world/forked_world.h"
+#include "harness/world/warm_up.h"
+#include "model/builtin.h"
+
+namespace {
+
+using isoshard::Case;
+using isoshard::Dtype;
+
+struct Size {
+  const char* name;
+  std::int64_t hidden, heads, kv_heads, head_dim, ffn, layers, vocabulary, sequence;
+};
+// The small preset's own size, and one whose matrix products outweigh the recording.
+constexpr Size kSizes[] = {{"small", 0, 0, 0, 0, 0, 0, 0, 0}, {"medium", 768, 12, 6, 64, 2304, 4, 2048, 128}};
+
+Case case_of(const Size& size, int dp, int tp, Dtype dtype) {
+  Case item;
+  item.config = isoshard::builtin_config("small");
+  item.settings = isoshard::verify_settings();
+  item.subject = tp > 1 ? "autotp" : "ddp";
+  item.dp = dp;
+  item.tp = tp;
+  item.dtype = dtype;
+  item.data.kind = isoshard::DataSource::Kind::kRandomIds;
+  if (size.hidden == 0) return item;
+  item.model_name = size.name;
+  item.config.hidden_size = size.hidden;
+  item.config.num_heads = size.heads;
+  item.config.num_kv_heads = size.kv_heads;
+  item.config.head_dim = size.head_dim;
+  item.config.intermediate_size = size.ffn;
+  item.config.num_layers = size.layers;
+  item.config.vocab_size = size.vocabulary;
+  item.seq_length = size.sequence;
+  return item;
+}
+
+template <class Run>
+double milliseconds(Run run) {
+  const auto start = std::chrono::steady_clock::now();
+  run();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
+double print(const std::string& name, std::vector<double> times) {
+  std::ranges::sort(times);
+  const double median = times[times.size() / 2];
+  fmt::print("  {:<16} median {:8.1f} ms  min {:8.1f}  max {:8.1f}\n", name, median, times.front(), times.back());
+  return median;
+}
+
+void measure(const Case& item, int rounds) {
+  std::vector<double> plain, plain_one, emulated;
+  for (int round = 0; round < rounds; ++round) {
+    plain.push_back(milliseconds([&] { (void)make_reference(item); }));
+    plain_one.push_back(milliseconds([&] { (void)make_reference(item, {.responses = 0}); }));
+    emulated.push_back(milliseconds([&] { (void)make_emulated_reference(item, arithmetic_of(item)); }));
+  }
+  fmt::print("{} (dp {} x tp {})\n", item.slug(), item.dp, item.tp);
+  const double of_plain = print("plain", plain), of_one = print("plain, one run", plain_one), of_emulated = print("emulated", emulated);
+  fmt::print("  ratio            {:.2f} of plain, {:.2f} of one run\n", of_emulated / of_plain, of_emulated / of_one);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int rounds = argc > 1 ? std::max(1, std::atoi(argv[1])) : 5;
+  isoshard::make_controller();
+  isoshard::warm_up_kernels();
+  struct Mesh {
+    int dp, tp;
+  };
+  for (const Size& size : kSizes) {
+    for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
+      for (const Mesh mesh : {Mesh{3, 1}, Mesh{1, 2}, Mesh{2, 3}}) measure(case_of(size, mesh.dp, mesh.tp, dtype), rounds);
+    }
+  }
+}

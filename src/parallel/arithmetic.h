@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a subject says about its own arithmetic, as plain data: enough to repeat its run bit by bit in one process.
+///
+/// Terms. Region: how the weights of one module are used over tp. Reduction point: a kind of place at which ranks add their
+/// tensors. Tied adds: gradients that meet at one tensor and are added there, in an order that rounds. Holders: ranks of one tp
+/// group that hold equal parts of a parameter.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "comm/communicator.h"
+
+namespace isoshard {
+
+/// kColumn: a rank computes its own output features; the input's gradient is summed over tp. kRow: a rank computes a summand of
+/// all output features; the bias is added once, after the sum.
+enum class Region : std::uint8_t { kReplicated, kColumn, kRow };
+
+struct Range {
+  std::int64_t begin = 0, count = 0;
+  friend auto operator<=>(const Range&, const Range&) = default;
+};
+
+/// tp rank r holds the ranges by_rank[r] of dim `dim` of a parameter, one after the other. Ranks with equal ranges are its holders.
+struct ParameterCut {
+  int dim = 0;
+  std::vector<std::vector<Range>> by_rank;
+};
+
+/// Activations that several tp ranks hold alike, as they come out of copied weights. Each rank uses its copy for its own part of the
+/// model, so the gradient is the sum over all ranks that hold it.
+struct CopiedActivations {
+  int num_parts = 0;
+  std::vector<int> part_of_rank;    ///< by tp rank
+  std::vector<std::string> points;  ///< names of taps
+};
+
+/// How ranks add at one kind of place. The sum is made over the ranks of one group; a group of one adds nothing and rounds nothing.
+struct ReductionPoint {
+  bool is_made = true;                    ///< false: every rank goes on with its own tensor
+  Reduction reduction = Reduction::kSum;  ///< kSum or kAvg
+  ReductionOrder order = ReductionOrder::kOrdered;
+  std::optional<Dtype> dtype;     ///< what values are rounded to before they are added; none: their own dtype
+  bool rounds_every_add = false;  ///< kOrdered: to that dtype after each addition, not once at the end
+  std::vector<int> addends;       ///< kOrdered: group ranks in the order of adding; empty: 0, 1, 2, ...
+};
+
+/// Column modules that read one tensor, whose gradient is the sum of what they send back.
+struct SharedInput {
+  std::vector<std::string> modules;  ///< in the order of use
+  std::vector<std::size_t> adds;     ///< tied adds: indices into `modules`, in the order of adding
+  bool reduced_together = false;     ///< added on each rank and then over tp, once; otherwise each over tp and then added
+};
+
+/// The order in which the parameters' sums of squares, all in fp64, are added to the squared norm.
+enum class NormAdds : std::uint8_t { kModelOrder, kReverseModelOrder };
+
+/// One training run's arithmetic on a dp x tp mesh (tp fastest).
+///
+/// Gradients are reduced over dp bucket by bucket, then the sums over holders are made, then the norm: squares of parameters that are
+/// cut are summed over tp at `clip_norm` (of holders the first counts), those of whole ones are taken from the rank itself.
+struct Arithmetic {
+  int dp = 1, tp = 1;
+  Dtype dtype = Dtype::kFloat32;                           ///< of parameters, activations and gradients
+  int num_threads = 1;                                     ///< of every op
+  std::map<std::string, Region, std::less<>> regions;      ///< by module; one that is not listed is replicated
+  std::map<std::string, ParameterCut, std::less<>> cuts;   ///< by parameter; one that is not listed is whole on every rank
+  CopiedActivations copies;                                ///< none: num_parts is 0
+  std::vector<SharedInput> shared_inputs;                  ///< every column module is in one
+  std::vector<std::vector<std::string>> gradient_buckets;  ///< parameters that are reduced over dp as one flat buffer, in its order
+  std::vector<std::vector<std::string>> holder_sums;       ///< parameters whose gradients are then summed over their holders, flat too
+  ReductionPoint row_output;                               ///< over tp, forward
+  ReductionPoint column_input_gradient;                    ///< over tp, backward
+  ReductionPoint parameter_gradient;                       ///< over dp
+  ReductionPoint holder_gradient;                          ///< over the holders
+  ReductionPoint token_count;                              ///< over dp, int64
+  ReductionPoint loss;                                     ///< over dp, fp64
+  ReductionPoint clip_norm;                                ///< over tp, fp64: one sum of squares per cut parameter, in model order
+  NormAdds norm_adds = NormAdds::kModelOrder;
+};
+
+/// What a subject's arithmetic depends on, besides the model.
+struct ArithmeticInputs {
+  int dp = 1, tp = 1;
+  Dtype dtype = Dtype::kFloat32;
+  ReductionOrder order = ReductionOrder::kOrdered;  ///< of the communicator
+  std::int64_t bucket_bytes = 25 << 20;
+};
+
+}  // namespace isoshard

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// The record of autotp, read off its plan.
+#include "parallel/tensor/autotp_arithmetic.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "mesh/layout.h"
+#include "parallel/ddp/ddp_arithmetic.h"
+#include "parallel/tensor/autotp_plan.h"
+
+namespace isoshard {
+namespace {
+
+std::string_view before_last_dot(std::string_view path) {
+  return path.substr(0, std::min(path.rfind('.'), path.size()));
+}
+
+Region region_of(ShardKind kind) {
+  switch (kind) {
+    case ShardKind::kColumn:
+    case ShardKind::kKvReplica:
+      return Region::kColumn;
+    case ShardKind::kRow:
+      return Region::kRow;
+    case ShardKind::kVocabEmbedding:  // the plan of this record splits no vocabulary
+    case ShardKind::kVocabHead:
+    case ShardKind::kReplicated:
+      break;
+  }
+  return Region::kReplicated;
+}
+
+ParameterCut cut_of(const ShardPlan& plan, const ParameterSpec& spec, int tp) {
+  const MeshShape mesh({{Axis::kTp, tp}});
+  ParameterCut cut;
+  cut.dim = plan.sharded_dim(spec);
+  const auto dim = static_cast<std::size_t>(cut.dim);
+  for (int rank = 0; rank < tp; ++rank) {
+    std::vector<Range>& ranges = cut.by_rank.emplace_back();
+    for (const Box& box : boxes_of(plan.layout_of(spec, rank), mesh, rank)) ranges.push_back({box.global_offset[dim], box.size[dim]});
+  }
+  return cut;
+}
+
+// Column modules of one block (equal parent) read one input, in model order; backward reaches the last one first.
+void add_column_module(std::vector<SharedInput>& groups, const std::string& module) {
+  const bool joins = !groups.empty() && before_last_dot(groups.back().modules.back()) == before_last_dot(module);
+  if (!joins) groups.emplace_back();
+  groups.back().adds.insert(groups.back().adds.begin(), groups.back().modules.size());
+  groups.back().modules.push_back(module);
+}
+
+// What k_proj and v_proj give, and what is made of it head by head.
+void add_copied_points(CopiedActivations& copies, const std::string& module) {
+  copies.points.push_back(module);
+  if (!module.ends_with(".k_proj")) return;
+  const std::string attention(before_last_dot(module));
+  for (const std::string_view point : {"k_norm", "k_rope"}) copies.points.push_back(fmt::format("{}.{}", attention, point));
+}
+
+}  // namespace
+
+Arithmetic autotp_arithmetic(const Model& model, const ArithmeticInputs& inputs) {
+  const ShardPlan plan = autotp_plan(model, inputs.tp);
+  const std::vector<ParameterSpec> specs = model.parameters();
+  Arithmetic arithmetic;
+  std::vector<std::string> held_alike, head_norms;
+  for (const ParameterSpec& spec : specs) {
+    const ShardKind kind = plan.kind_of(spec.name);
+    if (plan.sharded_dim(spec) >= 0) arithmetic.cuts[spec.name] = cut_of(plan, spec, inputs.tp);
+    if (kind == ShardKind::kKvReplica) held_alike.push_back(spec.name);
+    if (plan.class_of(spec) == ParamClass::kQkNorm && inputs.tp > 1) head_norms.push_back(spec.name);
+    if (!spec.name.ends_with(".weight") || region_of(kind) == Region::kReplicated) continue;
+    const std::string module(before_last_dot(spec.name));
+    arithmetic.regions[module] = region_of(kind);
+    if (region_of(kind) == Region::kColumn) add_column_module(arithmetic.shared_inputs, module);
+    if (kind == ShardKind::kKvReplica) add_copied_points(arithmetic.copies, module);
+  }
+  if (!held_alike.empty()) {
+    arithmetic.copies.num_parts = plan.num_kv_heads;
+    arithmetic.copies.part_of_rank = plan.kv_head_of_rank;
+    arithmetic.holder_sums.push_back(std::move(held_alike));
+  }
+  if (!head_norms.empty()) arithmetic.holder_sums.push_back(std::move(head_norms));
+  add_data_parallelism(arithmetic, specs, inputs);
+  return arithmetic;
+}
+
+}  // namespace isoshard

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What autotp says about its own arithmetic.
+#pragma once
+#include "model/model.h"
+#include "parallel/arithmetic.h"
+
+namespace isoshard {
+
+/// Column and row layers as autotp_plan cuts them, one sum over tp per layer and direction; ddp's reductions over dp; gradients of kv
+/// heads that several ranks hold summed over those, of norms of heads over all of tp. The vocabulary is whole: the record has no words for a split one.
+/// Errors   as check_autotp_degree.
+[[nodiscard]] Arithmetic autotp_arithmetic(const Model& model, const ArithmeticInputs& inputs);
+
+}  // namespace isoshard
