@@ -37,6 +37,10 @@ std::vector<WrongRecord> wrong_records() {
   const Case dp = step_case("ddp", 3, 1), dp_bf16 = step_case("ddp", 3, 1, Dtype::kBFloat16);
   const std::string first_row = "model.layers.0.self_attn.o_proj", last_column_input = "model.layers.1.post_attention_layernorm";
   const Case copies = copied_heads_case(2, 3, 6, 1);
+  // Half of all changes in the last bit of a sum of squares are lost in its root: several steps, so that one is kept on any CPU.
+  Case norm = dp;
+  norm.seed = 1;
+  norm.steps = 8;
   Case ring = step_case("ddp", 3, 1);
   ring.reduction_order = ReductionOrder::kRing;
   ring.settings.bucket_bytes = 4096;
@@ -82,7 +86,7 @@ std::vector<WrongRecord> wrong_records() {
        Stage::kParameterGrad, "model.layers.0.self_attn.k_proj.weight"},
       {"bucket_in_a_ring", ring, [](Arithmetic& a) { a.gradient_buckets.assign(1, all_of(a.gradient_buckets)); }, Stage::kParameterGrad,
        ""},
-      {"norm_order", dp, [](Arithmetic& a) { a.norm_adds = NormAdds::kReverseModelOrder; }, Stage::kGradNorm, "grad_norm"},
+      {"norm_order", norm, [](Arithmetic& a) { a.norm_adds = NormAdds::kReverseModelOrder; }, Stage::kGradNorm, "grad_norm"},
       {"norm_dtype", fp32, [](Arithmetic& a) { a.clip_norm.dtype = Dtype::kFloat32; }, Stage::kGradNorm, "grad_norm"},
       {"loss_dtype", dp, [](Arithmetic& a) { a.loss.dtype = Dtype::kFloat32; }, Stage::kForward, "loss"},
   };
