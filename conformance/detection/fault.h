@@ -42,14 +42,14 @@ struct FaultHooks {
 
 /// One fault, or one near miss.
 struct Fault {
-  std::string id;                     ///< as in the catalogue: dp_sum_missing
-  char fault_class = '-';             ///< A missing or extra reduction, B wrong scale, ... (docs/faults.md); '-' for a near miss
-  std::vector<std::string> subjects;  ///< on which it can be put
-  std::string summary;                ///< the real bug in one sentence
-  std::string source;                 ///< where it was reported
-  std::function<Case()> smallest_case;
-  FaultHooks hooks;
-  std::optional<ExpectedDetection> expected;  ///< empty for a near miss: the run must conform
+  std::string id = {};                     ///< as in the catalogue: dp_sum_missing
+  char fault_class = '-';                  ///< A missing or extra reduction, B wrong scale, ... (docs/faults.md); '-' for a near miss
+  std::vector<std::string> subjects = {};  ///< on which it can be put
+  std::string summary = {};                ///< the real bug in one sentence
+  std::string source = {};                 ///< where it was reported
+  std::function<Case()> smallest_case = {};
+  FaultHooks hooks = {};
+  std::optional<ExpectedDetection> expected = {};  ///< empty for a near miss: the run must conform
 };
 
 /// The faults, by class; each must be detected.
