@@ -76,8 +76,8 @@ INSTANTIATE_TEST_SUITE_P(Runs, BundleVerdict,
                                            Written{adamw(step_case("ddp", 3, 1, Dtype::kBFloat16), 1), ""},
                                            Written{step_case("autotp", 2, 3), "mlp_input_grad_partial"},
                                            Written{adamw(step_case("ddp", 3, 1), 2), "dp_sum_missing"}),
-                         [](const auto& info) {
-                           return info.param.item.slug() + (info.param.fault.empty() ? "" : "_" + info.param.fault);
+                         [](const auto& test) {
+                           return test.param.item.slug() + (test.param.fault.empty() ? "" : "_" + test.param.fault);
                          });
 
 using BundleSettings = BundleVerdict;
@@ -88,8 +88,7 @@ TEST_F(BundleSettings, ThatDifferAreNamedAndRefusedUnlessAllowed) {
   other.settings.max_grad_norm = 0.25;
   (void)run_and_write(item, "");
   const Reference reference = reference_of(item);
-  write_bundle(folder_ / "other", run_case(other, reference, {.keep = Keep::kEverything, .decorate = {}, .mutation = {}}),
-               bundle_settings(other, judge_options(other)));
+  write_bundle(folder_ / "other", run_case(other, reference, {.keep = Keep::kEverything}), bundle_settings(other, judge_options(other)));
 
   EXPECT_THAT([&] { (void)compare_bundles(folder_ / "reference", folder_ / "other", {}); },
               ThrowsMessage<UsageError>(HasSubstr("max_grad_norm: reference 1.0, actual 0.25")));

@@ -17,7 +17,7 @@ void add_clip_faults(Faults& faults);       ///< C: clipping and gradient norm; 
 void add_data_faults(Faults& faults);       ///< D: labels; I: samples
 void add_sharding_faults(Faults& faults);   ///< E: places of shards; H: values they are drawn from
 void add_step_faults(Faults& faults);       ///< G: tied weights; J: accumulation; K: optimizer
-void add_vocab_faults(Faults& faults);       ///< A, D: a vocabulary that is split over tp
+void add_vocab_faults(Faults& faults);      ///< A, D: a vocabulary that is split over tp
 void add_near_misses(Faults& faults);       ///< legal differences
 
 /// The tiny model of an architecture: 2 layers, hidden 48, 6 heads, ffn 96, vocabulary 96; random ids; no weight has a special value.

@@ -120,8 +120,8 @@ std::vector<std::string> ids_of(std::span<const Fault> faults) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Catalogue, FaultDetection, ::testing::ValuesIn(ids_of(fault_catalogue())),
-                         [](const auto& info) { return info.param; });
-INSTANTIATE_TEST_SUITE_P(Catalogue, NearMiss, ::testing::ValuesIn(ids_of(near_misses())), [](const auto& info) { return info.param; });
+                         [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(Catalogue, NearMiss, ::testing::ValuesIn(ids_of(near_misses())), [](const auto& test) { return test.param; });
 
 TEST(FaultCatalogue, UnknownNamesAreRefusedWithASuggestion) {
   try {

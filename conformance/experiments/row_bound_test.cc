@@ -52,7 +52,9 @@ TEST_P(RowParallelProduct, StaysWithinTheBoundAndALostRankDoesNot) {
   EXPECT_LE(shares[0], 1.0);
   EXPECT_GT(shares[1], 10.0) << "the negative control: one rank's partial is missing";
   // The stores of a narrow dtype make up most of its bound; the fp32 and fp64 sums come nowhere near the worst case of 840 roundings.
-  if (tp > 1) EXPECT_GT(shares[0], dtype == Dtype::kBFloat16 ? 1.0 / 8 : 1.0 / 2000);
+  if (tp > 1) {
+    EXPECT_GT(shares[0], dtype == Dtype::kBFloat16 ? 1.0 / 8 : 1.0 / 2000);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RowParallelProduct,

@@ -20,12 +20,12 @@ using BatchEdit = std::function<void(std::vector<Batch>& micro_batches, const Ca
 /// Each may be left as it is.
 struct RunOptions {
   Keep keep = Keep::kWhatDiffers;
-  std::optional<ReductionOrder> order;            ///< another one than the case's
-  CommDecorator decorate;                         ///< a fault on the communicator
-  std::function<TapMutation(int rank)> mutation;  ///< a fault at the taps
-  SubjectEdits edits;                             ///< faulty twins of the subject's seams
-  BatchEdit batches;                              ///< faulty batches or labels
-  SamplerDecorator sampler;                       ///< a faulty twin of the sampler
+  std::optional<ReductionOrder> order = {};            ///< another one than the case's
+  CommDecorator decorate = {};                         ///< a fault on the communicator
+  std::function<TapMutation(int rank)> mutation = {};  ///< a fault at the taps
+  SubjectEdits edits = {};                             ///< faulty twins of the subject's seams
+  BatchEdit batches = {};                              ///< faulty batches or labels
+  SamplerDecorator sampler = {};                       ///< a faulty twin of the sampler
   std::chrono::milliseconds deadline{600'000};
 };
 

@@ -79,7 +79,9 @@ TEST_P(ColumnParallelLinear, OutputIsTheSliceOfTheWhole) {
     ASSERT_EQ(y.size(1) * degree, kOut);
     EXPECT_TRUE(within(y, own(whole, 1), own(bound, 1)));
     // The CPU kernel's result does not depend on the number of output columns in bf16 (docs/facts.md).
-    if (type == Dtype::kBFloat16 || degree == 1) EXPECT_TRUE(at::equal(y, own(whole, 1)));
+    if (type == Dtype::kBFloat16 || degree == 1) {
+      EXPECT_TRUE(at::equal(y, own(whole, 1)));
+    }
   });
 }
 
@@ -102,7 +104,9 @@ TEST_P(ColumnParallelLinear, InputGradientIsSummedOverTp) {
 
     EXPECT_TRUE(within(x.grad(), exact, bound));
     // A part alone is not the gradient: the bound above can fail.
-    if (degree > 1) EXPECT_FALSE(within(at::matmul(own(cotangent, 1), own(layer.weight_OI, 0)), exact, bound));
+    if (degree > 1) {
+      EXPECT_FALSE(within(at::matmul(own(cotangent, 1), own(layer.weight_OI, 0)), exact, bound));
+    }
   });
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 std::string shown(const nlohmann::json& value) {
   std::string text = value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  if (text.size() > 60) text = text.substr(0, 57) + "...";
+  if (text.size() > 60) text.replace(57, std::string::npos, "...");
   return text;
 }
 

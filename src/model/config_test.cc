@@ -312,21 +312,21 @@ TEST(BuiltinConfigs, ComeBackFromTheirJson) {
 }
 
 TEST(MegatronConfigFile, ReadsMegatronsOwnFieldNames) {
-  const nlohmann::json json = {{"model_type", "megatron_gpt"},
-                               {"vocab_size", 64},
-                               {"hidden_size", 48},
-                               {"num_layers", 3},
-                               {"num_attention_heads", 6},
-                               {"num_query_groups", 2},
-                               {"max_position_embeddings", 32},
-                               {"position_embedding_type", "rope"},
-                               {"rotary_base", 500.0},
-                               {"layernorm_epsilon", 1e-5},
-                               {"init_method_std", 0.02},
-                               {"share_embeddings_and_output_weights", true},
-                               {"add_bias_linear", false},
-                               {"add_qkv_bias", true}};
-  const ModelConfig config = parse_model_config(json, "c.json");
+  const nlohmann::json fields = {{"model_type", "megatron_gpt"},
+                                 {"vocab_size", 64},
+                                 {"hidden_size", 48},
+                                 {"num_layers", 3},
+                                 {"num_attention_heads", 6},
+                                 {"num_query_groups", 2},
+                                 {"max_position_embeddings", 32},
+                                 {"position_embedding_type", "rope"},
+                                 {"rotary_base", 500.0},
+                                 {"layernorm_epsilon", 1e-5},
+                                 {"init_method_std", 0.02},
+                                 {"share_embeddings_and_output_weights", true},
+                                 {"add_bias_linear", false},
+                                 {"add_qkv_bias", true}};
+  const ModelConfig config = parse_model_config(fields, "c.json");
 
   EXPECT_EQ(config.intermediate_size, 192);
   EXPECT_EQ(config.head_dim, 8);
@@ -339,7 +339,7 @@ TEST(MegatronConfigFile, ReadsMegatronsOwnFieldNames) {
                                                                                         {"activation", "swiglu"},
                                                                                         {"hidden_dropout", 0.1},
                                                                                         {"num_query_groups", 4}}) {
-    nlohmann::json wrong = json;
+    nlohmann::json wrong = fields;
     wrong[field] = value;
     EXPECT_THROW(static_cast<void>(parse_model_config(wrong, "c.json")), FileError) << field;
   }
