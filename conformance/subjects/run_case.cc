@@ -13,6 +13,7 @@
 #include "fixtures/cases/inputs.h"
 #include "fixtures/reference/lattice_guard.h"
 #include "fixtures/reference/reference.h"
+#include "harness/run/world_trace.h"
 
 namespace isoshard {
 namespace {
@@ -60,10 +61,8 @@ Trace run_case(const Case& item, const Reference& reference, const RunOptions& o
   require_subject(item.subject);
   item.validate();
   const CaseData data(item);
-  std::vector<std::shared_ptr<Arena>> arenas(static_cast<std::size_t>(item.world_size()));
-  if (options.keep != Keep::kNothing) {
-    for (auto& arena : arenas) arena = std::make_shared<Arena>(trace_capacity(item), "rank");
-  }
+  const Arenas arenas = options.keep == Keep::kNothing ? Arenas(static_cast<std::size_t>(item.world_size()))
+                                                       : make_arenas(item.world_size(), trace_capacity(item), "rank");
   WorldOptions world;
   world.size = item.world_size();
   world.name = item.slug();
@@ -77,18 +76,7 @@ Trace run_case(const Case& item, const Reference& reference, const RunOptions& o
     rank.set_phase("handing over the trace");
     rank.post_result(recorder.finish().serialize());
   });
-  require_ok(report);
-
-  Trace trace;
-  trace.subject = item.subject;
-  trace.case_slug = item.slug();
-  trace.mesh = item.mesh();
-  for (std::size_t r = 0; r < arenas.size(); ++r) {
-    trace.ranks.push_back(RankTrace::deserialize(report.ranks.at(r).result));
-    if (arenas[r] != nullptr) arenas[r]->seal();
-    trace.ranks.back().arena = arenas[r];
-  }
-  return trace;
+  return trace_of_world({item.subject, item.slug(), item.mesh(), {}}, report, arenas);
 }
 
 JudgeOptions judge_options(const Case& item) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "harness/run/world_trace.h"
 #include "harness/trace/recorder.h"
 #include "harness/world/forked_world.h"
 
@@ -21,10 +22,7 @@ void check(const SubjectRun& run) {
 Trace record(const SubjectRun& run, const Reference* reference, Keep keep) {
   check(run);
   const int size = run.mesh.world_size();
-  std::vector<std::shared_ptr<Arena>> arenas(static_cast<std::size_t>(size));
-  if (keep != Keep::kNothing) {
-    for (auto& arena : arenas) arena = std::make_shared<Arena>(run.trace_bytes, "rank");
-  }
+  const Arenas arenas = keep == Keep::kNothing ? Arenas(static_cast<std::size_t>(size)) : make_arenas(size, run.trace_bytes, "rank");
   WorldOptions options;
   options.size = size;
   options.name = run.name;
@@ -49,18 +47,7 @@ Trace record(const SubjectRun& run, const Reference* reference, Keep keep) {
     rank.set_phase("handing over the trace");
     rank.post_result(recorder.finish().serialize());
   });
-  require_ok(report);
-
-  Trace trace;
-  trace.subject = run.name;
-  trace.case_slug = run.name;
-  trace.mesh = run.mesh;
-  for (std::size_t r = 0; r < arenas.size(); ++r) {
-    trace.ranks.push_back(RankTrace::deserialize(report.ranks.at(r).result));
-    if (arenas[r] != nullptr) arenas[r]->seal();
-    trace.ranks.back().arena = arenas[r];
-  }
-  return trace;
+  return trace_of_world({run.name, run.name, run.mesh, {}}, report, arenas);
 }
 
 }  // namespace

@@ -53,6 +53,10 @@ at::Tensor ForwardPass::linear(const std::string& module, const at::Tensor& x, s
   return tapped(module, strategy_->linear(module, x, parameter(weight_name), std::nullopt, sink_), tp_dim_of(module, 2));
 }
 
+at::Tensor ForwardPass::layer_norm(const std::string& module, const at::Tensor& x, double eps) const {
+  return tapped(module, isoshard::layer_norm(x, parameter(module + ".weight"), parameter(module + ".bias"), eps));
+}
+
 at::Tensor ForwardPass::conv1d(const std::string& module, const at::Tensor& x) const {
   return strategy_->linear(module, x, parameter(module + ".weight").t(), parameter(module + ".bias"), sink_);
 }

@@ -33,6 +33,8 @@ class ForwardPass {
   /// x W + b with a weight [in, out], as transformers' Conv1D; not tapped (a fused output is tapped in its parts).
   /// The strategy's linear gets the transposed view: at::linear turns it back, so that the kernel sees addmm(b, x, W).
   [[nodiscard]] at::Tensor conv1d(const std::string& module, const at::Tensor& x) const;
+  /// LayerNorm with `module`'s .weight and .bias; tapped as `module`.
+  [[nodiscard]] at::Tensor layer_norm(const std::string& module, const at::Tensor& x, double eps) const;
   /// `dim` if `module`'s output is split over tp, -1 otherwise.
   [[nodiscard]] int tp_dim_of(std::string_view module, int dim) const { return strategy_->splits_output(module) ? dim : -1; }
 
@@ -64,6 +66,9 @@ void check_input_ids(const at::Tensor& input_ids, const ModelConfig& config);
 /// Errors   ShapeError if input_ids are not int64 [B,S], or longer than max_positions.
 [[nodiscard]] at::Tensor rotary_decoder(const ForwardPass& pass, const ModelConfig& config, AttentionImpl impl,
                                         const at::Tensor& input_ids_BS);
+
+/// The parameters that ForwardPass::layer_norm reads, over `size` features.
+void add_layer_norm(std::vector<ParameterSpec>& specs, const std::string& module, std::int64_t size);
 
 /// The parameters that rotary_decoder reads, in the order of transformers' named_parameters().
 [[nodiscard]] std::vector<ParameterSpec> rotary_decoder_parameters(const ModelConfig& config);

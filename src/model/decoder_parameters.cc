@@ -51,6 +51,11 @@ void add_mlp(const LinearSpecs& add, const ModelConfig& config, const std::strin
 
 }  // namespace
 
+void add_layer_norm(std::vector<ParameterSpec>& specs, const std::string& module, std::int64_t size) {
+  specs.push_back({module + ".weight", {size}, ParamClass::kNorm, ParamInit::kOnes});
+  specs.push_back({module + ".bias", {size}, ParamClass::kNorm, ParamInit::kZeros});
+}
+
 std::vector<ParameterSpec> rotary_decoder_parameters(const ModelConfig& config) {
   std::vector<ParameterSpec> specs;
   const LinearSpecs add(specs);

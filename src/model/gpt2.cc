@@ -29,18 +29,12 @@ class Gpt2 final : public Model {
 
  private:
   [[nodiscard]] at::Tensor embed(const ForwardPass& pass, const at::Tensor& input_ids_BS) const;
-  [[nodiscard]] at::Tensor norm(const ForwardPass& pass, const std::string& module, const at::Tensor& x) const;
   [[nodiscard]] at::Tensor attention(const ForwardPass& pass, const std::string& module, const at::Tensor& x) const;
   [[nodiscard]] at::Tensor mlp(const ForwardPass& pass, const std::string& module, const at::Tensor& x) const;
 
   ModelConfig config_;
   AttentionImpl attention_;
 };
-
-void add_layer_norm(std::vector<ParameterSpec>& specs, const std::string& module, std::int64_t size) {
-  specs.push_back({module + ".weight", {size}, ParamClass::kNorm, ParamInit::kOnes});
-  specs.push_back({module + ".bias", {size}, ParamClass::kNorm, ParamInit::kZeros});
-}
 
 std::vector<ParameterSpec> Gpt2::parameters() const {
   const std::int64_t hidden = config_.hidden_size, ffn = config_.intermediate_size, head = config_.head_dim;
@@ -91,10 +85,6 @@ at::Tensor Gpt2::embed(const ForwardPass& pass, const at::Tensor& input_ids_BS) 
   return pass.tapped("transformer.drop", tokens_BSH + positions_1SH);
 }
 
-at::Tensor Gpt2::norm(const ForwardPass& pass, const std::string& module, const at::Tensor& x) const {
-  return pass.tapped(module, layer_norm(x, pass.parameter(module + ".weight"), pass.parameter(module + ".bias"), config_.norm_eps));
-}
-
 at::Tensor Gpt2::attention(const ForwardPass& pass, const std::string& module, const at::Tensor& x) const {
   const std::string fused = module + ".c_attn", out = module + ".c_proj";
   const std::vector<at::Tensor> parts = pass.conv1d(fused, x).chunk(3, -1);
@@ -121,10 +111,10 @@ at::Tensor Gpt2::forward(const at::Tensor& input_ids_BS, const Parameters& param
   at::Tensor x_BSH = embed(pass, input_ids_BS);
   for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
     const std::string module = layer_name(layer);
-    const at::Tensor middle_BSH = attention(pass, module + ".attn", norm(pass, module + ".ln_1", x_BSH)) + x_BSH;
-    x_BSH = pass.tapped(module, middle_BSH + mlp(pass, module + ".mlp", norm(pass, module + ".ln_2", middle_BSH)));
+    const at::Tensor middle_BSH = attention(pass, module + ".attn", pass.layer_norm(module + ".ln_1", x_BSH, config_.norm_eps)) + x_BSH;
+    x_BSH = pass.tapped(module, middle_BSH + mlp(pass, module + ".mlp", pass.layer_norm(module + ".ln_2", middle_BSH, config_.norm_eps)));
   }
-  x_BSH = norm(pass, "transformer.ln_f", x_BSH);
+  x_BSH = pass.layer_norm("transformer.ln_f", x_BSH, config_.norm_eps);
   return pass.linear("lm_head", x_BSH, config_.tie_word_embeddings ? kTokensWeight : "lm_head.weight");
 }
 

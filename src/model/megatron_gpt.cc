@@ -31,7 +31,6 @@ class MegatronGpt final : public Model {
 
  private:
   [[nodiscard]] at::Tensor embed(const ForwardPass& pass, const at::Tensor& input_ids_BS) const;
-  [[nodiscard]] at::Tensor norm(const ForwardPass& pass, const std::string& module, const at::Tensor& x) const;
   [[nodiscard]] at::Tensor attention(const ForwardPass& pass, const std::string& module, const at::Tensor& x_BSH,
                                      const RotaryTables& tables) const;
   [[nodiscard]] at::Tensor mlp(const ForwardPass& pass, const std::string& module, const at::Tensor& x_BSH) const;
@@ -45,10 +44,6 @@ std::vector<ParameterSpec> MegatronGpt::parameters() const {
   // A kv group: its query heads, its key head, its value head.
   const std::int64_t group = (config_.num_heads / config_.num_kv_heads + 2) * head;
   std::vector<ParameterSpec> specs;
-  const auto norm = [&](const std::string& module) {
-    specs.push_back({module + ".weight", {hidden}, ParamClass::kNorm, ParamInit::kOnes});
-    specs.push_back({module + ".bias", {hidden}, ParamClass::kNorm, ParamInit::kZeros});
-  };
   const auto column = [&](const std::string& module, std::int64_t out, bool has_bias, std::int64_t unit) {
     const TpSplit rows{TpRole::kColumn, 0, unit};
     specs.push_back({module + ".weight", {out, hidden}, ParamClass::kMatrix, ParamInit::kNormal, rows});
@@ -68,14 +63,14 @@ std::vector<ParameterSpec> MegatronGpt::parameters() const {
   }
   for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
     const std::string module = layer_name(layer);
-    norm(module + ".input_layernorm");
+    add_layer_norm(specs, module + ".input_layernorm", hidden);
     column(module + ".self_attention.linear_qkv", config_.num_kv_heads * group, config_.qkv_bias, group);
     row(module + ".self_attention.linear_proj", config_.num_heads * head, config_.attention_out_bias, head);
-    norm(module + ".pre_mlp_layernorm");
+    add_layer_norm(specs, module + ".pre_mlp_layernorm", hidden);
     column(module + ".mlp.linear_fc1", ffn, config_.mlp_bias, 1);
     row(module + ".mlp.linear_fc2", ffn, config_.mlp_bias, 1);
   }
-  norm("decoder.final_layernorm");
+  add_layer_norm(specs, "decoder.final_layernorm", hidden);
   if (!config_.tie_word_embeddings) {
     specs.push_back({"output_layer.weight", vocabulary, ParamClass::kMatrix, ParamInit::kNormal, vocabulary_rows});
   }
@@ -98,10 +93,6 @@ at::Tensor MegatronGpt::embed(const ForwardPass& pass, const at::Tensor& input_i
     x_BSH = x_BSH + pass.strategy().embedding(kPositions, ids_1S, pass.parameter(kPositionsWeight), pass.sink());
   }
   return pass.tapped("embedding", std::move(x_BSH));
-}
-
-at::Tensor MegatronGpt::norm(const ForwardPass& pass, const std::string& module, const at::Tensor& x) const {
-  return pass.tapped(module, layer_norm(x, pass.parameter(module + ".weight"), pass.parameter(module + ".bias"), config_.norm_eps));
 }
 
 at::Tensor MegatronGpt::attention(const ForwardPass& pass, const std::string& module, const at::Tensor& x_BSH,
@@ -142,10 +133,11 @@ at::Tensor MegatronGpt::forward(const at::Tensor& input_ids_BS, const Parameters
   for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
     const std::string module = layer_name(layer);
     const at::Tensor middle_BSH =
-        x_BSH + attention(pass, module + ".self_attention", norm(pass, module + ".input_layernorm", x_BSH), tables);
-    x_BSH = pass.tapped(module, middle_BSH + mlp(pass, module + ".mlp", norm(pass, module + ".pre_mlp_layernorm", middle_BSH)));
+        x_BSH + attention(pass, module + ".self_attention", pass.layer_norm(module + ".input_layernorm", x_BSH, config_.norm_eps), tables);
+    x_BSH = pass.tapped(
+        module, middle_BSH + mlp(pass, module + ".mlp", pass.layer_norm(module + ".pre_mlp_layernorm", middle_BSH, config_.norm_eps)));
   }
-  x_BSH = norm(pass, "decoder.final_layernorm", x_BSH);
+  x_BSH = pass.layer_norm("decoder.final_layernorm", x_BSH, config_.norm_eps);
   return pass.linear("output_layer", x_BSH, config_.tie_word_embeddings ? kWordsWeight : "output_layer.weight");
 }
 
