@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The parts of the fault catalogue, one function per class of bug, and what they share.
 #pragma once
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,18 +12,22 @@ namespace isoshard {
 
 using Faults = std::vector<Fault>;
 
-void add_reduction_faults(Faults& faults);  ///< A: missing and extra reductions
-void add_scale_faults(Faults& faults);      ///< B: wrong divisors and factors
-void add_clip_faults(Faults& faults);       ///< C: clipping and gradient norm; I: replicas that clip differently
-void add_data_faults(Faults& faults);       ///< D: labels; I: samples
-void add_sharding_faults(Faults& faults);   ///< E: places of shards; H: values they are drawn from
-void add_step_faults(Faults& faults);       ///< G: tied weights; J: accumulation; K: optimizer
-void add_vocab_faults(Faults& faults);      ///< A, D: a vocabulary that is split over tp
-void add_near_misses(Faults& faults);       ///< legal differences
+void add_reduction_faults(Faults& faults);   ///< A: missing and extra reductions
+void add_scale_faults(Faults& faults);       ///< B: wrong divisors and factors
+void add_clip_faults(Faults& faults);        ///< C: clipping and gradient norm; I: replicas that clip differently
+void add_data_faults(Faults& faults);        ///< D: labels; I: samples
+void add_sharding_faults(Faults& faults);    ///< E: places of shards; H: values they are drawn from
+void add_step_faults(Faults& faults);        ///< G: tied weights; J: accumulation; K: optimizer
+void add_vocab_faults(Faults& faults);       ///< A, D: a vocabulary that is split over tp
+void add_near_misses(Faults& faults);        ///< legal differences: orders of sums, buckets, layouts, data
+void add_value_near_misses(Faults& faults);  ///< legal differences of values: zeros, padding, roundings, the loss, the step
 
 /// The tiny model of an architecture: 2 layers, hidden 48, 6 heads, ffn 96, vocabulary 96; random ids; no weight has a special value.
 /// Group sizes of a case differ pairwise, and plain SGD is used: nothing can hide a factor.
 [[nodiscard]] Case fault_case(std::string_view model_type, std::string subject, int tp, int dp);
+
+/// Calls `act` with this process's part of the key biases of a GPT-2 gradient, whose exact value is 0. Others are left alone.
+void for_key_biases(const std::string& name, const at::Tensor& gradient, const std::function<void(at::Tensor)>& act);
 
 /// Qwen2 with 8 heads and 2 kv heads on tp 4: two ranks hold each kv head.
 [[nodiscard]] Case copied_kv_heads_case();

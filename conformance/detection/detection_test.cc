@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 
 #include "base/error.h"
@@ -113,6 +114,37 @@ TEST_P(NearMiss, DoesNotAlarm) {
   EXPECT_GT(verdict.compared, 100);
 }
 
+// The same kind of difference, but larger than legal, is alarmed where it is made.
+class NearMissControl : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(NearMissControl, IsAlarmed) {
+  const auto controls = near_miss_controls();
+  const Fault& control = *std::find_if(controls.begin(), controls.end(), [](const Fault& f) { return f.id == GetParam(); });
+  const Case item = control.smallest_case();
+  const FaultProbe probe;
+
+  const Verdict verdict = verdict_of(item, with_fault({}, control, item, probe));
+
+  EXPECT_GT(probe.count(), 0);
+  ASSERT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
+  EXPECT_EQ(verdict.findings.front().stage, control.expected->stage) << first_of(verdict);
+}
+
+// In bf16 a fused kernel is within what is allowed, but it is not equal: where equality is declared, it alarms.
+TEST(NearMissControl, FusedRoundingIsAlarmedWhereEqualityIsDeclared) {
+  const Fault& miss = find_fault("fused_rounding");
+  const Case item = miss.smallest_case();
+  const Reference& reference = reference_of(item);
+  const FaultProbe probe;
+  JudgeOptions options = judge_options(item);
+  options.level = Level::kExact;
+
+  const Verdict verdict = judge(reference, run_case(item, reference, with_fault({}, miss, item, probe)), options);
+
+  ASSERT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
+  EXPECT_EQ(verdict.findings.front().stage, Stage::kForward) << first_of(verdict);
+}
+
 std::vector<std::string> ids_of(std::span<const Fault> faults) {
   std::vector<std::string> ids;
   for (const Fault& fault : faults) ids.push_back(fault.id);
@@ -122,6 +154,8 @@ std::vector<std::string> ids_of(std::span<const Fault> faults) {
 INSTANTIATE_TEST_SUITE_P(Catalogue, FaultDetection, ::testing::ValuesIn(ids_of(fault_catalogue())),
                          [](const auto& test) { return test.param; });
 INSTANTIATE_TEST_SUITE_P(Catalogue, NearMiss, ::testing::ValuesIn(ids_of(near_misses())), [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(Catalogue, NearMissControl, ::testing::ValuesIn(ids_of(near_miss_controls())),
+                         [](const auto& test) { return test.param; });
 
 TEST(FaultCatalogue, UnknownNamesAreRefusedWithASuggestion) {
   try {
@@ -145,11 +179,14 @@ TEST(FaultCatalogue, EveryFaultHasAHookACaseAndAnExpectation) {
 }
 
 TEST(FaultCatalogue, EveryNearMissHasAHookAndExpectsNothing) {
-  ASSERT_GE(near_misses().size(), 5U);
+  ASSERT_GE(near_misses().size(), 25U);
   for (const Fault& miss : near_misses()) {
     EXPECT_GE(miss.hooks.count(), 1) << miss.id;
     EXPECT_FALSE(miss.expected.has_value()) << miss.id;
     EXPECT_NO_THROW(miss.smallest_case().validate()) << miss.id;
+    const auto controls = near_miss_controls();
+    EXPECT_TRUE(std::any_of(controls.begin(), controls.end(), [&](const Fault& control) { return miss.id.starts_with(control.id); }))
+        << miss.id << " has no control: nothing shows how much too much is";
   }
 }
 

@@ -55,6 +55,7 @@ std::span<const Fault> near_misses() {
   static const Faults misses = [] {
     Faults result;
     add_near_misses(result);
+    add_value_near_misses(result);
     return result;
   }();
   return misses;

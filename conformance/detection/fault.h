@@ -56,7 +56,10 @@ struct Fault {
 [[nodiscard]] std::span<const Fault> fault_catalogue();
 /// Legal differences of a correct implementation; an alarm on one of them is a false alarm.
 [[nodiscard]] std::span<const Fault> near_misses();
-/// Of either list.   Errors   UsageError with a suggestion.
+/// For each kind of near miss the same difference made larger than legal; each must be alarmed. Their ids are those of the near misses
+/// that they belong to.
+[[nodiscard]] std::span<const Fault> near_miss_controls();
+/// Of the first two lists.   Errors   UsageError with a suggestion.
 [[nodiscard]] const Fault& find_fault(std::string_view id);
 
 /// Run options that inject the fault; `probe` counts how often it fired.

@@ -62,6 +62,7 @@ class ModelTwin final : public Model {
   const ModelConfig& config() const noexcept override { return inner_->config(); }
   std::vector<ParameterSpec> parameters() const override { return inner_->parameters(); }
   std::vector<std::string> hidden_state_points() const override { return inner_->hidden_state_points(); }
+  LossKind loss_kind() const noexcept override { return inner_->loss_kind(); }
   at::Tensor forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink) const override {
     return forward_(input_ids_BS, parameters, strategy, sink);
   }
@@ -69,6 +70,33 @@ class ModelTwin final : public Model {
  private:
   std::shared_ptr<const Model> inner_;
   ForwardFunction forward_;
+};
+
+class StrategyTwin final : public Strategy {
+ public:
+  StrategyTwin(std::shared_ptr<const Strategy> inner, StrategyRules rules)
+      : Strategy(inner->dp_degree(), inner->activation_grad_scale()), inner_(std::move(inner)), rules_(std::move(rules)) {}
+  at::Tensor linear(std::string_view module, const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                    Sink* sink) const override {
+    return rules_.linear ? rules_.linear(*inner_, module, x, weight, bias, sink) : inner_->linear(module, x, weight, bias, sink);
+  }
+  at::Tensor embedding(std::string_view module, const at::Tensor& ids_BS, const at::Tensor& weight, Sink* sink) const override {
+    return inner_->embedding(module, ids_BS, weight, sink);
+  }
+  CrossEntropy loss(const at::Tensor& logits, const at::Tensor& targets_BS, const at::Tensor& weight_B,
+                    double label_smoothing) const override {
+    return rules_.loss ? rules_.loss(*inner_, logits, targets_BS, weight_B, label_smoothing)
+                       : inner_->loss(logits, targets_BS, weight_B, label_smoothing);
+  }
+  bool splits_output(std::string_view module) const override { return inner_->splits_output(module); }
+  int tp_degree() const noexcept override { return inner_->tp_degree(); }
+  ActivationLayouts activation_layouts(std::string_view point, const at::Tensor& local, int tp_dim) const override {
+    return inner_->activation_layouts(point, local, tp_dim);
+  }
+
+ private:
+  std::shared_ptr<const Strategy> inner_;
+  StrategyRules rules_;
 };
 
 }  // namespace
@@ -91,6 +119,19 @@ std::unique_ptr<Schedule> schedule_twin(ScheduleRules rules) {
 
 std::shared_ptr<const Model> model_twin(std::shared_ptr<const Model> inner, ForwardFunction forward) {
   return std::make_shared<ModelTwin>(std::move(inner), std::move(forward));
+}
+
+std::shared_ptr<const Strategy> strategy_twin(std::shared_ptr<const Strategy> inner, StrategyRules rules) {
+  return std::make_shared<StrategyTwin>(std::move(inner), std::move(rules));
+}
+
+std::shared_ptr<const Model> accumulation_twin(std::shared_ptr<const Model> inner, int micro_batches, GradientEdit edit) {
+  const auto passes = std::make_shared<int>(0);
+  return model_twin(
+      inner, [=, edit = std::move(edit)](const at::Tensor& ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink) {
+        if (const int micro_batch = (*passes)++ % micro_batches; micro_batch > 0) edit(parameters, micro_batch);
+        return inner->forward(ids_BS, parameters, strategy, sink);
+      });
 }
 
 at::Tensor tensor_of(const Buffer& buffer) {

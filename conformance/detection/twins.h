@@ -3,7 +3,9 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -31,6 +33,22 @@ using ForwardFunction =
     std::function<at::Tensor(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink)>;
 /// Everything but the forward pass is the inner model's.
 [[nodiscard]] std::shared_ptr<const Model> model_twin(std::shared_ptr<const Model> inner, ForwardFunction forward);
+
+/// Each function gets the inner strategy, and may be empty; what the strategy says of layouts is the inner one's.
+struct StrategyRules {
+  std::function<at::Tensor(const Strategy& inner, std::string_view module, const at::Tensor& x, const at::Tensor& weight,
+                           const std::optional<at::Tensor>& bias, Sink* sink)>
+      linear = {};
+  std::function<CrossEntropy(const Strategy& inner, const at::Tensor& logits, const at::Tensor& targets_BS, const at::Tensor& weight_B,
+                             double label_smoothing)>
+      loss = {};
+};
+[[nodiscard]] std::shared_ptr<const Strategy> strategy_twin(std::shared_ptr<const Strategy> inner, StrategyRules rules);
+
+/// Called before the forward pass of each micro-batch but the first, with its number: what the earlier ones have left in the
+/// gradients may be taken away or changed.
+using GradientEdit = std::function<void(const Parameters& parameters, int micro_batch)>;
+[[nodiscard]] std::shared_ptr<const Model> accumulation_twin(std::shared_ptr<const Model> inner, int micro_batches, GradientEdit edit);
 
 /// A floating-point buffer as a flat tensor that shares its memory.
 [[nodiscard]] at::Tensor tensor_of(const Buffer& buffer);

@@ -119,6 +119,7 @@ Arithmetic arithmetic_of(const Case& item) {
         fmt::format("{} publishes no arithmetic, so it has no emulated reference; judge it against the plain one", item.subject));
   }
   // What the record has no words for is refused: one that leaves it out would be wrong.
+  if (item.tp_is_slow) throw UsageError("no arithmetic is published for tp as the slow axis; judge it against the plain reference");
   if (item.settings.vocab_multiple != 0)
     throw UsageError("no arithmetic is published for a split vocabulary; judge it against the plain reference");
   if (item.settings.autocast.has_value()) throw UsageError("no arithmetic is published for autocast; judge it against the plain reference");
