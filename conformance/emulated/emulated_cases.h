@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Cases and judging options that the suites of emulated references share.
 #pragma once
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <algorithm>
+#include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -27,6 +32,34 @@ inline Case four_head_case(int dp, int tp, Dtype dtype = Dtype::kFloat32) {
   return item;
 }
 
+inline Case with(Case item, const std::function<void(Case&)>& change) {
+  change(item);
+  return item;
+}
+
+inline Case in_order(ReductionOrder order, Case item) {
+  item.reduction_order = order;
+  return item;
+}
+
+/// Embedding, head and loss split along the vocabulary, padded to a multiple of `multiple` x tp.
+inline Case split(Case item, std::int64_t multiple) {
+  item.settings.vocab_multiple = multiple;
+  return item;
+}
+
+inline Case with_vocabulary(Case item, std::int64_t size) {
+  item.config.vocab_size = size;
+  item.model_name += "_v" + std::to_string(size);
+  return item;
+}
+
+inline Case smoothed(Case item) {
+  item.settings.label_smoothing = 0.1;
+  item.data.unequal_labels = true;
+  return item;
+}
+
 /// Where two runs of one mesh first differ in a bit, rank by rank and record by record, in words; empty if nowhere.
 /// Nothing is put together first: copies, summands of partial sums and signed zeros count.
 inline std::string first_difference(const Trace& emulated, const Trace& actual) {
@@ -48,6 +81,38 @@ inline std::string first_difference(const Trace& emulated, const Trace& actual) 
     }
   }
   return "";
+}
+
+/// How many records of each kind all ranks have; none may have been judged in parts only.
+inline std::map<RecordKind, int> count_kinds(const Trace& trace) {
+  std::map<RecordKind, int> counts;
+  for (const RankTrace& rank : trace.ranks) {
+    for (const Record& record : rank.records) {
+      EXPECT_EQ(record.unmasked, -1) << describe(record.key);
+      ++counts[record.key.kind];
+    }
+  }
+  return counts;
+}
+
+/// Emulates the case by its declared arithmetic and runs it: every record of every rank must have the same bits.
+inline void expect_bit_equal_to_the_subject(const Case& item) {
+  const Trace emulated = emulate(item, arithmetic_of(item));
+  const Reference reference = reference_of_emulated(emulated);
+
+  const Trace actual = run_case(item, reference);
+
+  ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.dp * item.tp);
+  EXPECT_THAT(actual, conforms_to(reference, exact_options(item)));
+  EXPECT_EQ(first_difference(emulated, actual), "");
+  std::map<RecordKind, int> counts = count_kinds(actual);
+  const int per_rank = item.world_size() * item.steps;
+  EXPECT_GE(counts[RecordKind::kActivation], 25 * per_rank);
+  EXPECT_GE(counts[RecordKind::kActivationGrad], 25 * per_rank);
+  EXPECT_GE(counts[RecordKind::kGrad], 20 * per_rank);
+  EXPECT_EQ(counts[RecordKind::kOptimizer] % counts[RecordKind::kGrad], 0);
+  EXPECT_EQ(counts[RecordKind::kParam], counts[RecordKind::kGrad] + counts[RecordKind::kGrad] / item.steps);
+  EXPECT_EQ(counts[RecordKind::kScalar], 3 * per_rank);
 }
 
 /// The same case on four and more heads of 8, with fewer kv heads than tp ranks where `kv_heads` < tp.

@@ -32,6 +32,52 @@ std::vector<std::string> all_of(const std::vector<std::vector<std::string>>& buc
   return names;
 }
 
+std::vector<WrongRecord> wrong_vocabularies() {
+  const std::string loss = "loss_per_dp_rank";
+  const Case fp32 = split(with_vocabulary(step_case("autotp", 2, 3), 97), 8), smoothed_labels = smoothed(fp32);
+  return {
+      {"vocab_embedding_average", fp32, [](Arithmetic& a) { a.vocabulary->embedding_output.reduction = Reduction::kAvg; }, Stage::kForward,
+       "model.embed_tokens"},
+      {"vocab_embedding_dtype", fp32, [](Arithmetic& a) { a.vocabulary->embedding_output.dtype = Dtype::kBFloat16; }, Stage::kForward,
+       "model.embed_tokens"},
+      {"vocab_head_order", fp32,
+       [](Arithmetic& a) {
+         a.vocabulary->head_input_gradient.addends = {2, 1, 0};
+       },
+       Stage::kActivationGrad, "model.norm"},
+      {"vocab_exponentials_order", fp32,
+       [](Arithmetic& a) {
+         a.vocabulary->sum_of_exponentials.addends = {2, 1, 0};
+       },
+       Stage::kForward, loss},
+      {"vocab_exponentials_dtype", fp32, [](Arithmetic& a) { a.vocabulary->sum_of_exponentials.dtype = Dtype::kBFloat16; }, Stage::kForward,
+       loss},
+      {"vocab_target_average", fp32, [](Arithmetic& a) { a.vocabulary->target_logit.reduction = Reduction::kAvg; }, Stage::kForward, loss},
+      {"vocab_smoothing_dtype", smoothed_labels, [](Arithmetic& a) { a.vocabulary->sum_of_logits.dtype = Dtype::kBFloat16; },
+       Stage::kForward, loss},
+      {"vocab_own_maximum", fp32, [](Arithmetic& a) { a.vocabulary->largest_logit.is_made = false; }, Stage::kForward, loss},
+      {"vocab_loss_dtype", fp32, [](Arithmetic& a) { a.vocabulary->loss_dtype = Dtype::kFloat64; }, Stage::kForward, loss},
+      {"vocab_maximum_dtype", fp32, [](Arithmetic& a) { a.vocabulary->largest_logit.dtype = Dtype::kBFloat16; }, Stage::kForward, loss},
+  };
+}
+
+std::vector<WrongRecord> wrong_products() {
+  const auto in_bf16 = [](Case item) {
+    item.settings.autocast = Dtype::kBFloat16;
+    return item;
+  };
+  const Case qwen = in_bf16(step_case("autotp", 2, 3)), biased = in_bf16(with_biases(step_case("autotp", 2, 3, Dtype::kFloat32, "llama")));
+  const std::string first = "model.layers.0.self_attn.q_proj", first_row = "model.layers.0.self_attn.o_proj";
+  return {
+      {"autocast_none", qwen, [](Arithmetic& a) { a.products.reset(); }, Stage::kForward, first},
+      {"autocast_dtype", qwen, [](Arithmetic& a) { a.products->dtype = Dtype::kFloat16; }, Stage::kForward, first},
+      {"autocast_row_bias", biased, [](Arithmetic& a) { a.products->rounds_row_bias = false; }, Stage::kForward, first_row},
+      {"autocast_row_rounding", qwen, [](Arithmetic& a) { a.row_output.rounds_every_add = true; }, Stage::kForward, first_row},
+      {"autocast_column_dtype", qwen, [](Arithmetic& a) { a.column_input_gradient.dtype = Dtype::kBFloat16; }, Stage::kActivationGrad,
+       "model.layers.1.post_attention_layernorm"},
+  };
+}
+
 std::vector<WrongRecord> wrong_records() {
   const Case fp32 = step_case("autotp", 2, 3), bf16 = step_case("autotp", 2, 3, Dtype::kBFloat16);
   const Case dp = step_case("ddp", 3, 1), dp_bf16 = step_case("ddp", 3, 1, Dtype::kBFloat16);
@@ -44,7 +90,7 @@ std::vector<WrongRecord> wrong_records() {
   Case ring = step_case("ddp", 3, 1);
   ring.reduction_order = ReductionOrder::kRing;
   ring.settings.bucket_bytes = 4096;
-  return {
+  std::vector<WrongRecord> records = {
       {"row_order", fp32,
        [](Arithmetic& a) {
          a.row_output.addends = {2, 1, 0};
@@ -90,6 +136,10 @@ std::vector<WrongRecord> wrong_records() {
       {"norm_dtype", fp32, [](Arithmetic& a) { a.clip_norm.dtype = Dtype::kFloat32; }, Stage::kGradNorm, "grad_norm"},
       {"loss_dtype", dp, [](Arithmetic& a) { a.loss.dtype = Dtype::kFloat32; }, Stage::kForward, "loss"},
   };
+  for (const std::vector<WrongRecord>& more : {wrong_vocabularies(), wrong_products()}) {
+    records.insert(records.end(), more.begin(), more.end());
+  }
+  return records;
 }
 
 class EmulatedControls : public ::testing::TestWithParam<WrongRecord> {};

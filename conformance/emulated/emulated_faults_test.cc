@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
 #include "conformance/detection/fault.h"
 #include "conformance/emulated/emulated_cases.h"
 
@@ -31,28 +30,10 @@ TEST_P(EmulatedFaults, DivergeNoLaterThanAgainstThePlainReference) {
   EXPECT_LE(first.stage, fault.expected->stage) << first.what;
 }
 
-bool splits_vocabulary(const Fault& fault) {
-  return fault.smallest_case().settings.vocab_multiple != 0;
-}
-
 std::vector<std::string> fault_ids() {
   std::vector<std::string> ids;
-  for (const Fault& fault : fault_catalogue()) {
-    if (!splits_vocabulary(fault)) ids.push_back(fault.id);
-  }
+  for (const Fault& fault : fault_catalogue()) ids.push_back(fault.id);
   return ids;
-}
-
-// The faults left out above have no emulated reference, and are told so.
-TEST(EmulatedRefusals, ASplitVocabularyIsRefusedByName) {
-  int refused = 0;
-  for (const Fault& fault : fault_catalogue()) {
-    if (!splits_vocabulary(fault)) continue;
-    EXPECT_THAT([&] { (void)arithmetic_of(fault.smallest_case()); },
-                ::testing::ThrowsMessage<UsageError>(::testing::HasSubstr("split vocabulary")));
-    ++refused;
-  }
-  EXPECT_GE(refused, 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Catalogue, EmulatedFaults, ::testing::ValuesIn(fault_ids()), [](const auto& test) { return test.param; });

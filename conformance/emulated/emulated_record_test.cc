@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <string>
 
 #include "base/error.h"
@@ -31,6 +32,16 @@ std::vector<Case> plain_cases() {
     cases.push_back(copied_heads_case(3, 2, 6, 1, dtype));
   }
   for (const char* type : {"qwen3", "llama", "gpt2"}) cases.push_back(step_case("autotp", 3, 2, Dtype::kFloat32, type));
+  for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
+    cases.push_back(smoothed(split(with_vocabulary(step_case("autotp", 2, 3, dtype), 97), 8)));
+  }
+  const auto under_autocast = [](Dtype dtype, Case item) {
+    item.settings.autocast = dtype;
+    return item;
+  };
+  cases.push_back(under_autocast(Dtype::kBFloat16, with_biases(step_case("autotp", 2, 3, Dtype::kFloat32, "llama"))));
+  cases.push_back(under_autocast(Dtype::kBFloat16, smoothed(split(with_vocabulary(step_case("autotp", 3, 2), 97), 8))));
+  cases.push_back(under_autocast(Dtype::kFloat16, step_case("autotp", 3, 2)));
   Case adamw = step_case("autotp", 3, 2);
   adamw.settings.optimizer = OptimizerSettings{};
   adamw.steps = 2;
@@ -91,17 +102,14 @@ TEST(ArithmeticRecord, IsRefusedWhereItDoesNotFitTheCase) {
   const Case item = step_case("autotp", 2, 3);
   Case silent = item;
   silent.subject = "reference";
-  Case split = item, autocast = item;
-  split.settings.vocab_multiple = 1;
-  autocast.settings.autocast = Dtype::kBFloat16;
+  const Case whole = split(step_case("ddp", 2, 1), 64);
   Arithmetic ungrouped = arithmetic_of(item);
   ungrouped.shared_inputs.clear();
   Arithmetic unreduced = arithmetic_of(item);
   unreduced.gradient_buckets.pop_back();
 
   EXPECT_THAT([&] { (void)arithmetic_of(silent); }, ThrowsMessage<UsageError>(HasSubstr("reference publishes no arithmetic")));
-  EXPECT_THAT([&] { (void)arithmetic_of(split); }, ThrowsMessage<UsageError>(HasSubstr("split vocabulary")));
-  EXPECT_THAT([&] { (void)arithmetic_of(autocast); }, ThrowsMessage<UsageError>(HasSubstr("autocast")));
+  EXPECT_THAT([&] { (void)arithmetic_of(whole); }, ThrowsMessage<UsageError>(HasSubstr("multiples of 64")));
   EXPECT_THAT([&] { (void)emulate(item, arithmetic_of(step_case("autotp", 3, 2))); }, ThrowsMessage<UsageError>(HasSubstr("dp 3 x tp 2")));
   EXPECT_THAT([&] { (void)emulate(item, ungrouped); }, ThrowsMessage<InfrastructureError>(HasSubstr("q_proj")));
   EXPECT_THAT([&] { (void)emulate(item, unreduced); }, ThrowsMessage<InfrastructureError>(HasSubstr("reduces no gradient of")));
@@ -163,6 +171,21 @@ TEST(EmulatedReduction, AddsInTheRecordsDtypeAndReturnsTheTensors) {
 
   EXPECT_EQ(sum.scalar_type(), at::kFloat);
   EXPECT_EQ(sum.item<float>(), 256.0F);
+}
+
+TEST(EmulatedReduction, TakesTheLargestInEveryOrder) {
+  const double none = -std::numeric_limits<double>::infinity();
+  const std::vector<at::Tensor> parts = {row({1, none, 5, none}, at::kFloat), row({3, none, 4, none}, at::kFloat),
+                                         row({2, -7, 6, none}, at::kFloat)};
+  for (const ReductionOrder order : {ReductionOrder::kOrdered, ReductionOrder::kRing, ReductionOrder::kTree}) {
+    ReductionPoint largest;
+    largest.reduction = Reduction::kMax;
+    largest.order = order;
+
+    const at::Tensor result = emulated_reduction(parts, largest);
+
+    EXPECT_THAT(result, bit_equal_to(row({3, -7, 6, none}, at::kFloat)));
+  }
 }
 
 TEST(EmulatedReduction, AveragesByDividingTheSum) {

@@ -5,8 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <functional>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -18,11 +16,6 @@ namespace {
 struct DpTp {
   int dp, tp;
 };
-
-Case with(Case item, const std::function<void(Case&)>& change) {
-  change(item);
-  return item;
-}
 
 std::vector<Case> step_cases() {
   std::vector<Case> cases;
@@ -99,42 +92,10 @@ std::vector<Case> architecture_cases() {
   return cases;
 }
 
-std::map<RecordKind, int> count_kinds(const Trace& trace) {
-  std::map<RecordKind, int> counts;
-  for (const RankTrace& rank : trace.ranks) {
-    for (const Record& record : rank.records) {
-      EXPECT_EQ(record.unmasked, -1) << describe(record.key);
-      ++counts[record.key.kind];
-    }
-  }
-  return counts;
-}
-
 class EmulatedStep : public ::testing::TestWithParam<Case> {};
 
 TEST_P(EmulatedStep, IsBitEqualToTheSubject) {
-  const Case& item = GetParam();
-  const Trace emulated = emulate(item, arithmetic_of(item));
-  const Reference reference = reference_of_emulated(emulated);
-
-  const Trace actual = run_case(item, reference);
-
-  ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.dp * item.tp);
-  EXPECT_THAT(actual, conforms_to(reference, exact_options(item)));
-  EXPECT_EQ(first_difference(emulated, actual), "");
-  std::map<RecordKind, int> counts = count_kinds(actual);
-  const int per_rank = item.world_size() * item.steps;
-  EXPECT_GE(counts[RecordKind::kActivation], 25 * per_rank);
-  EXPECT_GE(counts[RecordKind::kActivationGrad], 25 * per_rank);
-  EXPECT_GE(counts[RecordKind::kGrad], 20 * per_rank);
-  EXPECT_EQ(counts[RecordKind::kOptimizer] % counts[RecordKind::kGrad], 0);
-  EXPECT_EQ(counts[RecordKind::kParam], counts[RecordKind::kGrad] + counts[RecordKind::kGrad] / item.steps);
-  EXPECT_EQ(counts[RecordKind::kScalar], 3 * per_rank);
-}
-
-Case in_order(ReductionOrder order, Case item) {
-  item.reduction_order = order;
-  return item;
+  expect_bit_equal_to_the_subject(GetParam());
 }
 
 std::vector<Case> ordered_cases() {

@@ -120,11 +120,9 @@ Arithmetic arithmetic_of(const Case& item) {
   }
   // What the record has no words for is refused: one that leaves it out would be wrong.
   if (item.tp_is_slow) throw UsageError("no arithmetic is published for tp as the slow axis; judge it against the plain reference");
-  if (item.settings.vocab_multiple != 0)
-    throw UsageError("no arithmetic is published for a split vocabulary; judge it against the plain reference");
-  if (item.settings.autocast.has_value()) throw UsageError("no arithmetic is published for autocast; judge it against the plain reference");
   const std::unique_ptr<Model> model = make_model(item.config, item.attention);
-  return entry.make_arithmetic(*model, {item.dp, item.tp, item.dtype, item.reduction_order, item.settings.bucket_bytes});
+  return entry.make_arithmetic(*model, {item.dp, item.tp, item.dtype, item.reduction_order, item.settings.bucket_bytes,
+                                        item.settings.vocab_multiple, item.settings.autocast});
 }
 
 std::unique_ptr<Subject> make_subject(const Case& item, Rank& rank, Sink* sink, const SubjectEdits& edits) {

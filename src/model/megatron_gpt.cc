@@ -25,6 +25,7 @@ class MegatronGpt final : public Model {
   MegatronGpt(const ModelConfig& config, AttentionImpl attention) : config_(config), attention_(attention) {}
   [[nodiscard]] const ModelConfig& config() const noexcept override { return config_; }
   [[nodiscard]] std::vector<ParameterSpec> parameters() const override;
+  [[nodiscard]] std::string head_module() const override { return "output_layer"; }
   [[nodiscard]] std::vector<std::string> hidden_state_points() const override;
   [[nodiscard]] at::Tensor forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy,
                                    Sink* sink) const override;

@@ -61,6 +61,8 @@ class Model {
   [[nodiscard]] virtual std::vector<ParameterSpec> parameters() const = 0;
   /// The points that transformers returns as output_hidden_states: the embedding, each layer but the last, the final norm.
   [[nodiscard]] virtual std::vector<std::string> hidden_state_points() const;
+  /// The module whose output are the logits, tied or not.
+  [[nodiscard]] virtual std::string head_module() const { return "lm_head"; }
   [[nodiscard]] virtual LossKind loss_kind() const noexcept { return LossKind::kCrossEntropy; }
   /// Shapes   input_ids int64 [B,S]; returns logits [B,S,V] in the parameters' dtype.
   [[nodiscard]] virtual at::Tensor forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy,

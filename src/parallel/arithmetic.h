@@ -18,8 +18,9 @@
 namespace isoshard {
 
 /// kColumn: a rank computes its own output features; the input's gradient is summed over tp. kRow: a rank computes a summand of
-/// all output features; the bias is added once, after the sum.
-enum class Region : std::uint8_t { kReplicated, kColumn, kRow };
+/// all output features; the bias is added once, after the sum. kVocabEmbedding: a rank looks up its own entries and gives 0 for
+/// those of others; the sum over tp is the output. kVocabHead: as kColumn, over the entries; the logits stay cut.
+enum class Region : std::uint8_t { kReplicated, kColumn, kRow, kVocabEmbedding, kVocabHead };
 
 struct Range {
   std::int64_t begin = 0, count = 0;
@@ -30,6 +31,7 @@ struct Range {
 struct ParameterCut {
   int dim = 0;
   std::vector<std::vector<Range>> by_rank;
+  std::int64_t padded_size = 0;  ///< of `dim` on every rank, filled up with zeros; 0: what the ranges have
 };
 
 /// Activations that several tp ranks hold alike, as they come out of copied weights. Each rank uses its copy for its own part of the
@@ -40,10 +42,11 @@ struct CopiedActivations {
   std::vector<std::string> points;  ///< names of taps
 };
 
-/// How ranks add at one kind of place. The sum is made over the ranks of one group; a group of one adds nothing and rounds nothing.
+/// How ranks add (or take the maximum) at one kind of place. The sum is made over the ranks of one group; a group of one adds nothing and
+/// rounds nothing.
 struct ReductionPoint {
   bool is_made = true;                    ///< false: every rank goes on with its own tensor
-  Reduction reduction = Reduction::kSum;  ///< kSum or kAvg
+  Reduction reduction = Reduction::kSum;  ///< kSum, kAvg or kMax
   ReductionOrder order = ReductionOrder::kOrdered;
   std::optional<Dtype> dtype;     ///< what values are rounded to before they are added; none: their own dtype
   bool rounds_every_add = false;  ///< kOrdered: to that dtype after each addition, not once at the end
@@ -55,6 +58,36 @@ struct SharedInput {
   std::vector<std::string> modules;  ///< in the order of use
   std::vector<std::size_t> adds;     ///< tied adds: indices into `modules`, in the order of adding
   bool reduced_together = false;     ///< added on each rank and then over tp, once; otherwise each over tp and then added
+};
+
+/// A vocabulary that is cut over tp, and the loss of logits that stay cut along it.
+///
+/// Of one token: x its logits on a rank, y its target, V the size, a the label smoothing, s = a V / (V - 1), c the token's weight.
+/// Every line rounds to `loss_dtype`; sums over columns are one op on a block of tokens.
+///
+///     M = max x, over tp;  z = x - M
+///     E = sum exp(z), over tp;  T = z[y], or 0 where y is another rank's, over tp;  S = sum z, over tp
+///     loss      (log E - T), smoothed: (log E - T) (1 - s) + (log E - S / V) s
+///     gradient  p = exp((x - M) - log E);  p -= s / V;  p[y] += s - 1;  p c, rounded to the logits' dtype
+///
+/// Columns behind a rank's entries are padding: they enter nothing, and their gradient is 0.
+struct SplitVocabulary {
+  std::int64_t size = 0;
+  std::vector<Range> by_rank;  ///< entries of each tp rank; empty where a rank has padding only
+  Dtype loss_dtype = Dtype::kFloat32;
+  std::int64_t logits_per_block = 1 << 22;  ///< a block has as many whole tokens as fit, at least one
+  ReductionPoint embedding_output;          ///< over tp, forward
+  ReductionPoint head_input_gradient;       ///< over tp, backward
+  ReductionPoint largest_logit;             ///< M
+  ReductionPoint sum_of_exponentials;       ///< E
+  ReductionPoint target_logit;              ///< T
+  ReductionPoint sum_of_logits;             ///< S, with label smoothing only
+};
+
+/// Products in a coarser dtype than the parameters': linear layers, matrix products and attention, as torch.autocast has them.
+struct LowPrecisionProducts {
+  Dtype dtype = Dtype::kBFloat16;  ///< inputs, weights and biases are rounded to it, results are in it; so are summands of row layers
+  bool rounds_row_bias = true;     ///< the bias that a row layer adds after the sum is rounded to the sum's dtype first
 };
 
 /// The order in which the parameters' sums of squares, all in fp64, are added to the squared norm.
@@ -74,13 +107,15 @@ struct Arithmetic {
   std::vector<SharedInput> shared_inputs;                  ///< every column module is in one
   std::vector<std::vector<std::string>> gradient_buckets;  ///< parameters that are reduced over dp as one flat buffer, in its order
   std::vector<std::vector<std::string>> holder_sums;       ///< parameters whose gradients are then summed over their holders, flat too
+  std::optional<SplitVocabulary> vocabulary;               ///< none: whole on every rank
+  std::optional<LowPrecisionProducts> products;            ///< none: in `dtype`; else forward only, backward follows each op's dtype
   ReductionPoint row_output;                               ///< over tp, forward
-  ReductionPoint column_input_gradient;                    ///< over tp, backward
-  ReductionPoint parameter_gradient;                       ///< over dp
-  ReductionPoint holder_gradient;                          ///< over the holders
-  ReductionPoint token_count;                              ///< over dp, int64
-  ReductionPoint loss;                                     ///< over dp, fp64
-  ReductionPoint clip_norm;                                ///< over tp, fp64: one sum of squares per cut parameter, in model order
+  ReductionPoint column_input_gradient;  ///< over tp, backward; in the dtype of the input, before it is rounded for a product
+  ReductionPoint parameter_gradient;     ///< over dp
+  ReductionPoint holder_gradient;        ///< over the holders
+  ReductionPoint token_count;            ///< over dp, int64
+  ReductionPoint loss;                   ///< over dp, fp64
+  ReductionPoint clip_norm;              ///< over tp, fp64: one sum of squares per cut parameter, in model order
   NormAdds norm_adds = NormAdds::kModelOrder;
 };
 
@@ -90,6 +125,8 @@ struct ArithmeticInputs {
   Dtype dtype = Dtype::kFloat32;
   ReductionOrder order = ReductionOrder::kOrdered;  ///< of the communicator
   std::int64_t bucket_bytes = 25 << 20;
+  std::int64_t vocab_multiple = 0;  ///< as TrainSettings::vocab_multiple
+  std::optional<Dtype> autocast = {};
 };
 
 }  // namespace isoshard

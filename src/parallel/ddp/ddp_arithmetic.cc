@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "base/error.h"
@@ -22,6 +23,7 @@ Shape local_shape(const Arithmetic& arithmetic, const ParameterSpec& spec) {
   std::int64_t& size = shape[static_cast<std::size_t>(cut->second.dim)];
   size = 0;
   for (const Range& range : cut->second.by_rank.at(0)) size += range.count;
+  size = std::max(size, cut->second.padded_size);
   return shape;
 }
 
@@ -31,6 +33,7 @@ void add_data_parallelism(Arithmetic& arithmetic, std::span<const ParameterSpec>
   arithmetic.dp = inputs.dp;
   arithmetic.tp = inputs.tp;
   arithmetic.dtype = inputs.dtype;
+  if (inputs.autocast.has_value()) arithmetic.products = LowPrecisionProducts{*inputs.autocast};
   for (ReductionPoint* point : {&arithmetic.row_output, &arithmetic.column_input_gradient, &arithmetic.parameter_gradient,
                                 &arithmetic.holder_gradient, &arithmetic.token_count, &arithmetic.loss, &arithmetic.clip_norm}) {
     point->order = inputs.order;
@@ -53,6 +56,10 @@ void add_data_parallelism(Arithmetic& arithmetic, std::span<const ParameterSpec>
 
 Arithmetic ddp_arithmetic(const Model& model, const ArithmeticInputs& inputs) {
   if (inputs.tp != 1) throw UsageError(fmt::format("ddp holds whole replicas; a tp degree of {} needs the subject autotp", inputs.tp));
+  if (inputs.vocab_multiple != 0) {
+    throw UsageError(
+        fmt::format("ddp holds whole replicas; a vocabulary in multiples of {} needs the subject autotp", inputs.vocab_multiple));
+  }
   Arithmetic arithmetic;
   add_data_parallelism(arithmetic, model.parameters(), inputs);
   return arithmetic;

@@ -9,10 +9,10 @@
 namespace isoshard {
 
 /// Replicas; gradients averaged over dp in GradientReducer's buckets; loss averaged and tokens counted over dp.
-/// Errors   UsageError for a tp degree above 1.
+/// Errors   UsageError for a tp degree above 1 or a split vocabulary.
 [[nodiscard]] Arithmetic ddp_arithmetic(const Model& model, const ArithmeticInputs& inputs);
 
-/// The part of it that holds for any model whose parameters lie as `arithmetic.cuts` say: degrees, dtype, points, buckets.
+/// The part of it that holds for any model whose parameters lie as `arithmetic.cuts` say: degrees, dtypes, points, buckets.
 void add_data_parallelism(Arithmetic& arithmetic, std::span<const ParameterSpec> specs, const ArithmeticInputs& inputs);
 
 }  // namespace isoshard

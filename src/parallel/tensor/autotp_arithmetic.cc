@@ -27,8 +27,10 @@ Region region_of(ShardKind kind) {
       return Region::kColumn;
     case ShardKind::kRow:
       return Region::kRow;
-    case ShardKind::kVocabEmbedding:  // the plan of this record splits no vocabulary
+    case ShardKind::kVocabEmbedding:
+      return Region::kVocabEmbedding;
     case ShardKind::kVocabHead:
+      return Region::kVocabHead;
     case ShardKind::kReplicated:
       break;
   }
@@ -44,12 +46,15 @@ ParameterCut cut_of(const ShardPlan& plan, const ParameterSpec& spec, int tp) {
     std::vector<Range>& ranges = cut.by_rank.emplace_back();
     for (const Box& box : boxes_of(plan.layout_of(spec, rank), mesh, rank)) ranges.push_back({box.global_offset[dim], box.size[dim]});
   }
+  if (is_vocab(plan.kind_of(spec.name))) cut.padded_size = plan.vocab_rows_per_rank;
   return cut;
 }
 
-// Column modules of one block (equal parent) read one input, in model order; backward reaches the last one first.
-void add_column_module(std::vector<SharedInput>& groups, const std::string& module) {
-  const bool joins = !groups.empty() && before_last_dot(groups.back().modules.back()) == before_last_dot(module);
+// Column modules of one block (equal parent) read one input, in model order; backward reaches the last one first. Not so in the lattice
+// model: its values read the residual stream, its queries and keys the embedding.
+void add_column_module(std::vector<SharedInput>& groups, const std::string& module, bool is_lattice) {
+  const bool joins = !groups.empty() && before_last_dot(groups.back().modules.back()) == before_last_dot(module) &&
+                     !(is_lattice && module.ends_with(".v_proj"));
   if (!joins) groups.emplace_back();
   groups.back().adds.insert(groups.back().adds.begin(), groups.back().modules.size());
   groups.back().modules.push_back(module);
@@ -63,11 +68,30 @@ void add_copied_points(CopiedActivations& copies, const std::string& module) {
   for (const std::string_view point : {"k_norm", "k_rope"}) copies.points.push_back(fmt::format("{}.{}", attention, point));
 }
 
+// The head reads the last norm's output alone; a tied one has no parameter of its own.
+void split_vocabulary(Arithmetic& arithmetic, const ShardPlan& plan, const std::string& head, const ArithmeticInputs& inputs) {
+  arithmetic.regions[head] = Region::kVocabHead;
+  arithmetic.shared_inputs.push_back({{head}, {0}});
+  SplitVocabulary& vocabulary = arithmetic.vocabulary.emplace();
+  vocabulary.size = plan.vocab_size;
+  for (int rank = 0; rank < inputs.tp; ++rank) {
+    const VocabShard shard = plan.vocab_shard(rank);
+    vocabulary.by_rank.push_back({shard.begin, shard.count});
+  }
+  vocabulary.loss_dtype = inputs.dtype == Dtype::kFloat64 ? Dtype::kFloat64 : Dtype::kFloat32;
+  vocabulary.largest_logit.reduction = Reduction::kMax;
+  for (ReductionPoint* point : {&vocabulary.embedding_output, &vocabulary.head_input_gradient, &vocabulary.largest_logit,
+                                &vocabulary.sum_of_exponentials, &vocabulary.target_logit, &vocabulary.sum_of_logits}) {
+    point->order = inputs.order;
+  }
+}
+
 }  // namespace
 
 Arithmetic autotp_arithmetic(const Model& model, const ArithmeticInputs& inputs) {
-  const ShardPlan plan = autotp_plan(model, inputs.tp);
+  const ShardPlan plan = autotp_plan(model, inputs.tp, inputs.vocab_multiple);
   const std::vector<ParameterSpec> specs = model.parameters();
+  const bool is_lattice = model.config().model_type == "lattice";
   Arithmetic arithmetic;
   std::vector<std::string> held_alike, head_norms;
   for (const ParameterSpec& spec : specs) {
@@ -78,7 +102,7 @@ Arithmetic autotp_arithmetic(const Model& model, const ArithmeticInputs& inputs)
     if (!spec.name.ends_with(".weight") || region_of(kind) == Region::kReplicated) continue;
     const std::string module(before_last_dot(spec.name));
     arithmetic.regions[module] = region_of(kind);
-    if (region_of(kind) == Region::kColumn) add_column_module(arithmetic.shared_inputs, module);
+    if (region_of(kind) == Region::kColumn) add_column_module(arithmetic.shared_inputs, module, is_lattice);
     if (kind == ShardKind::kKvReplica) add_copied_points(arithmetic.copies, module);
   }
   if (!held_alike.empty()) {
@@ -87,6 +111,7 @@ Arithmetic autotp_arithmetic(const Model& model, const ArithmeticInputs& inputs)
     arithmetic.holder_sums.push_back(std::move(held_alike));
   }
   if (!head_norms.empty()) arithmetic.holder_sums.push_back(std::move(head_norms));
+  if (plan.vocab_size != 0) split_vocabulary(arithmetic, plan, model.head_module(), inputs);
   add_data_parallelism(arithmetic, specs, inputs);
   return arithmetic;
 }

@@ -7,8 +7,8 @@
 namespace isoshard {
 
 /// Column and row layers as autotp_plan cuts them, one sum over tp per layer and direction; ddp's reductions over dp; gradients of kv
-/// heads that several ranks hold summed over those, of norms of heads over all of tp. The vocabulary is whole: the record has no words for
-/// a split one. Errors   as check_autotp_degree.
+/// heads that several ranks hold summed over those, of norms of heads over all of tp. A split vocabulary as autotp_plan pads and cuts it.
+/// Errors   as autotp_plan.
 [[nodiscard]] Arithmetic autotp_arithmetic(const Model& model, const ArithmeticInputs& inputs);
 
 }  // namespace isoshard

@@ -61,7 +61,7 @@ void split_vocabulary(const Model& model, std::int64_t multiple, ShardPlan& plan
   for (const ParameterSpec& spec : model.parameters()) {
     if (spec.tp.role == TpRole::kVocab) plan.kinds[spec.name] = ShardKind::kVocabEmbedding;
   }
-  plan.kinds["lm_head.weight"] = ShardKind::kVocabHead;  // of a tied head too: it says how the module runs
+  plan.kinds[model.head_module() + ".weight"] = ShardKind::kVocabHead;  // of a tied head too: it says how the module runs
 }
 
 }  // namespace
