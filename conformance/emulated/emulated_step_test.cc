@@ -139,6 +139,40 @@ TEST_P(EmulatedOrders, AreBitEqualToTheSubjectAndDifferFromOrdered) {
   EXPECT_EQ(first_difference(ordered, actual).empty(), !differs_from_rank_order(item)) << first_difference(ordered, actual);
 }
 
+// Where nothing rounds, the emulated run is the plain one as well.
+class EmulatedLattice : public ::testing::TestWithParam<Case> {};
+
+TEST_P(EmulatedLattice, IsBitEqualToTheSubjectAndConformsToThePlainReference) {
+  const Case& item = GetParam();
+  const Reference& plain = reference_of(item);
+  const Trace emulated = emulate(item, arithmetic_of(item), {&plain});
+  const Reference reference = reference_of_emulated(emulated);
+
+  const Trace actual = run_case(item, reference);
+
+  EXPECT_THAT(emulated, conforms_to(plain, judge_options(item)));
+  EXPECT_THAT(actual, conforms_to(reference, exact_options(item)));
+  EXPECT_EQ(first_difference(emulated, actual), "");
+}
+
+std::vector<Case> lattice_cases() {
+  const auto on = [](const char* subject, int dp, int tp, Dtype dtype, int row_nonzeros) {
+    return with(lattice_case(row_nonzeros), [&](Case& c) {
+      c.subject = subject;
+      c.dp = dp;
+      c.tp = tp;
+      c.dtype = dtype;
+    });
+  };
+  return {on("ddp", 3, 1, Dtype::kBFloat16, 1), on("autotp", 3, 2, Dtype::kBFloat16, 1),
+          in_order(ReductionOrder::kRing, on("autotp", 2, 3, Dtype::kFloat32, 2)),
+          with(on("autotp", 2, 3, Dtype::kFloat16, 1), [](Case& c) {
+            c.batch_size = 1;
+            c.micro_batches = 2;
+          })};
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, EmulatedLattice, ::testing::ValuesIn(lattice_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Cases, EmulatedOrders, ::testing::ValuesIn(ordered_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Architectures, EmulatedStep, ::testing::ValuesIn(architecture_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(CopiedHeads, EmulatedStep, ::testing::ValuesIn(copied_cases()), case_name);

@@ -56,6 +56,10 @@ std::vector<Case> vocab_parallel_cases() {
     item.micro_batches = 3;
     cases.push_back(item);
   }
+  // Its head has a name of its own.
+  const Case megatron = split(with_vocabulary(step_case("autotp", 2, 3, Dtype::kFloat32, "megatron_gpt"), 97), 8);
+  cases.push_back(megatron);
+  cases.push_back(with_tied_head(megatron));
   Case adamw = split(with_vocabulary(with_tied_head(step_case("autotp", 2, 2)), 97), 8);
   adamw.settings.optimizer = OptimizerSettings{};
   adamw.settings.optimizer.weight_decay = 0.1;

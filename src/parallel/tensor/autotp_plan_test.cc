@@ -126,7 +126,7 @@ TEST(AutotpPlan, CopiesKvHeadsToNeighboursAboveTheirNumber) {
 // 97 entries on 3 ranks: of 40 rows each, the last with 17 true ones; of 64 rows each, the last with none.
 TEST(AutotpPlan, SplitsEmbeddingAndHeadWhenAskedAndPadsThemToEqualShards) {
   const MeshShape mesh({{Axis::kDp, 1}, {Axis::kTp, 3}});
-  for (const char* const name : {"tiny", "tiny-gpt2"}) {
+  for (const char* const name : {"tiny", "tiny-gpt2", "tiny-megatron_gpt"}) {
     ModelConfig config = builtin_config(name);
     config.vocab_size = 97;
     config.tie_word_embeddings = false;
@@ -134,6 +134,7 @@ TEST(AutotpPlan, SplitsEmbeddingAndHeadWhenAskedAndPadsThemToEqualShards) {
     const auto rows_of = [&](std::int64_t multiple) {
       const ShardPlan plan = autotp_plan(*model, 3, multiple);
       std::vector<std::int64_t> rows = {plan.vocab_rows_per_rank};
+      EXPECT_EQ(plan.kind_of_module(model->head_module()), ShardKind::kVocabHead) << name;
       for (const ParameterSpec& spec : model->parameters()) {
         if (spec.tp.role != TpRole::kVocab) continue;
         EXPECT_TRUE(is_vocab(plan.kind_of(spec.name))) << spec.name;
