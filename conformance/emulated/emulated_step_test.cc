@@ -165,7 +165,7 @@ std::vector<Case> lattice_cases() {
     });
   };
   return {on("ddp", 3, 1, Dtype::kBFloat16, 1), on("autotp", 3, 2, Dtype::kBFloat16, 1),
-          in_order(ReductionOrder::kRing, on("autotp", 2, 3, Dtype::kFloat32, 2)),
+          in_order(ReductionOrder::kRing, on("autotp", 2, 3, Dtype::kFloat32, 2)), split(on("autotp", 2, 3, Dtype::kBFloat16, 1), 64),
           with(on("autotp", 2, 3, Dtype::kFloat16, 1), [](Case& c) {
             c.batch_size = 1;
             c.micro_batches = 2;

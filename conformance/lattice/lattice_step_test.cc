@@ -32,7 +32,7 @@ Case case_of(const char* subject, int dp, int tp, Dtype dtype, int row_nonzeros 
   return item;
 }
 
-// One and two non-zero entries a row, two micro-batches, several steps where the dtype has the bits, copied kv heads.
+// One and two non-zero entries a row, two micro-batches, several steps where the dtype has the bits, copied kv heads, a split vocabulary.
 std::vector<Case> variants(const char* subject, int dp, int tp) {
   std::vector<Case> cases = {case_of(subject, dp, tp, Dtype::kBFloat16), case_of(subject, dp, tp, Dtype::kFloat16),
                              case_of(subject, dp, tp, Dtype::kFloat32, 2)};
@@ -53,6 +53,10 @@ std::vector<Case> variants(const char* subject, int dp, int tp) {
   one_kv_head.batch_size = 1;
   one_kv_head.seq_length = 5;
   cases.push_back(one_kv_head);
+  if (cases[0].subject == "autotp") {
+    cases.push_back(cases[0]);
+    cases.back().settings.vocab_multiple = 8;
+  }
   return cases;
 }
 

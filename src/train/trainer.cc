@@ -46,6 +46,15 @@ std::vector<std::int64_t> counts_of(const at::Tensor& targets_BS) {
   return {data, data + counts.numel()};
 }
 
+// Which columns of the vocabulary this rank's logits have.
+LossOptions vocabulary_of(const ShardPlan& plan, Mesh& mesh) {
+  LossOptions options;
+  if (plan.vocab_size == 0) return options;
+  options.tp = &mesh.group(Axis::kTp);
+  options.shard = plan.vocab_shard(mesh.coordinate(Axis::kTp));
+  return options;
+}
+
 at::Tensor as_tensor(std::span<const double> values) {
   return at::tensor(at::ArrayRef<double>(values.data(), values.size()), at::kDouble);
 }
@@ -140,7 +149,7 @@ at::Tensor Trainer::loss_of(const TokenBatch& batch, const at::Tensor& targets_B
   for (const std::size_t place : places) weights.push_back(sums.weights[place]);
   const at::Tensor logits = logits_of(batch);
   CrossEntropy loss = parts_.model->loss_kind() == LossKind::kLinear
-                          ? linear_loss(logits, targets_BS, as_tensor(weights))
+                          ? linear_loss(logits, targets_BS, as_tensor(weights), vocabulary_of(parts_.plan, *mesh_))
                           : parts_.strategy->loss(logits, targets_BS, as_tensor(weights), parts_.label_smoothing);
   const at::Tensor sample_sums = loss.sample_sum_B.to(at::kDouble).contiguous();
   for (std::size_t i = 0; i < places.size(); ++i) sums.sums[places[i]] = sample_sums.const_data_ptr<double>()[i];

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "comm/thread/thread_world.h"
+#include "model/linear_loss.h"
 #include "model/loss.h"
 #include "parallel/tensor/tensor_parallel_strategy.h"
 
@@ -156,6 +157,35 @@ TEST(VocabParallelLoss, RefusesTargetsOutsideTheVocabularyAndOtherShapes) {
     EXPECT_THROW(loss(batch.logits_BSV, batch.targets_BS + kVocab), ShapeError);
     EXPECT_THROW(loss(batch.logits_BSV.narrow(2, 0, 9), batch.targets_BS), ShapeError);
   });
+}
+
+// Integers: every sum is exact. What pads a shard is not read and gets no gradient.
+TEST(VocabParallelLoss, OfALatticeModelIsExactlyThatOfTheWholeLogits) {
+  const Batch batch;
+  const at::Tensor logits_BSV = ((at::arange(2 * 3 * kVocab) * 37).remainder(7) - 3).to(at::kFloat).view({2, 3, kVocab});
+  const auto run = [&](const at::Tensor& logits, const LossOptions& options) {
+    const at::Tensor leaf = logits.clone().requires_grad_(true);
+    const CrossEntropy result = linear_loss(leaf, batch.targets_BS, batch.weight_B, options);
+    result.loss.backward();
+    return Result{result.loss.detach(), result.sample_sum_B, leaf.grad().clone()};
+  };
+  const Result whole = run(logits_BSV, {});
+  ASSERT_NE(whole.loss.item<double>(), 0);
+  for (const int degree : {1, 2, 3, 4, 6}) {
+    ThreadWorld world(degree);
+
+    world.run([&](Communicator& tp) {
+      const LossOptions options = options_of(tp, 0);
+      const VocabShard& shard = options.shard;
+      const Result actual = run(own_columns(logits_BSV, shard, 1e3), options);
+
+      EXPECT_TRUE(at::equal(actual.loss, whole.loss));
+      EXPECT_TRUE(at::equal(actual.sample_sum_B, whole.sample_sum_B));
+      EXPECT_TRUE(at::equal(actual.gradient.narrow(2, 0, shard.count), whole.gradient.narrow(2, shard.begin, shard.count)));
+      EXPECT_EQ(actual.gradient.narrow(2, shard.count, shard.rows - shard.count).count_nonzero().item<std::int64_t>(), 0);
+    });
+    EXPECT_EQ(world.journal().num_calls(0, CollectiveOp::kAllReduce, Purpose::kVocabParallelTarget), 1U);
+  }
 }
 
 at::Tensor own_rows(const at::Tensor& whole, const VocabShard& shard, double filler) {
