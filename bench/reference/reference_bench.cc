@@ -93,5 +93,11 @@ int main(int argc, char** argv) {
     for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
       for (const Mesh mesh : {Mesh{3, 1}, Mesh{1, 2}, Mesh{2, 3}}) measure(case_of(size, mesh.dp, mesh.tp, dtype), rounds);
     }
+    Case split = case_of(size, 2, 2, Dtype::kBFloat16), autocast = case_of(size, 2, 2, Dtype::kFloat32);
+    split.settings.vocab_multiple = 1;
+    split.settings.label_smoothing = 0.1;
+    autocast.settings.autocast = Dtype::kBFloat16;
+    measure(split, rounds);
+    measure(autocast, rounds);
   }
 }

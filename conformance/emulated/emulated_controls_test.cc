@@ -34,7 +34,9 @@ std::vector<std::string> all_of(const std::vector<std::vector<std::string>>& buc
 
 std::vector<WrongRecord> wrong_vocabularies() {
   const std::string loss = "loss_per_dp_rank";
-  const Case fp32 = split(with_vocabulary(step_case("autotp", 2, 3), 97), 8), smoothed_labels = smoothed(fp32);
+  const Case fp32 = split(with_vocabulary(step_case("autotp", 1, 3), 97), 8), smoothed_labels = smoothed(fp32);
+  // Most changes in the last bit of a sum are lost in its logarithm: many tokens, so that one is kept on any CPU.
+  const Case many_tokens = with(fp32, [](Case& c) { c.batch_size = 16; });
   return {
       {"vocab_embedding_average", fp32, [](Arithmetic& a) { a.vocabulary->embedding_output.reduction = Reduction::kAvg; }, Stage::kForward,
        "model.embed_tokens"},
@@ -45,7 +47,7 @@ std::vector<WrongRecord> wrong_vocabularies() {
          a.vocabulary->head_input_gradient.addends = {2, 1, 0};
        },
        Stage::kActivationGrad, "model.norm"},
-      {"vocab_exponentials_order", fp32,
+      {"vocab_exponentials_order", many_tokens,
        [](Arithmetic& a) {
          a.vocabulary->sum_of_exponentials.addends = {2, 1, 0};
        },
@@ -66,7 +68,7 @@ std::vector<WrongRecord> wrong_products() {
     item.settings.autocast = Dtype::kBFloat16;
     return item;
   };
-  const Case qwen = in_bf16(step_case("autotp", 2, 3)), biased = in_bf16(with_biases(step_case("autotp", 2, 3, Dtype::kFloat32, "llama")));
+  const Case qwen = in_bf16(step_case("autotp", 1, 3)), biased = in_bf16(with_biases(step_case("autotp", 1, 3, Dtype::kFloat32, "llama")));
   const std::string first = "model.layers.0.self_attn.q_proj", first_row = "model.layers.0.self_attn.o_proj";
   return {
       {"autocast_none", qwen, [](Arithmetic& a) { a.products.reset(); }, Stage::kForward, first},
