@@ -47,6 +47,18 @@ Fault clip_norm_rank0_only() {
   return fault;
 }
 
+Fault clip_norm_of_own_shard() {
+  Fault fault{.id = "clip_norm_of_own_shard", .fault_class = 'C', .subjects = {"autotp"}};
+  fault.summary = "Plain clipping of sharded weights used the norm of each rank's own shard.";
+  fault.source = "pytorch #170862, #72548";
+  fault.smallest_case = [] { return clipped(fault_case("llama", "autotp", 3, 2)); };
+  fault.hooks.collective = [](const Case&) {
+    return skip_segments([](const CallInfo& info, const Segment*) { return info.purpose == Purpose::kClipNorm && info.axis == Axis::kTp; });
+  };
+  fault.expected = {Stage::kGradNorm, "grad_norm", any_rank(6), "too small; equals the norm over tp rank"};
+  return fault;
+}
+
 Fault replicated_counted_tp_times() {
   Fault fault{.id = "replicated_counted_tp_times", .fault_class = 'C', .subjects = {"autotp"}};
   fault.summary = "Weights that every tp rank holds whole entered the squared norm once per rank.";
@@ -113,7 +125,8 @@ Fault clip_applied_on_tp_rank0_only() {
 }  // namespace
 
 void add_clip_faults(Faults& faults) {
-  for (Fault (*make)() : {clip_applied_on_tp_rank0_only, clip_norm_rank0_only, clip_reported_not_applied, replicated_counted_tp_times}) {
+  for (Fault (*make)() : {clip_applied_on_tp_rank0_only, clip_norm_of_own_shard, clip_norm_rank0_only, clip_reported_not_applied,
+                          replicated_counted_tp_times}) {
     faults.push_back(make());
   }
 }

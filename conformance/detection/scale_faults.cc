@@ -92,6 +92,47 @@ Fault tied_grad_doubled() {
   return fault;
 }
 
+Fault norm_grad_averaged_over_tp() {
+  Fault fault{.id = "norm_grad_averaged_over_tp", .fault_class = 'B', .subjects = {"autotp"}};
+  fault.summary = "One class of weights was averaged over tp where its parts had to be summed, or took the divisor of another class.";
+  fault.source = "gpt-neox PR 1259; Megatron-LM 4f8974a400";
+  fault.smallest_case = [] { return fault_case("qwen3", "autotp", 3, 2); };
+  fault.hooks.collective = [](const Case&) {
+    SegmentChange change;
+    change.matches = [](const CallInfo& info, const Segment* segment) {
+      return is_gradient_of(info, segment, Axis::kTp, ParamClass::kQkNorm);
+    };
+    change.after = [](const InterceptedCall& call, ConstBuffer, Buffer result) { tensor_of(result).div_(call.comm->size()); };
+    return change_segments(std::move(change));
+  };
+  fault.expected = {Stage::kParameterGrad, "model.layers.0.self_attn.q_norm.weight", any_rank(6), "scale 0.3333 = 1/tp"};
+  return fault;
+}
+
+Fault scaled_at_each_accumulation() {
+  Fault fault{.id = "scaled_at_each_accumulation", .fault_class = 'B', .subjects = {"ddp", "autotp"}};
+  fault.summary = "The running gradient was divided again after every micro-batch, a fading average instead of a sum.";
+  fault.source = "torchtitan #1732";
+  fault.smallest_case = [] {
+    Case item = fault_case("llama", "autotp", 2, 3);
+    item.micro_batches = 4;
+    return item;
+  };
+  // The losses are divided by the number of micro-batches already, so the last one is right.
+  fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case& item, const FaultProbe& probe) {
+    const int micro_batches = item.micro_batches;
+    parts.model = accumulation_twin(parts.model, micro_batches, [micro_batches, probe](const Parameters& parameters, int) {
+      for (const auto& [name, parameter] : parameters) {
+        if (parameter.grad().defined()) parameter.mutable_grad().div_(micro_batches);
+      }
+      probe.fired();
+    });
+  };
+  fault.expected = {Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(6),
+                    "micro-batches enter with weights 0.00391, 0.0156, 0.0625, 0.25 instead of 1/4 each"};
+  return fault;
+}
+
 /// The optimizer of a library that always divides by its loss scale, and never clears gradients.
 void divide_by_loss_scale(TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
   constexpr double kLossScale = 65536;
@@ -127,8 +168,8 @@ Fault divided_by_unused_loss_scale() {
 }  // namespace
 
 void add_scale_faults(Faults& faults) {
-  for (Fault (*make)() :
-       {averaged_over_tp_too, divided_by_unused_loss_scale, mean_of_rank_means, micro_batch_average_missing, tied_grad_doubled}) {
+  for (Fault (*make)() : {averaged_over_tp_too, divided_by_unused_loss_scale, mean_of_rank_means, micro_batch_average_missing,
+                          norm_grad_averaged_over_tp, scaled_at_each_accumulation, tied_grad_doubled}) {
     faults.push_back(make());
   }
 }

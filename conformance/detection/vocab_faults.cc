@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Faults of a vocabulary that is split over tp: of its head's gradient, its loss, its padding and its smoothed labels.
+#include <ATen/ATen.h>
+
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -7,6 +9,7 @@
 #include <vector>
 
 #include "conformance/detection/catalogue.h"
+#include "conformance/detection/twins.h"
 #include "parallel/tensor/autotp_plan.h"
 
 namespace isoshard {
@@ -26,6 +29,36 @@ Fault head_input_grad_partial() {
   fault.smallest_case = [] { return vocab_case(3, 2); };
   fault.hooks.collective = [](const Case&) {
     return skip_segments([](const CallInfo& info, const Segment*) { return info.purpose == Purpose::kVocabParallelBackward; });
+  };
+  fault.expected = {Stage::kActivationGrad, "model.norm", any_rank(6), "rank-local partial over tp"};
+  return fault;
+}
+
+/// The head runs on pieces of the sequence, which frees each piece's logits early, and so does its backward.
+void run_head_in_chunks(TrainerParts& parts, Mesh&, const Case&, const FaultProbe&) {
+  const auto linear = [plan = parts.plan](const Strategy& inner, std::string_view module, const at::Tensor& x_BSH, const at::Tensor& weight,
+                                          const std::optional<at::Tensor>& bias, Sink* sink) {
+    if (plan.kind_of_module(module) != ShardKind::kVocabHead) return inner.linear(module, x_BSH, weight, bias, sink);
+    constexpr std::int64_t kChunks = 4;
+    std::vector<at::Tensor> logits;
+    for (const at::Tensor& chunk : x_BSH.tensor_split(kChunks, 1)) logits.push_back(inner.linear(module, chunk, weight, bias, sink));
+    return at::cat(logits, 1);
+  };
+  parts.strategy = strategy_twin(parts.strategy, {.linear = linear});
+}
+
+Fault chunk_loss_partial_as_replicated() {
+  Fault fault{.id = "chunk_loss_partial_as_replicated", .fault_class = 'D', .subjects = {"autotp"}};
+  fault.summary = "A chunked loss stored the hidden gradient under the wrong label; per-rank partial sums passed for the full one.";
+  fault.source = "torchtitan #3412";
+  fault.smallest_case = [] { return vocab_case(3, 2); };
+  fault.hooks.parts = run_head_in_chunks;
+  fault.hooks.collective = [](const Case& item) {
+    // Without chunks a call is for all tokens of the micro-batch.
+    return skip_segments(
+        [whole = item.batch_size * item.seq_length * item.config.hidden_size](const CallInfo& info, const Segment* segment) {
+          return info.purpose == Purpose::kVocabParallelBackward && segment != nullptr && segment->count < whole;
+        });
   };
   fault.expected = {Stage::kActivationGrad, "model.norm", any_rank(6), "rank-local partial over tp"};
   return fault;
@@ -146,6 +179,7 @@ Fault padded_vocab_in_softmax() {
 
 void add_vocab_faults(Faults& faults) {
   faults.push_back(head_input_grad_partial());
+  faults.push_back(chunk_loss_partial_as_replicated());
   faults.push_back(label_smoothing_local_vocab());
   faults.push_back(gathered_logits_in_split_loss());
   faults.push_back(padded_vocab_in_softmax());
