@@ -71,6 +71,7 @@ endfunction()
 # isoshard_test(NAME SOURCES ... SUITES "Suite" "Suite:label,label" ... [DEPS ...] [LABELS ...] [TIMEOUT s] [PLAIN])
 #   One gtest program; one ctest entry NAME.Suite for each listed suite (the name before the colon; a parametrized
 #   suite Prefix/Suite is listed as Suite), with LABELS, the labels after the colon and a TIMEOUT (default 120 s).
+#   Labels world2, world3, ... say which sizes the suite's worlds have (all of them but 1); the entry fails if that is not so.
 #   A further entry NAME.suites fails when the program holds a suite that is not listed, or lacks one that is.
 #   PLAIN: no ATen, gtest's own main, no precompiled header. Otherwise the program runs under harness/testing's main,
 #   which makes it the controller of forked worlds.
@@ -104,6 +105,15 @@ function(isoshard_test name)
     add_test(NAME ${name}.${suite}
       COMMAND ${name} --gtest_filter=${suite}.*:*/${suite}.* --gtest_output=xml:${PROJECT_BINARY_DIR}/junit/${name}.${suite}.xml)
     set_tests_properties(${name}.${suite} PROPERTIES LABELS "${ARG_LABELS};${labels};${suite}" TIMEOUT ${ARG_TIMEOUT})
+    set(sizes ${labels})
+    list(FILTER sizes INCLUDE REGEX "^world[0-9]+$")
+    list(REMOVE_ITEM sizes world1)
+    if(sizes AND NOT ARG_PLAIN)
+      list(SORT sizes COMPARE NATURAL)
+      list(JOIN sizes "," sizes)
+      string(REPLACE "world" "" sizes "${sizes}")
+      set_tests_properties(${name}.${suite} PROPERTIES ENVIRONMENT "ISOSHARD_WORLD_SIZES=${sizes}")
+    endif()
   endforeach()
   add_test(NAME ${name}.suites COMMAND ${CMAKE_COMMAND} -DPROGRAM=$<TARGET_FILE:${name}> "-DSUITES=${suites}"
     -P ${PROJECT_SOURCE_DIR}/cmake/checks/check_suites.cmake)

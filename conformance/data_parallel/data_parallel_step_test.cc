@@ -7,6 +7,7 @@
 #include <cmath>
 #include <functional>
 
+#include "base/error.h"
 #include "conformance/subjects/batches.h"
 #include "conformance/subjects/call_counts.h"
 #include "conformance/subjects/registry.h"
@@ -55,6 +56,13 @@ std::vector<Case> step_cases() {
     c.steps = 2;
   }));
   cases.push_back(with(base, [](Case& c) { c.settings.max_grad_norm = 0; }));
+  for (const int dp : {1, 5}) {
+    cases.push_back(with(step_case("ddp", dp, 1), [](Case& c) {
+      c.batch_size = 1;
+      c.seq_length = 13;
+      c.data.unequal_labels = true;
+    }));
+  }
   cases.push_back(with(base, [](Case& c) {
     c.settings.optimizer = OptimizerSettings{};
     c.settings.optimizer.weight_decay = 0.1;
@@ -172,6 +180,17 @@ TEST(DataParallelRanks, ThatAverageTheirOwnMeansDivergeFromTheGlobalMean) {
   const Trace trace = run_case(faulty, reference);
 
   EXPECT_THAT(trace, ::testing::Not(conforms_to(reference, judge_options(requested))));
+}
+
+TEST(DataParallelRanks, AreRefusedWithTheNumbersThatDoNotFit) {
+  using ::testing::HasSubstr;
+  using ::testing::ThrowsMessage;
+  const auto run = [](Case item) { (void)run_case(item, Reference()); };
+
+  EXPECT_THAT([&] { run(step_case("ddp", 2, 3)); }, ThrowsMessage<UsageError>(HasSubstr("a tp degree of 3 needs the subject autotp")));
+  EXPECT_THAT([&] { run(step_case("ddp", 17, 1)); }, ThrowsMessage<UsageError>(HasSubstr("dp 17 x tp 1 needs 17 ranks; at most 16")));
+  EXPECT_THAT([&] { run(with(step_case("ddp", 2, 1), [](Case& c) { c.batch_size = 0; })); },
+              ThrowsMessage<UsageError>(HasSubstr("batch size of 0")));
 }
 
 TEST(DataParallelCollectives, AreBucketsLossAndTokensOverDpOnly) {

@@ -40,6 +40,12 @@ std::vector<Case> precision_cases() {
       add(step_case("autotp", 3, 2, Dtype::kFloat32, model_type));
     }
     add(step_case("autotp", 2, 3));
+    add(step_case("ddp", 1, 1));
+    Case odd = step_case("autotp", 2, 3);
+    odd.batch_size = 1;
+    odd.seq_length = 13;
+    odd.data.unequal_labels = true;
+    add(odd);
     add(with_smoothing(step_case("ddp", 2, 1)));
     Case split = with_smoothing(with_tied_head(step_case("autotp", 2, 3)));
     split.settings.vocab_multiple = 8;

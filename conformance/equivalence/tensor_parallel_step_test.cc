@@ -276,6 +276,31 @@ TEST(TensorParallelRanks, NeedADegreeThatDividesTheModel) {
               ThrowsMessage<UsageError>(AllOf(HasSubstr("tp 4"), HasSubstr("6 attention heads"), HasSubstr("6 kv heads"))));
 }
 
+// A weight that fuses q, k and v by kv group cannot give a part of a group, so no kv head can be copied out of it.
+TEST(TensorParallelRanks, CannotShareAKvGroupOfAFusedWeight) {
+  using ::testing::AllOf;
+  using ::testing::HasSubstr;
+  using ::testing::ThrowsMessage;
+  const Case item = with_heads(step_case("autotp", 1, 4, Dtype::kFloat32, "megatron_gpt"), 8, 2);
+
+  EXPECT_THAT([&] { (void)run_case(item, Reference()); },
+              ThrowsMessage<UsageError>(AllOf(HasSubstr("tp 4"), HasSubstr("2 units of 48 rows"), HasSubstr("linear_qkv.weight"))));
+}
+
+// Ranks numbered with tp as the slow axis; the record of arithmetic has no words for that.
+TEST(TensorParallelRanks, MayBeNumberedWithTpAsTheSlowAxis) {
+  Case item = step_case("autotp", 2, 3);
+  item.tp_is_slow = true;
+
+  const Trace trace = run_case(item, reference_of(item));
+
+  EXPECT_THAT(trace, conforms_to(reference_of(item), judge_options(item)));
+  const RecordKey key{0, RecordKind::kParam, "model.layers.0.mlp.up_proj.weight", 0};
+  EXPECT_EQ(record_of(trace, 0, key).parts.at(0).box, record_of(trace, 1, key).parts.at(0).box);
+  EXPECT_NE(record_of(trace, 0, key).parts.at(0).box, record_of(trace, 2, key).parts.at(0).box);
+  EXPECT_THAT([&] { (void)arithmetic_of(item); }, ::testing::ThrowsMessage<UsageError>(::testing::HasSubstr("slow axis")));
+}
+
 TEST(TensorParallelCollectives, OfCopiedKvHeadsAreOneMoreGradientReductionOverTp) {
   const Case item = with_heads(step_case("autotp", 1, 4), 8, 2);
 

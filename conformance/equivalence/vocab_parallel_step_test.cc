@@ -38,7 +38,7 @@ Case smoothed(Case item) {
 // Untied and tied; 96 entries, which 2 and 3 divide, and 97 padded to multiples of tp and of 8 x tp; smoothed with unequal counts;
 // a last rank that holds padding only; every architecture; micro-batches; batch 1 and an odd length.
 std::vector<Case> vocab_parallel_cases() {
-  std::vector<Case> cases = {split(step_case("autotp", 2, 1), 1)};
+  std::vector<Case> cases = {split(step_case("autotp", 2, 1), 1), split(with_vocabulary(step_case("autotp", 1, 1), 97), 8)};
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
     cases.push_back(split(step_case("autotp", 1, 2, dtype), 1));
     cases.push_back(split(step_case("autotp", 3, 2, dtype, "llama"), 1));

@@ -2,14 +2,19 @@
 // One column- and one row-parallel layer on forked ranks, on ordinary floats, against the unsharded layer.
 // Legend: M rows, I input features, O output features.
 #include <ATen/ATen.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 #include <tuple>
 
+#include "base/error.h"
 #include "comm/tensor.h"
 #include "harness/testing/run_world.h"
+#include "model/builtin.h"
+#include "model/registry.h"
 #include "model/weights.h"
+#include "parallel/tensor/autotp_plan.h"
 #include "parallel/tensor/tensor_parallel_strategy.h"
 
 namespace isoshard {
@@ -25,25 +30,30 @@ at::Tensor normals(std::string name, Shape shape, Dtype dtype) {
 }
 
 struct Layer {
-  explicit Layer(Dtype dtype)
-      : x_MI(normals("x", {kRows, kIn}, dtype)), weight_OI(normals("weight", {kOut, kIn}, dtype)), bias_O(normals("bias", {kOut}, dtype)) {}
+  explicit Layer(Dtype dtype, std::int64_t rows = kRows, std::int64_t in = kIn, std::int64_t out = kOut)
+      : x_MI(normals("x", {rows, in}, dtype)), weight_OI(normals("weight", {out, in}, dtype)), bias_O(normals("bias", {out}, dtype)) {}
   at::Tensor x_MI, weight_OI, bias_O;
   [[nodiscard]] at::Tensor whole() const { return at::linear(x_MI, weight_OI, bias_O); }
 };
 
+bool is_narrow(Dtype dtype) {
+  return dtype == Dtype::kBFloat16 || dtype == Dtype::kFloat16;
+}
+
 // Error of a sum of n products against the exact one, relative to the sum of abs(products): gamma_n of the accumulator (fp32 for
-// bf16), and roundings to bf16: once per partial, once after the sum over ranks, once after the bias.
+// bf16 and fp16), and roundings to these: once per partial, once after the sum over ranks, once after the bias.
 // Source   Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., sec. 3.1.
 double relative_bound(Dtype dtype, std::int64_t n) {
-  const Dtype accumulator = dtype == Dtype::kBFloat16 ? Dtype::kFloat32 : dtype;
-  const double roundings = dtype == Dtype::kBFloat16 ? 3 * unit_roundoff(dtype) : 0;
+  const Dtype accumulator = is_narrow(dtype) ? Dtype::kFloat32 : dtype;
+  const double roundings = is_narrow(dtype) ? 3 * unit_roundoff(dtype) : 0;
   return roundings + static_cast<double>(n + 2) * unit_roundoff(accumulator);
 }
 
 // For two computations of the layer's output against each other.
 at::Tensor bound_of(const Layer& layer, Dtype dtype) {
   const auto magnitude = [](const at::Tensor& tensor) { return tensor.to(at::kDouble).abs(); };
-  return at::linear(magnitude(layer.x_MI), magnitude(layer.weight_OI), magnitude(layer.bias_O)) * (2 * relative_bound(dtype, kIn));
+  return at::linear(magnitude(layer.x_MI), magnitude(layer.weight_OI), magnitude(layer.bias_O)) *
+         (2 * relative_bound(dtype, layer.x_MI.size(1)));
 }
 
 bool within(const at::Tensor& actual, const at::Tensor& reference, const at::Tensor& bound) {
@@ -60,7 +70,8 @@ using DegreeAndDtype = std::tuple<int, Dtype>;
 std::string degree_and_dtype_name(const ::testing::TestParamInfo<DegreeAndDtype>& info) {
   return "tp" + std::to_string(std::get<0>(info.param)) + "_" + std::string(name_of(std::get<1>(info.param)));
 }
-const auto kAll = ::testing::Combine(::testing::Values(1, 2, 3), ::testing::Values(Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16));
+const auto kAll =
+    ::testing::Combine(::testing::Values(1, 2, 3), ::testing::Values(Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16));
 
 class ColumnParallelLinear : public ::testing::TestWithParam<DegreeAndDtype> {};
 
@@ -110,6 +121,34 @@ TEST_P(ColumnParallelLinear, InputGradientIsSummedOverTp) {
   });
 }
 
+// One token, and features that are multiples of the degree and of nothing else.
+TEST(ColumnParallelLinear, OfOneRowAndOddFeaturesIsTheSliceOfTheWhole) {
+  const Layer layer(Dtype::kFloat32, 1, 97, 111);
+  const at::Tensor whole = layer.whole(), bound = bound_of(layer, Dtype::kFloat32);
+
+  run_world(3, [&](Rank& rank) {
+    ASSERT_EQ(rank.size(), 3);
+    const auto own = [&](const at::Tensor& tensor, int dim) {
+      return tensor.chunk(3, dim)[static_cast<std::size_t>(rank.rank())].contiguous();
+    };
+    const TensorParallelStrategy strategy(plan_of(ShardKind::kColumn), rank.comm(), 1, 1.0);
+    const at::Tensor y = strategy.linear("m", layer.x_MI, own(layer.weight_OI, 0), own(layer.bias_O, 0), nullptr);
+
+    ASSERT_EQ(y.size(1), 37);
+    EXPECT_TRUE(within(y, own(whole, 1), own(bound, 1)));
+  });
+}
+
+TEST(ColumnParallelLinear, OfFeaturesThatTheDegreeDoesNotDivideIsRefusedWithTheNumbers) {
+  using ::testing::HasSubstr;
+  ModelConfig config = builtin_config("tiny");
+  config.intermediate_size = 97;
+  const auto model = make_model(config, AttentionImpl::kEager);
+
+  EXPECT_THAT([&] { (void)autotp_plan(*model, 2); },
+              ::testing::ThrowsMessage<UsageError>(::testing::AllOf(HasSubstr("tp 2"), HasSubstr("97 ffn features"))));
+}
+
 INSTANTIATE_TEST_SUITE_P(Degrees, ColumnParallelLinear, kAll, degree_and_dtype_name);
 
 class RowParallelLinear : public ::testing::TestWithParam<DegreeAndDtype> {};
@@ -143,6 +182,22 @@ TEST_P(RowParallelLinear, OwnPartialAloneIsOutsideTheBound) {
   const at::Tensor partial = at::linear(layer.x_MI.chunk(tp, 1)[0], layer.weight_OI.chunk(tp, 1)[0], layer.bias_O);
 
   EXPECT_FALSE(within(partial, layer.whole(), bound_of(layer, dtype)));
+}
+
+TEST(RowParallelLinear, OfOneRowAndOddFeaturesIsTheWholeOne) {
+  const Layer layer(Dtype::kFloat32, 1, 111, 97);
+  const at::Tensor whole = layer.whole(), bound = bound_of(layer, Dtype::kFloat32);
+
+  run_world(3, [&](Rank& rank) {
+    ASSERT_EQ(rank.size(), 3);
+    const auto own = [&](const at::Tensor& tensor) { return tensor.chunk(3, 1)[static_cast<std::size_t>(rank.rank())].contiguous(); };
+    const TensorParallelStrategy strategy(plan_of(ShardKind::kRow), rank.comm(), 1, 1.0);
+    const at::Tensor x = own(layer.x_MI);
+
+    ASSERT_EQ(x.size(1), 37);
+    EXPECT_TRUE(within(strategy.linear("m", x, own(layer.weight_OI), layer.bias_O, nullptr), whole, bound));
+    EXPECT_FALSE(within(at::linear(x, own(layer.weight_OI), layer.bias_O), whole, bound));
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Degrees, RowParallelLinear, kAll, degree_and_dtype_name);

@@ -4,13 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <cstdlib>
+#include <string>
 
 #include "harness/testing/run_world.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/warm_up.h"
 
 int main(int argc, char** argv) {
-  constexpr int kNothingRan = 2;
+  constexpr int kNothingRan = 2, kWrongLabels = 3;
   isoshard::make_controller();
   isoshard::install_interrupt_handler();
   isoshard::join_gtest_to_worlds();
@@ -21,5 +23,10 @@ int main(int argc, char** argv) {
     std::fputs("no test was selected: look at --gtest_filter\n", stderr);
     return kNothingRan;
   }
-  return result;
+  // ctest sets it from a suite's labels world2, world3, ...: they must be true. A single test is not the whole suite.
+  const char* const declared = std::getenv("ISOSHARD_WORLD_SIZES");
+  if (result != 0 || declared == nullptr || GTEST_FLAG_GET(list_tests)) return result;
+  const std::string problem = isoshard::world_sizes_problem(declared);
+  if (!problem.empty()) std::fprintf(stderr, "the labels of this suite are wrong: %s\n", problem.c_str());
+  return problem.empty() ? 0 : kWrongLabels;
 }

@@ -7,6 +7,7 @@
 #include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
+#include "harness/testing/run_world.h"
 #include "harness/trace/synthetic.h"
 
 namespace isoshard {
@@ -68,6 +69,16 @@ TEST(BitEqualTo, FailsAtOneUlpASignedZeroAShapeOrADtype) {
   EXPECT_NONFATAL_FAILURE(EXPECT_THAT(at::ones({4}), bit_equal_to(at::ones({2, 2}))), "has shape [4]");
   EXPECT_NONFATAL_FAILURE(EXPECT_THAT(at::ones({2}), bit_equal_to(at::ones({2}, at::kDouble))), "dtype Float instead of");
   EXPECT_NONFATAL_FAILURE(EXPECT_THAT(at::Tensor(), bit_equal_to(at::ones({2}))), "is undefined");
+}
+
+// Of this process, whatever its tests: ctest compares them with the labels of a suite.
+TEST(WorldSizes, AreThoseOfTheWorldsThatWereStarted) {
+  for (const int size : {3, 1, 2}) run_world(size, [size](Rank& rank) { EXPECT_EQ(rank.size(), size); });
+
+  EXPECT_EQ(world_sizes_problem("2,3"), "");
+  for (const char* const wrong : {"", "2", "2,3,6", "1,2,3"}) {
+    EXPECT_THAT(world_sizes_problem(wrong), testing::HasSubstr("'2,3', and its labels say '" + std::string(wrong) + "'"));
+  }
 }
 
 }  // namespace

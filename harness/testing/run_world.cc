@@ -3,10 +3,12 @@
 #include "harness/testing/run_world.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 
 #include "harness/world/hooks.h"
 #include "harness/world/warm_up.h"
@@ -44,15 +46,31 @@ WorldOptions named(WorldOptions options) {
   return options;
 }
 
+std::set<int>& sizes_started() {
+  static std::set<int> sizes;
+  return sizes;
+}
+
 }  // namespace
 
 void join_gtest_to_worlds() {
-  set_world_hooks({.before_first_world = warm_up_kernels, .run_body = [](Rank& rank, const ForkedWorld::Body& body) {
-                     const ForwardingReporter of_other_threads(ForwardingReporter::INTERCEPT_ALL_THREADS, rank);
-                     // Before one that the controller's thread may have had at the fork.
-                     const ForwardingReporter of_this_thread(ForwardingReporter::INTERCEPT_ONLY_CURRENT_THREAD, rank);
-                     body(rank);
-                   }});
+  set_world_hooks({.before_first_world = warm_up_kernels,
+                   .run_body =
+                       [](Rank& rank, const ForkedWorld::Body& body) {
+                         const ForwardingReporter of_other_threads(ForwardingReporter::INTERCEPT_ALL_THREADS, rank);
+                         // Before one that the controller's thread may have had at the fork.
+                         const ForwardingReporter of_this_thread(ForwardingReporter::INTERCEPT_ONLY_CURRENT_THREAD, rank);
+                         body(rank);
+                       },
+                   .before_world = [](int size) { sizes_started().insert(size); }});
+}
+
+std::string world_sizes_problem(std::string_view declared) {
+  std::set<int> sizes = sizes_started();
+  sizes.erase(1);
+  const std::string started = fmt::format("{}", fmt::join(sizes, ","));
+  if (started == declared) return "";
+  return fmt::format("its worlds had the sizes '{}', and its labels say '{}': mend SUITES of its isoshard_test()", started, declared);
 }
 
 WorldReport detail::run_and_record(WorldOptions options, const ForkedWorld::Body& body, const std::source_location& where) {

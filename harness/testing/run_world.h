@@ -5,6 +5,7 @@
 #include <functional>
 #include <source_location>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -58,6 +59,10 @@ WorldReport run_and_record(WorldOptions options, const ForkedWorld::Body& body, 
 /// Joins GoogleTest to forked worlds: EXPECT_ and ASSERT_ in a rank are forwarded to the controller, and the first world
 /// warms up ATen's kernels. harness/testing's main calls it.
 void join_gtest_to_worlds();
+
+/// Why the sizes of the worlds that this process has started are not those of `declared`, such as "2,3,6"; empty if they are. Worlds
+/// of one are left out: every reference is one.
+[[nodiscard]] std::string world_sizes_problem(std::string_view declared);
 
 /// Runs `body(rank)` on every rank and gives their values back in rank order; nothing if body returns nothing.
 ///

@@ -10,6 +10,7 @@ namespace isoshard {
 struct WorldHooks {
   std::function<void()> before_first_world;                       ///< in the controller, once, before the first fork
   std::function<void(Rank&, const ForkedWorld::Body&)> run_body;  ///< in each rank, instead of calling the body
+  std::function<void(int size)> before_world;                     ///< in the controller, before each fork
 };
 
 /// Replaces the hooks of this process.

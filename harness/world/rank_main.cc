@@ -120,8 +120,9 @@ void set_world_hooks(WorldHooks new_hooks) {
   hooks() = std::move(new_hooks);
 }
 
-void call_first_world_hook() {
+void call_world_hooks(int size) {
   if (const auto hook = std::exchange(hooks().before_first_world, nullptr)) hook();
+  if (hooks().before_world) hooks().before_world(size);
 }
 
 void forward_failure(Rank& rank, const ForwardedFailure& failure) {

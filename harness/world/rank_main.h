@@ -27,7 +27,7 @@ struct RankStart {
 /// Runs the body, reports how it ended, flushes what wants flushing, and ends the process.
 [[noreturn]] void rank_main(const RankStart& start) noexcept;
 
-/// Calls the hook for the first world of this process, if there is one.
-void call_first_world_hook();
+/// Calls what hooks there are for a world of this size, in the controller.
+void call_world_hooks(int size);
 
 }  // namespace isoshard

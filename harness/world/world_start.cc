@@ -118,7 +118,7 @@ WorldState::WorldState(WorldOptions options, ForkedWorld::Body body)
       shm_(checked_size(options_.size), options_.order),
       slots_(options_.size),
       processes_(static_cast<std::size_t>(options_.size)) {
-  call_first_world_hook();
+  call_world_hooks(options_.size);
   require_single_thread();
   prepare_backtraces();
   deadline_ = Clock::now() + options_.deadline;
