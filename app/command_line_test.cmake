@@ -40,9 +40,11 @@ expect(2 "random ids have no end, so there is no epoch to shuffle" verify ${one_
 expect(2 "unknown tail policy 'dorp' .did you mean 'drop'" ${of_ids} --tail dorp)
 expect(0 "all equal.*8 of 8 cases conform" verify --model lattice)
 expect(2 "bf16 holds only 256 exactly" verify --model lattice-2 --dtype bf16)
-expect(0 "declared arithmetic itself.*CONFORMS.*tolerance is zero.*CONFORMS.*no tolerance, all equal.*1 of 1 case conforms"
+expect(0 "declared arithmetic +[0-9]+ tensors equal bit by bit.*CONFORMS.*[0-9]+ tensors equal the emulated arithmetic bit by bit.*1 of 1 case conforms"
   verify ${one_case} --reference both --reduction-order ring --micro-batches 2)
 expect(1 "tolerance is zero.*DIVERGES.*0 of 1 case" verify --reference emulated --fault dp_sum_missing)
+expect(0 "declared arithmetic.*CONFORMS.*8 of 8 cases conform" verify --reference auto)
+expect(0 "CONFORMS.*1 of 1 case" verify --fault bf16_hops)
 expect(2 "unknown reference 'emulate' .did you mean 'emulated'" verify --reference emulate)
 expect(2 "native.*ordered, ring or tree" verify --reduction-order native)
 expect(2 "number of micro-batches of 0" verify --micro-batches 0)

@@ -12,10 +12,9 @@
 #include "conformance/detection/fault.h"
 #include "conformance/subjects/registry.h"
 #include "conformance/subjects/run_case.h"
+#include "conformance/subjects/verify_case.h"
 #include "fixtures/cases/case_settings.h"
 #include "fixtures/cases/inputs.h"
-#include "fixtures/reference/emulated_reference.h"
-#include "fixtures/reference/reference.h"
 #include "harness/cli/exit_code.h"
 #include "harness/cli/progress.h"
 #include "harness/report/report.h"
@@ -48,17 +47,6 @@ std::string reference_settings(Case item) {
   return bundle_settings(item, judge_options(item));
 }
 
-/// What one verdict was made against, for the reader.
-struct JudgedAgainst {
-  const char* reference;  ///< "plain" or "emulated"
-  const char* heading;    ///< printed above the report; empty: nothing
-};
-constexpr JudgedAgainst kPlainReference = {"plain", ""};
-constexpr JudgedAgainst kRecordItself = {"plain",
-                                         "The declared arithmetic itself, emulated, against the plain reference, within its tolerances:\n"};
-constexpr JudgedAgainst kEmulatedReference = {
-    "emulated", "Against the emulated reference (the declared arithmetic in one process); the tolerance is zero:\n"};
-
 Trace run_one(const VerifyRequest& request, const Case& item, const Reference& reference) {
   RunOptions options;
   if (!request.dump.empty()) options.keep = Keep::kEverything;
@@ -72,16 +60,18 @@ Trace run_one(const VerifyRequest& request, const Case& item, const Reference& r
 }
 
 /// Prints one verdict. True if it conforms.
-bool report_one(const VerifyRequest& request, const Case& item, const Verdict& verdict, const JudgedAgainst& against, Output& output) {
+bool report_one(const VerifyRequest& request, const Case& item, const CaseJudgement& judgement, Output& output) {
+  const Verdict& verdict = judgement.verdict;
   RenderOptions options;
   options.color = isatty(STDOUT_FILENO) != 0;
   options.all_tensors = request.verbose;
-  output.print(against.heading);
+  if (judgement.against == ReferenceKind::kEmulated)
+    output.print("Against the emulated reference (the declared arithmetic in one process); the tolerance is zero:\n");
   output.print(render(verdict, options));
   output.print("\n");
   nlohmann::json json = report_json(verdict);
   json["case"] = item.slug();
-  json["reference"] = against.reference;
+  json["reference"] = name_of(judgement.against);
   json["fault"] = request.fault.empty() ? nlohmann::json(nullptr) : nlohmann::json(request.fault);
   output.cases.push_back(std::move(json));
   output.exit_code = combine_exit_codes(output.exit_code, exit_code_of(verdict.status));
@@ -95,63 +85,32 @@ void report_failure(const Case& item, const InfrastructureError& error, Output& 
   output.exit_code = combine_exit_codes(output.exit_code, kExitInfrastructure);
 }
 
-/// The plain reference of the last case that asked for one: cases that share it are neighbours.
-class PlainReference {
- public:
-  explicit PlainReference(const VerifyRequest& request) : request_(request) {}
-
-  const Reference& of(const Case& item) {
-    if (item.reference_slug() == slug_) return reference_;
-    reference_ = Reference();  // frees the last one's memory before the next is made
-    slug_.clear();
-    reference_ = make_reference(item);
-    slug_ = item.reference_slug();
-    if (!request_.dump.empty()) write_bundle(request_.dump / ("reference_" + slug_), reference_, reference_settings(item));
-    return reference_;
+CaseJudge case_judge(const VerifyRequest& request) {
+  CaseJudge::Hooks hooks;
+  hooks.run = [&request](const Case& item, const Reference& reference) { return run_one(request, item, reference); };
+  if (!request.dump.empty()) {
+    hooks.on_plain = [&request](const Case& item, const Reference& reference) {
+      write_bundle(request.dump / ("reference_" + item.reference_slug()), reference, reference_settings(item));
+    };
+    hooks.on_emulated = [&request](const Case& item, const Reference& reference) {
+      write_bundle(request.dump / ("emulated_" + item.slug()), reference, reference_settings(item));
+    };
   }
-
- private:
-  const VerifyRequest& request_;
-  Reference reference_;
-  std::string slug_;
-};
-
-/// Against the subject's own arithmetic; with kBoth that arithmetic against the plain reference first.
-bool verify_exactly(const VerifyRequest& request, const Case& item, PlainReference& plain, Progress& progress, Output& output) {
-  const bool both = request.reference == ReferenceKind::kBoth;
-  EmulationOptions emulation;
-  if (both) emulation.compare_with = &plain.of(item);
-  const Trace emulated = emulate(item, arithmetic_of(item), emulation);
-  bool conforms = true;
-  if (both) {
-    const Verdict verdict = judge(*emulation.compare_with, emulated, judge_options(item));
-    progress.clear();
-    conforms = report_one(request, item, verdict, kRecordItself, output);
-  }
-  const Reference reference = reference_of_emulated(emulated);
-  if (!request.dump.empty()) write_bundle(request.dump / ("emulated_" + item.slug()), reference, reference_settings(item));
-  JudgeOptions judging = judge_options(item);
-  judging.level = Level::kExact;
-  const Verdict verdict = judge(reference, run_one(request, item, reference), judging);
-  progress.clear();
-  return report_one(request, item, verdict, kEmulatedReference, output) && conforms;
-}
-
-bool verify_within_tolerances(const VerifyRequest& request, const Case& item, PlainReference& plain, Progress& progress, Output& output) {
-  const Reference& reference = plain.of(item);
-  const Verdict verdict = judge(reference, run_one(request, item, reference), judge_options(item));
-  progress.clear();
-  return report_one(request, item, verdict, kPlainReference, output);
+  // A near miss is legal, but not what its subject declares.
+  const bool is_near_miss = !request.fault.empty() && !find_fault(request.fault).expected.has_value();
+  const bool is_plain = request.reference == ReferenceKind::kAuto && is_near_miss;
+  return {is_plain ? ReferenceKind::kPlain : request.reference, std::move(hooks), !request.dump.empty()};
 }
 
 void run_cases(const VerifyRequest& request, Output& output) {
   Progress progress(static_cast<int>(request.cases.size()));
-  PlainReference plain(request);
-  const auto verify = request.reference == ReferenceKind::kPlain ? verify_within_tolerances : verify_exactly;
+  CaseJudge judge = case_judge(request);
   for (const Case& item : request.cases) {
     progress.show(item.slug());
     try {
-      if (verify(request, item, plain, progress, output)) ++output.conforming;
+      const CaseJudgement judgement = judge.judge_case(item);
+      progress.clear();
+      if (report_one(request, item, judgement, output)) ++output.conforming;
     } catch (const InfrastructureError& error) {
       progress.clear();
       report_failure(item, error, output);
@@ -199,8 +158,8 @@ Command verify_command() {
           "  isoshard verify --tp 2 --dp 2 --subjects autotp --dtype fp32\n"
           "  isoshard verify --model DIR --tp 2 --dp 2                  a Hugging Face Qwen2 folder with its weights\n"
           "  isoshard verify --data ids.bin --shuffle --tail drop       nanoGPT's or Megatron's flat ids, in a seeded order\n"
-          "  isoshard verify --tp 3 --dp 2 --subjects autotp --reference both --reduction-order ring\n"
-          "                                                             bit by bit against the subject's declared arithmetic\n"
+          "  isoshard verify --tp 3 --dp 2 --subjects autotp --reduction-order ring --reference plain\n"
+          "                                                             within tolerances only, not bit by bit\n"
           "  isoshard verify --fault mlp_input_grad_partial             what a real bug looks like (exits 1)",
           declare_verify_options,
           run_verify};

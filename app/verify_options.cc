@@ -191,10 +191,11 @@ void apply_fault_subject(const ParsedOptions& options, std::vector<Case>& cases)
 }
 
 ReferenceKind parse_reference(const std::string& name) {
-  if (name == "plain") return ReferenceKind::kPlain;
-  if (name == "emulated") return ReferenceKind::kEmulated;
-  if (name == "both") return ReferenceKind::kBoth;
-  const Strings known = {"plain", "emulated", "both"};
+  Strings known;
+  for (const ReferenceKind kind : {ReferenceKind::kAuto, ReferenceKind::kPlain, ReferenceKind::kEmulated, ReferenceKind::kBoth}) {
+    if (name == name_of(kind)) return kind;
+    known.emplace_back(name_of(kind));
+  }
   throw UsageError(fmt::format("unknown reference '{}'{}; known are {}", name, did_you_mean(name, known), join_names(known)));
 }
 
@@ -232,8 +233,9 @@ void declare_verify_options(OptionTable& table) {
   add("init-weights", po::value<std::string>(), "read the initial weights from this safetensors file");
   add("save-init-weights", po::value<std::string>(), "write the initial weights to this safetensors file");
   add("reduction-order", po::value<std::string>(), "in which ranks add: ordered (default), ring, tree");
-  add("reference", po::value<std::string>()->default_value("plain"),
-      "plain (one unsharded process, within tolerances), emulated (the subject's declared arithmetic in one process, bit by bit), or both");
+  add("reference", po::value<std::string>()->default_value("auto"),
+      "plain (one unsharded process, within tolerances), emulated (the subject's declared arithmetic in one process, bit by bit), both "
+      "(and the emulated one against the plain one), or auto (both where an arithmetic is declared, else plain)");
   add("fault", po::value<std::string>(), "inject a fault of the catalogue (list faults): exit 1 is then right; a near miss must conform");
   add("dump", po::value<std::string>(), "write every run as a bundle below this folder (for compare)");
   add("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
@@ -280,7 +282,7 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
   if (options.given("output-dir")) request.output_dir = options.get<std::string>("output-dir");
   if (options.given("save-init-weights")) request.save_init_weights = options.get<std::string>("save-init-weights");
   request.reference = parse_reference(options.get<std::string>("reference"));
-  if (request.reference != ReferenceKind::kPlain) {
+  if (request.reference == ReferenceKind::kEmulated || request.reference == ReferenceKind::kBoth) {
     for (const Case& item : request.cases) (void)arithmetic_of(item);  // a subject without one is refused here
   }
   request.verbose = options.get<bool>("verbose");

@@ -6,14 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "conformance/subjects/verify_case.h"
 #include "fixtures/cases/case.h"
 #include "harness/cli/options.h"
 
 namespace isoshard {
-
-/// What a run is judged against. kPlain: the unsharded process, within its own response to one-ulp changes. kEmulated: the subject's
-/// declared arithmetic carried out in one process, bit by bit. kBoth: the same, and that emulated run against the plain one.
-enum class ReferenceKind : std::uint8_t { kPlain, kEmulated, kBoth };
 
 struct VerifyRequest {
   std::vector<Case> cases;                  ///< validated; ordered so that cases which share a reference are neighbours
@@ -21,7 +18,7 @@ struct VerifyRequest {
   std::filesystem::path dump;               ///< empty: no bundles
   std::filesystem::path output_dir;         ///< empty: nothing is written
   std::filesystem::path save_init_weights;  ///< empty: not saved
-  ReferenceKind reference = ReferenceKind::kPlain;
+  ReferenceKind reference = ReferenceKind::kAuto;
   bool verbose = false;
 };
 

@@ -28,6 +28,7 @@ void declare(OptionTable& table) {
   add("seed", po::value<std::uint64_t>()->default_value(1), "the stream of cases");
   add("first", po::value<std::int64_t>()->default_value(0), "the first case");
   add("count", po::value<std::int64_t>()->default_value(100), "how many; the whole report is shown for one");
+  add("reference", po::value<std::string>()->default_value("plain"), "plain (measures tolerances) or auto (what verify says)");
   add("csv", po::value<std::string>(), "append one line for each comparison to this file");
 }
 
@@ -50,7 +51,9 @@ int run(const ParsedOptions& options) {
   std::ofstream csv;
   if (options.given("csv")) csv.open(options.get<std::string>("csv"), std::ios::app);
   warm_up_kernels();
-  Calibration calibration(seed);
+  const auto kind = options.get<std::string>("reference");
+  if (kind != "plain" && kind != "auto") throw UsageError(fmt::format("unknown reference '{}'; known are plain and auto", kind));
+  Calibration calibration(seed, kind == "auto" ? ReferenceKind::kAuto : ReferenceKind::kPlain);
   Progress progress(static_cast<int>(count));
   for (std::int64_t index = first; index < first + count && interrupt_signal() == 0; ++index) {
     const Case c = clean_case(seed, index);

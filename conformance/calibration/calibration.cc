@@ -6,10 +6,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "conformance/calibration/clean_cases.h"
 #include "conformance/subjects/run_case.h"
-#include "fixtures/reference/reference.h"
 
 namespace isoshard {
 namespace {
@@ -33,8 +33,9 @@ bool is_even(const Stats& stats, Dtype dtype) {
 
 Verdict Calibration::run(std::int64_t index) {
   const Case c = clean_case(seed_, index);
-  const Reference reference = make_reference(c);
-  Verdict verdict = judge(reference, run_case(c, reference), judge_options(c));
+  CaseJudge::Hooks hooks;
+  hooks.run = [](const Case& item, const Reference& reference) { return run_case(item, reference); };
+  Verdict verdict = CaseJudge(kind_, std::move(hooks)).judge_case(c).verdict;
   add(index, c, verdict);
   return verdict;
 }

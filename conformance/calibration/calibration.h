@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "conformance/subjects/verify_case.h"
 #include "fixtures/cases/case.h"
 #include "harness/compare/verdict.h"
 
@@ -35,7 +36,8 @@ struct FalseAlarm {
 
 class Calibration {
  public:
-  explicit Calibration(std::uint64_t seed) : seed_(seed) {}
+  /// kPlain measures tolerances; kAuto is what `isoshard verify` says by default.
+  explicit Calibration(std::uint64_t seed, ReferenceKind kind = ReferenceKind::kPlain) : seed_(seed), kind_(kind) {}
 
   /// Runs clean case `index` and adds what it shows. Returns its verdict.
   /// Errors   InfrastructureError if its world breaks down.
@@ -55,6 +57,7 @@ class Calibration {
 
  private:
   std::uint64_t seed_;
+  ReferenceKind kind_;
   std::int64_t cases_ = 0;
   std::map<Dtype, Spread> spreads_;
   std::vector<FalseAlarm> false_alarms_, vacuous_;

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <set>
@@ -49,6 +50,18 @@ TEST(Calibration, NoCleanCaseRaisesAnAlarm) {
   EXPECT_EQ(calibration.false_alarms().size(), 0U);
   // Later steps of AdamW in bf16, mostly: what they show is listed, and that they stay few keeps the ceilings honest.
   EXPECT_LE(static_cast<double>(calibration.vacuous().size()), 1 + 0.1 * static_cast<double>(cases));
+}
+
+// What `isoshard verify` says by default, on cases that the test above does not see.
+TEST(CalibrationOfVerify, EveryCleanCaseConforms) {
+  Calibration calibration(kSeed + 1, ReferenceKind::kAuto);
+
+  const std::int64_t cases = std::min<std::int64_t>(cases_to_run(), 2000) / 4 + 1;
+  for (std::int64_t index = 0; index < cases; ++index) {
+    const Verdict verdict = calibration.run(index);
+    EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason << "\n" << repeat_command(kSeed + 1, index) << " --reference auto";
+    EXPECT_GT(verdict.equal_to_emulation.value_or(0), 10) << repeat_command(kSeed + 1, index);
+  }
 }
 
 TEST(CleanCases, DependOnSeedAndIndexOnly) {

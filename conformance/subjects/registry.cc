@@ -125,6 +125,10 @@ Arithmetic arithmetic_of(const Case& item) {
                                         item.settings.vocab_multiple, item.settings.autocast});
 }
 
+bool declares_arithmetic(const Case& item) {
+  return entry_of(item.subject).make_arithmetic != nullptr && item.settings.vocab_multiple == 0 && !item.settings.autocast.has_value();
+}
+
 std::unique_ptr<Subject> make_subject(const Case& item, Rank& rank, Sink* sink, const SubjectEdits& edits) {
   const MeshShape shape = item.subject == "reference" ? MeshShape({{Axis::kDp, 1}, {Axis::kTp, 1}}) : item.mesh();
   return std::make_unique<TrainerSubject>(item, shape, rank.comm(), sink, edits);

@@ -26,6 +26,8 @@ struct SubjectInfo {
 void require_subject(std::string_view name);
 /// What the case's subject says about its own arithmetic.   Errors   UsageError for a subject that says nothing.
 [[nodiscard]] Arithmetic arithmetic_of(const Case& item);
+/// Whether arithmetic_of(item) has an answer.
+[[nodiscard]] bool declares_arithmetic(const Case& item);
 
 /// Changes to a subject from outside: how faults replace its seams by faulty twins. Each may be empty. Called on every rank.
 struct SubjectEdits {

@@ -68,6 +68,7 @@ class Judge {
       if (reference_.find(key) == nullptr && !is_summand(key))
         add_coverage_finding(key, held.front().record->order, "is not in the reference", {held.front().rank->rank}, verdict_.extra);
     }
+    verdict_.weak = std::count_if(verdict_.tensors.begin(), verdict_.tensors.end(), [](const auto& t) { return !t.weakness.empty(); });
     verdict_.published = published_bounds(verdict_.tensors, options_.coarsest);
     check_published();
     sort_findings();
@@ -256,14 +257,11 @@ class Judge {
   /// The comparisons that would have let a wrong tensor pass, in words; empty if there are none.
   std::string weak_words() const {
     const TensorComparison* first = nullptr;
-    int weak = 0;
     for (const TensorComparison& t : verdict_.tensors) {
-      if (t.weakness.empty()) continue;
-      if (first == nullptr) first = &t;
-      ++weak;
+      if (!t.weakness.empty() && first == nullptr) first = &t;
     }
     if (first == nullptr) return "";
-    return fmt::format("{} of {} comparisons show too little, first {}: {}", weak, verdict_.compared, describe(first->key),
+    return fmt::format("{} of {} comparisons show too little, first {}: {}", verdict_.weak, verdict_.compared, describe(first->key),
                        first->weakness);
   }
 

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "comm/tensor.h"
+#include "harness/compare/neighbours.h"
 #include "harness/compare/sensitivity.h"
 #include "harness/compare/tolerance.h"
 #include "harness/trace/parts.h"
@@ -234,12 +235,16 @@ class TensorJudge {
     const double norm = std::sqrt(c.stats.sum_sq_reference);
     const PerturbedTolerance tolerance = perturbed_tolerance(*response, options_.k, options_.coarsest, c.stats.numel, norm);
     const double stepping = norm > 0 ? step_error(c) / norm : 0;
-    c.allowed_relative_error = std::max(tolerance.relative_error, stepping);
-    c.allowed_scale_error = std::max(tolerance.scale_error, stepping);
-    c.allowed_absolute = tolerance.absolute;
-    c.insensitive = tolerance.insensitive;
+    const double squares = error_of_squares(reference_, wanted_.key, options_.k, options_.coarsest);
+    c.allowed_relative_error = std::max({tolerance.relative_error, stepping, squares});
+    c.allowed_scale_error = std::max({tolerance.scale_error, stepping, tolerance.part_along_reference * squares});
+    // Where reference and responses are 0, a run that is not can only have noise, or an error: nothing is relative to 0.
+    c.insensitive = tolerance.insensitive || (norm == 0 && response->absolute_norm == 0 && c.stats.unequal_values != 0);
+    c.allowed_absolute = c.insensitive
+                             ? std::max(tolerance.absolute, cancellation_noise(reference_, wanted_.key, options_.k, options_.coarsest))
+                             : tolerance.absolute;
     c.scale_sensitivity =
-        tolerance.insensitive ? (norm > 0 ? tolerance.absolute / norm : 0) : std::min(c.allowed_relative_error, c.allowed_scale_error);
+        c.insensitive ? (norm > 0 ? c.allowed_absolute / norm : 0) : std::min(c.allowed_relative_error, c.allowed_scale_error);
     c.rolled_error = rolled_error(reference_, wanted_);
     c.rolled_copy = judged_rolled_copy(c, options_.k, options_.coarsest);
     c.weakness = weakness(c, options_.coarsest);

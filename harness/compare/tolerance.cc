@@ -55,11 +55,11 @@ PerturbedTolerance perturbed_tolerance(const Response& response, double k, Dtype
   // there are ruled by a few tokens, and clean runs of large tensors had up to 0.17 x error, so 0.1 x (k x response) is allowed.
   // No part is larger than the whole.
   const double peak = reference_norm > 0 ? response.reference_max_abs / reference_norm : 0;
-  const double part_along_reference = std::min(1.0, std::max({4 / root, 4 * peak, kPartOfCorrelated}));
+  tolerance.part_along_reference = std::min(1.0, std::max({4 / root, 4 * peak, kPartOfCorrelated}));
   // The scale is a quotient of two fp64 sums of numel terms, each with an error of its own; only fp64 tensors notice.
   const double statistic = (8 + root) * unit_roundoff(Dtype::kFloat64);
   tolerance.scale_error = std::max({responses * response.scale_error, 2 * roundings_of(coarsest) * roundoff,
-                                    part_along_reference * tolerance.relative_error, statistic});
+                                    tolerance.part_along_reference * tolerance.relative_error, statistic});
   tolerance.absolute = responses * response.absolute_norm;
   tolerance.insensitive = reference_norm < kNoiseOfTwoRuns * response.absolute_norm;
   return tolerance;

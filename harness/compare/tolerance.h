@@ -12,9 +12,9 @@ namespace isoshard {
 struct PerturbedTolerance {
   double relative_error = 0;  ///< max(r x response, rounding_floor), r = responses_allowed
   double scale_error = 0;     ///< max(r x response, 2 (fp32 and fp64: 4) unit roundoffs, p x relative_error, (8 + sqrt(numel)) x 2^-53);
-                              ///< p = max(4 / sqrt(numel), 4 x max abs / norm of the reference, 0.1), at most 1
-  double absolute = 0;        ///< r x largest absolute response, for insensitive tensors
-  bool insensitive = false;   ///< the reference's norm is below twice its largest absolute response: it is rounding noise itself
+  double part_along_reference = 1;  ///< p = max(4 / sqrt(numel), 4 x max abs / norm of the reference, 0.1), at most 1
+  double absolute = 0;              ///< r x largest absolute response, for insensitive tensors
+  bool insensitive = false;         ///< the reference's norm is below twice its largest absolute response: it is rounding noise itself
 };
 
 /// How many responses a run may differ by: k, and 2.1 k in fp64 and fp32, where the sums of other kernels may round more than the

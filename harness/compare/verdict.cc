@@ -2,6 +2,8 @@
 /// Names of levels, states and what is said to rolled copies.
 #include "harness/compare/verdict.h"
 
+#include <fmt/format.h>
+
 namespace isoshard {
 
 std::string_view name_of(Level level) noexcept {
@@ -42,6 +44,16 @@ std::string_view name_of(Status status) noexcept {
       return "vacuous";
   }
   return "unknown";
+}
+
+Verdict verdict_through_record(Verdict emulation, const Verdict& exact) {
+  emulation.equal_to_emulation = exact.compared;
+  if (emulation.status == Status::kVacuous && emulation.weak > 0) {
+    emulation.status = Status::kConforms;
+    emulation.reason = fmt::format("{} tensors compared, {} of which show too little alone", emulation.compared, emulation.weak);
+  }
+  emulation.reason += fmt::format("; {} tensors equal the emulated arithmetic bit by bit", exact.compared);
+  return emulation;
 }
 
 }  // namespace isoshard

@@ -71,7 +71,10 @@ struct Verdict {
   std::vector<std::string> missing, extra;  ///< records only in the reference, only in the run; all listed
   std::vector<PublishedBound> published;    ///< the published bounds that apply to what was compared
   std::int64_t compared = 0;                ///< tensors compared
-  std::string reason;                       ///< one line for the verdict line
+  std::int64_t weak = 0;                    ///< of them, those that show too little (TensorComparison::weakness)
+  /// Tensors that equal the emulation of the declared arithmetic bit by bit, where that was asked (verdict_through_record).
+  std::optional<std::int64_t> equal_to_emulation;
+  std::string reason;  ///< one line for the verdict line
 };
 
 struct JudgeOptions {
@@ -96,6 +99,12 @@ struct JudgeOptions {
 /// Signed zeros are equal. A NaN on one side is never within any tolerance.
 /// Errors   none for what a run may do wrong: an incomplete, vacuous or divergent run is a verdict.
 [[nodiscard]] Verdict judge(const Reference& reference, const Trace& actual, const JudgeOptions& options);
+
+/// The verdict on a run that equals the emulation of its declared arithmetic, from that on the emulation: all its numbers are the run's
+/// own. Comparisons that show too little do not make it vacuous: any other bits were rejected.
+///
+/// `emulation` judges the emulated run against the plain reference, `exact` the run against the emulated one and conforms.
+[[nodiscard]] Verdict verdict_through_record(Verdict emulation, const Verdict& exact);
 
 enum class DifferentSettings : std::uint8_t { kRefused, kAllowed };
 

@@ -57,6 +57,8 @@ class Table {
       scalars(step, Stage::kLogged);
     }
     sensitivity();
+    if (verdict_.equal_to_emulation.has_value())
+      text_ += fmt::format("  {:<22}{} tensors equal bit by bit to its emulation\n", "declared arithmetic", *verdict_.equal_to_emulation);
     published();
     coverage("missing", verdict_.missing);
     coverage("extra", verdict_.extra);
@@ -205,7 +207,8 @@ class Table {
                            flat > 0 ? fmt::format(", {} vary by roundings only", flat) : "");
     }
     names("insensitive", "judged by absolute error", insensitive, false);
-    names("shows too little", "", weak, true);
+    const bool is_shown_otherwise = verdict_.equal_to_emulation.has_value();
+    names("shows too little", is_shown_otherwise ? "judged by the emulated arithmetic" : "", weak, !is_shown_otherwise);
   }
 
   void names(std::string_view title, std::string_view words, const std::vector<std::string>& list, bool is_bad) {

@@ -98,6 +98,8 @@ json report_json(const Verdict& verdict) {
           {"case", verdict.case_slug},
           {"mesh", mesh},
           {"compared", verdict.compared},
+          {"weak", verdict.weak},
+          {"equal_to_emulation", verdict.equal_to_emulation ? json(*verdict.equal_to_emulation) : json(nullptr)},
           {"published_bounds", published},
           {"tensors", tensors},
           {"findings", findings},
