@@ -32,7 +32,8 @@ void declare(OptionTable& table) {
 int run(const ParsedOptions& options) {
   if (!options.given("reference") || !options.given("actual"))
     throw UsageError("compare needs two bundles: isoshard compare REFERENCE ACTUAL");
-  if (options.given("rtol") && !(options.get<double>("rtol") >= 0)) throw UsageError("--rtol must be 0 or more");
+  if (options.given("rtol") && !(options.get<double>("rtol") >= 0 && options.get<double>("rtol") < 1))
+    throw UsageError("--rtol must be 0 or more and below 1: at 1 a run of zeros would pass");
   std::filesystem::path output_dir;
   if (options.given("output-dir")) {
     output_dir = options.get<std::string>("output-dir");

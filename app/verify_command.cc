@@ -35,7 +35,7 @@ struct Output {
 
   void print(const std::string& part) {
     fmt::print("{}", part);
-    std::fflush(stdout);
+    if (std::fflush(stdout) != 0) throw InfrastructureError("cannot write the report to standard output; is its disk full?");
     text += part;
   }
 };

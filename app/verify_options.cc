@@ -16,6 +16,8 @@
 #include "fixtures/cases/inputs.h"
 #include "fixtures/cases/presets.h"
 #include "fixtures/reference/lattice_guard.h"
+#include "fixtures/reference/reference.h"
+#include "harness/world/machine.h"
 #include "model/builtin.h"
 #include "train/model_folder.h"
 
@@ -199,6 +201,16 @@ ReferenceKind parse_reference(const std::string& name) {
   throw UsageError(fmt::format("unknown reference '{}'{}; known are {}", name, did_you_mean(name, known), join_names(known)));
 }
 
+/// Refuses what no dtype could make fit; what may fit is tried.
+void require_memory(const Case& item) {
+  constexpr std::size_t kGenerosity = 16;  // trace_capacity counts 8 bytes for what may have 2, and everything twice
+  constexpr double kGiB = 1 << 30;
+  const auto needed = trace_capacity(item) / kGenerosity, there = static_cast<std::size_t>(this_machine().memory_bytes);
+  if (needed <= there) return;
+  throw UsageError(fmt::format("{} needs at least {:.3g} GiB of memory, the machine has {:.3g}; take fewer tokens, layers or parameters",
+                               item.slug(), static_cast<double>(needed) / kGiB, static_cast<double>(there) / kGiB));
+}
+
 }  // namespace
 
 void declare_verify_options(OptionTable& table) {
@@ -271,6 +283,7 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
   apply_vocabulary(options, request.cases);
   for (const Case& item : request.cases) {
     item.validate();
+    require_memory(item);
     // A file that does not fit the config is refused here, before any rank starts.
     (void)case_weights(item);
     require_counted_tokens(item, CaseData(item));

@@ -93,12 +93,30 @@ TEST(CleanCases, CoverWhatAUserMayChoose) {
     if (c.config.num_kv_heads < c.config.num_heads) seen.insert("grouped heads");
     if (c.data.unequal_labels) seen.insert("unequal counts");
     if (c.config.tie_word_embeddings) seen.insert("tied");
+    if (c.settings.vocab_multiple == 1) seen.insert("split vocabulary");
+    if (c.settings.vocab_multiple > 1) seen.insert("padded vocabulary");
+    if (c.settings.label_smoothing > 0) seen.insert("smoothed labels");
+    if (c.settings.autocast.has_value()) seen.insert(fmt::format("autocast {}", name_of(*c.settings.autocast)));
+    seen.insert(std::string(name_of(c.reduction_order)));
+    if (c.seq_length >= 64) seen.insert("long");
   }
 
   for (const char* wanted : {"qwen2",
                              "qwen3",
                              "llama",
                              "gpt2",
+                             "megatron_gpt",
+                             "fp16",
+                             "autocast bf16",
+                             "autocast fp16",
+                             "split vocabulary",
+                             "padded vocabulary",
+                             "smoothed labels",
+                             "ordered",
+                             "ring",
+                             "tree",
+                             "sum",
+                             "long",
                              "ddp",
                              "autotp",
                              "fp64",

@@ -105,6 +105,31 @@ void draw_settings(Draws& draws, Case& c) {
   settings.bucket_bytes = draws.one_of<std::int64_t>({1 << 10, 1 << 14, 25 << 20});
 }
 
+/// What fewer users choose.
+void draw_special(Draws& draws, Case& c) {
+  TrainSettings& settings = c.settings;
+  if (draws.one_in(8)) {
+    c.config.model_type = c.model_name = "megatron_gpt";
+    c.config.qk_norm = false;
+    c.config.qkv_bias = c.config.attention_out_bias = c.config.mlp_bias = true;
+    c.config.learned_positions = draws.one_in(2);
+    c.config.rope = {};
+  }
+  const bool is_sgd = settings.optimizer.kind == OptimizerSettings::Kind::kSgd;
+  if (is_sgd && draws.one_in(6)) c.dtype = Dtype::kFloat16;
+  if (c.dtype == Dtype::kFloat32 && draws.one_in(4))
+    settings.autocast = draws.one_of({Dtype::kBFloat16, Dtype::kBFloat16, Dtype::kFloat16});
+  if (c.subject == "autotp" && draws.one_in(3)) settings.vocab_multiple = draws.one_of<std::int64_t>({1, 1, 8});
+  if (draws.one_in(5)) settings.label_smoothing = 0.1;
+  if (draws.one_in(8)) settings.loss_mean = LossMean::kSum;
+  if (draws.one_in(3)) c.reduction_order = draws.one_of({ReductionOrder::kRing, ReductionOrder::kTree});
+  if (draws.one_in(10)) {  // sums over hundreds of tokens
+    c.seq_length = draws.between(64, 300);
+    c.config.max_positions = 512;
+    c.config.num_layers = draws.between(1, 2);
+  }
+}
+
 Case drawn(std::uint64_t seed, std::int64_t index, int attempt) {
   Draws draws(seed, index, attempt);
   Case c;
@@ -112,6 +137,7 @@ Case drawn(std::uint64_t seed, std::int64_t index, int attempt) {
   draw_model(draws, c);
   draw_batch(draws, c);
   draw_settings(draws, c);
+  draw_special(draws, c);
   return c;
 }
 

@@ -27,7 +27,10 @@ Fault signed_zero() {
   miss.hooks.tap = [](const Case&, int) -> TapMutation {
     return [](const Site&, at::Tensor value) {
       const at::Tensor zero = value.eq(0);
-      return zero.any().item<bool>() ? at::where(zero, -value, value) : value;
+      if (!zero.any().item<bool>()) return value;
+      at::Tensor flipped = value.clone();  // whose gradient is the value's: the sign of a zero has none
+      flipped.detach().copy_(at::where(zero, -value.detach(), value.detach()));
+      return flipped;
     };
   };
   return miss;

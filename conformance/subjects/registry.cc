@@ -126,7 +126,7 @@ Arithmetic arithmetic_of(const Case& item) {
 }
 
 bool declares_arithmetic(const Case& item) {
-  return entry_of(item.subject).make_arithmetic != nullptr && item.settings.vocab_multiple == 0 && !item.settings.autocast.has_value();
+  return entry_of(item.subject).make_arithmetic != nullptr && !item.tp_is_slow;
 }
 
 std::unique_ptr<Subject> make_subject(const Case& item, Rank& rank, Sink* sink, const SubjectEdits& edits) {

@@ -123,15 +123,20 @@ class Judge {
                            verdict_.missing);
     }
     TensorResult result = detail::judge_tensor(reference_, wanted, actual_, held, options_);
+    const Stats& stats = result.comparison.stats;
+    // A mask may hide by infinities, and is compared bit by bit.
+    if (result.not_judged.empty() && wanted.key.kind != RecordKind::kMask && stats.nan_reference + stats.inf_reference > 0) {
+      result.not_judged =
+          fmt::format("the reference has {} NaN and {} infinities of {} numbers in {}: nothing can be said of a run from there on",
+                      stats.nan_reference, stats.inf_reference, stats.numel, describe(wanted.key));
+    }
     if (!result.not_judged.empty() && not_judged_.empty()) not_judged_ = result.not_judged;
     if (!result.findings.empty()) {
       const auto shared = std::make_shared<const TensorResult>(result);
       for (Finding& finding : result.findings) findings_.push_back({wanted.order, std::move(finding), shared});
     }
     if (wanted.key.kind == RecordKind::kScalar) add_values(result.comparison, wanted);
-    const Stats& stats = result.comparison.stats;
-    const bool any_finite = stats.numel > stats.nan_reference + stats.inf_reference;
-    if (any_finite && result.not_judged.empty()) ++verdict_.compared;
+    if (stats.numel > 0 && result.not_judged.empty()) ++verdict_.compared;
     verdict_.tensors.push_back(std::move(result.comparison));
   }
 
@@ -238,6 +243,7 @@ class Judge {
     }
     if (std::string weak = weak_words(); !weak.empty()) {
       verdict_.status = Status::kVacuous;
+      verdict_.shows_too_little = true;
       verdict_.reason = std::move(weak);
       return;
     }

@@ -124,6 +124,32 @@ TEST(Judge, SummandsOfAJudgedTensorAreNotExtra) {
   EXPECT_EQ(with("x.part").status, Status::kDiverges);
 }
 
+// A NaN equals a NaN, and everything behind it is NaN, too: such a run proves nothing, whatever else is right.
+TEST(Judge, AReferenceThatIsNotFiniteIsVacuousAndNamesTheFirstSuchTensor) {
+  for (const float bad : {NAN, INFINITY}) {
+    Step broken;
+    broken.activation[1][2] = bad;
+    const Reference reference = synthetic::reference(whole(broken), [&](int) { return whole(broken); });
+    const auto judged = [&](double error) {
+      return judge(reference,
+                   run(kMesh, &reference,
+                       [&](Sink& sink, int rank) {
+                         Step step = broken;
+                         step.gradient = step.gradient * (1 + error);
+                         step.record(sink, rank, false);
+                       }),
+                   options());
+    };
+
+    const Verdict verdict = judged(0);
+
+    EXPECT_EQ(verdict.status, Status::kVacuous) << bad;
+    EXPECT_THAT(verdict.reason, HasSubstr("forward at x")) << bad;
+    EXPECT_FALSE(verdict.shows_too_little) << "no emulation makes up for it";
+    EXPECT_EQ(judged(0.5).status, Status::kDiverges) << "what is wrong beside it is still said";
+  }
+}
+
 TEST(Judge, TheFirstFindingIsTheFirstInStageOrderWithItsFirstRank) {
   const Reference reference = step_reference();
 

@@ -35,6 +35,12 @@ double rounding_floor(Dtype coarsest, std::int64_t numel) noexcept {
          (2 * roundings_of(coarsest) + of_single_number / std::sqrt(static_cast<double>(std::max<std::int64_t>(numel, 1))));
 }
 
+double underflow_floor(double k, Dtype coarsest, std::int64_t numel) noexcept {
+  if (coarsest != Dtype::kFloat16) return 0;
+  constexpr double kHalfOfLeast = 0x1p-25;  // subnormal numbers of fp16 are 2^-24 apart
+  return k * kHalfOfLeast * std::sqrt(static_cast<double>(numel));
+}
+
 double gradient_margin(Dtype coarsest) noexcept {
   return coarsest == Dtype::kFloat64 ? 0x1p31 : coarsest == Dtype::kFloat32 ? 0x1p10 : 1;
 }
@@ -48,7 +54,8 @@ PerturbedTolerance perturbed_tolerance(const Response& response, double k, Dtype
   const double responses = responses_allowed(k, coarsest);
   const double root = std::sqrt(static_cast<double>(std::max<std::int64_t>(numel, 1)));
   PerturbedTolerance tolerance;
-  tolerance.relative_error = std::max(responses * response.relative_error, rounding_floor(coarsest, numel));
+  const double underflow = reference_norm > 0 ? underflow_floor(k, coarsest, numel) / reference_norm : 0;
+  tolerance.relative_error = std::max({responses * response.relative_error, rounding_floor(coarsest, numel), underflow});
   // The scale error is the part of the error along the reference. Errors that are independent from element to element, each
   // relative to its element, have a part of error x sqrt(sum r^4) / sum r^2, which max abs(r) / norm(r) bounds: 1 / sqrt(numel)
   // for even tensors, more for second moments that a few elements rule. Errors inside attention are not independent: gradients
@@ -60,8 +67,8 @@ PerturbedTolerance perturbed_tolerance(const Response& response, double k, Dtype
   const double statistic = (8 + root) * unit_roundoff(Dtype::kFloat64);
   tolerance.scale_error = std::max({responses * response.scale_error, 2 * roundings_of(coarsest) * roundoff,
                                     tolerance.part_along_reference * tolerance.relative_error, statistic});
-  tolerance.absolute = responses * response.absolute_norm;
-  tolerance.insensitive = reference_norm < kNoiseOfTwoRuns * response.absolute_norm;
+  tolerance.absolute = std::max(responses * response.absolute_norm, underflow_floor(k, coarsest, numel));
+  tolerance.insensitive = reference_norm < kNoiseOfTwoRuns * std::max(response.absolute_norm, underflow_floor(1, coarsest, numel));
   return tolerance;
 }
 

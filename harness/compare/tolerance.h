@@ -26,6 +26,10 @@ struct PerturbedTolerance {
 /// near 0 by chance.
 [[nodiscard]] double rounding_floor(Dtype coarsest, std::int64_t numel) noexcept;
 
+/// Frobenius norm of k times the rounding of subnormal numbers, of every element, in fp16; 0 in other dtypes. What is left of a small
+/// gradient there depends on the factor that it carries, and with dp ranks it carries dp.
+[[nodiscard]] double underflow_floor(double k, Dtype coarsest, std::int64_t numel) noexcept;
+
 /// Parameters after the step of an Adam-like optimizer are judged where the gradient is above this many allowed responses. Then the
 /// relative error of an element's step is at most 1 / gradient_margin, which is at most the ceiling of the scale sensitivity: 2^31 in
 /// fp64, 2^10 in fp32. In bf16 and fp16 1: few gradients are further above their responses.

@@ -48,8 +48,9 @@ std::string_view name_of(Status status) noexcept {
 
 Verdict verdict_through_record(Verdict emulation, const Verdict& exact) {
   emulation.equal_to_emulation = exact.compared;
-  if (emulation.status == Status::kVacuous && emulation.weak > 0) {
+  if (emulation.shows_too_little) {
     emulation.status = Status::kConforms;
+    emulation.shows_too_little = false;
     emulation.reason = fmt::format("{} tensors compared, {} of which show too little alone", emulation.compared, emulation.weak);
   }
   emulation.reason += fmt::format("; {} tensors equal the emulated arithmetic bit by bit", exact.compared);

@@ -16,7 +16,7 @@ class SkipSegments final : public CollectiveFault {
   explicit SkipSegments(Matches matches) : matches_(std::move(matches)) {}
 
   bool applies(const InterceptedCall& call) const override {
-    if (call.op != CollectiveOp::kAllReduce) return false;
+    if (call.op != CollectiveOp::kAllReduce || call.comm->size() == 1) return false;  // nothing to skip
     if (call.info.segments.empty()) return matches_(call.info, nullptr);
     return std::any_of(call.info.segments.begin(), call.info.segments.end(), [&](const Segment& s) { return matches_(call.info, &s); });
   }

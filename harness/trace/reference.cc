@@ -73,6 +73,11 @@ const std::byte* Reference::bytes(const Record& record) const {
 }
 
 void Reference::add_response(const Trace& perturbed) {
+  add_variant(perturbed);
+  ++impl_->runs;
+}
+
+void Reference::add_variant(const Trace& perturbed) {
   if (impl_ == nullptr) throw VacuousError("responses of an empty reference");
   for (const RankTrace& rank : perturbed.ranks) {
     for (const Record& record : rank.records) {
@@ -92,7 +97,6 @@ void Reference::add_response(const Trace& perturbed) {
       ++response.runs;
     }
   }
-  ++impl_->runs;
 }
 
 const Response* Reference::response(const RecordKey& key) const {

@@ -25,6 +25,8 @@ class Reference {
 
   /// Widens the responses by one perturbed run (a Trace whose parts were compared with this reference).
   void add_response(const Trace& perturbed);
+  /// The same by a run that legally differs otherwise; it counts as none of response_runs().
+  void add_variant(const Trace& variant);
   /// nullptr when no perturbed run has been added.
   [[nodiscard]] const Response* response(const RecordKey& key) const;
   [[nodiscard]] int response_runs() const noexcept;

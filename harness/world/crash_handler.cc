@@ -130,7 +130,9 @@ std::string current_exception_in_words() {
   try {
     throw;
   } catch (const std::exception& error) {
-    return fmt::format("{}: {}", name, error.what());
+    const std::string_view text = error.what();
+    // LibTorch appends the stack; what is wrong stands before it.
+    return fmt::format("{}: {}", name, text.substr(0, text.find("\nException raised from")));
   } catch (...) {
     return fmt::format("{} (no std::exception, so no text)", name);
   }

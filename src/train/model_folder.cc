@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <vector>
@@ -33,6 +34,18 @@ std::filesystem::path config_path_of(const std::filesystem::path& path) {
   return path;
 }
 
+// torch.save writes a zip archive, before PyTorch 1.6 a bare pickle; token ids are kept in .bin files, too.
+bool is_pickled(const std::filesystem::path& file) {
+  const std::string extension = file.extension().string();
+  if (extension == ".pt" || extension == ".pth") return true;
+  if (extension != ".bin") return false;
+  if (file.filename().string().starts_with("pytorch_model")) return true;
+  std::ifstream stream(file, std::ios::binary);
+  char first[2] = {};
+  stream.read(first, sizeof first);
+  return (first[0] == 'P' && first[1] == 'K') || (first[0] == '\x80' && first[1] >= 2 && first[1] <= 5);
+}
+
 // A folder without model.safetensors is fine (weights are drawn); one whose weights cannot be read here is not.
 std::string weights_in(const std::filesystem::path& folder) {
   std::error_code error;
@@ -44,8 +57,7 @@ std::string weights_in(const std::filesystem::path& folder) {
   for (const auto& entry : entries) files.push_back(entry.path());
   std::sort(files.begin(), files.end());
   for (const std::filesystem::path& file : files) {
-    const std::string extension = file.extension().string();
-    if (extension == ".bin" || extension == ".pt" || extension == ".pth") {
+    if (is_pickled(file)) {
       throw FileError(fmt::format("{}: pickled weights are not read, they can run code; convert them to {}", file.string(), kWeightsName));
     }
     if (file.filename() == "model.safetensors.index.json") {
