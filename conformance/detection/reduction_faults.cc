@@ -16,9 +16,10 @@ Fault mlp_input_grad_partial() {
   fault.summary = "The input gradient of column-split weights stayed a partial sum on each rank; forward right, everything upstream wrong.";
   fault.source = "torchtitan #1805, #1878";
   fault.smallest_case = [] { return fault_case("qwen2", "autotp", 3, 2); };
-  fault.hooks.collective = [](const Case&) {
-    return skip_segments([](const CallInfo& info, const Segment* segment) {
-      return info.purpose == Purpose::kColumnParallelBackward && segment != nullptr && segment->name.starts_with("model.layers.1.mlp.");
+  fault.hooks.collective = [](const Case& item) {
+    return skip_segments([item](const CallInfo& info, const Segment* segment) {
+      return info.purpose == Purpose::kColumnParallelBackward && segment != nullptr && is_in_last_layer(item, segment->name) &&
+             segment->name.find(".mlp.") != std::string::npos;
     });
   };
   fault.expected = {Stage::kActivationGrad, "model.layers.1.post_attention_layernorm", any_rank(6), "rank-local partial over tp"};

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "conformance/detection/catalogue.h"
+#include "conformance/detection/twins.h"
 
 namespace isoshard {
 namespace {
@@ -24,7 +25,7 @@ Fault embed_out_split_without_sp() {
   fault.hooks.tap = [](const Case& item, int rank) -> TapMutation {
     const int tp_rank = item.mesh().coordinate(rank, Axis::kTp);
     return [tp_rank, tp = item.tp](const Site& site, at::Tensor value) {
-      if (site.kind != RecordKind::kActivation || site.name != "model.embed_tokens" || tp < 2) return value;
+      if (site.kind != RecordKind::kActivation || !is_token_embedding(site.name) || tp < 2) return value;
       return repeat_own_sequence_part(value, tp_rank, tp);
     };
   };

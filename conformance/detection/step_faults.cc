@@ -91,20 +91,20 @@ Fault optimizer_holds_old_params() {
   fault.summary = "The optimizer was built on weights that existed before sharding; the live ones were never updated.";
   fault.source = "accelerate #3209; pytorch #149205";
   fault.smallest_case = [] { return fault_case("llama", "ddp", 1, 3); };
-  fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
+  fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case& item, const FaultProbe& probe) {
     const auto old = std::make_shared<NamedTensors>();
-    parts.optimizer =
-        optimizer_twin(std::move(parts.optimizer), [old, probe](Optimizer& inner, NamedTensors& parameters, const NamedTensors& gradients) {
-          NamedTensors stepped = parameters;
-          for (auto& [name, parameter] : stepped) {
-            if (name.find("layers.1.") == std::string::npos) continue;
-            at::Tensor& copy = (*old)[name];
-            if (!copy.defined()) copy = parameter.detach().clone();
-            parameter = copy;
-            probe.fired();
-          }
-          inner.step(stepped, gradients);
-        });
+    parts.optimizer = optimizer_twin(std::move(parts.optimizer),
+                                     [old, probe, item](Optimizer& inner, NamedTensors& parameters, const NamedTensors& gradients) {
+                                       NamedTensors stepped = parameters;
+                                       for (auto& [name, parameter] : stepped) {
+                                         if (!is_in_last_layer(item, name)) continue;
+                                         at::Tensor& copy = (*old)[name];
+                                         if (!copy.defined()) copy = parameter.detach().clone();
+                                         parameter = copy;
+                                         probe.fired();
+                                       }
+                                       inner.step(stepped, gradients);
+                                     });
   };
   fault.expected = {Stage::kParameterAfterStep, "model.layers.1.self_attn.q_proj.weight", any_rank(3), "not updated (bitwise as before)"};
   return fault;

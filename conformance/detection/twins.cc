@@ -138,4 +138,13 @@ at::Tensor tensor_of(const Buffer& buffer) {
   return at::from_blob(buffer.data, {buffer.count}, scalar_type_of(buffer.dtype));
 }
 
+bool is_in_last_layer(const Case& item, std::string_view name) {
+  const std::string number = std::to_string(item.config.num_layers - 1);
+  return name.find(".layers." + number + ".") != std::string_view::npos || name.find(".h." + number + ".") != std::string_view::npos;
+}
+
+bool is_token_embedding(std::string_view module) {
+  return module.ends_with("embed_tokens") || module.ends_with("transformer.wte") || module.ends_with("word_embeddings");
+}
+
 }  // namespace isoshard

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "fixtures/cases/case.h"
 #include "train/trainer.h"
 
 namespace isoshard {
@@ -49,6 +50,11 @@ struct StrategyRules {
 /// gradients may be taken away or changed.
 using GradientEdit = std::function<void(const Parameters& parameters, int micro_batch)>;
 [[nodiscard]] std::shared_ptr<const Model> accumulation_twin(std::shared_ptr<const Model> inner, int micro_batches, GradientEdit edit);
+
+/// Whether a module or parameter is of the last layer, whatever the architecture calls its layers ("model.layers.1.", "transformer.h.1.").
+[[nodiscard]] bool is_in_last_layer(const Case& item, std::string_view name);
+/// Whether a module is the embedding of tokens.
+[[nodiscard]] bool is_token_embedding(std::string_view module);
 
 /// A floating-point buffer as a flat tensor that shares its memory.
 [[nodiscard]] at::Tensor tensor_of(const Buffer& buffer);
