@@ -156,7 +156,7 @@ Command verify_command() {
           "verify [options]",
           "  isoshard verify                                            the small preset: ddp and autotp on 2 to 6 processes\n"
           "  isoshard verify --tp 2 --dp 2 --subjects autotp --dtype fp32\n"
-          "  isoshard verify --model DIR --tp 2 --dp 2                  a Hugging Face Qwen2 folder with its weights\n"
+          "  isoshard verify --model DIR --tp 2 --dp 2                  a Hugging Face folder with its weights\n"
           "  isoshard verify --data ids.bin --shuffle --tail drop       nanoGPT's or Megatron's flat ids, in a seeded order\n"
           "  isoshard verify --tp 3 --dp 2 --subjects autotp --reduction-order ring --reference plain\n"
           "                                                             within tolerances only, not bit by bit\n"

@@ -71,6 +71,9 @@ void apply_model(const ParsedOptions& options, std::vector<Case>& cases) {
     item.model_name = slug_name(folder.name);
     item.weights_path = folder.weights_path;
     if (is_lattice(item)) use_lattice_settings(item);
+    // The built-in text has bytes up to 'z': a smaller vocabulary is trained on random ids, unless asked otherwise.
+    const bool fits_text = item.config.vocab_size > 'z';
+    if (!options.given("data") && item.data.kind == DataSource::Kind::kText && !fits_text) item.data.kind = DataSource::Kind::kRandomIds;
   }
 }
 
@@ -79,6 +82,7 @@ void apply_sizes(const ParsedOptions& options, Case& item) {
   item.cut_layers = options.given("num-layers");
   override_with(options, "batch-size", item.batch_size);
   override_with(options, "micro-batches", item.micro_batches);
+  override_with(options, "steps", item.steps);
   override_with(options, "seq-length", item.seq_length);
   override_with(options, "seed", item.seed);
   override_with(options, "init-weights", item.weights_path);
@@ -166,6 +170,8 @@ std::vector<Case> expand(const ParsedOptions& options, const std::vector<Case>& 
     }
   }
   if (result.empty()) throw UsageError("nothing selected: no case of the preset has one of these subjects and dtypes");
+  if (tp > 1 && std::none_of(result.begin(), result.end(), [&](const Case& item) { return item.tp == tp; }))
+    throw UsageError(fmt::format("--tp {}: only ddp is selected, which has no tp axis; leave --tp out or add --subjects autotp", tp));
   return result;
 }
 
@@ -226,8 +232,11 @@ void declare_verify_options(OptionTable& table) {
   add("attn-impl", po::value<std::string>(), "eager or sdpa");
   add("batch-size", po::value<std::int64_t>(), "samples per data-parallel rank");
   add("micro-batches", po::value<int>(), "per step: gradients add up over them (default: 1)");
+  add("steps", po::value<int>(), "training steps (default: 1)");
   add("seq-length", po::value<std::int64_t>(), "tokens per sample");
-  add("data", po::value<std::string>(), "text (the built-in one), random, the path of a text file, or of ids (FILE.bin, FILE.safetensors)");
+  add("data", po::value<std::string>(),
+      "text (the built-in one, where the vocabulary has its bytes), random, the path of a text file, or of ids (FILE.bin, "
+      "FILE.safetensors)");
   add("data-dtype", po::value<std::string>(),
       "type of the ids in FILE.bin: uint16 uint32 int64 ... (default: derived from ids and vocabulary)");
   add("shuffle", po::bool_switch(), "take the samples of each epoch in a seeded random order");
@@ -262,6 +271,7 @@ void declare_verify_options(OptionTable& table) {
                    {"init-weights-path", "init-weights"},
                    {"gradient-accumulation-steps", "micro-batches"},
                    {"layers", "num-layers"},
+                   {"num-steps", "steps"},
                    {"clip", "max-grad-norm"},
                    {"make-vocab-size-divisible-by", "vocab-multiple"},
                    {"seq-len", "seq-length"},
