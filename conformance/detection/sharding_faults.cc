@@ -2,6 +2,8 @@
 /// Class E: which part of a tensor a rank holds; and class H: the values that parts are drawn from.
 #include <ATen/ATen.h>
 
+#include <functional>
+
 #include "conformance/detection/catalogue.h"
 #include "conformance/detection/twins.h"
 
@@ -65,6 +67,58 @@ Fault init_seed_plus_rank() {
   return fault;
 }
 
+/// Where a fault reads a piece of a fused weight: `section` begins at `begin`, and the pieces of the sections before it have
+/// `before` entries in a shard.
+using PlaceOfPiece = std::function<std::int64_t(std::int64_t begin, std::int64_t before, std::int64_t whole, int tp_rank, int tp)>;
+
+/// Reads each piece of a weight that fuses several sections (gate and up; q, k and v) from another place.
+void read_fused_weights_at(const PlaceOfPiece& place, TrainerParts& parts, Mesh& mesh, const FaultProbe& probe) {
+  const int tp_rank = mesh.coordinate(Axis::kTp), tp = mesh.degree(Axis::kTp);
+  parts.weights = weights_twin(parts.weights, [=](const WeightSource& inner, const ParameterSpec& spec, Shape offset, const Shape& size) {
+    const auto dim = static_cast<std::size_t>(spec.tp.dim);
+    std::int64_t begin = 0;
+    for (const std::int64_t section : spec.tp.sections) {
+      if (offset[dim] >= begin + section) {
+        begin += section;
+        continue;
+      }
+      const std::int64_t wrong = place(begin, begin / tp, spec.shape[dim], tp_rank, tp);
+      if (wrong != offset[dim]) probe.fired();
+      offset[dim] = wrong;
+      break;
+    }
+    return inner.read(spec, offset, size);
+  });
+}
+
+Fault gate_up_cut_as_one_block() {
+  Fault fault{.id = "gate_up_cut_as_one_block", .fault_class = 'E', .subjects = {"autotp"}};
+  fault.summary = "The fused gate/up weight was cut in tp pieces as one block; gate and up must each be cut.";
+  fault.source = "Megatron-LM #360, PR 520";
+  fault.smallest_case = [] { return fault_case("gpt2", "autotp", 2, 3); };
+  fault.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case&, const FaultProbe& probe) {
+    const auto place = [](std::int64_t, std::int64_t before, std::int64_t whole, int tp_rank, int tp) {
+      return tp_rank * (whole / tp) + before;
+    };
+    read_fused_weights_at(place, parts, mesh, probe);
+  };
+  fault.expected = {Stage::kParametersRead, "transformer.h.0.attn.c_attn.weight", any_rank(6), "as one block"};
+  return fault;
+}
+
+Fault fused_shards_all_from_rank0() {
+  Fault fault{.id = "fused_shards_all_from_rank0", .fault_class = 'E', .subjects = {"autotp"}};
+  fault.summary = "The loader of fused weights took the tp rank from an argument nobody passed; all ranks loaded shard 0.";
+  fault.source = "vllm-gguf-plugin #103";
+  fault.smallest_case = [] { return fault_case("gpt2", "autotp", 3, 2); };
+  fault.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case&, const FaultProbe& probe) {
+    const auto place = [](std::int64_t begin, std::int64_t, std::int64_t, int, int) { return begin; };
+    read_fused_weights_at(place, parts, mesh, probe);
+  };
+  fault.expected = {Stage::kParametersRead, "transformer.h.0.attn.c_attn.weight", {1, 2, 4, 5}, "tp ranks 1, 2 equal the shard of rank 0"};
+  return fault;
+}
+
 }  // namespace
 
 Case copied_kv_heads_case() {
@@ -77,7 +131,9 @@ Case copied_kv_heads_case() {
 }
 
 void add_sharding_faults(Faults& faults) {
-  for (Fault (*make)() : {embed_out_split_without_sp, kv_head_on_wrong_rank, init_seed_plus_rank}) faults.push_back(make());
+  for (Fault (*make)() :
+       {embed_out_split_without_sp, kv_head_on_wrong_rank, gate_up_cut_as_one_block, fused_shards_all_from_rank0, init_seed_plus_rank})
+    faults.push_back(make());
 }
 
 }  // namespace isoshard

@@ -72,6 +72,18 @@ class ModelTwin final : public Model {
   ForwardFunction forward_;
 };
 
+class WeightsTwin final : public WeightSource {
+ public:
+  WeightsTwin(std::shared_ptr<const WeightSource> inner, ReadFunction read) : inner_(std::move(inner)), read_(std::move(read)) {}
+  at::Tensor read(const ParameterSpec& spec, const Shape& offset, const Shape& size) const override {
+    return read_(*inner_, spec, offset, size);
+  }
+
+ private:
+  std::shared_ptr<const WeightSource> inner_;
+  ReadFunction read_;
+};
+
 class StrategyTwin final : public Strategy {
  public:
   StrategyTwin(std::shared_ptr<const Strategy> inner, StrategyRules rules)
@@ -119,6 +131,10 @@ std::unique_ptr<Schedule> schedule_twin(ScheduleRules rules) {
 
 std::shared_ptr<const Model> model_twin(std::shared_ptr<const Model> inner, ForwardFunction forward) {
   return std::make_shared<ModelTwin>(std::move(inner), std::move(forward));
+}
+
+std::shared_ptr<const WeightSource> weights_twin(std::shared_ptr<const WeightSource> inner, ReadFunction read) {
+  return std::make_shared<WeightsTwin>(std::move(inner), std::move(read));
 }
 
 std::shared_ptr<const Strategy> strategy_twin(std::shared_ptr<const Strategy> inner, StrategyRules rules) {

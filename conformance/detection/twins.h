@@ -35,6 +35,10 @@ using ForwardFunction =
 /// Everything but the forward pass is the inner model's.
 [[nodiscard]] std::shared_ptr<const Model> model_twin(std::shared_ptr<const Model> inner, ForwardFunction forward);
 
+using ReadFunction =
+    std::function<at::Tensor(const WeightSource& inner, const ParameterSpec& spec, const Shape& offset, const Shape& size)>;
+[[nodiscard]] std::shared_ptr<const WeightSource> weights_twin(std::shared_ptr<const WeightSource> inner, ReadFunction read);
+
 /// Each function gets the inner strategy, and may be empty; what the strategy says of layouts is the inner one's.
 struct StrategyRules {
   std::function<at::Tensor(const Strategy& inner, std::string_view module, const at::Tensor& x, const at::Tensor& weight,
