@@ -17,14 +17,6 @@ namespace {
 
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 26;  ///< larger tensors are judged, but not diagnosed
 
-bool lies_in(const Box& box, const Shape& shape) {
-  if (box.size.size() != shape.size()) return false;
-  for (std::size_t d = 0; d < shape.size(); ++d) {
-    if (box.global_offset[d] < 0 || box.global_offset[d] + box.size[d] > shape[d]) return false;
-  }
-  return true;
-}
-
 struct Formula {
   double value;
   std::string words;
@@ -73,6 +65,14 @@ std::optional<std::string> power_of_two(double factor) {
 }
 
 }  // namespace
+
+bool lies_in(const Box& box, const Shape& shape) {
+  if (box.size.size() != shape.size()) return false;
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    if (box.global_offset[d] < 0 || box.global_offset[d] + box.size[d] > shape[d]) return false;
+  }
+  return true;
+}
 
 double norm_of(const at::Tensor& t) {
   return std::sqrt(t.square().sum().item<double>());

@@ -60,6 +60,8 @@ class Evidence {
   void collect_views();
 };
 
+/// Whether a box is one of a tensor of this shape.
+[[nodiscard]] bool lies_in(const Box& box, const Shape& shape);
 [[nodiscard]] double norm_of(const at::Tensor& t);
 [[nodiscard]] bool is_near(double a, double b, double relative) noexcept;
 

@@ -34,7 +34,9 @@ bool is_layer_output(const RecordKey& key) {
   const std::string_view last = name.substr(name.rfind('.') + 1);
   const auto is_digit = [](unsigned char c) { return std::isdigit(c) != 0; };
   if (!last.empty() && std::all_of(last.begin(), last.end(), is_digit)) return true;
-  return name == "model.norm" || name == "transformer.ln_f";
+  // The norm behind the layers, by its usual names; those of layers have the layer's number before them.
+  const bool is_norm = last.ends_with("norm") || last == "ln_f";
+  return is_norm && std::none_of(name.begin(), name.end(), is_digit);
 }
 
 bool is_loss(const RecordKey& key) {

@@ -154,6 +154,20 @@ TEST(PublishedBounds, AreAboutLayerOutputsOfStepZeroAndLosses) {
   EXPECT_EQ(fp16.size(), 1U) << "nobody publishes a bound for outputs in fp16";
 }
 
+TEST(PublishedBounds, AreOfLayersAndTheNormBehindThemWhateverTheirNames) {
+  const auto bounds_of = [](const char* name) {
+    TensorComparison t;
+    t.key = {0, RecordKind::kActivation, name, 0};
+    return published_bounds({t}, Dtype::kFloat32).size();
+  };
+
+  for (const char* name :
+       {"model.layers.3", "transformer.h.0", "decoder.layers.11", "model.norm", "transformer.ln_f", "decoder.final_layernorm"})
+    EXPECT_EQ(bounds_of(name), 1U) << name;
+  for (const char* name : {"model.layers.3.input_layernorm", "model.layers.0.self_attn.q_norm", "transformer.h.0.ln_1", "lm_head"})
+    EXPECT_EQ(bounds_of(name), 0U) << name;
+}
+
 TEST(PublishedBounds, AreOfValuesAsLargeAsThePublishedOnes) {
   TensorComparison t;
   t.key = {0, RecordKind::kActivation, "model.layers.0", 0};

@@ -99,7 +99,74 @@ std::string parts_out_of_order(const Evidence& e) {
   return "";
 }
 
+/// What a rank should hold of the reference: its boxes, laid side by side as in the rank's own tensor.
+at::Tensor part_of(const at::Tensor& whole, const Record& record) {
+  at::Tensor part = at::zeros(record.local_shape, whole.options());
+  for (const PartStats& stats : record.parts) {
+    at::Tensor place = part;
+    for (std::size_t d = 0; d < stats.box.size.size(); ++d)
+      place = place.narrow(static_cast<std::int64_t>(d), stats.box.local_offset[d], stats.box.size[d]);
+    place.copy_(cut(whole, stats.box));
+  }
+  return part;
+}
+
+bool holds_boxes(const Held& h, const Shape& global_shape) {
+  const Record& record = *h.record;
+  return record.kept && h.rank->arena != nullptr && !is_flat(record.layout) && !is_partial(record.layout) &&
+         std::all_of(record.parts.begin(), record.parts.end(), [&](const PartStats& p) { return lies_in(p.box, global_shape); });
+}
+
+/// Every wrong rank holds what another coordinate of an axis should hold.
+std::string part_of_another(const Evidence& e) {
+  const auto axis = e.axis_of(e.bad_ranks());
+  if (!axis.has_value() || !e.whole.defined()) return "";
+  std::optional<int> source;
+  bool is_fused = false;
+  for (const int rank : e.bad_ranks()) {
+    const Held* bad = e.held_by(rank);
+    if (bad == nullptr || !holds_boxes(*bad, e.wanted.layout.global_shape)) return "";
+    is_fused = is_fused || bad->record->parts.size() > 1;
+    const at::Tensor local = bad->rank->tensor(*bad->record).to(at::kDouble);
+    const auto right = std::find_if(e.held.begin(), e.held.end(), [&](const Held& other) {
+      return other.rank->rank != rank && other.record->local_shape == bad->record->local_shape &&
+             std::all_of(other.record->parts.begin(), other.record->parts.end(),
+                         [&](const PartStats& p) { return lies_in(p.box, e.wanted.layout.global_shape); }) &&
+             at::equal(part_of(e.whole, *other.record), local);
+    });
+    if (right == e.held.end()) return "";
+    const int coordinate = e.actual.mesh.coordinate(right->rank->rank, *axis);
+    if (source.has_value() && *source != coordinate) return "";
+    source = coordinate;
+  }
+  return fmt::format("{}shards of {} equal the shard of rank {}", is_fused ? "fused " : "", e.coordinates_in_words(e.bad_ranks(), *axis),
+                     *source);
+}
+
+/// Several sections that should each be cut, cut once: a rank holds its share of the whole as it lies there.
+std::string cut_as_one_block(const Evidence& e) {
+  const Held* bad = e.held_by(e.bad_ranks().front());
+  if (bad == nullptr || !e.whole.defined() || bad->record->parts.size() < 2 || !holds_boxes(*bad, e.wanted.layout.global_shape)) return "";
+  const Shape &local = bad->record->local_shape, &global = e.wanted.layout.global_shape;
+  const at::Tensor actual = bad->rank->tensor(*bad->record).to(at::kDouble);
+  for (const AxisDegree& axis : e.actual.mesh.axes()) {
+    const std::int64_t coordinate = e.actual.mesh.coordinate(bad->rank->rank, axis.axis);
+    for (std::size_t d = 0; axis.degree > 1 && d < global.size() && d < local.size(); ++d) {
+      const std::int64_t begin = coordinate * local[d];
+      if (local[d] * axis.degree != global[d]) continue;
+      if (!at::equal(e.whole.narrow(static_cast<std::int64_t>(d), begin, local[d]), actual)) continue;
+      return fmt::format("shard of {} rank {} holds {} {} to {} of the whole: cut as one block, where {} sections must each be cut",
+                         name_of(axis.axis), coordinate, d == 0 ? "rows" : "columns", begin, begin + local[d] - 1,
+                         bad->record->parts.size());
+    }
+  }
+  return "";
+}
+
 std::string not_slices(const Evidence& e) {
+  for (const auto pattern : {part_of_another, cut_as_one_block}) {
+    if (std::string words = pattern(e); !words.empty()) return words;
+  }
   const auto axis = e.axis_of(e.bad_ranks());
   if (!axis.has_value()) return "";
   std::vector<int> right;

@@ -236,8 +236,8 @@ class TensorJudge {
     const PerturbedTolerance tolerance = perturbed_tolerance(*response, options_.k, options_.coarsest, c.stats.numel, norm);
     const double stepping = norm > 0 ? step_error(c) / norm : 0;
     // The worst that squares may make, but no more than a comparison may let pass: what follows from gradients is no licence.
-    const double squares = std::min(error_of_squares(reference_, wanted_.key, options_.k, options_.coarsest),
-                                    scale_ceiling(wanted_.key, options_.coarsest));
+    const double squares =
+        std::min(error_of_squares(reference_, wanted_.key, options_.k, options_.coarsest), scale_ceiling(wanted_.key, options_.coarsest));
     c.allowed_relative_error = std::max({tolerance.relative_error, stepping, squares});
     c.allowed_scale_error = std::max({tolerance.scale_error, stepping, tolerance.part_along_reference * squares});
     // Where reference and responses are 0, a run that is not can only have noise, or an error: nothing is relative to 0.
