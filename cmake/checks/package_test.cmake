@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Installs the build into an empty folder, and builds and runs a project that knows nothing but that folder.
-#   cmake -DBUILD=DIR -DSOURCE=DIR -DFOLDER=DIR [-DLIBTORCH_ROOT=DIR] [-DCOMPILER=PROGRAM] -P package_test.cmake
+#   cmake -DBUILD=DIR -DSOURCE=DIR -DFOLDER=DIR [-DLIBTORCH_ROOT=DIR] [-DCOMPILER=PROGRAM] -DGENERATOR=NAME -P package_test.cmake
 function(must)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
   if(NOT result EQUAL 0)
@@ -28,7 +28,7 @@ foreach(file IN LISTS package)
 endforeach()
 must(${FOLDER}/installed/bin/isoshard verify --subjects ddp --dp 2 --dtype fp32)
 
-must(${CMAKE_COMMAND} -S ${SOURCE}/examples/own_subject -B ${FOLDER}/consumer -DCMAKE_PREFIX_PATH=${FOLDER}/installed
+must(${CMAKE_COMMAND} -G ${GENERATOR} -S ${SOURCE}/examples/own_subject -B ${FOLDER}/consumer -DCMAKE_PREFIX_PATH=${FOLDER}/installed
   -DLIBTORCH_ROOT=${LIBTORCH_ROOT} -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER})
 must(${CMAKE_COMMAND} --build ${FOLDER}/consumer)
 must(${CMAKE_CTEST_COMMAND} --test-dir ${FOLDER}/consumer --no-tests=error --output-on-failure)
