@@ -61,8 +61,9 @@ const Reference& CaseJudge::plain(const Case& item, int responses) {
   return plain_;
 }
 
-Verdict CaseJudge::exact(const Case& item, const Trace& emulated) {
+Verdict CaseJudge::exact(const Case& item, Trace emulated) {
   const Reference reference = reference_of_emulated(emulated);
+  emulated = Trace();  // its memory is free for the subject
   if (hooks_.on_emulated) hooks_.on_emulated(item, reference);
   JudgeOptions options = judge_options(item);
   options.level = Level::kExact;
@@ -89,7 +90,7 @@ CaseJudgement CaseJudge::against_both(const Case& item) {
     emulated = emulated_against(all);
     record = judge(all, emulated, judge_options(item));
   }
-  Verdict to_the_bit = exact(item, emulated);
+  Verdict to_the_bit = exact(item, std::move(emulated));
   if (to_the_bit.status == Status::kConforms) {
     record.subject = item.subject;
     return {verdict_through_record(std::move(record), to_the_bit), ReferenceKind::kBoth};

@@ -46,7 +46,7 @@ class CaseJudge {
   [[nodiscard]] CaseJudgement against_plain(const Case& item);
   [[nodiscard]] CaseJudgement against_emulated(const Case& item);
   [[nodiscard]] CaseJudgement against_both(const Case& item);
-  [[nodiscard]] Verdict exact(const Case& item, const Trace& emulated);
+  [[nodiscard]] Verdict exact(const Case& item, Trace emulated);
 
   ReferenceKind kind_;
   Hooks hooks_;

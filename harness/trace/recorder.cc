@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <cstring>
+#include <span>
 #include <tuple>
 
 #include "base/error.h"
@@ -55,7 +57,9 @@ struct Recorder::Impl {
     measure(record, reference, static_cast<const std::byte*>(local.const_data_ptr()));
     if (should_keep(record, reference)) {
       record.bytes = static_cast<std::int64_t>(local.nbytes());
-      record.offset = options.arena->append({static_cast<const std::byte*>(local.const_data_ptr()), local.nbytes()});
+      const std::span bytes(static_cast<const std::byte*>(local.const_data_ptr()), local.nbytes());
+      record.offset =
+          options.kept_once == nullptr ? options.arena->append(bytes) : options.kept_once->append(*options.arena, record.key, bytes);
       record.kept = true;
     }
   }
@@ -143,6 +147,18 @@ struct Recorder::Impl {
     return false;
   }
 };
+
+std::int64_t KeptOnce::append(Arena& arena, const RecordKey& key, std::span<const std::byte> bytes) {
+  const std::lock_guard lock(mutex_);
+  std::vector<Place>& places = places_[key];
+  for (const Place& place : places) {
+    if (place.size == bytes.size() && (bytes.empty() || std::memcmp(arena.data() + place.offset, bytes.data(), bytes.size()) == 0))
+      return place.offset;
+  }
+  const std::int64_t offset = arena.append(bytes);
+  places.push_back({offset, bytes.size()});
+  return offset;
+}
 
 Recorder::Recorder(RecorderOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
 Recorder::~Recorder() = default;

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The sink of a rank: compares what passes with the reference on the spot and keeps what is worth keeping.
 #pragma once
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
 
 #include "harness/trace/reference.h"
 #include "observe/sink.h"
@@ -15,6 +20,22 @@ enum class Keep : std::uint8_t { kNothing, kWhatDiffers, kEverything };
 /// Replaces a value at a tap; returns it unchanged where the fault does not apply. Called before the value is recorded.
 using TapMutation = std::function<at::Tensor(const Site& site, at::Tensor value)>;
 
+/// What ranks of one process have kept of each key in one arena. Copies over ranks are most of a replicated model.
+/// Ranks   may be used by several threads at once.
+class KeptOnce {
+ public:
+  /// The place of these bytes in the arena: of equal ones that are there already, or of a new copy.
+  [[nodiscard]] std::int64_t append(Arena& arena, const RecordKey& key, std::span<const std::byte> bytes);
+
+ private:
+  struct Place {
+    std::int64_t offset;
+    std::size_t size;
+  };
+  std::mutex mutex_;
+  std::map<RecordKey, std::vector<Place>> places_;
+};
+
 struct RecorderOptions {
   MeshShape mesh;
   int rank = 0;
@@ -25,7 +46,9 @@ struct RecorderOptions {
   /// the whole exceeds, some part does), if it differs and there is no response, if it must be exact and is not, or if there
   /// is no reference for it. Partials, scalars and ids are always kept.
   std::shared_ptr<Arena> arena;  ///< required unless kNothing
-  TapMutation mutation;          ///< a fault, or nothing
+  /// Recorders of one process that have the same arena: equal bytes of one key are kept once.
+  std::shared_ptr<KeptOnce> kept_once = nullptr;
+  TapMutation mutation;  ///< a fault, or nothing
   /// Parameters after a step are compared only where, in every step so far, the reference's gradient is larger than
   /// its allowed responses x gradient_margin (in a perturbed run: that run's own largest difference stands for the response). Set
   /// for Adam-like optimizers.

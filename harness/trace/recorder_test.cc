@@ -182,5 +182,21 @@ TEST(RecorderMask, ParametersAreJudgedOnlyWhereTheGradientIsAboveItsResponse) {
   EXPECT_EQ(trace.ranks[0].records[0].unmasked, -1) << "the weight as read is not masked";
 }
 
+TEST(KeptOnceOfRanks, KeepsEqualBytesOfAKeyOnceAndOthersApart) {
+  Arena arena(std::size_t{1} << 20, "kept_once");
+  KeptOnce kept;
+  const RecordKey key{0, RecordKind::kGrad, "w", 0}, other{0, RecordKind::kGrad, "v", 0};
+  const std::vector<std::byte> a(100, std::byte{1}), b(100, std::byte{2}), shorter(50, std::byte{1});
+
+  const std::int64_t first = kept.append(arena, key, a);
+
+  EXPECT_EQ(kept.append(arena, key, a), first);
+  EXPECT_NE(kept.append(arena, key, b), first);
+  EXPECT_NE(kept.append(arena, key, shorter), first);
+  EXPECT_NE(kept.append(arena, other, a), first);
+  EXPECT_EQ(kept.append(arena, key, b), kept.append(arena, key, b));
+  EXPECT_LT(arena.size(), 5 * 128U) << "four copies, not six";
+}
+
 }  // namespace
 }  // namespace isoshard
