@@ -10,7 +10,6 @@
 #include "app/verify_options.h"
 #include "base/error.h"
 #include "conformance/detection/fault.h"
-#include "conformance/subjects/registry.h"
 #include "conformance/subjects/run_case.h"
 #include "conformance/subjects/verify_case.h"
 #include "fixtures/cases/case_settings.h"

@@ -16,13 +16,6 @@
 
 namespace isoshard {
 
-/// No tolerance for anything.
-inline JudgeOptions exact_options(const Case& item) {
-  JudgeOptions options = judge_options(item);
-  options.level = Level::kExact;
-  return options;
-}
-
 /// The tiny model with 4 heads, which tp 4 divides.
 inline Case four_head_case(int dp, int tp, Dtype dtype = Dtype::kFloat32) {
   Case item = step_case("autotp", dp, tp, dtype);

@@ -98,6 +98,15 @@ class TrainerSubject final : public Subject {
   Trainer trainer_;
 };
 
+/// Why a case has no record of its arithmetic; empty if it has one.
+std::string no_arithmetic(const Case& item) {
+  if (entry_of(item.subject).make_arithmetic == nullptr)
+    return fmt::format("{} publishes no arithmetic, so it has no emulated reference; judge it against the plain one", item.subject);
+  // What the record has no words for is refused: one that leaves it out would be wrong.
+  if (item.tp_is_slow) return "no arithmetic is published for tp as the slow axis; judge it against the plain reference";
+  return "";
+}
+
 }  // namespace
 
 std::vector<SubjectInfo> subjects() {
@@ -113,20 +122,15 @@ void require_subject(std::string_view name) {
 }
 
 Arithmetic arithmetic_of(const Case& item) {
-  const Entry& entry = entry_of(item.subject);
-  if (entry.make_arithmetic == nullptr) {
-    throw UsageError(
-        fmt::format("{} publishes no arithmetic, so it has no emulated reference; judge it against the plain one", item.subject));
-  }
-  // What the record has no words for is refused: one that leaves it out would be wrong.
-  if (item.tp_is_slow) throw UsageError("no arithmetic is published for tp as the slow axis; judge it against the plain reference");
+  if (const std::string problem = no_arithmetic(item); !problem.empty()) throw UsageError(problem);
   const std::unique_ptr<Model> model = make_model(item.config, item.attention);
-  return entry.make_arithmetic(*model, {item.dp, item.tp, item.dtype, item.reduction_order, item.settings.bucket_bytes,
-                                        item.settings.vocab_multiple, item.settings.autocast});
+  return entry_of(item.subject)
+      .make_arithmetic(*model, {item.dp, item.tp, item.dtype, item.reduction_order, item.settings.bucket_bytes,
+                                item.settings.vocab_multiple, item.settings.autocast});
 }
 
 bool declares_arithmetic(const Case& item) {
-  return entry_of(item.subject).make_arithmetic != nullptr && !item.tp_is_slow;
+  return no_arithmetic(item).empty();
 }
 
 std::unique_ptr<Subject> make_subject(const Case& item, Rank& rank, Sink* sink, const SubjectEdits& edits) {

@@ -92,4 +92,10 @@ JudgeOptions judge_options(const Case& item) {
   return options;
 }
 
+JudgeOptions exact_options(const Case& item) {
+  JudgeOptions options = judge_options(item);
+  options.level = Level::kExact;
+  return options;
+}
+
 }  // namespace isoshard

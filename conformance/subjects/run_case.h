@@ -38,5 +38,7 @@ struct RunOptions {
 /// The judge's options that follow from the case: dtype, declared gradient scale, level exact for a lattice model, and what a
 /// diagnosis should know.
 [[nodiscard]] JudgeOptions judge_options(const Case& item);
+/// The same with no tolerance for anything: against an emulated reference.
+[[nodiscard]] JudgeOptions exact_options(const Case& item);
 
 }  // namespace isoshard

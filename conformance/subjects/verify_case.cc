@@ -65,9 +65,7 @@ Verdict CaseJudge::exact(const Case& item, Trace emulated) {
   const Reference reference = reference_of_emulated(emulated);
   emulated = Trace();  // its memory is free for the subject
   if (hooks_.on_emulated) hooks_.on_emulated(item, reference);
-  JudgeOptions options = judge_options(item);
-  options.level = Level::kExact;
-  return judge(reference, hooks_.run(item, reference), options);
+  return judge(reference, hooks_.run(item, reference), exact_options(item));
 }
 
 CaseJudgement CaseJudge::against_plain(const Case& item) {

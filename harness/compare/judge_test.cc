@@ -150,6 +150,25 @@ TEST(Judge, AReferenceThatIsNotFiniteIsVacuousAndNamesTheFirstSuchTensor) {
   }
 }
 
+// An emulation follows whatever is declared: equality with it excuses comparisons that show too little, and nothing else.
+TEST(VerdictThroughRecord, ExcusesWhatShowsTooLittleAndNeitherDivergenceNorOtherVacuousness) {
+  Verdict exact, emulation;
+  exact.status = Status::kConforms;
+  exact.compared = 7;
+  const auto through = [&](Status status, bool shows_too_little) {
+    emulation.status = status;
+    emulation.shows_too_little = shows_too_little;
+    emulation.weak = 1;
+    return verdict_through_record(emulation, exact);
+  };
+
+  EXPECT_EQ(through(Status::kVacuous, true).status, Status::kConforms);
+  EXPECT_EQ(through(Status::kVacuous, false).status, Status::kVacuous) << "the reference is not finite, or nothing was compared";
+  EXPECT_EQ(through(Status::kDiverges, false).status, Status::kDiverges) << "a mistake that is declared is a mistake";
+  EXPECT_EQ(through(Status::kIncomplete, false).status, Status::kIncomplete);
+  EXPECT_EQ(through(Status::kConforms, false).equal_to_emulation, 7);
+}
+
 TEST(Judge, TheFirstFindingIsTheFirstInStageOrderWithItsFirstRank) {
   const Reference reference = step_reference();
 

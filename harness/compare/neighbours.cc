@@ -6,14 +6,11 @@
 #include <cmath>
 #include <string_view>
 
+#include "harness/compare/sensitivity.h"
 #include "harness/compare/tolerance.h"
 
 namespace isoshard {
 namespace {
-
-bool is_second_moment(const RecordKey& key) {
-  return key.kind == RecordKind::kOptimizer && key.name.ends_with("_sq");
-}
 
 /// "w.exp_avg" -> "exp_avg" for optimizer states; of other kinds all tensors are alike.
 std::string_view state_of(const RecordKey& key) {

@@ -16,10 +16,13 @@ constexpr std::int64_t kRolledElements = std::int64_t{1} << 16;
 
 }  // namespace
 
+bool is_second_moment(const RecordKey& key) noexcept {
+  return key.kind == RecordKind::kOptimizer && key.name.ends_with("_sq");
+}
+
 double scale_ceiling(const RecordKey& key, Dtype coarsest) noexcept {
   const double ceiling = coarsest == Dtype::kFloat64 ? 1e-9 : coarsest == Dtype::kFloat32 ? 1e-3 : 0.5;
-  const bool is_square = key.kind == RecordKind::kOptimizer && key.name.ends_with("_sq");
-  return is_square ? (2 + ceiling) * ceiling : ceiling;
+  return is_second_moment(key) ? (2 + ceiling) * ceiling : ceiling;
 }
 
 double rolled_error(const Reference& reference, const Record& record) {

@@ -8,9 +8,12 @@
 
 namespace isoshard {
 
+/// Whether a tensor is an optimizer's second moment, "<parameter>.<name>_sq": it holds squares of gradients.
+[[nodiscard]] bool is_second_moment(const RecordKey& key) noexcept;
+
 /// The largest scale error that a comparison at level perturbed may overlook before the verdict is vacuous: 1e-9 in fp64, 1e-3 in
-/// fp32, 0.5 in bf16 and fp16 (docs/tolerances.md has what clean runs show). A second moment (optimizer state "..._sq") holds
-/// squares of gradients, in which a factor 1 + c stands as (1 + c)^2.
+/// fp32, 0.5 in bf16 and fp16 (docs/tolerances.md has what clean runs show). In a second moment a factor
+/// 1 + c of gradients stands as (1 + c)^2.
 [[nodiscard]] double scale_ceiling(const RecordKey& key, Dtype coarsest) noexcept;
 
 /// The relative Frobenius distance of the reference's tensor from a copy of itself that is rolled by one place (element i holds

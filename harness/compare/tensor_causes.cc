@@ -14,10 +14,8 @@
 namespace isoshard::detail {
 namespace {
 
-at::Tensor cut(at::Tensor whole, const Box& box) {
-  for (std::size_t d = 0; d < box.size.size(); ++d) {
-    whole = whole.narrow(static_cast<std::int64_t>(d), box.global_offset[d], box.size[d]);
-  }
+at::Tensor cut(at::Tensor whole, const Shape& offset, const Shape& size) {
+  for (std::size_t d = 0; d < size.size(); ++d) whole = whole.narrow(static_cast<std::int64_t>(d), offset[d], size[d]);
   return whole;
 }
 
@@ -36,7 +34,7 @@ RecordKey record_before(RecordKey key) {
 std::optional<double> update_factor(const Evidence& e, const View& view) {
   const RecordKey before = record_before(e.wanted.key);
   if (e.reference.find(before) == nullptr) return std::nullopt;
-  const at::Tensor expected_before = cut(e.reference.tensor(before).to(at::kDouble), view.box);
+  const at::Tensor expected_before = cut(e.reference.tensor(before).to(at::kDouble), view.box.global_offset, view.box.size);
   at::Tensor actual_before = expected_before;
   const Held* held = e.held_by(view.rank);
   const Record* own = held == nullptr ? nullptr : held->rank->find(before);
@@ -102,19 +100,18 @@ std::string parts_out_of_order(const Evidence& e) {
 /// What a rank should hold of the reference: its boxes, laid side by side as in the rank's own tensor.
 at::Tensor part_of(const at::Tensor& whole, const Record& record) {
   at::Tensor part = at::zeros(record.local_shape, whole.options());
-  for (const PartStats& stats : record.parts) {
-    at::Tensor place = part;
-    for (std::size_t d = 0; d < stats.box.size.size(); ++d)
-      place = place.narrow(static_cast<std::int64_t>(d), stats.box.local_offset[d], stats.box.size[d]);
-    place.copy_(cut(whole, stats.box));
-  }
+  for (const PartStats& p : record.parts) cut(part, p.box.local_offset, p.box.size).copy_(cut(whole, p.box.global_offset, p.box.size));
   return part;
+}
+
+bool parts_lie_in(const Record& record, const Shape& global_shape) {
+  return std::all_of(record.parts.begin(), record.parts.end(), [&](const PartStats& p) { return lies_in(p.box, global_shape); });
 }
 
 bool holds_boxes(const Held& h, const Shape& global_shape) {
   const Record& record = *h.record;
   return record.kept && h.rank->arena != nullptr && !is_flat(record.layout) && !is_partial(record.layout) &&
-         std::all_of(record.parts.begin(), record.parts.end(), [&](const PartStats& p) { return lies_in(p.box, global_shape); });
+         parts_lie_in(record, global_shape);
 }
 
 /// Every wrong rank holds what another coordinate of an axis should hold.
@@ -130,9 +127,7 @@ std::string part_of_another(const Evidence& e) {
     const at::Tensor local = bad->rank->tensor(*bad->record).to(at::kDouble);
     const auto right = std::find_if(e.held.begin(), e.held.end(), [&](const Held& other) {
       return other.rank->rank != rank && other.record->local_shape == bad->record->local_shape &&
-             std::all_of(other.record->parts.begin(), other.record->parts.end(),
-                         [&](const PartStats& p) { return lies_in(p.box, e.wanted.layout.global_shape); }) &&
-             at::equal(part_of(e.whole, *other.record), local);
+             parts_lie_in(*other.record, e.wanted.layout.global_shape) && at::equal(part_of(e.whole, *other.record), local);
     });
     if (right == e.held.end()) return "";
     const int coordinate = e.actual.mesh.coordinate(right->rank->rank, *axis);
