@@ -51,7 +51,7 @@ int run(const ParsedOptions& options) {
   const std::string text = render(verdict, render_options);
   fmt::print("{}", text);
   const int code = exit_code_of(verdict.status);
-  write_reports(output_dir, code, nlohmann::json::array({report_json(verdict)}), text);
+  write_reports(output_dir, code, nlohmann::json::array({report_json(verdict)}), nlohmann::json::array(), text);
   return code;
 }
 

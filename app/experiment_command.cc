@@ -107,7 +107,7 @@ int run(const ParsedOptions& options) {
   const std::string text =
       fmt::format("{}\nexperiment {}: {}\n", report.text, name_of(kind), report.holds ? "every claim holds" : "a claim FAILS");
   fmt::print("{}", text);
-  write_reports(folder, code, nlohmann::json::array({nlohmann::json::parse(report.json)}), text);
+  write_reports(folder, code, nlohmann::json::array({nlohmann::json::parse(report.json)}), nlohmann::json::array(), text);
   return code;
 }
 

@@ -37,9 +37,10 @@ void require_writable_folder(const std::filesystem::path& folder, std::string_vi
   }
 }
 
-void write_reports(const std::filesystem::path& folder, int exit_code, const nlohmann::json& cases, std::string_view text) {
+void write_reports(const std::filesystem::path& folder, int exit_code, const nlohmann::json& cases, const nlohmann::json& tables,
+                   std::string_view text) {
   if (folder.empty()) return;
-  const nlohmann::json report = {{"schema", 1}, {"exit_code", exit_code}, {"cases", cases}};
+  const nlohmann::json report = {{"schema", 1}, {"exit_code", exit_code}, {"cases", cases}, {"tables", tables}};
   write_file_atomically(folder / "report.json", report.dump(1) + "\n");
   write_file_atomically(folder / "report.txt", text);
 }

@@ -11,8 +11,9 @@ namespace isoshard {
 /// Errors   UsageError that names the folder and why: it is a file, read-only, or its parent is missing.
 void require_writable_folder(const std::filesystem::path& folder, std::string_view option);
 
-/// Writes report.json (schema 1, the exit code, one entry a case) and report.txt; nothing if `folder` is empty.
+/// Writes report.json (schema 1, the exit code, one entry a case, one a table) and report.txt; nothing if `folder` is empty.
 /// Errors   as write_file_atomically.
-void write_reports(const std::filesystem::path& folder, int exit_code, const nlohmann::json& cases, std::string_view text);
+void write_reports(const std::filesystem::path& folder, int exit_code, const nlohmann::json& cases, const nlohmann::json& tables,
+                   std::string_view text);
 
 }  // namespace isoshard

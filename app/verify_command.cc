@@ -11,12 +11,14 @@
 #include "base/error.h"
 #include "conformance/detection/fault.h"
 #include "conformance/subjects/run_case.h"
+#include "conformance/subjects/side_by_side.h"
 #include "conformance/subjects/verify_case.h"
 #include "fixtures/cases/case_settings.h"
 #include "fixtures/cases/inputs.h"
 #include "harness/cli/exit_code.h"
 #include "harness/cli/progress.h"
 #include "harness/report/report.h"
+#include "harness/report/tables.h"
 #include "harness/trace/bundle.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/warm_up.h"
@@ -28,7 +30,7 @@ namespace {
 /// What is printed, and what goes to --output-dir.
 struct Output {
   std::string text;
-  nlohmann::json cases = nlohmann::json::array();
+  nlohmann::json cases = nlohmann::json::array(), tables = nlohmann::json::array();
   int exit_code = kExitConforms;
   int judged = 0, conforming = 0;  ///< cases
 
@@ -46,11 +48,12 @@ std::string reference_settings(Case item) {
   return bundle_settings(item, judge_options(item));
 }
 
-Trace run_one(const VerifyRequest& request, const Case& item, const Reference& reference) {
+Trace run_one(const VerifyRequest& request, const Case& item, const Reference& reference, SideBySide* tables) {
   RunOptions options;
   if (!request.dump.empty()) options.keep = Keep::kEverything;
   const FaultProbe probe;
   if (!request.fault.empty()) options = with_fault(options, find_fault(request.fault), item, probe);
+  if (tables != nullptr) options = tables->observed(item, reference, std::move(options));
   Trace trace = run_case(item, reference, options);
   if (!request.fault.empty() && probe.count() == 0)
     throw InfrastructureError(fmt::format("fault {} never fired in {}: the case does not use what it breaks", request.fault, item.slug()));
@@ -84,13 +87,14 @@ void report_failure(const Case& item, const InfrastructureError& error, Output& 
   output.exit_code = combine_exit_codes(output.exit_code, kExitInfrastructure);
 }
 
-CaseJudge case_judge(const VerifyRequest& request) {
+CaseJudge case_judge(const VerifyRequest& request, SideBySide* tables) {
   CaseJudge::Hooks hooks;
-  hooks.run = [&request](const Case& item, const Reference& reference) { return run_one(request, item, reference); };
+  hooks.run = [&request, tables](const Case& item, const Reference& reference) { return run_one(request, item, reference, tables); };
+  hooks.on_plain = [&request, tables](const Case& item, const Reference& reference) {
+    if (tables != nullptr) tables->add_plain(item, reference);
+    if (!request.dump.empty()) write_bundle(request.dump / ("reference_" + item.reference_slug()), reference, reference_settings(item));
+  };
   if (!request.dump.empty()) {
-    hooks.on_plain = [&request](const Case& item, const Reference& reference) {
-      write_bundle(request.dump / ("reference_" + item.reference_slug()), reference, reference_settings(item));
-    };
     hooks.on_emulated = [&request](const Case& item, const Reference& reference) {
       write_bundle(request.dump / ("emulated_" + item.slug()), reference, reference_settings(item));
     };
@@ -103,12 +107,15 @@ CaseJudge case_judge(const VerifyRequest& request) {
 
 void run_cases(const VerifyRequest& request, Output& output) {
   Progress progress(static_cast<int>(request.cases.size()));
-  CaseJudge judge = case_judge(request);
+  SideBySide side_by_side;
+  SideBySide* const tables = request.tables ? &side_by_side : nullptr;
+  CaseJudge judge = case_judge(request, tables);
   for (const Case& item : request.cases) {
     progress.show(item.slug());
     try {
       const CaseJudgement judgement = judge.judge_case(item);
       progress.clear();
+      if (tables != nullptr) tables->add(item, judgement);
       if (report_one(request, item, judgement, output)) ++output.conforming;
     } catch (const InfrastructureError& error) {
       progress.clear();
@@ -119,6 +126,10 @@ void run_cases(const VerifyRequest& request, Output& output) {
       }
     }
     ++output.judged;
+  }
+  for (const ComparisonTables& table : side_by_side.tables()) {
+    output.print(render_tables(table, request.verbose) + "\n");
+    output.tables.push_back(tables_json(table));
   }
 }
 
@@ -143,7 +154,7 @@ int run_verify(const ParsedOptions& options) {
   Output output;
   run_cases(request, output);
   output.print(summary_line(request, output));
-  write_reports(request.output_dir, output.exit_code, output.cases, output.text);
+  write_reports(request.output_dir, output.exit_code, output.cases, output.tables, output.text);
   return output.exit_code;
 }
 

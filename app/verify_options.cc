@@ -13,6 +13,7 @@
 #include "base/suggest.h"
 #include "conformance/detection/fault.h"
 #include "conformance/subjects/registry.h"
+#include "conformance/subjects/side_by_side.h"
 #include "fixtures/cases/inputs.h"
 #include "fixtures/cases/presets.h"
 #include "fixtures/reference/lattice_guard.h"
@@ -207,6 +208,13 @@ ReferenceKind parse_reference(const std::string& name) {
   throw UsageError(fmt::format("unknown reference '{}'{}; known are {}", name, did_you_mean(name, known), join_names(known)));
 }
 
+bool parse_tables(const std::string& word, std::size_t num_cases) {
+  const Strings known = {"auto", "on", "off"};
+  if (std::find(known.begin(), known.end(), word) == known.end())
+    throw UsageError(fmt::format("--tables {}{}; known are {}", word, did_you_mean(word, known), join_names(known)));
+  return word == "on" || (word == "auto" && num_cases > 1);
+}
+
 /// Refuses what no dtype could make fit; what may fit is tried.
 void require_memory(const Case& item) {
   constexpr std::size_t kGenerosity = 16;  // trace_capacity counts 8 bytes for what may have 2, and everything twice
@@ -261,6 +269,8 @@ void declare_verify_options(OptionTable& table) {
   add("dump", po::value<std::string>(), "write every run as a bundle below this folder (for compare)");
   add("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
   add("record-partials", po::bool_switch(), "record each rank's summand of row-parallel outputs as <module>.partial");
+  add("tables", po::value<std::string>()->default_value("auto"),
+      "on: at the end all runs side by side (losses, norms, differences from the reference and from ddp); off; auto: with several runs");
   add("verbose", po::bool_switch(), "show every tensor, not the summary tables only");
   table.aliases = {{"tp-size", "tp"},
                    {"dp-size", "dp"},
@@ -299,8 +309,8 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
     require_counted_tokens(item, CaseData(item));
     require_exact(item);
   }
-  std::stable_sort(request.cases.begin(), request.cases.end(),
-                   [](const Case& a, const Case& b) { return a.reference_slug() < b.reference_slug(); });
+  order_for_tables(request.cases);
+  request.tables = parse_tables(options.get<std::string>("tables"), request.cases.size());
   if (options.given("dump")) request.dump = options.get<std::string>("dump");
   if (options.given("output-dir")) request.output_dir = options.get<std::string>("output-dir");
   if (options.given("save-init-weights")) request.save_init_weights = options.get<std::string>("save-init-weights");

@@ -13,12 +13,13 @@
 namespace isoshard {
 
 struct VerifyRequest {
-  std::vector<Case> cases;                  ///< validated; ordered so that cases which share a reference are neighbours
+  std::vector<Case> cases;                  ///< validated; in the order of order_for_tables
   std::string fault;                        ///< empty: none
   std::filesystem::path dump;               ///< empty: no bundles
   std::filesystem::path output_dir;         ///< empty: nothing is written
   std::filesystem::path save_init_weights;  ///< empty: not saved
   ReferenceKind reference = ReferenceKind::kAuto;
+  bool tables = false;  ///< put the runs side by side at the end
   bool verbose = false;
 };
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "harness/report/json_number.h"
 #include "harness/report/report.h"
 
 namespace isoshard {
@@ -12,14 +13,9 @@ namespace {
 
 using nlohmann::json;
 
-json number(double value) {
-  if (std::isfinite(value)) return value;
-  return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
-}
-
 json numbers(const std::vector<double>& values) {
   json list = json::array();
-  for (const double value : values) list.push_back(number(value));
+  for (const double value : values) list.push_back(json_number(value));
   return list;
 }
 
@@ -36,22 +32,22 @@ json tensor_json(const TensorComparison& t) {
   j["numel"] = s.numel;
   j["unequal"] = s.unequal_values;
   j["nonfinite_mismatch"] = s.nonfinite_mismatch;
-  j["norm_reference"] = number(std::sqrt(s.sum_sq_reference));
-  j["norm_actual"] = number(std::sqrt(s.sum_sq_actual));
-  j["max_abs"] = number(s.max_abs);
-  j["max_ulp"] = number(s.max_ulp);
-  j["relative_error"] = number(s.relative_error());
-  j["scale"] = number(s.scale());
-  j["cosine"] = number(s.cosine());
-  j["allowed_relative_error"] = number(t.allowed_relative_error);
-  j["allowed_scale_error"] = number(t.allowed_scale_error);
-  j["allowed_absolute"] = number(t.allowed_absolute);
+  j["norm_reference"] = json_number(std::sqrt(s.sum_sq_reference));
+  j["norm_actual"] = json_number(std::sqrt(s.sum_sq_actual));
+  j["max_abs"] = json_number(s.max_abs);
+  j["max_ulp"] = json_number(s.max_ulp);
+  j["relative_error"] = json_number(s.relative_error());
+  j["scale"] = json_number(s.scale());
+  j["cosine"] = json_number(s.cosine());
+  j["allowed_relative_error"] = json_number(t.allowed_relative_error);
+  j["allowed_scale_error"] = json_number(t.allowed_scale_error);
+  j["allowed_absolute"] = json_number(t.allowed_absolute);
   j["insensitive"] = t.insensitive;
-  j["scale_sensitivity"] = number(t.scale_sensitivity);
-  j["rolled_error"] = number(t.rolled_error);
+  j["scale_sensitivity"] = json_number(t.scale_sensitivity);
+  j["rolled_error"] = json_number(t.rolled_error);
   j["rolled_copy"] = name_of(t.rolled_copy);
   j["weakness"] = t.weakness;
-  j["unmasked_share"] = number(t.unmasked_share);
+  j["unmasked_share"] = json_number(t.unmasked_share);
   j["sharded"] = t.sharded;
   j["ranks"] = t.ranks;
   if (!t.reference_values.empty()) {
@@ -74,8 +70,8 @@ json finding_json(const Finding& f) {
 
 json bound_json(const PublishedBound& bound) {
   return {{"what", bound.what},
-          {"limit", number(bound.limit)},
-          {"measured", number(bound.measured)},
+          {"limit", json_number(bound.limit)},
+          {"measured", json_number(bound.measured)},
           {"tensor", describe(bound.key)},
           {"holds", bound.holds}};
 }

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// From verdicts and what the taps saw to columns.
+#include "conformance/subjects/side_by_side.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "fixtures/cases/inputs.h"
+#include "model/loss.h"
+
+namespace isoshard {
+namespace {
+
+constexpr std::int64_t kNotCounted = -100;
+
+std::string column_title(const Case& item) {
+  std::string title = item.subject;
+  if (item.tp != 1) title += fmt::format(" tp{}", item.tp);
+  if (item.dp != 1) title += fmt::format(" dp{}", item.dp);
+  if (item.settings.vocab_multiple != 0) title += " vocab";
+  return title;
+}
+
+/// What gradients of the global loss are multiplied with to be those of dp rank 0's own loss in its first micro-batch.
+double own_loss_factor(const Case& item) {
+  if (item.settings.loss_mean == LossMean::kSum) return 1;
+  if (item.settings.loss_mean == LossMean::kLocal) return item.dp;
+  const CaseData data(item);
+  const auto counted = [](const TokenBatch& batch) {
+    return static_cast<double>(shift_labels(batch.labels_BS).ne(kNotCounted).sum().item<std::int64_t>());
+  };
+  double total = 0, own = 0;
+  for (int d = 0; d < item.dp; ++d) {
+    const std::vector<TokenBatch> batches = data.rank_batches(0, d);
+    for (const TokenBatch& batch : batches) total += counted(batch);
+    if (d == 0) own = counted(batches.front());
+  }
+  return own > 0 ? total / own : 0;
+}
+
+void add_norms(TableColumn& column, const std::vector<ModuleNumbers>& modules, double gradient_factor) {
+  for (const ModuleNumbers& m : modules) {
+    column.output_norms[m.name] = m.output_norm;
+    if (!(m.gradient_norm < 0)) column.gradient_norms[m.name] = m.gradient_norm * gradient_factor;
+  }
+}
+
+struct VerdictNumbers {
+  std::vector<double> losses, reference_losses;
+  std::map<std::string, double> gradient_norms, reference_gradient_norms;
+  std::map<std::string, Difference> outputs;
+};
+
+VerdictNumbers numbers_of(const Verdict& verdict) {
+  VerdictNumbers numbers;
+  for (const TensorComparison& t : verdict.tensors) {
+    if (t.key.step != 0 || t.key.call != 0) continue;
+    if (t.key.kind == RecordKind::kScalar && t.key.name == "loss_per_dp_rank") {
+      numbers.losses = t.actual_values;
+      numbers.reference_losses = t.reference_values;
+    } else if (t.key.kind == RecordKind::kGrad) {
+      numbers.gradient_norms[t.key.name] = std::sqrt(t.stats.sum_sq_actual);
+      numbers.reference_gradient_norms[t.key.name] = std::sqrt(t.stats.sum_sq_reference);
+    } else if (t.key.kind == RecordKind::kActivation && is_listed_module(t.key.name)) {
+      numbers.outputs[t.key.name] = difference_of(t.stats);
+    }
+  }
+  return numbers;
+}
+
+}  // namespace
+
+std::string table_group(const Case& item) {
+  Case alone = item;
+  alone.dp = 1;
+  return alone.reference_slug();
+}
+
+void order_for_tables(std::vector<Case>& cases) {
+  std::map<std::string, std::string> first_reference;  // of each group: that of its first ddp, or of its first case
+  for (const bool only_ddp : {true, false}) {
+    for (const Case& item : cases) {
+      if (!only_ddp || item.subject == "ddp") first_reference.emplace(table_group(item), item.reference_slug());
+    }
+  }
+  const auto place = [&](const Case& item) {
+    const std::string group = table_group(item), reference = item.reference_slug();
+    return std::tuple(group, reference != first_reference.at(group), reference, item.subject != "ddp");
+  };
+  std::stable_sort(cases.begin(), cases.end(), [&](const Case& a, const Case& b) { return place(a) < place(b); });
+}
+
+SideBySide::Group& SideBySide::group_of(const Case& item) {
+  const std::string name = table_group(item);
+  for (auto& [known, group] : groups_) {
+    if (known == name) return group;
+  }
+  Group group;
+  group.tables.title = fmt::format("{} {}", item.model_name, name_of(item.dtype));
+  group.reference.title = "reference";
+  return groups_.emplace_back(name, std::move(group)).second;
+}
+
+void SideBySide::add_plain(const Case& item, const Reference& reference) {
+  Group& group = group_of(item);
+  if (!group.reference_first.empty()) return;
+  const std::vector<ModuleNumbers> modules = module_numbers(item, reference);
+  add_norms(group.reference, modules, own_loss_factor(item));
+  for (const ModuleNumbers& m : modules) {
+    group.modules.push_back(m.name);
+    group.reference_first[m.name] = m.first;
+  }
+}
+
+RunOptions SideBySide::observed(const Case& item, const Reference& records, RunOptions options) {
+  if (baseline_group_ != table_group(item)) baseline_ = nullptr;
+  current_ = nullptr;  // its memory is free before the next is made
+  const auto tap = std::make_shared<const ModuleTap>(item, records, baseline_, baseline_ == nullptr);
+  current_ = tap;
+  options.mutation = [tap, inner = std::move(options.mutation)](int rank) {
+    return tap->on_rank(rank, inner ? inner(rank) : TapMutation());
+  };
+  return options;
+}
+
+void SideBySide::add(const Case& item, const CaseJudgement& judgement) {
+  if (current_ == nullptr || judgement.verdict.tensors.empty()) return;
+  Group& group = group_of(item);
+  const std::vector<ModuleNumbers> modules = current_->numbers();
+  const VerdictNumbers judged = numbers_of(judgement.verdict);
+  TableColumn column;
+  column.title = column_title(item);
+  column.case_slug = item.slug();
+  column.losses = judged.losses;
+  column.parameter_gradient_norms = judged.gradient_norms;
+  add_norms(column, modules, own_loss_factor(item));
+  if (judged.reference_losses.size() > group.reference.losses.size()) group.reference.losses = judged.reference_losses;
+  const bool is_baseline = group.tables.columns.empty();
+  for (const ModuleNumbers& m : modules) {
+    if (is_baseline && group.reference_first.empty()) group.modules.push_back(m.name);
+    ModuleDifference& difference = column.from_reference[m.name];
+    if (const auto found = judged.outputs.find(m.name); found != judged.outputs.end()) difference.whole = found->second;
+    difference.whole_of = difference.whole.numel;
+    if (const auto found = group.reference_first.find(m.name); found != group.reference_first.end())
+      difference.first = difference_of(found->second, m.first);
+    if (m.from_baseline.numel == 0) continue;
+    ModuleDifference& other = column.from_baseline[m.name];
+    other.whole = difference_of(m.from_baseline);
+    other.whole_of = m.numel;
+    other.first = difference_of(group.baseline_first.at(m.name), m.first);
+  }
+  column.gradients_from_reference = compare_gradient_norms(judged.reference_gradient_norms, judged.gradient_norms);
+  if (is_baseline) {
+    group.tables.baseline = column.title;
+    group.baseline_dp = item.dp;
+    for (const ModuleNumbers& m : modules) group.baseline_first[m.name] = m.first;
+    baseline_ = std::exchange(current_, nullptr);
+    baseline_group_ = table_group(item);
+  } else if (item.dp == group.baseline_dp) {
+    column.gradients_from_baseline = compare_gradient_norms(group.tables.columns.front().parameter_gradient_norms, judged.gradient_norms);
+  }
+  group.tables.columns.push_back(std::move(column));
+}
+
+std::vector<ComparisonTables> SideBySide::tables() const {
+  std::vector<ComparisonTables> result;
+  for (const auto& [name, group] : groups_) {
+    if (group.tables.columns.empty()) continue;
+    ComparisonTables tables = group.tables;
+    tables.modules = group.modules;
+    tables.columns.insert(tables.columns.begin(), group.reference);
+    result.push_back(std::move(tables));
+  }
+  return result;
+}
+
+}  // namespace isoshard

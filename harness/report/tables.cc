@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// What tables are made of: differences, which modules are listed.
+#include "harness/report/tables.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+namespace isoshard {
+namespace {
+
+double quotient(double a, double b) noexcept {
+  if (a == 0) return 0;
+  return b == 0 ? std::numeric_limits<double>::infinity() : a / b;
+}
+
+/// A NaN is more than any number, so that it stays.
+bool is_more(double a, double b) noexcept {
+  return !std::isnan(b) && !(a <= b);
+}
+
+bool is_number(std::string_view word) {
+  return !word.empty() && std::all_of(word.begin(), word.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+/// What follows the layer's number; nothing at all for a module outside the layers.
+std::optional<std::vector<std::string_view>> words_in_layer(std::string_view name) {
+  std::vector<std::string_view> words;
+  bool in_layer = false;
+  while (!name.empty()) {
+    const auto dot = name.find('.');
+    const std::string_view word = name.substr(0, dot);
+    name = dot == std::string_view::npos ? std::string_view() : name.substr(dot + 1);
+    if (in_layer) {
+      words.push_back(word);
+    } else {
+      in_layer = is_number(word);
+    }
+  }
+  if (!in_layer) return std::nullopt;
+  return words;
+}
+
+}  // namespace
+
+double Difference::relative() const noexcept {
+  return quotient(error_norm, norm);
+}
+
+double Difference::published_relative() const noexcept {
+  return quotient(max_abs, norm * std::sqrt(static_cast<double>(kFirstElements) / static_cast<double>(std::max<std::int64_t>(numel, 1))));
+}
+
+Difference difference_of(const Stats& stats) {
+  return {stats.numel, stats.nonfinite_mismatch != 0 ? std::numeric_limits<double>::quiet_NaN() : stats.max_abs,
+          std::sqrt(stats.sum_sq_reference), std::sqrt(stats.sum_sq_diff)};
+}
+
+Difference difference_of(const std::vector<double>& other, const std::vector<double>& values) {
+  Difference result;
+  double squares = 0, error_squares = 0;
+  for (std::size_t i = 0; i < other.size() && i < values.size(); ++i) {
+    const double d = std::fabs(values[i] - other[i]);
+    if (is_more(d, result.max_abs)) result.max_abs = d;
+    squares += other[i] * other[i];
+    error_squares += d * d;
+    ++result.numel;
+  }
+  result.norm = std::sqrt(squares);
+  result.error_norm = std::sqrt(error_squares);
+  return result;
+}
+
+GradientComparison compare_gradient_norms(const std::map<std::string, double>& other, const std::map<std::string, double>& norms) {
+  GradientComparison result;
+  double sum = 0;
+  for (const auto& [name, norm] : norms) {
+    const auto found = other.find(name);
+    if (found == other.end()) continue;
+    const double d = std::fabs(norm - found->second), relative = quotient(d, found->second);
+    ++result.parameters;
+    sum += d;
+    if (is_more(d, result.max_abs)) {
+      result.max_abs = d;
+      result.max_abs_name = name;
+    }
+    if (is_more(relative, result.max_relative)) {
+      result.max_relative = relative;
+      result.max_relative_name = name;
+    }
+  }
+  result.mean_abs = result.parameters > 0 ? sum / static_cast<double>(result.parameters) : 0;
+  return result;
+}
+
+const TableColumn* ComparisonTables::find(std::string_view name) const noexcept {
+  const auto found = std::find_if(columns.begin(), columns.end(), [&](const TableColumn& column) { return column.title == name; });
+  return found == columns.end() ? nullptr : &*found;
+}
+
+bool is_listed_module(std::string_view name) {
+  if (name.ends_with(".partial")) return false;
+  const auto words = words_in_layer(name);
+  if (!words.has_value() || words->empty()) return true;
+  const std::string_view last = words->back();
+  if (words->size() == 1) return !last.starts_with("ln_") && last.find("norm") == std::string_view::npos;
+  constexpr std::array kProjections{"q_proj", "o_proj", "gate_proj",   "down_proj",  "q",
+                                    "c_proj", "c_fc",   "linear_proj", "linear_fc1", "linear_fc2"};
+  return std::find(kProjections.begin(), kProjections.end(), last) != kProjections.end();
+}
+
+}  // namespace isoshard

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Several runs of one model side by side: losses, norms per module, and how far runs are from the reference and from each other.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "harness/compare/verdict.h"
+
+namespace isoshard {
+
+/// "First elements" of a module are so many, as published dumps have them.
+inline constexpr std::int64_t kFirstElements = 100;
+
+/// How the elements of one tensor differ from those of another.
+struct Difference {
+  std::int64_t numel = 0;  ///< compared; 0: nothing was
+  double max_abs = 0;      ///< largest absolute difference
+  double norm = 0;         ///< Frobenius norm of the other tensor
+  double error_norm = 0;   ///< Frobenius norm of the difference
+
+  [[nodiscard]] double relative() const noexcept;  ///< error_norm / norm; 0 if both are 0
+  /// max_abs / (root mean square of the other tensor x sqrt(kFirstElements)): over the first elements max_abs / norm, which is what
+  /// seeds/000 publishes as relative difference, and of the same size over all.
+  [[nodiscard]] double published_relative() const noexcept;
+};
+[[nodiscard]] Difference difference_of(const Stats& stats);
+/// Of the leading elements that both have.
+[[nodiscard]] Difference difference_of(const std::vector<double>& other, const std::vector<double>& values);
+
+struct ModuleDifference {
+  Difference whole, first;    ///< over what was compared of the output; over its first elements
+  std::int64_t whole_of = 0;  ///< elements that the output has: more than whole.numel where only its first tokens were kept
+};
+
+/// Norms of parameter gradients, parameter by parameter.
+struct GradientComparison {
+  std::int64_t parameters = 0;
+  double max_abs = 0, mean_abs = 0;  ///< of the differences of norms
+  double max_relative = 0;           ///< of difference / norm of the other; parameters whose norm is 0 in both count 0
+  std::string max_abs_name, max_relative_name;
+};
+/// Over the parameters that both have.
+[[nodiscard]] GradientComparison compare_gradient_norms(const std::map<std::string, double>& other,
+                                                        const std::map<std::string, double>& norms);
+
+/// One run. Norms are those of dp rank 0's samples, shards put together.
+struct TableColumn {
+  std::string title;           ///< "autotp tp2 dp2"; "reference"
+  std::string case_slug;       ///< empty for the reference
+  std::vector<double> losses;  ///< by dp rank
+  std::map<std::string, double> output_norms;
+  std::map<std::string, double> gradient_norms;            ///< of module outputs' gradients, of dp rank 0's own loss
+  std::map<std::string, double> parameter_gradient_norms;  ///< of the global batch
+  std::map<std::string, ModuleDifference> from_reference;  ///< `whole`: over the global batch
+  std::map<std::string, ModuleDifference> from_baseline;   ///< over dp rank 0's samples
+  std::optional<GradientComparison> gradients_from_reference;
+  std::optional<GradientComparison> gradients_from_baseline;  ///< only if both have the same global batch
+};
+
+struct ComparisonTables {
+  std::string title;                 ///< of what all runs share: "qwen2_bf16"
+  std::string baseline;              ///< title of the column that others are compared with; empty: of none
+  std::vector<std::string> modules;  ///< in execution order
+  std::vector<TableColumn> columns;
+
+  [[nodiscard]] const TableColumn* find(std::string_view name) const noexcept;
+};
+
+/// Whether tables list a module: not norms inside layers, nor points inside attention, but what enters and leaves a split.
+[[nodiscard]] bool is_listed_module(std::string_view name);
+
+/// Several lines, each ended by a newline. Layers beyond the first show only what leaves them, unless `all_modules`.
+[[nodiscard]] std::string render_tables(const ComparisonTables& tables, bool all_modules = false);
+
+/// docs/report.md says what it holds.
+[[nodiscard]] nlohmann::json tables_json(const ComparisonTables& tables);
+
+}  // namespace isoshard
