@@ -35,10 +35,8 @@ int run(const ParsedOptions& options) {
   if (options.given("rtol") && !(options.get<double>("rtol") >= 0 && options.get<double>("rtol") < 1))
     throw UsageError("--rtol must be 0 or more and below 1: at 1 a run of zeros would pass");
   std::filesystem::path output_dir;
-  if (options.given("output-dir")) {
-    output_dir = options.get<std::string>("output-dir");
-    require_writable_folder(output_dir, "--output-dir");
-  }
+  if (options.given("output-dir")) output_dir = options.get<std::string>("output-dir");
+  const OutputFolder lock(output_dir, "--output-dir");
   JudgeOptions judge_options;
   if (options.given("rtol")) judge_options.rtol = options.get<double>("rtol");
   const bool allow = options.get<bool>("allow-different-settings");

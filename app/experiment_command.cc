@@ -92,7 +92,7 @@ int run(const ParsedOptions& options) {
   const ExperimentKind kind = parse_experiment_kind(options.get<std::string>("kind"));
   const ExperimentSettings settings = settings_of(options, kind);
   const std::filesystem::path folder = options.given("output-dir") ? options.get<std::string>("output-dir") : std::string();
-  if (!folder.empty()) require_writable_folder(folder, "--output-dir");
+  const OutputFolder lock(folder, "--output-dir");
   warm_up_kernels();
   Progress progress(num_parts(kind, settings));
   ExperimentReport report;

@@ -1,15 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Folders that commands write to.
 #pragma once
+#include <sys/types.h>
+
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
 #include <string_view>
 
 namespace isoshard {
 
-/// Makes the folder if needed and proves that a file can be made in it, before any rank starts.
-/// Errors   UsageError that names the folder and why: it is a file, read-only, or its parent is missing.
-void require_writable_folder(const std::filesystem::path& folder, std::string_view option);
+/// A folder that this process writes to, and no other one at the same time.
+///
+/// Guarantees   the constructor makes the folder if needed, proves that a file can be made in it and takes its lock
+///              (`.isoshard.lock`, which holds the process number), all before any rank starts. The destructor removes the lock, and the
+///              folder if it was made here and nothing was written to it. A process that was killed holds no lock, whatever is left.
+/// Errors       UsageError that names option, folder and why: it is a file or a link, cannot be made or written to, or is in use, with
+///              the number of the process that uses it.
+///
+///     const OutputFolder folder(options.output_dir, "--output-dir");   // an empty path is no folder, and no error
+class OutputFolder {
+ public:
+  OutputFolder(std::filesystem::path folder, std::string_view option);
+  OutputFolder(const OutputFolder&) = delete;
+  OutputFolder& operator=(const OutputFolder&) = delete;
+  ~OutputFolder();
+
+ private:
+  void require_writable(std::string_view option) const;
+  void lock(std::string_view option);
+
+  std::filesystem::path folder_;
+  pid_t owner_;
+  bool made_ = false;
+  int fd_ = -1;  ///< of the lock; -1 if this process has it through another object
+};
 
 /// Writes report.json (schema 1, the exit code, one entry a case, one a table) and report.txt; nothing if `folder` is empty.
 /// Errors   as write_file_atomically.

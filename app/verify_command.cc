@@ -147,8 +147,7 @@ void save_initial_weights(const VerifyRequest& request) {
 
 int run_verify(const ParsedOptions& options) {
   const VerifyRequest request = verify_request_of(options);
-  if (!request.output_dir.empty()) require_writable_folder(request.output_dir, "--output-dir");
-  if (!request.dump.empty()) require_writable_folder(request.dump, "--dump");
+  const OutputFolder reports(request.output_dir, "--output-dir"), dump(request.dump, "--dump");
   if (!request.save_init_weights.empty()) save_initial_weights(request);
   warm_up_kernels();
   Output output;

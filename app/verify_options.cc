@@ -41,7 +41,10 @@ Strings split_commas(const Strings& items) {
 }
 
 Strings list_option(const ParsedOptions& options, const std::string& name) {
-  return options.given(name) ? split_commas(options.get<Strings>(name)) : Strings{};
+  if (!options.given(name)) return {};
+  Strings items = split_commas(options.get<Strings>(name));
+  if (items.empty()) throw UsageError(fmt::format("--{}: nothing selected; name at least one, or leave it out", name));
+  return items;
 }
 
 template <class T>
@@ -304,11 +307,11 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
   for (const Case& item : request.cases) {
     item.validate();
     require_memory(item);
-    // A file that does not fit the config is refused here, before any rank starts.
-    (void)case_weights(item);
     require_counted_tokens(item, CaseData(item));
     require_exact(item);
   }
+  // A file that does not fit the config is refused here, before any rank starts. All cases have the same one.
+  require_usable_weights(request.cases.front());
   order_for_tables(request.cases);
   request.tables = parse_tables(options.get<std::string>("tables"), request.cases.size());
   if (options.given("dump")) request.dump = options.get<std::string>("dump");

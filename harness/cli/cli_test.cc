@@ -18,6 +18,7 @@ namespace isoshard {
 namespace {
 
 namespace po = boost::program_options;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 OptionTable make_table() {
@@ -83,6 +84,17 @@ TEST(Options, BadConfigFilesAreFileErrors) {
     EXPECT_THROW((void)parse_options(make_table(), {"--config", path.string()}), FileError) << text;
   }
   std::filesystem::remove(path);
+}
+
+TEST(Options, ErrorsSayWhereABadValueIsFrom) {
+  const EnvironmentGuard environment("ISOSHARD_BATCH_SIZE", "many");
+
+  EXPECT_THAT(message_of({}), AllOf(HasSubstr("'many'"), HasSubstr("ISOSHARD_BATCH_SIZE is set")));
+  EXPECT_THROW((void)parse_options(make_table(), {}), UsageError);
+}
+
+TEST(Options, UnexpectedArgumentsAreNamed) {
+  EXPECT_THAT(message_of({"--tp", "2", "stray"}), HasSubstr("unexpected argument 'stray'"));
 }
 
 TEST(ExitCodes, EveryCauseHasItsCode) {

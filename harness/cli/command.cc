@@ -19,6 +19,19 @@
 namespace isoshard {
 namespace {
 
+// Control characters of arguments and file names as \xHH, so that none reaches a terminal. Lines and UTF-8 stay.
+std::string without_controls(std::string_view text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    // C1 controls (U+0080 to U+009F) are C2 80 to C2 9F in UTF-8.
+    const bool is_c1 = byte == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0;
+    const bool is_control = (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f || is_c1;
+    out += is_control ? fmt::format("\\x{:02x}", byte) : std::string(1, text[i]);
+  }
+  return out;
+}
+
 namespace po = boost::program_options;
 
 constexpr const char* kExitCodes =
@@ -47,15 +60,17 @@ int run_one(const Command& command, const std::vector<std::string>& arguments) {
   table.options.add_options()("print-config", po::bool_switch(), "show every option's value and origin, and stop");
   command.declare(table);
   const ParsedOptions parsed = parse_options(table, arguments);
+  int code = kExitConforms;
   if (parsed.get<bool>("help")) {
     print_help(command, table);
-    return kExitConforms;
-  }
-  if (parsed.get<bool>("print-config")) {
+  } else if (parsed.get<bool>("print-config")) {
     fmt::print("{}", render_config(table, parsed));
-    return kExitConforms;
+  } else {
+    code = command.run(parsed);
   }
-  return command.run(parsed);
+  // What is buffered is written here, where a full disk can still be told.
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw InfrastructureError("cannot write to standard output; is its disk full?");
+  return code;
 }
 
 }  // namespace
@@ -83,7 +98,7 @@ int run_command_line(std::span<const Command> commands, const std::vector<std::s
     throw UsageError(fmt::format("unknown command '{}'{}; 'isoshard --help' lists the commands", name, did_you_mean(name, known)));
   } catch (const std::exception& error) {
     std::fflush(stdout);
-    fmt::print(stderr, "isoshard: {}\n", error.what());
+    fmt::print(stderr, "isoshard: {}\n", without_controls(error.what()));
     return exit_code_of(error);
   }
 }

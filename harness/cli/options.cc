@@ -9,9 +9,11 @@
 #include <boost/program_options/errors.hpp>
 #include <boost/program_options/parsers.hpp>
 #include <cctype>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "base/suggest.h"
 #include "io/json.h"
 
@@ -54,7 +56,16 @@ po::parsed_options parse_command_line(const OptionTable& table, const std::vecto
   const int style = po::command_line_style::allow_long | po::command_line_style::long_allow_adjacent |
                     po::command_line_style::long_allow_next | po::command_line_style::allow_short |
                     po::command_line_style::allow_dash_for_short | po::command_line_style::short_allow_next;
-  return po::command_line_parser(normalised).options(table.options).positional(table.positional).style(style).run();
+  // The parser says of an argument too many only that there is one: it gets a place of its own here.
+  constexpr const char* kUnexpected = "unexpected argument";
+  po::positional_options_description positional = table.positional;
+  if (positional.max_total_count() != std::numeric_limits<unsigned>::max()) positional.add(kUnexpected, -1);
+  po::parsed_options parsed = po::command_line_parser(normalised).options(table.options).positional(positional).style(style).run();
+  for (const auto& option : parsed.options) {
+    if (option.string_key == kUnexpected)
+      throw UsageError(fmt::format("unexpected argument '{}'; --help shows what the command takes", printable(option.value.front())));
+  }
+  return parsed;
 }
 
 /// ISOSHARD_BATCH_SIZE -> batch-size; empty for what is no option of this command.
@@ -104,6 +115,20 @@ void note_origins(ParsedOptions& result, const std::string& origin) {
   }
 }
 
+template <class Store>
+void store_environment(const OptionTable& table, Store store) {
+  const auto parsed =
+      po::parse_environment(table.options, [&](const std::string& variable) { return option_of_variable(table, variable); });
+  try {
+    store(parsed, "");
+  } catch (const std::exception& error) {
+    std::vector<std::string> variables;
+    for (const auto& option : parsed.options) variables.push_back(variable_of(option.string_key));
+    throw UsageError(fmt::format("{}; it is from the environment, where {} {} set", error.what(), join_names(variables),
+                                 variables.size() == 1 ? "is" : "are"));
+  }
+}
+
 [[noreturn]] void throw_usage(const OptionTable& table, const po::error& error) {
   if (const auto* unknown = dynamic_cast<const po::unknown_option*>(&error)) {
     std::string name = unknown->get_option_name();
@@ -119,18 +144,21 @@ void note_origins(ParsedOptions& result, const std::string& origin) {
 ParsedOptions parse_options(const OptionTable& table, const std::vector<std::string>& arguments) {
   ParsedOptions result;
   try {
-    const auto store = [&](const po::parsed_options& parsed) {
+    const auto store = [&](const po::parsed_options& parsed, const std::string& origin) {
       refuse_negative_counts(table, parsed);
       po::store(parsed, result.values);
+      note_origins(result, origin);
     };
-    store(parse_command_line(table, arguments));
-    note_origins(result, "command line");
-    store(po::parse_environment(table.options, [&](const std::string& variable) { return option_of_variable(table, variable); }));
-    note_origins(result, "");
+    store(parse_command_line(table, arguments), "command line");
+    store_environment(table, store);
     if (result.values.count("config") != 0 && !result.values["config"].as<std::string>().empty()) {
       const auto path = result.values["config"].as<std::string>();
-      store(parse_config_file(table, path));
-      note_origins(result, path);
+      const po::parsed_options parsed = parse_config_file(table, path);
+      try {
+        store(parsed, path);
+      } catch (const std::exception& error) {
+        throw FileError(fmt::format("{}: {}", path, error.what()));
+      }
     }
     po::notify(result.values);
   } catch (const po::error& error) {

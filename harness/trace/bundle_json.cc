@@ -8,6 +8,8 @@
 
 #include "base/error.h"
 #include "base/hex_float.h"
+#include "base/printable.h"
+#include "io/safetensors_header.h"
 
 namespace isoshard::detail {
 namespace {
@@ -38,6 +40,10 @@ Shape shape_field(const json& object, const char* name, const std::filesystem::p
   for (const std::int64_t size : shape) {
     if (size < 0 || size > (std::int64_t{1} << 48)) refuse(file, fmt::format("\"{}\" holds {}", name, size));
   }
+  std::int64_t numel = 1;
+  for (const std::int64_t size : shape) {
+    if (size != 0 && __builtin_mul_overflow(numel, size, &numel)) refuse(file, fmt::format("\"{}\" overflows 63 bits", name));
+  }
   return shape;
 }
 
@@ -48,7 +54,7 @@ json key_json(const RecordKey& key) {
 RecordKey key_of(const json& j, const std::filesystem::path& file) {
   RecordKey key;
   key.step = field<int>(j, "step", file);
-  key.name = field<std::string>(j, "name", file);
+  key.name = text_field(j, "name", file);
   key.call = field<int>(j, "call", file);
   const auto kind = field<std::string>(j, "kind", file);
   for (const RecordKind candidate : kKinds) {
@@ -110,6 +116,14 @@ T field(const json& object, const char* name, const std::filesystem::path& file)
   if (!fits) refuse(file, fmt::format("the field \"{}\" has the wrong type", name));
   return value.get<T>();
 }
+
+std::string text_field(const json& object, const char* name, const std::filesystem::path& file) {
+  auto text = field<std::string>(object, name, file);
+  const std::string problem = text.empty() ? "" : name_problem(text);
+  if (!problem.empty()) refuse(file, fmt::format("\"{}\" is '{}', which {}", name, printable(text), problem));
+  return text;
+}
+
 template std::string field<std::string>(const json&, const char*, const std::filesystem::path&);
 template bool field<bool>(const json&, const char*, const std::filesystem::path&);
 template int field<int>(const json&, const char*, const std::filesystem::path&);

@@ -22,6 +22,9 @@ namespace isoshard::detail {
 template <class T>
 [[nodiscard]] T field(const nlohmann::json& json, const char* name, const std::filesystem::path& file);
 
+/// A text that reports show: no control characters. Errors as above.
+[[nodiscard]] std::string text_field(const nlohmann::json& json, const char* name, const std::filesystem::path& file);
+
 /// kind/name/call: the tensor's name in its safetensors file.
 [[nodiscard]] std::string tensor_name(const RecordKey& key);
 

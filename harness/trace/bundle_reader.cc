@@ -40,15 +40,17 @@ class BundleReader {
 
   Bundle run() {
     const fs::path file = directory_ / "manifest.json";
+    if (!fs::exists(file) && has_steps()) require_there(file);  // it is written last
     const json manifest = read_json_file(file, kLimits);
     if (detail::field<int>(manifest, "schema", file) != 1) refuse(file, "only schema 1 is known");
     run_id_ = detail::field<std::string>(manifest, "run", file);
     Trace& trace = bundle_.trace;
-    trace.subject = detail::field<std::string>(manifest, "subject", file);
-    trace.case_slug = detail::field<std::string>(manifest, "case", file);
+    trace.subject = detail::text_field(manifest, "subject", file);
+    trace.case_slug = detail::text_field(manifest, "case", file);
     trace.mesh = detail::mesh_of(detail::field<json>(manifest, "mesh", file), file);
     const Shape steps = detail::field<Shape>(manifest, "steps", file);
     bundle_.settings = manifest.contains("settings") ? manifest.at("settings").dump() : "{}";
+    require_complete(steps, trace.mesh.world_size());
     for (int rank = 0; rank < trace.mesh.world_size(); ++rank) read_rank(rank, steps);
     check_tiling();
     read_responses();
@@ -56,14 +58,33 @@ class BundleReader {
   }
 
  private:
+  bool has_steps() const {
+    std::error_code none;
+    const fs::directory_iterator entries(directory_, none);
+    return std::any_of(begin(entries), end(entries),
+                       [](const auto& entry) { return entry.path().filename().string().starts_with("step"); });
+  }
+
   static void require_there(const fs::path& file) {
     if (!fs::exists(file)) throw InfrastructureError(fmt::format("{} is missing: the run is incomplete", file.string()));
   }
 
+  std::string stem_of(int rank, std::int64_t step) const {
+    return (directory_ / fmt::format("step{:04}", step) / fmt::format("rank{:05}", rank)).string();
+  }
+
+  /// Before anything is read: what is not there explains what does not fit.
+  void require_complete(const Shape& steps, int world_size) const {
+    for (const std::int64_t step : steps) {
+      for (int rank = 0; rank < world_size; ++rank) {
+        for (const char* suffix : {".done", ".json", ".safetensors"}) require_there(stem_of(rank, step) + suffix);
+      }
+    }
+  }
+
   StepFiles read_step(int rank, std::int64_t step) const {
-    const fs::path stem = directory_ / fmt::format("step{:04}", step) / fmt::format("rank{:05}", rank);
-    const fs::path done = stem.string() + ".done", file = stem.string() + ".json", tensors = stem.string() + ".safetensors";
-    for (const fs::path& path : {done, file, tensors}) require_there(path);
+    const std::string stem = stem_of(rank, step);
+    const fs::path done = stem + ".done", file = stem + ".json", tensors = stem + ".safetensors";
     const MappedFile mapped(done);
     const std::string id(reinterpret_cast<const char*>(mapped.bytes().data()), mapped.bytes().size());
     const json description = read_json_file(file, kLimits);
@@ -123,7 +144,8 @@ class BundleReader {
     try {
       record.parts = parts_of(record, bundle_.trace.mesh, rank);
     } catch (const MeshError& error) {
-      refuse(tensors.path(), error.what());
+      const std::string name = describe(record.key), problem = error.what();
+      refuse(tensors.path(), problem.starts_with(name) ? problem : fmt::format("{}: {}", name, problem));
     }
     if (!record.kept) return;
     const std::span<const std::byte> bytes = tensors.bytes(detail::tensor_name(record.key));

@@ -96,6 +96,13 @@ TEST(DidYouMean, FindsTheNearestName) {
   EXPECT_EQ(did_you_mean("embed_out", known), " (did you mean 'embed_out_split_without_sp'?)");
 }
 
+TEST(DidYouMean, ComparesANameWithoutAFolderWithTheLastPartOfTheOthers) {
+  const std::vector<std::string> known{"tiny", "Qwen/Qwen2.5-0.5B"};
+
+  EXPECT_EQ(did_you_mean("qwen2.5-0.6b", known), " (did you mean 'Qwen/Qwen2.5-0.5B'?)");
+  EXPECT_EQ(did_you_mean("Qwne/Qwen2.5-0.5B", known), " (did you mean 'Qwen/Qwen2.5-0.5B'?)");
+}
+
 TEST(DidYouMean, IsSilentWhenNothingIsNear) {
   const std::vector<std::string> known{"ddp", "autotp"};
 

@@ -16,6 +16,11 @@ std::string folded(std::string_view name) {
   return out;
 }
 
+/// "Qwen2.5-0.5B" of "Qwen/Qwen2.5-0.5B".
+std::string_view last_part(std::string_view name) {
+  return name.substr(name.find_last_of('/') + 1);
+}
+
 constexpr std::size_t kLongestCompared = 256;  // a mistyped name, not a file: keeps the quadratic search small
 
 }  // namespace
@@ -41,7 +46,7 @@ std::string did_you_mean(std::string_view wrong, std::span<const std::string> kn
   const std::string* best = nullptr;
   std::size_t best_distance = 0;
   for (const std::string& name : known) {
-    const std::string candidate = folded(name);
+    const std::string candidate = folded(wrong.find('/') == std::string_view::npos ? last_part(name) : std::string_view(name));
     std::size_t distance = edit_distance(wanted, candidate);
     const bool begins = wanted.size() >= 2 && (candidate.starts_with(wanted) || (candidate.size() >= 2 && wanted.starts_with(candidate)));
     if (begins) distance = std::min<std::size_t>(distance, 2);

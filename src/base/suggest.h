@@ -14,7 +14,8 @@ namespace isoshard {
 /// " (did you mean 'x'?)" with the known name nearest to `wrong`, or "" if none is near.
 ///
 /// Near is a distance of at most a third of the longer name (but 2 for short ones), letter case and '-' against '_' not
-/// counted, or that one name begins with the other. The first of equally near names wins.
+/// counted, or that one name begins with the other. A name without '/' is compared with what follows the last '/' of the others. The first
+/// of equally near names wins.
 [[nodiscard]] std::string did_you_mean(std::string_view wrong, std::span<const std::string> known);
 
 /// "a, b, c": for messages that list what there is.

@@ -6,9 +6,11 @@
 
 #include <array>
 #include <exception>
+#include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "base/suggest.h"
 
 namespace isoshard {
 
@@ -41,11 +43,13 @@ std::string_view name_of(ReductionOrder order) noexcept {
 }
 
 ReductionOrder parse_reduction_order(std::string_view name) {
+  std::vector<std::string> known;
   for (const ReductionOrder order :
        std::array{ReductionOrder::kOrdered, ReductionOrder::kRing, ReductionOrder::kTree, ReductionOrder::kNative}) {
     if (name == name_of(order)) return order;
+    known.emplace_back(name_of(order));
   }
-  throw UsageError(fmt::format("unknown reduction order \"{}\"; known are ordered, ring, tree, native", name));
+  throw UsageError(fmt::format("unknown reduction order '{}'{}; known are {}", name, did_you_mean(name, known), join_names(known)));
 }
 
 Work Communicator::all_to_all(ConstBuffer input, Buffer output, const CallInfo& info) {

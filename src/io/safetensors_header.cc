@@ -26,7 +26,7 @@ using Json = nlohmann::json;
 
 constexpr std::size_t kMaxNameBytes = 1024;
 constexpr std::size_t kMaxRank = 64;
-constexpr JsonLimits kHeaderLimits{.max_bytes = kMaxHeaderBytes, .max_depth = 8, .max_values = std::size_t{1} << 20};
+constexpr JsonLimits kHeaderLimits{.max_bytes = kMaxHeaderBytes, .max_depth = 8};
 
 constexpr std::array kDtypes{Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16, Dtype::kInt64,
                              Dtype::kInt32,   Dtype::kInt16,   Dtype::kInt8,     Dtype::kUint8,   Dtype::kBool};

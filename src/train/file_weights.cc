@@ -71,6 +71,32 @@ std::vector<std::string> problems_of(const SafetensorsFile& file, std::span<cons
   return problems;
 }
 
+// "[3, 5]" for the 23rd element of [., 6].
+std::string place_in_words(const Shape& shape, std::int64_t element) {
+  Shape place(shape.size());
+  for (std::size_t d = shape.size(); d-- > 0; element /= shape[d]) place[d] = element % shape[d];
+  return fmt::format("[{}]", fmt::join(place, ", "));
+}
+
+// Empty if all elements are finite.
+std::string nonfinite_in_words(const at::Tensor& whole) {
+  constexpr std::int64_t kPiece = std::int64_t{1} << 20;  // elements: the tests of isfinite take memory of their own
+  const at::Tensor flat = whole.flatten();
+  std::string first;
+  std::int64_t count = 0;
+  for (std::int64_t begin = 0; begin < flat.numel(); begin += kPiece) {
+    const at::Tensor piece = flat.narrow(0, begin, std::min(kPiece, flat.numel() - begin));
+    const at::Tensor bad = at::isfinite(piece).logical_not();
+    if (!bad.any().item<bool>()) continue;
+    const at::Tensor places = bad.nonzero();
+    const auto place = places[0][0].item<std::int64_t>();
+    if (count == 0)
+      first = fmt::format("element {} is {}", place_in_words(whole.sizes().vec(), begin + place), piece[place].item<double>());
+    count += places.size(0);
+  }
+  return count == 0 ? "" : fmt::format("{} ({} of {} elements are not finite)", first, count, flat.numel());
+}
+
 // Little-endian, as the format wants it.
 std::string header_of(std::span<const ParameterSpec> specs, Dtype dtype) {
   nlohmann::json header = nlohmann::json::object();
@@ -109,6 +135,16 @@ at::Tensor FileWeights::read(const ParameterSpec& spec, const Shape& offset, con
   }
   for (std::size_t d = 0; d < size.size(); ++d) part = part.narrow(static_cast<std::int64_t>(d), offset[d], size[d]);
   return part.clone(at::MemoryFormat::Contiguous);  // the mapping is read-only
+}
+
+void FileWeights::require_finite(std::span<const ParameterSpec> specs) const {
+  std::vector<std::string> problems;
+  for (const ParameterSpec& spec : specs) {
+    const std::string problem = nonfinite_in_words(file_.tensor(name_in(file_, spec.name)));
+    if (!problem.empty()) problems.push_back(fmt::format("{}: {}", spec.name, problem));
+  }
+  if (problems.empty()) return;
+  throw FileError(fmt::format("{}: holds weights that no run can be judged by:\n  {}", file_.path().string(), fmt::join(problems, "\n  ")));
 }
 
 void save_weights(const std::filesystem::path& path, std::span<const ParameterSpec> specs, const WeightSource& source, Dtype dtype) {

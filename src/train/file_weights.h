@@ -25,13 +25,16 @@ class FileWeights final : public WeightSource {
   FileWeights(const std::filesystem::path& path, std::span<const ParameterSpec> specs, ExtraLayers extra = ExtraLayers::kRefused);
   /// In the dtype of the file.
   [[nodiscard]] at::Tensor read(const ParameterSpec& spec, const Shape& offset, const Shape& size) const override;
+  /// Reads every parameter once, a piece at a time.
+  /// Errors   FileError that lists every parameter with a NaN or an infinity, and the first one's place.
+  void require_finite(std::span<const ParameterSpec> specs) const;
 
  private:
   SafetensorsFile file_;
 };
 
 /// Writes all parameters of `specs` as `source` gives them, rounded to `dtype`, one after the other: memory for the largest one.
-/// Errors   FileError that names the path.
+/// Errors   InfrastructureError that names the path and the bytes written; the file is then as it was before.
 void save_weights(const std::filesystem::path& path, std::span<const ParameterSpec> specs, const WeightSource& source, Dtype dtype);
 
 }  // namespace isoshard

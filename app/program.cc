@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+/// One table of commands.
+#include "app/program.h"
+
+#include <clocale>
+#include <csignal>
+
+#include "app/commands.h"
+#include "harness/world/interrupt.h"
+#include "harness/world/warm_up.h"
+
+namespace isoshard {
+
+int run_program(const std::vector<std::string>& arguments) {
+  make_controller();
+  std::setlocale(LC_ALL, "C");
+  install_interrupt_handler();
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error like a full disk: the write that meets it says so
+  const std::vector<Command> commands = {verify_command(), compare_command(), oracle_command(), experiment_command(),
+                                         list_command(),   explain_command(), doctor_command()};
+  return run_command_line(commands, arguments);
+}
+
+}  // namespace isoshard
