@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
+#include "app/dumped_runs.h"
 #include "app/output_folder.h"
 #include "base/error.h"
 #include "harness/cli/exit_code.h"
@@ -22,6 +23,7 @@ void declare(OptionTable& table) {
   auto add = table.options.add_options();
   add("reference", po::value<std::string>(), "the trusted bundle (first argument)");
   add("actual", po::value<std::string>(), "the bundle to judge (second argument)");
+  add("input-dir", po::value<std::string>(), "compare every run dumped in this folder with the reference there that has its settings");
   add("rtol", po::value<double>(), "allowed relative Frobenius error (default: the reference's responses if it has them, else bit-equal)");
   add("allow-different-settings", po::bool_switch(), "compare runs whose settings (manifest.json) differ");
   add("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
@@ -29,9 +31,18 @@ void declare(OptionTable& table) {
   table.positional.add("reference", 1).add("actual", 1);
 }
 
+std::vector<DumpedPair> pairs_of(const ParsedOptions& options) {
+  const bool has_both = options.given("reference") && options.given("actual");
+  if (options.given("input-dir")) {
+    if (options.given("reference")) throw UsageError("compare takes two bundles or --input-dir DIR, not both");
+    return dumped_pairs(options.get<std::string>("input-dir"));
+  }
+  if (!has_both) throw UsageError("compare needs two bundles: isoshard compare REFERENCE ACTUAL; or --input-dir DIR");
+  return {{options.get<std::string>("reference"), options.get<std::string>("actual")}};
+}
+
 int run(const ParsedOptions& options) {
-  if (!options.given("reference") || !options.given("actual"))
-    throw UsageError("compare needs two bundles: isoshard compare REFERENCE ACTUAL");
+  const std::vector<DumpedPair> pairs = pairs_of(options);
   if (options.given("rtol") && !(options.get<double>("rtol") >= 0 && options.get<double>("rtol") < 1))
     throw UsageError("--rtol must be 0 or more and below 1: at 1 a run of zeros would pass");
   std::filesystem::path output_dir;
@@ -41,15 +52,21 @@ int run(const ParsedOptions& options) {
   if (options.given("rtol")) judge_options.rtol = options.get<double>("rtol");
   const bool allow = options.get<bool>("allow-different-settings");
   const DifferentSettings different = allow ? DifferentSettings::kAllowed : DifferentSettings::kRefused;
-  const Verdict verdict =
-      compare_bundles(options.get<std::string>("reference"), options.get<std::string>("actual"), judge_options, different);
   RenderOptions render_options;
   render_options.color = isatty(STDOUT_FILENO) != 0;
   render_options.all_tensors = options.get<bool>("verbose");
-  const std::string text = render(verdict, render_options);
-  fmt::print("{}", text);
-  const int code = exit_code_of(verdict.status);
-  write_reports(output_dir, code, nlohmann::json::array({report_json(verdict)}), nlohmann::json::array(), text);
+  std::string text;
+  nlohmann::json cases = nlohmann::json::array();
+  int code = kExitConforms;
+  for (const DumpedPair& pair : pairs) {
+    const Verdict verdict = compare_bundles(pair.reference, pair.actual, judge_options, different);
+    const std::string part = render(verdict, render_options);
+    fmt::print("{}{}", text.empty() ? "" : "\n", part);
+    text += (text.empty() ? "" : "\n") + part;
+    cases.push_back(report_json(verdict));
+    code = combine_exit_codes(code, exit_code_of(verdict.status));
+  }
+  write_reports(output_dir, code, cases, nlohmann::json::array(), text);
   return code;
 }
 
@@ -58,7 +75,7 @@ int run(const ParsedOptions& options) {
 Command compare_command() {
   return {"compare",
           "judge one dumped run against another",
-          "compare REFERENCE ACTUAL [options]",
+          "compare REFERENCE ACTUAL [options]   or   compare --input-dir DIR [options]",
           "  isoshard verify --subjects ddp --dp 2 --dtype fp32 --dump runs\n"
           "  isoshard compare runs/reference_* runs/qwen2_dp2",
           declare,

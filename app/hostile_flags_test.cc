@@ -29,7 +29,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(usage("Command", "verfy", {"unknown command 'verfy' (did you mean 'verify'?)", "isoshard --help"}),
                     usage("Flag", "verify --batch-sise 2", {"unknown option '--batch-sise' (did you mean 'batch-size'?)", "--help"}),
                     usage("FlagOfAnAlias", "verify --tp_sise 2", {"unknown option '--tp-sise'"}),
-                    usage("Abbreviation", "verify --batch 2", {"unknown option '--batch' (did you mean 'batch-size'?)"}),
+                    usage("Abbreviation", "verify --batch-siz 2", {"unknown option '--batch-siz' (did you mean 'batch-size'?)"}),
                     usage("ShortFlag", "verify -x", {"unknown option"}), usage("Argument", "verify extra", {"'extra'"}),
                     usage("OneArgumentTooMany", "compare a b c", {"'c'"}),
                     usage("Model", "verify --model qwen2.5-0.6b",

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
@@ -22,7 +23,6 @@
 #include "harness/trace/bundle.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/warm_up.h"
-#include "train/file_weights.h"
 
 namespace isoshard {
 namespace {
@@ -139,16 +139,20 @@ std::string summary_line(const VerifyRequest& request, const Output& output) {
   return fmt::format("{} of {} case{} conform{}\n", output.conforming, total, total == 1 ? "" : "s", total == 1 ? "s" : "");
 }
 
-void save_initial_weights(const VerifyRequest& request) {
-  const Case& item = request.cases.front();
-  const auto specs = make_model(item.config, item.attention)->parameters();
-  save_weights(request.save_init_weights, specs, *case_weights(item), Dtype::kFloat32);
+/// All cases start from the same weights; the one that takes most samples has those of the others.
+void save_inputs(const VerifyRequest& request) {
+  if (!request.inputs.save_weights.empty()) save_initial_weights(request.cases.front(), request.inputs.save_weights);
+  if (request.inputs.save_batch.empty()) return;
+  const auto samples = [](const Case& c) { return std::int64_t{c.steps} * c.micro_batches * c.dp * c.batch_size; };
+  const auto largest =
+      std::max_element(request.cases.begin(), request.cases.end(), [&](const Case& a, const Case& b) { return samples(a) < samples(b); });
+  save_case_batches(*largest, request.inputs.save_batch);
 }
 
 int run_verify(const ParsedOptions& options) {
   const VerifyRequest request = verify_request_of(options);
   const OutputFolder reports(request.output_dir, "--output-dir"), dump(request.dump, "--dump");
-  if (!request.save_init_weights.empty()) save_initial_weights(request);
+  save_inputs(request);
   warm_up_kernels();
   Output output;
   run_cases(request, output);

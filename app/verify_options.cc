@@ -47,6 +47,13 @@ Strings list_option(const ParsedOptions& options, const std::string& name) {
   return items;
 }
 
+/// `deepspeed` is what the published scripts call autotp.
+Strings subjects_option(const ParsedOptions& options) {
+  Strings subjects = list_option(options, "subjects");
+  std::replace(subjects.begin(), subjects.end(), std::string("deepspeed"), std::string("autotp"));
+  return subjects;
+}
+
 template <class T>
 void override_with(const ParsedOptions& options, const std::string& name, T& target) {
   if (options.given(name)) target = options.get<T>(name);
@@ -89,7 +96,6 @@ void apply_sizes(const ParsedOptions& options, Case& item) {
   override_with(options, "steps", item.steps);
   override_with(options, "seq-length", item.seq_length);
   override_with(options, "seed", item.seed);
-  override_with(options, "init-weights", item.weights_path);
   if (options.given("attn-impl")) item.attention = parse_attention_impl(options.get<std::string>("attn-impl"));
   if (options.given("reduction-order")) item.reduction_order = parse_reduction_order(options.get<std::string>("reduction-order"));
   if (!options.given("data")) return;
@@ -140,13 +146,16 @@ void apply_vocabulary(const ParsedOptions& options, std::vector<Case>& cases) {
 
 /// Meshes: without --tp and --dp the preset's; with one of them, one mesh a subject. ddp has no tp axis: it stays at tp 1.
 std::vector<Case> expand(const ParsedOptions& options, const std::vector<Case>& base) {
-  Strings subjects = list_option(options, "subjects");
+  const Strings subjects = subjects_option(options);
   for (const auto& subject : subjects) require_subject(subject);
   Strings dtypes = list_option(options, "dtype");
   if (dtypes.empty() && options.given("autocast")) dtypes = {"fp32"};  // the only dtype of parameters that autocast takes
-  const bool own_mesh = options.given("tp") || options.given("dp");
+  const bool is_ddp_alone = subjects == Strings{"ddp"};
+  const int workers = options.given("num-workers") ? options.get<int>("num-workers") : 0;
+  const int dp = options.given("dp") ? options.get<int>("dp") : is_ddp_alone ? workers : 0;
+  const bool own_mesh = options.given("tp") || dp != 0 || options.given("dp");
   const int tp = options.given("tp") ? options.get<int>("tp") : 0;
-  if (!subjects.empty() && tp > 1 && subjects == Strings{"ddp"})
+  if (!subjects.empty() && tp > 1 && is_ddp_alone)
     throw UsageError(fmt::format("--subjects ddp --tp {}: ddp has no tp axis; leave --tp out or take autotp", tp));
 
   std::vector<Case> result;
@@ -154,7 +163,7 @@ std::vector<Case> expand(const ParsedOptions& options, const std::vector<Case>& 
     if (own_mesh) {
       const bool has_tp = item.subject != "ddp";
       item.tp = has_tp ? (options.given("tp") ? tp : std::max(item.tp, 1)) : 1;
-      item.dp = options.given("dp") ? options.get<int>("dp") : (has_tp ? 1 : item.dp);
+      item.dp = dp != 0 || options.given("dp") ? dp : (has_tp ? 1 : item.dp);
     }
     const bool known = std::any_of(result.begin(), result.end(), [&](const Case& other) {
       return other.subject == item.subject && other.tp == item.tp && other.dp == item.dp && other.dtype == item.dtype;
@@ -173,6 +182,11 @@ std::vector<Case> expand(const ParsedOptions& options, const std::vector<Case>& 
       }
     }
   }
+  for (const Case& item : result) {
+    if (options.given("num-workers") && item.world_size() != workers)
+      throw UsageError(
+          fmt::format("--num-workers {}: {} has {} ranks (dp {} x tp {})", workers, item.slug(), item.world_size(), item.dp, item.tp));
+  }
   if (result.empty()) throw UsageError("nothing selected: no case of the preset has one of these subjects and dtypes");
   if (tp > 1 && std::none_of(result.begin(), result.end(), [&](const Case& item) { return item.tp == tp; }))
     throw UsageError(fmt::format("--tp {}: only ddp is selected, which has no tp axis; leave --tp out or add --subjects autotp", tp));
@@ -190,7 +204,7 @@ std::vector<Case> base_cases(const ParsedOptions& options, const std::string& fa
 
 /// A fault's case keeps its subject unless another is asked for.
 void apply_fault_subject(const ParsedOptions& options, std::vector<Case>& cases) {
-  const Strings subjects = list_option(options, "subjects");
+  const Strings subjects = subjects_option(options);
   if (subjects.empty()) return;
   std::vector<Case> result;
   for (const auto& subject : subjects) {
@@ -239,6 +253,7 @@ void declare_verify_options(OptionTable& table) {
   add("subjects", list(), "implementations to judge: ddp autotp (default: the preset's)");
   add("tp", po::value<int>(), "tensor-parallel degree");
   add("dp", po::value<int>(), "data-parallel degree");
+  add("num-workers", po::value<int>(), "number of ranks: must be tp x dp; of ddp alone it is the dp degree");
   add("dtype", list(), "fp32 bf16 fp16 fp64 (default: the preset's)");
   add("attn-impl", po::value<std::string>(), "eager or sdpa");
   add("batch-size", po::value<std::int64_t>(), "samples per data-parallel rank");
@@ -256,14 +271,13 @@ void declare_verify_options(OptionTable& table) {
   add("label-smoothing", po::value<double>(), "probability that the labels give to the other entries together, in [0, 1)");
   add("vocab-parallel", po::bool_switch(), "split embedding, head and loss along the vocabulary over tp (autotp)");
   add("vocab-multiple", po::value<std::int64_t>(), "the same, the vocabulary padded to a multiple of this x tp (default 1)");
-  add("autocast", po::value<std::string>(), "bf16 or fp16: fp32 parameters, matrix products in this dtype, as torch.autocast");
+  add("autocast", po::value<std::string>()->implicit_value("bf16"),
+      "bf16 (without a value) or fp16: fp32 parameters, matrix products in this dtype, as torch.autocast");
   add("loss-mean", po::value<std::string>(), "global (over all counted tokens), local (mean of rank means) or sum (no mean)");
   add("optimizer", po::value<std::string>(), "sgd or adamw");
   add("learning-rate", po::value<double>(), "step size (default: 0.1 for sgd, 0.001 for adamw)");
   add("weight-decay", po::value<double>(), "weight decay");
   add("max-grad-norm", po::value<double>(), "clip by this global norm; 0: do not clip");
-  add("init-weights", po::value<std::string>(), "read the initial weights from this safetensors file");
-  add("save-init-weights", po::value<std::string>(), "write the initial weights to this safetensors file");
   add("reduction-order", po::value<std::string>(), "in which ranks add: ordered (default), ring, tree");
   add("reference", po::value<std::string>()->default_value("auto"),
       "plain (one unsharded process, within tolerances), emulated (the subject's declared arithmetic in one process, bit by bit), both "
@@ -275,6 +289,7 @@ void declare_verify_options(OptionTable& table) {
   add("tables", po::value<std::string>()->default_value("auto"),
       "on: at the end all runs side by side (losses, norms, differences from the reference and from ddp); off; auto: with several runs");
   add("verbose", po::bool_switch(), "show every tensor, not the summary tables only");
+  declare_input_options(table);
   table.aliases = {{"tp-size", "tp"},
                    {"dp-size", "dp"},
                    {"model-name", "model"},
@@ -285,6 +300,8 @@ void declare_verify_options(OptionTable& table) {
                    {"gradient-accumulation-steps", "micro-batches"},
                    {"layers", "num-layers"},
                    {"num-steps", "steps"},
+                   {"debug-steps", "steps"},
+                   {"impl", "subjects"},
                    {"clip", "max-grad-norm"},
                    {"make-vocab-size-divisible-by", "vocab-multiple"},
                    {"seq-len", "seq-length"},
@@ -296,9 +313,11 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
   if (options.given("fault")) request.fault = find_fault(options.get<std::string>("fault")).id;
   std::vector<Case> cases = base_cases(options, request.fault);
   apply_model(options, cases);
+  request.inputs = input_files_of(options);
   for (Case& item : cases) {
     apply_sizes(options, item);
     apply_sampling(options, item.data);
+    read_inputs_from(request.inputs, options.given("seq-length"), item);
     apply_settings(options, item.settings);
   }
   if (!request.fault.empty()) apply_fault_subject(options, cases);
@@ -316,7 +335,6 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
   request.tables = parse_tables(options.get<std::string>("tables"), request.cases.size());
   if (options.given("dump")) request.dump = options.get<std::string>("dump");
   if (options.given("output-dir")) request.output_dir = options.get<std::string>("output-dir");
-  if (options.given("save-init-weights")) request.save_init_weights = options.get<std::string>("save-init-weights");
   request.reference = parse_reference(options.get<std::string>("reference"));
   if (request.reference == ReferenceKind::kEmulated || request.reference == ReferenceKind::kBoth) {
     for (const Case& item : request.cases) (void)arithmetic_of(item);  // a subject without one is refused here

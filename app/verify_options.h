@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "app/verify_inputs.h"
 #include "conformance/subjects/verify_case.h"
 #include "fixtures/cases/case.h"
 #include "harness/cli/options.h"
@@ -13,11 +14,11 @@
 namespace isoshard {
 
 struct VerifyRequest {
-  std::vector<Case> cases;                  ///< validated; in the order of order_for_tables
-  std::string fault;                        ///< empty: none
-  std::filesystem::path dump;               ///< empty: no bundles
-  std::filesystem::path output_dir;         ///< empty: nothing is written
-  std::filesystem::path save_init_weights;  ///< empty: not saved
+  std::vector<Case> cases;           ///< validated; in the order of order_for_tables
+  std::string fault;                 ///< empty: none
+  std::filesystem::path dump;        ///< empty: no bundles
+  std::filesystem::path output_dir;  ///< empty: nothing is written
+  InputFiles inputs;
   ReferenceKind reference = ReferenceKind::kAuto;
   bool tables = false;  ///< put the runs side by side at the end
   bool verbose = false;

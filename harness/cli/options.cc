@@ -50,9 +50,25 @@ void refuse_negative_counts(const OptionTable& table, const po::parsed_options& 
   }
 }
 
+/// An option that may stand without a value. A switch never has one.
+bool has_optional_value(const OptionTable& table, std::string_view flag) {
+  if (!flag.starts_with("--")) return false;
+  const po::option_description* description = table.options.find_nothrow(std::string(flag.substr(2)), false);
+  return description != nullptr && description->semantic()->min_tokens() == 0 && description->semantic()->max_tokens() == 1;
+}
+
 po::parsed_options parse_command_line(const OptionTable& table, const std::vector<std::string>& arguments) {
   std::vector<std::string> normalised;
-  for (const auto& argument : arguments) normalised.push_back(normalise_flag(table, argument));
+  bool may_be_value = false;  // the parser itself takes such a value only behind '='
+  for (const auto& argument : arguments) {
+    if (may_be_value && !argument.starts_with("--")) {
+      normalised.back() += "=" + argument;
+      may_be_value = false;
+      continue;
+    }
+    normalised.push_back(normalise_flag(table, argument));
+    may_be_value = has_optional_value(table, normalised.back());
+  }
   const int style = po::command_line_style::allow_long | po::command_line_style::long_allow_adjacent |
                     po::command_line_style::long_allow_next | po::command_line_style::allow_short |
                     po::command_line_style::allow_dash_for_short | po::command_line_style::short_allow_next;

@@ -48,8 +48,8 @@ double Difference::relative() const noexcept {
   return quotient(error_norm, norm);
 }
 
-double Difference::published_relative() const noexcept {
-  return quotient(max_abs, norm * std::sqrt(static_cast<double>(kFirstElements) / static_cast<double>(std::max<std::int64_t>(numel, 1))));
+double Difference::max_abs_by_norm() const noexcept {
+  return quotient(max_abs, norm);
 }
 
 Difference difference_of(const Stats& stats) {

@@ -24,9 +24,8 @@ struct Difference {
   double error_norm = 0;   ///< Frobenius norm of the difference
 
   [[nodiscard]] double relative() const noexcept;  ///< error_norm / norm; 0 if both are 0
-  /// max_abs / (root mean square of the other tensor x sqrt(kFirstElements)): over the first elements max_abs / norm, which is what
-  /// seeds/000 publishes as relative difference, and of the same size over all.
-  [[nodiscard]] double published_relative() const noexcept;
+  /// max_abs / norm. Over the first elements it is what seeds/000 publishes as relative difference (docs/seed-000.md).
+  [[nodiscard]] double max_abs_by_norm() const noexcept;
 };
 [[nodiscard]] Difference difference_of(const Stats& stats);
 /// Of the leading elements that both have.

@@ -15,7 +15,7 @@ json difference_json(const Difference& d) {
   if (d.numel == 0) return nullptr;
   return {{"numel", d.numel},
           {"max_abs", json_number(d.max_abs)},
-          {"relative", json_number(d.published_relative())},
+          {"max_abs_by_norm", json_number(d.max_abs_by_norm())},
           {"relative_error", json_number(d.relative())}};
 }
 

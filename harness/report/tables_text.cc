@@ -140,9 +140,10 @@ class Tables {
         const Difference& d = is_first ? found->second.first : found->second.whole;
         if (d.numel == 0) return "-";
         const bool is_cut = !is_first && d.numel < found->second.whole_of;
-        return fmt::format("{:.2e} {:.2e}{}", d.max_abs, d.published_relative(), is_cut ? "*" : "");
+        return fmt::format("{:.2e} {:.2e}{}", d.max_abs, is_first ? d.max_abs_by_norm() : d.relative(), is_cut ? "*" : "");
       };
-      const std::string over = is_first ? fmt::format("first {} elements", kFirstElements) : "all elements";
+      const std::string over = is_first ? fmt::format("first {} elements (relative: max abs / norm)", kFirstElements)
+                                        : "all elements (relative: of Frobenius norms)";
       text += drawn({fmt::format("  max abs and relative difference {}, {}", from, over), rows_, titles, cell});
     }
     return text;

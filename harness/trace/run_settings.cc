@@ -92,10 +92,42 @@ RunSettings parse_run_settings(std::string_view text, const std::filesystem::pat
   return settings;
 }
 
+namespace {
+
+/// Whether a run read an input from a file that another may have been saved to: then the input itself is what is compared.
+bool is_from_file(const RunSettings& settings, const char* name, std::string_view source) {
+  const auto found = settings.training.find(name);
+  return found != settings.training.end() && found->second == source;
+}
+
+/// Settings that say where inputs came from, and nothing of a run whose inputs came from a file.
+class Origins {
+ public:
+  Origins(const RunSettings& a, const RunSettings& b)
+      : weights_(is_from_file(a, "weights.source", "\"file\"") || is_from_file(b, "weights.source", "\"file\"")),
+        data_(is_from_file(a, "data.source", "\"batch file\"") || is_from_file(b, "data.source", "\"batch file\"")) {}
+
+  [[nodiscard]] bool cover(std::string_view name) const {
+    if (name == "seed") return weights_ && data_;
+    if (name.starts_with("weights.")) return weights_;
+    for (const std::string_view of_data : {"data.source", "data.shuffle", "data.tail", "data.unequal_labels", "data.prompt_length"}) {
+      if (name == of_data) return data_;
+    }
+    return false;
+  }
+
+ private:
+  bool weights_, data_;
+};
+
+}  // namespace
+
 std::vector<std::string> differing_settings(const RunSettings& reference, const RunSettings& actual) {
   std::vector<std::string> lines;
   if (reference.training.empty() || actual.training.empty()) return lines;
+  const Origins origins(reference, actual);
   for (const auto& [name, value] : reference.training) {
+    if (origins.cover(name)) continue;
     const auto found = actual.training.find(name);
     if (found == actual.training.end()) {
       lines.push_back(fmt::format("{}: reference {}, actual does not say", name, value));
@@ -104,7 +136,8 @@ std::vector<std::string> differing_settings(const RunSettings& reference, const 
     }
   }
   for (const auto& [name, value] : actual.training) {
-    if (!reference.training.contains(name)) lines.push_back(fmt::format("{}: reference does not say, actual {}", name, value));
+    if (!reference.training.contains(name) && !origins.cover(name))
+      lines.push_back(fmt::format("{}: reference does not say, actual {}", name, value));
   }
   return lines;
 }

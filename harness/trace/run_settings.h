@@ -33,7 +33,8 @@ struct RunSettings {
 [[nodiscard]] RunSettings parse_run_settings(std::string_view json, const std::filesystem::path& origin);
 
 /// One line for each training setting that differs or that only one run has: "optimizer.kind: reference \"sgd\", actual \"adamw\"".
-/// Empty when one of the runs says nothing at all.
+/// Empty when one of the runs says nothing at all. Where weights or batches of one run came from a file, which another run may have
+/// saved, how the other run made its own is no difference: weights and ids are recorded, and compared bit by bit.
 [[nodiscard]] std::vector<std::string> differing_settings(const RunSettings& reference, const RunSettings& actual);
 
 }  // namespace isoshard

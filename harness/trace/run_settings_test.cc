@@ -43,6 +43,19 @@ TEST(RunSettings, NameEachDifference) {
   EXPECT_THAT(differing_settings(a, parsed("{}")), IsEmpty()) << "a run that says nothing may be compared with any";
 }
 
+TEST(RunSettings, OfInputsReadFromAFileDoNotSayHowTheyWereMade) {
+  const RunSettings made = parsed(R"({"training": {"seed": 3, "weights": {"source": "seed", "std": 0.02},
+                                      "data": {"source": "text", "shuffle": true, "dp": 2}, "steps": 1}})");
+  const RunSettings both = parsed(R"({"training": {"seed": 0, "weights": {"source": "file"},
+                                      "data": {"source": "batch file", "shuffle": false, "dp": 2}, "steps": 1}})");
+  const RunSettings weights = parsed(R"({"training": {"seed": 0, "weights": {"source": "file"},
+                                         "data": {"source": "text", "shuffle": true, "dp": 3}, "steps": 1}})");
+
+  EXPECT_THAT(differing_settings(made, both), IsEmpty());
+  EXPECT_THAT(differing_settings(both, made), IsEmpty());
+  EXPECT_THAT(differing_settings(made, weights), ElementsAre(HasSubstr("data.dp"), HasSubstr("seed")));
+}
+
 TEST(RunSettings, ThatAreMalformedAreRefusedByName) {
   for (const auto& [json, problem] :
        std::vector<std::pair<std::string_view, const char*>>{{"[1]", "not a JSON object"},

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+/// docs/flags.md says how flags of published scripts are taken; here every row of its table is parsed.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "app/commands.h"
+#include "app/verify_inputs.h"
+#include "app/verify_options.h"
+#include "base/error.h"
+
+namespace isoshard {
+namespace {
+
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+/// In their words, from the two documents.
+constexpr const char* kPublished[] = {"--model_name",        "--num_layers",      "--batch_size",   "--seq_length",
+                                      "--tp_size",           "--dp_size",         "--num_workers",  "--impl",
+                                      "--learning_rate",     "--debug_steps",     "--autocast",     "--init_weights_path",
+                                      "--save_init_weights", "--output_dir",      "--input_dir",    "--num_epochs",
+                                      "--log_interval",      "--loss_output_dir", "--storage_path", "--output"};
+
+struct Row {
+  std::vector<std::string> arguments;  ///< "--tp_size", "2"
+  std::string command, option;         ///< "verify", "tp"; empty where it is planned
+};
+
+std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, at);) {
+    const auto first = part.find_first_not_of(" `"), last = part.find_last_not_of(" `");
+    parts.push_back(first == std::string::npos ? "" : part.substr(first, last - first + 1));
+  }
+  return parts;
+}
+
+std::vector<Row> rows() {
+  std::ifstream page(std::string(ISOSHARD_DOCS_DIR) + "/flags.md");
+  std::vector<Row> result;
+  for (std::string line; std::getline(page, line);) {
+    if (!line.starts_with("| `--")) continue;
+    const std::vector<std::string> cells = split(line, '|');
+    Row row{split(cells.at(1), ' '), "", ""};
+    const std::vector<std::string> here = split(cells.at(3), ' ');
+    if (here.at(0) != "planned:") {
+      row.command = here.at(0);
+      row.option = here.at(1).substr(2);
+    }
+    result.push_back(std::move(row));
+  }
+  return result;
+}
+
+OptionTable table_of(const std::string& command) {
+  OptionTable table;
+  (command == "verify" ? verify_command() : compare_command()).declare(table);
+  return table;
+}
+
+TEST(Flags, OfThePublishedScriptsAllWorkAsThePageSays) {
+  std::set<std::string> seen;
+  for (const Row& row : rows()) {
+    SCOPED_TRACE(fmt::format("{} {}", row.command, row.arguments.front()));
+    seen.insert(row.arguments.front());
+    if (row.command.empty()) continue;
+    std::vector<std::string> arguments = row.arguments;
+    if (arguments.front() == "--autocast" || arguments.front() == "--save_init_weights") arguments.emplace_back("--verbose");
+
+    const ParsedOptions parsed = parse_options(table_of(row.command), arguments);
+
+    EXPECT_TRUE(parsed.given(row.option));
+    EXPECT_EQ(parsed.origins.at(row.option), "command line");
+  }
+  EXPECT_EQ(seen, std::set<std::string>(std::begin(kPublished), std::end(kPublished)));
+}
+
+TEST(Flags, ThatNobodyPublishedAreRefused) {
+  EXPECT_THAT([] { (void)parse_options(table_of("verify"), {"--tp_sise", "2"}); }, ThrowsMessage<UsageError>(HasSubstr("tp")));
+}
+
+VerifyRequest requested(const std::vector<std::string>& arguments) {
+  return verify_request_of(parse_options(table_of("verify"), arguments));
+}
+
+TEST(Flags, OfTheCommandsThatArePublishedMeanWhatTheySay) {
+  const VerifyRequest request =
+      requested({"--model_name",    "tiny", "--impl",        "deepspeed", "--tp_size",    "2", "--dp_size",    "2",
+                 "--num_workers",   "4",    "--batch_size",  "3",         "--seq_length", "9", "--num_layers", "1",
+                 "--learning_rate", "1e-5", "--debug_steps", "2",         "--autocast"});
+
+  ASSERT_EQ(request.cases.size(), 1U);
+  const Case& item = request.cases.front();
+  EXPECT_EQ(item.subject, "autotp");
+  EXPECT_EQ(item.world_size(), 4);
+  EXPECT_EQ(item.batch_size, 3);
+  EXPECT_EQ(item.seq_length, 9);
+  EXPECT_EQ(item.config.num_layers, 1);
+  EXPECT_EQ(item.settings.optimizer.learning_rate, 1e-5);
+  EXPECT_EQ(item.steps, 2);
+  EXPECT_EQ(item.settings.autocast, Dtype::kBFloat16);
+}
+
+TEST(Flags, NumWorkersIsTheDegreeOfDdpAndMustFitOthers) {
+  EXPECT_EQ(requested({"--impl", "ddp", "--num_workers", "3", "--dtype", "fp32"}).cases.front().dp, 3);
+  EXPECT_THAT(
+      [] {
+        (void)requested({"--subjects", "autotp", "--tp", "2", "--dp", "2", "--num_workers", "3"});
+      },
+      ThrowsMessage<UsageError>(HasSubstr("has 4 ranks (dp 2 x tp 2)")));
+}
+
+TEST(Flags, SayWhereWeightsAndBatchesGo) {
+  const auto files = [](const std::vector<std::string>& arguments) { return input_files_of(parse_options(table_of("verify"), arguments)); };
+
+  EXPECT_EQ(files({"--init_weights_path", "w", "--save_init_weights"}).save_weights, "w");
+  EXPECT_EQ(files({"--init_weights_path", "w", "--save_init_weights"}).weights, "");
+  EXPECT_EQ(files({"--init_weights_path", "w"}).weights, "w");
+  EXPECT_EQ(files({"--output_dir", "out", "--save_init_weights", "--save_batch"}).save_weights, "out/init_weights.safetensors");
+  EXPECT_EQ(files({"--output_dir", "out", "--save_init_weights", "--save_batch"}).save_batch, "out/batch.safetensors");
+  EXPECT_EQ(files({"--save-init-weights", "a", "--init-weights", "b"}).save_weights, "a");
+  EXPECT_EQ(files({"--save-batch=c"}).save_batch, "c");
+  EXPECT_THAT([&] { (void)files({"--save_init_weights"}); }, ThrowsMessage<UsageError>(HasSubstr("say where to")));
+  EXPECT_THAT([&] { (void)files({"--input_dir", "/nonexistent"}); }, ThrowsMessage<FileError>(HasSubstr("has neither")));
+  EXPECT_THAT([&] { (void)files({"--input_dir", "x", "--batch", "y"}); }, ThrowsMessage<UsageError>(HasSubstr("leave one out")));
+  EXPECT_THAT([&] { (void)files({"--batch", "y", "--shuffle"}); }, ThrowsMessage<UsageError>(HasSubstr("in their order")));
+}
+
+}  // namespace
+}  // namespace isoshard
