@@ -74,6 +74,14 @@ VerdictNumbers numbers_of(const Verdict& verdict) {
   return numbers;
 }
 
+ModuleDifference from_reference(const VerdictNumbers& judged, const std::vector<double>* reference_first, const ModuleNumbers& module) {
+  ModuleDifference difference;
+  if (const auto found = judged.outputs.find(module.name); found != judged.outputs.end()) difference.whole = found->second;
+  difference.whole_of = difference.whole.numel;
+  if (reference_first != nullptr) difference.first = difference_of(*reference_first, module.first);
+  return difference;
+}
+
 }  // namespace
 
 std::string table_group(const Case& item) {
@@ -140,22 +148,23 @@ void SideBySide::add(const Case& item, const CaseJudgement& judgement) {
   column.losses = judged.losses;
   column.parameter_gradient_norms = judged.gradient_norms;
   add_norms(column, modules, own_loss_factor(item));
-  if (judged.reference_losses.size() > group.reference.losses.size()) group.reference.losses = judged.reference_losses;
+  // The emulated reference is no column of its own: it has the bits of the run, or the verdict names where not.
+  const bool is_from_plain = judgement.against != ReferenceKind::kEmulated;
+  if (is_from_plain && judged.reference_losses.size() > group.reference.losses.size()) group.reference.losses = judged.reference_losses;
   const bool is_baseline = group.tables.columns.empty();
   for (const ModuleNumbers& m : modules) {
     if (is_baseline && group.reference_first.empty()) group.modules.push_back(m.name);
-    ModuleDifference& difference = column.from_reference[m.name];
-    if (const auto found = judged.outputs.find(m.name); found != judged.outputs.end()) difference.whole = found->second;
-    difference.whole_of = difference.whole.numel;
-    if (const auto found = group.reference_first.find(m.name); found != group.reference_first.end())
-      difference.first = difference_of(found->second, m.first);
+    if (is_from_plain) {
+      const auto first = group.reference_first.find(m.name);
+      column.from_reference[m.name] = from_reference(judged, first == group.reference_first.end() ? nullptr : &first->second, m);
+    }
     if (m.from_baseline.numel == 0) continue;
     ModuleDifference& other = column.from_baseline[m.name];
     other.whole = difference_of(m.from_baseline);
     other.whole_of = m.numel;
     other.first = difference_of(group.baseline_first.at(m.name), m.first);
   }
-  column.gradients_from_reference = compare_gradient_norms(judged.reference_gradient_norms, judged.gradient_norms);
+  if (is_from_plain) column.gradients_from_reference = compare_gradient_norms(judged.reference_gradient_norms, judged.gradient_norms);
   if (is_baseline) {
     group.tables.baseline = column.title;
     group.baseline_dp = item.dp;
@@ -174,7 +183,8 @@ std::vector<ComparisonTables> SideBySide::tables() const {
     if (group.tables.columns.empty()) continue;
     ComparisonTables tables = group.tables;
     tables.modules = group.modules;
-    tables.columns.insert(tables.columns.begin(), group.reference);
+    const bool has_reference = !group.reference.losses.empty() || !group.reference.output_norms.empty();
+    if (has_reference) tables.columns.insert(tables.columns.begin(), group.reference);
     result.push_back(std::move(tables));
   }
   return result;

@@ -131,6 +131,22 @@ TEST(SideBySide, AWrongRunStandsOutAgainstTheOthers) {
   EXPECT_LT(right.tables.front().columns.at(1).from_reference.at("model.layers.1.mlp").whole.relative(), 1e-5);
 }
 
+TEST(SideBySide, ARunAgainstItsEmulationAloneHasNoReferenceBesideIt) {
+  const Case item = sized(step_case("autotp", 2, 2));
+  SideBySide side_by_side;
+  CaseJudge::Hooks hooks;
+  hooks.run = [&](const Case& c, const Reference& reference) { return run_case(c, reference, side_by_side.observed(c, reference, {})); };
+
+  side_by_side.add(item, CaseJudge(ReferenceKind::kEmulated, std::move(hooks)).judge_case(item));
+
+  const std::vector<TableColumn> columns = side_by_side.tables().front().columns;
+  ASSERT_EQ(columns.size(), 1U);
+  EXPECT_EQ(columns[0].title, "autotp tp2 dp2");
+  EXPECT_TRUE(columns[0].from_reference.empty());
+  EXPECT_FALSE(columns[0].gradients_from_reference.has_value());
+  EXPECT_GT(columns[0].output_norms.at("lm_head"), 0);
+}
+
 TEST(SideBySide, OrderPutsDdpFirstAndKeepsSharedReferencesTogether) {
   std::vector<Case> cases = small_preset();
 
