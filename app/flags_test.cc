@@ -108,10 +108,10 @@ TEST(Flags, OfTheCommandsThatArePublishedMeanWhatTheySay) {
 }
 
 TEST(Flags, NumWorkersIsTheDegreeOfDdpAndMustFitOthers) {
-  EXPECT_EQ(requested({"--impl", "ddp", "--num_workers", "3", "--dtype", "fp32"}).cases.front().dp, 3);
+  EXPECT_EQ(requested({"--model", "tiny", "--impl", "ddp", "--num_workers", "3", "--dtype", "fp32"}).cases.front().dp, 3);
   EXPECT_THAT(
       [] {
-        (void)requested({"--subjects", "autotp", "--tp", "2", "--dp", "2", "--num_workers", "3"});
+        (void)requested({"--model", "tiny", "--subjects", "autotp", "--tp", "2", "--dp", "2", "--num_workers", "3"});
       },
       ThrowsMessage<UsageError>(HasSubstr("has 4 ranks (dp 2 x tp 2)")));
 }

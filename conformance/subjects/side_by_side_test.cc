@@ -135,7 +135,9 @@ TEST(SideBySide, ARunAgainstItsEmulationAloneHasNoReferenceBesideIt) {
   const Case item = sized(step_case("autotp", 2, 2));
   SideBySide side_by_side;
   CaseJudge::Hooks hooks;
-  hooks.run = [&](const Case& c, const Reference& reference) { return run_case(c, reference, side_by_side.observed(c, reference, {})); };
+  hooks.run = [&](const Case& c, const Reference& reference, auto...) {
+    return run_case(c, reference, side_by_side.observed(c, reference, {}));
+  };
 
   side_by_side.add(item, CaseJudge(ReferenceKind::kEmulated, std::move(hooks)).judge_case(item));
 
