@@ -83,6 +83,7 @@ void show_build(Problems& problems) {
   line("arithmetic", fmt::format("{} ({})", digest_text(digest),
                                  rounds_like_the_oracle(digest) ? "rounds as the machine that recorded the oracle"
                                                                 : "rounds unlike the machine that recorded the oracle: bounds judge"));
+  for (const auto& [name, value] : settings_in_environment()) line("environment", fmt::format("{}={}", name, value));
   try {
     line("text", default_text_path().string());
   } catch (const Error& error) {

@@ -18,6 +18,7 @@
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/printable.h"
+#include "harness/world/machine.h"
 
 namespace isoshard {
 namespace {
@@ -104,7 +105,8 @@ void OutputFolder::lock(std::string_view option) {
 void write_reports(const std::filesystem::path& folder, int exit_code, const nlohmann::json& cases, const nlohmann::json& tables,
                    std::string_view text) {
   if (folder.empty()) return;
-  const nlohmann::json report = {{"schema", 1}, {"exit_code", exit_code}, {"cases", cases}, {"tables", tables}};
+  const nlohmann::json report = {
+      {"schema", 1}, {"exit_code", exit_code}, {"cases", cases}, {"tables", tables}, {"environment", settings_in_environment()}};
   write_file_atomically(folder / "report.json", report.dump(1) + "\n");
   write_file_atomically(folder / "report.txt", text);
 }

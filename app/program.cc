@@ -6,6 +6,7 @@
 #include <csignal>
 
 #include "app/commands.h"
+#include "harness/cli/exit_code.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/warm_up.h"
 
@@ -18,7 +19,8 @@ int run_program(const std::vector<std::string>& arguments) {
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error like a full disk: the write that meets it says so
   const std::vector<Command> commands = {verify_command(), compare_command(), oracle_command(), experiment_command(),
                                          list_command(),   explain_command(), doctor_command()};
-  return run_command_line(commands, arguments);
+  const int code = run_command_line(commands, arguments);
+  return interrupt_signal() == 0 ? code : combine_exit_codes(code, 128 + interrupt_signal());
 }
 
 }  // namespace isoshard

@@ -111,6 +111,7 @@ void run_cases(const VerifyRequest& request, Output& output) {
   SideBySide* const tables = request.tables ? &side_by_side : nullptr;
   CaseJudge judge = case_judge(request, tables);
   for (const Case& item : request.cases) {
+    if (interrupt_signal() != 0) break;
     progress.show(item.slug());
     try {
       const CaseJudgement judgement = judge.judge_case(item);
@@ -120,13 +121,11 @@ void run_cases(const VerifyRequest& request, Output& output) {
     } catch (const InfrastructureError& error) {
       progress.clear();
       report_failure(item, error, output);
-      if (interrupt_signal() != 0) {
-        output.exit_code = 128 + interrupt_signal();
-        return;
-      }
+      if (interrupt_signal() != 0) break;
     }
     ++output.judged;
   }
+  if (interrupt_signal() != 0) output.exit_code = 128 + interrupt_signal();
   for (const ComparisonTables& table : side_by_side.tables()) {
     output.print(render_tables(table, request.verbose) + "\n");
     output.tables.push_back(tables_json(table));
@@ -151,6 +150,7 @@ void save_inputs(const VerifyRequest& request) {
 
 int run_verify(const ParsedOptions& options) {
   const VerifyRequest request = verify_request_of(options);
+  const KeepResults keep_results;
   const OutputFolder reports(request.output_dir, "--output-dir"), dump(request.dump, "--dump");
   save_inputs(request);
   warm_up_kernels();

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/test_child.h"
 #include "comm/communicator.h"
 #include "conformance/world/world_probes.h"
 #include "harness/testing/run_world.h"
@@ -340,6 +341,7 @@ TEST_F(ForkedWorldFailure, RanksDieWithTheirController) {
 
   ::waitpid(controller, nullptr, 0);
   EXPECT_EQ(::read(alive[0], started.data(), 1), 0);  // blocks until the last rank is gone; the test's limit bounds it
+  (void)reap_orphans();                               // which this process has inherited: the worlds before made it a subreaper
   ::close(alive[0]);
 }
 

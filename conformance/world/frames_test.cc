@@ -54,7 +54,7 @@ TEST(Frames, RefusesHostileHeaders) {
   EXPECT_THROW(feed(header_of(1, 0, std::uint64_t{1} << 63)), ProtocolError);
   EXPECT_THROW(feed(header_of(1, 0, kMaxFramePayload + 1)), ProtocolError);
   EXPECT_THROW(feed(header_of(0, 0, 1)), ProtocolError);
-  EXPECT_THROW(feed(header_of(6, 0, 1)), ProtocolError);
+  EXPECT_THROW(feed(header_of(7, 0, 1)), ProtocolError);
   EXPECT_THROW(feed(header_of(1, 1, 1)), ProtocolError);
   EXPECT_NO_THROW(feed(header_of(1, 0, kMaxFramePayload)));
 }

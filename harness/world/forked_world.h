@@ -75,7 +75,8 @@ struct WorldReport {
 ///
 /// Requires     the calling process is single-threaded (fork), and at::set_num_threads(1) was called before the first op.
 /// Guarantees   every rank is a fresh process forked from the caller; when wait() has returned (or the object is destroyed)
-///              no process of the world is left; ranks die with the controller (parent-death signal).
+///              no process of the world is left, nor one that a rank started (a leaked process is killed and named, and the report is not
+///              ok); ranks die with the controller (parent-death signal). The caller adopts orphans from then on (prctl(2), subreaper).
 /// Errors       InfrastructureError that names the limit if processes, descriptors or shared memory cannot be had;
 ///              UsageError for a size outside 1..16 or a caller with several threads.
 ///

@@ -25,7 +25,7 @@ Header checked_header(const std::byte* bytes) {
   Header header;
   std::memcpy(&header, bytes, sizeof(header));
   if (header.zero != 0 || header.type < static_cast<std::uint32_t>(FrameType::kResultPart) ||
-      header.type > static_cast<std::uint32_t>(FrameType::kGoodbye)) {
+      header.type > static_cast<std::uint32_t>(FrameType::kLeak)) {
     throw ProtocolError(fmt::format("protocol: unknown frame type {:#x} (length {})", header.type, header.length));
   }
   if (header.length > kMaxFramePayload) {

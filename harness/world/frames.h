@@ -19,6 +19,7 @@ enum class FrameType : std::uint32_t {
   kCommError = 3,   ///< the body ended with a CommError; what()
   kException = 4,   ///< the body ended with any other exception; its type and what()
   kGoodbye = 5,     ///< the body is done, nothing follows
+  kLeak = 6,        ///< processes that the body left behind, in words; a goodbye follows
 };
 
 inline constexpr std::uint64_t kMaxFramePayload = 1U << 20;

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <string_view>
 
 #include "base/error.h"
 
@@ -18,10 +19,16 @@ namespace isoshard {
 namespace {
 
 std::atomic<int> first_signal{0};
+std::atomic<int> num_keepers{0};
 std::array<int, 2> self_pipe{-1, -1};
 
 void on_interrupt(int signal) {
   int expected = 0;
+  if (num_keepers == 0 && first_signal == 0) {
+    constexpr std::string_view kWords = "isoshard: interrupted\n";
+    (void)!::write(STDERR_FILENO, kWords.data(), kWords.size());
+    ::_exit(128 + signal);
+  }
   if (!first_signal.compare_exchange_strong(expected, signal)) ::_exit(128 + signal);  // ranks die with this process
   const int saved_errno = errno;
   (void)!::write(self_pipe[1], "!", 1);
@@ -34,12 +41,22 @@ void install_interrupt_handler() {
   if (self_pipe[0] < 0 && ::pipe2(self_pipe.data(), O_CLOEXEC | O_NONBLOCK) != 0) {
     throw InfrastructureError(fmt::format("no pipe for signals: {}", std::strerror(errno)));
   }
+  first_signal = 0;
+  num_keepers = 0;
   struct sigaction action {};
   action.sa_handler = on_interrupt;
   action.sa_flags = SA_RESTART;
   ::sigemptyset(&action.sa_mask);
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
+}
+
+KeepResults::KeepResults() noexcept {
+  ++num_keepers;
+}
+
+KeepResults::~KeepResults() {
+  --num_keepers;
 }
 
 int interrupt_signal() noexcept {

@@ -4,10 +4,20 @@
 
 namespace isoshard {
 
-/// From then on a SIGINT or SIGTERM makes every running world stop its ranks and return a report with `interrupted` set,
-/// and a second one ends the program with 130 or 143. For programs, called once before the first world.
+/// From then on a SIGINT or SIGTERM ends the program at once, with 130 or 143 and a line on stderr; while a world runs or a KeepResults
+/// lives, it makes every running world stop its ranks and return a report with `interrupted` set, and only a second one ends the program
+/// at once. What came or was kept before is forgotten. For programs, called once before the first world.
 /// Errors   InfrastructureError if no pipe can be had.
 void install_interrupt_handler();
+
+/// While one lives, the program has something to write after a signal, and looks for it between worlds (interrupt_signal()).
+class KeepResults {
+ public:
+  KeepResults() noexcept;
+  ~KeepResults();
+  KeepResults(const KeepResults&) = delete;
+  KeepResults& operator=(const KeepResults&) = delete;
+};
 
 /// The signal that came; 0 while none has.
 [[nodiscard]] int interrupt_signal() noexcept;

@@ -7,11 +7,14 @@
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <sys/utsname.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
 #include <sstream>
 #include <string_view>
+
+#include "base/printable.h"
 
 namespace isoshard {
 namespace {
@@ -63,6 +66,23 @@ std::string features_of(const std::string& flags) {
 }
 
 }  // namespace
+
+std::map<std::string, std::string> settings_in_environment() {
+  constexpr std::string_view kPrefixes[] = {"ISOSHARD_", "OMP_",    "GOMP_",   "KMP_",     "MKL_",  "OPENBLAS_", "ATEN_",
+                                            "DNNL_",     "ONEDNN_", "TORCH_",  "PYTORCH_", "NCCL_", "GLOO_",     "OMPI_",
+                                            "MASTER_",   "CUDA_",   "MALLOC_", "LD_",      "GTEST_"};
+  constexpr std::string_view kNames[] = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "GLIBC_TUNABLES", "LC_ALL", "TZ"};
+  std::map<std::string, std::string> settings;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const std::string_view name = text.substr(0, text.find('='));
+    const auto begins = [&](std::string_view prefix) { return name.starts_with(prefix); };
+    if (name.size() == text.size() || (std::ranges::none_of(kPrefixes, begins) && std::ranges::find(kNames, name) == std::end(kNames)))
+      continue;
+    settings.emplace(printable(name), printable(text.substr(name.size() + 1)));
+  }
+  return settings;
+}
 
 Machine this_machine() {
   Machine machine;

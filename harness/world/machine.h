@@ -2,6 +2,7 @@
 /// What the machine offers to worlds of forked ranks.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <string>
 
 namespace isoshard {
@@ -17,6 +18,10 @@ struct Machine {
   std::int64_t max_processes = -1;  ///< of this user, -1: no limit
   std::int64_t max_open_files = -1;
 };
+
+/// The variables that are set and may decide how kernels compute or ranks find each other (OMP_*, MKL_*, ATEN_*, NCCL_*, MASTER_*,
+/// LD_PRELOAD, ISOSHARD_*, ...), with their values made printable. For reports: none of them is cleared.
+[[nodiscard]] std::map<std::string, std::string> settings_in_environment();
 
 /// Local. Reads /proc, /sys and limits; what cannot be read stays at its default.
 [[nodiscard]] Machine this_machine();

@@ -18,6 +18,7 @@
 #include "harness/world/frames.h"
 #include "harness/world/hooks.h"
 #include "harness/world/interrupt.h"
+#include "harness/world/leaked_processes.h"
 
 // Present when the program is built with coverage or a leak checker; a rank ends by _exit, so it has to call them.
 extern "C" {
@@ -131,6 +132,7 @@ void forward_failure(Rank& rank, const ForwardedFailure& failure) {
 
 void rank_main(const RankStart& start) noexcept {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  adopt_orphans();
   if (::getppid() != start.controller) ::_exit(1);  // it died before the line above
   leave_interrupts_to_controller();
   if (!take_descriptors(start)) ::_exit(1);
@@ -146,6 +148,7 @@ void rank_main(const RankStart& start) noexcept {
     } catch (...) {
       send_frame(start.channel, FrameType::kException, current_exception_in_words());
     }
+    if (const std::string leaked = end_leaked_processes({}); !leaked.empty()) send_frame(start.channel, FrameType::kLeak, leaked);
     send_frame(start.channel, FrameType::kGoodbye, std::string_view());
   } catch (...) {  // the channel is broken: the controller sees an end without a goodbye
     ::_exit(1);

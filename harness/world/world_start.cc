@@ -20,6 +20,7 @@
 #include "comm/collective.h"
 #include "harness/world/crash_handler.h"
 #include "harness/world/interrupt.h"
+#include "harness/world/leaked_processes.h"
 #include "harness/world/rank_main.h"
 #include "harness/world/world_state.h"
 
@@ -121,6 +122,8 @@ WorldState::WorldState(WorldOptions options, ForkedWorld::Body body)
   call_world_hooks(options_.size);
   require_single_thread();
   prepare_backtraces();
+  adopt_orphans();
+  children_before_ = children_of_process();
   deadline_ = Clock::now() + options_.deadline;
   running_worlds().push_back(this);
   try {
@@ -141,6 +144,16 @@ WorldState::~WorldState() {
     serve_until_done(*this);
   }
   std::erase(running_worlds(), this);
+}
+
+void WorldState::add_ranks(std::set<pid_t>& pids) const {
+  for (const RankProcess& process : processes_) {
+    if (!process.is_gone && process.pid > 0) pids.insert(process.pid);
+  }
+}
+
+void add_running_ranks(std::set<pid_t>& pids) {
+  for (const WorldState* world : running_worlds()) world->add_ranks(pids);
 }
 
 bool WorldState::is_owner() const noexcept {

@@ -12,6 +12,7 @@
 #include <csignal>
 
 #include "harness/world/crash_handler.h"
+#include "harness/world/leaked_processes.h"
 
 namespace isoshard {
 namespace {
@@ -74,6 +75,12 @@ void WorldState::on_frame(RankProcess& process, FrameType type, std::span<const 
       process.report.where = shm_.journal().last_call_in_words(rank);
       process.report.phase = slots_[rank].phase.str();
       fail(rank, fmt::format("rank {} threw {}: {}", rank, place_in_words(process.report), text));
+      return;
+    case FrameType::kLeak:
+      if (process.exception) return;  // which says more
+      process.exception = fmt::format("leaked: {}", text);
+      process.report.where = shm_.journal().last_call_in_words(rank);
+      fail(rank, fmt::format("rank {} left processes behind, which were killed: {}", rank, text));
       return;
     case FrameType::kGoodbye: {
       process.said_goodbye = true;
@@ -206,12 +213,25 @@ bool WorldState::is_done() const noexcept {
 void WorldState::finish() {
   if (finished_) return;
   finished_ = true;
+  end_orphans();
   if (cause_.empty() && first_comm_error_ >= 0) {
     culprit_ = first_comm_error_;
     RankReport& report = process(culprit_).report;
     if (report.end == RankEnd::kReleased) report.end = RankEnd::kThrew;
     cause_ = fmt::format("rank {} failed {}: {}", culprit_, place_in_words(report), *process(culprit_).comm_error);
   }
+}
+
+// A rank that says goodbye has looked after its own. What the others have started is this process's child by now.
+void WorldState::end_orphans() {
+  if (std::ranges::all_of(processes_, &RankProcess::said_goodbye)) return;
+  std::set<pid_t> known = children_before_;
+  for (const RankProcess& process : processes_) known.insert(process.pid);  // one that was given up is told already
+  add_running_ranks(known);
+  const std::string leaked = end_leaked_processes(known);
+  if (leaked.empty()) return;
+  const std::string words = fmt::format("processes that its ranks had left behind were killed: {}", leaked);
+  cause_ = cause_.empty() ? words : fmt::format("{}; {}", cause_, words);
 }
 
 WorldReport WorldState::take_report() {

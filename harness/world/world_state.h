@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "harness/world/captured_output.h"
 #include "harness/world/forked_world.h"
 #include "harness/world/frames.h"
+#include "harness/world/interrupt.h"
 #include "harness/world/rank_slot.h"
 #include "harness/world/unique_fd.h"
 
@@ -86,6 +88,7 @@ class WorldState {
   void on_timers(Clock::time_point now);
   /// All descriptors that the controller holds for this world.
   [[nodiscard]] std::vector<int> descriptors() const;
+  void add_ranks(std::set<pid_t>& pids) const;
   [[nodiscard]] bool is_owner() const noexcept;
 
  private:
@@ -98,6 +101,7 @@ class WorldState {
   void reap(RankProcess& process);
   void classify(RankProcess& process, int status);
   void finish();
+  void end_orphans();
 
   /// The first failure names the culprit and releases the peers; later ones change nothing.
   void fail(int culprit, const std::string& cause);
@@ -128,7 +132,12 @@ class WorldState {
   std::string cause_;
   bool interrupted_ = false;
   bool finished_ = false;
+  KeepResults keep_results_;         // a signal goes to the ranks first
+  std::set<pid_t> children_before_;  ///< of this process, when the world was started
 };
+
+/// The ranks of all running worlds that are not gone.
+void add_running_ranks(std::set<pid_t>& pids);
 
 /// Serves all running worlds of this process until `world` is done.
 void serve_until_done(WorldState& world);
