@@ -255,6 +255,33 @@ TEST_P(HostileBundles, AreToldByCodeAndName) {
   EXPECT_EQ(tree_of(folder.path()), before);
 }
 
+// Row 61 of docs/failures.md: what nobody wrote is equal on both sides, and shows nothing.
+TEST_F(HostileBundles, ThatHoldNothingButZerosOnBothSidesAreVacuous) {
+  for (const float value : {0.0F, std::numeric_limits<float>::signaling_NaN()}) {
+    const TestFolder folder;
+    for (const char* name : {"reference", "run"}) {
+      fs::copy(dumped_runs() / "1" / name, folder / name, fs::copy_options::recursive);
+      for (const auto& entry : fs::directory_iterator(folder / name / "step0000")) {
+        if (entry.path().extension() != ".safetensors") continue;
+        std::vector<NamedTensor> tensors;
+        {
+          const SafetensorsFile source = SafetensorsFile::open(entry.path());
+          for (const std::string& tensor : source.names()) tensors.push_back({tensor, source.tensor(tensor).clone()});
+        }
+        for (NamedTensor& item : tensors) {
+          if (item.tensor.is_floating_point()) item.tensor.fill_(value);
+        }
+        write_safetensors(entry.path(), tensors);
+      }
+    }
+
+    const ChildResult result = run_isoshard(folder.path(), {"compare", "reference", "run"}, refuse_new_processes);
+
+    EXPECT_EQ(result.exit_code, kDiverges) << result.output << result.error;
+    EXPECT_THAT(result.output, HasSubstr("VACUOUS")) << result.error;
+  }
+}
+
 TEST_F(HostileBundles, ThatAreDamagedAsReferenceAreToldToo) {
   for (const char* name : {"manifest.json", "step0000/rank00000.done"}) {
     const TestFolder folder;

@@ -79,7 +79,7 @@ TEST(Options, MalformedOrRepeatedValuesAreUsageErrors) {
 TEST(Options, BadConfigFilesAreFileErrors) {
   EXPECT_THROW((void)parse_options(make_table(), {"--config", "/nonexistent/file.json"}), FileError);
   const auto path = std::filesystem::temp_directory_path() / ("isoshard_cli_bad_" + std::to_string(getpid()) + ".json");
-  for (const char* text : {"not json", "[1]", R"({"tq": 1})", R"({"tp": {"a": 1}})"}) {
+  for (const char* text : {"not json", "[1]", R"({"tq": 1})", R"({"tp": {"a": 1}})", R"({"config": "other.json"})"}) {
     std::ofstream(path, std::ios::trunc) << text;
     EXPECT_THROW((void)parse_options(make_table(), {"--config", path.string()}), FileError) << text;
   }
@@ -91,6 +91,15 @@ TEST(Options, ErrorsSayWhereABadValueIsFrom) {
 
   EXPECT_THAT(message_of({}), AllOf(HasSubstr("'many'"), HasSubstr("ISOSHARD_BATCH_SIZE is set")));
   EXPECT_THROW((void)parse_options(make_table(), {}), UsageError);
+}
+
+TEST(Options, VariablesMayBeAliasesOrEmptyAndTyposAreNamed) {
+  const EnvironmentGuard alias("ISOSHARD_TP_SIZE", "4"), empty("ISOSHARD_BATCH_SIZE", "");
+
+  EXPECT_EQ(parse_options(make_table(), {}).get<int>("tp"), 4);
+  EXPECT_EQ(parse_options(make_table(), {}).get<int>("batch-size"), 2);
+  const EnvironmentGuard typo("ISOSHARD_BATCH_SISE", "3");
+  EXPECT_THAT(message_of({}), AllOf(HasSubstr("ISOSHARD_BATCH_SISE is set"), HasSubstr("did you mean ISOSHARD_BATCH_SIZE?")));
 }
 
 TEST(Options, UnexpectedArgumentsAreNamed) {

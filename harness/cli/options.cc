@@ -84,13 +84,28 @@ po::parsed_options parse_command_line(const OptionTable& table, const std::vecto
   return parsed;
 }
 
-/// ISOSHARD_BATCH_SIZE -> batch-size; empty for what is no option of this command.
+/// batch-size -> ISOSHARD_BATCH_SIZE.
+std::string variable_of(const std::string& option) {
+  std::string name = "ISOSHARD_" + option;
+  for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return name;
+}
+
+/// ISOSHARD_BATCH_SIZE -> batch-size, ISOSHARD_TP_SIZE -> tp; empty for what is no option of this command: others have theirs.
 std::string option_of_variable(const OptionTable& table, const std::string& variable) {
   constexpr std::string_view kPrefix = "ISOSHARD_";
   if (!variable.starts_with(kPrefix)) return {};
   std::string name = variable.substr(kPrefix.size());
   for (char& c : name) c = c == '_' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return table.options.find_nothrow(name, false) != nullptr ? name : std::string();
+  if (const auto alias = table.aliases.find(name); alias != table.aliases.end()) name = alias->second;
+  if (table.options.find_nothrow(name, false) != nullptr) return name;
+  constexpr std::size_t kTypo = 2, kShortest = 5;  // letters: of what is near by chance nothing is said
+  for (const std::string& known : names_of(table)) {
+    if (name.size() >= kShortest && edit_distance(name, known) <= kTypo)
+      throw UsageError(
+          fmt::format("{} is set in the environment and is no option; did you mean {}?", printable(variable), variable_of(known)));
+  }
+  return {};
 }
 
 po::parsed_options parse_config_file(const OptionTable& table, const std::string& path) {
@@ -102,6 +117,8 @@ po::parsed_options parse_config_file(const OptionTable& table, const std::string
     std::string name = normalise_flag(table, "--" + key).substr(2);
     if (table.options.find_nothrow(name, false) == nullptr)
       throw FileError(fmt::format("{}: unknown option '{}'{}", path, key, did_you_mean(name, names)));
+    if (name == "config" || name == "print-config" || name == "help")
+      throw FileError(fmt::format("{}: '{}' is for the command line only", path, key));
     po::option option;
     option.string_key = name;
     const auto add = [&](const nlohmann::json& item) { option.value.push_back(item.is_string() ? item.get<std::string>() : item.dump()); };
@@ -117,13 +134,6 @@ po::parsed_options parse_config_file(const OptionTable& table, const std::string
   return parsed;
 }
 
-/// batch-size -> ISOSHARD_BATCH_SIZE.
-std::string variable_of(const std::string& option) {
-  std::string name = "ISOSHARD_" + option;
-  for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  return name;
-}
-
 /// An empty origin stands for the option's own environment variable.
 void note_origins(ParsedOptions& result, const std::string& origin) {
   for (const auto& [name, value] : result.values) {
@@ -133,8 +143,9 @@ void note_origins(ParsedOptions& result, const std::string& origin) {
 
 template <class Store>
 void store_environment(const OptionTable& table, Store store) {
-  const auto parsed =
+  po::parsed_options parsed =
       po::parse_environment(table.options, [&](const std::string& variable) { return option_of_variable(table, variable); });
+  std::erase_if(parsed.options, [](const auto& option) { return option.value.empty() || option.value.front().empty(); });  // set to nothing
   try {
     store(parsed, "");
   } catch (const std::exception& error) {

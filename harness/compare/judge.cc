@@ -228,6 +228,17 @@ class Judge {
     return exact ? "; forward exact" : "; forward right";
   }
 
+  /// Of what is computed: ids and masks may be anything.
+  [[nodiscard]] bool is_all_zero() const {
+    bool any = false;
+    for (const TensorComparison& t : verdict_.tensors) {
+      if (t.stage == Stage::kDataIds || t.stage == Stage::kMasks || t.stats.numel == 0) continue;
+      if (t.stats.sum_sq_reference != 0 || t.stats.sum_sq_actual != 0) return false;
+      any = true;
+    }
+    return any;
+  }
+
   void conclude() {
     if (!verdict_.findings.empty()) {
       const Finding& first = verdict_.findings.front();
@@ -239,6 +250,12 @@ class Judge {
     if (verdict_.compared == 0 || !not_judged_.empty()) {
       verdict_.status = Status::kVacuous;
       verdict_.reason = not_judged_.empty() ? "no finite tensor was compared" : not_judged_;
+      return;
+    }
+    if (is_all_zero()) {
+      verdict_.status = Status::kVacuous;
+      verdict_.reason = fmt::format("every value of the {} tensors is zero on both sides: nothing was computed, or nothing was written",
+                                    verdict_.compared);
       return;
     }
     if (std::string weak = weak_words(); !weak.empty()) {
