@@ -247,6 +247,15 @@ std::vector<std::string> check_contracts_page(const fs::path& root) {
     }
   }
   if (num_names == 0) throw std::runtime_error("docs/contracts.md names no test");
+  if (!fs::exists(root / "docs/failures.md")) return problems;
+  static const std::regex kCase(R"(`([A-Z]\w+\.[A-Z]\w+)`)");
+  const std::vector<std::string> failures = lines_of(root / "docs/failures.md");
+  for (std::size_t i = 0; i < failures.size(); ++i) {
+    for (std::sregex_iterator name(failures[i].begin(), failures[i].end(), kCase), end; name != end; ++name) {
+      if (known.contains((*name)[1])) continue;
+      problems.push_back(fmt::format("docs/failures.md:{}: no test is called {}", i + 1, (*name)[1].str()));
+    }
+  }
   return problems;
 }
 

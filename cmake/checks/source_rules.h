@@ -34,7 +34,8 @@ struct LayerRow {
 /// Every *_test.cc is compiled by some target, as listed in `compile_commands` (compile_commands.json of the build folder).
 [[nodiscard]] std::vector<std::string> check_orphan_tests(const std::filesystem::path& root, const std::filesystem::path& compile_commands);
 
-/// Every test and fault that docs/contracts.md names exists: `Suite.Case` in some *_test.cc, a fault in docs/faults.md.
+/// Every test and fault that docs/contracts.md names exists: `Suite.Case` in some *_test.cc, a fault in docs/faults.md; and every `Suite.Case`
+/// of docs/failures.md.
 [[nodiscard]] std::vector<std::string> check_contracts_page(const std::filesystem::path& root);
 
 }  // namespace isoshard

@@ -143,8 +143,11 @@ TEST_F(ContractsPage, UnknownNamesAreFound) {
   plant("docs/faults.md", "| `sum_missing` | A: ddp | No sum. |\n");
   plant("docs/contracts.md", "| sum | exact | `Sum.IsExact` | `sum_missing` |\n| sum | exact | `Sum.IsExcat` | `sum_mising` |\n");
 
+  plant("docs/failures.md", "| 1 | `Sum.IsExact` |\n| 2 | `Sum.IsKilled`, `raise` |\n");
+
   EXPECT_THAT(check_contracts_page(root_), ElementsAre(HasSubstr("contracts.md:3: no test or fault is called Sum.IsExcat"),
-                                                       HasSubstr("contracts.md:3: no test or fault is called sum_mising")));
+                                                       HasSubstr("contracts.md:3: no test or fault is called sum_mising"),
+                                                       HasSubstr("failures.md:3: no test is called Sum.IsKilled")));
 }
 
 }  // namespace
