@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "app/hostile_rows.h"
 #include "io/safetensors.h"
@@ -253,6 +254,63 @@ TEST_P(HostileBundles, AreToldByCodeAndName) {
   for (const std::string& word : GetParam().words) EXPECT_THAT(text, HasSubstr(word));
   for (const char c : text) EXPECT_TRUE(static_cast<unsigned char>(c) >= 0x20 || c == '\n') << text;
   EXPECT_EQ(tree_of(folder.path()), before);
+}
+
+// All places of a JSON value, the innermost last.
+void list_places(const json& value, const json::json_pointer& place, std::vector<json::json_pointer>& places) {
+  if (!value.is_structured()) return;
+  for (const auto& [key, inner] : value.items()) {
+    const json::json_pointer here = value.is_array() ? place / static_cast<std::size_t>(std::stoul(key)) : place / key;
+    places.push_back(here);
+    list_places(inner, here, places);
+  }
+}
+
+TEST_F(HostileBundles, WithAnyOneValueReplacedAreComparedOrRefused) {
+  const std::vector<json> values = {-1,
+                                    0,
+                                    3,
+                                    1LL << 31,
+                                    1LL << 62,
+                                    std::numeric_limits<std::uint64_t>::max(),
+                                    1e308,
+                                    0.5,
+                                    nullptr,
+                                    "x",
+                                    "",
+                                    json::array(),
+                                    json::object(),
+                                    true,
+                                    {-1},
+                                    {1LL << 40, 1LL << 40},
+                                    "0x1p+2000",
+                                    "nan"};
+  const TestFolder folder;
+  for (const char* name : {"reference", "run"}) fs::copy(dumped_runs() / "1" / name, folder / name, fs::copy_options::recursive);
+  std::mt19937 random(45);
+  for (int i = 0; i < 40; ++i) {
+    const fs::path file = folder / (i % 4 == 0 ? "run/manifest.json" : stem(i % 2) + ".json");
+    const std::string original = content_of(file);
+    json content = json::parse(original);
+    json& part = content.contains("records") ? content["records"][random() % content["records"].size()] : content;
+    std::vector<json::json_pointer> places;
+    list_places(part, json::json_pointer(), places);
+    const json::json_pointer place = places[random() % places.size()];
+    part[place] = values[random() % values.size()];
+    std::ofstream(file) << content.dump();
+
+    const ChildResult result = run_isoshard(folder.path(), {"compare", random() % 2 == 0 ? "reference" : "run", "run"}, [] {
+      refuse_new_processes();
+      limit_growth(std::size_t{512} << 20);
+    });
+
+    EXPECT_THAT(result.exit_code, testing::AnyOf(kConforms, kDiverges, kUsage, kBadInput, kIncomplete))
+        << file.filename() << " " << place << " = " << part[place] << ": signal " << result.signal << " " << result.error;
+    if (result.exit_code == kIncomplete) {
+      EXPECT_THAT(result.error, HasSubstr("is missing")) << place << " = " << part[place];
+    }
+    std::ofstream(file) << original;
+  }
 }
 
 // Row 61 of docs/failures.md: what nobody wrote is equal on both sides, and shows nothing.
