@@ -86,8 +86,8 @@ int run(int num_ranks) {
   for (const Dtype dtype : kDtypes) {
     for (const std::int64_t bytes : kSizes) {
       const Result& result = results[index++];
-      fmt::print("{} ranks {} {:>6} KiB  median {:>8.4f} ms  best {:>8.4f} ms\n", num_ranks, name_of(dtype), bytes >> 10, result.median_ms,
-                 result.best_ms);
+      fmt::print("isoshard {} ranks {} {:>6} KiB  median {:>8.4f} ms  best {:>8.4f} ms\n", num_ranks, name_of(dtype), bytes >> 10,
+                 result.median_ms, result.best_ms);
     }
   }
   return failures;
