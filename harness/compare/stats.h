@@ -9,11 +9,6 @@
 namespace isoshard {
 
 /// Sums are over elements that are finite on both sides, in fp64. Merging two is adding them up (see merge).
-///
-/// Rounding   differences of two fp32 or two bf16 tensors are taken in fp32: exact where the elements are within a factor of two, else
-///            rounded once. What is summed of them, and the squares of bf16, has a relative error of 2^-18 at most (128
-///            roundings of a lane in fp32, then fp64); squares of fp32 and all else are summed in fp64. dot - sum_sq_reference is as
-///            exact as the differences are.
 struct Stats {
   std::int64_t numel = 0;
   std::int64_t unequal_bits = 0;                   ///< elements whose bits differ (after division by grad_scale, when that is not 1)
@@ -39,8 +34,7 @@ struct Stats {
 /// actual is divided by `grad_scale` (in fp64, not rounded) before it is compared.
 /// `selected`, if given, holds one byte per element; elements whose byte is 0 are left out of everything, numel included.
 ///
-/// Determinism   a run's result depends on its values only: never on alignment, on MXCSR (saved and restored) or on the CPU, whose best
-///               instruction set is used (plain, AVX2, AVX-512; stats_kernels.h).
+/// Determinism   a run's result depends on its values only: never on alignment, on the CPU or on MXCSR (saved and restored).
 void accumulate(Stats& stats, const std::byte* reference, Dtype reference_dtype, const std::byte* actual, Dtype actual_dtype,
                 std::int64_t count, std::int64_t index, double grad_scale = 1.0, const std::uint8_t* selected = nullptr);
 

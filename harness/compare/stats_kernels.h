@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The loops under accumulate(), once per instruction set; internal to stats.
+///
+/// Rounding. Differences of two fp32 or two bf16 tensors are taken in fp32: exact where the elements are within a factor of two, else
+/// rounded once. What is summed of them, and the squares of bf16, has a relative error of 2^-17 at most (128 roundings of a
+/// lane in fp32, then fp64); squares of fp32, and everything of wide blocks, are summed in fp64. dot - sum_sq_reference is as
+/// exact as the differences are.
 #pragma once
 #include <cstddef>
 #include <cstdint>

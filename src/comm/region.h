@@ -21,7 +21,7 @@
 
 namespace isoshard {
 
-inline constexpr std::size_t kBufferBytes = std::size_t{512} << 10;
+inline constexpr std::size_t kBufferBytes = std::size_t{1} << 20;
 inline constexpr std::size_t kWindowBytes = 2 * kBufferBytes;
 
 /// Zeroed memory at one address in all ranks. `reserve` makes sure that a range exists (page granular); it throws
