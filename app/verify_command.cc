@@ -48,8 +48,9 @@ std::string reference_settings(Case item) {
   return bundle_settings(item, judge_options(item));
 }
 
-Trace run_one(const VerifyRequest& request, const Case& item, const Reference& reference, SideBySide* tables) {
+Trace run_one(const VerifyRequest& request, const Case& item, const Reference& reference, Asked asked, SideBySide* tables) {
   RunOptions options;
+  if (asked == Asked::kDigests) options = digests_only();
   if (!request.dump.empty()) options.keep = Keep::kEverything;
   const FaultProbe probe;
   if (!request.fault.empty()) options = with_fault(options, find_fault(request.fault), item, probe);
@@ -89,7 +90,9 @@ void report_failure(const Case& item, const InfrastructureError& error, Output& 
 
 CaseJudge case_judge(const VerifyRequest& request, SideBySide* tables) {
   CaseJudge::Hooks hooks;
-  hooks.run = [&request, tables](const Case& item, const Reference& reference) { return run_one(request, item, reference, tables); };
+  hooks.run = [&request, tables](const Case& item, const Reference& reference, Asked asked) {
+    return run_one(request, item, reference, asked, tables);
+  };
   hooks.on_plain = [&request, tables](const Case& item, const Reference& reference) {
     if (tables != nullptr) tables->add_plain(item, reference);
     if (!request.dump.empty()) write_bundle(request.dump / ("reference_" + item.reference_slug()), reference, reference_settings(item));
@@ -102,7 +105,8 @@ CaseJudge case_judge(const VerifyRequest& request, SideBySide* tables) {
   // A near miss is legal, but not what its subject declares.
   const bool is_near_miss = !request.fault.empty() && !find_fault(request.fault).expected.has_value();
   const bool is_plain = request.reference == ReferenceKind::kAuto && is_near_miss;
-  return {is_plain ? ReferenceKind::kPlain : request.reference, std::move(hooks), !request.dump.empty()};
+  return {is_plain ? ReferenceKind::kPlain : request.reference, std::move(hooks),
+          request.dump.empty() ? CaseJudge::Effort::kLean : CaseJudge::Effort::kWhole};
 }
 
 void run_cases(const VerifyRequest& request, Output& output) {
@@ -110,6 +114,7 @@ void run_cases(const VerifyRequest& request, Output& output) {
   SideBySide side_by_side;
   SideBySide* const tables = request.tables ? &side_by_side : nullptr;
   CaseJudge judge = case_judge(request, tables);
+  judge.announce(request.cases);
   for (const Case& item : request.cases) {
     if (interrupt_signal() != 0) break;
     progress.show(item.slug());

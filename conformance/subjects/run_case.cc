@@ -25,12 +25,13 @@ RecorderOptions recorder_options(const Case& item, const Reference& reference, c
   RecorderOptions recording;
   recording.mesh = item.mesh();
   recording.rank = rank;
-  recording.reference = &reference;
+  if (options.compare) recording.reference = &reference;
   recording.keep = options.keep;
   recording.arena = std::move(arena);
   if (options.mutation) recording.mutation = options.mutation(rank);
   // Against a reference without responses everything must be equal: nothing is masked.
-  recording.mask_small_gradients = item.settings.optimizer.kind == OptimizerSettings::Kind::kAdamW && reference.response_runs() > 0;
+  recording.mask_small_gradients =
+      options.compare && item.settings.optimizer.kind == OptimizerSettings::Kind::kAdamW && reference.response_runs() > 0;
   recording.k = kResponsesAllowed;
   recording.coarsest = item.coarsest_dtype();
   return recording;
@@ -56,6 +57,13 @@ void train(const Case& item, const CaseData& data, const RunOptions& options, Re
 }
 
 }  // namespace
+
+RunOptions digests_only() {
+  RunOptions options;
+  options.keep = Keep::kNothing;
+  options.compare = false;
+  return options;
+}
 
 Trace run_case(const Case& item, const Reference& reference, const RunOptions& options) {
   require_subject(item.subject);

@@ -20,6 +20,7 @@ using BatchEdit = std::function<void(std::vector<Batch>& micro_batches, const Ca
 /// Each may be left as it is.
 struct RunOptions {
   Keep keep = Keep::kWhatDiffers;
+  bool compare = true;                                 ///< with the reference, as tensors are recorded
   std::optional<ReductionOrder> order = {};            ///< another one than the case's
   CommDecorator decorate = {};                         ///< a fault on the communicator
   std::function<TapMutation(int rank)> mutation = {};  ///< a fault at the taps
@@ -28,6 +29,9 @@ struct RunOptions {
   SamplerDecorator sampler = {};                       ///< a faulty twin of the sampler
   std::chrono::milliseconds deadline{600'000};
 };
+
+/// Nothing is compared and nothing kept: the trace has digests, for equality_of (harness/compare/equal_runs.h).
+[[nodiscard]] RunOptions digests_only();
 
 /// Forks item.world_size() ranks, runs setup and item.steps train steps of item.subject with a Recorder on each.
 ///

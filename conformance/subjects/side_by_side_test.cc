@@ -24,7 +24,7 @@ Seen verified(std::vector<Case> cases, const RunOptions& options = {}) {
   order_for_tables(cases);
   SideBySide side_by_side;
   CaseJudge::Hooks hooks;
-  hooks.run = [&](const Case& c, const Reference& reference) {
+  hooks.run = [&](const Case& c, const Reference& reference, Asked) {
     RunOptions all = options;
     all.keep = Keep::kEverything;
     Trace trace = run_case(c, reference, side_by_side.observed(c, reference, all));

@@ -2,6 +2,8 @@
 // Which reference when, and what follows from two comparisons.
 #include "conformance/subjects/verify_case.h"
 
+#include <algorithm>
+#include <set>
 #include <utility>
 
 #include "conformance/subjects/registry.h"
@@ -10,11 +12,18 @@
 #include "fixtures/reference/emulated_reference.h"
 #include "fixtures/reference/lattice_guard.h"
 #include "fixtures/reference/reference.h"
+#include "harness/compare/equal_runs.h"
+#include "harness/world/machine.h"
 
 namespace isoshard {
 namespace {
 
 constexpr int kAllResponses = 3;
+
+bool fit_together(const Case& a, const Case& b) {
+  constexpr std::size_t kShareOfMemory = 4;
+  return trace_bytes(a) + trace_bytes(b) < static_cast<std::size_t>(this_machine().memory_bytes) / kShareOfMemory;
+}
 
 }  // namespace
 
@@ -32,8 +41,7 @@ std::string_view name_of(ReferenceKind kind) noexcept {
   return "unknown";
 }
 
-CaseJudge::CaseJudge(ReferenceKind kind, Hooks hooks, bool all_responses)
-    : kind_(kind), hooks_(std::move(hooks)), first_responses_(all_responses ? kAllResponses : 1) {}
+CaseJudge::CaseJudge(ReferenceKind kind, Hooks hooks, Effort effort) : kind_(kind), hooks_(std::move(hooks)), effort_(effort) {}
 
 CaseJudgement CaseJudge::judge_case(const Case& item) {
   switch (kind_) {
@@ -49,51 +57,80 @@ CaseJudgement CaseJudge::judge_case(const Case& item) {
   return declares_arithmetic(item) && !is_lattice(item) ? against_both(item) : against_plain(item);
 }
 
-const Reference& CaseJudge::plain(const Case& item, int responses) {
-  if (item.reference_slug() != slug_) {
-    plain_ = Reference();  // frees the last one's memory before the next is made
-    slug_.clear();
-    plain_ = make_reference(item, {.responses = responses});
-    slug_ = item.reference_slug();
-    if (hooks_.on_plain) hooks_.on_plain(item, plain_);
+void CaseJudge::announce(std::vector<Case> cases) {
+  announced_ = std::move(cases);
+}
+
+// Frees what no announced case will ask for, makes what is missing, and the next one beside it.
+void CaseJudge::make_plain(const Case& item, int responses) {
+  const std::string slug = item.reference_slug();
+  const auto here = std::find_if(announced_.begin(), announced_.end(), [&](const Case& c) { return c.reference_slug() == slug; });
+  std::vector<Case> together{item};
+  std::set<std::string> needed{slug};
+  for (auto next = here; next != announced_.end(); ++next) {
+    const auto [name, is_other] = needed.insert(next->reference_slug());
+    if (is_other && together.size() == 1 && !plains_.contains(*name) && fit_together(item, *next)) together.push_back(*next);
   }
-  add_responses(item, plain_, responses);
-  return plain_;
+  std::erase_if(plains_, [&](const auto& entry) { return !needed.contains(entry.first); });
+  if (plains_.contains(slug)) return;
+  std::vector<Reference> made = make_references(together, {.responses = responses});
+  for (std::size_t i = 0; i < together.size(); ++i) plains_[together[i].reference_slug()] = {std::move(made[i])};
+}
+
+Reference& CaseJudge::plain(const Case& item, int responses) {
+  make_plain(item, responses);
+  auto& [reference, is_seen] = plains_.at(item.reference_slug());
+  if (!is_seen && hooks_.on_plain) hooks_.on_plain(item, reference);
+  is_seen = true;
+  add_responses(item, reference, responses);
+  return reference;
 }
 
 Verdict CaseJudge::exact(const Case& item, Trace emulated) {
   const Reference reference = reference_of_emulated(emulated);
   emulated = Trace();  // its memory is free for the subject
   if (hooks_.on_emulated) hooks_.on_emulated(item, reference);
-  return judge(reference, hooks_.run(item, reference), exact_options(item));
+  return judge(reference, hooks_.run(item, reference, Asked::kComparison), exact_options(item));
 }
 
 CaseJudgement CaseJudge::against_plain(const Case& item) {
   const Reference& reference = plain(item, kAllResponses);
-  return {judge(reference, hooks_.run(item, reference), judge_options(item)), ReferenceKind::kPlain};
+  return {judge(reference, hooks_.run(item, reference, Asked::kComparison), judge_options(item)), ReferenceKind::kPlain};
 }
 
 CaseJudgement CaseJudge::against_emulated(const Case& item) {
   return {exact(item, emulate(item, arithmetic_of(item))), ReferenceKind::kEmulated};
 }
 
+std::pair<Verdict, Trace> CaseJudge::on_record(const Case& item, const Arithmetic& arithmetic) {
+  const Keep keep = effort_ == Effort::kWhole ? Keep::kEverything : Keep::kWhatDiffers;
+  const auto judged = [&](const Reference& reference) {
+    Trace emulated = emulate(item, arithmetic, {.compare_with = &reference, .keep = keep});
+    Verdict verdict = judge(reference, emulated, judge_options(item));
+    verdict.subject = item.subject;
+    return std::pair(std::move(verdict), std::move(emulated));
+  };
+  const Reference& first = plain(item, effort_ == Effort::kWhole ? kAllResponses : 1);
+  auto result = judged(first);
+  if (result.first.status != Status::kDiverges || first.response_runs() >= kAllResponses) return result;
+  result.second = Trace();
+  return judged(plain(item, kAllResponses));
+}
+
 CaseJudgement CaseJudge::against_both(const Case& item) {
   const Arithmetic arithmetic = arithmetic_of(item);
-  const auto emulated_against = [&](const Reference& reference) { return emulate(item, arithmetic, {.compare_with = &reference}); };
-  const Reference& first = plain(item, first_responses_);
-  Trace emulated = emulated_against(first);
-  Verdict record = judge(first, emulated, judge_options(item));
-  if (record.status == Status::kDiverges && first.response_runs() < kAllResponses) {
-    const Reference& all = plain(item, kAllResponses);
-    emulated = emulated_against(all);
-    record = judge(all, emulated, judge_options(item));
+  auto [record, emulated] = on_record(item, arithmetic);
+  if (effort_ == Effort::kLean) {
+    require_equal_copies(emulated);
+    const RunEquality equality = equality_of(emulated, hooks_.run(item, plain(item, 1), Asked::kDigests));
+    if (equality.holds()) return {verdict_through_record(std::move(record), equality.tensors), ReferenceKind::kBoth};
+    CaseJudgement judgement = against_plain(item);
+    if (judgement.verdict.status == Status::kDiverges) return judgement;
+    emulated = emulate(item, arithmetic);
   }
   Verdict to_the_bit = exact(item, std::move(emulated));
-  if (to_the_bit.status == Status::kConforms) {
-    record.subject = item.subject;
-    return {verdict_through_record(std::move(record), to_the_bit), ReferenceKind::kBoth};
-  }
-  if (to_the_bit.status == Status::kDiverges) {
+  if (to_the_bit.status == Status::kConforms) return {verdict_through_record(std::move(record), to_the_bit.compared), ReferenceKind::kBoth};
+  if (to_the_bit.status == Status::kDiverges && effort_ == Effort::kWhole) {
     CaseJudgement judgement = against_plain(item);
     if (judgement.verdict.status == Status::kDiverges) return judgement;
   }

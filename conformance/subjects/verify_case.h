@@ -3,11 +3,16 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "fixtures/cases/case.h"
 #include "harness/compare/verdict.h"
 #include "harness/trace/reference.h"
+#include "parallel/arithmetic.h"
 
 namespace isoshard {
 
@@ -22,18 +27,28 @@ struct CaseJudgement {
   ReferenceKind against = ReferenceKind::kPlain;  ///< what the verdict was made against, never kAuto
 };
 
-/// Keeps the plain reference of the last case: cases that share it should be neighbours.
+/// What is asked of a run of the subject: to be compared with the reference as it records, or digests of what it records. Then the
+/// reference is the plain one, for who wants to know what is recorded.
+enum class Asked : std::uint8_t { kComparison, kDigests };
+
+/// Keeps the plain reference of the last case, and those made ahead: cases that share one should be neighbours.
 class CaseJudge {
  public:
   /// Each may be empty but run.
   struct Hooks {
-    std::function<Trace(const Case&, const Reference&)> run;              ///< runs the subject; may be asked twice
+    std::function<Trace(const Case&, const Reference&, Asked)> run;       ///< runs the subject; may be asked again
     std::function<void(const Case&, const Reference&)> on_plain = {};     ///< a plain reference was made
     std::function<void(const Case&, const Reference&)> on_emulated = {};  ///< an emulated one was made
   };
-  /// With `all_responses` a plain reference has its three responses from the start; else, where it holds an emulated run only, the
-  /// first alone, and the others when that was not enough: the tolerance is the largest over all, so fewer never pass more.
-  CaseJudge(ReferenceKind kind, Hooks hooks, bool all_responses = false);
+  /// kLean: a plain reference that holds an emulated run only has one response, and the others when that was not enough: the tolerance
+  /// is the largest over all, so fewer never pass more. The emulated run and the subject's leave digests, not tensors, as long as they
+  /// are equal. kWhole: three responses from the start, and every trace whole.
+  enum class Effort : std::uint8_t { kLean, kWhole };
+  CaseJudge(ReferenceKind kind, Hooks hooks, Effort effort = Effort::kLean);
+
+  /// The cases that will be judged, in this order. While memory lasts, the plain reference of the next one is made beside that of the
+  /// one at hand: each is one process on one core.
+  void announce(std::vector<Case> cases);
 
   /// Against kBoth the verdict on a run that equals its emulation is that on the emulation (verdict_through_record). A run that does
   /// not is judged against the plain reference, whose findings say more; if it conforms to that, the verdict is the exact one.
@@ -42,17 +57,25 @@ class CaseJudge {
   [[nodiscard]] CaseJudgement judge_case(const Case& item);
 
  private:
-  const Reference& plain(const Case& item, int responses);
+  struct Plain {
+    Reference reference;
+    bool is_seen = false;  ///< on_plain was called
+  };
+  Reference& plain(const Case& item, int responses);
+  void make_plain(const Case& item, int responses);
   [[nodiscard]] CaseJudgement against_plain(const Case& item);
   [[nodiscard]] CaseJudgement against_emulated(const Case& item);
   [[nodiscard]] CaseJudgement against_both(const Case& item);
+  /// The verdict on the emulated run against the plain one, and that run.
+  [[nodiscard]] std::pair<Verdict, Trace> on_record(const Case& item, const Arithmetic& arithmetic);
+  /// The verdict on the subject's run against the emulated one, with no tolerance.
   [[nodiscard]] Verdict exact(const Case& item, Trace emulated);
 
   ReferenceKind kind_;
   Hooks hooks_;
-  int first_responses_;
-  Reference plain_;
-  std::string slug_;
+  Effort effort_;
+  std::vector<Case> announced_;
+  std::map<std::string, Plain> plains_;  ///< by reference_slug
 };
 
 }  // namespace isoshard

@@ -15,10 +15,16 @@ namespace {
 
 using ::testing::HasSubstr;
 
-CaseJudgement judged(const Case& item, ReferenceKind kind, const RunOptions& options = {}) {
+CaseJudgement judged(const Case& item, ReferenceKind kind, const RunOptions& options = {},
+                     CaseJudge::Effort effort = CaseJudge::Effort::kLean) {
   CaseJudge::Hooks hooks;
-  hooks.run = [options](const Case& c, const Reference& reference) { return run_case(c, reference, options); };
-  return CaseJudge(kind, std::move(hooks)).judge_case(item);
+  hooks.run = [options](const Case& c, const Reference& reference, Asked asked) {
+    RunOptions so = options;
+    so.compare = asked == Asked::kComparison;
+    if (!so.compare) so.keep = Keep::kNothing;
+    return run_case(c, reference, so);
+  };
+  return CaseJudge(kind, std::move(hooks), effort).judge_case(item);
 }
 
 Case six_ranks(Dtype dtype) {
@@ -28,8 +34,9 @@ Case six_ranks(Dtype dtype) {
 }
 
 TEST(CaseJudge, ARunThatEqualsItsDeclaredArithmeticConformsOnBothCounts) {
-  for (const ReferenceKind kind : {ReferenceKind::kAuto, ReferenceKind::kBoth}) {
-    const CaseJudgement judgement = judged(six_ranks(Dtype::kBFloat16), kind);
+  for (const auto& [kind, effort] :
+       {std::pair(ReferenceKind::kAuto, CaseJudge::Effort::kLean), std::pair(ReferenceKind::kBoth, CaseJudge::Effort::kWhole)}) {
+    const CaseJudgement judgement = judged(six_ranks(Dtype::kBFloat16), kind, {}, effort);
 
     EXPECT_EQ(judgement.verdict.status, Status::kConforms) << judgement.verdict.reason;
     EXPECT_EQ(judgement.against, ReferenceKind::kBoth);

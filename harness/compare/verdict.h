@@ -104,8 +104,9 @@ struct JudgeOptions {
 /// The verdict on a run that equals the emulation of its declared arithmetic, from that on the emulation: all its numbers are the run's
 /// own. Comparisons that show too little do not make it vacuous: any other bits were rejected.
 ///
-/// `emulation` judges the emulated run against the plain reference, `exact` the run against the emulated one and conforms.
-[[nodiscard]] Verdict verdict_through_record(Verdict emulation, const Verdict& exact);
+/// `emulation` judges the emulated run against the plain reference; `num_equal` tensors of the run equal the emulated ones, and none
+/// differs.
+[[nodiscard]] Verdict verdict_through_record(Verdict emulation, std::int64_t num_equal);
 
 enum class DifferentSettings : std::uint8_t { kRefused, kAllowed };
 

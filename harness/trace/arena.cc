@@ -17,7 +17,8 @@
 namespace isoshard {
 namespace {
 
-constexpr std::size_t kHeaderBytes = 4096;
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kHeaderBytes = kPage;
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kGrowth = std::size_t{1} << 20;
 
@@ -90,6 +91,9 @@ std::int64_t Arena::append(std::span<const std::byte> bytes) {
       result = ::fallocate(impl.fd, 0, static_cast<off_t>(kHeaderBytes + committed), static_cast<off_t>(target - committed));
     } while (result != 0 && errno == EINTR);
     if (result != 0) impl.fail("obtaining memory", target - committed);
+    // And map them in one go rather than with a fault each; where the kernel cannot, they come one by one.
+    const std::size_t page_begin = (kHeaderBytes + committed) / kPage * kPage;
+    (void)::madvise(impl.mapping + page_begin, kHeaderBytes + target - page_begin, MADV_POPULATE_WRITE);
     header.committed.store(target, std::memory_order_relaxed);
   }
   if (!bytes.empty()) std::memcpy(impl.mapping + kHeaderBytes + offset, bytes.data(), bytes.size());

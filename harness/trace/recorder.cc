@@ -59,16 +59,16 @@ struct Recorder::Impl {
       record.bytes = static_cast<std::int64_t>(local.nbytes());
       const std::span bytes(static_cast<const std::byte*>(local.const_data_ptr()), local.nbytes());
       record.offset =
-          options.kept_once == nullptr ? options.arena->append(bytes) : options.kept_once->append(*options.arena, record.key, bytes);
+          options.copies_once == nullptr ? options.arena->append(bytes) : options.copies_once->append(*options.arena, record.key, bytes);
       record.kept = true;
     }
   }
 
   void measure(Record& record, const Record* reference, const std::byte* local) {
     const bool flat = is_flat(record.layout);
-    const bool compare = reference != nullptr && !is_partial(record.layout);
+    const bool is_compared = reference != nullptr && !is_partial(record.layout);
     std::vector<std::uint8_t> selected;
-    if (compare && options.mask_small_gradients && stage_of(record.key) == Stage::kParameterAfterStep) selected = selection(record);
+    if (is_compared && options.mask_small_gradients && stage_of(record.key) == Stage::kParameterAfterStep) selected = selection(record);
     if (!selected.empty()) record.unmasked = 0;
     std::vector<std::byte> scratch;
     double max_abs = 0;
@@ -77,13 +77,26 @@ struct Recorder::Impl {
       if (numel == 0) continue;
       const std::byte* bytes = packed(record, part, local, scratch);
       part.digest = digest_of(bytes, static_cast<std::size_t>(numel) * size_of(record.dtype));
-      if (!compare) continue;
-      compare_part(part, record, bytes, options.reference->bytes(*reference), reference->dtype, reference->grad_scale,
-                   selected.empty() ? nullptr : selected.data());
+      if (!is_compared) continue;
+      compare(part, record, *reference, bytes, selected);
       if (!selected.empty()) record.unmasked += part.stats.numel;
       max_abs = std::max(max_abs, part.stats.max_abs);
     }
-    if (compare && record.key.kind == RecordKind::kGrad) own_max_abs[record.key] = max_abs;
+    if (is_compared && record.key.kind == RecordKind::kGrad) own_max_abs[record.key] = max_abs;
+  }
+
+  void compare(PartStats& part, const Record& record, const Record& reference, const std::byte* bytes,
+               const std::vector<std::uint8_t>& selected) {
+    const std::shared_ptr<CopiesOnce>& copies = options.copies_once;
+    if (copies != nullptr) {
+      if (const std::optional<Stats> known = copies->find(record.key, part)) {
+        part.stats = *known;
+        return;
+      }
+    }
+    compare_part(part, record, bytes, options.reference->bytes(reference), reference.dtype, reference.grad_scale,
+                 selected.empty() ? nullptr : selected.data());
+    if (copies != nullptr) copies->add(record.key, part);
   }
 
   /// One byte per element of the whole parameter: whether its gradient was above its own response in every step so far.
@@ -148,7 +161,7 @@ struct Recorder::Impl {
   }
 };
 
-std::int64_t KeptOnce::append(Arena& arena, const RecordKey& key, std::span<const std::byte> bytes) {
+std::int64_t CopiesOnce::append(Arena& arena, const RecordKey& key, std::span<const std::byte> bytes) {
   const std::lock_guard lock(mutex_);
   std::vector<Place>& places = places_[key];
   for (const Place& place : places) {
@@ -158,6 +171,23 @@ std::int64_t KeptOnce::append(Arena& arena, const RecordKey& key, std::span<cons
   const std::int64_t offset = arena.append(bytes);
   places.push_back({offset, bytes.size()});
   return offset;
+}
+
+std::optional<Stats> CopiesOnce::find(const RecordKey& key, const PartStats& part) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = compared_.find(key);
+  if (found == compared_.end()) return std::nullopt;
+  for (const PartStats& other : found->second) {
+    const bool same_place = other.box.global_offset == part.box.global_offset && other.box.size == part.box.size &&
+                            other.range.global_begin == part.range.global_begin && other.range.count == part.range.count;
+    if (same_place && other.digest == part.digest) return other.stats;
+  }
+  return std::nullopt;
+}
+
+void CopiesOnce::add(const RecordKey& key, const PartStats& part) {
+  const std::lock_guard lock(mutex_);
+  compared_[key].push_back(part);
 }
 
 Recorder::Recorder(RecorderOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}

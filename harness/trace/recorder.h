@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -20,20 +21,25 @@ enum class Keep : std::uint8_t { kNothing, kWhatDiffers, kEverything };
 /// Replaces a value at a tap; returns it unchanged where the fault does not apply. Called before the value is recorded.
 using TapMutation = std::function<at::Tensor(const Site& site, at::Tensor value)>;
 
-/// What ranks of one process have kept of each key in one arena. Copies over ranks are most of a replicated model.
+/// What ranks of one process have in common. Copies over ranks are most of a replicated model: each is kept once in one arena, and
+/// compared once.
 /// Ranks   may be used by several threads at once.
-class KeptOnce {
+class CopiesOnce {
  public:
   /// The place of these bytes in the arena: of equal ones that are there already, or of a new copy.
   [[nodiscard]] std::int64_t append(Arena& arena, const RecordKey& key, std::span<const std::byte> bytes);
+  /// What comparing the same part with the same bytes (by their digest) said, if a rank has done it.
+  [[nodiscard]] std::optional<Stats> find(const RecordKey& key, const PartStats& part) const;
+  void add(const RecordKey& key, const PartStats& part);
 
  private:
   struct Place {
     std::int64_t offset;
     std::size_t size;
   };
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::map<RecordKey, std::vector<Place>> places_;
+  std::map<RecordKey, std::vector<PartStats>> compared_;
 };
 
 struct RecorderOptions {
@@ -46,8 +52,8 @@ struct RecorderOptions {
   /// the whole exceeds, some part does), if it differs and there is no response, if it must be exact and is not, or if there
   /// is no reference for it. Partials, scalars and ids are always kept.
   std::shared_ptr<Arena> arena;  ///< required unless kNothing
-  /// Recorders of one process that have the same arena: equal bytes of one key are kept once.
-  std::shared_ptr<KeptOnce> kept_once = nullptr;
+  /// Recorders of one process that have the same arena and reference.
+  std::shared_ptr<CopiesOnce> copies_once = nullptr;
   TapMutation mutation;  ///< a fault, or nothing
   /// Parameters after a step are compared only where, in every step so far, the reference's gradient is larger than
   /// its allowed responses x gradient_margin (in a perturbed run: that run's own largest difference stands for the response). Set

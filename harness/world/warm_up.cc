@@ -4,10 +4,20 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <malloc.h>
+
+#include <cstdlib>
+#include <limits>
 
 namespace isoshard {
 
 void make_controller() {
+  // Fresh memory costs more than many an operation on it: the kernel clears it, and a virtual machine's host may have to find it. So big
+  // tensors come in huge pages (LibTorch reads this at its first allocation), and what a process frees stays its own for the next tensor.
+  ::setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
+  ::mallopt(M_MMAP_MAX, 0);
+  ::mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+  ::mallopt(M_ARENA_MAX, 1);
   at::set_num_threads(1);
 }
 

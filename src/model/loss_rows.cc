@@ -15,7 +15,7 @@
 namespace isoshard::detail {
 namespace {
 
-constexpr std::int64_t kBlockElements = std::int64_t{1} << 22;
+constexpr std::int64_t kBlockElements = std::int64_t{1} << 18;  // a few temporaries of a block fit into a core's cache
 
 /// Calls `visit(first row, number of rows)` for each block.
 template <class Visit>

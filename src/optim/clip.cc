@@ -5,13 +5,29 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+
 namespace isoshard {
+
+namespace {
+
+double sum_of_squares_of(const at::Tensor& gradient) {
+  const at::Tensor flat = gradient.flatten();
+  double sum = 0;
+  for (std::int64_t first = 0; first < flat.numel(); first += kNormBlockElements) {
+    const at::Tensor block = flat.narrow(0, first, std::min(kNormBlockElements, flat.numel() - first));
+    sum += block.to(at::kDouble).square().sum().item<double>();
+  }
+  return sum;
+}
+
+}  // namespace
 
 double sum_of_squares(const NamedTensors& gradients) {
   const at::NoGradGuard no_grad;
   double sum = 0;
   for (const auto& [name, gradient] : gradients) {
-    if (gradient.defined()) sum += gradient.to(at::kDouble).square().sum().item<double>();
+    if (gradient.defined()) sum += sum_of_squares_of(gradient);
   }
   return sum;
 }

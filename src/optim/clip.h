@@ -3,11 +3,16 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
 #include "optim/optimizer.h"
 
 namespace isoshard {
 
-/// Sum of squares of all gradients in fp64, in name order.
+/// So many elements of a gradient are squared and added at a time, in row-major order.
+inline constexpr std::int64_t kNormBlockElements = 1 << 16;
+
+/// Sum of squares of all gradients in fp64, in name order; of each gradient block by block, so that no copy of it in fp64 is made.
 [[nodiscard]] double sum_of_squares(const NamedTensors& gradients);
 
 /// max_norm / (norm + 1e-6), at most 1 (torch.nn.utils.clip_grad_norm_); 1 if max_norm is 0.

@@ -14,6 +14,7 @@
 
 #include "base/dtype.h"
 #include "comm/communicator.h"
+#include "optim/clip.h"
 
 namespace isoshard {
 
@@ -75,7 +76,7 @@ struct SplitVocabulary {
   std::int64_t size = 0;
   std::vector<Range> by_rank;  ///< entries of each tp rank; empty where a rank has padding only
   Dtype loss_dtype = Dtype::kFloat32;
-  std::int64_t logits_per_block = 1 << 22;  ///< a block has as many whole tokens as fit, at least one
+  std::int64_t logits_per_block = 1 << 18;  ///< a block has as many whole tokens as fit, at least one
   ReductionPoint embedding_output;          ///< over tp, forward
   ReductionPoint head_input_gradient;       ///< over tp, backward
   ReductionPoint largest_logit;             ///< M
@@ -116,6 +117,7 @@ struct Arithmetic {
   ReductionPoint token_count;            ///< over dp, int64
   ReductionPoint loss;                   ///< over dp, fp64
   ReductionPoint clip_norm;              ///< over tp, fp64: one sum of squares per cut parameter, in model order
+  std::int64_t norm_block = kNormBlockElements;  ///< of a parameter's gradient so many elements are squared and added as one op
   NormAdds norm_adds = NormAdds::kModelOrder;
 };
 

@@ -22,16 +22,17 @@ namespace {
 constexpr std::int64_t kNotCounted = -100;
 
 // The rank's own part of a parameter. Its boxes tile it: fused sections follow each other.
-at::Tensor read_own_part(const WeightSource& weights, const ParameterSpec& spec, const Layout& layout, const Mesh& mesh) {
+at::Tensor read_own_part(at::ScalarType type, const WeightSource& weights, const ParameterSpec& spec, const Layout& layout,
+                         const Mesh& mesh) {
   const std::vector<Box> boxes = boxes_of(layout, mesh.shape(), mesh.rank());
-  if (boxes.size() == 1) return weights.read(spec, boxes[0].global_offset, boxes[0].size);
+  if (boxes.size() == 1) return read_as(type, weights, spec, boxes[0].global_offset, boxes[0].size);
   Shape shape(spec.shape.size(), 0);
   for (const Box& box : boxes) {
     for (std::size_t d = 0; d < shape.size(); ++d) shape[d] = std::max(shape[d], box.local_offset[d] + box.size[d]);
   }
   at::Tensor part;
   for (const Box& box : boxes) {
-    const at::Tensor read = weights.read(spec, box.global_offset, box.size);
+    const at::Tensor read = read_as(type, weights, spec, box.global_offset, box.size);
     if (!part.defined()) part = at::empty(shape, read.options());
     at::Tensor place = part;
     for (std::size_t d = 0; d < shape.size(); ++d) place = place.narrow(static_cast<std::int64_t>(d), box.local_offset[d], box.size[d]);
@@ -68,10 +69,7 @@ Trainer::~Trainer() = default;
 
 void Trainer::setup() {
   if (sink_ != nullptr) sink_->begin_step(0);
-  const at::ScalarType type = scalar_type_of(parts_.dtype);
-  for (const ParameterSpec& spec : specs_) {
-    parameters_[spec.name] = own_part(spec).to(type).requires_grad_(true);
-  }
+  for (const ParameterSpec& spec : specs_) parameters_[spec.name] = own_part(spec).requires_grad_(true);
   record_parameters();
   if (!parts_.reduce_gradients) return;
   std::vector<ReducedParameter> reduced;
@@ -81,9 +79,10 @@ void Trainer::setup() {
 
 at::Tensor Trainer::own_part(const ParameterSpec& spec) const {
   const Layout layout = layout_of(spec);
-  if (!is_vocab(parts_.plan.kind_of(spec.name))) return read_own_part(*parts_.weights, spec, layout, *mesh_);
+  const at::ScalarType type = scalar_type_of(parts_.dtype);
+  if (!is_vocab(parts_.plan.kind_of(spec.name))) return read_own_part(type, *parts_.weights, spec, layout, *mesh_);
   const bool all_padding = layout.boxes.empty();
-  const at::Tensor rows = all_padding ? at::zeros({0, spec.shape[1]}) : read_own_part(*parts_.weights, spec, layout, *mesh_);
+  const at::Tensor rows = all_padding ? at::zeros({0, spec.shape[1]}, type) : read_own_part(type, *parts_.weights, spec, layout, *mesh_);
   return at::constant_pad_nd(rows, {0, 0, 0, parts_.plan.vocab_rows_per_rank - rows.size(0)});
 }
 

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Whether two runs recorded the same, bit by bit, without the bytes of either.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "harness/trace/trace.h"
+
+namespace isoshard {
+
+struct RunEquality {
+  std::int64_t tensors = 0;  ///< names of records that are equal on all ranks; a rank's summands ("X.partial") are not counted
+  std::string difference;    ///< the first one in words; empty if the runs are equal
+  [[nodiscard]] bool holds() const noexcept { return difference.empty() && tensors > 0; }
+};
+
+/// Compares rank by rank: the same records, and of each the same dtype, gradient scale, and parts with the same digests of their bytes.
+/// Execution order may differ. Bits decide: zeros of different sign are different, NaNs of the same bits are equal.
+///
+/// A digest has 64 bits: two different parts are taken for equal once in 2^64.
+/// Requires   traces of the same mesh; kept bytes are not looked at.
+[[nodiscard]] RunEquality equality_of(const Trace& expected, const Trace& actual);
+
+}  // namespace isoshard
