@@ -169,18 +169,19 @@ int run_verify(const ParsedOptions& options) {
 }  // namespace
 
 Command verify_command() {
-  return {"verify",
-          "judge our parallel training against a single process, tensor by tensor",
-          "verify [options]",
-          "  isoshard verify                                            the small preset: ddp and autotp on 2 to 6 processes\n"
-          "  isoshard verify --tp 2 --dp 2 --subjects autotp --dtype fp32\n"
-          "  isoshard verify --model DIR --tp 2 --dp 2                  a Hugging Face folder with its weights\n"
-          "  isoshard verify --data ids.bin --shuffle --tail drop       nanoGPT's or Megatron's flat ids, in a seeded order\n"
-          "  isoshard verify --tp 3 --dp 2 --subjects autotp --reduction-order ring --reference plain\n"
-          "                                                             within tolerances only, not bit by bit\n"
-          "  isoshard verify --fault mlp_input_grad_partial             what a real bug looks like (exits 1)",
-          declare_verify_options,
-          run_verify};
+  return {
+      "verify",
+      "judge our parallel training against a single process, tensor by tensor",
+      "verify [options]",
+      "  isoshard verify                                            Qwen2.5-0.5B cut to 2 layers: ddp and autotp on 2 and 4 processes\n"
+      "  isoshard verify --preset small --tp 2 --dp 2 --subjects autotp --dtype fp32\n"
+      "  isoshard verify --model DIR --tp 2 --dp 2                  a Hugging Face folder with its weights\n"
+      "  isoshard verify --preset small --data ids.bin --shuffle --tail drop       nanoGPT's or Megatron's flat ids, in a seeded order\n"
+      "  isoshard verify --preset small --tp 3 --dp 2 --subjects autotp --reduction-order ring --reference plain\n"
+      "                                                             within tolerances only, not bit by bit\n"
+      "  isoshard verify --fault mlp_input_grad_partial             what a real bug looks like (exits 1)",
+      declare_verify_options,
+      run_verify};
 }
 
 }  // namespace isoshard

@@ -26,7 +26,7 @@ foreach(file IN LISTS package)
     endif()
   endforeach()
 endforeach()
-must(${FOLDER}/installed/bin/isoshard verify --subjects ddp --dp 2 --dtype fp32)
+must(${FOLDER}/installed/bin/isoshard verify --preset small --subjects ddp --dp 2 --dtype fp32)
 
 must(${CMAKE_COMMAND} -G ${GENERATOR} -S ${SOURCE}/examples/own_subject -B ${FOLDER}/consumer -DCMAKE_PREFIX_PATH=${FOLDER}/installed
   -DLIBTORCH_ROOT=${LIBTORCH_ROOT} -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER})

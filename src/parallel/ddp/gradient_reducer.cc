@@ -29,7 +29,8 @@ struct Bucket {
   std::vector<std::size_t> parameters;
   std::vector<Segment> segments;  // one per parameter, in the bucket's order
   std::vector<bool> packed;
-  at::Tensor flat;
+  std::int64_t numel = 0;
+  at::Tensor flat;  // made when the first gradient comes; of a single parameter the gradient itself
   Work work;
   bool started = false;
 
@@ -99,7 +100,7 @@ struct GradientReducer::Impl {
       bucket.segments.push_back({parameter.name, parameter.param_class, offset, parameter.tensor.numel()});
       offset += parameter.tensor.numel();
     }
-    bucket.flat = at::empty({offset}, parameters[members.front()].tensor.options().requires_grad(false));
+    bucket.numel = offset;
     bucket.parameters = std::move(members);
     buckets.push_back(std::move(bucket));
   }
@@ -116,13 +117,19 @@ struct GradientReducer::Impl {
   void pack(std::size_t parameter, const at::Tensor& gradient) {
     Bucket& bucket = buckets[slots[parameter].bucket];
     const std::size_t segment = slots[parameter].segment;
-    at::Tensor place = bucket.view(segment, parameters[parameter].tensor);
+    bucket.packed[segment] = true;
+    if (bucket.parameters.size() == 1 && gradient.defined() && gradient.is_contiguous()) {
+      bucket.flat = gradient.detach().view({-1});
+      return;
+    }
+    const at::Tensor& like = parameters[parameter].tensor;
+    if (!bucket.flat.defined()) bucket.flat = at::empty({bucket.numel}, like.options().requires_grad(false));
+    at::Tensor place = bucket.view(segment, like);
     if (!gradient.defined()) {
       place.zero_();
     } else if (gradient.data_ptr() != place.data_ptr()) {
       place.copy_(gradient);
     }
-    bucket.packed[segment] = true;
   }
 
   void on_accumulated(std::size_t parameter, const at::Tensor& leaf) {
