@@ -28,7 +28,7 @@ struct CaseJudgement {
 };
 
 /// What is asked of a run of the subject: to be compared with the reference as it records, or digests of what it records. Then the
-/// reference is the plain one, for who wants to know what is recorded.
+/// reference is the plain one, for who wants to know what is recorded, and may have no bytes any more.
 enum class Asked : std::uint8_t { kComparison, kDigests };
 
 /// Keeps the plain reference of the last case, and those made ahead: cases that share one should be neighbours.
@@ -63,6 +63,8 @@ class CaseJudge {
   };
   Reference& plain(const Case& item, int responses);
   void make_plain(const Case& item, int responses);
+  /// What the plain reference recorded; its bytes are let go if no other announced case needs them.
+  const Reference& plain_records(const Case& item);
   [[nodiscard]] CaseJudgement against_plain(const Case& item);
   [[nodiscard]] CaseJudgement against_emulated(const Case& item);
   [[nodiscard]] CaseJudgement against_both(const Case& item);

@@ -182,9 +182,9 @@ TEST(RecorderMask, ParametersAreJudgedOnlyWhereTheGradientIsAboveItsResponse) {
   EXPECT_EQ(trace.ranks[0].records[0].unmasked, -1) << "the weight as read is not masked";
 }
 
-TEST(KeptOnceOfRanks, KeepsEqualBytesOfAKeyOnceAndOthersApart) {
+TEST(CopiesOfRanks, KeepsEqualBytesOfAKeyOnceAndOthersApart) {
   Arena arena(std::size_t{1} << 20, "kept_once");
-  KeptOnce kept;
+  CopiesOnce kept;
   const RecordKey key{0, RecordKind::kGrad, "w", 0}, other{0, RecordKind::kGrad, "v", 0};
   const std::vector<std::byte> a(100, std::byte{1}), b(100, std::byte{2}), shorter(50, std::byte{1});
 
@@ -196,6 +196,27 @@ TEST(KeptOnceOfRanks, KeepsEqualBytesOfAKeyOnceAndOthersApart) {
   EXPECT_NE(kept.append(arena, other, a), first);
   EXPECT_EQ(kept.append(arena, key, b), kept.append(arena, key, b));
   EXPECT_LT(arena.size(), 5 * 128U) << "four copies, not six";
+}
+
+TEST(CopiesOfRanks, ComparesEqualBytesAtOnePlaceOnceAndOthersApart) {
+  CopiesOnce compared;
+  const RecordKey key{0, RecordKind::kGrad, "w", 0}, other{0, RecordKind::kGrad, "v", 0};
+  PartStats part;
+  part.box = {{0, 0}, {2, 0}, {2, 4}};
+  part.digest = 7;
+  part.stats.max_abs = 0.5;
+  compared.add(key, part);
+
+  PartStats moved = part, changed = part, elsewhere_locally = part;
+  moved.box.global_offset = {4, 0};
+  changed.digest = 8;
+  elsewhere_locally.box.local_offset = {6, 0};
+  ASSERT_TRUE(compared.find(key, part).has_value());
+  EXPECT_EQ(compared.find(key, part)->max_abs, 0.5);
+  EXPECT_TRUE(compared.find(key, elsewhere_locally).has_value()) << "where a rank holds it does not matter";
+  EXPECT_FALSE(compared.find(key, moved).has_value());
+  EXPECT_FALSE(compared.find(key, changed).has_value());
+  EXPECT_FALSE(compared.find(other, part).has_value());
 }
 
 }  // namespace

@@ -69,7 +69,16 @@ at::Tensor Reference::tensor(const RecordKey& key) const {
 }
 
 const std::byte* Reference::bytes(const Record& record) const {
+  if (!has_bytes()) throw VacuousError(fmt::format("the reference has let the bytes of {} go", describe(record.key)));
   return impl_->trace.ranks[0].arena->data() + record.offset;
+}
+
+void Reference::discard_bytes() {
+  if (impl_ != nullptr) impl_->trace.ranks[0].arena = nullptr;
+}
+
+bool Reference::has_bytes() const noexcept {
+  return impl_ != nullptr && impl_->trace.ranks[0].arena != nullptr;
 }
 
 void Reference::add_response(const Trace& perturbed) {

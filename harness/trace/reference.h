@@ -22,6 +22,9 @@ class Reference {
   [[nodiscard]] const Record* find(const RecordKey& key) const;
   [[nodiscard]] at::Tensor tensor(const RecordKey& key) const;
   [[nodiscard]] const std::byte* bytes(const Record& record) const;
+  /// Lets the bytes of all tensors go, for this object and its copies; records and responses stay.
+  void discard_bytes();
+  [[nodiscard]] bool has_bytes() const noexcept;
 
   /// Widens the responses by one perturbed run (a Trace whose parts were compared with this reference).
   void add_response(const Trace& perturbed);

@@ -19,6 +19,7 @@
 #include "harness/world/hooks.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/leaked_processes.h"
+#include "harness/world/tensor_pool.h"
 
 // Present when the program is built with coverage or a leak checker; a rank ends by _exit, so it has to call them.
 extern "C" {
@@ -140,6 +141,7 @@ void rank_main(const RankStart& start) noexcept {
   static std::array<char, 8192> buffer;
   std::setvbuf(stdout, buffer.data(), _IOLBF, buffer.size());
   install_crash_handlers(start.rank, *start.slot);
+  use_tensor_pool();
   try {
     try {
       run_body(start);

@@ -13,6 +13,7 @@
 
 #include "harness/world/crash_handler.h"
 #include "harness/world/leaked_processes.h"
+#include "harness/world/tensor_pool.h"
 
 namespace isoshard {
 namespace {
@@ -150,6 +151,7 @@ void WorldState::reap(RankProcess& process) {
   const pid_t reaped = ::wait4(process.pid, &status, WNOHANG, &usage);
   if (reaped == 0 || (reaped < 0 && errno == EINTR)) return;
   drain(process);
+  reclaim_tensor_memory(process.pid);
   process.is_gone = true;
   process.pidfd.reset();
   process.report.peak_rss_kib = usage.ru_maxrss;
