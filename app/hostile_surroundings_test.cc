@@ -40,7 +40,7 @@ Interrupted interrupted_verify(const TestFolder& folder, const std::vector<int>&
     ::close(pipe[0]);
     ::close(pipe[1]);
     std::filesystem::current_path(folder.path());
-    const int code = run_program({"verify", "--steps", "8", "--tables", "off", "--output-dir", "out"});
+    const int code = run_program({"verify", "--preset", "small", "--steps", "8", "--tables", "off", "--output-dir", "out"});
     std::fflush(nullptr);
     ::_exit(code);
   }

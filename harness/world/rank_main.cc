@@ -123,6 +123,7 @@ void set_world_hooks(WorldHooks new_hooks) {
 }
 
 void call_world_hooks(int size) {
+  make_tensor_pool();
   if (const auto hook = std::exchange(hooks().before_first_world, nullptr)) hook();
   if (hooks().before_world) hooks().before_world(size);
 }

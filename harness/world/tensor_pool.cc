@@ -7,12 +7,14 @@
 #include <fmt/format.h>
 #include <linux/falloc.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 #include "harness/world/machine.h"
@@ -193,8 +195,14 @@ class PoolAllocator final : public c10::Allocator {
 
 void make_tensor_pool() {
 #if !defined(__SANITIZE_ADDRESS__)
+  static bool was_tried = false;
+  if (std::exchange(was_tried, true)) return;
+  const std::size_t bytes = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  rlimit limit{};
+  // A file that grows over this limit raises SIGXFSZ instead of failing.
+  if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur / 2 < bytes) return;
   try {
-    program_pool() = std::make_unique<TensorPool>(static_cast<std::size_t>(this_machine().memory_bytes));
+    program_pool() = std::make_unique<TensorPool>(bytes);
   } catch (const Error&) {
     // Without it everything works as well, only slower.
   }

@@ -47,8 +47,8 @@ class TensorPool {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Makes the program's pool, in the controller; worlds that start later use it. Nothing happens in builds with an address sanitizer,
-/// which has an allocator of its own, and where no pool can be had.
+/// Makes the program's pool, once, in the controller before a world starts. Nothing happens in builds with an address sanitizer, which
+/// has an allocator of its own, and where no pool can be had.
 void make_tensor_pool();
 
 /// Rank side: tensors of this process come out of the pool, where they are large and it has room. A process that it forks later shares

@@ -9,8 +9,6 @@
 #include <cstdlib>
 #include <limits>
 
-#include "harness/world/tensor_pool.h"
-
 namespace isoshard {
 
 void make_controller() {
@@ -23,7 +21,6 @@ void make_controller() {
   ::mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
   ::mallopt(M_ARENA_MAX, 1);
   at::set_num_threads(1);
-  make_tensor_pool();
 }
 
 void warm_up_kernels() {
