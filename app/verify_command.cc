@@ -114,7 +114,8 @@ void run_cases(const VerifyRequest& request, Output& output) {
   SideBySide side_by_side;
   SideBySide* const tables = request.tables ? &side_by_side : nullptr;
   CaseJudge judge = case_judge(request, tables);
-  judge.announce(request.cases);
+  // A run with a fault differs: its references are asked for again.
+  if (request.fault.empty()) judge.announce(request.cases);
   for (const Case& item : request.cases) {
     if (interrupt_signal() != 0) break;
     progress.show(item.slug());

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <vector>
 
 #include "base/philox.h"
 
@@ -70,23 +71,27 @@ void fill_anywhere(std::span<float> out, const Draw& draw, std::uint64_t first_p
   fill_blocks(out, draw, first_pair);
 }
 
-[[gnu::target("avx2,lzcnt,bmi2")]] void fill_avx2(std::span<float> out, const Draw& draw, std::uint64_t first_pair) noexcept {
+[[gnu::target("avx2,bmi2")]] void fill_avx2(std::span<float> out, const Draw& draw, std::uint64_t first_pair) noexcept {
   fill_blocks(out, draw, first_pair);
 }
 
-FillBlocks fastest_fill() noexcept {
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512bw"))
-    return fill_avx512;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")) return fill_avx2;
-  return fill_anywhere;
-}
-#else
-FillBlocks fastest_fill() noexcept {
-  return fill_anywhere;
-}
 #endif
+
+// Slowest first.
+const std::vector<FillBlocks>& loops() noexcept {
+  static const std::vector<FillBlocks> all = [] {
+    std::vector<FillBlocks> known{fill_anywhere};
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")) known.push_back(fill_avx2);
+    if (__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512bw"))
+      known.push_back(fill_avx512);
+#endif
+    return known;
+  }();
+  return all;
+}
 
 }  // namespace
 
@@ -100,13 +105,25 @@ double standard_normal(std::uint64_t seed, std::string_view name, std::uint64_t 
 
 void fill_normal(std::span<float> out, std::uint64_t seed, std::string_view name, std::uint64_t first_index, double mean,
                  double std) noexcept {
-  static const FillBlocks fill = fastest_fill();
+  detail::fill_normal_with(detail::num_normal_loops() - 1, out, seed, name, first_index, mean, std);
+}
+
+namespace detail {
+
+std::size_t num_normal_loops() noexcept {
+  return loops().size();
+}
+
+void fill_normal_with(std::size_t loop, std::span<float> out, std::uint64_t seed, std::string_view name, std::uint64_t first_index,
+                      double mean, double std) noexcept {
   const Draw draw{RandomStream(seed, name), mean, std};
   std::size_t i = 0;
   if (first_index % 2 == 1 && !out.empty()) out[i++] = draw.value(draw.stream.bits(first_index));
   const std::size_t in_blocks = (out.size() - i) / (2 * kPairsPerBlock) * (2 * kPairsPerBlock);
-  fill(out.subspan(i, in_blocks), draw, (first_index + i) / 2);
+  loops()[loop](out.subspan(i, in_blocks), draw, (first_index + i) / 2);
   for (i += in_blocks; i < out.size(); ++i) out[i] = draw.value(draw.stream.bits(first_index + i));
 }
+
+}  // namespace detail
 
 }  // namespace isoshard

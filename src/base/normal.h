@@ -4,6 +4,7 @@
 /// The inverse of the normal distribution function as piecewise polynomials: only + - x in double at run time, no libm, no
 /// division, no square root, and no fused multiply-add (-ffp-contract=off), so nothing rounds differently elsewhere.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -22,5 +23,12 @@ namespace isoshard {
 /// Determinism   any split of a range into parts gives the same bits.
 void fill_normal(std::span<float> out, std::uint64_t seed, std::string_view name, std::uint64_t first_index, double mean,
                  double std) noexcept;
+
+namespace detail {
+/// Loops that this CPU can run, all with the same results: the first for any CPU, the last the one that fill_normal takes.
+[[nodiscard]] std::size_t num_normal_loops() noexcept;
+void fill_normal_with(std::size_t loop, std::span<float> out, std::uint64_t seed, std::string_view name, std::uint64_t first_index,
+                      double mean, double std) noexcept;
+}  // namespace detail
 
 }  // namespace isoshard

@@ -108,6 +108,22 @@ TEST(Normal, EverySplitGivesTheSameBits) {
   }
 }
 
+TEST(Normal, EveryLoopOfThisCpuGivesTheSameBits) {
+  ASSERT_GE(detail::num_normal_loops(), 1U);
+  for (std::size_t loop = 0; loop < detail::num_normal_loops(); ++loop) {
+    for (const std::uint64_t first : {std::uint64_t{0}, std::uint64_t{1}, (std::uint64_t{1} << 33) - 5}) {
+      for (const std::size_t size : {0U, 1U, 2U, 127U, 128U, 129U, 130U, 1000U}) {
+        std::vector<float> values(size, -1.0F);
+        detail::fill_normal_with(loop, values, 9, "w", first, 0.5, 2.0);
+        for (std::size_t i = 0; i < size; ++i) {
+          ASSERT_EQ(values[i], static_cast<float>(0.5 + 2.0 * standard_normal(9, "w", first + i)))
+              << "loop " << loop << ", first " << first << ", size " << size << ", at " << i;
+        }
+      }
+    }
+  }
+}
+
 TEST(Normal, MomentsAreThoseOfTheStandardNormal) {
   constexpr int kCount = 1 << 20;
   std::vector<float> values(kCount);
