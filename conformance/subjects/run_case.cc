@@ -42,16 +42,7 @@ void train(const Case& item, const CaseData& data, const RunOptions& options, Re
   const std::unique_ptr<Subject> subject = make_subject(item, rank, &recorder, options.edits);
   subject->setup();
   for (int step = 0; step < item.steps; ++step) {
-    rank.set_phase(fmt::format("step {}: forward and backward", step));
-    std::vector<Batch> micro_batches = batches_of(item, data, rank.rank(), step);
-    if (options.batches) options.batches(micro_batches, data, rank.rank(), step);
-    subject->forward_backward(micro_batches);
-    rank.set_phase(fmt::format("step {}: gradient reduction", step));
-    subject->reduce_gradients();
-    rank.set_phase(fmt::format("step {}: clipping", step));
-    subject->clip();
-    rank.set_phase(fmt::format("step {}: optimizer", step));
-    subject->step();
+    run_step(*subject, item, data, options, rank, step);
     subject->state();
   }
 }
@@ -63,6 +54,19 @@ RunOptions digests_only() {
   options.keep = Keep::kNothing;
   options.compare = false;
   return options;
+}
+
+void run_step(Subject& subject, const Case& item, const CaseData& data, const RunOptions& options, Rank& rank, int step) {
+  rank.set_phase(fmt::format("step {}: forward and backward", step));
+  std::vector<Batch> micro_batches = batches_of(item, data, rank.rank(), step);
+  if (options.batches) options.batches(micro_batches, data, rank.rank(), step);
+  subject.forward_backward(micro_batches);
+  rank.set_phase(fmt::format("step {}: gradient reduction", step));
+  subject.reduce_gradients();
+  rank.set_phase(fmt::format("step {}: clipping", step));
+  subject.clip();
+  rank.set_phase(fmt::format("step {}: optimizer", step));
+  subject.step();
 }
 
 Trace run_case(const Case& item, const Reference& reference, const RunOptions& options) {

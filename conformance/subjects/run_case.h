@@ -33,6 +33,11 @@ struct RunOptions {
 /// Nothing is compared and nothing kept: the trace has digests, for equality_of (harness/compare/equal_runs.h).
 [[nodiscard]] RunOptions digests_only();
 
+/// One train step of a rank, up to and with the optimizer's; what is left is subject.state(), which only records. Says in which phase
+/// the rank is.
+/// Ranks    collective over the subject's world.
+void run_step(Subject& subject, const Case& item, const CaseData& data, const RunOptions& options, Rank& rank, int step);
+
 /// Forks item.world_size() ranks, runs setup and item.steps train steps of item.subject with a Recorder on each.
 ///
 /// Ranks    called by the controller.

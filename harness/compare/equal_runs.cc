@@ -84,4 +84,20 @@ RunEquality equality_of(const Trace& expected, const Trace& actual) {
   return result;
 }
 
+std::optional<UnequalCopies> find_unequal_copies(const Trace& run) {
+  using Place = std::tuple<RecordKey, Shape, Shape, std::int64_t, std::int64_t>;
+  std::map<Place, std::pair<std::uint64_t, int>> seen;
+  std::optional<UnequalCopies> first;
+  for (const RankTrace& rank : run.ranks) {
+    for (const Record& record : rank.records) {
+      if (is_partial(record.layout) || (first.has_value() && !(record.key < first->key))) continue;
+      for (const auto& [offset, size, begin, count, digest] : places_of(record)) {
+        const auto [entry, is_new] = seen.try_emplace({record.key, offset, size, begin, count}, digest, rank.rank);
+        if (!is_new && entry->second.first != digest) first = UnequalCopies{record.key, entry->second.second, rank.rank};
+      }
+    }
+  }
+  return first;
+}
+
 }  // namespace isoshard

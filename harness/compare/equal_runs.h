@@ -2,6 +2,7 @@
 /// Whether two runs recorded the same, bit by bit, without the bytes of either.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "harness/trace/trace.h"
@@ -20,5 +21,13 @@ struct RunEquality {
 /// A digest has 64 bits: two different parts are taken for equal once in 2^64.
 /// Requires   traces of the same mesh; kept bytes are not looked at.
 [[nodiscard]] RunEquality equality_of(const Trace& expected, const Trace& actual);
+
+/// Two ranks that hold the same part of one tensor with different bits.
+struct UnequalCopies {
+  RecordKey key;
+  int first_rank = 0, second_rank = 0;
+};
+/// The first one, by key and rank; nothing if all copies are equal. Summands of partial sums are no copies.
+[[nodiscard]] std::optional<UnequalCopies> find_unequal_copies(const Trace& run);
 
 }  // namespace isoshard

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// Training runs tell what a recorded run of the same case tells, and stop where they must.
+#include "conformance/training/train_case.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "base/hex_float.h"
+#include "fixtures/cases/presets.h"
+#include "fixtures/reference/reference.h"
+
+namespace isoshard {
+namespace {
+
+using testing::HasSubstr;
+using testing::SizeIs;
+
+constexpr int kSteps = 12;
+
+Case tiny(const std::string& subject, int tp, int dp) {
+  Case item = tiny_fault_case();
+  item.subject = subject;
+  item.tp = tp;
+  item.dp = dp;
+  item.steps = kSteps;
+  return item;
+}
+
+double scalar(const Reference& reference, int step, const char* name, std::int64_t index = 0) {
+  return reference.tensor({step, RecordKind::kScalar, name, 0}).flatten()[index].item<double>();
+}
+
+TEST(TrainCase, ReferenceIsTheRecordedReferenceBitByBit) {
+  const Case item = tiny("reference", 1, 3);
+
+  const TrainedCase trained = train_case(item);
+  const Reference recorded = make_reference(item, {.responses = 0});
+
+  ASSERT_THAT(trained.curve.steps, SizeIs(kSteps));
+  EXPECT_TRUE(trained.is_sound());
+  for (int step = 0; step < kSteps; ++step) {
+    const CurveStep& numbers = trained.curve.steps[static_cast<std::size_t>(step)];
+    EXPECT_EQ(to_hex(numbers.loss), to_hex(scalar(recorded, step, "loss"))) << step;
+    EXPECT_EQ(to_hex(numbers.grad_norm), to_hex(scalar(recorded, step, "grad_norm"))) << step;
+    ASSERT_THAT(numbers.rank_losses, SizeIs(3));
+    for (int dp = 0; dp < 3; ++dp)
+      EXPECT_EQ(to_hex(numbers.rank_losses[static_cast<std::size_t>(dp)]), to_hex(scalar(recorded, step, "loss_per_dp_rank", dp)));
+    EXPECT_EQ(numbers.learning_rate, 0.1);
+  }
+  EXPECT_NE(trained.curve.steps.front().loss, trained.curve.steps.back().loss);
+}
+
+TEST(TrainCase, WorldOfSixTellsEveryDpRanksLoss) {
+  const Case item = tiny("autotp", 2, 3);
+  ASSERT_EQ(item.world_size(), 6);
+
+  const TrainedCase trained = train_case(item);
+  const TrainedCase reference = train_case(tiny("reference", 1, 3));
+
+  ASSERT_THAT(trained.curve.steps, SizeIs(kSteps));
+  EXPECT_TRUE(trained.is_sound()) << trained.unequal_numbers;
+  EXPECT_EQ(trained.curve.mesh.at("tp"), 2);
+  EXPECT_EQ(trained.curve.settings, reference.curve.settings);
+  for (std::size_t i = 0; i < trained.curve.steps.size(); ++i) {
+    ASSERT_THAT(trained.curve.steps[i].rank_losses, SizeIs(3));
+    for (std::size_t dp = 0; dp < 3; ++dp)
+      EXPECT_NEAR(trained.curve.steps[i].rank_losses[dp], reference.curve.steps[i].rank_losses[dp], 1e-5) << i;
+  }
+  // Every rank has samples of its own.
+  EXPECT_GT(std::fabs(trained.curve.steps[0].rank_losses[0] - trained.curve.steps[0].rank_losses[1]), 1e-3);
+}
+
+TEST(TrainCase, PerturbedRunIsAnotherRunNearby) {
+  const Case item = tiny("reference", 1, 2);
+
+  const TrainedCase plain = train_case(item), perturbed = train_case(item, {.run = {}, .perturbed_by = 1});
+
+  double largest = 0;
+  for (std::size_t i = 0; i < plain.curve.steps.size(); ++i)
+    largest = std::max(largest, std::fabs(plain.curve.steps[i].loss - perturbed.curve.steps[i].loss));
+  EXPECT_GT(largest, 0);
+  EXPECT_LT(largest, 1e-4);
+}
+
+TEST(TrainCase, NanStopsAllRanksAndNamesStepTensorAndRank) {
+  const Case item = tiny("autotp", 2, 2);
+  TrainOptions options;
+  // The third of four ranks; the second of two layers; the fifth step.
+  options.run.mutation = [](int rank) -> TapMutation {
+    return [rank, steps = std::make_shared<int>(0)](const Site& site, at::Tensor value) {
+      if (rank != 2 || site.kind != RecordKind::kActivation || site.name != "model.layers.1.mlp") return value;
+      return (*steps)++ == 4 ? value * std::numeric_limits<double>::quiet_NaN() : value;
+    };
+  };
+
+  const TrainedCase trained = train_case(item, options);
+
+  ASSERT_TRUE(trained.non_finite.has_value());
+  EXPECT_EQ(trained.non_finite->step, 4);
+  EXPECT_EQ(trained.non_finite->number, "loss");
+  EXPECT_TRUE(std::isnan(trained.non_finite->value));
+  EXPECT_EQ(trained.non_finite->rank, 2);
+  ASSERT_TRUE(trained.non_finite->tensor.has_value());
+  EXPECT_THAT(trained.non_finite->tensor->name, HasSubstr("forward at model.layers.1.mlp (step 4)"));
+  EXPECT_EQ(trained.non_finite->tensor->nan, trained.non_finite->tensor->numel);
+  EXPECT_THAT(trained.curve.steps, SizeIs(5)) << "up to and with the step that went wrong";
+  EXPECT_FALSE(trained.is_sound());
+}
+
+TEST(TrainCase, NothingThatIsFineIsTakenForNan) {
+  TrainOptions options;
+  options.run.mutation = [](int) -> TapMutation {
+    return [](const Site& site, at::Tensor value) {
+      EXPECT_TRUE(value.isfinite().all().item<bool>()) << site.name;
+      return value;
+    };
+  };
+
+  EXPECT_TRUE(train_case(tiny("ddp", 1, 2), options).is_sound());
+}
+
+/// Steps of one rank move its parameters a little further.
+class DriftingStep final : public Optimizer {
+ public:
+  explicit DriftingStep(std::unique_ptr<Optimizer> inner) : inner_(std::move(inner)) {}
+  void step(NamedTensors& parameters, const NamedTensors& gradients) override {
+    inner_->step(parameters, gradients);
+    parameters.at("model.norm.weight").mul_(1 + 1e-6);
+  }
+  NamedTensors state() const override { return inner_->state(); }
+
+ private:
+  std::unique_ptr<Optimizer> inner_;
+};
+
+TEST(TrainCase, CopiesThatDriftApartAreFoundWithinTenSteps) {
+  const Case item = tiny("ddp", 1, 2);
+  TrainOptions options;
+  options.run.edits.parts = [](TrainerParts& parts, Mesh& mesh) {
+    if (mesh.rank() == 1) parts.optimizer = std::make_unique<DriftingStep>(std::move(parts.optimizer));
+  };
+
+  const TrainedCase trained = train_case(item, options);
+
+  ASSERT_TRUE(trained.unequal_copies.has_value());
+  EXPECT_EQ(trained.unequal_copies->key.step, 9);
+  EXPECT_EQ(trained.unequal_copies->key.name, "model.norm.weight");
+  EXPECT_EQ(trained.unequal_copies->first_rank, 0);
+  EXPECT_EQ(trained.unequal_copies->second_rank, 1);
+}
+
+TEST(TrainCase, CopiesOverTpAreCompared) {
+  Case item = tiny("autotp", 2, 1);
+  item.steps = 1;
+  TrainOptions options;
+  options.run.edits.parts = [](TrainerParts& parts, Mesh& mesh) {
+    if (mesh.rank() == 1) parts.optimizer = std::make_unique<DriftingStep>(std::move(parts.optimizer));
+  };
+
+  const TrainedCase trained = train_case(item, options);
+
+  ASSERT_TRUE(trained.unequal_copies.has_value()) << "the last step is compared, too";
+  EXPECT_EQ(trained.unequal_copies->key.step, 0);
+  EXPECT_EQ(trained.unequal_copies->key.name, "model.norm.weight");
+}
+
+}  // namespace
+}  // namespace isoshard

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Names of curves, and folders of them.
+#include "harness/curve/curve.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <system_error>
+#include <utility>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+
+namespace isoshard {
+namespace {
+
+constexpr std::string_view kPrefix = "loss_", kSuffix = ".json";
+
+bool is_curve_name(const std::string& name) {
+  return name.starts_with(kPrefix) && name.ends_with(kSuffix) && name.size() > kPrefix.size() + kSuffix.size();
+}
+
+int degree_of(const Curve& curve, const std::string& axis) {
+  const auto found = curve.mesh.find(axis);
+  return found == curve.mesh.end() ? 1 : found->second;
+}
+
+}  // namespace
+
+bool is_finite(const CurveStep& step) noexcept {
+  return std::isfinite(step.loss) && std::isfinite(step.grad_norm);
+}
+
+std::string label_of(const Curve& curve) {
+  std::string degrees = fmt::format("TP={}, DP={}", degree_of(curve, "tp"), degree_of(curve, "dp"));
+  for (const auto& [axis, degree] : curve.mesh) {
+    if (axis == "tp" || axis == "dp" || degree == 1) continue;
+    std::string name = axis;
+    for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    degrees += fmt::format(", {}={}", name, degree);
+  }
+  return fmt::format("{} ({})", curve.title.empty() ? curve.subject : curve.title, degrees);
+}
+
+std::string curve_file_name(const Curve& curve) {
+  return fmt::format("{}{}{}", kPrefix, curve.subject, kSuffix);
+}
+
+void write_curve(const std::filesystem::path& path, const Curve& curve) {
+  write_file_atomically(path, curve_text(curve));
+}
+
+std::vector<Curve> read_curves(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::vector<std::filesystem::path> paths;
+  for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    if (is_curve_name(it->path().filename().string())) paths.push_back(it->path());
+  }
+  if (error) throw FileError(fmt::format("{}: cannot be read as a folder: {}", folder.string(), error.message()));
+  if (paths.empty())
+    throw FileError(fmt::format("{}: has no loss_*.json; isoshard train --output-dir {} writes them", folder.string(), folder.string()));
+  std::sort(paths.begin(), paths.end());
+  std::vector<Curve> curves;
+  for (const auto& path : paths) {
+    curves.push_back(read_curve(path));
+    for (std::size_t i = 0; i + 1 < curves.size(); ++i) {
+      if (curves[i].subject == curves.back().subject)
+        throw FileError(fmt::format("{}: a second curve of {}, which {} has too", path.string(), curves[i].subject, paths[i].string()));
+    }
+  }
+  std::stable_partition(curves.begin(), curves.end(), [](const Curve& curve) { return curve.subject == "reference"; });
+  return curves;
+}
+
+bool is_curve_file(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return path.extension() == kSuffix && std::filesystem::is_regular_file(path, ignored);
+}
+
+}  // namespace isoshard
