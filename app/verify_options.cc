@@ -127,6 +127,7 @@ void apply_settings(const ParsedOptions& options, TrainSettings& settings) {
   if (options.given("loss-mean")) settings.loss_mean = parse_loss_mean(options.get<std::string>("loss-mean"));
   override_with(options, "label-smoothing", settings.label_smoothing);
   if (options.given("autocast")) settings.autocast = parse_dtype(options.get<std::string>("autocast"));
+  if (options.given("master-dtype")) settings.master_dtype = parse_dtype(options.get<std::string>("master-dtype"));
 }
 
 /// A vocabulary is split by subjects that have a tp axis; the others of a preset keep it whole.
@@ -141,6 +142,18 @@ void apply_vocabulary(const ParsedOptions& options, std::vector<Case>& cases) {
   }
   for (Case& item : cases) {
     if (splits(item)) item.settings.vocab_multiple = multiple;
+  }
+}
+
+/// ZeRO is autotp's way over dp; the others of a preset keep their own.
+void apply_zero_stage(const ParsedOptions& options, std::vector<Case>& cases) {
+  if (!options.given("zero-stage")) return;
+  const auto shards = [](const Case& item) { return item.subject == "autotp"; };
+  if (std::none_of(cases.begin(), cases.end(), shards)) {
+    throw UsageError("--zero-stage: none of the subjects has ZeRO stages; take --subjects autotp");
+  }
+  for (Case& item : cases) {
+    if (shards(item)) item.settings.zero_stage = options.get<int>("zero-stage");
   }
 }
 
@@ -275,6 +288,9 @@ void declare_verify_options(OptionTable& table) {
   add("vocab-multiple", po::value<std::int64_t>(), "the same, the vocabulary padded to a multiple of this x tp (default 1)");
   add("autocast", po::value<std::string>()->implicit_value("bf16"),
       "bf16 (without a value) or fp16: fp32 parameters, matrix products in this dtype, as torch.autocast");
+  add("zero-stage", po::value<int>(), "autotp: 0 (default), or 1: masters and optimizer state are spread over dp");
+  add("master-dtype", po::value<std::string>(),
+      "of the weights that the optimizer steps and of its state, at least as wide as --dtype (default: the parameters' own)");
   add("loss-mean", po::value<std::string>(), "global (over all counted tokens), local (mean of rank means) or sum (no mean)");
   add("optimizer", po::value<std::string>(), "sgd or adamw");
   add("learning-rate", po::value<double>(), "step size (default: 0.1 for sgd, 0.001 for adamw)");
@@ -325,6 +341,7 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
   if (!request.fault.empty()) apply_fault_subject(options, cases);
   request.cases = expand(options, cases);
   apply_vocabulary(options, request.cases);
+  apply_zero_stage(options, request.cases);
   for (const Case& item : request.cases) {
     item.validate();
     require_memory(item);

@@ -69,7 +69,7 @@ inline std::string first_difference(const Trace& emulated, const Trace& actual) 
       const std::vector<PartStats>&a = ours[i].parts, &b = theirs[i].parts;
       bool equal = ours[i].dtype == theirs[i].dtype && ours[i].layout.global_shape == theirs[i].layout.global_shape &&
                    ours[i].grad_scale == theirs[i].grad_scale && a.size() == b.size();
-      for (std::size_t k = 0; equal && k < a.size(); ++k) equal = a[k].box == b[k].box && a[k].digest == b[k].digest;
+      for (std::size_t k = 0; equal && k < a.size(); ++k) equal = a[k].box == b[k].box && a[k].range == b[k].range && a[k].digest == b[k].digest;
       if (!equal) return describe(ours[i].key) + " differs" + on_rank;
     }
   }

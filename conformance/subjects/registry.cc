@@ -43,7 +43,7 @@ const std::vector<Entry>& registry() {
          return ddp_parts(config, mesh);
        },
        ddp_arithmetic},
-      {{"autotp", "DeepSpeed AutoTP with ZeRO 0: column- and row-parallel linear layers, gradients averaged over dp"},
+      {{"autotp", "DeepSpeed AutoTP: column- and row-parallel linear layers, gradients averaged over dp, ZeRO 0 or 1"},
        [](const Case&, const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
          const auto model = make_model(config.model, config.attention);
          ShardPlan plan = autotp_plan(*model, mesh.degree(Axis::kTp), config.settings.vocab_multiple);
@@ -126,7 +126,7 @@ Arithmetic arithmetic_of(const Case& item) {
   const std::unique_ptr<Model> model = make_model(item.config, item.attention);
   return entry_of(item.subject)
       .make_arithmetic(*model, {item.dp, item.tp, item.dtype, item.reduction_order, item.settings.bucket_bytes,
-                                item.settings.vocab_multiple, item.settings.autocast});
+                                item.settings.vocab_multiple, item.settings.autocast, item.settings.zero_stage, item.settings.master_dtype});
 }
 
 bool declares_arithmetic(const Case& item) {

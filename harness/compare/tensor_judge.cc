@@ -257,11 +257,12 @@ class TensorJudge {
   double step_error(const TensorComparison& c) const {
     const double floor = step_floor(options_.coarsest);
     const bool is_masked = std::any_of(held_.begin(), held_.end(), [](const Held& h) { return h.record->unmasked >= 0; });
-    if (floor == 0 || !is_masked || c.stage != Stage::kParameterAfterStep) return 0;
+    const std::string name(stepped_parameter(wanted_.key));
+    if (floor == 0 || !is_masked || name.empty()) return 0;
     double largest_steps = 0;
-    const Record* before = reference_.find({0, RecordKind::kParam, wanted_.key.name, 0});
+    const Record* before = reference_.find({0, RecordKind::kParam, name, 0});
     for (int step = 0; step <= wanted_.key.step; ++step) {
-      const Record* after = reference_.find({step, RecordKind::kParam, wanted_.key.name, step == 0 ? 1 : 0});
+      const Record* after = reference_.find({step, RecordKind::kParam, name, step == 0 ? 1 : 0});
       if (before == nullptr || after == nullptr) return 0;
       Stats moved;
       accumulate(moved, reference_.bytes(*before), before->dtype, reference_.bytes(*after), after->dtype,

@@ -68,7 +68,7 @@ struct Recorder::Impl {
     const bool flat = is_flat(record.layout);
     const bool is_compared = reference != nullptr && !is_partial(record.layout);
     std::vector<std::uint8_t> selected;
-    if (is_compared && options.mask_small_gradients && stage_of(record.key) == Stage::kParameterAfterStep) selected = selection(record);
+    if (is_compared && options.mask_small_gradients && !stepped_parameter(record.key).empty()) selected = selection(record);
     if (!selected.empty()) record.unmasked = 0;
     std::vector<std::byte> scratch;
     double max_abs = 0;
@@ -104,7 +104,7 @@ struct Recorder::Impl {
   std::vector<std::uint8_t> selection(const Record& record) const {
     std::vector<std::uint8_t> selected;
     for (int s = 0; s <= record.key.step; ++s) {
-      const RecordKey key{s, RecordKind::kGrad, record.key.name, 0};
+      const RecordKey key{s, RecordKind::kGrad, std::string(stepped_parameter(record.key)), 0};
       const Record* gradient = options.reference->find(key);
       if (gradient == nullptr || gradient->layout.global_shape != record.layout.global_shape) continue;
       const Response* response = options.reference->response(key);

@@ -57,6 +57,13 @@ Stage stage_of(const RecordKey& key) noexcept {
   return key.name.starts_with("loss") ? Stage::kForward : Stage::kLogged;
 }
 
+std::string_view stepped_parameter(const RecordKey& key) noexcept {
+  constexpr std::string_view kMaster = ".master";
+  const std::string_view name = key.name;
+  if (key.kind == RecordKind::kOptimizer && name.ends_with(kMaster)) return name.substr(0, name.size() - kMaster.size());
+  return stage_of(key) == Stage::kParameterAfterStep ? name : std::string_view();
+}
+
 bool is_exact(Stage stage) noexcept {
   return stage == Stage::kDataIds || stage == Stage::kMasks || stage == Stage::kParametersRead;
 }

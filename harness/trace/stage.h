@@ -30,6 +30,10 @@ enum class Stage : std::uint8_t {
 /// the forward pass, every other scalar is a logged number. No record has stage kReplicaDrift: copies do.
 [[nodiscard]] Stage stage_of(const RecordKey& key) noexcept;
 
+/// The parameter whose stepped values a record holds: the parameter after a step itself, or its master, "<parameter>.master" among the
+/// optimizer's state. Empty for any other record.
+[[nodiscard]] std::string_view stepped_parameter(const RecordKey& key) noexcept;
+
 /// Whether every difference in value is a finding, whatever the tolerance: data ids, masks and weights as read.
 [[nodiscard]] bool is_exact(Stage stage) noexcept;
 

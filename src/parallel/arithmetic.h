@@ -96,8 +96,9 @@ enum class NormAdds : std::uint8_t { kModelOrder, kReverseModelOrder };
 
 /// One training run's arithmetic on a dp x tp mesh (tp fastest).
 ///
-/// Gradients are reduced over dp bucket by bucket, then the sums over holders are made, then the norm: squares of parameters that are
-/// cut are summed over tp at `clip_norm` (of holders the first counts), those of whole ones are taken from the rank itself.
+/// Gradients are reduced over dp bucket by bucket, each dp rank goes on with what it steps, then the sums over holders are made, then the
+/// norm: squares of parameters are summed over dp if anything is stepped in runs, and of parameters that are cut then over tp, both at
+/// `clip_norm` (of holders the first counts); those of whole ones are taken from the rank itself.
 struct Arithmetic {
   int dp = 1, tp = 1;
   Dtype dtype = Dtype::kFloat32;                           ///< of parameters, activations and gradients
@@ -107,17 +108,23 @@ struct Arithmetic {
   CopiedActivations copies;                                ///< none: num_parts is 0
   std::vector<SharedInput> shared_inputs;                  ///< every column module is in one
   std::vector<std::vector<std::string>> gradient_buckets;  ///< parameters that are reduced over dp as one flat buffer, in its order
-  std::vector<std::vector<std::string>> holder_sums;       ///< parameters whose gradients are then summed over their holders, flat too
-  std::optional<SplitVocabulary> vocabulary;               ///< none: whole on every rank
-  std::optional<LowPrecisionProducts> products;            ///< none: in `dtype`; else forward only, backward follows each op's dtype
-  ReductionPoint row_output;                               ///< over tp, forward
-  ReductionPoint column_input_gradient;  ///< over tp, backward; in the dtype of the input, before it is rounded for a product
-  ReductionPoint parameter_gradient;     ///< over dp
-  ReductionPoint holder_gradient;        ///< over the holders
-  ReductionPoint token_count;            ///< over dp, int64
-  ReductionPoint loss;                   ///< over dp, fp64
-  ReductionPoint clip_norm;              ///< over tp, fp64: one sum of squares per cut parameter, in model order
-  std::int64_t norm_block = kNormBlockElements;  ///< of a parameter's gradient so many elements are squared and added as one op
+  /// The run of a parameter's part (that of a tp rank, flattened) that each dp rank steps; one that is not listed is stepped whole by
+  /// every dp rank.
+  std::map<std::string, std::vector<Range>, std::less<>> stepped_runs;
+  /// Of what is stepped and of the optimizer's state; none: `dtype`. Masters start from the parameters as rounded to `dtype`; gradients
+  /// are converted after the reduction over dp, stepped masters are rounded to `dtype` again.
+  std::optional<Dtype> master_dtype;
+  std::vector<std::vector<std::string>> holder_sums;  ///< parameters whose gradients are then summed over their holders, flat too
+  std::optional<SplitVocabulary> vocabulary;          ///< none: whole on every rank
+  std::optional<LowPrecisionProducts> products;       ///< none: in `dtype`; else forward only, backward follows each op's dtype
+  ReductionPoint row_output;                          ///< over tp, forward
+  ReductionPoint column_input_gradient;               ///< over tp, backward; in the dtype of the input, before it is rounded for a product
+  ReductionPoint parameter_gradient;                  ///< over dp
+  ReductionPoint holder_gradient;                     ///< over the holders
+  ReductionPoint token_count;                         ///< over dp, int64
+  ReductionPoint loss;                                ///< over dp, fp64
+  ReductionPoint clip_norm;                           ///< over tp, fp64: one sum of squares per cut parameter, in model order
+  std::int64_t norm_block = kNormBlockElements;       ///< of a parameter's gradient so many elements are squared and added as one op
   NormAdds norm_adds = NormAdds::kModelOrder;
 };
 
@@ -129,6 +136,8 @@ struct ArithmeticInputs {
   std::int64_t bucket_bytes = 25 << 20;
   std::int64_t vocab_multiple = 0;  ///< as TrainSettings::vocab_multiple
   std::optional<Dtype> autocast = {};
+  int zero_stage = 0;  ///< as TrainSettings
+  std::optional<Dtype> master_dtype = {};
 };
 
 }  // namespace isoshard

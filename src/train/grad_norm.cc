@@ -9,30 +9,41 @@
 
 namespace isoshard {
 
-GlobalGradNorm::GlobalGradNorm(std::vector<ParameterSpec> specs, const ShardPlan& plan, Communicator& tp)
-    : specs_(std::move(specs)), plan_(plan), tp_(&tp) {
+namespace {
+
+void sum(std::vector<double>& values, Communicator& group, Axis axis, const std::vector<Segment>& segments) {
+  const Buffer buffer{reinterpret_cast<std::byte*>(values.data()), static_cast<std::int64_t>(values.size()), Dtype::kFloat64};
+  group.all_reduce(buffer, Reduction::kSum, {Purpose::kClipNorm, axis, segments}).wait();
+}
+
+}  // namespace
+
+GlobalGradNorm::GlobalGradNorm(std::vector<ParameterSpec> specs, const ShardPlan& plan, Communicator& tp, Communicator* dp)
+    : specs_(std::move(specs)), plan_(plan), tp_(&tp), dp_(dp) {
+  const auto add = [&](std::vector<Segment>& segments, const ParameterSpec& spec) {
+    segments.push_back({spec.name, plan.class_of(spec), static_cast<std::int64_t>(segments.size()), 1});
+  };
   for (const ParameterSpec& spec : specs_) {
-    if (plan.sharded_dim(spec) >= 0) split_.push_back({spec.name, plan.class_of(spec), static_cast<std::int64_t>(split_.size()), 1});
+    add(all_, spec);
+    if (plan.sharded_dim(spec) >= 0) add(split_, spec);
   }
 }
 
 double GlobalGradNorm::norm(const NamedTensors& gradients) {
-  const auto squares_of = [&](const std::string& name) { return sum_of_squares({{name, gradients.at(name)}}); };
-  std::vector<double> split_squares;
+  std::vector<double> squares, split_squares;
   for (const ParameterSpec& spec : specs_) {
-    if (plan_.sharded_dim(spec) < 0) continue;
-    split_squares.push_back(plan_.counts_shard(spec, tp_->rank()) ? squares_of(spec.name) : 0.0);
+    squares.push_back(sum_of_squares({{spec.name, gradients.at(spec.name)}}));
   }
-  if (!split_.empty()) {
-    const Buffer buffer{reinterpret_cast<std::byte*>(split_squares.data()), static_cast<std::int64_t>(split_squares.size()),
-                        Dtype::kFloat64};
-    tp_->all_reduce(buffer, Reduction::kSum, {Purpose::kClipNorm, Axis::kTp, split_}).wait();
+  if (dp_ != nullptr) sum(squares, *dp_, Axis::kDp, all_);
+  for (std::size_t i = 0; i < specs_.size(); ++i) {
+    if (plan_.sharded_dim(specs_[i]) >= 0) split_squares.push_back(plan_.counts_shard(specs_[i], tp_->rank()) ? squares[i] : 0.0);
   }
+  if (!split_.empty()) sum(split_squares, *tp_, Axis::kTp, split_);
   double total = 0;
   std::size_t next_split = 0;
-  for (const ParameterSpec& spec : specs_) {
-    const bool is_split = next_split < split_.size() && split_[next_split].name == spec.name;
-    total += is_split ? split_squares[next_split++] : squares_of(spec.name);
+  for (std::size_t i = 0; i < specs_.size(); ++i) {
+    const bool is_split = next_split < split_.size() && split_[next_split].name == specs_[i].name;
+    total += is_split ? split_squares[next_split++] : squares[i];
   }
   return std::sqrt(total);
 }

@@ -7,8 +7,10 @@
 #include <utility>
 
 #include "base/error.h"
+#include "parallel/ddp/replicas.h"
 #include "parallel/tensor/autotp_plan.h"
 #include "parallel/tensor/tensor_parallel_strategy.h"
+#include "parallel/zero/zero_optimizer_shards.h"
 
 namespace isoshard {
 namespace {
@@ -22,11 +24,12 @@ TrainerParts common_parts(const TrainerConfig& config) {
   parts.max_grad_norm = config.settings.max_grad_norm;
   parts.label_smoothing = config.settings.label_smoothing;
   parts.dtype = config.dtype;
+  parts.master_dtype = config.settings.master_dtype;
   parts.autocast = config.settings.autocast;
   return parts;
 }
 
-// The parts that depend on the plan and on who averages over what.
+// The parts that depend on the plan, on how parameters lie over dp, and on who averages over what.
 void finish(TrainerParts& parts, const TrainerConfig& config, Mesh& mesh, int local_groups) {
   parts.num_loss_groups = local_groups;
   if (config.settings.loss_mean == LossMean::kGlobal) {
@@ -36,7 +39,9 @@ void finish(TrainerParts& parts, const TrainerConfig& config, Mesh& mesh, int lo
   } else {
     parts.loss_normaliser = std::make_unique<GroupTokenMean>(local_groups);
   }
-  parts.grad_norm = std::make_unique<GlobalGradNorm>(parts.model->parameters(), parts.plan, mesh.group(Axis::kTp));
+  const bool is_cut = config.settings.zero_stage > 0 && mesh.degree(Axis::kDp) > 1;
+  parts.grad_norm = std::make_unique<GlobalGradNorm>(parts.model->parameters(), parts.plan, mesh.group(Axis::kTp),
+                                                     is_cut ? &mesh.group(Axis::kDp) : nullptr);
 }
 
 }  // namespace
@@ -47,6 +52,7 @@ TrainerParts plain_parts(const TrainerConfig& config, Mesh& mesh, int dp_groups)
   }
   TrainerParts parts = common_parts(config);
   parts.strategy = std::make_shared<Strategy>();
+  parts.data_parallel = std::make_unique<Replicas>(Replicas::Reduces::kNever);
   finish(parts, config, mesh, dp_groups);
   return parts;
 }
@@ -59,7 +65,7 @@ TrainerParts ddp_parts(const TrainerConfig& config, Mesh& mesh) {
   TrainerParts parts = common_parts(config);
   // Gradients are averaged over dp, so on the way there they are dp times the true ones.
   parts.strategy = std::make_shared<Strategy>(dp, dp);
-  parts.reduce_gradients = true;
+  parts.data_parallel = std::make_unique<Replicas>(Replicas::Reduces::kOverDp);
   finish(parts, config, mesh, 1);
   return parts;
 }
@@ -77,7 +83,11 @@ TrainerParts autotp_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan pla
   parts.strategy =
       std::make_shared<TensorParallelStrategy>(parts.plan, tp, dp, dp, config.settings.record_partials, mesh.coordinate(Axis::kDp));
   parts.partial_grad_sum = std::make_unique<PartialGradSum>(parts.model->parameters(), parts.plan, tp);
-  parts.reduce_gradients = true;
+  if (config.settings.zero_stage == 0) {
+    parts.data_parallel = std::make_unique<Replicas>(Replicas::Reduces::kOverDp);
+  } else {
+    parts.data_parallel = std::make_unique<ZeroOptimizerShards>();
+  }
   finish(parts, config, mesh, 1);
   return parts;
 }

@@ -27,6 +27,9 @@ struct TrainSettings {
   std::optional<Dtype> autocast;
   /// autotp: embedding, head and loss are split along the vocabulary, which is padded to a multiple of this x tp. 0: whole.
   std::int64_t vocab_multiple = 0;
+  /// Of the weights that the optimizer steps, and of its states: fp32 masters of bf16 parameters, say. None: the parameters' own.
+  std::optional<Dtype> master_dtype;
+  int zero_stage = 0;  ///< autotp: 0, or 1: masters and optimizer state are spread over dp
 };
 
 }  // namespace isoshard

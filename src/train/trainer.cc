@@ -69,12 +69,15 @@ Trainer::~Trainer() = default;
 
 void Trainer::setup() {
   if (sink_ != nullptr) sink_->begin_step(0);
-  for (const ParameterSpec& spec : specs_) parameters_[spec.name] = own_part(spec).requires_grad_(true);
+  DataParallelSetup setup;
+  for (const ParameterSpec& spec : specs_) {
+    setup.parameters.push_back({spec.name, parts_.plan.class_of(spec), layout_of(spec), own_part(spec).requires_grad_(true)});
+  }
+  setup.mesh = mesh_;
+  setup.bucket_bytes = parts_.bucket_bytes;
+  setup.master_dtype = parts_.master_dtype;
+  parts_.data_parallel->setup(std::move(setup));
   record_parameters();
-  if (!parts_.reduce_gradients) return;
-  std::vector<ReducedParameter> reduced;
-  for (const ParameterSpec& spec : specs_) reduced.push_back({spec.name, parts_.plan.class_of(spec), parameters_.at(spec.name)});
-  reducer_ = std::make_unique<GradientReducer>(std::move(reduced), mesh_->group(Axis::kDp), parts_.bucket_bytes);
 }
 
 at::Tensor Trainer::own_part(const ParameterSpec& spec) const {
@@ -97,19 +100,15 @@ void Trainer::forward_backward(std::span<const TokenBatch> micro_batches) {
   LossSums sums = weigh(targets);
   for (std::size_t m = 0; m < micro_batches.size(); ++m) {
     place.index = static_cast<int>(m);
-    if (parts_.schedule->clears_gradients_before(place)) clear_gradients();
+    if (parts_.schedule->clears_gradients_before(place)) parts_.data_parallel->clear_gradients();
     record_data(micro_batches[m]);
     const at::Tensor loss = loss_of(micro_batches[m], targets[m], sums.places[m], sums);
     if (place.is_last()) report_loss(sums);
-    is_reducing_ = reducer_ != nullptr && parts_.schedule->reduces_gradients_in(place);
-    if (is_reducing_) reducer_->arm();
+    const bool reduces = parts_.schedule->reduces_gradients_in(place);
+    parts_.data_parallel->before_backward(reduces);
     loss.backward();
-    if (is_reducing_ && !place.is_last()) reducer_->finish();
+    parts_.data_parallel->after_backward(reduces, place.is_last());
   }
-}
-
-void Trainer::clear_gradients() {
-  for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
 }
 
 Trainer::LossSums Trainer::weigh(std::span<const at::Tensor> targets) const {
@@ -136,17 +135,16 @@ Trainer::LossSums Trainer::weigh(std::span<const at::Tensor> targets) const {
   return sums;
 }
 
-at::Tensor Trainer::logits_of(const TokenBatch& batch) const {
+at::Tensor Trainer::logits_of(const TokenBatch& batch, const Parameters& parameters) const {
   std::optional<AutocastScope> autocast;
   if (parts_.autocast.has_value()) autocast.emplace(batch.input_ids_BS.device().type(), scalar_type_of(*parts_.autocast));
-  return parts_.model->forward(batch.input_ids_BS, parameters_, *parts_.strategy, sink_);
+  return parts_.model->forward(batch.input_ids_BS, parameters, *parts_.strategy, sink_);
 }
 
-at::Tensor Trainer::loss_of(const TokenBatch& batch, const at::Tensor& targets_BS, std::span<const std::size_t> places,
-                            LossSums& sums) const {
+at::Tensor Trainer::loss_of(const TokenBatch& batch, const at::Tensor& targets_BS, std::span<const std::size_t> places, LossSums& sums) {
   std::vector<double> weights;
   for (const std::size_t place : places) weights.push_back(sums.weights[place]);
-  const at::Tensor logits = logits_of(batch);
+  const at::Tensor logits = logits_of(batch, parts_.data_parallel->before_forward());
   CrossEntropy loss = parts_.model->loss_kind() == LossKind::kLinear
                           ? linear_loss(logits, targets_BS, as_tensor(weights), vocabulary_of(parts_.plan, *mesh_))
                           : parts_.strategy->loss(logits, targets_BS, as_tensor(weights), parts_.label_smoothing);
@@ -167,14 +165,12 @@ void Trainer::report_loss(const LossSums& sums) {
 }
 
 void Trainer::reduce_gradients() {
-  if (is_reducing_) reducer_->finish();
-  for (const ParameterSpec& spec : specs_) {
-    const at::Tensor& parameter = parameters_.at(spec.name);
-    const at::Tensor& gradient = parameter.grad();
-    gradients_[spec.name] = gradient.defined() ? gradient : at::zeros_like(parameter).detach();
-  }
+  parts_.data_parallel->finish();
+  gradients_ = parts_.data_parallel->gradients();
   if (parts_.partial_grad_sum != nullptr) parts_.partial_grad_sum->reduce(gradients_);
-  for (const ParameterSpec& spec : specs_) record(RecordKind::kGrad, spec.name, gradients_[spec.name], layout_of(spec));
+  for (const ParameterSpec& spec : specs_) {
+    record(RecordKind::kGrad, spec.name, gradients_.at(spec.name), parts_.data_parallel->piece_layout(spec.name));
+  }
 }
 
 void Trainer::clip() {
@@ -186,18 +182,23 @@ void Trainer::clip() {
 
 void Trainer::step() {
   const at::NoGradGuard no_grad;
-  parts_.optimizer->step(parameters_, gradients_);
+  parts_.optimizer->step(parts_.data_parallel->masters(), gradients_);
+  parts_.data_parallel->publish();
 }
 
 void Trainer::state() {
   if (sink_ == nullptr) return;
   const NamedTensors state = parts_.optimizer->state();
+  const NamedTensors& masters = parts_.data_parallel->masters();
+  const bool own_masters = parts_.master_dtype.has_value() && *parts_.master_dtype != parts_.dtype;
   for (const ParameterSpec& spec : specs_) {
+    const at::Tensor& master = masters.at(spec.name);
+    const Layout layout = parts_.data_parallel->piece_layout(spec.name);
+    if (own_masters) record(RecordKind::kOptimizer, spec.name + ".master", master, layout);
     const std::string prefix = spec.name + ".";
     for (auto it = state.lower_bound(prefix); it != state.end() && it->first.starts_with(prefix); ++it) {
-      const bool like_parameter = it->second.sizes() == parameters_.at(spec.name).sizes();
-      const Layout layout = like_parameter ? layout_of(spec) : replicated(it->second.sizes().vec());
-      record(RecordKind::kOptimizer, it->first, it->second, layout);
+      const bool like_parameter = it->second.sizes() == master.sizes();
+      record(RecordKind::kOptimizer, it->first, it->second, like_parameter ? layout : replicated(it->second.sizes().vec()));
     }
   }
   record_parameters();
@@ -216,7 +217,10 @@ void Trainer::record(RecordKind kind, std::string name, const at::Tensor& value,
 }
 
 void Trainer::record_parameters() const {
-  for (const ParameterSpec& spec : specs_) record(RecordKind::kParam, spec.name, parameters_.at(spec.name), layout_of(spec));
+  const DataParallel& data_parallel = *parts_.data_parallel;
+  for (const ParameterSpec& spec : specs_) {
+    record(RecordKind::kParam, spec.name, data_parallel.held().at(spec.name), data_parallel.held_layout(spec.name));
+  }
 }
 
 void Trainer::record_data(const TokenBatch& batch) const {

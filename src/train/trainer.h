@@ -13,7 +13,7 @@
 #include "model/model.h"
 #include "model/weights.h"
 #include "optim/optimizer.h"
-#include "parallel/ddp/gradient_reducer.h"
+#include "parallel/data_parallel.h"
 #include "parallel/tensor/partial_grad_sum.h"
 #include "parallel/tensor/shard_plan.h"
 #include "train/grad_norm.h"
@@ -34,9 +34,10 @@ struct TrainerParts {
   std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<Schedule> schedule = std::make_unique<Schedule>();
   std::unique_ptr<PartialGradSum> partial_grad_sum;  ///< nullptr: nothing is split over tp
-  bool reduce_gradients = false;                     ///< average gradients over dp
+  std::unique_ptr<DataParallel> data_parallel;       ///< how parameters, gradients and optimizer state lie over dp
   std::int64_t bucket_bytes = 25 << 20;
-  double max_grad_norm = 1.0;  ///< 0: no clipping
+  std::optional<Dtype> master_dtype;  ///< of what the optimizer steps; none: `dtype`
+  double max_grad_norm = 1.0;         ///< 0: no clipping
   double label_smoothing = 0;
   int num_loss_groups = 1;        ///< dp ranks that this rank's samples stand for (more than 1 in the reference only)
   Dtype dtype = Dtype::kFloat32;  ///< of the parameters, and so of the computation
@@ -47,8 +48,9 @@ struct TrainerParts {
 ///              clip, step, state.
 /// Guarantees   a rank reads and holds only its own part of each parameter. Through the sink go, per step: parameters as read
 ///              (first step), "sample_ids", "input_ids" and "labels", every activation and its gradient, "loss" and
-///              "loss_per_dp_rank", parameter gradients after the reduction and before clipping, "grad_norm", optimizer state and
-///              parameters after the step. A parameter that no gradient reached has a gradient of zeros.
+///              "loss_per_dp_rank", parameter gradients after the reduction and before clipping, "grad_norm", optimizer state (with
+///              masters, if they are of another dtype, as "<parameter>.master") and parameters after the step. A parameter that no gradient
+///              reached has a gradient of zeros.
 /// Ranks        every phase is collective over the mesh.
 /// Determinism  bit-equal between runs for the communicator's ordered reduction.
 ///
@@ -71,7 +73,9 @@ class Trainer {
   void state();
   void train_step(std::span<const TokenBatch> micro_batches);
 
-  [[nodiscard]] const Parameters& parameters() const noexcept { return parameters_; }
+  /// What forward reads, or this rank's pieces of it (DataParallel::held).
+  [[nodiscard]] const Parameters& parameters() const { return parts_.data_parallel->held(); }
+  /// Of this rank's pieces, of the last step.
   [[nodiscard]] const NamedTensors& gradients() const noexcept { return gradients_; }
   [[nodiscard]] const std::vector<ParameterSpec>& specs() const noexcept { return specs_; }
   /// Of the last step: what was minimised (averaged over dp), and the norm before clipping.
@@ -89,16 +93,15 @@ class Trainer {
     std::vector<std::vector<std::size_t>> places;  ///< by micro-batch and sample
   };
 
-  void clear_gradients();
   void record(RecordKind kind, std::string name, const at::Tensor& value, Layout layout) const;
   void record_parameters() const;
   void record_data(const TokenBatch& batch) const;
   /// This rank's part of a parameter; what pads a vocabulary is zero.
   [[nodiscard]] at::Tensor own_part(const ParameterSpec& spec) const;
-  [[nodiscard]] at::Tensor logits_of(const TokenBatch& batch) const;
+  [[nodiscard]] at::Tensor logits_of(const TokenBatch& batch, const Parameters& parameters) const;
   [[nodiscard]] LossSums weigh(std::span<const at::Tensor> targets) const;
   [[nodiscard]] at::Tensor loss_of(const TokenBatch& batch, const at::Tensor& targets_BS, std::span<const std::size_t> places,
-                                   LossSums& sums) const;
+                                   LossSums& sums);
   void report_loss(const LossSums& sums);
   [[nodiscard]] Layout layout_of(const ParameterSpec& spec) const { return parts_.plan.layout_of(spec, mesh_->coordinate(Axis::kTp)); }
   [[nodiscard]] Layout over_dp(const at::Tensor& local) const;
@@ -107,10 +110,7 @@ class Trainer {
   Mesh* mesh_;
   Sink* sink_;
   std::vector<ParameterSpec> specs_;
-  Parameters parameters_;
   NamedTensors gradients_;
-  std::unique_ptr<GradientReducer> reducer_;
-  bool is_reducing_ = false;  ///< a reduction has started that reduce_gradients must finish
   int next_step_ = 0;
   double loss_ = 0, grad_norm_ = 0;
 };

@@ -13,10 +13,7 @@
 #include "parallel/ddp/gradient_reducer.h"
 
 namespace isoshard {
-namespace {
-
-// Buckets need equal sizes on all ranks, so any rank's will do.
-Shape local_shape(const Arithmetic& arithmetic, const ParameterSpec& spec) {
+Shape held_shape(const Arithmetic& arithmetic, const ParameterSpec& spec) {
   Shape shape = spec.shape;
   const auto cut = arithmetic.cuts.find(spec.name);
   if (cut == arithmetic.cuts.end()) return shape;
@@ -27,12 +24,11 @@ Shape local_shape(const Arithmetic& arithmetic, const ParameterSpec& spec) {
   return shape;
 }
 
-}  // namespace
-
 void add_data_parallelism(Arithmetic& arithmetic, std::span<const ParameterSpec> specs, const ArithmeticInputs& inputs) {
   arithmetic.dp = inputs.dp;
   arithmetic.tp = inputs.tp;
   arithmetic.dtype = inputs.dtype;
+  arithmetic.master_dtype = inputs.master_dtype;
   if (inputs.autocast.has_value()) arithmetic.products = LowPrecisionProducts{*inputs.autocast};
   for (ReductionPoint* point : {&arithmetic.row_output, &arithmetic.column_input_gradient, &arithmetic.parameter_gradient,
                                 &arithmetic.holder_gradient, &arithmetic.token_count, &arithmetic.loss, &arithmetic.clip_norm}) {
@@ -45,7 +41,7 @@ void add_data_parallelism(Arithmetic& arithmetic, std::span<const ParameterSpec>
   const at::Tensor element = at::empty({1}, at::TensorOptions().dtype(scalar_type_of(inputs.dtype)));
   std::vector<ReducedParameter> reduced;
   for (const ParameterSpec& spec : specs) {
-    const at::Tensor sized = element.expand(numel_of(local_shape(arithmetic, spec)));
+    const at::Tensor sized = element.expand(numel_of(held_shape(arithmetic, spec)));
     reduced.push_back({spec.name, spec.param_class, sized});
   }
   for (const std::vector<std::size_t>& bucket : bucket_assignment(reduced, inputs.bucket_bytes)) {

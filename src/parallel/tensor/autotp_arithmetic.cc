@@ -12,6 +12,7 @@
 #include "mesh/layout.h"
 #include "parallel/ddp/ddp_arithmetic.h"
 #include "parallel/tensor/autotp_plan.h"
+#include "parallel/zero/partition.h"
 
 namespace isoshard {
 namespace {
@@ -86,6 +87,16 @@ void split_vocabulary(Arithmetic& arithmetic, const ShardPlan& plan, const std::
   }
 }
 
+void add_zero_runs(Arithmetic& arithmetic, const std::vector<ParameterSpec>& specs) {
+  std::vector<std::int64_t> numels;
+  for (const ParameterSpec& spec : specs) numels.push_back(numel_of(held_shape(arithmetic, spec)));
+  const ZeroPartition partition = zero_partition(numels, arithmetic.dp);
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    std::vector<Range>& runs = arithmetic.stepped_runs[specs[i].name];
+    for (const ElementRun& run : partition.runs[i]) runs.push_back({run.begin, run.count});
+  }
+}
+
 }  // namespace
 
 Arithmetic autotp_arithmetic(const Model& model, const ArithmeticInputs& inputs) {
@@ -113,6 +124,7 @@ Arithmetic autotp_arithmetic(const Model& model, const ArithmeticInputs& inputs)
   if (!head_norms.empty()) arithmetic.holder_sums.push_back(std::move(head_norms));
   if (plan.vocab_size != 0) split_vocabulary(arithmetic, plan, model.head_module(), inputs);
   add_data_parallelism(arithmetic, specs, inputs);
+  if (inputs.zero_stage > 0 && inputs.dp > 1) add_zero_runs(arithmetic, specs);
   return arithmetic;
 }
 

@@ -22,6 +22,7 @@ void sum_over(Communicator& group, const std::vector<std::string>& names, ParamC
     offset += pieces.back().numel();
   }
   const at::Tensor flat = at::cat(pieces);
+  if (flat.numel() == 0) return;  // other dp ranks go on with them: so on every rank of this group
   all_reduce(group, flat, Reduction::kSum, {Purpose::kGradReduce, Axis::kTp, segments}).wait();
   for (const Segment& segment : segments) {
     const at::Tensor& gradient = gradients.find(segment.name)->second;
