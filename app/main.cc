@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The program.
 #include "app/program.h"
+#include "harness/world/end_process.h"
 
 int main(int argc, char** argv) {
-  return isoshard::run_program({argv + 1, argv + argc});
+  isoshard::end_process(isoshard::run_program({argv + 1, argv + argc}));
 }

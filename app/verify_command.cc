@@ -50,7 +50,7 @@ std::string reference_settings(Case item) {
 
 Trace run_one(const VerifyRequest& request, const Case& item, const Reference& reference, Asked asked, SideBySide* tables) {
   RunOptions options;
-  if (asked == Asked::kDigests) options = digests_only();
+  if (asked == Asked::kDigests) options = digests_only(std::move(options));
   if (!request.dump.empty()) options.keep = Keep::kEverything;
   const FaultProbe probe;
   if (!request.fault.empty()) options = with_fault(options, find_fault(request.fault), item, probe);

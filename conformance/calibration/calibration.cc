@@ -35,7 +35,7 @@ Verdict Calibration::run(std::int64_t index) {
   const Case c = clean_case(seed_, index);
   CaseJudge::Hooks hooks;
   hooks.run = [](const Case& item, const Reference& reference, Asked asked) {
-    return run_case(item, reference, asked == Asked::kDigests ? digests_only() : RunOptions{});
+    return run_case(item, reference, asked == Asked::kDigests ? digests_only({}) : RunOptions{});
   };
   Verdict verdict = CaseJudge(kind_, std::move(hooks)).judge_case(c).verdict;
   add(index, c, verdict);

@@ -120,42 +120,30 @@ struct ModuleTap::Impl {
       new (cell) Cell;
       std::copy(part.box.global_offset.begin(), part.box.global_offset.end(), cell->place.offset.begin());
       std::copy(part.box.size.begin(), part.box.size.end(), cell->place.size.begin());
-      look_at_rows(found->second, record, part.box, static_cast<const std::byte*>(local.const_data_ptr()), gradient, *cell);
+      look_at_part(found->second, record, part, static_cast<const std::byte*>(local.const_data_ptr()), *cell);
       cell->sum_sq /= site.grad_scale * site.grad_scale;
       cell->is_filled = true;
       ++cell;
     }
   }
 
-  /// Row by row of the last dimension. Of dp rank 0, places in the global tensor are places in its own samples.
-  void look_at_rows(std::size_t module, const Record& record, const Box& box, const std::byte* local, bool gradient, Cell& cell) const {
-    const auto element = static_cast<std::int64_t>(size_of(record.dtype));
-    const std::size_t last = box.size.size() - 1;
-    const std::int64_t rows = numel_of(box.size) / box.size[last];
-    const Module* other = baseline == nullptr ? nullptr : baseline->impl_->find(record.key.name);
+  /// Of dp rank 0, places in the global tensor are places in its own samples.
+  void look_at_part(std::size_t module, const Record& record, const PartStats& part, const std::byte* local, Cell& cell) const {
+    std::vector<std::byte> scratch;
+    const std::byte* const values = packed(record, part, local, scratch);
     Stats own;
-    for (std::int64_t row = 0; row < rows; ++row) {
-      std::int64_t from = 0, to = 0, rest = row;
-      std::int64_t local_stride = 1, global_stride = 1;
-      for (std::size_t d = last + 1; d-- > 0;) {
-        const std::int64_t at = d == last ? 0 : rest % box.size[d];
-        if (d != last) rest /= box.size[d];
-        from += (at + box.local_offset[d]) * local_stride;
-        to += (at + box.global_offset[d]) * global_stride;
-        local_stride *= record.local_shape[d];
-        global_stride *= record.layout.global_shape[d];
-      }
-      const std::int64_t count = box.size[last];
-      const std::byte* values = local + from * element;
-      accumulate(own, values, record.dtype, values, record.dtype, count, to);
-      if (gradient) continue;
-      remember_first(module, values, record.dtype, to, count);
-      if (keeps && to + count <= modules[module].kept) store_row(modules[module], record.dtype, values, to, count);
-      if (other != nullptr && to + count <= other->kept) {
-        accumulate(cell.from_baseline, baseline->impl_->stored(*other, to), other->dtype, values, record.dtype, count, to);
-      }
-    }
+    accumulate(own, values, record.dtype, values, record.dtype, numel_of(part.box.size), 0);
     cell.sum_sq = own.nan_actual + own.inf_actual > 0 ? std::nan("") : own.sum_sq_actual;
+    if (record.key.kind == RecordKind::kActivationGrad) return;
+    const Module* other = baseline == nullptr ? nullptr : baseline->impl_->find(record.key.name);
+    for_each_run(part, record, [&](std::int64_t to, std::int64_t done, std::int64_t count) {
+      const std::byte* const run = values + done * static_cast<std::int64_t>(size_of(record.dtype));
+      remember_first(module, run, record.dtype, to, count);
+      if (keeps) store_run(modules[module], record.dtype, run, to, count);
+      if (other == nullptr || to >= other->kept) return;
+      accumulate(cell.from_baseline, baseline->impl_->stored(*other, to), other->dtype, run, record.dtype,
+                 std::min(count, other->kept - to), to);
+    });
   }
 
   void remember_first(std::size_t module, const std::byte* values, Dtype dtype, std::int64_t to, std::int64_t count) const {
@@ -166,10 +154,11 @@ struct ModuleTap::Impl {
     }
   }
 
-  void store_row(const Module& module, Dtype dtype, const std::byte* values, std::int64_t to, std::int64_t count) const {
+  void store_run(const Module& module, Dtype dtype, const std::byte* values, std::int64_t to, std::int64_t count) const {
+    if (to >= module.kept) return;
     if (dtype != module.dtype)
       throw InfrastructureError(fmt::format("{} is {}, its reference {}", module.name, name_of(dtype), name_of(module.dtype)));
-    std::memcpy(stored(module, to), values, static_cast<std::size_t>(count) * size_of(dtype));
+    std::memcpy(stored(module, to), values, static_cast<std::size_t>(std::min(count, module.kept - to)) * size_of(dtype));
   }
 
   [[nodiscard]] std::byte* stored(const Module& module, std::int64_t at) const {

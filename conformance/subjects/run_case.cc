@@ -49,8 +49,7 @@ void train(const Case& item, const CaseData& data, const RunOptions& options, Re
 
 }  // namespace
 
-RunOptions digests_only() {
-  RunOptions options;
+RunOptions digests_only(RunOptions options) {
   options.keep = Keep::kNothing;
   options.compare = false;
   return options;

@@ -30,8 +30,8 @@ struct RunOptions {
   std::chrono::milliseconds deadline{600'000};
 };
 
-/// Nothing is compared and nothing kept: the trace has digests, for equality_of (harness/compare/equal_runs.h).
-[[nodiscard]] RunOptions digests_only();
+/// The same, but nothing is compared and nothing kept: the trace has digests, for equality_of (harness/compare/equal_runs.h).
+[[nodiscard]] RunOptions digests_only(RunOptions options);
 
 /// One train step of a rank, up to and with the optimizer's; what is left is subject.state(), which only records. Says in which phase
 /// the rank is.

@@ -47,6 +47,7 @@ std::string_view name_of(ReferenceKind kind) noexcept {
 CaseJudge::CaseJudge(ReferenceKind kind, Hooks hooks, Effort effort) : kind_(kind), hooks_(std::move(hooks)), effort_(effort) {}
 
 CaseJudgement CaseJudge::judge_case(const Case& item) {
+  keep_needed_plains(item);
   switch (kind_) {
     case ReferenceKind::kPlain:
       return against_plain(item);
@@ -64,18 +65,24 @@ void CaseJudge::announce(std::vector<Case> cases) {
   announced_ = std::move(cases);
 }
 
-// Frees what no announced case will ask for, makes what is missing, and the next one beside it.
+std::vector<Case>::const_iterator CaseJudge::first_announced(const std::string& reference_slug) const {
+  return std::find_if(announced_.begin(), announced_.end(), [&](const Case& c) { return c.reference_slug() == reference_slug; });
+}
+
+void CaseJudge::keep_needed_plains(const Case& item) {
+  std::set<std::string> needed{item.reference_slug()};
+  for (auto next = first_announced(item.reference_slug()); next != announced_.end(); ++next) needed.insert(next->reference_slug());
+  std::erase_if(plains_, [&](const auto& entry) { return !needed.contains(entry.first); });
+}
+
+// And the next one beside it.
 void CaseJudge::make_plain(const Case& item, int responses) {
   const std::string slug = item.reference_slug();
-  const auto here = std::find_if(announced_.begin(), announced_.end(), [&](const Case& c) { return c.reference_slug() == slug; });
   std::vector<Case> together{item};
-  std::set<std::string> needed{slug};
-  for (auto next = here; next != announced_.end(); ++next) {
-    const auto [name, is_other] = needed.insert(next->reference_slug());
-    if (is_other && together.size() == 1 && !plains_.contains(*name) && fit_together(item, *next)) together.push_back(*next);
-  }
-  std::erase_if(plains_, [&](const auto& entry) { return !needed.contains(entry.first) || !entry.second.reference.has_bytes(); });
-  if (plains_.contains(slug)) return;
+  const auto next = std::find_if(first_announced(slug), announced_.cend(), [&](const Case& c) {
+    return c.reference_slug() != slug && !plains_.contains(c.reference_slug()) && fit_together(item, c);
+  });
+  if (next != announced_.end()) together.push_back(*next);
   std::vector<Reference> made = make_references(together, {.responses = responses});
   for (std::size_t i = 0; i < together.size(); ++i) plains_[together[i].reference_slug()] = {std::move(made[i])};
 }
@@ -90,7 +97,8 @@ const Reference& CaseJudge::plain_records(const Case& item) {
 }
 
 Reference& CaseJudge::plain(const Case& item, int responses) {
-  make_plain(item, responses);
+  const auto made = plains_.find(item.reference_slug());
+  if (made == plains_.end() || !made->second.reference.has_bytes()) make_plain(item, responses);
   auto& [reference, is_seen] = plains_.at(item.reference_slug());
   if (!is_seen && hooks_.on_plain) hooks_.on_plain(item, reference);
   is_seen = true;

@@ -61,6 +61,9 @@ class CaseJudge {
     Reference reference;
     bool is_seen = false;  ///< on_plain was called
   };
+  [[nodiscard]] std::vector<Case>::const_iterator first_announced(const std::string& reference_slug) const;
+  /// Lets go of the plain references that neither `item` nor a later announced case is judged against.
+  void keep_needed_plains(const Case& item);
   Reference& plain(const Case& item, int responses);
   void make_plain(const Case& item, int responses);
   /// What the plain reference recorded; its bytes are let go if no other announced case needs them.

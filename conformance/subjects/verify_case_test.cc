@@ -19,10 +19,7 @@ CaseJudgement judged(const Case& item, ReferenceKind kind, const RunOptions& opt
                      CaseJudge::Effort effort = CaseJudge::Effort::kLean) {
   CaseJudge::Hooks hooks;
   hooks.run = [options](const Case& c, const Reference& reference, Asked asked) {
-    RunOptions so = options;
-    so.compare = asked == Asked::kComparison;
-    if (!so.compare) so.keep = Keep::kNothing;
-    return run_case(c, reference, so);
+    return run_case(c, reference, asked == Asked::kDigests ? digests_only(options) : options);
   };
   return CaseJudge(kind, std::move(hooks), effort).judge_case(item);
 }

@@ -197,12 +197,16 @@ double steps_of_key(std::int32_t key, const Steps& steps) noexcept {
 }
 
 double largest_steps(const FloatRun& run, std::int64_t begin, std::int64_t end) noexcept {
+  constexpr int kBiasOfFloat = 127, kBiasOfDouble = 1023, kFractionOfDouble = 52;
+  const Steps steps = steps_of(run);
   double result = 0;
   for (std::int64_t i = begin; i < end; ++i) {
     const float r = float_at(run.reference, run.reference_dtype, i);
     const float d = float_at(run.actual, run.actual_dtype, i) - r;
-    const int exponent = std::max(static_cast<int>(std::bit_cast<std::uint32_t>(r) >> 23 & 0xffU) - 127, steps_of(run).min_exponent);
-    result = std::max(result, std::ldexp(std::fabs(static_cast<double>(d)), steps_of(run).fraction_bits - exponent));
+    const int exponent = std::max(static_cast<int>(std::bit_cast<std::uint32_t>(r) >> 23 & 0xffU) - kBiasOfFloat, steps.min_exponent);
+    // 2^(fraction bits - exponent), between 2^-120 and 2^149, so that the product is exact.
+    const auto bits = static_cast<std::uint64_t>(kBiasOfDouble + steps.fraction_bits - exponent) << kFractionOfDouble;
+    result = std::max(result, std::fabs(static_cast<double>(d)) * std::bit_cast<double>(bits));
   }
   return result;
 }

@@ -103,7 +103,7 @@ class Tables {
     const auto cell = [&](std::size_t r, std::size_t c) -> std::string {
       const TableColumn& column = tables_.columns[c];
       if (r >= column.losses.size()) return "-";
-      const std::string loss = fmt::format("{:.8f}", column.losses[r]);
+      std::string loss = fmt::format("{:.8f}", column.losses[r]);
       if (baseline == nullptr || &column == baseline || r >= baseline->losses.size()) return loss;
       return fmt::format("{} ({:.2e})", loss, std::fabs(column.losses[r] - baseline->losses[r]) / std::fabs(baseline->losses[r]));
     };

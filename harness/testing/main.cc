@@ -8,6 +8,7 @@
 #include <string>
 
 #include "harness/testing/run_world.h"
+#include "harness/world/end_process.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/warm_up.h"
 
@@ -21,9 +22,7 @@ const char* variable_that_leaves_tests_out() {
   return nullptr;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   constexpr int kNothingRan = 2, kWrongLabels = 3;
   if (const char* const name = variable_that_leaves_tests_out(); name != nullptr) {
     std::fprintf(stderr, "%s is set in the environment: tests would be left out unseen; unset it\n", name);
@@ -46,4 +45,10 @@ int main(int argc, char** argv) {
   const std::string problem = isoshard::world_sizes_problem(declared);
   if (!problem.empty()) std::fprintf(stderr, "the labels of this suite are wrong: %s\n", problem.c_str());
   return problem.empty() ? 0 : kWrongLabels;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  isoshard::end_process(run(argc, argv));
 }

@@ -107,37 +107,33 @@ const std::byte* packed(const Record& record, const PartStats& part, const std::
   return scratch.data();
 }
 
+void for_each_run(const PartStats& part, const Record& record,
+                  const std::function<void(std::int64_t global, std::int64_t packed, std::int64_t count)>& visit) {
+  if (is_flat(record.layout)) return visit(part.range.global_begin, 0, part.range.count);
+  std::int64_t done = 0;
+  for_each_run(record.layout.global_shape, part.box.global_offset, part.box.size, [&](std::int64_t position, std::int64_t count) {
+    visit(position, done, count);
+    done += count;
+  });
+}
+
 void compare_part(PartStats& part, const Record& record, const std::byte* packed_part, const std::byte* reference, Dtype reference_dtype,
                   double reference_grad_scale, const std::uint8_t* selected) {
   part.stats = {};
   const double grad_scale = record.grad_scale / reference_grad_scale;
   const auto reference_size = static_cast<std::int64_t>(size_of(reference_dtype));
   const auto actual_size = static_cast<std::int64_t>(size_of(record.dtype));
-  std::int64_t done = 0;
-  const auto add = [&](std::int64_t position, std::int64_t count) {
+  for_each_run(part, record, [&](std::int64_t position, std::int64_t done, std::int64_t count) {
     accumulate(part.stats, reference + position * reference_size, reference_dtype, packed_part + done * actual_size, record.dtype, count,
                position, grad_scale, selected == nullptr ? nullptr : selected + position);
-    done += count;
-  };
-  if (is_flat(record.layout)) {
-    add(part.range.global_begin, part.range.count);
-  } else {
-    for_each_run(record.layout.global_shape, part.box.global_offset, part.box.size, add);
-  }
+  });
 }
 
 void place_part(const PartStats& part, const Record& record, const std::byte* packed_part, std::byte* global) {
   const auto element = static_cast<std::int64_t>(size_of(record.dtype));
-  const std::byte* from = packed_part;
-  const auto copy = [&](std::int64_t position, std::int64_t count) {
-    std::memcpy(global + position * element, from, static_cast<std::size_t>(count * element));
-    from += count * element;
-  };
-  if (is_flat(record.layout)) {
-    copy(part.range.global_begin, part.range.count);
-  } else {
-    for_each_run(record.layout.global_shape, part.box.global_offset, part.box.size, copy);
-  }
+  for_each_run(part, record, [&](std::int64_t position, std::int64_t done, std::int64_t count) {
+    std::memcpy(global + position * element, packed_part + done * element, static_cast<std::size_t>(count * element));
+  });
 }
 
 }  // namespace isoshard

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "harness/trace/record.h"
@@ -20,6 +21,10 @@ namespace isoshard {
 /// The part's elements of the contiguous local tensor in row-major order. Returns `local` itself, moved on, if they lie in
 /// one run; otherwise they are copied into `scratch`.
 [[nodiscard]] const std::byte* packed(const Record& record, const PartStats& part, const std::byte* local, std::vector<std::byte>& scratch);
+
+/// Calls visit(global, packed, count) for each run of `count` elements of a packed part that is one in the global tensor, too, in order.
+void for_each_run(const PartStats& part, const Record& record,
+                  const std::function<void(std::int64_t global, std::int64_t packed, std::int64_t count)>& visit);
 
 /// Compares a packed part with the whole reference tensor. `selected`, if not null, has one byte per element of the
 /// global tensor. Fills `part.stats` anew; global indices.

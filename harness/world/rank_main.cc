@@ -10,28 +10,21 @@
 #include <array>
 #include <csignal>
 #include <cstdio>
-#include <iostream>
 #include <mutex>
 #include <utility>
 
 #include "harness/world/crash_handler.h"
+#include "harness/world/end_process.h"
 #include "harness/world/frames.h"
 #include "harness/world/hooks.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/leaked_processes.h"
 #include "harness/world/tensor_pool.h"
 
-// Present when the program is built with coverage or a leak checker; a rank ends by _exit, so it has to call them.
-extern "C" {
-__attribute__((weak)) void __gcov_dump();
-__attribute__((weak)) int __lsan_do_recoverable_leak_check();
-}
-
 namespace isoshard {
 namespace {
 
 constexpr std::size_t kResultPartBytes = 256 * 1024;
-constexpr int kLeakExitCode = 23;
 
 WorldHooks& hooks() {
   static WorldHooks instance;
@@ -107,15 +100,6 @@ void run_body(const RankStart& start) {
   }
 }
 
-int flush_and_check() {
-  std::cout.flush();
-  std::clog.flush();
-  std::fflush(nullptr);
-  if (&__gcov_dump != nullptr) __gcov_dump();
-  if (&__lsan_do_recoverable_leak_check != nullptr && __lsan_do_recoverable_leak_check() != 0) return kLeakExitCode;
-  return 0;
-}
-
 }  // namespace
 
 void set_world_hooks(WorldHooks new_hooks) {
@@ -156,7 +140,7 @@ void rank_main(const RankStart& start) noexcept {
   } catch (...) {  // the channel is broken: the controller sees an end without a goodbye
     ::_exit(1);
   }
-  ::_exit(flush_and_check());
+  end_process(0);
 }
 
 }  // namespace isoshard

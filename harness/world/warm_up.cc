@@ -5,11 +5,36 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <malloc.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <limits>
 
 namespace isoshard {
+namespace {
+
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// LibTorch allocates tens of MiB in small pieces as it is loaded. In pages of 4 KiB that takes ten thousand faults, and each fork copies
+// as many entries; and a rank touches some MiB more. So the heap begins with a reserve of huge pages, of which only what is touched is
+// obtained. It has to be there before any library allocates.
+void reserve_heap(int, char**, char**) {
+  constexpr int kReserve = 96 << 20;
+  constexpr std::uintptr_t kHugePage = 2 << 20;
+  ::mallopt(M_TOP_PAD, kReserve);
+  void* const first = std::malloc(1);
+  const std::uintptr_t begin = (reinterpret_cast<std::uintptr_t>(first) + kHugePage - 1) / kHugePage * kHugePage;
+  const auto end = reinterpret_cast<std::uintptr_t>(::sbrk(0)) / kHugePage * kHugePage;
+  if (begin < end) (void)::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // refused: small pages do, too
+  std::free(first);
+}
+
+using Initialiser = void (*)(int, char**, char**);
+__attribute__((section(".preinit_array"), used)) const Initialiser kBeforeLibraries = &reserve_heap;
+#endif
+
+}  // namespace
 
 void make_controller() {
   // Fresh memory costs more than many an operation on it: the kernel clears it, and a virtual machine's host may have to find it. So big

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "base/error.h"
@@ -16,9 +17,22 @@ namespace {
 
 constexpr std::int64_t kNotCounted = -100;
 
+// Lane by lane, as a CPU compares many bytes at once.
+std::int64_t largest_of(std::span<const std::byte> bytes) {
+  constexpr std::size_t kLanes = 64;
+  std::array<std::uint8_t, kLanes> largest{};
+  std::size_t done = 0;
+  for (; bytes.size() - done >= kLanes; done += kLanes) {
+    const std::byte* const from = bytes.data() + done;
+    for (std::size_t lane = 0; lane < kLanes; ++lane) largest[lane] = std::max(largest[lane], std::to_integer<std::uint8_t>(from[lane]));
+  }
+  for (; done < bytes.size(); ++done) largest[0] = std::max(largest[0], std::to_integer<std::uint8_t>(bytes[done]));
+  return *std::max_element(largest.begin(), largest.end());
+}
+
 void check_vocabulary(std::span<const std::byte> bytes, const std::filesystem::path& path, std::int64_t vocab_size) {
   if (vocab_size >= 256 || bytes.empty()) return;
-  const auto largest = std::to_integer<std::int64_t>(*std::max_element(bytes.begin(), bytes.end()));
+  const std::int64_t largest = largest_of(bytes);
   if (largest >= vocab_size) {
     throw UsageError(
         fmt::format("{}: its largest byte is {}, which needs a vocabulary of at least {}; the model has {}. Use a model with a "
