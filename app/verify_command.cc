@@ -16,13 +16,13 @@
 #include "conformance/subjects/verify_case.h"
 #include "fixtures/cases/case_settings.h"
 #include "fixtures/cases/inputs.h"
+#include "fixtures/reference/warm_up_training.h"
 #include "harness/cli/exit_code.h"
 #include "harness/cli/progress.h"
 #include "harness/report/report.h"
 #include "harness/report/tables.h"
 #include "harness/trace/bundle.h"
 #include "harness/world/interrupt.h"
-#include "harness/world/warm_up.h"
 
 namespace isoshard {
 namespace {
@@ -159,7 +159,7 @@ int run_verify(const ParsedOptions& options) {
   const KeepResults keep_results;
   const OutputFolder reports(request.output_dir, "--output-dir"), dump(request.dump, "--dump");
   save_inputs(request);
-  warm_up_kernels();
+  warm_up_training(request.cases);
   Output output;
   run_cases(request, output);
   output.print(summary_line(request, output));

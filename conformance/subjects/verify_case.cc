@@ -28,6 +28,13 @@ bool fit_together(const Case& a, const Case& b) {
   return trace_bytes(a) + trace_bytes(b) < static_cast<std::size_t>(this_machine().memory_bytes) / kShareOfMemory;
 }
 
+/// Whether the memory that the emulated ranks and the real ones take together is nothing to speak of.
+bool is_small(const Case& item) {
+  constexpr std::size_t kShareOfMemory = 64;
+  return trace_bytes(item) * static_cast<std::size_t>(item.world_size()) <
+         static_cast<std::size_t>(this_machine().memory_bytes) / kShareOfMemory;
+}
+
 }  // namespace
 
 std::string_view name_of(ReferenceKind kind) noexcept {
@@ -122,19 +129,21 @@ CaseJudgement CaseJudge::against_emulated(const Case& item) {
   return {exact(item, emulate(item, arithmetic_of(item))), ReferenceKind::kEmulated};
 }
 
-std::pair<Verdict, Trace> CaseJudge::on_record(const Case& item, const Arithmetic& arithmetic) {
+std::pair<Verdict, Trace> CaseJudge::on_record(const Case& item, const Arithmetic& arithmetic, const std::function<void()>& meanwhile) {
   const Keep keep = effort_ == Effort::kWhole ? Keep::kEverything : Keep::kWhatDiffers;
-  const auto judged = [&](const Reference& reference) {
-    Trace emulated = emulate(item, arithmetic, {.compare_with = &reference, .keep = keep});
+  const auto judged = [&](const Reference& reference, const std::function<void()>& beside) {
+    RunningEmulation running(item, arithmetic, {.compare_with = &reference, .keep = keep});
+    beside();
+    Trace emulated = running.wait();
     Verdict verdict = judge(reference, emulated, judge_options(item));
     verdict.subject = item.subject;
     return std::pair(std::move(verdict), std::move(emulated));
   };
   const Reference& first = plain(item, effort_ == Effort::kWhole ? kAllResponses : 1);
-  auto result = judged(first);
+  auto result = judged(first, meanwhile);
   if (result.first.status != Status::kDiverges || first.response_runs() >= kAllResponses) return result;
   for (RankTrace& rank : result.second.ranks) rank.arena = nullptr;
-  auto again = judged(plain(item, kAllResponses));
+  auto again = judged(plain(item, kAllResponses), [] {});
   const RunEquality equality = equality_of(result.second, again.second);
   if (!equality.holds()) throw InfrastructureError(fmt::format("{}: two emulations differ: {}", item.slug(), equality.difference));
   return again;
@@ -142,10 +151,15 @@ std::pair<Verdict, Trace> CaseJudge::on_record(const Case& item, const Arithmeti
 
 CaseJudgement CaseJudge::against_both(const Case& item) {
   const Arithmetic arithmetic = arithmetic_of(item);
-  auto [record, emulated] = on_record(item, arithmetic);
+  const bool is_beside = effort_ == Effort::kLean && is_small(item);
+  Trace run;
+  auto [record, emulated] = on_record(item, arithmetic, [&] {
+    if (is_beside) run = hooks_.run(item, plain(item, 1), Asked::kDigests);
+  });
   if (effort_ == Effort::kLean) {
     require_equal_copies(emulated);
-    const RunEquality equality = equality_of(emulated, hooks_.run(item, plain_records(item), Asked::kDigests));
+    if (!is_beside) run = hooks_.run(item, plain_records(item), Asked::kDigests);
+    const RunEquality equality = equality_of(emulated, run);
     if (equality.holds()) return {verdict_through_record(std::move(record), equality.tensors), ReferenceKind::kBoth};
     CaseJudgement judgement = against_plain(item);
     if (judgement.verdict.status == Status::kDiverges) return judgement;

@@ -71,8 +71,8 @@ class CaseJudge {
   [[nodiscard]] CaseJudgement against_plain(const Case& item);
   [[nodiscard]] CaseJudgement against_emulated(const Case& item);
   [[nodiscard]] CaseJudgement against_both(const Case& item);
-  /// The verdict on the emulated run against the plain one, and that run.
-  [[nodiscard]] std::pair<Verdict, Trace> on_record(const Case& item, const Arithmetic& arithmetic);
+  /// The verdict on the emulated run against the plain one, and that run. `meanwhile` is called once, while it runs.
+  [[nodiscard]] std::pair<Verdict, Trace> on_record(const Case& item, const Arithmetic& arithmetic, const std::function<void()>& meanwhile);
   /// The verdict on the subject's run against the emulated one, with no tolerance.
   [[nodiscard]] Verdict exact(const Case& item, Trace emulated);
 
