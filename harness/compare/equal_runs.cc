@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "harness/trace/parts.h"
@@ -88,12 +89,15 @@ std::optional<UnequalCopies> find_unequal_copies(const Trace& run) {
   using Place = std::tuple<RecordKey, Shape, Shape, std::int64_t, std::int64_t>;
   std::map<Place, std::pair<std::uint64_t, int>> seen;
   std::optional<UnequalCopies> first;
+  std::pair<int, std::int64_t> first_at;  // step, and place in its rank's execution
   for (const RankTrace& rank : run.ranks) {
     for (const Record& record : rank.records) {
-      if (is_partial(record.layout) || (first.has_value() && !(record.key < first->key))) continue;
+      if (is_partial(record.layout) || (first.has_value() && std::pair(record.key.step, record.order) >= first_at)) continue;
       for (const auto& [offset, size, begin, count, digest] : places_of(record)) {
         const auto [entry, is_new] = seen.try_emplace({record.key, offset, size, begin, count}, digest, rank.rank);
-        if (!is_new && entry->second.first != digest) first = UnequalCopies{record.key, entry->second.second, rank.rank};
+        if (is_new || entry->second.first == digest) continue;
+        first = UnequalCopies{record.key, entry->second.second, rank.rank};
+        first_at = {record.key.step, record.order};
       }
     }
   }

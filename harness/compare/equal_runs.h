@@ -27,7 +27,7 @@ struct UnequalCopies {
   RecordKey key;
   int first_rank = 0, second_rank = 0;
 };
-/// The first one, by key and rank; nothing if all copies are equal. Summands of partial sums are no copies.
+/// The first one that was recorded, by step and order; nothing if all copies are equal. Summands of partial sums are no copies.
 [[nodiscard]] std::optional<UnequalCopies> find_unequal_copies(const Trace& run);
 
 }  // namespace isoshard
