@@ -288,7 +288,7 @@ void declare_verify_options(OptionTable& table) {
   add("vocab-multiple", po::value<std::int64_t>(), "the same, the vocabulary padded to a multiple of this x tp (default 1)");
   add("autocast", po::value<std::string>()->implicit_value("bf16"),
       "bf16 (without a value) or fp16: fp32 parameters, matrix products in this dtype, as torch.autocast");
-  add("zero-stage", po::value<int>(), "autotp: 0 (default), or 1: masters and optimizer state are spread over dp");
+  add("zero-stage", po::value<int>(), "autotp: 0 (default), 1: masters and optimizer state are spread over dp, 2: gradients, too");
   add("master-dtype", po::value<std::string>(),
       "of the weights that the optimizer steps and of its state, at least as wide as --dtype (default: the parameters' own)");
   add("loss-mean", po::value<std::string>(), "global (over all counted tokens), local (mean of rank means) or sum (no mean)");

@@ -77,8 +77,9 @@ TEST_P(FaultDetection, AlarmsAndNamesTheFirstTensorRankAndCause) {
   const Finding& first = verdict.findings.front();
   ASSERT_FALSE(first.ranks.empty());
   const bool first_right =
-      first.stage == expected.stage && (expected.name.empty() || first.key.name == expected.name) && first.key.step == 0;
-  EXPECT_TRUE(first_right) << "expected " << name_of(expected.stage) << " of " << expected.name << "\n" << first_of(verdict);
+      first.stage == expected.stage && (expected.name.empty() || first.key.name == expected.name) && first.key.step == expected.step;
+  EXPECT_TRUE(first_right) << "expected " << name_of(expected.stage) << " of " << expected.name << " in step " << expected.step << "\n"
+                           << first_of(verdict);
   EXPECT_THAT(expected.ranks, Contains(first.ranks.front())) << first_of(verdict);
   score.first_right += static_cast<int>(first_right);
   EXPECT_THAT(first.diagnosis, HasSubstr(expected.diagnosis)) << first_of(verdict);

@@ -24,6 +24,7 @@ struct ExpectedDetection {
   std::string name;               ///< record name of the first finding; empty: any (the fault moves every tensor of the stage at once)
   std::vector<int> ranks;         ///< ranks that may be named first
   std::string diagnosis;          ///< must stand in the diagnosis
+  int step = 0;                   ///< of the first finding
 };
 
 /// Where a fault is put on a run. Each hook may be empty; one is set, or two where a bug shows in two places. A hook is asked per

@@ -56,6 +56,38 @@ class ScheduleTwin final : public Schedule {
   ScheduleRules rules_;
 };
 
+class DataParallelTwin final : public DataParallel {
+ public:
+  DataParallelTwin(std::unique_ptr<DataParallel> inner, DataParallelRules rules) : inner_(std::move(inner)), rules_(std::move(rules)) {}
+  void setup(DataParallelSetup setup) override { inner_->setup(std::move(setup)); }
+  void clear_gradients() override {
+    if (rules_.clear_gradients) {
+      rules_.clear_gradients(*inner_, step_);
+    } else {
+      inner_->clear_gradients();
+    }
+  }
+  const NamedTensors& before_forward() override { return inner_->before_forward(); }
+  void before_backward(bool reduces) override { inner_->before_backward(reduces); }
+  void after_backward(bool reduces, bool is_last) override { inner_->after_backward(reduces, is_last); }
+  void finish() override { inner_->finish(); }
+  const NamedTensors& held() const override { return inner_->held(); }
+  Layout held_layout(std::string_view name) const override { return inner_->held_layout(name); }
+  NamedTensors& masters() override { return inner_->masters(); }
+  NamedTensors gradients() override { return inner_->gradients(); }
+  Layout piece_layout(std::string_view name) const override { return inner_->piece_layout(name); }
+  bool is_cut_over_dp() const noexcept override { return inner_->is_cut_over_dp(); }
+  void publish() override {
+    inner_->publish();
+    ++step_;
+  }
+
+ private:
+  std::unique_ptr<DataParallel> inner_;
+  DataParallelRules rules_;
+  int step_ = 0;
+};
+
 class ModelTwin final : public Model {
  public:
   ModelTwin(std::shared_ptr<const Model> inner, ForwardFunction forward) : inner_(std::move(inner)), forward_(std::move(forward)) {}
@@ -123,6 +155,10 @@ std::unique_ptr<GradNorm> grad_norm_twin(std::unique_ptr<GradNorm> inner, NormFu
 
 std::unique_ptr<LossNormaliser> loss_normaliser_twin(std::unique_ptr<LossNormaliser> inner, LossWeights weights) {
   return std::make_unique<LossNormaliserTwin>(std::move(inner), std::move(weights));
+}
+
+std::unique_ptr<DataParallel> data_parallel_twin(std::unique_ptr<DataParallel> inner, DataParallelRules rules) {
+  return std::make_unique<DataParallelTwin>(std::move(inner), std::move(rules));
 }
 
 std::unique_ptr<Schedule> schedule_twin(ScheduleRules rules) {

@@ -30,6 +30,12 @@ struct ScheduleRules {
 };
 [[nodiscard]] std::unique_ptr<Schedule> schedule_twin(ScheduleRules rules);
 
+/// Each function gets the inner part, and may be empty. `step` counts from 0.
+struct DataParallelRules {
+  std::function<void(DataParallel& inner, int step)> clear_gradients = {};
+};
+[[nodiscard]] std::unique_ptr<DataParallel> data_parallel_twin(std::unique_ptr<DataParallel> inner, DataParallelRules rules);
+
 using ForwardFunction =
     std::function<at::Tensor(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink)>;
 /// Everything but the forward pass is the inner model's.

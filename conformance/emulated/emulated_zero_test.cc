@@ -77,8 +77,21 @@ std::vector<Case> zero_cases() {
              c.micro_batches = 2;
              c.settings.bucket_bytes = 4096;
            }),
-      with(with_heads(zero_case(1, 3, 4), 8, 2), [](Case&) {}),
+      with_heads(zero_case(1, 3, 4), 8, 2),
       split(with_vocabulary(zero_case(1, 3, 2), 97), 8),
+      zero_case(2, 3, 1),
+      zero_case(2, 3, 2),
+      zero_case(2, 1, 2),
+      adam(mixed(zero_case(2, 3, 2))),
+      with(in_order(ReductionOrder::kRing, zero_case(2, 3, 2)), [](Case& c) { c.settings.bucket_bytes = 4096; }),
+      with(in_order(ReductionOrder::kTree, zero_case(2, 3, 1)), [](Case& c) { c.settings.bucket_bytes = 100; }),
+      with(zero_case(2, 3, 2, Dtype::kBFloat16),
+           [](Case& c) {
+             c.micro_batches = 3;
+             c.settings.bucket_bytes = 2304 * 2;  // exactly q_proj.weight
+             c.data.unequal_labels = true;
+           }),
+      with_heads(zero_case(2, 3, 4), 8, 2),
   };
   return cases;
 }

@@ -43,7 +43,7 @@ const std::vector<Entry>& registry() {
          return ddp_parts(config, mesh);
        },
        ddp_arithmetic},
-      {{"autotp", "DeepSpeed AutoTP: column- and row-parallel linear layers, gradients averaged over dp, ZeRO 0 or 1"},
+      {{"autotp", "DeepSpeed AutoTP: column- and row-parallel linear layers, gradients averaged over dp, ZeRO 0, 1 or 2"},
        [](const Case&, const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
          const auto model = make_model(config.model, config.attention);
          ShardPlan plan = autotp_plan(*model, mesh.degree(Axis::kTp), config.settings.vocab_multiple);

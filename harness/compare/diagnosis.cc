@@ -32,7 +32,7 @@ class Diagnosis {
     const Stats& stats = e_.result.comparison.stats;
     if (stats.nonfinite_mismatch != 0) return fmt::format("{} values not finite", stats.nonfinite_mismatch);
     if (std::string text = not_updated(); !text.empty()) return text;
-    for (const auto& pattern : {cause_in_data, cause_in_scalars}) {
+    for (const auto& pattern : {cause_in_dtype, cause_in_data, cause_in_scalars}) {
       if (std::string text = pattern(e_); !text.empty()) return text;
     }
     for (const auto& pattern : patterns_of_bytes()) {
@@ -51,6 +51,7 @@ class Diagnosis {
   std::vector<std::function<std::string()>> patterns_of_bytes() const {
     return {[this] { return stale(); },
             [this] { return cause_in_update(e_); },
+            [this] { return cause_in_buffer(e_); },
             [this] { return cause_in_micro_batches(e_); },
             [this] { return rank_local(); },
             [this] { return mean_of_shards(); },

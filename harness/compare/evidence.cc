@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <set>
+#include <vector>
 
 #include "harness/trace/parts.h"
 
@@ -88,21 +90,64 @@ Evidence::Evidence(const Reference& reference_in, const Record& wanted_in, const
   if (numel_of(wanted.layout.global_shape) <= kMaxElements) collect_views();
 }
 
+namespace {
+
+/// A box of a matrix or vector among flat ranges: of one range the whole rows in it, of several the rows of which they hold the same
+/// columns. `first` is where its first element stands in the local tensor, `step` from row to row.
+struct FlatBox {
+  Box box;
+  std::int64_t first = 0, step = 0;
+};
+
+std::optional<FlatBox> box_among(const std::vector<FlatRange>& ranges, const Shape& shape) {
+  if (ranges.empty() || shape.empty() || shape.size() > 2) return std::nullopt;
+  const FlatRange& range = *std::max_element(ranges.begin(), ranges.end(), [](const auto& a, const auto& b) { return a.count < b.count; });
+  if (shape.size() == 1) return FlatBox{{{0}, {range.global_begin}, {range.count}}, range.local_begin, 0};
+  const std::int64_t columns = shape[1], row = range.global_begin / columns, column = range.global_begin % columns;
+  const std::int64_t first_row = (range.global_begin + columns - 1) / columns, end_row = (range.global_begin + range.count) / columns;
+  if (end_row > first_row) {
+    const std::int64_t first = range.local_begin + first_row * columns - range.global_begin;
+    return FlatBox{{{0, 0}, {first_row, 0}, {end_row - first_row, columns}}, first, columns};
+  }
+  if (column + range.count > columns) return std::nullopt;  // the end of one row and the beginning of the next
+  FlatBox found{{{0, 0}, {row, column}, {0, range.count}}, range.local_begin, range.count};
+  for (const FlatRange& other : ranges) {
+    if (other.local_begin < range.local_begin) continue;
+    const std::int64_t next = row + found.box.size[0];
+    if (other.count != range.count || other.global_begin != next * columns + column) break;
+    if (other.local_begin != found.first + found.box.size[0] * range.count) break;
+    ++found.box.size[0];
+  }
+  return found;
+}
+
+}  // namespace
+
+void Evidence::add_view(int rank, const Box& box, const at::Tensor& own) {
+  if (!at::isfinite(own).all().item<bool>()) return;
+  View view{rank, box, own, whole};
+  for (std::size_t d = 0; d < box.size.size(); ++d) {
+    view.expected = view.expected.narrow(static_cast<std::int64_t>(d), box.global_offset[d], box.size[d]);
+  }
+  views.push_back(std::move(view));
+}
+
 void Evidence::collect_views() {
   whole = reference.tensor(wanted.key).to(at::kDouble);
   for (const Held& h : held) {
     const Record& record = *h.record;
-    if (!record.kept || h.rank->arena == nullptr || is_flat(record.layout) || is_partial(record.layout) || record.parts.size() != 1)
+    if (!record.kept || h.rank->arena == nullptr || is_partial(record.layout)) continue;
+    at::Tensor own = h.rank->tensor(record).to(at::kDouble).div(record.grad_scale);
+    if (is_flat(record.layout)) {
+      const std::optional<FlatBox> part = box_among(record.layout.flat, wanted.layout.global_shape);
+      if (!part.has_value() || !lies_in(part->box, wanted.layout.global_shape)) continue;
+      add_view(h.rank->rank, part->box, own.reshape({-1}).narrow(0, part->first, numel_of(part->box.size)).view(part->box.size));
       continue;
-    if (!lies_in(record.parts[0].box, wanted.layout.global_shape)) continue;  // of another shape
-    View view{h.rank->rank, record.parts[0].box, h.rank->tensor(record).to(at::kDouble).div(record.grad_scale), whole};
-    for (std::size_t d = 0; d < view.box.size.size(); ++d) {
-      const auto dim = static_cast<std::int64_t>(d);
-      view.actual = view.actual.narrow(dim, view.box.local_offset[d], view.box.size[d]);
-      view.expected = view.expected.narrow(dim, view.box.global_offset[d], view.box.size[d]);
     }
-    if (!at::isfinite(view.actual).all().item<bool>()) continue;
-    views.push_back(std::move(view));
+    if (record.parts.size() != 1 || !lies_in(record.parts[0].box, wanted.layout.global_shape)) continue;  // of another shape
+    const Box& box = record.parts[0].box;
+    for (std::size_t d = 0; d < box.size.size(); ++d) own = own.narrow(static_cast<std::int64_t>(d), box.local_offset[d], box.size[d]);
+    add_view(h.rank->rank, box, own);
   }
 }
 

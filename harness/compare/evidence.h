@@ -31,8 +31,9 @@ class Evidence {
   const std::vector<Held>& held;
   const TensorResult& result;
   const JudgeOptions& options;
-  at::Tensor whole;         ///< the reference's value in fp64; undefined for tensors too large to diagnose
-  std::vector<View> views;  ///< of ranks that kept finite bytes in one box
+  at::Tensor whole;  ///< the reference's value in fp64; undefined for tensors too large to diagnose
+  /// Of ranks that kept finite bytes in one box, or in flat ranges: then of a box among them.
+  std::vector<View> views;
 
   [[nodiscard]] const Held* held_by(int rank) const;
   [[nodiscard]] const View* view_of(int rank) const;
@@ -58,6 +59,7 @@ class Evidence {
 
  private:
   void collect_views();
+  void add_view(int rank, const Box& box, const at::Tensor& own);
 };
 
 /// Whether a box is one of a tensor of this shape.

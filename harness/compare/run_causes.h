@@ -14,6 +14,10 @@ namespace isoshard::detail {
 [[nodiscard]] std::string cause_in_data(const Evidence& e);
 /// A scalar: the mean of means, a norm that lacks or repeats squares, a factor or an offset of the run's numbers.
 [[nodiscard]] std::string cause_in_scalars(const Evidence& e);
+/// Optimizer state that is kept in a coarser dtype than the reference's.
+[[nodiscard]] std::string cause_in_dtype(const Evidence& e);
+/// A gradient with the parameter's own values added: its buffer held them before.
+[[nodiscard]] std::string cause_in_buffer(const Evidence& e);
 /// A parameter after a step: the step it made is a multiple of the right one.
 [[nodiscard]] std::string cause_in_update(const Evidence& e);
 /// A gradient: some micro-batches are missing, weighted wrongly, or not averaged over an axis. The gradient is put together from the

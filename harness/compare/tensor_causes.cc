@@ -224,6 +224,30 @@ std::string cause_in_rows(const Evidence& e) {
   return "";
 }
 
+std::string cause_in_dtype(const Evidence& e) {
+  const Held* held = e.wanted.key.kind == RecordKind::kOptimizer ? e.held_by(e.bad_ranks().front()) : nullptr;
+  if (held == nullptr || size_of(held->record->dtype) >= size_of(e.wanted.dtype)) return "";
+  const std::string_view actual = name_of(held->record->dtype), declared = name_of(e.wanted.dtype);
+  if (stepped_parameter(e.wanted.key).empty()) return fmt::format("{} is kept in {}, declared {}", e.wanted.key.name, actual, declared);
+  return fmt::format("master weights are {}, declared {}; update lost below half a {} step", actual, declared, actual);
+}
+
+std::string cause_in_buffer(const Evidence& e) {
+  const View* bad = e.wanted.key.kind == RecordKind::kGrad && e.wanted.key.step > 0 ? e.first_bad_view() : nullptr;
+  if (bad == nullptr) return "";
+  // As the step before left it, which is what this step's forward read.
+  const RecordKey read = record_before({e.wanted.key.step, RecordKind::kParam, e.wanted.key.name, 0});
+  const Record* parameter = e.reference.find(read);
+  if (parameter == nullptr || parameter->layout.global_shape != e.wanted.layout.global_shape) return "";
+  const at::Tensor values = cut(e.reference.tensor(read).to(at::kDouble), bad->box.global_offset, bad->box.size);
+  const at::Tensor extra = bad->actual - bad->expected;
+  const double squares = (values * values).sum().item<double>();
+  if (squares == 0) return "";
+  const double factor = (extra * values).sum().item<double>() / squares;
+  if (!(norm_of(extra - factor * values) <= 0.1 * norm_of(extra))) return "";
+  return is_near(factor, 1, 0.02) ? "reference + parameter values" : fmt::format("reference + {:.3g} x parameter values", factor);
+}
+
 std::string cause_in_places(const Evidence& e) {
   return stage_of(e.wanted.key) == Stage::kParametersRead ? not_slices(e) : parts_out_of_order(e);
 }

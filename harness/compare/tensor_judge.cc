@@ -84,6 +84,12 @@ class TensorJudge {
                     {h.rank->rank}, result_.comparison.stage, true);
         return false;
       }
+      if (record.key.kind == RecordKind::kOptimizer && size_of(record.dtype) < size_of(wanted_.dtype)) {
+        add_finding("is kept in a coarser dtype than declared",
+                    fmt::format("declared {}, actual {} on rank {}", name_of(wanted_.dtype), name_of(record.dtype), h.rank->rank),
+                    {h.rank->rank}, result_.comparison.stage, true);
+        return false;
+      }
       if (record.key.kind == RecordKind::kActivationGrad && options_.activation_grad_scale.has_value() &&
           record.grad_scale != *options_.activation_grad_scale) {
         add_finding("declares a gradient scale that the settings do not give",

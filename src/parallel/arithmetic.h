@@ -49,9 +49,10 @@ struct ReductionPoint {
   bool is_made = true;                    ///< false: every rank goes on with its own tensor
   Reduction reduction = Reduction::kSum;  ///< kSum, kAvg or kMax
   ReductionOrder order = ReductionOrder::kOrdered;
-  std::optional<Dtype> dtype;     ///< what values are rounded to before they are added; none: their own dtype
-  bool rounds_every_add = false;  ///< kOrdered: to that dtype after each addition, not once at the end
-  std::vector<int> addends;       ///< kOrdered: group ranks in the order of adding; empty: 0, 1, 2, ...
+  std::optional<Dtype> dtype;        ///< what values are rounded to before they are added; none: their own dtype
+  bool rounds_every_add = false;     ///< kOrdered: to that dtype after each addition, not once at the end
+  std::vector<int> addends;          ///< kOrdered: group ranks in the order of adding; empty: 0, 1, 2, ...
+  std::vector<std::int64_t> chunks;  ///< kRing: sizes of the group ranks' chunks; empty: equal ones, as docs/reduction.md says
 };
 
 /// Column modules that read one tensor, whose gradient is the sum of what they send back.
@@ -114,6 +115,14 @@ struct Arithmetic {
   /// Of what is stepped and of the optimizer's state; none: `dtype`. Masters start from the parameters as rounded to `dtype`; gradients
   /// are converted after the reduction over dp, stepped masters are rounded to `dtype` again.
   std::optional<Dtype> master_dtype;
+  /// A bucket is reduced to those who step it: it holds dp rank 0's runs of all its parameters, then rank 1's, ...; each rank gets its
+  /// own ones, in parameter_gradient.dtype, and ring's chunks are the ranks' blocks. Otherwise every rank gets the whole bucket.
+  bool reduces_to_owner = false;
+  /// Gradients of each micro-batch are reduced over dp on their own, and ranks add up results. Otherwise each rank adds up its
+  /// gradients, and the sum is reduced.
+  bool reduces_every_micro_batch = false;
+  /// What gradients of micro-batches are added up in: each is converted to it, and so is what is reduced. None: `dtype`.
+  std::optional<Dtype> accumulation_dtype;
   std::vector<std::vector<std::string>> holder_sums;  ///< parameters whose gradients are then summed over their holders, flat too
   std::optional<SplitVocabulary> vocabulary;          ///< none: whole on every rank
   std::optional<LowPrecisionProducts> products;       ///< none: in `dtype`; else forward only, backward follows each op's dtype

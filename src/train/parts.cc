@@ -86,7 +86,7 @@ TrainerParts autotp_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan pla
   if (config.settings.zero_stage == 0) {
     parts.data_parallel = std::make_unique<Replicas>(Replicas::Reduces::kOverDp);
   } else {
-    parts.data_parallel = std::make_unique<ZeroOptimizerShards>();
+    parts.data_parallel = std::make_unique<ZeroOptimizerShards>(config.settings.zero_stage);
   }
   finish(parts, config, mesh, 1);
   return parts;

@@ -29,7 +29,7 @@ struct TrainSettings {
   std::int64_t vocab_multiple = 0;
   /// Of the weights that the optimizer steps, and of its states: fp32 masters of bf16 parameters, say. None: the parameters' own.
   std::optional<Dtype> master_dtype;
-  int zero_stage = 0;  ///< autotp: 0, or 1: masters and optimizer state are spread over dp
+  int zero_stage = 0;  ///< autotp: 0; 1: masters and optimizer state are spread over dp; 2: gradients, too
 };
 
 }  // namespace isoshard

@@ -190,7 +190,7 @@ void Trainer::state() {
   if (sink_ == nullptr) return;
   const NamedTensors state = parts_.optimizer->state();
   const NamedTensors& masters = parts_.data_parallel->masters();
-  const bool own_masters = parts_.master_dtype.has_value() && *parts_.master_dtype != parts_.dtype;
+  const bool own_masters = parts_.master_dtype.has_value();
   for (const ParameterSpec& spec : specs_) {
     const at::Tensor& master = masters.at(spec.name);
     const Layout layout = parts_.data_parallel->piece_layout(spec.name);

@@ -49,7 +49,7 @@ struct TrainerParts {
 /// Guarantees   a rank reads and holds only its own part of each parameter. Through the sink go, per step: parameters as read
 ///              (first step), "sample_ids", "input_ids" and "labels", every activation and its gradient, "loss" and
 ///              "loss_per_dp_rank", parameter gradients after the reduction and before clipping, "grad_norm", optimizer state (with
-///              masters, if they are of another dtype, as "<parameter>.master") and parameters after the step. A parameter that no gradient
+///              masters, if they have a dtype of their own, as "<parameter>.master") and parameters after the step. A parameter that no gradient
 ///              reached has a gradient of zeros.
 /// Ranks        every phase is collective over the mesh.
 /// Determinism  bit-equal between runs for the communicator's ordered reduction.

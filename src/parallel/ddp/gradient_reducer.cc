@@ -5,8 +5,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <map>
@@ -14,6 +12,7 @@
 
 #include "base/error.h"
 #include "comm/tensor.h"
+#include "parallel/ddp/accumulated_hook.h"
 
 namespace isoshard {
 namespace {
@@ -38,16 +37,6 @@ struct Bucket {
   [[nodiscard]] at::Tensor view(std::size_t segment, const at::Tensor& like) const {
     return flat.narrow(0, segments[segment].offset, segments[segment].count).view(like.sizes());
   }
-};
-
-// Calls back when the gradient of one leaf is accumulated. `owner` may be gone when the graph outlives the reducer.
-class AccumulatedHook final : public torch::autograd::PostAccumulateGradHook {
- public:
-  explicit AccumulatedHook(std::function<void(const at::Tensor&)> callback) : callback_(std::move(callback)) {}
-  void operator()(const torch::autograd::Variable& leaf) override { callback_(leaf); }
-
- private:
-  std::function<void(const at::Tensor&)> callback_;
 };
 
 }  // namespace
@@ -171,10 +160,10 @@ GradientReducer::GradientReducer(std::vector<ReducedParameter> parameters, Commu
     : impl_(std::make_shared<Impl>(std::move(parameters), dp, bucket_bytes)) {
   for (std::size_t i = 0; i < impl_->parameters.size(); ++i) {
     const std::weak_ptr<Impl> weak = impl_;
-    torch::autograd::impl::set_post_acc_grad_hooks(impl_->parameters[i].tensor,
-                                                   std::make_unique<AccumulatedHook>([weak, i](const at::Tensor& leaf) {
-                                                     if (const std::shared_ptr<Impl> impl = weak.lock()) impl->on_accumulated(i, leaf);
-                                                   }));
+    // The reducer may be gone when the graph is not.
+    set_accumulated_hook(impl_->parameters[i].tensor, [weak, i](const at::Tensor& leaf) {
+      if (const std::shared_ptr<Impl> impl = weak.lock()) impl->on_accumulated(i, leaf);
+    });
   }
 }
 

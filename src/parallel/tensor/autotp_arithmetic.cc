@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <string_view>
@@ -87,13 +88,21 @@ void split_vocabulary(Arithmetic& arithmetic, const ShardPlan& plan, const std::
   }
 }
 
-void add_zero_runs(Arithmetic& arithmetic, const std::vector<ParameterSpec>& specs) {
+void add_zero(Arithmetic& arithmetic, const std::vector<ParameterSpec>& specs, const ArithmeticInputs& inputs) {
   std::vector<std::int64_t> numels;
   for (const ParameterSpec& spec : specs) numels.push_back(numel_of(held_shape(arithmetic, spec)));
   const ZeroPartition partition = zero_partition(numels, arithmetic.dp);
   for (std::size_t i = 0; i < specs.size(); ++i) {
     std::vector<Range>& runs = arithmetic.stepped_runs[specs[i].name];
     for (const ElementRun& run : partition.runs[i]) runs.push_back({run.begin, run.count});
+  }
+  if (inputs.zero_stage < 2) return;
+  arithmetic.reduces_to_owner = arithmetic.reduces_every_micro_batch = true;
+  arithmetic.gradient_buckets.clear();
+  const auto element = static_cast<std::int64_t>(size_of(inputs.dtype));
+  for (const std::vector<std::size_t>& bucket : zero_buckets(numels, std::max<std::int64_t>(inputs.bucket_bytes / element, 1))) {
+    std::vector<std::string>& names = arithmetic.gradient_buckets.emplace_back();
+    for (const std::size_t i : bucket) names.push_back(specs[i].name);
   }
 }
 
@@ -124,7 +133,7 @@ Arithmetic autotp_arithmetic(const Model& model, const ArithmeticInputs& inputs)
   if (!head_norms.empty()) arithmetic.holder_sums.push_back(std::move(head_norms));
   if (plan.vocab_size != 0) split_vocabulary(arithmetic, plan, model.head_module(), inputs);
   add_data_parallelism(arithmetic, specs, inputs);
-  if (inputs.zero_stage > 0 && inputs.dp > 1) add_zero_runs(arithmetic, specs);
+  if (inputs.zero_stage > 0 && inputs.dp > 1) add_zero(arithmetic, specs, inputs);
   return arithmetic;
 }
 

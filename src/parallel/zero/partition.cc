@@ -32,4 +32,19 @@ ZeroPartition zero_partition(std::span<const std::int64_t> numels, int dp) {
   return partition;
 }
 
+std::vector<std::vector<std::size_t>> zero_buckets(std::span<const std::int64_t> numels, std::int64_t bucket_numel) {
+  if (bucket_numel < 1) throw UsageError(fmt::format("a bucket of {} elements is not possible; it must hold at least 1", bucket_numel));
+  std::vector<std::vector<std::size_t>> buckets;
+  std::int64_t open = 0;
+  for (std::size_t i = numels.size(); i-- > 0;) {
+    if (buckets.empty() || open + numels[i] > bucket_numel) {
+      buckets.emplace_back();
+      open = 0;
+    }
+    buckets.back().push_back(i);
+    open += numels[i];
+  }
+  return buckets;
+}
+
 }  // namespace isoshard

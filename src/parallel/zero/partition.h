@@ -31,4 +31,10 @@ inline constexpr std::int64_t kZeroAlignmentElements = 2;
 /// get_data_parallel_partitions.
 [[nodiscard]] ZeroPartition zero_partition(std::span<const std::int64_t> numels, int dp);
 
+/// Which parameters are reduced to their owners together: indices, from the last parameter to the first, buckets in the order in which
+/// they are reduced. A bucket is closed before a parameter that would make it larger than `bucket_numel`; a larger parameter is alone.
+/// Errors   UsageError for a bucket of less than one element.
+/// Source   DeepSpeed, runtime/zero/stage_1_and_2.py: reduce_independent_p_g_buckets_and_remove_grads.
+[[nodiscard]] std::vector<std::vector<std::size_t>> zero_buckets(std::span<const std::int64_t> numels, std::int64_t bucket_numel);
+
 }  // namespace isoshard

@@ -4,12 +4,18 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
 
 #include <utility>
 
+#include "base/error.h"
 #include "comm/tensor.h"
 
 namespace isoshard {
+
+ZeroOptimizerShards::ZeroOptimizerShards(int stage) : stage_(stage) {
+  if (stage != 1 && stage != 2) throw UsageError(fmt::format("ZeRO stage {} does not spread optimizer state; 1 and 2 do", stage));
+}
 
 void ZeroOptimizerShards::setup(DataParallelSetup setup) {
   const at::NoGradGuard no_grad;
@@ -34,7 +40,12 @@ void ZeroOptimizerShards::setup(DataParallelSetup setup) {
     places_[parameter.name] = place;
     reduced.push_back({parameter.name, parameter.param_class, parameter.tensor});
   }
-  reducer_ = std::make_unique<GradientReducer>(std::move(reduced), mesh_->group(Axis::kDp), setup.bucket_bytes);
+  Communicator& dp = mesh_->group(Axis::kDp);
+  if (stage_ == 1) {
+    reducer_ = std::make_unique<GradientReducer>(std::move(reduced), dp, setup.bucket_bytes);
+  } else {
+    owner_reducer_ = std::make_unique<OwnerReducer>(std::move(reduced), partition_, dp, setup.bucket_bytes);
+  }
 }
 
 const ElementRun& ZeroOptimizerShards::own_run(const Place& place) const {
@@ -48,14 +59,20 @@ at::Tensor ZeroOptimizerShards::piece_of(const at::Tensor& whole, const Place& p
 
 void ZeroOptimizerShards::clear_gradients() {
   for (auto& [name, parameter] : held_) parameter.mutable_grad().reset();
+  if (owner_reducer_ != nullptr) owner_reducer_->clear();
 }
 
 void ZeroOptimizerShards::before_backward(bool reduces) {
+  if (owner_reducer_ != nullptr) {
+    owner_reducer_->arm();
+    return;
+  }
   is_reducing_ = reduces;
   if (is_reducing_) reducer_->arm();
 }
 
 void ZeroOptimizerShards::after_backward(bool /*reduces*/, bool is_last) {
+  if (owner_reducer_ != nullptr) owner_reducer_->finish();
   if (!is_reducing_ || is_last) return;
   reducer_->finish();
   is_reducing_ = false;
@@ -70,6 +87,10 @@ NamedTensors ZeroOptimizerShards::gradients() {
   const at::NoGradGuard no_grad;
   NamedTensors gradients;
   for (const auto& [name, master] : masters_) {
+    if (owner_reducer_ != nullptr) {
+      gradients[name] = owner_reducer_->pieces().at(name).view(master.sizes()).to(master_type_);
+      continue;
+    }
     const at::Tensor& whole = held_.at(name).grad();
     gradients[name] = whole.defined() ? piece_of(whole, places_.at(name)).to(master_type_) : at::zeros_like(master);
   }
