@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 
 #include <map>
+#include <set>
+#include <string>
 
 #include "comm/tensor.h"
 #include "conformance/detection/catalogue.h"
@@ -59,14 +61,19 @@ Fault bucket_sized_param_not_reduced() {
   fault.summary = "A gradient exactly as large as the bucket took a side path that skipped the reduction.";
   fault.source = "DeepSpeed #4321, #3832";
   fault.smallest_case = [] {
-    Case item = fault_case("qwen2", "ddp", 1, 3);
+    Case item = fault_case("qwen2", "autotp", 1, 3);
+    item.settings.zero_stage = 2;
     item.settings.bucket_bytes = item.config.hidden_size * item.config.hidden_size * 4;  // q_proj.weight in fp32
     return item;
   };
   fault.hooks.collective = [](const Case& item) {
     const auto bucket = item.settings.bucket_bytes / static_cast<std::int64_t>(size_of(item.dtype));
-    return skip_segments([bucket](const CallInfo& info, const Segment* segment) {
-      return is_gradient_of(info, segment, Axis::kDp, ParamClass::kMatrix) && segment->count == bucket;
+    std::set<std::string> as_large;
+    for (const ParameterSpec& spec : make_model(item.config, item.attention)->parameters()) {
+      if (numel_of(spec.shape) / item.tp == bucket) as_large.insert(spec.name);
+    }
+    return skip_segments([as_large](const CallInfo& info, const Segment* segment) {
+      return is_gradient_of(info, segment, Axis::kDp, ParamClass::kMatrix) && as_large.contains(segment->name);
     });
   };
   fault.expected = {Stage::kParameterGrad, "model.layers.0.self_attn.q_proj.weight", any_rank(3), "rank-local over dp"};

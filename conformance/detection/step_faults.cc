@@ -72,6 +72,7 @@ Fault last_micro_batch_not_averaged() {
   fault.source = "DeepSpeed #7985";
   fault.smallest_case = [] {
     Case item = fault_case("qwen2", "autotp", 1, 3);
+    item.settings.zero_stage = 1;
     item.micro_batches = 4;
     return item;
   };

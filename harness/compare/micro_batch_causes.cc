@@ -51,8 +51,9 @@ class GradientParts {
     return probes_.defined() ? view.actual.mm(probes_.narrow(0, view.box.global_offset[1], view.box.size[1])) : view.actual;
   }
 
-  std::optional<Summands> find() const {
-    if (micro_batches_ < 2 || e_.whole.dim() > 2 || output_gradient(0).numel() == 0) return std::nullopt;
+  /// A single micro-batch says something only of pieces that ranks do not hold alike: elsewhere copies are compared.
+  std::optional<Summands> find(bool has_copies) const {
+    if ((micro_batches_ < 2 && has_copies) || e_.whole.dim() > 2 || output_gradient(0).numel() == 0) return std::nullopt;
     for (int m = 0; m < micro_batches_; ++m) {
       if (!e_.reference.find({e_.wanted.key.step, RecordKind::kActivationGrad, module_, m})) return std::nullopt;
     }
@@ -169,7 +170,7 @@ std::string numbers(const std::vector<int>& items) {
   return fmt::format("{}", fmt::join(items, ", "));
 }
 
-std::string in_words(const Summands& summands, const std::vector<double>& weights, int own_slice) {
+std::string in_words(const Summands& summands, const std::vector<double>& weights, int own_slice, bool has_copies) {
   std::vector<int> right, missing, local;
   std::vector<double> alike;
   for (int m = 0; m < summands.micro_batches; ++m) {
@@ -196,6 +197,8 @@ std::string in_words(const Summands& summands, const std::vector<double>& weight
     return fmt::format("micro-batch{} {} of 0..{} {} rank-local over {}, {} right", plural(local), numbers(local), all - 1,
                        local.size() == 1 ? "is" : "are", name_of(summands.axis), numbers(right));
   }
+  if (!has_copies && count(local) == all)
+    return fmt::format("rank-local over {}: each piece holds what its rank's own samples give", name_of(summands.axis));
   const bool uniform = std::all_of(alike.begin(), alike.end(), [&](double w) { return near_weight(w / alike.front(), 1); });
   if (static_cast<int>(alike.size()) == all && !uniform) {
     for (double& weight : alike) weight /= all;
@@ -211,11 +214,13 @@ std::string cause_in_micro_batches(const Evidence& e) {
   const View* bad = e.first_bad_view();
   if (bad == nullptr || bad->box.size.empty()) return "";
   const GradientParts parts(e, *bad);
-  const auto summands = parts.find();
+  const Held* held = e.held_by(bad->rank);
+  const bool has_copies = held == nullptr || !is_flat(held->record->layout);
+  const auto summands = parts.find(has_copies);
   if (!summands.has_value()) return "";
   const std::vector<double> weights = weights_in(e, parts, *summands, *bad);
   if (weights.empty()) return "";
-  return in_words(*summands, weights, summands->axis == Axis::kWorld ? 0 : e.actual.mesh.coordinate(bad->rank, summands->axis));
+  return in_words(*summands, weights, summands->axis == Axis::kWorld ? 0 : e.actual.mesh.coordinate(bad->rank, summands->axis), has_copies);
 }
 
 }  // namespace isoshard::detail

@@ -16,12 +16,14 @@ class SkipSegments final : public CollectiveFault {
   explicit SkipSegments(Matches matches) : matches_(std::move(matches)) {}
 
   bool applies(const InterceptedCall& call) const override {
-    if (call.op != CollectiveOp::kAllReduce || call.comm->size() == 1) return false;  // nothing to skip
+    const bool reduces = call.op == CollectiveOp::kAllReduce || is_reduce_scatter(call);
+    if (!reduces || call.comm->size() == 1) return false;  // nothing to skip
     if (call.info.segments.empty()) return matches_(call.info, nullptr);
     return std::any_of(call.info.segments.begin(), call.info.segments.end(), [&](const Segment& s) { return matches_(call.info, &s); });
   }
 
   Work apply(const InterceptedCall& call) const override {
+    if (is_reduce_scatter(call)) return keep_own_block(call);
     struct Saved {
       std::byte* data;
       std::vector<std::byte> bytes;
@@ -41,6 +43,33 @@ class SkipSegments final : public CollectiveFault {
   }
 
  private:
+  static bool is_reduce_scatter(const InterceptedCall& call) {
+    return call.op == CollectiveOp::kReduceScatter || call.op == CollectiveOp::kReduceScatterUneven;
+  }
+
+  // Carried out whole; then what matches of this rank's block becomes what the rank gave for it.
+  Work keep_own_block(const InterceptedCall& call) const {
+    Work work = call.pass();
+    work.wait();
+    const auto element = static_cast<std::int64_t>(size_of(call.output.dtype));
+    std::int64_t begin = 0;
+    for (int rank = 0; rank < call.comm->rank(); ++rank) {
+      begin += call.input_counts.empty() ? call.output.count : call.input_counts[static_cast<std::size_t>(rank)];
+    }
+    const auto keep = [&](std::int64_t first, std::int64_t last) {
+      first = std::max(first, begin);
+      last = std::min(last, begin + call.output.count);
+      if (first >= last) return;
+      std::memcpy(call.output.data + (first - begin) * element, call.input.data + first * element,
+                  static_cast<std::size_t>((last - first) * element));
+    };
+    if (call.info.segments.empty()) keep(begin, begin + call.output.count);
+    for (const Segment& segment : call.info.segments) {
+      if (matches_(call.info, &segment)) keep(segment.offset, segment.offset + segment.count);
+    }
+    return {};
+  }
+
   Matches matches_;
 };
 

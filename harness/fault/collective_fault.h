@@ -60,7 +60,8 @@ class CollectiveFault {
 /// Skips the chosen segments: their part of the result is this rank's own input, the rest of the call is carried out.
 ///
 /// `matches` is asked for each segment of the call, or once with nullptr if the call names none. If every segment matches
-/// (or the call names none and matches), nothing is sent at all. Only all_reduce can be skipped in parts.
+/// (or the call names none and matches), nothing is sent at all. A reduce_scatter is carried out, and its segments, which name parts of
+/// the input, keep this rank's own values in its block. Other calls are left alone.
 [[nodiscard]] std::shared_ptr<const CollectiveFault> skip_segments(
     std::function<bool(const CallInfo& info, const Segment* segment)> matches);
 

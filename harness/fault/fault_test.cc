@@ -137,6 +137,34 @@ TEST(SkipSegments, LeavesOnlyTheNamedPieceOfABucketUnreduced) {
   EXPECT_EQ(probe.count(), kRanks);
 }
 
+// Each of 3 ranks r gives r + 1 in 3 blocks of 2; the piece "kept" is the second element of the first block and the first of the second.
+TEST(SkipSegments, OfAReduceScatterKeepWhatTheRankItselfGave) {
+  const std::array<Segment, 3> segments = {Segment{"a", ParamClass::kMatrix, 0, 1}, Segment{"kept", ParamClass::kMatrix, 1, 2},
+                                           Segment{"b", ParamClass::kMatrix, 3, 3}};
+  std::array<std::array<std::int32_t, 2>, kRanks> results{};
+  const FaultProbe probe;
+  const auto fault = skip_segments([](const CallInfo&, const Segment* segment) { return segment != nullptr && segment->name == "kept"; });
+  ThreadWorld world(kRanks);
+
+  world.run([&](Communicator& comm) {
+    ASSERT_EQ(comm.size(), kRanks);
+    const auto group = decorate_with_fault(std::make_unique<Borrowed>(comm), fault, probe);
+    std::array<std::int32_t, 6> given;
+    given.fill(comm.rank() + 1);
+    std::array<std::int32_t, 2>& own = results.at(static_cast<std::size_t>(comm.rank()));
+    group
+        ->reduce_scatter({reinterpret_cast<std::byte*>(given.data()), 6, Dtype::kInt32},
+                         {reinterpret_cast<std::byte*>(own.data()), 2, Dtype::kInt32}, Reduction::kSum,
+                         {Purpose::kGradReduce, Axis::kDp, segments})
+        .wait();
+  });
+
+  EXPECT_EQ(results[0], (std::array<std::int32_t, 2>{6, 1}));
+  EXPECT_EQ(results[1], (std::array<std::int32_t, 2>{2, 6}));
+  EXPECT_EQ(results[2], (std::array<std::int32_t, 2>{6, 6}));
+  EXPECT_EQ(probe.count(), kRanks);
+}
+
 TEST(SkipSegments, OtherPurposesPassUntouchedAndDoNotCount) {
   const FaultProbe probe;
   EXPECT_EQ(sum_with(skip_norms(), kTwoSegments, probe, Purpose::kParamGather), (std::array<std::int32_t, 4>{3, 3, 3, 3}));
