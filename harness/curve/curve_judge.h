@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Whether a curve is the reference's, as far as rounding lets it be. docs/tolerances.md says where the bounds come from.
+///
+/// Words. The *spread* of a step is the largest difference between the reference and its perturbed runs in that step; the *envelope* is
+/// the largest spread up to that step. Runs that differ by roundings only drift apart from step to step, and the envelope says how far.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "harness/compare/verdict.h"
+#include "harness/curve/curve.h"
+
+namespace isoshard {
+
+struct CurveBounds {
+  double factor = 3;             ///< allowed is the envelope times this,
+  double relative_floor = 1e-6;  ///< but no less than this times the reference's value,
+  double ceiling = 0.05;         ///< and of the global loss no more than this.
+  double chaotic = 0.01;         ///< an envelope above this share of the loss shows nothing
+  /// For a reference without perturbed runs: the largest relative difference. None: every number must be equal.
+  std::optional<double> rtol;
+};
+
+/// One number of a run beside the reference's.
+struct CurveDeviation {
+  int step = 0;
+  std::string number;  ///< "loss", "loss of dp rank 1", "grad_norm", "learning_rate"
+  double reference = 0, actual = 0;
+  double deviation = 0, allowed = 0;
+  std::string rule;  ///< why so much is allowed, in words
+};
+
+struct CurveVerdict {
+  Status status = Status::kVacuous;
+  std::string label;                    ///< label_of the run
+  std::string reason;                   ///< one line
+  int steps = 0;                        ///< compared
+  std::optional<CurveDeviation> first;  ///< the first that is not allowed
+  CurveDeviation largest;               ///< of the global loss, up to `first`
+  double largest_share = 0;             ///< of any number: deviation / allowed
+};
+
+/// Global loss, loss of each dp rank, gradient norm and learning rate of every step. The learning rate must be equal.
+///
+/// Vacuous: the reference is chaotic (its envelope is above `chaotic`) or has a loss that is no number. Diverges: a number is not
+/// within what is allowed, NaN is on one side, or a run has fewer or more steps.
+/// Settings are not looked at: see refuse_different_settings.
+[[nodiscard]] CurveVerdict judge_curve(const Curve& reference, const Curve& actual, const CurveBounds& bounds);
+
+/// Why the curves of a reference show nothing; empty if they do.
+[[nodiscard]] std::string chaos_of(const Curve& reference, const CurveBounds& bounds);
+
+/// The largest differences of `runs` from `reference`, step by step.   Errors   UsageError if a run has other steps.
+[[nodiscard]] std::vector<CurveSpread> spreads_of(const Curve& reference, const std::vector<Curve>& runs);
+
+/// A few lines: verdict, largest deviation; what is wrong first, with hex floats.
+[[nodiscard]] std::string render(const CurveVerdict& verdict);
+
+/// One line for each setting in which two curves differ (harness/trace/run_settings.h).
+[[nodiscard]] std::vector<std::string> differing_settings(const Curve& reference, const Curve& actual);
+/// Errors   UsageError that names them, and each setting with both values.
+void refuse_different_settings(const Curve& reference, const Curve& actual);
+
+}  // namespace isoshard
