@@ -136,9 +136,9 @@ void apply_vocabulary(const ParsedOptions& options, std::vector<Case>& cases) {
   if (!options.get<bool>("vocab-parallel") && !has_multiple) return;
   const std::int64_t multiple = has_multiple ? options.get<std::int64_t>("vocab-multiple") : 1;
   if (multiple < 1) throw UsageError(fmt::format("--vocab-multiple {}: it must be at least 1", multiple));
-  const auto splits = [](const Case& item) { return item.subject == "autotp"; };
+  const auto splits = [](const Case& item) { return item.subject == "autotp" || item.subject == "megatron"; };
   if (std::none_of(cases.begin(), cases.end(), splits)) {
-    throw UsageError("--vocab-parallel: none of the subjects splits a vocabulary; take --subjects autotp");
+    throw UsageError("--vocab-parallel: none of the subjects splits a vocabulary; take --subjects autotp or megatron");
   }
   for (Case& item : cases) {
     if (splits(item)) item.settings.vocab_multiple = multiple;
@@ -155,6 +155,35 @@ void apply_zero_stage(const ParsedOptions& options, std::vector<Case>& cases) {
   for (Case& item : cases) {
     if (shards(item)) item.settings.zero_stage = options.get<int>("zero-stage");
   }
+}
+
+/// megatron's own settings; 16-bit parameters of it always have fp32 masters.
+void apply_megatron(const ParsedOptions& options, std::vector<Case>& cases) {
+  const auto is_megatron = [](const Case& item) { return item.subject == "megatron"; };
+  for (const char* const flag : {"sequence-parallel", "distributed-optimizer"}) {
+    if (options.get<bool>(flag) && std::none_of(cases.begin(), cases.end(), is_megatron)) {
+      throw UsageError(fmt::format("--{}: none of the subjects has it; take --subjects megatron", flag));
+    }
+  }
+  for (Case& item : cases) {
+    if (!is_megatron(item)) continue;
+    TrainSettings& settings = item.settings;
+    settings.sequence_parallel = settings.sequence_parallel || options.get<bool>("sequence-parallel");
+    settings.distributed_optimizer = settings.distributed_optimizer || options.get<bool>("distributed-optimizer");
+    if (size_of(item.dtype) < size_of(Dtype::kFloat32) && !options.given("master-dtype")) settings.master_dtype = Dtype::kFloat32;
+  }
+}
+
+/// The cases of `subject`: the preset's own, or for one that no preset has those of autotp.
+std::vector<Case> cases_of(const std::string& subject, const std::vector<Case>& base) {
+  std::vector<Case> own, like_autotp;
+  for (const Case& item : base) {
+    if (item.subject == subject) own.push_back(item);
+    if (item.subject != "autotp") continue;
+    like_autotp.push_back(item);
+    like_autotp.back().subject = subject;
+  }
+  return own.empty() && subject == "megatron" ? like_autotp : own;
 }
 
 /// Meshes: without --tp and --dp the preset's; with one of them, one mesh a subject. ddp has no tp axis: it stays at tp 1.
@@ -183,8 +212,11 @@ std::vector<Case> expand(const ParsedOptions& options, const std::vector<Case>& 
     });
     if (!known) result.push_back(std::move(item));
   };
-  for (const Case& item : base) {
-    if (!subjects.empty() && std::find(subjects.begin(), subjects.end(), item.subject) == subjects.end()) continue;
+  std::vector<Case> selected = subjects.empty() ? base : std::vector<Case>();
+  for (const std::string& subject : subjects) {
+    for (Case& item : cases_of(subject, base)) selected.push_back(std::move(item));
+  }
+  for (const Case& item : selected) {
     if (dtypes.empty()) {
       add(item);
     } else {
@@ -265,7 +297,7 @@ void declare_verify_options(OptionTable& table) {
       "96, fp32 and bf16, 2 x 24 tokens; what --model starts from), seed (as default, with 1024 random ids a sample)");
   add("model", po::value<std::string>(), "built-in name, config.json, or Hugging Face folder (its weights are used)");
   add("num-layers", po::value<std::int64_t>(), "cut the model to this many layers");
-  add("subjects", list(), "implementations to judge: ddp autotp (default: the preset's)");
+  add("subjects", list(), "implementations to judge: ddp autotp megatron (default: the preset's)");
   add("tp", po::value<int>(), "tensor-parallel degree");
   add("dp", po::value<int>(), "data-parallel degree");
   add("num-workers", po::value<int>(), "number of ranks: must be tp x dp; of ddp alone it is the dp degree");
@@ -284,10 +316,12 @@ void declare_verify_options(OptionTable& table) {
   add("tail", po::value<std::string>(), "end of an epoch that does not fill a global batch: drop it, pad with its first samples, or error");
   add("seed", po::value<std::uint64_t>(), "of weights and random data");
   add("label-smoothing", po::value<double>(), "probability that the labels give to the other entries together, in [0, 1)");
-  add("vocab-parallel", po::bool_switch(), "split embedding, head and loss along the vocabulary over tp (autotp)");
+  add("vocab-parallel", po::bool_switch(), "split embedding, head and loss along the vocabulary over tp (autotp; megatron always does)");
   add("vocab-multiple", po::value<std::int64_t>(), "the same, the vocabulary padded to a multiple of this x tp (default 1)");
   add("autocast", po::value<std::string>()->implicit_value("bf16"),
       "bf16 (without a value) or fp16: fp32 parameters, matrix products in this dtype, as torch.autocast");
+  add("sequence-parallel", po::bool_switch(), "megatron: split activations between the regions of tp along the sequence over tp");
+  add("distributed-optimizer", po::bool_switch(), "megatron: masters and optimizer state are spread over dp, bucket by bucket");
   add("zero-stage", po::value<int>(), "autotp: 0 (default), 1: masters and optimizer state are spread over dp, 2: gradients, too");
   add("master-dtype", po::value<std::string>(),
       "of the weights that the optimizer steps and of its state, at least as wide as --dtype (default: the parameters' own)");
@@ -342,6 +376,7 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
   request.cases = expand(options, cases);
   apply_vocabulary(options, request.cases);
   apply_zero_stage(options, request.cases);
+  apply_megatron(options, request.cases);
   for (const Case& item : request.cases) {
     item.validate();
     require_memory(item);

@@ -16,6 +16,7 @@ void add_reduction_faults(Faults& faults);   ///< A: missing and extra reduction
 void add_scale_faults(Faults& faults);       ///< B: wrong divisors and factors
 void add_clip_faults(Faults& faults);        ///< C: clipping and gradient norm; I: replicas that clip differently
 void add_data_faults(Faults& faults);        ///< D: labels; I: samples
+void add_sequence_faults(Faults& faults);    ///< A, E: activations that are split over tp along the sequence
 void add_sharding_faults(Faults& faults);    ///< E: places of shards; H: values they are drawn from
 void add_step_faults(Faults& faults);        ///< G: tied weights; J: accumulation; K: optimizer
 void add_zero_faults(Faults& faults);        ///< K, L: ZeRO's masters and shared buffers

@@ -23,6 +23,7 @@ Faults catalogue_by_class() {
   add_scale_faults(faults);
   add_clip_faults(faults);
   add_data_faults(faults);
+  add_sequence_faults(faults);
   add_sharding_faults(faults);
   add_step_faults(faults);
   add_zero_faults(faults);

@@ -14,7 +14,7 @@ namespace isoshard {
 namespace {
 
 Fault mlp_input_grad_partial() {
-  Fault fault{.id = "mlp_input_grad_partial", .fault_class = 'A', .subjects = {"autotp"}};
+  Fault fault{.id = "mlp_input_grad_partial", .fault_class = 'A', .subjects = {"autotp", "megatron"}};
   fault.summary = "The input gradient of column-split weights stayed a partial sum on each rank; forward right, everything upstream wrong.";
   fault.source = "torchtitan #1805, #1878";
   fault.smallest_case = [] { return fault_case("qwen2", "autotp", 3, 2); };
@@ -42,7 +42,7 @@ Fault dp_sum_missing() {
 }
 
 Fault kv_replica_grad_partial() {
-  Fault fault{.id = "kv_replica_grad_partial", .fault_class = 'A', .subjects = {"autotp"}};
+  Fault fault{.id = "kv_replica_grad_partial", .fault_class = 'A', .subjects = {"autotp", "megatron"}};
   fault.summary =
       "A replicated weight sat between split regions; each tp rank had a partial gradient and the copies parted at the first step.";
   fault.source = "torchtitan #2387, #2416";
@@ -87,7 +87,7 @@ std::shared_ptr<const CollectiveFault> skip_qk_norm_sums(const Case&) {
 }
 
 Fault qk_norm_grad_partial() {
-  Fault fault{.id = "qk_norm_grad_partial", .fault_class = 'A', .subjects = {"autotp"}};
+  Fault fault{.id = "qk_norm_grad_partial", .fault_class = 'A', .subjects = {"autotp", "megatron"}};
   fault.summary =
       "A norm weight shared by all heads was whole on every tp rank, yet each rank saw its own heads only; the parts were never summed.";
   fault.source = "Megatron-LM #7452 (finding 11)";
@@ -98,16 +98,19 @@ Fault qk_norm_grad_partial() {
 }
 
 Fault split_step_skips_tp_sum() {
-  Fault fault{.id = "split_step_skips_tp_sum", .fault_class = 'A', .subjects = {"autotp"}};
+  Fault fault{.id = "split_step_skips_tp_sum", .fault_class = 'A', .subjects = {"autotp", "megatron"}};
   fault.summary = "A second way to run a step, used with several micro-batches, left out the tp sum of replicated weights.";
   fault.source = "NeMo-RL #3716";
   fault.smallest_case = [] {
-    Case item = fault_case("qwen3", "autotp", 2, 3);
+    Case item = fault_case("qwen3", "megatron", 2, 3);
     item.micro_batches = 4;
     return item;
   };
   fault.hooks.collective = [](const Case& item) {
-    return item.micro_batches > 1 ? skip_qk_norm_sums(item) : skip_segments([](const CallInfo&, const Segment*) { return false; });
+    return skip_segments([is_split = item.micro_batches > 1](const CallInfo& info, const Segment* segment) {
+      return is_split &&
+             (is_gradient_of(info, segment, Axis::kTp, ParamClass::kQkNorm) || is_gradient_of(info, segment, Axis::kTp, ParamClass::kNorm));
+    });
   };
   fault.expected = {Stage::kParameterGrad, "model.layers.0.self_attn.q_norm.weight", any_rank(6), "rank-local partial over tp"};
   return fault;
@@ -126,7 +129,7 @@ std::map<std::string, at::Tensor> attention_row_biases(const Case& item) {
 }
 
 Fault row_bias_added_on_every_rank() {
-  Fault fault{.id = "row_bias_added_on_every_rank", .fault_class = 'A', .subjects = {"autotp"}};
+  Fault fault{.id = "row_bias_added_on_every_rank", .fault_class = 'A', .subjects = {"autotp", "megatron"}};
   fault.summary = "Every tp rank added the full bias before the sum, so the bias counted tp times.";
   fault.source = "torchtitan #4245";
   fault.smallest_case = [] { return fault_case("gpt2", "autotp", 3, 2); };
@@ -149,7 +152,7 @@ Fault row_bias_added_on_every_rank() {
 }
 
 Fault row_bias_grad_times_tp() {
-  Fault fault{.id = "row_bias_grad_times_tp", .fault_class = 'A', .subjects = {"autotp"}};
+  Fault fault{.id = "row_bias_grad_times_tp", .fault_class = 'A', .subjects = {"autotp", "megatron"}};
   fault.summary = "The gradient of a replicated row bias was summed over tp although every rank already held all of it.";
   fault.source = "torchtitan #2106";
   fault.smallest_case = [] { return fault_case("gpt2", "autotp", 3, 2); };

@@ -93,19 +93,23 @@ Fault tied_grad_doubled() {
 }
 
 Fault norm_grad_averaged_over_tp() {
-  Fault fault{.id = "norm_grad_averaged_over_tp", .fault_class = 'B', .subjects = {"autotp"}};
+  Fault fault{.id = "norm_grad_averaged_over_tp", .fault_class = 'B', .subjects = {"autotp", "megatron"}};
   fault.summary = "One class of weights was averaged over tp where its parts had to be summed, or took the divisor of another class.";
   fault.source = "gpt-neox PR 1259; Megatron-LM 4f8974a400";
-  fault.smallest_case = [] { return fault_case("qwen3", "autotp", 3, 2); };
+  fault.smallest_case = [] {
+    Case item = fault_case("llama", "megatron", 3, 2);
+    item.settings.sequence_parallel = true;
+    return item;
+  };
   fault.hooks.collective = [](const Case&) {
     SegmentChange change;
     change.matches = [](const CallInfo& info, const Segment* segment) {
-      return is_gradient_of(info, segment, Axis::kTp, ParamClass::kQkNorm);
+      return is_gradient_of(info, segment, Axis::kTp, ParamClass::kNorm) || is_gradient_of(info, segment, Axis::kTp, ParamClass::kQkNorm);
     };
     change.after = [](const InterceptedCall& call, ConstBuffer, Buffer result) { tensor_of(result).div_(call.comm->size()); };
     return change_segments(std::move(change));
   };
-  fault.expected = {Stage::kParameterGrad, "model.layers.0.self_attn.q_norm.weight", any_rank(6), "scale 0.3333 = 1/tp"};
+  fault.expected = {Stage::kParameterGrad, "model.layers.0.input_layernorm.weight", any_rank(6), "scale 0.3333 = 1/tp"};
   return fault;
 }
 

@@ -36,7 +36,7 @@ Fault embed_out_split_without_sp() {
 }
 
 Fault kv_head_on_wrong_rank() {
-  Fault fault{.id = "kv_head_on_wrong_rank", .fault_class = 'E', .subjects = {"autotp"}};
+  Fault fault{.id = "kv_head_on_wrong_rank", .fault_class = 'E', .subjects = {"autotp", "megatron"}};
   fault.summary = "With fewer kv heads than tp ranks, the part that belongs to a rank's query heads was chosen wrongly or not at all.";
   fault.source = "Megatron-LM #3575; transformers #48307";
   fault.smallest_case = copied_kv_heads_case;
@@ -92,7 +92,7 @@ void read_fused_weights_at(const PlaceOfPiece& place, TrainerParts& parts, Mesh&
 }
 
 Fault gate_up_cut_as_one_block() {
-  Fault fault{.id = "gate_up_cut_as_one_block", .fault_class = 'E', .subjects = {"autotp"}};
+  Fault fault{.id = "gate_up_cut_as_one_block", .fault_class = 'E', .subjects = {"autotp", "megatron"}};
   fault.summary = "The fused gate/up weight was cut in tp pieces as one block; gate and up must each be cut.";
   fault.source = "Megatron-LM #360, PR 520";
   fault.smallest_case = [] { return fault_case("gpt2", "autotp", 2, 3); };
@@ -107,7 +107,7 @@ Fault gate_up_cut_as_one_block() {
 }
 
 Fault fused_shards_all_from_rank0() {
-  Fault fault{.id = "fused_shards_all_from_rank0", .fault_class = 'E', .subjects = {"autotp"}};
+  Fault fault{.id = "fused_shards_all_from_rank0", .fault_class = 'E', .subjects = {"autotp", "megatron"}};
   fault.summary = "The loader of fused weights took the tp rank from an argument nobody passed; all ranks loaded shard 0.";
   fault.source = "vllm-gguf-plugin #103";
   fault.smallest_case = [] { return fault_case("gpt2", "autotp", 3, 2); };

@@ -14,6 +14,8 @@
 #include "fixtures/cases/inputs.h"
 #include "mesh/mesh.h"
 #include "parallel/ddp/ddp_arithmetic.h"
+#include "parallel/megatron/megatron_arithmetic.h"
+#include "parallel/megatron/megatron_plan.h"
 #include "parallel/tensor/autotp_arithmetic.h"
 #include "parallel/tensor/autotp_plan.h"
 #include "train/trainer.h"
@@ -51,6 +53,14 @@ const std::vector<Entry>& registry() {
          return autotp_parts(config, mesh, std::move(plan));
        },
        autotp_arithmetic},
+      {{"megatron", "Megatron-Core: sequence and vocabulary split over tp, fp32 main gradients, distributed optimizer"},
+       [](const Case&, const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
+         const auto model = make_model(config.model, config.attention);
+         ShardPlan plan = megatron_plan(*model, mesh.degree(Axis::kTp), config.settings.vocab_multiple);
+         if (edits.plan) edits.plan(plan, mesh);
+         return megatron_parts(config, mesh, std::move(plan));
+       },
+       megatron_arithmetic},
       {{"reference", "the trusted single process: nothing sharded, nothing reduced"},
        [](const Case& item, const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
          refuse_plan_edit(edits, "the reference");
@@ -126,7 +136,8 @@ Arithmetic arithmetic_of(const Case& item) {
   const std::unique_ptr<Model> model = make_model(item.config, item.attention);
   return entry_of(item.subject)
       .make_arithmetic(*model, {item.dp, item.tp, item.dtype, item.reduction_order, item.settings.bucket_bytes,
-                                item.settings.vocab_multiple, item.settings.autocast, item.settings.zero_stage, item.settings.master_dtype});
+                                item.settings.vocab_multiple, item.settings.autocast, item.settings.zero_stage, item.settings.master_dtype,
+                                item.settings.sequence_parallel, item.settings.distributed_optimizer});
 }
 
 bool declares_arithmetic(const Case& item) {

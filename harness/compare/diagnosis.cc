@@ -320,7 +320,17 @@ class Diagnosis {
     const double left = norm_of(mine - theirs);
     // Sorting alone brings any two tensors of one distribution near: only equality up to rounding counts.
     if (left > std::min(e_.tolerance(), 1e-3) * norm_of(theirs) || left > 0.01 * norm_of(bad->actual - bad->expected)) return "";
+    if (tokens_stand_elsewhere(*bad)) return fmt::format("tokens permuted between samples on rank {}", bad->rank);
     return fmt::format("permuted (the same values at other places) on rank {}", bad->rank);
+  }
+
+  /// Whether every token's features in [batch, sequence, features] are those of some token of the reference.
+  bool tokens_stand_elsewhere(const View& view) const {
+    if (view.actual.dim() != 3) return false;
+    const at::Tensor mine = view.actual.flatten(0, 1), theirs = view.expected.flatten(0, 1);
+    if (mine.size(0) * mine.size(0) * mine.size(1) > (std::int64_t{1} << 28)) return false;
+    const at::Tensor nearest = at::cdist(mine, theirs).argmin(1);
+    return e_.explains(theirs.index_select(0, nearest), mine, norm_of(mine - theirs));
   }
 
   Evidence e_;

@@ -62,6 +62,17 @@ struct SharedInput {
   bool reduced_together = false;     ///< added on each rank and then over tp, once; otherwise each over tp and then added
 };
 
+/// Elements [begin, begin + count) of a flattened parameter stand at `place` of a bucket's flat buffer.
+struct PlacedRun {
+  std::int64_t begin = 0, place = 0, count = 0;
+};
+
+/// Where the parameters of a bucket lie in its flat buffer; the rest is padding, zeros.
+struct BucketPlaces {
+  std::vector<std::vector<PlacedRun>> runs;  ///< by parameter of the bucket, in rising order and covering it
+  std::int64_t numel = 0;                    ///< of the buffer
+};
+
 /// A vocabulary that is cut over tp, and the loss of logits that stay cut along it.
 ///
 /// Of one token: x its logits on a rank, y its target, V the size, a the label smoothing, s = a V / (V - 1), c the token's weight.
@@ -102,13 +113,19 @@ enum class NormAdds : std::uint8_t { kModelOrder, kReverseModelOrder };
 /// `clip_norm` (of holders the first counts); those of whole ones are taken from the rank itself.
 struct Arithmetic {
   int dp = 1, tp = 1;
-  Dtype dtype = Dtype::kFloat32;                           ///< of parameters, activations and gradients
-  int num_threads = 1;                                     ///< of every op
-  std::map<std::string, Region, std::less<>> regions;      ///< by module; one that is not listed is replicated
-  std::map<std::string, ParameterCut, std::less<>> cuts;   ///< by parameter; one that is not listed is whole on every rank
-  CopiedActivations copies;                                ///< none: num_parts is 0
-  std::vector<SharedInput> shared_inputs;                  ///< every column module is in one
+  Dtype dtype = Dtype::kFloat32;                          ///< of parameters, activations and gradients
+  int num_threads = 1;                                    ///< of every op
+  std::map<std::string, Region, std::less<>> regions;     ///< by module; one that is not listed is replicated
+  std::map<std::string, ParameterCut, std::less<>> cuts;  ///< by parameter; one that is not listed is whole on every rank
+  CopiedActivations copies;                               ///< none: num_parts is 0
+  std::vector<SharedInput> shared_inputs;                 ///< every column module is in one
+  /// Activations that are whole on every tp rank are cut along dim 1 instead, in tp equal parts. Column modules and the head gather the
+  /// parts first, and of their input's gradient each rank keeps its part of the sum; row modules and the embedding keep their part of the
+  /// sum, and gather their output's gradient. A sum is made of the parts one after the other, part 0 of all samples first. A replicated
+  /// embedding looks up the own part of its indices.
+  bool is_sequence_cut = false;
   std::vector<std::vector<std::string>> gradient_buckets;  ///< parameters that are reduced over dp as one flat buffer, in its order
+  std::vector<BucketPlaces> bucket_places;                 ///< by bucket; empty: one parameter right behind the other
   /// The run of a parameter's part (that of a tp rank, flattened) that each dp rank steps; one that is not listed is stepped whole by
   /// every dp rank.
   std::map<std::string, std::vector<Range>, std::less<>> stepped_runs;
@@ -123,6 +140,7 @@ struct Arithmetic {
   bool reduces_every_micro_batch = false;
   /// What gradients of micro-batches are added up in: each is converted to it, and so is what is reduced. None: `dtype`.
   std::optional<Dtype> accumulation_dtype;
+  bool adds_to_zeros = false;  ///< sums of micro-batches begin as zeros, so that a -0 becomes 0; else as the first gradient
   std::vector<std::vector<std::string>> holder_sums;  ///< parameters whose gradients are then summed over their holders, flat too
   std::optional<SplitVocabulary> vocabulary;          ///< none: whole on every rank
   std::optional<LowPrecisionProducts> products;       ///< none: in `dtype`; else forward only, backward follows each op's dtype
@@ -147,6 +165,7 @@ struct ArithmeticInputs {
   std::optional<Dtype> autocast = {};
   int zero_stage = 0;  ///< as TrainSettings
   std::optional<Dtype> master_dtype = {};
+  bool sequence_parallel = false, distributed_optimizer = false;  ///< as TrainSettings
 };
 
 }  // namespace isoshard

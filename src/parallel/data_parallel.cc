@@ -40,22 +40,26 @@ void for_each_row(const Box& box, const Shape& local, const Shape& whole, Add&& 
 }  // namespace
 
 Layout layout_of_run(const Layout& part, const Shape& local, const MeshShape& mesh, int rank, std::int64_t begin, std::int64_t count) {
-  Layout run = replicated(part.global_shape);
-  run.explicit_parts = true;
+  std::vector<FlatRange> cuts;
   for (const Box& box : boxes_of(part, mesh, rank)) {
     for_each_row(box, local, part.global_shape, [&](const FlatRange& row) {
       const std::int64_t first = std::max(row.local_begin, begin), last = std::min(row.local_begin + row.count, begin + count);
-      if (first >= last) return;
-      const FlatRange cut{first - begin, row.global_begin + first - row.local_begin, last - first};
-      FlatRange* before = run.flat.empty() ? nullptr : &run.flat.back();
-      const bool joins = before != nullptr && before->local_begin + before->count == cut.local_begin &&
-                         before->global_begin + before->count == cut.global_begin;
-      if (joins) {
-        before->count += cut.count;
-      } else {
-        run.flat.push_back(cut);
-      }
+      if (first < last) cuts.push_back({first - begin, row.global_begin + first - row.local_begin, last - first});
     });
+  }
+  // Rows of boxes that stand beside each other come by turns.
+  std::sort(cuts.begin(), cuts.end(), [](const FlatRange& a, const FlatRange& b) { return a.local_begin < b.local_begin; });
+  Layout run = replicated(part.global_shape);
+  run.explicit_parts = true;
+  for (const FlatRange& cut : cuts) {
+    FlatRange* before = run.flat.empty() ? nullptr : &run.flat.back();
+    const bool joins = before != nullptr && before->local_begin + before->count == cut.local_begin &&
+                       before->global_begin + before->count == cut.global_begin;
+    if (joins) {
+      before->count += cut.count;
+    } else {
+      run.flat.push_back(cut);
+    }
   }
   return run;
 }

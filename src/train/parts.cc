@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "parallel/ddp/replicas.h"
+#include "parallel/megatron/main_gradients.h"
 #include "parallel/tensor/autotp_plan.h"
 #include "parallel/tensor/tensor_parallel_strategy.h"
 #include "parallel/zero/zero_optimizer_shards.h"
@@ -39,7 +40,7 @@ void finish(TrainerParts& parts, const TrainerConfig& config, Mesh& mesh, int lo
   } else {
     parts.loss_normaliser = std::make_unique<GroupTokenMean>(local_groups);
   }
-  const bool is_cut = config.settings.zero_stage > 0 && mesh.degree(Axis::kDp) > 1;
+  const bool is_cut = (config.settings.zero_stage > 0 || config.settings.distributed_optimizer) && mesh.degree(Axis::kDp) > 1;
   parts.grad_norm = std::make_unique<GlobalGradNorm>(parts.model->parameters(), parts.plan, mesh.group(Axis::kTp),
                                                      is_cut ? &mesh.group(Axis::kDp) : nullptr);
 }
@@ -88,6 +89,25 @@ TrainerParts autotp_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan pla
   } else {
     parts.data_parallel = std::make_unique<ZeroOptimizerShards>(config.settings.zero_stage);
   }
+  finish(parts, config, mesh, 1);
+  return parts;
+}
+
+TrainerParts megatron_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan plan) {
+  const TrainSettings& settings = config.settings;
+  if (size_of(config.dtype) < 4 && settings.master_dtype != Dtype::kFloat32) {
+    throw UsageError(fmt::format("megatron steps fp32 masters of parameters in {}; set the master dtype to fp32", name_of(config.dtype)));
+  }
+  const int dp = mesh.degree(Axis::kDp);
+  TrainerParts parts = common_parts(config);
+  Communicator& tp = mesh.group(Axis::kTp);
+  parts.plan = std::move(plan);
+  const SequenceSplit sequence = settings.sequence_parallel ? SequenceSplit::kOverTp : SequenceSplit::kWhole;
+  parts.strategy =
+      std::make_shared<TensorParallelStrategy>(parts.plan, tp, dp, dp, settings.record_partials, mesh.coordinate(Axis::kDp), sequence);
+  parts.partial_grad_sum = std::make_unique<PartialGradSum>(parts.model->parameters(), parts.plan, tp, settings.sequence_parallel);
+  parts.data_parallel = std::make_unique<MainGradients>(settings.distributed_optimizer ? MainGradients::Steps::kDistributed
+                                                                                       : MainGradients::Steps::kEverywhere);
   finish(parts, config, mesh, 1);
   return parts;
 }

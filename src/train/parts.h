@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The parts that make a Trainer the plain reference, DDP, or AutoTP on a dp x tp mesh.
+/// The parts that make a Trainer the plain reference, DDP, AutoTP or Megatron-Core on a dp x tp mesh.
 #pragma once
 #include <memory>
 #include <string>
@@ -31,5 +31,10 @@ struct TrainerConfig {
 [[nodiscard]] TrainerParts autotp_parts(const TrainerConfig& config, Mesh& mesh);
 /// The same by a plan given from outside.
 [[nodiscard]] TrainerParts autotp_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan plan);
+
+/// Layers and vocabulary split over tp by `plan` (megatron_plan), the sequence between them too if the settings say so; main gradients
+/// over dp, with or without the distributed optimizer.
+/// Errors   UsageError for 16-bit parameters without masters in fp32, which upstream always has.
+[[nodiscard]] TrainerParts megatron_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan plan);
 
 }  // namespace isoshard

@@ -29,6 +29,9 @@ struct TrainSettings {
   std::int64_t vocab_multiple = 0;
   /// Of the weights that the optimizer steps, and of its states: fp32 masters of bf16 parameters, say. None: the parameters' own.
   std::optional<Dtype> master_dtype;
+  /// megatron: activations that its regions over tp leave whole are split over tp along the sequence.
+  bool sequence_parallel = false;
+  bool distributed_optimizer = false;  ///< megatron: masters and optimizer state are spread over dp, bucket by bucket
   int zero_stage = 0;  ///< autotp: 0; 1: masters and optimizer state are spread over dp; 2: gradients, too
 };
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -13,10 +14,11 @@
 
 namespace isoshard {
 
-/// Adds up what each holder of a parameter found as its gradient. There are two kinds of such parameters:
+/// Adds up what each holder of a parameter found as its gradient. There are three kinds of such parameters:
 ///
 /// kKvReplica   a kv head that is copied to several ranks: every holder's query heads give a part.
 /// kQkNorm      a norm over each head of q or k, whole on every rank: every rank has the heads that it holds only.
+/// kNorm, kRowBias, kPosition   with the sequence split over tp: every rank sees its part of the tokens only. One call for all.
 ///
 /// Ranks        constructor and reduce are collective over `tp`: one split if kv heads are copied, and per reduce one all-reduce
 ///              of each kind that the model has (grad_reduce, axis tp, one segment per parameter, of its class).
@@ -27,12 +29,12 @@ namespace isoshard {
 ///     sum.reduce(gradients);
 class PartialGradSum {
  public:
-  PartialGradSum(const std::vector<ParameterSpec>& specs, const ShardPlan& plan, Communicator& tp);
+  PartialGradSum(const std::vector<ParameterSpec>& specs, const ShardPlan& plan, Communicator& tp, bool splits_sequence = false);
   /// In place.
   void reduce(const std::map<std::string, at::Tensor, std::less<>>& gradients);
 
  private:
-  std::vector<std::string> kv_names_, qk_norm_names_;
+  std::vector<std::pair<std::string, ParamClass>> kv_parameters_, qk_norms_, sequence_parameters_;
   std::unique_ptr<Communicator> holders_;  ///< of this rank's kv head; null if none is copied
   Communicator* tp_;
 };

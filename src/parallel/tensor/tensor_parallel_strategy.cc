@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "comm/tensor.h"
+#include "parallel/tensor/sequence.h"
 
 namespace isoshard {
 namespace {
@@ -71,22 +72,34 @@ at::Tensor row_parallel_sum(const at::Tensor& partial, Communicator& tp, std::st
 }
 
 TensorParallelStrategy::TensorParallelStrategy(ShardPlan plan, Communicator& tp, int dp_degree, double activation_grad_scale,
-                                               bool record_partials, int dp_rank)
-    : Strategy(dp_degree, activation_grad_scale), plan_(std::move(plan)), tp_(&tp), record_partials_(record_partials), dp_rank_(dp_rank) {}
+                                               bool record_partials, int dp_rank, SequenceSplit sequence)
+    : Strategy(dp_degree, activation_grad_scale),
+      plan_(std::move(plan)),
+      tp_(&tp),
+      record_partials_(record_partials),
+      dp_rank_(dp_rank),
+      splits_sequence_(sequence == SequenceSplit::kOverTp && tp.size() > 1) {}
+
+at::Tensor TensorParallelStrategy::region_input(std::string_view module, const at::Tensor& x, Purpose purpose) const {
+  if (splits_sequence_) return gathered_sequence(x, *tp_, module);
+  return ColumnInput::apply(x, to_address(*tp_), std::string(module), static_cast<std::int64_t>(purpose));
+}
+
+at::Tensor TensorParallelStrategy::region_output(std::string_view module, const at::Tensor& partial, Purpose purpose) const {
+  if (splits_sequence_) return scattered_sequence_sum(partial, *tp_, module);
+  return RowSum::apply(partial, to_address(*tp_), std::string(module), static_cast<std::int64_t>(purpose));
+}
 
 at::Tensor TensorParallelStrategy::linear(std::string_view module, const at::Tensor& x, const at::Tensor& weight,
                                           const std::optional<at::Tensor>& bias, Sink* sink) const {
   switch (plan_.kind_of_module(module)) {
     case ShardKind::kColumn:
     case ShardKind::kKvReplica:
-      return at::linear(column_parallel_input(x, *tp_, module), weight, bias);
+      return at::linear(region_input(module, x, Purpose::kColumnParallelBackward), weight, bias);
     case ShardKind::kRow:
       return row_linear(module, x, weight, bias, sink);
-    case ShardKind::kVocabHead: {
-      const at::Tensor input =
-          ColumnInput::apply(x, to_address(*tp_), std::string(module), static_cast<std::int64_t>(Purpose::kVocabParallelBackward));
-      return at::linear(input, weight, bias);
-    }
+    case ShardKind::kVocabHead:
+      return at::linear(region_input(module, x, Purpose::kVocabParallelBackward), weight, bias);
     case ShardKind::kVocabEmbedding:
     case ShardKind::kReplicated:
       break;
@@ -96,13 +109,16 @@ at::Tensor TensorParallelStrategy::linear(std::string_view module, const at::Ten
 
 at::Tensor TensorParallelStrategy::embedding(std::string_view module, const at::Tensor& ids_BS, const at::Tensor& weight,
                                              Sink* sink) const {
-  if (plan_.kind_of_module(module) != ShardKind::kVocabEmbedding) return Strategy::embedding(module, ids_BS, weight, sink);
+  if (plan_.kind_of_module(module) != ShardKind::kVocabEmbedding) {
+    const at::Tensor own_ids = splits_sequence_ ? own_part_of_sequence(ids_BS, *tp_) : ids_BS;
+    return Strategy::embedding(module, own_ids, weight, sink);
+  }
   const VocabShard shard = plan_.vocab_shard(tp_->rank());
   const at::Tensor local_ids = ids_BS - shard.begin;
   const at::Tensor elsewhere = (local_ids < 0) | (local_ids >= shard.count);
   const at::Tensor rows = at::embedding(weight, local_ids.masked_fill(elsewhere, 0));
   const at::Tensor own = rows.masked_fill(elsewhere.unsqueeze(-1), 0);
-  return RowSum::apply(own, to_address(*tp_), std::string(module), static_cast<std::int64_t>(Purpose::kVocabParallelEmbed));
+  return region_output(module, own, Purpose::kVocabParallelEmbed);
 }
 
 CrossEntropy TensorParallelStrategy::loss(const at::Tensor& logits, const at::Tensor& targets_BS, const at::Tensor& weight_B,
@@ -124,7 +140,7 @@ at::Tensor TensorParallelStrategy::row_linear(std::string_view module, const at:
     local = detail::tap_with_sink(*sink, std::string(module) + ".partial", std::move(local), activation_grad_scale(), std::move(value),
                                   std::move(gradient));
   }
-  at::Tensor y = row_parallel_sum(local, *tp_, module);
+  at::Tensor y = region_output(module, local, Purpose::kRowParallelForward);
   // Under autocast the bias is wider than the sum: it is rounded first, as at::linear would do.
   return bias.has_value() && bias->defined() ? y + bias->to(y.scalar_type()) : y;
 }
@@ -161,6 +177,7 @@ Layout TensorParallelStrategy::box_layout(const at::Tensor& local, int dim, std:
 }
 
 ActivationLayouts TensorParallelStrategy::activation_layouts(std::string_view point, const at::Tensor& local, int tp_dim) const {
+  if (tp_dim < 0 && splits_sequence_) return Strategy::activation_layouts(point, local, 1);
   if (tp_dim >= 0 && plan_.kind_of_module(point) == ShardKind::kVocabHead) {
     const VocabShard shard = plan_.vocab_shard(tp_->rank());
     const Layout layout = box_layout(local, tp_dim, shard.whole, shard.begin, shard.count);

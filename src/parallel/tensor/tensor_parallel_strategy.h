@@ -3,6 +3,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <optional>
 #include <string_view>
 
@@ -23,6 +24,9 @@ namespace isoshard {
 /// Ranks    collective over `tp` (row_parallel.forward; one segment, named `module`).
 [[nodiscard]] at::Tensor row_parallel_sum(const at::Tensor& partial, Communicator& tp, std::string_view module);
 
+/// Whether activations between the regions of tp are whole on every rank, or each has its part of the sequence.
+enum class SequenceSplit : std::uint8_t { kWhole, kOverTp };
+
 /// A dp x tp rank's strategy: what the plan calls column or row is split over tp, the rest is the unsharded op.
 ///
 /// Column   y_local = f(x) W_local^T + b_local: this rank's output features.
@@ -30,12 +34,14 @@ namespace isoshard {
 ///          "<module>.partial" with a partial layout (a point the unsharded reference does not have); its gradient is the output's.
 /// Vocab    the embedding looks up its own entries and sums over tp; the head gives the logits of its own entries, and the loss is
 ///          cross_entropy of logits that are split over tp.
+/// With the sequence split over tp, f is a gather along the sequence (backward a reduce-scatter), g a reduce-scatter (backward a gather);
+/// an embedding that is whole on every rank looks up its part of the indices. Lengths must be multiples of tp.
 /// Source   DeepSpeed AutoTP, LinearLayer and LinearAllreduce (module_inject/layers.py): one all-reduce per layer and direction.
 class TensorParallelStrategy final : public Strategy {
  public:
   /// `dp_rank`: this rank's coordinate on dp, for the layouts of activations that are not equal shards.
   TensorParallelStrategy(ShardPlan plan, Communicator& tp, int dp_degree, double activation_grad_scale, bool record_partials = false,
-                         int dp_rank = 0);
+                         int dp_rank = 0, SequenceSplit sequence = SequenceSplit::kWhole);
   [[nodiscard]] at::Tensor linear(std::string_view module, const at::Tensor& x, const at::Tensor& weight,
                                   const std::optional<at::Tensor>& bias, Sink* sink) const override;
   [[nodiscard]] at::Tensor embedding(std::string_view module, const at::Tensor& ids_BS, const at::Tensor& weight,
@@ -51,6 +57,8 @@ class TensorParallelStrategy final : public Strategy {
   [[nodiscard]] at::Tensor row_linear(std::string_view module, const at::Tensor& x, const at::Tensor& weight,
                                       const std::optional<at::Tensor>& bias, Sink* sink) const;
 
+  [[nodiscard]] at::Tensor region_input(std::string_view module, const at::Tensor& x, Purpose purpose) const;
+  [[nodiscard]] at::Tensor region_output(std::string_view module, const at::Tensor& partial, Purpose purpose) const;
   [[nodiscard]] bool is_of_copied_kv_head(std::string_view point) const;
   /// The first `count` entries of this rank's dim `dim`, as a box at `begin` of a dim of size `whole`.
   [[nodiscard]] Layout box_layout(const at::Tensor& local, int dim, std::int64_t whole, std::int64_t begin, std::int64_t count) const;
@@ -59,6 +67,7 @@ class TensorParallelStrategy final : public Strategy {
   Communicator* tp_;
   bool record_partials_;
   int dp_rank_;
+  bool splits_sequence_;
 };
 
 }  // namespace isoshard
