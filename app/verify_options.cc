@@ -47,10 +47,12 @@ Strings list_option(const ParsedOptions& options, const std::string& name) {
   return items;
 }
 
-/// `deepspeed` is what the published scripts call autotp.
+/// `deepspeed` is what the published scripts call autotp, `fsdp` and `fsdp2` what they call fsdp_tp.
 Strings subjects_option(const ParsedOptions& options) {
   Strings subjects = list_option(options, "subjects");
   std::replace(subjects.begin(), subjects.end(), std::string("deepspeed"), std::string("autotp"));
+  for (const char* const name : {"fsdp", "fsdp2"})
+    std::replace(subjects.begin(), subjects.end(), std::string(name), std::string("fsdp_tp"));
   return subjects;
 }
 
@@ -136,9 +138,9 @@ void apply_vocabulary(const ParsedOptions& options, std::vector<Case>& cases) {
   if (!options.get<bool>("vocab-parallel") && !has_multiple) return;
   const std::int64_t multiple = has_multiple ? options.get<std::int64_t>("vocab-multiple") : 1;
   if (multiple < 1) throw UsageError(fmt::format("--vocab-multiple {}: it must be at least 1", multiple));
-  const auto splits = [](const Case& item) { return item.subject == "autotp" || item.subject == "megatron"; };
+  const auto splits = [](const Case& item) { return item.subject == "autotp" || item.subject == "fsdp_tp" || item.subject == "megatron"; };
   if (std::none_of(cases.begin(), cases.end(), splits)) {
-    throw UsageError("--vocab-parallel: none of the subjects splits a vocabulary; take --subjects autotp or megatron");
+    throw UsageError("--vocab-parallel: none of the subjects splits a vocabulary; take --subjects autotp, fsdp_tp or megatron");
   }
   for (Case& item : cases) {
     if (splits(item)) item.settings.vocab_multiple = multiple;
@@ -154,6 +156,18 @@ void apply_zero_stage(const ParsedOptions& options, std::vector<Case>& cases) {
   }
   for (Case& item : cases) {
     if (shards(item)) item.settings.zero_stage = options.get<int>("zero-stage");
+  }
+}
+
+/// fsdp_tp's mixed precision policy; the others reduce in the dtype of their gradients.
+void apply_reduce_dtype(const ParsedOptions& options, std::vector<Case>& cases) {
+  if (!options.given("reduce-dtype")) return;
+  const auto has_policy = [](const Case& item) { return item.subject == "fsdp_tp"; };
+  if (std::none_of(cases.begin(), cases.end(), has_policy)) {
+    throw UsageError("--reduce-dtype: none of the subjects has a dtype of its own for reductions; take --subjects fsdp_tp");
+  }
+  for (Case& item : cases) {
+    if (has_policy(item)) item.settings.reduce_dtype = parse_dtype(options.get<std::string>("reduce-dtype"));
   }
 }
 
@@ -183,7 +197,7 @@ std::vector<Case> cases_of(const std::string& subject, const std::vector<Case>& 
     like_autotp.push_back(item);
     like_autotp.back().subject = subject;
   }
-  return own.empty() && subject == "megatron" ? like_autotp : own;
+  return own.empty() && (subject == "megatron" || subject == "fsdp_tp") ? like_autotp : own;
 }
 
 /// Meshes: without --tp and --dp the preset's; with one of them, one mesh a subject. ddp has no tp axis: it stays at tp 1.
@@ -297,7 +311,7 @@ void declare_verify_options(OptionTable& table) {
       "96, fp32 and bf16, 2 x 24 tokens; what --model starts from), seed (as default, with 1024 random ids a sample)");
   add("model", po::value<std::string>(), "built-in name, config.json, or Hugging Face folder (its weights are used)");
   add("num-layers", po::value<std::int64_t>(), "cut the model to this many layers");
-  add("subjects", list(), "implementations to judge: ddp autotp megatron (default: the preset's)");
+  add("subjects", list(), "implementations to judge: ddp autotp fsdp_tp megatron (default: the preset's)");
   add("tp", po::value<int>(), "tensor-parallel degree");
   add("dp", po::value<int>(), "data-parallel degree");
   add("num-workers", po::value<int>(), "number of ranks: must be tp x dp; of ddp alone it is the dp degree");
@@ -316,7 +330,8 @@ void declare_verify_options(OptionTable& table) {
   add("tail", po::value<std::string>(), "end of an epoch that does not fill a global batch: drop it, pad with its first samples, or error");
   add("seed", po::value<std::uint64_t>(), "of weights and random data");
   add("label-smoothing", po::value<double>(), "probability that the labels give to the other entries together, in [0, 1)");
-  add("vocab-parallel", po::bool_switch(), "split embedding, head and loss along the vocabulary over tp (autotp; megatron always does)");
+  add("vocab-parallel", po::bool_switch(),
+      "split embedding, head and loss along the vocabulary over tp (autotp, fsdp_tp; megatron always does)");
   add("vocab-multiple", po::value<std::int64_t>(), "the same, the vocabulary padded to a multiple of this x tp (default 1)");
   add("autocast", po::value<std::string>()->implicit_value("bf16"),
       "bf16 (without a value) or fp16: fp32 parameters, matrix products in this dtype, as torch.autocast");
@@ -325,6 +340,8 @@ void declare_verify_options(OptionTable& table) {
   add("zero-stage", po::value<int>(), "autotp: 0 (default), 1: masters and optimizer state are spread over dp, 2: gradients, too");
   add("master-dtype", po::value<std::string>(),
       "of the weights that the optimizer steps and of its state, at least as wide as --dtype (default: the parameters' own)");
+  add("reduce-dtype", po::value<std::string>(),
+      "fsdp_tp: what gradients are rounded to before they are averaged over dp (default: --dtype)");
   add("loss-mean", po::value<std::string>(), "global (over all counted tokens), local (mean of rank means) or sum (no mean)");
   add("optimizer", po::value<std::string>(), "sgd or adamw");
   add("learning-rate", po::value<double>(), "step size (default: 0.1 for sgd, 0.001 for adamw)");
@@ -377,6 +394,7 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
   apply_vocabulary(options, request.cases);
   apply_zero_stage(options, request.cases);
   apply_megatron(options, request.cases);
+  apply_reduce_dtype(options, request.cases);
   for (const Case& item : request.cases) {
     item.validate();
     require_memory(item);

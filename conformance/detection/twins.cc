@@ -134,6 +134,10 @@ class StrategyTwin final : public Strategy {
   }
   bool splits_output(std::string_view module) const override { return inner_->splits_output(module); }
   int tp_degree() const noexcept override { return inner_->tp_degree(); }
+  void enter_block(std::string_view module) const override { inner_->enter_block(module); }
+  at::Tensor leave_block(std::string_view module, at::Tensor output) const override {
+    return inner_->leave_block(module, std::move(output));
+  }
   ActivationLayouts activation_layouts(std::string_view point, const at::Tensor& local, int tp_dim) const override {
     return inner_->activation_layouts(point, local, tp_dim);
   }

@@ -14,6 +14,7 @@
 #include "fixtures/cases/inputs.h"
 #include "mesh/mesh.h"
 #include "parallel/ddp/ddp_arithmetic.h"
+#include "parallel/fsdp/fsdp_tp_arithmetic.h"
 #include "parallel/megatron/megatron_arithmetic.h"
 #include "parallel/megatron/megatron_plan.h"
 #include "parallel/tensor/autotp_arithmetic.h"
@@ -53,6 +54,14 @@ const std::vector<Entry>& registry() {
          return autotp_parts(config, mesh, std::move(plan));
        },
        autotp_arithmetic},
+      {{"fsdp_tp", "FSDP2 + DTensor: parameters sharded by rows over dp, gathered layer by layer, on top of column and row layers"},
+       [](const Case&, const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
+         const auto model = make_model(config.model, config.attention);
+         ShardPlan plan = autotp_plan(*model, mesh.degree(Axis::kTp), config.settings.vocab_multiple);
+         if (edits.plan) edits.plan(plan, mesh);
+         return fsdp_tp_parts(config, mesh, std::move(plan));
+       },
+       fsdp_tp_arithmetic},
       {{"megatron", "Megatron-Core: sequence and vocabulary split over tp, fp32 main gradients, distributed optimizer"},
        [](const Case&, const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
          const auto model = make_model(config.model, config.attention);
@@ -137,7 +146,7 @@ Arithmetic arithmetic_of(const Case& item) {
   return entry_of(item.subject)
       .make_arithmetic(*model, {item.dp, item.tp, item.dtype, item.reduction_order, item.settings.bucket_bytes,
                                 item.settings.vocab_multiple, item.settings.autocast, item.settings.zero_stage, item.settings.master_dtype,
-                                item.settings.sequence_parallel, item.settings.distributed_optimizer});
+                                item.settings.sequence_parallel, item.settings.distributed_optimizer, item.settings.reduce_dtype});
 }
 
 bool declares_arithmetic(const Case& item) {

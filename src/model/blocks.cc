@@ -90,13 +90,14 @@ at::Tensor gated_mlp(const ForwardPass& pass, const std::string& module, const a
 
 at::Tensor rotary_decoder_layer(const ForwardPass& pass, const ModelConfig& config, AttentionImpl impl, const std::string& module,
                                 const at::Tensor& x_BSH, const RotaryTables& tables) {
+  pass.strategy().enter_block(module);
   const auto norm = [&](const std::string& name, const at::Tensor& x) {
     return pass.tapped(name, rms_norm(x, pass.parameter(name + ".weight"), config.norm_eps));
   };
   const at::Tensor attention_in = norm(module + ".input_layernorm", x_BSH);
   const at::Tensor middle = x_BSH + self_attention(pass, config, impl, module + ".self_attn", attention_in, tables);
   const at::Tensor mlp_in = norm(module + ".post_attention_layernorm", middle);
-  return pass.tapped(module, middle + gated_mlp(pass, module + ".mlp", mlp_in, config.mlp_bias));
+  return pass.strategy().leave_block(module, pass.tapped(module, middle + gated_mlp(pass, module + ".mlp", mlp_in, config.mlp_bias)));
 }
 
 at::Tensor rotary_decoder(const ForwardPass& pass, const ModelConfig& config, AttentionImpl impl, const at::Tensor& input_ids_BS) {

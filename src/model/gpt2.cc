@@ -111,8 +111,10 @@ at::Tensor Gpt2::forward(const at::Tensor& input_ids_BS, const Parameters& param
   at::Tensor x_BSH = embed(pass, input_ids_BS);
   for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
     const std::string module = layer_name(layer);
+    strategy.enter_block(module);
     const at::Tensor middle_BSH = attention(pass, module + ".attn", pass.layer_norm(module + ".ln_1", x_BSH, config_.norm_eps)) + x_BSH;
-    x_BSH = pass.tapped(module, middle_BSH + mlp(pass, module + ".mlp", pass.layer_norm(module + ".ln_2", middle_BSH, config_.norm_eps)));
+    const at::Tensor mlp_in_BSH = pass.layer_norm(module + ".ln_2", middle_BSH, config_.norm_eps);
+    x_BSH = strategy.leave_block(module, pass.tapped(module, middle_BSH + mlp(pass, module + ".mlp", mlp_in_BSH)));
   }
   x_BSH = pass.layer_norm("transformer.ln_f", x_BSH, config_.norm_eps);
   return pass.linear("lm_head", x_BSH, config_.tie_word_embeddings ? kTokensWeight : "lm_head.weight");

@@ -97,8 +97,9 @@ at::Tensor Lattice::forward(const at::Tensor& input_ids_BS, const Parameters& pa
   at::Tensor x_BSH = embedded_BSH;
   for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
     const std::string module = layer_name(layer);
+    strategy.enter_block(module);
     const at::Tensor middle_BSH = x_BSH + attention(pass, module + ".self_attn", embedded_BSH, x_BSH);
-    x_BSH = pass.tapped(module, middle_BSH + mlp(pass, module + ".mlp", middle_BSH));
+    x_BSH = strategy.leave_block(module, pass.tapped(module, middle_BSH + mlp(pass, module + ".mlp", middle_BSH)));
   }
   return pass.linear("lm_head", x_BSH, std::string_view("lm_head.weight"));
 }

@@ -133,10 +133,11 @@ at::Tensor MegatronGpt::forward(const at::Tensor& input_ids_BS, const Parameters
   if (!config_.learned_positions) tables = rotary_tables(config_.rope, config_.head_dim, input_ids_BS.size(1), x_BSH.scalar_type());
   for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
     const std::string module = layer_name(layer);
+    strategy.enter_block(module);
     const at::Tensor middle_BSH =
         x_BSH + attention(pass, module + ".self_attention", pass.layer_norm(module + ".input_layernorm", x_BSH, config_.norm_eps), tables);
-    x_BSH = pass.tapped(
-        module, middle_BSH + mlp(pass, module + ".mlp", pass.layer_norm(module + ".pre_mlp_layernorm", middle_BSH, config_.norm_eps)));
+    const at::Tensor mlp_in_BSH = pass.layer_norm(module + ".pre_mlp_layernorm", middle_BSH, config_.norm_eps);
+    x_BSH = strategy.leave_block(module, pass.tapped(module, middle_BSH + mlp(pass, module + ".mlp", mlp_in_BSH)));
   }
   x_BSH = pass.layer_norm("decoder.final_layernorm", x_BSH, config_.norm_eps);
   return pass.linear("output_layer", x_BSH, config_.tie_word_embeddings ? kWordsWeight : "output_layer.weight");

@@ -29,6 +29,12 @@ bool Strategy::splits_output(std::string_view /*module*/) const {
   return false;
 }
 
+void Strategy::enter_block(std::string_view /*module*/) const {}
+
+at::Tensor Strategy::leave_block(std::string_view /*module*/, at::Tensor output) const {
+  return output;
+}
+
 Layout Strategy::activation_layout(const at::Tensor& local, int tp_dim) const {
   Layout layout;
   layout.global_shape = local.sizes().vec();

@@ -42,6 +42,11 @@ class Strategy {
   /// The degree of tp, 1 if there is none.
   [[nodiscard]] virtual int tp_degree() const noexcept { return 1; }
 
+  /// Around each decoder layer, also where backward computes it again: parameters below `module` are read between the two only.
+  virtual void enter_block(std::string_view module) const;
+  /// Returns the layer's output to go on with.
+  [[nodiscard]] virtual at::Tensor leave_block(std::string_view module, at::Tensor output) const;
+
   /// The layout of an activation: dim 0 is split over dp (if dp_degree > 1), `tp_dim` over tp (-1: replicated over tp).
   [[nodiscard]] Layout activation_layout(const at::Tensor& local, int tp_dim) const;
   /// Of the activation at a named point: activation_layout for both, unless the strategy has points of which it knows more.

@@ -138,6 +138,8 @@ struct Arithmetic {
   /// Gradients of each micro-batch are reduced over dp on their own, and ranks add up results. Otherwise each rank adds up its
   /// gradients, and the sum is reduced.
   bool reduces_every_micro_batch = false;
+  /// Outside of a forward and its backward a rank has only the runs that it steps; a parameter is recorded as those.
+  bool keeps_runs = false;
   /// What gradients of micro-batches are added up in: each is converted to it, and so is what is reduced. None: `dtype`.
   std::optional<Dtype> accumulation_dtype;
   bool adds_to_zeros = false;  ///< sums of micro-batches begin as zeros, so that a -0 becomes 0; else as the first gradient
@@ -166,6 +168,7 @@ struct ArithmeticInputs {
   int zero_stage = 0;  ///< as TrainSettings
   std::optional<Dtype> master_dtype = {};
   bool sequence_parallel = false, distributed_optimizer = false;  ///< as TrainSettings
+  std::optional<Dtype> reduce_dtype = {};  ///< as TrainSettings
 };
 
 }  // namespace isoshard

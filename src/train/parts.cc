@@ -8,6 +8,8 @@
 
 #include "base/error.h"
 #include "parallel/ddp/replicas.h"
+#include "parallel/fsdp/fsdp_shards.h"
+#include "parallel/fsdp/fsdp_strategy.h"
 #include "parallel/megatron/main_gradients.h"
 #include "parallel/tensor/autotp_plan.h"
 #include "parallel/tensor/tensor_parallel_strategy.h"
@@ -31,7 +33,7 @@ TrainerParts common_parts(const TrainerConfig& config) {
 }
 
 // The parts that depend on the plan, on how parameters lie over dp, and on who averages over what.
-void finish(TrainerParts& parts, const TrainerConfig& config, Mesh& mesh, int local_groups) {
+void finish(TrainerParts& parts, const TrainerConfig& config, Mesh& mesh, int local_groups, bool shards_over_dp = false) {
   parts.num_loss_groups = local_groups;
   if (config.settings.loss_mean == LossMean::kGlobal) {
     parts.loss_normaliser = std::make_unique<GlobalTokenMean>(mesh.group(Axis::kDp));
@@ -40,7 +42,7 @@ void finish(TrainerParts& parts, const TrainerConfig& config, Mesh& mesh, int lo
   } else {
     parts.loss_normaliser = std::make_unique<GroupTokenMean>(local_groups);
   }
-  const bool is_cut = (config.settings.zero_stage > 0 || config.settings.distributed_optimizer) && mesh.degree(Axis::kDp) > 1;
+  const bool is_cut = shards_over_dp && mesh.degree(Axis::kDp) > 1;
   parts.grad_norm = std::make_unique<GlobalGradNorm>(parts.model->parameters(), parts.plan, mesh.group(Axis::kTp),
                                                      is_cut ? &mesh.group(Axis::kDp) : nullptr);
 }
@@ -89,7 +91,21 @@ TrainerParts autotp_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan pla
   } else {
     parts.data_parallel = std::make_unique<ZeroOptimizerShards>(config.settings.zero_stage);
   }
-  finish(parts, config, mesh, 1);
+  finish(parts, config, mesh, 1, config.settings.zero_stage > 0);
+  return parts;
+}
+
+TrainerParts fsdp_tp_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan plan) {
+  const int dp = mesh.degree(Axis::kDp);
+  TrainerParts parts = common_parts(config);
+  Communicator& tp = mesh.group(Axis::kTp);
+  parts.plan = std::move(plan);
+  auto shards = std::make_unique<FsdpShards>(config.settings.reduce_dtype);
+  parts.strategy =
+      std::make_shared<FsdpStrategy>(parts.plan, tp, dp, dp, config.settings.record_partials, mesh.coordinate(Axis::kDp), *shards);
+  parts.partial_grad_sum = std::make_unique<PartialGradSum>(parts.model->parameters(), parts.plan, tp);
+  parts.data_parallel = std::move(shards);
+  finish(parts, config, mesh, 1, /*shards_over_dp=*/true);
   return parts;
 }
 
@@ -108,7 +124,7 @@ TrainerParts megatron_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan p
   parts.partial_grad_sum = std::make_unique<PartialGradSum>(parts.model->parameters(), parts.plan, tp, settings.sequence_parallel);
   parts.data_parallel = std::make_unique<MainGradients>(settings.distributed_optimizer ? MainGradients::Steps::kDistributed
                                                                                        : MainGradients::Steps::kEverywhere);
-  finish(parts, config, mesh, 1);
+  finish(parts, config, mesh, 1, settings.distributed_optimizer);
   return parts;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The parts that make a Trainer the plain reference, DDP, AutoTP or Megatron-Core on a dp x tp mesh.
+/// The parts that make a Trainer the plain reference, DDP, AutoTP, FSDP2 or Megatron-Core on a dp x tp mesh.
 #pragma once
 #include <memory>
 #include <string>
@@ -31,6 +31,9 @@ struct TrainerConfig {
 [[nodiscard]] TrainerParts autotp_parts(const TrainerConfig& config, Mesh& mesh);
 /// The same by a plan given from outside.
 [[nodiscard]] TrainerParts autotp_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan plan);
+
+/// Linear layers as autotp's, every parameter's part sharded over dp by rows and gathered layer by layer.   Errors   as autotp_parts.
+[[nodiscard]] TrainerParts fsdp_tp_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan plan);
 
 /// Layers and vocabulary split over tp by `plan` (megatron_plan), the sequence between them too if the settings say so; main gradients
 /// over dp, with or without the distributed optimizer.

@@ -32,6 +32,8 @@ struct TrainSettings {
   /// megatron: activations that its regions over tp leave whole are split over tp along the sequence.
   bool sequence_parallel = false;
   bool distributed_optimizer = false;  ///< megatron: masters and optimizer state are spread over dp, bucket by bucket
+  /// fsdp_tp: what gradients are rounded to before they are averaged over dp. None: the dtype of the parameters as forward reads them.
+  std::optional<Dtype> reduce_dtype;
   int zero_stage = 0;  ///< autotp: 0; 1: masters and optimizer state are spread over dp; 2: gradients, too
 };
 

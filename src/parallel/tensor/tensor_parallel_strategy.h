@@ -37,7 +37,7 @@ enum class SequenceSplit : std::uint8_t { kWhole, kOverTp };
 /// With the sequence split over tp, f is a gather along the sequence (backward a reduce-scatter), g a reduce-scatter (backward a gather);
 /// an embedding that is whole on every rank looks up its part of the indices. Lengths must be multiples of tp.
 /// Source   DeepSpeed AutoTP, LinearLayer and LinearAllreduce (module_inject/layers.py): one all-reduce per layer and direction.
-class TensorParallelStrategy final : public Strategy {
+class TensorParallelStrategy : public Strategy {
  public:
   /// `dp_rank`: this rank's coordinate on dp, for the layouts of activations that are not equal shards.
   TensorParallelStrategy(ShardPlan plan, Communicator& tp, int dp_degree, double activation_grad_scale, bool record_partials = false,

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps of fsdp_tp are, bit by bit, what its arithmetic record says - with no tolerance anywhere.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "conformance/emulated/emulated_cases.h"
+#include "conformance/fsdp/fsdp_cases.h"
+
+namespace isoshard {
+namespace {
+
+class EmulatedFsdp : public ::testing::TestWithParam<Case> {};
+class EmulatedFsdpWide : public ::testing::TestWithParam<Case> {};
+
+TEST_P(EmulatedFsdp, IsBitEqualToTheSubject) {
+  expect_bit_equal_to_the_subject(GetParam());
+}
+
+TEST_P(EmulatedFsdpWide, IsBitEqualToTheSubject) {
+  expect_bit_equal_to_the_subject(GetParam());
+}
+
+// 48, 96 and 1 rows over 5 ranks; tied heads; norms over heads; copied kv heads; fused weights; a cut vocabulary.
+std::vector<Case> cases() {
+  const Case base = fsdp_case(3, 2);
+  return {
+      base,
+      fsdp_case(3, 1),
+      fsdp_case(5, 1),
+      fsdp_case(3, 2, Dtype::kBFloat16),
+      with_masters(base),
+      with_adamw(with_masters(accumulated(base), Dtype::kFloat32)),
+      accumulated(with_adamw(base)),
+      in_order(ReductionOrder::kRing, accumulated(fsdp_case(3, 2, Dtype::kBFloat16))),
+      in_order(ReductionOrder::kTree, with_masters(base)),
+      with_tied_head(fsdp_case(2, 2)),
+      fsdp_case(3, 2, Dtype::kFloat32, "qwen3"),
+      fsdp_case(3, 2, Dtype::kFloat32, "gpt2"),
+      with_heads(fsdp_case(3, 2), 6, 1),
+      split(with_vocabulary(base, 97), 8),
+  };
+}
+
+std::vector<Case> wide_cases() {
+  std::vector<Case> result;
+  for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
+    const Case base = fsdp_case(3, 2, dtype);
+    for (const ReductionOrder order : {ReductionOrder::kOrdered, ReductionOrder::kRing, ReductionOrder::kTree}) {
+      result.push_back(in_order(order, with_tied_head(base)));
+      result.push_back(in_order(order, with_adamw(accumulated(fsdp_case(5, 1, dtype)))));
+    }
+    for (const char* const type : {"llama", "qwen3", "gpt2", "megatron_gpt"}) result.push_back(accumulated(fsdp_case(2, 3, dtype, type)));
+    result.push_back(with_heads(fsdp_case(3, 4, dtype), 8, 2));
+    result.push_back(split(with_vocabulary(with_tied_head(base), 97), 8));
+    result.push_back(smoothed(split(with_vocabulary(base, 97), 1)));
+    result.push_back(with(base, [](Case& c) { c.settings.reduce_dtype = Dtype::kFloat32; }));
+    result.push_back(with(base, [](Case& c) { c.settings.reduce_dtype = Dtype::kBFloat16; }));
+    result.push_back(with(base, [](Case& c) { c.attention = AttentionImpl::kSdpa; }));
+  }
+  for (const ReductionOrder order : {ReductionOrder::kRing, ReductionOrder::kTree}) {
+    result.push_back(in_order(order, accumulated(with_masters(fsdp_case(3, 2), Dtype::kFloat32))));
+    result.push_back(in_order(order, accumulated(with_masters(fsdp_case(5, 1)))));
+  }
+  result.push_back(with(fsdp_case(3, 2), [](Case& c) { c.settings.autocast = Dtype::kBFloat16; }));
+  return result;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, EmulatedFsdp, ::testing::ValuesIn(cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Cases, EmulatedFsdpWide, ::testing::ValuesIn(wide_cases()), case_name);
+
+}  // namespace
+}  // namespace isoshard
