@@ -14,7 +14,7 @@ namespace isoshard {
 namespace {
 
 Fault mlp_input_grad_partial() {
-  Fault fault{.id = "mlp_input_grad_partial", .fault_class = 'A', .subjects = {"autotp", "megatron"}};
+  Fault fault{.id = "mlp_input_grad_partial", .fault_class = 'A', .subjects = {"autotp", "megatron", "fsdp_tp"}};
   fault.summary = "The input gradient of column-split weights stayed a partial sum on each rank; forward right, everything upstream wrong.";
   fault.source = "torchtitan #1805, #1878";
   fault.smallest_case = [] { return fault_case("qwen2", "autotp", 3, 2); };
@@ -29,7 +29,7 @@ Fault mlp_input_grad_partial() {
 }
 
 Fault dp_sum_missing() {
-  Fault fault{.id = "dp_sum_missing", .fault_class = 'A', .subjects = {"ddp", "autotp"}};
+  Fault fault{.id = "dp_sum_missing", .fault_class = 'A', .subjects = {"ddp", "autotp", "fsdp_tp"}};
   fault.summary = "The data-parallel wrapper was never applied; every replica trained on its own gradient.";
   fault.source = "ray_train_tensor_parallel verify_fsdp.py";
   fault.smallest_case = [] { return fault_case("qwen2", "ddp", 1, 3); };

@@ -51,7 +51,7 @@ Fault micro_batch_average_missing() {
 }
 
 Fault mean_of_rank_means() {
-  Fault fault{.id = "mean_of_rank_means", .fault_class = 'B', .subjects = {"ddp", "autotp"}};
+  Fault fault{.id = "mean_of_rank_means", .fault_class = 'B', .subjects = {"ddp", "autotp", "fsdp_tp"}};
   fault.summary = "Each rank averaged over its own valid tokens; tokens on ranks with few of them weighed too much.";
   fault.source = "torchtitan #2206; transformers #34191";
   fault.smallest_case = [] {

@@ -23,7 +23,7 @@ Case vocab_case(int tp, int dp) {
 }
 
 Fault head_input_grad_partial() {
-  Fault fault{.id = "head_input_grad_partial", .fault_class = 'A', .subjects = {"autotp", "megatron"}};
+  Fault fault{.id = "head_input_grad_partial", .fault_class = 'A', .subjects = {"autotp", "megatron", "fsdp_tp"}};
   fault.summary = "The vocabulary-split loss had the right value but never summed the hidden gradient over the vocabulary shards.";
   fault.source = "ml-cross-entropy PR 42";
   fault.smallest_case = [] { return vocab_case(3, 2); };
@@ -48,7 +48,7 @@ void run_head_in_chunks(TrainerParts& parts, Mesh&, const Case&, const FaultProb
 }
 
 Fault chunk_loss_partial_as_replicated() {
-  Fault fault{.id = "chunk_loss_partial_as_replicated", .fault_class = 'D', .subjects = {"autotp"}};
+  Fault fault{.id = "chunk_loss_partial_as_replicated", .fault_class = 'D', .subjects = {"autotp", "fsdp_tp"}};
   fault.summary = "A chunked loss stored the hidden gradient under the wrong label; per-rank partial sums passed for the full one.";
   fault.source = "torchtitan #3412";
   fault.smallest_case = [] { return vocab_case(3, 2); };

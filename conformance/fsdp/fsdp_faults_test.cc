@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Faults that concern fsdp_tp are alarmed on it, where the catalogue says that they show first.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "conformance/detection/fault.h"
+#include "fixtures/reference/reference.h"
+
+namespace isoshard {
+namespace {
+
+std::vector<std::string> faults_of_fsdp() {
+  std::vector<std::string> ids;
+  for (const Fault& fault : fault_catalogue()) {
+    if (std::find(fault.subjects.begin(), fault.subjects.end(), "fsdp_tp") != fault.subjects.end()) ids.push_back(fault.id);
+  }
+  return ids;
+}
+
+Verdict verdict_of(const Case& item, const RunOptions& options) {
+  const Reference& reference = reference_of(item);
+  return judge(reference, run_case(item, reference, options), judge_options(item));
+}
+
+class FsdpFaults : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(FsdpFaults, AlarmAtTheFirstTensor) {
+  const Fault& fault = find_fault(GetParam());
+  Case item = fault.smallest_case();
+  item.subject = "fsdp_tp";
+  const FaultProbe probe;
+
+  const Verdict clean = verdict_of(item, {}), verdict = verdict_of(item, with_fault({}, fault, item, probe));
+
+  ASSERT_EQ(clean.status, Status::kConforms) << clean.reason;
+  ASSERT_EQ(clean.mesh.world_size(), item.dp * item.tp);
+  ASSERT_GT(probe.count(), 0) << "the fault never fired: this test would prove nothing";
+  ASSERT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
+  const Finding& first = verdict.findings.front();
+  EXPECT_EQ(first.stage, fault.expected->stage) << first.what;
+  if (!fault.expected->name.empty()) {
+    EXPECT_EQ(first.key.name, fault.expected->name) << first.what;
+  }
+  EXPECT_THAT(fault.expected->ranks, ::testing::Contains(first.ranks.front())) << first.what;
+  EXPECT_THAT(first.diagnosis, ::testing::HasSubstr(fault.expected->diagnosis)) << first.what;
+}
+
+INSTANTIATE_TEST_SUITE_P(Catalogue, FsdpFaults, ::testing::ValuesIn(faults_of_fsdp()), [](const auto& test) { return test.param; });
+
+}  // namespace
+}  // namespace isoshard
