@@ -2,6 +2,7 @@
 /// A growing region in a memfd: one header page with the size, then the data.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -15,6 +16,23 @@
 #include "harness/trace/trace.h"
 
 namespace isoshard {
+namespace {
+
+// EBUSY: there is a writable mapping. One of a rank that has not ended stays; one of a rank that has ended may stay for a moment, as
+// whoever reads that process's entries in /proc (ps, the search for leaked processes of a run beside) holds its memory until it is done.
+// Nothing tells when: so it is asked again for a while.
+bool add_seals(int fd) {
+  constexpr int kTries = 500, kPauseMs = 2;
+  for (int i = 0; i < kTries; ++i) {
+    if (::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) == 0) return true;
+    if (errno != EBUSY) return false;
+    (void)::poll(nullptr, 0, kPauseMs);
+  }
+  errno = EBUSY;
+  return false;
+}
+
+}  // namespace
 namespace {
 
 constexpr std::size_t kPage = 4096;
@@ -116,8 +134,7 @@ void Arena::seal() {
   ::munmap(impl.mapping, impl.mapped);
   impl.mapping = nullptr;
   if (::ftruncate(impl.fd, static_cast<off_t>(bytes)) != 0) impl.fail("cutting the file to size", bytes);
-  // A writable mapping of a rank that has not ended makes this EBUSY.
-  if (::fcntl(impl.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) != 0) {
+  if (!add_seals(impl.fd)) {
     const int reason = errno;
     impl.map(PROT_READ, MAP_PRIVATE, bytes);
     errno = reason;
