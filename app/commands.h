@@ -8,6 +8,7 @@ namespace isoshard {
 [[nodiscard]] Command verify_command();
 [[nodiscard]] Command compare_command();
 [[nodiscard]] Command oracle_command();
+[[nodiscard]] Command golden_command();
 [[nodiscard]] Command experiment_command();
 [[nodiscard]] Command list_command();
 [[nodiscard]] Command explain_command();

@@ -7,6 +7,7 @@ set(_isoshard_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/isoshard)
 install(TARGETS isoshard_app RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(FILES ${PROJECT_SOURCE_DIR}/fixtures/data/kjv_genesis_to_joshua.txt ${PROJECT_SOURCE_DIR}/fixtures/data/seven_samples.txt
   DESTINATION ${CMAKE_INSTALL_DATADIR}/isoshard)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/golden DESTINATION ${CMAKE_INSTALL_DATADIR}/isoshard FILES_MATCHING PATTERN "*.json")
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(TARGETS isoshard_options EXPORT isoshard-targets)
 set_target_properties(isoshard_options PROPERTIES EXPORT_NAME options)

@@ -5,8 +5,10 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <string>
 
+#include "harness/golden/golden_mode.h"
 #include "harness/testing/run_world.h"
 #include "harness/world/end_process.h"
 #include "harness/world/interrupt.h"
@@ -22,12 +24,25 @@ const char* variable_that_leaves_tests_out() {
   return nullptr;
 }
 
+// `--golden=record` is for whole programs and for `ISOSHARD_GOLDEN=record ctest -L golden`. False if it is refused.
+bool set_golden_mode(int& argc, char** argv) {
+  try {
+    if (isoshard::take_golden_mode(argc, argv))
+      std::fputs("goldens are recorded, not checked; isoshard golden review shows what is pending\n", stderr);
+    return true;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return false;
+  }
+}
+
 int run(int argc, char** argv) {
   constexpr int kNothingRan = 2, kWrongLabels = 3;
   if (const char* const name = variable_that_leaves_tests_out(); name != nullptr) {
     std::fprintf(stderr, "%s is set in the environment: tests would be left out unseen; unset it\n", name);
     return kNothingRan;
   }
+  if (!set_golden_mode(argc, argv)) return kNothingRan;
   isoshard::make_controller();
   isoshard::install_interrupt_handler();
   const isoshard::KeepResults keep_results;  // a report of the tests so far

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// The suites of goldens can fail: faults are regressions, also on machines that round differently; test runs write nothing.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdlib>
+#include <functional>
+#include <map>
+
+#include "base/error.h"
+#include "base/test_folder.h"
+#include "conformance/detection/fault.h"
+#include "conformance/golden/golden_run.h"
+#include "conformance/training/train_case.h"
+#include "harness/fault/probe.h"
+
+namespace isoshard {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr const char* kNow = "2026-02-03T04:05:06Z";
+
+/// A golden of the list, made shorter.
+GoldenSpec short_spec(const std::string& name, int steps = 6) {
+  GoldenSpec spec = select_goldens({name}).at(0);
+  spec.item.steps = steps;
+  return spec;
+}
+
+RunOptions faulty(const std::string& fault, const Case& item, const FaultProbe& probe) {
+  return with_fault({}, find_fault(fault), item, probe);
+}
+
+class GoldenControls : public ::testing::Test {
+ protected:
+  GoldenControls() { ::unsetenv("CI"); }
+
+  /// Recorded here and now and accepted, as if on a machine that rounds differently if asked.
+  void accept(const GoldenSpec& spec, bool elsewhere = false) {
+    Golden golden = GoldenRecorder().record(spec);
+    EXPECT_TRUE(golden.parity.holds) << golden.parity.text;
+    golden.build = {std::string(40, 'c'), "clean", ""};
+    if (elsewhere) golden.arithmetic = "00000000000000ee";
+    GoldenStore(folder_.path()).accept(golden, "a test", kNow);
+  }
+  [[nodiscard]] GoldenCheck check(const GoldenSpec& spec, const RunOptions& run = {}) const {
+    return check_golden(GoldenStore(folder_.path()), spec, run);
+  }
+  TestFolder folder_;
+};
+
+TEST_F(GoldenControls, ARunIsItsOwnGoldenAndAFaultIsNot) {
+  for (const char* name : {"curve_autotp_tp2_dp2_fp32_sgd", "step_qwen2_tp2_dp2_bf16", "lattice_autotp_tp2_dp2_bf16"}) {
+    const GoldenSpec spec = short_spec(name, name[0] == 'c' ? 6 : 1);
+    for (const bool elsewhere : {false, true}) {
+      accept(spec, elsewhere);
+
+      EXPECT_EQ(check(spec).comparison.answer, GoldenAnswer::kMatch) << name << elsewhere;
+      const FaultProbe probe;
+      const GoldenCheck broken = check(spec, faulty("dp_sum_missing", spec.item, probe));
+      EXPECT_GT(probe.count(), 0);
+      EXPECT_EQ(broken.comparison.answer, GoldenAnswer::kRegression) << name << elsewhere;
+      EXPECT_THAT(broken.text, AllOf(HasSubstr("REGRESSION"), HasSubstr("look further: isoshard verify")));
+    }
+  }
+}
+
+TEST_F(GoldenControls, RoundingsOfAnotherMachineAreDrift) {
+  // Weights one ulp off, by a seed that no perturbed run of the bound has: runs that differ by roundings only.
+  const GoldenSpec spec = short_spec("curve_reference_dp2_bf16_sgd", 20);
+  accept(spec, true);
+  const Golden golden = GoldenStore(folder_.path()).read(spec.name);
+  TrainOptions options;
+  options.perturbed_by = 77;
+  const Curve curve = train_case(spec.item, options).curve;
+  Golden actual = run_golden(spec);
+  ASSERT_EQ(actual.lines.size(), curve.steps.size());
+  for (std::size_t i = 0; i < curve.steps.size(); ++i) {
+    actual.lines[i].numbers.front().value = curve.steps[i].loss;
+    for (GoldenNumber& number : actual.lines[i].numbers) {
+      if (number.name == "grad_norm") number.value = curve.steps[i].grad_norm;
+    }
+  }
+
+  EXPECT_EQ(name_of(compare_golden(golden, actual).answer), "drift");
+  actual.arithmetic = golden.arithmetic;
+  EXPECT_EQ(name_of(compare_golden(golden, actual).answer), "regression") << "where machines round alike";
+}
+
+TEST_F(GoldenControls, AFaultIsRecordedButNotAccepted) {
+  for (const char* name : {"curve_autotp_tp2_dp2_fp32_sgd", "step_qwen2_tp2_dp2", "lattice_autotp_tp2_dp2_bf16"}) {
+    const GoldenSpec spec = short_spec(name, name[0] == 'c' ? 6 : 1);
+    const FaultProbe probe;
+    Golden golden = GoldenRecorder(faulty("dp_sum_missing", spec.item, probe)).record(spec);
+    golden.build = {std::string(40, 'c'), "clean", ""};
+
+    EXPECT_GT(probe.count(), 0);
+    EXPECT_FALSE(golden.parity.holds) << name << ": " << golden.parity.text;
+    EXPECT_THROW(GoldenStore(folder_.path()).accept(golden, "a test", kNow), GoldenError) << name;
+  }
+}
+
+TEST_F(GoldenControls, ABrokenReferenceDoesNotMatchDdpAndIsNotAccepted) {
+  const GoldenSpec spec = short_spec("curve_reference_dp2_fp32_sgd");
+  RunOptions broken;
+  broken.mutation = [](int) -> TapMutation {
+    return [](const Site& site, at::Tensor value) {
+      return site.kind == RecordKind::kActivation && site.name == "model.layers.1.mlp" ? value * 1.01 : value;
+    };
+  };
+
+  const Golden golden = GoldenRecorder(broken).record(spec);
+
+  EXPECT_FALSE(golden.parity.holds) << golden.parity.text;
+  EXPECT_THAT(golden.parity.text, HasSubstr("ddp against its reference"));
+}
+
+TEST_F(GoldenControls, OfAnotherRunIsStaleBeforeAnythingRuns) {
+  const GoldenSpec spec = short_spec("lattice_ddp_dp2_bf16", 1);
+  accept(spec);
+  GoldenSpec other = spec;
+  other.item.seed = 1;
+  other.item.settings.optimizer.learning_rate = 0.25;
+
+  try {
+    (void)check(other);
+    ADD_FAILURE() << "nothing was refused";
+  } catch (const GoldenError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("is stale"), HasSubstr("optimizer.learning_rate: golden 0.125, here 0.25"),
+                                    HasSubstr("SHA-256 of the initial weights"), HasSubstr("SHA-256 of the inputs"),
+                                    HasSubstr("isoshard golden record lattice_ddp_dp2_bf16")));
+  }
+}
+
+/// Names and bytes of all files.
+std::map<std::string, std::string> files_of(const std::filesystem::path& folder) {
+  std::map<std::string, std::string> files;
+  if (!std::filesystem::exists(folder)) return files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) files[entry.path().filename().string()] = content_of(entry.path());
+  return files;
+}
+
+/// As if the test program had been started with this flag.
+void set_golden_mode(std::string flag) {
+  std::string program = "test";
+  std::array<char*, 3> arguments = {program.data(), flag.data(), nullptr};
+  int count = 2;
+  (void)take_golden_mode(count, arguments.data());
+}
+
+TEST_F(GoldenControls, TestRunsNeverWriteAmongAcceptedGoldens) {
+  const std::string name = "lattice_ddp_dp2_bf16";
+  const auto before = files_of(default_golden_folder());
+  const bool was_recording = is_recording_goldens();
+  const TestFolder accepted, pending;
+
+  set_golden_mode("--golden=check");
+  EXPECT_THAT(golden_failure(name, accepted.path(), pending.path()), HasSubstr("isoshard golden record " + name));
+  EXPECT_TRUE(accepted.empty() && pending.empty()) << "a missing golden is a failure, and no file";
+  set_golden_mode("--golden=record");
+  EXPECT_EQ(golden_failure(name, accepted.path(), pending.path()), "");
+  EXPECT_EQ(golden_failure(name, default_golden_folder(), pending.path()), "");
+  set_golden_mode(was_recording ? "--golden=record" : "--golden=check");
+
+  EXPECT_THAT(files_of(pending.path()), testing::SizeIs(1));
+  EXPECT_TRUE(accepted.empty());
+  EXPECT_EQ(files_of(default_golden_folder()), before);
+}
+
+TEST_F(GoldenControls, IdentityDependsOnWhatIsComputedOnly) {
+  const GoldenSpec spec = select_goldens({"curve_autotp_tp2_dp2_fp32_adamw"}).at(0);
+  const Golden golden = golden_identity(spec);
+  for (const auto& change : std::vector<std::function<void(Case&)>>{
+           [](Case& c) { c.steps = 99; }, [](Case& c) { c.dtype = Dtype::kBFloat16; }, [](Case& c) { c.tp = 1; },
+           [](Case& c) { c.subject = "ddp"; }, [](Case& c) { c.seed = 1; }, [](Case& c) { c.settings.max_grad_norm = 2; },
+           [](Case& c) { c.settings.optimizer.beta2 = 0.95; }, [](Case& c) { c.settings.zero_stage = 1; },
+           [](Case& c) { c.reduction_order = ReductionOrder::kRing; }, [](Case& c) { c.batch_size = 1; },
+           [](Case& c) { c.settings.master_dtype = Dtype::kFloat64; }, [](Case& c) { c.data.kind = DataSource::Kind::kRandomIds; }}) {
+    GoldenSpec other = spec;
+    change(other.item);
+
+    EXPECT_NE(staleness(golden, golden_identity(other)), "");
+  }
+  EXPECT_EQ(staleness(golden, golden_identity(spec)), "");
+}
+
+}  // namespace
+}  // namespace isoshard

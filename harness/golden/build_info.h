@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What this program was built from, as the build found it.
+#pragma once
+#include <string>
+
+namespace isoshard {
+
+struct BuildInfo {
+  std::string commit;      ///< 40 hex digits; empty: the sources are under no version control
+  std::string state;       ///< "clean", "dirty" (a tracked file but goldens and pages differed from the commit) or "unknown"
+  std::string sanitizers;  ///< "address,undefined"; empty: none
+};
+
+[[nodiscard]] BuildInfo build_info();
+
+/// Why numbers of such a build cannot become a golden; empty if they can.
+[[nodiscard]] std::string unfit_for_goldens(const BuildInfo& build);
+
+}  // namespace isoshard

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Old and new, side by side.
+#include "harness/golden/golden_review.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/hex_float.h"
+#include "harness/golden/compare_golden.h"
+#include "harness/golden/golden_rules.h"
+
+namespace isoshard {
+namespace {
+
+std::string origin_of(const Golden& golden) {
+  std::string words;
+  for (const auto& [key, value] : golden.fingerprint) words += fmt::format("{} {}, ", key, value);
+  return fmt::format("{}arithmetic {}, commit {}{}", words, golden.arithmetic, golden.build.commit.substr(0, 12),
+                     golden.build.state == "clean" ? "" : " (" + golden.build.state + ")");
+}
+
+/// What changes from one golden to the next, whatever machine they are of.
+class Changes {
+ public:
+  Changes(const Golden& old, const Golden& pending) {
+    const std::size_t common = std::min(old.lines.size(), pending.lines.size());
+    for (std::size_t i = 0; i < common; ++i) add(old.lines[i], pending.lines[i]);
+    if (old.lines.size() != pending.lines.size())
+      words_ += fmt::format("  lines    {} become {}\n", old.lines.size(), pending.lines.size());
+  }
+  [[nodiscard]] std::string text() const {
+    if (lines_ == 0 && words_.empty()) return "  change   none: every bit is equal\n";
+    std::string text = words_;
+    if (lines_ > 0) text += fmt::format("  change   {} lines differ; first {}\n", lines_, first_);
+    if (!largest_words_.empty()) text += fmt::format("           largest of a number: {}\n", largest_words_);
+    return text;
+  }
+
+ private:
+  void add(const GoldenLine& old, const GoldenLine& pending) {
+    bool differs = old.name != pending.name || old.digest != pending.digest || old.numbers.size() != pending.numbers.size();
+    if (differs) note(fmt::format("{}: {} becomes {} {}", old.name, old.digest.empty() ? "it" : old.digest, pending.name, pending.digest));
+    for (std::size_t i = 0; i < std::min(old.numbers.size(), pending.numbers.size()); ++i) {
+      const double before = old.numbers[i].value, now = pending.numbers[i].value;
+      if (GoldenRules::same_value(before, now)) continue;
+      differs = true;
+      const std::string words = fmt::format("{}: {}: {} becomes {} ({:.9g} and {:.9g}: {:.3g} ulp, {:.3e})", old.name, old.numbers[i].name,
+                                            to_hex(before), to_hex(now), before, now, ulps_between(before, now), std::fabs(now - before));
+      note(words);
+      const double size = std::fabs(now - before);
+      if (!largest_words_.empty() && !(size > largest_)) continue;
+      largest_ = size;
+      largest_words_ = words;
+    }
+    lines_ += differs ? 1 : 0;
+  }
+  void note(const std::string& words) {
+    if (first_.empty()) first_ = words;
+  }
+
+  std::size_t lines_ = 0;
+  std::string words_, first_, largest_words_;
+  double largest_ = 0;
+};
+
+std::string refusal_of(const Golden& pending) {
+  if (const std::string number = non_finite_number(pending); !number.empty()) return number;
+  if (!pending.parity.holds) return "its parity check failed";
+  return unfit_for_goldens(pending.build);
+}
+
+}  // namespace
+
+std::string review_text(const std::optional<AcceptedGolden>& old, const Golden& pending) {
+  std::string text = fmt::format("{}: {} lines\n", pending.name, pending.lines.size());
+  if (old.has_value()) {
+    text += fmt::format("  old      accepted {}: {}\n           {}\n", old->entry.accepted, old->entry.reason, origin_of(old->golden));
+  } else {
+    text += "  old      none\n";
+  }
+  text += fmt::format("  new      recorded {}\n           {}\n", pending.recorded, origin_of(pending));
+  if (old.has_value()) {
+    if (const std::string stale = staleness(old->golden, pending); !stale.empty()) text += fmt::format("  settings {}\n", stale);
+    text += Changes(old->golden, pending).text();
+  }
+  text +=
+      fmt::format("  drift    {}\n  parity   {}: {}\n", pending.drift_rule, pending.parity.holds ? "holds" : "FAILED", pending.parity.text);
+  const std::string refusal = refusal_of(pending);
+  return text + (refusal.empty() ? fmt::format("  accept   isoshard golden accept {} --reason TEXT\n", pending.name)
+                                 : fmt::format("  refused  {}\n", refusal));
+}
+
+}  // namespace isoshard

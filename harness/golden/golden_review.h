@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a person sees of a pending golden before accepting it.
+#pragma once
+#include <optional>
+#include <string>
+
+#include "harness/golden/golden_store.h"
+
+namespace isoshard {
+
+/// The golden that a pending one would replace.
+struct AcceptedGolden {
+  Golden golden;
+  GoldenEntry entry;
+};
+
+/// A paragraph: where both come from, settings that differ, how many lines change, the first change with both values and its ulps, the
+/// largest one, the parity check, and why it would be refused.
+[[nodiscard]] std::string review_text(const std::optional<AcceptedGolden>& old, const Golden& pending);
+
+}  // namespace isoshard
