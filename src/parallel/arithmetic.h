@@ -55,11 +55,19 @@ struct ReductionPoint {
   std::vector<std::int64_t> chunks;  ///< kRing: sizes of the group ranks' chunks; empty: equal ones, as docs/reduction.md says
 };
 
+/// Modules whose weights are rows of one weight (and whose biases are of one bias), so that their outputs are one product: turn by turn
+/// so many rows of each module.
+struct FusedProduct {
+  std::int64_t turns = 1;
+  std::vector<std::int64_t> rows;  ///< by module, of one turn of a rank's part
+};
+
 /// Column modules that read one tensor, whose gradient is the sum of what they send back.
 struct SharedInput {
-  std::vector<std::string> modules;  ///< in the order of use
-  std::vector<std::size_t> adds;     ///< tied adds: indices into `modules`, in the order of adding
-  bool reduced_together = false;     ///< added on each rank and then over tp, once; otherwise each over tp and then added
+  std::vector<std::string> modules;        ///< in the order of use
+  std::vector<std::size_t> adds;           ///< tied adds: indices into `modules`, in the order of adding
+  bool reduced_together = false;           ///< added on each rank and then over tp, once; otherwise each over tp and then added
+  std::optional<FusedProduct> fused = {};  ///< one product for all: there is one gradient, and nothing is added
 };
 
 /// Elements [begin, begin + count) of a flattened parameter stand at `place` of a bucket's flat buffer.
@@ -126,9 +134,9 @@ struct Arithmetic {
   bool is_sequence_cut = false;
   std::vector<std::vector<std::string>> gradient_buckets;  ///< parameters that are reduced over dp as one flat buffer, in its order
   std::vector<BucketPlaces> bucket_places;                 ///< by bucket; empty: one parameter right behind the other
-  /// The run of a parameter's part (that of a tp rank, flattened) that each dp rank steps; one that is not listed is stepped whole by
-  /// every dp rank.
-  std::map<std::string, std::vector<Range>, std::less<>> stepped_runs;
+  /// The runs of a parameter's part (that of a tp rank, flattened) that each dp rank steps, in rising order, with gaps between them; one
+  /// that is not listed is stepped whole by every dp rank.
+  std::map<std::string, std::vector<std::vector<Range>>, std::less<>> stepped_runs;
   /// Of what is stepped and of the optimizer's state; none: `dtype`. Masters start from the parameters as rounded to `dtype`; gradients
   /// are converted after the reduction over dp, stepped masters are rounded to `dtype` again.
   std::optional<Dtype> master_dtype;

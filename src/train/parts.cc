@@ -10,6 +10,7 @@
 #include "parallel/ddp/replicas.h"
 #include "parallel/fsdp/fsdp_shards.h"
 #include "parallel/fsdp/fsdp_strategy.h"
+#include "parallel/megatron/fused_layers.h"
 #include "parallel/megatron/main_gradients.h"
 #include "parallel/tensor/autotp_plan.h"
 #include "parallel/tensor/tensor_parallel_strategy.h"
@@ -119,11 +120,14 @@ TrainerParts megatron_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan p
   Communicator& tp = mesh.group(Axis::kTp);
   parts.plan = std::move(plan);
   const SequenceSplit sequence = settings.sequence_parallel ? SequenceSplit::kOverTp : SequenceSplit::kWhole;
-  parts.strategy =
+  const std::vector<FusedLayers> fused = fused_layers(*parts.model, parts.plan);
+  const auto strategy =
       std::make_shared<TensorParallelStrategy>(parts.plan, tp, dp, dp, settings.record_partials, mesh.coordinate(Axis::kDp), sequence);
+  strategy->fuse(fused);
+  parts.strategy = strategy;
   parts.partial_grad_sum = std::make_unique<PartialGradSum>(parts.model->parameters(), parts.plan, tp, settings.sequence_parallel);
-  parts.data_parallel = std::make_unique<MainGradients>(settings.distributed_optimizer ? MainGradients::Steps::kDistributed
-                                                                                       : MainGradients::Steps::kEverywhere);
+  parts.data_parallel = std::make_unique<MainGradients>(
+      settings.distributed_optimizer ? MainGradients::Steps::kDistributed : MainGradients::Steps::kEverywhere, fused);
   finish(parts, config, mesh, 1, settings.distributed_optimizer);
   return parts;
 }

@@ -16,7 +16,9 @@ Arithmetic fsdp_tp_arithmetic(const Model& model, const ArithmeticInputs& inputs
   std::map<std::string, std::vector<std::string>, std::less<>> groups;
   for (const ParameterSpec& spec : model.parameters()) {
     groups[std::string(block_of(spec.name))].push_back(spec.name);
-    if (inputs.dp > 1) arithmetic.stepped_runs[spec.name] = dim0_shards(held_shape(arithmetic, spec), inputs.dp).elements;
+    if (inputs.dp == 1) continue;
+    for (const Range& rows : dim0_shards(held_shape(arithmetic, spec), inputs.dp).elements)
+      arithmetic.stepped_runs[spec.name].push_back({rows});
   }
   arithmetic.gradient_buckets.clear();
   for (auto& [module, names] : groups) arithmetic.gradient_buckets.push_back(std::move(names));

@@ -50,6 +50,21 @@ OwnedRun owned_run(const BufferBucket& bucket, std::int64_t begin, std::int64_t 
   return first < last ? OwnedRun{first - begin, last - first} : OwnedRun{};
 }
 
+std::vector<OwnedRun> owned_runs(const BufferBucket& bucket, std::int64_t begin, std::span<const StoredRun> runs, int dp, int dp_rank) {
+  std::vector<OwnedRun> owned;
+  for (const StoredRun& run : runs) {
+    OwnedRun own = owned_run(bucket, begin + run.stored, run.count, dp, dp_rank);
+    if (own.count == 0) continue;
+    own.begin += run.begin;
+    if (!owned.empty() && owned.back().begin + owned.back().count == own.begin) {
+      owned.back().count += own.count;
+    } else {
+      owned.push_back(own);
+    }
+  }
+  return owned;
+}
+
 Dtype main_gradient_dtype(Dtype parameters) noexcept {
   return parameters == Dtype::kFloat64 ? Dtype::kFloat64 : Dtype::kFloat32;
 }

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "parallel/ddp/ddp_arithmetic.h"
+#include "parallel/megatron/fused_layers.h"
 #include "parallel/megatron/gradient_buffer.h"
+#include "parallel/megatron/megatron_plan.h"
 #include "parallel/tensor/autotp_arithmetic.h"
 
 namespace isoshard {
@@ -25,27 +27,49 @@ void cut_sequence(Arithmetic& arithmetic, const std::vector<ParameterSpec>& spec
   if (!used_by_token.empty()) arithmetic.holder_sums.push_back(std::move(used_by_token));
 }
 
-void lay_out_gradients(Arithmetic& arithmetic, const std::vector<ParameterSpec>& specs, const ArithmeticInputs& inputs) {
+// One product for each group; the others are as they were.
+void fuse_products(Arithmetic& arithmetic, const std::vector<FusedLayers>& groups) {
+  for (const FusedLayers& group : groups) {
+    for (SharedInput& shared : arithmetic.shared_inputs) {
+      if (shared.modules == group.modules) shared.fused = FusedProduct{group.turns, group.rows};
+    }
+  }
+}
+
+void lay_out_gradients(Arithmetic& arithmetic, const std::vector<ParameterSpec>& specs, const std::vector<FusedLayers>& groups,
+                       const ArithmeticInputs& inputs) {
   const Dtype dtype = main_gradient_dtype(inputs.dtype);
   arithmetic.accumulation_dtype = dtype;
   arithmetic.adds_to_zeros = true;
   arithmetic.gradient_buckets.clear();
+  std::vector<std::string> names;
+  std::vector<Shape> shapes;
+  for (const ParameterSpec& spec : specs) {
+    names.push_back(spec.name);
+    shapes.push_back(held_shape(arithmetic, spec));
+  }
+  const std::vector<StoredParameter> stored = stored_parameters(names, shapes, groups);
   std::vector<std::int64_t> numels;
-  for (const ParameterSpec& spec : specs) numels.push_back(numel_of(held_shape(arithmetic, spec)));
+  for (const StoredParameter& parameter : stored) numels.push_back(numel_of(parameter.shape));
   const std::int64_t bucket_numel = std::max<std::int64_t>(1, inputs.bucket_bytes / static_cast<std::int64_t>(size_of(dtype)));
+  const bool is_cut = inputs.distributed_optimizer && inputs.dp > 1;
   for (const BufferBucket& bucket : buffer_buckets(numels, bucket_numel, inputs.dp, inputs.distributed_optimizer)) {
-    std::vector<std::string>& names = arithmetic.gradient_buckets.emplace_back();
+    std::vector<std::string>& in_bucket = arithmetic.gradient_buckets.emplace_back();
     BucketPlaces& places = arithmetic.bucket_places.emplace_back();
     places.numel = bucket.numel;
     for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
-      const std::size_t parameter = bucket.parameters[i];
-      const std::string& name = specs[parameter].name;
-      names.push_back(name);
-      places.runs.push_back({{0, bucket.begins[i], numels[parameter]}});
-      if (!inputs.distributed_optimizer || inputs.dp == 1) continue;
-      for (int rank = 0; rank < inputs.dp; ++rank) {
-        const OwnedRun run = owned_run(bucket, bucket.begins[i], numels[parameter], inputs.dp, rank);
-        arithmetic.stepped_runs[name].push_back({run.begin, run.count});
+      const StoredParameter& unit = stored[bucket.parameters[i]];
+      for (std::size_t p = 0; p < unit.parameters.size(); ++p) {
+        const std::string& name = names[unit.parameters[p]];
+        in_bucket.push_back(name);
+        std::vector<PlacedRun>& runs = places.runs.emplace_back();
+        for (const StoredRun& run : unit.runs[p]) runs.push_back({run.begin, bucket.begins[i] + run.stored, run.count});
+        for (int rank = 0; is_cut && rank < inputs.dp; ++rank) {
+          std::vector<Range>& stepped = arithmetic.stepped_runs[name].emplace_back();
+          for (const OwnedRun& run : owned_runs(bucket, bucket.begins[i], unit.runs[p], inputs.dp, rank)) {
+            stepped.push_back({run.begin, run.count});
+          }
+        }
       }
     }
   }
@@ -60,7 +84,9 @@ Arithmetic megatron_arithmetic(const Model& model, const ArithmeticInputs& input
   Arithmetic arithmetic = autotp_arithmetic(model, tensor_parallel);
   const std::vector<ParameterSpec> specs = model.parameters();
   if (inputs.sequence_parallel && inputs.tp > 1) cut_sequence(arithmetic, specs);
-  lay_out_gradients(arithmetic, specs, inputs);
+  const std::vector<FusedLayers> groups = fused_layers(model, megatron_plan(model, inputs.tp, inputs.vocab_multiple));
+  fuse_products(arithmetic, groups);
+  lay_out_gradients(arithmetic, specs, groups, inputs);
   return arithmetic;
 }
 

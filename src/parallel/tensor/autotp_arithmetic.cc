@@ -93,8 +93,8 @@ void add_zero(Arithmetic& arithmetic, const std::vector<ParameterSpec>& specs, c
   for (const ParameterSpec& spec : specs) numels.push_back(numel_of(held_shape(arithmetic, spec)));
   const ZeroPartition partition = zero_partition(numels, arithmetic.dp);
   for (std::size_t i = 0; i < specs.size(); ++i) {
-    std::vector<Range>& runs = arithmetic.stepped_runs[specs[i].name];
-    for (const ElementRun& run : partition.runs[i]) runs.push_back({run.begin, run.count});
+    std::vector<std::vector<Range>>& runs = arithmetic.stepped_runs[specs[i].name];
+    for (const ElementRun& run : partition.runs[i]) runs.push_back({{run.begin, run.count}});
   }
   if (inputs.zero_stage < 2) return;
   arithmetic.reduces_to_owner = arithmetic.reduces_every_micro_batch = true;

@@ -3,6 +3,7 @@
 #include "parallel/tensor/tensor_parallel_strategy.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "base/error.h"
 #include "comm/tensor.h"
 #include "parallel/tensor/sequence.h"
 
@@ -90,11 +92,33 @@ at::Tensor TensorParallelStrategy::region_output(std::string_view module, const 
   return RowSum::apply(partial, to_address(*tp_), std::string(module), static_cast<std::int64_t>(purpose));
 }
 
+void TensorParallelStrategy::fuse(std::vector<FusedLayers> groups) {
+  fused_ = std::move(groups);
+}
+
+at::Tensor TensorParallelStrategy::fused_linear(const FusedLayers& group, std::string_view module, const at::Tensor& x,
+                                                const at::Tensor& weight, const std::optional<at::Tensor>& bias) const {
+  if (module == group.modules.front()) {
+    const at::Tensor all = at::linear(region_input(module, x, Purpose::kColumnParallelBackward), weight, bias);
+    const std::vector<at::Tensor> parts = all.unflatten(-1, {group.turns, -1}).split_with_sizes(group.rows, -1);
+    for (std::size_t m = 0; m < parts.size(); ++m) outputs_[group.modules[m]] = parts[m].flatten(-2).contiguous();
+  }
+  const auto own = outputs_.find(module);
+  if (own == outputs_.end()) throw ShapeError(fmt::format("{} is asked for before {}", module, group.modules.front()));
+  at::Tensor output = std::move(own->second);
+  outputs_.erase(own);
+  return output;
+}
+
 at::Tensor TensorParallelStrategy::linear(std::string_view module, const at::Tensor& x, const at::Tensor& weight,
                                           const std::optional<at::Tensor>& bias, Sink* sink) const {
   switch (plan_.kind_of_module(module)) {
     case ShardKind::kColumn:
     case ShardKind::kKvReplica:
+      for (const FusedLayers& group : fused_) {
+        if (std::find(group.modules.begin(), group.modules.end(), module) == group.modules.end()) continue;
+        return fused_linear(group, module, x, weight, bias);
+      }
       return at::linear(region_input(module, x, Purpose::kColumnParallelBackward), weight, bias);
     case ShardKind::kRow:
       return row_linear(module, x, weight, bias, sink);

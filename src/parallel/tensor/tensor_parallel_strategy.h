@@ -4,8 +4,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "model/strategy.h"
@@ -27,6 +30,14 @@ namespace isoshard {
 /// Whether activations between the regions of tp are whole on every rank, or each has its part of the sequence.
 enum class SequenceSplit : std::uint8_t { kWhole, kOverTp };
 
+/// Column layers that read one tensor and whose weights this rank holds as one: turn by turn so many rows of each. Of each of them linear
+/// is given that one weight (and bias).
+struct FusedLayers {
+  std::vector<std::string> modules;  ///< in the order of use
+  std::int64_t turns = 1;
+  std::vector<std::int64_t> rows;  ///< by module, of one turn
+};
+
 /// A dp x tp rank's strategy: what the plan calls column or row is split over tp, the rest is the unsharded op.
 ///
 /// Column   y_local = f(x) W_local^T + b_local: this rank's output features.
@@ -42,6 +53,8 @@ class TensorParallelStrategy : public Strategy {
   /// `dp_rank`: this rank's coordinate on dp, for the layouts of activations that are not equal shards.
   TensorParallelStrategy(ShardPlan plan, Communicator& tp, int dp_degree, double activation_grad_scale, bool record_partials = false,
                          int dp_rank = 0, SequenceSplit sequence = SequenceSplit::kWhole);
+  /// One product for each group, made when its first layer is asked for.
+  void fuse(std::vector<FusedLayers> groups);
   [[nodiscard]] at::Tensor linear(std::string_view module, const at::Tensor& x, const at::Tensor& weight,
                                   const std::optional<at::Tensor>& bias, Sink* sink) const override;
   [[nodiscard]] at::Tensor embedding(std::string_view module, const at::Tensor& ids_BS, const at::Tensor& weight,
@@ -57,6 +70,9 @@ class TensorParallelStrategy : public Strategy {
   [[nodiscard]] at::Tensor row_linear(std::string_view module, const at::Tensor& x, const at::Tensor& weight,
                                       const std::optional<at::Tensor>& bias, Sink* sink) const;
 
+  /// This layer's part of its group's product.
+  [[nodiscard]] at::Tensor fused_linear(const FusedLayers& group, std::string_view module, const at::Tensor& x, const at::Tensor& weight,
+                                        const std::optional<at::Tensor>& bias) const;
   [[nodiscard]] at::Tensor region_input(std::string_view module, const at::Tensor& x, Purpose purpose) const;
   [[nodiscard]] at::Tensor region_output(std::string_view module, const at::Tensor& partial, Purpose purpose) const;
   [[nodiscard]] bool is_of_copied_kv_head(std::string_view point) const;
@@ -68,6 +84,8 @@ class TensorParallelStrategy : public Strategy {
   bool record_partials_;
   int dp_rank_;
   bool splits_sequence_;
+  std::vector<FusedLayers> fused_;
+  mutable std::map<std::string, at::Tensor, std::less<>> outputs_;  ///< of fused layers that have not been asked for yet
 };
 
 }  // namespace isoshard
