@@ -48,7 +48,7 @@ TEST_P(EmulatedZero, EveryRecordOfEveryRankIsBitEqual) {
   std::int64_t own = 0, whole = 0;
   for (const Record& record : actual.ranks.front().records) {
     if (record.key.kind != RecordKind::kGrad || record.key.step != 0) continue;
-    for (const std::int64_t size : {numel_of(record.local_shape)}) own += size;
+    own += numel_of(record.local_shape);
   }
   for (const Record& record : actual.ranks.front().records) {
     if (record.key.kind == RecordKind::kParam && record.key.step == 0 && record.key.call == 0) whole += numel_of(record.local_shape);

@@ -44,16 +44,16 @@ std::vector<BufferBucket> buffer_buckets(std::span<const std::int64_t> numels, s
   return buckets;
 }
 
-OwnedRun owned_run(const BufferBucket& bucket, std::int64_t begin, std::int64_t numel, int dp, int dp_rank) {
+Range owned_run(const BufferBucket& bucket, std::int64_t begin, std::int64_t numel, int dp, int dp_rank) {
   const std::int64_t part = bucket.numel / dp;
   const std::int64_t first = std::max(begin, dp_rank * part), last = std::min(begin + numel, (dp_rank + 1) * part);
-  return first < last ? OwnedRun{first - begin, last - first} : OwnedRun{};
+  return first < last ? Range{first - begin, last - first} : Range{};
 }
 
-std::vector<OwnedRun> owned_runs(const BufferBucket& bucket, std::int64_t begin, std::span<const StoredRun> runs, int dp, int dp_rank) {
-  std::vector<OwnedRun> owned;
+std::vector<Range> owned_runs(const BufferBucket& bucket, std::int64_t begin, std::span<const StoredRun> runs, int dp, int dp_rank) {
+  std::vector<Range> owned;
   for (const StoredRun& run : runs) {
-    OwnedRun own = owned_run(bucket, begin + run.stored, run.count, dp, dp_rank);
+    Range own = owned_run(bucket, begin + run.stored, run.count, dp, dp_rank);
     if (own.count == 0) continue;
     own.begin += run.begin;
     if (!owned.empty() && owned.back().begin + owned.back().count == own.begin) {

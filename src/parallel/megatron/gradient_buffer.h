@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "parallel/arithmetic.h"
 #include "parallel/megatron/fused_layers.h"
 
 namespace isoshard {
@@ -27,19 +28,13 @@ inline constexpr std::int64_t kParameterAlignment = 64, kBucketAlignment = 128;
 [[nodiscard]] std::vector<BufferBucket> buffer_buckets(std::span<const std::int64_t> numels, std::int64_t bucket_numel, int dp,
                                                        bool distributed_optimizer);
 
-/// Elements [begin, begin + count) of a parameter.
-struct OwnedRun {
-  std::int64_t begin = 0, count = 0;
-  friend bool operator==(const OwnedRun&, const OwnedRun&) = default;
-};
-
 /// What dp rank `dp_rank` steps of the parameter that covers [begin, begin + numel) of a bucket: its part of the dp equal parts of the
 /// bucket. Count 0 where it has none.
-[[nodiscard]] OwnedRun owned_run(const BufferBucket& bucket, std::int64_t begin, std::int64_t numel, int dp, int dp_rank);
+[[nodiscard]] Range owned_run(const BufferBucket& bucket, std::int64_t begin, std::int64_t numel, int dp, int dp_rank);
 
 /// The same of a parameter that lies in several runs behind `begin`, as elements of the parameter: rising, neighbours joined.
-[[nodiscard]] std::vector<OwnedRun> owned_runs(const BufferBucket& bucket, std::int64_t begin, std::span<const StoredRun> runs, int dp,
-                                               int dp_rank);
+[[nodiscard]] std::vector<Range> owned_runs(const BufferBucket& bucket, std::int64_t begin, std::span<const StoredRun> runs, int dp,
+                                            int dp_rank);
 
 /// The dtype of main gradients: fp32, or fp64 for fp64 parameters.
 [[nodiscard]] Dtype main_gradient_dtype(Dtype parameters) noexcept;

@@ -44,7 +44,7 @@ TEST(GradientBuffer, GivesEveryElementToOneRank) {
         const std::int64_t numel = numels[bucket.parameters[i]];
         std::int64_t next = 0;
         for (int rank = 0; rank < dp; ++rank) {
-          const OwnedRun run = owned_run(bucket, bucket.begins[i], numel, dp, rank);
+          const Range run = owned_run(bucket, bucket.begins[i], numel, dp, rank);
           if (run.count == 0) continue;
           EXPECT_EQ(run.begin, next);
           next += run.count;

@@ -75,7 +75,7 @@ void MainGradients::add_bucket(const BufferBucket& layout, const std::vector<Sto
       for (const StoredRun& run : place.runs)
         bucket.segments.push_back({parameter.name, parameter.param_class, begin + run.stored, run.count});
       place.own =
-          is_cut_over_dp() ? owned_runs(layout, begin, place.runs, dp_, dp_rank_) : std::vector<OwnedRun>{{0, parameter.tensor.numel()}};
+          is_cut_over_dp() ? owned_runs(layout, begin, place.runs, dp_, dp_rank_) : std::vector<Range>{{0, parameter.tensor.numel()}};
       read_[parameter.name] = leaf;
       places_[parameter.name] = std::move(place);
     }
@@ -96,7 +96,7 @@ at::Tensor MainGradients::piece_of(const at::Tensor& whole, const Place& place) 
   if (place.own.size() == 1 && place.own[0].count == whole.numel()) return whole;
   const at::Tensor flat = whole.reshape({-1});
   std::vector<at::Tensor> runs{flat.narrow(0, 0, 0)};
-  for (const OwnedRun& run : place.own) runs.push_back(flat.narrow(0, run.begin, run.count));
+  for (const Range& run : place.own) runs.push_back(flat.narrow(0, run.begin, run.count));
   return at::cat(runs);
 }
 
@@ -151,7 +151,7 @@ Layout MainGradients::piece_layout(std::string_view name) const {
   Layout all = replicated(place.layout.global_shape);
   all.explicit_parts = true;
   std::int64_t before = 0;
-  for (const OwnedRun& own : place.own) {
+  for (const Range& own : place.own) {
     for (FlatRange range : layout_of_run(place.layout, place.shape, mesh_->shape(), mesh_->rank(), own.begin, own.count).flat) {
       range.local_begin += before;
       all.flat.push_back(range);
@@ -169,7 +169,7 @@ void MainGradients::publish() {
     if (master.numel() == 0 || master.is_same(leaf)) continue;
     const at::Tensor whole = whole_of(leaf.detach(), place).reshape({-1}).clone();
     std::int64_t before = 0;
-    for (const OwnedRun& own : place.own) {
+    for (const Range& own : place.own) {
       whole.narrow(0, own.begin, own.count).copy_(master.reshape({-1}).narrow(0, before, own.count));
       before += own.count;
     }

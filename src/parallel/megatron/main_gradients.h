@@ -46,7 +46,7 @@ class MainGradients final : public DataParallel {
     Shape shape;
     std::size_t stored = 0;
     std::vector<StoredRun> runs;
-    std::vector<OwnedRun> own;
+    std::vector<Range> own;
   };
   /// A leaf that requires grad, and its main gradient in a bucket.
   struct Stored {

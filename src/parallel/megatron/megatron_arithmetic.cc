@@ -65,10 +65,7 @@ void lay_out_gradients(Arithmetic& arithmetic, const std::vector<ParameterSpec>&
         std::vector<PlacedRun>& runs = places.runs.emplace_back();
         for (const StoredRun& run : unit.runs[p]) runs.push_back({run.begin, bucket.begins[i] + run.stored, run.count});
         for (int rank = 0; is_cut && rank < inputs.dp; ++rank) {
-          std::vector<Range>& stepped = arithmetic.stepped_runs[name].emplace_back();
-          for (const OwnedRun& run : owned_runs(bucket, bucket.begins[i], unit.runs[p], inputs.dp, rank)) {
-            stepped.push_back({run.begin, run.count});
-          }
+          arithmetic.stepped_runs[name].push_back(owned_runs(bucket, bucket.begins[i], unit.runs[p], inputs.dp, rank));
         }
       }
     }

@@ -94,7 +94,7 @@ void add_zero(Arithmetic& arithmetic, const std::vector<ParameterSpec>& specs, c
   const ZeroPartition partition = zero_partition(numels, arithmetic.dp);
   for (std::size_t i = 0; i < specs.size(); ++i) {
     std::vector<std::vector<Range>>& runs = arithmetic.stepped_runs[specs[i].name];
-    for (const ElementRun& run : partition.runs[i]) runs.push_back({{run.begin, run.count}});
+    for (const Range& run : partition.runs[i]) runs.push_back({run});
   }
   if (inputs.zero_stage < 2) return;
   arithmetic.reduces_to_owner = arithmetic.reduces_every_micro_batch = true;

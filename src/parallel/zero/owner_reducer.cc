@@ -38,7 +38,6 @@ struct OwnerReducer::Impl {
   std::size_t next = 0;                // the first bucket that is not reduced
   bool armed = false;
   NamedTensors sums;
-  std::int64_t live_bytes = 0, peak_bytes = 0;
 
   Impl(std::vector<ReducedParameter> parameters_in, ZeroPartition partition_in, Communicator& dp_in, std::int64_t bucket_bytes)
       : parameters(std::move(parameters_in)), partition(std::move(partition_in)), dp(&dp_in), bucket_of(parameters.size()) {
@@ -56,7 +55,7 @@ struct OwnerReducer::Impl {
     for (std::size_t owner = 0; owner < partition.num_parts; ++owner) {
       const std::int64_t first = offset;
       for (const std::size_t i : members) {
-        const ElementRun& run = partition.runs[i][owner];
+        const Range& run = partition.runs[i][owner];
         if (run.count > 0) bucket.segments.push_back({parameters[i].name, parameters[i].param_class, offset, run.count});
         offset += run.count;
       }
@@ -76,21 +75,15 @@ struct OwnerReducer::Impl {
   void on_accumulated(std::size_t parameter) {
     if (!armed) return;
     const at::NoGradGuard no_grad;
-    take_bytes(static_cast<std::int64_t>(parameters[parameter].tensor.nbytes()));
     ++buckets[bucket_of[parameter]].ready;
     for (; next < buckets.size() && buckets[next].ready == buckets[next].parameters.size(); ++next) reduce(buckets[next]);
-  }
-
-  void take_bytes(std::int64_t bytes) {
-    live_bytes += bytes;
-    peak_bytes = std::max(peak_bytes, live_bytes);
   }
 
   void reduce(const Bucket& bucket) {
     std::vector<at::Tensor> runs;
     for (std::size_t owner = 0; owner < partition.num_parts; ++owner) {
       for (const std::size_t i : bucket.parameters) {
-        const ElementRun& run = partition.runs[i][owner];
+        const Range& run = partition.runs[i][owner];
         const at::Tensor& tensor = parameters[i].tensor;
         const at::Tensor gradient = tensor.grad().defined() ? tensor.grad() : at::zeros_like(tensor).detach();
         runs.push_back(gradient.reshape({-1}).narrow(0, run.begin, run.count));
@@ -98,18 +91,11 @@ struct OwnerReducer::Impl {
     }
     const at::Tensor flat = at::cat(runs);
     runs.clear();
-    const auto flat_bytes = static_cast<std::int64_t>(flat.nbytes());
-    take_bytes(flat_bytes);
-    for (const std::size_t i : bucket.parameters) {
-      at::Tensor& tensor = parameters[i].tensor;
-      if (tensor.grad().defined()) live_bytes -= static_cast<std::int64_t>(tensor.nbytes());
-      tensor.mutable_grad().reset();
-    }
+    for (const std::size_t i : bucket.parameters) parameters[i].tensor.mutable_grad().reset();
     const at::Tensor own = at::empty({bucket.counts[static_cast<std::size_t>(dp->rank())]}, flat.options());
     dp->reduce_scatter_uneven(buffer_of(flat), buffer_of(own), bucket.counts, Reduction::kAvg,
                               {Purpose::kGradReduce, Axis::kDp, bucket.segments})
         .wait();
-    live_bytes -= flat_bytes;
     add(bucket, own);
   }
 
@@ -158,9 +144,6 @@ void OwnerReducer::finish() {
 }
 const NamedTensors& OwnerReducer::pieces() const noexcept {
   return impl_->sums;
-}
-std::int64_t OwnerReducer::peak_bytes() const noexcept {
-  return impl_->peak_bytes;
 }
 
 }  // namespace isoshard

@@ -31,8 +31,6 @@ class OwnerReducer {
   void finish();
   /// By parameter name; empty tensors where this rank steps nothing.
   [[nodiscard]] const NamedTensors& pieces() const noexcept;
-  /// The most that full gradients and buffers of a backward took at once.
-  [[nodiscard]] std::int64_t peak_bytes() const noexcept;
 
  private:
   struct Impl;

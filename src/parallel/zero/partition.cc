@@ -22,11 +22,11 @@ ZeroPartition zero_partition(std::span<const std::int64_t> numels, int dp) {
   const std::int64_t unit = kZeroAlignmentElements * dp;
   partition.part_numel = (total + unit - 1) / unit * kZeroAlignmentElements;
   for (std::size_t i = 0; i < numels.size(); ++i) {
-    std::vector<ElementRun>& runs = partition.runs.emplace_back();
+    std::vector<Range>& runs = partition.runs.emplace_back();
     for (std::int64_t rank = 0; rank < dp; ++rank) {
       const std::int64_t first = std::max(rank * partition.part_numel, partition.offsets[i]);
       const std::int64_t last = std::min((rank + 1) * partition.part_numel, partition.offsets[i] + numels[i]);
-      runs.push_back(first < last ? ElementRun{first - partition.offsets[i], last - first} : ElementRun{});
+      runs.push_back(first < last ? Range{first - partition.offsets[i], last - first} : Range{});
     }
   }
   return partition;

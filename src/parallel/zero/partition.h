@@ -6,19 +6,15 @@
 #include <string>
 #include <vector>
 
-namespace isoshard {
+#include "parallel/arithmetic.h"
 
-/// The elements [begin, begin + count) of a flattened parameter.
-struct ElementRun {
-  std::int64_t begin = 0, count = 0;
-  friend bool operator==(const ElementRun&, const ElementRun&) = default;
-};
+namespace isoshard {
 
 /// All parameters one after the other in model order, padded, cut into dp equal parts; a cut may lie inside a parameter.
 struct ZeroPartition {
-  std::int64_t part_numel = 0;                ///< elements of each dp rank, padding included
-  std::vector<std::int64_t> offsets;          ///< of each parameter in the flat buffer
-  std::vector<std::vector<ElementRun>> runs;  ///< by parameter, then by dp rank; count 0 where a rank has none of it
+  std::int64_t part_numel = 0;           ///< elements of each dp rank, padding included
+  std::vector<std::int64_t> offsets;     ///< of each parameter in the flat buffer
+  std::vector<std::vector<Range>> runs;  ///< of flattened parameters: by parameter, then by dp rank; count 0 where a rank has none of it
   [[nodiscard]] std::int64_t padded_numel() const noexcept { return part_numel * static_cast<std::int64_t>(num_parts); }
   std::size_t num_parts = 0;
 };

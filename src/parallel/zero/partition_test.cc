@@ -20,9 +20,9 @@ TEST(ZeroPartition, CutsInsideAParameterAndPadsTheEnd) {
   EXPECT_EQ(partition.part_numel, 6);
   EXPECT_EQ(partition.padded_numel(), 18);
   EXPECT_THAT(partition.offsets, ElementsAre(0, 5, 6));
-  EXPECT_THAT(partition.runs[0], ElementsAre(ElementRun{0, 5}, ElementRun{}, ElementRun{}));
-  EXPECT_THAT(partition.runs[1], ElementsAre(ElementRun{0, 1}, ElementRun{}, ElementRun{}));
-  EXPECT_THAT(partition.runs[2], ElementsAre(ElementRun{}, ElementRun{0, 6}, ElementRun{6, 1}));
+  EXPECT_THAT(partition.runs[0], ElementsAre(Range{0, 5}, Range{}, Range{}));
+  EXPECT_THAT(partition.runs[1], ElementsAre(Range{0, 1}, Range{}, Range{}));
+  EXPECT_THAT(partition.runs[2], ElementsAre(Range{}, Range{0, 6}, Range{6, 1}));
 }
 
 TEST(ZeroPartition, OfOneRankIsEverything) {
@@ -30,8 +30,8 @@ TEST(ZeroPartition, OfOneRankIsEverything) {
 
   const ZeroPartition partition = zero_partition(numels, 1);
 
-  EXPECT_THAT(partition.runs[0], ElementsAre(ElementRun{0, 3}));
-  EXPECT_THAT(partition.runs[1], ElementsAre(ElementRun{0, 4}));
+  EXPECT_THAT(partition.runs[0], ElementsAre(Range{0, 3}));
+  EXPECT_THAT(partition.runs[1], ElementsAre(Range{0, 4}));
 }
 
 TEST(ZeroPartition, NeedsARank) {

@@ -48,12 +48,12 @@ void ZeroOptimizerShards::setup(DataParallelSetup setup) {
   }
 }
 
-const ElementRun& ZeroOptimizerShards::own_run(const Place& place) const {
+const Range& ZeroOptimizerShards::own_run(const Place& place) const {
   return partition_.runs.at(place.index).at(static_cast<std::size_t>(mesh_->coordinate(Axis::kDp)));
 }
 
 at::Tensor ZeroOptimizerShards::piece_of(const at::Tensor& whole, const Place& place) const {
-  const ElementRun& run = own_run(place);
+  const Range& run = own_run(place);
   return run.count == whole.numel() ? whole : whole.reshape({-1}).narrow(0, run.begin, run.count);
 }
 
@@ -100,7 +100,7 @@ NamedTensors ZeroOptimizerShards::gradients() {
 Layout ZeroOptimizerShards::piece_layout(std::string_view name) const {
   const Place& place = places_.find(name)->second;
   if (!is_cut_over_dp()) return place.layout;
-  const ElementRun& run = own_run(place);
+  const Range& run = own_run(place);
   return layout_of_run(place.layout, place.shape, mesh_->shape(), mesh_->rank(), run.begin, run.count);
 }
 

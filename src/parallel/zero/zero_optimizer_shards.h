@@ -41,7 +41,7 @@ class ZeroOptimizerShards final : public DataParallel {
     Shape shape;
     std::size_t index = 0;  ///< in model order
   };
-  [[nodiscard]] const ElementRun& own_run(const Place& place) const;
+  [[nodiscard]] const Range& own_run(const Place& place) const;
   /// The own part of the flattened `whole`; the tensor itself where that is all of it.
   [[nodiscard]] at::Tensor piece_of(const at::Tensor& whole, const Place& place) const;
 
