@@ -20,6 +20,7 @@
 #include "fixtures/reference/reference.h"
 #include "harness/world/machine.h"
 #include "model/builtin.h"
+#include "model/registry.h"
 #include "train/model_folder.h"
 
 namespace isoshard {
@@ -118,6 +119,13 @@ void apply_sampling(const ParsedOptions& options, DataSource& data) {
   if (options.given("tail")) data.tail = parse_tail_policy(options.get<std::string>("tail"));
 }
 
+void apply_schedule(const ParsedOptions& options, LearningRateSettings& schedule) {
+  if (options.given("lr-schedule")) schedule.kind = parse_learning_rate_schedule(options.get<std::string>("lr-schedule"));
+  override_with(options, "warmup-steps", schedule.warmup_steps);
+  override_with(options, "total-steps", schedule.total_steps);
+  override_with(options, "min-lr", schedule.min_rate);
+}
+
 void apply_settings(const ParsedOptions& options, TrainSettings& settings) {
   if (options.given("optimizer")) settings.optimizer.kind = parse_optimizer(options.get<std::string>("optimizer"));
   // A rate that suits SGD is far too large for Adam, whose steps do not depend on the gradient's size: torch's default then.
@@ -128,6 +136,8 @@ void apply_settings(const ParsedOptions& options, TrainSettings& settings) {
   settings.record_partials = settings.record_partials || options.get<bool>("record-partials");
   if (options.given("loss-mean")) settings.loss_mean = parse_loss_mean(options.get<std::string>("loss-mean"));
   override_with(options, "label-smoothing", settings.label_smoothing);
+  settings.recompute = settings.recompute || options.get<bool>("recompute");
+  apply_schedule(options, settings.schedule);
   if (options.given("autocast")) settings.autocast = parse_dtype(options.get<std::string>("autocast"));
   if (options.given("master-dtype")) settings.master_dtype = parse_dtype(options.get<std::string>("master-dtype"));
 }
@@ -330,6 +340,8 @@ void declare_verify_options(OptionTable& table) {
   add("tail", po::value<std::string>(), "end of an epoch that does not fill a global batch: drop it, pad with its first samples, or error");
   add("seed", po::value<std::uint64_t>(), "of weights and random data");
   add("label-smoothing", po::value<double>(), "probability that the labels give to the other entries together, in [0, 1)");
+  add("dropout", po::value<double>(), "probability of every dropout that the model has, in [0, 1) (default: those of its config)");
+  add("recompute", po::bool_switch(), "activation checkpointing: of a layer only the input is kept, and it runs again in backward");
   add("vocab-parallel", po::bool_switch(),
       "split embedding, head and loss along the vocabulary over tp (autotp, fsdp_tp; megatron always does)");
   add("vocab-multiple", po::value<std::int64_t>(), "the same, the vocabulary padded to a multiple of this x tp (default 1)");
@@ -345,6 +357,10 @@ void declare_verify_options(OptionTable& table) {
   add("loss-mean", po::value<std::string>(), "global (over all counted tokens), local (mean of rank means) or sum (no mean)");
   add("optimizer", po::value<std::string>(), "sgd or adamw");
   add("learning-rate", po::value<double>(), "step size (default: 0.1 for sgd, 0.001 for adamw)");
+  add("lr-schedule", po::value<std::string>(), "of the learning rate: constant (default), linear or cosine");
+  add("warmup-steps", po::value<std::int64_t>(), "steps in which the rate rises from 0 (default: 0)");
+  add("total-steps", po::value<std::int64_t>(), "step at which linear and cosine end, warm-up included (default: --steps)");
+  add("min-lr", po::value<double>(), "rate at which linear and cosine end (default: 0)");
   add("weight-decay", po::value<double>(), "weight decay");
   add("max-grad-norm", po::value<double>(), "clip by this global norm; 0: do not clip");
   add("reduction-order", po::value<std::string>(), "in which ranks add: ordered (default), ring, tree");
@@ -388,6 +404,7 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
     apply_sampling(options, item.data);
     read_inputs_from(request.inputs, options.given("seq-length"), item);
     apply_settings(options, item.settings);
+    if (options.given("dropout")) set_dropout(item.config, options.get<double>("dropout"));
   }
   if (!request.fault.empty()) apply_fault_subject(options, cases);
   request.cases = expand(options, cases);

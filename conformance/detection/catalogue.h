@@ -21,6 +21,7 @@ void add_sharding_faults(Faults& faults);    ///< E: places of shards; H: values
 void add_step_faults(Faults& faults);        ///< G: tied weights; J: accumulation; K: optimizer
 void add_zero_faults(Faults& faults);        ///< K, L: ZeRO's masters and shared buffers
 void add_vocab_faults(Faults& faults);       ///< A, D: a vocabulary that is split over tp
+void add_random_faults(Faults& faults);      ///< H: masks of dropout
 void add_near_misses(Faults& faults);        ///< legal differences: orders of sums, buckets, layouts, data
 void add_value_near_misses(Faults& faults);  ///< legal differences of values: zeros, padding, roundings, the loss, the step
 

@@ -25,6 +25,7 @@ Faults catalogue_by_class() {
   add_data_faults(faults);
   add_sequence_faults(faults);
   add_sharding_faults(faults);
+  add_random_faults(faults);
   add_step_faults(faults);
   add_zero_faults(faults);
   add_vocab_faults(faults);

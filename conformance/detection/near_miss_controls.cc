@@ -82,13 +82,14 @@ Fault padding_content() {
   control.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case&, const FaultProbe& probe) {
     const std::int64_t last = parts.plan.vocab_shard(mesh.coordinate(Axis::kTp)).count - 1;
     const auto inner = parts.model;
-    parts.model = model_twin(inner, [=](const at::Tensor& ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink) {
+    parts.model = model_twin(inner, [=](const at::Tensor& ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink,
+                                        const TrainingPass& training) {
       {
         const at::NoGradGuard no_grad;
         parameters.at("lm_head.weight").select(0, last).mul_(1.001);
         probe.fired();
       }
-      return inner->forward(ids_BS, parameters, strategy, sink);
+      return inner->forward(ids_BS, parameters, strategy, sink, training);
     });
   };
   return control;

@@ -69,7 +69,8 @@ Fault padding_content() {
   miss.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case&, const FaultProbe& probe) {
     const VocabShard shard = parts.plan.vocab_shard(mesh.coordinate(Axis::kTp));
     const auto inner = parts.model;
-    parts.model = model_twin(inner, [=](const at::Tensor& ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink) {
+    parts.model = model_twin(inner, [=](const at::Tensor& ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink,
+                                        const TrainingPass& training) {
       const at::NoGradGuard no_grad;
       for (const ParameterSpec& spec : inner->parameters()) {
         if (spec.tp.role != TpRole::kVocab || shard.rows == shard.count) continue;
@@ -78,7 +79,7 @@ Fault padding_content() {
         probe.fired();
       }
       const at::AutoGradMode with_grad(true);
-      return inner->forward(ids_BS, parameters, strategy, sink);
+      return inner->forward(ids_BS, parameters, strategy, sink, training);
     });
   };
   return miss;
@@ -223,10 +224,11 @@ Fault fused_rounding() {
   miss.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
     const auto sink_of_pass = std::make_shared<std::unique_ptr<FusedHeads>>();  // backward calls it, too
     const auto inner = parts.model;
-    parts.model = model_twin(inner, [=](const at::Tensor& ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink) {
-      if (sink == nullptr) return inner->forward(ids_BS, parameters, strategy, sink);
+    parts.model = model_twin(inner, [=](const at::Tensor& ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink,
+                                        const TrainingPass& training) {
+      if (sink == nullptr) return inner->forward(ids_BS, parameters, strategy, sink, training);
       *sink_of_pass = std::make_unique<FusedHeads>(*sink, inner->config(), parameters, probe);
-      return inner->forward(ids_BS, parameters, strategy, sink_of_pass->get());
+      return inner->forward(ids_BS, parameters, strategy, sink_of_pass->get(), training);
     });
   };
   return miss;

@@ -10,6 +10,7 @@
 #include "comm/tensor.h"
 #include "conformance/detection/catalogue.h"
 #include "conformance/detection/twins.h"
+#include "model/registry.h"
 
 namespace isoshard {
 namespace {
@@ -255,12 +256,27 @@ Fault ragged_epoch_slow_rank() {
   return miss;
 }
 
+Fault ragged_epoch_recompute() {
+  Fault miss{.id = "ragged_epoch_recompute", .subjects = {"ddp", "autotp"}};
+  miss.summary = "Layers are run again in backward, where the reference keeps what they computed.";
+  miss.smallest_case = [] {
+    Case item = fault_case("gpt2", "autotp", 3, 2);
+    set_dropout(item.config, 0.1);
+    return item;
+  };
+  miss.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
+    parts.recompute = true;
+    probe.fired();
+  };
+  return miss;
+}
+
 }  // namespace
 
 void add_near_misses(Faults& faults) {
-  for (Fault (*make)() :
-       {sum_order, sum_order_tree, sum_order_scatter, sum_order_split_k, bf16_hops, bf16_hops_fp32_sum, bucketing, bucketing_per_tensor,
-        bucketing_micro_batches, bucketing_main_grads, declared_layout, ragged_epoch, ragged_epoch_drop, ragged_epoch_slow_rank}) {
+  for (Fault (*make)() : {sum_order, sum_order_tree, sum_order_scatter, sum_order_split_k, bf16_hops, bf16_hops_fp32_sum, bucketing,
+                          bucketing_per_tensor, bucketing_micro_batches, bucketing_main_grads, declared_layout, ragged_epoch,
+                          ragged_epoch_drop, ragged_epoch_slow_rank, ragged_epoch_recompute}) {
     faults.push_back(make());
   }
 }

@@ -21,12 +21,13 @@ void give_head_its_own_copy(TrainerParts& parts, Mesh&, const Case& item, const 
     if (spec.param_class == ParamClass::kTied) tied_name = spec.name;
   }
   const auto head = std::make_shared<at::Tensor>();
-  parts.model = model_twin(parts.model, [=](const at::Tensor& ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink) {
+  parts.model = model_twin(parts.model, [=](const at::Tensor& ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink,
+                                            const TrainingPass& training) {
     if (!head->defined()) *head = parameters.at(tied_name).detach().clone();
     probe.fired();
-    Parameters with_head = parameters;
-    with_head["lm_head.weight"] = *head;
-    return untied->forward(ids_BS, with_head, strategy, sink);
+    *with_head = parameters;
+    (*with_head)["lm_head.weight"] = *head;
+    return untied->forward(ids_BS, *with_head, strategy, sink, training);
   });
 }
 

@@ -15,6 +15,7 @@ class OptimizerTwin final : public Optimizer {
  public:
   OptimizerTwin(std::unique_ptr<Optimizer> inner, OptimizerStep step) : inner_(std::move(inner)), step_(std::move(step)) {}
   void step(NamedTensors& parameters, const NamedTensors& gradients) override { step_(*inner_, parameters, gradients); }
+  void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }
   NamedTensors state() const override { return inner_->state(); }
 
  private:
@@ -95,8 +96,9 @@ class ModelTwin final : public Model {
   std::vector<ParameterSpec> parameters() const override { return inner_->parameters(); }
   std::vector<std::string> hidden_state_points() const override { return inner_->hidden_state_points(); }
   LossKind loss_kind() const noexcept override { return inner_->loss_kind(); }
-  at::Tensor forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink) const override {
-    return forward_(input_ids_BS, parameters, strategy, sink);
+  at::Tensor forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink,
+                     const TrainingPass& training) const override {
+    return forward_(input_ids_BS, parameters, strategy, sink, training);
   }
 
  private:
@@ -183,11 +185,11 @@ std::shared_ptr<const Strategy> strategy_twin(std::shared_ptr<const Strategy> in
 
 std::shared_ptr<const Model> accumulation_twin(std::shared_ptr<const Model> inner, int micro_batches, GradientEdit edit) {
   const auto passes = std::make_shared<int>(0);
-  return model_twin(
-      inner, [=, edit = std::move(edit)](const at::Tensor& ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink) {
-        if (const int micro_batch = (*passes)++ % micro_batches; micro_batch > 0) edit(parameters, micro_batch);
-        return inner->forward(ids_BS, parameters, strategy, sink);
-      });
+  return model_twin(inner, [=, edit = std::move(edit)](const at::Tensor& ids_BS, const Parameters& parameters, const Strategy& strategy,
+                                                       Sink* sink, const TrainingPass& training) {
+    if (const int micro_batch = (*passes)++ % micro_batches; micro_batch > 0) edit(parameters, micro_batch);
+    return inner->forward(ids_BS, parameters, strategy, sink, training);
+  });
 }
 
 at::Tensor tensor_of(const Buffer& buffer) {

@@ -36,8 +36,8 @@ struct DataParallelRules {
 };
 [[nodiscard]] std::unique_ptr<DataParallel> data_parallel_twin(std::unique_ptr<DataParallel> inner, DataParallelRules rules);
 
-using ForwardFunction =
-    std::function<at::Tensor(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink)>;
+using ForwardFunction = std::function<at::Tensor(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy,
+                                                 Sink* sink, const TrainingPass& training)>;
 /// Everything but the forward pass is the inner model's.
 [[nodiscard]] std::shared_ptr<const Model> model_twin(std::shared_ptr<const Model> inner, ForwardFunction forward);
 

@@ -10,7 +10,7 @@
 #include "conformance/subjects/step_test.h"
 #include "fixtures/cases/inputs.h"
 #include "harness/fault/collective_fault.h"
-#include "train/autocast.h"
+#include "model/autocast.h"
 
 namespace isoshard {
 namespace {

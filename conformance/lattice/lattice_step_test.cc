@@ -224,6 +224,7 @@ class OneElementKept final : public Optimizer {
     const auto place = moved[0][0].item<std::int64_t>();
     parameter[place].copy_(before[place]);
   }
+  void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }
   [[nodiscard]] NamedTensors state() const override { return inner_->state(); }
 
  private:

@@ -212,8 +212,8 @@ TrainedCase TrainingRun::wait() {
   return trained;
 }
 
-double learning_rate_of(const Case& item, int) {
-  return item.settings.optimizer.learning_rate;
+double learning_rate_of(const Case& item, int step) {
+  return LearningRate(item.settings.optimizer.learning_rate, item.learning_rate_schedule()).at(step);
 }
 
 std::string title_of_subject(const std::string& subject) {

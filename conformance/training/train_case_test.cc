@@ -131,6 +131,7 @@ class DriftingStep final : public Optimizer {
     inner_->step(parameters, gradients);
     parameters.at("model.norm.weight").mul_(1 + 1e-6);
   }
+  void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }
   NamedTensors state() const override { return inner_->state(); }
 
  private:

@@ -65,6 +65,7 @@ class Judge {
     index_records();
     for (const Record& wanted : reference_.trace().ranks[0].records) judge_one(wanted);
     for (const auto& [key, held] : held_) {
+      if (first_draw_of(key).has_value()) judge_recomputed(key);
       if (reference_.find(key) == nullptr && !is_summand(key))
         add_coverage_finding(key, held.front().record->order, "is not in the reference", {held.front().rank->rank}, verdict_.extra);
     }
@@ -104,6 +105,15 @@ class Judge {
     finding.ranks = std::move(ranks);
     finding.confirmed = true;
     findings_.push_back({order, std::move(finding)});
+  }
+
+  /// A mask that backward drew again must be the one that forward had.
+  void judge_recomputed(const RecordKey& key) {
+    const Record* first = reference_.find(key);
+    if (first == nullptr) return;
+    Record wanted = *first;
+    wanted.key = key;
+    judge_one(wanted);
   }
 
   void judge_one(const Record& wanted) {
@@ -180,7 +190,9 @@ class Judge {
       const bool with_first = ordered.finding.key.step == first.key.step && ordered.finding.stage == first.stage;
       if (ordered.result == nullptr || (!with_first && later++ >= kMaxDiagnosedLater)) continue;
       const RecordKey& key = ordered.finding.key;
-      std::string cause = detail::diagnose(reference_, *reference_.find(key), actual_, held_.at(key), *ordered.result, options_);
+      std::string cause = first_draw_of(key).has_value()
+                              ? std::string("recomputed mask differs from the forward mask")
+                              : detail::diagnose(reference_, *reference_.find(key), actual_, held_.at(key), *ordered.result, options_);
       if (cause.empty()) continue;
       ordered.finding.diagnosis = fmt::format("{}: {}", subject_of(key), cause);
       causes_[key] = std::move(cause);
@@ -202,6 +214,11 @@ class Judge {
         first.diagnosis += fmt::format("; the same for {} of {}", same, all);
       }
     }
+    if (first_draw_of(first.key).has_value()) {
+      const auto [same, all] = count_recomputed(first.key, cause);
+      first.diagnosis +=
+          fmt::format("; the same for {} of {}{}{}", same, all, forward_words(first.key.step), gradient_words(first.key.step));
+    }
     if (first.stage > Stage::kForward) first.diagnosis += forward_words(first.key.step);
   }
 
@@ -216,6 +233,25 @@ class Judge {
     return {same, all};
   }
 
+  /// Of the masks that were drawn again in this step and call.
+  std::pair<int, int> count_recomputed(const RecordKey& key, const std::string& cause) const {
+    int same = 0, all = 0;
+    for (const TensorComparison& tensor : verdict_.tensors) {
+      if (tensor.key.step != key.step || tensor.key.call != key.call || !first_draw_of(tensor.key).has_value()) continue;
+      ++all;
+      const auto found = causes_.find(tensor.key);
+      if (found != causes_.end() && found->second == cause) ++same;
+    }
+    return {same, all};
+  }
+
+  std::string gradient_words(int step) const {
+    const bool wrong = std::any_of(verdict_.tensors.begin(), verdict_.tensors.end(), [&](const TensorComparison& tensor) {
+      return tensor.key.step == step && (tensor.stage == Stage::kActivationGrad || tensor.stage == Stage::kParameterGrad) && !tensor.within;
+    });
+    return wrong ? ", gradients wrong" : "";
+  }
+
   std::string forward_words(int step) const {
     bool any = false, exact = true;
     for (const TensorComparison& tensor : verdict_.tensors) {
@@ -228,11 +264,11 @@ class Judge {
     return exact ? "; forward exact" : "; forward right";
   }
 
-  /// Of what is computed: ids and masks may be anything.
+  /// Of what is computed: settings, ids and masks may be anything.
   [[nodiscard]] bool is_all_zero() const {
     bool any = false;
     for (const TensorComparison& t : verdict_.tensors) {
-      if (t.stage == Stage::kDataIds || t.stage == Stage::kMasks || t.stats.numel == 0) continue;
+      if (t.stage == Stage::kStepSettings || t.stage == Stage::kDataIds || t.stage == Stage::kMasks || t.stats.numel == 0) continue;
       if (t.stats.sum_sq_reference != 0 || t.stats.sum_sq_actual != 0) return false;
       any = true;
     }

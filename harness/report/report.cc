@@ -44,6 +44,7 @@ class Table {
     for (const TensorComparison& t : verdict_.tensors) last_step = std::max(last_step, t.key.step);
     for (int step = 0; step <= last_step && !verdict_.tensors.empty(); ++step) {
       if (last_step > 0) text_ += fmt::format(" step {}\n", step);
+      scalars(step, Stage::kStepSettings);
       summary(step, Stage::kDataIds, "data ids");
       summary(step, Stage::kMasks, "masks");
       summary(step, Stage::kParametersRead, "weights as read");

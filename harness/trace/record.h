@@ -3,6 +3,7 @@
 #pragma once
 #include <compare>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,10 @@ struct RecordKey {
   int call = 0;  ///< how many times this (step, kind, name) came by before
   auto operator<=>(const RecordKey&) const = default;
 };
+/// Under which a mask is recorded that backward draws again: "<name>.recomputed".
+[[nodiscard]] std::string recomputed_name(const std::string& name);
+/// Of such a record the key of the first draw's, which it must equal; of every other one none.
+[[nodiscard]] std::optional<RecordKey> first_draw_of(const RecordKey& key);
 /// "gradient of model.norm.weight (step 0)", "forward at model.layers.0.mlp (step 0, call 1)".
 [[nodiscard]] std::string describe(const RecordKey& key);
 

@@ -45,7 +45,8 @@ struct Recorder::Impl {
     const at::NoGradGuard no_grad;
     const at::Tensor local = value.detach().to(at::kCPU).contiguous();
     Record& record = trace.records.emplace_back();
-    record.key = {step, site.kind, site.name, calls[{step, site.kind, site.name}]++};
+    const std::string name = site.recomputed ? recomputed_name(site.name) : site.name;
+    record.key = {step, site.kind, name, calls[{step, site.kind, name}]++};
     record.order = static_cast<std::int64_t>(trace.records.size()) - 1;
     record.dtype = dtype_of(local);
     record.layout = site.layout;
@@ -199,7 +200,7 @@ void Recorder::begin_step(int step) {
 
 at::Tensor Recorder::on_activation(const Site& site, at::Tensor value) {
   at::Tensor result = impl_->mutate(site, std::move(value));
-  impl_->record(site, result);
+  if (!site.recomputed) impl_->record(site, result);
   return result;
 }
 

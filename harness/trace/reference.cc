@@ -58,7 +58,7 @@ const Trace& Reference::trace() const noexcept {
 
 const Record* Reference::find(const RecordKey& key) const {
   if (impl_ == nullptr) return nullptr;
-  const auto found = impl_->index.find(key);
+  const auto found = impl_->index.find(first_draw_of(key).value_or(key));
   return found == impl_->index.end() ? nullptr : found->second;
 }
 

@@ -19,6 +19,7 @@ class Reference {
   /// Errors   MeshError if trace.mesh is not a world of one; VacuousError if a record was not kept or there is none.
   explicit Reference(Trace trace);
   [[nodiscard]] const Trace& trace() const noexcept;
+  /// Of a mask that is drawn again in backward that of its first draw: a reference recomputes nothing. nullptr: there is none.
   [[nodiscard]] const Record* find(const RecordKey& key) const;
   [[nodiscard]] at::Tensor tensor(const RecordKey& key) const;
   [[nodiscard]] const std::byte* bytes(const Record& record) const;

@@ -8,6 +8,8 @@ namespace isoshard {
 
 std::string_view name_of(Stage stage) noexcept {
   switch (stage) {
+    case Stage::kStepSettings:
+      return "step settings";
     case Stage::kDataIds:
       return "data ids";
     case Stage::kMasks:
@@ -53,6 +55,7 @@ Stage stage_of(const RecordKey& key) noexcept {
     case RecordKind::kScalar:
       break;
   }
+  if (key.name == "learning_rate" || key.name == "loss_scale") return Stage::kStepSettings;
   if (key.name == "grad_norm") return Stage::kGradNorm;
   return key.name.starts_with("loss") ? Stage::kForward : Stage::kLogged;
 }
@@ -65,7 +68,22 @@ std::string_view stepped_parameter(const RecordKey& key) noexcept {
 }
 
 bool is_exact(Stage stage) noexcept {
-  return stage == Stage::kDataIds || stage == Stage::kMasks || stage == Stage::kParametersRead;
+  return stage == Stage::kStepSettings || stage == Stage::kDataIds || stage == Stage::kMasks || stage == Stage::kParametersRead;
+}
+
+namespace {
+constexpr std::string_view kRecomputed = ".recomputed";
+}
+
+std::string recomputed_name(const std::string& name) {
+  return name + std::string(kRecomputed);
+}
+
+std::optional<RecordKey> first_draw_of(const RecordKey& key) {
+  if (key.kind != RecordKind::kMask || !key.name.ends_with(kRecomputed)) return std::nullopt;
+  RecordKey first = key;
+  first.name.resize(key.name.size() - kRecomputed.size());
+  return first;
 }
 
 std::string subject_of(const RecordKey& key) {

@@ -224,7 +224,8 @@ TEST(Stage, TheFirstRecordOfAParameterIsTheWeightAsRead) {
   EXPECT_EQ(stage_of({1, RecordKind::kParam, "w", 0}), Stage::kParameterAfterStep);
   EXPECT_EQ(stage_of({0, RecordKind::kScalar, "grad_norm", 0}), Stage::kGradNorm);
   EXPECT_EQ(stage_of({0, RecordKind::kScalar, "loss_per_dp_rank", 0}), Stage::kForward);
-  EXPECT_EQ(stage_of({0, RecordKind::kScalar, "learning_rate", 0}), Stage::kLogged);
+  EXPECT_EQ(stage_of({0, RecordKind::kScalar, "learning_rate", 0}), Stage::kStepSettings);
+  EXPECT_EQ(stage_of({0, RecordKind::kScalar, "tokens_seen", 0}), Stage::kLogged);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "base/error.h"
+#include "model/recompute.h"
 
 namespace isoshard {
 
@@ -61,6 +62,38 @@ at::Tensor ForwardPass::conv1d(const std::string& module, const at::Tensor& x) c
   return strategy_->linear(module, x, parameter(module + ".weight").t(), parameter(module + ".bias"), sink_);
 }
 
+at::Tensor ForwardPass::dropout(std::string_view site, const at::Tensor& x, double rate, int tp_dim) const {
+  if (rate == 0 || training_.streams == nullptr) return x;
+  const Layout layout = strategy_->activation_layouts(site, x, tp_dim).value;
+  const std::vector<Box> boxes = boxes_of(layout, training_.mesh, training_.rank);
+  if (boxes.size() != 1 || boxes.front().size != x.sizes().vec()) {
+    throw ShapeError(fmt::format("dropout {} of [{}]: the rank holds no single box of the whole tensor", site, fmt::join(x.sizes(), ", ")));
+  }
+  MaskPart part{site, training_.step, rate, layout.global_shape, boxes.front().global_offset, boxes.front().size, is_repeated_};
+  part.offset.front() += training_.first_sample;
+  const at::Tensor keep = training_.streams->keep_mask(part).to(x.device());
+  if (sink_ != nullptr) sink_->on_record({RecordKind::kMask, std::string(site), layout, 1.0, is_repeated_}, keep);
+  return x * keep.to(x.scalar_type()).div_(1 - rate);
+}
+
+AttentionDropout ForwardPass::attention_dropout(std::string_view site, std::string_view q_module, double rate) const {
+  if (rate == 0 || training_.streams == nullptr) return {};
+  return [this, site = std::string(site), rate, tp_dim = tp_dim_of(q_module, 1)](const at::Tensor& weights_BNSS) {
+    return dropout(site, weights_BNSS, rate, tp_dim);
+  };
+}
+
+ForwardPass ForwardPass::repeated(Sink* sink) const {
+  ForwardPass pass = *this;
+  pass.sink_ = sink;
+  pass.is_repeated_ = true;
+  return pass;
+}
+
+at::Tensor ForwardPass::layer(std::vector<at::Tensor> inputs, Layer layer) const {
+  return training_.recompute ? recomputed(*this, std::move(inputs), std::move(layer)) : layer(*this, inputs);
+}
+
 at::Tensor self_attention(const ForwardPass& pass, const ModelConfig& config, AttentionImpl impl, const std::string& module,
                           const at::Tensor& x_BSH, const RotaryTables& tables) {
   const std::string q_name = module + ".q_proj", k_name = module + ".k_proj", v_name = module + ".v_proj";
@@ -75,7 +108,9 @@ at::Tensor self_attention(const ForwardPass& pass, const ModelConfig& config, At
   const at::Tensor v_BKSD = heads(v_name, "");
   q_BNSD = pass.tapped(module + ".q_rope", apply_rotary(q_BNSD, tables), pass.tp_dim_of(q_name, 1));
   k_BKSD = pass.tapped(module + ".k_rope", apply_rotary(k_BKSD, tables), pass.tp_dim_of(k_name, 1));
-  const at::Tensor core_BSN = pass.tapped(module + ".core", causal_attention(q_BNSD, k_BKSD, v_BKSD, impl), pass.tp_dim_of(q_name, 2));
+  const AttentionDropout dropout = pass.attention_dropout(module + ".attention_dropout", q_name, config.attention_dropout);
+  const at::Tensor core_BSN = pass.tapped(module + ".core", causal_attention(q_BNSD, k_BKSD, v_BKSD, impl, SoftmaxDtype::kWide, dropout),
+                                          pass.tp_dim_of(q_name, 2));
   const std::string o_name = module + ".o_proj";
   return pass.tapped(module, pass.linear(o_name, core_BSN, config.attention_out_bias), pass.tp_dim_of(o_name, 2));
 }
@@ -107,7 +142,9 @@ at::Tensor rotary_decoder(const ForwardPass& pass, const ModelConfig& config, At
   x_BSH = pass.tapped(kEmbedding, std::move(x_BSH), pass.tp_dim_of(kEmbedding, 2));
   const RotaryTables tables = rotary_tables(config.rope, config.head_dim, input_ids_BS.size(1), x_BSH.scalar_type());
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
-    x_BSH = rotary_decoder_layer(pass, config, impl, fmt::format("model.layers.{}", layer), x_BSH, tables);
+    x_BSH = pass.layer({x_BSH}, [&config, impl, layer, tables](const ForwardPass& own, std::span<const at::Tensor> inputs) {
+      return rotary_decoder_layer(own, config, impl, fmt::format("model.layers.{}", layer), inputs[0], tables);
+    });
   }
   x_BSH = pass.tapped("model.norm", rms_norm(x_BSH, pass.parameter("model.norm.weight"), config.norm_eps));
   return pass.linear("lm_head", x_BSH, config.tie_word_embeddings ? kEmbeddingWeight : "lm_head.weight");

@@ -3,7 +3,9 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,8 +18,8 @@ namespace isoshard {
 /// One forward pass: what every block needs besides its input.
 class ForwardPass {
  public:
-  ForwardPass(const Parameters& parameters, const Strategy& strategy, Sink* sink)
-      : parameters_(&parameters), strategy_(&strategy), sink_(sink) {}
+  ForwardPass(const Parameters& parameters, const Strategy& strategy, Sink* sink, TrainingPass training = {})
+      : parameters_(&parameters), strategy_(&strategy), sink_(sink), training_(std::move(training)) {}
 
   /// Errors   ShapeError that names a parameter which is missing.
   [[nodiscard]] const at::Tensor& parameter(std::string_view name) const;
@@ -35,6 +37,20 @@ class ForwardPass {
   [[nodiscard]] at::Tensor conv1d(const std::string& module, const at::Tensor& x) const;
   /// LayerNorm with `module`'s .weight and .bias; tapped as `module`.
   [[nodiscard]] at::Tensor layer_norm(const std::string& module, const at::Tensor& x, double eps) const;
+  /// x with elements set to 0 at probability `rate` and the others divided by 1 - rate, as torch.nn.Dropout on CPU: times 0 or
+  /// 1 / (1 - rate), which is rounded to x's dtype first. Nothing happens at rate 0 and in an evaluation. The mask is recorded as `site`.
+  /// Errors   ShapeError unless x is one box of the whole tensor.
+  /// Source   aten/src/ATen/native/Dropout.cpp, _dropout_impl.
+  [[nodiscard]] at::Tensor dropout(std::string_view site, const at::Tensor& x, double rate, int tp_dim = -1) const;
+  /// The function that causal_attention takes for the dropout of its weights [B,heads,S,S]; none if there is nothing to drop. `q_module`
+  /// says whether heads are split.
+  [[nodiscard]] AttentionDropout attention_dropout(std::string_view site, std::string_view q_module, double rate) const;
+  /// A layer's forward pass: `layer` may be called again in backward (TrainingPass::recompute), with another pass and copies of `inputs`.
+  /// What it captures must outlive backward.
+  using Layer = std::function<at::Tensor(const ForwardPass& pass, std::span<const at::Tensor> inputs)>;
+  [[nodiscard]] at::Tensor layer(std::vector<at::Tensor> inputs, Layer layer) const;
+  /// The same pass, repeated in backward: what goes to `sink` has been there before.
+  [[nodiscard]] ForwardPass repeated(Sink* sink) const;
   /// `dim` if `module`'s output is split over tp, -1 otherwise.
   [[nodiscard]] int tp_dim_of(std::string_view module, int dim) const { return strategy_->splits_output(module) ? dim : -1; }
 
@@ -42,6 +58,8 @@ class ForwardPass {
   const Parameters* parameters_;
   const Strategy* strategy_;
   Sink* sink_;
+  TrainingPass training_;
+  bool is_repeated_ = false;
 };
 
 /// [B,S,heads*D] -> [B,S,heads,D]; the number of heads is whatever this rank got.

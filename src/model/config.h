@@ -36,6 +36,8 @@ struct ModelConfig {
   bool qk_norm = false;            ///< RMS norms over each head of q and k, before the rotation
   bool learned_positions = false;  ///< megatron_gpt: a table of positions instead of rotation
   std::int64_t row_nonzeros = 0;   ///< lattice: non-zero entries in a row of a weight
+  /// Probabilities of dropout in training, in [0, 1): of the embedding's sum, of attention weights, of what a block adds to the stream.
+  double embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;
   RopeConfig rope;
   friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 };

@@ -134,10 +134,11 @@ void check_dtype_field(const ConfigFields& fields) {
   }
 }
 
-void refuse_dropout(const ConfigFields& fields, const char* field) {
-  if (!fields.has(field)) return;
+double dropout_rate(const ConfigFields& fields, const char* field) {
+  if (!fields.has(field)) return 0;
   const double rate = fields.non_negative_number(field);
-  if (rate != 0) fields.fail(field, fmt::format("is {}, not 0: dropout is not built; set it to 0", rate));
+  if (rate >= 1) fields.fail(field, fmt::format("is {}: a probability of dropping must be below 1", rate));
+  return rate;
 }
 
 ModelConfig parse_rotary_decoder(const ConfigFields& fields) {
@@ -158,7 +159,7 @@ ModelConfig parse_rotary_decoder(const ConfigFields& fields) {
   check_activation(fields);
   check_dtype_field(fields);
   refuse_sliding_windows(fields);
-  refuse_dropout(fields, "attention_dropout");
+  config.attention_dropout = dropout_rate(fields, "attention_dropout");
   return config;
 }
 
@@ -178,7 +179,7 @@ nlohmann::json rotary_decoder_to_json(const ModelConfig& config) {
           {"rope_theta", config.rope.theta},
           {"rope_scaling", rope_scaling_to_json(config.rope)},
           {"hidden_act", "silu"},
-          {"attention_dropout", 0.0},
+          {"attention_dropout", config.attention_dropout},
           {"use_sliding_window", false},
           {"torch_dtype", "float32"}};
 }

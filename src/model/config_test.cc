@@ -172,7 +172,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"huge", {{"vocab_size", 18446744073709551615ULL}}, {"vocab_size is 18446744073709551615"}},
         Refusal{"text_for_bool", {{"tie_word_embeddings", "true"}}, {"tie_word_embeddings is \"true\"", "true or false"}},
         Refusal{"zero_eps", {{"rms_norm_eps", 0}}, {"rms_norm_eps is 0", "positive"}},
-        Refusal{"dropout", {{"attention_dropout", 0.1}}, {"attention_dropout", "not built"}},
+        Refusal{"dropout", {{"attention_dropout", 1.0}}, {"attention_dropout is 1", "below 1"}},
         Refusal{"dtype", {{"torch_dtype", "floaty"}}, {"torch_dtype"}},
         Refusal{"quantized", {{"quantization_config", {{"bits", 4}}}}, {"quantization_config", "not built"}}),
     [](const auto& tested) { return tested.param.slug; });
@@ -226,11 +226,11 @@ TEST(ModelConfigFile, BiasesAreOffUnlessTheFileSaysOtherwise) {
   EXPECT_EQ(biases(qwen3), (std::array{true, true, false, true}));
 }
 
-/// As on the Hub (gpt2, smaller numbers), but for the dropout rates.
+/// As on the Hub (gpt2, smaller numbers).
 json gpt2_file() {
-  return json::parse(R"({"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0, "bos_token_id": 50256,
-    "embd_pdrop": 0, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 60,
-    "n_head": 5, "n_layer": 2, "n_positions": 128, "resid_pdrop": 0, "summary_type": "cls_index", "vocab_size": 257})");
+  return json::parse(R"({"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1, "bos_token_id": 50256,
+    "embd_pdrop": 0.2, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 60,
+    "n_head": 5, "n_layer": 2, "n_positions": 128, "resid_pdrop": 0.3, "summary_type": "cls_index", "vocab_size": 257})");
 }
 
 TEST(Gpt2ConfigFile, EveryFieldArrives) {
@@ -246,13 +246,16 @@ TEST(Gpt2ConfigFile, EveryFieldArrives) {
   EXPECT_EQ(config.norm_eps, 1e-5);
   EXPECT_EQ(config.vocab_size, 257);
   EXPECT_TRUE(config.tie_word_embeddings) << "transformers ties where the file says nothing";
+  EXPECT_EQ(config.attention_dropout, 0.1);
+  EXPECT_EQ(config.embedding_dropout, 0.2);
+  EXPECT_EQ(config.residual_dropout, 0.3);
   EXPECT_EQ(parse_model_config(to_json(config), "b"), config);
 }
 
 TEST(Gpt2ConfigFile, WhatTheForwardPassDoesNotDoIsRefusedByName) {
-  for (const auto& [field, value] : std::map<std::string, json>{{"resid_pdrop", 0.1},
-                                                                {"embd_pdrop", 0.1},
-                                                                {"attn_pdrop", 0.1},
+  for (const auto& [field, value] : std::map<std::string, json>{{"resid_pdrop", 1},
+                                                                {"embd_pdrop", -0.1},
+                                                                {"attn_pdrop", 1.5},
                                                                 {"activation_function", "gelu"},
                                                                 {"scale_attn_weights", false},
                                                                 {"scale_attn_by_inverse_layer_idx", true},
@@ -337,7 +340,7 @@ TEST(MegatronConfigFile, ReadsMegatronsOwnFieldNames) {
   for (const auto& [field, value] : std::vector<std::pair<const char*, nlohmann::json>>{{"position_embedding_type", "alibi"},
                                                                                         {"normalization", "RMSNorm"},
                                                                                         {"activation", "swiglu"},
-                                                                                        {"hidden_dropout", 0.1},
+                                                                                        {"hidden_dropout", 1},
                                                                                         {"num_query_groups", 4}}) {
     nlohmann::json wrong = fields;
     wrong[field] = value;

@@ -24,13 +24,16 @@ class Gpt2 final : public Model {
   [[nodiscard]] const ModelConfig& config() const noexcept override { return config_; }
   [[nodiscard]] std::vector<ParameterSpec> parameters() const override;
   [[nodiscard]] std::vector<std::string> hidden_state_points() const override;
-  [[nodiscard]] at::Tensor forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy,
-                                   Sink* sink) const override;
+  [[nodiscard]] at::Tensor forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink,
+                                   const TrainingPass& training) const override;
 
  private:
   [[nodiscard]] at::Tensor embed(const ForwardPass& pass, const at::Tensor& input_ids_BS) const;
   [[nodiscard]] at::Tensor attention(const ForwardPass& pass, const std::string& module, const at::Tensor& x) const;
   [[nodiscard]] at::Tensor mlp(const ForwardPass& pass, const std::string& module, const at::Tensor& x) const;
+  [[nodiscard]] at::Tensor residual(const ForwardPass& pass, const std::string& module, const std::string& out, const at::Tensor& x,
+                                    const char* dropout) const;
+  [[nodiscard]] at::Tensor layer(const ForwardPass& pass, const std::string& module, const at::Tensor& x_BSH) const;
 
   ModelConfig config_;
   AttentionImpl attention_;
@@ -82,7 +85,7 @@ at::Tensor Gpt2::embed(const ForwardPass& pass, const at::Tensor& input_ids_BS) 
   // Not tapped: it has no batch dim, so no activation layout fits it.
   const at::Tensor positions_1SH =
       pass.strategy().embedding("transformer.wpe", ids_1S, pass.parameter("transformer.wpe.weight"), pass.sink());
-  return pass.tapped("transformer.drop", tokens_BSH + positions_1SH);
+  return pass.tapped("transformer.drop", pass.dropout("transformer.drop", tokens_BSH + positions_1SH, config_.embedding_dropout));
 }
 
 at::Tensor Gpt2::attention(const ForwardPass& pass, const std::string& module, const at::Tensor& x) const {
@@ -93,35 +96,49 @@ at::Tensor Gpt2::attention(const ForwardPass& pass, const std::string& module, c
     return split_heads(fused, pass.tapped(point, parts[part], pass.tp_dim_of(fused, 2)), config_.head_dim).transpose(1, 2);
   };
   const at::Tensor q_BNSD = heads(0, ".q"), k_BNSD = heads(1, ".k"), v_BNSD = heads(2, ".v");
-  const at::Tensor core_BSN =
-      pass.tapped(module + ".core", causal_attention(q_BNSD, k_BNSD, v_BNSD, attention_, SoftmaxDtype::kModel), pass.tp_dim_of(fused, 2));
-  return pass.tapped(module, pass.tapped(out, pass.conv1d(out, core_BSN), pass.tp_dim_of(out, 2)), pass.tp_dim_of(out, 2));
+  const AttentionDropout dropout = pass.attention_dropout(module + ".attn_dropout", fused, config_.attention_dropout);
+  const at::Tensor core_BSN = pass.tapped(
+      module + ".core", causal_attention(q_BNSD, k_BNSD, v_BNSD, attention_, SoftmaxDtype::kModel, dropout), pass.tp_dim_of(fused, 2));
+  return residual(pass, module, out, core_BSN, ".resid_dropout");
 }
 
 at::Tensor Gpt2::mlp(const ForwardPass& pass, const std::string& module, const at::Tensor& x) const {
   const std::string in = module + ".c_fc", out = module + ".c_proj";
   const at::Tensor wide = pass.tapped(in, pass.conv1d(in, x), pass.tp_dim_of(in, 2));
   const at::Tensor act = pass.tapped(module + ".act", gelu_new(wide), pass.tp_dim_of(in, 2));
-  return pass.tapped(module, pass.tapped(out, pass.conv1d(out, act), pass.tp_dim_of(out, 2)), pass.tp_dim_of(out, 2));
+  return residual(pass, module, out, act, ".dropout");
 }
 
-at::Tensor Gpt2::forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink) const {
+// The output projection and the dropout that end a block.
+at::Tensor Gpt2::residual(const ForwardPass& pass, const std::string& module, const std::string& out, const at::Tensor& x,
+                          const char* dropout) const {
+  const int tp_dim = pass.tp_dim_of(out, 2);
+  const at::Tensor projected_BSH = pass.tapped(out, pass.conv1d(out, x), tp_dim);
+  return pass.tapped(module, pass.dropout(module + dropout, projected_BSH, config_.residual_dropout, tp_dim), tp_dim);
+}
+
+at::Tensor Gpt2::layer(const ForwardPass& pass, const std::string& module, const at::Tensor& x_BSH) const {
+  pass.strategy().enter_block(module);
+  const at::Tensor middle_BSH = attention(pass, module + ".attn", pass.layer_norm(module + ".ln_1", x_BSH, config_.norm_eps)) + x_BSH;
+  const at::Tensor mlp_in_BSH = pass.layer_norm(module + ".ln_2", middle_BSH, config_.norm_eps);
+  return pass.strategy().leave_block(module, pass.tapped(module, middle_BSH + mlp(pass, module + ".mlp", mlp_in_BSH)));
+}
+
+at::Tensor Gpt2::forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink,
+                         const TrainingPass& training) const {
   check_input_ids(input_ids_BS, config_);
-  const ForwardPass pass(parameters, strategy, sink);
+  const ForwardPass pass(parameters, strategy, sink, training);
   at::Tensor x_BSH = embed(pass, input_ids_BS);
-  for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
-    const std::string module = layer_name(layer);
-    strategy.enter_block(module);
-    const at::Tensor middle_BSH = attention(pass, module + ".attn", pass.layer_norm(module + ".ln_1", x_BSH, config_.norm_eps)) + x_BSH;
-    const at::Tensor mlp_in_BSH = pass.layer_norm(module + ".ln_2", middle_BSH, config_.norm_eps);
-    x_BSH = strategy.leave_block(module, pass.tapped(module, middle_BSH + mlp(pass, module + ".mlp", mlp_in_BSH)));
+  for (std::int64_t number = 0; number < config_.num_layers; ++number) {
+    x_BSH = pass.layer({x_BSH}, [this, number](const ForwardPass& own, std::span<const at::Tensor> inputs) {
+      return layer(own, layer_name(number), inputs[0]);
+    });
   }
   x_BSH = pass.layer_norm("transformer.ln_f", x_BSH, config_.norm_eps);
   return pass.linear("lm_head", x_BSH, config_.tie_word_embeddings ? kTokensWeight : "lm_head.weight");
 }
 
 void check_switches(const ConfigFields& fields) {
-  for (const char* const field : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) refuse_dropout(fields, field);
   for (const char* const field : {"scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"}) {
     if (fields.boolean(field, false)) fields.fail(field, "is true: not built");
   }
@@ -149,6 +166,9 @@ ModelConfig parse(const ConfigFields& fields) {
   config.initializer_range = fields.non_negative_number("initializer_range");
   config.tie_word_embeddings = fields.boolean("tie_word_embeddings", true);
   config.qkv_bias = config.attention_out_bias = config.mlp_bias = true;
+  config.embedding_dropout = dropout_rate(fields, "embd_pdrop");
+  config.attention_dropout = dropout_rate(fields, "attn_pdrop");
+  config.residual_dropout = dropout_rate(fields, "resid_pdrop");
   check_switches(fields);
   check_dtype_field(fields);
   return config;
@@ -167,9 +187,9 @@ nlohmann::json write(const ModelConfig& config) {
           {"initializer_range", config.initializer_range},
           {"tie_word_embeddings", config.tie_word_embeddings},
           {"activation_function", "gelu_new"},
-          {"resid_pdrop", 0.0},
-          {"embd_pdrop", 0.0},
-          {"attn_pdrop", 0.0},
+          {"resid_pdrop", config.residual_dropout},
+          {"embd_pdrop", config.embedding_dropout},
+          {"attn_pdrop", config.attention_dropout},
           {"torch_dtype", "float32"}};
 }
 
@@ -180,7 +200,7 @@ std::unique_ptr<Model> make(const ModelConfig& config, AttentionImpl attention) 
 }  // namespace
 
 Architecture gpt2_architecture() {
-  return {"gpt2", parse, write, make};
+  return {"gpt2", parse, write, make, kAllDropouts};
 }
 
 }  // namespace isoshard

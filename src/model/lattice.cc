@@ -25,13 +25,15 @@ class Lattice final : public Model {
   [[nodiscard]] const ModelConfig& config() const noexcept override { return config_; }
   [[nodiscard]] LossKind loss_kind() const noexcept override { return LossKind::kLinear; }
   [[nodiscard]] std::vector<ParameterSpec> parameters() const override;
-  [[nodiscard]] at::Tensor forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy,
-                                   Sink* sink) const override;
+  [[nodiscard]] at::Tensor forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink,
+                                   const TrainingPass& training) const override;
 
  private:
   [[nodiscard]] at::Tensor attention(const ForwardPass& pass, const std::string& module, const at::Tensor& embedded_BSH,
                                      const at::Tensor& x_BSH) const;
   [[nodiscard]] at::Tensor mlp(const ForwardPass& pass, const std::string& module, const at::Tensor& x_BSH) const;
+  [[nodiscard]] at::Tensor layer(const ForwardPass& pass, const std::string& module, const at::Tensor& x_BSH,
+                                 const at::Tensor& embedded_BSH) const;
 
   ModelConfig config_;
 };
@@ -89,17 +91,24 @@ at::Tensor Lattice::mlp(const ForwardPass& pass, const std::string& module, cons
   return pass.tapped(module, pass.linear(down_name, act, config_.mlp_bias), pass.tp_dim_of(down_name, 2));
 }
 
-at::Tensor Lattice::forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink) const {
+at::Tensor Lattice::layer(const ForwardPass& pass, const std::string& module, const at::Tensor& x_BSH,
+                          const at::Tensor& embedded_BSH) const {
+  pass.strategy().enter_block(module);
+  const at::Tensor middle_BSH = x_BSH + attention(pass, module + ".self_attn", embedded_BSH, x_BSH);
+  return pass.strategy().leave_block(module, pass.tapped(module, middle_BSH + mlp(pass, module + ".mlp", middle_BSH)));
+}
+
+at::Tensor Lattice::forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink,
+                            const TrainingPass& training) const {
   check_input_ids(input_ids_BS, config_);
-  const ForwardPass pass(parameters, strategy, sink);
+  const ForwardPass pass(parameters, strategy, sink, training);
   const at::Tensor embedded_BSH = pass.tapped(
       kEmbedding, strategy.embedding(kEmbedding, input_ids_BS, pass.parameter(kEmbeddingWeight), sink), pass.tp_dim_of(kEmbedding, 2));
   at::Tensor x_BSH = embedded_BSH;
-  for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
-    const std::string module = layer_name(layer);
-    strategy.enter_block(module);
-    const at::Tensor middle_BSH = x_BSH + attention(pass, module + ".self_attn", embedded_BSH, x_BSH);
-    x_BSH = strategy.leave_block(module, pass.tapped(module, middle_BSH + mlp(pass, module + ".mlp", middle_BSH)));
+  for (std::int64_t number = 0; number < config_.num_layers; ++number) {
+    x_BSH = pass.layer({x_BSH, embedded_BSH}, [this, number](const ForwardPass& own, std::span<const at::Tensor> inputs) {
+      return layer(own, layer_name(number), inputs[0], inputs[1]);
+    });
   }
   return pass.linear("lm_head", x_BSH, std::string_view("lm_head.weight"));
 }
@@ -152,7 +161,7 @@ std::unique_ptr<Model> make(const ModelConfig& config, AttentionImpl /*attention
 }  // namespace
 
 Architecture lattice_architecture() {
-  return {"lattice", parse, write, make};
+  return {"lattice", parse, write, make, {}};
 }
 
 }  // namespace isoshard

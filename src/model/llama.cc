@@ -27,7 +27,7 @@ nlohmann::json write(const ModelConfig& config) {
 }  // namespace
 
 Architecture llama_architecture() {
-  return {"llama", parse, write, make_rotary_decoder};
+  return {"llama", parse, write, make_rotary_decoder, {.attention = true}};
 }
 
 }  // namespace isoshard

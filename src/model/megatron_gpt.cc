@@ -27,14 +27,16 @@ class MegatronGpt final : public Model {
   [[nodiscard]] std::vector<ParameterSpec> parameters() const override;
   [[nodiscard]] std::string head_module() const override { return "output_layer"; }
   [[nodiscard]] std::vector<std::string> hidden_state_points() const override;
-  [[nodiscard]] at::Tensor forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy,
-                                   Sink* sink) const override;
+  [[nodiscard]] at::Tensor forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink,
+                                   const TrainingPass& training) const override;
 
  private:
   [[nodiscard]] at::Tensor embed(const ForwardPass& pass, const at::Tensor& input_ids_BS) const;
   [[nodiscard]] at::Tensor attention(const ForwardPass& pass, const std::string& module, const at::Tensor& x_BSH,
                                      const RotaryTables& tables) const;
   [[nodiscard]] at::Tensor mlp(const ForwardPass& pass, const std::string& module, const at::Tensor& x_BSH) const;
+  [[nodiscard]] at::Tensor layer(const ForwardPass& pass, const std::string& module, const at::Tensor& x_BSH,
+                                 const RotaryTables& tables) const;
 
   ModelConfig config_;
   AttentionImpl attention_;
@@ -93,7 +95,7 @@ at::Tensor MegatronGpt::embed(const ForwardPass& pass, const at::Tensor& input_i
     // Not tapped: it has no batch dim, so no activation layout fits it.
     x_BSH = x_BSH + pass.strategy().embedding(kPositions, ids_1S, pass.parameter(kPositionsWeight), pass.sink());
   }
-  return pass.tapped("embedding", std::move(x_BSH));
+  return pass.tapped("embedding", pass.dropout("embedding.embedding_dropout", x_BSH, config_.embedding_dropout));
 }
 
 at::Tensor MegatronGpt::attention(const ForwardPass& pass, const std::string& module, const at::Tensor& x_BSH,
@@ -114,8 +116,10 @@ at::Tensor MegatronGpt::attention(const ForwardPass& pass, const std::string& mo
     q_BNSD = pass.tapped(module + ".q_rope", apply_rotary(q_BNSD, tables), pass.tp_dim_of(fused, 1));
     k_BKSD = pass.tapped(module + ".k_rope", apply_rotary(k_BKSD, tables), pass.tp_dim_of(fused, 1));
   }
+  const AttentionDropout dropout = pass.attention_dropout(module + ".core_attention.attention_dropout", fused, config_.attention_dropout);
   const at::Tensor core_BSN =
-      pass.tapped(module + ".core_attention", causal_attention(q_BNSD, k_BKSD, v_BKSD, attention_), pass.tp_dim_of(fused, 2));
+      pass.tapped(module + ".core_attention", causal_attention(q_BNSD, k_BKSD, v_BKSD, attention_, SoftmaxDtype::kWide, dropout),
+                  pass.tp_dim_of(fused, 2));
   return pass.tapped(module, pass.linear(out, core_BSN, config_.attention_out_bias), pass.tp_dim_of(out, 2));
 }
 
@@ -125,19 +129,30 @@ at::Tensor MegatronGpt::mlp(const ForwardPass& pass, const std::string& module, 
   return pass.tapped(module, pass.linear(out, act, config_.mlp_bias), pass.tp_dim_of(out, 2));
 }
 
-at::Tensor MegatronGpt::forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink) const {
+// Dropout stands between a block and the residual addition (Megatron's bias_dropout_add), outside of the block's own output.
+at::Tensor MegatronGpt::layer(const ForwardPass& pass, const std::string& module, const at::Tensor& x_BSH,
+                              const RotaryTables& tables) const {
+  pass.strategy().enter_block(module);
+  const auto dropped = [&](const char* site, const at::Tensor& block_BSH) {
+    return pass.dropout(module + site, block_BSH, config_.residual_dropout);
+  };
+  const at::Tensor attention_in_BSH = pass.layer_norm(module + ".input_layernorm", x_BSH, config_.norm_eps);
+  const at::Tensor middle_BSH = x_BSH + dropped(".self_attn_bda", attention(pass, module + ".self_attention", attention_in_BSH, tables));
+  const at::Tensor mlp_in_BSH = pass.layer_norm(module + ".pre_mlp_layernorm", middle_BSH, config_.norm_eps);
+  return pass.strategy().leave_block(module, pass.tapped(module, middle_BSH + dropped(".mlp_bda", mlp(pass, module + ".mlp", mlp_in_BSH))));
+}
+
+at::Tensor MegatronGpt::forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink,
+                                const TrainingPass& training) const {
   check_input_ids(input_ids_BS, config_);
-  const ForwardPass pass(parameters, strategy, sink);
+  const ForwardPass pass(parameters, strategy, sink, training);
   at::Tensor x_BSH = embed(pass, input_ids_BS);
   RotaryTables tables;
   if (!config_.learned_positions) tables = rotary_tables(config_.rope, config_.head_dim, input_ids_BS.size(1), x_BSH.scalar_type());
-  for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
-    const std::string module = layer_name(layer);
-    strategy.enter_block(module);
-    const at::Tensor middle_BSH =
-        x_BSH + attention(pass, module + ".self_attention", pass.layer_norm(module + ".input_layernorm", x_BSH, config_.norm_eps), tables);
-    const at::Tensor mlp_in_BSH = pass.layer_norm(module + ".pre_mlp_layernorm", middle_BSH, config_.norm_eps);
-    x_BSH = strategy.leave_block(module, pass.tapped(module, middle_BSH + mlp(pass, module + ".mlp", mlp_in_BSH)));
+  for (std::int64_t number = 0; number < config_.num_layers; ++number) {
+    x_BSH = pass.layer({x_BSH}, [this, number, tables](const ForwardPass& own, std::span<const at::Tensor> inputs) {
+      return layer(own, layer_name(number), inputs[0], tables);
+    });
   }
   x_BSH = pass.layer_norm("decoder.final_layernorm", x_BSH, config_.norm_eps);
   return pass.linear("output_layer", x_BSH, config_.tie_word_embeddings ? kWordsWeight : "output_layer.weight");
@@ -195,7 +210,8 @@ ModelConfig parse(const ConfigFields& fields) {
   config.qkv_bias = has_biases || fields.boolean("add_qkv_bias", false);
   require_value(fields, "normalization", "LayerNorm");
   require_value(fields, "activation", "gelu");
-  for (const char* const field : {"attention_dropout", "hidden_dropout"}) refuse_dropout(fields, field);
+  config.attention_dropout = dropout_rate(fields, "attention_dropout");
+  config.embedding_dropout = config.residual_dropout = dropout_rate(fields, "hidden_dropout");
   return config;
 }
 
@@ -217,8 +233,8 @@ nlohmann::json write(const ModelConfig& config) {
                          {"add_qkv_bias", config.qkv_bias},
                          {"normalization", "LayerNorm"},
                          {"activation", "gelu"},
-                         {"attention_dropout", 0.0},
-                         {"hidden_dropout", 0.0}};
+                         {"attention_dropout", config.attention_dropout},
+                         {"hidden_dropout", config.residual_dropout}};
   if (!config.learned_positions) json["rotary_base"] = config.rope.theta;
   return json;
 }
@@ -230,7 +246,7 @@ std::unique_ptr<Model> make(const ModelConfig& config, AttentionImpl attention) 
 }  // namespace
 
 Architecture megatron_gpt_architecture() {
-  return {"megatron_gpt", parse, write, make};
+  return {"megatron_gpt", parse, write, make, kAllDropouts};
 }
 
 }  // namespace isoshard

@@ -12,6 +12,7 @@
 #include "base/param_class.h"
 #include "model/config.h"
 #include "model/strategy.h"
+#include "model/training_pass.h"
 
 namespace isoshard {
 
@@ -64,9 +65,15 @@ class Model {
   /// The module whose output are the logits, tied or not.
   [[nodiscard]] virtual std::string head_module() const { return "lm_head"; }
   [[nodiscard]] virtual LossKind loss_kind() const noexcept { return LossKind::kCrossEntropy; }
+  /// The forward pass of an evaluation: nothing is dropped.
   /// Shapes   input_ids int64 [B,S]; returns logits [B,S,V] in the parameters' dtype.
+  [[nodiscard]] at::Tensor forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy,
+                                   Sink* sink) const {
+    return forward(input_ids_BS, parameters, strategy, sink, {});
+  }
+  /// The same of a training step. What the arguments refer to, and the model, must outlive backward.
   [[nodiscard]] virtual at::Tensor forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy,
-                                           Sink* sink) const = 0;
+                                           Sink* sink, const TrainingPass& training) const = 0;
 };
 
 /// Errors   UsageError for a model_type that no registered architecture has.

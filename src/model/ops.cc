@@ -35,14 +35,15 @@ at::Tensor rotate_half(const at::Tensor& x) {
   return at::cat({x.slice(-1, half).neg(), x.slice(-1, 0, half)}, -1);
 }
 
-at::Tensor eager_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scaling, SoftmaxDtype softmax) {
+at::Tensor eager_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scaling, SoftmaxDtype softmax,
+                           const AttentionDropout& dropout) {
   const std::int64_t length = q.size(2);
   const at::Tensor mask = at::full({length, length}, lowest(q.scalar_type()), q.options().requires_grad(false)).triu(1);
   const at::Tensor scores = at::matmul(q, k.transpose(2, 3)) * scaling + mask;
   const at::ScalarType dtype = q.scalar_type();
   const at::Tensor weights =
       softmax == SoftmaxDtype::kModel ? at::softmax(scores, -1) : at::softmax(scores, -1, wide_type(dtype)).to(dtype);
-  return at::matmul(weights, v);
+  return at::matmul(dropout ? dropout(weights) : weights, v);
 }
 
 /// Frequencies [D/2] in fp32. A wave is long if it turns less than low_freq_factor times within the original positions: it is
@@ -108,7 +109,11 @@ at::Tensor repeat_kv(const at::Tensor& x_BKSD, std::int64_t groups) {
 }
 
 at::Tensor causal_attention(const at::Tensor& q_BNSD, const at::Tensor& k_BKSD, const at::Tensor& v_BKSD, AttentionImpl impl,
-                            SoftmaxDtype softmax) {
+                            SoftmaxDtype softmax, const AttentionDropout& dropout) {
+  if (impl == AttentionImpl::kSdpa && dropout) {
+    throw UsageError(
+        "attention dropout with sdpa: its kernel draws a mask of its own, which nothing else can repeat; take eager attention");
+  }
   const std::int64_t heads = q_BNSD.size(1), kv_heads = k_BKSD.size(1);
   if (kv_heads == 0 || heads % kv_heads != 0) {
     throw ShapeError(fmt::format("attention with {} query heads and {} kv heads: the second must divide the first", heads, kv_heads));
@@ -116,7 +121,7 @@ at::Tensor causal_attention(const at::Tensor& q_BNSD, const at::Tensor& k_BKSD, 
   const at::Tensor k = repeat_kv(k_BKSD, heads / kv_heads), v = repeat_kv(v_BKSD, heads / kv_heads);
   const double scaling = std::pow(static_cast<double>(q_BNSD.size(3)), -0.5);
   const at::Tensor out_BNSD = impl == AttentionImpl::kEager
-                                  ? eager_attention(q_BNSD, k, v, scaling, softmax)
+                                  ? eager_attention(q_BNSD, k, v, scaling, softmax, dropout)
                                   : at::scaled_dot_product_attention(q_BNSD, k, v, {}, 0.0, /*is_causal=*/true, scaling);
   return out_BNSD.transpose(1, 2).contiguous().flatten(2);
 }

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <utility>
 
 #include "model/config.h"
@@ -48,13 +49,16 @@ struct RotaryTables {
 /// one kernel (GPT-2); the two differ in backward, where kModel has rounded weights only.
 enum class SoftmaxDtype : std::uint8_t { kWide, kModel };
 
+/// What becomes of the softmax's result before it is multiplied with the values; empty: nothing.
+using AttentionDropout = std::function<at::Tensor(const at::Tensor& weights_BNSS)>;
+
 /// Softmax attention under a causal mask, scaled by 1 / sqrt(D).
 ///
-/// kEager: matmul, mask with the dtype's lowest number, softmax, matmul. kSdpa: at::scaled_dot_product_attention.
+/// kEager: matmul, mask with the dtype's lowest number, softmax, dropout, matmul. kSdpa: at::scaled_dot_product_attention.
 /// Shapes   q [B,N,S,D]; k, v [B,K,S,D] with K dividing N; returns [B,S,N*D], contiguous.
-/// Errors   ShapeError if K does not divide N.
+/// Errors   ShapeError if K does not divide N; UsageError for kSdpa with dropout, as that kernel draws a mask of its own.
 /// Source   transformers eager_attention_forward, sdpa_attention_forward.
 [[nodiscard]] at::Tensor causal_attention(const at::Tensor& q_BNSD, const at::Tensor& k_BKSD, const at::Tensor& v_BKSD, AttentionImpl impl,
-                                          SoftmaxDtype softmax = SoftmaxDtype::kWide);
+                                          SoftmaxDtype softmax = SoftmaxDtype::kWide, const AttentionDropout& dropout = {});
 
 }  // namespace isoshard

@@ -24,7 +24,7 @@ nlohmann::json write(const ModelConfig& config) {
 }  // namespace
 
 Architecture qwen2_architecture() {
-  return {"qwen2", parse, write, make_rotary_decoder};
+  return {"qwen2", parse, write, make_rotary_decoder, {.attention = true}};
 }
 
 }  // namespace isoshard

@@ -28,7 +28,7 @@ nlohmann::json write(const ModelConfig& config) {
 }  // namespace
 
 Architecture qwen3_architecture() {
-  return {"qwen3", parse, write, make_rotary_decoder};
+  return {"qwen3", parse, write, make_rotary_decoder, {.attention = true}};
 }
 
 }  // namespace isoshard

@@ -29,6 +29,18 @@ std::string unknown_model_type(std::string_view model_type) {
   return fmt::format("model_type '{}' is unknown{}; one of {}", model_type, did_you_mean(model_type, known), join_names(known));
 }
 
+void set_dropout(ModelConfig& config, double rate) {
+  const Architecture* architecture = find_architecture(config.model_type);
+  if (architecture == nullptr) throw UsageError(unknown_model_type(config.model_type));
+  const DropoutSites& sites = architecture->dropout;
+  if (rate != 0 && !sites.embedding && !sites.attention && !sites.residual) {
+    throw UsageError(fmt::format("a dropout of {}: {} drops nothing anywhere", rate, config.model_type));
+  }
+  if (sites.embedding) config.embedding_dropout = rate;
+  if (sites.attention) config.attention_dropout = rate;
+  if (sites.residual) config.residual_dropout = rate;
+}
+
 std::unique_ptr<Model> make_model(const ModelConfig& config, AttentionImpl attention) {
   const Architecture* architecture = find_architecture(config.model_type);
   if (architecture == nullptr) throw UsageError(unknown_model_type(config.model_type));

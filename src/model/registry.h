@@ -13,6 +13,12 @@ namespace isoshard {
 
 class ConfigFields;
 
+/// Where an architecture's modules drop, so which rates `--dropout` sets.
+struct DropoutSites {
+  bool embedding = false, attention = false, residual = false;
+};
+inline constexpr DropoutSites kAllDropouts{true, true, true};
+
 /// What a build knows of one architecture.
 struct Architecture {
   std::string_view model_type;
@@ -21,6 +27,7 @@ struct Architecture {
   /// The inverse of `parse`, in the Hub's layout, model_type included.
   nlohmann::json (*to_json)(const ModelConfig& config);
   std::unique_ptr<Model> (*make)(const ModelConfig& config, AttentionImpl attention);
+  DropoutSites dropout;
 };
 
 [[nodiscard]] std::span<const Architecture> architectures();
@@ -28,6 +35,9 @@ struct Architecture {
 [[nodiscard]] const Architecture* find_architecture(std::string_view model_type);
 /// "model_type 'qwem2' is unknown (did you mean 'qwen2'?) ...".
 [[nodiscard]] std::string unknown_model_type(std::string_view model_type);
+
+/// Sets every rate that the model's architecture has.   Errors   UsageError for one that has none, unless the rate is 0.
+void set_dropout(ModelConfig& config, double rate);
 
 [[nodiscard]] Architecture qwen2_architecture();
 [[nodiscard]] Architecture qwen3_architecture();

@@ -10,9 +10,9 @@ class RotaryDecoder final : public Model {
   RotaryDecoder(const ModelConfig& config, AttentionImpl attention) : config_(config), attention_(attention) {}
   [[nodiscard]] const ModelConfig& config() const noexcept override { return config_; }
   [[nodiscard]] std::vector<ParameterSpec> parameters() const override { return rotary_decoder_parameters(config_); }
-  [[nodiscard]] at::Tensor forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy,
-                                   Sink* sink) const override {
-    return rotary_decoder(ForwardPass(parameters, strategy, sink), config_, attention_, input_ids_BS);
+  [[nodiscard]] at::Tensor forward(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink,
+                                   const TrainingPass& training) const override {
+    return rotary_decoder(ForwardPass(parameters, strategy, sink, training), config_, attention_, input_ids_BS);
   }
 
  private:

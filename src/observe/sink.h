@@ -24,6 +24,9 @@ struct Site {
   std::string name;  ///< Hugging Face module path or parameter name, plus listed suffix points
   Layout layout;
   double grad_scale = 1.0;  ///< what the recorded value is multiplied with against the true one (dp average, loss scale)
+  /// A forward value or mask that was recorded before and is computed again for backward: an activation is not recorded twice, a mask
+  /// is, as "<name>.recomputed", to be compared with the first one.
+  bool recomputed = false;
 };
 
 /// Receives tensors. One per rank, given to subject and model from outside; never global, never thread_local.

@@ -23,6 +23,8 @@ class AdamW final : public Optimizer {
     }
   }
 
+  void set_learning_rate(double rate) override { settings_.learning_rate = rate; }
+
   [[nodiscard]] NamedTensors state() const override {
     NamedTensors result;
     for (const auto& [name, moments] : moments_) {

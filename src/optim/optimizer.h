@@ -33,6 +33,8 @@ class Optimizer {
   virtual ~Optimizer() = default;
   /// Both maps have the same names; a parameter without gradient (undefined tensor) is left alone, as torch does.
   virtual void step(NamedTensors& parameters, const NamedTensors& gradients) = 0;
+  /// Of the steps to come; before the first call it is that of the settings.
+  virtual void set_learning_rate(double rate) = 0;
   /// State tensors by "<parameter>.<state>", for example "model.norm.weight.exp_avg", "....momentum_buffer".
   [[nodiscard]] virtual NamedTensors state() const = 0;
 };

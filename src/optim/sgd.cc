@@ -21,6 +21,8 @@ class Sgd final : public Optimizer {
     }
   }
 
+  void set_learning_rate(double rate) override { settings_.learning_rate = rate; }
+
   [[nodiscard]] NamedTensors state() const override {
     NamedTensors result;
     for (const auto& [name, buffer] : momentum_buffers_) result.emplace(name + ".momentum_buffer", buffer);

@@ -24,6 +24,9 @@ TrainerParts common_parts(const TrainerConfig& config) {
   parts.model = make_model(config.model, config.attention);
   parts.weights = config.weights;
   parts.optimizer = make_optimizer(config.settings.optimizer);
+  parts.learning_rate = std::make_unique<LearningRate>(config.settings.optimizer.learning_rate, config.settings.schedule);
+  parts.streams = std::make_shared<RngStreams>(config.dropout_seed);
+  parts.recompute = config.settings.recompute;
   parts.bucket_bytes = config.settings.bucket_bytes;
   parts.max_grad_norm = config.settings.max_grad_norm;
   parts.label_smoothing = config.settings.label_smoothing;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The parts that make a Trainer the plain reference, DDP, AutoTP, FSDP2 or Megatron-Core on a dp x tp mesh.
 #pragma once
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -18,6 +19,7 @@ struct TrainerConfig {
   Dtype dtype = Dtype::kFloat32;
   TrainSettings settings;
   std::shared_ptr<const WeightSource> weights;
+  std::uint64_t dropout_seed = 0;
 };
 
 /// Nothing sharded, nothing reduced: the trusted single process, whose batch stands for the batches of `dp_groups` ranks.

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/dtype.h"
+#include "optim/learning_rate.h"
 #include "optim/optimizer.h"
 
 namespace isoshard {
@@ -18,12 +19,13 @@ enum class LossMean : std::uint8_t { kGlobal, kLocal, kSum };
 
 struct TrainSettings {
   OptimizerSettings optimizer;
-  double max_grad_norm = 1.0;  ///< 0: no clipping (the norm is recorded all the same)
+  LearningRateSettings schedule;  ///< of the learning rate; its total_steps must be set for linear and cosine
+  double max_grad_norm = 1.0;     ///< 0: no clipping (the norm is recorded all the same)
   LossMean loss_mean = LossMean::kGlobal;
   std::int64_t bucket_bytes = 25 << 20;  ///< ddp's gradient buckets
   bool record_partials = false;          ///< record each rank's summand of row-parallel outputs, as "<module>.partial"
   double label_smoothing = 0;            ///< in [0, 1), Megatron's definition (model/loss.h)
-  /// bf16 or fp16: forward runs under torch's autocast (train/autocast.h); parameters, gradients and optimizer stay fp32.
+  /// bf16 or fp16: forward runs under torch's autocast (model/autocast.h); parameters, gradients and optimizer stay fp32.
   std::optional<Dtype> autocast;
   /// autotp: embedding, head and loss are split along the vocabulary, which is padded to a multiple of this x tp. 0: whole.
   std::int64_t vocab_multiple = 0;
@@ -35,6 +37,8 @@ struct TrainSettings {
   /// fsdp_tp: what gradients are rounded to before they are averaged over dp. None: the dtype of the parameters as forward reads them.
   std::optional<Dtype> reduce_dtype;
   int zero_stage = 0;  ///< autotp: 0; 1: masters and optimizer state are spread over dp; 2: gradients, too
+  /// Activation checkpointing: of each layer only the input is kept, and its forward is repeated in backward (model/recompute.h).
+  bool recompute = false;
 };
 
 }  // namespace isoshard

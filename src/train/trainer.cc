@@ -11,10 +11,10 @@
 
 #include "base/error.h"
 #include "comm/tensor.h"
+#include "model/autocast.h"
 #include "model/linear_loss.h"
 #include "model/loss.h"
 #include "optim/clip.h"
-#include "train/autocast.h"
 
 namespace isoshard {
 namespace {
@@ -98,11 +98,14 @@ void Trainer::forward_backward(std::span<const TokenBatch> micro_batches) {
   std::vector<at::Tensor> targets;
   for (const TokenBatch& batch : micro_batches) targets.push_back(shift_labels(batch.labels_BS));
   LossSums sums = weigh(targets);
+  std::int64_t earlier_samples = 0;
   for (std::size_t m = 0; m < micro_batches.size(); ++m) {
     place.index = static_cast<int>(m);
     if (parts_.schedule->clears_gradients_before(place)) parts_.data_parallel->clear_gradients();
     record_data(micro_batches[m]);
-    const at::Tensor loss = loss_of(micro_batches[m], targets[m], sums.places[m], sums);
+    const at::Tensor logits = logits_of(micro_batches[m], sink_, training_pass(place.step, earlier_samples));
+    earlier_samples += targets[m].size(0);
+    const at::Tensor loss = loss_of(logits, targets[m], sums.places[m], sums);
     if (place.is_last()) report_loss(sums);
     const bool reduces = parts_.schedule->reduces_gradients_in(place);
     parts_.data_parallel->before_backward(reduces);
@@ -135,16 +138,35 @@ Trainer::LossSums Trainer::weigh(std::span<const at::Tensor> targets) const {
   return sums;
 }
 
-at::Tensor Trainer::logits_of(const TokenBatch& batch, const Parameters& parameters) const {
-  std::optional<AutocastScope> autocast;
-  if (parts_.autocast.has_value()) autocast.emplace(batch.input_ids_BS.device().type(), scalar_type_of(*parts_.autocast));
-  return parts_.model->forward(batch.input_ids_BS, parameters, *parts_.strategy, sink_);
+double Trainer::evaluate(std::span<const TokenBatch> micro_batches) {
+  if (micro_batches.empty()) throw UsageError("an evaluation needs at least one micro-batch");
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> targets;
+  for (const TokenBatch& batch : micro_batches) targets.push_back(shift_labels(batch.labels_BS));
+  LossSums sums = weigh(targets);
+  for (std::size_t m = 0; m < micro_batches.size(); ++m) {
+    (void)loss_of(logits_of(micro_batches[m], nullptr, {}), targets[m], sums.places[m], sums);
+  }
+  return mean_loss(sums);
 }
 
-at::Tensor Trainer::loss_of(const TokenBatch& batch, const at::Tensor& targets_BS, std::span<const std::size_t> places, LossSums& sums) {
+// Samples of a step are numbered as its global batches have them: micro-batch by micro-batch, in each one dp rank after the other.
+TrainingPass Trainer::training_pass(int step, std::int64_t earlier) const {
+  if (!is_training_) return {};
+  return {parts_.streams.get(), step, earlier * mesh_->degree(Axis::kDp), mesh_->shape(), mesh_->rank(), parts_.recompute};
+}
+
+at::Tensor Trainer::logits_of(const TokenBatch& batch, Sink* sink, const TrainingPass& training) {
+  const Parameters& parameters = parts_.data_parallel->before_forward();
+  std::optional<AutocastScope> autocast;
+  if (parts_.autocast.has_value()) autocast.emplace(batch.input_ids_BS.device().type(), scalar_type_of(*parts_.autocast));
+  return parts_.model->forward(batch.input_ids_BS, parameters, *parts_.strategy, sink, training);
+}
+
+at::Tensor Trainer::loss_of(const at::Tensor& logits, const at::Tensor& targets_BS, std::span<const std::size_t> places,
+                            LossSums& sums) const {
   std::vector<double> weights;
   for (const std::size_t place : places) weights.push_back(sums.weights[place]);
-  const at::Tensor logits = logits_of(batch, parts_.data_parallel->before_forward());
   CrossEntropy loss = parts_.model->loss_kind() == LossKind::kLinear
                           ? linear_loss(logits, targets_BS, as_tensor(weights), vocabulary_of(parts_.plan, *mesh_))
                           : parts_.strategy->loss(logits, targets_BS, as_tensor(weights), parts_.label_smoothing);
@@ -153,11 +175,16 @@ at::Tensor Trainer::loss_of(const TokenBatch& batch, const at::Tensor& targets_B
   return std::move(loss.loss);
 }
 
-void Trainer::report_loss(const LossSums& sums) {
-  loss_ = 0;
-  for (std::size_t i = 0; i < sums.sums.size(); ++i) loss_ += sums.weights[i] * sums.sums[i];
-  const Buffer buffer{reinterpret_cast<std::byte*>(&loss_), 1, Dtype::kFloat64};
+double Trainer::mean_loss(const LossSums& sums) const {
+  double loss = 0;
+  for (std::size_t i = 0; i < sums.sums.size(); ++i) loss += sums.weights[i] * sums.sums[i];
+  const Buffer buffer{reinterpret_cast<std::byte*>(&loss), 1, Dtype::kFloat64};
   mesh_->group(Axis::kDp).all_reduce(buffer, Reduction::kAvg, {Purpose::kLossReduce, Axis::kDp, {}}).wait();
+  return loss;
+}
+
+void Trainer::report_loss(const LossSums& sums) {
+  loss_ = mean_loss(sums);
   const std::vector<double> means = group_means(sums.sums, sums.counts, parts_.num_loss_groups);
   const at::Tensor per_rank = as_tensor(means);
   record(RecordKind::kScalar, "loss_per_dp_rank", per_rank, over_dp(per_rank));
@@ -182,6 +209,9 @@ void Trainer::clip() {
 
 void Trainer::step() {
   const at::NoGradGuard no_grad;
+  const double rate = parts_.learning_rate->at(next_step_ - 1);
+  record(RecordKind::kScalar, "learning_rate", as_tensor({&rate, 1}), replicated({1}));
+  parts_.optimizer->set_learning_rate(rate);
   parts_.optimizer->step(parts_.data_parallel->masters(), gradients_);
   parts_.data_parallel->publish();
 }

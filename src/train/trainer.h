@@ -11,7 +11,9 @@
 #include "data/tokens.h"
 #include "mesh/mesh.h"
 #include "model/model.h"
+#include "model/rng_streams.h"
 #include "model/weights.h"
+#include "optim/learning_rate.h"
 #include "optim/optimizer.h"
 #include "parallel/data_parallel.h"
 #include "parallel/tensor/partial_grad_sum.h"
@@ -32,6 +34,8 @@ struct TrainerParts {
   std::unique_ptr<LossNormaliser> loss_normaliser;
   std::unique_ptr<GradNorm> grad_norm;
   std::unique_ptr<Optimizer> optimizer;
+  std::unique_ptr<LearningRate> learning_rate;
+  std::shared_ptr<const RngStreams> streams;  ///< of dropout
   std::unique_ptr<Schedule> schedule = std::make_unique<Schedule>();
   std::unique_ptr<PartialGradSum> partial_grad_sum;  ///< nullptr: nothing is split over tp
   std::unique_ptr<DataParallel> data_parallel;       ///< how parameters, gradients and optimizer state lie over dp
@@ -42,15 +46,16 @@ struct TrainerParts {
   int num_loss_groups = 1;        ///< dp ranks that this rank's samples stand for (more than 1 in the reference only)
   Dtype dtype = Dtype::kFloat32;  ///< of the parameters, and so of the computation
   std::optional<Dtype> autocast;  ///< forward runs under autocast of this dtype
+  bool recompute = false;         ///< layers are run again in backward
 };
 
 /// Requires     the mesh outlives it; phases are called in the order setup, then per step forward_backward, reduce_gradients,
 ///              clip, step, state.
 /// Guarantees   a rank reads and holds only its own part of each parameter. Through the sink go, per step: parameters as read
-///              (first step), "sample_ids", "input_ids" and "labels", every activation and its gradient, "loss" and
-///              "loss_per_dp_rank", parameter gradients after the reduction and before clipping, "grad_norm", optimizer state (with
-///              masters, if they have a dtype of their own, as "<parameter>.master") and parameters after the step. A parameter that no gradient
-///              reached has a gradient of zeros.
+///              (first step), "sample_ids", "input_ids" and "labels", every dropout mask, every activation and its gradient, "loss" and
+///              "loss_per_dp_rank", parameter gradients after the reduction and before clipping, "grad_norm", "learning_rate", optimizer
+///              state (with masters, if they have a dtype of their own, as "<parameter>.master") and parameters after the step. A parameter
+///              that no gradient reached has a gradient of zeros.
 /// Ranks        every phase is collective over the mesh.
 /// Determinism  bit-equal between runs for the communicator's ordered reduction.
 ///
@@ -72,6 +77,11 @@ class Trainer {
   void step();
   void state();
   void train_step(std::span<const TokenBatch> micro_batches);
+  /// The loss of these batches, as forward_backward has it, with nothing dropped, nothing recorded, no gradient.
+  /// Errors   as forward_backward.
+  [[nodiscard]] double evaluate(std::span<const TokenBatch> micro_batches);
+  /// Whether the next steps drop and recompute (at first they do).
+  void set_training(bool training) noexcept { is_training_ = training; }
 
   /// What forward reads, or this rank's pieces of it (DataParallel::held).
   [[nodiscard]] const Parameters& parameters() const { return parts_.data_parallel->held(); }
@@ -98,10 +108,13 @@ class Trainer {
   void record_data(const TokenBatch& batch) const;
   /// This rank's part of a parameter; what pads a vocabulary is zero.
   [[nodiscard]] at::Tensor own_part(const ParameterSpec& spec) const;
-  [[nodiscard]] at::Tensor logits_of(const TokenBatch& batch, const Parameters& parameters) const;
+  [[nodiscard]] at::Tensor logits_of(const TokenBatch& batch, Sink* sink, const TrainingPass& training);
+  /// Of a micro-batch whose samples follow `earlier` ones of this rank.
+  [[nodiscard]] TrainingPass training_pass(int step, std::int64_t earlier) const;
   [[nodiscard]] LossSums weigh(std::span<const at::Tensor> targets) const;
-  [[nodiscard]] at::Tensor loss_of(const TokenBatch& batch, const at::Tensor& targets_BS, std::span<const std::size_t> places,
-                                   LossSums& sums);
+  [[nodiscard]] at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& targets_BS, std::span<const std::size_t> places,
+                                   LossSums& sums) const;
+  [[nodiscard]] double mean_loss(const LossSums& sums) const;
   void report_loss(const LossSums& sums);
   [[nodiscard]] Layout layout_of(const ParameterSpec& spec) const { return parts_.plan.layout_of(spec, mesh_->coordinate(Axis::kTp)); }
   [[nodiscard]] Layout over_dp(const at::Tensor& local) const;
@@ -111,6 +124,7 @@ class Trainer {
   Sink* sink_;
   std::vector<ParameterSpec> specs_;
   NamedTensors gradients_;
+  bool is_training_ = true;
   int next_step_ = 0;
   double loss_ = 0, grad_norm_ = 0;
 };

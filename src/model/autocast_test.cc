@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which op computes in what under autocast, and that a scope leaves nothing behind.
-#include "train/autocast.h"
+#include "model/autocast.h"
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>

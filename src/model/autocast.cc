@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scope over torch's thread-local autocast state.
-#include "train/autocast.h"
+#include "model/autocast.h"
 
 #include <ATen/autocast_mode.h>
 

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Faults of class H: masks of dropout that are drawn where they should be repeated.
+#include <memory>
+#include <utility>
+
+#include "conformance/detection/catalogue.h"
+#include "model/registry.h"
+
+namespace isoshard {
+namespace {
+
+/// A stream whose state nobody put back before the second pass.
+class NotRestored final : public RngStreams {
+ public:
+  NotRestored(std::uint64_t seed, FaultProbe probe) : RngStreams(seed), probe_(std::move(probe)) {}
+  at::Tensor keep_mask(const MaskPart& part) const override {
+    if (!part.is_recomputed) return RngStreams::keep_mask(part);
+    probe_.fired();
+    return RngStreams(seed() + 1).keep_mask(part);
+  }
+
+ private:
+  FaultProbe probe_;
+};
+
+Fault recompute_draws_new_mask() {
+  Fault fault{.id = "recompute_draws_new_mask", .fault_class = 'H', .subjects = {"ddp", "autotp"}};
+  fault.summary = "Recomputed layers drew fresh dropout masks, so gradients belonged to another sample than the loss.";
+  fault.source = "OLMo-core PR 828; pytorch #190717";
+  fault.smallest_case = [] {
+    Case item = fault_case("gpt2", "ddp", 1, 2);
+    set_dropout(item.config, 0.1);
+    item.settings.recompute = true;
+    return item;
+  };
+  fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
+    parts.streams = std::make_shared<NotRestored>(parts.streams->seed(), probe);
+  };
+  fault.expected = {Stage::kMasks, "transformer.h.0.attn.attn_dropout.recomputed", any_rank(2),
+                    "recomputed mask differs from the forward mask; the same for 6 of 6; forward exact, gradients wrong"};
+  return fault;
+}
+
+}  // namespace
+
+void add_random_faults(Faults& faults) {
+  faults.push_back(recompute_draws_new_mask());
+}
+
+}  // namespace isoshard
