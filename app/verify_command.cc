@@ -16,6 +16,7 @@
 #include "conformance/subjects/verify_case.h"
 #include "fixtures/cases/case_settings.h"
 #include "fixtures/cases/inputs.h"
+#include "fixtures/cases/shared_weights.h"
 #include "fixtures/reference/warm_up_training.h"
 #include "harness/cli/exit_code.h"
 #include "harness/cli/progress.h"
@@ -160,6 +161,7 @@ int run_verify(const ParsedOptions& options) {
   const OutputFolder reports(request.output_dir, "--output-dir"), dump(request.dump, "--dump");
   save_inputs(request);
   warm_up_training(request.cases);
+  const SharedWeights weights(request.cases);
   Output output;
   run_cases(request, output);
   output.print(summary_line(request, output));

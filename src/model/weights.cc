@@ -108,17 +108,17 @@ Distribution distribution_of(const ParameterSpec& spec, double std, bool generic
 
 }  // namespace
 
-at::Tensor read_as(at::ScalarType type, const WeightSource& source, const ParameterSpec& spec, const Shape& offset, const Shape& size) {
+at::Tensor WeightSource::read_as(at::ScalarType type, const ParameterSpec& spec, const Shape& offset, const Shape& size) const {
   constexpr std::int64_t kElements = 1 << 20;
   const std::int64_t numel = numel_of(size);
-  if (numel <= kElements || type == at::kFloat) return source.read(spec, offset, size).to(type);
+  if (numel <= kElements || type == at::kFloat) return read(spec, offset, size).to(type);
   const std::int64_t rows = size.front(), step = std::max<std::int64_t>(1, kElements / (numel / rows));
   at::Tensor result = at::empty(size, at::TensorOptions().dtype(type));
   Shape part_offset = offset, part_size = size;
   for (std::int64_t first = 0; first < rows; first += step) {
     part_offset.front() = offset.front() + first;
     part_size.front() = std::min(step, rows - first);
-    result.narrow(0, first, part_size.front()).copy_(source.read(spec, part_offset, part_size));
+    result.narrow(0, first, part_size.front()).copy_(read(spec, part_offset, part_size));
   }
   return result;
 }

@@ -17,11 +17,9 @@ class WeightSource {
   virtual ~WeightSource() = default;
   /// A fresh contiguous tensor of shape `size`, fp32 or wider as stored. `offset` and `size` have one entry per dim.
   [[nodiscard]] virtual at::Tensor read(const ParameterSpec& spec, const Shape& offset, const Shape& size) const = 0;
+  /// read(...) in `type`. Of a large box rows are read and converted a few at a time: its fp32 copy would be twice the result.
+  [[nodiscard]] virtual at::Tensor read_as(at::ScalarType type, const ParameterSpec& spec, const Shape& offset, const Shape& size) const;
 };
-
-/// source.read(...) in `type`. Of a large box rows are read and converted a few at a time: its fp32 copy would be twice the result.
-[[nodiscard]] at::Tensor read_as(at::ScalarType type, const WeightSource& source, const ParameterSpec& spec, const Shape& offset,
-                                 const Shape& size);
 
 /// Philox normals N(0, std) by (seed, parameter name, flat index); norm weights 1, biases 0 as the specs say - or, with
 /// `generic`, 1 + 0.1 n and 0.1 n, so that no norm weight or bias has its special value (what fault cases need).

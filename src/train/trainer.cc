@@ -25,14 +25,14 @@ constexpr std::int64_t kNotCounted = -100;
 at::Tensor read_own_part(at::ScalarType type, const WeightSource& weights, const ParameterSpec& spec, const Layout& layout,
                          const Mesh& mesh) {
   const std::vector<Box> boxes = boxes_of(layout, mesh.shape(), mesh.rank());
-  if (boxes.size() == 1) return read_as(type, weights, spec, boxes[0].global_offset, boxes[0].size);
+  if (boxes.size() == 1) return weights.read_as(type, spec, boxes[0].global_offset, boxes[0].size);
   Shape shape(spec.shape.size(), 0);
   for (const Box& box : boxes) {
     for (std::size_t d = 0; d < shape.size(); ++d) shape[d] = std::max(shape[d], box.local_offset[d] + box.size[d]);
   }
   at::Tensor part;
   for (const Box& box : boxes) {
-    const at::Tensor read = read_as(type, weights, spec, box.global_offset, box.size);
+    const at::Tensor read = weights.read_as(type, spec, box.global_offset, box.size);
     if (!part.defined()) part = at::empty(shape, read.options());
     at::Tensor place = part;
     for (std::size_t d = 0; d < shape.size(); ++d) place = place.narrow(static_cast<std::int64_t>(d), box.local_offset[d], box.size[d]);
