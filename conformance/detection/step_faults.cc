@@ -21,6 +21,7 @@ void give_head_its_own_copy(TrainerParts& parts, Mesh&, const Case& item, const 
     if (spec.param_class == ParamClass::kTied) tied_name = spec.name;
   }
   const auto head = std::make_shared<at::Tensor>();
+  const auto with_head = std::make_shared<Parameters>();  // a recomputed layer reads it again in backward
   parts.model = model_twin(parts.model, [=](const at::Tensor& ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink,
                                             const TrainingPass& training) {
     if (!head->defined()) *head = parameters.at(tied_name).detach().clone();

@@ -155,14 +155,16 @@ TEST(TensorParallelRanks, OfADpCoordinateSeeTheSameSamples) {
 }
 
 TEST(TensorParallelRanks, OfAWorldOfOneGiveTheBitsOfTheReference) {
-  for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
-    const Case item = step_case("autotp", 1, 1, dtype);
-    const Reference& reference = reference_of(item);
+  for (const char* const type : {"qwen2", "gpt2", "megatron_gpt"}) {
+    for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
+      const Case item = step_case("autotp", 1, 1, dtype, type);
+      const Reference& reference = reference_of(item);
 
-    const Trace trace = run_case(item, reference);
+      const Trace trace = run_case(item, reference);
 
-    ASSERT_EQ(trace.ranks.size(), 1U);
-    EXPECT_TRUE(is_bit_equal(reference, trace)) << name_of(dtype);
+      ASSERT_EQ(trace.ranks.size(), 1U);
+      EXPECT_TRUE(is_bit_equal(reference, trace)) << item.slug();
+    }
   }
 }
 

@@ -78,10 +78,11 @@ Arithmetic megatron_arithmetic(const Model& model, const ArithmeticInputs& input
   ArithmeticInputs tensor_parallel = inputs;
   tensor_parallel.vocab_multiple = std::max<std::int64_t>(1, inputs.vocab_multiple);
   tensor_parallel.zero_stage = 0;
-  Arithmetic arithmetic = autotp_arithmetic(model, tensor_parallel);
+  const ShardPlan plan = megatron_plan(model, inputs.tp, inputs.vocab_multiple);
+  Arithmetic arithmetic = autotp_arithmetic(model, tensor_parallel, plan);
   const std::vector<ParameterSpec> specs = model.parameters();
   if (inputs.sequence_parallel && inputs.tp > 1) cut_sequence(arithmetic, specs);
-  const std::vector<FusedLayers> groups = fused_layers(model, megatron_plan(model, inputs.tp, inputs.vocab_multiple));
+  const std::vector<FusedLayers> groups = fused_layers(model, plan);
   fuse_products(arithmetic, groups);
   lay_out_gradients(arithmetic, specs, groups, inputs);
   return arithmetic;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan of autotp with a vocabulary that is always split.
+// Column and row layers, and a vocabulary that is always split.
 #include "parallel/megatron/megatron_plan.h"
 
 #include "parallel/tensor/autotp_plan.h"
@@ -7,7 +7,7 @@
 namespace isoshard {
 
 ShardPlan megatron_plan(const Model& model, int tp, std::int64_t vocab_multiple) {
-  return autotp_plan(model, tp, vocab_multiple == 0 ? 1 : vocab_multiple);
+  return column_row_plan(model, tp, vocab_multiple == 0 ? 1 : vocab_multiple);
 }
 
 }  // namespace isoshard

@@ -109,7 +109,10 @@ void add_zero(Arithmetic& arithmetic, const std::vector<ParameterSpec>& specs, c
 }  // namespace
 
 Arithmetic autotp_arithmetic(const Model& model, const ArithmeticInputs& inputs) {
-  const ShardPlan plan = autotp_plan(model, inputs.tp, inputs.vocab_multiple);
+  return autotp_arithmetic(model, inputs, autotp_plan(model, inputs.tp, inputs.vocab_multiple));
+}
+
+Arithmetic autotp_arithmetic(const Model& model, const ArithmeticInputs& inputs, const ShardPlan& plan) {
   const std::vector<ParameterSpec> specs = model.parameters();
   const bool is_lattice = model.config().model_type == "lattice";
   Arithmetic arithmetic;

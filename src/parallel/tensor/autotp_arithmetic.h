@@ -3,6 +3,7 @@
 #pragma once
 #include "model/model.h"
 #include "parallel/arithmetic.h"
+#include "parallel/tensor/shard_plan.h"
 
 namespace isoshard {
 
@@ -10,5 +11,7 @@ namespace isoshard {
 /// heads that several ranks hold summed over those, of norms of heads over all of tp. A split vocabulary as autotp_plan pads and cuts it.
 /// Errors   as autotp_plan.
 [[nodiscard]] Arithmetic autotp_arithmetic(const Model& model, const ArithmeticInputs& inputs);
+/// The same with another plan of column and row layers, for inputs.tp ranks.
+[[nodiscard]] Arithmetic autotp_arithmetic(const Model& model, const ArithmeticInputs& inputs, const ShardPlan& plan);
 
 }  // namespace isoshard

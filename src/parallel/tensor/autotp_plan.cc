@@ -66,7 +66,7 @@ void split_vocabulary(const Model& model, std::int64_t multiple, ShardPlan& plan
 
 }  // namespace
 
-ShardPlan autotp_plan(const Model& model, int tp, std::int64_t vocab_multiple) {
+ShardPlan column_row_plan(const Model& model, int tp, std::int64_t vocab_multiple) {
   check_autotp_degree(model, tp);
   const ModelConfig& config = model.config();
   const bool copies_kv_heads = tp > config.num_kv_heads;
@@ -80,6 +80,12 @@ ShardPlan autotp_plan(const Model& model, int tp, std::int64_t vocab_multiple) {
   if (!copies_kv_heads) return plan;
   plan.num_kv_heads = static_cast<int>(config.num_kv_heads);
   for (int rank = 0; rank < tp; ++rank) plan.kv_head_of_rank.push_back(rank / (tp / plan.num_kv_heads));
+  return plan;
+}
+
+ShardPlan autotp_plan(const Model& model, int tp, std::int64_t vocab_multiple) {
+  ShardPlan plan = column_row_plan(model, tp, vocab_multiple);
+  if (tp == 1) std::erase_if(plan.kinds, [](const auto& entry) { return entry.second == ShardKind::kRow; });
   return plan;
 }
 

@@ -17,6 +17,9 @@ namespace isoshard {
 /// Source   DeepSpeed 0.19 module_inject/auto_tp.py (all-reduce linears by name; every other linear layer inside the blocks is
 ///          sliced along its output); Megatron-LM, --num-query-groups below the tensor-parallel size (each query group on
 ///          tp / groups ranks), --make-vocab-size-divisible-by.
+[[nodiscard]] ShardPlan column_row_plan(const Model& model, int tp, std::int64_t vocab_multiple = 0);
+
+/// The same, but that a single rank keeps its row layers as they were: nothing is summed, so the bias is not added apart from the product.
 [[nodiscard]] ShardPlan autotp_plan(const Model& model, int tp, std::int64_t vocab_multiple = 0);
 
 /// Errors   UsageError with all numbers when `tp` does not divide the heads or the ffn size, when neither of tp and the kv heads
