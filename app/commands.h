@@ -6,6 +6,8 @@
 namespace isoshard {
 
 [[nodiscard]] Command verify_command();
+[[nodiscard]] Command train_command();
+[[nodiscard]] Command plot_command();
 [[nodiscard]] Command compare_command();
 [[nodiscard]] Command oracle_command();
 [[nodiscard]] Command golden_command();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// `isoshard compare A B`: judges one bundle against another.
+/// `isoshard compare A B`: judges one bundle against another, or one loss curve against another.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -10,7 +10,9 @@
 #include "app/dumped_runs.h"
 #include "app/output_folder.h"
 #include "base/error.h"
+#include "conformance/training/judge_training.h"
 #include "harness/cli/exit_code.h"
+#include "harness/curve/curve_judge.h"
 #include "harness/report/report.h"
 #include "harness/trace/bundle.h"
 
@@ -21,8 +23,8 @@ namespace po = boost::program_options;
 
 void declare(OptionTable& table) {
   auto add = table.options.add_options();
-  add("reference", po::value<std::string>(), "the trusted bundle (first argument)");
-  add("actual", po::value<std::string>(), "the bundle to judge (second argument)");
+  add("reference", po::value<std::string>(), "the trusted bundle, or loss curve (first argument)");
+  add("actual", po::value<std::string>(), "the bundle, or loss curve, to judge (second argument)");
   add("input-dir", po::value<std::string>(), "compare every run dumped in this folder with the reference there that has its settings");
   add("rtol", po::value<double>(), "allowed relative Frobenius error (default: the reference's responses if it has them, else bit-equal)");
   add("allow-different-settings", po::bool_switch(), "compare runs whose settings (manifest.json) differ");
@@ -41,10 +43,35 @@ std::vector<DumpedPair> pairs_of(const ParsedOptions& options) {
   return {{options.get<std::string>("reference"), options.get<std::string>("actual")}};
 }
 
-int run(const ParsedOptions& options) {
-  const std::vector<DumpedPair> pairs = pairs_of(options);
+void check_rtol(const ParsedOptions& options) {
   if (options.given("rtol") && !(options.get<double>("rtol") >= 0 && options.get<double>("rtol") < 1))
     throw UsageError("--rtol must be 0 or more and below 1: at 1 a run of zeros would pass");
+}
+
+/// Two loss curves: the reference's perturbed runs say what is allowed, or --rtol, or nothing is.
+int compare_curves(const ParsedOptions& options) {
+  if (options.given("output-dir")) throw UsageError("--output-dir: two loss curves give one line, and no report.json; leave it out");
+  const Curve reference = read_curve(options.get<std::string>("reference")), actual = read_curve(options.get<std::string>("actual"));
+  if (!options.get<bool>("allow-different-settings")) refuse_different_settings(reference, actual);
+  CurveBounds bounds = curve_bounds(actual);
+  if (options.given("rtol")) bounds.rtol = options.get<double>("rtol");
+  const CurveVerdict verdict = judge_curve(reference, actual, bounds);
+  fmt::print("{}", render(verdict));
+  return exit_code_of(verdict.status);
+}
+
+/// Whether both are given and are loss curves.   Errors   UsageError if one is a curve and the other a bundle.
+bool are_curves(const ParsedOptions& options) {
+  if (!options.given("reference") || !options.given("actual") || options.given("input-dir")) return false;
+  const bool first = is_curve_file(options.get<std::string>("reference")), second = is_curve_file(options.get<std::string>("actual"));
+  if (first != second) throw UsageError("compare takes two bundles or two loss curves (loss_SUBJECT.json), not one of each");
+  return first;
+}
+
+int run(const ParsedOptions& options) {
+  check_rtol(options);
+  if (are_curves(options)) return compare_curves(options);
+  const std::vector<DumpedPair> pairs = pairs_of(options);
   std::filesystem::path output_dir;
   if (options.given("output-dir")) output_dir = options.get<std::string>("output-dir");
   const OutputFolder lock(output_dir, "--output-dir");
@@ -77,7 +104,8 @@ Command compare_command() {
           "judge one dumped run against another",
           "compare REFERENCE ACTUAL [options]   or   compare --input-dir DIR [options]",
           "  isoshard verify --subjects ddp --dp 2 --dtype fp32 --dump runs\n"
-          "  isoshard compare runs/reference_* runs/qwen2_dp2",
+          "  isoshard compare runs/reference_* runs/qwen2_dp2\n"
+          "  isoshard compare curves/loss_reference.json curves/loss_ddp.json          two loss curves of isoshard train",
           declare,
           run};
 }

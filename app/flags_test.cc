@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "app/commands.h"
+#include "app/train_options.h"
 #include "app/verify_inputs.h"
 #include "app/verify_options.h"
 #include "base/error.h"
@@ -62,7 +63,9 @@ std::vector<Row> rows() {
 
 OptionTable table_of(const std::string& command) {
   OptionTable table;
-  (command == "verify" ? verify_command() : compare_command()).declare(table);
+  for (const Command& known : {verify_command(), train_command(), plot_command(), compare_command()}) {
+    if (known.name == command) known.declare(table);
+  }
   return table;
 }
 
@@ -73,7 +76,7 @@ TEST(Flags, OfThePublishedScriptsAllWorkAsThePageSays) {
     seen.insert(row.arguments.front());
     if (row.command.empty()) continue;
     std::vector<std::string> arguments = row.arguments;
-    if (arguments.front() == "--autocast" || arguments.front() == "--save_init_weights") arguments.emplace_back("--verbose");
+    if (arguments.front() == "--autocast" || arguments.front() == "--save_init_weights") arguments.emplace_back("--shuffle");
 
     const ParsedOptions parsed = parse_options(table_of(row.command), arguments);
 
@@ -127,6 +130,26 @@ TEST(Flags, NameTheFullyShardedSubjectAsThePublishedScriptsDo) {
         (void)requested({"--model", "tiny", "--subjects", "ddp", "--dp", "2", "--reduce-dtype", "fp32"});
       },
       ThrowsMessage<UsageError>(HasSubstr("take --subjects fsdp_tp")));
+}
+
+TEST(Flags, OfTheTrainingScriptsMeanWhatTheySay) {
+  const TrainRequest request = train_request_of(
+      parse_options(table_of("train"),
+                    {"--model_name",   "small", "--num_workers",     "4",      "--tp_size",       "2",    "--dp_size",     "2",
+                     "--batch_size",   "3",     "--num_epochs",      "1",      "--learning_rate", "1e-5", "--debug_steps", "5",
+                     "--log_interval", "2",     "--loss_output_dir", "curves", "--storage_path",  "x",    "--impl",        "deepspeed"}));
+
+  ASSERT_EQ(request.cases.size(), 1U);
+  EXPECT_EQ(request.cases[0].subject, "autotp");
+  EXPECT_EQ(request.cases[0].world_size(), 4);
+  EXPECT_EQ(request.cases[0].steps, 5);
+  EXPECT_EQ(request.cases[0].settings.optimizer.kind, OptimizerSettings::Kind::kAdamW);
+  EXPECT_EQ(request.log_interval, 2);
+  EXPECT_EQ(request.output_dir, "curves");
+  EXPECT_EQ(request.reference.subject, "reference");
+  EXPECT_EQ(request.reference.dp, 2);
+  ASSERT_EQ(request.notes.size(), 1U);
+  EXPECT_THAT(request.notes[0], HasSubstr("--storage-path"));
 }
 
 TEST(Flags, NumWorkersIsTheDegreeOfDdpAndMustFitOthers) {

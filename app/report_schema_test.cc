@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <filesystem>
@@ -13,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
+#include "app/json_schema.h"
 #include "harness/cli/command.h"
 #include "harness/report/report.h"
 #include "harness/report/tables.h"
@@ -24,104 +24,6 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-/// The keywords of draft 2020-12 that the schema uses; any other makes the validator fail, so that none is there in vain.
-class Schema {
- public:
-  explicit Schema(json root) : root_(std::move(root)) {}
-
-  /// What is wrong with `value`, with its place; empty if nothing is.
-  [[nodiscard]] std::string problem(const json& value) const { return problem(root_, value, "$"); }
-
- private:
-  static bool has_type(const json& value, const std::string& type) {
-    if (type == "object") return value.is_object();
-    if (type == "array") return value.is_array();
-    if (type == "string") return value.is_string();
-    if (type == "boolean") return value.is_boolean();
-    if (type == "null") return value.is_null();
-    if (type == "number") return value.is_number();
-    if (type == "integer")
-      return value.is_number_integer() || (value.is_number() && std::floor(value.get<double>()) == value.get<double>());
-    throw std::invalid_argument("the schema names the type " + type);
-  }
-
-  [[nodiscard]] std::string problem(const json& schema, const json& value, const std::string& at) const {
-    if (schema.is_boolean()) return schema.get<bool>() ? "" : at + " is not allowed";
-    for (const auto& [keyword, rule] : schema.items()) {
-      std::string wrong = keyword_problem(schema, keyword, rule, value, at);
-      if (!wrong.empty()) return wrong;
-    }
-    return "";
-  }
-
-  [[nodiscard]] std::string keyword_problem(const json& schema, const std::string& keyword, const json& rule, const json& value,
-                                            const std::string& at) const {
-    if (keyword == "$schema" || keyword == "$id" || keyword == "title" || keyword == "description" || keyword == "$defs") return "";
-    if (keyword == "$ref") return problem(root_.at(json::json_pointer(rule.get<std::string>().substr(1))), value, at);
-    if (keyword == "type") {
-      const json types = rule.is_array() ? rule : json::array({rule});
-      const bool fits = std::any_of(types.begin(), types.end(), [&](const json& type) { return has_type(value, type); });
-      return fits ? "" : fmt::format("{} is {}, not {}", at, value.type_name(), rule.dump());
-    }
-    if (keyword == "const") return value == rule ? "" : fmt::format("{} is not {}", at, rule.dump());
-    if (keyword == "enum")
-      return std::find(rule.begin(), rule.end(), value) != rule.end() ? ""
-                                                                      : fmt::format("{} is {}, none of {}", at, value.dump(), rule.dump());
-    if (keyword == "minimum") return !value.is_number() || value >= rule ? "" : fmt::format("{} is below {}", at, rule.dump());
-    if (keyword == "anyOf") return any_of_problem(rule, value, at);
-    if (keyword == "items") return items_problem(rule, value, at);
-    if (keyword == "required") return required_problem(rule, value, at);
-    if (keyword == "properties" || keyword == "additionalProperties")
-      return keyword == "properties" ? properties_problem(schema, value, at) : additional_problem(schema, value, at);
-    throw std::invalid_argument("the schema has the unknown keyword " + keyword);
-  }
-
-  [[nodiscard]] std::string any_of_problem(const json& choices, const json& value, const std::string& at) const {
-    std::string all;
-    for (const json& choice : choices) {
-      const std::string wrong = problem(choice, value, at);
-      if (wrong.empty()) return "";
-      all += (all.empty() ? "" : " and ") + wrong;
-    }
-    return all;
-  }
-  [[nodiscard]] std::string items_problem(const json& rule, const json& value, const std::string& at) const {
-    if (!value.is_array()) return "";
-    for (std::size_t i = 0; i < value.size(); ++i) {
-      std::string wrong = problem(rule, value[i], fmt::format("{}[{}]", at, i));
-      if (!wrong.empty()) return wrong;
-    }
-    return "";
-  }
-  [[nodiscard]] static std::string required_problem(const json& rule, const json& value, const std::string& at) {
-    if (!value.is_object()) return "";
-    for (const json& name : rule) {
-      if (!value.contains(name.get<std::string>())) return fmt::format("{} has no {}", at, name.dump());
-    }
-    return "";
-  }
-  [[nodiscard]] std::string properties_problem(const json& schema, const json& value, const std::string& at) const {
-    if (!value.is_object()) return "";
-    for (const auto& [name, rule] : schema.at("properties").items()) {
-      if (!value.contains(name)) continue;
-      std::string wrong = problem(rule, value.at(name), at + "." + name);
-      if (!wrong.empty()) return wrong;
-    }
-    return "";
-  }
-  [[nodiscard]] std::string additional_problem(const json& schema, const json& value, const std::string& at) const {
-    if (!value.is_object()) return "";
-    for (const auto& [name, member] : value.items()) {
-      if (schema.contains("properties") && schema.at("properties").contains(name)) continue;
-      std::string wrong = problem(schema.at("additionalProperties"), member, at + "." + name);
-      if (!wrong.empty()) return wrong;
-    }
-    return "";
-  }
-
-  json root_;
-};
 
 json read(const fs::path& path) {
   std::ifstream file(path);

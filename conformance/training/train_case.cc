@@ -62,6 +62,7 @@ void train(const Case& item, const CaseData& data, const TrainOptions& options, 
     subject->state();
     CurveStep& numbers = sink.current();
     numbers.learning_rate = learning_rate_of(item, step);
+    if (options.on_step && rank.rank() == 0) options.on_step(step);
     if (any_rank(rank, !is_finite(numbers))) return;
   }
 }

@@ -3,6 +3,7 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,6 +41,7 @@ struct TrainOptions {
   int check_interval = 10;  ///< steps between two comparisons of copies; the last step always has one
   /// Above 0: of the weights moved by one ulp, with this seed (fixtures/reference/perturbed_weights.h).
   std::uint64_t perturbed_by = 0;
+  std::function<void(int step)> on_step = {};  ///< called on rank 0, in its own process, after each step: for a progress line
 };
 
 /// The learning rate of a step.

@@ -30,6 +30,12 @@ Case tiny(const std::string& subject, int tp, int dp) {
   return item;
 }
 
+TrainOptions perturbed_options() {
+  TrainOptions options;
+  options.perturbed_by = 1;
+  return options;
+}
+
 double scalar(const Reference& reference, int step, const char* name, std::int64_t index = 0) {
   return reference.tensor({step, RecordKind::kScalar, name, 0}).flatten()[index].item<double>();
 }
@@ -77,7 +83,7 @@ TEST(TrainCase, WorldOfSixTellsEveryDpRanksLoss) {
 TEST(TrainCase, PerturbedRunIsAnotherRunNearby) {
   const Case item = tiny("reference", 1, 2);
 
-  const TrainedCase plain = train_case(item), perturbed = train_case(item, {.run = {}, .perturbed_by = 1});
+  const TrainedCase plain = train_case(item), perturbed = train_case(item, perturbed_options());
 
   double largest = 0;
   for (std::size_t i = 0; i < plain.curve.steps.size(); ++i)

@@ -194,24 +194,26 @@ ParsedOptions parse_options(const OptionTable& table, const std::vector<std::str
   return result;
 }
 
+std::string value_text(const ParsedOptions& parsed, const std::string& name) {
+  if (parsed.values.count(name) == 0) return "-";
+  const auto& any = parsed.values[name].value();
+  if (const auto* s = boost::any_cast<std::string>(&any)) return *s;
+  if (const auto* i = boost::any_cast<int>(&any)) return fmt::format("{}", *i);
+  if (const auto* l = boost::any_cast<std::int64_t>(&any)) return fmt::format("{}", *l);
+  if (const auto* u = boost::any_cast<std::uint64_t>(&any)) return fmt::format("{}", *u);
+  if (const auto* d = boost::any_cast<double>(&any)) return fmt::format("{}", *d);
+  if (const auto* b = boost::any_cast<bool>(&any)) return *b ? "true" : "false";
+  if (const auto* v = boost::any_cast<std::vector<std::string>>(&any)) return fmt::format("{}", fmt::join(*v, ","));
+  return "-";
+}
+
 std::string render_config(const OptionTable& table, const ParsedOptions& parsed) {
   std::string text;
   for (const auto& option : table.options.options()) {
     const auto& name = option->long_name();
     if (name == "help" || name == "print-config") continue;
-    std::string value = "-";
-    if (parsed.values.count(name) != 0) {
-      const auto& any = parsed.values[name].value();
-      if (const auto* s = boost::any_cast<std::string>(&any)) value = *s;
-      if (const auto* i = boost::any_cast<int>(&any)) value = fmt::format("{}", *i);
-      if (const auto* l = boost::any_cast<std::int64_t>(&any)) value = fmt::format("{}", *l);
-      if (const auto* u = boost::any_cast<std::uint64_t>(&any)) value = fmt::format("{}", *u);
-      if (const auto* d = boost::any_cast<double>(&any)) value = fmt::format("{}", *d);
-      if (const auto* b = boost::any_cast<bool>(&any)) value = *b ? "true" : "false";
-      if (const auto* v = boost::any_cast<std::vector<std::string>>(&any)) value = fmt::format("{}", fmt::join(*v, ","));
-    }
     const auto origin = parsed.origins.find(name);
-    text += fmt::format("{:<22} {:<32} {}\n", name, value, origin == parsed.origins.end() ? "default" : origin->second);
+    text += fmt::format("{:<22} {:<32} {}\n", name, value_text(parsed, name), origin == parsed.origins.end() ? "default" : origin->second);
   }
   return text;
 }

@@ -34,6 +34,9 @@ struct ParsedOptions {
 ///          FileError: the --config file is not a flat JSON object of known options.
 [[nodiscard]] ParsedOptions parse_options(const OptionTable& table, const std::vector<std::string>& arguments);
 
+/// The value of an option as it may be given on the command line; "-" if it has none.
+[[nodiscard]] std::string value_text(const ParsedOptions& parsed, const std::string& name);
+
 /// One line an option: name, value, where it came from.
 [[nodiscard]] std::string render_config(const OptionTable& table, const ParsedOptions& parsed);
 

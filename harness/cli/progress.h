@@ -6,13 +6,15 @@
 
 namespace isoshard {
 
-/// Guarantees   nothing is written unless standard error is a terminal; the line is wiped when the object ends.
+/// Guarantees   nothing is written unless standard error is a terminal; the line is wiped when the object ends. A forked rank, whose own
+///              standard error is captured, may show what it is at, too.
 class Progress {
  public:
   explicit Progress(int total);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
+  [[nodiscard]] bool is_shown() const noexcept { return terminal_ >= 0; }
   /// Shows "[3/8] what"; counts one up if `advance`.
   void show(std::string_view what, bool advance = true);
   void clear();
@@ -20,7 +22,7 @@ class Progress {
  private:
   int total_;
   int done_ = 0;
-  bool terminal_;
+  int terminal_ = -1;  ///< a descriptor of it; -1: there is none
 };
 
 }  // namespace isoshard
