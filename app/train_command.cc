@@ -12,6 +12,7 @@
 #include "conformance/detection/fault.h"
 #include "conformance/training/judge_training.h"
 #include "fixtures/cases/inputs.h"
+#include "fixtures/cases/shared_weights.h"
 #include "fixtures/reference/warm_up_training.h"
 #include "harness/cli/exit_code.h"
 #include "harness/cli/progress.h"
@@ -134,6 +135,9 @@ int run_train(const ParsedOptions& options) {
   if (!request.inputs.save_weights.empty()) save_initial_weights(request.reference, request.inputs.save_weights);
   if (!request.inputs.save_batch.empty()) save_case_batches(request.reference, request.inputs.save_batch);
   warm_up_training({request.reference});
+  std::vector<Case> all = request.cases;
+  all.push_back(request.reference);
+  const SharedWeights weights(all);
   Training training(request);
   training.make_reference(request.reference);
   for (const Case& item : request.cases) {

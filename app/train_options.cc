@@ -65,7 +65,6 @@ void apply_optimizer(const ParsedOptions& options, const std::string& fault, Tra
 
 Strings subjects_of(const ParsedOptions& options, const Case& base, const std::string& fault) {
   Strings selected = subjects_option(options);
-  std::replace(selected.begin(), selected.end(), std::string("fsdp"), std::string("fsdp_tp"));
   if (selected.empty() && !fault.empty()) return {base.subject};
   if (selected.empty()) {
     for (const SubjectInfo& info : subjects()) selected.push_back(info.name);

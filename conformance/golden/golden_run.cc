@@ -14,7 +14,7 @@
 
 #include "base/error.h"
 #include "base/sha256.h"
-#include "conformance/golden/golden_reference.h"
+#include "conformance/training/judge_training.h"
 #include "fixtures/cases/case_settings.h"
 #include "fixtures/cases/inputs.h"
 #include "fixtures/cases/presets.h"
@@ -167,6 +167,15 @@ std::vector<GoldenLine> lines_of(const StepRun& run) {
   return lines;
 }
 
+/// Whether a run agrees with its reference, and in words why not.
+GoldenParity curve_parity(const TrainedCase& reference, const TrainedCase& trained) {
+  const CurveVerdict verdict = judge_training(reference.curve, trained);
+  std::string words = verdict.reason;
+  if (!reference.is_sound()) words = fmt::format("the reference did not end as it should {}; {}", non_finite_in_words(reference), words);
+  return {verdict.status == Status::kConforms && reference.is_sound(),
+          fmt::format("{} against its reference: {}", trained.curve.subject, words)};
+}
+
 void refuse_stale(const GoldenSpec& spec, const Golden& golden, const Golden& identity) {
   const std::string stale = staleness(golden, identity);
   if (stale.empty()) return;
@@ -218,10 +227,10 @@ GoldenCheck check_golden(const GoldenStore& store, const GoldenSpec& spec, const
 }
 
 const TrainedCase& GoldenRecorder::reference_of_curve(const Case& item) {
-  const Case reference = golden_reference_case(item);
+  const Case reference = reference_case(item);
   const auto found = references_.find(reference.reference_slug());
   if (found != references_.end()) return found->second;
-  return references_.emplace(reference.reference_slug(), train_golden_reference(reference)).first->second;
+  return references_.emplace(reference.reference_slug(), train_reference(reference)).first->second;
 }
 
 void GoldenRecorder::record_curve(const GoldenSpec& spec, Golden& golden) {
@@ -231,14 +240,14 @@ void GoldenRecorder::record_curve(const GoldenSpec& spec, Golden& golden) {
   // A reference that `run_` changes is one of its own: nothing else is judged against it.
   const bool is_shared = !is_reference || !changes_references_;
   TrainedCase own;
-  if (!is_shared) own = train_golden_reference(spec.item, faulty);
+  if (!is_shared) own = train_reference(spec.item, kPerturbedRuns, faulty);
   const TrainedCase& reference = is_shared ? reference_of_curve(spec.item) : own;
   Case judged = spec.item;
   if (is_reference) judged.subject = "ddp";
   const TrainedCase trained = train_case(judged, is_reference ? plain : faulty);
   const TrainedCase& recorded = is_reference ? reference : trained;
-  const CurveBounds bounds = golden_bounds(judged);
-  golden.parity = curve_parity(reference, trained, bounds);
+  const CurveBounds bounds = curve_bounds(trained.curve);
+  golden.parity = curve_parity(reference, trained);
   golden.drift_rule = fmt::format(
       "{:g} x the largest spread of {} perturbed runs of the reference up to the step, at least {:g} of the value, of the loss at most "
       "{:g}",

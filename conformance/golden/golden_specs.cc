@@ -22,9 +22,11 @@ constexpr double kSgdRateInBf16 = 0.02;
 struct CurveSubject {
   const char* subject;
   int tp;
+  bool has_masters;  ///< fp32 ones of bf16 parameters, as its users train
 };
-// All on two dp ranks, so that all are judged against one reference.
-constexpr CurveSubject kCurveSubjects[] = {{"reference", 1}, {"ddp", 1}, {"autotp", 2}};
+// All on two dp ranks, so that those with equal masters are judged against one reference.
+constexpr CurveSubject kCurveSubjects[] = {
+    {"reference", 1, false}, {"ddp", 1, false}, {"autotp", 2, false}, {"fsdp_tp", 2, true}, {"megatron", 2, true}};
 
 std::string mesh_words(const Case& item) {
   std::string words;
@@ -42,6 +44,7 @@ GoldenSpec curve(const CurveSubject& subject, Dtype dtype, OptimizerSettings::Ki
   item.dtype = dtype;
   item.steps = kCurveSteps;
   item.settings = verify_settings();
+  if (dtype == Dtype::kBFloat16 && subject.has_masters) item.settings.master_dtype = Dtype::kFloat32;
   // At verify's rate runs of bf16 that differ by roundings are 3 % apart after 30 steps, and show nothing.
   if (dtype == Dtype::kBFloat16) item.settings.optimizer.learning_rate = kSgdRateInBf16;
   if (optimizer == OptimizerSettings::Kind::kAdamW) {
@@ -124,6 +127,7 @@ std::string look_further(const GoldenSpec& spec, std::size_t index) {
   if (spec.kind == GoldenKind::kCurve && optimizer.kind == OptimizerSettings::Kind::kSgd) {
     command += fmt::format(" --learning-rate {}", optimizer.learning_rate);
   }
+  if (item.settings.master_dtype.has_value()) command += fmt::format(" --master-dtype {}", name_of(*item.settings.master_dtype));
   if (item.reduction_order != ReductionOrder::kOrdered) command += fmt::format(" --reduction-order {}", name_of(item.reduction_order));
   if (spec.kind == GoldenKind::kCurve)
     command += fmt::format(" --steps {}", std::min<std::size_t>(index + 1, static_cast<std::size_t>(item.steps)));

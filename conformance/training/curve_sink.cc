@@ -96,6 +96,7 @@ void CurveSink::on_record(const Site& site, const at::Tensor& value) {
     if (site.name == "loss") current().loss = values_of(value).at(0);
     if (site.name == "loss_per_dp_rank") current().rank_losses = values_of(value);
     if (site.name == "grad_norm") current().grad_norm = values_of(value).at(0);
+    if (site.name == "learning_rate") current().learning_rate = values_of(value).at(0);
     return;
   }
   // The parameters as read, before step 0, have no step before them.

@@ -43,6 +43,7 @@ Case reference_case(Case item) {
   item.reduction_order = ReductionOrder::kOrdered;
   item.settings.vocab_multiple = 0;
   item.settings.zero_stage = 0;
+  item.settings.reduce_dtype.reset();
   item.settings.sequence_parallel = false;
   item.settings.distributed_optimizer = false;
   return item;

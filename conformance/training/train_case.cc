@@ -60,8 +60,7 @@ void train(const Case& item, const CaseData& data, const TrainOptions& options, 
   for (int step = 0; step < item.steps; ++step) {
     run_step(*subject, item, data, options.run, rank, step);
     subject->state();
-    CurveStep& numbers = sink.current();
-    numbers.learning_rate = learning_rate_of(item, step);
+    const CurveStep& numbers = sink.current();
     if (options.on_step && rank.rank() == 0) options.on_step(step);
     if (any_rank(rank, !is_finite(numbers))) return;
   }
@@ -211,10 +210,6 @@ TrainedCase TrainingRun::wait() {
   again->watch_from = std::max(0, trained.non_finite->step - 1);
   locate(*trained.non_finite, curves_of(start(again).wait()));
   return trained;
-}
-
-double learning_rate_of(const Case& item, int step) {
-  return LearningRate(item.settings.optimizer.learning_rate, item.learning_rate_schedule()).at(step);
 }
 
 std::string title_of_subject(const std::string& subject) {

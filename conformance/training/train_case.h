@@ -44,9 +44,6 @@ struct TrainOptions {
   std::function<void(int step)> on_step = {};  ///< called on rank 0, in its own process, after each step: for a progress line
 };
 
-/// The learning rate of a step.
-[[nodiscard]] double learning_rate_of(const Case& item, int step);
-
 /// "PyTorch DDP" for ddp, "DeepSpeed AutoTP" for autotp, ...; a subject's own name if it copies nothing.
 [[nodiscard]] std::string title_of_subject(const std::string& subject);
 
