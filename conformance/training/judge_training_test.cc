@@ -98,6 +98,7 @@ class OneStepOff final : public Optimizer {
     const at::NoGradGuard no_grad;
     for (auto& [name, parameter] : parameters) parameter.copy_(before[name] + share_ * (parameter - before[name]));
   }
+  void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }
   NamedTensors state() const override { return inner_->state(); }
 
  private:
