@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// `isoshard list`: what there is to select.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <boost/program_options/value_semantic.hpp>
+#include <span>
+#include <string>
+#include <utility>
 
 #include "app/commands.h"
 #include "base/error.h"
@@ -41,12 +46,25 @@ void list_contracts() {
   for (const auto& contract : contracts()) fmt::print("{:<34} {}\n", contract.id, contract.claim);
 }
 
-void list_faults() {
-  for (const auto& fault : fault_catalogue()) {
-    fmt::print("{}  {:<32} {:<11} {} [{}]\n", fault.fault_class, fault.id, fmt::join(fault.subjects, " "), fault.summary, fault.source);
+/// Widths of the columns of ids and subjects.
+std::pair<std::size_t, std::size_t> widths_of(std::span<const Fault> faults) {
+  std::size_t id = 0, subjects = 0;
+  for (const Fault& fault : faults) {
+    id = std::max(id, fault.id.size());
+    subjects = std::max(subjects, fmt::format("{}", fmt::join(fault.subjects, " ")).size());
   }
+  return {id, subjects};
+}
+
+void list_faults() {
+  const auto print = [](const Fault& fault, std::pair<std::size_t, std::size_t> widths) {
+    const std::string subjects = fmt::format("{}", fmt::join(fault.subjects, " "));
+    const std::string source = fault.source.empty() ? "" : fmt::format(" [{}]", fault.source);
+    fmt::print("{}  {:<{}}  {:<{}}  {}{}\n", fault.fault_class, fault.id, widths.first, subjects, widths.second, fault.summary, source);
+  };
+  for (const Fault& fault : fault_catalogue()) print(fault, widths_of(fault_catalogue()));
   fmt::print("\nnear misses: legal differences, which must not alarm\n");
-  for (const auto& miss : near_misses()) fmt::print("-  {:<32} {:<11} {}\n", miss.id, fmt::join(miss.subjects, " "), miss.summary);
+  for (const Fault& miss : near_misses()) print(miss, widths_of(near_misses()));
 }
 
 int run(const ParsedOptions& options) {

@@ -12,18 +12,20 @@ namespace isoshard {
 
 using Faults = std::vector<Fault>;
 
-void add_reduction_faults(Faults& faults);   ///< A: missing and extra reductions
-void add_scale_faults(Faults& faults);       ///< B: wrong divisors and factors
-void add_clip_faults(Faults& faults);        ///< C: clipping and gradient norm; I: replicas that clip differently
-void add_data_faults(Faults& faults);        ///< D: labels; I: samples
-void add_sequence_faults(Faults& faults);    ///< A, E: activations that are split over tp along the sequence
-void add_sharding_faults(Faults& faults);    ///< E: places of shards; H: values they are drawn from
-void add_step_faults(Faults& faults);        ///< G: tied weights; J: accumulation; K: optimizer
-void add_zero_faults(Faults& faults);        ///< K, L: ZeRO's masters and shared buffers
-void add_vocab_faults(Faults& faults);       ///< A, D: a vocabulary that is split over tp
-void add_random_faults(Faults& faults);      ///< H: masks of dropout
-void add_near_misses(Faults& faults);        ///< legal differences: orders of sums, buckets, layouts, data
-void add_value_near_misses(Faults& faults);  ///< legal differences of values: zeros, padding, roundings, the loss, the step
+void add_reduction_faults(Faults& faults);    ///< A: missing and extra reductions
+void add_scale_faults(Faults& faults);        ///< B: wrong divisors and factors
+void add_clip_faults(Faults& faults);         ///< C: clipping and gradient norm; I: replicas that clip differently
+void add_data_faults(Faults& faults);         ///< D: labels; I: samples
+void add_sequence_faults(Faults& faults);     ///< A, E: activations that are split over tp along the sequence
+void add_sharding_faults(Faults& faults);     ///< E: places of shards; H: values they are drawn from
+void add_step_faults(Faults& faults);         ///< G: tied weights; J: accumulation; K: optimizer
+void add_zero_faults(Faults& faults);         ///< K, L: ZeRO's masters and shared buffers
+void add_vocab_faults(Faults& faults);        ///< A, D: a vocabulary that is split over tp
+void add_random_faults(Faults& faults);       ///< H: masks of dropout
+void add_buffer_faults(Faults& faults);       ///< E, L: buffers that are walked wrongly, read late or published late
+void add_near_misses(Faults& faults);         ///< legal differences: orders of sums, buckets, layouts, data
+void add_buffer_near_misses(Faults& faults);  ///< what pads a buffer
+void add_value_near_misses(Faults& faults);   ///< legal differences of values: zeros, padding, roundings, the loss, the step
 
 /// The tiny model of an architecture: 2 layers, hidden 48, 6 heads, ffn 96, vocabulary 96; random ids; no weight has a special value.
 /// Group sizes of a case differ pairwise, and plain SGD is used: nothing can hide a factor.

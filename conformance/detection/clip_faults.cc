@@ -2,8 +2,11 @@
 /// Class C: clipping and the gradient norm; and class I: replicas that are clipped differently.
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <memory>
+#include <vector>
 
 #include "conformance/detection/catalogue.h"
 #include "conformance/detection/twins.h"
@@ -13,7 +16,7 @@ namespace isoshard {
 namespace {
 
 Fault clip_reported_not_applied() {
-  Fault fault{.id = "clip_reported_not_applied", .fault_class = 'C', .subjects = {"ddp", "autotp"}};
+  Fault fault{.id = "clip_reported_not_applied", .fault_class = 'C', .subjects = {"ddp", "autotp", "fsdp_tp", "megatron"}};
   fault.summary = "The parameter list was an iterator: the norm used it up and the scaling loop saw nothing.";
   fault.source = "torchtitan #1258; AReaL PR 335";
   fault.smallest_case = [] { return clipped(fault_case("qwen2", "ddp", 1, 3)); };
@@ -48,32 +51,36 @@ Fault clip_norm_rank0_only() {
 }
 
 Fault clip_norm_of_own_shard() {
-  Fault fault{.id = "clip_norm_of_own_shard", .fault_class = 'C', .subjects = {"autotp"}};
+  Fault fault{.id = "clip_norm_of_own_shard", .fault_class = 'C', .subjects = {"autotp", "fsdp_tp"}};
   fault.summary = "Plain clipping of sharded weights used the norm of each rank's own shard.";
   fault.source = "pytorch #170862, #72548";
-  fault.smallest_case = [] { return clipped(fault_case("llama", "autotp", 3, 2)); };
-  fault.hooks.collective = [](const Case&) {
-    return skip_segments([](const CallInfo& info, const Segment*) { return info.purpose == Purpose::kClipNorm && info.axis == Axis::kTp; });
+  fault.smallest_case = [] { return clipped(fault_case("llama", "fsdp_tp", 2, 3)); };
+  // Of autotp, whose gradients ZeRO 0 leaves whole on every dp rank, shards are those over tp.
+  fault.hooks.collective = [](const Case& item) {
+    const Axis axis = item.subject == "fsdp_tp" || item.settings.zero_stage > 0 ? Axis::kDp : Axis::kTp;
+    return skip_segments([axis](const CallInfo& info, const Segment*) { return info.purpose == Purpose::kClipNorm && info.axis == axis; });
   };
-  fault.expected = {Stage::kGradNorm, "grad_norm", any_rank(6), "too small; equals the norm over tp rank"};
+  fault.expected = {Stage::kGradNorm, "grad_norm", any_rank(6), "differs over dp; squares summed over dp give the reference"};
   return fault;
 }
 
 Fault replicated_counted_tp_times() {
-  Fault fault{.id = "replicated_counted_tp_times", .fault_class = 'C', .subjects = {"autotp"}};
+  Fault fault{.id = "replicated_counted_tp_times", .fault_class = 'C', .subjects = {"autotp", "fsdp_tp", "megatron"}};
   fault.summary = "Weights that every tp rank holds whole entered the squared norm once per rank.";
   fault.source = "ROCm TransformerEngine PR 715; NeMo-RL #3788";
   fault.smallest_case = [] { return clipped(fault_case("qwen3", "autotp", 3, 2)); };
   fault.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case&, const FaultProbe& probe) {
-    const auto norm = [specs = parts.model->parameters(), plan = parts.plan, tp = mesh.degree(Axis::kTp), probe](
+    const auto norm = [specs = parts.model->parameters(), plan = parts.plan, data_parallel = parts.data_parallel.get(), &mesh, probe](
                           GradNorm& inner, const NamedTensors& gradients) {
-      NamedTensors replicated;
-      for (const ParameterSpec& spec : specs) {
-        if (plan.sharded_dim(spec) < 0) replicated[spec.name] = gradients.at(spec.name);
-      }
+      std::vector<ParameterSpec> replicated;
+      std::copy_if(specs.begin(), specs.end(), std::back_inserter(replicated),
+                   [&](const ParameterSpec& spec) { return plan.sharded_dim(spec) < 0; });
+      Communicator* dp = data_parallel->is_cut_over_dp() ? &mesh.group(Axis::kDp) : nullptr;
+      const double whole = GlobalGradNorm(replicated, plan, mesh.group(Axis::kTp), dp).norm(gradients);
+      const int tp = mesh.degree(Axis::kTp);
       if (tp > 1) probe.fired();
       const double right = inner.norm(gradients);
-      return std::sqrt(right * right + (tp - 1) * sum_of_squares(replicated));
+      return std::sqrt(right * right + (tp - 1) * whole * whole);
     };
     parts.grad_norm = grad_norm_twin(std::move(parts.grad_norm), norm);
   };
@@ -109,7 +116,7 @@ void clip_replicas_on_tp_rank_0(TrainerParts& parts, Mesh& mesh, const Case&, co
 }
 
 Fault clip_applied_on_tp_rank0_only() {
-  Fault fault{.id = "clip_applied_on_tp_rank0_only", .fault_class = 'I', .subjects = {"autotp"}};
+  Fault fault{.id = "clip_applied_on_tp_rank0_only", .fault_class = 'I', .subjects = {"autotp", "megatron"}};
   fault.summary = "tp copies of norm weights drifted apart for days; clipping had not treated the copies alike.";
   fault.source = "Megatron-DeepSpeed PR 274; TrainCheck corpus";
   fault.smallest_case = [] {

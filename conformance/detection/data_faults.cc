@@ -25,7 +25,7 @@ void hide_first_answer_token(std::vector<Batch>& micro_batches, const CaseData&,
 }
 
 Fault loss_mask_off_by_one() {
-  Fault fault{.id = "loss_mask_off_by_one", .fault_class = 'D', .subjects = {"ddp", "autotp"}};
+  Fault fault{.id = "loss_mask_off_by_one", .fault_class = 'D', .subjects = {"ddp", "autotp", "fsdp_tp", "megatron"}};
   fault.summary = "The mask was built for inputs and used on labels without the shift; the first answer token was never trained.";
   fault.source = "torchtitan #2755";
   fault.smallest_case = [] {
@@ -39,7 +39,7 @@ Fault loss_mask_off_by_one() {
 }
 
 Fault same_batch_on_all_dp_ranks() {
-  Fault fault{.id = "same_batch_on_all_dp_ranks", .fault_class = 'I', .subjects = {"ddp", "autotp"}};
+  Fault fault{.id = "same_batch_on_all_dp_ranks", .fault_class = 'I', .subjects = {"ddp", "autotp", "fsdp_tp", "megatron"}};
   fault.summary = "All data-parallel ranks read the same samples.";
   fault.source = "SVD_Xtend #75";
   fault.smallest_case = [] { return fault_case("qwen2", "ddp", 1, 3); };

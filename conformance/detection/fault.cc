@@ -28,6 +28,7 @@ Faults catalogue_by_class() {
   add_random_faults(faults);
   add_step_faults(faults);
   add_zero_faults(faults);
+  add_buffer_faults(faults);
   add_vocab_faults(faults);
   std::stable_sort(faults.begin(), faults.end(), [](const Fault& a, const Fault& b) { return a.fault_class < b.fault_class; });
   return faults;
@@ -59,6 +60,7 @@ std::span<const Fault> near_misses() {
     Faults result;
     add_near_misses(result);
     add_value_near_misses(result);
+    add_buffer_near_misses(result);
     return result;
   }();
   return misses;

@@ -14,7 +14,7 @@ namespace isoshard {
 namespace {
 
 Fault mlp_input_grad_partial() {
-  Fault fault{.id = "mlp_input_grad_partial", .fault_class = 'A', .subjects = {"autotp", "megatron", "fsdp_tp"}};
+  Fault fault{.id = "mlp_input_grad_partial", .fault_class = 'A', .subjects = {"autotp", "fsdp_tp", "megatron"}};
   fault.summary = "The input gradient of column-split weights stayed a partial sum on each rank; forward right, everything upstream wrong.";
   fault.source = "torchtitan #1805, #1878";
   fault.smallest_case = [] { return fault_case("qwen2", "autotp", 3, 2); };
@@ -87,7 +87,7 @@ std::shared_ptr<const CollectiveFault> skip_qk_norm_sums(const Case&) {
 }
 
 Fault qk_norm_grad_partial() {
-  Fault fault{.id = "qk_norm_grad_partial", .fault_class = 'A', .subjects = {"autotp", "megatron"}};
+  Fault fault{.id = "qk_norm_grad_partial", .fault_class = 'A', .subjects = {"autotp", "fsdp_tp", "megatron"}};
   fault.summary =
       "A norm weight shared by all heads was whole on every tp rank, yet each rank saw its own heads only; the parts were never summed.";
   fault.source = "Megatron-LM #7452 (finding 11)";

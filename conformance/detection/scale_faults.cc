@@ -32,7 +32,7 @@ Fault averaged_over_tp_too() {
 }
 
 Fault micro_batch_average_missing() {
-  Fault fault{.id = "micro_batch_average_missing", .fault_class = 'B', .subjects = {"ddp", "autotp"}};
+  Fault fault{.id = "micro_batch_average_missing", .fault_class = 'B', .subjects = {"ddp", "autotp", "fsdp_tp", "megatron"}};
   fault.summary = "A loss term was added up over micro-batches and never averaged.";
   fault.source = "Megatron-LM #4070, adfa873d96";
   fault.smallest_case = [] {
@@ -43,6 +43,7 @@ Fault micro_batch_average_missing() {
   fault.hooks.collective = [](const Case& item) {
     SegmentChange change;
     change.matches = [](const CallInfo& info, const Segment*) { return info.purpose == Purpose::kGradReduce && info.axis == Axis::kDp; };
+    change.of_own_blocks = true;
     change.after = [m = item.micro_batches](const InterceptedCall&, ConstBuffer, Buffer result) { tensor_of(result).mul_(m); };
     return change_segments(std::move(change));
   };
@@ -71,7 +72,7 @@ Fault mean_of_rank_means() {
 }
 
 Fault tied_grad_doubled() {
-  Fault fault{.id = "tied_grad_doubled", .fault_class = 'B', .subjects = {"ddp", "autotp"}};
+  Fault fault{.id = "tied_grad_doubled", .fault_class = 'B', .subjects = {"ddp", "autotp", "fsdp_tp"}};
   fault.summary = "A tied weight stood in the list under both names and its full gradient was written back twice.";
   fault.source = "torchtitan #3174";
   fault.smallest_case = [] {
@@ -85,6 +86,7 @@ Fault tied_grad_doubled() {
     change.matches = [](const CallInfo& info, const Segment* segment) {
       return is_gradient_of(info, segment, Axis::kDp, ParamClass::kTied);
     };
+    change.of_own_blocks = true;
     change.after = [](const InterceptedCall&, ConstBuffer, Buffer result) { tensor_of(result).mul_(2); };
     return change_segments(std::move(change));
   };

@@ -20,7 +20,7 @@ at::Tensor repeat_own_sequence_part(const at::Tensor& x_BSH, int tp_rank, int tp
 }
 
 Fault embed_out_split_without_sp() {
-  Fault fault{.id = "embed_out_split_without_sp", .fault_class = 'E', .subjects = {"autotp"}};
+  Fault fault{.id = "embed_out_split_without_sp", .fault_class = 'E', .subjects = {"autotp", "fsdp_tp"}};
   fault.summary = "The embedding output was laid out as split over the sequence although sequence parallelism was off.";
   fault.source = "benchmark_tp 2faebc2";
   fault.smallest_case = [] { return fault_case("qwen2", "autotp", 2, 3); };
@@ -52,7 +52,7 @@ Fault kv_head_on_wrong_rank() {
 }
 
 Fault init_seed_plus_rank() {
-  Fault fault{.id = "init_seed_plus_rank", .fault_class = 'H', .subjects = {"autotp"}};
+  Fault fault{.id = "init_seed_plus_rank", .fault_class = 'H', .subjects = {"autotp", "fsdp_tp"}};
   fault.summary = "Every rank drew its weights with seed + rank, so the tp shards came from different matrices.";
   fault.source = "ray_train_tensor_parallel f024a4e";
   fault.smallest_case = [] { return fault_case("llama", "autotp", 3, 2); };

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Class G: tied weights; J: gradient accumulation; K: what the optimizer steps.
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
+#include <functional>
 #include <memory>
+#include <set>
+#include <string>
 
 #include "conformance/detection/catalogue.h"
 #include "conformance/detection/twins.h"
@@ -10,30 +14,24 @@
 namespace isoshard {
 namespace {
 
-/// Forward of the same model untied, whose head is a copy of the embedding made when the model first runs.
+/// The head's products are made with a copy of the embedding, made when the model first runs.
 void give_head_its_own_copy(TrainerParts& parts, Mesh&, const Case& item, const FaultProbe& probe) {
-  ModelConfig config = item.config;
-  if (!config.tie_word_embeddings) return;
-  config.tie_word_embeddings = false;
-  const std::shared_ptr<const Model> untied = make_model(config, item.attention);
-  std::string tied_name;
-  for (const ParameterSpec& spec : parts.model->parameters()) {
-    if (spec.param_class == ParamClass::kTied) tied_name = spec.name;
-  }
+  if (!item.config.tie_word_embeddings) return;
+  std::set<std::string, std::less<>> weights;
+  for (const ParameterSpec& spec : parts.model->parameters()) weights.insert(spec.name);
   const auto head = std::make_shared<at::Tensor>();
-  const auto with_head = std::make_shared<Parameters>();  // a recomputed layer reads it again in backward
-  parts.model = model_twin(parts.model, [=](const at::Tensor& ids_BS, const Parameters& parameters, const Strategy& strategy, Sink* sink,
-                                            const TrainingPass& training) {
-    if (!head->defined()) *head = parameters.at(tied_name).detach().clone();
+  const auto linear = [=](const Strategy& inner, std::string_view module, const at::Tensor& x, const at::Tensor& weight,
+                          const std::optional<at::Tensor>& bias, Sink* sink) {
+    if (weights.contains(fmt::format("{}.weight", module))) return inner.linear(module, x, weight, bias, sink);
+    if (!head->defined()) *head = weight.detach().clone();  // of a module without a weight of its own
     probe.fired();
-    *with_head = parameters;
-    (*with_head)["lm_head.weight"] = *head;
-    return untied->forward(ids_BS, *with_head, strategy, sink, training);
-  });
+    return inner.linear(module, x, *head, bias, sink);
+  };
+  parts.strategy = strategy_twin(parts.strategy, {.linear = linear});
 }
 
 Fault tie_lost() {
-  Fault fault{.id = "tie_lost", .fault_class = 'G', .subjects = {"ddp", "autotp"}};
+  Fault fault{.id = "tie_lost", .fault_class = 'G', .subjects = {"ddp", "autotp", "fsdp_tp"}};
   fault.summary = "Sharding (or overlap) gave the head its own copy; embedding and head trained apart without notice.";
   fault.source = "Megatron-LM #656; lingua PR 75; verl #7834";
   fault.smallest_case = [] {
@@ -54,7 +52,7 @@ Case llama_of_four_micro_batches() {
 }
 
 Fault grads_zeroed_each_micro_batch() {
-  Fault fault{.id = "grads_zeroed_each_micro_batch", .fault_class = 'J', .subjects = {"ddp", "autotp"}};
+  Fault fault{.id = "grads_zeroed_each_micro_batch", .fault_class = 'J', .subjects = {"ddp", "autotp", "fsdp_tp", "megatron"}};
   fault.summary = "Gradients were cleared at every micro-batch, not at every step.";
   fault.source = "torchtitan #3575";
   fault.smallest_case = llama_of_four_micro_batches;
@@ -90,7 +88,7 @@ Fault last_micro_batch_not_averaged() {
 }
 
 Fault optimizer_holds_old_params() {
-  Fault fault{.id = "optimizer_holds_old_params", .fault_class = 'K', .subjects = {"ddp", "autotp"}};
+  Fault fault{.id = "optimizer_holds_old_params", .fault_class = 'K', .subjects = {"ddp", "autotp", "fsdp_tp"}};
   fault.summary = "The optimizer was built on weights that existed before sharding; the live ones were never updated.";
   fault.source = "accelerate #3209; pytorch #149205";
   fault.smallest_case = [] { return fault_case("llama", "ddp", 1, 3); };

@@ -68,8 +68,14 @@ class DataParallelTwin final : public DataParallel {
       inner_->clear_gradients();
     }
   }
-  const NamedTensors& before_forward() override { return inner_->before_forward(); }
-  void before_backward(bool reduces) override { inner_->before_backward(reduces); }
+  const NamedTensors& before_forward() override {
+    if (rules_.before_forward) rules_.before_forward(*inner_, step_);
+    return inner_->before_forward();
+  }
+  void before_backward(bool reduces) override {
+    if (rules_.after_forward) rules_.after_forward(*inner_, step_);
+    inner_->before_backward(reduces);
+  }
   void after_backward(bool reduces, bool is_last) override { inner_->after_backward(reduces, is_last); }
   void finish() override { inner_->finish(); }
   const NamedTensors& held() const override { return inner_->held(); }

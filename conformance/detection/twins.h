@@ -33,6 +33,8 @@ struct ScheduleRules {
 /// Each function gets the inner part, and may be empty. `step` counts from 0.
 struct DataParallelRules {
   std::function<void(DataParallel& inner, int step)> clear_gradients = {};
+  /// Besides the inner part's: before a micro-batch's forward is given its parameters, and when it has read them.
+  std::function<void(DataParallel&inner, int step)> before_forward = {}, after_forward = {};
 };
 [[nodiscard]] std::unique_ptr<DataParallel> data_parallel_twin(std::unique_ptr<DataParallel> inner, DataParallelRules rules);
 

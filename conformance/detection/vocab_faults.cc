@@ -23,7 +23,7 @@ Case vocab_case(int tp, int dp) {
 }
 
 Fault head_input_grad_partial() {
-  Fault fault{.id = "head_input_grad_partial", .fault_class = 'A', .subjects = {"autotp", "megatron", "fsdp_tp"}};
+  Fault fault{.id = "head_input_grad_partial", .fault_class = 'A', .subjects = {"autotp", "fsdp_tp", "megatron"}};
   fault.summary = "The vocabulary-split loss had the right value but never summed the hidden gradient over the vocabulary shards.";
   fault.source = "ml-cross-entropy PR 42";
   fault.smallest_case = [] { return vocab_case(3, 2); };
@@ -91,7 +91,7 @@ class LocalSmoothing final : public CollectiveFault {
 };
 
 Fault label_smoothing_local_vocab() {
-  Fault fault{.id = "label_smoothing_local_vocab", .fault_class = 'D', .subjects = {"autotp", "megatron"}};
+  Fault fault{.id = "label_smoothing_local_vocab", .fault_class = 'D', .subjects = {"autotp", "fsdp_tp", "megatron"}};
   fault.summary = "Label smoothing used the size and the mean log-probability of the local vocabulary shard.";
   fault.source = "Megatron-LM #737, #7464";
   fault.smallest_case = [] {
@@ -119,7 +119,7 @@ class GatheredLogits final : public CollectiveFault {
 };
 
 Fault gathered_logits_in_split_loss() {
-  Fault fault{.id = "gathered_logits_in_split_loss", .fault_class = 'D', .subjects = {"autotp", "megatron"}};
+  Fault fault{.id = "gathered_logits_in_split_loss", .fault_class = 'D', .subjects = {"autotp", "fsdp_tp", "megatron"}};
   fault.summary = "Logits already gathered over tp went into the loss that sums over vocabulary shards.";
   fault.source = "Megatron-LM #7452 (finding 2)";
   fault.smallest_case = [] { return vocab_case(3, 2); };

@@ -32,7 +32,7 @@ class Diagnosis {
     const Stats& stats = e_.result.comparison.stats;
     if (stats.nonfinite_mismatch != 0) return fmt::format("{} values not finite", stats.nonfinite_mismatch);
     if (std::string text = not_updated(); !text.empty()) return text;
-    for (const auto& pattern : {cause_in_dtype, cause_in_data, cause_in_scalars}) {
+    for (const auto& pattern : {cause_in_dtype, cause_in_data, cause_in_scalars, cause_in_masks}) {
       if (std::string text = pattern(e_); !text.empty()) return text;
     }
     for (const auto& pattern : patterns_of_bytes()) {
@@ -52,6 +52,8 @@ class Diagnosis {
     return {[this] { return stale(); },
             [this] { return cause_in_update(e_); },
             [this] { return cause_in_buffer(e_); },
+            [this] { return cause_in_other_gradients(e_); },
+            [this] { return cause_in_weights_read(e_); },
             [this] { return cause_in_micro_batches(e_); },
             [this] { return rank_local(); },
             [this] { return mean_of_shards(); },
@@ -101,6 +103,11 @@ class Diagnosis {
     return "";
   }
 
+  static bool holds_the_same(const Record& a, const Record& b) {
+    if (is_flat(a.layout) || is_flat(b.layout)) return a.layout.flat == b.layout.flat;
+    return a.parts[0].box.global_offset == b.parts[0].box.global_offset && a.parts[0].box.size == b.parts[0].box.size;
+  }
+
   /// The copies along an axis that hold the first one's place, if they are not all equal.
   std::vector<const View*> copies_along(const View& first, Axis axis) const {
     std::vector<const View*> copies;
@@ -108,8 +115,7 @@ class Diagnosis {
     for (const int rank : e_.actual.mesh.group_of(first.rank, axis)) {
       const Held* held = e_.held_by(rank);
       if (held == nullptr || held->record->parts.size() != 1) return {};
-      const Box& box = held->record->parts[0].box;
-      if (box.global_offset != first.box.global_offset || box.size != first.box.size) continue;
+      if (!holds_the_same(*held->record, *e_.held_by(first.rank)->record)) continue;
       const View* view = e_.view_of(rank);
       if (view == nullptr) return {};
       differ = differ || !at::equal(view->actual, first.actual);

@@ -16,6 +16,9 @@ namespace isoshard::detail {
 ///   equals the mean of n rank means | too small, too large: which squares the norm lacks or counts twice
 ///   update scale k = formula | clipping not applied
 ///   only micro-batch m of 0..n is present | micro-batch m of 0..n is rank-local over AXIS | micro-batches enter with weights
+///   AXIS ranks r use one mask for different tokens
+///   parameters read in step s: X stale by n steps on AXIS ranks r | gathered parameters: first n elements of the weight after X are wrong
+///   wrong values equal values of X from element n
 ///   rank-local partial over AXIS (n copies differ, their sum equals the reference)
 ///   rank-local over AXIS (n copies differ; combined they give the reference)
 ///   every shard is the mean of the n shards over AXIS

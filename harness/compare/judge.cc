@@ -214,6 +214,10 @@ class Judge {
         first.diagnosis += fmt::format("; the same for {} of {}", same, all);
       }
     }
+    if (first.stage == Stage::kMasks && !first_draw_of(first.key).has_value()) {
+      const auto [same, all] = count_same_point(first.key, cause);
+      first.diagnosis += fmt::format(" ({}, {} of {})", point_of(first.key.name), same, all);
+    }
     if (first_draw_of(first.key).has_value()) {
       const auto [same, all] = count_recomputed(first.key, cause);
       first.diagnosis +=
@@ -228,6 +232,25 @@ class Judge {
       if (tensor.key.step != key.step || tensor.key.kind != key.kind || tensor.key.call != key.call) continue;
       ++all;
       const auto found = causes_.find(tensor.key);
+      if (found != causes_.end() && found->second == cause) ++same;
+    }
+    return {same, all};
+  }
+
+  static std::string_view point_of(std::string_view name) {
+    const std::size_t dot = name.rfind('.');
+    return dot == std::string_view::npos ? name : name.substr(dot + 1);
+  }
+
+  /// Of the records of this step and call whose names end alike: one for each layer.
+  std::pair<int, int> count_same_point(const RecordKey& key, const std::string& cause) const {
+    int same = 0, all = 0;
+    for (const TensorComparison& tensor : verdict_.tensors) {
+      const RecordKey& other = tensor.key;
+      if (other.step != key.step || other.kind != key.kind || other.call != key.call || point_of(other.name) != point_of(key.name))
+        continue;
+      ++all;
+      const auto found = causes_.find(other);
       if (found != causes_.end() && found->second == cause) ++same;
     }
     return {same, all};

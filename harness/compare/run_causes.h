@@ -25,6 +25,12 @@ namespace isoshard::detail {
 [[nodiscard]] std::string cause_in_micro_batches(const Evidence& e);
 /// A gradient whose rows are there for the ids of the batch only.
 [[nodiscard]] std::string cause_in_rows(const Evidence& e);
+/// A mask: ranks draw the same bits for different places.
+[[nodiscard]] std::string cause_in_masks(const Evidence& e);
+/// A module's output: it read its parameters as an earlier step left them, or the first elements of one hold what pads its predecessor.
+[[nodiscard]] std::string cause_in_weights_read(const Evidence& e);
+/// A gradient that holds values of another one.
+[[nodiscard]] std::string cause_in_other_gradients(const Evidence& e);
 /// Weights that are no part of the reference's, or values that were made from parts held out of rank order.
 [[nodiscard]] std::string cause_in_places(const Evidence& e);
 /// "off by 2 x bias = (tp - 1) x bias, the same for every token (bias is NAME)", if `row` is a multiple of a parameter.

@@ -78,13 +78,15 @@ class ChangeSegments final : public CollectiveFault {
   explicit ChangeSegments(SegmentChange change) : change_(std::move(change)) {}
 
   bool applies(const InterceptedCall& call) const override {
-    if (call.op != CollectiveOp::kAllReduce) return false;
+    const bool is_block = change_.of_own_blocks && call.op == CollectiveOp::kReduceScatter;
+    if (call.op != CollectiveOp::kAllReduce && !is_block) return false;
     if (call.info.segments.empty()) return change_.matches(call.info, nullptr);
     return std::any_of(call.info.segments.begin(), call.info.segments.end(),
                        [&](const Segment& s) { return change_.matches(call.info, &s); });
   }
 
   Work apply(const InterceptedCall& call) const override {
+    if (call.op == CollectiveOp::kReduceScatter) return change_own_block(call);
     std::vector<Buffer> parts = parts_of(call);
     std::vector<std::vector<std::byte>> inputs;
     for (const Buffer& part : parts) {
@@ -101,6 +103,24 @@ class ChangeSegments final : public CollectiveFault {
   }
 
  private:
+  Work change_own_block(const InterceptedCall& call) const {
+    call.pass().wait();
+    const std::int64_t begin = call.output.count * call.comm->rank(), end = begin + call.output.count;
+    const auto element = static_cast<std::int64_t>(size_of(call.output.dtype));
+    const auto change = [&](std::int64_t first, std::int64_t last) {
+      first = std::max(first, begin);
+      last = std::min(last, end);
+      if (first >= last || !change_.after) return;
+      change_.after(call, {call.input.data + first * element, last - first, call.input.dtype},
+                    {call.output.data + (first - begin) * element, last - first, call.output.dtype});
+    };
+    if (call.info.segments.empty()) change(begin, end);
+    for (const Segment& segment : call.info.segments) {
+      if (change_.matches(call.info, &segment)) change(segment.offset, segment.offset + segment.count);
+    }
+    return {};
+  }
+
   std::vector<Buffer> parts_of(const InterceptedCall& call) const {
     if (call.info.segments.empty()) return {call.output};
     std::vector<Buffer> parts;

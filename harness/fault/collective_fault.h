@@ -65,7 +65,7 @@ class CollectiveFault {
 [[nodiscard]] std::shared_ptr<const CollectiveFault> skip_segments(
     std::function<bool(const CallInfo& info, const Segment* segment)> matches);
 
-/// Changes the chosen segments of an all_reduce: what this rank gives to it, or what comes out of it.
+/// Changes the chosen segments of an all_reduce (or reduce_scatter): what this rank gives to it, or what comes out of it.
 struct SegmentChange {
   /// Asked for each segment of the call, or once with nullptr if the call names none (then the part is the whole buffer).
   std::function<bool(const CallInfo& info, const Segment* segment)> matches;
@@ -73,6 +73,9 @@ struct SegmentChange {
   std::function<void(const InterceptedCall& call, Buffer part)> before = {};
   /// May be empty. Changes the result in place; `input` is what this rank gave (after `before`).
   std::function<void(const InterceptedCall& call, ConstBuffer input, Buffer result)> after = {};
+  /// Also the parts of this rank's block that come out of a reduce_scatter with equal blocks, whose segments name parts of the input;
+  /// `after` only.
+  bool of_own_blocks = false;
 };
 [[nodiscard]] std::shared_ptr<const CollectiveFault> change_segments(SegmentChange change);
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults that concern fsdp_tp are alarmed on it, where the catalogue says that they show first.
+/// Faults that concern fsdp_tp or megatron are alarmed on them, where the catalogue says that they show first.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "conformance/detection/fault.h"
@@ -13,10 +14,10 @@
 namespace isoshard {
 namespace {
 
-std::vector<std::string> faults_of_fsdp() {
+std::vector<std::string> faults_of(std::string_view subject) {
   std::vector<std::string> ids;
   for (const Fault& fault : fault_catalogue()) {
-    if (std::find(fault.subjects.begin(), fault.subjects.end(), "fsdp_tp") != fault.subjects.end()) ids.push_back(fault.id);
+    if (std::find(fault.subjects.begin(), fault.subjects.end(), subject) != fault.subjects.end()) ids.push_back(fault.id);
   }
   return ids;
 }
@@ -26,12 +27,10 @@ Verdict verdict_of(const Case& item, const RunOptions& options) {
   return judge(reference, run_case(item, reference, options), judge_options(item));
 }
 
-class FsdpFaults : public ::testing::TestWithParam<std::string> {};
-
-TEST_P(FsdpFaults, AlarmAtTheFirstTensor) {
-  const Fault& fault = find_fault(GetParam());
+/// The fault's smallest case with another subject.
+void expect_alarm(const Fault& fault, std::string_view subject) {
   Case item = fault.smallest_case();
-  item.subject = "fsdp_tp";
+  item.subject = subject;
   const FaultProbe probe;
 
   const Verdict clean = verdict_of(item, {}), verdict = verdict_of(item, with_fault({}, fault, item, probe));
@@ -42,6 +41,7 @@ TEST_P(FsdpFaults, AlarmAtTheFirstTensor) {
   ASSERT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
   const Finding& first = verdict.findings.front();
   EXPECT_EQ(first.stage, fault.expected->stage) << first.what;
+  EXPECT_EQ(first.key.step, fault.expected->step) << first.what;
   if (!fault.expected->name.empty()) {
     EXPECT_EQ(first.key.name, fault.expected->name) << first.what;
   }
@@ -49,7 +49,18 @@ TEST_P(FsdpFaults, AlarmAtTheFirstTensor) {
   EXPECT_THAT(first.diagnosis, ::testing::HasSubstr(fault.expected->diagnosis)) << first.what;
 }
 
-INSTANTIATE_TEST_SUITE_P(Catalogue, FsdpFaults, ::testing::ValuesIn(faults_of_fsdp()), [](const auto& test) { return test.param; });
+class FsdpFaults : public ::testing::TestWithParam<std::string> {};
+TEST_P(FsdpFaults, AlarmAtTheFirstTensor) {
+  expect_alarm(find_fault(GetParam()), "fsdp_tp");
+}
+INSTANTIATE_TEST_SUITE_P(Catalogue, FsdpFaults, ::testing::ValuesIn(faults_of("fsdp_tp")), [](const auto& test) { return test.param; });
+
+class MegatronFaults : public ::testing::TestWithParam<std::string> {};
+TEST_P(MegatronFaults, AlarmAtTheFirstTensor) {
+  expect_alarm(find_fault(GetParam()), "megatron");
+}
+INSTANTIATE_TEST_SUITE_P(Catalogue, MegatronFaults, ::testing::ValuesIn(faults_of("megatron")),
+                         [](const auto& test) { return test.param; });
 
 }  // namespace
 }  // namespace isoshard
