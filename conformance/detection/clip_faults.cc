@@ -65,7 +65,7 @@ Fault clip_norm_of_own_shard() {
 }
 
 Fault replicated_counted_tp_times() {
-  Fault fault{.id = "replicated_counted_tp_times", .fault_class = 'C', .subjects = {"autotp", "fsdp_tp", "megatron"}};
+  Fault fault{.id = "replicated_counted_tp_times", .fault_class = 'C', .subjects = {"autotp", "megatron"}};
   fault.summary = "Weights that every tp rank holds whole entered the squared norm once per rank.";
   fault.source = "ROCm TransformerEngine PR 715; NeMo-RL #3788";
   fault.smallest_case = [] { return clipped(fault_case("qwen3", "autotp", 3, 2)); };

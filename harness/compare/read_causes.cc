@@ -110,10 +110,11 @@ std::string stale_parameters(const Evidence& e, const View& bad) {
   return "";
 }
 
-/// How many features of the output are wrong, if they are the first ones; and whether they are off by the same row for every token.
+/// How many features of the output are wrong, if they are the first ones; whether they are off by the same row for every token, and
+/// whether each is the right one times a factor of its own.
 struct WrongFeatures {
   std::int64_t count = 0, all = 0;
-  bool is_one_row = false;
+  bool is_one_row = false, is_scaled = false;
 };
 
 std::optional<WrongFeatures> first_features(const Evidence& e, const View& bad) {
@@ -125,6 +126,9 @@ std::optional<WrongFeatures> first_features(const Evidence& e, const View& bad) 
   WrongFeatures found{wrong.sum().item<std::int64_t>(), rows.size(1)};
   if (found.count == 0 || !wrong.narrow(0, 0, found.count).all().item<bool>()) return std::nullopt;
   found.is_one_row = rows.size(0) > 1 && norm_of(rows - rows.mean(0, true)) <= 0.05 * norm_of(rows);
+  const at::Tensor expected = bad.expected.reshape(rows.sizes()), squares = expected.square().sum(0);
+  const at::Tensor factors = (rows * expected).sum(0) / at::where(squares.gt(0), squares, at::ones_like(squares));
+  found.is_scaled = rows.size(0) > 1 && norm_of(rows - expected * factors) <= 0.05 * norm_of(rows);
   if (found.is_one_row && !multiple_of_parameter(e, rows.mean(0)).empty()) return std::nullopt;
   return found;
 }
@@ -147,7 +151,8 @@ std::string predecessor_padding(const Evidence& e, const View& bad) {
       const std::int64_t padded_rows = (shape[0] + axis.degree - 1) / axis.degree * axis.degree;
       const std::int64_t covered = std::min((padded_rows - shape[0]) * (numel_of(shape) / shape[0]), numel_of(own));
       if (covered == 0 || (covered + row - 1) / row != wrong->count) continue;
-      if (is_bias ? !wrong->is_one_row : wrong->count == wrong->all) continue;
+      // What a bias, or a weight by feature, explains whole; rows of a matrix must be some of all.
+      if (is_bias ? !wrong->is_one_row : own.size() == 1 ? !wrong->is_scaled : wrong->count == wrong->all) continue;
       return fmt::format("gathered parameters: first {} elements of the weight after {} ({}) are wrong (predecessor padding)", covered,
                          predecessor->key.name, name);
     }

@@ -123,6 +123,24 @@ TEST(ReadCauses, PaddingOfTheParameterBeforeIsTold) {
   EXPECT_THAT(wrong(0, 2, by_token), Not(HasSubstr("padding")));
 }
 
+TEST(ReadCauses, PaddingInAWeightByFeatureIsTold) {
+  const auto norm = [](bool whole, const at::Tensor& added, bool by_token) {
+    return Body([=](Sink& sink, int rank) {
+      sink.on_record(site(RecordKind::kParam, "p.weight", layout_of({3, 7})), values({3, 7}, 3));
+      sink.on_record(site(RecordKind::kParam, "n.weight", layout_of({5})), values({5}, 4));
+      const std::vector<Placement> split = whole ? std::vector<Placement>{} : std::vector<Placement>{shard(Axis::kDp, 0)};
+      const at::Tensor x = values({4, 3, 5}, 9), wrong = by_token ? x.roll(1, 1) : x;
+      const at::Tensor out = x * values({5}, 4) + wrong * added;
+      sink.on_record(site(RecordKind::kActivation, "n", layout_of({4, 3, 5}, split)), whole ? out : out.narrow(0, rank / kTp * 2, 2));
+    });
+  };
+  const Body right = norm(true, at::zeros({5}), false);
+
+  EXPECT_THAT(diagnosis_of(right, norm(false, values({5}, 12), false)),
+              HasSubstr("first 5 elements of the weight after p.weight (n.weight) are wrong (predecessor padding)"));
+  EXPECT_THAT(diagnosis_of(right, norm(false, values({5}, 12), true)), Not(HasSubstr("padding"))) << "no weight does that";
+}
+
 TEST(ReadCauses, AGradientWithAnotherOnesValuesIsTold) {
   const at::Tensor a = values({6, 4}, 1), b = values({8, 5}, 2);
   const auto gradients = [&](const at::Tensor& first) {

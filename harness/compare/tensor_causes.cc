@@ -172,14 +172,16 @@ std::string not_slices(const Evidence& e) {
                      e.coordinates_in_words(e.bad_ranks(), *axis), e.coordinates_in_words(right, *axis));
 }
 
-/// The distinct values of the step's first integer record that holds all of `rows`; empty if none does.
-std::string ids_that_hold(const Evidence& e, const std::set<std::int64_t>& rows) {
+/// The name of the step's first integer record whose distinct values in the view's rows hold all of `rows`; empty if none does.
+std::string ids_that_hold(const Evidence& e, const View& view, const std::set<std::int64_t>& rows) {
+  const std::int64_t begin = view.box.global_offset[0], end = begin + view.box.size[0];
   std::map<std::string, std::set<std::int64_t>> ids;
   std::vector<std::string> names;
   for (const Record& record : e.reference.trace().ranks.at(0).records) {
     if (record.key.kind != RecordKind::kDataId || record.key.step != e.wanted.key.step) continue;
     if (!ids.contains(record.key.name)) names.push_back(record.key.name);
-    const at::Tensor flat = e.reference.tensor(record.key).to(at::kLong).reshape({-1}).contiguous();
+    const at::Tensor all = e.reference.tensor(record.key).to(at::kLong).reshape({-1});
+    const at::Tensor flat = all.masked_select(all.ge(begin).logical_and(all.lt(end))).contiguous();
     ids[record.key.name].insert(flat.const_data_ptr<std::int64_t>(), flat.const_data_ptr<std::int64_t>() + flat.numel());
   }
   for (const std::string& name : names) {
@@ -218,7 +220,7 @@ std::string cause_in_rows(const Evidence& e) {
   const at::Tensor places = present.nonzero().reshape({-1}).contiguous();
   for (std::int64_t i = 0; i < places.numel(); ++i) rows.insert(places.const_data_ptr<std::int64_t>()[i] + bad->box.global_offset[0]);
   const auto missing = lost.sum().item<std::int64_t>();
-  if (const std::string name = ids_that_hold(e, rows); !name.empty()) {
+  if (const std::string name = ids_that_hold(e, *bad, rows); !name.empty()) {
     return fmt::format("only the input side is present (rows of the ids in {}; {} other rows are 0)", name, missing);
   }
   return "";
