@@ -4,9 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "app/hostile_rows.h"
+#include "app/json_schema.h"
 #include "app/verify_options.h"
 #include "base/atomic_file.h"
 #include "conformance/golden/golden_specs.h"
@@ -162,6 +166,24 @@ TEST_F(GoldenCommand, UsageIsExitTwoBeforeAnythingRuns) {
     EXPECT_THAT(result.error, HasSubstr(row.says));
   }
   EXPECT_TRUE(folder_.empty());
+}
+
+nlohmann::json json_of(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  return nlohmann::json::parse(file);
+}
+
+TEST(GoldenSchema, DescribesEveryGolden) {
+  const Schema schema(json_of(std::filesystem::path(ISOSHARD_DOCS_DIR) / "golden.schema.json"));
+  for (const GoldenSpec& spec : golden_specs()) {
+    const nlohmann::json golden = json_of(default_golden_folder() / (spec.name + ".json"));
+    EXPECT_EQ(schema.problem(golden), "") << spec.name;
+    for (const char* const key : {"lines", "arithmetic", "parity"}) {
+      nlohmann::json lacking = golden;
+      lacking.erase(key);
+      EXPECT_NE(schema.problem(lacking), "") << spec.name << " without " << key;
+    }
+  }
 }
 
 TEST(GoldenPages, TheCommandToLookFurtherIsOfTheSameRun) {

@@ -73,15 +73,7 @@ std::vector<Case> exact_cases() {
 class EmulatedMegatron : public testing::TestWithParam<Case> {};
 
 TEST_P(EmulatedMegatron, EveryRecordOfEveryRankIsBitEqual) {
-  const Case& item = GetParam();
-  const Trace emulated = emulate(item, arithmetic_of(item));
-  const Reference reference = reference_of_emulated(emulated);
-
-  const Trace actual = run_case(item, reference);
-
-  ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.dp * item.tp);
-  EXPECT_THAT(actual, conforms_to(reference, exact_options(item)));
-  EXPECT_EQ(first_difference(emulated, actual), "");
+  (void)run_bit_equal_to_its_emulation(GetParam());
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, EmulatedMegatron, testing::ValuesIn(exact_cases()), case_name);

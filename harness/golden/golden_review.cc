@@ -3,9 +3,13 @@
 #include "harness/golden/golden_review.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <string_view>
+#include <vector>
 
 #include "base/hex_float.h"
 #include "harness/golden/compare_golden.h"
@@ -21,27 +25,40 @@ std::string origin_of(const Golden& golden) {
                      golden.build.state == "clean" ? "" : " (" + golden.build.state + ")");
 }
 
-/// What changes from one golden to the next, whatever machine they are of.
+/// What changes from one golden to the next, whatever machine they are of. Lines are paired by name, so that one more of them is one
+/// change.
 class Changes {
  public:
   Changes(const Golden& old, const Golden& pending) {
-    const std::size_t common = std::min(old.lines.size(), pending.lines.size());
-    for (std::size_t i = 0; i < common; ++i) add(old.lines[i], pending.lines[i]);
-    if (old.lines.size() != pending.lines.size())
-      words_ += fmt::format("  lines    {} become {}\n", old.lines.size(), pending.lines.size());
+    std::multimap<std::string_view, const GoldenLine*> now;
+    for (const GoldenLine& line : pending.lines) now.emplace(line.name, &line);
+    std::vector<std::string_view> gone, added;
+    for (const GoldenLine& line : old.lines) {
+      const auto found = now.find(line.name);
+      if (found == now.end()) {
+        gone.push_back(line.name);
+        continue;
+      }
+      add(line, *found->second);
+      now.erase(found);
+    }
+    for (const auto& [name, line] : now) added.push_back(name);
+    if (old.lines.size() != pending.lines.size()) words_ = fmt::format("  lines    {} become {}\n", old.lines.size(), pending.lines.size());
+    if (!gone.empty()) words_ += fmt::format("  gone     {}\n", fmt::join(gone, ", "));
+    if (!added.empty()) words_ += fmt::format("  added    {}\n", fmt::join(added, ", "));
   }
   [[nodiscard]] std::string text() const {
     if (lines_ == 0 && words_.empty()) return "  change   none: every bit is equal\n";
     std::string text = words_;
-    if (lines_ > 0) text += fmt::format("  change   {} lines differ; first {}\n", lines_, first_);
+    text += lines_ > 0 ? fmt::format("  change   {} lines differ; first {}\n", lines_, first_) : "  change   of the other lines none\n";
     if (!largest_words_.empty()) text += fmt::format("           largest of a number: {}\n", largest_words_);
     return text;
   }
 
  private:
   void add(const GoldenLine& old, const GoldenLine& pending) {
-    bool differs = old.name != pending.name || old.digest != pending.digest || old.numbers.size() != pending.numbers.size();
-    if (differs) note(fmt::format("{}: {} becomes {} {}", old.name, old.digest.empty() ? "it" : old.digest, pending.name, pending.digest));
+    bool differs = old.digest != pending.digest || old.numbers.size() != pending.numbers.size();
+    if (differs) note(fmt::format("{}: {} becomes {}", old.name, old.digest.empty() ? "it" : old.digest, pending.digest));
     for (std::size_t i = 0; i < std::min(old.numbers.size(), pending.numbers.size()); ++i) {
       const double before = old.numbers[i].value, now = pending.numbers[i].value;
       if (GoldenRules::same_value(before, now)) continue;

@@ -236,6 +236,15 @@ TEST_F(GoldenAcceptance, ReviewShowsOldNewUlpsAndFingerprints) {
   EXPECT_THAT(review_text(std::nullopt, pending), AllOf(HasSubstr("FAILED"), HasSubstr("refused  its parity check failed")));
 }
 
+TEST_F(GoldenAcceptance, ReviewPairsLinesByName) {
+  const GoldenEntry entry{"curve_x.json", "", "the first one", "", kNow};
+  Golden pending = test_golden();
+  pending.lines.insert(pending.lines.begin() + 1, {"learning rate", "0000000000000002", {}});
+  pending.lines.pop_back();
+  EXPECT_THAT(review_text(AcceptedGolden{test_golden(), entry}, pending),
+              AllOf(HasSubstr("gone     step 2\n"), HasSubstr("added    learning rate\n"), HasSubstr("of the other lines none")));
+}
+
 std::string GoldenFolder::sha256(const std::string& text) {
   const TestFolder folder;
   write_file_atomically(folder / "x", text);
