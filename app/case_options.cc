@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <sstream>
 
+#include "app/loss_scale_options.h"
 #include "base/error.h"
 #include "fixtures/cases/inputs.h"
 #include "fixtures/cases/presets.h"
@@ -119,6 +120,7 @@ void apply_settings(const ParsedOptions& options, TrainSettings& settings) {
   apply_schedule(options, settings.schedule);
   if (options.given("autocast")) settings.autocast = parse_dtype(options.get<std::string>("autocast"));
   if (options.given("master-dtype")) settings.master_dtype = parse_dtype(options.get<std::string>("master-dtype"));
+  apply_loss_scale_options(options, settings.loss_scale);
 }
 
 /// A vocabulary is split by subjects that have a tp axis; the others of a preset keep it whole.
@@ -245,6 +247,7 @@ void declare_case_options(OptionTable& table) {
       "of the weights that the optimizer steps and of its state, at least as wide as --dtype (default: the parameters' own)");
   add("reduce-dtype", po::value<std::string>(),
       "fsdp_tp: what gradients are rounded to before they are averaged over dp (default: --dtype)");
+  declare_loss_scale_options(table);
   add("loss-mean", po::value<std::string>(), "global (over all counted tokens), local (mean of rank means) or sum (no mean)");
   add("optimizer", po::value<std::string>(), "sgd or adamw");
   add("learning-rate", po::value<double>(), "step size (default: 0.1 for sgd, 0.001 for adamw)");

@@ -112,7 +112,7 @@ inline void expect_bit_equal_to_the_subject(const Case& item) {
   EXPECT_GE(counts[RecordKind::kGrad], 20 * per_rank);
   EXPECT_EQ(counts[RecordKind::kOptimizer] % counts[RecordKind::kGrad], 0);
   EXPECT_EQ(counts[RecordKind::kParam], counts[RecordKind::kGrad] + counts[RecordKind::kGrad] / item.steps);
-  EXPECT_EQ(counts[RecordKind::kScalar], 4 * per_rank);
+  EXPECT_EQ(counts[RecordKind::kScalar], (item.settings.loss_scale.is_on() ? 6 : 4) * per_rank);
 }
 
 /// The same case on four and more heads of 8, with fewer kv heads than tp ranks where `kv_heads` < tp.

@@ -70,6 +70,7 @@ CurveSink::CurveSink(CurveSinkOptions options) : options_(std::move(options)), c
 
 void CurveSink::begin_step(int step) {
   step_ = step;
+  is_skipped_ = false;
   copies_.begin_step(step);
 }
 
@@ -95,8 +96,10 @@ void CurveSink::on_record(const Site& site, const at::Tensor& value) {
   if (site.kind == RecordKind::kScalar) {
     if (site.name == "loss") current().loss = values_of(value).at(0);
     if (site.name == "loss_per_dp_rank") current().rank_losses = values_of(value);
-    if (site.name == "grad_norm") current().grad_norm = values_of(value).at(0);
     if (site.name == "learning_rate") current().learning_rate = values_of(value).at(0);
+    if (site.name == "found_inf") is_skipped_ = values_of(value).at(0) != 0;
+    // A step that is skipped because its gradients overflowed uses none of them.
+    if (site.name == "grad_norm") current().grad_norm = is_skipped_ ? 0 : values_of(value).at(0);
     return;
   }
   // The parameters as read, before step 0, have no step before them.

@@ -62,6 +62,7 @@ class CurveSink final : public Sink {
   Recorder copies_;
   RankCurve curve_;
   int step_ = 0;
+  bool is_skipped_ = false;  ///< the step under way, because gradients overflowed
   std::int64_t num_searched_ = 0;
 };
 

@@ -134,8 +134,17 @@ class Judge {
     }
     TensorResult result = detail::judge_tensor(reference_, wanted, actual_, held, options_);
     const Stats& stats = result.comparison.stats;
+    if (is_of_skipped_step(wanted.key) && has_nonfinite(stats)) {
+      result.not_judged.clear();
+      // Where the reference overflows another run may not, and the other way round; nothing is done with either.
+      if (options_.level != Level::kExact) {
+        ++verdict_.skipped;
+        return;
+      }
+    }
     // A mask may hide by infinities, and is compared bit by bit.
-    if (result.not_judged.empty() && wanted.key.kind != RecordKind::kMask && stats.nan_reference + stats.inf_reference > 0) {
+    if (result.not_judged.empty() && wanted.key.kind != RecordKind::kMask && !is_of_skipped_step(wanted.key) &&
+        stats.nan_reference + stats.inf_reference > 0) {
       result.not_judged =
           fmt::format("the reference has {} NaN and {} infinities of {} numbers in {}: nothing can be said of a run from there on",
                       stats.nan_reference, stats.inf_reference, stats.numel, describe(wanted.key));
@@ -148,6 +157,18 @@ class Judge {
     if (wanted.key.kind == RecordKind::kScalar) add_values(result.comparison, wanted);
     if (stats.numel > 0 && result.not_judged.empty()) ++verdict_.compared;
     verdict_.tensors.push_back(std::move(result.comparison));
+  }
+
+  /// Gradients, and their norm, of a step that the reference skipped because they were not finite.
+  bool is_of_skipped_step(const RecordKey& key) const {
+    const bool is_gradient = key.kind == RecordKind::kActivationGrad || key.kind == RecordKind::kGrad;
+    if (!is_gradient && (key.kind != RecordKind::kScalar || key.name != "grad_norm")) return false;
+    const RecordKey flag{key.step, RecordKind::kScalar, "found_inf", 0};
+    return reference_.find(flag) != nullptr && reference_.tensor(flag).ne(0).any().item<bool>();
+  }
+
+  static bool has_nonfinite(const Stats& stats) {
+    return stats.nan_reference + stats.inf_reference + stats.nan_actual + stats.inf_actual > 0;
   }
 
   void add_values(TensorComparison& comparison, const Record& wanted) const {

@@ -91,14 +91,21 @@ class TensorJudge {
         return false;
       }
       if (record.key.kind == RecordKind::kActivationGrad && options_.activation_grad_scale.has_value() &&
-          record.grad_scale != *options_.activation_grad_scale) {
+          record.grad_scale != *options_.activation_grad_scale * loss_scale()) {
         add_finding("declares a gradient scale that the settings do not give",
-                    fmt::format("declared {} on rank {}, demanded {}", record.grad_scale, h.rank->rank, *options_.activation_grad_scale),
+                    fmt::format("declared {} on rank {}, demanded {}", record.grad_scale, h.rank->rank,
+                                *options_.activation_grad_scale * loss_scale()),
                     {h.rank->rank}, result_.comparison.stage, true);
         return false;
       }
     }
     return true;
+  }
+
+  /// Of the tensor's step; 1 if there is none.
+  double loss_scale() const {
+    const RecordKey key{wanted_.key.step, RecordKind::kScalar, "loss_scale", 0};
+    return reference_.find(key) == nullptr ? 1 : reference_.tensor(key).item<double>();
   }
 
   void assemble_partial() {

@@ -71,8 +71,9 @@ struct Verdict {
   std::vector<std::string> missing, extra;  ///< records only in the reference, only in the run; all listed
   std::vector<PublishedBound> published;    ///< the published bounds that apply to what was compared
   std::int64_t compared = 0;                ///< tensors compared
-  std::int64_t weak = 0;                    ///< of them, those that show too little (TensorComparison::weakness)
-  bool shows_too_little = false;            ///< vacuous, and for these alone
+  std::int64_t skipped = 0;  ///< gradients of steps that the reference skipped, with infinities or NaNs: not judged (docs/tolerances.md)
+  std::int64_t weak = 0;     ///< of them, those that show too little (TensorComparison::weakness)
+  bool shows_too_little = false;  ///< vacuous, and for these alone
   /// Tensors that equal the emulation of the declared arithmetic bit by bit, where that was asked (verdict_through_record).
   std::optional<std::int64_t> equal_to_emulation;
   std::string reason;  ///< one line for the verdict line

@@ -56,7 +56,7 @@ Stage stage_of(const RecordKey& key) noexcept {
       break;
   }
   if (key.name == "learning_rate" || key.name == "loss_scale") return Stage::kStepSettings;
-  if (key.name == "grad_norm") return Stage::kGradNorm;
+  if (key.name == "grad_norm" || key.name == "found_inf") return Stage::kGradNorm;
   return key.name.starts_with("loss") ? Stage::kForward : Stage::kLogged;
 }
 

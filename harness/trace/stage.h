@@ -28,8 +28,8 @@ enum class Stage : std::uint8_t {
 
 /// The stage of a record's value. A parameter's first record of a run (step 0, call 0) is the weight as read; every later
 /// one stands behind a step. The scalars "learning_rate" and "loss_scale" are set for the step, "grad_norm" is the norm before clipping,
-/// scalars that begin with "loss" belong to the forward pass, every other scalar is a logged number. No record has stage kReplicaDrift:
-/// copies do.
+/// beside it stands "found_inf", whether gradients were not finite, scalars that begin with "loss" belong to the forward pass, every other
+/// scalar is a logged number. No record has stage kReplicaDrift: copies do.
 [[nodiscard]] Stage stage_of(const RecordKey& key) noexcept;
 
 /// The parameter whose stepped values a record holds: the parameter after a step itself, or its master, "<parameter>.master" among the

@@ -46,6 +46,7 @@ void finish(TrainerParts& parts, const TrainerConfig& config, Mesh& mesh, int lo
   } else {
     parts.loss_normaliser = std::make_unique<GroupTokenMean>(local_groups);
   }
+  if (config.settings.loss_scale.is_on()) parts.grad_scaler = std::make_unique<GradScaler>(config.settings.loss_scale, mesh.world());
   const bool is_cut = shards_over_dp && mesh.degree(Axis::kDp) > 1;
   parts.grad_norm = std::make_unique<GlobalGradNorm>(parts.model->parameters(), parts.plan, mesh.group(Axis::kTp),
                                                      is_cut ? &mesh.group(Axis::kDp) : nullptr);

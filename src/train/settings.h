@@ -7,6 +7,7 @@
 
 #include "base/dtype.h"
 #include "optim/learning_rate.h"
+#include "optim/loss_scale.h"
 #include "optim/optimizer.h"
 
 namespace isoshard {
@@ -27,6 +28,7 @@ struct TrainSettings {
   double label_smoothing = 0;            ///< in [0, 1), Megatron's definition (model/loss.h)
   /// bf16 or fp16: forward runs under torch's autocast (model/autocast.h); parameters, gradients and optimizer stay fp32.
   std::optional<Dtype> autocast;
+  LossScaleSettings loss_scale;  ///< of fp16 only: fp32 masters or autocast
   /// autotp: embedding, head and loss are split along the vocabulary, which is padded to a multiple of this x tp. 0: whole.
   std::int64_t vocab_multiple = 0;
   /// Of the weights that the optimizer steps, and of its states: fp32 masters of bf16 parameters, say. None: the parameters' own.

@@ -94,6 +94,7 @@ void Trainer::forward_backward(std::span<const TokenBatch> micro_batches) {
   if (sink_ != nullptr && next_step_ > 0) sink_->begin_step(next_step_);
   MicroBatchPlace place{next_step_++, 0, static_cast<int>(micro_batches.size())};
   gradients_.clear();
+  begin_scaling();
 
   std::vector<at::Tensor> targets;
   for (const TokenBatch& batch : micro_batches) targets.push_back(shift_labels(batch.labels_BS));
@@ -103,15 +104,26 @@ void Trainer::forward_backward(std::span<const TokenBatch> micro_batches) {
     place.index = static_cast<int>(m);
     if (parts_.schedule->clears_gradients_before(place)) parts_.data_parallel->clear_gradients();
     record_data(micro_batches[m]);
-    const at::Tensor logits = logits_of(micro_batches[m], sink_, training_pass(place.step, earlier_samples));
+    Sink* sink = scaled_sink_.has_value() ? &*scaled_sink_ : sink_;
+    const at::Tensor logits = logits_of(micro_batches[m], sink, training_pass(place.step, earlier_samples));
     earlier_samples += targets[m].size(0);
     const at::Tensor loss = loss_of(logits, targets[m], sums.places[m], sums);
     if (place.is_last()) report_loss(sums);
     const bool reduces = parts_.schedule->reduces_gradients_in(place);
     parts_.data_parallel->before_backward(reduces);
-    loss.backward();
+    loss.backward(parts_.grad_scaler == nullptr ? at::Tensor() : at::full_like(loss, parts_.grad_scaler->scale()));
     parts_.data_parallel->after_backward(reduces, place.is_last());
   }
+}
+
+void Trainer::begin_scaling() {
+  found_inf_ = false;
+  if (parts_.grad_scaler == nullptr) return;
+  const double scale = parts_.grad_scaler->scale();
+  record(RecordKind::kScalar, "loss_scale", as_tensor({&scale, 1}), replicated({1}));
+  if (sink_ == nullptr) return;
+  if (!scaled_sink_.has_value()) scaled_sink_.emplace(*sink_);
+  scaled_sink_->set_scale(scale);
 }
 
 Trainer::LossSums Trainer::weigh(std::span<const at::Tensor> targets) const {
@@ -195,16 +207,19 @@ void Trainer::reduce_gradients() {
   parts_.data_parallel->finish();
   gradients_ = parts_.data_parallel->gradients();
   if (parts_.partial_grad_sum != nullptr) parts_.partial_grad_sum->reduce(gradients_);
+  if (parts_.grad_scaler != nullptr) found_inf_ = parts_.grad_scaler->found_on_any_rank(parts_.grad_scaler->unscale(gradients_));
   for (const ParameterSpec& spec : specs_) {
     record(RecordKind::kGrad, spec.name, gradients_.at(spec.name), parts_.data_parallel->piece_layout(spec.name));
   }
+  const double flag = found_inf_ ? 1 : 0;
+  if (parts_.grad_scaler != nullptr) record(RecordKind::kScalar, "found_inf", as_tensor({&flag, 1}), replicated({1}));
 }
 
 void Trainer::clip() {
   const at::NoGradGuard no_grad;
   grad_norm_ = parts_.grad_norm->norm(gradients_);
   record(RecordKind::kScalar, "grad_norm", as_tensor({&grad_norm_, 1}), replicated({1}));
-  scale_gradients(gradients_, clip_factor(grad_norm_, parts_.max_grad_norm));
+  if (!found_inf_) scale_gradients(gradients_, clip_factor(grad_norm_, parts_.max_grad_norm));
 }
 
 void Trainer::step() {
@@ -212,6 +227,8 @@ void Trainer::step() {
   const double rate = parts_.learning_rate->at(next_step_ - 1);
   record(RecordKind::kScalar, "learning_rate", as_tensor({&rate, 1}), replicated({1}));
   parts_.optimizer->set_learning_rate(rate);
+  if (parts_.grad_scaler != nullptr) parts_.grad_scaler->update(found_inf_);
+  if (found_inf_) return;
   parts_.optimizer->step(parts_.data_parallel->masters(), gradients_);
   parts_.data_parallel->publish();
 }

@@ -13,12 +13,14 @@
 #include "model/model.h"
 #include "model/rng_streams.h"
 #include "model/weights.h"
+#include "observe/loss_scaled_sink.h"
 #include "optim/learning_rate.h"
 #include "optim/optimizer.h"
 #include "parallel/data_parallel.h"
 #include "parallel/tensor/partial_grad_sum.h"
 #include "parallel/tensor/shard_plan.h"
 #include "train/grad_norm.h"
+#include "train/grad_scaler.h"
 #include "train/loss_normaliser.h"
 #include "train/schedule.h"
 #include "train/settings.h"
@@ -33,6 +35,7 @@ struct TrainerParts {
   ShardPlan plan;  ///< must be the one that `strategy` follows
   std::unique_ptr<LossNormaliser> loss_normaliser;
   std::unique_ptr<GradNorm> grad_norm;
+  std::unique_ptr<GradScaler> grad_scaler;  ///< nullptr: the loss is not scaled
   std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<LearningRate> learning_rate;
   std::shared_ptr<const RngStreams> streams;  ///< of dropout
@@ -55,7 +58,10 @@ struct TrainerParts {
 ///              (first step), "sample_ids", "input_ids" and "labels", every dropout mask, every activation and its gradient, "loss" and
 ///              "loss_per_dp_rank", parameter gradients after the reduction and before clipping, "grad_norm", "learning_rate", optimizer
 ///              state (with masters, if they have a dtype of their own, as "<parameter>.master") and parameters after the step. A parameter
-///              that no gradient reached has a gradient of zeros.
+///              that no gradient reached has a gradient of zeros. With loss scaling "loss_scale" and, behind the gradients, "found_inf"
+///              (1 or 0) are recorded; gradients are unscaled before they are recorded, and a step whose gradients are not finite on some
+///              rank changes nothing but the scale: parameters, masters, optimizer state and its count of steps stay. The learning rate's
+///              schedule goes on.
 /// Ranks        every phase is collective over the mesh.
 /// Determinism  bit-equal between runs for the communicator's ordered reduction.
 ///
@@ -91,6 +97,8 @@ class Trainer {
   /// Of the last step: what was minimised (averaged over dp), and the norm before clipping.
   [[nodiscard]] double loss() const noexcept { return loss_; }
   [[nodiscard]] double grad_norm() const noexcept { return grad_norm_; }
+  /// Whether the last step was skipped.
+  [[nodiscard]] bool found_inf() const noexcept { return found_inf_; }
 
  private:
   /// Summed token losses, weights and counts of this rank's samples, and where each stands in its micro-batch.
@@ -106,6 +114,8 @@ class Trainer {
   void record(RecordKind kind, std::string name, const at::Tensor& value, Layout layout) const;
   void record_parameters() const;
   void record_data(const TokenBatch& batch) const;
+  /// Records the scale of the step, and declares it with what is recorded in it.
+  void begin_scaling();
   /// This rank's part of a parameter; what pads a vocabulary is zero.
   [[nodiscard]] at::Tensor own_part(const ParameterSpec& spec) const;
   [[nodiscard]] at::Tensor logits_of(const TokenBatch& batch, Sink* sink, const TrainingPass& training);
@@ -125,6 +135,8 @@ class Trainer {
   std::vector<ParameterSpec> specs_;
   NamedTensors gradients_;
   bool is_training_ = true;
+  std::optional<LossScaledSink> scaled_sink_;  ///< what activations pass, if the loss is scaled
+  bool found_inf_ = false;                     ///< in the last step's gradients, on any rank
   int next_step_ = 0;
   double loss_ = 0, grad_norm_ = 0;
 };
