@@ -81,6 +81,14 @@ struct BucketPlaces {
   std::int64_t numel = 0;                    ///< of the buffer
 };
 
+/// Parameters in the order in which their gradients became ready in the backward of the first reduction on dp rank 0, each when its last
+/// summand had been added; those without gradient behind, from the last in model order to the first. A bucket is closed when it has as
+/// many bytes as these, in the dtype of the gradients.
+struct RebuiltBuckets {
+  std::int64_t first_bytes = 0;  ///< of the first bucket
+  std::int64_t bytes = 0;
+};
+
 /// A vocabulary that is cut over tp, and the loss of logits that stay cut along it.
 ///
 /// Of one token: x its logits on a rank, y its target, V the size, a the label smoothing, s = a V / (V - 1), c the token's weight.
@@ -133,7 +141,9 @@ struct Arithmetic {
   /// embedding looks up the own part of its indices.
   bool is_sequence_cut = false;
   std::vector<std::vector<std::string>> gradient_buckets;  ///< parameters that are reduced over dp as one flat buffer, in its order
-  std::vector<BucketPlaces> bucket_places;                 ///< by bucket; empty: one parameter right behind the other
+  /// Buckets are made anew before the second reduction; none: they stay. Not together with bucket_places or reduces_to_owner.
+  std::optional<RebuiltBuckets> rebuilt_buckets;
+  std::vector<BucketPlaces> bucket_places;  ///< by bucket; empty: one parameter right behind the other
   /// The runs of a parameter's part (that of a tp rank, flattened) that each dp rank steps, in rising order, with gaps between them; one
   /// that is not listed is stepped whole by every dp rank.
   std::map<std::string, std::vector<std::vector<Range>>, std::less<>> stepped_runs;
@@ -176,7 +186,7 @@ struct ArithmeticInputs {
   int zero_stage = 0;  ///< as TrainSettings
   std::optional<Dtype> master_dtype = {};
   bool sequence_parallel = false, distributed_optimizer = false;  ///< as TrainSettings
-  std::optional<Dtype> reduce_dtype = {};  ///< as TrainSettings
+  std::optional<Dtype> reduce_dtype = {};                         ///< as TrainSettings
 };
 
 }  // namespace isoshard

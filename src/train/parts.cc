@@ -73,7 +73,7 @@ TrainerParts ddp_parts(const TrainerConfig& config, Mesh& mesh) {
   TrainerParts parts = common_parts(config);
   // Gradients are averaged over dp, so on the way there they are dp times the true ones.
   parts.strategy = std::make_shared<Strategy>(dp, dp);
-  parts.data_parallel = std::make_unique<Replicas>(Replicas::Reduces::kOverDp);
+  parts.data_parallel = std::make_unique<Replicas>(Replicas::Reduces::kOverDpInRebuiltBuckets);
   finish(parts, config, mesh, 1);
   return parts;
 }

@@ -58,6 +58,7 @@ Arithmetic ddp_arithmetic(const Model& model, const ArithmeticInputs& inputs) {
   }
   Arithmetic arithmetic;
   add_data_parallelism(arithmetic, model.parameters(), inputs);
+  if (inputs.dp > 1) arithmetic.rebuilt_buckets = RebuiltBuckets{std::min(kFirstBucketBytes, inputs.bucket_bytes), inputs.bucket_bytes};
   return arithmetic;
 }
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -16,8 +17,6 @@
 
 namespace isoshard {
 namespace {
-
-constexpr std::int64_t kFirstBucketBytes = 1 << 20;
 
 struct Slot {
   std::size_t bucket = 0;
@@ -41,7 +40,8 @@ struct Bucket {
 
 }  // namespace
 
-std::vector<std::vector<std::size_t>> bucket_assignment(const std::vector<ReducedParameter>& parameters, std::int64_t bucket_bytes) {
+std::vector<std::vector<std::size_t>> bucket_assignment_in_order(const std::vector<ReducedParameter>& parameters,
+                                                                 std::span<const std::size_t> order, std::int64_t bucket_bytes) {
   if (bucket_bytes < 1) throw UsageError(fmt::format("a bucket of {} bytes is not possible; it must be at least 1", bucket_bytes));
   struct Open {
     std::vector<std::size_t> parameters;
@@ -49,7 +49,7 @@ std::vector<std::vector<std::size_t>> bucket_assignment(const std::vector<Reduce
   };
   std::map<at::ScalarType, Open> open;
   std::vector<std::vector<std::size_t>> buckets;
-  for (std::size_t i = parameters.size(); i-- > 0;) {
+  for (const std::size_t i : order) {
     Open& bucket = open[parameters[i].tensor.scalar_type()];
     bucket.parameters.push_back(i);
     bucket.bytes += static_cast<std::int64_t>(parameters[i].tensor.nbytes());
@@ -62,6 +62,13 @@ std::vector<std::vector<std::size_t>> bucket_assignment(const std::vector<Reduce
   for (auto& [dtype, bucket] : open) {
     if (!bucket.parameters.empty()) buckets.push_back(std::move(bucket.parameters));
   }
+  return buckets;
+}
+
+std::vector<std::vector<std::size_t>> bucket_assignment(const std::vector<ReducedParameter>& parameters, std::int64_t bucket_bytes) {
+  std::vector<std::size_t> order(parameters.size());
+  std::iota(order.rbegin(), order.rend(), 0);
+  auto buckets = bucket_assignment_in_order(parameters, order, bucket_bytes);
   // In the order in which backward can fill them: by the parameter nearest to the output.
   std::sort(buckets.begin(), buckets.end(), [](const auto& a, const auto& b) { return a.front() > b.front(); });
   return buckets;
@@ -74,10 +81,32 @@ struct GradientReducer::Impl {
   std::vector<Slot> slots;  // by parameter
   std::size_t next = 0;     // the first bucket that has not started
   bool armed = false;
+  std::int64_t bucket_bytes;
+  bool has_reduced = false;
+  bool will_rebuild;                     // before the second reduction
+  std::vector<std::size_t> ready_order;  // of the first reduction's gradients
 
-  Impl(std::vector<ReducedParameter> parameters_in, Communicator& dp_in, std::int64_t bucket_bytes)
-      : parameters(std::move(parameters_in)), dp(&dp_in), slots(parameters.size()) {
+  Impl(std::vector<ReducedParameter> parameters_in, Communicator& dp_in, std::int64_t bucket_bytes_in, Buckets rule)
+      : parameters(std::move(parameters_in)),
+        dp(&dp_in),
+        slots(parameters.size()),
+        bucket_bytes(bucket_bytes_in),
+        will_rebuild(rule == Buckets::kRebuiltOnce && dp_in.size() > 1) {
     for (std::vector<std::size_t>& members : bucket_assignment(parameters, bucket_bytes)) add_bucket(std::move(members));
+  }
+
+  // Rank 0's order, with what got no gradient behind it.
+  void rebuild() {
+    will_rebuild = false;
+    for (std::size_t i = parameters.size(); i-- > 0;) {
+      if (std::find(ready_order.begin(), ready_order.end(), i) == ready_order.end()) ready_order.push_back(i);
+    }
+    std::vector<std::int64_t> order(ready_order.begin(), ready_order.end());
+    const Buffer buffer{reinterpret_cast<std::byte*>(order.data()), static_cast<std::int64_t>(order.size()), Dtype::kInt64};
+    dp->broadcast(buffer, 0, {Purpose::kSetup, Axis::kDp, {}}).wait();
+    buckets.clear();
+    const std::vector<std::size_t> agreed(order.begin(), order.end());
+    for (std::vector<std::size_t>& members : bucket_assignment_in_order(parameters, agreed, bucket_bytes)) add_bucket(std::move(members));
   }
 
   void add_bucket(std::vector<std::size_t> members) {
@@ -95,6 +124,7 @@ struct GradientReducer::Impl {
   }
 
   void arm() {
+    if (will_rebuild && has_reduced) rebuild();
     for (Bucket& bucket : buckets) {
       bucket.packed.assign(bucket.parameters.size(), false);
       bucket.started = false;
@@ -124,6 +154,7 @@ struct GradientReducer::Impl {
   void on_accumulated(std::size_t parameter, const at::Tensor& leaf) {
     if (!armed) return;
     const at::NoGradGuard no_grad;
+    if (will_rebuild) ready_order.push_back(parameter);
     pack(parameter, leaf.grad());
     start_full_buckets();
   }
@@ -139,6 +170,7 @@ struct GradientReducer::Impl {
   void finish() {
     if (!armed) throw UsageError("gradients were not armed for reduction: call arm() before the last backward of a step");
     armed = false;
+    has_reduced = true;
     const at::NoGradGuard no_grad;
     for (Bucket& bucket : buckets) {
       for (std::size_t s = 0; s < bucket.parameters.size(); ++s) {
@@ -156,8 +188,8 @@ struct GradientReducer::Impl {
   }
 };
 
-GradientReducer::GradientReducer(std::vector<ReducedParameter> parameters, Communicator& dp, std::int64_t bucket_bytes)
-    : impl_(std::make_shared<Impl>(std::move(parameters), dp, bucket_bytes)) {
+GradientReducer::GradientReducer(std::vector<ReducedParameter> parameters, Communicator& dp, std::int64_t bucket_bytes, Buckets buckets)
+    : impl_(std::make_shared<Impl>(std::move(parameters), dp, bucket_bytes, buckets)) {
   for (std::size_t i = 0; i < impl_->parameters.size(); ++i) {
     const std::weak_ptr<Impl> weak = impl_;
     // The reducer may be gone when the graph is not.
@@ -176,6 +208,15 @@ void GradientReducer::finish() {
 }
 std::size_t GradientReducer::num_buckets() const noexcept {
   return impl_->buckets.size();
+}
+
+std::vector<std::vector<std::string>> GradientReducer::bucket_names() const {
+  std::vector<std::vector<std::string>> names;
+  for (const Bucket& bucket : impl_->buckets) {
+    std::vector<std::string>& own = names.emplace_back();
+    for (const std::size_t i : bucket.parameters) own.push_back(impl_->parameters[i].name);
+  }
+  return names;
 }
 
 }  // namespace isoshard

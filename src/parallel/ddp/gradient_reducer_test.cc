@@ -42,6 +42,14 @@ TEST(BucketAssignment, FirstBucketIsAtMostOneMebibyte) {
   EXPECT_THAT(buckets, ElementsAre(ElementsAre(3), ElementsAre(2, 1, 0)));
 }
 
+TEST(BucketAssignment, FollowsAnOrderThatIsGiven) {
+  const std::vector<std::size_t> order = {1, 4, 0, 2, 3};
+
+  const auto buckets = bucket_assignment_in_order(parameters_of({10, 10, 10, 10, 10}), order, 80);
+
+  EXPECT_THAT(buckets, ElementsAre(ElementsAre(1, 4), ElementsAre(0, 2), ElementsAre(3)));
+}
+
 TEST(BucketAssignment, DtypesDoNotShareABucket) {
   std::vector<ReducedParameter> parameters = parameters_of({10, 10, 10});
   parameters[1].tensor = at::ones({10}, at::kBFloat16).requires_grad_(true);
@@ -79,6 +87,60 @@ TEST(GradientReducer, AveragesOverTheGroupInTheOrderOfBuckets) {
     EXPECT_EQ(world.journal().num_calls(rank), 2U);
     EXPECT_EQ(world.journal().num_calls(rank, CollectiveOp::kAllReduce, Purpose::kGradReduce), 2U);
   }
+}
+
+// Gradients become ready in another order than the reversed one, and on rank 2 in another one than on rank 0, whose order counts.
+TEST(GradientReducer, RebuildsItsBucketsOnceInRankZerosOrder) {
+  using Names = std::vector<std::vector<std::string>>;
+  ThreadWorld world(3);
+
+  world.run([](Communicator& dp) {
+    ASSERT_EQ(dp.size(), 3);
+    const std::vector<ReducedParameter> parameters = parameters_of({4, 4, 4, 4});
+    GradientReducer reducer(parameters, dp, 32, GradientReducer::Buckets::kRebuiltOnce);
+    std::vector<Names> seen;
+    for (int step = 0; step < 3; ++step) {
+      for (const ReducedParameter& parameter : parameters) parameter.tensor.mutable_grad().reset();
+      reducer.arm();
+      seen.push_back(reducer.bucket_names());
+      // What is used last is ready first; p3 is not used at all, nor p1 on rank 0.
+      at::Tensor loss = at::zeros({});
+      for (const int p : dp.rank() == 2 || step == 2 ? std::vector<int>{2, 0, 1}
+                         : dp.rank() == 0            ? std::vector<int>{0, 2}
+                                                     : std::vector<int>{0, 1, 2})
+        loss = loss * 1 + (parameters[static_cast<std::size_t>(p)].tensor * (p + 1)).sum();
+      loss.backward();
+      reducer.finish();
+      EXPECT_TRUE(at::allclose(parameters[0].tensor.grad(), at::ones({4}))) << step;
+      EXPECT_TRUE(at::allclose(parameters[2].tensor.grad(), at::full({4}, 3.0))) << step;
+      EXPECT_TRUE(at::allclose(parameters[1].tensor.grad(), at::full({4}, step == 2 ? 2.0 : 4.0 / 3))) << step;
+    }
+
+    EXPECT_EQ(seen[0], (Names{{"p3", "p2"}, {"p1", "p0"}}));
+    EXPECT_EQ(seen[1], (Names{{"p2", "p0"}, {"p3", "p1"}})) << "rank " << dp.rank();
+    EXPECT_EQ(seen[2], seen[1]) << "once";
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(world.journal().num_calls(rank, CollectiveOp::kAllReduce, Purpose::kGradReduce), 6U);
+    EXPECT_EQ(world.journal().num_calls(rank, CollectiveOp::kBroadcast, Purpose::kSetup), 1U);
+  }
+}
+
+TEST(GradientReducer, OfOneRankRebuildsNothing) {
+  ThreadWorld world(1);
+
+  world.run([](Communicator& dp) {
+    const std::vector<ReducedParameter> parameters = parameters_of({3, 3});
+    GradientReducer reducer(parameters, dp, 4, GradientReducer::Buckets::kRebuiltOnce);
+    for (int step = 0; step < 2; ++step) {
+      reducer.arm();
+      (parameters[1].tensor.sum() * 1 + parameters[0].tensor.sum()).backward();
+      reducer.finish();
+    }
+
+    EXPECT_EQ(reducer.bucket_names(), (std::vector<std::vector<std::string>>{{"p1"}, {"p0"}}));
+  });
+  EXPECT_EQ(world.journal().num_calls(0, CollectiveOp::kBroadcast, Purpose::kSetup), 0U);
 }
 
 TEST(GradientReducer, AParameterUnusedOnOneRankEntersAsZeros) {

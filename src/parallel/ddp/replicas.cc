@@ -24,7 +24,9 @@ void Replicas::setup(DataParallelSetup setup) {
     reduced.push_back({parameter.name, parameter.param_class, parameter.tensor});
   }
   if (reduces_ == Reduces::kNever) return;
-  reducer_ = std::make_unique<GradientReducer>(std::move(reduced), setup.mesh->group(Axis::kDp), setup.bucket_bytes);
+  const auto buckets =
+      reduces_ == Reduces::kOverDpInRebuiltBuckets ? GradientReducer::Buckets::kRebuiltOnce : GradientReducer::Buckets::kFixed;
+  reducer_ = std::make_unique<GradientReducer>(std::move(reduced), setup.mesh->group(Axis::kDp), setup.bucket_bytes, buckets);
 }
 
 void Replicas::clear_gradients() {

@@ -12,7 +12,7 @@ namespace isoshard {
 /// Gradients are averaged in buckets while backward runs (GradientReducer); pieces are whole parameters.
 class Replicas final : public DataParallel {
  public:
-  enum class Reduces : std::uint8_t { kNever, kOverDp };
+  enum class Reduces : std::uint8_t { kNever, kOverDp, kOverDpInRebuiltBuckets };
   explicit Replicas(Reduces reduces) : reduces_(reduces) {}
   void setup(DataParallelSetup setup) override;
   void clear_gradients() override;
