@@ -112,6 +112,34 @@ TEST(Flags, OfTheCommandsThatArePublishedMeanWhatTheySay) {
   EXPECT_EQ(item.settings.autocast, Dtype::kBFloat16);
 }
 
+TEST(Flags, OfALossScaleMeanWhatTheySay) {
+  const auto scale = [](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {"--model", "tiny", "--dp", "2", "--dtype", "fp16", "--master-dtype", "fp32"});
+    return requested(arguments).cases.front().settings.loss_scale;
+  };
+  using Kind = LossScaleSettings::Kind;
+
+  EXPECT_EQ(scale({}), LossScaleSettings{});
+  EXPECT_EQ(scale({"--loss-scale", "none"}), LossScaleSettings{});
+  EXPECT_EQ(scale({"--loss-scale", "dynamic"}), (LossScaleSettings{Kind::kDynamic, 65536, 2, 0.5, 2000}));
+  EXPECT_EQ(scale({"--loss_scale", "128"}), (LossScaleSettings{Kind::kStatic, 128}));
+  EXPECT_EQ(scale({"--loss-scale", "dynamic", "--loss-scale-initial", "8", "--loss-scale-growth-interval", "3", "--loss-scale-growth", "4",
+                   "--loss-scale-backoff", "0.25"}),
+            (LossScaleSettings{Kind::kDynamic, 8, 4, 0.25, 3}));
+  EXPECT_THAT([&] { (void)scale({"--loss-scale", "large"}); }, ThrowsMessage<UsageError>(HasSubstr("--loss-scale large: take dynamic")));
+  EXPECT_THAT(
+      [&] {
+        (void)scale({"--loss-scale", "8", "--loss-scale-growth", "3"});
+      },
+      ThrowsMessage<UsageError>(HasSubstr("--loss-scale-growth needs --loss-scale dynamic")));
+  EXPECT_THAT([&] { (void)scale({"--loss-scale", "0"}); }, ThrowsMessage<UsageError>(HasSubstr("a loss scale of 0 is not possible")));
+  EXPECT_THAT(
+      [] {
+        (void)requested({"--model", "tiny", "--dp", "2", "--loss-scale", "dynamic"});
+      },
+      ThrowsMessage<UsageError>(HasSubstr("a loss scale with fp32 parameters is not possible")));
+}
+
 TEST(Flags, NameTheFullyShardedSubjectAsThePublishedScriptsDo) {
   for (const char* const name : {"fsdp", "fsdp2", "fsdp_tp"}) {
     const VerifyRequest request = requested({"--model", "tiny", "--subjects", name, "ddp", "--tp", "2", "--dp", "2", "--dtype", "bf16",

@@ -113,7 +113,7 @@ class Training {
     }
     const CurveVerdict verdict = judge_training(*reference_, trained);
     print(render(verdict));
-    if (verdict.status == Status::kDiverges) {
+    if (verdict.status == Status::kDiverges && !item.resumed.has_value()) {
       const int first = verdict.first.has_value() ? verdict.first->step : trained.curve.steps.back().step;
       print(fmt::format("          look further: {}\n", look_further(request_, item, first + 1)));
     }
@@ -163,6 +163,8 @@ Command train_command() {
           "  isoshard train --optimizer sgd --dtype bf16                          every subject, small model, 100 steps\n"
           "  isoshard train --model_name Qwen/Qwen2.5-0.5B --num_layers 2 --batch_size 2 --seq_length 128 --learning_rate 1e-5 \\\n"
           "      --debug_steps 100 --subjects ddp --loss_output_dir curves --init_weights_path w.safetensors --save_init_weights\n"
+          "  isoshard train --subjects autotp --tp 2 --dp 2 --steps 50 --total-steps 100 --save-checkpoint saved\n"
+          "  isoshard train --subjects fsdp_tp --tp 2 --dp 3 --steps 100 --resume saved/autotp\n"
           "  isoshard train --subjects autotp --reference curves/loss_reference.json --output-dir curves",
           declare_train_options,
           run_train};

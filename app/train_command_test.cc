@@ -48,6 +48,47 @@ Schema schema() {
   return Schema(read(std::filesystem::path(ISOSHARD_DOCS_DIR) / "loss.schema.json"));
 }
 
+// Six steps, a checkpoint, six more: of the same mesh the numbers of the uninterrupted run; another mesh and subject conforms.
+TEST(Train, GoesOnFromACheckpoint) {
+  const TestFolder folder;
+  const Arguments mesh = {"--subjects", "autotp", "--tp", "2", "--dp", "2"};
+  Arguments save = mesh, same = mesh;
+  save.insert(save.end(), {"--save-checkpoint", "saved", "--save-after", "6"});
+  same.insert(same.end(), {"--resume", "saved/autotp"});
+  ASSERT_EQ(run_isoshard(folder.path(), train(save, "whole")).code, 0);
+
+  const Ran resumed = run_isoshard(folder.path(), train(same, "rest"));
+  const Ran other =
+      run_isoshard(folder.path(), train({"--subjects", "fsdp_tp", "--tp", "2", "--dp", "3", "--resume", "saved/reference"}, "other"));
+
+  ASSERT_EQ(resumed.code, 0) << resumed.output;
+  const Curve whole = read_curve(folder / "whole/loss_autotp.json"), rest = read_curve(folder / "rest/loss_autotp.json");
+  ASSERT_EQ(whole.steps.size(), 12U);
+  ASSERT_EQ(rest.steps.size(), 6U);
+  for (std::size_t i = 0; i < rest.steps.size(); ++i) {
+    EXPECT_EQ(rest.steps[i].step, whole.steps[i + 6].step);
+    EXPECT_EQ(rest.steps[i].loss, whole.steps[i + 6].loss);
+    EXPECT_EQ(rest.steps[i].grad_norm, whole.steps[i + 6].grad_norm);
+  }
+  EXPECT_EQ(other.code, 0) << other.output;
+}
+
+TEST(Train, RefusesACheckpointThatItCannotGoOnFrom) {
+  const TestFolder folder;
+  ASSERT_EQ(run_isoshard(folder.path(), train({"--subjects", "ddp", "--reference", "none", "--save-checkpoint", "saved"})).code, 0);
+
+  const Ran done = run_isoshard(folder.path(), train({"--subjects", "ddp", "--resume", "saved/ddp"}));
+  const Ran sgd = run_isoshard(folder.path(), train({"--subjects", "ddp", "--resume", "saved/ddp", "--optimizer", "sgd"}));
+  const Ran nowhere = run_isoshard(folder.path(), train({"--subjects", "ddp", "--resume", "nowhere"}));
+
+  EXPECT_EQ(done.code, 2);
+  EXPECT_THAT(done.output, HasSubstr("12 steps are done in the checkpoint"));
+  EXPECT_EQ(sgd.code, 3);
+  EXPECT_THAT(sgd.output, HasSubstr("sgd with momentum"));
+  EXPECT_EQ(nowhere.code, 3);
+  EXPECT_THAT(nowhere.output, HasSubstr("nowhere/manifest.json"));
+}
+
 TEST(Train, WritesACurveOfEachSubjectAndJudgesIt) {
   const TestFolder folder;
 

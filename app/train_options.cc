@@ -19,6 +19,7 @@
 #include "data/tokens.h"
 #include "fixtures/cases/inputs.h"
 #include "fixtures/cases/presets.h"
+#include "fixtures/cases/resumed_case.h"
 
 namespace isoshard {
 namespace {
@@ -173,6 +174,21 @@ Strings flags_for_verify(const ParsedOptions& options, const Case& base, const s
   return flags;
 }
 
+void apply_checkpoints(const ParsedOptions& options, TrainRequest& request) {
+  std::vector<Case*> all = {&request.reference};
+  for (Case& item : request.cases) all.push_back(&item);
+  if (options.given("resume")) {
+    for (Case* item : all) *item = resumed_case(*item, options.get<std::string>("resume"));
+  }
+  if (options.given("save-after") && !options.given("save-checkpoint"))
+    throw UsageError(fmt::format("--save-after {}: say where, with --save-checkpoint", options.get<int>("save-after")));
+  if (!options.given("save-checkpoint")) return;
+  for (Case* item : all) {
+    item->save_path = (std::filesystem::path(options.get<std::string>("save-checkpoint")) / item->subject).string();
+    item->save_after = options.given("save-after") ? options.get<int>("save-after") : item->steps;
+  }
+}
+
 }  // namespace
 
 void declare_train_options(OptionTable& table) {
@@ -190,6 +206,10 @@ void declare_train_options(OptionTable& table) {
   add("check-interval", po::value<int>()->default_value(10), "steps between two comparisons of what ranks hold copies of");
   add("log-interval", po::value<int>()->default_value(0), "print the losses of every so many steps; 0: none");
   add("fault", po::value<std::string>(), "inject a fault of the catalogue (list faults): exit 1 is then right");
+  add("resume", po::value<std::string>(),
+      "go on from the checkpoint in this folder, of whatever mesh and subject; --steps is where the runs end");
+  add("save-checkpoint", po::value<std::string>(), "write a checkpoint of each run to DIR/SUBJECT (docs/checkpoints.md)");
+  add("save-after", po::value<int>(), "steps done when it is written; 0: before the first (default: the last)");
   add("output-dir", po::value<std::string>(), "write loss_SUBJECT.json of every run to this folder, for plot and compare");
   add("storage-path", po::value<std::string>(), "where the published scripts keep Ray's files: taken and not used");
   declare_case_options(table);
@@ -212,8 +232,9 @@ TrainRequest train_request_of(const ParsedOptions& options) {
   request.cases = cases_of(selected, item);
   apply_subject_options(options, request.cases);
   share_masters(request, item);
-  std::vector<Case> all = request.cases;
   request.reference = reference_case(item);
+  apply_checkpoints(options, request);
+  std::vector<Case> all = request.cases;
   all.push_back(request.reference);
   require_usable(all, Recorded::kNumbers);
 

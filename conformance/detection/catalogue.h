@@ -23,6 +23,7 @@ void add_zero_faults(Faults& faults);         ///< K, L: ZeRO's masters and shar
 void add_vocab_faults(Faults& faults);        ///< A, D: a vocabulary that is split over tp
 void add_random_faults(Faults& faults);       ///< H: masks of dropout
 void add_buffer_faults(Faults& faults);       ///< E, L: buffers that are walked wrongly, read late or published late
+void add_checkpoint_faults(Faults& faults);   ///< H, K: what a run goes on with after it was saved and loaded
 void add_near_misses(Faults& faults);         ///< legal differences: orders of sums, buckets, layouts, data
 void add_buffer_near_misses(Faults& faults);  ///< what pads a buffer
 void add_value_near_misses(Faults& faults);   ///< legal differences of values: zeros, padding, roundings, the loss, the step

@@ -26,6 +26,7 @@ Faults catalogue_by_class() {
   add_sequence_faults(faults);
   add_sharding_faults(faults);
   add_random_faults(faults);
+  add_checkpoint_faults(faults);
   add_step_faults(faults);
   add_zero_faults(faults);
   add_buffer_faults(faults);

@@ -17,6 +17,9 @@ class OptimizerTwin final : public Optimizer {
   void step(NamedTensors& parameters, const NamedTensors& gradients) override { step_(*inner_, parameters, gradients); }
   void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }
   NamedTensors state() const override { return inner_->state(); }
+  std::string_view rule() const override { return inner_->rule(); }
+  UpdateCounts updates() const override { return inner_->updates(); }
+  void restore(const NamedTensors& state, const UpdateCounts& updates) override { inner_->restore(state, updates); }
 
  private:
   std::unique_ptr<Optimizer> inner_;
@@ -95,6 +98,29 @@ class DataParallelTwin final : public DataParallel {
   int step_ = 0;
 };
 
+class CheckpointTwin final : public CheckpointIo {
+ public:
+  CheckpointTwin(std::unique_ptr<CheckpointIo> inner, CheckpointRules rules) : inner_(std::move(inner)), rules_(std::move(rules)) {}
+  void write(const std::filesystem::path& folder, const RunProgress& progress, const std::vector<SavedPart>& parts,
+             Mesh& mesh) const override {
+    inner_->write(folder, progress, parts, mesh);
+  }
+  RunProgress progress(const Checkpoint& checkpoint, const Mesh& mesh) const override {
+    return rules_.progress ? rules_.progress(*inner_, checkpoint, mesh) : inner_->progress(checkpoint, mesh);
+  }
+  void read(const Checkpoint& checkpoint, std::string_view name, const Layout& layout, const Mesh& mesh, at::Tensor local) const override {
+    if (rules_.read) {
+      rules_.read(*inner_, checkpoint, name, layout, mesh, std::move(local));
+    } else {
+      inner_->read(checkpoint, name, layout, mesh, std::move(local));
+    }
+  }
+
+ private:
+  std::unique_ptr<CheckpointIo> inner_;
+  CheckpointRules rules_;
+};
+
 class ModelTwin final : public Model {
  public:
   ModelTwin(std::shared_ptr<const Model> inner, ForwardFunction forward) : inner_(std::move(inner)), forward_(std::move(forward)) {}
@@ -171,6 +197,10 @@ std::unique_ptr<LossNormaliser> loss_normaliser_twin(std::unique_ptr<LossNormali
 
 std::unique_ptr<DataParallel> data_parallel_twin(std::unique_ptr<DataParallel> inner, DataParallelRules rules) {
   return std::make_unique<DataParallelTwin>(std::move(inner), std::move(rules));
+}
+
+std::unique_ptr<CheckpointIo> checkpoint_twin(std::unique_ptr<CheckpointIo> inner, CheckpointRules rules) {
+  return std::make_unique<CheckpointTwin>(std::move(inner), std::move(rules));
 }
 
 std::unique_ptr<Schedule> schedule_twin(ScheduleRules rules) {

@@ -38,6 +38,16 @@ struct DataParallelRules {
 };
 [[nodiscard]] std::unique_ptr<DataParallel> data_parallel_twin(std::unique_ptr<DataParallel> inner, DataParallelRules rules);
 
+/// Each function gets the inner part, and may be empty.
+struct CheckpointRules {
+  std::function<RunProgress(const CheckpointIo& inner, const Checkpoint& checkpoint, const Mesh& mesh)> progress = {};
+  /// May ask for another name than it is asked for.
+  std::function<void(const CheckpointIo& inner, const Checkpoint& checkpoint, std::string_view name, const Layout& layout, const Mesh& mesh,
+                     at::Tensor local)>
+      read = {};
+};
+[[nodiscard]] std::unique_ptr<CheckpointIo> checkpoint_twin(std::unique_ptr<CheckpointIo> inner, CheckpointRules rules);
+
 using ForwardFunction = std::function<at::Tensor(const at::Tensor& input_ids_BS, const Parameters& parameters, const Strategy& strategy,
                                                  Sink* sink, const TrainingPass& training)>;
 /// Everything but the forward pass is the inner model's.

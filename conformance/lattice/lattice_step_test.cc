@@ -226,6 +226,9 @@ class OneElementKept final : public Optimizer {
   }
   void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }
   [[nodiscard]] NamedTensors state() const override { return inner_->state(); }
+  [[nodiscard]] std::string_view rule() const override { return inner_->rule(); }
+  [[nodiscard]] UpdateCounts updates() const override { return inner_->updates(); }
+  void restore(const NamedTensors& state, const UpdateCounts& updates) override { inner_->restore(state, updates); }
 
  private:
   std::unique_ptr<Optimizer> inner_;

@@ -93,9 +93,17 @@ const Entry& entry_of(std::string_view name) {
 class TrainerSubject final : public Subject {
  public:
   TrainerSubject(const Case& item, const MeshShape& shape, Communicator& world, Sink* sink, const SubjectEdits& edits)
-      : mesh_(shape, world), trainer_(make_parts(item, mesh_, edits), mesh_, sink) {}
+      : mesh_(shape, world),
+        trainer_(make_parts(item, mesh_, edits), mesh_, sink),
+        resumed_(item.resumed.has_value() ? item.resumed->path : "") {}
 
-  void setup() override { trainer_.setup(); }
+  void setup() override {
+    if (resumed_.empty()) {
+      trainer_.setup();
+    } else {
+      trainer_.resume(resumed_);
+    }
+  }
   void forward_backward(std::span<const Batch> micro_batches) override {
     std::vector<TokenBatch> batches;
     for (const Batch& batch : micro_batches) batches.push_back(to_token_batch(batch));
@@ -105,6 +113,7 @@ class TrainerSubject final : public Subject {
   void clip() override { trainer_.clip(); }
   void step() override { trainer_.step(); }
   void state() override { trainer_.state(); }
+  void save(const std::filesystem::path& folder) override { trainer_.save(folder); }
 
  private:
   static TrainerParts make_parts(const Case& item, Mesh& mesh, const SubjectEdits& edits) {
@@ -115,6 +124,7 @@ class TrainerSubject final : public Subject {
 
   Mesh mesh_;
   Trainer trainer_;
+  std::string resumed_;  ///< folder of a checkpoint, or empty
 };
 
 /// Why a case has no record of its arithmetic; empty if it has one.

@@ -37,16 +37,6 @@ RecorderOptions recorder_options(const Case& item, const Reference& reference, c
   return recording;
 }
 
-void train(const Case& item, const CaseData& data, const RunOptions& options, Recorder& recorder, Rank& rank) {
-  rank.set_phase("setup");
-  const std::unique_ptr<Subject> subject = make_subject(item, rank, &recorder, options.edits);
-  subject->setup();
-  for (int step = 0; step < item.steps; ++step) {
-    run_step(*subject, item, data, options, rank, step);
-    subject->state();
-  }
-}
-
 }  // namespace
 
 RunOptions digests_only(RunOptions options) {
@@ -68,9 +58,40 @@ void run_step(Subject& subject, const Case& item, const CaseData& data, const Ru
   subject.step();
 }
 
+namespace {
+void save_after(int steps_done, const Case& item, Subject& subject, Rank& rank) {
+  if (item.save_path.empty() || item.save_after != steps_done) return;
+  rank.set_phase(fmt::format("checkpoint after {} steps", steps_done));
+  subject.save(item.save_path);
+}
+}  // namespace
+
+void run_steps(const Case& item, const CaseData& data, const RunOptions& options, Sink& sink, Rank& rank,
+               const std::function<bool(int step)>& after_step) {
+  rank.set_phase("setup");
+  std::unique_ptr<Subject> subject = make_subject(item, rank, &sink, options.edits);
+  subject->setup();
+  save_after(item.first_step(), item, *subject, rank);
+  for (int step = item.first_step(); step < item.steps; ++step) {
+    if (item.reload_after != 0 && item.reload_after == step) {
+      rank.set_phase(fmt::format("reload after {} steps", step));
+      subject->save(options.checkpoints->path());
+      subject = make_subject(resumed_case(item, options.checkpoints->path()), rank, &sink, options.edits);
+      subject->setup();
+    }
+    run_step(*subject, item, data, options, rank, step);
+    subject->state();
+    save_after(step + 1, item, *subject, rank);
+    if (after_step && !after_step(step)) return;
+  }
+}
+
 Trace run_case(const Case& item, const Reference& reference, const RunOptions& options) {
   require_subject(item.subject);
   item.validate();
+  require_usable_checkpoint(item);
+  RunOptions running = options;
+  if (item.reload_after != 0) running.checkpoints = std::make_shared<ScratchFolder>();
   const CaseData data(item);
   const Arenas arenas = options.keep == Keep::kNothing ? Arenas(static_cast<std::size_t>(item.world_size()))
                                                        : make_arenas(item.world_size(), trace_capacity(item), "rank");
@@ -83,7 +104,7 @@ Trace run_case(const Case& item, const Reference& reference, const RunOptions& o
   const WorldReport report = run_forked(std::move(world), [&](Rank& rank) {
     const int r = rank.rank();
     Recorder recorder(recorder_options(item, reference, options, r, arenas[static_cast<std::size_t>(r)]));
-    train(item, options.sampler ? data.with_sampler(options.sampler, r) : data, options, recorder, rank);
+    run_steps(item, options.sampler ? data.with_sampler(options.sampler, r) : data, running, recorder, rank);
     rank.set_phase("handing over the trace");
     rank.post_result(recorder.finish().serialize());
   });

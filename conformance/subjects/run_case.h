@@ -8,6 +8,7 @@
 #include "conformance/subjects/registry.h"
 #include "fixtures/cases/case.h"
 #include "fixtures/cases/inputs.h"
+#include "fixtures/cases/resumed_case.h"
 #include "harness/compare/verdict.h"
 #include "harness/trace/recorder.h"
 #include "harness/world/forked_world.h"
@@ -28,6 +29,7 @@ struct RunOptions {
   BatchEdit batches = {};                              ///< faulty batches or labels
   SamplerDecorator sampler = {};                       ///< a faulty twin of the sampler
   std::chrono::milliseconds deadline{600'000};
+  std::shared_ptr<const ScratchFolder> checkpoints = {};  ///< of a case that is reloaded; run_case makes one
 };
 
 /// The same, but nothing is compared and nothing kept: the trace has digests, for equality_of (harness/compare/equal_runs.h).
@@ -38,10 +40,17 @@ struct RunOptions {
 /// Ranks    collective over the subject's world.
 void run_step(Subject& subject, const Case& item, const CaseData& data, const RunOptions& options, Rank& rank, int step);
 
-/// Forks item.world_size() ranks, runs setup and item.steps train steps of item.subject with a Recorder on each.
+/// Runs the steps of a case on one rank, setup and states included, from its checkpoint on if it has one; saves, and goes on in a new
+/// subject, where the case says so. `after_step` is called with the step behind its state, and ends the run by returning false.
+/// Ranks    collective over the subject's world.
+void run_steps(const Case& item, const CaseData& data, const RunOptions& options, Sink& sink, Rank& rank,
+               const std::function<bool(int step)>& after_step = {});
+
+/// Forks item.world_size() ranks, and trains up to item.steps steps of item.subject with a Recorder on each.
 ///
 /// Ranks    called by the controller.
-/// Errors   InfrastructureError if a rank fails (WorldReport::describe()); UsageError for an unknown subject.
+/// Errors   InfrastructureError if a rank fails (WorldReport::describe()); UsageError for an unknown subject; FileError as
+///          require_usable_checkpoint.
 [[nodiscard]] Trace run_case(const Case& item, const Reference& reference, const RunOptions& options = {});
 
 /// The judge's options that follow from the case: dtype, declared gradient scale, level exact for a lattice model, and what a

@@ -100,6 +100,9 @@ class OneStepOff final : public Optimizer {
   }
   void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }
   NamedTensors state() const override { return inner_->state(); }
+  std::string_view rule() const override { return inner_->rule(); }
+  UpdateCounts updates() const override { return inner_->updates(); }
+  void restore(const NamedTensors& state, const UpdateCounts& updates) override { inner_->restore(state, updates); }
 
  private:
   std::unique_ptr<Optimizer> inner_;

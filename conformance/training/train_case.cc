@@ -54,16 +54,12 @@ SubjectEdits edits_of(const Case& item, const TrainOptions& options) {
 }
 
 void train(const Case& item, const CaseData& data, const TrainOptions& options, CurveSink& sink, Rank& rank) {
-  rank.set_phase("setup");
-  const std::unique_ptr<Subject> subject = make_subject(item, rank, &sink, edits_of(item, options));
-  subject->setup();
-  for (int step = 0; step < item.steps; ++step) {
-    run_step(*subject, item, data, options.run, rank, step);
-    subject->state();
-    const CurveStep& numbers = sink.current();
+  RunOptions run = options.run;
+  run.edits = edits_of(item, options);
+  run_steps(item, data, run, sink, rank, [&](int step) {
     if (options.on_step && rank.rank() == 0) options.on_step(step);
-    if (any_rank(rank, !is_finite(numbers))) return;
-  }
+    return !any_rank(rank, !is_finite(sink.current()));
+  });
 }
 
 struct Spec {
@@ -184,7 +180,11 @@ struct TrainingRun::Impl {
 TrainingRun::TrainingRun(const Case& item, TrainOptions options) {
   require_subject(item.subject);
   item.validate();
-  auto spec = std::make_shared<const Spec>(Spec{item, std::move(options), CaseData(item)});
+  require_usable_checkpoint(item);
+  if (item.reload_after != 0) options.run.checkpoints = std::make_shared<ScratchFolder>();
+  Case trained = item;
+  if (options.perturbed_by != 0) trained.save_path.clear();  // what is saved is the run itself
+  auto spec = std::make_shared<const Spec>(Spec{trained, std::move(options), CaseData(item)});
   impl_ = std::make_unique<Impl>(Impl{spec, start(spec)});
 }
 TrainingRun::TrainingRun(TrainingRun&&) noexcept = default;
@@ -207,6 +207,7 @@ TrainedCase TrainingRun::wait() {
   if (!trained.non_finite.has_value()) return trained;
   // Runs are bit-equal: a second one meets the same numbers, and looks at every tensor from the step before on.
   auto again = std::make_shared<Spec>(spec);
+  again->item.save_path.clear();
   again->watch_from = std::max(0, trained.non_finite->step - 1);
   locate(*trained.non_finite, curves_of(start(again).wait()));
   return trained;

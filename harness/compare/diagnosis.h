@@ -12,6 +12,7 @@ namespace isoshard::detail {
 /// quarter of the error and no more than a few tolerances.
 ///
 ///   not updated (bitwise as before) | stale by n steps
+///   optimizer state after load: STATE of A and B are swapped | after resume: masks of ranks a..b equal the mask of rank r
 ///   valid tokens: n fewer than the reference | each id seen appears n = AXIS times | the same ids in another order
 ///   equals the mean of n rank means | too small, too large: which squares the norm lacks or counts twice
 ///   update scale k = formula | clipping not applied

@@ -16,6 +16,8 @@ namespace isoshard::detail {
 [[nodiscard]] std::string cause_in_scalars(const Evidence& e);
 /// Optimizer state that is kept in a coarser dtype than the reference's.
 [[nodiscard]] std::string cause_in_dtype(const Evidence& e);
+/// What a run had when it was saved, and not when it had been loaded: state of another parameter, masks of another rank.
+[[nodiscard]] std::string cause_in_loading(const Evidence& e);
 /// A gradient with the parameter's own values added: its buffer held them before.
 [[nodiscard]] std::string cause_in_buffer(const Evidence& e);
 /// A parameter after a step: the step it made is a multiple of the right one.

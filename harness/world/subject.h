@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What is judged: one rank's part of a parallel implementation, as phases that the harness can observe.
 #pragma once
+#include <filesystem>
 #include <span>
 
+#include "base/error.h"
 #include "harness/world/batch.h"
 
 namespace isoshard {
@@ -26,6 +28,8 @@ class Subject {
   virtual void step() = 0;
   /// Records parameters and optimizer state after the step.
   virtual void state() = 0;
+  /// Between steps: writes a checkpoint from which another subject goes on.   Errors   UsageError if it writes none.
+  virtual void save(const std::filesystem::path& folder) { throw UsageError(folder.string() + ": this subject writes no checkpoints"); }
 
   void train_step(std::span<const Batch> micro_batches) {
     forward_backward(micro_batches);

@@ -2,9 +2,12 @@
 // torch.optim.AdamW, in the order of operations of its single-tensor loop (not capturable, no amsgrad).
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
 
 #include <cmath>
+#include <utility>
 
+#include "base/error.h"
 #include "optim/rules.h"
 
 namespace isoshard::detail {
@@ -32,6 +35,29 @@ class AdamW final : public Optimizer {
       result.emplace(name + ".exp_avg_sq", moments.exp_avg_sq);
     }
     return result;
+  }
+
+  [[nodiscard]] std::string_view rule() const override { return "adamw"; }
+
+  [[nodiscard]] UpdateCounts updates() const override {
+    UpdateCounts counts;
+    for (const auto& [name, moments] : moments_) counts.emplace(name, moments.steps);
+    return counts;
+  }
+
+  void restore(const NamedTensors& state, const UpdateCounts& updates) override {
+    std::map<std::string, Moments, std::less<>> restored;
+    for (const auto& [name, steps] : updates) {
+      const auto first = state.find(name + ".exp_avg"), second = state.find(name + ".exp_avg_sq");
+      if (steps < 1 || first == state.end() || second == state.end()) {
+        throw ShapeError(fmt::format("AdamW's state of {} after {} updates is not whole: it takes exp_avg and exp_avg_sq", name, steps));
+      }
+      restored[name] = {steps, first->second, second->second};
+    }
+    if (state.size() != 2 * restored.size()) {
+      throw ShapeError(fmt::format("AdamW's state has {} tensors for {} parameters: 2 of each are needed", state.size(), restored.size()));
+    }
+    moments_ = std::move(restored);
   }
 
  private:

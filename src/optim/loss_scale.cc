@@ -9,6 +9,10 @@
 #include "base/error.h"
 
 namespace isoshard {
+namespace {
+constexpr const char *kScaleName = "loss_scale", *kStepsName = "loss_scale_steps_without_inf";
+constexpr double kMostSteps = 9007199254740992.0;  // a double counts no further one by one
+}  // namespace
 
 LossScale::LossScale(const LossScaleSettings& settings) : settings_(settings), scale_(static_cast<float>(settings.initial)) {
   if (!(scale_ > 0) || !std::isfinite(scale_)) {
@@ -37,6 +41,22 @@ void LossScale::update(bool found_inf) noexcept {
   steps_without_ = 0;
   const auto grown = static_cast<float>(static_cast<double>(scale_) * settings_.growth_factor);
   if (std::isfinite(grown)) scale_ = grown;
+}
+
+std::map<std::string, double, std::less<>> LossScale::numbers() const {
+  return {{kScaleName, value()}, {kStepsName, static_cast<double>(steps_without_)}};
+}
+
+void LossScale::restore(const std::map<std::string, double, std::less<>>& numbers) {
+  const auto scale = numbers.find(kScaleName), steps = numbers.find(kStepsName);
+  if (settings_.kind != LossScaleSettings::Kind::kDynamic || scale == numbers.end()) return;
+  const auto stored = static_cast<float>(scale->second);
+  const double count = steps == numbers.end() ? -1 : steps->second;
+  if (!(stored > 0) || !std::isfinite(stored)) throw FileError(fmt::format("the stored loss scale is {}", scale->second));
+  if (!(count >= 0 && count < kMostSteps) || count != std::floor(count))
+    throw FileError(fmt::format("the stored loss scale has no count of steps without an infinity, but {}", count));
+  scale_ = stored;
+  steps_without_ = static_cast<std::int64_t>(count);
 }
 
 }  // namespace isoshard

@@ -2,6 +2,9 @@
 /// The loss scale of fp16 training: gradients too small for fp16 are lifted into its range, and those too large are noticed.
 #pragma once
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
 
 namespace isoshard {
 
@@ -27,6 +30,12 @@ class LossScale {
   explicit LossScale(const LossScaleSettings& settings);
   [[nodiscard]] double value() const noexcept { return static_cast<double>(scale_); }
   void update(bool found_inf) noexcept;
+
+  /// By name, what a checkpoint needs so that restore() goes on from here.
+  [[nodiscard]] std::map<std::string, double, std::less<>> numbers() const;
+  /// A static scale stays; without such numbers (a checkpoint of a run that scaled nothing) a dynamic one begins at `initial`.
+  /// Errors   FileError if the scale is none, or the count is no count.
+  void restore(const std::map<std::string, double, std::less<>>& numbers);
 
  private:
   LossScaleSettings settings_;

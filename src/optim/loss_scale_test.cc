@@ -57,6 +57,30 @@ TEST(LossScaleRule, OfAStaticScaleIsToStay) {
   EXPECT_THAT(scales({Kind::kStatic, 1024, 2, 0.5, 1}, "..xx."), testing::Each(1024.0));
 }
 
+TEST(LossScaleRule, GoesOnFromItsNumbers) {
+  const LossScaleSettings settings{Kind::kDynamic, 16, 2, 0.5, 3};
+  LossScale first(settings), second(settings);
+  for (const bool found : {true, false, false}) first.update(found);
+  ASSERT_EQ(first.value(), 8);
+
+  second.restore(first.numbers());
+
+  EXPECT_EQ(second.value(), 8);
+  second.update(false);
+  EXPECT_EQ(second.value(), 16) << "the third step in a row without an infinity";
+  LossScale fresh(settings);
+  fresh.restore({});
+  EXPECT_EQ(fresh.value(), 16);
+  for (const double bad : {0.0, -2.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    std::map<std::string, double, std::less<>> numbers = first.numbers();
+    numbers["loss_scale"] = bad;
+    EXPECT_THROW(second.restore(numbers), FileError) << bad;
+  }
+  std::map<std::string, double, std::less<>> fraction = first.numbers();
+  fraction["loss_scale_steps_without_inf"] = 0.5;
+  EXPECT_THROW(second.restore(fraction), FileError);
+}
+
 TEST(LossScaleRule, RefusesWhatIsNoScale) {
   const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
   for (const double bad : {0.0, -1.0, inf, nan, 1e39, 1e-60}) EXPECT_THROW(LossScale({Kind::kStatic, bad}), UsageError) << bad;

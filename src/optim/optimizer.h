@@ -25,6 +25,8 @@ struct OptimizerSettings {
 [[nodiscard]] OptimizerSettings::Kind parse_optimizer(std::string_view name);
 
 using NamedTensors = std::map<std::string, at::Tensor, std::less<>>;
+/// Updates made so far, by parameter.
+using UpdateCounts = std::map<std::string, std::int64_t, std::less<>>;
 
 /// Steps named parameters in place by their gradients.
 /// Determinism   element-wise; the result of an element does not depend on what else is in the map.
@@ -37,6 +39,13 @@ class Optimizer {
   virtual void set_learning_rate(double rate) = 0;
   /// State tensors by "<parameter>.<state>", for example "model.norm.weight.exp_avg", "....momentum_buffer".
   [[nodiscard]] virtual NamedTensors state() const = 0;
+  /// What state() holds: "adamw", "sgd", "sgd with momentum". State of one rule means nothing to another.
+  [[nodiscard]] virtual std::string_view rule() const = 0;
+  /// What the rule counts, for corrections that depend on it; empty if it counts nothing.
+  [[nodiscard]] virtual UpdateCounts updates() const = 0;
+  /// Goes on from these, which state() and updates() of an optimizer of the same rule gave; before the first step.
+  /// Errors   ShapeError for state that the rule does not have, or that is lacking.
+  virtual void restore(const NamedTensors& state, const UpdateCounts& updates) = 0;
 };
 
 /// Source   torch.optim.SGD (single-tensor loop) and torch.optim.AdamW, torch 2.11.

@@ -212,5 +212,43 @@ TEST(OptimizerSettingsCheck, RefusesNumbersThatMakeNoSense) {
   EXPECT_THROW(static_cast<void>(make_optimizer(settings)), UsageError);
 }
 
+class RestoredOptimizer : public ::testing::TestWithParam<OptimizerSettings> {};
+INSTANTIATE_TEST_SUITE_P(Rules, RestoredOptimizer,
+                         ::testing::Values(OptimizerSettings{.kind = Kind::kAdamW, .weight_decay = 0.1},
+                                           OptimizerSettings{.kind = Kind::kSgd}, OptimizerSettings{.kind = Kind::kSgd, .momentum = 0.9}));
+
+TEST_P(RestoredOptimizer, GoesOnBitByBit) {
+  const std::unique_ptr<Optimizer> first = make_optimizer(GetParam()), second = make_optimizer(GetParam());
+  NamedTensors uninterrupted{{"w", numbers({1, -2, 3})}};
+  const auto gradient = [](int step) { return NamedTensors{{"w", numbers({0.5 + step, -0.25 * step, 2})}}; };
+  for (int step = 0; step < 3; ++step) first->step(uninterrupted, gradient(step));
+  NamedTensors resumed{{"w", uninterrupted.at("w").clone()}}, state;
+  for (const auto& [name, tensor] : first->state()) state.emplace(name, tensor.clone());
+  ASSERT_EQ(first->rule(), second->rule());
+
+  second->restore(state, first->updates());
+
+  for (int step = 3; step < 6; ++step) {
+    first->step(uninterrupted, gradient(step));
+    second->step(resumed, gradient(step));
+    EXPECT_TRUE(at::equal(uninterrupted.at("w"), resumed.at("w"))) << "step " << step;
+  }
+  EXPECT_EQ(first->updates(), second->updates());
+}
+
+TEST(RestoredOptimizer, RefusesStateThatIsNotItsOwn) {
+  const NamedTensors moments{{"w.exp_avg", numbers({1})}, {"w.exp_avg_sq", numbers({1})}}, half{{"w.exp_avg", numbers({1})}},
+      buffer{{"w.momentum_buffer", numbers({1})}};
+  const std::unique_ptr<Optimizer> adamw = make_optimizer({.kind = Kind::kAdamW}), sgd = make_optimizer({.kind = Kind::kSgd}),
+                                   momentum = make_optimizer({.kind = Kind::kSgd, .momentum = 0.5});
+
+  EXPECT_THROW(adamw->restore(half, {{"w", 1}}), ShapeError);
+  EXPECT_THROW(adamw->restore(moments, {}), ShapeError);
+  EXPECT_THROW(adamw->restore(moments, {{"w", 0}}), ShapeError);
+  EXPECT_THROW(sgd->restore(buffer, {}), ShapeError);
+  EXPECT_THROW(momentum->restore(moments, {}), ShapeError);
+  EXPECT_NO_THROW(momentum->restore(buffer, {}));
+}
+
 }  // namespace
 }  // namespace isoshard

@@ -2,7 +2,11 @@
 // torch.optim.SGD with momentum (dampening 0, no Nesterov), in the order of operations of its single-tensor loop.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
 
+#include <utility>
+
+#include "base/error.h"
 #include "optim/rules.h"
 
 namespace isoshard::detail {
@@ -25,11 +29,26 @@ class Sgd final : public Optimizer {
 
   [[nodiscard]] NamedTensors state() const override {
     NamedTensors result;
-    for (const auto& [name, buffer] : momentum_buffers_) result.emplace(name + ".momentum_buffer", buffer);
+    for (const auto& [name, buffer] : momentum_buffers_) result.emplace(name + std::string(kBuffer), buffer);
     return result;
   }
 
+  [[nodiscard]] std::string_view rule() const override { return settings_.momentum != 0 ? "sgd with momentum" : "sgd"; }
+  [[nodiscard]] UpdateCounts updates() const override { return {}; }
+
+  void restore(const NamedTensors& state, const UpdateCounts& updates) override {
+    if (!updates.empty()) throw ShapeError(fmt::format("SGD counts no updates; {} counts were given", updates.size()));
+    NamedTensors restored;
+    for (const auto& [name, buffer] : state) {
+      if (settings_.momentum == 0 || !name.ends_with(kBuffer)) throw ShapeError(fmt::format("{} has no state {}", rule(), name));
+      restored.emplace(name.substr(0, name.size() - kBuffer.size()), buffer);
+    }
+    momentum_buffers_ = std::move(restored);
+  }
+
  private:
+  static constexpr std::string_view kBuffer = ".momentum_buffer";
+
   void step_one(const std::string& name, at::Tensor& parameter, at::Tensor gradient) {
     if (settings_.weight_decay != 0) gradient = gradient.add(parameter, settings_.weight_decay);
     if (settings_.momentum != 0) {

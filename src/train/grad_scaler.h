@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Loss scaling across ranks: one scale, one flag, one decision.
 #pragma once
+#include <functional>
+#include <map>
+#include <string>
+
 #include "comm/communicator.h"
 #include "optim/loss_scale.h"
 #include "optim/optimizer.h"
@@ -25,6 +29,9 @@ class GradScaler {
   [[nodiscard]] bool unscale(NamedTensors& gradients) const;
   [[nodiscard]] virtual bool found_on_any_rank(bool own);
   void update(bool found_inf) noexcept { scale_.update(found_inf); }
+  /// For checkpoints: see LossScale.
+  [[nodiscard]] std::map<std::string, double, std::less<>> numbers() const { return scale_.numbers(); }
+  void restore(const std::map<std::string, double, std::less<>>& numbers) { scale_.restore(numbers); }
 
  private:
   LossScale scale_;

@@ -69,20 +69,24 @@ Trainer::~Trainer() = default;
 
 void Trainer::setup() {
   if (sink_ != nullptr) sink_->begin_step(0);
+  set_up_parameters();
+  record_parameters();
+}
+
+void Trainer::set_up_parameters() {
   DataParallelSetup setup;
   for (const ParameterSpec& spec : specs_) {
-    setup.parameters.push_back({spec.name, parts_.plan.class_of(spec), layout_of(spec), own_part(spec).requires_grad_(true)});
+    setup.parameters.push_back(
+        {spec.name, parts_.plan.class_of(spec), layout_of(spec), own_part(spec, scalar_type_of(parts_.dtype)).requires_grad_(true)});
   }
   setup.mesh = mesh_;
   setup.bucket_bytes = parts_.bucket_bytes;
   setup.master_dtype = parts_.master_dtype;
   parts_.data_parallel->setup(std::move(setup));
-  record_parameters();
 }
 
-at::Tensor Trainer::own_part(const ParameterSpec& spec) const {
+at::Tensor Trainer::own_part(const ParameterSpec& spec, at::ScalarType type) const {
   const Layout layout = layout_of(spec);
-  const at::ScalarType type = scalar_type_of(parts_.dtype);
   if (!is_vocab(parts_.plan.kind_of(spec.name))) return read_own_part(type, *parts_.weights, spec, layout, *mesh_);
   const bool all_padding = layout.boxes.empty();
   const at::Tensor rows = all_padding ? at::zeros({0, spec.shape[1]}, type) : read_own_part(type, *parts_.weights, spec, layout, *mesh_);

@@ -2,9 +2,11 @@
 /// One rank's training of one model, in phases: the single-process reference and every dp x tp subject are this class with other
 /// parts.
 #pragma once
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/dtype.h"
@@ -19,6 +21,7 @@
 #include "parallel/data_parallel.h"
 #include "parallel/tensor/partial_grad_sum.h"
 #include "parallel/tensor/shard_plan.h"
+#include "train/checkpoint_io.h"
 #include "train/grad_norm.h"
 #include "train/grad_scaler.h"
 #include "train/loss_normaliser.h"
@@ -38,8 +41,9 @@ struct TrainerParts {
   std::unique_ptr<GradScaler> grad_scaler;  ///< nullptr: the loss is not scaled
   std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<LearningRate> learning_rate;
-  std::shared_ptr<const RngStreams> streams;  ///< of dropout
+  std::shared_ptr<RngStreams> streams;  ///< of dropout
   std::unique_ptr<Schedule> schedule = std::make_unique<Schedule>();
+  std::unique_ptr<CheckpointIo> checkpoint_io = std::make_unique<CheckpointIo>();
   std::unique_ptr<PartialGradSum> partial_grad_sum;  ///< nullptr: nothing is split over tp
   std::unique_ptr<DataParallel> data_parallel;       ///< how parameters, gradients and optimizer state lie over dp
   std::int64_t bucket_bytes = 25 << 20;
@@ -74,6 +78,13 @@ class Trainer {
   ~Trainer();
 
   void setup();
+  /// In place of setup: goes on where the run that wrote the checkpoint was, whatever its mesh and subject. What is stepped starts from
+  /// `weights`, which must be of the checkpoint (CheckpointWeights); optimizer state, steps and random streams are the checkpoint's. The
+  /// state is recorded as that of the last step done; of a checkpoint of step 0, as setup does.
+  /// Errors   FileError that starts with the file (docs/checkpoints.md lists them).
+  void resume(const std::filesystem::path& folder);
+  /// Between steps: writes what resume takes.   Errors   as CheckpointIo::write.
+  void save(const std::filesystem::path& folder) const;
   /// Forward and backward of every micro-batch; gradients add up.
   /// The loss is the mean over all of them; only the last backward starts reductions.
   /// Errors   UsageError for no micro-batch, no counted token, or a micro-batch that does not divide by the loss groups.
@@ -111,13 +122,16 @@ class Trainer {
     std::vector<std::vector<std::size_t>> places;  ///< by micro-batch and sample
   };
 
+  void set_up_parameters();
+  void restore_masters();
+  [[nodiscard]] NamedTensors read_state(const Checkpoint& checkpoint) const;
   void record(RecordKind kind, std::string name, const at::Tensor& value, Layout layout) const;
   void record_parameters() const;
   void record_data(const TokenBatch& batch) const;
   /// Records the scale of the step, and declares it with what is recorded in it.
   void begin_scaling();
   /// This rank's part of a parameter; what pads a vocabulary is zero.
-  [[nodiscard]] at::Tensor own_part(const ParameterSpec& spec) const;
+  [[nodiscard]] at::Tensor own_part(const ParameterSpec& spec, at::ScalarType type) const;
   [[nodiscard]] at::Tensor logits_of(const TokenBatch& batch, Sink* sink, const TrainingPass& training);
   /// Of a micro-batch whose samples follow `earlier` ones of this rank.
   [[nodiscard]] TrainingPass training_pass(int step, std::int64_t earlier) const;

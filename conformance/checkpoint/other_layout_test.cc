@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// A checkpoint of one mesh and subject goes on in every other one: right after loading it holds what was saved, and its steps conform to
+// the single process that resumes from it.
+#include <ATen/ATen.h>
+
+#include "conformance/checkpoint/checkpoint_cases.h"
+#include "train/checkpoint.h"
+
+namespace isoshard {
+namespace {
+
+Case tp2_dp2(Dtype dtype = Dtype::kFloat32) {
+  Case item = four_head_case(2, 2, dtype);
+  const Case usual = long_case("autotp", 2, 2, dtype);
+  item.steps = kSteps;
+  item.settings = usual.settings;
+  item.settings.zero_stage = 1;
+  return item;
+}
+
+Case on(Case item, std::string subject, int dp, int tp, const std::function<void(Case&)>& change = {}) {
+  item.subject = std::move(subject);
+  item.dp = dp;
+  item.tp = tp;
+  item.settings.zero_stage = 0;
+  if (change) change(item);
+  return item;
+}
+
+struct Target {
+  std::string name;
+  std::function<Case(const Case& source)> of;
+};
+
+void PrintTo(const Target& target, std::ostream* out) {
+  *out << target.name;
+}
+
+std::vector<Target> targets() {
+  const auto zero2 = [](Case& c) { c.settings.zero_stage = 2; };
+  const auto distributed = [](Case& c) {
+    c.settings.sequence_parallel = c.settings.distributed_optimizer = true;
+    c.settings.vocab_multiple = 8;
+  };
+  return {{"autotp_tp1", [](const Case& c) { return on(c, "autotp", 1, 1); }},
+          {"autotp_tp4", [](const Case& c) { return on(c, "autotp", 1, 4); }},
+          {"ddp_dp3", [](const Case& c) { return on(c, "ddp", 3, 1); }},
+          {"autotp_dp3_z2", [=](const Case& c) { return on(c, "autotp", 3, 1, zero2); }},
+          {"autotp_tp2_dp3_z2", [=](const Case& c) { return on(c, "autotp", 3, 2, zero2); }},
+          {"fsdp_tp_tp2_dp3", [](const Case& c) { return on(c, "fsdp_tp", 3, 2); }},
+          {"fsdp_tp_tp2_dp2", [](const Case& c) { return on(c, "fsdp_tp", 2, 2); }},
+          {"megatron_tp2_dp2", [](const Case& c) { return on(c, "megatron", 2, 2); }},
+          {"megatron_tp2_dp3_sp_dopt", [=](const Case& c) { return on(c, "megatron", 3, 2, distributed); }}};
+}
+
+/// How many tensors of state behind a step were compared; each must be the other run's bit by bit, put together.
+int compared_states(const Trace& saved, const Trace& loaded, int step) {
+  int compared = 0;
+  for (const Record& record : loaded.ranks.front().records) {
+    const RecordKey& key = record.key;
+    if (key.step != step || (key.kind != RecordKind::kParam && key.kind != RecordKind::kOptimizer)) continue;
+    const at::Tensor expected = saved.assemble(key), actual = loaded.assemble(key);
+    EXPECT_EQ(expected.scalar_type(), actual.scalar_type()) << describe(key);
+    EXPECT_TRUE(at::equal(expected, actual)) << describe(key);
+    ++compared;
+  }
+  return compared;
+}
+
+class CheckpointOtherLayout : public ::testing::TestWithParam<Target> {
+ protected:
+  struct Saved {
+    TestFolder folder;
+    Case source;
+    Trace run;
+  };
+  static std::map<Dtype, Saved>& all_saved() {
+    static std::map<Dtype, Saved> all;
+    return all;
+  }
+  static void TearDownTestSuite() { all_saved().clear(); }
+  static const Saved& saved(Dtype dtype) {
+    Saved& one = all_saved()[dtype];
+    if (one.run.ranks.empty()) {
+      one.source = tp2_dp2(dtype);
+      one.run = run_alone(saved_to(one.source, one.folder.path()), Keep::kEverything);
+    }
+    return one;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Targets, CheckpointOtherLayout, ::testing::ValuesIn(targets()), [](const auto& test) { return test.param.name; });
+
+TEST_P(CheckpointOtherLayout, HoldsWhatWasSavedAndConforms) {
+  for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
+    const Saved& from = saved(dtype);
+    ASSERT_EQ(from.run.ranks.size(), 4U);
+    const Case item = resumed_case(GetParam().of(from.source), from.folder.path());
+
+    const Trace state = run_alone(item, Keep::kEverything);
+
+    const int num_states = dtype == Dtype::kFloat32 ? 3 : 4;  // moments and parameter; master
+    EXPECT_GT(compared_states(from.run, state, kStepsSaved - 1), num_states * 20);
+    const Reference& reference = reference_of(item);
+    EXPECT_THAT(run_case(item, reference), conforms_to(reference, judge_options(item)));
+  }
+}
+
+// Megatron's fused, sequence-parallel, bucket-cut state goes back to plain replicas.
+TEST(CheckpointOtherLayout, OfMegatronIsReadByDdp) {
+  const TestFolder folder;
+  Case source = on(tp2_dp2(Dtype::kBFloat16), "megatron", 2, 2);
+  source.settings.sequence_parallel = source.settings.distributed_optimizer = true;
+  const Trace run = run_alone(saved_to(source, folder.path()), Keep::kEverything);
+  Case target = on(source, "ddp", 2, 1);
+  target.settings.sequence_parallel = target.settings.distributed_optimizer = false;
+  const Case item = resumed_case(target, folder.path());
+
+  const Trace state = run_alone(item, Keep::kEverything);
+
+  EXPECT_GT(compared_states(run, state, kStepsSaved - 1), 80);
+  const Reference& reference = reference_of(item);
+  EXPECT_THAT(run_case(item, reference), conforms_to(reference, judge_options(item)));
+}
+
+TEST(CheckpointOtherLayout, OfMomentumAndATiedHeadOnAnOddVocabulary) {
+  const TestFolder folder;
+  Case source = with_tied_head(with_vocabulary(tp2_dp2(), 97));
+  source.settings.optimizer = verify_settings().optimizer;
+  source.settings.vocab_multiple = 16;
+  const Trace run = run_alone(saved_to(source, folder.path()), Keep::kEverything);
+  const Case item = resumed_case(on(source, "fsdp_tp", 3, 1, [](Case& c) { c.settings.vocab_multiple = 0; }), folder.path());
+
+  const Trace state = run_alone(item, Keep::kEverything);
+
+  EXPECT_GT(compared_states(run, state, kStepsSaved - 1), 40);
+  const Reference& reference = reference_of(item);
+  EXPECT_THAT(run_case(item, reference), conforms_to(reference, judge_options(item)));
+}
+
+// fp32 masters become fp32 parameters.
+TEST(CheckpointOtherLayout, OfMastersFeedsParametersOfTheirDtype) {
+  const TestFolder folder;
+  const Trace run = run_alone(saved_to(tp2_dp2(Dtype::kBFloat16), folder.path()), Keep::kEverything);
+  Case target = on(tp2_dp2(), "autotp", 2, 2);
+  const Case item = resumed_case(target, folder.path());
+
+  const Trace state = run_alone(item, Keep::kEverything);
+
+  int compared = 0;
+  for (const Record& record : state.ranks.front().records) {
+    if (record.key.step != kStepsSaved - 1 || record.key.kind != RecordKind::kParam) continue;
+    const RecordKey master{kStepsSaved - 1, RecordKind::kOptimizer, record.key.name + ".master", 0};
+    EXPECT_TRUE(at::equal(run.assemble(master), state.assemble(record.key))) << describe(record.key);
+    ++compared;
+  }
+  EXPECT_GT(compared, 20);
+}
+
+// The masks of the resumed run are those of the checkpoint's seed, whatever the case's own seed is.
+TEST(CheckpointOtherLayout, CarriesTheRandomStreams) {
+  const TestFolder folder;
+  const Case source = long_case("autotp", 2, 2, Dtype::kFloat32, "gpt2");
+  const Trace run = run_alone(saved_to(source, folder.path()), Keep::kEverything);
+  Case target = on(source, "megatron", 2, 3);
+  target.seed = source.seed + 1;
+  const Case item = resumed_case(target, folder.path());
+
+  const Trace resumed = run_alone(item, Keep::kEverything);
+
+  int compared = 0;
+  for (const Record& record : resumed.ranks.front().records) {
+    if (record.key.kind != RecordKind::kMask) continue;
+    EXPECT_TRUE(at::equal(run.assemble(record.key), resumed.assemble(record.key))) << describe(record.key);
+    ++compared;
+  }
+  EXPECT_GT(compared, 20);
+}
+
+class CheckpointSeed : public ::testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(Subjects, CheckpointSeed,
+                         ::testing::Values(long_case("ddp", 3, 1), long_case("autotp", 3, 2, Dtype::kBFloat16), long_case("fsdp_tp", 3, 2),
+                                           long_case("megatron", 2, 2, Dtype::kBFloat16)),
+                         case_name);
+
+// Written by one process before its first step. The run from it is the run that draws the same weights.
+TEST_P(CheckpointSeed, OfOneProcessFeedsEverySubject) {
+  const TestFolder folder;
+  run_alone(with(saved_to(GetParam(), folder.path(), 0), [](Case& c) {
+    c.subject = "autotp";
+    c.dp = c.tp = 1;
+    c.steps = 1;
+    c.settings.schedule = {};
+  }));
+  const Case item = resumed_case(GetParam(), folder.path());
+  ASSERT_EQ(Checkpoint::open(folder.path()).world_size(), 1);
+  ASSERT_EQ(item.first_step(), 0);
+
+  const Trace seeded = run_alone(item);
+
+  const RunEquality equality = equality_of(run_alone(GetParam()), seeded);
+  EXPECT_EQ(equality.difference, "");
+  EXPECT_GT(equality.tensors, 600);
+}
+
+}  // namespace
+}  // namespace isoshard
