@@ -105,6 +105,8 @@ void apply_schedule(const ParsedOptions& options, LearningRateSettings& schedule
   override_with(options, "warmup-steps", schedule.warmup_steps);
   override_with(options, "total-steps", schedule.total_steps);
   override_with(options, "min-lr", schedule.min_rate);
+  if (options.given("total-steps") && schedule.kind == LearningRateSettings::Kind::kConstant)
+    throw UsageError("--total-steps: a constant rate ends nowhere; take --lr-schedule linear or cosine, or leave it out");
 }
 
 void apply_settings(const ParsedOptions& options, TrainSettings& settings) {

@@ -53,6 +53,8 @@ int compare_curves(const ParsedOptions& options) {
   if (options.given("output-dir")) throw UsageError("--output-dir: two loss curves give one line, and no report.json; leave it out");
   const Curve reference = read_curve(options.get<std::string>("reference")), actual = read_curve(options.get<std::string>("actual"));
   if (!options.get<bool>("allow-different-settings")) refuse_different_settings(reference, actual);
+  if (options.given("rtol") && !reference.spreads.empty())
+    throw UsageError("--rtol: the reference's perturbed runs say what is allowed of a loss curve; leave it out");
   CurveBounds bounds = curve_bounds(actual);
   if (options.given("rtol")) bounds.rtol = options.get<double>("rtol");
   const CurveVerdict verdict = judge_curve(reference, actual, bounds);
@@ -60,10 +62,16 @@ int compare_curves(const ParsedOptions& options) {
   return exit_code_of(verdict.status);
 }
 
+/// A missing file that is named as one is one: reading it says that it is missing.
+bool names_a_curve(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return is_curve_file(path) || (path.extension() == ".json" && !std::filesystem::exists(path, ignored));
+}
+
 /// Whether both are given and are loss curves.   Errors   UsageError if one is a curve and the other a bundle.
 bool are_curves(const ParsedOptions& options) {
   if (!options.given("reference") || !options.given("actual") || options.given("input-dir")) return false;
-  const bool first = is_curve_file(options.get<std::string>("reference")), second = is_curve_file(options.get<std::string>("actual"));
+  const bool first = names_a_curve(options.get<std::string>("reference")), second = names_a_curve(options.get<std::string>("actual"));
   if (first != second) throw UsageError("compare takes two bundles or two loss curves (loss_SUBJECT.json), not one of each");
   return first;
 }

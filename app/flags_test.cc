@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <algorithm>
 
-#include <algorithm>
 #include <fstream>
 #include <set>
 #include <sstream>
@@ -178,6 +177,54 @@ TEST(Flags, OfTheTrainingScriptsMeanWhatTheySay) {
   EXPECT_EQ(request.reference.dp, 2);
   ASSERT_EQ(request.notes.size(), 1U);
   EXPECT_THAT(request.notes[0], HasSubstr("--storage-path"));
+}
+
+TrainRequest train_requested(const std::vector<std::string>& arguments) {
+  return train_request_of(parse_options(table_of("train"), arguments));
+}
+
+TEST(Flags, OfTrainGiveMegatronsMastersToAllRunsInAnyOrder) {
+  for (const char* const subjects : {"megatron,ddp", "ddp,megatron", "autotp,megatron,ddp"}) {
+    const TrainRequest request = train_requested({"--model", "tiny", "--subjects", subjects, "--dtype", "bf16"});
+
+    EXPECT_EQ(request.reference.settings.master_dtype, Dtype::kFloat32) << subjects;
+    for (const Case& item : request.cases) EXPECT_EQ(item.settings.master_dtype, Dtype::kFloat32) << subjects << " " << item.subject;
+    EXPECT_EQ(request.notes.size(), 1U) << subjects;
+  }
+}
+
+// What verify then judges is the beginning of the same run.
+TEST(Flags, OfTheCommandToLookFurtherAreThoseOfTheRun) {
+  const std::vector<std::vector<std::string>> runs = {
+      {"--subjects", "megatron,ddp", "--dtype", "bf16"},
+      {"--subjects", "autotp,ddp", "--lr-schedule", "cosine", "--warmup-steps", "10", "--min-lr", "1e-5"},
+      {"--subjects", "fsdp_tp", "--optimizer", "sgd", "--autocast", "--recompute"},
+      {"--fault", "dp_sum_missing", "--dtype", "bf16"}};
+  for (const std::vector<std::string>& arguments : runs) {
+    const TrainRequest request = train_requested(arguments);
+    ASSERT_FALSE(request.cases.empty());
+    for (const Case& item : request.cases) {
+      std::istringstream command(look_further(request, item, 8));
+      std::vector<std::string> words;
+      for (std::string word; command >> word;) words.push_back(word);
+      ASSERT_EQ(words.at(1), "verify");
+
+      const VerifyRequest looked = requested({words.begin() + 2, words.end()});
+
+      Case expected = item;
+      expected.settings.schedule.total_steps = item.learning_rate_schedule().total_steps;
+      expected.steps = 8;
+      ASSERT_EQ(looked.cases.size(), 1U) << look_further(request, item, 8);
+      Case judged = looked.cases.front();
+      judged.settings.schedule.total_steps = judged.learning_rate_schedule().total_steps;
+      if (expected.settings.schedule.kind == LearningRateSettings::Kind::kConstant)
+        expected.settings.schedule.total_steps = judged.settings.schedule.total_steps;
+      // What AdamW does not read is no difference.
+      if (judged.settings.optimizer.kind == OptimizerSettings::Kind::kAdamW)
+        judged.settings.optimizer.momentum = expected.settings.optimizer.momentum;
+      EXPECT_EQ(judged.reference_slug(), expected.reference_slug()) << look_further(request, item, 8);
+    }
+  }
 }
 
 TEST(Flags, NumWorkersIsTheDegreeOfDdpAndMustFitOthers) {

@@ -2,6 +2,7 @@
 /// `isoshard train`: whole training runs of several subjects from the same weights, their loss curves, and a verdict on each.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 
@@ -38,6 +39,7 @@ class Training {
       reference_ = read_curve(request_.reference_curve);
       if (reference_->subject != "reference")
         throw FileError(fmt::format("{}: is the curve of {}, not of a reference", request_.reference_curve.string(), reference_->subject));
+      for (const Case& item : request_.cases) refuse_different_settings(*reference_, untrained_curve(item));
       return;
     }
     if (!request_.runs_reference) return;
@@ -106,15 +108,16 @@ class Training {
   void report(const Case& item, const TrainedCase& trained) {
     if (!reference_.has_value()) {
       if (trained.is_sound()) return;
-      // A run is compared with itself: only what it found on its own is left.
-      print(render(judge_training(trained.curve, trained)));
+      print(fmt::format("DIVERGES  {}: {}\n", label_of(trained.curve), found_without_reference(trained)));
       code_ = combine_exit_codes(code_, kExitDiverges);
       return;
     }
     const CurveVerdict verdict = judge_training(*reference_, trained);
     print(render(verdict));
     if (verdict.status == Status::kDiverges && !item.resumed.has_value()) {
-      const int first = verdict.first.has_value() ? verdict.first->step : trained.curve.steps.back().step;
+      int first = trained.curve.steps.back().step;
+      if (verdict.first.has_value()) first = std::min(first, verdict.first->step);
+      if (trained.unequal_copies.has_value()) first = std::min(first, trained.unequal_copies->key.step);
       print(fmt::format("          look further: {}\n", look_further(request_, item, first + 1)));
     }
     code_ = combine_exit_codes(code_, exit_code_of(verdict.status));
@@ -163,7 +166,7 @@ Command train_command() {
           "  isoshard train --optimizer sgd --dtype bf16                          every subject, small model, 100 steps\n"
           "  isoshard train --model_name Qwen/Qwen2.5-0.5B --num_layers 2 --batch_size 2 --seq_length 128 --learning_rate 1e-5 \\\n"
           "      --debug_steps 100 --subjects ddp --loss_output_dir curves --init_weights_path w.safetensors --save_init_weights\n"
-          "  isoshard train --subjects autotp --tp 2 --dp 2 --steps 50 --total-steps 100 --save-checkpoint saved\n"
+          "  isoshard train --subjects autotp --tp 2 --dp 2 --steps 50 --save-checkpoint saved\n"
           "  isoshard train --subjects fsdp_tp --tp 2 --dp 3 --steps 100 --resume saved/autotp\n"
           "  isoshard train --subjects autotp --reference curves/loss_reference.json --output-dir curves",
           declare_train_options,

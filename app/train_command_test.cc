@@ -265,6 +265,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Bad{"interval", {"--check-interval", "0"}, 2, "--check-interval 0"},
                     Bad{"nothing", {"--subjects", "reference", "--reference", "none"}, 2, "nothing is left to train"},
                     Bad{"endless", {"--data", "random", "--num-epochs", "1"}, 2, "random ids have no end"},
+                    Bad{"epochs_of_empty_batches", {"--num-epochs", "1", "--batch-size", "0"}, 2, "batch size of 0"},
+                    Bad{"nothing_to_judge", {"--subjects", "reference", "--reference", "absent.json"}, 2, "nothing is left to train"},
+                    Bad{"end_of_a_constant_rate", {"--total-steps", "50"}, 2, "a constant rate ends nowhere"},
                     Bad{"fault_and_preset", {"--fault", "dp_sum_missing", "--preset", "small"}, 2, "leave --preset out"}),
     [](const testing::TestParamInfo<Bad>& bad) { return bad.param.name; });
 

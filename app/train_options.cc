@@ -20,6 +20,7 @@
 #include "fixtures/cases/inputs.h"
 #include "fixtures/cases/presets.h"
 #include "fixtures/cases/resumed_case.h"
+#include "fixtures/reference/lattice_guard.h"
 
 namespace isoshard {
 namespace {
@@ -42,7 +43,6 @@ Case base_case(const ParsedOptions& options, const std::string& fault) {
     return find_fault(fault).smallest_case();
   }
   Case base = preset_cases(options.given("preset") ? options.get<std::string>("preset") : "small").front();
-  if (base.config.model_type == "lattice") return base;
   // As the published scripts train: AdamW, clipping at 1.
   base.settings.optimizer = OptimizerSettings{};
   return base;
@@ -56,11 +56,13 @@ void apply_dtype(const ParsedOptions& options, Case& item) {
   if (dtypes.empty() && options.given("autocast")) item.dtype = Dtype::kFloat32;  // the only one that autocast takes
 }
 
-/// Switching to SGD without a rate means SGD's usual one; a rate and momentum of verify's.
-void apply_optimizer(const ParsedOptions& options, const std::string& fault, TrainSettings& settings) {
-  if (!fault.empty() || !options.given("optimizer") || settings.optimizer.kind != OptimizerSettings::Kind::kSgd) return;
+/// Switching to SGD without a rate means SGD's usual one, for which the bounds are known to hold; a lattice model keeps what makes it
+/// exact.
+void apply_optimizer(const ParsedOptions& options, const std::string& fault, Case& item) {
+  TrainSettings& settings = item.settings;
+  if (!fault.empty() || is_lattice(item) || !options.given("optimizer") || settings.optimizer.kind != OptimizerSettings::Kind::kSgd) return;
   const OptimizerSettings usual = verify_settings().optimizer;
-  if (!options.given("learning-rate")) settings.optimizer.learning_rate = usual.learning_rate;
+  if (!options.given("learning-rate")) settings.optimizer.learning_rate = std::min(usual.learning_rate, largest_rate(item));
   settings.optimizer.momentum = usual.momentum;
 }
 
@@ -108,18 +110,28 @@ std::optional<std::int64_t> samples_in_epoch(const Case& item) {
   return TextTokens(path, item.config.vocab_size, item.seq_length, item.seed).num_samples();
 }
 
+/// Of an epoch, as the sampler takes them: its last batch is left out, filled up, or goes on with the next epoch's first samples.
+std::int64_t samples_taken(const Case& item, std::int64_t samples) {
+  const bool has_tail = item.data.shuffle || item.data.tail.has_value() || item.data.kind == DataSource::Kind::kTokenFile;
+  if (!has_tail) return samples;
+  const std::int64_t batch = std::int64_t{item.dp} * item.batch_size;
+  const bool drops = item.data.tail.value_or(TailPolicy::kPad) == TailPolicy::kDrop;
+  return (samples + (drops ? 0 : batch - 1)) / batch * batch;
+}
+
 /// At most so many steps as the epochs have.
 void apply_epochs(const ParsedOptions& options, Case& base) {
   if (!options.given("num-epochs")) return;
   const int epochs = options.get<int>("num-epochs");
   if (epochs < 1) throw UsageError(fmt::format("--num-epochs {}: it must be at least 1", epochs));
+  if (base.dp < 1 || base.batch_size < 1 || base.micro_batches < 1) return;  // refused with the numbers later
   const std::optional<std::int64_t> samples = samples_in_epoch(base);
   if (!samples.has_value()) {
     if (options.given("steps")) return;
     throw UsageError("--num-epochs: random ids have no end, so there is no epoch; say how many --steps");
   }
   const std::int64_t a_step = std::int64_t{base.dp} * base.batch_size * base.micro_batches;
-  const std::int64_t most = *samples * epochs / a_step;
+  const std::int64_t most = samples_taken(base, *samples) * epochs / a_step;
   if (most < 1) throw UsageError(fmt::format("--num-epochs {}: {} samples do not fill one step of {} samples", epochs, *samples, a_step));
   if (!options.given("steps") || base.steps > most) base.steps = static_cast<int>(std::min<std::int64_t>(most, 1'000'000));
 }
@@ -139,7 +151,7 @@ std::vector<Case> cases_of(const Strings& selected, const Case& base) {
 /// One reference judges all runs: where a subject always has masters (megatron with 16-bit parameters), all train with them.
 void share_masters(TrainRequest& request, Case& base) {
   for (const Case& item : request.cases) {
-    if (item.settings.master_dtype == base.settings.master_dtype) continue;
+    if (!item.settings.master_dtype.has_value() || item.settings.master_dtype == base.settings.master_dtype) continue;
     base.settings.master_dtype = item.settings.master_dtype;
     request.notes.push_back(fmt::format("{} has {} masters, so all runs have them", item.subject, name_of(*item.settings.master_dtype)));
   }
@@ -153,16 +165,24 @@ Strings flags_for_verify(const ParsedOptions& options, const Case& base, const s
     flags.push_back("--" + name);
     const bool is_plain =
         value.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./-+,:") == std::string::npos;
-    if (value != "true") flags.push_back(is_plain && !value.empty() ? value : fmt::format("'{}'", value));
+    if (value == "true") return;
+    std::string quoted;
+    for (const char c : value) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    flags.push_back(is_plain && !value.empty() ? value : fmt::format("'{}'", quoted));
   };
   if (!fault.empty()) {
     add("fault", fault);
+    if (options.given("dtype")) add("dtype", std::string(name_of(base.dtype)));
   } else {
     add("preset", options.given("preset") ? options.get<std::string>("preset") : "small");
     add("dtype", std::string(name_of(base.dtype)));
     add("optimizer", std::string(name_of(base.settings.optimizer.kind)));
     add("learning-rate", fmt::format("{}", base.settings.optimizer.learning_rate));
   }
+  // Fewer steps of verify are the first ones of this run.
+  if (base.settings.schedule.kind != LearningRateSettings::Kind::kConstant)
+    add("total-steps", fmt::format("{}", base.learning_rate_schedule().total_steps));
+  if (base.settings.master_dtype.has_value()) add("master-dtype", std::string(name_of(*base.settings.master_dtype)));
   OptionTable table;
   declare_case_options(table);
   for (const auto& option : table.options.options()) {
@@ -225,7 +245,7 @@ TrainRequest train_request_of(const ParsedOptions& options) {
   apply_case_options(options, request.inputs, base);
   Case& item = base.front();
   apply_dtype(options, item);
-  apply_optimizer(options, request.fault, item.settings);
+  apply_optimizer(options, request.fault, item);
   const Strings selected = subjects_of(options, item, request.fault);
   apply_degrees(options, selected, request.fault, item);
   apply_epochs(options, item);
@@ -240,7 +260,7 @@ TrainRequest train_request_of(const ParsedOptions& options) {
 
   const auto& reference = options.get<std::string>("reference");
   request.runs_reference = reference == "run";
-  if (reference == "none" && request.cases.empty()) throw UsageError("--reference none: nothing is left to train");
+  if (reference != "run" && request.cases.empty()) throw UsageError(fmt::format("--reference {}: nothing is left to train", reference));
   if (reference != "run" && reference != "none") request.reference_curve = reference;
   request.perturbed_runs = options.get<int>("perturbed-runs");
   request.check_interval = options.get<int>("check-interval");

@@ -47,6 +47,9 @@ std::vector<Case> cases() {
   all.push_back(with_dropout(with_heads(step_case("autotp", 2, 3), 6, 1)));  // a kv head that three ranks hold
   all.push_back(
       with(with_dropout(step_case("autotp", 3, 2, Dtype::kFloat32, "gpt2")), [](Case& c) { c.settings.autocast = Dtype::kBFloat16; }));
+  all.push_back(with_dropout(step_case("fsdp_tp", 3, 2, Dtype::kFloat32, "gpt2")));
+  all.push_back(
+      with(with_dropout(step_case("megatron", 3, 2, Dtype::kFloat32, "gpt2")), [](Case& c) { c.settings.sequence_parallel = true; }));
   all.push_back(with(with_dropout(step_case("autotp", 2, 3)), [](Case& c) { c.tp_is_slow = true; }));
   return all;
 }

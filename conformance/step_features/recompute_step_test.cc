@@ -48,6 +48,12 @@ std::vector<Case> cases() {
     c.settings.record_partials = true;
     c.model_name += "_partials";
   }));
+  // Layers are gathered again before they are run again.
+  all.push_back(with(recomputed(step_case("fsdp_tp", 3, 2, Dtype::kFloat32, "gpt2"), 0.1), [](Case& c) { c.micro_batches = 2; }));
+  all.push_back(recomputed(step_case("fsdp_tp", 3, 2, Dtype::kBFloat16), 0.1));
+  // Sequence shards are gathered again, too.
+  all.push_back(
+      with(recomputed(step_case("megatron", 3, 2, Dtype::kFloat32, "gpt2"), 0.1), [](Case& c) { c.settings.sequence_parallel = true; }));
   all.push_back(
       with(recomputed(step_case("autotp", 2, 3, Dtype::kFloat32, "gpt2"), 0.1), [](Case& c) { c.settings.autocast = Dtype::kBFloat16; }));
   return all;

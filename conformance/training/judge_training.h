@@ -24,11 +24,17 @@ inline constexpr int kPerturbedRuns = 5;
 /// read from the settings of the curve.
 [[nodiscard]] CurveBounds curve_bounds(const Curve& actual);
 
-/// Why the bounds are not known to hold with the case's optimizer; empty if they are: AdamW up to 1e-3, SGD up to 0.1 with clipping.
+/// Why the bounds are not known to hold with the case's optimizer; empty if they are: up to largest_rate, SGD with clipping.
 [[nodiscard]] std::string outside_range(const Case& item);
 
 /// "the loss of step 4 is nan; the first tensor that is no number is ... on rank 2"; empty for a run that ended as it should.
 [[nodiscard]] std::string non_finite_in_words(const TrainedCase& trained);
+
+/// The largest rate of the case's optimizer for which the bounds are known to hold: AdamW 1e-3, SGD 0.1, in 16 bits 0.02.
+[[nodiscard]] double largest_rate(const Case& item);
+
+/// What a run finds without a reference: numbers that are none, copies and numbers that differ between ranks. Empty if it is sound.
+[[nodiscard]] std::string found_without_reference(const TrainedCase& trained);
 
 /// judge_curve, and what the run itself found: numbers that are none, copies that differ.
 /// Errors   UsageError for different settings.

@@ -213,6 +213,10 @@ TrainedCase TrainingRun::wait() {
   return trained;
 }
 
+Curve untrained_curve(const Case& item) {
+  return empty_curve(item, TrainOptions());
+}
+
 std::string title_of_subject(const std::string& subject) {
   static const std::map<std::string, std::string> titles = {{"reference", "Reference"},
                                                             {"ddp", "DDP"},

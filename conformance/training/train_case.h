@@ -44,7 +44,10 @@ struct TrainOptions {
   std::function<void(int step)> on_step = {};  ///< called on rank 0, in its own process, after each step: for a progress line
 };
 
-/// "PyTorch DDP" for ddp, "DeepSpeed AutoTP" for autotp, ...; a subject's own name if it copies nothing.
+/// Of a run that has not begun: its subject and settings, and no step.
+[[nodiscard]] Curve untrained_curve(const Case& item);
+
+/// "DDP" for ddp, "DeepSpeed AutoTP" for autotp, ...; a subject's own name if it copies nothing.
 [[nodiscard]] std::string title_of_subject(const std::string& subject);
 
 /// Trains item.steps steps of item.subject: a world of item.world_size() ranks, of one for the subject "reference".

@@ -82,6 +82,7 @@ std::vector<at::Tensor> outputs_with(const Evidence& e, const View& view, const 
       if (is_lookup) outputs.push_back(view.expected + change.narrow(1, begin, features).index({input}));
       continue;
     }
+    if (input.dim() < 3) continue;
     const at::Tensor x = input.flatten(2).to(at::kDouble);
     if (x.size(-1) == change.size(1) && change.size(0) >= begin + features)
       outputs.push_back(view.expected + x.matmul(change.narrow(0, begin, features).t()) + shift);

@@ -106,11 +106,11 @@ class Reader {
 };
 
 void read_step(const Reader& reader, const nlohmann::json& json, Curve& curve) {
-  const int expected = static_cast<int>(curve.steps.size());
-  const std::string at = fmt::format("steps[{}]", expected);
+  const std::string at = fmt::format("steps[{}]", curve.steps.size());
   CurveStep step;
   step.step = reader.count(reader.member(json, "step", at), at + ".step");
-  if (step.step != expected) reader.refuse(fmt::format("{} is step {}: a step is missing, there twice or out of order", at, step.step));
+  // A run that was resumed begins where it went on.
+  if (!curve.steps.empty() && step.step != curve.steps.back().step + 1) reader.refuse(fmt::format("{} is step {}: a step is missing, there twice or out of order", at, step.step));
   step.loss = reader.number(json, "loss", at);
   step.rank_losses = reader.numbers(json, "rank_losses", at);
   step.grad_norm = reader.number(json, "grad_norm", at);

@@ -177,6 +177,10 @@ std::vector<std::string> differing_settings(const Curve& reference, const Curve&
 }
 
 void refuse_different_settings(const Curve& reference, const Curve& actual) {
+  if (!reference.steps.empty() && !actual.steps.empty() && reference.steps.front().step != actual.steps.front().step) {
+    throw UsageError(fmt::format("{} begins with step {}, {} with step {}: resume both from one checkpoint", label_of(reference),
+                                 reference.steps.front().step, label_of(actual), actual.steps.front().step));
+  }
   const std::vector<std::string> lines = differing_settings(reference, actual);
   if (lines.empty()) return;
   throw UsageError(

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/hex_float.h"
 #include "base/test_folder.h"
+#include "harness/curve/curve_judge.h"
 
 namespace isoshard {
 namespace {
@@ -21,6 +22,7 @@ using nlohmann::json;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::ThrowsMessage;
 
 Curve small_curve() {
   Curve curve;
@@ -79,9 +81,19 @@ TEST(CurveFile, HoldsNanAndInfinities) {
 TEST(CurveFile, RefusesStepsThatAreMissingOrTwice) {
   const Curve curve = small_curve();
 
-  EXPECT_THAT(refusal(curve, [](json& j) { j["steps"].erase(0); }), AllOf(HasSubstr("loss_x.json"), HasSubstr("steps[0] is step 1")));
+  EXPECT_THAT(refusal(curve, [](json& j) { j["steps"][1]["step"] = 2; }), AllOf(HasSubstr("loss_x.json"), HasSubstr("steps[1] is step 2")));
   EXPECT_THAT(refusal(curve, [](json& j) { j["steps"].push_back(j["steps"][1]); }), HasSubstr("steps[2] is step 1"));
   EXPECT_THAT(refusal(curve, [](json& j) { j["steps"] = json::array(); }), HasSubstr("has no steps"));
+}
+
+TEST(CurveFile, OfAResumedRunBeginsWhereItWentOnAndIsComparedWithSuchARunOnly) {
+  const Curve whole = small_curve();
+  Curve rest = whole;
+  rest.steps.erase(rest.steps.begin());
+
+  EXPECT_EQ(parse_curve(curve_text(rest), "loss_x.json").steps.front().step, 1);
+  EXPECT_NO_THROW(refuse_different_settings(rest, rest));
+  EXPECT_THAT([&] { refuse_different_settings(whole, rest); }, ThrowsMessage<UsageError>(HasSubstr("begins with step 0")));
 }
 
 TEST(CurveFile, RefusesADecimalThatIsNotItsHexFloat) {
