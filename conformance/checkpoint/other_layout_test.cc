@@ -67,6 +67,15 @@ int compared_states(const Trace& saved, const Trace& loaded, int step) {
   return compared;
 }
 
+/// What it loads is what was saved, in more than `least` tensors, and the steps that follow conform.
+void expect_goes_on_from(const Trace& saved, const Case& item, int least) {
+  const Trace state = run_alone(item, Keep::kEverything);
+
+  EXPECT_GT(compared_states(saved, state, kStepsSaved - 1), least);
+  const Reference& reference = reference_of(item);
+  EXPECT_THAT(run_case(item, reference), conforms_to(reference, judge_options(item)));
+}
+
 class CheckpointOtherLayout : public ::testing::TestWithParam<Target> {
  protected:
   struct Saved {
@@ -96,12 +105,8 @@ TEST_P(CheckpointOtherLayout, HoldsWhatWasSavedAndConforms) {
     ASSERT_EQ(from.run.ranks.size(), 4U);
     const Case item = resumed_case(GetParam().of(from.source), from.folder.path());
 
-    const Trace state = run_alone(item, Keep::kEverything);
-
     const int num_states = dtype == Dtype::kFloat32 ? 3 : 4;  // moments and parameter; master
-    EXPECT_GT(compared_states(from.run, state, kStepsSaved - 1), num_states * 20);
-    const Reference& reference = reference_of(item);
-    EXPECT_THAT(run_case(item, reference), conforms_to(reference, judge_options(item)));
+    expect_goes_on_from(from.run, item, num_states * 20);
   }
 }
 
@@ -115,11 +120,7 @@ TEST(CheckpointOtherLayout, OfMegatronIsReadByDdp) {
   target.settings.sequence_parallel = target.settings.distributed_optimizer = false;
   const Case item = resumed_case(target, folder.path());
 
-  const Trace state = run_alone(item, Keep::kEverything);
-
-  EXPECT_GT(compared_states(run, state, kStepsSaved - 1), 80);
-  const Reference& reference = reference_of(item);
-  EXPECT_THAT(run_case(item, reference), conforms_to(reference, judge_options(item)));
+  expect_goes_on_from(run, item, 80);
 }
 
 TEST(CheckpointOtherLayout, OfMomentumAndATiedHeadOnAnOddVocabulary) {
@@ -130,11 +131,7 @@ TEST(CheckpointOtherLayout, OfMomentumAndATiedHeadOnAnOddVocabulary) {
   const Trace run = run_alone(saved_to(source, folder.path()), Keep::kEverything);
   const Case item = resumed_case(on(source, "fsdp_tp", 3, 1, [](Case& c) { c.settings.vocab_multiple = 0; }), folder.path());
 
-  const Trace state = run_alone(item, Keep::kEverything);
-
-  EXPECT_GT(compared_states(run, state, kStepsSaved - 1), 40);
-  const Reference& reference = reference_of(item);
-  EXPECT_THAT(run_case(item, reference), conforms_to(reference, judge_options(item)));
+  expect_goes_on_from(run, item, 40);
 }
 
 // fp32 masters become fp32 parameters.

@@ -7,22 +7,17 @@
 #include <utility>
 
 #include "comm/tensor.h"
+#include "optim/wrapped_optimizer.h"
 
 namespace isoshard {
 namespace {
 
-class OptimizerTwin final : public Optimizer {
+class OptimizerTwin final : public WrappedOptimizer {
  public:
-  OptimizerTwin(std::unique_ptr<Optimizer> inner, OptimizerStep step) : inner_(std::move(inner)), step_(std::move(step)) {}
-  void step(NamedTensors& parameters, const NamedTensors& gradients) override { step_(*inner_, parameters, gradients); }
-  void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }
-  NamedTensors state() const override { return inner_->state(); }
-  std::string_view rule() const override { return inner_->rule(); }
-  UpdateCounts updates() const override { return inner_->updates(); }
-  void restore(const NamedTensors& state, const UpdateCounts& updates) override { inner_->restore(state, updates); }
+  OptimizerTwin(std::unique_ptr<Optimizer> inner, OptimizerStep step) : WrappedOptimizer(std::move(inner)), step_(std::move(step)) {}
+  void step(NamedTensors& parameters, const NamedTensors& gradients) override { step_(inner(), parameters, gradients); }
 
  private:
-  std::unique_ptr<Optimizer> inner_;
   OptimizerStep step_;
 };
 

@@ -89,17 +89,30 @@ inline std::map<RecordKind, int> count_kinds(const Trace& trace) {
   return counts;
 }
 
-/// Emulates the case by its declared arithmetic and runs it: every record of every rank must have the same bits. The run.
+struct EmulatedAndActual {
+  Trace emulated;
+  Reference reference;  ///< of what was emulated
+  Trace actual;
+};
+
+/// Emulates the case by its declared arithmetic and runs it: the judge, who allows nothing, must find nothing.
+inline EmulatedAndActual run_beside_its_emulation(const Case& item) {
+  EmulatedAndActual both;
+  both.emulated = emulate(item, arithmetic_of(item));
+  both.reference = reference_of_emulated(both.emulated);
+
+  both.actual = run_case(item, both.reference);
+
+  EXPECT_EQ(static_cast<int>(both.actual.ranks.size()), item.dp * item.tp);
+  EXPECT_THAT(both.actual, conforms_to(both.reference, exact_options(item)));
+  return both;
+}
+
+/// The same, and every record of every rank has the same bits. The run.
 inline Trace run_bit_equal_to_its_emulation(const Case& item) {
-  const Trace emulated = emulate(item, arithmetic_of(item));
-  const Reference reference = reference_of_emulated(emulated);
-
-  Trace actual = run_case(item, reference);
-
-  EXPECT_EQ(static_cast<int>(actual.ranks.size()), item.dp * item.tp);
-  EXPECT_THAT(actual, conforms_to(reference, exact_options(item)));
-  EXPECT_EQ(first_difference(emulated, actual), "");
-  return actual;
+  EmulatedAndActual both = run_beside_its_emulation(item);
+  EXPECT_EQ(first_difference(both.emulated, both.actual), "");
+  return std::move(both.actual);
 }
 
 /// The same, and it recorded as much as a step of a transformer gives.

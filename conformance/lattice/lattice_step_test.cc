@@ -11,6 +11,7 @@
 #include "conformance/subjects/step_test.h"
 #include "fixtures/cases/inputs.h"
 #include "harness/compare/verdict.h"
+#include "optim/wrapped_optimizer.h"
 
 namespace isoshard {
 namespace {
@@ -213,25 +214,19 @@ TEST(LatticeFaults, OneUnitInOneElementOfAGradientIsSeen) {
 }
 
 // Puts one element of one parameter back to what it was before each step.
-class OneElementKept final : public Optimizer {
+class OneElementKept final : public WrappedOptimizer {
  public:
-  OneElementKept(std::unique_ptr<Optimizer> inner, std::string name) : inner_(std::move(inner)), name_(std::move(name)) {}
+  OneElementKept(std::unique_ptr<Optimizer> inner, std::string name) : WrappedOptimizer(std::move(inner)), name_(std::move(name)) {}
   void step(NamedTensors& parameters, const NamedTensors& gradients) override {
     const at::Tensor parameter = parameters.at(name_), before = parameter.detach().clone();
-    inner_->step(parameters, gradients);
+    inner().step(parameters, gradients);
     const at::Tensor moved = (parameter != before).nonzero();
     ASSERT_GT(moved.size(0), 0);
     const auto place = moved[0][0].item<std::int64_t>();
     parameter[place].copy_(before[place]);
   }
-  void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }
-  [[nodiscard]] NamedTensors state() const override { return inner_->state(); }
-  [[nodiscard]] std::string_view rule() const override { return inner_->rule(); }
-  [[nodiscard]] UpdateCounts updates() const override { return inner_->updates(); }
-  void restore(const NamedTensors& state, const UpdateCounts& updates) override { inner_->restore(state, updates); }
 
  private:
-  std::unique_ptr<Optimizer> inner_;
   std::string name_;
 };
 

@@ -90,18 +90,13 @@ INSTANTIATE_TEST_SUITE_P(Subjects, LossScaleStep, ::testing::ValuesIn(cases()), 
 // What overflows is infinite, or not a number, at the same places.
 TEST_P(LossScaleStep, IsBitEqualToItsEmulatedReference) {
   const Case& item = GetParam();
-  const Trace emulated = emulate(item, arithmetic_of(item));
-  const Reference reference = reference_of_emulated(emulated);
+  const EmulatedAndActual both = run_beside_its_emulation(item);
 
-  const Trace actual = run_case(item, reference);
-
-  ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.dp * item.tp);
-  EXPECT_THAT(actual, conforms_to(reference, exact_options(item)));
   // The bits of a NaN that stands for a NaN may be any: whole runs are compared by bits where nothing is skipped.
   bool skips = false;
-  for (int step = 0; step < item.steps; ++step) skips = skips || is_skipped(reference, step);
+  for (int step = 0; step < item.steps; ++step) skips = skips || is_skipped(both.reference, step);
   if (!skips) {
-    EXPECT_EQ(first_difference(emulated, actual), "");
+    EXPECT_EQ(first_difference(both.emulated, both.actual), "");
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "conformance/detection/fault.h"
+#include "conformance/detection/twins.h"
 #include "conformance/subjects/registry.h"
 #include "fixtures/cases/presets.h"
 #include "optim/optimizer.h"
@@ -84,36 +85,22 @@ INSTANTIATE_TEST_SUITE_P(, TrainingCurves,
                          [](const testing::TestParamInfo<Setting>& setting) { return setting.param.name; });
 
 /// Takes `share` of one step: 0 drops it, 0.5 halves its learning rate.
-class OneStepOff final : public Optimizer {
- public:
-  OneStepOff(std::unique_ptr<Optimizer> inner, int step, double share) : inner_(std::move(inner)), step_(step), share_(share) {}
-  void step(NamedTensors& parameters, const NamedTensors& gradients) override {
-    NamedTensors before;
-    const bool is_off = taken_++ == step_;
-    if (is_off) {
-      for (const auto& [name, parameter] : parameters) before[name] = parameter.detach().clone();
-    }
-    inner_->step(parameters, gradients);
-    if (!is_off) return;
-    const at::NoGradGuard no_grad;
-    for (auto& [name, parameter] : parameters) parameter.copy_(before[name] + share_ * (parameter - before[name]));
-  }
-  void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }
-  NamedTensors state() const override { return inner_->state(); }
-  std::string_view rule() const override { return inner_->rule(); }
-  UpdateCounts updates() const override { return inner_->updates(); }
-  void restore(const NamedTensors& state, const UpdateCounts& updates) override { inner_->restore(state, updates); }
-
- private:
-  std::unique_ptr<Optimizer> inner_;
-  int step_, taken_ = 0;
-  double share_;
-};
-
 TrainOptions one_step_off(int step, double share) {
   TrainOptions options;
   options.run.edits.parts = [=](TrainerParts& parts, Mesh&) {
-    parts.optimizer = std::make_unique<OneStepOff>(std::move(parts.optimizer), step, share);
+    parts.optimizer = optimizer_twin(std::move(parts.optimizer),
+                                     [=, taken = 0](Optimizer& inner, NamedTensors& parameters, const NamedTensors& gradients) mutable {
+                                       NamedTensors before;
+                                       const bool is_off = taken++ == step;
+                                       if (is_off) {
+                                         for (const auto& [name, parameter] : parameters) before[name] = parameter.detach().clone();
+                                       }
+                                       inner.step(parameters, gradients);
+                                       if (!is_off) return;
+                                       const at::NoGradGuard no_grad;
+                                       for (auto& [name, parameter] : parameters)
+                                         parameter.copy_(before[name] + share * (parameter - before[name]));
+                                     });
   };
   return options;
 }

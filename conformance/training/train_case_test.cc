@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "base/hex_float.h"
+#include "conformance/detection/twins.h"
 #include "fixtures/cases/presets.h"
 #include "fixtures/reference/reference.h"
 
@@ -129,29 +130,17 @@ TEST(TrainCase, NothingThatIsFineIsTakenForNan) {
   EXPECT_TRUE(train_case(tiny("ddp", 1, 2), options).is_sound());
 }
 
-/// Steps of one rank move its parameters a little further.
-class DriftingStep final : public Optimizer {
- public:
-  explicit DriftingStep(std::unique_ptr<Optimizer> inner) : inner_(std::move(inner)) {}
-  void step(NamedTensors& parameters, const NamedTensors& gradients) override {
-    inner_->step(parameters, gradients);
-    parameters.at("model.norm.weight").mul_(1 + 1e-6);
-  }
-  void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }
-  NamedTensors state() const override { return inner_->state(); }
-  std::string_view rule() const override { return inner_->rule(); }
-  UpdateCounts updates() const override { return inner_->updates(); }
-  void restore(const NamedTensors& state, const UpdateCounts& updates) override { inner_->restore(state, updates); }
-
- private:
-  std::unique_ptr<Optimizer> inner_;
-};
-
 TEST(TrainCase, CopiesThatDriftApartAreFoundWithinTenSteps) {
   const Case item = tiny("ddp", 1, 2);
   TrainOptions options;
   options.run.edits.parts = [](TrainerParts& parts, Mesh& mesh) {
-    if (mesh.rank() == 1) parts.optimizer = std::make_unique<DriftingStep>(std::move(parts.optimizer));
+    if (mesh.rank() != 1) return;
+    // Its steps move a parameter a little further.
+    parts.optimizer =
+        optimizer_twin(std::move(parts.optimizer), [](Optimizer& inner, NamedTensors& parameters, const NamedTensors& gradients) {
+          inner.step(parameters, gradients);
+          parameters.at("model.norm.weight").mul_(1 + 1e-6);
+        });
   };
 
   const TrainedCase trained = train_case(item, options);
@@ -168,7 +157,13 @@ TEST(TrainCase, CopiesOverTpAreCompared) {
   item.steps = 1;
   TrainOptions options;
   options.run.edits.parts = [](TrainerParts& parts, Mesh& mesh) {
-    if (mesh.rank() == 1) parts.optimizer = std::make_unique<DriftingStep>(std::move(parts.optimizer));
+    if (mesh.rank() != 1) return;
+    // Its steps move a parameter a little further.
+    parts.optimizer =
+        optimizer_twin(std::move(parts.optimizer), [](Optimizer& inner, NamedTensors& parameters, const NamedTensors& gradients) {
+          inner.step(parameters, gradients);
+          parameters.at("model.norm.weight").mul_(1 + 1e-6);
+        });
   };
 
   const TrainedCase trained = train_case(item, options);
