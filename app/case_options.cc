@@ -152,16 +152,19 @@ void apply_zero_stage(const ParsedOptions& options, std::vector<Case>& cases) {
   }
 }
 
-/// fsdp_tp's mixed precision policy; the others reduce in the dtype of their gradients.
-void apply_reduce_dtype(const ParsedOptions& options, std::vector<Case>& cases) {
-  if (!options.given("reduce-dtype")) return;
+/// fsdp_tp's mixed precision policy; the others reduce in the dtype of their gradients, and their output is the head's.
+void apply_mixed_precision_policy(const ParsedOptions& options, std::vector<Case>& cases) {
   const auto has_policy = [](const Case& item) { return item.subject == "fsdp_tp"; };
-  if (std::none_of(cases.begin(), cases.end(), has_policy)) {
-    throw UsageError("--reduce-dtype: none of the subjects has a dtype of its own for reductions; take --subjects fsdp_tp");
-  }
-  for (Case& item : cases) {
-    if (has_policy(item)) item.settings.reduce_dtype = parse_dtype(options.get<std::string>("reduce-dtype"));
-  }
+  const auto apply = [&](const char* flag, std::string_view what, std::optional<Dtype> TrainSettings::*dtype) {
+    if (!options.given(flag)) return;
+    if (std::none_of(cases.begin(), cases.end(), has_policy))
+      throw UsageError(fmt::format("--{}: none of the subjects has a dtype of its own for {}; take --subjects fsdp_tp", flag, what));
+    for (Case& item : cases) {
+      if (has_policy(item)) item.settings.*dtype = parse_dtype(options.get<std::string>(flag));
+    }
+  };
+  apply("reduce-dtype", "reductions", &TrainSettings::reduce_dtype);
+  apply("output-dtype", "its output", &TrainSettings::output_dtype);
 }
 
 /// megatron's own settings; 16-bit parameters of it always have fp32 masters.
@@ -212,7 +215,7 @@ void apply_subject_options(const ParsedOptions& options, std::vector<Case>& case
   apply_vocabulary(options, cases);
   apply_zero_stage(options, cases);
   apply_megatron(options, cases);
-  apply_reduce_dtype(options, cases);
+  apply_mixed_precision_policy(options, cases);
 }
 
 void declare_case_options(OptionTable& table) {
@@ -249,6 +252,8 @@ void declare_case_options(OptionTable& table) {
       "of the weights that the optimizer steps and of its state, at least as wide as --dtype (default: the parameters' own)");
   add("reduce-dtype", po::value<std::string>(),
       "fsdp_tp: what gradients are rounded to before they are averaged over dp (default: --dtype)");
+  add("output-dtype", po::value<std::string>(),
+      "fsdp_tp: what the model's output is converted to before the loss (default: as the head gives it)");
   declare_loss_scale_options(table);
   add("loss-mean", po::value<std::string>(), "global (over all counted tokens), local (mean of rank means) or sum (no mean)");
   add("optimizer", po::value<std::string>(), "sgd or adamw");

@@ -141,14 +141,16 @@ TEST(Flags, OfALossScaleMeanWhatTheySay) {
 
 TEST(Flags, NameTheFullyShardedSubjectAsThePublishedScriptsDo) {
   for (const char* const name : {"fsdp", "fsdp2", "fsdp_tp"}) {
-    const VerifyRequest request = requested({"--model", "tiny", "--subjects", name, "ddp", "--tp", "2", "--dp", "2", "--dtype", "bf16",
-                                             "--vocab-parallel", "--reduce-dtype", "fp32", "--master-dtype", "fp32"});
+    const VerifyRequest request =
+        requested({"--model", "tiny", "--subjects", name, "ddp", "--tp", "2", "--dp", "2", "--dtype", "bf16", "--vocab-parallel",
+                   "--reduce-dtype", "fp32", "--output-dtype", "fp64", "--master-dtype", "fp32"});
 
     ASSERT_EQ(request.cases.size(), 2U);
     const auto sharded = std::find_if(request.cases.begin(), request.cases.end(), [](const Case& c) { return c.subject == "fsdp_tp"; });
     ASSERT_NE(sharded, request.cases.end());
     EXPECT_EQ(sharded->slug().find("fsdp_tp_tiny_tp2_dp2_bf16"), 0U) << sharded->slug();
     EXPECT_EQ(sharded->settings.reduce_dtype, Dtype::kFloat32);
+    EXPECT_EQ(sharded->settings.output_dtype, Dtype::kFloat64);
     EXPECT_EQ(sharded->settings.vocab_multiple, 1);
     EXPECT_FALSE(request.cases[request.cases[0].subject == "ddp" ? 0 : 1].settings.reduce_dtype.has_value());
   }

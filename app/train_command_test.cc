@@ -268,6 +268,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Bad{"epochs_of_empty_batches", {"--num-epochs", "1", "--batch-size", "0"}, 2, "batch size of 0"},
                     Bad{"nothing_to_judge", {"--subjects", "reference", "--reference", "absent.json"}, 2, "nothing is left to train"},
                     Bad{"end_of_a_constant_rate", {"--total-steps", "50"}, 2, "a constant rate ends nowhere"},
+                    Bad{"output_of_one", {"--subjects", "ddp,fsdp_tp", "--output-dtype", "bf16"}, 2, "only fsdp_tp has an output dtype"},
                     Bad{"fault_and_preset", {"--fault", "dp_sum_missing", "--preset", "small"}, 2, "leave --preset out"}),
     [](const testing::TestParamInfo<Bad>& bad) { return bad.param.name; });
 

@@ -14,9 +14,6 @@
 #include "conformance/detection/fault.h"
 #include "conformance/subjects/registry.h"
 #include "conformance/training/judge_training.h"
-#include "data/batch_file.h"
-#include "data/file_tokens.h"
-#include "data/tokens.h"
 #include "fixtures/cases/inputs.h"
 #include "fixtures/cases/presets.h"
 #include "fixtures/cases/resumed_case.h"
@@ -94,44 +91,19 @@ void apply_degrees(const ParsedOptions& options, const Strings& selected, const 
     throw UsageError(fmt::format("--num-workers {}: dp {} x tp {} has {} ranks", workers, base.dp, any_tp ? base.tp : 1, ranks));
 }
 
-/// Of a text, a file of ids or a batch file; random ids have no end.
-std::optional<std::int64_t> samples_in_epoch(const Case& item) {
-  switch (item.data.kind) {
-    case DataSource::Kind::kRandomIds:
-      return std::nullopt;
-    case DataSource::Kind::kTokenFile:
-      return FileTokens(item.data.path, item.data.id_type, item.config.vocab_size, item.seq_length).num_samples();
-    case DataSource::Kind::kBatchFile:
-      return BatchFile(item.data.path, item.config.vocab_size).num_samples();
-    case DataSource::Kind::kText:
-      break;
-  }
-  const std::filesystem::path path = item.data.path.empty() ? default_text_path() : std::filesystem::path(item.data.path);
-  return TextTokens(path, item.config.vocab_size, item.seq_length, item.seed).num_samples();
-}
-
-/// Of an epoch, as the sampler takes them: its last batch is left out, filled up, or goes on with the next epoch's first samples.
-std::int64_t samples_taken(const Case& item, std::int64_t samples) {
-  const bool has_tail = item.data.shuffle || item.data.tail.has_value() || item.data.kind == DataSource::Kind::kTokenFile;
-  if (!has_tail) return samples;
-  const std::int64_t batch = std::int64_t{item.dp} * item.batch_size;
-  const bool drops = item.data.tail.value_or(TailPolicy::kPad) == TailPolicy::kDrop;
-  return (samples + (drops ? 0 : batch - 1)) / batch * batch;
-}
-
 /// At most so many steps as the epochs have.
 void apply_epochs(const ParsedOptions& options, Case& base) {
   if (!options.given("num-epochs")) return;
   const int epochs = options.get<int>("num-epochs");
   if (epochs < 1) throw UsageError(fmt::format("--num-epochs {}: it must be at least 1", epochs));
   if (base.dp < 1 || base.batch_size < 1 || base.micro_batches < 1) return;  // refused with the numbers later
-  const std::optional<std::int64_t> samples = samples_in_epoch(base);
+  const std::optional<std::int64_t> samples = samples_per_epoch(base);
   if (!samples.has_value()) {
     if (options.given("steps")) return;
     throw UsageError("--num-epochs: random ids have no end, so there is no epoch; say how many --steps");
   }
   const std::int64_t a_step = std::int64_t{base.dp} * base.batch_size * base.micro_batches;
-  const std::int64_t most = samples_taken(base, *samples) * epochs / a_step;
+  const std::int64_t most = *samples * epochs / a_step;
   if (most < 1) throw UsageError(fmt::format("--num-epochs {}: {} samples do not fill one step of {} samples", epochs, *samples, a_step));
   if (!options.given("steps") || base.steps > most) base.steps = static_cast<int>(std::min<std::int64_t>(most, 1'000'000));
 }
@@ -149,13 +121,19 @@ std::vector<Case> cases_of(const Strings& selected, const Case& base) {
 }
 
 /// One reference judges all runs: where a subject always has masters (megatron with 16-bit parameters), all train with them.
-void share_masters(TrainRequest& request, Case& base) {
+void share_precision(TrainRequest& request, Case& base) {
   for (const Case& item : request.cases) {
     if (!item.settings.master_dtype.has_value() || item.settings.master_dtype == base.settings.master_dtype) continue;
     base.settings.master_dtype = item.settings.master_dtype;
     request.notes.push_back(fmt::format("{} has {} masters, so all runs have them", item.subject, name_of(*item.settings.master_dtype)));
   }
-  for (Case& item : request.cases) item.settings.master_dtype = base.settings.master_dtype;
+  for (Case& item : request.cases) {
+    item.settings.master_dtype = base.settings.master_dtype;
+    if (item.settings.output_dtype != request.cases.front().settings.output_dtype)
+      throw UsageError(
+          "--output-dtype: one reference judges all runs, and only fsdp_tp has an output dtype; take --subjects reference,fsdp_tp");
+  }
+  if (!request.cases.empty()) base.settings.output_dtype = request.cases.front().settings.output_dtype;
 }
 
 /// What decides the reference, from whatever origin, as flags of verify.
@@ -251,7 +229,7 @@ TrainRequest train_request_of(const ParsedOptions& options) {
   apply_epochs(options, item);
   request.cases = cases_of(selected, item);
   apply_subject_options(options, request.cases);
-  share_masters(request, item);
+  share_precision(request, item);
   request.reference = reference_case(item);
   apply_checkpoints(options, request);
   std::vector<Case> all = request.cases;

@@ -17,6 +17,11 @@ inline Case with_masters(Case item, std::optional<Dtype> reduce = {}) {
   return item;
 }
 
+inline Case with_output(Case item, Dtype dtype) {
+  item.settings.output_dtype = dtype;
+  return item;
+}
+
 inline Case with_adamw(Case item) {
   item.settings.optimizer = OptimizerSettings{};
   item.settings.optimizer.weight_decay = 0.1;

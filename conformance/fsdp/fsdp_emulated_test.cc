@@ -21,6 +21,28 @@ TEST_P(EmulatedFsdpWide, IsBitEqualToTheSubject) {
   expect_bit_equal_to_the_subject(GetParam());
 }
 
+TEST(FsdpRecord, SaysWhatLogitsAreRoundedTo) {
+  const Case item = with_output(fsdp_case(3, 2), Dtype::kBFloat16);
+  Arithmetic unrounded = arithmetic_of(item);
+  unrounded.logits_dtype.reset();
+  const Reference reference = make_emulated_reference(item, unrounded);
+
+  const Verdict verdict = judge(reference, run_case(item, reference), exact_options(item));
+
+  ASSERT_EQ(verdict.status, Status::kDiverges);
+  EXPECT_EQ(verdict.findings.front().key.name, "loss_per_dp_rank");
+}
+
+// The loss widens logits anyway.
+TEST(FsdpRecord, OfAWiderOutputHasTheSameBits) {
+  const Case item = with_masters(fsdp_case(3, 2));
+  const Trace usual = emulate(item, arithmetic_of(item));
+
+  const Case wide = with_output(item, Dtype::kFloat32);
+
+  EXPECT_EQ(first_difference(usual, emulate(wide, arithmetic_of(wide))), "");
+}
+
 // 48, 96 and 1 rows over 5 ranks; tied heads; norms over heads; copied kv heads; fused weights; a cut vocabulary.
 std::vector<Case> cases() {
   const Case base = fsdp_case(3, 2);
@@ -39,6 +61,8 @@ std::vector<Case> cases() {
       fsdp_case(3, 2, Dtype::kFloat32, "gpt2"),
       with_heads(fsdp_case(3, 2), 6, 1),
       split(with_vocabulary(base, 97), 8),
+      with_output(base, Dtype::kBFloat16),
+      with_output(split(with_masters(base), 1), Dtype::kFloat64),
   };
 }
 
@@ -57,6 +81,10 @@ std::vector<Case> wide_cases() {
     result.push_back(with(base, [](Case& c) { c.settings.reduce_dtype = Dtype::kFloat32; }));
     result.push_back(with(base, [](Case& c) { c.settings.reduce_dtype = Dtype::kBFloat16; }));
     result.push_back(with(base, [](Case& c) { c.attention = AttentionImpl::kSdpa; }));
+  }
+  for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16}) {
+    result.push_back(with_output(accumulated(fsdp_case(2, 3)), dtype));
+    result.push_back(with_output(smoothed(split(with_masters(fsdp_case(3, 2)), 8)), dtype));
   }
   for (const ReductionOrder order : {ReductionOrder::kRing, ReductionOrder::kTree}) {
     result.push_back(in_order(order, accumulated(with_masters(fsdp_case(3, 2), Dtype::kFloat32))));

@@ -37,6 +37,8 @@ std::vector<Case> step_cases() {
       fsdp_case(2, 3, Dtype::kFloat32, "qwen3"),
       accumulated(fsdp_case(3, 2, Dtype::kFloat32, "gpt2")),
       fsdp_case(2, 2, Dtype::kFloat32, "megatron_gpt"),
+      with_output(fsdp_case(3, 2), Dtype::kBFloat16),
+      with_output(with_masters(fsdp_case(2, 2)), Dtype::kFloat32),
   };
 }
 
@@ -100,10 +102,12 @@ TEST(FsdpRanks, RefuseWhatOtherSubjectsHave) {
   narrow.dtype = Dtype::kFloat32;
   Case foreign = step_case("ddp", 2, 1);
   foreign.settings.reduce_dtype = Dtype::kBFloat16;
+  const Case rounded = with_output(step_case("megatron", 2, 1), Dtype::kBFloat16);
 
   EXPECT_THAT([&] { staged.validate(); }, ThrowsMessage<UsageError>(HasSubstr("fsdp_tp")));
   EXPECT_THAT([&] { narrow.validate(); }, ThrowsMessage<UsageError>(HasSubstr("at least as wide")));
   EXPECT_THAT([&] { foreign.validate(); }, ThrowsMessage<UsageError>(HasSubstr("reduced in bf16 are not possible with ddp")));
+  EXPECT_THAT([&] { rounded.validate(); }, ThrowsMessage<UsageError>(HasSubstr("an output in bf16 is not possible with megatron")));
 }
 
 std::vector<std::vector<std::int64_t>> calls_of(const Case& item) {

@@ -154,9 +154,10 @@ Arithmetic arithmetic_of(const Case& item) {
   if (const std::string problem = no_arithmetic(item); !problem.empty()) throw UsageError(problem);
   const std::unique_ptr<Model> model = make_model(item.config, item.attention);
   return entry_of(item.subject)
-      .make_arithmetic(*model, {item.dp, item.tp, item.dtype, item.reduction_order, item.settings.bucket_bytes,
-                                item.settings.vocab_multiple, item.settings.autocast, item.settings.zero_stage, item.settings.master_dtype,
-                                item.settings.sequence_parallel, item.settings.distributed_optimizer, item.settings.reduce_dtype});
+      .make_arithmetic(*model,
+                       {item.dp, item.tp, item.dtype, item.reduction_order, item.settings.bucket_bytes, item.settings.vocab_multiple,
+                        item.settings.autocast, item.settings.zero_stage, item.settings.master_dtype, item.settings.sequence_parallel,
+                        item.settings.distributed_optimizer, item.settings.reduce_dtype, item.settings.output_dtype});
 }
 
 bool declares_arithmetic(const Case& item) {

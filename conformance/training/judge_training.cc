@@ -76,8 +76,7 @@ TrainedCase train_reference(const Case& item, int perturbed_runs, const TrainOpt
   }
   if (perturbed.empty()) return trained;
   if (!all_ended) {
-    // As far apart as numbers can be: chaos_of says so.
-    trained.curve.spreads.assign(trained.curve.steps.size(), {1e300, 1e300, 1e300});
+    trained.curve.spreads.assign(trained.curve.steps.size(), {kUnboundedSpread, kUnboundedSpread, kUnboundedSpread});
   } else {
     trained.curve.spreads = spreads_of(trained.curve, perturbed);
   }

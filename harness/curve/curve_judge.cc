@@ -112,6 +112,10 @@ std::string chaos_of(const Curve& reference, const CurveBounds& bounds) {
     if (reference.spreads.empty()) continue;
     envelope = larger(envelope, reference.spreads.at(i));
     if (envelope.loss <= bounds.chaotic * std::fabs(step.loss)) continue;
+    if (envelope.loss >= kUnboundedSpread) {
+      return "the case is chaotic: not every run that differs by one ulp of every weight keeps finite numbers to the end; take a smaller "
+             "learning rate, fewer steps or a larger batch";
+    }
     return fmt::format(
         "the case is chaotic: by step {} runs that differ by one ulp of every weight are {:.3g} apart, {:.2g} % of the loss {:.6g} (at "
         "most "

@@ -13,6 +13,9 @@
 
 namespace isoshard {
 
+/// The spread of a run that did not keep finite numbers: no difference of finite numbers is as large.
+inline constexpr double kUnboundedSpread = 1e300;
+
 struct CurveBounds {
   double factor = 3;             ///< allowed is the envelope times this,
   double relative_floor = 1e-6;  ///< but no less than this times the reference's value,

@@ -32,9 +32,6 @@ bool add_seals(int fd) {
   return false;
 }
 
-}  // namespace
-namespace {
-
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHeaderBytes = kPage;
 constexpr std::size_t kAlignment = 64;

@@ -75,6 +75,8 @@ class EpochSampler final : public Sampler {
   [[nodiscard]] std::vector<std::int64_t> samples(std::int64_t global_batch, int dp_coordinate) const override;
   /// Where the run stands after `global_batches`; as `start` of another sampler, that one goes on from there.
   [[nodiscard]] SamplerPosition position_after(std::int64_t global_batches) const;
+  /// What the global batches of one epoch take: with kPad more than there are, with kDrop fewer.
+  [[nodiscard]] std::int64_t samples_per_epoch() const { return batches_in(settings_.num_samples) * unit_; }
   /// All samples of an epoch in its order.   Determinism   the same on every machine.
   [[nodiscard]] std::vector<std::int64_t> order_of(std::int64_t epoch) const;
 

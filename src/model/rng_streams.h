@@ -24,8 +24,7 @@ struct MaskPart {
 /// A seam: a faulty twin may stand in from outside. The class itself draws from the counter generator (base/keep_bits.h).
 ///
 /// Guarantees   an element's bit depends on seed, site, step, its place in the whole tensor, and the rate, so ranks that hold different
-/// parts
-///              draw different bits of one mask, ranks that hold the same part the same ones, and a second draw equals the first.
+///              parts draw different bits of one mask, ranks that hold the same part the same ones, and a second draw equals the first.
 /// Ranks        local.
 class RngStreams {
  public:

@@ -17,6 +17,8 @@
 namespace isoshard {
 namespace {
 
+constexpr std::int64_t kElementsAtOnce = 1 << 20;  // read in fp32 before they are converted
+
 void check_box(const ParameterSpec& spec, const Shape& offset, const Shape& size) {
   bool inside = offset.size() == spec.shape.size() && size.size() == spec.shape.size();
   for (std::size_t dim = 0; inside && dim < size.size(); ++dim) {
@@ -109,18 +111,22 @@ Distribution distribution_of(const ParameterSpec& spec, double std, bool generic
 }  // namespace
 
 at::Tensor WeightSource::read_as(at::ScalarType type, const ParameterSpec& spec, const Shape& offset, const Shape& size) const {
-  constexpr std::int64_t kElements = 1 << 20;
-  const std::int64_t numel = numel_of(size);
-  if (numel <= kElements || type == at::kFloat) return read(spec, offset, size).to(type);
-  const std::int64_t rows = size.front(), step = std::max<std::int64_t>(1, kElements / (numel / rows));
+  if (numel_of(size) <= kElementsAtOnce || type == at::kFloat) return read(spec, offset, size).to(type);
   at::Tensor result = at::empty(size, at::TensorOptions().dtype(type));
+  read_into(result, spec, offset, size);
+  return result;
+}
+
+void WeightSource::read_into(const at::Tensor& result, const ParameterSpec& spec, const Shape& offset, const Shape& size) const {
+  const std::int64_t numel = numel_of(size);
+  if (numel == 0) return;
+  const std::int64_t rows = size.front(), step = std::max<std::int64_t>(1, kElementsAtOnce / (numel / rows));
   Shape part_offset = offset, part_size = size;
   for (std::int64_t first = 0; first < rows; first += step) {
     part_offset.front() = offset.front() + first;
     part_size.front() = std::min(step, rows - first);
     result.narrow(0, first, part_size.front()).copy_(read(spec, part_offset, part_size));
   }
-  return result;
 }
 
 at::Tensor InitialWeights::read(const ParameterSpec& spec, const Shape& offset, const Shape& size) const {

@@ -19,6 +19,8 @@ class WeightSource {
   [[nodiscard]] virtual at::Tensor read(const ParameterSpec& spec, const Shape& offset, const Shape& size) const = 0;
   /// read(...) in `type`. Of a large box rows are read and converted a few at a time: its fp32 copy would be twice the result.
   [[nodiscard]] virtual at::Tensor read_as(at::ScalarType type, const ParameterSpec& spec, const Shape& offset, const Shape& size) const;
+  /// The same, written into `result` of shape `size`, in its dtype.
+  void read_into(const at::Tensor& result, const ParameterSpec& spec, const Shape& offset, const Shape& size) const;
 };
 
 /// Philox normals N(0, std) by (seed, parameter name, flat index); norm weights 1, biases 0 as the specs say - or, with

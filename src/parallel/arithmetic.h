@@ -163,6 +163,7 @@ struct Arithmetic {
   bool adds_to_zeros = false;  ///< sums of micro-batches begin as zeros, so that a -0 becomes 0; else as the first gradient
   std::vector<std::vector<std::string>> holder_sums;  ///< parameters whose gradients are then summed over their holders, flat too
   std::optional<SplitVocabulary> vocabulary;          ///< none: whole on every rank
+  std::optional<Dtype> logits_dtype;                  ///< what logits are converted to before the loss; none: they stay as they are
   std::optional<LowPrecisionProducts> products;       ///< none: in `dtype`; else forward only, backward follows each op's dtype
   ReductionPoint row_output;                          ///< over tp, forward
   ReductionPoint column_input_gradient;               ///< over tp, backward; in the dtype of the input, before it is rounded for a product
@@ -186,7 +187,7 @@ struct ArithmeticInputs {
   int zero_stage = 0;  ///< as TrainSettings
   std::optional<Dtype> master_dtype = {};
   bool sequence_parallel = false, distributed_optimizer = false;  ///< as TrainSettings
-  std::optional<Dtype> reduce_dtype = {};                         ///< as TrainSettings
+  std::optional<Dtype> reduce_dtype = {}, output_dtype = {};      ///< as TrainSettings
 };
 
 }  // namespace isoshard

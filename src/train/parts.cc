@@ -33,6 +33,7 @@ TrainerParts common_parts(const TrainerConfig& config) {
   parts.dtype = config.dtype;
   parts.master_dtype = config.settings.master_dtype;
   parts.autocast = config.settings.autocast;
+  parts.output_dtype = config.settings.output_dtype;
   return parts;
 }
 

@@ -38,6 +38,8 @@ struct TrainSettings {
   bool distributed_optimizer = false;  ///< megatron: masters and optimizer state are spread over dp, bucket by bucket
   /// fsdp_tp: what gradients are rounded to before they are averaged over dp. None: the dtype of the parameters as forward reads them.
   std::optional<Dtype> reduce_dtype;
+  /// fsdp_tp, and its reference: what the model's output is rounded to before the loss. None: it stays as the head gives it.
+  std::optional<Dtype> output_dtype;
   int zero_stage = 0;  ///< autotp: 0; 1: masters and optimizer state are spread over dp; 2: gradients, too
   /// Activation checkpointing: of each layer only the input is kept, and its forward is repeated in backward (model/recompute.h).
   bool recompute = false;

@@ -176,7 +176,8 @@ at::Tensor Trainer::logits_of(const TokenBatch& batch, Sink* sink, const Trainin
   const Parameters& parameters = parts_.data_parallel->before_forward();
   std::optional<AutocastScope> autocast;
   if (parts_.autocast.has_value()) autocast.emplace(batch.input_ids_BS.device().type(), scalar_type_of(*parts_.autocast));
-  return parts_.model->forward(batch.input_ids_BS, parameters, *parts_.strategy, sink, training);
+  at::Tensor logits = parts_.model->forward(batch.input_ids_BS, parameters, *parts_.strategy, sink, training);
+  return parts_.output_dtype.has_value() ? logits.to(scalar_type_of(*parts_.output_dtype)) : logits;
 }
 
 at::Tensor Trainer::loss_of(const at::Tensor& logits, const at::Tensor& targets_BS, std::span<const std::size_t> places,

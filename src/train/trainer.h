@@ -50,10 +50,11 @@ struct TrainerParts {
   std::optional<Dtype> master_dtype;  ///< of what the optimizer steps; none: `dtype`
   double max_grad_norm = 1.0;         ///< 0: no clipping
   double label_smoothing = 0;
-  int num_loss_groups = 1;        ///< dp ranks that this rank's samples stand for (more than 1 in the reference only)
-  Dtype dtype = Dtype::kFloat32;  ///< of the parameters, and so of the computation
-  std::optional<Dtype> autocast;  ///< forward runs under autocast of this dtype
-  bool recompute = false;         ///< layers are run again in backward
+  int num_loss_groups = 1;            ///< dp ranks that this rank's samples stand for (more than 1 in the reference only)
+  Dtype dtype = Dtype::kFloat32;      ///< of the parameters, and so of the computation
+  std::optional<Dtype> autocast;      ///< forward runs under autocast of this dtype
+  std::optional<Dtype> output_dtype;  ///< logits are converted to it before the loss
+  bool recompute = false;             ///< layers are run again in backward
 };
 
 /// Requires     the mesh outlives it; phases are called in the order setup, then per step forward_backward, reduce_gradients,

@@ -24,6 +24,7 @@ Arithmetic fsdp_tp_arithmetic(const Model& model, const ArithmeticInputs& inputs
   for (auto& [module, names] : groups) arithmetic.gradient_buckets.push_back(std::move(names));
   arithmetic.parameter_gradient.dtype = inputs.reduce_dtype.value_or(inputs.dtype);
   arithmetic.accumulation_dtype = inputs.master_dtype;
+  arithmetic.logits_dtype = inputs.output_dtype;
   arithmetic.reduces_every_micro_batch = true;
   arithmetic.reduces_to_owner = inputs.dp > 1;
   arithmetic.keeps_runs = inputs.dp > 1;

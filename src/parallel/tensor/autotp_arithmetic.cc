@@ -80,7 +80,7 @@ void split_vocabulary(Arithmetic& arithmetic, const ShardPlan& plan, const std::
     const VocabShard shard = plan.vocab_shard(rank);
     vocabulary.by_rank.push_back({shard.begin, shard.count});
   }
-  vocabulary.loss_dtype = inputs.dtype == Dtype::kFloat64 ? Dtype::kFloat64 : Dtype::kFloat32;
+  vocabulary.loss_dtype = inputs.output_dtype.value_or(inputs.dtype) == Dtype::kFloat64 ? Dtype::kFloat64 : Dtype::kFloat32;
   vocabulary.largest_logit.reduction = Reduction::kMax;
   for (ReductionPoint* point : {&vocabulary.embedding_output, &vocabulary.head_input_gradient, &vocabulary.largest_logit,
                                 &vocabulary.sum_of_exponentials, &vocabulary.target_logit, &vocabulary.sum_of_logits}) {
