@@ -116,6 +116,7 @@ void apply_settings(const ParsedOptions& options, TrainSettings& settings) {
   override_with(options, "learning-rate", settings.optimizer.learning_rate);
   override_with(options, "weight-decay", settings.optimizer.weight_decay);
   override_with(options, "max-grad-norm", settings.max_grad_norm);
+  override_with(options, "bucket-bytes", settings.bucket_bytes);
   if (options.given("loss-mean")) settings.loss_mean = parse_loss_mean(options.get<std::string>("loss-mean"));
   override_with(options, "label-smoothing", settings.label_smoothing);
   settings.recompute = settings.recompute || options.get<bool>("recompute");
@@ -247,6 +248,7 @@ void declare_case_options(OptionTable& table) {
       "bf16 (without a value) or fp16: fp32 parameters, matrix products in this dtype, as torch.autocast");
   add("sequence-parallel", po::bool_switch(), "megatron: split activations between the regions of tp along the sequence over tp");
   add("distributed-optimizer", po::bool_switch(), "megatron: masters and optimizer state are spread over dp, bucket by bucket");
+  add("bucket-bytes", po::value<std::int64_t>(), "most bytes of gradients that are reduced over dp at once (default: 26214400, 25 MiB)");
   add("zero-stage", po::value<int>(), "autotp: 0 (default), 1: masters and optimizer state are spread over dp, 2: gradients, too");
   add("master-dtype", po::value<std::string>(),
       "of the weights that the optimizer steps and of its state, at least as wide as --dtype (default: the parameters' own)");

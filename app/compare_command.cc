@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/program_options/value_semantic.hpp>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
@@ -48,6 +50,29 @@ void check_rtol(const ParsedOptions& options) {
     throw UsageError("--rtol must be 0 or more and below 1: at 1 a run of zeros would pass");
 }
 
+struct LossGap {
+  double size = 0;
+  int step = 0;
+};
+
+/// The largest of the steps that both have.
+LossGap loss_gap(const Curve& reference, const Curve& actual) {
+  LossGap gap;
+  for (std::size_t i = 0; i < std::min(reference.steps.size(), actual.steps.size()); ++i) {
+    const double difference = std::fabs(actual.steps[i].loss - reference.steps[i].loss);
+    if (difference > gap.size) gap = {difference, reference.steps[i].step};
+  }
+  return gap;
+}
+
+/// Two subjects' curves without a word of how far roundings move them: a gap that bounds may allow proves nothing.
+bool is_unknown(const Curve& reference, const Curve& actual, const CurveBounds& bounds, const LossGap& gap) {
+  const bool has_bounds = bounds.rtol.has_value() || !reference.spreads.empty();
+  if (has_bounds || reference.subject == actual.subject || reference.steps.size() != actual.steps.size()) return false;
+  return std::all_of(actual.steps.begin(), actual.steps.end(), [](const CurveStep& step) { return is_finite(step); }) &&
+         gap.size <= bounds.ceiling;
+}
+
 /// Two loss curves: the reference's perturbed runs say what is allowed, or --rtol, or nothing is.
 int compare_curves(const ParsedOptions& options) {
   if (options.given("output-dir")) throw UsageError("--output-dir: two loss curves give one line, and no report.json; leave it out");
@@ -57,8 +82,18 @@ int compare_curves(const ParsedOptions& options) {
     throw UsageError("--rtol: the reference's perturbed runs say what is allowed of a loss curve; leave it out");
   CurveBounds bounds = curve_bounds(actual);
   if (options.given("rtol")) bounds.rtol = options.get<double>("rtol");
-  const CurveVerdict verdict = judge_curve(reference, actual, bounds);
+  CurveVerdict verdict = judge_curve(reference, actual, bounds);
+  const LossGap gap = loss_gap(reference, actual);
+  if (verdict.first.has_value() && is_unknown(reference, actual, bounds, gap)) {
+    verdict.status = Status::kVacuous;
+    verdict.reason = fmt::format(
+        "the curves differ, and nothing says how far roundings alone move them: {} has no perturbed runs. Compare with the "
+        "loss_reference.json of isoshard train, or give --rtol. First difference: {}",
+        label_of(reference), verdict.reason);
+  }
   fmt::print("{}", render(verdict));
+  if (verdict.first.has_value() && gap.size > 0)
+    fmt::print("          largest difference of the loss: {:.3g} in step {}\n", gap.size, gap.step);
   return exit_code_of(verdict.status);
 }
 

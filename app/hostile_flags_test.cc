@@ -52,40 +52,39 @@ INSTANTIATE_TEST_SUITE_P(
                     usage("EscapeSequences", "verify --model \x1b[31mred", {"\\x1b[31mred"})),
     [](const auto& row) { return row.param.name; });
 
-INSTANTIATE_TEST_SUITE_P(Values, HostileFlags,
-                         testing::Values(usage("Missing", "verify --tp", {"--tp", "missing"}),
-                                         usage("NoNumber", "verify --tp two", {"'two'", "--tp"}),
-                                         usage("NumberAndMore", "verify --tp 2x", {"'2x'", "--tp"}),
-                                         usage("TooLong", "verify --tp 99999999999", {"'99999999999'", "--tp"}),
-                                         usage("Twice", "verify --tp 2 --tp 3", {"--tp", "more than once"}),
-                                         usage("Zero", "verify --dp 0", {"a dp degree of 0", "at least 1"}),
-                                         usage("Negative", "verify --tp -1 --dp 1", {"a tp degree of -1", "at least 1"}),
-                                         usage("NegativeSeed", "verify --seed -1", {"--seed -1: must not be negative"}),
-                                         usage("NaN", "verify --learning-rate nan", {"learning rate of nan"}),
-                                         usage("NoSteps", "verify --steps 0", {"number of steps of 0"}),
-                                         usage("NoLayers", "verify --num-layers 0", {"number of layers of 0"}),
-                                         usage("OneToken", "verify --seq-length 1", {"sequence length of 1", "at least 2"}),
-                                         usage("BeyondTheModelsPositions", "verify --preset small --seq-length 513", {"513", "512 positions"}),
-                                         usage("EmptyList", "verify --dtype ,", {"--dtype", "nothing selected"}),
-                                         usage("EmptyListOfSubjects", "verify --subjects ,", {"--subjects", "nothing selected"}),
-                                         usage("NothingSelected", "verify --subjects reference", {"nothing selected"}),
-                                         usage("ProductOverflows", "verify --dp 2 --subjects ddp --batch-size 4611686018427387904",
-                                               {"batch size 4611686018427387904"}),
-                                         usage("MoreMemoryThanThereIs", "verify --dp 2 --subjects ddp --batch-size 10000000",
-                                               {"GiB of memory, the machine has"})),
-                         [](const auto& row) { return row.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Values, HostileFlags,
+    testing::Values(
+        usage("Missing", "verify --tp", {"--tp", "missing"}), usage("NoNumber", "verify --tp two", {"'two'", "--tp"}),
+        usage("NumberAndMore", "verify --tp 2x", {"'2x'", "--tp"}), usage("TooLong", "verify --tp 99999999999", {"'99999999999'", "--tp"}),
+        usage("Twice", "verify --tp 2 --tp 3", {"--tp", "more than once"}),
+        usage("Zero", "verify --dp 0", {"a dp degree of 0", "at least 1"}),
+        usage("Negative", "verify --tp -1 --dp 1", {"a tp degree of -1", "at least 1"}),
+        usage("NegativeSeed", "verify --seed -1", {"--seed -1: must not be negative"}),
+        usage("NaN", "verify --learning-rate nan", {"learning rate of nan"}),
+        usage("NoSteps", "verify --steps 0", {"number of steps of 0"}),
+        usage("NoLayers", "verify --num-layers 0", {"number of layers of 0"}),
+        usage("OneToken", "verify --seq-length 1", {"sequence length of 1", "at least 2"}),
+        usage("BeyondTheModelsPositions", "verify --preset small --seq-length 513", {"513", "512 positions"}),
+        usage("EmptyList", "verify --dtype ,", {"--dtype", "nothing selected"}),
+        usage("EmptyListOfSubjects", "verify --subjects ,", {"--subjects", "nothing selected"}),
+        usage("NothingSelected", "verify --subjects reference", {"nothing selected"}),
+        usage("ProductOverflows", "verify --dp 2 --subjects ddp --batch-size 4611686018427387904", {"batch size 4611686018427387904"}),
+        usage("MoreMemoryThanThereIs", "verify --dp 2 --subjects ddp --batch-size 10000000", {"GiB of memory, the machine has"})),
+    [](const auto& row) { return row.param.name; });
 
 // Row 69 of docs/failures.md: every degree with the number that it does not divide.
-INSTANTIATE_TEST_SUITE_P(Degrees, HostileFlags,
-                         testing::Values(usage("Heads", "verify --preset small --tp 4 --dp 1", {"tp 4 does not divide the model's 6 attention heads"}),
-                                         usage("KvHeads", "verify --model Qwen/Qwen2.5-0.5B --num-layers 1 --tp 7",
-                                               {"tp 7 does not divide the model's 2 kv heads"}),
-                                         usage("Ffn", "experiment growth --tp 5", {"tp 5 does not divide the ffn size of 512"}),
-                                         usage("Ranks", "verify --preset small --tp 6 --dp 3 --subjects autotp", {"dp 3 x tp 6 needs 18 ranks", "16"}),
-                                         usage("NoTpAxis", "verify --subjects ddp --tp 2", {"--subjects ddp --tp 2: ddp has no tp axis"}),
-                                         usage("Tail", "verify --dp 2 --subjects ddp --data bytes.bin --data-dtype uint8 --tail error",
-                                               {"no multiple of a global batch of 4"})),
-                         [](const auto& row) { return row.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Degrees, HostileFlags,
+    testing::Values(usage("Heads", "verify --preset small --tp 4 --dp 1", {"tp 4 does not divide the model's 6 attention heads"}),
+                    usage("KvHeads", "verify --model Qwen/Qwen2.5-0.5B --num-layers 1 --tp 7",
+                          {"tp 7 does not divide the model's 2 kv heads"}),
+                    usage("Ffn", "experiment growth --tp 5", {"tp 5 does not divide the ffn size of 512"}),
+                    usage("Ranks", "verify --preset small --tp 6 --dp 3 --subjects autotp", {"dp 3 x tp 6 needs 18 ranks", "16"}),
+                    usage("NoTpAxis", "verify --subjects ddp --tp 2", {"--subjects ddp --tp 2: ddp has no tp axis"}),
+                    usage("Tail", "verify --dp 2 --subjects ddp --data bytes.bin --data-dtype uint8 --tail error",
+                          {"no multiple of a global batch of 4"})),
+    [](const auto& row) { return row.param.name; });
 
 TEST_P(HostileFlags, IsRefusedBeforeARankStarts) {
   const TestFolder folder;
@@ -106,8 +105,8 @@ TEST_P(HostileFlags, IsRefusedBeforeARankStarts) {
 TEST(HostileControl, ARunThatMayStartNoRankIsNotAUsageError) {
   const TestFolder folder;
 
-  const ChildResult result =
-      run_isoshard(folder.path(), {"verify", "--preset", "small", "--tp", "2", "--subjects", "autotp", "--dtype", "fp32"}, refuse_new_processes);
+  const ChildResult result = run_isoshard(
+      folder.path(), {"verify", "--preset", "small", "--tp", "2", "--subjects", "autotp", "--dtype", "fp32"}, refuse_new_processes);
 
   EXPECT_EQ(result.exit_code, 4);
   EXPECT_THAT(result.error + result.output, HasSubstr("cannot start a process for rank 0"));

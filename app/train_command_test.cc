@@ -303,7 +303,44 @@ TEST(Plot, RefusesAClipOnOneSideByNameAndShowsTheGapIfAsked) {
   const Ran judged =
       run_isoshard(folder.path(), {"compare", "curves/loss_ddp.json", "curves/loss_autotp.json", "--allow-different-settings"});
   EXPECT_EQ(judged.code, 1) << judged.output;
-  EXPECT_THAT(judged.output, AllOf(HasSubstr("DIVERGES"), HasSubstr("0x1.")));
+  EXPECT_THAT(judged.output, AllOf(HasSubstr("DIVERGES"), HasSubstr("0x1."), HasSubstr("largest difference of the loss: 0.")));
+}
+
+TEST(CompareCurves, OfTwoSubjectsAreVacuousWhereOnlyAReferenceCouldTell) {
+  const TestFolder folder;
+  ASSERT_EQ(run_isoshard(folder.path(), train({"--subjects", "ddp,autotp", "--dp", "2", "--tp", "2", "--reference", "none"})).code, 0);
+  const Arguments compare = {"compare", "curves/loss_ddp.json", "curves/loss_autotp.json"};
+
+  const Ran unknown = run_isoshard(folder.path(), compare);
+  EXPECT_EQ(unknown.code, 1) << unknown.output;
+  EXPECT_THAT(unknown.output, AllOf(HasSubstr("VACUOUS"), HasSubstr("no perturbed runs"), HasSubstr("--rtol")));
+  Arguments told = compare;
+  told.insert(told.end(), {"--rtol", "1e-2"});
+  EXPECT_EQ(run_isoshard(folder.path(), told).code, 0);
+}
+
+TEST(CompareCurves, OfOtherInitialWeightsAreRefused) {
+  const TestFolder folder;
+  const Arguments common = {"--dp", "2", "--reference", "none", "--init-weights", "w.safetensors"};
+  Arguments ddp = common, autotp = common;
+  ddp.insert(ddp.end(), {"--subjects", "ddp", "--save-init-weights"});
+  autotp.insert(autotp.end(), {"--subjects", "autotp", "--tp", "2"});
+  ASSERT_EQ(run_isoshard(folder.path(), train(ddp)).code, 0);
+  ASSERT_EQ(run_isoshard(folder.path(), train(autotp)).code, 0);
+  const Arguments compare = {"compare", "curves/loss_ddp.json", "curves/loss_autotp.json", "--rtol", "1e-2"};
+  EXPECT_EQ(run_isoshard(folder.path(), compare).code, 0) << "drawn, saved and read: the same weights";
+
+  // Of another seed: only the file says so.
+  ASSERT_EQ(run_isoshard(folder.path(), train({"--subjects", "ddp", "--dp", "2", "--reference", "none", "--seed", "7",
+                                               "--save-init-weights", "--init-weights", "w.safetensors"}))
+                .code,
+            0);
+  ASSERT_EQ(run_isoshard(folder.path(), train(autotp)).code, 0);
+  ASSERT_EQ(run_isoshard(folder.path(), train({"--subjects", "ddp", "--dp", "2", "--reference", "none"})).code, 0);
+
+  const Ran refused = run_isoshard(folder.path(), compare);
+  EXPECT_EQ(refused.code, 2) << refused.output;
+  EXPECT_THAT(refused.output, HasSubstr("initial weights differ"));
 }
 
 TEST(Plot, WritesAPngBesideTheCurvesUnlessTold) {

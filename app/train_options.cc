@@ -127,13 +127,18 @@ void share_precision(TrainRequest& request, Case& base) {
     base.settings.master_dtype = item.settings.master_dtype;
     request.notes.push_back(fmt::format("{} has {} masters, so all runs have them", item.subject, name_of(*item.settings.master_dtype)));
   }
+  if (request.cases.empty()) return;
+  const Case& first = request.cases.front();
   for (Case& item : request.cases) {
     item.settings.master_dtype = base.settings.master_dtype;
-    if (item.settings.output_dtype != request.cases.front().settings.output_dtype)
-      throw UsageError(
-          "--output-dtype: one reference judges all runs, and only fsdp_tp has an output dtype; take --subjects reference,fsdp_tp");
+    const bool has_other_output = item.settings.output_dtype != first.settings.output_dtype;
+    if (!has_other_output && item.rounds_reductions() == first.rounds_reductions()) continue;
+    throw UsageError(fmt::format("--{}: one reference judges all runs, and only fsdp_tp {}; take --subjects reference,fsdp_tp",
+                                 has_other_output ? "output-dtype" : "reduce-dtype",
+                                 has_other_output ? "has an output dtype" : "rounds its gradients to average them"));
   }
-  if (!request.cases.empty()) base.settings.output_dtype = request.cases.front().settings.output_dtype;
+  base.settings.output_dtype = first.settings.output_dtype;
+  if (first.rounds_reductions()) base.settings.reduce_dtype = first.settings.reduce_dtype;
 }
 
 /// What decides the reference, from whatever origin, as flags of verify.

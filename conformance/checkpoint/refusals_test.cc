@@ -53,7 +53,11 @@ class CheckpointRefusals : public ::testing::Test {
   [[nodiscard]] fs::path path() const { return folder_ / "copy"; }
   [[nodiscard]] fs::path file_of(int rank) const { return path() / rank_file_name(kStepsSaved, item_.resumed->id, rank); }
   [[nodiscard]] json manifest() const { return json::parse(content_of(path() / kManifestName)); }
-  void write_manifest(const json& manifest) const { write_text(path() / kManifestName, manifest.dump()); }
+  /// As if it had been written so.
+  void write_manifest(json manifest) const {
+    if (manifest.is_object()) manifest["sha256"] = manifest_sha256(manifest);
+    write_text(path() / kManifestName, manifest.dump());
+  }
   [[nodiscard]] const Case& item() const { return item_; }
 
   /// Changes the bytes of a tensor in a rank's file.
@@ -162,6 +166,24 @@ TEST_F(CheckpointRefusals, OfAWrongSha256) {
   EXPECT_THAT(refusal(), AllOf(HasSubstr(file_of(1).string()), HasSubstr("SHA-256"), HasSubstr(sha)));
 }
 
+// Nothing else covers what no tensor holds: streams, and what the optimizer counted.
+TEST_F(CheckpointRefusals, OfAManifestThatWasChanged) {
+  const std::vector<std::function<void(json&)>> changes = {[](json& m) { m["streams"][0]["seed"] = 99; },
+                                                           [](json& m) { m["optimizer"]["updates"][kTensor] = 77; },
+                                                           [](json& m) { m["mesh"][0]["degree"] = 9; }};
+  const json good = manifest();
+  for (const auto& change : changes) {
+    json spoilt = good;
+    change(spoilt);
+    ASSERT_NE(spoilt, good);
+    write_text(path() / kManifestName, spoilt.dump());
+
+    EXPECT_THAT(refusal(), AllOf(HasSubstr(kManifestName), HasSubstr("was changed")));
+  }
+  write_text(path() / kManifestName, good.dump(3));
+  EXPECT_EQ(refusal(), "it was taken") << "however it is laid out";
+}
+
 TEST_F(CheckpointRefusals, OfAWrongHashOfATensor) {
   json spoilt = manifest();
   spoilt["tensors"][kTensor]["parts"]["0"] = "0123456789abcdef";
@@ -238,6 +260,9 @@ TEST_F(CheckpointRefusals, OfStreamsThatDifferBetweenRanksInAnotherWorld) {
   const Checkpoint checkpoint = Checkpoint::open(path());
 
   EXPECT_EQ(checkpoint.progress(3, 4).stream.seed, 7U) << "each rank of the same world has its own";
+  Case elsewhere = item();
+  elsewhere.tp = 1;
+  EXPECT_THAT(refusal(elsewhere), HasSubstr("rank 3 (seed 7")) << "before a rank starts";
   try {
     (void)checkpoint.progress(0, 2);
     FAIL() << "it was taken";

@@ -22,6 +22,11 @@ inline Case with_output(Case item, Dtype dtype) {
   return item;
 }
 
+inline Case reduced_in(Case item, Dtype dtype) {
+  item.settings.reduce_dtype = dtype;
+  return item;
+}
+
 inline Case with_adamw(Case item) {
   item.settings.optimizer = OptimizerSettings{};
   item.settings.optimizer.weight_decay = 0.1;

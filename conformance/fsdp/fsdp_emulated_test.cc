@@ -78,8 +78,8 @@ std::vector<Case> wide_cases() {
     result.push_back(with_heads(fsdp_case(3, 4, dtype), 8, 2));
     result.push_back(split(with_vocabulary(with_tied_head(base), 97), 8));
     result.push_back(smoothed(split(with_vocabulary(base, 97), 1)));
-    result.push_back(with(base, [](Case& c) { c.settings.reduce_dtype = Dtype::kFloat32; }));
-    result.push_back(with(base, [](Case& c) { c.settings.reduce_dtype = Dtype::kBFloat16; }));
+    result.push_back(reduced_in(base, Dtype::kFloat32));
+    result.push_back(reduced_in(base, Dtype::kBFloat16));
     result.push_back(with(base, [](Case& c) { c.attention = AttentionImpl::kSdpa; }));
   }
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16}) {

@@ -38,6 +38,7 @@ std::vector<Case> step_cases() {
       accumulated(fsdp_case(3, 2, Dtype::kFloat32, "gpt2")),
       fsdp_case(2, 2, Dtype::kFloat32, "megatron_gpt"),
       with_output(fsdp_case(3, 2), Dtype::kBFloat16),
+      reduced_in(fsdp_case(3, 2), Dtype::kBFloat16),
       with_output(with_masters(fsdp_case(2, 2)), Dtype::kFloat32),
   };
 }

@@ -13,10 +13,9 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/sha256.h"
 #include "conformance/training/judge_training.h"
 #include "fixtures/cases/case_settings.h"
-#include "fixtures/cases/inputs.h"
+#include "fixtures/cases/input_digests.h"
 #include "fixtures/cases/presets.h"
 #include "fixtures/oracle/arithmetic_digest.h"
 #include "fixtures/reference/reference.h"
@@ -57,37 +56,6 @@ Texts config_of(const Case& item) {
   if (item.settings.vocab_multiple != 0) config["vocab_multiple"] = fmt::format("{}", item.settings.vocab_multiple);
   if (item.settings.zero_stage != 0) config["zero_stage"] = fmt::format("{}", item.settings.zero_stage);
   return config;
-}
-
-void add(Sha256& hash, const at::Tensor& tensor) {
-  const at::Tensor whole = tensor.contiguous();
-  hash.update({static_cast<const std::byte*>(whole.const_data_ptr()), whole.nbytes()});
-}
-
-void add(Sha256& hash, const std::string& text) {
-  hash.update(std::as_bytes(std::span(text.data(), text.size())));
-}
-
-std::string weights_sha256(const Case& item) {
-  const auto source = case_weights(item);
-  Sha256 hash;
-  for (const ParameterSpec& spec : make_model(item.config, item.attention)->parameters()) {
-    add(hash, spec.name);
-    add(hash, source->read_as(at::kFloat, spec, Shape(spec.shape.size(), 0), spec.shape));
-  }
-  return hash.hex_digest();
-}
-
-std::string inputs_sha256(const Case& item) {
-  const CaseData data(item);
-  Sha256 hash;
-  for (int step = 0; step < item.steps; ++step) {
-    for (const TokenBatch& batch : data.global_batches(step)) {
-      add(hash, batch.input_ids_BS);
-      add(hash, batch.labels_BS);
-    }
-  }
-  return hash.hex_digest();
 }
 
 std::vector<GoldenLine> lines_of(const Curve& curve) {
@@ -192,7 +160,7 @@ Golden golden_identity(const GoldenSpec& spec) {
   golden.name = spec.name;
   golden.config = config_of(spec.item);
   golden.weights_sha256 = weights_sha256(spec.item);
-  golden.inputs_sha256 = inputs_sha256(spec.item);
+  golden.inputs_sha256 = batches_sha256(spec.item);
   golden.fingerprint = {{"libtorch", TORCH_VERSION},
                         {"cpu", cpu},
                         {"backend", "shm"},

@@ -135,8 +135,10 @@ TEST_P(LossScaleStep, SkipsWhatOverflowsAndFollowsTheRule) {
 
 // A scale changes nothing but what rounds to zero without it: judged against the plain process, as any step.
 TEST(LossScaleStep, ConformsToThePlainProcess) {
+  // One kv head on two tp ranks: gradients behind its copies are recorded as summands.
   for (Case item :
-       {with_masters(step_case("autotp", 3, 2)), under_autocast(step_case("ddp", 3, 1)), with_masters(step_case("fsdp_tp", 3, 2))}) {
+       {with_masters(step_case("autotp", 3, 2)), under_autocast(step_case("ddp", 3, 1)),
+        with_masters(with_heads(step_case("autotp", 2, 2), 6, 1)), with_masters(with_heads(step_case("fsdp_tp", 3, 2), 6, 1))}) {
     item.settings.loss_scale = {Kind::kDynamic, 1024, 2, 0.5, 2};
     const Reference& reference = reference_of(item);
 

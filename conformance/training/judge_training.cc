@@ -44,7 +44,7 @@ Case reference_case(Case item) {
   item.reduction_order = ReductionOrder::kOrdered;
   item.settings.vocab_multiple = 0;
   item.settings.zero_stage = 0;
-  item.settings.reduce_dtype.reset();
+  if (!item.rounds_reductions()) item.settings.reduce_dtype.reset();
   item.settings.recompute = false;  // a reference keeps what it computed
   item.settings.record_partials = false;
   item.settings.sequence_parallel = false;
@@ -89,9 +89,16 @@ CurveBounds curve_bounds(const Curve& actual) {
   const nlohmann::json settings = nlohmann::json::parse(actual.settings);
   const auto says = [&](const char* key) { return settings.contains(key) && settings.at(key).is_string() ? settings.at(key) : ""; };
   const std::string dtype = says("dtype"), autocast = says("autocast");
-  const bool is_wide = dtype == name_of(Dtype::kFloat32) || dtype == name_of(Dtype::kFloat64);
-  if (is_wide && autocast.empty()) bounds.ceiling = kLargestInFp32;
+  const auto is_wide = [](const std::string& name) {
+    return name.empty() || name == name_of(Dtype::kFloat32) || name == name_of(Dtype::kFloat64);
+  };
+  if (is_wide(dtype) && autocast.empty() && is_wide(says("reduce_dtype")) && is_wide(says("output_dtype"))) bounds.ceiling = kLargestInFp32;
   if (actual.subject == "fsdp_tp") bounds.ceiling = std::min(bounds.ceiling, kLargestOfFsdp);
+  // The ceilings are those of a mean over tokens.
+  if (says("loss_mean") == name_of(LossMean::kSum) && settings.contains("data")) {
+    for (const char* const factor : {"dp", "batch_size", "micro_batches", "seq_length"})
+      bounds.ceiling *= settings.at("data").value(factor, 1.0);
+  }
   return bounds;
 }
 

@@ -201,6 +201,10 @@ TEST(TrainingBounds, AreThePublishedOnes) {
   EXPECT_EQ(curve_bounds(curve).ceiling, 1e-4);
   curve.settings = R"({"dtype":"fp32","autocast":"bf16"})";
   EXPECT_EQ(curve_bounds(curve).ceiling, 0.02);
+  curve.settings = R"({"dtype":"fp32","reduce_dtype":"bf16"})";
+  EXPECT_EQ(curve_bounds(curve).ceiling, 0.02);
+  curve.settings = R"({"dtype":"fp32","loss_mean":"sum","data":{"dp":2,"batch_size":3,"micro_batches":4,"seq_length":5}})";
+  EXPECT_EQ(curve_bounds(curve).ceiling, 120 * 1e-4) << "a sum of so many tokens' losses";
   EXPECT_EQ(curve_bounds(curve).factor, 3);
   EXPECT_EQ(curve_bounds(curve).relative_floor, 1e-6);
 }

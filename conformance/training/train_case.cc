@@ -17,6 +17,7 @@
 #include "base/hex_float.h"
 #include "conformance/subjects/registry.h"
 #include "fixtures/cases/case_settings.h"
+#include "fixtures/cases/input_digests.h"
 #include "fixtures/cases/inputs.h"
 #include "fixtures/reference/perturbed_weights.h"
 #include "fixtures/reference/plain_run.h"
@@ -45,9 +46,11 @@ bool any_rank(Rank& rank, bool here) {
 SubjectEdits edits_of(const Case& item, const TrainOptions& options) {
   SubjectEdits edits = options.run.edits;
   if (options.perturbed_by == 0) return edits;
-  edits.parts = [inner = edits.parts, seed = options.perturbed_by, dtype = item.dtype, autocast = item.settings.autocast](
-                    TrainerParts& parts, Mesh& mesh) {
-    parts.weights = std::make_shared<PerturbedWeights>(parts.weights, seed, dtype, autocast);
+  // One ulp of the coarsest dtype on the way: of what autocast rounds, and of reductions or an output that are rounded more.
+  std::optional<Dtype> rounded_to = item.settings.autocast;
+  if (item.coarsest_dtype() != rounded_to.value_or(item.dtype)) rounded_to = item.coarsest_dtype();
+  edits.parts = [inner = edits.parts, seed = options.perturbed_by, dtype = item.dtype, rounded_to](TrainerParts& parts, Mesh& mesh) {
+    parts.weights = std::make_shared<PerturbedWeights>(parts.weights, seed, dtype, rounded_to);
     if (inner) inner(parts, mesh);
   };
   return edits;
@@ -140,6 +143,14 @@ std::vector<CurveStep> steps_of(const Case& item, std::span<const RankCurve> ran
   return steps;
 }
 
+/// What a case starts from and reads; of cases with one reference it is the same.
+const std::map<std::string, std::string>& input_digests(const Case& item) {
+  static std::map<std::string, std::map<std::string, std::string>> known;
+  const auto [place, is_new] = known.try_emplace(item.reference_slug());
+  if (is_new) place->second = {{std::string(kInitialWeightsKey), weights_sha256(item)}, {std::string(kBatchesKey), batches_sha256(item)}};
+  return place->second;
+}
+
 Curve empty_curve(const Case& item, const TrainOptions& options) {
   Curve curve;
   curve.subject = item.subject;
@@ -149,6 +160,7 @@ Curve empty_curve(const Case& item, const TrainOptions& options) {
   curve.settings = nlohmann::json::parse(bundle_settings(item, judge_options(item))).at("training").dump();
   curve.fingerprint = {{"libtorch", TORCH_VERSION},
                        {"reduction_order", std::string(name_of(options.run.order.value_or(item.reduction_order)))}};
+  curve.fingerprint.insert(input_digests(item).begin(), input_digests(item).end());
   return curve;
 }
 

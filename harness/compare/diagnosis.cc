@@ -95,7 +95,7 @@ class Diagnosis {
       key.step -= back;
       const Record* old = e_.reference.find(key);
       if (old == nullptr || old->layout.global_shape != e_.wanted.layout.global_shape) continue;
-      at::Tensor expected = e_.reference.tensor(key).to(at::kDouble);
+      at::Tensor expected = e_.reference.tensor(key).to(at::kDouble).div(old->grad_scale);
       for (std::size_t d = 0; d < bad->box.size.size(); ++d)
         expected = expected.narrow(static_cast<std::int64_t>(d), bad->box.global_offset[d], bad->box.size[d]);
       if (e_.explains(bad->actual, expected, error)) return fmt::format("stale by {} step{}", back, back == 1 ? "" : "s");

@@ -133,7 +133,7 @@ void Evidence::add_view(int rank, const Box& box, const at::Tensor& own) {
 }
 
 void Evidence::collect_views() {
-  whole = reference.tensor(wanted.key).to(at::kDouble);
+  whole = reference.tensor(wanted.key).to(at::kDouble).div(wanted.grad_scale);
   for (const Held& h : held) {
     const Record& record = *h.record;
     if (!record.kept || h.rank->arena == nullptr || is_partial(record.layout)) continue;

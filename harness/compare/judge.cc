@@ -174,7 +174,8 @@ class Judge {
   void add_values(TensorComparison& comparison, const Record& wanted) const {
     const std::int64_t numel = numel_of(wanted.layout.global_shape);
     if (numel > 64) return;
-    for (std::int64_t i = 0; i < numel; ++i) comparison.reference_values.push_back(value_at(reference_.bytes(wanted), wanted.dtype, i));
+    for (std::int64_t i = 0; i < numel; ++i)
+      comparison.reference_values.push_back(value_at(reference_.bytes(wanted), wanted.dtype, i) / wanted.grad_scale);
     try {
       const at::Tensor actual = actual_.assemble(wanted.key).to(at::kDouble).contiguous();
       if (actual.numel() != numel) return;

@@ -327,6 +327,23 @@ TEST(Judge, PartialsAreAddedUpBeforeTheyAreCompared) {
   EXPECT_EQ(judge(r, with_share(0.5), rtol).status, Status::kDiverges);
 }
 
+TEST(Judge, PartialsOfScaledGradientsAreComparedUnscaled) {
+  const at::Tensor whole_value = values({6}, 1, at::kDouble);
+  const Reference r =
+      reference([&](Sink& sink, int) { sink.on_record(site(RecordKind::kActivationGrad, "p", layout_of({6}), 8), whole_value * 8); });
+  const auto with_share = [&](double share) {
+    return run(MeshShape({{Axis::kTp, 2}}), &r, [&](Sink& sink, int rank) {
+      sink.on_record(site(RecordKind::kActivationGrad, "p", layout_of({6}, {partial(Axis::kTp)}), 16),
+                     whole_value * 16 * (rank == 0 ? 0.25 : share));
+    });
+  };
+  JudgeOptions rtol;
+  rtol.rtol = 1e-12;
+
+  EXPECT_EQ(judge(r, with_share(0.75), rtol).status, Status::kConforms);
+  EXPECT_EQ(judge(r, with_share(0.5), rtol).status, Status::kDiverges);
+}
+
 TEST(Judge, AnotherDeclaredGradientScaleDiverges) {
   const Reference reference = step_reference();
   JudgeOptions demanded = options();

@@ -112,9 +112,9 @@ class TensorJudge {
     TensorComparison& c = result_.comparison;
     c.sharded = true;
     try {
-      const at::Tensor whole = actual_.assemble(wanted_.key).contiguous();
+      const at::Tensor whole = actual_.assemble(wanted_.key).contiguous();  // what ranks declare is divided out
       accumulate(c.stats, reference_.bytes(wanted_), wanted_.dtype, static_cast<const std::byte*>(whole.const_data_ptr()), dtype_of(whole),
-                 whole.numel(), 0);
+                 whole.numel(), 0, 1 / wanted_.grad_scale);
     } catch (const VacuousError& error) {
       result_.not_judged = error.what();
     } catch (const MeshError& error) {

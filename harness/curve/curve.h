@@ -9,6 +9,9 @@
 
 namespace isoshard {
 
+/// Keys of a curve's fingerprint that two runs must share as they must share settings: digests of what they started from and read.
+inline constexpr std::string_view kInitialWeightsKey = "initial_weights_sha256", kBatchesKey = "batches_sha256";
+
 struct CurveStep {
   int step = 0;
   double loss = 0;                  ///< of the global batch: what was minimised

@@ -110,7 +110,8 @@ void read_step(const Reader& reader, const nlohmann::json& json, Curve& curve) {
   CurveStep step;
   step.step = reader.count(reader.member(json, "step", at), at + ".step");
   // A run that was resumed begins where it went on.
-  if (!curve.steps.empty() && step.step != curve.steps.back().step + 1) reader.refuse(fmt::format("{} is step {}: a step is missing, there twice or out of order", at, step.step));
+  if (!curve.steps.empty() && step.step != curve.steps.back().step + 1)
+    reader.refuse(fmt::format("{} is step {}: a step is missing, there twice or out of order", at, step.step));
   step.loss = reader.number(json, "loss", at);
   step.rank_losses = reader.numbers(json, "rank_losses", at);
   step.grad_norm = reader.number(json, "grad_norm", at);
@@ -151,6 +152,10 @@ Curve curve_of(const nlohmann::json& json, const std::filesystem::path& origin) 
   const nlohmann::json& steps = reader.member(json, "steps", at);
   if (!steps.is_array() || steps.empty()) reader.refuse("has no steps");
   for (const nlohmann::json& step : steps) read_step(reader, step, curve);
+  const auto dp = curve.mesh.find("dp");
+  const auto losses = static_cast<int>(curve.steps.front().rank_losses.size());
+  if (dp != curve.mesh.end() && dp->second > 1 && losses > 0 && losses != dp->second)
+    reader.refuse(fmt::format("has the losses of {} dp ranks on a mesh of dp {}", losses, dp->second));
   return curve;
 }
 

@@ -96,6 +96,17 @@ std::string in_words(const CurveDeviation& d) {
                      d.number, d.actual, to_hex(d.actual), d.reference, to_hex(d.reference), d.deviation, d.allowed, d.rule);
 }
 
+/// A norm of nothing on one side only: one run left a step out that the other made.
+std::string skipped_on_one_side(const Curve& actual, const CurveDeviation& d) {
+  const auto is_nothing = [](double norm) { return norm == 0 || !std::isfinite(norm); };
+  if (d.number != "grad_norm" || is_nothing(d.reference) == is_nothing(d.actual)) return "";
+  if (!nlohmann::json::parse(actual.settings).contains("loss_scale")) return "";
+  return fmt::format(
+      "; with its loss scale {} skipped this step, as gradients overflowed, and the other did not: near fp16's largest number "
+      "a sharded sum may overflow where another order does not (a smaller --loss-scale decides)",
+      is_nothing(d.actual) ? "the run" : "the reference");
+}
+
 RunSettings settings_of(const Curve& curve) {
   const std::string wrapped = nlohmann::json({{"training", nlohmann::json::parse(curve.settings)}}).dump();
   return parse_run_settings(wrapped, curve_file_name(curve));
@@ -147,7 +158,7 @@ CurveVerdict judge_curve(const Curve& reference, const Curve& actual, const Curv
   }
   verdict.status = Status::kDiverges;
   if (verdict.first.has_value()) {
-    verdict.reason = in_words(*verdict.first);
+    verdict.reason = in_words(*verdict.first) + skipped_on_one_side(actual, *verdict.first);
   } else if (reference.steps.size() != actual.steps.size()) {
     verdict.reason = fmt::format("it has {} steps, the reference {}", actual.steps.size(), reference.steps.size());
   } else {
@@ -177,7 +188,14 @@ std::string render(const CurveVerdict& verdict) {
 }
 
 std::vector<std::string> differing_settings(const Curve& reference, const Curve& actual) {
-  return differing_settings(settings_of(reference), settings_of(actual));
+  std::vector<std::string> lines = differing_settings(settings_of(reference), settings_of(actual));
+  for (const auto& [key, what] : {std::pair{kInitialWeightsKey, "initial weights"}, std::pair{kBatchesKey, "token ids and labels"}}) {
+    const auto ours = reference.fingerprint.find(std::string(key)), theirs = actual.fingerprint.find(std::string(key));
+    if (ours == reference.fingerprint.end() || theirs == actual.fingerprint.end() || ours->second == theirs->second) continue;
+    lines.push_back(
+        fmt::format("{} differ: reference {}, actual {} ({})", what, ours->second.substr(0, 16), theirs->second.substr(0, 16), key));
+  }
+  return lines;
 }
 
 void refuse_different_settings(const Curve& reference, const Curve& actual) {

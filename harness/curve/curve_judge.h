@@ -60,7 +60,8 @@ struct CurveVerdict {
 /// A few lines: verdict, largest deviation; what is wrong first, with hex floats.
 [[nodiscard]] std::string render(const CurveVerdict& verdict);
 
-/// One line for each setting in which two curves differ (harness/trace/run_settings.h).
+/// One line for each setting in which two curves differ (harness/trace/run_settings.h), and for other initial weights or other batches
+/// where both say what theirs were.
 [[nodiscard]] std::vector<std::string> differing_settings(const Curve& reference, const Curve& actual);
 /// Errors   UsageError that names them, and each setting with both values.
 void refuse_different_settings(const Curve& reference, const Curve& actual);

@@ -184,6 +184,31 @@ TEST(CurveSettings, DifferencesAreRefusedByNameAndValue) {
   }
 }
 
+// Whatever the settings say of where they come from.
+TEST(CurveSettings, OtherInitialWeightsOrBatchesAreRefused) {
+  for (const auto& [key, words] : {std::pair{kInitialWeightsKey, "initial weights differ: reference aaaa, actual bbbb"},
+                                   std::pair{kBatchesKey, "token ids and labels differ: reference aaaa, actual bbbb"}}) {
+    Curve first = reference(), second = moved(0, 0);
+    first.fingerprint[std::string(key)] = "aaaa";
+    EXPECT_THAT(differing_settings(first, second), IsEmpty()) << "one does not say";
+    second.fingerprint[std::string(key)] = "aaaa";
+    EXPECT_THAT(differing_settings(first, second), IsEmpty());
+    second.fingerprint[std::string(key)] = "bbbb";
+
+    EXPECT_THAT(differing_settings(first, second), testing::ElementsAre(HasSubstr(words)));
+    EXPECT_THROW(refuse_different_settings(first, second), UsageError);
+  }
+}
+
+TEST(CurveJudge, SaysThatAStepWasSkippedOnOneSide) {
+  Curve skipping = moved(0, 0);
+  skipping.steps[2].grad_norm = 0;
+  EXPECT_THAT(judged(skipping).reason, testing::Not(HasSubstr("skipped")));
+  skipping.settings = R"({"dtype":"fp16","loss_scale":{"kind":"dynamic"}})";
+
+  EXPECT_THAT(judged(skipping).reason, AllOf(HasSubstr("step 2: grad_norm is 0"), HasSubstr("the run skipped this step")));
+}
+
 TEST(CurveStatistics, TableIsThePublishedOne) {
   Curve ddp = curve_of("ddp", {10.873175, 0.72359, 4.644855}), fsdp = curve_of("fsdp_tp", {10.873634, 0.723624, 4.644554});
   ddp.title = "DDP";

@@ -113,6 +113,7 @@ TEST(CurveFile, RefusesWhatIsNoCurve) {
   EXPECT_THAT(refusal(curve, [](json& j) { j["perturbed_runs"] = 5; }), HasSubstr("lacks a spread, but there are 5"));
   EXPECT_THAT(refusal(curve, [](json& j) { j["steps"][1]["rank_losses"].erase(0); }), HasSubstr("no lists of one length"));
   EXPECT_THAT(refusal(curve, [](json& j) { j["mesh"]["tp"] = -2; }), HasSubstr("mesh.tp is -2"));
+  EXPECT_THAT(refusal(curve, [](json& j) { j["mesh"]["dp"] = 5; }), HasSubstr("losses of 2 dp ranks on a mesh of dp 5"));
   EXPECT_THAT(refusal(curve, [](json& j) { j["settings"] = "sgd"; }), HasSubstr("settings is no object"));
   EXPECT_THROW((void)parse_curve("[1, 2", "loss_x.json"), FileError);
 }

@@ -10,9 +10,11 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "base/error.h"
+#include "base/sha256.h"
 #include "train/checkpoint_content.h"
 
 namespace isoshard {
@@ -65,6 +67,9 @@ SavedTensor tensor_in(const json& entry, int world_size) {
 void read_manifest(const json& manifest, CheckpointContent& content) {
   if (const int schema = manifest.at("schema").get<int>(); schema != kSchema) {
     throw FileError(fmt::format("schema {} is not known; this build reads schema {}", schema, kSchema));
+  }
+  if (const std::string said = manifest.at("sha256").get<std::string>(), actual = manifest_sha256(manifest); said != actual) {
+    throw FileError(fmt::format("was changed: the SHA-256 of what it says is {}, it says {}", actual, said));
   }
   content.id = manifest.at("id").get<std::string>();
   (void)hash_in(content.id);  // it is part of file names
@@ -163,6 +168,14 @@ std::string rank_file_name(std::int64_t steps_done, std::string_view id, int ran
 
 std::string ranges_name(std::string_view tensor) {
   return fmt::format("{}:ranges", tensor);
+}
+
+std::string manifest_sha256(json manifest) {
+  manifest.erase("sha256");
+  const std::string text = manifest.dump();  // keys are in order, numbers as short as they can be
+  Sha256 hash;
+  hash.update(std::as_bytes(std::span(text.data(), text.size())));
+  return hash.hex_digest();
 }
 
 std::string hash_text(std::uint64_t hash) {

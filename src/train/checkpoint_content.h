@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 #include <vector>
@@ -41,6 +42,9 @@ struct CheckpointContent {
 };
 
 struct Checkpoint::Content : CheckpointContent {};
+
+/// SHA-256 of a manifest without its own "sha256", however it is laid out. `manifest` must be an object.
+[[nodiscard]] std::string manifest_sha256(nlohmann::json manifest);
 
 /// XXH3.
 [[nodiscard]] std::uint64_t hash_of(std::span<const std::byte> bytes) noexcept;

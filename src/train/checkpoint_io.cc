@@ -225,15 +225,17 @@ json manifest_of(const RunProgress& progress, const Inventory& inventory, const 
   json axes = json::array(), written = json::object();
   for (const AxisDegree& axis : mesh.shape().axes()) axes.push_back({{"axis", name_of(axis.axis)}, {"degree", axis.degree}});
   for (const int rank : inventory.writers) written[fmt::format("{}", rank)] = files.at(static_cast<std::size_t>(rank));
-  return {{"schema", 1},
-          {"id", inventory.id},
-          {"world_size", mesh.world().size()},
-          {"mesh", axes},
-          {"streams", inventory.streams},
-          {"optimizer", {{"rule", progress.rule}, {"updates", progress.updates}}},
-          {"numbers", progress.numbers},
-          {"files", written},
-          {"tensors", inventory.tensors}};
+  json manifest = {{"schema", 1},
+                   {"id", inventory.id},
+                   {"world_size", mesh.world().size()},
+                   {"mesh", axes},
+                   {"streams", inventory.streams},
+                   {"optimizer", {{"rule", progress.rule}, {"updates", progress.updates}}},
+                   {"numbers", progress.numbers},
+                   {"files", written},
+                   {"tensors", inventory.tensors}};
+  manifest["sha256"] = manifest_sha256(manifest);
+  return manifest;
 }
 
 }  // namespace
