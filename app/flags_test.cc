@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 #include <algorithm>
 
+#include <cstdint>
 #include <fstream>
+#include <numeric>
 #include <set>
 #include <sstream>
 
@@ -13,7 +15,9 @@
 #include "app/train_options.h"
 #include "app/verify_inputs.h"
 #include "app/verify_options.h"
+#include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/test_folder.h"
 
 namespace isoshard {
 namespace {
@@ -193,6 +197,34 @@ TEST(Flags, OfTrainGiveMegatronsMastersToAllRunsInAnyOrder) {
     for (const Case& item : request.cases) EXPECT_EQ(item.settings.master_dtype, Dtype::kFloat32) << subjects << " " << item.subject;
     EXPECT_EQ(request.notes.size(), 1U) << subjects;
   }
+}
+
+TEST(Flags, OfTrainTurnEpochsIntoStepsAsTheSamplerTakesThem) {
+  const TestFolder folder;
+  std::vector<std::uint16_t> ids(7 * 4);  // 7 samples
+  std::iota(ids.begin(), ids.end(), std::uint16_t{1});
+  const std::string path = (folder / "ids.bin").string();
+  write_file_atomically(path, {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(ids[0])});
+  const auto steps = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"--model", "tiny", "--subjects", "ddp", "--dp", "2", "--batch-size", "1", "--data", path, "--seq-length",
+                               "4", "--num-epochs", "3"});
+    return train_requested(more).reference.steps;
+  };
+
+  EXPECT_EQ(steps({}), 12) << "8 samples an epoch, 2 a step";
+  EXPECT_EQ(steps({"--tail", "drop"}), 9);
+  EXPECT_EQ(steps({"--tail", "drop", "--micro-batches", "2"}), 4);
+  EXPECT_EQ(steps({"--steps", "5"}), 5) << "at most so many";
+}
+
+TEST(Flags, OfTrainTakeNumWorkersForTheDegreeOfDdpAlone) {
+  EXPECT_EQ(train_requested({"--model", "tiny", "--subjects", "ddp", "--num-workers", "3"}).reference.dp, 3);
+  EXPECT_EQ(train_requested({"--model", "tiny", "--subjects", "ddp,autotp", "--num-workers", "4"}).reference.dp, 2);
+}
+
+TEST(Flags, OfTrainTakeTheRateOfSgdForWhichTheBoundsHold) {
+  EXPECT_EQ(train_requested({"--model", "tiny", "--optimizer", "sgd"}).reference.settings.optimizer.learning_rate, 0.1);
+  EXPECT_EQ(train_requested({"--model", "tiny", "--optimizer", "sgd", "--dtype", "bf16"}).reference.settings.optimizer.learning_rate, 0.02);
 }
 
 // What verify then judges is the beginning of the same run.

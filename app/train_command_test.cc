@@ -133,9 +133,8 @@ TEST(Train, FaultDivergesAndSaysHowToLookFurther) {
   const Ran result = run_isoshard(folder.path(), {"train", "--fault", "dp_sum_missing", "--steps", "6"});
 
   EXPECT_EQ(result.code, 1) << result.output;
-  EXPECT_THAT(result.output,
-              AllOf(HasSubstr("DIVERGES  DDP (TP=1, DP=3)"), HasSubstr("hold different copies of"),
-                    HasSubstr("look further: isoshard verify --subjects ddp --dp 3 --steps "), HasSubstr("--fault dp_sum_missing")));
+  EXPECT_THAT(result.output, AllOf(HasSubstr("DIVERGES  DDP (TP=1, DP=3)"), HasSubstr("hold different copies of"),
+                                   HasSubstr("look further: isoshard verify --subjects ddp --dp 3 --steps 1 --fault dp_sum_missing")));
 }
 
 TEST(Train, TheCommandToLookFurtherRuns) {
@@ -170,9 +169,48 @@ TEST(Train, StoredReferenceJudgesALaterRun) {
 
   Arguments other = later;
   other.insert(other.end(), {"--learning-rate", "0.0005"});
-  const Ran refused = run_isoshard(folder.path(), other);
+  const Ran refused = run_isoshard(folder.path(), other, hostile::refuse_new_processes);  // before any rank starts
   EXPECT_EQ(refused.code, 2) << refused.output;
   EXPECT_THAT(refused.output, HasSubstr("optimizer.learning_rate: reference 0.001, actual 0.0005"));
+}
+
+TEST(Train, AReferenceIsTheCurveOfAReference) {
+  const TestFolder folder;
+  ASSERT_EQ(run_isoshard(folder.path(), train({"--subjects", "ddp", "--reference", "none"})).code, 0);
+
+  const Ran refused = run_isoshard(folder.path(), train({"--subjects", "autotp", "--reference", "curves/loss_ddp.json"}));
+
+  EXPECT_EQ(refused.code, 3) << refused.output;
+  EXPECT_THAT(refused.output, HasSubstr("is the curve of ddp, not of a reference"));
+}
+
+TEST(Train, ChaosIsNoSuccessOfTheReferenceAlone) {
+  const TestFolder folder;
+
+  const Ran result = run_isoshard(
+      folder.path(), train({"--subjects", "reference", "--optimizer", "sgd", "--learning-rate", "30", "--max-grad-norm", "0"}));
+
+  EXPECT_EQ(result.code, 1) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("VACUOUS"));
+}
+
+TEST(Train, AFaultThatNeverFiresShowsNothing) {
+  const TestFolder folder;
+
+  const Ran result = run_isoshard(folder.path(), {"train", "--fault", "dp_sum_missing", "--dp", "1", "--steps", "1"});
+
+  EXPECT_EQ(result.code, 4) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("fault dp_sum_missing never fired"));
+}
+
+TEST(Train, ComparesCopiesAsOftenAsAskedFor) {
+  const TestFolder folder;
+
+  const Ran result =
+      run_isoshard(folder.path(), {"train", "--fault", "dp_sum_missing", "--steps", "6", "--check-interval", "2", "--reference", "none"});
+
+  EXPECT_EQ(result.code, 1) << result.output;
+  EXPECT_THAT(result.output, AllOf(HasSubstr("hold different copies of"), HasSubstr("(step 1)")));
 }
 
 TEST(Train, RatesOutsideTheRangeAreWarnedOf) {
@@ -262,6 +300,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Bad{"tp_of_ddp", {"--subjects", "ddp", "--tp", "2"}, 2, "has no tp axis"},
                     Bad{"no_reference", {"--reference", "absent.json"}, 3, "absent.json"},
                     Bad{"no_runs", {"--perturbed-runs", "0"}, 2, "--perturbed-runs 0"},
+                    Bad{"too_many_runs", {"--perturbed-runs", "101"}, 2, "give 1 to 100"},
+                    Bad{"saved_nowhere", {"--save-after", "3"}, 2, "say where, with --save-checkpoint"},
                     Bad{"interval", {"--check-interval", "0"}, 2, "--check-interval 0"},
                     Bad{"nothing", {"--subjects", "reference", "--reference", "none"}, 2, "nothing is left to train"},
                     Bad{"endless", {"--data", "random", "--num-epochs", "1"}, 2, "random ids have no end"},

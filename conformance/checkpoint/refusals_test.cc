@@ -4,6 +4,7 @@
 
 #include <fstream>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -198,6 +199,30 @@ TEST_F(CheckpointRefusals, OfATensorThatTheManifestDoesNotHave) {
   write_manifest(spoilt);
 
   EXPECT_THAT(refusal(), HasSubstr(std::string(kTensor) + ".exp_avg"));
+}
+
+TEST_F(CheckpointRefusals, OfAParameterThatLacksAStateOfTheOthers) {
+  const std::string state = std::string(kTensor) + ".exp_avg";
+  json spoilt = manifest();
+  const json parts = spoilt["tensors"][state]["parts"];
+  spoilt["tensors"].erase(state);
+  write_manifest(spoilt);
+  for (const auto& [rank, hash] : parts.items()) {
+    const fs::path path = file_of(std::stoi(rank));
+    std::vector<NamedTensor> rest;
+    std::map<std::string, std::string> metadata;
+    {
+      const SafetensorsFile file = SafetensorsFile::open(path);
+      metadata = file.metadata();
+      for (const std::string& name : file.names()) {
+        if (name != state && name != ranges_name(state)) rest.push_back({name, file.tensor(name).clone()});
+      }
+    }
+    write_safetensors(path, rest, metadata);
+    sign(std::stoi(rank));
+  }
+
+  EXPECT_THAT(refusal(), HasSubstr(std::string("has the states [exp_avg_sq] of ") + kTensor));
 }
 
 TEST_F(CheckpointRefusals, OfANaNEvenIfAllHashesFit) {

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdlib>
 #include <functional>
 #include <map>
@@ -12,7 +14,10 @@
 #include "base/test_folder.h"
 #include "conformance/detection/fault.h"
 #include "conformance/golden/golden_run.h"
-#include "conformance/training/train_case.h"
+#include "conformance/subjects/run_case.h"
+#include "conformance/training/judge_training.h"
+#include "fixtures/reference/reference.h"
+#include "harness/compare/verdict.h"
 #include "harness/fault/probe.h"
 
 namespace isoshard {
@@ -88,6 +93,45 @@ TEST_F(GoldenControls, RoundingsOfAnotherMachineAreDrift) {
   EXPECT_EQ(name_of(compare_golden(golden, actual).answer), "drift");
   actual.arithmetic = golden.arithmetic;
   EXPECT_EQ(name_of(compare_golden(golden, actual).answer), "regression") << "where machines round alike";
+}
+
+// What a curve may drift is what the judge of curves allows; what a tensor may drift is what the judge of steps allows.
+TEST_F(GoldenControls, DriftIsWhatTheJudgeAllows) {
+  const GoldenSpec curve = short_spec("curve_ddp_dp2_bf16_sgd", 8), step = short_spec("step_qwen2_tp2_dp2", 1);
+  const std::vector<CurveSpread> spreads = train_reference(curve.item).curve.spreads;
+  const Golden of_curve = GoldenRecorder().record(curve);
+  ASSERT_EQ(of_curve.lines.size(), spreads.size());
+  CurveSpread envelope;
+  for (std::size_t i = 0; i < spreads.size(); ++i) {
+    envelope.loss = std::max(envelope.loss, spreads[i].loss);
+    envelope.grad_norm = std::max(envelope.grad_norm, spreads[i].grad_norm);
+    for (const GoldenNumber& number : of_curve.lines[i].numbers) {
+      const double floor = 1e-6 * std::fabs(number.value);
+      const std::map<std::string, double> allowed = {
+          {"loss", std::max(floor, 3 * envelope.loss)}, {"grad_norm", std::max(floor, 3 * envelope.grad_norm)}, {"learning_rate", 0.0}};
+      if (allowed.contains(number.name)) {
+        EXPECT_EQ(number.drift, allowed.at(number.name)) << number.name << " of step " << i;
+      }
+    }
+  }
+  EXPECT_GT(envelope.loss, spreads.front().loss) << "the floor alone would show less";
+
+  ReferenceOptions options;
+  options.responses = 3;
+  const Reference reference = make_reference(step.item, options);
+  const Verdict verdict = judge(reference, run_case(step.item, reference, {}), judge_options(step.item));
+  const Golden of_step = GoldenRecorder().record(step);
+  ASSERT_EQ(of_step.lines.size(), verdict.tensors.size());
+  int with_norm = 0;
+  for (std::size_t i = 0; i < verdict.tensors.size(); ++i) {
+    const TensorComparison& tensor = verdict.tensors[i];
+    for (const GoldenNumber& norm : of_step.lines[i].numbers) {
+      EXPECT_EQ(norm.drift, tensor.insensitive ? tensor.allowed_absolute : tensor.allowed_relative_error * norm.value)
+          << of_step.lines[i].name;
+      ++with_norm;
+    }
+  }
+  EXPECT_GT(with_norm, 0);
 }
 
 TEST_F(GoldenControls, AFaultIsRecordedButNotAccepted) {

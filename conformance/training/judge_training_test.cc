@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <map>
 
 #include "base/error.h"
@@ -14,6 +15,7 @@
 #include "conformance/detection/twins.h"
 #include "conformance/subjects/registry.h"
 #include "fixtures/cases/presets.h"
+#include "fixtures/reference/perturbed_weights.h"
 #include "optim/optimizer.h"
 
 namespace isoshard {
@@ -179,6 +181,55 @@ TEST(TrainingReference, DoesNotDependOnTheSubject) {
   EXPECT_GT(first.spreads.back().loss, 0);
 }
 
+TEST(TrainingReference, IsTheSameWhateverOnlySubjectsHave) {
+  Case item = tiny("fsdp_tp", Kind::kSgd, Dtype::kFloat32);
+  item.tp_is_slow = true;
+  item.reduction_order = ReductionOrder::kRing;
+  item.settings.vocab_multiple = 8;
+  item.settings.zero_stage = 2;
+  item.settings.reduce_dtype = Dtype::kBFloat16;
+  item.settings.recompute = true;
+  item.settings.sequence_parallel = item.settings.distributed_optimizer = true;
+
+  const Case reference = reference_case(item);
+
+  EXPECT_NO_THROW(reference.validate());
+  EXPECT_EQ(reference.slug(), reference_case(tiny("ddp", Kind::kSgd, Dtype::kFloat32)).slug());
+  EXPECT_EQ(reference.reduction_order, ReductionOrder::kOrdered);
+}
+
+TEST(TrainingReference, EachPerturbedRunIsAnotherOne) {
+  Case item = tiny("ddp", Kind::kSgd, Dtype::kFloat32);
+  item.steps = 3;
+
+  const Curve one = train_reference(item, 1).curve, five = train_reference(item, 5).curve;
+
+  bool is_wider = false;
+  for (std::size_t i = 0; i < one.spreads.size(); ++i) {
+    EXPECT_GE(five.spreads[i].loss, one.spreads[i].loss) << "the first of the five is that one";
+    is_wider = is_wider || five.spreads[i].loss > one.spreads[i].loss;
+  }
+  EXPECT_TRUE(is_wider) << "five equal runs say no more than one";
+}
+
+TEST(TrainingReference, WhosePerturbedRunsEndEarlyIsChaotic) {
+  Case item = tiny("ddp", Kind::kSgd, Dtype::kFloat32);
+  item.steps = 3;
+  TrainOptions options;
+  options.run.edits.parts = [](TrainerParts& parts, Mesh&) {
+    if (dynamic_cast<const PerturbedWeights*>(parts.weights.get()) == nullptr) return;
+    parts.optimizer = optimizer_twin(std::move(parts.optimizer), [](Optimizer&, NamedTensors& parameters, const NamedTensors&) {
+      parameters.at("model.norm.weight").fill_(std::numeric_limits<double>::quiet_NaN());
+    });
+  };
+
+  const TrainedCase reference = train_reference(item, 1, options);
+
+  EXPECT_TRUE(reference.is_sound());
+  EXPECT_THAT(reference.curve.steps, SizeIs(3));
+  EXPECT_THAT(chaos_of(reference.curve, {}), HasSubstr("chaotic"));
+}
+
 TEST(TrainingReference, OfALatticeModelHasNoSpread) {
   Case item = lattice_case();
   item.steps = 2;
@@ -220,6 +271,11 @@ TEST(TrainingBounds, AreKnownForUsualRatesOnly) {
   sgd.settings.max_grad_norm = 1;
   sgd.settings.optimizer.learning_rate = 0.11;
   EXPECT_THAT(outside_range(sgd), Not(IsEmpty()));
+  sgd.dtype = Dtype::kBFloat16;
+  sgd.settings.optimizer.learning_rate = 0.02;
+  EXPECT_THAT(outside_range(sgd), IsEmpty());
+  sgd.settings.optimizer.learning_rate = 0.021;
+  EXPECT_THAT(outside_range(sgd), HasSubstr("above 0.02"));
 }
 
 }  // namespace

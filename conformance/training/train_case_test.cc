@@ -7,9 +7,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <limits>
 
 #include "base/hex_float.h"
+#include "base/test_folder.h"
 #include "conformance/detection/twins.h"
 #include "fixtures/cases/presets.h"
 #include "fixtures/reference/reference.h"
@@ -17,6 +19,7 @@
 namespace isoshard {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::SizeIs;
 
@@ -171,6 +174,56 @@ TEST(TrainCase, CopiesOverTpAreCompared) {
   ASSERT_TRUE(trained.unequal_copies.has_value()) << "the last step is compared, too";
   EXPECT_EQ(trained.unequal_copies->key.step, 0);
   EXPECT_EQ(trained.unequal_copies->key.name, "model.norm.weight");
+}
+
+TEST(TrainCase, CopiesOfOptimizerStateAreCompared) {
+  Case item = tiny("ddp", 1, 2);
+  item.steps = 1;
+  TrainOptions options;
+  options.run.edits.parts = [](TrainerParts& parts, Mesh& mesh) {
+    if (mesh.rank() != 1) return;
+    // The parameters are right, the momentum of the next step is not.
+    parts.optimizer =
+        optimizer_twin(std::move(parts.optimizer), [](Optimizer& inner, NamedTensors& parameters, const NamedTensors& gradients) {
+          inner.step(parameters, gradients);
+          const at::Tensor momentum = inner.state().at("model.norm.weight.momentum_buffer");
+          momentum.mul_(1 + 1e-3);
+        });
+  };
+
+  const TrainedCase trained = train_case(item, options);
+
+  ASSERT_TRUE(trained.unequal_copies.has_value());
+  EXPECT_EQ(trained.unequal_copies->key.name, "model.norm.weight.momentum_buffer");
+}
+
+TEST(TrainCase, ANormThatOneRankTellsDifferentlyIsNamed) {
+  Case item = tiny("ddp", 1, 2);
+  item.steps = 1;
+  TrainOptions options;
+  options.run.edits.parts = [](TrainerParts& parts, Mesh& mesh) {
+    if (mesh.rank() != 1) return;
+    parts.max_grad_norm = 0;  // so that the parameters do not tell it
+    parts.grad_norm = grad_norm_twin(std::move(parts.grad_norm),
+                                     [](GradNorm& inner, const NamedTensors& gradients) { return 1.5 * inner.norm(gradients); });
+  };
+
+  const TrainedCase trained = train_case(item, options);
+
+  EXPECT_THAT(trained.unequal_numbers, AllOf(HasSubstr("grad_norm of step 0: rank 0 tells"), HasSubstr("rank 1")));
+  EXPECT_FALSE(trained.is_sound());
+}
+
+TEST(TrainCase, APerturbedRunSavesNoCheckpoint) {
+  const TestFolder folder;
+  Case item = tiny("reference", 1, 2);
+  item.steps = item.save_after = 1;
+  item.save_path = (folder / "saved").string();
+
+  (void)train_case(item, perturbed_options());
+  EXPECT_FALSE(std::filesystem::exists(item.save_path)) << "it would be taken for the run itself";
+  (void)train_case(item);
+  EXPECT_TRUE(std::filesystem::exists(item.save_path));
 }
 
 }  // namespace

@@ -139,6 +139,8 @@ TEST(CurveJudge, ChaoticReferenceIsVacuousWithTheNumbers) {
 
   EXPECT_EQ(verdict.status, Status::kVacuous);
   EXPECT_THAT(verdict.reason, AllOf(HasSubstr("chaotic"), HasSubstr("step 2"), HasSubstr("0.021"), HasSubstr("1.1 %")));
+  chaotic.spreads[2].loss = 0.0101;  // 0.5 % of the loss of its own step, 1.01 % of the last one
+  EXPECT_THAT(judge_curve(chaotic, moved(0, 0), {}).reason, AllOf(HasSubstr("chaotic"), HasSubstr("by step 3")));
   chaotic.spreads[2].loss = 0.0099;  // 0.99 % of the last loss, and less of the others
   EXPECT_EQ(judge_curve(chaotic, moved(0, 0), {}).status, Status::kConforms);
 }

@@ -35,6 +35,18 @@ TEST(GradScaling, DividesByTheScaleAndTellsWhatIsNotFinite) {
   });
 }
 
+TEST(GradScaling, MultipliesByTheInverseThatFp32Has) {
+  ThreadWorld world(1);
+  world.run([&](Communicator& comm) {
+    const GradScaler scaler({LossScaleSettings::Kind::kStatic, 3}, comm);
+    NamedTensors gradients{{"a", at::ones({1}, at::kDouble)}};
+
+    (void)scaler.unscale(gradients);
+
+    EXPECT_EQ(gradients.at("a").item<double>(), static_cast<double>(1.0F / 3.0F)) << "torch rounds it to fp32";
+  });
+}
+
 TEST(GradScaling, OneRanksInfinityIsEverybodys) {
   for (const int bad_rank : {-1, 0, 2}) {
     ThreadWorld world(3);

@@ -3,9 +3,11 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 
+#include "base/test_folder.h"
 #include "comm/thread/thread_world.h"
 #include "model/builtin.h"
 #include "model/registry.h"
@@ -19,7 +21,7 @@ TokenBatch a_batch() {
   return {ids, ids, {0, 1}};
 }
 
-void with_trainer(double dropout, const std::function<void(Trainer&)>& body) {
+void with_trainer(double dropout, const std::function<void(Trainer&)>& body, const std::filesystem::path& resumed = {}) {
   TrainerConfig config;
   config.model = builtin_config("tiny-gpt2");
   set_dropout(config.model, dropout);
@@ -28,7 +30,11 @@ void with_trainer(double dropout, const std::function<void(Trainer&)>& body) {
   world.run([&](Communicator& comm) {
     Mesh mesh(MeshShape({{Axis::kDp, 1}, {Axis::kTp, 1}}), comm);
     Trainer trainer(plain_parts(config, mesh, 1), mesh, nullptr);
-    trainer.setup();
+    if (resumed.empty()) {
+      trainer.setup();
+    } else {
+      trainer.resume(resumed);
+    }
     body(trainer);
   });
 }
@@ -65,6 +71,22 @@ TEST(TrainEval, SwitchedOffTrainingDropsNothingUntilItIsSwitchedOn) {
     trainer.set_training(true);
     EXPECT_NE(loss_of_step(trainer), plain);
   });
+}
+
+TEST(TrainEval, SwitchedOffTrainingIsOffInTheRunThatResumes) {
+  const TestFolder on, off;
+  double plain = 0;
+  with_trainer(0, [&](Trainer& trainer) { plain = loss_of_step(trainer); });
+  with_trainer(0.3, [&](Trainer& trainer) {
+    trainer.save(on.path());
+    trainer.set_training(false);
+    trainer.save(off.path());
+  });
+
+  with_trainer(
+      0.3, [&](Trainer& trainer) { EXPECT_EQ(loss_of_step(trainer), plain); }, off.path());
+  with_trainer(
+      0.3, [&](Trainer& trainer) { EXPECT_NE(loss_of_step(trainer), plain); }, on.path());
 }
 
 TEST(TrainEval, AnEvaluationBetweenStepsChangesNothingInThem) {

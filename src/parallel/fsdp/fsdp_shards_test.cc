@@ -3,6 +3,7 @@
 #include "parallel/fsdp/fsdp_shards.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -169,6 +170,43 @@ TEST(FsdpShards, KeepMastersWiderThanWhatForwardReads) {
     const at::Tensor gradient = shards.gradients().at("embed.weight");
     if (comm.rank() == 0) {
       EXPECT_FALSE(at::equal(gradient, gradient.to(at::kBFloat16).to(at::kFloat)));
+    }
+  });
+}
+
+TEST(FsdpShards, OfOneRankRoundNothingToTheReduceDtype) {
+  NamedTensors whole = whole_parameters();
+  loss_of(
+      whole, 0, [](std::string_view) {}, [](std::string_view, at::Tensor output) { return output; })
+      .backward();
+  ThreadWorld world(1);
+
+  world.run([&](Communicator& comm) {
+    Mesh mesh(MeshShape({{Axis::kDp, 1}, {Axis::kTp, 1}}), comm);
+    FsdpShards shards(Dtype::kBFloat16);
+    shards.setup(setup_of(mesh));
+    const at::Tensor loss = loss_of(shards, 0);
+    shards.before_backward(true);
+    loss.backward();
+    shards.after_backward(true, true);
+
+    for (const auto& [name, gradient] : shards.gradients()) {
+      EXPECT_TRUE(at::allclose(gradient, whole.at(name).grad(), 1e-13, 1e-15)) << name;
+    }
+  });
+}
+
+TEST(FsdpShards, EvaluationsLeaveOneRootGroupGatheredHoweverManyThereAre) {
+  ThreadWorld world(3);
+
+  world.run([](Communicator& comm) {
+    Mesh mesh(MeshShape({{Axis::kDp, 3}, {Axis::kTp, 1}}), comm);
+    FsdpShards shards;
+    shards.setup(setup_of(mesh));
+    for (int evaluation = 0; evaluation < 3; ++evaluation) {
+      const at::NoGradGuard no_grad;
+      (void)loss_of(shards, comm.rank());
+      EXPECT_EQ(shards.gathered().now, 24 * kDouble) << "after evaluation " << evaluation;
     }
   });
 }

@@ -55,6 +55,11 @@ TEST(GradientBuffer, GivesEveryElementToOneRank) {
   }
 }
 
+TEST(GradientBuffer, IsOfFp32AndOfFp64ForFp64Parameters) {
+  for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16}) EXPECT_EQ(main_gradient_dtype(dtype), Dtype::kFloat32);
+  EXPECT_EQ(main_gradient_dtype(Dtype::kFloat64), Dtype::kFloat64);
+}
+
 TEST(GradientBuffer, RefusesWhatIsNoBucket) {
   const std::vector<std::int64_t> numels = {1};
 
