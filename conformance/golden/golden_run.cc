@@ -55,6 +55,11 @@ Texts config_of(const Case& item) {
   config["reduction_order"] = quoted(name_of(item.reduction_order));
   if (item.settings.vocab_multiple != 0) config["vocab_multiple"] = fmt::format("{}", item.settings.vocab_multiple);
   if (item.settings.zero_stage != 0) config["zero_stage"] = fmt::format("{}", item.settings.zero_stage);
+  if (item.settings.sequence_parallel) config["sequence_parallel"] = "true";
+  if (item.settings.distributed_optimizer) config["distributed_optimizer"] = "true";
+  if (item.settings.reduce_dtype.has_value()) config["reduce_dtype"] = quoted(name_of(*item.settings.reduce_dtype));
+  if (item.settings.bucket_bytes != TrainSettings{}.bucket_bytes) config["bucket_bytes"] = fmt::format("{}", item.settings.bucket_bytes);
+  if (item.tp_is_slow) config["mesh"] = quoted(fmt::format("tp {} x dp {}", item.tp, item.dp));
   return config;
 }
 

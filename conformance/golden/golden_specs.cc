@@ -54,6 +54,18 @@ GoldenSpec curve(const CurveSubject& subject, Dtype dtype, OptimizerSettings::Ki
   return {fmt::format("curve_{}{}_{}_{}", item.subject, mesh_words(item), name_of(dtype), name_of(optimizer)), GoldenKind::kCurve, item};
 }
 
+/// The small preset's tp 2 x dp 2 of a subject that the preset leaves out.
+GoldenSpec step(const CurveSubject& subject, Dtype dtype) {
+  Case item;
+  item.config = builtin_config("small");
+  item.subject = subject.subject;
+  item.tp = item.dp = 2;
+  item.dtype = dtype;
+  item.settings = verify_settings();
+  if (dtype == Dtype::kBFloat16 && subject.has_masters) item.settings.master_dtype = Dtype::kFloat32;
+  return {"step_" + item.slug(), GoldenKind::kStep, item};
+}
+
 GoldenSpec lattice(const char* subject, int tp, int dp, Dtype dtype, int row_nonzeros, ReductionOrder order) {
   Case item = lattice_case(row_nonzeros);
   item.subject = subject;
@@ -73,6 +85,12 @@ std::vector<GoldenSpec> make_specs() {
     }
   }
   for (const Case& item : small_preset()) specs.push_back({"step_" + item.slug(), GoldenKind::kStep, item});
+  for (const CurveSubject& subject : kCurveSubjects) {
+    if (!subject.has_masters) continue;
+    for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) specs.push_back(step(subject, dtype));
+  }
+  specs.push_back(lattice("fsdp_tp", 2, 2, Dtype::kBFloat16, 1, ReductionOrder::kOrdered));
+  specs.push_back(lattice("megatron", 2, 2, Dtype::kFloat32, 2, ReductionOrder::kOrdered));
   specs.push_back(lattice("ddp", 1, 2, Dtype::kBFloat16, 1, ReductionOrder::kOrdered));
   specs.push_back(lattice("autotp", 2, 2, Dtype::kBFloat16, 1, ReductionOrder::kOrdered));
   specs.push_back(lattice("autotp", 2, 3, Dtype::kBFloat16, 1, ReductionOrder::kRing));

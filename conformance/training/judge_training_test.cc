@@ -187,7 +187,7 @@ TEST(TrainingReference, IsTheSameWhateverOnlySubjectsHave) {
   item.reduction_order = ReductionOrder::kRing;
   item.settings.vocab_multiple = 8;
   item.settings.zero_stage = 2;
-  item.settings.reduce_dtype = Dtype::kBFloat16;
+  item.settings.reduce_dtype = Dtype::kFloat64;
   item.settings.recompute = true;
   item.settings.sequence_parallel = item.settings.distributed_optimizer = true;
 
@@ -196,6 +196,8 @@ TEST(TrainingReference, IsTheSameWhateverOnlySubjectsHave) {
   EXPECT_NO_THROW(reference.validate());
   EXPECT_EQ(reference.slug(), reference_case(tiny("ddp", Kind::kSgd, Dtype::kFloat32)).slug());
   EXPECT_EQ(reference.reduction_order, ReductionOrder::kOrdered);
+  item.settings.reduce_dtype = Dtype::kBFloat16;
+  EXPECT_EQ(reference_case(item).coarsest_dtype(), Dtype::kBFloat16) << "coarser than the run's own: the bounds depend on it";
 }
 
 TEST(TrainingReference, EachPerturbedRunIsAnotherOne) {
