@@ -52,9 +52,12 @@ class GatheredPadding final : public CollectiveFault {
       offsets.push_back(offset);
       offset += numel;
     }
+    *call.acted = !walks_;  // padding of the last parameter ends up in nothing
     for (std::size_t i = 0; walks_ && i < segments.size(); ++i) {
-      const std::int64_t padded = segments[i].count * blocks.size(0);
-      blocks.narrow(1, segments[i].offset, segments[i].count).copy_(walked.narrow(0, offsets[i], padded).view({blocks.size(0), -1}));
+      const std::int64_t padded = segments[i].count * blocks.size(0), numel = numels_.at(segments[i].name);
+      const at::Tensor place = blocks.narrow(1, segments[i].offset, segments[i].count), read = walked.narrow(0, offsets[i], padded);
+      *call.acted = *call.acted || !at::equal(place.reshape({-1}).narrow(0, 0, numel), read.narrow(0, 0, numel));
+      place.copy_(read.view({blocks.size(0), -1}));
     }
     return {};
   }
@@ -122,12 +125,16 @@ struct LateParameters {
       if (is_late(name)) before[name] = parameter.detach().clone();
     }
   }
-  void take_back(const DataParallel& inner) {
+  /// Whether that changed anything.
+  bool take_back(const DataParallel& inner) {
+    bool changed = false;
     for (const auto& [name, value] : before) {
       const at::Tensor& parameter = inner.held().at(name);
+      changed = changed || !at::equal(parameter, value);
       fresh[name] = parameter.detach().clone();
       overwrite(parameter, value);
     }
+    return changed;
   }
   void hand_out(const DataParallel& inner) {
     for (const auto& [name, value] : fresh) overwrite(inner.held().at(name), value);
@@ -152,9 +159,8 @@ Fault params_published_late() {
     rules.before_forward = [late, probe](DataParallel& inner, int step) {
       if (step == 0) late->remember(inner);
       if (step != 1 || late->before.empty()) return;
-      late->take_back(inner);
+      if (late->take_back(inner)) probe.fired();
       late->before.clear();
-      probe.fired();
     };
     rules.after_forward = [late](DataParallel& inner, int) { late->hand_out(inner); };
     parts.data_parallel = data_parallel_twin(std::move(parts.data_parallel), std::move(rules));
@@ -178,12 +184,14 @@ class ReadsRefilledBucket final : public CollectiveFault {
     const std::string& name = call.info.segments.front().name;
     if (first_.empty()) first_ = name;
     bucket_ = name == first_ ? 0 : bucket_ + 1;
+    *call.acted = false;  // what is read late is what it was, but for the refilled bucket
     if (bucket_ == 1) {
       late_ = call;
       return Work([call] { call.pass().wait(); });
     }
     if (bucket_ == 2 && late_.has_value()) {
       const std::size_t bytes = std::min(late_->output.count, call.output.count) * size_of(call.output.dtype);
+      *call.acted = std::memcmp(late_->output.data, call.output.data, bytes) != 0;
       std::memcpy(late_->output.data, call.output.data, bytes);
       late_.reset();
     }

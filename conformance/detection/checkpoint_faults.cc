@@ -40,8 +40,11 @@ Fault optimizer_state_swapped_on_load() {
                                           {.read = [probe](const CheckpointIo& inner, const Checkpoint& checkpoint, std::string_view name,
                                                            const Layout& layout, const Mesh& mesh, at::Tensor local) {
                                             const std::string other = swapped(std::string(name), "mlp.gate_proj", "mlp.up_proj");
-                                            if (other != name) probe.fired();
-                                            inner.read(checkpoint, other, layout, mesh, std::move(local));
+                                            inner.read(checkpoint, name, layout, mesh, local);
+                                            if (other == name) return;
+                                            const at::Tensor right = local.clone();
+                                            inner.read(checkpoint, other, layout, mesh, local);
+                                            (void)counted(probe, right, local);
                                           }});
   };
   fault.expected = {Stage::kOptimizerState, "model.layers.0.mlp.gate_proj.weight.exp_avg", any_rank(6),
@@ -57,11 +60,10 @@ class StreamOfRank0 final : public RngStreams {
       : RngStreams(seed), rank_(rank), samples_(samples), is_loaded_(std::move(is_loaded)), probe_(std::move(probe)) {}
   at::Tensor keep_mask(const MaskPart& part) const override {
     if (!*is_loaded_ || rank_ == 0) return RngStreams::keep_mask(part);
-    probe_.fired();
     MaskPart first = part;
     std::fill(first.offset.begin() + 1, first.offset.end(), 0);
     first.offset.front() = part.offset.front() / samples_ * samples_;
-    return RngStreams::keep_mask(first);
+    return counted(probe_, RngStreams::keep_mask(part), RngStreams::keep_mask(first));
   }
 
  private:

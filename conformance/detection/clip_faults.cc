@@ -65,7 +65,7 @@ Fault clip_norm_of_own_shard() {
 }
 
 Fault replicated_counted_tp_times() {
-  Fault fault{.id = "replicated_counted_tp_times", .fault_class = 'C', .subjects = {"autotp", "megatron"}};
+  Fault fault{.id = "replicated_counted_tp_times", .fault_class = 'C', .subjects = {"autotp", "fsdp_tp", "megatron"}};
   fault.summary = "Weights that every tp rank holds whole entered the squared norm once per rank.";
   fault.source = "ROCm TransformerEngine PR 715; NeMo-RL #3788";
   fault.smallest_case = [] { return clipped(fault_case("qwen3", "autotp", 3, 2)); };
@@ -78,7 +78,7 @@ Fault replicated_counted_tp_times() {
       Communicator* dp = data_parallel->is_cut_over_dp() ? &mesh.group(Axis::kDp) : nullptr;
       const double whole = GlobalGradNorm(replicated, plan, mesh.group(Axis::kTp), dp).norm(gradients);
       const int tp = mesh.degree(Axis::kTp);
-      if (tp > 1) probe.fired();
+      if (tp > 1 && whole > 0) probe.fired();
       const double right = inner.norm(gradients);
       return std::sqrt(right * right + (tp - 1) * whole * whole);
     };
@@ -105,12 +105,17 @@ void clip_replicas_on_tp_rank_0(TrainerParts& parts, Mesh& mesh, const Case&, co
   const auto step = [factor, specs = parts.model->parameters(), on_rank_0 = mesh.coordinate(Axis::kTp) == 0, probe](
                         Optimizer& inner, NamedTensors& parameters, const NamedTensors& gradients) {
     NamedTensors scaled;
+    NamedTensors left_alone;  // what the step starts from
     for (const ParameterSpec& spec : specs) {
       const bool left_out = is_small_and_replicated(spec.param_class) && !on_rank_0;
-      if (left_out && *factor < 1) probe.fired();
+      if (left_out && *factor < 1) left_alone[spec.name] = parameters.at(spec.name).detach().clone();
       scaled[spec.name] = left_out ? gradients.at(spec.name) : gradients.at(spec.name) * *factor;
     }
     inner.step(parameters, scaled);
+    // A step that rounds away altogether is no other step.
+    for (const auto& [name, before] : left_alone) {
+      if (!inner.state().empty() || !at::equal(before, parameters.at(name))) probe.fired();
+    }
   };
   parts.optimizer = optimizer_twin(std::move(parts.optimizer), step);
 }

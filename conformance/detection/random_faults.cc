@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "conformance/detection/catalogue.h"
+#include "conformance/detection/twins.h"
 #include "model/registry.h"
 
 namespace isoshard {
@@ -15,8 +16,7 @@ class NotRestored final : public RngStreams {
   NotRestored(std::uint64_t seed, FaultProbe probe) : RngStreams(seed), probe_(std::move(probe)) {}
   at::Tensor keep_mask(const MaskPart& part) const override {
     if (!part.is_recomputed) return RngStreams::keep_mask(part);
-    probe_.fired();
-    return RngStreams(seed() + 1).keep_mask(part);
+    return counted(probe_, RngStreams::keep_mask(part), RngStreams(seed() + 1).keep_mask(part));
   }
 
  private:
@@ -49,10 +49,9 @@ class OneStreamForAll final : public RngStreams {
     const bool is_in_layer = part.site.find(".h.") != std::string_view::npos || part.site.find(".layers.") != std::string_view::npos;
     if (!is_in_layer || part.size.size() != 3 || part.size[1] == part.global_shape[1] || part.offset[1] == 0)
       return RngStreams::keep_mask(part);
-    probe_.fired();
     MaskPart first = part;
     first.offset[1] = 0;
-    return RngStreams::keep_mask(first);
+    return counted(probe_, RngStreams::keep_mask(part), RngStreams::keep_mask(first));
   }
 
  private:

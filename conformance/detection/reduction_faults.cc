@@ -2,13 +2,17 @@
 /// Class A: reductions that are missing or happen once too often.
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "comm/tensor.h"
 #include "conformance/detection/catalogue.h"
 #include "conformance/detection/twins.h"
+#include "parallel/tensor/autotp_plan.h"
 
 namespace isoshard {
 namespace {
@@ -56,6 +60,26 @@ Fault kv_replica_grad_partial() {
   return fault;
 }
 
+/// Matrices in model order, with the number of elements that a rank of ddp or autotp holds.
+std::vector<std::pair<std::string, std::int64_t>> matrices_of_a_rank(const Case& item) {
+  const auto model = make_model(item.config, item.attention);
+  const ShardPlan plan = item.subject == "autotp" ? autotp_plan(*model, item.tp, item.settings.vocab_multiple) : ShardPlan{};
+  std::vector<std::pair<std::string, std::int64_t>> matrices;
+  for (const ParameterSpec& spec : model->parameters()) {
+    if (plan.class_of(spec) != ParamClass::kMatrix) continue;
+    matrices.emplace_back(spec.name, numel_of(spec.shape) / (plan.sharded_dim(spec) < 0 ? 1 : item.tp));
+  }
+  return matrices;
+}
+
+/// The case's bucket, in elements, if a matrix is just as large; else the first matrix.
+std::int64_t bucket_of_a_matrix(const Case& item) {
+  const auto bucket = item.settings.bucket_bytes / static_cast<std::int64_t>(size_of(item.dtype));
+  const auto matrices = matrices_of_a_rank(item);
+  const bool fits = std::any_of(matrices.begin(), matrices.end(), [&](const auto& matrix) { return matrix.second == bucket; });
+  return fits || matrices.empty() ? bucket : matrices.front().second;
+}
+
 Fault bucket_sized_param_not_reduced() {
   Fault fault{.id = "bucket_sized_param_not_reduced", .fault_class = 'A', .subjects = {"ddp", "autotp"}};
   fault.summary = "A gradient exactly as large as the bucket took a side path that skipped the reduction.";
@@ -66,11 +90,14 @@ Fault bucket_sized_param_not_reduced() {
     item.settings.bucket_bytes = item.config.hidden_size * item.config.hidden_size * 4;  // q_proj.weight in fp32
     return item;
   };
+  // The bucket is made to fit where nothing has its size.
+  fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case& item, const FaultProbe&) {
+    parts.bucket_bytes = bucket_of_a_matrix(item) * static_cast<std::int64_t>(size_of(item.dtype));
+  };
   fault.hooks.collective = [](const Case& item) {
-    const auto bucket = item.settings.bucket_bytes / static_cast<std::int64_t>(size_of(item.dtype));
     std::set<std::string> as_large;
-    for (const ParameterSpec& spec : make_model(item.config, item.attention)->parameters()) {
-      if (numel_of(spec.shape) / item.tp == bucket) as_large.insert(spec.name);
+    for (const auto& [name, numel] : matrices_of_a_rank(item)) {
+      if (numel == bucket_of_a_matrix(item)) as_large.insert(name);
     }
     return skip_segments([as_large](const CallInfo& info, const Segment* segment) {
       return is_gradient_of(info, segment, Axis::kDp, ParamClass::kMatrix) && as_large.contains(segment->name);
@@ -116,12 +143,13 @@ Fault split_step_skips_tp_sum() {
   return fault;
 }
 
-/// The initial biases of row-parallel layers in attention, by module.
+/// The initial biases of each layer's first row-parallel module (attention's), by module.
 std::map<std::string, at::Tensor> attention_row_biases(const Case& item) {
   std::map<std::string, at::Tensor> biases;
   const std::shared_ptr<const WeightSource> weights = case_weights(item);
+  const std::set<std::string> first = first_row_biases(item);
   for (const ParameterSpec& spec : make_model(item.config, item.attention)->parameters()) {
-    if (spec.param_class != ParamClass::kRowBias || spec.name.find("attn.") == std::string::npos) continue;
+    if (!first.contains(spec.name)) continue;
     const std::string module = spec.name.substr(0, spec.name.rfind('.'));
     biases[module] = weights->read(spec, Shape(spec.shape.size(), 0), spec.shape).to(scalar_type_of(item.dtype));
   }
@@ -156,14 +184,14 @@ Fault row_bias_grad_times_tp() {
   fault.summary = "The gradient of a replicated row bias was summed over tp although every rank already held all of it.";
   fault.source = "torchtitan #2106";
   fault.smallest_case = [] { return fault_case("gpt2", "autotp", 3, 2); };
-  fault.hooks.collective = [](const Case&) {
+  // Copies are equal, so their sum is tp times each. (A call over tp would be one too many where a rank's block has nothing of them.)
+  fault.hooks.collective = [](const Case& item) {
     SegmentChange change;
     change.matches = [](const CallInfo& info, const Segment* segment) {
       return is_gradient_of(info, segment, Axis::kDp, ParamClass::kRowBias);
     };
-    change.after = [](const InterceptedCall& call, ConstBuffer, Buffer result) {
-      call.mesh->group(Axis::kTp).all_reduce(result, Reduction::kSum, {Purpose::kGradReduce, Axis::kTp, {}}).wait();
-    };
+    change.of_own_blocks = true;
+    change.after = [tp = item.tp](const InterceptedCall&, ConstBuffer, Buffer result) { tensor_of(result).mul_(tp); };
     return change_segments(std::move(change));
   };
   fault.expected = {Stage::kParameterGrad, "transformer.h.0.attn.c_proj.bias", any_rank(6), "scale 3 = tp"};

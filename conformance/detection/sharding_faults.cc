@@ -2,10 +2,16 @@
 /// Class E: which part of a tensor a rank holds; and class H: the values that parts are drawn from.
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <functional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "conformance/detection/catalogue.h"
 #include "conformance/detection/twins.h"
+#include "mesh/layout.h"
+#include "parallel/megatron/fused_layers.h"
 
 namespace isoshard {
 namespace {
@@ -27,7 +33,7 @@ Fault embed_out_split_without_sp() {
   fault.hooks.tap = [](const Case& item, int rank) -> TapMutation {
     const int tp_rank = item.mesh().coordinate(rank, Axis::kTp);
     return [tp_rank, tp = item.tp](const Site& site, at::Tensor value) {
-      if (site.kind != RecordKind::kActivation || !is_token_embedding(site.name) || tp < 2) return value;
+      if (site.kind != RecordKind::kActivation || !is_token_embedding(site.name) || tp < 2 || value.size(1) < tp) return value;
       return repeat_own_sequence_part(value, tp_rank, tp);
     };
   };
@@ -67,42 +73,117 @@ Fault init_seed_plus_rank() {
   return fault;
 }
 
-/// Where a fault reads a piece of a fused weight: `section` begins at `begin`, and the pieces of the sections before it have
-/// `before` entries in a shard.
-using PlaceOfPiece = std::function<std::int64_t(std::int64_t begin, std::int64_t before, std::int64_t whole, int tp_rank, int tp)>;
+/// A part of what is stored as one: rows (or columns) [begin, begin + size) of a parameter's fused dim.
+struct FusedPart {
+  ParameterSpec spec;
+  std::int64_t begin = 0, size = 0;
+};
 
-/// Reads each piece of a weight that fuses several sections (gate and up; q, k and v) from another place.
-void read_fused_weights_at(const PlaceOfPiece& place, TrainerParts& parts, Mesh& mesh, const FaultProbe& probe) {
-  const int tp_rank = mesh.coordinate(Axis::kTp), tp = mesh.degree(Axis::kTp);
-  parts.weights = weights_twin(parts.weights, [=](const WeightSource& inner, const ParameterSpec& spec, Shape offset, const Shape& size) {
-    const auto dim = static_cast<std::size_t>(spec.tp.dim);
+/// A fused weight or bias, its parts one after the other.
+using FusedWeight = std::vector<FusedPart>;
+
+/// Which parameters a subject fuses, from outside: those that fuse sections already (GPT-2's q, k and v), the model's layers that
+/// Megatron keeps as one (gate and up; q, k and v), and a weight of whole kv groups, which Megatron's own model has.
+std::vector<FusedWeight> fused_weights(const TrainerParts& parts, const Case& item) {
+  std::vector<FusedWeight> result;
+  const std::vector<ParameterSpec> specs = parts.model->parameters();
+  const std::vector<FusedLayers> groups = item.subject == "megatron" ? fused_layers(*parts.model, parts.plan) : std::vector<FusedLayers>{};
+  const std::int64_t rows_of_qkv = (item.config.num_heads + 2 * item.config.num_kv_heads) * item.config.head_dim;
+  for (const ParameterSpec& spec : specs) {
+    if (spec.tp.role != TpRole::kColumn || spec.tp.dim < 0) continue;
+    const std::int64_t whole = spec.shape[static_cast<std::size_t>(spec.tp.dim)];
+    FusedWeight fused;
     std::int64_t begin = 0;
     for (const std::int64_t section : spec.tp.sections) {
-      if (offset[dim] >= begin + section) {
-        begin += section;
-        continue;
+      fused.push_back({spec, begin, section});
+      begin += section;
+    }
+    if (fused.empty() && whole == rows_of_qkv && spec.tp.unit > item.config.head_dim) fused = {{spec, 0, whole}};
+    const std::size_t dot = spec.name.rfind('.');
+    for (const FusedLayers& group : groups) {
+      if (group.modules.front() != spec.name.substr(0, dot)) continue;
+      for (const std::string& module : group.modules) {
+        const auto found =
+            std::find_if(specs.begin(), specs.end(), [&](const ParameterSpec& s) { return s.name == module + spec.name.substr(dot); });
+        if (found != specs.end()) fused.push_back({*found, 0, found->shape[0]});
       }
-      const std::int64_t wrong = place(begin, begin / tp, spec.shape[dim], tp_rank, tp);
-      if (wrong != offset[dim]) probe.fired();
-      offset[dim] = wrong;
-      break;
+    }
+    if (!fused.empty()) result.push_back(std::move(fused));
+  }
+  return result;
+}
+
+/// Reads `count` entries of a fused weight from its entry `from` on; `offset` and `size` say which of the other dims.
+at::Tensor read_fused(const WeightSource& weights, const FusedWeight& fused, std::int64_t from, std::int64_t count, Shape offset,
+                      Shape size) {
+  const auto dim = static_cast<std::size_t>(fused.front().spec.tp.dim);
+  std::vector<at::Tensor> pieces;
+  std::int64_t before = 0;
+  for (const FusedPart& part : fused) {
+    const std::int64_t first = std::max(from, before), last = std::min(from + count, before + part.size);
+    if (first < last) {
+      offset[dim] = part.begin + first - before;
+      size[dim] = last - first;
+      pieces.push_back(weights.read(part.spec, offset, size));
+    }
+    before += part.size;
+  }
+  return pieces.size() == 1 ? pieces.front() : at::cat(pieces, static_cast<std::int64_t>(dim));
+}
+
+/// Where a fault reads, counted in the fused weight, instead of entry `local` of the own share of part `part`.
+using PlaceOfPiece = std::function<std::int64_t(const FusedWeight& fused, std::size_t part, std::int64_t local)>;
+
+/// Reads each piece of a fused weight from another place.
+void read_fused_weights_at(const PlaceOfPiece& place, std::vector<FusedWeight> weights, TrainerParts& parts, Mesh& mesh,
+                           const FaultProbe& probe) {
+  const auto read = [place, fused_weights = std::move(weights), plan = parts.plan, tp_rank = mesh.coordinate(Axis::kTp),
+                     shape = mesh.shape(), rank = mesh.rank(),
+                     probe](const WeightSource& inner, const ParameterSpec& spec, const Shape& offset, const Shape& size) {
+    const auto dim = static_cast<std::size_t>(std::max(spec.tp.dim, 0));
+    for (const FusedWeight& fused : fused_weights) {
+      for (std::size_t p = 0; p < fused.size(); ++p) {
+        const FusedPart& part = fused[p];
+        if (part.spec.name != spec.name || offset[dim] < part.begin || offset[dim] >= part.begin + part.size) continue;
+        for (const Box& box : boxes_of(plan.layout_of(spec, tp_rank), shape, rank)) {
+          const std::int64_t local = offset[dim] - box.global_offset[dim];
+          if (local < 0 || local >= box.size[dim]) continue;
+          const std::int64_t wrong = place(fused, p, local);
+          return counted(probe, inner.read(spec, offset, size), read_fused(inner, fused, wrong, size[dim], offset, size));
+        }
+      }
     }
     return inner.read(spec, offset, size);
-  });
+  };
+  parts.weights = weights_twin(parts.weights, read);
 }
 
 Fault gate_up_cut_as_one_block() {
   Fault fault{.id = "gate_up_cut_as_one_block", .fault_class = 'E', .subjects = {"autotp", "megatron"}};
   fault.summary = "The fused gate/up weight was cut in tp pieces as one block; gate and up must each be cut.";
   fault.source = "Megatron-LM #360, PR 520";
-  fault.smallest_case = [] { return fault_case("gpt2", "autotp", 2, 3); };
-  fault.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case&, const FaultProbe& probe) {
-    const auto place = [](std::int64_t, std::int64_t before, std::int64_t whole, int tp_rank, int tp) {
-      return tp_rank * (whole / tp) + before;
+  fault.smallest_case = [] { return fault_case("llama", "megatron", 2, 3); };
+  fault.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case& item, const FaultProbe& probe) {
+    // What is fused turn by turn, group by group, is cut between groups: there one block is right.
+    std::vector<FusedWeight> in_blocks = fused_weights(parts, item);
+    std::erase_if(in_blocks, [&](const FusedWeight& fused) {
+      return fused.size() < 2 || (fused.size() > 2 && fused[0].spec.name != fused[1].spec.name);
+    });
+    const int tp_rank = mesh.coordinate(Axis::kTp), tp = mesh.degree(Axis::kTp);
+    const auto place = [=](const FusedWeight& fused, std::size_t part, std::int64_t local) {
+      std::int64_t whole = 0, before = 0;
+      for (std::size_t p = 0; p < fused.size(); ++p) {
+        whole += fused[p].size;
+        before += p < part ? fused[p].size / tp : 0;
+      }
+      return tp_rank * (whole / tp) + before + local;
     };
-    read_fused_weights_at(place, parts, mesh, probe);
+    read_fused_weights_at(place, std::move(in_blocks), parts, mesh, probe);
   };
-  fault.expected = {Stage::kParametersRead, "transformer.h.0.attn.c_attn.weight", any_rank(6), "as one block"};
+  fault.expected = {Stage::kParametersRead,
+                    "model.layers.0.mlp.gate_proj.weight",
+                    {1, 3, 5},
+                    "shard of tp rank 1 holds rows 0 to 47 of model.layers.0.mlp.up_proj.weight: cut as one block"};
   return fault;
 }
 
@@ -110,12 +191,17 @@ Fault fused_shards_all_from_rank0() {
   Fault fault{.id = "fused_shards_all_from_rank0", .fault_class = 'E', .subjects = {"autotp", "megatron"}};
   fault.summary = "The loader of fused weights took the tp rank from an argument nobody passed; all ranks loaded shard 0.";
   fault.source = "vllm-gguf-plugin #103";
-  fault.smallest_case = [] { return fault_case("gpt2", "autotp", 3, 2); };
-  fault.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case&, const FaultProbe& probe) {
-    const auto place = [](std::int64_t begin, std::int64_t, std::int64_t, int, int) { return begin; };
-    read_fused_weights_at(place, parts, mesh, probe);
+  fault.smallest_case = [] { return fault_case("llama", "megatron", 3, 2); };
+  fault.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case& item, const FaultProbe& probe) {
+    const auto place = [](const FusedWeight& fused, std::size_t part, std::int64_t local) {
+      std::int64_t before = 0;
+      for (std::size_t p = 0; p < part; ++p) before += fused[p].size;
+      return before + local;
+    };
+    read_fused_weights_at(place, fused_weights(parts, item), parts, mesh, probe);
   };
-  fault.expected = {Stage::kParametersRead, "transformer.h.0.attn.c_attn.weight", {1, 2, 4, 5}, "tp ranks 1, 2 equal the shard of rank 0"};
+  fault.expected = {
+      Stage::kParametersRead, "model.layers.0.self_attn.q_proj.weight", {1, 2, 4, 5}, "tp ranks 1, 2 equal the shard of rank 0"};
   return fault;
 }
 

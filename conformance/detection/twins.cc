@@ -202,6 +202,17 @@ std::unique_ptr<Schedule> schedule_twin(ScheduleRules rules) {
   return std::make_unique<ScheduleTwin>(std::move(rules));
 }
 
+std::unique_ptr<Schedule> place_watcher(std::shared_ptr<MicroBatchPlace> place) {
+  return schedule_twin({.clears = [place = std::move(place)](const MicroBatchPlace& current) {
+    *place = current;
+    return Schedule().clears_gradients_before(current);
+  }});
+}
+
+bool reduces_every_micro_batch(const Case& item) {
+  return item.subject == "autotp" && item.settings.zero_stage == 2;
+}
+
 std::shared_ptr<const Model> model_twin(std::shared_ptr<const Model> inner, ForwardFunction forward) {
   return std::make_shared<ModelTwin>(std::move(inner), std::move(forward));
 }
@@ -223,8 +234,29 @@ std::shared_ptr<const Model> accumulation_twin(std::shared_ptr<const Model> inne
   });
 }
 
+at::Tensor counted(const FaultProbe& probe, const at::Tensor& right, at::Tensor wrong) {
+  if (!at::equal(right, wrong)) probe.fired();
+  return wrong;
+}
+
 at::Tensor tensor_of(const Buffer& buffer) {
   return at::from_blob(buffer.data, {buffer.count}, scalar_type_of(buffer.dtype));
+}
+
+std::string layer_of(std::string_view name) {
+  for (std::size_t dot = name.find('.'); dot != std::string_view::npos; dot = name.find('.', dot + 1)) {
+    const std::size_t end = name.find_first_not_of("0123456789", dot + 1);
+    if (end != std::string_view::npos && end > dot + 1 && name[end] == '.') return std::string(name.substr(0, end));
+  }
+  return "";
+}
+
+std::set<std::string> first_row_biases(const Case& item) {
+  std::set<std::string> layers, biases;
+  for (const ParameterSpec& spec : make_model(item.config, item.attention)->parameters()) {
+    if (spec.param_class == ParamClass::kRowBias && layers.insert(layer_of(spec.name)).second) biases.insert(spec.name);
+  }
+  return biases;
 }
 
 bool is_in_last_layer(const Case& item, std::string_view name) {

@@ -4,12 +4,15 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "comm/communicator.h"
 #include "fixtures/cases/case.h"
+#include "harness/fault/probe.h"
 #include "train/trainer.h"
 
 namespace isoshard {
@@ -29,6 +32,11 @@ struct ScheduleRules {
   std::function<bool(const MicroBatchPlace&)> reduces = {};
 };
 [[nodiscard]] std::unique_ptr<Schedule> schedule_twin(ScheduleRules rules);
+
+/// The right schedule; `place` is always that of the micro-batch under way (in this rank's process).
+[[nodiscard]] std::unique_ptr<Schedule> place_watcher(std::shared_ptr<MicroBatchPlace> place);
+/// Whether gradients are reduced in the backward of every micro-batch, and added up behind that (ZeRO 2).
+[[nodiscard]] bool reduces_every_micro_batch(const Case& item);
 
 /// Each function gets the inner part, and may be empty. `step` counts from 0.
 struct DataParallelRules {
@@ -75,8 +83,15 @@ using GradientEdit = std::function<void(const Parameters& parameters, int micro_
 
 /// Whether a module or parameter is of the last layer, whatever the architecture calls its layers ("model.layers.1.", "transformer.h.1.").
 [[nodiscard]] bool is_in_last_layer(const Case& item, std::string_view name);
+/// What a module or parameter of a layer begins with, layer number included ("model.layers.1", "transformer.h.1"); empty if it is of none.
+[[nodiscard]] std::string layer_of(std::string_view name);
+/// The bias of the first row-parallel module with a bias in each layer: attention's, where it has one.
+[[nodiscard]] std::set<std::string> first_row_biases(const Case& item);
 /// Whether a module is the embedding of tokens.
 [[nodiscard]] bool is_token_embedding(std::string_view module);
+
+/// Returns `wrong`, and counts the fault as fired if it is not what it should be.
+[[nodiscard]] at::Tensor counted(const FaultProbe& probe, const at::Tensor& right, at::Tensor wrong);
 
 /// A floating-point buffer as a flat tensor that shares its memory.
 [[nodiscard]] at::Tensor tensor_of(const Buffer& buffer);

@@ -64,17 +64,23 @@ Fault chunk_loss_partial_as_replicated() {
   return fault;
 }
 
-/// The numbers of a floating-point buffer of fp32 or fp64 (what the loss adds up), one by one.
+/// The numbers of a floating-point buffer of fp32 or fp64 (what the loss adds up), one by one. Returns whether one of them changed.
 template <class Change>
-void change_each(const Buffer& buffer, Change change) {
+bool change_each(const Buffer& buffer, Change change) {
+  bool changed = false;
   const auto change_all = [&](auto* values) {
-    for (std::int64_t i = 0; i < buffer.count; ++i) values[i] = static_cast<std::remove_pointer_t<decltype(values)>>(change(i, values[i]));
+    for (std::int64_t i = 0; i < buffer.count; ++i) {
+      const auto value = static_cast<std::remove_pointer_t<decltype(values)>>(change(i, values[i]));
+      changed = changed || value != values[i];
+      values[i] = value;
+    }
   };
   if (buffer.dtype == Dtype::kFloat64) {
     change_all(reinterpret_cast<double*>(buffer.data));
   } else {
     change_all(reinterpret_cast<float*>(buffer.data));
   }
+  return changed;
 }
 
 /// Instead of the sum over ranks: the own sum, as if the own columns were the whole vocabulary (that many fewer).
@@ -85,7 +91,7 @@ class LocalSmoothing final : public CollectiveFault {
   }
   [[nodiscard]] Work apply(const InterceptedCall& call) const override {
     const double degree = call.comm->size();
-    change_each(call.output, [&](std::int64_t, double own) { return own * degree; });  // own / (V / tp) = own tp / V
+    (void)change_each(call.output, [&](std::int64_t, double own) { return own * degree; });  // own / (V / tp) = own tp / V
     return {};
   }
 };
@@ -113,7 +119,7 @@ class GatheredLogits final : public CollectiveFault {
   [[nodiscard]] Work apply(const InterceptedCall& call) const override {
     call.pass().wait();
     const double degree = call.comm->size();
-    change_each(call.output, [&](std::int64_t, double sum) { return sum * degree; });
+    (void)change_each(call.output, [&](std::int64_t, double sum) { return sum * degree; });
     return {};
   }
 };
@@ -139,15 +145,16 @@ class PaddedColumns final : public CollectiveFault {
   [[nodiscard]] Work apply(const InterceptedCall& call) const override {
     const VocabShard shard = plan_.vocab_shard(call.comm->rank());
     const auto padding = static_cast<double>(shard.rows - shard.count);
+    *call.acted = false;  // a larger maximum alone leaves the loss as it is
     if (call.info.purpose == Purpose::kVocabParallelMax) {
-      if (padding > 0) change_each(call.output, [](std::int64_t, double largest) { return std::max(largest, 0.0); });
+      if (padding > 0) (void)change_each(call.output, [](std::int64_t, double largest) { return std::max(largest, 0.0); });
       call.pass().wait();
       largest_.clear();
-      change_each(call.output, [&](std::int64_t, double largest) { return largest_.emplace_back(largest); });
+      (void)change_each(call.output, [&](std::int64_t, double largest) { return largest_.emplace_back(largest); });
       return {};
     }
-    change_each(call.output,
-                [&](std::int64_t row, double sum) { return sum + padding * std::exp(-largest_.at(static_cast<std::size_t>(row))); });
+    *call.acted = change_each(
+        call.output, [&](std::int64_t row, double sum) { return sum + padding * std::exp(-largest_.at(static_cast<std::size_t>(row))); });
     return call.pass();
   }
 

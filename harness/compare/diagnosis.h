@@ -18,6 +18,7 @@ namespace isoshard::detail {
 ///   update scale k = formula | clipping not applied
 ///   only micro-batch m of 0..n is present | micro-batch m of 0..n is rank-local over AXIS | micro-batches enter with weights
 ///   AXIS ranks r use one mask for different tokens
+///   shards of AXIS ranks r equal the shard of rank q | shard of AXIS rank r holds rows a to b of X: cut as one block
 ///   parameters read in step s: X stale by n steps on AXIS ranks r | gathered parameters: first n elements of the weight after X are wrong
 ///   wrong values equal values of X from element n
 ///   rank-local partial over AXIS (n copies differ, their sum equals the reference)
@@ -26,6 +27,7 @@ namespace isoshard::detail {
 ///   scale k = formula of the run's numbers: degrees, micro-batches, names of a tied weight, powers of two
 ///   only the input side is present
 ///   [copies differ over AXIS; ] rank r holds positions a..b twice | shift n along dim d | permuted along dim d
+///   offset x: n columns of padding with logits of 0 take part in the softmax
 ///   constant offset x [= log(AXIS) | = log(padded/true), of a scalar] | off by k x bias | off by the same row everywhere | permuted
 ///   AXIS ranks r use parts p of X, expected q | values of AXIS ranks r are not slices of the reference
 ///   copies differ over AXIS

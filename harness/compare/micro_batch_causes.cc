@@ -4,8 +4,9 @@
 /// A gradient is the sum of what each micro-batch, and in it each rank's samples, adds: dY^T X for a weight, where dY is the gradient
 /// at its module's output and X the module's input; the rows of dY by token id for an embedding; the sum of dY for a bias. Activations
 /// and their gradients are in the reference's records, so the summands can be made again. Which activation is X is not known: the
-/// nearest ones before the module are tried, and believed only if the summands add up to the reference's gradient. Matrices are never
-/// made whole: they are looked at through a few probes, G P for random columns P, which costs little for weights of any size.
+/// nearest ones before the module are tried, and believed only if the summands add up to the reference's gradient. A tied weight is used
+/// by two modules, whose summands are added: the other one is a module without a weight of its own, as wide as the weight is long. Matrices
+/// are never made whole: they are looked at through a few probes, G P for random columns P, which costs little for weights of any size.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -24,6 +25,11 @@ namespace {
 constexpr int kInputsTried = 24;
 constexpr int kProbes = 4;
 constexpr double kNearWeight = 0.02;
+
+/// One use of a parameter: by a module, on what may be its input (empty for a bias).
+struct Use {
+  std::string module, input;
+};
 
 /// The summands of a gradient by micro-batch and slice of the samples, [micro-batches x slices], as the probes see them.
 struct Summands {
@@ -53,13 +59,17 @@ class GradientParts {
 
   /// A single micro-batch says something only of pieces that ranks do not hold alike: elsewhere copies are compared.
   std::optional<Summands> find(bool has_copies) const {
-    if ((micro_batches_ < 2 && has_copies) || e_.whole.dim() > 2 || output_gradient(0).numel() == 0) return std::nullopt;
-    for (int m = 0; m < micro_batches_; ++m) {
-      if (!e_.reference.find({e_.wanted.key.step, RecordKind::kActivationGrad, module_, m})) return std::nullopt;
-    }
-    if (e_.whole.dim() == 1) return checked({});
-    for (const std::string& input : inputs()) {
-      if (auto summands = checked(input)) return summands;
+    if ((micro_batches_ < 2 && has_copies) || e_.whole.dim() > 2 || !has_output_gradients(module_)) return std::nullopt;
+    if (e_.whole.dim() == 1) return checked({{module_, ""}});
+    const std::string head = is_tied() ? other_user() : "";
+    for (const std::string& input : inputs(module_)) {
+      if (head.empty()) {
+        if (auto summands = checked({{module_, input}})) return summands;
+        continue;
+      }
+      for (const std::string& head_input : inputs(head)) {
+        if (auto summands = checked({{module_, input}, {head, head_input}})) return summands;
+      }
     }
     return std::nullopt;
   }
@@ -67,17 +77,42 @@ class GradientParts {
  private:
   RecordKey key(RecordKind kind, const std::string& name, int call) const { return {e_.wanted.key.step, kind, name, call}; }
 
-  at::Tensor output_gradient(int m) const {
-    const Record* record = e_.reference.find(key(RecordKind::kActivationGrad, module_, m));
+  at::Tensor output_gradient(const std::string& module, int m) const {
+    const Record* record = e_.reference.find(key(RecordKind::kActivationGrad, module, m));
     return record == nullptr ? at::empty({0}) : e_.reference.tensor(record->key).to(at::kDouble) / record->grad_scale;
   }
 
+  bool has_output_gradients(const std::string& module) const {
+    for (int m = 0; m < micro_batches_; ++m) {
+      if (output_gradient(module, m).numel() == 0) return false;
+    }
+    return micro_batches_ > 0;
+  }
+
+  bool is_tied() const {
+    const auto names = e_.options.num_names.find(e_.wanted.key.name);
+    return names != e_.options.num_names.end() && names->second > 1;
+  }
+
+  /// The module that uses a tied weight besides the one it is named after; empty if none is found.
+  std::string other_user() const {
+    for (const Record& record : e_.reference.trace().ranks.at(0).records) {
+      const RecordKey& found = record.key;
+      const bool fits = found.kind == RecordKind::kActivation && found.step == e_.wanted.key.step && found.call == 0 &&
+                        found.name != module_ && record.layout.global_shape.size() == 3 &&
+                        record.layout.global_shape.back() == e_.whole.size(0);
+      if (!fits || e_.reference.find({0, RecordKind::kParam, found.name + ".weight", 0}) != nullptr) continue;
+      if (has_output_gradients(found.name)) return found.name;
+    }
+    return "";
+  }
+
   /// Names of what may be the module's input: integer data, then the activations before it, nearest first.
-  std::vector<std::string> inputs() const {
+  std::vector<std::string> inputs(const std::string& module) const {
     std::vector<std::string> data, before;
     for (const Record& record : e_.reference.trace().ranks.at(0).records) {
       if (record.key.step != e_.wanted.key.step || record.key.call != 0) continue;
-      if (record.key.kind == RecordKind::kActivation && record.key.name == module_) break;
+      if (record.key.kind == RecordKind::kActivation && record.key.name == module) break;
       if (record.key.kind == RecordKind::kDataId) data.push_back(record.key.name);
       if (record.key.kind == RecordKind::kActivation) before.push_back(record.key.name);
     }
@@ -114,26 +149,41 @@ class GradientParts {
     return {};
   }
 
-  std::optional<Summands> checked(const std::string& input_name) const {
+  /// What one use adds, by slices of the samples of a micro-batch; empty if the shapes do not fit.
+  std::vector<at::Tensor> slices_of(const Use& use, int m, int slices) const {
+    const at::Tensor dy = output_gradient(use.module, m);
+    at::Tensor input;
+    for (const RecordKind kind : {RecordKind::kDataId, RecordKind::kActivation}) {
+      if (!input.defined() && e_.reference.find(key(kind, use.input, m)) != nullptr) input = e_.reference.tensor(key(kind, use.input, m));
+    }
+    if (!use.input.empty() && (!input.defined() || input.size(0) != dy.size(0))) return {};
+    if (dy.size(0) % slices != 0) return {};
+    const std::int64_t samples = dy.size(0) / slices;
+    std::vector<at::Tensor> parts;
+    for (int s = 0; s < slices; ++s) {
+      const at::Tensor own = input.defined() ? input.narrow(0, s * samples, samples) : input;
+      at::Tensor part = piece(own, dy.narrow(0, s * samples, samples));
+      if (!part.defined()) return {};
+      parts.push_back(std::move(part));
+    }
+    return parts;
+  }
+
+  std::optional<Summands> checked(const std::vector<Use>& uses) const {
     Summands summands;
     summands.micro_batches = micro_batches_;
     std::tie(summands.axis, summands.slices) = split_of_samples();
     const at::Tensor wanted = seen(e_.whole);
     at::Tensor sum = at::zeros_like(wanted);
     for (int m = 0; m < micro_batches_; ++m) {
-      const at::Tensor dy = output_gradient(m);
-      at::Tensor input;
-      for (const RecordKind kind : {RecordKind::kDataId, RecordKind::kActivation}) {
-        if (!input.defined() && e_.reference.find(key(kind, input_name, m)) != nullptr)
-          input = e_.reference.tensor(key(kind, input_name, m));
+      std::vector<at::Tensor> parts;
+      for (const Use& use : uses) {
+        std::vector<at::Tensor> own = slices_of(use, m, summands.slices);
+        if (own.empty()) return std::nullopt;
+        for (std::size_t s = 0; s < own.size() && !parts.empty(); ++s) own[s] += parts[s];
+        parts = std::move(own);
       }
-      if (!input_name.empty() && (!input.defined() || input.size(0) != dy.size(0))) return std::nullopt;
-      if (dy.size(0) % summands.slices != 0) return std::nullopt;
-      const std::int64_t samples = dy.size(0) / summands.slices;
-      for (int s = 0; s < summands.slices; ++s) {
-        const at::Tensor own = input.defined() ? input.narrow(0, s * samples, samples) : input;
-        at::Tensor part = piece(own, dy.narrow(0, s * samples, samples));
-        if (!part.defined()) return std::nullopt;
+      for (at::Tensor& part : parts) {
         sum += part;
         summands.pieces.push_back(std::move(part));
       }

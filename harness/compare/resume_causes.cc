@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Causes that show beside what the same run recorded before it was saved and loaded.
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -61,6 +62,54 @@ bool parameters_are_right(const Trace& run, int step) {
   return true;
 }
 
+std::string owner_in_words(const Evidence& e, const RecordKey& saved, const std::string& owner, bool is_swapped) {
+  const std::string what = state_of(saved.name).starts_with("exp_avg") ? "moments" : state_of(saved.name);
+  const std::string ours = module_of(saved.name), theirs = module_of(owner);
+  const std::string words = is_swapped ? fmt::format("{} of {} and {} are swapped", what, ours, theirs)
+                                       : fmt::format("{} of {} are those that were saved of {}", what, ours, theirs);
+  return fmt::format("optimizer state after load: {}{}", words, parameters_are_right(e.actual, saved.step) ? "; parameters right" : "");
+}
+
+/// The place of a view in a whole tensor.
+at::Tensor cut(at::Tensor whole, const Box& box) {
+  for (std::size_t d = 0; d < box.size.size(); ++d) whole = whole.narrow(static_cast<std::int64_t>(d), box.global_offset[d], box.size[d]);
+  return whole;
+}
+
+/// Whether what ranks hold of a loaded state is what `owner`'s was in the reference when it was saved; `any` rank must have bytes.
+bool holds_values_of(const Evidence& e, const RecordKey& loaded, const RecordKey& owner) {
+  const at::Tensor right = e.reference.tensor(owner).to(at::kDouble);
+  bool any = false;
+  for (const RankTrace& rank : e.actual.ranks) {
+    const Record* record = rank.find(loaded);
+    if (record == nullptr || !record->kept || rank.arena == nullptr) continue;
+    const at::Tensor flat = rank.tensor(*record).to(at::kDouble).reshape({-1});
+    for (const PartStats& part : record->parts) {
+      const bool is_run = is_flat(record->layout);
+      if (!is_run && part.box.size != record->local_shape) return false;
+      const at::Tensor wanted = is_run ? right.reshape({-1}).narrow(0, part.range.global_begin, part.range.count) : cut(right, part.box);
+      const at::Tensor own = is_run ? flat.narrow(0, part.range.local_begin, part.range.count) : flat;
+      if (!(norm_of(own - wanted.reshape({-1})) <= e.tolerance() * norm_of(wanted))) return false;
+      any = any || own.numel() > 0;
+    }
+  }
+  return any;
+}
+
+/// The same where ranks hold other pieces of the owner's than of this state: told by the reference's values.
+std::string owner_by_values(const Evidence& e, const RecordKey& saved) {
+  for (const Record& other : e.reference.trace().ranks.at(0).records) {
+    const bool may_own = other.key.step == saved.step && other.key.kind == saved.kind && other.key.call == saved.call &&
+                         other.key.name != saved.name && state_of(other.key.name) == state_of(saved.name) &&
+                         other.layout.global_shape == e.wanted.layout.global_shape;
+    if (!may_own || !holds_values_of(e, e.wanted.key, other.key)) continue;
+    RecordKey theirs = other.key;
+    ++theirs.call;
+    return owner_in_words(e, saved, other.key.name, holds_values_of(e, theirs, saved));
+  }
+  return "";
+}
+
 /// Optimizer state that was another parameter's when it was saved.
 std::string wrong_owner(const Evidence& e) {
   RecordKey saved = e.wanted.key;
@@ -83,15 +132,10 @@ std::string wrong_owner(const Evidence& e) {
       is_swapped = is_swapped && theirs != nullptr && digests_of(*theirs) == digests_of(*own);
       break;
     }
-    if (found.empty() || (!owner.empty() && owner != found)) return "";
+    if (found.empty() || (!owner.empty() && owner != found)) return owner_by_values(e, saved);
     owner = found;
   }
-  if (owner.empty()) return "";
-  const std::string what = state_of(saved.name).starts_with("exp_avg") ? "moments" : state_of(saved.name);
-  const std::string ours = module_of(saved.name), theirs = module_of(owner);
-  const std::string words = is_swapped ? fmt::format("{} of {} and {} are swapped", what, ours, theirs)
-                                       : fmt::format("{} of {} are those that were saved of {}", what, ours, theirs);
-  return fmt::format("optimizer state after load: {}{}", words, parameters_are_right(e.actual, saved.step) ? "; parameters right" : "");
+  return owner.empty() ? owner_by_values(e, saved) : owner_in_words(e, saved, owner, is_swapped);
 }
 
 std::string ranks_in_words(std::vector<int> ranks) {

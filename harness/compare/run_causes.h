@@ -33,6 +33,8 @@ namespace isoshard::detail {
 [[nodiscard]] std::string cause_in_weights_read(const Evidence& e);
 /// A gradient that holds values of another one.
 [[nodiscard]] std::string cause_in_other_gradients(const Evidence& e);
+/// Weights as read, bit by bit: the shard of another rank, or the share of several parts that were cut as one.
+[[nodiscard]] std::string cause_in_shards(const Evidence& e);
 /// Weights that are no part of the reference's, or values that were made from parts held out of rank order.
 [[nodiscard]] std::string cause_in_places(const Evidence& e);
 /// "off by 2 x bias = (tp - 1) x bias, the same for every token (bias is NAME)", if `row` is a multiple of a parameter.

@@ -101,6 +101,56 @@ TEST(RunCauses, AMeanOfRankMeansIsTold) {
   EXPECT_THAT(diagnosis_of(rank_means(3, true), rank_means(3.5, false)), IsEmpty());
 }
 
+// With equally many tokens the mean of means is the right mean, whatever made the means wrong.
+TEST(RunCauses, AMeanOfMeansThatIsTheTokenMeanIsNoCause) {
+  const auto means_of = [](double first, double second, bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const at::Tensor means = at::tensor({first, second}, at::kDouble);
+      const std::vector<Placement> split = whole ? std::vector<Placement>{} : std::vector<Placement>{shard(Axis::kDp, 0)};
+      sink.on_record(site(RecordKind::kScalar, "loss_per_dp_rank", layout_of({2}, split)), whole ? means : means.narrow(0, rank / kTp, 1));
+      scalars({{"loss", (first + second) / 2}})(sink, rank);
+    });
+  };
+  const Reference r = reference(means_of(2, 6, true));
+  JudgeOptions options;
+  options.rtol = 1e-6;
+
+  const Verdict verdict = judge(r, run(kMesh, &r, means_of(2.5, 6.25, false)), options);
+
+  ASSERT_EQ(verdict.findings.size(), 2U);
+  for (const Finding& finding : verdict.findings) EXPECT_THAT(finding.diagnosis, IsEmpty()) << finding.what;
+}
+
+/// Losses of two dp ranks, 2 samples of 3 tokens each, over logits of 5 columns that tp 3 pads to 6; `added` is what they are too large by.
+Body padded_losses(const std::function<double(const at::Tensor& lse)>& added, bool whole) {
+  return [=](Sink& sink, int rank) {
+    const int dp = whole ? 0 : rank / kTp, tp = whole ? 0 : rank % kTp;
+    const at::Tensor logits = values({4, 3, 5}, 3) * 2, lse = logits.slice(1, 0, -1).to(at::kDouble).logsumexp(2);
+    Layout layout = layout_of({4, 3, 5}), split = layout_of({4, 3});
+    at::Tensor own = logits;
+    if (!whole) {
+      layout.explicit_parts = true;
+      layout.boxes = {Box{{0, 0, 0}, {2 * dp, 0, 2 * tp}, {2, 3, tp == 2 ? 1 : 2}}};
+      own = at::constant_pad_nd(logits, {0, 1}).narrow(0, 2 * dp, 2).narrow(2, 2 * tp, 2).contiguous();
+      split.placements = {shard(Axis::kDp, 0)};
+    }
+    const at::Tensor labels = at::ones({4, 3}, at::kLong);
+    sink.on_record(site(RecordKind::kDataId, "labels", split), whole ? labels : labels.narrow(0, 2 * dp, 2));
+    (void)sink.on_activation(site(RecordKind::kActivation, "head", layout), own);
+    scalars({{"loss", 3 + (whole ? 0 : added(lse))}})(sink, rank);
+  };
+}
+
+TEST(RunCauses, PaddingInASoftmaxIsTold) {
+  const auto wrong = [](const std::function<double(const at::Tensor&)>& added) {
+    return diagnosis_of(padded_losses(added, true), padded_losses(added, false));
+  };
+
+  EXPECT_THAT(wrong([](const at::Tensor& lse) { return lse.neg().exp().log1p().mean().item<double>(); }),
+              HasSubstr("1 columns of padding with logits of 0 take part in the softmax (the padded width of head is 6, the true one 5)"));
+  EXPECT_THAT(wrong([](const at::Tensor& lse) { return 1.5 * lse.neg().exp().log1p().mean().item<double>(); }), Not(HasSubstr("padding")));
+}
+
 TEST(RunCauses, AScalarsFactorIsToldIfItIsANumberOfTheRun) {
   EXPECT_THAT(diagnosis_of(scalars({{"x", 5}}), scalars({{"x", 15}})), HasSubstr("scale 3 = tp"));
   EXPECT_THAT(diagnosis_of(scalars({{"x", 5}}), scalars({{"x", 5.0 / 65536}})), HasSubstr("scale 1.526e-05 = 2^-16"));
@@ -130,6 +180,33 @@ TEST(RunCauses, ANormThatCountsSquaresTooOftenOrNotAtAllIsTold) {
   EXPECT_THAT(wrong([](int tp) { return std::sqrt(tp == 0 ? 8.0 : 5.0); }),
               HasSubstr("differs over tp; squares summed over tp give the reference"));
   EXPECT_THAT(wrong([](int) { return 4.7; }), IsEmpty());
+}
+
+// The same where gradients are cut over dp as runs, besides: of a tensor of 6 split over tp, and of one of 4 that tp ranks hold alike.
+TEST(RunCauses, SquaresAreToldApartWhereRanksHoldRuns) {
+  const at::Tensor split = values({6}, 1), alike = values({4}, 2);
+  const auto sum = [](const at::Tensor& t) { return t.to(at::kDouble).square().sum().item<double>(); };
+  const auto body = [&](double norm, bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const int dp = rank / kTp, tp = rank % kTp;
+      const auto piece = [&](const char* name, const at::Tensor& t, std::int64_t begin, std::int64_t count) {
+        Layout layout = layout_of(t.sizes().vec());
+        layout.explicit_parts = !whole;
+        if (!whole) layout.flat = {FlatRange{0, begin, count}};
+        sink.on_record(site(RecordKind::kGrad, name, layout), whole ? t : t.narrow(0, begin, count));
+      };
+      piece("a", split, 2 * tp + dp, 1);
+      piece("b", alike, 3 * dp, dp == 0 ? 3 : 1);
+      scalars({{"grad_norm", norm}})(sink, rank);
+    });
+  };
+  const auto wrong = [&](double squares) {
+    return diagnosis_of(body(std::sqrt(sum(split) + sum(alike)), true), body(std::sqrt(squares), false));
+  };
+
+  EXPECT_THAT(wrong(sum(split) + 3 * sum(alike)), HasSubstr("too large; fits sqrt(split + 3 x replicated), 3 = tp"));
+  EXPECT_THAT(wrong(sum(split.narrow(0, 2, 2)) + sum(alike)), HasSubstr("equals the norm over tp rank 1 alone"));
+  EXPECT_THAT(wrong(sum(split) + 1.4 * sum(alike)), IsEmpty());
 }
 
 /// A parameter before and after a step of `factor` times the right one, on every rank or on tp rank 1 only.
@@ -292,6 +369,27 @@ TEST(RunCauses, WeightsThatAreNoSliceOfTheReferenceAreToldByCoordinate) {
               HasSubstr("shards of tp ranks 1, 2 are not slices of the reference; tp rank 0 right"));
   EXPECT_THAT(diagnosis_of(right, weights({1, 2}, false)), HasSubstr("values of tp ranks 1, 2 are not slices of the reference; tp rank 0"));
   EXPECT_THAT(diagnosis_of(right, weights({0, 1, 2}, true)), Not(HasSubstr("slices"))) << "no rank is right: nothing sets them apart";
+}
+
+// Two weights of 6 rows that lie one after the other: tp rank r of 3 should have 2 rows of each, and has those of 4 r.
+TEST(RunCauses, TwoWeightsThatAreCutAsOneAreTold) {
+  const at::Tensor gate = values({6, 4}, 1), up = values({6, 4}, 2);
+  const auto body = [&](const std::function<at::Tensor(int tp)>& own_gate, bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const int tp = rank % kTp;
+      const Layout layout = whole ? layout_of({6, 4}) : layout_of({6, 4}, {shard(Axis::kTp, 0)});
+      sink.on_record(site(RecordKind::kParam, "l.gate.weight", layout), whole ? gate : own_gate(tp));
+      sink.on_record(site(RecordKind::kParam, "l.up.weight", layout), whole ? up : up.narrow(0, 2 * tp, 2));
+    });
+  };
+  const auto wrong = [&](const std::function<at::Tensor(int tp)>& own_gate) { return diagnosis_of(body({}, true), body(own_gate, false)); };
+
+  EXPECT_THAT(
+      wrong([&](int tp) {
+        return at::cat({gate, up}).narrow(0, 4 * tp, 2);
+      }),
+      HasSubstr("shard of tp rank 1 holds rows 4 to 5 of l.gate.weight: cut as one block with l.up.weight, where each must be cut"));
+  EXPECT_THAT(wrong([&](int tp) { return tp == 0 ? gate.narrow(0, 0, 2) : up.narrow(0, 0, 2); }), Not(HasSubstr("block")));
 }
 
 TEST(RunCauses, AnOffsetByAParameterNamesIt) {

@@ -93,8 +93,10 @@ std::string mean_of_means(const Evidence& e, double actual) {
                       record.key.name.starts_with(e.wanted.key.name + "_per_");
     const at::Tensor parts = fits ? assembled(e.actual, record.key) : at::Tensor();
     if (!parts.defined() || parts.numel() < 2) continue;
-    const at::Tensor means = parts.to(at::kDouble).reshape({-1});
+    const at::Tensor means = parts.to(at::kDouble).reshape({-1}), right = e.reference.tensor(record.key).to(at::kDouble);
     if (!is_near(means.mean().item<double>(), actual, e.tolerance())) continue;
+    // Where the right run's mean of means is its value, too (equally many tokens), it says nothing.
+    if (is_near(right.mean().item<double>(), e.whole.item<double>(), e.tolerance())) continue;
     std::string tokens;
     if (const std::vector<double> counts = counted_targets(e, means.numel()); !counts.empty()) {
       const at::Tensor weights = at::tensor(counts, at::kDouble);
@@ -108,57 +110,58 @@ std::string mean_of_means(const Evidence& e, double actual) {
   return "";
 }
 
-/// Squared gradient norms of the run's own gradients: of parameters that ranks along `axis` hold parts of, by coordinate, and of
-/// those that each of them holds whole.
+/// Squared gradient norms of the run's own gradients: of parameters of which the coordinates of an axis hold different parts, by
+/// coordinate, and of those of which each of them holds the same.
 struct Squares {
   double replicated = 0;
   std::vector<double> split;
 };
 
-const Record* record_of(const Evidence& e, int rank, const RecordKey& key) {
-  for (const RankTrace& trace : e.actual.ranks) {
-    if (trace.rank == rank) return trace.find(key);
-  }
-  return nullptr;
+/// Where a part lies in the whole tensor.
+Shape place_of(const PartStats& part, bool flat) {
+  if (flat) return {part.range.global_begin, part.range.count};
+  Shape place = part.box.global_offset;
+  place.insert(place.end(), part.box.size.begin(), part.box.size.end());
+  return place;
 }
 
-/// Adds one parameter; false if it is split over another axis, so that this group does not hold all of it.
-bool add_squares(const Evidence& e, const std::vector<int>& group, const Record& wanted, Squares& squares) {
-  std::set<Shape> places;
-  std::vector<double> split(group.size(), 0);
-  for (std::size_t i = 0; i < group.size(); ++i) {
-    const Record* record = record_of(e, group[i], wanted.key);
-    if (record == nullptr || record->parts.size() != 1) return false;
-    const PartStats& part = record->parts[0];
-    if (part.box.size == wanted.layout.global_shape) {
-      squares.replicated += i == 0 ? part.stats.sum_sq_actual : 0;
-    } else if (places.insert(part.box.global_offset).second) {  // a part that several ranks hold counts once
-      split[i] = part.stats.sum_sq_actual;
+/// Adds one parameter. Along other axes than `axis` ranks hold copies or other parts; what several ranks hold counts once.
+void add_squares(const Evidence& e, Axis axis, const RecordKey& key, Squares& squares) {
+  std::vector<std::map<Shape, double>> by_coordinate(squares.split.size());
+  for (const RankTrace& rank : e.actual.ranks) {
+    const Record* record = rank.find(key);
+    if (record == nullptr) continue;
+    auto& parts = by_coordinate.at(static_cast<std::size_t>(e.actual.mesh.coordinate(rank.rank, axis)));
+    for (const PartStats& part : record->parts) parts.emplace(place_of(part, is_flat(record->layout)), part.stats.sum_sq_actual);
+  }
+  const auto same_places = [&](const auto& parts) {
+    return std::equal(parts.begin(), parts.end(), by_coordinate.front().begin(), by_coordinate.front().end(),
+                      [](const auto& a, const auto& b) { return a.first == b.first; });
+  };
+  const bool is_replicated = std::all_of(by_coordinate.begin(), by_coordinate.end(), same_places);
+  std::set<Shape> seen;
+  for (std::size_t c = 0; c < by_coordinate.size(); ++c) {
+    for (const auto& [place, sum] : by_coordinate[c]) {
+      if (seen.insert(place).second) (is_replicated ? squares.replicated : squares.split[c]) += sum;
     }
   }
-  for (std::size_t i = 0; i < group.size(); ++i) squares.split[i] += split[i];
-  return places.size() != 1;
 }
 
-std::optional<Squares> squares_along(const Evidence& e, int rank, Axis axis) {
-  const std::vector<int> group = e.actual.mesh.group_of(rank, axis);
-  Squares squares{0, std::vector<double>(group.size(), 0)};
+Squares squares_along(const Evidence& e, Axis axis) {
+  Squares squares{0, std::vector<double>(static_cast<std::size_t>(e.actual.mesh.degree(axis)), 0)};
   for (const Record& wanted : e.reference.trace().ranks.at(0).records) {
-    if (wanted.key.kind != RecordKind::kGrad || wanted.key.step != e.wanted.key.step) continue;
-    if (!add_squares(e, group, wanted, squares)) return std::nullopt;
+    if (wanted.key.kind == RecordKind::kGrad && wanted.key.step == e.wanted.key.step) add_squares(e, axis, wanted.key, squares);
   }
   return squares;
 }
 
-std::string norm_of_other_squares(const Evidence& e, const View& bad, double actual) {
+std::string norm_of_other_squares(const Evidence& e, double actual) {
   constexpr double kNear = 1e-4;
   const double expected = e.whole.item<double>();
   const std::string size = actual < expected ? "too small" : "too large";
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
     if (axis.degree == 1) continue;
-    const auto found = squares_along(e, bad.rank, axis.axis);
-    if (!found.has_value()) continue;
-    const Squares& squares = *found;
+    const Squares squares = squares_along(e, axis.axis);
     const double split = std::accumulate(squares.split.begin(), squares.split.end(), 0.0);
     if (split == 0) continue;
     if (is_near(actual, std::sqrt(split + axis.degree * squares.replicated), kNear)) {
@@ -186,6 +189,55 @@ std::string squares_add_up(const Evidence& e, const View& bad) {
     if (is_near(std::sqrt(sum), e.whole.item<double>(), 1e-4)) {
       return fmt::format("differs over {0}; squares summed over {0} give the reference", name_of(axis));
     }
+  }
+  return "";
+}
+
+/// What `columns` more logits of 0 would add to the reference's mean loss of each of `n` equal runs of samples: the mean over counted
+/// targets of log(1 + columns / sum of exp). Empty if logits and labels do not fit.
+std::vector<double> offsets_of_padding(const Evidence& e, const std::string& head, std::int64_t columns, std::int64_t n) {
+  std::vector<double> sums(static_cast<std::size_t>(n), 0), counts = sums;
+  for (int m = 0; m < e.num_micro_batches(); ++m) {
+    const RecordKey logits_key{e.wanted.key.step, RecordKind::kActivation, head, m};
+    const RecordKey labels_key{e.wanted.key.step, RecordKind::kDataId, "labels", m};
+    if (e.reference.find(logits_key) == nullptr || e.reference.find(labels_key) == nullptr) return {};
+    const at::Tensor logits = e.reference.tensor(logits_key), labels = e.reference.tensor(labels_key);
+    if (logits.dim() != 3 || labels.dim() != 2 || labels.size(0) != logits.size(0) || labels.size(1) != logits.size(1)) return {};
+    if (labels.size(0) % n != 0 || labels.size(1) < 2) return {};
+    const at::Tensor lse = logits.slice(1, 0, -1).to(at::kDouble).logsumexp(2);
+    const at::Tensor counted = labels.slice(1, 1).ge(0).to(at::kDouble);
+    const at::Tensor added = lse.neg().exp().mul(static_cast<double>(columns)).log1p().mul(counted).sum(1).reshape({n, -1}).sum(1);
+    const at::Tensor tokens = counted.sum(1).reshape({n, -1}).sum(1);
+    for (std::int64_t i = 0; i < n; ++i) {
+      sums[static_cast<std::size_t>(i)] += added[i].item<double>();
+      counts[static_cast<std::size_t>(i)] += tokens[i].item<double>();
+    }
+  }
+  for (std::size_t i = 0; i < sums.size(); ++i) sums[i] /= std::max(counts[i], 1.0);
+  return sums;
+}
+
+/// A loss that is too large by what the padding of a head's outputs adds, if its logits are 0.
+std::string softmax_over_padding(const Evidence& e, const View& bad) {
+  for (const Record& record : e.actual.ranks.front().records) {
+    const Layout& layout = record.layout;
+    if (record.key.kind != RecordKind::kActivation || record.key.step != e.wanted.key.step || record.key.call != 0) continue;
+    if (!layout.explicit_parts || record.local_shape.empty()) continue;
+    const std::int64_t padded = record.local_shape.back() * e.actual.mesh.degree(Axis::kTp), whole = layout.global_shape.back();
+    if (padded <= whole) continue;
+    const std::vector<double> offsets = offsets_of_padding(e, record.key.name, padded - whole, e.whole.numel());
+    if (offsets.empty()) continue;
+    const std::int64_t first = bad.box.global_offset.empty() ? 0 : bad.box.global_offset[0];
+    const at::Tensor seen = (bad.actual - bad.expected).reshape({-1});
+    bool fits = true;
+    for (std::int64_t i = 0; i < seen.numel(); ++i) {
+      fits = fits && is_near(seen[i].item<double>(), offsets[static_cast<std::size_t>(first + i)], 0.01);
+    }
+    if (!fits) continue;
+    return fmt::format(
+        "offset {:.4g}: {} columns of padding with logits of 0 take part in the softmax (the padded width of {} is {}, the "
+        "true one {})",
+        seen[0].item<double>(), padded - whole, record.key.name, padded, whole);
   }
   return "";
 }
@@ -223,15 +275,19 @@ std::string cause_in_data(const Evidence& e) {
 std::string cause_in_scalars(const Evidence& e) {
   const View* bad = e.wanted.key.kind == RecordKind::kScalar && !e.views.empty() ? e.first_bad_view() : nullptr;
   if (bad == nullptr) return "";
-  if (e.whole.numel() != 1) return logarithmic_offset(e, (bad->actual - bad->expected).mean().item<double>());
+  if (e.whole.numel() != 1) {
+    const std::string offset = logarithmic_offset(e, (bad->actual - bad->expected).mean().item<double>());
+    return offset.empty() ? softmax_over_padding(e, *bad) : offset;
+  }
   const double actual = bad->actual.item<double>(), expected = e.whole.item<double>();
   if (std::string text = mean_of_means(e, actual); !text.empty()) return text;
   if (e.result.comparison.stage == Stage::kGradNorm) {
     if (std::string text = squares_add_up(e, *bad); !text.empty()) return text;
-    if (std::string text = norm_of_other_squares(e, *bad, actual); !text.empty()) return text;
+    if (std::string text = norm_of_other_squares(e, actual); !text.empty()) return text;
   }
   if (const auto formula = expected != 0 ? e.formula_of(actual / expected, 1e-3) : std::nullopt) return "scale " + *formula;
-  return logarithmic_offset(e, actual - expected);
+  const std::string offset = logarithmic_offset(e, actual - expected);
+  return offset.empty() ? softmax_over_padding(e, *bad) : offset;
 }
 
 }  // namespace isoshard::detail

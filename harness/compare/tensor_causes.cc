@@ -158,10 +158,48 @@ std::string cut_as_one_block(const Evidence& e) {
   return "";
 }
 
-std::string not_slices(const Evidence& e) {
-  for (const auto pattern : {part_of_another, cut_as_one_block}) {
-    if (std::string words = pattern(e); !words.empty()) return words;
+/// The same of two parameters that are kept as one, one after the other: every wrong rank holds what lies at its share of the two.
+std::string cut_as_one_with(const Evidence& e, const Record& other, Axis axis, bool other_is_first) {
+  const std::int64_t degree = e.actual.mesh.degree(axis), own_rows = e.wanted.layout.global_shape[0];
+  const std::int64_t other_rows = other.layout.global_shape[0], all = own_rows + other_rows, rows = own_rows / degree;
+  const at::Tensor partner = e.reference.tensor(other.key).to(at::kDouble);
+  const at::Tensor both = other_is_first ? at::cat({partner, e.whole}) : at::cat({e.whole, partner});
+  const auto begin_of = [&](int rank) {
+    return e.actual.mesh.coordinate(rank, axis) * (all / degree) + (other_is_first ? other_rows / degree : 0);
+  };
+  for (const int rank : e.bad_ranks()) {
+    const Held* bad = e.held_by(rank);
+    if (bad == nullptr || !holds_boxes(*bad, e.wanted.layout.global_shape) || bad->record->local_shape[0] != rows) return "";
+    const at::Tensor local = bad->rank->tensor(*bad->record).to(at::kDouble);
+    if (begin_of(rank) + rows > all || !at::equal(both.narrow(0, begin_of(rank), rows), local)) return "";
   }
+  const int rank = e.bad_ranks().front();
+  const bool in_first = begin_of(rank) < (other_is_first ? other_rows : own_rows);
+  const std::int64_t begin = begin_of(rank) - (in_first ? 0 : other_is_first ? other_rows : own_rows);
+  const std::string& holder = in_first == other_is_first ? other.key.name : e.wanted.key.name;
+  return fmt::format("shard of {} rank {} holds rows {} to {} of {}: cut as one block with {}, where each must be cut", name_of(axis),
+                     e.actual.mesh.coordinate(rank, axis), begin, begin + rows - 1, holder, other.key.name);
+}
+
+std::string cut_as_one_with_another(const Evidence& e) {
+  if (!e.whole.defined() || e.whole.dim() == 0) return "";
+  const std::string &name = e.wanted.key.name, block = parent_of(parent_of(name)), kind = name.substr(parent_of(name).size());
+  for (const Record& other : e.reference.trace().ranks.at(0).records) {
+    if (other.key.kind != RecordKind::kParam || stage_of(other.key) != Stage::kParametersRead || other.key.name == name) continue;
+    const Shape &shape = other.layout.global_shape, &own = e.wanted.layout.global_shape;
+    const bool is_sibling = parent_of(parent_of(other.key.name)) == block && other.key.name.ends_with(kind);
+    if (!is_sibling || shape.size() != own.size() || !std::equal(shape.begin() + 1, shape.end(), own.begin() + 1)) continue;
+    for (const AxisDegree& axis : e.actual.mesh.axes()) {
+      if (axis.degree == 1 || own[0] % axis.degree != 0 || shape[0] % axis.degree != 0) continue;
+      for (const bool other_is_first : {false, true}) {
+        if (std::string words = cut_as_one_with(e, other, axis.axis, other_is_first); !words.empty()) return words;
+      }
+    }
+  }
+  return "";
+}
+
+std::string not_slices(const Evidence& e) {
   const auto axis = e.axis_of(e.bad_ranks());
   if (!axis.has_value()) return "";
   std::vector<int> right;
@@ -248,6 +286,14 @@ std::string cause_in_buffer(const Evidence& e) {
   const double factor = (extra * values).sum().item<double>() / squares;
   if (!(norm_of(extra - factor * values) <= 0.1 * norm_of(extra))) return "";
   return is_near(factor, 1, 0.02) ? "reference + parameter values" : fmt::format("reference + {:.3g} x parameter values", factor);
+}
+
+std::string cause_in_shards(const Evidence& e) {
+  if (stage_of(e.wanted.key) != Stage::kParametersRead) return "";
+  for (const auto pattern : {part_of_another, cut_as_one_block, cut_as_one_with_another}) {
+    if (std::string words = pattern(e); !words.empty()) return words;
+  }
+  return "";
 }
 
 std::string cause_in_places(const Evidence& e) {

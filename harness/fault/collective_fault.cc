@@ -10,6 +10,19 @@
 namespace isoshard {
 namespace {
 
+bool is_reduce_scatter(const InterceptedCall& call) {
+  return call.op == CollectiveOp::kReduceScatter || call.op == CollectiveOp::kReduceScatterUneven;
+}
+
+/// Where this rank's block lies in the input of a reduce_scatter.
+std::int64_t begin_of_own_block(const InterceptedCall& call) {
+  std::int64_t begin = 0;
+  for (int rank = 0; rank < call.comm->rank(); ++rank) {
+    begin += call.input_counts.empty() ? call.output.count : call.input_counts[static_cast<std::size_t>(rank)];
+  }
+  return begin;
+}
+
 class SkipSegments final : public CollectiveFault {
  public:
   using Matches = std::function<bool(const CallInfo&, const Segment*)>;
@@ -43,19 +56,12 @@ class SkipSegments final : public CollectiveFault {
   }
 
  private:
-  static bool is_reduce_scatter(const InterceptedCall& call) {
-    return call.op == CollectiveOp::kReduceScatter || call.op == CollectiveOp::kReduceScatterUneven;
-  }
-
   // Carried out whole; then what matches of this rank's block becomes what the rank gave for it.
   Work keep_own_block(const InterceptedCall& call) const {
     Work work = call.pass();
     work.wait();
     const auto element = static_cast<std::int64_t>(size_of(call.output.dtype));
-    std::int64_t begin = 0;
-    for (int rank = 0; rank < call.comm->rank(); ++rank) {
-      begin += call.input_counts.empty() ? call.output.count : call.input_counts[static_cast<std::size_t>(rank)];
-    }
+    const std::int64_t begin = begin_of_own_block(call);
     const auto keep = [&](std::int64_t first, std::int64_t last) {
       first = std::max(first, begin);
       last = std::min(last, begin + call.output.count);
@@ -78,7 +84,7 @@ class ChangeSegments final : public CollectiveFault {
   explicit ChangeSegments(SegmentChange change) : change_(std::move(change)) {}
 
   bool applies(const InterceptedCall& call) const override {
-    const bool is_block = change_.of_own_blocks && call.op == CollectiveOp::kReduceScatter;
+    const bool is_block = change_.of_own_blocks && is_reduce_scatter(call);
     if (call.op != CollectiveOp::kAllReduce && !is_block) return false;
     if (call.info.segments.empty()) return change_.matches(call.info, nullptr);
     return std::any_of(call.info.segments.begin(), call.info.segments.end(),
@@ -86,33 +92,45 @@ class ChangeSegments final : public CollectiveFault {
   }
 
   Work apply(const InterceptedCall& call) const override {
-    if (call.op == CollectiveOp::kReduceScatter) return change_own_block(call);
+    *call.acted = false;
+    if (is_reduce_scatter(call)) return change_own_block(call);
     std::vector<Buffer> parts = parts_of(call);
     std::vector<std::vector<std::byte>> inputs;
     for (const Buffer& part : parts) {
-      if (change_.before) change_.before(call, part);
-      const auto bytes = static_cast<std::size_t>(part.count) * size_of(part.dtype);
-      inputs.emplace_back(part.data, part.data + bytes);
+      if (change_.before) watch(call, part, [&] { change_.before(call, part); });
+      inputs.push_back(bytes_of(part));
     }
     Work work = call.pass();
     work.wait();
     for (std::size_t i = 0; change_.after && i < parts.size(); ++i) {
-      change_.after(call, {inputs[i].data(), parts[i].count, parts[i].dtype}, parts[i]);
+      watch(call, parts[i], [&] { change_.after(call, {inputs[i].data(), parts[i].count, parts[i].dtype}, parts[i]); });
     }
     return {};
   }
 
  private:
+  static std::vector<std::byte> bytes_of(const Buffer& part) {
+    return {part.data, part.data + static_cast<std::size_t>(part.count) * size_of(part.dtype)};
+  }
+
+  /// Carries out a change of this part, and notes whether it was one.
+  template <class Change>
+  static void watch(const InterceptedCall& call, const Buffer& part, const Change& change) {
+    const std::vector<std::byte> before = bytes_of(part);
+    change();
+    *call.acted = *call.acted || std::memcmp(before.data(), part.data, before.size()) != 0;
+  }
+
   Work change_own_block(const InterceptedCall& call) const {
     call.pass().wait();
-    const std::int64_t begin = call.output.count * call.comm->rank(), end = begin + call.output.count;
+    const std::int64_t begin = begin_of_own_block(call), end = begin + call.output.count;
     const auto element = static_cast<std::int64_t>(size_of(call.output.dtype));
     const auto change = [&](std::int64_t first, std::int64_t last) {
       first = std::max(first, begin);
       last = std::min(last, end);
       if (first >= last || !change_.after) return;
-      change_.after(call, {call.input.data + first * element, last - first, call.input.dtype},
-                    {call.output.data + (first - begin) * element, last - first, call.output.dtype});
+      const Buffer part{call.output.data + (first - begin) * element, last - first, call.output.dtype};
+      watch(call, part, [&] { change_.after(call, {call.input.data + first * element, last - first, call.input.dtype}, part); });
     };
     if (call.info.segments.empty()) change(begin, end);
     for (const Segment& segment : call.info.segments) {
@@ -195,8 +213,12 @@ class FaultyCommunicator final : public Communicator {
  private:
   Work send_call(const InterceptedCall& call) {
     if (call.info.purpose == Purpose::kSetup || !fault_->applies(call)) return call.pass();
-    probe_.fired();
-    return fault_->apply(call);
+    bool acted = true;
+    InterceptedCall watched = call;
+    watched.acted = &acted;
+    Work work = fault_->apply(watched);
+    if (acted) probe_.fired();
+    return work;
   }
 
   std::unique_ptr<Communicator> inner_;

@@ -44,6 +44,8 @@ struct InterceptedCall {
   std::span<const std::int64_t> input_counts{};   ///< all_to_all, and the blocks of uneven calls
   std::span<const std::int64_t> output_counts{};  ///< all_to_all
   std::span<const Transfer> transfers{};          ///< kSendRecv, whose `info` is that of the first one
+  /// Where a fault says that it left the call as it was: it then does not count as fired. Not nullptr within CollectiveFault::apply.
+  bool* acted = nullptr;
 
   /// Carries the call out unchanged.
   Work pass() const;
@@ -65,7 +67,8 @@ class CollectiveFault {
 [[nodiscard]] std::shared_ptr<const CollectiveFault> skip_segments(
     std::function<bool(const CallInfo& info, const Segment* segment)> matches);
 
-/// Changes the chosen segments of an all_reduce (or reduce_scatter): what this rank gives to it, or what comes out of it.
+/// Changes the chosen segments of an all_reduce (or reduce_scatter): what this rank gives to it, or what comes out of it. A change that
+/// leaves every bit as it was (a factor of 1, a sum over one rank) does not count as fired.
 struct SegmentChange {
   /// Asked for each segment of the call, or once with nullptr if the call names none (then the part is the whole buffer).
   std::function<bool(const CallInfo& info, const Segment* segment)> matches;
@@ -73,8 +76,7 @@ struct SegmentChange {
   std::function<void(const InterceptedCall& call, Buffer part)> before = {};
   /// May be empty. Changes the result in place; `input` is what this rank gave (after `before`).
   std::function<void(const InterceptedCall& call, ConstBuffer input, Buffer result)> after = {};
-  /// Also the parts of this rank's block that come out of a reduce_scatter with equal blocks, whose segments name parts of the input;
-  /// `after` only.
+  /// Also the parts of this rank's block that come out of a reduce_scatter, whose segments name parts of the input; `after` only.
   bool of_own_blocks = false;
 };
 [[nodiscard]] std::shared_ptr<const CollectiveFault> change_segments(SegmentChange change);

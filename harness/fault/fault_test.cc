@@ -108,6 +108,49 @@ TEST(ChangeSegments, MayChangeWhatARankGives) {
   EXPECT_EQ(sum_with(change_segments(change), kTwoSegments, probe), (std::array<std::int32_t, 4>{3, 10, 10, 10}));
 }
 
+TEST(ChangeSegments, CountsAsFiredOnlyWhereItChangesSomething) {
+  const FaultProbe by_one, of_one_rank;
+  SegmentChange change{.matches = is_norm};
+  change.after = [](const InterceptedCall&, ConstBuffer, Buffer result) { multiply(result, 1); };
+  SegmentChange given{.matches = is_norm};
+  given.before = [](const InterceptedCall& call, Buffer part) { multiply(part, call.comm->rank() == 0 ? 1 : 0); };
+
+  (void)sum_with(change_segments(change), kTwoSegments, by_one);
+  (void)sum_with(change_segments(given), kTwoSegments, of_one_rank);
+
+  EXPECT_EQ(by_one.count(), 0) << "a factor of 1 changes nothing";
+  EXPECT_EQ(of_one_rank.count(), kRanks - 1) << "rank 0 gives what it should";
+}
+
+// Rank r owns r + 1 of the 6 elements; the second segment, [2, 6), is in the blocks of ranks 1 and 2.
+TEST(ChangeSegments, EditsTheOwnBlockOfAnUnevenReduceScatter) {
+  const FaultProbe probe;
+  SegmentChange change{.matches = is_norm};
+  change.of_own_blocks = true;
+  change.after = [](const InterceptedCall&, ConstBuffer, Buffer result) { multiply(result, 2); };
+  const std::vector<Segment> segments = {{"a.weight", ParamClass::kMatrix, 0, 2}, {"norm.weight", ParamClass::kNorm, 2, 4}};
+  const std::array<std::int64_t, 3> counts = {1, 2, 3};
+  ThreadWorld world(kRanks);
+
+  world.run([&](Communicator& comm) {
+    ASSERT_EQ(comm.size(), kRanks);
+    auto decorated = decorate_with_fault(std::make_unique<Borrowed>(comm), change_segments(change), probe);
+    std::array<std::int32_t, 6> input = {1, 1, 1, 1, 1, 1};
+    std::array<std::int32_t, 3> block{};
+    const auto of = [](std::int32_t* data, std::int64_t count) { return Buffer{reinterpret_cast<std::byte*>(data), count, Dtype::kInt32}; };
+
+    decorated
+        ->reduce_scatter_uneven(of(input.data(), 6), of(block.data(), comm.rank() + 1), counts, Reduction::kSum,
+                                {Purpose::kGradReduce, Axis::kDp, segments})
+        .wait();
+
+    const std::array<std::array<std::int32_t, 3>, 3> expected = {{{3, 0, 0}, {3, 6, 0}, {6, 6, 6}}};
+    EXPECT_EQ(block, expected.at(static_cast<std::size_t>(comm.rank())));
+  });
+
+  EXPECT_EQ(probe.count(), 2) << "rank 0 has nothing of it";
+}
+
 TEST(ChangeSegments, LeavesOtherCallsAlone) {
   const FaultProbe probe;
   SegmentChange change{.matches = is_norm};
