@@ -102,6 +102,25 @@ INSTANTIATE_TEST_SUITE_P(
             "fp32_random_ids", {"--dtype", "fp32", "--model", "tiny"}, {"--data", "random"}, {"--subjects", "ddp", "--dp", "2"}, "autotp"}),
     [](const auto& of) { return of.param.name; });
 
+TEST_F(OneByOne, AReloadedRunIsJudgedBehindIt) {
+  const Words small = {"--subjects", "ddp", "--dp", "2", "--dtype", "fp32", "--num-layers", "1", "--steps", "2", "--optimizer", "adamw"};
+  const auto reloaded = [&](const char* after, const char* name) {
+    return command({"verify", "--preset", "small", "--reload-after", after, "--output-dir", at(name)}, small);
+  };
+  const auto case_of = [&](const char* name) {
+    std::ifstream file(folder_ / name / "report.json");
+    return json::parse(file).at("cases").at(0).at("case").get<std::string>();
+  };
+
+  EXPECT_EQ(reloaded("1", "right"), 0);
+  EXPECT_NE(case_of("right").find("reload1"), std::string::npos) << case_of("right");
+  EXPECT_EQ(reloaded("2", "late"), 2) << "no step is left behind it";
+  const int wrong = command({"verify", "--fault", "optimizer_state_swapped_on_load", "--reload-after", "1", "--output-dir", at("wrong")},
+                            {"--steps", "2"});
+  EXPECT_EQ(wrong, 1);
+  EXPECT_NE(case_of("wrong").find("reload1"), std::string::npos) << case_of("wrong");
+}
+
 TEST_F(OneByOne, AnotherBatchIsNoticed) {
   const Words settings = {"--dtype", "fp32", "--model", "tiny", "--data", "random", "--dp", "2", "--subjects", "ddp"};
   Words other = settings;

@@ -140,6 +140,8 @@ void declare_verify_options(OptionTable& table) {
   add("fault", po::value<std::string>(), "inject a fault of the catalogue (list faults): exit 1 is then right; a near miss must conform");
   add("dump", po::value<std::string>(), "write every run as a bundle below this folder (for compare)");
   add("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
+  add("reload-after", po::value<int>(),
+      "after so many steps every rank saves a checkpoint, and the run goes on from it: what is loaded must be what was saved, bit by bit");
   add("record-partials", po::bool_switch(), "record each rank's summand of row-parallel outputs as <module>.partial");
   add("tables", po::value<std::string>()->default_value("auto"),
       "on: at the end all runs side by side (losses, norms, differences from the reference and from ddp); off; auto: with several runs");
@@ -154,6 +156,9 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
   request.inputs = input_files_of(options);
   apply_case_options(options, request.inputs, cases);
   for (Case& item : cases) item.settings.record_partials = item.settings.record_partials || options.get<bool>("record-partials");
+  if (options.given("reload-after")) {
+    for (Case& item : cases) item.reload_after = options.get<int>("reload-after");
+  }
   if (!request.fault.empty()) apply_fault_subject(options, cases);
   request.cases = expand(options, cases);
   apply_subject_options(options, request.cases);

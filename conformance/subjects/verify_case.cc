@@ -16,6 +16,7 @@
 #include "fixtures/reference/lattice_guard.h"
 #include "fixtures/reference/reference.h"
 #include "harness/compare/equal_runs.h"
+#include "harness/world/interrupt.h"
 #include "harness/world/machine.h"
 
 namespace isoshard {
@@ -33,6 +34,28 @@ bool is_small(const Case& item) {
   constexpr std::size_t kShareOfMemory = 64;
   return trace_bytes(item) * static_cast<std::size_t>(item.world_size()) <
          static_cast<std::size_t>(this_machine().memory_bytes) / kShareOfMemory;
+}
+
+/// A record that cannot be carried out: it contradicts itself, or leaves copies that differ.
+class RecordError : public InfrastructureError {
+ public:
+  using InfrastructureError::InfrastructureError;
+};
+
+Trace emulation_of(RunningEmulation& running) {
+  try {
+    return running.wait();
+  } catch (const Error& error) {
+    throw RecordError(error.what());
+  }
+}
+
+void require_equal_copies_of_record(const Trace& emulated) {
+  try {
+    require_equal_copies(emulated);
+  } catch (const Error& error) {
+    throw RecordError(error.what());
+  }
 }
 
 }  // namespace
@@ -61,11 +84,23 @@ CaseJudgement CaseJudge::judge_case(const Case& item) {
     case ReferenceKind::kEmulated:
       return against_emulated(item);
     case ReferenceKind::kBoth:
-      return against_both(item);
+      return against_both_or_plain(item);
     case ReferenceKind::kAuto:
       break;
   }
-  return declares_arithmetic(item) && !is_lattice(item) ? against_both(item) : against_plain(item);
+  return declares_arithmetic(item) && !is_lattice(item) ? against_both_or_plain(item) : against_plain(item);
+}
+
+// Subjects and their records share plans, partitions and buckets: one mistake there breaks the record, and the run is wrong as well.
+CaseJudgement CaseJudge::against_both_or_plain(const Case& item) {
+  try {
+    return against_both(item);
+  } catch (const RecordError&) {
+    if (interrupt_signal() != 0) throw;
+    CaseJudgement judgement = against_plain(item);
+    if (judgement.verdict.status != Status::kDiverges) throw;
+    return judgement;
+  }
 }
 
 void CaseJudge::announce(std::vector<Case> cases) {
@@ -134,7 +169,7 @@ std::pair<Verdict, Trace> CaseJudge::on_record(const Case& item, const Arithmeti
   const auto judged = [&](const Reference& reference, const std::function<void()>& beside) {
     RunningEmulation running(item, arithmetic, {.compare_with = &reference, .keep = keep});
     beside();
-    Trace emulated = running.wait();
+    Trace emulated = emulation_of(running);
     Verdict verdict = judge(reference, emulated, judge_options(item));
     verdict.subject = item.subject;
     return std::pair(std::move(verdict), std::move(emulated));
@@ -150,14 +185,14 @@ std::pair<Verdict, Trace> CaseJudge::on_record(const Case& item, const Arithmeti
 }
 
 CaseJudgement CaseJudge::against_both(const Case& item) {
-  const Arithmetic arithmetic = arithmetic_of(item);
+  const Arithmetic arithmetic = hooks_.record ? hooks_.record(item) : arithmetic_of(item);
   const bool is_beside = effort_ == Effort::kLean && is_small(item);
   Trace run;
   auto [record, emulated] = on_record(item, arithmetic, [&] {
     if (is_beside) run = hooks_.run(item, plain(item, 1), Asked::kDigests);
   });
+  require_equal_copies_of_record(emulated);
   if (effort_ == Effort::kLean) {
-    require_equal_copies(emulated);
     if (!is_beside) run = hooks_.run(item, plain_records(item), Asked::kDigests);
     const RunEquality equality = equality_of(emulated, run);
     if (equality.holds()) return {verdict_through_record(std::move(record), equality.tensors), ReferenceKind::kBoth};

@@ -39,6 +39,7 @@ class CaseJudge {
     std::function<Trace(const Case&, const Reference&, Asked)> run;       ///< runs the subject; may be asked again
     std::function<void(const Case&, const Reference&)> on_plain = {};     ///< a plain reference was made
     std::function<void(const Case&, const Reference&)> on_emulated = {};  ///< an emulated one was made
+    std::function<Arithmetic(const Case&)> record = {};  ///< for kBoth: the declared arithmetic, if it is not to be arithmetic_of
   };
   /// kLean: a plain reference that holds an emulated run only has one response, and the others when that was not enough: the tolerance
   /// is the largest over all, so fewer never pass more. The emulated run and the subject's leave digests, not tensors, as long as they
@@ -51,7 +52,8 @@ class CaseJudge {
   void announce(std::vector<Case> cases);
 
   /// Against kBoth the verdict on a run that equals its emulation is that on the emulation (verdict_through_record). A run that does
-  /// not is judged against the plain reference, whose findings say more; if it conforms to that, the verdict is the exact one.
+  /// not is judged against the plain reference, whose findings say more; if it conforms to that, the verdict is the exact one. So is a
+  /// run whose record cannot be carried out; only if it conforms is that an error.
   ///
   /// Errors   as make_reference, emulate and the hook; UsageError for kEmulated and kBoth of a case that declares no arithmetic.
   [[nodiscard]] CaseJudgement judge_case(const Case& item);
@@ -71,6 +73,7 @@ class CaseJudge {
   [[nodiscard]] CaseJudgement against_plain(const Case& item);
   [[nodiscard]] CaseJudgement against_emulated(const Case& item);
   [[nodiscard]] CaseJudgement against_both(const Case& item);
+  [[nodiscard]] CaseJudgement against_both_or_plain(const Case& item);
   /// The verdict on the emulated run against the plain one, and that run. `meanwhile` is called once, while it runs.
   [[nodiscard]] std::pair<Verdict, Trace> on_record(const Case& item, const Arithmetic& arithmetic, const std::function<void()>& meanwhile);
   /// The verdict on the subject's run against the emulated one, with no tolerance.

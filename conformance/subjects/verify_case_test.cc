@@ -5,8 +5,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <utility>
 
+#include "base/error.h"
+#include "conformance/subjects/registry.h"
 #include "conformance/subjects/run_case.h"
 #include "conformance/subjects/step_test.h"
 
@@ -88,6 +91,39 @@ TEST(CaseJudge, ARunThatIsWrongIsDescribedAgainstThePlainReference) {
   EXPECT_EQ(judgement.against, ReferenceKind::kPlain);
   ASSERT_FALSE(judgement.verdict.findings.empty());
   EXPECT_EQ(judgement.verdict.findings.front().key.name, "model.layers.1.mlp.down_proj");
+}
+
+// One mistake in a plan breaks the record and the run.
+TEST(CaseJudge, ARunWhoseRecordCannotBeCarriedOutIsJudgedAgainstThePlainReference) {
+  Case item = six_ranks(Dtype::kFloat32);
+  item.settings.vocab_multiple = 1;
+  RunOptions wrong;
+  wrong.mutation = [](int rank) -> TapMutation {
+    return [rank](const Site& site, at::Tensor value) { return rank == 1 && site.name == "model.norm" ? value * 1.5 : value; };
+  };
+  const auto judged_with = [&](const RunOptions& options, const std::function<void(Arithmetic&)>& breaks) {
+    CaseJudge::Hooks hooks;
+    hooks.run = [options](const Case& c, const Reference& reference, Asked asked) {
+      return run_case(c, reference, asked == Asked::kDigests ? digests_only(options) : options);
+    };
+    hooks.record = [breaks](const Case& c) {
+      Arithmetic arithmetic = arithmetic_of(c);
+      breaks(arithmetic);
+      return arithmetic;
+    };
+    return CaseJudge(ReferenceKind::kAuto, std::move(hooks)).judge_case(item);
+  };
+  const auto loses_an_entry = [](Arithmetic& arithmetic) { arithmetic.vocabulary->by_rank.front().count -= 1; };
+  const auto parts_copies = [](Arithmetic& arithmetic) { arithmetic.column_input_gradient.is_made = false; };
+
+  for (const auto& breaks : {std::function<void(Arithmetic&)>(loses_an_entry), std::function<void(Arithmetic&)>(parts_copies)}) {
+    const CaseJudgement judgement = judged_with(wrong, breaks);
+    EXPECT_EQ(judgement.verdict.status, Status::kDiverges) << judgement.verdict.reason;
+    EXPECT_EQ(judgement.against, ReferenceKind::kPlain);
+    ASSERT_FALSE(judgement.verdict.findings.empty());
+    EXPECT_EQ(judgement.verdict.findings.front().key.name, "model.norm");
+    EXPECT_THROW((void)judged_with({}, breaks), InfrastructureError) << "a right run does not mend the record";
+  }
 }
 
 TEST(CaseJudge, LatticeModelsAreEqualToThePlainReference) {

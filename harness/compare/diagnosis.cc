@@ -42,7 +42,9 @@ class Diagnosis {
     if (e_.views.empty()) {
       if (std::string text = scale(); !text.empty()) return text;
     }
-    if (std::string text = cause_in_places(e_); !text.empty()) return text;
+    for (const auto& pattern : {cause_in_places, cause_in_order_of_parts}) {
+      if (std::string text = pattern(e_); !text.empty()) return text;
+    }
     return e_.result.differing_axes.empty() ? "" : fmt::format("copies differ over {}", join_axes(e_.result.differing_axes));
   }
 
@@ -59,6 +61,7 @@ class Diagnosis {
             [this] { return mean_of_shards(); },
             [this] { return scale(); },
             [this] { return cause_in_rows(e_); },
+            [this] { return cause_in_order_of_parts(e_); },
             [this] { return moved_slices(); },
             [this] { return offset(); },
             [this] { return same_values_elsewhere(); }};

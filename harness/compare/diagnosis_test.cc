@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "harness/compare/verdict.h"
@@ -151,6 +152,38 @@ TEST(Diagnosis, AParameterThatWasNotUpdated) {
   const Verdict verdict = judge(r, run(kMesh, &r, body(false)), options);
 
   EXPECT_THAT(verdict.findings.at(0).diagnosis, HasSubstr("not updated (bitwise as before)"));
+}
+
+// A rank's rows are filled up; of the step only its own ones count.
+TEST(Diagnosis, TheStepOfRowsThatPaddingFollows) {
+  const at::Tensor before = values({5, 4}, 1), after = values({5, 4}, 2);
+  const auto body = [&](double factor) {
+    return Body([=](Sink& sink, int rank) {
+      const std::int64_t begin = 2 * (rank % 3), count = std::min<std::int64_t>(2, 5 - begin);
+      Layout layout = layout_of({5, 4});
+      layout.boxes = {Box{{0, 0}, {begin, 0}, {count, 4}}};
+      layout.explicit_parts = true;
+      for (const at::Tensor& whole : {before, before + (after - before) * factor})
+        sink.on_record(site(RecordKind::kParam, "w", layout), at::constant_pad_nd(whole.narrow(0, begin, count), {0, 0, 0, 2 - count}));
+    });
+  };
+  const Reference r = reference([&](Sink& sink, int) {
+    for (const at::Tensor& whole : {before, after}) sink.on_record(site(RecordKind::kParam, "w", layout_of({5, 4})), whole);
+  });
+  JudgeOptions options;
+  options.rtol = 1e-6;
+
+  const Verdict verdict = judge(r, run(kMesh, &r, body(3)), options);
+
+  ASSERT_EQ(kMesh.degree(Axis::kTp), 3);
+  EXPECT_THAT(verdict.findings.at(0).diagnosis, HasSubstr("update scale 3"));
+}
+
+TEST(Diagnosis, AFactorNextToOneSaysHowFar) {
+  const at::Tensor value = values({4, 6, 5}, 1);
+
+  EXPECT_THAT(diagnosis_of(value, [](at::Tensor v, int, int) { return v * (1 + 1e-5); }), HasSubstr("scale 1 + 1e-05"));
+  EXPECT_THAT(diagnosis_of(value, [](at::Tensor v, int, int) { return v * (1 - 1e-5); }), HasSubstr("scale 1 - 1e-05"));
 }
 
 TEST(Diagnosis, AValueOfTheStepBefore) {

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <optional>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "harness/trace/parts.h"
@@ -135,20 +136,22 @@ void Evidence::add_view(int rank, const Box& box, const at::Tensor& own) {
 void Evidence::collect_views() {
   whole = reference.tensor(wanted.key).to(at::kDouble).div(wanted.grad_scale);
   for (const Held& h : held) {
-    const Record& record = *h.record;
-    if (!record.kept || h.rank->arena == nullptr || is_partial(record.layout)) continue;
-    at::Tensor own = h.rank->tensor(record).to(at::kDouble).div(record.grad_scale);
-    if (is_flat(record.layout)) {
-      const std::optional<FlatBox> part = box_among(record.layout.flat, wanted.layout.global_shape);
-      if (!part.has_value() || !lies_in(part->box, wanted.layout.global_shape)) continue;
-      add_view(h.rank->rank, part->box, own.reshape({-1}).narrow(0, part->first, numel_of(part->box.size)).view(part->box.size));
-      continue;
-    }
-    if (record.parts.size() != 1 || !lies_in(record.parts[0].box, wanted.layout.global_shape)) continue;  // of another shape
-    const Box& box = record.parts[0].box;
-    for (std::size_t d = 0; d < box.size.size(); ++d) own = own.narrow(static_cast<std::int64_t>(d), box.local_offset[d], box.size[d]);
-    add_view(h.rank->rank, box, own);
+    if (const auto own = own_box(*h.rank, *h.record)) add_view(h.rank->rank, own->first, own->second);
   }
+}
+
+std::optional<std::pair<Box, at::Tensor>> Evidence::own_box(const RankTrace& rank, const Record& record) const {
+  if (!record.kept || rank.arena == nullptr || is_partial(record.layout)) return std::nullopt;
+  at::Tensor own = rank.tensor(record).to(at::kDouble).div(record.grad_scale);
+  if (is_flat(record.layout)) {
+    const std::optional<FlatBox> part = box_among(record.layout.flat, wanted.layout.global_shape);
+    if (!part.has_value() || !lies_in(part->box, wanted.layout.global_shape)) return std::nullopt;
+    return std::pair(part->box, own.reshape({-1}).narrow(0, part->first, numel_of(part->box.size)).view(part->box.size));
+  }
+  if (record.parts.size() != 1 || !lies_in(record.parts[0].box, wanted.layout.global_shape)) return std::nullopt;  // of another shape
+  const Box& box = record.parts[0].box;
+  for (std::size_t d = 0; d < box.size.size(); ++d) own = own.narrow(static_cast<std::int64_t>(d), box.local_offset[d], box.size[d]);
+  return std::pair(box, std::move(own));
 }
 
 const Held* Evidence::held_by(int rank) const {
@@ -217,7 +220,9 @@ std::string Evidence::scale_words(double factor) const {
     return fmt::format("scale {:.4g} = norm / max_norm: clipping not applied", factor);
   }
   const auto formula = formula_of(factor);
-  return formula.has_value() ? "scale " + *formula : fmt::format("scale {:.4g}", factor);
+  if (formula.has_value()) return "scale " + *formula;
+  const std::string digits = fmt::format("{:.4g}", factor);
+  return digits != "1" || factor == 1 ? "scale " + digits : fmt::format("scale 1 {} {:.2g}", factor < 1 ? '-' : '+', std::abs(factor - 1));
 }
 
 double Evidence::clip_ratio() const {

@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "harness/compare/tensor_judge.h"
@@ -56,6 +57,9 @@ class Evidence {
   [[nodiscard]] std::string coordinates_in_words(const std::vector<int>& ranks, Axis axis) const;
   /// The axis along which being in `ranks` or not is decided by the coordinate alone, if there is one.
   [[nodiscard]] std::optional<Axis> axis_of(const std::vector<int>& ranks) const;
+  /// The box that a rank holds of a record with the wanted tensor's shape, without what pads it, in fp64; of flat ranges the largest
+  /// one. Nothing if it holds several boxes, a summand, or a box of another shape.
+  [[nodiscard]] std::optional<std::pair<Box, at::Tensor>> own_box(const RankTrace& rank, const Record& record) const;
 
  private:
   void collect_views();

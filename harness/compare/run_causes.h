@@ -37,6 +37,8 @@ namespace isoshard::detail {
 [[nodiscard]] std::string cause_in_shards(const Evidence& e);
 /// Weights that are no part of the reference's, or values that were made from parts held out of rank order.
 [[nodiscard]] std::string cause_in_places(const Evidence& e);
+/// Parts of an earlier tensor of the module, held out of rank order by just the ranks that are wrong.
+[[nodiscard]] std::string cause_in_order_of_parts(const Evidence& e);
 /// "off by 2 x bias = (tp - 1) x bias, the same for every token (bias is NAME)", if `row` is a multiple of a parameter.
 [[nodiscard]] std::string multiple_of_parameter(const Evidence& e, const at::Tensor& row);
 

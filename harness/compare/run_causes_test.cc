@@ -353,6 +353,28 @@ TEST(RunCauses, PartsHeldOutOfRankOrderAreNamed) {
   EXPECT_THAT(diagnosis({0, 1, 0, 1}, {1}), Not(HasSubstr("parts"))) << "rank 2 holds another part and is right";
 }
 
+// Heads that read one kv head give nearly the same: what rank 1 holds looks like a head of rank 2, twice.
+TEST(RunCauses, PartsOutOfRankOrderComeBeforeValuesThatLookMoved) {
+  const at::Tensor kv = values({2, 8}, 1), out = values({8, 8}, 2);
+  const Reference r = reference([&](Sink& sink, int) {
+    sink.on_record(site(RecordKind::kActivation, "l.attn.k", layout_of({2, 8})), kv);
+    sink.on_record(site(RecordKind::kActivation, "l.attn.core", layout_of({8, 8})), out);
+  });
+  const Trace trace = run(MeshShape({{Axis::kTp, 4}}), &r, [&](Sink& sink, int rank) {
+    Layout layout = layout_of({2, 8});
+    layout.boxes = {Box{{0, 0}, {rank % 2, 0}, {1, 8}}};
+    layout.explicit_parts = true;
+    sink.on_record(site(RecordKind::kActivation, "l.attn.k", layout), kv.narrow(0, rank % 2, 1));
+    const bool is_wrong = rank == 1 || rank == 2;
+    const at::Tensor own = is_wrong ? out.narrow(0, rank == 1 ? 4 : 3, 1).repeat({2, 1}) : out.narrow(0, 2 * rank, 2);
+    sink.on_record(site(RecordKind::kActivation, "l.attn.core", layout_of({8, 8}, {shard(Axis::kTp, 0)})), own);
+  });
+  JudgeOptions options;
+  options.rtol = 1e-6;
+
+  EXPECT_THAT(judge(r, trace, options).findings.at(0).diagnosis, HasSubstr("tp ranks 1, 2 use parts 1, 0 of l.attn.k, expected 0, 1"));
+}
+
 TEST(RunCauses, WeightsThatAreNoSliceOfTheReferenceAreToldByCoordinate) {
   const at::Tensor value = values({6, 4}, 1);
   const auto weights = [&](const std::set<int>& drawn_apart, bool split) {

@@ -38,7 +38,9 @@ std::optional<double> update_factor(const Evidence& e, const View& view) {
   at::Tensor actual_before = expected_before;
   const Held* held = e.held_by(view.rank);
   const Record* own = held == nullptr ? nullptr : held->rank->find(before);
-  if (own != nullptr && own->kept && own->parts.size() == 1) actual_before = held->rank->tensor(*own).to(at::kDouble).view_as(view.actual);
+  if (const auto found = own == nullptr ? std::nullopt : e.own_box(*held->rank, *own)) {
+    if (found->first.global_offset == view.box.global_offset && found->first.size == view.box.size) actual_before = found->second;
+  }
   const at::Tensor right = view.expected - expected_before, made = view.actual - actual_before;
   const double norm = norm_of(right);
   if (norm == 0) return std::nullopt;
@@ -297,7 +299,11 @@ std::string cause_in_shards(const Evidence& e) {
 }
 
 std::string cause_in_places(const Evidence& e) {
-  return stage_of(e.wanted.key) == Stage::kParametersRead ? not_slices(e) : parts_out_of_order(e);
+  return stage_of(e.wanted.key) == Stage::kParametersRead ? not_slices(e) : "";
+}
+
+std::string cause_in_order_of_parts(const Evidence& e) {
+  return stage_of(e.wanted.key) == Stage::kParametersRead ? "" : parts_out_of_order(e);
 }
 
 std::string multiple_of_parameter(const Evidence& e, const at::Tensor& row) {
