@@ -30,6 +30,8 @@ TEST_P(RealWidth, HundredStepsOfEverySubjectStayWithinTheEnvelope) {
   if (GetParam() == OptimizerSettings::Kind::kAdamW) {
     base.settings.optimizer = OptimizerSettings{};
     base.settings.optimizer.learning_rate = 1e-5;  // the published one
+  } else {
+    base.settings.optimizer.learning_rate = largest_rate(base);
   }
   base.dp = 2;
   std::map<std::string, TrainedCase> references;
