@@ -101,6 +101,20 @@ TEST(Diagnosis, AScaleNamesItsFormula) {
               HasSubstr("scale 3 = tp on rank 1, 4"));
 }
 
+TEST(Diagnosis, ARateKnowsNoMesh) {
+  const auto body = [](double factor) {
+    return Body([=](Sink& sink, int) {
+      sink.on_record(site(RecordKind::kScalar, "learning_rate", layout_of({1})), at::full({1}, 0.01 * factor, at::kDouble));
+    });
+  };
+  const Reference r = reference(body(1));
+
+  const Verdict verdict = judge(r, run(kMesh, &r, body(3)), {});
+
+  ASSERT_EQ(kMesh.degree(Axis::kTp), 3);
+  EXPECT_THAT(verdict.findings.at(0).diagnosis, AllOf(HasSubstr("scale 3"), Not(HasSubstr("tp"))));
+}
+
 TEST(Diagnosis, PositionsHeldTwice) {
   const at::Tensor value = values({4, 24, 5}, 1);
 

@@ -195,6 +195,8 @@ int Evidence::num_micro_batches() const {
 }
 
 std::optional<std::string> Evidence::formula_of(double factor, double relative) const {
+  // A schedule knows no mesh: degrees that fit its rates do so by chance.
+  if (wanted.key.kind == RecordKind::kScalar && wanted.key.name == "learning_rate") return std::nullopt;
   const std::vector<Formula> numbers = plain_numbers(*this);
   std::vector<std::string> fitting;
   for (const auto& [value, words] : numbers) {

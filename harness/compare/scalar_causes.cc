@@ -286,6 +286,7 @@ std::string cause_in_scalars(const Evidence& e) {
     if (std::string text = norm_of_other_squares(e, actual); !text.empty()) return text;
   }
   if (const auto formula = expected != 0 ? e.formula_of(actual / expected, 1e-3) : std::nullopt) return "scale " + *formula;
+  if (e.wanted.key.name == "learning_rate" && expected != 0) return e.scale_words(actual / expected);
   const std::string offset = logarithmic_offset(e, actual - expected);
   return offset.empty() ? softmax_over_padding(e, *bad) : offset;
 }
