@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <functional>
 #include <limits>
 
 #include "base/hex_float.h"
@@ -133,18 +134,26 @@ TEST(TrainCase, NothingThatIsFineIsTakenForNan) {
   EXPECT_TRUE(train_case(tiny("ddp", 1, 2), options).is_sound());
 }
 
+/// Rank 1's optimizer, of which `change` spoils something after each of its own steps.
+auto after_steps_of_rank_1(std::function<void(Optimizer& stepped, NamedTensors& parameters)> change) {
+  return [change = std::move(change)](TrainerParts& parts, Mesh& mesh) {
+    if (mesh.rank() != 1) return;
+    parts.optimizer =
+        optimizer_twin(std::move(parts.optimizer), [change](Optimizer& inner, NamedTensors& parameters, const NamedTensors& gradients) {
+          inner.step(parameters, gradients);
+          change(inner, parameters);
+        });
+  };
+}
+
+void move_a_parameter_further(Optimizer& /*stepped*/, NamedTensors& parameters) {
+  parameters.at("model.norm.weight").mul_(1 + 1e-6);
+}
+
 TEST(TrainCase, CopiesThatDriftApartAreFoundWithinTenSteps) {
   const Case item = tiny("ddp", 1, 2);
   TrainOptions options;
-  options.run.edits.parts = [](TrainerParts& parts, Mesh& mesh) {
-    if (mesh.rank() != 1) return;
-    // Its steps move a parameter a little further.
-    parts.optimizer =
-        optimizer_twin(std::move(parts.optimizer), [](Optimizer& inner, NamedTensors& parameters, const NamedTensors& gradients) {
-          inner.step(parameters, gradients);
-          parameters.at("model.norm.weight").mul_(1 + 1e-6);
-        });
-  };
+  options.run.edits.parts = after_steps_of_rank_1(move_a_parameter_further);
 
   const TrainedCase trained = train_case(item, options);
 
@@ -159,15 +168,7 @@ TEST(TrainCase, CopiesOverTpAreCompared) {
   Case item = tiny("autotp", 2, 1);
   item.steps = 1;
   TrainOptions options;
-  options.run.edits.parts = [](TrainerParts& parts, Mesh& mesh) {
-    if (mesh.rank() != 1) return;
-    // Its steps move a parameter a little further.
-    parts.optimizer =
-        optimizer_twin(std::move(parts.optimizer), [](Optimizer& inner, NamedTensors& parameters, const NamedTensors& gradients) {
-          inner.step(parameters, gradients);
-          parameters.at("model.norm.weight").mul_(1 + 1e-6);
-        });
-  };
+  options.run.edits.parts = after_steps_of_rank_1(move_a_parameter_further);
 
   const TrainedCase trained = train_case(item, options);
 
@@ -180,16 +181,11 @@ TEST(TrainCase, CopiesOfOptimizerStateAreCompared) {
   Case item = tiny("ddp", 1, 2);
   item.steps = 1;
   TrainOptions options;
-  options.run.edits.parts = [](TrainerParts& parts, Mesh& mesh) {
-    if (mesh.rank() != 1) return;
-    // The parameters are right, the momentum of the next step is not.
-    parts.optimizer =
-        optimizer_twin(std::move(parts.optimizer), [](Optimizer& inner, NamedTensors& parameters, const NamedTensors& gradients) {
-          inner.step(parameters, gradients);
-          const at::Tensor momentum = inner.state().at("model.norm.weight.momentum_buffer");
-          momentum.mul_(1 + 1e-3);
-        });
-  };
+  // The parameters are right, the momentum of the next step is not.
+  options.run.edits.parts = after_steps_of_rank_1([](Optimizer& stepped, NamedTensors&) {
+    const at::Tensor momentum = stepped.state().at("model.norm.weight.momentum_buffer");
+    momentum.mul_(1 + 1e-3);
+  });
 
   const TrainedCase trained = train_case(item, options);
 

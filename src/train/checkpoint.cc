@@ -173,9 +173,7 @@ std::string ranges_name(std::string_view tensor) {
 std::string manifest_sha256(json manifest) {
   manifest.erase("sha256");
   const std::string text = manifest.dump();  // keys are in order, numbers as short as they can be
-  Sha256 hash;
-  hash.update(std::as_bytes(std::span(text.data(), text.size())));
-  return hash.hex_digest();
+  return sha256_hex(std::as_bytes(std::span(text)));
 }
 
 std::string hash_text(std::uint64_t hash) {
