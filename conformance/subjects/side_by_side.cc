@@ -82,6 +82,18 @@ ModuleDifference from_reference(const VerdictNumbers& judged, const std::vector<
   return difference;
 }
 
+using Cases = std::vector<Case>::iterator;
+
+// Two references of a group are made at once. So the case with the most ranks, which needs the most memory, can wait until one of them is
+// not needed any more.
+void move_largest_behind(Cases first, Cases last) {
+  const auto second = std::find_if(first, last, [&](const Case& c) { return c.reference_slug() != first->reference_slug(); });
+  if (second == last || std::any_of(second, last, [&](const Case& c) { return c.reference_slug() != second->reference_slug(); })) return;
+  const auto fewer_ranks = [](const Case& a, const Case& b) { return a.world_size() < b.world_size(); };
+  const auto largest = std::max_element(first + 1, second, fewer_ranks);
+  if (largest != second && !fewer_ranks(*largest, *std::max_element(second, last, fewer_ranks))) std::rotate(largest, largest + 1, last);
+}
+
 }  // namespace
 
 std::string table_group(const Case& item) {
@@ -102,6 +114,11 @@ void order_for_tables(std::vector<Case>& cases) {
     return std::tuple(group, reference != first_reference.at(group), reference, item.subject != "ddp");
   };
   std::stable_sort(cases.begin(), cases.end(), [&](const Case& a, const Case& b) { return place(a) < place(b); });
+  for (auto first = cases.begin(); first != cases.end();) {
+    const auto last = std::find_if(first, cases.end(), [&](const Case& c) { return table_group(c) != table_group(*first); });
+    move_largest_behind(first, last);
+    first = last;
+  }
 }
 
 SideBySide::Group& SideBySide::group_of(const Case& item) {

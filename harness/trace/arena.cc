@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A growing region in a memfd: one header page with the size, then the data.
-#include <fcntl.h>
+// A reserved range of addresses, in which extents of the memory pool appear one after the other.
+//
+// What the processes have in common, a table in shared memory, says which extents; each process maps those that it lacks when it asks for
+// the data. A reader maps them read-only.
 #include <fmt/format.h>
-#include <poll.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -13,33 +14,20 @@
 #include <new>
 
 #include "base/error.h"
+#include "harness/memory/memory_pool.h"
 #include "harness/trace/trace.h"
 
 namespace isoshard {
 namespace {
 
-// EBUSY: there is a writable mapping. One of a rank that has not ended stays; one of a rank that has ended may stay for a moment, as
-// whoever reads that process's entries in /proc (ps, the search for leaked processes of a run beside) holds its memory until it is done.
-// Nothing tells when: so it is asked again for a while.
-bool add_seals(int fd) {
-  constexpr int kTries = 500, kPauseMs = 2;
-  for (int i = 0; i < kTries; ++i) {
-    if (::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) == 0) return true;
-    if (errno != EBUSY) return false;
-    (void)::poll(nullptr, 0, kPauseMs);
-  }
-  errno = EBUSY;
-  return false;
-}
-
-constexpr std::size_t kPage = 4096;
-constexpr std::size_t kHeaderBytes = kPage;
+constexpr std::size_t kExtent = MemoryPool::kExtentBytes;
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kGrowth = std::size_t{1} << 20;
 
+/// At the beginning of the table; the extents' numbers in the pool follow.
 struct Header {
-  std::atomic<std::uint64_t> size{0};
-  std::atomic<std::uint64_t> committed{0};  ///< bytes for which memory has been obtained
+  std::atomic<std::uint64_t> size{0};         ///< bytes appended
+  std::atomic<std::uint64_t> num_extents{0};  ///< that are in the table
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "shared between processes");
 
@@ -50,38 +38,80 @@ std::size_t round_up(std::size_t value, std::size_t to) {
 }  // namespace
 
 struct Arena::Impl {
-  int fd = -1;
   std::string name;
   std::size_t capacity = 0;
-  std::byte* mapping = nullptr;
-  std::size_t mapped = 0;
+  std::shared_ptr<MemoryPool> pool;
+  pid_t owner = 0;
+  pid_t maker = ::getpid();
+  std::byte* table = nullptr;
+  std::size_t table_bytes = 0;
+  std::byte* range = nullptr;  // `capacity` bytes, as far as extents are mapped
+  std::size_t num_mapped = 0;  // extents
+  std::size_t populated = 0;   // bytes, by the writer
   bool sealed = false;
 
-  [[nodiscard]] Header* header() const noexcept { return reinterpret_cast<Header*>(mapping); }
+  [[nodiscard]] Header& header() const noexcept { return *reinterpret_cast<Header*>(table); }
+  [[nodiscard]] std::uint32_t* extents() const noexcept { return reinterpret_cast<std::uint32_t*>(table + sizeof(Header)); }
+  [[nodiscard]] std::size_t reserved() const noexcept { return std::max(round_up(capacity, kExtent), kExtent); }
   [[noreturn]] void fail(std::string_view what, std::size_t bytes) const {
     throw InfrastructureError(fmt::format("trace memory {}: {} of {} bytes failed: {}", name, what, bytes, std::strerror(errno)));
   }
-  void map(int protection, int flags, std::size_t bytes) {
-    void* address = ::mmap(nullptr, bytes, protection, flags, fd, 0);
-    if (address == MAP_FAILED) fail("mapping", bytes);
-    mapping = static_cast<std::byte*>(address);
-    mapped = bytes;
+  [[nodiscard]] std::byte* reserve(std::size_t bytes, int protection, int flags) const {
+    void* const address = ::mmap(nullptr, bytes, protection, flags | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (address == MAP_FAILED) fail("reserving", bytes);
+    return static_cast<std::byte*>(address);
   }
+
+  // Extents [from, to) of the table, those that lie together in the pool at once.
+  void map(std::size_t from, std::size_t to, int protection) const {
+    for (std::size_t end = from; from < to; from = end) {
+      while (++end < to && extents()[end] == extents()[end - 1] + 1) {
+      }
+      if (!pool->map_at(range + from * kExtent, extents()[from], end - from, protection)) fail("mapping", (end - from) * kExtent);
+    }
+  }
+  void map_new(int protection) {
+    const std::size_t num_extents = header().num_extents.load(std::memory_order_acquire);
+    if (num_mapped >= num_extents) return;
+    map(num_mapped, num_extents, protection);
+    num_mapped = num_extents;
+  }
+
+  // Room for `end` bytes.
+  void grow_to(std::size_t end) {
+    const std::size_t num_extents = header().num_extents.load(std::memory_order_relaxed);
+    if (const std::size_t wanted = round_up(end, kExtent) / kExtent; wanted > num_extents) {
+      const std::vector<std::uint32_t> more = pool->take_scattered(wanted - num_extents, owner);
+      std::copy(more.begin(), more.end(), extents() + num_extents);
+      header().num_extents.store(num_extents + more.size(), std::memory_order_release);
+      errno = ENOMEM;
+      if (more.size() < wanted - num_extents) fail("obtaining memory", end);
+    }
+    map_new(PROT_READ | PROT_WRITE);
+    const std::size_t target = std::min(num_mapped * kExtent, std::max(end, populated + kGrowth));
+    if (!populate(range + populated, target - populated)) fail("obtaining memory", target - populated);
+    populated = target;
+  }
+
   ~Impl() {
-    if (mapping != nullptr) ::munmap(mapping, mapped);
-    if (fd >= 0) ::close(fd);
+    if (range != nullptr) ::munmap(range, reserved());
+    if (table != nullptr) ::munmap(table, table_bytes);
+    // A forked process has this object, too.
+    if (pool != nullptr && maker == ::getpid()) pool->reclaim(owner);
   }
 };
 
 Arena::Arena(std::size_t capacity, const std::string& name) : impl_(std::make_unique<Impl>()) {
-  impl_->name = name;
-  impl_->capacity = round_up(capacity, kAlignment);
-  impl_->fd = ::memfd_create(fmt::format("isoshard-{}", name).substr(0, 200).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  const std::size_t bytes = kHeaderBytes + impl_->capacity;
-  if (impl_->fd < 0) impl_->fail("creating a memfd", bytes);
-  if (::ftruncate(impl_->fd, static_cast<off_t>(bytes)) != 0) impl_->fail("reserving", bytes);
-  impl_->map(PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, bytes);
-  new (impl_->mapping) Header;
+  Impl& impl = *impl_;
+  impl.name = name;
+  impl.capacity = round_up(capacity, kAlignment);
+  impl.pool = program_pool();
+  if (impl.pool == nullptr) impl.pool = std::make_shared<MemoryPool>(impl.reserved());
+  impl.owner = impl.pool->new_owner();
+  impl.table_bytes = sizeof(Header) + impl.reserved() / kExtent * sizeof(std::uint32_t);
+  impl.table = impl.reserve(impl.table_bytes, PROT_READ | PROT_WRITE, MAP_SHARED);
+  impl.range = impl.reserve(impl.reserved(), PROT_NONE, MAP_PRIVATE);
+  new (impl.table) Header;
 }
 
 Arena::~Arena() = default;
@@ -89,7 +119,7 @@ Arena::~Arena() = default;
 std::int64_t Arena::append(std::span<const std::byte> bytes) {
   Impl& impl = *impl_;
   if (impl.sealed) throw InfrastructureError(fmt::format("trace memory {} is sealed: nothing can be appended", impl.name));
-  Header& header = *impl.header();
+  Header& header = impl.header();
   const std::size_t offset = round_up(header.size.load(std::memory_order_relaxed), kAlignment);
   if (bytes.size() > impl.capacity || offset > impl.capacity - bytes.size()) {
     throw InfrastructureError(
@@ -97,48 +127,29 @@ std::int64_t Arena::append(std::span<const std::byte> bytes) {
                     offset, impl.capacity, bytes.size()));
   }
   const std::size_t end = offset + bytes.size();
-  const std::size_t committed = header.committed.load(std::memory_order_relaxed);
-  if (end > committed) {
-    // Obtain the pages now: a write into a sparse file that cannot grow would be a SIGBUS instead of an error.
-    const std::size_t target = std::min(impl.capacity, std::max(end, committed + kGrowth));
-    int result = 0;
-    do {
-      result = ::fallocate(impl.fd, 0, static_cast<off_t>(kHeaderBytes + committed), static_cast<off_t>(target - committed));
-    } while (result != 0 && errno == EINTR);
-    if (result != 0) impl.fail("obtaining memory", target - committed);
-    // And map them in one go rather than with a fault each; where the kernel cannot, they come one by one.
-    const std::size_t page_begin = (kHeaderBytes + committed) / kPage * kPage;
-    (void)::madvise(impl.mapping + page_begin, kHeaderBytes + target - page_begin, MADV_POPULATE_WRITE);
-    header.committed.store(target, std::memory_order_relaxed);
-  }
-  if (!bytes.empty()) std::memcpy(impl.mapping + kHeaderBytes + offset, bytes.data(), bytes.size());
+  if (end > impl.populated) impl.grow_to(end);
+  if (!bytes.empty()) std::memcpy(impl.range + offset, bytes.data(), bytes.size());
   header.size.store(end, std::memory_order_release);
   return static_cast<std::int64_t>(offset);
 }
 
 const std::byte* Arena::data() const noexcept {
-  return impl_->mapping + kHeaderBytes;
+  return impl_->range;
 }
 
 std::size_t Arena::size() const noexcept {
-  return impl_->header()->size.load(std::memory_order_acquire);
+  return impl_->header().size.load(std::memory_order_acquire);
 }
 
 void Arena::seal() {
   Impl& impl = *impl_;
   if (impl.sealed) return;
-  const std::size_t bytes = kHeaderBytes + size();
-  ::munmap(impl.mapping, impl.mapped);
-  impl.mapping = nullptr;
-  if (::ftruncate(impl.fd, static_cast<off_t>(bytes)) != 0) impl.fail("cutting the file to size", bytes);
-  if (!add_seals(impl.fd)) {
-    const int reason = errno;
-    impl.map(PROT_READ, MAP_PRIVATE, bytes);
-    errno = reason;
-    impl.fail("sealing", bytes);
+  const std::size_t num_extents = impl.header().num_extents.load(std::memory_order_acquire);
+  if (num_extents > impl.reserved() / kExtent || size() > num_extents * kExtent) {
+    throw InfrastructureError(
+        fmt::format("trace memory {} is damaged: {} bytes in {} extents; a rank wrote where it must not", impl.name, size(), num_extents));
   }
-  // Private, because kernels before 6.7 refuse any shared mapping of a sealed memfd; unwritten pages are shared all the same.
-  impl.map(PROT_READ, MAP_PRIVATE, bytes);
+  impl.map(0, num_extents, PROT_READ);
   impl.sealed = true;
 }
 

@@ -14,10 +14,11 @@
 
 namespace isoshard {
 
-/// A memfd that one process fills and others read: bytes of kept tensors, never in anybody's private memory.
+/// Shared memory that one process fills and others read: bytes of kept tensors, never in anybody's private memory.
 ///
-/// The controller makes it before the fork (a sparse file of `capacity` bytes: untouched pages cost nothing), the rank
-/// appends, and after the rank's end the controller calls seal() and reads.
+/// The controller makes it before the fork (`capacity` reserves addresses only), the rank appends, and after the rank's end the controller
+/// calls seal() and reads. Its memory is the pool's (harness/memory): what ranks or other arenas had before is used first, and when the
+/// object ends in the process that made it, the next one takes it over.
 /// Errors   InfrastructureError that names the bytes when it is full or memory is short.
 class Arena {
  public:
@@ -27,9 +28,11 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
   /// Rank side. Returns the 64-byte aligned offset.
   std::int64_t append(std::span<const std::byte> bytes);
-  [[nodiscard]] const std::byte* data() const noexcept;  ///< mapped read-only on the reading side
-  [[nodiscard]] std::size_t size() const noexcept;       ///< bytes appended; shared between the processes
-  /// Controller side, after the writer has ended: no more writes by anyone.
+  /// Of the writing process; of any other one after seal(), and read-only there.
+  [[nodiscard]] const std::byte* data() const noexcept;
+  [[nodiscard]] std::size_t size() const noexcept;  ///< bytes appended; shared between the processes
+  /// Controller side, after the writer has ended: read-only from here on, for this process and those that it forks.
+  /// Errors   also InfrastructureError if the writer has damaged what says how much there is.
   void seal();
 
  private:

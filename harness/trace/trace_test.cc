@@ -5,12 +5,15 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstring>
 
 #include "base/error.h"
+#include "harness/memory/memory_pool.h"
 #include "harness/trace/stage.h"
 #include "harness/trace/synthetic.h"
 
@@ -38,7 +41,7 @@ TEST(Arena, HoldsWhatWasAppendedAtAlignedOffsets) {
 }
 
 TEST(Arena, IsReadableAfterTheWritingProcessEndedAndSealed) {
-  Arena arena(std::size_t{1} << 40, "test");  // far more than memory: the file is sparse
+  Arena arena(std::size_t{1} << 40, "test");  // far more than memory: only addresses are reserved
   const pid_t child = fork();
   if (child == 0) {
     arena.append(bytes_of(std::string(3 << 20, 'x')));
@@ -62,6 +65,90 @@ TEST(Arena, SaysHowMuchIsMissingWhenItIsFull) {
   EXPECT_THAT([&] { arena.append(bytes_of(std::string(64, 'y'))); },
               ThrowsMessage<InfrastructureError>(HasSubstr("small is full: 128 bytes of 128")));
   EXPECT_EQ(arena.size(), 100U);
+}
+
+// Runs `body` in a forked process and waits for it.   Returns   its status.
+template <class Body>
+int status_of_child(Body body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    body();
+    _exit(0);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  return status;
+}
+
+TEST(Arena, IsReadOnlyForAllOnceItIsSealed) {
+  Arena arena(1 << 20, "sealed");
+  arena.append(bytes_of("abc"));
+  arena.seal();
+  auto* const data = const_cast<std::byte*>(arena.data());
+
+  const int status = status_of_child([&] {
+    std::signal(SIGSEGV, SIG_DFL);
+    *data = std::byte{'x'};
+  });
+
+  EXPECT_TRUE(WIFSIGNALED(status)) << "a forked process could write";
+  EXPECT_EQ(*data, std::byte{'a'});
+}
+
+// Each grows by pieces that are no multiple of what the pool hands out, so that their memory lies mixed.
+TEST(Arena, OfTwoThatGrowByTurnsEachKeepsItsOwn) {
+  constexpr std::size_t kPiece = (std::size_t{3} << 20) + 100;
+  constexpr int kPieces = 4;
+  Arena even(std::size_t{1} << 30, "even"), odd(std::size_t{1} << 30, "odd");
+  std::vector<std::int64_t> even_at, odd_at;
+  const auto piece = [](int i, char whose) { return std::string(kPiece, static_cast<char>(whose + i)); };
+  for (int i = 0; i < kPieces; ++i) {
+    even_at.push_back(even.append(bytes_of(piece(i, 'a'))));
+    odd_at.push_back(odd.append(bytes_of(piece(i, 'A'))));
+  }
+  for (const bool is_sealed : {false, true}) {
+    if (is_sealed) even.seal();
+    if (is_sealed) odd.seal();
+    for (int i = 0; i < kPieces; ++i) {
+      const auto n = static_cast<std::size_t>(i);
+      EXPECT_EQ(std::memcmp(even.data() + even_at[n], piece(i, 'a').data(), kPiece), 0) << i;
+      EXPECT_EQ(std::memcmp(odd.data() + odd_at[n], piece(i, 'A').data(), kPiece), 0) << i;
+    }
+  }
+}
+
+TEST(Arena, LeavesItsMemoryToTheNextOneOnlyWhereItWasMade) {
+  // More than what lies free.
+  const std::string bytes(program_pool()->used_before() + (5 << 20), 'x');
+  auto first = std::make_unique<Arena>(std::size_t{1} << 30, "first");
+  first->append(bytes_of(bytes));
+
+  // A forked process has it, too, and lets it go.
+  EXPECT_EQ(status_of_child([&] { first.reset(); }), 0);
+  Arena second(std::size_t{1} << 30, "second");
+  second.append(bytes_of(std::string(5 << 20, 'y')));
+  EXPECT_EQ(std::memcmp(first->data(), bytes.data(), bytes.size()), 0);
+
+  const std::size_t both = program_pool()->used_before();
+  first.reset();
+  Arena third(std::size_t{1} << 30, "third");
+  third.append(bytes_of(bytes));
+  EXPECT_EQ(program_pool()->used_before(), both);
+}
+
+TEST(ArenaDeathTest, WorksWhereFilesMayNotBeAsLargeAsMemory) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process that has no pool yet
+  EXPECT_EXIT(
+      {
+        rlimit limit{};
+        limit.rlim_cur = limit.rlim_max = 64 << 20;
+        setrlimit(RLIMIT_FSIZE, &limit);
+        Arena arena(1 << 20, "small");
+        arena.append(bytes_of("abc"));
+        arena.seal();
+        _exit(program_pool() == nullptr && std::memcmp(arena.data(), "abc", 3) == 0 ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
 }
 
 Record example_record() {

@@ -84,6 +84,15 @@ std::map<std::string, std::string> settings_in_environment() {
   return settings;
 }
 
+MachineMemory memory_of_machine() {
+  MachineMemory memory{kib_of("MemTotal"), kib_of("MemAvailable")};
+  if (const std::int64_t limit = control_group_limit(); limit > 0) {
+    memory.bytes = std::min(memory.bytes, limit);
+    memory.available_bytes = std::min(memory.available_bytes, limit);
+  }
+  return memory;
+}
+
 Machine this_machine() {
   Machine machine;
   utsname kernel{};
@@ -95,12 +104,9 @@ Machine this_machine() {
   cpu_set_t set;
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof set, &set) == 0) machine.cores = std::max(1, CPU_COUNT(&set));
-  machine.memory_bytes = kib_of("MemTotal");
-  machine.available_bytes = kib_of("MemAvailable");
-  if (const std::int64_t limit = control_group_limit(); limit > 0) {
-    machine.memory_bytes = std::min(machine.memory_bytes, limit);
-    machine.available_bytes = std::min(machine.available_bytes, limit);
-  }
+  const MachineMemory memory = memory_of_machine();
+  machine.memory_bytes = memory.bytes;
+  machine.available_bytes = memory.available_bytes;
   struct statvfs shm {};
   if (statvfs("/dev/shm", &shm) == 0) machine.shm_bytes = static_cast<std::int64_t>(shm.f_blocks * shm.f_frsize);
   machine.max_processes = limit_of(RLIMIT_NPROC);

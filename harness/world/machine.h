@@ -23,6 +23,13 @@ struct Machine {
 /// LD_PRELOAD, ISOSHARD_*, ...), with their values made printable. For reports: none of them is cleared.
 [[nodiscard]] std::map<std::string, std::string> settings_in_environment();
 
+/// Memory of the machine, or of the control group where that is less, and what of it is available.
+struct MachineMemory {
+  std::int64_t bytes = 0, available_bytes = 0;
+};
+/// Local. A small part of this_machine(), for those that ask often.
+[[nodiscard]] MachineMemory memory_of_machine();
+
 /// Local. Reads /proc, /sys and limits; what cannot be read stays at its default.
 [[nodiscard]] Machine this_machine();
 

@@ -13,13 +13,14 @@
 #include <mutex>
 #include <utility>
 
+#include "harness/memory/memory_pool.h"
 #include "harness/world/crash_handler.h"
 #include "harness/world/end_process.h"
 #include "harness/world/frames.h"
 #include "harness/world/hooks.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/leaked_processes.h"
-#include "harness/world/tensor_pool.h"
+#include "harness/world/tensor_memory.h"
 
 namespace isoshard {
 namespace {
@@ -107,7 +108,7 @@ void set_world_hooks(WorldHooks new_hooks) {
 }
 
 void call_world_hooks(int size) {
-  make_tensor_pool();
+  (void)program_pool();  // before the first fork
   if (const auto hook = std::exchange(hooks().before_first_world, nullptr)) hook();
   if (hooks().before_world) hooks().before_world(size);
 }
@@ -126,7 +127,7 @@ void rank_main(const RankStart& start) noexcept {
   static std::array<char, 8192> buffer;
   std::setvbuf(stdout, buffer.data(), _IOLBF, buffer.size());
   install_crash_handlers(start.rank, *start.slot);
-  use_tensor_pool();
+  use_pool_for_tensors();
   try {
     try {
       run_body(start);

@@ -13,7 +13,7 @@
 
 #include "harness/world/crash_handler.h"
 #include "harness/world/leaked_processes.h"
-#include "harness/world/tensor_pool.h"
+#include "harness/world/tensor_memory.h"
 
 namespace isoshard {
 namespace {

@@ -1,27 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Claims about memory that worlds take over from each other: nobody shares it, nothing is lost, and it is really taken over.
-#include "harness/world/tensor_pool.h"
+/// Claims about memory that worlds take over from each other: nobody shares it and nothing is lost.
+#include "harness/memory/memory_pool.h"
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
 #include <cstring>
 #include <vector>
-
-#include "harness/testing/run_world.h"
-#include "harness/world/forked_world.h"
 
 namespace isoshard {
 namespace {
 
-constexpr std::size_t kExtent = TensorPool::kExtentBytes;
+constexpr std::size_t kExtent = MemoryPool::kExtentBytes;
 
-TEST(TensorPool, GivesTheLowestFreePieceToOneOwner) {
-  TensorPool pool(16 * kExtent);
+TEST(MemoryPool, GivesTheLowestFreePieceToOneOwner) {
+  MemoryPool pool(8 * kExtent);
   std::byte* const a = pool.take(kExtent + 1, 1);
   std::byte* const b = pool.take(kExtent, 2);
   ASSERT_NE(a, nullptr);
@@ -32,23 +28,51 @@ TEST(TensorPool, GivesTheLowestFreePieceToOneOwner) {
   EXPECT_EQ(pool.take(3 * kExtent, 1), a + 3 * kExtent) << "before b there are two";
   EXPECT_EQ(pool.take(2 * kExtent, 1), a);
   EXPECT_TRUE(pool.holds(a) && !pool.holds(a + 8 * kExtent));
-  EXPECT_EQ(pool.high_water(), (8 + 6) * kExtent);
+  EXPECT_EQ(pool.high_water(), 6 * kExtent);
 }
 
-TEST(TensorPool, KeepsSmallPiecesOutOfTheGapsOfLargeOnes) {
-  constexpr std::size_t kLarge = 16 * kExtent;
-  TensorPool pool(96 * kExtent);
-  std::byte* const a = pool.take(kLarge, 1);
-  std::byte* const b = pool.take(kLarge, 1);
-  EXPECT_EQ(b, a + kLarge);
+TEST(MemoryPool, TakesScatteredExtentsThatWereUsedBeforeFirst) {
+  MemoryPool pool(8 * kExtent);
+  std::byte* const a = pool.take(kExtent, 1);
+  std::byte* const b = pool.take(kExtent, 1);
+  std::byte* const c = pool.take(2 * kExtent, 1);
+  ASSERT_NE(c, nullptr);
+  EXPECT_EQ(pool.used_before(), 4 * kExtent);
   pool.give_back(a);
-  std::byte* const small = pool.take(kExtent, 1);
-  EXPECT_EQ(small, a + 48 * kExtent);
-  EXPECT_EQ(pool.take(kLarge, 1), a);
+  pool.give_back(c);
+  const pid_t owner = pool.new_owner(), other = pool.new_owner();
+  EXPECT_NE(owner, other);
+
+  EXPECT_EQ(pool.take_scattered(2, owner), (std::vector<std::uint32_t>{0, 2}));
+  EXPECT_EQ(pool.used_before(), 4 * kExtent);
+  EXPECT_EQ(pool.take_scattered(2, other), (std::vector<std::uint32_t>{3, 4}));
+  EXPECT_EQ(pool.used_before(), 5 * kExtent);
+  EXPECT_EQ(pool.take_scattered(4, other).size(), 3U) << "there are no more";
+  EXPECT_EQ(pool.owner_of(b), 1);
+
+  pool.reclaim(owner);
+  EXPECT_EQ(pool.take_scattered(9, other), (std::vector<std::uint32_t>{0, 2}));
 }
 
-TEST(TensorPool, ReclaimsWhatAProcessOwnedThatIsGone) {
-  TensorPool pool(8 * kExtent);
+TEST(MemoryPool, ShowsAnExtentAtASecondAddress) {
+  MemoryPool pool(8 * kExtent);
+  std::byte* const piece = pool.take(3 * kExtent, 1);
+  std::memset(piece, 7, 3 * kExtent);
+  void* const place = ::mmap(nullptr, 2 * kExtent, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(place, MAP_FAILED);
+  auto* const second = static_cast<std::byte*>(place);
+
+  ASSERT_TRUE(pool.map_at(second, 1, 2, PROT_READ | PROT_WRITE));
+
+  EXPECT_EQ(second[0], std::byte{7});
+  second[kExtent] = std::byte{9};
+  EXPECT_EQ(piece[2 * kExtent], std::byte{9});
+  EXPECT_EQ(piece[kExtent], std::byte{7});
+  ::munmap(place, 2 * kExtent);
+}
+
+TEST(MemoryPool, ReclaimsWhatAProcessOwnedThatIsGone) {
+  MemoryPool pool(8 * kExtent);
   std::byte* const a = pool.take(kExtent, 1);
   std::byte* const b = pool.take(kExtent, 2);
   ASSERT_NE(pool.take(2 * kExtent, 1), nullptr);
@@ -58,8 +82,8 @@ TEST(TensorPool, ReclaimsWhatAProcessOwnedThatIsGone) {
   EXPECT_EQ(pool.take(2 * kExtent, 3), b + kExtent) << "b is still owned";
 }
 
-TEST(TensorPool, TrimmingFreesMemoryAndLeavesWhatIsOwned) {
-  TensorPool pool(8 * kExtent);
+TEST(MemoryPool, TrimmingFreesMemoryAndLeavesWhatIsOwned) {
+  MemoryPool pool(8 * kExtent);
   std::byte* const owned = pool.take(kExtent, ::getpid());
   std::byte* const free = pool.take(kExtent, ::getpid());
   std::memset(owned, 1, kExtent);
@@ -73,8 +97,8 @@ TEST(TensorPool, TrimmingFreesMemoryAndLeavesWhatIsOwned) {
 }
 
 // Each process marks what it holds and looks whether the marks stay.
-TEST(TensorPool, ProcessesThatTakeAtOnceNeverShare) {
-  TensorPool pool(24 * kExtent);
+TEST(MemoryPool, ProcessesThatTakeAtOnceNeverShare) {
+  MemoryPool pool(24 * kExtent);
   constexpr int kProcesses = 4, kRounds = 3000;
   std::vector<pid_t> children;
   for (int p = 0; p < kProcesses; ++p) {
@@ -99,50 +123,6 @@ TEST(TensorPool, ProcessesThatTakeAtOnceNeverShare) {
     ASSERT_EQ(::waitpid(child, &status, 0), child);
     EXPECT_EQ(status, 0) << "a process found another one's mark in its memory, or crashed";
   }
-}
-
-constexpr std::int64_t kElements = 3 << 20;
-constexpr float kMark = 1.5F;
-
-/// Whether a fresh tensor of a rank has what the last one left.
-int marked(Rank&) {
-  return at::empty({kElements}).eq(kMark).all().item<bool>() ? 1 : 0;
-}
-
-TEST(TensorMemoryOfWorlds, IsTakenOverByTheNextWorld) {
-  run_world(2, [](Rank& rank) {
-    EXPECT_EQ(rank.size(), 2);
-    (void)at::full({kElements}, kMark);
-    rank.comm().barrier({Purpose::kSetup, Axis::kWorld});
-  });
-
-  EXPECT_EQ(run_world(1, marked), std::vector<int>{1});
-}
-
-TEST(TensorMemoryOfWorlds, OfAKilledRankIsTakenOverToo) {
-  run_world(1, [](Rank&) { (void)at::zeros({kElements}); });
-  const WorldReport report = run_forked({.size = 1, .name = "killed"}, [](Rank&) {
-    const at::Tensor held = at::full({kElements}, kMark);
-    ::raise(SIGKILL);
-  });
-  EXPECT_FALSE(report.ok());
-
-  EXPECT_EQ(run_world(1, marked), std::vector<int>{1});
-}
-
-TEST(TensorMemoryOfWorlds, IsNotGivenBackByAProcessThatARankForks) {
-  run_world(1, [](Rank&) {
-    at::Tensor held = at::full({kElements}, kMark);
-    const pid_t child = ::fork();
-    if (child == 0) {
-      held.reset();
-      ::_exit(0);
-    }
-    int status = -1;
-    EXPECT_EQ(::waitpid(child, &status, 0), child);
-    EXPECT_EQ(status, 0);
-    EXPECT_NE(at::empty({kElements}).data_ptr(), held.data_ptr());
-  });
 }
 
 }  // namespace
