@@ -5,7 +5,8 @@
 ///
 /// A step is forward, loss, backward and AdamW of a Qwen2 with random ids; nothing is recorded, nothing clipped. The peer of the same sizes
 /// is train_step_peer.py beside this file (eager PyTorch): run one after the other on an idle machine and compare in that session only.
-/// "tp 2" is forward, backward and gradient reduction of two ranks with a thread each; its peer is tp_overhead_peer.py (DTensor on gloo).
+/// "tp 2" is forward, backward and gradient reduction of two ranks with a thread each, "vocabulary" the same with embedding, head and loss
+/// split; the peer is tp_overhead_peer.py (DTensor on gloo; --head splits the head).
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
@@ -140,7 +141,10 @@ int main(int argc, char** argv) {
   }
   if (sizes.find('S') != std::string_view::npos) {
     rows.push_back({"S fp32 gradients, one rank", kSizes[0], case_of(kSizes[0], Dtype::kFloat32, 1), 1, true});
-    rows.push_back({"S fp32 gradients, tp 2", kSizes[0], case_of(kSizes[0], Dtype::kFloat32, 2), 1, true});
+    Case tp2 = case_of(kSizes[0], Dtype::kFloat32, 2);
+    rows.push_back({"S fp32 gradients, tp 2", kSizes[0], tp2, 1, true});
+    tp2.settings.vocab_multiple = 1;
+    rows.push_back({"S fp32 gradients, tp 2, vocabulary", kSizes[0], tp2, 1, true});
   }
   for (int round = 0; round < rounds; ++round) {
     for (Row& row : rows) {

@@ -3,8 +3,10 @@
 #include "conformance/subjects/side_by_side.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -163,6 +165,26 @@ TEST(SideBySide, OrderPutsDdpFirstAndKeepsSharedReferencesTogether) {
     for (std::size_t j = i; j < i + 4; ++j) EXPECT_EQ(table_group(cases[j]), table_group(cases[i]));
   }
   EXPECT_NE(table_group(cases[0]), table_group(cases[4]));
+}
+
+TEST(SideBySide, OfTwoReferencesTheLargestWorldComesLast) {
+  std::vector<Case> cases = small_preset();
+  std::erase_if(cases, [](const Case& c) { return c.dp == 3 || c.dtype != Dtype::kFloat32; });
+  const auto slugs = [&] {
+    std::vector<std::string> found;
+    for (const Case& c : cases) found.push_back(fmt::format("{} dp{} tp{}", c.subject, c.dp, c.tp));
+    return found;
+  };
+  std::reverse(cases.begin(), cases.end());
+
+  order_for_tables(cases);
+
+  EXPECT_EQ(slugs(), (std::vector<std::string>{"ddp dp2 tp1", "autotp dp1 tp2", "autotp dp2 tp2"}));
+
+  // Where the other reference has the largest world, cases of one reference stay neighbours.
+  cases[1].tp = 8;
+  order_for_tables(cases);
+  EXPECT_EQ(slugs(), (std::vector<std::string>{"ddp dp2 tp1", "autotp dp2 tp2", "autotp dp1 tp8"}));
 }
 
 }  // namespace

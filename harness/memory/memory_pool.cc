@@ -9,7 +9,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -22,7 +21,6 @@ namespace {
 
 struct Extent {
   std::atomic<pid_t> owner{0};          // 0: free
-  std::atomic<bool> was_used{false};    // its memory has been obtained, or may have been
   std::atomic<std::uint32_t> count{0};  // of the piece that begins here
 };
 static_assert(std::atomic<pid_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free, "shared between processes");
@@ -60,9 +58,7 @@ struct MemoryPool::Impl {
     return true;
   }
 
-  // Somebody owns [first, end) now.
-  void note_use(std::size_t first, std::size_t end) const noexcept {
-    for (std::size_t i = first; i < end; ++i) table()[i].was_used.store(true, std::memory_order_relaxed);
+  void raise_high_water(std::size_t end) const noexcept {
     std::size_t seen = header().high_water.load(std::memory_order_relaxed);
     while (seen < end && !header().high_water.compare_exchange_weak(seen, end, std::memory_order_relaxed)) {
     }
@@ -107,7 +103,7 @@ std::byte* MemoryPool::take(std::size_t bytes, pid_t owner) noexcept {
       end = first + 1;
       continue;
     }
-    impl.note_use(first, end);
+    impl.raise_high_water(end);
     impl.table()[first].count.store(static_cast<std::uint32_t>(wanted), std::memory_order_release);
     std::byte* const data = impl.extents + first * kExtentBytes;
     if (populate(data, bytes)) return data;
@@ -126,18 +122,10 @@ void MemoryPool::give_back(const std::byte* data) noexcept {
 std::vector<std::uint32_t> MemoryPool::take_scattered(std::size_t count, pid_t owner) {
   const Impl& impl = *impl_;
   std::vector<std::uint32_t> taken;
-  const auto take = [&](std::size_t i) {
-    if (!impl.claim(i, 1, owner)) return;
-    impl.note_use(i, i + 1);
-    taken.push_back(static_cast<std::uint32_t>(i));
-  };
-  for (const bool was_used : {true, false}) {
-    const std::size_t end = was_used ? high_water() / kExtentBytes : impl.count;
-    for (std::size_t i = 0; i < end && taken.size() < count; ++i) {
-      if (!was_used || impl.table()[i].was_used.load(std::memory_order_relaxed)) take(i);
-    }
+  for (std::size_t i = 0; i < impl.count && taken.size() < count; ++i) {
+    if (impl.claim(i, 1, owner)) taken.push_back(static_cast<std::uint32_t>(i));
   }
-  std::sort(taken.begin(), taken.end());
+  if (!taken.empty()) impl.raise_high_water(taken.back() + 1);
   return taken;
 }
 
@@ -172,16 +160,9 @@ void MemoryPool::trim() noexcept {
   for (std::size_t i = 0; i < used; ++i) {
     if (!impl_->claim(i, 1, self)) continue;
     const auto offset = static_cast<off_t>(impl_->extents - impl_->mapping) + static_cast<off_t>(i * kExtentBytes);
-    impl_->table()[i].was_used.store(false, std::memory_order_relaxed);
     (void)::fallocate(impl_->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, static_cast<off_t>(kExtentBytes));
     impl_->table()[i].owner.store(0, std::memory_order_release);
   }
-}
-
-std::size_t MemoryPool::used_before() const noexcept {
-  const Extent* const table = impl_->table();
-  const auto is_used = [](const Extent& e) { return e.was_used.load(std::memory_order_relaxed); };
-  return static_cast<std::size_t>(std::count_if(table, table + high_water() / kExtentBytes, is_used)) * kExtentBytes;
 }
 
 std::size_t MemoryPool::high_water() const noexcept {

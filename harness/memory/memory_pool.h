@@ -36,7 +36,7 @@ class MemoryPool {
   [[nodiscard]] std::byte* take(std::size_t bytes, pid_t owner) noexcept;
   /// What take() returned.
   void give_back(const std::byte* data) noexcept;
-  /// `count` extents, wherever they lie, in rising order: such that were used before first. Fewer, or none, if there are no more.
+  /// The `count` lowest free extents, in rising order. Fewer, or none, if there are no more.
   /// Their memory is not obtained yet: a first touch that fails raises SIGBUS.
   [[nodiscard]] std::vector<std::uint32_t> take_scattered(std::size_t count, pid_t owner);
   /// Shows `count` extents from `first` on at `address`, too, in place of what is mapped there.   Returns   false (and errno) on failure.
@@ -50,8 +50,6 @@ class MemoryPool {
   void trim() noexcept;
   /// Bytes that were ever taken at once, as far as extents below the highest one say.
   [[nodiscard]] std::size_t high_water() const noexcept;
-  /// Bytes of extents that were ever taken and not trimmed since.
-  [[nodiscard]] std::size_t used_before() const noexcept;
 
  private:
   struct Impl;

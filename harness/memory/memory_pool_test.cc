@@ -31,22 +31,22 @@ TEST(MemoryPool, GivesTheLowestFreePieceToOneOwner) {
   EXPECT_EQ(pool.high_water(), 6 * kExtent);
 }
 
-TEST(MemoryPool, TakesScatteredExtentsThatWereUsedBeforeFirst) {
+TEST(MemoryPool, TakesTheLowestExtentsWhereTheyNeedNotLieTogether) {
   MemoryPool pool(8 * kExtent);
   std::byte* const a = pool.take(kExtent, 1);
   std::byte* const b = pool.take(kExtent, 1);
   std::byte* const c = pool.take(2 * kExtent, 1);
   ASSERT_NE(c, nullptr);
-  EXPECT_EQ(pool.used_before(), 4 * kExtent);
+  EXPECT_EQ(pool.high_water(), 4 * kExtent);
   pool.give_back(a);
   pool.give_back(c);
   const pid_t owner = pool.new_owner(), other = pool.new_owner();
   EXPECT_NE(owner, other);
 
   EXPECT_EQ(pool.take_scattered(2, owner), (std::vector<std::uint32_t>{0, 2}));
-  EXPECT_EQ(pool.used_before(), 4 * kExtent);
+  EXPECT_EQ(pool.high_water(), 4 * kExtent);
   EXPECT_EQ(pool.take_scattered(2, other), (std::vector<std::uint32_t>{3, 4}));
-  EXPECT_EQ(pool.used_before(), 5 * kExtent);
+  EXPECT_EQ(pool.high_water(), 5 * kExtent);
   EXPECT_EQ(pool.take_scattered(4, other).size(), 3U) << "there are no more";
   EXPECT_EQ(pool.owner_of(b), 1);
 

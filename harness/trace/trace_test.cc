@@ -119,7 +119,7 @@ TEST(Arena, OfTwoThatGrowByTurnsEachKeepsItsOwn) {
 
 TEST(Arena, LeavesItsMemoryToTheNextOneOnlyWhereItWasMade) {
   // More than what lies free.
-  const std::string bytes(program_pool()->used_before() + (5 << 20), 'x');
+  const std::string bytes(program_pool()->high_water() + (5 << 20), 'x');
   auto first = std::make_unique<Arena>(std::size_t{1} << 30, "first");
   first->append(bytes_of(bytes));
 
@@ -129,11 +129,11 @@ TEST(Arena, LeavesItsMemoryToTheNextOneOnlyWhereItWasMade) {
   second.append(bytes_of(std::string(5 << 20, 'y')));
   EXPECT_EQ(std::memcmp(first->data(), bytes.data(), bytes.size()), 0);
 
-  const std::size_t both = program_pool()->used_before();
+  const std::size_t both = program_pool()->high_water();
   first.reset();
   Arena third(std::size_t{1} << 30, "third");
   third.append(bytes_of(bytes));
-  EXPECT_EQ(program_pool()->used_before(), both);
+  EXPECT_EQ(program_pool()->high_water(), both);
 }
 
 TEST(ArenaDeathTest, WorksWhereFilesMayNotBeAsLargeAsMemory) {

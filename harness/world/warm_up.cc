@@ -39,12 +39,11 @@ __attribute__((section(".preinit_array"), used)) const Initialiser kBeforeLibrar
 void make_controller() {
   // Fresh memory costs more than many an operation on it: the kernel clears it, and a virtual machine's host may have to find it. So big
   // tensors come in huge pages (LibTorch reads this at its first allocation), and what is freed below 32 MiB (the allocator's limit for
-  // this) stays the process's own, for the next tensor of any thread.
+  // this) stays the process's own.
   constexpr int kMostKept = 32 << 20;
   ::setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
   ::mallopt(M_MMAP_THRESHOLD, kMostKept);
   ::mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
-  ::mallopt(M_ARENA_MAX, 1);
   at::set_num_threads(1);
 }
 

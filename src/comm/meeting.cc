@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "comm/futex.h"
 
@@ -42,6 +43,30 @@ bool spin(const GroupBlock& group, std::uint32_t epoch, int world_size) noexcept
   return false;
 }
 
+/// Giving the core away, again and again for a moment, takes less time than sleeping and being woken: where there are more ranks than
+/// cores, because the others need it; where there are not, because a core without work halts, which a virtual machine leaves slowly. But
+/// the core may go to another program, for milliseconds, where a sleeper is woken at once: then no more for a while.
+class Yields {
+ public:
+  // Whether the group moved on.
+  bool until_moved(const GroupBlock& group, std::uint32_t epoch) noexcept {
+    auto now = steady_clock::now();
+    if (now < not_before_) return false;
+    for (const auto end = now + kLongest; now < end;) {
+      sched_yield();
+      if (group.epoch.load(std::memory_order_acquire) != epoch) return true;
+      const auto before = std::exchange(now, steady_clock::now());
+      if (now - before > kLost) not_before_ = now + kPause;
+    }
+    return false;
+  }
+
+ private:
+  static constexpr std::chrono::microseconds kLongest{100};
+  static constexpr std::chrono::milliseconds kLost{1}, kPause{200};
+  steady_clock::time_point not_before_{};
+};
+
 void sleep_until_moved(GroupBlock& group, std::uint32_t epoch, std::chrono::nanoseconds longest) noexcept {
   group.sleepers.fetch_add(1);
   futex_wait(group.epoch, epoch, longest);
@@ -50,6 +75,8 @@ void sleep_until_moved(GroupBlock& group, std::uint32_t epoch, std::chrono::nano
 
 void wait_for_others(WorldRegion& region, GroupBlock& group, std::uint32_t epoch, int world_rank) {
   if (spin(group, epoch, region.num_ranks())) return;
+  static thread_local Yields yields;
+  if (yields.until_moved(group, epoch)) return;
   while (group.epoch.load(std::memory_order_acquire) == epoch) {
     if (const std::string circle = region.journal().describe_circular_wait(world_rank); !circle.empty()) {
       region.abort(world_rank, WorldRegion::AbortKind::kFailure,
