@@ -84,11 +84,12 @@ ModuleDifference from_reference(const VerdictNumbers& judged, const std::vector<
 
 using Cases = std::vector<Case>::iterator;
 
-// Two references of a group are made at once. So the case with the most ranks, which needs the most memory, can wait until one of them is
-// not needed any more.
+// Two references that fit together are made at once. So the case with the most ranks, which needs the most memory, can wait until one of
+// them is not needed any more.
 void move_largest_behind(Cases first, Cases last) {
   const auto second = std::find_if(first, last, [&](const Case& c) { return c.reference_slug() != first->reference_slug(); });
-  if (second == last || std::any_of(second, last, [&](const Case& c) { return c.reference_slug() != second->reference_slug(); })) return;
+  if (second == last || !references_fit_together(*first, *second)) return;
+  if (std::any_of(second, last, [&](const Case& c) { return c.reference_slug() != second->reference_slug(); })) return;
   const auto fewer_ranks = [](const Case& a, const Case& b) { return a.world_size() < b.world_size(); };
   const auto largest = std::max_element(first + 1, second, fewer_ranks);
   if (largest != second && !fewer_ranks(*largest, *std::max_element(second, last, fewer_ranks))) std::rotate(largest, largest + 1, last);

@@ -17,7 +17,7 @@ namespace isoshard {
 [[nodiscard]] std::string table_group(const Case& item);
 
 /// Groups after each other, in each the first subject `ddp` (others are compared with it) before the others, and cases that share a
-/// reference still neighbours; only of a group with two references the largest world comes last.
+/// reference still neighbours; only of a group with two references that fit together the largest world comes last.
 void order_for_tables(std::vector<Case>& cases);
 
 /// The first case of a group is its baseline. Memory: of the baseline's outputs dp rank 0's samples, of any module at most 320 MiB.

@@ -24,11 +24,6 @@ namespace {
 
 constexpr int kAllResponses = 3;
 
-bool fit_together(const Case& a, const Case& b) {
-  constexpr std::size_t kShareOfMemory = 4;
-  return trace_bytes(a) + trace_bytes(b) < static_cast<std::size_t>(this_machine().memory_bytes) / kShareOfMemory;
-}
-
 /// Whether the memory that the emulated ranks and the real ones take together is nothing to speak of.
 bool is_small(const Case& item) {
   constexpr std::size_t kShareOfMemory = 64;
@@ -59,6 +54,11 @@ void require_equal_copies_of_record(const Trace& emulated) {
 }
 
 }  // namespace
+
+bool references_fit_together(const Case& a, const Case& b) {
+  constexpr std::size_t kShareOfMemory = 4;
+  return trace_bytes(a) + trace_bytes(b) < static_cast<std::size_t>(this_machine().memory_bytes) / kShareOfMemory;
+}
 
 std::string_view name_of(ReferenceKind kind) noexcept {
   switch (kind) {
@@ -107,13 +107,13 @@ void CaseJudge::announce(std::vector<Case> cases) {
   announced_ = std::move(cases);
 }
 
-std::vector<Case>::const_iterator CaseJudge::first_announced(const std::string& reference_slug) const {
-  return std::find_if(announced_.begin(), announced_.end(), [&](const Case& c) { return c.reference_slug() == reference_slug; });
+std::vector<Case>::const_iterator CaseJudge::announced(const Case& item) const {
+  return std::find_if(announced_.begin(), announced_.end(), [slug = item.slug()](const Case& c) { return c.slug() == slug; });
 }
 
 void CaseJudge::keep_needed_plains(const Case& item) {
   std::set<std::string> needed{item.reference_slug()};
-  for (auto next = first_announced(item.reference_slug()); next != announced_.end(); ++next) needed.insert(next->reference_slug());
+  for (auto next = announced(item); next != announced_.end(); ++next) needed.insert(next->reference_slug());
   std::erase_if(plains_, [&](const auto& entry) { return !needed.contains(entry.first); });
 }
 
@@ -121,8 +121,8 @@ void CaseJudge::keep_needed_plains(const Case& item) {
 void CaseJudge::make_plain(const Case& item, int responses) {
   const std::string slug = item.reference_slug();
   std::vector<Case> together{item};
-  const auto next = std::find_if(first_announced(slug), announced_.cend(), [&](const Case& c) {
-    return c.reference_slug() != slug && !plains_.contains(c.reference_slug()) && fit_together(item, c);
+  const auto next = std::find_if(announced(item), announced_.cend(), [&](const Case& c) {
+    return c.reference_slug() != slug && !plains_.contains(c.reference_slug()) && references_fit_together(item, c);
   });
   if (next != announced_.end()) together.push_back(*next);
   std::vector<Reference> made = make_references(together, {.responses = responses});

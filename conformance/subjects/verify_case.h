@@ -31,7 +31,11 @@ struct CaseJudgement {
 /// reference is the plain one, for who wants to know what is recorded, and may have no bytes any more.
 enum class Asked : std::uint8_t { kComparison, kDigests };
 
-/// Keeps the plain reference of the last case, and those made ahead: cases that share one should be neighbours.
+/// Whether memory has room for the plain references of both at once.
+[[nodiscard]] bool references_fit_together(const Case& a, const Case& b);
+
+/// Keeps the plain references that the case at hand and later announced ones need: cases that share one should be neighbours, unless the
+/// references fit together.
 class CaseJudge {
  public:
   /// Each may be empty but run.
@@ -63,7 +67,7 @@ class CaseJudge {
     Reference reference;
     bool is_seen = false;  ///< on_plain was called
   };
-  [[nodiscard]] std::vector<Case>::const_iterator first_announced(const std::string& reference_slug) const;
+  [[nodiscard]] std::vector<Case>::const_iterator announced(const Case& item) const;
   /// Lets go of the plain references that neither `item` nor a later announced case is judged against.
   void keep_needed_plains(const Case& item);
   Reference& plain(const Case& item, int responses);

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 #include "base/error.h"
@@ -39,6 +40,10 @@ struct MemoryPool::Impl {
   std::byte* mapping = nullptr;  // owners, then extents
   std::byte* extents = nullptr;
   std::size_t mapped = 0;
+  // Of this process: extents that it can only read.
+  std::mutex mutex;
+  std::vector<bool> is_protected;
+  std::atomic<std::size_t> num_protected{0};
 
   struct Header {
     std::atomic<std::size_t> high_water{0};  // one above the highest extent that was ever taken
@@ -58,6 +63,18 @@ struct MemoryPool::Impl {
     return true;
   }
 
+  // This process is about to write there.
+  void unprotect(std::size_t first, std::size_t end) noexcept {
+    if (num_protected == 0) return;
+    const std::lock_guard lock(mutex);
+    for (std::size_t i = first; i < end; ++i) {
+      if (!is_protected[i]) continue;
+      is_protected[i] = false;
+      --num_protected;
+      (void)::mprotect(extents + i * kExtentBytes, kExtentBytes, PROT_READ | PROT_WRITE);
+    }
+  }
+
   void raise_high_water(std::size_t end) const noexcept {
     std::size_t seen = header().high_water.load(std::memory_order_relaxed);
     while (seen < end && !header().high_water.compare_exchange_weak(seen, end, std::memory_order_relaxed)) {
@@ -73,12 +90,17 @@ struct MemoryPool::Impl {
 MemoryPool::MemoryPool(std::size_t bytes) : impl_(std::make_unique<Impl>()) {
   Impl& impl = *impl_;
   const auto fail = [](std::string_view what) {
-    throw InfrastructureError(fmt::format("memory for tensors: {} failed: {}", what, std::strerror(errno)));
+    throw InfrastructureError(fmt::format("memory of worlds: {} failed: {}", what, std::strerror(errno)));
   };
   impl.count = bytes / kExtentBytes;
   const std::size_t table = extents_of(sizeof(Impl::Header) + impl.count * sizeof(Extent)) * kExtentBytes;
   impl.mapped = table + impl.count * kExtentBytes;
-  impl.fd = ::memfd_create("isoshard-tensors", MFD_CLOEXEC);
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < impl.mapped) {  // or SIGXFSZ would end the process
+    throw InfrastructureError(fmt::format(
+        "memory of worlds: it needs a file of {} bytes in memory, and files are limited to {} (ulimit -f)", impl.mapped, limit.rlim_cur));
+  }
+  impl.fd = ::memfd_create("isoshard-pool", MFD_CLOEXEC);
   if (impl.fd < 0) fail("creating a memfd");
   if (::ftruncate(impl.fd, static_cast<off_t>(impl.mapped)) != 0) fail("reserving");
   void* const address = ::mmap(nullptr, impl.mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, impl.fd, 0);
@@ -90,7 +112,7 @@ MemoryPool::MemoryPool(std::size_t bytes) : impl_(std::make_unique<Impl>()) {
 MemoryPool::~MemoryPool() = default;
 
 std::byte* MemoryPool::take(std::size_t bytes, pid_t owner) noexcept {
-  const Impl& impl = *impl_;
+  Impl& impl = *impl_;
   const std::size_t wanted = extents_of(bytes);
   if (wanted == 0 || wanted > impl.count) return nullptr;
   std::size_t run = 0;  // free extents before `end`
@@ -98,12 +120,13 @@ std::byte* MemoryPool::take(std::size_t bytes, pid_t owner) noexcept {
     run = impl.table()[end++].owner.load(std::memory_order_relaxed) == 0 ? run + 1 : 0;
     if (run < wanted) continue;
     const std::size_t first = end - wanted;
+    impl.raise_high_water(end);               // before: a process that ends here must be found by reclaim()
     if (!impl.claim(first, wanted, owner)) {  // another process was faster
       run = 0;
       end = first + 1;
       continue;
     }
-    impl.raise_high_water(end);
+    impl.unprotect(first, end);
     impl.table()[first].count.store(static_cast<std::uint32_t>(wanted), std::memory_order_release);
     std::byte* const data = impl.extents + first * kExtentBytes;
     if (populate(data, bytes)) return data;
@@ -123,9 +146,9 @@ std::vector<std::uint32_t> MemoryPool::take_scattered(std::size_t count, pid_t o
   const Impl& impl = *impl_;
   std::vector<std::uint32_t> taken;
   for (std::size_t i = 0; i < impl.count && taken.size() < count; ++i) {
+    impl.raise_high_water(i + 1);
     if (impl.claim(i, 1, owner)) taken.push_back(static_cast<std::uint32_t>(i));
   }
-  if (!taken.empty()) impl.raise_high_water(taken.back() + 1);
   return taken;
 }
 
@@ -142,6 +165,22 @@ pid_t MemoryPool::owner_of(const std::byte* data) const noexcept {
   return impl_->table()[static_cast<std::size_t>(data - impl_->extents) / kExtentBytes].owner.load(std::memory_order_acquire);
 }
 
+pid_t MemoryPool::owner_of(std::uint32_t extent) const noexcept {
+  return extent < impl_->count ? impl_->table()[extent].owner.load(std::memory_order_acquire) : 0;
+}
+
+void MemoryPool::protect(pid_t owner) {
+  Impl& impl = *impl_;
+  const std::lock_guard lock(impl.mutex);
+  impl.is_protected.resize(impl.count);
+  for (std::uint32_t i = 0; i < impl.count; ++i) {
+    if (owner_of(i) != owner) continue;
+    impl.is_protected[i] = true;
+    ++impl.num_protected;
+    (void)::mprotect(impl.extents + i * kExtentBytes, kExtentBytes, PROT_READ);
+  }
+}
+
 bool MemoryPool::holds(const void* data) const noexcept {
   return data >= impl_->extents && data < impl_->extents + impl_->count * kExtentBytes;
 }
@@ -149,8 +188,9 @@ bool MemoryPool::holds(const void* data) const noexcept {
 void MemoryPool::reclaim(pid_t owner) noexcept {
   const std::size_t used = high_water() / kExtentBytes;
   for (std::size_t i = 0; i < used; ++i) {
-    pid_t expected = owner;
-    impl_->table()[i].owner.compare_exchange_strong(expected, 0, std::memory_order_acq_rel);
+    if (impl_->table()[i].owner.load(std::memory_order_relaxed) != owner) continue;
+    impl_->unprotect(i, i + 1);
+    impl_->table()[i].owner.store(0, std::memory_order_release);
   }
 }
 

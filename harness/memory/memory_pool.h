@@ -24,7 +24,8 @@ class MemoryPool {
  public:
   static constexpr std::size_t kExtentBytes = std::size_t{2} << 20;
 
-  /// Room for `bytes`, rounded down to extents.   Errors   InfrastructureError if there is no address space or memfd.
+  /// Room for `bytes`, rounded down to extents.
+  /// Errors   InfrastructureError if there is no address space or memfd, or files must not be so large.
   explicit MemoryPool(std::size_t bytes);
   ~MemoryPool();
   MemoryPool(const MemoryPool&) = delete;
@@ -41,14 +42,18 @@ class MemoryPool {
   [[nodiscard]] std::vector<std::uint32_t> take_scattered(std::size_t count, pid_t owner);
   /// Shows `count` extents from `first` on at `address`, too, in place of what is mapped there.   Returns   false (and errno) on failure.
   [[nodiscard]] bool map_at(std::byte* address, std::uint32_t first, std::size_t count, int protection) const noexcept;
-  /// Whose it is; 0: nobody's.
+  /// Whose it is; 0: nobody's, or there is no such extent.
   [[nodiscard]] pid_t owner_of(const std::byte* data) const noexcept;
+  [[nodiscard]] pid_t owner_of(std::uint32_t extent) const noexcept;
+  /// What this owner has can only be read in this process, at the pool's own addresses, and in those that it forks later; until
+  /// reclaim() here, or until they take it.
+  void protect(pid_t owner);
   [[nodiscard]] bool holds(const void* data) const noexcept;
   /// Frees all that an owner had which is gone.
   void reclaim(pid_t owner) noexcept;
   /// Gives the memory of free extents back to the system.
   void trim() noexcept;
-  /// Bytes that were ever taken at once, as far as extents below the highest one say.
+  /// Bytes up to the end of the highest extent that was ever taken.
   [[nodiscard]] std::size_t high_water() const noexcept;
 
  private:
@@ -61,7 +66,8 @@ class MemoryPool {
 [[nodiscard]] std::shared_ptr<MemoryPool> program_pool();
 
 /// Obtains the memory of `bytes` that are mapped and maps them all now, where each first touch would be a fault.
-/// Returns   false where memory is short; that is said here and not by a SIGBUS later.
+/// Requires   an address at the beginning of a page.
+/// Returns    false where memory is short; that is said here and not by a SIGBUS later (but before Linux 5.14, which cannot say).
 [[nodiscard]] bool populate(std::byte* data, std::size_t bytes) noexcept;
 
 }  // namespace isoshard

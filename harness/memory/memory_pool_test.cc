@@ -4,12 +4,17 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstring>
+#include <string_view>
 #include <vector>
+
+#include "base/error.h"
 
 namespace isoshard {
 namespace {
@@ -69,6 +74,67 @@ TEST(MemoryPool, ShowsAnExtentAtASecondAddress) {
   EXPECT_EQ(piece[2 * kExtent], std::byte{9});
   EXPECT_EQ(piece[kExtent], std::byte{7});
   ::munmap(place, 2 * kExtent);
+}
+
+// Whether a forked process can write there.
+bool can_write(std::byte* data) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::signal(SIGSEGV, SIG_DFL);
+    *const_cast<volatile std::byte*>(data) = std::byte{1};
+    ::_exit(0);
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  return status == 0;
+}
+
+TEST(MemoryPool, WhatIsProtectedCanBeWrittenAgainByWhoTakesIt) {
+  MemoryPool pool(8 * kExtent);
+  const pid_t owner = pool.new_owner();
+  std::byte* const a = pool.take(kExtent, owner);
+  std::byte* const b = pool.take(2 * kExtent, 1);
+  EXPECT_TRUE(can_write(a));
+
+  pool.protect(owner);
+  EXPECT_FALSE(can_write(a));
+  EXPECT_TRUE(can_write(b));
+
+  // In a process that has it protected and learns only from the table that it is free.
+  const pid_t child = ::fork();
+  if (child == 0) {
+    pool.give_back(a);
+    std::byte* const again = pool.take(kExtent, ::getpid());
+    if (again != a) ::_exit(1);
+    *again = std::byte{1};
+    ::_exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+
+  pool.reclaim(child);
+  pool.protect(1);
+  pool.reclaim(1);
+  EXPECT_TRUE(can_write(b));
+}
+
+TEST(MemoryPool, NamesTheLimitOnFilesThatItWouldExceed) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    rlimit limit{};
+    limit.rlim_cur = limit.rlim_max = 4 * kExtent;
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    try {
+      const MemoryPool pool(8 * kExtent);
+    } catch (const InfrastructureError& error) {
+      ::_exit(std::string_view(error.what()).find("limited to 8388608") != std::string_view::npos ? 0 : 2);
+    }
+    ::_exit(1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(MemoryPool, ReclaimsWhatAProcessOwnedThatIsGone) {

@@ -22,6 +22,7 @@ namespace {
 
 constexpr std::size_t kExtent = MemoryPool::kExtentBytes;
 constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kPage = 4096;
 constexpr std::size_t kGrowth = std::size_t{1} << 20;
 
 /// At the beginning of the table; the extents' numbers in the pool follow.
@@ -88,7 +89,7 @@ struct Arena::Impl {
       if (more.size() < wanted - num_extents) fail("obtaining memory", end);
     }
     map_new(PROT_READ | PROT_WRITE);
-    const std::size_t target = std::min(num_mapped * kExtent, std::max(end, populated + kGrowth));
+    const std::size_t target = std::min(num_mapped * kExtent, round_up(std::max(end, populated + kGrowth), kPage));
     if (!populate(range + populated, target - populated)) fail("obtaining memory", target - populated);
     populated = target;
   }
@@ -145,11 +146,14 @@ void Arena::seal() {
   Impl& impl = *impl_;
   if (impl.sealed) return;
   const std::size_t num_extents = impl.header().num_extents.load(std::memory_order_acquire);
-  if (num_extents > impl.reserved() / kExtent || size() > num_extents * kExtent) {
+  const auto is_own = [&](std::uint32_t extent) { return impl.pool->owner_of(extent) == impl.owner; };
+  if (num_extents > impl.reserved() / kExtent || size() > num_extents * kExtent ||
+      !std::all_of(impl.extents(), impl.extents() + num_extents, is_own)) {
     throw InfrastructureError(
         fmt::format("trace memory {} is damaged: {} bytes in {} extents; a rank wrote where it must not", impl.name, size(), num_extents));
   }
   impl.map(0, num_extents, PROT_READ);
+  impl.pool->protect(impl.owner);
   impl.sealed = true;
 }
 

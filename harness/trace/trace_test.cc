@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -91,7 +92,7 @@ TEST(Arena, IsReadOnlyForAllOnceItIsSealed) {
     *data = std::byte{'x'};
   });
 
-  EXPECT_TRUE(WIFSIGNALED(status)) << "a forked process could write";
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV) << "a forked process could write: " << status;
   EXPECT_EQ(*data, std::byte{'a'});
 }
 
@@ -115,6 +116,39 @@ TEST(Arena, OfTwoThatGrowByTurnsEachKeepsItsOwn) {
       EXPECT_EQ(std::memcmp(odd.data() + odd_at[n], piece(i, 'A').data(), kPiece), 0) << i;
     }
   }
+}
+
+// A touch of memory that is not there yet would be a fault, and where memory is short a SIGBUS instead of an error.
+TEST(Arena, ObtainsMemoryAheadWhereverTheLastPieceEnded) {
+  Arena arena(std::size_t{1} << 30, "ahead");
+  arena.append(bytes_of(std::string(program_pool()->high_water() + (3 << 20) + 100, 'x')));  // ends in memory that nobody had before
+  arena.append(bytes_of(std::string(5000, 'y')));
+
+  const auto ahead = (reinterpret_cast<std::uintptr_t>(arena.data()) + arena.size() + (512 << 10)) / 4096 * 4096;
+  unsigned char is_there = 0;
+  ASSERT_EQ(mincore(reinterpret_cast<void*>(ahead), 1, &is_there), 0);
+  EXPECT_EQ(is_there & 1, 1);
+}
+
+TEST(Arena, IsProtectedInThePoolToo) {
+  Arena arena(1 << 20, "sealed");
+  const std::uint64_t mark = 0x1234567890abcdef;
+  arena.append(std::as_bytes(std::span(&mark, 1)));
+  MemoryPool& pool = *program_pool();
+  // The pool's own address of the arena's only extent.
+  std::byte* const probe = pool.take(MemoryPool::kExtentBytes, getpid());
+  std::byte* place = probe;
+  while (std::memcmp(place, &mark, sizeof mark) != 0 || pool.owner_of(place) >= 0) place -= MemoryPool::kExtentBytes;
+  EXPECT_EQ(status_of_child([&] { *place = std::byte{0xef}; }), 0);
+
+  arena.seal();
+
+  const int status = status_of_child([&] {
+    std::signal(SIGSEGV, SIG_DFL);
+    *const_cast<volatile std::byte*>(place) = std::byte{0};
+  });
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV) << status;
+  pool.give_back(probe);
 }
 
 TEST(Arena, LeavesItsMemoryToTheNextOneOnlyWhereItWasMade) {

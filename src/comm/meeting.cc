@@ -54,9 +54,9 @@ class Yields {
     if (now < not_before_) return false;
     for (const auto end = now + kLongest; now < end;) {
       sched_yield();
-      if (group.epoch.load(std::memory_order_acquire) != epoch) return true;
       const auto before = std::exchange(now, steady_clock::now());
-      if (now - before > kLost) not_before_ = now + kPause;
+      if (now - before > kLost) not_before_ = now + kPause;  // to a rank that computes, perhaps: sleeping is as good then
+      if (group.epoch.load(std::memory_order_acquire) != epoch) return true;
     }
     return false;
   }
