@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Settings of a CTest dashboard run (`ctest -D Experimental`): results stay on the machine, nothing is submitted.
+# Settings of a CTest dashboard run (`ctest -D Experimental`): results stay on the machine, nothing
+# is submitted.
 set(CTEST_PROJECT_NAME "isoshard")
 set(CTEST_NIGHTLY_START_TIME "01:00:00 UTC")
 set(CTEST_DROP_METHOD "")

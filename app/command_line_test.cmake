@@ -6,9 +6,11 @@ file(REMOVE_RECURSE ${FOLDER})
 file(MAKE_DIRECTORY ${FOLDER})
 set(problems "")
 
-# expect(CODE PATTERN ARGUMENT...): the exit code, and a regular expression that must match what is printed.
+# expect(CODE PATTERN ARGUMENT...): the exit code, and a regular expression that must match what is
+# printed.
 function(expect code pattern)
-  execute_process(COMMAND ${PROGRAM} ${ARGN} WORKING_DIRECTORY ${FOLDER} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  execute_process(COMMAND ${PROGRAM} ${ARGN} WORKING_DIRECTORY ${FOLDER} RESULT_VARIABLE result
+    OUTPUT_VARIABLE output ERROR_VARIABLE output)
   list(JOIN ARGN " " arguments)
   if(NOT result STREQUAL code)
     string(APPEND problems "isoshard ${arguments}: exit ${result} instead of ${code}: ${output}\n")
@@ -26,7 +28,8 @@ expect(0 "CONFORMS.*dp 2 x tp 2.*1 of 1 case conforms" verify ${one_case})
 expect(0 "4 of 4 cases conform" verify --model ${oracle} --tp 2 --dp 2)
 expect(0 "2 of 2 cases conform" verify --preset small --optimizer adamw --tp 2 --dp 2 --dtype bf16)
 expect(0 "1 of 1 case conforms" verify --model ${oracle} --num-layers 1 ${one_case})
-expect(3 "model.layers.2.input_layernorm.weight is missing" verify --model ${oracle} --num-layers 3 ${one_case})
+expect(3 "model.layers.2.input_layernorm.weight is missing" verify --model ${oracle} --num-layers 3
+  ${one_case})
 foreach(fault mlp_input_grad_partial dp_sum_missing embed_out_split_without_sp)
   expect(1 "first: .*likely cause: .*DIVERGES.*0 of 1 case" verify --fault ${fault})
 endforeach()
@@ -34,21 +37,29 @@ string(REPEAT "Genesis begins here. " 40 ids)
 file(WRITE ${FOLDER}/bytes.bin "${ids}")
 set(of_ids verify ${one_case} --data bytes.bin --data-dtype uint8)
 expect(0 "1 of 1 case conforms" ${of_ids} --shuffle --tail drop)
-expect(2 "35 samples are no multiple of a global batch of 4 .dp 2 x batch size 2.: 3 are left over" ${of_ids} --tail error)
-expect(3 "bytes.bin: read as uint16, id [0-9]+ at place 0 of 420 is outside the model's vocabulary of 252" verify ${one_case} --data bytes.bin --data-dtype uint16)
-expect(2 "random ids have no end, so there is no epoch to shuffle" verify ${one_case} --data random --shuffle)
+expect(2 "35 samples are no multiple of a global batch of 4 .dp 2 x batch size 2.: 3 are left over"
+  ${of_ids} --tail error)
+expect(3
+  "bytes.bin: read as uint16, id [0-9]+ at place 0 of 420 is outside the model's vocabulary of 252"
+  verify ${one_case} --data bytes.bin --data-dtype uint16)
+expect(2 "random ids have no end, so there is no epoch to shuffle" verify ${one_case} --data random
+  --shuffle)
 expect(2 "unknown tail policy 'dorp' .did you mean 'drop'" ${of_ids} --tail dorp)
 expect(0 "all equal.*8 of 8 cases conform" verify --model lattice)
 expect(2 "bf16 holds only 256 exactly" verify --model lattice-2 --dtype bf16)
-expect(0 "declared arithmetic +[0-9]+ tensors equal bit by bit.*CONFORMS.*[0-9]+ tensors equal the emulated arithmetic bit by bit.*1 of 1 case conforms"
+expect(0
+  "declared arithmetic +[0-9]+ tensors equal bit by bit.*CONFORMS.*[0-9]+ tensors equal the emulated arithmetic bit by bit.*1 of 1 case conforms"
   verify ${one_case} --reference both --reduction-order ring --micro-batches 2)
-expect(1 "tolerance is zero.*DIVERGES.*0 of 1 case" verify --reference emulated --fault dp_sum_missing)
-expect(0 "declared arithmetic.*CONFORMS.*8 of 8 cases conform" verify --preset small --reference auto)
+expect(1 "tolerance is zero.*DIVERGES.*0 of 1 case" verify --reference emulated --fault
+  dp_sum_missing)
+expect(0 "declared arithmetic.*CONFORMS.*8 of 8 cases conform" verify --preset small --reference
+  auto)
 expect(0 "CONFORMS.*1 of 1 case" verify --fault bf16_hops)
 expect(2 "unknown reference 'emulate' .did you mean 'emulated'" verify --reference emulate)
 expect(2 "native.*ordered, ring or tree" verify --reduction-order native)
 expect(2 "number of micro-batches of 0" verify --micro-batches 0)
-expect(0 "1 of 1 case conforms" verify --model tiny-gpt2 --steps 2 --tp 2 --dp 2 --subjects autotp --dtype bf16 --optimizer adamw --lr 0.01)
+expect(0 "1 of 1 case conforms" verify --model tiny-gpt2 --steps 2 --tp 2 --dp 2 --subjects autotp
+  --dtype bf16 --optimizer adamw --lr 0.01)
 expect(2 "only ddp is selected" verify --fault dp_sum_missing --tp 2)
 expect(2 "multiples of 9223372036854775807" verify ${one_case} --vocab-multiple 9223372036854775807)
 expect(2 "learning rate of 1e.300 is not possible" verify --learning-rate 1e300)
@@ -64,7 +75,7 @@ expect(2 "did you mean 'verify'" verfy)
 expect(2 "largest gradient norm .* of -1 is not possible" verify --max-grad-norm -1)
 expect(2 "flash_attention_2" verify --attn-impl flash_attention_2)
 expect(3 "config.json" verify --model ./missing_folder)
-expect(3 "" verify --model ${SOURCE}/fixtures/data)
+expect(3 "" verify --model ${SOURCE}/fixtures/text)
 
 expect(0 "conforms" verify ${one_case} --output-dir reports)
 foreach(name report.json report.txt)
@@ -81,13 +92,16 @@ file(GLOB done ${FOLDER}/runs/qwen2_tp2_dp2/step*/rank00001.done)
 file(REMOVE ${done})
 expect(4 "rank00001" compare ${reference} runs/qwen2_tp2_dp2)
 
-expect(0 "1 of 1 case conforms" verify ${one_case} --vocab-parallel --vocab-multiple 8 --label-smoothing 0.1)
+expect(0 "1 of 1 case conforms" verify ${one_case} --vocab-parallel --vocab-multiple 8
+  --label-smoothing 0.1)
 expect(2 "take --subjects autotp" verify --preset small --subjects ddp --dp 2 --vocab-parallel)
 expect(2 "label smoothing of 2" verify ${one_case} --label-smoothing 2)
 expect(2 "autocast fp64 with fp32 parameters" verify --autocast fp64)
 
-expect(0 "all 26 parameters of tp 1, 2, 4 are bit-equal, max diff = 0.0.*every claim holds" experiment init)
-expect(0 "within the published 0.15 absolute" experiment growth --layers 2 --dtype bf16 --output-dir growth)
+expect(0 "all 26 parameters of tp 1, 2, 4 are bit-equal, max diff = 0.0.*every claim holds"
+  experiment init)
+expect(0 "within the published 0.15 absolute" experiment growth --layers 2 --dtype bf16 --output-dir
+  growth)
 if(NOT EXISTS ${FOLDER}/growth/report.json)
   string(APPEND problems "experiment --output-dir: no report.json\n")
 endif()
@@ -97,8 +111,11 @@ expect(0 "qwen2_tied_gqa: conforms" oracle ${SOURCE}/fixtures/oracle/qwen2_tied_
 expect(2 "at least one folder" oracle)
 expect(0 "dp_sum_missing" list faults)
 expect(0 "step.equivalence" list contracts)
-expect(0 "claim.*added once.*derivation.*counts tp times.*tests.*ColumnRowPair.*faults and negative controls" explain tp.row.bias)
-expect(0 "the bug.*wrapper was never applied.*smallest case.*contracts that name it.*dp.grad.average" explain dp_sum_missing)
+expect(0
+  "claim.*added once.*derivation.*counts tp times.*tests.*ColumnRowPair.*faults and negative controls" explain tp.row.bias)
+expect(0
+  "the bug.*wrapper was never applied.*smallest case.*contracts that name it.*dp.grad.average"
+  explain dp_sum_missing)
 expect(2 "explain what" explain)
 expect(0 "example" verify --help)
 expect(0 "2-rank test +passed.*ready" doctor)

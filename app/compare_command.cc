@@ -9,14 +9,15 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
-#include "app/dumped_runs.h"
 #include "app/output_folder.h"
-#include "base/error.h"
-#include "conformance/training/judge_training.h"
+#include "core/base/error.h"
+#include "harness/bundle/bundle.h"
 #include "harness/cli/exit_code.h"
 #include "harness/curve/curve_judge.h"
+#include "harness/judge/compare_bundles.h"
 #include "harness/report/report.h"
-#include "harness/trace/bundle.h"
+#include "suite/train/judge_training.h"
+#include "suite/verify/dumped_runs.h"
 
 namespace isoshard {
 namespace {
@@ -27,9 +28,13 @@ void declare(OptionTable& table) {
   auto add = table.options.add_options();
   add("reference", po::value<std::string>(), "the trusted bundle, or loss curve (first argument)");
   add("actual", po::value<std::string>(), "the bundle, or loss curve, to judge (second argument)");
-  add("input-dir", po::value<std::string>(), "compare every run dumped in this folder with the reference there that has its settings");
-  add("rtol", po::value<double>(), "allowed relative Frobenius error (default: the reference's responses if it has them, else bit-equal)");
-  add("allow-different-settings", po::bool_switch(), "compare runs whose settings (manifest.json) differ");
+  add("input-dir", po::value<std::string>(),
+      "compare every run dumped in this folder with the reference there that has its settings");
+  add("rtol", po::value<double>(),
+      "allowed relative Frobenius error (default: the reference's responses if it has them, else "
+      "bit-equal)");
+  add("allow-different-settings", po::bool_switch(),
+      "compare runs whose settings (manifest.json) differ");
   add("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
   add("verbose", po::bool_switch(), "show every tensor");
   table.positional.add("reference", 1).add("actual", 1);
@@ -38,15 +43,19 @@ void declare(OptionTable& table) {
 std::vector<DumpedPair> pairs_of(const ParsedOptions& options) {
   const bool has_both = options.given("reference") && options.given("actual");
   if (options.given("input-dir")) {
-    if (options.given("reference")) throw UsageError("compare takes two bundles or --input-dir DIR, not both");
+    if (options.given("reference"))
+      throw UsageError("compare takes two bundles or --input-dir DIR, not both");
     return dumped_pairs(options.get<std::string>("input-dir"));
   }
-  if (!has_both) throw UsageError("compare needs two bundles: isoshard compare REFERENCE ACTUAL; or --input-dir DIR");
+  if (!has_both)
+    throw UsageError(
+        "compare needs two bundles: isoshard compare REFERENCE ACTUAL; or --input-dir DIR");
   return {{options.get<std::string>("reference"), options.get<std::string>("actual")}};
 }
 
 void check_rtol(const ParsedOptions& options) {
-  if (options.given("rtol") && !(options.get<double>("rtol") >= 0 && options.get<double>("rtol") < 1))
+  if (options.given("rtol") &&
+      !(options.get<double>("rtol") >= 0 && options.get<double>("rtol") < 1))
     throw UsageError("--rtol must be 0 or more and below 1: at 1 a run of zeros would pass");
 }
 
@@ -65,21 +74,30 @@ LossGap loss_gap(const Curve& reference, const Curve& actual) {
   return gap;
 }
 
-/// Two subjects' curves without a word of how far roundings move them: a gap that bounds may allow proves nothing.
-bool is_unknown(const Curve& reference, const Curve& actual, const CurveBounds& bounds, const LossGap& gap) {
+/// Two subjects' curves without a word of how far roundings move them: a gap that bounds may allow
+/// proves nothing.
+bool is_unknown(const Curve& reference, const Curve& actual, const CurveBounds& bounds,
+                const LossGap& gap) {
   const bool has_bounds = bounds.rtol.has_value() || !reference.spreads.empty();
-  if (has_bounds || reference.subject == actual.subject || reference.steps.size() != actual.steps.size()) return false;
-  return std::all_of(actual.steps.begin(), actual.steps.end(), [](const CurveStep& step) { return is_finite(step); }) &&
+  if (has_bounds || reference.subject == actual.subject ||
+      reference.steps.size() != actual.steps.size())
+    return false;
+  return std::all_of(actual.steps.begin(), actual.steps.end(),
+                     [](const CurveStep& step) { return is_finite(step); }) &&
          gap.size <= bounds.ceiling;
 }
 
 /// Two loss curves: the reference's perturbed runs say what is allowed, or --rtol, or nothing is.
 int compare_curves(const ParsedOptions& options) {
-  if (options.given("output-dir")) throw UsageError("--output-dir: two loss curves give one line, and no report.json; leave it out");
-  const Curve reference = read_curve(options.get<std::string>("reference")), actual = read_curve(options.get<std::string>("actual"));
+  if (options.given("output-dir"))
+    throw UsageError(
+        "--output-dir: two loss curves give one line, and no report.json; leave it out");
+  const Curve reference = read_curve(options.get<std::string>("reference")),
+              actual = read_curve(options.get<std::string>("actual"));
   if (!options.get<bool>("allow-different-settings")) refuse_different_settings(reference, actual);
   if (options.given("rtol") && !reference.spreads.empty())
-    throw UsageError("--rtol: the reference's perturbed runs say what is allowed of a loss curve; leave it out");
+    throw UsageError(
+        "--rtol: the reference's perturbed runs say what is allowed of a loss curve; leave it out");
   CurveBounds bounds = curve_bounds(actual);
   if (options.given("rtol")) bounds.rtol = options.get<double>("rtol");
   CurveVerdict verdict = judge_curve(reference, actual, bounds);
@@ -87,7 +105,8 @@ int compare_curves(const ParsedOptions& options) {
   if (verdict.first.has_value() && is_unknown(reference, actual, bounds, gap)) {
     verdict.status = Status::kVacuous;
     verdict.reason = fmt::format(
-        "the curves differ, and nothing says how far roundings alone move them: {} has no perturbed runs. Compare with the "
+        "the curves differ, and nothing says how far roundings alone move them: {} has no "
+        "perturbed runs. Compare with the "
         "loss_reference.json of isoshard train, or give --rtol. First difference: {}",
         label_of(reference), verdict.reason);
   }
@@ -100,14 +119,20 @@ int compare_curves(const ParsedOptions& options) {
 /// A missing file that is named as one is one: reading it says that it is missing.
 bool names_a_curve(const std::filesystem::path& path) {
   std::error_code ignored;
-  return is_curve_file(path) || (path.extension() == ".json" && !std::filesystem::exists(path, ignored));
+  return is_curve_file(path) ||
+         (path.extension() == ".json" && !std::filesystem::exists(path, ignored));
 }
 
-/// Whether both are given and are loss curves.   Errors   UsageError if one is a curve and the other a bundle.
+/// Whether both are given and are loss curves.   Errors   UsageError if one is a curve and the
+/// other a bundle.
 bool are_curves(const ParsedOptions& options) {
-  if (!options.given("reference") || !options.given("actual") || options.given("input-dir")) return false;
-  const bool first = names_a_curve(options.get<std::string>("reference")), second = names_a_curve(options.get<std::string>("actual"));
-  if (first != second) throw UsageError("compare takes two bundles or two loss curves (loss_SUBJECT.json), not one of each");
+  if (!options.given("reference") || !options.given("actual") || options.given("input-dir"))
+    return false;
+  const bool first = names_a_curve(options.get<std::string>("reference")),
+             second = names_a_curve(options.get<std::string>("actual"));
+  if (first != second)
+    throw UsageError(
+        "compare takes two bundles or two loss curves (loss_SUBJECT.json), not one of each");
   return first;
 }
 
@@ -121,7 +146,8 @@ int run(const ParsedOptions& options) {
   JudgeOptions judge_options;
   if (options.given("rtol")) judge_options.rtol = options.get<double>("rtol");
   const bool allow = options.get<bool>("allow-different-settings");
-  const DifferentSettings different = allow ? DifferentSettings::kAllowed : DifferentSettings::kRefused;
+  const DifferentSettings different =
+      allow ? DifferentSettings::kAllowed : DifferentSettings::kRefused;
   RenderOptions render_options;
   render_options.color = isatty(STDOUT_FILENO) != 0;
   render_options.all_tensors = options.get<bool>("verbose");
@@ -148,7 +174,8 @@ Command compare_command() {
           "compare REFERENCE ACTUAL [options]   or   compare --input-dir DIR [options]",
           "  isoshard verify --subjects ddp --dp 2 --dtype fp32 --dump runs\n"
           "  isoshard compare runs/reference_* runs/qwen2_dp2\n"
-          "  isoshard compare curves/loss_reference.json curves/loss_ddp.json          two loss curves of isoshard train",
+          "  isoshard compare curves/loss_reference.json curves/loss_ddp.json          two loss "
+          "curves of isoshard train",
           declare,
           run};
 }

@@ -9,12 +9,12 @@
 #include <string>
 
 #include "app/commands.h"
-#include "base/error.h"
-#include "comm/backend.h"
-#include "fixtures/cases/inputs.h"
+#include "core/base/error.h"
+#include "core/comm/backend.h"
+#include "fixtures/inputs/inputs.h"
 #include "fixtures/oracle/arithmetic_digest.h"
 #include "harness/cli/exit_code.h"
-#include "harness/world/forked_world.h"
+#include "harness/world/forked/forked_world.h"
 #include "harness/world/machine.h"
 
 namespace isoshard {
@@ -61,16 +61,23 @@ class Problems {
 void show_machine(Problems& problems) {
   const Machine machine = this_machine();
   line("system", machine.system);
-  line("cpu", fmt::format("{} ({})", machine.cpu, machine.cpu_features.empty() ? "no vector features known" : machine.cpu_features));
+  line("cpu", fmt::format("{} ({})", machine.cpu,
+                          machine.cpu_features.empty() ? "no vector features known"
+                                                       : machine.cpu_features));
   line("cores", fmt::format("{}", machine.cores));
-  line("memory", fmt::format("{}, {} available", gib(machine.memory_bytes), gib(machine.available_bytes)));
+  line("memory",
+       fmt::format("{}, {} available", gib(machine.memory_bytes), gib(machine.available_bytes)));
   if (machine.available_bytes > 0 && machine.available_bytes < kEnoughMemory) {
-    problems.add(fmt::format("less than {} available; worlds may be killed for memory", gib(kEnoughMemory)));
+    problems.add(
+        fmt::format("less than {} available; worlds may be killed for memory", gib(kEnoughMemory)));
   }
-  line("/dev/shm", machine.shm_bytes < 0 ? "none (not needed: shared memory is anonymous)" : gib(machine.shm_bytes));
-  line("limits", fmt::format("processes {}, open files {}", limit(machine.max_processes), limit(machine.max_open_files)));
+  line("/dev/shm", machine.shm_bytes < 0 ? "none (not needed: shared memory is anonymous)"
+                                         : gib(machine.shm_bytes));
+  line("limits", fmt::format("processes {}, open files {}", limit(machine.max_processes),
+                             limit(machine.max_open_files)));
   if (machine.max_open_files >= 0 && machine.max_open_files < kEnoughFiles) {
-    problems.add(fmt::format("fewer than {} open files are allowed; raise it with ulimit -n", kEnoughFiles));
+    problems.add(
+        fmt::format("fewer than {} open files are allowed; raise it with ulimit -n", kEnoughFiles));
   }
 }
 
@@ -80,10 +87,13 @@ void show_build(Problems& problems) {
   line("  mpi", built(attach_mpi_world));
   line("  nccl", built(attach_nccl_world));
   const std::uint64_t digest = arithmetic_digest();
-  line("arithmetic", fmt::format("{} ({})", digest_text(digest),
-                                 rounds_like_the_oracle(digest) ? "rounds as the machine that recorded the oracle"
-                                                                : "rounds unlike the machine that recorded the oracle: bounds judge"));
-  for (const auto& [name, value] : settings_in_environment()) line("environment", fmt::format("{}={}", name, value));
+  line("arithmetic",
+       fmt::format("{} ({})", digest_text(digest),
+                   rounds_like_the_oracle(digest)
+                       ? "rounds as the machine that recorded the oracle"
+                       : "rounds unlike the machine that recorded the oracle: bounds judge"));
+  for (const auto& [name, value] : settings_in_environment())
+    line("environment", fmt::format("{}={}", name, value));
   try {
     line("text", default_text_path().string());
   } catch (const Error& error) {
@@ -97,7 +107,9 @@ void self_test(Problems& problems) {
   const auto begin = std::chrono::steady_clock::now();
   const WorldReport report = run_forked({.size = 2, .name = "doctor"}, [](Rank& rank) {
     float value = static_cast<float>(rank.rank() + 1);
-    rank.comm().all_reduce({reinterpret_cast<std::byte*>(&value), 1, Dtype::kFloat32}, Reduction::kSum, {}).wait();
+    rank.comm()
+        .all_reduce({reinterpret_cast<std::byte*>(&value), 1, Dtype::kFloat32}, Reduction::kSum, {})
+        .wait();
     rank.post_result(std::as_bytes(std::span(&value, 1)));
   });
   const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
@@ -108,7 +120,9 @@ void self_test(Problems& problems) {
     right = right && sum == 3;
   }
   line("2-rank test", right ? fmt::format("passed in {:.1f} ms", took.count()) : "failed");
-  if (!right) problems.add(report.ok() ? "two ranks did not get the sum of what they had" : report.describe());
+  if (!right)
+    problems.add(report.ok() ? "two ranks did not get the sum of what they had"
+                             : report.describe());
 }
 
 int run(const ParsedOptions&) {

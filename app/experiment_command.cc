@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// `isoshard experiment KIND`: how far tensor parallelism moves a forward pass, in the published tables.
+/// `isoshard experiment KIND`: how far tensor parallelism moves a forward pass, in the published
+/// tables.
 #include <fmt/format.h>
 
 #include <boost/program_options/value_semantic.hpp>
@@ -8,12 +9,12 @@
 
 #include "app/commands.h"
 #include "app/output_folder.h"
-#include "base/error.h"
-#include "conformance/experiments/experiment.h"
+#include "core/base/error.h"
 #include "harness/cli/exit_code.h"
 #include "harness/cli/progress.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/warm_up.h"
+#include "suite/published/experiment.h"
 
 namespace isoshard {
 namespace {
@@ -25,7 +26,9 @@ void declare(OptionTable& table) {
   const auto list = [] { return po::value<Strings>()->multitoken()->composing(); };
   auto add = table.options.add_options();
   add("kind", po::value<std::string>(), "init, column-row, stack or growth");
-  add("full", po::bool_switch(), "the published sizes (growth: up to 40 minutes on 2 cores); else small ones, which take seconds");
+  add("full", po::bool_switch(),
+      "the published sizes (growth: up to 40 minutes on 2 cores); else small ones, which take "
+      "seconds");
   add("tp", list(), "tensor-parallel degree (init: several, 1,2,4)");
   add("dtype", list(), "bf16 fp32 fp64 (default: the experiment's)");
   add("order", list(), "reduction order: ordered ring tree (default: ring; column-row: all)");
@@ -38,8 +41,11 @@ void declare(OptionTable& table) {
   add("seed", po::value<std::uint64_t>(), "of inputs and weights");
   add("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
   table.positional.add("kind", 1);
-  table.aliases = {
-      {"tp-size", "tp"}, {"num-layers", "layers"}, {"seq-len", "seq-length"}, {"reduction-order", "order"}, {"num-heads", "heads"}};
+  table.aliases = {{"tp-size", "tp"},
+                   {"num-layers", "layers"},
+                   {"seq-len", "seq-length"},
+                   {"reduction-order", "order"},
+                   {"num-heads", "heads"}};
 }
 
 // `--tp 1,2` and `--tp 1 2` are the same.
@@ -57,7 +63,8 @@ Strings list_of(const ParsedOptions& options, const std::string& name) {
 int degree_of(const std::string& text) {
   std::istringstream stream(text);
   int degree = 0;
-  if (!(stream >> degree) || !stream.eof()) throw UsageError(fmt::format("--tp {}: not a whole number", text));
+  if (!(stream >> degree) || !stream.eof())
+    throw UsageError(fmt::format("--tp {}: not a whole number", text));
   return degree;
 }
 
@@ -88,26 +95,31 @@ ExperimentSettings settings_of(const ParsedOptions& options, ExperimentKind kind
 }
 
 int run(const ParsedOptions& options) {
-  if (!options.given("kind")) throw UsageError("nothing selected: name an experiment: init, column-row, stack or growth");
+  if (!options.given("kind"))
+    throw UsageError("nothing selected: name an experiment: init, column-row, stack or growth");
   const ExperimentKind kind = parse_experiment_kind(options.get<std::string>("kind"));
   const ExperimentSettings settings = settings_of(options, kind);
-  const std::filesystem::path folder = options.given("output-dir") ? options.get<std::string>("output-dir") : std::string();
+  const std::filesystem::path folder =
+      options.given("output-dir") ? options.get<std::string>("output-dir") : std::string();
   const OutputFolder lock(folder, "--output-dir");
   warm_up_kernels();
   Progress progress(num_parts(kind, settings));
   ExperimentReport report;
   try {
-    report = run_experiment(kind, settings, [&](std::string_view part) { progress.show(fmt::format("{}: {}", name_of(kind), part)); });
+    report = run_experiment(kind, settings, [&](std::string_view part) {
+      progress.show(fmt::format("{}: {}", name_of(kind), part));
+    });
   } catch (const InfrastructureError&) {
     if (interrupt_signal() == 0) throw;
     return 128 + interrupt_signal();
   }
   progress.clear();
   const int code = report.holds ? kExitConforms : kExitDiverges;
-  const std::string text =
-      fmt::format("{}\nexperiment {}: {}\n", report.text, name_of(kind), report.holds ? "every claim holds" : "a claim FAILS");
+  const std::string text = fmt::format("{}\nexperiment {}: {}\n", report.text, name_of(kind),
+                                       report.holds ? "every claim holds" : "a claim FAILS");
   fmt::print("{}", text);
-  write_reports(folder, code, nlohmann::json::array({nlohmann::json::parse(report.json)}), nlohmann::json::array(), text);
+  write_reports(folder, code, nlohmann::json::array({nlohmann::json::parse(report.json)}),
+                nlohmann::json::array(), text);
   return code;
 }
 
@@ -115,12 +127,16 @@ int run(const ParsedOptions& options) {
 
 Command experiment_command() {
   return {"experiment",
-          "how far tensor parallelism moves a forward pass, and why, in the tables of docs/experiments.md",
+          "how far tensor parallelism moves a forward pass, and why, in the tables of "
+          "docs/experiments.md",
           "experiment init|column-row|stack|growth [options]",
-          "  isoshard experiment init                          initial weights of tp 1, 2 and 4 are bit-equal\n"
-          "  isoshard experiment column-row                    column-parallel is exact, row-parallel is not: each reduction order\n"
+          "  isoshard experiment init                          initial weights of tp 1, 2 and 4 "
+          "are bit-equal\n"
+          "  isoshard experiment column-row                    column-parallel is exact, "
+          "row-parallel is not: each reduction order\n"
           "  isoshard experiment stack --order ring,tree       how 16 column-row pairs add up\n"
-          "  isoshard experiment growth --full --output-dir r  28 layers at the published sizes, bf16 and fp32",
+          "  isoshard experiment growth --full --output-dir r  28 layers at the published sizes, "
+          "bf16 and fp32",
           declare,
           run};
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// `isoshard explain ID`: what a contract claims, why it holds, which tests prove it and which faults break it; or what a fault is.
+/// `isoshard explain ID`: what a contract claims, why it holds, which tests prove it and which
+/// faults break it; or what a fault is.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -8,11 +9,11 @@
 #include <sstream>
 
 #include "app/commands.h"
-#include "base/error.h"
-#include "base/suggest.h"
-#include "conformance/detection/contracts.h"
-#include "conformance/detection/fault.h"
+#include "core/base/error.h"
+#include "core/base/suggest.h"
 #include "harness/cli/exit_code.h"
+#include "suite/faults/contracts.h"
+#include "suite/faults/fault.h"
 
 namespace isoshard {
 namespace {
@@ -25,8 +26,9 @@ void print_indented(const std::string& text) {
 }
 
 const Fault* built_in_fault(std::string_view id) {
-  for (const auto& list : {fault_catalogue(), near_misses()}) {
-    const auto found = std::find_if(list.begin(), list.end(), [&](const Fault& fault) { return fault.id == id; });
+  for (const auto& list : {fault_catalogue(), benign_variations()}) {
+    const auto found =
+        std::find_if(list.begin(), list.end(), [&](const Fault& fault) { return fault.id == id; });
     if (found != list.end()) return &*found;
   }
   return nullptr;
@@ -61,16 +63,19 @@ void print_expected(const Fault& fault) {
     return;
   }
   fmt::print("  first: {}{}; likely cause: {}\n\n", name_of(fault.expected->stage),
-             fault.expected->name.empty() ? "" : " at " + fault.expected->name, fault.expected->diagnosis);
+             fault.expected->name.empty() ? "" : " at " + fault.expected->name,
+             fault.expected->diagnosis);
 }
 
 void print_fault(const Fault& fault) {
   if (fault.expected) {
-    fmt::print("fault {} (class {})\n\nthe bug\n  {}\n\nreported in\n  {}\n\n", fault.id, fault.fault_class, fault.summary, fault.source);
+    fmt::print("fault {} (class {})\n\nthe bug\n  {}\n\nreported in\n  {}\n\n", fault.id,
+               fault.fault_class, fault.summary, fault.source);
   } else {
-    fmt::print("near miss {}\n\na legal difference\n  {}\n\n", fault.id, fault.summary);
+    fmt::print("benign variation {}\n\na legal difference\n  {}\n\n", fault.id, fault.summary);
   }
-  fmt::print("subjects\n  {}\n\nsmallest case\n  {}\n\n", fmt::join(fault.subjects, " "), fault.smallest_case().slug());
+  fmt::print("subjects\n  {}\n\nsmallest case\n  {}\n\n", fmt::join(fault.subjects, " "),
+             fault.smallest_case().slug());
   print_expected(fault);
   fmt::print("contracts that name it\n");
   bool any = false;
@@ -84,7 +89,9 @@ void print_fault(const Fault& fault) {
 }
 
 int run(const ParsedOptions& options) {
-  if (!options.given("id")) throw UsageError("explain what? a contract (isoshard list contracts) or a fault (isoshard list faults)");
+  if (!options.given("id"))
+    throw UsageError(
+        "explain what? a contract (isoshard list contracts) or a fault (isoshard list faults)");
   const auto& id = options.get<std::string>("id");
   if (const Fault* fault = built_in_fault(id)) {
     print_fault(*fault);
@@ -99,9 +106,11 @@ int run(const ParsedOptions& options) {
     known.push_back(contract.id);
   }
   for (const Fault& fault : fault_catalogue()) known.push_back(fault.id);
-  for (const Fault& fault : near_misses()) known.push_back(fault.id);
-  throw UsageError(fmt::format("'{}' is neither a contract nor a fault{}; 'isoshard list contracts' and 'isoshard list faults' list them",
-                               id, did_you_mean(id, known)));
+  for (const Fault& fault : benign_variations()) known.push_back(fault.id);
+  throw UsageError(
+      fmt::format("'{}' is neither a contract nor a fault{}; 'isoshard list contracts' and "
+                  "'isoshard list faults' list them",
+                  id, did_you_mean(id, known)));
 }
 
 }  // namespace
@@ -113,7 +122,8 @@ Command explain_command() {
           "  isoshard explain tp.row.bias\n"
           "  isoshard explain dp_sum_missing",
           [](OptionTable& table) {
-            table.options.add_options()("id", po::value<std::string>(), "id of a contract or a fault");
+            table.options.add_options()("id", po::value<std::string>(),
+                                        "id of a contract or a fault");
             table.positional.add("id", 1);
           },
           run};

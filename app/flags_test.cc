@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// docs/flags.md says how flags of published scripts are taken; here every row of its table is parsed.
+/// docs/flags.md says how flags of published scripts are taken; here every row of its table is
+/// parsed.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,12 +13,12 @@
 #include <sstream>
 
 #include "app/commands.h"
-#include "app/train_options.h"
-#include "app/verify_inputs.h"
-#include "app/verify_options.h"
-#include "base/atomic_file.h"
-#include "base/error.h"
-#include "base/test_folder.h"
+#include "app/options/train_options.h"
+#include "app/options/verify_inputs.h"
+#include "app/options/verify_options.h"
+#include "core/base/atomic_file.h"
+#include "core/base/error.h"
+#include "harness/testing/test_folder.h"
 
 namespace isoshard {
 namespace {
@@ -26,11 +27,12 @@ using testing::HasSubstr;
 using testing::ThrowsMessage;
 
 /// In their words, from the two documents.
-constexpr const char* kPublished[] = {"--model_name",        "--num_layers",      "--batch_size",   "--seq_length",
-                                      "--tp_size",           "--dp_size",         "--num_workers",  "--impl",
-                                      "--learning_rate",     "--debug_steps",     "--autocast",     "--init_weights_path",
-                                      "--save_init_weights", "--output_dir",      "--input_dir",    "--num_epochs",
-                                      "--log_interval",      "--loss_output_dir", "--storage_path", "--output"};
+constexpr const char* kPublished[] = {
+    "--model_name",        "--num_layers",      "--batch_size",   "--seq_length",
+    "--tp_size",           "--dp_size",         "--num_workers",  "--impl",
+    "--learning_rate",     "--debug_steps",     "--autocast",     "--init_weights_path",
+    "--save_init_weights", "--output_dir",      "--input_dir",    "--num_epochs",
+    "--log_interval",      "--loss_output_dir", "--storage_path", "--output"};
 
 struct Row {
   std::vector<std::string> arguments;  ///< "--tp_size", "2"
@@ -66,7 +68,8 @@ std::vector<Row> rows() {
 
 OptionTable table_of(const std::string& command) {
   OptionTable table;
-  for (const Command& known : {verify_command(), train_command(), plot_command(), compare_command()}) {
+  for (const Command& known :
+       {verify_command(), train_command(), plot_command(), compare_command()}) {
     if (known.name == command) known.declare(table);
   }
   return table;
@@ -79,7 +82,8 @@ TEST(Flags, OfThePublishedScriptsAllWorkAsThePageSays) {
     seen.insert(row.arguments.front());
     if (row.command.empty()) continue;
     std::vector<std::string> arguments = row.arguments;
-    if (arguments.front() == "--autocast" || arguments.front() == "--save_init_weights") arguments.emplace_back("--shuffle");
+    if (arguments.front() == "--autocast" || arguments.front() == "--save_init_weights")
+      arguments.emplace_back("--shuffle");
 
     const ParsedOptions parsed = parse_options(table_of(row.command), arguments);
 
@@ -90,7 +94,11 @@ TEST(Flags, OfThePublishedScriptsAllWorkAsThePageSays) {
 }
 
 TEST(Flags, ThatNobodyPublishedAreRefused) {
-  EXPECT_THAT([] { (void)parse_options(table_of("verify"), {"--tp_sise", "2"}); }, ThrowsMessage<UsageError>(HasSubstr("tp")));
+  EXPECT_THAT(
+      [] {
+        (void)parse_options(table_of("verify"), {"--tp_sise", "2"});
+      },
+      ThrowsMessage<UsageError>(HasSubstr("tp")));
 }
 
 VerifyRequest requested(const std::vector<std::string>& arguments) {
@@ -99,9 +107,10 @@ VerifyRequest requested(const std::vector<std::string>& arguments) {
 
 TEST(Flags, OfTheCommandsThatArePublishedMeanWhatTheySay) {
   const VerifyRequest request =
-      requested({"--model_name",    "tiny", "--impl",        "deepspeed", "--tp_size",    "2", "--dp_size",    "2",
-                 "--num_workers",   "4",    "--batch_size",  "3",         "--seq_length", "9", "--num_layers", "1",
-                 "--learning_rate", "1e-5", "--debug_steps", "2",         "--autocast"});
+      requested({"--model_name",  "tiny", "--impl",        "deepspeed", "--tp_size",       "2",
+                 "--dp_size",     "2",    "--num_workers", "4",         "--batch_size",    "3",
+                 "--seq_length",  "9",    "--num_layers",  "1",         "--learning_rate", "1e-5",
+                 "--debug_steps", "2",    "--autocast"});
 
   ASSERT_EQ(request.cases.size(), 1U);
   const Case& item = request.cases.front();
@@ -117,25 +126,36 @@ TEST(Flags, OfTheCommandsThatArePublishedMeanWhatTheySay) {
 
 TEST(Flags, OfALossScaleMeanWhatTheySay) {
   const auto scale = [](std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), {"--model", "tiny", "--dp", "2", "--dtype", "fp16", "--master-dtype", "fp32"});
+    arguments.insert(arguments.begin(),
+                     {"--model", "tiny", "--dp", "2", "--dtype", "fp16", "--master-dtype", "fp32"});
     return requested(arguments).cases.front().settings.loss_scale;
   };
   using Kind = LossScaleSettings::Kind;
 
   EXPECT_EQ(scale({}), LossScaleSettings{});
   EXPECT_EQ(scale({"--loss-scale", "none"}), LossScaleSettings{});
-  EXPECT_EQ(scale({"--loss-scale", "dynamic"}), (LossScaleSettings{Kind::kDynamic, 65536, 2, 0.5, 2000}));
+  EXPECT_EQ(scale({"--loss-scale", "dynamic"}),
+            (LossScaleSettings{Kind::kDynamic, 65536, 2, 0.5, 2000}));
   EXPECT_EQ(scale({"--loss_scale", "128"}), (LossScaleSettings{Kind::kStatic, 128}));
-  EXPECT_EQ(scale({"--loss-scale", "dynamic", "--loss-scale-initial", "8", "--loss-scale-growth-interval", "3", "--loss-scale-growth", "4",
-                   "--loss-scale-backoff", "0.25"}),
-            (LossScaleSettings{Kind::kDynamic, 8, 4, 0.25, 3}));
-  EXPECT_THAT([&] { (void)scale({"--loss-scale", "large"}); }, ThrowsMessage<UsageError>(HasSubstr("--loss-scale large: take dynamic")));
+  EXPECT_EQ(
+      scale({"--loss-scale", "dynamic", "--loss-scale-initial", "8", "--loss-scale-growth-interval",
+             "3", "--loss-scale-growth", "4", "--loss-scale-backoff", "0.25"}),
+      (LossScaleSettings{Kind::kDynamic, 8, 4, 0.25, 3}));
+  EXPECT_THAT(
+      [&] {
+        (void)scale({"--loss-scale", "large"});
+      },
+      ThrowsMessage<UsageError>(HasSubstr("--loss-scale large: take dynamic")));
   EXPECT_THAT(
       [&] {
         (void)scale({"--loss-scale", "8", "--loss-scale-growth", "3"});
       },
       ThrowsMessage<UsageError>(HasSubstr("--loss-scale-growth needs --loss-scale dynamic")));
-  EXPECT_THAT([&] { (void)scale({"--loss-scale", "0"}); }, ThrowsMessage<UsageError>(HasSubstr("a loss scale of 0 is not possible")));
+  EXPECT_THAT(
+      [&] {
+        (void)scale({"--loss-scale", "0"});
+      },
+      ThrowsMessage<UsageError>(HasSubstr("a loss scale of 0 is not possible")));
   EXPECT_THAT(
       [] {
         (void)requested({"--model", "tiny", "--dp", "2", "--loss-scale", "dynamic"});
@@ -146,31 +166,36 @@ TEST(Flags, OfALossScaleMeanWhatTheySay) {
 TEST(Flags, NameTheFullyShardedSubjectAsThePublishedScriptsDo) {
   for (const char* const name : {"fsdp", "fsdp2", "fsdp_tp"}) {
     const VerifyRequest request =
-        requested({"--model", "tiny", "--subjects", name, "ddp", "--tp", "2", "--dp", "2", "--dtype", "bf16", "--vocab-parallel",
-                   "--reduce-dtype", "fp32", "--output-dtype", "fp64", "--master-dtype", "fp32"});
+        requested({"--model", "tiny", "--subjects", name, "ddp", "--tp", "2", "--dp", "2",
+                   "--dtype", "bf16", "--vocab-parallel", "--reduce-dtype", "fp32",
+                   "--output-dtype", "fp64", "--master-dtype", "fp32"});
 
     ASSERT_EQ(request.cases.size(), 2U);
-    const auto sharded = std::find_if(request.cases.begin(), request.cases.end(), [](const Case& c) { return c.subject == "fsdp_tp"; });
+    const auto sharded = std::find_if(request.cases.begin(), request.cases.end(),
+                                      [](const Case& c) { return c.subject == "fsdp_tp"; });
     ASSERT_NE(sharded, request.cases.end());
     EXPECT_EQ(sharded->slug().find("fsdp_tp_tiny_tp2_dp2_bf16"), 0U) << sharded->slug();
     EXPECT_EQ(sharded->settings.reduce_dtype, Dtype::kFloat32);
     EXPECT_EQ(sharded->settings.output_dtype, Dtype::kFloat64);
-    EXPECT_EQ(sharded->settings.vocab_multiple, 1);
-    EXPECT_FALSE(request.cases[request.cases[0].subject == "ddp" ? 0 : 1].settings.reduce_dtype.has_value());
+    EXPECT_EQ(sharded->settings.make_vocab_size_divisible_by, 1);
+    EXPECT_FALSE(
+        request.cases[request.cases[0].subject == "ddp" ? 0 : 1].settings.reduce_dtype.has_value());
   }
   EXPECT_THAT(
       [] {
-        (void)requested({"--model", "tiny", "--subjects", "ddp", "--dp", "2", "--reduce-dtype", "fp32"});
+        (void)requested(
+            {"--model", "tiny", "--subjects", "ddp", "--dp", "2", "--reduce-dtype", "fp32"});
       },
       ThrowsMessage<UsageError>(HasSubstr("take --subjects fsdp_tp")));
 }
 
 TEST(Flags, OfTheTrainingScriptsMeanWhatTheySay) {
-  const TrainRequest request = train_request_of(
-      parse_options(table_of("train"),
-                    {"--model_name",   "small", "--num_workers",     "4",      "--tp_size",       "2",    "--dp_size",     "2",
-                     "--batch_size",   "3",     "--num_epochs",      "1",      "--learning_rate", "1e-5", "--debug_steps", "5",
-                     "--log_interval", "2",     "--loss_output_dir", "curves", "--storage_path",  "x",    "--impl",        "deepspeed"}));
+  const TrainRequest request = train_request_of(parse_options(
+      table_of("train"),
+      {"--model_name",      "small",  "--num_workers",  "4", "--tp_size",      "2",
+       "--dp_size",         "2",      "--batch_size",   "3", "--num_epochs",   "1",
+       "--learning_rate",   "1e-5",   "--debug_steps",  "5", "--log_interval", "2",
+       "--loss_output_dir", "curves", "--storage_path", "x", "--impl",         "deepspeed"}));
 
   ASSERT_EQ(request.cases.size(), 1U);
   EXPECT_EQ(request.cases[0].subject, "autotp");
@@ -191,10 +216,12 @@ TrainRequest train_requested(const std::vector<std::string>& arguments) {
 
 TEST(Flags, OfTrainGiveMegatronsMastersToAllRunsInAnyOrder) {
   for (const char* const subjects : {"megatron,ddp", "ddp,megatron", "autotp,megatron,ddp"}) {
-    const TrainRequest request = train_requested({"--model", "tiny", "--subjects", subjects, "--dtype", "bf16"});
+    const TrainRequest request =
+        train_requested({"--model", "tiny", "--subjects", subjects, "--dtype", "bf16"});
 
     EXPECT_EQ(request.reference.settings.master_dtype, Dtype::kFloat32) << subjects;
-    for (const Case& item : request.cases) EXPECT_EQ(item.settings.master_dtype, Dtype::kFloat32) << subjects << " " << item.subject;
+    for (const Case& item : request.cases)
+      EXPECT_EQ(item.settings.master_dtype, Dtype::kFloat32) << subjects << " " << item.subject;
     EXPECT_EQ(request.notes.size(), 1U) << subjects;
   }
 }
@@ -204,10 +231,11 @@ TEST(Flags, OfTrainTurnEpochsIntoStepsAsTheSamplerTakesThem) {
   std::vector<std::uint16_t> ids(7 * 4);  // 7 samples
   std::iota(ids.begin(), ids.end(), std::uint16_t{1});
   const std::string path = (folder / "ids.bin").string();
-  write_file_atomically(path, {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(ids[0])});
+  write_file_atomically(path,
+                        {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(ids[0])});
   const auto steps = [&](std::vector<std::string> more) {
-    more.insert(more.begin(), {"--model", "tiny", "--subjects", "ddp", "--dp", "2", "--batch-size", "1", "--data", path, "--seq-length",
-                               "4", "--num-epochs", "3"});
+    more.insert(more.begin(), {"--model", "tiny", "--subjects", "ddp", "--dp", "2", "--batch-size",
+                               "1", "--data", path, "--seq-length", "4", "--num-epochs", "3"});
     return train_requested(more).reference.steps;
   };
 
@@ -218,20 +246,29 @@ TEST(Flags, OfTrainTurnEpochsIntoStepsAsTheSamplerTakesThem) {
 }
 
 TEST(Flags, OfTrainTakeNumWorkersForTheDegreeOfDdpAlone) {
-  EXPECT_EQ(train_requested({"--model", "tiny", "--subjects", "ddp", "--num-workers", "3"}).reference.dp, 3);
-  EXPECT_EQ(train_requested({"--model", "tiny", "--subjects", "ddp,autotp", "--num-workers", "4"}).reference.dp, 2);
+  EXPECT_EQ(
+      train_requested({"--model", "tiny", "--subjects", "ddp", "--num-workers", "3"}).reference.dp,
+      3);
+  EXPECT_EQ(train_requested({"--model", "tiny", "--subjects", "ddp,autotp", "--num-workers", "4"})
+                .reference.dp,
+            2);
 }
 
 TEST(Flags, OfTrainTakeTheRateOfSgdForWhichTheBoundsHold) {
-  EXPECT_EQ(train_requested({"--model", "tiny", "--optimizer", "sgd"}).reference.settings.optimizer.learning_rate, 0.1);
-  EXPECT_EQ(train_requested({"--model", "tiny", "--optimizer", "sgd", "--dtype", "bf16"}).reference.settings.optimizer.learning_rate, 0.02);
+  EXPECT_EQ(train_requested({"--model", "tiny", "--optimizer", "sgd"})
+                .reference.settings.optimizer.learning_rate,
+            0.1);
+  EXPECT_EQ(train_requested({"--model", "tiny", "--optimizer", "sgd", "--dtype", "bf16"})
+                .reference.settings.optimizer.learning_rate,
+            0.02);
 }
 
 // What verify then judges is the beginning of the same run.
 TEST(Flags, OfTheCommandToLookFurtherAreThoseOfTheRun) {
   const std::vector<std::vector<std::string>> runs = {
       {"--subjects", "megatron,ddp", "--dtype", "bf16"},
-      {"--subjects", "autotp,ddp", "--lr-schedule", "cosine", "--warmup-steps", "10", "--min-lr", "1e-5"},
+      {"--subjects", "autotp,ddp", "--lr-schedule", "cosine", "--warmup-steps", "10", "--min-lr",
+       "1e-5"},
       {"--subjects", "fsdp_tp", "--optimizer", "sgd", "--autocast", "--recompute"},
       {"--fault", "dp_sum_missing", "--dtype", "bf16"}};
   for (const std::vector<std::string>& arguments : runs) {
@@ -256,34 +293,56 @@ TEST(Flags, OfTheCommandToLookFurtherAreThoseOfTheRun) {
       // What AdamW does not read is no difference.
       if (judged.settings.optimizer.kind == OptimizerSettings::Kind::kAdamW)
         judged.settings.optimizer.momentum = expected.settings.optimizer.momentum;
-      EXPECT_EQ(judged.reference_slug(), expected.reference_slug()) << look_further(request, item, 8);
+      EXPECT_EQ(judged.reference_slug(), expected.reference_slug())
+          << look_further(request, item, 8);
     }
   }
 }
 
 TEST(Flags, NumWorkersIsTheDegreeOfDdpAndMustFitOthers) {
-  EXPECT_EQ(requested({"--model", "tiny", "--impl", "ddp", "--num_workers", "3", "--dtype", "fp32"}).cases.front().dp, 3);
+  EXPECT_EQ(requested({"--model", "tiny", "--impl", "ddp", "--num_workers", "3", "--dtype", "fp32"})
+                .cases.front()
+                .dp,
+            3);
   EXPECT_THAT(
       [] {
-        (void)requested({"--model", "tiny", "--subjects", "autotp", "--tp", "2", "--dp", "2", "--num_workers", "3"});
+        (void)requested({"--model", "tiny", "--subjects", "autotp", "--tp", "2", "--dp", "2",
+                         "--num_workers", "3"});
       },
       ThrowsMessage<UsageError>(HasSubstr("has 4 ranks (dp 2 x tp 2)")));
 }
 
 TEST(Flags, SayWhereWeightsAndBatchesGo) {
-  const auto files = [](const std::vector<std::string>& arguments) { return input_files_of(parse_options(table_of("verify"), arguments)); };
+  const auto files = [](const std::vector<std::string>& arguments) {
+    return input_files_of(parse_options(table_of("verify"), arguments));
+  };
 
   EXPECT_EQ(files({"--init_weights_path", "w", "--save_init_weights"}).save_weights, "w");
   EXPECT_EQ(files({"--init_weights_path", "w", "--save_init_weights"}).weights, "");
   EXPECT_EQ(files({"--init_weights_path", "w"}).weights, "w");
-  EXPECT_EQ(files({"--output_dir", "out", "--save_init_weights", "--save_batch"}).save_weights, "out/init_weights.safetensors");
-  EXPECT_EQ(files({"--output_dir", "out", "--save_init_weights", "--save_batch"}).save_batch, "out/batch.safetensors");
+  EXPECT_EQ(files({"--output_dir", "out", "--save_init_weights", "--save_batch"}).save_weights,
+            "out/init_weights.safetensors");
+  EXPECT_EQ(files({"--output_dir", "out", "--save_init_weights", "--save_batch"}).save_batch,
+            "out/batch.safetensors");
   EXPECT_EQ(files({"--save-init-weights", "a", "--init-weights", "b"}).save_weights, "a");
   EXPECT_EQ(files({"--save-batch=c"}).save_batch, "c");
-  EXPECT_THAT([&] { (void)files({"--save_init_weights"}); }, ThrowsMessage<UsageError>(HasSubstr("say where to")));
-  EXPECT_THAT([&] { (void)files({"--input_dir", "/nonexistent"}); }, ThrowsMessage<FileError>(HasSubstr("has neither")));
-  EXPECT_THAT([&] { (void)files({"--input_dir", "x", "--batch", "y"}); }, ThrowsMessage<UsageError>(HasSubstr("leave one out")));
-  EXPECT_THAT([&] { (void)files({"--batch", "y", "--shuffle"}); }, ThrowsMessage<UsageError>(HasSubstr("in their order")));
+  EXPECT_THAT([&] { (void)files({"--save_init_weights"}); },
+              ThrowsMessage<UsageError>(HasSubstr("say where to")));
+  EXPECT_THAT(
+      [&] {
+        (void)files({"--input_dir", "/nonexistent"});
+      },
+      ThrowsMessage<FileError>(HasSubstr("has neither")));
+  EXPECT_THAT(
+      [&] {
+        (void)files({"--input_dir", "x", "--batch", "y"});
+      },
+      ThrowsMessage<UsageError>(HasSubstr("leave one out")));
+  EXPECT_THAT(
+      [&] {
+        (void)files({"--batch", "y", "--shuffle"});
+      },
+      ThrowsMessage<UsageError>(HasSubstr("in their order")));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// `isoshard golden ACTION`: records, reviews, accepts, lists and verifies stored numbers of earlier runs.
+/// `isoshard golden ACTION`: records, reviews, accepts, lists and verifies stored numbers of
+/// earlier runs.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,10 +12,8 @@
 
 #include "app/commands.h"
 #include "app/output_folder.h"
-#include "base/error.h"
-#include "base/suggest.h"
-#include "conformance/detection/fault.h"
-#include "conformance/golden/golden_run.h"
+#include "core/base/error.h"
+#include "core/base/suggest.h"
 #include "harness/cli/exit_code.h"
 #include "harness/cli/progress.h"
 #include "harness/fault/probe.h"
@@ -22,6 +21,8 @@
 #include "harness/golden/golden_review.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/warm_up.h"
+#include "suite/faults/fault.h"
+#include "suite/goldens/golden_run.h"
 
 namespace isoshard {
 namespace {
@@ -35,12 +36,18 @@ const Strings kActions = {"record", "review", "accept", "status", "verify"};
 void declare(OptionTable& table) {
   auto add = table.options.add_options();
   add("action", po::value<std::string>(), "record, review, accept, status or verify");
-  add("name", po::value<Strings>(), "which goldens, * and ? as in a shell (default: all; review and accept: all that are pending)");
-  add("reason", po::value<std::string>(), "accept: what changed the numbers; it is kept in the manifest");
-  add("output-dir", po::value<std::string>(), "where pending goldens are (default: golden-pending in the build folder)");
-  add("golden-dir", po::value<std::string>(), "where accepted goldens are (default: golden in the source tree)");
+  add("name", po::value<Strings>(),
+      "which goldens, * and ? as in a shell (default: all; review and accept: all that are "
+      "pending)");
+  add("reason", po::value<std::string>(),
+      "accept: what changed the numbers; it is kept in the manifest");
+  add("output-dir", po::value<std::string>(),
+      "where pending goldens are (default: golden-pending in the build folder)");
+  add("golden-dir", po::value<std::string>(),
+      "where accepted goldens are (default: golden in the source tree)");
   add("remove", po::bool_switch(), "accept: take the named goldens off the list");
-  add("fault", po::value<std::string>(), "record, verify: inject a fault of `isoshard list faults`, to see it refused or found");
+  add("fault", po::value<std::string>(),
+      "record, verify: inject a fault of `isoshard list faults`, to see it refused or found");
   table.positional.add("action", 1).add("name", -1);
 }
 
@@ -57,23 +64,28 @@ std::string text_option(const ParsedOptions& options, const char* name) {
 
 bool is_same_folder(const fs::path& a, const fs::path& b) {
   std::error_code ignored;
-  return fs::weakly_canonical(fs::absolute(a), ignored) == fs::weakly_canonical(fs::absolute(b), ignored);
+  return fs::weakly_canonical(fs::absolute(a), ignored) ==
+         fs::weakly_canonical(fs::absolute(b), ignored);
 }
 
 Request request_of(const ParsedOptions& options) {
   Request request;
   request.action = text_option(options, "action");
-  if (request.action.empty()) throw UsageError(fmt::format("nothing selected: golden {}", join_names(kActions)));
+  if (request.action.empty())
+    throw UsageError(fmt::format("nothing selected: golden {}", join_names(kActions)));
   if (std::ranges::find(kActions, request.action) == kActions.end())
-    throw UsageError(
-        fmt::format("unknown action '{}'{}; known are {}", request.action, did_you_mean(request.action, kActions), join_names(kActions)));
+    throw UsageError(fmt::format("unknown action '{}'{}; known are {}", request.action,
+                                 did_you_mean(request.action, kActions), join_names(kActions)));
   request.reason = text_option(options, "reason");
   request.fault = text_option(options, "fault");
   request.remove = options.get<bool>("remove");
   if (options.given("name")) request.names = options.get<Strings>("name");
-  request.golden_dir = options.given("golden-dir") ? fs::path(text_option(options, "golden-dir")) : default_golden_folder();
-  request.pending_dir = options.given("output-dir") ? fs::path(text_option(options, "output-dir")) : default_pending_folder();
-  const auto refuse = [&](const char* flag, bool given, std::initializer_list<const char*> actions) {
+  request.golden_dir = options.given("golden-dir") ? fs::path(text_option(options, "golden-dir"))
+                                                   : default_golden_folder();
+  request.pending_dir = options.given("output-dir") ? fs::path(text_option(options, "output-dir"))
+                                                    : default_pending_folder();
+  const auto refuse = [&](const char* flag, bool given,
+                          std::initializer_list<const char*> actions) {
     if (given && std::ranges::find(actions, request.action) == actions.end())
       throw UsageError(fmt::format("--{} is not for golden {}", flag, request.action));
   };
@@ -81,16 +93,20 @@ Request request_of(const ParsedOptions& options) {
   refuse("remove", request.remove, {"accept"});
   refuse("fault", options.given("fault"), {"record", "verify"});
   if (is_same_folder(request.golden_dir, request.pending_dir))
-    throw UsageError(fmt::format("--output-dir {}: is the folder of accepted goldens, which only accept writes to; name another one",
-                                 request.pending_dir.string()));
-  if (request.remove && request.names.empty()) throw UsageError("nothing selected: name the goldens to --remove");
+    throw UsageError(
+        fmt::format("--output-dir {}: is the folder of accepted goldens, which only accept writes "
+                    "to; name another one",
+                    request.pending_dir.string()));
+  if (request.remove && request.names.empty())
+    throw UsageError("nothing selected: name the goldens to --remove");
   if (!request.fault.empty()) (void)find_fault(request.fault);
   return request;
 }
 
 void print(const std::string& text) {
   fmt::print("{}", text);
-  if (std::fflush(stdout) != 0) throw InfrastructureError("cannot write the report to standard output; is its disk full?");
+  if (std::fflush(stdout) != 0)
+    throw InfrastructureError("cannot write the report to standard output; is its disk full?");
 }
 
 /// The run options of one golden, with the fault that was asked for, which must fire.
@@ -103,7 +119,8 @@ class Faulty {
   [[nodiscard]] bool is_there() const noexcept { return !fault_.empty(); }
   void require_fired() const {
     if (is_there() && probe_.count() == 0)
-      throw InfrastructureError(fmt::format("fault {} never fired in {}: the run does not use what it breaks", fault_, spec_.name));
+      throw InfrastructureError(fmt::format(
+          "fault {} never fired in {}: the run does not use what it breaks", fault_, spec_.name));
   }
 
  private:
@@ -141,12 +158,13 @@ int record(const Request& request) {
   const int code = each(specs, [&](const GoldenSpec& spec) {
     progress.show(spec.name);
     const Faulty faulty(request, spec);
-    const Golden golden = faulty.is_there() ? GoldenRecorder(faulty.options()).record(spec) : recorder.record(spec);
+    const Golden golden =
+        faulty.is_there() ? GoldenRecorder(faulty.options()).record(spec) : recorder.record(spec);
     faulty.require_fired();
     write_pending(request.pending_dir, golden);
     progress.clear();
-    print(fmt::format("{:<10}  {}: {} lines; {}\n", golden.parity.holds ? "PENDING" : "DIVERGES", spec.name, golden.lines.size(),
-                      golden.parity.text));
+    print(fmt::format("{:<10}  {}: {} lines; {}\n", golden.parity.holds ? "PENDING" : "DIVERGES",
+                      spec.name, golden.lines.size(), golden.parity.text));
     return golden.parity.holds ? kExitConforms : kExitDiverges;
   });
   print(fmt::format("in {}; look at them: isoshard golden review\n", request.pending_dir.string()));
@@ -165,8 +183,9 @@ std::vector<Golden> selected_pending(const Request& request) {
     if (request.names.empty() || wanted.contains(name)) selected.push_back(golden);
   }
   if (selected.empty())
-    throw UsageError(
-        fmt::format("nothing selected: no such golden is pending in {}; isoshard golden record makes them", request.pending_dir.string()));
+    throw UsageError(fmt::format(
+        "nothing selected: no such golden is pending in {}; isoshard golden record makes them",
+        request.pending_dir.string()));
   return selected;
 }
 
@@ -209,13 +228,15 @@ int report_strangers(const GoldenStore& store) {
   for (const auto& [name, entry] : store.entries()) {
     if (known.contains(name)) continue;
     print(
-        fmt::format("REFUSED     {}: the manifest lists it, and this program has no such golden any more: isoshard golden accept --remove "
+        fmt::format("REFUSED     {}: the manifest lists it, and this program has no such golden "
+                    "any more: isoshard golden accept --remove "
                     "{} --reason TEXT\n",
                     name, name));
     code = kExitGolden;
   }
   for (const std::string& file : store.unlisted_files()) {
-    print(fmt::format("REFUSED     {}: no golden that the manifest lists; remove the file\n", (store.folder() / file).string()));
+    print(fmt::format("REFUSED     {}: no golden that the manifest lists; remove the file\n",
+                      (store.folder() / file).string()));
     code = kExitGolden;
   }
   return code;
@@ -224,7 +245,8 @@ int report_strangers(const GoldenStore& store) {
 int status(const Request& request) {
   const GoldenStore store(request.golden_dir);
   const std::map<std::string, Golden> pending = read_pending(request.pending_dir);
-  print(fmt::format("accepted in {}, pending in {}\n", request.golden_dir.string(), request.pending_dir.string()));
+  print(fmt::format("accepted in {}, pending in {}\n", request.golden_dir.string(),
+                    request.pending_dir.string()));
   const int code = each(select_goldens(request.names), [&](const GoldenSpec& spec) {
     const std::string also = pending.contains(spec.name) ? ", a new one is pending" : "";
     if (!also.empty() && !store.entries().contains(spec.name)) {
@@ -234,11 +256,13 @@ int status(const Request& request) {
     const Golden golden = store.read(spec.name), identity = golden_identity(spec);
     const GoldenEntry& entry = store.entries().at(spec.name);
     if (const std::string stale = staleness(golden, identity); !stale.empty())
-      throw GoldenError(fmt::format("{}: is stale, the golden is of another run:\n  {}\nif that is meant, record it anew: {}", spec.name,
-                                    stale, command_to_create(spec.name)));
-    const char* const here = golden.arithmetic == identity.arithmetic ? "exact here" : "within its drift here";
-    print(fmt::format("ACCEPTED    {}: {} lines, {}, accepted {}: {}{}\n", spec.name, golden.lines.size(), here, entry.accepted,
-                      entry.reason, also));
+      throw GoldenError(fmt::format(
+          "{}: is stale, the golden is of another run:\n  {}\nif that is meant, record it anew: {}",
+          spec.name, stale, command_to_create(spec.name)));
+    const char* const here =
+        golden.arithmetic == identity.arithmetic ? "exact here" : "within its drift here";
+    print(fmt::format("ACCEPTED    {}: {} lines, {}, accepted {}: {}{}\n", spec.name,
+                      golden.lines.size(), here, entry.accepted, entry.reason, also));
     return kExitConforms;
   });
   return request.names.empty() ? combine_exit_codes(code, report_strangers(store)) : code;
@@ -263,7 +287,8 @@ int verify(const Request& request) {
   });
   progress.clear();
   if (request.names.empty()) code = combine_exit_codes(code, report_strangers(store));
-  print(fmt::format("{} of {} goldens match, {} more drift as this machine's arithmetic explains\n", matches, specs.size(), drifts));
+  print(fmt::format("{} of {} goldens match, {} more drift as this machine's arithmetic explains\n",
+                    matches, specs.size(), drifts));
   return code;
 }
 
@@ -279,13 +304,17 @@ int run(const ParsedOptions& options) {
 
 Command golden_command() {
   return {"golden",
-          "stored numbers of earlier accepted runs: record, review, accept, list and verify them (docs/goldens.md)",
+          "stored numbers of earlier accepted runs: record, review, accept, list and verify them "
+          "(docs/goldens.md)",
           "golden record|review|accept|status|verify [NAME...] [options]",
-          "  isoshard golden verify                                    run all and compare: match, drift or regression\n"
+          "  isoshard golden verify                                    run all and compare: match, "
+          "drift or regression\n"
           "  isoshard golden verify 'curve_*_fp32_*'                   some\n"
-          "  isoshard golden record curve_ddp_dp2_fp32_sgd             run it anew; the numbers are pending\n"
+          "  isoshard golden record curve_ddp_dp2_fp32_sgd             run it anew; the numbers "
+          "are pending\n"
           "  isoshard golden review                                    old beside new\n"
-          "  isoshard golden accept curve_ddp_dp2_fp32_sgd --reason \"LibTorch 2.12 fuses the embedding's gradient\"\n"
+          "  isoshard golden accept curve_ddp_dp2_fp32_sgd --reason \"LibTorch 2.12 fuses the "
+          "embedding's gradient\"\n"
           "  isoshard golden status",
           declare,
           run};

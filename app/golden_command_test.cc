@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// `golden` through the whole program: from nothing to an accepted golden, and all that is refused on the way.
+// SPDX-License-Identifier: Apache-2.0 `golden` through the whole program: from nothing to an
+// accepted golden, and all that is refused on the way.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,18 +9,18 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "app/hostile_rows.h"
-#include "app/json_schema.h"
-#include "app/verify_options.h"
-#include "base/atomic_file.h"
-#include "conformance/golden/golden_specs.h"
+#include "app/options/verify_options.h"
+#include "app/testing/malformed_rows.h"
+#include "core/base/atomic_file.h"
 #include "harness/golden/golden_mode.h"
 #include "harness/golden/golden_store.h"
+#include "suite/goldens/golden_specs.h"
+#include "suite/testing/json_schema.h"
 
 namespace isoshard {
 namespace {
 
-using hostile::Arguments;
+using malformed::Arguments;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
@@ -36,10 +36,11 @@ class GoldenCommand : public ::testing::Test {
  protected:
   GoldenCommand() { ::unsetenv("CI"); }
 
-  Ran golden(const std::string& action, const Arguments& more, const std::function<void()>& prepare = nullptr) const {
+  Ran golden(const std::string& action, const Arguments& more,
+             const std::function<void()>& prepare = nullptr) const {
     Arguments all = {"golden", action, "--golden-dir", "accepted", "--output-dir", "pending"};
     all.insert(all.end(), more.begin(), more.end());
-    const ChildResult result = hostile::run_isoshard(folder_.path(), all, prepare);
+    const ChildResult result = malformed::run_isoshard(folder_.path(), all, prepare);
     return {result.exit_code, result.output + result.error};
   }
   /// As if this program had been built from what was committed.
@@ -59,26 +60,29 @@ class GoldenCommand : public ::testing::Test {
 TEST_F(GoldenCommand, GoesFromNothingToAMatch) {
   const Ran missing = golden("verify", {kName});
   EXPECT_EQ(missing.code, 5);
-  EXPECT_THAT(missing.output,
-              AllOf(HasSubstr("there is no golden of that name"), HasSubstr("isoshard golden record " + std::string(kName))));
+  EXPECT_THAT(missing.output, AllOf(HasSubstr("there is no golden of that name"),
+                                    HasSubstr("isoshard golden record " + std::string(kName))));
   EXPECT_EQ(golden("status", {kName}).code, 5);
 
   const Ran recorded = golden("record", {kName});
   EXPECT_EQ(recorded.code, 0) << recorded.output;
   EXPECT_THAT(recorded.output, HasSubstr("PENDING     lattice_ddp_dp2_bf16"));
-  EXPECT_FALSE(std::filesystem::exists(folder_ / "accepted")) << "recording writes pending files only";
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "accepted"))
+      << "recording writes pending files only";
   EXPECT_THAT(golden("status", {kName}).output, HasSubstr("PENDING     lattice_ddp_dp2_bf16"));
   make_pending_clean();
   const Ran reviewed = golden("review", {});
   EXPECT_EQ(reviewed.code, 0);
-  EXPECT_THAT(reviewed.output, AllOf(HasSubstr("old      none"), HasSubstr("parity   holds"), HasSubstr("arithmetic")));
+  EXPECT_THAT(reviewed.output, AllOf(HasSubstr("old      none"), HasSubstr("parity   holds"),
+                                     HasSubstr("arithmetic")));
   const Ran accepted = golden("accept", {kName, "--reason", "the first one"});
   EXPECT_EQ(accepted.code, 0) << accepted.output;
 
   EXPECT_TRUE(read_pending(folder_ / "pending").empty());
   const Ran verified = golden("verify", {kName});
   EXPECT_EQ(verified.code, 0) << verified.output;
-  EXPECT_THAT(verified.output, AllOf(HasSubstr("MATCH       lattice_ddp_dp2_bf16"), HasSubstr("1 of 1 goldens match")));
+  EXPECT_THAT(verified.output, AllOf(HasSubstr("MATCH       lattice_ddp_dp2_bf16"),
+                                     HasSubstr("1 of 1 goldens match")));
   const Ran listed = golden("status", {kName});
   EXPECT_EQ(listed.code, 0);
   EXPECT_THAT(listed.output, HasSubstr("the first one"));
@@ -89,10 +93,13 @@ TEST_F(GoldenCommand, AFaultIsARegressionAndCannotBeAccepted) {
 
   const Ran verified = golden("verify", {kName, "--fault", "dp_sum_missing"});
   EXPECT_EQ(verified.code, 1);
-  EXPECT_THAT(verified.output, AllOf(HasSubstr("REGRESSION"), HasSubstr("look further: isoshard verify --model lattice --subjects ddp")));
+  EXPECT_THAT(verified.output,
+              AllOf(HasSubstr("REGRESSION"),
+                    HasSubstr("look further: isoshard verify --model lattice --subjects ddp")));
   const Ran recorded = golden("record", {kName, "--fault", "dp_sum_missing"});
   EXPECT_EQ(recorded.code, 1);
-  EXPECT_THAT(golden("review", {}).output, AllOf(HasSubstr("FAILED"), HasSubstr("lines differ"), HasSubstr("refused")));
+  EXPECT_THAT(golden("review", {}).output,
+              AllOf(HasSubstr("FAILED"), HasSubstr("lines differ"), HasSubstr("refused")));
   make_pending_clean();
   const Ran accepted = golden("accept", {"--reason", "it is red"});
   EXPECT_EQ(accepted.code, 5);
@@ -110,7 +117,7 @@ TEST_F(GoldenCommand, TheStateOfThisBuildDecides) {
 
 TEST_F(GoldenCommand, IsRefusedWhereCiIsSetAndWritesNothing) {
   record_and_accept();
-  const auto before = hostile::tree_of(folder_.path());
+  const auto before = malformed::tree_of(folder_.path());
   const auto ci = [] { ::setenv("CI", "true", 1); };
 
   for (const Ran& ran : {golden("record", {kName}, ci), golden("accept", {"--reason", "x"}, ci),
@@ -119,7 +126,7 @@ TEST_F(GoldenCommand, IsRefusedWhereCiIsSetAndWritesNothing) {
     EXPECT_THAT(ran.output, HasSubstr("CI is set"));
   }
   EXPECT_EQ(golden("verify", {kName}, ci).code, 0) << "CI checks";
-  EXPECT_EQ(hostile::tree_of(folder_.path()), before);
+  EXPECT_EQ(malformed::tree_of(folder_.path()), before);
 }
 
 TEST_F(GoldenCommand, WhatIsWrongInTheFolderIsExitFiveWithTheCommandThatMendsIt) {
@@ -130,7 +137,8 @@ TEST_F(GoldenCommand, WhatIsWrongInTheFolderIsExitFiveWithTheCommandThatMendsIt)
   write_file_atomically(file, text + " ");
   const Ran edited = golden("verify", {kName});
   EXPECT_EQ(edited.code, 5);
-  EXPECT_THAT(edited.output, AllOf(HasSubstr("was edited"), HasSubstr("git checkout"), HasSubstr("isoshard golden record")));
+  EXPECT_THAT(edited.output, AllOf(HasSubstr("was edited"), HasSubstr("git checkout"),
+                                   HasSubstr("isoshard golden record")));
   EXPECT_EQ(golden("status", {kName}).code, 5);
   write_file_atomically(file, text);
   write_file_atomically(folder_ / "accepted" / "curve_old.json", text);
@@ -140,7 +148,8 @@ TEST_F(GoldenCommand, WhatIsWrongInTheFolderIsExitFiveWithTheCommandThatMendsIt)
   Golden old = parse_golden(text, file);
   old.name = "curve_old";
   GoldenStore(folder_ / "accepted").accept(old, "an old one", "2026-01-01T00:00:00Z");
-  EXPECT_THAT(golden("status", {}).output, HasSubstr("isoshard golden accept --remove curve_old --reason TEXT"));
+  EXPECT_THAT(golden("status", {}).output,
+              HasSubstr("isoshard golden accept --remove curve_old --reason TEXT"));
   EXPECT_EQ(golden("accept", {"--remove", "curve_old", "--reason", "no longer made"}).code, 0);
   EXPECT_THAT(golden("status", {}).output, Not(HasSubstr("curve_old")));
 }
@@ -154,13 +163,15 @@ TEST_F(GoldenCommand, UsageIsExitTwoBeforeAnythingRuns) {
       {{"golden", "recrod"}, "did you mean 'record'"},
       {{"golden", "verify", "lattice_ddp_dp2_fp16"}, "did you mean 'lattice_ddp_dp2_bf16'"},
       {{"golden", "review", "--output-dir", "none"}, "nothing selected"},
-      {{"golden", "record", kName, "--output-dir", "x", "--golden-dir", "./x"}, "only accept writes to"},
+      {{"golden", "record", kName, "--output-dir", "x", "--golden-dir", "./x"},
+       "only accept writes to"},
       {{"golden", "verify", kName, "--reason", "x"}, "--reason is not for golden verify"},
       {{"golden", "accept", "--remove", "--reason", "x"}, "name the goldens to --remove"},
       {{"golden", "record", kName, "--fault", "dp_sum_mising"}, "did you mean"},
   };
   for (const auto& row : rows) {
-    const ChildResult result = hostile::run_isoshard(folder_.path(), row.words, hostile::refuse_new_processes);
+    const ChildResult result =
+        malformed::run_isoshard(folder_.path(), row.words, malformed::refuse_new_processes);
 
     EXPECT_EQ(result.exit_code, 2) << row.says << ": " << result.error;
     EXPECT_THAT(result.error, HasSubstr(row.says));
@@ -195,7 +206,8 @@ TEST(GoldenPages, TheCommandToLookFurtherIsOfTheSameRun) {
     OptionTable table;
     declare_verify_options(table);
 
-    const VerifyRequest request = verify_request_of(parse_options(table, {words.begin() + 2, words.end()}));
+    const VerifyRequest request =
+        verify_request_of(parse_options(table, {words.begin() + 2, words.end()}));
 
     Case expected = spec.item;
     if (spec.kind == GoldenKind::kCurve) expected.steps = 3;

@@ -10,14 +10,14 @@
 #include <utility>
 
 #include "app/commands.h"
-#include "base/error.h"
-#include "base/suggest.h"
-#include "conformance/detection/contracts.h"
-#include "conformance/detection/fault.h"
-#include "conformance/subjects/registry.h"
+#include "core/base/error.h"
+#include "core/base/suggest.h"
 #include "fixtures/cases/presets.h"
 #include "harness/cli/exit_code.h"
-#include "model/builtin.h"
+#include "subjects/model/config/builtin.h"
+#include "suite/faults/contracts.h"
+#include "suite/faults/fault.h"
+#include "suite/record/registry.h"
 
 namespace isoshard {
 namespace {
@@ -31,8 +31,9 @@ void list_subjects() {
 void list_models() {
   for (const auto& name : builtin_names()) {
     const ModelConfig config = builtin_config(name);
-    fmt::print("{:<22} {}, {} layers, hidden {}, {} heads, {} kv heads, ffn {}, vocabulary {}\n", name, config.model_type,
-               config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads, config.intermediate_size, config.vocab_size);
+    fmt::print("{:<22} {}, {} layers, hidden {}, {} heads, {} kv heads, ffn {}, vocabulary {}\n",
+               name, config.model_type, config.num_layers, config.hidden_size, config.num_heads,
+               config.num_kv_heads, config.intermediate_size, config.vocab_size);
   }
 }
 
@@ -60,26 +61,32 @@ void list_faults() {
   const auto print = [](const Fault& fault, std::pair<std::size_t, std::size_t> widths) {
     const std::string subjects = fmt::format("{}", fmt::join(fault.subjects, " "));
     const std::string source = fault.source.empty() ? "" : fmt::format(" [{}]", fault.source);
-    fmt::print("{}  {:<{}}  {:<{}}  {}{}\n", fault.fault_class, fault.id, widths.first, subjects, widths.second, fault.summary, source);
+    fmt::print("{}  {:<{}}  {:<{}}  {}{}\n", fault.fault_class, fault.id, widths.first, subjects,
+               widths.second, fault.summary, source);
   };
   for (const Fault& fault : fault_catalogue()) print(fault, widths_of(fault_catalogue()));
   fmt::print("\nnear misses: legal differences, which must not alarm\n");
-  for (const Fault& miss : near_misses()) print(miss, widths_of(near_misses()));
+  for (const Fault& miss : benign_variations()) print(miss, widths_of(benign_variations()));
 }
 
 int run(const ParsedOptions& options) {
-  const std::vector<std::pair<std::string, void (*)()>> lists = {
-      {"subjects", list_subjects}, {"models", list_models}, {"cases", list_cases}, {"contracts", list_contracts}, {"faults", list_faults}};
+  const std::vector<std::pair<std::string, void (*)()>> lists = {{"subjects", list_subjects},
+                                                                 {"models", list_models},
+                                                                 {"cases", list_cases},
+                                                                 {"contracts", list_contracts},
+                                                                 {"faults", list_faults}};
   std::vector<std::string> known;
   for (const auto& [name, function] : lists) known.push_back(name);
-  if (!options.given("what")) throw UsageError(fmt::format("list what? one of: {}", fmt::join(known, ", ")));
+  if (!options.given("what"))
+    throw UsageError(fmt::format("list what? one of: {}", fmt::join(known, ", ")));
   const auto& what = options.get<std::string>("what");
   for (const auto& [name, function] : lists) {
     if (name != what) continue;
     function();
     return kExitConforms;
   }
-  throw UsageError(fmt::format("cannot list '{}'{}; one of: {}", what, did_you_mean(what, known), fmt::join(known, ", ")));
+  throw UsageError(fmt::format("cannot list '{}'{}; one of: {}", what, did_you_mean(what, known),
+                               fmt::join(known, ", ")));
 }
 
 }  // namespace
@@ -90,7 +97,8 @@ Command list_command() {
           "list {subjects,models,cases,contracts,faults}",
           "  isoshard list faults",
           [](OptionTable& table) {
-            table.options.add_options()("what", po::value<std::string>(), "subjects, models, cases, contracts or faults");
+            table.options.add_options()("what", po::value<std::string>(),
+                                        "subjects, models, cases, contracts or faults");
             table.positional.add("what", 1);
           },
           run};

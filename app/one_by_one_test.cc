@@ -21,7 +21,10 @@ using Words = std::vector<std::string>;
 
 class OneByOne : public ::testing::Test {
  protected:
-  OneByOne() : folder_(fs::temp_directory_path() / fmt::format("isoshard-one-by-one-{}", getpid())) { fs::create_directories(folder_); }
+  OneByOne()
+      : folder_(fs::temp_directory_path() / fmt::format("isoshard-one-by-one-{}", getpid())) {
+    fs::create_directories(folder_);
+  }
   ~OneByOne() override { fs::remove_all(folder_); }
 
   [[nodiscard]] std::string at(const char* name) const { return (folder_ / name).string(); }
@@ -60,22 +63,27 @@ TEST_P(OneByOneRuns, ComparedLaterGetTheVerdictOfOneRun) {
   const Written& run = GetParam();
   Words one = run.settings, first = run.settings, second = run.settings;
   for (Words* words : {&one, &first}) words->insert(words->end(), run.data.begin(), run.data.end());
-  for (Words* words : {&one, &second}) words->insert(words->end(), run.subject.begin(), run.subject.end());
+  for (Words* words : {&one, &second})
+    words->insert(words->end(), run.subject.begin(), run.subject.end());
 
   const int verdict = command({"verify", "--reference", "plain", "--output-dir", at("one")}, one);
-  const int saved = command({"verify", "--subjects", run.first, "--dp", "2", "--output_dir", at("shared"), "--save_init_weights",
-                             "--save_batch", "--dump", at("runs")},
-                            first);
-  const int separate = command({"verify", "--input_dir", at("shared"), "--dump", at("others")}, second);
+  const int saved =
+      command({"verify", "--subjects", run.first, "--dp", "2", "--output_dir", at("shared"),
+               "--save_init_weights", "--save_batch", "--dump", at("runs")},
+              first);
+  const int separate =
+      command({"verify", "--input_dir", at("shared"), "--dump", at("others")}, second);
   // Of the first run the trusted one, of the second the one to judge.
   for (const auto& entry : fs::directory_iterator(folder_ / "runs")) {
     if (!entry.path().filename().string().starts_with("reference_")) fs::remove_all(entry.path());
   }
   for (const auto& entry : fs::directory_iterator(folder_ / "others")) {
     const std::string name = entry.path().filename();
-    if (!name.starts_with("reference_") && !name.starts_with("emulated_")) fs::rename(entry.path(), folder_ / "runs" / name);
+    if (!name.starts_with("reference_") && !name.starts_with("emulated_"))
+      fs::rename(entry.path(), folder_ / "runs" / name);
   }
-  const int compared = command({"compare", "--input_dir", at("runs"), "--output_dir", at("compared")}, {});
+  const int compared =
+      command({"compare", "--input_dir", at("runs"), "--output_dir", at("compared")}, {});
 
   EXPECT_EQ(verdict, 0);
   EXPECT_EQ(saved, 0);
@@ -89,23 +97,28 @@ TEST_P(OneByOneRuns, ComparedLaterGetTheVerdictOfOneRun) {
 
 INSTANTIATE_TEST_SUITE_P(
     Settings, OneByOneRuns,
-    ::testing::Values(
-        Written{"bf16_adamw_two_steps_and_micro_batches",
-                {"--dtype", "bf16", "--optimizer", "adamw", "--steps", "2", "--micro-batches", "2", "--model", "small"},
-                {"--seed", "5"},
-                {"--subjects", "autotp", "--tp", "2", "--dp", "2"}},
-        Written{"fp64_shuffled_text",
-                {"--dtype", "fp64", "--model", "small", "--seq-length", "11"},
-                {"--shuffle", "--tail", "pad", "--seed", "3"},
-                {"--subjects", "autotp", "--tp", "2", "--dp", "2"}},
-        Written{
-            "fp32_random_ids", {"--dtype", "fp32", "--model", "tiny"}, {"--data", "random"}, {"--subjects", "ddp", "--dp", "2"}, "autotp"}),
+    ::testing::Values(Written{"bf16_adamw_two_steps_and_micro_batches",
+                              {"--dtype", "bf16", "--optimizer", "adamw", "--steps", "2",
+                               "--micro-batches", "2", "--model", "small"},
+                              {"--seed", "5"},
+                              {"--subjects", "autotp", "--tp", "2", "--dp", "2"}},
+                      Written{"fp64_shuffled_text",
+                              {"--dtype", "fp64", "--model", "small", "--seq-length", "11"},
+                              {"--shuffle", "--tail", "pad", "--seed", "3"},
+                              {"--subjects", "autotp", "--tp", "2", "--dp", "2"}},
+                      Written{"fp32_random_ids",
+                              {"--dtype", "fp32", "--model", "tiny"},
+                              {"--data", "random"},
+                              {"--subjects", "ddp", "--dp", "2"},
+                              "autotp"}),
     [](const auto& of) { return of.param.name; });
 
 TEST_F(OneByOne, AReloadedRunIsJudgedBehindIt) {
-  const Words small = {"--subjects", "ddp", "--dp", "2", "--dtype", "fp32", "--num-layers", "1", "--steps", "2", "--optimizer", "adamw"};
+  const Words small = {"--subjects",   "ddp", "--dp",    "2", "--dtype",     "fp32",
+                       "--num-layers", "1",   "--steps", "2", "--optimizer", "adamw"};
   const auto reloaded = [&](const char* after, const char* name) {
-    return command({"verify", "--preset", "small", "--reload-after", after, "--output-dir", at(name)}, small);
+    return command(
+        {"verify", "--preset", "small", "--reload-after", after, "--output-dir", at(name)}, small);
   };
   const auto case_of = [&](const char* name) {
     std::ifstream file(folder_ / name / "report.json");
@@ -115,28 +128,36 @@ TEST_F(OneByOne, AReloadedRunIsJudgedBehindIt) {
   EXPECT_EQ(reloaded("1", "right"), 0);
   EXPECT_NE(case_of("right").find("reload1"), std::string::npos) << case_of("right");
   EXPECT_EQ(reloaded("2", "late"), 2) << "no step is left behind it";
-  const int wrong = command({"verify", "--fault", "optimizer_state_swapped_on_load", "--reload-after", "1", "--output-dir", at("wrong")},
+  const int wrong = command({"verify", "--fault", "optimizer_state_swapped_on_load",
+                             "--reload-after", "1", "--output-dir", at("wrong")},
                             {"--steps", "2"});
   EXPECT_EQ(wrong, 1);
   EXPECT_NE(case_of("wrong").find("reload1"), std::string::npos) << case_of("wrong");
 }
 
 TEST_F(OneByOne, AnotherBatchIsNoticed) {
-  const Words settings = {"--dtype", "fp32", "--model", "tiny", "--data", "random", "--dp", "2", "--subjects", "ddp"};
+  const Words settings = {"--dtype", "fp32", "--model", "tiny",       "--data",
+                          "random",  "--dp", "2",       "--subjects", "ddp"};
   Words other = settings;
   other.insert(other.end(), {"--seed", "1"});
   Words from_file = {"--dtype", "fp32", "--model", "tiny", "--dp", "2", "--subjects", "ddp"};
 
-  EXPECT_EQ(command({"verify", "--dump", at("runs"), "--save-init-weights", at("w.safetensors")}, settings), 0);
+  EXPECT_EQ(command({"verify", "--dump", at("runs"), "--save-init-weights", at("w.safetensors")},
+                    settings),
+            0);
   EXPECT_EQ(command({"verify", "--save-batch", at("b.safetensors")}, other), 0);
-  EXPECT_EQ(command({"verify", "--init-weights", at("w.safetensors"), "--batch", at("b.safetensors"), "--dump", at("others")}, from_file),
+  EXPECT_EQ(command({"verify", "--init-weights", at("w.safetensors"), "--batch",
+                     at("b.safetensors"), "--dump", at("others")},
+                    from_file),
             0);
   std::string reference, actual;
   for (const auto& entry : fs::directory_iterator(folder_ / "runs")) {
     if (entry.path().filename().string().starts_with("reference_")) reference = entry.path();
   }
   for (const auto& entry : fs::directory_iterator(folder_ / "others")) {
-    if (entry.path().filename().string().starts_with("ddp_") || entry.path().filename().string().starts_with("tiny")) actual = entry.path();
+    if (entry.path().filename().string().starts_with("ddp_") ||
+        entry.path().filename().string().starts_with("tiny"))
+      actual = entry.path();
   }
 
   EXPECT_EQ(command({"compare", reference, actual, "--output-dir", at("compared")}, {}), 1);

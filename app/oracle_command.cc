@@ -5,7 +5,7 @@
 #include <boost/program_options/value_semantic.hpp>
 
 #include "app/commands.h"
-#include "base/error.h"
+#include "core/base/error.h"
 #include "fixtures/oracle/oracle.h"
 #include "harness/cli/exit_code.h"
 
@@ -16,12 +16,14 @@ namespace po = boost::program_options;
 using Strings = std::vector<std::string>;
 
 void declare(OptionTable& table) {
-  table.options.add_options()("folder", po::value<Strings>(), "oracle folders (config.json, model, batch, expected, train files)");
+  table.options.add_options()("folder", po::value<Strings>(),
+                              "oracle folders (config.json, model, batch, expected, train files)");
   table.positional.add("folder", -1);
 }
 
 int run(const ParsedOptions& options) {
-  if (!options.given("folder")) throw UsageError("nothing selected: oracle needs at least one folder");
+  if (!options.given("folder"))
+    throw UsageError("nothing selected: oracle needs at least one folder");
   int code = kExitConforms;
   for (const auto& folder : options.get<Strings>("folder")) {
     const OracleReport report = check_oracle(folder);
@@ -34,9 +36,12 @@ int run(const ParsedOptions& options) {
 }  // namespace
 
 Command oracle_command() {
-  return {"oracle",        "hold our models to the numbers of Hugging Face transformers",
-          "oracle DIR...", "  isoshard oracle fixtures/oracle/qwen2_tied_gqa fixtures/oracle/qwen2_untied_mha",
-          declare,         run};
+  return {"oracle",
+          "hold our models to the numbers of Hugging Face transformers",
+          "oracle DIR...",
+          "  isoshard oracle fixtures/oracle/qwen2_tied_gqa fixtures/oracle/qwen2_untied_mha",
+          declare,
+          run};
 }
 
 }  // namespace isoshard

@@ -11,13 +11,16 @@ namespace isoshard {
 
 /// A folder that this process writes to, and no other one at the same time.
 ///
-/// Guarantees   the constructor makes the folder if needed, proves that a file can be made in it and takes its lock
-///              (`.isoshard.lock`, which holds the process number), all before any rank starts. The destructor removes the lock, and the
-///              folder if it was made here and nothing was written to it. A process that was killed holds no lock, whatever is left.
-/// Errors       UsageError that names option, folder and why: it is a file or a link, cannot be made or written to, or is in use, with
-///              the number of the process that uses it.
+/// Guarantees   the constructor makes the folder if needed, proves that a file can be made in it
+///              and takes its lock (`.isoshard.lock`, which holds the process number), all before
+///              any rank starts. The destructor removes the lock, and the folder if it was made
+///              here and nothing was written to it. A process that was killed holds no lock,
+///              whatever is left.
+/// Errors       UsageError that names option, folder and why: it is a file or a link, cannot be
+///              made or written to, or is in use, with the number of the process that uses it.
 ///
-///     const OutputFolder folder(options.output_dir, "--output-dir");   // an empty path is no folder, and no error
+///     const OutputFolder folder(options.output_dir, "--output-dir"); // an empty path is no
+///       folder, and no error
 class OutputFolder {
  public:
   OutputFolder(std::filesystem::path folder, std::string_view option);
@@ -35,9 +38,10 @@ class OutputFolder {
   int fd_ = -1;  ///< of the lock; -1 if this process has it through another object
 };
 
-/// Writes report.json (schema 1, the exit code, one entry a case, one a table) and report.txt; nothing if `folder` is empty.
+/// Writes report.json (schema 1, the exit code, one entry a case, one a table) and report.txt;
+/// nothing if `folder` is empty.
 /// Errors   as write_file_atomically.
-void write_reports(const std::filesystem::path& folder, int exit_code, const nlohmann::json& cases, const nlohmann::json& tables,
-                   std::string_view text);
+void write_reports(const std::filesystem::path& folder, int exit_code, const nlohmann::json& cases,
+                   const nlohmann::json& tables, std::string_view text);
 
 }  // namespace isoshard

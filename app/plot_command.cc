@@ -7,8 +7,8 @@
 
 #include "app/commands.h"
 #include "app/output_folder.h"
-#include "base/atomic_file.h"
-#include "base/error.h"
+#include "core/base/atomic_file.h"
+#include "core/base/error.h"
 #include "harness/cli/exit_code.h"
 #include "harness/curve/curve_judge.h"
 #include "harness/curve/curve_statistics.h"
@@ -22,16 +22,23 @@ namespace fs = std::filesystem;
 
 void declare(OptionTable& table) {
   auto add = table.options.add_options();
-  add("input-dir", po::value<std::string>(), "folder with loss_SUBJECT.json files (isoshard train --output-dir writes them)");
-  add("output", po::value<std::string>(), "the figure: FILE.svg or FILE.png (default: loss_curves.png in --input-dir; 'none': no figure)");
-  add("allow-different-settings", po::bool_switch(), "show curves whose settings (optimizer, clipping, precision, data order, ...) differ");
-  table.aliases = {{"input", "input-dir"}, {"output-path", "output"}, {"loss-output-dir", "input-dir"}};
+  add("input-dir", po::value<std::string>(),
+      "folder with loss_SUBJECT.json files (isoshard train --output-dir writes them)");
+  add("output", po::value<std::string>(),
+      "the figure: FILE.svg or FILE.png (default: loss_curves.png in --input-dir; 'none': no "
+      "figure)");
+  add("allow-different-settings", po::bool_switch(),
+      "show curves whose settings (optimizer, clipping, precision, data order, ...) differ");
+  table.aliases = {
+      {"input", "input-dir"}, {"output-path", "output"}, {"loss-output-dir", "input-dir"}};
 }
 
 int run(const ParsedOptions& options) {
-  if (!options.given("input-dir")) throw UsageError("plot needs --input-dir DIR, a folder with loss_SUBJECT.json files");
+  if (!options.given("input-dir"))
+    throw UsageError("plot needs --input-dir DIR, a folder with loss_SUBJECT.json files");
   const fs::path folder = options.get<std::string>("input-dir");
-  const fs::path output = options.given("output") ? fs::path(options.get<std::string>("output")) : folder / "loss_curves.png";
+  const fs::path output = options.given("output") ? fs::path(options.get<std::string>("output"))
+                                                  : folder / "loss_curves.png";
   const std::vector<Curve> curves = read_curves(folder);
   if (!options.get<bool>("allow-different-settings")) {
     const Curve& baseline = baseline_of(curves);
@@ -41,7 +48,8 @@ int run(const ParsedOptions& options) {
   }
   std::string figure;
   if (output != "none") {
-    const OutputFolder place(output.has_parent_path() ? output.parent_path() : fs::path("."), "--output");
+    const OutputFolder place(output.has_parent_path() ? output.parent_path() : fs::path("."),
+                             "--output");
     write_file_atomically(output, figure_file(output, curves));
     figure = fmt::format("\nfigure: {}\n", output.string());
   }
@@ -53,7 +61,8 @@ int run(const ParsedOptions& options) {
 
 Command plot_command() {
   return {"plot",
-          "draw the loss curves of a folder, their differences and gradient norms; print their statistics",
+          "draw the loss curves of a folder, their differences and gradient norms; print their "
+          "statistics",
           "plot --input-dir DIR [--output FILE.svg|FILE.png]",
           "  isoshard train --subjects reference,ddp,autotp --tp 2 --dp 2 --output-dir curves\n"
           "  isoshard plot --input-dir curves --output curves/loss_curves.svg",

@@ -16,9 +16,11 @@ int run_program(const std::vector<std::string>& arguments) {
   make_controller();
   std::setlocale(LC_ALL, "C");
   install_interrupt_handler();
-  std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error like a full disk: the write that meets it says so
-  const std::vector<Command> commands = {verify_command(), train_command(),      plot_command(), compare_command(), oracle_command(),
-                                         golden_command(), experiment_command(), list_command(), explain_command(), doctor_command()};
+  // a limit on file sizes is an error like a full disk: the write that meets it says so
+  std::signal(SIGXFSZ, SIG_IGN);
+  const std::vector<Command> commands = {
+      verify_command(), train_command(),      plot_command(), compare_command(), oracle_command(),
+      golden_command(), experiment_command(), list_command(), explain_command(), doctor_command()};
   const int code = run_command_line(commands, arguments);
   return interrupt_signal() == 0 ? code : combine_exit_codes(code, 128 + interrupt_signal());
 }

@@ -6,8 +6,9 @@
 
 namespace isoshard {
 
-/// Makes this process a controller of ranks, runs the command that `arguments` (without the program's name) name, and gives back the
-/// exit code. Prints to standard output, errors to standard error. Called once in a process.
+/// Makes this process a controller of ranks, runs the command that `arguments` (without the
+/// program's name) name, and gives back the exit code. Prints to standard output, errors to
+/// standard error. Called once in a process.
 [[nodiscard]] int run_program(const std::vector<std::string>& arguments);
 
 }  // namespace isoshard

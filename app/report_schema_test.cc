@@ -12,10 +12,10 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
-#include "app/json_schema.h"
 #include "harness/cli/command.h"
 #include "harness/report/report.h"
 #include "harness/report/tables.h"
+#include "suite/testing/json_schema.h"
 
 namespace isoshard {
 namespace {
@@ -53,8 +53,9 @@ class ReportSchema : public ::testing::Test {
 };
 
 TEST_F(ReportSchema, DescribesVerifyWithTablesAndCompare) {
-  const json verify = written(0, {"verify", "--model", "tiny", "--subjects", "ddp", "autotp", "--tp", "2", "--dp", "2", "--dtype", "bf16",
-                                  "--dump", folder_ / "runs"});
+  const json verify =
+      written(0, {"verify", "--model", "tiny", "--subjects", "ddp", "autotp", "--tp", "2", "--dp",
+                  "2", "--dtype", "bf16", "--dump", folder_ / "runs"});
 
   EXPECT_THAT(schema_.problem(verify), IsEmpty());
   ASSERT_EQ(verify.at("cases").size(), 2U);
@@ -85,7 +86,10 @@ TEST_F(ReportSchema, DescribesNumbersThatJsonLacks) {
   tables.modules = {"m"};
   tables.columns.emplace_back().output_norms["m"] = INFINITY;
 
-  const json report = {{"schema", 1}, {"exit_code", 1}, {"cases", {report_json(verdict)}}, {"tables", {tables_json(tables)}}};
+  const json report = {{"schema", 1},
+                       {"exit_code", 1},
+                       {"cases", {report_json(verdict)}},
+                       {"tables", {tables_json(tables)}}};
 
   EXPECT_THAT(schema_.problem(report), IsEmpty());
 }
@@ -97,7 +101,10 @@ TEST_F(ReportSchema, RefusesWhatIsMissingExtraOrOfAnotherType) {
   ComparisonTables tables;
   tables.modules = {"m"};
   tables.columns.emplace_back().output_norms["m"] = 1;
-  const json right = {{"schema", 1}, {"exit_code", 0}, {"cases", {report_json(verdict)}}, {"tables", {tables_json(tables)}}};
+  const json right = {{"schema", 1},
+                      {"exit_code", 0},
+                      {"cases", {report_json(verdict)}},
+                      {"tables", {tables_json(tables)}}};
   ASSERT_THAT(schema_.problem(right), IsEmpty());
   const auto changed = [&](const char* pointer, const json& value) {
     json report = right;
@@ -113,8 +120,10 @@ TEST_F(ReportSchema, RefusesWhatIsMissingExtraOrOfAnotherType) {
   EXPECT_THAT(changed("/cases/0/status", "fine"), HasSubstr("$.cases[0].status is \"fine\""));
   EXPECT_THAT(changed("/cases/0/compared", -1), HasSubstr("below 0"));
   EXPECT_THAT(changed("/cases/0/tensors/0/max_abs", "large"), HasSubstr("max_abs"));
-  EXPECT_THAT(changed("/tables/0/columns/0/modules/0/output_norm", true), HasSubstr("output_norm is boolean"));
-  EXPECT_THAT(changed("/tables/0/columns/0/losses", {{{"dp_rank", 0}}}), HasSubstr("has no \"loss\""));
+  EXPECT_THAT(changed("/tables/0/columns/0/modules/0/output_norm", true),
+              HasSubstr("output_norm is boolean"));
+  EXPECT_THAT(changed("/tables/0/columns/0/losses", {{{"dp_rank", 0}}}),
+              HasSubstr("has no \"loss\""));
 }
 
 }  // namespace

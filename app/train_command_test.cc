@@ -6,15 +6,15 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "app/hostile_rows.h"
-#include "app/json_schema.h"
-#include "base/atomic_file.h"
+#include "app/testing/malformed_rows.h"
+#include "core/base/atomic_file.h"
 #include "harness/curve/curve.h"
+#include "suite/testing/json_schema.h"
 
 namespace isoshard {
 namespace {
 
-using hostile::Arguments;
+using malformed::Arguments;
 using nlohmann::json;
 using testing::AllOf;
 using testing::HasSubstr;
@@ -27,8 +27,9 @@ struct Ran {
   int code = -1;
   std::string output;
 };
-Ran run_isoshard(const std::filesystem::path& folder, const Arguments& arguments, const std::function<void()>& prepare = nullptr) {
-  const ChildResult result = hostile::run_isoshard(folder, arguments, prepare);
+Ran run_isoshard(const std::filesystem::path& folder, const Arguments& arguments,
+                 const std::function<void()>& prepare = nullptr) {
+  const ChildResult result = malformed::run_isoshard(folder, arguments, prepare);
   return {result.exit_code, result.output + result.error};
 }
 
@@ -48,7 +49,8 @@ Schema schema() {
   return Schema(read(std::filesystem::path(ISOSHARD_DOCS_DIR) / "loss.schema.json"));
 }
 
-// Six steps, a checkpoint, six more: of the same mesh the numbers of the uninterrupted run; another mesh and subject conforms.
+// Six steps, a checkpoint, six more: of the same mesh the numbers of the uninterrupted run; another
+// mesh and subject conforms.
 TEST(Train, GoesOnFromACheckpoint) {
   const TestFolder folder;
   const Arguments mesh = {"--subjects", "autotp", "--tp", "2", "--dp", "2"};
@@ -58,11 +60,13 @@ TEST(Train, GoesOnFromACheckpoint) {
   ASSERT_EQ(run_isoshard(folder.path(), train(save, "whole")).code, 0);
 
   const Ran resumed = run_isoshard(folder.path(), train(same, "rest"));
-  const Ran other =
-      run_isoshard(folder.path(), train({"--subjects", "fsdp_tp", "--tp", "2", "--dp", "3", "--resume", "saved/reference"}, "other"));
+  const Ran other = run_isoshard(folder.path(), train({"--subjects", "fsdp_tp", "--tp", "2", "--dp",
+                                                       "3", "--resume", "saved/reference"},
+                                                      "other"));
 
   ASSERT_EQ(resumed.code, 0) << resumed.output;
-  const Curve whole = read_curve(folder / "whole/loss_autotp.json"), rest = read_curve(folder / "rest/loss_autotp.json");
+  const Curve whole = read_curve(folder / "whole/loss_autotp.json"),
+              rest = read_curve(folder / "rest/loss_autotp.json");
   ASSERT_EQ(whole.steps.size(), 12U);
   ASSERT_EQ(rest.steps.size(), 6U);
   for (std::size_t i = 0; i < rest.steps.size(); ++i) {
@@ -75,11 +79,17 @@ TEST(Train, GoesOnFromACheckpoint) {
 
 TEST(Train, RefusesACheckpointThatItCannotGoOnFrom) {
   const TestFolder folder;
-  ASSERT_EQ(run_isoshard(folder.path(), train({"--subjects", "ddp", "--reference", "none", "--save-checkpoint", "saved"})).code, 0);
+  ASSERT_EQ(run_isoshard(folder.path(), train({"--subjects", "ddp", "--reference", "none",
+                                               "--save-checkpoint", "saved"}))
+                .code,
+            0);
 
-  const Ran done = run_isoshard(folder.path(), train({"--subjects", "ddp", "--resume", "saved/ddp"}));
-  const Ran sgd = run_isoshard(folder.path(), train({"--subjects", "ddp", "--resume", "saved/ddp", "--optimizer", "sgd"}));
-  const Ran nowhere = run_isoshard(folder.path(), train({"--subjects", "ddp", "--resume", "nowhere"}));
+  const Ran done =
+      run_isoshard(folder.path(), train({"--subjects", "ddp", "--resume", "saved/ddp"}));
+  const Ran sgd = run_isoshard(
+      folder.path(), train({"--subjects", "ddp", "--resume", "saved/ddp", "--optimizer", "sgd"}));
+  const Ran nowhere =
+      run_isoshard(folder.path(), train({"--subjects", "ddp", "--resume", "nowhere"}));
 
   EXPECT_EQ(done.code, 2);
   EXPECT_THAT(done.output, HasSubstr("12 steps are done in the checkpoint"));
@@ -93,11 +103,14 @@ TEST(Train, WritesACurveOfEachSubjectAndJudgesIt) {
   const TestFolder folder;
 
   const Ran result =
-      run_isoshard(folder.path(), train({"--subjects", "reference,ddp,autotp", "--tp", "2", "--dp", "2", "--log-interval", "5"}));
+      run_isoshard(folder.path(), train({"--subjects", "reference,ddp,autotp", "--tp", "2", "--dp",
+                                         "2", "--log-interval", "5"}));
 
   ASSERT_EQ(result.code, 0) << result.output;
-  EXPECT_THAT(result.output, AllOf(HasSubstr("CONFORMS  DDP (TP=1, DP=2): 12 steps"), HasSubstr("CONFORMS  DeepSpeed AutoTP (TP=2, DP=2)"),
-                                   HasSubstr("Differences from DDP baseline:"), HasSubstr("ddp step 10: loss")));
+  EXPECT_THAT(result.output,
+              AllOf(HasSubstr("CONFORMS  DDP (TP=1, DP=2): 12 steps"),
+                    HasSubstr("CONFORMS  DeepSpeed AutoTP (TP=2, DP=2)"),
+                    HasSubstr("Differences from DDP baseline:"), HasSubstr("ddp step 10: loss")));
   const std::vector<Curve> curves = read_curves(folder / "curves");
   ASSERT_THAT(curves, SizeIs(3));
   EXPECT_EQ(curves[0].perturbed_runs, 5);
@@ -130,17 +143,21 @@ TEST(Train, SchemaRefusesWhatIsMissingOrOfAnotherType) {
 TEST(Train, FaultDivergesAndSaysHowToLookFurther) {
   const TestFolder folder;
 
-  const Ran result = run_isoshard(folder.path(), {"train", "--fault", "dp_sum_missing", "--steps", "6"});
+  const Ran result =
+      run_isoshard(folder.path(), {"train", "--fault", "dp_sum_missing", "--steps", "6"});
 
   EXPECT_EQ(result.code, 1) << result.output;
-  EXPECT_THAT(result.output, AllOf(HasSubstr("DIVERGES  DDP (TP=1, DP=3)"), HasSubstr("hold different copies of"),
-                                   HasSubstr("look further: isoshard verify --subjects ddp --dp 3 --steps 1 --fault dp_sum_missing")));
+  EXPECT_THAT(result.output,
+              AllOf(HasSubstr("DIVERGES  DDP (TP=1, DP=3)"), HasSubstr("hold different copies of"),
+                    HasSubstr("look further: isoshard verify --subjects ddp --dp 3 --steps 1 "
+                              "--fault dp_sum_missing")));
 }
 
 TEST(Train, TheCommandToLookFurtherRuns) {
   const TestFolder folder;
   const Ran trained =
-      run_isoshard(folder.path(), {"train", "--fault", "dp_sum_missing", "--steps", "2", "--subjects", "autotp", "--tp", "2", "--dp", "2"});
+      run_isoshard(folder.path(), {"train", "--fault", "dp_sum_missing", "--steps", "2",
+                                   "--subjects", "autotp", "--tp", "2", "--dp", "2"});
   const std::size_t at = trained.output.find("isoshard verify ");
   ASSERT_NE(at, std::string::npos) << trained.output;
   std::istringstream line(trained.output.substr(at, trained.output.find('\n', at) - at));
@@ -156,29 +173,37 @@ TEST(Train, TheCommandToLookFurtherRuns) {
 
 TEST(Train, StoredReferenceJudgesALaterRun) {
   const TestFolder folder;
-  ASSERT_EQ(run_isoshard(folder.path(), train({"--subjects", "reference", "--dp", "2", "--save-init-weights", "w.safetensors"})).code, 0);
+  ASSERT_EQ(run_isoshard(folder.path(), train({"--subjects", "reference", "--dp", "2",
+                                               "--save-init-weights", "w.safetensors"}))
+                .code,
+            0);
 
-  const Arguments later = train({"--subjects", "autotp", "--tp", "2", "--dp", "2", "--reference", "curves/loss_reference.json"});
+  const Arguments later = train({"--subjects", "autotp", "--tp", "2", "--dp", "2", "--reference",
+                                 "curves/loss_reference.json"});
   const Ran same = run_isoshard(folder.path(), later);
   EXPECT_EQ(same.code, 0) << same.output;
   EXPECT_THAT(same.output, HasSubstr("CONFORMS  DeepSpeed AutoTP"));
 
   Arguments from_file = later;
   from_file.insert(from_file.end(), {"--init-weights", "w.safetensors"});
-  EXPECT_EQ(run_isoshard(folder.path(), from_file).code, 0) << "the same weights, from the file that was saved";
+  EXPECT_EQ(run_isoshard(folder.path(), from_file).code, 0)
+      << "the same weights, from the file that was saved";
 
   Arguments other = later;
   other.insert(other.end(), {"--learning-rate", "0.0005"});
-  const Ran refused = run_isoshard(folder.path(), other, hostile::refuse_new_processes);  // before any rank starts
+  // before any rank starts
+  const Ran refused = run_isoshard(folder.path(), other, malformed::refuse_new_processes);
   EXPECT_EQ(refused.code, 2) << refused.output;
   EXPECT_THAT(refused.output, HasSubstr("optimizer.learning_rate: reference 0.001, actual 0.0005"));
 }
 
 TEST(Train, AReferenceIsTheCurveOfAReference) {
   const TestFolder folder;
-  ASSERT_EQ(run_isoshard(folder.path(), train({"--subjects", "ddp", "--reference", "none"})).code, 0);
+  ASSERT_EQ(run_isoshard(folder.path(), train({"--subjects", "ddp", "--reference", "none"})).code,
+            0);
 
-  const Ran refused = run_isoshard(folder.path(), train({"--subjects", "autotp", "--reference", "curves/loss_ddp.json"}));
+  const Ran refused = run_isoshard(
+      folder.path(), train({"--subjects", "autotp", "--reference", "curves/loss_ddp.json"}));
 
   EXPECT_EQ(refused.code, 3) << refused.output;
   EXPECT_THAT(refused.output, HasSubstr("is the curve of ddp, not of a reference"));
@@ -187,8 +212,9 @@ TEST(Train, AReferenceIsTheCurveOfAReference) {
 TEST(Train, ChaosIsNoSuccessOfTheReferenceAlone) {
   const TestFolder folder;
 
-  const Ran result = run_isoshard(
-      folder.path(), train({"--subjects", "reference", "--optimizer", "sgd", "--learning-rate", "30", "--max-grad-norm", "0"}));
+  const Ran result =
+      run_isoshard(folder.path(), train({"--subjects", "reference", "--optimizer", "sgd",
+                                         "--learning-rate", "30", "--max-grad-norm", "0"}));
 
   EXPECT_EQ(result.code, 1) << result.output;
   EXPECT_THAT(result.output, HasSubstr("VACUOUS"));
@@ -197,7 +223,8 @@ TEST(Train, ChaosIsNoSuccessOfTheReferenceAlone) {
 TEST(Train, AFaultThatNeverFiresShowsNothing) {
   const TestFolder folder;
 
-  const Ran result = run_isoshard(folder.path(), {"train", "--fault", "dp_sum_missing", "--dp", "1", "--steps", "1"});
+  const Ran result = run_isoshard(
+      folder.path(), {"train", "--fault", "dp_sum_missing", "--dp", "1", "--steps", "1"});
 
   EXPECT_EQ(result.code, 4) << result.output;
   EXPECT_THAT(result.output, HasSubstr("fault dp_sum_missing never fired"));
@@ -207,7 +234,8 @@ TEST(Train, ComparesCopiesAsOftenAsAskedFor) {
   const TestFolder folder;
 
   const Ran result =
-      run_isoshard(folder.path(), {"train", "--fault", "dp_sum_missing", "--steps", "6", "--check-interval", "2", "--reference", "none"});
+      run_isoshard(folder.path(), {"train", "--fault", "dp_sum_missing", "--steps", "6",
+                                   "--check-interval", "2", "--reference", "none"});
 
   EXPECT_EQ(result.code, 1) << result.output;
   EXPECT_THAT(result.output, AllOf(HasSubstr("hold different copies of"), HasSubstr("(step 1)")));
@@ -216,8 +244,9 @@ TEST(Train, ComparesCopiesAsOftenAsAskedFor) {
 TEST(Train, RatesOutsideTheRangeAreWarnedOf) {
   const TestFolder folder;
 
-  const Ran result = run_isoshard(
-      folder.path(), {"train", "--model", "tiny", "--steps", "1", "--subjects", "ddp", "--learning-rate", "0.002", "--dp", "2"});
+  const Ran result =
+      run_isoshard(folder.path(), {"train", "--model", "tiny", "--steps", "1", "--subjects", "ddp",
+                                   "--learning-rate", "0.002", "--dp", "2"});
 
   EXPECT_EQ(result.code, 0) << result.output;
   EXPECT_THAT(result.output, HasSubstr("WARNING: a learning rate of 0.002 is above 0.001"));
@@ -284,7 +313,7 @@ TEST_P(TrainFlags, AreRefusedBeforeAnyRankStarts) {
   Arguments arguments = {"train", "--model", "tiny"};
   arguments.insert(arguments.end(), GetParam().arguments.begin(), GetParam().arguments.end());
 
-  const Ran result = run_isoshard(folder.path(), arguments, hostile::refuse_new_processes);
+  const Ran result = run_isoshard(folder.path(), arguments, malformed::refuse_new_processes);
 
   EXPECT_EQ(result.code, GetParam().code) << result.output;
   EXPECT_THAT(result.output, HasSubstr(GetParam().words));
@@ -292,29 +321,46 @@ TEST_P(TrainFlags, AreRefusedBeforeAnyRankStarts) {
 
 INSTANTIATE_TEST_SUITE_P(
     , TrainFlags,
-    testing::Values(Bad{"two_dtypes", {"--dtype", "fp32,bf16"}, 2, "a training run has one dtype"},
-                    Bad{"twice", {"--subjects", "ddp,ddp"}, 2, "names ddp twice"},
-                    Bad{"steps", {"--steps", "0"}, 2, "number of steps of 0"},
-                    Bad{"unknown", {"--subjects", "dpp"}, 2, "unknown subject 'dpp'"},
-                    Bad{"workers", {"--num-workers", "3", "--tp", "2", "--dp", "2"}, 2, "has 4 ranks"},
-                    Bad{"tp_of_ddp", {"--subjects", "ddp", "--tp", "2"}, 2, "has no tp axis"},
-                    Bad{"no_reference", {"--reference", "absent.json"}, 3, "absent.json"},
-                    Bad{"no_runs", {"--perturbed-runs", "0"}, 2, "--perturbed-runs 0"},
-                    Bad{"too_many_runs", {"--perturbed-runs", "101"}, 2, "give 1 to 100"},
-                    Bad{"saved_nowhere", {"--save-after", "3"}, 2, "say where, with --save-checkpoint"},
-                    Bad{"interval", {"--check-interval", "0"}, 2, "--check-interval 0"},
-                    Bad{"nothing", {"--subjects", "reference", "--reference", "none"}, 2, "nothing is left to train"},
-                    Bad{"endless", {"--data", "random", "--num-epochs", "1"}, 2, "random ids have no end"},
-                    Bad{"epochs_of_empty_batches", {"--num-epochs", "1", "--batch-size", "0"}, 2, "batch size of 0"},
-                    Bad{"nothing_to_judge", {"--subjects", "reference", "--reference", "absent.json"}, 2, "nothing is left to train"},
-                    Bad{"end_of_a_constant_rate", {"--total-steps", "50"}, 2, "a constant rate ends nowhere"},
-                    Bad{"output_of_one", {"--subjects", "ddp,fsdp_tp", "--output-dtype", "bf16"}, 2, "only fsdp_tp has an output dtype"},
-                    Bad{"fault_and_preset", {"--fault", "dp_sum_missing", "--preset", "small"}, 2, "leave --preset out"}),
+    testing::Values(
+        Bad{"two_dtypes", {"--dtype", "fp32,bf16"}, 2, "a training run has one dtype"},
+        Bad{"twice", {"--subjects", "ddp,ddp"}, 2, "names ddp twice"},
+        Bad{"steps", {"--steps", "0"}, 2, "number of steps of 0"},
+        Bad{"unknown", {"--subjects", "dpp"}, 2, "unknown subject 'dpp'"},
+        Bad{"workers", {"--num-workers", "3", "--tp", "2", "--dp", "2"}, 2, "has 4 ranks"},
+        Bad{"tp_of_ddp", {"--subjects", "ddp", "--tp", "2"}, 2, "has no tp axis"},
+        Bad{"no_reference", {"--reference", "absent.json"}, 3, "absent.json"},
+        Bad{"no_runs", {"--perturbed-runs", "0"}, 2, "--perturbed-runs 0"},
+        Bad{"too_many_runs", {"--perturbed-runs", "101"}, 2, "give 1 to 100"},
+        Bad{"saved_nowhere", {"--save-after", "3"}, 2, "say where, with --save-checkpoint"},
+        Bad{"interval", {"--check-interval", "0"}, 2, "--check-interval 0"},
+        Bad{"nothing",
+            {"--subjects", "reference", "--reference", "none"},
+            2,
+            "nothing is left to train"},
+        Bad{"endless", {"--data", "random", "--num-epochs", "1"}, 2, "random ids have no end"},
+        Bad{"epochs_of_empty_batches",
+            {"--num-epochs", "1", "--batch-size", "0"},
+            2,
+            "batch size of 0"},
+        Bad{"nothing_to_judge",
+            {"--subjects", "reference", "--reference", "absent.json"},
+            2,
+            "nothing is left to train"},
+        Bad{"end_of_a_constant_rate", {"--total-steps", "50"}, 2, "a constant rate ends nowhere"},
+        Bad{"output_of_one",
+            {"--subjects", "ddp,fsdp_tp", "--output-dtype", "bf16"},
+            2,
+            "only fsdp_tp has an output dtype"},
+        Bad{"fault_and_preset",
+            {"--fault", "dp_sum_missing", "--preset", "small"},
+            2,
+            "leave --preset out"}),
     [](const testing::TestParamInfo<Bad>& bad) { return bad.param.name; });
 
 /// DDP without clipping, AutoTP with it: what made the published gap of 0.46.
 void train_with_one_sided_clip(const TestFolder& folder) {
-  const Arguments common = {"--optimizer", "sgd", "--reference", "none", "--dp", "2", "--dtype", "fp32"};
+  const Arguments common = {"--optimizer", "sgd", "--reference", "none",
+                            "--dp",        "2",   "--dtype",     "fp32"};
   Arguments ddp = common, autotp = common;
   ddp.insert(ddp.end(), {"--subjects", "ddp", "--max-grad-norm", "0"});
   autotp.insert(autotp.end(), {"--subjects", "autotp", "--tp", "2", "--max-grad-norm", "0.1"});
@@ -326,34 +372,43 @@ TEST(Plot, RefusesAClipOnOneSideByNameAndShowsTheGapIfAsked) {
   const TestFolder folder;
   train_with_one_sided_clip(folder);
 
-  const Ran refused = run_isoshard(folder.path(), {"plot", "--input-dir", "curves", "--output", "curves/loss.svg"});
+  const Ran refused =
+      run_isoshard(folder.path(), {"plot", "--input-dir", "curves", "--output", "curves/loss.svg"});
   EXPECT_EQ(refused.code, 2) << refused.output;
   EXPECT_THAT(refused.output, HasSubstr("max_grad_norm: reference 0.0, actual 0.1"));
   EXPECT_FALSE(std::filesystem::exists(folder / "curves" / "loss.svg"));
-  const Ran compared = run_isoshard(folder.path(), {"compare", "curves/loss_ddp.json", "curves/loss_autotp.json"});
+  const Ran compared =
+      run_isoshard(folder.path(), {"compare", "curves/loss_ddp.json", "curves/loss_autotp.json"});
   EXPECT_EQ(compared.code, 2) << compared.output;
 
-  const Ran shown =
-      run_isoshard(folder.path(), {"plot", "--input_dir", "curves", "--output", "curves/loss.svg", "--allow-different-settings"});
+  const Ran shown = run_isoshard(folder.path(), {"plot", "--input_dir", "curves", "--output",
+                                                 "curves/loss.svg", "--allow-different-settings"});
   ASSERT_EQ(shown.code, 0) << shown.output;
   const std::size_t at = shown.output.find("Max abs diff:  ");
   ASSERT_NE(at, std::string::npos);
   EXPECT_GT(std::stod(shown.output.substr(at + 15)), 0.01) << "a gap that no rounding makes";
-  EXPECT_THAT(content_of(folder / "curves" / "loss.svg"), HasSubstr("data-series=\"difference: DeepSpeed AutoTP (TP=2, DP=2)\""));
-  const Ran judged =
-      run_isoshard(folder.path(), {"compare", "curves/loss_ddp.json", "curves/loss_autotp.json", "--allow-different-settings"});
+  EXPECT_THAT(content_of(folder / "curves" / "loss.svg"),
+              HasSubstr("data-series=\"difference: DeepSpeed AutoTP (TP=2, DP=2)\""));
+  const Ran judged = run_isoshard(
+      folder.path(),
+      {"compare", "curves/loss_ddp.json", "curves/loss_autotp.json", "--allow-different-settings"});
   EXPECT_EQ(judged.code, 1) << judged.output;
-  EXPECT_THAT(judged.output, AllOf(HasSubstr("DIVERGES"), HasSubstr("0x1."), HasSubstr("largest difference of the loss: 0.")));
+  EXPECT_THAT(judged.output, AllOf(HasSubstr("DIVERGES"), HasSubstr("0x1."),
+                                   HasSubstr("largest difference of the loss: 0.")));
 }
 
 TEST(CompareCurves, OfTwoSubjectsAreVacuousWhereOnlyAReferenceCouldTell) {
   const TestFolder folder;
-  ASSERT_EQ(run_isoshard(folder.path(), train({"--subjects", "ddp,autotp", "--dp", "2", "--tp", "2", "--reference", "none"})).code, 0);
+  ASSERT_EQ(run_isoshard(folder.path(), train({"--subjects", "ddp,autotp", "--dp", "2", "--tp", "2",
+                                               "--reference", "none"}))
+                .code,
+            0);
   const Arguments compare = {"compare", "curves/loss_ddp.json", "curves/loss_autotp.json"};
 
   const Ran unknown = run_isoshard(folder.path(), compare);
   EXPECT_EQ(unknown.code, 1) << unknown.output;
-  EXPECT_THAT(unknown.output, AllOf(HasSubstr("VACUOUS"), HasSubstr("no perturbed runs"), HasSubstr("--rtol")));
+  EXPECT_THAT(unknown.output,
+              AllOf(HasSubstr("VACUOUS"), HasSubstr("no perturbed runs"), HasSubstr("--rtol")));
   Arguments told = compare;
   told.insert(told.end(), {"--rtol", "1e-2"});
   EXPECT_EQ(run_isoshard(folder.path(), told).code, 0);
@@ -367,16 +422,22 @@ TEST(CompareCurves, OfOtherInitialWeightsAreRefused) {
   autotp.insert(autotp.end(), {"--subjects", "autotp", "--tp", "2"});
   ASSERT_EQ(run_isoshard(folder.path(), train(ddp)).code, 0);
   ASSERT_EQ(run_isoshard(folder.path(), train(autotp)).code, 0);
-  const Arguments compare = {"compare", "curves/loss_ddp.json", "curves/loss_autotp.json", "--rtol", "1e-2"};
-  EXPECT_EQ(run_isoshard(folder.path(), compare).code, 0) << "drawn, saved and read: the same weights";
+  const Arguments compare = {"compare", "curves/loss_ddp.json", "curves/loss_autotp.json", "--rtol",
+                             "1e-2"};
+  EXPECT_EQ(run_isoshard(folder.path(), compare).code, 0)
+      << "drawn, saved and read: the same weights";
 
   // Of another seed: only the file says so.
-  ASSERT_EQ(run_isoshard(folder.path(), train({"--subjects", "ddp", "--dp", "2", "--reference", "none", "--seed", "7",
-                                               "--save-init-weights", "--init-weights", "w.safetensors"}))
+  ASSERT_EQ(run_isoshard(folder.path(),
+                         train({"--subjects", "ddp", "--dp", "2", "--reference", "none", "--seed",
+                                "7", "--save-init-weights", "--init-weights", "w.safetensors"}))
                 .code,
             0);
   ASSERT_EQ(run_isoshard(folder.path(), train(autotp)).code, 0);
-  ASSERT_EQ(run_isoshard(folder.path(), train({"--subjects", "ddp", "--dp", "2", "--reference", "none"})).code, 0);
+  ASSERT_EQ(
+      run_isoshard(folder.path(), train({"--subjects", "ddp", "--dp", "2", "--reference", "none"}))
+          .code,
+      0);
 
   const Ran refused = run_isoshard(folder.path(), compare);
   EXPECT_EQ(refused.code, 2) << refused.output;
@@ -385,7 +446,10 @@ TEST(CompareCurves, OfOtherInitialWeightsAreRefused) {
 
 TEST(Plot, WritesAPngBesideTheCurvesUnlessTold) {
   const TestFolder folder;
-  ASSERT_EQ(run_isoshard(folder.path(), train({"--subjects", "ddp", "--dp", "2", "--reference", "none"})).code, 0);
+  ASSERT_EQ(
+      run_isoshard(folder.path(), train({"--subjects", "ddp", "--dp", "2", "--reference", "none"}))
+          .code,
+      0);
 
   const Ran result = run_isoshard(folder.path(), {"plot", "--input-dir", "curves"});
 
@@ -409,7 +473,9 @@ TEST(Plot, BadFoldersAndFilesAreRefused) {
 
 TEST(CompareCurves, JudgesByTheStoredSpreads) {
   const TestFolder folder;
-  ASSERT_EQ(run_isoshard(folder.path(), train({"--subjects", "autotp", "--tp", "2", "--dp", "2"})).code, 0);
+  ASSERT_EQ(
+      run_isoshard(folder.path(), train({"--subjects", "autotp", "--tp", "2", "--dp", "2"})).code,
+      0);
   const Arguments compare = {"compare", "curves/loss_reference.json", "curves/loss_autotp.json"};
   EXPECT_EQ(run_isoshard(folder.path(), compare).code, 0);
 
@@ -421,7 +487,9 @@ TEST(CompareCurves, JudgesByTheStoredSpreads) {
   EXPECT_THAT(moved.output, AllOf(HasSubstr("step 7: loss"), Not(HasSubstr("CONFORMS"))));
 
   std::filesystem::create_directory(folder / "bundle");
-  EXPECT_EQ(run_isoshard(folder.path(), {"compare", "curves/loss_reference.json", "bundle"}).code, 2) << "a curve and a bundle";
+  EXPECT_EQ(run_isoshard(folder.path(), {"compare", "curves/loss_reference.json", "bundle"}).code,
+            2)
+      << "a curve and a bundle";
 }
 
 }  // namespace

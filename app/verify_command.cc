@@ -7,23 +7,23 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
+#include "app/options/verify_options.h"
 #include "app/output_folder.h"
-#include "app/verify_options.h"
-#include "base/error.h"
-#include "conformance/detection/fault.h"
-#include "conformance/subjects/run_case.h"
-#include "conformance/subjects/side_by_side.h"
-#include "conformance/subjects/verify_case.h"
+#include "core/base/error.h"
 #include "fixtures/cases/case_settings.h"
-#include "fixtures/cases/inputs.h"
-#include "fixtures/cases/shared_weights.h"
-#include "fixtures/reference/warm_up_training.h"
+#include "fixtures/inputs/inputs.h"
+#include "fixtures/weights/shared_weights.h"
+#include "harness/bundle/bundle.h"
 #include "harness/cli/exit_code.h"
 #include "harness/cli/progress.h"
 #include "harness/report/report.h"
 #include "harness/report/tables.h"
-#include "harness/trace/bundle.h"
 #include "harness/world/interrupt.h"
+#include "suite/faults/fault.h"
+#include "suite/record/run_case.h"
+#include "suite/reference/warm_up_training.h"
+#include "suite/verify/side_by_side.h"
+#include "suite/verify/verify_case.h"
 
 namespace isoshard {
 namespace {
@@ -37,7 +37,8 @@ struct Output {
 
   void print(const std::string& part) {
     fmt::print("{}", part);
-    if (std::fflush(stdout) != 0) throw InfrastructureError("cannot write the report to standard output; is its disk full?");
+    if (std::fflush(stdout) != 0)
+      throw InfrastructureError("cannot write the report to standard output; is its disk full?");
     text += part;
   }
 };
@@ -49,28 +50,35 @@ std::string reference_settings(Case item) {
   return bundle_settings(item, judge_options(item));
 }
 
-Trace run_one(const VerifyRequest& request, const Case& item, const Reference& reference, Asked asked, SideBySide* tables) {
+Trace run_one(const VerifyRequest& request, const Case& item, const Reference& reference,
+              RunDetail asked, SideBySide* tables) {
   RunOptions options;
-  if (asked == Asked::kDigests) options = digests_only(std::move(options));
+  if (asked == RunDetail::kDigests) options = digests_only(std::move(options));
   if (!request.dump.empty()) options.keep = Keep::kEverything;
   const FaultProbe probe;
   if (!request.fault.empty()) options = with_fault(options, find_fault(request.fault), item, probe);
   if (tables != nullptr) options = tables->observed(item, reference, std::move(options));
   Trace trace = run_case(item, reference, options);
   if (!request.fault.empty() && probe.count() == 0)
-    throw InfrastructureError(fmt::format("fault {} never fired in {}: the case does not use what it breaks", request.fault, item.slug()));
-  if (!request.dump.empty()) write_bundle(request.dump / item.slug(), trace, bundle_settings(item, judge_options(item)));
+    throw InfrastructureError(
+        fmt::format("fault {} never fired in {}: the case does not use what it breaks",
+                    request.fault, item.slug()));
+  if (!request.dump.empty())
+    write_bundle(request.dump / item.slug(), trace, bundle_settings(item, judge_options(item)));
   return trace;
 }
 
 /// Prints one verdict. True if it conforms.
-bool report_one(const VerifyRequest& request, const Case& item, const CaseJudgement& judgement, Output& output) {
+bool report_one(const VerifyRequest& request, const Case& item, const CaseJudgement& judgement,
+                Output& output) {
   const Verdict& verdict = judgement.verdict;
   RenderOptions options;
   options.color = isatty(STDOUT_FILENO) != 0;
   options.all_tensors = request.verbose;
   if (judgement.against == ReferenceKind::kEmulated)
-    output.print("Against the emulated reference (the declared arithmetic in one process); the tolerance is zero:\n");
+    output.print(
+        "Against the emulated reference (the declared arithmetic in one process); the tolerance is "
+        "zero:\n");
   output.print(render(verdict, options));
   output.print("\n");
   nlohmann::json json = report_json(verdict);
@@ -85,29 +93,33 @@ bool report_one(const VerifyRequest& request, const Case& item, const CaseJudgem
 /// A case whose world broke down: reported, and the other cases still run.
 void report_failure(const Case& item, const InfrastructureError& error, Output& output) {
   output.print(fmt::format("INCOMPLETE  {}: {}\n\n", item.slug(), error.what()));
-  output.cases.push_back({{"case", item.slug()}, {"status", "incomplete"}, {"reason", error.what()}});
+  output.cases.push_back(
+      {{"case", item.slug()}, {"status", "incomplete"}, {"reason", error.what()}});
   output.exit_code = combine_exit_codes(output.exit_code, kExitInfrastructure);
 }
 
 CaseJudge case_judge(const VerifyRequest& request, SideBySide* tables) {
   CaseJudge::Hooks hooks;
-  hooks.run = [&request, tables](const Case& item, const Reference& reference, Asked asked) {
+  hooks.run = [&request, tables](const Case& item, const Reference& reference, RunDetail asked) {
     return run_one(request, item, reference, asked, tables);
   };
   hooks.on_plain = [&request, tables](const Case& item, const Reference& reference) {
     if (tables != nullptr) tables->add_plain(item, reference);
-    if (!request.dump.empty()) write_bundle(request.dump / ("reference_" + item.reference_slug()), reference, reference_settings(item));
+    if (!request.dump.empty())
+      write_bundle(request.dump / ("reference_" + item.reference_slug()), reference,
+                   reference_settings(item));
   };
   if (!request.dump.empty()) {
     hooks.on_emulated = [&request](const Case& item, const Reference& reference) {
       write_bundle(request.dump / ("emulated_" + item.slug()), reference, reference_settings(item));
     };
   }
-  // A near miss is legal, but not what its subject declares.
-  const bool is_near_miss = !request.fault.empty() && !find_fault(request.fault).expected.has_value();
-  const bool is_plain = request.reference == ReferenceKind::kAuto && is_near_miss;
+  // A benign variation is legal, but not what its subject declares.
+  const bool is_benign_variation =
+      !request.fault.empty() && !find_fault(request.fault).expected.has_value();
+  const bool is_plain = request.reference == ReferenceKind::kAuto && is_benign_variation;
   return {is_plain ? ReferenceKind::kPlain : request.reference, std::move(hooks),
-          request.dump.empty() ? CaseJudge::Effort::kLean : CaseJudge::Effort::kWhole};
+          request.dump.empty() ? CaseJudge::Retention::kLean : CaseJudge::Retention::kWhole};
 }
 
 void run_cases(const VerifyRequest& request, Output& output) {
@@ -141,17 +153,23 @@ void run_cases(const VerifyRequest& request, Output& output) {
 
 std::string summary_line(const VerifyRequest& request, const Output& output) {
   const auto total = request.cases.size();
-  if (output.exit_code >= kExitInterrupted) return fmt::format("interrupted after {} of {} cases\n", output.judged, total);
-  return fmt::format("{} of {} case{} conform{}\n", output.conforming, total, total == 1 ? "" : "s", total == 1 ? "s" : "");
+  if (output.exit_code >= kExitInterrupted)
+    return fmt::format("interrupted after {} of {} cases\n", output.judged, total);
+  return fmt::format("{} of {} case{} conform{}\n", output.conforming, total, total == 1 ? "" : "s",
+                     total == 1 ? "s" : "");
 }
 
 /// All cases start from the same weights; the one that takes most samples has those of the others.
 void save_inputs(const VerifyRequest& request) {
-  if (!request.inputs.save_weights.empty()) save_initial_weights(request.cases.front(), request.inputs.save_weights);
+  if (!request.inputs.save_weights.empty())
+    save_initial_weights(request.cases.front(), request.inputs.save_weights);
   if (request.inputs.save_batch.empty()) return;
-  const auto samples = [](const Case& c) { return std::int64_t{c.steps} * c.micro_batches * c.dp * c.batch_size; };
+  const auto samples = [](const Case& c) {
+    return std::int64_t{c.steps} * c.micro_batches * c.dp * c.batch_size;
+  };
   const auto largest =
-      std::max_element(request.cases.begin(), request.cases.end(), [&](const Case& a, const Case& b) { return samples(a) < samples(b); });
+      std::max_element(request.cases.begin(), request.cases.end(),
+                       [&](const Case& a, const Case& b) { return samples(a) < samples(b); });
   save_case_batches(*largest, request.inputs.save_batch);
 }
 
@@ -172,19 +190,24 @@ int run_verify(const ParsedOptions& options) {
 }  // namespace
 
 Command verify_command() {
-  return {
-      "verify",
-      "judge our parallel training against a single process, tensor by tensor",
-      "verify [options]",
-      "  isoshard verify                                            Qwen2.5-0.5B cut to 2 layers: ddp and autotp on 2 and 4 processes\n"
-      "  isoshard verify --preset small --tp 2 --dp 2 --subjects autotp --dtype fp32\n"
-      "  isoshard verify --model DIR --tp 2 --dp 2                  a Hugging Face folder with its weights\n"
-      "  isoshard verify --preset small --data ids.bin --shuffle --tail drop       nanoGPT's or Megatron's flat ids, in a seeded order\n"
-      "  isoshard verify --preset small --tp 3 --dp 2 --subjects autotp --reduction-order ring --reference plain\n"
-      "                                                             within tolerances only, not bit by bit\n"
-      "  isoshard verify --fault mlp_input_grad_partial             what a real bug looks like (exits 1)",
-      declare_verify_options,
-      run_verify};
+  return {"verify",
+          "judge our parallel training against a single process, tensor by tensor",
+          "verify [options]",
+          "  isoshard verify                                            Qwen2.5-0.5B cut to 2 "
+          "layers: ddp and autotp on 2 and 4 processes\n"
+          "  isoshard verify --preset small --tp 2 --dp 2 --subjects autotp --dtype fp32\n"
+          "  isoshard verify --model DIR --tp 2 --dp 2                  a Hugging Face folder with "
+          "its weights\n"
+          "  isoshard verify --preset small --data ids.bin --shuffle --tail drop       nanoGPT's "
+          "or Megatron's flat ids, in a seeded order\n"
+          "  isoshard verify --preset small --tp 3 --dp 2 --subjects autotp --reduction-order ring "
+          "--reference plain\n"
+          "                                                             within tolerances only, "
+          "not bit by bit\n"
+          "  isoshard verify --fault mlp_input_grad_partial             what a real bug looks like "
+          "(exits 1)",
+          declare_verify_options,
+          run_verify};
 }
 
 }  // namespace isoshard

@@ -1,22 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-# `cmake --install`: the program, the text it reads, the libraries with their headers, and a CMake package.
+# `cmake --install`: the program, the text it reads, the libraries with their headers, and a CMake
+# package.
 include_guard(GLOBAL)
 include(CMakePackageConfigHelpers)
 
 set(_isoshard_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/isoshard)
 install(TARGETS isoshard_app RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(FILES ${PROJECT_SOURCE_DIR}/fixtures/data/kjv_genesis_to_joshua.txt ${PROJECT_SOURCE_DIR}/fixtures/data/seven_samples.txt
+install(FILES ${PROJECT_SOURCE_DIR}/fixtures/data/kjv_genesis_to_joshua.txt
+  ${PROJECT_SOURCE_DIR}/fixtures/data/seven_samples.txt
   DESTINATION ${CMAKE_INSTALL_DATADIR}/isoshard)
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/golden DESTINATION ${CMAKE_INSTALL_DATADIR}/isoshard FILES_MATCHING PATTERN "*.json")
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/golden DESTINATION ${CMAKE_INSTALL_DATADIR}/isoshard
+  FILES_MATCHING PATTERN "*.json")
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(TARGETS isoshard_options EXPORT isoshard-targets)
 set_target_properties(isoshard_options PROPERTIES EXPORT_NAME options)
 install(EXPORT isoshard-targets NAMESPACE isoshard:: DESTINATION ${_isoshard_package_dir})
 
-configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/isoshard-config.cmake.in ${PROJECT_BINARY_DIR}/isoshard-config.cmake
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/isoshard-config.cmake.in
+  ${PROJECT_BINARY_DIR}/isoshard-config.cmake
   INSTALL_DESTINATION ${_isoshard_package_dir})
 # Before 1.0 any minor version may change the interface.
-write_basic_package_version_file(${PROJECT_BINARY_DIR}/isoshard-config-version.cmake COMPATIBILITY SameMinorVersion)
-install(FILES ${PROJECT_BINARY_DIR}/isoshard-config.cmake ${PROJECT_BINARY_DIR}/isoshard-config-version.cmake
-              ${PROJECT_SOURCE_DIR}/cmake/FindLibTorch.cmake ${PROJECT_SOURCE_DIR}/cmake/FindXxHash.cmake
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/isoshard-config-version.cmake COMPATIBILITY
+  SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/isoshard-config.cmake
+  ${PROJECT_BINARY_DIR}/isoshard-config-version.cmake
+              ${PROJECT_SOURCE_DIR}/cmake/FindLibTorch.cmake
+              ${PROJECT_SOURCE_DIR}/cmake/FindXxHash.cmake
   DESTINATION ${_isoshard_package_dir})

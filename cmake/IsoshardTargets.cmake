@@ -8,7 +8,8 @@ set(ISOSHARD_INSTALL_HEADERS ${CMAKE_INSTALL_INCLUDEDIR}/isoshard)
 # The one precompiled header (ATen, autograd, gtest); every TORCH target and every test reuses it.
 function(isoshard_precompiled_header)
   add_library(isoshard_pch OBJECT ${PROJECT_SOURCE_DIR}/cmake/pch.cc)
-  target_link_libraries(isoshard_pch PRIVATE isoshard::options isoshard::libtorch fmt::fmt nlohmann_json::nlohmann_json)
+  target_link_libraries(isoshard_pch PRIVATE isoshard::options isoshard::libtorch fmt::fmt
+    nlohmann_json::nlohmann_json)
   if(ISOSHARD_BUILD_TESTS)
     target_link_libraries(isoshard_pch PRIVATE GTest::gtest GTest::gmock)
   endif()
@@ -20,7 +21,8 @@ function(_isoshard_reuse_pch target)
 endfunction()
 
 # isoshard_library(NAME [TORCH] [INTERNAL] HEADERS ... SOURCES ... [DEPS ...])
-#   A static library isoshard_NAME with alias isoshard::NAME. TORCH: it sees ATen and reuses the precompiled header.
+#   A static library isoshard_NAME with alias isoshard::NAME. TORCH: it sees ATen and reuses the
+#   precompiled header.
 #   DEPS are linked publicly. It is part of the installed package unless INTERNAL.
 function(isoshard_library name)
   cmake_parse_arguments(PARSE_ARGV 1 ARG "TORCH;INTERNAL" "" "HEADERS;SOURCES;DEPS")
@@ -36,7 +38,8 @@ function(isoshard_library name)
     set(scope INTERFACE)
   endif()
   add_library(isoshard::${name} ALIAS ${target})
-  target_sources(${target} ${scope} FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${ARG_HEADERS})
+  target_sources(${target} ${scope} FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES
+    ${ARG_HEADERS})
   target_link_libraries(${target} ${scope} isoshard::options fmt::fmt ${ARG_DEPS})
   if(ARG_TORCH)
     target_link_libraries(${target} ${scope} isoshard::libtorch)
@@ -53,7 +56,8 @@ function(isoshard_library name)
     FILE_SET HEADERS DESTINATION ${ISOSHARD_INSTALL_HEADERS})
 endfunction()
 
-# isoshard_program(NAME [TORCH] SOURCES ... [DEPS ...] [OUTPUT_NAME name]): an executable in the build folder's bin/.
+# isoshard_program(NAME [TORCH] SOURCES ... [DEPS ...] [OUTPUT_NAME name]): an executable in the
+# build folder's bin/.
 function(isoshard_program name)
   cmake_parse_arguments(PARSE_ARGV 1 ARG "TORCH" "OUTPUT_NAME" "SOURCES;DEPS")
   add_executable(${name} ${ARG_SOURCES})
@@ -68,17 +72,24 @@ function(isoshard_program name)
   endif()
 endfunction()
 
-# isoshard_test(NAME SOURCES ... SUITES "Suite" "Suite:label,label" ... [DEPS ...] [LABELS ...] [TIMEOUT s] [PLAIN])
-#   One gtest program; one ctest entry NAME.Suite for each listed suite (the name before the colon; a parametrized
-#   suite Prefix/Suite is listed as Suite), with LABELS, the labels after the colon and a TIMEOUT (default 120 s).
-#   Labels world2, world3, ... say which sizes the suite's worlds have (all of them but 1); the entry fails if that is not so.
-#   A further entry NAME.suites fails when the program holds a suite that is not listed, or lacks one that is.
-#   PLAIN: no ATen, gtest's own main, no precompiled header. Otherwise the program runs under harness/testing's main,
+# isoshard_test(NAME SOURCES ... SUITES "Suite" "Suite:label,label" ... [DEPS ...] [LABELS ...]
+# [TIMEOUT s] [PLAIN])
+#   One gtest program; one ctest entry NAME.Suite for each listed suite (the name before the colon;
+#   a parametrized
+#   suite Prefix/Suite is listed as Suite), with LABELS, the labels after the colon and a TIMEOUT
+#   (default 120 s).
+#   Labels world2, world3, ... say which sizes the suite's worlds have (all of them but 1); the
+#   entry fails if that is not so.
+#   A further entry NAME.suites fails when the program holds a suite that is not listed, or lacks
+#   one that is.
+#   PLAIN: no ATen, gtest's own main, no precompiled header. Otherwise the program runs under
+#   harness/testing's main,
 #   which makes it the controller of forked worlds.
 function(isoshard_test name)
   cmake_parse_arguments(PARSE_ARGV 1 ARG "PLAIN" "TIMEOUT" "SOURCES;SUITES;DEPS;LABELS")
   if(ARG_UNPARSED_ARGUMENTS OR NOT ARG_SUITES)
-    message(FATAL_ERROR "isoshard_test(${name}): needs SUITES; unknown arguments: ${ARG_UNPARSED_ARGUMENTS}")
+    message(FATAL_ERROR
+      "isoshard_test(${name}): needs SUITES; unknown arguments: ${ARG_UNPARSED_ARGUMENTS}")
   endif()
   if(NOT ISOSHARD_BUILD_TESTS)
     return()
@@ -92,7 +103,8 @@ function(isoshard_test name)
   if(ARG_PLAIN)
     target_link_libraries(${name} PRIVATE GTest::gmock GTest::gtest GTest::gtest_main)
   else()
-    target_link_libraries(${name} PRIVATE isoshard::testing_main isoshard::libtorch nlohmann_json::nlohmann_json
+    target_link_libraries(${name} PRIVATE isoshard::testing_main isoshard::libtorch
+      nlohmann_json::nlohmann_json
                                           GTest::gmock GTest::gtest)
     _isoshard_reuse_pch(${name})
   endif()
@@ -103,8 +115,10 @@ function(isoshard_test name)
     string(REPLACE "," ";" labels "${parts}")
     list(APPEND suites ${suite})
     add_test(NAME ${name}.${suite}
-      COMMAND ${name} --gtest_filter=${suite}.*:*/${suite}.* --gtest_output=xml:${PROJECT_BINARY_DIR}/junit/${name}.${suite}.xml)
-    set_tests_properties(${name}.${suite} PROPERTIES LABELS "${ARG_LABELS};${labels};${suite}" TIMEOUT ${ARG_TIMEOUT})
+      COMMAND ${name} --gtest_filter=${suite}.*:*/${suite}.*
+      --gtest_output=xml:${PROJECT_BINARY_DIR}/junit/${name}.${suite}.xml)
+    set_tests_properties(${name}.${suite} PROPERTIES LABELS "${ARG_LABELS};${labels};${suite}"
+      TIMEOUT ${ARG_TIMEOUT})
     set(sizes ${labels})
     list(FILTER sizes INCLUDE REGEX "^world[0-9]+$")
     list(REMOVE_ITEM sizes world1)
@@ -115,7 +129,8 @@ function(isoshard_test name)
       set_tests_properties(${name}.${suite} PROPERTIES ENVIRONMENT "ISOSHARD_WORLD_SIZES=${sizes}")
     endif()
   endforeach()
-  add_test(NAME ${name}.suites COMMAND ${CMAKE_COMMAND} -DPROGRAM=$<TARGET_FILE:${name}> "-DSUITES=${suites}"
+  add_test(NAME ${name}.suites COMMAND ${CMAKE_COMMAND} -DPROGRAM=$<TARGET_FILE:${name}>
+    "-DSUITES=${suites}"
     -P ${PROJECT_SOURCE_DIR}/cmake/checks/check_suites.cmake)
   set_tests_properties(${name}.suites PROPERTIES LABELS "unit;structure" TIMEOUT 60)
 endfunction()

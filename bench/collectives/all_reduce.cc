@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Time of an ordered all-reduce over forked ranks: one line per dtype, ranks and size, with the median and the best of many.
+/// Time of an ordered all-reduce over forked ranks: one line per dtype, ranks and size, with the
+/// median and the best of many.
 ///
 /// Usage: bench_all_reduce [RANKS...]     default 2 4
 #include <fmt/format.h>
@@ -13,7 +14,7 @@
 #include <cstring>
 #include <vector>
 
-#include "comm/shm/shm_world.h"
+#include "core/comm/shm/shm_world.h"
 
 namespace isoshard {
 namespace {
@@ -21,7 +22,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr CallInfo kInfo{Purpose::kGradReduce, Axis::kDp};
-constexpr std::int64_t kSizes[] = {1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
+constexpr std::int64_t kSizes[] = {1 << 10, 16 << 10, 64 << 10, 256 << 10,
+                                   1 << 20, 4 << 20,  16 << 20, 64 << 20};
 constexpr Dtype kDtypes[] = {Dtype::kFloat32, Dtype::kBFloat16};
 
 struct Result {
@@ -30,7 +32,8 @@ struct Result {
 };
 constexpr std::size_t kNumResults = std::size(kSizes) * std::size(kDtypes);
 
-// Each repetition starts with a barrier and is timed by rank 0, which ends with the last rank's slice.
+// Each repetition starts with a barrier and is timed by rank 0, which ends with the last rank's
+// slice.
 Result measure(Communicator& comm, Dtype dtype, std::int64_t bytes) {
   const auto repetitions = std::clamp<std::int64_t>((std::int64_t{256} << 20) / bytes, 9, 2000);
   std::vector<std::byte> data(static_cast<std::size_t>(bytes), std::byte{0});
@@ -49,10 +52,12 @@ Result measure(Communicator& comm, Dtype dtype, std::int64_t bytes) {
 
 int run(int num_ranks) {
   auto* const results =
-      static_cast<Result*>(mmap(nullptr, kNumResults * sizeof(Result), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+      static_cast<Result*>(mmap(nullptr, kNumResults * sizeof(Result), PROT_READ | PROT_WRITE,
+                                MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   const auto start = Clock::now();
   ShmWorld world(num_ranks);
-  const double creation_ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+  const double creation_ms =
+      std::chrono::duration<double, std::milli>(Clock::now() - start).count();
   world.set_deadline(Clock::now() + std::chrono::minutes(5));
   for (int rank = 0; rank < num_ranks; ++rank) {
     if (fork() != 0) continue;
@@ -86,8 +91,8 @@ int run(int num_ranks) {
   for (const Dtype dtype : kDtypes) {
     for (const std::int64_t bytes : kSizes) {
       const Result& result = results[index++];
-      fmt::print("isoshard {} ranks {} {:>6} KiB  median {:>8.4f} ms  best {:>8.4f} ms\n", num_ranks, name_of(dtype), bytes >> 10,
-                 result.median_ms, result.best_ms);
+      fmt::print("isoshard {} ranks {} {:>6} KiB  median {:>8.4f} ms  best {:>8.4f} ms\n",
+                 num_ranks, name_of(dtype), bytes >> 10, result.median_ms, result.best_ms);
     }
   }
   return failures;

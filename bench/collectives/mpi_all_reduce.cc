@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Peer of bench_all_reduce: MPI_Allreduce of fp32, and of bf16 an all-to-all, a sum in rank order with an fp32 accumulator and an
-/// all-gather (MPI has no such type), in the same sizes, timed the same way.
+/// Peer of bench_all_reduce: MPI_Allreduce of fp32, and of bf16 an all-to-all, a sum in rank order
+/// with an fp32 accumulator and an all-gather (MPI has no such type), in the same sizes, timed the
+/// same way.
 ///
-///     mpirun -n RANKS --oversubscribe --bind-to none --mca mpi_yield_when_idle 1 bench_mpi_all_reduce
+///     mpirun -n RANKS --oversubscribe --bind-to none --mca mpi_yield_when_idle 1
+///       bench_mpi_all_reduce
 #include <mpi.h>
 
 #include <algorithm>
@@ -31,7 +33,8 @@ struct Ranks {
   int size = 1;
 };
 
-void all_reduce_bf16(const Ranks& ranks, std::vector<char>& data, std::vector<char>& parts, std::vector<char>& result) {
+void all_reduce_bf16(const Ranks& ranks, std::vector<char>& data, std::vector<char>& parts,
+                     std::vector<char>& result) {
   const auto part = static_cast<int>(data.size()) / ranks.size;
   const int count = part / 2;
   MPI_Alltoall(data.data(), part, MPI_BYTE, parts.data(), part, MPI_BYTE, MPI_COMM_WORLD);
@@ -49,7 +52,8 @@ void measure(const Ranks& ranks, bool is_bf16, std::size_t bytes) {
   std::vector<char> data(bytes);
   std::vector<char> parts(bytes);
   std::vector<char> result(bytes);
-  const int repetitions = static_cast<int>(std::clamp<std::size_t>((std::size_t{256} << 20) / bytes, 9, 2000));
+  const int repetitions =
+      static_cast<int>(std::clamp<std::size_t>((std::size_t{256} << 20) / bytes, 9, 2000));
   std::vector<double> times_ms;
   for (int repetition = -3; repetition < repetitions; ++repetition) {
     MPI_Barrier(MPI_COMM_WORLD);
@@ -57,14 +61,16 @@ void measure(const Ranks& ranks, bool is_bf16, std::size_t bytes) {
     if (is_bf16) {
       all_reduce_bf16(ranks, data, parts, result);
     } else {
-      MPI_Allreduce(MPI_IN_PLACE, data.data(), static_cast<int>(bytes / 4), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+      MPI_Allreduce(MPI_IN_PLACE, data.data(), static_cast<int>(bytes / 4), MPI_FLOAT, MPI_SUM,
+                    MPI_COMM_WORLD);
     }
     if (repetition >= 0) times_ms.push_back((MPI_Wtime() - start) * 1e3);
   }
   std::sort(times_ms.begin(), times_ms.end());
   if (ranks.rank != 0) return;
-  std::printf("openmpi %d ranks %s %6zu KiB  median %8.4f ms  best %8.4f ms\n", ranks.size, is_bf16 ? "bf16" : "fp32", bytes >> 10,
-              times_ms[times_ms.size() / 2], times_ms.front());
+  std::printf("openmpi %d ranks %s %6zu KiB  median %8.4f ms  best %8.4f ms\n", ranks.size,
+              is_bf16 ? "bf16" : "fp32", bytes >> 10, times_ms[times_ms.size() / 2],
+              times_ms.front());
   std::fflush(stdout);
 }
 
@@ -76,7 +82,8 @@ int main(int argc, char** argv) {
   MPI_Comm_rank(MPI_COMM_WORLD, &ranks.rank);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks.size);
   for (const bool is_bf16 : {false, true}) {
-    for (const std::size_t kib : {1, 16, 64, 256, 1024, 4096, 16384, 65536}) measure(ranks, is_bf16, kib << 10);
+    for (const std::size_t kib : {1, 16, 64, 256, 1024, 4096, 16384, 65536})
+      measure(ranks, is_bf16, kib << 10);
   }
   MPI_Finalize();
 }

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/// All statistics of two tensors against memcmp of the same buffers in the same rounds, on one core.
+/// All statistics of two tensors against memcmp of the same buffers in the same rounds, on one
+/// core.
 ///
-///     compare_bench [ROUNDS [SET...]]     GB/s, both inputs counted; SET: plain, avx2, avx512 (default: the one accumulate() takes)
+///     compare_bench [ROUNDS [SET...]] GB/s, both inputs counted; SET: plain, avx2, avx512
+///       (default: the one accumulate() takes)
 ///
-/// equal: the same bits. some: one element of 64 is one step away. all: every element is 0 to 3 steps away.
-/// unrelated: two independent tensors. memcmp sees equal buffers in every row, as it stops at the first difference.
+/// equal: the same bits. some: one element of 64 is one step away. all: every element is 0 to 3
+/// steps away. unrelated: two independent tensors. memcmp sees equal buffers in every row, as it
+/// stops at the first difference.
 #include <fmt/format.h>
 #include <sys/mman.h>
 
@@ -17,8 +20,8 @@
 #include <string_view>
 #include <vector>
 
-#include "base/float_bits.h"
-#include "harness/compare/stats_kernels.h"
+#include "core/base/float_bits.h"
+#include "harness/stats/stats_kernels.h"
 
 namespace isoshard {
 namespace {
@@ -26,7 +29,8 @@ namespace {
 /// Memory of its own pages, huge where the system gives them.
 struct Buffer {
   explicit Buffer(std::size_t size) : bytes(size) {
-    data = static_cast<std::byte*>(mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    data = static_cast<std::byte*>(
+        mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     madvise(data, size, MADV_HUGEPAGE);
   }
   ~Buffer() { munmap(data, bytes); }
@@ -37,8 +41,10 @@ struct Buffer {
 };
 
 enum class Change { kEqual, kSome, kAll, kUnrelated };
-constexpr std::pair<Change, const char*> kChanges[] = {
-    {Change::kEqual, "equal"}, {Change::kSome, "some"}, {Change::kAll, "all"}, {Change::kUnrelated, "unrelated"}};
+constexpr std::pair<Change, const char*> kChanges[] = {{Change::kEqual, "equal"},
+                                                       {Change::kSome, "some"},
+                                                       {Change::kAll, "all"},
+                                                       {Change::kUnrelated, "unrelated"}};
 
 template <class Bits, class Encode>
 void fill(Buffer& reference, Buffer& actual, Change change, Encode encode) {
@@ -78,15 +84,18 @@ struct Rate {
 
 Rate rate_of(std::vector<double> times, std::size_t bytes) {
   std::ranges::sort(times);
-  return {static_cast<double>(bytes) / times.front() / 1e9, static_cast<double>(bytes) / times[times.size() / 2] / 1e9};
+  return {static_cast<double>(bytes) / times.front() / 1e9,
+          static_cast<double>(bytes) / times[times.size() / 2] / 1e9};
 }
 
-void measure(const StatsKernels& kernels, Dtype dtype, std::size_t bytes, Change change, const char* name, int rounds) {
+void measure(const StatsKernels& kernels, Dtype dtype, std::size_t bytes, Change change,
+             const char* name, int rounds) {
   Buffer reference(bytes);
   Buffer actual(bytes);
   Buffer copy(bytes);
   if (dtype == Dtype::kFloat32) {
-    fill<std::uint32_t>(reference, actual, change, [](float x) { return std::bit_cast<std::uint32_t>(x); });
+    fill<std::uint32_t>(reference, actual, change,
+                        [](float x) { return std::bit_cast<std::uint32_t>(x); });
   } else {
     fill<std::uint16_t>(reference, actual, change, float_to_bf16);
   }
@@ -100,7 +109,8 @@ void measure(const StatsKernels& kernels, Dtype dtype, std::size_t bytes, Change
   for (int round = -1; round < rounds; ++round) {
     std::vector<double> a;
     std::vector<double> b;
-    for (int i = 0; i < inner; ++i) a.push_back(seconds([&] { differs |= std::memcmp(reference.data, copy.data, bytes); }));
+    for (int i = 0; i < inner; ++i)
+      a.push_back(seconds([&] { differs |= std::memcmp(reference.data, copy.data, bytes); }));
     for (int i = 0; i < inner; ++i) {
       b.push_back(seconds([&] {
         last = {};
@@ -114,9 +124,11 @@ void measure(const StatsKernels& kernels, Dtype dtype, std::size_t bytes, Change
   if (differs != 0 || last.numel != count) std::abort();
   const Rate memory = rate_of(with_memcmp, 2 * bytes);
   const Rate ours = rate_of(with_stats, 2 * bytes);
-  fmt::print("{:<7} {:<5} {:>4} MiB  {:<10} best {:6.1f} median {:6.1f} GB/s   memcmp {:6.1f} {:6.1f}   ratio {:.2f} {:.2f}\n",
-             kernels.name, name_of(dtype), bytes >> 20, name, ours.best, ours.median, memory.best, memory.median, ours.best / memory.best,
-             ours.median / memory.median);
+  fmt::print(
+      "{:<7} {:<5} {:>4} MiB  {:<10} best {:6.1f} median {:6.1f} GB/s   memcmp {:6.1f} {:6.1f}   "
+      "ratio {:.2f} {:.2f}\n",
+      kernels.name, name_of(dtype), bytes >> 20, name, ours.best, ours.median, memory.best,
+      memory.median, ours.best / memory.best, ours.median / memory.median);
 }
 
 /// The digest of one tensor, which recording takes beside the comparison.
@@ -125,9 +137,11 @@ void measure_digest(std::size_t bytes, int rounds) {
   std::memset(data.data, 1, bytes);
   std::vector<double> times;
   std::uint64_t last = 0;
-  for (int round = 0; round < rounds * 3; ++round) times.push_back(seconds([&] { last ^= digest_of(data.data, bytes, last); }));
+  for (int round = 0; round < rounds * 3; ++round)
+    times.push_back(seconds([&] { last ^= digest_of(data.data, bytes, last); }));
   const Rate ours = rate_of(times, bytes);
-  fmt::print("digest        {:>4} MiB             best {:6.1f} median {:6.1f} GB/s of one input\n", bytes >> 20, ours.best, ours.median);
+  fmt::print("digest        {:>4} MiB             best {:6.1f} median {:6.1f} GB/s of one input\n",
+             bytes >> 20, ours.best, ours.median);
 }
 
 }  // namespace
@@ -148,12 +162,14 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "\n");
     return 2;
   }
-  for (const std::size_t mib : {std::size_t{4}, std::size_t{256}}) measure_digest(mib << 20, rounds);
+  for (const std::size_t mib : {std::size_t{4}, std::size_t{256}})
+    measure_digest(mib << 20, rounds);
   if (sets.empty()) sets = {stats_kernels().back()};
   for (const StatsKernels* kernels : sets) {
     for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
       for (const std::size_t mib : {std::size_t{4}, std::size_t{256}}) {
-        for (const auto& [change, name] : kChanges) measure(*kernels, dtype, mib << 20, change, name, rounds);
+        for (const auto& [change, name] : kChanges)
+          measure(*kernels, dtype, mib << 20, change, name, rounds);
       }
     }
   }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What the emulated reference costs, against the plain one of the same case in the same run.
 ///
-///     reference_bench [ROUNDS]     prints median, min and max in ms and the ratio of the medians; rounds are interleaved.
+///     reference_bench [ROUNDS] prints median, min and max in ms and the ratio of the medians;
+///       rounds are interleaved.
 ///
-/// "plain": the unsharded run and its three perturbed repetitions, as a verdict needs them. "plain, one run": without repetitions.
+/// "plain": the unsharded run and its three perturbed repetitions, as a verdict needs them. "plain,
+/// one run": without repetitions.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,13 +14,13 @@
 #include <string>
 #include <vector>
 
-#include "conformance/subjects/registry.h"
 #include "fixtures/cases/presets.h"
-#include "fixtures/reference/emulated_reference.h"
-#include "fixtures/reference/reference.h"
-#include "harness/world/forked_world.h"
+#include "harness/world/forked/forked_world.h"
 #include "harness/world/warm_up.h"
-#include "model/builtin.h"
+#include "subjects/model/config/builtin.h"
+#include "suite/emulation/emulated_reference.h"
+#include "suite/record/registry.h"
+#include "suite/reference/reference.h"
 
 namespace {
 
@@ -30,7 +32,8 @@ struct Size {
   std::int64_t hidden, heads, kv_heads, head_dim, ffn, layers, vocabulary, sequence;
 };
 // The small preset's own size, and one whose matrix products outweigh the recording.
-constexpr Size kSizes[] = {{"small", 0, 0, 0, 0, 0, 0, 0, 0}, {"medium", 768, 12, 6, 64, 2304, 4, 2048, 128}};
+constexpr Size kSizes[] = {{"small", 0, 0, 0, 0, 0, 0, 0, 0},
+                           {"medium", 768, 12, 6, 64, 2304, 4, 2048, 128}};
 
 Case case_of(const Size& size, int dp, int tp, Dtype dtype) {
   Case item;
@@ -58,13 +61,15 @@ template <class Run>
 double milliseconds(Run run) {
   const auto start = std::chrono::steady_clock::now();
   run();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
+      .count();
 }
 
 double print(const std::string& name, std::vector<double> times) {
   std::ranges::sort(times);
   const double median = times[times.size() / 2];
-  fmt::print("  {:<16} median {:8.1f} ms  min {:8.1f}  max {:8.1f}\n", name, median, times.front(), times.back());
+  fmt::print("  {:<16} median {:8.1f} ms  min {:8.1f}  max {:8.1f}\n", name, median, times.front(),
+             times.back());
   return median;
 }
 
@@ -73,11 +78,14 @@ void measure(const Case& item, int rounds) {
   for (int round = 0; round < rounds; ++round) {
     plain.push_back(milliseconds([&] { (void)make_reference(item); }));
     plain_one.push_back(milliseconds([&] { (void)make_reference(item, {.responses = 0}); }));
-    emulated.push_back(milliseconds([&] { (void)make_emulated_reference(item, arithmetic_of(item)); }));
+    emulated.push_back(
+        milliseconds([&] { (void)make_emulated_reference(item, arithmetic_of(item)); }));
   }
   fmt::print("{} (dp {} x tp {})\n", item.slug(), item.dp, item.tp);
-  const double of_plain = print("plain", plain), of_one = print("plain, one run", plain_one), of_emulated = print("emulated", emulated);
-  fmt::print("  ratio            {:.2f} of plain, {:.2f} of one run\n", of_emulated / of_plain, of_emulated / of_one);
+  const double of_plain = print("plain", plain), of_one = print("plain, one run", plain_one),
+               of_emulated = print("emulated", emulated);
+  fmt::print("  ratio            {:.2f} of plain, {:.2f} of one run\n", of_emulated / of_plain,
+             of_emulated / of_one);
 }
 
 }  // namespace
@@ -91,10 +99,12 @@ int main(int argc, char** argv) {
   };
   for (const Size& size : kSizes) {
     for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
-      for (const Mesh mesh : {Mesh{3, 1}, Mesh{1, 2}, Mesh{2, 3}}) measure(case_of(size, mesh.dp, mesh.tp, dtype), rounds);
+      for (const Mesh mesh : {Mesh{3, 1}, Mesh{1, 2}, Mesh{2, 3}})
+        measure(case_of(size, mesh.dp, mesh.tp, dtype), rounds);
     }
-    Case split = case_of(size, 2, 2, Dtype::kBFloat16), autocast = case_of(size, 2, 2, Dtype::kFloat32);
-    split.settings.vocab_multiple = 1;
+    Case split = case_of(size, 2, 2, Dtype::kBFloat16),
+         autocast = case_of(size, 2, 2, Dtype::kFloat32);
+    split.settings.make_vocab_size_divisible_by = 1;
     split.settings.label_smoothing = 0.1;
     autocast.settings.autocast = Dtype::kBFloat16;
     measure(split, rounds);

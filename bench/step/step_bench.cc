@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a training step costs: the unsharded one, and tensor parallelism on shared memory against half of it.
+/// What a training step costs: the unsharded one, and tensor parallelism on shared memory against
+/// half of it.
 ///
-///     step_bench [SIZES [ROUNDS]]     SIZES of S, M, L as "SM" (the default); median, min and max ms over the timed steps of all rounds
+///     step_bench [SIZES [ROUNDS]] SIZES of S, M, L as "SM" (the default); median, min and max ms
+///       over the timed steps of all rounds
 ///
-/// A step is forward, loss, backward and AdamW of a Qwen2 with random ids; nothing is recorded, nothing clipped. The peer of the same sizes
-/// is train_step_peer.py beside this file (eager PyTorch): run one after the other on an idle machine and compare in that session only.
-/// "tp 2" is forward, backward and gradient reduction of two ranks with a thread each, "vocabulary" the same with embedding, head and loss
-/// split; the peer is tp_overhead_peer.py (DTensor on gloo; --head splits the head).
+/// A step is forward, loss, backward and AdamW of a Qwen2 with random ids; nothing is recorded,
+/// nothing clipped. The peer of the same sizes is train_step_peer.py beside this file (eager
+/// PyTorch): run one after the other on an idle machine and compare in that session only. "tp 2" is
+/// forward, backward and gradient reduction of two ranks with a thread each, "vocabulary" the same
+/// with embedding, head and loss split; the peer is tp_overhead_peer.py (DTensor on gloo; --head
+/// splits the head).
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
@@ -18,15 +22,15 @@
 #include <string_view>
 #include <vector>
 
-#include "conformance/subjects/batches.h"
-#include "conformance/subjects/registry.h"
-#include "fixtures/cases/inputs.h"
+#include "core/mesh/mesh.h"
 #include "fixtures/cases/presets.h"
-#include "harness/world/forked_world.h"
+#include "fixtures/inputs/inputs.h"
+#include "harness/world/forked/forked_world.h"
 #include "harness/world/warm_up.h"
-#include "mesh/mesh.h"
-#include "model/builtin.h"
-#include "train/parts.h"
+#include "subjects/model/config/builtin.h"
+#include "subjects/train/parts.h"
+#include "suite/record/batches.h"
+#include "suite/record/registry.h"
 
 namespace {
 
@@ -71,7 +75,8 @@ Case case_of(const Size& size, Dtype dtype, int tp) {
 using Milliseconds = std::vector<double>;
 
 double ms_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
+      .count();
 }
 
 /// Rank 0's times. With `only_gradients` the step ends after the gradients.
@@ -85,7 +90,8 @@ Milliseconds times_of(const Case& item, const Size& size, int threads, bool only
     at::set_num_threads(threads);
     Mesh mesh(item.mesh(), rank.comm());
     const TrainerConfig config = trainer_config(item, case_weights(item));
-    Trainer trainer(item.tp > 1 ? autotp_parts(config, mesh) : plain_parts(config, mesh, 1), mesh, nullptr);
+    Trainer trainer(item.tp > 1 ? autotp_parts(config, mesh) : plain_parts(config, mesh, 1), mesh,
+                    nullptr);
     trainer.setup();
     const std::vector<TokenBatch> batches = data.rank_batches(0, 0);
     Milliseconds times;
@@ -115,8 +121,8 @@ struct Row {
 
 void print(Row& row) {
   std::sort(row.times.begin(), row.times.end());
-  fmt::print("{:<34} median {:9.1f} ms   min {:9.1f}   max {:9.1f}\n", row.name, row.times[row.times.size() / 2], row.times.front(),
-             row.times.back());
+  fmt::print("{:<34} median {:9.1f} ms   min {:9.1f}   max {:9.1f}\n", row.name,
+             row.times[row.times.size() / 2], row.times.front(), row.times.back());
 }
 
 }  // namespace
@@ -135,15 +141,17 @@ int main(int argc, char** argv) {
     if (sizes.find(size.name) == std::string_view::npos) continue;
     for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
       for (const int threads : {1, 2})
-        rows.push_back({fmt::format("{} {} sdpa, {} thread{}", size.name, name_of(dtype), threads, threads > 1 ? "s" : ""), size,
-                        case_of(size, dtype, 1), threads, false});
+        rows.push_back({fmt::format("{} {} sdpa, {} thread{}", size.name, name_of(dtype), threads,
+                                    threads > 1 ? "s" : ""),
+                        size, case_of(size, dtype, 1), threads, false});
     }
   }
   if (sizes.find('S') != std::string_view::npos) {
-    rows.push_back({"S fp32 gradients, one rank", kSizes[0], case_of(kSizes[0], Dtype::kFloat32, 1), 1, true});
+    rows.push_back(
+        {"S fp32 gradients, one rank", kSizes[0], case_of(kSizes[0], Dtype::kFloat32, 1), 1, true});
     Case tp2 = case_of(kSizes[0], Dtype::kFloat32, 2);
     rows.push_back({"S fp32 gradients, tp 2", kSizes[0], tp2, 1, true});
-    tp2.settings.vocab_multiple = 1;
+    tp2.settings.make_vocab_size_divisible_by = 1;
     rows.push_back({"S fp32 gradients, tp 2, vocabulary", kSizes[0], tp2, 1, true});
   }
   for (int round = 0; round < rounds; ++round) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// 500 tiny tests, each in two fresh processes with one all-reduce: what a suite of multi-process tests costs.
+/// 500 tiny tests, each in two fresh processes with one all-reduce: what a suite of multi-process
+/// tests costs.
 ///
 ///     time tiny_tests_bench --gtest_brief=1
 #include <gtest/gtest.h>
@@ -18,7 +19,8 @@ TEST_P(TinyTest, AddsOverTwoFreshProcesses) {
     double value = GetParam() + rank.rank();
     EXPECT_EQ(rank.size(), 2);
     rank.comm()
-        .all_reduce({reinterpret_cast<std::byte*>(&value), 1, Dtype::kFloat64}, Reduction::kSum, {Purpose::kGradReduce, Axis::kDp})
+        .all_reduce({reinterpret_cast<std::byte*>(&value), 1, Dtype::kFloat64}, Reduction::kSum,
+                    {Purpose::kGradReduce, Axis::kDp})
         .wait();
     return value;
   });

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What one more multi-process test costs: a whole forked world with one all-reduce, against fork + exit alone.
+/// What one more multi-process test costs: a whole forked world with one all-reduce, against fork +
+/// exit alone.
 ///
-///     world_bench [ROUNDS]     prints median, min and max in ms and the ratio of the medians; rounds are interleaved.
+///     world_bench [ROUNDS] prints median, min and max in ms and the ratio of the medians; rounds
+///       are interleaved.
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "harness/world/forked_world.h"
+#include "harness/world/forked/forked_world.h"
 #include "harness/world/warm_up.h"
 
 namespace {
@@ -36,7 +38,8 @@ void world_with_one_all_reduce(int size) {
   require_ok(isoshard::run_forked({.size = size, .name = "bench"}, [size](Rank& rank) {
     std::vector<float> data(256, 1.0F);
     rank.comm()
-        .all_reduce({reinterpret_cast<std::byte*>(data.data()), 256, Dtype::kFloat32}, Reduction::kSum, {Purpose::kGradReduce, Axis::kDp})
+        .all_reduce({reinterpret_cast<std::byte*>(data.data()), 256, Dtype::kFloat32},
+                    Reduction::kSum, {Purpose::kGradReduce, Axis::kDp})
         .wait();
     if (data[255] != static_cast<float>(size)) throw std::runtime_error("wrong sum");
   }));
@@ -46,13 +49,15 @@ template <class Run>
 double milliseconds(Run run) {
   const auto start = std::chrono::steady_clock::now();
   run();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
+      .count();
 }
 
 double print(const std::string& name, int size, std::vector<double> times) {
   std::ranges::sort(times);
   const double median = times[times.size() / 2];
-  fmt::print("{:<28} {:>2} ranks  median {:6.2f} ms  min {:6.2f}  max {:6.2f}\n", name, size, median, times.front(), times.back());
+  fmt::print("{:<28} {:>2} ranks  median {:6.2f} ms  min {:6.2f}  max {:6.2f}\n", name, size,
+             median, times.front(), times.back());
   return median;
 }
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# Fails when PROGRAM (a gtest program) holds a suite that SUITES does not list, or lacks one that it lists.
+# Fails when PROGRAM (a gtest program) holds a suite that SUITES does not list, or lacks one that
+# it lists.
 cmake_minimum_required(VERSION 3.25)
-execute_process(COMMAND ${PROGRAM} --gtest_list_tests OUTPUT_VARIABLE listing RESULT_VARIABLE result)
+execute_process(COMMAND ${PROGRAM} --gtest_list_tests OUTPUT_VARIABLE listing RESULT_VARIABLE
+  result)
 if(NOT result EQUAL 0)
   message(FATAL_ERROR "${PROGRAM} --gtest_list_tests failed: ${result}")
 endif()
@@ -17,7 +19,8 @@ endforeach()
 list(REMOVE_DUPLICATES found)
 foreach(suite IN LISTS found)
   if(NOT suite IN_LIST SUITES)
-    list(APPEND problems "suite ${suite} is in no ctest entry: add it to SUITES of its isoshard_test()")
+    list(APPEND problems
+      "suite ${suite} is in no ctest entry: add it to SUITES of its isoshard_test()")
   endif()
 endforeach()
 foreach(suite IN LISTS SUITES)

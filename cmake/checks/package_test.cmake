@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# Installs the build into an empty folder, and builds and runs a project that knows nothing but that folder.
-#   cmake -DBUILD=DIR -DSOURCE=DIR -DFOLDER=DIR [-DLIBTORCH_ROOT=DIR] [-DCOMPILER=PROGRAM] -DGENERATOR=NAME -P package_test.cmake
+# Installs the build into an empty folder, and builds and runs a project that knows nothing but
+# that folder.
+#   cmake -DBUILD=DIR -DSOURCE=DIR -DFOLDER=DIR [-DLIBTORCH_ROOT=DIR] [-DCOMPILER=PROGRAM]
+#   -DGENERATOR=NAME -P package_test.cmake
 function(must)
-  execute_process(COMMAND ${ARGV} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  execute_process(COMMAND ${ARGV} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE
+    output)
   if(NOT result EQUAL 0)
     list(JOIN ARGV " " command)
     message(FATAL_ERROR "${command}\nended with ${result}:\n${output}")
@@ -13,7 +16,8 @@ endfunction()
 file(REMOVE_RECURSE ${FOLDER})
 must(${CMAKE_COMMAND} --install ${BUILD} --prefix ${FOLDER}/installed)
 # Nothing may lead back to the tree or the build folder.
-file(GLOB package ${FOLDER}/installed/lib*/cmake/isoshard/*.cmake ${FOLDER}/installed/lib*/*/cmake/isoshard/*.cmake)
+file(GLOB package ${FOLDER}/installed/lib*/cmake/isoshard/*.cmake
+  ${FOLDER}/installed/lib*/*/cmake/isoshard/*.cmake)
 if(NOT package)
   message(FATAL_ERROR "no CMake package below ${FOLDER}/installed")
 endif()
@@ -22,14 +26,17 @@ foreach(file IN LISTS package)
   foreach(folder "${SOURCE}/" "${BUILD}/")
     string(FIND "${text}" "${folder}" place)
     if(NOT place EQUAL -1)
-      message(FATAL_ERROR "${file} holds the path ${folder}, which an installed package must not need")
+      message(FATAL_ERROR
+        "${file} holds the path ${folder}, which an installed package must not need")
     endif()
   endforeach()
 endforeach()
 must(${FOLDER}/installed/bin/isoshard verify --preset small --subjects ddp --dp 2 --dtype fp32)
 
-must(${CMAKE_COMMAND} -G ${GENERATOR} -S ${SOURCE}/examples/own_subject -B ${FOLDER}/consumer -DCMAKE_PREFIX_PATH=${FOLDER}/installed
-  -DLIBTORCH_ROOT=${LIBTORCH_ROOT} -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER})
+must(${CMAKE_COMMAND} -G ${GENERATOR} -S ${SOURCE}/examples/own_subject -B ${FOLDER}/consumer
+  -DCMAKE_PREFIX_PATH=${FOLDER}/installed
+  -DLIBTORCH_ROOT=${LIBTORCH_ROOT} -DCMAKE_CXX_COMPILER=${COMPILER}
+  -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER})
 must(${CMAKE_COMMAND} --build ${FOLDER}/consumer)
 must(${CMAKE_CTEST_COMMAND} --test-dir ${FOLDER}/consumer --no-tests=error --output-on-failure)
 if(NOT output MATCHES "1 tests? passed|tests passed, 0 tests failed out of 1")

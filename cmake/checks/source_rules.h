@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rules about the source tree that a compiler does not know: layers, licence lines, device literals, forgotten tests.
+// Rules about the source tree that a compiler does not know: layers, licence lines, device
+// literals, forgotten tests.
 #pragma once
 
 #include <filesystem>
@@ -8,7 +9,8 @@
 
 namespace isoshard {
 
-/// One row of docs/layers.md: files below `folder` may include files below `folder` and below each of `may_include`.
+/// One row of docs/layers.md: files below `folder` may include files below `folder` and below each
+/// of `may_include`.
 struct LayerRow {
   std::string folder;
   std::vector<std::string> may_include;
@@ -19,23 +21,37 @@ struct LayerRow {
 /// Errors   std::runtime_error if the file is missing or holds no row.
 [[nodiscard]] std::vector<LayerRow> read_layers(const std::filesystem::path& layers_md);
 
-// Each rule returns one line "file:line: what is wrong and what to do" for each violation, sorted; empty means the tree conforms.
-// Errors   std::runtime_error if a rule found no file to look at: a rule that looks at nothing must not pass.
+// Each rule returns one line "file:line: what is wrong and what to do" for each violation, sorted;
+// empty means the tree conforms. Errors   std::runtime_error if a rule found no file to look at: a
+// rule that looks at nothing must not pass.
 
 /// Every `#include "..."` follows the layers, and GoogleTest stays out of the code that ships.
-[[nodiscard]] std::vector<std::string> check_layering(const std::filesystem::path& root, const std::vector<LayerRow>& rows);
+[[nodiscard]] std::vector<std::string> check_layering(const std::filesystem::path& root,
+                                                      const std::vector<LayerRow>& rows);
+
+/// No two folders include each other, directly or through others (tests apart).
+[[nodiscard]] std::vector<std::string> check_folder_cycles(const std::filesystem::path& root);
+
+/// No folder holds more than 25 source files (.cc and .h, tests apart).
+[[nodiscard]] std::vector<std::string> check_folder_sizes(const std::filesystem::path& root);
+
+/// No line of a source, build or script file is longer than 100 columns.
+[[nodiscard]] std::vector<std::string> check_line_lengths(const std::filesystem::path& root);
 
 /// Every source, script and build file names its licence in its first three lines.
 [[nodiscard]] std::vector<std::string> check_licence_lines(const std::filesystem::path& root);
 
-/// No device is hard-wired in src/model, src/parallel and src/optim: tensors carry it.
+/// No device is hard-wired in src/subjects/model, src/subjects/parallel and src/subjects/optim:
+/// tensors carry it.
 [[nodiscard]] std::vector<std::string> check_device_literals(const std::filesystem::path& root);
 
-/// Every *_test.cc is compiled by some target, as listed in `compile_commands` (compile_commands.json of the build folder).
-[[nodiscard]] std::vector<std::string> check_orphan_tests(const std::filesystem::path& root, const std::filesystem::path& compile_commands);
+/// Every *_test.cc is compiled by some target, as listed in `compile_commands`
+/// (compile_commands.json of the build folder).
+[[nodiscard]] std::vector<std::string> check_orphan_tests(
+    const std::filesystem::path& root, const std::filesystem::path& compile_commands);
 
-/// Every test and fault that docs/contracts.md names exists: `Suite.Case` in some *_test.cc, a fault in docs/faults.md; and every `Suite.Case`
-/// of docs/failures.md.
+/// Every test and fault that docs/contracts.md names exists: `Suite.Case` in some *_test.cc, a
+/// fault in docs/faults.md; and every `Suite.Case` of docs/failures.md.
 [[nodiscard]] std::vector<std::string> check_contracts_page(const std::filesystem::path& root);
 
 }  // namespace isoshard

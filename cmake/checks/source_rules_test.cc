@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tree keeps the rules of source_rules.h, and each rule finds a violation that is planted in a copy made for it.
+// The tree keeps the rules of source_rules.h, and each rule finds a violation that is planted in a
+// copy made for it.
 #include "cmake/checks/source_rules.h"
 
 #include <fmt/format.h>
@@ -7,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <stdexcept>
 
@@ -24,11 +26,13 @@ const fs::path kBuild = ISOSHARD_BINARY_DIR;
 class PlantedTree : public ::testing::Test {
  protected:
   PlantedTree()
-      : root_(kBuild / "planted" / fmt::format("{}.{}", ::testing::UnitTest::GetInstance()->current_test_info()->name(), getpid())) {
+      : root_(kBuild / "planted" /
+              fmt::format("{}.{}", ::testing::UnitTest::GetInstance()->current_test_info()->name(),
+                          getpid())) {
     fs::remove_all(root_);
-    plant("src/base/error.h", "");
-    plant("src/comm/communicator.h", "#include \"base/error.h\"\n");
-    plant("harness/world/rank.h", "#include \"comm/communicator.h\"\n");
+    plant("src/core/base/error.h", "");
+    plant("src/core/comm/communicator.h", "#include \"core/base/error.h\"\n");
+    plant("harness/world/rank.h", "#include \"core/comm/communicator.h\"\n");
   }
   ~PlantedTree() override { fs::remove_all(root_); }
 
@@ -39,10 +43,15 @@ class PlantedTree : public ::testing::Test {
   }
 
   const fs::path root_;
-  const std::vector<LayerRow> rows_ = {{"src/base", {}}, {"src/comm", {"src/base"}}, {"harness", {"src/base", "src/comm"}}};
+  const std::vector<LayerRow> rows_ = {{"src/core/base", {}},
+                                       {"src/core/comm", {"src/core/base"}},
+                                       {"harness", {"src/core/base", "src/core/comm"}}};
 };
 
 using Layering = PlantedTree;
+using FolderCycles = PlantedTree;
+using FolderSizes = PlantedTree;
+using LineLengths = PlantedTree;
 using LicenceLines = PlantedTree;
 using DeviceLiterals = PlantedTree;
 using OrphanTests = PlantedTree;
@@ -52,12 +61,74 @@ TEST_F(Layering, TreeFollowsDocsLayers) {
   EXPECT_THAT(check_layering(kRoot, read_layers(kRoot / "docs/layers.md")), IsEmpty());
 }
 
-TEST_F(Layering, DocsLayersGivesHarnessItsFiveFoldersOfSrc) {
+TEST_F(Layering, HarnessAndSubjectsDoNotKnowEachOther) {
+  int rooms = 0;
   for (const LayerRow& row : read_layers(kRoot / "docs/layers.md")) {
-    if (row.folder == "harness") {
-      EXPECT_THAT(row.may_include, ElementsAre("src/base", "src/comm", "src/mesh", "src/observe", "src/io"));
+    const bool is_harness = row.folder.starts_with("harness"),
+               is_subject = row.folder.starts_with("src/subjects");
+    if (!is_harness && !is_subject) continue;
+    ++rooms;
+    for (const std::string& entry : row.may_include) {
+      EXPECT_TRUE(entry.starts_with("src/core") ||
+                  entry.starts_with(is_harness ? "harness" : "src/subjects"))
+          << row.folder << " may include " << entry;
     }
   }
+  EXPECT_GT(rooms, 20);
+}
+
+TEST_F(Layering, EveryFolderOfCodeHasItsRow) {
+  const std::vector<LayerRow> rows = read_layers(kRoot / "docs/layers.md");
+  for (const char* const room : {"src/core", "src/subjects", "harness", "fixtures", "suite"}) {
+    for (const auto& entry : fs::recursive_directory_iterator(kRoot / room)) {
+      const fs::path folder = entry.path().parent_path().lexically_relative(kRoot);
+      if (entry.path().extension() != ".h") continue;
+      EXPECT_TRUE(std::ranges::any_of(
+          rows, [&](const LayerRow& row) { return row.folder == folder.generic_string(); }))
+          << folder << " has no row of its own in docs/layers.md";
+    }
+  }
+}
+
+TEST_F(FolderCycles, TreeHasNone) {
+  EXPECT_THAT(check_folder_cycles(kRoot), IsEmpty());
+}
+
+TEST_F(FolderCycles, ACycleOverThreeFoldersIsFoundAndTestsAreApart) {
+  plant("src/core/base/fine_test.cc", "#include \"harness/world/rank.h\"\n");
+  EXPECT_THAT(check_folder_cycles(root_), IsEmpty());
+
+  plant("src/core/base/wrong.cc", "#include \"harness/world/rank.h\"\n");
+  EXPECT_THAT(
+      check_folder_cycles(root_),
+      ElementsAre(HasSubstr("harness/world -> src/core/comm -> src/core/base -> harness/world")));
+}
+
+TEST_F(FolderSizes, TreeKeepsThem) {
+  EXPECT_THAT(check_folder_sizes(kRoot), IsEmpty());
+}
+
+TEST_F(FolderSizes, ATwentySixthFileIsFoundAndTestsAreApart) {
+  for (int i = 0; i < 24; ++i) plant(fmt::format("src/core/comm/part{}.cc", i), "");
+  plant("src/core/comm/fine_test.cc", "");
+  EXPECT_THAT(check_folder_sizes(root_), IsEmpty());
+
+  plant("src/core/comm/one_more.h", "");
+  EXPECT_THAT(check_folder_sizes(root_), ElementsAre(HasSubstr("src/core/comm: 26 source files")));
+}
+
+TEST_F(LineLengths, TreeKeepsThem) {
+  EXPECT_THAT(check_line_lengths(kRoot), IsEmpty());
+}
+
+TEST_F(LineLengths, ALineOf101ColumnsIsFound) {
+  plant("src/core/comm/fine.cc",
+        std::string(100, 'x') + "\n" + "\xc3\xa4" + std::string(99, 'x') + "\n");
+  EXPECT_THAT(check_line_lengths(root_), IsEmpty());
+
+  plant("src/core/comm/CMakeLists.txt", std::string(101, 'x') + "\n");
+  EXPECT_THAT(check_line_lengths(root_),
+              ElementsAre(HasSubstr("src/core/comm/CMakeLists.txt:2: 101 columns")));
 }
 
 TEST_F(Layering, CleanTreePasses) {
@@ -65,30 +136,34 @@ TEST_F(Layering, CleanTreePasses) {
 }
 
 TEST_F(Layering, UpwardIncludeIsFound) {
-  plant("src/comm/wrong.cc", "#include \"harness/world/rank.h\"\n");
+  plant("src/core/comm/wrong.cc", "#include \"harness/world/rank.h\"\n");
 
-  EXPECT_THAT(check_layering(root_, rows_), ElementsAre(HasSubstr("src/comm/wrong.cc:2: src/comm must not include harness")));
+  EXPECT_THAT(
+      check_layering(root_, rows_),
+      ElementsAre(HasSubstr("src/core/comm/wrong.cc:2: src/core/comm must not include harness")));
 }
 
 TEST_F(Layering, FolderThatOnlySharesAPrefixIsNotAllowed) {
   plant("src/base_more/more.h", "");
-  plant("src/comm/wrong.cc", "#include \"base_more/more.h\"\n");
+  plant("src/core/comm/wrong.cc", "#include \"core/base_more/more.h\"\n");
 
-  EXPECT_THAT(check_layering(root_, rows_), ElementsAre(HasSubstr("src/base_more/more.h:1: its folder is in no row"),
-                                                        HasSubstr("src/comm/wrong.cc:2: src/comm must not include")));
+  EXPECT_THAT(check_layering(root_, rows_),
+              ElementsAre(HasSubstr("src/base_more/more.h:1: its folder is in no row"),
+                          HasSubstr("src/core/comm/wrong.cc:2: src/core/comm must not include")));
 }
 
 TEST_F(Layering, UnknownIncludeIsFound) {
-  plant("src/comm/wrong.cc", "#include \"fmt/format.h\"\n");
+  plant("src/core/comm/wrong.cc", "#include \"fmt/format.h\"\n");
 
   EXPECT_THAT(check_layering(root_, rows_), ElementsAre(HasSubstr("is no file of the repository")));
 }
 
 TEST_F(Layering, GoogleTestIsAllowedInUnitTestsOnly) {
-  plant("src/comm/fine_test.cc", "#include <gtest/gtest.h>\n");
-  plant("src/comm/wrong.cc", "#include <gmock/gmock.h>\n");
+  plant("src/core/comm/fine_test.cc", "#include <gtest/gtest.h>\n");
+  plant("src/core/comm/wrong.cc", "#include <gmock/gmock.h>\n");
 
-  EXPECT_THAT(check_layering(root_, rows_), ElementsAre(HasSubstr("src/comm/wrong.cc:2: GoogleTest")));
+  EXPECT_THAT(check_layering(root_, rows_),
+              ElementsAre(HasSubstr("src/core/comm/wrong.cc:2: GoogleTest")));
 }
 
 TEST_F(Layering, EmptyTreeOrTableIsAnError) {
@@ -103,10 +178,12 @@ TEST_F(LicenceLines, TreeHasThem) {
 }
 
 TEST_F(LicenceLines, MissingLineIsFound) {
-  plant("src/comm/wrong.cc", "// SPDX-License-Identifier: MIT\n", "// A file.");
-  plant("src/comm/CMakeLists.txt", "#\n#\n# SPDX-License-Identifier: Apache-2.0\n", "# too late");
+  plant("src/core/comm/wrong.cc", "// SPDX-License-Identifier: MIT\n", "// A file.");
+  plant("src/core/comm/CMakeLists.txt", "#\n#\n# SPDX-License-Identifier: Apache-2.0\n",
+        "# too late");
 
-  EXPECT_THAT(check_licence_lines(root_), ElementsAre(HasSubstr("src/comm/CMakeLists.txt:1"), HasSubstr("src/comm/wrong.cc:1")));
+  EXPECT_THAT(check_licence_lines(root_), ElementsAre(HasSubstr("src/core/comm/CMakeLists.txt:1"),
+                                                      HasSubstr("src/core/comm/wrong.cc:1")));
 }
 
 TEST_F(DeviceLiterals, TreeHasNone) {
@@ -114,11 +191,14 @@ TEST_F(DeviceLiterals, TreeHasNone) {
 }
 
 TEST_F(DeviceLiterals, EachKindIsFoundOutsideCommentsAndTests) {
-  plant("src/optim/wrong.cc", "x.to(at::kCUDA);\nat::Device(\"cuda:0\");\ny = x.cpu();\n// kCPU in a comment\nkCPUCount;\n");
-  plant("src/optim/fine_test.cc", "x.to(at::kCUDA);\n");
+  plant("src/subjects/optim/wrong.cc",
+        "x.to(at::kCUDA);\nat::Device(\"cuda:0\");\ny = x.cpu();\n// kCPU in a "
+        "comment\nkCPUCount;\n");
+  plant("src/subjects/optim/fine_test.cc", "x.to(at::kCUDA);\n");
 
   EXPECT_THAT(check_device_literals(root_),
-              ElementsAre(HasSubstr("src/optim/wrong.cc:2: device literal kCUDA"), HasSubstr("wrong.cc:3"), HasSubstr("wrong.cc:4")));
+              ElementsAre(HasSubstr("src/subjects/optim/wrong.cc:2: device literal kCUDA"),
+                          HasSubstr("wrong.cc:3"), HasSubstr("wrong.cc:4")));
 }
 
 TEST_F(OrphanTests, TreeHasNone) {
@@ -126,12 +206,13 @@ TEST_F(OrphanTests, TreeHasNone) {
 }
 
 TEST_F(OrphanTests, TestInNoTargetIsFound) {
-  plant("src/comm/known_test.cc", "");
-  plant("src/comm/forgotten_test.cc", "");
-  std::ofstream(root_ / "compile_commands.json")
-      << fmt::format(R"([{{"directory": "{0}", "file": "{0}/src/comm/known_test.cc"}}])", root_.string());
+  plant("src/core/comm/known_test.cc", "");
+  plant("src/core/comm/forgotten_test.cc", "");
+  std::ofstream(root_ / "compile_commands.json") << fmt::format(
+      R"([{{"directory": "{0}", "file": "{0}/src/comm/known_test.cc"}}])", root_.string());
 
-  EXPECT_THAT(check_orphan_tests(root_, root_ / "compile_commands.json"), ElementsAre(HasSubstr("src/comm/forgotten_test.cc:1")));
+  EXPECT_THAT(check_orphan_tests(root_, root_ / "compile_commands.json"),
+              ElementsAre(HasSubstr("src/core/comm/forgotten_test.cc:1")));
 }
 
 TEST_F(ContractsPage, NamesTestsAndFaultsThatExist) {
@@ -139,15 +220,18 @@ TEST_F(ContractsPage, NamesTestsAndFaultsThatExist) {
 }
 
 TEST_F(ContractsPage, UnknownNamesAreFound) {
-  plant("src/comm/sum_test.cc", "TEST(Sum,\n     IsExact) {}\nTEST_P(SumOfAll, Works) {}\n");
+  plant("src/core/comm/sum_test.cc", "TEST(Sum,\n     IsExact) {}\nTEST_P(SumOfAll, Works) {}\n");
   plant("docs/faults.md", "| `sum_missing` | A: ddp | No sum. |\n");
-  plant("docs/contracts.md", "| sum | exact | `Sum.IsExact` | `sum_missing` |\n| sum | exact | `Sum.IsExcat` | `sum_mising` |\n");
+  plant("docs/contracts.md",
+        "| sum | exact | `Sum.IsExact` | `sum_missing` |\n| sum | exact | `Sum.IsExcat` | "
+        "`sum_mising` |\n");
 
   plant("docs/failures.md", "| 1 | `Sum.IsExact` |\n| 2 | `Sum.IsKilled`, `raise` |\n");
 
-  EXPECT_THAT(check_contracts_page(root_), ElementsAre(HasSubstr("contracts.md:3: no test or fault is called Sum.IsExcat"),
-                                                       HasSubstr("contracts.md:3: no test or fault is called sum_mising"),
-                                                       HasSubstr("failures.md:3: no test is called Sum.IsKilled")));
+  EXPECT_THAT(check_contracts_page(root_),
+              ElementsAre(HasSubstr("contracts.md:3: no test or fault is called Sum.IsExcat"),
+                          HasSubstr("contracts.md:3: no test or fault is called sum_mising"),
+                          HasSubstr("failures.md:3: no test is called Sum.IsKilled")));
 }
 
 }  // namespace

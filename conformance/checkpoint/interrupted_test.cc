@@ -4,23 +4,23 @@
 
 #include <csignal>
 
-#include "base/error.h"
-#include "base/test_child.h"
-#include "conformance/checkpoint/checkpoint_cases.h"
-#include "train/checkpoint.h"
+#include "core/base/error.h"
+#include "harness/testing/test_child.h"
+#include "subjects/checkpoint/checkpoint.h"
+#include "suite/testing/checkpoint_cases.h"
 
 namespace isoshard {
 namespace {
 
 using ::testing::HasSubstr;
 
-/// Files may not grow beyond a few KiB while one rank writes: what a full disk does, or, if the signal is not ignored, a kill in the middle
-/// of a write.
+/// Files may not grow beyond a few KiB while one rank writes: what a full disk does, or, if the
+/// signal is not ignored, a kill in the middle of a write.
 class ShortOfSpace final : public CheckpointIo {
  public:
   ShortOfSpace(int rank, bool is_killed) : rank_(rank), is_killed_(is_killed) {}
-  void write(const std::filesystem::path& folder, const RunProgress& progress, const std::vector<SavedPart>& parts,
-             Mesh& mesh) const override {
+  void write(const std::filesystem::path& folder, const RunProgress& progress,
+             const std::vector<SavedPart>& parts, Mesh& mesh) const override {
     if (mesh.rank() == rank_) {
       ::signal(SIGXFSZ, is_killed_ ? SIG_DFL : SIG_IGN);
       set_limit(RLIMIT_FSIZE, 8192);
@@ -45,7 +45,9 @@ class CheckpointInterrupted : public ::testing::TestWithParam<int> {
   /// Saves once more, into the same folder.
   [[nodiscard]] std::string failure_of_saving(bool is_killed) const {
     RunOptions options = keeping(Keep::kNothing);
-    options.edits.parts = [&](TrainerParts& parts, Mesh&) { parts.checkpoint_io = std::make_unique<ShortOfSpace>(GetParam(), is_killed); };
+    options.edits.parts = [&](TrainerParts& parts, Mesh&) {
+      parts.checkpoint_io = std::make_unique<ShortOfSpace>(GetParam(), is_killed);
+    };
     try {
       (void)run_case(saved_to(item(), folder_.path()), Reference(), options);
     } catch (const InfrastructureError& error) {
@@ -70,7 +72,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, CheckpointInterrupted, ::testing::Values(0, 3));
 TEST_P(CheckpointInterrupted, ByAFullDiskIsTheOldOneAndNothingElse) {
   const std::string failure = failure_of_saving(/*is_killed=*/false);
 
-  EXPECT_THAT(failure, HasSubstr("the checkpoint is not written, rank " + std::to_string(GetParam())));
+  EXPECT_THAT(failure,
+              HasSubstr("the checkpoint is not written, rank " + std::to_string(GetParam())));
   EXPECT_THAT(failure, HasSubstr("File too large"));
   EXPECT_EQ(contents(), before_);
   EXPECT_EQ(resumed_case(item(), folder_.path()).first_step(), 1);
@@ -98,11 +101,12 @@ TEST_P(CheckpointInterrupted, ByCopiesThatDifferIsNotWritten) {
   options.edits.parts = [&](TrainerParts& parts, Mesh&) {
     struct Drifted final : CheckpointIo {
       explicit Drifted(int rank) : rank_(rank) {}
-      void write(const std::filesystem::path& folder, const RunProgress& progress, const std::vector<SavedPart>& parts,
-                 Mesh& mesh) const override {
+      void write(const std::filesystem::path& folder, const RunProgress& progress,
+                 const std::vector<SavedPart>& parts, Mesh& mesh) const override {
         std::vector<SavedPart> own = parts;
         for (SavedPart& part : own) {
-          if (mesh.rank() == rank_ && part.name == "model.norm.weight") part.tensor = part.tensor * 2;
+          if (mesh.rank() == rank_ && part.name == "model.norm.weight")
+            part.tensor = part.tensor * 2;
         }
         CheckpointIo::write(folder, progress, own, mesh);
       }

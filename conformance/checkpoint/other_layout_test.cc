@@ -1,10 +1,10 @@
-// SPDX-License-Identifier: Apache-2.0
-// A checkpoint of one mesh and subject goes on in every other one: right after loading it holds what was saved, and its steps conform to
-// the single process that resumes from it.
+// SPDX-License-Identifier: Apache-2.0 A checkpoint of one mesh and subject goes on in every other
+// one: right after loading it holds what was saved, and its steps conform to the single process
+// that resumes from it.
 #include <ATen/ATen.h>
 
-#include "conformance/checkpoint/checkpoint_cases.h"
-#include "train/checkpoint.h"
+#include "subjects/checkpoint/checkpoint.h"
+#include "suite/testing/checkpoint_cases.h"
 
 namespace isoshard {
 namespace {
@@ -18,7 +18,8 @@ Case tp2_dp2(Dtype dtype = Dtype::kFloat32) {
   return item;
 }
 
-Case on(Case item, std::string subject, int dp, int tp, const std::function<void(Case&)>& change = {}) {
+Case on(Case item, std::string subject, int dp, int tp,
+        const std::function<void(Case&)>& change = {}) {
   item.subject = std::move(subject);
   item.dp = dp;
   item.tp = tp;
@@ -40,7 +41,7 @@ std::vector<Target> targets() {
   const auto zero2 = [](Case& c) { c.settings.zero_stage = 2; };
   const auto distributed = [](Case& c) {
     c.settings.sequence_parallel = c.settings.distributed_optimizer = true;
-    c.settings.vocab_multiple = 8;
+    c.settings.make_vocab_size_divisible_by = 8;
   };
   return {{"autotp_tp1", [](const Case& c) { return on(c, "autotp", 1, 1); }},
           {"autotp_tp4", [](const Case& c) { return on(c, "autotp", 1, 4); }},
@@ -50,15 +51,18 @@ std::vector<Target> targets() {
           {"fsdp_tp_tp2_dp3", [](const Case& c) { return on(c, "fsdp_tp", 3, 2); }},
           {"fsdp_tp_tp2_dp2", [](const Case& c) { return on(c, "fsdp_tp", 2, 2); }},
           {"megatron_tp2_dp2", [](const Case& c) { return on(c, "megatron", 2, 2); }},
-          {"megatron_tp2_dp3_sp_dopt", [=](const Case& c) { return on(c, "megatron", 3, 2, distributed); }}};
+          {"megatron_tp2_dp3_sp_dopt",
+           [=](const Case& c) { return on(c, "megatron", 3, 2, distributed); }}};
 }
 
-/// How many tensors of state behind a step were compared; each must be the other run's bit by bit, put together.
+/// How many tensors of state behind a step were compared; each must be the other run's bit by bit,
+/// put together.
 int compared_states(const Trace& saved, const Trace& loaded, int step) {
   int compared = 0;
   for (const Record& record : loaded.ranks.front().records) {
     const RecordKey& key = record.key;
-    if (key.step != step || (key.kind != RecordKind::kParam && key.kind != RecordKind::kOptimizer)) continue;
+    if (key.step != step || (key.kind != RecordKind::kParam && key.kind != RecordKind::kOptimizer))
+      continue;
     const at::Tensor expected = saved.assemble(key), actual = loaded.assemble(key);
     EXPECT_EQ(expected.scalar_type(), actual.scalar_type()) << describe(key);
     EXPECT_TRUE(at::equal(expected, actual)) << describe(key);
@@ -67,7 +71,8 @@ int compared_states(const Trace& saved, const Trace& loaded, int step) {
   return compared;
 }
 
-/// What it loads is what was saved, in more than `least` tensors, and the steps that follow conform.
+/// What it loads is what was saved, in more than `least` tensors, and the steps that follow
+/// conform.
 void expect_goes_on_from(const Trace& saved, const Case& item, int least) {
   const Trace state = run_alone(item, Keep::kEverything);
 
@@ -97,7 +102,8 @@ class CheckpointOtherLayout : public ::testing::TestWithParam<Target> {
     return one;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Targets, CheckpointOtherLayout, ::testing::ValuesIn(targets()), [](const auto& test) { return test.param.name; });
+INSTANTIATE_TEST_SUITE_P(Targets, CheckpointOtherLayout, ::testing::ValuesIn(targets()),
+                         [](const auto& test) { return test.param.name; });
 
 TEST_P(CheckpointOtherLayout, HoldsWhatWasSavedAndConforms) {
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
@@ -127,9 +133,11 @@ TEST(CheckpointOtherLayout, OfMomentumAndATiedHeadOnAnOddVocabulary) {
   const TestFolder folder;
   Case source = with_tied_head(with_vocabulary(tp2_dp2(), 97));
   source.settings.optimizer = verify_settings().optimizer;
-  source.settings.vocab_multiple = 16;
+  source.settings.make_vocab_size_divisible_by = 16;
   const Trace run = run_alone(saved_to(source, folder.path()), Keep::kEverything);
-  const Case item = resumed_case(on(source, "fsdp_tp", 3, 1, [](Case& c) { c.settings.vocab_multiple = 0; }), folder.path());
+  const Case item = resumed_case(
+      on(source, "fsdp_tp", 3, 1, [](Case& c) { c.settings.make_vocab_size_divisible_by = 0; }),
+      folder.path());
 
   expect_goes_on_from(run, item, 40);
 }
@@ -137,7 +145,8 @@ TEST(CheckpointOtherLayout, OfMomentumAndATiedHeadOnAnOddVocabulary) {
 // fp32 masters become fp32 parameters.
 TEST(CheckpointOtherLayout, OfMastersFeedsParametersOfTheirDtype) {
   const TestFolder folder;
-  const Trace run = run_alone(saved_to(tp2_dp2(Dtype::kBFloat16), folder.path()), Keep::kEverything);
+  const Trace run =
+      run_alone(saved_to(tp2_dp2(Dtype::kBFloat16), folder.path()), Keep::kEverything);
   Case target = on(tp2_dp2(), "autotp", 2, 2);
   const Case item = resumed_case(target, folder.path());
 
@@ -147,7 +156,8 @@ TEST(CheckpointOtherLayout, OfMastersFeedsParametersOfTheirDtype) {
   for (const Record& record : state.ranks.front().records) {
     if (record.key.step != kStepsSaved - 1 || record.key.kind != RecordKind::kParam) continue;
     const RecordKey master{kStepsSaved - 1, RecordKind::kOptimizer, record.key.name + ".master", 0};
-    EXPECT_TRUE(at::equal(run.assemble(master), state.assemble(record.key))) << describe(record.key);
+    EXPECT_TRUE(at::equal(run.assemble(master), state.assemble(record.key)))
+        << describe(record.key);
     ++compared;
   }
   EXPECT_GT(compared, 20);
@@ -167,7 +177,8 @@ TEST(CheckpointOtherLayout, CarriesTheRandomStreams) {
   int compared = 0;
   for (const Record& record : resumed.ranks.front().records) {
     if (record.key.kind != RecordKind::kMask) continue;
-    EXPECT_TRUE(at::equal(run.assemble(record.key), resumed.assemble(record.key))) << describe(record.key);
+    EXPECT_TRUE(at::equal(run.assemble(record.key), resumed.assemble(record.key)))
+        << describe(record.key);
     ++compared;
   }
   EXPECT_GT(compared, 20);
@@ -175,11 +186,14 @@ TEST(CheckpointOtherLayout, CarriesTheRandomStreams) {
 
 class CheckpointSeed : public ::testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Subjects, CheckpointSeed,
-                         ::testing::Values(long_case("ddp", 3, 1), long_case("autotp", 3, 2, Dtype::kBFloat16), long_case("fsdp_tp", 3, 2),
+                         ::testing::Values(long_case("ddp", 3, 1),
+                                           long_case("autotp", 3, 2, Dtype::kBFloat16),
+                                           long_case("fsdp_tp", 3, 2),
                                            long_case("megatron", 2, 2, Dtype::kBFloat16)),
                          case_name);
 
-// Written by one process before its first step. The run from it is the run that draws the same weights.
+// Written by one process before its first step. The run from it is the run that draws the same
+// weights.
 TEST_P(CheckpointSeed, OfOneProcessFeedsEverySubject) {
   const TestFolder folder;
   run_alone(with(saved_to(GetParam(), folder.path(), 0), [](Case& c) {

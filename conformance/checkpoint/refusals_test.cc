@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// A checkpoint that is not what was written, or not of this run, is refused before any rank starts, with the file and tensor named.
+// SPDX-License-Identifier: Apache-2.0 A checkpoint that is not what was written, or not of this
+// run, is refused before any rank starts, with the file and tensor named.
 #include <ATen/ATen.h>
 
 #include <fstream>
@@ -8,11 +8,11 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "base/error.h"
-#include "base/sha256.h"
-#include "conformance/checkpoint/checkpoint_cases.h"
-#include "io/safetensors.h"
-#include "train/checkpoint_content.h"
+#include "core/base/error.h"
+#include "core/base/sha256.h"
+#include "core/io/safetensors.h"
+#include "subjects/checkpoint/checkpoint_content.h"
+#include "suite/testing/checkpoint_cases.h"
 
 namespace isoshard {
 namespace {
@@ -52,7 +52,9 @@ class CheckpointRefusals : public ::testing::Test {
   }
 
   [[nodiscard]] fs::path path() const { return folder_ / "copy"; }
-  [[nodiscard]] fs::path file_of(int rank) const { return path() / rank_file_name(kStepsSaved, item_.resumed->id, rank); }
+  [[nodiscard]] fs::path file_of(int rank) const {
+    return path() / rank_file_name(kStepsSaved, item_.resumed->id, rank);
+  }
   [[nodiscard]] json manifest() const { return json::parse(content_of(path() / kManifestName)); }
   /// As if it had been written so.
   void write_manifest(json manifest) const {
@@ -62,11 +64,13 @@ class CheckpointRefusals : public ::testing::Test {
   [[nodiscard]] const Case& item() const { return item_; }
 
   /// Changes the bytes of a tensor in a rank's file.
-  void edit(int rank, const std::string& tensor, const std::function<void(std::span<char>)>& change) const {
+  void edit(int rank, const std::string& tensor,
+            const std::function<void(std::span<char>)>& change) const {
     const SafetensorsFile file = SafetensorsFile::open(file_of(rank));
     std::string bytes = content_of(file_of(rank));
     const std::size_t size = file.bytes(tensor).size();
-    const auto begin = static_cast<std::size_t>(file.info(tensor).begin) + (bytes.size() - data_bytes(file));
+    const auto begin =
+        static_cast<std::size_t>(file.info(tensor).begin) + (bytes.size() - data_bytes(file));
     change(std::span(bytes).subspan(begin, size));
     write_text(file_of(rank), bytes);
   }
@@ -78,7 +82,8 @@ class CheckpointRefusals : public ::testing::Test {
     const std::string key = std::to_string(rank);
     signed_manifest["files"][key]["sha256"] = sha256_hex_of_file(file_of(rank));
     for (auto& [name, tensor] : signed_manifest["tensors"].items()) {
-      if (tensor["parts"].contains(key)) tensor["parts"][key] = hash_text(hash_of(file.bytes(name)));
+      if (tensor["parts"].contains(key))
+        tensor["parts"][key] = hash_text(hash_of(file.bytes(name)));
     }
     write_manifest(signed_manifest);
   }
@@ -117,17 +122,21 @@ TEST_F(CheckpointRefusals, TakeTheCopyAsItIs) {
 TEST_F(CheckpointRefusals, OfAMissingRankFile) {
   fs::remove(file_of(1));
 
-  EXPECT_THAT(refusal(), AllOf(HasSubstr(file_of(1).string()), HasSubstr("the file of rank 1 is missing")));
+  EXPECT_THAT(refusal(),
+              AllOf(HasSubstr(file_of(1).string()), HasSubstr("the file of rank 1 is missing")));
 }
 
 TEST_F(CheckpointRefusals, OfAFileOfAnotherWorld) {
   const TestFolder other;
   run_alone(saved_to(long_case("fsdp_tp", 3, 2, Dtype::kBFloat16), other.path()));
   const Case of_other = resumed_case(saved_case(), other.path());
-  fs::copy(other / rank_file_name(kStepsSaved, of_other.resumed->id, 1), file_of(1), fs::copy_options::overwrite_existing);
+  fs::copy(other / rank_file_name(kStepsSaved, of_other.resumed->id, 1), file_of(1),
+           fs::copy_options::overwrite_existing);
 
-  EXPECT_THAT(refusal(), AllOf(HasSubstr(file_of(1).string()), HasSubstr("is of rank 1 of 6 of the checkpoint " + of_other.resumed->id),
-                               HasSubstr("the manifest wants rank 1 of 4 of " + item().resumed->id)));
+  EXPECT_THAT(refusal(),
+              AllOf(HasSubstr(file_of(1).string()),
+                    HasSubstr("is of rank 1 of 6 of the checkpoint " + of_other.resumed->id),
+                    HasSubstr("the manifest wants rank 1 of 4 of " + item().resumed->id)));
 }
 
 TEST_F(CheckpointRefusals, OfARankFileInAnotherRanksPlace) {
@@ -145,7 +154,8 @@ TEST_F(CheckpointRefusals, OfATruncatedFile) {
 TEST_F(CheckpointRefusals, OfAChangedTensor) {
   edit(1, kTensor, [](std::span<char> bytes) { flip(bytes[bytes.size() / 2], 1); });
 
-  EXPECT_THAT(refusal(), AllOf(HasSubstr(file_of(1).string()), HasSubstr(std::string(kTensor) + " was changed")));
+  EXPECT_THAT(refusal(), AllOf(HasSubstr(file_of(1).string()),
+                               HasSubstr(std::string(kTensor) + " was changed")));
 }
 
 // Ranks see it, too, if a file changes behind the controller's back.
@@ -164,14 +174,16 @@ TEST_F(CheckpointRefusals, OfAWrongSha256) {
   spoilt["files"]["1"]["sha256"] = sha;
   write_manifest(spoilt);
 
-  EXPECT_THAT(refusal(), AllOf(HasSubstr(file_of(1).string()), HasSubstr("SHA-256"), HasSubstr(sha)));
+  EXPECT_THAT(refusal(),
+              AllOf(HasSubstr(file_of(1).string()), HasSubstr("SHA-256"), HasSubstr(sha)));
 }
 
 // Nothing else covers what no tensor holds: streams, and what the optimizer counted.
 TEST_F(CheckpointRefusals, OfAManifestThatWasChanged) {
-  const std::vector<std::function<void(json&)>> changes = {[](json& m) { m["streams"][0]["seed"] = 99; },
-                                                           [](json& m) { m["optimizer"]["updates"][kTensor] = 77; },
-                                                           [](json& m) { m["mesh"][0]["degree"] = 9; }};
+  const std::vector<std::function<void(json&)>> changes = {
+      [](json& m) { m["streams"][0]["seed"] = 99; },
+      [](json& m) { m["optimizer"]["updates"][kTensor] = 77; },
+      [](json& m) { m["mesh"][0]["degree"] = 9; }};
   const json good = manifest();
   for (const auto& change : changes) {
     json spoilt = good;
@@ -190,7 +202,8 @@ TEST_F(CheckpointRefusals, OfAWrongHashOfATensor) {
   spoilt["tensors"][kTensor]["parts"]["0"] = "0123456789abcdef";
   write_manifest(spoilt);
 
-  EXPECT_THAT(refusal(), AllOf(HasSubstr(kTensor), HasSubstr("the manifest says 0123456789abcdef")));
+  EXPECT_THAT(refusal(),
+              AllOf(HasSubstr(kTensor), HasSubstr("the manifest says 0123456789abcdef")));
 }
 
 TEST_F(CheckpointRefusals, OfATensorThatTheManifestDoesNotHave) {
@@ -215,7 +228,8 @@ TEST_F(CheckpointRefusals, OfAParameterThatLacksAStateOfTheOthers) {
       const SafetensorsFile file = SafetensorsFile::open(path);
       metadata = file.metadata();
       for (const std::string& name : file.names()) {
-        if (name != state && name != ranges_name(state)) rest.push_back({name, file.tensor(name).clone()});
+        if (name != state && name != ranges_name(state))
+          rest.push_back({name, file.tensor(name).clone()});
       }
     }
     write_safetensors(path, rest, metadata);
@@ -243,7 +257,8 @@ TEST_F(CheckpointRefusals, OfParametersThatAreNotTheirMastersRounded) {
   edit(rank, master, [](std::span<char> bytes) { flip(bytes[3], 0x80); });
   sign(rank);
 
-  EXPECT_THAT(refusal(), HasSubstr(std::string("1 of 4608 elements of ") + kTensor + " are not its master rounded to bf16"));
+  EXPECT_THAT(refusal(), HasSubstr(std::string("1 of 4608 elements of ") + kTensor +
+                                   " are not its master rounded to bf16"));
 }
 
 TEST_F(CheckpointRefusals, OfAnotherModelListWhatDoesNotFit) {
@@ -261,7 +276,8 @@ TEST_F(CheckpointRefusals, OfAnotherModelListWhatDoesNotFit) {
     return "";
   };
 
-  EXPECT_THAT(problem(wider), HasSubstr(std::string(kTensor) + " is [96, 48] where the model has [192, 48]"));
+  EXPECT_THAT(problem(wider),
+              HasSubstr(std::string(kTensor) + " is [96, 48] where the model has [192, 48]"));
   EXPECT_THAT(problem(deeper), HasSubstr("model.layers.2.mlp.up_proj.weight is missing"));
   EXPECT_THAT(problem(shallower), HasSubstr(std::string(kTensor) + " is not in the model"));
 }
@@ -274,7 +290,8 @@ TEST_F(CheckpointRefusals, OfAnotherOptimizer) {
     (void)resumed_case(sgd, path());
     FAIL() << "it was taken";
   } catch (const FileError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr(kManifestName), HasSubstr("adamw"), HasSubstr("sgd with momentum")));
+    EXPECT_THAT(error.what(), AllOf(HasSubstr(kManifestName), HasSubstr("adamw"),
+                                    HasSubstr("sgd with momentum")));
   }
 }
 
@@ -305,26 +322,27 @@ TEST_F(CheckpointRefusals, OfWhatIsNoCheckpoint) {
     }
     return "";
   };
-  const std::vector<std::function<void(json&)>> spoilers = {[](json& m) { m.erase("streams"); },
-                                                            [](json& m) { m["schema"] = 2; },
-                                                            [](json& m) { m["id"] = "../../etc/passwd"; },
-                                                            [](json& m) { m["world_size"] = 5; },
-                                                            [](json& m) { m["world_size"] = -1; },
-                                                            [](json& m) { m["files"] = json::object(); },
-                                                            [](json& m) { m["tensors"] = 3; },
-                                                            [](json& m) {
-                                                              m["tensors"][kTensor]["shape"] = {-96, 48};
-                                                            },
-                                                            [](json& m) {
-                                                              m["tensors"][kTensor]["shape"] = {48, 96};
-                                                            },
-                                                            [](json& m) { m["tensors"][kTensor]["dtype"] = "int8"; },
-                                                            [](json& m) {
-                                                              m["tensors"][kTensor]["parts"] = {{"9", "0"}};
-                                                            },
-                                                            [](json& m) { m["streams"][0]["next_step"] = -3; },
-                                                            [](json& m) { m["files"]["x"] = m["files"]["0"]; },
-                                                            [](json& m) { m = json::array(); }};
+  const std::vector<std::function<void(json&)>> spoilers = {
+      [](json& m) { m.erase("streams"); },
+      [](json& m) { m["schema"] = 2; },
+      [](json& m) { m["id"] = "../../etc/passwd"; },
+      [](json& m) { m["world_size"] = 5; },
+      [](json& m) { m["world_size"] = -1; },
+      [](json& m) { m["files"] = json::object(); },
+      [](json& m) { m["tensors"] = 3; },
+      [](json& m) {
+        m["tensors"][kTensor]["shape"] = {-96, 48};
+      },
+      [](json& m) {
+        m["tensors"][kTensor]["shape"] = {48, 96};
+      },
+      [](json& m) { m["tensors"][kTensor]["dtype"] = "int8"; },
+      [](json& m) {
+        m["tensors"][kTensor]["parts"] = {{"9", "0"}};
+      },
+      [](json& m) { m["streams"][0]["next_step"] = -3; },
+      [](json& m) { m["files"]["x"] = m["files"]["0"]; },
+      [](json& m) { m = json::array(); }};
   const json good = manifest();
 
   EXPECT_THAT(problem(path() / "nowhere"), HasSubstr("manifest.json"));

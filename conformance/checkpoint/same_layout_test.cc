@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// A run that is saved and resumed on the same mesh is the run that was never interrupted, bit by bit.
-#include "conformance/checkpoint/checkpoint_cases.h"
+// SPDX-License-Identifier: Apache-2.0 A run that is saved and resumed on the same mesh is the run
+// that was never interrupted, bit by bit.
+#include "suite/testing/checkpoint_cases.h"
 
 namespace isoshard {
 namespace {
@@ -14,7 +14,7 @@ Case megatron_case(Dtype dtype, bool distributed, std::string_view model_type = 
   Case item = long_case("megatron", 3, 2, dtype, model_type);
   item.settings.sequence_parallel = true;
   item.settings.distributed_optimizer = distributed;
-  item.settings.vocab_multiple = 8;
+  item.settings.make_vocab_size_divisible_by = 8;
   return item;
 }
 
@@ -27,7 +27,8 @@ std::vector<Case> cases() {
     all.push_back(megatron_case(dtype, false));
     all.push_back(megatron_case(dtype, true, "megatron_gpt"));
   }
-  all.push_back(with(long_case("autotp", 2, 1), [](Case& c) {  // momentum, and a head that is the embedding
+  // momentum, and a head that is the embedding
+  all.push_back(with(long_case("autotp", 2, 1), [](Case& c) {
     c = with_tied_head(c);
     c.settings.optimizer = verify_settings().optimizer;
   }));
@@ -36,19 +37,22 @@ std::vector<Case> cases() {
     c.settings.zero_stage = 1;
   }));
   all.push_back(with(long_case("fsdp_tp", 2, 2), [](Case& c) { c.tp_is_slow = true; }));
-  all.push_back(with(long_case("autotp", 2, 2), [](Case& c) {  // a loss scale that has shrunk, and one step towards its next growth
+  // a loss scale that has shrunk, and one step towards its next growth
+  all.push_back(with(long_case("autotp", 2, 2), [](Case& c) {
     c.dtype = Dtype::kFloat16;
     c.settings.master_dtype = Dtype::kFloat32;
     c.settings.loss_scale = {LossScaleSettings::Kind::kDynamic, 0x1p45, 2, 0x1p-40, 2};
   }));
-  all.push_back(with(long_case("autotp", 2, 2), [](Case& c) { c = split(with_vocabulary(c, 97), 32); }));
+  all.push_back(
+      with(long_case("autotp", 2, 2), [](Case& c) { c = split(with_vocabulary(c, 97), 32); }));
   return all;
 }
 
 class CheckpointSameLayout : public ::testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Subjects, CheckpointSameLayout, ::testing::ValuesIn(cases()), case_name);
 
-// Parameters, masters, moments, losses, norms, rates, masks, sample ids, gradients, activations: every record of every rank.
+// Parameters, masters, moments, losses, norms, rates, masks, sample ids, gradients, activations:
+// every record of every rank.
 TEST_P(CheckpointSameLayout, GoesOnBitByBitInNewProcesses) {
   const TestFolder folder;
   const Trace uninterrupted = run_alone(saved_to(GetParam(), folder.path()));
@@ -73,7 +77,8 @@ TEST(CheckpointSameLayout, OfTheReferenceGoesOnBitByBit) {
 
     const Reference resumed = make_reference(resumed_case(item, folder.path()), {.responses = 0});
 
-    const RunEquality equality = equality_of(from_step(whole.trace(), kStepsSaved), resumed.trace());
+    const RunEquality equality =
+        equality_of(from_step(whole.trace(), kStepsSaved), resumed.trace());
     EXPECT_EQ(equality.difference, "");
     EXPECT_GT(equality.tensors, 300);
   }
@@ -86,14 +91,16 @@ TEST(CheckpointSameLayout, WithoutTheOptimizersStateIsAnotherRun) {
   RunOptions forgetful = keeping(Keep::kNothing);
   forgetful.edits.parts = [](TrainerParts& parts, Mesh&) {
     struct Forgets final : CheckpointIo {
-      void read(const Checkpoint&, std::string_view, const Layout&, const Mesh&, at::Tensor) const override {}
+      void read(const Checkpoint&, std::string_view, const Layout&, const Mesh&,
+                at::Tensor) const override {}
     };
     parts.checkpoint_io = std::make_unique<Forgets>();
   };
 
   const Trace resumed = run_case(resumed_case(start, folder.path()), Reference(), forgetful);
 
-  EXPECT_THAT(equality_of(from_step(uninterrupted, kStepsSaved), resumed).difference, ::testing::HasSubstr("exp_avg"));
+  EXPECT_THAT(equality_of(from_step(uninterrupted, kStepsSaved), resumed).difference,
+              ::testing::HasSubstr("exp_avg"));
 }
 
 // Equal runs write equal files, and a run may be saved and resumed time and again.
@@ -106,13 +113,15 @@ TEST(CheckpointSameLayout, OfEqualRunsHaveEqualBytes) {
 
   EXPECT_EQ(first.num_entries(), 3);  // two tp ranks hold all; dp rank 1 has copies
   for (const auto& entry : std::filesystem::directory_iterator(first.path())) {
-    EXPECT_EQ(content_of(entry.path()), content_of(second / entry.path().filename())) << entry.path();
+    EXPECT_EQ(content_of(entry.path()), content_of(second / entry.path().filename()))
+        << entry.path();
   }
 }
 
 class CheckpointEmulated : public ::testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Subjects, CheckpointEmulated,
-                         ::testing::Values(zero(long_case("autotp", 3, 2, Dtype::kBFloat16), 2), long_case("fsdp_tp", 3, 2),
+                         ::testing::Values(zero(long_case("autotp", 3, 2, Dtype::kBFloat16), 2),
+                                           long_case("fsdp_tp", 3, 2),
                                            megatron_case(Dtype::kBFloat16, true, "megatron_gpt")),
                          case_name);
 

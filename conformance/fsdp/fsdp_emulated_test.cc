@@ -4,8 +4,9 @@
 
 #include <vector>
 
-#include "conformance/emulated/emulated_cases.h"
-#include "conformance/fsdp/fsdp_cases.h"
+#include "harness/judge/judge.h"
+#include "suite/testing/emulated_cases.h"
+#include "suite/testing/fsdp_cases.h"
 
 namespace isoshard {
 namespace {
@@ -43,7 +44,8 @@ TEST(FsdpRecord, OfAWiderOutputHasTheSameBits) {
   EXPECT_EQ(first_difference(usual, emulate(wide, arithmetic_of(wide))), "");
 }
 
-// 48, 96 and 1 rows over 5 ranks; tied heads; norms over heads; copied kv heads; fused weights; a cut vocabulary.
+// 48, 96 and 1 rows over 5 ranks; tied heads; norms over heads; copied kv heads; fused weights; a
+// cut vocabulary.
 std::vector<Case> cases() {
   const Case base = fsdp_case(3, 2);
   return {
@@ -70,11 +72,13 @@ std::vector<Case> wide_cases() {
   std::vector<Case> result;
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
     const Case base = fsdp_case(3, 2, dtype);
-    for (const ReductionOrder order : {ReductionOrder::kOrdered, ReductionOrder::kRing, ReductionOrder::kTree}) {
+    for (const ReductionOrder order :
+         {ReductionOrder::kOrdered, ReductionOrder::kRing, ReductionOrder::kTree}) {
       result.push_back(in_order(order, with_tied_head(base)));
       result.push_back(in_order(order, with_adamw(accumulated(fsdp_case(5, 1, dtype)))));
     }
-    for (const char* const type : {"llama", "qwen3", "gpt2", "megatron_gpt"}) result.push_back(accumulated(fsdp_case(2, 3, dtype, type)));
+    for (const char* const type : {"llama", "qwen3", "gpt2", "megatron_gpt"})
+      result.push_back(accumulated(fsdp_case(2, 3, dtype, type)));
     result.push_back(with_heads(fsdp_case(3, 4, dtype), 8, 2));
     result.push_back(split(with_vocabulary(with_tied_head(base), 97), 8));
     result.push_back(smoothed(split(with_vocabulary(base, 97), 1)));

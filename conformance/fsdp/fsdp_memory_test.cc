@@ -10,14 +10,14 @@
 #include <string>
 #include <vector>
 
-#include "conformance/fsdp/fsdp_cases.h"
-#include "conformance/subjects/batches.h"
-#include "fixtures/cases/inputs.h"
+#include "fixtures/inputs/inputs.h"
 #include "harness/testing/run_world.h"
-#include "parallel/fsdp/dim_shards.h"
-#include "parallel/fsdp/fsdp_shards.h"
-#include "parallel/tensor/autotp_plan.h"
-#include "train/parts.h"
+#include "subjects/parallel/fsdp/dim_shards.h"
+#include "subjects/parallel/fsdp/fsdp_shards.h"
+#include "subjects/parallel/tensor/autotp_plan.h"
+#include "subjects/train/parts.h"
+#include "suite/record/batches.h"
+#include "suite/testing/fsdp_cases.h"
 
 namespace isoshard {
 namespace {
@@ -33,14 +33,16 @@ Bytes predicted(const Case& item) {
   std::map<std::string, double> groups;
   double elements = 0;
   for (const ParameterSpec& spec : model->parameters()) {
-    const double part = static_cast<double>(numel_of(spec.shape)) / (plan.sharded_dim(spec) < 0 ? 1 : item.tp);
+    const double part =
+        static_cast<double>(numel_of(spec.shape)) / (plan.sharded_dim(spec) < 0 ? 1 : item.tp);
     groups[std::string(block_of(spec.name))] += part;
     elements += part;
   }
   double largest = 0;
   for (const auto& [module, size] : groups) largest = std::max(largest, module.empty() ? 0 : size);
   const auto computed = static_cast<double>(size_of(item.dtype));
-  const auto stepped = static_cast<double>(size_of(item.settings.master_dtype.value_or(item.dtype)));
+  const auto stepped =
+      static_cast<double>(size_of(item.settings.master_dtype.value_or(item.dtype)));
   const double shard = elements * stepped / item.dp;
   return {shard, shard, 2 * shard, (groups.at("") + largest) * computed};
 }
@@ -56,16 +58,19 @@ std::vector<std::vector<double>> measured(const Case& item) {
   return run_world(item.world_size(), [item](Rank& rank) {
     Mesh mesh(item.mesh(), rank.comm());
     const TrainerConfig config = trainer_config(item, case_weights(item));
-    TrainerParts parts = fsdp_tp_parts(config, mesh, autotp_plan(*make_model(item.config, item.attention), item.tp));
+    TrainerParts parts =
+        fsdp_tp_parts(config, mesh, autotp_plan(*make_model(item.config, item.attention), item.tp));
     auto* const shards = dynamic_cast<FsdpShards*>(parts.data_parallel.get());
     Optimizer* const optimizer = parts.optimizer.get();
     Trainer trainer(std::move(parts), mesh, nullptr);
     trainer.setup();
     std::vector<TokenBatch> batches;
-    for (const Batch& batch : batches_of(item, CaseData(item), rank.rank(), 0)) batches.push_back(to_token_batch(batch));
+    for (const Batch& batch : batches_of(item, CaseData(item), rank.rank(), 0))
+      batches.push_back(to_token_batch(batch));
     trainer.train_step(batches);
-    return std::vector<double>{bytes_of(shards->masters()), bytes_of(shards->gradients()), bytes_of(optimizer->state()),
-                               static_cast<double>(shards->gathered().peak), static_cast<double>(shards->gathered().now)};
+    return std::vector<double>{
+        bytes_of(shards->masters()), bytes_of(shards->gradients()), bytes_of(optimizer->state()),
+        static_cast<double>(shards->gathered().peak), static_cast<double>(shards->gathered().now)};
   });
 }
 
@@ -94,7 +99,8 @@ TEST(FsdpMemory, IsWhatTheFormulaSays) {
       expect_within_a_tenth(expected.optimizer, rank[2], "optimizer");
       expect_within_a_tenth(expected.gathered, rank[3], "gathered at its peak");
       EXPECT_EQ(rank[4], 0) << "gathered after the step";
-      EXPECT_LT(rank[3], expected.parameters * item.dp / 2 * 0.95) << "the peak must be below all parameters at once";
+      EXPECT_LT(rank[3], expected.parameters * item.dp / 2 * 0.95)
+          << "the peak must be below all parameters at once";
     }
   }
 }

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// A step of fsdp_tp is the single process's step; what its ranks hold, and which collectives they make.
+// SPDX-License-Identifier: Apache-2.0 A step of fsdp_tp is the single process's step; what its
+// ranks hold, and which collectives they make.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,13 +7,13 @@
 #include <memory>
 #include <vector>
 
-#include "base/error.h"
-#include "conformance/fsdp/fsdp_cases.h"
-#include "conformance/subjects/batches.h"
-#include "conformance/subjects/call_counts.h"
-#include "conformance/subjects/registry.h"
-#include "fixtures/cases/inputs.h"
+#include "core/base/error.h"
+#include "fixtures/inputs/inputs.h"
 #include "harness/testing/run_world.h"
+#include "suite/record/batches.h"
+#include "suite/record/call_counts.h"
+#include "suite/record/registry.h"
+#include "suite/testing/fsdp_cases.h"
 
 namespace isoshard {
 namespace {
@@ -76,10 +76,18 @@ TEST(FsdpRanks, KeepTheirRowsOnly) {
 
   ASSERT_EQ(trace.ranks.size(), 6U);
   for (int rank = 0; rank < 6; ++rank) {
-    // 96 features of which a tp rank has 48 (up) or all as columns (down); dp ranks share the rows of that.
-    EXPECT_EQ(record_of(trace, rank, {0, RecordKind::kParam, "model.layers.0.mlp.up_proj.weight", 0}).local_shape, (Shape{16, 48}));
-    EXPECT_EQ(record_of(trace, rank, {0, RecordKind::kParam, "model.layers.0.mlp.down_proj.weight", 0}).local_shape, (Shape{16, 48}));
-    EXPECT_EQ(record_of(trace, rank, {0, RecordKind::kGrad, "model.norm.weight", 0}).local_shape, (Shape{16}));
+    // 96 features of which a tp rank has 48 (up) or all as columns (down); dp ranks share the rows
+    // of that.
+    EXPECT_EQ(
+        record_of(trace, rank, {0, RecordKind::kParam, "model.layers.0.mlp.up_proj.weight", 0})
+            .local_shape,
+        (Shape{16, 48}));
+    EXPECT_EQ(
+        record_of(trace, rank, {0, RecordKind::kParam, "model.layers.0.mlp.down_proj.weight", 0})
+            .local_shape,
+        (Shape{16, 48}));
+    EXPECT_EQ(record_of(trace, rank, {0, RecordKind::kGrad, "model.norm.weight", 0}).local_shape,
+              (Shape{16}));
   }
 }
 
@@ -90,7 +98,8 @@ TEST(FsdpRanks, KeepFewerOrNoRowsAtTheEnd) {
 
   std::vector<std::int64_t> rows;
   for (int rank = 0; rank < 5; ++rank) {
-    rows.push_back(record_of(trace, rank, {0, RecordKind::kParam, "model.norm.weight", 0}).local_shape.at(0));
+    rows.push_back(
+        record_of(trace, rank, {0, RecordKind::kParam, "model.norm.weight", 0}).local_shape.at(0));
   }
   EXPECT_THAT(rows, ElementsAre(10, 10, 10, 10, 8));
 }
@@ -107,8 +116,11 @@ TEST(FsdpRanks, RefuseWhatOtherSubjectsHave) {
 
   EXPECT_THAT([&] { staged.validate(); }, ThrowsMessage<UsageError>(HasSubstr("fsdp_tp")));
   EXPECT_THAT([&] { narrow.validate(); }, ThrowsMessage<UsageError>(HasSubstr("at least as wide")));
-  EXPECT_THAT([&] { foreign.validate(); }, ThrowsMessage<UsageError>(HasSubstr("reduced in bf16 are not possible with ddp")));
-  EXPECT_THAT([&] { rounded.validate(); }, ThrowsMessage<UsageError>(HasSubstr("an output in bf16 is not possible with megatron")));
+  EXPECT_THAT([&] { foreign.validate(); },
+              ThrowsMessage<UsageError>(HasSubstr("reduced in bf16 are not possible with ddp")));
+  EXPECT_THAT(
+      [&] { rounded.validate(); },
+      ThrowsMessage<UsageError>(HasSubstr("an output in bf16 is not possible with megatron")));
 }
 
 std::vector<std::vector<std::int64_t>> calls_of(const Case& item) {
@@ -118,17 +130,19 @@ std::vector<std::vector<std::int64_t>> calls_of(const Case& item) {
     const std::unique_ptr<Subject> subject = make_subject(item, counted, nullptr);
     subject->setup();
     subject->train_step(batches_of(item, CaseData(item), rank.rank(), 0));
-    return std::vector<std::int64_t>{(*counts)[{CollectiveOp::kAllGather, Purpose::kParamGather, Axis::kDp}],
-                                     (*counts)[{CollectiveOp::kReduceScatter, Purpose::kGradReduce, Axis::kDp}],
-                                     count_of(*counts, Purpose::kGradReduce),
-                                     count_of(*counts, Purpose::kRowParallelForward),
-                                     count_of(*counts, Purpose::kColumnParallelBackward),
-                                     count_of(*counts, Purpose::kClipNorm),
-                                     count_of(*counts, Purpose::kTokenCount)};
+    return std::vector<std::int64_t>{
+        (*counts)[{CollectiveOp::kAllGather, Purpose::kParamGather, Axis::kDp}],
+        (*counts)[{CollectiveOp::kReduceScatter, Purpose::kGradReduce, Axis::kDp}],
+        count_of(*counts, Purpose::kGradReduce),
+        count_of(*counts, Purpose::kRowParallelForward),
+        count_of(*counts, Purpose::kColumnParallelBackward),
+        count_of(*counts, Purpose::kClipNorm),
+        count_of(*counts, Purpose::kTokenCount)};
   });
 }
 
-// 2 layers: each is gathered for forward and for backward, the root once; each of the three groups is reduced once a micro-batch.
+// 2 layers: each is gathered for forward and for backward, the root once; each of the three groups
+// is reduced once a micro-batch.
 TEST(FsdpCollectives, AreTwoGathersALayerAndOneReductionAGroup) {
   const auto calls = calls_of(fsdp_case(3, 2)), accumulated_calls = calls_of([] {
                                                   Case item = fsdp_case(3, 2);

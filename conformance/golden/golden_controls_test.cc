@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// The suites of goldens can fail: faults are regressions, also on machines that round differently; test runs write nothing.
+// SPDX-License-Identifier: Apache-2.0 The suites of goldens can fail: faults are regressions, also
+// on machines that round differently; test runs write nothing.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,15 +10,16 @@
 #include <functional>
 #include <map>
 
-#include "base/error.h"
-#include "base/test_folder.h"
-#include "conformance/detection/fault.h"
-#include "conformance/golden/golden_run.h"
-#include "conformance/subjects/run_case.h"
-#include "conformance/training/judge_training.h"
-#include "fixtures/reference/reference.h"
-#include "harness/compare/verdict.h"
+#include "core/base/error.h"
 #include "harness/fault/probe.h"
+#include "harness/judge/judge.h"
+#include "harness/testing/test_folder.h"
+#include "harness/verdict/verdict.h"
+#include "suite/faults/fault.h"
+#include "suite/goldens/golden_run.h"
+#include "suite/record/run_case.h"
+#include "suite/reference/reference.h"
+#include "suite/train/judge_training.h"
 
 namespace isoshard {
 namespace {
@@ -58,7 +59,8 @@ class GoldenControls : public ::testing::Test {
 };
 
 TEST_F(GoldenControls, ARunIsItsOwnGoldenAndAFaultIsNot) {
-  for (const char* name : {"curve_autotp_tp2_dp2_fp32_sgd", "step_qwen2_tp2_dp2_bf16", "lattice_autotp_tp2_dp2_bf16"}) {
+  for (const char* name : {"curve_autotp_tp2_dp2_fp32_sgd", "step_qwen2_tp2_dp2_bf16",
+                           "lattice_autotp_tp2_dp2_bf16"}) {
     const GoldenSpec spec = short_spec(name, name[0] == 'c' ? 6 : 1);
     for (const bool elsewhere : {false, true}) {
       accept(spec, elsewhere);
@@ -68,13 +70,15 @@ TEST_F(GoldenControls, ARunIsItsOwnGoldenAndAFaultIsNot) {
       const GoldenCheck broken = check(spec, faulty("dp_sum_missing", spec.item, probe));
       EXPECT_GT(probe.count(), 0);
       EXPECT_EQ(broken.comparison.answer, GoldenAnswer::kRegression) << name << elsewhere;
-      EXPECT_THAT(broken.text, AllOf(HasSubstr("REGRESSION"), HasSubstr("look further: isoshard verify")));
+      EXPECT_THAT(broken.text,
+                  AllOf(HasSubstr("REGRESSION"), HasSubstr("look further: isoshard verify")));
     }
   }
 }
 
 TEST_F(GoldenControls, RoundingsOfAnotherMachineAreDrift) {
-  // Weights one ulp off, by a seed that no perturbed run of the bound has: runs that differ by roundings only.
+  // Weights one ulp off, by a seed that no perturbed run of the bound has: runs that differ by
+  // roundings only.
   const GoldenSpec spec = short_spec("curve_reference_dp2_bf16_sgd", 20);
   accept(spec, true);
   const Golden golden = GoldenStore(folder_.path()).read(spec.name);
@@ -92,12 +96,15 @@ TEST_F(GoldenControls, RoundingsOfAnotherMachineAreDrift) {
 
   EXPECT_EQ(name_of(compare_golden(golden, actual).answer), "drift");
   actual.arithmetic = golden.arithmetic;
-  EXPECT_EQ(name_of(compare_golden(golden, actual).answer), "regression") << "where machines round alike";
+  EXPECT_EQ(name_of(compare_golden(golden, actual).answer), "regression")
+      << "where machines round alike";
 }
 
-// What a curve may drift is what the judge of curves allows; what a tensor may drift is what the judge of steps allows.
+// What a curve may drift is what the judge of curves allows; what a tensor may drift is what the
+// judge of steps allows.
 TEST_F(GoldenControls, DriftIsWhatTheJudgeAllows) {
-  const GoldenSpec curve = short_spec("curve_ddp_dp2_bf16_sgd", 8), step = short_spec("step_qwen2_tp2_dp2", 1);
+  const GoldenSpec curve = short_spec("curve_ddp_dp2_bf16_sgd", 8),
+                   step = short_spec("step_qwen2_tp2_dp2", 1);
   const std::vector<CurveSpread> spreads = train_reference(curve.item).curve.spreads;
   const Golden of_curve = GoldenRecorder().record(curve);
   ASSERT_EQ(of_curve.lines.size(), spreads.size());
@@ -108,7 +115,9 @@ TEST_F(GoldenControls, DriftIsWhatTheJudgeAllows) {
     for (const GoldenNumber& number : of_curve.lines[i].numbers) {
       const double floor = 1e-6 * std::fabs(number.value);
       const std::map<std::string, double> allowed = {
-          {"loss", std::max(floor, 3 * envelope.loss)}, {"grad_norm", std::max(floor, 3 * envelope.grad_norm)}, {"learning_rate", 0.0}};
+          {"loss", std::max(floor, 3 * envelope.loss)},
+          {"grad_norm", std::max(floor, 3 * envelope.grad_norm)},
+          {"learning_rate", 0.0}};
       if (allowed.contains(number.name)) {
         EXPECT_EQ(number.drift, allowed.at(number.name)) << number.name << " of step " << i;
       }
@@ -119,14 +128,16 @@ TEST_F(GoldenControls, DriftIsWhatTheJudgeAllows) {
   ReferenceOptions options;
   options.responses = 3;
   const Reference reference = make_reference(step.item, options);
-  const Verdict verdict = judge(reference, run_case(step.item, reference, {}), judge_options(step.item));
+  const Verdict verdict =
+      judge(reference, run_case(step.item, reference, {}), judge_options(step.item));
   const Golden of_step = GoldenRecorder().record(step);
   ASSERT_EQ(of_step.lines.size(), verdict.tensors.size());
   int with_norm = 0;
   for (std::size_t i = 0; i < verdict.tensors.size(); ++i) {
     const TensorComparison& tensor = verdict.tensors[i];
     for (const GoldenNumber& norm : of_step.lines[i].numbers) {
-      EXPECT_EQ(norm.drift, tensor.insensitive ? tensor.allowed_absolute : tensor.allowed_relative_error * norm.value)
+      EXPECT_EQ(norm.drift, tensor.insensitive ? tensor.allowed_absolute
+                                               : tensor.allowed_relative_error * norm.value)
           << of_step.lines[i].name;
       ++with_norm;
     }
@@ -135,7 +146,8 @@ TEST_F(GoldenControls, DriftIsWhatTheJudgeAllows) {
 }
 
 TEST_F(GoldenControls, AFaultIsRecordedButNotAccepted) {
-  for (const char* name : {"curve_autotp_tp2_dp2_fp32_sgd", "step_qwen2_tp2_dp2", "lattice_autotp_tp2_dp2_bf16"}) {
+  for (const char* name :
+       {"curve_autotp_tp2_dp2_fp32_sgd", "step_qwen2_tp2_dp2", "lattice_autotp_tp2_dp2_bf16"}) {
     const GoldenSpec spec = short_spec(name, name[0] == 'c' ? 6 : 1);
     const FaultProbe probe;
     Golden golden = GoldenRecorder(faulty("dp_sum_missing", spec.item, probe)).record(spec);
@@ -152,7 +164,9 @@ TEST_F(GoldenControls, ABrokenReferenceDoesNotMatchDdpAndIsNotAccepted) {
   RunOptions broken;
   broken.mutation = [](int) -> TapMutation {
     return [](const Site& site, at::Tensor value) {
-      return site.kind == RecordKind::kActivation && site.name == "model.layers.1.mlp" ? value * 1.01 : value;
+      return site.kind == RecordKind::kActivation && site.name == "model.layers.1.mlp"
+                 ? value * 1.01
+                 : value;
     };
   };
 
@@ -173,9 +187,11 @@ TEST_F(GoldenControls, OfAnotherRunIsStaleBeforeAnythingRuns) {
     (void)check(other);
     ADD_FAILURE() << "nothing was refused";
   } catch (const GoldenError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("is stale"), HasSubstr("optimizer.learning_rate: golden 0.125, here 0.25"),
-                                    HasSubstr("SHA-256 of the initial weights"), HasSubstr("SHA-256 of the inputs"),
-                                    HasSubstr("isoshard golden record lattice_ddp_dp2_bf16")));
+    EXPECT_THAT(
+        error.what(),
+        AllOf(HasSubstr("is stale"), HasSubstr("optimizer.learning_rate: golden 0.125, here 0.25"),
+              HasSubstr("SHA-256 of the initial weights"), HasSubstr("SHA-256 of the inputs"),
+              HasSubstr("isoshard golden record lattice_ddp_dp2_bf16")));
   }
 }
 
@@ -183,7 +199,8 @@ TEST_F(GoldenControls, OfAnotherRunIsStaleBeforeAnythingRuns) {
 std::map<std::string, std::string> files_of(const std::filesystem::path& folder) {
   std::map<std::string, std::string> files;
   if (!std::filesystem::exists(folder)) return files;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) files[entry.path().filename().string()] = content_of(entry.path());
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    files[entry.path().filename().string()] = content_of(entry.path());
   return files;
 }
 
@@ -202,7 +219,8 @@ TEST_F(GoldenControls, TestRunsNeverWriteAmongAcceptedGoldens) {
   const TestFolder accepted, pending;
 
   set_golden_mode("--golden=check");
-  EXPECT_THAT(golden_failure(name, accepted.path(), pending.path()), HasSubstr("isoshard golden record " + name));
+  EXPECT_THAT(golden_failure(name, accepted.path(), pending.path()),
+              HasSubstr("isoshard golden record " + name));
   EXPECT_TRUE(accepted.empty() && pending.empty()) << "a missing golden is a failure, and no file";
   set_golden_mode("--golden=record");
   EXPECT_EQ(golden_failure(name, accepted.path(), pending.path()), "");
@@ -218,11 +236,15 @@ TEST_F(GoldenControls, IdentityDependsOnWhatIsComputedOnly) {
   const GoldenSpec spec = select_goldens({"curve_autotp_tp2_dp2_fp32_adamw"}).at(0);
   const Golden golden = golden_identity(spec);
   for (const auto& change : std::vector<std::function<void(Case&)>>{
-           [](Case& c) { c.steps = 99; }, [](Case& c) { c.dtype = Dtype::kBFloat16; }, [](Case& c) { c.tp = 1; },
-           [](Case& c) { c.subject = "ddp"; }, [](Case& c) { c.seed = 1; }, [](Case& c) { c.settings.max_grad_norm = 2; },
-           [](Case& c) { c.settings.optimizer.beta2 = 0.95; }, [](Case& c) { c.settings.zero_stage = 1; },
-           [](Case& c) { c.reduction_order = ReductionOrder::kRing; }, [](Case& c) { c.batch_size = 1; },
-           [](Case& c) { c.settings.master_dtype = Dtype::kFloat64; }, [](Case& c) { c.data.kind = DataSource::Kind::kRandomIds; }}) {
+           [](Case& c) { c.steps = 99; }, [](Case& c) { c.dtype = Dtype::kBFloat16; },
+           [](Case& c) { c.tp = 1; }, [](Case& c) { c.subject = "ddp"; },
+           [](Case& c) { c.seed = 1; }, [](Case& c) { c.settings.max_grad_norm = 2; },
+           [](Case& c) { c.settings.optimizer.beta2 = 0.95; },
+           [](Case& c) { c.settings.zero_stage = 1; },
+           [](Case& c) { c.reduction_order = ReductionOrder::kRing; },
+           [](Case& c) { c.batch_size = 1; },
+           [](Case& c) { c.settings.master_dtype = Dtype::kFloat64; },
+           [](Case& c) { c.data.kind = DataSource::Kind::kRandomIds; }}) {
     GoldenSpec other = spec;
     change(other.item);
 

@@ -1,11 +1,11 @@
-// SPDX-License-Identifier: Apache-2.0
-// Every accepted golden against this build: equal in every bit where the machine rounds as the golden's, else within its drift.
+// SPDX-License-Identifier: Apache-2.0 Every accepted golden against this build: equal in every bit
+// where the machine rounds as the golden's, else within its drift.
 #include <gtest/gtest.h>
 
 #include <ostream>
 #include <set>
 
-#include "conformance/golden/golden_run.h"
+#include "suite/goldens/golden_run.h"
 
 namespace isoshard {
 
@@ -32,7 +32,8 @@ class GoldenSuite : public ::testing::TestWithParam<GoldenSpec> {
   static void expect_no_regression() {
     const std::string failure = golden_failure(GetParam().name);
 
-    if (is_recording_goldens()) GTEST_SKIP() << "recorded, not checked: isoshard golden review " << GetParam().name;
+    if (is_recording_goldens())
+      GTEST_SKIP() << "recorded, not checked: isoshard golden review " << GetParam().name;
     EXPECT_EQ(failure, "");
   }
 };
@@ -49,9 +50,12 @@ TEST_P(GoldenSteps, AreThoseOfThisBuild) {
 TEST_P(GoldenLattices, AreThoseOfThisBuildOnEveryMachine) {
   expect_no_regression();
 }
-INSTANTIATE_TEST_SUITE_P(Accepted, GoldenCurves, ::testing::ValuesIn(specs_of(GoldenKind::kCurve)), golden_name);
-INSTANTIATE_TEST_SUITE_P(Accepted, GoldenSteps, ::testing::ValuesIn(specs_of(GoldenKind::kStep)), golden_name);
-INSTANTIATE_TEST_SUITE_P(Accepted, GoldenLattices, ::testing::ValuesIn(specs_of(GoldenKind::kLattice)), golden_name);
+INSTANTIATE_TEST_SUITE_P(Accepted, GoldenCurves, ::testing::ValuesIn(specs_of(GoldenKind::kCurve)),
+                         golden_name);
+INSTANTIATE_TEST_SUITE_P(Accepted, GoldenSteps, ::testing::ValuesIn(specs_of(GoldenKind::kStep)),
+                         golden_name);
+INSTANTIATE_TEST_SUITE_P(Accepted, GoldenLattices,
+                         ::testing::ValuesIn(specs_of(GoldenKind::kLattice)), golden_name);
 
 TEST(GoldenList, IsWhatTheManifestLists) {
   const GoldenStore store(default_golden_folder());
@@ -67,7 +71,9 @@ TEST(GoldenList, NamesAreUniqueAndFit) {
   std::set<std::string> names;
   for (const GoldenSpec& spec : golden_specs()) {
     EXPECT_TRUE(names.insert(spec.name).second) << spec.name;
-    EXPECT_EQ(spec.name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_"), std::string::npos) << spec.name;
+    EXPECT_EQ(spec.name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_"),
+              std::string::npos)
+        << spec.name;
   }
   EXPECT_GE(names.size(), 20U);
 }

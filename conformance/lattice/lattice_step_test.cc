@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// A lattice model's step is equal to the single process's in every value, for every subject, mesh, dtype and reduction order.
+// SPDX-License-Identifier: Apache-2.0 A lattice model's step is equal to the single process's in
+// every value, for every subject, mesh, dtype and reduction order.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,11 +7,12 @@
 #include <functional>
 #include <ostream>
 
-#include "base/error.h"
-#include "conformance/subjects/step_test.h"
-#include "fixtures/cases/inputs.h"
-#include "harness/compare/verdict.h"
-#include "optim/wrapped_optimizer.h"
+#include "core/base/error.h"
+#include "fixtures/inputs/inputs.h"
+#include "harness/judge/judge.h"
+#include "harness/verdict/verdict.h"
+#include "subjects/optim/wrapped_optimizer.h"
+#include "suite/testing/step_cases.h"
 
 namespace isoshard {
 namespace {
@@ -33,9 +34,11 @@ Case case_of(const char* subject, int dp, int tp, Dtype dtype, int row_nonzeros 
   return item;
 }
 
-// One and two non-zero entries a row, two micro-batches, several steps where the dtype has the bits, copied kv heads, a split vocabulary.
+// One and two non-zero entries a row, two micro-batches, several steps where the dtype has the
+// bits, copied kv heads, a split vocabulary.
 std::vector<Case> variants(const char* subject, int dp, int tp) {
-  std::vector<Case> cases = {case_of(subject, dp, tp, Dtype::kBFloat16), case_of(subject, dp, tp, Dtype::kFloat16),
+  std::vector<Case> cases = {case_of(subject, dp, tp, Dtype::kBFloat16),
+                             case_of(subject, dp, tp, Dtype::kFloat16),
                              case_of(subject, dp, tp, Dtype::kFloat32, 2)};
   Case accumulated = case_of(subject, dp, tp, Dtype::kBFloat16);
   accumulated.batch_size = 1;
@@ -56,7 +59,7 @@ std::vector<Case> variants(const char* subject, int dp, int tp) {
   cases.push_back(one_kv_head);
   if (cases[0].subject == "autotp") {
     cases.push_back(cases[0]);
-    cases.back().settings.vocab_multiple = 8;
+    cases.back().settings.make_vocab_size_divisible_by = 8;
   }
   return cases;
 }
@@ -66,14 +69,17 @@ std::vector<LatticeRun> runs_on(int world_size) {
   const auto add = [&](const char* subject, int dp, int tp) {
     if (dp * tp != world_size) return;
     for (const Case& item : variants(subject, dp, tp)) {
-      for (const ReductionOrder order : {ReductionOrder::kOrdered, ReductionOrder::kRing, ReductionOrder::kTree}) {
+      for (const ReductionOrder order :
+           {ReductionOrder::kOrdered, ReductionOrder::kRing, ReductionOrder::kTree}) {
         const bool all_orders = world_size > 1 && item.micro_batches == 1 && item.steps == 1;
         if (all_orders || order == ReductionOrder::kOrdered) runs.push_back({item, order});
       }
     }
   };
   for (const int dp : {1, 2, 3}) add("ddp", dp, 1);
-  for (const auto& [dp, tp] : {std::pair{1, 1}, {2, 1}, {1, 2}, {1, 3}, {2, 2}, {1, 4}, {3, 2}, {2, 3}}) add("autotp", dp, tp);
+  for (const auto& [dp, tp] :
+       {std::pair{1, 1}, {2, 1}, {1, 2}, {1, 3}, {2, 2}, {1, 4}, {3, 2}, {2, 3}})
+    add("autotp", dp, tp);
   return runs;
 }
 
@@ -139,8 +145,10 @@ Verdict verdict_of(const Case& item, const RunOptions& options) {
 // Turns the sign of one non-zero entry of one parameter, on one rank only.
 class OneSignTurned final : public WeightSource {
  public:
-  OneSignTurned(std::shared_ptr<const WeightSource> inner, std::string name) : inner_(std::move(inner)), name_(std::move(name)) {}
-  [[nodiscard]] at::Tensor read(const ParameterSpec& spec, const Shape& offset, const Shape& size) const override {
+  OneSignTurned(std::shared_ptr<const WeightSource> inner, std::string name)
+      : inner_(std::move(inner)), name_(std::move(name)) {}
+  [[nodiscard]] at::Tensor read(const ParameterSpec& spec, const Shape& offset,
+                                const Shape& size) const override {
     at::Tensor part = inner_->read(spec, offset, size);
     if (spec.name != name_) return part;
     at::Tensor flat = part.view({-1});
@@ -176,11 +184,13 @@ TEST(LatticeFaults, OneEntryOfAnyParameterOnOneRankIsSeen) {
 TEST(LatticeFaults, ALostSummandOfARowParallelLayerIsSeenThere) {
   Case item = case_of("autotp", 2, 3, Dtype::kBFloat16);
   item.settings.record_partials = true;
-  for (const std::string module : {"model.layers.0.self_attn.o_proj", "model.layers.1.mlp.down_proj"}) {
+  for (const std::string module :
+       {"model.layers.0.self_attn.o_proj", "model.layers.1.mlp.down_proj"}) {
     RunOptions options;
     options.mutation = [module](int rank) -> TapMutation {
       return [module, rank](const Site& site, at::Tensor value) {
-        const bool is_lost = site.kind == RecordKind::kActivation && site.name == module + ".partial" && rank == 1;
+        const bool is_lost =
+            site.kind == RecordKind::kActivation && site.name == module + ".partial" && rank == 1;
         return is_lost ? value * 0 : value;
       };
     };
@@ -193,13 +203,16 @@ TEST(LatticeFaults, ALostSummandOfARowParallelLayerIsSeenThere) {
   }
 }
 
-// One unit, on one rank, in one element of one activation gradient: everything above it must not hide it.
+// One unit, on one rank, in one element of one activation gradient: everything above it must not
+// hide it.
 TEST(LatticeFaults, OneUnitInOneElementOfAGradientIsSeen) {
   const Case item = case_of("ddp", 3, 1, Dtype::kFloat32, 2);
   RunOptions options;
   options.mutation = [](int rank) -> TapMutation {
     return [rank](const Site& site, at::Tensor value) {
-      if (site.kind != RecordKind::kActivationGrad || site.name != "model.layers.0.self_attn.v_proj" || rank != 2) return value;
+      if (site.kind != RecordKind::kActivationGrad ||
+          site.name != "model.layers.0.self_attn.v_proj" || rank != 2)
+        return value;
       at::Tensor changed = value.clone();
       changed.view({-1})[0].add_(1);
       return changed;
@@ -216,7 +229,8 @@ TEST(LatticeFaults, OneUnitInOneElementOfAGradientIsSeen) {
 // Puts one element of one parameter back to what it was before each step.
 class OneElementKept final : public WrappedOptimizer {
  public:
-  OneElementKept(std::unique_ptr<Optimizer> inner, std::string name) : WrappedOptimizer(std::move(inner)), name_(std::move(name)) {}
+  OneElementKept(std::unique_ptr<Optimizer> inner, std::string name)
+      : WrappedOptimizer(std::move(inner)), name_(std::move(name)) {}
   void step(NamedTensors& parameters, const NamedTensors& gradients) override {
     const at::Tensor parameter = parameters.at(name_), before = parameter.detach().clone();
     inner().step(parameters, gradients);
@@ -235,7 +249,8 @@ TEST(LatticeFaults, AnElementThatIsNotUpdatedOnOneRankIsSeen) {
   const std::string name = "model.layers.1.mlp.up_proj.bias";
   RunOptions options;
   options.edits.parts = [name](TrainerParts& parts, Mesh& mesh) {
-    if (mesh.rank() == 1) parts.optimizer = std::make_unique<OneElementKept>(std::move(parts.optimizer), name);
+    if (mesh.rank() == 1)
+      parts.optimizer = std::make_unique<OneElementKept>(std::move(parts.optimizer), name);
   };
 
   const Verdict verdict = verdict_of(item, options);

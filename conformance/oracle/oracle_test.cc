@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// Contracts oracle.*: what our models compute is what Hugging Face transformers computes, each bound a claim of its own.
+// SPDX-License-Identifier: Apache-2.0 Contracts oracle.*: what our models compute is what Hugging
+// Face transformers computes, each bound a claim of its own.
 #include "fixtures/oracle/oracle.h"
 
 #include <unistd.h>
@@ -15,9 +15,9 @@
 #include <functional>
 #include <limits>
 
-#include "base/error.h"
+#include "core/base/error.h"
+#include "core/io/safetensors.h"
 #include "fixtures/oracle/arithmetic_digest.h"
-#include "io/safetensors.h"
 
 namespace isoshard {
 namespace {
@@ -32,23 +32,36 @@ std::filesystem::path case_folder(std::string_view name) {
 const OracleReport& report_of(const std::string& name) {
   static std::map<std::string, OracleReport> reports;
   const auto found = reports.find(name);
-  return found != reports.end() ? found->second : reports.emplace(name, check_oracle(case_folder(name))).first->second;
+  return found != reports.end()
+             ? found->second
+             : reports.emplace(name, check_oracle(case_folder(name))).first->second;
 }
 
 struct Case {
   const char* name;
-  std::size_t layer_parameters, fixed_parameters;  ///< of two layers each; the rest: embeddings, final norm, own head
-  std::size_t key_biases;                          ///< parameters a layer that are a bias of the keys, or
-  std::size_t fused_key_biases;                    ///< hold one beside others: judged in two parts
+  /// Of two layers each; the rest: embeddings, final norm, own head
+  std::size_t layer_parameters, fixed_parameters;
+  /// Parameters a layer that are a bias of the keys, or
+  std::size_t key_biases;
+  std::size_t fused_key_biases;  ///< hold one beside others: judged in two parts
 };
-// Qwen2: 4 matrices and 3 biases, 3 matrices, 2 norms. Qwen3: 7 matrices, 4 norms. Llama: 7 matrices, 2 norms. GPT-2: 4 matrices with
-// biases, 2 norms with biases, and outside of the layers two embeddings and one norm with bias.
+// Qwen2: 4 matrices and 3 biases, 3 matrices, 2 norms. Qwen3: 7 matrices, 4 norms. Llama: 7
+// matrices, 2 norms. GPT-2: 4 matrices with biases, 2 norms with biases, and outside of the layers
+// two embeddings and one norm with bias.
 constexpr std::array kCases{
-    Case{"qwen2_tied_gqa", 12, 2, 1, 0},  Case{"qwen2_untied_mha", 12, 3, 1, 0},   Case{"qwen3_qk_norm", 11, 3, 0, 0},
-    Case{"llama_untied_gqa", 9, 3, 0, 0}, Case{"llama3_rope_scaling", 9, 2, 0, 0}, Case{"gpt2_learned_positions", 12, 4, 0, 1},
+    Case{"qwen2_tied_gqa", 12, 2, 1, 0},     Case{"qwen2_untied_mha", 12, 3, 1, 0},
+    Case{"qwen3_qk_norm", 11, 3, 0, 0},      Case{"llama_untied_gqa", 9, 3, 0, 0},
+    Case{"llama3_rope_scaling", 9, 2, 0, 0}, Case{"gpt2_learned_positions", 12, 4, 0, 1},
 };
 
-enum class Rows : std::uint8_t { kOne, kHiddenStates, kSteps, kParameters, kNoKeyBiases, kKeyBiases };
+enum class Rows : std::uint8_t {
+  kOne,
+  kHiddenStates,
+  kSteps,
+  kParameters,
+  kNoKeyBiases,
+  kKeyBiases
+};
 
 std::size_t count_of(Rows rows, const Case& tested) {
   const std::size_t parameters = 2 * tested.layer_parameters + tested.fixed_parameters;
@@ -110,20 +123,26 @@ TEST_P(Oracle, Holds) {
   for (const OracleRow& row : report.rows) {
     if (row.claim != claim.text) continue;
     ++compared;
-    EXPECT_TRUE(row.error <= claim.bound) << row.tensor << ": relative error " << row.error << ", bound " << claim.bound;
+    EXPECT_TRUE(row.error <= claim.bound)
+        << row.tensor << ": relative error " << row.error << ", bound " << claim.bound;
     EXPECT_EQ(row.bound, claim.bound) << "the check itself uses another bound";
   }
   EXPECT_EQ(compared, count_of(claim.rows, tested));
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Oracle, testing::Combine(testing::ValuesIn(kCases), testing::ValuesIn(kClaims)), [](const auto& tested) {
-  return fmt::format("{}_{}", std::get<0>(tested.param).name, std::get<1>(tested.param).slug);
-});
+INSTANTIATE_TEST_SUITE_P(Models, Oracle,
+                         testing::Combine(testing::ValuesIn(kCases), testing::ValuesIn(kClaims)),
+                         [](const auto& tested) {
+                           return fmt::format("{}_{}", std::get<0>(tested.param).name,
+                                              std::get<1>(tested.param).slug);
+                         });
 
-// ---- bf16: bit for bit where the machine rounds like the recording one, else no further from fp64 than twice what was stored
+// ---- bf16: bit for bit where the machine rounds like the recording one, else no further from fp64
+// than twice what was stored
 
 class OracleBf16 : public testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(Models, OracleBf16, testing::ValuesIn(kCases), [](const auto& tested) { return std::string(tested.param.name); });
+INSTANTIATE_TEST_SUITE_P(Models, OracleBf16, testing::ValuesIn(kCases),
+                         [](const auto& tested) { return std::string(tested.param.name); });
 
 /// The rows of `claim`; all of them hold.
 std::vector<OracleRow> rows_that_hold(const OracleReport& report, std::string_view claim) {
@@ -131,7 +150,8 @@ std::vector<OracleRow> rows_that_hold(const OracleReport& report, std::string_vi
   for (const OracleRow& row : report.rows) {
     if (row.claim != claim) continue;
     rows.push_back(row);
-    EXPECT_TRUE(row.ok()) << claim << ' ' << row.tensor << ": " << row.error << ", bound " << row.bound;
+    EXPECT_TRUE(row.ok()) << claim << ' ' << row.tensor << ": " << row.error << ", bound "
+                          << row.bound;
   }
   return rows;
 }
@@ -143,7 +163,8 @@ TEST_P(OracleBf16, LogitsAndGradientsAreThoseOfTransformers) {
   const std::string suffix = exact ? "(eager, exact)" : "(eager)";
 
   const OracleReport& report = report_of(GetParam().name);
-  const auto logits = rows_that_hold(report, "bf16 logits " + suffix), gradients = rows_that_hold(report, "bf16 gradients " + suffix);
+  const auto logits = rows_that_hold(report, "bf16 logits " + suffix),
+             gradients = rows_that_hold(report, "bf16 gradients " + suffix);
 
   ASSERT_EQ(logits.size(), 1U);
   EXPECT_EQ(gradients.size(), count_of(Rows::kParameters, GetParam()));
@@ -158,7 +179,8 @@ TEST_P(OracleBf16, EitherAttentionIsWithinTwiceTheStoredDistanceFromFp64) {
   const OracleReport report = check_oracle(case_folder(GetParam().name), options);
 
   for (const std::string suffix : {"(eager)", "(sdpa)"}) {
-    const auto logits = rows_that_hold(report, "bf16 logits " + suffix), gradients = rows_that_hold(report, "bf16 gradients " + suffix);
+    const auto logits = rows_that_hold(report, "bf16 logits " + suffix),
+               gradients = rows_that_hold(report, "bf16 gradients " + suffix);
     ASSERT_EQ(logits.size(), 1U);
     EXPECT_GT(logits[0].bound, 2e-3) << "twice a bf16 run's distance from fp64";
     EXPECT_LT(logits[0].bound, 5e-2);
@@ -178,7 +200,9 @@ TEST(OracleBf16Control, OneBitOfOneWeightBreaksExactness) {
   const OracleReport report = check_oracle(case_folder("llama_untied_gqa"), options);
 
   for (const char* const claim : {"bf16 logits (eager, exact)", "bf16 gradients (eager, exact)"}) {
-    EXPECT_TRUE(std::ranges::any_of(report.rows, [&](const OracleRow& row) { return row.claim == claim && !row.ok(); })) << claim;
+    EXPECT_TRUE(std::ranges::any_of(report.rows, [&](const OracleRow& row) {
+      return row.claim == claim && !row.ok();
+    })) << claim;
   }
 }
 
@@ -186,11 +210,15 @@ TEST(OracleBf16Control, ASkippedNormLeavesTheBound) {
   OracleOptions options;
   options.training = false;
   options.exact_bf16 = false;
-  options.change_weights = [](Parameters& weights) { weights.at("model.layers.1.self_attn.q_norm.weight").fill_(1); };
+  options.change_weights = [](Parameters& weights) {
+    weights.at("model.layers.1.self_attn.q_norm.weight").fill_(1);
+  };
 
   const OracleReport report = check_oracle(case_folder("qwen3_qk_norm"), options);
 
-  EXPECT_TRUE(std::ranges::any_of(report.rows, [](const OracleRow& row) { return row.claim == "bf16 logits (eager)" && !row.ok(); }));
+  EXPECT_TRUE(std::ranges::any_of(report.rows, [](const OracleRow& row) {
+    return row.claim == "bf16 logits (eager)" && !row.ok();
+  }));
 }
 
 TEST(ArithmeticDigest, IsTheSameEachTimeAndSixteenDigits) {
@@ -217,19 +245,34 @@ void PrintTo(const Change& change, std::ostream* out) {
 }
 
 std::vector<Change> changes() {
-  const auto scale = [](const char* name, double factor) { return [=](Parameters& weights) { weights.at(name).mul_(factor); }; };
+  const auto scale = [](const char* name, double factor) {
+    return [=](Parameters& weights) { weights.at(name).mul_(factor); };
+  };
   constexpr const char* kHidden = "fp64 hidden states (eager)";
-  constexpr const char *kQwen2 = "qwen2_untied_mha", *kLlama3 = "llama3_rope_scaling", *kGpt2 = "gpt2_learned_positions";
+  constexpr const char *kQwen2 = "qwen2_untied_mha", *kLlama3 = "llama3_rope_scaling",
+                       *kGpt2 = "gpt2_learned_positions";
   return {
       {"rope_theta_doubled", kQwen2, [](ModelConfig& c) { c.rope.theta *= 2; }, {}, kHidden},
       {"norm_eps_larger", kQwen2, [](ModelConfig& c) { c.norm_eps = 1e-5; }, {}, kHidden},
       {"weight_scaled", kQwen2, {}, scale("model.layers.1.mlp.down_proj.weight", 1.001), kHidden},
-      {"key_bias_scaled", kQwen2, {}, scale("model.layers.0.self_attn.k_proj.bias", 1.001), kHidden},
+      {"key_bias_scaled",
+       kQwen2,
+       {},
+       scale("model.layers.0.self_attn.k_proj.bias", 1.001),
+       kHidden},
       {"final_norm_scaled", kQwen2, {}, scale("model.norm.weight", 1.001), kHidden},
       {"head_scaled", kQwen2, {}, scale("lm_head.weight", 1.001), "fp64 logits (eager)"},
-      {"weight_nan", kQwen2, {}, scale("model.layers.0.mlp.up_proj.weight", std::numeric_limits<double>::quiet_NaN()), kHidden},
+      {"weight_nan",
+       kQwen2,
+       {},
+       scale("model.layers.0.mlp.up_proj.weight", std::numeric_limits<double>::quiet_NaN()),
+       kHidden},
       {"q_norm_off", "qwen3_qk_norm", [](ModelConfig& c) { c.qk_norm = false; }, {}, kHidden},
-      {"k_norm_scaled", "qwen3_qk_norm", {}, scale("model.layers.0.self_attn.k_norm.weight", 1.001), kHidden},
+      {"k_norm_scaled",
+       "qwen3_qk_norm",
+       {},
+       scale("model.layers.0.self_attn.k_norm.weight", 1.001),
+       kHidden},
       {"rope_scaling_off",
        kLlama3,
        [](ModelConfig& c) {
@@ -238,7 +281,11 @@ std::vector<Change> changes() {
        {},
        kHidden},
       {"rope_factor_larger", kLlama3, [](ModelConfig& c) { c.rope.factor *= 1.01; }, {}, kHidden},
-      {"rope_original_length_other", kLlama3, [](ModelConfig& c) { c.rope.original_max_positions = 65; }, {}, kHidden},
+      {"rope_original_length_other",
+       kLlama3,
+       [](ModelConfig& c) { c.rope.original_max_positions = 65; },
+       {},
+       kHidden},
       {"positions_scaled", kGpt2, {}, scale("transformer.wpe.weight", 1.001), kHidden},
       {"row_bias_scaled", kGpt2, {}, scale("transformer.h.0.attn.c_proj.bias", 1.001), kHidden},
       {"layer_norm_bias_scaled", kGpt2, {}, scale("transformer.ln_f.bias", 1.001), kHidden},
@@ -257,13 +304,15 @@ TEST_P(OracleControl, DivergesAndSaysWhere) {
   const OracleReport report = check_oracle(case_folder(GetParam().folder), options);
 
   EXPECT_FALSE(report.ok());
-  const auto failed = std::ranges::find_if(report.rows, [](const OracleRow& row) { return !row.ok(); });
+  const auto failed =
+      std::ranges::find_if(report.rows, [](const OracleRow& row) { return !row.ok(); });
   ASSERT_NE(failed, report.rows.end());
   EXPECT_EQ(failed->claim, GetParam().first) << failed->tensor;
   EXPECT_THAT(render(report), HasSubstr("DIVERGES"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Changes, OracleControl, testing::ValuesIn(changes()), [](const auto& tested) { return tested.param.slug; });
+INSTANTIATE_TEST_SUITE_P(Changes, OracleControl, testing::ValuesIn(changes()),
+                         [](const auto& tested) { return tested.param.slug; });
 
 TEST(OracleTraining, DivergesInTheFirstLossIfOneWeightIsChanged) {
   OracleOptions options;
@@ -272,8 +321,11 @@ TEST(OracleTraining, DivergesInTheFirstLossIfOneWeightIsChanged) {
   const OracleReport report = check_oracle(case_folder("qwen2_untied_mha"), options);
 
   for (const char* const claim :
-       {"adamw losses", "adamw gradient norms", "adamw trained parameters", "sgd losses", "sgd gradient norms", "sgd trained parameters"}) {
-    EXPECT_TRUE(std::ranges::any_of(report.rows, [&](const OracleRow& row) { return row.claim == claim && !row.ok(); })) << claim;
+       {"adamw losses", "adamw gradient norms", "adamw trained parameters", "sgd losses",
+        "sgd gradient norms", "sgd trained parameters"}) {
+    EXPECT_TRUE(std::ranges::any_of(report.rows, [&](const OracleRow& row) {
+      return row.claim == claim && !row.ok();
+    })) << claim;
   }
 }
 
@@ -308,11 +360,13 @@ TEST(OracleFolders, AMissingFolderIsNamed) {
 class CopyOfCase {
  public:
   explicit CopyOfCase(std::string_view name)
-      : folder_(std::filesystem::path(testing::TempDir()) / fmt::format("isoshard_oracle_{}_{}", name, ::getpid())) {
+      : folder_(std::filesystem::path(testing::TempDir()) /
+                fmt::format("isoshard_oracle_{}_{}", name, ::getpid())) {
     std::filesystem::remove_all(folder_);
     std::filesystem::copy(case_folder(name), folder_);
     for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
-      std::filesystem::permissions(entry.path(), std::filesystem::perms::owner_write, std::filesystem::perm_options::add);
+      std::filesystem::permissions(entry.path(), std::filesystem::perms::owner_write,
+                                   std::filesystem::perm_options::add);
     }
   }
   CopyOfCase(const CopyOfCase&) = delete;

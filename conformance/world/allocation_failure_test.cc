@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Every allocation of a rank fails once (row 25 of docs/failures.md): a report that names the rank, and never a hang or a pass.
+/// Every allocation of a rank fails once (row 25 of docs/failures.md): a report that names the
+/// rank, and never a hang or a pass.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,8 +12,8 @@
 #include <new>
 #include <vector>
 
-#include "conformance/world/world_probes.h"
 #include "harness/testing/run_world.h"
+#include "suite/testing/world_probes.h"
 
 namespace {
 
@@ -20,7 +21,8 @@ namespace {
 std::atomic<long> allocations_to_go{0};
 
 void* counted(std::size_t size) {
-  if (allocations_to_go.load(std::memory_order_relaxed) > 0 && --allocations_to_go == 0) throw std::bad_alloc();
+  if (allocations_to_go.load(std::memory_order_relaxed) > 0 && --allocations_to_go == 0)
+    throw std::bad_alloc();
   void* memory = std::malloc(size == 0 ? 1 : size);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
@@ -69,17 +71,19 @@ TEST(AllocationFailure, OfEveryAllocationIsToldByItsRank) {
   for (long n = 1;; ++n) {
     ASSERT_LT(n, 5000) << "the body does not end";
     const auto start = std::chrono::steady_clock::now();
-    const WorldReport report = run_world_report({.size = 2, .name = "allocation", .deadline = kDeadline}, [&](Rank& rank) {
-      if (rank.rank() == 1) allocations_to_go = n;
-      ordinary_body(rank);
-      const bool is_unused = allocations_to_go > 0;
-      allocations_to_go = 0;
-      EXPECT_FALSE(rank.rank() == 1 && is_unused) << "all allocations were made";
-    });
+    const WorldReport report =
+        run_world_report({.size = 2, .name = "allocation", .deadline = kDeadline}, [&](Rank& rank) {
+          if (rank.rank() == 1) allocations_to_go = n;
+          ordinary_body(rank);
+          const bool is_unused = allocations_to_go > 0;
+          allocations_to_go = 0;
+          EXPECT_FALSE(rank.rank() == 1 && is_unused) << "all allocations were made";
+        });
 
     ASSERT_LT(std::chrono::steady_clock::now() - start, kDeadline / 2) << "allocation " << n;
     if (report.ok()) {  // whoever asked did without
-      for (const RankReport& rank : report.ranks) ASSERT_EQ(detail::value_of<std::vector<double>>(rank.result), std::vector<double>{2});
+      for (const RankReport& rank : report.ranks)
+        ASSERT_EQ(detail::value_of<std::vector<double>>(rank.result), std::vector<double>{2});
       continue;
     }
     if (report.ranks[1].end == RankEnd::kReturned) break;  // n is beyond the last one

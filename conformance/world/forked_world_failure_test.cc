@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Each way a rank can fail, for real: one clear cause that names the rank, nothing left behind, and the next world runs.
+/// Each way a rank can fail, for real: one clear cause that names the rank, nothing left behind,
+/// and the next world runs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -22,12 +23,12 @@
 #include <thread>
 #include <vector>
 
-#include "base/error.h"
-#include "base/test_child.h"
-#include "comm/communicator.h"
-#include "conformance/world/world_probes.h"
+#include "core/base/error.h"
+#include "core/comm/communicator.h"
 #include "harness/testing/run_world.h"
-#include "harness/world/frames.h"
+#include "harness/testing/test_child.h"
+#include "harness/world/forked/frames.h"
+#include "suite/testing/world_probes.h"
 
 namespace isoshard {
 namespace {
@@ -46,16 +47,19 @@ class ForkedWorldFailure : public ::testing::Test {
     (void)run_world_report({.size = 1}, [](Rank&) {});
   }  // what the first world keeps open stays
 
-  // Runs two ranks, of which `bad` runs on rank 1 after one collective and both meet in a second one.
-  WorldReport run_bad(const ForkedWorld::Body& bad, std::chrono::milliseconds deadline = kLongDeadline) {
+  // Runs two ranks, of which `bad` runs on rank 1 after one collective and both meet in a second
+  // one.
+  WorldReport run_bad(const ForkedWorld::Body& bad,
+                      std::chrono::milliseconds deadline = kLongDeadline) {
     before_ = traces_of_process();
     const auto start = std::chrono::steady_clock::now();
-    WorldReport report = run_world_report({.size = 2, .name = "bad", .deadline = deadline}, [&](Rank& rank) {
-      summed(rank, 1);
-      rank.set_phase("middle");
-      if (rank.rank() == 1) bad(rank);
-      summed(rank, 2);
-    });
+    WorldReport report =
+        run_world_report({.size = 2, .name = "bad", .deadline = deadline}, [&](Rank& rank) {
+          summed(rank, 1);
+          rank.set_phase("middle");
+          if (rank.rank() == 1) bad(rank);
+          summed(rank, 2);
+        });
     came_before_deadline_ = std::chrono::steady_clock::now() - start < kLongDeadline;
     return report;
   }
@@ -63,11 +67,13 @@ class ForkedWorldFailure : public ::testing::Test {
   void TearDown() override {
     EXPECT_TRUE(came_before_deadline_);
     EXPECT_EQ(traces_of_process(), before_) << "a descriptor or a process is left";
-    const WorldReport next = run_world_report({.size = 2, .name = "next"}, [](Rank& rank) { EXPECT_EQ(summed(rank, 1), 2); });
+    const WorldReport next = run_world_report({.size = 2, .name = "next"},
+                                              [](Rank& rank) { EXPECT_EQ(summed(rank, 1), 2); });
     EXPECT_TRUE(next.ok()) << next.describe();
   }
 
-  static void expect_culprit_is_rank_1(const WorldReport& report, RankEnd end, const std::string& cause) {
+  static void expect_culprit_is_rank_1(const WorldReport& report, RankEnd end,
+                                       const std::string& cause) {
     ASSERT_EQ(report.ranks.size(), 2U);
     EXPECT_FALSE(report.ok());
     EXPECT_EQ(report.culprit, 1);
@@ -76,7 +82,8 @@ class ForkedWorldFailure : public ::testing::Test {
     EXPECT_THAT(report.describe(), HasSubstr("world bad of 2 ranks: "));
     EXPECT_EQ(report.ranks[0].end, RankEnd::kReleased) << report.describe();
     EXPECT_THAT(report.ranks[0].message, HasSubstr("rank 1"));
-    EXPECT_THAT(report.ranks[0].message, Not(HasSubstr("stopped by the controller")));  // released, not killed after a grace
+    // released, not killed after a grace
+    EXPECT_THAT(report.ranks[0].message, Not(HasSubstr("stopped by the controller")));
   }
 
  private:
@@ -99,7 +106,8 @@ TEST_F(ForkedWorldFailure, RankThrowsWhatIsNoException) {
 }
 
 TEST_F(ForkedWorldFailure, HelperThreadThrows) {
-  const WorldReport report = run_bad([](Rank&) { std::thread([] { throw std::runtime_error("in a thread"); }).join(); });
+  const WorldReport report =
+      run_bad([](Rank&) { std::thread([] { throw std::runtime_error("in a thread"); }).join(); });
 
   expect_culprit_is_rank_1(report, RankEnd::kSignaled, "rank 1 killed by SIGABRT");
   EXPECT_THAT(report.ranks[1].message, HasSubstr("in a thread"));
@@ -108,7 +116,8 @@ TEST_F(ForkedWorldFailure, HelperThreadThrows) {
 TEST_F(ForkedWorldFailure, RankAborts) {
   const WorldReport report = run_bad([](Rank&) { std::abort(); });
 
-  expect_culprit_is_rank_1(report, RankEnd::kSignaled, "rank 1 killed by SIGABRT after all_reduce #1");
+  expect_culprit_is_rank_1(report, RankEnd::kSignaled,
+                           "rank 1 killed by SIGABRT after all_reduce #1");
   EXPECT_EQ(report.ranks[1].code, SIGABRT);
   EXPECT_THAT(report.ranks[1].message, HasSubstr("abort"));  // the backtrace
 }
@@ -121,7 +130,8 @@ TEST_F(ForkedWorldFailure, RankSegfaults) {
   });
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  expect_culprit_is_rank_1(report, RankEnd::kExited, "rank 1 exited");  // the sanitizer reports and exits
+  // the sanitizer reports and exits
+  expect_culprit_is_rank_1(report, RankEnd::kExited, "rank 1 exited");
 #else
   expect_culprit_is_rank_1(report, RankEnd::kSignaled, "rank 1 killed by SIGSEGV");
   EXPECT_THAT(report.ranks[1].message, HasSubstr("backtrace of rank 1, SEGV"));
@@ -139,28 +149,35 @@ char state_of_thread(pid_t thread) {
 }
 
 TEST_F(ForkedWorldFailure, RankIsKilledInACollective) {
-  const WorldReport report = run_world_report({.size = 2, .name = "bad", .deadline = kLongDeadline}, [](Rank& rank) {
-    std::array<std::byte, 4096> data{};
-    std::atomic<bool> is_calling{false};
-    const auto second_call = [&] {
-      rank.comm().all_reduce({data.data(), 1024, Dtype::kFloat32}, Reduction::kSum, {Purpose::kGradReduce, Axis::kDp}).wait();
-    };
-    const auto pid_of_rank_1 = static_cast<pid_t>(summed(rank, rank.rank() == 1 ? ::getpid() : 0));
-    rank.set_phase("backward");
-    if (rank.rank() == 0) {
-      while (::kill(pid_of_rank_1, 0) == 0) ::sched_yield();  // so rank 1 waits in its second call until it is dead
-    } else {
-      std::thread([&is_calling, thread = ::gettid()] {
-        while (!is_calling || state_of_thread(thread) != 'S') ::sched_yield();
-        ::kill(::getpid(), SIGKILL);
-      }).detach();
-      is_calling = true;
-    }
-    second_call();
-  });
+  const WorldReport report =
+      run_world_report({.size = 2, .name = "bad", .deadline = kLongDeadline}, [](Rank& rank) {
+        std::array<std::byte, 4096> data{};
+        std::atomic<bool> is_calling{false};
+        const auto second_call = [&] {
+          rank.comm()
+              .all_reduce({data.data(), 1024, Dtype::kFloat32}, Reduction::kSum,
+                          {Purpose::kGradReduce, Axis::kDp})
+              .wait();
+        };
+        const auto pid_of_rank_1 =
+            static_cast<pid_t>(summed(rank, rank.rank() == 1 ? ::getpid() : 0));
+        rank.set_phase("backward");
+        if (rank.rank() == 0) {
+          // so rank 1 waits in its second call until it is dead
+          while (::kill(pid_of_rank_1, 0) == 0) ::sched_yield();
+        } else {
+          std::thread([&is_calling, thread = ::gettid()] {
+            while (!is_calling || state_of_thread(thread) != 'S') ::sched_yield();
+            ::kill(::getpid(), SIGKILL);
+          }).detach();
+          is_calling = true;
+        }
+        second_call();
+      });
 
   expect_culprit_is_rank_1(report, RankEnd::kSignaled,
-                           "rank 1 killed by SIGKILL in all_reduce #2 (grad_reduce, dp, sum, fp32 x 1024), phase backward");
+                           "rank 1 killed by SIGKILL in all_reduce #2 (grad_reduce, dp, sum, fp32 "
+                           "x 1024), phase backward");
   EXPECT_EQ(report.ranks[1].code, SIGKILL);
   EXPECT_THAT(report.ranks[1].message, HasSubstr("its peak was"));
 }
@@ -169,7 +186,8 @@ TEST_F(ForkedWorldFailure, RankExitsEarly) {
   for (const bool runs_handlers : {true, false}) {
     const WorldReport report = run_bad([&](Rank&) { runs_handlers ? std::exit(0) : ::_exit(0); });
 
-    expect_culprit_is_rank_1(report, RankEnd::kExited, "rank 1 exited with status 0 before its body returned");
+    expect_culprit_is_rank_1(report, RankEnd::kExited,
+                             "rank 1 exited with status 0 before its body returned");
   }
 }
 
@@ -190,7 +208,8 @@ TEST_F(ForkedWorldFailure, RankLoopsForEverAndIgnoresSigterm) {
       },
       kShortDeadline);
 
-  expect_culprit_is_rank_1(report, RankEnd::kHung, "the deadline of 500 ms passed: rank 1 has not entered all_reduce #2");
+  expect_culprit_is_rank_1(report, RankEnd::kHung,
+                           "the deadline of 500 ms passed: rank 1 has not entered all_reduce #2");
   EXPECT_THAT(report.cause, HasSubstr("rank 0 waits in it"));
   EXPECT_THAT(report.ranks[1].message, HasSubstr("backtrace of rank 1, at the deadline"));
 }
@@ -203,20 +222,25 @@ TEST_F(ForkedWorldFailure, RankIsStopped) {
 }
 
 TEST_F(ForkedWorldFailure, RankSkipsACollective) {
-  const WorldReport report = run_world_report({.size = 3, .name = "skips", .deadline = kLongDeadline}, [](Rank& rank) {
-    summed(rank, 1);
-    if (rank.rank() != 1) summed(rank, 2);
-  });
+  const WorldReport report =
+      run_world_report({.size = 3, .name = "skips", .deadline = kLongDeadline}, [](Rank& rank) {
+        summed(rank, 1);
+        if (rank.rank() != 1) summed(rank, 2);
+      });
 
   EXPECT_EQ(report.culprit, 1);
   EXPECT_EQ(report.ranks[1].end, RankEnd::kReturned);
   EXPECT_THAT(report.cause, HasSubstr("rank 1 has not entered all_reduce #2"));
   EXPECT_THAT(report.cause, HasSubstr("ranks 0, 2 wait in it"));
-  for (const int rank : {0, 2}) EXPECT_EQ(report.ranks[static_cast<std::size_t>(rank)].end, RankEnd::kReleased) << report.describe();
+  for (const int rank : {0, 2})
+    EXPECT_EQ(report.ranks[static_cast<std::size_t>(rank)].end, RankEnd::kReleased)
+        << report.describe();
 }
 
 TEST_F(ForkedWorldFailure, MismatchedCallsNameBothSides) {
-  const WorldReport report = run_bad([](Rank& rank) { rank.comm().barrier({Purpose::kSetup, Axis::kWorld}); });
+  const WorldReport report = run_bad([](Rank& rank) {
+    rank.comm().barrier({Purpose::kSetup, Axis::kWorld});
+  });
 
   EXPECT_FALSE(report.ok());
   EXPECT_THAT(report.cause, HasSubstr("barrier"));
@@ -228,7 +252,8 @@ TEST_F(ForkedWorldFailure, RankSendsGarbageOnItsChannel) {
     for (int fd = 3; fd < 1024; ++fd) {
       struct stat state {};
       if (::fstat(fd, &state) != 0 || !S_ISSOCK(state.st_mode)) continue;
-      const std::array<std::uint64_t, 2> header{static_cast<std::uint64_t>(FrameType::kResultPart), std::uint64_t{1} << 63};
+      const std::array<std::uint64_t, 2> header{static_cast<std::uint64_t>(FrameType::kResultPart),
+                                                std::uint64_t{1} << 63};
       ASSERT_EQ(::write(fd, header.data(), sizeof(header)), static_cast<ssize_t>(sizeof(header)));
     }
     loop_for_ever();
@@ -238,18 +263,19 @@ TEST_F(ForkedWorldFailure, RankSendsGarbageOnItsChannel) {
 }
 
 TEST_F(ForkedWorldFailure, RankHangsInTeardown) {
-  const WorldReport report = run_world_report({.size = 2, .name = "teardown", .deadline = kShortDeadline}, [](Rank& rank) {
-    detail::post_value(rank, rank.rank());
-    // A stream that can never be flushed: the other end of the pipe is never read.
-    std::array<int, 2> pipe{};
-    ASSERT_EQ(::pipe(pipe.data()), 0);
-    if (rank.rank() == 1) {
-      static std::vector<char> buffer(1 << 20);
-      std::FILE* stream = ::fdopen(pipe[1], "w");
-      std::setvbuf(stream, buffer.data(), _IOFBF, buffer.size());
-      for (int i = 0; i < 500'000; ++i) std::fputc('x', stream);
-    }
-  });
+  const WorldReport report =
+      run_world_report({.size = 2, .name = "teardown", .deadline = kShortDeadline}, [](Rank& rank) {
+        detail::post_value(rank, rank.rank());
+        // A stream that can never be flushed: the other end of the pipe is never read.
+        std::array<int, 2> pipe{};
+        ASSERT_EQ(::pipe(pipe.data()), 0);
+        if (rank.rank() == 1) {
+          static std::vector<char> buffer(1 << 20);
+          std::FILE* stream = ::fdopen(pipe[1], "w");
+          std::setvbuf(stream, buffer.data(), _IOFBF, buffer.size());
+          for (int i = 0; i < 500'000; ++i) std::fputc('x', stream);
+        }
+      });
 
   EXPECT_EQ(report.culprit, 1);
   EXPECT_EQ(report.ranks[1].end, RankEnd::kHung);
@@ -257,7 +283,8 @@ TEST_F(ForkedWorldFailure, RankHangsInTeardown) {
   EXPECT_EQ(detail::value_of<int>(report.ranks[1].result), 1);
 }
 
-// ---- around the ranks -------------------------------------------------------------------------------------------------------
+// ---- around the ranks
+// -------------------------------------------------------------------------------------------------
 
 // Runs `body` in a child of this process and gives back what it returned.
 std::string in_child(const std::function<std::string()>& body) {
@@ -291,7 +318,8 @@ std::string start_world_under(const std::function<void()>& set_limit) {
     try {
       (void)run_world_report({.size = 8}, [](Rank&) {});
     } catch (const InfrastructureError& error) {
-      return (traces_of_process() == before ? "clean: " : "left something: ") + std::string(error.what());
+      return (traces_of_process() == before ? "clean: " : "left something: ") +
+             std::string(error.what());
     }
     return std::string("started");
   });
@@ -309,7 +337,8 @@ TEST_F(ForkedWorldFailure, TooFewDescriptorsNameTheLimit) {
 
 TEST_F(ForkedWorldFailure, TooFewProcessesNameTheLimit) {
   const std::string outcome = start_world_under([] {
-    constexpr uid_t kUnusedUser = 54'321;  // root is exempt, and another user's processes would count
+    // root is exempt, and another user's processes would count
+    constexpr uid_t kUnusedUser = 54'321;
     if (::getuid() == 0) (void)!::setresuid(kUnusedUser, kUnusedUser, kUnusedUser);
     const rlimit limit{3, 3};
     ::setrlimit(RLIMIT_NPROC, &limit);
@@ -319,7 +348,8 @@ TEST_F(ForkedWorldFailure, TooFewProcessesNameTheLimit) {
   EXPECT_THAT(outcome, HasSubstr("RLIMIT_NPROC (ulimit -u) is 3"));
 }
 
-// The write end of a pipe lives in every rank and in the controller: it is at its end only when all of them are gone.
+// The write end of a pipe lives in every rank and in the controller: it is at its end only when all
+// of them are gone.
 TEST_F(ForkedWorldFailure, RanksDieWithTheirController) {
   std::array<int, 2> alive{};
   ASSERT_EQ(::pipe(alive.data()), 0);
@@ -340,19 +370,23 @@ TEST_F(ForkedWorldFailure, RanksDieWithTheirController) {
   ::kill(controller, SIGKILL);
 
   ::waitpid(controller, nullptr, 0);
-  EXPECT_EQ(::read(alive[0], started.data(), 1), 0);  // blocks until the last rank is gone; the test's limit bounds it
-  (void)reap_orphans();                               // which this process has inherited: the worlds before made it a subreaper
+  // blocks until the last rank is gone; the test's limit bounds it
+  EXPECT_EQ(::read(alive[0], started.data(), 1), 0);
+  // which this process has inherited: the worlds before made it a subreaper
+  (void)reap_orphans();
   ::close(alive[0]);
 }
 
 TEST_F(ForkedWorldFailure, InterruptedRunStopsRanksAndSaysSo) {
   const std::string outcome = in_child([] {
-    const WorldReport report = run_world_report({.size = 2, .name = "bad", .deadline = kLongDeadline}, [](Rank& rank) {
-      summed(rank, 1);
-      if (rank.rank() == 0) ::kill(::getppid(), SIGINT);
-      loop_for_ever();
-    });
-    return std::to_string(report.interrupted) + " " + report.cause + " " + traces_of_process().children;
+    const WorldReport report =
+        run_world_report({.size = 2, .name = "bad", .deadline = kLongDeadline}, [](Rank& rank) {
+          summed(rank, 1);
+          if (rank.rank() == 0) ::kill(::getppid(), SIGINT);
+          loop_for_ever();
+        });
+    return std::to_string(report.interrupted) + " " + report.cause + " " +
+           traces_of_process().children;
   });
 
   EXPECT_EQ(outcome, "1 interrupted by SIGINT ");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a forked world gives: fresh ranks, their values in order, their output, and nothing left behind.
+/// What a forked world gives: fresh ranks, their values in order, their output, and nothing left
+/// behind.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest-spi.h>
@@ -13,10 +14,10 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
-#include "comm/communicator.h"
-#include "conformance/world/world_probes.h"
+#include "core/base/error.h"
+#include "core/comm/communicator.h"
 #include "harness/testing/run_world.h"
+#include "suite/testing/world_probes.h"
 
 namespace isoshard {
 namespace {
@@ -30,14 +31,17 @@ TEST(ForkedWorld, ReturnsOneValuePerRankInRankOrder) {
     });
 
     ASSERT_EQ(sums.size(), static_cast<std::size_t>(size));
-    for (int rank = 0; rank < size; ++rank) EXPECT_EQ(sums[static_cast<std::size_t>(rank)], size * (size + 1) / 2 * 10 + rank);
+    for (int rank = 0; rank < size; ++rank)
+      EXPECT_EQ(sums[static_cast<std::size_t>(rank)], size * (size + 1) / 2 * 10 + rank);
   }
 }
 
 TEST(ForkedWorld, GivesBackStringsAndLargeVectors) {
-  const std::vector<std::string> names = run_world(2, [](Rank& rank) { return "I am " + std::to_string(rank.rank()); });
-  const std::vector<std::vector<float>> data =
-      run_world(2, [](Rank& rank) { return std::vector<float>(3'000'000, static_cast<float>(rank.rank() + 1)); });
+  const std::vector<std::string> names =
+      run_world(2, [](Rank& rank) { return "I am " + std::to_string(rank.rank()); });
+  const std::vector<std::vector<float>> data = run_world(2, [](Rank& rank) {
+    return std::vector<float>(3'000'000, static_cast<float>(rank.rank() + 1));
+  });
 
   EXPECT_EQ(names, (std::vector<std::string>{"I am 0", "I am 1"}));
   EXPECT_EQ(data[0], std::vector<float>(3'000'000, 1.0F));
@@ -48,7 +52,9 @@ TEST(ForkedWorld, GivesEveryWorldFreshProcesses) {
   static int touched = 0;
   std::set<int> pids{static_cast<int>(::getpid())};
   for (int round = 0; round < 3; ++round) {
-    for (const int pid : run_world(2, [](Rank&) { return touched++ == 0 ? static_cast<int>(::getpid()) : -1; })) pids.insert(pid);
+    for (const int pid :
+         run_world(2, [](Rank&) { return touched++ == 0 ? static_cast<int>(::getpid()) : -1; }))
+      pids.insert(pid);
   }
 
   EXPECT_EQ(pids.size(), 7U);
@@ -59,8 +65,11 @@ TEST(ForkedWorld, GivesEveryWorldFreshProcesses) {
 TEST(ForkedWorld, ServesSeveralWorldsAtOnce) {
   const Traces before = traces_of_process();
   {
-    ForkedWorld first({.size = 2, .name = "first"}, [](Rank& rank) { detail::post_value(rank, std::vector<char>(1 << 20, 'a')); });
-    ForkedWorld second({.size = 3, .name = "second"}, [](Rank& rank) { detail::post_value(rank, summed(rank, 1)); });
+    ForkedWorld first({.size = 2, .name = "first"}, [](Rank& rank) {
+      detail::post_value(rank, std::vector<char>(1 << 20, 'a'));
+    });
+    ForkedWorld second({.size = 3, .name = "second"},
+                       [](Rank& rank) { detail::post_value(rank, summed(rank, 1)); });
     const WorldReport second_report = second.wait();
     const WorldReport first_report = first.wait();
 
@@ -81,13 +90,15 @@ TEST(ForkedWorld, EndsTheRanksOfAWorldNobodyWaitsFor) {
 }
 
 TEST(ForkedWorld, RanksHoldNoDescriptorOfTheirSiblings) {
-  const std::vector<int> counts = run_world(4, [](Rank&) { return traces_of_process().descriptors; });
+  const std::vector<int> counts =
+      run_world(4, [](Rank&) { return traces_of_process().descriptors; });
 
   for (const int count : counts) EXPECT_EQ(count, counts[0]);
 }
 
 TEST(ForkedWorld, KeepsHeadAndTailOfWhatRanksPrint) {
-  std::fputs("[of the controller, not of a rank]", stdout);  // in the controller's buffer at the fork
+  // in the controller's buffer at the fork
+  std::fputs("[of the controller, not of a rank]", stdout);
   const WorldReport report = run_world_report({.size = 2}, [](Rank& rank) {
     std::printf("first line of %d\n", rank.rank());
     const std::string line(9'999, 'x');
@@ -109,13 +120,14 @@ TEST(ForkedWorld, KeepsHeadAndTailOfWhatRanksPrint) {
 }
 
 TEST(ForkedWorld, DecoratesTheCommunicatorOfEveryRank) {
-  std::vector<int> decorated = run_world(WorldOptions{.size = 2,
-                                                      .decorate =
-                                                          [](std::unique_ptr<Communicator> inner, int rank) {
-                                                            EXPECT_EQ(inner->rank(), rank);
-                                                            return inner->split(rank, 0);
-                                                          }},
-                                         [](Rank& rank) { return rank.comm().size(); });
+  std::vector<int> decorated =
+      run_world(WorldOptions{.size = 2,
+                             .decorate =
+                                 [](std::unique_ptr<Communicator> inner, int rank) {
+                                   EXPECT_EQ(inner->rank(), rank);
+                                   return inner->split(rank, 0);
+                                 }},
+                [](Rank& rank) { return rank.comm().size(); });
 
   EXPECT_EQ(decorated, (std::vector<int>{1, 1}));
 }
@@ -136,7 +148,8 @@ TEST(ForkedWorld, RanksComputeWithAtenAndWithMoreThreadsThanTheController) {
     return std::vector<double>{gradient_sum(at::kFloat), gradient_sum(at::kBFloat16)};
   });
 
-  for (const auto& of_rank : sums) EXPECT_EQ(of_rank, (std::vector<double>{64 * 64 * 128, 64 * 64 * 128}));
+  for (const auto& of_rank : sums)
+    EXPECT_EQ(of_rank, (std::vector<double>{64 * 64 * 128, 64 * 64 * 128}));
 }
 
 TEST(ForkedWorld, RunsSixteenRanks) {
@@ -145,7 +158,8 @@ TEST(ForkedWorld, RunsSixteenRanks) {
   EXPECT_EQ(sums, std::vector<double>(16, 16.0));
 }
 
-// ---- expectations in ranks --------------------------------------------------------------------------------------------------
+// ---- expectations in ranks
+// -------------------------------------------------------------------------------------------------
 
 struct Recorded {
   std::string file;
@@ -157,14 +171,15 @@ struct Recorded {
 std::vector<Recorded> failures_of(const std::function<void()>& body) {
   ::testing::TestPartResultArray results;
   {
-    ::testing::ScopedFakeTestPartResultReporter reporter(::testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD,
-                                                         &results);
+    ::testing::ScopedFakeTestPartResultReporter reporter(
+        ::testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &results);
     body();
   }
   std::vector<Recorded> recorded;
   for (int i = 0; i < results.size(); ++i) {
     const ::testing::TestPartResult& result = results.GetTestPartResult(i);
-    recorded.push_back({result.file_name() == nullptr ? "" : result.file_name(), result.line_number(), result.message()});
+    recorded.push_back({result.file_name() == nullptr ? "" : result.file_name(),
+                        result.line_number(), result.message()});
   }
   return recorded;
 }
@@ -196,7 +211,8 @@ TEST(ForkedWorld, FatalAssertionReleasesPeersAndIsOneFailure) {
 }
 
 TEST(ForkedWorld, ExpectationsFailAReportTooAndPrintNothing) {
-  const WorldReport report = run_world_report({.size = 2}, [](Rank& rank) { EXPECT_EQ(rank.rank(), 1); });
+  const WorldReport report =
+      run_world_report({.size = 2}, [](Rank& rank) { EXPECT_EQ(rank.rank(), 1); });
 
   EXPECT_FALSE(report.ok());
   EXPECT_EQ(report.ranks[0].failures.size(), 1U);

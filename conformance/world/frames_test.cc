@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The result channel's parser: any cut of the stream gives the same frames, hostile headers are refused before memory is taken.
-#include "harness/world/frames.h"
+/// The result channel's parser: any cut of the stream gives the same frames, malformed headers are
+/// refused before memory is taken.
+#include "harness/world/forked/frames.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -10,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "harness/world/captured_output.h"
-#include "harness/world/unique_fd.h"
+#include "harness/world/forked/captured_output.h"
+#include "harness/world/forked/unique_fd.h"
 
 namespace isoshard {
 namespace {
@@ -39,17 +40,20 @@ TEST(Frames, AnyCutOfTheStreamGivesTheSameFrames) {
   for (std::size_t step = 1; step <= stream.size(); ++step) {
     std::string seen;
     FrameParser parser([&](FrameType type, std::span<const std::byte> payload) {
-      seen +=
-          std::to_string(static_cast<int>(type)) + ":" + std::string(reinterpret_cast<const char*>(payload.data()), payload.size()) + ";";
+      seen += std::to_string(static_cast<int>(type)) + ":" +
+              std::string(reinterpret_cast<const char*>(payload.data()), payload.size()) + ";";
     });
-    for (std::size_t at = 0; at < stream.size(); at += step) parser.feed(std::span(stream).subspan(at, std::min(step, stream.size() - at)));
+    for (std::size_t at = 0; at < stream.size(); at += step)
+      parser.feed(std::span(stream).subspan(at, std::min(step, stream.size() - at)));
     EXPECT_EQ(seen, "1:some bytes;5:;") << "pieces of " << step;
     EXPECT_NO_THROW(parser.finish());
   }
 }
 
-TEST(Frames, RefusesHostileHeaders) {
-  const auto feed = [](const std::vector<std::byte>& bytes) { FrameParser([](FrameType, std::span<const std::byte>) {}).feed(bytes); };
+TEST(Frames, RefusesMalformedHeaders) {
+  const auto feed = [](const std::vector<std::byte>& bytes) {
+    FrameParser([](FrameType, std::span<const std::byte>) {}).feed(bytes);
+  };
 
   EXPECT_THROW(feed(header_of(1, 0, std::uint64_t{1} << 63)), ProtocolError);
   EXPECT_THROW(feed(header_of(1, 0, kMaxFramePayload + 1)), ProtocolError);
@@ -60,7 +64,8 @@ TEST(Frames, RefusesHostileHeaders) {
 }
 
 TEST(Frames, ACutFrameIsAnError) {
-  FrameParser parser([](FrameType, std::span<const std::byte>) { FAIL() << "no frame is complete"; });
+  FrameParser parser(
+      [](FrameType, std::span<const std::byte>) { FAIL() << "no frame is complete"; });
   parser.feed(header_of(1, 0, 5));
 
   EXPECT_THROW(parser.finish(), ProtocolError);
@@ -96,7 +101,9 @@ TEST(CapturedOutput, KeepsHeadAndTailOfLongOutputAndSaysHowMuchIsMissing) {
   const std::string text = output.text();
   EXPECT_TRUE(text.starts_with("headxxx"));
   EXPECT_TRUE(text.ends_with("xxxtail"));
-  EXPECT_NE(text.find("[... " + std::to_string(1'000'008 - 2 * CapturedOutput::kPart) + " bytes left out ...]"), std::string::npos);
+  EXPECT_NE(text.find("[... " + std::to_string(1'000'008 - 2 * CapturedOutput::kPart) +
+                      " bytes left out ...]"),
+            std::string::npos);
 }
 
 TEST(CapturedOutput, ReportsShowNoControlCharacters) {

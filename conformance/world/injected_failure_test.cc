@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Rarer ways to fail, injected for real: processes left behind, a killed controller, handlers that hang, floods of output.
+/// Rarer ways to fail, injected for real: processes left behind, a killed controller, handlers that
+/// hang, floods of output.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,12 +21,12 @@
 #include <string>
 #include <vector>
 
-#include "base/test_child.h"
-#include "base/test_folder.h"
-#include "comm/communicator.h"
-#include "conformance/world/world_probes.h"
+#include "core/comm/communicator.h"
 #include "harness/testing/run_world.h"
+#include "harness/testing/test_child.h"
+#include "harness/testing/test_folder.h"
 #include "harness/world/interrupt.h"
+#include "suite/testing/world_probes.h"
 
 namespace isoshard {
 namespace {
@@ -42,7 +43,8 @@ constexpr auto kShortDeadline = 500ms;
 class SharedInt {
  public:
   SharedInt()
-      : value_(static_cast<std::atomic<int>*>(::mmap(nullptr, sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
+      : value_(static_cast<std::atomic<int>*>(::mmap(nullptr, sizeof(int), PROT_READ | PROT_WRITE,
+                                                     MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
   ~SharedInt() { ::munmap(value_, sizeof(int)); }
   SharedInt(const SharedInt&) = delete;
   SharedInt& operator=(const SharedInt&) = delete;
@@ -52,7 +54,8 @@ class SharedInt {
   std::atomic<int>* value_;
 };
 
-WorldReport two_ranks(const ForkedWorld::Body& of_rank_1, std::chrono::milliseconds deadline = kLongDeadline) {
+WorldReport two_ranks(const ForkedWorld::Body& of_rank_1,
+                      std::chrono::milliseconds deadline = kLongDeadline) {
   return run_world_report({.size = 2, .name = "injected", .deadline = deadline}, [&](Rank& rank) {
     summed(rank, 1);
     if (rank.rank() == 1) of_rank_1(rank);
@@ -60,11 +63,13 @@ WorldReport two_ranks(const ForkedWorld::Body& of_rank_1, std::chrono::milliseco
 }
 
 void expect_next_world_runs() {
-  const WorldReport next = run_world_report({.size = 2}, [](Rank& rank) { EXPECT_EQ(summed(rank, 1), 2); });
+  const WorldReport next =
+      run_world_report({.size = 2}, [](Rank& rank) { EXPECT_EQ(summed(rank, 1), 2); });
   EXPECT_TRUE(next.ok()) << next.describe();
 }
 
-// ---- what ranks leave behind (row 21) ---------------------------------------------------------------------------------------
+// ---- what ranks leave behind (row 21)
+// ---------------------------------------------------------------------------------------
 
 // As daemon(3): two forks and a session of its own; tells its process number when it runs.
 void start_daemon(std::atomic<int>& pid) {
@@ -87,7 +92,8 @@ TEST(InjectedFailure, ADaemonThatARankStartedIsKilledAndNamed) {
 
   EXPECT_FALSE(report.ok());
   EXPECT_EQ(report.culprit, 1);
-  EXPECT_THAT(report.cause, AllOf(HasSubstr("rank 1 left processes behind"), HasSubstr(fmt::format("process {} (", (*daemon).load()))));
+  EXPECT_THAT(report.cause, AllOf(HasSubstr("rank 1 left processes behind"),
+                                  HasSubstr(fmt::format("process {} (", (*daemon).load()))));
   EXPECT_EQ(::kill(*daemon, 0), -1) << "the daemon is still there";
   EXPECT_EQ(report.ranks[0].end, RankEnd::kReturned);
   expect_next_world_runs();
@@ -102,7 +108,8 @@ TEST(InjectedFailure, AChildOfARankThatCrashedIsKilledAndNamed) {
   });
 
   EXPECT_EQ(report.culprit, 1);
-  EXPECT_THAT(report.cause, AllOf(HasSubstr("rank 1 killed by SIGKILL"), HasSubstr(fmt::format("process {} (", (*daemon).load()))));
+  EXPECT_THAT(report.cause, AllOf(HasSubstr("rank 1 killed by SIGKILL"),
+                                  HasSubstr(fmt::format("process {} (", (*daemon).load()))));
   EXPECT_EQ(::kill(*daemon, 0), -1) << "the daemon is still there";
 }
 
@@ -127,7 +134,8 @@ TEST(InjectedFailure, AChildThatARankWaitedForIsNoLeak) {
   EXPECT_TRUE(report.ok()) << report.describe();
 }
 
-// ---- teardown (row 16) ------------------------------------------------------------------------------------------------------
+// ---- teardown (row 16)
+// -------------------------------------------------------------------------------------------------
 
 TEST(InjectedFailure, HandlersOfTheProgramsEndDoNotRunInRanks) {
   const WorldReport report = two_ranks([](Rank&) { std::atexit([] { loop_for_ever(); }); });
@@ -145,10 +153,12 @@ TEST(InjectedFailure, ARankThatHangsInSuchAHandlerAfterExitIsNamedAtTheDeadline)
 
   EXPECT_EQ(report.culprit, 1);
   EXPECT_EQ(report.ranks[1].end, RankEnd::kHung);
-  EXPECT_THAT(report.cause, AllOf(HasSubstr("the deadline of 500 ms passed"), HasSubstr("rank 1 is computing")));
+  EXPECT_THAT(report.cause,
+              AllOf(HasSubstr("the deadline of 500 ms passed"), HasSubstr("rank 1 is computing")));
 }
 
-// ---- calls that do not fit (rows 11 to 15) ----------------------------------------------------------------------------------
+// ---- calls that do not fit (rows 11 to 15)
+// ----------------------------------------------------------------------------------
 
 struct Mismatch {
   const char* name;
@@ -172,38 +182,52 @@ void broadcast(Communicator& comm, int root) {
 class MismatchedWorld : public testing::TestWithParam<Mismatch> {};
 INSTANTIATE_TEST_SUITE_P(
     Call, MismatchedWorld,
-    testing::Values(Mismatch{"Op", [](Communicator& comm, int rank) { rank == 1 ? broadcast(comm, 0) : reduce(comm, 8, Dtype::kFloat32); },
-                             "rank 0 called all_reduce #1", "rank 1 called broadcast #1"},
-                    Mismatch{"Shape", [](Communicator& comm, int rank) { reduce(comm, rank == 1 ? 9 : 8, Dtype::kFloat32); }, "fp32 x 8",
-                             "fp32 x 9"},
-                    Mismatch{"Dtype", [](Communicator& comm, int rank) { reduce(comm, 8, rank == 1 ? Dtype::kBFloat16 : Dtype::kFloat32); },
-                             "fp32 x 8", "bf16 x 8"},
-                    Mismatch{"Root", [](Communicator& comm, int rank) { broadcast(comm, rank == 1 ? 1 : 0); }, "root 0", "root 1"},
-                    Mismatch{"Group",
-                             [](Communicator& comm, int rank) {
-                               const auto part = comm.split(rank == 2 ? 1 : 0, rank);
-                               reduce(rank == 1 ? *part : comm, 8, Dtype::kFloat32);
-                             },
-                             "rank 1", "all_reduce"}),
+    testing::Values(
+        Mismatch{"Op",
+                 [](Communicator& comm, int rank) {
+                   rank == 1 ? broadcast(comm, 0) : reduce(comm, 8, Dtype::kFloat32);
+                 },
+                 "rank 0 called all_reduce #1", "rank 1 called broadcast #1"},
+        Mismatch{
+            "Shape",
+            [](Communicator& comm, int rank) { reduce(comm, rank == 1 ? 9 : 8, Dtype::kFloat32); },
+            "fp32 x 8", "fp32 x 9"},
+        Mismatch{"Dtype",
+                 [](Communicator& comm, int rank) {
+                   reduce(comm, 8, rank == 1 ? Dtype::kBFloat16 : Dtype::kFloat32);
+                 },
+                 "fp32 x 8", "bf16 x 8"},
+        Mismatch{"Root", [](Communicator& comm, int rank) { broadcast(comm, rank == 1 ? 1 : 0); },
+                 "root 0", "root 1"},
+        Mismatch{"Group",
+                 [](Communicator& comm, int rank) {
+                   const auto part = comm.split(rank == 2 ? 1 : 0, rank);
+                   reduce(rank == 1 ? *part : comm, 8, Dtype::kFloat32);
+                 },
+                 "rank 1", "all_reduce"}),
     [](const auto& mismatch) { return mismatch.param.name; });
 
 TEST_P(MismatchedWorld, IsToldByBothSidesLongBeforeTheDeadline) {
   const auto start = std::chrono::steady_clock::now();
-  const WorldReport report = run_world_report({.size = 3, .name = "mismatch", .deadline = kLongDeadline},
-                                              [](Rank& rank) { GetParam().call(rank.comm(), rank.rank()); });
+  const WorldReport report =
+      run_world_report({.size = 3, .name = "mismatch", .deadline = kLongDeadline},
+                       [](Rank& rank) { GetParam().call(rank.comm(), rank.rank()); });
 
   EXPECT_LT(std::chrono::steady_clock::now() - start, kLongDeadline);
   EXPECT_FALSE(report.ok());
   EXPECT_THAT(report.cause, AllOf(HasSubstr(GetParam().first), HasSubstr(GetParam().second)));
-  for (const RankReport& rank : report.ranks) EXPECT_NE(rank.end, RankEnd::kSignaled) << report.describe();
+  for (const RankReport& rank : report.ranks)
+    EXPECT_NE(rank.end, RankEnd::kSignaled) << report.describe();
 }
 
-// ---- the controller dies (rows 17, 20) --------------------------------------------------------------------------------------
+// ---- the controller dies (rows 17, 20)
+// --------------------------------------------------------------------------------------
 
 int num_shared_files() {
   int count = 0;
   std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", none)) count += entry.exists(none) ? 1 : 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", none))
+    count += entry.exists(none) ? 1 : 0;
   return count;
 }
 
@@ -233,10 +257,12 @@ void kill_controllers(int count, unsigned seed) {
     }
     ::close(steps[1]);
     std::array<char, 1> step{};
-    for (unsigned to_go = random() % 24; to_go > 0; --to_go) ASSERT_EQ(::read(steps[0], step.data(), 1), 1);
+    for (unsigned to_go = random() % 24; to_go > 0; --to_go)
+      ASSERT_EQ(::read(steps[0], step.data(), 1), 1);
     // Not by giving the processor away: on a busy machine that is no short time.
     std::atomic<unsigned> spins{0};
-    for (const unsigned end = random() % 200'000; spins < end;) spins.fetch_add(1, std::memory_order_relaxed);
+    for (const unsigned end = random() % 200'000; spins < end;)
+      spins.fetch_add(1, std::memory_order_relaxed);
 
     ::kill(controller, SIGKILL);
 
@@ -291,25 +317,31 @@ TEST(KilledController, ARankThatWasForkedButHadNotAskedForASignalEndsItself) {
   EXPECT_EQ(WEXITSTATUS(status), 1);
 }
 
-// ---- a rank that nothing ends (row 9) ---------------------------------------------------------------------------------------
+// ---- a rank that nothing ends (row 9)
+// ---------------------------------------------------------------------------------------
 
 TEST(UnkillableRank, IsGivenUpAfterABoundWithItsProcessNumber) {
   const ChildResult result = run_in_child([] {
-    ForkedWorld world({.size = 2, .name = "unkillable", .deadline = kShortDeadline}, [](Rank& rank) {
-      if (rank.rank() == 1) loop_for_ever();
-      summed(rank, 1);
-    });
-    refuse_system_call(SYS_kill, 0);  // says that it was done, as for a process that is stuck in the kernel
+    ForkedWorld world({.size = 2, .name = "unkillable", .deadline = kShortDeadline},
+                      [](Rank& rank) {
+                        if (rank.rank() == 1) loop_for_ever();
+                        summed(rank, 1);
+                      });
+    // says that it was done, as for a process that is stuck in the kernel
+    refuse_system_call(SYS_kill, 0);
     const WorldReport report = world.wait();
     std::puts(report.describe().c_str());
     return report.ranks[1].end == RankEnd::kHung ? 4 : 0;
   });
 
   EXPECT_EQ(result.exit_code, 4) << result.error;
-  EXPECT_THAT(result.output, AllOf(HasSubstr("rank 1 hung"), HasSubstr("is still there 5 s after SIGKILL"), HasSubstr("process ")));
+  EXPECT_THAT(result.output,
+              AllOf(HasSubstr("rank 1 hung"), HasSubstr("is still there 5 s after SIGKILL"),
+                    HasSubstr("process ")));
 }
 
-// ---- floods (row 66) --------------------------------------------------------------------------------------------------------
+// ---- floods (row 66)
+// -------------------------------------------------------------------------------------------------
 
 long peak_kib() {
   std::ifstream file("/proc/self/status");
@@ -326,7 +358,8 @@ void expect_flood_is_cut(int num_blocks, std::size_t line_bytes) {
     const long before = peak_kib();
     const WorldReport report = run_world_report({.size = 2, .name = "flood"}, [=](Rank& rank) {
       std::string block(1 << 20, '\0');
-      for (std::size_t i = 0; i < block.size(); ++i) block[i] = static_cast<char>(i * 7 + (i >> 8));  // binary, newlines among it
+      // binary, newlines among it
+      for (std::size_t i = 0; i < block.size(); ++i) block[i] = static_cast<char>(i * 7 + (i >> 8));
       const std::string line(line_bytes, 'x');
       const auto put = [](int fd, const std::string& text) {
         for (std::size_t done = 0; done < text.size();) {
@@ -343,7 +376,8 @@ void expect_flood_is_cut(int num_blocks, std::size_t line_bytes) {
     });
     const RankReport& rank = report.ranks[0];
     const bool is_cut = report.ok() && rank.standard_output.starts_with("begin of rank 0") &&
-                        rank.standard_error.ends_with("end of rank 0") && rank.standard_output.size() < (1 << 18) &&
+                        rank.standard_error.ends_with("end of rank 0") &&
+                        rank.standard_output.size() < (1 << 18) &&
                         rank.standard_error.size() < (1 << 18);
     std::printf("grew by %ld KiB\n%s", peak_kib() - before, report.describe().c_str());
     return is_cut && peak_kib() - before < 50 * 1024 ? 0 : 1;
@@ -360,7 +394,8 @@ TEST(FloodOfOutput, OfAGigabyteAndALineOf100MegabytesIsCutInBoundedMemory) {
   expect_flood_is_cut(1024, std::size_t{100} << 20);
 }
 
-// ---- interruptions (row 18) -------------------------------------------------------------------------------------------------
+// ---- interruptions (row 18)
+// -------------------------------------------------------------------------------------------------
 
 TEST(InjectedFailure, ASignalEndsAProgramAtOnceThatHasNothingToKeep) {
   for (const int signal : {SIGINT, SIGTERM}) {
@@ -382,7 +417,8 @@ TEST(InjectedFailure, ASignalEndsAProgramAtOnceThatHasNothingToKeep) {
   }
 }
 
-// ---- test programs (rows 62, 68; JUnit) -------------------------------------------------------------------------------------
+// ---- test programs (rows 62, 68; JUnit)
+// -------------------------------------------------------------------------------------
 
 // For the test below, which starts this program once more.
 TEST(InjectedFailure, DISABLED_ARankOfThisTestCrashes) {
@@ -396,12 +432,14 @@ TEST(InjectedFailure, DISABLED_ThisOneComesAfterIt) {
   expect_next_world_runs();
 }
 
-ChildResult this_program(const std::vector<std::string>& arguments, const char* variable = nullptr, const char* value = "") {
+ChildResult this_program(const std::vector<std::string>& arguments, const char* variable = nullptr,
+                         const char* value = "") {
   return run_in_child([&] {
     if (variable != nullptr) ::setenv(variable, value, 1);
     ::unsetenv("ISOSHARD_WORLD_SIZES");
     std::vector<char*> argv = {const_cast<char*>("test")};
-    for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+    for (const std::string& argument : arguments)
+      argv.push_back(const_cast<char*>(argument.c_str()));
     argv.push_back(nullptr);
     ::execv("/proc/self/exe", argv.data());
     return 98;
@@ -413,7 +451,8 @@ TEST(InjectedFailure, AProgramWhoseRankCrashesStillWritesItsXml) {
   const std::filesystem::path xml = folder / "junit.xml";
 
   const ChildResult result =
-      this_program({"--gtest_also_run_disabled_tests", "--gtest_filter=InjectedFailure.DISABLED_*", "--gtest_output=xml:" + xml.string()});
+      this_program({"--gtest_also_run_disabled_tests", "--gtest_filter=InjectedFailure.DISABLED_*",
+                    "--gtest_output=xml:" + xml.string()});
 
   EXPECT_EQ(result.exit_code, 1);
   const std::string report = content_of(xml);
@@ -424,7 +463,8 @@ TEST(InjectedFailure, AProgramWhoseRankCrashesStillWritesItsXml) {
 
 TEST(InjectedFailure, VariablesThatWouldLeaveTestsOutAreRefused) {
   for (const auto& [name, value] :
-       {std::pair{"GTEST_LIST_TESTS", "1"}, std::pair{"GTEST_REPEAT", "0"}, std::pair{"GTEST_TOTAL_SHARDS", "4"}}) {
+       {std::pair{"GTEST_LIST_TESTS", "1"}, std::pair{"GTEST_REPEAT", "0"},
+        std::pair{"GTEST_TOTAL_SHARDS", "4"}}) {
     const ChildResult result = this_program({"--gtest_filter=Frames.*"}, name, value);
 
     EXPECT_EQ(result.exit_code, 2) << name;

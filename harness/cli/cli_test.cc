@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Options come from command line, environment and file in this order, and every cause has its exit code.
+/// Options come from command line, environment and file in this order, and every cause has its exit
+/// code.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -10,7 +11,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "base/error.h"
+#include "core/base/error.h"
 #include "harness/cli/exit_code.h"
 #include "harness/cli/options.h"
 
@@ -23,8 +24,10 @@ using ::testing::HasSubstr;
 
 OptionTable make_table() {
   OptionTable table;
-  table.options.add_options()("config", po::value<std::string>(), "file")("tp", po::value<int>()->default_value(1), "degree")(
-      "batch-size", po::value<int>()->default_value(2), "samples")("dtype", po::value<std::vector<std::string>>()->multitoken(), "dtypes");
+  table.options.add_options()("config", po::value<std::string>(), "file")(
+      "tp", po::value<int>()->default_value(1), "degree")(
+      "batch-size", po::value<int>()->default_value(2), "samples")(
+      "dtype", po::value<std::vector<std::string>>()->multitoken(), "dtypes");
   table.aliases = {{"tp-size", "tp"}};
   return table;
 }
@@ -39,7 +42,9 @@ std::string message_of(const std::vector<std::string>& arguments) {
 }
 
 struct EnvironmentGuard {
-  explicit EnvironmentGuard(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+  explicit EnvironmentGuard(const char* name, const char* value) : name_(name) {
+    setenv(name, value, 1);
+  }
   ~EnvironmentGuard() { unsetenv(name_); }
   const char* name_;
 };
@@ -50,7 +55,8 @@ TEST(Options, UnderscoresAndAliasesNameTheSameOption) {
 }
 
 TEST(Options, CommandLineWinsOverEnvironmentOverFile) {
-  const auto path = std::filesystem::temp_directory_path() / ("isoshard_cli_test_" + std::to_string(getpid()) + ".json");
+  const auto path = std::filesystem::temp_directory_path() /
+                    ("isoshard_cli_test_" + std::to_string(getpid()) + ".json");
   std::ofstream(path) << R"({"tp": 7, "batch_size": 9, "dtype": ["fp32", "bf16"]})";
   const EnvironmentGuard environment("ISOSHARD_BATCH_SIZE", "8");
 
@@ -59,7 +65,8 @@ TEST(Options, CommandLineWinsOverEnvironmentOverFile) {
 
   EXPECT_EQ(parsed.get<int>("tp"), 3);
   EXPECT_EQ(parsed.get<int>("batch-size"), 8);
-  EXPECT_THAT(parsed.get<std::vector<std::string>>("dtype"), ::testing::ElementsAre("fp32", "bf16"));
+  EXPECT_THAT(parsed.get<std::vector<std::string>>("dtype"),
+              ::testing::ElementsAre("fp32", "bf16"));
   EXPECT_EQ(parsed.origins.at("tp"), "command line");
   EXPECT_EQ(parsed.origins.at("batch-size"), "ISOSHARD_BATCH_SIZE");
   EXPECT_EQ(parsed.origins.at("dtype"), path.string());
@@ -67,7 +74,8 @@ TEST(Options, CommandLineWinsOverEnvironmentOverFile) {
 
 TEST(Options, UnknownFlagIsAUsageErrorWithASuggestion) {
   EXPECT_THAT(message_of({"--batch-sise", "2"}), HasSubstr("did you mean 'batch-size'"));
-  EXPECT_THROW((void)parse_options(make_table(), {"--batch", "2"}), UsageError) << "abbreviations must be refused";
+  EXPECT_THROW((void)parse_options(make_table(), {"--batch", "2"}), UsageError)
+      << "abbreviations must be refused";
 }
 
 TEST(Options, MalformedOrRepeatedValuesAreUsageErrors) {
@@ -77,9 +85,12 @@ TEST(Options, MalformedOrRepeatedValuesAreUsageErrors) {
 }
 
 TEST(Options, BadConfigFilesAreFileErrors) {
-  EXPECT_THROW((void)parse_options(make_table(), {"--config", "/nonexistent/file.json"}), FileError);
-  const auto path = std::filesystem::temp_directory_path() / ("isoshard_cli_bad_" + std::to_string(getpid()) + ".json");
-  for (const char* text : {"not json", "[1]", R"({"tq": 1})", R"({"tp": {"a": 1}})", R"({"config": "other.json"})"}) {
+  EXPECT_THROW((void)parse_options(make_table(), {"--config", "/nonexistent/file.json"}),
+               FileError);
+  const auto path = std::filesystem::temp_directory_path() /
+                    ("isoshard_cli_bad_" + std::to_string(getpid()) + ".json");
+  for (const char* text :
+       {"not json", "[1]", R"({"tq": 1})", R"({"tp": {"a": 1}})", R"({"config": "other.json"})"}) {
     std::ofstream(path, std::ios::trunc) << text;
     EXPECT_THROW((void)parse_options(make_table(), {"--config", path.string()}), FileError) << text;
   }
@@ -99,7 +110,8 @@ TEST(Options, VariablesMayBeAliasesOrEmptyAndTyposAreNamed) {
   EXPECT_EQ(parse_options(make_table(), {}).get<int>("tp"), 4);
   EXPECT_EQ(parse_options(make_table(), {}).get<int>("batch-size"), 2);
   const EnvironmentGuard typo("ISOSHARD_BATCH_SISE", "3");
-  EXPECT_THAT(message_of({}), AllOf(HasSubstr("ISOSHARD_BATCH_SISE is set"), HasSubstr("did you mean ISOSHARD_BATCH_SIZE?")));
+  EXPECT_THAT(message_of({}), AllOf(HasSubstr("ISOSHARD_BATCH_SISE is set"),
+                                    HasSubstr("did you mean ISOSHARD_BATCH_SIZE?")));
 }
 
 TEST(Options, UnexpectedArgumentsAreNamed) {

@@ -8,8 +8,8 @@
 #include <cstdio>
 #include <sstream>
 
-#include "base/error.h"
-#include "base/suggest.h"
+#include "core/base/error.h"
+#include "core/base/suggest.h"
 #include "harness/cli/exit_code.h"
 
 #ifndef ISOSHARD_VERSION
@@ -19,13 +19,15 @@
 namespace isoshard {
 namespace {
 
-// Control characters of arguments and file names as \xHH, so that none reaches a terminal. Lines and UTF-8 stay.
+// Control characters of arguments and file names as \xHH, so that none reaches a terminal. Lines
+// and UTF-8 stay.
 std::string without_controls(std::string_view text) {
   std::string out;
   for (std::size_t i = 0; i < text.size(); ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
     // C1 controls (U+0080 to U+009F) are C2 80 to C2 9F in UTF-8.
-    const bool is_c1 = byte == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0;
+    const bool is_c1 =
+        byte == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0;
     const bool is_control = (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f || is_c1;
     out += is_control ? fmt::format("\\x{:02x}", byte) : std::string(1, text[i]);
   }
@@ -35,29 +37,36 @@ std::string without_controls(std::string_view text) {
 namespace po = boost::program_options;
 
 constexpr const char* kExitCodes =
-    "exit codes: 0 conforms, 1 diverges or vacuous, 2 usage, 3 bad input file, 4 infrastructure (crash, hang, incomplete),\n"
+    "exit codes: 0 conforms, 1 diverges or vacuous, 2 usage, 3 bad input file, 4 infrastructure "
+    "(crash, hang, incomplete),\n"
     "            5 golden missing, stale or refused, 130/143 interrupted\n";
 
 void print_overview(std::span<const Command> commands) {
-  fmt::print("isoshard proves that a parallel training implementation computes what one process computes.\n\n");
+  fmt::print(
+      "isoshard proves that a parallel training implementation computes what one process "
+      "computes.\n\n");
   fmt::print("usage: isoshard COMMAND [options]\n\ncommands\n");
   for (const auto& command : commands) fmt::print("  {:<10} {}\n", command.name, command.summary);
-  fmt::print("  {:<10} {}\n", "test", "build everything and run all tests (done by the ./isoshard launcher)");
-  fmt::print("\nexample: isoshard verify --preset small\n         isoshard COMMAND --help\n\n{}", kExitCodes);
+  fmt::print("  {:<10} {}\n", "test",
+             "build everything and run all tests (done by the ./isoshard launcher)");
+  fmt::print("\nexample: isoshard verify --preset small\n         isoshard COMMAND --help\n\n{}",
+             kExitCodes);
 }
 
 void print_help(const Command& command, const OptionTable& table) {
   std::ostringstream options;
   options << table.options;
-  fmt::print("{}\n\nusage: isoshard {}\n\n{}\nexamples\n{}\n\n{}", command.summary, command.usage, options.str(), command.examples,
-             kExitCodes);
+  fmt::print("{}\n\nusage: isoshard {}\n\n{}\nexamples\n{}\n\n{}", command.summary, command.usage,
+             options.str(), command.examples, kExitCodes);
 }
 
 int run_one(const Command& command, const std::vector<std::string>& arguments) {
   OptionTable table;
   table.options.add_options()("help,h", po::bool_switch(), "show this help");
-  table.options.add_options()("config", po::value<std::string>(), "read options from a JSON file {\"tp\": 2, ...}");
-  table.options.add_options()("print-config", po::bool_switch(), "show every option's value and origin, and stop");
+  table.options.add_options()("config", po::value<std::string>(),
+                              "read options from a JSON file {\"tp\": 2, ...}");
+  table.options.add_options()("print-config", po::bool_switch(),
+                              "show every option's value and origin, and stop");
   command.declare(table);
   const ParsedOptions parsed = parse_options(table, arguments);
   int code = kExitConforms;
@@ -69,7 +78,8 @@ int run_one(const Command& command, const std::vector<std::string>& arguments) {
     code = command.run(parsed);
   }
   // What is buffered is written here, where a full disk can still be told.
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw InfrastructureError("cannot write to standard output; is its disk full?");
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    throw InfrastructureError("cannot write to standard output; is its disk full?");
   return code;
 }
 
@@ -95,7 +105,8 @@ int run_command_line(std::span<const Command> commands, const std::vector<std::s
       if (command.name == name) return run_one(command, {arguments.begin() + 1, arguments.end()});
       known.push_back(command.name);
     }
-    throw UsageError(fmt::format("unknown command '{}'{}; 'isoshard --help' lists the commands", name, did_you_mean(name, known)));
+    throw UsageError(fmt::format("unknown command '{}'{}; 'isoshard --help' lists the commands",
+                                 name, did_you_mean(name, known)));
   } catch (const std::exception& error) {
     std::fflush(stdout);
     fmt::print(stderr, "isoshard: {}\n", without_controls(error.what()));

@@ -12,15 +12,19 @@ namespace isoshard {
 
 struct Command {
   std::string name;
-  std::string summary;                           ///< one line
-  std::string usage;                             ///< "verify [options]"
-  std::string examples;                          ///< shown by --help; at least one
-  std::function<void(OptionTable&)> declare;     ///< adds its options; --help, --config, --print-config are there already
-  std::function<int(const ParsedOptions&)> run;  ///< returns an exit code; throws the project's errors
+  std::string summary;   ///< one line
+  std::string usage;     ///< "verify [options]"
+  std::string examples;  ///< shown by --help; at least one
+  /// Adds its options; --help, --config, --print-config are there already
+  std::function<void(OptionTable&)> declare;
+  /// Returns an exit code; throws the project's errors
+  std::function<int(const ParsedOptions&)> run;
 };
 
-/// Finds the command that arguments[0] names, parses the rest and runs it. Prints --help, --version, --print-config.
-/// An exception is printed to standard error as "isoshard: ..." and mapped to its exit code.
-[[nodiscard]] int run_command_line(std::span<const Command> commands, const std::vector<std::string>& arguments);
+/// Finds the command that arguments[0] names, parses the rest and runs it. Prints --help,
+/// --version, --print-config. An exception is printed to standard error as "isoshard: ..." and
+/// mapped to its exit code.
+[[nodiscard]] int run_command_line(std::span<const Command> commands,
+                                   const std::vector<std::string>& arguments);
 
 }  // namespace isoshard

@@ -2,7 +2,7 @@
 /// Maps verdicts and exceptions to exit codes.
 #include "harness/cli/exit_code.h"
 
-#include "base/error.h"
+#include "core/base/error.h"
 
 namespace isoshard {
 
@@ -20,8 +20,11 @@ int exit_code_of(Status status) noexcept {
 }
 
 int exit_code_of(const std::exception& error) noexcept {
-  // MeshError and ShapeError that reach the top come from settings that do not fit, found before ranks start.
-  if (dynamic_cast<const UsageError*>(&error) != nullptr || dynamic_cast<const MeshError*>(&error) != nullptr) return kExitUsage;
+  // MeshError and ShapeError that reach the top come from settings that do not fit, found before
+  // ranks start.
+  if (dynamic_cast<const UsageError*>(&error) != nullptr ||
+      dynamic_cast<const MeshError*>(&error) != nullptr)
+    return kExitUsage;
   if (dynamic_cast<const FileError*>(&error) != nullptr) return kExitBadInput;
   if (dynamic_cast<const GoldenError*>(&error) != nullptr) return kExitGolden;
   if (dynamic_cast<const VacuousError*>(&error) != nullptr) return kExitDiverges;

@@ -3,7 +3,7 @@
 #pragma once
 #include <exception>
 
-#include "harness/compare/verdict.h"
+#include "harness/verdict/verdict.h"
 
 namespace isoshard {
 
@@ -21,7 +21,8 @@ enum ExitCode : int {
 [[nodiscard]] int exit_code_of(Status status) noexcept;
 /// Anything that is not one of the project's errors is infrastructure.
 [[nodiscard]] int exit_code_of(const std::exception& error) noexcept;
-/// The code of two results together: 130/143 > 4 > 1 > 5 > 0. (2 and 3 end a command before it has results.)
+/// The code of two results together: 130/143 > 4 > 1 > 5 > 0. (2 and 3 end a command before it has
+/// results.)
 [[nodiscard]] int combine_exit_codes(int a, int b) noexcept;
 
 }  // namespace isoshard

@@ -12,10 +12,10 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "base/error.h"
-#include "base/printable.h"
-#include "base/suggest.h"
-#include "io/json.h"
+#include "core/base/error.h"
+#include "core/base/printable.h"
+#include "core/base/suggest.h"
+#include "core/io/json.h"
 
 namespace isoshard {
 namespace {
@@ -34,18 +34,23 @@ std::string normalise_flag(const OptionTable& table, const std::string& argument
   const auto equals = argument.find('=');
   std::string name = argument.substr(2, equals == std::string::npos ? equals : equals - 2);
   std::replace(name.begin(), name.end(), '_', '-');
-  if (const auto alias = table.aliases.find(name); alias != table.aliases.end()) name = alias->second;
+  if (const auto alias = table.aliases.find(name); alias != table.aliases.end())
+    name = alias->second;
   return "--" + name + (equals == std::string::npos ? "" : argument.substr(equals));
 }
 
 /// The parser would read -1 as the largest unsigned number.
 void refuse_negative_counts(const OptionTable& table, const po::parsed_options& parsed) {
   for (const auto& option : parsed.options) {
-    const po::option_description* description = table.options.find_nothrow(option.string_key, false);
+    const po::option_description* description =
+        table.options.find_nothrow(option.string_key, false);
     if (description == nullptr) continue;
-    if (dynamic_cast<const po::typed_value<std::uint64_t>*>(description->semantic().get()) == nullptr) continue;
+    if (dynamic_cast<const po::typed_value<std::uint64_t>*>(description->semantic().get()) ==
+        nullptr)
+      continue;
     for (const std::string& value : option.value) {
-      if (value.starts_with('-')) throw UsageError(fmt::format("--{} {}: must not be negative", option.string_key, value));
+      if (value.starts_with('-'))
+        throw UsageError(fmt::format("--{} {}: must not be negative", option.string_key, value));
     }
   }
 }
@@ -53,11 +58,14 @@ void refuse_negative_counts(const OptionTable& table, const po::parsed_options& 
 /// An option that may stand without a value. A switch never has one.
 bool has_optional_value(const OptionTable& table, std::string_view flag) {
   if (!flag.starts_with("--")) return false;
-  const po::option_description* description = table.options.find_nothrow(std::string(flag.substr(2)), false);
-  return description != nullptr && description->semantic()->min_tokens() == 0 && description->semantic()->max_tokens() == 1;
+  const po::option_description* description =
+      table.options.find_nothrow(std::string(flag.substr(2)), false);
+  return description != nullptr && description->semantic()->min_tokens() == 0 &&
+         description->semantic()->max_tokens() == 1;
 }
 
-po::parsed_options parse_command_line(const OptionTable& table, const std::vector<std::string>& arguments) {
+po::parsed_options parse_command_line(const OptionTable& table,
+                                      const std::vector<std::string>& arguments) {
   std::vector<std::string> normalised;
   bool may_be_value = false;  // the parser itself takes such a value only behind '='
   for (const auto& argument : arguments) {
@@ -69,17 +77,25 @@ po::parsed_options parse_command_line(const OptionTable& table, const std::vecto
     normalised.push_back(normalise_flag(table, argument));
     may_be_value = has_optional_value(table, normalised.back());
   }
-  const int style = po::command_line_style::allow_long | po::command_line_style::long_allow_adjacent |
-                    po::command_line_style::long_allow_next | po::command_line_style::allow_short |
-                    po::command_line_style::allow_dash_for_short | po::command_line_style::short_allow_next;
-  // The parser says of an argument too many only that there is one: it gets a place of its own here.
+  const int style =
+      po::command_line_style::allow_long | po::command_line_style::long_allow_adjacent |
+      po::command_line_style::long_allow_next | po::command_line_style::allow_short |
+      po::command_line_style::allow_dash_for_short | po::command_line_style::short_allow_next;
+  // The parser says of an argument too many only that there is one: it gets a place of its own
+  // here.
   constexpr const char* kUnexpected = "unexpected argument";
   po::positional_options_description positional = table.positional;
-  if (positional.max_total_count() != std::numeric_limits<unsigned>::max()) positional.add(kUnexpected, -1);
-  po::parsed_options parsed = po::command_line_parser(normalised).options(table.options).positional(positional).style(style).run();
+  if (positional.max_total_count() != std::numeric_limits<unsigned>::max())
+    positional.add(kUnexpected, -1);
+  po::parsed_options parsed = po::command_line_parser(normalised)
+                                  .options(table.options)
+                                  .positional(positional)
+                                  .style(style)
+                                  .run();
   for (const auto& option : parsed.options) {
     if (option.string_key == kUnexpected)
-      throw UsageError(fmt::format("unexpected argument '{}'; --help shows what the command takes", printable(option.value.front())));
+      throw UsageError(fmt::format("unexpected argument '{}'; --help shows what the command takes",
+                                   printable(option.value.front())));
   }
   return parsed;
 }
@@ -87,45 +103,56 @@ po::parsed_options parse_command_line(const OptionTable& table, const std::vecto
 /// batch-size -> ISOSHARD_BATCH_SIZE.
 std::string variable_of(const std::string& option) {
   std::string name = "ISOSHARD_" + option;
-  for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  for (char& c : name)
+    c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   return name;
 }
 
-/// ISOSHARD_BATCH_SIZE -> batch-size, ISOSHARD_TP_SIZE -> tp; empty for what is no option of this command: others have theirs.
+/// ISOSHARD_BATCH_SIZE -> batch-size, ISOSHARD_TP_SIZE -> tp; empty for what is no option of this
+/// command: others have theirs.
 std::string option_of_variable(const OptionTable& table, const std::string& variable) {
   constexpr std::string_view kPrefix = "ISOSHARD_";
   if (!variable.starts_with(kPrefix)) return {};
   std::string name = variable.substr(kPrefix.size());
-  for (char& c : name) c = c == '_' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  if (const auto alias = table.aliases.find(name); alias != table.aliases.end()) name = alias->second;
+  for (char& c : name)
+    c = c == '_' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  if (const auto alias = table.aliases.find(name); alias != table.aliases.end())
+    name = alias->second;
   if (table.options.find_nothrow(name, false) != nullptr) return name;
-  constexpr std::size_t kTypo = 2, kShortest = 5;  // letters: of what is near by chance nothing is said
+  // letters: of what is near by chance nothing is said
+  constexpr std::size_t kTypo = 2, kShortest = 5;
   for (const std::string& known : names_of(table)) {
     if (name.size() >= kShortest && edit_distance(name, known) <= kTypo)
       throw UsageError(
-          fmt::format("{} is set in the environment and is no option; did you mean {}?", printable(variable), variable_of(known)));
+          fmt::format("{} is set in the environment and is no option; did you mean {}?",
+                      printable(variable), variable_of(known)));
   }
   return {};
 }
 
 po::parsed_options parse_config_file(const OptionTable& table, const std::string& path) {
   const nlohmann::json json = read_json_file(path);
-  if (!json.is_object()) throw FileError(fmt::format("{}: must be an object of option names and values", path));
+  if (!json.is_object())
+    throw FileError(fmt::format("{}: must be an object of option names and values", path));
   po::parsed_options parsed(&table.options);
   const auto names = names_of(table);
   for (const auto& [key, value] : json.items()) {
     std::string name = normalise_flag(table, "--" + key).substr(2);
     if (table.options.find_nothrow(name, false) == nullptr)
-      throw FileError(fmt::format("{}: unknown option '{}'{}", path, key, did_you_mean(name, names)));
+      throw FileError(
+          fmt::format("{}: unknown option '{}'{}", path, key, did_you_mean(name, names)));
     if (name == "config" || name == "print-config" || name == "help")
       throw FileError(fmt::format("{}: '{}' is for the command line only", path, key));
     po::option option;
     option.string_key = name;
-    const auto add = [&](const nlohmann::json& item) { option.value.push_back(item.is_string() ? item.get<std::string>() : item.dump()); };
+    const auto add = [&](const nlohmann::json& item) {
+      option.value.push_back(item.is_string() ? item.get<std::string>() : item.dump());
+    };
     if (value.is_array()) {
       for (const auto& item : value) add(item);
     } else if (value.is_object() || value.is_null()) {
-      throw FileError(fmt::format("{}: option '{}' must be a string, number, boolean or list", path, key));
+      throw FileError(
+          fmt::format("{}: option '{}' must be a string, number, boolean or list", path, key));
     } else {
       add(value);
     }
@@ -137,22 +164,27 @@ po::parsed_options parse_config_file(const OptionTable& table, const std::string
 /// An empty origin stands for the option's own environment variable.
 void note_origins(ParsedOptions& result, const std::string& origin) {
   for (const auto& [name, value] : result.values) {
-    if (!value.defaulted()) result.origins.emplace(name, origin.empty() ? variable_of(name) : origin);
+    if (!value.defaulted())
+      result.origins.emplace(name, origin.empty() ? variable_of(name) : origin);
   }
 }
 
 template <class Store>
 void store_environment(const OptionTable& table, Store store) {
-  po::parsed_options parsed =
-      po::parse_environment(table.options, [&](const std::string& variable) { return option_of_variable(table, variable); });
-  std::erase_if(parsed.options, [](const auto& option) { return option.value.empty() || option.value.front().empty(); });  // set to nothing
+  po::parsed_options parsed = po::parse_environment(
+      table.options,
+      [&](const std::string& variable) { return option_of_variable(table, variable); });
+  // set to nothing
+  std::erase_if(parsed.options, [](const auto& option) {
+    return option.value.empty() || option.value.front().empty();
+  });
   try {
     store(parsed, "");
   } catch (const std::exception& error) {
     std::vector<std::string> variables;
     for (const auto& option : parsed.options) variables.push_back(variable_of(option.string_key));
-    throw UsageError(fmt::format("{}; it is from the environment, where {} {} set", error.what(), join_names(variables),
-                                 variables.size() == 1 ? "is" : "are"));
+    throw UsageError(fmt::format("{}; it is from the environment, where {} {} set", error.what(),
+                                 join_names(variables), variables.size() == 1 ? "is" : "are"));
   }
 }
 
@@ -161,7 +193,8 @@ void store_environment(const OptionTable& table, Store store) {
     std::string name = unknown->get_option_name();
     const auto start = name.find_first_not_of('-');
     name = start == std::string::npos ? name : name.substr(start);
-    throw UsageError(fmt::format("unknown option '--{}'{}; --help lists the options", name, did_you_mean(name, names_of(table))));
+    throw UsageError(fmt::format("unknown option '--{}'{}; --help lists the options", name,
+                                 did_you_mean(name, names_of(table))));
   }
   throw UsageError(fmt::format("{}; --help lists the options", error.what()));
 }
@@ -203,7 +236,8 @@ std::string value_text(const ParsedOptions& parsed, const std::string& name) {
   if (const auto* u = boost::any_cast<std::uint64_t>(&any)) return fmt::format("{}", *u);
   if (const auto* d = boost::any_cast<double>(&any)) return fmt::format("{}", *d);
   if (const auto* b = boost::any_cast<bool>(&any)) return *b ? "true" : "false";
-  if (const auto* v = boost::any_cast<std::vector<std::string>>(&any)) return fmt::format("{}", fmt::join(*v, ","));
+  if (const auto* v = boost::any_cast<std::vector<std::string>>(&any))
+    return fmt::format("{}", fmt::join(*v, ","));
   return "-";
 }
 
@@ -213,7 +247,8 @@ std::string render_config(const OptionTable& table, const ParsedOptions& parsed)
     const auto& name = option->long_name();
     if (name == "help" || name == "print-config") continue;
     const auto origin = parsed.origins.find(name);
-    text += fmt::format("{:<22} {:<32} {}\n", name, value_text(parsed, name), origin == parsed.origins.end() ? "default" : origin->second);
+    text += fmt::format("{:<22} {:<32} {}\n", name, value_text(parsed, name),
+                        origin == parsed.origins.end() ? "default" : origin->second);
   }
   return text;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Options of a command: from the command line, the environment (ISOSHARD_*) and a JSON file, in this order of precedence.
+/// Options of a command: from the command line, the environment (ISOSHARD_*) and a JSON file, in
+/// this order of precedence.
 #pragma once
 #include <boost/program_options/options_description.hpp>
 #include <boost/program_options/positional_options.hpp>
@@ -20,19 +21,24 @@ struct OptionTable {
 
 struct ParsedOptions {
   boost::program_options::variables_map values;
-  std::map<std::string, std::string, std::less<>> origins;  ///< option -> "command line", "ISOSHARD_TP", "FILE", "default"
+  /// Option -> "command line", "ISOSHARD_TP", "FILE", "default"
+  std::map<std::string, std::string, std::less<>> origins;
 
-  [[nodiscard]] bool given(const std::string& name) const { return values.count(name) != 0 && !values[name].defaulted(); }
+  [[nodiscard]] bool given(const std::string& name) const {
+    return values.count(name) != 0 && !values[name].defaulted();
+  }
   template <class T>
   [[nodiscard]] const T& get(const std::string& name) const {
     return values[name].template as<T>();
   }
 };
 
-/// Parses `arguments` (without program and command names). `_` in a flag name is taken as `-`. Abbreviations are refused.
-/// Errors   UsageError: unknown flag (with a suggestion), missing or malformed value, a flag given twice.
-///          FileError: the --config file is not a flat JSON object of known options.
-[[nodiscard]] ParsedOptions parse_options(const OptionTable& table, const std::vector<std::string>& arguments);
+/// Parses `arguments` (without program and command names). `_` in a flag name is taken as `-`.
+/// Abbreviations are refused.
+/// Errors   UsageError: unknown flag (with a suggestion), missing or malformed value, a flag given
+///          twice. FileError: the --config file is not a flat JSON object of known options.
+[[nodiscard]] ParsedOptions parse_options(const OptionTable& table,
+                                          const std::vector<std::string>& arguments);
 
 /// The value of an option as it may be given on the command line; "-" if it has none.
 [[nodiscard]] std::string value_text(const ParsedOptions& parsed, const std::string& name);

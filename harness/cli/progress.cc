@@ -22,7 +22,8 @@ void write_to(int terminal, const std::string& text) {
 }
 }  // namespace
 
-Progress::Progress(int total) : total_(total), terminal_(can_redraw() ? ::fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3) : -1) {}
+Progress::Progress(int total)
+    : total_(total), terminal_(can_redraw() ? ::fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3) : -1) {}
 
 Progress::~Progress() {
   clear();

@@ -6,8 +6,9 @@
 
 namespace isoshard {
 
-/// Guarantees   nothing is written unless standard error is a terminal; the line is wiped when the object ends. A forked rank, whose own
-///              standard error is captured, may show what it is at, too.
+/// Guarantees   nothing is written unless standard error is a terminal; the line is wiped when the
+///              object ends. A forked rank, whose own standard error is captured, may show what it
+///              is at, too.
 class Progress {
  public:
   explicit Progress(int total);

@@ -10,8 +10,8 @@
 #include <system_error>
 #include <utility>
 
-#include "base/atomic_file.h"
-#include "base/error.h"
+#include "core/base/atomic_file.h"
+#include "core/base/error.h"
 
 namespace isoshard {
 namespace {
@@ -19,7 +19,8 @@ namespace {
 constexpr std::string_view kPrefix = "loss_", kSuffix = ".json";
 
 bool is_curve_name(const std::string& name) {
-  return name.starts_with(kPrefix) && name.ends_with(kSuffix) && name.size() > kPrefix.size() + kSuffix.size();
+  return name.starts_with(kPrefix) && name.ends_with(kSuffix) &&
+         name.size() > kPrefix.size() + kSuffix.size();
 }
 
 int degree_of(const Curve& curve, const std::string& axis) {
@@ -55,22 +56,29 @@ void write_curve(const std::filesystem::path& path, const Curve& curve) {
 std::vector<Curve> read_curves(const std::filesystem::path& folder) {
   std::error_code error;
   std::vector<std::filesystem::path> paths;
-  for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+  for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error)) {
     if (is_curve_name(it->path().filename().string())) paths.push_back(it->path());
   }
-  if (error) throw FileError(fmt::format("{}: cannot be read as a folder: {}", folder.string(), error.message()));
+  if (error)
+    throw FileError(
+        fmt::format("{}: cannot be read as a folder: {}", folder.string(), error.message()));
   if (paths.empty())
-    throw FileError(fmt::format("{}: has no loss_*.json; isoshard train --output-dir {} writes them", folder.string(), folder.string()));
+    throw FileError(
+        fmt::format("{}: has no loss_*.json; isoshard train --output-dir {} writes them",
+                    folder.string(), folder.string()));
   std::sort(paths.begin(), paths.end());
   std::vector<Curve> curves;
   for (const auto& path : paths) {
     curves.push_back(read_curve(path));
     for (std::size_t i = 0; i + 1 < curves.size(); ++i) {
       if (curves[i].subject == curves.back().subject)
-        throw FileError(fmt::format("{}: a second curve of {}, which {} has too", path.string(), curves[i].subject, paths[i].string()));
+        throw FileError(fmt::format("{}: a second curve of {}, which {} has too", path.string(),
+                                    curves[i].subject, paths[i].string()));
     }
   }
-  std::stable_partition(curves.begin(), curves.end(), [](const Curve& curve) { return curve.subject == "reference"; });
+  std::stable_partition(curves.begin(), curves.end(),
+                        [](const Curve& curve) { return curve.subject == "reference"; });
   return curves;
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The curve of one training run: what it lost in every step, and the settings it ran with. Plain data, and a JSON file of it.
+/// The curve of one training run: what it lost in every step, and the settings it ran with. Plain
+/// data, and a JSON file of it.
 #pragma once
 #include <filesystem>
 #include <map>
@@ -9,33 +10,39 @@
 
 namespace isoshard {
 
-/// Keys of a curve's fingerprint that two runs must share as they must share settings: digests of what they started from and read.
-inline constexpr std::string_view kInitialWeightsKey = "initial_weights_sha256", kBatchesKey = "batches_sha256";
+/// Keys of a curve's fingerprint that two runs must share as they must share settings: digests of
+/// what they started from and read.
+inline constexpr std::string_view kInitialWeightsKey = "initial_weights_sha256",
+                                  kBatchesKey = "batches_sha256";
 
 struct CurveStep {
   int step = 0;
-  double loss = 0;                  ///< of the global batch: what was minimised
-  std::vector<double> rank_losses;  ///< each dp rank's own mean, by dp coordinate; empty: the run does not say
-  double grad_norm = 0;             ///< before clipping
+  double loss = 0;  ///< of the global batch: what was minimised
+  /// Each dp rank's own mean, by dp coordinate; empty: the run does not say
+  std::vector<double> rank_losses;
+  double grad_norm = 0;  ///< before clipping
   double learning_rate = 0;
 };
 [[nodiscard]] bool is_finite(const CurveStep& step) noexcept;
 
-/// How far, in one step, the perturbed runs of a reference are from it: the largest difference over these runs.
+/// How far, in one step, the perturbed runs of a reference are from it: the largest difference over
+/// these runs.
 struct CurveSpread {
   double loss = 0, rank_loss = 0, grad_norm = 0;
 };
 
 struct Curve {
-  std::string subject;                             ///< "autotp"
-  std::string title;                               ///< "DeepSpeed AutoTP": what people call it
-  std::string case_slug;                           ///< "qwen2_tp2_dp2_steps100"
-  std::map<std::string, int> mesh;                 ///< axis -> degree: {"dp", 2}, {"tp", 2}
-  std::string settings = "{}";                     ///< JSON object: "training" of a bundle's settings (harness/trace/run_settings.h)
-  std::map<std::string, std::string> fingerprint;  ///< what ran: "library" -> "2.11.0", "reduction_order" -> "ordered", ...
-  std::vector<CurveStep> steps;                    ///< in order, from step 0, none left out
-  int perturbed_runs = 0;                          ///< that `spreads` are of
-  std::vector<CurveSpread> spreads;                ///< of a reference, by step; else empty
+  std::string subject;              ///< "autotp"
+  std::string title;                ///< "DeepSpeed AutoTP": what people call it
+  std::string case_slug;            ///< "qwen2_tp2_dp2_steps100"
+  std::map<std::string, int> mesh;  ///< axis -> degree: {"dp", 2}, {"tp", 2}
+  /// JSON object: "training" of a bundle's settings (harness/bundle/run_settings.h)
+  std::string settings = "{}";
+  /// What ran: "library" -> "2.11.0", "reduction_order" -> "ordered", ...
+  std::map<std::string, std::string> fingerprint;
+  std::vector<CurveStep> steps;      ///< in order, from step 0, none left out
+  int perturbed_runs = 0;            ///< that `spreads` are of
+  std::vector<CurveSpread> spreads;  ///< of a reference, by step; else empty
 };
 
 /// "DeepSpeed AutoTP (TP=2, DP=2)".
@@ -44,11 +51,13 @@ struct Curve {
 /// A file name in a folder of curves: "loss_autotp.json".
 [[nodiscard]] std::string curve_file_name(const Curve& curve);
 
-/// The text of a curve file (docs/loss.schema.json): every number as decimal, for people and tools, and as hex float, for the bits.
+/// The text of a curve file (docs/loss.schema.json): every number as decimal, for people and tools,
+/// and as hex float, for the bits.
 [[nodiscard]] std::string curve_text(const Curve& curve);
 
-/// Errors   FileError that starts with `origin`: not the JSON of a curve, a missing or wrong value, a step missing, twice or out of order,
-///          a decimal that is not the number that its hex float says.
+/// Errors   FileError that starts with `origin`: not the JSON of a curve, a missing or wrong value,
+///          a step missing, twice or out of order, a decimal that is not the number that its hex
+///          float says.
 [[nodiscard]] Curve parse_curve(std::string_view text, const std::filesystem::path& origin);
 
 /// Errors   as write_file_atomically.
@@ -59,7 +68,8 @@ void write_curve(const std::filesystem::path& path, const Curve& curve);
 /// Errors   as read_curve; FileError if there is none, or two of one subject.
 [[nodiscard]] std::vector<Curve> read_curves(const std::filesystem::path& folder);
 
-/// Whether a file looks like a curve (not like a bundle's folder): a regular file that ends in .json.
+/// Whether a file looks like a curve (not like a bundle's folder): a regular file that ends in
+/// .json.
 [[nodiscard]] bool is_curve_file(const std::filesystem::path& path);
 
 }  // namespace isoshard

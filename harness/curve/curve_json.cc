@@ -8,10 +8,10 @@
 #include <optional>
 #include <utility>
 
-#include "base/error.h"
-#include "base/hex_float.h"
+#include "core/base/error.h"
+#include "core/base/hex_float.h"
+#include "core/io/json.h"
 #include "harness/curve/curve.h"
-#include "io/json.h"
 
 namespace isoshard {
 namespace {
@@ -19,7 +19,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kSchema = 1;
-constexpr JsonLimits kLimits{.max_bytes = std::size_t{256} << 20, .max_depth = 64, .max_values = std::size_t{1} << 22};
+constexpr JsonLimits kLimits{
+    .max_bytes = std::size_t{256} << 20, .max_depth = 64, .max_values = std::size_t{1} << 22};
 
 // JSON has no NaN: the hex float beside it says which.
 Json decimal(double value) {
@@ -63,15 +64,19 @@ class Reader {
  public:
   explicit Reader(const std::filesystem::path& origin) : origin_(origin) {}
 
-  [[noreturn]] void refuse(std::string_view what) const { throw FileError(fmt::format("{}: {}", origin_.string(), what)); }
+  [[noreturn]] void refuse(std::string_view what) const {
+    throw FileError(fmt::format("{}: {}", origin_.string(), what));
+  }
 
-  const nlohmann::json& member(const nlohmann::json& object, const std::string& key, const std::string& at) const {
+  const nlohmann::json& member(const nlohmann::json& object, const std::string& key,
+                               const std::string& at) const {
     if (!object.is_object()) refuse(fmt::format("{} is no object", at));
     const auto found = object.find(key);
     if (found == object.end()) refuse(fmt::format("{} has no \"{}\"", at, key));
     return *found;
   }
-  std::string text(const nlohmann::json& object, const std::string& key, const std::string& at) const {
+  std::string text(const nlohmann::json& object, const std::string& key,
+                   const std::string& at) const {
     const nlohmann::json& value = member(object, key, at);
     if (!value.is_string()) refuse(fmt::format("{}.{} is {}, no string", at, key, value.dump()));
     return value.get<std::string>();
@@ -82,23 +87,33 @@ class Reader {
     return value.get<int>();
   }
   double number(const nlohmann::json& object, const std::string& key, const std::string& at) const {
-    return hex(member(object, key + "_hex", at), member(object, key, at), fmt::format("{}.{}", at, key));
+    return hex(member(object, key + "_hex", at), member(object, key, at),
+               fmt::format("{}.{}", at, key));
   }
-  std::vector<double> numbers(const nlohmann::json& object, const std::string& key, const std::string& at) const {
-    const nlohmann::json &words = member(object, key + "_hex", at), &decimals = member(object, key, at);
+  std::vector<double> numbers(const nlohmann::json& object, const std::string& key,
+                              const std::string& at) const {
+    const nlohmann::json &words = member(object, key + "_hex", at),
+                         &decimals = member(object, key, at);
     if (!words.is_array() || !decimals.is_array() || words.size() != decimals.size())
       refuse(fmt::format("{}.{} and its _hex are no lists of one length", at, key));
     std::vector<double> values;
-    for (std::size_t i = 0; i < words.size(); ++i) values.push_back(hex(words[i], decimals[i], fmt::format("{}.{}[{}]", at, key, i)));
+    for (std::size_t i = 0; i < words.size(); ++i)
+      values.push_back(hex(words[i], decimals[i], fmt::format("{}.{}[{}]", at, key, i)));
     return values;
   }
 
  private:
-  double hex(const nlohmann::json& word, const nlohmann::json& decimal, const std::string& at) const {
-    const std::optional<double> value = word.is_string() ? parse_hex(word.get<std::string>()) : std::nullopt;
+  double hex(const nlohmann::json& word, const nlohmann::json& decimal,
+             const std::string& at) const {
+    const std::optional<double> value =
+        word.is_string() ? parse_hex(word.get<std::string>()) : std::nullopt;
     if (!value.has_value()) refuse(fmt::format("{}_hex is {}, no hex float", at, word.dump()));
-    const bool agrees = std::isfinite(*value) ? decimal.is_number() && decimal.get<double>() == *value : decimal.is_null();
-    if (!agrees) refuse(fmt::format("{} is {}, but its hex float {} is {}", at, decimal.dump(), word.get<std::string>(), *value));
+    const bool agrees = std::isfinite(*value)
+                            ? decimal.is_number() && decimal.get<double>() == *value
+                            : decimal.is_null();
+    if (!agrees)
+      refuse(fmt::format("{} is {}, but its hex float {} is {}", at, decimal.dump(),
+                         word.get<std::string>(), *value));
     return *value;
   }
 
@@ -111,21 +126,25 @@ void read_step(const Reader& reader, const nlohmann::json& json, Curve& curve) {
   step.step = reader.count(reader.member(json, "step", at), at + ".step");
   // A run that was resumed begins where it went on.
   if (!curve.steps.empty() && step.step != curve.steps.back().step + 1)
-    reader.refuse(fmt::format("{} is step {}: a step is missing, there twice or out of order", at, step.step));
+    reader.refuse(fmt::format("{} is step {}: a step is missing, there twice or out of order", at,
+                              step.step));
   step.loss = reader.number(json, "loss", at);
   step.rank_losses = reader.numbers(json, "rank_losses", at);
   step.grad_norm = reader.number(json, "grad_norm", at);
   step.learning_rate = reader.number(json, "learning_rate", at);
   if (!curve.steps.empty() && curve.steps.front().rank_losses.size() != step.rank_losses.size())
-    reader.refuse(fmt::format("{} has {} rank losses, step 0 has {}", at, step.rank_losses.size(), curve.steps.front().rank_losses.size()));
+    reader.refuse(fmt::format("{} has {} rank losses, step 0 has {}", at, step.rank_losses.size(),
+                              curve.steps.front().rank_losses.size()));
   const bool has_spread = json.contains("spread");
   if (has_spread != (curve.perturbed_runs > 0))
-    reader.refuse(fmt::format("{} {} a spread, but there are {} perturbed runs", at, has_spread ? "has" : "lacks", curve.perturbed_runs));
+    reader.refuse(fmt::format("{} {} a spread, but there are {} perturbed runs", at,
+                              has_spread ? "has" : "lacks", curve.perturbed_runs));
   if (has_spread) {
     const nlohmann::json& spread = json.at("spread");
     const std::string there = at + ".spread";
-    curve.spreads.push_back(
-        {reader.number(spread, "loss", there), reader.number(spread, "rank_loss", there), reader.number(spread, "grad_norm", there)});
+    curve.spreads.push_back({reader.number(spread, "loss", there),
+                             reader.number(spread, "rank_loss", there),
+                             reader.number(spread, "grad_norm", there)});
   }
   curve.steps.push_back(std::move(step));
 }
@@ -134,17 +153,23 @@ Curve curve_of(const nlohmann::json& json, const std::filesystem::path& origin) 
   const Reader reader(origin);
   const std::string at = "the file";
   const nlohmann::json& schema = reader.member(json, "schema", at);
-  if (schema != kSchema) reader.refuse(fmt::format("has the schema {}; this program reads curves of schema {}", schema.dump(), kSchema));
+  if (schema != kSchema)
+    reader.refuse(fmt::format("has the schema {}; this program reads curves of schema {}",
+                              schema.dump(), kSchema));
   if (reader.text(json, "kind", at) != "curve") reader.refuse("is no curve");
   Curve curve;
   curve.subject = reader.text(json, "subject", at);
   curve.title = reader.text(json, "title", at);
   curve.case_slug = reader.text(json, "case", at);
   if (curve.subject.empty()) reader.refuse("names no subject");
-  const nlohmann::json &mesh = reader.member(json, "mesh", at), &fingerprint = reader.member(json, "fingerprint", at);
-  if (!mesh.is_object() || !fingerprint.is_object()) reader.refuse("mesh or fingerprint is no object");
-  for (const auto& [axis, degree] : mesh.items()) curve.mesh[axis] = reader.count(degree, "mesh." + axis);
-  for (const auto& [key, value] : fingerprint.items()) curve.fingerprint[key] = reader.text(fingerprint, key, "fingerprint");
+  const nlohmann::json &mesh = reader.member(json, "mesh", at),
+                       &fingerprint = reader.member(json, "fingerprint", at);
+  if (!mesh.is_object() || !fingerprint.is_object())
+    reader.refuse("mesh or fingerprint is no object");
+  for (const auto& [axis, degree] : mesh.items())
+    curve.mesh[axis] = reader.count(degree, "mesh." + axis);
+  for (const auto& [key, value] : fingerprint.items())
+    curve.fingerprint[key] = reader.text(fingerprint, key, "fingerprint");
   const nlohmann::json& settings = reader.member(json, "settings", at);
   if (!settings.is_object()) reader.refuse("settings is no object");
   curve.settings = settings.dump();
@@ -155,7 +180,8 @@ Curve curve_of(const nlohmann::json& json, const std::filesystem::path& origin) 
   const auto dp = curve.mesh.find("dp");
   const auto losses = static_cast<int>(curve.steps.front().rank_losses.size());
   if (dp != curve.mesh.end() && dp->second > 1 && losses > 0 && losses != dp->second)
-    reader.refuse(fmt::format("has the losses of {} dp ranks on a mesh of dp {}", losses, dp->second));
+    reader.refuse(
+        fmt::format("has the losses of {} dp ranks on a mesh of dp {}", losses, dp->second));
   return curve;
 }
 

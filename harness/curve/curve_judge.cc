@@ -11,15 +11,16 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "base/error.h"
-#include "base/hex_float.h"
-#include "harness/trace/run_settings.h"
+#include "core/base/error.h"
+#include "core/base/hex_float.h"
+#include "harness/bundle/run_settings.h"
 
 namespace isoshard {
 namespace {
 
 CurveSpread larger(const CurveSpread& a, const CurveSpread& b) {
-  return {std::max(a.loss, b.loss), std::max(a.rank_loss, b.rank_loss), std::max(a.grad_norm, b.grad_norm)};
+  return {std::max(a.loss, b.loss), std::max(a.rank_loss, b.rank_loss),
+          std::max(a.grad_norm, b.grad_norm)};
 }
 
 CurveSpread difference(const CurveStep& a, const CurveStep& b) {
@@ -37,7 +38,8 @@ struct Allowance {
 
 class Allowed {
  public:
-  Allowed(const Curve& reference, const CurveBounds& bounds) : reference_(reference), bounds_(bounds) {}
+  Allowed(const Curve& reference, const CurveBounds& bounds)
+      : reference_(reference), bounds_(bounds) {}
 
   void next(std::size_t step) {
     if (!reference_.spreads.empty()) envelope_ = larger(envelope_, reference_.spreads.at(step));
@@ -46,13 +48,16 @@ class Allowed {
   [[nodiscard]] Allowance of(double reference, double envelope, double ceiling) const {
     if (reference_.spreads.empty()) {
       if (!bounds_.rtol.has_value()) return {0, "nothing: the reference has no perturbed runs"};
-      return {*bounds_.rtol * std::fabs(reference), fmt::format("{:g} of the reference's value", *bounds_.rtol)};
+      return {*bounds_.rtol * std::fabs(reference),
+              fmt::format("{:g} of the reference's value", *bounds_.rtol)};
     }
-    const double spread = bounds_.factor * envelope, floor = bounds_.relative_floor * std::fabs(reference);
+    const double spread = bounds_.factor * envelope,
+                 floor = bounds_.relative_floor * std::fabs(reference);
     if (ceiling < std::max(spread, floor)) return {ceiling, "the most that is ever allowed"};
-    if (spread < floor) return {floor, fmt::format("{:g} of the reference's value", bounds_.relative_floor)};
-    return {spread,
-            fmt::format("{:g} x the largest spread of {} perturbed runs up to this step", bounds_.factor, reference_.perturbed_runs)};
+    if (spread < floor)
+      return {floor, fmt::format("{:g} of the reference's value", bounds_.relative_floor)};
+    return {spread, fmt::format("{:g} x the largest spread of {} perturbed runs up to this step",
+                                bounds_.factor, reference_.perturbed_runs)};
   }
 
  private:
@@ -61,9 +66,16 @@ class Allowed {
   CurveSpread envelope_;
 };
 
-CurveDeviation deviation_of(int step, std::string number, double reference, double actual, const Allowance& allowed) {
+CurveDeviation deviation_of(int step, std::string number, double reference, double actual,
+                            const Allowance& allowed) {
   const bool equal = reference == actual;
-  return {step, std::move(number), reference, actual, equal ? 0 : std::fabs(actual - reference), allowed.value, allowed.rule};
+  return {step,
+          std::move(number),
+          reference,
+          actual,
+          equal ? 0 : std::fabs(actual - reference),
+          allowed.value,
+          allowed.rule};
 }
 
 // A NaN deviation is not within anything.
@@ -72,28 +84,35 @@ bool is_within(const CurveDeviation& d) {
 }
 
 /// All numbers of one step, in the order in which a step makes them.
-std::vector<CurveDeviation> deviations(const CurveStep& reference, const CurveStep& actual, const Allowed& allowed, double ceiling) {
+std::vector<CurveDeviation> deviations(const CurveStep& reference, const CurveStep& actual,
+                                       const Allowed& allowed, double ceiling) {
   constexpr double kNoCeiling = std::numeric_limits<double>::infinity();
   const CurveSpread& envelope = allowed.envelope();
   const int step = reference.step;
   std::vector<CurveDeviation> result;
-  result.push_back(deviation_of(step, "loss", reference.loss, actual.loss, allowed.of(reference.loss, envelope.loss, ceiling)));
+  result.push_back(deviation_of(step, "loss", reference.loss, actual.loss,
+                                allowed.of(reference.loss, envelope.loss, ceiling)));
   if (reference.rank_losses.size() == actual.rank_losses.size()) {
     for (std::size_t i = 0; i < reference.rank_losses.size(); ++i) {
       const double value = reference.rank_losses[i];
-      result.push_back(deviation_of(step, fmt::format("loss of dp rank {}", i), value, actual.rank_losses[i],
+      result.push_back(deviation_of(step, fmt::format("loss of dp rank {}", i), value,
+                                    actual.rank_losses[i],
                                     allowed.of(value, envelope.rank_loss, kNoCeiling)));
     }
   }
   result.push_back(deviation_of(step, "grad_norm", reference.grad_norm, actual.grad_norm,
                                 allowed.of(reference.grad_norm, envelope.grad_norm, kNoCeiling)));
-  result.push_back(deviation_of(step, "learning_rate", reference.learning_rate, actual.learning_rate, {0, "nothing"}));
+  result.push_back(deviation_of(step, "learning_rate", reference.learning_rate,
+                                actual.learning_rate, {0, "nothing"}));
   return result;
 }
 
 std::string in_words(const CurveDeviation& d) {
-  return fmt::format("step {}: {} is {:.9g} ({}), the reference's {:.9g} ({}); they differ by {:.3e}, allowed are {:.3e}: {}", d.step,
-                     d.number, d.actual, to_hex(d.actual), d.reference, to_hex(d.reference), d.deviation, d.allowed, d.rule);
+  return fmt::format(
+      "step {}: {} is {:.9g} ({}), the reference's {:.9g} ({}); they differ by {:.3e}, allowed are "
+      "{:.3e}: {}",
+      d.step, d.number, d.actual, to_hex(d.actual), d.reference, to_hex(d.reference), d.deviation,
+      d.allowed, d.rule);
 }
 
 /// A norm of nothing on one side only: one run left a step out that the other made.
@@ -102,13 +121,15 @@ std::string skipped_on_one_side(const Curve& actual, const CurveDeviation& d) {
   if (d.number != "grad_norm" || is_nothing(d.reference) == is_nothing(d.actual)) return "";
   if (!nlohmann::json::parse(actual.settings).contains("loss_scale")) return "";
   return fmt::format(
-      "; with its loss scale {} skipped this step, as gradients overflowed, and the other did not: near fp16's largest number "
+      "; with its loss scale {} skipped this step, as gradients overflowed, and the other did not: "
+      "near fp16's largest number "
       "a sharded sum may overflow where another order does not (a smaller --loss-scale decides)",
       is_nothing(d.actual) ? "the run" : "the reference");
 }
 
 RunSettings settings_of(const Curve& curve) {
-  const std::string wrapped = nlohmann::json({{"training", nlohmann::json::parse(curve.settings)}}).dump();
+  const std::string wrapped =
+      nlohmann::json({{"training", nlohmann::json::parse(curve.settings)}}).dump();
   return parse_run_settings(wrapped, curve_file_name(curve));
 }
 
@@ -119,19 +140,23 @@ std::string chaos_of(const Curve& reference, const CurveBounds& bounds) {
   for (std::size_t i = 0; i < reference.steps.size(); ++i) {
     const CurveStep& step = reference.steps[i];
     if (!is_finite(step))
-      return fmt::format("the reference's own loss is {} and its gradient norm {} in step {}", step.loss, step.grad_norm, step.step);
+      return fmt::format("the reference's own loss is {} and its gradient norm {} in step {}",
+                         step.loss, step.grad_norm, step.step);
     if (reference.spreads.empty()) continue;
     envelope = larger(envelope, reference.spreads.at(i));
     if (envelope.loss <= bounds.chaotic * std::fabs(step.loss)) continue;
     if (envelope.loss >= kUnboundedSpread) {
-      return "the case is chaotic: not every run that differs by one ulp of every weight keeps finite numbers to the end; take a smaller "
+      return "the case is chaotic: not every run that differs by one ulp of every weight keeps "
+             "finite numbers to the end; take a smaller "
              "learning rate, fewer steps or a larger batch";
     }
     return fmt::format(
-        "the case is chaotic: by step {} runs that differ by one ulp of every weight are {:.3g} apart, {:.2g} % of the loss {:.6g} (at "
+        "the case is chaotic: by step {} runs that differ by one ulp of every weight are {:.3g} "
+        "apart, {:.2g} % of the loss {:.6g} (at "
         "most "
         "{:g} % can be judged); take a smaller learning rate, fewer steps or a larger batch",
-        step.step, envelope.loss, 100 * envelope.loss / std::fabs(step.loss), step.loss, 100 * bounds.chaotic);
+        step.step, envelope.loss, 100 * envelope.loss / std::fabs(step.loss), step.loss,
+        100 * bounds.chaotic);
   }
   return "";
 }
@@ -145,10 +170,12 @@ CurveVerdict judge_curve(const Curve& reference, const Curve& actual, const Curv
   const std::size_t steps = std::min(reference.steps.size(), actual.steps.size());
   for (std::size_t i = 0; i < steps && !verdict.first.has_value(); ++i) {
     allowed.next(i);
-    for (const CurveDeviation& d : deviations(reference.steps[i], actual.steps[i], allowed, bounds.ceiling)) {
+    for (const CurveDeviation& d :
+         deviations(reference.steps[i], actual.steps[i], allowed, bounds.ceiling)) {
       if (d.number == "loss" && !(d.deviation < verdict.largest.deviation)) verdict.largest = d;
       if (is_within(d)) {
-        if (d.allowed > 0) verdict.largest_share = std::max(verdict.largest_share, d.deviation / d.allowed);
+        if (d.allowed > 0)
+          verdict.largest_share = std::max(verdict.largest_share, d.deviation / d.allowed);
         continue;
       }
       verdict.first = d;
@@ -160,14 +187,16 @@ CurveVerdict judge_curve(const Curve& reference, const Curve& actual, const Curv
   if (verdict.first.has_value()) {
     verdict.reason = in_words(*verdict.first) + skipped_on_one_side(actual, *verdict.first);
   } else if (reference.steps.size() != actual.steps.size()) {
-    verdict.reason = fmt::format("it has {} steps, the reference {}", actual.steps.size(), reference.steps.size());
+    verdict.reason = fmt::format("it has {} steps, the reference {}", actual.steps.size(),
+                                 reference.steps.size());
   } else {
     verdict.status = Status::kConforms;
     verdict.reason = fmt::format(
-        "{} steps; the loss goes from {:.6f} to {:.6f}; its largest deviation is {:.3e} in step {}, where {:.3e} "
+        "{} steps; the loss goes from {:.6f} to {:.6f}; its largest deviation is {:.3e} in step "
+        "{}, where {:.3e} "
         "are allowed",
-        verdict.steps, actual.steps.front().loss, actual.steps.back().loss, verdict.largest.deviation, verdict.largest.step,
-        verdict.largest.allowed);
+        verdict.steps, actual.steps.front().loss, actual.steps.back().loss,
+        verdict.largest.deviation, verdict.largest.step, verdict.largest.allowed);
   }
   return verdict;
 }
@@ -176,37 +205,49 @@ std::vector<CurveSpread> spreads_of(const Curve& reference, const std::vector<Cu
   std::vector<CurveSpread> spreads(reference.steps.size());
   for (const Curve& run : runs) {
     if (run.steps.size() != reference.steps.size())
-      throw UsageError(fmt::format("a perturbed run has {} steps, the reference {}", run.steps.size(), reference.steps.size()));
-    for (std::size_t i = 0; i < spreads.size(); ++i) spreads[i] = larger(spreads[i], difference(reference.steps[i], run.steps[i]));
+      throw UsageError(fmt::format("a perturbed run has {} steps, the reference {}",
+                                   run.steps.size(), reference.steps.size()));
+    for (std::size_t i = 0; i < spreads.size(); ++i)
+      spreads[i] = larger(spreads[i], difference(reference.steps[i], run.steps[i]));
   }
   return spreads;
 }
 
 std::string render(const CurveVerdict& verdict) {
-  const char* const word = verdict.status == Status::kConforms ? "CONFORMS" : verdict.status == Status::kVacuous ? "VACUOUS " : "DIVERGES";
+  const char* const word = verdict.status == Status::kConforms  ? "CONFORMS"
+                           : verdict.status == Status::kVacuous ? "VACUOUS "
+                                                                : "DIVERGES";
   return fmt::format("{}  {}: {}\n", word, verdict.label, verdict.reason);
 }
 
 std::vector<std::string> differing_settings(const Curve& reference, const Curve& actual) {
   std::vector<std::string> lines = differing_settings(settings_of(reference), settings_of(actual));
-  for (const auto& [key, what] : {std::pair{kInitialWeightsKey, "initial weights"}, std::pair{kBatchesKey, "token ids and labels"}}) {
-    const auto ours = reference.fingerprint.find(std::string(key)), theirs = actual.fingerprint.find(std::string(key));
-    if (ours == reference.fingerprint.end() || theirs == actual.fingerprint.end() || ours->second == theirs->second) continue;
-    lines.push_back(
-        fmt::format("{} differ: reference {}, actual {} ({})", what, ours->second.substr(0, 16), theirs->second.substr(0, 16), key));
+  for (const auto& [key, what] : {std::pair{kInitialWeightsKey, "initial weights"},
+                                  std::pair{kBatchesKey, "token ids and labels"}}) {
+    const auto ours = reference.fingerprint.find(std::string(key)),
+               theirs = actual.fingerprint.find(std::string(key));
+    if (ours == reference.fingerprint.end() || theirs == actual.fingerprint.end() ||
+        ours->second == theirs->second)
+      continue;
+    lines.push_back(fmt::format("{} differ: reference {}, actual {} ({})", what,
+                                ours->second.substr(0, 16), theirs->second.substr(0, 16), key));
   }
   return lines;
 }
 
 void refuse_different_settings(const Curve& reference, const Curve& actual) {
-  if (!reference.steps.empty() && !actual.steps.empty() && reference.steps.front().step != actual.steps.front().step) {
-    throw UsageError(fmt::format("{} begins with step {}, {} with step {}: resume both from one checkpoint", label_of(reference),
-                                 reference.steps.front().step, label_of(actual), actual.steps.front().step));
+  if (!reference.steps.empty() && !actual.steps.empty() &&
+      reference.steps.front().step != actual.steps.front().step) {
+    throw UsageError(
+        fmt::format("{} begins with step {}, {} with step {}: resume both from one checkpoint",
+                    label_of(reference), reference.steps.front().step, label_of(actual),
+                    actual.steps.front().step));
   }
   const std::vector<std::string> lines = differing_settings(reference, actual);
   if (lines.empty()) return;
   throw UsageError(
-      fmt::format("{} and {} ran with different settings, so their curves cannot be expected to agree (allow it with "
+      fmt::format("{} and {} ran with different settings, so their curves cannot be expected to "
+                  "agree (allow it with "
                   "--allow-different-settings); reference is the first, actual the second:\n  {}",
                   label_of(reference), label_of(actual), fmt::join(lines, "\n  ")));
 }

@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Whether a curve is the reference's, as far as rounding lets it be. docs/tolerances.md says where the bounds come from.
+/// Whether a curve is the reference's, as far as rounding lets it be. docs/tolerances.md says where
+/// the bounds come from.
 ///
-/// Words. The *spread* of a step is the largest difference between the reference and its perturbed runs in that step; the *envelope* is
-/// the largest spread up to that step. Runs that differ by roundings only drift apart from step to step, and the envelope says how far.
+/// Words. The *spread* of a step is the largest difference between the reference and its perturbed
+/// runs in that step; the *envelope* is the largest spread up to that step. Runs that differ by
+/// roundings only drift apart from step to step, and the envelope says how far.
 #pragma once
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "harness/compare/verdict.h"
 #include "harness/curve/curve.h"
+#include "harness/verdict/verdict.h"
 
 namespace isoshard {
 
-/// The spread of a run that did not keep finite numbers: no difference of finite numbers is as large.
+/// The spread of a run that did not keep finite numbers: no difference of finite numbers is as
+/// large.
 inline constexpr double kUnboundedSpread = 1e300;
 
 struct CurveBounds {
@@ -21,7 +24,8 @@ struct CurveBounds {
   double relative_floor = 1e-6;  ///< but no less than this times the reference's value,
   double ceiling = 0.05;         ///< and of the global loss no more than this.
   double chaotic = 0.01;         ///< an envelope above this share of the loss shows nothing
-  /// For a reference without perturbed runs: the largest relative difference. None: every number must be equal.
+  /// For a reference without perturbed runs: the largest relative difference. None: every number
+  /// must be equal.
   std::optional<double> rtol;
 };
 
@@ -44,25 +48,30 @@ struct CurveVerdict {
   double largest_share = 0;             ///< of any number: deviation / allowed
 };
 
-/// Global loss, loss of each dp rank, gradient norm and learning rate of every step. The learning rate must be equal.
+/// Global loss, loss of each dp rank, gradient norm and learning rate of every step. The learning
+/// rate must be equal.
 ///
-/// Vacuous: the reference is chaotic (its envelope is above `chaotic`) or has a loss that is no number. Diverges: a number is not
-/// within what is allowed, NaN is on one side, or a run has fewer or more steps.
-/// Settings are not looked at: see refuse_different_settings.
-[[nodiscard]] CurveVerdict judge_curve(const Curve& reference, const Curve& actual, const CurveBounds& bounds);
+/// Vacuous: the reference is chaotic (its envelope is above `chaotic`) or has a loss that is no
+/// number. Diverges: a number is not within what is allowed, NaN is on one side, or a run has fewer
+/// or more steps. Settings are not looked at: see refuse_different_settings.
+[[nodiscard]] CurveVerdict judge_curve(const Curve& reference, const Curve& actual,
+                                       const CurveBounds& bounds);
 
 /// Why the curves of a reference show nothing; empty if they do.
 [[nodiscard]] std::string chaos_of(const Curve& reference, const CurveBounds& bounds);
 
-/// The largest differences of `runs` from `reference`, step by step.   Errors   UsageError if a run has other steps.
-[[nodiscard]] std::vector<CurveSpread> spreads_of(const Curve& reference, const std::vector<Curve>& runs);
+/// The largest differences of `runs` from `reference`, step by step.   Errors   UsageError if a run
+/// has other steps.
+[[nodiscard]] std::vector<CurveSpread> spreads_of(const Curve& reference,
+                                                  const std::vector<Curve>& runs);
 
 /// A few lines: verdict, largest deviation; what is wrong first, with hex floats.
 [[nodiscard]] std::string render(const CurveVerdict& verdict);
 
-/// One line for each setting in which two curves differ (harness/trace/run_settings.h), and for other initial weights or other batches
-/// where both say what theirs were.
-[[nodiscard]] std::vector<std::string> differing_settings(const Curve& reference, const Curve& actual);
+/// One line for each setting in which two curves differ (harness/bundle/run_settings.h), and for
+/// other initial weights or other batches where both say what theirs were.
+[[nodiscard]] std::vector<std::string> differing_settings(const Curve& reference,
+                                                          const Curve& actual);
 /// Errors   UsageError that names them, and each setting with both values.
 void refuse_different_settings(const Curve& reference, const Curve& actual);
 

@@ -8,8 +8,8 @@
 #include <cmath>
 #include <limits>
 
-#include "base/error.h"
-#include "base/hex_float.h"
+#include "core/base/error.h"
+#include "core/base/hex_float.h"
 #include "harness/curve/curve_statistics.h"
 
 namespace isoshard {
@@ -26,7 +26,9 @@ Curve curve_of(const std::string& subject, const std::vector<double>& losses) {
   curve.subject = subject;
   curve.mesh = {{"dp", 2}, {"tp", 1}};
   curve.settings = R"({"dtype":"fp32","max_grad_norm":1.0,"optimizer":{"kind":"adamw"}})";
-  for (const double loss : losses) curve.steps.push_back({static_cast<int>(curve.steps.size()), loss, {loss, loss}, 2 * loss, 0.001});
+  for (const double loss : losses)
+    curve.steps.push_back(
+        {static_cast<int>(curve.steps.size()), loss, {loss, loss}, 2 * loss, 0.001});
   return curve;
 }
 
@@ -61,7 +63,8 @@ TEST(CurveJudge, EqualCurveConforms) {
 
 TEST(CurveJudge, AllowsThreeTimesTheLargestSpreadUpToTheStep) {
   EXPECT_EQ(judged(moved(1, 2.9e-4)).status, Status::kConforms);
-  EXPECT_EQ(judged(moved(3, 2.9e-4)).status, Status::kConforms) << "the spread of an earlier step counts";
+  EXPECT_EQ(judged(moved(3, 2.9e-4)).status, Status::kConforms)
+      << "the spread of an earlier step counts";
   EXPECT_EQ(judged(moved(1, 3.1e-4)).status, Status::kDiverges);
   EXPECT_EQ(judged(moved(0, 2.9e-4)).status, Status::kDiverges) << "that of a later step does not";
 }
@@ -92,7 +95,8 @@ TEST(CurveJudge, NamesTheFirstBadStepWithBothValuesInHex) {
   ASSERT_TRUE(verdict.first.has_value());
   EXPECT_EQ(verdict.first->step, 2);
   EXPECT_EQ(verdict.first->number, "loss");
-  EXPECT_THAT(render(verdict), AllOf(HasSubstr("DIVERGES"), HasSubstr("step 2"), HasSubstr(to_hex(2.01)), HasSubstr(to_hex(2.0))));
+  EXPECT_THAT(render(verdict), AllOf(HasSubstr("DIVERGES"), HasSubstr("step 2"),
+                                     HasSubstr(to_hex(2.01)), HasSubstr(to_hex(2.0))));
 }
 
 TEST(CurveJudge, EveryNumberOfAStepCounts) {
@@ -128,7 +132,8 @@ TEST(CurveJudge, NanIsNeverAllowed) {
   }
   Curve broken = reference();
   broken.steps[2].loss = kNan;
-  EXPECT_EQ(judge_curve(broken, moved(2, kNan), {}).status, Status::kVacuous) << "the reference's own loss is no number";
+  EXPECT_EQ(judge_curve(broken, moved(2, kNan), {}).status, Status::kVacuous)
+      << "the reference's own loss is no number";
 }
 
 TEST(CurveJudge, ChaoticReferenceIsVacuousWithTheNumbers) {
@@ -138,9 +143,11 @@ TEST(CurveJudge, ChaoticReferenceIsVacuousWithTheNumbers) {
   const CurveVerdict verdict = judge_curve(chaotic, moved(0, 0), {});
 
   EXPECT_EQ(verdict.status, Status::kVacuous);
-  EXPECT_THAT(verdict.reason, AllOf(HasSubstr("chaotic"), HasSubstr("step 2"), HasSubstr("0.021"), HasSubstr("1.1 %")));
+  EXPECT_THAT(verdict.reason, AllOf(HasSubstr("chaotic"), HasSubstr("step 2"), HasSubstr("0.021"),
+                                    HasSubstr("1.1 %")));
   chaotic.spreads[2].loss = 0.0101;  // 0.5 % of the loss of its own step, 1.01 % of the last one
-  EXPECT_THAT(judge_curve(chaotic, moved(0, 0), {}).reason, AllOf(HasSubstr("chaotic"), HasSubstr("by step 3")));
+  EXPECT_THAT(judge_curve(chaotic, moved(0, 0), {}).reason,
+              AllOf(HasSubstr("chaotic"), HasSubstr("by step 3")));
   chaotic.spreads[2].loss = 0.0099;  // 0.99 % of the last loss, and less of the others
   EXPECT_EQ(judge_curve(chaotic, moved(0, 0), {}).status, Status::kConforms);
 }
@@ -182,14 +189,16 @@ TEST(CurveSettings, DifferencesAreRefusedByNameAndValue) {
     refuse_different_settings(reference(), actual);
     FAIL() << "not refused";
   } catch (const UsageError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("max_grad_norm: reference 1.0, actual 0.0"), HasSubstr("--allow-different-settings")));
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("max_grad_norm: reference 1.0, actual 0.0"),
+                                    HasSubstr("--allow-different-settings")));
   }
 }
 
 // Whatever the settings say of where they come from.
 TEST(CurveSettings, OtherInitialWeightsOrBatchesAreRefused) {
-  for (const auto& [key, words] : {std::pair{kInitialWeightsKey, "initial weights differ: reference aaaa, actual bbbb"},
-                                   std::pair{kBatchesKey, "token ids and labels differ: reference aaaa, actual bbbb"}}) {
+  for (const auto& [key, words] :
+       {std::pair{kInitialWeightsKey, "initial weights differ: reference aaaa, actual bbbb"},
+        std::pair{kBatchesKey, "token ids and labels differ: reference aaaa, actual bbbb"}}) {
     Curve first = reference(), second = moved(0, 0);
     first.fingerprint[std::string(key)] = "aaaa";
     EXPECT_THAT(differing_settings(first, second), IsEmpty()) << "one does not say";
@@ -208,11 +217,13 @@ TEST(CurveJudge, SaysThatAStepWasSkippedOnOneSide) {
   EXPECT_THAT(judged(skipping).reason, testing::Not(HasSubstr("skipped")));
   skipping.settings = R"({"dtype":"fp16","loss_scale":{"kind":"dynamic"}})";
 
-  EXPECT_THAT(judged(skipping).reason, AllOf(HasSubstr("step 2: grad_norm is 0"), HasSubstr("the run skipped this step")));
+  EXPECT_THAT(judged(skipping).reason,
+              AllOf(HasSubstr("step 2: grad_norm is 0"), HasSubstr("the run skipped this step")));
 }
 
 TEST(CurveStatistics, TableIsThePublishedOne) {
-  Curve ddp = curve_of("ddp", {10.873175, 0.72359, 4.644855}), fsdp = curve_of("fsdp_tp", {10.873634, 0.723624, 4.644554});
+  Curve ddp = curve_of("ddp", {10.873175, 0.72359, 4.644855}),
+        fsdp = curve_of("fsdp_tp", {10.873634, 0.723624, 4.644554});
   ddp.title = "DDP";
   fsdp.title = "FSDP+DTensor";
   fsdp.mesh["tp"] = 2;
@@ -246,13 +257,16 @@ FSDP+DTensor (TP=2, DP=2):
 }
 
 TEST(CurveStatistics, NanIsSeen) {
-  const std::string table = statistics_table(std::vector<Curve>{curve_of("ddp", {2, 1}), curve_of("autotp", {2, kNan})});
+  const std::string table =
+      statistics_table(std::vector<Curve>{curve_of("ddp", {2, 1}), curve_of("autotp", {2, kNan})});
 
-  EXPECT_THAT(table, AllOf(HasSubstr("Min loss:     nan"), HasSubstr("Max abs diff:  nan"), HasSubstr("Mean abs diff: nan")));
+  EXPECT_THAT(table, AllOf(HasSubstr("Min loss:     nan"), HasSubstr("Max abs diff:  nan"),
+                           HasSubstr("Mean abs diff: nan")));
 }
 
 TEST(CurveStatistics, CurvesOfDifferentLengthSaySo) {
-  const std::string table = statistics_table(std::vector<Curve>{curve_of("ddp", {2, 1}), curve_of("autotp", {2, 1, 0})});
+  const std::string table =
+      statistics_table(std::vector<Curve>{curve_of("ddp", {2, 1}), curve_of("autotp", {2, 1, 0})});
 
   EXPECT_THAT(table, HasSubstr("(over the first 2 steps: it has 3, the baseline 2)"));
 }

@@ -18,9 +18,11 @@ std::string own_numbers(const Curve& curve) {
     if (!(step.loss >= least)) least = step.loss;  // a NaN stays
     sum += step.loss;
   }
-  return fmt::format("{}:\n  Initial loss: {:.6f}\n  Final loss:   {:.6f}\n  Min loss:     {:.6f}\n  Mean loss:    {:.6f}\n\n",
-                     label_of(curve), curve.steps.front().loss, curve.steps.back().loss, least,
-                     sum / static_cast<double>(curve.steps.size()));
+  return fmt::format(
+      "{}:\n  Initial loss: {:.6f}\n  Final loss:   {:.6f}\n  Min loss:     {:.6f}\n  Mean loss:   "
+      " {:.6f}\n\n",
+      label_of(curve), curve.steps.front().loss, curve.steps.back().loss, least,
+      sum / static_cast<double>(curve.steps.size()));
 }
 
 std::string differences(const Curve& baseline, const Curve& curve) {
@@ -33,9 +35,11 @@ std::string differences(const Curve& baseline, const Curve& curve) {
   }
   std::string text = fmt::format("{}:\n", label_of(curve));
   if (baseline.steps.size() != curve.steps.size())
-    text += fmt::format("  (over the first {} steps: it has {}, the baseline {})\n", steps, curve.steps.size(), baseline.steps.size());
-  return text + fmt::format("  Max abs diff:  {:.6f}\n  Mean abs diff: {:.6f}\n  Final diff:    {:.6f}\n\n", largest,
-                            sum / static_cast<double>(steps), last);
+    text += fmt::format("  (over the first {} steps: it has {}, the baseline {})\n", steps,
+                        curve.steps.size(), baseline.steps.size());
+  return text + fmt::format(
+                    "  Max abs diff:  {:.6f}\n  Mean abs diff: {:.6f}\n  Final diff:    {:.6f}\n\n",
+                    largest, sum / static_cast<double>(steps), last);
 }
 
 }  // namespace

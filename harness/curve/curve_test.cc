@@ -9,11 +9,11 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "base/atomic_file.h"
-#include "base/error.h"
-#include "base/hex_float.h"
-#include "base/test_folder.h"
+#include "core/base/atomic_file.h"
+#include "core/base/error.h"
+#include "core/base/hex_float.h"
 #include "harness/curve/curve_judge.h"
+#include "harness/testing/test_folder.h"
 
 namespace isoshard {
 namespace {
@@ -81,9 +81,12 @@ TEST(CurveFile, HoldsNanAndInfinities) {
 TEST(CurveFile, RefusesStepsThatAreMissingOrTwice) {
   const Curve curve = small_curve();
 
-  EXPECT_THAT(refusal(curve, [](json& j) { j["steps"][1]["step"] = 2; }), AllOf(HasSubstr("loss_x.json"), HasSubstr("steps[1] is step 2")));
-  EXPECT_THAT(refusal(curve, [](json& j) { j["steps"].push_back(j["steps"][1]); }), HasSubstr("steps[2] is step 1"));
-  EXPECT_THAT(refusal(curve, [](json& j) { j["steps"] = json::array(); }), HasSubstr("has no steps"));
+  EXPECT_THAT(refusal(curve, [](json& j) { j["steps"][1]["step"] = 2; }),
+              AllOf(HasSubstr("loss_x.json"), HasSubstr("steps[1] is step 2")));
+  EXPECT_THAT(refusal(curve, [](json& j) { j["steps"].push_back(j["steps"][1]); }),
+              HasSubstr("steps[2] is step 1"));
+  EXPECT_THAT(refusal(curve, [](json& j) { j["steps"] = json::array(); }),
+              HasSubstr("has no steps"));
 }
 
 TEST(CurveFile, OfAResumedRunBeginsWhereItWentOnAndIsComparedWithSuchARunOnly) {
@@ -93,16 +96,21 @@ TEST(CurveFile, OfAResumedRunBeginsWhereItWentOnAndIsComparedWithSuchARunOnly) {
 
   EXPECT_EQ(parse_curve(curve_text(rest), "loss_x.json").steps.front().step, 1);
   EXPECT_NO_THROW(refuse_different_settings(rest, rest));
-  EXPECT_THAT([&] { refuse_different_settings(whole, rest); }, ThrowsMessage<UsageError>(HasSubstr("begins with step 0")));
+  EXPECT_THAT([&] { refuse_different_settings(whole, rest); },
+              ThrowsMessage<UsageError>(HasSubstr("begins with step 0")));
 }
 
 TEST(CurveFile, RefusesADecimalThatIsNotItsHexFloat) {
   const Curve curve = small_curve();
 
-  EXPECT_THAT(refusal(curve, [](json& j) { j["steps"][1]["loss"] = 0.3; }), AllOf(HasSubstr("steps[1].loss is 0.3"), HasSubstr("hex")));
-  EXPECT_THAT(refusal(curve, [](json& j) { j["steps"][1]["loss"] = nullptr; }), HasSubstr("steps[1].loss is null"));
-  EXPECT_THAT(refusal(curve, [](json& j) { j["steps"][0]["rank_losses_hex"][1] = "0x1.8"; }), HasSubstr("no hex float"));
-  EXPECT_THAT(refusal(curve, [](json& j) { j["steps"][0].erase("loss_hex"); }), HasSubstr("has no \"loss_hex\""));
+  EXPECT_THAT(refusal(curve, [](json& j) { j["steps"][1]["loss"] = 0.3; }),
+              AllOf(HasSubstr("steps[1].loss is 0.3"), HasSubstr("hex")));
+  EXPECT_THAT(refusal(curve, [](json& j) { j["steps"][1]["loss"] = nullptr; }),
+              HasSubstr("steps[1].loss is null"));
+  EXPECT_THAT(refusal(curve, [](json& j) { j["steps"][0]["rank_losses_hex"][1] = "0x1.8"; }),
+              HasSubstr("no hex float"));
+  EXPECT_THAT(refusal(curve, [](json& j) { j["steps"][0].erase("loss_hex"); }),
+              HasSubstr("has no \"loss_hex\""));
 }
 
 TEST(CurveFile, RefusesWhatIsNoCurve) {
@@ -110,11 +118,15 @@ TEST(CurveFile, RefusesWhatIsNoCurve) {
 
   EXPECT_THAT(refusal(curve, [](json& j) { j["schema"] = 2; }), HasSubstr("schema 2"));
   EXPECT_THAT(refusal(curve, [](json& j) { j["kind"] = "report"; }), HasSubstr("is no curve"));
-  EXPECT_THAT(refusal(curve, [](json& j) { j["perturbed_runs"] = 5; }), HasSubstr("lacks a spread, but there are 5"));
-  EXPECT_THAT(refusal(curve, [](json& j) { j["steps"][1]["rank_losses"].erase(0); }), HasSubstr("no lists of one length"));
+  EXPECT_THAT(refusal(curve, [](json& j) { j["perturbed_runs"] = 5; }),
+              HasSubstr("lacks a spread, but there are 5"));
+  EXPECT_THAT(refusal(curve, [](json& j) { j["steps"][1]["rank_losses"].erase(0); }),
+              HasSubstr("no lists of one length"));
   EXPECT_THAT(refusal(curve, [](json& j) { j["mesh"]["tp"] = -2; }), HasSubstr("mesh.tp is -2"));
-  EXPECT_THAT(refusal(curve, [](json& j) { j["mesh"]["dp"] = 5; }), HasSubstr("losses of 2 dp ranks on a mesh of dp 5"));
-  EXPECT_THAT(refusal(curve, [](json& j) { j["settings"] = "sgd"; }), HasSubstr("settings is no object"));
+  EXPECT_THAT(refusal(curve, [](json& j) { j["mesh"]["dp"] = 5; }),
+              HasSubstr("losses of 2 dp ranks on a mesh of dp 5"));
+  EXPECT_THAT(refusal(curve, [](json& j) { j["settings"] = "sgd"; }),
+              HasSubstr("settings is no object"));
   EXPECT_THROW((void)parse_curve("[1, 2", "loss_x.json"), FileError);
 }
 

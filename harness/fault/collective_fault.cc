@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/error.h"
+#include "core/base/error.h"
 
 namespace isoshard {
 namespace {
@@ -18,7 +18,8 @@ bool is_reduce_scatter(const InterceptedCall& call) {
 std::int64_t begin_of_own_block(const InterceptedCall& call) {
   std::int64_t begin = 0;
   for (int rank = 0; rank < call.comm->rank(); ++rank) {
-    begin += call.input_counts.empty() ? call.output.count : call.input_counts[static_cast<std::size_t>(rank)];
+    begin += call.input_counts.empty() ? call.output.count
+                                       : call.input_counts[static_cast<std::size_t>(rank)];
   }
   return begin;
 }
@@ -32,7 +33,8 @@ class SkipSegments final : public CollectiveFault {
     const bool reduces = call.op == CollectiveOp::kAllReduce || is_reduce_scatter(call);
     if (!reduces || call.comm->size() == 1) return false;  // nothing to skip
     if (call.info.segments.empty()) return matches_(call.info, nullptr);
-    return std::any_of(call.info.segments.begin(), call.info.segments.end(), [&](const Segment& s) { return matches_(call.info, &s); });
+    return std::any_of(call.info.segments.begin(), call.info.segments.end(),
+                       [&](const Segment& s) { return matches_(call.info, &s); });
   }
 
   Work apply(const InterceptedCall& call) const override {
@@ -103,7 +105,9 @@ class ChangeSegments final : public CollectiveFault {
     Work work = call.pass();
     work.wait();
     for (std::size_t i = 0; change_.after && i < parts.size(); ++i) {
-      watch(call, parts[i], [&] { change_.after(call, {inputs[i].data(), parts[i].count, parts[i].dtype}, parts[i]); });
+      watch(call, parts[i], [&] {
+        change_.after(call, {inputs[i].data(), parts[i].count, parts[i].dtype}, parts[i]);
+      });
     }
     return {};
   }
@@ -129,12 +133,17 @@ class ChangeSegments final : public CollectiveFault {
       first = std::max(first, begin);
       last = std::min(last, end);
       if (first >= last || !change_.after) return;
-      const Buffer part{call.output.data + (first - begin) * element, last - first, call.output.dtype};
-      watch(call, part, [&] { change_.after(call, {call.input.data + first * element, last - first, call.input.dtype}, part); });
+      const Buffer part{call.output.data + (first - begin) * element, last - first,
+                        call.output.dtype};
+      watch(call, part, [&] {
+        change_.after(call, {call.input.data + first * element, last - first, call.input.dtype},
+                      part);
+      });
     };
     if (call.info.segments.empty()) change(begin, end);
     for (const Segment& segment : call.info.segments) {
-      if (change_.matches(call.info, &segment)) change(segment.offset, segment.offset + segment.count);
+      if (change_.matches(call.info, &segment))
+        change(segment.offset, segment.offset + segment.count);
     }
     return {};
   }
@@ -145,7 +154,8 @@ class ChangeSegments final : public CollectiveFault {
     const auto element = static_cast<std::int64_t>(size_of(call.output.dtype));
     for (const Segment& segment : call.info.segments) {
       if (change_.matches(call.info, &segment)) {
-        parts.push_back({call.output.data + segment.offset * element, segment.count, call.output.dtype});
+        parts.push_back(
+            {call.output.data + segment.offset * element, segment.count, call.output.dtype});
       }
     }
     return parts;
@@ -156,9 +166,13 @@ class ChangeSegments final : public CollectiveFault {
 
 class FaultyCommunicator final : public Communicator {
  public:
-  FaultyCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<const CollectiveFault> fault, FaultProbe probe,
+  FaultyCommunicator(std::unique_ptr<Communicator> inner,
+                     std::shared_ptr<const CollectiveFault> fault, FaultProbe probe,
                      std::shared_ptr<UndecoratedMesh> mesh)
-      : inner_(std::move(inner)), fault_(std::move(fault)), probe_(std::move(probe)), mesh_(std::move(mesh)) {}
+      : inner_(std::move(inner)),
+        fault_(std::move(fault)),
+        probe_(std::move(probe)),
+        mesh_(std::move(mesh)) {}
 
   int rank() const noexcept override { return inner_->rank(); }
   int size() const noexcept override { return inner_->size(); }
@@ -166,43 +180,63 @@ class FaultyCommunicator final : public Communicator {
   int world_rank_of(int rank) const override { return inner_->world_rank_of(rank); }
 
   Work all_reduce(Buffer data, Reduction reduction, const CallInfo& info) override {
-    return send_call({CollectiveOp::kAllReduce, data, data, reduction, 0, info, inner_.get(), mesh_.get()});
+    return send_call(
+        {CollectiveOp::kAllReduce, data, data, reduction, 0, info, inner_.get(), mesh_.get()});
   }
   Work all_gather(ConstBuffer input, Buffer output, const CallInfo& info) override {
-    return send_call({CollectiveOp::kAllGather, input, output, Reduction::kSum, 0, info, inner_.get(), mesh_.get()});
+    return send_call({CollectiveOp::kAllGather, input, output, Reduction::kSum, 0, info,
+                      inner_.get(), mesh_.get()});
   }
-  Work reduce_scatter(ConstBuffer input, Buffer output, Reduction reduction, const CallInfo& info) override {
-    return send_call({CollectiveOp::kReduceScatter, input, output, reduction, 0, info, inner_.get(), mesh_.get()});
+  Work reduce_scatter(ConstBuffer input, Buffer output, Reduction reduction,
+                      const CallInfo& info) override {
+    return send_call({CollectiveOp::kReduceScatter, input, output, reduction, 0, info, inner_.get(),
+                      mesh_.get()});
   }
   Work broadcast(Buffer data, int root, const CallInfo& info) override {
-    return send_call({CollectiveOp::kBroadcast, data, data, Reduction::kSum, root, info, inner_.get(), mesh_.get()});
+    return send_call({CollectiveOp::kBroadcast, data, data, Reduction::kSum, root, info,
+                      inner_.get(), mesh_.get()});
   }
   using Communicator::all_to_all;
-  Work all_gather_uneven(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts, const CallInfo& info) override {
-    return send_call({CollectiveOp::kAllGatherUneven, input, output, Reduction::kSum, 0, info, inner_.get(), mesh_.get(), counts});
+  Work all_gather_uneven(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,
+                         const CallInfo& info) override {
+    return send_call({CollectiveOp::kAllGatherUneven, input, output, Reduction::kSum, 0, info,
+                      inner_.get(), mesh_.get(), counts});
   }
-  Work reduce_scatter_uneven(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts, Reduction reduction,
-                             const CallInfo& info) override {
-    return send_call({CollectiveOp::kReduceScatterUneven, input, output, reduction, 0, info, inner_.get(), mesh_.get(), counts});
+  Work reduce_scatter_uneven(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,
+                             Reduction reduction, const CallInfo& info) override {
+    return send_call({CollectiveOp::kReduceScatterUneven, input, output, reduction, 0, info,
+                      inner_.get(), mesh_.get(), counts});
   }
-  Work all_to_all(ConstBuffer input, std::span<const std::int64_t> input_counts, Buffer output, std::span<const std::int64_t> output_counts,
-                  const CallInfo& info) override {
-    return send_call(
-        {CollectiveOp::kAllToAll, input, output, Reduction::kSum, 0, info, inner_.get(), mesh_.get(), input_counts, output_counts});
+  Work all_to_all(ConstBuffer input, std::span<const std::int64_t> input_counts, Buffer output,
+                  std::span<const std::int64_t> output_counts, const CallInfo& info) override {
+    return send_call({CollectiveOp::kAllToAll, input, output, Reduction::kSum, 0, info,
+                      inner_.get(), mesh_.get(), input_counts, output_counts});
   }
   Work send(ConstBuffer data, int to, const CallInfo& info) override {
-    return send_call({CollectiveOp::kSend, data, {}, Reduction::kSum, to, info, inner_.get(), mesh_.get()});
+    return send_call(
+        {CollectiveOp::kSend, data, {}, Reduction::kSum, to, info, inner_.get(), mesh_.get()});
   }
   Work recv(Buffer data, int from, const CallInfo& info) override {
-    return send_call({CollectiveOp::kRecv, {}, data, Reduction::kSum, from, info, inner_.get(), mesh_.get()});
+    return send_call(
+        {CollectiveOp::kRecv, {}, data, Reduction::kSum, from, info, inner_.get(), mesh_.get()});
   }
   Work send_recv(std::span<const Transfer> transfers) override {
     if (transfers.empty()) return inner_->send_recv(transfers);
-    return send_call(
-        {CollectiveOp::kSendRecv, {}, {}, Reduction::kSum, 0, transfers.front().info, inner_.get(), mesh_.get(), {}, {}, transfers});
+    return send_call({CollectiveOp::kSendRecv,
+                      {},
+                      {},
+                      Reduction::kSum,
+                      0,
+                      transfers.front().info,
+                      inner_.get(),
+                      mesh_.get(),
+                      {},
+                      {},
+                      transfers});
   }
   void barrier(const CallInfo& info) override {
-    Work work = send_call({CollectiveOp::kBarrier, {}, {}, Reduction::kSum, 0, info, inner_.get(), mesh_.get()});
+    Work work = send_call(
+        {CollectiveOp::kBarrier, {}, {}, Reduction::kSum, 0, info, inner_.get(), mesh_.get()});
     work.wait();
   }
   std::unique_ptr<Communicator> split(int color, int key) override {
@@ -265,7 +299,8 @@ Work InterceptedCall::pass() const {
   throw CommError("a collective of an unknown kind was called");
 }
 
-std::shared_ptr<const CollectiveFault> skip_segments(std::function<bool(const CallInfo&, const Segment*)> matches) {
+std::shared_ptr<const CollectiveFault> skip_segments(
+    std::function<bool(const CallInfo&, const Segment*)> matches) {
   return std::make_shared<SkipSegments>(std::move(matches));
 }
 
@@ -273,10 +308,12 @@ std::shared_ptr<const CollectiveFault> change_segments(SegmentChange change) {
   return std::make_shared<ChangeSegments>(std::move(change));
 }
 
-std::unique_ptr<Communicator> decorate_with_fault(std::unique_ptr<Communicator> inner, std::shared_ptr<const CollectiveFault> fault,
+std::unique_ptr<Communicator> decorate_with_fault(std::unique_ptr<Communicator> inner,
+                                                  std::shared_ptr<const CollectiveFault> fault,
                                                   FaultProbe probe, MeshShape shape) {
   auto mesh = std::make_shared<UndecoratedMesh>(std::move(shape), *inner);
-  return std::make_unique<FaultyCommunicator>(std::move(inner), std::move(fault), std::move(probe), std::move(mesh));
+  return std::make_unique<FaultyCommunicator>(std::move(inner), std::move(fault), std::move(probe),
+                                              std::move(mesh));
 }
 
 }  // namespace isoshard

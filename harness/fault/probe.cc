@@ -10,7 +10,7 @@
 #include <new>
 #include <string>
 
-#include "base/error.h"
+#include "core/base/error.h"
 
 namespace isoshard {
 namespace {
@@ -19,9 +19,13 @@ static_assert(Counter::is_always_lock_free);
 }  // namespace
 
 FaultProbe::FaultProbe() {
-  void* memory = mmap(nullptr, sizeof(Counter), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) throw InfrastructureError(std::string("no shared memory for a fault probe: ") + std::strerror(errno));
-  counter_ = std::shared_ptr<void>(new (memory) Counter(0), [](void* p) { munmap(p, sizeof(Counter)); });
+  void* memory =
+      mmap(nullptr, sizeof(Counter), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED)
+    throw InfrastructureError(std::string("no shared memory for a fault probe: ") +
+                              std::strerror(errno));
+  counter_ =
+      std::shared_ptr<void>(new (memory) Counter(0), [](void* p) { munmap(p, sizeof(Counter)); });
 }
 
 void FaultProbe::fired() const noexcept {

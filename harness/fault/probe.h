@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Counts, across forked processes, how often a fault really fired: a fault whose hook never fired proves nothing.
+/// Counts, across forked processes, how often a fault really fired: a fault whose hook never fired
+/// proves nothing.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -13,12 +13,16 @@ BuildInfo build_info() {
 }
 
 std::string unfit_for_goldens(const BuildInfo& build) {
-  if (!build.sanitizers.empty()) return fmt::format("it was recorded by a build with the sanitizers {}", build.sanitizers);
+  if (!build.sanitizers.empty())
+    return fmt::format("it was recorded by a build with the sanitizers {}", build.sanitizers);
   if (build.state == "clean") return "";
   if (build.state == "dirty")
-    return fmt::format("it was recorded by a build of sources that were changed after commit {}: commit them, build, record again",
-                       build.commit.substr(0, 12));
-  return "it was recorded by a build whose sources are under no version control, so nobody could make it again";
+    return fmt::format(
+        "it was recorded by a build of sources that were changed after commit {}: commit them, "
+        "build, record again",
+        build.commit.substr(0, 12));
+  return "it was recorded by a build whose sources are under no version control, so nobody could "
+         "make it again";
 }
 
 }  // namespace isoshard

@@ -6,8 +6,9 @@
 namespace isoshard {
 
 struct BuildInfo {
-  std::string commit;      ///< 40 hex digits; empty: the sources are under no version control
-  std::string state;       ///< "clean", "dirty" (a tracked file but goldens and pages differed from the commit) or "unknown"
+  std::string commit;  ///< 40 hex digits; empty: the sources are under no version control
+  /// "clean", "dirty" (a tracked file but goldens and pages differed from the commit) or "unknown"
+  std::string state;
   std::string sanitizers;  ///< "address,undefined"; empty: none
 };
 

@@ -9,18 +9,19 @@
 #include <limits>
 #include <set>
 
-#include "base/hex_float.h"
+#include "core/base/hex_float.h"
 #include "harness/golden/golden_rules.h"
 
 namespace isoshard {
 namespace {
 
 std::string in_words(const GoldenDifference& d) {
-  const std::string place = fmt::format("{}: {}: golden {}, here {}", d.line, d.what, d.golden, d.actual);
+  const std::string place =
+      fmt::format("{}: {}: golden {}, here {}", d.line, d.what, d.golden, d.actual);
   const auto golden = parse_hex(d.golden), actual = parse_hex(d.actual);
   if (d.what == "digest" || !golden.has_value() || !actual.has_value()) return place;
-  return fmt::format("{} ({:.9g} and {:.9g}: {:.3e} apart, {:.3g} ulp; {:.3e} may be drift)", place, *golden, *actual, d.difference,
-                     ulps_between(*golden, *actual), d.drift);
+  return fmt::format("{} ({:.9g} and {:.9g}: {:.3e} apart, {:.3g} ulp; {:.3e} may be drift)", place,
+                     *golden, *actual, d.difference, ulps_between(*golden, *actual), d.drift);
 }
 
 }  // namespace
@@ -56,9 +57,11 @@ std::string staleness(const Golden& golden, const Golden& actual) {
     if (before != now) reasons.push_back(fmt::format("{}: golden {}, here {}", name, before, now));
   }
   if (golden.weights_sha256 != actual.weights_sha256)
-    reasons.push_back(fmt::format("SHA-256 of the initial weights: golden {}, here {}", golden.weights_sha256, actual.weights_sha256));
+    reasons.push_back(fmt::format("SHA-256 of the initial weights: golden {}, here {}",
+                                  golden.weights_sha256, actual.weights_sha256));
   if (golden.inputs_sha256 != actual.inputs_sha256)
-    reasons.push_back(fmt::format("SHA-256 of the inputs: golden {}, here {}", golden.inputs_sha256, actual.inputs_sha256));
+    reasons.push_back(fmt::format("SHA-256 of the inputs: golden {}, here {}", golden.inputs_sha256,
+                                  actual.inputs_sha256));
   return fmt::format("{}", fmt::join(reasons, "\n  "));
 }
 
@@ -70,32 +73,42 @@ std::string differing_fingerprints(const Golden& golden, const Golden& actual) {
     if (here != value) lines.push_back(fmt::format("{}: golden {}, here {}", key, value, here));
   }
   if (golden.arithmetic != actual.arithmetic)
-    lines.push_back(fmt::format("arithmetic digest: golden {}, here {}", golden.arithmetic, actual.arithmetic));
+    lines.push_back(
+        fmt::format("arithmetic digest: golden {}, here {}", golden.arithmetic, actual.arithmetic));
   return fmt::format("{}", fmt::join(lines, "\n            "));
 }
 
 double ulps_between(double a, double b) noexcept {
-  if (std::isnan(a) || std::isnan(b) || std::signbit(a) != std::signbit(b)) return std::numeric_limits<double>::infinity();
-  const auto x = std::bit_cast<std::int64_t>(std::fabs(a)), y = std::bit_cast<std::int64_t>(std::fabs(b));
+  if (std::isnan(a) || std::isnan(b) || std::signbit(a) != std::signbit(b))
+    return std::numeric_limits<double>::infinity();
+  const auto x = std::bit_cast<std::int64_t>(std::fabs(a)),
+             y = std::bit_cast<std::int64_t>(std::fabs(b));
   return static_cast<double>(x > y ? x - y : y - x);
 }
 
-std::string render(const Golden& golden, const Golden& actual, const GoldenComparison& comparison, const std::string& look_further) {
+std::string render(const Golden& golden, const Golden& actual, const GoldenComparison& comparison,
+                   const std::string& look_further) {
   const std::string fingerprints = differing_fingerprints(golden, actual);
   switch (comparison.answer) {
     case GoldenAnswer::kMatch:
       return fmt::format("MATCH       {}: {} lines, every bit\n", golden.name, comparison.lines);
     case GoldenAnswer::kDrift:
       return fmt::format(
-          "DRIFT       {}: {} of {} lines differ, each within its recorded drift (at most {:.2g} of it); this machine rounds differently\n"
+          "DRIFT       {}: {} of {} lines differ, each within its recorded drift (at most {:.2g} "
+          "of it); this machine rounds differently\n"
           "            {}\n            first {}\n",
-          golden.name, comparison.unequal_lines, comparison.lines, comparison.largest_share, fingerprints, in_words(*comparison.first));
+          golden.name, comparison.unequal_lines, comparison.lines, comparison.largest_share,
+          fingerprints, in_words(*comparison.first));
     case GoldenAnswer::kRegression:
       break;
   }
-  return fmt::format("REGRESSION  {}: first {}\n            {}{}{}look further: {}\n", golden.name, in_words(*comparison.first),
-                     comparison.rounds_alike ? "this machine rounds as the golden's did, so every bit must be equal\n            " : "",
-                     fingerprints, fingerprints.empty() ? "" : "\n            ", look_further);
+  return fmt::format(
+      "REGRESSION  {}: first {}\n            {}{}{}look further: {}\n", golden.name,
+      in_words(*comparison.first),
+      comparison.rounds_alike
+          ? "this machine rounds as the golden's did, so every bit must be equal\n            "
+          : "",
+      fingerprints, fingerprints.empty() ? "" : "\n            ", look_further);
 }
 
 }  // namespace isoshard

@@ -11,8 +11,8 @@
 
 namespace isoshard {
 
-/// kMatch: every bit is equal. kDrift: the run's machine rounds unlike the golden's (another arithmetic digest), and every number is
-/// within its recorded drift. kRegression: anything else.
+/// kMatch: every bit is equal. kDrift: the run's machine rounds unlike the golden's (another
+/// arithmetic digest), and every number is within its recorded drift. kRegression: anything else.
 enum class GoldenAnswer : std::uint8_t { kMatch, kDrift, kRegression };
 [[nodiscard]] std::string_view name_of(GoldenAnswer answer) noexcept;  ///< match, drift, regression
 
@@ -28,29 +28,35 @@ struct GoldenDifference {
 
 struct GoldenComparison {
   GoldenAnswer answer = GoldenAnswer::kRegression;
-  bool rounds_alike = false;              ///< the arithmetic digests are equal: every bit must be
-  std::size_t lines = 0;                  ///< compared, up to the first that is wrong
-  std::size_t unequal_lines = 0;          ///< of them
-  std::optional<GoldenDifference> first;  ///< the first that is wrong; of a drift the first that differs
-  double largest_share = 0;               ///< of what a number may drift; of a drift
+  bool rounds_alike = false;      ///< the arithmetic digests are equal: every bit must be
+  std::size_t lines = 0;          ///< compared, up to the first that is wrong
+  std::size_t unequal_lines = 0;  ///< of them
+  /// The first that is wrong; of a drift the first that differs
+  std::optional<GoldenDifference> first;
+  double largest_share = 0;  ///< of what a number may drift; of a drift
 };
 
-/// Compares line by line, in order, up to the first that is wrong. Lines or numbers that only one has are a regression; so is a number
-/// that is NaN or infinite, whatever the golden says, and zeros of another sign where machines round alike.
+/// Compares line by line, in order, up to the first that is wrong. Lines or numbers that only one
+/// has are a regression; so is a number that is NaN or infinite, whatever the golden says, and
+/// zeros of another sign where machines round alike.
 /// Requires   equal config, weights and inputs: see staleness.
 [[nodiscard]] GoldenComparison compare_golden(const Golden& golden, const Golden& actual);
 
-/// Why the golden is of another run than `actual`, naming each setting with both values; empty if it is not.
+/// Why the golden is of another run than `actual`, naming each setting with both values; empty if
+/// it is not.
 [[nodiscard]] std::string staleness(const Golden& golden, const Golden& actual);
 
 /// "cpu: golden \"A\", here \"B\"", one line each; for a regression only.
 [[nodiscard]] std::string differing_fingerprints(const Golden& golden, const Golden& actual);
 
-/// How many doubles lie between two numbers, and 1: 0 for equal bits, infinite if one is NaN or they have different signs.
+/// How many doubles lie between two numbers, and 1: 0 for equal bits, infinite if one is NaN or
+/// they have different signs.
 [[nodiscard]] double ulps_between(double a, double b) noexcept;
 
-/// A few lines: the answer, the first difference with both hex floats, and for a regression `look_further`, a command.
-[[nodiscard]] std::string render(const Golden& golden, const Golden& actual, const GoldenComparison& comparison,
+/// A few lines: the answer, the first difference with both hex floats, and for a regression
+/// `look_further`, a command.
+[[nodiscard]] std::string render(const Golden& golden, const Golden& actual,
+                                 const GoldenComparison& comparison,
                                  const std::string& look_further);
 
 }  // namespace isoshard

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// The three answers, and wrong comparisons in place of the right one: each must give a wrong answer to some row of the same table.
+// SPDX-License-Identifier: Apache-2.0 The three answers, and wrong comparisons in place of the
+// right one: each must give a wrong answer to some row of the same table.
 #include "harness/golden/compare_golden.h"
 
 #include <gmock/gmock.h>
@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "base/hex_float.h"
+#include "core/base/hex_float.h"
 #include "harness/golden/golden_rules.h"
 
 namespace isoshard {
@@ -22,7 +22,8 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInf = std::numeric_limits<double>::infinity();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN(),
+                 kInf = std::numeric_limits<double>::infinity();
 constexpr double kDrift = 0x1p-20;
 constexpr int kSteps = 6;
 constexpr const char* kElsewhere = "00000000000000ee";
@@ -35,7 +36,9 @@ Golden curve() {
   for (int step = 0; step < kSteps; ++step) {
     const double loss = 3.25 - 0.125 * step;
     golden.lines.push_back(
-        {"step " + std::to_string(step), "", {{"loss", loss, kDrift}, {"grad_norm", 0.5 + step, kDrift}, {"learning_rate", 0.1, 0}}});
+        {"step " + std::to_string(step),
+         "",
+         {{"loss", loss, kDrift}, {"grad_norm", 0.5 + step, kDrift}, {"learning_rate", 0.1, 0}}});
   }
   golden.lines[3].numbers[1].value = 0.0;
   return golden;
@@ -59,7 +62,8 @@ struct Row {
 
 using Edit = std::function<void(Golden&)>;
 
-Row row(std::string name, const Golden& golden, const Edit& edit, GoldenAnswer answer, std::string line = "") {
+Row row(std::string name, const Golden& golden, const Edit& edit, GoldenAnswer answer,
+        std::string line = "") {
   Row made{std::move(name), golden, golden, answer, std::move(line)};
   edit(made.actual);
   return made;
@@ -75,8 +79,9 @@ double up(double value) {
 }
 
 /// The same edit on a machine that rounds as the golden's, and on another one.
-void add_on_both(std::vector<Row>& rows, const std::string& name, const Golden& golden, const Edit& edit, GoldenAnswer alike,
-                 GoldenAnswer other, const std::string& line) {
+void add_on_both(std::vector<Row>& rows, const std::string& name, const Golden& golden,
+                 const Edit& edit, GoldenAnswer alike, GoldenAnswer other,
+                 const std::string& line) {
   rows.push_back(row(name, golden, edit, alike, line));
   const auto moved = [&edit](Golden& g) {
     g.arithmetic = kElsewhere;
@@ -86,7 +91,8 @@ void add_on_both(std::vector<Row>& rows, const std::string& name, const Golden& 
 }
 
 std::vector<Row> rows() {
-  constexpr auto kMatch = GoldenAnswer::kMatch, kDrifts = GoldenAnswer::kDrift, kWrong = GoldenAnswer::kRegression;
+  constexpr auto kMatch = GoldenAnswer::kMatch, kDrifts = GoldenAnswer::kDrift,
+                 kWrong = GoldenAnswer::kRegression;
   std::vector<Row> all;
   add_on_both(
       all, "equal", curve(), [](Golden&) {}, kMatch, kMatch, "");
@@ -94,33 +100,45 @@ std::vector<Row> rows() {
       all, "digests equal", digests(), [](Golden&) {}, kMatch, kMatch, "");
   for (const int step : {0, 2, kSteps - 1}) {
     const std::string line = "step " + std::to_string(step);
-    const auto number = [step](Golden& g, std::size_t i) -> double& { return g.lines[static_cast<std::size_t>(step)].numbers[i].value; };
+    const auto number = [step](Golden& g, std::size_t i) -> double& {
+      return g.lines[static_cast<std::size_t>(step)].numbers[i].value;
+    };
     add_on_both(
-        all, "one ulp at " + line, curve(), [&](Golden& g) { number(g, 0) = up(number(g, 0)); }, kWrong, kDrifts, line);
+        all, "one ulp at " + line, curve(), [&](Golden& g) { number(g, 0) = up(number(g, 0)); },
+        kWrong, kDrifts, line);
     add_on_both(
-        all, "one ulp down at " + line, curve(), [&](Golden& g) { number(g, 1) = std::nextafter(number(g, 1), -kInf); }, kWrong, kDrifts,
+        all, "one ulp down at " + line, curve(),
+        [&](Golden& g) { number(g, 1) = std::nextafter(number(g, 1), -kInf); }, kWrong, kDrifts,
         line);
     add_on_both(
-        all, "the whole drift at " + line, curve(), [&](Golden& g) { number(g, 0) += kDrift; }, kWrong, kDrifts, line);
+        all, "the whole drift at " + line, curve(), [&](Golden& g) { number(g, 0) += kDrift; },
+        kWrong, kDrifts, line);
     add_on_both(
-        all, "an ulp above the drift at " + line, curve(), [&](Golden& g) { number(g, 0) = up(number(g, 0) + kDrift); }, kWrong, kWrong,
-        line);
+        all, "an ulp above the drift at " + line, curve(),
+        [&](Golden& g) { number(g, 0) = up(number(g, 0) + kDrift); }, kWrong, kWrong, line);
     add_on_both(
-        all, "twice the drift down at " + line, curve(), [&](Golden& g) { number(g, 0) -= 2 * kDrift; }, kWrong, kWrong, line);
+        all, "twice the drift down at " + line, curve(),
+        [&](Golden& g) { number(g, 0) -= 2 * kDrift; }, kWrong, kWrong, line);
     add_on_both(
-        all, "a norm twice the drift off at " + line, curve(), [&](Golden& g) { number(g, 1) += 2 * kDrift; }, kWrong, kWrong, line);
+        all, "a norm twice the drift off at " + line, curve(),
+        [&](Golden& g) { number(g, 1) += 2 * kDrift; }, kWrong, kWrong, line);
     add_on_both(
-        all, "another learning rate at " + line, curve(), [&](Golden& g) { number(g, 2) = up(0.1); }, kWrong, kWrong, line);
+        all, "another learning rate at " + line, curve(),
+        [&](Golden& g) { number(g, 2) = up(0.1); }, kWrong, kWrong, line);
     for (const double value : {kNan, kInf, -kInf})
       add_on_both(
-          all, "no number at " + line, curve(), [&](Golden& g) { number(g, 0) = value; }, kWrong, kWrong, line);
+          all, "no number at " + line, curve(), [&](Golden& g) { number(g, 0) = value; }, kWrong,
+          kWrong, line);
   }
   add_on_both(
-      all, "a zero of another sign", curve(), [](Golden& g) { g.lines[3].numbers[1].value = -0.0; }, kWrong, kDrifts, "step 3");
+      all, "a zero of another sign", curve(), [](Golden& g) { g.lines[3].numbers[1].value = -0.0; },
+      kWrong, kDrifts, "step 3");
   add_on_both(
-      all, "the last step dropped", curve(), [](Golden& g) { g.lines.pop_back(); }, kWrong, kWrong, "step 5");
+      all, "the last step dropped", curve(), [](Golden& g) { g.lines.pop_back(); }, kWrong, kWrong,
+      "step 5");
   add_on_both(
-      all, "the first step dropped", curve(), [](Golden& g) { g.lines.erase(g.lines.begin()); }, kWrong, kWrong, "step 0");
+      all, "the first step dropped", curve(), [](Golden& g) { g.lines.erase(g.lines.begin()); },
+      kWrong, kWrong, "step 0");
   add_on_both(
       all, "a step added", curve(),
       [](Golden& g) {
@@ -130,9 +148,11 @@ std::vector<Row> rows() {
   add_on_both(
       all, "no step at all", curve(), [](Golden& g) { g.lines.clear(); }, kWrong, kWrong, "step 0");
   add_on_both(
-      all, "a step of another name", curve(), [](Golden& g) { g.lines[4].name = "step 9"; }, kWrong, kWrong, "step 4");
+      all, "a step of another name", curve(), [](Golden& g) { g.lines[4].name = "step 9"; }, kWrong,
+      kWrong, "step 4");
   add_on_both(
-      all, "a number dropped", curve(), [](Golden& g) { g.lines[4].numbers.pop_back(); }, kWrong, kWrong, "step 4");
+      all, "a number dropped", curve(), [](Golden& g) { g.lines[4].numbers.pop_back(); }, kWrong,
+      kWrong, "step 4");
   add_on_both(
       all, "a number added", curve(),
       [](Golden& g) {
@@ -140,12 +160,14 @@ std::vector<Row> rows() {
       },
       kWrong, kWrong, "step 4");
   add_on_both(
-      all, "a number of another name", curve(), [](Golden& g) { g.lines[4].numbers[0].name = "x"; }, kWrong, kWrong, "step 4");
+      all, "a number of another name", curve(), [](Golden& g) { g.lines[4].numbers[0].name = "x"; },
+      kWrong, kWrong, "step 4");
   add_on_both(
-      all, "another digest", digests(), [](Golden& g) { g.lines[1].digest = "0000000000000009"; }, kWrong, kDrifts, "forward at norm");
+      all, "another digest", digests(), [](Golden& g) { g.lines[1].digest = "0000000000000009"; },
+      kWrong, kDrifts, "forward at norm");
   add_on_both(
-      all, "another digest of what is equal everywhere", digests(), [](Golden& g) { g.lines[0].digest = "0000000000000009"; }, kWrong,
-      kWrong, "data ids");
+      all, "another digest of what is equal everywhere", digests(),
+      [](Golden& g) { g.lines[0].digest = "0000000000000009"; }, kWrong, kWrong, "data ids");
   add_on_both(
       all, "another digest and norm", digests(),
       [](Golden& g) {
@@ -154,9 +176,10 @@ std::vector<Row> rows() {
       },
       kWrong, kWrong, "gradient of norm");
   add_on_both(
-      all, "a norm that an equal digest vouches for", digests(), [](Golden& g) { g.lines[1].numbers[0].value = up(8); }, kMatch, kMatch,
-      "");
-  // Both sides: a golden with NaN in it is not read (GoldenStoreFolder), but nothing may pass by it either.
+      all, "a norm that an equal digest vouches for", digests(),
+      [](Golden& g) { g.lines[1].numbers[0].value = up(8); }, kMatch, kMatch, "");
+  // Both sides: a golden with NaN in it is not read (GoldenStoreFolder), but nothing may pass by it
+  // either.
   Golden nan = curve();
   nan.lines[2].numbers[0].value = kNan;
   add_on_both(
@@ -186,13 +209,15 @@ TEST(GoldenAnswers, ARegressionShowsStepBothHexValuesAndTheCommand) {
   actual.lines[2].numbers[0].value = up(3.0);
   actual.lines[4].numbers[0].value = 7;
 
-  const std::string text = render(golden, actual, compare_golden(golden, actual), "isoshard verify --steps 3");
+  const std::string text =
+      render(golden, actual, compare_golden(golden, actual), "isoshard verify --steps 3");
 
-  EXPECT_THAT(text, AllOf(HasSubstr("REGRESSION  curve_x"),
-                          HasSubstr("first step 2: loss: golden 0x1.8000000000000p+1, here "
-                                    "0x1.8000000000001p+1"),
-                          HasSubstr("1 ulp"), HasSubstr("every bit must be equal"), HasSubstr("look further: isoshard verify --steps 3"),
-                          Not(HasSubstr("step 4"))));
+  EXPECT_THAT(
+      text, AllOf(HasSubstr("REGRESSION  curve_x"),
+                  HasSubstr("first step 2: loss: golden 0x1.8000000000000p+1, here "
+                            "0x1.8000000000001p+1"),
+                  HasSubstr("1 ulp"), HasSubstr("every bit must be equal"),
+                  HasSubstr("look further: isoshard verify --steps 3"), Not(HasSubstr("step 4"))));
 }
 
 TEST(GoldenAnswers, ADriftShowsWhatDiffersBetweenTheMachines) {
@@ -205,8 +230,11 @@ TEST(GoldenAnswers, ADriftShowsWhatDiffersBetweenTheMachines) {
   const std::string text = render(golden, actual, comparison, "");
 
   EXPECT_DOUBLE_EQ(comparison.largest_share, 0.5);
-  EXPECT_THAT(text, AllOf(HasSubstr("DRIFT"), HasSubstr("1 of 6 lines differ"), HasSubstr("cpu: golden A, here B"),
-                          HasSubstr("arithmetic digest: golden 00000000000000aa, here 00000000000000ee"), HasSubstr("first step 2")));
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("DRIFT"), HasSubstr("1 of 6 lines differ"),
+                    HasSubstr("cpu: golden A, here B"),
+                    HasSubstr("arithmetic digest: golden 00000000000000aa, here 00000000000000ee"),
+                    HasSubstr("first step 2")));
 }
 
 TEST(GoldenAnswers, AnotherConfigWeightsOrInputsAreStaleNotWrong) {
@@ -219,9 +247,11 @@ TEST(GoldenAnswers, AnotherConfigWeightsOrInputsAreStaleNotWrong) {
   actual.weights_sha256 = "b";
   actual.inputs_sha256 = "c";
 
-  EXPECT_THAT(staleness(golden, actual),
-              AllOf(HasSubstr("dtype: golden \"fp32\", here \"bf16\""), HasSubstr("seed: golden 1, here not set"),
-                    HasSubstr("steps: golden not set, here 3"), HasSubstr("weights: golden a, here b"), HasSubstr("inputs")));
+  EXPECT_THAT(
+      staleness(golden, actual),
+      AllOf(HasSubstr("dtype: golden \"fp32\", here \"bf16\""),
+            HasSubstr("seed: golden 1, here not set"), HasSubstr("steps: golden not set, here 3"),
+            HasSubstr("weights: golden a, here b"), HasSubstr("inputs")));
 }
 
 TEST(GoldenAnswers, UlpsAreStepsOfADouble) {
@@ -232,7 +262,8 @@ TEST(GoldenAnswers, UlpsAreStepsOfADouble) {
   EXPECT_EQ(ulps_between(1.0, kNan), kInf);
 }
 
-// ---- mutants: each changes one decision ------------------------------------------------------------------------------------------
+// ---- mutants: each changes one decision
+// ------------------------------------------------------------------------------------------
 
 struct InvertedSame : GoldenRules {
   static bool same_value(double g, double a) { return !GoldenRules::same_value(g, a); }
@@ -241,7 +272,9 @@ struct InvertedWithin : GoldenRules {
   static bool within(double g, double a, double drift) { return !GoldenRules::within(g, a, drift); }
 };
 struct InvertedMachine : GoldenRules {
-  static bool rounds_alike(const Golden& g, const Golden& a) { return !GoldenRules::rounds_alike(g, a); }
+  static bool rounds_alike(const Golden& g, const Golden& a) {
+    return !GoldenRules::rounds_alike(g, a);
+  }
 };
 struct MachinesAlwaysAlike : GoldenRules {
   static bool rounds_alike(const Golden&, const Golden&) { return true; }
@@ -265,7 +298,9 @@ struct SkipsTheFirst : GoldenRules {
   static std::size_t first_line() { return 1; }
 };
 struct SkipsTheLast : GoldenRules {
-  static std::size_t num_lines(std::size_t g, std::size_t a) { return std::max<std::size_t>(std::max(g, a), 1) - 1; }
+  static std::size_t num_lines(std::size_t g, std::size_t a) {
+    return std::max<std::size_t>(std::max(g, a), 1) - 1;
+  }
 };
 struct CommonLinesOnly : GoldenRules {
   static std::size_t num_lines(std::size_t g, std::size_t a) { return std::min(g, a); }
@@ -277,7 +312,9 @@ struct ActualLinesOnly : GoldenRules {
   static std::size_t num_lines(std::size_t, std::size_t a) { return a; }
 };
 struct FirstNumberOnly : GoldenRules {
-  static std::size_t num_numbers(std::size_t g, std::size_t a) { return std::min<std::size_t>(1, std::max(g, a)); }
+  static std::size_t num_numbers(std::size_t g, std::size_t a) {
+    return std::min<std::size_t>(1, std::max(g, a));
+  }
 };
 struct CommonNumbersOnly : GoldenRules {
   static std::size_t num_numbers(std::size_t g, std::size_t a) { return std::min(g, a); }
@@ -304,17 +341,23 @@ struct NanIsANumber : GoldenRules {
   static bool is_number(double) { return true; }
 };
 struct NanEqualsNan : NanIsANumber {
-  static bool same_value(double g, double a) { return (std::isnan(g) && std::isnan(a)) || GoldenRules::same_value(g, a); }
+  static bool same_value(double g, double a) {
+    return (std::isnan(g) && std::isnan(a)) || GoldenRules::same_value(g, a);
+  }
 };
 struct NanIsWithin : NanIsANumber {
   static bool within(double g, double a, double drift) { return !(std::fabs(a - g) > drift); }
 };
 struct InfinityIsANumber : GoldenRules {
   static bool is_number(double value) { return !std::isnan(value); }
-  static bool within(double g, double a, double drift) { return std::isinf(a) || GoldenRules::within(g, a, drift); }
+  static bool within(double g, double a, double drift) {
+    return std::isinf(a) || GoldenRules::within(g, a, drift);
+  }
 };
 struct TenTimesTheDrift : GoldenRules {
-  static bool within(double g, double a, double drift) { return GoldenRules::within(g, a, 10 * drift); }
+  static bool within(double g, double a, double drift) {
+    return GoldenRules::within(g, a, 10 * drift);
+  }
 };
 struct OpenBound : GoldenRules {
   static bool within(double g, double a, double drift) { return std::fabs(a - g) < drift; }
@@ -326,7 +369,9 @@ struct OneSidedDown : GoldenRules {
   static bool within(double g, double a, double drift) { return g - a <= drift; }
 };
 struct FloorOfDrift : GoldenRules {
-  static bool within(double g, double a, double drift) { return GoldenRules::within(g, a, std::max(drift, 1e-15)); }
+  static bool within(double g, double a, double drift) {
+    return GoldenRules::within(g, a, std::max(drift, 1e-15));
+  }
 };
 struct ValuesNotBits : GoldenRules {
   static bool same_value(double g, double a) { return g == a; }
@@ -384,9 +429,12 @@ std::vector<Mutant> mutants() {
 TEST(GoldenMutants, EachIsCaughtByARow) {
   const std::vector<Row> all = rows();
   for (const Mutant& mutant : mutants()) {
-    const auto caught = std::count_if(all.begin(), all.end(), [&](const Row& r) { return !mutant.answers(r); });
+    const auto caught =
+        std::count_if(all.begin(), all.end(), [&](const Row& r) { return !mutant.answers(r); });
 
-    EXPECT_GT(caught, 0) << mutant.name << ": a comparison with this decision changed gives the right answer to every row";
+    EXPECT_GT(caught, 0)
+        << mutant.name
+        << ": a comparison with this decision changed gives the right answer to every row";
     RecordProperty(mutant.name, static_cast<int>(caught));
   }
 }

@@ -11,10 +11,10 @@
 #include <span>
 #include <utility>
 
-#include "base/error.h"
-#include "base/hex_float.h"
-#include "base/sha256.h"
-#include "io/json.h"
+#include "core/base/error.h"
+#include "core/base/hex_float.h"
+#include "core/base/sha256.h"
+#include "core/io/json.h"
 
 namespace isoshard {
 namespace {
@@ -23,7 +23,8 @@ using Json = nlohmann::ordered_json;
 using Texts = std::map<std::string, std::string>;
 
 constexpr int kSchema = 1;
-constexpr JsonLimits kLimits{.max_bytes = std::size_t{64} << 20, .max_depth = 16, .max_values = std::size_t{1} << 21};
+constexpr JsonLimits kLimits{
+    .max_bytes = std::size_t{64} << 20, .max_depth = 16, .max_values = std::size_t{1} << 21};
 constexpr std::size_t kDigestDigits = 16, kShaDigits = 64;
 
 Json line_json(const GoldenLine& line) {
@@ -32,7 +33,8 @@ Json line_json(const GoldenLine& line) {
   if (!line.digest.empty()) json["digest"] = line.digest;
   if (line.numbers.empty()) return json;
   Json& numbers = json["numbers"] = Json::object();
-  for (const GoldenNumber& number : line.numbers) numbers[number.name] = {to_hex(number.value), to_hex(number.drift)};
+  for (const GoldenNumber& number : line.numbers)
+    numbers[number.name] = {to_hex(number.value), to_hex(number.drift)};
   return json;
 }
 
@@ -41,7 +43,9 @@ class Reader {
  public:
   explicit Reader(const std::filesystem::path& origin) : origin_(origin) {}
 
-  [[noreturn]] void refuse(std::string_view what) const { throw GoldenError(fmt::format("{}: {}", origin_.string(), what)); }
+  [[noreturn]] void refuse(std::string_view what) const {
+    throw GoldenError(fmt::format("{}: {}", origin_.string(), what));
+  }
 
   const Json& member(const Json& object, const std::string& key, const std::string& at) const {
     if (!object.is_object()) refuse(fmt::format("{} is no object", at));
@@ -54,10 +58,12 @@ class Reader {
     if (!value.is_string()) refuse(fmt::format("{}.{} is {}, no string", at, key, value.dump()));
     return value.get<std::string>();
   }
-  std::string hex_digits(const Json& object, const std::string& key, const std::string& at, std::size_t count) const {
+  std::string hex_digits(const Json& object, const std::string& key, const std::string& at,
+                         std::size_t count) const {
     std::string value = text(object, key, at);
     const bool all_hex = value.find_first_not_of("0123456789abcdef") == std::string::npos;
-    if (value.size() != count || !all_hex) refuse(fmt::format("{}.{} is '{}', not {} hex digits", at, key, value, count));
+    if (value.size() != count || !all_hex)
+      refuse(fmt::format("{}.{} is '{}', not {} hex digits", at, key, value, count));
     return value;
   }
   Texts texts(const Json& object, const std::string& key) const {
@@ -68,7 +74,8 @@ class Reader {
     return result;
   }
   double number(const Json& word, const std::string& at) const {
-    const std::optional<double> value = word.is_string() ? parse_hex(word.get<std::string>()) : std::nullopt;
+    const std::optional<double> value =
+        word.is_string() ? parse_hex(word.get<std::string>()) : std::nullopt;
     if (!value.has_value()) refuse(fmt::format("{} is {}, no hex float", at, word.dump()));
     return *value;
   }
@@ -86,12 +93,16 @@ GoldenLine read_line(const Reader& reader, const Json& json, const std::string& 
     return line;
   }
   const Json& numbers = json.at("numbers");
-  if (!numbers.is_object() || numbers.empty()) reader.refuse(fmt::format("{}.numbers is {}, no object with numbers", at, numbers.dump()));
+  if (!numbers.is_object() || numbers.empty())
+    reader.refuse(fmt::format("{}.numbers is {}, no object with numbers", at, numbers.dump()));
   for (const auto& [name, pair] : numbers.items()) {
     const std::string there = fmt::format("{}.numbers.{}", at, name);
-    if (!pair.is_array() || pair.size() != 2) reader.refuse(fmt::format("{} is {}, not a value and its drift", there, pair.dump()));
-    line.numbers.push_back({name, reader.number(pair[0], there), reader.number(pair[1], there + ", the drift")});
-    if (line.numbers.back().drift < 0) reader.refuse(fmt::format("{}: a drift of {} is negative", there, line.numbers.back().drift));
+    if (!pair.is_array() || pair.size() != 2)
+      reader.refuse(fmt::format("{} is {}, not a value and its drift", there, pair.dump()));
+    line.numbers.push_back(
+        {name, reader.number(pair[0], there), reader.number(pair[1], there + ", the drift")});
+    if (line.numbers.back().drift < 0)
+      reader.refuse(fmt::format("{}: a drift of {} is negative", there, line.numbers.back().drift));
   }
   return line;
 }
@@ -100,7 +111,9 @@ Golden golden_of(const Json& json, const std::filesystem::path& origin) {
   const Reader reader(origin);
   const std::string at = "the file";
   const Json& schema = reader.member(json, "schema", at);
-  if (schema != kSchema) reader.refuse(fmt::format("has the schema {}; this program reads goldens of schema {}", schema.dump(), kSchema));
+  if (schema != kSchema)
+    reader.refuse(fmt::format("has the schema {}; this program reads goldens of schema {}",
+                              schema.dump(), kSchema));
   if (reader.text(json, "kind", at) != "golden") reader.refuse("is no golden");
   Golden golden;
   golden.name = reader.text(json, "name", at);
@@ -112,16 +125,20 @@ Golden golden_of(const Json& json, const std::filesystem::path& origin) {
   golden.drift_rule = reader.text(json, "drift_rule", at);
   const Json &parity = reader.member(json, "parity", at), &build = reader.member(json, "build", at);
   const Json& holds = reader.member(parity, "holds", "parity");
-  if (!holds.is_boolean()) reader.refuse(fmt::format("parity.holds is {}, neither true nor false", holds.dump()));
+  if (!holds.is_boolean())
+    reader.refuse(fmt::format("parity.holds is {}, neither true nor false", holds.dump()));
   golden.parity = {holds.get<bool>(), reader.text(parity, "text", "parity")};
-  golden.build = {reader.text(build, "commit", "build"), reader.text(build, "state", "build"), reader.text(build, "sanitizers", "build")};
+  golden.build = {reader.text(build, "commit", "build"), reader.text(build, "state", "build"),
+                  reader.text(build, "sanitizers", "build")};
   golden.recorded = reader.text(json, "recorded", at);
   const std::string hash = reader.hex_digits(json, "config_sha256", at, kShaDigits);
   if (hash != config_sha256(golden)) reader.refuse("its config_sha256 is not that of its config");
   const Json &count = reader.member(json, "count", at), &lines = reader.member(json, "lines", at);
   if (!lines.is_array() || lines.empty()) reader.refuse("has no lines");
-  if (count != lines.size()) reader.refuse(fmt::format("has {} lines, but its count is {}", lines.size(), count.dump()));
-  for (std::size_t i = 0; i < lines.size(); ++i) golden.lines.push_back(read_line(reader, lines[i], fmt::format("lines[{}]", i)));
+  if (count != lines.size())
+    reader.refuse(fmt::format("has {} lines, but its count is {}", lines.size(), count.dump()));
+  for (std::size_t i = 0; i < lines.size(); ++i)
+    golden.lines.push_back(read_line(reader, lines[i], fmt::format("lines[{}]", i)));
   return golden;
 }
 
@@ -135,8 +152,10 @@ std::string config_sha256(const Golden& golden) {
 std::string non_finite_number(const Golden& golden) {
   for (const GoldenLine& line : golden.lines) {
     for (const GoldenNumber& number : line.numbers) {
-      if (!std::isfinite(number.value)) return fmt::format("{} of {} is {}", number.name, line.name, number.value);
-      if (!std::isfinite(number.drift)) return fmt::format("{} of {} may drift by {}", number.name, line.name, number.drift);
+      if (!std::isfinite(number.value))
+        return fmt::format("{} of {} is {}", number.name, line.name, number.value);
+      if (!std::isfinite(number.drift))
+        return fmt::format("{} of {} may drift by {}", number.name, line.name, number.drift);
     }
   }
   return "";
@@ -159,20 +178,24 @@ std::string golden_text(const Golden& golden) {
   json["arithmetic"] = golden.arithmetic;
   json["drift_rule"] = golden.drift_rule;
   json["parity"] = {{"holds", golden.parity.holds}, {"text", golden.parity.text}};
-  json["build"] = {{"commit", golden.build.commit}, {"state", golden.build.state}, {"sanitizers", golden.build.sanitizers}};
+  json["build"] = {{"commit", golden.build.commit},
+                   {"state", golden.build.state},
+                   {"sanitizers", golden.build.sanitizers}};
   json["recorded"] = golden.recorded;
   json["count"] = golden.lines.size();
   // One line of text each, so that a changed number is one changed line under version control.
   std::string text = json.dump(1);
   text.resize(text.rfind('\n'));
   text += ",\n \"lines\": [";
-  for (std::size_t i = 0; i < golden.lines.size(); ++i) text += (i == 0 ? "\n  " : ",\n  ") + line_json(golden.lines[i]).dump();
+  for (std::size_t i = 0; i < golden.lines.size(); ++i)
+    text += (i == 0 ? "\n  " : ",\n  ") + line_json(golden.lines[i]).dump();
   return text + "\n ]\n}\n";
 }
 
 Golden parse_golden(std::string_view text, const std::filesystem::path& origin) {
   try {
-    (void)parse_json(text, origin, kLimits);  // strict; the order of numbers is kept by the one below
+    // strict; the order of numbers is kept by the one below
+    (void)parse_json(text, origin, kLimits);
     return golden_of(Json::parse(text), origin);
   } catch (const FileError& error) {
     throw GoldenError(error.what());

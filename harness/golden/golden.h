@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A golden: the numbers of an earlier accepted run, with all that says where they came from. Plain data, and a JSON file of it
-/// (docs/goldens.md, docs/golden.schema.json).
+/// A golden: the numbers of an earlier accepted run, with all that says where they came from. Plain
+/// data, and a JSON file of it (docs/goldens.md, docs/golden.schema.json).
 #pragma once
 #include <cstddef>
 #include <filesystem>
@@ -13,7 +13,8 @@
 
 namespace isoshard {
 
-/// One number of a line. Where kernels round alike it must be equal in every bit; elsewhere within `drift`.
+/// One number of a line. Where kernels round alike it must be equal in every bit; elsewhere within
+/// `drift`.
 struct GoldenNumber {
   std::string name;  ///< "loss", "loss of dp rank 1", "norm"
   double value = 0;
@@ -22,9 +23,10 @@ struct GoldenNumber {
 
 /// A step of a curve, or a tensor of a run.
 struct GoldenLine {
-  std::string name;                   ///< "step 12"; "gradient of model.norm.weight (step 0)"
-  std::string digest;                 ///< of the tensor's bits, 16 hex digits; empty in a curve
-  std::vector<GoldenNumber> numbers;  ///< beside a digest: looked at where that differs; none: it must be equal everywhere
+  std::string name;    ///< "step 12"; "gradient of model.norm.weight (step 0)"
+  std::string digest;  ///< of the tensor's bits, 16 hex digits; empty in a curve
+  /// Beside a digest: looked at where that differs; none: it must be equal everywhere
+  std::vector<GoldenNumber> numbers;
 };
 
 /// Whether the run agreed with its reference when it was recorded.
@@ -34,13 +36,17 @@ struct GoldenParity {
 };
 
 struct Golden {
-  std::string name;                                ///< "curve_autotp_tp2_dp2_bf16_adamw"; also the file's
-  std::map<std::string, std::string> config;       ///< setting -> value as JSON text: what decides what is computed
-  std::string weights_sha256;                      ///< of the initial weights, in fp32
-  std::string inputs_sha256;                       ///< of token ids and labels of all steps
-  std::map<std::string, std::string> fingerprint;  ///< where: "cpu", "libtorch", "backend", "threads", "reduction_order"
-  std::string arithmetic;                          ///< how that machine rounds (fixtures/oracle/arithmetic_digest.h), 16 hex digits
-  std::string drift_rule;                          ///< in words: what the drifts of its numbers are
+  /// "curve_autotp_tp2_dp2_bf16_adamw"; also the file's
+  std::string name;
+  /// Setting -> value as JSON text: what decides what is computed
+  std::map<std::string, std::string> config;
+  std::string weights_sha256;  ///< of the initial weights, in fp32
+  std::string inputs_sha256;   ///< of token ids and labels of all steps
+  /// Where: "cpu", "libtorch", "backend", "threads", "reduction_order"
+  std::map<std::string, std::string> fingerprint;
+  /// How that machine rounds (fixtures/oracle/arithmetic_digest.h), 16 hex digits
+  std::string arithmetic;
+  std::string drift_rule;  ///< in words: what the drifts of its numbers are
   GoldenParity parity;
   BuildInfo build;       ///< that recorded it
   std::string recorded;  ///< when: "2026-11-21T22:05:00Z"
@@ -50,7 +56,8 @@ struct Golden {
 /// SHA-256 of the config's settings, in the order of their names.
 [[nodiscard]] std::string config_sha256(const Golden& golden);
 
-/// The first number that is NaN or infinite, or that may drift by such a number, in words; empty if there is none.
+/// The first number that is NaN or infinite, or that may drift by such a number, in words; empty if
+/// there is none.
 [[nodiscard]] std::string non_finite_number(const Golden& golden);
 
 /// A file name: NAME.json.
@@ -59,8 +66,9 @@ struct Golden {
 /// The text of a golden's file: one line of text for each of its lines, numbers as hex floats.
 [[nodiscard]] std::string golden_text(const Golden& golden);
 
-/// Errors   GoldenError that starts with `origin`: not the JSON of a golden, a value that is missing or of a wrong type, fewer or more
-///          lines than its count, a config that is not that of its hash.
+/// Errors   GoldenError that starts with `origin`: not the JSON of a golden, a value that is
+///          missing or of a wrong type, fewer or more lines than its count, a config that is not
+///          that of its hash.
 [[nodiscard]] Golden parse_golden(std::string_view text, const std::filesystem::path& origin);
 
 }  // namespace isoshard

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <system_error>
 
-#include "base/error.h"
+#include "core/base/error.h"
 
 namespace isoshard {
 namespace {
@@ -41,7 +41,10 @@ bool is_ci() noexcept {
 
 void refuse_in_ci(std::string_view what) {
   if (is_ci())
-    throw GoldenError(fmt::format("{} is refused where CI is set in the environment: goldens change by a commit that a person made", what));
+    throw GoldenError(
+        fmt::format("{} is refused where CI is set in the environment: goldens change by a commit "
+                    "that a person made",
+                    what));
 }
 
 bool take_golden_mode(int& argc, char** argv) {
@@ -71,14 +74,16 @@ std::filesystem::path default_golden_folder() {
   const std::filesystem::path in_source_tree = ISOSHARD_GOLDEN_DIR;
   if (is_folder(in_source_tree.parent_path())) return in_source_tree;
   std::error_code ignored;
-  return std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path().parent_path() / "share" / "isoshard" / "golden";
+  return std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path().parent_path() /
+         "share" / "isoshard" / "golden";
 }
 
 std::filesystem::path default_pending_folder() {
   const std::filesystem::path in_build_folder = ISOSHARD_PENDING_DIR;
   if (is_folder(in_build_folder.parent_path())) return in_build_folder;
   const std::filesystem::path state = folder_in("XDG_STATE_HOME");
-  return (state.empty() ? folder_in("HOME") / ".local" / "state" : state) / "isoshard" / "golden-pending";
+  return (state.empty() ? folder_in("HOME") / ".local" / "state" : state) / "isoshard" /
+         "golden-pending";
 }
 
 }  // namespace isoshard

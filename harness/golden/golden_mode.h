@@ -12,16 +12,20 @@ namespace isoshard {
 /// Errors   GoldenError: "... is refused where CI is set".
 void refuse_in_ci(std::string_view what);
 
-/// For test programs: true if `--golden=record` was given or ISOSHARD_GOLDEN is "record". Removes the flag from the arguments.
-/// Errors   UsageError for another value of either ("check" is the default); GoldenError if it is asked for where CI is set.
+/// For test programs: true if `--golden=record` was given or ISOSHARD_GOLDEN is "record". Removes
+/// the flag from the arguments.
+/// Errors   UsageError for another value of either ("check" is the default); GoldenError if it is
+///          asked for where CI is set.
 [[nodiscard]] bool take_golden_mode(int& argc, char** argv);
 
 /// What take_golden_mode said, for tests; false until then.
 [[nodiscard]] bool is_recording_goldens() noexcept;
 
-/// Where accepted goldens are: golden/ of the source tree, or share/isoshard/golden beside the installed program.
+/// Where accepted goldens are: golden/ of the source tree, or share/isoshard/golden beside the
+/// installed program.
 [[nodiscard]] std::filesystem::path default_golden_folder();
-/// Where pending ones go: golden-pending/ in the build folder, or, without one, in isoshard/ of $XDG_STATE_HOME or ~/.local/state.
+/// Where pending ones go: golden-pending/ in the build folder, or, without one, in isoshard/ of
+/// $XDG_STATE_HOME or ~/.local/state.
 [[nodiscard]] std::filesystem::path default_pending_folder();
 
 }  // namespace isoshard

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/hex_float.h"
+#include "core/base/hex_float.h"
 #include "harness/golden/compare_golden.h"
 #include "harness/golden/golden_rules.h"
 
@@ -21,12 +21,13 @@ namespace {
 std::string origin_of(const Golden& golden) {
   std::string words;
   for (const auto& [key, value] : golden.fingerprint) words += fmt::format("{} {}, ", key, value);
-  return fmt::format("{}arithmetic {}, commit {}{}", words, golden.arithmetic, golden.build.commit.substr(0, 12),
+  return fmt::format("{}arithmetic {}, commit {}{}", words, golden.arithmetic,
+                     golden.build.commit.substr(0, 12),
                      golden.build.state == "clean" ? "" : " (" + golden.build.state + ")");
 }
 
-/// What changes from one golden to the next, whatever machine they are of. Lines are paired by name, so that one more of them is one
-/// change.
+/// What changes from one golden to the next, whatever machine they are of. Lines are paired by
+/// name, so that one more of them is one change.
 class Changes {
  public:
   Changes(const Golden& old, const Golden& pending) {
@@ -43,28 +44,35 @@ class Changes {
       now.erase(found);
     }
     for (const auto& [name, line] : now) added.push_back(name);
-    if (old.lines.size() != pending.lines.size()) words_ = fmt::format("  lines    {} become {}\n", old.lines.size(), pending.lines.size());
+    if (old.lines.size() != pending.lines.size())
+      words_ = fmt::format("  lines    {} become {}\n", old.lines.size(), pending.lines.size());
     if (!gone.empty()) words_ += fmt::format("  gone     {}\n", fmt::join(gone, ", "));
     if (!added.empty()) words_ += fmt::format("  added    {}\n", fmt::join(added, ", "));
   }
   [[nodiscard]] std::string text() const {
     if (lines_ == 0 && words_.empty()) return "  change   none: every bit is equal\n";
     std::string text = words_;
-    text += lines_ > 0 ? fmt::format("  change   {} lines differ; first {}\n", lines_, first_) : "  change   of the other lines none\n";
-    if (!largest_words_.empty()) text += fmt::format("           largest of a number: {}\n", largest_words_);
+    text += lines_ > 0 ? fmt::format("  change   {} lines differ; first {}\n", lines_, first_)
+                       : "  change   of the other lines none\n";
+    if (!largest_words_.empty())
+      text += fmt::format("           largest of a number: {}\n", largest_words_);
     return text;
   }
 
  private:
   void add(const GoldenLine& old, const GoldenLine& pending) {
     bool differs = old.digest != pending.digest || old.numbers.size() != pending.numbers.size();
-    if (differs) note(fmt::format("{}: {} becomes {}", old.name, old.digest.empty() ? "it" : old.digest, pending.digest));
+    if (differs)
+      note(fmt::format("{}: {} becomes {}", old.name, old.digest.empty() ? "it" : old.digest,
+                       pending.digest));
     for (std::size_t i = 0; i < std::min(old.numbers.size(), pending.numbers.size()); ++i) {
       const double before = old.numbers[i].value, now = pending.numbers[i].value;
       if (GoldenRules::same_value(before, now)) continue;
       differs = true;
-      const std::string words = fmt::format("{}: {}: {} becomes {} ({:.9g} and {:.9g}: {:.3g} ulp, {:.3e})", old.name, old.numbers[i].name,
-                                            to_hex(before), to_hex(now), before, now, ulps_between(before, now), std::fabs(now - before));
+      const std::string words =
+          fmt::format("{}: {}: {} becomes {} ({:.9g} and {:.9g}: {:.3g} ulp, {:.3e})", old.name,
+                      old.numbers[i].name, to_hex(before), to_hex(now), before, now,
+                      ulps_between(before, now), std::fabs(now - before));
       note(words);
       const double size = std::fabs(now - before);
       if (!largest_words_.empty() && !(size > largest_)) continue;
@@ -93,20 +101,25 @@ std::string refusal_of(const Golden& pending) {
 std::string review_text(const std::optional<AcceptedGolden>& old, const Golden& pending) {
   std::string text = fmt::format("{}: {} lines\n", pending.name, pending.lines.size());
   if (old.has_value()) {
-    text += fmt::format("  old      accepted {}: {}\n           {}\n", old->entry.accepted, old->entry.reason, origin_of(old->golden));
+    text += fmt::format("  old      accepted {}: {}\n           {}\n", old->entry.accepted,
+                        old->entry.reason, origin_of(old->golden));
   } else {
     text += "  old      none\n";
   }
-  text += fmt::format("  new      recorded {}\n           {}\n", pending.recorded, origin_of(pending));
+  text +=
+      fmt::format("  new      recorded {}\n           {}\n", pending.recorded, origin_of(pending));
   if (old.has_value()) {
-    if (const std::string stale = staleness(old->golden, pending); !stale.empty()) text += fmt::format("  settings {}\n", stale);
+    if (const std::string stale = staleness(old->golden, pending); !stale.empty())
+      text += fmt::format("  settings {}\n", stale);
     text += Changes(old->golden, pending).text();
   }
-  text +=
-      fmt::format("  drift    {}\n  parity   {}: {}\n", pending.drift_rule, pending.parity.holds ? "holds" : "FAILED", pending.parity.text);
+  text += fmt::format("  drift    {}\n  parity   {}: {}\n", pending.drift_rule,
+                      pending.parity.holds ? "holds" : "FAILED", pending.parity.text);
   const std::string refusal = refusal_of(pending);
-  return text + (refusal.empty() ? fmt::format("  accept   isoshard golden accept {} --reason TEXT\n", pending.name)
-                                 : fmt::format("  refused  {}\n", refusal));
+  return text +
+         (refusal.empty()
+              ? fmt::format("  accept   isoshard golden accept {} --reason TEXT\n", pending.name)
+              : fmt::format("  refused  {}\n", refusal));
 }
 
 }  // namespace isoshard

@@ -14,8 +14,9 @@ struct AcceptedGolden {
   GoldenEntry entry;
 };
 
-/// A paragraph: where both come from, settings that differ, how many lines change, the first change with both values and its ulps, the
-/// largest one, the parity check, and why it would be refused.
-[[nodiscard]] std::string review_text(const std::optional<AcceptedGolden>& old, const Golden& pending);
+/// A paragraph: where both come from, settings that differ, how many lines change, the first change
+/// with both values and its ulps, the largest one, the parity check, and why it would be refused.
+[[nodiscard]] std::string review_text(const std::optional<AcceptedGolden>& old,
+                                      const Golden& pending);
 
 }  // namespace isoshard

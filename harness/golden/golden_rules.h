@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The comparison of goldens with its decisions taken out: a mutation test puts wrong ones in their place and sees each caught.
+/// The comparison of goldens with its decisions taken out: a mutation test puts wrong ones in their
+/// place and sees each caught.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -9,19 +10,29 @@
 #include <string>
 #include <vector>
 
-#include "base/hex_float.h"
+#include "core/base/hex_float.h"
 #include "harness/golden/compare_golden.h"
 
 namespace isoshard {
 
 /// Every decision of compare_golden.
 struct GoldenRules {
-  static bool rounds_alike(const Golden& golden, const Golden& actual) { return golden.arithmetic == actual.arithmetic; }
+  static bool rounds_alike(const Golden& golden, const Golden& actual) {
+    return golden.arithmetic == actual.arithmetic;
+  }
   static std::size_t first_line() { return 0; }
-  static std::size_t num_lines(std::size_t golden, std::size_t actual) { return std::max(golden, actual); }
-  static std::size_t num_numbers(std::size_t golden, std::size_t actual) { return std::max(golden, actual); }
-  static bool same_name(const std::string& golden, const std::string& actual) { return golden == actual; }
-  static bool same_digest(const std::string& golden, const std::string& actual) { return golden == actual; }
+  static std::size_t num_lines(std::size_t golden, std::size_t actual) {
+    return std::max(golden, actual);
+  }
+  static std::size_t num_numbers(std::size_t golden, std::size_t actual) {
+    return std::max(golden, actual);
+  }
+  static bool same_name(const std::string& golden, const std::string& actual) {
+    return golden == actual;
+  }
+  static bool same_digest(const std::string& golden, const std::string& actual) {
+    return golden == actual;
+  }
   /// Equal bits have equal norms, in whatever order somebody adds the squares.
   static bool digest_vouches(const std::string& digest) { return !digest.empty(); }
   static bool is_number(double value) { return std::isfinite(value); }
@@ -29,11 +40,15 @@ struct GoldenRules {
     return std::bit_cast<std::uint64_t>(golden) == std::bit_cast<std::uint64_t>(actual);
   }
   /// Written so that a NaN is not within.
-  static bool within(double golden, double actual, double drift) { return std::fabs(actual - golden) <= drift; }
+  static bool within(double golden, double actual, double drift) {
+    return std::fabs(actual - golden) <= drift;
+  }
   /// What differs may differ only where machines round differently, and there within its drift.
   static bool may_differ(bool rounds_alike, bool within) { return !rounds_alike && within; }
   /// Digests have no distance: the numbers beside one are judged for it.
-  static bool digest_may_differ(bool rounds_alike, bool has_numbers) { return !rounds_alike && has_numbers; }
+  static bool digest_may_differ(bool rounds_alike, bool has_numbers) {
+    return !rounds_alike && has_numbers;
+  }
 };
 
 namespace detail {
@@ -54,7 +69,9 @@ class GoldenComparer {
       result_.unequal_lines += differs_ ? 1 : 0;
     }
     const bool equal = result_.unequal_lines == 0;
-    result_.answer = is_wrong_ ? GoldenAnswer::kRegression : equal ? GoldenAnswer::kMatch : GoldenAnswer::kDrift;
+    result_.answer = is_wrong_ ? GoldenAnswer::kRegression
+                     : equal   ? GoldenAnswer::kMatch
+                               : GoldenAnswer::kDrift;
     return result_;
   }
 
@@ -71,7 +88,8 @@ class GoldenComparer {
       note(false, "the line", golden.name, actual.name, kNoDistance, 0);
       return;
     }
-    if (Rules::digest_vouches(golden.digest) && Rules::same_digest(golden.digest, actual.digest)) return;
+    if (Rules::digest_vouches(golden.digest) && Rules::same_digest(golden.digest, actual.digest))
+      return;
     if (!Rules::same_digest(golden.digest, actual.digest)) {
       const bool may = Rules::digest_may_differ(result_.rounds_alike, !golden.numbers.empty());
       note(may, "digest", golden.digest, actual.digest, kNoDistance, 0);
@@ -81,7 +99,8 @@ class GoldenComparer {
       if (i < golden.numbers.size() && i < actual.numbers.size()) {
         compare_numbers(golden.numbers[i], actual.numbers[i]);
       } else {
-        note(false, "the number", name_of_number(golden.numbers, i), name_of_number(actual.numbers, i), kNoDistance, 0);
+        note(false, "the number", name_of_number(golden.numbers, i),
+             name_of_number(actual.numbers, i), kNoDistance, 0);
       }
     }
   }
@@ -94,18 +113,22 @@ class GoldenComparer {
     const double distance = std::fabs(actual.value - golden.value);
     if (Rules::is_number(actual.value) && Rules::same_value(golden.value, actual.value)) return;
     const bool within = Rules::within(golden.value, actual.value, golden.drift);
-    const bool may = Rules::is_number(actual.value) && Rules::may_differ(result_.rounds_alike, within);
+    const bool may =
+        Rules::is_number(actual.value) && Rules::may_differ(result_.rounds_alike, within);
     note(may, golden.name, to_hex(golden.value), to_hex(actual.value), distance, golden.drift);
-    if (may && golden.drift > 0) result_.largest_share = std::max(result_.largest_share, distance / golden.drift);
+    if (may && golden.drift > 0)
+      result_.largest_share = std::max(result_.largest_share, distance / golden.drift);
   }
 
-  void note(bool may_differ, const std::string& what, std::string golden, std::string actual, double difference, double drift) {
+  void note(bool may_differ, const std::string& what, std::string golden, std::string actual,
+            double difference, double drift) {
     differs_ = true;
     is_wrong_ = is_wrong_ || !may_differ;
     if (may_differ && result_.first.has_value()) return;
     const bool has_line = index_ < golden_.lines.size();
     std::string line = has_line ? golden_.lines[index_].name : actual_.lines[index_].name;
-    result_.first = GoldenDifference{index_, std::move(line), what, std::move(golden), std::move(actual), difference, drift};
+    result_.first = GoldenDifference{
+        index_, std::move(line), what, std::move(golden), std::move(actual), difference, drift};
   }
 
   [[nodiscard]] std::string name_at(const std::vector<GoldenLine>& lines) const {

@@ -12,12 +12,12 @@
 #include <system_error>
 #include <utility>
 
-#include "base/atomic_file.h"
-#include "base/error.h"
-#include "base/mapped_file.h"
-#include "base/sha256.h"
+#include "core/base/atomic_file.h"
+#include "core/base/error.h"
+#include "core/base/mapped_file.h"
+#include "core/base/sha256.h"
+#include "core/io/json.h"
 #include "harness/golden/golden_mode.h"
-#include "io/json.h"
 
 namespace isoshard {
 namespace {
@@ -40,14 +40,19 @@ bool is_blank(std::string_view text) {
 }
 
 std::map<std::string, GoldenEntry> entries_of(const nlohmann::json& json) {
-  if (json.at("schema") != kSchema) throw GoldenError(fmt::format("has the schema {}", json.at("schema").dump()));
+  if (json.at("schema") != kSchema)
+    throw GoldenError(fmt::format("has the schema {}", json.at("schema").dump()));
   std::map<std::string, GoldenEntry> entries;
   for (const auto& [name, entry] : json.at("goldens").items()) {
-    const auto text = [&entry = entry](const char* key) { return entry.at(key).get<std::string>(); };
-    entries[name] = {text("file"), text("sha256"), text("reason"), text("recorded"), text("accepted")};
+    const auto text = [&entry = entry](const char* key) {
+      return entry.at(key).get<std::string>();
+    };
+    entries[name] = {text("file"), text("sha256"), text("reason"), text("recorded"),
+                     text("accepted")};
     // A name with a slash in it would leave the folder.
     if (entries[name].file != golden_file_name(name) || name.find('/') != std::string::npos)
-      throw GoldenError(fmt::format("the file of {} is {}, not {}", name, entries[name].file, golden_file_name(name)));
+      throw GoldenError(fmt::format("the file of {} is {}, not {}", name, entries[name].file,
+                                    golden_file_name(name)));
   }
   return entries;
 }
@@ -61,36 +66,40 @@ GoldenStore::GoldenStore(std::filesystem::path folder) : folder_(std::move(folde
   try {
     entries_ = entries_of(read_json_file(path));
   } catch (const std::exception& error) {
-    throw GoldenError(fmt::format("{}: is no manifest of goldens ({}); take back what was committed: git checkout -- {}", path.string(),
-                                  error.what(), path.string()));
+    throw GoldenError(fmt::format(
+        "{}: is no manifest of goldens ({}); take back what was committed: git checkout -- {}",
+        path.string(), error.what(), path.string()));
   }
 }
 
 Golden GoldenStore::read(const std::string& name) const {
   const auto entry = entries_.find(name);
   if (entry == entries_.end())
-    throw GoldenError(
-        fmt::format("{}: there is no golden of that name in {}; create it: {}", name, folder_.string(), command_to_create(name)));
+    throw GoldenError(fmt::format("{}: there is no golden of that name in {}; create it: {}", name,
+                                  folder_.string(), command_to_create(name)));
   const std::filesystem::path path = folder_ / entry->second.file;
   std::string text;
   try {
     const MappedFile file(path);
     text = text_of(file.bytes());
   } catch (const FileError& error) {
-    throw GoldenError(fmt::format("{}; {} lists it: git checkout -- {}, or create it: {}", error.what(), kManifest, path.string(),
-                                  command_to_create(name)));
+    throw GoldenError(fmt::format("{}; {} lists it: git checkout -- {}, or create it: {}",
+                                  error.what(), kManifest, path.string(), command_to_create(name)));
   }
   const std::string sha256 = sha256_of(text);
   if (sha256 != entry->second.sha256)
-    throw GoldenError(
-        fmt::format("{}: was edited after it was accepted: its SHA-256 is {}, accepted was {}; take it back: git checkout -- {}, or record "
-                    "and accept a new one: {}",
-                    path.string(), sha256, entry->second.sha256, path.string(), command_to_create(name)));
+    throw GoldenError(fmt::format(
+        "{}: was edited after it was accepted: its SHA-256 is {}, accepted was {}; take it back: "
+        "git checkout -- {}, or record "
+        "and accept a new one: {}",
+        path.string(), sha256, entry->second.sha256, path.string(), command_to_create(name)));
   try {
     Golden golden = parse_golden(text, path);
-    if (golden.name != name) throw GoldenError(fmt::format("{}: is the golden {}", path.string(), golden.name));
+    if (golden.name != name)
+      throw GoldenError(fmt::format("{}: is the golden {}", path.string(), golden.name));
     if (const std::string number = non_finite_number(golden); !number.empty())
-      throw GoldenError(fmt::format("{}: {}, which nothing can be compared with", path.string(), number));
+      throw GoldenError(
+          fmt::format("{}: {}, which nothing can be compared with", path.string(), number));
     return golden;
   } catch (const GoldenError& error) {
     throw GoldenError(fmt::format("{}; create it anew: {}", error.what(), command_to_create(name)));
@@ -100,9 +109,11 @@ Golden GoldenStore::read(const std::string& name) const {
 std::vector<std::string> GoldenStore::unlisted_files() const {
   std::vector<std::string> names;
   std::error_code error;
-  for (std::filesystem::directory_iterator it(folder_, error), end; !error && it != end; it.increment(error)) {
+  for (std::filesystem::directory_iterator it(folder_, error), end; !error && it != end;
+       it.increment(error)) {
     const std::string name = it->path().filename().string();
-    const bool is_listed = it->path().extension() == ".json" && entries_.contains(it->path().stem().string());
+    const bool is_listed =
+        it->path().extension() == ".json" && entries_.contains(it->path().stem().string());
     if (!is_listed && name != kManifest && !name.starts_with('.')) names.push_back(name);
   }
   std::sort(names.begin(), names.end());
@@ -111,10 +122,14 @@ std::vector<std::string> GoldenStore::unlisted_files() const {
 
 void GoldenStore::accept(const Golden& pending, const std::string& reason, const std::string& now) {
   refuse_in_ci("to accept a golden");
-  const auto refuse = [&](const std::string& why) { throw GoldenError(fmt::format("{}: is not accepted: {}", pending.name, why)); };
+  const auto refuse = [&](const std::string& why) {
+    throw GoldenError(fmt::format("{}: is not accepted: {}", pending.name, why));
+  };
   if (is_blank(reason)) refuse("no reason is given; say what changed the numbers: --reason TEXT");
   if (const std::string number = non_finite_number(pending); !number.empty()) refuse(number);
-  if (!pending.parity.holds) refuse(fmt::format("in the run that recorded it the parity check failed: {}", pending.parity.text));
+  if (!pending.parity.holds)
+    refuse(fmt::format("in the run that recorded it the parity check failed: {}",
+                       pending.parity.text));
   if (const std::string why = unfit_for_goldens(pending.build); !why.empty()) refuse(why);
   const std::string text = golden_text(pending);
   const std::string file = golden_file_name(pending.name);
@@ -127,8 +142,10 @@ void GoldenStore::accept(const Golden& pending, const std::string& reason, const
 void GoldenStore::remove(const std::string& name, const std::string& reason) {
   refuse_in_ci("to remove a golden");
   const auto entry = entries_.find(name);
-  if (entry == entries_.end()) throw GoldenError(fmt::format("{}: is not listed in {}", name, (folder_ / kManifest).string()));
-  if (is_blank(reason)) throw GoldenError(fmt::format("{}: is not removed: no reason is given (--reason TEXT)", name));
+  if (entry == entries_.end())
+    throw GoldenError(fmt::format("{}: is not listed in {}", name, (folder_ / kManifest).string()));
+  if (is_blank(reason))
+    throw GoldenError(fmt::format("{}: is not removed: no reason is given (--reason TEXT)", name));
   std::error_code ignored;
   std::filesystem::remove(folder_ / entry->second.file, ignored);
   entries_.erase(entry);
@@ -150,13 +167,17 @@ void GoldenStore::write_manifest() const {
 }
 
 std::string command_to_create(std::string_view name) {
-  return fmt::format("isoshard golden record {0} && isoshard golden review {0} && isoshard golden accept {0} --reason TEXT", name);
+  return fmt::format(
+      "isoshard golden record {0} && isoshard golden review {0} && isoshard golden accept {0} "
+      "--reason TEXT",
+      name);
 }
 
 std::map<std::string, Golden> read_pending(const std::filesystem::path& folder) {
   std::map<std::string, Golden> pending;
   std::error_code error;
-  for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+  for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error)) {
     if (it->path().extension() != ".json") continue;
     const MappedFile file(it->path());
     Golden golden = parse_golden(text_of(file.bytes()), it->path());

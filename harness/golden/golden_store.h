@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The folder of accepted goldens and its manifest: what is read from it was accepted, and is as it was accepted.
+/// The folder of accepted goldens and its manifest: what is read from it was accepted, and is as it
+/// was accepted.
 #pragma once
 #include <filesystem>
 #include <map>
@@ -22,25 +23,30 @@ struct GoldenEntry {
 
 /// The accepted goldens of a folder.
 ///
-/// Errors   GoldenError for whatever is wrong in the folder, with the command that mends it: a golden that is missing, a file that is
-///          gone, was edited, has NaN in it or fewer lines than its count, a manifest that is none.
+/// Errors   GoldenError for whatever is wrong in the folder, with the command that mends it: a
+///          golden that is missing, a file that is gone, was edited, has NaN in it or fewer lines
+///          than its count, a manifest that is none.
 class GoldenStore {
  public:
-  /// A folder that is missing or empty has no goldens.   Errors   GoldenError if the manifest is malformed.
+  /// A folder that is missing or empty has no goldens.   Errors   GoldenError if the manifest is
+  /// malformed.
   explicit GoldenStore(std::filesystem::path folder);
 
   [[nodiscard]] const std::filesystem::path& folder() const noexcept { return folder_; }
-  [[nodiscard]] const std::map<std::string, GoldenEntry>& entries() const noexcept { return entries_; }
+  [[nodiscard]] const std::map<std::string, GoldenEntry>& entries() const noexcept {
+    return entries_;
+  }
   [[nodiscard]] Golden read(const std::string& name) const;
   /// Files that the manifest does not list, by name.
   [[nodiscard]] std::vector<std::string> unlisted_files() const;
 
   /// Takes a pending golden: its file, then the manifest, each at once or not at all.
   ///
-  /// Errors   GoldenError that refuses: an empty reason; NaN or an infinity; a failed parity check; a build that is dirty, unknown or has
-  ///          sanitizers; where CI is set.
+  /// Errors   GoldenError that refuses: an empty reason; NaN or an infinity; a failed parity check;
+  ///          a build that is dirty, unknown or has sanitizers; where CI is set.
   void accept(const Golden& pending, const std::string& reason, const std::string& now);
-  /// Takes a golden off the list, with its file.   Errors   GoldenError: not listed; an empty reason; where CI is set.
+  /// Takes a golden off the list, with its file.   Errors   GoldenError: not listed; an empty
+  /// reason; where CI is set.
   void remove(const std::string& name, const std::string& reason);
 
  private:
@@ -53,7 +59,8 @@ class GoldenStore {
 /// The command that makes a golden, or makes it anew.
 [[nodiscard]] std::string command_to_create(std::string_view name);
 
-/// Every pending golden of a folder, by name; none if the folder is missing.   Errors   as parse_golden.
+/// Every pending golden of a folder, by name; none if the folder is missing.   Errors   as
+/// parse_golden.
 [[nodiscard]] std::map<std::string, Golden> read_pending(const std::filesystem::path& folder);
 /// Errors   GoldenError where CI is set; as write_file_atomically.
 void write_pending(const std::filesystem::path& folder, const Golden& golden);

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// What is read was accepted and is as it was accepted; what may not become a golden is refused by name.
+// SPDX-License-Identifier: Apache-2.0 What is read was accepted and is as it was accepted; what may
+// not become a golden is refused by name.
 #include "harness/golden/golden_store.h"
 
 #include <gmock/gmock.h>
@@ -10,12 +10,12 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "base/atomic_file.h"
-#include "base/error.h"
-#include "base/sha256.h"
-#include "base/test_folder.h"
+#include "core/base/atomic_file.h"
+#include "core/base/error.h"
+#include "core/base/sha256.h"
 #include "harness/golden/golden_review.h"
 #include "harness/golden/test_golden.h"
+#include "harness/testing/test_folder.h"
 
 namespace isoshard {
 namespace {
@@ -31,10 +31,13 @@ class GoldenFolder : public ::testing::Test {
  protected:
   GoldenFolder() { ::unsetenv("CI"); }
   [[nodiscard]] GoldenStore store() const { return GoldenStore(folder_ / "golden"); }
-  [[nodiscard]] std::filesystem::path path(const char* name) const { return folder_ / "golden" / name; }
+  [[nodiscard]] std::filesystem::path path(const char* name) const {
+    return folder_ / "golden" / name;
+  }
   void accept(const Golden& golden) const { store().accept(golden, "the first one", kNow); }
   [[nodiscard]] std::string text_of(const char* name) const { return content_of(path(name)); }
-  /// Puts another file in place of an accepted one, and its SHA-256 into the manifest: nobody but the reader can see it.
+  /// Puts another file in place of an accepted one, and its SHA-256 into the manifest: nobody but
+  /// the reader can see it.
   void smuggle(const Golden& golden) const {
     accept(test_golden());
     nlohmann::json manifest = nlohmann::json::parse(text_of("manifest.json"));
@@ -51,7 +54,8 @@ class GoldenFolder : public ::testing::Test {
     }
     return "no error";
   }
-  [[nodiscard]] std::string refusal_to_accept(const Golden& golden, const std::string& reason = "a reason") const {
+  [[nodiscard]] std::string refusal_to_accept(const Golden& golden,
+                                              const std::string& reason = "a reason") const {
     GoldenStore goldens = store();
     try {
       goldens.accept(golden, reason, kNow);
@@ -85,11 +89,13 @@ TEST_F(GoldenStoreFolder, GivesBackWhatWasAccepted) {
 }
 
 TEST_F(GoldenStoreFolder, AMissingGoldenNamesTheCommandThatCreatesIt) {
-  EXPECT_THAT(refusal_to_read(), AllOf(HasSubstr("curve_x"), HasSubstr("isoshard golden record curve_x"),
-                                       HasSubstr("isoshard golden accept curve_x --reason")));
+  EXPECT_THAT(refusal_to_read(),
+              AllOf(HasSubstr("curve_x"), HasSubstr("isoshard golden record curve_x"),
+                    HasSubstr("isoshard golden accept curve_x --reason")));
   accept(test_golden());
   std::filesystem::remove(path("curve_x.json"));
-  EXPECT_THAT(refusal_to_read(), AllOf(HasSubstr("curve_x.json"), HasSubstr("git checkout"), HasSubstr("isoshard golden record")));
+  EXPECT_THAT(refusal_to_read(), AllOf(HasSubstr("curve_x.json"), HasSubstr("git checkout"),
+                                       HasSubstr("isoshard golden record")));
 }
 
 TEST_F(GoldenStoreFolder, AFileThatWasEditedByHandIsToldByItsHash) {
@@ -98,7 +104,8 @@ TEST_F(GoldenStoreFolder, AFileThatWasEditedByHandIsToldByItsHash) {
   text.replace(text.find("0000000000001p+1"), 16, "0000000000002p+1");
   write_file_atomically(path("curve_x.json"), text);
 
-  EXPECT_THAT(refusal_to_read(), AllOf(HasSubstr("was edited after it was accepted"), HasSubstr("git checkout"), HasSubstr("record")));
+  EXPECT_THAT(refusal_to_read(), AllOf(HasSubstr("was edited after it was accepted"),
+                                       HasSubstr("git checkout"), HasSubstr("record")));
 }
 
 TEST_F(GoldenStoreFolder, NanAndInfinitiesInsideAreRefused) {
@@ -107,7 +114,8 @@ TEST_F(GoldenStoreFolder, NanAndInfinitiesInsideAreRefused) {
     golden.lines[1].numbers[0].value = value;
     smuggle(golden);
 
-    EXPECT_THAT(refusal_to_read(), AllOf(HasSubstr("loss of step 1 is"), HasSubstr("isoshard golden record")));
+    EXPECT_THAT(refusal_to_read(),
+                AllOf(HasSubstr("loss of step 1 is"), HasSubstr("isoshard golden record")));
   }
   Golden golden = test_golden();
   golden.lines[1].numbers[0].drift = std::numeric_limits<double>::infinity();
@@ -125,7 +133,8 @@ TEST_F(GoldenStoreFolder, FewerStepsThanItsCountAreRefused) {
   write_file_atomically(path("manifest.json"), manifest.dump());
   write_file_atomically(path("curve_x.json"), text);
 
-  EXPECT_THAT(refusal_to_read(), AllOf(HasSubstr("has 2 lines, but its count is 3"), HasSubstr("isoshard golden record")));
+  EXPECT_THAT(refusal_to_read(), AllOf(HasSubstr("has 2 lines, but its count is 3"),
+                                       HasSubstr("isoshard golden record")));
 }
 
 TEST_F(GoldenStoreFolder, AnotherGoldensFileUnderTheNameIsRefused) {
@@ -144,9 +153,12 @@ TEST_F(GoldenStoreFolder, FilesThatTheManifestDoesNotListAreNamed) {
 
 TEST_F(GoldenStoreFolder, AManifestThatIsNoneIsRefused) {
   accept(test_golden());
-  for (const char* text :
-       {"{", "[]", R"({"schema": 2, "goldens": {}})", R"({"schema": 1, "goldens": {"x": {"file": "../x.json"}}})",
-        R"({"schema": 1, "goldens": {"x": {"file": "../x.json", "sha256": "", "reason": "", "recorded": "", "accepted": ""}}})"}) {
+  for (
+      const char* text :
+      {"{", "[]", R"({"schema": 2, "goldens": {}})",
+       R"({"schema": 1, "goldens": {"x": {"file": "../x.json"}}})",
+       R"({"schema": 1, "goldens": {"x": {"file": "../x.json", "sha256": "", "reason": "",)"
+      R"( "recorded": "", "accepted": ""}}})"}) {
     write_file_atomically(path("manifest.json"), text);
     try {
       (void)store();
@@ -166,14 +178,16 @@ TEST_F(GoldenAcceptance, RefusesNanAndInfinities) {
   Golden golden = test_golden();
   golden.lines[1].numbers[0].value = std::nan("");
 
-  EXPECT_THAT(refusal_to_accept(golden), AllOf(HasSubstr("curve_x: is not accepted"), HasSubstr("loss of step 1 is nan")));
+  EXPECT_THAT(refusal_to_accept(golden),
+              AllOf(HasSubstr("curve_x: is not accepted"), HasSubstr("loss of step 1 is nan")));
 }
 
 TEST_F(GoldenAcceptance, RefusesARunWhoseParityCheckFailed) {
   Golden golden = test_golden();
   golden.parity = {false, "step 3: loss is 4, the reference's 3"};
 
-  EXPECT_THAT(refusal_to_accept(golden), AllOf(HasSubstr("parity check failed"), HasSubstr("step 3: loss is 4")));
+  EXPECT_THAT(refusal_to_accept(golden),
+              AllOf(HasSubstr("parity check failed"), HasSubstr("step 3: loss is 4")));
 }
 
 TEST_F(GoldenAcceptance, RefusesDirtyUnknownAndSanitizedBuilds) {
@@ -220,8 +234,10 @@ TEST_F(GoldenAcceptance, PendingOnesAreReadByName) {
 TEST_F(GoldenAcceptance, ReviewShowsOldNewUlpsAndFingerprints) {
   const GoldenEntry entry{"curve_x.json", "", "the first one", "", kNow};
   Golden pending = test_golden();
-  EXPECT_THAT(review_text(std::nullopt, pending), AllOf(HasSubstr("old      none"), HasSubstr("cpu A"), HasSubstr("parity   holds")));
-  EXPECT_THAT(review_text(AcceptedGolden{test_golden(), entry}, pending), HasSubstr("every bit is equal"));
+  EXPECT_THAT(review_text(std::nullopt, pending),
+              AllOf(HasSubstr("old      none"), HasSubstr("cpu A"), HasSubstr("parity   holds")));
+  EXPECT_THAT(review_text(AcceptedGolden{test_golden(), entry}, pending),
+              HasSubstr("every bit is equal"));
   pending.lines[1].numbers[0].value = 0x1.0000000000003p+1;
   pending.lines[2].digest = "00000000000000fe";
   pending.fingerprint["cpu"] = "B";
@@ -229,11 +245,16 @@ TEST_F(GoldenAcceptance, ReviewShowsOldNewUlpsAndFingerprints) {
 
   const std::string text = review_text(AcceptedGolden{test_golden(), entry}, pending);
 
-  EXPECT_THAT(text, AllOf(HasSubstr("the first one"), HasSubstr("cpu A"), HasSubstr("cpu B"), HasSubstr("2 lines differ"),
-                          HasSubstr("first step 1: loss: 0x1.0000000000001p+1 becomes 0x1.0000000000003p+1"), HasSubstr("2 ulp"),
-                          HasSubstr("dtype: golden \"fp32\", here \"bf16\""), HasSubstr("golden accept curve_x")));
+  EXPECT_THAT(
+      text,
+      AllOf(HasSubstr("the first one"), HasSubstr("cpu A"), HasSubstr("cpu B"),
+            HasSubstr("2 lines differ"),
+            HasSubstr("first step 1: loss: 0x1.0000000000001p+1 becomes 0x1.0000000000003p+1"),
+            HasSubstr("2 ulp"), HasSubstr("dtype: golden \"fp32\", here \"bf16\""),
+            HasSubstr("golden accept curve_x")));
   pending.parity.holds = false;
-  EXPECT_THAT(review_text(std::nullopt, pending), AllOf(HasSubstr("FAILED"), HasSubstr("refused  its parity check failed")));
+  EXPECT_THAT(review_text(std::nullopt, pending),
+              AllOf(HasSubstr("FAILED"), HasSubstr("refused  its parity check failed")));
 }
 
 TEST_F(GoldenAcceptance, ReviewPairsLinesByName) {
@@ -242,7 +263,8 @@ TEST_F(GoldenAcceptance, ReviewPairsLinesByName) {
   pending.lines.insert(pending.lines.begin() + 1, {"learning rate", "0000000000000002", {}});
   pending.lines.pop_back();
   EXPECT_THAT(review_text(AcceptedGolden{test_golden(), entry}, pending),
-              AllOf(HasSubstr("gone     step 2\n"), HasSubstr("added    learning rate\n"), HasSubstr("of the other lines none")));
+              AllOf(HasSubstr("gone     step 2\n"), HasSubstr("added    learning rate\n"),
+                    HasSubstr("of the other lines none")));
 }
 
 std::string GoldenFolder::sha256(const std::string& text) {

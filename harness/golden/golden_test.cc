@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// Golden files: what is written is read, and nothing else is. What a build says of itself. The mode of test programs.
+// SPDX-License-Identifier: Apache-2.0 Golden files: what is written is read, and nothing else is.
+// What a build says of itself. The mode of test programs.
 #include "harness/golden/golden.h"
 
 #include <gmock/gmock.h>
@@ -9,8 +9,8 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
-#include "base/error.h"
-#include "base/hex_float.h"
+#include "core/base/error.h"
+#include "core/base/hex_float.h"
 #include "harness/golden/golden_mode.h"
 #include "harness/golden/test_golden.h"
 
@@ -45,7 +45,8 @@ TEST(GoldenFile, HoldsEveryBit) {
     EXPECT_EQ(read.lines[i].digest, golden.lines[i].digest);
     ASSERT_EQ(read.lines[i].numbers.size(), golden.lines[i].numbers.size());
     for (std::size_t j = 0; j < read.lines[i].numbers.size(); ++j) {
-      EXPECT_EQ(read.lines[i].numbers[j].name, golden.lines[i].numbers[j].name) << "the order is kept";
+      EXPECT_EQ(read.lines[i].numbers[j].name, golden.lines[i].numbers[j].name)
+          << "the order is kept";
       EXPECT_EQ(to_hex(read.lines[i].numbers[j].value), to_hex(golden.lines[i].numbers[j].value));
       EXPECT_EQ(to_hex(read.lines[i].numbers[j].drift), to_hex(golden.lines[i].numbers[j].drift));
     }
@@ -57,46 +58,60 @@ TEST(GoldenFile, HoldsEveryBit) {
 TEST(GoldenFile, HasOneLineOfTextForEachOfItsLines) {
   const std::string text = golden_text(test_golden());
 
-  EXPECT_THAT(text, HasSubstr("\n  {\"name\":\"step 1\",\"numbers\":{\"loss\":[\"0x1.0000000000001p+1\""));
+  EXPECT_THAT(
+      text, HasSubstr("\n  {\"name\":\"step 1\",\"numbers\":{\"loss\":[\"0x1.0000000000001p+1\""));
 }
 
 TEST(GoldenFile, RefusesFewerAndMoreLinesThanItsCount) {
-  EXPECT_THAT(refusal([](json& j) { j["lines"].erase(1); }), AllOf(HasSubstr("x.json"), HasSubstr("has 2 lines, but its count is 3")));
-  EXPECT_THAT(refusal([](json& j) { j["lines"].push_back(j["lines"][0]); }), HasSubstr("has 4 lines, but its count is 3"));
+  EXPECT_THAT(refusal([](json& j) { j["lines"].erase(1); }),
+              AllOf(HasSubstr("x.json"), HasSubstr("has 2 lines, but its count is 3")));
+  EXPECT_THAT(refusal([](json& j) { j["lines"].push_back(j["lines"][0]); }),
+              HasSubstr("has 4 lines, but its count is 3"));
   EXPECT_THAT(refusal([](json& j) { j["lines"] = json::array(); }), HasSubstr("has no lines"));
 }
 
 TEST(GoldenFile, RefusesAConfigThatIsNotOfItsHash) {
-  EXPECT_THAT(refusal([](json& j) { j["config"]["dtype"] = "\"bf16\""; }), HasSubstr("config_sha256"));
+  EXPECT_THAT(refusal([](json& j) { j["config"]["dtype"] = "\"bf16\""; }),
+              HasSubstr("config_sha256"));
 }
 
 TEST(GoldenFile, RefusesWhatIsNoGolden) {
   EXPECT_THAT(refusal([](json& j) { j["schema"] = 2; }), HasSubstr("schema 2"));
   EXPECT_THAT(refusal([](json& j) { j["kind"] = "curve"; }), HasSubstr("is no golden"));
-  EXPECT_THAT(refusal([](json& j) { j.erase("weights_sha256"); }), HasSubstr("has no \"weights_sha256\""));
+  EXPECT_THAT(refusal([](json& j) { j.erase("weights_sha256"); }),
+              HasSubstr("has no \"weights_sha256\""));
   EXPECT_THAT(refusal([](json& j) { j["weights_sha256"] = "ab"; }), HasSubstr("not 64 hex digits"));
-  EXPECT_THAT(refusal([](json& j) { j["arithmetic"] = "13EBF250FC0CBD41"; }), HasSubstr("not 16 hex digits"));
-  EXPECT_THAT(refusal([](json& j) { j["parity"]["holds"] = "yes"; }), HasSubstr("neither true nor false"));
-  EXPECT_THAT(refusal([](json& j) { j["lines"][1]["numbers"]["loss"] = json::array({"0x1.0p+1"}); }),
-              HasSubstr("not a value and its drift"));
-  EXPECT_THAT(refusal([](json& j) { j["lines"][1]["numbers"]["loss"][0] = "2.0"; }), HasSubstr("no hex float"));
-  EXPECT_THAT(refusal([](json& j) { j["lines"][1]["numbers"]["loss"][1] = "-0x1.0p-9"; }), HasSubstr("is negative"));
-  EXPECT_THAT(refusal([](json& j) { j["lines"][0].erase("digest"); }), HasSubstr("neither digest nor numbers"));
+  EXPECT_THAT(refusal([](json& j) { j["arithmetic"] = "13EBF250FC0CBD41"; }),
+              HasSubstr("not 16 hex digits"));
+  EXPECT_THAT(refusal([](json& j) { j["parity"]["holds"] = "yes"; }),
+              HasSubstr("neither true nor false"));
+  EXPECT_THAT(
+      refusal([](json& j) { j["lines"][1]["numbers"]["loss"] = json::array({"0x1.0p+1"}); }),
+      HasSubstr("not a value and its drift"));
+  EXPECT_THAT(refusal([](json& j) { j["lines"][1]["numbers"]["loss"][0] = "2.0"; }),
+              HasSubstr("no hex float"));
+  EXPECT_THAT(refusal([](json& j) { j["lines"][1]["numbers"]["loss"][1] = "-0x1.0p-9"; }),
+              HasSubstr("is negative"));
+  EXPECT_THAT(refusal([](json& j) { j["lines"][0].erase("digest"); }),
+              HasSubstr("neither digest nor numbers"));
   EXPECT_THROW((void)parse_golden("[1, 2", "x.json"), GoldenError);
   EXPECT_THROW((void)parse_golden("", "x.json"), GoldenError);
 }
 
 TEST(BuildState, OfDirtyUnknownAndSanitizedBuildsIsUnfit) {
   EXPECT_EQ(unfit_for_goldens({"0123456789abcdef", "clean", ""}), "");
-  EXPECT_THAT(unfit_for_goldens({"0123456789abcdef", "dirty", ""}), AllOf(HasSubstr("0123456789ab"), HasSubstr("commit them")));
+  EXPECT_THAT(unfit_for_goldens({"0123456789abcdef", "dirty", ""}),
+              AllOf(HasSubstr("0123456789ab"), HasSubstr("commit them")));
   EXPECT_THAT(unfit_for_goldens({"", "unknown", ""}), HasSubstr("no version control"));
-  EXPECT_THAT(unfit_for_goldens({"0123456789abcdef", "clean", "address,undefined"}), HasSubstr("address,undefined"));
+  EXPECT_THAT(unfit_for_goldens({"0123456789abcdef", "clean", "address,undefined"}),
+              HasSubstr("address,undefined"));
 }
 
 TEST(BuildState, OfThisBuildIsKnown) {
   const BuildInfo build = build_info();
 
-  EXPECT_TRUE(build.state == "clean" || build.state == "dirty" || build.state == "unknown") << build.state;
+  EXPECT_TRUE(build.state == "clean" || build.state == "dirty" || build.state == "unknown")
+      << build.state;
   EXPECT_EQ(build.commit.size(), build.state == "unknown" ? 0U : 40U);
 }
 
@@ -124,7 +139,8 @@ TEST_F(GoldenMode, IsToCheckUnlessAskedToRecord) {
   EXPECT_FALSE(is_recording_goldens());
   EXPECT_TRUE(take({"test", "--golden=record", "--gtest_filter=*"}));
   EXPECT_TRUE(is_recording_goldens());
-  EXPECT_THAT(left_, testing::ElementsAre("test", "--gtest_filter=*")) << "gtest does not see the flag";
+  EXPECT_THAT(left_, testing::ElementsAre("test", "--gtest_filter=*"))
+      << "gtest does not see the flag";
   ::setenv("ISOSHARD_GOLDEN", "record", 1);
   EXPECT_TRUE(take({"test"}));
   EXPECT_FALSE(take({"test", "--golden=check"}));

@@ -17,21 +17,25 @@ struct Color {
 };
 enum class Anchor : std::uint8_t { kStart, kMiddle, kEnd };
 
-/// Determinism   the same calls give the same bytes (pixels of text depend on the fonts of the machine).
+/// Determinism   the same calls give the same bytes (pixels of text depend on the fonts of the
+///               machine).
 class Canvas {
  public:
   virtual ~Canvas() = default;
   /// `name` says what the line shows ("loss: DDP (TP=1, DP=2)"); empty: an axis or a grid line.
-  virtual void polyline(const std::vector<Point>& points, Color color, double width, std::string_view name) = 0;
+  virtual void polyline(const std::vector<Point>& points, Color color, double width,
+                        std::string_view name) = 0;
   /// On the base line `at`; sizes in pixels.
   virtual void text(Point at, std::string_view words, Anchor anchor, double size) = 0;
 };
 
-/// Guarantees   well-formed XML; lines are <polyline> with the name as data-series, text is <text>, whatever fonts there are.
+/// Guarantees   well-formed XML; lines are <polyline> with the name as data-series, text is <text>,
+///              whatever fonts there are.
 class SvgCanvas final : public Canvas {
  public:
   SvgCanvas(int width, int height);
-  void polyline(const std::vector<Point>& points, Color color, double width, std::string_view name) override;
+  void polyline(const std::vector<Point>& points, Color color, double width,
+                std::string_view name) override;
   void text(Point at, std::string_view words, Anchor anchor, double size) override;
   /// The whole file. Nothing may be drawn any more.
   [[nodiscard]] std::string finish();
@@ -47,7 +51,8 @@ class PngCanvas final : public Canvas {
   PngCanvas(const PngCanvas&) = delete;
   PngCanvas& operator=(const PngCanvas&) = delete;
   ~PngCanvas() override;
-  void polyline(const std::vector<Point>& points, Color color, double width, std::string_view name) override;
+  void polyline(const std::vector<Point>& points, Color color, double width,
+                std::string_view name) override;
   void text(Point at, std::string_view words, Anchor anchor, double size) override;
   /// The whole file.
   [[nodiscard]] std::string finish();

@@ -11,18 +11,24 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
+#include "core/base/error.h"
 #include "harness/curve/curve_statistics.h"
 
 namespace isoshard {
 namespace {
 
-constexpr double kLeft = 110, kRight = 970, kPanelHeight = 320, kFirstTop = 70, kPanelDistance = 405;
+constexpr double kLeft = 110, kRight = 970, kPanelHeight = 320, kFirstTop = 70,
+                 kPanelDistance = 405;
 constexpr double kTitleSize = 16, kTextSize = 12;
 constexpr Color kBlack{0, 0, 0}, kGrey{221, 221, 221};
 // Told apart by the colour-blind, too (Okabe and Ito).
-constexpr std::array<Color, 7> kColors{
-    {{0, 114, 178}, {213, 94, 0}, {0, 158, 115}, {204, 121, 167}, {86, 180, 233}, {230, 159, 0}, {90, 90, 90}}};
+constexpr std::array<Color, 7> kColors{{{0, 114, 178},
+                                        {213, 94, 0},
+                                        {0, 158, 115},
+                                        {204, 121, 167},
+                                        {86, 180, 233},
+                                        {230, 159, 0},
+                                        {90, 90, 90}}};
 
 struct Series {
   std::string name;
@@ -45,20 +51,28 @@ Range range_of(const std::vector<Series>& series) {
     }
   }
   if (!(range.low <= range.high)) return {};
-  const double width = range.high - range.low, scale = std::max(std::fabs(range.low), std::fabs(range.high));
+  const double width = range.high - range.low,
+               scale = std::max(std::fabs(range.low), std::fabs(range.high));
   // All the same, or as good as: room for a line in the middle.
   constexpr double kMargin = 0.05, kSmallest = 1e-12;
-  const double margin = width > kSmallest * scale ? kMargin * width : scale > 0 ? kMargin * scale : 1;
+  const double margin = width > kSmallest * scale ? kMargin * width
+                        : scale > 0               ? kMargin * scale
+                                                  : 1;
   return {range.low - margin, range.high + margin};
 }
 
 /// Round numbers in the range, about five.
 std::vector<double> ticks_of(const Range& range) {
   constexpr double kTicks = 5;
-  const double rough = (range.high - range.low) / kTicks, power = std::pow(10, std::floor(std::log10(rough)));
-  const double step = power * (rough < 1.5 * power ? 1 : rough < 3.5 * power ? 2 : rough < 7.5 * power ? 5 : 10);
+  const double rough = (range.high - range.low) / kTicks,
+               power = std::pow(10, std::floor(std::log10(rough)));
+  const double step = power * (rough < 1.5 * power   ? 1
+                               : rough < 3.5 * power ? 2
+                               : rough < 7.5 * power ? 5
+                                                     : 10);
   std::vector<double> ticks;
-  for (double i = std::ceil(range.low / step); i * step <= range.high; ++i) ticks.push_back(i * step);
+  for (double i = std::ceil(range.low / step); i * step <= range.high; ++i)
+    ticks.push_back(i * step);
   return ticks;
 }
 
@@ -79,29 +93,38 @@ class Panel {
       // Lines that lie on each other are seen all the same: the later, the thinner.
       const double width = std::max(1.2, 4.5 - 0.9 * static_cast<double>(i));
       draw_line(series[i], width);
-      canvas_.polyline({{kRight - 250, legend - 4}, {kRight - 225, legend - 4}}, kColors.at(series[i].color % kColors.size()), width, "");
+      canvas_.polyline({{kRight - 250, legend - 4}, {kRight - 225, legend - 4}},
+                       kColors.at(series[i].color % kColors.size()), width, "");
       canvas_.text({kRight - 217, legend}, series[i].name, Anchor::kStart, kTextSize);
       legend += 17;
     }
   }
 
  private:
-  [[nodiscard]] double x_of(double step) const { return kLeft + steps_.share(step) * (kRight - kLeft); }
-  [[nodiscard]] double y_of(double value) const { return top_ + (1 - values_.share(value)) * kPanelHeight; }
+  [[nodiscard]] double x_of(double step) const {
+    return kLeft + steps_.share(step) * (kRight - kLeft);
+  }
+  [[nodiscard]] double y_of(double value) const {
+    return top_ + (1 - values_.share(value)) * kPanelHeight;
+  }
 
   void draw_axes() {
     const double bottom = top_ + kPanelHeight;
     for (const double value : ticks_of(values_)) {
       canvas_.polyline({{kLeft, y_of(value)}, {kRight, y_of(value)}}, kGrey, 1, "");
       const double shown = std::fabs(value) < 1e-9 * (values_.high - values_.low) ? 0 : value;
-      canvas_.text({kLeft - 8, y_of(value) + 4}, fmt::format("{:.6g}", shown), Anchor::kEnd, kTextSize);
+      canvas_.text({kLeft - 8, y_of(value) + 4}, fmt::format("{:.6g}", shown), Anchor::kEnd,
+                   kTextSize);
     }
     for (const double step : ticks_of(steps_)) {
       if (step != std::floor(step)) continue;
       canvas_.polyline({{x_of(step), top_}, {x_of(step), bottom}}, kGrey, 1, "");
-      canvas_.text({x_of(step), bottom + 17}, fmt::format("{:g}", step), Anchor::kMiddle, kTextSize);
+      canvas_.text({x_of(step), bottom + 17}, fmt::format("{:g}", step), Anchor::kMiddle,
+                   kTextSize);
     }
-    canvas_.polyline({{kLeft, top_}, {kRight, top_}, {kRight, bottom}, {kLeft, bottom}, {kLeft, top_}}, kBlack, 1, "");
+    canvas_.polyline(
+        {{kLeft, top_}, {kRight, top_}, {kRight, bottom}, {kLeft, bottom}, {kLeft, top_}}, kBlack,
+        1, "");
     canvas_.text({(kLeft + kRight) / 2, bottom + 36}, "step", Anchor::kMiddle, kTextSize);
   }
 
@@ -109,7 +132,8 @@ class Panel {
     std::vector<Point> points;
     const auto end_line = [&] {
       if (!points.empty())
-        canvas_.polyline(points, kColors.at(series.color % kColors.size()), width, fmt::format("{}: {}", quantity_, series.name));
+        canvas_.polyline(points, kColors.at(series.color % kColors.size()), width,
+                         fmt::format("{}: {}", quantity_, series.name));
       points.clear();
     };
     for (std::size_t i = 0; i < series.values.size(); ++i) {
@@ -148,7 +172,8 @@ std::vector<Series> differences_of(std::span<const Curve> curves, const Curve& b
     s.name = label_of(curves[c]);
     s.color = c;
     const std::size_t steps = std::min(curves[c].steps.size(), baseline.steps.size());
-    for (std::size_t i = 0; i < steps; ++i) s.values.push_back(curves[c].steps[i].loss - baseline.steps[i].loss);
+    for (std::size_t i = 0; i < steps; ++i)
+      s.values.push_back(curves[c].steps[i].loss - baseline.steps[i].loss);
   }
   return series;
 }
@@ -159,12 +184,15 @@ void draw_losses(Canvas& canvas, std::span<const Curve> curves) {
   const Curve& baseline = baseline_of(curves);
   std::size_t num_steps = 0;
   for (const Curve& curve : curves) num_steps = std::max(num_steps, curve.steps.size());
-  Panel(canvas, 0, "loss", num_steps).draw("Loss", series_of(curves, [](const CurveStep& step) { return step.loss; }));
+  Panel(canvas, 0, "loss", num_steps).draw("Loss", series_of(curves, [](const CurveStep& step) {
+                                             return step.loss;
+                                           }));
   Panel(canvas, 1, "difference", num_steps)
-      .draw(fmt::format("Difference of the loss from {}", label_of(baseline)), differences_of(curves, baseline));
-  Panel(canvas, 2, "grad_norm", num_steps).draw("Gradient norm before clipping", series_of(curves, [](const CurveStep& step) {
-                                                  return step.grad_norm;
-                                                }));
+      .draw(fmt::format("Difference of the loss from {}", label_of(baseline)),
+            differences_of(curves, baseline));
+  Panel(canvas, 2, "grad_norm", num_steps)
+      .draw("Gradient norm before clipping",
+            series_of(curves, [](const CurveStep& step) { return step.grad_norm; }));
 }
 
 std::string figure_file(const std::filesystem::path& path, std::span<const Curve> curves) {

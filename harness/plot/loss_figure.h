@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The figure of a folder of loss curves: the losses, their differences from the baseline, the gradient norms.
+/// The figure of a folder of loss curves: the losses, their differences from the baseline, the
+/// gradient norms.
 #pragma once
 #include <filesystem>
 #include <span>
@@ -12,11 +13,13 @@ namespace isoshard {
 
 inline constexpr int kFigureWidth = 1000, kFigureHeight = 1260;
 
-/// Three panels over the steps. In each one line a curve, named "loss: DDP (TP=1, DP=2)" and so on; the baseline (baseline_of) has no line
-/// among the differences. A step whose number is no number has no point: the line ends before it and goes on after it.
+/// Three panels over the steps. In each one line a curve, named "loss: DDP (TP=1, DP=2)" and so on;
+/// the baseline (baseline_of) has no line among the differences. A step whose number is no number
+/// has no point: the line ends before it and goes on after it.
 void draw_losses(Canvas& canvas, std::span<const Curve> curves);
 
 /// The whole file, as its name says: .svg or .png.   Errors   UsageError for another ending.
-[[nodiscard]] std::string figure_file(const std::filesystem::path& path, std::span<const Curve> curves);
+[[nodiscard]] std::string figure_file(const std::filesystem::path& path,
+                                      std::span<const Curve> curves);
 
 }  // namespace isoshard

@@ -13,7 +13,7 @@
 #include <memory>
 #include <regex>
 
-#include "base/error.h"
+#include "core/base/error.h"
 
 namespace isoshard {
 namespace {
@@ -27,7 +27,8 @@ Curve curve_of(const std::string& subject, double shift) {
   Curve curve;
   curve.subject = subject;
   curve.mesh = {{"dp", 2}, {"tp", subject == "autotp" ? 2 : 1}};
-  for (int i = 0; i < kSteps; ++i) curve.steps.push_back({i, 10 - 0.1 * i + shift * i, {}, 1 + 0.01 * i, 1e-3});
+  for (int i = 0; i < kSteps; ++i)
+    curve.steps.push_back({i, 10 - 0.1 * i + shift * i, {}, 1 + 0.01 * i, 1e-3});
   return curve;
 }
 
@@ -49,10 +50,11 @@ std::map<std::string, int> points_by_series(const std::string& svg) {
 TEST(LossFigure, SvgHasEveryPointOfEverySeries) {
   const std::string svg = figure_file("curves.svg", three_curves());
 
-  const std::map<std::string, int> expected = {{"loss: reference (TP=1, DP=2)", kSteps},    {"loss: ddp (TP=1, DP=2)", kSteps},
-                                               {"loss: autotp (TP=2, DP=2)", kSteps},       {"difference: reference (TP=1, DP=2)", kSteps},
-                                               {"difference: autotp (TP=2, DP=2)", kSteps}, {"grad_norm: reference (TP=1, DP=2)", kSteps},
-                                               {"grad_norm: ddp (TP=1, DP=2)", kSteps},     {"grad_norm: autotp (TP=2, DP=2)", kSteps}};
+  const std::map<std::string, int> expected = {
+      {"loss: reference (TP=1, DP=2)", kSteps},    {"loss: ddp (TP=1, DP=2)", kSteps},
+      {"loss: autotp (TP=2, DP=2)", kSteps},       {"difference: reference (TP=1, DP=2)", kSteps},
+      {"difference: autotp (TP=2, DP=2)", kSteps}, {"grad_norm: reference (TP=1, DP=2)", kSteps},
+      {"grad_norm: ddp (TP=1, DP=2)", kSteps},     {"grad_norm: autotp (TP=2, DP=2)", kSteps}};
   EXPECT_EQ(points_by_series(svg), expected);
   EXPECT_THAT(svg, HasSubstr(">Difference of the loss from ddp (TP=1, DP=2)</text>"));
   EXPECT_THAT(svg, HasSubstr(">autotp (TP=2, DP=2)</text>"));
@@ -63,8 +65,10 @@ TEST(LossFigure, StepsOfTheRisingCurveRise) {
 
   // The first and last point of the loss, which falls, and so goes down the page.
   std::smatch found;
-  ASSERT_TRUE(
-      std::regex_search(svg, found, std::regex("data-series=\"loss: ddp[^>]*points=\"([0-9.]+),([0-9.]+) .* ([0-9.]+),([0-9.]+)\"/>")));
+  ASSERT_TRUE(std::regex_search(
+      svg, found,
+      std::regex(
+          "data-series=\"loss: ddp[^>]*points=\"([0-9.]+),([0-9.]+) .* ([0-9.]+),([0-9.]+)\"/>")));
   EXPECT_LT(std::stod(found[1]), std::stod(found[3]));
   EXPECT_LT(std::stod(found[2]), std::stod(found[4]));
 }
@@ -87,7 +91,8 @@ TEST(LossFigure, SvgIsWellFormed) {
 
   EXPECT_THAT(svg, HasSubstr("A &lt;&amp;&gt; &quot;B&quot; (TP=2, DP=2)"));
   const std::regex tag("<[^<>]*>");
-  EXPECT_THAT(std::regex_replace(svg, tag, ""), Not(testing::AnyOf(HasSubstr("<"), HasSubstr(">"))));
+  EXPECT_THAT(std::regex_replace(svg, tag, ""),
+              Not(testing::AnyOf(HasSubstr("<"), HasSubstr(">"))));
   EXPECT_TRUE(svg.starts_with("<?xml") && svg.ends_with("</svg>\n"));
 }
 
@@ -129,7 +134,8 @@ TEST(LossFigure, PngHasItsSizeAndTheColoursOfTheLines) {
   ASSERT_EQ(cairo_surface_status(picture.surface.get()), CAIRO_STATUS_SUCCESS);
   EXPECT_EQ(cairo_image_surface_get_width(picture.surface.get()), kFigureWidth);
   EXPECT_EQ(cairo_image_surface_get_height(picture.surface.get()), kFigureHeight);
-  for (const std::uint32_t color : {0x0072B2U, 0xD55E00U, 0x009E73U}) EXPECT_GT(picture.count_of(color), 300) << std::hex << color;
+  for (const std::uint32_t color : {0x0072B2U, 0xD55E00U, 0x009E73U})
+    EXPECT_GT(picture.count_of(color), 300) << std::hex << color;
   EXPECT_GT(picture.count_of(0xFFFFFFU), kFigureWidth * kFigureHeight / 2);
 }
 

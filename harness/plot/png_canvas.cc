@@ -3,7 +3,7 @@
 #include <cairo.h>
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include "core/base/error.h"
 #include "harness/plot/canvas.h"
 
 namespace isoshard {
@@ -14,7 +14,8 @@ cairo_t* context_of(void* context) {
 }
 
 void require_good(cairo_status_t status) {
-  if (status != CAIRO_STATUS_SUCCESS) throw InfrastructureError(fmt::format("cairo cannot draw: {}", cairo_status_to_string(status)));
+  if (status != CAIRO_STATUS_SUCCESS)
+    throw InfrastructureError(fmt::format("cairo cannot draw: {}", cairo_status_to_string(status)));
 }
 
 void set_color(cairo_t* context, Color color) {
@@ -29,7 +30,8 @@ PngCanvas::PngCanvas(int width, int height)
       context_(cairo_create(static_cast<cairo_surface_t*>(surface_))) {
   set_color(context_of(context_), {255, 255, 255});
   cairo_paint(context_of(context_));
-  cairo_select_font_face(context_of(context_), "DejaVu Sans", CAIRO_FONT_SLANT_NORMAL, CAIRO_FONT_WEIGHT_NORMAL);
+  cairo_select_font_face(context_of(context_), "DejaVu Sans", CAIRO_FONT_SLANT_NORMAL,
+                         CAIRO_FONT_WEIGHT_NORMAL);
 }
 
 PngCanvas::~PngCanvas() {
@@ -37,7 +39,8 @@ PngCanvas::~PngCanvas() {
   cairo_surface_destroy(static_cast<cairo_surface_t*>(surface_));
 }
 
-void PngCanvas::polyline(const std::vector<Point>& points, Color color, double width, std::string_view) {
+void PngCanvas::polyline(const std::vector<Point>& points, Color color, double width,
+                         std::string_view) {
   cairo_t* const context = context_of(context_);
   set_color(context, color);
   cairo_set_line_width(context, width);
@@ -68,7 +71,8 @@ std::string PngCanvas::finish() {
     static_cast<std::string*>(closure)->append(reinterpret_cast<const char*>(data), length);
     return CAIRO_STATUS_SUCCESS;
   };
-  require_good(cairo_surface_write_to_png_stream(static_cast<cairo_surface_t*>(surface_), append, &bytes));
+  require_good(
+      cairo_surface_write_to_png_stream(static_cast<cairo_surface_t*>(surface_), append, &bytes));
   return bytes;
 }
 

@@ -32,23 +32,29 @@ std::string_view name_of(Anchor anchor) {
 }  // namespace
 
 SvgCanvas::SvgCanvas(int width, int height)
-    : text_(
-          fmt::format("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" "
-                      "viewBox=\"0 0 {0} {1}\" font-family=\"DejaVu Sans, Helvetica, Arial, sans-serif\">\n<rect width=\"{0}\" "
-                      "height=\"{1}\" fill=\"white\"/>\n",
-                      width, height)) {}
+    : text_(fmt::format("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg "
+                        "xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" "
+                        "viewBox=\"0 0 {0} {1}\" font-family=\"DejaVu Sans, Helvetica, Arial, "
+                        "sans-serif\">\n<rect width=\"{0}\" "
+                        "height=\"{1}\" fill=\"white\"/>\n",
+                        width, height)) {}
 
-void SvgCanvas::polyline(const std::vector<Point>& points, Color color, double width, std::string_view name) {
+void SvgCanvas::polyline(const std::vector<Point>& points, Color color, double width,
+                         std::string_view name) {
   std::string places;
-  for (const Point& p : points) places += fmt::format("{}{:.2f},{:.2f}", places.empty() ? "" : " ", p.x, p.y);
+  for (const Point& p : points)
+    places += fmt::format("{}{:.2f},{:.2f}", places.empty() ? "" : " ", p.x, p.y);
   const std::string series = name.empty() ? "" : fmt::format(" data-series=\"{}\"", escaped(name));
-  text_ += fmt::format("<polyline{} fill=\"none\" stroke=\"#{:02x}{:02x}{:02x}\" stroke-width=\"{:.2f}\" points=\"{}\"/>\n", series,
-                       color.red, color.green, color.blue, width, places);
+  text_ += fmt::format(
+      "<polyline{} fill=\"none\" stroke=\"#{:02x}{:02x}{:02x}\" stroke-width=\"{:.2f}\" "
+      "points=\"{}\"/>\n",
+      series, color.red, color.green, color.blue, width, places);
 }
 
 void SvgCanvas::text(Point at, std::string_view words, Anchor anchor, double size) {
-  text_ += fmt::format("<text x=\"{:.2f}\" y=\"{:.2f}\" font-size=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", at.x, at.y, size,
-                       name_of(anchor), escaped(words));
+  text_ += fmt::format(
+      "<text x=\"{:.2f}\" y=\"{:.2f}\" font-size=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", at.x,
+      at.y, size, name_of(anchor), escaped(words));
 }
 
 std::string SvgCanvas::finish() {

@@ -80,7 +80,8 @@ json bound_json(const PublishedBound& bound) {
 
 json report_json(const Verdict& verdict) {
   json mesh = json::array();
-  for (const AxisDegree& axis : verdict.mesh.axes()) mesh.push_back({{"axis", name_of(axis.axis)}, {"degree", axis.degree}});
+  for (const AxisDegree& axis : verdict.mesh.axes())
+    mesh.push_back({{"axis", name_of(axis.axis)}, {"degree", axis.degree}});
   json tensors = json::array();
   for (const TensorComparison& t : verdict.tensors) tensors.push_back(tensor_json(t));
   json findings = json::array();
@@ -95,7 +96,8 @@ json report_json(const Verdict& verdict) {
           {"mesh", mesh},
           {"compared", verdict.compared},
           {"weak", verdict.weak},
-          {"equal_to_emulation", verdict.equal_to_emulation ? json(*verdict.equal_to_emulation) : json(nullptr)},
+          {"equal_to_emulation",
+           verdict.equal_to_emulation ? json(*verdict.equal_to_emulation) : json(nullptr)},
           {"published_bounds", published},
           {"tensors", tensors},
           {"findings", findings},

@@ -8,7 +8,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "harness/trace/synthetic.h"
+#include "harness/judge/judge.h"
+#include "harness/testing/synthetic.h"
 
 namespace isoshard {
 namespace {
@@ -27,10 +28,13 @@ Verdict verdict_of(double factor) {
       const at::Tensor x = values({4, 6}, 2);
       sink.on_record(site(RecordKind::kDataId, "sample_ids", layout_of({2}, {shard(Axis::kDp, 0)})),
                      at::arange(2, at::kLong).narrow(0, whole ? 0 : rank, whole ? 2 : 1));
-      (void)sink.on_activation(site(RecordKind::kActivation, "model.layers.0.mlp", layout_of({4, 6})), x);
-      (void)sink.on_activation(site(RecordKind::kActivation, "model.layers.0.mlp.down_proj", layout_of({4, 6})), x);
-      sink.on_record(site(RecordKind::kScalar, "loss_per_dp_rank", layout_of({2}, {shard(Axis::kDp, 0)})),
-                     whole ? losses : losses.narrow(0, rank, 1));
+      (void)sink.on_activation(
+          site(RecordKind::kActivation, "model.layers.0.mlp", layout_of({4, 6})), x);
+      (void)sink.on_activation(
+          site(RecordKind::kActivation, "model.layers.0.mlp.down_proj", layout_of({4, 6})), x);
+      sink.on_record(
+          site(RecordKind::kScalar, "loss_per_dp_rank", layout_of({2}, {shard(Axis::kDp, 0)})),
+          whole ? losses : losses.narrow(0, rank, 1));
       sink.on_record(site(RecordKind::kGrad, "w", layout_of({4, 6})), x * f);
       sink.on_record(site(RecordKind::kScalar, "grad_norm", layout_of({1})), at::full({1}, 1.25));
     });
@@ -44,21 +48,29 @@ Verdict verdict_of(double factor) {
 TEST(Report, ShowsLossesNormsGradientsAndOneVerdictLineLast) {
   const std::string text = render(verdict_of(1));
 
-  EXPECT_THAT(text, AllOf(HasSubstr("case  synthetic  (dp 2)"), HasSubstr("data ids              1 tensors, all equal"),
+  EXPECT_THAT(text, AllOf(HasSubstr("case  synthetic  (dp 2)"),
+                          HasSubstr("data ids              1 tensors, all equal"),
                           HasSubstr("loss_per_dp_rank[0]   reference 5.5            actual 5.5"),
-                          HasSubstr("loss_per_dp_rank[1]   reference 5.25"), HasSubstr("model.layers.0.mlp "),
-                          HasSubstr("gradients             1 tensors, all equal"), HasSubstr("grad_norm             reference 1.25")));
-  EXPECT_THAT(text, Not(HasSubstr("down_proj"))) << "tensors inside a module are shown on request, or when they are wrong";
-  EXPECT_THAT(text, EndsWith("CONFORMS  synthetic case (dp 2): 6 tensors compared, the largest error is 0 of what is allowed\n"));
+                          HasSubstr("loss_per_dp_rank[1]   reference 5.25"),
+                          HasSubstr("model.layers.0.mlp "),
+                          HasSubstr("gradients             1 tensors, all equal"),
+                          HasSubstr("grad_norm             reference 1.25")));
+  EXPECT_THAT(text, Not(HasSubstr("down_proj")))
+      << "tensors inside a module are shown on request, or when they are wrong";
+  EXPECT_THAT(text, EndsWith("CONFORMS  synthetic case (dp 2): 6 tensors compared, the largest "
+                             "error is 0 of what is allowed\n"));
   EXPECT_THAT(text, Not(HasSubstr("\033")));
 }
 
 TEST(Report, ShowsTheFindingWithItsCause) {
   const std::string text = render(verdict_of(2));
 
-  EXPECT_THAT(text, AllOf(HasSubstr("<-- not within"), HasSubstr("first: gradient of w (step 0): differs from the reference; ranks 0, 1"),
-                          HasSubstr("likely cause: gradient of w: scale 2 = dp"), HasSubstr("(confirmed by the controller)"),
-                          HasSubstr("\nDIVERGES  synthetic case")));
+  EXPECT_THAT(
+      text,
+      AllOf(HasSubstr("<-- not within"),
+            HasSubstr("first: gradient of w (step 0): differs from the reference; ranks 0, 1"),
+            HasSubstr("likely cause: gradient of w: scale 2 = dp"),
+            HasSubstr("(confirmed by the controller)"), HasSubstr("\nDIVERGES  synthetic case")));
 }
 
 TEST(Report, ShowsEveryTensorAndColourOnRequest) {
@@ -70,8 +82,10 @@ TEST(Report, ShowsEveryTensorAndColourOnRequest) {
 TEST(Report, ShowsSensitivitiesInsensitiveTensorsAndPublishedBounds) {
   const auto body = [](double factor) {
     return Body([=](Sink& sink, int) {
-      (void)sink.on_activation(site(RecordKind::kActivation, "model.layers.0", layout_of({4, 6})), values({4, 6}, 2) * (1 + 1e-6 * factor));
-      sink.on_record(site(RecordKind::kGrad, "key.bias", layout_of({8})), values({8}, 90 + static_cast<int>(factor)) * 1e-9);
+      (void)sink.on_activation(site(RecordKind::kActivation, "model.layers.0", layout_of({4, 6})),
+                               values({4, 6}, 2) * (1 + 1e-6 * factor));
+      sink.on_record(site(RecordKind::kGrad, "key.bias", layout_of({8})),
+                     values({8}, 90 + static_cast<int>(factor)) * 1e-9);
     });
   };
   const Reference r = reference(body(0), [&](int i) { return body(i + 1); });
@@ -81,8 +95,10 @@ TEST(Report, ShowsSensitivitiesInsensitiveTensorsAndPublishedBounds) {
   const nlohmann::json report = report_json(verdict);
 
   EXPECT_THAT(text, AllOf(HasSubstr("sensitivity           a scale error of "),
-                          HasSubstr("rejected everywhere (weakest: forward at model.layers.0"), HasSubstr("a rolled copy in 1 of 1"),
-                          HasSubstr("insensitive           1 tensors, judged by absolute error"), HasSubstr("gradient of key.bias"),
+                          HasSubstr("rejected everywhere (weakest: forward at model.layers.0"),
+                          HasSubstr("a rolled copy in 1 of 1"),
+                          HasSubstr("insensitive           1 tensors, judged by absolute error"),
+                          HasSubstr("gradient of key.bias"),
                           HasSubstr("published bound       layer outputs, max abs: ")));
   EXPECT_EQ(report["published_bounds"][0]["limit"], 1e-3);
   EXPECT_EQ(report["published_bounds"][0]["holds"], true);
@@ -103,7 +119,8 @@ TEST(Report, ListsEveryMissingTensor) {
   Verdict verdict = verdict_of(1);
   verdict.missing = {"gradient of a", "gradient of b"};
 
-  EXPECT_THAT(render(verdict), AllOf(HasSubstr("missing (2)"), HasSubstr("gradient of a\n"), HasSubstr("gradient of b\n")));
+  EXPECT_THAT(render(verdict), AllOf(HasSubstr("missing (2)"), HasSubstr("gradient of a\n"),
+                                     HasSubstr("gradient of b\n")));
 }
 
 TEST(ReportJson, HoldsStatusTensorsAndFindings) {

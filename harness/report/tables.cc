@@ -21,7 +21,8 @@ bool is_more(double a, double b) noexcept {
 }
 
 bool is_number(std::string_view word) {
-  return !word.empty() && std::all_of(word.begin(), word.end(), [](char c) { return c >= '0' && c <= '9'; });
+  return !word.empty() &&
+         std::all_of(word.begin(), word.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
 /// What follows the layer's number; nothing at all for a module outside the layers.
@@ -53,7 +54,8 @@ double Difference::max_abs_by_norm() const noexcept {
 }
 
 Difference difference_of(const Stats& stats) {
-  return {stats.numel, stats.nonfinite_mismatch != 0 ? std::numeric_limits<double>::quiet_NaN() : stats.max_abs,
+  return {stats.numel,
+          stats.nonfinite_mismatch != 0 ? std::numeric_limits<double>::quiet_NaN() : stats.max_abs,
           std::sqrt(stats.sum_sq_reference), std::sqrt(stats.sum_sq_diff)};
 }
 
@@ -72,7 +74,8 @@ Difference difference_of(const std::vector<double>& other, const std::vector<dou
   return result;
 }
 
-GradientComparison compare_gradient_norms(const std::map<std::string, double>& other, const std::map<std::string, double>& norms) {
+GradientComparison compare_gradient_norms(const std::map<std::string, double>& other,
+                                          const std::map<std::string, double>& norms) {
   GradientComparison result;
   double sum = 0;
   for (const auto& [name, norm] : norms) {
@@ -95,7 +98,8 @@ GradientComparison compare_gradient_norms(const std::map<std::string, double>& o
 }
 
 const TableColumn* ComparisonTables::find(std::string_view name) const noexcept {
-  const auto found = std::find_if(columns.begin(), columns.end(), [&](const TableColumn& column) { return column.title == name; });
+  const auto found = std::find_if(columns.begin(), columns.end(),
+                                  [&](const TableColumn& column) { return column.title == name; });
   return found == columns.end() ? nullptr : &*found;
 }
 
@@ -104,7 +108,8 @@ bool is_listed_module(std::string_view name) {
   const auto words = words_in_layer(name);
   if (!words.has_value() || words->empty()) return true;
   const std::string_view last = words->back();
-  if (words->size() == 1) return !last.starts_with("ln_") && last.find("norm") == std::string_view::npos;
+  if (words->size() == 1)
+    return !last.starts_with("ln_") && last.find("norm") == std::string_view::npos;
   constexpr std::array kProjections{"q_proj", "o_proj", "gate_proj",   "down_proj",  "q",
                                     "c_proj", "c_fc",   "linear_proj", "linear_fc1", "linear_fc2"};
   return std::find(kProjections.begin(), kProjections.end(), last) != kProjections.end();

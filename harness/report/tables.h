@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Several runs of one model side by side: losses, norms per module, and how far runs are from the reference and from each other.
+/// Several runs of one model side by side: losses, norms per module, and how far runs are from the
+/// reference and from each other.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -9,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "harness/compare/verdict.h"
+#include "harness/verdict/verdict.h"
 
 namespace isoshard {
 
@@ -24,23 +25,27 @@ struct Difference {
   double error_norm = 0;   ///< Frobenius norm of the difference
 
   [[nodiscard]] double relative() const noexcept;  ///< error_norm / norm; 0 if both are 0
-  /// max_abs / norm. Over the first elements it is what seeds/000 publishes as relative difference (docs/seed-000.md).
+  /// max_abs / norm. Over the first elements it is what seeds/000 publishes as relative difference
+  /// (docs/seed-000.md).
   [[nodiscard]] double max_abs_by_norm() const noexcept;
 };
 [[nodiscard]] Difference difference_of(const Stats& stats);
 /// Of the leading elements that both have.
-[[nodiscard]] Difference difference_of(const std::vector<double>& other, const std::vector<double>& values);
+[[nodiscard]] Difference difference_of(const std::vector<double>& other,
+                                       const std::vector<double>& values);
 
 struct ModuleDifference {
-  Difference whole, first;    ///< over what was compared of the output; over its first elements
-  std::int64_t whole_of = 0;  ///< elements that the output has: more than whole.numel where only its first tokens were kept
+  Difference whole, first;  ///< over what was compared of the output; over its first elements
+  /// Elements that the output has: more than whole.numel where only its first tokens were kept
+  std::int64_t whole_of = 0;
 };
 
 /// Norms of parameter gradients, parameter by parameter.
 struct GradientComparison {
   std::int64_t parameters = 0;
   double max_abs = 0, mean_abs = 0;  ///< of the differences of norms
-  double max_relative = 0;           ///< of difference / norm of the other; parameters whose norm is 0 in both count 0
+  /// Of difference / norm of the other; parameters whose norm is 0 in both count 0
+  double max_relative = 0;
   std::string max_abs_name, max_relative_name;
 };
 /// Over the parameters that both have.
@@ -53,27 +58,32 @@ struct TableColumn {
   std::string case_slug;       ///< empty for the reference
   std::vector<double> losses;  ///< by dp rank
   std::map<std::string, double> output_norms;
-  std::map<std::string, double> gradient_norms;            ///< of module outputs' gradients, of dp rank 0's own loss
+  /// Of module outputs' gradients, of dp rank 0's own loss
+  std::map<std::string, double> gradient_norms;
   std::map<std::string, double> parameter_gradient_norms;  ///< of the global batch
   std::map<std::string, ModuleDifference> from_reference;  ///< `whole`: over the global batch
   std::map<std::string, ModuleDifference> from_baseline;   ///< over dp rank 0's samples
   std::optional<GradientComparison> gradients_from_reference;
-  std::optional<GradientComparison> gradients_from_baseline;  ///< only if both have the same global batch
+  /// Only if both have the same global batch
+  std::optional<GradientComparison> gradients_from_baseline;
 };
 
 struct ComparisonTables {
-  std::string title;                 ///< of what all runs share: "qwen2_bf16"
-  std::string baseline;              ///< title of the column that others are compared with; empty: of none
+  std::string title;  ///< of what all runs share: "qwen2_bf16"
+  /// Title of the column that others are compared with; empty: of none
+  std::string baseline;
   std::vector<std::string> modules;  ///< in execution order
   std::vector<TableColumn> columns;
 
   [[nodiscard]] const TableColumn* find(std::string_view name) const noexcept;
 };
 
-/// Whether tables list a module: not norms inside layers, nor points inside attention, but what enters and leaves a split.
+/// Whether tables list a module: not norms inside layers, nor points inside attention, but what
+/// enters and leaves a split.
 [[nodiscard]] bool is_listed_module(std::string_view name);
 
-/// Several lines, each ended by a newline. Layers beyond the first show only what leaves them, unless `all_modules`.
+/// Several lines, each ended by a newline. Layers beyond the first show only what leaves them,
+/// unless `all_modules`.
 [[nodiscard]] std::string render_tables(const ComparisonTables& tables, bool all_modules = false);
 
 /// docs/report.md says what it holds.

@@ -19,18 +19,23 @@ json difference_json(const Difference& d) {
           {"relative_error", json_number(d.relative())}};
 }
 
-json module_difference_json(const std::map<std::string, ModuleDifference>& differences, const std::string& name) {
+json module_difference_json(const std::map<std::string, ModuleDifference>& differences,
+                            const std::string& name) {
   const auto found = differences.find(name);
   if (found == differences.end()) return nullptr;
-  return {
-      {"elements", found->second.whole_of}, {"all", difference_json(found->second.whole)}, {"first", difference_json(found->second.first)}};
+  return {{"elements", found->second.whole_of},
+          {"all", difference_json(found->second.whole)},
+          {"first", difference_json(found->second.first)}};
 }
 
 json gradients_json(const std::optional<GradientComparison>& g) {
   if (!g.has_value()) return nullptr;
-  return {
-      {"parameters", g->parameters},          {"max_abs", json_number(g->max_abs)},           {"max_abs_name", g->max_abs_name},
-      {"mean_abs", json_number(g->mean_abs)}, {"max_relative", json_number(g->max_relative)}, {"max_relative_name", g->max_relative_name}};
+  return {{"parameters", g->parameters},
+          {"max_abs", json_number(g->max_abs)},
+          {"max_abs_name", g->max_abs_name},
+          {"mean_abs", json_number(g->mean_abs)},
+          {"max_relative", json_number(g->max_relative)},
+          {"max_relative_name", g->max_relative_name}};
 }
 
 json norm_json(const std::map<std::string, double>& norms, const std::string& name) {
@@ -43,8 +48,11 @@ json losses_json(const TableColumn& column, const TableColumn* baseline) {
   for (std::size_t r = 0; r < column.losses.size(); ++r) {
     json relative = nullptr;
     if (baseline != nullptr && r < baseline->losses.size())
-      relative = json_number(std::fabs(column.losses[r] - baseline->losses[r]) / std::fabs(baseline->losses[r]));
-    losses.push_back({{"dp_rank", r}, {"loss", json_number(column.losses[r])}, {"relative_to_baseline", std::move(relative)}});
+      relative = json_number(std::fabs(column.losses[r] - baseline->losses[r]) /
+                             std::fabs(baseline->losses[r]));
+    losses.push_back({{"dp_rank", r},
+                      {"loss", json_number(column.losses[r])},
+                      {"relative_to_baseline", std::move(relative)}});
   }
   return losses;
 }
@@ -59,7 +67,8 @@ json column_json(const ComparisonTables& tables, const TableColumn& column) {
                        {"from_baseline", module_difference_json(column.from_baseline, name)}});
   }
   json parameters = json::object();
-  for (const auto& [name, norm] : column.parameter_gradient_norms) parameters[name] = json_number(norm);
+  for (const auto& [name, norm] : column.parameter_gradient_norms)
+    parameters[name] = json_number(norm);
   return {{"title", column.title},
           {"case", column.case_slug.empty() ? json(nullptr) : json(column.case_slug)},
           {"losses", losses_json(column, tables.find(tables.baseline))},

@@ -15,7 +15,8 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-// seeds/000, model.layers.0: 7.81e-03 absolute and 1.77e-03 relative, so the norm of 100 elements is 4.41.
+// seeds/000, model.layers.0: 7.81e-03 absolute and 1.77e-03 relative, so the norm of 100 elements
+// is 4.41.
 TEST(Tables, RelativeDifferenceIsThatOfPublishedTables) {
   std::vector<double> other(100, 0.441), values = other;
   values[7] += 7.81e-3;
@@ -35,7 +36,8 @@ TEST(Tables, ANanIsNoSmallDifference) {
 }
 
 TEST(Tables, GradientsAreComparedByTheirNorms) {
-  const GradientComparison g = compare_gradient_norms({{"a", 1.0}, {"b", 2.0}, {"only.other", 9.0}}, {{"a", 1.5}, {"b", 1.9}, {"c", 3.0}});
+  const GradientComparison g = compare_gradient_norms({{"a", 1.0}, {"b", 2.0}, {"only.other", 9.0}},
+                                                      {{"a", 1.5}, {"b", 1.9}, {"c", 3.0}});
 
   EXPECT_EQ(g.parameters, 2);
   EXPECT_DOUBLE_EQ(g.max_abs, 0.5);
@@ -47,13 +49,16 @@ TEST(Tables, GradientsAreComparedByTheirNorms) {
 
 TEST(Tables, ListWhatEntersAndLeavesASplitInEveryArchitecture) {
   for (const char* name :
-       {"model.embed_tokens", "model.layers.0", "model.layers.11.self_attn", "model.layers.0.self_attn.q_proj",
-        "model.layers.0.self_attn.o_proj", "model.layers.0.mlp", "model.layers.0.mlp.gate_proj", "model.layers.0.mlp.down_proj",
-        "model.norm", "lm_head", "transformer.h.0.attn.c_attn.q", "transformer.h.0.mlp.c_fc", "decoder.layers.1.mlp.linear_fc1"}) {
+       {"model.embed_tokens", "model.layers.0", "model.layers.11.self_attn",
+        "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.o_proj", "model.layers.0.mlp",
+        "model.layers.0.mlp.gate_proj", "model.layers.0.mlp.down_proj", "model.norm", "lm_head",
+        "transformer.h.0.attn.c_attn.q", "transformer.h.0.mlp.c_fc",
+        "decoder.layers.1.mlp.linear_fc1"}) {
     EXPECT_TRUE(is_listed_module(name)) << name;
   }
-  for (const char* name : {"model.layers.0.input_layernorm", "transformer.h.0.ln_1", "model.layers.0.self_attn.q_rope",
-                           "model.layers.0.self_attn.k_proj", "model.layers.0.mlp.act", "model.layers.0.mlp.down_proj.partial"}) {
+  for (const char* name : {"model.layers.0.input_layernorm", "transformer.h.0.ln_1",
+                           "model.layers.0.self_attn.q_rope", "model.layers.0.self_attn.k_proj",
+                           "model.layers.0.mlp.act", "model.layers.0.mlp.down_proj.partial"}) {
     EXPECT_FALSE(is_listed_module(name)) << name;
   }
 }
@@ -73,8 +78,10 @@ ComparisonTables two_runs() {
   autotp.case_slug = "qwen2_tp2_bf16";
   ddp.losses = {12.13309765, 12.10635662};
   autotp.losses = {12.13316059};
-  autotp.output_norms = ddp.output_norms = {{"model.layers.0", 374.6458}, {"model.layers.0.mlp", NAN}};
-  autotp.from_baseline["model.layers.0"] = {{1000, 7.81e-3, 374.6, 0.1}, {100, 3.91e-3, 4.41, 0.01}, 2000};
+  autotp.output_norms =
+      ddp.output_norms = {{"model.layers.0", 374.6458}, {"model.layers.0.mlp", NAN}};
+  autotp.from_baseline["model.layers.0"] = {
+      {1000, 7.81e-3, 374.6, 0.1}, {100, 3.91e-3, 4.41, 0.01}, 2000};
   autotp.gradients_from_baseline = GradientComparison{3, 1.92e-4, 2.7e-5, 1.87e-3, "a", "b"};
   tables.columns = {reference, ddp, autotp};
   return tables;
@@ -83,7 +90,8 @@ ComparisonTables two_runs() {
 TEST(Tables, TextShowsLossesNormsDifferencesAndGradients) {
   const std::string text = render_tables(two_runs());
 
-  EXPECT_THAT(text, AllOf(HasSubstr("12.13316059 (5.19e-06)"), HasSubstr("374.646"), HasSubstr("3.91e-03 8.87e-04"), HasSubstr("from ddp"),
+  EXPECT_THAT(text, AllOf(HasSubstr("12.13316059 (5.19e-06)"), HasSubstr("374.646"),
+                          HasSubstr("3.91e-03 8.87e-04"), HasSubstr("from ddp"),
                           HasSubstr("1.92e-04"), HasSubstr("1.87e-03")));
   EXPECT_THAT(text, HasSubstr("*\n")) << "what was compared in part only is marked";
 }
@@ -91,8 +99,10 @@ TEST(Tables, TextShowsLossesNormsDifferencesAndGradients) {
 TEST(Tables, TextOfManyLayersIsShortUnlessAllAreAskedFor) {
   const std::string some = render_tables(two_runs()), all = render_tables(two_runs(), true);
 
-  EXPECT_THAT(some, AllOf(HasSubstr("model.layers.0.mlp"), HasSubstr("model.layers.3 "), HasSubstr("model.layers.19 ")));
-  EXPECT_THAT(some, AllOf(Not(HasSubstr("model.layers.1.mlp")), Not(HasSubstr("model.layers.10 ")), HasSubstr("9 of 40 modules")));
+  EXPECT_THAT(some, AllOf(HasSubstr("model.layers.0.mlp"), HasSubstr("model.layers.3 "),
+                          HasSubstr("model.layers.19 ")));
+  EXPECT_THAT(some, AllOf(Not(HasSubstr("model.layers.1.mlp")), Not(HasSubstr("model.layers.10 ")),
+                          HasSubstr("9 of 40 modules")));
   EXPECT_THAT(all, AllOf(HasSubstr("model.layers.10.mlp"), HasSubstr("model.layers.10 ")));
 }
 

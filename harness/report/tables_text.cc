@@ -18,7 +18,8 @@ long layer_of(std::string_view name) {
   for (std::size_t at = 0; at < name.size();) {
     const std::size_t end = std::min(name.find('.', at), name.size());
     const std::string_view word = name.substr(at, end - at);
-    if (!word.empty() && word.size() < 9 && std::all_of(word.begin(), word.end(), [](unsigned char c) { return std::isdigit(c) != 0; }))
+    if (!word.empty() && word.size() < 9 &&
+        std::all_of(word.begin(), word.end(), [](unsigned char c) { return std::isdigit(c) != 0; }))
       return std::stol(std::string(word));
     at = end + 1;
   }
@@ -50,11 +51,13 @@ std::string drawn(const Grid& grid) {
     }
   }
   std::string text = fmt::format("{}\n    {:<{}}", grid.title, "", name_width);
-  for (std::size_t c = 0; c < widths.size(); ++c) text += fmt::format("  {:>{}}", grid.columns[c], widths[c]);
+  for (std::size_t c = 0; c < widths.size(); ++c)
+    text += fmt::format("  {:>{}}", grid.columns[c], widths[c]);
   text += "\n";
   for (std::size_t r = 0; r < grid.rows.size(); ++r) {
     text += fmt::format("    {:<{}}", grid.rows[r], name_width);
-    for (std::size_t c = 0; c < widths.size(); ++c) text += fmt::format("  {:>{}}", cells[r][c], widths[c]);
+    for (std::size_t c = 0; c < widths.size(); ++c)
+      text += fmt::format("  {:>{}}", cells[r][c], widths[c]);
     text += "\n";
   }
   return text;
@@ -70,15 +73,20 @@ class Tables {
   }
 
   std::string run() const {
-    std::string text = fmt::format("{} side by side (step 0; modules: dp rank 0's samples, shards put together{})\n", tables_.title,
-                                   rows_.size() < tables_.modules.size()
-                                       ? fmt::format("; {} of {} modules, all with --verbose", rows_.size(), tables_.modules.size())
-                                       : "");
-    text += losses() + norms("output norms", &TableColumn::output_norms) +
-            norms("norms of output gradients (of dp rank 0's own loss)", &TableColumn::gradient_norms);
+    std::string text = fmt::format(
+        "{} side by side (step 0; modules: dp rank 0's samples, shards put together{})\n",
+        tables_.title,
+        rows_.size() < tables_.modules.size()
+            ? fmt::format("; {} of {} modules, all with --verbose", rows_.size(),
+                          tables_.modules.size())
+            : "");
+    text +=
+        losses() + norms("output norms", &TableColumn::output_norms) +
+        norms("norms of output gradients (of dp rank 0's own loss)", &TableColumn::gradient_norms);
     text += differences("from the reference (global batch)", &TableColumn::from_reference);
     if (!tables_.baseline.empty())
-      text += differences(fmt::format("from {} (dp rank 0's samples)", tables_.baseline), &TableColumn::from_baseline);
+      text += differences(fmt::format("from {} (dp rank 0's samples)", tables_.baseline),
+                          &TableColumn::from_baseline);
     return text + gradients();
   }
 
@@ -105,13 +113,18 @@ class Tables {
       if (r >= column.losses.size()) return "-";
       std::string loss = fmt::format("{:.8f}", column.losses[r]);
       if (baseline == nullptr || &column == baseline || r >= baseline->losses.size()) return loss;
-      return fmt::format("{} ({:.2e})", loss, std::fabs(column.losses[r] - baseline->losses[r]) / std::fabs(baseline->losses[r]));
+      return fmt::format(
+          "{} ({:.2e})", loss,
+          std::fabs(column.losses[r] - baseline->losses[r]) / std::fabs(baseline->losses[r]));
     };
-    return drawn(
-        {baseline == nullptr ? "  losses" : fmt::format("  losses (relative difference from {})", baseline->title), rows, titles_, cell});
+    return drawn({baseline == nullptr
+                      ? "  losses"
+                      : fmt::format("  losses (relative difference from {})", baseline->title),
+                  rows, titles_, cell});
   }
 
-  std::string norms(std::string_view title, std::map<std::string, double> TableColumn::*norms) const {
+  std::string norms(std::string_view title,
+                    std::map<std::string, double> TableColumn::*norms) const {
     const auto cell = [&](std::size_t r, std::size_t c) -> std::string {
       const auto& map = tables_.columns[c].*norms;
       const auto found = map.find(rows_[r]);
@@ -140,11 +153,14 @@ class Tables {
         const Difference& d = is_first ? found->second.first : found->second.whole;
         if (d.numel == 0) return "-";
         const bool is_cut = !is_first && d.numel < found->second.whole_of;
-        return fmt::format("{:.2e} {:.2e}{}", d.max_abs, is_first ? d.max_abs_by_norm() : d.relative(), is_cut ? "*" : "");
+        return fmt::format("{:.2e} {:.2e}{}", d.max_abs,
+                           is_first ? d.max_abs_by_norm() : d.relative(), is_cut ? "*" : "");
       };
-      const std::string over = is_first ? fmt::format("first {} elements (relative: max abs / norm)", kFirstElements)
-                                        : "all elements (relative: of Frobenius norms)";
-      text += drawn({fmt::format("  max abs and relative difference {}, {}", from, over), rows_, titles, cell});
+      const std::string over =
+          is_first ? fmt::format("first {} elements (relative: max abs / norm)", kFirstElements)
+                   : "all elements (relative: of Frobenius norms)";
+      text += drawn({fmt::format("  max abs and relative difference {}, {}", from, over), rows_,
+                     titles, cell});
     }
     return text;
   }
@@ -152,7 +168,8 @@ class Tables {
   std::string gradients() const {
     std::vector<std::string> rows;
     std::vector<GradientComparison> values;
-    const auto add = [&](const std::string& name, const std::string& other, const std::optional<GradientComparison>& comparison) {
+    const auto add = [&](const std::string& name, const std::string& other,
+                         const std::optional<GradientComparison>& comparison) {
       if (!comparison.has_value()) return;
       rows.push_back(fmt::format("{} from {}", name, other));
       values.push_back(*comparison);
@@ -168,7 +185,10 @@ class Tables {
       if (c == 4) return g.max_relative_name;
       return fmt::format("{:.2e}", c == 1 ? g.max_abs : c == 2 ? g.mean_abs : g.max_relative);
     };
-    return drawn({"  norms of parameter gradients", rows, {"parameters", "max abs", "mean abs", "max relative", "(where)"}, cell});
+    return drawn({"  norms of parameter gradients",
+                  rows,
+                  {"parameters", "max abs", "mean abs", "max relative", "(where)"},
+                  cell});
   }
 
   const ComparisonTables& tables_;

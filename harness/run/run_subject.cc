@@ -6,23 +6,26 @@
 
 #include <utility>
 
-#include "base/error.h"
+#include "core/base/error.h"
 #include "harness/run/world_trace.h"
 #include "harness/trace/recorder.h"
-#include "harness/world/forked_world.h"
+#include "harness/world/forked/forked_world.h"
 
 namespace isoshard {
 namespace {
 
 void check(const SubjectRun& run) {
-  if (!run.make || !run.batches) throw UsageError(fmt::format("{}: a run needs the functions make and batches", run.name));
-  if (run.steps < 1) throw UsageError(fmt::format("{}: {} steps are none; give at least 1", run.name, run.steps));
+  if (!run.make || !run.batches)
+    throw UsageError(fmt::format("{}: a run needs the functions make and batches", run.name));
+  if (run.steps < 1)
+    throw UsageError(fmt::format("{}: {} steps are none; give at least 1", run.name, run.steps));
 }
 
 Trace record(const SubjectRun& run, const Reference* reference, Keep keep) {
   check(run);
   const int size = run.mesh.world_size();
-  const Arenas arenas = keep == Keep::kNothing ? Arenas(static_cast<std::size_t>(size)) : make_arenas(size, run.trace_bytes, "rank");
+  const Arenas arenas = keep == Keep::kNothing ? Arenas(static_cast<std::size_t>(size))
+                                               : make_arenas(size, run.trace_bytes, "rank");
   WorldOptions options;
   options.size = size;
   options.name = run.name;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Runs any Subject in a forked world with a Recorder on each rank: the way for an implementation that is not one of ours.
+/// Runs any Subject in a forked world with a Recorder on each rank: the way for an implementation
+/// that is not one of ours.
 #pragma once
 #include <chrono>
 #include <cstddef>
@@ -8,13 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "core/mesh/mesh.h"
+#include "core/observe/sink.h"
 #include "harness/trace/reference.h"
 #include "harness/trace/trace.h"
 #include "harness/world/batch.h"
 #include "harness/world/rank.h"
 #include "harness/world/subject.h"
-#include "mesh/mesh.h"
-#include "observe/sink.h"
 
 namespace isoshard {
 
@@ -27,24 +28,30 @@ struct SubjectRun {
   /// The micro-batches of one rank in one step; called on the rank.
   std::function<std::vector<Batch>(int rank, int step)> batches;
   int steps = 1;
-  Dtype coarsest = Dtype::kFloat32;  ///< the coarsest dtype on any tensor's path; give JudgeOptions::coarsest the same
-  /// For optimizers whose step is a sign where the gradient is noise (Adam): parameters after a step are compared where the gradient is
-  /// above its response. The same in reference, responses and run.
+  /// The coarsest dtype on any tensor's path; give JudgeOptions::coarsest the same
+  Dtype coarsest = Dtype::kFloat32;
+  /// For optimizers whose step is a sign where the gradient is noise (Adam): parameters after a
+  /// step are compared where the gradient is above its response. The same in reference, responses
+  /// and run.
   bool mask_small_gradients = false;
-  std::size_t trace_bytes = std::size_t{64} << 20;  ///< of shared memory for what one rank keeps; pages not used cost nothing
+  /// Of shared memory for what one rank keeps; pages not used cost nothing
+  std::size_t trace_bytes = std::size_t{64} << 20;
   std::chrono::milliseconds deadline{60'000};
 };
 
 /// The trusted run: every record is kept.
 ///
 /// Ranks    called by the controller.
-/// Errors   MeshError unless the mesh is a world of one; InfrastructureError that says how the run failed.
+/// Errors   MeshError unless the mesh is a world of one; InfrastructureError that says how the run
+///          failed.
 ///
-///     const Reference reference = record_reference({.mesh = MeshShape({{Axis::kTp, 1}}), .make = make, .batches = batches});
+///     const Reference reference = record_reference({.mesh = MeshShape({{Axis::kTp, 1}}), .make =
+///       make, .batches = batches});
 [[nodiscard]] Reference record_reference(const SubjectRun& plain);
 
-/// Runs `perturbed` (the plain run with weights moved by one ulp, say) and widens the reference's responses by it. Without any
-/// response a run must equal the reference bit by bit, or JudgeOptions::rtol must be given.
+/// Runs `perturbed` (the plain run with weights moved by one ulp, say) and widens the reference's
+/// responses by it. Without any response a run must equal the reference bit by bit, or
+/// JudgeOptions::rtol must be given.
 void add_response(Reference& reference, const SubjectRun& perturbed);
 
 /// The run to be judged: each rank compares what it records with the reference on the spot.

@@ -11,14 +11,16 @@ namespace isoshard {
 /// Cores that this process may use.
 [[nodiscard]] int num_cores();
 
-/// A window of as many runs as cores: the next one starts when the oldest has ended. `ended` waits for its run; it is called in the order
-/// of `starts`.
+/// A window of as many runs as cores: the next one starts when the oldest has ended. `ended` waits
+/// for its run; it is called in the order of `starts`.
 template <class Run>
-void run_side_by_side(const std::vector<std::function<Run()>>& starts, const std::function<void(std::size_t, Run&)>& ended) {
+void run_side_by_side(const std::vector<std::function<Run()>>& starts,
+                      const std::function<void(std::size_t, Run&)>& ended) {
   std::deque<Run> running;
   std::size_t started = 0;
   for (std::size_t done = 0; done < starts.size(); ++done) {
-    while (started < starts.size() && static_cast<int>(running.size()) < num_cores()) running.push_back(starts[started++]());
+    while (started < starts.size() && static_cast<int>(running.size()) < num_cores())
+      running.push_back(starts[started++]());
     ended(done, running.front());
     running.pop_front();
   }

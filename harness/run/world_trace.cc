@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include "core/base/error.h"
 
 namespace isoshard {
 
@@ -16,7 +16,8 @@ Arenas make_arenas(int num_ranks, std::size_t bytes, const std::string& name) {
 
 void hand_over(const Arenas& arenas, Trace& trace) {
   if (trace.ranks.size() != arenas.size()) {
-    throw InfrastructureError(fmt::format("{} of {} traces were sent", trace.ranks.size(), arenas.size()));
+    throw InfrastructureError(
+        fmt::format("{} of {} traces were sent", trace.ranks.size(), arenas.size()));
   }
   for (std::size_t r = 0; r < arenas.size(); ++r) {
     if (arenas[r] != nullptr) arenas[r]->seal();
@@ -26,7 +27,8 @@ void hand_over(const Arenas& arenas, Trace& trace) {
 
 Trace trace_of_world(Trace trace, const WorldReport& report, const Arenas& arenas) {
   require_ok(report);
-  for (const RankReport& rank : report.ranks) trace.ranks.push_back(RankTrace::deserialize(rank.result));
+  for (const RankReport& rank : report.ranks)
+    trace.ranks.push_back(RankTrace::deserialize(rank.result));
   hand_over(arenas, trace);
   return trace;
 }

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "harness/judge/judge.h"
 #include "harness/report/report.h"
 
 namespace isoshard {
@@ -16,7 +17,8 @@ namespace {
 
 class ConformsTo final : public testing::MatcherInterface<const Trace&> {
  public:
-  ConformsTo(Reference reference, JudgeOptions options) : reference_(std::move(reference)), options_(options) {}
+  ConformsTo(Reference reference, JudgeOptions options)
+      : reference_(std::move(reference)), options_(options) {}
 
   bool MatchAndExplain(const Trace& actual, testing::MatchResultListener* listener) const override {
     const Verdict verdict = judge(reference_, actual, options_);
@@ -24,7 +26,9 @@ class ConformsTo final : public testing::MatcherInterface<const Trace&> {
     *listener << "\n" << render(verdict);
     return false;
   }
-  void DescribeTo(std::ostream* out) const override { *out << "conforms to the reference of " << reference_.trace().case_slug; }
+  void DescribeTo(std::ostream* out) const override {
+    *out << "conforms to the reference of " << reference_.trace().case_slug;
+  }
   void DescribeNegationTo(std::ostream* out) const override {
     *out << "does not conform to the reference of " << reference_.trace().case_slug;
   }
@@ -48,14 +52,16 @@ class BitEqualTo final : public testing::MatcherInterface<const at::Tensor&> {
  public:
   explicit BitEqualTo(at::Tensor expected) : expected_(expected.detach().contiguous()) {}
 
-  bool MatchAndExplain(const at::Tensor& actual, testing::MatchResultListener* listener) const override {
+  bool MatchAndExplain(const at::Tensor& actual,
+                       testing::MatchResultListener* listener) const override {
     if (!actual.defined()) {
       *listener << "is undefined";
       return false;
     }
     if (actual.sizes() != expected_.sizes() || actual.scalar_type() != expected_.scalar_type()) {
-      *listener << fmt::format("has shape [{}] and dtype {} instead of [{}] and {}", fmt::join(actual.sizes(), ", "),
-                               at::toString(actual.scalar_type()), fmt::join(expected_.sizes(), ", "),
+      *listener << fmt::format("has shape [{}] and dtype {} instead of [{}] and {}",
+                               fmt::join(actual.sizes(), ", "), at::toString(actual.scalar_type()),
+                               fmt::join(expected_.sizes(), ", "),
                                at::toString(expected_.scalar_type()));
       return false;
     }
@@ -69,16 +75,19 @@ class BitEqualTo final : public testing::MatcherInterface<const at::Tensor&> {
       if (unequal++ == 0) first = i;
     }
     if (unequal == 0) return true;
-    *listener << fmt::format("differs in {} of {} elements, first at {}: {:.9g} instead of {:.9g}", unequal, packed.numel(),
-                             place_of(first, packed.sizes()), packed.reshape({-1})[first].to(at::kDouble).item<double>(),
+    *listener << fmt::format("differs in {} of {} elements, first at {}: {:.9g} instead of {:.9g}",
+                             unequal, packed.numel(), place_of(first, packed.sizes()),
+                             packed.reshape({-1})[first].to(at::kDouble).item<double>(),
                              expected_.reshape({-1})[first].to(at::kDouble).item<double>());
     return false;
   }
   void DescribeTo(std::ostream* out) const override {
-    *out << fmt::format("is bit-equal to a tensor of shape [{}]", fmt::join(expected_.sizes(), ", "));
+    *out << fmt::format("is bit-equal to a tensor of shape [{}]",
+                        fmt::join(expected_.sizes(), ", "));
   }
   void DescribeNegationTo(std::ostream* out) const override {
-    *out << fmt::format("is not bit-equal to a tensor of shape [{}]", fmt::join(expected_.sizes(), ", "));
+    *out << fmt::format("is not bit-equal to a tensor of shape [{}]",
+                        fmt::join(expected_.sizes(), ", "));
   }
 
  private:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Each matcher in both directions: it matches what it should, and fails, with words that help, where it must.
+/// Each matcher in both directions: it matches what it should, and fails, with words that help,
+/// where it must.
 #include "harness/testing/matchers.h"
 
 #include <ATen/ATen.h>
@@ -8,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "harness/testing/run_world.h"
-#include "harness/trace/synthetic.h"
+#include "harness/testing/synthetic.h"
 
 namespace isoshard {
 namespace {
@@ -17,7 +18,9 @@ using namespace synthetic;
 using testing::Not;
 
 Body gradient(double factor) {
-  return [=](Sink& sink, int) { sink.on_record(site(RecordKind::kGrad, "w", layout_of({4, 6})), values({4, 6}, 1) * factor); };
+  return [=](Sink& sink, int) {
+    sink.on_record(site(RecordKind::kGrad, "w", layout_of({4, 6})), values({4, 6}, 1) * factor);
+  };
 }
 
 JudgeOptions exact() {
@@ -41,7 +44,8 @@ TEST(ConformsTo, MatchesARunThatConforms) {
 }
 
 TEST(ConformsTo, FailsWithTheReportWhenTheRunDiverges) {
-  EXPECT_NONFATAL_FAILURE(EXPECT_THAT(two_ranks(2), conforms_to(shared_reference(), exact())), "likely cause: gradient of w: scale 2 = dp");
+  EXPECT_NONFATAL_FAILURE(EXPECT_THAT(two_ranks(2), conforms_to(shared_reference(), exact())),
+                          "likely cause: gradient of w: scale 2 = dp");
 }
 
 TEST(ConformsTo, FailsWhenTheRunIsIncompleteOrVacuous) {
@@ -63,21 +67,28 @@ TEST(BitEqualTo, MatchesEqualBytesWhateverTheStrides) {
 }
 
 TEST(BitEqualTo, FailsAtOneUlpASignedZeroAShapeOrADtype) {
-  EXPECT_NONFATAL_FAILURE(EXPECT_THAT(at::full({2, 2}, 1.0F + 0x1p-23F), bit_equal_to(at::ones({2, 2}))),
-                          "differs in 4 of 4 elements, first at [0, 0]");
-  EXPECT_NONFATAL_FAILURE(EXPECT_THAT(at::tensor({1.0F, -0.0F}), bit_equal_to(at::tensor({1.0F, 0.0F}))), "first at [1]: -0 instead of 0");
-  EXPECT_NONFATAL_FAILURE(EXPECT_THAT(at::ones({4}), bit_equal_to(at::ones({2, 2}))), "has shape [4]");
-  EXPECT_NONFATAL_FAILURE(EXPECT_THAT(at::ones({2}), bit_equal_to(at::ones({2}, at::kDouble))), "dtype Float instead of");
+  EXPECT_NONFATAL_FAILURE(
+      EXPECT_THAT(at::full({2, 2}, 1.0F + 0x1p-23F), bit_equal_to(at::ones({2, 2}))),
+      "differs in 4 of 4 elements, first at [0, 0]");
+  EXPECT_NONFATAL_FAILURE(
+      EXPECT_THAT(at::tensor({1.0F, -0.0F}), bit_equal_to(at::tensor({1.0F, 0.0F}))),
+      "first at [1]: -0 instead of 0");
+  EXPECT_NONFATAL_FAILURE(EXPECT_THAT(at::ones({4}), bit_equal_to(at::ones({2, 2}))),
+                          "has shape [4]");
+  EXPECT_NONFATAL_FAILURE(EXPECT_THAT(at::ones({2}), bit_equal_to(at::ones({2}, at::kDouble))),
+                          "dtype Float instead of");
   EXPECT_NONFATAL_FAILURE(EXPECT_THAT(at::Tensor(), bit_equal_to(at::ones({2}))), "is undefined");
 }
 
 // Of this process, whatever its tests: ctest compares them with the labels of a suite.
 TEST(WorldSizes, AreThoseOfTheWorldsThatWereStarted) {
-  for (const int size : {3, 1, 2}) run_world(size, [size](Rank& rank) { EXPECT_EQ(rank.size(), size); });
+  for (const int size : {3, 1, 2})
+    run_world(size, [size](Rank& rank) { EXPECT_EQ(rank.size(), size); });
 
   EXPECT_EQ(world_sizes_problem("2,3"), "");
   for (const char* const wrong : {"", "2", "2,3,6", "1,2,3"}) {
-    EXPECT_THAT(world_sizes_problem(wrong), testing::HasSubstr("'2,3', and its labels say '" + std::string(wrong) + "'"));
+    EXPECT_THAT(world_sizes_problem(wrong),
+                testing::HasSubstr("'2,3', and its labels say '" + std::string(wrong) + "'"));
   }
 }
 

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <set>
 
-#include "harness/world/hooks.h"
+#include "harness/world/forked/hooks.h"
 #include "harness/world/warm_up.h"
 
 namespace isoshard {
@@ -19,17 +19,23 @@ namespace {
 using ::testing::ScopedFakeTestPartResultReporter;
 using ::testing::TestPartResult;
 
-// In a rank: what GoogleTest would record goes to the controller instead. Nothing is printed or kept here.
+// In a rank: what GoogleTest would record goes to the controller instead. Nothing is printed or
+// kept here.
 class ForwardingReporter final : public ScopedFakeTestPartResultReporter {
  public:
-  ForwardingReporter(InterceptMode mode, Rank& rank) : ScopedFakeTestPartResultReporter(mode, nullptr), rank_(rank) {}
+  ForwardingReporter(InterceptMode mode, Rank& rank)
+      : ScopedFakeTestPartResultReporter(mode, nullptr), rank_(rank) {}
 
   void ReportTestPartResult(const TestPartResult& result) override {
     if (result.passed()) return;
     std::string text = result.message();
-    if (result.skipped()) text = "GTEST_SKIP() in a rank: skip before the world is started. " + text;
+    if (result.skipped())
+      text = "GTEST_SKIP() in a rank: skip before the world is started. " + text;
     const char* file = result.file_name() != nullptr ? result.file_name() : "unknown file";
-    forward_failure(rank_, {.file = file, .line = result.line_number(), .text = text, .fatal = result.fatally_failed()});
+    forward_failure(rank_, {.file = file,
+                            .line = result.line_number(),
+                            .text = text,
+                            .fatal = result.fatally_failed()});
   }
 
  private:
@@ -57,9 +63,11 @@ void join_gtest_to_worlds() {
   set_world_hooks({.before_first_world = warm_up_kernels,
                    .run_body =
                        [](Rank& rank, const ForkedWorld::Body& body) {
-                         const ForwardingReporter of_other_threads(ForwardingReporter::INTERCEPT_ALL_THREADS, rank);
+                         const ForwardingReporter of_other_threads(
+                             ForwardingReporter::INTERCEPT_ALL_THREADS, rank);
                          // Before one that the controller's thread may have had at the fork.
-                         const ForwardingReporter of_this_thread(ForwardingReporter::INTERCEPT_ONLY_CURRENT_THREAD, rank);
+                         const ForwardingReporter of_this_thread(
+                             ForwardingReporter::INTERCEPT_ONLY_CURRENT_THREAD, rank);
                          body(rank);
                        },
                    .before_world = [](int size) { sizes_started().insert(size); }});
@@ -70,24 +78,32 @@ std::string world_sizes_problem(std::string_view declared) {
   sizes.erase(1);
   const std::string started = fmt::format("{}", fmt::join(sizes, ","));
   if (started == declared) return "";
-  return fmt::format("its worlds had the sizes '{}', and its labels say '{}': mend SUITES of its isoshard_test()", started, declared);
+  return fmt::format(
+      "its worlds had the sizes '{}', and its labels say '{}': mend SUITES of its isoshard_test()",
+      started, declared);
 }
 
-WorldReport detail::run_and_record(WorldOptions options, const ForkedWorld::Body& body, const std::source_location& where) {
+WorldReport detail::run_and_record(WorldOptions options, const ForkedWorld::Body& body,
+                                   const std::source_location& where) {
   WorldReport report = run_forked(named(std::move(options)), body);
   bool has_forwarded = false;
   bool is_explained = true;  // by the failures that are forwarded
   for (const RankReport& rank : report.ranks) {
     for (const ForwardedFailure& failure : rank.failures) {
       const std::string text = fmt::format("[rank {}] {}", rank.rank, failure.text);
-      GTEST_MESSAGE_AT_(failure.file.c_str(), failure.line, text.c_str(), TestPartResult::kNonFatalFailure);
+      GTEST_MESSAGE_AT_(failure.file.c_str(), failure.line, text.c_str(),
+                        TestPartResult::kNonFatalFailure);
       has_forwarded = true;
     }
-    is_explained = is_explained && (rank.end == RankEnd::kReturned || rank.end == RankEnd::kReleased);
+    is_explained =
+        is_explained && (rank.end == RankEnd::kReturned || rank.end == RankEnd::kReleased);
   }
   const bool culprit_asserted =
-      report.culprit >= 0 && std::ranges::any_of(report.ranks[static_cast<std::size_t>(report.culprit)].failures, &ForwardedFailure::fatal);
-  if (!report.ok() && !(has_forwarded && is_explained && !report.interrupted && (report.cause.empty() || culprit_asserted))) {
+      report.culprit >= 0 &&
+      std::ranges::any_of(report.ranks[static_cast<std::size_t>(report.culprit)].failures,
+                          &ForwardedFailure::fatal);
+  if (!report.ok() && !(has_forwarded && is_explained && !report.interrupted &&
+                        (report.cause.empty() || culprit_asserted))) {
     ADD_FAILURE_AT(where.file_name(), static_cast<int>(where.line())) << report.describe();
   }
   return report;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Runs a test's body on forked ranks; their failed expectations become failures of the test that runs.
+/// Runs a test's body on forked ranks; their failed expectations become failures of the test that
+/// runs.
 #pragma once
 #include <cstring>
 #include <functional>
@@ -10,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "harness/world/forked_world.h"
+#include "harness/world/forked/forked_world.h"
 
 namespace isoshard {
 
@@ -32,8 +33,10 @@ void post_value(Rank& rank, const T& value) {
   if constexpr (kIsPlain<T>) {
     rank.post_result(std::as_bytes(std::span(&value, 1)));
   } else {
-    static_assert(std::is_same_v<T, std::string> || kIsVector<T>, "a rank returns a number, a std::string or a std::vector of those");
-    static_assert(std::is_trivially_copyable_v<typename T::value_type> && !std::is_same_v<T, std::vector<bool>>);
+    static_assert(std::is_same_v<T, std::string> || kIsVector<T>,
+                  "a rank returns a number, a std::string or a std::vector of those");
+    static_assert(std::is_trivially_copyable_v<typename T::value_type> &&
+                  !std::is_same_v<T, std::vector<bool>>);
     rank.post_result(std::as_bytes(std::span(value.data(), value.size())));
   }
 }
@@ -46,34 +49,40 @@ T value_of(const std::vector<std::byte>& bytes) {
     if (bytes.size() == sizeof(T)) std::memcpy(&value, bytes.data(), sizeof(T));
   } else {
     value.resize(bytes.size() / sizeof(typename T::value_type));
-    if (!value.empty()) std::memcpy(value.data(), bytes.data(), value.size() * sizeof(typename T::value_type));
+    if (!value.empty())
+      std::memcpy(value.data(), bytes.data(), value.size() * sizeof(typename T::value_type));
   }
   return value;
 }
 
 /// Runs the world and turns what went wrong into failures of the running test, at `where`.
-WorldReport run_and_record(WorldOptions options, const ForkedWorld::Body& body, const std::source_location& where);
+WorldReport run_and_record(WorldOptions options, const ForkedWorld::Body& body,
+                           const std::source_location& where);
 
 }  // namespace detail
 
-/// Joins GoogleTest to forked worlds: EXPECT_ and ASSERT_ in a rank are forwarded to the controller, and the first world
-/// warms up ATen's kernels. harness/testing's main calls it.
+/// Joins GoogleTest to forked worlds: EXPECT_ and ASSERT_ in a rank are forwarded to the
+/// controller, and the first world warms up ATen's kernels. harness/testing's main calls it.
 void join_gtest_to_worlds();
 
-/// Why the sizes of the worlds that this process has started are not those of `declared`, such as "2,3,6"; empty if they are. Worlds
-/// of one are left out: every reference is one.
+/// Why the sizes of the worlds that this process has started are not those of `declared`, such as
+/// "2,3,6"; empty if they are. Worlds of one are left out: every reference is one.
 [[nodiscard]] std::string world_sizes_problem(std::string_view declared);
 
-/// Runs `body(rank)` on every rank and gives their values back in rank order; nothing if body returns nothing.
+/// Runs `body(rank)` on every rank and gives their values back in rank order; nothing if body
+/// returns nothing.
 ///
 /// Ranks    called by the controller; body runs on all ranks.
-/// Errors   a failed EXPECT_ or ASSERT_ of a rank becomes a failure of the running test, "[rank 1]" in front, at its own file
-///          and line; a rank that throws, crashes, exits or hangs becomes one failure that names it. The vector always has
-///          one element per rank: those without a value are T{}. Tests about failures use run_world_report.
+/// Errors   a failed EXPECT_ or ASSERT_ of a rank becomes a failure of the running test, "[rank 1]"
+///          in front, at its own file and line; a rank that throws, crashes, exits or hangs becomes
+///          one failure that names it. The vector always has one element per rank: those without a
+///          value are T{}. Tests about failures use run_world_report.
 ///
-///     const std::vector<double> sums = run_world(2, [](Rank& rank) { return sum_over(rank.comm()); });
+///     const std::vector<double> sums = run_world(2, [](Rank& rank) { return sum_over(rank.comm());
+///       });
 template <class T = detail::Deduced, class Body>
-auto run_world(WorldOptions options, Body body, std::source_location where = std::source_location::current()) {
+auto run_world(WorldOptions options, Body body,
+               std::source_location where = std::source_location::current()) {
   using Returned = std::invoke_result_t<Body&, Rank&>;
   using Value = std::conditional_t<std::is_same_v<T, detail::Deduced>, Returned, T>;
   if constexpr (std::is_void_v<Value>) {
@@ -81,9 +90,11 @@ auto run_world(WorldOptions options, Body body, std::source_location where = std
         std::move(options), [body](Rank& rank) mutable { body(rank); }, where);
   } else {
     const WorldReport report = detail::run_and_record(
-        std::move(options), [body](Rank& rank) mutable { detail::post_value<Value>(rank, body(rank)); }, where);
+        std::move(options),
+        [body](Rank& rank) mutable { detail::post_value<Value>(rank, body(rank)); }, where);
     std::vector<Value> values;
-    for (const RankReport& rank : report.ranks) values.push_back(detail::value_of<Value>(rank.result));
+    for (const RankReport& rank : report.ranks)
+      values.push_back(detail::value_of<Value>(rank.result));
     return values;
   }
 }

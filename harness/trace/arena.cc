@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A reserved range of addresses, in which extents of the memory pool appear one after the other.
 //
-// What the processes have in common, a table in shared memory, says which extents; each process maps those that it lacks when it asks for
-// the data. A reader maps them read-only.
+// What the processes have in common, a table in shared memory, says which extents; each process
+// maps those that it lacks when it asks for the data. A reader maps them read-only.
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -13,8 +13,8 @@
 #include <cstring>
 #include <new>
 
-#include "base/error.h"
-#include "harness/memory/memory_pool.h"
+#include "core/base/error.h"
+#include "core/memory/memory_pool.h"
 #include "harness/trace/trace.h"
 
 namespace isoshard {
@@ -52,13 +52,19 @@ struct Arena::Impl {
   bool sealed = false;
 
   [[nodiscard]] Header& header() const noexcept { return *reinterpret_cast<Header*>(table); }
-  [[nodiscard]] std::uint32_t* extents() const noexcept { return reinterpret_cast<std::uint32_t*>(table + sizeof(Header)); }
-  [[nodiscard]] std::size_t reserved() const noexcept { return std::max(round_up(capacity, kExtent), kExtent); }
+  [[nodiscard]] std::uint32_t* extents() const noexcept {
+    return reinterpret_cast<std::uint32_t*>(table + sizeof(Header));
+  }
+  [[nodiscard]] std::size_t reserved() const noexcept {
+    return std::max(round_up(capacity, kExtent), kExtent);
+  }
   [[noreturn]] void fail(std::string_view what, std::size_t bytes) const {
-    throw InfrastructureError(fmt::format("trace memory {}: {} of {} bytes failed: {}", name, what, bytes, std::strerror(errno)));
+    throw InfrastructureError(fmt::format("trace memory {}: {} of {} bytes failed: {}", name, what,
+                                          bytes, std::strerror(errno)));
   }
   [[nodiscard]] std::byte* reserve(std::size_t bytes, int protection, int flags) const {
-    void* const address = ::mmap(nullptr, bytes, protection, flags | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const address =
+        ::mmap(nullptr, bytes, protection, flags | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (address == MAP_FAILED) fail("reserving", bytes);
     return static_cast<std::byte*>(address);
   }
@@ -68,7 +74,8 @@ struct Arena::Impl {
     for (std::size_t end = from; from < to; from = end) {
       while (++end < to && extents()[end] == extents()[end - 1] + 1) {
       }
-      if (!pool->map_at(range + from * kExtent, extents()[from], end - from, protection)) fail("mapping", (end - from) * kExtent);
+      if (!pool->map_at(range + from * kExtent, extents()[from], end - from, protection))
+        fail("mapping", (end - from) * kExtent);
     }
   }
   void map_new(int protection) {
@@ -89,8 +96,10 @@ struct Arena::Impl {
       if (more.size() < wanted - num_extents) fail("obtaining memory", end);
     }
     map_new(PROT_READ | PROT_WRITE);
-    const std::size_t target = std::min(num_mapped * kExtent, round_up(std::max(end, populated + kGrowth), kPage));
-    if (!populate(range + populated, target - populated)) fail("obtaining memory", target - populated);
+    const std::size_t target =
+        std::min(num_mapped * kExtent, round_up(std::max(end, populated + kGrowth), kPage));
+    if (!populate(range + populated, target - populated))
+      fail("obtaining memory", target - populated);
     populated = target;
   }
 
@@ -119,13 +128,16 @@ Arena::~Arena() = default;
 
 std::int64_t Arena::append(std::span<const std::byte> bytes) {
   Impl& impl = *impl_;
-  if (impl.sealed) throw InfrastructureError(fmt::format("trace memory {} is sealed: nothing can be appended", impl.name));
+  if (impl.sealed)
+    throw InfrastructureError(
+        fmt::format("trace memory {} is sealed: nothing can be appended", impl.name));
   Header& header = impl.header();
   const std::size_t offset = round_up(header.size.load(std::memory_order_relaxed), kAlignment);
   if (bytes.size() > impl.capacity || offset > impl.capacity - bytes.size()) {
     throw InfrastructureError(
-        fmt::format("trace memory {} is full: {} bytes of {} are used, {} more are needed; record less or give it more room", impl.name,
-                    offset, impl.capacity, bytes.size()));
+        fmt::format("trace memory {} is full: {} bytes of {} are used, {} more are needed; record "
+                    "less or give it more room",
+                    impl.name, offset, impl.capacity, bytes.size()));
   }
   const std::size_t end = offset + bytes.size();
   if (end > impl.populated) impl.grow_to(end);
@@ -146,11 +158,14 @@ void Arena::seal() {
   Impl& impl = *impl_;
   if (impl.sealed) return;
   const std::size_t num_extents = impl.header().num_extents.load(std::memory_order_acquire);
-  const auto is_own = [&](std::uint32_t extent) { return impl.pool->owner_of(extent) == impl.owner; };
+  const auto is_own = [&](std::uint32_t extent) {
+    return impl.pool->owner_of(extent) == impl.owner;
+  };
   if (num_extents > impl.reserved() / kExtent || size() > num_extents * kExtent ||
       !std::all_of(impl.extents(), impl.extents() + num_extents, is_own)) {
-    throw InfrastructureError(
-        fmt::format("trace memory {} is damaged: {} bytes in {} extents; a rank wrote where it must not", impl.name, size(), num_extents));
+    throw InfrastructureError(fmt::format(
+        "trace memory {} is damaged: {} bytes in {} extents; a rank wrote where it must not",
+        impl.name, size(), num_extents));
   }
   impl.map(0, num_extents, PROT_READ);
   impl.pool->protect(impl.owner);

@@ -12,7 +12,8 @@
 namespace isoshard {
 namespace {
 
-/// Replicas are stored once, but a sharded tensor is as large as all its shards: the sum is enough in any case.
+/// Replicas are stored once, but a sharded tensor is as large as all its shards: the sum is enough
+/// in any case.
 std::size_t bytes_needed(const Trace& run) {
   std::size_t bytes = 64;
   for (const RankTrace& rank : run.ranks) {
@@ -37,7 +38,8 @@ Trace holders_of(const Trace& run, const std::vector<Index>& indices, const Reco
   Trace holders{run.subject, run.case_slug, run.mesh, {}};
   for (std::size_t r = 0; r < run.ranks.size(); ++r) {
     const auto found = indices[r].find(key);
-    if (found != indices[r].end()) holders.ranks.push_back({run.ranks[r].rank, {*found->second}, run.ranks[r].arena});
+    if (found != indices[r].end())
+      holders.ranks.push_back({run.ranks[r].rank, {*found->second}, run.ranks[r].arena});
   }
   return holders;
 }
@@ -55,14 +57,17 @@ Trace assembled(const Trace& run) {
     const double scale = record.grad_scale;
     const bool is_shared =
         !is_partial(record.layout) &&
-        std::all_of(holders.ranks.begin(), holders.ranks.end(), [&](const RankTrace& rank) { return rank.records[0].grad_scale == scale; });
+        std::all_of(holders.ranks.begin(), holders.ranks.end(),
+                    [&](const RankTrace& rank) { return rank.records[0].grad_scale == scale; });
     if (is_shared) {
       for (RankTrace& rank : holders.ranks) rank.records[0].grad_scale = 1;
     }
     Layout whole;
     whole.global_shape = record.layout.global_shape;
     recorder.begin_step(record.key.step);
-    recorder.on_record({record.key.kind, record.key.name, std::move(whole), is_shared ? scale : 1.0}, holders.assemble(record.key));
+    recorder.on_record(
+        {record.key.kind, record.key.name, std::move(whole), is_shared ? scale : 1.0},
+        holders.assemble(record.key));
   }
   Trace result{run.subject, run.case_slug, MeshShape(), {}};
   result.ranks.push_back(recorder.finish());

@@ -7,12 +7,13 @@
 
 #include <cstring>
 
-#include "base/error.h"
+#include "core/base/error.h"
 
 namespace isoshard {
 namespace {
 
-/// Calls visit(position, count) for every contiguous run of the sub-box (offset, size) of a row-major tensor, in order.
+/// Calls visit(position, count) for every contiguous run of the sub-box (offset, size) of a
+/// row-major tensor, in order.
 template <class Visit>
 void for_each_run(const Shape& shape, const Shape& offset, const Shape& size, Visit&& visit) {
   const std::size_t dims = shape.size();
@@ -43,18 +44,22 @@ void for_each_run(const Shape& shape, const Shape& offset, const Shape& size, Vi
 }
 
 [[noreturn]] void refuse(const Record& record, std::string_view problem) {
-  throw MeshError(fmt::format("{}: the local tensor [{}] does not fit its layout ({} of [{}]): {}", describe(record.key),
-                              fmt::join(record.local_shape, ", "), describe(record.layout), fmt::join(record.layout.global_shape, ", "),
+  throw MeshError(fmt::format("{}: the local tensor [{}] does not fit its layout ({} of [{}]): {}",
+                              describe(record.key), fmt::join(record.local_shape, ", "),
+                              describe(record.layout), fmt::join(record.layout.global_shape, ", "),
                               problem));
 }
 
-void require_inside(const Record& record, const Shape& shape, const Shape& offset, const Shape& size) {
+void require_inside(const Record& record, const Shape& shape, const Shape& offset,
+                    const Shape& size) {
   bool inside = offset.size() == shape.size() && size.size() == shape.size();
   for (std::size_t d = 0; inside && d < shape.size(); ++d)
-    inside = offset[d] >= 0 && size[d] >= 0 && size[d] <= shape[d] && offset[d] <= shape[d] - size[d];
+    inside =
+        offset[d] >= 0 && size[d] >= 0 && size[d] <= shape[d] && offset[d] <= shape[d] - size[d];
   if (!inside) {
-    refuse(record, fmt::format("a box at [{}] of size [{}] lies outside [{}]", fmt::join(offset, ", "), fmt::join(size, ", "),
-                               fmt::join(shape, ", ")));
+    refuse(record,
+           fmt::format("a box at [{}] of size [{}] lies outside [{}]", fmt::join(offset, ", "),
+                       fmt::join(size, ", "), fmt::join(shape, ", ")));
   }
 }
 
@@ -70,9 +75,10 @@ std::vector<PartStats> parts_of(const Record& record, const MeshShape& mesh, int
     const std::int64_t local = numel_of(record.local_shape);
     const std::int64_t global = numel_of(record.layout.global_shape);
     for (const FlatRange& range : record.layout.flat) {
-      if (range.count < 0 || range.local_begin < 0 || range.global_begin < 0 || range.count > local - range.local_begin ||
-          range.count > global - range.global_begin) {
-        refuse(record, fmt::format("flat range local {} global {} count {}", range.local_begin, range.global_begin, range.count));
+      if (range.count < 0 || range.local_begin < 0 || range.global_begin < 0 ||
+          range.count > local - range.local_begin || range.count > global - range.global_begin) {
+        refuse(record, fmt::format("flat range local {} global {} count {}", range.local_begin,
+                                   range.global_begin, range.count));
       }
       parts.push_back({.box = {}, .range = range, .stats = {}});
     }
@@ -89,50 +95,60 @@ std::vector<PartStats> parts_of(const Record& record, const MeshShape& mesh, int
   return parts;
 }
 
-const std::byte* packed(const Record& record, const PartStats& part, const std::byte* local, std::vector<std::byte>& scratch) {
+const std::byte* packed(const Record& record, const PartStats& part, const std::byte* local,
+                        std::vector<std::byte>& scratch) {
   const auto element = static_cast<std::int64_t>(size_of(record.dtype));
   if (is_flat(record.layout)) return local + part.range.local_begin * element;
   int runs = 0;
   std::int64_t begin = 0;
-  for_each_run(record.local_shape, part.box.local_offset, part.box.size, [&](std::int64_t position, std::int64_t) {
-    if (runs++ == 0) begin = position;
-  });
+  for_each_run(record.local_shape, part.box.local_offset, part.box.size,
+               [&](std::int64_t position, std::int64_t) {
+                 if (runs++ == 0) begin = position;
+               });
   if (runs <= 1) return local + begin * element;
   scratch.resize(static_cast<std::size_t>(numel_of(part.box.size) * element));
   std::byte* to = scratch.data();
-  for_each_run(record.local_shape, part.box.local_offset, part.box.size, [&](std::int64_t position, std::int64_t count) {
-    std::memcpy(to, local + position * element, static_cast<std::size_t>(count * element));
-    to += count * element;
-  });
+  for_each_run(record.local_shape, part.box.local_offset, part.box.size,
+               [&](std::int64_t position, std::int64_t count) {
+                 std::memcpy(to, local + position * element,
+                             static_cast<std::size_t>(count * element));
+                 to += count * element;
+               });
   return scratch.data();
 }
 
 void for_each_run(const PartStats& part, const Record& record,
-                  const std::function<void(std::int64_t global, std::int64_t packed, std::int64_t count)>& visit) {
+                  const std::function<void(std::int64_t global, std::int64_t packed,
+                                           std::int64_t count)>& visit) {
   if (is_flat(record.layout)) return visit(part.range.global_begin, 0, part.range.count);
   std::int64_t done = 0;
-  for_each_run(record.layout.global_shape, part.box.global_offset, part.box.size, [&](std::int64_t position, std::int64_t count) {
-    visit(position, done, count);
-    done += count;
-  });
+  for_each_run(record.layout.global_shape, part.box.global_offset, part.box.size,
+               [&](std::int64_t position, std::int64_t count) {
+                 visit(position, done, count);
+                 done += count;
+               });
 }
 
-void compare_part(PartStats& part, const Record& record, const std::byte* packed_part, const std::byte* reference, Dtype reference_dtype,
-                  double reference_grad_scale, const std::uint8_t* selected) {
+void compare_part(PartStats& part, const Record& record, const std::byte* packed_part,
+                  const std::byte* reference, Dtype reference_dtype, double reference_grad_scale,
+                  const std::uint8_t* selected) {
   part.stats = {};
   const double grad_scale = record.grad_scale / reference_grad_scale;
   const auto reference_size = static_cast<std::int64_t>(size_of(reference_dtype));
   const auto actual_size = static_cast<std::int64_t>(size_of(record.dtype));
   for_each_run(part, record, [&](std::int64_t position, std::int64_t done, std::int64_t count) {
-    accumulate(part.stats, reference + position * reference_size, reference_dtype, packed_part + done * actual_size, record.dtype, count,
-               position, grad_scale, selected == nullptr ? nullptr : selected + position);
+    accumulate(part.stats, reference + position * reference_size, reference_dtype,
+               packed_part + done * actual_size, record.dtype, count, position, grad_scale,
+               selected == nullptr ? nullptr : selected + position);
   });
 }
 
-void place_part(const PartStats& part, const Record& record, const std::byte* packed_part, std::byte* global) {
+void place_part(const PartStats& part, const Record& record, const std::byte* packed_part,
+                std::byte* global) {
   const auto element = static_cast<std::int64_t>(size_of(record.dtype));
   for_each_run(part, record, [&](std::int64_t position, std::int64_t done, std::int64_t count) {
-    std::memcpy(global + position * element, packed_part + done * element, static_cast<std::size_t>(count * element));
+    std::memcpy(global + position * element, packed_part + done * element,
+                static_cast<std::size_t>(count * element));
   });
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The parts of a local tensor (boxes or flat ranges): walking, packing and comparing them run by run.
+/// The parts of a local tensor (boxes or flat ranges): walking, packing and comparing them run by
+/// run.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,23 +16,30 @@ namespace isoshard {
 
 /// The record's parts without statistics, as its layout cuts rank `rank` of `mesh`.
 ///
-/// Errors   MeshError, with the record's name, if the local tensor is not what the layout says or a part lies outside it.
-[[nodiscard]] std::vector<PartStats> parts_of(const Record& record, const MeshShape& mesh, int rank);
+/// Errors   MeshError, with the record's name, if the local tensor is not what the layout says or a
+///          part lies outside it.
+[[nodiscard]] std::vector<PartStats> parts_of(const Record& record, const MeshShape& mesh,
+                                              int rank);
 
-/// The part's elements of the contiguous local tensor in row-major order. Returns `local` itself, moved on, if they lie in
-/// one run; otherwise they are copied into `scratch`.
-[[nodiscard]] const std::byte* packed(const Record& record, const PartStats& part, const std::byte* local, std::vector<std::byte>& scratch);
+/// The part's elements of the contiguous local tensor in row-major order. Returns `local` itself,
+/// moved on, if they lie in one run; otherwise they are copied into `scratch`.
+[[nodiscard]] const std::byte* packed(const Record& record, const PartStats& part,
+                                      const std::byte* local, std::vector<std::byte>& scratch);
 
-/// Calls visit(global, packed, count) for each run of `count` elements of a packed part that is one in the global tensor, too, in order.
-void for_each_run(const PartStats& part, const Record& record,
-                  const std::function<void(std::int64_t global, std::int64_t packed, std::int64_t count)>& visit);
+/// Calls visit(global, packed, count) for each run of `count` elements of a packed part that is one
+/// in the global tensor, too, in order.
+void for_each_run(
+    const PartStats& part, const Record& record,
+    const std::function<void(std::int64_t global, std::int64_t packed, std::int64_t count)>& visit);
 
-/// Compares a packed part with the whole reference tensor. `selected`, if not null, has one byte per element of the
-/// global tensor. Fills `part.stats` anew; global indices.
-void compare_part(PartStats& part, const Record& record, const std::byte* packed_part, const std::byte* reference, Dtype reference_dtype,
-                  double reference_grad_scale, const std::uint8_t* selected);
+/// Compares a packed part with the whole reference tensor. `selected`, if not null, has one byte
+/// per element of the global tensor. Fills `part.stats` anew; global indices.
+void compare_part(PartStats& part, const Record& record, const std::byte* packed_part,
+                  const std::byte* reference, Dtype reference_dtype, double reference_grad_scale,
+                  const std::uint8_t* selected);
 
 /// Copies packed part elements to their places in a contiguous global tensor of the same dtype.
-void place_part(const PartStats& part, const Record& record, const std::byte* packed_part, std::byte* global);
+void place_part(const PartStats& part, const Record& record, const std::byte* packed_part,
+                std::byte* global);
 
 }  // namespace isoshard

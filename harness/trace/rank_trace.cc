@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// One rank's records: looking up, viewing kept tensors, and the compact form that goes through the result channel.
+/// One rank's records: looking up, viewing kept tensors, and the compact form that goes through the
+/// result channel.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
@@ -7,8 +8,8 @@
 #include <cstring>
 #include <type_traits>
 
-#include "base/error.h"
-#include "comm/tensor.h"
+#include "core/base/error.h"
+#include "core/comm/tensor.h"
 #include "harness/trace/trace.h"
 
 namespace isoshard {
@@ -128,11 +129,13 @@ class Reader {
   }
   [[nodiscard]] bool at_end() const noexcept { return position_ == bytes_.size(); }
   [[noreturn]] void fail(std::string_view what) const {
-    throw InfrastructureError(fmt::format("the trace of a rank is damaged: {} at byte {} of {}", what, position_, bytes_.size()));
+    throw InfrastructureError(fmt::format("the trace of a rank is damaged: {} at byte {} of {}",
+                                          what, position_, bytes_.size()));
   }
 
  private:
-  /// A count of things of at least `least` bytes each: more than the rest could hold is damage, not a reason to allocate.
+  /// A count of things of at least `least` bytes each: more than the rest could hold is damage, not
+  /// a reason to allocate.
   std::uint32_t count(std::size_t least) {
     std::uint32_t value = 0;
     get(value);
@@ -153,21 +156,28 @@ class Reader {
 }  // namespace
 
 const Record* RankTrace::find(const RecordKey& key) const {
-  const auto found = std::find_if(records.begin(), records.end(), [&](const Record& record) { return record.key == key; });
+  const auto found = std::find_if(records.begin(), records.end(),
+                                  [&](const Record& record) { return record.key == key; });
   return found == records.end() ? nullptr : &*found;
 }
 
 at::Tensor RankTrace::tensor(const Record& record) const {
-  if (!record.kept || arena == nullptr) throw VacuousError(fmt::format("rank {} did not keep {}", rank, describe(record.key)));
-  if (record.offset < 0 || record.bytes != numel_of(record.local_shape) * static_cast<std::int64_t>(size_of(record.dtype)) ||
-      static_cast<std::size_t>(record.offset) + static_cast<std::size_t>(record.bytes) > arena->size()) {
-    throw InfrastructureError(fmt::format("rank {}: {} points at bytes {}+{} of {} in its trace memory", rank, describe(record.key),
-                                          record.offset, record.bytes, arena->size()));
+  if (!record.kept || arena == nullptr)
+    throw VacuousError(fmt::format("rank {} did not keep {}", rank, describe(record.key)));
+  if (record.offset < 0 ||
+      record.bytes !=
+          numel_of(record.local_shape) * static_cast<std::int64_t>(size_of(record.dtype)) ||
+      static_cast<std::size_t>(record.offset) + static_cast<std::size_t>(record.bytes) >
+          arena->size()) {
+    throw InfrastructureError(
+        fmt::format("rank {}: {} points at bytes {}+{} of {} in its trace memory", rank,
+                    describe(record.key), record.offset, record.bytes, arena->size()));
   }
   // The arena outlives the tensor. Readers never write.
   auto* data = const_cast<std::byte*>(arena->data() + record.offset);
   return at::from_blob(
-      data, record.local_shape, [keep = arena](void*) {}, at::TensorOptions().dtype(scalar_type_of(record.dtype)));
+      data, record.local_shape, [keep = arena](void*) {},
+      at::TensorOptions().dtype(scalar_type_of(record.dtype)));
 }
 
 std::vector<std::byte> RankTrace::serialize() const {

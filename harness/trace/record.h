@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "base/dtype.h"
-#include "harness/compare/stats.h"
-#include "mesh/layout.h"
-#include "observe/sink.h"
+#include "core/base/dtype.h"
+#include "core/mesh/layout.h"
+#include "core/observe/sink.h"
+#include "harness/stats/stats.h"
 
 namespace isoshard {
 
@@ -45,9 +45,11 @@ struct Record {
   double grad_scale = 1.0;
   Shape local_shape;
   std::vector<PartStats> parts;
-  std::int64_t unmasked = -1;  ///< elements judged when a mask applied (parameters after an Adam step); -1: no mask
-  bool kept = false;           ///< bytes of the local tensor are in the rank's arena
-  std::int64_t offset = 0;     ///< of the kept bytes in the arena, 64-byte aligned; contiguous, row-major
+  /// Elements judged when a mask applied (parameters after an Adam step); -1: no mask
+  std::int64_t unmasked = -1;
+  bool kept = false;  ///< bytes of the local tensor are in the rank's arena
+  /// Of the kept bytes in the arena, 64-byte aligned; contiguous, row-major
+  std::int64_t offset = 0;
   std::int64_t bytes = 0;
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Recording: number the record, compare its parts with the reference where they lie, keep what a finding may need.
+/// Recording: number the record, compare its parts with the reference where they lie, keep what a
+/// finding may need.
 #include "harness/trace/recorder.h"
 
 #include <ATen/ATen.h>
@@ -11,9 +12,9 @@
 #include <span>
 #include <tuple>
 
-#include "base/error.h"
-#include "comm/tensor.h"
-#include "harness/compare/tolerance.h"
+#include "core/base/error.h"
+#include "core/comm/tensor.h"
+#include "harness/stats/tolerance.h"
 #include "harness/trace/parts.h"
 #include "harness/trace/stage.h"
 
@@ -53,14 +54,17 @@ struct Recorder::Impl {
     record.grad_scale = site.grad_scale;
     record.local_shape.assign(local.sizes().begin(), local.sizes().end());
     record.parts = parts_of(record, options.mesh, options.rank);
-    const Record* reference = options.reference == nullptr ? nullptr : options.reference->find(record.key);
-    if (reference != nullptr && reference->layout.global_shape != record.layout.global_shape) reference = nullptr;
+    const Record* reference =
+        options.reference == nullptr ? nullptr : options.reference->find(record.key);
+    if (reference != nullptr && reference->layout.global_shape != record.layout.global_shape)
+      reference = nullptr;
     measure(record, reference, static_cast<const std::byte*>(local.const_data_ptr()));
     if (should_keep(record, reference)) {
       record.bytes = static_cast<std::int64_t>(local.nbytes());
       const std::span bytes(static_cast<const std::byte*>(local.const_data_ptr()), local.nbytes());
-      record.offset =
-          options.copies_once == nullptr ? options.arena->append(bytes) : options.copies_once->append(*options.arena, record.key, bytes);
+      record.offset = options.replica_bytes == nullptr
+                          ? options.arena->append(bytes)
+                          : options.replica_bytes->append(*options.arena, record.key, bytes);
       record.kept = true;
     }
   }
@@ -69,7 +73,8 @@ struct Recorder::Impl {
     const bool flat = is_flat(record.layout);
     const bool is_compared = reference != nullptr && !is_partial(record.layout);
     std::vector<std::uint8_t> selected;
-    if (is_compared && options.mask_small_gradients && !stepped_parameter(record.key).empty()) selected = selection(record);
+    if (is_compared && options.mask_small_gradients && !stepped_parameter(record.key).empty())
+      selected = selection(record);
     if (!selected.empty()) record.unmasked = 0;
     std::vector<std::byte> scratch;
     double max_abs = 0;
@@ -86,32 +91,36 @@ struct Recorder::Impl {
     if (is_compared && record.key.kind == RecordKind::kGrad) own_max_abs[record.key] = max_abs;
   }
 
-  void compare(PartStats& part, const Record& record, const Record& reference, const std::byte* bytes,
-               const std::vector<std::uint8_t>& selected) {
-    const std::shared_ptr<CopiesOnce>& copies = options.copies_once;
+  void compare(PartStats& part, const Record& record, const Record& reference,
+               const std::byte* bytes, const std::vector<std::uint8_t>& selected) {
+    const std::shared_ptr<ReplicaBytes>& copies = options.replica_bytes;
     if (copies != nullptr) {
       if (const std::optional<Stats> known = copies->find(record.key, part)) {
         part.stats = *known;
         return;
       }
     }
-    compare_part(part, record, bytes, options.reference->bytes(reference), reference.dtype, reference.grad_scale,
-                 selected.empty() ? nullptr : selected.data());
+    compare_part(part, record, bytes, options.reference->bytes(reference), reference.dtype,
+                 reference.grad_scale, selected.empty() ? nullptr : selected.data());
     if (copies != nullptr) copies->add(record.key, part);
   }
 
-  /// One byte per element of the whole parameter: whether its gradient was above its own response in every step so far.
-  /// Empty if no gradient of it is known.
+  /// One byte per element of the whole parameter: whether its gradient was above its own response
+  /// in every step so far. Empty if no gradient of it is known.
   std::vector<std::uint8_t> selection(const Record& record) const {
     std::vector<std::uint8_t> selected;
     for (int s = 0; s <= record.key.step; ++s) {
       const RecordKey key{s, RecordKind::kGrad, std::string(stepped_parameter(record.key)), 0};
       const Record* gradient = options.reference->find(key);
-      if (gradient == nullptr || gradient->layout.global_shape != record.layout.global_shape) continue;
+      if (gradient == nullptr || gradient->layout.global_shape != record.layout.global_shape)
+        continue;
       const Response* response = options.reference->response(key);
       const auto own = own_max_abs.find(key);
-      const double moves = response != nullptr ? response->max_abs : own != own_max_abs.end() ? own->second : 0;
-      const double threshold = responses_allowed(options.k, options.coarsest) * gradient_margin(options.coarsest) * moves;
+      const double moves = response != nullptr        ? response->max_abs
+                           : own != own_max_abs.end() ? own->second
+                                                      : 0;
+      const double threshold = responses_allowed(options.k, options.coarsest) *
+                               gradient_margin(options.coarsest) * moves;
       const std::int64_t numel = numel_of(record.layout.global_shape);
       if (selected.empty()) selected.assign(static_cast<std::size_t>(numel), 1);
       const std::byte* bytes = options.reference->bytes(*gradient);
@@ -136,16 +145,19 @@ struct Recorder::Impl {
   bool should_keep(const Record& record, const Record* reference) const {
     if (options.keep == Keep::kNothing) return false;
     const RecordKind kind = record.key.kind;
-    if (options.keep == Keep::kEverything || kind == RecordKind::kScalar || kind == RecordKind::kDataId || kind == RecordKind::kMask ||
-        reference == nullptr || is_partial(record.layout)) {
+    if (options.keep == Keep::kEverything || kind == RecordKind::kScalar ||
+        kind == RecordKind::kDataId || kind == RecordKind::kMask || reference == nullptr ||
+        is_partial(record.layout)) {
       return true;
     }
     const Response* response = options.reference->response(record.key);
     const bool any_difference = is_exact(stage_of(record.key)) || response == nullptr;
     PerturbedTolerance tolerance;
     if (!any_difference) {
-      const std::int64_t numel = record.unmasked >= 0 ? record.unmasked : numel_of(record.layout.global_shape);
-      tolerance = perturbed_tolerance(*response, options.k, options.coarsest, numel, response->reference_norm);
+      const std::int64_t numel =
+          record.unmasked >= 0 ? record.unmasked : numel_of(record.layout.global_shape);
+      tolerance = perturbed_tolerance(*response, options.k, options.coarsest, numel,
+                                      response->reference_norm);
     }
     const double share = 1 / parts_of_whole(record);
     for (const PartStats& part : record.parts) {
@@ -153,20 +165,26 @@ struct Recorder::Impl {
       if (part.stats.unequal_values == 0) continue;
       if (any_difference) return true;
       const double whole_sq = response->reference_norm * response->reference_norm;
-      const double allowed = tolerance.insensitive ? tolerance.absolute : tolerance.relative_error * response->reference_norm;
+      const double allowed = tolerance.insensitive
+                                 ? tolerance.absolute
+                                 : tolerance.relative_error * response->reference_norm;
       if (!(part.stats.sum_sq_diff <= allowed * allowed * share)) return true;
-      if (!tolerance.insensitive && !(std::fabs(part.stats.dot - part.stats.sum_sq_reference) <= tolerance.scale_error * whole_sq * share))
+      if (!tolerance.insensitive && !(std::fabs(part.stats.dot - part.stats.sum_sq_reference) <=
+                                      tolerance.scale_error * whole_sq * share))
         return true;
     }
     return false;
   }
 };
 
-std::int64_t CopiesOnce::append(Arena& arena, const RecordKey& key, std::span<const std::byte> bytes) {
+std::int64_t ReplicaBytes::append(Arena& arena, const RecordKey& key,
+                                  std::span<const std::byte> bytes) {
   const std::lock_guard lock(mutex_);
   std::vector<Place>& places = places_[key];
   for (const Place& place : places) {
-    if (place.size == bytes.size() && (bytes.empty() || std::memcmp(arena.data() + place.offset, bytes.data(), bytes.size()) == 0))
+    if (place.size == bytes.size() &&
+        (bytes.empty() ||
+         std::memcmp(arena.data() + place.offset, bytes.data(), bytes.size()) == 0))
       return place.offset;
   }
   const std::int64_t offset = arena.append(bytes);
@@ -174,19 +192,21 @@ std::int64_t CopiesOnce::append(Arena& arena, const RecordKey& key, std::span<co
   return offset;
 }
 
-std::optional<Stats> CopiesOnce::find(const RecordKey& key, const PartStats& part) const {
+std::optional<Stats> ReplicaBytes::find(const RecordKey& key, const PartStats& part) const {
   const std::lock_guard lock(mutex_);
   const auto found = compared_.find(key);
   if (found == compared_.end()) return std::nullopt;
   for (const PartStats& other : found->second) {
-    const bool same_place = other.box.global_offset == part.box.global_offset && other.box.size == part.box.size &&
-                            other.range.global_begin == part.range.global_begin && other.range.count == part.range.count;
+    const bool same_place = other.box.global_offset == part.box.global_offset &&
+                            other.box.size == part.box.size &&
+                            other.range.global_begin == part.range.global_begin &&
+                            other.range.count == part.range.count;
     if (same_place && other.digest == part.digest) return other.stats;
   }
   return std::nullopt;
 }
 
-void CopiesOnce::add(const RecordKey& key, const PartStats& part) {
+void ReplicaBytes::add(const RecordKey& key, const PartStats& part) {
   const std::lock_guard lock(mutex_);
   compared_[key].push_back(part);
 }

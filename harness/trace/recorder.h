@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The sink of a rank: compares what passes with the reference on the spot and keeps what is worth keeping.
+/// The sink of a rank: compares what passes with the reference on the spot and keeps what is worth
+/// keeping.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,24 +12,27 @@
 #include <span>
 #include <vector>
 
+#include "core/observe/sink.h"
 #include "harness/trace/reference.h"
-#include "observe/sink.h"
 
 namespace isoshard {
 
 enum class Keep : std::uint8_t { kNothing, kWhatDiffers, kEverything };
 
-/// Replaces a value at a tap; returns it unchanged where the fault does not apply. Called before the value is recorded.
+/// Replaces a value at a tap; returns it unchanged where the fault does not apply. Called before
+/// the value is recorded.
 using TapMutation = std::function<at::Tensor(const Site& site, at::Tensor value)>;
 
-/// What ranks of one process have in common. Copies over ranks are most of a replicated model: each is kept once in one arena, and
-/// compared once.
+/// What ranks of one process have in common. Copies over ranks are most of a replicated model: each
+/// is kept once in one arena, and compared once.
 /// Ranks   may be used by several threads at once.
-class CopiesOnce {
+class ReplicaBytes {
  public:
   /// The place of these bytes in the arena: of equal ones that are there already, or of a new copy.
-  [[nodiscard]] std::int64_t append(Arena& arena, const RecordKey& key, std::span<const std::byte> bytes);
-  /// What comparing the same part with the same bytes (by their digest) said, if a rank has done it.
+  [[nodiscard]] std::int64_t append(Arena& arena, const RecordKey& key,
+                                    std::span<const std::byte> bytes);
+  /// What comparing the same part with the same bytes (by their digest) said, if a rank has done
+  /// it.
   [[nodiscard]] std::optional<Stats> find(const RecordKey& key, const PartStats& part) const;
   void add(const RecordKey& key, const PartStats& part);
 
@@ -47,24 +51,27 @@ struct RecorderOptions {
   int rank = 0;
   const Reference* reference = nullptr;  ///< nullptr: nothing is compared
   Keep keep = Keep::kNothing;
-  /// kWhatDiffers keeps a record if one of its parts differs in value and exceeds its share of the perturbed tolerance
-  /// (its own squared error, or what it adds to the scale error, is more than 1/parts of what the whole tensor is allowed: if
-  /// the whole exceeds, some part does), if it differs and there is no response, if it must be exact and is not, or if there
-  /// is no reference for it. Partials, scalars and ids are always kept.
+  /// kWhatDiffers keeps a record if one of its parts differs in value and exceeds its share of the
+  /// perturbed tolerance (its own squared error, or what it adds to the scale error, is more than
+  /// 1/parts of what the whole tensor is allowed: if the whole exceeds, some part does), if it
+  /// differs and there is no response, if it must be exact and is not, or if there is no reference
+  /// for it. Partials, scalars and ids are always kept.
   std::shared_ptr<Arena> arena;  ///< required unless kNothing
   /// Recorders of one process that have the same arena and reference.
-  std::shared_ptr<CopiesOnce> copies_once = nullptr;
+  std::shared_ptr<ReplicaBytes> replica_bytes = nullptr;
   TapMutation mutation;  ///< a fault, or nothing
-  /// Parameters after a step are compared only where, in every step so far, the reference's gradient is larger than
-  /// its allowed responses x gradient_margin (in a perturbed run: that run's own largest difference stands for the response). Set
-  /// for Adam-like optimizers.
+  /// Parameters after a step are compared only where, in every step so far, the reference's
+  /// gradient is larger than its allowed responses x gradient_margin (in a perturbed run: that
+  /// run's own largest difference stands for the response). Set for Adam-like optimizers.
   bool mask_small_gradients = false;
   double k = 3;                      ///< as JudgeOptions::k
   Dtype coarsest = Dtype::kFloat32;  ///< as JudgeOptions::coarsest
 };
 
-/// Guarantees   recording never changes a value (unless `mutation` does) and never adds to the autograd graph.
-/// Errors       MeshError that names the record if a tensor is not what its layout says; as Arena if memory is short.
+/// Guarantees   recording never changes a value (unless `mutation` does) and never adds to the
+///              autograd graph.
+/// Errors       MeshError that names the record if a tensor is not what its layout says; as Arena
+///              if memory is short.
 class Recorder final : public Sink {
  public:
   explicit Recorder(RecorderOptions options);

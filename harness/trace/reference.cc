@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/error.h"
+#include "core/base/error.h"
 
 namespace isoshard {
 namespace {
@@ -36,14 +36,17 @@ Reference::Reference(Trace trace) : impl_(std::make_shared<Impl>()) {
   impl_->trace = std::move(trace);
   const Trace& t = impl_->trace;
   if (t.mesh.world_size() != 1 || t.ranks.size() != 1) {
-    throw MeshError(
-        fmt::format("a reference is one process, not a mesh of {} with {} traces; assemble it first", t.mesh.world_size(), t.ranks.size()));
+    throw MeshError(fmt::format(
+        "a reference is one process, not a mesh of {} with {} traces; assemble it first",
+        t.mesh.world_size(), t.ranks.size()));
   }
   if (t.ranks[0].records.empty()) throw VacuousError("the reference recorded nothing");
   for (const Record& record : t.ranks[0].records) {
-    if (!record.kept) throw VacuousError(fmt::format("the reference did not keep {}", describe(record.key)));
+    if (!record.kept)
+      throw VacuousError(fmt::format("the reference did not keep {}", describe(record.key)));
     if (!holds_whole(record)) {
-      throw MeshError(fmt::format("the reference holds only a part of {} ({})", describe(record.key), describe(record.layout)));
+      throw MeshError(fmt::format("the reference holds only a part of {} ({})",
+                                  describe(record.key), describe(record.layout)));
     }
     (void)t.ranks[0].tensor(record);  // checks that its bytes are there
     if (!impl_->index.emplace(record.key, &record).second)
@@ -69,7 +72,9 @@ at::Tensor Reference::tensor(const RecordKey& key) const {
 }
 
 const std::byte* Reference::bytes(const Record& record) const {
-  if (!has_bytes()) throw VacuousError(fmt::format("the reference has let the bytes of {} go", describe(record.key)));
+  if (!has_bytes())
+    throw VacuousError(
+        fmt::format("the reference has let the bytes of {} go", describe(record.key)));
   return impl_->trace.ranks[0].arena->data() + record.offset;
 }
 
@@ -94,14 +99,17 @@ void Reference::add_variant(const Trace& perturbed) {
       Stats stats;
       for (const PartStats& part : record.parts) merge(stats, part.stats);
       Response& response = impl_->responses[record.key];
-      // An infinite relative error (the reference is 0 and the perturbed run is not) is no licence to differ: the
-      // absolute norm says how far such a tensor moves.
+      // An infinite relative error (the reference is 0 and the perturbed run is not) is no licence
+      // to differ: the absolute norm says how far such a tensor moves.
       const double relative = stats.relative_error();
-      if (std::isfinite(relative)) response.relative_error = std::max(response.relative_error, relative);
-      if (std::isfinite(stats.scale())) response.scale_error = std::max(response.scale_error, std::fabs(stats.scale() - 1));
+      if (std::isfinite(relative))
+        response.relative_error = std::max(response.relative_error, relative);
+      if (std::isfinite(stats.scale()))
+        response.scale_error = std::max(response.scale_error, std::fabs(stats.scale() - 1));
       response.absolute_norm = std::max(response.absolute_norm, std::sqrt(stats.sum_sq_diff));
       response.max_abs = std::max(response.max_abs, stats.max_abs);
-      response.reference_norm = std::max(response.reference_norm, std::sqrt(stats.sum_sq_reference));
+      response.reference_norm =
+          std::max(response.reference_norm, std::sqrt(stats.sum_sq_reference));
       response.reference_max_abs = std::max(response.reference_max_abs, stats.max_abs_reference);
       ++response.runs;
     }

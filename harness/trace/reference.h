@@ -1,25 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The trusted run and how far it moves when its weights move by one ulp: what every comparison is made against.
+/// The trusted run and how far it moves when its weights move by one ulp: what every comparison is
+/// made against.
 #pragma once
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "harness/trace/response.h"
+#include "harness/stats/response.h"
 #include "harness/trace/trace.h"
 
 namespace isoshard {
 
-/// A single-process trace with every record kept, plus responses. Shared memory: copying a Reference copies no tensors,
-/// and ranks forked later read it in place.
+/// A single-process trace with every record kept, plus responses. Shared memory: copying a
+/// Reference copies no tensors, and ranks forked later read it in place.
 class Reference {
  public:
   Reference() = default;
-  /// Errors   MeshError if trace.mesh is not a world of one; VacuousError if a record was not kept or there is none.
+  /// Errors   MeshError if trace.mesh is not a world of one; VacuousError if a record was not kept
+  ///          or there is none.
   explicit Reference(Trace trace);
   [[nodiscard]] const Trace& trace() const noexcept;
-  /// Of a mask that is drawn again in backward that of its first draw: a reference recomputes nothing. nullptr: there is none.
+  /// Of a mask that is drawn again in backward that of its first draw: a reference recomputes
+  /// nothing. nullptr: there is none.
   [[nodiscard]] const Record* find(const RecordKey& key) const;
   [[nodiscard]] at::Tensor tensor(const RecordKey& key) const;
   [[nodiscard]] const std::byte* bytes(const Record& record) const;
@@ -27,7 +30,8 @@ class Reference {
   void discard_bytes();
   [[nodiscard]] bool has_bytes() const noexcept;
 
-  /// Widens the responses by one perturbed run (a Trace whose parts were compared with this reference).
+  /// Widens the responses by one perturbed run (a Trace whose parts were compared with this
+  /// reference).
   void add_response(const Trace& perturbed);
   /// The same by a run that legally differs otherwise; it counts as none of response_runs().
   void add_variant(const Trace& variant);

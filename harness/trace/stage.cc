@@ -63,12 +63,14 @@ Stage stage_of(const RecordKey& key) noexcept {
 std::string_view stepped_parameter(const RecordKey& key) noexcept {
   constexpr std::string_view kMaster = ".master";
   const std::string_view name = key.name;
-  if (key.kind == RecordKind::kOptimizer && name.ends_with(kMaster)) return name.substr(0, name.size() - kMaster.size());
+  if (key.kind == RecordKind::kOptimizer && name.ends_with(kMaster))
+    return name.substr(0, name.size() - kMaster.size());
   return stage_of(key) == Stage::kParameterAfterStep ? name : std::string_view();
 }
 
 bool is_exact(Stage stage) noexcept {
-  return stage == Stage::kStepSettings || stage == Stage::kDataIds || stage == Stage::kMasks || stage == Stage::kParametersRead;
+  return stage == Stage::kStepSettings || stage == Stage::kDataIds || stage == Stage::kMasks ||
+         stage == Stage::kParametersRead;
 }
 
 namespace {
@@ -89,8 +91,9 @@ std::optional<RecordKey> first_draw_of(const RecordKey& key) {
 std::string subject_of(const RecordKey& key) {
   switch (key.kind) {
     case RecordKind::kParam:
-      return stage_of(key) == Stage::kParametersRead ? fmt::format("weight as read {}", key.name)
-                                                     : fmt::format("parameter after step {}", key.name);
+      return stage_of(key) == Stage::kParametersRead
+                 ? fmt::format("weight as read {}", key.name)
+                 : fmt::format("parameter after step {}", key.name);
     case RecordKind::kGrad:
       return fmt::format("gradient of {}", key.name);
     case RecordKind::kActivation:
@@ -111,7 +114,8 @@ std::string subject_of(const RecordKey& key) {
 
 std::string describe(const RecordKey& key) {
   // A parameter's call number only tells before from after, which the words say already.
-  if (key.call == 0 || key.kind == RecordKind::kParam) return fmt::format("{} (step {})", subject_of(key), key.step);
+  if (key.call == 0 || key.kind == RecordKind::kParam)
+    return fmt::format("{} (step {})", subject_of(key), key.step);
   return fmt::format("{} (step {}, call {})", subject_of(key), key.step, key.call);
 }
 

@@ -9,20 +9,22 @@
 #include <set>
 #include <tuple>
 
-#include "base/error.h"
-#include "comm/tensor.h"
+#include "core/base/error.h"
+#include "core/comm/tensor.h"
 #include "harness/trace/parts.h"
 
 namespace isoshard {
 namespace {
 
-/// Where a part lies, and which addend of a partial sum it is: equal places are replicas of each other.
+/// Where a part lies, and which addend of a partial sum it is: equal places are replicas of each
+/// other.
 using Place = std::tuple<Shape, Shape, std::int64_t, std::int64_t, std::vector<int>>;
 
 std::vector<int> partial_coordinates(const Layout& layout, const MeshShape& mesh, int rank) {
   std::vector<int> coordinates;
   for (const Placement& placement : layout.placements) {
-    if (placement.kind == Placement::Kind::kPartial) coordinates.push_back(mesh.coordinate(rank, placement.axis));
+    if (placement.kind == Placement::Kind::kPartial)
+      coordinates.push_back(mesh.coordinate(rank, placement.axis));
   }
   return coordinates;
 }
@@ -30,7 +32,8 @@ std::vector<int> partial_coordinates(const Layout& layout, const MeshShape& mesh
 double partial_divisor(const Layout& layout, const MeshShape& mesh) {
   double divisor = 1;
   for (const Placement& placement : layout.placements) {
-    if (placement.kind == Placement::Kind::kPartial && placement.reduction == Reduction::kAvg) divisor *= mesh.degree(placement.axis);
+    if (placement.kind == Placement::Kind::kPartial && placement.reduction == Reduction::kAvg)
+      divisor *= mesh.degree(placement.axis);
   }
   return divisor;
 }
@@ -45,7 +48,9 @@ class Assembly {
 
   void add(const RankTrace& rank, const Record& record) {
     if (record.layout.global_shape != first_.layout.global_shape || record.dtype != first_.dtype) {
-      throw MeshError(fmt::format("{}: rank {} has another global shape or dtype than the first rank", describe(record.key), rank.rank));
+      throw MeshError(
+          fmt::format("{}: rank {} has another global shape or dtype than the first rank",
+                      describe(record.key), rank.rank));
     }
     const bool flat = is_flat(record.layout);
     at::Tensor local;
@@ -64,7 +69,8 @@ class Assembly {
                   partial_coordinates(record.layout, mesh_, rank.rank)};
       if (!seen_.insert(std::move(place)).second) continue;
       std::vector<std::byte> scratch;
-      const std::byte* bytes = packed(widened, part, static_cast<const std::byte*>(local.const_data_ptr()), scratch);
+      const std::byte* bytes =
+          packed(widened, part, static_cast<const std::byte*>(local.const_data_ptr()), scratch);
       if (is_partial(record.layout)) {
         at::Tensor addend = at::zeros_like(global_);
         place_part(part, widened, bytes, static_cast<std::byte*>(addend.data_ptr()));
@@ -76,9 +82,11 @@ class Assembly {
   }
 
   at::Tensor finish() {
-    if (any_flat_ && any_box_) throw MeshError(fmt::format("{}: some ranks give boxes and some flat ranges", describe(first_.key)));
-    const std::string problem =
-        any_flat_ ? tiling_problem(first_.layout.global_shape, ranges_) : tiling_problem(first_.layout.global_shape, boxes_);
+    if (any_flat_ && any_box_)
+      throw MeshError(
+          fmt::format("{}: some ranks give boxes and some flat ranges", describe(first_.key)));
+    const std::string problem = any_flat_ ? tiling_problem(first_.layout.global_shape, ranges_)
+                                          : tiling_problem(first_.layout.global_shape, boxes_);
     if (!problem.empty()) throw MeshError(fmt::format("{}: {}", describe(first_.key), problem));
     if (!in_fp64_) return global_;
     const double divisor = partial_divisor(first_.layout, mesh_);

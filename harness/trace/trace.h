@@ -9,16 +9,18 @@
 #include <string>
 #include <vector>
 
+#include "core/mesh/mesh.h"
 #include "harness/trace/record.h"
-#include "mesh/mesh.h"
 
 namespace isoshard {
 
-/// Shared memory that one process fills and others read: bytes of kept tensors, never in anybody's private memory.
+/// Shared memory that one process fills and others read: bytes of kept tensors, never in anybody's
+/// private memory.
 ///
-/// The controller makes it before the fork (`capacity` reserves addresses only), the rank appends, and after the rank's end the controller
-/// calls seal() and reads. Its memory is the pool's (harness/memory): what ranks or other arenas had before is used first, and when the
-/// object ends in the process that made it, the next one takes it over.
+/// The controller makes it before the fork (`capacity` reserves addresses only), the rank appends,
+/// and after the rank's end the controller calls seal() and reads. Its memory is the pool's
+/// (src/core/memory): what ranks or other arenas had before is used first, and when the object ends
+/// in the process that made it, the next one takes it over.
 /// Errors   InfrastructureError that names the bytes when it is full or memory is short.
 class Arena {
  public:
@@ -30,8 +32,10 @@ class Arena {
   std::int64_t append(std::span<const std::byte> bytes);
   /// Of the writing process; of any other one after seal(), and read-only there.
   [[nodiscard]] const std::byte* data() const noexcept;
-  [[nodiscard]] std::size_t size() const noexcept;  ///< bytes appended; shared between the processes
-  /// Controller side, after the writer has ended: read-only from here on, for this process and those that it forks.
+  /// Bytes appended; shared between the processes
+  [[nodiscard]] std::size_t size() const noexcept;
+  /// Controller side, after the writer has ended: read-only from here on, for this process and
+  /// those that it forks.
   /// Errors   also InfrastructureError if the writer has damaged what says how much there is.
   void seal();
 
@@ -59,7 +63,8 @@ struct Trace {
   MeshShape mesh;
   std::vector<RankTrace> ranks;
 
-  /// The global tensor put together from all ranks' kept bytes (partials summed in rank order in fp64, then rounded).
+  /// The global tensor put together from all ranks' kept bytes (partials summed in rank order in
+  /// fp64, then rounded).
   /// Errors   VacuousError if a part was not kept; MeshError if parts do not tile.
   [[nodiscard]] at::Tensor assemble(const RecordKey& key) const;
 };

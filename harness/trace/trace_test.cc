@@ -13,10 +13,10 @@
 #include <csignal>
 #include <cstring>
 
-#include "base/error.h"
-#include "harness/memory/memory_pool.h"
+#include "core/base/error.h"
+#include "core/memory/memory_pool.h"
+#include "harness/testing/synthetic.h"
 #include "harness/trace/stage.h"
-#include "harness/trace/synthetic.h"
 
 namespace isoshard {
 namespace {
@@ -92,17 +92,21 @@ TEST(Arena, IsReadOnlyForAllOnceItIsSealed) {
     *data = std::byte{'x'};
   });
 
-  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV) << "a forked process could write: " << status;
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV)
+      << "a forked process could write: " << status;
   EXPECT_EQ(*data, std::byte{'a'});
 }
 
-// Each grows by pieces that are no multiple of what the pool hands out, so that their memory lies mixed.
+// Each grows by pieces that are no multiple of what the pool hands out, so that their memory lies
+// mixed.
 TEST(Arena, OfTwoThatGrowByTurnsEachKeepsItsOwn) {
   constexpr std::size_t kPiece = (std::size_t{3} << 20) + 100;
   constexpr int kPieces = 4;
   Arena even(std::size_t{1} << 30, "even"), odd(std::size_t{1} << 30, "odd");
   std::vector<std::int64_t> even_at, odd_at;
-  const auto piece = [](int i, char whose) { return std::string(kPiece, static_cast<char>(whose + i)); };
+  const auto piece = [](int i, char whose) {
+    return std::string(kPiece, static_cast<char>(whose + i));
+  };
   for (int i = 0; i < kPieces; ++i) {
     even_at.push_back(even.append(bytes_of(piece(i, 'a'))));
     odd_at.push_back(odd.append(bytes_of(piece(i, 'A'))));
@@ -118,13 +122,16 @@ TEST(Arena, OfTwoThatGrowByTurnsEachKeepsItsOwn) {
   }
 }
 
-// A touch of memory that is not there yet would be a fault, and where memory is short a SIGBUS instead of an error.
+// A touch of memory that is not there yet would be a fault, and where memory is short a SIGBUS
+// instead of an error.
 TEST(Arena, ObtainsMemoryAheadWhereverTheLastPieceEnded) {
   Arena arena(std::size_t{1} << 30, "ahead");
-  arena.append(bytes_of(std::string(program_pool()->high_water() + (3 << 20) + 100, 'x')));  // ends in memory that nobody had before
+  // ends in memory that nobody had before
+  arena.append(bytes_of(std::string(program_pool()->high_water() + (3 << 20) + 100, 'x')));
   arena.append(bytes_of(std::string(5000, 'y')));
 
-  const auto ahead = (reinterpret_cast<std::uintptr_t>(arena.data()) + arena.size() + (512 << 10)) / 4096 * 4096;
+  const auto ahead =
+      (reinterpret_cast<std::uintptr_t>(arena.data()) + arena.size() + (512 << 10)) / 4096 * 4096;
   unsigned char is_there = 0;
   ASSERT_EQ(mincore(reinterpret_cast<void*>(ahead), 1, &is_there), 0);
   EXPECT_EQ(is_there & 1, 1);
@@ -138,7 +145,8 @@ TEST(Arena, IsProtectedInThePoolToo) {
   // The pool's own address of the arena's only extent.
   std::byte* const probe = pool.take(MemoryPool::kExtentBytes, getpid());
   std::byte* place = probe;
-  while (std::memcmp(place, &mark, sizeof mark) != 0 || pool.owner_of(place) >= 0) place -= MemoryPool::kExtentBytes;
+  while (std::memcmp(place, &mark, sizeof mark) != 0 || pool.owner_of(place) >= 0)
+    place -= MemoryPool::kExtentBytes;
   EXPECT_EQ(status_of_child([&] { *place = std::byte{0xef}; }), 0);
 
   arena.seal();
@@ -193,7 +201,10 @@ Record example_record() {
   record.layout = layout_of({4, 6}, {shard(Axis::kTp, 1), partial(Axis::kDp, Reduction::kAvg)});
   record.grad_scale = 3;
   record.local_shape = {4, 3};
-  record.parts.push_back({.box = {{0, 0}, {0, 3}, {4, 3}}, .range = {}, .stats = {.numel = 12, .max_abs = 0.5}, .digest = 42});
+  record.parts.push_back({.box = {{0, 0}, {0, 3}, {4, 3}},
+                          .range = {},
+                          .stats = {.numel = 12, .max_abs = 0.5},
+                          .digest = 42});
   record.unmasked = 5;
   record.kept = true;
   record.offset = 64;
@@ -238,7 +249,8 @@ TEST(RankTrace, RefusesEveryTruncationAndTrailingBytes) {
   std::vector<std::byte> bytes = trace.serialize();
 
   for (std::size_t size = 0; size < bytes.size(); ++size) {
-    EXPECT_THROW((void)RankTrace::deserialize(std::span(bytes.data(), size)), InfrastructureError) << size;
+    EXPECT_THROW((void)RankTrace::deserialize(std::span(bytes.data(), size)), InfrastructureError)
+        << size;
   }
   bytes.push_back({});
   EXPECT_THROW((void)RankTrace::deserialize(bytes), InfrastructureError);
@@ -246,8 +258,9 @@ TEST(RankTrace, RefusesEveryTruncationAndTrailingBytes) {
 
 TEST(RankTrace, AKeptTensorOutsideTheArenaIsAnError) {
   const MeshShape mesh;
-  RankTrace trace = run_rank(mesh, 0, nullptr, Keep::kEverything,
-                             [](Sink& sink, int) { sink.on_record(site(RecordKind::kGrad, "w", layout_of({4})), at::ones({4})); });
+  RankTrace trace = run_rank(mesh, 0, nullptr, Keep::kEverything, [](Sink& sink, int) {
+    sink.on_record(site(RecordKind::kGrad, "w", layout_of({4})), at::ones({4}));
+  });
   EXPECT_TRUE(at::equal(trace.tensor(trace.records[0]), at::ones({4})));
   trace.records[0].offset = 1 << 20;
   EXPECT_THROW((void)trace.tensor(trace.records[0]), InfrastructureError);
@@ -262,7 +275,9 @@ TEST(TraceAssemble, PutsShardsOfTwoAxesBackInPlace) {
       [&](Sink& sink, int rank) {
         const at::Tensor local = whole.narrow(0, rank / 3 * 2, 2).narrow(1, rank % 3 * 2, 2);
         ASSERT_LT(local.numel(), whole.numel());
-        sink.on_record(site(RecordKind::kActivation, "x", layout_of({4, 6, 2}, {shard(Axis::kDp, 0), shard(Axis::kTp, 1)})), local);
+        sink.on_record(site(RecordKind::kActivation, "x",
+                            layout_of({4, 6, 2}, {shard(Axis::kDp, 0), shard(Axis::kTp, 1)})),
+                       local);
       },
       Keep::kEverything);
 
@@ -273,9 +288,11 @@ TEST(TraceAssemble, AddsPartialsOnceForEachReplica) {
   const Trace trace = run(
       kDp2Tp3, nullptr,
       [&](Sink& sink, int rank) {
-        sink.on_record(site(RecordKind::kGrad, "sum", layout_of({3}, {partial(Axis::kTp)})), at::full({3}, 1.0 + rank % 3));
-        sink.on_record(site(RecordKind::kGrad, "avg", layout_of({3}, {partial(Axis::kTp, Reduction::kAvg)})),
+        sink.on_record(site(RecordKind::kGrad, "sum", layout_of({3}, {partial(Axis::kTp)})),
                        at::full({3}, 1.0 + rank % 3));
+        sink.on_record(
+            site(RecordKind::kGrad, "avg", layout_of({3}, {partial(Axis::kTp, Reduction::kAvg)})),
+            at::full({3}, 1.0 + rank % 3));
       },
       Keep::kEverything);
 
@@ -291,8 +308,10 @@ TEST(TraceAssemble, FlatRangesAndPaddingAndGradScale) {
       [&](Sink& sink, int rank) {
         Layout layout = layout_of({7});
         layout.explicit_parts = true;
-        layout.flat = rank == 0 ? std::vector<FlatRange>{{0, 0, 4}} : std::vector<FlatRange>{{0, 4, 3}};
-        const at::Tensor padded = rank == 0 ? whole.narrow(0, 0, 4) : at::cat({whole.narrow(0, 4, 3), at::full({1}, 99.0)});
+        layout.flat =
+            rank == 0 ? std::vector<FlatRange>{{0, 0, 4}} : std::vector<FlatRange>{{0, 4, 3}};
+        const at::Tensor padded = rank == 0 ? whole.narrow(0, 0, 4)
+                                            : at::cat({whole.narrow(0, 4, 3), at::full({1}, 99.0)});
         sink.on_record(site(RecordKind::kGrad, "w", layout, 2.0), padded * 2);
       },
       Keep::kEverything);
@@ -303,15 +322,24 @@ TEST(TraceAssemble, FlatRangesAndPaddingAndGradScale) {
 TEST(TraceAssemble, AGapIsAnError) {
   Trace trace = run(
       kDp2Tp3, nullptr,
-      [&](Sink& sink, int) { sink.on_record(site(RecordKind::kActivation, "x", layout_of({6}, {shard(Axis::kTp, 0)})), at::ones({2})); },
+      [&](Sink& sink, int) {
+        sink.on_record(site(RecordKind::kActivation, "x", layout_of({6}, {shard(Axis::kTp, 0)})),
+                       at::ones({2}));
+      },
       Keep::kEverything);
   trace.ranks.resize(2);
 
-  EXPECT_THAT([&] { (void)trace.assemble({0, RecordKind::kActivation, "x", 0}); }, ThrowsMessage<MeshError>(HasSubstr("gap")));
+  EXPECT_THAT(
+      [&] {
+        (void)trace.assemble({0, RecordKind::kActivation, "x", 0});
+      },
+      ThrowsMessage<MeshError>(HasSubstr("gap")));
 }
 
 TEST(Reference, IsOneProcessWithEverythingKept) {
-  const Body body = [](Sink& sink, int) { sink.on_record(site(RecordKind::kGrad, "w", layout_of({4})), at::ones({4})); };
+  const Body body = [](Sink& sink, int) {
+    sink.on_record(site(RecordKind::kGrad, "w", layout_of({4})), at::ones({4}));
+  };
   EXPECT_THROW(Reference(run(kDp2Tp3, nullptr, body, Keep::kEverything)), MeshError);
   EXPECT_THROW(Reference(run(MeshShape(), nullptr, body, Keep::kNothing)), VacuousError);
   EXPECT_THROW(Reference(run(
@@ -323,7 +351,8 @@ TEST(Reference, IsOneProcessWithEverythingKept) {
 TEST(Reference, AResponseIsTheLargestMovementOfAllRuns) {
   const auto with = [](double value) {
     return Body([value](Sink& sink, int) {
-      sink.on_record(site(RecordKind::kGrad, "w", layout_of({2})), at::tensor({3.0, value}, at::kDouble));
+      sink.on_record(site(RecordKind::kGrad, "w", layout_of({2})),
+                     at::tensor({3.0, value}, at::kDouble));
     });
   };
 

@@ -10,7 +10,8 @@
 
 namespace isoshard {
 
-/// Shapes   "input_ids" and "labels" int64 [B,S]; labels of -100 are not counted; labels are not shifted yet.
+/// Shapes   "input_ids" and "labels" int64 [B,S]; labels of -100 are not counted; labels are not
+///          shifted yet.
 struct Batch {
   std::map<std::string, at::Tensor, std::less<>> tensors;
   std::vector<std::int64_t> sample_ids;  ///< [B], global sample numbers

@@ -13,7 +13,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "base/error.h"
+#include "core/base/error.h"
 
 namespace isoshard {
 namespace {
@@ -29,7 +29,8 @@ void on_interrupt(int signal) {
     (void)!::write(STDERR_FILENO, kWords.data(), kWords.size());
     ::_exit(128 + signal);
   }
-  if (!first_signal.compare_exchange_strong(expected, signal)) ::_exit(128 + signal);  // ranks die with this process
+  // ranks die with this process
+  if (!first_signal.compare_exchange_strong(expected, signal)) ::_exit(128 + signal);
   const int saved_errno = errno;
   (void)!::write(self_pipe[1], "!", 1);
   errno = saved_errno;

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/// SIGINT and SIGTERM: the first ends the running worlds in order, the second ends the program at once.
+/// SIGINT and SIGTERM: the first ends the running worlds in order, the second ends the program at
+/// once.
 #pragma once
 
 namespace isoshard {
 
-/// From then on a SIGINT or SIGTERM ends the program at once, with 130 or 143 and a line on stderr; while a world runs or a KeepResults
-/// lives, it makes every running world stop its ranks and return a report with `interrupted` set, and only a second one ends the program
-/// at once. What came or was kept before is forgotten. For programs, called once before the first world.
+/// From then on a SIGINT or SIGTERM ends the program at once, with 130 or 143 and a line on stderr;
+/// while a world runs or a KeepResults lives, it makes every running world stop its ranks and
+/// return a report with `interrupted` set, and only a second one ends the program at once. What
+/// came or was kept before is forgotten. For programs, called once before the first world.
 /// Errors   InfrastructureError if no pipe can be had.
 void install_interrupt_handler();
 
-/// While one lives, the program has something to write after a signal, and looks for it between worlds (interrupt_signal()).
+/// While one lives, the program has something to write after a signal, and looks for it between
+/// worlds (interrupt_signal()).
 class KeepResults {
  public:
   KeepResults() noexcept;
@@ -25,8 +28,8 @@ class KeepResults {
 /// Readable once a signal came; -1 if no handler is installed.
 [[nodiscard]] int interrupt_fd() noexcept;
 
-/// Back to a process that was never interrupted: SIGINT ignored (a terminal sends it to ranks too; the controller decides),
-/// SIGTERM with its default action. For ranks.
+/// Back to a process that was never interrupted: SIGINT ignored (a terminal sends it to ranks too;
+/// the controller decides), SIGTERM with its default action. For ranks.
 void leave_interrupts_to_controller() noexcept;
 
 }  // namespace isoshard

@@ -14,7 +14,7 @@
 #include <sstream>
 #include <string_view>
 
-#include "base/printable.h"
+#include "core/base/printable.h"
 
 namespace isoshard {
 namespace {
@@ -40,7 +40,8 @@ std::int64_t kib_of(std::string_view key) {
 
 // Version 2, then 1; no limit ("max", or a number near 2^63) is 0.
 std::int64_t control_group_limit() {
-  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+  for (const char* path :
+       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
     std::ifstream file(path);
     std::int64_t limit = 0;
     if (file >> limit && limit < (std::int64_t{1} << 60)) return limit;
@@ -50,7 +51,9 @@ std::int64_t control_group_limit() {
 
 std::int64_t limit_of(int resource) {
   rlimit limit{};
-  if (getrlimit(static_cast<__rlimit_resource_t>(resource), &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return -1;
+  if (getrlimit(static_cast<__rlimit_resource_t>(resource), &limit) != 0 ||
+      limit.rlim_cur == RLIM_INFINITY)
+    return -1;
   return static_cast<std::int64_t>(limit.rlim_cur);
 }
 
@@ -58,7 +61,8 @@ std::string features_of(const std::string& flags) {
   std::istringstream stream(flags);
   std::string found;
   for (std::string flag; stream >> flag;) {
-    for (const std::string_view known : {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "sve", "bf16"}) {
+    for (const std::string_view known :
+         {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "sve", "bf16"}) {
       if (flag == known) found += (found.empty() ? "" : " ") + flag;
     }
   }
@@ -68,16 +72,19 @@ std::string features_of(const std::string& flags) {
 }  // namespace
 
 std::map<std::string, std::string> settings_in_environment() {
-  constexpr std::string_view kPrefixes[] = {"ISOSHARD_", "OMP_",    "GOMP_",   "KMP_",     "MKL_",  "OPENBLAS_", "ATEN_",
-                                            "DNNL_",     "ONEDNN_", "TORCH_",  "PYTORCH_", "NCCL_", "GLOO_",     "OMPI_",
-                                            "MASTER_",   "CUDA_",   "MALLOC_", "LD_",      "GTEST_"};
-  constexpr std::string_view kNames[] = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "GLIBC_TUNABLES", "LC_ALL", "TZ"};
+  constexpr std::string_view kPrefixes[] = {"ISOSHARD_", "OMP_",    "GOMP_", "KMP_",    "MKL_",
+                                            "OPENBLAS_", "ATEN_",   "DNNL_", "ONEDNN_", "TORCH_",
+                                            "PYTORCH_",  "NCCL_",   "GLOO_", "OMPI_",   "MASTER_",
+                                            "CUDA_",     "MALLOC_", "LD_",   "GTEST_"};
+  constexpr std::string_view kNames[] = {"RANK",           "LOCAL_RANK", "WORLD_SIZE",
+                                         "GLIBC_TUNABLES", "LC_ALL",     "TZ"};
   std::map<std::string, std::string> settings;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
     const std::string_view name = text.substr(0, text.find('='));
     const auto begins = [&](std::string_view prefix) { return name.starts_with(prefix); };
-    if (name.size() == text.size() || (std::ranges::none_of(kPrefixes, begins) && std::ranges::find(kNames, name) == std::end(kNames)))
+    if (name.size() == text.size() || (std::ranges::none_of(kPrefixes, begins) &&
+                                       std::ranges::find(kNames, name) == std::end(kNames)))
       continue;
     settings.emplace(printable(name), printable(text.substr(name.size() + 1)));
   }
@@ -96,11 +103,13 @@ MachineMemory memory_of_machine() {
 Machine this_machine() {
   Machine machine;
   utsname kernel{};
-  if (uname(&kernel) == 0) machine.system = fmt::format("{} {} {}", kernel.sysname, kernel.release, kernel.machine);
+  if (uname(&kernel) == 0)
+    machine.system = fmt::format("{} {} {}", kernel.sysname, kernel.release, kernel.machine);
   if (const std::string name = value_in("/etc/os-release", "PRETTY_NAME", '='); !name.empty())
     machine.system = name + ", " + machine.system;
   machine.cpu = value_in("/proc/cpuinfo", "model name", ':');
-  machine.cpu_features = features_of(value_in("/proc/cpuinfo", "flags", ':') + " " + value_in("/proc/cpuinfo", "Features", ':'));
+  machine.cpu_features = features_of(value_in("/proc/cpuinfo", "flags", ':') + " " +
+                                     value_in("/proc/cpuinfo", "Features", ':'));
   cpu_set_t set;
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof set, &set) == 0) machine.cores = std::max(1, CPU_COUNT(&set));
@@ -108,7 +117,8 @@ Machine this_machine() {
   machine.memory_bytes = memory.bytes;
   machine.available_bytes = memory.available_bytes;
   struct statvfs shm {};
-  if (statvfs("/dev/shm", &shm) == 0) machine.shm_bytes = static_cast<std::int64_t>(shm.f_blocks * shm.f_frsize);
+  if (statvfs("/dev/shm", &shm) == 0)
+    machine.shm_bytes = static_cast<std::int64_t>(shm.f_blocks * shm.f_frsize);
   machine.max_processes = limit_of(RLIMIT_NPROC);
   machine.max_open_files = limit_of(RLIMIT_NOFILE);
   return machine;

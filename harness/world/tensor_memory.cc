@@ -7,7 +7,7 @@
 
 #include <cstring>
 
-#include "harness/memory/memory_pool.h"
+#include "core/memory/memory_pool.h"
 #include "harness/world/machine.h"
 
 namespace isoshard {
@@ -29,13 +29,16 @@ void release(void* context) {
 class PoolAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
-    if (bytes < MemoryPool::kExtentBytes || owner_ != ::getpid()) return usual_allocator()->allocate(bytes);
+    if (bytes < MemoryPool::kExtentBytes || owner_ != ::getpid())
+      return usual_allocator()->allocate(bytes);
     std::byte* const data = program_pool()->take(bytes, owner_);
     if (data == nullptr) return usual_allocator()->allocate(bytes);
     return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
   }
   [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return &release; }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    std::memcpy(to, from, bytes);
+  }
 
  private:
   pid_t owner_ = ::getpid();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Claims about tensors of worlds: the next world takes their memory over, and nobody else has it meanwhile.
+/// Claims about tensors of worlds: the next world takes their memory over, and nobody else has it
+/// meanwhile.
 #include "harness/world/tensor_memory.h"
 
 #include <ATen/ATen.h>
@@ -11,7 +12,7 @@
 #include <vector>
 
 #include "harness/testing/run_world.h"
-#include "harness/world/forked_world.h"
+#include "harness/world/forked/forked_world.h"
 
 namespace isoshard {
 namespace {

@@ -4,11 +4,12 @@
 
 namespace isoshard {
 
-/// Sets ATen to one thread (an OpenMP pool would hang in ranks) and the allocator to keep what it has. Call before the first tensor
-/// operation of the process.
+/// Sets ATen to one thread (an OpenMP pool would hang in ranks) and the allocator to keep what it
+/// has. Call before the first tensor operation of the process.
 void make_controller();
 
-/// One toy forward and backward in fp32 and bf16, so that ranks inherit loaded kernels instead of loading them each.
+/// One toy forward and backward in fp32 and bf16, so that ranks inherit loaded kernels instead of
+/// loading them each.
 void warm_up_kernels();
 
 }  // namespace isoshard

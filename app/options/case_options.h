@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Flags that say what a case is: model, degrees, sizes, data, settings, input files. `verify` and
+/// `train` have them in common.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "app/options/verify_inputs.h"
+#include "fixtures/cases/case.h"
+#include "harness/cli/options.h"
+
+namespace isoshard {
+
+using Strings = std::vector<std::string>;
+
+/// All but preset, subjects, dtype and steps, whose defaults differ; and other systems' names of
+/// the flags.
+void declare_case_options(OptionTable& table);
+
+/// Every given flag changes every case; subject, degrees and dtype are the command's own business.
+/// Errors   UsageError and FileError: what is wrong with a flag or a file.
+void apply_case_options(const ParsedOptions& options, const InputFiles& inputs,
+                        std::vector<Case>& cases);
+
+/// What only some subjects have (a split vocabulary, ZeRO stages): the other cases keep their own.
+/// Errors   UsageError if none of the cases has it.
+void apply_subject_options(const ParsedOptions& options, std::vector<Case>& cases);
+
+/// `--dtype fp32,bf16` and `--dtype fp32 bf16` are the same. Empty if it is not given.   Errors
+/// UsageError for an empty list.
+[[nodiscard]] Strings list_option(const ParsedOptions& options, const std::string& name);
+
+/// --subjects; `deepspeed` is what the published scripts call autotp, `fsdp` and `fsdp2` what they
+/// call fsdp_tp.
+[[nodiscard]] Strings subjects_option(const ParsedOptions& options);
+
+/// What a run of the cases keeps: tensors of every step, or numbers only.
+enum class Recorded : std::uint8_t { kEveryStep, kNumbers };
+/// For before ranks start, once all is applied: sizes, memory, tokens, weights.   Errors
+/// UsageError and FileError.
+void require_usable(const std::vector<Case>& cases, Recorded recorded);
+
+}  // namespace isoshard

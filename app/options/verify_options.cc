@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Options of `verify`: a preset or a fault's own case is the start, every given flag changes it.
+#include "app/options/verify_options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <boost/program_options/value_semantic.hpp>
+
+#include "app/options/case_options.h"
+#include "core/base/error.h"
+#include "core/base/suggest.h"
+#include "fixtures/cases/presets.h"
+#include "suite/faults/fault.h"
+#include "suite/record/registry.h"
+#include "suite/verify/side_by_side.h"
+
+namespace isoshard {
+namespace {
+
+namespace po = boost::program_options;
+
+/// The cases of `subject`: the preset's own, or for one that no preset has those of autotp.
+std::vector<Case> cases_of(const std::string& subject, const std::vector<Case>& base) {
+  std::vector<Case> own, like_autotp;
+  for (const Case& item : base) {
+    if (item.subject == subject) own.push_back(item);
+    if (item.subject != "autotp") continue;
+    like_autotp.push_back(item);
+    like_autotp.back().subject = subject;
+  }
+  return own.empty() && (subject == "megatron" || subject == "fsdp_tp") ? like_autotp : own;
+}
+
+/// Meshes: without --tp and --dp the preset's; with one of them, one mesh a subject. ddp has no tp
+/// axis: it stays at tp 1.
+std::vector<Case> expand(const ParsedOptions& options, const std::vector<Case>& base) {
+  const Strings subjects = subjects_option(options);
+  for (const auto& subject : subjects) require_subject(subject);
+  Strings dtypes = list_option(options, "dtype");
+  // the only dtype of parameters that autocast takes
+  if (dtypes.empty() && options.given("autocast")) dtypes = {"fp32"};
+  const bool is_ddp_alone = subjects == Strings{"ddp"};
+  const int workers = options.given("num-workers") ? options.get<int>("num-workers") : 0;
+  const int dp = options.given("dp") ? options.get<int>("dp") : is_ddp_alone ? workers : 0;
+  const bool own_mesh = options.given("tp") || dp != 0 || options.given("dp");
+  const int tp = options.given("tp") ? options.get<int>("tp") : 0;
+  if (!subjects.empty() && tp > 1 && is_ddp_alone)
+    throw UsageError(fmt::format(
+        "--subjects ddp --tp {}: ddp has no tp axis; leave --tp out or take autotp", tp));
+
+  std::vector<Case> result;
+  const auto add = [&](Case item) {
+    if (own_mesh) {
+      const bool has_tp = item.subject != "ddp";
+      item.tp = has_tp ? (options.given("tp") ? tp : std::max(item.tp, 1)) : 1;
+      item.dp = dp != 0 || options.given("dp") ? dp : (has_tp ? 1 : item.dp);
+    }
+    const bool known = std::any_of(result.begin(), result.end(), [&](const Case& other) {
+      return other.subject == item.subject && other.tp == item.tp && other.dp == item.dp &&
+             other.dtype == item.dtype;
+    });
+    if (!known) result.push_back(std::move(item));
+  };
+  std::vector<Case> selected = subjects.empty() ? base : std::vector<Case>();
+  for (const std::string& subject : subjects) {
+    for (Case& item : cases_of(subject, base)) selected.push_back(std::move(item));
+  }
+  for (const Case& item : selected) {
+    if (dtypes.empty()) {
+      add(item);
+    } else {
+      for (const auto& name : dtypes) {
+        Case copy = item;
+        copy.dtype = parse_dtype(name);
+        add(std::move(copy));
+      }
+    }
+  }
+  for (const Case& item : result) {
+    if (options.given("num-workers") && item.world_size() != workers)
+      throw UsageError(fmt::format("--num-workers {}: {} has {} ranks (dp {} x tp {})", workers,
+                                   item.slug(), item.world_size(), item.dp, item.tp));
+  }
+  if (result.empty())
+    throw UsageError(
+        "nothing selected: no case of the preset has one of these subjects and dtypes");
+  if (tp > 1 &&
+      std::none_of(result.begin(), result.end(), [&](const Case& item) { return item.tp == tp; }))
+    throw UsageError(
+        fmt::format("--tp {}: only ddp is selected, which has no tp axis; leave --tp out or add "
+                    "--subjects autotp",
+                    tp));
+  return result;
+}
+
+std::vector<Case> base_cases(const ParsedOptions& options, const std::string& fault) {
+  if (!fault.empty()) {
+    if (options.given("preset"))
+      throw UsageError(
+          "--fault brings its own case; leave --preset out and change it by other flags");
+    return {find_fault(fault).smallest_case()};
+  }
+  // A model of one's own starts from sizes that suit any model.
+  return preset_cases(options.given("preset")  ? options.get<std::string>("preset")
+                      : options.given("model") ? "small"
+                                               : "default");
+}
+
+/// A fault's case keeps its subject unless another is asked for.
+void apply_fault_subject(const ParsedOptions& options, std::vector<Case>& cases) {
+  const Strings subjects = subjects_option(options);
+  if (subjects.empty()) return;
+  std::vector<Case> result;
+  for (const auto& subject : subjects) {
+    for (Case item : cases) {
+      item.subject = subject;
+      result.push_back(std::move(item));
+    }
+  }
+  cases = std::move(result);
+}
+
+ReferenceKind parse_reference(const std::string& name) {
+  Strings known;
+  for (const ReferenceKind kind : {ReferenceKind::kAuto, ReferenceKind::kPlain,
+                                   ReferenceKind::kEmulated, ReferenceKind::kBoth}) {
+    if (name == name_of(kind)) return kind;
+    known.emplace_back(name_of(kind));
+  }
+  throw UsageError(fmt::format("unknown reference '{}'{}; known are {}", name,
+                               did_you_mean(name, known), join_names(known)));
+}
+
+bool parse_tables(const std::string& word, std::size_t num_cases) {
+  const Strings known = {"auto", "on", "off"};
+  if (std::find(known.begin(), known.end(), word) == known.end())
+    throw UsageError(fmt::format("--tables {}{}; known are {}", word, did_you_mean(word, known),
+                                 join_names(known)));
+  return word == "on" || (word == "auto" && num_cases > 1);
+}
+
+}  // namespace
+
+void declare_verify_options(OptionTable& table) {
+  const auto list = [] { return po::value<Strings>()->multitoken()->composing(); };
+  auto add = table.options.add_options();
+  add("preset", po::value<std::string>(),
+      "where to start from: default (Qwen2.5-0.5B cut to 2 layers, bf16, 2 x 128 tokens of text "
+      "per dp rank), small (2 layers, hidden "
+      "96, fp32 and bf16, 2 x 24 tokens; what --model starts from), seed (as default, with 1024 "
+      "random ids a sample)");
+  add("subjects", list(),
+      "implementations to judge: ddp autotp fsdp_tp megatron (default: the preset's)");
+  add("dtype", list(), "fp32 bf16 fp16 fp64 (default: the preset's)");
+  add("steps", po::value<int>(), "training steps (default: 1)");
+  add("reference", po::value<std::string>()->default_value("auto"),
+      "plain (one unsharded process, within tolerances), emulated (the subject's declared "
+      "arithmetic in one process, bit by bit), both "
+      "(and the emulated one against the plain one), or auto (both where an arithmetic is "
+      "declared, else plain)");
+  add("fault", po::value<std::string>(),
+      "inject a fault of the catalogue (list faults): exit 1 is then right; a benign variation "
+      "must conform");
+  add("dump", po::value<std::string>(),
+      "write every run as a bundle below this folder (for compare)");
+  add("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
+  add("reload-after", po::value<int>(),
+      "after so many steps every rank saves a checkpoint, and the run goes on from it: what is "
+      "loaded must be what was saved, bit by bit");
+  add("record-partials", po::bool_switch(),
+      "record each rank's summand of row-parallel outputs as <module>.partial");
+  add("tables", po::value<std::string>()->default_value("auto"),
+      "on: at the end all runs side by side (losses, norms, differences from the reference and "
+      "from ddp); off; auto: with several runs");
+  add("verbose", po::bool_switch(), "show every tensor, not the summary tables only");
+  declare_case_options(table);
+}
+
+VerifyRequest verify_request_of(const ParsedOptions& options) {
+  VerifyRequest request;
+  if (options.given("fault")) request.fault = find_fault(options.get<std::string>("fault")).id;
+  std::vector<Case> cases = base_cases(options, request.fault);
+  request.inputs = input_files_of(options);
+  apply_case_options(options, request.inputs, cases);
+  for (Case& item : cases)
+    item.settings.record_partials =
+        item.settings.record_partials || options.get<bool>("record-partials");
+  if (options.given("reload-after")) {
+    for (Case& item : cases) item.reload_after = options.get<int>("reload-after");
+  }
+  if (!request.fault.empty()) apply_fault_subject(options, cases);
+  request.cases = expand(options, cases);
+  apply_subject_options(options, request.cases);
+  require_usable(request.cases, Recorded::kEveryStep);
+  order_for_tables(request.cases);
+  request.tables = parse_tables(options.get<std::string>("tables"), request.cases.size());
+  if (options.given("dump")) request.dump = options.get<std::string>("dump");
+  if (options.given("output-dir")) request.output_dir = options.get<std::string>("output-dir");
+  request.reference = parse_reference(options.get<std::string>("reference"));
+  if (request.reference == ReferenceKind::kEmulated || request.reference == ReferenceKind::kBoth) {
+    // a subject without one is refused here
+    for (const Case& item : request.cases) (void)arithmetic_of(item);
+  }
+  request.verbose = options.get<bool>("verbose");
+  return request;
+}
+
+}  // namespace isoshard

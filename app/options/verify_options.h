@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+/// From the options of `verify` to the list of cases to run.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "app/options/verify_inputs.h"
+#include "fixtures/cases/case.h"
+#include "harness/cli/options.h"
+#include "suite/verify/verify_case.h"
+
+namespace isoshard {
+
+struct VerifyRequest {
+  std::vector<Case> cases;           ///< validated; in the order of order_for_tables
+  std::string fault;                 ///< empty: none
+  std::filesystem::path dump;        ///< empty: no bundles
+  std::filesystem::path output_dir;  ///< empty: nothing is written
+  InputFiles inputs;
+  ReferenceKind reference = ReferenceKind::kAuto;
+  bool tables = false;  ///< put the runs side by side at the end
+  bool verbose = false;
+};
+
+void declare_verify_options(OptionTable& table);
+
+/// Errors   UsageError and FileError: everything that is wrong with settings and input files,
+///          before any rank starts.
+[[nodiscard]] VerifyRequest verify_request_of(const ParsedOptions& options);
+
+}  // namespace isoshard

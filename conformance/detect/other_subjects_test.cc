@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Faults that concern fsdp_tp or megatron are alarmed on them, where the catalogue says that they
+/// show first.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "harness/judge/judge.h"
+#include "suite/faults/fault.h"
+#include "suite/reference/reference.h"
+
+namespace isoshard {
+namespace {
+
+std::vector<std::string> faults_of(std::string_view subject) {
+  std::vector<std::string> ids;
+  for (const Fault& fault : fault_catalogue()) {
+    if (std::find(fault.subjects.begin(), fault.subjects.end(), subject) != fault.subjects.end())
+      ids.push_back(fault.id);
+  }
+  return ids;
+}
+
+Verdict verdict_of(const Case& item, const RunOptions& options) {
+  const Reference& reference = reference_of(item);
+  return judge(reference, run_case(item, reference, options), judge_options(item));
+}
+
+/// The fault's smallest case with another subject.
+void expect_alarm(const Fault& fault, std::string_view subject) {
+  Case item = fault.smallest_case();
+  item.subject = subject;
+  const FaultProbe probe;
+
+  const Verdict clean = verdict_of(item, {}),
+                verdict = verdict_of(item, with_fault({}, fault, item, probe));
+
+  ASSERT_EQ(clean.status, Status::kConforms) << clean.reason;
+  ASSERT_EQ(clean.mesh.world_size(), item.dp * item.tp);
+  ASSERT_GT(probe.count(), 0) << "the fault never fired: this test would prove nothing";
+  ASSERT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
+  const Finding& first = verdict.findings.front();
+  EXPECT_EQ(first.stage, fault.expected->stage) << first.what;
+  EXPECT_EQ(first.key.step, fault.expected->step) << first.what;
+  if (!fault.expected->name.empty()) {
+    EXPECT_EQ(first.key.name, fault.expected->name) << first.what;
+  }
+  EXPECT_THAT(fault.expected->ranks, ::testing::Contains(first.ranks.front())) << first.what;
+  EXPECT_THAT(first.diagnosis, ::testing::HasSubstr(fault.expected->diagnosis)) << first.what;
+}
+
+class FsdpFaults : public ::testing::TestWithParam<std::string> {};
+TEST_P(FsdpFaults, AlarmAtTheFirstTensor) {
+  expect_alarm(find_fault(GetParam()), "fsdp_tp");
+}
+INSTANTIATE_TEST_SUITE_P(Catalogue, FsdpFaults, ::testing::ValuesIn(faults_of("fsdp_tp")),
+                         [](const auto& test) { return test.param; });
+
+class MegatronFaults : public ::testing::TestWithParam<std::string> {};
+TEST_P(MegatronFaults, AlarmAtTheFirstTensor) {
+  expect_alarm(find_fault(GetParam()), "megatron");
+}
+INSTANTIATE_TEST_SUITE_P(Catalogue, MegatronFaults, ::testing::ValuesIn(faults_of("megatron")),
+                         [](const auto& test) { return test.param; });
+
+}  // namespace
+}  // namespace isoshard

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0 ZeRO and master weights: bit-equal to the emulation of what
+// they declare, and each rank steps its own part only.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <string>
+
+#include "suite/reference/reference.h"
+#include "suite/testing/emulated_cases.h"
+
+namespace isoshard {
+namespace {
+
+Case zero_case(int stage, int dp, int tp, Dtype dtype = Dtype::kFloat32) {
+  Case item = step_case("autotp", dp, tp, dtype);
+  item.settings.zero_stage = stage;
+  item.steps = 2;
+  return item;
+}
+
+Case mixed(Case item) {
+  item.dtype = Dtype::kBFloat16;
+  item.settings.master_dtype = Dtype::kFloat32;
+  return item;
+}
+
+Case adam(Case item) {
+  item.settings.optimizer.kind = OptimizerSettings::Kind::kAdamW;
+  item.settings.optimizer.learning_rate = 1e-3;
+  item.settings.optimizer.weight_decay = 0.01;
+  return item;
+}
+
+class EmulatedZero : public testing::TestWithParam<Case> {};
+
+TEST_P(EmulatedZero, EveryRecordOfEveryRankIsBitEqual) {
+  const Case& item = GetParam();
+  const Trace actual = run_bit_equal_to_its_emulation(item);
+
+  // Elements of optimizer state over all ranks: with stage 0 every dp rank has all, from stage 1 on
+  // they share them out.
+  std::int64_t own = 0, whole = 0;
+  for (const Record& record : actual.ranks.front().records) {
+    if (record.key.kind != RecordKind::kGrad || record.key.step != 0) continue;
+    own += numel_of(record.local_shape);
+  }
+  for (const Record& record : actual.ranks.front().records) {
+    if (record.key.kind == RecordKind::kParam && record.key.step == 0 && record.key.call == 0)
+      whole += numel_of(record.local_shape);
+  }
+  if (item.settings.zero_stage == 0) {
+    EXPECT_EQ(own, whole);
+  } else {
+    EXPECT_LE(own, whole / item.dp + 2 * item.dp);
+    EXPECT_GE(own, whole / item.dp - 2 * item.dp);
+  }
+}
+
+std::vector<Case> zero_cases() {
+  std::vector<Case> cases = {
+      zero_case(1, 3, 1),
+      zero_case(1, 3, 2),
+      mixed(zero_case(1, 3, 2)),
+      adam(zero_case(1, 3, 2)),
+      adam(mixed(zero_case(1, 3, 2))),
+      mixed(zero_case(0, 3, 2)),
+      adam(mixed(zero_case(0, 2, 1))),
+      zero_case(1, 1, 2),
+      in_order(ReductionOrder::kRing, zero_case(1, 3, 2)),
+      with(zero_case(1, 3, 2, Dtype::kBFloat16),
+           [](Case& c) {
+             c.micro_batches = 2;
+             c.settings.bucket_bytes = 4096;
+           }),
+      with_heads(zero_case(1, 3, 4), 8, 2),
+      split(with_vocabulary(zero_case(1, 3, 2), 97), 8),
+      zero_case(2, 3, 1),
+      zero_case(2, 3, 2),
+      zero_case(2, 1, 2),
+      adam(mixed(zero_case(2, 3, 2))),
+      with(in_order(ReductionOrder::kRing, zero_case(2, 3, 2)),
+           [](Case& c) { c.settings.bucket_bytes = 4096; }),
+      with(in_order(ReductionOrder::kTree, zero_case(2, 3, 1)),
+           [](Case& c) { c.settings.bucket_bytes = 100; }),
+      with(zero_case(2, 3, 2, Dtype::kBFloat16),
+           [](Case& c) {
+             c.micro_batches = 3;
+             c.settings.bucket_bytes = 2304 * 2;  // exactly q_proj.weight
+             c.data.unequal_labels = true;
+           }),
+      with_heads(zero_case(2, 3, 4), 8, 2),
+  };
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, EmulatedZero, testing::ValuesIn(zero_cases()), case_name);
+
+}  // namespace
+}  // namespace isoshard

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Writing and strictly reading the JSON parts of a bundle.
+#include "harness/bundle/bundle_json.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "core/base/error.h"
+#include "core/base/hex_float.h"
+#include "core/base/printable.h"
+#include "core/io/safetensors_header.h"
+
+namespace isoshard::detail {
+namespace {
+
+using nlohmann::json;
+
+constexpr RecordKind kKinds[] = {RecordKind::kParam,      RecordKind::kGrad,
+                                 RecordKind::kActivation, RecordKind::kActivationGrad,
+                                 RecordKind::kOptimizer,  RecordKind::kScalar,
+                                 RecordKind::kDataId,     RecordKind::kMask};
+constexpr std::string_view kPlacementKinds[] = {"replicate", "shard", "partial", "only_at"};
+
+[[noreturn]] void refuse(const std::filesystem::path& file, std::string_view what) {
+  throw FileError(fmt::format("{}: {}", file.string(), what));
+}
+
+const json& member(const json& object, const char* name, const std::filesystem::path& file) {
+  if (!object.is_object() || !object.contains(name))
+    refuse(file, fmt::format("the field \"{}\" is missing", name));
+  return object.at(name);
+}
+
+double hex_field(const json& object, const char* name, const std::filesystem::path& file) {
+  const auto value = parse_hex(field<std::string>(object, name, file));
+  if (!value) refuse(file, fmt::format("\"{}\" is no hex float", name));
+  return *value;
+}
+
+Shape shape_field(const json& object, const char* name, const std::filesystem::path& file) {
+  Shape shape = field<Shape>(object, name, file);
+  for (const std::int64_t size : shape) {
+    if (size < 0 || size > (std::int64_t{1} << 48))
+      refuse(file, fmt::format("\"{}\" holds {}", name, size));
+  }
+  std::int64_t numel = 1;
+  for (const std::int64_t size : shape) {
+    if (size != 0 && __builtin_mul_overflow(numel, size, &numel))
+      refuse(file, fmt::format("\"{}\" overflows 63 bits", name));
+  }
+  return shape;
+}
+
+json key_json(const RecordKey& key) {
+  return {{"step", key.step}, {"kind", name_of(key.kind)}, {"name", key.name}, {"call", key.call}};
+}
+
+RecordKey key_of(const json& j, const std::filesystem::path& file) {
+  RecordKey key;
+  key.step = field<int>(j, "step", file);
+  key.name = text_field(j, "name", file);
+  key.call = field<int>(j, "call", file);
+  const auto kind = field<std::string>(j, "kind", file);
+  for (const RecordKind candidate : kKinds) {
+    if (name_of(candidate) != kind) continue;
+    key.kind = candidate;
+    if (key.step < 0 || key.call < 0) refuse(file, "a negative step or call");
+    return key;
+  }
+  refuse(file, fmt::format("\"{}\" is no kind of record", kind));
+}
+
+json placement_json(const Placement& p) {
+  json j = {{"axis", name_of(p.axis)}, {"kind", kPlacementKinds[static_cast<std::size_t>(p.kind)]}};
+  if (p.kind == Placement::Kind::kShard) j["dim"] = p.dim;
+  if (p.kind == Placement::Kind::kPartial)
+    j["reduction"] = p.reduction == Reduction::kAvg ? "avg" : "sum";
+  if (p.kind == Placement::Kind::kOnlyAt) j["coordinate"] = p.coordinate;
+  return j;
+}
+
+Placement placement_of(const json& j, const std::filesystem::path& file) {
+  Placement p;
+  try {
+    p.axis = parse_axis(field<std::string>(j, "axis", file));
+  } catch (const UsageError& error) {
+    refuse(file, error.what());
+  }
+  const auto kind = field<std::string>(j, "kind", file);
+  for (std::size_t i = 0; i < std::size(kPlacementKinds); ++i) {
+    if (kPlacementKinds[i] != kind) continue;
+    p.kind = static_cast<Placement::Kind>(i);
+    if (p.kind == Placement::Kind::kShard) p.dim = field<int>(j, "dim", file);
+    if (p.kind == Placement::Kind::kOnlyAt) p.coordinate = field<int>(j, "coordinate", file);
+    if (p.kind == Placement::Kind::kPartial) {
+      const auto reduction = field<std::string>(j, "reduction", file);
+      if (reduction != "sum" && reduction != "avg")
+        refuse(file, fmt::format("\"{}\" is no reduction of a partial", reduction));
+      p.reduction = reduction == "avg" ? Reduction::kAvg : Reduction::kSum;
+    }
+    return p;
+  }
+  refuse(file, fmt::format("\"{}\" is no kind of placement", kind));
+}
+
+}  // namespace
+
+template <class T>
+T field(const json& object, const char* name, const std::filesystem::path& file) {
+  const json& value = member(object, name, file);
+  const bool fits = [&] {
+    if constexpr (std::is_same_v<T, std::string>) return value.is_string();
+    if constexpr (std::is_same_v<T, bool>) return value.is_boolean();
+    if constexpr (std::is_same_v<T, int>)
+      return value.is_number_integer() &&
+             value.get<std::int64_t>() == static_cast<int>(value.get<std::int64_t>());
+    if constexpr (std::is_same_v<T, std::int64_t>) return value.is_number_integer();
+    if constexpr (std::is_same_v<T, Shape>) {
+      return value.is_array() && std::all_of(value.begin(), value.end(),
+                                             [](const json& v) { return v.is_number_integer(); });
+    }
+    if constexpr (std::is_same_v<T, json>) return value.is_array();
+  }();
+  if (!fits) refuse(file, fmt::format("the field \"{}\" has the wrong type", name));
+  return value.get<T>();
+}
+
+std::string text_field(const json& object, const char* name, const std::filesystem::path& file) {
+  auto text = field<std::string>(object, name, file);
+  const std::string problem = text.empty() ? "" : name_problem(text);
+  if (!problem.empty())
+    refuse(file, fmt::format("\"{}\" is '{}', which {}", name, printable(text), problem));
+  return text;
+}
+
+template std::string field<std::string>(const json&, const char*, const std::filesystem::path&);
+template bool field<bool>(const json&, const char*, const std::filesystem::path&);
+template int field<int>(const json&, const char*, const std::filesystem::path&);
+template std::int64_t field<std::int64_t>(const json&, const char*, const std::filesystem::path&);
+template Shape field<Shape>(const json&, const char*, const std::filesystem::path&);
+template json field<json>(const json&, const char*, const std::filesystem::path&);
+
+std::string tensor_name(const RecordKey& key) {
+  return fmt::format("{}/{}/{}", name_of(key.kind), key.name, key.call);
+}
+
+json to_json(const Record& record) {
+  json j = key_json(record.key);
+  j["order"] = record.order;
+  j["dtype"] = name_of(record.dtype);
+  j["global_shape"] = record.layout.global_shape;
+  j["local_shape"] = record.local_shape;
+  j["grad_scale"] = to_hex(record.grad_scale);
+  j["kept"] = record.kept;
+  j["unmasked"] = record.unmasked;
+  json placements = json::array();
+  for (const Placement& p : record.layout.placements) placements.push_back(placement_json(p));
+  j["placements"] = placements;
+  if (record.layout.explicit_parts) {
+    json boxes = json::array(), flat = json::array();
+    for (const Box& b : record.layout.boxes)
+      boxes.push_back(
+          {{"local_offset", b.local_offset}, {"global_offset", b.global_offset}, {"size", b.size}});
+    for (const FlatRange& r : record.layout.flat)
+      flat.push_back(
+          {{"local_begin", r.local_begin}, {"global_begin", r.global_begin}, {"count", r.count}});
+    j["boxes"] = boxes;
+    j["flat"] = flat;
+  }
+  return j;
+}
+
+Record record_of(const json& j, const std::filesystem::path& file) {
+  Record record;
+  record.key = key_of(j, file);
+  record.order = field<std::int64_t>(j, "order", file);
+  try {
+    record.dtype = parse_dtype(field<std::string>(j, "dtype", file));
+  } catch (const UsageError& error) {
+    refuse(file, error.what());
+  }
+  record.layout.global_shape = shape_field(j, "global_shape", file);
+  record.local_shape = shape_field(j, "local_shape", file);
+  record.grad_scale = hex_field(j, "grad_scale", file);
+  record.kept = field<bool>(j, "kept", file);
+  record.unmasked = field<std::int64_t>(j, "unmasked", file);
+  for (const json& p : field<json>(j, "placements", file))
+    record.layout.placements.push_back(placement_of(p, file));
+  if (j.contains("boxes") || j.contains("flat")) {
+    record.layout.explicit_parts = true;
+    for (const json& b : field<json>(j, "boxes", file)) {
+      record.layout.boxes.push_back({shape_field(b, "local_offset", file),
+                                     shape_field(b, "global_offset", file),
+                                     shape_field(b, "size", file)});
+    }
+    for (const json& r : field<json>(j, "flat", file)) {
+      record.layout.flat.push_back({field<std::int64_t>(r, "local_begin", file),
+                                    field<std::int64_t>(r, "global_begin", file),
+                                    field<std::int64_t>(r, "count", file)});
+    }
+  }
+  return record;
+}
+
+json to_json(const MeshShape& mesh) {
+  json j = json::array();
+  for (const AxisDegree& axis : mesh.axes())
+    j.push_back({{"axis", name_of(axis.axis)}, {"degree", axis.degree}});
+  return j;
+}
+
+MeshShape mesh_of(const json& j, const std::filesystem::path& file) {
+  std::vector<AxisDegree> axes;
+  try {
+    for (const json& axis : j)
+      axes.push_back(
+          {parse_axis(field<std::string>(axis, "axis", file)), field<int>(axis, "degree", file)});
+    return MeshShape(axes);
+  } catch (const UsageError& error) {
+    refuse(file, error.what());
+  } catch (const MeshError& error) {
+    refuse(file, error.what());
+  }
+}
+
+json to_json(const std::map<RecordKey, Response>& responses, int runs) {
+  json list = json::array();
+  for (const auto& [key, r] : responses) {
+    json j = key_json(key);
+    j["relative_error"] = to_hex(r.relative_error);
+    j["scale_error"] = to_hex(r.scale_error);
+    j["absolute_norm"] = to_hex(r.absolute_norm);
+    j["max_abs"] = to_hex(r.max_abs);
+    j["reference_norm"] = to_hex(r.reference_norm);
+    j["reference_max_abs"] = to_hex(r.reference_max_abs);
+    j["runs"] = r.runs;
+    list.push_back(std::move(j));
+  }
+  return {{"schema", 1}, {"runs", runs}, {"responses", list}};
+}
+
+std::map<RecordKey, Response> responses_of(const json& j, const std::filesystem::path& file,
+                                           int& runs) {
+  if (field<int>(j, "schema", file) != 1) refuse(file, "only schema 1 is known");
+  runs = field<int>(j, "runs", file);
+  std::map<RecordKey, Response> responses;
+  for (const json& entry : field<json>(j, "responses", file)) {
+    Response r;
+    r.relative_error = hex_field(entry, "relative_error", file);
+    r.scale_error = hex_field(entry, "scale_error", file);
+    r.absolute_norm = hex_field(entry, "absolute_norm", file);
+    r.max_abs = hex_field(entry, "max_abs", file);
+    r.reference_norm = hex_field(entry, "reference_norm", file);
+    r.reference_max_abs = hex_field(entry, "reference_max_abs", file);
+    r.runs = field<int>(entry, "runs", file);
+    if (!responses.emplace(key_of(entry, file), r).second) refuse(file, "a response stands twice");
+  }
+  return responses;
+}
+
+}  // namespace isoshard::detail

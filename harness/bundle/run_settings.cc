@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Reading the settings of a bundle.
+#include "harness/bundle/run_settings.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "core/base/error.h"
+
+namespace isoshard {
+namespace {
+
+using nlohmann::json;
+
+[[noreturn]] void refuse(const std::filesystem::path& origin, std::string_view what) {
+  throw FileError(fmt::format("{}: settings: {}", origin.string(), what));
+}
+
+void flatten(const json& object, const std::string& prefix,
+             std::map<std::string, std::string>& into) {
+  for (const auto& [key, value] : object.items()) {
+    const std::string name = prefix.empty() ? key : prefix + "." + key;
+    if (value.is_object()) {
+      flatten(value, name, into);
+    } else {
+      into[name] = value.dump();
+    }
+  }
+}
+
+Dtype dtype_of(const json& value, const std::filesystem::path& origin) {
+  if (!value.is_string()) refuse(origin, "coarsest_dtype is no string");
+  try {
+    const Dtype dtype = parse_dtype(value.get<std::string>());
+    if (!is_floating(dtype))
+      refuse(origin, fmt::format("coarsest_dtype {} is no floating-point type", value.dump()));
+    return dtype;
+  } catch (const UsageError& error) {
+    refuse(origin, error.what());
+  }
+}
+
+double number_of(const json& value, std::string_view key, const std::filesystem::path& origin) {
+  if (!value.is_number() || !std::isfinite(value.get<double>()))
+    refuse(origin, fmt::format("{} is {}, not a finite number", key, value.dump()));
+  return value.get<double>();
+}
+
+void read_num_names(const json& value, const std::filesystem::path& origin, RunSettings& settings) {
+  if (!value.is_object()) refuse(origin, "num_names is no object");
+  for (const auto& [name, count] : value.items()) {
+    if (!count.is_number_integer() || count.get<std::int64_t>() < 1 ||
+        count.get<std::int64_t>() > 1000) {
+      refuse(origin,
+             fmt::format("num_names of {} is {}, not a small positive number", name, count.dump()));
+    }
+    settings.num_names[name] = count.get<int>();
+  }
+}
+
+void read_judging(const json& judging, const std::filesystem::path& origin, RunSettings& settings) {
+  for (const auto& [key, value] : judging.items()) {
+    if (key == "coarsest_dtype") {
+      settings.coarsest_dtype = dtype_of(value, origin);
+    } else if (key == "mask_small_gradients") {
+      if (!value.is_boolean()) refuse(origin, "mask_small_gradients is neither true nor false");
+      settings.mask_small_gradients = value.get<bool>();
+    } else if (key == "activation_grad_scale") {
+      settings.activation_grad_scale = number_of(value, key, origin);
+      if (*settings.activation_grad_scale == 0)
+        refuse(origin, "activation_grad_scale is 0; gradients are divided by it");
+    } else if (key == "max_grad_norm") {
+      settings.max_grad_norm = number_of(value, key, origin);
+    } else if (key == "num_names") {
+      read_num_names(value, origin, settings);
+    } else {
+      refuse(origin, fmt::format("\"judging\" has no key \"{}\"; known are coarsest_dtype, "
+                                 "mask_small_gradients, activation_grad_scale, "
+                                 "max_grad_norm, num_names",
+                                 key));
+    }
+  }
+}
+
+}  // namespace
+
+RunSettings parse_run_settings(std::string_view text, const std::filesystem::path& origin) {
+  const json parsed = json::parse(text, nullptr, false);
+  if (!parsed.is_object()) refuse(origin, "not a JSON object");
+  RunSettings settings;
+  for (const char* part : {"training", "judging"}) {
+    if (parsed.contains(part) && !parsed.at(part).is_object())
+      refuse(origin, fmt::format("\"{}\" is no object", part));
+  }
+  if (parsed.contains("training")) flatten(parsed.at("training"), "", settings.training);
+  if (parsed.contains("judging")) read_judging(parsed.at("judging"), origin, settings);
+  return settings;
+}
+
+namespace {
+
+/// Whether a run read an input from a file that another may have been saved to: then the input
+/// itself is what is compared.
+bool is_from_file(const RunSettings& settings, const char* name, std::string_view source) {
+  const auto found = settings.training.find(name);
+  return found != settings.training.end() && found->second == source;
+}
+
+/// Settings that say where inputs came from, and nothing of a run whose inputs came from a file.
+class Origins {
+ public:
+  Origins(const RunSettings& a, const RunSettings& b)
+      : weights_(is_from_file(a, "weights.source", "\"file\"") ||
+                 is_from_file(b, "weights.source", "\"file\"")),
+        data_(is_from_file(a, "data.source", "\"batch file\"") ||
+              is_from_file(b, "data.source", "\"batch file\"")) {}
+
+  [[nodiscard]] bool cover(std::string_view name) const {
+    if (name == "seed") return weights_ && data_;
+    if (name.starts_with("weights.")) return weights_;
+    for (const std::string_view of_data : {"data.source", "data.shuffle", "data.tail",
+                                           "data.unequal_labels", "data.prompt_length"}) {
+      if (name == of_data) return data_;
+    }
+    return false;
+  }
+
+ private:
+  bool weights_, data_;
+};
+
+}  // namespace
+
+std::vector<std::string> differing_settings(const RunSettings& reference,
+                                            const RunSettings& actual) {
+  std::vector<std::string> lines;
+  if (reference.training.empty() || actual.training.empty()) return lines;
+  const Origins origins(reference, actual);
+  for (const auto& [name, value] : reference.training) {
+    if (origins.cover(name)) continue;
+    const auto found = actual.training.find(name);
+    if (found == actual.training.end()) {
+      lines.push_back(fmt::format("{}: reference {}, actual does not say", name, value));
+    } else if (found->second != value) {
+      lines.push_back(fmt::format("{}: reference {}, actual {}", name, value, found->second));
+    }
+  }
+  for (const auto& [name, value] : actual.training) {
+    if (!reference.training.contains(name) && !origins.cover(name))
+      lines.push_back(fmt::format("{}: reference does not say, actual {}", name, value));
+  }
+  return lines;
+}
+
+}  // namespace isoshard

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a bundle says of its run: settings that two comparable runs share, and those the judge
+/// needs.
+///
+///     {"training": {"dtype": "bf16", "optimizer": {"kind": "adamw", "learning_rate": 0.001}, ...},
+///      "judging": {"coarsest_dtype": "bf16", "mask_small_gradients": true,
+///        "activation_grad_scale": 2,
+///                  "max_grad_norm": 1, "num_names": {"model.embed_tokens.weight": 2}}}
+///
+/// Each part may be missing, and so may each key; a subject that is not ours names its training
+/// settings as it likes.
+#pragma once
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/dtype.h"
+
+namespace isoshard {
+
+struct RunSettings {
+  /// "optimizer.kind" -> "\"adamw\"": dotted names, values as JSON text. Empty: the run does not
+  /// say.
+  std::map<std::string, std::string> training;
+  std::optional<Dtype> coarsest_dtype;                ///< as JudgeOptions::coarsest
+  std::optional<bool> mask_small_gradients;           ///< as RecorderOptions
+  std::optional<double> activation_grad_scale;        ///< as JudgeOptions
+  std::optional<double> max_grad_norm;                ///< as JudgeOptions
+  std::map<std::string, int, std::less<>> num_names;  ///< as JudgeOptions
+};
+
+/// Errors   FileError that starts with `origin`: no JSON object, an unknown key of "judging", a
+///          value of a wrong type or range.
+[[nodiscard]] RunSettings parse_run_settings(std::string_view json,
+                                             const std::filesystem::path& origin);
+
+/// One line for each training setting that differs or that only one run has: "optimizer.kind:
+/// reference \"sgd\", actual \"adamw\"". Empty when one of the runs says nothing at all. Where
+/// weights or batches of one run came from a file, which another run may have saved, how the other
+/// run made its own is no difference: weights and ids are recorded, and compared bit by bit.
+[[nodiscard]] std::vector<std::string> differing_settings(const RunSettings& reference,
+                                                          const RunSettings& actual);
+
+}  // namespace isoshard

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Claims about the settings of bundles.
+#include "harness/bundle/run_settings.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/base/error.h"
+
+namespace isoshard {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::ThrowsMessage;
+
+RunSettings parsed(std::string_view json) {
+  return parse_run_settings(json, "run/manifest.json");
+}
+
+TEST(RunSettings, GiveTheJudgeWhatItNeeds) {
+  const RunSettings settings = parsed(
+      R"({"judging": {"coarsest_dtype": "bf16", "mask_small_gradients": true,)"
+      R"( "activation_grad_scale": 3, "max_grad_norm": 0.5,
+                 "num_names": {"w": 2}}})");
+
+  EXPECT_EQ(settings.coarsest_dtype, Dtype::kBFloat16);
+  EXPECT_EQ(settings.mask_small_gradients, true);
+  EXPECT_EQ(settings.activation_grad_scale, 3.0);
+  EXPECT_EQ(settings.max_grad_norm, 0.5);
+  EXPECT_EQ(settings.num_names.at("w"), 2);
+  EXPECT_FALSE(parsed("{}").coarsest_dtype.has_value());
+}
+
+TEST(RunSettings, NameEachDifference) {
+  const RunSettings a = parsed(
+      R"({"training": {"dtype": "bf16", "optimizer": {"kind": "sgd", "momentum": 0.9},)"
+      R"( "steps": 1}})");
+  const RunSettings b = parsed(
+      R"({"training": {"dtype": "bf16", "optimizer": {"kind": "adamw", "eps": 1e-8},)"
+      R"( "steps": 1}})");
+
+  EXPECT_THAT(differing_settings(a, b),
+              ElementsAre(HasSubstr(R"(optimizer.kind: reference "sgd", actual "adamw")"),
+                          HasSubstr("optimizer.momentum: reference 0.9"),
+                          HasSubstr("optimizer.eps: reference does not say")));
+  EXPECT_THAT(differing_settings(a, a), IsEmpty());
+  EXPECT_THAT(differing_settings(a, parsed("{}")), IsEmpty())
+      << "a run that says nothing may be compared with any";
+}
+
+TEST(RunSettings, OfInputsReadFromAFileDoNotSayHowTheyWereMade) {
+  const RunSettings made =
+      parsed(R"({"training": {"seed": 3, "weights": {"source": "seed", "std": 0.02},
+                                      "data": {"source": "text", "shuffle": true, "dp": 2},)"
+      R"( "steps": 1}})");
+  const RunSettings both = parsed(R"({"training": {"seed": 0, "weights": {"source": "file"},
+                                      "data": {"source": "batch file", "shuffle": false,)"
+      R"( "dp": 2}, "steps": 1}})");
+  const RunSettings weights = parsed(R"({"training": {"seed": 0, "weights": {"source": "file"},
+                                         "data": {"source": "text", "shuffle": true,)"
+      R"( "dp": 3}, "steps": 1}})");
+
+  EXPECT_THAT(differing_settings(made, both), IsEmpty());
+  EXPECT_THAT(differing_settings(both, made), IsEmpty());
+  EXPECT_THAT(differing_settings(made, weights),
+              ElementsAre(HasSubstr("data.dp"), HasSubstr("seed")));
+}
+
+TEST(RunSettings, ThatAreMalformedAreRefusedByName) {
+  for (const auto& [json, problem] : std::vector<std::pair<std::string_view, const char*>>{
+           {"[1]", "not a JSON object"},
+           {R"({"training": 3})", "\"training\" is no object"},
+           {R"({"judging": {"coarsest": "bf16"}})", "no key \"coarsest\""},
+           {R"({"judging": {"coarsest_dtype": "int64"}})", "no floating-point type"},
+           {R"({"judging": {"coarsest_dtype": "bf61"}})", "bf61"},
+           {R"({"judging": {"mask_small_gradients": 1}})", "neither true nor false"},
+           {R"({"judging": {"activation_grad_scale": 0}})", "is 0"},
+           {R"({"judging": {"max_grad_norm": "1"}})", "not a finite number"},
+           {R"({"judging": {"num_names": {"w": 0}}})", "num_names of w is 0"}}) {
+    EXPECT_THAT([&] { (void)parsed(json); }, ThrowsMessage<FileError>(HasSubstr(problem))) << json;
+    EXPECT_THAT([&] { (void)parsed(json); },
+                ThrowsMessage<FileError>(HasSubstr("run/manifest.json")))
+        << json;
+  }
+}
+
+}  // namespace
+}  // namespace isoshard

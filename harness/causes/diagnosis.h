@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+/// From a divergent tensor's bytes to a likely cause, in the words of the fault catalogue.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "harness/verdict/tensor_judge.h"
+
+namespace isoshard::detail {
+
+/// The likely cause of one tensor's divergence; empty if no pattern fits. A pattern fits when it
+/// leaves less than a quarter of the error and no more than a few tolerances.
+///
+///   not updated (bitwise as before) | stale by n steps
+///   optimizer state after load: STATE of A and B are swapped | after resume: masks of ranks a..b
+///     equal the mask of rank r
+///   valid tokens: n fewer than the reference | each id seen appears n = AXIS times | the same ids
+///     in another order
+///   equals the mean of n rank means | too small, too large: which squares the norm lacks or counts
+///     twice
+///   update scale k = formula | clipping not applied
+///   only micro-batch m of 0..n is present | micro-batch m of 0..n is rank-local over AXIS |
+///     micro-batches enter with weights
+///   AXIS ranks r use one mask for different tokens
+///   shards of AXIS ranks r equal the shard of rank q | shard of AXIS rank r holds rows a to b of
+///     X: cut as one block
+///   parameters read in step s: X stale by n steps on AXIS ranks r | gathered parameters: first n
+///     elements of the weight after X are wrong
+///   wrong values equal values of X from element n
+///   rank-local partial over AXIS (n copies differ, their sum equals the reference)
+///   rank-local over AXIS (n copies differ; combined they give the reference)
+///   every shard is the mean of the n shards over AXIS
+///   scale k = formula of the run's numbers: degrees, micro-batches, names of a tied weight, powers
+///     of two
+///   only the input side is present
+///   [copies differ over AXIS; ] rank r holds positions a..b twice | shift n along dim d | permuted
+///     along dim d
+///   offset x: n columns of padding with logits of 0 take part in the softmax
+///   constant offset x [= log(AXIS) | = log(padded/true), of a scalar] | off by k x bias | off by
+///     the same row everywhere | permuted
+///   AXIS ranks r use parts p of X, expected q | values of AXIS ranks r are not slices of the
+///     reference
+///   copies differ over AXIS
+[[nodiscard]] std::string diagnose(const Reference& reference, const Record& reference_record,
+                                   const Trace& actual, const std::vector<Held>& held,
+                                   const TensorResult& result, const JudgeOptions& options);
+
+}  // namespace isoshard::detail

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Each pattern of divergence on made-up runs with dp 2 and tp 3, and none where none fits.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "harness/judge/judge.h"
+#include "harness/testing/synthetic.h"
+#include "harness/verdict/verdict.h"
+
+namespace isoshard {
+namespace {
+
+using namespace synthetic;
+using testing::Eq;
+using testing::HasSubstr;
+
+const MeshShape kMesh({{Axis::kDp, 2}, {Axis::kTp, 3}});
+
+/// The verdict on one replicated tensor of which rank r holds make(reference value, dp, tp), within
+/// 1e-6.
+Verdict verdict_of(const at::Tensor& value, RecordKind kind,
+                   const std::function<at::Tensor(at::Tensor, int dp, int tp)>& make,
+                   const std::vector<Placement>& placements = {}) {
+  const Layout layout = layout_of(value.sizes().vec(), placements);
+  const Reference r =
+      reference([&](Sink& sink, int) { sink.on_record(site(kind, "t", layout), value); });
+  const Trace trace = run(kMesh, &r, [&](Sink& sink, int rank) {
+    sink.on_record(site(kind, "t", layout), make(value, rank / 3, rank % 3));
+  });
+  JudgeOptions options;
+  options.rtol = 1e-6;
+  return judge(r, trace, options);
+}
+
+std::string diagnosis_of(const at::Tensor& value,
+                         const std::function<at::Tensor(at::Tensor, int dp, int tp)>& make,
+                         RecordKind kind = RecordKind::kActivation,
+                         const std::vector<Placement>& placements = {}) {
+  const Verdict verdict = verdict_of(value, kind, make, placements);
+  EXPECT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
+  return verdict.findings.empty() ? "no finding" : verdict.findings[0].diagnosis;
+}
+
+TEST(Diagnosis, APartialSumOverTp) {
+  const at::Tensor value = values({4, 6}, 1);
+  const at::Tensor parts[] = {values({4, 6}, 2), values({4, 6}, 3)};
+
+  const std::string text = diagnosis_of(
+      value,
+      [&](at::Tensor v, int, int tp) { return tp < 2 ? parts[tp] : v - parts[0] - parts[1]; },
+      RecordKind::kActivationGrad);
+
+  EXPECT_THAT(text, Eq("gradient at t: rank-local partial over tp (3 copies differ, their sum "
+                       "equals the reference)"));
+}
+
+TEST(Diagnosis, UnreducedGradientsOverDp) {
+  const at::Tensor value = values({4, 6}, 1);
+  const at::Tensor delta = values({4, 6}, 2);
+
+  const std::string mean = diagnosis_of(
+      value, [&](at::Tensor v, int dp, int) { return dp == 0 ? v + delta : v - delta; },
+      RecordKind::kGrad);
+  const std::string weighted = diagnosis_of(
+      value, [&](at::Tensor v, int dp, int) { return dp == 0 ? v + delta : v - 3 * delta; },
+      RecordKind::kGrad);
+
+  EXPECT_THAT(
+      mean,
+      Eq("gradient of t: rank-local over dp (2 copies differ; combined they give the reference)"));
+  EXPECT_THAT(weighted, Eq(mean)) << "unequal token counts: weights 3/4 and 1/4";
+}
+
+TEST(Diagnosis, TheSameCauseForEveryGradientIsSaidOnceForAll) {
+  const Body whole = [](Sink& sink, int) {
+    sink.on_record(site(RecordKind::kActivation, "x", layout_of({8})), values({8}, 9));
+    for (int i = 0; i < 3; ++i)
+      sink.on_record(site(RecordKind::kGrad, fmt::format("w{}", i), layout_of({8})),
+                     values({8}, i));
+  };
+  const Reference r = reference(whole);
+  const Trace trace = run(kMesh, &r, [](Sink& sink, int rank) {
+    sink.on_record(site(RecordKind::kActivation, "x", layout_of({8})), values({8}, 9));
+    for (int i = 0; i < 3; ++i) {
+      sink.on_record(site(RecordKind::kGrad, fmt::format("w{}", i), layout_of({8})),
+                     values({8}, i) + (rank < 3 ? 1 : -1) * values({8}, 50 + i));
+    }
+  });
+  JudgeOptions options;
+  options.rtol = 1e-6;
+
+  const Verdict verdict = judge(r, trace, options);
+
+  EXPECT_THAT(verdict.findings.at(0).diagnosis,
+              Eq("gradients of all parameters: rank-local over dp (2 copies differ; combined they "
+                 "give the reference); forward exact"));
+}
+
+TEST(Diagnosis, AScaleNamesItsFormula) {
+  const at::Tensor value = values({4, 6}, 1);
+  const auto scaled = [&](double factor) {
+    return diagnosis_of(
+        value, [=](at::Tensor v, int, int) { return v * factor; }, RecordKind::kGrad);
+  };
+
+  EXPECT_THAT(scaled(3), HasSubstr("scale 3 = tp"));
+  EXPECT_THAT(scaled(0.5), HasSubstr("scale 0.5 = 1/dp"));
+  EXPECT_THAT(scaled(2), HasSubstr("scale 2 = dp"));
+  EXPECT_THAT(scaled(1.0 / 3), HasSubstr("scale 0.3333 = 1/tp"));
+  EXPECT_THAT(scaled(6), HasSubstr("scale 6 = dp x tp"));
+  EXPECT_THAT(scaled(1.37), Eq("gradient of t: scale 1.37"));
+  EXPECT_THAT(
+      diagnosis_of(
+          value, [](at::Tensor v, int, int tp) { return tp == 1 ? v * 3 : v; }, RecordKind::kGrad),
+      HasSubstr("scale 3 = tp on rank 1, 4"));
+}
+
+TEST(Diagnosis, ARateKnowsNoMesh) {
+  const auto body = [](double factor) {
+    return Body([=](Sink& sink, int) {
+      sink.on_record(site(RecordKind::kScalar, "learning_rate", layout_of({1})),
+                     at::full({1}, 0.01 * factor, at::kDouble));
+    });
+  };
+  const Reference r = reference(body(1));
+
+  const Verdict verdict = judge(r, run(kMesh, &r, body(3)), {});
+
+  ASSERT_EQ(kMesh.degree(Axis::kTp), 3);
+  EXPECT_THAT(verdict.findings.at(0).diagnosis, AllOf(HasSubstr("scale 3"), Not(HasSubstr("tp"))));
+}
+
+TEST(Diagnosis, PositionsHeldTwice) {
+  const at::Tensor value = values({4, 24, 5}, 1);
+
+  const std::string text =
+      diagnosis_of(value,
+                   [](at::Tensor v, int dp, int tp) {
+                     const at::Tensor half = v.narrow(0, 2 * dp, 2).narrow(1, tp == 1 ? 12 : 0, 12);
+                     return tp == 2 ? v.narrow(0, 2 * dp, 2) : at::cat({half, half}, 1);
+                   },
+                   RecordKind::kActivation, {shard(Axis::kDp, 0)});
+
+  EXPECT_THAT(text, Eq("forward at t: copies differ over tp; rank 0 holds positions 0..11 twice; "
+                       "rank 1 holds positions 12..23 twice"));
+}
+
+TEST(Diagnosis, ShiftsAndPermutations) {
+  const at::Tensor value = values({4, 9, 5}, 1);
+
+  EXPECT_THAT(diagnosis_of(value, [](at::Tensor v, int, int) { return v.roll(2, 1); }),
+              HasSubstr("shift 2 along dim 1"));
+  EXPECT_THAT(
+      diagnosis_of(value,
+                   [](at::Tensor v, int, int) {
+                     return v.index_select(1, at::tensor({1, 0, 3, 2, 5, 4, 7, 6, 8}, at::kLong));
+                   }),
+      HasSubstr("permuted along dim 1"));
+  EXPECT_THAT(diagnosis_of(value,
+                           [](at::Tensor v, int, int) {
+                             return v.transpose(0, 2).contiguous().reshape({4, 9, 5});
+                           }),
+              HasSubstr("permuted (the same values"));
+}
+
+TEST(Diagnosis, OffsetsOfAConstantAndOfARow) {
+  const at::Tensor value = values({4, 6, 5}, 1);
+  const at::Tensor row = values({5}, 2);
+
+  EXPECT_THAT(diagnosis_of(value, [](at::Tensor v, int, int) { return v + 0.25; }),
+              HasSubstr("constant offset 0.25"));
+  EXPECT_THAT(diagnosis_of(value, [&](at::Tensor v, int, int) { return v + row; }),
+              HasSubstr("off by the same row everywhere"));
+}
+
+TEST(Diagnosis, AParameterThatWasNotUpdated) {
+  const auto body = [](bool updated) {
+    return Body([=](Sink& sink, int) {
+      sink.on_record(site(RecordKind::kParam, "w", layout_of({8})), values({8}, 1));
+      sink.on_record(site(RecordKind::kParam, "w", layout_of({8})), values({8}, updated ? 2 : 1));
+    });
+  };
+  const Reference r = reference(body(true));
+  JudgeOptions options;
+  options.rtol = 1e-6;
+
+  const Verdict verdict = judge(r, run(kMesh, &r, body(false)), options);
+
+  EXPECT_THAT(verdict.findings.at(0).diagnosis, HasSubstr("not updated (bitwise as before)"));
+}
+
+// A rank's rows are filled up; of the step only its own ones count.
+TEST(Diagnosis, TheStepOfRowsThatPaddingFollows) {
+  const at::Tensor before = values({5, 4}, 1), after = values({5, 4}, 2);
+  const auto body = [&](double factor) {
+    return Body([=](Sink& sink, int rank) {
+      const std::int64_t begin = 2 * (rank % 3), count = std::min<std::int64_t>(2, 5 - begin);
+      Layout layout = layout_of({5, 4});
+      layout.boxes = {Box{{0, 0}, {begin, 0}, {count, 4}}};
+      layout.explicit_parts = true;
+      for (const at::Tensor& whole : {before, before + (after - before) * factor})
+        sink.on_record(site(RecordKind::kParam, "w", layout),
+                       at::constant_pad_nd(whole.narrow(0, begin, count), {0, 0, 0, 2 - count}));
+    });
+  };
+  const Reference r = reference([&](Sink& sink, int) {
+    for (const at::Tensor& whole : {before, after})
+      sink.on_record(site(RecordKind::kParam, "w", layout_of({5, 4})), whole);
+  });
+  JudgeOptions options;
+  options.rtol = 1e-6;
+
+  const Verdict verdict = judge(r, run(kMesh, &r, body(3)), options);
+
+  ASSERT_EQ(kMesh.degree(Axis::kTp), 3);
+  EXPECT_THAT(verdict.findings.at(0).diagnosis, HasSubstr("update scale 3"));
+}
+
+TEST(Diagnosis, AFactorNextToOneSaysHowFar) {
+  const at::Tensor value = values({4, 6, 5}, 1);
+
+  EXPECT_THAT(diagnosis_of(value, [](at::Tensor v, int, int) { return v * (1 + 1e-5); }),
+              HasSubstr("scale 1 + 1e-05"));
+  EXPECT_THAT(diagnosis_of(value, [](at::Tensor v, int, int) { return v * (1 - 1e-5); }),
+              HasSubstr("scale 1 - 1e-05"));
+}
+
+TEST(Diagnosis, AValueOfTheStepBefore) {
+  const auto body = [](int second) {
+    return Body([=](Sink& sink, int) {
+      sink.on_record(site(RecordKind::kActivation, "x", layout_of({8})), values({8}, 1));
+      sink.begin_step(1);
+      sink.on_record(site(RecordKind::kActivation, "x", layout_of({8})), values({8}, second));
+    });
+  };
+  const Reference r = reference(body(2));
+  JudgeOptions options;
+  options.rtol = 1e-6;
+
+  const Verdict verdict = judge(r, run(kMesh, &r, body(1)), options);
+
+  EXPECT_THAT(verdict.findings.at(0).diagnosis, HasSubstr("stale by 1 step"));
+}
+
+TEST(Diagnosis, CopiesThatDifferWithoutAPattern) {
+  const at::Tensor value = values({4, 6}, 1);
+
+  const std::string text = diagnosis_of(value, [](at::Tensor v, int, int tp) {
+    return tp == 2 ? values({4, 6}, 40) : v;
+  });
+
+  EXPECT_THAT(text, Eq("forward at t: copies differ over tp"));
+}
+
+TEST(Diagnosis, NothingIsSaidOfAnUnrelatedTensor) {
+  const at::Tensor value = values({4, 6}, 1);
+
+  const std::string text = diagnosis_of(value, [](at::Tensor, int, int) {
+    return values({4, 6}, 40);
+  });
+
+  EXPECT_THAT(text, Eq(""));
+}
+
+// The mean of log(sum) where every rank had all of what was summed; log(ratio) where padding was
+// summed too.
+TEST(Diagnosis, ALossThatIsTooLargeByTheLogarithmOfADegree) {
+  const at::Tensor loss = at::full({1}, 4.5, at::kDouble);
+  const auto with_offset = [&](double offset) {
+    return diagnosis_of(
+        loss, [&](at::Tensor v, int, int) { return v + offset; }, RecordKind::kScalar);
+  };
+
+  EXPECT_THAT(with_offset(std::log(3.0)), HasSubstr("constant offset 1.099 = log(tp)"));
+  EXPECT_THAT(with_offset(std::log(2.0)), HasSubstr("constant offset 0.6931 = log(dp)"));
+  EXPECT_THAT(with_offset(1.05), testing::Not(HasSubstr("offset")));
+}
+
+}  // namespace
+}  // namespace isoshard

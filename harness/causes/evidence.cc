@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Views of one tensor, and the numbers of a run that may explain a factor.
+#include "harness/causes/evidence.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "harness/trace/parts.h"
+
+namespace isoshard::detail {
+namespace {
+
+/// Larger tensors are judged, but not diagnosed
+constexpr std::int64_t kMaxElements = std::int64_t{1} << 26;
+
+struct Formula {
+  double value;
+  std::string words;
+};
+
+/// The plain numbers of a run, each a likely factor by itself.
+std::vector<Formula> plain_numbers(const Evidence& e) {
+  std::vector<Formula> numbers;
+  for (const AxisDegree& a : e.actual.mesh.axes()) {
+    if (a.degree > 1)
+      numbers.push_back({static_cast<double>(a.degree), std::string(name_of(a.axis))});
+  }
+  if (const int m = e.num_micro_batches(); m > 1)
+    numbers.push_back({static_cast<double>(m), "micro-batches"});
+  if (const auto names = e.options.num_names.find(e.wanted.key.name);
+      names != e.options.num_names.end() && names->second > 1) {
+    numbers.push_back({static_cast<double>(names->second), "number of names"});
+  }
+  return numbers;
+}
+
+std::vector<Formula> compound_numbers(const std::vector<Formula>& numbers) {
+  std::vector<Formula> formulas;
+  for (const auto& [d, name] : numbers) {
+    formulas.push_back({(d - 1) / d, fmt::format("({0}-1)/{0}", name)});
+    formulas.push_back({d * d, fmt::format("{}^2", name)});
+    formulas.push_back({1 / (d * d), fmt::format("1/{}^2", name)});
+  }
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    for (std::size_t j = 0; j < numbers.size(); ++j) {
+      if (i == j) continue;
+      const auto& [a, first] = numbers[i];
+      const auto& [b, second] = numbers[j];
+      if (i < j) formulas.push_back({a * b, fmt::format("{} x {}", first, second)});
+      if (i < j) formulas.push_back({1 / (a * b), fmt::format("1/({} x {})", first, second)});
+      if (a != b) formulas.push_back({a / b, fmt::format("{}/{}", first, second)});
+    }
+  }
+  return formulas;
+}
+
+/// A loss scale: a power of two too large to be a degree.
+std::optional<std::string> power_of_two(double factor) {
+  constexpr int kSmallestExponent = 6;
+  if (!(factor > 0)) return std::nullopt;
+  const double exponent = std::round(std::log2(factor));
+  if (std::fabs(exponent) < kSmallestExponent || !is_near(factor, std::exp2(exponent), 0.02))
+    return std::nullopt;
+  return fmt::format("2^{:.0f}", exponent);
+}
+
+}  // namespace
+
+bool lies_in(const Box& box, const Shape& shape) {
+  if (box.size.size() != shape.size()) return false;
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    if (box.global_offset[d] < 0 || box.global_offset[d] + box.size[d] > shape[d]) return false;
+  }
+  return true;
+}
+
+double norm_of(const at::Tensor& t) {
+  return std::sqrt(t.square().sum().item<double>());
+}
+
+bool is_near(double a, double b, double relative) noexcept {
+  return std::fabs(a - b) <= relative * std::fabs(b);  // false for a NaN
+}
+
+Evidence::Evidence(const Reference& reference_in, const Record& wanted_in, const Trace& actual_in,
+                   const std::vector<Held>& held_in, const TensorResult& result_in,
+                   const JudgeOptions& options_in)
+    : reference(reference_in),
+      wanted(wanted_in),
+      actual(actual_in),
+      held(held_in),
+      result(result_in),
+      options(options_in) {
+  if (numel_of(wanted.layout.global_shape) <= kMaxElements) collect_views();
+}
+
+namespace {
+
+/// A box of a matrix or vector among flat ranges: of one range the whole rows in it, of several the
+/// rows of which they hold the same columns. `first` is where its first element stands in the local
+/// tensor, `step` from row to row.
+struct FlatBox {
+  Box box;
+  std::int64_t first = 0, step = 0;
+};
+
+std::optional<FlatBox> box_among(const std::vector<FlatRange>& ranges, const Shape& shape) {
+  if (ranges.empty() || shape.empty() || shape.size() > 2) return std::nullopt;
+  const FlatRange& range = *std::max_element(
+      ranges.begin(), ranges.end(), [](const auto& a, const auto& b) { return a.count < b.count; });
+  if (shape.size() == 1)
+    return FlatBox{{{0}, {range.global_begin}, {range.count}}, range.local_begin, 0};
+  const std::int64_t columns = shape[1], row = range.global_begin / columns,
+                     column = range.global_begin % columns;
+  const std::int64_t first_row = (range.global_begin + columns - 1) / columns,
+                     end_row = (range.global_begin + range.count) / columns;
+  if (end_row > first_row) {
+    const std::int64_t first = range.local_begin + first_row * columns - range.global_begin;
+    return FlatBox{{{0, 0}, {first_row, 0}, {end_row - first_row, columns}}, first, columns};
+  }
+  // the end of one row and the beginning of the next
+  if (column + range.count > columns) return std::nullopt;
+  FlatBox found{{{0, 0}, {row, column}, {0, range.count}}, range.local_begin, range.count};
+  for (const FlatRange& other : ranges) {
+    if (other.local_begin < range.local_begin) continue;
+    const std::int64_t next = row + found.box.size[0];
+    if (other.count != range.count || other.global_begin != next * columns + column) break;
+    if (other.local_begin != found.first + found.box.size[0] * range.count) break;
+    ++found.box.size[0];
+  }
+  return found;
+}
+
+}  // namespace
+
+void Evidence::add_view(int rank, const Box& box, const at::Tensor& own) {
+  if (!at::isfinite(own).all().item<bool>()) return;
+  View view{rank, box, own, whole};
+  for (std::size_t d = 0; d < box.size.size(); ++d) {
+    view.expected =
+        view.expected.narrow(static_cast<std::int64_t>(d), box.global_offset[d], box.size[d]);
+  }
+  views.push_back(std::move(view));
+}
+
+void Evidence::collect_views() {
+  whole = reference.tensor(wanted.key).to(at::kDouble).div(wanted.grad_scale);
+  for (const Held& h : held) {
+    if (const auto own = own_box(*h.rank, *h.record))
+      add_view(h.rank->rank, own->first, own->second);
+  }
+}
+
+std::optional<std::pair<Box, at::Tensor>> Evidence::own_box(const RankTrace& rank,
+                                                            const Record& record) const {
+  if (!record.kept || rank.arena == nullptr || is_partial(record.layout)) return std::nullopt;
+  at::Tensor own = rank.tensor(record).to(at::kDouble).div(record.grad_scale);
+  if (is_flat(record.layout)) {
+    const std::optional<FlatBox> part = box_among(record.layout.flat, wanted.layout.global_shape);
+    if (!part.has_value() || !lies_in(part->box, wanted.layout.global_shape)) return std::nullopt;
+    return std::pair(
+        part->box,
+        own.reshape({-1}).narrow(0, part->first, numel_of(part->box.size)).view(part->box.size));
+  }
+  // of another shape
+  if (record.parts.size() != 1 || !lies_in(record.parts[0].box, wanted.layout.global_shape))
+    return std::nullopt;
+  const Box& box = record.parts[0].box;
+  for (std::size_t d = 0; d < box.size.size(); ++d)
+    own = own.narrow(static_cast<std::int64_t>(d), box.local_offset[d], box.size[d]);
+  return std::pair(box, std::move(own));
+}
+
+const Held* Evidence::held_by(int rank) const {
+  for (const Held& h : held) {
+    if (h.rank->rank == rank) return &h;
+  }
+  return nullptr;
+}
+
+const View* Evidence::view_of(int rank) const {
+  for (const View& view : views) {
+    if (view.rank == rank) return &view;
+  }
+  return nullptr;
+}
+
+const View* Evidence::first_bad_view() const {
+  for (const int rank : bad_ranks()) {
+    const View* view = view_of(rank);
+    if (view != nullptr && norm_of(view->actual - view->expected) > 0) return view;
+  }
+  return nullptr;
+}
+
+double Evidence::tolerance() const {
+  return std::max(4 * result.comparison.allowed_relative_error, 1e-6);
+}
+
+bool Evidence::explains(const at::Tensor& candidate, const at::Tensor& target, double error) const {
+  const double left = norm_of(candidate - target);
+  return left <= tolerance() * norm_of(target) && left <= 0.25 * error;
+}
+
+int Evidence::num_micro_batches() const {
+  int most = 0;
+  for (const Record& record : reference.trace().ranks.at(0).records) {
+    const bool passes =
+        record.key.kind == RecordKind::kActivation || record.key.kind == RecordKind::kDataId;
+    if (passes && record.key.step == wanted.key.step) most = std::max(most, record.key.call + 1);
+  }
+  return most;
+}
+
+std::optional<std::string> Evidence::formula_of(double factor, double relative) const {
+  // A schedule knows no mesh: degrees that fit its rates do so by chance.
+  if (wanted.key.kind == RecordKind::kScalar && wanted.key.name == "learning_rate")
+    return std::nullopt;
+  const std::vector<Formula> numbers = plain_numbers(*this);
+  std::vector<std::string> fitting;
+  for (const auto& [value, words] : numbers) {
+    if (is_near(factor, value, relative)) fitting.push_back(words);
+    if (is_near(factor, 1 / value, relative)) fitting.push_back("1/" + words);
+  }
+  if (fitting.empty()) {
+    for (const auto& [value, words] : compound_numbers(numbers)) {
+      if (fitting.empty() && is_near(factor, value, relative)) fitting.push_back(words);
+    }
+  }
+  if (fitting.empty() && is_near(factor, -1, relative)) fitting.emplace_back("sign");
+  if (fitting.empty()) {
+    if (const auto power = power_of_two(factor)) fitting.push_back(*power);
+  }
+  if (fitting.empty()) return std::nullopt;
+  return fmt::format("{:.4g} = {}", factor, fmt::join(fitting, " or "));
+}
+
+std::string Evidence::scale_words(double factor) const {
+  const double ratio = clip_ratio();
+  if (stage_of(wanted.key) > Stage::kGradNorm && ratio > 1 && is_near(factor, ratio, 0.01)) {
+    return fmt::format("scale {:.4g} = norm / max_norm: clipping not applied", factor);
+  }
+  const auto formula = formula_of(factor);
+  if (formula.has_value()) return "scale " + *formula;
+  const std::string digits = fmt::format("{:.4g}", factor);
+  return digits != "1" || factor == 1
+             ? "scale " + digits
+             : fmt::format("scale 1 {} {:.2g}", factor < 1 ? '-' : '+', std::abs(factor - 1));
+}
+
+double Evidence::clip_ratio() const {
+  const RecordKey key{wanted.key.step, RecordKind::kScalar, "grad_norm", 0};
+  if (options.max_grad_norm <= 0 || reference.find(key) == nullptr) return 1;
+  return std::max(1.0,
+                  reference.tensor(key).to(at::kDouble).item<double>() / options.max_grad_norm);
+}
+
+std::string Evidence::coordinates_in_words(const std::vector<int>& ranks, Axis axis) const {
+  std::set<int> coordinates;
+  for (const int rank : ranks) coordinates.insert(actual.mesh.coordinate(rank, axis));
+  return fmt::format("{} rank{} {}", name_of(axis), coordinates.size() == 1 ? "" : "s",
+                     fmt::join(coordinates, ", "));
+}
+
+std::optional<Axis> Evidence::axis_of(const std::vector<int>& ranks) const {
+  for (const AxisDegree& axis : actual.mesh.axes()) {
+    if (axis.degree == 1) continue;
+    std::set<int> coordinates;
+    for (const int rank : ranks) coordinates.insert(actual.mesh.coordinate(rank, axis.axis));
+    if (static_cast<int>(coordinates.size()) == axis.degree) continue;
+    const auto each = static_cast<std::size_t>(actual.mesh.world_size() / axis.degree);
+    if (ranks.size() == coordinates.size() * each) return axis.axis;
+  }
+  return std::nullopt;
+}
+
+}  // namespace isoshard::detail

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What the patterns of a diagnosis look at: one divergent tensor, what each rank holds of it, and
+/// the runs around it.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "harness/verdict/tensor_judge.h"
+
+namespace isoshard::detail {
+
+/// What one rank holds and what it should hold, in fp64, with grad_scale divided out.
+struct View {
+  int rank;
+  Box box;
+  at::Tensor actual;
+  at::Tensor expected;
+};
+
+/// One divergent tensor and the two runs. Refers to what it is made of.
+class Evidence {
+ public:
+  Evidence(const Reference& reference, const Record& wanted, const Trace& actual,
+           const std::vector<Held>& held, const TensorResult& result, const JudgeOptions& options);
+
+  const Reference& reference;
+  const Record& wanted;  ///< the reference's record
+  const Trace& actual;
+  const std::vector<Held>& held;
+  const TensorResult& result;
+  const JudgeOptions& options;
+  at::Tensor whole;  ///< the reference's value in fp64; undefined for tensors too large to diagnose
+  /// Of ranks that kept finite bytes in one box, or in flat ranges: then of a box among them.
+  std::vector<View> views;
+
+  [[nodiscard]] const Held* held_by(int rank) const;
+  [[nodiscard]] const View* view_of(int rank) const;
+  [[nodiscard]] const View* first_bad_view() const;
+  [[nodiscard]] const std::vector<int>& bad_ranks() const { return result.findings.front().ranks; }
+  /// The relative error that still counts as equal.
+  [[nodiscard]] double tolerance() const;
+  /// Whether a candidate explains what was seen: it is near in itself, and much nearer than the
+  /// reference was.
+  [[nodiscard]] bool explains(const at::Tensor& candidate, const at::Tensor& target,
+                              double error) const;
+
+  /// "micro-batches": how often activations or data passed in the tensor's step.
+  [[nodiscard]] int num_micro_batches() const;
+  /// "3 = tp", "0.25 = 1/micro-batches", "1.526e-05 = 2^-16"; nothing if the factor fits no formula
+  /// of the run's numbers.
+  [[nodiscard]] std::optional<std::string> formula_of(double factor, double relative = 0.02) const;
+  /// "scale 3 = tp", "scale 2 = norm / max_norm: clipping not applied", "scale 1.37".
+  [[nodiscard]] std::string scale_words(double factor) const;
+  /// The reference's gradient norm over the norm to clip to; 1 if nothing is clipped or it is not
+  /// known.
+  [[nodiscard]] double clip_ratio() const;
+  /// "tp rank 1", "tp ranks 1, 2": the coordinates of world ranks on an axis.
+  [[nodiscard]] std::string coordinates_in_words(const std::vector<int>& ranks, Axis axis) const;
+  /// The axis along which being in `ranks` or not is decided by the coordinate alone, if there is
+  /// one.
+  [[nodiscard]] std::optional<Axis> axis_of(const std::vector<int>& ranks) const;
+  /// The box that a rank holds of a record with the wanted tensor's shape, without what pads it, in
+  /// fp64; of flat ranges the largest one. Nothing if it holds several boxes, a summand, or a box
+  /// of another shape.
+  [[nodiscard]] std::optional<std::pair<Box, at::Tensor>> own_box(const RankTrace& rank,
+                                                                  const Record& record) const;
+
+ private:
+  void collect_views();
+  void add_view(int rank, const Box& box, const at::Tensor& own);
+};
+
+/// Whether a box is one of a tensor of this shape.
+[[nodiscard]] bool lies_in(const Box& box, const Shape& shape);
+[[nodiscard]] double norm_of(const at::Tensor& t);
+[[nodiscard]] bool is_near(double a, double b, double relative) noexcept;
+
+}  // namespace isoshard::detail

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Which micro-batches a gradient is made of.
+///
+/// A gradient is the sum of what each micro-batch, and in it each rank's samples, adds: dY^T X for
+/// a weight, where dY is the gradient at its module's output and X the module's input; the rows of
+/// dY by token id for an embedding; the sum of dY for a bias. Activations and their gradients are
+/// in the reference's records, so the summands can be made again. Which activation is X is not
+/// known: the nearest ones before the module are tried, and believed only if the summands add up to
+/// the reference's gradient. A tied weight is used by two modules, whose summands are added: the
+/// other one is a module without a weight of its own, as wide as the weight is long. Matrices are
+/// never made whole: they are looked at through a few probes, G P for random columns P, which costs
+/// little for weights of any size.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "harness/causes/run_causes.h"
+
+namespace isoshard::detail {
+namespace {
+
+constexpr int kInputsTried = 24;
+constexpr int kProbes = 4;
+constexpr double kNearWeight = 0.02;
+
+/// One use of a parameter: by a module, on what may be its input (empty for a bias).
+struct Use {
+  std::string module, input;
+};
+
+/// The summands of a gradient by micro-batch and slice of the samples, [micro-batches x slices], as
+/// the probes see them.
+struct Summands {
+  int micro_batches = 0, slices = 1;
+  Axis axis = Axis::kWorld;  ///< along which the slices lie; kWorld if there is but one
+  std::vector<at::Tensor> pieces;
+};
+
+class GradientParts {
+ public:
+  GradientParts(const Evidence& e, const View& view)
+      : e_(e),
+        module_(e.wanted.key.name.substr(0, e.wanted.key.name.rfind('.'))),
+        micro_batches_(e.num_micro_batches()) {
+    if (e.whole.dim() != 2) return;
+    // Only the columns that the rank holds are looked at.
+    const at::Tensor count = at::arange(e.whole.size(1) * kProbes, at::kDouble).add(1);
+    probes_ = at::zeros({e.whole.size(1), kProbes}, at::kDouble);
+    const std::int64_t begin = view.box.global_offset[1], size = view.box.size[1];
+    probes_.narrow(0, begin, size)
+        .copy_(count.mul(12.9898).sin().reshape({-1, kProbes}).narrow(0, begin, size));
+  }
+
+  /// A gradient, or rows of it, as the probes see it.
+  [[nodiscard]] at::Tensor seen(const at::Tensor& gradient) const {
+    return probes_.defined() ? gradient.mm(probes_) : gradient;
+  }
+  /// The same of what a rank holds.
+  [[nodiscard]] at::Tensor seen(const View& view) const {
+    return probes_.defined()
+               ? view.actual.mm(probes_.narrow(0, view.box.global_offset[1], view.box.size[1]))
+               : view.actual;
+  }
+
+  /// A single micro-batch says something only of pieces that ranks do not hold alike: elsewhere
+  /// copies are compared.
+  std::optional<Summands> find(bool has_copies) const {
+    if ((micro_batches_ < 2 && has_copies) || e_.whole.dim() > 2 || !has_output_gradients(module_))
+      return std::nullopt;
+    if (e_.whole.dim() == 1) return checked({{module_, ""}});
+    const std::string head = is_tied() ? other_user() : "";
+    for (const std::string& input : inputs(module_)) {
+      if (head.empty()) {
+        if (auto summands = checked({{module_, input}})) return summands;
+        continue;
+      }
+      for (const std::string& head_input : inputs(head)) {
+        if (auto summands = checked({{module_, input}, {head, head_input}})) return summands;
+      }
+    }
+    return std::nullopt;
+  }
+
+ private:
+  RecordKey key(RecordKind kind, const std::string& name, int call) const {
+    return {e_.wanted.key.step, kind, name, call};
+  }
+
+  at::Tensor output_gradient(const std::string& module, int m) const {
+    const Record* record = e_.reference.find(key(RecordKind::kActivationGrad, module, m));
+    return record == nullptr
+               ? at::empty({0})
+               : e_.reference.tensor(record->key).to(at::kDouble) / record->grad_scale;
+  }
+
+  bool has_output_gradients(const std::string& module) const {
+    for (int m = 0; m < micro_batches_; ++m) {
+      if (output_gradient(module, m).numel() == 0) return false;
+    }
+    return micro_batches_ > 0;
+  }
+
+  bool is_tied() const {
+    const auto names = e_.options.num_names.find(e_.wanted.key.name);
+    return names != e_.options.num_names.end() && names->second > 1;
+  }
+
+  /// The module that uses a tied weight besides the one it is named after; empty if none is found.
+  std::string other_user() const {
+    for (const Record& record : e_.reference.trace().ranks.at(0).records) {
+      const RecordKey& found = record.key;
+      const bool fits = found.kind == RecordKind::kActivation && found.step == e_.wanted.key.step &&
+                        found.call == 0 && found.name != module_ &&
+                        record.layout.global_shape.size() == 3 &&
+                        record.layout.global_shape.back() == e_.whole.size(0);
+      if (!fits || e_.reference.find({0, RecordKind::kParam, found.name + ".weight", 0}) != nullptr)
+        continue;
+      if (has_output_gradients(found.name)) return found.name;
+    }
+    return "";
+  }
+
+  /// Names of what may be the module's input: integer data, then the activations before it, nearest
+  /// first.
+  std::vector<std::string> inputs(const std::string& module) const {
+    std::vector<std::string> data, before;
+    for (const Record& record : e_.reference.trace().ranks.at(0).records) {
+      if (record.key.step != e_.wanted.key.step || record.key.call != 0) continue;
+      if (record.key.kind == RecordKind::kActivation && record.key.name == module) break;
+      if (record.key.kind == RecordKind::kDataId) data.push_back(record.key.name);
+      if (record.key.kind == RecordKind::kActivation) before.push_back(record.key.name);
+    }
+    std::reverse(before.begin(), before.end());
+    before.resize(std::min<std::size_t>(before.size(), kInputsTried));
+    data.insert(data.end(), before.begin(), before.end());
+    return data;
+  }
+
+  /// Along which axis the samples are split in the run, and into how many slices.
+  std::pair<Axis, int> split_of_samples() const {
+    const Record* record = e_.actual.ranks.front().find(key(RecordKind::kActivation, module_, 0));
+    if (record == nullptr) return {Axis::kWorld, 1};
+    for (const Placement& placement : record->layout.placements) {
+      if (placement.kind == Placement::Kind::kShard && placement.dim == 0)
+        return {placement.axis, e_.actual.mesh.degree(placement.axis)};
+    }
+    return {Axis::kWorld, 1};
+  }
+
+  /// What some samples add to the gradient, as the probes see it; undefined if the shapes do not
+  /// fit.
+  at::Tensor piece(const at::Tensor& input, const at::Tensor& dy) const {
+    const at::Tensor rows = dy.reshape({-1, dy.size(-1)});
+    const at::IntArrayRef shape = e_.whole.sizes();
+    if (shape.size() == 1) return shape[0] == rows.size(1) ? rows.sum(0) : at::Tensor();
+    if (!input.is_floating_point()) {
+      if (input.numel() != rows.size(0) || shape[1] != rows.size(1) ||
+          input.lt(0).any().item<bool>())
+        return {};
+      if (input.max().item<std::int64_t>() >= shape[0]) return {};
+      return at::zeros({shape[0], kProbes}, rows.options())
+          .index_add(0, input.reshape({-1}), rows.mm(probes_));
+    }
+    const at::Tensor x = input.reshape({-1, input.size(-1)}).to(at::kDouble);
+    if (x.size(0) != rows.size(0)) return {};
+    if (shape[0] == rows.size(1) && shape[1] == x.size(1)) return rows.t().mm(x.mm(probes_));
+    if (shape[0] == x.size(1) && shape[1] == rows.size(1)) return x.t().mm(rows.mm(probes_));
+    return {};
+  }
+
+  /// What one use adds, by slices of the samples of a micro-batch; empty if the shapes do not fit.
+  std::vector<at::Tensor> slices_of(const Use& use, int m, int slices) const {
+    const at::Tensor dy = output_gradient(use.module, m);
+    at::Tensor input;
+    for (const RecordKind kind : {RecordKind::kDataId, RecordKind::kActivation}) {
+      if (!input.defined() && e_.reference.find(key(kind, use.input, m)) != nullptr)
+        input = e_.reference.tensor(key(kind, use.input, m));
+    }
+    if (!use.input.empty() && (!input.defined() || input.size(0) != dy.size(0))) return {};
+    if (dy.size(0) % slices != 0) return {};
+    const std::int64_t samples = dy.size(0) / slices;
+    std::vector<at::Tensor> parts;
+    for (int s = 0; s < slices; ++s) {
+      const at::Tensor own = input.defined() ? input.narrow(0, s * samples, samples) : input;
+      at::Tensor part = piece(own, dy.narrow(0, s * samples, samples));
+      if (!part.defined()) return {};
+      parts.push_back(std::move(part));
+    }
+    return parts;
+  }
+
+  std::optional<Summands> checked(const std::vector<Use>& uses) const {
+    Summands summands;
+    summands.micro_batches = micro_batches_;
+    std::tie(summands.axis, summands.slices) = split_of_samples();
+    const at::Tensor wanted = seen(e_.whole);
+    at::Tensor sum = at::zeros_like(wanted);
+    for (int m = 0; m < micro_batches_; ++m) {
+      std::vector<at::Tensor> parts;
+      for (const Use& use : uses) {
+        std::vector<at::Tensor> own = slices_of(use, m, summands.slices);
+        if (own.empty()) return std::nullopt;
+        for (std::size_t s = 0; s < own.size() && !parts.empty(); ++s) own[s] += parts[s];
+        parts = std::move(own);
+      }
+      for (at::Tensor& part : parts) {
+        sum += part;
+        summands.pieces.push_back(std::move(part));
+      }
+    }
+    if (!(norm_of(sum - wanted) <= std::max(e_.tolerance(), 1e-3) * norm_of(wanted)))
+      return std::nullopt;
+    return summands;
+  }
+
+  const Evidence& e_;
+  std::string module_;
+  int micro_batches_;
+  at::Tensor probes_;  ///< undefined for a vector
+};
+
+/// The weights with which the summands enter what a rank holds; empty if they do not explain it.
+/// Right are weights of 1.
+std::vector<double> weights_in(const Evidence& e, const GradientParts& parts,
+                               const Summands& summands, const View& view) {
+  std::vector<at::Tensor> rows;
+  for (const at::Tensor& piece : summands.pieces) {
+    rows.push_back(piece.narrow(0, view.box.global_offset[0], view.box.size[0]).reshape({-1}));
+  }
+  const at::Tensor matrix = at::stack(rows), target = parts.seen(view).reshape({-1});
+  if (target.numel() < 2 * matrix.size(0)) return {};
+  const at::Tensor weights =
+      at::linalg_pinv(matrix.mm(matrix.t())).mv(matrix.mv(target)).contiguous();
+  if (!(norm_of(matrix.t().mv(weights) - target) <=
+        std::max(10 * e.tolerance(), 1e-3) * norm_of(target)))
+    return {};
+  return {weights.const_data_ptr<double>(), weights.const_data_ptr<double>() + weights.numel()};
+}
+
+bool near_weight(double weight, double value) {
+  return std::fabs(weight - value) <= kNearWeight * std::max(1.0, std::fabs(value));
+}
+
+/// "3", "1, 2".
+std::string numbers(const std::vector<int>& items) {
+  return fmt::format("{}", fmt::join(items, ", "));
+}
+
+std::string in_words(const Summands& summands, const std::vector<double>& weights, int own_slice,
+                     bool has_copies) {
+  std::vector<int> right, missing, local;
+  std::vector<double> alike;
+  for (int m = 0; m < summands.micro_batches; ++m) {
+    const auto first = weights.begin() + static_cast<std::ptrdiff_t>(m) * summands.slices;
+    const std::vector<double> own(first, first + summands.slices);
+    const auto all_near = [&](double value) {
+      return std::all_of(own.begin(), own.end(), [&](double w) { return near_weight(w, value); });
+    };
+    bool is_local = summands.slices > 1;
+    for (int s = 0; s < summands.slices; ++s)
+      is_local = is_local && (s == own_slice) != near_weight(own[static_cast<std::size_t>(s)], 0);
+    if (all_near(1)) right.push_back(m);
+    if (all_near(0)) missing.push_back(m);
+    if (is_local) local.push_back(m);
+    if (all_near(own[0])) alike.push_back(own[0]);
+  }
+  const int all = summands.micro_batches;
+  const auto count = [](const std::vector<int>& items) { return static_cast<int>(items.size()); };
+  const auto plural = [](const std::vector<int>& items) { return items.size() == 1 ? "" : "es"; };
+  if (!missing.empty() && !right.empty() && count(right) + count(missing) == all) {
+    return fmt::format("only micro-batch{} {} of 0..{} {} present", plural(right), numbers(right),
+                       all - 1, right.size() == 1 ? "is" : "are");
+  }
+  if (!local.empty() && !right.empty() && count(right) + count(local) == all) {
+    return fmt::format("micro-batch{} {} of 0..{} {} rank-local over {}, {} right", plural(local),
+                       numbers(local), all - 1, local.size() == 1 ? "is" : "are",
+                       name_of(summands.axis), numbers(right));
+  }
+  if (!has_copies && count(local) == all)
+    return fmt::format("rank-local over {}: each piece holds what its rank's own samples give",
+                       name_of(summands.axis));
+  const bool uniform = std::all_of(alike.begin(), alike.end(),
+                                   [&](double w) { return near_weight(w / alike.front(), 1); });
+  if (static_cast<int>(alike.size()) == all && !uniform) {
+    for (double& weight : alike) weight /= all;
+    return fmt::format("micro-batches enter with weights {:.3g} instead of 1/{} each",
+                       fmt::join(alike, ", "), all);
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string cause_in_micro_batches(const Evidence& e) {
+  if (e.wanted.key.kind != RecordKind::kGrad || e.wanted.key.name.rfind('.') == std::string::npos)
+    return "";
+  const View* bad = e.first_bad_view();
+  if (bad == nullptr || bad->box.size.empty()) return "";
+  const GradientParts parts(e, *bad);
+  const Held* held = e.held_by(bad->rank);
+  const bool has_copies = held == nullptr || !is_flat(held->record->layout);
+  const auto summands = parts.find(has_copies);
+  if (!summands.has_value()) return "";
+  const std::vector<double> weights = weights_in(e, parts, *summands, *bad);
+  if (weights.empty()) return "";
+  return in_words(
+      *summands, weights,
+      summands->axis == Axis::kWorld ? 0 : e.actual.mesh.coordinate(bad->rank, summands->axis),
+      has_copies);
+}
+
+}  // namespace isoshard::detail

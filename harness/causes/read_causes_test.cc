@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Each cause that lies in what was read, on made-up runs with dp 2 and tp 3; and beside each, a
+/// run that is wrong in another way.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "harness/judge/judge.h"
+#include "harness/testing/synthetic.h"
+#include "harness/verdict/verdict.h"
+
+namespace isoshard {
+namespace {
+
+using namespace synthetic;
+using testing::HasSubstr;
+using testing::Not;
+
+const MeshShape kMesh({{Axis::kDp, 2}, {Axis::kTp, 3}});
+constexpr int kTp = 3;
+
+std::string diagnosis_of(const Body& right, const Body& wrong) {
+  const Reference r = reference(right);
+  const Trace trace = run(kMesh, &r, wrong);
+  JudgeOptions options;
+  options.rtol = 1e-6;
+  const Verdict verdict = judge(r, trace, options);
+  EXPECT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
+  return verdict.findings.empty() ? "no finding" : verdict.findings[0].diagnosis;
+}
+
+/// A mask of two samples with 6 tokens, of which each tp rank has 2.
+Body masks(const std::function<at::Tensor(int tp)>& part) {
+  return [=](Sink& sink, int rank) {
+    const Layout layout = layout_of({2, 6, 8}, {shard(Axis::kTp, 1)});
+    for (const char* name : {"a.drop", "b.drop", "b.other"}) {
+      const bool is_right = std::string_view(name) == "b.other";
+      sink.on_record(
+          site(RecordKind::kMask, name, layout),
+          is_right ? values({2, 6, 8}, 1).gt(0).narrow(1, rank % kTp * 2, 2) : part(rank % kTp));
+    }
+  };
+}
+
+TEST(ReadCauses, MasksThatRanksShareAreTold) {
+  const at::Tensor whole = values({2, 6, 8}, 1).gt(0);
+  const Body right = [=](Sink& sink, int) {
+    for (const char* name : {"a.drop", "b.drop", "b.other"})
+      sink.on_record(site(RecordKind::kMask, name, layout_of({2, 6, 8})), whole);
+  };
+
+  EXPECT_THAT(diagnosis_of(right, masks([&](int) { return whole.narrow(1, 0, 2); })),
+              HasSubstr("tp ranks 0, 1, 2 use one mask for different tokens (drop, 2 of 2)"));
+  EXPECT_THAT(diagnosis_of(right, masks([&](int tp) {
+                             return values({2, 2, 8}, 7 + tp).gt(0);
+                           })),
+              Not(HasSubstr("one mask")));
+  EXPECT_THAT(diagnosis_of(right, masks([&](int) {
+                             return at::ones({2, 2, 8}, at::kBool);
+                           })),
+              Not(HasSubstr("one mask")))
+      << "nothing is dropped, which says nothing of streams";
+}
+
+/// A step 0 that changes the parameters of a product "m" and a norm "n"; in step 1 they are used,
+/// by dp rank 1 as they were in step `used`.
+Body second_step(bool whole, int used, double factor = 1) {
+  return [=](Sink& sink, int rank) {
+    const int dp = whole ? 0 : rank / kTp;
+    const std::vector<Placement> split =
+        whole ? std::vector<Placement>{} : std::vector<Placement>{shard(Axis::kDp, 0)};
+    const auto parameter = [](const std::string& name, int step) {
+      const Shape shape = name == "m.weight" ? Shape{5, 4} : name == "m.bias" ? Shape{5} : Shape{4};
+      return values(shape, name.size() + 10 * static_cast<std::int64_t>(name[0] == 'n')) +
+             0.01 * step * values(shape, 30);
+    };
+    for (int step = 0; step < 2; ++step) {
+      for (const std::string name : {"m.weight", "m.bias", "n.weight"})
+        sink.on_record(site(RecordKind::kParam, name, layout_of(parameter(name, 0).sizes().vec())),
+                       parameter(name, step));
+    }
+    sink.begin_step(1);
+    const int read = !whole && dp == 1 ? used : 1;
+    const auto mine = [&](const at::Tensor& t) { return whole ? t : t.narrow(0, 2 * dp, 2); };
+    const at::Tensor x = mine(values({4, 3, 4}, 50));
+    const double own = read == used && !whole ? factor : 1;
+    sink.on_record(site(RecordKind::kActivation, "x", layout_of({4, 3, 4}, split)), x);
+    const at::Tensor product =
+        x.matmul(parameter("m.weight", read).t()) + parameter("m.bias", read);
+    sink.on_record(site(RecordKind::kActivation, "m", layout_of({4, 3, 5}, split)), product * own);
+    sink.on_record(site(RecordKind::kActivation, "n", layout_of({4, 3, 4}, split)),
+                   x * parameter("n.weight", read) * own);
+  };
+}
+
+TEST(ReadCauses, ParametersOfAnEarlierStepAreTold) {
+  const Reference right = reference(second_step(true, 1));
+  const Trace trace = run(kMesh, &right, second_step(false, 0));
+  JudgeOptions options;
+  options.rtol = 1e-6;
+
+  const Verdict verdict = judge(right, trace, options);
+
+  ASSERT_EQ(verdict.findings.size(), 2U);
+  EXPECT_THAT(verdict.findings[0].diagnosis,
+              HasSubstr("parameters read in step 1: m.weight stale by 1 step on dp rank 1"));
+  EXPECT_THAT(verdict.findings[1].diagnosis,
+              HasSubstr("parameters read in step 1: n.weight stale by 1 step on dp rank 1"));
+  EXPECT_THAT(diagnosis_of(second_step(true, 1), second_step(false, 1, 1.02)),
+              Not(HasSubstr("stale")));
+}
+
+/// The output of a module with weight [5, 4], in a model where a parameter of 3 rows comes first,
+/// off by `error` [4, 3, 5].
+Body after_gather(bool whole, const at::Tensor& error) {
+  return [=](Sink& sink, int rank) {
+    for (const auto& [name, shape] : std::vector<std::pair<std::string, Shape>>{
+             {"p.weight", {3, 4}}, {"m.weight", {5, 4}}, {"m.bias", {5}}})
+      sink.on_record(site(RecordKind::kParam, name, layout_of(shape)), values(shape, 3));
+    const std::vector<Placement> split =
+        whole ? std::vector<Placement>{} : std::vector<Placement>{shard(Axis::kDp, 0)};
+    const at::Tensor out = values({4, 3, 5}, 9) + (whole ? at::zeros_like(error) : error);
+    sink.on_record(site(RecordKind::kActivation, "m", layout_of({4, 3, 5}, split)),
+                   whole ? out : out.narrow(0, rank / kTp * 2, 2));
+  };
+}
+
+TEST(ReadCauses, PaddingOfTheParameterBeforeIsTold) {
+  const Body right = after_gather(true, at::zeros({4, 3, 5}));
+  const auto wrong = [&](std::int64_t feature, std::int64_t count, const at::Tensor& values) {
+    at::Tensor error = at::zeros({4, 3, 5});
+    error.narrow(2, feature, count).copy_(values);
+    return diagnosis_of(right, after_gather(false, error));
+  };
+  const at::Tensor by_token = values({4, 3, 1}, 11), row = values({1, 1, 4}, 12);
+
+  // Over dp 2 three rows are padded by one row of 4, which is the first row of m.weight; five rows
+  // by one of 4, which is most of m.bias.
+  EXPECT_THAT(wrong(0, 1, by_token), HasSubstr("first 4 elements of the weight after p.weight "
+                                               "(m.weight) are wrong (predecessor padding)"));
+  EXPECT_THAT(wrong(0, 4, row), HasSubstr("first 4 elements of the weight after m.weight (m.bias) "
+                                          "are wrong (predecessor padding)"));
+  EXPECT_THAT(wrong(1, 1, by_token), Not(HasSubstr("padding")));
+  EXPECT_THAT(wrong(0, 4, by_token), Not(HasSubstr("padding")))
+      << "a bias is the same for every token";
+  EXPECT_THAT(wrong(0, 2, by_token), Not(HasSubstr("padding")));
+}
+
+TEST(ReadCauses, PaddingInAWeightByFeatureIsTold) {
+  const auto norm = [](bool whole, const at::Tensor& added, bool by_token) {
+    return Body([=](Sink& sink, int rank) {
+      sink.on_record(site(RecordKind::kParam, "p.weight", layout_of({3, 7})), values({3, 7}, 3));
+      sink.on_record(site(RecordKind::kParam, "n.weight", layout_of({5})), values({5}, 4));
+      const std::vector<Placement> split =
+          whole ? std::vector<Placement>{} : std::vector<Placement>{shard(Axis::kDp, 0)};
+      const at::Tensor x = values({4, 3, 5}, 9), wrong = by_token ? x.roll(1, 1) : x;
+      const at::Tensor out = x * values({5}, 4) + wrong * added;
+      sink.on_record(site(RecordKind::kActivation, "n", layout_of({4, 3, 5}, split)),
+                     whole ? out : out.narrow(0, rank / kTp * 2, 2));
+    });
+  };
+  const Body right = norm(true, at::zeros({5}), false);
+
+  EXPECT_THAT(diagnosis_of(right, norm(false, values({5}, 12), false)),
+              HasSubstr("first 5 elements of the weight after p.weight (n.weight) are wrong "
+                        "(predecessor padding)"));
+  EXPECT_THAT(diagnosis_of(right, norm(false, values({5}, 12), true)), Not(HasSubstr("padding")))
+      << "no weight does that";
+}
+
+TEST(ReadCauses, AGradientWithAnotherOnesValuesIsTold) {
+  const at::Tensor a = values({6, 4}, 1), b = values({8, 5}, 2);
+  const auto gradients = [&](const at::Tensor& first) {
+    return Body([=](Sink& sink, int) {
+      sink.on_record(site(RecordKind::kGrad, "a", layout_of({6, 4})), first);
+      sink.on_record(site(RecordKind::kGrad, "b", layout_of({8, 5})), b);
+    });
+  };
+  const Body right = gradients(a);
+  at::Tensor partly = a.clone();
+  partly.view({-1}).narrow(0, 0, 12).copy_(b.view({-1}).narrow(0, 28, 12));
+
+  EXPECT_THAT(diagnosis_of(right, gradients(b.view({-1}).narrow(0, 7, 24).view({6, 4}))),
+              HasSubstr("wrong values equal values of b (from element 7 on)"));
+  EXPECT_THAT(diagnosis_of(right, gradients(partly)),
+              HasSubstr("wrong values equal values of b (from element 28 on)"));
+  EXPECT_THAT(diagnosis_of(right, gradients(values({6, 4}, 5))), Not(HasSubstr("equal values")));
+}
+
+}  // namespace
+}  // namespace isoshard

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Causes that show beside what the same run recorded before it was saved and loaded.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "harness/causes/run_causes.h"
+
+namespace isoshard::detail {
+namespace {
+
+using Digests = std::vector<std::uint64_t>;
+
+Digests digests_of(const Record& record) {
+  Digests digests;
+  for (const PartStats& part : record.parts) digests.push_back(part.digest);
+  return digests;
+}
+
+/// How often the parameters of a step are recorded in a run that is not loaded behind it: after the
+/// step; in step 0 as read, too.
+int usual_calls(int step) {
+  return step == 0 ? 2 : 1;
+}
+
+/// Whether the state of a step was recorded once more behind it, when a new subject had loaded it.
+bool is_loaded_behind(const RankTrace& rank, int step) {
+  return std::any_of(rank.records.begin(), rank.records.end(), [&](const Record& record) {
+    return record.key.step == step && record.key.kind == RecordKind::kParam &&
+           record.key.call == usual_calls(step);
+  });
+}
+
+/// "mlp.gate_proj" of "model.layers.1.mlp.gate_proj.weight.exp_avg"; outside of layers the
+/// parameter's whole name.
+std::string module_of(const std::string& name) {
+  const std::string parameter = name.substr(0, name.rfind('.'));
+  for (std::size_t begin = parameter.find('.'); begin != std::string::npos;
+       begin = parameter.find('.', begin + 1)) {
+    const std::size_t end = parameter.find_first_not_of("0123456789", begin + 1);
+    if (end == begin + 1 || end == std::string::npos || parameter[end] != '.') continue;
+    const std::string in_layer = parameter.substr(end + 1);
+    return in_layer.substr(0, in_layer.rfind('.'));
+  }
+  return parameter;
+}
+
+std::string state_of(const std::string& name) {
+  return name.substr(name.rfind('.') + 1);
+}
+
+/// Every parameter of the step is on every rank what it was before it was saved.
+bool parameters_are_right(const Trace& run, int step) {
+  for (const RankTrace& rank : run.ranks) {
+    for (const Record& record : rank.records) {
+      if (record.key.step != step || record.key.kind != RecordKind::kParam ||
+          record.key.call != usual_calls(step))
+        continue;
+      RecordKey saved = record.key;
+      --saved.call;
+      const Record* before = rank.find(saved);
+      if (before == nullptr || digests_of(*before) != digests_of(record)) return false;
+    }
+  }
+  return true;
+}
+
+std::string owner_in_words(const Evidence& e, const RecordKey& saved, const std::string& owner,
+                           bool is_swapped) {
+  const std::string what =
+      state_of(saved.name).starts_with("exp_avg") ? "moments" : state_of(saved.name);
+  const std::string ours = module_of(saved.name), theirs = module_of(owner);
+  const std::string words =
+      is_swapped ? fmt::format("{} of {} and {} are swapped", what, ours, theirs)
+                 : fmt::format("{} of {} are those that were saved of {}", what, ours, theirs);
+  return fmt::format("optimizer state after load: {}{}", words,
+                     parameters_are_right(e.actual, saved.step) ? "; parameters right" : "");
+}
+
+/// The place of a view in a whole tensor.
+at::Tensor cut(at::Tensor whole, const Box& box) {
+  for (std::size_t d = 0; d < box.size.size(); ++d)
+    whole = whole.narrow(static_cast<std::int64_t>(d), box.global_offset[d], box.size[d]);
+  return whole;
+}
+
+/// Whether what ranks hold of a loaded state is what `owner`'s was in the reference when it was
+/// saved; `any` rank must have bytes.
+bool holds_values_of(const Evidence& e, const RecordKey& loaded, const RecordKey& owner) {
+  const at::Tensor right = e.reference.tensor(owner).to(at::kDouble);
+  bool any = false;
+  for (const RankTrace& rank : e.actual.ranks) {
+    const Record* record = rank.find(loaded);
+    if (record == nullptr || !record->kept || rank.arena == nullptr) continue;
+    const at::Tensor flat = rank.tensor(*record).to(at::kDouble).reshape({-1});
+    for (const PartStats& part : record->parts) {
+      const bool is_run = is_flat(record->layout);
+      if (!is_run && part.box.size != record->local_shape) return false;
+      const at::Tensor wanted =
+          is_run ? right.reshape({-1}).narrow(0, part.range.global_begin, part.range.count)
+                 : cut(right, part.box);
+      const at::Tensor own =
+          is_run ? flat.narrow(0, part.range.local_begin, part.range.count) : flat;
+      if (!(norm_of(own - wanted.reshape({-1})) <= e.tolerance() * norm_of(wanted))) return false;
+      any = any || own.numel() > 0;
+    }
+  }
+  return any;
+}
+
+/// The same where ranks hold other pieces of the owner's than of this state: told by the
+/// reference's values.
+std::string owner_by_values(const Evidence& e, const RecordKey& saved) {
+  for (const Record& other : e.reference.trace().ranks.at(0).records) {
+    const bool may_own = other.key.step == saved.step && other.key.kind == saved.kind &&
+                         other.key.call == saved.call && other.key.name != saved.name &&
+                         state_of(other.key.name) == state_of(saved.name) &&
+                         other.layout.global_shape == e.wanted.layout.global_shape;
+    if (!may_own || !holds_values_of(e, e.wanted.key, other.key)) continue;
+    RecordKey theirs = other.key;
+    ++theirs.call;
+    return owner_in_words(e, saved, other.key.name, holds_values_of(e, theirs, saved));
+  }
+  return "";
+}
+
+/// Optimizer state that was another parameter's when it was saved.
+std::string wrong_owner(const Evidence& e) {
+  RecordKey saved = e.wanted.key;
+  if (--saved.call < 0) return "";
+  std::string owner;
+  bool is_swapped = true;
+  for (const int rank : e.bad_ranks()) {
+    const Held* held = e.held_by(rank);
+    const Record* own = held == nullptr ? nullptr : held->rank->find(saved);
+    if (own == nullptr || digests_of(*own) == digests_of(*held->record)) return "";
+    std::string found;
+    for (const Record& other : held->rank->records) {
+      const bool may_own = other.key.step == saved.step && other.key.kind == saved.kind &&
+                           other.key.call == saved.call &&
+                           state_of(other.key.name) == state_of(saved.name);
+      if (!may_own || digests_of(other) != digests_of(*held->record)) continue;
+      found = other.key.name;
+      RecordKey loaded = other.key;
+      ++loaded.call;
+      const Record* theirs = held->rank->find(loaded);
+      is_swapped = is_swapped && theirs != nullptr && digests_of(*theirs) == digests_of(*own);
+      break;
+    }
+    if (found.empty() || (!owner.empty() && owner != found)) return owner_by_values(e, saved);
+    owner = found;
+  }
+  return owner.empty() ? owner_by_values(e, saved) : owner_in_words(e, saved, owner, is_swapped);
+}
+
+std::string ranks_in_words(std::vector<int> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  if (ranks.size() == 1) return fmt::format("mask of rank {} equals", ranks.front());
+  std::vector<int> row(ranks.size());
+  std::iota(row.begin(), row.end(), ranks.front());
+  if (ranks != row || ranks.size() == 2)
+    return fmt::format("masks of ranks {} equal", fmt::join(ranks, ", "));
+  return fmt::format("masks of ranks {}..{} equal", ranks.front(), ranks.back());
+}
+
+bool masks_were_right(const Trace& run, int before_step) {
+  bool any = false;
+  for (const RankTrace& rank : run.ranks) {
+    for (const Record& record : rank.records) {
+      if (record.key.kind != RecordKind::kMask || record.key.step >= before_step) continue;
+      any = true;
+      for (const PartStats& part : record.parts) {
+        if (part.stats.unequal_values != 0) return false;
+      }
+    }
+  }
+  return any;
+}
+
+/// Masks of the first step behind a load that are all those of one right rank.
+std::string stream_of_another_rank(const Evidence& e) {
+  const std::vector<int>& bad = e.bad_ranks();
+  for (const Held& right : e.held) {
+    const bool is_right = std::find(bad.begin(), bad.end(), right.rank->rank) == bad.end();
+    if (!is_right || !is_loaded_behind(*right.rank, e.wanted.key.step - 1)) continue;
+    const bool explains = std::all_of(bad.begin(), bad.end(), [&](int rank) {
+      const Held* held = e.held_by(rank);
+      return held != nullptr && held->record->local_shape == right.record->local_shape &&
+             digests_of(*held->record) == digests_of(*right.record);
+    });
+    if (!explains) continue;
+    return fmt::format(
+        "after resume: {} the mask of rank {}{}", ranks_in_words(bad), right.rank->rank,
+        masks_were_right(e.actual, e.wanted.key.step) ? "; right before saving" : "");
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string cause_in_loading(const Evidence& e) {
+  if (e.wanted.key.kind == RecordKind::kOptimizer) return wrong_owner(e);
+  return e.wanted.key.kind == RecordKind::kMask ? stream_of_another_rank(e) : "";
+}
+
+}  // namespace isoshard::detail

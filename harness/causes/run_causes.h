@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Causes that show only beside other records of the run: data ids, norms, earlier parameters,
+/// micro-batches. Each function returns the cause in the words of the fault catalogue, or nothing
+/// if its pattern does not fit.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+#include "harness/causes/evidence.h"
+
+namespace isoshard::detail {
+
+/// Data ids: repeated, reordered, or fewer that count (a label below 0 does not).
+[[nodiscard]] std::string cause_in_data(const Evidence& e);
+/// A scalar: the mean of means, a norm that lacks or repeats squares, a factor or an offset of the
+/// run's numbers.
+[[nodiscard]] std::string cause_in_scalars(const Evidence& e);
+/// Optimizer state that is kept in a coarser dtype than the reference's.
+[[nodiscard]] std::string cause_in_dtype(const Evidence& e);
+/// What a run had when it was saved, and not when it had been loaded: state of another parameter,
+/// masks of another rank.
+[[nodiscard]] std::string cause_in_loading(const Evidence& e);
+/// A gradient with the parameter's own values added: its buffer held them before.
+[[nodiscard]] std::string cause_in_buffer(const Evidence& e);
+/// A parameter after a step: the step it made is a multiple of the right one.
+[[nodiscard]] std::string cause_in_update(const Evidence& e);
+/// A gradient: some micro-batches are missing, weighted wrongly, or not averaged over an axis. The
+/// gradient is put together from the reference's activations and their gradients, where they
+/// explain it: those of the parameter's module and of its input.
+[[nodiscard]] std::string cause_in_micro_batches(const Evidence& e);
+/// A gradient whose rows are there for the ids of the batch only.
+[[nodiscard]] std::string cause_in_rows(const Evidence& e);
+/// A mask: ranks draw the same bits for different places.
+[[nodiscard]] std::string cause_in_masks(const Evidence& e);
+/// A module's output: it read its parameters as an earlier step left them, or the first elements of
+/// one hold what pads its predecessor.
+[[nodiscard]] std::string cause_in_weights_read(const Evidence& e);
+/// A gradient that holds values of another one.
+[[nodiscard]] std::string cause_in_other_gradients(const Evidence& e);
+/// Weights as read, bit by bit: the shard of another rank, or the share of several parts that were
+/// cut as one.
+[[nodiscard]] std::string cause_in_shards(const Evidence& e);
+/// Weights that are no part of the reference's, or values that were made from parts held out of
+/// rank order.
+[[nodiscard]] std::string cause_in_places(const Evidence& e);
+/// Parts of an earlier tensor of the module, held out of rank order by just the ranks that are
+/// wrong.
+[[nodiscard]] std::string cause_in_order_of_parts(const Evidence& e);
+/// "off by 2 x bias = (tp - 1) x bias, the same for every token (bias is NAME)", if `row` is a
+/// multiple of a parameter.
+[[nodiscard]] std::string multiple_of_parameter(const Evidence& e, const at::Tensor& row);
+
+}  // namespace isoshard::detail

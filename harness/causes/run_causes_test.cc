@@ -1,0 +1,631 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Each cause that shows beside other records of a run, on made-up runs with dp 2 and tp 3; and
+/// beside each, a run that is wrong in another way and must not be given that cause.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <set>
+
+#include "harness/judge/judge.h"
+#include "harness/testing/synthetic.h"
+#include "harness/verdict/verdict.h"
+
+namespace isoshard {
+namespace {
+
+using namespace synthetic;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+const MeshShape kMesh({{Axis::kDp, 2}, {Axis::kTp, 3}});
+constexpr int kTp = 3;
+
+std::string diagnosis_of(const Body& right, const Body& wrong, JudgeOptions options = {}) {
+  const Reference r = reference(right);
+  const Trace trace = run(kMesh, &r, wrong);
+  options.rtol = 1e-6;
+  const Verdict verdict = judge(r, trace, options);
+  EXPECT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
+  return verdict.findings.empty() ? "no finding" : verdict.findings[0].diagnosis;
+}
+
+Body scalars(std::vector<std::pair<std::string, double>> values) {
+  return [=](Sink& sink, int) {
+    for (const auto& [name, value] : values)
+      sink.on_record(site(RecordKind::kScalar, name, layout_of({1})),
+                     at::tensor({value}, at::kDouble));
+  };
+}
+
+at::Tensor ids(std::vector<std::int64_t> values) {
+  return at::tensor(values, at::kLong);
+}
+
+/// Each dp rank records its half of the global ids.
+Body data(const std::string& name, const at::Tensor& global) {
+  return [=](Sink& sink, int rank) {
+    const std::int64_t half = global.size(0) / 2;
+    sink.on_record(
+        site(RecordKind::kDataId, name, layout_of(global.sizes().vec(), {shard(Axis::kDp, 0)})),
+        global.narrow(0, rank / kTp * half, half));
+  };
+}
+Body whole_data(const std::string& name, const at::Tensor& global) {
+  return [=](Sink& sink, int) {
+    sink.on_record(site(RecordKind::kDataId, name, layout_of(global.sizes().vec())), global);
+  };
+}
+
+TEST(RunCauses, RepeatedSamplesAreCounted) {
+  const Body right = whole_data("sample_ids", ids({4, 5, 6, 7}));
+
+  EXPECT_THAT(diagnosis_of(right, data("sample_ids", ids({4, 5, 4, 5}))),
+              HasSubstr("each id seen appears 2 = dp times; 1/2 of the ids are never seen"));
+  EXPECT_THAT(diagnosis_of(right, data("sample_ids", ids({5, 4, 7, 6}))),
+              HasSubstr("the same ids in another order"));
+  EXPECT_THAT(diagnosis_of(right, data("sample_ids", ids({4, 4, 4, 5}))), Not(HasSubstr("times")))
+      << "not each as often";
+  EXPECT_THAT(diagnosis_of(right, data("sample_ids", ids({9, 8, 9, 8}))), Not(HasSubstr("times")))
+      << "ids of another data set";
+}
+
+TEST(RunCauses, FewerValidTokensAreCountedAndPlaced) {
+  const at::Tensor labels = ids({-100, -100, 3, 4, 5, -100, 7, 8, 9, 6}).reshape({2, 5});
+  const auto hidden_at = [&](std::int64_t first, std::int64_t second) {
+    at::Tensor changed = labels.clone();
+    changed.index_put_({at::arange(2), ids({first, second})}, at::full({2}, -100, at::kLong));
+    return data("labels", changed);
+  };
+  const Body right = whole_data("labels", labels);
+
+  EXPECT_THAT(
+      diagnosis_of(right, hidden_at(2, 1)),
+      HasSubstr("valid tokens: 2 fewer than the reference, one per sample at the first valid"));
+  EXPECT_THAT(diagnosis_of(right, hidden_at(4, 4)),
+              HasSubstr("2 fewer than the reference, one per sample at the last valid"));
+  EXPECT_THAT(diagnosis_of(right, hidden_at(3, 1)), Not(HasSubstr("at the")));
+  EXPECT_THAT(diagnosis_of(right, data("labels", labels.roll(1, 1))),
+              HasSubstr("as many as the reference, at other positions"));
+}
+
+/// A loss of two dp ranks with 3 and 1 counted targets and means 2 and 6: the token mean is 3, the
+/// mean of means 4.
+Body rank_means(double loss, bool whole) {
+  return [=](Sink& sink, int rank) {
+    const at::Tensor labels = ids({1, 2, 3, 4, 1, 2, -100, -100}).reshape({2, 4}),
+                     means = at::tensor({2.0, 6.0}, at::kDouble);
+    const auto dp = rank / kTp;
+    const std::vector<Placement> split =
+        whole ? std::vector<Placement>{} : std::vector<Placement>{shard(Axis::kDp, 0)};
+    sink.on_record(site(RecordKind::kDataId, "labels", layout_of({2, 4}, split)),
+                   whole ? labels : labels.narrow(0, dp, 1));
+    sink.on_record(site(RecordKind::kScalar, "loss_per_dp_rank", layout_of({2}, split)),
+                   whole ? means : means.narrow(0, dp, 1));
+    scalars({{"loss", loss}})(sink, rank);
+  };
+}
+
+TEST(RunCauses, AMeanOfRankMeansIsTold) {
+  EXPECT_THAT(diagnosis_of(rank_means(3, true), rank_means(4, false)),
+              HasSubstr("equals the mean of 2 rank means (3, 1 tokens), not the token mean"));
+  EXPECT_THAT(diagnosis_of(rank_means(3, true), rank_means(3.5, false)), IsEmpty());
+}
+
+// With equally many tokens the mean of means is the right mean, whatever made the means wrong.
+TEST(RunCauses, AMeanOfMeansThatIsTheTokenMeanIsNoCause) {
+  const auto means_of = [](double first, double second, bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const at::Tensor means = at::tensor({first, second}, at::kDouble);
+      const std::vector<Placement> split =
+          whole ? std::vector<Placement>{} : std::vector<Placement>{shard(Axis::kDp, 0)};
+      sink.on_record(site(RecordKind::kScalar, "loss_per_dp_rank", layout_of({2}, split)),
+                     whole ? means : means.narrow(0, rank / kTp, 1));
+      scalars({{"loss", (first + second) / 2}})(sink, rank);
+    });
+  };
+  const Reference r = reference(means_of(2, 6, true));
+  JudgeOptions options;
+  options.rtol = 1e-6;
+
+  const Verdict verdict = judge(r, run(kMesh, &r, means_of(2.5, 6.25, false)), options);
+
+  ASSERT_EQ(verdict.findings.size(), 2U);
+  for (const Finding& finding : verdict.findings)
+    EXPECT_THAT(finding.diagnosis, IsEmpty()) << finding.what;
+}
+
+/// Losses of two dp ranks, 2 samples of 3 tokens each, over logits of 5 columns that tp 3 pads to
+/// 6; `added` is what they are too large by.
+Body padded_losses(const std::function<double(const at::Tensor& lse)>& added, bool whole) {
+  return [=](Sink& sink, int rank) {
+    const int dp = whole ? 0 : rank / kTp, tp = whole ? 0 : rank % kTp;
+    const at::Tensor logits = values({4, 3, 5}, 3) * 2,
+                     lse = logits.slice(1, 0, -1).to(at::kDouble).logsumexp(2);
+    Layout layout = layout_of({4, 3, 5}), split = layout_of({4, 3});
+    at::Tensor own = logits;
+    if (!whole) {
+      layout.explicit_parts = true;
+      layout.boxes = {Box{{0, 0, 0}, {2 * dp, 0, 2 * tp}, {2, 3, tp == 2 ? 1 : 2}}};
+      own = at::constant_pad_nd(logits, {0, 1})
+                .narrow(0, 2 * dp, 2)
+                .narrow(2, 2 * tp, 2)
+                .contiguous();
+      split.placements = {shard(Axis::kDp, 0)};
+    }
+    const at::Tensor labels = at::ones({4, 3}, at::kLong);
+    sink.on_record(site(RecordKind::kDataId, "labels", split),
+                   whole ? labels : labels.narrow(0, 2 * dp, 2));
+    (void)sink.on_activation(site(RecordKind::kActivation, "head", layout), own);
+    scalars({{"loss", 3 + (whole ? 0 : added(lse))}})(sink, rank);
+  };
+}
+
+TEST(RunCauses, PaddingInASoftmaxIsTold) {
+  const auto wrong = [](const std::function<double(const at::Tensor&)>& added) {
+    return diagnosis_of(padded_losses(added, true), padded_losses(added, false));
+  };
+
+  EXPECT_THAT(
+      wrong([](const at::Tensor& lse) { return lse.neg().exp().log1p().mean().item<double>(); }),
+      HasSubstr("1 columns of padding with logits of 0 take part in the softmax (the padded width "
+                "of head is 6, the true one 5)"));
+  EXPECT_THAT(wrong([](const at::Tensor& lse) {
+                return 1.5 * lse.neg().exp().log1p().mean().item<double>();
+              }),
+              Not(HasSubstr("padding")));
+}
+
+TEST(RunCauses, AScalarsFactorIsToldIfItIsANumberOfTheRun) {
+  EXPECT_THAT(diagnosis_of(scalars({{"x", 5}}), scalars({{"x", 15}})), HasSubstr("scale 3 = tp"));
+  EXPECT_THAT(diagnosis_of(scalars({{"x", 5}}), scalars({{"x", 5.0 / 65536}})),
+              HasSubstr("scale 1.526e-05 = 2^-16"));
+  EXPECT_THAT(diagnosis_of(scalars({{"loss", 5}}), scalars({{"loss", 5 + std::log(3.0)}})),
+              HasSubstr("constant offset 1.099 = log(tp)"));
+  EXPECT_THAT(diagnosis_of(scalars({{"x", 5}}), scalars({{"x", 6.1}})), IsEmpty());
+}
+
+/// A split weight whose squares are 2, 3, 4 on the tp ranks, a replicated one with 9: the norm is
+/// sqrt(18).
+Body norms(std::function<double(int tp)> norm, bool whole) {
+  return [=](Sink& sink, int rank) {
+    const int tp = rank % kTp;
+    const at::Tensor split = at::tensor({2.0, 3.0, 4.0}, at::kDouble).sqrt(),
+                     replicated = at::tensor({3.0}, at::kDouble);
+    const std::vector<Placement> over_tp =
+        whole ? std::vector<Placement>{} : std::vector<Placement>{shard(Axis::kTp, 0)};
+    sink.on_record(site(RecordKind::kGrad, "a", layout_of({3}, over_tp)),
+                   whole ? split : split.narrow(0, tp, 1));
+    sink.on_record(site(RecordKind::kGrad, "b", layout_of({1})), replicated);
+    scalars({{"grad_norm", norm(tp)}})(sink, rank);
+  };
+}
+
+TEST(RunCauses, ANormThatCountsSquaresTooOftenOrNotAtAllIsTold) {
+  const Body right = norms([](int) { return std::sqrt(18.0); }, true);
+  const auto wrong = [&](std::function<double(int)> norm) {
+    return diagnosis_of(right, norms(std::move(norm), false));
+  };
+
+  EXPECT_THAT(wrong([](int) { return std::sqrt(9 + 3 * 9.0); }),
+              HasSubstr("too large; fits sqrt(split + 3 x replicated), 3 = tp"));
+  EXPECT_THAT(wrong([](int) { return std::sqrt(2 + 9.0); }),
+              HasSubstr("too small; equals the norm over tp rank 0 alone"));
+  EXPECT_THAT(wrong([](int) { return std::sqrt(9.0); }),
+              HasSubstr("too small; replicated weights are left out"));
+  EXPECT_THAT(wrong([](int tp) { return std::sqrt(tp == 0 ? 8.0 : 5.0); }),
+              HasSubstr("differs over tp; squares summed over tp give the reference"));
+  EXPECT_THAT(wrong([](int) { return 4.7; }), IsEmpty());
+}
+
+// The same where gradients are cut over dp as runs, besides: of a tensor of 6 split over tp, and of
+// one of 4 that tp ranks hold alike.
+TEST(RunCauses, SquaresAreToldApartWhereRanksHoldRuns) {
+  const at::Tensor split = values({6}, 1), alike = values({4}, 2);
+  const auto sum = [](const at::Tensor& t) {
+    return t.to(at::kDouble).square().sum().item<double>();
+  };
+  const auto body = [&](double norm, bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const int dp = rank / kTp, tp = rank % kTp;
+      const auto piece = [&](const char* name, const at::Tensor& t, std::int64_t begin,
+                             std::int64_t count) {
+        Layout layout = layout_of(t.sizes().vec());
+        layout.explicit_parts = !whole;
+        if (!whole) layout.flat = {FlatRange{0, begin, count}};
+        sink.on_record(site(RecordKind::kGrad, name, layout),
+                       whole ? t : t.narrow(0, begin, count));
+      };
+      piece("a", split, 2 * tp + dp, 1);
+      piece("b", alike, 3 * dp, dp == 0 ? 3 : 1);
+      scalars({{"grad_norm", norm}})(sink, rank);
+    });
+  };
+  const auto wrong = [&](double squares) {
+    return diagnosis_of(body(std::sqrt(sum(split) + sum(alike)), true),
+                        body(std::sqrt(squares), false));
+  };
+
+  EXPECT_THAT(wrong(sum(split) + 3 * sum(alike)),
+              HasSubstr("too large; fits sqrt(split + 3 x replicated), 3 = tp"));
+  EXPECT_THAT(wrong(sum(split.narrow(0, 2, 2)) + sum(alike)),
+              HasSubstr("equals the norm over tp rank 1 alone"));
+  EXPECT_THAT(wrong(sum(split) + 1.4 * sum(alike)), IsEmpty());
+}
+
+/// A parameter before and after a step of `factor` times the right one, on every rank or on tp rank
+/// 1 only.
+Body update(double factor, bool on_tp_rank_1_only = false) {
+  return [=](Sink& sink, int rank) {
+    const double own = on_tp_rank_1_only && rank % kTp != 1 ? 1 : factor;
+    scalars({{"grad_norm", 8}})(sink, rank);
+    sink.on_record(site(RecordKind::kParam, "w", layout_of({4, 6})), values({4, 6}, 1));
+    sink.on_record(site(RecordKind::kParam, "w", layout_of({4, 6})),
+                   values({4, 6}, 1) + own * 0.01 * values({4, 6}, 2));
+  };
+}
+
+TEST(RunCauses, AStepOfAnotherSizeIsToldWithItsFactor) {
+  JudgeOptions clipping;
+  clipping.max_grad_norm = 4.4;
+
+  EXPECT_THAT(diagnosis_of(update(1), update(8 / 4.4), clipping),
+              HasSubstr("update scale 1.818 = norm / max_norm: clipping not applied"));
+  EXPECT_THAT(diagnosis_of(update(1), update(8 / 4.4)), HasSubstr("update scale 1.818"))
+      << "clipping is not known of";
+  EXPECT_THAT(diagnosis_of(update(1), update(8 / 4.4)), Not(HasSubstr("clipping")));
+  EXPECT_THAT(diagnosis_of(update(1), update(8 / 4.4, true), clipping),
+              HasSubstr("copies differ over tp; update scale 1.818 = norm / max_norm: clipping not "
+                        "applied on rank 1, 4"));
+  EXPECT_THAT(diagnosis_of(update(1), update(3)), HasSubstr("update scale 3 = tp"));
+}
+
+TEST(RunCauses, AStepInAnotherDirectionHasNoFactor) {
+  const Body other = [](Sink& sink, int rank) {
+    scalars({{"grad_norm", 8}})(sink, rank);
+    sink.on_record(site(RecordKind::kParam, "w", layout_of({4, 6})), values({4, 6}, 1));
+    sink.on_record(site(RecordKind::kParam, "w", layout_of({4, 6})),
+                   values({4, 6}, 1) + 0.01 * values({4, 6}, 3));
+  };
+
+  EXPECT_THAT(diagnosis_of(update(1), other), Not(HasSubstr("update")));
+}
+
+/// Four micro-batches of a linear module "m" with input "x", 2 samples of 3 tokens on each dp rank.
+/// Weight `weights(m, dp rank of the samples, own dp rank)` enters the gradient that a rank
+/// records.
+Body micro_batches(std::function<double(int m, int dp, int own)> weights, bool whole,
+                   bool explained = true) {
+  return [=](Sink& sink, int rank) {
+    const int own = whole ? 0 : rank / kTp;
+    const std::vector<Placement> split =
+        whole ? std::vector<Placement>{} : std::vector<Placement>{shard(Axis::kDp, 0)};
+    at::Tensor gradient = at::zeros({7, 5});
+    for (int m = 0; m < 4; ++m) {
+      const at::Tensor x = values({4, 3, 5}, 10 + m), dy = values({4, 3, 7}, 20 + m);
+      for (int dp = 0; dp < 2; ++dp) {
+        const auto rows = [&](const at::Tensor& t) {
+          return t.narrow(0, 2 * dp, 2).reshape({6, -1});
+        };
+        gradient += weights(m, dp, own) * rows(dy).t().mm(rows(x));
+      }
+      const auto mine = [&](const at::Tensor& t) { return whole ? t : t.narrow(0, 2 * own, 2); };
+      sink.on_record(site(RecordKind::kActivation, "x", layout_of({4, 3, 5}, split)),
+                     mine(explained ? x : x.roll(1, 0)));
+      sink.on_record(site(RecordKind::kActivation, "m", layout_of({4, 3, 7}, split)),
+                     mine(values({4, 3, 7}, 30 + m)));
+      sink.on_record(site(RecordKind::kActivationGrad, "m", layout_of({4, 3, 7}, split)), mine(dy));
+    }
+    sink.on_record(site(RecordKind::kGrad, "m.weight", layout_of({7, 5})), gradient);
+  };
+}
+
+TEST(RunCauses, MissingUnevenAndUnreducedMicroBatchesAreTold) {
+  const auto one = [](int, int, int) { return 1.0; };
+  const auto wrong = [&](std::function<double(int, int, int)> weights, bool explained = true) {
+    return diagnosis_of(micro_batches(one, true, explained),
+                        micro_batches(std::move(weights), false, explained));
+  };
+
+  EXPECT_THAT(wrong([](int m, int, int) { return m == 3 ? 1.0 : 0.0; }),
+              HasSubstr("only micro-batch 3 of 0..3 is present"));
+  EXPECT_THAT(wrong([](int m, int, int) { return m == 1 ? 0.0 : 1.0; }),
+              HasSubstr("only micro-batches 0, 2, 3 of 0..3 are present"));
+  EXPECT_THAT(wrong([](int m, int dp, int own) { return m < 3       ? 1.0
+                                                        : dp == own ? 2.0
+                                                                    : 0.0; }),
+              HasSubstr("micro-batch 3 of 0..3 is rank-local over dp, 0, 1, 2 right"));
+  EXPECT_THAT(wrong([](int m, int, int) { return 1.0 / (1 << (3 - m)); }),
+              AllOf(HasSubstr("micro-batches enter with weights 0.031"),
+                    HasSubstr(", 0.125, 0.25 instead of 1/4 each")));
+  EXPECT_THAT(wrong([](int, int, int) { return 4.0; }), HasSubstr("scale 4 = micro-batches"));
+  EXPECT_THAT(wrong([](int, int dp, int own) { return dp == own ? 2.0 : 0.0; }),
+              HasSubstr("rank-local over dp (2 copies differ"));
+  EXPECT_THAT(wrong([](int m, int, int) { return m == 3 ? 1.0 : 0.0; }, false), IsEmpty())
+      << "no input explains the gradient";
+}
+
+Body gradient_of(const at::Tensor& value, const std::vector<Placement>& placements = {}) {
+  return [=](Sink& sink, int) {
+    sink.on_record(site(RecordKind::kGrad, "w", layout_of(value.sizes().vec(), placements)), value);
+  };
+}
+
+TEST(RunCauses, EachShardMayBeTheMeanOfAll) {
+  const at::Tensor whole = values({6, 4}, 1), mean = whole.reshape({3, 2, 4}).mean(0);
+  const auto shards = [&](const at::Tensor& held) {
+    return Body([=](Sink& sink, int) {
+      sink.on_record(site(RecordKind::kGrad, "w", layout_of({6, 4}, {shard(Axis::kTp, 0)})), held);
+    });
+  };
+
+  EXPECT_THAT(diagnosis_of(gradient_of(whole), shards(mean)),
+              HasSubstr("every shard is the mean of the 3 shards over tp"));
+  EXPECT_THAT(diagnosis_of(gradient_of(whole), shards(values({2, 4}, 9))), Not(HasSubstr("mean")));
+}
+
+TEST(RunCauses, ATiedWeightsNumberOfNamesMayBeTheFactor) {
+  const at::Tensor value = values({6, 4}, 1);
+  JudgeOptions tied;
+  tied.num_names["w"] = 5;
+
+  EXPECT_THAT(diagnosis_of(gradient_of(value), gradient_of(value * 5), tied),
+              HasSubstr("scale 5 = number of names"));
+  EXPECT_THAT(diagnosis_of(gradient_of(value), gradient_of(value * 5)), Not(HasSubstr("names")));
+  tied.num_names["w"] = 3;
+  EXPECT_THAT(diagnosis_of(gradient_of(value), gradient_of(value * 3), tied),
+              HasSubstr("scale 3 = tp or number of names"));
+}
+
+TEST(RunCauses, RowsOfTheBatchsIdsAloneAreTheInputSide) {
+  const auto run_with = [](const at::Tensor& value) {
+    return Body([=](Sink& sink, int rank) {
+      whole_data("input_ids", ids({1, 4, 4, 2}).reshape({2, 2}))(sink, rank);
+      gradient_of(value)(sink, rank);
+    });
+  };
+  const at::Tensor value = values({6, 4}, 1);
+  const auto rows = [&](std::vector<std::int64_t> present) {
+    return at::zeros_like(value).index_copy(
+        0, ids(present), values({static_cast<std::int64_t>(present.size()), 4}, 7));
+  };
+
+  EXPECT_THAT(diagnosis_of(run_with(value), run_with(rows({1, 2, 4}))),
+              HasSubstr("only the input side is present (rows of the ids in input_ids; 3"));
+  EXPECT_THAT(diagnosis_of(run_with(value), run_with(rows({1, 2, 3}))),
+              Not(HasSubstr("input side")))
+      << "3 is no id of the batch";
+  EXPECT_THAT(diagnosis_of(run_with(value), run_with(values({6, 4}, 3))),
+              Not(HasSubstr("input side")));
+}
+
+/// kv heads 0 and 1 held by four tp ranks, the output of each rank's query heads made from them.
+TEST(RunCauses, PartsHeldOutOfRankOrderAreNamed) {
+  const MeshShape four({{Axis::kTp, 4}});
+  const at::Tensor kv = values({2, 8}, 1), out = values({4, 8}, 2);
+  const Reference r = reference([&](Sink& sink, int) {
+    sink.on_record(site(RecordKind::kActivation, "l.attn.k", layout_of({2, 8})), kv);
+    sink.on_record(site(RecordKind::kActivation, "l.attn.core", layout_of({4, 8})), out);
+  });
+  const auto diagnosis = [&](std::array<int, 4> heads, const std::set<int>& wrong) {
+    const Trace trace = run(four, &r, [&](Sink& sink, int rank) {
+      const int head = heads.at(static_cast<std::size_t>(rank));
+      Layout layout = layout_of({2, 8});
+      layout.boxes = {Box{{0, 0}, {head, 0}, {1, 8}}};
+      layout.explicit_parts = true;
+      sink.on_record(site(RecordKind::kActivation, "l.attn.k", layout), kv.narrow(0, head, 1));
+      const at::Tensor own =
+          wrong.contains(rank) ? values({1, 8}, 50 + rank) : out.narrow(0, rank, 1);
+      sink.on_record(
+          site(RecordKind::kActivation, "l.attn.core", layout_of({4, 8}, {shard(Axis::kTp, 0)})),
+          own);
+    });
+    JudgeOptions options;
+    options.rtol = 1e-6;
+    return judge(r, trace, options).findings.at(0).diagnosis;
+  };
+
+  EXPECT_THAT(diagnosis({0, 1, 0, 1}, {1, 2}),
+              HasSubstr("tp ranks 1, 2 use parts 1, 0 of l.attn.k, expected 0, 1"));
+  EXPECT_THAT(diagnosis({0, 0, 1, 1}, {1, 2}), Not(HasSubstr("parts"))) << "held in order";
+  EXPECT_THAT(diagnosis({0, 1, 0, 1}, {1}), Not(HasSubstr("parts")))
+      << "rank 2 holds another part and is right";
+}
+
+// Heads that read one kv head give nearly the same: what rank 1 holds looks like a head of rank 2,
+// twice.
+TEST(RunCauses, PartsOutOfRankOrderComeBeforeValuesThatLookMoved) {
+  const at::Tensor kv = values({2, 8}, 1), out = values({8, 8}, 2);
+  const Reference r = reference([&](Sink& sink, int) {
+    sink.on_record(site(RecordKind::kActivation, "l.attn.k", layout_of({2, 8})), kv);
+    sink.on_record(site(RecordKind::kActivation, "l.attn.core", layout_of({8, 8})), out);
+  });
+  const Trace trace = run(MeshShape({{Axis::kTp, 4}}), &r, [&](Sink& sink, int rank) {
+    Layout layout = layout_of({2, 8});
+    layout.boxes = {Box{{0, 0}, {rank % 2, 0}, {1, 8}}};
+    layout.explicit_parts = true;
+    sink.on_record(site(RecordKind::kActivation, "l.attn.k", layout), kv.narrow(0, rank % 2, 1));
+    const bool is_wrong = rank == 1 || rank == 2;
+    const at::Tensor own =
+        is_wrong ? out.narrow(0, rank == 1 ? 4 : 3, 1).repeat({2, 1}) : out.narrow(0, 2 * rank, 2);
+    sink.on_record(
+        site(RecordKind::kActivation, "l.attn.core", layout_of({8, 8}, {shard(Axis::kTp, 0)})),
+        own);
+  });
+  JudgeOptions options;
+  options.rtol = 1e-6;
+
+  EXPECT_THAT(judge(r, trace, options).findings.at(0).diagnosis,
+              HasSubstr("tp ranks 1, 2 use parts 1, 0 of l.attn.k, expected 0, 1"));
+}
+
+TEST(RunCauses, WeightsThatAreNoSliceOfTheReferenceAreToldByCoordinate) {
+  const at::Tensor value = values({6, 4}, 1);
+  const auto weights = [&](const std::set<int>& drawn_apart, bool split) {
+    return Body([=](Sink& sink, int rank) {
+      const int tp = rank % kTp;
+      const at::Tensor own = split ? value.narrow(0, 2 * tp, 2) : value;
+      sink.on_record(site(RecordKind::kParam, "w",
+                          split ? layout_of({6, 4}, {shard(Axis::kTp, 0)}) : layout_of({6, 4})),
+                     drawn_apart.contains(tp) ? values(own.sizes().vec(), 70 + tp) : own);
+    });
+  };
+  const Body right = [&](Sink& sink, int) {
+    sink.on_record(site(RecordKind::kParam, "w", layout_of({6, 4})), value);
+  };
+
+  EXPECT_THAT(
+      diagnosis_of(right, weights({1, 2}, true)),
+      HasSubstr("shards of tp ranks 1, 2 are not slices of the reference; tp rank 0 right"));
+  EXPECT_THAT(diagnosis_of(right, weights({1, 2}, false)),
+              HasSubstr("values of tp ranks 1, 2 are not slices of the reference; tp rank 0"));
+  EXPECT_THAT(diagnosis_of(right, weights({0, 1, 2}, true)), Not(HasSubstr("slices")))
+      << "no rank is right: nothing sets them apart";
+}
+
+// Two weights of 6 rows that lie one after the other: tp rank r of 3 should have 2 rows of each,
+// and has those of 4 r.
+TEST(RunCauses, TwoWeightsThatAreCutAsOneAreTold) {
+  const at::Tensor gate = values({6, 4}, 1), up = values({6, 4}, 2);
+  const auto body = [&](const std::function<at::Tensor(int tp)>& own_gate, bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const int tp = rank % kTp;
+      const Layout layout = whole ? layout_of({6, 4}) : layout_of({6, 4}, {shard(Axis::kTp, 0)});
+      sink.on_record(site(RecordKind::kParam, "l.gate.weight", layout),
+                     whole ? gate : own_gate(tp));
+      sink.on_record(site(RecordKind::kParam, "l.up.weight", layout),
+                     whole ? up : up.narrow(0, 2 * tp, 2));
+    });
+  };
+  const auto wrong = [&](const std::function<at::Tensor(int tp)>& own_gate) {
+    return diagnosis_of(body({}, true), body(own_gate, false));
+  };
+
+  EXPECT_THAT(wrong([&](int tp) {
+                return at::cat({gate, up}).narrow(0, 4 * tp, 2);
+              }),
+              HasSubstr("shard of tp rank 1 holds rows 4 to 5 of l.gate.weight: cut as one block "
+                        "with l.up.weight, where each must be cut"));
+  EXPECT_THAT(wrong([&](int tp) { return tp == 0 ? gate.narrow(0, 0, 2) : up.narrow(0, 0, 2); }),
+              Not(HasSubstr("block")));
+}
+
+TEST(RunCauses, AnOffsetByAParameterNamesIt) {
+  const at::Tensor x = values({4, 6, 5}, 1), bias = values({5}, 2);
+  const auto body = [&](const at::Tensor& row) {
+    return Body([=](Sink& sink, int) {
+      sink.on_record(site(RecordKind::kParam, "m.bias", layout_of({5})), bias);
+      sink.on_record(site(RecordKind::kActivation, "m", layout_of({4, 6, 5})), x + row);
+    });
+  };
+
+  EXPECT_THAT(
+      diagnosis_of(body(at::zeros({5})), body(2 * bias)),
+      HasSubstr("off by 2 x bias = (tp - 1) x bias, the same for every token (bias is m.bias)"));
+  EXPECT_THAT(diagnosis_of(body(at::zeros({5})), body(-bias)), HasSubstr("bias is not added"));
+  EXPECT_THAT(diagnosis_of(body(at::zeros({5})), body(values({5}, 9))),
+              HasSubstr("off by the same row everywhere"));
+}
+
+TEST(RunCauses, CopiesOfSomeRanksOfAGroupMayBePartial) {
+  const MeshShape four({{Axis::kTp, 4}});
+  const at::Tensor value = values({4, 6}, 1), part = values({2, 6}, 2);
+  const Reference r = reference(gradient_of(value));
+  const auto diagnosis = [&](double share) {
+    const Trace trace = run(four, &r, [&](Sink& sink, int rank) {
+      const int head = rank / 2;
+      Layout layout = layout_of({4, 6});
+      layout.boxes = {Box{{0, 0}, {2 * head, 0}, {2, 6}}};
+      layout.explicit_parts = true;
+      const at::Tensor own = value.narrow(0, 2 * head, 2);
+      sink.on_record(site(RecordKind::kGrad, "w", layout),
+                     rank % 2 == 0 ? part : share * own - part);
+    });
+    JudgeOptions options;
+    options.rtol = 1e-6;
+    return judge(r, trace, options).findings.at(0).diagnosis;
+  };
+
+  EXPECT_THAT(
+      diagnosis(1),
+      HasSubstr(
+          "rank-local partial over the tp ranks that share a part (2 copies differ, their sum"));
+  EXPECT_THAT(diagnosis(1.5), Not(HasSubstr("partial"))) << "the sum is not the reference";
+}
+
+/// A run that is saved behind step 1 and loaded: the state is recorded once more, and step 2 draws
+/// masks. `mask` is [12], or a rank's [2].
+Body reloaded(const std::array<double, 2>& moments, double weight,
+              const std::function<at::Tensor(int rank)>& mask) {
+  return [=](Sink& sink, int rank) {
+    const std::array<std::string, 2> names = {"model.layers.0.mlp.gate_proj.weight",
+                                              "model.layers.0.mlp.up_proj.weight"};
+    const auto state = [&](const std::array<double, 2>& values, double parameter) {
+      for (std::size_t i = 0; i < names.size(); ++i) {
+        sink.on_record(site(RecordKind::kOptimizer, names[i] + ".exp_avg", layout_of({4})),
+                       at::full({4}, values[i], at::kDouble));
+        sink.on_record(site(RecordKind::kParam, names[i], layout_of({4})),
+                       at::full({4}, parameter, at::kDouble));
+      }
+    };
+    const auto drop = [&](const at::Tensor& part) {
+      const bool is_whole = part.numel() == 12;
+      const std::vector<Placement> cut = {shard(Axis::kDp, 0), shard(Axis::kTp, 0)};
+      sink.on_record(site(RecordKind::kMask, "drop",
+                          layout_of({12}, is_whole ? std::vector<Placement>() : cut)),
+                     part);
+    };
+    sink.begin_step(1);
+    state({1, 2}, 3);
+    state(moments, weight);
+    sink.begin_step(2);
+    drop(mask(rank));
+  };
+}
+
+at::Tensor whole_mask(int) {
+  return ids({1, 0, 1, 1, 0, 0, 0, 1, 1, 1, 0, 1}).to(at::kBool);
+}
+at::Tensor own_mask(int rank) {
+  return whole_mask(rank).narrow(0, 2 * rank, 2);
+}
+
+TEST(RunCauses, OptimizerStateOfAnotherOwnerAfterALoadIsTold) {
+  const auto told = [](const std::array<double, 2>& moments, double weight) {
+    return diagnosis_of(reloaded({1, 2}, 3, whole_mask), reloaded(moments, weight, own_mask));
+  };
+  const std::string swapped =
+      "optimizer state after load: moments of mlp.gate_proj and mlp.up_proj are swapped";
+
+  EXPECT_THAT(told({2, 1}, 3), HasSubstr(swapped + "; parameters right"));
+  EXPECT_THAT(told({2, 1}, 4), AllOf(HasSubstr(swapped), Not(HasSubstr("parameters right"))));
+  EXPECT_THAT(
+      told({2, 2}, 3),
+      HasSubstr(
+          "moments of mlp.gate_proj are those that were saved of mlp.up_proj; parameters right"));
+  EXPECT_THAT(told({5, 2}, 3), Not(HasSubstr("after load"))) << "it was nobody's";
+}
+
+TEST(RunCauses, MasksOfAnotherRanksStreamAfterAResumeAreTold) {
+  const auto told = [](const std::function<at::Tensor(int)>& mask) {
+    return diagnosis_of(reloaded({1, 2}, 3, whole_mask), reloaded({1, 2}, 3, mask));
+  };
+
+  EXPECT_THAT(told([](int) { return own_mask(0); }),
+              HasSubstr("after resume: masks of ranks 1..5 equal the mask of rank 0"));
+  EXPECT_THAT(told([](int rank) { return own_mask(rank == 4 ? 2 : rank); }),
+              HasSubstr("after resume: mask of rank 4 equals the mask of rank 2"));
+  EXPECT_THAT(told([](int rank) {
+                return own_mask(rank == 3 ? 0 : rank == 4 ? 2 : rank);
+              }),
+              Not(HasSubstr("after resume")))
+      << "two ranks with masks of two others";
+}
+
+}  // namespace
+}  // namespace isoshard

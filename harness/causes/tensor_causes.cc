@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Causes of wrong tensors that show beside other tensors of the run.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "harness/causes/run_causes.h"
+
+namespace isoshard::detail {
+namespace {
+
+at::Tensor cut(at::Tensor whole, const Shape& offset, const Shape& size) {
+  for (std::size_t d = 0; d < size.size(); ++d)
+    whole = whole.narrow(static_cast<std::int64_t>(d), offset[d], size[d]);
+  return whole;
+}
+
+/// The record of a parameter before the one that is looked at: after the step before, or as read.
+RecordKey record_before(RecordKey key) {
+  if (key.call > 0) {
+    --key.call;
+  } else {
+    --key.step;
+    key.call = key.step == 0 ? 1 : 0;
+  }
+  return key;
+}
+
+/// How many times the right step a rank made; nothing if its step is no multiple of it.
+std::optional<double> update_factor(const Evidence& e, const View& view) {
+  const RecordKey before = record_before(e.wanted.key);
+  if (e.reference.find(before) == nullptr) return std::nullopt;
+  const at::Tensor expected_before =
+      cut(e.reference.tensor(before).to(at::kDouble), view.box.global_offset, view.box.size);
+  at::Tensor actual_before = expected_before;
+  const Held* held = e.held_by(view.rank);
+  const Record* own = held == nullptr ? nullptr : held->rank->find(before);
+  if (const auto found = own == nullptr ? std::nullopt : e.own_box(*held->rank, *own)) {
+    if (found->first.global_offset == view.box.global_offset && found->first.size == view.box.size)
+      actual_before = found->second;
+  }
+  const at::Tensor right = view.expected - expected_before, made = view.actual - actual_before;
+  const double norm = norm_of(right);
+  if (norm == 0) return std::nullopt;
+  const double factor = (right * made).sum().item<double>() / (norm * norm);
+  if (!(norm_of(made - factor * right) <= 0.02 * norm_of(made))) return std::nullopt;
+  return factor;
+}
+
+std::string parent_of(std::string_view name) {
+  return std::string(
+      name.substr(0, name.rfind('.') == std::string_view::npos ? 0 : name.rfind('.')));
+}
+
+/// For each coordinate of an axis, which part of a tensor it holds, counted in the order of places.
+/// Empty if they hold no parts.
+std::vector<int> parts_held(const Evidence& e, const RecordKey& key,
+                            const std::vector<int>& group) {
+  std::vector<Shape> places;
+  for (const int rank : group) {
+    const auto trace = std::find_if(e.actual.ranks.begin(), e.actual.ranks.end(),
+                                    [&](const RankTrace& t) { return t.rank == rank; });
+    const Record* record = trace == e.actual.ranks.end() ? nullptr : trace->find(key);
+    if (record == nullptr || record->parts.size() != 1) return {};
+    places.push_back(record->parts[0].box.global_offset);
+  }
+  const std::set<Shape> distinct(places.begin(), places.end());
+  if (distinct.size() < 2 || group.size() % distinct.size() != 0) return {};
+  std::vector<int> parts;
+  for (const Shape& place : places)
+    parts.push_back(static_cast<int>(std::distance(distinct.begin(), distinct.find(place))));
+  return parts;
+}
+
+/// A tensor of the same module, made earlier, whose parts are held out of rank order by just the
+/// ranks that are wrong.
+std::string parts_out_of_order(const Evidence& e) {
+  const auto axis = e.axis_of(e.bad_ranks());
+  if (!axis.has_value()) return "";
+  std::set<int> bad;
+  for (const int rank : e.bad_ranks()) bad.insert(e.actual.mesh.coordinate(rank, *axis));
+  const std::vector<int> group = e.actual.mesh.group_of(e.bad_ranks().front(), *axis);
+  for (const Record& earlier : e.reference.trace().ranks.at(0).records) {
+    if (earlier.order >= e.wanted.order) break;
+    const bool sibling = earlier.key.kind == e.wanted.key.kind &&
+                         earlier.key.step == e.wanted.key.step &&
+                         earlier.key.call == e.wanted.key.call &&
+                         parent_of(earlier.key.name) == parent_of(e.wanted.key.name);
+    const std::vector<int> parts = sibling ? parts_held(e, earlier.key, group) : std::vector<int>{};
+    if (parts.empty()) continue;
+    const int count = *std::max_element(parts.begin(), parts.end()) + 1;
+    std::set<int> odd;
+    std::vector<int> used, expected;
+    for (int c = 0; c < static_cast<int>(parts.size()); ++c) {
+      const int in_order = c * count / static_cast<int>(parts.size());
+      if (parts[static_cast<std::size_t>(c)] == in_order) continue;
+      odd.insert(c);
+      used.push_back(parts[static_cast<std::size_t>(c)]);
+      expected.push_back(in_order);
+    }
+    if (odd != bad) continue;
+    return fmt::format("{} use parts {} of {}, expected {}",
+                       e.coordinates_in_words(e.bad_ranks(), *axis), fmt::join(used, ", "),
+                       earlier.key.name, fmt::join(expected, ", "));
+  }
+  return "";
+}
+
+/// What a rank should hold of the reference: its boxes, laid side by side as in the rank's own
+/// tensor.
+at::Tensor part_of(const at::Tensor& whole, const Record& record) {
+  at::Tensor part = at::zeros(record.local_shape, whole.options());
+  for (const PartStats& p : record.parts)
+    cut(part, p.box.local_offset, p.box.size).copy_(cut(whole, p.box.global_offset, p.box.size));
+  return part;
+}
+
+bool parts_lie_in(const Record& record, const Shape& global_shape) {
+  return std::all_of(record.parts.begin(), record.parts.end(),
+                     [&](const PartStats& p) { return lies_in(p.box, global_shape); });
+}
+
+bool holds_boxes(const Held& h, const Shape& global_shape) {
+  const Record& record = *h.record;
+  return record.kept && h.rank->arena != nullptr && !is_flat(record.layout) &&
+         !is_partial(record.layout) && parts_lie_in(record, global_shape);
+}
+
+/// Every wrong rank holds what another coordinate of an axis should hold.
+std::string part_of_another(const Evidence& e) {
+  const auto axis = e.axis_of(e.bad_ranks());
+  if (!axis.has_value() || !e.whole.defined()) return "";
+  std::optional<int> source;
+  bool is_fused = false;
+  for (const int rank : e.bad_ranks()) {
+    const Held* bad = e.held_by(rank);
+    if (bad == nullptr || !holds_boxes(*bad, e.wanted.layout.global_shape)) return "";
+    is_fused = is_fused || bad->record->parts.size() > 1;
+    const at::Tensor local = bad->rank->tensor(*bad->record).to(at::kDouble);
+    const auto right = std::find_if(e.held.begin(), e.held.end(), [&](const Held& other) {
+      return other.rank->rank != rank && other.record->local_shape == bad->record->local_shape &&
+             parts_lie_in(*other.record, e.wanted.layout.global_shape) &&
+             at::equal(part_of(e.whole, *other.record), local);
+    });
+    if (right == e.held.end()) return "";
+    const int coordinate = e.actual.mesh.coordinate(right->rank->rank, *axis);
+    if (source.has_value() && *source != coordinate) return "";
+    source = coordinate;
+  }
+  return fmt::format("{}shards of {} equal the shard of rank {}", is_fused ? "fused " : "",
+                     e.coordinates_in_words(e.bad_ranks(), *axis), *source);
+}
+
+/// Several sections that should each be cut, cut once: a rank holds its share of the whole as it
+/// lies there.
+std::string cut_as_one_block(const Evidence& e) {
+  const Held* bad = e.held_by(e.bad_ranks().front());
+  if (bad == nullptr || !e.whole.defined() || bad->record->parts.size() < 2 ||
+      !holds_boxes(*bad, e.wanted.layout.global_shape))
+    return "";
+  const Shape &local = bad->record->local_shape, &global = e.wanted.layout.global_shape;
+  const at::Tensor actual = bad->rank->tensor(*bad->record).to(at::kDouble);
+  for (const AxisDegree& axis : e.actual.mesh.axes()) {
+    const std::int64_t coordinate = e.actual.mesh.coordinate(bad->rank->rank, axis.axis);
+    for (std::size_t d = 0; axis.degree > 1 && d < global.size() && d < local.size(); ++d) {
+      const std::int64_t begin = coordinate * local[d];
+      if (local[d] * axis.degree != global[d]) continue;
+      if (!at::equal(e.whole.narrow(static_cast<std::int64_t>(d), begin, local[d]), actual))
+        continue;
+      return fmt::format(
+          "shard of {} rank {} holds {} {} to {} of the whole: cut as one block, where {} sections "
+          "must each be cut",
+          name_of(axis.axis), coordinate, d == 0 ? "rows" : "columns", begin, begin + local[d] - 1,
+          bad->record->parts.size());
+    }
+  }
+  return "";
+}
+
+/// The same of two parameters that are kept as one, one after the other: every wrong rank holds
+/// what lies at its share of the two.
+std::string cut_as_one_with(const Evidence& e, const Record& other, Axis axis,
+                            bool other_is_first) {
+  const std::int64_t degree = e.actual.mesh.degree(axis),
+                     own_rows = e.wanted.layout.global_shape[0];
+  const std::int64_t other_rows = other.layout.global_shape[0], all = own_rows + other_rows,
+                     rows = own_rows / degree;
+  const at::Tensor partner = e.reference.tensor(other.key).to(at::kDouble);
+  const at::Tensor both =
+      other_is_first ? at::cat({partner, e.whole}) : at::cat({e.whole, partner});
+  const auto begin_of = [&](int rank) {
+    return e.actual.mesh.coordinate(rank, axis) * (all / degree) +
+           (other_is_first ? other_rows / degree : 0);
+  };
+  for (const int rank : e.bad_ranks()) {
+    const Held* bad = e.held_by(rank);
+    if (bad == nullptr || !holds_boxes(*bad, e.wanted.layout.global_shape) ||
+        bad->record->local_shape[0] != rows)
+      return "";
+    const at::Tensor local = bad->rank->tensor(*bad->record).to(at::kDouble);
+    if (begin_of(rank) + rows > all || !at::equal(both.narrow(0, begin_of(rank), rows), local))
+      return "";
+  }
+  const int rank = e.bad_ranks().front();
+  const bool in_first = begin_of(rank) < (other_is_first ? other_rows : own_rows);
+  const std::int64_t begin = begin_of(rank) - (in_first         ? 0
+                                               : other_is_first ? other_rows
+                                                                : own_rows);
+  const std::string& holder = in_first == other_is_first ? other.key.name : e.wanted.key.name;
+  return fmt::format(
+      "shard of {} rank {} holds rows {} to {} of {}: cut as one block with {}, where each must be "
+      "cut",
+      name_of(axis), e.actual.mesh.coordinate(rank, axis), begin, begin + rows - 1, holder,
+      other.key.name);
+}
+
+std::string cut_as_one_with_another(const Evidence& e) {
+  if (!e.whole.defined() || e.whole.dim() == 0) return "";
+  const std::string &name = e.wanted.key.name, block = parent_of(parent_of(name)),
+                    kind = name.substr(parent_of(name).size());
+  for (const Record& other : e.reference.trace().ranks.at(0).records) {
+    if (other.key.kind != RecordKind::kParam || stage_of(other.key) != Stage::kParametersRead ||
+        other.key.name == name)
+      continue;
+    const Shape &shape = other.layout.global_shape, &own = e.wanted.layout.global_shape;
+    const bool is_sibling =
+        parent_of(parent_of(other.key.name)) == block && other.key.name.ends_with(kind);
+    if (!is_sibling || shape.size() != own.size() ||
+        !std::equal(shape.begin() + 1, shape.end(), own.begin() + 1))
+      continue;
+    for (const AxisDegree& axis : e.actual.mesh.axes()) {
+      if (axis.degree == 1 || own[0] % axis.degree != 0 || shape[0] % axis.degree != 0) continue;
+      for (const bool other_is_first : {false, true}) {
+        if (std::string words = cut_as_one_with(e, other, axis.axis, other_is_first);
+            !words.empty())
+          return words;
+      }
+    }
+  }
+  return "";
+}
+
+std::string not_slices(const Evidence& e) {
+  const auto axis = e.axis_of(e.bad_ranks());
+  if (!axis.has_value()) return "";
+  std::vector<int> right;
+  for (const Held& h : e.held) {
+    if (std::find(e.bad_ranks().begin(), e.bad_ranks().end(), h.rank->rank) == e.bad_ranks().end())
+      right.push_back(h.rank->rank);
+  }
+  return fmt::format("{} of {} are not slices of the reference; {} right",
+                     e.result.comparison.sharded ? "shards" : "values",
+                     e.coordinates_in_words(e.bad_ranks(), *axis),
+                     e.coordinates_in_words(right, *axis));
+}
+
+/// The name of the step's first integer record whose distinct values in the view's rows hold all of
+/// `rows`; empty if none does.
+std::string ids_that_hold(const Evidence& e, const View& view, const std::set<std::int64_t>& rows) {
+  const std::int64_t begin = view.box.global_offset[0], end = begin + view.box.size[0];
+  std::map<std::string, std::set<std::int64_t>> ids;
+  std::vector<std::string> names;
+  for (const Record& record : e.reference.trace().ranks.at(0).records) {
+    if (record.key.kind != RecordKind::kDataId || record.key.step != e.wanted.key.step) continue;
+    if (!ids.contains(record.key.name)) names.push_back(record.key.name);
+    const at::Tensor all = e.reference.tensor(record.key).to(at::kLong).reshape({-1});
+    const at::Tensor flat = all.masked_select(all.ge(begin).logical_and(all.lt(end))).contiguous();
+    ids[record.key.name].insert(flat.const_data_ptr<std::int64_t>(),
+                                flat.const_data_ptr<std::int64_t>() + flat.numel());
+  }
+  for (const std::string& name : names) {
+    const auto& set = ids.at(name);
+    // Not every id need have a gradient: the last token of a sequence predicts nothing.
+    if (std::includes(set.begin(), set.end(), rows.begin(), rows.end()) &&
+        2 * rows.size() >= set.size())
+      return name;
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string cause_in_update(const Evidence& e) {
+  if (stage_of(e.wanted.key) != Stage::kParameterAfterStep) return "";
+  std::optional<double> common;
+  for (const int rank : e.bad_ranks()) {
+    const View* view = e.view_of(rank);
+    const auto factor = view == nullptr ? std::nullopt : update_factor(e, *view);
+    if (!factor.has_value() || is_near(*factor, 1, 0.01)) return "";
+    if (common.has_value() && !is_near(*factor, *common, 0.01)) return "";
+    common = factor;
+  }
+  if (!common.has_value()) return "";
+  const std::string scale = "update " + e.scale_words(*common);
+  if (e.result.differing_axes.empty()) return scale;
+  return fmt::format("copies differ over {}; {} on rank {}", join_axes(e.result.differing_axes),
+                     scale, fmt::join(e.bad_ranks(), ", "));
+}
+
+std::string cause_in_rows(const Evidence& e) {
+  const View* bad = e.wanted.key.kind == RecordKind::kGrad ? e.first_bad_view() : nullptr;
+  if (bad == nullptr || bad->actual.dim() != 2) return "";
+  const at::Tensor present = bad->actual.ne(0).any(1), wanted = bad->expected.ne(0).any(1);
+  const at::Tensor lost = wanted.logical_and(present.logical_not());
+  if (!lost.any().item<bool>() || !present.any().item<bool>()) return "";
+  std::set<std::int64_t> rows;
+  const at::Tensor places = present.nonzero().reshape({-1}).contiguous();
+  for (std::int64_t i = 0; i < places.numel(); ++i)
+    rows.insert(places.const_data_ptr<std::int64_t>()[i] + bad->box.global_offset[0]);
+  const auto missing = lost.sum().item<std::int64_t>();
+  if (const std::string name = ids_that_hold(e, *bad, rows); !name.empty()) {
+    return fmt::format(
+        "only the input side is present (rows of the ids in {}; {} other rows are 0)", name,
+        missing);
+  }
+  return "";
+}
+
+std::string cause_in_dtype(const Evidence& e) {
+  const Held* held =
+      e.wanted.key.kind == RecordKind::kOptimizer ? e.held_by(e.bad_ranks().front()) : nullptr;
+  if (held == nullptr || size_of(held->record->dtype) >= size_of(e.wanted.dtype)) return "";
+  const std::string_view actual = name_of(held->record->dtype), declared = name_of(e.wanted.dtype);
+  if (stepped_parameter(e.wanted.key).empty())
+    return fmt::format("{} is kept in {}, declared {}", e.wanted.key.name, actual, declared);
+  return fmt::format("master weights are {}, declared {}; update lost below half a {} step", actual,
+                     declared, actual);
+}
+
+std::string cause_in_buffer(const Evidence& e) {
+  const View* bad = e.wanted.key.kind == RecordKind::kGrad && e.wanted.key.step > 0
+                        ? e.first_bad_view()
+                        : nullptr;
+  if (bad == nullptr) return "";
+  // As the step before left it, which is what this step's forward read.
+  const RecordKey read =
+      record_before({e.wanted.key.step, RecordKind::kParam, e.wanted.key.name, 0});
+  const Record* parameter = e.reference.find(read);
+  if (parameter == nullptr || parameter->layout.global_shape != e.wanted.layout.global_shape)
+    return "";
+  const at::Tensor values =
+      cut(e.reference.tensor(read).to(at::kDouble), bad->box.global_offset, bad->box.size);
+  const at::Tensor extra = bad->actual - bad->expected;
+  const double squares = (values * values).sum().item<double>();
+  if (squares == 0) return "";
+  const double factor = (extra * values).sum().item<double>() / squares;
+  if (!(norm_of(extra - factor * values) <= 0.1 * norm_of(extra))) return "";
+  return is_near(factor, 1, 0.02) ? "reference + parameter values"
+                                  : fmt::format("reference + {:.3g} x parameter values", factor);
+}
+
+std::string cause_in_shards(const Evidence& e) {
+  if (stage_of(e.wanted.key) != Stage::kParametersRead) return "";
+  for (const auto pattern : {part_of_another, cut_as_one_block, cut_as_one_with_another}) {
+    if (std::string words = pattern(e); !words.empty()) return words;
+  }
+  return "";
+}
+
+std::string cause_in_places(const Evidence& e) {
+  return stage_of(e.wanted.key) == Stage::kParametersRead ? not_slices(e) : "";
+}
+
+std::string cause_in_order_of_parts(const Evidence& e) {
+  return stage_of(e.wanted.key) == Stage::kParametersRead ? "" : parts_out_of_order(e);
+}
+
+std::string multiple_of_parameter(const Evidence& e, const at::Tensor& row) {
+  const double size = norm_of(row);
+  for (const Record& record : e.reference.trace().ranks.at(0).records) {
+    const bool fits = record.key.kind == RecordKind::kParam &&
+                      record.key.step == e.wanted.key.step &&
+                      record.layout.global_shape == Shape{row.numel()} &&
+                      stage_of(record.key) == Stage::kParametersRead;
+    if (!fits) continue;
+    const at::Tensor parameter = e.reference.tensor(record.key).to(at::kDouble);
+    const double norm = norm_of(parameter);
+    if (norm == 0) continue;
+    const double factor = (row * parameter).sum().item<double>() / (norm * norm);
+    if (!(norm_of(row - factor * parameter) <= 0.02 * size)) continue;
+    const std::string word = record.key.name.substr(record.key.name.rfind('.') + 1);
+    std::string formula;
+    for (const AxisDegree& axis : e.actual.mesh.axes()) {
+      if (axis.degree > 1 && is_near(factor, axis.degree - 1, 0.02))
+        formula = fmt::format(" = ({} - 1) x {}", name_of(axis.axis), word);
+    }
+    if (is_near(factor, -1, 0.02)) formula = fmt::format(": {} is not added", word);
+    return fmt::format("off by {:.3g} x {}{}, the same for every token ({} is {})", factor, word,
+                       formula, word, record.key.name);
+  }
+  return "";
+}
+
+}  // namespace isoshard::detail

@@ -1,0 +1,436 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The verdict on a run: is every rank there, is every tensor there, and what does each say.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <set>
+#include <tuple>
+
+#include "core/base/error.h"
+#include "harness/causes/diagnosis.h"
+#include "harness/judge/judge.h"
+#include "harness/verdict/tensor_judge.h"
+#include "harness/verdict/verdict.h"
+
+namespace isoshard {
+namespace {
+
+using detail::Held;
+using detail::TensorResult;
+
+/// Diagnosing reads whole tensors. All findings of the first one's step and stage are diagnosed, as
+/// the first diagnosis says how many share its cause, and of the later ones the first so many.
+constexpr std::size_t kMaxDiagnosedLater = 400;
+
+std::string missing_ranks(const Trace& actual) {
+  std::vector<int> missing;
+  for (int rank = 0; rank < actual.mesh.world_size(); ++rank) {
+    const auto count = std::count_if(actual.ranks.begin(), actual.ranks.end(),
+                                     [&](const RankTrace& t) { return t.rank == rank; });
+    if (count != 1) missing.push_back(rank);
+  }
+  if (missing.empty() && actual.ranks.size() == static_cast<std::size_t>(actual.mesh.world_size()))
+    return "";
+  return fmt::format("{} of {} ranks are there; missing or doubled: {}", actual.ranks.size(),
+                     actual.mesh.world_size(), fmt::join(missing, ", "));
+}
+
+/// Ranks that hold nothing of a tensor by its layout need not record it.
+bool excused(const Layout& layout, const MeshShape& mesh, int rank) {
+  return std::any_of(layout.placements.begin(), layout.placements.end(),
+                     [&](const Placement& placement) {
+                       return placement.kind == Placement::Kind::kOnlyAt &&
+                              mesh.coordinate(rank, placement.axis) != placement.coordinate;
+                     });
+}
+
+class Judge {
+ public:
+  Judge(const Reference& reference, const Trace& actual, const JudgeOptions& options)
+      : reference_(reference), actual_(actual), options_(options) {
+    verdict_.subject = actual.subject;
+    verdict_.case_slug = actual.case_slug;
+    verdict_.mesh = actual.mesh;
+  }
+
+  Verdict run() {
+    if (std::string problem = missing_ranks(actual_); !problem.empty()) {
+      verdict_.status = Status::kIncomplete;
+      verdict_.reason = std::move(problem);
+      return std::move(verdict_);
+    }
+    if (reference_.trace().ranks.empty()) {
+      verdict_.reason = "the reference is empty";
+      return std::move(verdict_);
+    }
+    index_records();
+    for (const Record& wanted : reference_.trace().ranks[0].records) judge_one(wanted);
+    for (const auto& [key, held] : held_) {
+      if (first_draw_of(key).has_value()) judge_recomputed(key);
+      if (reference_.find(key) == nullptr && !is_summand(key))
+        add_coverage_finding(key, held.front().record->order, "is not in the reference",
+                             {held.front().rank->rank}, verdict_.extra);
+    }
+    verdict_.weak = std::count_if(verdict_.tensors.begin(), verdict_.tensors.end(),
+                                  [](const auto& t) { return !t.weakness.empty(); });
+    verdict_.published = published_bounds(verdict_.tensors, options_.coarsest);
+    check_published();
+    sort_findings();
+    diagnose_findings();
+    for (Ordered& ordered : findings_) verdict_.findings.push_back(std::move(ordered.finding));
+    summarise_first();
+    conclude();
+    return std::move(verdict_);
+  }
+
+ private:
+  void index_records() {
+    for (const RankTrace& rank : actual_.ranks) {
+      for (const Record& record : rank.records) held_[record.key].push_back({&rank, &record});
+    }
+  }
+
+  /// "X.partial" is what a rank adds to X: the sum is judged, and a run that splits nothing has no
+  /// summands.
+  bool is_summand(RecordKey key) const {
+    constexpr std::string_view kSuffix = ".partial";
+    if (!key.name.ends_with(kSuffix)) return false;
+    key.name.resize(key.name.size() - kSuffix.size());
+    return reference_.find(key) != nullptr;
+  }
+
+  void add_coverage_finding(const RecordKey& key, std::int64_t order, std::string problem,
+                            std::vector<int> ranks, std::vector<std::string>& list) {
+    list.push_back(describe(key));
+    Finding finding;
+    finding.key = key;
+    finding.stage = stage_of(key);
+    finding.what = fmt::format("{}: {}", describe(key), problem);
+    finding.ranks = std::move(ranks);
+    finding.confirmed = true;
+    findings_.push_back({order, std::move(finding)});
+  }
+
+  /// A mask that backward drew again must be the one that forward had.
+  void judge_recomputed(const RecordKey& key) {
+    const Record* first = reference_.find(key);
+    if (first == nullptr) return;
+    Record wanted = *first;
+    wanted.key = key;
+    judge_one(wanted);
+  }
+
+  void judge_one(const Record& wanted) {
+    const auto found = held_.find(wanted.key);
+    if (found == held_.end()) {
+      add_coverage_finding(wanted.key, wanted.order, "was recorded by no rank", {},
+                           verdict_.missing);
+      return;
+    }
+    const std::vector<Held>& held = found->second;
+    std::vector<int> absent;
+    for (int rank = 0; rank < actual_.mesh.world_size(); ++rank) {
+      const bool there = std::any_of(held.begin(), held.end(),
+                                     [&](const Held& h) { return h.rank->rank == rank; });
+      if (!there && !excused(held.front().record->layout, actual_.mesh, rank))
+        absent.push_back(rank);
+    }
+    if (!absent.empty()) {
+      add_coverage_finding(wanted.key, wanted.order,
+                           fmt::format("was not recorded by rank {}", fmt::join(absent, ", ")),
+                           absent, verdict_.missing);
+    }
+    TensorResult result = detail::judge_tensor(reference_, wanted, actual_, held, options_);
+    const Stats& stats = result.comparison.stats;
+    if (is_of_skipped_step(wanted.key) && has_nonfinite(stats)) {
+      result.not_judged.clear();
+      // Where the reference overflows another run may not, and the other way round; nothing is done
+      // with either.
+      if (options_.level != Level::kExact) {
+        ++verdict_.skipped;
+        return;
+      }
+    }
+    // A mask may hide by infinities, and is compared bit by bit.
+    if (result.not_judged.empty() && wanted.key.kind != RecordKind::kMask &&
+        !is_of_skipped_step(wanted.key) && stats.nan_reference + stats.inf_reference > 0) {
+      result.not_judged = fmt::format(
+          "the reference has {} NaN and {} infinities of {} numbers in {}: nothing can be said of "
+          "a run from there on",
+          stats.nan_reference, stats.inf_reference, stats.numel, describe(wanted.key));
+    }
+    if (!result.not_judged.empty() && not_judged_.empty()) not_judged_ = result.not_judged;
+    if (!result.findings.empty()) {
+      const auto shared = std::make_shared<const TensorResult>(result);
+      for (Finding& finding : result.findings)
+        findings_.push_back({wanted.order, std::move(finding), shared});
+    }
+    if (wanted.key.kind == RecordKind::kScalar) add_values(result.comparison, wanted);
+    if (stats.numel > 0 && result.not_judged.empty()) ++verdict_.compared;
+    verdict_.tensors.push_back(std::move(result.comparison));
+  }
+
+  /// Gradients, and their norm, of a step that the reference skipped because they were not finite.
+  bool is_of_skipped_step(const RecordKey& key) const {
+    const bool is_gradient =
+        key.kind == RecordKind::kActivationGrad || key.kind == RecordKind::kGrad;
+    if (!is_gradient && (key.kind != RecordKind::kScalar || key.name != "grad_norm")) return false;
+    const RecordKey flag{key.step, RecordKind::kScalar, "found_inf", 0};
+    return reference_.find(flag) != nullptr && reference_.tensor(flag).ne(0).any().item<bool>();
+  }
+
+  static bool has_nonfinite(const Stats& stats) {
+    return stats.nan_reference + stats.inf_reference + stats.nan_actual + stats.inf_actual > 0;
+  }
+
+  void add_values(TensorComparison& comparison, const Record& wanted) const {
+    const std::int64_t numel = numel_of(wanted.layout.global_shape);
+    if (numel > 64) return;
+    for (std::int64_t i = 0; i < numel; ++i)
+      comparison.reference_values.push_back(value_at(reference_.bytes(wanted), wanted.dtype, i) /
+                                            wanted.grad_scale);
+    try {
+      const at::Tensor actual = actual_.assemble(wanted.key).to(at::kDouble).contiguous();
+      if (actual.numel() != numel) return;
+      comparison.actual_values.assign(actual.const_data_ptr<double>(),
+                                      actual.const_data_ptr<double>() + numel);
+    } catch (const Error&) {
+      // Not kept, or its parts do not tile: there are no numbers to show, and the findings say why.
+    }
+  }
+
+  /// A published bound is looser than any tolerance: where it alone is broken, the tolerance was
+  /// too wide.
+  void check_published() {
+    if (!findings_.empty()) return;
+    for (const PublishedBound& bound : verdict_.published) {
+      if (bound.holds) continue;
+      Finding finding;
+      finding.key = bound.key;
+      finding.stage = stage_of(bound.key);
+      finding.what = fmt::format("{}: outside a published bound", describe(bound.key));
+      finding.evidence =
+          fmt::format("{}: {:.3g} (published {:.3g})", bound.what, bound.measured, bound.limit);
+      findings_.push_back({0, std::move(finding)});
+    }
+  }
+
+  void sort_findings() {
+    std::stable_sort(findings_.begin(), findings_.end(), [](const Ordered& a, const Ordered& b) {
+      return std::tuple(a.finding.key.step, a.finding.stage, a.order) <
+             std::tuple(b.finding.key.step, b.finding.stage, b.order);
+    });
+  }
+
+  void diagnose_findings() {
+    std::size_t later = 0;
+    for (Ordered& ordered : findings_) {
+      const Finding& first = findings_.front().finding;
+      const bool with_first =
+          ordered.finding.key.step == first.key.step && ordered.finding.stage == first.stage;
+      if (ordered.result == nullptr || (!with_first && later++ >= kMaxDiagnosedLater)) continue;
+      const RecordKey& key = ordered.finding.key;
+      std::string cause = first_draw_of(key).has_value()
+                              ? std::string("recomputed mask differs from the forward mask")
+                              : detail::diagnose(reference_, *reference_.find(key), actual_,
+                                                 held_.at(key), *ordered.result, options_);
+      if (cause.empty()) continue;
+      ordered.finding.diagnosis = fmt::format("{}: {}", subject_of(key), cause);
+      causes_[key] = std::move(cause);
+    }
+  }
+
+  /// What stands around the first finding belongs to its cause: whether everything earlier is
+  /// right, and how many tensors of the same kind share it.
+  void summarise_first() {
+    if (verdict_.findings.empty() || verdict_.findings.front().diagnosis.empty()) return;
+    Finding& first = verdict_.findings.front();
+    const std::string cause = causes_[first.key];
+    if (first.stage == Stage::kParameterGrad || first.stage == Stage::kParameterAfterStep ||
+        first.stage == Stage::kReplicaDrift) {
+      const auto [same, all] = count_same(first.key, cause);
+      if (same == all && all > 1) {
+        first.diagnosis = fmt::format(
+            "{} of all parameters: {}",
+            first.stage == Stage::kParameterGrad ? "gradients" : "values after the step", cause);
+      } else if (same > 1) {
+        first.diagnosis += fmt::format("; the same for {} of {}", same, all);
+      }
+    }
+    if (first.stage == Stage::kMasks && !first_draw_of(first.key).has_value()) {
+      const auto [same, all] = count_same_point(first.key, cause);
+      first.diagnosis += fmt::format(" ({}, {} of {})", point_of(first.key.name), same, all);
+    }
+    if (first_draw_of(first.key).has_value()) {
+      const auto [same, all] = count_recomputed(first.key, cause);
+      first.diagnosis += fmt::format("; the same for {} of {}{}{}", same, all,
+                                     forward_words(first.key.step), gradient_words(first.key.step));
+    }
+    if (first.stage > Stage::kForward) first.diagnosis += forward_words(first.key.step);
+  }
+
+  std::pair<int, int> count_same(const RecordKey& key, const std::string& cause) const {
+    int same = 0, all = 0;
+    for (const TensorComparison& tensor : verdict_.tensors) {
+      if (tensor.key.step != key.step || tensor.key.kind != key.kind || tensor.key.call != key.call)
+        continue;
+      ++all;
+      const auto found = causes_.find(tensor.key);
+      if (found != causes_.end() && found->second == cause) ++same;
+    }
+    return {same, all};
+  }
+
+  static std::string_view point_of(std::string_view name) {
+    const std::size_t dot = name.rfind('.');
+    return dot == std::string_view::npos ? name : name.substr(dot + 1);
+  }
+
+  /// Of the records of this step and call whose names end alike: one for each layer.
+  std::pair<int, int> count_same_point(const RecordKey& key, const std::string& cause) const {
+    int same = 0, all = 0;
+    for (const TensorComparison& tensor : verdict_.tensors) {
+      const RecordKey& other = tensor.key;
+      if (other.step != key.step || other.kind != key.kind || other.call != key.call ||
+          point_of(other.name) != point_of(key.name))
+        continue;
+      ++all;
+      const auto found = causes_.find(other);
+      if (found != causes_.end() && found->second == cause) ++same;
+    }
+    return {same, all};
+  }
+
+  /// Of the masks that were drawn again in this step and call.
+  std::pair<int, int> count_recomputed(const RecordKey& key, const std::string& cause) const {
+    int same = 0, all = 0;
+    for (const TensorComparison& tensor : verdict_.tensors) {
+      if (tensor.key.step != key.step || tensor.key.call != key.call ||
+          !first_draw_of(tensor.key).has_value())
+        continue;
+      ++all;
+      const auto found = causes_.find(tensor.key);
+      if (found != causes_.end() && found->second == cause) ++same;
+    }
+    return {same, all};
+  }
+
+  std::string gradient_words(int step) const {
+    const bool wrong = std::any_of(verdict_.tensors.begin(), verdict_.tensors.end(),
+                                   [&](const TensorComparison& tensor) {
+                                     return tensor.key.step == step &&
+                                            (tensor.stage == Stage::kActivationGrad ||
+                                             tensor.stage == Stage::kParameterGrad) &&
+                                            !tensor.within;
+                                   });
+    return wrong ? ", gradients wrong" : "";
+  }
+
+  std::string forward_words(int step) const {
+    bool any = false, exact = true;
+    for (const TensorComparison& tensor : verdict_.tensors) {
+      if (tensor.key.step != step || tensor.stage != Stage::kForward) continue;
+      any = true;
+      if (!tensor.within) return "";
+      exact = exact && tensor.stats.unequal_values == 0;
+    }
+    if (!any) return "";
+    return exact ? "; forward exact" : "; forward right";
+  }
+
+  /// Of what is computed: settings, ids and masks may be anything.
+  [[nodiscard]] bool is_all_zero() const {
+    bool any = false;
+    for (const TensorComparison& t : verdict_.tensors) {
+      if (t.stage == Stage::kStepSettings || t.stage == Stage::kDataIds ||
+          t.stage == Stage::kMasks || t.stats.numel == 0)
+        continue;
+      if (t.stats.sum_sq_reference != 0 || t.stats.sum_sq_actual != 0) return false;
+      any = true;
+    }
+    return any;
+  }
+
+  void conclude() {
+    if (!verdict_.findings.empty()) {
+      const Finding& first = verdict_.findings.front();
+      verdict_.status = Status::kDiverges;
+      verdict_.reason =
+          fmt::format("first {}{}{}", first.what,
+                      first.ranks.empty() ? "" : fmt::format(" on rank {}", first.ranks.front()),
+                      first.diagnosis.empty() ? "" : "; " + first.diagnosis);
+      return;
+    }
+    if (verdict_.compared == 0 || !not_judged_.empty()) {
+      verdict_.status = Status::kVacuous;
+      verdict_.reason = not_judged_.empty() ? "no finite tensor was compared" : not_judged_;
+      return;
+    }
+    if (is_all_zero()) {
+      verdict_.status = Status::kVacuous;
+      verdict_.reason = fmt::format(
+          "every value of the {} tensors is zero on both sides: nothing was computed, or nothing "
+          "was written",
+          verdict_.compared);
+      return;
+    }
+    if (std::string weak = weak_words(); !weak.empty()) {
+      verdict_.status = Status::kVacuous;
+      verdict_.shows_too_little = true;
+      verdict_.reason = std::move(weak);
+      return;
+    }
+    verdict_.status = Status::kConforms;
+    if (options_.level == Level::kExact) {
+      verdict_.reason =
+          fmt::format("{} tensors compared with no tolerance, all equal", verdict_.compared);
+      return;
+    }
+    double worst = 0;
+    for (const TensorComparison& t : verdict_.tensors) {
+      if (t.level != Level::kExact && !t.insensitive && t.allowed_relative_error > 0)
+        worst = std::max(worst, t.stats.relative_error() / t.allowed_relative_error);
+    }
+    verdict_.reason =
+        fmt::format("{} tensors compared, the largest error is {:.2g} of what is allowed",
+                    verdict_.compared, worst);
+  }
+
+  /// The comparisons that would have let a wrong tensor pass, in words; empty if there are none.
+  std::string weak_words() const {
+    const TensorComparison* first = nullptr;
+    for (const TensorComparison& t : verdict_.tensors) {
+      if (!t.weakness.empty() && first == nullptr) first = &t;
+    }
+    if (first == nullptr) return "";
+    return fmt::format("{} of {} comparisons show too little, first {}: {}", verdict_.weak,
+                       verdict_.compared, describe(first->key), first->weakness);
+  }
+
+  struct Ordered {
+    std::int64_t order;
+    Finding finding;
+    std::shared_ptr<const TensorResult> result = nullptr;  ///< of a tensor that was judged
+  };
+
+  const Reference& reference_;
+  const Trace& actual_;
+  const JudgeOptions& options_;
+  Verdict verdict_;
+  std::map<RecordKey, std::vector<Held>> held_;
+  std::vector<Ordered> findings_;
+  std::map<RecordKey, std::string> causes_;
+  std::string not_judged_;
+};
+
+}  // namespace
+
+Verdict judge(const Reference& reference, const Trace& actual, const JudgeOptions& options) {
+  return Judge(reference, actual, options).run();
+}
+
+}  // namespace isoshard

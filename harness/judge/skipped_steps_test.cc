@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0 Steps that a loss scale made a run skip: their gradients may
+// be infinite, and everything else is judged.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "harness/judge/judge.h"
+#include "harness/testing/synthetic.h"
+#include "harness/verdict/verdict.h"
+
+namespace isoshard {
+namespace {
+
+using namespace synthetic;
+using testing::HasSubstr;
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+/// One step of scale 8: an activation, its gradient (as backward has it) and that of a parameter
+/// with `bad` in one place, the flag, the norm.
+struct Step {
+  double bad = 1, found_inf = 0, activation = 1, declared = 8;
+  bool has_flag = true;
+};
+
+Body step_of(const Step& s) {
+  return [s](Sink& sink, int) {
+    const auto scalar = [&](const char* name, double value) {
+      sink.on_record(site(RecordKind::kScalar, name, layout_of({1})),
+                     at::tensor({value}, at::kDouble));
+    };
+    if (s.has_flag) scalar("loss_scale", 8);
+    sink.on_record(site(RecordKind::kActivation, "m", layout_of({4, 6})),
+                   values({4, 6}, 1) * s.activation);
+    at::Tensor backward = values({4, 6}, 2) * s.declared, gradient = values({3, 4}, 3);
+    backward.view({-1})[5] = s.bad;
+    gradient.view({-1})[5] = s.bad;
+    sink.on_record(site(RecordKind::kActivationGrad, "m", layout_of({4, 6}), s.declared), backward);
+    sink.on_record(site(RecordKind::kGrad, "m.weight", layout_of({3, 4})), gradient);
+    if (s.has_flag) scalar("found_inf", s.found_inf);
+    scalar("grad_norm", s.bad);
+    sink.on_record(site(RecordKind::kOptimizer, "m.weight.master", layout_of({3, 4})),
+                   values({3, 4}, 4));
+  };
+}
+
+Verdict verdict_of(const Step& expected, const Step& actual, Level level = Level::kPerturbed) {
+  const Reference right = reference(step_of(expected));
+  JudgeOptions options;
+  options.level = level;
+  if (level != Level::kExact) options.rtol = 1e-6;
+  options.activation_grad_scale = 1;
+  return judge(right, run(MeshShape({{Axis::kDp, 2}}), &right, step_of(actual)), options);
+}
+
+TEST(SkippedSteps, ConformWithTheirInfinities) {
+  const Verdict verdict = verdict_of({.bad = kInf, .found_inf = 1}, {.bad = kInf, .found_inf = 1});
+
+  EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
+  EXPECT_EQ(verdict.skipped, 3) << "two gradients and the norm";
+  EXPECT_EQ(verdict.compared, 4) << "scale, activation, flag, master";
+}
+
+TEST(SkippedSteps, MayOverflowInOtherPlacesUnlessTheyMustBeEqual) {
+  const Step skipped{.bad = kInf, .found_inf = 1}, elsewhere{.bad = -kInf, .found_inf = 1};
+
+  EXPECT_EQ(verdict_of(skipped, elsewhere).status, Status::kConforms);
+  EXPECT_EQ(verdict_of(skipped, skipped, Level::kExact).status, Status::kConforms);
+  EXPECT_EQ(verdict_of(skipped, elsewhere, Level::kExact).status, Status::kDiverges);
+}
+
+TEST(SkippedSteps, AreJudgedInAllElse) {
+  const Step skipped{.bad = kInf, .found_inf = 1};
+  Step wrong = skipped;
+  wrong.activation = 1.5;
+
+  const Verdict verdict = verdict_of(skipped, wrong);
+
+  ASSERT_EQ(verdict.status, Status::kDiverges);
+  EXPECT_EQ(verdict.findings.front().key.name, "m");
+}
+
+TEST(SkippedSteps, MustBeSkippedByBoth) {
+  for (const Level level : {Level::kPerturbed, Level::kExact}) {
+    const Verdict lost =
+        verdict_of({.bad = kInf, .found_inf = 1}, {.bad = 1, .found_inf = 0}, level);
+    const Verdict extra =
+        verdict_of({.bad = 1, .found_inf = 0}, {.bad = kInf, .found_inf = 1}, level);
+
+    ASSERT_EQ(lost.status, Status::kDiverges) << lost.reason;
+    if (level != Level::kExact) {
+      EXPECT_EQ(lost.findings.front().key.name, "found_inf");
+    }
+    EXPECT_EQ(extra.status, Status::kDiverges) << extra.reason;
+  }
+}
+
+TEST(SkippedSteps, AreNoExcuseWhereNothingIsSkipped) {
+  EXPECT_EQ(verdict_of({.bad = kInf, .found_inf = 0}, {.bad = kInf, .found_inf = 0}).status,
+            Status::kVacuous);
+  EXPECT_EQ(verdict_of({.bad = kInf, .declared = 1, .has_flag = false},
+                       {.bad = kInf, .declared = 1, .has_flag = false})
+                .status,
+            Status::kVacuous);
+}
+
+TEST(SkippedSteps, ActivationGradientsDeclareTheScale) {
+  const Verdict verdict = verdict_of({}, {.declared = 1});
+
+  ASSERT_EQ(verdict.status, Status::kDiverges);
+  EXPECT_THAT(verdict.findings.front().evidence, HasSubstr("declared 1 on rank 0, demanded 8"));
+}
+
+}  // namespace
+}  // namespace isoshard

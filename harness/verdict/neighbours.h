@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What the responses of other tensors say about how far one tensor may be off, where its own say
+/// too little (docs/tolerances.md).
+#pragma once
+#include "core/base/dtype.h"
+#include "harness/trace/reference.h"
+
+namespace isoshard {
+
+/// For an optimizer's second moments, "<parameter>.<name>_sq": the relative Frobenius error that
+/// gradients within their tolerances may make of the sum of their squares; 0 for every other
+/// tensor, and where the gradients were not recorded.
+///
+/// With ||d|| <= E ||g||: ||(g + d)^2 - g^2|| <= 2 max|g| ||d|| to first order, relative to ||g^2||
+/// at most 2 E times the quotient of both peaks (max abs / norm of g^2 and of g); E^2 more as for
+/// an error in proportion to g. Errors of several steps are taken as independent.
+[[nodiscard]] double error_of_squares(const Reference& reference, const RecordKey& key, double k,
+                                      Dtype coarsest);
+
+/// Frobenius norm of the noise in a tensor that is 0 in exact arithmetic: r roundoffs of the
+/// accumulator (fp32 for 16-bit dtypes) of the largest tensor of its kind in its step; of second
+/// moments the square of that. r as in responses_allowed.
+[[nodiscard]] double cancellation_noise(const Reference& reference, const RecordKey& key, double k,
+                                        Dtype coarsest);
+
+}  // namespace isoshard

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Claims about what is derived from other tensors' responses, each with what must still be
+/// rejected.
+#include "harness/verdict/neighbours.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "harness/judge/judge.h"
+#include "harness/testing/synthetic.h"
+#include "harness/verdict/verdict.h"
+
+namespace isoshard {
+namespace {
+
+using namespace synthetic;
+
+const Layout kVector = layout_of({20});
+const RecordKey kMoment{0, RecordKind::kOptimizer, "w.exp_avg_sq", 0};
+const RecordKey kGradient{0, RecordKind::kGrad, "w", 0};
+
+/// A gradient that two elements rule, its square as the optimizer's state, and an activation
+/// gradient.
+struct Moments {
+  at::Tensor gradient =
+      values({20}, 3) * at::tensor({8.0F, 4.0F, 1.0F, 1.0F, 1.0F}).repeat({4}).pow(2);
+  at::Tensor moment = gradient.square() * 0.001;
+  at::Tensor query = at::zeros({20});
+
+  Body body() const {
+    return [*this](Sink& sink, int) {
+      (void)sink.on_activation_grad(site(RecordKind::kActivationGrad, "hidden", kVector),
+                                    values({20}, 5) * 1e-3);
+      (void)sink.on_activation_grad(site(RecordKind::kActivationGrad, "query", kVector), query);
+      sink.on_record(site(RecordKind::kGrad, "w", kVector), gradient);
+      sink.on_record(site(RecordKind::kOptimizer, "w.exp_avg_sq", kVector), moment);
+    };
+  }
+};
+
+/// Perturbed runs move gradients by a hundredth, and by chance the moments by much less.
+Reference reference_of_moments() {
+  return reference(Moments{}.body(), [](int i) {
+    Moments moved;
+    moved.gradient = moved.gradient * (1 + 0.01 * values({20}, 50 + i));
+    return moved.body();
+  });
+}
+
+JudgeOptions bf16_options() {
+  JudgeOptions options;
+  options.coarsest = Dtype::kBFloat16;
+  return options;
+}
+
+Status status_of(const Moments& moments) {
+  const Reference reference = reference_of_moments();
+  return judge(reference, run(MeshShape(), &reference, moments.body()), bf16_options()).status;
+}
+
+double norm_of(const at::Tensor& t) {
+  return t.to(at::kDouble).norm().item<double>();
+}
+
+TEST(ErrorOfSquares, NoErrorThatAGradientMayHaveMakesALargerOneAndTheWorstComesNear) {
+  const Reference reference = reference_of_moments();
+  const at::Tensor g = Moments{}.gradient.to(at::kDouble);
+  const double bound = error_of_squares(reference, kMoment, 3, Dtype::kBFloat16);
+  const double allowed = 3 * reference.response(kGradient)->relative_error;
+  ASSERT_GT(allowed, 0.01);
+
+  double worst = 0;
+  for (int i = 0; i < 20; ++i) {  // all of the error in one element
+    at::Tensor moved = g.clone();
+    moved[i] += std::copysign(allowed * norm_of(g), g[i].item<double>());
+    worst = std::max(worst, norm_of(moved.square() - g.square()) / norm_of(g.square()));
+  }
+
+  EXPECT_LE(worst, bound * (1 + allowed)) << "the bound is of first order";
+  EXPECT_GE(worst, 0.9 * bound);
+}
+
+TEST(ErrorOfSquares, IsOfSecondMomentsAlone) {
+  const Reference reference = reference_of_moments();
+
+  EXPECT_EQ(error_of_squares(reference, kGradient, 3, Dtype::kBFloat16), 0);
+  EXPECT_EQ(
+      error_of_squares(reference, {0, RecordKind::kOptimizer, "w.exp_avg", 0}, 3, Dtype::kBFloat16),
+      0);
+  EXPECT_EQ(error_of_squares(reference, {1, RecordKind::kOptimizer, "v.exp_avg_sq", 0}, 3,
+                             Dtype::kBFloat16),
+            0);
+}
+
+TEST(ErrorOfSquares, MomentsOfAnAcceptedGradientConformAndOthersDiverge) {
+  const at::Tensor one = at::zeros({20}).index_fill_(0, at::tensor({0L}), 1.0F);
+  const double allowed = 3 * reference_of_moments().response(kGradient)->relative_error;
+  const double peak = norm_of(Moments{}.gradient) / std::fabs(Moments{}.gradient[0].item<double>());
+  Moments within, beyond;
+  within.gradient = within.gradient * (1 + 0.9 * allowed * peak * one);
+  within.moment = within.gradient.square() * 0.001;
+  beyond.moment = within.moment * 1.3;
+
+  EXPECT_EQ(status_of(within), Status::kConforms);
+  EXPECT_EQ(status_of(beyond), Status::kDiverges);
+}
+
+// A query that sees one key has no gradient in exact arithmetic; whether a kernel's two sums cancel
+// to 0 depends on their values.
+TEST(CancellationNoise, NoiseAroundZeroConformsIsListedAndMoreThanNoiseDiverges) {
+  Moments noisy, wrong;
+  noisy.query = values({20}, 9) * 1e-10;
+  wrong.query = values({20}, 9) * 1e-8;
+
+  EXPECT_EQ(status_of(noisy), Status::kConforms);
+  EXPECT_EQ(status_of(wrong), Status::kDiverges);
+  const Reference reference = reference_of_moments();
+  for (const TensorComparison& t :
+       judge(reference, run(MeshShape(), &reference, noisy.body()), bf16_options()).tensors)
+    EXPECT_EQ(t.insensitive, t.key.name == "query") << t.key.name;
+}
+
+TEST(CancellationNoise, IsMeasuredByTheLargestTensorOfItsKindAndSquaredForSquares) {
+  const Reference reference = reference_of_moments();
+  const double share = 3 * 0x1p-24;
+
+  EXPECT_NEAR(cancellation_noise(reference, {0, RecordKind::kActivationGrad, "query", 0}, 3,
+                                 Dtype::kBFloat16),
+              share * norm_of(values({20}, 5) * 1e-3), 1e-15);
+  EXPECT_NEAR(cancellation_noise(reference, kMoment, 3, Dtype::kBFloat16),
+              share * share * norm_of(Moments{}.moment), 1e-18);
+  EXPECT_EQ(cancellation_noise(reference, {1, RecordKind::kGrad, "w", 0}, 3, Dtype::kBFloat16), 0)
+      << "another step";
+}
+
+}  // namespace
+}  // namespace isoshard

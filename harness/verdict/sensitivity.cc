@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Rolled copies and ceilings.
+#include "harness/verdict/sensitivity.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "harness/stats/tolerance.h"
+
+namespace isoshard {
+namespace {
+
+/// Elements of a tensor that are rolled: enough for a distance, and no second pass over a large
+/// model.
+constexpr std::int64_t kRolledElements = std::int64_t{1} << 16;
+
+}  // namespace
+
+bool is_second_moment(const RecordKey& key) noexcept {
+  return key.kind == RecordKind::kOptimizer && key.name.ends_with("_sq");
+}
+
+double scale_ceiling(const RecordKey& key, Dtype coarsest) noexcept {
+  const double ceiling = coarsest == Dtype::kFloat64   ? 1e-9
+                         : coarsest == Dtype::kFloat32 ? 1e-3
+                                                       : 0.5;
+  return is_second_moment(key) ? (2 + ceiling) * ceiling : ceiling;
+}
+
+double rolled_error(const Reference& reference, const Record& record) {
+  const std::int64_t count = std::min(numel_of(record.layout.global_shape), kRolledElements);
+  if (count < 2) return 0;
+  const auto size = static_cast<std::int64_t>(size_of(record.dtype));
+  const std::byte* data = reference.bytes(record);
+  Stats stats;
+  accumulate(stats, data + size, record.dtype, data, record.dtype, count - 1, 1);
+  accumulate(stats, data, record.dtype, data + (count - 1) * size, record.dtype, 1, 0);
+  return stats.relative_error();
+}
+
+ShiftedCopy judged_shifted_copy(const TensorComparison& c, double k, Dtype coarsest) noexcept {
+  // A rolled copy has the norm of the original, so its best-fit scale is 1 - error^2 / 2.
+  if (c.rolled_error > c.allowed_relative_error ||
+      c.rolled_error * c.rolled_error / 2 > c.allowed_scale_error)
+    return ShiftedCopy::kRejected;
+  // Each of two runs rounds an element by up to one unit roundoff: a response is up to two of them,
+  // whatever the tensor.
+  const double rounded_apart = 2 * unit_roundoff(coarsest);
+  return c.rolled_error <= responses_allowed(k, coarsest) * rounded_apart ? ShiftedCopy::kFlat
+                                                                          : ShiftedCopy::kPassed;
+}
+
+std::string weakness(const TensorComparison& c, Dtype coarsest) {
+  if (c.level != Level::kPerturbed || c.insensitive) return "";
+  const double ceiling = scale_ceiling(c.key, coarsest);
+  if (!(c.scale_sensitivity <= ceiling)) {
+    return fmt::format("a scale error of {:.2g} would pass (at most {:.2g} may, in {})",
+                       c.scale_sensitivity, ceiling, name_of(coarsest));
+  }
+  if (c.rolled_copy == ShiftedCopy::kPassed) {
+    return fmt::format("a rolled copy would pass (its error is {:.2g}, allowed {:.2g})",
+                       c.rolled_error, c.allowed_relative_error);
+  }
+  return "";
+}
+
+}  // namespace isoshard

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a comparison would have rejected: a tolerance is worth as much as the smallest wrong it
+/// shows.
+#pragma once
+#include <string>
+
+#include "core/base/dtype.h"
+#include "harness/verdict/verdict.h"
+
+namespace isoshard {
+
+/// Whether a tensor is an optimizer's second moment, "<parameter>.<name>_sq": it holds squares of
+/// gradients.
+[[nodiscard]] bool is_second_moment(const RecordKey& key) noexcept;
+
+/// The largest scale error that a comparison at level perturbed may overlook before the verdict is
+/// vacuous: 1e-9 in fp64, 1e-3 in fp32, 0.5 in bf16 and fp16 (docs/tolerances.md has what clean
+/// runs show). In a second moment a factor 1 + c of gradients stands as (1 + c)^2.
+[[nodiscard]] double scale_ceiling(const RecordKey& key, Dtype coarsest) noexcept;
+
+/// The relative Frobenius distance of the reference's tensor from a copy of itself that is rolled
+/// by one place (element i holds element i - 1, the first the last); 0 for a single number. Of a
+/// large tensor the first elements are measured.
+[[nodiscard]] double rolled_error(const Reference& reference, const Record& record);
+
+/// What the comparison, at level perturbed, would have said to a rolled copy of the reference.
+[[nodiscard]] ShiftedCopy judged_shifted_copy(const TensorComparison& comparison, double k,
+                                              Dtype coarsest) noexcept;
+
+/// Why the comparison shows too little: its scale sensitivity is above the ceiling, or a rolled
+/// copy would pass. Empty if it shows enough, is insensitive (judged by its absolute error, and
+/// listed), or is not at level perturbed.
+/// Requires   rolled_copy is set.
+[[nodiscard]] std::string weakness(const TensorComparison& comparison, Dtype coarsest);
+
+}  // namespace isoshard

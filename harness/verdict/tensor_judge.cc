@@ -1,0 +1,488 @@
+// SPDX-License-Identifier: Apache-2.0
+/// One tensor: structure first (shapes, declared scale, tiling), then copies, then errors against
+/// the tolerance.
+#include "harness/verdict/tensor_judge.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "core/base/error.h"
+#include "core/comm/tensor.h"
+#include "harness/stats/tolerance.h"
+#include "harness/trace/parts.h"
+#include "harness/verdict/neighbours.h"
+#include "harness/verdict/sensitivity.h"
+
+namespace isoshard::detail {
+namespace {
+
+struct Copy {
+  Held held;
+  const PartStats* part;
+};
+using Place = std::tuple<Shape, Shape, std::int64_t, std::int64_t>;
+
+class TensorJudge {
+ public:
+  TensorJudge(const Reference& reference, const Record& reference_record, const Trace& actual,
+              const std::vector<Held>& held, const JudgeOptions& options)
+      : reference_(reference),
+        wanted_(reference_record),
+        actual_(actual),
+        held_(held),
+        options_(options) {
+    TensorComparison& c = result_.comparison;
+    c.key = wanted_.key;
+    c.stage = stage_of(wanted_.key);
+    c.ranks = static_cast<int>(held.size());
+  }
+
+  TensorResult run() {
+    if (!structure_fits()) {
+      result_.comparison.within = false;
+      return std::move(result_);
+    }
+    if (is_partial(held_.front().record->layout)) {
+      assemble_partial();
+    } else {
+      collect_places();
+      check_tiling();
+      check_copies();
+    }
+    if (result_.not_judged.empty()) judge_error();
+    return std::move(result_);
+  }
+
+ private:
+  void add_finding(std::string problem, std::string evidence, std::vector<int> ranks, Stage stage,
+                   bool confirmed) {
+    Finding finding;
+    finding.key = wanted_.key;
+    finding.stage = stage;
+    finding.what = fmt::format("{}: {}", describe(wanted_.key), problem);
+    finding.evidence = std::move(evidence);
+    finding.ranks = std::move(ranks);
+    finding.confirmed = confirmed;
+    result_.findings.push_back(std::move(finding));
+  }
+
+  bool structure_fits() {
+    for (const Held& h : held_) {
+      const Record& record = *h.record;
+      if (record.layout.global_shape != wanted_.layout.global_shape) {
+        add_finding("has another shape",
+                    fmt::format("reference [{}], actual [{}] on rank {}",
+                                fmt::join(wanted_.layout.global_shape, ", "),
+                                fmt::join(record.layout.global_shape, ", "), h.rank->rank),
+                    {h.rank->rank}, result_.comparison.stage, true);
+        return false;
+      }
+      if (record.layout.placements != held_.front().record->layout.placements) {
+        add_finding(
+            "ranks declare different layouts",
+            fmt::format("{} on rank {}, {} on rank {}", describe(held_.front().record->layout),
+                        held_.front().rank->rank, describe(record.layout), h.rank->rank),
+            {h.rank->rank}, result_.comparison.stage, true);
+        return false;
+      }
+      if (record.key.kind == RecordKind::kOptimizer &&
+          size_of(record.dtype) < size_of(wanted_.dtype)) {
+        add_finding("is kept in a coarser dtype than declared",
+                    fmt::format("declared {}, actual {} on rank {}", name_of(wanted_.dtype),
+                                name_of(record.dtype), h.rank->rank),
+                    {h.rank->rank}, result_.comparison.stage, true);
+        return false;
+      }
+      if (record.key.kind == RecordKind::kActivationGrad &&
+          options_.activation_grad_scale.has_value() &&
+          record.grad_scale != *options_.activation_grad_scale * loss_scale()) {
+        add_finding("declares a gradient scale that the settings do not give",
+                    fmt::format("declared {} on rank {}, demanded {}", record.grad_scale,
+                                h.rank->rank, *options_.activation_grad_scale * loss_scale()),
+                    {h.rank->rank}, result_.comparison.stage, true);
+        return false;
+      }
+    }
+    return true;
+  }
+
+  /// Of the tensor's step; 1 if there is none.
+  double loss_scale() const {
+    const RecordKey key{wanted_.key.step, RecordKind::kScalar, "loss_scale", 0};
+    return reference_.find(key) == nullptr ? 1 : reference_.tensor(key).item<double>();
+  }
+
+  void assemble_partial() {
+    TensorComparison& c = result_.comparison;
+    c.sharded = true;
+    try {
+      // what ranks declare is divided out
+      const at::Tensor whole = actual_.assemble(wanted_.key).contiguous();
+      accumulate(c.stats, reference_.bytes(wanted_), wanted_.dtype,
+                 static_cast<const std::byte*>(whole.const_data_ptr()), dtype_of(whole),
+                 whole.numel(), 0, 1 / wanted_.grad_scale);
+    } catch (const VacuousError& error) {
+      result_.not_judged = error.what();
+    } catch (const MeshError& error) {
+      c.within = false;
+      add_finding("parts do not tile the tensor", error.what(), {}, c.stage, true);
+    }
+  }
+
+  void collect_places() {
+    for (const Held& h : held_) {
+      if (h.record->local_shape != wanted_.layout.global_shape) result_.comparison.sharded = true;
+      const bool flat = is_flat(h.record->layout);
+      any_flat_ = any_flat_ || flat;
+      for (const PartStats& part : h.record->parts) {
+        if (numel_of(part, flat) == 0) continue;
+        places_[{part.box.global_offset, part.box.size, part.range.global_begin, part.range.count}]
+            .push_back({h, &part});
+      }
+    }
+  }
+
+  void check_tiling() {
+    std::vector<Box> boxes;
+    std::vector<FlatRange> ranges;
+    for (const auto& [place, copies] : places_) {
+      boxes.push_back(copies.front().part->box);
+      ranges.push_back(copies.front().part->range);
+    }
+    const Shape& shape = wanted_.layout.global_shape;
+    std::string problem;
+    try {
+      problem = any_flat_ ? tiling_problem(shape, ranges) : tiling_problem(shape, boxes);
+    } catch (const MeshError& error) {
+      problem = error.what();
+    }
+    if (problem.empty()) return;
+    result_.comparison.within = false;
+    add_finding("parts do not tile the tensor", problem, {}, result_.comparison.stage, true);
+  }
+
+  /// Copies with different bits that all equal the reference in value differ in signed zeros only.
+  static bool only_zeros_differ(const std::vector<Copy>& copies) {
+    return std::all_of(copies.begin(), copies.end(), [](const Copy& c) {
+      return c.part->stats.numel > 0 && c.part->stats.unequal_values == 0;
+    });
+  }
+
+  void check_copies() {
+    std::set<Axis> axes;
+    std::set<int> odd;
+    std::size_t most_copies = 0;
+    for (auto& [place, copies] : places_) {
+      std::map<std::uint64_t, int> votes;
+      for (const Copy& copy : copies) ++votes[copy.part->digest];
+      if (votes.size() == 1 || only_zeros_differ(copies)) continue;
+      most_copies = std::max(most_copies, votes.size());
+      // The value that most copies have is taken as right; without a majority, the first rank's.
+      std::uint64_t usual = copies.front().part->digest;
+      for (const Copy& copy : copies) {
+        if (votes[copy.part->digest] > votes[usual]) usual = copy.part->digest;
+      }
+      for (const Copy& copy : copies) {
+        if (copy.part->digest != usual) odd.insert(copy.held.rank->rank);
+        for (const Copy& other : copies) collect_axis(copy, other, axes);
+      }
+    }
+    if (odd.empty()) return;
+    result_.differing_axes.assign(axes.begin(), axes.end());
+    copies_evidence_ =
+        fmt::format("{} different values of what should be equal; ranks {} differ from the others",
+                    most_copies, fmt::join(odd, ", "));
+    odd_ranks_.assign(odd.begin(), odd.end());
+  }
+
+  void collect_axis(const Copy& a, const Copy& b, std::set<Axis>& axes) const {
+    if (a.part->digest == b.part->digest) return;
+    std::vector<Axis> apart;
+    for (const AxisDegree& axis : actual_.mesh.axes()) {
+      if (actual_.mesh.coordinate(a.held.rank->rank, axis.axis) !=
+          actual_.mesh.coordinate(b.held.rank->rank, axis.axis))
+        apart.push_back(axis.axis);
+    }
+    if (apart.size() == 1) axes.insert(apart.front());
+  }
+
+  /// The copy farthest from the reference.
+  static const Copy& worst_of(const std::vector<Copy>& copies) {
+    return *std::max_element(copies.begin(), copies.end(), [](const Copy& a, const Copy& b) {
+      return std::tuple(a.part->stats.nonfinite_mismatch, a.part->stats.sum_sq_diff) <
+             std::tuple(b.part->stats.nonfinite_mismatch, b.part->stats.sum_sq_diff);
+    });
+  }
+
+  void judge_error() {
+    TensorComparison& c = result_.comparison;
+    std::int64_t unmasked = -1;
+    for (const auto& [place, copies] : places_) {
+      const Copy& worst = worst_of(copies);
+      merge(c.stats, worst.part->stats);
+      if (worst.held.record->unmasked >= 0)
+        unmasked = std::max<std::int64_t>(unmasked, 0) + worst.part->stats.numel;
+    }
+    const std::int64_t numel = numel_of(wanted_.layout.global_shape);
+    if (unmasked >= 0 && numel > 0)
+      c.unmasked_share = static_cast<double>(unmasked) / static_cast<double>(numel);
+    if (!set_tolerance(c)) return;
+    const bool within = within_tolerance(c, c.stats, 1);
+    if (!within) {
+      c.within = false;
+      report_error(c);
+    } else if (!odd_ranks_.empty()) {
+      c.within = false;
+      const Stage stage = c.stage == Stage::kParameterAfterStep ? Stage::kReplicaDrift : c.stage;
+      add_finding(fmt::format("copies differ{}", over_axes()), copies_evidence_, odd_ranks_, stage,
+                  false);
+    }
+  }
+
+  std::string over_axes() const {
+    return result_.differing_axes.empty() ? "" : " over " + join_axes(result_.differing_axes);
+  }
+
+  bool set_tolerance(TensorComparison& c) {
+    if (is_exact(c.stage) || options_.level == Level::kExact) {
+      c.level = Level::kExact;
+      return true;
+    }
+    if (options_.rtol.has_value()) {
+      c.level = Level::kReported;
+      c.allowed_relative_error = c.allowed_scale_error = c.scale_sensitivity = *options_.rtol;
+      return true;
+    }
+    c.level = options_.level;
+    const Response* response = reference_.response(wanted_.key);
+    if (response == nullptr) {
+      result_.not_judged = fmt::format(
+          "the reference has no response for {}: run its perturbed runs, or give a tolerance",
+          describe(wanted_.key));
+      return false;
+    }
+    const double norm = std::sqrt(c.stats.sum_sq_reference);
+    const PerturbedTolerance tolerance =
+        perturbed_tolerance(*response, options_.k, options_.coarsest, c.stats.numel, norm);
+    const double stepping = norm > 0 ? step_error(c) / norm : 0;
+    // The worst that squares may make, but no more than a comparison may let pass: what follows
+    // from gradients is no licence.
+    const double squares =
+        std::min(error_of_squares(reference_, wanted_.key, options_.k, options_.coarsest),
+                 scale_ceiling(wanted_.key, options_.coarsest));
+    c.allowed_relative_error = std::max({tolerance.relative_error, stepping, squares});
+    c.allowed_scale_error =
+        std::max({tolerance.scale_error, stepping, tolerance.part_along_reference * squares});
+    // Where reference and responses are 0, a run that is not can only have noise, or an error:
+    // nothing is relative to 0.
+    c.insensitive = tolerance.insensitive ||
+                    (norm == 0 && response->absolute_norm == 0 && c.stats.unequal_values != 0);
+    c.allowed_absolute =
+        c.insensitive
+            ? std::max(tolerance.absolute,
+                       cancellation_noise(reference_, wanted_.key, options_.k, options_.coarsest))
+            : tolerance.absolute;
+    c.scale_sensitivity = c.insensitive ? (norm > 0 ? c.allowed_absolute / norm : 0)
+                                        : std::min(c.allowed_relative_error, c.allowed_scale_error);
+    c.rolled_error = rolled_error(reference_, wanted_);
+    c.rolled_copy = judged_shifted_copy(c, options_.k, options_.coarsest);
+    c.weakness = weakness(c, options_.coarsest);
+    return true;
+  }
+
+  /// Frobenius norm of the error that masked steps may make: step_floor of the largest step, in
+  /// each element and step.
+  double step_error(const TensorComparison& c) const {
+    const double floor = step_floor(options_.coarsest);
+    const bool is_masked = std::any_of(held_.begin(), held_.end(),
+                                       [](const Held& h) { return h.record->unmasked >= 0; });
+    const std::string name(stepped_parameter(wanted_.key));
+    if (floor == 0 || !is_masked || name.empty()) return 0;
+    double largest_steps = 0;
+    const Record* before = reference_.find({0, RecordKind::kParam, name, 0});
+    for (int step = 0; step <= wanted_.key.step; ++step) {
+      const Record* after = reference_.find({step, RecordKind::kParam, name, step == 0 ? 1 : 0});
+      if (before == nullptr || after == nullptr) return 0;
+      Stats moved;
+      accumulate(moved, reference_.bytes(*before), before->dtype, reference_.bytes(*after),
+                 after->dtype, numel_of(after->layout.global_shape), 0);
+      largest_steps += moved.max_abs;
+      before = after;
+    }
+    return largest_steps * floor * std::sqrt(static_cast<double>(c.stats.numel));
+  }
+
+  /// Whether `stats` use no more than `share` of what the whole tensor is allowed. Every comparison
+  /// is written so that a NaN fails it.
+  bool within_tolerance(const TensorComparison& c, const Stats& stats, double share) const {
+    if (stats.nonfinite_mismatch != 0) return false;
+    if (stats.unequal_values == 0) return true;
+    if (c.level == Level::kExact) return false;
+    if (c.insensitive) return std::sqrt(stats.sum_sq_diff) <= c.allowed_absolute * std::sqrt(share);
+    const double whole = c.stats.sum_sq_reference;
+    return stats.sum_sq_diff <=
+               c.allowed_relative_error * c.allowed_relative_error * whole * share &&
+           std::fabs(stats.dot - stats.sum_sq_reference) <= c.allowed_scale_error * whole * share;
+  }
+
+  std::vector<int> exceeding_ranks(const TensorComparison& c) const {
+    std::set<int> ranks;
+    const double share = places_.empty() ? 1 : 1 / static_cast<double>(places_.size());
+    for (const auto& [place, copies] : places_) {
+      for (const Copy& copy : copies) {
+        if (!within_tolerance(c, copy.part->stats, share)) ranks.insert(copy.held.rank->rank);
+      }
+    }
+    if (ranks.empty()) {
+      for (const Held& h : held_) ranks.insert(h.rank->rank);
+    }
+    return {ranks.begin(), ranks.end()};
+  }
+
+  void report_error(TensorComparison& c) {
+    std::vector<int> ranks = exceeding_ranks(c);
+    const Held* first = nullptr;
+    for (const Held& h : held_) {
+      if (h.rank->rank == ranks.front()) first = &h;
+    }
+    const bool confirmed = first != nullptr && is_confirmed(*first);
+    const bool drift = c.stage == Stage::kParameterAfterStep && !odd_ranks_.empty();
+    std::string problem = odd_ranks_.empty()
+                              ? "differs from the reference"
+                              : fmt::format("copies differ{}, and from the reference", over_axes());
+    add_finding(std::move(problem), evidence(c, first), std::move(ranks),
+                drift ? Stage::kReplicaDrift : c.stage, confirmed);
+  }
+
+  std::string evidence(const TensorComparison& c, const Held* first) const {
+    const Stats& s = c.stats;
+    std::string text = fmt::format("relative error {:.3g}", s.relative_error());
+    if (c.level == Level::kExact) {
+      text += " (must be equal)";
+    } else if (c.insensitive) {
+      text += fmt::format(
+          ", error norm {:.3g} (allowed {:.3g}: the reference is below its own response)",
+          std::sqrt(s.sum_sq_diff), c.allowed_absolute);
+    } else {
+      text += fmt::format(" (allowed {:.3g}), scale {:.6g} (allowed error {:.3g})",
+                          c.allowed_relative_error, s.scale(), c.allowed_scale_error);
+    }
+    text += fmt::format(", max abs {:.3g}, {} of {} elements differ", s.max_abs, s.unequal_values,
+                        s.numel);
+    if (s.nonfinite_mismatch != 0) {
+      text += fmt::format(
+          ", {} not finite on one side only ({} NaN and {} Inf in reference, {} and {} in actual)",
+          s.nonfinite_mismatch, s.nan_reference, s.inf_reference, s.nan_actual, s.inf_actual);
+    }
+    if (first != nullptr) text += first_bad_element(*first);
+    return text;
+  }
+
+  std::string first_bad_element(const Held& h) const {
+    std::int64_t index = -1;
+    for (const PartStats& part : h.record->parts) {
+      if (part.stats.first_unequal >= 0 && (index < 0 || part.stats.first_unequal < index))
+        index = part.stats.first_unequal;
+    }
+    if (index < 0) return "";
+    const Shape& shape = wanted_.layout.global_shape;
+    Shape coordinates(shape.size());
+    std::int64_t rest = index;
+    for (std::size_t d = shape.size(); d-- > 0;) {
+      coordinates[d] = rest % shape[d];
+      rest /= shape[d];
+    }
+    std::string text = fmt::format("; first on rank {} at [{}]: reference {:.9g}", h.rank->rank,
+                                   fmt::join(coordinates, ", "),
+                                   value_at(reference_.bytes(wanted_), wanted_.dtype, index));
+    if (const auto value = value_on(h, coordinates, index))
+      text += fmt::format(", actual {:.9g}", *value / h.record->grad_scale);
+    return text;
+  }
+
+  static std::optional<double> value_on(const Held& h, const Shape& coordinates,
+                                        std::int64_t index) {
+    if (!h.record->kept || h.rank->arena == nullptr) return std::nullopt;
+    const at::Tensor local = h.rank->tensor(*h.record);
+    const auto* bytes = static_cast<const std::byte*>(local.const_data_ptr());
+    for (const PartStats& part : h.record->parts) {
+      if (is_flat(h.record->layout)) {
+        const std::int64_t inside = index - part.range.global_begin;
+        if (inside >= 0 && inside < part.range.count)
+          return value_at(bytes, h.record->dtype, part.range.local_begin + inside);
+        continue;
+      }
+      std::int64_t position = 0;
+      bool inside = true;
+      for (std::size_t d = 0; d < coordinates.size(); ++d) {
+        const std::int64_t at = coordinates[d] - part.box.global_offset[d];
+        inside = inside && at >= 0 && at < part.box.size[d];
+        position = position * h.record->local_shape[d] + at + part.box.local_offset[d];
+      }
+      if (inside) return value_at(bytes, h.record->dtype, position);
+    }
+    return std::nullopt;
+  }
+
+  /// Repeats the rank's comparison on the kept bytes.
+  bool is_confirmed(const Held& h) const {
+    if (!h.record->kept || h.rank->arena == nullptr) return false;
+    if (is_partial(h.record->layout)) return true;  // the controller made the comparison itself
+    const at::Tensor local = h.rank->tensor(*h.record);
+    const bool flat = is_flat(h.record->layout);
+    std::vector<std::byte> scratch;
+    for (const PartStats& recorded : h.record->parts) {
+      const std::int64_t numel = numel_of(recorded, flat);
+      if (numel == 0) continue;
+      PartStats repeated = recorded;
+      const std::byte* bytes = packed(
+          *h.record, recorded, static_cast<const std::byte*>(local.const_data_ptr()), scratch);
+      if (digest_of(bytes, static_cast<std::size_t>(numel) * size_of(h.record->dtype)) !=
+          recorded.digest)
+        return false;
+      if (h.record->unmasked >= 0) continue;  // the mask was the rank's own
+      compare_part(repeated, *h.record, bytes, reference_.bytes(wanted_), wanted_.dtype,
+                   wanted_.grad_scale, nullptr);
+      if (repeated.stats.unequal_values != recorded.stats.unequal_values ||
+          repeated.stats.nonfinite_mismatch != recorded.stats.nonfinite_mismatch ||
+          repeated.stats.sum_sq_diff != recorded.stats.sum_sq_diff) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  const Reference& reference_;
+  const Record& wanted_;
+  const Trace& actual_;
+  const std::vector<Held>& held_;
+  const JudgeOptions& options_;
+  TensorResult result_;
+  std::map<Place, std::vector<Copy>> places_;
+  bool any_flat_ = false;
+  std::vector<int> odd_ranks_;
+  std::string copies_evidence_;
+};
+
+}  // namespace
+
+std::string join_axes(const std::vector<Axis>& axes) {
+  std::vector<std::string_view> names;
+  for (const Axis axis : axes) names.push_back(name_of(axis));
+  return fmt::format("{}", fmt::join(names, " and "));
+}
+
+TensorResult judge_tensor(const Reference& reference, const Record& reference_record,
+                          const Trace& actual, const std::vector<Held>& held,
+                          const JudgeOptions& options) {
+  return TensorJudge(reference, reference_record, actual, held, options).run();
+}
+
+}  // namespace isoshard::detail

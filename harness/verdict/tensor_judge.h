@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Judging one tensor: all its parts on all ranks against the reference.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "harness/verdict/verdict.h"
+
+namespace isoshard::detail {
+
+/// One rank's record of the tensor.
+struct Held {
+  const RankTrace* rank = nullptr;
+  const Record* record = nullptr;
+};
+
+struct TensorResult {
+  TensorComparison comparison;
+  std::vector<Finding> findings;
+  std::vector<Axis> differing_axes;  ///< axes along which copies differ
+  std::string not_judged;            ///< why this tensor could not be judged; empty if it was
+};
+
+/// `reference_record` is the reference's record of the same key.
+[[nodiscard]] TensorResult judge_tensor(const Reference& reference, const Record& reference_record,
+                                        const Trace& actual, const std::vector<Held>& held,
+                                        const JudgeOptions& options);
+
+/// "tp", "dp and tp".
+[[nodiscard]] std::string join_axes(const std::vector<Axis>& axes);
+
+}  // namespace isoshard::detail

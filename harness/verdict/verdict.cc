@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Names of levels, states and what is said to rolled copies.
+#include "harness/verdict/verdict.h"
+
+#include <fmt/format.h>
+
+namespace isoshard {
+
+std::string_view name_of(Level level) noexcept {
+  switch (level) {
+    case Level::kExact:
+      return "exact";
+    case Level::kBounded:
+      return "bounded";
+    case Level::kPerturbed:
+      return "perturbed";
+    case Level::kReported:
+      return "reported";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(ShiftedCopy copy) noexcept {
+  switch (copy) {
+    case ShiftedCopy::kRejected:
+      return "rejected";
+    case ShiftedCopy::kFlat:
+      return "flat";
+    case ShiftedCopy::kPassed:
+      return "passed";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(Status status) noexcept {
+  switch (status) {
+    case Status::kConforms:
+      return "conforms";
+    case Status::kDiverges:
+      return "diverges";
+    case Status::kIncomplete:
+      return "incomplete";
+    case Status::kVacuous:
+      return "vacuous";
+  }
+  return "unknown";
+}
+
+Verdict verdict_through_record(Verdict emulation, std::int64_t num_equal) {
+  emulation.equal_to_emulation = num_equal;
+  if (emulation.shows_too_little) {
+    emulation.status = Status::kConforms;
+    emulation.shows_too_little = false;
+    emulation.reason = fmt::format("{} tensors compared, {} of which show too little alone",
+                                   emulation.compared, emulation.weak);
+  }
+  emulation.reason +=
+      fmt::format("; {} tensors equal the emulated arithmetic bit by bit", num_equal);
+  return emulation;
+}
+
+}  // namespace isoshard

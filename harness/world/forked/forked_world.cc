@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The public face of forked worlds.
+#include "harness/world/forked/forked_world.h"
+
+#include <utility>
+
+#include "core/base/error.h"
+#include "harness/world/forked/world_state.h"
+
+namespace isoshard {
+
+struct ForkedWorld::Impl {
+  WorldState state;
+  bool has_waited = false;
+};
+
+ForkedWorld::ForkedWorld(WorldOptions options, Body body)
+    : impl_(new Impl{.state = {std::move(options), std::move(body)}}) {}
+ForkedWorld::ForkedWorld(ForkedWorld&&) noexcept = default;
+ForkedWorld& ForkedWorld::operator=(ForkedWorld&&) noexcept = default;
+ForkedWorld::~ForkedWorld() = default;
+
+WorldReport ForkedWorld::wait() {
+  if (std::exchange(impl_->has_waited, true))
+    throw UsageError("ForkedWorld::wait() was called twice; a world has one report");
+  serve_until_done(impl_->state);
+  return impl_->state.take_report();
+}
+
+WorldReport run_forked(WorldOptions options, ForkedWorld::Body body) {
+  return ForkedWorld(std::move(options), std::move(body)).wait();
+}
+
+void require_ok(const WorldReport& report) {
+  if (!report.ok()) throw InfrastructureError(report.describe());
+}
+
+}  // namespace isoshard

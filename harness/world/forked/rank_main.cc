@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The rank's side of a forked world.
+#include "harness/world/forked/rank_main.h"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstdio>
+#include <mutex>
+#include <utility>
+
+#include "core/memory/memory_pool.h"
+#include "harness/world/end_process.h"
+#include "harness/world/forked/crash_handler.h"
+#include "harness/world/forked/frames.h"
+#include "harness/world/forked/hooks.h"
+#include "harness/world/forked/leaked_processes.h"
+#include "harness/world/interrupt.h"
+#include "harness/world/tensor_memory.h"
+
+namespace isoshard {
+namespace {
+
+constexpr std::size_t kResultPartBytes = 256 * 1024;
+
+WorldHooks& hooks() {
+  static WorldHooks instance;
+  return instance;
+}
+
+class ForkedRank final : public Rank {
+ public:
+  ForkedRank(const RankStart& start, std::unique_ptr<Communicator> comm)
+      : rank_(start.rank),
+        size_(start.options->size),
+        channel_(start.channel),
+        slot_(*start.slot),
+        comm_(std::move(comm)) {}
+  [[nodiscard]] int rank() const noexcept override { return rank_; }
+  [[nodiscard]] int size() const noexcept override { return size_; }
+  [[nodiscard]] Communicator& comm() noexcept override { return *comm_; }
+  void set_phase(std::string_view phase) noexcept override { slot_.phase.set(phase); }
+
+  void post_result(std::span<const std::byte> bytes) override {
+    if (std::exchange(has_posted_, true))
+      throw UsageError("post_result was called twice; a rank has one result");
+    if (bytes.size() > kMaxResultBytes) {
+      throw InfrastructureError("a result of " + std::to_string(bytes.size()) +
+                                " bytes is too large for the result channel (limit " +
+                                std::to_string(kMaxResultBytes) + "): keep large data in a memfd");
+    }
+    while (!bytes.empty()) {
+      const auto part = bytes.first(std::min(bytes.size(), kResultPartBytes));
+      send(FrameType::kResultPart, part);
+      bytes = bytes.subspan(part.size());
+    }
+  }
+
+  void forward(const ForwardedFailure& failure) {
+    PayloadWriter payload;
+    const std::string_view text = std::string_view(failure.text).substr(0, kResultPartBytes);
+    payload.number(static_cast<std::uint64_t>(failure.line))
+        .number(failure.fatal ? 1 : 0)
+        .text(failure.file)
+        .text(text);
+    send(FrameType::kFailure, payload.bytes());
+  }
+
+ private:
+  void send(FrameType type, std::span<const std::byte> payload) {
+    const std::lock_guard lock(mutex_);
+    send_frame(channel_, type, payload);
+  }
+
+  int rank_;
+  int size_;
+  int channel_;
+  RankSlot& slot_;
+  std::unique_ptr<Communicator> comm_;
+  bool has_posted_ = false;
+  std::mutex mutex_;  ///< forwarded failures may come from any thread
+};
+
+// 0, 1, 2 become /dev/null and the pipes; every descriptor of the controller is closed.
+bool take_descriptors(const RankStart& start) {
+  const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (null < 0 || ::dup2(null, STDIN_FILENO) < 0 ||
+      ::dup2(start.standard_output, STDOUT_FILENO) < 0 ||
+      ::dup2(start.standard_error, STDERR_FILENO) < 0) {
+    return false;
+  }
+  if (null != STDIN_FILENO) ::close(null);
+  ::close(start.standard_output);
+  ::close(start.standard_error);
+  for (const int fd : start.to_close) ::close(fd);
+  return true;
+}
+
+void run_body(const RankStart& start) {
+  std::unique_ptr<Communicator> comm = start.world->communicator(start.rank);
+  if (start.options->decorate) comm = start.options->decorate(std::move(comm), start.rank);
+  ForkedRank rank(start, std::move(comm));
+  if (hooks().run_body) {
+    hooks().run_body(rank, *start.body);
+  } else {
+    (*start.body)(rank);
+  }
+}
+
+}  // namespace
+
+void set_world_hooks(WorldHooks new_hooks) {
+  hooks() = std::move(new_hooks);
+}
+
+void call_world_hooks(int size) {
+  (void)program_pool();  // before the first fork
+  if (const auto hook = std::exchange(hooks().before_first_world, nullptr)) hook();
+  if (hooks().before_world) hooks().before_world(size);
+}
+
+void forward_failure(Rank& rank, const ForwardedFailure& failure) {
+  dynamic_cast<ForkedRank&>(rank).forward(failure);
+}
+
+void rank_main(const RankStart& start) noexcept {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  adopt_orphans();
+  if (::getppid() != start.controller) ::_exit(1);  // it died before the line above
+  leave_interrupts_to_controller();
+  if (!take_descriptors(start)) ::_exit(1);
+  // A crash loses no finished line. A buffer of its own, because a stream in use keeps its old mode
+  // with its old buffer.
+  static std::array<char, 8192> buffer;
+  std::setvbuf(stdout, buffer.data(), _IOLBF, buffer.size());
+  install_crash_handlers(start.rank, *start.slot);
+  use_pool_for_tensors();
+  try {
+    try {
+      run_body(start);
+    } catch (const CommError& error) {
+      send_frame(start.channel, FrameType::kCommError, error.what());
+    } catch (...) {
+      send_frame(start.channel, FrameType::kException, current_exception_in_words());
+    }
+    if (const std::string leaked = end_leaked_processes({}); !leaked.empty())
+      send_frame(start.channel, FrameType::kLeak, leaked);
+    send_frame(start.channel, FrameType::kGoodbye, std::string_view());
+  } catch (...) {  // the channel is broken: the controller sees an end without a goodbye
+    ::_exit(1);
+  }
+  end_process(0);
+}
+
+}  // namespace isoshard

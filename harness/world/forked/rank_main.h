@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a rank's process does from the fork to its end.
+#pragma once
+#include <sys/types.h>
+
+#include <vector>
+
+#include "core/comm/shm/shm_world.h"
+#include "harness/world/forked/forked_world.h"
+#include "harness/world/forked/rank_slot.h"
+
+namespace isoshard {
+
+struct RankStart {
+  int rank = 0;
+  pid_t controller = 0;
+  int channel = -1;          ///< this rank's end of the result channel
+  int standard_output = -1;  ///< write ends of the pipes
+  int standard_error = -1;
+  std::vector<int> to_close;  ///< the controller's descriptors, which no rank may hold
+  RankSlot* slot = nullptr;
+  ShmWorld* world = nullptr;
+  const WorldOptions* options = nullptr;
+  const ForkedWorld::Body* body = nullptr;
+};
+
+/// Runs the body, reports how it ended, flushes what wants flushing, and ends the process.
+[[noreturn]] void rank_main(const RankStart& start) noexcept;
+
+/// Calls what hooks there are for a world of this size, in the controller.
+void call_world_hooks(int size);
+
+}  // namespace isoshard

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A file that appears under its name complete or not at all.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string_view>
+
+namespace isoshard {
+
+/// Writes to a temporary name in the same directory; commit() flushes it to disk and renames it
+/// into place.
+///
+/// Guarantees   readers of `path` see the old content or the whole new one; without commit(), or
+///              after an error, the temporary file is gone and `path` is untouched.
+/// Errors       InfrastructureError that names the file, the bytes written so far and the system's
+///              reason.
+///
+///     AtomicFile file(path);
+///     file.write(bytes);
+///     file.commit();
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::filesystem::path path);
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+  ~AtomicFile();
+
+  void write(std::span<const std::byte> bytes);
+  void write(std::string_view text) { write(std::as_bytes(std::span(text.data(), text.size()))); }
+  void commit();
+  [[nodiscard]] std::uint64_t bytes_written() const noexcept { return bytes_written_; }
+
+ private:
+  [[noreturn]] void fail(std::string_view doing, int error);
+  void discard() noexcept;
+
+  std::filesystem::path path_;
+  std::filesystem::path temporary_;
+  int fd_ = -1;
+  std::uint64_t bytes_written_ = 0;
+};
+
+/// Writes `text` as the whole content of `path`, atomically. Errors as AtomicFile.
+void write_file_atomically(const std::filesystem::path& path, std::string_view text);
+
+}  // namespace isoshard

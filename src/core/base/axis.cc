@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Names of the mesh axes.
+#include "core/base/axis.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/base/suggest.h"
+
+namespace isoshard {
+namespace {
+constexpr std::array<std::string_view, 6> kNames{"world", "dp", "tp", "pp", "cp", "ep"};
+}
+
+std::string_view name_of(Axis axis) noexcept {
+  return kNames[static_cast<std::size_t>(axis)];
+}
+
+Axis parse_axis(std::string_view name) {
+  for (std::size_t i = 0; i < kNames.size(); ++i) {
+    if (name == kNames[i]) return static_cast<Axis>(i);
+  }
+  const std::vector<std::string> known(kNames.begin(), kNames.end());
+  throw UsageError(fmt::format("unknown mesh axis '{}'{}; there is {}", name,
+                               did_you_mean(name, known), join_names(known)));
+}
+
+}  // namespace isoshard

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The journal's rings of atomic words, and the sentences made from them.
+#include "core/comm/journal.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <new>
+
+namespace isoshard {
+namespace {
+
+using Word = std::atomic<std::uint64_t>;
+static_assert(Word::is_always_lock_free, "the journal is shared between processes");
+using Words = std::array<std::uint64_t, Journal::kEntryWords>;
+
+// Words of an entry: 0 sequence << 1 | done, written last and checked after reading; 1 op, purpose,
+// axis, dtype, reduction, one byte each, group size in the sixth; 2 count; 3 root; 4 group id and
+// members; 5 group sequence.
+Words encode(const JournalEntry& entry) noexcept {
+  const CollectiveCall& call = entry.call;
+  const auto byte = [](auto value, int position) {
+    return static_cast<std::uint64_t>(value) << (8 * position);
+  };
+  return {0,
+          byte(call.op, 0) | byte(call.purpose, 1) | byte(call.axis, 2) | byte(call.dtype, 3) |
+              byte(call.reduction, 4) | byte(entry.group_size, 5),
+          static_cast<std::uint64_t>(call.count),
+          static_cast<std::uint32_t>(call.root),
+          static_cast<std::uint64_t>(call.group_id) << 32 | entry.group_members,
+          call.group_sequence};
+}
+
+JournalEntry decode(const Words& words, std::uint64_t head) noexcept {
+  const auto byte = [&](int position) {
+    return static_cast<std::uint8_t>(words[1] >> (8 * position));
+  };
+  JournalEntry entry;
+  entry.call.op = static_cast<CollectiveOp>(byte(0));
+  entry.call.purpose = static_cast<Purpose>(byte(1));
+  entry.call.axis = static_cast<Axis>(byte(2));
+  entry.call.dtype = static_cast<Dtype>(byte(3));
+  entry.call.reduction = static_cast<Reduction>(byte(4));
+  entry.group_size = byte(5);
+  entry.call.count = static_cast<std::int64_t>(words[2]);
+  entry.call.root = static_cast<std::int32_t>(static_cast<std::uint32_t>(words[3]));
+  entry.call.group_id = static_cast<std::uint32_t>(words[4] >> 32);
+  entry.group_members = static_cast<std::uint32_t>(words[4]);
+  entry.call.group_sequence = words[5];
+  entry.sequence = head >> 1;
+  entry.state = (head & 1) != 0 ? CallState::kDone : CallState::kEntered;
+  return entry;
+}
+
+std::string ranks_in_words(const std::vector<int>& ranks) {
+  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
+}
+
+std::string_view plural(const std::vector<int>& ranks, std::string_view one,
+                        std::string_view many) {
+  return ranks.size() == 1 ? one : many;
+}
+
+}  // namespace
+
+struct alignas(64) Journal::Lane {
+  Word num_calls;
+  std::array<std::array<Word, kNumPurposes>, kNumCollectiveOps> counts;
+  std::array<Word, kMaxGroups> last_entered;  ///< group_sequence by group_id
+  std::array<std::array<Word, kEntryWords>, kDepth> ring;
+};
+
+std::size_t Journal::bytes(int num_ranks) noexcept {
+  return sizeof(Lane) * static_cast<std::size_t>(num_ranks);
+}
+
+Journal::Lane& Journal::lane(int rank) const noexcept {
+  return *std::launder(
+      reinterpret_cast<Lane*>(memory_ + sizeof(Lane) * static_cast<std::size_t>(rank)));
+}
+
+std::uint64_t Journal::enter(int rank, const JournalEntry& entry) noexcept {
+  Lane& own = lane(rank);
+  const std::uint64_t sequence = own.num_calls.load(std::memory_order_relaxed) + 1;
+  const Words words = encode(entry);
+  auto& slot = own.ring[sequence % kDepth];
+  // who reads one of the new words below also reads this, and drops the entry
+  slot[0].store(0, std::memory_order_relaxed);
+  for (std::size_t i = 1; i < kEntryWords; ++i) slot[i].store(words[i], std::memory_order_release);
+  slot[0].store(sequence << 1, std::memory_order_release);
+  Word& count = own.counts[static_cast<std::size_t>(entry.call.op)]
+                          [static_cast<std::size_t>(entry.call.purpose)];
+  count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  if (entry.call.group_id < kMaxGroups)
+    own.last_entered[entry.call.group_id].store(entry.call.group_sequence);
+  // seq_cst: of two ranks that wait for each other at least one sees the other's entry
+  own.num_calls.store(sequence);
+  return sequence;
+}
+
+void Journal::finish(int rank, std::uint64_t sequence) noexcept {
+  lane(rank).ring[sequence % kDepth][0].store(sequence << 1 | 1, std::memory_order_release);
+}
+
+std::uint64_t Journal::num_calls(int rank) const noexcept {
+  return lane(rank).num_calls.load(std::memory_order_seq_cst);
+}
+
+std::uint64_t Journal::num_calls(int rank, CollectiveOp op, Purpose purpose) const noexcept {
+  return lane(rank).counts[static_cast<std::size_t>(op)][static_cast<std::size_t>(purpose)].load(
+      std::memory_order_acquire);
+}
+
+std::optional<JournalEntry> Journal::read(int rank, std::uint64_t sequence) const noexcept {
+  const auto& slot = lane(rank).ring[sequence % kDepth];
+  const std::uint64_t head = slot[0].load(std::memory_order_acquire);
+  if (head >> 1 != sequence) return std::nullopt;
+  Words words{};
+  for (std::size_t i = 1; i < kEntryWords; ++i) words[i] = slot[i].load(std::memory_order_acquire);
+  if (slot[0].load(std::memory_order_acquire) >> 1 != sequence) return std::nullopt;
+  return decode(words, head);
+}
+
+std::vector<JournalEntry> Journal::entries(int rank) const {
+  const std::uint64_t newest = num_calls(rank);
+  std::vector<JournalEntry> result;
+  for (std::uint64_t sequence = newest > kDepth ? newest - kDepth + 1 : 1; sequence <= newest;
+       ++sequence) {
+    if (const auto entry = read(rank, sequence)) result.push_back(*entry);
+  }
+  return result;
+}
+
+std::optional<JournalEntry> Journal::last(int rank) const {
+  const std::uint64_t newest = num_calls(rank);
+  return newest == 0 ? std::nullopt : read(rank, newest);
+}
+
+std::uint64_t Journal::last_entered(int rank, std::uint32_t group_id) const noexcept {
+  return group_id < kMaxGroups ? lane(rank).last_entered[group_id].load() : 0;
+}
+
+std::string Journal::last_call_in_words(int rank) const {
+  const auto entry = last(rank);
+  if (!entry) return "before its first collective";
+  return fmt::format("{} {}", entry->state == CallState::kDone ? "after" : "in",
+                     in_words(entry->call));
+}
+
+std::string Journal::describe_hang() const {
+  std::vector<std::optional<JournalEntry>> lasts;
+  for (int rank = 0; rank < num_ranks_; ++rank) lasts.push_back(last(rank));
+  const auto is_in = [&](int rank, const CollectiveCall& call) {
+    const auto& entry = lasts[static_cast<std::size_t>(rank)];
+    return entry && entry->state == CallState::kEntered && entry->call.group_id == call.group_id &&
+           entry->call.group_sequence == call.group_sequence;
+  };
+  const auto has_passed = [&](int rank, const CollectiveCall& call) {
+    return last_entered(rank, call.group_id) >= call.group_sequence;
+  };
+  std::vector<std::string> clauses;
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    const auto& entry = lasts[static_cast<std::size_t>(rank)];
+    if (!entry || entry->state == CallState::kDone) continue;
+    std::vector<int> waiting;
+    std::vector<int> missing;
+    for (int member = 0; member < num_ranks_; ++member) {
+      if ((entry->group_members >> member & 1U) == 0) continue;
+      if (is_in(member, entry->call)) {
+        waiting.push_back(member);
+      } else if (!has_passed(member, entry->call)) {
+        missing.push_back(member);
+      }
+    }
+    // told once, at its first waiting rank
+    if (waiting.empty() || waiting.front() != rank) continue;
+    const std::string call = in_words(entry->call);
+    if (missing.empty()) {
+      clauses.push_back(fmt::format("every rank has entered {}; {} {} not left it", call,
+                                    ranks_in_words(waiting), plural(waiting, "has", "have")));
+      continue;
+    }
+    std::string clause = fmt::format("{} {} not entered {}; {} {} in it", ranks_in_words(missing),
+                                     plural(missing, "has", "have"), call, ranks_in_words(waiting),
+                                     plural(waiting, "waits", "wait"));
+    for (const int member : missing)
+      clause += fmt::format("; rank {} is {}", member, last_call_in_words(member));
+    clauses.push_back(clause);
+  }
+  return fmt::format("{}", fmt::join(clauses, ". "));
+}
+
+// Extends the path, whose last rank waits in its last entry, until it returns to its first rank.
+bool Journal::find_circle(std::vector<JournalEntry>& path, std::vector<int>& ranks) const {
+  const JournalEntry waiting = path.back();
+  for (int member = 0; member < num_ranks_; ++member) {
+    const bool missing = (waiting.group_members >> member & 1U) != 0 &&
+                         last_entered(member, waiting.call.group_id) < waiting.call.group_sequence;
+    if (!missing) continue;
+    if (member == ranks.front()) return true;
+    if (std::ranges::find(ranks, member) != ranks.end()) continue;
+    const auto entry = last(member);
+    if (!entry || entry->state == CallState::kDone) continue;
+    path.push_back(*entry);
+    ranks.push_back(member);
+    if (find_circle(path, ranks)) return true;
+    path.pop_back();
+    ranks.pop_back();
+  }
+  return false;
+}
+
+std::string Journal::describe_circular_wait(int rank) const {
+  const auto own = last(rank);
+  if (!own || own->state == CallState::kDone) return {};
+  std::vector<JournalEntry> path = {*own};
+  std::vector<int> ranks = {rank};
+  if (!find_circle(path, ranks)) return {};
+  // The ranks were looked at one after the other. If every one still is in the same call and still
+  // lacks the next one, then between the two looks all of this was true at once.
+  std::vector<std::string> clauses;
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    const int next = ranks[(i + 1) % ranks.size()];
+    const auto again = last(ranks[i]);
+    if (!again || again->sequence != path[i].sequence || again->state == CallState::kDone)
+      return {};
+    if (last_entered(next, path[i].call.group_id) >= path[i].call.group_sequence) return {};
+    clauses.push_back(
+        fmt::format("rank {} waits for rank {} in {}", ranks[i], next, in_words(path[i].call)));
+  }
+  return fmt::format("{}", fmt::join(clauses, "; "));
+}
+
+}  // namespace isoshard

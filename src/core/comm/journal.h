@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What every rank called last, in shared memory: readable by the controller, and after a rank's
+/// death.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/comm/collective.h"
+
+namespace isoshard {
+
+enum class CallState : std::uint8_t { kEntered, kDone };
+
+struct JournalEntry {
+  CollectiveCall call;
+  std::uint64_t sequence = 0;  ///< the how-manieth call of this rank on any group, from 1
+  std::uint32_t group_size = 1;
+  std::uint32_t group_members = 0;  ///< bit r is set if world rank r is in the group
+  CallState state = CallState::kEntered;
+};
+
+/// A view of the journal in a world's region. Entries are written by their own rank, before the
+/// call blocks, and read by all.
+///
+/// Guarantees   the last kDepth calls of each rank can be read at any time, without locks; an entry
+///              that its rank is just overwriting is left out. Counts per op and purpose cover all
+///              calls since the start.
+///
+///     for (const JournalEntry& entry : world.journal().entries(1)) log(in_words(entry.call));
+class Journal {
+ public:
+  static constexpr std::size_t kDepth = 64;
+  static constexpr std::size_t kEntryWords = 8;
+
+  /// Bytes of the region for `num_ranks` ranks.
+  [[nodiscard]] static std::size_t bytes(int num_ranks) noexcept;
+  /// `memory` is zeroed or an existing journal, and 64-byte aligned.
+  Journal(std::byte* memory, int num_ranks) noexcept : memory_(memory), num_ranks_(num_ranks) {}
+
+  [[nodiscard]] int num_ranks() const noexcept { return num_ranks_; }
+
+  /// For the rank itself. enter returns the entry's sequence number, which finish takes.
+  std::uint64_t enter(int rank, const JournalEntry& entry) noexcept;
+  void finish(int rank, std::uint64_t sequence) noexcept;
+
+  /// Calls entered by `rank` since the start; in the second form, those of one op and purpose.
+  [[nodiscard]] std::uint64_t num_calls(int rank) const noexcept;
+  [[nodiscard]] std::uint64_t num_calls(int rank, CollectiveOp op, Purpose purpose) const noexcept;
+  /// The last calls of `rank` that are still kept, oldest first.
+  [[nodiscard]] std::vector<JournalEntry> entries(int rank) const;
+  [[nodiscard]] std::optional<JournalEntry> last(int rank) const;
+
+  /// "in all_reduce #7 (...)", "after all_reduce #6 (...)" or "before its first collective".
+  [[nodiscard]] std::string last_call_in_words(int rank) const;
+  /// The last call that `rank` entered on a group, as its group_sequence; 0 if none. Exact, however
+  /// long ago it was.
+  [[nodiscard]] std::uint64_t last_entered(int rank, std::uint32_t group_id) const noexcept;
+  /// Who waits for whom, one clause per pending call: "rank 1 has not entered all_reduce #7
+  /// (grad_reduce, dp, sum, fp32 x 1024); ranks 0, 2 wait in it". A rank that entered something
+  /// else is said to. Empty if nothing is pending.
+  [[nodiscard]] std::string describe_hang() const;
+  /// Called by a rank that waits in a collective: the circle of ranks, each of which waits in
+  /// another group's collective for the next, that it is in; empty if there is none. A circle found
+  /// is a proof: none of its ranks can ever go on.
+  [[nodiscard]] std::string describe_circular_wait(int rank) const;
+
+ private:
+  struct Lane;
+  [[nodiscard]] Lane& lane(int rank) const noexcept;
+  [[nodiscard]] std::optional<JournalEntry> read(int rank, std::uint64_t sequence) const noexcept;
+  [[nodiscard]] bool find_circle(std::vector<JournalEntry>& path, std::vector<int>& ranks) const;
+
+  std::byte* memory_;
+  int num_ranks_;
+};
+
+}  // namespace isoshard

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What the collectives over windows do with buffers: sizes in bytes, copies, and the check of what
+/// a caller hands in.
+#pragma once
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "core/base/dtype.h"
+#include "core/base/error.h"
+#include "core/comm/communicator.h"
+
+namespace isoshard {
+
+[[nodiscard]] inline std::size_t bytes_of(std::int64_t count, Dtype dtype) {
+  return static_cast<std::size_t>(count) * size_of(dtype);
+}
+
+/// Ranges may overlap; nothing happens for 0 bytes or a copy onto itself.
+inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (bytes != 0 && to != from) std::memmove(to, from, bytes);
+}
+
+/// Errors   ShapeError for a negative count, or for elements at no address.
+inline void check_buffer(const ConstBuffer& buffer, const char* op, const char* name) {
+  if (buffer.count < 0 || (buffer.count > 0 && buffer.data == nullptr)) {
+    throw ShapeError(fmt::format("{}: {} of {} elements at {}", op, name, buffer.count,
+                                 static_cast<const void*>(buffer.data)));
+  }
+}
+
+}  // namespace isoshard

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Collectives on at::Tensor.
+#include "core/comm/tensor.h"
+
+#include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <array>
+#include <utility>
+
+#include "core/base/error.h"
+
+namespace isoshard {
+namespace {
+
+constexpr std::array<std::pair<at::ScalarType, Dtype>, 10> kDtypes = {
+    {{at::kDouble, Dtype::kFloat64},
+     {at::kFloat, Dtype::kFloat32},
+     {at::kBFloat16, Dtype::kBFloat16},
+     {at::kHalf, Dtype::kFloat16},
+     {at::kLong, Dtype::kInt64},
+     {at::kInt, Dtype::kInt32},
+     {at::kShort, Dtype::kInt16},
+     {at::kChar, Dtype::kInt8},
+     {at::kByte, Dtype::kUint8},
+     {at::kBool, Dtype::kBool}}};
+
+void check(const at::Tensor& tensor, std::string_view op) {
+  if (!tensor.defined()) throw ShapeError(fmt::format("{} of an undefined tensor", op));
+  if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
+    throw ShapeError(
+        fmt::format("{} of a tensor on {}: this backend takes dense tensors in CPU memory", op,
+                    tensor.device().str()));
+  }
+  if (tensor.requires_grad() && at::GradMode::is_enabled()) {
+    throw ShapeError(
+        fmt::format("{} of a tensor [{}] that requires grad: autograd would not see the "
+                    "collective; call it under "
+                    "at::NoGradGuard or inside a custom Function",
+                    op, fmt::join(tensor.sizes(), ", ")));
+  }
+}
+
+void check_writable(const at::Tensor& tensor, std::string_view op) {
+  check(tensor, op);
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    throw ShapeError(
+        fmt::format("{} in place of an expanded tensor [{}], strides [{}]: its elements share "
+                    "memory; clone it first",
+                    op, fmt::join(tensor.sizes(), ", "), fmt::join(tensor.strides(), ", ")));
+  }
+}
+
+Buffer buffer_of(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.numel(), dtype_of(tensor)};
+}
+
+// `packed` is the contiguous tensor that the collective works on; `tensor` gets its content when
+// the Work is done.
+Work unpack_when_done(Work work, at::Tensor packed, at::Tensor tensor) {
+  return Work([pending = std::make_shared<Work>(std::move(work)), packed = std::move(packed),
+               tensor = std::move(tensor)] {
+    pending->wait();
+    const at::NoGradGuard no_grad;
+    if (packed.is_same(tensor)) {
+      // What autograd saved of the old content is no longer there: let it notice.
+      if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+    } else {
+      tensor.copy_(packed);
+    }
+  });
+}
+
+std::vector<std::int64_t> with_first_dim(const at::Tensor& tensor, std::int64_t first) {
+  std::vector<std::int64_t> sizes = tensor.sizes().vec();
+  if (sizes.empty()) return {first};
+  sizes[0] = first;
+  return sizes;
+}
+
+}  // namespace
+
+Dtype dtype_of(const at::Tensor& tensor) {
+  for (const auto& [scalar_type, dtype] : kDtypes) {
+    if (tensor.scalar_type() == scalar_type) return dtype;
+  }
+  throw ShapeError(
+      fmt::format("a tensor of dtype {}; known are fp64, fp32, bf16, fp16, int64, int32, int16, "
+                  "int8, uint8, bool",
+                  c10::toString(tensor.scalar_type())));
+}
+
+at::ScalarType scalar_type_of(Dtype dtype) noexcept {
+  for (const auto& [scalar_type, known] : kDtypes) {
+    if (known == dtype) return scalar_type;
+  }
+  return at::ScalarType::Undefined;
+}
+
+Work all_reduce(Communicator& comm, at::Tensor tensor, Reduction reduction, const CallInfo& info) {
+  check_writable(tensor, "all_reduce");
+  at::Tensor packed = tensor.is_contiguous() ? tensor : tensor.contiguous();
+  Work work = comm.all_reduce(buffer_of(packed), reduction, info);
+  return unpack_when_done(std::move(work), std::move(packed), std::move(tensor));
+}
+
+at::Tensor all_gather(Communicator& comm, const at::Tensor& tensor, const CallInfo& info) {
+  check(tensor, "all_gather");
+  const at::Tensor input = tensor.contiguous();
+  const std::int64_t first = tensor.dim() == 0 ? 1 : tensor.size(0);
+  at::Tensor output = at::empty(with_first_dim(tensor, first * comm.size()), tensor.options());
+  comm.all_gather(buffer_of(input), buffer_of(output), info).wait();
+  return output;
+}
+
+at::Tensor reduce_scatter(Communicator& comm, const at::Tensor& tensor, Reduction reduction,
+                          const CallInfo& info) {
+  check(tensor, "reduce_scatter");
+  if (tensor.dim() == 0 || tensor.size(0) % comm.size() != 0) {
+    throw ShapeError(fmt::format(
+        "reduce_scatter of [{}] over {} ranks: dim 0 must be divisible by the group size",
+        fmt::join(tensor.sizes(), ", "), comm.size()));
+  }
+  const at::Tensor input = tensor.contiguous();
+  at::Tensor output =
+      at::empty(with_first_dim(tensor, tensor.size(0) / comm.size()), tensor.options());
+  comm.reduce_scatter(buffer_of(input), buffer_of(output), reduction, info).wait();
+  return output;
+}
+
+Work broadcast(Communicator& comm, at::Tensor tensor, int root, const CallInfo& info) {
+  check_writable(tensor, "broadcast");
+  at::Tensor packed = tensor.is_contiguous() ? tensor : tensor.contiguous();
+  Work work = comm.broadcast(buffer_of(packed), root, info);
+  return unpack_when_done(std::move(work), std::move(packed), std::move(tensor));
+}
+
+}  // namespace isoshard

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The thin layer of the communicator that takes at::Tensor: dtype mapping, non-contiguous tensors,
+/// shape checks.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "core/comm/communicator.h"
+
+namespace isoshard {
+
+/// Errors   ShapeError for a dtype the project does not know.
+[[nodiscard]] Dtype dtype_of(const at::Tensor& tensor);
+[[nodiscard]] at::ScalarType scalar_type_of(Dtype dtype) noexcept;
+
+/// In place, any strides (a non-contiguous tensor is packed, reduced and written back).
+/// Ranks   collective over `comm`; shapes and dtypes equal.
+/// Errors  ShapeError if the tensor is not in CPU memory or requires grad outside no_grad.
+Work all_reduce(Communicator& comm, at::Tensor tensor, Reduction reduction, const CallInfo& info);
+/// Gathers along dim 0 into a new tensor [size * d0, ...].
+[[nodiscard]] at::Tensor all_gather(Communicator& comm, const at::Tensor& tensor,
+                                    const CallInfo& info);
+/// Reduces [size * d0, ...] and returns this rank's [d0, ...].
+/// Errors  ShapeError if dim 0 is not divisible by the group size.
+[[nodiscard]] at::Tensor reduce_scatter(Communicator& comm, const at::Tensor& tensor,
+                                        Reduction reduction, const CallInfo& info);
+Work broadcast(Communicator& comm, at::Tensor tensor, int root, const CallInfo& info);
+
+}  // namespace isoshard

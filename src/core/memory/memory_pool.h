@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Memory that outlives the process that used it: tensors of a world take over what the last
+/// world's tensors and records had.
+///
+/// Memory that a process touches for the first time is expensive: the kernel clears it, and in a
+/// virtual machine that gives free memory back, the host has to find it again (measured: 0.3 GB/s
+/// against 11). Worlds come one after the other and need the same again and again. So the
+/// controller holds one shared mapping, and ranks cut tensors of 2 MiB and more, and the bytes of
+/// traces, out of it.
+#pragma once
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace isoshard {
+
+/// Extents of 2 MiB in a memfd, each free or owned by somebody. What nobody ever took costs
+/// nothing.
+///
+/// An owner is a process (its id), or what new_owner() returns.
+/// Ranks        made by the controller before it forks; all members by any process and thread.
+/// Guarantees   no two owners have one extent; the lowest that are free and fit are taken.
+/// Contents are whatever the last owner left, as with malloc.
+class MemoryPool {
+ public:
+  static constexpr std::size_t kExtentBytes = std::size_t{2} << 20;
+
+  /// Room for `bytes`, rounded down to extents.
+  /// Errors   InfrastructureError if there is no address space or memfd, or files must not be so
+  ///          large.
+  explicit MemoryPool(std::size_t bytes);
+  ~MemoryPool();
+  MemoryPool(const MemoryPool&) = delete;
+  MemoryPool& operator=(const MemoryPool&) = delete;
+
+  /// An owner that is no process: what it has is its own until reclaim().
+  [[nodiscard]] pid_t new_owner() noexcept;
+  /// `bytes` in one piece, aligned to an extent; nullptr if there is no such piece or no memory.
+  [[nodiscard]] std::byte* take(std::size_t bytes, pid_t owner) noexcept;
+  /// What take() returned.
+  void give_back(const std::byte* data) noexcept;
+  /// The `count` lowest free extents, in rising order. Fewer, or none, if there are no more.
+  /// Their memory is not obtained yet: a first touch that fails raises SIGBUS.
+  [[nodiscard]] std::vector<std::uint32_t> take_scattered(std::size_t count, pid_t owner);
+  /// Shows `count` extents from `first` on at `address`, too, in place of what is mapped there.
+  /// Returns   false (and errno) on failure.
+  [[nodiscard]] bool map_at(std::byte* address, std::uint32_t first, std::size_t count,
+                            int protection) const noexcept;
+  /// Whose it is; 0: nobody's, or there is no such extent.
+  [[nodiscard]] pid_t owner_of(const std::byte* data) const noexcept;
+  [[nodiscard]] pid_t owner_of(std::uint32_t extent) const noexcept;
+  /// What this owner has can only be read in this process, at the pool's own addresses, and in
+  /// those that it forks later; until reclaim() here, or until they take it.
+  void protect(pid_t owner);
+  [[nodiscard]] bool holds(const void* data) const noexcept;
+  /// Frees all that an owner had which is gone.
+  void reclaim(pid_t owner) noexcept;
+  /// Gives the memory of free extents back to the system.
+  void trim() noexcept;
+  /// Bytes up to the end of the highest extent that was ever taken.
+  [[nodiscard]] std::size_t high_water() const noexcept;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// The program's pool, as large as the machine's memory. The controller asks first, before a world
+/// starts.
+/// Returns   nullptr where none can be had: a limit on the size of files, no address space.
+[[nodiscard]] std::shared_ptr<MemoryPool> program_pool();
+
+/// Obtains the memory of `bytes` that are mapped and maps them all now, where each first touch
+/// would be a fault.
+/// Requires   an address at the beginning of a page.
+/// Returns    false where memory is short; that is said here and not by a SIGBUS later (but before
+///            Linux 5.14, which cannot say).
+[[nodiscard]] bool populate(std::byte* data, std::size_t bytes) noexcept;
+
+}  // namespace isoshard

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Named points of model and training code, and the sink that receives what passes there.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "core/mesh/layout.h"
+
+namespace isoshard {
+
+/// In this order a step produces them; kParam is recorded before the step (weights as read) and
+/// after it.
+enum class RecordKind : std::uint8_t {
+  kParam,
+  kGrad,
+  kActivation,
+  kActivationGrad,
+  kOptimizer,
+  kScalar,
+  kDataId,
+  kMask
+};
+
+/// param, grad, activation, activation_grad, optimizer, scalar, data_id, mask.
+[[nodiscard]] std::string_view name_of(RecordKind kind) noexcept;
+
+/// One named point. The sink counts repeated visits within a step itself (the record's call
+/// number).
+struct Site {
+  RecordKind kind = RecordKind::kActivation;
+  std::string name;  ///< Hugging Face module path or parameter name, plus listed suffix points
+  Layout layout;
+  /// What the recorded value is multiplied with against the true one (dp average, loss scale)
+  double grad_scale = 1.0;
+  /// A forward value or mask that was recorded before and is computed again for backward: an
+  /// activation is not recorded twice, a mask is, as "<name>.recomputed", to be compared with the
+  /// first one.
+  bool recomputed = false;
+};
+
+/// Receives tensors. One per rank, given to subject and model from outside; never global, never
+/// thread_local.
+class Sink {
+ public:
+  virtual ~Sink() = default;
+  /// Every later record belongs to this step. The first is step 0.
+  virtual void begin_step(int step) = 0;
+  /// A forward value passes. Returns what goes on: the same tensor, or what a fault puts in its
+  /// place.
+  [[nodiscard]] virtual at::Tensor on_activation(const Site& site, at::Tensor value) = 0;
+  /// The gradient at the same point. `site.kind` is kActivationGrad. Returns what flows on
+  /// backward.
+  [[nodiscard]] virtual at::Tensor on_activation_grad(const Site& site, at::Tensor gradient) = 0;
+  /// A value that nobody reads back (parameter, gradient, optimizer state, scalar, sample ids).
+  virtual void on_record(const Site& site, const at::Tensor& value) = 0;
+};
+
+/// Sends x through the sink: records it, and, if x requires grad, its gradient when backward comes
+/// by.
+///
+/// `layout` is a callable so that nothing is computed without a sink: [&] { return ctx.layout(x,
+/// dim); } `grad_scale` is the factor on activation gradients (see Site); the activation itself is
+/// recorded with 1. The gradient is the whole one of the tensor that the sink returned, whoever
+/// uses it. The sink must outlive backward.
+/// Ranks   local.
+template <class LayoutFunction>
+[[nodiscard]] at::Tensor tap(Sink* sink, std::string_view name, at::Tensor x, double grad_scale,
+                             LayoutFunction&& layout);
+
+namespace detail {
+[[nodiscard]] at::Tensor tap_with_sink(Sink& sink, std::string_view name, at::Tensor x,
+                                       double grad_scale, Layout layout, Layout grad_layout);
+}
+
+template <class LayoutFunction>
+at::Tensor tap(Sink* sink, std::string_view name, at::Tensor x, double grad_scale,
+               LayoutFunction&& layout) {
+  if (sink == nullptr) return x;
+  Layout value_layout = std::forward<LayoutFunction>(layout)();
+  Layout grad_layout = value_layout;
+  return detail::tap_with_sink(*sink, name, std::move(x), grad_scale, std::move(value_layout),
+                               std::move(grad_layout));
+}
+
+}  // namespace isoshard

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Configurations that have a name: no file is needed for them.
+#pragma once
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "subjects/model/config/config.h"
+
+namespace isoshard {
+
+/// small, tiny and tiny-TYPE (of the fault catalogue, one of each architecture), and published
+/// models by their Hugging Face name; letter case does not count. Errors   UsageError with a
+/// suggestion and the names.
+[[nodiscard]] ModelConfig builtin_config(std::string_view name);
+
+[[nodiscard]] std::vector<std::string> builtin_names();
+
+}  // namespace isoshard

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chunks of dim 0, and blocks by name.
+#include "subjects/parallel/fsdp/dim_shards.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+
+#include "core/base/error.h"
+
+namespace isoshard {
+
+DimShards dim0_shards(const Shape& shape, int dp) {
+  if (dp < 1)
+    throw UsageError(
+        fmt::format("shards over {} ranks are not possible; they need at least 1", dp));
+  if (shape.empty()) throw ShapeError("a parameter without dims has no dim 0 to shard");
+  const std::int64_t rows = shape.front(),
+                     row_size = numel_of(Shape(shape.begin() + 1, shape.end()));
+  const std::int64_t chunk = (rows + dp - 1) / dp;
+  DimShards shards;
+  for (std::int64_t rank = 0; rank < dp; ++rank) {
+    const std::int64_t begin = std::min(rows, rank * chunk);
+    const Range own{begin, std::min(chunk, rows - begin)};
+    shards.rows.push_back(own);
+    shards.elements.push_back({own.begin * row_size, own.count * row_size});
+  }
+  shards.padded = chunk * row_size;
+  return shards;
+}
+
+std::string_view block_of(std::string_view parameter) {
+  for (std::size_t begin = 0; begin < parameter.size();) {
+    const std::size_t end = std::min(parameter.find('.', begin), parameter.size());
+    const std::string_view part = parameter.substr(begin, end - begin);
+    const bool is_number =
+        !part.empty() &&
+        std::all_of(part.begin(), part.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
+    if (is_number) return parameter.substr(0, end);
+    begin = end + 1;
+  }
+  return {};
+}
+
+}  // namespace isoshard

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Which rows of a parameter each dp rank keeps, and which parameters are gathered together.
+#pragma once
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/mesh/layout.h"
+#include "subjects/parallel/arithmetic.h"
+
+namespace isoshard {
+
+/// Dim 0 in chunks of ceil(rows / dp): the last ones are shorter or empty.
+struct DimShards {
+  std::vector<Range> rows;      ///< by dp rank
+  std::vector<Range> elements;  ///< the same of the flattened parameter
+  /// Elements of the largest shard: what each has in a communication buffer
+  std::int64_t padded = 0;
+};
+
+/// Errors   ShapeError for a tensor without dims, UsageError for no rank.
+/// Source   torch.chunk, as FSDP2's Shard(0) uses it
+///          (torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
+[[nodiscard]] DimShards dim0_shards(const Shape& shape, int dp);
+
+/// The module that is gathered and freed as one: the path up to its first number, so a decoder
+/// layer ("model.layers.0"). Empty: the parameter is in no layer, so in the root group.
+[[nodiscard]] std::string_view block_of(std::string_view parameter);
+
+}  // namespace isoshard

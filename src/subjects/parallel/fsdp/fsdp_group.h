@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Parameters that are gathered, freed and reduced together.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/param_class.h"
+#include "core/comm/communicator.h"
+#include "subjects/optim/optimizer.h"
+#include "subjects/parallel/fsdp/dim_shards.h"
+
+namespace isoshard {
+
+/// This dp rank's rows of one parameter.
+struct FsdpShard {
+  std::string name;
+  ParamClass param_class = ParamClass::kMatrix;
+  Shape whole;        ///< of the parameter as forward reads it
+  DimShards shards;   ///< of `whole` over dp
+  at::Tensor tensor;  ///< the own rows: a leaf that requires grad, in the dtype that is stepped
+};
+
+/// Bytes of gathered parameters that are there now, and the most that ever were. Communication
+/// buffers, which live within one call, do not count.
+struct GatheredBytes {
+  std::int64_t now = 0, peak = 0;
+};
+
+struct FsdpDtypes {
+  at::ScalarType compute = at::kFloat;  ///< gathered parameters and their gradients
+  /// What gradients are rounded to before they are averaged; none: `compute`
+  std::optional<at::ScalarType> reduce = {};
+};
+
+/// Pass: one gathering of the group with its node in the autograd graph. Its parameters are tensors
+/// whose memory can be given back and filled again; autograd keeps them and does not notice.
+///
+/// Flat buffers: each rank's block holds one padded segment per parameter, in the group's order.
+/// The segments of a call name those of all blocks: of what is gathered, and of what is to be
+/// scattered.
+/// Requires     the group outlives the graph of a pass; backward runs with the parameters gathered
+///              (regather).
+/// Guarantees   backward of a pass gives the memory back, averages the gradients over dp and hands
+///              each shard its own rows. A parameter that no gradient reached enters as zeros.
+/// Ranks        collective over dp: one all-gather per gather and regather (param_gather), one
+///              reduce-scatter per backward of a pass (grad_reduce).
+/// Source       torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py.
+class FsdpGroup {
+ public:
+  using Pass = std::int64_t;
+  FsdpGroup(std::vector<FsdpShard> shards, Communicator& dp, FsdpDtypes dtypes,
+            GatheredBytes& bytes);
+  FsdpGroup(const FsdpGroup&) = delete;
+  FsdpGroup& operator=(const FsdpGroup&) = delete;
+
+  /// Puts the whole parameters under their names into `parameters`.
+  [[nodiscard]] Pass gather(NamedTensors& parameters);
+  /// Gives a pass's memory back; nothing happens if it has none.
+  void release(Pass pass);
+  /// Fills a released pass again.
+  void regather(Pass pass);
+  /// Releases all passes and forgets them: their graphs are gone.
+  void forget_passes();
+  [[nodiscard]] const std::vector<FsdpShard>& shards() const noexcept { return shards_; }
+
+  // For the node in the graph.
+  [[nodiscard]] std::vector<at::Tensor> whole_parameters(Pass pass);
+  [[nodiscard]] std::vector<at::Tensor> shard_gradients(Pass pass,
+                                                        const std::vector<at::Tensor>& gradients);
+
+ private:
+  void fill(const std::vector<c10::Storage>& storages);
+  [[nodiscard]] std::int64_t padded_bytes(const FsdpShard& shard) const;
+
+  std::vector<FsdpShard> shards_;
+  std::vector<std::int64_t> offsets_;  ///< of each parameter in a rank's block
+  std::vector<Segment> segments_;      ///< of all ranks' blocks, one after the other
+  std::int64_t block_numel_ = 0;
+  Communicator* dp_;
+  FsdpDtypes dtypes_;
+  GatheredBytes* bytes_;
+  std::map<Pass, std::vector<c10::Storage>> passes_;
+  Pass next_pass_ = 0;
+};
+
+}  // namespace isoshard

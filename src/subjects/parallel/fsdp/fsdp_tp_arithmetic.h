@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What fsdp_tp says about its own arithmetic.
+#pragma once
+#include "subjects/model/model.h"
+#include "subjects/parallel/arithmetic.h"
+
+namespace isoshard {
+
+/// autotp's over tp. Over dp each rank steps its rows of a parameter's part (dim0_shards); a
+/// micro-batch's gradients are averaged on their own, group by group, in the reduce dtype, and
+/// added up in the dtype of masters.
+/// Errors   as autotp_plan.
+[[nodiscard]] Arithmetic fsdp_tp_arithmetic(const Model& model, const ArithmeticInputs& inputs);
+
+}  // namespace isoshard

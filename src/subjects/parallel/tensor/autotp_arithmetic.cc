@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// The record of autotp, read off its plan.
+#include "subjects/parallel/tensor/autotp_arithmetic.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/mesh/layout.h"
+#include "subjects/parallel/ddp/ddp_arithmetic.h"
+#include "subjects/parallel/tensor/autotp_plan.h"
+#include "subjects/parallel/zero/partition.h"
+
+namespace isoshard {
+namespace {
+
+std::string_view before_last_dot(std::string_view path) {
+  return path.substr(0, std::min(path.rfind('.'), path.size()));
+}
+
+Region region_of(ShardKind kind) {
+  switch (kind) {
+    case ShardKind::kColumn:
+    case ShardKind::kKvReplica:
+      return Region::kColumn;
+    case ShardKind::kRow:
+      return Region::kRow;
+    case ShardKind::kVocabEmbedding:
+      return Region::kVocabEmbedding;
+    case ShardKind::kVocabHead:
+      return Region::kVocabHead;
+    case ShardKind::kReplicated:
+      break;
+  }
+  return Region::kReplicated;
+}
+
+ParameterCut cut_of(const ShardPlan& plan, const ParameterSpec& spec, int tp) {
+  const MeshShape mesh({{Axis::kTp, tp}});
+  ParameterCut cut;
+  cut.dim = plan.sharded_dim(spec);
+  const auto dim = static_cast<std::size_t>(cut.dim);
+  for (int rank = 0; rank < tp; ++rank) {
+    std::vector<Range>& ranges = cut.by_rank.emplace_back();
+    for (const Box& box : boxes_of(plan.layout_of(spec, rank), mesh, rank))
+      ranges.push_back({box.global_offset[dim], box.size[dim]});
+  }
+  if (is_vocab(plan.kind_of(spec.name))) cut.padded_size = plan.vocab_rows_per_rank;
+  return cut;
+}
+
+// Column modules of one block (equal parent) read one input, in model order; backward reaches the
+// last one first. Not so in the lattice model: its values read the residual stream, its queries and
+// keys the embedding.
+void add_column_module(std::vector<SharedInput>& groups, const std::string& module,
+                       bool is_lattice) {
+  const bool joins = !groups.empty() &&
+                     before_last_dot(groups.back().modules.back()) == before_last_dot(module) &&
+                     !(is_lattice && module.ends_with(".v_proj"));
+  if (!joins) groups.emplace_back();
+  groups.back().adds.insert(groups.back().adds.begin(), groups.back().modules.size());
+  groups.back().modules.push_back(module);
+}
+
+// What k_proj and v_proj give, and what is made of it head by head.
+void add_copied_points(CopiedActivations& copies, const std::string& module) {
+  copies.points.push_back(module);
+  if (!module.ends_with(".k_proj")) return;
+  const std::string attention(before_last_dot(module));
+  for (const std::string_view point : {"k_norm", "k_rope"})
+    copies.points.push_back(fmt::format("{}.{}", attention, point));
+}
+
+// The head reads the last norm's output alone; a tied one has no parameter of its own.
+void split_vocabulary(Arithmetic& arithmetic, const ShardPlan& plan, const std::string& head,
+                      const ArithmeticInputs& inputs) {
+  arithmetic.regions[head] = Region::kVocabHead;
+  arithmetic.shared_inputs.push_back({{head}, {0}});
+  SplitVocabulary& vocabulary = arithmetic.vocabulary.emplace();
+  vocabulary.size = plan.vocab_size;
+  for (int rank = 0; rank < inputs.tp; ++rank) {
+    const VocabShard shard = plan.vocab_shard(rank);
+    vocabulary.by_rank.push_back({shard.begin, shard.count});
+  }
+  vocabulary.loss_dtype = inputs.output_dtype.value_or(inputs.dtype) == Dtype::kFloat64
+                              ? Dtype::kFloat64
+                              : Dtype::kFloat32;
+  vocabulary.largest_logit.reduction = Reduction::kMax;
+  for (ReductionPoint* point :
+       {&vocabulary.embedding_output, &vocabulary.head_input_gradient, &vocabulary.largest_logit,
+        &vocabulary.sum_of_exponentials, &vocabulary.target_logit, &vocabulary.sum_of_logits}) {
+    point->order = inputs.order;
+  }
+}
+
+void add_zero(Arithmetic& arithmetic, const std::vector<ParameterSpec>& specs,
+              const ArithmeticInputs& inputs) {
+  std::vector<std::int64_t> numels;
+  for (const ParameterSpec& spec : specs) numels.push_back(numel_of(held_shape(arithmetic, spec)));
+  const ZeroPartition partition = zero_partition(numels, arithmetic.dp);
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    std::vector<std::vector<Range>>& runs = arithmetic.stepped_runs[specs[i].name];
+    for (const Range& run : partition.runs[i]) runs.push_back({run});
+  }
+  if (inputs.zero_stage < 2) return;
+  arithmetic.reduces_to_owner = arithmetic.reduces_every_micro_batch = true;
+  arithmetic.gradient_buckets.clear();
+  const auto element = static_cast<std::int64_t>(size_of(inputs.dtype));
+  for (const std::vector<std::size_t>& bucket :
+       zero_buckets(numels, std::max<std::int64_t>(inputs.bucket_bytes / element, 1))) {
+    std::vector<std::string>& names = arithmetic.gradient_buckets.emplace_back();
+    for (const std::size_t i : bucket) names.push_back(specs[i].name);
+  }
+}
+
+}  // namespace
+
+Arithmetic autotp_arithmetic(const Model& model, const ArithmeticInputs& inputs) {
+  return autotp_arithmetic(model, inputs,
+                           autotp_plan(model, inputs.tp, inputs.make_vocab_size_divisible_by));
+}
+
+Arithmetic autotp_arithmetic(const Model& model, const ArithmeticInputs& inputs,
+                             const ShardPlan& plan) {
+  const std::vector<ParameterSpec> specs = model.parameters();
+  const bool is_lattice = model.config().model_type == "lattice";
+  Arithmetic arithmetic;
+  std::vector<std::string> held_alike, head_norms;
+  for (const ParameterSpec& spec : specs) {
+    const ShardKind kind = plan.kind_of(spec.name);
+    if (plan.sharded_dim(spec) >= 0) arithmetic.cuts[spec.name] = cut_of(plan, spec, inputs.tp);
+    if (kind == ShardKind::kKvReplica) held_alike.push_back(spec.name);
+    if (plan.class_of(spec) == ParamClass::kQkNorm && inputs.tp > 1)
+      head_norms.push_back(spec.name);
+    if (!spec.name.ends_with(".weight") || region_of(kind) == Region::kReplicated) continue;
+    const std::string module(before_last_dot(spec.name));
+    arithmetic.regions[module] = region_of(kind);
+    if (region_of(kind) == Region::kColumn)
+      add_column_module(arithmetic.shared_inputs, module, is_lattice);
+    if (kind == ShardKind::kKvReplica) add_copied_points(arithmetic.copies, module);
+  }
+  if (!held_alike.empty()) {
+    arithmetic.copies.num_parts = plan.num_kv_heads;
+    arithmetic.copies.part_of_rank = plan.kv_head_of_rank;
+    arithmetic.holder_sums.push_back(std::move(held_alike));
+  }
+  if (!head_norms.empty()) arithmetic.holder_sums.push_back(std::move(head_norms));
+  if (plan.vocab_size != 0) split_vocabulary(arithmetic, plan, model.head_module(), inputs);
+  add_data_parallelism(arithmetic, specs, inputs);
+  if (inputs.zero_stage > 0 && inputs.dp > 1) add_zero(arithmetic, specs, inputs);
+  return arithmetic;
+}
+
+}  // namespace isoshard

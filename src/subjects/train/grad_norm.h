@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The global gradient norm of a model that is split over tp, and whose gradients may be cut over
+/// dp.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "core/comm/communicator.h"
+#include "subjects/model/model.h"
+#include "subjects/optim/optimizer.h"
+#include "subjects/parallel/tensor/shard_plan.h"
+
+namespace isoshard {
+
+/// A seam: a faulty test double may stand in from outside.
+class GradNorm {
+ public:
+  virtual ~GradNorm() = default;
+  /// The norm of the whole model's gradient, equal on every rank. `gradients` are of this rank's
+  /// pieces, after averaging over dp.
+  [[nodiscard]] virtual double norm(const NamedTensors& gradients) = 0;
+};
+
+/// Squares of parameters that are split are summed over tp, of replicated ones and of copied shards
+/// counted once; all in fp64.
+///
+/// Ranks        collective over `dp`, if given (clip_norm: one fp64 per parameter, one segment
+///              each), then over `tp` (the same of split parameters only).
+/// Determinism  the parameters' sums are added in model order, so one rank and a tp degree of 1
+///              give the same bits.
+class GlobalGradNorm final : public GradNorm {
+ public:
+  /// `dp`: gradients are of pieces that dp ranks share out among them; nullptr: each has all.
+  GlobalGradNorm(std::vector<ParameterSpec> specs, const ShardPlan& plan, Communicator& tp,
+                 Communicator* dp = nullptr);
+  [[nodiscard]] double norm(const NamedTensors& gradients) override;
+
+ private:
+  std::vector<ParameterSpec> specs_;
+  ShardPlan plan_;
+  std::vector<Segment> all_, split_;  ///< one per parameter and per split parameter, in model order
+  Communicator *tp_, *dp_;
+};
+
+}  // namespace isoshard

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Composition of trainers.
+#include "subjects/train/parts.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "core/base/error.h"
+#include "subjects/parallel/ddp/replicas.h"
+#include "subjects/parallel/fsdp/fsdp_shards.h"
+#include "subjects/parallel/fsdp/fsdp_strategy.h"
+#include "subjects/parallel/megatron/fused_layers.h"
+#include "subjects/parallel/megatron/main_gradients.h"
+#include "subjects/parallel/tensor/autotp_plan.h"
+#include "subjects/parallel/tensor/tensor_parallel_strategy.h"
+#include "subjects/parallel/zero/zero_optimizer_shards.h"
+
+namespace isoshard {
+namespace {
+
+TrainerParts common_parts(const TrainerConfig& config) {
+  TrainerParts parts;
+  parts.model = make_model(config.model, config.attention);
+  parts.weights = config.weights;
+  parts.optimizer = make_optimizer(config.settings.optimizer);
+  parts.learning_rate = std::make_unique<LearningRate>(config.settings.optimizer.learning_rate,
+                                                       config.settings.schedule);
+  parts.streams = std::make_shared<RngStreams>(config.dropout_seed);
+  parts.recompute = config.settings.recompute;
+  parts.bucket_bytes = config.settings.bucket_bytes;
+  parts.max_grad_norm = config.settings.max_grad_norm;
+  parts.label_smoothing = config.settings.label_smoothing;
+  parts.dtype = config.dtype;
+  parts.master_dtype = config.settings.master_dtype;
+  parts.autocast = config.settings.autocast;
+  parts.output_dtype = config.settings.output_dtype;
+  return parts;
+}
+
+// The parts that depend on the plan, on how parameters lie over dp, and on who averages over what.
+void finish(TrainerParts& parts, const TrainerConfig& config, Mesh& mesh, int local_groups,
+            bool shards_over_dp = false) {
+  parts.num_loss_groups = local_groups;
+  if (config.settings.loss_mean == LossMean::kGlobal) {
+    parts.loss_normaliser = std::make_unique<GlobalTokenMean>(mesh.group(Axis::kDp));
+  } else if (config.settings.loss_mean == LossMean::kSum) {
+    parts.loss_normaliser = std::make_unique<GlobalTokenSum>(mesh.degree(Axis::kDp));
+  } else {
+    parts.loss_normaliser = std::make_unique<GroupTokenMean>(local_groups);
+  }
+  if (config.settings.loss_scale.is_on())
+    parts.grad_scaler = std::make_unique<GradScaler>(config.settings.loss_scale, mesh.world());
+  const bool is_cut = shards_over_dp && mesh.degree(Axis::kDp) > 1;
+  parts.grad_norm =
+      std::make_unique<GlobalGradNorm>(parts.model->parameters(), parts.plan, mesh.group(Axis::kTp),
+                                       is_cut ? &mesh.group(Axis::kDp) : nullptr);
+}
+
+}  // namespace
+
+TrainerParts plain_parts(const TrainerConfig& config, Mesh& mesh, int dp_groups) {
+  if (mesh.shape().world_size() != 1) {
+    throw UsageError(fmt::format("the plain reference runs in a world of one, not of {}",
+                                 mesh.shape().world_size()));
+  }
+  TrainerParts parts = common_parts(config);
+  parts.strategy = std::make_shared<Strategy>();
+  parts.data_parallel = std::make_unique<Replicas>(Replicas::Reduces::kNever);
+  finish(parts, config, mesh, dp_groups);
+  return parts;
+}
+
+TrainerParts ddp_parts(const TrainerConfig& config, Mesh& mesh) {
+  if (mesh.degree(Axis::kTp) != 1) {
+    throw UsageError(
+        fmt::format("ddp holds whole replicas; a tp degree of {} needs the subject autotp",
+                    mesh.degree(Axis::kTp)));
+  }
+  const int dp = mesh.degree(Axis::kDp);
+  TrainerParts parts = common_parts(config);
+  // Gradients are averaged over dp, so on the way there they are dp times the true ones.
+  parts.strategy = std::make_shared<Strategy>(dp, dp);
+  parts.data_parallel = std::make_unique<Replicas>(Replicas::Reduces::kOverDpInRebuiltBuckets);
+  finish(parts, config, mesh, 1);
+  return parts;
+}
+
+TrainerParts autotp_parts(const TrainerConfig& config, Mesh& mesh) {
+  const auto model = make_model(config.model, config.attention);
+  return autotp_parts(
+      config, mesh,
+      autotp_plan(*model, mesh.degree(Axis::kTp), config.settings.make_vocab_size_divisible_by));
+}
+
+TrainerParts autotp_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan plan) {
+  const int dp = mesh.degree(Axis::kDp);
+  TrainerParts parts = common_parts(config);
+  Communicator& tp = mesh.group(Axis::kTp);
+  parts.plan = std::move(plan);
+  parts.strategy = std::make_shared<TensorParallelStrategy>(
+      parts.plan, tp, dp, dp, config.settings.record_partials, mesh.coordinate(Axis::kDp));
+  parts.partial_grad_sum =
+      std::make_unique<PartialGradSum>(parts.model->parameters(), parts.plan, tp);
+  if (config.settings.zero_stage == 0) {
+    parts.data_parallel = std::make_unique<Replicas>(Replicas::Reduces::kOverDp);
+  } else {
+    parts.data_parallel = std::make_unique<ZeroOptimizerShards>(config.settings.zero_stage);
+  }
+  finish(parts, config, mesh, 1, config.settings.zero_stage > 0);
+  return parts;
+}
+
+TrainerParts fsdp_tp_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan plan) {
+  const int dp = mesh.degree(Axis::kDp);
+  TrainerParts parts = common_parts(config);
+  Communicator& tp = mesh.group(Axis::kTp);
+  parts.plan = std::move(plan);
+  auto shards = std::make_unique<FsdpShards>(config.settings.reduce_dtype);
+  parts.strategy = std::make_shared<FsdpStrategy>(
+      parts.plan, tp, dp, dp, config.settings.record_partials, mesh.coordinate(Axis::kDp), *shards);
+  parts.partial_grad_sum =
+      std::make_unique<PartialGradSum>(parts.model->parameters(), parts.plan, tp);
+  parts.data_parallel = std::move(shards);
+  finish(parts, config, mesh, 1, /*shards_over_dp=*/true);
+  return parts;
+}
+
+TrainerParts megatron_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan plan) {
+  const TrainSettings& settings = config.settings;
+  if (size_of(config.dtype) < 4 && settings.master_dtype != Dtype::kFloat32) {
+    throw UsageError(
+        fmt::format("megatron steps fp32 masters of parameters in {}; set the master dtype to fp32",
+                    name_of(config.dtype)));
+  }
+  const int dp = mesh.degree(Axis::kDp);
+  TrainerParts parts = common_parts(config);
+  Communicator& tp = mesh.group(Axis::kTp);
+  parts.plan = std::move(plan);
+  const SequenceSplit sequence =
+      settings.sequence_parallel ? SequenceSplit::kOverTp : SequenceSplit::kWhole;
+  const std::vector<FusedLayers> fused = fused_layers(*parts.model, parts.plan);
+  const auto strategy = std::make_shared<TensorParallelStrategy>(
+      parts.plan, tp, dp, dp, settings.record_partials, mesh.coordinate(Axis::kDp), sequence);
+  strategy->fuse(fused);
+  parts.strategy = strategy;
+  parts.partial_grad_sum = std::make_unique<PartialGradSum>(parts.model->parameters(), parts.plan,
+                                                            tp, settings.sequence_parallel);
+  parts.data_parallel = std::make_unique<MainGradients>(settings.distributed_optimizer
+                                                            ? MainGradients::Steps::kDistributed
+                                                            : MainGradients::Steps::kEverywhere,
+                                                        fused);
+  finish(parts, config, mesh, 1, settings.distributed_optimizer);
+  return parts;
+}
+
+}  // namespace isoshard

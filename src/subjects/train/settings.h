@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a user may choose about a training step, in one struct that every subject takes.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "core/base/dtype.h"
+#include "subjects/optim/learning_rate.h"
+#include "subjects/optim/loss_scale.h"
+#include "subjects/optim/optimizer.h"
+
+namespace isoshard {
+
+/// kGlobal: mean over the counted tokens of the global batch. kLocal: mean over dp ranks of each
+/// rank's own token mean. kSum: no mean, the sum over the counted tokens of the global batch.
+enum class LossMean : std::uint8_t { kGlobal, kLocal, kSum };
+[[nodiscard]] std::string_view name_of(LossMean mean) noexcept;
+[[nodiscard]] LossMean parse_loss_mean(std::string_view name);
+
+struct TrainSettings {
+  OptimizerSettings optimizer;
+  /// Of the learning rate; its total_steps must be set for linear and cosine
+  LearningRateSettings schedule;
+  double max_grad_norm = 1.0;  ///< 0: no clipping (the norm is recorded all the same)
+  LossMean loss_mean = LossMean::kGlobal;
+  std::int64_t bucket_bytes = 25 << 20;  ///< ddp's gradient buckets
+  /// Record each rank's summand of row-parallel outputs, as "<module>.partial"
+  bool record_partials = false;
+  /// In [0, 1), Megatron's definition (subjects/model/ops/loss.h)
+  double label_smoothing = 0;
+  /// bf16 or fp16: forward runs under torch's autocast (subjects/model/ops/autocast.h); parameters,
+  /// gradients and optimizer stay fp32.
+  std::optional<Dtype> autocast;
+  LossScaleSettings loss_scale;  ///< of fp16 only: fp32 masters or autocast
+  /// autotp: embedding, head and loss are split along the vocabulary, which is padded to a multiple
+  /// of this x tp. 0: whole.
+  std::int64_t make_vocab_size_divisible_by = 0;
+  /// Of the weights that the optimizer steps, and of its states: fp32 masters of bf16 parameters,
+  /// say. None: the parameters' own.
+  std::optional<Dtype> master_dtype;
+  /// megatron: activations that its regions over tp leave whole are split over tp along the
+  /// sequence.
+  bool sequence_parallel = false;
+  /// Megatron: masters and optimizer state are spread over dp, bucket by bucket
+  bool distributed_optimizer = false;
+  /// fsdp_tp: what gradients are rounded to before they are averaged over dp. None: the dtype of
+  /// the parameters as forward reads them.
+  std::optional<Dtype> reduce_dtype;
+  /// fsdp_tp, and its reference: what the model's output is rounded to before the loss. None: it
+  /// stays as the head gives it.
+  std::optional<Dtype> output_dtype;
+  /// Autotp: 0; 1: masters and optimizer state are spread over dp; 2: gradients, too
+  int zero_stage = 0;
+  /// Activation checkpointing: of each layer only the input is kept, and its forward is repeated in
+  /// backward (subjects/model/zoo/recompute.h).
+  bool recompute = false;
+};
+
+}  // namespace isoshard

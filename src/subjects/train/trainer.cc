@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+// The phases of a training step.
+#include "subjects/train/trainer.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/comm/tensor.h"
+#include "subjects/model/ops/autocast.h"
+#include "subjects/model/ops/linear_loss.h"
+#include "subjects/model/ops/loss.h"
+#include "subjects/optim/clip.h"
+
+namespace isoshard {
+namespace {
+
+constexpr std::int64_t kNotCounted = -100;
+
+// The rank's own part of a parameter. Its boxes tile it: fused sections follow each other.
+at::Tensor read_own_part(at::ScalarType type, const WeightSource& weights,
+                         const ParameterSpec& spec, const Layout& layout, const Mesh& mesh) {
+  const std::vector<Box> boxes = boxes_of(layout, mesh.shape(), mesh.rank());
+  if (boxes.size() == 1) return weights.read_as(type, spec, boxes[0].global_offset, boxes[0].size);
+  Shape shape(spec.shape.size(), 0);
+  for (const Box& box : boxes) {
+    for (std::size_t d = 0; d < shape.size(); ++d)
+      shape[d] = std::max(shape[d], box.local_offset[d] + box.size[d]);
+  }
+  at::Tensor part;
+  for (const Box& box : boxes) {
+    const at::Tensor read = weights.read_as(type, spec, box.global_offset, box.size);
+    if (!part.defined()) part = at::empty(shape, read.options());
+    at::Tensor place = part;
+    for (std::size_t d = 0; d < shape.size(); ++d)
+      place = place.narrow(static_cast<std::int64_t>(d), box.local_offset[d], box.size[d]);
+    place.copy_(read);
+  }
+  return part;
+}
+
+std::vector<std::int64_t> counts_of(const at::Tensor& targets_BS) {
+  const at::Tensor counts = targets_BS.ne(kNotCounted).sum(1);
+  const auto* data = counts.const_data_ptr<std::int64_t>();
+  return {data, data + counts.numel()};
+}
+
+// Which columns of the vocabulary this rank's logits have.
+LossOptions vocabulary_of(const ShardPlan& plan, Mesh& mesh) {
+  LossOptions options;
+  if (plan.vocab_size == 0) return options;
+  options.tp = &mesh.group(Axis::kTp);
+  options.shard = plan.vocab_shard(mesh.coordinate(Axis::kTp));
+  return options;
+}
+
+at::Tensor as_tensor(std::span<const double> values) {
+  return at::tensor(at::ArrayRef<double>(values.data(), values.size()), at::kDouble);
+}
+
+}  // namespace
+
+Trainer::Trainer(TrainerParts parts, Mesh& mesh, Sink* sink)
+    : parts_(std::move(parts)), mesh_(&mesh), sink_(sink), specs_(parts_.model->parameters()) {}
+
+Trainer::~Trainer() = default;
+
+void Trainer::setup() {
+  if (sink_ != nullptr) sink_->begin_step(0);
+  set_up_parameters();
+  record_parameters();
+}
+
+void Trainer::set_up_parameters() {
+  DataParallelSetup setup;
+  for (const ParameterSpec& spec : specs_) {
+    setup.parameters.push_back({spec.name, parts_.plan.class_of(spec), layout_of(spec),
+                                own_part(spec, scalar_type_of(parts_.dtype)).requires_grad_(true)});
+  }
+  setup.mesh = mesh_;
+  setup.bucket_bytes = parts_.bucket_bytes;
+  setup.master_dtype = parts_.master_dtype;
+  parts_.data_parallel->setup(std::move(setup));
+}
+
+at::Tensor Trainer::own_part(const ParameterSpec& spec, at::ScalarType type) const {
+  const Layout layout = layout_of(spec);
+  if (!is_vocab(parts_.plan.kind_of(spec.name)))
+    return read_own_part(type, *parts_.weights, spec, layout, *mesh_);
+  const bool all_padding = layout.boxes.empty();
+  const at::Tensor rows = all_padding ? at::zeros({0, spec.shape[1]}, type)
+                                      : read_own_part(type, *parts_.weights, spec, layout, *mesh_);
+  return at::constant_pad_nd(rows, {0, 0, 0, parts_.plan.vocab_rows_per_rank - rows.size(0)});
+}
+
+void Trainer::forward_backward(std::span<const TokenBatch> micro_batches) {
+  if (micro_batches.empty()) throw UsageError("a step needs at least one micro-batch");
+  if (sink_ != nullptr && next_step_ > 0) sink_->begin_step(next_step_);
+  MicroBatchPlace place{next_step_++, 0, static_cast<int>(micro_batches.size())};
+  gradients_.clear();
+  begin_scaling();
+
+  std::vector<at::Tensor> targets;
+  for (const TokenBatch& batch : micro_batches) targets.push_back(shift_labels(batch.labels_BS));
+  LossSums sums = weigh(targets);
+  std::int64_t earlier_samples = 0;
+  for (std::size_t m = 0; m < micro_batches.size(); ++m) {
+    place.index = static_cast<int>(m);
+    if (parts_.schedule->clears_gradients_before(place)) parts_.data_parallel->clear_gradients();
+    record_data(micro_batches[m]);
+    Sink* sink = scaled_sink_.has_value() ? &*scaled_sink_ : sink_;
+    const at::Tensor logits =
+        logits_of(micro_batches[m], sink, training_pass(place.step, earlier_samples));
+    earlier_samples += targets[m].size(0);
+    const at::Tensor loss = loss_of(logits, targets[m], sums.places[m], sums);
+    if (place.is_last()) report_loss(sums);
+    const bool reduces = parts_.schedule->reduces_gradients_in(place);
+    parts_.data_parallel->before_backward(reduces);
+    loss.backward(parts_.grad_scaler == nullptr ? at::Tensor()
+                                                : at::full_like(loss, parts_.grad_scaler->scale()));
+    parts_.data_parallel->after_backward(reduces, place.is_last());
+  }
+}
+
+void Trainer::begin_scaling() {
+  found_inf_ = false;
+  if (parts_.grad_scaler == nullptr) return;
+  const double scale = parts_.grad_scaler->scale();
+  record(RecordKind::kScalar, "loss_scale", as_tensor({&scale, 1}), replicated({1}));
+  if (sink_ == nullptr) return;
+  if (!scaled_sink_.has_value()) scaled_sink_.emplace(*sink_);
+  scaled_sink_->set_scale(scale);
+}
+
+Trainer::LossSums Trainer::weigh(std::span<const at::Tensor> targets) const {
+  LossSums sums;
+  sums.places.resize(targets.size());
+  std::vector<std::vector<std::int64_t>> counts;
+  for (const at::Tensor& targets_BS : targets) counts.push_back(counts_of(targets_BS));
+  const auto num_groups = static_cast<std::size_t>(parts_.num_loss_groups);
+  for (std::size_t group = 0; group < num_groups; ++group) {
+    for (std::size_t m = 0; m < counts.size(); ++m) {
+      if (counts[m].size() % num_groups != 0) {
+        throw UsageError(fmt::format(
+            "micro-batch {} has {} samples, which do not divide into the batches of {} dp ranks", m,
+            counts[m].size(), num_groups));
+      }
+      const std::size_t size = counts[m].size() / num_groups;
+      for (std::size_t i = group * size; i < (group + 1) * size; ++i) {
+        sums.places[m].push_back(sums.counts.size());
+        sums.counts.push_back(counts[m][i]);
+      }
+    }
+  }
+  sums.weights = parts_.loss_normaliser->weights(sums.counts);
+  sums.sums.resize(sums.counts.size());
+  return sums;
+}
+
+double Trainer::evaluate(std::span<const TokenBatch> micro_batches) {
+  if (micro_batches.empty()) throw UsageError("an evaluation needs at least one micro-batch");
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> targets;
+  for (const TokenBatch& batch : micro_batches) targets.push_back(shift_labels(batch.labels_BS));
+  LossSums sums = weigh(targets);
+  for (std::size_t m = 0; m < micro_batches.size(); ++m) {
+    (void)loss_of(logits_of(micro_batches[m], nullptr, {}), targets[m], sums.places[m], sums);
+  }
+  return mean_loss(sums);
+}
+
+// Samples of a step are numbered as its global batches have them: micro-batch by micro-batch, in
+// each one dp rank after the other.
+TrainingPass Trainer::training_pass(int step, std::int64_t earlier) const {
+  if (!is_training_) return {};
+  return {parts_.streams.get(), step,          earlier * mesh_->degree(Axis::kDp),
+          mesh_->shape(),       mesh_->rank(), parts_.recompute};
+}
+
+at::Tensor Trainer::logits_of(const TokenBatch& batch, Sink* sink, const TrainingPass& training) {
+  const Parameters& parameters = parts_.data_parallel->before_forward();
+  std::optional<AutocastScope> autocast;
+  if (parts_.autocast.has_value())
+    autocast.emplace(batch.input_ids_BS.device().type(), scalar_type_of(*parts_.autocast));
+  at::Tensor logits =
+      parts_.model->forward(batch.input_ids_BS, parameters, *parts_.strategy, sink, training);
+  return parts_.output_dtype.has_value() ? logits.to(scalar_type_of(*parts_.output_dtype)) : logits;
+}
+
+at::Tensor Trainer::loss_of(const at::Tensor& logits, const at::Tensor& targets_BS,
+                            std::span<const std::size_t> places, LossSums& sums) const {
+  std::vector<double> weights;
+  for (const std::size_t place : places) weights.push_back(sums.weights[place]);
+  CrossEntropy loss =
+      parts_.model->loss_kind() == LossKind::kLinear
+          ? linear_loss(logits, targets_BS, as_tensor(weights), vocabulary_of(parts_.plan, *mesh_))
+          : parts_.strategy->loss(logits, targets_BS, as_tensor(weights), parts_.label_smoothing);
+  const at::Tensor sample_sums = loss.sample_sum_B.to(at::kDouble).contiguous();
+  for (std::size_t i = 0; i < places.size(); ++i)
+    sums.sums[places[i]] = sample_sums.const_data_ptr<double>()[i];
+  return std::move(loss.loss);
+}
+
+double Trainer::mean_loss(const LossSums& sums) const {
+  double loss = 0;
+  for (std::size_t i = 0; i < sums.sums.size(); ++i) loss += sums.weights[i] * sums.sums[i];
+  const Buffer buffer{reinterpret_cast<std::byte*>(&loss), 1, Dtype::kFloat64};
+  mesh_->group(Axis::kDp)
+      .all_reduce(buffer, Reduction::kAvg, {Purpose::kLossReduce, Axis::kDp, {}})
+      .wait();
+  return loss;
+}
+
+void Trainer::report_loss(const LossSums& sums) {
+  loss_ = mean_loss(sums);
+  const std::vector<double> means = group_means(sums.sums, sums.counts, parts_.num_loss_groups);
+  const at::Tensor per_rank = as_tensor(means);
+  record(RecordKind::kScalar, "loss_per_dp_rank", per_rank, over_dp(per_rank));
+  record(RecordKind::kScalar, "loss", as_tensor({&loss_, 1}), replicated({1}));
+}
+
+void Trainer::reduce_gradients() {
+  parts_.data_parallel->finish();
+  gradients_ = parts_.data_parallel->gradients();
+  if (parts_.partial_grad_sum != nullptr) parts_.partial_grad_sum->reduce(gradients_);
+  if (parts_.grad_scaler != nullptr)
+    found_inf_ = parts_.grad_scaler->found_on_any_rank(parts_.grad_scaler->unscale(gradients_));
+  for (const ParameterSpec& spec : specs_) {
+    record(RecordKind::kGrad, spec.name, gradients_.at(spec.name),
+           parts_.data_parallel->piece_layout(spec.name));
+  }
+  const double flag = found_inf_ ? 1 : 0;
+  if (parts_.grad_scaler != nullptr)
+    record(RecordKind::kScalar, "found_inf", as_tensor({&flag, 1}), replicated({1}));
+}
+
+void Trainer::clip() {
+  const at::NoGradGuard no_grad;
+  grad_norm_ = parts_.grad_norm->norm(gradients_);
+  record(RecordKind::kScalar, "grad_norm", as_tensor({&grad_norm_, 1}), replicated({1}));
+  if (!found_inf_) scale_gradients(gradients_, clip_factor(grad_norm_, parts_.max_grad_norm));
+}
+
+void Trainer::step() {
+  const at::NoGradGuard no_grad;
+  const double rate = parts_.learning_rate->at(next_step_ - 1);
+  record(RecordKind::kScalar, "learning_rate", as_tensor({&rate, 1}), replicated({1}));
+  parts_.optimizer->set_learning_rate(rate);
+  if (parts_.grad_scaler != nullptr) parts_.grad_scaler->update(found_inf_);
+  if (found_inf_) return;
+  parts_.optimizer->step(parts_.data_parallel->masters(), gradients_);
+  parts_.data_parallel->publish();
+}
+
+void Trainer::state() {
+  if (sink_ == nullptr) return;
+  const NamedTensors state = parts_.optimizer->state();
+  const NamedTensors& masters = parts_.data_parallel->masters();
+  const bool own_masters = parts_.master_dtype.has_value();
+  for (const ParameterSpec& spec : specs_) {
+    const at::Tensor& master = masters.at(spec.name);
+    const Layout layout = parts_.data_parallel->piece_layout(spec.name);
+    if (own_masters) record(RecordKind::kOptimizer, spec.name + ".master", master, layout);
+    const std::string prefix = spec.name + ".";
+    for (auto it = state.lower_bound(prefix); it != state.end() && it->first.starts_with(prefix);
+         ++it) {
+      const bool like_parameter = it->second.sizes() == master.sizes();
+      record(RecordKind::kOptimizer, it->first, it->second,
+             like_parameter ? layout : replicated(it->second.sizes().vec()));
+    }
+  }
+  record_parameters();
+}
+
+void Trainer::train_step(std::span<const TokenBatch> micro_batches) {
+  forward_backward(micro_batches);
+  reduce_gradients();
+  clip();
+  step();
+  state();
+}
+
+void Trainer::record(RecordKind kind, std::string name, const at::Tensor& value,
+                     Layout layout) const {
+  if (sink_ != nullptr)
+    sink_->on_record({kind, std::move(name), std::move(layout), 1.0}, value.detach());
+}
+
+void Trainer::record_parameters() const {
+  const DataParallel& data_parallel = *parts_.data_parallel;
+  for (const ParameterSpec& spec : specs_) {
+    record(RecordKind::kParam, spec.name, data_parallel.held().at(spec.name),
+           data_parallel.held_layout(spec.name));
+  }
+}
+
+void Trainer::record_data(const TokenBatch& batch) const {
+  if (sink_ == nullptr) return;
+  const at::Tensor ids = at::tensor(batch.sample_ids, at::kLong);
+  record(RecordKind::kDataId, "sample_ids", ids, over_dp(ids));
+  record(RecordKind::kDataId, "input_ids", batch.input_ids_BS, over_dp(batch.input_ids_BS));
+  record(RecordKind::kDataId, "labels", batch.labels_BS, over_dp(batch.labels_BS));
+}
+
+// Dim 0 is split over dp.
+Layout Trainer::over_dp(const at::Tensor& local) const {
+  Layout layout = replicated(local.sizes().vec());
+  if (mesh_->degree(Axis::kDp) > 1) {
+    layout.global_shape[0] *= mesh_->degree(Axis::kDp);
+    layout.placements.push_back(shard(Axis::kDp, 0));
+  }
+  return layout;
+}
+
+}  // namespace isoshard

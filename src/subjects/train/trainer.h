@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+/// One rank's training of one model, in phases: the single-process reference and every dp x tp
+/// subject are this class with other parts.
+#pragma once
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "core/mesh/mesh.h"
+#include "core/observe/loss_scaled_sink.h"
+#include "subjects/checkpoint/checkpoint_io.h"
+#include "subjects/data/tokens.h"
+#include "subjects/model/model.h"
+#include "subjects/model/ops/rng_streams.h"
+#include "subjects/model/weights.h"
+#include "subjects/optim/learning_rate.h"
+#include "subjects/optim/optimizer.h"
+#include "subjects/parallel/data_parallel.h"
+#include "subjects/parallel/tensor/partial_grad_sum.h"
+#include "subjects/parallel/tensor/shard_plan.h"
+#include "subjects/train/grad_norm.h"
+#include "subjects/train/grad_scaler.h"
+#include "subjects/train/loss_normaliser.h"
+#include "subjects/train/schedule.h"
+#include "subjects/train/settings.h"
+
+namespace isoshard {
+
+/// What a Trainer is made of. Each is a seam that may be replaced from outside.
+struct TrainerParts {
+  std::shared_ptr<const Model> model;
+  std::shared_ptr<const WeightSource> weights;
+  std::shared_ptr<const Strategy> strategy;
+  ShardPlan plan;  ///< must be the one that `strategy` follows
+  std::unique_ptr<LossNormaliser> loss_normaliser;
+  std::unique_ptr<GradNorm> grad_norm;
+  std::unique_ptr<GradScaler> grad_scaler;  ///< nullptr: the loss is not scaled
+  std::unique_ptr<Optimizer> optimizer;
+  std::unique_ptr<LearningRate> learning_rate;
+  std::shared_ptr<RngStreams> streams;  ///< of dropout
+  std::unique_ptr<Schedule> schedule = std::make_unique<Schedule>();
+  std::unique_ptr<CheckpointIo> checkpoint_io = std::make_unique<CheckpointIo>();
+  std::unique_ptr<PartialGradSum> partial_grad_sum;  ///< nullptr: nothing is split over tp
+  /// How parameters, gradients and optimizer state lie over dp
+  std::unique_ptr<DataParallel> data_parallel;
+  std::int64_t bucket_bytes = 25 << 20;
+  std::optional<Dtype> master_dtype;  ///< of what the optimizer steps; none: `dtype`
+  double max_grad_norm = 1.0;         ///< 0: no clipping
+  double label_smoothing = 0;
+  /// dp ranks that this rank's samples stand for (more than 1 in the reference only)
+  int num_loss_groups = 1;
+  Dtype dtype = Dtype::kFloat32;      ///< of the parameters, and so of the computation
+  std::optional<Dtype> autocast;      ///< forward runs under autocast of this dtype
+  std::optional<Dtype> output_dtype;  ///< logits are converted to it before the loss
+  bool recompute = false;             ///< layers are run again in backward
+};
+
+/// Requires     the mesh outlives it; phases are called in the order setup, then per step
+///              forward_backward, reduce_gradients, clip, step, state.
+/// Guarantees   a rank reads and holds only its own part of each parameter. Through the sink go,
+///              per step: parameters as read (first step), "sample_ids", "input_ids" and "labels",
+///              every dropout mask, every activation and its gradient, "loss" and
+///              "loss_per_dp_rank", parameter gradients after the reduction and before clipping,
+///              "grad_norm", "learning_rate", optimizer state (with masters, if they have a dtype
+///              of their own, as "<parameter>.master") and parameters after the step. A parameter
+///              that no gradient reached has a gradient of zeros. With loss scaling "loss_scale"
+///              and, behind the gradients, "found_inf" (1 or 0) are recorded; gradients are
+///              unscaled before they are recorded, and a step whose gradients are not finite on
+///              some rank changes nothing but the scale: parameters, masters, optimizer state and
+///              its count of steps stay. The learning rate's schedule goes on.
+/// Ranks        every phase is collective over the mesh.
+/// Determinism  bit-equal between runs for the communicator's ordered reduction.
+///
+///     Trainer trainer(autotp_parts(config, mesh), mesh, sink);
+///     trainer.setup();
+///     trainer.train_step({&batch, 1});
+class Trainer {
+ public:
+  Trainer(TrainerParts parts, Mesh& mesh, Sink* sink);
+  ~Trainer();
+
+  void setup();
+  /// In place of setup: goes on where the run that wrote the checkpoint was, whatever its mesh and
+  /// subject. What is stepped starts from `weights`, which must be of the checkpoint
+  /// (CheckpointWeights); optimizer state, steps and random streams are the checkpoint's. The state
+  /// is recorded as that of the last step done; of a checkpoint of step 0, as setup does.
+  /// Errors   FileError that starts with the file (docs/checkpoints.md lists them).
+  void resume(const std::filesystem::path& folder);
+  /// Between steps: writes what resume takes.   Errors   as CheckpointIo::write.
+  void save(const std::filesystem::path& folder) const;
+  /// Forward and backward of every micro-batch; gradients add up.
+  /// The loss is the mean over all of them; only the last backward starts reductions.
+  /// Errors   UsageError for no micro-batch, no counted token, or a micro-batch that does not
+  ///          divide by the loss groups.
+  void forward_backward(std::span<const TokenBatch> micro_batches);
+  void reduce_gradients();
+  void clip();
+  void step();
+  void state();
+  void train_step(std::span<const TokenBatch> micro_batches);
+  /// The loss of these batches, as forward_backward has it, with nothing dropped, nothing recorded,
+  /// no gradient.
+  /// Errors   as forward_backward.
+  [[nodiscard]] double evaluate(std::span<const TokenBatch> micro_batches);
+  /// Whether the next steps drop and recompute (at first they do).
+  void set_training(bool training) noexcept { is_training_ = training; }
+
+  /// What forward reads, or this rank's pieces of it (DataParallel::held).
+  [[nodiscard]] const Parameters& parameters() const { return parts_.data_parallel->held(); }
+  /// Of this rank's pieces, of the last step.
+  [[nodiscard]] const NamedTensors& gradients() const noexcept { return gradients_; }
+  [[nodiscard]] const std::vector<ParameterSpec>& specs() const noexcept { return specs_; }
+  /// Of the last step: what was minimised (averaged over dp), and the norm before clipping.
+  [[nodiscard]] double loss() const noexcept { return loss_; }
+  [[nodiscard]] double grad_norm() const noexcept { return grad_norm_; }
+  /// Whether the last step was skipped.
+  [[nodiscard]] bool found_inf() const noexcept { return found_inf_; }
+
+ private:
+  /// Summed token losses, weights and counts of this rank's samples, and where each stands in its
+  /// micro-batch.
+  ///
+  /// One loss group after the other, in each all its micro-batches in order: what a dp rank sees,
+  /// for each dp rank that this one stands for.
+  struct LossSums {
+    std::vector<double> sums, weights;
+    std::vector<std::int64_t> counts;
+    std::vector<std::vector<std::size_t>> places;  ///< by micro-batch and sample
+  };
+
+  void set_up_parameters();
+  void restore_masters();
+  [[nodiscard]] NamedTensors read_state(const Checkpoint& checkpoint) const;
+  void record(RecordKind kind, std::string name, const at::Tensor& value, Layout layout) const;
+  void record_parameters() const;
+  void record_data(const TokenBatch& batch) const;
+  /// Records the scale of the step, and declares it with what is recorded in it.
+  void begin_scaling();
+  /// This rank's part of a parameter; what pads a vocabulary is zero.
+  [[nodiscard]] at::Tensor own_part(const ParameterSpec& spec, at::ScalarType type) const;
+  [[nodiscard]] at::Tensor logits_of(const TokenBatch& batch, Sink* sink,
+                                     const TrainingPass& training);
+  /// Of a micro-batch whose samples follow `earlier` ones of this rank.
+  [[nodiscard]] TrainingPass training_pass(int step, std::int64_t earlier) const;
+  [[nodiscard]] LossSums weigh(std::span<const at::Tensor> targets) const;
+  [[nodiscard]] at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& targets_BS,
+                                   std::span<const std::size_t> places, LossSums& sums) const;
+  [[nodiscard]] double mean_loss(const LossSums& sums) const;
+  void report_loss(const LossSums& sums);
+  [[nodiscard]] Layout layout_of(const ParameterSpec& spec) const {
+    return parts_.plan.layout_of(spec, mesh_->coordinate(Axis::kTp));
+  }
+  [[nodiscard]] Layout over_dp(const at::Tensor& local) const;
+
+  TrainerParts parts_;
+  Mesh* mesh_;
+  Sink* sink_;
+  std::vector<ParameterSpec> specs_;
+  NamedTensors gradients_;
+  bool is_training_ = true;
+  std::optional<LossScaledSink> scaled_sink_;  ///< what activations pass, if the loss is scaled
+  bool found_inf_ = false;                     ///< in the last step's gradients, on any rank
+  int next_step_ = 0;
+  double loss_ = 0, grad_norm_ = 0;
+};
+
+}  // namespace isoshard

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Random correct cases: what a judge without false alarms must let pass.
+#pragma once
+#include <cstdint>
+
+#include "fixtures/cases/case.h"
+
+namespace isoshard {
+
+/// Case `index` of the stream `seed`: architecture, sizes, heads and kv heads, odd lengths, dp, tp,
+/// dtype, optimizer, attention, unequal counts, micro-batches, reduction of the loss, split
+/// vocabulary, label smoothing, autocast, reduction order, all drawn; at most 6 ranks, 3 layers and
+/// 300 tokens a sample.
+///
+/// Determinism   a function of (seed, index) and of what Case::validate allows: draws that it
+///               refuses are drawn again.
+[[nodiscard]] Case clean_case(std::uint64_t seed, std::int64_t index);
+
+}  // namespace isoshard

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// How gradients are added over ranks: buckets over dp, then sums over holders.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "core/base/error.h"
+#include "suite/emulation/emulated_parts.h"
+#include "suite/emulation/emulated_rank.h"
+#include "suite/emulation/emulated_reduction.h"
+
+namespace isoshard {
+
+void EmulatedRank::watch_gradients() {
+  for (std::size_t i = 0; i < run_->specs.size(); ++i) {
+    parameters_.at(run_->specs[i].name).register_hook([this, i](const at::Tensor& /*gradient*/) {
+      if (is_watching_) ready_order_.push_back(static_cast<std::int64_t>(i));
+    });
+  }
+}
+
+std::vector<std::vector<std::string>> EmulatedRank::rebuilt_buckets() {
+  const std::vector<ParameterSpec>& specs = run_->specs;
+  const RebuiltBuckets& limits = *run_->arithmetic.rebuilt_buckets;
+  for (std::size_t i = specs.size(); i-- > 0;) {
+    const auto index = static_cast<std::int64_t>(i);
+    if (std::find(ready_order_.begin(), ready_order_.end(), index) == ready_order_.end())
+      ready_order_.push_back(index);
+  }
+  const at::Tensor own = at::tensor(ready_order_, at::kLong);
+  const at::Tensor first =
+      world_->gather(rank_, world_->dp_group_of(rank_), "order of gradients", own)
+          .narrow(0, 0, own.numel());
+  std::vector<std::vector<std::string>> buckets;
+  std::int64_t bytes = 0;
+  for (std::int64_t i = 0; i < first.numel(); ++i) {
+    const std::string& name =
+        specs.at(static_cast<std::size_t>(first[i].item<std::int64_t>())).name;
+    if (bytes == 0) buckets.emplace_back();
+    buckets.back().push_back(name);
+    bytes +=
+        parameters_.at(name).numel() * static_cast<std::int64_t>(size_of(run_->arithmetic.dtype));
+    if (bytes >= (buckets.size() == 1 ? limits.first_bytes : limits.bytes)) bytes = 0;
+  }
+  return buckets;
+}
+
+// From whole gradients to those of what this rank steps.
+void EmulatedRank::reduce_over_dp() {
+  std::set<std::string> reduced;
+  const Arithmetic& arithmetic = run_->arithmetic;
+  is_watching_ = false;
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    const std::vector<std::string>& bucket = buckets_[b];
+    for (const std::string& name : bucket) {
+      if (!reduced.insert(name).second)
+        throw UsageError(fmt::format("the record reduces the gradient of {} twice", name));
+    }
+    if (arithmetic.reduces_to_owner) {
+      reduce_bucket_to_owners(bucket);
+    } else {
+      reduce_bucket(bucket,
+                    arithmetic.bucket_places.empty() ? nullptr : &arithmetic.bucket_places.at(b));
+    }
+  }
+  for (const ParameterSpec& spec : run_->specs) {
+    if (!reduced.contains(spec.name))
+      throw UsageError(fmt::format("the record reduces no gradient of {}", spec.name));
+  }
+  if (arithmetic.rebuilt_buckets.has_value() && !is_rebuilt_) buckets_ = rebuilt_buckets();
+  is_rebuilt_ = true;
+}
+
+void EmulatedRank::reduce_bucket(const std::vector<std::string>& bucket,
+                                 const BucketPlaces* places) {
+  reduce_flat(bucket, places, [&](at::Tensor flat) {
+    return world_->reduce_over_dp(rank_, bucket.front(), std::move(flat),
+                                  run_->arithmetic.parameter_gradient);
+  });
+  for (const std::string& name : bucket) gradients_.at(name) = piece_of(name, gradients_.at(name));
+}
+
+void EmulatedRank::reduce_bucket_to_owners(const std::vector<std::string>& bucket) {
+  const Arithmetic& arithmetic = run_->arithmetic;
+  std::vector<at::Tensor> pieces;
+  ReductionPoint point = arithmetic.parameter_gradient;
+  for (int owner = 0; owner < arithmetic.dp; ++owner) {
+    std::int64_t& size = point.chunks.emplace_back();
+    for (const std::string& name : bucket) {
+      for (const Range& run :
+           arithmetic.stepped_runs.at(name).at(static_cast<std::size_t>(owner))) {
+        pieces.push_back(gradients_.at(name).reshape({-1}).narrow(0, run.begin, run.count));
+        size += run.count;
+      }
+    }
+  }
+  at::Tensor flat = at::cat(pieces);
+  if (point.dtype.has_value()) flat = flat.to(float_type_of(*point.dtype));
+  pieces.clear();
+  // their memory is free for the sums
+  for (const std::string& name : bucket) gradients_.at(name).reset();
+  const at::Tensor reduced = world_->reduce_over_dp(rank_, bucket.front(), std::move(flat), point);
+  const auto dp_rank = static_cast<std::ptrdiff_t>(world_->dp_of(rank_));
+  std::int64_t offset =
+      std::accumulate(point.chunks.begin(), point.chunks.begin() + dp_rank, std::int64_t{0});
+  for (const std::string& name : bucket) {
+    const at::Tensor own = piece_of(name, parameters_.at(name).detach());
+    gradients_.at(name) = reduced.narrow(0, offset, own.numel()).view(own.sizes());
+    offset += own.numel();
+  }
+}
+
+void EmulatedRank::reduce_flat(const std::vector<std::string>& names, const BucketPlaces* places,
+                               const std::function<at::Tensor(at::Tensor)>& reduce) {
+  std::vector<at::Tensor> pieces;
+  std::vector<Shape> shapes;
+  std::vector<std::vector<PlacedRun>> runs;
+  std::int64_t end = 0;
+  for (const std::string& name : names) {
+    shapes.push_back(gradients_.at(name).sizes().vec());
+    pieces.push_back(gradients_.at(name).flatten());
+    runs.push_back(places == nullptr ? std::vector<PlacedRun>{{0, end, pieces.back().numel()}}
+                                     : places->runs.at(runs.size()));
+    end += pieces.back().numel();
+  }
+  const bool is_whole = places == nullptr && pieces.size() == 1;
+  at::Tensor flat =
+      is_whole ? pieces.front()
+               : at::zeros({places == nullptr ? end : places->numel}, pieces.front().options());
+  for (std::size_t i = 0; !is_whole && i < pieces.size(); ++i) {
+    for (const PlacedRun& run : runs[i])
+      flat.narrow(0, run.place, run.count).copy_(pieces[i].narrow(0, run.begin, run.count));
+  }
+  if (flat.numel() == 0) return;
+  pieces.clear();
+  // their memory is free for the sums
+  for (const std::string& name : names) gradients_.at(name).reset();
+  const at::Tensor reduced = reduce(std::move(flat));
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    at::Tensor& gradient = gradients_.at(names[i]);
+    if (runs[i].size() == 1) {
+      gradient = reduced.narrow(0, runs[i][0].place, runs[i][0].count).view(shapes[i]);
+      continue;
+    }
+    std::vector<at::Tensor> parts;
+    for (const PlacedRun& run : runs[i]) parts.push_back(reduced.narrow(0, run.place, run.count));
+    gradient = at::cat(parts).view(shapes[i]);
+  }
+}
+
+// World ranks of the own tp group that hold the same parts.
+std::vector<int> EmulatedRank::holders_of(const std::vector<std::string>& names) const {
+  const auto holds_the_same = [&](int tp_rank) {
+    return std::all_of(names.begin(), names.end(), [&](const std::string& name) {
+      const ParameterCut* cut = cut_of(run_->arithmetic, name);
+      return cut == nullptr || ranges_of(*cut, tp_rank) == ranges_of(*cut, world_->tp_of(rank_));
+    });
+  };
+  std::vector<int> holders;
+  for (int tp_rank = 0; tp_rank < world_->tp(); ++tp_rank) {
+    if (holds_the_same(tp_rank)) holders.push_back(world_->dp_of(rank_) * world_->tp() + tp_rank);
+  }
+  return holders;
+}
+
+}  // namespace isoshard

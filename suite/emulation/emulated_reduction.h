@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Reductions of an arithmetic record, written out.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <span>
+
+#include "subjects/parallel/arithmetic.h"
+
+namespace isoshard {
+
+/// What every rank of a group gets, in a new contiguous tensor of the parts' dtype. `parts` are in
+/// the order of the group's ranks.
+///
+/// Errors   ShapeError if shapes or dtypes differ, or for a dtype that is no float and not int64;
+///          UsageError if the record names addends that are not the group's ranks, each once, or an
+///          order that is not written out here.
+/// Determinism   plain loops; the compiler may neither reorder nor contract them.
+/// Source   docs/reduction.md. Shares no code with src/core/comm: it is what src/core/comm is held
+///          to.
+[[nodiscard]] at::Tensor emulated_reduction(std::span<const at::Tensor> parts,
+                                            const ReductionPoint& point);
+
+/// The project's dtype as ATen's.   Errors   ShapeError unless it is a float.
+[[nodiscard]] at::ScalarType float_type_of(Dtype dtype);
+
+}  // namespace isoshard

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The reference that leaves no tolerance: a subject's declared arithmetic, carried out in one
+/// process.
+#pragma once
+#include <chrono>
+
+#include "fixtures/cases/case.h"
+#include "harness/run/world_trace.h"
+#include "harness/trace/recorder.h"
+#include "harness/trace/reference.h"
+#include "harness/world/forked/forked_world.h"
+#include "subjects/parallel/arithmetic.h"
+
+namespace isoshard {
+
+struct EmulationOptions {
+  /// Recorded statistics are against it; nullptr: nothing is compared
+  const Reference* compare_with = nullptr;
+  Keep keep = Keep::kEverything;
+  std::chrono::milliseconds deadline{600'000};
+};
+
+/// Carries out `arithmetic` for every rank of its mesh, with the shards' own shapes, in one forked
+/// process.
+///
+/// It uses the model, the loss and the optimizer that reference and subjects share, and no code of
+/// src/subjects/parallel or src/core/comm. The trace has all ranks of the mesh.
+/// Errors        InfrastructureError that says how the process failed, also for a record that
+///               cannot be carried out; UsageError and FileError of the case before it starts.
+/// Determinism   bit-equal between calls on one machine; equal to the subject's run where the
+///               record is right.
+[[nodiscard]] Trace emulate(const Case& c, const Arithmetic& arithmetic,
+                            const EmulationOptions& options = {});
+
+/// emulate() beside what the caller does meanwhile: the process runs from the constructor on.
+/// Errors   the constructor UsageError and FileError of the case, wait() the others of emulate().
+class RunningEmulation {
+ public:
+  RunningEmulation(const Case& c, const Arithmetic& arithmetic, const EmulationOptions& options);
+  /// Called once.
+  [[nodiscard]] Trace wait();
+
+ private:
+  Trace trace_;  ///< without ranks until they have ended
+  Arenas arenas_;
+  ForkedWorld world_;
+};
+
+/// What an arithmetic record calls replicated must come out equal: a reduction that it lacks shows
+/// here.
+/// Errors   InfrastructureError that names the first tensor whose copies differ between emulated
+///          ranks: the record is wrong then.
+void require_equal_copies(const Trace& emulated);
+
+/// An emulated run, of which everything was kept, as a reference: put together to one process's
+/// trace. Judge runs against it with Level::kExact.   Errors   as require_equal_copies.
+[[nodiscard]] Reference reference_of_emulated(const Trace& trace);
+
+/// reference_of_emulated(emulate(c, arithmetic)).
+[[nodiscard]] Reference make_emulated_reference(const Case& c, const Arithmetic& arithmetic);
+
+}  // namespace isoshard

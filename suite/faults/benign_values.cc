@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Legal differences in values: signs of zero, what pads a vocabulary, pieces of the loss, finer
+/// roundings, forms of clipping, steps whose sign is chance.
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <cmath>
+#include <memory>
+#include <utility>
+
+#include "subjects/model/ops/ops.h"
+#include "subjects/optim/clip.h"
+#include "suite/faults/catalogue.h"
+#include "suite/faults/test_doubles.h"
+
+namespace isoshard {
+namespace {
+
+Fault signed_zero() {
+  Fault miss{.id = "signed_zero", .subjects = {"ddp", "autotp"}};
+  miss.summary = "Zeros have the other sign.";
+  miss.smallest_case = [] {
+    Case item = fault_case("qwen2", "autotp", 2, 3);
+    item.data.unequal_labels = true;  // masked positions have gradients of zero
+    return item;
+  };
+  miss.hooks.tap = [](const Case&, int) -> TapMutation {
+    return [](const Site&, at::Tensor value) {
+      const at::Tensor zero = value.eq(0);
+      if (!zero.any().item<bool>()) return value;
+      // whose gradient is the value's: the sign of a zero has none
+      at::Tensor flipped = value.clone();
+      flipped.detach().copy_(at::where(zero, -value.detach(), value.detach()));
+      return flipped;
+    };
+  };
+  return miss;
+}
+
+Fault signed_zero_key_bias() {
+  Fault miss{.id = "signed_zero_key_bias", .subjects = {"ddp", "autotp"}};
+  miss.summary =
+      "The gradient of GPT-2's key bias, 0 in exact arithmetic, holds rounding noise of the other "
+      "sign.";
+  miss.smallest_case = [] { return fault_case("gpt2", "autotp", 2, 3); };
+  miss.hooks.collective = [](const Case&) {
+    SegmentChange change;
+    change.matches = [](const CallInfo& info, const Segment* segment) {
+      return info.purpose == Purpose::kGradReduce && segment != nullptr &&
+             segment->name.ends_with("c_attn.bias");
+    };
+    change.after = [](const InterceptedCall&, ConstBuffer, Buffer result) {
+      for_key_biases("c_attn.bias", tensor_of(result),
+                     [](const at::Tensor& noise) { noise.neg_(); });
+    };
+    return change_segments(std::move(change));
+  };
+  return miss;
+}
+
+/// A tiny Llama with 97 entries of vocabulary, padded to 2 x 64.
+Case padded_vocabulary_case() {
+  Case item = fault_case("llama", "autotp", 2, 3);
+  item.config.vocab_size = 97;
+  item.model_name += "_v97";
+  item.settings.make_vocab_size_divisible_by = 64;
+  return item;
+}
+
+Fault padding_content() {
+  Fault miss{.id = "padding_content", .subjects = {"autotp"}};
+  miss.summary = "The rows that pad a split vocabulary hold large numbers instead of zeros.";
+  miss.smallest_case = padded_vocabulary_case;
+  miss.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case&, const FaultProbe& probe) {
+    const VocabShard shard = parts.plan.vocab_shard(mesh.coordinate(Axis::kTp));
+    const auto inner = parts.model;
+    parts.model = model_double(inner, [=](const at::Tensor& ids_BS, const Parameters& parameters,
+                                          const Strategy& strategy, Sink* sink,
+                                          const TrainingPass& training) {
+      const at::NoGradGuard no_grad;
+      for (const ParameterSpec& spec : inner->parameters()) {
+        if (spec.tp.role != TpRole::kVocab || shard.rows == shard.count) continue;
+        at::Tensor padding =
+            parameters.at(spec.name).narrow(spec.tp.dim, shard.count, shard.rows - shard.count);
+        padding.copy_(at::arange(padding.numel(), at::kDouble).sin().view(padding.sizes()) * 1e4);
+        probe.fired();
+      }
+      const at::AutoGradMode with_grad(true);
+      return inner->forward(ids_BS, parameters, strategy, sink, training);
+    });
+  };
+  return miss;
+}
+
+/// The loss of runs of the sequence, added up.
+CrossEntropy chunked_loss(const Strategy& inner, const at::Tensor& logits,
+                          const at::Tensor& targets_BS, const at::Tensor& weight_B,
+                          double label_smoothing, std::int64_t chunks) {
+  const auto logits_of = logits.tensor_split(chunks, 1),
+             targets_of = targets_BS.tensor_split(chunks, 1);
+  CrossEntropy sum =
+      inner.loss(logits_of[0].contiguous(), targets_of[0].contiguous(), weight_B, label_smoothing);
+  for (std::size_t i = 1; i < logits_of.size(); ++i) {
+    const CrossEntropy next = inner.loss(logits_of[i].contiguous(), targets_of[i].contiguous(),
+                                         weight_B, label_smoothing);
+    sum = {sum.loss + next.loss, sum.sample_sum_B + next.sample_sum_B,
+           sum.sample_count_B + next.sample_count_B};
+  }
+  return sum;
+}
+
+void use_chunked_loss(TrainerParts& parts, std::int64_t chunks, const FaultProbe& probe) {
+  parts.strategy = strategy_double(
+      parts.strategy, {.loss = [chunks, probe](const Strategy& inner, const at::Tensor& logits,
+                                               const at::Tensor& targets_BS,
+                                               const at::Tensor& weight_B, double label_smoothing) {
+        probe.fired();
+        return chunked_loss(inner, logits, targets_BS, weight_B, label_smoothing, chunks);
+      }});
+}
+
+Fault in_chunks(std::string id, std::string summary, std::int64_t chunks, Case (*smallest_case)()) {
+  Fault miss{.id = std::move(id),
+             .subjects = {"ddp", "autotp"},
+             .summary = std::move(summary),
+             .smallest_case = smallest_case};
+  miss.hooks.parts = [chunks](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
+    use_chunked_loss(parts, chunks, probe);
+  };
+  return miss;
+}
+
+Fault loss_chunks() {
+  return in_chunks("loss_chunks",
+                   "The loss of a split vocabulary is computed in 4 chunks of the sequence.", 4,
+                   [] {
+                     Case item = fault_case("llama", "autotp", 3, 2);
+                     item.settings.make_vocab_size_divisible_by = 1;
+                     return item;
+                   });
+}
+
+Fault loss_chunks_7() {
+  return in_chunks(
+      "loss_chunks_7",
+      "The loss is computed in 7 chunks of unequal length, some without a counted token.", 7, [] {
+        Case item = fault_case("qwen2", "ddp", 1, 3);
+        item.data.unequal_labels = true;
+        return item;
+      });
+}
+
+Fault loss_chunks_bf16() {
+  return in_chunks("loss_chunks_bf16",
+                   "The loss of logits in bf16, with an fp32 softmax, is computed in 4 chunks.", 4,
+                   [] {
+                     Case item = fault_case("qwen2", "autotp", 2, 3);
+                     item.dtype = Dtype::kBFloat16;
+                     return item;
+                   });
+}
+
+/// The sum over dp, divided by dp after the reduction, which rounds once more.
+class SumThenDivide final : public CollectiveFault {
+ public:
+  [[nodiscard]] bool applies(const InterceptedCall& call) const override {
+    return call.op == CollectiveOp::kAllReduce && call.info.purpose == Purpose::kGradReduce &&
+           call.reduction == Reduction::kAvg;
+  }
+  [[nodiscard]] Work apply(const InterceptedCall& call) const override {
+    call.comm->all_reduce(call.output, Reduction::kSum, call.info).wait();
+    tensor_of(call.output).div_(call.comm->size());
+    return {};
+  }
+};
+
+Fault loss_chunks_divided_late() {
+  Fault miss{.id = "loss_chunks_divided_late", .subjects = {"ddp", "autotp"}};
+  miss.summary =
+      "The sum of token losses goes backward undivided; gradients are divided by tokens and by dp "
+      "after the reduction.";
+  miss.smallest_case = [] { return fault_case("qwen2", "ddp", 1, 3); };
+  miss.hooks.collective = [](const Case&) { return std::make_shared<SumThenDivide>(); };
+  miss.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
+    parts.strategy = strategy_double(
+        parts.strategy, {.loss = [probe](const Strategy& inner, const at::Tensor& logits,
+                                         const at::Tensor& targets_BS, const at::Tensor& weight_B,
+                                         double label_smoothing) {
+          CrossEntropy loss =
+              inner.loss(logits, targets_BS, at::ones_like(weight_B), label_smoothing);
+          // the mean over all tokens has one weight for all samples
+          loss.loss = loss.loss * weight_B[0].item<double>();
+          probe.fired();
+          return loss;
+        }});
+  };
+  return miss;
+}
+
+/// Norms of heads and rotary steps whose values stay in fp32 from the projection to the rotated
+/// heads. The points between are rounded where they are recorded only.
+class FusedHeads final : public Sink {
+ public:
+  FusedHeads(Sink& inner, const ModelConfig& config, const Parameters& parameters, FaultProbe probe)
+      : inner_(inner), config_(config), parameters_(parameters), probe_(std::move(probe)) {}
+  void begin_step(int step) override { inner_.begin_step(step); }
+  at::Tensor on_activation_grad(const Site& site, at::Tensor gradient) override {
+    return inner_.on_activation_grad(site, std::move(gradient));
+  }
+  void on_record(const Site& site, const at::Tensor& value) override {
+    inner_.on_record(site, value);
+  }
+
+  at::Tensor on_activation(const Site& site, at::Tensor value) override {
+    const std::string_view point = std::string_view(site.name).substr(site.name.rfind('.') + 1);
+    if (point == "q_proj" || point == "k_proj") {
+      at::Tensor recorded = inner_.on_activation(site, std::move(value));
+      wide_[point[0]] = recorded.to(at::kFloat).unflatten(-1, {-1, config_.head_dim});
+      return recorded;
+    }
+    if (point == "q_norm" || point == "k_norm") {
+      const at::Tensor& x = wide_.at(point[0]);
+      const at::Tensor normed = parameters_.at(site.name + ".weight").to(at::kFloat) * x *
+                                at::rsqrt(x.pow(2).mean(-1, /*keepdim=*/true) + config_.norm_eps);
+      at::Tensor recorded = inner_.on_activation(site, normed.to(value.scalar_type()));
+      // The value is the one before rounding, the gradient goes by the recorded point.
+      const at::Tensor rounded = recorded.to(at::kFloat);
+      wide_[point[0]] = rounded + (normed - rounded).detach();
+      probe_.fired();
+      return recorded;
+    }
+    if (point == "q_rope" || point == "k_rope") {
+      const RotaryTables tables =
+          rotary_tables(config_.rope, config_.head_dim, value.size(2), at::kFloat);
+      probe_.fired();
+      return inner_.on_activation(
+          site, apply_rotary(wide_.at(point[0]).transpose(1, 2), tables).to(value.scalar_type()));
+    }
+    return inner_.on_activation(site, std::move(value));
+  }
+
+ private:
+  Sink& inner_;
+  const ModelConfig& config_;
+  const Parameters& parameters_;
+  FaultProbe probe_;
+  std::map<char, at::Tensor> wide_;  ///< of the layer under way, by q and k: [B,S,heads,D]
+};
+
+Fault fused_rounding() {
+  Fault miss{.id = "fused_rounding", .subjects = {"ddp", "autotp"}};
+  miss.summary =
+      "A fused kernel keeps fp32 through head norm and rotary step, where the reference rounds to "
+      "bf16 four times.";
+  miss.smallest_case = [] {
+    Case item = fault_case("qwen3", "autotp", 2, 3);
+    item.dtype = Dtype::kBFloat16;
+    return item;
+  };
+  miss.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
+    // backward calls it, too
+    const auto sink_of_pass = std::make_shared<std::unique_ptr<FusedHeads>>();
+    const auto inner = parts.model;
+    parts.model = model_double(
+        inner, [=](const at::Tensor& ids_BS, const Parameters& parameters, const Strategy& strategy,
+                   Sink* sink, const TrainingPass& training) {
+          if (sink == nullptr) return inner->forward(ids_BS, parameters, strategy, sink, training);
+          *sink_of_pass = std::make_unique<FusedHeads>(*sink, inner->config(), parameters, probe);
+          return inner->forward(ids_BS, parameters, strategy, sink_of_pass->get(), training);
+        });
+  };
+  return miss;
+}
+
+Fault adam_sign() {
+  Fault miss{.id = "adam_sign", .subjects = {"ddp", "autotp"}};
+  miss.summary =
+      "First step of Adam where the gradient is rounding noise: the weight steps to the other "
+      "side.";
+  miss.smallest_case = [] {
+    Case item = fault_case("gpt2", "autotp", 2, 3);
+    item.settings.optimizer = OptimizerSettings{};
+    item.settings.optimizer.eps = 1e-15;  // below the noise: a step has the whole learning rate
+    return item;
+  };
+  miss.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
+    const auto step = [probe](Optimizer& inner, NamedTensors& parameters,
+                              const NamedTensors& gradients) {
+      NamedTensors before;
+      for (const auto& [name, parameter] : parameters) before[name] = parameter.detach().clone();
+      inner.step(parameters, gradients);
+      for (auto& [name, parameter] : parameters) {
+        const at::Tensor& old = before.at(name);
+        for_key_biases(name, parameter, [&](at::Tensor stepped) {
+          for_key_biases(name, old,
+                         [&](const at::Tensor& from) { stepped.copy_(2 * from - stepped); });
+          probe.fired();
+        });
+      }
+    };
+    parts.optimizer = optimizer_double(std::move(parts.optimizer), step);
+  };
+  return miss;
+}
+
+Fault clip_form() {
+  Fault miss{.id = "clip_form", .subjects = {"ddp", "autotp"}};
+  miss.summary =
+      "Gradients are clipped by max_norm / norm instead of max_norm / (norm + 1e-6), with a norm "
+      "rounded to fp32.";
+  miss.smallest_case = [] { return clipped(fault_case("qwen2", "autotp", 3, 2)); };
+  miss.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
+    const auto norm = std::make_shared<double>(1);
+    parts.grad_norm = grad_norm_double(
+        std::move(parts.grad_norm), [norm](GradNorm& inner, const NamedTensors& gradients) {
+          *norm = static_cast<double>(static_cast<float>(inner.norm(gradients)));
+          return *norm;
+        });
+    const auto step = [norm, probe](Optimizer& inner, NamedTensors& parameters,
+                                    const NamedTensors& gradients) {
+      NamedTensors clipped_so;
+      for (const auto& [name, gradient] : gradients)
+        clipped_so[name] = gradient * ((*norm + 1e-6) / *norm);
+      probe.fired();
+      inner.step(parameters, clipped_so);
+    };
+    parts.optimizer = optimizer_double(std::move(parts.optimizer), step);
+  };
+  return miss;
+}
+
+Fault clip_form_norm_of_norms() {
+  Fault miss{.id = "clip_form_norm_of_norms", .subjects = {"ddp"}};
+  miss.summary =
+      "The norm is that of the tensors' norms in fp32, and gradients that need no clipping are "
+      "scaled by 1.";
+  miss.smallest_case = [] {
+    Case item = fault_case("qwen2", "ddp", 1, 3);
+    item.settings.max_grad_norm = 1000;
+    return item;
+  };
+  miss.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
+    parts.grad_norm = grad_norm_double(
+        std::move(parts.grad_norm), [probe](GradNorm&, const NamedTensors& gradients) {
+          std::vector<at::Tensor> norms;
+          for (const auto& [name, gradient] : gradients) {
+            norms.push_back(at::linalg_vector_norm(gradient));
+            gradient.mul_(1.0);
+          }
+          probe.fired();
+          return at::linalg_vector_norm(at::stack(norms)).item<double>();
+        });
+  };
+  return miss;
+}
+
+}  // namespace
+
+void for_key_biases(const std::string& name, const at::Tensor& gradient,
+                    const std::function<void(at::Tensor)>& act) {
+  if (!name.ends_with("c_attn.bias")) return;
+  const std::int64_t third = gradient.numel() / 3;  // q, k and v
+  act(gradient.detach().narrow(0, third, third));
+}
+
+void add_value_benign_variations(Faults& faults) {
+  for (Fault (*make)() : {signed_zero, signed_zero_key_bias, padding_content, loss_chunks,
+                          loss_chunks_7, loss_chunks_bf16, loss_chunks_divided_late, fused_rounding,
+                          adam_sign, clip_form, clip_form_norm_of_norms}) {
+    faults.push_back(make());
+  }
+}
+
+}  // namespace isoshard

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Legal differences in order: of sums, of buckets and micro-batches, of ranks on the mesh, of
+/// samples at the end of an epoch.
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "core/comm/tensor.h"
+#include "subjects/model/zoo/registry.h"
+#include "suite/faults/catalogue.h"
+#include "suite/faults/test_doubles.h"
+
+namespace isoshard {
+namespace {
+
+Fault sum_order() {
+  Fault miss{.id = "sum_order", .subjects = {"ddp", "autotp"}};
+  miss.summary = "Gradients and activations are added around a ring instead of in rank order.";
+  miss.smallest_case = [] { return fault_case("qwen2", "autotp", 3, 2); };
+  miss.hooks.order = [](const Case&) { return ReductionOrder::kRing; };
+  return miss;
+}
+
+Fault sum_order_tree() {
+  Fault miss{.id = "sum_order_tree", .subjects = {"ddp", "autotp"}};
+  miss.summary = "Gradients and activations are added in pairs, and pairs of pairs.";
+  miss.smallest_case = [] { return fault_case("qwen2", "autotp", 1, 5); };
+  miss.hooks.order = [](const Case&) { return ReductionOrder::kTree; };
+  return miss;
+}
+
+/// Each gradient bucket is reduced to shards, which are then gathered.
+class ScatterAndGather final : public CollectiveFault {
+ public:
+  [[nodiscard]] bool applies(const InterceptedCall& call) const override {
+    return call.op == CollectiveOp::kAllReduce && call.info.purpose == Purpose::kGradReduce &&
+           call.comm->size() > 1;
+  }
+  [[nodiscard]] Work apply(const InterceptedCall& call) const override {
+    const std::int64_t size = call.comm->size(), count = (call.output.count + size - 1) / size;
+    const at::Tensor whole = tensor_of(call.output);
+    at::Tensor padded = at::constant_pad_nd(whole, {0, count * size - whole.numel()}),
+               own = at::empty({count}, padded.options());
+    const CallInfo info{call.info.purpose, call.info.axis, {}};
+    call.comm->reduce_scatter(buffer_of(padded), buffer_of(own), call.reduction, info).wait();
+    call.comm->all_gather(buffer_of(own), buffer_of(padded), info).wait();
+    whole.copy_(padded.narrow(0, 0, whole.numel()));
+    return {};
+  }
+
+ private:
+  static Buffer buffer_of(const at::Tensor& tensor) {
+    return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.numel(), dtype_of(tensor)};
+  }
+};
+
+Fault sum_order_scatter() {
+  Fault miss{.id = "sum_order_scatter", .subjects = {"ddp", "autotp"}};
+  miss.summary = "Reduce-scatter plus gather, around a ring, instead of one all-reduce.";
+  miss.smallest_case = [] { return fault_case("llama", "ddp", 1, 3); };
+  miss.hooks.order = [](const Case&) { return ReductionOrder::kRing; };
+  miss.hooks.collective = [](const Case&) { return std::make_shared<ScatterAndGather>(); };
+  return miss;
+}
+
+Fault sum_order_split_k() {
+  Fault miss{.id = "sum_order_split_k", .subjects = {"ddp", "autotp"}};
+  miss.summary = "Matrix products are added up from pieces of the summed dimension.";
+  miss.smallest_case = [] { return fault_case("qwen2", "ddp", 1, 3); };
+  miss.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
+    const auto linear = [probe](const Strategy& inner, std::string_view module, const at::Tensor& x,
+                                const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                                Sink* sink) {
+      constexpr std::int64_t kPieces = 5;
+      const auto x_pieces = x.tensor_split(kPieces, -1),
+                 weight_pieces = weight.tensor_split(kPieces, -1);
+      at::Tensor sum = inner.linear(module, x_pieces[0], weight_pieces[0], bias, sink);
+      for (std::size_t i = 1; i < x_pieces.size(); ++i)
+        sum = sum + inner.linear(module, x_pieces[i], weight_pieces[i], std::nullopt, sink);
+      probe.fired();
+      return sum;
+    };
+    parts.strategy = strategy_double(parts.strategy, {.linear = linear});
+  };
+  return miss;
+}
+
+Case bf16_case(const char* subject, int tp, int dp) {
+  Case item = fault_case("qwen2", subject, tp, dp);
+  item.dtype = Dtype::kBFloat16;
+  return item;
+}
+
+Fault bf16_hops() {
+  Fault miss{.id = "bf16_hops", .subjects = {"ddp", "autotp"}};
+  miss.summary = "bf16 is rounded at every hop of a ring, not once.";
+  miss.smallest_case = [] { return bf16_case("autotp", 3, 2); };
+  miss.hooks.order = [](const Case&) { return ReductionOrder::kRing; };
+  return miss;
+}
+
+/// The sum is made in fp32, whatever the order, and rounded once.
+class WideReduction final : public CollectiveFault {
+ public:
+  [[nodiscard]] bool applies(const InterceptedCall& call) const override {
+    return call.op == CollectiveOp::kAllReduce && call.info.purpose == Purpose::kGradReduce &&
+           call.output.dtype == Dtype::kBFloat16;
+  }
+  [[nodiscard]] Work apply(const InterceptedCall& call) const override {
+    const at::Tensor narrow = tensor_of(call.output), wide = narrow.to(at::kFloat);
+    all_reduce(*call.comm, wide, call.reduction, call.info).wait();
+    narrow.copy_(wide);
+    return {};
+  }
+};
+
+Fault bf16_hops_fp32_sum() {
+  Fault miss{.id = "bf16_hops_fp32_sum", .subjects = {"ddp", "autotp"}};
+  miss.summary = "Gradients in bf16 are added around a ring in fp32 and rounded once.";
+  miss.smallest_case = [] { return bf16_case("ddp", 1, 3); };
+  miss.hooks.order = [](const Case&) { return ReductionOrder::kRing; };
+  miss.hooks.collective = [](const Case&) { return std::make_shared<WideReduction>(); };
+  return miss;
+}
+
+Fault with_buckets_of(std::string id, std::string summary, std::int64_t bytes) {
+  Fault miss{.id = std::move(id), .subjects = {"ddp", "autotp"}, .summary = std::move(summary)};
+  miss.smallest_case = [] { return fault_case("qwen2", "ddp", 1, 3); };
+  miss.hooks.parts = [bytes](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
+    parts.bucket_bytes = bytes;
+    probe.fired();
+  };
+  return miss;
+}
+
+Fault bucketing() {
+  return with_buckets_of("bucketing", "One bucket per few tensors instead of one flat buffer.",
+                         4096);
+}
+
+Fault bucketing_per_tensor() {
+  return with_buckets_of("bucketing_per_tensor", "One call per tensor instead of one flat buffer.",
+                         1);
+}
+
+/// Takes what a micro-batch left in the gradients. Before the last one it puts back the sum of all,
+/// in `type`, last one first.
+std::shared_ptr<const Model> add_up_in(at::ScalarType type, TrainerParts& parts, int micro_batches,
+                                       const FaultProbe& probe) {
+  const auto taken = std::make_shared<std::vector<NamedTensors>>();
+  return accumulation_double(
+      parts.model, micro_batches, [=](const Parameters& parameters, int micro_batch) {
+        const at::NoGradGuard no_grad;
+        if (micro_batch == 1) taken->clear();
+        NamedTensors& own = taken->emplace_back();
+        for (const auto& [name, parameter] : parameters) {
+          own[name] = parameter.grad().to(type, /*non_blocking=*/false, /*copy=*/true);
+          parameter.mutable_grad().reset();
+        }
+        if (micro_batch + 1 < micro_batches) return;
+        for (const auto& [name, parameter] : parameters) {
+          at::Tensor sum = taken->back().at(name);
+          for (auto earlier = taken->rbegin() + 1; earlier != taken->rend(); ++earlier)
+            sum = sum + earlier->at(name);
+          parameter.mutable_grad() = sum.to(parameter.scalar_type());
+        }
+        probe.fired();
+      });
+}
+
+Fault bucketing_micro_batches() {
+  Fault miss{.id = "bucketing_micro_batches", .subjects = {"ddp", "autotp"}};
+  miss.summary = "Gradients of micro-batches add up in another order.";
+  miss.smallest_case = [] {
+    Case item = fault_case("llama", "autotp", 2, 3);
+    item.micro_batches = 4;
+    return item;
+  };
+  miss.hooks.parts = [](TrainerParts& parts, Mesh&, const Case& item, const FaultProbe& probe) {
+    if (item.micro_batches > 2)
+      parts.model = add_up_in(scalar_type_of(item.dtype), parts, item.micro_batches, probe);
+  };
+  return miss;
+}
+
+Fault bucketing_main_grads() {
+  Fault miss{.id = "bucketing_main_grads", .subjects = {"ddp", "autotp"}};
+  miss.summary = "Gradients of micro-batches in bf16 add up in fp32.";
+  miss.smallest_case = [] {
+    Case item = bf16_case("ddp", 1, 3);
+    item.micro_batches = 4;
+    return item;
+  };
+  miss.hooks.parts = [](TrainerParts& parts, Mesh&, const Case& item, const FaultProbe& probe) {
+    if (item.micro_batches > 2)
+      parts.model = add_up_in(at::kFloat, parts, item.micro_batches, probe);
+  };
+  return miss;
+}
+
+Fault declared_layout() {
+  Fault miss{.id = "declared_layout", .subjects = {"autotp"}};
+  miss.summary =
+      "tp is the slow axis of the mesh, and is declared so: neighbouring ranks are replicas.";
+  miss.smallest_case = [] {
+    Case item = fault_case("qwen3", "autotp", 2, 3);
+    item.tp_is_slow = true;
+    return item;
+  };
+  miss.hooks.parts = [](TrainerParts&, Mesh& mesh, const Case& item, const FaultProbe& probe) {
+    Case usual = item;
+    usual.tp_is_slow = false;
+    if (mesh.coordinate(Axis::kTp) != usual.mesh().coordinate(mesh.rank(), Axis::kTp))
+      probe.fired();
+  };
+  return miss;
+}
+
+/// Fires when a sample is seen a second time.
+Fault at_the_end_of_an_epoch(std::string id, std::string summary, TailPolicy tail) {
+  Fault miss{.id = std::move(id), .subjects = {"ddp", "autotp"}, .summary = std::move(summary)};
+  miss.smallest_case = [tail] {
+    Case item = fault_case("qwen2", "ddp", 1, 3);
+    item.data.kind = DataSource::Kind::kText;
+    item.data.path = project_text_path("seven_samples.txt").string();
+    item.data.shuffle = true;
+    item.data.tail = tail;
+    item.config.vocab_size = 128;
+    item.model_name += "_v128";
+    item.steps = 2;
+    return item;
+  };
+  miss.hooks.data = [](std::vector<Batch>& micro_batches, const CaseData& data, const Case&, int,
+                       int step, const FaultProbe& probe) {
+    std::vector<std::int64_t> earlier;
+    for (int s = 0; s < step; ++s) {
+      for (const TokenBatch& batch : data.global_batches(s))
+        earlier.insert(earlier.end(), batch.sample_ids.begin(), batch.sample_ids.end());
+    }
+    for (const Batch& batch : micro_batches) {
+      for (const std::int64_t sample : batch.sample_ids) {
+        if (std::find(earlier.begin(), earlier.end(), sample) != earlier.end()) probe.fired();
+      }
+    }
+  };
+  return miss;
+}
+
+Fault ragged_epoch() {
+  return at_the_end_of_an_epoch(
+      "ragged_epoch",
+      "The sampler fills up the last batch of an epoch with samples that it has given before.",
+      TailPolicy::kPad);
+}
+
+Fault ragged_epoch_drop() {
+  return at_the_end_of_an_epoch(
+      "ragged_epoch_drop",
+      "The sampler drops the samples at the end of an epoch that fill no batch.",
+      TailPolicy::kDrop);
+}
+
+Fault ragged_epoch_slow_rank() {
+  Fault miss{.id = "ragged_epoch_slow_rank", .subjects = {"ddp", "autotp"}};
+  miss.summary = "One rank is slow: it does other work before each of its collectives.";
+  miss.smallest_case = [] { return fault_case("qwen2", "autotp", 3, 2); };
+  miss.hooks.tap = [](const Case&, int rank) -> TapMutation {
+    return [rank](const Site& site, at::Tensor value) {
+      if (rank != 1 || !site.name.ends_with("layernorm")) return value;
+      const at::Tensor work = at::ones({256, 256});
+      for (int i = 0; i < 8; ++i) (void)at::mm(work, work);
+      return value.alias();
+    };
+  };
+  return miss;
+}
+
+Fault ragged_epoch_recompute() {
+  Fault miss{.id = "ragged_epoch_recompute", .subjects = {"ddp", "autotp"}};
+  miss.summary = "Layers are run again in backward, where the reference keeps what they computed.";
+  miss.smallest_case = [] {
+    Case item = fault_case("gpt2", "autotp", 3, 2);
+    set_dropout(item.config, 0.1);
+    return item;
+  };
+  miss.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
+    parts.recompute = true;
+    probe.fired();
+  };
+  return miss;
+}
+
+}  // namespace
+
+void add_benign_variations(Faults& faults) {
+  for (Fault (*make)() :
+       {sum_order, sum_order_tree, sum_order_scatter, sum_order_split_k, bf16_hops,
+        bf16_hops_fp32_sum, bucketing, bucketing_per_tensor, bucketing_micro_batches,
+        bucketing_main_grads, declared_layout, ragged_epoch, ragged_epoch_drop,
+        ragged_epoch_slow_rank, ragged_epoch_recompute}) {
+    faults.push_back(make());
+  }
+}
+
+}  // namespace isoshard

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Parses the contracts table and the derivations that the build copied out of docs/.
+#include "suite/faults/contracts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "core/base/error.h"
+
+namespace isoshard {
+namespace {
+
+constexpr std::string_view kContractsPage =
+#include "contracts_page.inc"
+    ;
+
+constexpr std::string_view kDerivationsPage =
+#include "derivations_page.inc"
+    ;
+
+std::string trim(std::string_view text) {
+  const auto begin = text.find_first_not_of(" `");
+  const auto end = text.find_last_not_of(" `");
+  std::string result(begin == std::string_view::npos ? "" : text.substr(begin, end - begin + 1));
+  result.erase(std::remove(result.begin(), result.end(), '`'), result.end());
+  return result;
+}
+
+std::vector<std::string> cells_of(std::string_view row) {
+  std::vector<std::string> cells;
+  row.remove_prefix(1);
+  while (!row.empty()) {
+    const auto end = row.find('|');
+    if (end == std::string_view::npos) break;
+    cells.push_back(trim(row.substr(0, end)));
+    row.remove_prefix(end + 1);
+  }
+  return cells;
+}
+
+}  // namespace
+
+std::vector<Contract> parse_contracts(std::string_view markdown) {
+  std::vector<Contract> result;
+  std::istringstream lines{std::string(markdown)};
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with('|') || line.starts_with("| id |") || line.starts_with("|---")) continue;
+    const auto cells = cells_of(line);
+    if (cells.size() != 4)
+      throw FileError(fmt::format("docs/contracts.md: a row has {} cells instead of 4: {}",
+                                  cells.size(), line));
+    if (std::any_of(result.begin(), result.end(),
+                    [&](const Contract& c) { return c.id == cells[0]; }))
+      throw FileError(fmt::format("docs/contracts.md: contract '{}' stands twice", cells[0]));
+    result.push_back({cells[0], cells[1], cells[2], cells[3]});
+  }
+  return result;
+}
+
+const std::vector<Contract>& contracts() {
+  static const std::vector<Contract> table = parse_contracts(kContractsPage);
+  return table;
+}
+
+std::map<std::string, std::string, std::less<>> parse_derivations(std::string_view markdown) {
+  std::map<std::string, std::string, std::less<>> sections;
+  std::istringstream lines{std::string(markdown)};
+  std::string* section = nullptr;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("## ")) {
+      section = &sections[line.substr(3)];
+    } else if (section != nullptr && (!line.empty() || !section->empty())) {
+      *section += line + "\n";
+    }
+  }
+  for (auto& [heading, text] : sections) text.erase(text.find_last_not_of('\n') + 1);
+  return sections;
+}
+
+std::string derivation_of(std::string_view contract_id) {
+  static const auto sections = parse_derivations(kDerivationsPage);
+  for (std::string_view id = contract_id; !id.empty();) {
+    if (const auto found = sections.find(id); found != sections.end()) return found->second;
+    const auto dot = id.rfind('.');
+    id = dot == std::string_view::npos ? std::string_view() : id.substr(0, dot);
+  }
+  return "";
+}
+
+}  // namespace isoshard

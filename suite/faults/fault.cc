@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The two lists, look-ups in them, and how a fault is put on a run.
+#include "suite/faults/fault.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include "core/base/error.h"
+#include "core/base/suggest.h"
+#include "fixtures/cases/presets.h"
+#include "suite/faults/catalogue.h"
+#include "suite/reference/reference.h"
+
+namespace isoshard {
+namespace {
+
+Faults catalogue_by_class() {
+  Faults faults;
+  add_reduction_faults(faults);
+  add_scale_faults(faults);
+  add_clip_faults(faults);
+  add_data_faults(faults);
+  add_sequence_faults(faults);
+  add_sharding_faults(faults);
+  add_random_faults(faults);
+  add_checkpoint_faults(faults);
+  add_step_faults(faults);
+  add_zero_faults(faults);
+  add_buffer_faults(faults);
+  add_vocab_faults(faults);
+  std::stable_sort(faults.begin(), faults.end(),
+                   [](const Fault& a, const Fault& b) { return a.fault_class < b.fault_class; });
+  return faults;
+}
+
+/// Counts as fired what returns another tensor.
+TapMutation counted(TapMutation inner, const FaultProbe& probe) {
+  return [inner = std::move(inner), probe](const Site& site, at::Tensor value) {
+    at::Tensor changed = inner(site, value);
+    if (!changed.is_same(value)) probe.fired();
+    return changed;
+  };
+}
+
+}  // namespace
+
+int FaultHooks::count() const noexcept {
+  return static_cast<int>(collective != nullptr) + static_cast<int>(tap != nullptr) +
+         static_cast<int>(plan != nullptr) + static_cast<int>(parts != nullptr) +
+         static_cast<int>(data != nullptr) + static_cast<int>(order != nullptr);
+}
+
+std::span<const Fault> fault_catalogue() {
+  static const Faults catalogue = catalogue_by_class();
+  return catalogue;
+}
+
+std::span<const Fault> benign_variations() {
+  static const Faults misses = [] {
+    Faults result;
+    add_benign_variations(result);
+    add_value_benign_variations(result);
+    add_buffer_benign_variations(result);
+    return result;
+  }();
+  return misses;
+}
+
+const Fault& find_fault(std::string_view id) {
+  std::vector<std::string> known;
+  for (const std::span<const Fault> list : {fault_catalogue(), benign_variations()}) {
+    for (const Fault& fault : list) {
+      if (fault.id == id) return fault;
+      known.push_back(fault.id);
+    }
+  }
+  throw UsageError(fmt::format("unknown fault '{}'{}; 'isoshard list faults' lists them", id,
+                               did_you_mean(id, known)));
+}
+
+RunOptions with_fault(RunOptions options, const Fault& fault, const Case& item,
+                      const FaultProbe& probe) {
+  const FaultHooks& hooks = fault.hooks;
+  if (hooks.collective) {
+    options.decorate = [collective = hooks.collective(item), probe, shape = item.mesh()](
+                           std::unique_ptr<Communicator> inner, int) {
+      return decorate_with_fault(std::move(inner), collective, probe, shape);
+    };
+  }
+  if (hooks.tap) {
+    options.mutation = [tap = hooks.tap, item, probe](int rank) {
+      return counted(tap(item, rank), probe);
+    };
+  }
+  if (hooks.plan) {
+    options.edits.plan = [plan = hooks.plan, probe](ShardPlan& edited, const Mesh& mesh) {
+      plan(edited, mesh, probe);
+    };
+  }
+  if (hooks.parts) {
+    options.edits.parts = [parts = hooks.parts, item, probe](TrainerParts& edited, Mesh& mesh) {
+      parts(edited, mesh, item, probe);
+    };
+  }
+  if (hooks.data) {
+    options.batches = [data = hooks.data, item, probe](std::vector<Batch>& edited,
+                                                       const CaseData& source, int rank, int step) {
+      data(edited, source, item, rank, step, probe);
+    };
+  }
+  if (hooks.order) {
+    options.order = hooks.order(item);
+    if (options.order != ReductionOrder::kOrdered) probe.fired();
+  }
+  return options;
+}
+
+Case fault_case(std::string_view model_type, std::string subject, int tp, int dp) {
+  Case item = tiny_fault_case(model_type);
+  // else the optimizer's state would move before the parameters
+  item.settings.optimizer.momentum = 0;
+  item.subject = std::move(subject);
+  item.tp = tp;
+  item.dp = dp;
+  return item;
+}
+
+Case clipped(Case item) {
+  item.settings.max_grad_norm = 0;
+  const Reference reference = make_reference(item, {.responses = 0});
+  const double norm = reference.tensor({0, RecordKind::kScalar, "grad_norm", 0}).item<double>();
+  // two digits fit a slug
+  item.settings.max_grad_norm = std::stod(fmt::format("{:.2g}", norm / 2));
+  return item;
+}
+
+bool is_gradient_of(const CallInfo& info, const Segment* segment, Axis axis,
+                    ParamClass param_class) {
+  return info.purpose == Purpose::kGradReduce && info.axis == axis && segment != nullptr &&
+         segment->param_class == param_class;
+}
+
+std::vector<int> any_rank(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+}  // namespace isoshard

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The fault catalogue: real bugs of parallel training, injected from outside, each with what the
+/// suite must say about it; and the benign variations, legal differences that must not alarm.
+#pragma once
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fixtures/cases/case.h"
+#include "harness/fault/collective_fault.h"
+#include "harness/trace/recorder.h"
+#include "harness/verdict/verdict.h"
+#include "suite/record/run_case.h"
+
+namespace isoshard {
+
+/// What a correct judge says of the fault's smallest case.
+struct ExpectedDetection {
+  Stage stage = Stage::kForward;  ///< of the first finding
+  /// Record name of the first finding; empty: any (the fault moves every tensor of the stage at
+  /// once)
+  std::string name;
+  std::vector<int> ranks;  ///< ranks that may be named first
+  std::string diagnosis;   ///< must stand in the diagnosis
+  int step = 0;            ///< of the first finding
+};
+
+/// Where a fault is put on a run. Each hook may be empty; one is set, or two where a bug shows in
+/// two places. A hook is asked per run; a test double calls `probe.fired()` whenever it acts, for
+/// what is not counted anyway (collectives, taps).
+struct FaultHooks {
+  std::function<std::shared_ptr<const CollectiveFault>(const Case&)> collective = {};
+  std::function<TapMutation(const Case&, int rank)> tap = {};
+  std::function<void(ShardPlan& plan, const Mesh& mesh, const FaultProbe& probe)> plan = {};
+  std::function<void(TrainerParts& parts, Mesh& mesh, const Case&, const FaultProbe& probe)> parts =
+      {};
+  std::function<void(std::vector<Batch>& micro_batches, const CaseData& data, const Case&, int rank,
+                     int step, const FaultProbe& probe)>
+      data = {};
+  std::function<ReductionOrder(const Case&)> order = {};  ///< benign variations only
+
+  [[nodiscard]] int count() const noexcept;
+};
+
+/// One fault, or one benign variation.
+struct Fault {
+  std::string id = {};  ///< as in the catalogue: dp_sum_missing
+  /// A missing or extra reduction, B wrong scale, ... (docs/faults.md); '-' for a benign variation
+  char fault_class = '-';
+  std::vector<std::string> subjects = {};  ///< on which it can be put
+  std::string summary = {};                ///< the real bug in one sentence
+  std::string source = {};                 ///< where it was reported
+  std::function<Case()> smallest_case = {};
+  FaultHooks hooks = {};
+  /// Empty for a benign variation: the run must conform
+  std::optional<ExpectedDetection> expected = {};
+};
+
+/// The faults, by class; each must be detected.
+[[nodiscard]] std::span<const Fault> fault_catalogue();
+/// Legal differences of a correct implementation; an alarm on one of them is a false alarm.
+[[nodiscard]] std::span<const Fault> benign_variations();
+/// For each kind of benign variation the same difference made larger than legal; each must be
+/// alarmed. Their ids are those of the benign variations that they belong to.
+[[nodiscard]] std::span<const Fault> benign_variation_controls();
+/// Of the first two lists.   Errors   UsageError with a suggestion.
+[[nodiscard]] const Fault& find_fault(std::string_view id);
+
+/// Run options that inject the fault; `probe` counts how often it fired.
+[[nodiscard]] RunOptions with_fault(RunOptions options, const Fault& fault, const Case& item,
+                                    const FaultProbe& probe);
+
+}  // namespace isoshard

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Faults of class H: masks of dropout that are drawn where they should be repeated.
+#include <memory>
+#include <utility>
+
+#include "subjects/model/zoo/registry.h"
+#include "suite/faults/catalogue.h"
+#include "suite/faults/test_doubles.h"
+
+namespace isoshard {
+namespace {
+
+/// A stream whose state nobody put back before the second pass.
+class NotRestored final : public RngStreams {
+ public:
+  NotRestored(std::uint64_t seed, FaultProbe probe) : RngStreams(seed), probe_(std::move(probe)) {}
+  at::Tensor keep_mask(const MaskPart& part) const override {
+    if (!part.is_recomputed) return RngStreams::keep_mask(part);
+    return counted(probe_, RngStreams::keep_mask(part), RngStreams(seed() + 1).keep_mask(part));
+  }
+
+ private:
+  FaultProbe probe_;
+};
+
+Fault recompute_draws_new_mask() {
+  Fault fault{.id = "recompute_draws_new_mask",
+              .fault_class = 'H',
+              .subjects = {"ddp", "autotp", "fsdp_tp", "megatron"}};
+  fault.summary =
+      "Recomputed layers drew fresh dropout masks, so gradients belonged to another sample than "
+      "the loss.";
+  fault.source = "OLMo-core PR 828; pytorch #190717";
+  fault.smallest_case = [] {
+    Case item = fault_case("gpt2", "ddp", 1, 2);
+    set_dropout(item.config, 0.1);
+    item.settings.recompute = true;
+    return item;
+  };
+  fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
+    parts.streams = std::make_shared<NotRestored>(parts.streams->seed(), probe);
+  };
+  fault.expected = {Stage::kMasks, "transformer.h.0.attn.attn_dropout.recomputed", any_rank(2),
+                    "recomputed mask differs from the forward mask; the same for 6 of 6"};
+  return fault;
+}
+
+/// Tokens of a rank's part of the sequence draw the bits of the first part, as a stream does that
+/// does not know of the split.
+class OneStreamForAll final : public RngStreams {
+ public:
+  OneStreamForAll(std::uint64_t seed, FaultProbe probe)
+      : RngStreams(seed), probe_(std::move(probe)) {}
+  at::Tensor keep_mask(const MaskPart& part) const override {
+    const bool is_in_layer = part.site.find(".h.") != std::string_view::npos ||
+                             part.site.find(".layers.") != std::string_view::npos;
+    if (!is_in_layer || part.size.size() != 3 || part.size[1] == part.global_shape[1] ||
+        part.offset[1] == 0)
+      return RngStreams::keep_mask(part);
+    MaskPart first = part;
+    first.offset[1] = 0;
+    return counted(probe_, RngStreams::keep_mask(part), RngStreams::keep_mask(first));
+  }
+
+ private:
+  FaultProbe probe_;
+};
+
+Fault sp_dropout_stream_lost() {
+  Fault fault{.id = "sp_dropout_stream_lost", .fault_class = 'H', .subjects = {"megatron"}};
+  fault.summary =
+      "One wrong word dropped the random-stream context; sequence shards then drew the same mask.";
+  fault.source = "Megatron-LM #1256, PR 972";
+  fault.smallest_case = [] {
+    Case item = fault_case("gpt2", "megatron", 2, 3);
+    item.settings.sequence_parallel = true;
+    set_dropout(item.config, 0.1);
+    return item;
+  };
+  fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
+    parts.streams = std::make_shared<OneStreamForAll>(parts.streams->seed(), probe);
+  };
+  fault.expected = {Stage::kMasks, "transformer.h.0.attn.resid_dropout", any_rank(6),
+                    "tp ranks 0, 1 use one mask for different tokens (resid_dropout, 2 of 2)"};
+  return fault;
+}
+
+}  // namespace
+
+void add_random_faults(Faults& faults) {
+  faults.push_back(recompute_draws_new_mask());
+  faults.push_back(sp_dropout_stream_lost());
+}
+
+}  // namespace isoshard

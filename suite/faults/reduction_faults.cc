@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Class A: reductions that are missing or happen once too often.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/comm/tensor.h"
+#include "subjects/parallel/tensor/autotp_plan.h"
+#include "suite/faults/catalogue.h"
+#include "suite/faults/test_doubles.h"
+
+namespace isoshard {
+namespace {
+
+Fault mlp_input_grad_partial() {
+  Fault fault{.id = "mlp_input_grad_partial",
+              .fault_class = 'A',
+              .subjects = {"autotp", "fsdp_tp", "megatron"}};
+  fault.summary =
+      "The input gradient of column-split weights stayed a partial sum on each rank; forward "
+      "right, everything upstream wrong.";
+  fault.source = "torchtitan #1805, #1878";
+  fault.smallest_case = [] { return fault_case("qwen2", "autotp", 3, 2); };
+  fault.hooks.collective = [](const Case& item) {
+    return skip_segments([item](const CallInfo& info, const Segment* segment) {
+      return info.purpose == Purpose::kColumnParallelBackward && segment != nullptr &&
+             is_in_last_layer(item, segment->name) &&
+             segment->name.find(".mlp.") != std::string::npos;
+    });
+  };
+  fault.expected = {Stage::kActivationGrad, "model.layers.1.post_attention_layernorm", any_rank(6),
+                    "rank-local partial over tp"};
+  return fault;
+}
+
+Fault dp_sum_missing() {
+  Fault fault{.id = "dp_sum_missing", .fault_class = 'A', .subjects = {"ddp", "autotp", "fsdp_tp"}};
+  fault.summary =
+      "The data-parallel wrapper was never applied; every replica trained on its own gradient.";
+  fault.source = "ray_train_tensor_parallel verify_fsdp.py";
+  fault.smallest_case = [] { return fault_case("qwen2", "ddp", 1, 3); };
+  fault.hooks.collective = [](const Case&) {
+    return skip_segments([](const CallInfo& info, const Segment*) {
+      return info.purpose == Purpose::kGradReduce && info.axis == Axis::kDp;
+    });
+  };
+  fault.expected = {Stage::kParameterGrad, "", any_rank(3), "rank-local over dp"};
+  return fault;
+}
+
+Fault kv_replica_grad_partial() {
+  Fault fault{
+      .id = "kv_replica_grad_partial", .fault_class = 'A', .subjects = {"autotp", "megatron"}};
+  fault.summary =
+      "A replicated weight sat between split regions; each tp rank had a partial gradient and the "
+      "copies parted at the first step.";
+  fault.source = "torchtitan #2387, #2416";
+  fault.smallest_case = copied_kv_heads_case;
+  fault.hooks.collective = [](const Case&) {
+    return skip_segments([](const CallInfo& info, const Segment* segment) {
+      return is_gradient_of(info, segment, Axis::kTp, ParamClass::kKvReplica);
+    });
+  };
+  fault.expected = {Stage::kParameterGrad, "model.layers.0.self_attn.k_proj.weight", any_rank(4),
+                    "rank-local partial over the tp ranks that share"};
+  return fault;
+}
+
+/// Matrices in model order, with the number of elements that a rank of ddp or autotp holds.
+std::vector<std::pair<std::string, std::int64_t>> matrices_of_a_rank(const Case& item) {
+  const auto model = make_model(item.config, item.attention);
+  const ShardPlan plan =
+      item.subject == "autotp"
+          ? autotp_plan(*model, item.tp, item.settings.make_vocab_size_divisible_by)
+          : ShardPlan{};
+  std::vector<std::pair<std::string, std::int64_t>> matrices;
+  for (const ParameterSpec& spec : model->parameters()) {
+    if (plan.class_of(spec) != ParamClass::kMatrix) continue;
+    matrices.emplace_back(spec.name,
+                          numel_of(spec.shape) / (plan.sharded_dim(spec) < 0 ? 1 : item.tp));
+  }
+  return matrices;
+}
+
+/// The case's bucket, in elements, if a matrix is just as large; else the first matrix.
+std::int64_t bucket_of_a_matrix(const Case& item) {
+  const auto bucket = item.settings.bucket_bytes / static_cast<std::int64_t>(size_of(item.dtype));
+  const auto matrices = matrices_of_a_rank(item);
+  const bool fits = std::any_of(matrices.begin(), matrices.end(),
+                                [&](const auto& matrix) { return matrix.second == bucket; });
+  return fits || matrices.empty() ? bucket : matrices.front().second;
+}
+
+Fault bucket_sized_param_not_reduced() {
+  Fault fault{
+      .id = "bucket_sized_param_not_reduced", .fault_class = 'A', .subjects = {"ddp", "autotp"}};
+  fault.summary =
+      "A gradient exactly as large as the bucket took a side path that skipped the reduction.";
+  fault.source = "DeepSpeed #4321, #3832";
+  fault.smallest_case = [] {
+    Case item = fault_case("qwen2", "autotp", 1, 3);
+    item.settings.zero_stage = 2;
+    // q_proj.weight in fp32
+    item.settings.bucket_bytes = item.config.hidden_size * item.config.hidden_size * 4;
+    return item;
+  };
+  // The bucket is made to fit where nothing has its size.
+  fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case& item, const FaultProbe&) {
+    parts.bucket_bytes = bucket_of_a_matrix(item) * static_cast<std::int64_t>(size_of(item.dtype));
+  };
+  fault.hooks.collective = [](const Case& item) {
+    std::set<std::string> as_large;
+    for (const auto& [name, numel] : matrices_of_a_rank(item)) {
+      if (numel == bucket_of_a_matrix(item)) as_large.insert(name);
+    }
+    return skip_segments([as_large](const CallInfo& info, const Segment* segment) {
+      return is_gradient_of(info, segment, Axis::kDp, ParamClass::kMatrix) &&
+             as_large.contains(segment->name);
+    });
+  };
+  fault.expected = {Stage::kParameterGrad, "model.layers.0.self_attn.q_proj.weight", any_rank(3),
+                    "rank-local over dp"};
+  return fault;
+}
+
+/// Sums over tp of norms that are shared by all heads, if they are skipped.
+std::shared_ptr<const CollectiveFault> skip_qk_norm_sums(const Case&) {
+  return skip_segments([](const CallInfo& info, const Segment* segment) {
+    return is_gradient_of(info, segment, Axis::kTp, ParamClass::kQkNorm);
+  });
+}
+
+Fault qk_norm_grad_partial() {
+  Fault fault{.id = "qk_norm_grad_partial",
+              .fault_class = 'A',
+              .subjects = {"autotp", "fsdp_tp", "megatron"}};
+  fault.summary =
+      "A norm weight shared by all heads was whole on every tp rank, yet each rank saw its own "
+      "heads only; the parts were never summed.";
+  fault.source = "Megatron-LM #7452 (finding 11)";
+  fault.smallest_case = [] { return fault_case("qwen3", "autotp", 2, 3); };
+  fault.hooks.collective = skip_qk_norm_sums;
+  fault.expected = {Stage::kParameterGrad, "model.layers.0.self_attn.q_norm.weight", any_rank(6),
+                    "rank-local partial over tp"};
+  return fault;
+}
+
+Fault split_step_skips_tp_sum() {
+  Fault fault{
+      .id = "split_step_skips_tp_sum", .fault_class = 'A', .subjects = {"autotp", "megatron"}};
+  fault.summary =
+      "A second way to run a step, used with several micro-batches, left out the tp sum of "
+      "replicated weights.";
+  fault.source = "NeMo-RL #3716";
+  fault.smallest_case = [] {
+    Case item = fault_case("qwen3", "megatron", 2, 3);
+    item.micro_batches = 4;
+    return item;
+  };
+  fault.hooks.collective = [](const Case& item) {
+    return skip_segments(
+        [is_split = item.micro_batches > 1](const CallInfo& info, const Segment* segment) {
+          return is_split && (is_gradient_of(info, segment, Axis::kTp, ParamClass::kQkNorm) ||
+                              is_gradient_of(info, segment, Axis::kTp, ParamClass::kNorm));
+        });
+  };
+  fault.expected = {Stage::kParameterGrad, "model.layers.0.self_attn.q_norm.weight", any_rank(6),
+                    "rank-local partial over tp"};
+  return fault;
+}
+
+/// The initial biases of each layer's first row-parallel module (attention's), by module.
+std::map<std::string, at::Tensor> attention_row_biases(const Case& item) {
+  std::map<std::string, at::Tensor> biases;
+  const std::shared_ptr<const WeightSource> weights = case_weights(item);
+  const std::set<std::string> first = first_row_biases(item);
+  for (const ParameterSpec& spec : make_model(item.config, item.attention)->parameters()) {
+    if (!first.contains(spec.name)) continue;
+    const std::string module = spec.name.substr(0, spec.name.rfind('.'));
+    biases[module] =
+        weights->read(spec, Shape(spec.shape.size(), 0), spec.shape).to(scalar_type_of(item.dtype));
+  }
+  return biases;
+}
+
+Fault row_bias_added_on_every_rank() {
+  Fault fault{
+      .id = "row_bias_added_on_every_rank", .fault_class = 'A', .subjects = {"autotp", "megatron"}};
+  fault.summary = "Every tp rank added the full bias before the sum, so the bias counted tp times.";
+  fault.source = "torchtitan #4245";
+  fault.smallest_case = [] { return fault_case("gpt2", "autotp", 3, 2); };
+  fault.hooks.collective = [](const Case& item) {
+    SegmentChange change;
+    const auto biases = attention_row_biases(item);
+    change.matches = [biases](const CallInfo& info, const Segment* segment) {
+      return info.purpose == Purpose::kRowParallelForward && segment != nullptr &&
+             biases.contains(segment->name);
+    };
+    // Rank 0's share of the bias is the one that the layer itself adds after the sum.
+    change.before = [biases](const InterceptedCall& call, Buffer part) {
+      const at::Tensor& bias = biases.at(call.info.segments[0].name);
+      if (call.comm->rank() != 0) tensor_of(part).view({-1, bias.numel()}).add_(bias);
+    };
+    return change_segments(std::move(change));
+  };
+  fault.expected = {Stage::kForward, "transformer.h.0.attn.c_proj", any_rank(6),
+                    "off by 2 x bias = (tp - 1) x bias, the same for every token"};
+  return fault;
+}
+
+Fault row_bias_grad_times_tp() {
+  Fault fault{
+      .id = "row_bias_grad_times_tp", .fault_class = 'A', .subjects = {"autotp", "megatron"}};
+  fault.summary =
+      "The gradient of a replicated row bias was summed over tp although every rank already held "
+      "all of it.";
+  fault.source = "torchtitan #2106";
+  fault.smallest_case = [] { return fault_case("gpt2", "autotp", 3, 2); };
+  // Copies are equal, so their sum is tp times each. (A call over tp would be one too many where a
+  // rank's block has nothing of them.)
+  fault.hooks.collective = [](const Case& item) {
+    SegmentChange change;
+    change.matches = [](const CallInfo& info, const Segment* segment) {
+      return is_gradient_of(info, segment, Axis::kDp, ParamClass::kRowBias);
+    };
+    change.of_own_blocks = true;
+    change.after = [tp = item.tp](const InterceptedCall&, ConstBuffer, Buffer result) {
+      tensor_of(result).mul_(tp);
+    };
+    return change_segments(std::move(change));
+  };
+  fault.expected = {Stage::kParameterGrad, "transformer.h.0.attn.c_proj.bias", any_rank(6),
+                    "scale 3 = tp"};
+  return fault;
+}
+
+}  // namespace
+
+void add_reduction_faults(Faults& faults) {
+  for (Fault (*make)() :
+       {bucket_sized_param_not_reduced, dp_sum_missing, kv_replica_grad_partial,
+        mlp_input_grad_partial, qk_norm_grad_partial, row_bias_added_on_every_rank,
+        row_bias_grad_times_tp, split_step_skips_tp_sum}) {
+    faults.push_back(make());
+  }
+}
+
+}  // namespace isoshard

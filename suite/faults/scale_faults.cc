@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Class B: divisors and factors that are wrong.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "suite/faults/catalogue.h"
+#include "suite/faults/test_doubles.h"
+
+namespace isoshard {
+namespace {
+
+Fault averaged_over_tp_too() {
+  Fault fault{.id = "averaged_over_tp_too", .fault_class = 'B', .subjects = {"autotp"}};
+  fault.summary =
+      "Not told about tp, the library took all ranks for data replicas and averaged gradients of "
+      "different shards.";
+  fault.source = "ray_train_tensor_parallel b5df13a";
+  fault.smallest_case = [] { return fault_case("qwen2", "autotp", 3, 2); };
+  fault.hooks.collective = [](const Case&) {
+    SegmentChange change;
+    change.matches = [](const CallInfo& info, const Segment* segment) {
+      return is_gradient_of(info, segment, Axis::kDp, ParamClass::kMatrix);
+    };
+    change.after = [](const InterceptedCall& call, ConstBuffer input, Buffer result) {
+      std::copy_n(input.data, static_cast<std::size_t>(input.count) * size_of(input.dtype),
+                  result.data);
+      call.mesh->world()
+          .all_reduce(result, Reduction::kAvg, {Purpose::kGradReduce, Axis::kWorld, {}})
+          .wait();
+    };
+    return change_segments(std::move(change));
+  };
+  fault.expected = {Stage::kParameterGrad, "model.layers.0.self_attn.q_proj.weight", any_rank(6),
+                    "every shard is the mean of the 3 shards"};
+  return fault;
+}
+
+Fault micro_batch_average_missing() {
+  Fault fault{.id = "micro_batch_average_missing",
+              .fault_class = 'B',
+              .subjects = {"ddp", "autotp", "fsdp_tp", "megatron"}};
+  fault.summary = "A loss term was added up over micro-batches and never averaged.";
+  fault.source = "Megatron-LM #4070, adfa873d96";
+  fault.smallest_case = [] {
+    Case item = fault_case("llama", "autotp", 2, 3);
+    item.micro_batches = 4;
+    return item;
+  };
+  fault.hooks.collective = [](const Case& item) {
+    SegmentChange change;
+    change.matches = [](const CallInfo& info, const Segment*) {
+      return info.purpose == Purpose::kGradReduce && info.axis == Axis::kDp;
+    };
+    change.of_own_blocks = true;
+    change.after = [m = item.micro_batches](const InterceptedCall&, ConstBuffer, Buffer result) {
+      tensor_of(result).mul_(m);
+    };
+    return change_segments(std::move(change));
+  };
+  fault.expected = {Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(6),
+                    "scale 4 = micro-batches"};
+  return fault;
+}
+
+Fault mean_of_rank_means() {
+  Fault fault{
+      .id = "mean_of_rank_means", .fault_class = 'B', .subjects = {"ddp", "autotp", "fsdp_tp"}};
+  fault.summary =
+      "Each rank averaged over its own valid tokens; tokens on ranks with few of them weighed too "
+      "much.";
+  fault.source = "torchtitan #2206; transformers #34191";
+  fault.smallest_case = [] {
+    Case item = fault_case("qwen2", "ddp", 1, 3);
+    item.data.unequal_labels = true;
+    return item;
+  };
+  fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
+    parts.loss_normaliser = loss_normaliser_double(
+        std::move(parts.loss_normaliser),
+        [probe](LossNormaliser& inner, std::span<const std::int64_t> counts) {
+          const std::vector<double> right = inner.weights(counts);
+          std::vector<double> own = GroupTokenMean(1).weights(counts);
+          // Ranks with equally many tokens, or that should each take their own mean, weigh alike up
+          // to rounding.
+          if (!std::equal(
+                  right.begin(), right.end(), own.begin(), own.end(),
+                  [](double a, double b) { return std::fabs(a - b) <= 1e-12 * std::fabs(a); }))
+            probe.fired();
+          return own;
+        });
+  };
+  fault.expected = {Stage::kForward, "loss", any_rank(3),
+                    "equals the mean of 3 rank means (44, 36, 28 tokens), not the token mean"};
+  return fault;
+}
+
+Fault tied_grad_doubled() {
+  Fault fault{
+      .id = "tied_grad_doubled", .fault_class = 'B', .subjects = {"ddp", "autotp", "fsdp_tp"}};
+  fault.summary =
+      "A tied weight stood in the list under both names and its full gradient was written back "
+      "twice.";
+  fault.source = "torchtitan #3174";
+  fault.smallest_case = [] {
+    Case item = fault_case("qwen2", "ddp", 1, 3);
+    item.config.tie_word_embeddings = true;
+    item.model_name += "_tied";
+    return item;
+  };
+  fault.hooks.collective = [](const Case&) {
+    SegmentChange change;
+    change.matches = [](const CallInfo& info, const Segment* segment) {
+      return is_gradient_of(info, segment, Axis::kDp, ParamClass::kTied);
+    };
+    change.of_own_blocks = true;
+    change.after = [](const InterceptedCall&, ConstBuffer, Buffer result) {
+      tensor_of(result).mul_(2);
+    };
+    return change_segments(std::move(change));
+  };
+  fault.expected = {Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(3),
+                    "scale 2 = number of names"};
+  return fault;
+}
+
+Fault norm_grad_averaged_over_tp() {
+  Fault fault{
+      .id = "norm_grad_averaged_over_tp", .fault_class = 'B', .subjects = {"autotp", "megatron"}};
+  fault.summary =
+      "One class of weights was averaged over tp where its parts had to be summed, or took the "
+      "divisor of another class.";
+  fault.source = "gpt-neox PR 1259; Megatron-LM 4f8974a400";
+  fault.smallest_case = [] {
+    Case item = fault_case("llama", "megatron", 3, 2);
+    item.settings.sequence_parallel = true;
+    return item;
+  };
+  fault.hooks.collective = [](const Case&) {
+    SegmentChange change;
+    change.matches = [](const CallInfo& info, const Segment* segment) {
+      return is_gradient_of(info, segment, Axis::kTp, ParamClass::kNorm) ||
+             is_gradient_of(info, segment, Axis::kTp, ParamClass::kQkNorm);
+    };
+    change.after = [](const InterceptedCall& call, ConstBuffer, Buffer result) {
+      tensor_of(result).div_(call.comm->size());
+    };
+    return change_segments(std::move(change));
+  };
+  fault.expected = {Stage::kParameterGrad, "model.layers.0.input_layernorm.weight", any_rank(6),
+                    "scale 0.3333 = 1/tp"};
+  return fault;
+}
+
+/// Divides what earlier micro-batches have added up again before each of the next ones.
+void fade_accumulated(TrainerParts& parts, int micro_batches, const FaultProbe& probe) {
+  parts.model = accumulation_double(
+      parts.model, micro_batches, [micro_batches, probe](const Parameters& parameters, int) {
+        for (const auto& [name, parameter] : parameters) {
+          if (!parameter.grad().defined()) continue;
+          const at::Tensor whole = parameter.grad().clone();
+          (void)counted(probe, whole, parameter.mutable_grad().div_(micro_batches));
+        }
+      });
+}
+
+/// Where every micro-batch is reduced into a running sum of pieces (ZeRO 2), a piece fades by a
+/// factor that its micro-batch decides.
+Fault scaled_at_each_accumulation() {
+  Fault fault{
+      .id = "scaled_at_each_accumulation", .fault_class = 'B', .subjects = {"ddp", "autotp"}};
+  fault.summary =
+      "The running gradient was divided again after every micro-batch, a fading average instead of "
+      "a sum.";
+  fault.source = "torchtitan #1732";
+  fault.smallest_case = [] {
+    Case item = fault_case("llama", "autotp", 2, 3);
+    item.micro_batches = 4;
+    return item;
+  };
+  // The losses are divided by the number of micro-batches already, so the last one is right.
+  const auto place = std::make_shared<MicroBatchPlace>();
+  fault.hooks.parts = [place](TrainerParts& parts, Mesh&, const Case& item,
+                              const FaultProbe& probe) {
+    if (reduces_every_micro_batch(item)) {
+      parts.schedule = place_watcher(place);
+    } else {
+      fade_accumulated(parts, item.micro_batches, probe);
+    }
+  };
+  fault.hooks.collective = [place](const Case& item) {
+    SegmentChange change;
+    change.matches = [is_here = reduces_every_micro_batch(item)](const CallInfo& info,
+                                                                 const Segment*) {
+      return is_here && info.purpose == Purpose::kGradReduce && info.axis == Axis::kDp;
+    };
+    change.of_own_blocks = true;
+    change.after = [place](const InterceptedCall&, ConstBuffer, Buffer result) {
+      const int divisions = place->count - 1 - place->index;
+      if (divisions > 0) tensor_of(result).mul_(std::pow(place->count, -divisions));
+    };
+    return change_segments(std::move(change));
+  };
+  fault.expected = {
+      Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(6),
+      "micro-batches enter with weights 0.00391, 0.0156, 0.0625, 0.25 instead of 1/4 each"};
+  return fault;
+}
+
+/// The optimizer of a library that always divides by its loss scale, and never clears gradients.
+void divide_by_loss_scale(TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
+  constexpr double kLossScale = 65536;
+  parts.grad_norm = grad_norm_double(std::move(parts.grad_norm),
+                                     [probe](GradNorm& inner, const NamedTensors& gradients) {
+                                       const double norm = inner.norm(gradients);
+                                       if (norm != 0) probe.fired();
+                                       return norm / kLossScale;
+                                     });
+  parts.optimizer = optimizer_double(
+      std::move(parts.optimizer),
+      [](Optimizer& inner, NamedTensors& parameters, const NamedTensors& gradients) {
+        NamedTensors divided;
+        for (const auto& [name, gradient] : gradients) divided[name] = gradient / kLossScale;
+        inner.step(parameters, divided);
+      });
+  parts.schedule = schedule_double(
+      {.clears = [](const MicroBatchPlace& place) { return place.step == 0 && place.index == 0; }});
+}
+
+Fault divided_by_unused_loss_scale() {
+  Fault fault{
+      .id = "divided_by_unused_loss_scale", .fault_class = 'B', .subjects = {"ddp", "autotp"}};
+  fault.summary =
+      "The optimizer divided by an fp16 loss scale that backward had never applied, and old "
+      "gradients were kept.";
+  fault.source = "DeepSpeed #7837, #7839";
+  fault.smallest_case = [] {
+    // In fp32, where an update of 2^-16 of the right one is still seen.
+    Case item = fault_case("qwen2", "autotp", 1, 3);
+    item.steps = 2;
+    item.settings.max_grad_norm = 0;
+    return item;
+  };
+  fault.hooks.parts = divide_by_loss_scale;
+  fault.expected = {Stage::kGradNorm, "grad_norm", any_rank(3), "scale 1.526e-05 = 2^-16"};
+  return fault;
+}
+
+}  // namespace
+
+void add_scale_faults(Faults& faults) {
+  for (Fault (*make)() : {averaged_over_tp_too, divided_by_unused_loss_scale, mean_of_rank_means,
+                          micro_batch_average_missing, norm_grad_averaged_over_tp,
+                          scaled_at_each_accumulation, tied_grad_doubled}) {
+    faults.push_back(make());
+  }
+}
+
+}  // namespace isoshard

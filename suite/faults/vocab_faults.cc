@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Faults of a vocabulary that is split over tp: of its head's gradient, its loss, its padding and
+/// its smoothed labels.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "subjects/parallel/tensor/autotp_plan.h"
+#include "suite/faults/catalogue.h"
+#include "suite/faults/test_doubles.h"
+
+namespace isoshard {
+namespace {
+
+/// A tiny Llama with its vocabulary split over tp.
+Case vocab_case(int tp, int dp) {
+  Case item = fault_case("llama", "autotp", tp, dp);
+  item.settings.make_vocab_size_divisible_by = 1;
+  return item;
+}
+
+Fault head_input_grad_partial() {
+  Fault fault{.id = "head_input_grad_partial",
+              .fault_class = 'A',
+              .subjects = {"autotp", "fsdp_tp", "megatron"}};
+  fault.summary =
+      "The vocabulary-split loss had the right value but never summed the hidden gradient over the "
+      "vocabulary shards.";
+  fault.source = "ml-cross-entropy PR 42";
+  fault.smallest_case = [] { return vocab_case(3, 2); };
+  fault.hooks.collective = [](const Case&) {
+    return skip_segments([](const CallInfo& info, const Segment*) {
+      return info.purpose == Purpose::kVocabParallelBackward;
+    });
+  };
+  fault.expected = {Stage::kActivationGrad, "model.norm", any_rank(6),
+                    "rank-local partial over tp"};
+  return fault;
+}
+
+/// The head runs on pieces of the sequence, which frees each piece's logits early, and so does its
+/// backward.
+void run_head_in_chunks(TrainerParts& parts, Mesh&, const Case&, const FaultProbe&) {
+  const auto linear = [plan = parts.plan](const Strategy& inner, std::string_view module,
+                                          const at::Tensor& x_BSH, const at::Tensor& weight,
+                                          const std::optional<at::Tensor>& bias, Sink* sink) {
+    if (plan.kind_of_module(module) != ShardKind::kVocabHead)
+      return inner.linear(module, x_BSH, weight, bias, sink);
+    constexpr std::int64_t kChunks = 4;
+    std::vector<at::Tensor> logits;
+    for (const at::Tensor& chunk : x_BSH.tensor_split(kChunks, 1))
+      logits.push_back(inner.linear(module, chunk, weight, bias, sink));
+    return at::cat(logits, 1);
+  };
+  parts.strategy = strategy_double(parts.strategy, {.linear = linear});
+}
+
+Fault chunk_loss_partial_as_replicated() {
+  Fault fault{.id = "chunk_loss_partial_as_replicated",
+              .fault_class = 'D',
+              .subjects = {"autotp", "fsdp_tp"}};
+  fault.summary =
+      "A chunked loss stored the hidden gradient under the wrong label; per-rank partial sums "
+      "passed for the full one.";
+  fault.source = "torchtitan #3412";
+  fault.smallest_case = [] { return vocab_case(3, 2); };
+  fault.hooks.parts = run_head_in_chunks;
+  fault.hooks.collective = [](const Case& item) {
+    // Without chunks a call is for all tokens of the micro-batch.
+    return skip_segments([whole = item.batch_size * item.seq_length * item.config.hidden_size](
+                             const CallInfo& info, const Segment* segment) {
+      return info.purpose == Purpose::kVocabParallelBackward && segment != nullptr &&
+             segment->count < whole;
+    });
+  };
+  fault.expected = {Stage::kActivationGrad, "model.norm", any_rank(6),
+                    "rank-local partial over tp"};
+  return fault;
+}
+
+/// The numbers of a floating-point buffer of fp32 or fp64 (what the loss adds up), one by one.
+/// Returns whether one of them changed.
+template <class Change>
+bool change_each(const Buffer& buffer, Change change) {
+  bool changed = false;
+  const auto change_all = [&](auto* values) {
+    for (std::int64_t i = 0; i < buffer.count; ++i) {
+      const auto value = static_cast<std::remove_pointer_t<decltype(values)>>(change(i, values[i]));
+      changed = changed || value != values[i];
+      values[i] = value;
+    }
+  };
+  if (buffer.dtype == Dtype::kFloat64) {
+    change_all(reinterpret_cast<double*>(buffer.data));
+  } else {
+    change_all(reinterpret_cast<float*>(buffer.data));
+  }
+  return changed;
+}
+
+/// Instead of the sum over ranks: the own sum, as if the own columns were the whole vocabulary
+/// (that many fewer).
+class LocalSmoothing final : public CollectiveFault {
+ public:
+  [[nodiscard]] bool applies(const InterceptedCall& call) const override {
+    return call.info.purpose == Purpose::kVocabParallelSmoothing && call.comm->size() > 1;
+  }
+  [[nodiscard]] Work apply(const InterceptedCall& call) const override {
+    const double degree = call.comm->size();
+    // own / (V / tp) = own tp / V
+    (void)change_each(call.output, [&](std::int64_t, double own) { return own * degree; });
+    return {};
+  }
+};
+
+Fault label_smoothing_local_vocab() {
+  Fault fault{.id = "label_smoothing_local_vocab",
+              .fault_class = 'D',
+              .subjects = {"autotp", "fsdp_tp", "megatron"}};
+  fault.summary =
+      "Label smoothing used the size and the mean log-probability of the local vocabulary shard.";
+  fault.source = "Megatron-LM #737, #7464";
+  fault.smallest_case = [] {
+    Case item = vocab_case(2, 3);
+    item.settings.label_smoothing = 0.1;
+    return item;
+  };
+  fault.hooks.collective = [](const Case&) { return std::make_shared<LocalSmoothing>(); };
+  fault.expected = {Stage::kForward, "loss_per_dp_rank", any_rank(6), "over tp (2 copies differ"};
+  return fault;
+}
+
+/// Every rank has all columns, so the sum over ranks counts each of them tp times.
+class GatheredLogits final : public CollectiveFault {
+ public:
+  [[nodiscard]] bool applies(const InterceptedCall& call) const override {
+    return call.info.purpose == Purpose::kVocabParallelLogsumexp && call.comm->size() > 1;
+  }
+  [[nodiscard]] Work apply(const InterceptedCall& call) const override {
+    call.pass().wait();
+    const double degree = call.comm->size();
+    (void)change_each(call.output, [&](std::int64_t, double sum) { return sum * degree; });
+    return {};
+  }
+};
+
+Fault gathered_logits_in_split_loss() {
+  Fault fault{.id = "gathered_logits_in_split_loss",
+              .fault_class = 'D',
+              .subjects = {"autotp", "fsdp_tp", "megatron"}};
+  fault.summary =
+      "Logits already gathered over tp went into the loss that sums over vocabulary shards.";
+  fault.source = "Megatron-LM #7452 (finding 2)";
+  fault.smallest_case = [] { return vocab_case(3, 2); };
+  fault.hooks.collective = [](const Case&) { return std::make_shared<GatheredLogits>(); };
+  fault.expected = {Stage::kForward, "loss_per_dp_rank", any_rank(6),
+                    "constant offset 1.099 = log(tp)"};
+  return fault;
+}
+
+/// Columns of padding, whose zero rows give logits of 0, take part in maximum and sum.
+class PaddedColumns final : public CollectiveFault {
+ public:
+  explicit PaddedColumns(ShardPlan plan) : plan_(std::move(plan)) {}
+
+  [[nodiscard]] bool applies(const InterceptedCall& call) const override {
+    return call.info.purpose == Purpose::kVocabParallelMax ||
+           call.info.purpose == Purpose::kVocabParallelLogsumexp;
+  }
+  [[nodiscard]] Work apply(const InterceptedCall& call) const override {
+    const VocabShard shard = plan_.vocab_shard(call.comm->rank());
+    const auto padding = static_cast<double>(shard.rows - shard.count);
+    *call.acted = false;  // a larger maximum alone leaves the loss as it is
+    if (call.info.purpose == Purpose::kVocabParallelMax) {
+      if (padding > 0)
+        (void)change_each(call.output,
+                          [](std::int64_t, double largest) { return std::max(largest, 0.0); });
+      call.pass().wait();
+      largest_.clear();
+      (void)change_each(call.output, [&](std::int64_t, double largest) {
+        return largest_.emplace_back(largest);
+      });
+      return {};
+    }
+    *call.acted = change_each(call.output, [&](std::int64_t row, double sum) {
+      return sum + padding * std::exp(-largest_.at(static_cast<std::size_t>(row)));
+    });
+    return call.pass();
+  }
+
+ private:
+  ShardPlan plan_;
+  // of the loss under way; every rank is a process with a copy of its own
+  mutable std::vector<double> largest_;
+};
+
+Fault padded_vocab_in_softmax() {
+  Fault fault{
+      .id = "padded_vocab_in_softmax", .fault_class = 'D', .subjects = {"autotp", "megatron"}};
+  fault.summary = "Padding rows of the vocabulary took part in the softmax.";
+  fault.source = "BioNeMo PR 631";
+  fault.smallest_case = [] {
+    Case item = vocab_case(2, 3);
+    item.config.vocab_size = 97;
+    item.model_name += "_v97";
+    item.settings.make_vocab_size_divisible_by = 64;
+    return item;
+  };
+  fault.hooks.collective = [](const Case& item) {
+    const auto model = make_model(item.config, item.attention);
+    return std::make_shared<PaddedColumns>(
+        autotp_plan(*model, item.tp, item.settings.make_vocab_size_divisible_by));
+  };
+  fault.expected = {Stage::kForward, "loss_per_dp_rank", any_rank(6), "= log(128/97)"};
+  return fault;
+}
+
+}  // namespace
+
+void add_vocab_faults(Faults& faults) {
+  faults.push_back(head_input_grad_partial());
+  faults.push_back(chunk_loss_partial_as_replicated());
+  faults.push_back(label_smoothing_local_vocab());
+  faults.push_back(gathered_logits_in_split_loss());
+  faults.push_back(padded_vocab_in_softmax());
+}
+
+}  // namespace isoshard

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+// From runs to lines.
+#include "suite/goldens/golden_run.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <torch/headeronly/version.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <span>
+#include <utility>
+
+#include "core/base/error.h"
+#include "fixtures/cases/case_settings.h"
+#include "fixtures/cases/presets.h"
+#include "fixtures/inputs/input_digests.h"
+#include "fixtures/oracle/arithmetic_digest.h"
+#include "harness/bundle/run_settings.h"
+#include "harness/judge/judge.h"
+#include "harness/world/machine.h"
+#include "subjects/model/config/builtin.h"
+#include "subjects/model/model.h"
+#include "suite/reference/reference.h"
+#include "suite/train/judge_training.h"
+
+namespace isoshard {
+namespace {
+
+using Texts = std::map<std::string, std::string>;
+
+Texts training_settings(const Case& item) {
+  return parse_run_settings(bundle_settings(item, judge_options(item)),
+                            "the settings of " + item.slug())
+      .training;
+}
+
+/// A run of the small model as it is when nothing is said.
+Case usual_case() {
+  Case item;
+  item.config = builtin_config("small");
+  item.settings = verify_settings();
+  return item;
+}
+
+Texts config_of(const Case& item) {
+  static const Texts usual = training_settings(usual_case());
+  Texts config;
+  for (const auto& [name, value] : training_settings(item)) {
+    const auto found = usual.find(name);
+    if (found == usual.end() || found->second != value) config[name] = value;
+  }
+  const auto quoted = [](std::string_view text) { return fmt::format("\"{}\"", text); };
+  config["subject"] = quoted(item.subject);
+  config["mesh"] = quoted(fmt::format("dp {} x tp {}", item.dp, item.tp));
+  config["dtype"] = quoted(name_of(item.dtype));
+  config["reduction_order"] = quoted(name_of(item.reduction_order));
+  if (item.settings.make_vocab_size_divisible_by != 0)
+    config["make_vocab_size_divisible_by"] =
+        fmt::format("{}", item.settings.make_vocab_size_divisible_by);
+  if (item.settings.zero_stage != 0)
+    config["zero_stage"] = fmt::format("{}", item.settings.zero_stage);
+  if (item.settings.sequence_parallel) config["sequence_parallel"] = "true";
+  if (item.settings.distributed_optimizer) config["distributed_optimizer"] = "true";
+  if (item.settings.reduce_dtype.has_value())
+    config["reduce_dtype"] = quoted(name_of(*item.settings.reduce_dtype));
+  if (item.settings.bucket_bytes != TrainSettings{}.bucket_bytes)
+    config["bucket_bytes"] = fmt::format("{}", item.settings.bucket_bytes);
+  if (item.tp_is_slow) config["mesh"] = quoted(fmt::format("tp {} x dp {}", item.tp, item.dp));
+  return config;
+}
+
+std::vector<GoldenLine> lines_of(const Curve& curve) {
+  std::vector<GoldenLine> lines;
+  for (const CurveStep& step : curve.steps) {
+    GoldenLine line{fmt::format("step {}", step.step), "", {{"loss", step.loss, 0}}};
+    for (std::size_t i = 0; i < step.rank_losses.size(); ++i)
+      line.numbers.push_back({fmt::format("loss of dp rank {}", i), step.rank_losses[i], 0});
+    line.numbers.push_back({"grad_norm", step.grad_norm, 0});
+    line.numbers.push_back({"learning_rate", step.learning_rate, 0});
+    lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
+/// What each number of a curve may drift (docs/goldens.md).
+void add_drift(std::vector<GoldenLine>& lines, const Curve& reference, const CurveBounds& bounds) {
+  CurveSpread envelope;
+  const auto widened = [&](double value, double spread, double ceiling) {
+    return std::min(std::max(bounds.factor * spread, bounds.relative_floor * std::fabs(value)),
+                    ceiling);
+  };
+  constexpr double kNoCeiling = std::numeric_limits<double>::infinity();
+  for (std::size_t i = 0; i < lines.size() && i < reference.spreads.size(); ++i) {
+    const CurveSpread& spread = reference.spreads[i];
+    envelope = {std::max(envelope.loss, spread.loss),
+                std::max(envelope.rank_loss, spread.rank_loss),
+                std::max(envelope.grad_norm, spread.grad_norm)};
+    for (GoldenNumber& number : lines[i].numbers) {
+      if (number.name == "learning_rate") continue;
+      if (number.name == "loss") {
+        number.drift = widened(number.value, envelope.loss, bounds.ceiling);
+      } else {
+        number.drift = widened(number.value,
+                               number.name == "grad_norm" ? envelope.grad_norm : envelope.rank_loss,
+                               kNoCeiling);
+      }
+    }
+  }
+}
+
+/// Of the bits of all ranks' parts, rank by rank.
+std::string digest_of_tensor(const Trace& trace, const RecordKey& key) {
+  std::vector<std::uint64_t> digests;
+  for (const RankTrace& rank : trace.ranks) {
+    const Record* const record = rank.find(key);
+    if (record == nullptr) continue;
+    digests.push_back(static_cast<std::uint64_t>(rank.rank));
+    for (const PartStats& part : record->parts) digests.push_back(part.digest);
+  }
+  const auto bytes = std::as_bytes(std::span(digests));
+  return digest_text(digest_of(bytes.data(), bytes.size()));
+}
+
+/// A run of one step with what the judge said of it.
+struct StepRun {
+  Trace trace;
+  Verdict verdict;
+};
+
+StepRun run_step_golden(const GoldenSpec& spec, const RunOptions& run, int responses) {
+  ReferenceOptions options;
+  options.responses = responses;
+  const Reference reference = make_reference(spec.item, options);
+  StepRun step{run_case(spec.item, reference, run), {}};
+  step.verdict = judge(reference, step.trace, judge_options(spec.item));
+  return step;
+}
+
+std::vector<GoldenLine> lines_of(const StepRun& run) {
+  std::vector<GoldenLine> lines;
+  for (const TensorComparison& tensor : run.verdict.tensors) {
+    GoldenLine line{describe(tensor.key), digest_of_tensor(run.trace, tensor.key), {}};
+    const bool no_number = tensor.stats.nan_actual + tensor.stats.inf_actual > 0;
+    const double norm = no_number ? std::numeric_limits<double>::quiet_NaN()
+                                  : std::sqrt(tensor.stats.sum_sq_actual);
+    // The norms of two tensors differ by no more than the norm of their difference.
+    const double drift =
+        tensor.insensitive ? tensor.allowed_absolute : tensor.allowed_relative_error * norm;
+    if (tensor.level != Level::kExact || no_number) line.numbers.push_back({"norm", norm, drift});
+    lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
+/// Whether a run agrees with its reference, and in words why not.
+GoldenParity curve_parity(const TrainedCase& reference, const TrainedCase& trained) {
+  const CurveVerdict verdict = judge_training(reference.curve, trained);
+  std::string words = verdict.reason;
+  if (!reference.is_sound())
+    words = fmt::format("the reference did not end as it should {}; {}",
+                        non_finite_in_words(reference), words);
+  return {verdict.status == Status::kConforms && reference.is_sound(),
+          fmt::format("{} against its reference: {}", trained.curve.subject, words)};
+}
+
+void refuse_stale(const GoldenSpec& spec, const Golden& golden, const Golden& identity) {
+  const std::string stale = staleness(golden, identity);
+  if (stale.empty()) return;
+  throw GoldenError(fmt::format(
+      "{}: is stale, the golden is of another run:\n  {}\nif that is meant, record it anew: {}",
+      spec.name, stale, command_to_create(spec.name)));
+}
+
+}  // namespace
+
+Golden golden_identity(const GoldenSpec& spec) {
+  static const std::uint64_t arithmetic = arithmetic_digest();
+  static const std::string cpu = this_machine().cpu;
+  Golden golden;
+  golden.name = spec.name;
+  golden.config = config_of(spec.item);
+  golden.weights_sha256 = weights_sha256(spec.item);
+  golden.inputs_sha256 = batches_sha256(spec.item);
+  golden.fingerprint = {{"libtorch", TORCH_VERSION},
+                        {"cpu", cpu},
+                        {"backend", "shm"},
+                        {"threads", "1"},
+                        {"reduction_order", std::string(name_of(spec.item.reduction_order))}};
+  golden.arithmetic = digest_text(arithmetic);
+  golden.build = build_info();
+  golden.recorded = time_now();
+  return golden;
+}
+
+Golden run_golden(const GoldenSpec& spec, const RunOptions& run) {
+  Golden golden = golden_identity(spec);
+  if (spec.kind == GoldenKind::kCurve) {
+    TrainOptions options;
+    options.run = run;
+    golden.lines = lines_of(train_case(spec.item, options).curve);
+  } else {
+    golden.lines = lines_of(run_step_golden(spec, run, 0));
+  }
+  return golden;
+}
+
+GoldenCheck check_golden(const GoldenStore& store, const GoldenSpec& spec, const RunOptions& run) {
+  const Golden golden = store.read(spec.name);
+  refuse_stale(spec, golden, golden_identity(spec));
+  const Golden actual = run_golden(spec, run);
+  GoldenCheck check{compare_golden(golden, actual), ""};
+  const std::size_t index = check.comparison.first.has_value() ? check.comparison.first->index : 0;
+  check.text = render(golden, actual, check.comparison, look_further(spec, index));
+  return check;
+}
+
+const TrainedCase& GoldenRecorder::reference_of_curve(const Case& item) {
+  const Case reference = reference_case(item);
+  const auto found = references_.find(reference.reference_slug());
+  if (found != references_.end()) return found->second;
+  return references_.emplace(reference.reference_slug(), train_reference(reference)).first->second;
+}
+
+void GoldenRecorder::record_curve(const GoldenSpec& spec, Golden& golden) {
+  const bool is_reference = spec.item.subject == "reference";
+  TrainOptions faulty, plain;
+  faulty.run = run_;
+  // A reference that `run_` changes is one of its own: nothing else is judged against it.
+  const bool is_shared = !is_reference || !changes_references_;
+  TrainedCase own;
+  if (!is_shared) own = train_reference(spec.item, kPerturbedRuns, faulty);
+  const TrainedCase& reference = is_shared ? reference_of_curve(spec.item) : own;
+  Case judged = spec.item;
+  if (is_reference) judged.subject = "ddp";
+  const TrainedCase trained = train_case(judged, is_reference ? plain : faulty);
+  const TrainedCase& recorded = is_reference ? reference : trained;
+  const CurveBounds bounds = curve_bounds(trained.curve);
+  golden.parity = curve_parity(reference, trained);
+  golden.drift_rule = fmt::format(
+      "{:g} x the largest spread of {} perturbed runs of the reference up to the step, at least "
+      "{:g} of the value, of the loss at most "
+      "{:g}",
+      bounds.factor, reference.curve.perturbed_runs, bounds.relative_floor, bounds.ceiling);
+  golden.lines = lines_of(recorded.curve);
+  add_drift(golden.lines, reference.curve, bounds);
+}
+
+Golden GoldenRecorder::record(const GoldenSpec& spec) {
+  Golden golden = golden_identity(spec);
+  if (spec.kind == GoldenKind::kCurve) {
+    record_curve(spec, golden);
+    return golden;
+  }
+  const StepRun run = run_step_golden(spec, run_, 3);
+  golden.lines = lines_of(run);
+  golden.parity = {run.verdict.status == Status::kConforms,
+                   fmt::format("against one process: {}", run.verdict.reason)};
+  golden.drift_rule = spec.kind == GoldenKind::kLattice
+                          ? "none: every value is exactly representable, on every machine"
+                          : "the norm of a tensor: what the tensor may be off from its reference; "
+                            "ids, masks and weights as read: none";
+  return golden;
+}
+
+std::string golden_failure(const std::string& name, const std::filesystem::path& accepted,
+                           const std::filesystem::path& pending) {
+  const GoldenSpec spec = select_goldens({name}).at(0);
+  if (is_recording_goldens()) {
+    static GoldenRecorder recorder;  // tests of one program share references
+    write_pending(pending, recorder.record(spec));
+    return "";
+  }
+  try {
+    const GoldenCheck check = check_golden(GoldenStore(accepted), spec);
+    return check.comparison.answer == GoldenAnswer::kRegression ? check.text : "";
+  } catch (const GoldenError& error) {
+    return error.what();
+  }
+}
+
+}  // namespace isoshard

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// One body for all unsharded runs; the variants are data.
+#include "suite/reference/plain_run.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "core/mesh/mesh.h"
+#include "subjects/optim/wrapped_optimizer.h"
+
+namespace isoshard {
+namespace {
+
+bool is_of_parameters(const Site& site) {
+  return site.kind == RecordKind::kParam || site.kind == RecordKind::kGrad ||
+         site.kind == RecordKind::kOptimizer || site.name == "grad_norm" ||
+         site.name == "learning_rate" || site.name == "loss_scale" || site.name == "found_inf";
+}
+
+class OfGradientsScaled final : public Sink {
+ public:
+  enum class Activations : std::uint8_t { kLeftOut, kTheirGradients };
+  OfGradientsScaled(Sink& recorder, double factor, Activations activations)
+      : recorder_(&recorder), factor_(factor), activations_(activations) {}
+  void begin_step(int step) override { recorder_->begin_step(step); }
+  at::Tensor on_activation(const Site&, at::Tensor value) override { return value; }
+  at::Tensor on_activation_grad(const Site& site, at::Tensor gradient) override {
+    return activations_ == Activations::kLeftOut
+               ? gradient
+               : recorder_->on_activation_grad(scaled(site), std::move(gradient));
+  }
+  void on_record(const Site& site, const at::Tensor& value) override {
+    if (is_of_parameters(site))
+      recorder_->on_record(site.kind == RecordKind::kGrad ? scaled(site) : site, value);
+  }
+
+ private:
+  Site scaled(Site site) const {
+    site.grad_scale *= factor_;
+    return site;
+  }
+
+  Sink* recorder_;
+  double factor_;
+  Activations activations_;
+};
+
+// The masks of samples that are taken rank by rank: each keeps the place that it has in the step's
+// global batch.
+class RegroupedStreams final : public RngStreams {
+ public:
+  explicit RegroupedStreams(const Case& c)
+      : RngStreams(c.seed), batch_size_(c.batch_size), micro_batches_(c.micro_batches), dp_(c.dp) {}
+  at::Tensor keep_mask(const MaskPart& part) const override {
+    const std::int64_t batch = part.offset.front() / batch_size_, dp_rank = batch / micro_batches_,
+                       micro_batch = batch % micro_batches_;
+    MaskPart own = part;
+    own.offset.front() = (micro_batch * dp_ + dp_rank) * batch_size_;
+    return RngStreams::keep_mask(own);
+  }
+
+ private:
+  std::int64_t batch_size_, micro_batches_, dp_;
+};
+
+class ScaledWeights final : public LossNormaliser {
+ public:
+  ScaledWeights(std::unique_ptr<LossNormaliser> inner, double factor)
+      : inner_(std::move(inner)), factor_(factor) {}
+  std::vector<double> weights(std::span<const std::int64_t> counts) override {
+    std::vector<double> weights = inner_->weights(counts);
+    for (double& weight : weights) weight *= factor_;
+    return weights;
+  }
+
+ private:
+  std::unique_ptr<LossNormaliser> inner_;
+  double factor_;
+};
+
+NamedTensors divided(const NamedTensors& gradients, double factor) {
+  NamedTensors result;
+  for (const auto& [name, gradient] : gradients)
+    result[name] = gradient.defined() ? gradient / factor : gradient;
+  return result;
+}
+
+class NormOfScaled final : public GradNorm {
+ public:
+  NormOfScaled(std::unique_ptr<GradNorm> inner, double factor)
+      : inner_(std::move(inner)), factor_(factor) {}
+  double norm(const NamedTensors& gradients) override { return inner_->norm(gradients) / factor_; }
+
+ private:
+  std::unique_ptr<GradNorm> inner_;
+  double factor_;
+};
+
+class StepOfScaled final : public WrappedOptimizer {
+ public:
+  StepOfScaled(std::unique_ptr<Optimizer> inner, double factor)
+      : WrappedOptimizer(std::move(inner)), factor_(factor) {}
+  void step(NamedTensors& parameters, const NamedTensors& gradients) override {
+    inner().step(parameters, divided(gradients, factor_));
+  }
+
+ private:
+  double factor_;
+};
+
+/// The loss times `factor`, and gradients divided by it where they are used.
+void scale(TrainerParts& parts, double factor) {
+  parts.loss_normaliser = std::make_unique<ScaledWeights>(std::move(parts.loss_normaliser), factor);
+  parts.grad_norm = std::make_unique<NormOfScaled>(std::move(parts.grad_norm), factor);
+  parts.optimizer = std::make_unique<StepOfScaled>(std::move(parts.optimizer), factor);
+}
+
+}  // namespace
+
+PlainRun whole_batch_run(const CaseData& data, std::shared_ptr<const WeightSource> weights) {
+  return {std::move(weights), [&data](int step) { return data.global_batches(step); }};
+}
+
+PlainRun regrouped_run(const Case& c, const CaseData& data,
+                       std::shared_ptr<const WeightSource> weights) {
+  PlainRun run;
+  run.weights = std::move(weights);
+  run.batches = [&c, &data](int step) {
+    std::vector<TokenBatch> batches;
+    for (int dp = 0; dp < c.dp; ++dp) {
+      for (TokenBatch& batch : data.rank_batches(step, dp)) batches.push_back(std::move(batch));
+    }
+    return batches;
+  };
+  const double factor = c.dp;
+  run.edit = [factor, &c](TrainerParts& parts) {
+    parts.num_loss_groups = 1;  // samples come in the order of dp ranks already
+    parts.streams = std::make_shared<RegroupedStreams>(c);
+    scale(parts, factor);
+  };
+  run.between = [factor](Sink& recorder) {
+    return std::make_unique<OfGradientsScaled>(recorder, factor,
+                                               OfGradientsScaled::Activations::kLeftOut);
+  };
+  return run;
+}
+
+PlainRun scaled_run(const Case& c, const CaseData& data,
+                    std::shared_ptr<const WeightSource> weights) {
+  PlainRun run = whole_batch_run(data, std::move(weights));
+  const double factor = c.dp;
+  run.edit = [factor](TrainerParts& parts) { scale(parts, factor); };
+  run.between = [factor](Sink& recorder) {
+    return std::make_unique<OfGradientsScaled>(recorder, factor,
+                                               OfGradientsScaled::Activations::kTheirGradients);
+  };
+  return run;
+}
+
+const MeshShape& world_of_one() {
+  static const MeshShape shape({{Axis::kDp, 1}, {Axis::kTp, 1}});
+  return shape;
+}
+
+namespace {
+/// A trainer before its first step.
+std::unique_ptr<Trainer> begun(const Case& c, const PlainRun& run,
+                               std::shared_ptr<const WeightSource> weights, Mesh& mesh,
+                               Sink* sink) {
+  TrainerParts parts = plain_parts(trainer_config(c, std::move(weights)), mesh, c.dp);
+  parts.recompute = false;  // a reference keeps what it computed
+  if (run.edit) run.edit(parts);
+  auto trainer = std::make_unique<Trainer>(std::move(parts), mesh, sink);
+  if (c.resumed.has_value()) {
+    trainer->resume(c.resumed->path);
+  } else {
+    trainer->setup();
+  }
+  return trainer;
+}
+}  // namespace
+
+void run_plain(const Case& c, const PlainRun& run, RecorderOptions recording, Rank& rank) {
+  recording.mesh = world_of_one();
+  recording.coarsest = c.coarsest_dtype();
+  recording.mask_small_gradients = c.settings.optimizer.kind == OptimizerSettings::Kind::kAdamW;
+  Recorder recorder(std::move(recording));
+  const std::unique_ptr<Sink> between = run.between ? run.between(recorder) : nullptr;
+  Sink* const sink = between == nullptr ? static_cast<Sink*>(&recorder) : between.get();
+  Mesh mesh(world_of_one(), rank.comm());
+  rank.set_phase("setup");
+  std::unique_ptr<Trainer> trainer = begun(c, run, run.weights, mesh, sink);
+  for (int step = c.first_step(); step < c.steps; ++step) {
+    rank.set_phase(fmt::format("step {}", step));
+    if (c.reload_after != 0 && c.reload_after == step) {
+      trainer->save(run.checkpoints->path());
+      const Case rest = resumed_case(c, run.checkpoints->path());
+      trainer = begun(rest, run, case_weights(rest), mesh, sink);
+    }
+    trainer->train_step(run.batches(step));
+  }
+  rank.post_result(recorder.finish().serialize());
+}
+
+}  // namespace isoshard

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The unsharded process, and legal variants of it: what they differ by is no error.
+#pragma once
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "fixtures/cases/case.h"
+#include "fixtures/cases/resumed_case.h"
+#include "fixtures/inputs/inputs.h"
+#include "harness/trace/recorder.h"
+#include "harness/world/rank.h"
+#include "subjects/train/trainer.h"
+
+namespace isoshard {
+
+/// How an unsharded run goes: its weights and batches; what is changed about trainer and records.
+/// Refers to the case and its data.
+struct PlainRun {
+  std::shared_ptr<const WeightSource> weights;
+  std::function<std::vector<TokenBatch>(int step)> batches;
+  std::function<void(TrainerParts&)> edit = {};  ///< empty: nothing
+  /// Between trainer and recorder; empty: nothing
+  std::function<std::unique_ptr<Sink>(Sink& recorder)> between = {};
+  /// Of a case that is reloaded: made by run_plain's caller
+  std::shared_ptr<const ScratchFolder> checkpoints = {};
+};
+
+/// The global batch in one forward (one for each micro-batch).
+[[nodiscard]] PlainRun whole_batch_run(const CaseData& data,
+                                       std::shared_ptr<const WeightSource> weights);
+
+/// What dp ranks do, one after the other: the same samples in one forward for each rank and
+/// micro-batch, with the loss times dp, gradients added up and divided by dp where they are used.
+/// Recorded are parameters' gradients, with that factor as their grad_scale, and what follows from
+/// them.
+///
+/// How a long sum rounds depends on how many tokens one call has: where the addends cancel (biases)
+/// by much of the result. Some kernels add in the tensor's own dtype (embedding, LayerNorm): in 16
+/// bits, sums of hundreds of tokens lose what is small. And what every token's loss is multiplied
+/// with rounds alike in all of them, by the factor.
+[[nodiscard]] PlainRun regrouped_run(const Case& c, const CaseData& data,
+                                     std::shared_ptr<const WeightSource> weights);
+
+/// The global batch in one forward with the loss times dp. Recorded as before, and gradients of
+/// activations.
+///
+/// In fp16 small gradients are subnormal or lost, and how many depends on the factor.
+[[nodiscard]] PlainRun scaled_run(const Case& c, const CaseData& data,
+                                  std::shared_ptr<const WeightSource> weights);
+
+/// A mesh of one.
+[[nodiscard]] const MeshShape& world_of_one();
+
+/// The body of the one rank: trains c.steps steps, records, and posts the records.
+void run_plain(const Case& c, const PlainRun& run, RecorderOptions recording, Rank& rank);
+
+}  // namespace isoshard

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plain run, its perturbed repetitions, and the cache of both.
+#include "suite/reference/reference.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "fixtures/inputs/inputs.h"
+#include "harness/run/side_by_side.h"
+#include "harness/run/world_trace.h"
+#include "harness/trace/recorder.h"
+#include "harness/world/forked/forked_world.h"
+#include "suite/reference/lattice_guard.h"
+#include "suite/reference/perturbed_weights.h"
+#include "suite/reference/plain_run.h"
+
+namespace isoshard {
+namespace {
+
+Trace trace_of(const Case& c, const WorldReport& report, std::shared_ptr<Arena> arena) {
+  return trace_of_world({"reference", c.reference_slug(), world_of_one(), {}}, report,
+                        {std::move(arena)});
+}
+
+// A run that is compared with the reference as it records.
+ForkedWorld response_world(const Case& c, PlainRun run, std::string_view name,
+                           const Reference& reference, std::chrono::milliseconds deadline) {
+  WorldOptions options;
+  options.name = fmt::format("{}_{}", c.reference_slug(), name);
+  options.deadline = deadline;
+  return ForkedWorld(std::move(options), [&c, &reference, run = std::move(run)](Rank& rank) {
+    RecorderOptions recording;
+    recording.reference = &reference;
+    run_plain(c, run, std::move(recording), rank);
+  });
+}
+
+using Start = std::function<ForkedWorld()>;
+
+// Each run of a case that is reloaded saves to a folder of its own.
+PlainRun with_scratch(const Case& c, PlainRun run) {
+  if (c.reload_after != 0) run.checkpoints = std::make_shared<ScratchFolder>();
+  return run;
+}
+
+// What the plain run of a case needs.
+struct PlainInput {
+  explicit PlainInput(const Case& of) : c(of), data(of), weights(case_weights(of)) {
+    require_counted_tokens(c, data);
+    arena = std::make_shared<Arena>(trace_capacity(c), "reference");
+    run = with_scratch(c, whole_batch_run(data, weights));
+  }
+  PlainInput(const PlainInput&) = delete;
+  PlainInput& operator=(const PlainInput&) = delete;
+  const Case& c;
+  CaseData data;
+  std::shared_ptr<const WeightSource> weights;
+  PlainRun run;
+  std::shared_ptr<Arena> arena;
+};
+
+ForkedWorld plain_world(const PlainInput& input, std::chrono::milliseconds deadline) {
+  WorldOptions options;
+  options.name = input.c.reference_slug();
+  options.deadline = deadline;
+  return ForkedWorld(std::move(options), [&input](Rank& rank) {
+    RecorderOptions recording;
+    recording.keep = Keep::kEverything;
+    recording.arena = input.arena;
+    run_plain(input.c, input.run, std::move(recording), rank);
+  });
+}
+
+// The perturbed runs that a reference lacks, and its variants.
+class ResponseRuns {
+ public:
+  ResponseRuns(const Case& c, const Reference& reference, int responses,
+               std::chrono::milliseconds deadline)
+      : c_(c), bare_(reference.trace()), data_(c), weights_(case_weights(c)), deadline_(deadline) {
+    // An exact case has no rounding to respond to.
+    if (reference.response_runs() >= responses || is_lattice(c)) return;
+    for (int run = reference.response_runs(); run < responses; ++run) {
+      // Seeds from 1: 0 is the usual seed of the weights themselves.
+      const auto perturbed = std::make_shared<PerturbedWeights>(
+          weights_, static_cast<std::uint64_t>(run) + 1, c.dtype, c.settings.autocast);
+      add(whole_batch_run(data_, perturbed), fmt::format("perturbed{}", run));
+    }
+    num_perturbed_ = starts_.size();
+    if (responses == 1 || c.dp == 1) return;
+    add(regrouped_run(c, data_, weights_), "regrouped");
+    if (c.coarsest_dtype() == Dtype::kFloat16) add(scaled_run(c, data_, weights_), "scaled");
+  }
+  ResponseRuns(const ResponseRuns&) = delete;
+  ResponseRuns& operator=(const ResponseRuns&) = delete;
+
+  /// They refer to this object.
+  [[nodiscard]] const std::vector<Start>& starts() const noexcept { return starts_; }
+  void ended(std::size_t run, ForkedWorld& world) {
+    traces_.at(run) = trace_of(c_, world.wait(), nullptr);
+  }
+  void add_to(Reference& reference) const {
+    for (std::size_t i = 0; i < traces_.size(); ++i) {
+      if (i < num_perturbed_) {
+        reference.add_response(traces_[i]);
+      } else {
+        reference.add_variant(traces_[i]);
+      }
+    }
+  }
+
+ private:
+  void add(PlainRun run, const std::string& name) {
+    starts_.emplace_back([this, run = with_scratch(c_, std::move(run)), name] {
+      return response_world(c_, run, name, bare_, deadline_);
+    });
+    traces_.emplace_back();
+  }
+
+  const Case& c_;
+  // no run sees the responses of others: it would mask by them, and so depend on the number of
+  // cores
+  Reference bare_;
+  CaseData data_;
+  std::shared_ptr<const WeightSource> weights_;
+  std::chrono::milliseconds deadline_;
+  std::size_t num_perturbed_ = 0;
+  std::vector<Start> starts_;
+  std::vector<Trace> traces_;
+};
+
+std::map<std::string, Reference>& cache() {
+  static std::map<std::string, Reference> references;
+  return references;
+}
+
+}  // namespace
+
+std::size_t trace_capacity(const Case& c) {
+  const ModelConfig& m = c.config;
+  const auto tokens = static_cast<double>(c.dp * c.batch_size * c.micro_batches * c.seq_length);
+  const double per_layer =
+      12.0 * static_cast<double>(m.hidden_size) + 8.0 * static_cast<double>(m.intermediate_size) +
+      8.0 * static_cast<double>(m.num_heads * std::max<std::int64_t>(m.head_dim, 1)) +
+      4.0 * static_cast<double>(m.num_heads * c.seq_length);
+  const double activations =
+      tokens * (static_cast<double>(m.num_layers) * per_layer +
+                8.0 * static_cast<double>(m.hidden_size) + 4.0 * static_cast<double>(m.vocab_size));
+  double parameters = 0;
+  for (const ParameterSpec& spec : make_model(m, c.attention)->parameters())
+    parameters += static_cast<double>(numel_of(spec.shape));
+  // As read, gradient, up to three states, after the step; activations and their gradients. Twice,
+  // for points not thought of.
+  const double step = 8.0 * (6.0 * parameters + 2.0 * activations);
+  // sizes that no machine has must not overflow on their way to being refused
+  constexpr double kMost = 0x1p60;
+  return static_cast<std::size_t>(std::min(2.0 * step * c.steps, kMost)) + (std::size_t{64} << 20);
+}
+
+std::size_t trace_bytes(const Case& c) {
+  // 8 bytes an element and everything twice: see trace_capacity.
+  return trace_capacity(c) / 16 * size_of(c.dtype);
+}
+
+void add_responses(const Case& c, Reference& reference, int responses,
+                   std::chrono::milliseconds deadline) {
+  if (reference.response_runs() >= responses || is_lattice(c)) return;
+  ResponseRuns runs(c, reference, responses, deadline);
+  run_side_by_side<ForkedWorld>(
+      runs.starts(), [&](std::size_t run, ForkedWorld& world) { runs.ended(run, world); });
+  runs.add_to(reference);
+}
+
+std::vector<Reference> make_references(const std::vector<Case>& cases,
+                                       const ReferenceOptions& options) {
+  std::deque<PlainInput> inputs;  // runs refer to them
+  for (const Case& c : cases) {
+    c.validate();
+    require_exact(c);
+    inputs.emplace_back(c);
+  }
+  std::vector<Start> starts;
+  for (const PlainInput& input : inputs)
+    starts.emplace_back([&] { return plain_world(input, options.deadline); });
+  std::vector<WorldReport> reports(cases.size());
+  run_side_by_side<ForkedWorld>(
+      starts, [&](std::size_t i, ForkedWorld& world) { reports[i] = world.wait(); });
+  std::vector<Reference> references;
+  references.reserve(cases.size());
+  for (std::size_t i = 0; i < cases.size(); ++i)
+    references.emplace_back(trace_of(cases[i], reports[i], inputs[i].arena));
+
+  std::vector<std::unique_ptr<ResponseRuns>> responses;
+  std::vector<std::pair<std::size_t, std::size_t>> owners;
+  starts.clear();
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    responses.push_back(std::make_unique<ResponseRuns>(cases[i], references[i], options.responses,
+                                                       options.deadline));
+    const std::vector<Start> own = responses.back()->starts();
+    for (std::size_t run = 0; run < own.size(); ++run) {
+      starts.push_back(own[run]);
+      owners.emplace_back(i, run);
+    }
+  }
+  run_side_by_side<ForkedWorld>(starts, [&](std::size_t i, ForkedWorld& world) {
+    responses[owners[i].first]->ended(owners[i].second, world);
+  });
+  for (std::size_t i = 0; i < cases.size(); ++i) responses[i]->add_to(references[i]);
+  return references;
+}
+
+Reference make_reference(const Case& c, const ReferenceOptions& options) {
+  return std::move(make_references({c}, options).front());
+}
+
+const Reference& reference_of(const Case& c) {
+  const std::string slug = c.reference_slug();
+  const auto found = cache().find(slug);
+  if (found != cache().end()) return found->second;
+  return cache().emplace(slug, make_reference(c)).first->second;
+}
+
+void forget_references() {
+  cache().clear();
+}
+
+}  // namespace isoshard

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What the suites about whole training steps share: cases of the tiny model, and looks into a
+/// trace.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <ostream>
+#include <stdexcept>
+#include <string>
+
+#include "fixtures/cases/presets.h"
+#include "harness/testing/matchers.h"
+#include "suite/record/run_case.h"
+#include "suite/reference/reference.h"
+
+namespace isoshard {
+
+/// True if every record of the only rank has the bits of the reference.
+inline ::testing::AssertionResult is_bit_equal(const Reference& reference, const Trace& trace) {
+  std::int64_t compared = 0;
+  for (const Record& record : trace.ranks.at(0).records) {
+    if (reference.find(record.key) == nullptr)
+      return ::testing::AssertionFailure() << "not in the reference: " << describe(record.key);
+    for (const PartStats& part : record.parts) {
+      if (part.stats.unequal_bits != 0 || part.stats.numel == 0) {
+        return ::testing::AssertionFailure()
+               << part.stats.unequal_bits << " of " << part.stats.numel
+               << " differ: " << describe(record.key);
+      }
+    }
+    ++compared;
+  }
+  if (compared < 100) return ::testing::AssertionFailure() << "only " << compared << " records";
+  return ::testing::AssertionSuccess();
+}
+
+/// The record of one rank, which must exist.
+inline const Record& record_of(const Trace& trace, int rank, const RecordKey& key) {
+  const Record* record = trace.ranks.at(static_cast<std::size_t>(rank)).find(key);
+  if (record == nullptr) throw std::runtime_error("no record of " + describe(key));
+  return *record;
+}
+
+/// A case of the tiny model of an architecture; fp32, one step.
+inline Case step_case(std::string subject, int dp, int tp, Dtype dtype = Dtype::kFloat32,
+                      std::string_view model_type = "qwen2") {
+  Case item = tiny_fault_case(model_type);
+  item.subject = std::move(subject);
+  item.dp = dp;
+  item.tp = tp;
+  item.dtype = dtype;
+  return item;
+}
+
+/// The same with one weight for embedding and head.
+inline Case with_tied_head(Case item) {
+  item.config.tie_word_embeddings = true;
+  item.model_name += "_tied";
+  return item;
+}
+
+/// The same with a bias on every linear layer (llama, qwen3: the attention's only).
+inline Case with_biases(Case item) {
+  item.config.qkv_bias = item.config.attention_out_bias = true;
+  item.config.mlp_bias = item.config.model_type == "llama";
+  item.model_name += "_biases";
+  return item;
+}
+
+/// The same with other numbers of heads, of 8 features each.
+inline Case with_heads(Case item, std::int64_t heads, std::int64_t kv_heads) {
+  item.config.num_heads = heads;
+  item.config.num_kv_heads = kv_heads;
+  item.config.head_dim = 8;
+  item.model_name += "_h" + std::to_string(heads) + "kv" + std::to_string(kv_heads);
+  return item;
+}
+
+/// For failure messages of parametrized tests.
+inline void PrintTo(const Case& item, std::ostream* out) {
+  *out << item.slug();
+}
+
+/// Parametrized tests are named by their case.
+inline std::string case_name(const ::testing::TestParamInfo<Case>& info) {
+  return info.param.slug();
+}
+
+}  // namespace isoshard

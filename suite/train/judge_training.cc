@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs side by side, and one verdict out of several findings.
+#include "suite/train/judge_training.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "core/base/error.h"
+#include "core/base/hex_float.h"
+#include "harness/run/side_by_side.h"
+#include "suite/reference/lattice_guard.h"
+
+namespace isoshard {
+namespace {
+
+// In bf16 runs of SGD at 0.1 that differ by roundings are 3 % apart after 30 steps
+// (docs/goldens.md).
+constexpr double kAdamWLargestRate = 1e-3, kSgdLargestRate = 0.1, kSgdLargestRateIn16Bits = 0.02;
+constexpr double kLargestInFp32 = 1e-4, kLargestOfFsdp = 0.02;
+
+std::string in_words(const NonFiniteStep& found) {
+  std::string words = fmt::format("the {} of step {} is {}", found.number, found.step, found.value);
+  if (!found.tensor.has_value())
+    return words + "; every tensor of the step was finite when it was run again";
+  const NonFiniteTensor& t = *found.tensor;
+  return words + fmt::format(
+                     "; the first tensor that is no number is the {} on rank {}: {} NaN and {} "
+                     "infinite of {}",
+                     t.name, found.rank, t.nan, t.infinite, t.numel);
+}
+
+std::string in_words(const UnequalCopies& found) {
+  return fmt::format("ranks {} and {} hold different copies of {}", found.first_rank,
+                     found.second_rank, describe(found.key));
+}
+
+}  // namespace
+
+Case reference_case(Case item) {
+  item.subject = "reference";
+  item.tp = 1;
+  item.tp_is_slow = false;
+  item.reduction_order = ReductionOrder::kOrdered;
+  item.settings.make_vocab_size_divisible_by = 0;
+  item.settings.zero_stage = 0;
+  if (!item.rounds_reductions()) item.settings.reduce_dtype.reset();
+  item.settings.recompute = false;  // a reference keeps what it computed
+  item.settings.record_partials = false;
+  item.settings.sequence_parallel = false;
+  item.settings.distributed_optimizer = false;
+  return item;
+}
+
+TrainedCase train_reference(const Case& item, int perturbed_runs, const TrainOptions& options) {
+  const Case reference = reference_case(item);
+  const int num_perturbed = is_lattice(reference) ? 0 : perturbed_runs;
+  std::vector<std::function<TrainingRun()>> starts;
+  for (int run = 0; run <= num_perturbed; ++run) {
+    starts.emplace_back([&reference, &options, run] {
+      TrainOptions own = options;
+      own.perturbed_by = static_cast<std::uint64_t>(run);  // the first one is the reference itself
+      if (run > 0) own.on_step = {};
+      return TrainingRun(reference, std::move(own));
+    });
+  }
+  std::vector<TrainedCase> runs(starts.size());
+  run_side_by_side<TrainingRun>(starts,
+                                [&](std::size_t i, TrainingRun& run) { runs[i] = run.wait(); });
+
+  TrainedCase trained = std::move(runs.front());
+  std::vector<Curve> perturbed;
+  bool all_ended = true;
+  for (std::size_t i = 1; i < runs.size(); ++i) {
+    all_ended = all_ended && !runs[i].non_finite.has_value() &&
+                runs[i].curve.steps.size() == trained.curve.steps.size();
+    perturbed.push_back(std::move(runs[i].curve));
+  }
+  if (perturbed.empty()) return trained;
+  if (!all_ended) {
+    trained.curve.spreads.assign(trained.curve.steps.size(),
+                                 {kUnboundedSpread, kUnboundedSpread, kUnboundedSpread});
+  } else {
+    trained.curve.spreads = spreads_of(trained.curve, perturbed);
+  }
+  trained.curve.perturbed_runs = num_perturbed;
+  return trained;
+}
+
+CurveBounds curve_bounds(const Curve& actual) {
+  CurveBounds bounds;
+  const nlohmann::json settings = nlohmann::json::parse(actual.settings);
+  const auto says = [&](const char* key) {
+    return settings.contains(key) && settings.at(key).is_string() ? settings.at(key) : "";
+  };
+  const std::string dtype = says("dtype"), autocast = says("autocast");
+  const auto is_wide = [](const std::string& name) {
+    return name.empty() || name == name_of(Dtype::kFloat32) || name == name_of(Dtype::kFloat64);
+  };
+  if (is_wide(dtype) && autocast.empty() && is_wide(says("reduce_dtype")) &&
+      is_wide(says("output_dtype")))
+    bounds.ceiling = kLargestInFp32;
+  if (actual.subject == "fsdp_tp") bounds.ceiling = std::min(bounds.ceiling, kLargestOfFsdp);
+  // The ceilings are those of a mean over tokens.
+  if (says("loss_mean") == name_of(LossMean::kSum) && settings.contains("data")) {
+    for (const char* const factor : {"dp", "batch_size", "micro_batches", "seq_length"})
+      bounds.ceiling *= settings.at("data").value(factor, 1.0);
+  }
+  return bounds;
+}
+
+double largest_rate(const Case& item) {
+  if (item.settings.optimizer.kind == OptimizerSettings::Kind::kAdamW) return kAdamWLargestRate;
+  return size_of(item.coarsest_dtype()) < size_of(Dtype::kFloat32) ? kSgdLargestRateIn16Bits
+                                                                   : kSgdLargestRate;
+}
+
+std::string outside_range(const Case& item) {
+  const OptimizerSettings& optimizer = item.settings.optimizer;
+  const bool is_adamw = optimizer.kind == OptimizerSettings::Kind::kAdamW;
+  const double largest = largest_rate(item);
+  if (optimizer.learning_rate > largest)
+    return fmt::format(
+        "a learning rate of {:g} is above {:g}, the largest for which the bounds of {} curves are "
+        "known to hold",
+        optimizer.learning_rate, largest, name_of(optimizer.kind));
+  if (!is_adamw && item.settings.max_grad_norm == 0)
+    return "without clipping (--max-grad-norm) the bounds of sgd curves are not known to hold";
+  return "";
+}
+
+std::string non_finite_in_words(const TrainedCase& trained) {
+  return trained.non_finite.has_value() ? in_words(*trained.non_finite) : "";
+}
+
+std::string found_without_reference(const TrainedCase& trained) {
+  std::vector<std::string> problems;
+  if (trained.unequal_copies.has_value()) problems.push_back(in_words(*trained.unequal_copies));
+  if (!trained.unequal_numbers.empty()) problems.push_back(trained.unequal_numbers);
+  if (trained.non_finite.has_value()) problems.push_back(in_words(*trained.non_finite));
+  return fmt::format("{}", fmt::join(problems, "\n          "));
+}
+
+CurveVerdict judge_training(const Curve& reference, const TrainedCase& trained) {
+  refuse_different_settings(reference, trained.curve);
+  CurveVerdict verdict = judge_curve(reference, trained.curve, curve_bounds(trained.curve));
+  std::string problems = found_without_reference(trained);
+  if (problems.empty()) return verdict;
+  const bool is_broken = trained.unequal_copies.has_value() || !trained.unequal_numbers.empty();
+  // Where the reference itself ends so, the run has shown nothing. Of a run that ended early its
+  // length says nothing new.
+  const bool is_vacuous = verdict.status == Status::kVacuous && !is_broken;
+  if (verdict.first.has_value() || is_vacuous) problems += "\n          " + verdict.reason;
+  verdict.status = is_vacuous ? Status::kVacuous : Status::kDiverges;
+  verdict.reason = std::move(problems);
+  return verdict;
+}
+
+}  // namespace isoshard

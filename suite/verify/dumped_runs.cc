@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Manifests of a folder.
+#include "suite/verify/dumped_runs.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "core/base/error.h"
+#include "core/io/json.h"
+#include "harness/bundle/run_settings.h"
+
+namespace isoshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct DumpedRun {
+  fs::path path;
+  std::string subject;
+  RunSettings settings;
+};
+
+std::vector<DumpedRun> runs_in(const fs::path& folder) {
+  std::error_code error;
+  std::vector<fs::path> paths;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
+    paths.push_back(at->path());
+  if (error) throw UsageError(fmt::format("--input-dir {}: {}", folder.string(), error.message()));
+  std::sort(paths.begin(), paths.end());
+  std::vector<DumpedRun> runs;
+  for (const fs::path& path : paths) {
+    const fs::path manifest = path / "manifest.json";
+    if (!fs::exists(manifest, error)) continue;
+    const nlohmann::json json = read_json_file(manifest);
+    if (!json.is_object() || !json.contains("subject") || !json.at("subject").is_string())
+      throw FileError(fmt::format("{}: names no subject", manifest.string()));
+    runs.push_back({path, json.at("subject").get<std::string>(),
+                    parse_run_settings(
+                        json.contains("settings") ? json.at("settings").dump() : "{}", manifest)});
+  }
+  return runs;
+}
+
+}  // namespace
+
+std::vector<DumpedPair> dumped_pairs(const fs::path& folder) {
+  const std::vector<DumpedRun> runs = runs_in(folder);
+  std::vector<DumpedPair> pairs;
+  for (const DumpedRun& run : runs) {
+    if (run.subject == "reference" || run.subject.starts_with("emulated ")) continue;
+    std::vector<std::string> problems;
+    const auto reference = std::find_if(runs.begin(), runs.end(), [&](const DumpedRun& other) {
+      if (other.subject != "reference") return false;
+      const std::vector<std::string> lines = differing_settings(other.settings, run.settings);
+      if (!lines.empty())
+        problems.push_back(fmt::format("{}: {}", other.path.filename().string(), lines.front()));
+      return lines.empty();
+    });
+    if (reference == runs.end()) {
+      throw FileError(fmt::format("{}: no plain reference beside it has its settings{}{}",
+                                  run.path.string(), problems.empty() ? "" : "\n  ",
+                                  fmt::join(problems, "\n  ")));
+    }
+    pairs.push_back({reference->path, run.path});
+  }
+  if (pairs.empty())
+    throw UsageError(fmt::format("--input-dir {}: holds no dumped run; verify --dump writes them",
+                                 folder.string()));
+  return pairs;
+}
+
+}  // namespace isoshard

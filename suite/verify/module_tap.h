@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Looks at the modules that tables list while ranks run: norms, first elements, and how far they
+/// are from another run's outputs.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fixtures/cases/case.h"
+#include "harness/report/tables.h"
+#include "harness/trace/recorder.h"
+
+namespace isoshard {
+
+/// What was seen of one module on dp rank 0, over its whole tp group, in the first forward and
+/// backward.
+struct ModuleNumbers {
+  std::string name;
+  std::int64_t numel = 0;  ///< of the output on dp rank 0
+  double output_norm = 0;
+  /// Of the output's gradient, its declared scale divided out; below 0: none was seen
+  double gradient_norm = -1;
+  std::vector<double> first;  ///< first elements of the output
+  Stats from_baseline;        ///< against the baseline's output; numel 0: not compared
+};
+
+/// Shared memory that ranks of dp coordinate 0 write into. Outputs of a baseline are kept there, of
+/// any module at most its first tokens in 320 MiB; of other runs nothing but numbers is kept.
+///
+/// Requires   made before the ranks fork, and read after they have ended.
+class ModuleTap {
+ public:
+  /// `records`, a trusted run of the case, says which modules there are and how large. `baseline`
+  /// may be null; with `keeps` this run is one for others.
+  ModuleTap(const Case& item, const Reference& records, std::shared_ptr<const ModuleTap> baseline,
+            bool keeps);
+  ~ModuleTap();
+  ModuleTap(const ModuleTap&) = delete;
+  ModuleTap& operator=(const ModuleTap&) = delete;
+
+  /// Looks at what `inner` (may be empty) gives on, and changes nothing.
+  /// Ranks   local; the tap must outlive the rank.
+  [[nodiscard]] TapMutation on_rank(int rank, TapMutation inner) const;
+  /// In execution order.
+  [[nodiscard]] std::vector<ModuleNumbers> numbers() const;
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+/// The same of a single process that holds the global batch: its rows of dp rank 0.
+[[nodiscard]] std::vector<ModuleNumbers> module_numbers(const Case& item,
+                                                        const Reference& reference);
+
+}  // namespace isoshard

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which reference when, and what follows from two comparisons.
+#include "suite/verify/verify_case.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "core/base/error.h"
+#include "fixtures/inputs/inputs.h"
+#include "harness/judge/judge.h"
+#include "harness/verdict/equal_runs.h"
+#include "harness/world/interrupt.h"
+#include "harness/world/machine.h"
+#include "suite/emulation/emulated_reference.h"
+#include "suite/record/registry.h"
+#include "suite/record/run_case.h"
+#include "suite/reference/lattice_guard.h"
+#include "suite/reference/reference.h"
+
+namespace isoshard {
+namespace {
+
+constexpr int kAllResponses = 3;
+
+/// Whether the memory that the emulated ranks and the real ones take together is nothing to speak
+/// of.
+bool is_small(const Case& item) {
+  constexpr std::size_t kShareOfMemory = 64;
+  return trace_bytes(item) * static_cast<std::size_t>(item.world_size()) <
+         static_cast<std::size_t>(this_machine().memory_bytes) / kShareOfMemory;
+}
+
+/// A record that cannot be carried out: it contradicts itself, or leaves copies that differ.
+class RecordError : public InfrastructureError {
+ public:
+  using InfrastructureError::InfrastructureError;
+};
+
+Trace emulation_of(RunningEmulation& running) {
+  try {
+    return running.wait();
+  } catch (const Error& error) {
+    throw RecordError(error.what());
+  }
+}
+
+void require_equal_copies_of_record(const Trace& emulated) {
+  try {
+    require_equal_copies(emulated);
+  } catch (const Error& error) {
+    throw RecordError(error.what());
+  }
+}
+
+}  // namespace
+
+bool references_fit_together(const Case& a, const Case& b) {
+  constexpr std::size_t kShareOfMemory = 4;
+  return trace_bytes(a) + trace_bytes(b) <
+         static_cast<std::size_t>(this_machine().memory_bytes) / kShareOfMemory;
+}
+
+std::string_view name_of(ReferenceKind kind) noexcept {
+  switch (kind) {
+    case ReferenceKind::kAuto:
+      return "auto";
+    case ReferenceKind::kPlain:
+      return "plain";
+    case ReferenceKind::kEmulated:
+      return "emulated";
+    case ReferenceKind::kBoth:
+      return "both";
+  }
+  return "unknown";
+}
+
+CaseJudge::CaseJudge(ReferenceKind kind, Hooks hooks, Retention effort)
+    : kind_(kind), hooks_(std::move(hooks)), retention_(effort) {}
+
+CaseJudgement CaseJudge::judge_case(const Case& item) {
+  keep_needed_plains(item);
+  switch (kind_) {
+    case ReferenceKind::kPlain:
+      return against_plain(item);
+    case ReferenceKind::kEmulated:
+      return against_emulated(item);
+    case ReferenceKind::kBoth:
+      return against_both_or_plain(item);
+    case ReferenceKind::kAuto:
+      break;
+  }
+  return declares_arithmetic(item) && !is_lattice(item) ? against_both_or_plain(item)
+                                                        : against_plain(item);
+}
+
+// Subjects and their records share plans, partitions and buckets: one mistake there breaks the
+// record, and the run is wrong as well.
+CaseJudgement CaseJudge::against_both_or_plain(const Case& item) {
+  try {
+    return against_both(item);
+  } catch (const RecordError&) {
+    if (interrupt_signal() != 0) throw;
+    CaseJudgement judgement = against_plain(item);
+    if (judgement.verdict.status != Status::kDiverges) throw;
+    return judgement;
+  }
+}
+
+void CaseJudge::announce(std::vector<Case> cases) {
+  announced_ = std::move(cases);
+}
+
+std::vector<Case>::const_iterator CaseJudge::announced(const Case& item) const {
+  return std::find_if(announced_.begin(), announced_.end(),
+                      [slug = item.slug()](const Case& c) { return c.slug() == slug; });
+}
+
+void CaseJudge::keep_needed_plains(const Case& item) {
+  std::set<std::string> needed{item.reference_slug()};
+  for (auto next = announced(item); next != announced_.end(); ++next)
+    needed.insert(next->reference_slug());
+  std::erase_if(plains_, [&](const auto& entry) { return !needed.contains(entry.first); });
+}
+
+// And the next one beside it.
+void CaseJudge::make_plain(const Case& item, int responses) {
+  const std::string slug = item.reference_slug();
+  std::vector<Case> together{item};
+  const auto next = std::find_if(announced(item), announced_.cend(), [&](const Case& c) {
+    return c.reference_slug() != slug && !plains_.contains(c.reference_slug()) &&
+           references_fit_together(item, c);
+  });
+  if (next != announced_.end()) together.push_back(*next);
+  std::vector<Reference> made = make_references(together, {.responses = responses});
+  for (std::size_t i = 0; i < together.size(); ++i)
+    plains_[together[i].reference_slug()] = {std::move(made[i])};
+}
+
+// The subject of a large case needs the memory.
+const Reference& CaseJudge::plain_records(const Case& item) {
+  Reference& reference = plain(item, 1);
+  const std::string slug = item.reference_slug();
+  const auto last = std::find_if(announced_.rbegin(), announced_.rend(),
+                                 [&](const Case& c) { return c.reference_slug() == slug; });
+  if (last != announced_.rend() && last->slug() == item.slug()) reference.discard_bytes();
+  return reference;
+}
+
+Reference& CaseJudge::plain(const Case& item, int responses) {
+  const auto made = plains_.find(item.reference_slug());
+  if (made == plains_.end() || !made->second.reference.has_bytes()) make_plain(item, responses);
+  auto& [reference, is_seen] = plains_.at(item.reference_slug());
+  if (!is_seen && hooks_.on_plain) hooks_.on_plain(item, reference);
+  is_seen = true;
+  add_responses(item, reference, responses);
+  return reference;
+}
+
+Verdict CaseJudge::exact(const Case& item, Trace emulated) {
+  const Reference reference = reference_of_emulated(emulated);
+  emulated = Trace();  // its memory is free for the subject
+  if (hooks_.on_emulated) hooks_.on_emulated(item, reference);
+  return judge(reference, hooks_.run(item, reference, RunDetail::kComparison), exact_options(item));
+}
+
+CaseJudgement CaseJudge::against_plain(const Case& item) {
+  const Reference& reference = plain(item, kAllResponses);
+  return {
+      judge(reference, hooks_.run(item, reference, RunDetail::kComparison), judge_options(item)),
+      ReferenceKind::kPlain};
+}
+
+CaseJudgement CaseJudge::against_emulated(const Case& item) {
+  return {exact(item, emulate(item, arithmetic_of(item))), ReferenceKind::kEmulated};
+}
+
+std::pair<Verdict, Trace> CaseJudge::on_record(const Case& item, const Arithmetic& arithmetic,
+                                               const std::function<void()>& meanwhile) {
+  const Keep keep = retention_ == Retention::kWhole ? Keep::kEverything : Keep::kWhatDiffers;
+  const auto judged = [&](const Reference& reference, const std::function<void()>& beside) {
+    RunningEmulation running(item, arithmetic, {.compare_with = &reference, .keep = keep});
+    beside();
+    Trace emulated = emulation_of(running);
+    Verdict verdict = judge(reference, emulated, judge_options(item));
+    verdict.subject = item.subject;
+    return std::pair(std::move(verdict), std::move(emulated));
+  };
+  const Reference& first = plain(item, retention_ == Retention::kWhole ? kAllResponses : 1);
+  auto result = judged(first, meanwhile);
+  if (result.first.status != Status::kDiverges || first.response_runs() >= kAllResponses)
+    return result;
+  for (RankTrace& rank : result.second.ranks) rank.arena = nullptr;
+  auto again = judged(plain(item, kAllResponses), [] {});
+  const RunEquality equality = equality_of(result.second, again.second);
+  if (!equality.holds())
+    throw InfrastructureError(
+        fmt::format("{}: two emulations differ: {}", item.slug(), equality.difference));
+  return again;
+}
+
+CaseJudgement CaseJudge::against_both(const Case& item) {
+  const Arithmetic arithmetic = hooks_.record ? hooks_.record(item) : arithmetic_of(item);
+  const bool is_beside = retention_ == Retention::kLean && is_small(item);
+  Trace run;
+  auto [record, emulated] = on_record(item, arithmetic, [&] {
+    if (is_beside) run = hooks_.run(item, plain(item, 1), RunDetail::kDigests);
+  });
+  require_equal_copies_of_record(emulated);
+  if (retention_ == Retention::kLean) {
+    if (!is_beside) run = hooks_.run(item, plain_records(item), RunDetail::kDigests);
+    const RunEquality equality = equality_of(emulated, run);
+    if (equality.holds())
+      return {verdict_through_record(std::move(record), equality.tensors), ReferenceKind::kBoth};
+    CaseJudgement judgement = against_plain(item);
+    if (judgement.verdict.status == Status::kDiverges) return judgement;
+    emulated = emulate(item, arithmetic);
+  }
+  Verdict to_the_bit = exact(item, std::move(emulated));
+  if (to_the_bit.status == Status::kConforms)
+    return {verdict_through_record(std::move(record), to_the_bit.compared), ReferenceKind::kBoth};
+  if (to_the_bit.status == Status::kDiverges && retention_ == Retention::kWhole) {
+    CaseJudgement judgement = against_plain(item);
+    if (judgement.verdict.status == Status::kDiverges) return judgement;
+  }
+  return {std::move(to_the_bit), ReferenceKind::kEmulated};
+}
+
+}  // namespace isoshard
