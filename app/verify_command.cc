@@ -46,7 +46,7 @@ struct Output {
 /// What a bundle says of the single process that a case is judged against.
 std::string reference_settings(Case item) {
   item.subject = "reference";
-  item.tp = 1;
+  item.degrees.tp = 1;
   return bundle_settings(item, judge_options(item));
 }
 
@@ -165,7 +165,7 @@ void save_inputs(const VerifyRequest& request) {
     save_initial_weights(request.cases.front(), request.inputs.save_weights);
   if (request.inputs.save_batch.empty()) return;
   const auto samples = [](const Case& c) {
-    return std::int64_t{c.steps} * c.micro_batches * c.dp * c.batch_size;
+    return std::int64_t{c.steps} * c.micro_batches * c.degrees.dp * c.batch_size;
   };
   const auto largest =
       std::max_element(request.cases.begin(), request.cases.end(),

@@ -29,7 +29,7 @@ CaseJudgement judged(const Case& item, ReferenceKind kind, const RunOptions& opt
 }
 
 Case six_ranks(Dtype dtype) {
-  Case item = step_case("autotp", 3, 2, dtype);
+  Case item = step_case("autotp", {.dp = 3, .tp = 2}, dtype);
   EXPECT_EQ(item.world_size(), 6);
   return item;
 }
@@ -142,8 +142,8 @@ TEST(CaseJudge, ARunWhoseRecordCannotBeCarriedOutIsJudgedAgainstThePlainReferenc
 TEST(CaseJudge, LatticeModelsAreEqualToThePlainReference) {
   Case item = lattice_case();
   item.subject = "autotp";
-  item.dp = 3;
-  item.tp = 2;
+  item.degrees.dp = 3;
+  item.degrees.tp = 2;
 
   const CaseJudgement judgement = judged(item, ReferenceKind::kAuto);
 

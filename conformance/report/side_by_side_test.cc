@@ -62,9 +62,10 @@ class SideBySideTables : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(SideBySideTables, ShowWhatAssembledTensorsShow) {
   const std::string type = GetParam();
-  const std::vector<Case> cases = {sized(step_case("autotp", 1, 3, Dtype::kBFloat16, type)),
-                                   sized(step_case("autotp", 2, 3, Dtype::kBFloat16, type)),
-                                   sized(step_case("ddp", 2, 1, Dtype::kBFloat16, type))};
+  const std::vector<Case> cases = {
+      sized(step_case("autotp", {.tp = 3}, Dtype::kBFloat16, type)),
+      sized(step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kBFloat16, type)),
+      sized(step_case("ddp", {.dp = 2}, Dtype::kBFloat16, type))};
   ASSERT_EQ(cases[1].world_size(), 6);
 
   const Seen seen = verified(cases);
@@ -86,7 +87,7 @@ TEST_P(SideBySideTables, ShowWhatAssembledTensorsShow) {
     const TableColumn* column = nullptr;
     for (const TableColumn& c : tables.columns) column = c.case_slug == item.slug() ? &c : column;
     ASSERT_NE(column, nullptr);
-    EXPECT_EQ(column->losses.size(), static_cast<std::size_t>(item.dp));
+    EXPECT_EQ(column->losses.size(), static_cast<std::size_t>(item.degrees.dp));
     for (const std::string& name : tables.modules) {
       SCOPED_TRACE(item.slug() + " " + name);
       const at::Tensor own = output(trace, RecordKind::kActivation, name),
@@ -94,10 +95,11 @@ TEST_P(SideBySideTables, ShowWhatAssembledTensorsShow) {
       EXPECT_NEAR(column->output_norms.at(name), own.norm().item<double>(),
                   norm_error * own.norm().item<double>());
       const Record& gradient = record_of(trace, 0, {0, RecordKind::kActivationGrad, name, 0});
-      ASSERT_EQ(gradient.grad_scale, item.dp);
+      ASSERT_EQ(gradient.grad_scale, item.degrees.dp);
       // Every dp rank counts as many tokens: its own loss is dp times its share of the global one.
       double squares = 0;
-      for (int tp = 0; tp < (gradient.layout.find(Axis::kTp) != nullptr ? item.tp : 1); ++tp) {
+      for (int tp = 0; tp < (gradient.layout.find(Axis::kTp) != nullptr ? item.degrees.tp : 1);
+           ++tp) {
         const Record& record = record_of(trace, tp, gradient.key);
         const double norm = trace.ranks.at(static_cast<std::size_t>(tp))
                                 .tensor(record)
@@ -124,7 +126,8 @@ TEST_P(SideBySideTables, ShowWhatAssembledTensorsShow) {
                 largest(own.flatten().narrow(0, 0, 100), other.flatten().narrow(0, 0, 100)));
       unequal += from_ddp.whole.max_abs > 0 ? 1 : 0;
     }
-    EXPECT_EQ(column->gradients_from_baseline.has_value(), item.dp == 2 && item.subject != "ddp");
+    EXPECT_EQ(column->gradients_from_baseline.has_value(),
+              item.degrees.dp == 2 && item.subject != "ddp");
   }
   EXPECT_GT(unequal, 4) << "runs that never differ show nothing";
 }
@@ -133,7 +136,8 @@ INSTANTIATE_TEST_SUITE_P(Architectures, SideBySideTables, ::testing::Values("qwe
                          [](const auto& of) { return std::string(of.param); });
 
 TEST(SideBySide, AWrongRunStandsOutAgainstTheOthers) {
-  const std::vector<Case> cases = {sized(step_case("ddp", 2, 1)), sized(step_case("autotp", 2, 2))};
+  const std::vector<Case> cases = {sized(step_case("ddp", {.dp = 2})),
+                                   sized(step_case("autotp", {.dp = 2, .tp = 2}))};
   RunOptions wrong;
   wrong.mutation = [](int) -> TapMutation {
     return [](const Site& site, at::Tensor value) {
@@ -154,7 +158,7 @@ TEST(SideBySide, AWrongRunStandsOutAgainstTheOthers) {
 }
 
 TEST(SideBySide, ARunAgainstItsEmulationAloneHasNoReferenceBesideIt) {
-  const Case item = sized(step_case("autotp", 2, 2));
+  const Case item = sized(step_case("autotp", {.dp = 2, .tp = 2}));
   SideBySide side_by_side;
   CaseJudge::Hooks hooks;
   hooks.run = [&](const Case& c, const Reference& reference, auto...) {
@@ -187,10 +191,12 @@ TEST(SideBySide, OrderPutsDdpFirstAndKeepsSharedReferencesTogether) {
 
 TEST(SideBySide, OfTwoReferencesTheLargestWorldComesLast) {
   std::vector<Case> cases = small_preset();
-  std::erase_if(cases, [](const Case& c) { return c.dp == 3 || c.dtype != Dtype::kFloat32; });
+  std::erase_if(cases,
+                [](const Case& c) { return c.degrees.dp == 3 || c.dtype != Dtype::kFloat32; });
   const auto slugs = [&] {
     std::vector<std::string> found;
-    for (const Case& c : cases) found.push_back(fmt::format("{} dp{} tp{}", c.subject, c.dp, c.tp));
+    for (const Case& c : cases)
+      found.push_back(fmt::format("{} dp{} tp{}", c.subject, c.degrees.dp, c.degrees.tp));
     return found;
   };
   std::reverse(cases.begin(), cases.end());

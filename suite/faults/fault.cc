@@ -118,13 +118,12 @@ RunOptions with_fault(RunOptions options, const Fault& fault, const Case& item,
   return options;
 }
 
-Case fault_case(std::string_view model_type, std::string subject, int tp, int dp) {
+Case fault_case(std::string_view model_type, std::string subject, const Degrees& degrees) {
   Case item = tiny_fault_case(model_type);
   // else the optimizer's state would move before the parameters
   item.settings.optimizer.momentum = 0;
   item.subject = std::move(subject);
-  item.tp = tp;
-  item.dp = dp;
+  item.degrees = degrees;
   return item;
 }
 

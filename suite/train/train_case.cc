@@ -168,7 +168,8 @@ Curve empty_curve(const Case& item, const TrainOptions& options) {
   curve.subject = item.subject;
   curve.title = title_of_subject(item.subject);
   curve.case_slug = item.slug();
-  curve.mesh = {{"dp", is_reference(item) ? 1 : item.dp}, {"tp", is_reference(item) ? 1 : item.tp}};
+  curve.mesh = {{"dp", is_reference(item) ? 1 : item.degrees.dp},
+                {"tp", is_reference(item) ? 1 : item.degrees.tp}};
   curve.settings =
       nlohmann::json::parse(bundle_settings(item, judge_options(item))).at("training").dump();
   curve.fingerprint = {
