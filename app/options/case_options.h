@@ -23,16 +23,11 @@ void declare_case_options(OptionTable& table);
 void apply_case_options(const ParsedOptions& options, const InputFiles& inputs,
                         std::vector<Case>& cases);
 
-/// What only some subjects have (a split vocabulary, ZeRO stages): the other cases keep their own.
-/// Errors   UsageError if none of the cases has it.
-void apply_subject_options(const ParsedOptions& options, std::vector<Case>& cases);
-
 /// `--dtype fp32,bf16` and `--dtype fp32 bf16` are the same. Empty if it is not given.   Errors
 /// UsageError for an empty list.
 [[nodiscard]] Strings list_option(const ParsedOptions& options, const std::string& name);
 
-/// --subjects; `deepspeed` is what the published scripts call autotp, `fsdp` and `fsdp2` what they
-/// call fsdp_tp.
+/// --subjects, with the names that the published scripts use replaced by ours.
 [[nodiscard]] Strings subjects_option(const ParsedOptions& options);
 
 /// What a run of the cases keeps: tensors of every step, or numbers only.

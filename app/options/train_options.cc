@@ -10,12 +10,13 @@
 #include <optional>
 
 #include "app/options/case_options.h"
+#include "app/options/setting_options.h"
 #include "core/base/error.h"
 #include "fixtures/cases/presets.h"
 #include "fixtures/cases/resumed_case.h"
 #include "fixtures/inputs/inputs.h"
+#include "subjects/registry/subject_spec.h"
 #include "suite/faults/fault.h"
-#include "suite/record/registry.h"
 #include "suite/reference/lattice_guard.h"
 #include "suite/train/judge_training.h"
 
@@ -26,12 +27,8 @@ namespace po = boost::program_options;
 
 constexpr int kDefaultSteps = 100, kDefaultTp = 2, kDefaultDp = 2;
 
-bool is_reference(const std::string& subject) {
-  return subject == "reference";
-}
-
 bool has_tp_axis(const std::string& subject) {
-  return subject != "ddp" && !is_reference(subject);
+  return subject_spec(subject).has(Axis::kTp);
 }
 
 Case base_case(const ParsedOptions& options, const std::string& fault) {
@@ -75,9 +72,11 @@ Strings subjects_of(const ParsedOptions& options, const Case& base, const std::s
   Strings selected = subjects_option(options);
   if (selected.empty() && !fault.empty()) return {base.subject};
   if (selected.empty()) {
-    for (const SubjectInfo& info : subjects()) selected.push_back(info.name);
+    for (const SubjectSpec& spec : subject_specs()) {
+      if (!spec.is_reference()) selected.emplace_back(spec.name);
+    }
   }
-  for (const std::string& subject : selected) require_subject(subject);
+  for (const std::string& subject : selected) (void)subject_spec(subject);
   for (auto it = selected.begin(); it != selected.end(); ++it) {
     if (std::find(selected.begin(), it, *it) != it)
       throw UsageError(fmt::format("--subjects names {} twice", *it));
@@ -91,9 +90,9 @@ void apply_degrees(const ParsedOptions& options, const Strings& selected, const 
   const bool any_tp = std::any_of(selected.begin(), selected.end(), has_tp_axis);
   if (options.given("tp") && options.get<int>("tp") > 1 && !any_tp)
     throw UsageError(
-        fmt::format("--tp {}: {} {} no tp axis; leave --tp out or add --subjects autotp",
+        fmt::format("--tp {}: {} {} no tp axis; leave --tp out or add --subjects {}",
                     options.get<int>("tp"), fmt::join(selected, " and "),
-                    selected.size() == 1 ? "has" : "have"));
+                    selected.size() == 1 ? "has" : "have", subjects_with(Axis::kTp).front()));
   const int workers = options.given("num-workers") ? options.get<int>("num-workers") : 0;
   if (fault.empty() || options.given("tp"))
     base.degrees.tp = options.given("tp") ? options.get<int>("tp") : any_tp ? kDefaultTp : 1;
@@ -157,11 +156,13 @@ void share_precision(TrainRequest& request, Case& base) {
     item.settings.master_dtype = base.settings.master_dtype;
     const bool has_other_output = item.settings.output_dtype != first.settings.output_dtype;
     if (!has_other_output && item.rounds_reductions() == first.rounds_reductions()) continue;
+    const std::string taker =
+        subjects_that_take(has_other_output ? "output_dtype" : "reduce_dtype").front();
     throw UsageError(fmt::format(
-        "--{}: one reference judges all runs, and only fsdp_tp {}; take --subjects "
-        "reference,fsdp_tp",
-        has_other_output ? "output-dtype" : "reduce-dtype",
-        has_other_output ? "has an output dtype" : "rounds its gradients to average them"));
+        "--{}: one reference judges all runs, and only {} {}; take --subjects {},{}",
+        has_other_output ? "output-dtype" : "reduce-dtype", taker,
+        has_other_output ? "has an output dtype" : "rounds its gradients to average them",
+        reference_subject().name, taker));
   }
   base.settings.output_dtype = first.settings.output_dtype;
   if (first.rounds_reductions()) base.settings.reduce_dtype = first.settings.reduce_dtype;

@@ -8,11 +8,12 @@
 #include <boost/program_options/value_semantic.hpp>
 
 #include "app/options/case_options.h"
+#include "app/options/setting_options.h"
 #include "core/base/error.h"
 #include "core/base/suggest.h"
 #include "fixtures/cases/presets.h"
+#include "subjects/registry/subject_spec.h"
 #include "suite/faults/fault.h"
-#include "suite/record/registry.h"
 #include "suite/verify/side_by_side.h"
 
 namespace isoshard {
@@ -20,39 +21,46 @@ namespace {
 
 namespace po = boost::program_options;
 
-/// The cases of `subject`: the preset's own, or for one that no preset has those of autotp.
+/// The cases of `subject`: the preset's own. One that no preset has takes those of the first preset
+/// subject with all of its axes.
 std::vector<Case> cases_of(const std::string& subject, const std::vector<Case>& base) {
-  std::vector<Case> own, like_autotp;
+  std::vector<Case> own, alike;
+  const SubjectSpec& spec = subject_spec(subject);
   for (const Case& item : base) {
     if (item.subject == subject) own.push_back(item);
-    if (item.subject != "autotp") continue;
-    like_autotp.push_back(item);
-    like_autotp.back().subject = subject;
+    if (spec.is_reference() || subject_spec(item.subject).axes != spec.axes) continue;
+    alike.push_back(item);
+    alike.back().subject = subject;
   }
-  return own.empty() && (subject == "megatron" || subject == "fsdp_tp") ? like_autotp : own;
+  return own.empty() ? alike : own;
 }
 
-/// Meshes: without --tp and --dp the preset's; with one of them, one mesh a subject. ddp has no tp
-/// axis: it stays at tp 1.
+/// Meshes: without --tp and --dp the preset's; with one of them, one mesh a subject. A subject
+/// without a tp axis stays at tp 1.
 std::vector<Case> expand(const ParsedOptions& options, const std::vector<Case>& base) {
   const Strings subjects = subjects_option(options);
-  for (const auto& subject : subjects) require_subject(subject);
+  for (const auto& subject : subjects) (void)subject_spec(subject);
   Strings dtypes = list_option(options, "dtype");
   // the only dtype of parameters that autocast takes
   if (dtypes.empty() && options.given("autocast")) dtypes = {"fp32"};
-  const bool is_ddp_alone = subjects == Strings{"ddp"};
+  const auto has_tp_axis = [](const std::string& subject) {
+    return subject_spec(subject).has(Axis::kTp);
+  };
+  const bool is_without_tp =
+      !subjects.empty() && std::none_of(subjects.begin(), subjects.end(), has_tp_axis);
   const int workers = options.given("num-workers") ? options.get<int>("num-workers") : 0;
-  const int dp = options.given("dp") ? options.get<int>("dp") : is_ddp_alone ? workers : 0;
+  const int dp = options.given("dp") ? options.get<int>("dp") : is_without_tp ? workers : 0;
   const bool own_mesh = options.given("tp") || dp != 0 || options.given("dp");
   const int tp = options.given("tp") ? options.get<int>("tp") : 0;
-  if (!subjects.empty() && tp > 1 && is_ddp_alone)
-    throw UsageError(fmt::format(
-        "--subjects ddp --tp {}: ddp has no tp axis; leave --tp out or take autotp", tp));
+  if (!subjects.empty() && tp > 1 && is_without_tp)
+    throw UsageError(fmt::format("--subjects {0} --tp {1}: {0} has no tp axis; leave --tp out or "
+                                 "take one of {2}",
+                                 fmt::join(subjects, ","), tp, join_names(subjects_with(Axis::kTp))));
 
   std::vector<Case> result;
   const auto add = [&](Case item) {
     if (own_mesh) {
-      const bool has_tp = item.subject != "ddp";
+      const bool has_tp = has_tp_axis(item.subject);
       item.degrees.tp = has_tp ? (options.given("tp") ? tp : std::max(item.degrees.tp, 1)) : 1;
       item.degrees.dp = dp != 0 || options.given("dp") ? dp : (has_tp ? 1 : item.degrees.dp);
     }
@@ -89,9 +97,9 @@ std::vector<Case> expand(const ParsedOptions& options, const std::vector<Case>& 
   if (tp > 1 && std::none_of(result.begin(), result.end(),
                              [&](const Case& item) { return item.degrees.tp == tp; }))
     throw UsageError(
-        fmt::format("--tp {}: only ddp is selected, which has no tp axis; leave --tp out or add "
-                    "--subjects autotp",
-                    tp));
+        fmt::format("--tp {}: none of the selected subjects has a tp axis; leave --tp out or add "
+                    "--subjects {}",
+                    tp, subjects_with(Axis::kTp).front()));
   return result;
 }
 

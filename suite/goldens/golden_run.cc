@@ -15,6 +15,7 @@
 #include "core/base/error.h"
 #include "fixtures/cases/case_settings.h"
 #include "fixtures/cases/presets.h"
+#include "fixtures/cases/setting.h"
 #include "fixtures/inputs/input_digests.h"
 #include "fixtures/oracle/arithmetic_digest.h"
 #include "harness/bundle/run_settings.h"
@@ -53,21 +54,12 @@ Texts config_of(const Case& item) {
   }
   const auto quoted = [](std::string_view text) { return fmt::format("\"{}\"", text); };
   config["subject"] = quoted(item.subject);
-  config["mesh"] = quoted(fmt::format("dp {} x tp {}", item.degrees.dp, item.degrees.tp));
-  config["dtype"] = quoted(name_of(item.dtype));
-  config["reduction_order"] = quoted(name_of(item.reduction_order));
-  if (item.settings.make_vocab_size_divisible_by != 0)
-    config["vocab_multiple"] = fmt::format("{}", item.settings.make_vocab_size_divisible_by);
-  if (item.settings.zero_stage != 0)
-    config["zero_stage"] = fmt::format("{}", item.settings.zero_stage);
-  if (item.settings.sequence_parallel) config["sequence_parallel"] = "true";
-  if (item.settings.distributed_optimizer) config["distributed_optimizer"] = "true";
-  if (item.settings.reduce_dtype.has_value())
-    config["reduce_dtype"] = quoted(name_of(*item.settings.reduce_dtype));
-  if (item.settings.bucket_bytes != TrainSettings{}.bucket_bytes)
-    config["bucket_bytes"] = fmt::format("{}", item.settings.bucket_bytes);
-  if (!item.mesh_order.empty())
-    config["mesh"] = quoted(fmt::format("tp {} x dp {}", item.degrees.tp, item.degrees.dp));
+  for (const Setting& setting : settings()) {
+    if (!setting.golden_value) continue;
+    const std::string_view key = setting.golden_key.empty() ? setting.name : setting.golden_key;
+    if (std::string value = setting.golden_value(item); !value.empty())
+      config[std::string(key)] = std::move(value);
+  }
   return config;
 }
 

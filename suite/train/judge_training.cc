@@ -13,7 +13,9 @@
 #include "core/base/dtype.h"
 #include "core/base/error.h"
 #include "core/base/hex_float.h"
+#include "fixtures/cases/setting.h"
 #include "harness/run/side_by_side.h"
+#include "subjects/registry/subject_spec.h"
 #include "suite/reference/lattice_guard.h"
 
 namespace isoshard {
@@ -22,7 +24,7 @@ namespace {
 // In bf16 runs of SGD at 0.1 that differ by roundings are 3 % apart after 30 steps
 // (docs/goldens.md).
 constexpr double kAdamWLargestRate = 1e-3, kSgdLargestRate = 0.1, kSgdLargestRateIn16Bits = 0.02;
-constexpr double kLargestInFp32 = 1e-4, kLargestOfFsdp = 0.02;
+constexpr double kLargestInFp32 = 1e-4;
 
 std::string in_words(const NonFiniteStep& found) {
   std::string words = fmt::format("the {} of step {} is {}", found.number, found.step, found.value);
@@ -43,17 +45,8 @@ std::string in_words(const UnequalCopies& found) {
 }  // namespace
 
 Case reference_case(Case item) {
-  item.subject = "reference";
-  item.degrees.tp = 1;
-  item.mesh_order.clear();
-  item.reduction_order = ReductionOrder::kOrdered;
-  item.settings.make_vocab_size_divisible_by = 0;
-  item.settings.zero_stage = 0;
-  if (!item.rounds_reductions()) item.settings.reduce_dtype.reset();
-  item.settings.recompute = false;  // a reference keeps what it computed
-  item.settings.record_partials = false;
-  item.settings.sequence_parallel = false;
-  item.settings.distributed_optimizer = false;
+  item = reset_for_reference(std::move(item));
+  item.subject = reference_subject().name;
   return item;
 }
 
@@ -105,7 +98,9 @@ CurveBounds curve_bounds(const Curve& actual) {
   if (is_wide(dtype) && autocast.empty() && is_wide(says("reduce_dtype")) &&
       is_wide(says("output_dtype")))
     bounds.ceiling = kLargestInFp32;
-  if (actual.subject == "fsdp_tp") bounds.ceiling = std::min(bounds.ceiling, kLargestOfFsdp);
+  const SubjectSpec* const spec = find_subject(actual.subject);
+  if (spec != nullptr && spec->curve_ceiling.has_value())
+    bounds.ceiling = std::min(bounds.ceiling, *spec->curve_ceiling);
   // The ceilings are those of a mean over tokens.
   if (says("loss_mean") == name_of(LossMean::kSum) && settings.contains("data")) {
     for (const char* const factor : {"dp", "batch_size", "micro_batches", "seq_length"})

@@ -247,16 +247,6 @@ Curve untrained_curve(const Case& item) {
   return empty_curve(item, TrainOptions());
 }
 
-std::string title_of_subject(const std::string& subject) {
-  static const std::map<std::string, std::string> titles = {{"reference", "Reference"},
-                                                            {"ddp", "DDP"},
-                                                            {"autotp", "DeepSpeed AutoTP"},
-                                                            {"fsdp_tp", "FSDP+DTensor"},
-                                                            {"megatron", "Megatron-Core"}};
-  const auto found = titles.find(subject);
-  return found == titles.end() ? subject : found->second;
-}
-
 TrainedCase train_case(const Case& item, const TrainOptions& options) {
   return TrainingRun(item, options).wait();
 }

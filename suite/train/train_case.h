@@ -54,9 +54,6 @@ struct TrainOptions {
 /// Of a run that has not begun: its subject and settings, and no step.
 [[nodiscard]] Curve untrained_curve(const Case& item);
 
-/// "DDP" for ddp, "DeepSpeed AutoTP" for autotp, ...; a subject's own name if it copies nothing.
-[[nodiscard]] std::string title_of_subject(const std::string& subject);
-
 /// Trains item.steps steps of item.subject: a world of item.world_size() ranks, of one for the
 /// subject "reference".
 ///

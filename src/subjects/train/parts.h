@@ -21,6 +21,8 @@ struct TrainerConfig {
   TrainSettings settings;
   std::shared_ptr<const WeightSource> weights;
   std::uint64_t dropout_seed = 0;
+  /// Of the plain reference: how many dp ranks' batches its own batch stands for.
+  int num_loss_groups = 1;
 };
 
 /// Nothing sharded, nothing reduced: the trusted single process, whose batch stands for the batches

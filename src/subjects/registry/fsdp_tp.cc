@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The row of FSDP2 with DTensor.
+#include <utility>
+
+#include "subjects/parallel/fsdp/fsdp_tp_arithmetic.h"
+#include "subjects/parallel/tensor/autotp_plan.h"
+#include "subjects/registry/subject_spec.h"
+
+namespace isoshard {
+namespace {
+
+TrainerParts make(const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
+  const auto model = make_model(config.model, config.attention);
+  ShardPlan plan = autotp_plan(*model, mesh.degree(Axis::kTp),
+                               config.settings.make_vocab_size_divisible_by);
+  if (edits.plan) edits.plan(plan, mesh);
+  return fsdp_tp_parts(config, mesh, std::move(plan));
+}
+
+}  // namespace
+
+SubjectSpec fsdp_tp_subject() {
+  return {.name = "fsdp_tp",
+          .title = "FSDP+DTensor",
+          .summary = "FSDP2 + DTensor: parameters sharded by rows over dp, gathered layer by layer, "
+                     "on top of column and row layers",
+          .aliases = {"fsdp", "fsdp2"},
+          .axes = {Axis::kDp, Axis::kTp},
+          .settings = {"make_vocab_size_divisible_by", "reduce_dtype", "output_dtype"},
+          .curve_ceiling = 0.02,  // seeds/001
+          .make_parts = make,
+          .make_arithmetic = fsdp_tp_arithmetic};
+}
+
+}  // namespace isoshard
