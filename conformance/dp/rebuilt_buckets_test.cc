@@ -57,9 +57,9 @@ TEST_P(RebuiltBuckets, StepsAreBitEqualToTheEmulation) {
 // in the first.
 TEST(RebuiltBuckets, ARecordWithoutRebuildingIsTold) {
   const Case item = ring_case();
-  Arithmetic fixed = arithmetic_of(item);
-  ASSERT_TRUE(fixed.rebuilt_buckets.has_value());
-  fixed.rebuilt_buckets.reset();
+  NumericsSpec fixed = numerics_of(item);
+  ASSERT_TRUE(fixed.data.buckets.rebuilt.has_value());
+  fixed.data.buckets.rebuilt.reset();
   const Reference reference = make_emulated_reference(item, fixed);
 
   const Verdict verdict = judge(reference, run_case(item, reference), exact_options(item));
@@ -128,7 +128,7 @@ TEST(RebuiltBuckets, AreReducedInTheOrderInWhichGradientsBecomeReady) {
 TEST(RebuiltBuckets, OtherSubjectsKeepTheirs) {
   Case item = ring_case();
   item.subject = "autotp";
-  EXPECT_FALSE(arithmetic_of(item).rebuilt_buckets.has_value());
+  EXPECT_FALSE(numerics_of(item).data.buckets.rebuilt.has_value());
 
   const std::vector<std::string> ranks = buckets_of(item);
 

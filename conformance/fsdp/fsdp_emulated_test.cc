@@ -24,8 +24,8 @@ TEST_P(EmulatedFsdpWide, IsBitEqualToTheSubject) {
 
 TEST(FsdpRecord, SaysWhatLogitsAreRoundedTo) {
   const Case item = with_output(fsdp_case({.dp = 3, .tp = 2}), Dtype::kBFloat16);
-  Arithmetic unrounded = arithmetic_of(item);
-  unrounded.logits_dtype.reset();
+  NumericsSpec unrounded = numerics_of(item);
+  unrounded.precision.logits_dtype.reset();
   const Reference reference = make_emulated_reference(item, unrounded);
 
   const Verdict verdict = judge(reference, run_case(item, reference), exact_options(item));
@@ -37,11 +37,11 @@ TEST(FsdpRecord, SaysWhatLogitsAreRoundedTo) {
 // The loss widens logits anyway.
 TEST(FsdpRecord, OfAWiderOutputHasTheSameBits) {
   const Case item = with_masters(fsdp_case({.dp = 3, .tp = 2}));
-  const Trace usual = emulate(item, arithmetic_of(item));
+  const Trace usual = emulate(item, numerics_of(item));
 
   const Case wide = with_output(item, Dtype::kFloat32);
 
-  EXPECT_EQ(first_difference(usual, emulate(wide, arithmetic_of(wide))), "");
+  EXPECT_EQ(first_difference(usual, emulate(wide, numerics_of(wide))), "");
 }
 
 // 48, 96 and 1 rows over 5 ranks; tied heads; norms over heads; copied kv heads; fused weights; a

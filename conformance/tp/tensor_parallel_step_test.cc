@@ -330,7 +330,7 @@ TEST(TensorParallelRanks, MayBeNumberedWithTpAsTheSlowAxis) {
   const RecordKey key{0, RecordKind::kParam, "model.layers.0.mlp.up_proj.weight", 0};
   EXPECT_EQ(record_of(trace, 0, key).parts.at(0).box, record_of(trace, 1, key).parts.at(0).box);
   EXPECT_NE(record_of(trace, 0, key).parts.at(0).box, record_of(trace, 2, key).parts.at(0).box);
-  EXPECT_THAT([&] { (void)arithmetic_of(item); },
+  EXPECT_THAT([&] { (void)numerics_of(item); },
               ::testing::ThrowsMessage<UsageError>(::testing::HasSubstr("slow axis")));
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 #include <optional>
 
-#include "subjects/parallel/arithmetic.h"
+#include "subjects/parallel/numerics_spec.h"
 
 namespace isoshard {
 

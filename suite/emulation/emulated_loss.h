@@ -6,7 +6,7 @@
 #include <functional>
 #include <string_view>
 
-#include "subjects/parallel/arithmetic.h"
+#include "subjects/parallel/vocabulary_numerics.h"
 
 namespace isoshard {
 

@@ -26,7 +26,7 @@ namespace isoshard {
 /// What all emulated ranks share and none changes.
 struct EmulatedRun {
   const Case& item;
-  const Arithmetic& arithmetic;
+  const NumericsSpec& numerics;
   const CaseData& data;
   const Model& model;
   const std::vector<ParameterSpec>& specs;

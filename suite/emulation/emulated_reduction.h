@@ -5,7 +5,7 @@
 
 #include <span>
 
-#include "subjects/parallel/arithmetic.h"
+#include "subjects/parallel/reduction_point.h"
 
 namespace isoshard {
 

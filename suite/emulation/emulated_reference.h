@@ -9,7 +9,7 @@
 #include "harness/trace/recorder.h"
 #include "harness/trace/reference.h"
 #include "harness/world/forked/forked_world.h"
-#include "subjects/parallel/arithmetic.h"
+#include "subjects/parallel/numerics_spec.h"
 
 namespace isoshard {
 
@@ -29,14 +29,14 @@ struct EmulationOptions {
 ///               cannot be carried out; UsageError and FileError of the case before it starts.
 /// Determinism   bit-equal between calls on one machine; equal to the subject's run where the
 ///               record is right.
-[[nodiscard]] Trace emulate(const Case& c, const Arithmetic& arithmetic,
+[[nodiscard]] Trace emulate(const Case& c, const NumericsSpec& numerics,
                             const EmulationOptions& options = {});
 
 /// emulate() beside what the caller does meanwhile: the process runs from the constructor on.
 /// Errors   the constructor UsageError and FileError of the case, wait() the others of emulate().
 class RunningEmulation {
  public:
-  RunningEmulation(const Case& c, const Arithmetic& arithmetic, const EmulationOptions& options);
+  RunningEmulation(const Case& c, const NumericsSpec& numerics, const EmulationOptions& options);
   /// Called once.
   [[nodiscard]] Trace wait();
 
@@ -57,6 +57,6 @@ void require_equal_copies(const Trace& emulated);
 [[nodiscard]] Reference reference_of_emulated(const Trace& trace);
 
 /// reference_of_emulated(emulate(c, arithmetic)).
-[[nodiscard]] Reference make_emulated_reference(const Case& c, const Arithmetic& arithmetic);
+[[nodiscard]] Reference make_emulated_reference(const Case& c, const NumericsSpec& numerics);
 
 }  // namespace isoshard

@@ -9,13 +9,13 @@
 #include <string>
 
 #include "subjects/model/strategy.h"
-#include "subjects/parallel/arithmetic.h"
+#include "subjects/parallel/numerics_spec.h"
 #include "suite/emulation/emulated_world.h"
 
 namespace isoshard {
 
 /// How a module's weights are used, by a record.
-[[nodiscard]] Region region_of(const Arithmetic& arithmetic, std::string_view module);
+[[nodiscard]] Region region_of(const TensorNumerics& tensor, std::string_view module);
 
 /// Requires     one object per rank and forward pass at a time; `arithmetic` and `world` outlive it
 ///              and the autograd graph.
@@ -26,7 +26,7 @@ namespace isoshard {
 class EmulatedStrategy final : public Strategy {
  public:
   /// With `record_partials` the summands of row layers are tapped as "<module>.partial".
-  EmulatedStrategy(const Arithmetic& arithmetic, EmulatedWorld& world, int rank,
+  EmulatedStrategy(const NumericsSpec& numerics, EmulatedWorld& world, int rank,
                    bool record_partials);
   [[nodiscard]] at::Tensor linear(std::string_view module, const at::Tensor& x,
                                   const at::Tensor& weight, const std::optional<at::Tensor>& bias,
@@ -72,7 +72,7 @@ class EmulatedStrategy final : public Strategy {
   [[nodiscard]] Layout box_layout(const at::Tensor& local, int dim, std::int64_t size,
                                   const Range& own) const;
 
-  const Arithmetic* arithmetic_;
+  const NumericsSpec* numerics_;
   EmulatedWorld* world_;
   int rank_;
   bool record_partials_;

@@ -12,11 +12,11 @@
 #include "core/base/suggest.h"
 #include "core/mesh/mesh.h"
 #include "fixtures/inputs/inputs.h"
-#include "subjects/parallel/ddp/ddp_arithmetic.h"
-#include "subjects/parallel/fsdp/fsdp_tp_arithmetic.h"
-#include "subjects/parallel/megatron/megatron_arithmetic.h"
+#include "subjects/parallel/ddp/ddp_numerics.h"
+#include "subjects/parallel/fsdp/fsdp_tp_numerics.h"
+#include "subjects/parallel/megatron/megatron_numerics.h"
 #include "subjects/parallel/megatron/megatron_plan.h"
-#include "subjects/parallel/tensor/autotp_arithmetic.h"
+#include "subjects/parallel/tensor/autotp_numerics.h"
 #include "subjects/parallel/tensor/autotp_plan.h"
 #include "subjects/train/trainer.h"
 #include "suite/record/batches.h"
@@ -33,12 +33,12 @@ void refuse_plan_edit(const SubjectEdits& edits, std::string_view subject) {
         "a fault in the plan of {} is not possible: it shards nothing; take autotp", subject));
 }
 
-using MakeArithmetic = Arithmetic (*)(const Model& model, const ArithmeticInputs& inputs);
+using MakeNumerics = NumericsSpec (*)(const Model& model, const NumericsInputs& inputs);
 
 struct Entry {
   SubjectInfo info;
   MakeParts make_parts;
-  MakeArithmetic make_arithmetic;  // nullptr: the subject publishes none
+  MakeNumerics make_numerics;  // nullptr: the subject publishes none
 };
 
 const std::vector<Entry>& registry() {
@@ -48,7 +48,7 @@ const std::vector<Entry>& registry() {
          refuse_plan_edit(edits, "ddp");
          return ddp_parts(config, mesh);
        },
-       ddp_arithmetic},
+       ddp_numerics},
       {{"autotp",
         "DeepSpeed AutoTP: column- and row-parallel linear layers, gradients averaged over dp, "
         "ZeRO 0, 1 or 2"},
@@ -59,7 +59,7 @@ const std::vector<Entry>& registry() {
          if (edits.plan) edits.plan(plan, mesh);
          return autotp_parts(config, mesh, std::move(plan));
        },
-       autotp_arithmetic},
+       autotp_numerics},
       {{"fsdp_tp",
         "FSDP2 + DTensor: parameters sharded by rows over dp, gathered layer by layer, on top of "
         "column and row layers"},
@@ -70,7 +70,7 @@ const std::vector<Entry>& registry() {
          if (edits.plan) edits.plan(plan, mesh);
          return fsdp_tp_parts(config, mesh, std::move(plan));
        },
-       fsdp_tp_arithmetic},
+       fsdp_tp_numerics},
       {{"megatron",
         "Megatron-Core: sequence and vocabulary split over tp, fp32 main gradients, distributed "
         "optimizer"},
@@ -81,7 +81,7 @@ const std::vector<Entry>& registry() {
          if (edits.plan) edits.plan(plan, mesh);
          return megatron_parts(config, mesh, std::move(plan));
        },
-       megatron_arithmetic},
+       megatron_numerics},
       {{"reference", "the trusted single process: nothing sharded, nothing reduced"},
        [](const Case& item, const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
          refuse_plan_edit(edits, "the reference");
@@ -144,8 +144,8 @@ class TrainerSubject final : public Subject {
 };
 
 /// Why a case has no record of its arithmetic; empty if it has one.
-std::string no_arithmetic(const Case& item) {
-  if (entry_of(item.subject).make_arithmetic == nullptr)
+std::string no_numerics(const Case& item) {
+  if (entry_of(item.subject).make_numerics == nullptr)
     return fmt::format(
         "{} publishes no arithmetic, so it has no emulated reference; judge it against the plain "
         "one",
@@ -171,20 +171,15 @@ void require_subject(std::string_view name) {
   (void)entry_of(name);
 }
 
-Arithmetic arithmetic_of(const Case& item) {
-  if (const std::string problem = no_arithmetic(item); !problem.empty()) throw UsageError(problem);
+NumericsSpec numerics_of(const Case& item) {
+  if (const std::string problem = no_numerics(item); !problem.empty()) throw UsageError(problem);
   const std::unique_ptr<Model> model = make_model(item.config, item.attention);
   return entry_of(item.subject)
-      .make_arithmetic(
-          *model, {item.degrees.dp, item.degrees.tp, item.dtype, item.reduction_order,
-                   item.settings.bucket_bytes, item.settings.make_vocab_size_divisible_by,
-                   item.settings.autocast, item.settings.zero_stage, item.settings.master_dtype,
-                   item.settings.sequence_parallel, item.settings.distributed_optimizer,
-                   item.settings.reduce_dtype, item.settings.output_dtype});
+      .make_numerics(*model, {item.mesh(), item.dtype, item.reduction_order, item.settings});
 }
 
-bool declares_arithmetic(const Case& item) {
-  return no_arithmetic(item).empty();
+bool declares_numerics(const Case& item) {
+  return no_numerics(item).empty();
 }
 
 std::unique_ptr<Subject> make_subject(const Case& item, Rank& rank, Sink* sink,

@@ -11,7 +11,7 @@
 #include "fixtures/cases/case.h"
 #include "harness/world/rank.h"
 #include "harness/world/subject.h"
-#include "subjects/parallel/arithmetic.h"
+#include "subjects/parallel/numerics_spec.h"
 #include "subjects/train/trainer.h"
 
 namespace isoshard {
@@ -26,9 +26,9 @@ struct SubjectInfo {
 void require_subject(std::string_view name);
 /// What the case's subject says about its own arithmetic.   Errors   UsageError for a subject that
 /// says nothing.
-[[nodiscard]] Arithmetic arithmetic_of(const Case& item);
-/// Whether arithmetic_of(item) has an answer.
-[[nodiscard]] bool declares_arithmetic(const Case& item);
+[[nodiscard]] NumericsSpec numerics_of(const Case& item);
+/// Whether numerics_of(item) has an answer.
+[[nodiscard]] bool declares_numerics(const Case& item);
 
 /// Changes to a subject from outside: how faults replace its seams by faulty test doubles. Each may
 /// be empty. Called on every rank.

@@ -104,7 +104,7 @@ struct EmulatedAndActual {
 /// find nothing.
 inline EmulatedAndActual run_beside_its_emulation(const Case& item) {
   EmulatedAndActual both;
-  both.emulated = emulate(item, arithmetic_of(item));
+  both.emulated = emulate(item, numerics_of(item));
   both.reference = reference_of_emulated(both.emulated);
 
   both.actual = run_case(item, both.reference);
