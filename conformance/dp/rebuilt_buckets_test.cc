@@ -53,9 +53,9 @@ TEST_P(RebuiltBuckets, StepsAreBitEqualToTheEmulation) {
   expect_bit_equal_to_the_subject(GetParam());
 }
 
-// The negative control: a record that leaves the rebuilding out is seen in the second step, and not
+// The negative control: a spec that leaves the rebuilding out is seen in the second step, and not
 // in the first.
-TEST(RebuiltBuckets, ARecordWithoutRebuildingIsTold) {
+TEST(RebuiltBuckets, ASpecWithoutRebuildingIsSeen) {
   const Case item = ring_case();
   NumericsSpec fixed = numerics_of(item);
   ASSERT_TRUE(fixed.data.buckets.rebuilt.has_value());

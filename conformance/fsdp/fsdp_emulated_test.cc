@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps of fsdp_tp are, bit by bit, what its arithmetic record says - with no tolerance anywhere.
+// Steps of fsdp_tp are, bit by bit, what its declared arithmetic says - with no tolerance anywhere.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -22,7 +22,7 @@ TEST_P(EmulatedFsdpWide, IsBitEqualToTheSubject) {
   expect_bit_equal_to_the_subject(GetParam());
 }
 
-TEST(FsdpRecord, SaysWhatLogitsAreRoundedTo) {
+TEST(FsdpNumerics, SaysWhatLogitsAreRoundedTo) {
   const Case item = with_output(fsdp_case({.dp = 3, .tp = 2}), Dtype::kBFloat16);
   NumericsSpec unrounded = numerics_of(item);
   unrounded.precision.logits_dtype.reset();
@@ -35,7 +35,7 @@ TEST(FsdpRecord, SaysWhatLogitsAreRoundedTo) {
 }
 
 // The loss widens logits anyway.
-TEST(FsdpRecord, OfAWiderOutputHasTheSameBits) {
+TEST(FsdpNumerics, OfAWiderOutputHasTheSameBits) {
   const Case item = with_masters(fsdp_case({.dp = 3, .tp = 2}));
   const Trace usual = emulate(item, numerics_of(item));
 

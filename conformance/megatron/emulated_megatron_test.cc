@@ -94,9 +94,9 @@ std::vector<Case> plain_cases() {
   return cases;
 }
 
-class MegatronRecord : public testing::TestWithParam<Case> {};
+class MegatronNumerics : public testing::TestWithParam<Case> {};
 
-TEST_P(MegatronRecord, ConformsToThePlainReference) {
+TEST_P(MegatronNumerics, ConformsToThePlainReference) {
   const Case& item = GetParam();
   const Reference& plain = reference_of(item);
 
@@ -105,10 +105,10 @@ TEST_P(MegatronRecord, ConformsToThePlainReference) {
   EXPECT_THAT(emulated, conforms_to(plain, judge_options(item)));
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, MegatronRecord, testing::ValuesIn(plain_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Cases, MegatronNumerics, testing::ValuesIn(plain_cases()), case_name);
 
-// A record that forgets what only a cut sequence needs gives no reference.
-TEST(MegatronControls, ARecordWithoutTheSumsOverTpHasUnequalCopies) {
+// A spec that forgets what only a cut sequence needs gives no reference.
+TEST(MegatronControls, ASpecWithoutTheSumsOverTpHasUnequalCopies) {
   const Case item = megatron({.tp = 2}, true, false);
   NumericsSpec wrong = numerics_of(item);
   ASSERT_EQ(wrong.tensor.holder_sums.size(), 1U);
@@ -132,7 +132,7 @@ TEST(MegatronControls, AccumulationInTheParametersDtypeIsNotBitEqual) {
 
 // Rows in another order are other products (of the same values): the input's gradient adds them in
 // that order.
-TEST(MegatronControls, ARecordWithOtherTurnsIsNotBitEqual) {
+TEST(MegatronControls, ASpecWithOtherTurnsIsNotBitEqual) {
   const Case item = with_heads(megatron({.tp = 2}, false, false), 8, 4);
   NumericsSpec wrong = numerics_of(item);
   int fused = 0;

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Bit equality can fail: a record that says one thing wrong
-// diverges at the first tensor it touches.
+// SPDX-License-Identifier: Apache-2.0
+// Bit equality can fail: numerics that say one thing wrong diverge at the first tensor they touch.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,14 +16,14 @@
 namespace isoshard {
 namespace {
 
-struct WrongRecord {
+struct WrongNumerics {
   std::string name;
   Case item;
   std::function<void(NumericsSpec&)> change;
   Stage first_stage;
   std::string first_name;  // of the first wrong tensor; empty: any of the stage
 };
-void PrintTo(const WrongRecord& wrong, std::ostream* out) {
+void PrintTo(const WrongNumerics& wrong, std::ostream* out) {
   *out << wrong.name;
 }
 
@@ -34,7 +34,7 @@ std::vector<std::string> all_of(const std::vector<std::vector<std::string>>& buc
   return names;
 }
 
-std::vector<WrongRecord> wrong_vocabularies() {
+std::vector<WrongNumerics> wrong_vocabularies() {
   const std::string loss = "loss_per_dp_rank";
   const Case fp32 = split(with_vocabulary(step_case("autotp", {.tp = 3}), 97), 8),
              smoothed_labels = smoothed(fp32);
@@ -77,7 +77,7 @@ std::vector<WrongRecord> wrong_vocabularies() {
   };
 }
 
-std::vector<WrongRecord> wrong_products() {
+std::vector<WrongNumerics> wrong_products() {
   const auto in_bf16 = [](Case item) {
     item.settings.autocast = Dtype::kBFloat16;
     return item;
@@ -105,7 +105,7 @@ std::vector<WrongRecord> wrong_products() {
   };
 }
 
-std::vector<WrongRecord> wrong_records() {
+std::vector<WrongNumerics> wrong_specs() {
   const Case fp32 = step_case("autotp", {.dp = 2, .tp = 3}),
              bf16 = step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kBFloat16);
   const Case dp = step_case("ddp", {.dp = 3}),
@@ -121,7 +121,7 @@ std::vector<WrongRecord> wrong_records() {
   Case ring = step_case("ddp", {.dp = 3});
   ring.reduction_order = ReductionOrder::kRing;
   ring.settings.bucket_bytes = 4096;
-  std::vector<WrongRecord> records = {
+  std::vector<WrongNumerics> specs = {
       {"row_order", fp32,
        [](NumericsSpec& a) {
          a.tensor.row_output.addends = {2, 1, 0};
@@ -184,16 +184,16 @@ std::vector<WrongRecord> wrong_records() {
       {"loss_dtype", dp, [](NumericsSpec& a) { a.data.loss.dtype = Dtype::kFloat32; },
        Stage::kForward, "loss"},
   };
-  for (const std::vector<WrongRecord>& more : {wrong_vocabularies(), wrong_products()}) {
-    records.insert(records.end(), more.begin(), more.end());
+  for (const std::vector<WrongNumerics>& more : {wrong_vocabularies(), wrong_products()}) {
+    specs.insert(specs.end(), more.begin(), more.end());
   }
-  return records;
+  return specs;
 }
 
-class EmulatedControls : public ::testing::TestWithParam<WrongRecord> {};
+class EmulatedControls : public ::testing::TestWithParam<WrongNumerics> {};
 
-TEST_P(EmulatedControls, AWrongRecordIsNotBitEqual) {
-  const WrongRecord& wrong = GetParam();
+TEST_P(EmulatedControls, AWrongSpecIsNotBitEqual) {
+  const WrongNumerics& wrong = GetParam();
   NumericsSpec numerics = numerics_of(wrong.item);
   wrong.change(numerics);
   const Reference reference = make_emulated_reference(wrong.item, numerics);
@@ -208,7 +208,7 @@ TEST_P(EmulatedControls, AWrongRecordIsNotBitEqual) {
   EXPECT_TRUE(wrong.first_name.empty() || first.key.name == wrong.first_name) << first.what;
 }
 
-INSTANTIATE_TEST_SUITE_P(Records, EmulatedControls, ::testing::ValuesIn(wrong_records()),
+INSTANTIATE_TEST_SUITE_P(Specs, EmulatedControls, ::testing::ValuesIn(wrong_specs()),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace

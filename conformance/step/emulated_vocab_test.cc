@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 Steps with a vocabulary that is split over tp are, bit by
-// bit, what the subject's arithmetic record says.
+// bit, what the subject's declared arithmetic says.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -132,9 +132,9 @@ INSTANTIATE_TEST_SUITE_P(Orders, EmulatedVocabWide, ::testing::ValuesIn(ordered_
 INSTANTIATE_TEST_SUITE_P(Settings, EmulatedVocabWide, ::testing::ValuesIn(setting_cases()),
                          case_name);
 
-// Tokens are independent of each other, so the blocks of the record, which a large vocabulary
+// Tokens are independent of each other, so the blocks of the numerics, which a large vocabulary
 // fills, change no bit.
-TEST(VocabRecord, OfAnyBlockSizeGivesEqualBits) {
+TEST(VocabNumerics, OfAnyBlockSizeGivesEqualBits) {
   const Case item = smoothed(split(with_vocabulary(step_case("autotp", {.tp = 3}), 97), 1));
   const Trace whole = emulate(item, numerics_of(item));
 
@@ -145,7 +145,7 @@ TEST(VocabRecord, OfAnyBlockSizeGivesEqualBits) {
   }
 }
 
-TEST(VocabRecord, SaysWhichEntriesARankHasAndHowTheirLossIsAdded) {
+TEST(VocabNumerics, SaysWhichEntriesARankHasAndHowTheirLossIsAdded) {
   Case item =
       split(with_vocabulary(
                 with_tied_head(step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kBFloat16)), 97),
@@ -167,7 +167,7 @@ TEST(VocabRecord, SaysWhichEntriesARankHasAndHowTheirLossIsAdded) {
 }
 
 // A row of the embedding that its rank keeps to itself.
-TEST(VocabRecord, WithoutTheSumOfTheEmbeddingGivesNoReference) {
+TEST(VocabNumerics, WithoutTheSumOfTheEmbeddingGivesNoReference) {
   const Case item = split(step_case("autotp", {.tp = 2}), 1);
   NumericsSpec local = numerics_of(item);
   local.vocabulary->embedding_output.is_made = false;
@@ -177,7 +177,7 @@ TEST(VocabRecord, WithoutTheSumOfTheEmbeddingGivesNoReference) {
                   ::testing::HasSubstr("different copies of forward at model.embed_tokens")));
 }
 
-TEST(VocabRecord, IsRefusedWhereItContradictsItself) {
+TEST(VocabNumerics, IsRefusedWhereItContradictsItself) {
   const Case item = split(step_case("autotp", {.tp = 2}), 1);
   NumericsSpec silent = numerics_of(item), wide = silent;
   silent.vocabulary.reset();

@@ -319,7 +319,7 @@ TEST(TensorParallelRanks, CannotShareAKvGroupOfAFusedWeight) {
                                               HasSubstr("linear_qkv.weight"))));
 }
 
-// Ranks numbered with tp as the slow axis; the record of arithmetic has no words for that.
+// Ranks numbered with tp as the slow axis; no arithmetic is declared for that.
 TEST(TensorParallelRanks, MayBeNumberedWithTpAsTheSlowAxis) {
   Case item = step_case("autotp", {.dp = 2, .tp = 3});
   item.mesh_order = {Axis::kTp, Axis::kDp};

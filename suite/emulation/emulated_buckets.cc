@@ -57,7 +57,8 @@ void EmulatedRank::reduce_over_dp() {
     const std::vector<std::string>& bucket = buckets_[b];
     for (const std::string& name : bucket) {
       if (!reduced.insert(name).second)
-        throw UsageError(fmt::format("the record reduces the gradient of {} twice", name));
+        throw UsageError(
+            fmt::format("the declared arithmetic reduces the gradient of {} twice", name));
     }
     if (numerics.data.sharding.reduces_to_owner) {
       reduce_bucket_to_owners(bucket);
@@ -69,7 +70,7 @@ void EmulatedRank::reduce_over_dp() {
   }
   for (const ParameterSpec& spec : run_->specs) {
     if (!reduced.contains(spec.name))
-      throw UsageError(fmt::format("the record reduces no gradient of {}", spec.name));
+      throw UsageError(fmt::format("the declared arithmetic reduces no gradient of {}", spec.name));
   }
   if (numerics.data.buckets.rebuilt.has_value() && !is_rebuilt_) buckets_ = rebuilt_buckets();
   is_rebuilt_ = true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of parameters by a record's cuts and runs.
+// Parts of parameters by the declared cuts and runs.
 #include "suite/emulation/emulated_parts.h"
 
 #include <ATen/ATen.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Which part of a parameter an emulated rank holds and steps, by a record's cuts and runs.
+/// Which part of a parameter an emulated rank holds and steps, by the declared cuts and runs.
 #pragma once
 #include <ATen/core/Tensor.h>
 

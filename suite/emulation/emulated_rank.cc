@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A training step as an arithmetic record describes it.
+// A training step as its numerics describe it.
 #include "suite/emulation/emulated_rank.h"
 
 #include <ATen/ATen.h>

@@ -30,7 +30,7 @@ struct EmulatedRun {
   const CaseData& data;
   const Model& model;
   const std::vector<ParameterSpec>& specs;
-  /// In the record's dtype
+  /// In the dtype of `numerics.precision`
   const std::map<std::string, at::Tensor, std::less<>>& whole_parameters;
   /// Of a case that goes on from one
   const Checkpoint* resumed = nullptr;
@@ -65,7 +65,7 @@ class EmulatedRank {
   [[nodiscard]] Layout piece_layout(const ParameterSpec& spec) const;
   /// The runs of a flattened part that this dp rank steps; nullopt: all of it.
   [[nodiscard]] std::optional<std::vector<Range>> own_runs(std::string_view parameter) const;
-  /// What forward reads: fused weights, of each of its modules, where the record has them.
+  /// What forward reads: fused weights, of each of its modules, where the numerics have them.
   [[nodiscard]] Parameters forward_parameters() const;
   /// What this rank steps of a tensor like a parameter's part.
   [[nodiscard]] at::Tensor piece_of(std::string_view parameter, const at::Tensor& part) const;

@@ -164,7 +164,7 @@ void require_equal_copies(const Trace& emulated) {
   const std::optional<UnequalCopies> found = find_unequal_copies(emulated);
   if (!found.has_value()) return;
   throw InfrastructureError(fmt::format(
-      "the emulated ranks {} and {} hold different copies of {}: the arithmetic record is wrong",
+      "the emulated ranks {} and {} hold different copies of {}: the declared arithmetic is wrong",
       found->first_rank, found->second_rank, describe(found->key)));
 }
 

@@ -84,10 +84,10 @@ void check_vocabulary(const NumericsSpec& numerics) {
     next += entries.count;
   }
   if (fits && next == vocabulary.size) return;
-  throw UsageError(
-      fmt::format("the record must give each of the {} entries of the vocabulary to one of {} tp "
-                  "ranks, in order",
-                  vocabulary.size, numerics.mesh.degree(Axis::kTp)));
+  throw UsageError(fmt::format(
+      "the declared arithmetic must give each of the {} entries of the vocabulary to one of {} tp "
+      "ranks, in order",
+      vocabulary.size, numerics.mesh.degree(Axis::kTp)));
 }
 
 }  // namespace
@@ -114,9 +114,9 @@ EmulatedStrategy::EmulatedStrategy(const NumericsSpec& numerics, EmulatedWorld& 
     bool once_each = adds.size() == shared.modules.size();
     for (std::size_t i = 0; once_each && i < adds.size(); ++i) once_each = adds[i] == i;
     if (!once_each)
-      throw UsageError(
-          fmt::format("the record must add each of the {} gradients that meet before {} once",
-                      shared.modules.size(), shared.modules.front()));
+      throw UsageError(fmt::format(
+          "the declared arithmetic must add each of the {} gradients that meet before {} once",
+          shared.modules.size(), shared.modules.front()));
   }
 }
 
@@ -170,7 +170,8 @@ at::Tensor EmulatedStrategy::embedding(std::string_view module, const at::Tensor
 const SplitVocabulary& EmulatedStrategy::vocabulary() const {
   if (!numerics_->vocabulary.has_value())
     throw UsageError(
-        "the record cuts a module along the vocabulary and does not say how the vocabulary is cut");
+        "the declared arithmetic cuts a module along the vocabulary and does not say how the "
+        "vocabulary is cut");
   return *numerics_->vocabulary;
 }
 
@@ -211,8 +212,8 @@ at::Tensor EmulatedStrategy::column_linear(std::string_view module, const at::Te
   }
   Fan& fan = fans_[group];
   if (!fan.input.defined() || !fan.input.is_same(x)) {
-    throw UsageError(
-        fmt::format("the record fuses {} with modules that read another tensor", module));
+    throw UsageError(fmt::format(
+        "the declared arithmetic fuses {} with modules that read another tensor", module));
   }
   at::Tensor output = std::move(fan.outputs[position]);
   if (position + 1 == fan.outputs.size()) fans_.erase(group);
@@ -222,9 +223,10 @@ at::Tensor EmulatedStrategy::column_linear(std::string_view module, const at::Te
 at::Tensor EmulatedStrategy::column_input(std::string_view module, const at::Tensor& x) const {
   const auto found = places_.find(module);
   if (found == places_.end())
-    throw UsageError(fmt::format(
-        "the record cuts {} by columns and does not say how its input's gradient is added",
-        module));
+    throw UsageError(
+        fmt::format("the declared arithmetic cuts {} by columns and does not say how its input's "
+                    "gradient is added",
+                    module));
   const auto [group, position] = found->second;
   const auto size = numerics_->tensor.shared_inputs[group].modules.size();
   if (position == 0)
@@ -234,8 +236,9 @@ at::Tensor EmulatedStrategy::column_input(std::string_view module, const at::Ten
                     {}};
   Fan& fan = fans_[group];
   if (!fan.input.defined() || !fan.input.is_same(x)) {
-    throw UsageError(fmt::format("the record says that {} reads the input of {}; it reads another",
-                                 module, numerics_->tensor.shared_inputs[group].modules.front()));
+    throw UsageError(
+        fmt::format("the declared arithmetic says that {} reads the input of {}; it reads another",
+                    module, numerics_->tensor.shared_inputs[group].modules.front()));
   }
   at::Tensor view = std::move(fan.views[position]);
   if (position + 1 == size) fans_.erase(group);
@@ -288,8 +291,9 @@ at::Tensor EmulatedStrategy::sum_over_tp(std::string_view what, const at::Tensor
                                          const ReductionPoint& point) const {
   if (!numerics_->sequence.is_cut) return world_->reduce_over(Axis::kTp, rank_, what, part, point);
   if (part.size(1) % numerics_->mesh.degree(Axis::kTp) != 0) {
-    throw UsageError(fmt::format("the record cuts sequences over tp {}; {} has {} tokens",
-                                 numerics_->mesh.degree(Axis::kTp), what, part.size(1)));
+    throw UsageError(
+        fmt::format("the declared arithmetic cuts sequences over tp {}; {} has {} tokens",
+                    numerics_->mesh.degree(Axis::kTp), what, part.size(1)));
   }
   const at::Tensor parts = at::stack(part.chunk(numerics_->mesh.degree(Axis::kTp), 1));
   return world_->reduce_over(Axis::kTp, rank_, what, parts, point)

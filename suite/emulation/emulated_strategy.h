@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The strategy of one emulated rank: linear layers and embeddings as an arithmetic record cuts
-/// them.
+/// The strategy of one emulated rank: linear layers and embeddings as its numerics cut them.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -14,10 +13,10 @@
 
 namespace isoshard {
 
-/// How a module's weights are used, by a record.
+/// How a module's weights are used over tp.
 [[nodiscard]] Region region_of(const TensorNumerics& tensor, std::string_view module);
 
-/// Requires     one object per rank and forward pass at a time; `arithmetic` and `world` outlive it
+/// Requires     one object per rank and forward pass at a time; `numerics` and `world` outlive it
 ///              and the autograd graph.
 /// Guarantees   column layers send their input's gradient back as their group of shared inputs
 ///              says; row layers add their partial outputs at `row_output`, then the bias; a cut

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Emulated ranks: threads of one process that meet where the record says that ranks add.
+/// Emulated ranks: threads of one process that meet where the numerics say that ranks add.
 #pragma once
 #include <ATen/core/Tensor.h>
 

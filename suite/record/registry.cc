@@ -143,14 +143,14 @@ class TrainerSubject final : public Subject {
   std::string resumed_;  ///< folder of a checkpoint, or empty
 };
 
-/// Why a case has no record of its arithmetic; empty if it has one.
+/// Why a case has no declared arithmetic; empty if it has one.
 std::string no_numerics(const Case& item) {
   if (entry_of(item.subject).make_numerics == nullptr)
     return fmt::format(
         "{} publishes no arithmetic, so it has no emulated reference; judge it against the plain "
         "one",
         item.subject);
-  // What the record has no words for is refused: one that leaves it out would be wrong.
+  // No test holds the emulation of another order of ranks to the plain reference yet.
   if (!item.mesh_order.empty())
     return "no arithmetic is published for tp as the slow axis; judge it against the plain "
            "reference";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A record is held to the plain reference, so that a record and
-// a subject that are wrong alike cannot agree; and its parts.
+// Numerics are held to the plain reference, so that numerics and a subject that are wrong alike
+// cannot agree; and their parts.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -61,9 +61,9 @@ std::vector<Case> plain_cases() {
   return cases;
 }
 
-class EmulatedRecord : public ::testing::TestWithParam<Case> {};
+class EmulatedNumerics : public ::testing::TestWithParam<Case> {};
 
-TEST_P(EmulatedRecord, ConformsToThePlainReference) {
+TEST_P(EmulatedNumerics, ConformsToThePlainReference) {
   const Case& item = GetParam();
   const Reference& plain = reference_of(item);
 
@@ -72,9 +72,9 @@ TEST_P(EmulatedRecord, ConformsToThePlainReference) {
   EXPECT_THAT(emulated, conforms_to(plain, judge_options(item)));
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, EmulatedRecord, ::testing::ValuesIn(plain_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Cases, EmulatedNumerics, ::testing::ValuesIn(plain_cases()), case_name);
 
-TEST(ArithmeticRecord, ThatSumsInsteadOfAveragingDivergesFromThePlainReference) {
+TEST(DeclaredNumerics, ThatSumsInsteadOfAveragingDivergesFromThePlainReference) {
   const Case item = step_case("ddp", {.dp = 3});
   const Reference& plain = reference_of(item);
   NumericsSpec wrong = numerics_of(item);
@@ -85,7 +85,7 @@ TEST(ArithmeticRecord, ThatSumsInsteadOfAveragingDivergesFromThePlainReference) 
   EXPECT_THAT(emulated, Not(conforms_to(plain, judge_options(item))));
 }
 
-TEST(ArithmeticRecord, SaysWhatIsCutAndInWhichOrderGradientsMeet) {
+TEST(DeclaredNumerics, SaysWhatIsCutAndInWhichOrderGradientsMeet) {
   const Case item = step_case("autotp", {.dp = 2, .tp = 3});
 
   const NumericsSpec numerics = numerics_of(item);
@@ -100,7 +100,7 @@ TEST(ArithmeticRecord, SaysWhatIsCutAndInWhichOrderGradientsMeet) {
   EXPECT_TRUE(numerics.tensor.holder_sums.empty());
 }
 
-TEST(ArithmeticRecord, SaysWhichRanksHoldAKvHeadAndWhatIsSummedOverThem) {
+TEST(DeclaredNumerics, SaysWhichRanksHoldAKvHeadAndWhatIsSummedOverThem) {
   const NumericsSpec numerics = numerics_of(copied_heads_case({.tp = 4}, 8, 2));
 
   const ParameterCut& cut = numerics.tensor.cuts.at("model.layers.1.self_attn.v_proj.bias");
@@ -110,7 +110,7 @@ TEST(ArithmeticRecord, SaysWhichRanksHoldAKvHeadAndWhatIsSummedOverThem) {
   EXPECT_THAT(numerics.tensor.copies.part_of_rank, ElementsAre(0, 0, 1, 1));
 }
 
-TEST(ArithmeticRecord, IsRefusedWhereItDoesNotFitTheCase) {
+TEST(DeclaredNumerics, IsRefusedWhereItDoesNotFitTheCase) {
   const Case item = step_case("autotp", {.dp = 2, .tp = 3});
   Case silent = item;
   silent.subject = "reference";
@@ -132,7 +132,7 @@ TEST(ArithmeticRecord, IsRefusedWhereItDoesNotFitTheCase) {
               ThrowsMessage<InfrastructureError>(HasSubstr("reduces no gradient of")));
 }
 
-TEST(ArithmeticRecord, WithoutAReductionGivesNoReference) {
+TEST(DeclaredNumerics, WithoutAReductionGivesNoReference) {
   const Case item = step_case("autotp", {.tp = 2});
   NumericsSpec local = numerics_of(item);
   local.tensor.row_output.is_made = false;
@@ -142,10 +142,10 @@ TEST(ArithmeticRecord, WithoutAReductionGivesNoReference) {
                   HasSubstr("different copies of forward at model.layers.0.self_attn.o_proj")));
 }
 
-// Independence is the point: the emulator may share the model and the record with the subject, and
-// the reader of checkpoints (the file format; it cuts what it reads by its own slicing), and
+// Independence is the point: the emulator may share the model and the numerics with the subject,
+// and the reader of checkpoints (the file format; it cuts what it reads by its own slicing), and
 // nothing else.
-TEST(ArithmeticRecord, IsCarriedOutWithoutCodeOfTheSubjects) {
+TEST(DeclaredNumerics, IsCarriedOutWithoutCodeOfTheSubjects) {
   const std::vector<std::string> of_subjects = {"subjects/parallel/", "subjects/train/",
                                                 "subjects/checkpoint/", "core/comm/"};
   std::set<std::string> shared;
@@ -175,7 +175,7 @@ at::Tensor row(std::initializer_list<double> values, at::ScalarType type) {
   return at::tensor(at::ArrayRef<double>(values), at::kDouble).to(type);
 }
 
-TEST(EmulatedReduction, AddsInRankOrderUnlessTheRecordSaysOtherwise) {
+TEST(EmulatedReduction, AddsInRankOrderUnlessThePointSaysOtherwise) {
   const std::vector<at::Tensor> parts = {row({1e8}, at::kFloat), row({1}, at::kFloat),
                                          row({-1e8}, at::kFloat)};
   ReductionPoint other;
@@ -185,7 +185,7 @@ TEST(EmulatedReduction, AddsInRankOrderUnlessTheRecordSaysOtherwise) {
   EXPECT_EQ(emulated_reduction(parts, other).item<float>(), 1.0F);
 }
 
-TEST(EmulatedReduction, RoundsSixteenBitSumsOnceUnlessTheRecordSaysOtherwise) {
+TEST(EmulatedReduction, RoundsSixteenBitSumsOnceUnlessThePointSaysOtherwise) {
   const std::vector<at::Tensor> parts = {row({256}, at::kBFloat16), row({1}, at::kBFloat16),
                                          row({1}, at::kBFloat16)};
   ReductionPoint every;
@@ -195,7 +195,7 @@ TEST(EmulatedReduction, RoundsSixteenBitSumsOnceUnlessTheRecordSaysOtherwise) {
   EXPECT_EQ(emulated_reduction(parts, every).item<double>(), 256);
 }
 
-TEST(EmulatedReduction, AddsInTheRecordsDtypeAndReturnsTheTensors) {
+TEST(EmulatedReduction, AddsInThePointsDtypeAndReturnsTheTensors) {
   const std::vector<at::Tensor> parts = {row({256}, at::kFloat), row({1}, at::kFloat)};
   ReductionPoint narrow;
   narrow.dtype = Dtype::kBFloat16;
