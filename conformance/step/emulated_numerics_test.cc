@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/mesh/degrees.h"
 #include "suite/emulation/emulated_reduction.h"
 #include "suite/emulation/emulated_world.h"
 #include "suite/testing/emulated_cases.h"
@@ -265,7 +266,7 @@ TEST(EmulatedReduction, RefusesWhatHasNoMeaning) {
 }
 
 TEST(EmulatedReduction, ThatMeetsAtDifferentPointsFailsOnAllRanks) {
-  EmulatedWorld world(MeshShape({{Axis::kDp, 1}, {Axis::kTp, 3}}));
+  EmulatedWorld world(mesh_of({.tp = 3}));
   const at::Tensor one = row({1}, at::kFloat);
 
   EXPECT_THAT(

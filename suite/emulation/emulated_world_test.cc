@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/mesh/degrees.h"
 
 namespace isoshard {
 namespace {
@@ -17,7 +18,7 @@ namespace {
 TEST(EmulatedWorld, WhatARankDoesToItsResultIsNotSeenByOthers) {
   constexpr int kRanks = 4, kRounds = 30;
   constexpr std::int64_t kElements = 2 << 20;
-  EmulatedWorld world(MeshShape({{Axis::kDp, 2}, {Axis::kTp, 2}}));
+  EmulatedWorld world(mesh_of({.dp = 2, .tp = 2}));
   std::atomic<int> wrong{0};
   world.run(1, [&](int rank) {
     for (int round = 0; round < kRounds; ++round) {
@@ -33,7 +34,7 @@ TEST(EmulatedWorld, WhatARankDoesToItsResultIsNotSeenByOthers) {
 
 TEST(EmulatedWorld, NoMoreRanksComputeAtOnceThanAsked) {
   for (const int num_at_once : {1, 2}) {
-    EmulatedWorld world(MeshShape({{Axis::kDp, 2}, {Axis::kTp, 3}}), num_at_once);
+    EmulatedWorld world(mesh_of({.dp = 2, .tp = 3}), num_at_once);
     std::atomic<int> computing{0}, most{0}, finished{0};
     world.run(1, [&](int rank) {
       for (int round = 0; round < 50; ++round) {
@@ -54,7 +55,7 @@ TEST(EmulatedWorld, NoMoreRanksComputeAtOnceThanAsked) {
 
 // Those that wait for a core, too.
 TEST(EmulatedWorld, ARankThatFailsReleasesAllOthers) {
-  EmulatedWorld world(MeshShape({{Axis::kDp, 2}, {Axis::kTp, 2}}), 1);
+  EmulatedWorld world(mesh_of({.dp = 2, .tp = 2}), 1);
   std::atomic<int> finished{0};
 
   EXPECT_THROW(world.run(1,
