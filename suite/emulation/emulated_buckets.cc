@@ -106,7 +106,7 @@ void EmulatedRank::reduce_bucket_to_owners(const std::vector<std::string>& bucke
   for (const std::string& name : bucket) gradients_.at(name).reset();
   const at::Tensor reduced =
       world_->reduce_over(Axis::kDp, rank_, bucket.front(), std::move(flat), point);
-  const auto dp_rank = static_cast<std::ptrdiff_t>(world_->coordinate(rank_, Axis::kDp));
+  const auto dp_rank = static_cast<std::ptrdiff_t>(coordinate(Axis::kDp));
   std::int64_t offset =
       std::accumulate(point.chunks.begin(), point.chunks.begin() + dp_rank, std::int64_t{0});
   for (const std::string& name : bucket) {
@@ -159,8 +159,7 @@ std::vector<int> EmulatedRank::holders_of(const std::vector<std::string>& names)
   const auto holds_the_same = [&](int tp_rank) {
     return std::all_of(names.begin(), names.end(), [&](const std::string& name) {
       const ParameterCut* cut = cut_of(run_->numerics.tensor, name);
-      return cut == nullptr ||
-             ranges_of(*cut, tp_rank) == ranges_of(*cut, world_->coordinate(rank_, Axis::kTp));
+      return cut == nullptr || ranges_of(*cut, tp_rank) == ranges_of(*cut, coordinate(Axis::kTp));
     });
   };
   std::vector<int> holders;

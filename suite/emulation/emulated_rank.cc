@@ -61,9 +61,9 @@ void EmulatedRank::setup() {
   sink_->begin_step(std::max(0, run_->item.first_step() - 1));
   for (const ParameterSpec& spec : run_->specs) {
     const at::Tensor& whole = run_->whole_parameters.at(spec.name);
-    parameters_[spec.name] = part_of(whole, cut_of(run_->numerics.tensor, spec.name),
-                                     world_->coordinate(rank_, Axis::kTp))
-                                 .requires_grad_(true);
+    parameters_[spec.name] =
+        part_of(whole, cut_of(run_->numerics.tensor, spec.name), coordinate(Axis::kTp))
+            .requires_grad_(true);
   }
   buckets_ = run_->numerics.data.buckets.parameters;
   if (run_->numerics.data.buckets.rebuilt.has_value()) watch_gradients();
@@ -77,8 +77,8 @@ void EmulatedRank::setup() {
 }
 
 at::Tensor EmulatedRank::own_piece(const ParameterSpec& spec, const at::Tensor& whole) const {
-  return piece_of(spec.name, part_of(whole, cut_of(run_->numerics.tensor, spec.name),
-                                     world_->coordinate(rank_, Axis::kTp)));
+  return piece_of(spec.name,
+                  part_of(whole, cut_of(run_->numerics.tensor, spec.name), coordinate(Axis::kTp)));
 }
 
 void EmulatedRank::resume() {
@@ -108,8 +108,7 @@ void EmulatedRank::train_step(int step) {
   if (step > 0) sink_->begin_step(step);
   for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
   begin_scaling();
-  const std::vector<TokenBatch> batches =
-      run_->data.rank_batches(step, world_->coordinate(rank_, Axis::kDp));
+  const std::vector<TokenBatch> batches = run_->data.rank_batches(step, coordinate(Axis::kDp));
   forward_backward(batches, step);
 
   const at::NoGradGuard no_grad;
@@ -166,7 +165,7 @@ bool EmulatedRank::unscale() {
 std::optional<std::vector<Range>> EmulatedRank::own_runs(std::string_view parameter) const {
   const auto runs = run_->numerics.data.sharding.stepped_runs.find(parameter);
   if (runs == run_->numerics.data.sharding.stepped_runs.end()) return std::nullopt;
-  return runs->second.at(static_cast<std::size_t>(world_->coordinate(rank_, Axis::kDp)));
+  return runs->second.at(static_cast<std::size_t>(coordinate(Axis::kDp)));
 }
 
 at::Tensor EmulatedRank::piece_of(std::string_view parameter, const at::Tensor& part) const {
@@ -279,7 +278,7 @@ EmulatedRank::MicroLoss EmulatedRank::loss_of(const at::Tensor& logits,
       return world_->reduce_over(Axis::kTp, rank_, what, own, point);
     };
     const SplitVocabulary& vocabulary = *run_->numerics.vocabulary;
-    const int tp_rank = world_->coordinate(rank_, Axis::kTp);
+    const int tp_rank = coordinate(Axis::kTp);
     const at::Tensor scaled_B = weight_B * scale();
     const SplitLoss split = is_linear ? emulated_split_linear_loss(vocabulary, tp_rank, logits,
                                                                    targets_BS, scaled_B, over_tp)
@@ -389,8 +388,7 @@ double EmulatedRank::gradient_norm() {
   for (std::size_t i = 0; i < run_->specs.size(); ++i) {
     const ParameterCut* cut = cut_of(run_->numerics.tensor, run_->specs[i].name);
     if (cut != nullptr)
-      cut_squares.push_back(is_first_holder(*cut, world_->coordinate(rank_, Axis::kTp)) ? squares[i]
-                                                                                        : 0.0);
+      cut_squares.push_back(is_first_holder(*cut, coordinate(Axis::kTp)) ? squares[i] : 0.0);
   }
   if (!cut_squares.empty()) {
     const at::Tensor sums = world_->reduce_over(
@@ -411,13 +409,13 @@ double EmulatedRank::gradient_norm() {
 }
 
 Layout EmulatedRank::layout_of(const ParameterSpec& spec) const {
-  return layout_of_part(run_->numerics.tensor, spec, world_->coordinate(rank_, Axis::kTp));
+  return layout_of_part(run_->numerics.tensor, spec, coordinate(Axis::kTp));
 }
 
 Layout EmulatedRank::piece_layout(const ParameterSpec& spec) const {
   const std::optional<std::vector<Range>> runs = own_runs(spec.name);
   if (!runs.has_value()) return layout_of(spec);
-  return layout_of_runs(run_->numerics.tensor, spec, world_->coordinate(rank_, Axis::kTp),
+  return layout_of_runs(run_->numerics.tensor, spec, coordinate(Axis::kTp),
                         parameters_.at(spec.name).sizes().vec(), *runs);
 }
 

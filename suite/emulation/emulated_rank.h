@@ -61,6 +61,7 @@ class EmulatedRank {
     at::Tensor root, gradient, sample_sum_B;
   };
 
+  [[nodiscard]] int coordinate(Axis axis) const { return world_->coordinate(rank_, axis); }
   [[nodiscard]] Layout layout_of(const ParameterSpec& spec) const;
   [[nodiscard]] Layout piece_layout(const ParameterSpec& spec) const;
   /// The runs of a flattened part that this dp rank steps; nullopt: all of it.

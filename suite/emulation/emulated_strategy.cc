@@ -153,11 +153,10 @@ at::Tensor EmulatedStrategy::embedding(std::string_view module, const at::Tensor
                                        const at::Tensor& weight, Sink* sink) const {
   if (region_of(numerics_->tensor, module) != Region::kVocabEmbedding) {
     if (!numerics_->sequence.is_cut) return Strategy::embedding(module, ids_BS, weight, sink);
-    const std::int64_t part = ids_BS.size(1) / numerics_->mesh.degree(Axis::kTp);
-    return Strategy::embedding(module,
-                               ids_BS.slice(1, part * world_->coordinate(rank_, Axis::kTp),
-                                            part * (world_->coordinate(rank_, Axis::kTp) + 1)),
-                               weight, sink);
+    const std::int64_t part = ids_BS.size(1) / tp_degree();
+    return Strategy::embedding(
+        module, ids_BS.slice(1, part * coordinate(Axis::kTp), part * (coordinate(Axis::kTp) + 1)),
+        weight, sink);
   }
   const Range& own = own_entries();
   const at::Tensor is_here_BS = ids_BS.ge(own.begin).logical_and(ids_BS.lt(own.begin + own.count));
@@ -176,7 +175,7 @@ const SplitVocabulary& EmulatedStrategy::vocabulary() const {
 }
 
 const Range& EmulatedStrategy::own_entries() const {
-  return vocabulary().by_rank.at(static_cast<std::size_t>(world_->coordinate(rank_, Axis::kTp)));
+  return vocabulary().by_rank.at(static_cast<std::size_t>(coordinate(Axis::kTp)));
 }
 
 // A summand; its gradient is that of the sum.
@@ -281,7 +280,7 @@ at::Tensor EmulatedStrategy::whole_sequence(const std::string& module,
                                             const at::Tensor& own) const {
   if (!numerics_->sequence.is_cut) return own;
   std::vector<std::int64_t> shape = own.sizes().vec();
-  shape.insert(shape.begin(), numerics_->mesh.degree(Axis::kTp));
+  shape.insert(shape.begin(), tp_degree());
   const at::Tensor parts =
       world_->gather_over(Axis::kTp, rank_, module, own.contiguous()).view(shape);
   return at::cat(parts.unbind(0), 1).contiguous();
@@ -290,14 +289,13 @@ at::Tensor EmulatedStrategy::whole_sequence(const std::string& module,
 at::Tensor EmulatedStrategy::sum_over_tp(std::string_view what, const at::Tensor& part,
                                          const ReductionPoint& point) const {
   if (!numerics_->sequence.is_cut) return world_->reduce_over(Axis::kTp, rank_, what, part, point);
-  if (part.size(1) % numerics_->mesh.degree(Axis::kTp) != 0) {
+  if (part.size(1) % tp_degree() != 0) {
     throw UsageError(
         fmt::format("the declared arithmetic cuts sequences over tp {}; {} has {} tokens",
-                    numerics_->mesh.degree(Axis::kTp), what, part.size(1)));
+                    tp_degree(), what, part.size(1)));
   }
-  const at::Tensor parts = at::stack(part.chunk(numerics_->mesh.degree(Axis::kTp), 1));
-  return world_->reduce_over(Axis::kTp, rank_, what, parts, point)
-      .select(0, world_->coordinate(rank_, Axis::kTp));
+  const at::Tensor parts = at::stack(part.chunk(tp_degree(), 1));
+  return world_->reduce_over(Axis::kTp, rank_, what, parts, point).select(0, coordinate(Axis::kTp));
 }
 
 bool EmulatedStrategy::splits_output(std::string_view module) const {
@@ -312,7 +310,7 @@ Layout EmulatedStrategy::box_layout(const at::Tensor& local, int dim, std::int64
   Layout layout = replicated(shape);
   Box box{Shape(shape.size(), 0), Shape(shape.size(), 0), shape};
   layout.global_shape[0] *= world_->degree(Axis::kDp);
-  box.global_offset[0] = world_->coordinate(rank_, Axis::kDp) * shape[0];
+  box.global_offset[0] = coordinate(Axis::kDp) * shape[0];
   layout.global_shape[d] = size;
   box.global_offset[d] = own.begin;
   box.size[d] = own.count;
@@ -334,8 +332,8 @@ ActivationLayouts EmulatedStrategy::activation_layouts(std::string_view point,
   if (tp_dim < 0 || !copied_points_.contains(point))
     return Strategy::activation_layouts(point, local, tp_dim);
   const std::int64_t part = local.size(tp_dim);
-  const int own = numerics_->tensor.copies.part_of_rank.at(
-      static_cast<std::size_t>(world_->coordinate(rank_, Axis::kTp)));
+  const int own =
+      numerics_->tensor.copies.part_of_rank.at(static_cast<std::size_t>(coordinate(Axis::kTp)));
   Layout value =
       box_layout(local, tp_dim, part * numerics_->tensor.copies.num_parts, {part * own, part});
   Layout gradient = value;
@@ -344,7 +342,7 @@ ActivationLayouts EmulatedStrategy::activation_layouts(std::string_view point,
 }
 
 int EmulatedStrategy::tp_degree() const noexcept {
-  return numerics_->mesh.degree(Axis::kTp);
+  return world_->degree(Axis::kTp);
 }
 
 }  // namespace isoshard

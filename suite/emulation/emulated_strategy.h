@@ -53,6 +53,7 @@ class EmulatedStrategy final : public Strategy {
   struct Place {
     std::size_t group = 0, position = 0;
   };
+  [[nodiscard]] int coordinate(Axis axis) const { return world_->coordinate(rank_, axis); }
   [[nodiscard]] at::Tensor recorded_partial(std::string_view module, at::Tensor partial_sum,
                                             Sink* sink) const;
   [[nodiscard]] at::Tensor column_input(std::string_view module, const at::Tensor& x) const;
