@@ -15,9 +15,10 @@
 #include "fixtures/cases/presets.h"
 #include "harness/cli/exit_code.h"
 #include "subjects/model/config/builtin.h"
+#include "subjects/registry/subject_spec.h"
 #include "suite/faults/contracts.h"
 #include "suite/faults/fault.h"
-#include "suite/record/registry.h"
+#include "suite/record/make_subject.h"
 
 namespace isoshard {
 namespace {
@@ -25,7 +26,9 @@ namespace {
 namespace po = boost::program_options;
 
 void list_subjects() {
-  for (const auto& subject : subjects()) fmt::print("{:<10} {}\n", subject.name, subject.summary);
+  for (const SubjectSpec& spec : subject_specs()) {
+    if (!spec.is_reference()) fmt::print("{:<10} {}\n", spec.name, spec.summary);
+  }
 }
 
 void list_models() {

@@ -11,6 +11,7 @@
 #include "app/options/train_options.h"
 #include "app/output_folder.h"
 #include "core/base/error.h"
+#include "core/base/reference_name.h"
 #include "fixtures/inputs/inputs.h"
 #include "fixtures/weights/shared_weights.h"
 #include "harness/cli/exit_code.h"
@@ -40,7 +41,7 @@ class Training {
   void make_reference(const Case& any) {
     if (!request_.reference_curve.empty()) {
       reference_ = read_curve(request_.reference_curve);
-      if (reference_->subject != "reference")
+      if (reference_->subject != kReferenceName)
         throw FileError(fmt::format("{}: is the curve of {}, not of a reference",
                                     request_.reference_curve.string(), reference_->subject));
       for (const Case& item : request_.cases)

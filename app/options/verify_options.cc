@@ -209,7 +209,7 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
   request.reference = parse_reference(options.get<std::string>("reference"));
   if (request.reference == ReferenceKind::kEmulated || request.reference == ReferenceKind::kBoth) {
     // a subject without one is refused here
-    for (const Case& item : request.cases) (void)arithmetic_of(item);
+    for (const Case& item : request.cases) (void)numerics_of(item);
   }
   request.verbose = options.get<bool>("verbose");
   return request;

@@ -19,7 +19,7 @@
 #include "harness/world/warm_up.h"
 #include "subjects/model/config/builtin.h"
 #include "suite/emulation/emulated_reference.h"
-#include "suite/record/registry.h"
+#include "suite/record/make_subject.h"
 #include "suite/reference/reference.h"
 
 namespace {
@@ -78,7 +78,7 @@ void measure(const Case& item, int rounds) {
     plain.push_back(milliseconds([&] { (void)make_reference(item); }));
     plain_one.push_back(milliseconds([&] { (void)make_reference(item, {.responses = 0}); }));
     emulated.push_back(
-        milliseconds([&] { (void)make_emulated_reference(item, arithmetic_of(item)); }));
+        milliseconds([&] { (void)make_emulated_reference(item, numerics_of(item)); }));
   }
   fmt::print("{} (dp {} x tp {})\n", item.slug(), item.degrees.dp, item.degrees.tp);
   const double of_plain = print("plain", plain), of_one = print("plain, one run", plain_one),

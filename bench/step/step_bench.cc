@@ -30,7 +30,7 @@
 #include "subjects/model/config/builtin.h"
 #include "subjects/train/parts.h"
 #include "suite/record/batches.h"
-#include "suite/record/registry.h"
+#include "suite/record/make_subject.h"
 
 namespace {
 

@@ -135,7 +135,7 @@ TEST_P(CheckpointEmulated, ResumesToTheBitsOfTheSubject) {
   const TestFolder folder;
   run_alone(saved_to(GetParam(), folder.path()));
   const Case item = resumed_case(GetParam(), folder.path());
-  const Trace emulated = emulate(item, arithmetic_of(item));
+  const Trace emulated = emulate(item, numerics_of(item));
 
   const Trace actual = run_alone(item);
 

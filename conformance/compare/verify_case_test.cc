@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "suite/record/registry.h"
+#include "suite/record/make_subject.h"
 #include "suite/record/run_case.h"
 #include "suite/testing/step_cases.h"
 
@@ -108,27 +108,27 @@ TEST(CaseJudge, ARunWhoseRecordCannotBeCarriedOutIsJudgedAgainstThePlainReferenc
     };
   };
   const auto judged_with = [&](const RunOptions& options,
-                               const std::function<void(Arithmetic&)>& breaks) {
+                               const std::function<void(NumericsSpec&)>& breaks) {
     CaseJudge::Hooks hooks;
     hooks.run = [options](const Case& c, const Reference& reference, RunDetail asked) {
       return run_case(c, reference, asked == RunDetail::kDigests ? digests_only(options) : options);
     };
     hooks.record = [breaks](const Case& c) {
-      Arithmetic arithmetic = arithmetic_of(c);
-      breaks(arithmetic);
-      return arithmetic;
+      NumericsSpec numerics = numerics_of(c);
+      breaks(numerics);
+      return numerics;
     };
     return CaseJudge(ReferenceKind::kAuto, std::move(hooks)).judge_case(item);
   };
-  const auto loses_an_entry = [](Arithmetic& arithmetic) {
-    arithmetic.vocabulary->by_rank.front().count -= 1;
+  const auto loses_an_entry = [](NumericsSpec& numerics) {
+    numerics.vocabulary->by_rank.front().count -= 1;
   };
-  const auto parts_copies = [](Arithmetic& arithmetic) {
-    arithmetic.column_input_gradient.is_made = false;
+  const auto parts_copies = [](NumericsSpec& numerics) {
+    numerics.tensor.column_input_gradient.is_made = false;
   };
 
-  for (const auto& breaks : {std::function<void(Arithmetic&)>(loses_an_entry),
-                             std::function<void(Arithmetic&)>(parts_copies)}) {
+  for (const auto& breaks : {std::function<void(NumericsSpec&)>(loses_an_entry),
+                             std::function<void(NumericsSpec&)>(parts_copies)}) {
     const CaseJudgement judgement = judged_with(wrong, breaks);
     EXPECT_EQ(judgement.verdict.status, Status::kDiverges) << judgement.verdict.reason;
     EXPECT_EQ(judgement.against, ReferenceKind::kPlain);

@@ -11,7 +11,7 @@
 #include "harness/testing/run_world.h"
 #include "suite/record/batches.h"
 #include "suite/record/call_counts.h"
-#include "suite/record/registry.h"
+#include "suite/record/make_subject.h"
 #include "suite/testing/step_cases.h"
 
 namespace isoshard {

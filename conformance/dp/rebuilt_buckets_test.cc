@@ -53,13 +53,13 @@ TEST_P(RebuiltBuckets, StepsAreBitEqualToTheEmulation) {
   expect_bit_equal_to_the_subject(GetParam());
 }
 
-// The negative control: a record that leaves the rebuilding out is seen in the second step, and not
+// The negative control: a spec that leaves the rebuilding out is seen in the second step, and not
 // in the first.
-TEST(RebuiltBuckets, ARecordWithoutRebuildingIsTold) {
+TEST(RebuiltBuckets, ASpecWithoutRebuildingIsSeen) {
   const Case item = ring_case();
-  Arithmetic fixed = arithmetic_of(item);
-  ASSERT_TRUE(fixed.rebuilt_buckets.has_value());
-  fixed.rebuilt_buckets.reset();
+  NumericsSpec fixed = numerics_of(item);
+  ASSERT_TRUE(fixed.data.buckets.rebuilt.has_value());
+  fixed.data.buckets.rebuilt.reset();
   const Reference reference = make_emulated_reference(item, fixed);
 
   const Verdict verdict = judge(reference, run_case(item, reference), exact_options(item));
@@ -128,7 +128,7 @@ TEST(RebuiltBuckets, AreReducedInTheOrderInWhichGradientsBecomeReady) {
 TEST(RebuiltBuckets, OtherSubjectsKeepTheirs) {
   Case item = ring_case();
   item.subject = "autotp";
-  EXPECT_FALSE(arithmetic_of(item).rebuilt_buckets.has_value());
+  EXPECT_FALSE(numerics_of(item).data.buckets.rebuilt.has_value());
 
   const std::vector<std::string> ranks = buckets_of(item);
 

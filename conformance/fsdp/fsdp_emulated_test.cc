@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps of fsdp_tp are, bit by bit, what its arithmetic record says - with no tolerance anywhere.
+// Steps of fsdp_tp are, bit by bit, what its declared arithmetic says - with no tolerance anywhere.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -22,10 +22,10 @@ TEST_P(EmulatedFsdpWide, IsBitEqualToTheSubject) {
   expect_bit_equal_to_the_subject(GetParam());
 }
 
-TEST(FsdpRecord, SaysWhatLogitsAreRoundedTo) {
+TEST(FsdpNumerics, SaysWhatLogitsAreRoundedTo) {
   const Case item = with_output(fsdp_case({.dp = 3, .tp = 2}), Dtype::kBFloat16);
-  Arithmetic unrounded = arithmetic_of(item);
-  unrounded.logits_dtype.reset();
+  NumericsSpec unrounded = numerics_of(item);
+  unrounded.precision.logits_dtype.reset();
   const Reference reference = make_emulated_reference(item, unrounded);
 
   const Verdict verdict = judge(reference, run_case(item, reference), exact_options(item));
@@ -35,13 +35,13 @@ TEST(FsdpRecord, SaysWhatLogitsAreRoundedTo) {
 }
 
 // The loss widens logits anyway.
-TEST(FsdpRecord, OfAWiderOutputHasTheSameBits) {
+TEST(FsdpNumerics, OfAWiderOutputHasTheSameBits) {
   const Case item = with_masters(fsdp_case({.dp = 3, .tp = 2}));
-  const Trace usual = emulate(item, arithmetic_of(item));
+  const Trace usual = emulate(item, numerics_of(item));
 
   const Case wide = with_output(item, Dtype::kFloat32);
 
-  EXPECT_EQ(first_difference(usual, emulate(wide, arithmetic_of(wide))), "");
+  EXPECT_EQ(first_difference(usual, emulate(wide, numerics_of(wide))), "");
 }
 
 // 48, 96 and 1 rows over 5 ranks; tied heads; norms over heads; copied kv heads; fused weights; a

@@ -94,25 +94,25 @@ std::vector<Case> plain_cases() {
   return cases;
 }
 
-class MegatronRecord : public testing::TestWithParam<Case> {};
+class MegatronNumerics : public testing::TestWithParam<Case> {};
 
-TEST_P(MegatronRecord, ConformsToThePlainReference) {
+TEST_P(MegatronNumerics, ConformsToThePlainReference) {
   const Case& item = GetParam();
   const Reference& plain = reference_of(item);
 
-  const Trace emulated = emulate(item, arithmetic_of(item), {&plain});
+  const Trace emulated = emulate(item, numerics_of(item), {&plain});
 
   EXPECT_THAT(emulated, conforms_to(plain, judge_options(item)));
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, MegatronRecord, testing::ValuesIn(plain_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Cases, MegatronNumerics, testing::ValuesIn(plain_cases()), case_name);
 
-// A record that forgets what only a cut sequence needs gives no reference.
-TEST(MegatronControls, ARecordWithoutTheSumsOverTpHasUnequalCopies) {
+// A spec that forgets what only a cut sequence needs gives no reference.
+TEST(MegatronControls, ASpecWithoutTheSumsOverTpHasUnequalCopies) {
   const Case item = megatron({.tp = 2}, true, false);
-  Arithmetic wrong = arithmetic_of(item);
-  ASSERT_EQ(wrong.holder_sums.size(), 1U);
-  wrong.holder_sums.clear();
+  NumericsSpec wrong = numerics_of(item);
+  ASSERT_EQ(wrong.tensor.holder_sums.size(), 1U);
+  wrong.tensor.holder_sums.clear();
 
   EXPECT_THAT([&] { (void)make_emulated_reference(item, wrong); },
               testing::ThrowsMessage<InfrastructureError>(testing::HasSubstr("input_layernorm")));
@@ -121,8 +121,8 @@ TEST(MegatronControls, ARecordWithoutTheSumsOverTpHasUnequalCopies) {
 // Gradients of micro-batches in bf16 instead of fp32: the bits must tell.
 TEST(MegatronControls, AccumulationInTheParametersDtypeIsNotBitEqual) {
   const Case item = accumulated(megatron({.dp = 3, .tp = 2}, true, false, Dtype::kBFloat16));
-  Arithmetic wrong = arithmetic_of(item);
-  wrong.accumulation_dtype = Dtype::kBFloat16;
+  NumericsSpec wrong = numerics_of(item);
+  wrong.data.accumulation.dtype = Dtype::kBFloat16;
   const Trace emulated = emulate(item, wrong);
 
   const Trace actual = run_case(item, reference_of_emulated(emulated));
@@ -132,11 +132,11 @@ TEST(MegatronControls, AccumulationInTheParametersDtypeIsNotBitEqual) {
 
 // Rows in another order are other products (of the same values): the input's gradient adds them in
 // that order.
-TEST(MegatronControls, ARecordWithOtherTurnsIsNotBitEqual) {
+TEST(MegatronControls, ASpecWithOtherTurnsIsNotBitEqual) {
   const Case item = with_heads(megatron({.tp = 2}, false, false), 8, 4);
-  Arithmetic wrong = arithmetic_of(item);
+  NumericsSpec wrong = numerics_of(item);
   int fused = 0;
-  for (SharedInput& shared : wrong.shared_inputs) {
+  for (SharedInput& shared : wrong.tensor.shared_inputs) {
     if (!shared.fused.has_value() || shared.fused->turns == 1) continue;
     ++fused;
     for (std::int64_t& rows : shared.fused->rows) rows *= shared.fused->turns;

@@ -93,7 +93,7 @@ TEST_P(ConfigurationsWide, MatchSingleProcess) {
 TEST_P(ConfigurationsInBf16, AreBitEqualToTheirArithmeticAndRaiseNoAlarm) {
   const Case& item = GetParam();
   const Reference& plain = reference_of(item);
-  const Reference emulated = make_emulated_reference(item, arithmetic_of(item));
+  const Reference emulated = make_emulated_reference(item, numerics_of(item));
 
   const Verdict against_plain = judge(plain, run_case(item, plain), judge_options(item));
   const Trace actual = run_case(item, emulated);

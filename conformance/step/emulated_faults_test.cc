@@ -21,7 +21,7 @@ void expect_seen_no_later(const std::string& id) {
   const Fault& fault = find_fault(id);
   const Case item = fault.smallest_case();
   const FaultProbe probe;
-  const Reference reference = make_emulated_reference(item, arithmetic_of(item));
+  const Reference reference = make_emulated_reference(item, numerics_of(item));
 
   const Trace actual = run_case(item, reference, with_fault({}, fault, item, probe));
   const Verdict verdict = judge(reference, actual, exact_options(item));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps in fp16 and under autocast are, bit by bit, what the subject's arithmetic record says.
+// Steps in fp16 and under autocast are, bit by bit, what the subject's declared arithmetic says.
 #include <gtest/gtest.h>
 
 #include <utility>

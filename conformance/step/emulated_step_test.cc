@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Training steps are, bit by bit, what a subject's arithmetic
-// record says - with no tolerance anywhere.
+// SPDX-License-Identifier: Apache-2.0
+// Training steps are, bit by bit, what a subject's declared arithmetic says - with no tolerance anywhere.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -136,11 +136,11 @@ bool differs_from_rank_order(const Case& item) {
 TEST_P(EmulatedOrders, AreBitEqualToTheSubjectAndDifferFromOrdered) {
   const Case& item = GetParam();
   const Case in_rank_order = in_order(ReductionOrder::kOrdered, item);
-  const Trace emulated = emulate(item, arithmetic_of(item));
+  const Trace emulated = emulate(item, numerics_of(item));
   const Reference reference = reference_of_emulated(emulated);
 
   const Trace actual = run_case(item, reference);
-  const Trace ordered = emulate(in_rank_order, arithmetic_of(in_rank_order));
+  const Trace ordered = emulate(in_rank_order, numerics_of(in_rank_order));
 
   EXPECT_THAT(actual, conforms_to(reference, exact_options(item)));
   EXPECT_EQ(first_difference(emulated, actual), "");
@@ -154,7 +154,7 @@ class EmulatedLattice : public ::testing::TestWithParam<Case> {};
 TEST_P(EmulatedLattice, IsBitEqualToTheSubjectAndConformsToThePlainReference) {
   const Case& item = GetParam();
   const Reference& plain = reference_of(item);
-  const Trace emulated = emulate(item, arithmetic_of(item), {&plain});
+  const Trace emulated = emulate(item, numerics_of(item), {&plain});
   const Reference reference = reference_of_emulated(emulated);
 
   const Trace actual = run_case(item, reference);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 Steps with a vocabulary that is split over tp are, bit by
-// bit, what the subject's arithmetic record says.
+// bit, what the subject's declared arithmetic says.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -132,44 +132,44 @@ INSTANTIATE_TEST_SUITE_P(Orders, EmulatedVocabWide, ::testing::ValuesIn(ordered_
 INSTANTIATE_TEST_SUITE_P(Settings, EmulatedVocabWide, ::testing::ValuesIn(setting_cases()),
                          case_name);
 
-// Tokens are independent of each other, so the blocks of the record, which a large vocabulary
+// Tokens are independent of each other, so the blocks of the numerics, which a large vocabulary
 // fills, change no bit.
-TEST(VocabRecord, OfAnyBlockSizeGivesEqualBits) {
+TEST(VocabNumerics, OfAnyBlockSizeGivesEqualBits) {
   const Case item = smoothed(split(with_vocabulary(step_case("autotp", {.tp = 3}), 97), 1));
-  const Trace whole = emulate(item, arithmetic_of(item));
+  const Trace whole = emulate(item, numerics_of(item));
 
   for (const std::int64_t logits : {1, 200}) {
-    Arithmetic blocks = arithmetic_of(item);
+    NumericsSpec blocks = numerics_of(item);
     blocks.vocabulary->logits_per_block = logits;
     EXPECT_EQ(first_difference(whole, emulate(item, blocks)), "") << logits;
   }
 }
 
-TEST(VocabRecord, SaysWhichEntriesARankHasAndHowTheirLossIsAdded) {
+TEST(VocabNumerics, SaysWhichEntriesARankHasAndHowTheirLossIsAdded) {
   Case item =
       split(with_vocabulary(
                 with_tied_head(step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kBFloat16)), 97),
             64);
 
-  const Arithmetic arithmetic = arithmetic_of(item);
+  const NumericsSpec numerics = numerics_of(item);
 
-  ASSERT_TRUE(arithmetic.vocabulary.has_value());
-  EXPECT_EQ(arithmetic.vocabulary->size, 97);
-  EXPECT_EQ(arithmetic.vocabulary->by_rank, (std::vector<Range>{{0, 64}, {64, 33}, {97, 0}}));
-  EXPECT_EQ(arithmetic.vocabulary->loss_dtype, Dtype::kFloat32);
-  EXPECT_EQ(arithmetic.vocabulary->largest_logit.reduction, Reduction::kMax);
-  EXPECT_EQ(arithmetic.regions.at("lm_head"), Region::kVocabHead);
-  EXPECT_EQ(arithmetic.regions.at("model.embed_tokens"), Region::kVocabEmbedding);
-  EXPECT_FALSE(arithmetic.cuts.contains("lm_head.weight")) << "a tied head has no parameter";
-  const ParameterCut& cut = arithmetic.cuts.at("model.embed_tokens.weight");
+  ASSERT_TRUE(numerics.vocabulary.has_value());
+  EXPECT_EQ(numerics.vocabulary->size, 97);
+  EXPECT_EQ(numerics.vocabulary->by_rank, (std::vector<Range>{{0, 64}, {64, 33}, {97, 0}}));
+  EXPECT_EQ(numerics.vocabulary->loss_dtype, Dtype::kFloat32);
+  EXPECT_EQ(numerics.vocabulary->largest_logit.reduction, Reduction::kMax);
+  EXPECT_EQ(numerics.tensor.regions.at("lm_head"), Region::kVocabHead);
+  EXPECT_EQ(numerics.tensor.regions.at("model.embed_tokens"), Region::kVocabEmbedding);
+  EXPECT_FALSE(numerics.tensor.cuts.contains("lm_head.weight")) << "a tied head has no parameter";
+  const ParameterCut& cut = numerics.tensor.cuts.at("model.embed_tokens.weight");
   EXPECT_EQ(cut.by_rank, (std::vector<std::vector<Range>>{{{0, 64}}, {{64, 33}}, {}}));
   EXPECT_EQ(cut.padded_size, 64);
 }
 
 // A row of the embedding that its rank keeps to itself.
-TEST(VocabRecord, WithoutTheSumOfTheEmbeddingGivesNoReference) {
+TEST(VocabNumerics, WithoutTheSumOfTheEmbeddingGivesNoReference) {
   const Case item = split(step_case("autotp", {.tp = 2}), 1);
-  Arithmetic local = arithmetic_of(item);
+  NumericsSpec local = numerics_of(item);
   local.vocabulary->embedding_output.is_made = false;
 
   EXPECT_THAT([&] { (void)make_emulated_reference(item, local); },
@@ -177,9 +177,9 @@ TEST(VocabRecord, WithoutTheSumOfTheEmbeddingGivesNoReference) {
                   ::testing::HasSubstr("different copies of forward at model.embed_tokens")));
 }
 
-TEST(VocabRecord, IsRefusedWhereItContradictsItself) {
+TEST(VocabNumerics, IsRefusedWhereItContradictsItself) {
   const Case item = split(step_case("autotp", {.tp = 2}), 1);
-  Arithmetic silent = arithmetic_of(item), wide = silent;
+  NumericsSpec silent = numerics_of(item), wide = silent;
   silent.vocabulary.reset();
   wide.vocabulary->by_rank[0].count = 97;
 

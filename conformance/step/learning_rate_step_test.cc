@@ -36,7 +36,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(LearningRateStep, IsBitEqualToItsEmulatedReferenceAndRecordsTheRate) {
   const Case& item = GetParam();
   const LearningRate rate(item.settings.optimizer.learning_rate, item.learning_rate_schedule());
-  const Reference reference = make_emulated_reference(item, arithmetic_of(item));
+  const Reference reference = make_emulated_reference(item, numerics_of(item));
 
   const Trace actual = run_case(item, reference);
 

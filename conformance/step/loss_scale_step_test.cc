@@ -109,7 +109,7 @@ TEST_P(LossScaleStep, IsBitEqualToItsEmulatedReference) {
 // optimizer.
 TEST_P(LossScaleStep, SkipsWhatOverflowsAndFollowsTheRule) {
   const Case& item = GetParam();
-  const Reference reference = make_emulated_reference(item, arithmetic_of(item));
+  const Reference reference = make_emulated_reference(item, numerics_of(item));
   LossScale scale(item.settings.loss_scale);
   const std::string name =
       item.config.model_type == "gpt2" ? "transformer.ln_f.weight" : "model.norm.weight";

@@ -11,7 +11,7 @@
 #include "harness/verdict/verdict.h"
 #include "suite/record/batches.h"
 #include "suite/record/call_counts.h"
-#include "suite/record/registry.h"
+#include "suite/record/make_subject.h"
 #include "suite/testing/step_cases.h"
 
 namespace isoshard {
@@ -319,7 +319,7 @@ TEST(TensorParallelRanks, CannotShareAKvGroupOfAFusedWeight) {
                                               HasSubstr("linear_qkv.weight"))));
 }
 
-// Ranks numbered with tp as the slow axis; the record of arithmetic has no words for that.
+// Ranks numbered with tp as the slow axis; no arithmetic is declared for that.
 TEST(TensorParallelRanks, MayBeNumberedWithTpAsTheSlowAxis) {
   Case item = step_case("autotp", {.dp = 2, .tp = 3});
   item.mesh_order = {Axis::kTp, Axis::kDp};
@@ -330,7 +330,7 @@ TEST(TensorParallelRanks, MayBeNumberedWithTpAsTheSlowAxis) {
   const RecordKey key{0, RecordKind::kParam, "model.layers.0.mlp.up_proj.weight", 0};
   EXPECT_EQ(record_of(trace, 0, key).parts.at(0).box, record_of(trace, 1, key).parts.at(0).box);
   EXPECT_NE(record_of(trace, 0, key).parts.at(0).box, record_of(trace, 2, key).parts.at(0).box);
-  EXPECT_THAT([&] { (void)arithmetic_of(item); },
+  EXPECT_THAT([&] { (void)numerics_of(item); },
               ::testing::ThrowsMessage<UsageError>(::testing::HasSubstr("slow axis")));
 }
 

@@ -12,6 +12,7 @@
 
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
+#include "core/base/reference_name.h"
 
 namespace isoshard {
 namespace {
@@ -78,7 +79,7 @@ std::vector<Curve> read_curves(const std::filesystem::path& folder) {
     }
   }
   std::stable_partition(curves.begin(), curves.end(),
-                        [](const Curve& curve) { return curve.subject == "reference"; });
+                        [](const Curve& curve) { return curve.subject == kReferenceName; });
   return curves;
 }
 

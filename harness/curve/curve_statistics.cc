@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/base/reference_name.h"
+
 namespace isoshard {
 namespace {
 
@@ -45,7 +47,7 @@ std::string differences(const Curve& baseline, const Curve& curve) {
 }  // namespace
 
 const Curve& baseline_of(std::span<const Curve> curves) {
-  for (const char* subject : {"ddp", "reference"}) {
+  for (const std::string_view subject : {kBaselineName, kReferenceName}) {
     for (const Curve& curve : curves) {
       if (curve.subject == subject) return curve;
     }

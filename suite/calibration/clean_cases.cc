@@ -11,6 +11,7 @@
 #include "core/base/philox.h"
 #include "fixtures/inputs/inputs.h"
 #include "subjects/model/config/builtin.h"
+#include "subjects/registry/subject_spec.h"
 
 namespace isoshard {
 namespace {
@@ -125,7 +126,7 @@ void draw_special(Draws& draws, Case& c) {
   if (is_sgd && draws.one_in(6)) c.dtype = Dtype::kFloat16;
   if (c.dtype == Dtype::kFloat32 && draws.one_in(4))
     settings.autocast = draws.one_of({Dtype::kBFloat16, Dtype::kBFloat16, Dtype::kFloat16});
-  if (c.subject == "autotp" && draws.one_in(3))
+  if (subject_spec(c.subject).takes("make_vocab_size_divisible_by") && draws.one_in(3))
     settings.make_vocab_size_divisible_by = draws.one_of<std::int64_t>({1, 1, 8});
   if (draws.one_in(5)) settings.label_smoothing = 0.1;
   if (draws.one_in(8)) settings.loss_mean = LossMean::kSum;

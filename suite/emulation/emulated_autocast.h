@@ -3,11 +3,11 @@
 #pragma once
 #include <optional>
 
-#include "subjects/parallel/arithmetic.h"
+#include "subjects/parallel/numerics_spec.h"
 
 namespace isoshard {
 
-/// While it lives, products on this thread are in the record's dtype, by torch's own autocast;
+/// While it lives, products on this thread are in their dtype, by torch's own autocast;
 /// without one it does nothing.
 ///
 /// Requires     backward begins when it has ended. One at a time on a thread.

@@ -25,7 +25,7 @@ void EmulatedRank::watch_gradients() {
 
 std::vector<std::vector<std::string>> EmulatedRank::rebuilt_buckets() {
   const std::vector<ParameterSpec>& specs = run_->specs;
-  const RebuiltBuckets& limits = *run_->arithmetic.rebuilt_buckets;
+  const RebuiltBuckets& limits = *run_->numerics.data.buckets.rebuilt;
   for (std::size_t i = specs.size(); i-- > 0;) {
     const auto index = static_cast<std::int64_t>(i);
     if (std::find(ready_order_.begin(), ready_order_.end(), index) == ready_order_.end())
@@ -33,8 +33,7 @@ std::vector<std::vector<std::string>> EmulatedRank::rebuilt_buckets() {
   }
   const at::Tensor own = at::tensor(ready_order_, at::kLong);
   const at::Tensor first =
-      world_->gather(rank_, world_->dp_group_of(rank_), "order of gradients", own)
-          .narrow(0, 0, own.numel());
+      world_->gather_over(Axis::kDp, rank_, "order of gradients", own).narrow(0, 0, own.numel());
   std::vector<std::vector<std::string>> buckets;
   std::int64_t bytes = 0;
   for (std::int64_t i = 0; i < first.numel(); ++i) {
@@ -42,8 +41,8 @@ std::vector<std::vector<std::string>> EmulatedRank::rebuilt_buckets() {
         specs.at(static_cast<std::size_t>(first[i].item<std::int64_t>())).name;
     if (bytes == 0) buckets.emplace_back();
     buckets.back().push_back(name);
-    bytes +=
-        parameters_.at(name).numel() * static_cast<std::int64_t>(size_of(run_->arithmetic.dtype));
+    bytes += parameters_.at(name).numel() *
+             static_cast<std::int64_t>(size_of(run_->numerics.precision.dtype));
     if (bytes >= (buckets.size() == 1 ? limits.first_bytes : limits.bytes)) bytes = 0;
   }
   return buckets;
@@ -52,47 +51,49 @@ std::vector<std::vector<std::string>> EmulatedRank::rebuilt_buckets() {
 // From whole gradients to those of what this rank steps.
 void EmulatedRank::reduce_over_dp() {
   std::set<std::string> reduced;
-  const Arithmetic& arithmetic = run_->arithmetic;
+  const NumericsSpec& numerics = run_->numerics;
   is_watching_ = false;
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     const std::vector<std::string>& bucket = buckets_[b];
     for (const std::string& name : bucket) {
       if (!reduced.insert(name).second)
-        throw UsageError(fmt::format("the record reduces the gradient of {} twice", name));
+        throw UsageError(
+            fmt::format("the declared arithmetic reduces the gradient of {} twice", name));
     }
-    if (arithmetic.reduces_to_owner) {
+    if (numerics.data.sharding.reduces_to_owner) {
       reduce_bucket_to_owners(bucket);
     } else {
-      reduce_bucket(bucket,
-                    arithmetic.bucket_places.empty() ? nullptr : &arithmetic.bucket_places.at(b));
+      reduce_bucket(bucket, numerics.data.buckets.places.empty()
+                                ? nullptr
+                                : &numerics.data.buckets.places.at(b));
     }
   }
   for (const ParameterSpec& spec : run_->specs) {
     if (!reduced.contains(spec.name))
-      throw UsageError(fmt::format("the record reduces no gradient of {}", spec.name));
+      throw UsageError(fmt::format("the declared arithmetic reduces no gradient of {}", spec.name));
   }
-  if (arithmetic.rebuilt_buckets.has_value() && !is_rebuilt_) buckets_ = rebuilt_buckets();
+  if (numerics.data.buckets.rebuilt.has_value() && !is_rebuilt_) buckets_ = rebuilt_buckets();
   is_rebuilt_ = true;
 }
 
 void EmulatedRank::reduce_bucket(const std::vector<std::string>& bucket,
                                  const BucketPlaces* places) {
   reduce_flat(bucket, places, [&](at::Tensor flat) {
-    return world_->reduce_over_dp(rank_, bucket.front(), std::move(flat),
-                                  run_->arithmetic.parameter_gradient);
+    return world_->reduce_over(Axis::kDp, rank_, bucket.front(), std::move(flat),
+                               run_->numerics.data.parameter_gradient);
   });
   for (const std::string& name : bucket) gradients_.at(name) = piece_of(name, gradients_.at(name));
 }
 
 void EmulatedRank::reduce_bucket_to_owners(const std::vector<std::string>& bucket) {
-  const Arithmetic& arithmetic = run_->arithmetic;
+  const NumericsSpec& numerics = run_->numerics;
   std::vector<at::Tensor> pieces;
-  ReductionPoint point = arithmetic.parameter_gradient;
-  for (int owner = 0; owner < arithmetic.dp; ++owner) {
+  ReductionPoint point = numerics.data.parameter_gradient;
+  for (int owner = 0; owner < numerics.mesh.degree(Axis::kDp); ++owner) {
     std::int64_t& size = point.chunks.emplace_back();
     for (const std::string& name : bucket) {
       for (const Range& run :
-           arithmetic.stepped_runs.at(name).at(static_cast<std::size_t>(owner))) {
+           numerics.data.sharding.stepped_runs.at(name).at(static_cast<std::size_t>(owner))) {
         pieces.push_back(gradients_.at(name).reshape({-1}).narrow(0, run.begin, run.count));
         size += run.count;
       }
@@ -103,8 +104,9 @@ void EmulatedRank::reduce_bucket_to_owners(const std::vector<std::string>& bucke
   pieces.clear();
   // their memory is free for the sums
   for (const std::string& name : bucket) gradients_.at(name).reset();
-  const at::Tensor reduced = world_->reduce_over_dp(rank_, bucket.front(), std::move(flat), point);
-  const auto dp_rank = static_cast<std::ptrdiff_t>(world_->dp_of(rank_));
+  const at::Tensor reduced =
+      world_->reduce_over(Axis::kDp, rank_, bucket.front(), std::move(flat), point);
+  const auto dp_rank = static_cast<std::ptrdiff_t>(coordinate(Axis::kDp));
   std::int64_t offset =
       std::accumulate(point.chunks.begin(), point.chunks.begin() + dp_rank, std::int64_t{0});
   for (const std::string& name : bucket) {
@@ -156,13 +158,13 @@ void EmulatedRank::reduce_flat(const std::vector<std::string>& names, const Buck
 std::vector<int> EmulatedRank::holders_of(const std::vector<std::string>& names) const {
   const auto holds_the_same = [&](int tp_rank) {
     return std::all_of(names.begin(), names.end(), [&](const std::string& name) {
-      const ParameterCut* cut = cut_of(run_->arithmetic, name);
-      return cut == nullptr || ranges_of(*cut, tp_rank) == ranges_of(*cut, world_->tp_of(rank_));
+      const ParameterCut* cut = cut_of(run_->numerics.tensor, name);
+      return cut == nullptr || ranges_of(*cut, tp_rank) == ranges_of(*cut, coordinate(Axis::kTp));
     });
   };
   std::vector<int> holders;
-  for (int tp_rank = 0; tp_rank < world_->tp(); ++tp_rank) {
-    if (holds_the_same(tp_rank)) holders.push_back(world_->dp_of(rank_) * world_->tp() + tp_rank);
+  for (const int member : world_->mesh().group_of(rank_, Axis::kTp)) {
+    if (holds_the_same(world_->coordinate(member, Axis::kTp))) holders.push_back(member);
   }
   return holders;
 }

@@ -47,9 +47,10 @@ struct Columns {
 Columns columns_of(const SplitVocabulary& vocabulary, const Range& entries,
                    const at::Tensor& logits_RV, const at::Tensor& targets_R) {
   if (entries.count > logits_RV.size(1)) {
-    throw ShapeError(fmt::format(
-        "the record gives a rank {} entries of the vocabulary; its logits have {} columns",
-        entries.count, logits_RV.size(1)));
+    throw ShapeError(
+        fmt::format("the declared arithmetic gives a rank {} entries of the vocabulary; its logits "
+                    "have {} columns",
+                    entries.count, logits_RV.size(1)));
   }
   const at::Tensor is_here =
       targets_R.ge(entries.begin).logical_and(targets_R.lt(entries.begin + entries.count));

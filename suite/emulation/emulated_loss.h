@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The loss of logits that a record cuts along the vocabulary, written out.
+/// The loss of logits that are cut along the vocabulary, written out.
 #pragma once
 #include <ATen/core/Tensor.h>
 
 #include <functional>
 #include <string_view>
 
-#include "subjects/parallel/arithmetic.h"
+#include "subjects/parallel/vocabulary_numerics.h"
 
 namespace isoshard {
 
-/// How a rank adds over its tp group: what the place is called, its own tensor, and the record's
-/// point.
+/// How a rank adds over its tp group: what the place is called, its own tensor, and the
+/// declared point.
 using ReduceOverTp = std::function<at::Tensor(std::string_view what, const at::Tensor& own,
                                               const ReductionPoint& point)>;
 

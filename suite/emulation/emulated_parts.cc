@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of parameters by a record's cuts and runs.
+// Parts of parameters by the declared cuts and runs.
 #include "suite/emulation/emulated_parts.h"
 
 #include <ATen/ATen.h>
@@ -8,9 +8,9 @@
 
 namespace isoshard {
 
-const ParameterCut* cut_of(const Arithmetic& arithmetic, std::string_view parameter) {
-  const auto found = arithmetic.cuts.find(parameter);
-  return found == arithmetic.cuts.end() ? nullptr : &found->second;
+const ParameterCut* cut_of(const TensorNumerics& tensor, std::string_view parameter) {
+  const auto found = tensor.cuts.find(parameter);
+  return found == tensor.cuts.end() ? nullptr : &found->second;
 }
 
 const std::vector<Range>& ranges_of(const ParameterCut& cut, int tp_rank) {
@@ -38,9 +38,9 @@ bool is_first_holder(const ParameterCut& cut, int tp_rank) {
   return std::find(cut.by_rank.begin(), own, *own) == own;
 }
 
-Layout layout_of_part(const Arithmetic& arithmetic, const ParameterSpec& spec, int tp_rank) {
+Layout layout_of_part(const TensorNumerics& tensor, const ParameterSpec& spec, int tp_rank) {
   Layout layout = replicated(spec.shape);
-  const ParameterCut* cut = cut_of(arithmetic, spec.name);
+  const ParameterCut* cut = cut_of(tensor, spec.name);
   if (cut == nullptr) return layout;
   const auto dim = static_cast<std::size_t>(cut->dim);
   std::int64_t local = 0;
@@ -58,9 +58,9 @@ Layout layout_of_part(const Arithmetic& arithmetic, const ParameterSpec& spec, i
 
 // Along the dim that is cut ranges follow each other, and behind them is padding; each is a stretch
 // of both tensors.
-Layout layout_of_runs(const Arithmetic& arithmetic, const ParameterSpec& spec, int tp_rank,
+Layout layout_of_runs(const TensorNumerics& tensor, const ParameterSpec& spec, int tp_rank,
                       const Shape& part, const std::vector<Range>& runs) {
-  const ParameterCut* cut = cut_of(arithmetic, spec.name);
+  const ParameterCut* cut = cut_of(tensor, spec.name);
   const auto dim = static_cast<std::size_t>(cut == nullptr ? 0 : cut->dim);
   const std::vector<Range> ranges =
       cut == nullptr ? std::vector<Range>{{0, spec.shape[0]}} : ranges_of(*cut, tp_rank);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A training step as an arithmetic record describes it.
+// A training step as its numerics describe it.
 #include "suite/emulation/emulated_rank.h"
 
 #include <ATen/ATen.h>
@@ -46,7 +46,7 @@ EmulatedRank::EmulatedRank(const EmulatedRun& run, EmulatedWorld& world, int ran
       world_(&world),
       rank_(rank),
       sink_(&sink),
-      strategy_(run.arithmetic, world, rank, run.item.settings.record_partials),
+      strategy_(run.numerics, world, rank, run.item.settings.record_partials),
       streams_(run.item.seed),
       learning_rate_(run.item.settings.optimizer.learning_rate, run.item.learning_rate_schedule()),
       optimizer_(make_optimizer(run.item.settings.optimizer)) {
@@ -62,11 +62,11 @@ void EmulatedRank::setup() {
   for (const ParameterSpec& spec : run_->specs) {
     const at::Tensor& whole = run_->whole_parameters.at(spec.name);
     parameters_[spec.name] =
-        part_of(whole, cut_of(run_->arithmetic, spec.name), world_->tp_of(rank_))
+        part_of(whole, cut_of(run_->numerics.tensor, spec.name), coordinate(Axis::kTp))
             .requires_grad_(true);
   }
-  buckets_ = run_->arithmetic.gradient_buckets;
-  if (run_->arithmetic.rebuilt_buckets.has_value()) watch_gradients();
+  buckets_ = run_->numerics.data.buckets.parameters;
+  if (run_->numerics.data.buckets.rebuilt.has_value()) watch_gradients();
   if (run_->item.first_step() > 0) {
     resume();
     record_state();
@@ -78,7 +78,7 @@ void EmulatedRank::setup() {
 
 at::Tensor EmulatedRank::own_piece(const ParameterSpec& spec, const at::Tensor& whole) const {
   return piece_of(spec.name,
-                  part_of(whole, cut_of(run_->arithmetic, spec.name), world_->tp_of(rank_)));
+                  part_of(whole, cut_of(run_->numerics.tensor, spec.name), coordinate(Axis::kTp)));
 }
 
 void EmulatedRank::resume() {
@@ -96,7 +96,7 @@ void EmulatedRank::resume() {
       state[name] = own_piece(spec, checkpoint.read_whole(name).to(master_type())).clone();
     }
   }
-  const RunProgress progress = checkpoint.progress(rank_, world_->dp() * world_->tp());
+  const RunProgress progress = checkpoint.progress(rank_, world_->mesh().world_size());
   optimizer_->restore(state, progress.updates);
   streams_.restore(progress.stream.seed);
   if (loss_scale_.has_value()) loss_scale_->restore(progress.numbers);
@@ -108,7 +108,7 @@ void EmulatedRank::train_step(int step) {
   if (step > 0) sink_->begin_step(step);
   for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
   begin_scaling();
-  const std::vector<TokenBatch> batches = run_->data.rank_batches(step, world_->dp_of(rank_));
+  const std::vector<TokenBatch> batches = run_->data.rank_batches(step, coordinate(Axis::kDp));
   forward_backward(batches, step);
 
   const at::NoGradGuard no_grad;
@@ -151,7 +151,7 @@ bool EmulatedRank::unscale() {
     own = own || gradient.sub(gradient).ne(0).any().item<bool>();
     gradient = gradient.mul(static_cast<double>(static_cast<float>(1 / scale())));
   }
-  std::vector<int> everybody(static_cast<std::size_t>(world_->dp() * world_->tp()));
+  std::vector<int> everybody(static_cast<std::size_t>(world_->mesh().world_size()));
   std::iota(everybody.begin(), everybody.end(), 0);
   ReductionPoint point;
   point.reduction = Reduction::kMax;
@@ -163,9 +163,9 @@ bool EmulatedRank::unscale() {
 }
 
 std::optional<std::vector<Range>> EmulatedRank::own_runs(std::string_view parameter) const {
-  const auto runs = run_->arithmetic.stepped_runs.find(parameter);
-  if (runs == run_->arithmetic.stepped_runs.end()) return std::nullopt;
-  return runs->second.at(static_cast<std::size_t>(world_->dp_of(rank_)));
+  const auto runs = run_->numerics.data.sharding.stepped_runs.find(parameter);
+  if (runs == run_->numerics.data.sharding.stepped_runs.end()) return std::nullopt;
+  return runs->second.at(static_cast<std::size_t>(coordinate(Axis::kDp)));
 }
 
 at::Tensor EmulatedRank::piece_of(std::string_view parameter, const at::Tensor& part) const {
@@ -179,11 +179,13 @@ at::Tensor EmulatedRank::piece_of(std::string_view parameter, const at::Tensor& 
 }
 
 at::ScalarType EmulatedRank::master_type() const {
-  return float_type_of(run_->arithmetic.master_dtype.value_or(run_->arithmetic.dtype));
+  return float_type_of(
+      run_->numerics.precision.master_dtype.value_or(run_->numerics.precision.dtype));
 }
 
 bool EmulatedRank::has_masters() const {
-  return run_->arithmetic.master_dtype.has_value() || !run_->arithmetic.stepped_runs.empty();
+  return run_->numerics.precision.master_dtype.has_value() ||
+         !run_->numerics.data.sharding.stepped_runs.empty();
 }
 
 void EmulatedRank::make_masters() {
@@ -199,7 +201,7 @@ void EmulatedRank::publish() {
     at::Tensor& parameter = parameters_.at(spec.name);
     at::Tensor own = masters_.at(spec.name).to(parameter.scalar_type());
     if (own_runs(spec.name).has_value())
-      own = world_->gather(rank_, world_->dp_group_of(rank_), spec.name, own);
+      own = world_->gather_over(Axis::kDp, rank_, spec.name, own);
     parameter.copy_(own.view(parameter.sizes()));
   }
 }
@@ -207,7 +209,7 @@ void EmulatedRank::publish() {
 void EmulatedRank::own_parameters() {
   for (const ParameterSpec& spec : run_->specs) {
     at::Tensor& parameter = parameters_.at(spec.name);
-    if (cut_of(run_->arithmetic, spec.name) == nullptr)
+    if (cut_of(run_->numerics.tensor, spec.name) == nullptr)
       parameter = parameter.detach().clone().requires_grad_(true);
   }
 }
@@ -227,7 +229,7 @@ void EmulatedRank::forward_backward(const std::vector<TokenBatch>& batches, int 
   for (std::size_t m = 0; m < batches.size(); ++m) {
     record_data(batches[m]);
     const MicroLoss micro = loss_of(logits_of(batches[m], training), targets[m], loss.weight);
-    training.first_sample += targets[m].size(0) * world_->dp();
+    training.first_sample += targets[m].size(0) * world_->degree(Axis::kDp);
     for (std::int64_t b = 0; b < targets[m].size(0); ++b)
       loss.sums.push_back(micro.sample_sum_B[b].item<double>());
     if (m + 1 == batches.size()) report_loss(loss);
@@ -239,24 +241,27 @@ void EmulatedRank::forward_backward(const std::vector<TokenBatch>& batches, int 
 }
 
 at::Tensor EmulatedRank::accumulated_in(const at::Tensor& gradient) const {
-  return gradient.to(
-      float_type_of(run_->arithmetic.accumulation_dtype.value_or(run_->arithmetic.dtype)));
+  return gradient.to(float_type_of(
+      run_->numerics.data.accumulation.dtype.value_or(run_->numerics.precision.dtype)));
 }
 
 // After each backward, where the parameters' own gradients are not what is added up.
 void EmulatedRank::add_gradients() {
-  const Arithmetic& arithmetic = run_->arithmetic;
-  if (!arithmetic.reduces_every_micro_batch && !arithmetic.accumulation_dtype.has_value()) return;
+  const NumericsSpec& numerics = run_->numerics;
+  if (!numerics.data.accumulation.reduces_every_micro_batch &&
+      !numerics.data.accumulation.dtype.has_value())
+    return;
   const at::NoGradGuard no_grad;
   for (auto& [name, parameter] : parameters_) {
     gradients_[name] = accumulated_in(
         parameter.grad().defined() ? parameter.grad() : at::zeros_like(parameter).detach());
     parameter.mutable_grad().reset();
   }
-  if (arithmetic.reduces_every_micro_batch) reduce_over_dp();
+  if (numerics.data.accumulation.reduces_every_micro_batch) reduce_over_dp();
   for (auto& [name, gradient] : gradients_) {
     at::Tensor& sum = added_[name];
-    if (!sum.defined() && arithmetic.adds_to_zeros) sum = at::zeros_like(accumulated_in(gradient));
+    if (!sum.defined() && numerics.data.accumulation.adds_to_zeros)
+      sum = at::zeros_like(accumulated_in(gradient));
     sum = sum.defined() ? sum + accumulated_in(gradient) : accumulated_in(gradient);
   }
 }
@@ -267,13 +272,13 @@ EmulatedRank::MicroLoss EmulatedRank::loss_of(const at::Tensor& logits,
       fp64_tensor(std::vector<double>(static_cast<std::size_t>(targets_BS.size(0)), weight));
   const double smoothing = run_->item.settings.label_smoothing;
   const bool is_linear = run_->model.loss_kind() == LossKind::kLinear;
-  if (run_->arithmetic.vocabulary.has_value()) {
+  if (run_->numerics.vocabulary.has_value()) {
     const auto over_tp = [this](std::string_view what, const at::Tensor& own,
                                 const ReductionPoint& point) {
-      return world_->reduce_over_tp(rank_, what, own, point);
+      return world_->reduce_over(Axis::kTp, rank_, what, own, point);
     };
-    const SplitVocabulary& vocabulary = *run_->arithmetic.vocabulary;
-    const int tp_rank = world_->tp_of(rank_);
+    const SplitVocabulary& vocabulary = *run_->numerics.vocabulary;
+    const int tp_rank = coordinate(Axis::kTp);
     const at::Tensor scaled_B = weight_B * scale();
     const SplitLoss split = is_linear ? emulated_split_linear_loss(vocabulary, tp_rank, logits,
                                                                    targets_BS, scaled_B, over_tp)
@@ -289,18 +294,18 @@ EmulatedRank::MicroLoss EmulatedRank::loss_of(const at::Tensor& logits,
 }
 
 at::Tensor EmulatedRank::logits_of(const TokenBatch& batch, const TrainingPass& training) {
-  const EmulatedAutocast autocast(run_->arithmetic.products);
+  const EmulatedAutocast autocast(run_->numerics.precision.products);
   Sink* sink = scaled_sink_.has_value() ? &*scaled_sink_ : sink_;
   at::Tensor logits =
       run_->model.forward(batch.input_ids_BS, forward_parameters(), strategy_, sink, training);
-  const std::optional<Dtype>& dtype = run_->arithmetic.logits_dtype;
+  const std::optional<Dtype>& dtype = run_->numerics.precision.logits_dtype;
   return dtype.has_value() ? logits.to(float_type_of(*dtype)) : logits;
 }
 
 // Rows by turns: of each turn those of the first module, then of the next.
 Parameters EmulatedRank::forward_parameters() const {
   Parameters parameters = parameters_;
-  for (const SharedInput& shared : run_->arithmetic.shared_inputs) {
+  for (const SharedInput& shared : run_->numerics.tensor.shared_inputs) {
     if (!shared.fused.has_value()) continue;
     for (const char* const suffix : {".weight", ".bias"}) {
       if (!parameters_.contains(shared.modules.front() + suffix)) continue;
@@ -317,14 +322,16 @@ Parameters EmulatedRank::forward_parameters() const {
 // What a sample's summed loss is multiplied with, so that averaged gradients are those of the mean
 // that the case asks for.
 double EmulatedRank::token_weight(const std::vector<std::int64_t>& counts) {
-  if (run_->item.settings.loss_mean == LossMean::kSum) return world_->dp();
+  if (run_->item.settings.loss_mean == LossMean::kSum) return world_->degree(Axis::kDp);
   std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
   double numerator = 1;
   if (run_->item.settings.loss_mean == LossMean::kGlobal) {
     const at::Tensor own = at::full({1}, total, at::TensorOptions().dtype(at::kLong));
-    total = world_->reduce_over_dp(rank_, "counted tokens", own, run_->arithmetic.token_count)
-                .item<std::int64_t>();
-    numerator = world_->dp();
+    total =
+        world_
+            ->reduce_over(Axis::kDp, rank_, "counted tokens", own, run_->numerics.data.token_count)
+            .item<std::int64_t>();
+    numerator = world_->degree(Axis::kDp);
   }
   if (total == 0) throw UsageError("no token is counted, so the loss has no mean");
   return numerator / static_cast<double>(total);
@@ -338,15 +345,15 @@ void EmulatedRank::report_loss(const Loss& loss) {
     sum += loss.sums[i];
     count += loss.counts[i];
   }
-  const at::Tensor mean =
-      world_->reduce_over_dp(rank_, "loss", fp64_tensor({weighted}), run_->arithmetic.loss);
+  const at::Tensor mean = world_->reduce_over(Axis::kDp, rank_, "loss", fp64_tensor({weighted}),
+                                              run_->numerics.data.loss);
   const at::Tensor own_mean = fp64_tensor({count == 0 ? 0.0 : sum / static_cast<double>(count)});
   record(RecordKind::kScalar, "loss_per_dp_rank", own_mean, over_dp(own_mean));
   record(RecordKind::kScalar, "loss", mean, replicated({1}));
 }
 
 void EmulatedRank::reduce_gradients() {
-  const Arithmetic& arithmetic = run_->arithmetic;
+  const NumericsSpec& numerics = run_->numerics;
   if (added_.empty()) {
     for (auto& [name, parameter] : parameters_) {
       gradients_[name] =
@@ -356,13 +363,13 @@ void EmulatedRank::reduce_gradients() {
   } else {
     gradients_ = std::exchange(added_, {});
   }
-  if (!arithmetic.reduces_every_micro_batch) reduce_over_dp();
+  if (!numerics.data.accumulation.reduces_every_micro_batch) reduce_over_dp();
   for (auto& [name, gradient] : gradients_) gradient = gradient.to(master_type());
-  for (const std::vector<std::string>& names : run_->arithmetic.holder_sums) {
+  for (const std::vector<std::string>& names : run_->numerics.tensor.holder_sums) {
     const std::vector<int> holders = holders_of(names);
     reduce_flat(names, nullptr, [&](at::Tensor flat) {
       return world_->reduce(rank_, holders, names.front(), std::move(flat),
-                            run_->arithmetic.holder_gradient);
+                            run_->numerics.tensor.holder_gradient);
     });
   }
 }
@@ -370,30 +377,30 @@ void EmulatedRank::reduce_gradients() {
 double EmulatedRank::gradient_norm() {
   std::vector<double> squares, cut_squares;
   for (const ParameterSpec& spec : run_->specs) {
-    squares.push_back(sum_of_blocks(gradients_.at(spec.name), run_->arithmetic.norm_block));
+    squares.push_back(sum_of_blocks(gradients_.at(spec.name), run_->numerics.norm.block));
   }
-  if (!run_->arithmetic.stepped_runs.empty()) {
-    const at::Tensor sums = world_->reduce_over_dp(rank_, "clip norm", fp64_tensor(squares),
-                                                   run_->arithmetic.clip_norm);
+  if (!run_->numerics.data.sharding.stepped_runs.empty()) {
+    const at::Tensor sums = world_->reduce_over(Axis::kDp, rank_, "clip norm", fp64_tensor(squares),
+                                                run_->numerics.norm.square_sums);
     for (std::size_t i = 0; i < squares.size(); ++i)
       squares[i] = sums[static_cast<std::int64_t>(i)].item<double>();
   }
   for (std::size_t i = 0; i < run_->specs.size(); ++i) {
-    const ParameterCut* cut = cut_of(run_->arithmetic, run_->specs[i].name);
+    const ParameterCut* cut = cut_of(run_->numerics.tensor, run_->specs[i].name);
     if (cut != nullptr)
-      cut_squares.push_back(is_first_holder(*cut, world_->tp_of(rank_)) ? squares[i] : 0.0);
+      cut_squares.push_back(is_first_holder(*cut, coordinate(Axis::kTp)) ? squares[i] : 0.0);
   }
   if (!cut_squares.empty()) {
-    const at::Tensor sums = world_->reduce_over_tp(rank_, "clip norm", fp64_tensor(cut_squares),
-                                                   run_->arithmetic.clip_norm);
+    const at::Tensor sums = world_->reduce_over(
+        Axis::kTp, rank_, "clip norm", fp64_tensor(cut_squares), run_->numerics.norm.square_sums);
     std::int64_t next = 0;
     for (std::size_t i = 0; i < run_->specs.size(); ++i) {
-      if (cut_of(run_->arithmetic, run_->specs[i].name) != nullptr)
+      if (cut_of(run_->numerics.tensor, run_->specs[i].name) != nullptr)
         squares[i] = sums[next++].item<double>();
     }
   }
   double total = 0;
-  if (run_->arithmetic.norm_adds == NormAdds::kModelOrder) {
+  if (run_->numerics.norm.adds == NormAdds::kModelOrder) {
     for (const double square : squares) total += square;
   } else {
     for (auto square = squares.rbegin(); square != squares.rend(); ++square) total += *square;
@@ -402,21 +409,21 @@ double EmulatedRank::gradient_norm() {
 }
 
 Layout EmulatedRank::layout_of(const ParameterSpec& spec) const {
-  return layout_of_part(run_->arithmetic, spec, world_->tp_of(rank_));
+  return layout_of_part(run_->numerics.tensor, spec, coordinate(Axis::kTp));
 }
 
 Layout EmulatedRank::piece_layout(const ParameterSpec& spec) const {
   const std::optional<std::vector<Range>> runs = own_runs(spec.name);
   if (!runs.has_value()) return layout_of(spec);
-  return layout_of_runs(run_->arithmetic, spec, world_->tp_of(rank_),
+  return layout_of_runs(run_->numerics.tensor, spec, coordinate(Axis::kTp),
                         parameters_.at(spec.name).sizes().vec(), *runs);
 }
 
 // Dim 0 holds this dp rank's samples.
 Layout EmulatedRank::over_dp(const at::Tensor& local) const {
   Layout layout = replicated(local.sizes().vec());
-  if (world_->dp() > 1) {
-    layout.global_shape[0] *= world_->dp();
+  if (world_->degree(Axis::kDp) > 1) {
+    layout.global_shape[0] *= world_->degree(Axis::kDp);
     layout.placements.push_back(shard(Axis::kDp, 0));
   }
   return layout;
@@ -437,7 +444,7 @@ void EmulatedRank::record_data(const TokenBatch& batch) {
 void EmulatedRank::record_parameters() {
   for (const ParameterSpec& spec : run_->specs) {
     const at::Tensor& part = parameters_.at(spec.name);
-    const bool is_run = run_->arithmetic.keeps_runs;
+    const bool is_run = run_->numerics.data.sharding.keeps_runs;
     record(RecordKind::kParam, spec.name, is_run ? piece_of(spec.name, part) : part,
            is_run ? piece_layout(spec) : layout_of(spec));
   }
@@ -445,8 +452,8 @@ void EmulatedRank::record_parameters() {
 
 void EmulatedRank::record_state() {
   const NamedTensors state = optimizer_->state();
-  const Arithmetic& arithmetic = run_->arithmetic;
-  const bool own_masters = arithmetic.master_dtype.has_value();
+  const NumericsSpec& numerics = run_->numerics;
+  const bool own_masters = numerics.precision.master_dtype.has_value();
   for (const ParameterSpec& spec : run_->specs) {
     const at::Tensor& stepped = has_masters() ? masters_.at(spec.name) : parameters_.at(spec.name);
     if (own_masters)

@@ -26,11 +26,11 @@ namespace isoshard {
 /// What all emulated ranks share and none changes.
 struct EmulatedRun {
   const Case& item;
-  const Arithmetic& arithmetic;
+  const NumericsSpec& numerics;
   const CaseData& data;
   const Model& model;
   const std::vector<ParameterSpec>& specs;
-  /// In the record's dtype
+  /// In the dtype of `numerics.precision`
   const std::map<std::string, at::Tensor, std::less<>>& whole_parameters;
   /// Of a case that goes on from one
   const Checkpoint* resumed = nullptr;
@@ -61,11 +61,12 @@ class EmulatedRank {
     at::Tensor root, gradient, sample_sum_B;
   };
 
+  [[nodiscard]] int coordinate(Axis axis) const { return world_->coordinate(rank_, axis); }
   [[nodiscard]] Layout layout_of(const ParameterSpec& spec) const;
   [[nodiscard]] Layout piece_layout(const ParameterSpec& spec) const;
   /// The runs of a flattened part that this dp rank steps; nullopt: all of it.
   [[nodiscard]] std::optional<std::vector<Range>> own_runs(std::string_view parameter) const;
-  /// What forward reads: fused weights, of each of its modules, where the record has them.
+  /// What forward reads: fused weights, of each of its modules, where the numerics have them.
   [[nodiscard]] Parameters forward_parameters() const;
   /// What this rank steps of a tensor like a parameter's part.
   [[nodiscard]] at::Tensor piece_of(std::string_view parameter, const at::Tensor& part) const;

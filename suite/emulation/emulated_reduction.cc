@@ -168,12 +168,12 @@ void check_point(const ReductionPoint& point, std::span<const at::Tensor> parts)
                                 std::accumulate(point.chunks.begin(), point.chunks.end(),
                                                 std::int64_t{0}) != parts[0].numel())) {
     throw UsageError(
-        fmt::format("an arithmetic record cuts {} elements of {} ranks into chunks of {}",
+        fmt::format("a declared arithmetic cuts {} elements of {} ranks into chunks of {}",
                     parts[0].numel(), parts.size(), fmt::join(point.chunks, ", ")));
   }
   if (point.reduction == Reduction::kMin) {
     throw UsageError(
-        fmt::format("an arithmetic record cannot reduce by {}; sum, avg and max are written out",
+        fmt::format("a declared arithmetic cannot reduce by {}; sum, avg and max are written out",
                     name_of(point.reduction)));
   }
 }
@@ -216,7 +216,7 @@ at::ScalarType float_type_of(Dtype dtype) {
     case Dtype::kFloat16:
       return at::kHalf;
     default:
-      throw ShapeError(fmt::format("an arithmetic record in {}: give a float", name_of(dtype)));
+      throw ShapeError(fmt::format("a declared arithmetic in {}: give a float", name_of(dtype)));
   }
 }
 

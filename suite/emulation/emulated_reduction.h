@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Reductions of an arithmetic record, written out.
+/// Reductions of a declared arithmetic, written out.
 #pragma once
 #include <ATen/core/Tensor.h>
 
 #include <span>
 
-#include "subjects/parallel/arithmetic.h"
+#include "subjects/parallel/reduction_point.h"
 
 namespace isoshard {
 
@@ -13,7 +13,7 @@ namespace isoshard {
 /// the order of the group's ranks.
 ///
 /// Errors   ShapeError if shapes or dtypes differ, or for a dtype that is no float and not int64;
-///          UsageError if the record names addends that are not the group's ranks, each once, or an
+///          UsageError if the point names addends that are not the group's ranks, each once, or an
 ///          order that is not written out here.
 /// Determinism   plain loops; the compiler may neither reorder nor contract them.
 /// Source   docs/reduction.md. Shares no code with src/core/comm: it is what src/core/comm is held

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,7 +26,7 @@
 namespace isoshard {
 namespace {
 
-RecorderOptions recording_of(const Case& c, const Arithmetic& arithmetic,
+RecorderOptions recording_of(const Case& c, const NumericsSpec& numerics,
                              const EmulationOptions& options, const Arenas& arenas,
                              const std::shared_ptr<ReplicaBytes>& replica_bytes, int rank) {
   RecorderOptions recording;
@@ -35,8 +36,8 @@ RecorderOptions recording_of(const Case& c, const Arithmetic& arithmetic,
   recording.keep = options.keep;
   recording.arena = arenas[static_cast<std::size_t>(rank)];
   recording.replica_bytes = replica_bytes;
-  recording.coarsest =
-      arithmetic.products.has_value() ? arithmetic.products->dtype : arithmetic.dtype;
+  recording.coarsest = numerics.precision.products.has_value() ? numerics.precision.products->dtype
+                                                               : numerics.precision.dtype;
   recording.mask_small_gradients = options.compare_with != nullptr &&
                                    c.settings.optimizer.kind == OptimizerSettings::Kind::kAdamW;
   return recording;
@@ -79,25 +80,25 @@ std::vector<RankTrace> traces_in(std::span<const std::byte> message) {
   return traces;
 }
 
-void emulate_all(const Case& c, const CaseData& data, const Arithmetic& arithmetic,
+void emulate_all(const Case& c, const CaseData& data, const NumericsSpec& numerics,
                  const EmulationOptions& options, const Arenas& arenas, Rank& process) {
   process.set_phase("setup");
   const std::unique_ptr<Model> model = make_model(c.config, c.attention);
   const std::vector<ParameterSpec> specs = model->parameters();
-  auto whole = read_whole(specs, *case_weights(c), arithmetic.dtype);
+  auto whole = read_whole(specs, *case_weights(c), numerics.precision.dtype);
   std::optional<Checkpoint> resumed;
   if (c.resumed.has_value()) resumed = Checkpoint::open(c.resumed->path);
   const EmulatedRun run{
-      c, arithmetic, data, *model, specs, whole, resumed.has_value() ? &*resumed : nullptr};
-  EmulatedWorld world(arithmetic.dp, arithmetic.tp);
+      c, numerics, data, *model, specs, whole, resumed.has_value() ? &*resumed : nullptr};
+  EmulatedWorld world(numerics.mesh);
   const auto replica_bytes = std::make_shared<ReplicaBytes>();
   std::vector<std::unique_ptr<Recorder>> recorders;
   for (int rank = 0; rank < c.world_size(); ++rank) {
     recorders.push_back(std::make_unique<Recorder>(
-        recording_of(c, arithmetic, options, arenas, replica_bytes, rank)));
+        recording_of(c, numerics, options, arenas, replica_bytes, rank)));
   }
   process.set_phase("emulated ranks");
-  world.run(arithmetic.num_threads, [&](int rank) {
+  world.run(numerics.num_threads, [&](int rank) {
     EmulatedRank emulated(run, world, rank, *recorders[static_cast<std::size_t>(rank)]);
     emulated.setup();
     for (int step = c.first_step(); step < c.steps; ++step) emulated.train_step(step);
@@ -108,18 +109,26 @@ void emulate_all(const Case& c, const CaseData& data, const Arithmetic& arithmet
   process.post_result(message);
 }
 
+// "dp 3 x tp 2".
+std::string words_of(const MeshShape& mesh) {
+  std::string words;
+  for (const auto& [axis, degree] : mesh.axes())
+    words += fmt::format("{}{} {}", words.empty() ? "" : " x ", name_of(axis), degree);
+  return words;
+}
+
 // One for all ranks, whose copies are kept once.
-Arenas shared_arena(const Case& c, const Arithmetic& arithmetic) {
+Arenas shared_arena(const Case& c, const NumericsSpec& numerics) {
   c.validate();
-  if (arithmetic.dp != c.degrees.dp || arithmetic.tp != c.degrees.tp) {
-    throw UsageError(fmt::format("a record for dp {} x tp {} cannot emulate {}", arithmetic.dp,
-                                 arithmetic.tp, c.slug()));
+  if (numerics.mesh != c.mesh()) {
+    throw UsageError(fmt::format("a declared arithmetic for {} cannot emulate {}",
+                                 words_of(numerics.mesh), c.slug()));
   }
   const auto num_ranks = static_cast<std::size_t>(c.world_size());
   return Arenas(num_ranks, std::make_shared<Arena>(trace_capacity(c) * num_ranks, "emulated"));
 }
 
-ForkedWorld emulating_world(const Case& c, const Arithmetic& arithmetic,
+ForkedWorld emulating_world(const Case& c, const NumericsSpec& numerics,
                             const EmulationOptions& options, const Arenas& arenas) {
   const CaseData data(c);
   WorldOptions world;
@@ -127,17 +136,17 @@ ForkedWorld emulating_world(const Case& c, const Arithmetic& arithmetic,
   world.deadline = options.deadline;
   // References are to the process's own copies, from the fork on.
   return ForkedWorld(std::move(world), [&](Rank& process) {
-    emulate_all(c, data, arithmetic, options, arenas, process);
+    emulate_all(c, data, numerics, options, arenas, process);
   });
 }
 
 }  // namespace
 
-RunningEmulation::RunningEmulation(const Case& c, const Arithmetic& arithmetic,
+RunningEmulation::RunningEmulation(const Case& c, const NumericsSpec& numerics,
                                    const EmulationOptions& options)
     : trace_{"emulated " + c.subject, c.slug(), c.mesh(), {}},
-      arenas_(shared_arena(c, arithmetic)),
-      world_(emulating_world(c, arithmetic, options, arenas_)) {}
+      arenas_(shared_arena(c, numerics)),
+      world_(emulating_world(c, numerics, options, arenas_)) {}
 
 Trace RunningEmulation::wait() {
   const WorldReport report = world_.wait();
@@ -147,15 +156,15 @@ Trace RunningEmulation::wait() {
   return std::move(trace_);
 }
 
-Trace emulate(const Case& c, const Arithmetic& arithmetic, const EmulationOptions& options) {
-  return RunningEmulation(c, arithmetic, options).wait();
+Trace emulate(const Case& c, const NumericsSpec& numerics, const EmulationOptions& options) {
+  return RunningEmulation(c, numerics, options).wait();
 }
 
 void require_equal_copies(const Trace& emulated) {
   const std::optional<UnequalCopies> found = find_unequal_copies(emulated);
   if (!found.has_value()) return;
   throw InfrastructureError(fmt::format(
-      "the emulated ranks {} and {} hold different copies of {}: the arithmetic record is wrong",
+      "the emulated ranks {} and {} hold different copies of {}: the declared arithmetic is wrong",
       found->first_rank, found->second_rank, describe(found->key)));
 }
 
@@ -164,8 +173,8 @@ Reference reference_of_emulated(const Trace& trace) {
   return Reference(assembled(trace));
 }
 
-Reference make_emulated_reference(const Case& c, const Arithmetic& arithmetic) {
-  return reference_of_emulated(emulate(c, arithmetic));
+Reference make_emulated_reference(const Case& c, const NumericsSpec& numerics) {
+  return reference_of_emulated(emulate(c, numerics));
 }
 
 }  // namespace isoshard

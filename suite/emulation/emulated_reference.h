@@ -9,7 +9,7 @@
 #include "harness/trace/recorder.h"
 #include "harness/trace/reference.h"
 #include "harness/world/forked/forked_world.h"
-#include "subjects/parallel/arithmetic.h"
+#include "subjects/parallel/numerics_spec.h"
 
 namespace isoshard {
 
@@ -20,23 +20,23 @@ struct EmulationOptions {
   std::chrono::milliseconds deadline{600'000};
 };
 
-/// Carries out `arithmetic` for every rank of its mesh, with the shards' own shapes, in one forked
+/// Carries out `numerics` for every rank of its mesh, with the shards' own shapes, in one forked
 /// process.
 ///
 /// It uses the model, the loss and the optimizer that reference and subjects share, and no code of
 /// src/subjects/parallel or src/core/comm. The trace has all ranks of the mesh.
-/// Errors        InfrastructureError that says how the process failed, also for a record that
-///               cannot be carried out; UsageError and FileError of the case before it starts.
+/// Errors        InfrastructureError that says how the process failed, also for numerics
+///               that cannot be carried out; UsageError and FileError of the case before it starts.
 /// Determinism   bit-equal between calls on one machine; equal to the subject's run where the
-///               record is right.
-[[nodiscard]] Trace emulate(const Case& c, const Arithmetic& arithmetic,
+///               numerics are right.
+[[nodiscard]] Trace emulate(const Case& c, const NumericsSpec& numerics,
                             const EmulationOptions& options = {});
 
 /// emulate() beside what the caller does meanwhile: the process runs from the constructor on.
 /// Errors   the constructor UsageError and FileError of the case, wait() the others of emulate().
 class RunningEmulation {
  public:
-  RunningEmulation(const Case& c, const Arithmetic& arithmetic, const EmulationOptions& options);
+  RunningEmulation(const Case& c, const NumericsSpec& numerics, const EmulationOptions& options);
   /// Called once.
   [[nodiscard]] Trace wait();
 
@@ -46,17 +46,16 @@ class RunningEmulation {
   ForkedWorld world_;
 };
 
-/// What an arithmetic record calls replicated must come out equal: a reduction that it lacks shows
-/// here.
+/// What the numerics call replicated must come out equal: a reduction that they lack shows here.
 /// Errors   InfrastructureError that names the first tensor whose copies differ between emulated
-///          ranks: the record is wrong then.
+///          ranks: the numerics are wrong then.
 void require_equal_copies(const Trace& emulated);
 
 /// An emulated run, of which everything was kept, as a reference: put together to one process's
 /// trace. Judge runs against it with Level::kExact.   Errors   as require_equal_copies.
 [[nodiscard]] Reference reference_of_emulated(const Trace& trace);
 
-/// reference_of_emulated(emulate(c, arithmetic)).
-[[nodiscard]] Reference make_emulated_reference(const Case& c, const Arithmetic& arithmetic);
+/// reference_of_emulated(emulate(c, numerics)).
+[[nodiscard]] Reference make_emulated_reference(const Case& c, const NumericsSpec& numerics);
 
 }  // namespace isoshard

@@ -66,61 +66,64 @@ class OutputSum final : public torch::autograd::Function<OutputSum> {
 
 // Activation gradients are recorded as they are: dp times the true ones where gradients are
 // averaged.
-double averaging_factor(const Arithmetic& arithmetic) {
-  return arithmetic.parameter_gradient.reduction == Reduction::kAvg ? arithmetic.dp : 1;
+double averaging_factor(const NumericsSpec& numerics) {
+  return numerics.data.parameter_gradient.reduction == Reduction::kAvg
+             ? numerics.mesh.degree(Axis::kDp)
+             : 1;
 }
 
 // Every entry on one rank, in their order.
-void check_vocabulary(const Arithmetic& arithmetic) {
-  if (!arithmetic.vocabulary.has_value()) return;
-  const SplitVocabulary& vocabulary = *arithmetic.vocabulary;
+void check_vocabulary(const NumericsSpec& numerics) {
+  if (!numerics.vocabulary.has_value()) return;
+  const SplitVocabulary& vocabulary = *numerics.vocabulary;
   std::int64_t next = 0;
-  bool fits = vocabulary.by_rank.size() == static_cast<std::size_t>(arithmetic.tp);
+  bool fits =
+      vocabulary.by_rank.size() == static_cast<std::size_t>(numerics.mesh.degree(Axis::kTp));
   for (const Range& entries : vocabulary.by_rank) {
     fits = fits && entries.begin == next && entries.count >= 0;
     next += entries.count;
   }
   if (fits && next == vocabulary.size) return;
-  throw UsageError(
-      fmt::format("the record must give each of the {} entries of the vocabulary to one of {} tp "
-                  "ranks, in order",
-                  vocabulary.size, arithmetic.tp));
+  throw UsageError(fmt::format(
+      "the declared arithmetic must give each of the {} entries of the vocabulary to one of {} tp "
+      "ranks, in order",
+      vocabulary.size, numerics.mesh.degree(Axis::kTp)));
 }
 
 }  // namespace
 
-Region region_of(const Arithmetic& arithmetic, std::string_view module) {
-  const auto found = arithmetic.regions.find(module);
-  return found == arithmetic.regions.end() ? Region::kReplicated : found->second;
+Region region_of(const TensorNumerics& tensor, std::string_view module) {
+  const auto found = tensor.regions.find(module);
+  return found == tensor.regions.end() ? Region::kReplicated : found->second;
 }
 
-EmulatedStrategy::EmulatedStrategy(const Arithmetic& arithmetic, EmulatedWorld& world, int rank,
+EmulatedStrategy::EmulatedStrategy(const NumericsSpec& numerics, EmulatedWorld& world, int rank,
                                    bool record_partials)
-    : Strategy(arithmetic.dp, averaging_factor(arithmetic)),
-      arithmetic_(&arithmetic),
+    : Strategy(numerics.mesh.degree(Axis::kDp), averaging_factor(numerics)),
+      numerics_(&numerics),
       world_(&world),
       rank_(rank),
       record_partials_(record_partials),
-      copied_points_(arithmetic.copies.points.begin(), arithmetic.copies.points.end()) {
-  check_vocabulary(arithmetic);
-  for (std::size_t g = 0; g < arithmetic.shared_inputs.size(); ++g) {
-    const SharedInput& shared = arithmetic.shared_inputs[g];
+      copied_points_(numerics.tensor.copies.points.begin(), numerics.tensor.copies.points.end()) {
+  check_vocabulary(numerics);
+  for (std::size_t g = 0; g < numerics.tensor.shared_inputs.size(); ++g) {
+    const SharedInput& shared = numerics.tensor.shared_inputs[g];
     for (std::size_t m = 0; m < shared.modules.size(); ++m) places_[shared.modules[m]] = {g, m};
     std::vector<std::size_t> adds = shared.adds;
     std::sort(adds.begin(), adds.end());
     bool once_each = adds.size() == shared.modules.size();
     for (std::size_t i = 0; once_each && i < adds.size(); ++i) once_each = adds[i] == i;
     if (!once_each)
-      throw UsageError(
-          fmt::format("the record must add each of the {} gradients that meet before {} once",
-                      shared.modules.size(), shared.modules.front()));
+      throw UsageError(fmt::format(
+          "the declared arithmetic must add each of the {} gradients that meet before {} once",
+          shared.modules.size(), shared.modules.front()));
   }
 }
 
 at::Tensor EmulatedStrategy::linear(std::string_view module, const at::Tensor& x,
                                     const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                                     Sink* sink) const {
-  switch (region_of(*arithmetic_, module)) {
+  switch (region_of(numerics_->tensor, module)) {
     case Region::kColumn:
     case Region::kVocabHead:
       return column_linear(module, x, weight, bias);
@@ -139,7 +142,8 @@ at::Tensor EmulatedStrategy::row_linear(std::string_view module, const at::Tenso
   const at::Tensor sum = OutputSum::apply(recorded_partial(module, at::linear(x, weight), sink),
                                           to_address(*this), std::string(module));
   if (!bias.has_value() || !bias->defined()) return sum;
-  const bool rounds = arithmetic_->products.has_value() && arithmetic_->products->rounds_row_bias;
+  const bool rounds =
+      numerics_->precision.products.has_value() && numerics_->precision.products->rounds_row_bias;
   return sum + (rounds ? bias->to(sum.scalar_type()) : *bias);
 }
 
@@ -147,11 +151,11 @@ at::Tensor EmulatedStrategy::row_linear(std::string_view module, const at::Tenso
 // replaced by 0.
 at::Tensor EmulatedStrategy::embedding(std::string_view module, const at::Tensor& ids_BS,
                                        const at::Tensor& weight, Sink* sink) const {
-  if (region_of(*arithmetic_, module) != Region::kVocabEmbedding) {
-    if (!arithmetic_->is_sequence_cut) return Strategy::embedding(module, ids_BS, weight, sink);
-    const std::int64_t part = ids_BS.size(1) / arithmetic_->tp;
+  if (region_of(numerics_->tensor, module) != Region::kVocabEmbedding) {
+    if (!numerics_->sequence.is_cut) return Strategy::embedding(module, ids_BS, weight, sink);
+    const std::int64_t part = ids_BS.size(1) / tp_degree();
     return Strategy::embedding(
-        module, ids_BS.slice(1, part * world_->tp_of(rank_), part * (world_->tp_of(rank_) + 1)),
+        module, ids_BS.slice(1, part * coordinate(Axis::kTp), part * (coordinate(Axis::kTp) + 1)),
         weight, sink);
   }
   const Range& own = own_entries();
@@ -163,14 +167,15 @@ at::Tensor EmulatedStrategy::embedding(std::string_view module, const at::Tensor
 }
 
 const SplitVocabulary& EmulatedStrategy::vocabulary() const {
-  if (!arithmetic_->vocabulary.has_value())
+  if (!numerics_->vocabulary.has_value())
     throw UsageError(
-        "the record cuts a module along the vocabulary and does not say how the vocabulary is cut");
-  return *arithmetic_->vocabulary;
+        "the declared arithmetic cuts a module along the vocabulary and does not say how the "
+        "vocabulary is cut");
+  return *numerics_->vocabulary;
 }
 
 const Range& EmulatedStrategy::own_entries() const {
-  return vocabulary().by_rank.at(static_cast<std::size_t>(world_->tp_of(rank_)));
+  return vocabulary().by_rank.at(static_cast<std::size_t>(coordinate(Axis::kTp)));
 }
 
 // A summand; its gradient is that of the sum.
@@ -190,11 +195,11 @@ at::Tensor EmulatedStrategy::column_linear(std::string_view module, const at::Te
                                            const std::optional<at::Tensor>& bias) const {
   const auto found = places_.find(module);
   if (found == places_.end() ||
-      !arithmetic_->shared_inputs[found->second.group].fused.has_value()) {
+      !numerics_->tensor.shared_inputs[found->second.group].fused.has_value()) {
     return at::linear(column_input(module, x), weight, bias);
   }
   const auto [group, position] = found->second;
-  const FusedProduct& fused = *arithmetic_->shared_inputs[group].fused;
+  const FusedProduct& fused = *numerics_->tensor.shared_inputs[group].fused;
   if (position == 0) {
     const at::Tensor input =
         SharedInputFan::apply(x, to_address(*this), static_cast<std::int64_t>(group), 1).at(0);
@@ -206,8 +211,8 @@ at::Tensor EmulatedStrategy::column_linear(std::string_view module, const at::Te
   }
   Fan& fan = fans_[group];
   if (!fan.input.defined() || !fan.input.is_same(x)) {
-    throw UsageError(
-        fmt::format("the record fuses {} with modules that read another tensor", module));
+    throw UsageError(fmt::format(
+        "the declared arithmetic fuses {} with modules that read another tensor", module));
   }
   at::Tensor output = std::move(fan.outputs[position]);
   if (position + 1 == fan.outputs.size()) fans_.erase(group);
@@ -217,11 +222,12 @@ at::Tensor EmulatedStrategy::column_linear(std::string_view module, const at::Te
 at::Tensor EmulatedStrategy::column_input(std::string_view module, const at::Tensor& x) const {
   const auto found = places_.find(module);
   if (found == places_.end())
-    throw UsageError(fmt::format(
-        "the record cuts {} by columns and does not say how its input's gradient is added",
-        module));
+    throw UsageError(
+        fmt::format("the declared arithmetic cuts {} by columns and does not say how its input's "
+                    "gradient is added",
+                    module));
   const auto [group, position] = found->second;
-  const auto size = arithmetic_->shared_inputs[group].modules.size();
+  const auto size = numerics_->tensor.shared_inputs[group].modules.size();
   if (position == 0)
     fans_[group] = {x,
                     SharedInputFan::apply(x, to_address(*this), static_cast<std::int64_t>(group),
@@ -229,8 +235,9 @@ at::Tensor EmulatedStrategy::column_input(std::string_view module, const at::Ten
                     {}};
   Fan& fan = fans_[group];
   if (!fan.input.defined() || !fan.input.is_same(x)) {
-    throw UsageError(fmt::format("the record says that {} reads the input of {}; it reads another",
-                                 module, arithmetic_->shared_inputs[group].modules.front()));
+    throw UsageError(
+        fmt::format("the declared arithmetic says that {} reads the input of {}; it reads another",
+                    module, numerics_->tensor.shared_inputs[group].modules.front()));
   }
   at::Tensor view = std::move(fan.views[position]);
   if (position + 1 == size) fans_.erase(group);
@@ -239,12 +246,12 @@ at::Tensor EmulatedStrategy::column_input(std::string_view module, const at::Ten
 
 at::Tensor EmulatedStrategy::input_gradient(std::size_t group,
                                             std::vector<at::Tensor> gradients) const {
-  const SharedInput& shared = arithmetic_->shared_inputs[group];
+  const SharedInput& shared = numerics_->tensor.shared_inputs[group];
   const auto reduced = [&](const std::string& module, const at::Tensor& gradient) {
-    const bool is_head = region_of(*arithmetic_, module) == Region::kVocabHead;
+    const bool is_head = region_of(numerics_->tensor, module) == Region::kVocabHead;
     return sum_over_tp(
         module, gradient,
-        is_head ? vocabulary().head_input_gradient : arithmetic_->column_input_gradient);
+        is_head ? vocabulary().head_input_gradient : numerics_->tensor.column_input_gradient);
   };
   if (shared.fused.has_value()) return reduced(shared.modules.front(), gradients.at(0));
   at::Tensor sum;
@@ -258,9 +265,9 @@ at::Tensor EmulatedStrategy::input_gradient(std::size_t group,
 
 at::Tensor EmulatedStrategy::output_sum(const std::string& module,
                                         const at::Tensor& partial) const {
-  const bool is_embedding = region_of(*arithmetic_, module) == Region::kVocabEmbedding;
+  const bool is_embedding = region_of(numerics_->tensor, module) == Region::kVocabEmbedding;
   return sum_over_tp(module, partial,
-                     is_embedding ? vocabulary().embedding_output : arithmetic_->row_output);
+                     is_embedding ? vocabulary().embedding_output : numerics_->tensor.row_output);
 }
 
 at::Tensor EmulatedStrategy::summand_gradient(const std::string& module,
@@ -271,27 +278,28 @@ at::Tensor EmulatedStrategy::summand_gradient(const std::string& module,
 // Parts of all ranks, of each the samples one after the other, back to samples of whole sequences.
 at::Tensor EmulatedStrategy::whole_sequence(const std::string& module,
                                             const at::Tensor& own) const {
-  if (!arithmetic_->is_sequence_cut) return own;
+  if (!numerics_->sequence.is_cut) return own;
   std::vector<std::int64_t> shape = own.sizes().vec();
-  shape.insert(shape.begin(), arithmetic_->tp);
+  shape.insert(shape.begin(), tp_degree());
   const at::Tensor parts =
-      world_->gather(rank_, world_->tp_group_of(rank_), module, own.contiguous()).view(shape);
+      world_->gather_over(Axis::kTp, rank_, module, own.contiguous()).view(shape);
   return at::cat(parts.unbind(0), 1).contiguous();
 }
 
 at::Tensor EmulatedStrategy::sum_over_tp(std::string_view what, const at::Tensor& part,
                                          const ReductionPoint& point) const {
-  if (!arithmetic_->is_sequence_cut) return world_->reduce_over_tp(rank_, what, part, point);
-  if (part.size(1) % arithmetic_->tp != 0) {
-    throw UsageError(fmt::format("the record cuts sequences over tp {}; {} has {} tokens",
-                                 arithmetic_->tp, what, part.size(1)));
+  if (!numerics_->sequence.is_cut) return world_->reduce_over(Axis::kTp, rank_, what, part, point);
+  if (part.size(1) % tp_degree() != 0) {
+    throw UsageError(
+        fmt::format("the declared arithmetic cuts sequences over tp {}; {} has {} tokens",
+                    tp_degree(), what, part.size(1)));
   }
-  const at::Tensor parts = at::stack(part.chunk(arithmetic_->tp, 1));
-  return world_->reduce_over_tp(rank_, what, parts, point).select(0, world_->tp_of(rank_));
+  const at::Tensor parts = at::stack(part.chunk(tp_degree(), 1));
+  return world_->reduce_over(Axis::kTp, rank_, what, parts, point).select(0, coordinate(Axis::kTp));
 }
 
 bool EmulatedStrategy::splits_output(std::string_view module) const {
-  const Region region = region_of(*arithmetic_, module);
+  const Region region = region_of(numerics_->tensor, module);
   return region == Region::kColumn || region == Region::kVocabHead;
 }
 
@@ -301,8 +309,8 @@ Layout EmulatedStrategy::box_layout(const at::Tensor& local, int dim, std::int64
   const Shape shape = local.sizes().vec();
   Layout layout = replicated(shape);
   Box box{Shape(shape.size(), 0), Shape(shape.size(), 0), shape};
-  layout.global_shape[0] *= world_->dp();
-  box.global_offset[0] = world_->dp_of(rank_) * shape[0];
+  layout.global_shape[0] *= world_->degree(Axis::kDp);
+  box.global_offset[0] = coordinate(Axis::kDp) * shape[0];
   layout.global_shape[d] = size;
   box.global_offset[d] = own.begin;
   box.size[d] = own.count;
@@ -315,9 +323,9 @@ Layout EmulatedStrategy::box_layout(const at::Tensor& local, int dim, std::int64
 // summand of the gradient.
 ActivationLayouts EmulatedStrategy::activation_layouts(std::string_view point,
                                                        const at::Tensor& local, int tp_dim) const {
-  if (tp_dim < 0 && arithmetic_->is_sequence_cut)
+  if (tp_dim < 0 && numerics_->sequence.is_cut)
     return Strategy::activation_layouts(point, local, 1);
-  if (tp_dim >= 0 && region_of(*arithmetic_, point) == Region::kVocabHead) {
+  if (tp_dim >= 0 && region_of(numerics_->tensor, point) == Region::kVocabHead) {
     const Layout layout = box_layout(local, tp_dim, vocabulary().size, own_entries());
     return {layout, layout};
   }
@@ -325,16 +333,16 @@ ActivationLayouts EmulatedStrategy::activation_layouts(std::string_view point,
     return Strategy::activation_layouts(point, local, tp_dim);
   const std::int64_t part = local.size(tp_dim);
   const int own =
-      arithmetic_->copies.part_of_rank.at(static_cast<std::size_t>(world_->tp_of(rank_)));
+      numerics_->tensor.copies.part_of_rank.at(static_cast<std::size_t>(coordinate(Axis::kTp)));
   Layout value =
-      box_layout(local, tp_dim, part * arithmetic_->copies.num_parts, {part * own, part});
+      box_layout(local, tp_dim, part * numerics_->tensor.copies.num_parts, {part * own, part});
   Layout gradient = value;
   gradient.placements.push_back(partial(Axis::kTp));
   return {std::move(value), std::move(gradient)};
 }
 
 int EmulatedStrategy::tp_degree() const noexcept {
-  return arithmetic_->tp;
+  return world_->degree(Axis::kTp);
 }
 
 }  // namespace isoshard

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The strategy of one emulated rank: linear layers and embeddings as an arithmetic record cuts
-/// them.
+/// The strategy of one emulated rank: linear layers and embeddings as its numerics cut them.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -9,15 +8,15 @@
 #include <string>
 
 #include "subjects/model/strategy.h"
-#include "subjects/parallel/arithmetic.h"
+#include "subjects/parallel/numerics_spec.h"
 #include "suite/emulation/emulated_world.h"
 
 namespace isoshard {
 
-/// How a module's weights are used, by a record.
-[[nodiscard]] Region region_of(const Arithmetic& arithmetic, std::string_view module);
+/// How a module's weights are used over tp.
+[[nodiscard]] Region region_of(const TensorNumerics& tensor, std::string_view module);
 
-/// Requires     one object per rank and forward pass at a time; `arithmetic` and `world` outlive it
+/// Requires     one object per rank and forward pass at a time; `numerics` and `world` outlive it
 ///              and the autograd graph.
 /// Guarantees   column layers send their input's gradient back as their group of shared inputs
 ///              says; row layers add their partial outputs at `row_output`, then the bias; a cut
@@ -26,7 +25,7 @@ namespace isoshard {
 class EmulatedStrategy final : public Strategy {
  public:
   /// With `record_partials` the summands of row layers are tapped as "<module>.partial".
-  EmulatedStrategy(const Arithmetic& arithmetic, EmulatedWorld& world, int rank,
+  EmulatedStrategy(const NumericsSpec& numerics, EmulatedWorld& world, int rank,
                    bool record_partials);
   [[nodiscard]] at::Tensor linear(std::string_view module, const at::Tensor& x,
                                   const at::Tensor& weight, const std::optional<at::Tensor>& bias,
@@ -54,6 +53,7 @@ class EmulatedStrategy final : public Strategy {
   struct Place {
     std::size_t group = 0, position = 0;
   };
+  [[nodiscard]] int coordinate(Axis axis) const { return world_->coordinate(rank_, axis); }
   [[nodiscard]] at::Tensor recorded_partial(std::string_view module, at::Tensor partial_sum,
                                             Sink* sink) const;
   [[nodiscard]] at::Tensor column_input(std::string_view module, const at::Tensor& x) const;
@@ -72,7 +72,7 @@ class EmulatedStrategy final : public Strategy {
   [[nodiscard]] Layout box_layout(const at::Tensor& local, int dim, std::int64_t size,
                                   const Range& own) const;
 
-  const Arithmetic* arithmetic_;
+  const NumericsSpec* numerics_;
   EmulatedWorld* world_;
   int rank_;
   bool record_partials_;

@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -22,16 +21,12 @@ struct Released {};
 
 }  // namespace
 
-EmulatedWorld::EmulatedWorld(int dp, int tp, int num_at_once)
-    : dp_(dp), tp_(tp), free_cores_(num_at_once) {
-  if (dp < 1 || tp < 1)
-    throw UsageError(
-        fmt::format("an emulated mesh of dp {} x tp {}; degrees are at least 1", dp, tp));
-}
+EmulatedWorld::EmulatedWorld(MeshShape mesh, int num_at_once)
+    : mesh_(std::move(mesh)), free_cores_(num_at_once) {}
 
 void EmulatedWorld::run(int num_threads, const std::function<void(int rank)>& body) {
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < dp_ * tp_; ++rank) {
+  for (int rank = 0; rank < mesh_.world_size(); ++rank) {
     threads.emplace_back([this, num_threads, &body, rank] {
       try {
         {
@@ -57,26 +52,14 @@ void EmulatedWorld::run(int num_threads, const std::function<void(int rank)>& bo
   if (error_ != nullptr) std::rethrow_exception(error_);
 }
 
-std::vector<int> EmulatedWorld::dp_group_of(int rank) const {
-  std::vector<int> members;
-  for (int d = 0; d < dp_; ++d) members.push_back(d * tp_ + tp_of(rank));
-  return members;
+at::Tensor EmulatedWorld::reduce_over(Axis axis, int rank, std::string_view what, at::Tensor part,
+                                      const ReductionPoint& point) {
+  return reduce(rank, mesh_.group_of(rank, axis), what, std::move(part), point);
 }
 
-std::vector<int> EmulatedWorld::tp_group_of(int rank) const {
-  std::vector<int> members(static_cast<std::size_t>(tp_));
-  std::iota(members.begin(), members.end(), dp_of(rank) * tp_);
-  return members;
-}
-
-at::Tensor EmulatedWorld::reduce_over_dp(int rank, std::string_view what, at::Tensor part,
-                                         const ReductionPoint& point) {
-  return reduce(rank, dp_group_of(rank), what, std::move(part), point);
-}
-
-at::Tensor EmulatedWorld::reduce_over_tp(int rank, std::string_view what, at::Tensor part,
-                                         const ReductionPoint& point) {
-  return reduce(rank, tp_group_of(rank), what, std::move(part), point);
+at::Tensor EmulatedWorld::gather_over(Axis axis, int rank, std::string_view what,
+                                      const at::Tensor& part) {
+  return gather(rank, mesh_.group_of(rank, axis), what, part);
 }
 
 at::Tensor EmulatedWorld::reduce(int rank, const std::vector<int>& members, std::string_view what,

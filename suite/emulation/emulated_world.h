@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Emulated ranks: threads of one process that meet where the record says that ranks add.
+/// Emulated ranks: threads of one process that meet where the numerics say that ranks add.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -12,12 +12,13 @@
 #include <string_view>
 #include <vector>
 
+#include "core/mesh/mesh.h"
 #include "harness/run/side_by_side.h"
-#include "subjects/parallel/arithmetic.h"
+#include "subjects/parallel/reduction_point.h"
 
 namespace isoshard {
 
-/// The meeting places of a dp x tp mesh (tp fastest).
+/// The meeting places of a mesh: groups of ranks along each of its axes.
 ///
 /// A rank that comes to a reduction hands over its tensor and waits; the last one of its group
 /// computes the result. So results do not depend on when threads run, and only one tensor per rank
@@ -27,7 +28,7 @@ namespace isoshard {
 ///          at different points, or with different tensors: ShapeError with both.
 class EmulatedWorld {
  public:
-  EmulatedWorld(int dp, int tp, int num_at_once = num_cores());
+  explicit EmulatedWorld(MeshShape mesh, int num_at_once = num_cores());
   /// Runs `body(rank)` for every rank, each in a thread of its own with `num_threads` ATen threads,
   /// and waits for all.
   void run(int num_threads, const std::function<void(int rank)>& body);
@@ -39,18 +40,15 @@ class EmulatedWorld {
   /// All members' tensors, flattened and joined in the order of the group. Their sizes may differ.
   [[nodiscard]] at::Tensor gather(int rank, const std::vector<int>& members, std::string_view what,
                                   const at::Tensor& part);
-  /// The ranks of `rank`'s dp group, in order.
-  [[nodiscard]] std::vector<int> dp_group_of(int rank) const;
-  [[nodiscard]] std::vector<int> tp_group_of(int rank) const;
-  /// The same over the ranks of `rank`'s group on an axis.
-  [[nodiscard]] at::Tensor reduce_over_dp(int rank, std::string_view what, at::Tensor part,
-                                          const ReductionPoint& point);
-  [[nodiscard]] at::Tensor reduce_over_tp(int rank, std::string_view what, at::Tensor part,
-                                          const ReductionPoint& point);
-  [[nodiscard]] int dp() const noexcept { return dp_; }
-  [[nodiscard]] int tp() const noexcept { return tp_; }
-  [[nodiscard]] int dp_of(int rank) const noexcept { return rank / tp_; }
-  [[nodiscard]] int tp_of(int rank) const noexcept { return rank % tp_; }
+  /// reduce() over the ranks of `rank`'s group along `axis`.
+  [[nodiscard]] at::Tensor reduce_over(Axis axis, int rank, std::string_view what, at::Tensor part,
+                                       const ReductionPoint& point);
+  /// gather() over the ranks of `rank`'s group along `axis`.
+  [[nodiscard]] at::Tensor gather_over(Axis axis, int rank, std::string_view what,
+                                       const at::Tensor& part);
+  [[nodiscard]] const MeshShape& mesh() const noexcept { return mesh_; }
+  [[nodiscard]] int degree(Axis axis) const noexcept { return mesh_.degree(axis); }
+  [[nodiscard]] int coordinate(int rank, Axis axis) const { return mesh_.coordinate(rank, axis); }
 
  private:
   struct Group {
@@ -65,7 +63,7 @@ class EmulatedWorld {
       const std::function<at::Tensor(std::vector<at::Tensor>&)>& result_of);
   void fail(std::exception_ptr error) noexcept;
 
-  int dp_, tp_;
+  MeshShape mesh_;
   std::mutex mutex_;
   int free_cores_;  // a rank that computes has one
   std::condition_variable changed_;

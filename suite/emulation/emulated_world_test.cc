@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/mesh/degrees.h"
 
 namespace isoshard {
 namespace {
@@ -17,7 +18,7 @@ namespace {
 TEST(EmulatedWorld, WhatARankDoesToItsResultIsNotSeenByOthers) {
   constexpr int kRanks = 4, kRounds = 30;
   constexpr std::int64_t kElements = 2 << 20;
-  EmulatedWorld world(2, 2);
+  EmulatedWorld world(mesh_of({.dp = 2, .tp = 2}));
   std::atomic<int> wrong{0};
   world.run(1, [&](int rank) {
     for (int round = 0; round < kRounds; ++round) {
@@ -33,7 +34,7 @@ TEST(EmulatedWorld, WhatARankDoesToItsResultIsNotSeenByOthers) {
 
 TEST(EmulatedWorld, NoMoreRanksComputeAtOnceThanAsked) {
   for (const int num_at_once : {1, 2}) {
-    EmulatedWorld world(2, 3, num_at_once);
+    EmulatedWorld world(mesh_of({.dp = 2, .tp = 3}), num_at_once);
     std::atomic<int> computing{0}, most{0}, finished{0};
     world.run(1, [&](int rank) {
       for (int round = 0; round < 50; ++round) {
@@ -42,8 +43,8 @@ TEST(EmulatedWorld, NoMoreRanksComputeAtOnceThanAsked) {
         }
         std::this_thread::yield();
         --computing;
-        (void)world.reduce_over_tp(rank, "tp", at::ones({3}), {});
-        (void)world.reduce_over_dp(rank, "dp", at::ones({3}), {});
+        (void)world.reduce_over(Axis::kTp, rank, "tp", at::ones({3}), {});
+        (void)world.reduce_over(Axis::kDp, rank, "dp", at::ones({3}), {});
       }
       ++finished;
     });
@@ -54,12 +55,12 @@ TEST(EmulatedWorld, NoMoreRanksComputeAtOnceThanAsked) {
 
 // Those that wait for a core, too.
 TEST(EmulatedWorld, ARankThatFailsReleasesAllOthers) {
-  EmulatedWorld world(2, 2, 1);
+  EmulatedWorld world(mesh_of({.dp = 2, .tp = 2}), 1);
   std::atomic<int> finished{0};
 
   EXPECT_THROW(world.run(1,
                          [&](int rank) {
-                           (void)world.reduce_over_tp(rank, "tp", at::ones({3}), {});
+                           (void)world.reduce_over(Axis::kTp, rank, "tp", at::ones({3}), {});
                            if (rank == 2) throw UsageError("rank 2");
                            (void)world.reduce(rank, {0, 1, 2, 3}, "all", at::ones({3}), {});
                            ++finished;

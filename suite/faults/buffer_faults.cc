@@ -9,10 +9,10 @@
 #include <optional>
 #include <utility>
 
-#include "subjects/parallel/ddp/ddp_arithmetic.h"
+#include "subjects/parallel/ddp/ddp_numerics.h"
 #include "suite/faults/catalogue.h"
 #include "suite/faults/test_doubles.h"
-#include "suite/record/registry.h"
+#include "suite/record/make_subject.h"
 
 namespace isoshard {
 namespace {
@@ -89,10 +89,10 @@ class GatheredPadding final : public CollectiveFault {
 };
 
 std::shared_ptr<const CollectiveFault> gathered_padding(const Case& item, bool walks) {
-  const Arithmetic arithmetic = arithmetic_of(item);
+  const TensorNumerics tensor = numerics_of(item).tensor;
   std::map<std::string, std::int64_t> numels;
   for (const ParameterSpec& spec : make_model(item.config, item.attention)->parameters()) {
-    numels[spec.name] = numel_of(held_shape(arithmetic, spec));
+    numels[spec.name] = numel_of(held_shape(tensor, spec));
   }
   return std::make_shared<GatheredPadding>(std::move(numels), walks);
 }

@@ -11,6 +11,7 @@
 
 #include "core/comm/tensor.h"
 #include "subjects/parallel/tensor/autotp_plan.h"
+#include "subjects/registry/subject_spec.h"
 #include "suite/faults/catalogue.h"
 #include "suite/faults/test_doubles.h"
 
@@ -75,7 +76,7 @@ Fault kv_replica_grad_partial() {
 std::vector<std::pair<std::string, std::int64_t>> matrices_of_a_rank(const Case& item) {
   const auto model = make_model(item.config, item.attention);
   const ShardPlan plan =
-      item.subject == "autotp"
+      subject_spec(item.subject).has(Axis::kTp)
           ? autotp_plan(*model, item.degrees.tp, item.settings.make_vocab_size_divisible_by)
           : ShardPlan{};
   std::vector<std::pair<std::string, std::int64_t>> matrices;

@@ -12,6 +12,7 @@
 #include "subjects/parallel/megatron/fused_layers.h"
 #include "suite/faults/catalogue.h"
 #include "suite/faults/test_doubles.h"
+#include "suite/record/make_subject.h"
 
 namespace isoshard {
 namespace {
@@ -106,9 +107,12 @@ using FusedWeight = std::vector<FusedPart>;
 std::vector<FusedWeight> fused_weights(const TrainerParts& parts, const Case& item) {
   std::vector<FusedWeight> result;
   const std::vector<ParameterSpec> specs = parts.model->parameters();
-  const std::vector<FusedLayers> groups = item.subject == "megatron"
-                                              ? fused_layers(*parts.model, parts.plan)
-                                              : std::vector<FusedLayers>{};
+  const std::vector<SharedInput> inputs = numerics_of(item).tensor.shared_inputs;
+  const bool fuses_layers = std::any_of(inputs.begin(), inputs.end(), [](const SharedInput& input) {
+    return input.fused.has_value();
+  });
+  const std::vector<FusedLayers> groups =
+      fuses_layers ? fused_layers(*parts.model, parts.plan) : std::vector<FusedLayers>{};
   const std::int64_t rows_of_qkv =
       (item.config.num_heads + 2 * item.config.num_kv_heads) * item.config.head_dim;
   for (const ParameterSpec& spec : specs) {

@@ -8,6 +8,7 @@
 
 #include "core/comm/tensor.h"
 #include "subjects/optim/wrapped_optimizer.h"
+#include "suite/record/make_subject.h"
 
 namespace isoshard {
 namespace {
@@ -239,7 +240,7 @@ std::unique_ptr<Schedule> place_watcher(std::shared_ptr<MicroBatchPlace> place) 
 }
 
 bool reduces_every_micro_batch(const Case& item) {
-  return item.subject == "autotp" && item.settings.zero_stage == 2;
+  return declares_numerics(item) && numerics_of(item).data.accumulation.reduces_every_micro_batch;
 }
 
 std::shared_ptr<const Model> model_double(std::shared_ptr<const Model> inner,

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/reference_name.h"
 #include "fixtures/cases/case_settings.h"
 #include "fixtures/cases/presets.h"
 #include "fixtures/cases/setting.h"
@@ -23,6 +24,7 @@
 #include "harness/world/machine.h"
 #include "subjects/model/config/builtin.h"
 #include "subjects/model/model.h"
+#include "subjects/registry/subject_spec.h"
 #include "suite/reference/reference.h"
 #include "suite/train/judge_training.h"
 
@@ -216,7 +218,7 @@ const TrainedCase& GoldenRecorder::reference_of_curve(const Case& item) {
 }
 
 void GoldenRecorder::record_curve(const GoldenSpec& spec, Golden& golden) {
-  const bool is_reference = spec.item.subject == "reference";
+  const bool is_reference = isoshard::is_reference(spec.item.subject);
   TrainOptions faulty, plain;
   faulty.run = run_;
   // A reference that `run_` changes is one of its own: nothing else is judged against it.
@@ -225,7 +227,7 @@ void GoldenRecorder::record_curve(const GoldenSpec& spec, Golden& golden) {
   if (!is_shared) own = train_reference(spec.item, kPerturbedRuns, faulty);
   const TrainedCase& reference = is_shared ? reference_of_curve(spec.item) : own;
   Case judged = spec.item;
-  if (is_reference) judged.subject = "ddp";
+  if (is_reference) judged.subject = kBaselineName;
   const TrainedCase trained = train_case(judged, is_reference ? plain : faulty);
   const TrainedCase& recorded = is_reference ? reference : trained;
   const CurveBounds bounds = curve_bounds(trained.curve);

@@ -9,9 +9,11 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/reference_name.h"
 #include "core/base/suggest.h"
 #include "fixtures/cases/presets.h"
 #include "subjects/model/config/builtin.h"
+#include "subjects/registry/subject_spec.h"
 
 namespace isoshard {
 namespace {
@@ -148,7 +150,7 @@ std::vector<GoldenSpec> select_goldens(const std::vector<std::string>& patterns)
 
 std::string look_further(const GoldenSpec& spec, std::size_t index) {
   const Case& item = spec.item;
-  const bool is_reference = item.subject == "reference";
+  const bool is_reference = isoshard::is_reference(item.subject);
   const bool is_lattice_run = spec.kind == GoldenKind::kLattice;
   std::string command = "isoshard verify";
   if (is_lattice_run) {
@@ -157,9 +159,9 @@ std::string look_further(const GoldenSpec& spec, std::size_t index) {
     command += " --preset small";
   }
   // The reference is what others are compared with: the simplest of them is replicas.
-  command +=
-      fmt::format(" --subjects {} --tp {} --dp {} --dtype {}", is_reference ? "ddp" : item.subject,
-                  item.degrees.tp, item.degrees.dp, name_of(item.dtype));
+  command += fmt::format(" --subjects {} --tp {} --dp {} --dtype {}",
+                         is_reference ? kBaselineName : item.subject, item.degrees.tp,
+                         item.degrees.dp, name_of(item.dtype));
   const OptimizerSettings& optimizer = item.settings.optimizer;
   if (optimizer.kind == OptimizerSettings::Kind::kAdamW) command += " --optimizer adamw";
   if (spec.kind == GoldenKind::kCurve && optimizer.kind == OptimizerSettings::Kind::kSgd) {

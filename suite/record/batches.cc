@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "core/base/error.h"
+#include "subjects/registry/subject_spec.h"
 
 namespace isoshard {
 namespace {
@@ -35,7 +36,7 @@ TokenBatch to_token_batch(const Batch& batch) {
 }
 
 std::vector<Batch> batches_of(const Case& item, const CaseData& data, int rank, int step) {
-  const bool whole = item.subject == "reference";
+  const bool whole = is_reference(item.subject);
   std::vector<Batch> batches;
   for (const TokenBatch& tokens :
        whole ? data.global_batches(step)

@@ -10,8 +10,9 @@
 
 #include "fixtures/inputs/inputs.h"
 #include "harness/run/world_trace.h"
+#include "subjects/registry/subject_spec.h"
 #include "suite/record/batches.h"
-#include "suite/record/registry.h"
+#include "suite/record/make_subject.h"
 #include "suite/reference/lattice_guard.h"
 #include "suite/reference/reference.h"
 
@@ -91,7 +92,7 @@ void run_steps(const Case& item, const CaseData& data, const RunOptions& options
 }
 
 Trace run_case(const Case& item, const Reference& reference, const RunOptions& options) {
-  require_subject(item.subject);
+  (void)subject_spec(item.subject);
   item.validate();
   require_usable_checkpoint(item);
   RunOptions running = options;
@@ -122,7 +123,7 @@ JudgeOptions judge_options(const Case& item) {
   JudgeOptions options;
   options.k = kResponsesAllowed;
   if (is_lattice(item)) options.level = Level::kExact;
-  options.activation_grad_scale = item.subject == "reference" ? 1 : item.degrees.dp;
+  options.activation_grad_scale = is_reference(item.subject) ? 1 : item.degrees.dp;
   options.coarsest = item.coarsest_dtype();
   options.max_grad_norm = item.settings.max_grad_norm;
   for (const ParameterSpec& spec : make_model(item.config, item.attention)->parameters()) {

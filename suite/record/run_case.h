@@ -11,7 +11,7 @@
 #include "harness/trace/recorder.h"
 #include "harness/verdict/verdict.h"
 #include "harness/world/forked/forked_world.h"
-#include "suite/record/registry.h"
+#include "suite/record/make_subject.h"
 
 namespace isoshard {
 

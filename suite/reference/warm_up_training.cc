@@ -10,6 +10,7 @@
 #include "fixtures/cases/presets.h"
 #include "fixtures/inputs/inputs.h"
 #include "harness/world/rank.h"
+#include "subjects/registry/subject_spec.h"
 #include "suite/reference/plain_run.h"
 
 namespace isoshard {
@@ -35,7 +36,7 @@ void warm_up_training(const std::vector<Case>& cases) {
   for (const Case& c : cases) dtypes.insert(c.dtype);
   for (const Dtype dtype : dtypes) {
     Case item = small_preset().front();
-    item.subject = "reference";
+    item.subject = reference_subject().name;
     item.degrees.dp = 1;
     item.dtype = dtype;
     item.data.kind = DataSource::Kind::kRandomIds;

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "suite/emulation/emulated_reference.h"
-#include "suite/record/registry.h"
+#include "suite/record/make_subject.h"
 #include "suite/testing/step_cases.h"
 
 namespace isoshard {
@@ -104,12 +104,12 @@ struct EmulatedAndActual {
 /// find nothing.
 inline EmulatedAndActual run_beside_its_emulation(const Case& item) {
   EmulatedAndActual both;
-  both.emulated = emulate(item, arithmetic_of(item));
+  both.emulated = emulate(item, numerics_of(item));
   both.reference = reference_of_emulated(both.emulated);
 
   both.actual = run_case(item, both.reference);
 
-  EXPECT_EQ(static_cast<int>(both.actual.ranks.size()), item.degrees.dp * item.degrees.tp);
+  EXPECT_EQ(static_cast<int>(both.actual.ranks.size()), item.world_size());
   EXPECT_THAT(both.actual, conforms_to(both.reference, exact_options(item)));
   return both;
 }

@@ -18,7 +18,8 @@
 #include "fixtures/cases/case_settings.h"
 #include "fixtures/inputs/input_digests.h"
 #include "fixtures/inputs/inputs.h"
-#include "suite/record/registry.h"
+#include "subjects/registry/subject_spec.h"
+#include "suite/record/make_subject.h"
 #include "suite/reference/perturbed_weights.h"
 #include "suite/reference/plain_run.h"
 
@@ -28,7 +29,7 @@ namespace {
 constexpr std::chrono::milliseconds kTimePerStep{60'000};
 
 bool is_reference(const Case& item) {
-  return item.subject == "reference";
+  return isoshard::is_reference(item.subject);
 }
 
 MeshShape mesh_of(const Case& item) {
@@ -207,7 +208,7 @@ struct TrainingRun::Impl {
 };
 
 TrainingRun::TrainingRun(const Case& item, TrainOptions options) {
-  require_subject(item.subject);
+  (void)subject_spec(item.subject);
   item.validate();
   require_usable_checkpoint(item);
   if (item.reload_after != 0) options.run.checkpoints = std::make_shared<ScratchFolder>();

@@ -13,6 +13,7 @@
 
 #include "fixtures/inputs/inputs.h"
 #include "subjects/model/ops/loss.h"
+#include "subjects/registry/subject_spec.h"
 
 namespace isoshard {
 namespace {
@@ -116,18 +117,18 @@ std::string table_group(const Case& item) {
 }
 
 void order_for_tables(std::vector<Case>& cases) {
-  // of each group: that of its first ddp, or of its first case
+  // of each group: that of its first baseline subject, or of its first case
   std::map<std::string, std::string> first_reference;
-  for (const bool only_ddp : {true, false}) {
+  for (const bool only_baseline : {true, false}) {
     for (const Case& item : cases) {
-      if (!only_ddp || item.subject == "ddp")
+      if (!only_baseline || is_baseline(item.subject))
         first_reference.emplace(table_group(item), item.reference_slug());
     }
   }
   const auto place = [&](const Case& item) {
     const std::string group = table_group(item), reference = item.reference_slug();
     return std::tuple(group, reference != first_reference.at(group), reference,
-                      item.subject != "ddp");
+                      !is_baseline(item.subject));
   };
   std::stable_sort(cases.begin(), cases.end(),
                    [&](const Case& a, const Case& b) { return place(a) < place(b); });

@@ -15,7 +15,7 @@
 #include "harness/world/interrupt.h"
 #include "harness/world/machine.h"
 #include "suite/emulation/emulated_reference.h"
-#include "suite/record/registry.h"
+#include "suite/record/make_subject.h"
 #include "suite/record/run_case.h"
 #include "suite/reference/lattice_guard.h"
 #include "suite/reference/reference.h"
@@ -92,8 +92,8 @@ CaseJudgement CaseJudge::judge_case(const Case& item) {
     case ReferenceKind::kAuto:
       break;
   }
-  return declares_arithmetic(item) && !is_lattice(item) ? against_both_or_plain(item)
-                                                        : against_plain(item);
+  return declares_numerics(item) && !is_lattice(item) ? against_both_or_plain(item)
+                                                      : against_plain(item);
 }
 
 // Subjects and their records share plans, partitions and buckets: one mistake there breaks the
@@ -174,14 +174,14 @@ CaseJudgement CaseJudge::against_plain(const Case& item) {
 }
 
 CaseJudgement CaseJudge::against_emulated(const Case& item) {
-  return {exact(item, emulate(item, arithmetic_of(item))), ReferenceKind::kEmulated};
+  return {exact(item, emulate(item, numerics_of(item))), ReferenceKind::kEmulated};
 }
 
-std::pair<Verdict, Trace> CaseJudge::on_record(const Case& item, const Arithmetic& arithmetic,
+std::pair<Verdict, Trace> CaseJudge::on_record(const Case& item, const NumericsSpec& numerics,
                                                const std::function<void()>& meanwhile) {
   const Keep keep = retention_ == Retention::kWhole ? Keep::kEverything : Keep::kWhatDiffers;
   const auto judged = [&](const Reference& reference, const std::function<void()>& beside) {
-    RunningEmulation running(item, arithmetic, {.compare_with = &reference, .keep = keep});
+    RunningEmulation running(item, numerics, {.compare_with = &reference, .keep = keep});
     beside();
     Trace emulated = emulation_of(running);
     Verdict verdict = judge(reference, emulated, judge_options(item));
@@ -202,10 +202,10 @@ std::pair<Verdict, Trace> CaseJudge::on_record(const Case& item, const Arithmeti
 }
 
 CaseJudgement CaseJudge::against_both(const Case& item) {
-  const Arithmetic arithmetic = hooks_.record ? hooks_.record(item) : arithmetic_of(item);
+  const NumericsSpec numerics = hooks_.record ? hooks_.record(item) : numerics_of(item);
   const bool is_beside = retention_ == Retention::kLean && is_small(item);
   Trace run;
-  auto [record, emulated] = on_record(item, arithmetic, [&] {
+  auto [record, emulated] = on_record(item, numerics, [&] {
     if (is_beside) run = hooks_.run(item, plain(item, 1), RunDetail::kDigests);
   });
   require_equal_copies_of_record(emulated);
@@ -216,7 +216,7 @@ CaseJudgement CaseJudge::against_both(const Case& item) {
       return {verdict_through_record(std::move(record), equality.tensors), ReferenceKind::kBoth};
     CaseJudgement judgement = against_plain(item);
     if (judgement.verdict.status == Status::kDiverges) return judgement;
-    emulated = emulate(item, arithmetic);
+    emulated = emulate(item, numerics);
   }
   Verdict to_the_bit = exact(item, std::move(emulated));
   if (to_the_bit.status == Status::kConforms)

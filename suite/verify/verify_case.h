@@ -13,7 +13,7 @@
 #include "fixtures/cases/case.h"
 #include "harness/trace/reference.h"
 #include "harness/verdict/verdict.h"
-#include "subjects/parallel/arithmetic.h"
+#include "subjects/parallel/numerics_spec.h"
 
 namespace isoshard {
 
@@ -52,8 +52,8 @@ class CaseJudge {
     std::function<void(const Case&, const Reference&)> on_plain = {};
     /// An emulated one was made
     std::function<void(const Case&, const Reference&)> on_emulated = {};
-    /// For kBoth: the declared arithmetic, if it is not to be arithmetic_of
-    std::function<Arithmetic(const Case&)> record = {};
+    /// For kBoth: the declared arithmetic, if it is not to be numerics_of
+    std::function<NumericsSpec(const Case&)> record = {};
   };
   /// kLean: a plain reference that holds an emulated run only has one response, and the others when
   /// that was not enough: the tolerance is the largest over all, so fewer never pass more. The
@@ -94,7 +94,7 @@ class CaseJudge {
   [[nodiscard]] CaseJudgement against_both_or_plain(const Case& item);
   /// The verdict on the emulated run against the plain one, and that run. `meanwhile` is called
   /// once, while it runs.
-  [[nodiscard]] std::pair<Verdict, Trace> on_record(const Case& item, const Arithmetic& arithmetic,
+  [[nodiscard]] std::pair<Verdict, Trace> on_record(const Case& item, const NumericsSpec& numerics,
                                                     const std::function<void()>& meanwhile);
   /// The verdict on the subject's run against the emulated one, with no tolerance.
   [[nodiscard]] Verdict exact(const Case& item, Trace emulated);

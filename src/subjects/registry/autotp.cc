@@ -2,7 +2,7 @@
 // The row of DeepSpeed AutoTP.
 #include <utility>
 
-#include "subjects/parallel/tensor/autotp_arithmetic.h"
+#include "subjects/parallel/tensor/autotp_numerics.h"
 #include "subjects/parallel/tensor/autotp_plan.h"
 #include "subjects/registry/subject_spec.h"
 
@@ -11,8 +11,8 @@ namespace {
 
 TrainerParts make(const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
   const auto model = make_model(config.model, config.attention);
-  ShardPlan plan = autotp_plan(*model, mesh.degree(Axis::kTp),
-                               config.settings.make_vocab_size_divisible_by);
+  ShardPlan plan =
+      autotp_plan(*model, mesh.degree(Axis::kTp), config.settings.make_vocab_size_divisible_by);
   if (edits.plan) edits.plan(plan, mesh);
   return autotp_parts(config, mesh, std::move(plan));
 }
@@ -22,13 +22,14 @@ TrainerParts make(const TrainerConfig& config, Mesh& mesh, const SubjectEdits& e
 SubjectSpec autotp_subject() {
   return {.name = "autotp",
           .title = "DeepSpeed AutoTP",
-          .summary = "DeepSpeed AutoTP: column- and row-parallel linear layers, gradients averaged "
-                     "over dp, ZeRO 0, 1 or 2",
+          .summary =
+              "DeepSpeed AutoTP: column- and row-parallel linear layers, gradients averaged "
+              "over dp, ZeRO 0, 1 or 2",
           .aliases = {"deepspeed"},
           .axes = {Axis::kDp, Axis::kTp},
           .settings = {"make_vocab_size_divisible_by", "zero_stage"},
           .make_parts = make,
-          .make_arithmetic = autotp_arithmetic};
+          .make_numerics = autotp_numerics};
 }
 
 }  // namespace isoshard

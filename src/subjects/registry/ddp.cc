@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // The row of PyTorch DDP.
-#include "subjects/parallel/ddp/ddp_arithmetic.h"
+#include "core/base/reference_name.h"
+#include "subjects/parallel/ddp/ddp_numerics.h"
 #include "subjects/registry/subject_spec.h"
 
 namespace isoshard {
 namespace {
 
 TrainerParts make(const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
-  refuse_plan_edit(edits, "ddp");
+  refuse_plan_edit(edits, kBaselineName);
   return ddp_parts(config, mesh);
 }
 
 }  // namespace
 
 SubjectSpec ddp_subject() {
-  return {.name = "ddp",
+  return {.name = kBaselineName,
           .title = "DDP",
           .summary = "PyTorch DDP: replicas, bucketed gradient all-reduce during backward",
           .axes = {Axis::kDp},
           .make_parts = make,
-          .make_arithmetic = ddp_arithmetic};
+          .make_numerics = ddp_numerics};
 }
 
 }  // namespace isoshard

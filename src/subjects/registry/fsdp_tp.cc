@@ -2,7 +2,7 @@
 // The row of FSDP2 with DTensor.
 #include <utility>
 
-#include "subjects/parallel/fsdp/fsdp_tp_arithmetic.h"
+#include "subjects/parallel/fsdp/fsdp_tp_numerics.h"
 #include "subjects/parallel/tensor/autotp_plan.h"
 #include "subjects/registry/subject_spec.h"
 
@@ -11,8 +11,8 @@ namespace {
 
 TrainerParts make(const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
   const auto model = make_model(config.model, config.attention);
-  ShardPlan plan = autotp_plan(*model, mesh.degree(Axis::kTp),
-                               config.settings.make_vocab_size_divisible_by);
+  ShardPlan plan =
+      autotp_plan(*model, mesh.degree(Axis::kTp), config.settings.make_vocab_size_divisible_by);
   if (edits.plan) edits.plan(plan, mesh);
   return fsdp_tp_parts(config, mesh, std::move(plan));
 }
@@ -22,14 +22,15 @@ TrainerParts make(const TrainerConfig& config, Mesh& mesh, const SubjectEdits& e
 SubjectSpec fsdp_tp_subject() {
   return {.name = "fsdp_tp",
           .title = "FSDP+DTensor",
-          .summary = "FSDP2 + DTensor: parameters sharded by rows over dp, gathered layer by layer, "
-                     "on top of column and row layers",
+          .summary =
+              "FSDP2 + DTensor: parameters sharded by rows over dp, gathered layer by layer, "
+              "on top of column and row layers",
           .aliases = {"fsdp", "fsdp2"},
           .axes = {Axis::kDp, Axis::kTp},
           .settings = {"make_vocab_size_divisible_by", "reduce_dtype", "output_dtype"},
           .curve_ceiling = 0.02,  // seeds/001
           .make_parts = make,
-          .make_arithmetic = fsdp_tp_arithmetic};
+          .make_numerics = fsdp_tp_numerics};
 }
 
 }  // namespace isoshard

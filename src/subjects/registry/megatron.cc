@@ -2,7 +2,7 @@
 // The row of Megatron-Core.
 #include <utility>
 
-#include "subjects/parallel/megatron/megatron_arithmetic.h"
+#include "subjects/parallel/megatron/megatron_numerics.h"
 #include "subjects/parallel/megatron/megatron_plan.h"
 #include "subjects/registry/subject_spec.h"
 
@@ -11,8 +11,8 @@ namespace {
 
 TrainerParts make(const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
   const auto model = make_model(config.model, config.attention);
-  ShardPlan plan = megatron_plan(*model, mesh.degree(Axis::kTp),
-                                 config.settings.make_vocab_size_divisible_by);
+  ShardPlan plan =
+      megatron_plan(*model, mesh.degree(Axis::kTp), config.settings.make_vocab_size_divisible_by);
   if (edits.plan) edits.plan(plan, mesh);
   return megatron_parts(config, mesh, std::move(plan));
 }
@@ -20,15 +20,17 @@ TrainerParts make(const TrainerConfig& config, Mesh& mesh, const SubjectEdits& e
 }  // namespace
 
 SubjectSpec megatron_subject() {
-  return {.name = "megatron",
-          .title = "Megatron-Core",
-          .summary = "Megatron-Core: sequence and vocabulary split over tp, fp32 main gradients, "
-                     "distributed optimizer",
-          .axes = {Axis::kDp, Axis::kTp},
-          .settings = {"make_vocab_size_divisible_by", "sequence_parallel", "distributed_optimizer"},
-          .needs_fp32_masters = true,
-          .make_parts = make,
-          .make_arithmetic = megatron_arithmetic};
+  return {
+      .name = "megatron",
+      .title = "Megatron-Core",
+      .summary =
+          "Megatron-Core: sequence and vocabulary split over tp, fp32 main gradients, "
+          "distributed optimizer",
+      .axes = {Axis::kDp, Axis::kTp},
+      .settings = {"make_vocab_size_divisible_by", "sequence_parallel", "distributed_optimizer"},
+      .needs_fp32_masters = true,
+      .make_parts = make,
+      .make_numerics = megatron_numerics};
 }
 
 }  // namespace isoshard

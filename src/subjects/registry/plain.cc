@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The row of the trusted single process.
+#include "core/base/reference_name.h"
 #include "subjects/registry/subject_spec.h"
 
 namespace isoshard {
@@ -13,7 +14,7 @@ TrainerParts make(const TrainerConfig& config, Mesh& mesh, const SubjectEdits& e
 }  // namespace
 
 SubjectSpec plain_subject() {
-  return {.name = "reference",
+  return {.name = kReferenceName,
           .title = "Reference",
           .summary = "the trusted single process: nothing sharded, nothing reduced",
           .role = SubjectRole::kReference,

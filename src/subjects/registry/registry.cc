@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/base/error.h"
+#include "core/base/reference_name.h"
 #include "core/base/suggest.h"
 #include "subjects/registry/subject_spec.h"
 
@@ -31,8 +32,8 @@ bool SubjectSpec::takes(std::string_view setting) const noexcept {
 }
 
 std::span<const SubjectSpec> subject_specs() {
-  static const std::vector<SubjectSpec> specs = {
-      ddp_subject(), autotp_subject(), fsdp_tp_subject(), megatron_subject(), plain_subject()};
+  static const std::vector<SubjectSpec> specs = {ddp_subject(), autotp_subject(), fsdp_tp_subject(),
+                                                 megatron_subject(), plain_subject()};
   return specs;
 }
 
@@ -69,11 +70,11 @@ const SubjectSpec& reference_subject() {
 }
 
 bool is_reference(std::string_view name) noexcept {
-  return name == reference_subject().name;
+  return name == kReferenceName;
 }
 
 bool is_baseline(std::string_view name) noexcept {
-  return name == subject_specs().front().name;
+  return name == kBaselineName;
 }
 
 std::vector<std::string> subjects_with(Axis axis) {

@@ -24,7 +24,7 @@ TEST(SubjectRegistry, EveryRowIsWholeAndEveryNameStandsOnce) {
     EXPECT_FALSE(spec.title.empty() || spec.summary.empty()) << spec.name;
     EXPECT_NE(spec.make_parts, nullptr) << spec.name;
     EXPECT_TRUE(spec.has(Axis::kDp)) << spec.name;
-    EXPECT_EQ(spec.make_arithmetic == nullptr, spec.is_reference()) << spec.name;
+    EXPECT_EQ(spec.make_numerics == nullptr, spec.is_reference()) << spec.name;
   }
   EXPECT_TRUE(reference_subject().is_reference());
   EXPECT_TRUE(is_reference(reference_subject().name));

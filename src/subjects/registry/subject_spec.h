@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/base/axis.h"
-#include "subjects/parallel/arithmetic.h"
+#include "subjects/parallel/numerics_spec.h"
 #include "subjects/parallel/tensor/shard_plan.h"
 #include "subjects/train/parts.h"
 
@@ -31,10 +31,10 @@ enum class SubjectRole : std::uint8_t { kJudged, kReference };
 /// One subject. To add one: its strategy in a folder of src/subjects/parallel, a file beside this
 /// one with its row, and the row's name in registry.cc.
 struct SubjectSpec {
-  std::string_view name;                        ///< "autotp"; in flags, slugs and files
-  std::string_view title;                       ///< "DeepSpeed AutoTP"; in plots and reports
-  std::string_view summary;                     ///< what it copies, in one line
-  std::vector<std::string_view> aliases = {};   ///< what the published scripts call it
+  std::string_view name;                       ///< "autotp"; in flags, slugs and files
+  std::string_view title;                      ///< "DeepSpeed AutoTP"; in plots and reports
+  std::string_view summary;                    ///< what it copies, in one line
+  std::vector<std::string_view> aliases = {};  ///< what the published scripts call it
   SubjectRole role = SubjectRole::kJudged;
   /// The axes over which it can spread; the degree of every other axis must be 1.
   std::vector<Axis> axes = {};
@@ -50,7 +50,7 @@ struct SubjectSpec {
   TrainerParts (*make_parts)(const TrainerConfig& config, Mesh& mesh,
                              const SubjectEdits& edits) = nullptr;
   /// What it declares about its own arithmetic; nullptr: nothing.
-  Arithmetic (*make_arithmetic)(const Model& model, const ArithmeticInputs& inputs) = nullptr;
+  NumericsSpec (*make_numerics)(const Model& model, const NumericsInputs& inputs) = nullptr;
 
   [[nodiscard]] bool has(Axis axis) const noexcept;
   [[nodiscard]] bool takes(std::string_view setting) const noexcept;

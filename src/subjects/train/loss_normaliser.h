@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/comm/communicator.h"
-#include "subjects/train/settings.h"
+#include "subjects/settings/settings.h"
 
 namespace isoshard {
 

@@ -22,11 +22,11 @@
 #include "subjects/parallel/data_parallel.h"
 #include "subjects/parallel/tensor/partial_grad_sum.h"
 #include "subjects/parallel/tensor/shard_plan.h"
+#include "subjects/settings/settings.h"
 #include "subjects/train/grad_norm.h"
 #include "subjects/train/grad_scaler.h"
 #include "subjects/train/loss_normaliser.h"
 #include "subjects/train/schedule.h"
-#include "subjects/train/settings.h"
 
 namespace isoshard {
 

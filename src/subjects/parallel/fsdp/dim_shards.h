@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/mesh/layout.h"
-#include "subjects/parallel/arithmetic.h"
+#include "subjects/parallel/range.h"
 
 namespace isoshard {
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "core/base/dtype.h"
-#include "subjects/parallel/arithmetic.h"
 #include "subjects/parallel/megatron/fused_layers.h"
+#include "subjects/parallel/range.h"
 
 namespace isoshard {
 

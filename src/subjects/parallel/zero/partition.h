@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "subjects/parallel/arithmetic.h"
+#include "subjects/parallel/range.h"
 
 namespace isoshard {
 

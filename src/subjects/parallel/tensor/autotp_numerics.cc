@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The record of autotp, read off its plan.
-#include "subjects/parallel/tensor/autotp_arithmetic.h"
+// The numerics of autotp, read off its plan.
+#include "subjects/parallel/tensor/autotp_numerics.h"
 
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/mesh/layout.h"
-#include "subjects/parallel/ddp/ddp_arithmetic.h"
+#include "subjects/parallel/ddp/ddp_numerics.h"
 #include "subjects/parallel/tensor/autotp_plan.h"
 #include "subjects/parallel/zero/partition.h"
 
@@ -76,17 +76,17 @@ void add_copied_points(CopiedActivations& copies, const std::string& module) {
 }
 
 // The head reads the last norm's output alone; a tied one has no parameter of its own.
-void split_vocabulary(Arithmetic& arithmetic, const ShardPlan& plan, const std::string& head,
-                      const ArithmeticInputs& inputs) {
-  arithmetic.regions[head] = Region::kVocabHead;
-  arithmetic.shared_inputs.push_back({{head}, {0}});
-  SplitVocabulary& vocabulary = arithmetic.vocabulary.emplace();
+void split_vocabulary(NumericsSpec& numerics, const ShardPlan& plan, const std::string& head,
+                      const NumericsInputs& inputs) {
+  numerics.tensor.regions[head] = Region::kVocabHead;
+  numerics.tensor.shared_inputs.push_back({{head}, {0}});
+  SplitVocabulary& vocabulary = numerics.vocabulary.emplace();
   vocabulary.size = plan.vocab_size;
-  for (int rank = 0; rank < inputs.tp; ++rank) {
+  for (int rank = 0; rank < inputs.mesh.degree(Axis::kTp); ++rank) {
     const VocabShard shard = plan.vocab_shard(rank);
     vocabulary.by_rank.push_back({shard.begin, shard.count});
   }
-  vocabulary.loss_dtype = inputs.output_dtype.value_or(inputs.dtype) == Dtype::kFloat64
+  vocabulary.loss_dtype = inputs.settings.output_dtype.value_or(inputs.dtype) == Dtype::kFloat64
                               ? Dtype::kFloat64
                               : Dtype::kFloat32;
   vocabulary.largest_logit.reduction = Reduction::kMax;
@@ -97,62 +97,66 @@ void split_vocabulary(Arithmetic& arithmetic, const ShardPlan& plan, const std::
   }
 }
 
-void add_zero(Arithmetic& arithmetic, const std::vector<ParameterSpec>& specs,
-              const ArithmeticInputs& inputs) {
+void add_zero(NumericsSpec& numerics, const std::vector<ParameterSpec>& specs,
+              const NumericsInputs& inputs) {
   std::vector<std::int64_t> numels;
-  for (const ParameterSpec& spec : specs) numels.push_back(numel_of(held_shape(arithmetic, spec)));
-  const ZeroPartition partition = zero_partition(numels, arithmetic.dp);
+  for (const ParameterSpec& spec : specs)
+    numels.push_back(numel_of(held_shape(numerics.tensor, spec)));
+  const ZeroPartition partition = zero_partition(numels, numerics.mesh.degree(Axis::kDp));
   for (std::size_t i = 0; i < specs.size(); ++i) {
-    std::vector<std::vector<Range>>& runs = arithmetic.stepped_runs[specs[i].name];
+    std::vector<std::vector<Range>>& runs = numerics.data.sharding.stepped_runs[specs[i].name];
     for (const Range& run : partition.runs[i]) runs.push_back({run});
   }
-  if (inputs.zero_stage < 2) return;
-  arithmetic.reduces_to_owner = arithmetic.reduces_every_micro_batch = true;
-  arithmetic.gradient_buckets.clear();
+  if (inputs.settings.zero_stage < 2) return;
+  numerics.data.sharding.reduces_to_owner = numerics.data.accumulation.reduces_every_micro_batch =
+      true;
+  numerics.data.buckets.parameters.clear();
   const auto element = static_cast<std::int64_t>(size_of(inputs.dtype));
   for (const std::vector<std::size_t>& bucket :
-       zero_buckets(numels, std::max<std::int64_t>(inputs.bucket_bytes / element, 1))) {
-    std::vector<std::string>& names = arithmetic.gradient_buckets.emplace_back();
+       zero_buckets(numels, std::max<std::int64_t>(inputs.settings.bucket_bytes / element, 1))) {
+    std::vector<std::string>& names = numerics.data.buckets.parameters.emplace_back();
     for (const std::size_t i : bucket) names.push_back(specs[i].name);
   }
 }
 
 }  // namespace
 
-Arithmetic autotp_arithmetic(const Model& model, const ArithmeticInputs& inputs) {
-  return autotp_arithmetic(model, inputs,
-                           autotp_plan(model, inputs.tp, inputs.make_vocab_size_divisible_by));
+NumericsSpec autotp_numerics(const Model& model, const NumericsInputs& inputs) {
+  return autotp_numerics(model, inputs,
+                         autotp_plan(model, inputs.mesh.degree(Axis::kTp),
+                                     inputs.settings.make_vocab_size_divisible_by));
 }
 
-Arithmetic autotp_arithmetic(const Model& model, const ArithmeticInputs& inputs,
+NumericsSpec autotp_numerics(const Model& model, const NumericsInputs& inputs,
                              const ShardPlan& plan) {
   const std::vector<ParameterSpec> specs = model.parameters();
+  const int tp = inputs.mesh.degree(Axis::kTp);
   const bool is_lattice = model.config().model_type == "lattice";
-  Arithmetic arithmetic;
+  NumericsSpec numerics;
   std::vector<std::string> held_alike, head_norms;
   for (const ParameterSpec& spec : specs) {
     const ShardKind kind = plan.kind_of(spec.name);
-    if (plan.sharded_dim(spec) >= 0) arithmetic.cuts[spec.name] = cut_of(plan, spec, inputs.tp);
+    if (plan.sharded_dim(spec) >= 0) numerics.tensor.cuts[spec.name] = cut_of(plan, spec, tp);
     if (kind == ShardKind::kKvReplica) held_alike.push_back(spec.name);
-    if (plan.class_of(spec) == ParamClass::kQkNorm && inputs.tp > 1)
-      head_norms.push_back(spec.name);
+    if (plan.class_of(spec) == ParamClass::kQkNorm && tp > 1) head_norms.push_back(spec.name);
     if (!spec.name.ends_with(".weight") || region_of(kind) == Region::kReplicated) continue;
     const std::string module(before_last_dot(spec.name));
-    arithmetic.regions[module] = region_of(kind);
+    numerics.tensor.regions[module] = region_of(kind);
     if (region_of(kind) == Region::kColumn)
-      add_column_module(arithmetic.shared_inputs, module, is_lattice);
-    if (kind == ShardKind::kKvReplica) add_copied_points(arithmetic.copies, module);
+      add_column_module(numerics.tensor.shared_inputs, module, is_lattice);
+    if (kind == ShardKind::kKvReplica) add_copied_points(numerics.tensor.copies, module);
   }
   if (!held_alike.empty()) {
-    arithmetic.copies.num_parts = plan.num_kv_heads;
-    arithmetic.copies.part_of_rank = plan.kv_head_of_rank;
-    arithmetic.holder_sums.push_back(std::move(held_alike));
+    numerics.tensor.copies.num_parts = plan.num_kv_heads;
+    numerics.tensor.copies.part_of_rank = plan.kv_head_of_rank;
+    numerics.tensor.holder_sums.push_back(std::move(held_alike));
   }
-  if (!head_norms.empty()) arithmetic.holder_sums.push_back(std::move(head_norms));
-  if (plan.vocab_size != 0) split_vocabulary(arithmetic, plan, model.head_module(), inputs);
-  add_data_parallelism(arithmetic, specs, inputs);
-  if (inputs.zero_stage > 0 && inputs.dp > 1) add_zero(arithmetic, specs, inputs);
-  return arithmetic;
+  if (!head_norms.empty()) numerics.tensor.holder_sums.push_back(std::move(head_norms));
+  if (plan.vocab_size != 0) split_vocabulary(numerics, plan, model.head_module(), inputs);
+  add_data_parallelism(numerics, specs, inputs);
+  if (inputs.settings.zero_stage > 0 && inputs.mesh.degree(Axis::kDp) > 1)
+    add_zero(numerics, specs, inputs);
+  return numerics;
 }
 
 }  // namespace isoshard

@@ -2,7 +2,7 @@
 /// What fsdp_tp says about its own arithmetic.
 #pragma once
 #include "subjects/model/model.h"
-#include "subjects/parallel/arithmetic.h"
+#include "subjects/parallel/numerics_spec.h"
 
 namespace isoshard {
 
@@ -10,6 +10,6 @@ namespace isoshard {
 /// micro-batch's gradients are averaged on their own, group by group, in the reduce dtype, and
 /// added up in the dtype of masters.
 /// Errors   as autotp_plan.
-[[nodiscard]] Arithmetic fsdp_tp_arithmetic(const Model& model, const ArithmeticInputs& inputs);
+[[nodiscard]] NumericsSpec fsdp_tp_numerics(const Model& model, const NumericsInputs& inputs);
 
 }  // namespace isoshard

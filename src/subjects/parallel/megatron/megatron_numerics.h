@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The arithmetic of the subject megatron, as a record.
+/// What megatron says about its own arithmetic.
 #pragma once
 #include "subjects/model/model.h"
-#include "subjects/parallel/arithmetic.h"
+#include "subjects/parallel/numerics_spec.h"
 
 namespace isoshard {
 
 /// Cuts and regions as autotp has them with a split vocabulary; the sequence cut over tp where it
 /// is asked for; main gradients in the buckets of the gradient buffer; runs of the distributed
 /// optimizer.   Errors   as megatron_plan.
-[[nodiscard]] Arithmetic megatron_arithmetic(const Model& model, const ArithmeticInputs& inputs);
+[[nodiscard]] NumericsSpec megatron_numerics(const Model& model, const NumericsInputs& inputs);
 
 }  // namespace isoshard

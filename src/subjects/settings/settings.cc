@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Names of the training settings.
-#include "subjects/train/settings.h"
+#include "subjects/settings/settings.h"
 
 #include <fmt/format.h>
 

@@ -1,15 +1,21 @@
-// SPDX-License-Identifier: Apache-2.0 A record is held to the plain reference, so that a record and
-// a subject that are wrong alike cannot agree; and its parts.
+// SPDX-License-Identifier: Apache-2.0
+// Numerics are held to the plain reference, so that numerics and a subject that are wrong alike
+// cannot agree; and their parts.
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "core/base/error.h"
+#include "core/mesh/degrees.h"
 #include "suite/emulation/emulated_reduction.h"
 #include "suite/emulation/emulated_world.h"
 #include "suite/testing/emulated_cases.h"
@@ -56,70 +62,70 @@ std::vector<Case> plain_cases() {
   return cases;
 }
 
-class EmulatedRecord : public ::testing::TestWithParam<Case> {};
+class EmulatedNumerics : public ::testing::TestWithParam<Case> {};
 
-TEST_P(EmulatedRecord, ConformsToThePlainReference) {
+TEST_P(EmulatedNumerics, ConformsToThePlainReference) {
   const Case& item = GetParam();
   const Reference& plain = reference_of(item);
 
-  const Trace emulated = emulate(item, arithmetic_of(item), {&plain});
+  const Trace emulated = emulate(item, numerics_of(item), {&plain});
 
   EXPECT_THAT(emulated, conforms_to(plain, judge_options(item)));
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, EmulatedRecord, ::testing::ValuesIn(plain_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Cases, EmulatedNumerics, ::testing::ValuesIn(plain_cases()), case_name);
 
-TEST(ArithmeticRecord, ThatSumsInsteadOfAveragingDivergesFromThePlainReference) {
+TEST(DeclaredNumerics, ThatSumsInsteadOfAveragingDivergesFromThePlainReference) {
   const Case item = step_case("ddp", {.dp = 3});
   const Reference& plain = reference_of(item);
-  Arithmetic wrong = arithmetic_of(item);
-  wrong.parameter_gradient.reduction = Reduction::kSum;
+  NumericsSpec wrong = numerics_of(item);
+  wrong.data.parameter_gradient.reduction = Reduction::kSum;
 
   const Trace emulated = emulate(item, wrong, {&plain});
 
   EXPECT_THAT(emulated, Not(conforms_to(plain, judge_options(item))));
 }
 
-TEST(ArithmeticRecord, SaysWhatIsCutAndInWhichOrderGradientsMeet) {
+TEST(DeclaredNumerics, SaysWhatIsCutAndInWhichOrderGradientsMeet) {
   const Case item = step_case("autotp", {.dp = 2, .tp = 3});
 
-  const Arithmetic arithmetic = arithmetic_of(item);
+  const NumericsSpec numerics = numerics_of(item);
 
-  EXPECT_EQ(arithmetic.regions.size(), 14U);
-  EXPECT_EQ(arithmetic.regions.at("model.layers.1.mlp.down_proj"), Region::kRow);
-  ASSERT_EQ(arithmetic.shared_inputs.size(), 4U);
-  EXPECT_THAT(arithmetic.shared_inputs[0].modules,
+  EXPECT_EQ(numerics.tensor.regions.size(), 14U);
+  EXPECT_EQ(numerics.tensor.regions.at("model.layers.1.mlp.down_proj"), Region::kRow);
+  ASSERT_EQ(numerics.tensor.shared_inputs.size(), 4U);
+  EXPECT_THAT(numerics.tensor.shared_inputs[0].modules,
               ElementsAre("model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj",
                           "model.layers.0.self_attn.v_proj"));
-  EXPECT_THAT(arithmetic.shared_inputs[0].adds, ElementsAre(2, 1, 0));
-  EXPECT_TRUE(arithmetic.holder_sums.empty());
+  EXPECT_THAT(numerics.tensor.shared_inputs[0].adds, ElementsAre(2, 1, 0));
+  EXPECT_TRUE(numerics.tensor.holder_sums.empty());
 }
 
-TEST(ArithmeticRecord, SaysWhichRanksHoldAKvHeadAndWhatIsSummedOverThem) {
-  const Arithmetic arithmetic = arithmetic_of(copied_heads_case({.tp = 4}, 8, 2));
+TEST(DeclaredNumerics, SaysWhichRanksHoldAKvHeadAndWhatIsSummedOverThem) {
+  const NumericsSpec numerics = numerics_of(copied_heads_case({.tp = 4}, 8, 2));
 
-  const ParameterCut& cut = arithmetic.cuts.at("model.layers.1.self_attn.v_proj.bias");
+  const ParameterCut& cut = numerics.tensor.cuts.at("model.layers.1.self_attn.v_proj.bias");
   EXPECT_EQ(cut.by_rank, (std::vector<std::vector<Range>>{{{0, 8}}, {{0, 8}}, {{8, 8}}, {{8, 8}}}));
-  ASSERT_EQ(arithmetic.holder_sums.size(), 1U);
-  EXPECT_EQ(arithmetic.holder_sums[0].size(), 8U);
-  EXPECT_THAT(arithmetic.copies.part_of_rank, ElementsAre(0, 0, 1, 1));
+  ASSERT_EQ(numerics.tensor.holder_sums.size(), 1U);
+  EXPECT_EQ(numerics.tensor.holder_sums[0].size(), 8U);
+  EXPECT_THAT(numerics.tensor.copies.part_of_rank, ElementsAre(0, 0, 1, 1));
 }
 
-TEST(ArithmeticRecord, IsRefusedWhereItDoesNotFitTheCase) {
+TEST(DeclaredNumerics, IsRefusedWhereItDoesNotFitTheCase) {
   const Case item = step_case("autotp", {.dp = 2, .tp = 3});
   Case silent = item;
   silent.subject = "reference";
   const Case whole = split(step_case("ddp", {.dp = 2}), 64);
-  Arithmetic ungrouped = arithmetic_of(item);
-  ungrouped.shared_inputs.clear();
-  Arithmetic unreduced = arithmetic_of(item);
-  unreduced.gradient_buckets.pop_back();
+  NumericsSpec ungrouped = numerics_of(item);
+  ungrouped.tensor.shared_inputs.clear();
+  NumericsSpec unreduced = numerics_of(item);
+  unreduced.data.buckets.parameters.pop_back();
 
-  EXPECT_THAT([&] { (void)arithmetic_of(silent); },
+  EXPECT_THAT([&] { (void)numerics_of(silent); },
               ThrowsMessage<UsageError>(HasSubstr("reference publishes no arithmetic")));
-  EXPECT_THAT([&] { (void)arithmetic_of(whole); },
+  EXPECT_THAT([&] { (void)numerics_of(whole); },
               ThrowsMessage<UsageError>(HasSubstr("multiples of 64")));
-  EXPECT_THAT([&] { (void)emulate(item, arithmetic_of(step_case("autotp", {.dp = 3, .tp = 2}))); },
+  EXPECT_THAT([&] { (void)emulate(item, numerics_of(step_case("autotp", {.dp = 3, .tp = 2}))); },
               ThrowsMessage<UsageError>(HasSubstr("dp 3 x tp 2")));
   EXPECT_THAT([&] { (void)emulate(item, ungrouped); },
               ThrowsMessage<InfrastructureError>(HasSubstr("q_proj")));
@@ -127,42 +133,50 @@ TEST(ArithmeticRecord, IsRefusedWhereItDoesNotFitTheCase) {
               ThrowsMessage<InfrastructureError>(HasSubstr("reduces no gradient of")));
 }
 
-TEST(ArithmeticRecord, WithoutAReductionGivesNoReference) {
+TEST(DeclaredNumerics, WithoutAReductionGivesNoReference) {
   const Case item = step_case("autotp", {.tp = 2});
-  Arithmetic local = arithmetic_of(item);
-  local.row_output.is_made = false;
+  NumericsSpec local = numerics_of(item);
+  local.tensor.row_output.is_made = false;
 
   EXPECT_THAT([&] { (void)make_emulated_reference(item, local); },
               ThrowsMessage<InfrastructureError>(
                   HasSubstr("different copies of forward at model.layers.0.self_attn.o_proj")));
 }
 
-// Independence is the point: the emulator may share the model and the record with the subject, and
-// the reader of checkpoints (the file format; it cuts what it reads by its own slicing), and
+// Independence is the point: the emulator may share the model and the numerics with the subject,
+// and the reader of checkpoints (the file format; it cuts what it reads by its own slicing), and
 // nothing else.
-TEST(ArithmeticRecord, IsCarriedOutWithoutCodeOfTheSubjects) {
-  int files = 0;
+TEST(DeclaredNumerics, IsCarriedOutWithoutCodeOfTheSubjects) {
+  const std::vector<std::string> of_subjects = {"subjects/parallel/", "subjects/train/",
+                                                "subjects/checkpoint/", "core/comm/"};
+  std::set<std::string> shared;
+  for (const char* const header :
+       {"parallel/numerics_spec.h", "parallel/tensor_numerics.h", "parallel/vocabulary_numerics.h",
+        "parallel/reduction_point.h", "checkpoint/checkpoint.h"}) {
+    shared.insert(fmt::format("#include \"subjects/{}\"", header));
+  }
+  int files = 0, num_shared = 0;
   for (const auto& entry : std::filesystem::directory_iterator(ISOSHARD_EMULATOR_DIR)) {
     if (!entry.path().filename().string().starts_with("emulated")) continue;
     ++files;
     std::ifstream in(entry.path());
     for (std::string line; std::getline(in, line);) {
-      const bool of_subject = line.starts_with("#include \"parallel/") ||
-                              line.starts_with("#include \"comm/") ||
-                              line.starts_with("#include \"train/");
-      const bool is_shared = line == "#include \"subjects/parallel/arithmetic.h\"" ||
-                             line == "#include \"subjects/checkpoint/checkpoint.h\"";
-      EXPECT_TRUE(!of_subject || is_shared) << entry.path().filename() << ": " << line;
+      const bool of_subject = std::ranges::any_of(of_subjects, [&](const std::string& folder) {
+        return line.starts_with("#include \"" + folder);
+      });
+      num_shared += shared.contains(line) ? 1 : 0;
+      EXPECT_TRUE(!of_subject || shared.contains(line)) << entry.path().filename() << ": " << line;
     }
   }
   EXPECT_GE(files, 9);
+  EXPECT_GE(num_shared, 9) << "the folders have other names now";
 }
 
 at::Tensor row(std::initializer_list<double> values, at::ScalarType type) {
   return at::tensor(at::ArrayRef<double>(values), at::kDouble).to(type);
 }
 
-TEST(EmulatedReduction, AddsInRankOrderUnlessTheRecordSaysOtherwise) {
+TEST(EmulatedReduction, AddsInRankOrderUnlessThePointSaysOtherwise) {
   const std::vector<at::Tensor> parts = {row({1e8}, at::kFloat), row({1}, at::kFloat),
                                          row({-1e8}, at::kFloat)};
   ReductionPoint other;
@@ -172,7 +186,7 @@ TEST(EmulatedReduction, AddsInRankOrderUnlessTheRecordSaysOtherwise) {
   EXPECT_EQ(emulated_reduction(parts, other).item<float>(), 1.0F);
 }
 
-TEST(EmulatedReduction, RoundsSixteenBitSumsOnceUnlessTheRecordSaysOtherwise) {
+TEST(EmulatedReduction, RoundsSixteenBitSumsOnceUnlessThePointSaysOtherwise) {
   const std::vector<at::Tensor> parts = {row({256}, at::kBFloat16), row({1}, at::kBFloat16),
                                          row({1}, at::kBFloat16)};
   ReductionPoint every;
@@ -182,7 +196,7 @@ TEST(EmulatedReduction, RoundsSixteenBitSumsOnceUnlessTheRecordSaysOtherwise) {
   EXPECT_EQ(emulated_reduction(parts, every).item<double>(), 256);
 }
 
-TEST(EmulatedReduction, AddsInTheRecordsDtypeAndReturnsTheTensors) {
+TEST(EmulatedReduction, AddsInThePointsDtypeAndReturnsTheTensors) {
   const std::vector<at::Tensor> parts = {row({256}, at::kFloat), row({1}, at::kFloat)};
   ReductionPoint narrow;
   narrow.dtype = Dtype::kBFloat16;
@@ -252,13 +266,13 @@ TEST(EmulatedReduction, RefusesWhatHasNoMeaning) {
 }
 
 TEST(EmulatedReduction, ThatMeetsAtDifferentPointsFailsOnAllRanks) {
-  EmulatedWorld world(1, 3);
+  EmulatedWorld world(mesh_of({.tp = 3}));
   const at::Tensor one = row({1}, at::kFloat);
 
   EXPECT_THAT(
       [&] {
         world.run(1, [&](int rank) {
-          (void)world.reduce_over_tp(rank, rank == 2 ? "other" : "same", one, {});
+          (void)world.reduce_over(Axis::kTp, rank, rank == 2 ? "other" : "same", one, {});
         });
       },
       ThrowsMessage<ShapeError>(AllOf(HasSubstr("same"), HasSubstr("other"))));
