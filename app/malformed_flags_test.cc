@@ -40,7 +40,7 @@ INSTANTIATE_TEST_SUITE_P(
         usage("OneArgumentTooMany", "compare a b c", {"'c'"}),
         usage("Model", "verify --model qwen2.5-0.6b",
               {"unknown model 'qwen2.5-0.6b' (did you mean 'Qwen/Qwen2.5-0.5B'?)", "config.json"}),
-        usage("ModelOfAnOrganisation", "verify --model Qwen/Qwen2.5-0.6B",
+        usage("ModelOfAnOrganization", "verify --model Qwen/Qwen2.5-0.6B",
               {"did you mean 'Qwen/Qwen2.5-0.5B'?"}),
         usage("Subject", "verify --subjects atotp",
               {"unknown subject 'atotp' (did you mean 'autotp'?)"}),

@@ -17,7 +17,7 @@ inline constexpr std::string_view kInitialWeightsKey = "initial_weights_sha256",
 
 struct CurveStep {
   int step = 0;
-  double loss = 0;  ///< of the global batch: what was minimised
+  double loss = 0;  ///< of the global batch: what was minimized
   /// Each dp rank's own mean, by dp coordinate; empty: the run does not say
   std::vector<double> rank_losses;
   double grad_norm = 0;  ///< before clipping

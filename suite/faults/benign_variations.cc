@@ -204,7 +204,7 @@ Fault bucketing_main_grads() {
 Fault declared_layout() {
   Fault miss{.id = "declared_layout", .subjects = {"autotp"}};
   miss.summary =
-      "tp is the slow axis of the mesh, and is declared so: neighbouring ranks are replicas.";
+      "tp is the slow axis of the mesh, and is declared so: neighboring ranks are replicas.";
   miss.smallest_case = [] {
     Case item = fault_case("qwen3", "autotp", 2, 3);
     item.tp_is_slow = true;

@@ -28,9 +28,9 @@ using NormFunction = std::function<double(GradNorm& inner, const NamedTensors& g
                                                          NormFunction norm);
 
 using LossWeights =
-    std::function<std::vector<double>(LossNormaliser& inner, std::span<const std::int64_t> counts)>;
-[[nodiscard]] std::unique_ptr<LossNormaliser> loss_normaliser_double(
-    std::unique_ptr<LossNormaliser> inner, LossWeights weights);
+    std::function<std::vector<double>(LossNormalizer& inner, std::span<const std::int64_t> counts)>;
+[[nodiscard]] std::unique_ptr<LossNormalizer> loss_normalizer_double(
+    std::unique_ptr<LossNormalizer> inner, LossWeights weights);
 
 /// Decides like the right schedule where a function is empty.
 struct ScheduleRules {

@@ -41,7 +41,7 @@ enum class RunDetail : std::uint8_t { kComparison, kDigests };
 [[nodiscard]] bool references_fit_together(const Case& a, const Case& b);
 
 /// Keeps the plain references that the case at hand and later announced ones need: cases that share
-/// one should be neighbours, unless the references fit together.
+/// one should be neighbors, unless the references fit together.
 class CaseJudge {
  public:
   /// Each may be empty but run.

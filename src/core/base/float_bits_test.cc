@@ -27,7 +27,7 @@ std::uint16_t c10_fp16(float value) {
 }
 
 /// Calls check for the fp32 numbers at, just below and just above `value` and the midpoint to its
-/// upper neighbour in 16 bits.
+/// upper neighbor in 16 bits.
 template <class Check>
 void around(float value, float next, Check&& check) {
   const float infinity = std::numeric_limits<float>::infinity();

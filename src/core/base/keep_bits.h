@@ -12,7 +12,7 @@ namespace isoshard {
 /// out[i] = 1 if element first_index + i is kept, 0 if it is dropped, which happens with
 /// probability `drop_rate`.
 ///
-/// Every element has 32 bits of RandomStream(seed, name) (four neighbours share a block) and is
+/// Every element has 32 bits of RandomStream(seed, name) (four neighbors share a block) and is
 /// dropped if they are below floor(drop_rate x 2^32).
 /// Requires      0 <= drop_rate < 1.
 /// Determinism   a pure function of seed, name, index and rate: any split of a range into parts

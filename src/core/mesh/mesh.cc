@@ -22,7 +22,7 @@ std::string describe(std::span<const AxisDegree> axes) {
   return text.empty() ? "one rank" : text;
 }
 
-/// Distance between the world ranks of neighbours on `axis`, and the axis' degree; {1, 1} if it is
+/// Distance between the world ranks of neighbors on `axis`, and the axis' degree; {1, 1} if it is
 /// not named.
 struct Stride {
   int stride = 1;

@@ -21,7 +21,7 @@ namespace isoshard {
 /// or 1, the others 0.
 enum class ParamInit : std::uint8_t { kNormal, kZeros, kOnes, kSigns, kSparseRows };
 
-/// What a step minimises. kLinear: minus the sum of the targets' logits, whose gradient is -1 at
+/// What a step minimizes. kLinear: minus the sum of the targets' logits, whose gradient is -1 at
 /// each target (linear_loss.h).
 enum class LossKind : std::uint8_t { kCrossEntropy, kLinear };
 

@@ -114,7 +114,7 @@ Distribution distribution_of(const ParameterSpec& spec, double std, bool generic
     case ParamInit::kSparseRows:
       break;  // no distribution of this kind
   }
-  throw ShapeError(fmt::format("{} has no known way to be initialised", spec.name));
+  throw ShapeError(fmt::format("{} has no known way to be initialized", spec.name));
 }
 
 }  // namespace

@@ -156,7 +156,7 @@ Trainer::LossSums Trainer::weigh(std::span<const at::Tensor> targets) const {
       }
     }
   }
-  sums.weights = parts_.loss_normaliser->weights(sums.counts);
+  sums.weights = parts_.loss_normalizer->weights(sums.counts);
   sums.sums.resize(sums.counts.size());
   return sums;
 }

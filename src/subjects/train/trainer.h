@@ -24,7 +24,7 @@
 #include "subjects/parallel/tensor/shard_plan.h"
 #include "subjects/train/grad_norm.h"
 #include "subjects/train/grad_scaler.h"
-#include "subjects/train/loss_normaliser.h"
+#include "subjects/train/loss_normalizer.h"
 #include "subjects/train/schedule.h"
 #include "subjects/train/settings.h"
 
@@ -36,7 +36,7 @@ struct TrainerParts {
   std::shared_ptr<const WeightSource> weights;
   std::shared_ptr<const Strategy> strategy;
   ShardPlan plan;  ///< must be the one that `strategy` follows
-  std::unique_ptr<LossNormaliser> loss_normaliser;
+  std::unique_ptr<LossNormalizer> loss_normalizer;
   std::unique_ptr<GradNorm> grad_norm;
   std::unique_ptr<GradScaler> grad_scaler;  ///< nullptr: the loss is not scaled
   std::unique_ptr<Optimizer> optimizer;
@@ -114,7 +114,7 @@ class Trainer {
   /// Of this rank's pieces, of the last step.
   [[nodiscard]] const NamedTensors& gradients() const noexcept { return gradients_; }
   [[nodiscard]] const std::vector<ParameterSpec>& specs() const noexcept { return specs_; }
-  /// Of the last step: what was minimised (averaged over dp), and the norm before clipping.
+  /// Of the last step: what was minimized (averaged over dp), and the norm before clipping.
   [[nodiscard]] double loss() const noexcept { return loss_; }
   [[nodiscard]] double grad_norm() const noexcept { return grad_norm_; }
   /// Whether the last step was skipped.

@@ -38,7 +38,7 @@ inline constexpr std::int64_t kParameterAlignment = 64, kBucketAlignment = 128;
                               int dp, int dp_rank);
 
 /// The same of a parameter that lies in several runs behind `begin`, as elements of the parameter:
-/// rising, neighbours joined.
+/// rising, neighbors joined.
 [[nodiscard]] std::vector<Range> owned_runs(const BufferBucket& bucket, std::int64_t begin,
                                             std::span<const StoredRun> runs, int dp, int dp_rank);
 

@@ -115,7 +115,7 @@ TEST(AutotpPlan, ShardsOfEveryParameterTileIt) {
   }
 }
 
-TEST(AutotpPlan, CopiesKvHeadsToNeighboursAboveTheirNumber) {
+TEST(AutotpPlan, CopiesKvHeadsToNeighborsAboveTheirNumber) {
   ModelConfig config = builtin_config("tiny");
   config.num_heads = 8;
   config.num_kv_heads = 2;

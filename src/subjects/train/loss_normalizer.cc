@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Global and local token means.
-#include "subjects/train/loss_normaliser.h"
+#include "subjects/train/loss_normalizer.h"
 
 #include <fmt/format.h>
 
