@@ -18,7 +18,7 @@ inline constexpr std::string_view kInitialWeightsKey = "initial_weights_sha256",
 struct CurveStep {
   int step = 0;
   double loss = 0;  ///< of the global batch: what was minimized
-  /// Each dp rank's own mean, by dp coordinate; empty: the run does not say
+  /// Each dp rank's own mean, by dp coordinate; empty: the run does not say.
   std::vector<double> rank_losses;
   double grad_norm = 0;  ///< before clipping
   double learning_rate = 0;
@@ -36,7 +36,7 @@ struct Curve {
   std::string title;                ///< "DeepSpeed AutoTP": what people call it
   std::string case_slug;            ///< "qwen2_tp2_dp2_steps100"
   std::map<std::string, int> mesh;  ///< axis -> degree: {"dp", 2}, {"tp", 2}
-  /// JSON object: "training" of a bundle's settings (harness/bundle/run_settings.h)
+  /// JSON object: "training" of a bundle's settings (harness/bundle/run_settings.h).
   std::string settings = "{}";
   /// What ran: "library" -> "2.11.0", "reduction_order" -> "ordered", ...
   std::map<std::string, std::string> fingerprint;

@@ -31,7 +31,7 @@ struct GoldenComparison {
   bool rounds_alike = false;      ///< the arithmetic digests are equal: every bit must be
   std::size_t lines = 0;          ///< compared, up to the first that is wrong
   std::size_t unequal_lines = 0;  ///< of them
-  /// The first that is wrong; of a drift the first that differs
+  /// The first that is wrong; of a drift the first that differs.
   std::optional<GoldenDifference> first;
   double largest_share = 0;  ///< of what a number may drift; of a drift
 };

@@ -25,7 +25,7 @@ struct GoldenNumber {
 struct GoldenLine {
   std::string name;    ///< "step 12"; "gradient of model.norm.weight (step 0)"
   std::string digest;  ///< of the tensor's bits, 16 hex digits; empty in a curve
-  /// Beside a digest: looked at where that differs; none: it must be equal everywhere
+  /// Beside a digest: looked at where that differs; none: it must be equal everywhere.
   std::vector<GoldenNumber> numbers;
 };
 
@@ -38,13 +38,13 @@ struct GoldenParity {
 struct Golden {
   /// "curve_autotp_tp2_dp2_bf16_adamw"; also the file's
   std::string name;
-  /// Setting -> value as JSON text: what decides what is computed
+  /// Setting -> value as JSON text: what decides what is computed.
   std::map<std::string, std::string> config;
   std::string weights_sha256;  ///< of the initial weights, in fp32
   std::string inputs_sha256;   ///< of token ids and labels of all steps
   /// Where: "cpu", "libtorch", "backend", "threads", "reduction_order"
   std::map<std::string, std::string> fingerprint;
-  /// How that machine rounds (fixtures/oracle/arithmetic_digest.h), 16 hex digits
+  /// How that machine rounds (fixtures/oracle/arithmetic_digest.h), 16 hex digits.
   std::string arithmetic;
   std::string drift_rule;  ///< in words: what the drifts of its numbers are
   GoldenParity parity;

@@ -28,13 +28,13 @@ struct SubjectRun {
   /// The micro-batches of one rank in one step; called on the rank.
   std::function<std::vector<Batch>(int rank, int step)> batches;
   int steps = 1;
-  /// The coarsest dtype on any tensor's path; give JudgeOptions::coarsest the same
+  /// The coarsest dtype on any tensor's path; give JudgeOptions::coarsest the same.
   Dtype coarsest = Dtype::kFloat32;
   /// For optimizers whose step is a sign where the gradient is noise (Adam): parameters after a
   /// step are compared where the gradient is above its response. The same in reference, responses
   /// and run.
   bool mask_small_gradients = false;
-  /// Of shared memory for what one rank keeps; pages not used cost nothing
+  /// Of shared memory for what one rank keeps; pages not used cost nothing.
   std::size_t trace_bytes = std::size_t{64} << 20;
   std::chrono::milliseconds deadline{60'000};
 };

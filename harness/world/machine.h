@@ -15,7 +15,7 @@ struct Machine {
   int cores = 1;                  ///< that this process may use
   std::int64_t memory_bytes = 0;  ///< of the machine, or of the control group where that is less
   std::int64_t available_bytes = 0;
-  /// Of /dev/shm (worlds do not need it: their shared memory is anonymous); -1: there is none
+  /// Of /dev/shm (worlds do not need it: their shared memory is anonymous); -1: there is none.
   std::int64_t shm_bytes = -1;
   std::int64_t max_processes = -1;  ///< of this user, -1: no limit
   std::int64_t max_open_files = -1;

@@ -25,7 +25,7 @@ struct Spread {
   std::vector<double> along;
   std::vector<double> insensitive;  ///< error norm / allowed, of insensitive tensors
   std::vector<double> sensitivity;  ///< the smallest scale error that would have been rejected
-  /// Measured / published bound, one number for each bound of a case
+  /// Measured / published bound, one number for each bound of a case.
   std::vector<double> published;
   std::int64_t comparisons = 0;  ///< at level perturbed
   std::int64_t equal = 0;        ///< of them without any difference

@@ -22,7 +22,7 @@ namespace isoshard {
 struct ExpectedDetection {
   Stage stage = Stage::kForward;  ///< of the first finding
   /// Record name of the first finding; empty: any (the fault moves every tensor of the stage at
-  /// once)
+  /// once).
   std::string name;
   std::vector<int> ranks;  ///< ranks that may be named first
   std::string diagnosis;   ///< must stand in the diagnosis
@@ -49,14 +49,14 @@ struct FaultHooks {
 /// One fault, or one benign variation.
 struct Fault {
   std::string id = {};  ///< as in the catalogue: dp_sum_missing
-  /// A missing or extra reduction, B wrong scale, ... (docs/faults.md); '-' for a benign variation
+  /// A missing or extra reduction, B wrong scale, ... (docs/faults.md); '-' for a benign variation.
   char fault_class = '-';
   std::vector<std::string> subjects = {};  ///< on which it can be put
   std::string summary = {};                ///< the real bug in one sentence
   std::string source = {};                 ///< where it was reported
   std::function<Case()> smallest_case = {};
   FaultHooks hooks = {};
-  /// Empty for a benign variation: the run must conform
+  /// Empty for a benign variation: the run must conform.
   std::optional<ExpectedDetection> expected = {};
 };
 

@@ -33,7 +33,7 @@ void require_subject(std::string_view name);
 /// Changes to a subject from outside: how faults replace its seams by faulty test doubles. Each may
 /// be empty. Called on every rank.
 struct SubjectEdits {
-  /// Before the parts that follow it are made
+  /// Before the parts that follow it are made.
   std::function<void(ShardPlan& plan, const Mesh& mesh)> plan;
   std::function<void(TrainerParts& parts, Mesh& mesh)> parts;  ///< after they are made
 };

@@ -23,12 +23,12 @@ namespace isoshard {
 /// declares its arithmetic, kPlain for others and for lattice models, which are equal to the plain
 /// one.
 enum class ReferenceKind : std::uint8_t { kAuto, kPlain, kEmulated, kBoth };
-/// Auto, plain, emulated, both
+/// Auto, plain, emulated, both.
 [[nodiscard]] std::string_view name_of(ReferenceKind kind) noexcept;
 
 struct CaseJudgement {
   Verdict verdict;
-  /// What the verdict was made against, never kAuto
+  /// What the verdict was made against, never kAuto.
   ReferenceKind against = ReferenceKind::kPlain;
 };
 
@@ -46,13 +46,13 @@ class CaseJudge {
  public:
   /// Each may be empty but run.
   struct Hooks {
-    /// Runs the subject; may be asked again
+    /// Runs the subject; may be asked again.
     std::function<Trace(const Case&, const Reference&, RunDetail)> run;
-    /// A plain reference was made
+    /// A plain reference was made.
     std::function<void(const Case&, const Reference&)> on_plain = {};
-    /// An emulated one was made
+    /// An emulated one was made.
     std::function<void(const Case&, const Reference&)> on_emulated = {};
-    /// For kBoth: the declared arithmetic, if it is not to be arithmetic_of
+    /// For kBoth: the declared arithmetic, if it is not to be arithmetic_of.
     std::function<Arithmetic(const Case&)> record = {};
   };
   /// kLean: a plain reference that holds an emulated run only has one response, and the others when

@@ -18,7 +18,7 @@ class CapturedOutput {
 
  private:
   std::string head_;
-  /// The last bytes behind the head; cut back to kPart when it reaches twice that
+  /// The last bytes behind the head; cut back to kPart when it reaches twice that.
   std::string tail_;
   std::uint64_t total_ = 0;
 };

@@ -8,11 +8,11 @@
 namespace isoshard {
 
 struct WorldHooks {
-  /// In the controller, once, before the first fork
+  /// In the controller, once, before the first fork.
   std::function<void()> before_first_world;
-  /// In each rank, instead of calling the body
+  /// In each rank, instead of calling the body.
   std::function<void(Rank&, const ForkedWorld::Body&)> run_body;
-  /// In the controller, before each fork
+  /// In the controller, before each fork.
   std::function<void(int size)> before_world;
 };
 

@@ -23,7 +23,7 @@ enum class Purpose : std::uint8_t {
   kVocabParallelTarget,
   kVocabParallelSmoothing,
   kVocabParallelBackward,
-  /// The class of each piece stands in its Segment: grad_reduce.norm is (kGradReduce, kNorm)
+  /// The class of each piece stands in its Segment: grad_reduce.norm is (kGradReduce, kNorm).
   kGradReduce,
   kParamGather,
   kClipNorm,

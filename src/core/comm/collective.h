@@ -48,7 +48,7 @@ struct CollectiveCall {
   std::int32_t root = 0;  ///< of send and recv: the world rank of the other side
   std::int64_t count = 0;
   std::uint32_t group_id = 0;
-  /// The how-manieth call on this group, from 1: equal on all its ranks
+  /// The how-manieth call on this group, from 1: equal on all its ranks.
   std::uint64_t group_sequence = 0;
 };
 

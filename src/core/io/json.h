@@ -12,7 +12,7 @@ namespace isoshard {
 struct JsonLimits {
   std::size_t max_bytes = std::size_t{64} << 20;
   std::size_t max_depth = 64;  ///< nested arrays and objects
-  /// Objects, arrays, strings, numbers and literals together
+  /// Objects, arrays, strings, numbers and literals together.
   std::size_t max_values = std::size_t{1} << 18;
 };
 

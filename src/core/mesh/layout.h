@@ -58,7 +58,7 @@ struct Layout {
   std::vector<Placement> placements;
   std::vector<Box> boxes;
   std::vector<FlatRange> flat;
-  /// Boxes or flat are used (and may be empty: this rank holds nothing)
+  /// Boxes or flat are used (and may be empty: this rank holds nothing).
   bool explicit_parts = false;
 
   [[nodiscard]] const Placement* find(Axis axis) const noexcept;

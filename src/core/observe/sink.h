@@ -34,7 +34,7 @@ struct Site {
   RecordKind kind = RecordKind::kActivation;
   std::string name;  ///< Hugging Face module path or parameter name, plus listed suffix points
   Layout layout;
-  /// What the recorded value is multiplied with against the true one (dp average, loss scale)
+  /// What the recorded value is multiplied with against the true one (dp average, loss scale).
   double grad_scale = 1.0;
   /// A forward value or mask that was recorded before and is computed again for backward: an
   /// activation is not recorded twice, a mask is, as "<name>.recomputed", to be compared with the

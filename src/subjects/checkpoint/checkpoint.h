@@ -39,7 +39,7 @@ struct RunProgress {
   StreamState stream;
   std::string rule;      ///< Optimizer::rule
   UpdateCounts updates;  ///< Optimizer::updates
-  /// By name, of what else goes on: a loss scale, how long it has not overflowed
+  /// By name, of what else goes on: a loss scale, how long it has not overflowed.
   std::map<std::string, double, std::less<>> numbers;
 };
 

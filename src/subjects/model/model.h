@@ -35,7 +35,7 @@ enum class TpRole : std::uint8_t { kReplicated, kColumn, kRow, kVocab };
 struct TpSplit {
   TpRole role = TpRole::kReplicated;
   int dim = -1;  ///< -1 if nothing is cut (kReplicated)
-  /// A shard holds whole multiples of this many entries (a head, a kv group)
+  /// A shard holds whole multiples of this many entries (a head, a kv group).
   std::int64_t unit = 1;
   /// Fused parts along `dim`, each cut on its own: a rank holds its part of q, of k and of v.
   /// Empty: one part, the whole dim.

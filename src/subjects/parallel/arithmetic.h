@@ -36,7 +36,7 @@ struct Range {
 struct ParameterCut {
   int dim = 0;
   std::vector<std::vector<Range>> by_rank;
-  /// Of `dim` on every rank, filled up with zeros; 0: what the ranges have
+  /// Of `dim` on every rank, filled up with zeros; 0: what the ranges have.
   std::int64_t padded_size = 0;
 };
 
@@ -54,7 +54,7 @@ struct ReductionPoint {
   bool is_made = true;                    ///< false: every rank goes on with its own tensor
   Reduction reduction = Reduction::kSum;  ///< kSum, kAvg or kMax
   ReductionOrder order = ReductionOrder::kOrdered;
-  /// What values are rounded to before they are added; none: their own dtype
+  /// What values are rounded to before they are added; none: their own dtype.
   std::optional<Dtype> dtype;
   /// kOrdered: to that dtype after each addition, not once at the end
   bool rounds_every_add = false;
@@ -74,11 +74,11 @@ struct FusedProduct {
 /// Column modules that read one tensor, whose gradient is the sum of what they send back.
 struct SharedInput {
   std::vector<std::string> modules;  ///< in the order of use
-  /// Tied adds: indices into `modules`, in the order of adding
+  /// Tied adds: indices into `modules`, in the order of adding.
   std::vector<std::size_t> adds;
-  /// Added on each rank and then over tp, once; otherwise each over tp and then added
+  /// Added on each rank and then over tp, once; otherwise each over tp and then added.
   bool reduced_together = false;
-  /// One product for all: there is one gradient, and nothing is added
+  /// One product for all: there is one gradient, and nothing is added.
   std::optional<FusedProduct> fused = {};
 };
 
@@ -90,7 +90,7 @@ struct PlacedRun {
 
 /// Where the parameters of a bucket lie in its flat buffer; the rest is padding, zeros.
 struct BucketPlaces {
-  /// By parameter of the bucket, in rising order and covering it
+  /// By parameter of the bucket, in rising order and covering it.
   std::vector<std::vector<PlacedRun>> runs;
   std::int64_t numel = 0;  ///< of the buffer
 };
@@ -122,7 +122,7 @@ struct SplitVocabulary {
   std::int64_t size = 0;
   std::vector<Range> by_rank;  ///< entries of each tp rank; empty where a rank has padding only
   Dtype loss_dtype = Dtype::kFloat32;
-  /// A block has as many whole tokens as fit, at least one
+  /// A block has as many whole tokens as fit, at least one.
   std::int64_t logits_per_block = 1 << 18;
   ReductionPoint embedding_output;     ///< over tp, forward
   ReductionPoint head_input_gradient;  ///< over tp, backward
@@ -137,7 +137,7 @@ struct SplitVocabulary {
 struct LowPrecisionProducts {
   /// Inputs, weights and biases are rounded to it, results are in it; so are summands of row layers
   Dtype dtype = Dtype::kBFloat16;
-  /// The bias that a row layer adds after the sum is rounded to the sum's dtype first
+  /// The bias that a row layer adds after the sum is rounded to the sum's dtype first.
   bool rounds_row_bias = true;
 };
 
@@ -152,12 +152,12 @@ enum class NormAdds : std::uint8_t { kModelOrder, kReverseModelOrder };
 /// (of holders the first counts); those of whole ones are taken from the rank itself.
 struct Arithmetic {
   int dp = 1, tp = 1;
-  /// Of parameters, activations and gradients
+  /// Of parameters, activations and gradients.
   Dtype dtype = Dtype::kFloat32;
   int num_threads = 1;  ///< of every op
-  /// By module; one that is not listed is replicated
+  /// By module; one that is not listed is replicated.
   std::map<std::string, Region, std::less<>> regions;
-  /// By parameter; one that is not listed is whole on every rank
+  /// By parameter; one that is not listed is whole on every rank.
   std::map<std::string, ParameterCut, std::less<>> cuts;
   CopiedActivations copies;                ///< none: num_parts is 0
   std::vector<SharedInput> shared_inputs;  ///< every column module is in one
@@ -167,12 +167,12 @@ struct Arithmetic {
   /// gather their output's gradient. A sum is made of the parts one after the other, part 0 of all
   /// samples first. A replicated embedding looks up the own part of its indices.
   bool is_sequence_cut = false;
-  /// Parameters that are reduced over dp as one flat buffer, in its order
+  /// Parameters that are reduced over dp as one flat buffer, in its order.
   std::vector<std::vector<std::string>> gradient_buckets;
   /// Buckets are made anew before the second reduction; none: they stay. Not together with
   /// bucket_places or reduces_to_owner.
   std::optional<RebuiltBuckets> rebuilt_buckets;
-  /// By bucket; empty: one parameter right behind the other
+  /// By bucket; empty: one parameter right behind the other.
   std::vector<BucketPlaces> bucket_places;
   /// The runs of a parameter's part (that of a tp rank, flattened) that each dp rank steps, in
   /// rising order, with gaps between them; one that is not listed is stepped whole by every dp
@@ -195,25 +195,25 @@ struct Arithmetic {
   /// What gradients of micro-batches are added up in: each is converted to it, and so is what is
   /// reduced. None: `dtype`.
   std::optional<Dtype> accumulation_dtype;
-  /// Sums of micro-batches begin as zeros, so that a -0 becomes 0; else as the first gradient
+  /// Sums of micro-batches begin as zeros, so that a -0 becomes 0; else as the first gradient.
   bool adds_to_zeros = false;
-  /// Parameters whose gradients are then summed over their holders, flat too
+  /// Parameters whose gradients are then summed over their holders, flat too.
   std::vector<std::vector<std::string>> holder_sums;
   std::optional<SplitVocabulary> vocabulary;  ///< none: whole on every rank
-  /// What logits are converted to before the loss; none: they stay as they are
+  /// What logits are converted to before the loss; none: they stay as they are.
   std::optional<Dtype> logits_dtype;
-  /// None: in `dtype`; else forward only, backward follows each op's dtype
+  /// None: in `dtype`; else forward only, backward follows each op's dtype.
   std::optional<LowPrecisionProducts> products;
   ReductionPoint row_output;  ///< over tp, forward
-  /// Over tp, backward; in the dtype of the input, before it is rounded for a product
+  /// Over tp, backward; in the dtype of the input, before it is rounded for a product.
   ReductionPoint column_input_gradient;
   ReductionPoint parameter_gradient;  ///< over dp
   ReductionPoint holder_gradient;     ///< over the holders
   ReductionPoint token_count;         ///< over dp, int64
   ReductionPoint loss;                ///< over dp, fp64
-  /// Over tp, fp64: one sum of squares per cut parameter, in model order
+  /// Over tp, fp64: one sum of squares per cut parameter, in model order.
   ReductionPoint clip_norm;
-  /// Of a parameter's gradient so many elements are squared and added as one op
+  /// Of a parameter's gradient so many elements are squared and added as one op.
   std::int64_t norm_block = kNormBlockElements;
   NormAdds norm_adds = NormAdds::kModelOrder;
 };
@@ -224,7 +224,7 @@ struct ArithmeticInputs {
   Dtype dtype = Dtype::kFloat32;
   ReductionOrder order = ReductionOrder::kOrdered;  ///< of the communicator
   std::int64_t bucket_bytes = 25 << 20;
-  /// As TrainSettings::make_vocab_size_divisible_by
+  /// As TrainSettings::make_vocab_size_divisible_by.
   std::int64_t make_vocab_size_divisible_by = 0;
   std::optional<Dtype> autocast = {};
   int zero_stage = 0;  ///< as TrainSettings

@@ -45,7 +45,7 @@ struct TrainerParts {
   std::unique_ptr<Schedule> schedule = std::make_unique<Schedule>();
   std::unique_ptr<CheckpointIo> checkpoint_io = std::make_unique<CheckpointIo>();
   std::unique_ptr<PartialGradSum> partial_grad_sum;  ///< nullptr: nothing is split over tp
-  /// How parameters, gradients and optimizer state lie over dp
+  /// How parameters, gradients and optimizer state lie over dp.
   std::unique_ptr<DataParallel> data_parallel;
   std::int64_t bucket_bytes = 25 << 20;
   std::optional<Dtype> master_dtype;  ///< of what the optimizer steps; none: `dtype`

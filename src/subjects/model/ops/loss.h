@@ -16,7 +16,7 @@ namespace isoshard {
 
 struct CrossEntropy {
   /// Scalar, fp32 (fp64 for fp64 logits), differentiable: sum over b of weight[b] * sum over t of
-  /// loss[b,t]
+  /// loss[b,t].
   at::Tensor loss;
   at::Tensor sample_sum_B;    ///< detached, sum over t of loss[b,t]
   at::Tensor sample_count_B;  ///< int64, counted tokens
@@ -32,7 +32,7 @@ struct LossOptions {
   double label_smoothing = 0;  ///< in [0, 1)
   /// Tokens per block; 0: as many as have 2^22 logits. Changes no bit of the results.
   std::int64_t block_rows = 0;
-  /// Whose ranks hold the other columns; nullptr: the logits have all columns
+  /// Whose ranks hold the other columns; nullptr: the logits have all columns.
   Communicator* tp = nullptr;
   VocabShard shard = {};  ///< with `tp`: the columns that these logits have
 };

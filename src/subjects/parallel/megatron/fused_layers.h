@@ -34,7 +34,7 @@ struct StoredParameter {
   std::string name;  ///< in Megatron's words
   Shape shape;
   std::vector<std::size_t> parameters;  ///< indices into the list that it was made from
-  /// By parameter; together they cover it and the stored tensor once
+  /// By parameter; together they cover it and the stored tensor once.
   std::vector<std::vector<StoredRun>> runs;
 };
 

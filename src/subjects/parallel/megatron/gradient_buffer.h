@@ -14,7 +14,7 @@ namespace isoshard {
 
 /// One bucket: a contiguous buffer. What no parameter covers is padding.
 struct BufferBucket {
-  /// Indices into the list of parameters, in the order of the buffer
+  /// Indices into the list of parameters, in the order of the buffer.
   std::vector<std::size_t> parameters;
   std::vector<std::int64_t> begins;  ///< of each in the bucket, in elements
   std::int64_t numel = 0;            ///< padding included

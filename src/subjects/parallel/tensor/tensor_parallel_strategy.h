@@ -110,7 +110,7 @@ class TensorParallelStrategy : public Strategy {
   int dp_rank_;
   bool splits_sequence_;
   std::vector<FusedLayers> fused_;
-  /// Of fused layers that have not been asked for yet
+  /// Of fused layers that have not been asked for yet.
   mutable std::map<std::string, at::Tensor, std::less<>> outputs_;
 };
 

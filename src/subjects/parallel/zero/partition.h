@@ -15,7 +15,7 @@ namespace isoshard {
 struct ZeroPartition {
   std::int64_t part_numel = 0;        ///< elements of each dp rank, padding included
   std::vector<std::int64_t> offsets;  ///< of each parameter in the flat buffer
-  /// Of flattened parameters: by parameter, then by dp rank; count 0 where a rank has none of it
+  /// Of flattened parameters: by parameter, then by dp rank; count 0 where a rank has none of it.
   std::vector<std::vector<Range>> runs;
   [[nodiscard]] std::int64_t padded_numel() const noexcept {
     return part_numel * static_cast<std::int64_t>(num_parts);
