@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A golden: the numbers of an earlier accepted run, with all that says where they came from. Plain
-/// data, and a JSON file of it (docs/goldens.md, docs/golden.schema.json).
+/// A golden: the numbers of an earlier accepted run and the record of their origin, as plain data
+/// and as a JSON file (docs/goldens.md, docs/golden.schema.json).
 #pragma once
 #include <cstddef>
 #include <filesystem>
@@ -67,8 +67,8 @@ struct Golden {
 [[nodiscard]] std::string golden_text(const Golden& golden);
 
 /// Errors   GoldenError that starts with `origin`: not the JSON of a golden, a value that is
-///          missing or of a wrong type, fewer or more lines than its count, a config that is not
-///          that of its hash.
+///          missing or of a wrong type, fewer or more lines than its count, a config that does not
+///          match its hash.
 [[nodiscard]] Golden parse_golden(std::string_view text, const std::filesystem::path& origin);
 
 }  // namespace isoshard

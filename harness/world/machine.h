@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the machine offers to worlds of forked ranks.
+/// The resources of the machine for worlds of forked ranks.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -30,7 +30,7 @@ struct Machine {
 struct MachineMemory {
   std::int64_t bytes = 0, available_bytes = 0;
 };
-/// Local. A small part of this_machine(), for those that ask often.
+/// Local. A small part of this_machine(), for frequent calls.
 [[nodiscard]] MachineMemory memory_of_machine();
 
 /// Local. Reads /proc, /sys and limits; what cannot be read stays at its default.

@@ -27,7 +27,7 @@ void add_vocab_faults(Faults& faults);   ///< A, D: a vocabulary that is split o
 void add_random_faults(Faults& faults);  ///< H: masks of dropout
 /// E, L: buffers that are walked wrongly, read late or published late.
 void add_buffer_faults(Faults& faults);
-/// H, K: what a run goes on with after it was saved and loaded.
+/// H, K: the state that a run resumes with after it was saved and loaded.
 void add_checkpoint_faults(Faults& faults);
 /// Legal differences: orders of sums, buckets, layouts, data.
 void add_benign_variations(Faults& faults);
@@ -52,11 +52,11 @@ void for_key_biases(const std::string& name, const at::Tensor& gradient,
 /// it).
 [[nodiscard]] Case clipped(Case item);
 
-/// Whether a gradient's piece is of this class. (No segment: the call says nothing of its content.)
+/// Whether a segment of a gradient is of this class. Without a segment the call names no content.
 [[nodiscard]] bool is_gradient_of(const CallInfo& info, const Segment* segment, Axis axis,
                                   ParamClass param_class);
 
-/// A rank on which anything may be named first: 0 to size - 1.
+/// All ranks, 0 to size - 1, for findings that may name any of them first.
 [[nodiscard]] std::vector<int> any_rank(int size);
 
 }  // namespace isoshard

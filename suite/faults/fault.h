@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The fault catalogue: real bugs of parallel training, injected from outside, each with what the
-/// suite must say about it; and the benign variations, legal differences that must not alarm.
+/// The fault catalogue: real bugs of parallel training, injected into correct implementations, each
+/// with the finding that the suite must report; and the benign variations, legal differences that
+/// must not raise an alarm.
 #pragma once
 #include <functional>
 #include <memory>
@@ -18,7 +19,7 @@
 
 namespace isoshard {
 
-/// What a correct judge says of the fault's smallest case.
+/// The finding that a correct judge reports for the fault's smallest case.
 struct ExpectedDetection {
   Stage stage = Stage::kForward;  ///< of the first finding
   /// Record name of the first finding; empty: any (the fault moves every tensor of the stage at
@@ -29,9 +30,9 @@ struct ExpectedDetection {
   int step = 0;            ///< of the first finding
 };
 
-/// Where a fault is put on a run. Each hook may be empty; one is set, or two where a bug shows in
-/// two places. A hook is asked per run; a test double calls `probe.fired()` whenever it acts, for
-/// what is not counted anyway (collectives, taps).
+/// The points of a run at which a fault is injected. Each hook may be empty; one is set, or two
+/// where a bug shows in two places. A hook is called once a run. A test double calls
+/// `probe.fired()` whenever it acts, except in collectives and taps, which are counted anyway.
 struct FaultHooks {
   std::function<std::shared_ptr<const CollectiveFault>(const Case&)> collective = {};
   std::function<TapMutation(const Case&, int rank)> tap = {};
@@ -67,7 +68,7 @@ struct Fault {
 /// For each kind of benign variation the same difference made larger than legal; each must be
 /// alarmed. Their ids are those of the benign variations that they belong to.
 [[nodiscard]] std::span<const Fault> benign_variation_controls();
-/// Of the first two lists.   Errors   UsageError with a suggestion.
+/// Finds a fault in the first two lists.   Errors   UsageError with a suggestion.
 [[nodiscard]] const Fault& find_fault(std::string_view id);
 
 /// Run options that inject the fault; `probe` counts how often it fired.

@@ -48,8 +48,8 @@ struct Segment {
   std::int64_t count = 0;
 };
 
-/// Given with every call. `segments` may be empty (no claim about the content); it must outlive the
-/// call, not the Work.
+/// The description that a caller gives with every collective. `segments` may be empty (no claim
+/// about the content); it must outlive the call, not the Work.
 struct CallInfo {
   Purpose purpose = Purpose::kUnspecified;
   Axis axis = Axis::kWorld;

@@ -72,7 +72,7 @@ class Model {
   /// The points that transformers returns as output_hidden_states: the embedding, each layer but
   /// the last, the final norm.
   [[nodiscard]] virtual std::vector<std::string> hidden_state_points() const;
-  /// The module whose output are the logits, tied or not.
+  /// The module whose output is the logits, tied or not.
   [[nodiscard]] virtual std::string head_module() const { return "lm_head"; }
   [[nodiscard]] virtual LossKind loss_kind() const noexcept { return LossKind::kCrossEntropy; }
   /// The forward pass of an evaluation: nothing is dropped.
@@ -81,8 +81,8 @@ class Model {
                                    const Strategy& strategy, Sink* sink) const {
     return forward(input_ids_BS, parameters, strategy, sink, {});
   }
-  /// The same of a training step. What the arguments refer to, and the model, must outlive
-  /// backward.
+  /// The forward pass of a training step. The model and all objects that the arguments refer to
+  /// must outlive backward.
   [[nodiscard]] virtual at::Tensor forward(const at::Tensor& input_ids_BS,
                                            const Parameters& parameters, const Strategy& strategy,
                                            Sink* sink, const TrainingPass& training) const = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the forward pass of a training step has and an evaluation has not.
+/// What the forward pass of a training step needs beyond that of an evaluation.
 #pragma once
 #include <cstdint>
 

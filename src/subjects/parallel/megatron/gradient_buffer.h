@@ -37,7 +37,7 @@ inline constexpr std::int64_t kParameterAlignment = 64, kBucketAlignment = 128;
 [[nodiscard]] Range owned_run(const BufferBucket& bucket, std::int64_t begin, std::int64_t numel,
                               int dp, int dp_rank);
 
-/// The same of a parameter that lies in several runs behind `begin`, as elements of the parameter:
+/// The same for a parameter that lies in several runs after `begin`, as elements of the parameter:
 /// rising, neighbors joined.
 [[nodiscard]] std::vector<Range> owned_runs(const BufferBucket& bucket, std::int64_t begin,
                                             std::span<const StoredRun> runs, int dp, int dp_rank);

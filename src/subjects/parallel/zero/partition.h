@@ -23,8 +23,8 @@ struct ZeroPartition {
   std::size_t num_parts = 0;
 };
 
-/// Parts start at multiples of this many elements: 4 bytes' worth of bf16 for each dp rank, as NCCL
-/// wants its buffers aligned.
+/// Parts start at multiples of this many elements, which are 4 bytes of bf16 for each dp rank,
+/// because NCCL needs aligned buffers.
 inline constexpr std::int64_t kZeroAlignmentElements = 2;
 
 /// Errors   UsageError for no rank.
