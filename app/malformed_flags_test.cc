@@ -78,7 +78,7 @@ INSTANTIATE_TEST_SUITE_P(
         usage("Twice", "verify --tp 2 --tp 3", {"--tp", "more than once"}),
         usage("Zero", "verify --dp 0", {"a dp degree of 0", "at least 1"}),
         usage("Negative", "verify --tp -1 --dp 1", {"a tp degree of -1", "at least 1"}),
-        usage("NegativeSeed", "verify --seed -1", {"--seed -1: must not be negative"}),
+        usage("NegativeSeed", "verify --seed -1", {"--seed must be at least 0, got -1"}),
         usage("NaN", "verify --learning-rate nan", {"learning rate of nan"}),
         usage("NoSteps", "verify --steps 0", {"number of steps of 0"}),
         usage("NoLayers", "verify --num-layers 0", {"number of layers of 0"}),

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Bit equality can fail: a record that says one thing wrong
+// SPDX-License-Identifier: Apache-2.0
+// Bit equality can fail: a record that says one thing wrong
 // diverges at the first tensor it touches.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

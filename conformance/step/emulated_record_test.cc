@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 A record is held to the plain reference, so that a record and
+// SPDX-License-Identifier: Apache-2.0
+// A record is held to the plain reference, so that a record and
 // a subject that are wrong alike cannot agree; and its parts.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Training steps are, bit by bit, what a subject's arithmetic
+// SPDX-License-Identifier: Apache-2.0
+// Training steps are, bit by bit, what a subject's arithmetic
 // record says - with no tolerance anywhere.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Steps with a vocabulary that is split over tp are, bit by
+// SPDX-License-Identifier: Apache-2.0
+// Steps with a vocabulary that is split over tp are, bit by
 // bit, what the subject's arithmetic record says.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

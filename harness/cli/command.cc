@@ -77,7 +77,7 @@ int run_one(const Command& command, const std::vector<std::string>& arguments) {
   } else {
     code = command.run(parsed);
   }
-  // What is buffered is written here, where a full disk can still be told.
+  // What is buffered is written here, where a full disk can still be reported.
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
     throw InfrastructureError("cannot write to standard output; is its disk full?");
   return code;

@@ -50,7 +50,7 @@ void refuse_negative_counts(const OptionTable& table, const po::parsed_options& 
       continue;
     for (const std::string& value : option.value) {
       if (value.starts_with('-'))
-        throw UsageError(fmt::format("--{} {}: must not be negative", option.string_key, value));
+        throw UsageError(fmt::format("--{} must be at least 0, got {}", option.string_key, value));
     }
   }
 }
@@ -67,7 +67,7 @@ bool has_optional_value(const OptionTable& table, std::string_view flag) {
 po::parsed_options parse_command_line(const OptionTable& table,
                                       const std::vector<std::string>& arguments) {
   std::vector<std::string> normalized;
-  bool may_be_value = false;  // the parser itself takes such a value only behind '='
+  bool may_be_value = false;  // the parser itself takes such a value only after '='
   for (const auto& argument : arguments) {
     if (may_be_value && !argument.starts_with("--")) {
       normalized.back() += "=" + argument;
@@ -108,8 +108,8 @@ std::string variable_of(const std::string& option) {
   return name;
 }
 
-/// ISOSHARD_BATCH_SIZE -> batch-size, ISOSHARD_TP_SIZE -> tp; empty for what is no option of this
-/// command: others have theirs.
+/// ISOSHARD_BATCH_SIZE -> batch-size, ISOSHARD_TP_SIZE -> tp; empty for a name that is not an
+/// option of this command: others have theirs.
 std::string option_of_variable(const OptionTable& table, const std::string& variable) {
   constexpr std::string_view kPrefix = "ISOSHARD_";
   if (!variable.starts_with(kPrefix)) return {};
@@ -124,7 +124,7 @@ std::string option_of_variable(const OptionTable& table, const std::string& vari
   for (const std::string& known : names_of(table)) {
     if (name.size() >= kShortest && edit_distance(name, known) <= kTypo)
       throw UsageError(
-          fmt::format("{} is set in the environment and is no option; did you mean {}?",
+          fmt::format("{} is set in the environment but is not an option; did you mean {}?",
                       printable(variable), variable_of(known)));
   }
   return {};

@@ -206,7 +206,7 @@ std::string figure_file(const std::filesystem::path& path, std::span<const Curve
     draw_losses(canvas, curves);
     return canvas.finish();
   }
-  throw UsageError(fmt::format("{}: a figure is a .svg or a .png file", path.string()));
+  throw UsageError(fmt::format("{}: a figure must be a .svg or a .png file", path.string()));
 }
 
 }  // namespace isoshard

@@ -102,7 +102,7 @@ Fault bf16_hops() {
   return miss;
 }
 
-/// The sum is made in fp32, whatever the order, and rounded once.
+/// The sum is made in fp32, in any order, and rounded once.
 class WideReduction final : public CollectiveFault {
  public:
   [[nodiscard]] bool applies(const InterceptedCall& call) const override {

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 The conversions against c10::BFloat16 and c10::Half: all
+// SPDX-License-Identifier: Apache-2.0
+// The conversions against c10::BFloat16 and c10::Half: all
 // 65536 values, and the roundings around each of them.
 #include "core/base/float_bits.h"
 

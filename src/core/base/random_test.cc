@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Philox against its published vectors, normals against
+// SPDX-License-Identifier: Apache-2.0
+// Philox against its published vectors, normals against
 // reference quantiles, and every split of a range.
 #include <gtest/gtest.h>
 
