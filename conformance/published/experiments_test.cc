@@ -143,8 +143,9 @@ TEST(Experiments, SettingsThatDoNotFitAreNamed) {
                         s.tp = {2, 4};
                       }),
               ThrowsMessage<UsageError>(HasSubstr("takes one tp degree, got 2")));
-  EXPECT_THAT(refused(ExperimentKind::kStack, [](auto& s) { s.layers = 0; }),
-              ThrowsMessage<UsageError>(HasSubstr("number of layers of 0")));
+  EXPECT_THAT(
+      refused(ExperimentKind::kStack, [](auto& s) { s.layers = 0; }),
+      ThrowsMessage<UsageError>(HasSubstr("the number of layers must be at least 1, got 0")));
   EXPECT_THAT(refused(ExperimentKind::kStack, [](auto& s) { s.dtypes = {Dtype::kInt64}; }),
               ThrowsMessage<UsageError>(HasSubstr("int64")));
   EXPECT_THAT(
