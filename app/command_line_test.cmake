@@ -37,7 +37,7 @@ string(REPEAT "Genesis begins here. " 40 ids)
 file(WRITE ${FOLDER}/bytes.bin "${ids}")
 set(of_ids verify ${one_case} --data bytes.bin --data-dtype uint8)
 expect(0 "1 of 1 case conforms" ${of_ids} --shuffle --tail drop)
-expect(2 "35 samples are no multiple of a global batch of 4 .dp 2 x batch size 2.: 3 are left over"
+expect(2 "35 samples are not a multiple of a global batch of 4 .dp 2 x batch size 2.: 3 are left over"
   ${of_ids} --tail error)
 expect(3
   "bytes.bin: read as uint16, id [0-9]+ at place 0 of 420 is outside the model's vocabulary of 252"

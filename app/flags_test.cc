@@ -155,7 +155,8 @@ TEST(Flags, OfALossScaleMeanWhatTheySay) {
       [&] {
         (void)scale({"--loss-scale", "0"});
       },
-      ThrowsMessage<UsageError>(HasSubstr("a loss scale of 0 is not possible")));
+      ThrowsMessage<UsageError>(
+          HasSubstr("the loss scale must be above 0 and finite in fp32, got 0")));
   EXPECT_THAT(
       [] {
         (void)requested({"--model", "tiny", "--dp", "2", "--loss-scale", "dynamic"});

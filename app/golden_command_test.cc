@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 `golden` through the whole program: from nothing to an
+// SPDX-License-Identifier: Apache-2.0
+// `golden` through the whole program: from nothing to an
 // accepted golden, and all that is refused on the way.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -190,7 +190,7 @@ INSTANTIATE_TEST_SUITE_P(
                                r["global_shape"] = {47, 48};
                                place_rows(r, rank * 23);
                              })),
-                    compared("OutsideTheTensor", kBadInput, {kWeight, "lies outside"},
+                    compared("OutsideTheTensor", kBadInput, {kWeight, "must lie inside"},
                              record([](json& r, int rank) { place_rows(r, rank * 25); })),
                     compared("Negative", kBadInput, {"-1"},
                              record([](json& r, int) { place_rows(r, -1); })),
@@ -230,9 +230,11 @@ INSTANTIATE_TEST_SUITE_P(
                  manifest([](json& m) { m["schema"] = 2; })),
         compared("NoMesh", kBadInput, {"\"mesh\" is missing"},
                  manifest([](json& m) { m.erase("mesh"); })),
-        compared("MeshOfDegreeZero", kBadInput, {"manifest.json", "degree of tp is 0"},
+        compared("MeshOfDegreeZero", kBadInput,
+                 {"manifest.json", "the degree of tp must be at least 1, got 0"},
                  manifest([](json& m) { m["mesh"][1]["degree"] = 0; })),
-        compared("MeshOverflows", kBadInput, {"too many ranks"}, manifest([](json& m) {
+        compared("MeshOverflows", kBadInput, {"the number of ranks must be at most"},
+                 manifest([](json& m) {
                    m["mesh"][0]["degree"] = 2'000'000'000;
                    m["mesh"][1]["degree"] = 2'000'000'000;
                  })),

@@ -49,7 +49,7 @@ if(LibTorch_FOUND AND NOT TARGET isoshard::libtorch)
     "SHELL:-idirafter \"${LibTorch_INCLUDE_DIR}\""
     "SHELL:-idirafter \"${LibTorch_INCLUDE_DIR}/torch/csrc/api/include\"")
   target_link_options(isoshard::libtorch INTERFACE LINKER:-rpath,${_libtorch_lib})
-  # --no-as-needed: ATen registers its CPU kernels in static initialisers that no symbol of ours
+  # --no-as-needed: ATen registers its CPU kernels in static initializers that no symbol of ours
   # refers to.
   target_link_libraries(isoshard::libtorch INTERFACE
     -Wl,--push-state,--no-as-needed ${LibTorch_CPU_LIBRARY} ${LibTorch_C10_LIBRARY} -Wl,--pop-state)

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 The one precompiled header: what nearly every ATen source and
+// SPDX-License-Identifier: Apache-2.0
+// The one precompiled header: what nearly every ATen source and
 // test includes. Sources still include what they use. GCC instantiates the templates that a
 // precompiled header left pending in every source again: autograd's custom_function.h cost each of
 // them 1.3 s, nlohmann/json.hpp 0.5 s, more than the few sources that need them save.

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Options of `train`: a preset's or a fault's own case, changed
+// SPDX-License-Identifier: Apache-2.0
+// Options of `train`: a preset's or a fault's own case, changed
 // by every given flag, then one case a subject.
 #include "app/options/train_options.h"
 

@@ -12,7 +12,7 @@
 namespace isoshard {
 
 struct TrainRequest {
-  /// One a subject, validated, all of one reference; without the reference itself
+  /// One a subject, validated, all of one reference; without the reference itself.
   std::vector<Case> cases;
   Case reference;     ///< the run that all of them are judged against
   std::string fault;  ///< empty: none
@@ -23,7 +23,7 @@ struct TrainRequest {
   int log_interval = 0;              ///< steps between two printed lines; 0: none
   std::filesystem::path output_dir;  ///< empty: nothing is written
   InputFiles inputs;
-  /// Flags that make `verify` look at the same case, but for subject, degrees and steps
+  /// Flags that make `verify` look at the same case, but for subject, degrees and steps.
   std::vector<std::string> verify_flags;
   std::vector<std::string> notes;  ///< what is told before anything runs
 };

@@ -73,7 +73,7 @@ TEST_P(CheckpointInterrupted, ByAFullDiskIsTheOldOneAndNothingElse) {
   const std::string failure = failure_of_saving(/*is_killed=*/false);
 
   EXPECT_THAT(failure,
-              HasSubstr("the checkpoint is not written, rank " + std::to_string(GetParam())));
+              HasSubstr("the checkpoint was not written, rank " + std::to_string(GetParam())));
   EXPECT_THAT(failure, HasSubstr("File too large"));
   EXPECT_EQ(contents(), before_);
   EXPECT_EQ(resumed_case(item(), folder_.path()).first_step(), 1);

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 A checkpoint of one mesh and subject goes on in every other
+// SPDX-License-Identifier: Apache-2.0
+// A checkpoint of one mesh and subject goes on in every other
 // one: right after loading it holds what was saved, and its steps conform to the single process
 // that resumes from it.
 #include <ATen/ATen.h>

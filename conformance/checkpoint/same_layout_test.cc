@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 A run that is saved and resumed on the same mesh is the run
+// SPDX-License-Identifier: Apache-2.0
+// A run that is saved and resumed on the same mesh is the run
 // that was never interrupted, bit by bit.
 #include "suite/testing/checkpoint_cases.h"
 

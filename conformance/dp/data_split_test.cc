@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 The data-split contract in whole runs: exact sample ids on
+// SPDX-License-Identifier: Apache-2.0
+// The data-split contract in whole runs: exact sample ids on
 // every rank of a dp x tp mesh, each once an epoch; a wrong sampler is seen.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -151,7 +152,7 @@ TEST_F(DataSplit, WhatCannotBeSplitIsRefusedBeforeRanksStart) {
   strict.data.tail = TailPolicy::kError;
   EXPECT_THAT(
       [&] { CaseData{strict}; },
-      ThrowsMessage<UsageError>(HasSubstr("13 samples are no multiple of a global batch of 6")));
+      ThrowsMessage<UsageError>(HasSubstr("13 samples are not a multiple of a global batch of 6")));
 
   Case random = step_case("ddp", {.dp = 2});
   random.data.shuffle = true;

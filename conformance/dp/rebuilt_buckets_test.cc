@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 From its second step on ddp reduces gradients in the order in
+// SPDX-License-Identifier: Apache-2.0
+// From its second step on ddp reduces gradients in the order in
 // which they became ready in the first.
 #include <fmt/format.h>
 #include <gmock/gmock.h>

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 A step of fsdp_tp is the single process's step; what its
+// SPDX-License-Identifier: Apache-2.0
+// A step of fsdp_tp is the single process's step; what its
 // ranks hold, and which collectives they make.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

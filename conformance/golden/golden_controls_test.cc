@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 The suites of goldens can fail: faults are regressions, also
+// SPDX-License-Identifier: Apache-2.0
+// The suites of goldens can fail: faults are regressions, also
 // on machines that round differently; test runs write nothing.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

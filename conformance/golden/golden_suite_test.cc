@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Every accepted golden against this build: equal in every bit
+// SPDX-License-Identifier: Apache-2.0
+// Every accepted golden against this build: equal in every bit
 // where the machine rounds as the golden's, else within its drift.
 #include <gtest/gtest.h>
 

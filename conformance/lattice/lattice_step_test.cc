@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 A lattice model's step is equal to the single process's in
+// SPDX-License-Identifier: Apache-2.0
+// A lattice model's step is equal to the single process's in
 // every value, for every subject, mesh, dtype and reduction order.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

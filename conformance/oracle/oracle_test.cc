@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Contracts oracle.*: what our models compute is what Hugging
+// SPDX-License-Identifier: Apache-2.0
+// Contracts oracle.*: what our models compute is what Hugging
 // Face transformers computes, each bound a claim of its own.
 #include "fixtures/oracle/oracle.h"
 

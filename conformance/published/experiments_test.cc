@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Each experiment at sizes that take a second: its claims hold,
+// SPDX-License-Identifier: Apache-2.0
+// Each experiment at sizes that take a second: its claims hold,
 // its numbers are there, and it can fail.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -141,9 +142,10 @@ TEST(Experiments, SettingsThatDoNotFitAreNamed) {
                       [](auto& s) {
                         s.tp = {2, 4};
                       }),
-              ThrowsMessage<UsageError>(HasSubstr("takes one tp, not 2")));
-  EXPECT_THAT(refused(ExperimentKind::kStack, [](auto& s) { s.layers = 0; }),
-              ThrowsMessage<UsageError>(HasSubstr("number of layers of 0")));
+              ThrowsMessage<UsageError>(HasSubstr("takes one tp degree, got 2")));
+  EXPECT_THAT(
+      refused(ExperimentKind::kStack, [](auto& s) { s.layers = 0; }),
+      ThrowsMessage<UsageError>(HasSubstr("the number of layers must be at least 1, got 0")));
   EXPECT_THAT(refused(ExperimentKind::kStack, [](auto& s) { s.dtypes = {Dtype::kInt64}; }),
               ThrowsMessage<UsageError>(HasSubstr("int64")));
   EXPECT_THAT(

@@ -205,7 +205,7 @@ TEST(SideBySide, OfTwoReferencesTheLargestWorldComesLast) {
 
   EXPECT_EQ(slugs(), (std::vector<std::string>{"ddp dp2 tp1", "autotp dp1 tp2", "autotp dp2 tp2"}));
 
-  // Where the other reference has the largest world, cases of one reference stay neighbours.
+  // Where the other reference has the largest world, cases of one reference stay neighbors.
   cases[1].tp = 8;
   order_for_tables(cases);
   EXPECT_EQ(slugs(), (std::vector<std::string>{"ddp dp2 tp1", "autotp dp2 tp2", "autotp dp1 tp8"}));

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Without a tolerance every fault of the catalogue shows, and
+// SPDX-License-Identifier: Apache-2.0
+// Without a tolerance every fault of the catalogue shows, and
 // no later than against the plain reference.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Training in fp16 with a scaled loss: steps whose gradients
+// SPDX-License-Identifier: Apache-2.0
+// Training in fp16 with a scaled loss: steps whose gradients
 // overflow are skipped by all ranks alike, and the scale follows.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

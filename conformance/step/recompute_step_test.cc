@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Activation checkpointing in whole steps: no bit changes,
+// SPDX-License-Identifier: Apache-2.0
+// Activation checkpointing in whole steps: no bit changes,
 // collectives are repeated on all ranks, masks are drawn again alike.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

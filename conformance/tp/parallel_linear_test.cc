@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 One column- and one row-parallel layer on forked ranks, on
+// SPDX-License-Identifier: Apache-2.0
+// One column- and one row-parallel layer on forked ranks, on
 // ordinary floats, against the unsharded layer. Legend: M rows, I input features, O output
 // features.
 #include <ATen/ATen.h>

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 A row-parallel product against the whole GEMM: within the
+// SPDX-License-Identifier: Apache-2.0
+// A row-parallel product against the whole GEMM: within the
 // derived bound, near it, and a lost rank is outside.
 #include "suite/published/row_bound.h"
 

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 ZeRO and master weights: bit-equal to the emulation of what
+// SPDX-License-Identifier: Apache-2.0
+// ZeRO and master weights: bit-equal to the emulation of what
 // they declare, and each rank steps its own part only.
 #include <gtest/gtest.h>
 

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 ZeRO 0, 1 and 2: the step of one process, from a part of the
+// SPDX-License-Identifier: Apache-2.0
+// ZeRO 0, 1 and 2: the step of one process, from a part of the
 // memory and with the declared collectives.
 #include <ATen/ATen.h>
 #include <c10/core/CPUAllocator.h>

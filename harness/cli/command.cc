@@ -66,7 +66,7 @@ int run_one(const Command& command, const std::vector<std::string>& arguments) {
   table.options.add_options()("config", po::value<std::string>(),
                               "read options from a JSON file {\"tp\": 2, ...}");
   table.options.add_options()("print-config", po::bool_switch(),
-                              "show every option's value and origin, and stop");
+                              "show the value and origin of every option, and exit");
   command.declare(table);
   const ParsedOptions parsed = parse_options(table, arguments);
   int code = kExitConforms;
@@ -77,7 +77,7 @@ int run_one(const Command& command, const std::vector<std::string>& arguments) {
   } else {
     code = command.run(parsed);
   }
-  // What is buffered is written here, where a full disk can still be told.
+  // What is buffered is written here, where a full disk can still be reported.
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
     throw InfrastructureError("cannot write to standard output; is its disk full?");
   return code;

@@ -15,9 +15,9 @@ struct Command {
   std::string summary;   ///< one line
   std::string usage;     ///< "verify [options]"
   std::string examples;  ///< shown by --help; at least one
-  /// Adds its options; --help, --config, --print-config are there already
+  /// Adds its options; --help, --config, --print-config are there already.
   std::function<void(OptionTable&)> declare;
-  /// Returns an exit code; throws the project's errors
+  /// Returns an exit code; throws the project's errors.
   std::function<int(const ParsedOptions&)> run;
 };
 

@@ -19,7 +19,8 @@ enum ExitCode : int {
 };
 
 [[nodiscard]] int exit_code_of(Status status) noexcept;
-/// Anything that is not one of the project's errors is infrastructure.
+/// The exit code of an exception. Any that is not one of the project's errors counts as
+/// infrastructure.
 [[nodiscard]] int exit_code_of(const std::exception& error) noexcept;
 /// The code of two results together: 130/143 > 4 > 1 > 5 > 0. (2 and 3 end a command before it has
 /// results.)

@@ -29,7 +29,7 @@ std::vector<std::string> names_of(const OptionTable& table) {
 }
 
 /// --tp_size=2 -> --tp-size=2 -> --tp=2.
-std::string normalise_flag(const OptionTable& table, const std::string& argument) {
+std::string normalize_flag(const OptionTable& table, const std::string& argument) {
   if (argument.size() < 3 || !argument.starts_with("--")) return argument;
   const auto equals = argument.find('=');
   std::string name = argument.substr(2, equals == std::string::npos ? equals : equals - 2);
@@ -50,7 +50,7 @@ void refuse_negative_counts(const OptionTable& table, const po::parsed_options& 
       continue;
     for (const std::string& value : option.value) {
       if (value.starts_with('-'))
-        throw UsageError(fmt::format("--{} {}: must not be negative", option.string_key, value));
+        throw UsageError(fmt::format("--{} must be at least 0, got {}", option.string_key, value));
     }
   }
 }
@@ -66,16 +66,16 @@ bool has_optional_value(const OptionTable& table, std::string_view flag) {
 
 po::parsed_options parse_command_line(const OptionTable& table,
                                       const std::vector<std::string>& arguments) {
-  std::vector<std::string> normalised;
-  bool may_be_value = false;  // the parser itself takes such a value only behind '='
+  std::vector<std::string> normalized;
+  bool may_be_value = false;  // the parser itself takes such a value only after '='
   for (const auto& argument : arguments) {
     if (may_be_value && !argument.starts_with("--")) {
-      normalised.back() += "=" + argument;
+      normalized.back() += "=" + argument;
       may_be_value = false;
       continue;
     }
-    normalised.push_back(normalise_flag(table, argument));
-    may_be_value = has_optional_value(table, normalised.back());
+    normalized.push_back(normalize_flag(table, argument));
+    may_be_value = has_optional_value(table, normalized.back());
   }
   const int style =
       po::command_line_style::allow_long | po::command_line_style::long_allow_adjacent |
@@ -87,7 +87,7 @@ po::parsed_options parse_command_line(const OptionTable& table,
   po::positional_options_description positional = table.positional;
   if (positional.max_total_count() != std::numeric_limits<unsigned>::max())
     positional.add(kUnexpected, -1);
-  po::parsed_options parsed = po::command_line_parser(normalised)
+  po::parsed_options parsed = po::command_line_parser(normalized)
                                   .options(table.options)
                                   .positional(positional)
                                   .style(style)
@@ -108,8 +108,8 @@ std::string variable_of(const std::string& option) {
   return name;
 }
 
-/// ISOSHARD_BATCH_SIZE -> batch-size, ISOSHARD_TP_SIZE -> tp; empty for what is no option of this
-/// command: others have theirs.
+/// ISOSHARD_BATCH_SIZE -> batch-size, ISOSHARD_TP_SIZE -> tp; empty for a name that is not an
+/// option of this command: others have theirs.
 std::string option_of_variable(const OptionTable& table, const std::string& variable) {
   constexpr std::string_view kPrefix = "ISOSHARD_";
   if (!variable.starts_with(kPrefix)) return {};
@@ -124,7 +124,7 @@ std::string option_of_variable(const OptionTable& table, const std::string& vari
   for (const std::string& known : names_of(table)) {
     if (name.size() >= kShortest && edit_distance(name, known) <= kTypo)
       throw UsageError(
-          fmt::format("{} is set in the environment and is no option; did you mean {}?",
+          fmt::format("{} is set in the environment but is not an option; did you mean {}?",
                       printable(variable), variable_of(known)));
   }
   return {};
@@ -137,7 +137,7 @@ po::parsed_options parse_config_file(const OptionTable& table, const std::string
   po::parsed_options parsed(&table.options);
   const auto names = names_of(table);
   for (const auto& [key, value] : json.items()) {
-    std::string name = normalise_flag(table, "--" + key).substr(2);
+    std::string name = normalize_flag(table, "--" + key).substr(2);
     if (table.options.find_nothrow(name, false) == nullptr)
       throw FileError(
           fmt::format("{}: unknown option '{}'{}", path, key, did_you_mean(name, names)));

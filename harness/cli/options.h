@@ -12,7 +12,8 @@
 
 namespace isoshard {
 
-/// What a command accepts. `aliases` maps other systems' flag names to ours (tp-size -> tp).
+/// The options that a command accepts. `aliases` maps other systems' flag names to ours (tp-size ->
+/// tp).
 struct OptionTable {
   boost::program_options::options_description options{"options"};
   boost::program_options::positional_options_description positional;
@@ -43,7 +44,7 @@ struct ParsedOptions {
 /// The value of an option as it may be given on the command line; "-" if it has none.
 [[nodiscard]] std::string value_text(const ParsedOptions& parsed, const std::string& name);
 
-/// One line an option: name, value, where it came from.
+/// One line for each option: name, value, origin.
 [[nodiscard]] std::string render_config(const OptionTable& table, const ParsedOptions& parsed);
 
 }  // namespace isoshard

@@ -7,8 +7,8 @@
 namespace isoshard {
 
 /// Guarantees   nothing is written unless standard error is a terminal; the line is wiped when the
-///              object ends. A forked rank, whose own standard error is captured, may show what it
-///              is at, too.
+///              object ends. A forked rank, whose own standard error is captured, may also show its
+///              progress.
 class Progress {
  public:
   explicit Progress(int total);

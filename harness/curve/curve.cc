@@ -74,7 +74,7 @@ std::vector<Curve> read_curves(const std::filesystem::path& folder) {
     curves.push_back(read_curve(path));
     for (std::size_t i = 0; i + 1 < curves.size(); ++i) {
       if (curves[i].subject == curves.back().subject)
-        throw FileError(fmt::format("{}: a second curve of {}, which {} has too", path.string(),
+        throw FileError(fmt::format("{}: duplicate curve of {}, which {} holds, too", path.string(),
                                     curves[i].subject, paths[i].string()));
     }
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The curve of one training run: what it lost in every step, and the settings it ran with. Plain
-/// data, and a JSON file of it.
+/// The curve of one training run: the loss of every step and the settings of the run, as plain data
+/// and as a JSON file.
 #pragma once
 #include <filesystem>
 #include <map>
@@ -10,15 +10,15 @@
 
 namespace isoshard {
 
-/// Keys of a curve's fingerprint that two runs must share as they must share settings: digests of
-/// what they started from and read.
+/// Keys of a curve's fingerprint that two runs must share, like settings: digests of their initial
+/// weights and of their batches.
 inline constexpr std::string_view kInitialWeightsKey = "initial_weights_sha256",
                                   kBatchesKey = "batches_sha256";
 
 struct CurveStep {
   int step = 0;
-  double loss = 0;  ///< of the global batch: what was minimised
-  /// Each dp rank's own mean, by dp coordinate; empty: the run does not say
+  double loss = 0;  ///< of the global batch: what was minimized
+  /// Each dp rank's own mean, by dp coordinate; empty: the run does not say.
   std::vector<double> rank_losses;
   double grad_norm = 0;  ///< before clipping
   double learning_rate = 0;
@@ -36,7 +36,7 @@ struct Curve {
   std::string title;                ///< "DeepSpeed AutoTP": what people call it
   std::string case_slug;            ///< "qwen2_tp2_dp2_steps100"
   std::map<std::string, int> mesh;  ///< axis -> degree: {"dp", 2}, {"tp", 2}
-  /// JSON object: "training" of a bundle's settings (harness/bundle/run_settings.h)
+  /// JSON object: "training" of a bundle's settings (harness/bundle/run_settings.h).
   std::string settings = "{}";
   /// What ran: "library" -> "2.11.0", "reduction_order" -> "ordered", ...
   std::map<std::string, std::string> fingerprint;
@@ -56,8 +56,8 @@ struct Curve {
 [[nodiscard]] std::string curve_text(const Curve& curve);
 
 /// Errors   FileError that starts with `origin`: not the JSON of a curve, a missing or wrong value,
-///          a step missing, twice or out of order, a decimal that is not the number that its hex
-///          float says.
+///          a step that is missing, repeated or out of order, a decimal that does not equal its hex
+///          float.
 [[nodiscard]] Curve parse_curve(std::string_view text, const std::filesystem::path& origin);
 
 /// Errors   as write_file_atomically.

@@ -70,7 +70,7 @@ class Reader {
 
   const nlohmann::json& member(const nlohmann::json& object, const std::string& key,
                                const std::string& at) const {
-    if (!object.is_object()) refuse(fmt::format("{} is no object", at));
+    if (!object.is_object()) refuse(fmt::format("{} must be an object", at));
     const auto found = object.find(key);
     if (found == object.end()) refuse(fmt::format("{} has no \"{}\"", at, key));
     return *found;
@@ -78,12 +78,13 @@ class Reader {
   std::string text(const nlohmann::json& object, const std::string& key,
                    const std::string& at) const {
     const nlohmann::json& value = member(object, key, at);
-    if (!value.is_string()) refuse(fmt::format("{}.{} is {}, no string", at, key, value.dump()));
+    if (!value.is_string())
+      refuse(fmt::format("{}.{} must be a string, got {}", at, key, value.dump()));
     return value.get<std::string>();
   }
   int count(const nlohmann::json& value, const std::string& at) const {
     if (!value.is_number_integer() || value < 0 || value > std::numeric_limits<int>::max())
-      refuse(fmt::format("{} is {}, no whole number from 0 on", at, value.dump()));
+      refuse(fmt::format("{} must be a whole number of at least 0, got {}", at, value.dump()));
     return value.get<int>();
   }
   double number(const nlohmann::json& object, const std::string& key, const std::string& at) const {
@@ -95,7 +96,7 @@ class Reader {
     const nlohmann::json &words = member(object, key + "_hex", at),
                          &decimals = member(object, key, at);
     if (!words.is_array() || !decimals.is_array() || words.size() != decimals.size())
-      refuse(fmt::format("{}.{} and its _hex are no lists of one length", at, key));
+      refuse(fmt::format("{}.{} and its _hex must be lists of the same length", at, key));
     std::vector<double> values;
     for (std::size_t i = 0; i < words.size(); ++i)
       values.push_back(hex(words[i], decimals[i], fmt::format("{}.{}[{}]", at, key, i)));
@@ -107,13 +108,14 @@ class Reader {
              const std::string& at) const {
     const std::optional<double> value =
         word.is_string() ? parse_hex(word.get<std::string>()) : std::nullopt;
-    if (!value.has_value()) refuse(fmt::format("{}_hex is {}, no hex float", at, word.dump()));
+    if (!value.has_value())
+      refuse(fmt::format("{}_hex must be a hex float, got {}", at, word.dump()));
     const bool agrees = std::isfinite(*value)
                             ? decimal.is_number() && decimal.get<double>() == *value
                             : decimal.is_null();
     if (!agrees)
-      refuse(fmt::format("{} is {}, but its hex float {} is {}", at, decimal.dump(),
-                         word.get<std::string>(), *value));
+      refuse(fmt::format("{} must equal its hex float {} = {}, got {}", at, word.get<std::string>(),
+                         *value, decimal.dump()));
     return *value;
   }
 
@@ -126,15 +128,15 @@ void read_step(const Reader& reader, const nlohmann::json& json, Curve& curve) {
   step.step = reader.count(reader.member(json, "step", at), at + ".step");
   // A run that was resumed begins where it went on.
   if (!curve.steps.empty() && step.step != curve.steps.back().step + 1)
-    reader.refuse(fmt::format("{} is step {}: a step is missing, there twice or out of order", at,
-                              step.step));
+    reader.refuse(
+        fmt::format("{} is step {}: a step is missing, repeated or out of order", at, step.step));
   step.loss = reader.number(json, "loss", at);
   step.rank_losses = reader.numbers(json, "rank_losses", at);
   step.grad_norm = reader.number(json, "grad_norm", at);
   step.learning_rate = reader.number(json, "learning_rate", at);
   if (!curve.steps.empty() && curve.steps.front().rank_losses.size() != step.rank_losses.size())
-    reader.refuse(fmt::format("{} has {} rank losses, step 0 has {}", at, step.rank_losses.size(),
-                              curve.steps.front().rank_losses.size()));
+    reader.refuse(fmt::format("{} must have {} rank losses, as the first step, got {}", at,
+                              curve.steps.front().rank_losses.size(), step.rank_losses.size()));
   const bool has_spread = json.contains("spread");
   if (has_spread != (curve.perturbed_runs > 0))
     reader.refuse(fmt::format("{} {} a spread, but there are {} perturbed runs", at,
@@ -154,34 +156,34 @@ Curve curve_of(const nlohmann::json& json, const std::filesystem::path& origin) 
   const std::string at = "the file";
   const nlohmann::json& schema = reader.member(json, "schema", at);
   if (schema != kSchema)
-    reader.refuse(fmt::format("has the schema {}; this program reads curves of schema {}",
-                              schema.dump(), kSchema));
-  if (reader.text(json, "kind", at) != "curve") reader.refuse("is no curve");
+    reader.refuse(fmt::format("the schema must be {}, which this program reads, got {}", kSchema,
+                              schema.dump()));
+  if (reader.text(json, "kind", at) != "curve") reader.refuse("is not a curve");
   Curve curve;
   curve.subject = reader.text(json, "subject", at);
   curve.title = reader.text(json, "title", at);
   curve.case_slug = reader.text(json, "case", at);
-  if (curve.subject.empty()) reader.refuse("names no subject");
+  if (curve.subject.empty()) reader.refuse("must name a subject");
   const nlohmann::json &mesh = reader.member(json, "mesh", at),
                        &fingerprint = reader.member(json, "fingerprint", at);
   if (!mesh.is_object() || !fingerprint.is_object())
-    reader.refuse("mesh or fingerprint is no object");
+    reader.refuse("mesh and fingerprint must be objects");
   for (const auto& [axis, degree] : mesh.items())
     curve.mesh[axis] = reader.count(degree, "mesh." + axis);
   for (const auto& [key, value] : fingerprint.items())
     curve.fingerprint[key] = reader.text(fingerprint, key, "fingerprint");
   const nlohmann::json& settings = reader.member(json, "settings", at);
-  if (!settings.is_object()) reader.refuse("settings is no object");
+  if (!settings.is_object()) reader.refuse("settings must be an object");
   curve.settings = settings.dump();
   curve.perturbed_runs = reader.count(reader.member(json, "perturbed_runs", at), "perturbed_runs");
   const nlohmann::json& steps = reader.member(json, "steps", at);
-  if (!steps.is_array() || steps.empty()) reader.refuse("has no steps");
+  if (!steps.is_array() || steps.empty()) reader.refuse("must have steps");
   for (const nlohmann::json& step : steps) read_step(reader, step, curve);
   const auto dp = curve.mesh.find("dp");
   const auto losses = static_cast<int>(curve.steps.front().rank_losses.size());
   if (dp != curve.mesh.end() && dp->second > 1 && losses > 0 && losses != dp->second)
-    reader.refuse(
-        fmt::format("has the losses of {} dp ranks on a mesh of dp {}", losses, dp->second));
+    reader.refuse(fmt::format("must have the losses of the {} dp ranks of its mesh, got {}",
+                              dp->second, losses));
   return curve;
 }
 

@@ -109,8 +109,8 @@ std::vector<CurveDeviation> deviations(const CurveStep& reference, const CurveSt
 
 std::string in_words(const CurveDeviation& d) {
   return fmt::format(
-      "step {}: {} is {:.9g} ({}), the reference's {:.9g} ({}); they differ by {:.3e}, allowed are "
-      "{:.3e}: {}",
+      "step {}: {} is {:.9g} ({}), the reference's {:.9g} ({}); they differ by {:.3e}, at most "
+      "{:.3e} is allowed: {}",
       d.step, d.number, d.actual, to_hex(d.actual), d.reference, to_hex(d.reference), d.deviation,
       d.allowed, d.rule);
 }
@@ -147,14 +147,14 @@ std::string chaos_of(const Curve& reference, const CurveBounds& bounds) {
     if (envelope.loss <= bounds.chaotic * std::fabs(step.loss)) continue;
     if (envelope.loss >= kUnboundedSpread) {
       return "the case is chaotic: not every run that differs by one ulp of every weight keeps "
-             "finite numbers to the end; take a smaller "
+             "finite numbers to the end; use a smaller "
              "learning rate, fewer steps or a larger batch";
     }
     return fmt::format(
         "the case is chaotic: by step {} runs that differ by one ulp of every weight are {:.3g} "
         "apart, {:.2g} % of the loss {:.6g} (at "
         "most "
-        "{:g} % can be judged); take a smaller learning rate, fewer steps or a larger batch",
+        "{:g} % can be judged); use a smaller learning rate, fewer steps or a larger batch",
         step.step, envelope.loss, 100 * envelope.loss / std::fabs(step.loss), step.loss,
         100 * bounds.chaotic);
   }
@@ -193,8 +193,7 @@ CurveVerdict judge_curve(const Curve& reference, const Curve& actual, const Curv
     verdict.status = Status::kConforms;
     verdict.reason = fmt::format(
         "{} steps; the loss goes from {:.6f} to {:.6f}; its largest deviation is {:.3e} in step "
-        "{}, where {:.3e} "
-        "are allowed",
+        "{}, where {:.3e} is allowed",
         verdict.steps, actual.steps.front().loss, actual.steps.back().loss,
         verdict.largest.deviation, verdict.largest.step, verdict.largest.allowed);
   }
@@ -205,8 +204,9 @@ std::vector<CurveSpread> spreads_of(const Curve& reference, const std::vector<Cu
   std::vector<CurveSpread> spreads(reference.steps.size());
   for (const Curve& run : runs) {
     if (run.steps.size() != reference.steps.size())
-      throw UsageError(fmt::format("a perturbed run has {} steps, the reference {}",
-                                   run.steps.size(), reference.steps.size()));
+      throw UsageError(
+          fmt::format("a perturbed run must have the {} steps of the reference, got {}",
+                      reference.steps.size(), run.steps.size()));
     for (std::size_t i = 0; i < spreads.size(); ++i)
       spreads[i] = larger(spreads[i], difference(reference.steps[i], run.steps[i]));
   }

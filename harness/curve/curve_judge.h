@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Whether a curve is the reference's, as far as rounding lets it be. docs/tolerances.md says where
-/// the bounds come from.
+/// Whether a curve agrees with the reference's within the effects of rounding. docs/tolerances.md
+/// derives the bounds.
 ///
 /// Words. The *spread* of a step is the largest difference between the reference and its perturbed
 /// runs in that step; the *envelope* is the largest spread up to that step. Runs that differ by
@@ -15,8 +15,8 @@
 
 namespace isoshard {
 
-/// The spread of a run that did not keep finite numbers: no difference of finite numbers is as
-/// large.
+/// The spread of a run with a number that is not finite. It is larger than any difference of finite
+/// numbers.
 inline constexpr double kUnboundedSpread = 1e300;
 
 struct CurveBounds {
@@ -51,13 +51,13 @@ struct CurveVerdict {
 /// Global loss, loss of each dp rank, gradient norm and learning rate of every step. The learning
 /// rate must be equal.
 ///
-/// Vacuous: the reference is chaotic (its envelope is above `chaotic`) or has a loss that is no
+/// Vacuous: the reference is chaotic (its envelope is above `chaotic`) or has a loss that is not a
 /// number. Diverges: a number is not within what is allowed, NaN is on one side, or a run has fewer
 /// or more steps. Settings are not looked at: see refuse_different_settings.
 [[nodiscard]] CurveVerdict judge_curve(const Curve& reference, const Curve& actual,
                                        const CurveBounds& bounds);
 
-/// Why the curves of a reference show nothing; empty if they do.
+/// Why nothing can be judged against the curves of this reference; empty if it can.
 [[nodiscard]] std::string chaos_of(const Curve& reference, const CurveBounds& bounds);
 
 /// The largest differences of `runs` from `reference`, step by step.   Errors   UsageError if a run
@@ -65,7 +65,8 @@ struct CurveVerdict {
 [[nodiscard]] std::vector<CurveSpread> spreads_of(const Curve& reference,
                                                   const std::vector<Curve>& runs);
 
-/// A few lines: verdict, largest deviation; what is wrong first, with hex floats.
+/// The verdict in a few lines: the largest deviation, or the first number that is wrong, with hex
+/// floats.
 [[nodiscard]] std::string render(const CurveVerdict& verdict);
 
 /// One line for each setting in which two curves differ (harness/bundle/run_settings.h), and for

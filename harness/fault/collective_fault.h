@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Faults put on a communicator from outside: a decorator that sees every call and may change, skip
-/// or repeat it.
+/// Faults that are injected into a communicator: a decorator that sees every call and may change,
+/// skip or repeat it.
 #pragma once
 #include <cstddef>
 #include <functional>
@@ -24,7 +24,7 @@ class UndecoratedMesh {
       : shape_(std::move(shape)), world_(&world) {}
   [[nodiscard]] Communicator& world() noexcept { return *world_; }
   [[nodiscard]] int coordinate(Axis axis) const { return shape_.coordinate(world_->rank(), axis); }
-  /// Ranks   collective over the world at its first use: every rank's fault must come by.
+  /// Ranks   collective over the world at its first use, so the fault of every rank must call it.
   [[nodiscard]] Communicator& group(Axis axis);
 
  private:
@@ -48,15 +48,15 @@ struct InterceptedCall {
   std::span<const std::int64_t> output_counts{};  ///< all_to_all
   /// kSendRecv, whose `info` is that of the first one
   std::span<const Transfer> transfers{};
-  /// Where a fault says that it left the call as it was: it then does not count as fired. Not
-  /// nullptr within CollectiveFault::apply.
+  /// A fault sets it to false if it left the call as it was; the call then does not count as fired.
+  /// Not nullptr within CollectiveFault::apply.
   bool* acted = nullptr;
 
-  /// Carries the call out unchanged.
+  /// Makes the call unchanged.
   Work pass() const;
 };
 
-/// What to do with one call. Called for every call of every group but those of Purpose::kSetup.
+/// A fault of one call. Called for every call of every group but those of Purpose::kSetup.
 class CollectiveFault {
  public:
   virtual ~CollectiveFault() = default;
@@ -64,13 +64,13 @@ class CollectiveFault {
   [[nodiscard]] virtual Work apply(const InterceptedCall& call) const = 0;
 };
 
-/// Skips the chosen segments: their part of the result is this rank's own input, the rest of the
-/// call is carried out.
+/// Skips the chosen segments: their part of the result is this rank's own input; the rest of the
+/// call runs as usual.
 ///
 /// `matches` is asked for each segment of the call, or once with nullptr if the call names none. If
 /// every segment matches (or the call names none and matches), nothing is sent at all. A
-/// reduce_scatter is carried out, and its segments, which name parts of the input, keep this rank's
-/// own values in its block. Other calls are left alone.
+/// reduce_scatter runs, and its segments, which name parts of the input, keep this rank's own
+/// values in its block. Other calls are left alone.
 [[nodiscard]] std::shared_ptr<const CollectiveFault> skip_segments(
     std::function<bool(const CallInfo& info, const Segment* segment)> matches);
 

@@ -22,7 +22,7 @@ FaultProbe::FaultProbe() {
   void* memory =
       mmap(nullptr, sizeof(Counter), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED)
-    throw InfrastructureError(std::string("no shared memory for a fault probe: ") +
+    throw InfrastructureError(std::string("cannot get shared memory for a fault probe: ") +
                               std::strerror(errno));
   counter_ =
       std::shared_ptr<void>(new (memory) Counter(0), [](void* p) { munmap(p, sizeof(Counter)); });

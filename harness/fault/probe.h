@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Counts, across forked processes, how often a fault really fired: a fault whose hook never fired
+/// Counts, across forked processes, how often a fault had an effect. A fault that never had one
 /// proves nothing.
 #pragma once
 #include <cstdint>

@@ -21,8 +21,8 @@ std::string unfit_for_goldens(const BuildInfo& build) {
         "it was recorded by a build of sources that were changed after commit {}: commit them, "
         "build, record again",
         build.commit.substr(0, 12));
-  return "it was recorded by a build whose sources are under no version control, so nobody could "
-         "make it again";
+  return "it was recorded by a build whose sources are not under version control, so nobody can "
+         "reproduce it";
 }
 
 }  // namespace isoshard

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What this program was built from, as the build found it.
+/// The sources that this program was built from, as recorded by the build.
 #pragma once
 #include <string>
 
 namespace isoshard {
 
 struct BuildInfo {
-  std::string commit;  ///< 40 hex digits; empty: the sources are under no version control
+  std::string commit;  ///< 40 hex digits; empty: the sources are not under version control
   /// "clean", "dirty" (a tracked file but goldens and pages differed from the commit) or "unknown"
   std::string state;
   std::string sanitizers;  ///< "address,undefined"; empty: none

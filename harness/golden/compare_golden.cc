@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The three answers, and how they are told.
+// The three answers, and their text.
 #include "harness/golden/compare_golden.h"
 
 #include <fmt/format.h>

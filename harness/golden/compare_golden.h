@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Whether a run is what its golden says: one of three answers.
+/// Compares a run with its golden and gives one of three answers.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace isoshard {
 enum class GoldenAnswer : std::uint8_t { kMatch, kDrift, kRegression };
 [[nodiscard]] std::string_view name_of(GoldenAnswer answer) noexcept;  ///< match, drift, regression
 
-/// One place where a run is not its golden.
+/// One place where a run differs from its golden.
 struct GoldenDifference {
   std::size_t index = 0;       ///< of the line
   std::string line;            ///< its name
@@ -31,19 +31,19 @@ struct GoldenComparison {
   bool rounds_alike = false;      ///< the arithmetic digests are equal: every bit must be
   std::size_t lines = 0;          ///< compared, up to the first that is wrong
   std::size_t unequal_lines = 0;  ///< of them
-  /// The first that is wrong; of a drift the first that differs
+  /// The first that is wrong; of a drift the first that differs.
   std::optional<GoldenDifference> first;
   double largest_share = 0;  ///< of what a number may drift; of a drift
 };
 
 /// Compares line by line, in order, up to the first that is wrong. Lines or numbers that only one
-/// has are a regression; so is a number that is NaN or infinite, whatever the golden says, and
-/// zeros of another sign where machines round alike.
+/// has are a regression; so is a number that is NaN or infinite, even if the golden has the same,
+/// and zeros of another sign where machines round alike.
 /// Requires   equal config, weights and inputs: see staleness.
 [[nodiscard]] GoldenComparison compare_golden(const Golden& golden, const Golden& actual);
 
-/// Why the golden is of another run than `actual`, naming each setting with both values; empty if
-/// it is not.
+/// Why the golden belongs to another run than `actual`, with both values of each setting that
+/// differs; empty if it belongs to this run.
 [[nodiscard]] std::string staleness(const Golden& golden, const Golden& actual);
 
 /// "cpu: golden \"A\", here \"B\"", one line each; for a regression only.

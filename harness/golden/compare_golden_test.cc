@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 The three answers, and wrong comparisons in place of the
+// SPDX-License-Identifier: Apache-2.0
+// The three answers, and wrong comparisons in place of the
 // right one: each must give a wrong answer to some row of the same table.
 #include "harness/golden/compare_golden.h"
 

@@ -48,14 +48,15 @@ class Reader {
   }
 
   const Json& member(const Json& object, const std::string& key, const std::string& at) const {
-    if (!object.is_object()) refuse(fmt::format("{} is no object", at));
+    if (!object.is_object()) refuse(fmt::format("{} must be an object", at));
     const auto found = object.find(key);
     if (found == object.end()) refuse(fmt::format("{} has no \"{}\"", at, key));
     return *found;
   }
   std::string text(const Json& object, const std::string& key, const std::string& at) const {
     const Json& value = member(object, key, at);
-    if (!value.is_string()) refuse(fmt::format("{}.{} is {}, no string", at, key, value.dump()));
+    if (!value.is_string())
+      refuse(fmt::format("{}.{} must be a string, got {}", at, key, value.dump()));
     return value.get<std::string>();
   }
   std::string hex_digits(const Json& object, const std::string& key, const std::string& at,
@@ -63,12 +64,12 @@ class Reader {
     std::string value = text(object, key, at);
     const bool all_hex = value.find_first_not_of("0123456789abcdef") == std::string::npos;
     if (value.size() != count || !all_hex)
-      refuse(fmt::format("{}.{} is '{}', not {} hex digits", at, key, value, count));
+      refuse(fmt::format("{}.{} must have {} hex digits, got '{}'", at, key, count, value));
     return value;
   }
   Texts texts(const Json& object, const std::string& key) const {
     const Json& all = member(object, key, "the file");
-    if (!all.is_object()) refuse(fmt::format("{} is no object", key));
+    if (!all.is_object()) refuse(fmt::format("{} must be an object", key));
     Texts result;
     for (const auto& [name, value] : all.items()) result[name] = text(all, name, key);
     return result;
@@ -76,7 +77,7 @@ class Reader {
   double number(const Json& word, const std::string& at) const {
     const std::optional<double> value =
         word.is_string() ? parse_hex(word.get<std::string>()) : std::nullopt;
-    if (!value.has_value()) refuse(fmt::format("{} is {}, no hex float", at, word.dump()));
+    if (!value.has_value()) refuse(fmt::format("{} must be a hex float, got {}", at, word.dump()));
     return *value;
   }
 
@@ -89,20 +90,22 @@ GoldenLine read_line(const Reader& reader, const Json& json, const std::string& 
   line.name = reader.text(json, "name", at);
   if (json.contains("digest")) line.digest = reader.hex_digits(json, "digest", at, kDigestDigits);
   if (!json.contains("numbers")) {
-    if (line.digest.empty()) reader.refuse(fmt::format("{} has neither digest nor numbers", at));
+    if (line.digest.empty()) reader.refuse(fmt::format("{} must have a digest or numbers", at));
     return line;
   }
   const Json& numbers = json.at("numbers");
   if (!numbers.is_object() || numbers.empty())
-    reader.refuse(fmt::format("{}.numbers is {}, no object with numbers", at, numbers.dump()));
+    reader.refuse(
+        fmt::format("{}.numbers must be an object with numbers, got {}", at, numbers.dump()));
   for (const auto& [name, pair] : numbers.items()) {
     const std::string there = fmt::format("{}.numbers.{}", at, name);
     if (!pair.is_array() || pair.size() != 2)
-      reader.refuse(fmt::format("{} is {}, not a value and its drift", there, pair.dump()));
+      reader.refuse(fmt::format("{} must be a value and its drift, got {}", there, pair.dump()));
     line.numbers.push_back(
         {name, reader.number(pair[0], there), reader.number(pair[1], there + ", the drift")});
     if (line.numbers.back().drift < 0)
-      reader.refuse(fmt::format("{}: a drift of {} is negative", there, line.numbers.back().drift));
+      reader.refuse(fmt::format("{}: the drift must be at least 0, got {}", there,
+                                line.numbers.back().drift));
   }
   return line;
 }
@@ -112,9 +115,9 @@ Golden golden_of(const Json& json, const std::filesystem::path& origin) {
   const std::string at = "the file";
   const Json& schema = reader.member(json, "schema", at);
   if (schema != kSchema)
-    reader.refuse(fmt::format("has the schema {}; this program reads goldens of schema {}",
-                              schema.dump(), kSchema));
-  if (reader.text(json, "kind", at) != "golden") reader.refuse("is no golden");
+    reader.refuse(fmt::format("the schema must be {}, which this program reads, got {}", kSchema,
+                              schema.dump()));
+  if (reader.text(json, "kind", at) != "golden") reader.refuse("is not a golden");
   Golden golden;
   golden.name = reader.text(json, "name", at);
   golden.config = reader.texts(json, "config");
@@ -126,17 +129,18 @@ Golden golden_of(const Json& json, const std::filesystem::path& origin) {
   const Json &parity = reader.member(json, "parity", at), &build = reader.member(json, "build", at);
   const Json& holds = reader.member(parity, "holds", "parity");
   if (!holds.is_boolean())
-    reader.refuse(fmt::format("parity.holds is {}, neither true nor false", holds.dump()));
+    reader.refuse(fmt::format("parity.holds must be true or false, got {}", holds.dump()));
   golden.parity = {holds.get<bool>(), reader.text(parity, "text", "parity")};
   golden.build = {reader.text(build, "commit", "build"), reader.text(build, "state", "build"),
                   reader.text(build, "sanitizers", "build")};
   golden.recorded = reader.text(json, "recorded", at);
   const std::string hash = reader.hex_digits(json, "config_sha256", at, kShaDigits);
-  if (hash != config_sha256(golden)) reader.refuse("its config_sha256 is not that of its config");
+  if (hash != config_sha256(golden)) reader.refuse("config_sha256 must be the SHA-256 of config");
   const Json &count = reader.member(json, "count", at), &lines = reader.member(json, "lines", at);
   if (!lines.is_array() || lines.empty()) reader.refuse("has no lines");
   if (count != lines.size())
-    reader.refuse(fmt::format("has {} lines, but its count is {}", lines.size(), count.dump()));
+    reader.refuse(
+        fmt::format("count must be the number of lines, {}, got {}", lines.size(), count.dump()));
   for (std::size_t i = 0; i < lines.size(); ++i)
     golden.lines.push_back(read_line(reader, lines[i], fmt::format("lines[{}]", i)));
   return golden;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A golden: the numbers of an earlier accepted run, with all that says where they came from. Plain
-/// data, and a JSON file of it (docs/goldens.md, docs/golden.schema.json).
+/// A golden: the numbers of an earlier accepted run and the record of their origin, as plain data
+/// and as a JSON file (docs/goldens.md, docs/golden.schema.json).
 #pragma once
 #include <cstddef>
 #include <filesystem>
@@ -25,7 +25,7 @@ struct GoldenNumber {
 struct GoldenLine {
   std::string name;    ///< "step 12"; "gradient of model.norm.weight (step 0)"
   std::string digest;  ///< of the tensor's bits, 16 hex digits; empty in a curve
-  /// Beside a digest: looked at where that differs; none: it must be equal everywhere
+  /// Beside a digest: looked at where that differs; none: it must be equal everywhere.
   std::vector<GoldenNumber> numbers;
 };
 
@@ -38,13 +38,13 @@ struct GoldenParity {
 struct Golden {
   /// "curve_autotp_tp2_dp2_bf16_adamw"; also the file's
   std::string name;
-  /// Setting -> value as JSON text: what decides what is computed
+  /// Setting -> value as JSON text: what decides what is computed.
   std::map<std::string, std::string> config;
   std::string weights_sha256;  ///< of the initial weights, in fp32
   std::string inputs_sha256;   ///< of token ids and labels of all steps
   /// Where: "cpu", "libtorch", "backend", "threads", "reduction_order"
   std::map<std::string, std::string> fingerprint;
-  /// How that machine rounds (fixtures/oracle/arithmetic_digest.h), 16 hex digits
+  /// How that machine rounds (fixtures/oracle/arithmetic_digest.h), 16 hex digits.
   std::string arithmetic;
   std::string drift_rule;  ///< in words: what the drifts of its numbers are
   GoldenParity parity;
@@ -67,8 +67,8 @@ struct Golden {
 [[nodiscard]] std::string golden_text(const Golden& golden);
 
 /// Errors   GoldenError that starts with `origin`: not the JSON of a golden, a value that is
-///          missing or of a wrong type, fewer or more lines than its count, a config that is not
-///          that of its hash.
+///          missing or of a wrong type, fewer or more lines than its count, a config that does not
+///          match its hash.
 [[nodiscard]] Golden parse_golden(std::string_view text, const std::filesystem::path& origin);
 
 }  // namespace isoshard

@@ -19,7 +19,7 @@ bool recording = false;  // of this process, set once at its start
 bool is_record(std::string_view value, std::string_view where) {
   if (value == "record") return true;
   if (value == "check") return false;
-  throw UsageError(fmt::format("{}: '{}' is neither check nor record", where, value));
+  throw UsageError(fmt::format("{} must be check or record, got '{}'", where, value));
 }
 
 bool is_folder(const std::filesystem::path& path) {
@@ -42,8 +42,8 @@ bool is_ci() noexcept {
 void refuse_in_ci(std::string_view what) {
   if (is_ci())
     throw GoldenError(
-        fmt::format("{} is refused where CI is set in the environment: goldens change by a commit "
-                    "that a person made",
+        fmt::format("{} is refused because CI is set in the environment; goldens change only by a "
+                    "commit that a person makes",
                     what));
 }
 

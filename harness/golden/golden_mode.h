@@ -7,9 +7,9 @@
 
 namespace isoshard {
 
-/// Whether the environment variable CI is set, to whatever but nothing.
+/// Whether the environment variable CI is set to a non-empty value.
 [[nodiscard]] bool is_ci() noexcept;
-/// Errors   GoldenError: "... is refused where CI is set".
+/// Errors   GoldenError: "... is refused because CI is set ...".
 void refuse_in_ci(std::string_view what);
 
 /// For test programs: true if `--golden=record` was given or ISOSHARD_GOLDEN is "record". Removes
@@ -18,7 +18,7 @@ void refuse_in_ci(std::string_view what);
 ///          asked for where CI is set.
 [[nodiscard]] bool take_golden_mode(int& argc, char** argv);
 
-/// What take_golden_mode said, for tests; false until then.
+/// The result of take_golden_mode, for tests; false before its call.
 [[nodiscard]] bool is_recording_goldens() noexcept;
 
 /// Where accepted goldens are: golden/ of the source tree, or share/isoshard/golden beside the

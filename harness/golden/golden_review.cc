@@ -26,7 +26,7 @@ std::string origin_of(const Golden& golden) {
                      golden.build.state == "clean" ? "" : " (" + golden.build.state + ")");
 }
 
-/// What changes from one golden to the next, whatever machine they are of. Lines are paired by
+/// What changes from one golden to the next, on any machines. Lines are paired by
 /// name, so that one more of them is one change.
 class Changes {
  public:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a person sees of a pending golden before accepting it.
+/// The text that a person reads before accepting a pending golden.
 #pragma once
 #include <optional>
 #include <string>

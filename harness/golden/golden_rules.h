@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The comparison of goldens with its decisions taken out: a mutation test puts wrong ones in their
-/// place and sees each caught.
+/// The comparison of goldens, with its decisions as a template parameter. A mutation test replaces
+/// each decision by a wrong one and shows that it is caught.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -33,7 +33,7 @@ struct GoldenRules {
   static bool same_digest(const std::string& golden, const std::string& actual) {
     return golden == actual;
   }
-  /// Equal bits have equal norms, in whatever order somebody adds the squares.
+  /// Equal bits have equal norms, in every order of adding the squares.
   static bool digest_vouches(const std::string& digest) { return !digest.empty(); }
   static bool is_number(double value) { return std::isfinite(value); }
   static bool same_value(double golden, double actual) {
@@ -43,7 +43,7 @@ struct GoldenRules {
   static bool within(double golden, double actual, double drift) {
     return std::fabs(actual - golden) <= drift;
   }
-  /// What differs may differ only where machines round differently, and there within its drift.
+  /// A number may differ only where machines round differently, and there only within its drift.
   static bool may_differ(bool rounds_alike, bool within) { return !rounds_alike && within; }
   /// Digests have no distance: the numbers beside one are judged for it.
   static bool digest_may_differ(bool rounds_alike, bool has_numbers) {

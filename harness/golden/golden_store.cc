@@ -41,7 +41,8 @@ bool is_blank(std::string_view text) {
 
 std::map<std::string, GoldenEntry> entries_of(const nlohmann::json& json) {
   if (json.at("schema") != kSchema)
-    throw GoldenError(fmt::format("has the schema {}", json.at("schema").dump()));
+    throw GoldenError(
+        fmt::format("the schema must be {}, got {}", kSchema, json.at("schema").dump()));
   std::map<std::string, GoldenEntry> entries;
   for (const auto& [name, entry] : json.at("goldens").items()) {
     const auto text = [&entry = entry](const char* key) {
@@ -51,8 +52,8 @@ std::map<std::string, GoldenEntry> entries_of(const nlohmann::json& json) {
                      text("accepted")};
     // A name with a slash in it would leave the folder.
     if (entries[name].file != golden_file_name(name) || name.find('/') != std::string::npos)
-      throw GoldenError(fmt::format("the file of {} is {}, not {}", name, entries[name].file,
-                                    golden_file_name(name)));
+      throw GoldenError(fmt::format("the file of {} must be {}, got {}", name,
+                                    golden_file_name(name), entries[name].file));
   }
   return entries;
 }
@@ -67,7 +68,7 @@ GoldenStore::GoldenStore(std::filesystem::path folder) : folder_(std::move(folde
     entries_ = entries_of(read_json_file(path));
   } catch (const std::exception& error) {
     throw GoldenError(fmt::format(
-        "{}: is no manifest of goldens ({}); take back what was committed: git checkout -- {}",
+        "{}: is not a manifest of goldens ({}); restore the committed file: git checkout -- {}",
         path.string(), error.what(), path.string()));
   }
 }
@@ -89,20 +90,22 @@ Golden GoldenStore::read(const std::string& name) const {
   const std::string sha256 = sha256_of(text);
   if (sha256 != entry->second.sha256)
     throw GoldenError(fmt::format(
-        "{}: was edited after it was accepted: its SHA-256 is {}, accepted was {}; take it back: "
-        "git checkout -- {}, or record "
+        "{}: was edited after it was accepted: computed SHA-256 {}, accepted {}; restore it: git "
+        "checkout -- {}, or record "
         "and accept a new one: {}",
         path.string(), sha256, entry->second.sha256, path.string(), command_to_create(name)));
   try {
     Golden golden = parse_golden(text, path);
     if (golden.name != name)
-      throw GoldenError(fmt::format("{}: is the golden {}", path.string(), golden.name));
+      throw GoldenError(
+          fmt::format("{}: must hold the golden {}, got {}", path.string(), name, golden.name));
     if (const std::string number = non_finite_number(golden); !number.empty())
       throw GoldenError(
-          fmt::format("{}: {}, which nothing can be compared with", path.string(), number));
+          fmt::format("{}: {}, and nothing can be compared with that", path.string(), number));
     return golden;
   } catch (const GoldenError& error) {
-    throw GoldenError(fmt::format("{}; create it anew: {}", error.what(), command_to_create(name)));
+    throw GoldenError(
+        fmt::format("{}; create it again: {}", error.what(), command_to_create(name)));
   }
 }
 
@@ -123,9 +126,10 @@ std::vector<std::string> GoldenStore::unlisted_files() const {
 void GoldenStore::accept(const Golden& pending, const std::string& reason, const std::string& now) {
   refuse_in_ci("to accept a golden");
   const auto refuse = [&](const std::string& why) {
-    throw GoldenError(fmt::format("{}: is not accepted: {}", pending.name, why));
+    throw GoldenError(fmt::format("{}: was not accepted: {}", pending.name, why));
   };
-  if (is_blank(reason)) refuse("no reason is given; say what changed the numbers: --reason TEXT");
+  if (is_blank(reason))
+    refuse("a reason must be given; say what changed the numbers: --reason TEXT");
   if (const std::string number = non_finite_number(pending); !number.empty()) refuse(number);
   if (!pending.parity.holds)
     refuse(fmt::format("in the run that recorded it the parity check failed: {}",
@@ -145,7 +149,8 @@ void GoldenStore::remove(const std::string& name, const std::string& reason) {
   if (entry == entries_.end())
     throw GoldenError(fmt::format("{}: is not listed in {}", name, (folder_ / kManifest).string()));
   if (is_blank(reason))
-    throw GoldenError(fmt::format("{}: is not removed: no reason is given (--reason TEXT)", name));
+    throw GoldenError(
+        fmt::format("{}: was not removed: a reason must be given (--reason TEXT)", name));
   std::error_code ignored;
   std::filesystem::remove(folder_ / entry->second.file, ignored);
   entries_.erase(entry);
@@ -182,7 +187,9 @@ std::map<std::string, Golden> read_pending(const std::filesystem::path& folder) 
     const MappedFile file(it->path());
     Golden golden = parse_golden(text_of(file.bytes()), it->path());
     if (golden_file_name(golden.name) != it->path().filename().string())
-      throw GoldenError(fmt::format("{}: is the golden {}", it->path().string(), golden.name));
+      throw GoldenError(fmt::format("{}: the file of the golden {} must be named {}",
+                                    it->path().string(), golden.name,
+                                    golden_file_name(golden.name)));
     pending.emplace(golden.name, std::move(golden));
   }
   return pending;

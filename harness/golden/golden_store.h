@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The folder of accepted goldens and its manifest: what is read from it was accepted, and is as it
-/// was accepted.
+/// The folder of accepted goldens and its manifest. Every golden that is read from it was accepted
+/// and is unchanged since then.
 #pragma once
 #include <filesystem>
 #include <map>
@@ -12,7 +12,7 @@
 
 namespace isoshard {
 
-/// What manifest.json says of one golden.
+/// The entry of one golden in manifest.json.
 struct GoldenEntry {
   std::string file;      ///< in the folder
   std::string sha256;    ///< of its bytes
@@ -23,9 +23,9 @@ struct GoldenEntry {
 
 /// The accepted goldens of a folder.
 ///
-/// Errors   GoldenError for whatever is wrong in the folder, with the command that mends it: a
-///          golden that is missing, a file that is gone, was edited, has NaN in it or fewer lines
-///          than its count, a manifest that is none.
+/// Errors   GoldenError for every problem of the folder, with the command that mends it: a missing
+///          golden, a file that is missing, was edited, has a NaN or fewer lines than its count, a
+///          malformed manifest.
 class GoldenStore {
  public:
   /// A folder that is missing or empty has no goldens.   Errors   GoldenError if the manifest is
@@ -40,12 +40,12 @@ class GoldenStore {
   /// Files that the manifest does not list, by name.
   [[nodiscard]] std::vector<std::string> unlisted_files() const;
 
-  /// Takes a pending golden: its file, then the manifest, each at once or not at all.
+  /// Accepts a pending golden: writes its file and then the manifest, each atomically.
   ///
   /// Errors   GoldenError that refuses: an empty reason; NaN or an infinity; a failed parity check;
   ///          a build that is dirty, unknown or has sanitizers; where CI is set.
   void accept(const Golden& pending, const std::string& reason, const std::string& now);
-  /// Takes a golden off the list, with its file.   Errors   GoldenError: not listed; an empty
+  /// Removes a golden from the manifest, and its file.   Errors   GoldenError: not listed; an empty
   /// reason; where CI is set.
   void remove(const std::string& name, const std::string& reason);
 
@@ -56,7 +56,7 @@ class GoldenStore {
   std::map<std::string, GoldenEntry> entries_;
 };
 
-/// The command that makes a golden, or makes it anew.
+/// The command that creates a golden, or creates it again.
 [[nodiscard]] std::string command_to_create(std::string_view name);
 
 /// Every pending golden of a folder, by name; none if the folder is missing.   Errors   as

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 What is read was accepted and is as it was accepted; what may
+// SPDX-License-Identifier: Apache-2.0
+// What is read was accepted and is as it was accepted; what may
 // not become a golden is refused by name.
 #include "harness/golden/golden_store.h"
 
@@ -133,14 +134,14 @@ TEST_F(GoldenStoreFolder, FewerStepsThanItsCountAreRefused) {
   write_file_atomically(path("manifest.json"), manifest.dump());
   write_file_atomically(path("curve_x.json"), text);
 
-  EXPECT_THAT(refusal_to_read(), AllOf(HasSubstr("has 2 lines, but its count is 3"),
+  EXPECT_THAT(refusal_to_read(), AllOf(HasSubstr("count must be the number of lines, 2, got 3"),
                                        HasSubstr("isoshard golden record")));
 }
 
 TEST_F(GoldenStoreFolder, AnotherGoldensFileUnderTheNameIsRefused) {
   smuggle(test_golden("curve_y"));
 
-  EXPECT_THAT(refusal_to_read(), HasSubstr("is the golden curve_y"));
+  EXPECT_THAT(refusal_to_read(), HasSubstr("must hold the golden curve_x, got curve_y"));
 }
 
 TEST_F(GoldenStoreFolder, FilesThatTheManifestDoesNotListAreNamed) {
@@ -153,12 +154,11 @@ TEST_F(GoldenStoreFolder, FilesThatTheManifestDoesNotListAreNamed) {
 
 TEST_F(GoldenStoreFolder, AManifestThatIsNoneIsRefused) {
   accept(test_golden());
-  for (
-      const char* text :
-      {"{", "[]", R"({"schema": 2, "goldens": {}})",
-       R"({"schema": 1, "goldens": {"x": {"file": "../x.json"}}})",
-       R"({"schema": 1, "goldens": {"x": {"file": "../x.json", "sha256": "", "reason": "",)"
-      R"( "recorded": "", "accepted": ""}}})"}) {
+  for (const char* text :
+       {"{", "[]", R"({"schema": 2, "goldens": {}})",
+        R"({"schema": 1, "goldens": {"x": {"file": "../x.json"}}})",
+        R"({"schema": 1, "goldens": {"x": {"file": "../x.json", "sha256": "", "reason": "",)"
+        R"( "recorded": "", "accepted": ""}}})"}) {
     write_file_atomically(path("manifest.json"), text);
     try {
       (void)store();
@@ -179,7 +179,7 @@ TEST_F(GoldenAcceptance, RefusesNanAndInfinities) {
   golden.lines[1].numbers[0].value = std::nan("");
 
   EXPECT_THAT(refusal_to_accept(golden),
-              AllOf(HasSubstr("curve_x: is not accepted"), HasSubstr("loss of step 1 is nan")));
+              AllOf(HasSubstr("curve_x: was not accepted"), HasSubstr("loss of step 1 is nan")));
 }
 
 TEST_F(GoldenAcceptance, RefusesARunWhoseParityCheckFailed) {
@@ -195,7 +195,7 @@ TEST_F(GoldenAcceptance, RefusesDirtyUnknownAndSanitizedBuilds) {
   golden.build.state = "dirty";
   EXPECT_THAT(refusal_to_accept(golden), HasSubstr("changed after commit"));
   golden.build = {"", "unknown", ""};
-  EXPECT_THAT(refusal_to_accept(golden), HasSubstr("no version control"));
+  EXPECT_THAT(refusal_to_accept(golden), HasSubstr("not under version control"));
   golden.build = {std::string(40, 'c'), "clean", "thread"};
   EXPECT_THAT(refusal_to_accept(golden), HasSubstr("sanitizers thread"));
 }

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Golden files: what is written is read, and nothing else is.
+// SPDX-License-Identifier: Apache-2.0
+// Golden files: what is written is read, and nothing else is.
 // What a build says of itself. The mode of test programs.
 #include "harness/golden/golden.h"
 
@@ -64,9 +65,9 @@ TEST(GoldenFile, HasOneLineOfTextForEachOfItsLines) {
 
 TEST(GoldenFile, RefusesFewerAndMoreLinesThanItsCount) {
   EXPECT_THAT(refusal([](json& j) { j["lines"].erase(1); }),
-              AllOf(HasSubstr("x.json"), HasSubstr("has 2 lines, but its count is 3")));
+              AllOf(HasSubstr("x.json"), HasSubstr("count must be the number of lines, 2, got 3")));
   EXPECT_THAT(refusal([](json& j) { j["lines"].push_back(j["lines"][0]); }),
-              HasSubstr("has 4 lines, but its count is 3"));
+              HasSubstr("count must be the number of lines, 4, got 3"));
   EXPECT_THAT(refusal([](json& j) { j["lines"] = json::array(); }), HasSubstr("has no lines"));
 }
 
@@ -77,23 +78,24 @@ TEST(GoldenFile, RefusesAConfigThatIsNotOfItsHash) {
 
 TEST(GoldenFile, RefusesWhatIsNoGolden) {
   EXPECT_THAT(refusal([](json& j) { j["schema"] = 2; }), HasSubstr("schema 2"));
-  EXPECT_THAT(refusal([](json& j) { j["kind"] = "curve"; }), HasSubstr("is no golden"));
+  EXPECT_THAT(refusal([](json& j) { j["kind"] = "curve"; }), HasSubstr("is not a golden"));
   EXPECT_THAT(refusal([](json& j) { j.erase("weights_sha256"); }),
               HasSubstr("has no \"weights_sha256\""));
-  EXPECT_THAT(refusal([](json& j) { j["weights_sha256"] = "ab"; }), HasSubstr("not 64 hex digits"));
+  EXPECT_THAT(refusal([](json& j) { j["weights_sha256"] = "ab"; }),
+              HasSubstr("must have 64 hex digits"));
   EXPECT_THAT(refusal([](json& j) { j["arithmetic"] = "13EBF250FC0CBD41"; }),
-              HasSubstr("not 16 hex digits"));
+              HasSubstr("must have 16 hex digits"));
   EXPECT_THAT(refusal([](json& j) { j["parity"]["holds"] = "yes"; }),
-              HasSubstr("neither true nor false"));
+              HasSubstr("must be true or false"));
   EXPECT_THAT(
       refusal([](json& j) { j["lines"][1]["numbers"]["loss"] = json::array({"0x1.0p+1"}); }),
-      HasSubstr("not a value and its drift"));
+      HasSubstr("must be a value and its drift"));
   EXPECT_THAT(refusal([](json& j) { j["lines"][1]["numbers"]["loss"][0] = "2.0"; }),
-              HasSubstr("no hex float"));
+              HasSubstr("must be a hex float"));
   EXPECT_THAT(refusal([](json& j) { j["lines"][1]["numbers"]["loss"][1] = "-0x1.0p-9"; }),
-              HasSubstr("is negative"));
+              HasSubstr("drift must be at least 0"));
   EXPECT_THAT(refusal([](json& j) { j["lines"][0].erase("digest"); }),
-              HasSubstr("neither digest nor numbers"));
+              HasSubstr("must have a digest or numbers"));
   EXPECT_THROW((void)parse_golden("[1, 2", "x.json"), GoldenError);
   EXPECT_THROW((void)parse_golden("", "x.json"), GoldenError);
 }
@@ -102,7 +104,7 @@ TEST(BuildState, OfDirtyUnknownAndSanitizedBuildsIsUnfit) {
   EXPECT_EQ(unfit_for_goldens({"0123456789abcdef", "clean", ""}), "");
   EXPECT_THAT(unfit_for_goldens({"0123456789abcdef", "dirty", ""}),
               AllOf(HasSubstr("0123456789ab"), HasSubstr("commit them")));
-  EXPECT_THAT(unfit_for_goldens({"", "unknown", ""}), HasSubstr("no version control"));
+  EXPECT_THAT(unfit_for_goldens({"", "unknown", ""}), HasSubstr("not under version control"));
   EXPECT_THAT(unfit_for_goldens({"0123456789abcdef", "clean", "address,undefined"}),
               HasSubstr("address,undefined"));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Test helper: a small golden that nothing is wrong with.
+/// Test helper: a small valid golden.
 #pragma once
 #include <string>
 

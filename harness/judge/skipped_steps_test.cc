@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Steps that a loss scale made a run skip: their gradients may
+// SPDX-License-Identifier: Apache-2.0
+// Steps that a loss scale made a run skip: their gradients may
 // be infinite, and everything else is judged.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What figures are drawn on: SVG text of our own, or pixels by cairo.
+/// The canvases that figures are drawn on: SVG text of our own, or pixels by cairo.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -30,14 +30,14 @@ class Canvas {
 };
 
 /// Guarantees   well-formed XML; lines are <polyline> with the name as data-series, text is <text>,
-///              whatever fonts there are.
+///              any installed fonts.
 class SvgCanvas final : public Canvas {
  public:
   SvgCanvas(int width, int height);
   void polyline(const std::vector<Point>& points, Color color, double width,
                 std::string_view name) override;
   void text(Point at, std::string_view words, Anchor anchor, double size) override;
-  /// The whole file. Nothing may be drawn any more.
+  /// Returns the whole file. Call it last: nothing may be drawn afterwards.
   [[nodiscard]] std::string finish();
 
  private:

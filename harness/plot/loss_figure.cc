@@ -20,8 +20,8 @@ namespace {
 constexpr double kLeft = 110, kRight = 970, kPanelHeight = 320, kFirstTop = 70,
                  kPanelDistance = 405;
 constexpr double kTitleSize = 16, kTextSize = 12;
-constexpr Color kBlack{0, 0, 0}, kGrey{221, 221, 221};
-// Told apart by the colour-blind, too (Okabe and Ito).
+constexpr Color kBlack{0, 0, 0}, kGray{221, 221, 221};
+// Told apart by the color-blind, too (Okabe and Ito).
 constexpr std::array<Color, 7> kColors{{{0, 114, 178},
                                         {213, 94, 0},
                                         {0, 158, 115},
@@ -111,14 +111,14 @@ class Panel {
   void draw_axes() {
     const double bottom = top_ + kPanelHeight;
     for (const double value : ticks_of(values_)) {
-      canvas_.polyline({{kLeft, y_of(value)}, {kRight, y_of(value)}}, kGrey, 1, "");
+      canvas_.polyline({{kLeft, y_of(value)}, {kRight, y_of(value)}}, kGray, 1, "");
       const double shown = std::fabs(value) < 1e-9 * (values_.high - values_.low) ? 0 : value;
       canvas_.text({kLeft - 8, y_of(value) + 4}, fmt::format("{:.6g}", shown), Anchor::kEnd,
                    kTextSize);
     }
     for (const double step : ticks_of(steps_)) {
       if (step != std::floor(step)) continue;
-      canvas_.polyline({{x_of(step), top_}, {x_of(step), bottom}}, kGrey, 1, "");
+      canvas_.polyline({{x_of(step), top_}, {x_of(step), bottom}}, kGray, 1, "");
       canvas_.text({x_of(step), bottom + 17}, fmt::format("{:g}", step), Anchor::kMiddle,
                    kTextSize);
     }
@@ -206,7 +206,7 @@ std::string figure_file(const std::filesystem::path& path, std::span<const Curve
     draw_losses(canvas, curves);
     return canvas.finish();
   }
-  throw UsageError(fmt::format("{}: a figure is a .svg or a .png file", path.string()));
+  throw UsageError(fmt::format("{}: a figure must be a .svg or a .png file", path.string()));
 }
 
 }  // namespace isoshard

@@ -14,8 +14,8 @@ namespace isoshard {
 inline constexpr int kFigureWidth = 1000, kFigureHeight = 1260;
 
 /// Three panels over the steps. In each one line a curve, named "loss: DDP (TP=1, DP=2)" and so on;
-/// the baseline (baseline_of) has no line among the differences. A step whose number is no number
-/// has no point: the line ends before it and goes on after it.
+/// the baseline (baseline_of) has no line among the differences. A step whose number is not finite
+/// has no point: the line ends before it and continues after it.
 void draw_losses(Canvas& canvas, std::span<const Curve> curves);
 
 /// The whole file, as its name says: .svg or .png.   Errors   UsageError for another ending.

@@ -125,7 +125,7 @@ Picture decoded(const std::string& png) {
   return {{cairo_image_surface_create_from_png_stream(read, &rest), cairo_surface_destroy}};
 }
 
-TEST(LossFigure, PngHasItsSizeAndTheColoursOfTheLines) {
+TEST(LossFigure, PngHasItsSizeAndTheColorsOfTheLines) {
   const std::string png = figure_file("curves.png", three_curves());
 
   ASSERT_GT(png.size(), 24U);

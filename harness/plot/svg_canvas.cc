@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SVG 1.1 by hand: cairo's would turn text into outlines of whatever font the machine has.
+// SVG 1.1 by hand: cairo's would turn text into outlines of a font of this machine.
 #include <fmt/format.h>
 
 #include "harness/plot/canvas.h"

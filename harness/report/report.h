@@ -9,7 +9,7 @@
 namespace isoshard {
 
 struct RenderOptions {
-  /// ANSI colours on the verdict and on what is not within its tolerance
+  /// ANSI colors on the verdict and on what is not within its tolerance.
   bool color = false;
   bool all_tensors = false;  ///< every tensor, instead of module outputs and the sums of each kind
 };

@@ -73,7 +73,7 @@ TEST(Report, ShowsTheFindingWithItsCause) {
             HasSubstr("(confirmed by the controller)"), HasSubstr("\nDIVERGES  synthetic case")));
 }
 
-TEST(Report, ShowsEveryTensorAndColourOnRequest) {
+TEST(Report, ShowsEveryTensorAndColorOnRequest) {
   const std::string text = render(verdict_of(1), {.color = true, .all_tensors = true});
 
   EXPECT_THAT(text, AllOf(HasSubstr("down_proj"), HasSubstr("\033[1;32mCONFORMS")));

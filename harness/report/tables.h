@@ -36,7 +36,7 @@ struct Difference {
 
 struct ModuleDifference {
   Difference whole, first;  ///< over what was compared of the output; over its first elements
-  /// Elements that the output has: more than whole.numel where only its first tokens were kept
+  /// Elements that the output has: more than whole.numel where only its first tokens were kept.
   std::int64_t whole_of = 0;
 };
 
@@ -44,7 +44,7 @@ struct ModuleDifference {
 struct GradientComparison {
   std::int64_t parameters = 0;
   double max_abs = 0, mean_abs = 0;  ///< of the differences of norms
-  /// Of difference / norm of the other; parameters whose norm is 0 in both count 0
+  /// Of difference / norm of the other; parameters whose norm is 0 in both count 0.
   double max_relative = 0;
   std::string max_abs_name, max_relative_name;
 };
@@ -58,19 +58,19 @@ struct TableColumn {
   std::string case_slug;       ///< empty for the reference
   std::vector<double> losses;  ///< by dp rank
   std::map<std::string, double> output_norms;
-  /// Of module outputs' gradients, of dp rank 0's own loss
+  /// Of module outputs' gradients, of dp rank 0's own loss.
   std::map<std::string, double> gradient_norms;
   std::map<std::string, double> parameter_gradient_norms;  ///< of the global batch
   std::map<std::string, ModuleDifference> from_reference;  ///< `whole`: over the global batch
   std::map<std::string, ModuleDifference> from_baseline;   ///< over dp rank 0's samples
   std::optional<GradientComparison> gradients_from_reference;
-  /// Only if both have the same global batch
+  /// Only if both have the same global batch.
   std::optional<GradientComparison> gradients_from_baseline;
 };
 
 struct ComparisonTables {
   std::string title;  ///< of what all runs share: "qwen2_bf16"
-  /// Title of the column that others are compared with; empty: of none
+  /// Title of the column that others are compared with; empty: of none.
   std::string baseline;
   std::vector<std::string> modules;  ///< in execution order
   std::vector<TableColumn> columns;

@@ -18,7 +18,8 @@ void check(const SubjectRun& run) {
   if (!run.make || !run.batches)
     throw UsageError(fmt::format("{}: a run needs the functions make and batches", run.name));
   if (run.steps < 1)
-    throw UsageError(fmt::format("{}: {} steps are none; give at least 1", run.name, run.steps));
+    throw UsageError(
+        fmt::format("{}: the number of steps must be at least 1, got {}", run.name, run.steps));
 }
 
 Trace record(const SubjectRun& run, const Reference* reference, Keep keep) {

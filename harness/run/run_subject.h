@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Runs any Subject in a forked world with a Recorder on each rank: the way for an implementation
-/// that is not one of ours.
+/// Runs any Subject in a forked world with a Recorder on each rank. It is the entry for
+/// implementations outside this project.
 #pragma once
 #include <chrono>
 #include <cstddef>
@@ -28,13 +28,13 @@ struct SubjectRun {
   /// The micro-batches of one rank in one step; called on the rank.
   std::function<std::vector<Batch>(int rank, int step)> batches;
   int steps = 1;
-  /// The coarsest dtype on any tensor's path; give JudgeOptions::coarsest the same
+  /// The coarsest dtype on any tensor's path; give JudgeOptions::coarsest the same.
   Dtype coarsest = Dtype::kFloat32;
   /// For optimizers whose step is a sign where the gradient is noise (Adam): parameters after a
   /// step are compared where the gradient is above its response. The same in reference, responses
   /// and run.
   bool mask_small_gradients = false;
-  /// Of shared memory for what one rank keeps; pages not used cost nothing
+  /// The shared memory for the trace of one rank; unused pages take no memory.
   std::size_t trace_bytes = std::size_t{64} << 20;
   std::chrono::milliseconds deadline{60'000};
 };
@@ -54,7 +54,7 @@ struct SubjectRun {
 /// JudgeOptions::rtol must be given.
 void add_response(Reference& reference, const SubjectRun& perturbed);
 
-/// The run to be judged: each rank compares what it records with the reference on the spot.
+/// The run to be judged. Each rank compares its records with the reference as it makes them.
 /// Ranks    called by the controller.   Errors   InfrastructureError that says how a rank failed.
 [[nodiscard]] Trace run_subject(const SubjectRun& run, const Reference& reference);
 

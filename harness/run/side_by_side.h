@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Runs that need one core each, as many at once as there are cores.
+/// Runs tasks that need one core each, as many at once as there are cores.
 #pragma once
 #include <cstddef>
 #include <deque>
@@ -11,8 +11,8 @@ namespace isoshard {
 /// Cores that this process may use.
 [[nodiscard]] int num_cores();
 
-/// A window of as many runs as cores: the next one starts when the oldest has ended. `ended` waits
-/// for its run; it is called in the order of `starts`.
+/// Keeps as many runs going as there are cores: the next one starts when the oldest has ended.
+/// `ended` waits for its run; it is called in the order of `starts`.
 template <class Run>
 void run_side_by_side(const std::vector<std::function<Run()>>& starts,
                       const std::function<void(std::size_t, Run&)>& ended) {

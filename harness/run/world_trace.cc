@@ -17,7 +17,7 @@ Arenas make_arenas(int num_ranks, std::size_t bytes, const std::string& name) {
 void hand_over(const Arenas& arenas, Trace& trace) {
   if (trace.ranks.size() != arenas.size()) {
     throw InfrastructureError(
-        fmt::format("{} of {} traces were sent", trace.ranks.size(), arenas.size()));
+        fmt::format("only {} of {} traces were sent", trace.ranks.size(), arenas.size()));
   }
   for (std::size_t r = 0; r < arenas.size(); ++r) {
     if (arenas[r] != nullptr) arenas[r]->seal();

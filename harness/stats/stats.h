@@ -12,28 +12,28 @@ namespace isoshard {
 /// (see merge).
 struct Stats {
   std::int64_t numel = 0;
-  /// Elements whose bits differ (after division by grad_scale, when that is not 1)
+  /// Elements whose bits differ (after division by grad_scale, when that is not 1).
   std::int64_t unequal_bits = 0;
-  /// Elements whose values differ: -0 equals +0, and a NaN equals a NaN
+  /// Elements whose values differ: -0 equals +0, and a NaN equals a NaN.
   std::int64_t unequal_values = 0;
   std::int64_t nan_reference = 0, nan_actual = 0;  ///< NaN
   std::int64_t inf_reference = 0, inf_actual = 0;  ///< infinite
-  /// Non-finite on one side only, or not the same infinity. Always a failure
+  /// Non-finite on one side only, or not the same infinity. Always a failure.
   std::int64_t nonfinite_mismatch = 0;
   double max_abs = 0;  ///< largest abs(actual - reference)
-  /// Largest difference in steps of the coarser dtype at the reference's magnitude
+  /// Largest difference in steps of the coarser dtype at the reference's magnitude.
   double max_ulp = 0;
   double sum_sq_reference = 0, sum_sq_actual = 0, sum_sq_diff = 0, dot = 0;
   double sum_abs_diff = 0;
   double max_abs_reference = 0;
-  /// Global index of the first element whose value differs; -1: none
+  /// Global index of the first element whose value differs; -1: none.
   std::int64_t first_unequal = -1;
   std::int64_t worst = -1;  ///< global index of max_abs; -1: no finite difference
 
   [[nodiscard]] double relative_error()
-      /// Sqrt(sum_sq_diff / sum_sq_reference); 0 if both are 0; inf if only the reference is 0
+      /// Sqrt(sum_sq_diff / sum_sq_reference); 0 if both are 0; inf if only the reference is 0.
       const noexcept;
-  /// Best-fit factor: dot / sum_sq_reference; 1 if the reference is 0
+  /// Best-fit factor: dot / sum_sq_reference; 1 if the reference is 0.
   [[nodiscard]] double scale() const noexcept;
   [[nodiscard]] double cosine() const noexcept;
 };

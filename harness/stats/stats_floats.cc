@@ -62,7 +62,7 @@ void widen_as(const std::byte* from, std::int64_t count, double* to) {
   }
 }
 
-/// Neighbours first, then their sums, and so on: lane l with lane l + half.
+/// Neighbors first, then their sums, and so on: lane l with lane l + half.
 template <std::size_t kLanes>
 double total(const double (&lanes)[kLanes]) noexcept {
   std::array<double, kLanes> v;

@@ -14,7 +14,7 @@ struct PerturbedTolerance {
   /// Max(r x response, 2 (fp32 and fp64: 4) unit roundoffs, p x relative_error, (8 + sqrt(numel)) x
   /// 2^-53);
   double scale_error = 0;
-  /// P = max(4 / sqrt(numel), 4 x max abs / norm of the reference, 0.1), at most 1
+  /// P = max(4 / sqrt(numel), 4 x max abs / norm of the reference, 0.1), at most 1.
   double part_along_reference = 1;
   double absolute = 0;  ///< r x largest absolute response, for insensitive tensors
   /// The reference's norm is below twice its largest absolute response: it is rounding noise itself

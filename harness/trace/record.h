@@ -45,10 +45,10 @@ struct Record {
   double grad_scale = 1.0;
   Shape local_shape;
   std::vector<PartStats> parts;
-  /// Elements judged when a mask applied (parameters after an Adam step); -1: no mask
+  /// Elements judged when a mask applied (parameters after an Adam step); -1: no mask.
   std::int64_t unmasked = -1;
   bool kept = false;  ///< bytes of the local tensor are in the rank's arena
-  /// Of the kept bytes in the arena, 64-byte aligned; contiguous, row-major
+  /// Of the kept bytes in the arena, 64-byte aligned; contiguous, row-major.
   std::int64_t offset = 0;
   std::int64_t bytes = 0;
 };

@@ -32,7 +32,7 @@ class Arena {
   std::int64_t append(std::span<const std::byte> bytes);
   /// Of the writing process; of any other one after seal(), and read-only there.
   [[nodiscard]] const std::byte* data() const noexcept;
-  /// Bytes appended; shared between the processes
+  /// Bytes appended; shared between the processes.
   [[nodiscard]] std::size_t size() const noexcept;
   /// Controller side, after the writer has ended: read-only from here on, for this process and
   /// those that it forks.

@@ -10,7 +10,7 @@
 namespace isoshard {
 
 struct RunEquality {
-  /// Names of records that are equal on all ranks; a rank's summands ("X.partial") are not counted
+  /// Names of records that are equal on all ranks; a rank's summands ("X.partial") are not counted.
   std::int64_t tensors = 0;
   std::string difference;  ///< the first one in words; empty if the runs are equal
   [[nodiscard]] bool holds() const noexcept { return difference.empty() && tensors > 0; }

@@ -26,7 +26,7 @@ enum class Status : std::uint8_t { kConforms, kDiverges, kIncomplete, kVacuous }
 enum class ShiftedCopy : std::uint8_t {
   kRejected,
   /// The copy is right to within the roundings of a response, times what is allowed: nothing to
-  /// reject
+  /// reject.
   kFlat,
   kPassed,  ///< a wrong tensor would have passed
 };
@@ -37,24 +37,24 @@ struct TensorComparison {
   RecordKey key;
   Stage stage = Stage::kForward;
   Level level = Level::kPerturbed;
-  /// Over distinct parts, each once (of copies that differ, the one farthest from the reference)
+  /// Over distinct parts, each once (of copies that differ, the one farthest from the reference).
   Stats stats;
   double allowed_relative_error = 0;
   double allowed_scale_error = 0;
-  /// For insensitive tensors: largest allowed Frobenius norm of the difference
+  /// For insensitive tensors: largest allowed Frobenius norm of the difference.
   double allowed_absolute = 0;
   bool insensitive = false;  ///< reference norm below its own absolute response
-  /// The smallest scale error that would have been rejected; 0 at level exact
+  /// The smallest scale error that would have been rejected; 0 at level exact.
   double scale_sensitivity = 0;
   double rolled_error = 0;  ///< relative error of a copy rolled by one place; 0 at level exact
   ShiftedCopy rolled_copy = ShiftedCopy::kRejected;
-  /// Why the comparison shows too little (harness/verdict/sensitivity.h); empty if it shows enough
+  /// Why the comparison shows too little (harness/verdict/sensitivity.h); empty if it shows enough.
   std::string weakness;
   double unmasked_share = 1;  ///< share of elements judged (parameters after an Adam step)
   bool sharded = false;       ///< some rank held less than the whole
   int ranks = 0;              ///< that hold a part
   bool within = true;
-  /// Of scalars (at most 64 numbers), put together from all ranks
+  /// Of scalars (at most 64 numbers), put together from all ranks.
   std::vector<double> reference_values, actual_values;
 };
 
@@ -65,7 +65,7 @@ struct Finding {
   Stage stage = Stage::kForward;
   std::string what;      ///< "forward at model.embed_tokens: copies differ over tp"
   std::string evidence;  ///< numbers: error against allowed, first bad index with both values
-  /// Likely cause in the words of the fault catalogue; empty if no pattern fits
+  /// Likely cause in the words of the fault catalogue; empty if no pattern fits.
   std::string diagnosis;
   std::vector<int> ranks;  ///< where it shows; the first one is the first rank to diverge
   bool confirmed = false;  ///< the controller repeated the comparison on the kept bytes
@@ -77,13 +77,13 @@ struct Verdict {
   MeshShape mesh;
   std::vector<TensorComparison> tensors;  ///< in execution order
   std::vector<Finding> findings;
-  /// Records only in the reference, only in the run; all listed
+  /// Records only in the reference, only in the run; all listed.
   std::vector<std::string> missing, extra;
-  /// The published bounds that apply to what was compared
+  /// The published bounds that apply to what was compared.
   std::vector<PublishedBound> published;
   std::int64_t compared = 0;  ///< tensors compared
   /// Gradients of steps that the reference skipped, with infinities or NaNs: not judged
-  /// (docs/tolerances.md)
+  /// (docs/tolerances.md).
   std::int64_t skipped = 0;
   std::int64_t weak = 0;  ///< of them, those that show too little (TensorComparison::weakness)
   bool shows_too_little = false;  ///< vacuous, and for these alone
@@ -94,7 +94,7 @@ struct Verdict {
 };
 
 struct JudgeOptions {
-  /// For what is not exact anyway (data ids, masks, weights as read, replicas)
+  /// For what is not exact anyway (data ids, masks, weights as read, replicas).
   Level level = Level::kPerturbed;
   double k = 3;                      ///< tolerance = k x the largest response
   Dtype coarsest = Dtype::kFloat32;  ///< the coarsest dtype on any tensor's path: floors use it

@@ -4,8 +4,8 @@
 
 namespace isoshard {
 
-/// Ends the process with `code` without destroying what is global: LibTorch's tables alone take 0.1
-/// s. Writes what is buffered, and calls coverage and leak checkers where the program is built with
+/// Ends the process with `code` without destroying global objects: LibTorch's tables alone take 0.1
+/// s. Flushes buffered output, and calls coverage and leak checkers where the program is built with
 /// them; if there are leaks, the code is 23.
 [[noreturn]] void end_process(int code);
 

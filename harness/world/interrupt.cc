@@ -40,7 +40,8 @@ void on_interrupt(int signal) {
 
 void install_interrupt_handler() {
   if (self_pipe[0] < 0 && ::pipe2(self_pipe.data(), O_CLOEXEC | O_NONBLOCK) != 0) {
-    throw InfrastructureError(fmt::format("no pipe for signals: {}", std::strerror(errno)));
+    throw InfrastructureError(
+        fmt::format("cannot create a pipe for signals: {}", std::strerror(errno)));
   }
   first_signal = 0;
   num_keepers = 0;

@@ -7,13 +7,13 @@ namespace isoshard {
 
 /// From then on a SIGINT or SIGTERM ends the program at once, with 130 or 143 and a line on stderr;
 /// while a world runs or a KeepResults lives, it makes every running world stop its ranks and
-/// return a report with `interrupted` set, and only a second one ends the program at once. What
-/// came or was kept before is forgotten. For programs, called once before the first world.
+/// return a report with `interrupted` set, and only a second one ends the program at once. Earlier
+/// signals and KeepResults are forgotten. A program calls it once, before the first world.
 /// Errors   InfrastructureError if no pipe can be had.
 void install_interrupt_handler();
 
-/// While one lives, the program has something to write after a signal, and looks for it between
-/// worlds (interrupt_signal()).
+/// While one lives, a program that has results to write after a signal stays alive and checks for
+/// the signal between worlds (interrupt_signal()).
 class KeepResults {
  public:
   KeepResults() noexcept;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the machine offers to worlds of forked ranks.
+/// The resources of the machine for worlds of forked ranks.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -15,7 +15,7 @@ struct Machine {
   int cores = 1;                  ///< that this process may use
   std::int64_t memory_bytes = 0;  ///< of the machine, or of the control group where that is less
   std::int64_t available_bytes = 0;
-  /// Of /dev/shm (worlds do not need it: their shared memory is anonymous); -1: there is none
+  /// Of /dev/shm (worlds do not need it: their shared memory is anonymous); -1: there is none.
   std::int64_t shm_bytes = -1;
   std::int64_t max_processes = -1;  ///< of this user, -1: no limit
   std::int64_t max_open_files = -1;
@@ -30,7 +30,7 @@ struct Machine {
 struct MachineMemory {
   std::int64_t bytes = 0, available_bytes = 0;
 };
-/// Local. A small part of this_machine(), for those that ask often.
+/// Local. A small part of this_machine(), for frequent calls.
 [[nodiscard]] MachineMemory memory_of_machine();
 
 /// Local. Reads /proc, /sys and limits; what cannot be read stays at its default.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a test body or subject sees of the rank it runs on.
+/// The interface of a rank for the test body or subject that runs on it.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace isoshard {
 
-/// Handed to the body that every rank of a world runs.
+/// The object that every rank of a world passes to its body.
 class Rank {
  public:
   virtual ~Rank() = default;
@@ -20,11 +20,10 @@ class Rank {
   /// The world's communicator, decorated by WorldOptions::decorate if given. One per rank, lives as
   /// long as the body.
   [[nodiscard]] virtual Communicator& comm() noexcept = 0;
-  /// Sends this rank's result to the controller (RankReport::result). At most once; replaces
-  /// nothing if never called.
+  /// Sends this rank's result to the controller (RankReport::result). Call it at most once.
   virtual void post_result(std::span<const std::byte> bytes) = 0;
-  /// Tells the controller what the rank is at ("setup", "forward", ...): named in a report when the
-  /// rank fails.
+  /// Sets the phase of the rank ("setup", "forward", ...), which a report names when the rank
+  /// fails.
   virtual void set_phase(std::string_view phase) noexcept = 0;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What is judged: one rank's part of a parallel implementation, as phases that the harness can
-/// observe.
+/// The interface of the implementation that is judged: one rank's part of it, as phases that the
+/// harness can observe.
 #pragma once
 #include <filesystem>
 #include <span>
@@ -30,10 +30,10 @@ class Subject {
   virtual void step() = 0;
   /// Records parameters and optimizer state after the step.
   virtual void state() = 0;
-  /// Between steps: writes a checkpoint from which another subject goes on.   Errors   UsageError
-  /// if it writes none.
+  /// Between steps: writes a checkpoint from which another subject can resume.   Errors
+  /// UsageError if it writes none.
   virtual void save(const std::filesystem::path& folder) {
-    throw UsageError(folder.string() + ": this subject writes no checkpoints");
+    throw UsageError(folder.string() + ": this subject does not write checkpoints");
   }
 
   void train_step(std::span<const Batch> micro_batches) {

@@ -33,8 +33,8 @@ void reserve_heap(int, char**, char**) {
   std::free(first);
 }
 
-using Initialiser = void (*)(int, char**, char**);
-__attribute__((section(".preinit_array"), used)) const Initialiser kBeforeLibraries = &reserve_heap;
+using Initializer = void (*)(int, char**, char**);
+__attribute__((section(".preinit_array"), used)) const Initializer kBeforeLibraries = &reserve_heap;
 #endif
 
 }  // namespace

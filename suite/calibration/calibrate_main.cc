@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 `calibrate`: runs clean cases, prints how much of their
+// SPDX-License-Identifier: Apache-2.0
+// `calibrate`: runs clean cases, prints how much of their
 // tolerances they use, and exits 1 if one of them raised an alarm.
 #include <fmt/format.h>
 #include <unistd.h>
@@ -25,10 +26,10 @@ namespace po = boost::program_options;
 
 void declare(OptionTable& table) {
   auto add = table.options.add_options();
-  add("seed", po::value<std::uint64_t>()->default_value(1), "the stream of cases");
-  add("first", po::value<std::int64_t>()->default_value(0), "the first case");
+  add("seed", po::value<std::uint64_t>()->default_value(1), "seed of the stream of cases");
+  add("first", po::value<std::int64_t>()->default_value(0), "number of the first case");
   add("count", po::value<std::int64_t>()->default_value(100),
-      "how many; the whole report is shown for one");
+      "number of cases; for one case the whole report is printed");
   add("reference", po::value<std::string>()->default_value("plain"),
       "plain (measures tolerances) or auto (what verify says)");
   add("csv", po::value<std::string>(), "append one line for each comparison to this file");
@@ -52,14 +53,14 @@ int run(const ParsedOptions& options) {
   const auto seed = options.get<std::uint64_t>("seed");
   const auto first = options.get<std::int64_t>("first"), count = options.get<std::int64_t>("count");
   if (first < 0 || count < 1)
-    throw UsageError(fmt::format("--first {} --count {}: first must be 0 or more, count 1 or more",
+    throw UsageError(fmt::format("--first must be at least 0 and --count at least 1, got {} and {}",
                                  first, count));
   std::ofstream csv;
   if (options.given("csv")) csv.open(options.get<std::string>("csv"), std::ios::app);
   warm_up_kernels();
   const auto kind = options.get<std::string>("reference");
   if (kind != "plain" && kind != "auto")
-    throw UsageError(fmt::format("unknown reference '{}'; known are plain and auto", kind));
+    throw UsageError(fmt::format("unknown reference '{}'; it must be plain or auto", kind));
   Calibration calibration(seed, kind == "auto" ? ReferenceKind::kAuto : ReferenceKind::kPlain);
   Progress progress(static_cast<int>(count));
   for (std::int64_t index = first; index < first + count && interrupt_signal() == 0; ++index) {

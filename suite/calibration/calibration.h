@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Measures the judge on clean cases: how near their errors come to what is allowed, and how often
-/// it cries wolf.
+/// Measures the judge on clean cases: how near their errors come to the tolerances, and how often
+/// it raises a false alarm.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -15,8 +15,8 @@
 
 namespace isoshard {
 
-/// What the clean cases of one dtype used of their tolerances: one number for each comparison that
-/// differed at all.
+/// The share of their tolerances that the clean cases of one dtype used: one number for each
+/// comparison with any difference.
 struct Spread {
   std::vector<double> relative;  ///< relative error / allowed
   std::vector<double> scale;     ///< scale error / allowed
@@ -25,13 +25,13 @@ struct Spread {
   std::vector<double> along;
   std::vector<double> insensitive;  ///< error norm / allowed, of insensitive tensors
   std::vector<double> sensitivity;  ///< the smallest scale error that would have been rejected
-  /// Measured / published bound, one number for each bound of a case
+  /// Measured / published bound, one number for each bound of a case.
   std::vector<double> published;
   std::int64_t comparisons = 0;  ///< at level perturbed
   std::int64_t equal = 0;        ///< of them without any difference
 };
 
-/// One clean case that did not conform, or showed too little.
+/// One clean case that diverged or was inconclusive.
 struct FalseAlarm {
   std::int64_t index = 0;
   std::string case_slug, reason;
@@ -39,11 +39,11 @@ struct FalseAlarm {
 
 class Calibration {
  public:
-  /// kPlain measures tolerances; kAuto is what `isoshard verify` says by default.
+  /// kPlain measures tolerances; kAuto is the default of `isoshard verify`.
   explicit Calibration(std::uint64_t seed, ReferenceKind kind = ReferenceKind::kPlain)
       : seed_(seed), kind_(kind) {}
 
-  /// Runs clean case `index` and adds what it shows. Returns its verdict.
+  /// Runs clean case `index`, adds its measurements and returns its verdict.
   /// Errors   InfrastructureError if its world breaks down.
   Verdict run(std::int64_t index);
 
@@ -54,7 +54,7 @@ class Calibration {
   [[nodiscard]] const std::vector<FalseAlarm>& false_alarms() const noexcept {
     return false_alarms_;
   }
-  /// Cases whose verdict says that it shows too little: no false alarm, but no pass.
+  /// Cases whose verdict is vacuous: not a false alarm, but not a pass either.
   [[nodiscard]] const std::vector<FalseAlarm>& vacuous() const noexcept { return vacuous_; }
   [[nodiscard]] std::int64_t cases() const noexcept { return cases_; }
   [[nodiscard]] std::int64_t comparisons() const noexcept;

@@ -162,7 +162,7 @@ Case clean_case(std::uint64_t seed, std::int64_t index) {
       continue;
     }
   }
-  throw InfrastructureError(fmt::format("{} draws of clean case {} of seed {} were all refused",
+  throw InfrastructureError(fmt::format("all {} draws of clean case {} of seed {} were refused",
                                         kMaxAttempts, index, seed));
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Random correct cases: what a judge without false alarms must let pass.
+/// Random correct cases, which a judge without false alarms must pass.
 #pragma once
 #include <cstdint>
 

@@ -32,7 +32,7 @@ struct EmulatedRun {
   const std::vector<ParameterSpec>& specs;
   /// In the dtype of `numerics.precision`
   const std::map<std::string, at::Tensor, std::less<>>& whole_parameters;
-  /// Of a case that goes on from one
+  /// Of a case that goes on from one.
   const Checkpoint* resumed = nullptr;
 };
 
@@ -124,15 +124,15 @@ class EmulatedRank {
   std::optional<LossScaledSink> scaled_sink_;
   std::unique_ptr<Optimizer> optimizer_;
   Parameters parameters_;
-  /// After the reduction over dp: of the pieces that this rank steps
+  /// After the reduction over dp: of the pieces that this rank steps.
   NamedTensors gradients_;
-  /// Of micro-batches, if they are added up elsewhere than in the parameters' gradients
+  /// Of micro-batches, if they are added up elsewhere than in the parameters' gradients.
   NamedTensors added_;
-  /// Of the first reduction's gradients: indices in model order
+  /// Of the first reduction's gradients: indices in model order.
   std::vector<std::int64_t> ready_order_;
   bool is_watching_ = false, is_rebuilt_ = false;
   std::vector<std::vector<std::string>> buckets_;  ///< that gradients are reduced in
-  /// Empty where the parameters themselves are stepped
+  /// Empty where the parameters themselves are stepped.
   NamedTensors masters_;
 };
 

@@ -14,7 +14,7 @@
 namespace isoshard {
 
 struct EmulationOptions {
-  /// Recorded statistics are against it; nullptr: nothing is compared
+  /// Recorded statistics are against it; nullptr: nothing is compared.
   const Reference* compare_with = nullptr;
   Keep keep = Keep::kEverything;
   std::chrono::milliseconds deadline{600'000};

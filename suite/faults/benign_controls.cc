@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What is no longer legal: each kind of benign variation, made larger.
+/// Differences that are no longer legal: each kind of benign variation, made larger.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
@@ -21,7 +21,7 @@ Fault control_of(const char* id, Stage stage) {
   return control;
 }
 
-/// With `bits` of mantissa behind the leading one.
+/// With `bits` of mantissa after the leading one.
 at::Tensor rounded(const at::Tensor& x, int bits) {
   const auto [mantissa, exponent] = at::frexp(x.to(at::kFloat));
   const double steps = std::exp2(bits + 1);

@@ -102,7 +102,7 @@ Fault bf16_hops() {
   return miss;
 }
 
-/// The sum is made in fp32, whatever the order, and rounded once.
+/// The sum is made in fp32, in any order, and rounded once.
 class WideReduction final : public CollectiveFault {
  public:
   [[nodiscard]] bool applies(const InterceptedCall& call) const override {
@@ -204,7 +204,7 @@ Fault bucketing_main_grads() {
 Fault declared_layout() {
   Fault miss{.id = "declared_layout", .subjects = {"autotp"}};
   miss.summary =
-      "tp is the slow axis of the mesh, and is declared so: neighbouring ranks are replicas.";
+      "tp is the slow axis of the mesh, and is declared so: neighboring ranks are replicas.";
   miss.smallest_case = [] {
     Case item = fault_case("qwen3", "autotp", {.dp = 3, .tp = 2});
     item.mesh_order = {Axis::kTp, Axis::kDp};

@@ -193,7 +193,7 @@ Fault params_published_late() {
   return fault;
 }
 
-/// The second bucket of a step is read when somebody waits for it, and the third one's gradients
+/// The second bucket of a step is read when its result is awaited, and the third one's gradients
 /// have been written over it by then.
 class ReadsRefilledBucket final : public CollectiveFault {
  public:

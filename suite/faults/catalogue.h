@@ -14,25 +14,25 @@ using Faults = std::vector<Fault>;
 
 void add_reduction_faults(Faults& faults);  ///< A: missing and extra reductions
 void add_scale_faults(Faults& faults);      ///< B: wrong divisors and factors
-/// C: clipping and gradient norm; I: replicas that clip differently
+/// C: clipping and gradient norm; I: replicas that clip differently.
 void add_clip_faults(Faults& faults);
 void add_data_faults(Faults& faults);  ///< D: labels; I: samples
-/// A, E: activations that are split over tp along the sequence
+/// A, E: activations that are split over tp along the sequence.
 void add_sequence_faults(Faults& faults);
-/// E: places of shards; H: values they are drawn from
+/// E: places of shards; H: values they are drawn from.
 void add_sharding_faults(Faults& faults);
 void add_step_faults(Faults& faults);    ///< G: tied weights; J: accumulation; K: optimizer
 void add_zero_faults(Faults& faults);    ///< K, L: ZeRO's masters and shared buffers
 void add_vocab_faults(Faults& faults);   ///< A, D: a vocabulary that is split over tp
 void add_random_faults(Faults& faults);  ///< H: masks of dropout
-/// E, L: buffers that are walked wrongly, read late or published late
+/// E, L: buffers that are walked wrongly, read late or published late.
 void add_buffer_faults(Faults& faults);
-/// H, K: what a run goes on with after it was saved and loaded
+/// H, K: the state that a run resumes with after it was saved and loaded.
 void add_checkpoint_faults(Faults& faults);
-/// Legal differences: orders of sums, buckets, layouts, data
+/// Legal differences: orders of sums, buckets, layouts, data.
 void add_benign_variations(Faults& faults);
 void add_buffer_benign_variations(Faults& faults);  ///< what pads a buffer
-/// Legal differences of values: zeros, padding, roundings, the loss, the step
+/// Legal differences of values: zeros, padding, roundings, the loss, the step.
 void add_value_benign_variations(Faults& faults);
 
 /// The tiny model of an architecture: 2 layers, hidden 48, 6 heads, ffn 96, vocabulary 96; random
@@ -53,11 +53,11 @@ void for_key_biases(const std::string& name, const at::Tensor& gradient,
 /// it).
 [[nodiscard]] Case clipped(Case item);
 
-/// Whether a gradient's piece is of this class. (No segment: the call says nothing of its content.)
+/// Whether a segment of a gradient is of this class. Without a segment the call names no content.
 [[nodiscard]] bool is_gradient_of(const CallInfo& info, const Segment* segment, Axis axis,
                                   ParamClass param_class);
 
-/// A rank on which anything may be named first: 0 to size - 1.
+/// All ranks, 0 to size - 1, for findings that may name any of them first.
 [[nodiscard]] std::vector<int> any_rank(int size);
 
 }  // namespace isoshard

@@ -139,7 +139,7 @@ void clip_replicas_on_tp_rank_0(TrainerParts& parts, Mesh& mesh, const Case&,
       scaled[spec.name] = left_out ? gradients.at(spec.name) : gradients.at(spec.name) * *factor;
     }
     inner.step(parameters, scaled);
-    // A step that rounds away altogether is no other step.
+    // A step that rounds away altogether is not a different step.
     for (const auto& [name, before] : left_alone) {
       if (!inner.state().empty() || !at::equal(before, parameters.at(name))) probe.fired();
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The contracts: each claim the suite makes, the tests that prove it and the faults that break it,
+/// The contracts: each claim of the suite, the tests that prove it and the faults that break it,
 /// read from docs/contracts.md and docs/derivations.md, which are compiled in.
 #pragma once
 #include <functional>
@@ -20,15 +20,16 @@ struct Contract {
 /// The rows of the table in docs/contracts.md, in its order.
 [[nodiscard]] const std::vector<Contract>& contracts();
 
-/// Why the claim must hold: the section of docs/derivations.md (compiled in) with the longest
-/// heading that the id begins with. Empty if there is none.
+/// The reason why the claim must hold: the section of docs/derivations.md (compiled in) with the
+/// longest heading that the id begins with. Empty if there is none.
 [[nodiscard]] std::string derivation_of(std::string_view contract_id);
 
 /// The sections of such a page, by heading ("## tp.row").
 [[nodiscard]] std::map<std::string, std::string, std::less<>> parse_derivations(
     std::string_view markdown);
 
-/// Parses such a table. Errors   FileError for a row that has not four cells or repeats an id.
+/// Parses such a table. Errors   FileError for a row that does not have four cells or that repeats
+/// an id.
 [[nodiscard]] std::vector<Contract> parse_contracts(std::string_view markdown);
 
 }  // namespace isoshard

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The fault catalogue: real bugs of parallel training, injected from outside, each with what the
-/// suite must say about it; and the benign variations, legal differences that must not alarm.
+/// The fault catalogue: real bugs of parallel training, injected into correct implementations, each
+/// with the finding that the suite must report; and the benign variations, legal differences that
+/// must not raise an alarm.
 #pragma once
 #include <functional>
 #include <memory>
@@ -18,20 +19,20 @@
 
 namespace isoshard {
 
-/// What a correct judge says of the fault's smallest case.
+/// The finding that a correct judge reports for the fault's smallest case.
 struct ExpectedDetection {
   Stage stage = Stage::kForward;  ///< of the first finding
   /// Record name of the first finding; empty: any (the fault moves every tensor of the stage at
-  /// once)
+  /// once).
   std::string name;
   std::vector<int> ranks;  ///< ranks that may be named first
   std::string diagnosis;   ///< must stand in the diagnosis
   int step = 0;            ///< of the first finding
 };
 
-/// Where a fault is put on a run. Each hook may be empty; one is set, or two where a bug shows in
-/// two places. A hook is asked per run; a test double calls `probe.fired()` whenever it acts, for
-/// what is not counted anyway (collectives, taps).
+/// The points of a run at which a fault is injected. Each hook may be empty; one is set, or two
+/// where a bug shows in two places. A hook is called once a run. A test double calls
+/// `probe.fired()` whenever it acts, except in collectives and taps, which are counted anyway.
 struct FaultHooks {
   std::function<std::shared_ptr<const CollectiveFault>(const Case&)> collective = {};
   std::function<TapMutation(const Case&, int rank)> tap = {};
@@ -49,14 +50,14 @@ struct FaultHooks {
 /// One fault, or one benign variation.
 struct Fault {
   std::string id = {};  ///< as in the catalogue: dp_sum_missing
-  /// A missing or extra reduction, B wrong scale, ... (docs/faults.md); '-' for a benign variation
+  /// A missing or extra reduction, B wrong scale, ... (docs/faults.md); '-' for a benign variation.
   char fault_class = '-';
   std::vector<std::string> subjects = {};  ///< on which it can be put
   std::string summary = {};                ///< the real bug in one sentence
   std::string source = {};                 ///< where it was reported
   std::function<Case()> smallest_case = {};
   FaultHooks hooks = {};
-  /// Empty for a benign variation: the run must conform
+  /// Empty for a benign variation: the run must conform.
   std::optional<ExpectedDetection> expected = {};
 };
 
@@ -67,7 +68,7 @@ struct Fault {
 /// For each kind of benign variation the same difference made larger than legal; each must be
 /// alarmed. Their ids are those of the benign variations that they belong to.
 [[nodiscard]] std::span<const Fault> benign_variation_controls();
-/// Of the first two lists.   Errors   UsageError with a suggestion.
+/// Finds a fault in the first two lists.   Errors   UsageError with a suggestion.
 [[nodiscard]] const Fault& find_fault(std::string_view id);
 
 /// Run options that inject the fault; `probe` counts how often it fired.

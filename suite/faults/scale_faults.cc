@@ -78,9 +78,9 @@ Fault mean_of_rank_means() {
     return item;
   };
   fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
-    parts.loss_normaliser = loss_normaliser_double(
-        std::move(parts.loss_normaliser),
-        [probe](LossNormaliser& inner, std::span<const std::int64_t> counts) {
+    parts.loss_normalizer = loss_normalizer_double(
+        std::move(parts.loss_normalizer),
+        [probe](LossNormalizer& inner, std::span<const std::int64_t> counts) {
           const std::vector<double> right = inner.weights(counts);
           std::vector<double> own = GroupTokenMean(1).weights(counts);
           // Ranks with equally many tokens, or that should each take their own mean, weigh alike up

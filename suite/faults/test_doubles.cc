@@ -36,16 +36,16 @@ class GradNormDouble final : public GradNorm {
   NormFunction norm_;
 };
 
-class LossNormaliserDouble final : public LossNormaliser {
+class LossNormalizerDouble final : public LossNormalizer {
  public:
-  LossNormaliserDouble(std::unique_ptr<LossNormaliser> inner, LossWeights weights)
+  LossNormalizerDouble(std::unique_ptr<LossNormalizer> inner, LossWeights weights)
       : inner_(std::move(inner)), weights_(std::move(weights)) {}
   std::vector<double> weights(std::span<const std::int64_t> counts) override {
     return weights_(*inner_, counts);
   }
 
  private:
-  std::unique_ptr<LossNormaliser> inner_;
+  std::unique_ptr<LossNormalizer> inner_;
   LossWeights weights_;
 };
 
@@ -213,9 +213,9 @@ std::unique_ptr<GradNorm> grad_norm_double(std::unique_ptr<GradNorm> inner, Norm
   return std::make_unique<GradNormDouble>(std::move(inner), std::move(norm));
 }
 
-std::unique_ptr<LossNormaliser> loss_normaliser_double(std::unique_ptr<LossNormaliser> inner,
+std::unique_ptr<LossNormalizer> loss_normalizer_double(std::unique_ptr<LossNormalizer> inner,
                                                        LossWeights weights) {
-  return std::make_unique<LossNormaliserDouble>(std::move(inner), std::move(weights));
+  return std::make_unique<LossNormalizerDouble>(std::move(inner), std::move(weights));
 }
 
 std::unique_ptr<DataParallel> data_parallel_double(std::unique_ptr<DataParallel> inner,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Stand-ins for a trainer's seams: each hands on to the part it replaces, through a function that
-/// may do otherwise.
+/// Test doubles for a trainer's seams. Each one forwards to the part that it replaces, through a
+/// function that may change the call.
 #pragma once
 #include <functional>
 #include <memory>
@@ -28,21 +28,21 @@ using NormFunction = std::function<double(GradNorm& inner, const NamedTensors& g
                                                          NormFunction norm);
 
 using LossWeights =
-    std::function<std::vector<double>(LossNormaliser& inner, std::span<const std::int64_t> counts)>;
-[[nodiscard]] std::unique_ptr<LossNormaliser> loss_normaliser_double(
-    std::unique_ptr<LossNormaliser> inner, LossWeights weights);
+    std::function<std::vector<double>(LossNormalizer& inner, std::span<const std::int64_t> counts)>;
+[[nodiscard]] std::unique_ptr<LossNormalizer> loss_normalizer_double(
+    std::unique_ptr<LossNormalizer> inner, LossWeights weights);
 
-/// Decides like the right schedule where a function is empty.
+/// The decisions of a schedule. Where a function is empty, the correct schedule decides.
 struct ScheduleRules {
   std::function<bool(const MicroBatchPlace&)> clears = {};
   std::function<bool(const MicroBatchPlace&)> reduces = {};
 };
 [[nodiscard]] std::unique_ptr<Schedule> schedule_double(ScheduleRules rules);
 
-/// The right schedule; `place` is always that of the micro-batch under way (in this rank's
+/// The correct schedule, which also sets `place` to the current micro-batch (in this rank's
 /// process).
 [[nodiscard]] std::unique_ptr<Schedule> place_watcher(std::shared_ptr<MicroBatchPlace> place);
-/// Whether gradients are reduced in the backward of every micro-batch, and added up behind that
+/// Whether gradients are reduced in the backward of every micro-batch, and added up after that
 /// (ZeRO 2).
 [[nodiscard]] bool reduces_every_micro_batch(const Case& item);
 
@@ -61,7 +61,7 @@ struct CheckpointRules {
   std::function<RunProgress(const CheckpointIo& inner, const Checkpoint& checkpoint,
                             const Mesh& mesh)>
       progress = {};
-  /// May ask for another name than it is asked for.
+  /// It may read another name than the requested one.
   std::function<void(const CheckpointIo& inner, const Checkpoint& checkpoint, std::string_view name,
                      const Layout& layout, const Mesh& mesh, at::Tensor local)>
       read = {};
@@ -103,11 +103,11 @@ using GradientEdit = std::function<void(const Parameters& parameters, int micro_
                                                                int micro_batches,
                                                                GradientEdit edit);
 
-/// Whether a module or parameter is of the last layer, whatever the architecture calls its layers
+/// Whether a module or parameter is of the last layer, for every architecture's name of its layers
 /// ("model.layers.1.", "transformer.h.1.").
 [[nodiscard]] bool is_in_last_layer(const Case& item, std::string_view name);
-/// What a module or parameter of a layer begins with, layer number included ("model.layers.1",
-/// "transformer.h.1"); empty if it is of none.
+/// The prefix of the layer of a module or parameter, layer number included ("model.layers.1",
+/// "transformer.h.1"); empty if it belongs to no layer.
 [[nodiscard]] std::string layer_of(std::string_view name);
 /// The bias of the first row-parallel module with a bias in each layer: attention's, where it has
 /// one.
@@ -115,7 +115,7 @@ using GradientEdit = std::function<void(const Parameters& parameters, int micro_
 /// Whether a module is the embedding of tokens.
 [[nodiscard]] bool is_token_embedding(std::string_view module);
 
-/// Returns `wrong`, and counts the fault as fired if it is not what it should be.
+/// Returns `wrong`, and counts the fault as fired if it differs from `right`.
 [[nodiscard]] at::Tensor counted(const FaultProbe& probe, const at::Tensor& right,
                                  at::Tensor wrong);
 

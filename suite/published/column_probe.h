@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Whether a column-parallel output is bit-equal to its part of the whole product: a fact about
+/// Whether a column-parallel output is bit-equal to its part of the whole product, which depends on
 /// kernel, dtype, shape and tp.
 #pragma once
 #include <cstdint>

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Section 2.1 of docs/seeds.md 3: a column-parallel product is
+// SPDX-License-Identifier: Apache-2.0
+// Section 2.1 of docs/seeds.md 3: a column-parallel product is
 // exact, a row-parallel one is not, and by how much.
 #include <ATen/ATen.h>
 #include <fmt/format.h>

@@ -32,17 +32,17 @@ double Differences::percent_above(double threshold) const {
   for (std::size_t i = 0; i < kThresholds.size(); ++i) {
     if (kThresholds[i] == threshold) return above[i];
   }
-  throw UsageError(fmt::format("no share above {} is kept; there is {}", threshold,
-                               fmt::join(kThresholds, ", ")));
+  throw UsageError(fmt::format("the threshold must be one of {}, got {}",
+                               fmt::join(kThresholds, ", "), threshold));
 }
 
 Differences differences(const at::Tensor& reference, const at::Tensor& actual) {
   if (reference.sizes() != actual.sizes()) {
-    throw ShapeError(fmt::format("tensors of [{}] and [{}] cannot be compared",
+    throw ShapeError(fmt::format("the tensors must have the same shape, got [{}] and [{}]",
                                  fmt::join(reference.sizes(), ", "),
                                  fmt::join(actual.sizes(), ", ")));
   }
-  if (reference.numel() == 0) throw VacuousError("a comparison of empty tensors says nothing");
+  if (reference.numel() == 0) throw VacuousError("the tensors to compare must not be empty");
   const at::NoGradGuard no_grad;
   const at::ScalarType wide = reference.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor expected = reference.to(wide), got = actual.to(wide);

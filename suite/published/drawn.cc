@@ -18,8 +18,8 @@ at::Tensor Drawn::whole(Dtype dtype) const {
 at::Tensor Drawn::part(Dtype dtype, int dim, int index, int parts) const {
   const auto d = static_cast<std::size_t>(dim);
   if (shape.at(d) % parts != 0)
-    throw UsageError(fmt::format("{} of size {} does not divide into {} parts along dim {}", name,
-                                 shape[d], parts, dim));
+    throw UsageError(fmt::format("dim {} of {} must be divisible into {} parts, got size {}", dim,
+                                 name, parts, shape[d]));
   Shape offset(shape.size(), 0), size = shape;
   size[d] /= parts;
   offset[d] = index * size[d];

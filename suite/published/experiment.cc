@@ -47,7 +47,7 @@ ExperimentKind parse_experiment_kind(std::string_view name) {
     if (name_of(kind) == name) return kind;
     known.emplace_back(name_of(kind));
   }
-  throw UsageError(fmt::format("unknown experiment '{}'{}; known are {}", name,
+  throw UsageError(fmt::format("unknown experiment '{}'{}; it must be one of {}", name,
                                did_you_mean(name, known), join_names(known)));
 }
 
@@ -58,37 +58,36 @@ void ExperimentSettings::validate(ExperimentKind kind) const {
        {NamedSize{"number of layers", layers}, hidden, heads, ffn,
         NamedSize{"sequence length", seq_length}, NamedSize{"batch size", batch_size}}) {
     if (size.value < 1)
-      throw UsageError(
-          fmt::format("a {} of {} is not possible; it must be at least 1", size.name, size.value));
+      throw UsageError(fmt::format("the {} must be at least 1, got {}", size.name, size.value));
   }
   if (tp.empty() || dtypes.empty() || orders.empty())
-    throw UsageError("nothing selected: an experiment needs a tp, a dtype and an order");
+    throw UsageError("nothing is selected; an experiment needs a tp degree, a dtype and an order");
   if (kind != ExperimentKind::kInit && tp.size() != 1) {
-    throw UsageError(
-        fmt::format("{} takes one tp, not {}; init compares several", name_of(kind), tp.size()));
+    throw UsageError(fmt::format("{} takes one tp degree, got {}; init compares several",
+                                 name_of(kind), tp.size()));
   }
   const bool transformer = kind == ExperimentKind::kInit || kind == ExperimentKind::kGrowth;
   if (transformer && hidden_size % num_heads != 0) {
-    throw UsageError(
-        fmt::format("{} heads do not divide the hidden size of {}", num_heads, hidden_size));
+    throw UsageError(fmt::format("the hidden size must be divisible by the {} heads, got {}",
+                                 num_heads, hidden_size));
   }
   for (const int degree : tp) {
     if (degree < 1 || degree > kMaxTp)
-      throw UsageError(
-          fmt::format("a tp of {} is not possible; it must be 1 to {}", degree, kMaxTp));
+      throw UsageError(fmt::format("the tp degree must be from 1 to {}, got {}", kMaxTp, degree));
     check_divides(degree, ffn);
     if (transformer) check_divides(degree, heads);
     if (kind == ExperimentKind::kColumnRow) check_divides(degree, hidden);
   }
   for (const Dtype dtype : dtypes) {
     if (dtype != Dtype::kFloat64 && dtype != Dtype::kFloat32 && dtype != Dtype::kBFloat16) {
-      throw UsageError(
-          fmt::format("experiments run in fp64, fp32 or bf16, not in {}", name_of(dtype)));
+      throw UsageError(fmt::format("the dtype of an experiment must be fp64, fp32 or bf16, got {}",
+                                   name_of(dtype)));
     }
   }
   for (const ReductionOrder order : orders) {
     if (order == ReductionOrder::kNative)
-      throw UsageError("the order native is not built: ordered, ring and tree are");
+      throw UsageError(
+          "reduction order native is not available for experiments; use ordered, ring or tree");
   }
 }
 

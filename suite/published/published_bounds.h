@@ -22,7 +22,7 @@ struct PublishedRow {
   std::string module;  ///< or "dp rank 1"
   std::string run;     ///< title of the column
   double published = 0, measured = 0;
-  /// Of norms: relative; of differences: the factor; of losses: the difference itself
+  /// Of norms: relative; of differences: the factor; of losses: the difference itself.
   double deviation = 0, allowed = 0;
   bool holds = false;
 };

@@ -32,7 +32,8 @@ double factor_of_sum(int tp, ReductionOrder order, double unit, double accumulat
     case ReductionOrder::kNative:
       break;
   }
-  throw UsageError("the order native has no formula and so no bound");
+  throw UsageError(
+      "reduction order native has no formula and so no bound; use ordered, ring or tree");
 }
 
 }  // namespace
@@ -42,9 +43,10 @@ at::Tensor row_parallel_bound(const at::Tensor& x_MK, const at::Tensor& weight_N
   const std::int64_t terms = x_MK.size(1);
   if (tp < 1 || terms % tp != 0)
     throw UsageError(
-        fmt::format("a reduction over {} terms does not divide into {} parts", terms, tp));
+        fmt::format("the terms of a reduction must be divisible into {} parts, got {}", tp, terms));
   if (!is_floating(dtype))
-    throw UsageError(fmt::format("{} has no roundings to bound", name_of(dtype)));
+    throw UsageError(
+        fmt::format("the dtype of a bound must be floating-point, got {}", name_of(dtype)));
   const bool narrow = dtype == Dtype::kBFloat16 || dtype == Dtype::kFloat16;
   const double unit = unit_roundoff(dtype),
                accumulator_unit = narrow ? unit_roundoff(Dtype::kFloat32) : unit;

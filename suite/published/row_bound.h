@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// How far a row-parallel product may be from the whole one, derived in docs/tolerances.md.
+/// The largest difference between a row-parallel product and the unsharded product, derived in
+/// docs/tolerances.md.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -11,8 +12,8 @@ namespace isoshard {
 /// An upper bound of abs(row-parallel - whole) for each element of x W^T.
 ///
 /// Shapes   x [M,K], weight [N,K], both as the layers see them; returns fp64 [M,N].
-/// Errors   UsageError if tp does not divide K, or for a dtype that is no float or the order
-///          native.
+/// Errors   UsageError if tp does not divide K, or for a dtype that is not floating-point or the
+///          order native.
 /// Source   docs/tolerances.md, "Row-parallel products".
 [[nodiscard]] at::Tensor row_parallel_bound(const at::Tensor& x_MK, const at::Tensor& weight_NK,
                                             int tp, Dtype dtype, ReductionOrder order);

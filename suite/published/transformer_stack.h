@@ -25,7 +25,7 @@ namespace isoshard {
 /// Determinism   weights depend on seed, name and index only: N(0, 0.02), the two row-parallel
 ///               weights N(0, 0.02 / sqrt(2 layers)).
 /// Source        Megatron-Core TransformerBlock with TransformerConfig's defaults; q, k and v of a
-///               head are neighbours in linear_qkv.
+///               head are neighbors in linear_qkv.
 class TransformerStack {
  public:
   explicit TransformerStack(const ExperimentSettings& settings);

@@ -22,17 +22,17 @@ using BatchEdit = std::function<void(std::vector<Batch>& micro_batches, const Ca
 /// Each may be left as it is.
 struct RunOptions {
   Keep keep = Keep::kWhatDiffers;
-  /// With the reference, as tensors are recorded
+  /// With the reference, as tensors are recorded.
   bool compare = true;
   std::optional<ReductionOrder> order = {};            ///< another one than the case's
   CommDecorator decorate = {};                         ///< a fault on the communicator
   std::function<TapMutation(int rank)> mutation = {};  ///< a fault at the taps
-  /// Faulty test doubles of the subject's seams
+  /// Faulty test doubles of the subject's seams.
   SubjectEdits edits = {};
   BatchEdit batches = {};         ///< faulty batches or labels
   SamplerDecorator sampler = {};  ///< a faulty test double of the sampler
   std::chrono::milliseconds deadline{600'000};
-  /// Of a case that is reloaded; run_case makes one
+  /// Of a case that is reloaded; run_case makes one.
   std::shared_ptr<const ScratchFolder> checkpoints = {};
 };
 

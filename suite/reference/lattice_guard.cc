@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 The lattice model by its formulas in fp64, with the magnitude
+// SPDX-License-Identifier: Apache-2.0
+// The lattice model by its formulas in fp64, with the magnitude
 // of every sum. Shares no code with the model or its autograd. Legend: T tokens of all samples, B
 // samples, S sequence, N heads, K kv heads, D head dim.
 #include "suite/reference/lattice_guard.h"

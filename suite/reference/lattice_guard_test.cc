@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 The guard lets exact cases pass, refuses others by op and
+// SPDX-License-Identifier: Apache-2.0
+// The guard lets exact cases pass, refuses others by op and
 // numbers, and its formulas are the model's.
 #include "suite/reference/lattice_guard.h"
 

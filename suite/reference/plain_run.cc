@@ -68,9 +68,9 @@ class RegroupedStreams final : public RngStreams {
   std::int64_t batch_size_, micro_batches_, dp_;
 };
 
-class ScaledWeights final : public LossNormaliser {
+class ScaledWeights final : public LossNormalizer {
  public:
-  ScaledWeights(std::unique_ptr<LossNormaliser> inner, double factor)
+  ScaledWeights(std::unique_ptr<LossNormalizer> inner, double factor)
       : inner_(std::move(inner)), factor_(factor) {}
   std::vector<double> weights(std::span<const std::int64_t> counts) override {
     std::vector<double> weights = inner_->weights(counts);
@@ -79,7 +79,7 @@ class ScaledWeights final : public LossNormaliser {
   }
 
  private:
-  std::unique_ptr<LossNormaliser> inner_;
+  std::unique_ptr<LossNormalizer> inner_;
   double factor_;
 };
 
@@ -115,7 +115,7 @@ class StepOfScaled final : public WrappedOptimizer {
 
 /// The loss times `factor`, and gradients divided by it where they are used.
 void scale(TrainerParts& parts, double factor) {
-  parts.loss_normaliser = std::make_unique<ScaledWeights>(std::move(parts.loss_normaliser), factor);
+  parts.loss_normalizer = std::make_unique<ScaledWeights>(std::move(parts.loss_normalizer), factor);
   parts.grad_norm = std::make_unique<NormOfScaled>(std::move(parts.grad_norm), factor);
   parts.optimizer = std::make_unique<StepOfScaled>(std::move(parts.optimizer), factor);
 }

@@ -20,9 +20,9 @@ struct PlainRun {
   std::shared_ptr<const WeightSource> weights;
   std::function<std::vector<TokenBatch>(int step)> batches;
   std::function<void(TrainerParts&)> edit = {};  ///< empty: nothing
-  /// Between trainer and recorder; empty: nothing
+  /// Between trainer and recorder; empty: nothing.
   std::function<std::unique_ptr<Sink>(Sink& recorder)> between = {};
-  /// Of a case that is reloaded: made by run_plain's caller
+  /// Of a case that is reloaded: made by run_plain's caller.
   std::shared_ptr<const ScratchFolder> checkpoints = {};
 };
 

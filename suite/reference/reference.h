@@ -12,7 +12,7 @@
 namespace isoshard {
 
 struct ReferenceOptions {
-  /// Perturbed runs; with more than one also variants (add_responses)
+  /// Perturbed runs; with more than one also variants (add_responses).
   int responses = 3;
   std::chrono::milliseconds deadline{600'000};  ///< for each run
 };

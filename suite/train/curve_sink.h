@@ -26,10 +26,10 @@ struct CurveSinkOptions {
   MeshShape mesh;
   int rank = 0;
   int num_steps = 1;
-  /// Steps between two digests of parameters and optimizer states; the last step always has them
+  /// Steps between two digests of parameters and optimizer states; the last step always has them.
   int check_interval = 10;
   TapMutation mutation;  ///< a fault, or nothing
-  /// From this step on every tensor is searched for NaN and infinities; -1: never
+  /// From this step on every tensor is searched for NaN and infinities; -1: never.
   int watch_from = -1;
 };
 

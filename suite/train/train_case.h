@@ -23,7 +23,7 @@ struct NonFiniteStep {
   int step = 0;
   std::string number;  ///< "loss" or "grad_norm"
   double value = 0;
-  /// The first one of that step or of the step before, found by a second run
+  /// The first one of that step or of the step before, found by a second run.
   std::optional<NonFiniteTensor> tensor;
   int rank = -1;  ///< that had it first; the lowest of several
 };
@@ -32,7 +32,7 @@ struct TrainedCase {
   Curve curve;                                  ///< up to and with the last step that ran
   std::optional<NonFiniteStep> non_finite;      ///< ran to the end if empty
   std::optional<UnequalCopies> unequal_copies;  ///< of parameters and optimizer states after a step
-  /// Two ranks that tell different losses or norms, in words; empty if none do
+  /// Two ranks that tell different losses or norms, in words; empty if none do.
   std::string unequal_numbers;
 
   [[nodiscard]] bool is_sound() const noexcept {
@@ -42,12 +42,12 @@ struct TrainedCase {
 
 struct TrainOptions {
   RunOptions run;  ///< faults; what it keeps and compares is not looked at
-  /// Steps between two comparisons of copies; the last step always has one
+  /// Steps between two comparisons of copies; the last step always has one.
   int check_interval = 10;
   /// Above 0: of the weights moved by one ulp, with this seed
   /// (suite/reference/perturbed_weights.h).
   std::uint64_t perturbed_by = 0;
-  /// Called on rank 0, in its own process, after each step: for a progress line
+  /// Called on rank 0, in its own process, after each step: for a progress line.
   std::function<void(int step)> on_step = {};
 };
 

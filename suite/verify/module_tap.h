@@ -19,7 +19,7 @@ struct ModuleNumbers {
   std::string name;
   std::int64_t numel = 0;  ///< of the output on dp rank 0
   double output_norm = 0;
-  /// Of the output's gradient, its declared scale divided out; below 0: none was seen
+  /// Of the output's gradient, its declared scale divided out; below 0: none was seen.
   double gradient_norm = -1;
   std::vector<double> first;  ///< first elements of the output
   Stats from_baseline;        ///< against the baseline's output; numel 0: not compared

@@ -18,7 +18,7 @@ namespace isoshard {
 [[nodiscard]] std::string table_group(const Case& item);
 
 /// Groups after each other, in each the first subject `ddp` (others are compared with it) before
-/// the others, and cases that share a reference still neighbours; only of a group with two
+/// the others, and cases that share a reference still neighbors; only of a group with two
 /// references that fit together the largest world comes last.
 void order_for_tables(std::vector<Case>& cases);
 

@@ -23,12 +23,12 @@ namespace isoshard {
 /// declares its arithmetic, kPlain for others and for lattice models, which are equal to the plain
 /// one.
 enum class ReferenceKind : std::uint8_t { kAuto, kPlain, kEmulated, kBoth };
-/// Auto, plain, emulated, both
+/// Auto, plain, emulated, both.
 [[nodiscard]] std::string_view name_of(ReferenceKind kind) noexcept;
 
 struct CaseJudgement {
   Verdict verdict;
-  /// What the verdict was made against, never kAuto
+  /// What the verdict was made against, never kAuto.
   ReferenceKind against = ReferenceKind::kPlain;
 };
 
@@ -41,16 +41,16 @@ enum class RunDetail : std::uint8_t { kComparison, kDigests };
 [[nodiscard]] bool references_fit_together(const Case& a, const Case& b);
 
 /// Keeps the plain references that the case at hand and later announced ones need: cases that share
-/// one should be neighbours, unless the references fit together.
+/// one should be neighbors, unless the references fit together.
 class CaseJudge {
  public:
   /// Each may be empty but run.
   struct Hooks {
-    /// Runs the subject; may be asked again
+    /// Runs the subject; may be asked again.
     std::function<Trace(const Case&, const Reference&, RunDetail)> run;
-    /// A plain reference was made
+    /// A plain reference was made.
     std::function<void(const Case&, const Reference&)> on_plain = {};
-    /// An emulated one was made
+    /// An emulated one was made.
     std::function<void(const Case&, const Reference&)> on_emulated = {};
     /// For kBoth: the declared arithmetic, if it is not to be numerics_of
     std::function<NumericsSpec(const Case&)> record = {};

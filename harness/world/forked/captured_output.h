@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a rank printed: the head and the tail of it, in bounded memory.
+/// The output of a rank: its head and its tail, in bounded memory.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -13,12 +13,12 @@ class CapturedOutput {
  public:
   static constexpr std::size_t kPart = 64 * 1024;
   void append(std::string_view bytes);
-  /// All of it, or head, "[... N bytes left out ...]", tail.
+  /// The whole output, or head, "[... N bytes left out ...]", tail.
   [[nodiscard]] std::string text() const;
 
  private:
   std::string head_;
-  /// The last bytes behind the head; cut back to kPart when it reaches twice that
+  /// The last bytes after the head; cut back to kPart when it reaches twice that.
   std::string tail_;
   std::uint64_t total_ = 0;
 };

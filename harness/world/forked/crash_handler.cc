@@ -139,7 +139,7 @@ std::string current_exception_in_words() {
     // LibTorch appends the stack; what is wrong stands before it.
     return fmt::format("{}: {}", name, text.substr(0, text.find("\nException raised from")));
   } catch (...) {
-    return fmt::format("{} (no std::exception, so no text)", name);
+    return fmt::format("{} (not a std::exception, so it has no text)", name);
   }
 }
 

@@ -10,12 +10,12 @@
 
 namespace isoshard {
 
-/// The controller sends it to a rank that hangs; the rank answers with a backtrace on stderr and
-/// goes on.
+/// The signal that the controller sends to a rank that hangs. The rank answers with a backtrace on
+/// stderr and continues.
 inline constexpr int kDumpSignal = SIGQUIT;
 
-/// Loads what backtrace() needs, so that a crashing rank need not. For the controller, before the
-/// fork.
+/// Loads the libraries that backtrace() needs, so that a crashing rank does not load them. The
+/// controller calls it before the fork.
 void prepare_backtraces();
 
 /// Makes SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT write a backtrace to stderr before they end the
@@ -29,7 +29,7 @@ void install_crash_handlers(int rank, RankSlot& slot);
 /// The last backtrace in a captured stderr; empty if there is none.
 [[nodiscard]] std::string backtrace_in(std::string_view standard_error);
 
-/// Type and what() of the exception being handled; only the type if it is no std::exception.
+/// Type and what() of the exception being handled; only the type if it is not a std::exception.
 [[nodiscard]] std::string current_exception_in_words();
 
 }  // namespace isoshard

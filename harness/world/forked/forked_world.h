@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Worlds of forked processes: start, watch, collect, and say clearly what went wrong.
+/// Worlds of forked processes: starts and watches ranks, collects their results, and reports what
+/// went wrong.
 #pragma once
 #include <chrono>
 #include <cstddef>
@@ -20,11 +21,11 @@ using CommDecorator =
 
 struct WorldOptions {
   int size = 1;  ///< 1 to 16
-  /// Shown in reports, for example the case's slug
+  /// Shown in reports, for example the case's slug.
   std::string name{};
   std::chrono::milliseconds deadline{60'000};  ///< from start to the last rank's end
   CommDecorator decorate{};                    ///< a fault, or nothing
-  /// Of all its groups; kNative is a UsageError, there is none on shm
+  /// The order of reductions in all groups. kNative is a UsageError, because shm does not have it.
   ReductionOrder order = ReductionOrder::kOrdered;
 };
 
@@ -74,7 +75,7 @@ struct WorldReport {
   [[nodiscard]] std::string describe() const;
 };
 
-/// A world that runs. Several may run at once.
+/// A running world. Several worlds may run at once.
 ///
 /// Requires     the calling process is single-threaded (fork), and at::set_num_threads(1) was
 ///              called before the first op.

@@ -20,13 +20,13 @@ enum class FrameType : std::uint32_t {
   kCommError = 3,   ///< the body ended with a CommError; what()
   kException = 4,   ///< the body ended with any other exception; its type and what()
   kGoodbye = 5,     ///< the body is done, nothing follows
-  kLeak = 6,        ///< processes that the body left behind, in words; a goodbye follows
+  kLeak = 6,        ///< processes that the body left running, in words; a goodbye follows
 };
 
 inline constexpr std::uint64_t kMaxFramePayload = 1U << 20;
 inline constexpr std::uint64_t kMaxResultBytes = 1U << 30;
 
-/// What came on a channel is not what a rank sends.
+/// A channel carried bytes that no rank sends.
 class ProtocolError : public InfrastructureError {
  public:
   using InfrastructureError::InfrastructureError;
@@ -38,7 +38,7 @@ class ProtocolError : public InfrastructureError {
 void send_frame(int fd, FrameType type, std::span<const std::byte> payload);
 void send_frame(int fd, FrameType type, std::string_view text);
 
-/// Puts frames together from whatever pieces arrive.
+/// Assembles frames from the pieces that arrive.
 ///
 /// Guarantees   type and length are checked before memory is reserved; never holds more than one
 ///              frame.
@@ -71,7 +71,7 @@ class PayloadWriter {
   std::vector<std::byte> bytes_;
 };
 
-/// Errors   ProtocolError when the payload is too short for what is asked.
+/// Errors   ProtocolError when the payload is too short for the value that is read.
 class PayloadReader {
  public:
   explicit PayloadReader(std::span<const std::byte> bytes) : bytes_(bytes) {}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Processes that ranks start and leave behind, daemons included: found, named, killed.
+/// Finds, names and kills processes that ranks start and leave running, daemons included.
 #pragma once
 #include <sys/types.h>
 
@@ -16,10 +16,10 @@ void adopt_orphans() noexcept;
 /// are none.
 [[nodiscard]] std::set<pid_t> children_of_process();
 
-/// Kills and reaps every child that is not in `known`, and what they leave behind, until there is
-/// none. Returns "process 123 (sleep), process 124 (daemon)" for those that were alive; empty if
-/// there was none. Zombies are only reaped; one that is still there after a bound is named as that
-/// and left.
+/// Kills and reaps every child that is not in `known`, and the processes that these leave running,
+/// until there is none. Returns "process 123 (sleep), process 124 (daemon)" for those that were
+/// alive; empty if there was none. Zombies are only reaped. A child that is still there after a
+/// time limit is named as such and left alone.
 [[nodiscard]] std::string end_leaked_processes(std::set<pid_t> known);
 
 }  // namespace isoshard

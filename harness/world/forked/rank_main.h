@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a rank's process does from the fork to its end.
+/// The main function of a rank's process, from the fork to its end.
 #pragma once
 #include <sys/types.h>
 
@@ -24,10 +24,10 @@ struct RankStart {
   const ForkedWorld::Body* body = nullptr;
 };
 
-/// Runs the body, reports how it ended, flushes what wants flushing, and ends the process.
+/// Runs the body, reports how it ended, flushes buffered output, and ends the process.
 [[noreturn]] void rank_main(const RankStart& start) noexcept;
 
-/// Calls what hooks there are for a world of this size, in the controller.
+/// Calls the hooks that are set, for a world of this size, in the controller.
 void call_world_hooks(int size);
 
 }  // namespace isoshard

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a rank leaves in memory shared with its controller: readable while it hangs and after it
-/// died.
+/// The state that a rank keeps in memory shared with its controller, which can read it while the
+/// rank hangs and after it died.
 #pragma once
 #include <algorithm>
 #include <array>

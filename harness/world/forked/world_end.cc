@@ -21,7 +21,7 @@ constexpr auto kDumpGrace = 500ms;      // for a stack dump
 constexpr auto kDeadlineGrace = 500ms;  // for ranks released at the deadline
 constexpr auto kKillGrace = 5000ms;     // then a rank counts as unkillable
 constexpr auto kDesertedLookInterval = 50ms;
-constexpr int kDesertedLooks = 20;  // the same wait seen that often is no ordinary delay
+constexpr int kDesertedLooks = 20;  // a wait that is seen so often is not an ordinary delay
 
 // The letter of /proc/PID/stat: R, S, D, T, ...; '?' if it cannot be read.
 char process_state(pid_t pid) {
@@ -146,7 +146,7 @@ void WorldState::give_up() {
     process.is_gone = true;
     process.report.end = RankEnd::kHung;
     process.report.message = fmt::format(
-        "process {} is still there {} s after SIGKILL (state {}); look for it by hand", process.pid,
+        "process {} is still there {} s after SIGKILL (state {}); end it by hand", process.pid,
         std::chrono::duration_cast<std::chrono::seconds>(kKillGrace).count(),
         process_state(process.pid));
     drain(process);

@@ -79,7 +79,8 @@ Ends make_channel(int rank) {
 
 int checked_size(int size) {
   if (size < 1 || size > kMaxRanks)
-    throw UsageError(fmt::format("a world of {} ranks: 1 to {} are possible", size, kMaxRanks));
+    throw UsageError(
+        fmt::format("the number of ranks must be from 1 to {}, got {}", kMaxRanks, size));
   return size;
 }
 
@@ -90,7 +91,8 @@ void require_single_thread() {
   struct stat tasks {};
   if (::stat("/proc/self/task", &tasks) == 0 && tasks.st_nlink > 3) {
     throw UsageError(
-        fmt::format("a world is forked from a process with {} threads; join them first, and call "
+        fmt::format("a world must be forked from a process with one thread, got {} threads; join "
+                    "them first, and call "
                     "at::set_num_threads(1) before the first tensor operation",
                     tasks.st_nlink - 2));
   }

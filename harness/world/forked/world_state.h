@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A running world as its controller sees it, and the one loop that serves all of them.
+/// A running world as its controller sees it, and the one loop that serves all running worlds.
 #pragma once
 #include <poll.h>
 #include <sys/mman.h>
@@ -75,7 +75,7 @@ class WorldState {
   WorldState& operator=(const WorldState&) = delete;
 
   [[nodiscard]] bool is_done() const noexcept;
-  /// Once, when is_done().
+  /// Returns the report. Call it once, when is_done().
   [[nodiscard]] WorldReport take_report();
   /// SIGKILL to all ranks that are left; the caller then serves until is_done().
   void stop(const std::string& cause);

@@ -25,7 +25,7 @@ std::filesystem::path temporary_for(const std::filesystem::path& path) {
   return temporary;
 }
 
-/// Makes the rename itself durable. File systems that cannot sync a directory are no reason to
+/// Makes the rename itself durable. File systems that cannot sync a directory are not a reason to
 /// fail: the data are there.
 void sync_directory_of(const std::filesystem::path& path) noexcept {
   const std::filesystem::path parent = path.has_parent_path() ? path.parent_path() : ".";

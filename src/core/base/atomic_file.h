@@ -12,8 +12,8 @@ namespace isoshard {
 /// Writes to a temporary name in the same directory; commit() flushes it to disk and renames it
 /// into place.
 ///
-/// Guarantees   readers of `path` see the old content or the whole new one; without commit(), or
-///              after an error, the temporary file is gone and `path` is untouched.
+/// Guarantees   readers of `path` see either the old content or all of the new content; without
+///              commit(), or after an error, the temporary file is gone and `path` is untouched.
 /// Errors       InfrastructureError that names the file, the bytes written so far and the system's
 ///              reason.
 ///

@@ -25,7 +25,7 @@ Axis parse_axis(std::string_view name) {
     if (name == kNames[i]) return static_cast<Axis>(i);
   }
   const std::vector<std::string> known(kNames.begin(), kNames.end());
-  throw UsageError(fmt::format("unknown mesh axis '{}'{}; there is {}", name,
+  throw UsageError(fmt::format("unknown mesh axis '{}'{}; it must be one of {}", name,
                                did_you_mean(name, known), join_names(known)));
 }
 

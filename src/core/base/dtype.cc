@@ -85,8 +85,8 @@ Dtype parse_dtype(std::string_view name) {
   }
   std::vector<std::string> known;
   for (const Properties& properties : kProperties) known.emplace_back(properties.name);
-  throw UsageError(fmt::format("unknown dtype '{}'{}; there is {}", name, did_you_mean(bare, known),
-                               join_names(known)));
+  throw UsageError(fmt::format("unknown dtype '{}'{}; it must be one of {}", name,
+                               did_you_mean(bare, known), join_names(known)));
 }
 
 }  // namespace isoshard

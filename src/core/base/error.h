@@ -38,7 +38,7 @@ class MeshError : public Error {
   using Error::Error;
 };
 
-/// A collective that could not be carried out: mismatched calls, an aborted world, a lost rank.
+/// A collective that failed: mismatched calls, an aborted world, a lost rank.
 class CommError : public Error {
  public:
   using Error::Error;
@@ -63,7 +63,7 @@ class NotBuiltError : public Error {
   using Error::Error;
 };
 
-/// A comparison of nothing.
+/// A comparison that compared nothing and so proves nothing.
 class VacuousError : public Error {
  public:
   using Error::Error;

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 The conversions against c10::BFloat16 and c10::Half: all
+// SPDX-License-Identifier: Apache-2.0
+// The conversions against c10::BFloat16 and c10::Half: all
 // 65536 values, and the roundings around each of them.
 #include "core/base/float_bits.h"
 
@@ -27,7 +28,7 @@ std::uint16_t c10_fp16(float value) {
 }
 
 /// Calls check for the fp32 numbers at, just below and just above `value` and the midpoint to its
-/// upper neighbour in 16 bits.
+/// upper neighbor in 16 bits.
 template <class Check>
 void around(float value, float next, Check&& check) {
   const float infinity = std::numeric_limits<float>::infinity();

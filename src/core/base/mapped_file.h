@@ -11,7 +11,7 @@ namespace isoshard {
 ///              SIGBUS.
 /// Guarantees   the bytes stay mapped until destruction; writing to them is a SIGSEGV; opening
 ///              never blocks.
-/// Errors       FileError if the path is missing, unreadable, or no regular file (a FIFO,
+/// Errors       FileError if the path is missing, unreadable, or not a regular file (a FIFO,
 ///              directory, device or socket is named).
 ///
 ///     const MappedFile file(path);

@@ -18,8 +18,8 @@ namespace isoshard {
 /// Determinism   a pure function, symmetric in the sign.
 [[nodiscard]] double normal_of_bits(std::uint64_t bits) noexcept;
 
-/// The number that element `flat_index` of the tensor `name` gets. Depends on the three arguments
-/// only.
+/// The number that element `flat_index` of the tensor `name` gets. It depends on the three
+/// arguments only.
 [[nodiscard]] double standard_normal(std::uint64_t seed, std::string_view name,
                                      std::uint64_t flat_index) noexcept;
 
@@ -30,8 +30,8 @@ void fill_normal(std::span<float> out, std::uint64_t seed, std::string_view name
                  std::uint64_t first_index, double mean, double std) noexcept;
 
 namespace detail {
-/// Loops that this CPU can run, all with the same results: the first for any CPU, the last the one
-/// that fill_normal takes.
+/// The number of loops that this CPU can run. All give the same results. The first one runs on any
+/// CPU, and fill_normal uses the last one.
 [[nodiscard]] std::size_t num_normal_loops() noexcept;
 void fill_normal_with(std::size_t loop, std::span<float> out, std::uint64_t seed,
                       std::string_view name, std::uint64_t first_index, double mean,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What kind of parameter a tensor is, as far as gradient reductions treat kinds differently.
+/// The classes of parameters that gradient reductions treat differently.
 #pragma once
 #include <cstdint>
 #include <string_view>

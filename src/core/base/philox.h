@@ -51,7 +51,7 @@ inline constexpr int kPhiloxRounds = 10;
 
 /// The bits of one named tensor. The key is the hash of the name; the counter is (index / 2, seed),
 /// so that two seeds of one name never share a block. Each block of 128 bits serves two
-/// neighbouring indices.
+/// neighboring indices.
 class RandomStream {
  public:
   constexpr RandomStream(std::uint64_t seed, std::string_view name) noexcept

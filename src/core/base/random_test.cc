@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Philox against its published vectors, normals against
+// SPDX-License-Identifier: Apache-2.0
+// Philox against its published vectors, normals against
 // reference quantiles, and every split of a range.
 #include <gtest/gtest.h>
 
@@ -142,20 +143,20 @@ TEST(Normal, MomentsAreThoseOfTheStandardNormal) {
   std::vector<float> values(kCount);
   fill_normal(values, 1, "moments", 0, 0.0, 1.0);
 
-  double sum = 0, squares = 0, fourth = 0, neighbours = 0;
+  double sum = 0, squares = 0, fourth = 0, neighbors = 0;
   for (int i = 0; i < kCount; ++i) {
     const double x = values[static_cast<std::size_t>(i)];
     sum += x;
     squares += x * x;
     fourth += x * x * x * x;
-    if (i > 0) neighbours += x * values[static_cast<std::size_t>(i) - 1];
+    if (i > 0) neighbors += x * values[static_cast<std::size_t>(i) - 1];
   }
 
   // Five standard errors of each estimate.
   EXPECT_NEAR(sum / kCount, 0.0, 5.0 / 1024);
   EXPECT_NEAR(squares / kCount, 1.0, 5.0 * std::sqrt(2.0) / 1024);
   EXPECT_NEAR(fourth / kCount, 3.0, 5.0 * std::sqrt(96.0) / 1024);
-  EXPECT_NEAR(neighbours / kCount, 0.0, 5.0 / 1024);
+  EXPECT_NEAR(neighbors / kCount, 0.0, 5.0 / 1024);
 }
 
 }  // namespace

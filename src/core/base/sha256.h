@@ -21,7 +21,7 @@ class Sha256 {
   Sha256(const Sha256&) = delete;
   Sha256& operator=(const Sha256&) = delete;
   void update(std::span<const std::byte> bytes);
-  /// Call once, last.
+  /// Returns the digest of all bytes so far. Call it once, as the last member.
   [[nodiscard]] std::string hex_digest();
 
  private:
@@ -31,7 +31,7 @@ class Sha256 {
 
 [[nodiscard]] std::string sha256_hex(std::span<const std::byte> bytes);
 
-/// Errors   FileError if the file cannot be read or is no regular file.
+/// Errors   FileError if the file cannot be read or is not a regular file.
 [[nodiscard]] std::string sha256_hex_of_file(const std::filesystem::path& path);
 
 }  // namespace isoshard

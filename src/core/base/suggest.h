@@ -18,7 +18,7 @@ namespace isoshard {
 /// compared with what follows the last '/' of the others. The first of equally near names wins.
 [[nodiscard]] std::string did_you_mean(std::string_view wrong, std::span<const std::string> known);
 
-/// "a, b, c": for messages that list what there is.
+/// "a, b, c", for messages that list the known names.
 [[nodiscard]] std::string join_names(std::span<const std::string> names);
 
 }  // namespace isoshard

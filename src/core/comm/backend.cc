@@ -29,7 +29,8 @@ Backend parse_backend(std::string_view name) {
        std::array{Backend::kShm, Backend::kThread, Backend::kMpi, Backend::kNccl}) {
     if (name == name_of(backend)) return backend;
   }
-  throw UsageError(fmt::format("unknown backend \"{}\"; known are shm, thread, mpi, nccl", name));
+  throw UsageError(
+      fmt::format("unknown backend '{}'; it must be one of shm, thread, mpi, nccl", name));
 }
 
 }  // namespace isoshard

@@ -23,7 +23,7 @@ enum class Purpose : std::uint8_t {
   kVocabParallelTarget,
   kVocabParallelSmoothing,
   kVocabParallelBackward,
-  /// The class of each piece stands in its Segment: grad_reduce.norm is (kGradReduce, kNorm)
+  /// The class of each piece stands in its Segment: grad_reduce.norm is (kGradReduce, kNorm).
   kGradReduce,
   kParamGather,
   kClipNorm,
@@ -48,8 +48,8 @@ struct Segment {
   std::int64_t count = 0;
 };
 
-/// Given with every call. `segments` may be empty (no claim about the content); it must outlive the
-/// call, not the Work.
+/// The description that a caller gives with every collective. `segments` may be empty (no claim
+/// about the content); it must outlive the call, not the Work.
 struct CallInfo {
   Purpose purpose = Purpose::kUnspecified;
   Axis axis = Axis::kWorld;

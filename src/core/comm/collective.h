@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What one collective call is, as plain data: the thing that ranks compare at entry and that the
-/// journal keeps.
+/// One collective call as plain data. Ranks compare it at entry, and the journal keeps it.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -48,13 +47,13 @@ struct CollectiveCall {
   std::int32_t root = 0;  ///< of send and recv: the world rank of the other side
   std::int64_t count = 0;
   std::uint32_t group_id = 0;
-  /// The how-manieth call on this group, from 1: equal on all its ranks
+  /// The number of this call on its group, counted from 1; it is equal on all ranks of the group.
   std::uint64_t group_sequence = 0;
 };
 
-/// Whether two ranks' calls belong together: everything but the axis, which only names the group,
-/// and all_to_all's count, which is each rank's own. A send belongs to a recv of the same purpose,
-/// dtype and count.
+/// Whether the calls of two ranks belong together. All fields must be equal except the axis, which
+/// only names the group, and the count of all_to_all, which each rank chooses. A send belongs to a
+/// recv of the same purpose, dtype and count.
 [[nodiscard]] bool matches(const CollectiveCall& a, const CollectiveCall& b) noexcept;
 
 /// "all_reduce #7 (grad_reduce, dp, sum, fp32 x 1024)"; the root stands in a broadcast's, no data

@@ -49,15 +49,15 @@ ReductionOrder parse_reduction_order(std::string_view name) {
     if (name == name_of(order)) return order;
     known.emplace_back(name_of(order));
   }
-  throw UsageError(fmt::format("unknown reduction order '{}'{}; known are {}", name,
+  throw UsageError(fmt::format("unknown reduction order '{}'{}; it must be one of {}", name,
                                did_you_mean(name, known), join_names(known)));
 }
 
 Work Communicator::all_to_all(ConstBuffer input, Buffer output, const CallInfo& info) {
   if (input.count % size() != 0) {
-    throw ShapeError(
-        fmt::format("all_to_all of {} elements in equal blocks over {} ranks: not divisible",
-                    input.count, size()));
+    throw ShapeError(fmt::format(
+        "all_to_all: the number of elements must be a multiple of the group size {}, got {}",
+        size(), input.count));
   }
   const std::vector<std::int64_t> counts(static_cast<std::size_t>(size()), input.count / size());
   return all_to_all(input, counts, output, counts, info);

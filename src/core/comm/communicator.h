@@ -24,7 +24,7 @@ enum class Reduction : std::uint8_t { kSum, kAvg, kMin, kMax };
 /// integers; avg divides in the accumulator by the group size; one rounding at the end. kRing: a
 /// rounding to the dtype at every rank, along a ring that starts elsewhere for each chunk. kTree:
 /// pairs, then pairs of pairs, a rounding each. Both divide for avg after all additions. kNative:
-/// what the library below does, if there is one.
+/// the order of the library below, if there is one.
 enum class ReductionOrder : std::uint8_t { kOrdered, kRing, kTree, kNative };
 [[nodiscard]] std::string_view name_of(ReductionOrder order) noexcept;
 /// Errors   UsageError that lists ordered, ring, tree, native.
@@ -98,7 +98,7 @@ class Communicator {
   [[nodiscard]] virtual int rank() const noexcept = 0;
   [[nodiscard]] virtual int size() const noexcept = 0;
   [[nodiscard]] virtual ReductionOrder reduction_order() const noexcept = 0;
-  /// The rank in the world that `rank` of this group is.
+  /// The world rank of `rank` in this group.
   [[nodiscard]] virtual int world_rank_of(int rank) const = 0;
 
   /// In place: data becomes the reduction of all ranks' data.
@@ -124,11 +124,11 @@ class Communicator {
                           const CallInfo& info) = 0;
   /// Blocks of equal size. Errors   ShapeError if input.count is not divisible by size().
   Work all_to_all(ConstBuffer input, Buffer output, const CallInfo& info);
-  /// To and from another rank of the group. A send may wait until the other side receives (shm and
-  /// thread do): ranks that send to each other take send_recv.
+  /// Sends to and receives from another rank of the group. A send may wait until the other side
+  /// receives (shm and thread do), so ranks that send to each other must call send_recv.
   virtual Work send(ConstBuffer data, int to, const CallInfo& info) = 0;
   virtual Work recv(Buffer data, int from, const CallInfo& info) = 0;
-  /// All transfers at once: their order matters only between the same two ranks in the same
+  /// Makes all transfers at once. Their order matters only between the same two ranks in the same
   /// direction.
   virtual Work send_recv(std::span<const Transfer> transfers) = 0;
   virtual Work broadcast(Buffer data, int root, const CallInfo& info) = 0;

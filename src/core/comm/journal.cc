@@ -175,7 +175,7 @@ std::string Journal::describe_hang() const {
         missing.push_back(member);
       }
     }
-    // told once, at its first waiting rank
+    // reported once, at its first waiting rank
     if (waiting.empty() || waiting.front() != rank) continue;
     const std::string call = in_words(entry->call);
     if (missing.empty()) {

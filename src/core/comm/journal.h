@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What every rank called last, in shared memory: readable by the controller, and after a rank's
-/// death.
+/// The last calls of every rank, in shared memory. The controller can read them, even after a rank
+/// has died.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@ enum class CallState : std::uint8_t { kEntered, kDone };
 
 struct JournalEntry {
   CollectiveCall call;
-  std::uint64_t sequence = 0;  ///< the how-manieth call of this rank on any group, from 1
+  std::uint64_t sequence = 0;  ///< the number of this call of the rank on any group, from 1
   std::uint32_t group_size = 1;
   std::uint32_t group_members = 0;  ///< bit r is set if world rank r is in the group
   CallState state = CallState::kEntered;
@@ -60,11 +60,11 @@ class Journal {
   [[nodiscard]] std::uint64_t last_entered(int rank, std::uint32_t group_id) const noexcept;
   /// Who waits for whom, one clause per pending call: "rank 1 has not entered all_reduce #7
   /// (grad_reduce, dp, sum, fp32 x 1024); ranks 0, 2 wait in it". A rank that entered something
-  /// else is said to. Empty if nothing is pending.
+  /// else is named with it. Empty if nothing is pending.
   [[nodiscard]] std::string describe_hang() const;
-  /// Called by a rank that waits in a collective: the circle of ranks, each of which waits in
-  /// another group's collective for the next, that it is in; empty if there is none. A circle found
-  /// is a proof: none of its ranks can ever go on.
+  /// Describes the circle of ranks that `rank` is in, where each rank waits for the next one in a
+  /// collective of another group. Empty if there is none. A rank calls it while it waits in a
+  /// collective. A circle proves a deadlock: none of its ranks can continue.
   [[nodiscard]] std::string describe_circular_wait(int rank) const;
 
  private:

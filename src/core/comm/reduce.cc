@@ -172,7 +172,8 @@ Kernel kernel_of(Reduction reduction, Dtype dtype) {
 void check_sources(Reduction reduction, Dtype dtype, std::size_t num_sources, std::int64_t count) {
   check_reducible(reduction, dtype);
   if (num_sources == 0)
-    throw ShapeError(fmt::format("a reduction of {} elements needs at least one source", count));
+    throw ShapeError(
+        fmt::format("a reduction must have at least one source, got none for {} elements", count));
 }
 
 // What a rank adds on the way: avg adds like sum, and divides when all is added.
@@ -188,8 +189,8 @@ using StepBuffer = std::array<std::byte, kStepBlock * sizeof(double)>;
 void check_reducible(Reduction reduction, Dtype dtype) {
   if (reduction == Reduction::kAvg && dtype == Dtype::kBool) {
     throw ShapeError(
-        "avg of bool has no meaning; reduce with sum (any), max (any) or min (all), or convert to "
-        "an integer first");
+        "avg is not defined for bool; reduce with sum (any), max (any) or min (all), or convert to "
+        "an integer type first");
   }
 }
 
@@ -267,7 +268,7 @@ void reduce_block_of_rank(ReductionOrder order, Reduction reduction, Dtype dtype
       break;
   }
   throw UsageError(fmt::format(
-      "reduction order {} is not one of this backend's: ordered, ring, tree", name_of(order)));
+      "the reduction order on this backend must be ordered, ring or tree, got {}", name_of(order)));
 }
 
 void reduce_part(ReductionOrder order, Reduction reduction, Dtype dtype,

@@ -34,8 +34,8 @@ void reduce_ordered(Reduction reduction, Dtype dtype, std::span<const std::byte*
 void reduce_in_hops(Reduction reduction, Dtype dtype, std::span<const std::byte* const> sources,
                     std::byte* output, std::int64_t count);
 
-/// As reduce_in_hops, but neighbours in pairs, then pairs of pairs; who has no partner waits for
-/// the next level.
+/// As reduce_in_hops, but neighbors are added in pairs, then pairs of pairs. A source without a
+/// partner waits for the next level.
 /// Source    docs/reduction.md, "tree".
 void reduce_in_pairs(Reduction reduction, Dtype dtype, std::span<const std::byte* const> sources,
                      std::byte* output, std::int64_t count);

@@ -29,15 +29,14 @@ constexpr std::array<std::pair<at::ScalarType, Dtype>, 10> kDtypes = {
      {at::kBool, Dtype::kBool}}};
 
 void check(const at::Tensor& tensor, std::string_view op) {
-  if (!tensor.defined()) throw ShapeError(fmt::format("{} of an undefined tensor", op));
+  if (!tensor.defined()) throw ShapeError(fmt::format("{}: the tensor must be defined", op));
   if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
-    throw ShapeError(
-        fmt::format("{} of a tensor on {}: this backend takes dense tensors in CPU memory", op,
-                    tensor.device().str()));
+    throw ShapeError(fmt::format("{}: the tensor must be dense and in CPU memory, got one on {}",
+                                 op, tensor.device().str()));
   }
   if (tensor.requires_grad() && at::GradMode::is_enabled()) {
     throw ShapeError(
-        fmt::format("{} of a tensor [{}] that requires grad: autograd would not see the "
+        fmt::format("{}: the tensor [{}] must not require grad, because autograd would not see the "
                     "collective; call it under "
                     "at::NoGradGuard or inside a custom Function",
                     op, fmt::join(tensor.sizes(), ", ")));
@@ -48,8 +47,8 @@ void check_writable(const at::Tensor& tensor, std::string_view op) {
   check(tensor, op);
   if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
     throw ShapeError(
-        fmt::format("{} in place of an expanded tensor [{}], strides [{}]: its elements share "
-                    "memory; clone it first",
+        fmt::format("{}: a tensor that is written in place must not be expanded, got [{}] with "
+                    "strides [{}], whose elements share memory; clone it first",
                     op, fmt::join(tensor.sizes(), ", "), fmt::join(tensor.strides(), ", ")));
   }
 }
@@ -88,8 +87,8 @@ Dtype dtype_of(const at::Tensor& tensor) {
     if (tensor.scalar_type() == scalar_type) return dtype;
   }
   throw ShapeError(
-      fmt::format("a tensor of dtype {}; known are fp64, fp32, bf16, fp16, int64, int32, int16, "
-                  "int8, uint8, bool",
+      fmt::format("the tensor's dtype must be one of fp64, fp32, bf16, fp16, int64, int32, int16, "
+                  "int8, uint8, bool, got {}",
                   c10::toString(tensor.scalar_type())));
 }
 
@@ -120,9 +119,9 @@ at::Tensor reduce_scatter(Communicator& comm, const at::Tensor& tensor, Reductio
                           const CallInfo& info) {
   check(tensor, "reduce_scatter");
   if (tensor.dim() == 0 || tensor.size(0) % comm.size() != 0) {
-    throw ShapeError(fmt::format(
-        "reduce_scatter of [{}] over {} ranks: dim 0 must be divisible by the group size",
-        fmt::join(tensor.sizes(), ", "), comm.size()));
+    throw ShapeError(
+        fmt::format("reduce_scatter: dim 0 must be divisible by the group size {}, got [{}]",
+                    comm.size(), fmt::join(tensor.sizes(), ", ")));
   }
   const at::Tensor input = tensor.contiguous();
   at::Tensor output =

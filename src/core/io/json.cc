@@ -39,7 +39,7 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
 
   bool key(string_t& name) override {
     const auto [entry, inserted] = open_.back()->get_ref<Json::object_t&>().emplace(name, nullptr);
-    if (!inserted) refuse(fmt::format("the key '{}' stands twice in one object", printable(name)));
+    if (!inserted) refuse(fmt::format("duplicate key '{}' in one object", printable(name)));
     slot_ = &entry->second;
     return true;
   }
@@ -58,7 +58,7 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
 
   Json* place(Json value) {
     if (++num_values_ > limits_.max_values)
-      refuse(fmt::format("holds more than {} JSON values", limits_.max_values));
+      refuse(fmt::format("must hold at most {} JSON values, got more", limits_.max_values));
     if (open_.empty()) {
       root_ = std::move(value);
       return &root_;
@@ -76,7 +76,7 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
   }
   bool open(Json container) {
     if (open_.size() >= limits_.max_depth)
-      refuse(fmt::format("nests deeper than {} levels", limits_.max_depth));
+      refuse(fmt::format("must nest at most {} levels deep, got more", limits_.max_depth));
     open_.push_back(place(std::move(container)));
     return true;
   }
@@ -99,8 +99,8 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
 nlohmann::json parse_json(std::string_view text, const std::filesystem::path& path,
                           const JsonLimits& limits) {
   if (text.size() > limits.max_bytes) {
-    throw FileError(fmt::format("{}: {} bytes of JSON, at most {} are read", path.string(),
-                                text.size(), limits.max_bytes));
+    throw FileError(fmt::format("{}: must have at most {} bytes of JSON, got {}", path.string(),
+                                limits.max_bytes, text.size()));
   }
   // The parser below would skip it, RFC 8259 section 8.1 forbids it.
   if (text.starts_with("\xEF\xBB\xBF"))

@@ -12,7 +12,7 @@ namespace isoshard {
 struct JsonLimits {
   std::size_t max_bytes = std::size_t{64} << 20;
   std::size_t max_depth = 64;  ///< nested arrays and objects
-  /// Objects, arrays, strings, numbers and literals together
+  /// Objects, arrays, strings, numbers and literals together.
   std::size_t max_values = std::size_t{1} << 18;
 };
 
@@ -20,8 +20,8 @@ struct JsonLimits {
 ///
 /// `path` is only named in errors. Numbers beyond 64-bit integers become floating point.
 /// Errors   FileError that starts with the path: malformed text (with the byte), a byte-order mark,
-///          bytes that are not UTF-8, a key that stands twice in one object, numbers beyond double,
-///          or a limit exceeded.
+///          bytes that are not UTF-8, a duplicate key in one object, numbers beyond double, or a
+///          limit exceeded.
 [[nodiscard]] nlohmann::json parse_json(std::string_view text, const std::filesystem::path& path,
                                         const JsonLimits& limits = {});
 

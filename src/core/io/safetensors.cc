@@ -42,8 +42,8 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
 const SafetensorsInfo& SafetensorsFile::info(std::string_view name) const {
   const auto found = infos_.find(name);
   if (found == infos_.end()) {
-    throw FileError(fmt::format("{}: has no tensor '{}'{} among its {}", path_.string(), name,
-                                did_you_mean(name, names_), names_.size()));
+    throw FileError(fmt::format("{}: has no tensor '{}' among its {}{}", path_.string(), name,
+                                names_.size(), did_you_mean(name, names_)));
   }
   return found->second;
 }

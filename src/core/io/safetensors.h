@@ -83,9 +83,9 @@ struct NamedTensor {
 ///
 /// Data are laid out by decreasing element size and, within that, in the given order, from an
 /// 8-byte boundary on, so that every tensor is aligned. Equal arguments give equal bytes.
-/// Errors   UsageError for a name that the reader would refuse or that stands twice; ShapeError for
-///          a tensor that is not dense in CPU memory or has an unknown dtype; InfrastructureError
-///          with file and bytes if writing fails.
+/// Errors   UsageError for a name that the reader would refuse or that is a duplicate; ShapeError
+///          for a tensor that is not dense in CPU memory or has an unknown dtype;
+///          InfrastructureError with file and bytes if writing fails.
 void write_safetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

@@ -86,10 +86,10 @@ std::string_view header_text(std::span<const std::byte> file, const Refusal& ref
   const std::size_t rest = file.size() - kLengthBytes;
   if (length == 0 || length > rest || length > kMaxHeaderBytes) {
     refuse_other_formats(file, refuse);
-    if (length == 0) refuse("its header length is 0");
+    if (length == 0) refuse("its header length must be above 0, got 0");
     if (length > kMaxHeaderBytes)
-      refuse(fmt::format("its header length is {} bytes, at most {} are read", length,
-                         kMaxHeaderBytes));
+      refuse(fmt::format("its header length must be at most {} bytes, got {}", kMaxHeaderBytes,
+                         length));
     refuse(fmt::format("its header length is {} bytes, but only {} follow; is the file truncated?",
                        length, rest));
   }
@@ -97,34 +97,34 @@ std::string_view header_text(std::span<const std::byte> file, const Refusal& ref
                               static_cast<std::size_t>(length));
   if (text.front() != '{') {
     refuse_other_formats(file, refuse);
-    refuse(
-        fmt::format("its header begins with '{}' instead of '{{'", printable(text.substr(0, 1))));
+    refuse(fmt::format("its header must begin with '{{', got '{}'", printable(text.substr(0, 1))));
   }
   return text;
 }
 
 Dtype dtype_field(const Json& value, const Refusal& refuse) {
   if (!value.is_string())
-    refuse(fmt::format("dtype is a JSON {}, not a string", value.type_name()));
+    refuse(fmt::format("dtype must be a string, got a JSON {}", value.type_name()));
   const auto& name = value.get_ref<const std::string&>();
   std::vector<std::string> known;
   for (const Dtype dtype : kDtypes) {
     if (name == safetensors_name_of(dtype)) return dtype;
     known.emplace_back(safetensors_name_of(dtype));
   }
-  refuse(fmt::format("unknown dtype '{}'{}; read are {}", printable(name),
+  refuse(fmt::format("unknown dtype '{}'{}; it must be one of {}", printable(name),
                      did_you_mean(name, known), join_names(known)));
 }
 
 std::vector<std::int64_t> shape_field(const Json& value, const Refusal& refuse) {
-  if (!value.is_array()) refuse(fmt::format("shape is a JSON {}, not an array", value.type_name()));
+  if (!value.is_array())
+    refuse(fmt::format("shape must be an array, got a JSON {}", value.type_name()));
   if (value.size() > kMaxRank)
-    refuse(fmt::format("shape has {} dimensions, at most {} are read", value.size(), kMaxRank));
+    refuse(fmt::format("shape must have at most {} dimensions, got {}", kMaxRank, value.size()));
   std::vector<std::int64_t> shape;
   for (const Json& size : value) {
     if (!size.is_number_unsigned() ||
         size.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max()) {
-      refuse(fmt::format("shape holds {}, not a size from 0 to 2^63-1",
+      refuse(fmt::format("shape must hold sizes from 0 to 2^63-1, got {}",
                          printable(size.dump(-1, ' ', true), 40)));
     }
     shape.push_back(size.get<std::int64_t>());
@@ -148,12 +148,12 @@ std::pair<std::uint64_t, std::uint64_t> offsets_field(const Json& value, std::ui
                                                       const Refusal& refuse) {
   if (!value.is_array() || value.size() != 2 || !value[0].is_number_unsigned() ||
       !value[1].is_number_unsigned()) {
-    refuse("data_offsets is not a pair of non-negative integers");
+    refuse("data_offsets must be a pair of non-negative integers");
   }
   const auto begin = value[0].get<std::uint64_t>(), end = value[1].get<std::uint64_t>();
   if (begin > end || end > data_bytes) {
     refuse(fmt::format(
-        "data_offsets [{}, {}] lie outside the {} bytes of data; is the file truncated?", begin,
+        "data_offsets [{}, {}] must lie inside the {} bytes of data; is the file truncated?", begin,
         end, data_bytes));
   }
   return {begin, end};
@@ -161,7 +161,7 @@ std::pair<std::uint64_t, std::uint64_t> offsets_field(const Json& value, std::ui
 
 SafetensorsInfo parse_info(const Json& entry, std::uint64_t data_bytes, const Refusal& refuse) {
   if (!entry.is_object())
-    refuse(fmt::format("its entry is a JSON {}, not an object", entry.type_name()));
+    refuse(fmt::format("its entry must be an object, got a JSON {}", entry.type_name()));
   for (const char* field : {"dtype", "shape", "data_offsets"}) {
     if (!entry.contains(field)) refuse(fmt::format("has no {}", field));
   }
@@ -174,21 +174,21 @@ SafetensorsInfo parse_info(const Json& entry, std::uint64_t data_bytes, const Re
   info.shape = shape_field(entry["shape"], refuse);
   std::tie(info.begin, info.end) = offsets_field(entry["data_offsets"], data_bytes, refuse);
   const std::optional<std::uint64_t> bytes = bytes_of(info.shape, info.dtype);
-  if (!bytes) refuse("its shape overflows 63 bits");
+  if (!bytes) refuse("the number of elements in its shape must be below 2^63");
   if (*bytes != info.end - info.begin) {
-    refuse(fmt::format("data_offsets [{}, {}] span {} bytes, shape and dtype need {}", info.begin,
-                       info.end, info.end - info.begin, *bytes));
+    refuse(fmt::format("data_offsets [{}, {}] must span the {} bytes of shape and dtype, got {}",
+                       info.begin, info.end, *bytes, info.end - info.begin));
   }
   return info;
 }
 
 std::map<std::string, std::string> parse_metadata(const Json& entry, const Refusal& refuse) {
   if (!entry.is_object())
-    refuse(fmt::format("__metadata__ is a JSON {}, not an object", entry.type_name()));
+    refuse(fmt::format("__metadata__ must be an object, got a JSON {}", entry.type_name()));
   std::map<std::string, std::string> metadata;
   for (const auto& [key, value] : entry.items()) {
     if (!value.is_string())
-      refuse(fmt::format("__metadata__ '{}' is a JSON {}, not a string", printable(key),
+      refuse(fmt::format("__metadata__ '{}' must be a string, got a JSON {}", printable(key),
                          value.type_name()));
     metadata.emplace(key, value.get_ref<const std::string&>());
   }

@@ -27,14 +27,14 @@ void require_writable(std::span<const NamedTensor> tensors) {
   for (const NamedTensor& entry : tensors) {
     std::string problem = detail::name_problem(entry.name);
     if (entry.name == detail::kMetadataKey) problem = "is reserved";
-    if (!seen.insert(entry.name).second) problem = "stands twice";
+    if (!seen.insert(entry.name).second) problem = "is a duplicate";
     if (!problem.empty())
       throw UsageError(
           fmt::format("cannot write the tensor '{}': its name {}", printable(entry.name), problem));
     if (!entry.tensor.defined() || !entry.tensor.device().is_cpu() ||
         entry.tensor.layout() != at::kStrided) {
       throw ShapeError(fmt::format(
-          "cannot write the tensor '{}': it is not a dense tensor in CPU memory", entry.name));
+          "cannot write the tensor '{}': it must be dense and in CPU memory", entry.name));
     }
   }
 }
@@ -54,7 +54,7 @@ std::string quoted(const std::string& text) {
   try {
     return nlohmann::json(text).dump();
   } catch (const nlohmann::json::type_error&) {
-    throw UsageError(fmt::format("cannot write '{}': it is not UTF-8", printable(text)));
+    throw UsageError(fmt::format("cannot write '{}': it must be UTF-8", printable(text)));
   }
 }
 
@@ -82,7 +82,8 @@ std::string header_of(std::span<const NamedTensor* const> order,
   text.append((kAlignment - (detail::kLengthBytes + text.size()) % kAlignment) % kAlignment, ' ');
   if (text.size() > detail::kMaxHeaderBytes) {
     throw UsageError(fmt::format(
-        "a safetensors header of {} bytes cannot be read again; write several files", text.size()));
+        "a safetensors header of {} bytes is too long to be read again; write several files",
+        text.size()));
   }
   return text;
 }

@@ -49,7 +49,7 @@ struct MemoryPool::Impl {
 
   struct Header {
     std::atomic<std::size_t> high_water{0};  // one above the highest extent that was ever taken
-    // of those that are no processes, whose ids are negative
+    // of owners that are not processes, whose ids are negative
     std::atomic<pid_t> last_owner{0};
   };
   [[nodiscard]] Header& header() const noexcept { return *reinterpret_cast<Header*>(mapping); }
@@ -108,8 +108,8 @@ MemoryPool::MemoryPool(std::size_t bytes) : impl_(std::make_unique<Impl>()) {
   // or SIGXFSZ would end the process
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < impl.mapped) {
     throw InfrastructureError(
-        fmt::format("memory of worlds: it needs a file of {} bytes in memory, and files are "
-                    "limited to {} (ulimit -f)",
+        fmt::format("memory of worlds: the limit on file sizes (ulimit -f) must be at least {} "
+                    "bytes, got {}; raise it",
                     impl.mapped, limit.rlim_cur));
   }
   impl.fd = ::memfd_create("isoshard-pool", MFD_CLOEXEC);

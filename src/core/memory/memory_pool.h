@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Memory that outlives the process that used it: tensors of a world take over what the last
-/// world's tensors and records had.
+/// Memory that outlives the process that used it: the tensors of a world reuse the memory of the
+/// last world's tensors and records.
 ///
 /// Memory that a process touches for the first time is expensive: the kernel clears it, and in a
 /// virtual machine that gives free memory back, the host has to find it again (measured: 0.3 GB/s
-/// against 11). Worlds come one after the other and need the same again and again. So the
-/// controller holds one shared mapping, and ranks cut tensors of 2 MiB and more, and the bytes of
-/// traces, out of it.
+/// against 11). Worlds run one after the other and need the same amount each time. So the
+/// controller holds one shared mapping, and ranks allocate tensors of 2 MiB and more, and the bytes
+/// of traces, from it.
 #pragma once
 #include <sys/types.h>
 
@@ -17,13 +17,13 @@
 
 namespace isoshard {
 
-/// Extents of 2 MiB in a memfd, each free or owned by somebody. What nobody ever took costs
-/// nothing.
+/// Extents of 2 MiB in a memfd. Each extent is free or has one owner. An extent that was never
+/// taken uses no memory.
 ///
 /// An owner is a process (its id), or what new_owner() returns.
 /// Ranks        made by the controller before it forks; all members by any process and thread.
 /// Guarantees   no two owners have one extent; the lowest that are free and fit are taken.
-/// Contents are whatever the last owner left, as with malloc.
+/// The contents are what the last owner left, as with malloc.
 class MemoryPool {
  public:
   static constexpr std::size_t kExtentBytes = std::size_t{2} << 20;
@@ -36,27 +36,27 @@ class MemoryPool {
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
-  /// An owner that is no process: what it has is its own until reclaim().
+  /// A new owner that is not a process. It keeps its extents until reclaim().
   [[nodiscard]] pid_t new_owner() noexcept;
   /// `bytes` in one piece, aligned to an extent; nullptr if there is no such piece or no memory.
   [[nodiscard]] std::byte* take(std::size_t bytes, pid_t owner) noexcept;
-  /// What take() returned.
+  /// Frees `data`, which take() returned.
   void give_back(const std::byte* data) noexcept;
   /// The `count` lowest free extents, in rising order. Fewer, or none, if there are no more.
   /// Their memory is not obtained yet: a first touch that fails raises SIGBUS.
   [[nodiscard]] std::vector<std::uint32_t> take_scattered(std::size_t count, pid_t owner);
-  /// Shows `count` extents from `first` on at `address`, too, in place of what is mapped there.
+  /// Maps `count` extents from `first` on at `address` as well, in place of what is mapped there.
   /// Returns   false (and errno) on failure.
   [[nodiscard]] bool map_at(std::byte* address, std::uint32_t first, std::size_t count,
                             int protection) const noexcept;
-  /// Whose it is; 0: nobody's, or there is no such extent.
+  /// The owner of an extent; 0 if it is free or outside the pool.
   [[nodiscard]] pid_t owner_of(const std::byte* data) const noexcept;
   [[nodiscard]] pid_t owner_of(std::uint32_t extent) const noexcept;
-  /// What this owner has can only be read in this process, at the pool's own addresses, and in
-  /// those that it forks later; until reclaim() here, or until they take it.
+  /// Makes this owner's extents read-only at the pool's own addresses, in this process and in those
+  /// that it forks later, until reclaim() is called here or they take the extents themselves.
   void protect(pid_t owner);
   [[nodiscard]] bool holds(const void* data) const noexcept;
-  /// Frees all that an owner had which is gone.
+  /// Frees all extents of an owner that is gone.
   void reclaim(pid_t owner) noexcept;
   /// Gives the memory of free extents back to the system.
   void trim() noexcept;
@@ -68,16 +68,16 @@ class MemoryPool {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The program's pool, as large as the machine's memory. The controller asks first, before a world
-/// starts.
+/// The program's pool, as large as the machine's memory. The controller must call it first, before
+/// a world starts.
 /// Returns   nullptr where none can be had: a limit on the size of files, no address space.
 [[nodiscard]] std::shared_ptr<MemoryPool> program_pool();
 
 /// Obtains the memory of `bytes` that are mapped and maps them all now, where each first touch
 /// would be a fault.
 /// Requires   an address at the beginning of a page.
-/// Returns    false where memory is short; that is said here and not by a SIGBUS later (but before
-///            Linux 5.14, which cannot say).
+/// Returns    false where memory is short, instead of a SIGBUS later (except before Linux 5.14,
+///            which cannot report it).
 [[nodiscard]] bool populate(std::byte* data, std::size_t bytes) noexcept;
 
 }  // namespace isoshard

@@ -25,16 +25,15 @@ void require_consistent(const Layout& layout) {
     sharded = sharded || it->kind == Kind::kShard;
     if (std::any_of(layout.placements.begin(), it,
                     [&](const Placement& other) { return other.axis == it->axis; })) {
-      refuse(layout, fmt::format("axis {} stands twice", name_of(it->axis)));
+      refuse(layout, fmt::format("duplicate axis {}", name_of(it->axis)));
     }
   }
   if (!layout.explicit_parts && !(layout.boxes.empty() && layout.flat.empty()))
-    refuse(layout, "has parts, but explicit_parts is not set");
+    refuse(layout, "has parts, so explicit_parts must be set");
   if (!layout.boxes.empty() && !layout.flat.empty())
-    refuse(layout, "has boxes and flat ranges; only one of them can say where the data lie");
+    refuse(layout, "must have either boxes or flat ranges, got both");
   if (layout.explicit_parts && sharded)
-    refuse(layout,
-           "has explicit parts and a shard placement; only one of them can say where the data lie");
+    refuse(layout, "must have either explicit parts or a shard placement, got both");
 }
 
 bool holds_nothing(const Layout& layout, const MeshShape& mesh, int rank) {
@@ -46,7 +45,7 @@ bool holds_nothing(const Layout& layout, const MeshShape& mesh, int rank) {
 }
 
 /// The box under shard placements. Goes through the mesh's axes from slow to fast, so that the
-/// slower of two axes on one dim cuts first, whatever the order of the placements.
+/// slower of two axes on one dim cuts first, in every order of the placements.
 Box shard_box(const Layout& layout, const MeshShape& mesh, int rank) {
   Box box{Shape(layout.global_shape.size(), 0), Shape(layout.global_shape.size(), 0),
           layout.global_shape};
@@ -54,7 +53,9 @@ Box shard_box(const Layout& layout, const MeshShape& mesh, int rank) {
     if (placement.kind != Kind::kShard) continue;
     if (placement.dim < 0 ||
         static_cast<std::size_t>(placement.dim) >= layout.global_shape.size()) {
-      refuse(layout, fmt::format("dim {} is out of range", placement.dim));
+      refuse(layout,
+             fmt::format("the sharded dim must be from 0 to {}, got {}",
+                         static_cast<std::int64_t>(layout.global_shape.size()) - 1, placement.dim));
     }
   }
   for (const AxisDegree& axis : mesh.axes()) {
@@ -63,7 +64,7 @@ Box shard_box(const Layout& layout, const MeshShape& mesh, int rank) {
     const auto dim = static_cast<std::size_t>(placement->dim);
     if (box.size[dim] % axis.degree != 0) {
       refuse(layout,
-             fmt::format("dim {} of size {}{} is not divisible by {} {}", dim, box.size[dim],
+             fmt::format("dim {} of size {}{} must be divisible by {} {}", dim, box.size[dim],
                          box.size[dim] == layout.global_shape[dim] ? "" : " (after a slower axis)",
                          name_of(axis.axis), axis.degree));
     }
@@ -81,7 +82,8 @@ Placement shard(Axis axis, int dim) {
 
 Placement partial(Axis axis, Reduction reduction) {
   if (reduction != Reduction::kSum && reduction != Reduction::kAvg) {
-    throw MeshError(fmt::format("a partial placement is a sum or avg, not {}", name_of(reduction)));
+    throw MeshError(
+        fmt::format("a partial placement must be a sum or avg, got {}", name_of(reduction)));
   }
   return {.axis = axis, .kind = Kind::kPartial, .reduction = reduction};
 }
@@ -105,9 +107,9 @@ Layout replicated(Shape global_shape) {
 Shape local_shape_of(const Layout& layout, const MeshShape& mesh, int rank) {
   require_consistent(layout);
   if (layout.explicit_parts)
-    refuse(
-        layout,
-        "explicit parts do not say the local shape (there may be padding); the local tensor does");
+    refuse(layout,
+           "explicit parts do not determine the local shape (there may be padding); take it from "
+           "the local tensor");
   return shard_box(layout, mesh, rank).size;
 }
 

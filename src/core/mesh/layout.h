@@ -30,8 +30,8 @@ struct Placement {
 [[nodiscard]] Placement partial(Axis axis, Reduction reduction = Reduction::kSum);
 [[nodiscard]] Placement only_at(Axis axis, int coordinate);
 
-/// A hyper-rectangle of the local tensor and where it lies in the global one. What no box covers is
-/// padding and ignored.
+/// A hyper-rectangle of the local tensor and its place in the global tensor. Elements that no box
+/// covers are padding and ignored.
 struct Box {
   Shape local_offset;
   Shape global_offset;
@@ -39,8 +39,8 @@ struct Box {
   friend bool operator==(const Box&, const Box&) = default;
 };
 
-/// A run of the flattened local tensor and where it lies in the flattened global one. What no run
-/// covers is padding.
+/// A run of the flattened local tensor and its place in the flattened global tensor. Elements that
+/// no run covers are padding.
 struct FlatRange {
   std::int64_t local_begin = 0;
   std::int64_t global_begin = 0;
@@ -58,7 +58,7 @@ struct Layout {
   std::vector<Placement> placements;
   std::vector<Box> boxes;
   std::vector<FlatRange> flat;
-  /// Boxes or flat are used (and may be empty: this rank holds nothing)
+  /// Boxes or flat are used (and may be empty: this rank holds nothing).
   bool explicit_parts = false;
 
   [[nodiscard]] const Placement* find(Axis axis) const noexcept;

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Where local tensors lie: shards over one and two axes,
+// SPDX-License-Identifier: Apache-2.0
+// Where local tensors lie: shards over one and two axes,
 // explicit parts, partials and ranks that hold nothing.
 #include "core/mesh/layout.h"
 
@@ -151,7 +152,7 @@ TEST(LayoutErrors, AnIndivisibleDimIsNamedWithTheNumbers) {
   const Layout layout = sharded({7, 4}, {shard(Axis::kDp, 0)});
   const std::string message = mesh_error_of([&] { (void)local_shape_of(layout, kDp3Tp2, 0); });
 
-  EXPECT_THAT(message, HasSubstr("dim 0 of size 7 is not divisible by dp 3"));
+  EXPECT_THAT(message, HasSubstr("dim 0 of size 7 must be divisible by dp 3"));
   EXPECT_THAT(message, HasSubstr("[7, 4]"));
   EXPECT_THROW((void)boxes_of(sharded({9}, {shard(Axis::kDp, 0), shard(Axis::kTp, 0)}), kDp3Tp2, 0),
                MeshError);

@@ -22,7 +22,7 @@ std::string describe(std::span<const AxisDegree> axes) {
   return text.empty() ? "one rank" : text;
 }
 
-/// Distance between the world ranks of neighbours on `axis`, and the axis' degree; {1, 1} if it is
+/// Distance between the world ranks of neighbors on `axis`, and the axis' degree; {1, 1} if it is
 /// not named.
 struct Stride {
   int stride = 1;
@@ -43,20 +43,21 @@ MeshShape::MeshShape(std::vector<AxisDegree> axes) : axes_(std::move(axes)) {
   std::int64_t world_size = 1;
   for (auto it = axes_.begin(); it != axes_.end(); ++it) {
     if (it->axis == Axis::kWorld)
-      throw MeshError(
-          fmt::format("mesh {}: 'world' is all ranks, not an axis of a mesh", describe(axes_)));
+      throw MeshError(fmt::format("mesh {}: 'world' stands for all ranks and must not be an axis",
+                                  describe(axes_)));
     if (it->degree < 1) {
-      throw MeshError(fmt::format("mesh {}: the degree of {} is {}, it must be at least 1",
+      throw MeshError(fmt::format("mesh {}: the degree of {} must be at least 1, got {}",
                                   describe(axes_), name_of(it->axis), it->degree));
     }
     if (std::any_of(axes_.begin(), it,
                     [&](const AxisDegree& other) { return other.axis == it->axis; })) {
       throw MeshError(
-          fmt::format("mesh {}: axis {} stands twice", describe(axes_), name_of(it->axis)));
+          fmt::format("mesh {}: duplicate axis {}", describe(axes_), name_of(it->axis)));
     }
     world_size *= it->degree;
     if (world_size > std::numeric_limits<int>::max())
-      throw MeshError(fmt::format("mesh {}: too many ranks", describe(axes_)));
+      throw MeshError(fmt::format("mesh {}: the number of ranks must be at most {}",
+                                  describe(axes_), std::numeric_limits<int>::max()));
   }
 }
 
@@ -72,8 +73,8 @@ int MeshShape::world_size() const noexcept {
 
 int MeshShape::coordinate(int rank, Axis axis) const {
   if (rank < 0 || rank >= world_size()) {
-    throw MeshError(fmt::format("rank {} is outside the mesh {} of {} ranks", rank, describe(axes_),
-                                world_size()));
+    throw MeshError(fmt::format("the rank must be from 0 to {} in the mesh {}, got {}",
+                                world_size() - 1, describe(axes_), rank));
   }
   const auto [stride, degree] = stride_of(axes_, axis);
   return rank / stride % degree;
@@ -90,8 +91,8 @@ std::vector<int> MeshShape::group_of(int rank, Axis axis) const {
 Mesh::Mesh(MeshShape shape, Communicator& world)
     : shape_(std::move(shape)), world_(&world), rank_(world.rank()) {
   if (world.size() != shape_.world_size()) {
-    throw MeshError(fmt::format("mesh {} needs {} ranks, the world has {}", describe(shape_.axes()),
-                                shape_.world_size(), world.size()));
+    throw MeshError(fmt::format("mesh {} must have a world of {} ranks, got {}",
+                                describe(shape_.axes()), shape_.world_size(), world.size()));
   }
   for (const AxisDegree& axis : shape_.axes()) {
     const int group_id = shape_.group_of(rank_, axis.axis).front();

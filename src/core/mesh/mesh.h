@@ -22,7 +22,7 @@ struct AxisDegree {
 class MeshShape {
  public:
   MeshShape() = default;
-  /// Errors   MeshError if an axis stands twice, is kWorld, or a degree is < 1.
+  /// Errors   MeshError if an axis occurs twice, is kWorld, or a degree is < 1.
   explicit MeshShape(std::vector<AxisDegree> axes);
   [[nodiscard]] std::span<const AxisDegree> axes() const noexcept { return axes_; }
   /// 1 for an axis that is not named.

@@ -123,7 +123,7 @@ TEST(Mesh, RefusesAnotherWorldSizeAndAnUnknownAxis) {
     const Mesh mesh(kDp3Tp2, small);
     FAIL() << "no error";
   } catch (const MeshError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("dp 3 x tp 2 needs 6 ranks, the world has 4"));
+    EXPECT_THAT(error.what(), HasSubstr("dp 3 x tp 2 must have a world of 6 ranks, got 4"));
   }
 
   EXPECT_THROW((void)Mesh(kDp3Tp2, world).group(Axis::kPp), MeshError);

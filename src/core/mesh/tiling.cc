@@ -33,7 +33,7 @@ void require_inside(const Shape& global_shape, const Box& box) {
              box.size[d] <= global_shape[d] - box.global_offset[d];
   }
   if (!inside)
-    throw MeshError(fmt::format("the box {} lies outside the tensor [{}]", words_of(box),
+    throw MeshError(fmt::format("the box {} must lie inside the tensor [{}]", words_of(box),
                                 fmt::join(global_shape, ", ")));
 }
 
@@ -157,7 +157,7 @@ std::string tiling_problem(const Shape& global_shape, const std::vector<FlatRang
     if (range.global_begin < 0 || range.count < 0 || range.global_begin > numel ||
         range.count > numel - range.global_begin) {
       throw MeshError(fmt::format(
-          "the flat range begin {} count {} lies outside the tensor [{}] of {} elements",
+          "the flat range begin {} count {} must lie inside the tensor [{}] of {} elements",
           range.global_begin, range.count, fmt::join(global_shape, ", "), numel));
     }
     if (range.count > 0) ranges.push_back(range);

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Gaps and overlaps of boxes and flat ranges, small by hand,
+// SPDX-License-Identifier: Apache-2.0
+// Gaps and overlaps of boxes and flat ranges, small by hand,
 // random against a brute count, and thousands at once.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A sink between a model whose loss is scaled and what records it.
+/// A sink between a model whose loss is scaled and the sink that records it.
 #pragma once
 #include <utility>
 

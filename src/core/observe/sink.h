@@ -12,8 +12,8 @@
 
 namespace isoshard {
 
-/// In this order a step produces them; kParam is recorded before the step (weights as read) and
-/// after it.
+/// The kinds of records, in the order in which a step produces them. kParam is recorded before the
+/// step (the weights that forward reads) and after it.
 enum class RecordKind : std::uint8_t {
   kParam,
   kGrad,
@@ -34,7 +34,7 @@ struct Site {
   RecordKind kind = RecordKind::kActivation;
   std::string name;  ///< Hugging Face module path or parameter name, plus listed suffix points
   Layout layout;
-  /// What the recorded value is multiplied with against the true one (dp average, loss scale)
+  /// What the recorded value is multiplied with against the true one (dp average, loss scale).
   double grad_scale = 1.0;
   /// A forward value or mask that was recorded before and is computed again for backward: an
   /// activation is not recorded twice, a mask is, as "<name>.recomputed", to be compared with the
@@ -49,23 +49,23 @@ class Sink {
   virtual ~Sink() = default;
   /// Every later record belongs to this step. The first is step 0.
   virtual void begin_step(int step) = 0;
-  /// A forward value passes. Returns what goes on: the same tensor, or what a fault puts in its
-  /// place.
+  /// Receives a forward value. Returns the tensor that the model continues with: the same one, or
+  /// the one that a fault puts in its place.
   [[nodiscard]] virtual at::Tensor on_activation(const Site& site, at::Tensor value) = 0;
-  /// The gradient at the same point. `site.kind` is kActivationGrad. Returns what flows on
-  /// backward.
+  /// The gradient at the same point. `site.kind` is kActivationGrad. Returns the gradient that
+  /// backward continues with.
   [[nodiscard]] virtual at::Tensor on_activation_grad(const Site& site, at::Tensor gradient) = 0;
-  /// A value that nobody reads back (parameter, gradient, optimizer state, scalar, sample ids).
+  /// Receives a value that is only recorded (parameter, gradient, optimizer state, scalar, sample
+  /// ids).
   virtual void on_record(const Site& site, const at::Tensor& value) = 0;
 };
 
-/// Sends x through the sink: records it, and, if x requires grad, its gradient when backward comes
-/// by.
+/// Sends x through the sink: records it and, if x requires grad, records its gradient in backward.
 ///
 /// `layout` is a callable so that nothing is computed without a sink: [&] { return ctx.layout(x,
 /// dim); } `grad_scale` is the factor on activation gradients (see Site); the activation itself is
-/// recorded with 1. The gradient is the whole one of the tensor that the sink returned, whoever
-/// uses it. The sink must outlive backward.
+/// recorded with 1. The gradient is the full gradient of the tensor that the sink returned, over
+/// all its uses. The sink must outlive backward.
 /// Ranks   local.
 template <class LayoutFunction>
 [[nodiscard]] at::Tensor tap(Sink* sink, std::string_view name, at::Tensor x, double grad_scale,

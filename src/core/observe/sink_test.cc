@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a tap tells its sink, what flows on, and that no hook keeps its tensor alive.
+// What a tap sends to its sink and returns, and that no hook keeps its tensor alive.
 #include "core/observe/sink.h"
 
 #include <ATen/ATen.h>

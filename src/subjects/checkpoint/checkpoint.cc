@@ -28,21 +28,23 @@ SavedKind kind_of(const std::string& name) {
   for (const SavedKind kind : {SavedKind::kParameter, SavedKind::kMaster, SavedKind::kOptimizer}) {
     if (name == name_of(kind)) return kind;
   }
-  throw FileError(fmt::format("the kind '{}' of a tensor is not known", name));
+  throw FileError(
+      fmt::format("the kind of a tensor must be parameter, master or optimizer, got '{}'", name));
 }
 
 Dtype dtype_named(const std::string& name) {
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16}) {
     if (name == name_of(dtype)) return dtype;
   }
-  throw FileError(fmt::format("the dtype '{}' of a tensor is no float", name));
+  throw FileError(
+      fmt::format("the dtype of a tensor must be fp64, fp32, bf16 or fp16, got '{}'", name));
 }
 
 std::uint64_t hash_in(const std::string& text) {
   std::uint64_t hash = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), hash, 16);
   if (text.size() != 16 || error != std::errc() || end != text.data() + text.size()) {
-    throw FileError(fmt::format("'{}' is no hash of 16 hexadecimal digits", text));
+    throw FileError(fmt::format("a hash must have 16 hexadecimal digits, got '{}'", text));
   }
   return hash;
 }
@@ -54,13 +56,15 @@ SavedTensor tensor_in(const json& entry, int world_size) {
   tensor.shape = entry.at("shape").get<Shape>();
   for (const std::int64_t size : tensor.shape) {
     if (size < 1)
-      throw FileError(fmt::format("a shape [{}] is not possible", fmt::join(tensor.shape, ", ")));
+      throw FileError(fmt::format("every size of a shape must be at least 1, got [{}]",
+                                  fmt::join(tensor.shape, ", ")));
   }
   for (const auto& [rank_text, hash] : entry.at("parts").items()) {
     int rank = -1;
     std::from_chars(rank_text.data(), rank_text.data() + rank_text.size(), rank);
     if (rank < 0 || rank >= world_size)
-      throw FileError(fmt::format("'{}' is no rank of a world of {}", rank_text, world_size));
+      throw FileError(
+          fmt::format("a rank must be from 0 to {}, got '{}'", world_size - 1, rank_text));
     tensor.hash_by_rank[rank] = hash_in(hash.get<std::string>());
   }
   return tensor;
@@ -69,13 +73,12 @@ SavedTensor tensor_in(const json& entry, int world_size) {
 void read_manifest(const json& manifest, CheckpointContent& content) {
   if (const int schema = manifest.at("schema").get<int>(); schema != kSchema) {
     throw FileError(
-        fmt::format("schema {} is not known; this build reads schema {}", schema, kSchema));
+        fmt::format("the schema must be {}, which this build reads, got {}", kSchema, schema));
   }
   if (const std::string said = manifest.at("sha256").get<std::string>(),
       actual = manifest_sha256(manifest);
       said != actual) {
-    throw FileError(
-        fmt::format("was changed: the SHA-256 of what it says is {}, it says {}", actual, said));
+    throw FileError(fmt::format("checksum mismatch: computed {}, recorded {}", actual, said));
   }
   content.id = manifest.at("id").get<std::string>();
   (void)hash_in(content.id);  // it is part of file names
@@ -88,14 +91,14 @@ void read_manifest(const json& manifest, CheckpointContent& content) {
   }
   if (content.world_size < 1 ||
       static_cast<std::size_t>(content.world_size) != content.streams.size()) {
-    throw FileError(fmt::format("it has the streams of {} ranks for a world of {}",
-                                content.streams.size(), content.world_size));
+    throw FileError(fmt::format("there must be one stream for each of the {} ranks, got {}",
+                                content.world_size, content.streams.size()));
   }
   content.progress.stream = content.streams.front();
   if (content.progress.stream.next_step < 0 ||
       content.progress.stream.next_step > std::numeric_limits<int>::max()) {
-    throw FileError(
-        fmt::format("a next step of {} is not possible", content.progress.stream.next_step));
+    throw FileError(fmt::format("the next step must be from 0 to 2^31-1, got {}",
+                                content.progress.stream.next_step));
   }
   content.progress.rule = manifest.at("optimizer").at("rule").get<std::string>();
   content.progress.updates = manifest.at("optimizer").at("updates").get<UpdateCounts>();
@@ -119,10 +122,11 @@ void check_identity(const SafetensorsFile& file, const CheckpointContent& conten
   if (said("checkpoint") == content.id && said("rank") == expected_rank &&
       said("world_size") == expected_world)
     return;
-  throw FileError(fmt::format(
-      "{}: is of rank {} of {} of the checkpoint {}; the manifest wants rank {} of {} of {}",
-      file.path().string(), said("rank"), said("world_size"), said("checkpoint"), expected_rank,
-      expected_world, content.id));
+  throw FileError(
+      fmt::format("{}: belongs to rank {} of {} of the checkpoint {}, but the manifest names rank "
+                  "{} of {} of {}",
+                  file.path().string(), said("rank"), said("world_size"), said("checkpoint"),
+                  expected_rank, expected_world, content.id));
 }
 
 void check_tensors(const SafetensorsFile& file, const CheckpointContent& content, int rank) {
@@ -130,23 +134,23 @@ void check_tensors(const SafetensorsFile& file, const CheckpointContent& content
   for (const auto& [name, tensor] : content.tensors) {
     if (!tensor.hash_by_rank.contains(rank)) continue;
     if (!file.contains(name))
-      throw FileError(fmt::format("{}: lacks {}, which the manifest says it holds",
-                                  file.path().string(), name));
+      throw FileError(
+          fmt::format("{}: lacks {}, which the manifest lists", file.path().string(), name));
     const SafetensorsInfo& info = file.info(name);
     const bool has_ranges = file.contains(ranges_name(name));
     if (info.dtype != tensor.dtype || (!has_ranges && info.shape != tensor.shape)) {
-      throw FileError(fmt::format("{}: {} is {} [{}], which does not fit {} [{}] in the manifest",
-                                  file.path().string(), name, name_of(info.dtype),
-                                  fmt::join(info.shape, ", "), name_of(tensor.dtype),
-                                  fmt::join(tensor.shape, ", ")));
+      throw FileError(fmt::format("{}: {} must fit {} [{}] in the manifest, got {} [{}]",
+                                  file.path().string(), name, name_of(tensor.dtype),
+                                  fmt::join(tensor.shape, ", "), name_of(info.dtype),
+                                  fmt::join(info.shape, ", ")));
     }
     expected.insert(name);
     if (has_ranges) expected.insert(ranges_name(name));
   }
   for (const std::string& name : file.names()) {
     if (!expected.contains(name))
-      throw FileError(
-          fmt::format("{}: holds {}, which is not in the manifest", file.path().string(), name));
+      throw FileError(fmt::format("{}: holds {}, which the manifest does not list",
+                                  file.path().string(), name));
   }
 }
 
@@ -216,12 +220,12 @@ Checkpoint Checkpoint::open(const std::filesystem::path& folder) {
     read_manifest(manifest, *content);
   } catch (const json::exception& error) {
     throw FileError(
-        fmt::format("{}: is no manifest of a checkpoint: {}", path.string(), error.what()));
+        fmt::format("{}: is not the manifest of a checkpoint: {}", path.string(), error.what()));
   } catch (const FileError& error) {
     throw FileError(fmt::format("{}: {}", path.string(), error.what()));
   } catch (const std::logic_error&) {
-    throw FileError(
-        fmt::format("{}: is no manifest of a checkpoint: a rank is no number", path.string()));
+    throw FileError(fmt::format("{}: is not the manifest of a checkpoint: a rank must be a number",
+                                path.string()));
   }
   open_files(*content);
   Checkpoint checkpoint;
@@ -254,8 +258,7 @@ RunProgress Checkpoint::progress(int rank, int world_size) const {
   if (other == streams.end()) return progress;
   throw FileError(fmt::format(
       "{}: the random streams of rank 0 (seed {}, step {}) and rank {} (seed {}, step {}) differ, "
-      "so another world "
-      "cannot go on with them",
+      "so a world of another size cannot resume from them",
       content_->manifest_path().string(), streams.front().seed, streams.front().next_step,
       other - streams.begin(), other->seed, other->next_step));
 }
@@ -267,8 +270,7 @@ const std::map<std::string, SavedTensor, std::less<>>& Checkpoint::tensors() con
 const SavedTensor& Checkpoint::tensor(std::string_view name) const {
   const auto found = content_->tensors.find(name);
   if (found == content_->tensors.end()) {
-    throw FileError(
-        fmt::format("{}: there is no tensor {}", content_->manifest_path().string(), name));
+    throw FileError(fmt::format("{}: has no tensor {}", content_->manifest_path().string(), name));
   }
   return found->second;
 }

@@ -3,8 +3,8 @@
 /// (docs/checkpoints.md has the format).
 ///
 /// Terms. Whole: a tensor of the model as one process has it, under its Hugging Face name. Stepped:
-/// what the optimizer stepped, the master of a parameter where it had one of its own dtype, else
-/// the parameter.
+/// the tensor that the optimizer updates, which is the master of a parameter if there is one of
+/// another dtype, else the parameter.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -25,8 +25,9 @@
 
 namespace isoshard {
 
-/// Where one rank stood in its random streams and in the run. All ranks of a right run are equal
-/// here: masks depend on the seed, the step and the indices of their elements in the whole.
+/// The position of one rank in its random streams and in the run. It is equal on all ranks of a
+/// correct run, because masks depend on the seed, the step and the indices of their elements in the
+/// whole.
 struct StreamState {
   std::uint64_t seed = 0;
   std::int64_t next_step = 0;
@@ -34,12 +35,12 @@ struct StreamState {
   friend bool operator==(const StreamState&, const StreamState&) = default;
 };
 
-/// What a run needs to go on, besides tensors and settings.
+/// The state that a run needs to resume, besides tensors and settings.
 struct RunProgress {
   StreamState stream;
   std::string rule;      ///< Optimizer::rule
   UpdateCounts updates;  ///< Optimizer::updates
-  /// By name, of what else goes on: a loss scale, how long it has not overflowed
+  /// Other state by name: a loss scale and the number of steps since it last overflowed.
   std::map<std::string, double, std::less<>> numbers;
 };
 
@@ -58,36 +59,36 @@ struct SavedTensor {
 
 /// An open checkpoint. Copies share the mapped files.
 ///
-/// Requires     nobody writes into its files meanwhile; a newer checkpoint in the same folder does
-///              not.
-/// Errors       open(): FileError that starts with the file, for a manifest that is none, a rank
-///              file that is missing, cut short, of another checkpoint, rank or world, or whose
-///              tensors are not those of the manifest. Reading: FileError that names file and
-///              tensor if its bytes are not those that were written.
+/// Requires     nobody writes into its files meanwhile; writing a newer checkpoint to the same
+///              folder is allowed.
+/// Errors       open(): FileError that starts with the file, for a malformed manifest, a rank file
+///              that is missing, cut short, of another checkpoint, rank or world, or whose tensors
+///              are not those of the manifest. Reading: FileError that names file and tensor if its
+///              bytes are not those that were written.
 class Checkpoint {
  public:
   [[nodiscard]] static Checkpoint open(const std::filesystem::path& folder);
 
-  /// Of the content: equal runs write equal ids.
+  /// A hash of the content: equal runs write equal ids.
   [[nodiscard]] const std::string& id() const noexcept;
   [[nodiscard]] std::int64_t steps_done() const noexcept;
   [[nodiscard]] int world_size() const noexcept;
-  /// For a rank of a world of this size: its own where the world is as large as that which wrote,
-  /// else what all ranks agree on.
-  /// Errors   FileError if they do not.
+  /// The progress for a rank of a world of this size. If the world that wrote the checkpoint had
+  /// the same size, it is that of the same rank; otherwise it is the one that all ranks agree on.
+  /// Errors   FileError if the ranks do not agree.
   [[nodiscard]] RunProgress progress(int rank, int world_size) const;
   [[nodiscard]] const std::map<std::string, SavedTensor, std::less<>>& tensors() const noexcept;
   /// Errors   FileError if there is no such tensor.
   [[nodiscard]] const SavedTensor& tensor(std::string_view name) const;
   /// "<parameter>.master" if there is one, else the parameter.
   [[nodiscard]] std::string stepped_name(std::string_view parameter) const;
-  /// "<parameter>.exp_avg", ...: sorted.
+  /// The sorted names of its optimizer state: "<parameter>.exp_avg", ....
   [[nodiscard]] std::vector<std::string> state_names(std::string_view parameter) const;
 
   /// Copies elements of the flattened whole into `flat`, a dense 1-D tensor of the saved dtype.
   /// Ranges outside of it are a bug.
   void read(std::string_view name, std::span<const FlatRange> ranges, at::Tensor flat) const;
-  /// In the saved dtype.
+  /// Reads the whole tensor in its saved dtype.
   [[nodiscard]] at::Tensor read_whole(std::string_view name) const;
 
   /// Reads everything. FileError names the file and what is wrong: another SHA-256 (with the first
@@ -104,7 +105,7 @@ class Checkpoint {
   std::shared_ptr<const Content> content_;
 };
 
-/// What was stepped, as a source of weights in the dtype in which it is saved.
+/// The stepped tensors as a source of weights, in their saved dtype.
 class CheckpointWeights final : public WeightSource {
  public:
   explicit CheckpointWeights(Checkpoint checkpoint) : checkpoint_(std::move(checkpoint)) {}
@@ -115,12 +116,12 @@ class CheckpointWeights final : public WeightSource {
   Checkpoint checkpoint_;
 };
 
-/// In a checkpoint's folder.
+/// The file name of the manifest in a checkpoint's folder.
 inline constexpr std::string_view kManifestName = "manifest.json";
 /// "step00000002-0123456789abcdef-rank00001.safetensors".
 [[nodiscard]] std::string rank_file_name(std::int64_t steps_done, std::string_view id, int rank);
-/// Under which a rank's file keeps where the part `tensor` lies: int64 [n, 2], begin and count in
-/// the flattened whole.
+/// The name under which a rank's file keeps the place of its part of `tensor`: int64 [n, 2], begin
+/// and count in the flattened whole.
 [[nodiscard]] std::string ranges_name(std::string_view tensor);
 /// XXH3 in 16 hexadecimal digits.
 [[nodiscard]] std::string hash_text(std::uint64_t hash);

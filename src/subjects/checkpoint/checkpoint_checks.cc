@@ -23,7 +23,7 @@ std::string changed_tensor(const CheckpointContent& content, const SafetensorsFi
     const auto hash = tensor.hash_by_rank.find(rank);
     if (hash == tensor.hash_by_rank.end()) continue;
     if (const std::uint64_t actual = hash_of(file.bytes(name)); actual != hash->second) {
-      return fmt::format("{} was changed: the hash of its bytes is {}, the manifest says {}", name,
+      return fmt::format("{}: checksum mismatch: computed {}, recorded in the manifest {}", name,
                          hash_text(actual), hash_text(hash->second));
     }
   }
@@ -37,9 +37,10 @@ void check_file(const CheckpointContent& content, const SafetensorsFile& file, i
   const std::string &expected = content.sha256_by_rank.at(rank),
                     actual = sha256_hex_of_file(file.path());
   if (actual == expected) return;
-  throw FileError(fmt::format(
-      "{}: its SHA-256 is {}, the manifest says {}; what was changed is no tensor's value",
-      file.path().string(), actual, expected));
+  throw FileError(
+      fmt::format("{}: checksum mismatch: computed {}, recorded in the manifest {}; no tensor's "
+                  "value was changed",
+                  file.path().string(), actual, expected));
 }
 
 std::int64_t num_not_finite(const at::Tensor& whole) {
@@ -71,7 +72,7 @@ void Checkpoint::require_intact() const {
     const at::Tensor whole = read_whole(name);
     if (const std::int64_t count = num_not_finite(whole); count != 0) {
       throw FileError(
-          fmt::format("{}: {} of {} elements of {} are not finite; a run cannot go on from them",
+          fmt::format("{}: {} of {} elements of {} are not finite; a run cannot resume from them",
                       manifest, count, whole.numel(), name));
     }
     if (saved.kind != SavedKind::kMaster) continue;
@@ -79,7 +80,7 @@ void Checkpoint::require_intact() const {
     const at::Tensor held = read_whole(parameter);
     const at::Tensor rounded = whole.to(held.scalar_type());
     if (at::equal(rounded, held)) continue;
-    throw FileError(fmt::format("{}: {} of {} elements of {} are not its master rounded to {}",
+    throw FileError(fmt::format("{}: {} of {} elements of {} differ from its master rounded to {}",
                                 manifest, rounded.ne(held).sum().item<std::int64_t>(), held.numel(),
                                 parameter, name_of(dtype_of(held))));
   }
@@ -108,10 +109,9 @@ void Checkpoint::require_fits(std::span<const ParameterSpec> specs, std::string_
     throw FileError(
         fmt::format("{}: does not fit the model: {}", manifest, fmt::join(problems, "; ")));
   if (content_->progress.rule != rule) {
-    throw FileError(
-        fmt::format("{}: has the state of the optimizer {}, the run has {}: its state means "
-                    "nothing to the other",
-                    manifest, content_->progress.rule, rule));
+    throw FileError(fmt::format(
+        "{}: holds the state of the optimizer {}, so the run's optimizer must be the same, got {}",
+        manifest, content_->progress.rule, rule));
   }
   std::vector<std::string> usual;
   for (const ParameterSpec& spec : specs) {
@@ -119,16 +119,16 @@ void Checkpoint::require_fits(std::span<const ParameterSpec> specs, std::string_
     for (const std::string& name : state_names(spec.name)) {
       own.push_back(suffix_of(name, spec.name));
       if (tensor(name).shape != spec.shape) {
-        throw FileError(fmt::format("{}: {} is [{}] where its parameter is [{}]", manifest, name,
-                                    fmt::join(tensor(name).shape, ", "),
-                                    fmt::join(spec.shape, ", ")));
+        throw FileError(fmt::format("{}: {} must have the shape [{}] of its parameter, got [{}]",
+                                    manifest, name, fmt::join(spec.shape, ", "),
+                                    fmt::join(tensor(name).shape, ", ")));
       }
     }
     if (&spec == &specs.front()) usual = own;
     if (own == usual) continue;
-    throw FileError(fmt::format("{}: has the states [{}] of {}, but [{}] of {}", manifest,
-                                fmt::join(own, ", "), spec.name, fmt::join(usual, ", "),
-                                specs.front().name));
+    throw FileError(fmt::format(
+        "{}: every parameter must have the same optimizer state, got [{}] for {} and [{}] for {}",
+        manifest, fmt::join(own, ", "), spec.name, fmt::join(usual, ", "), specs.front().name));
   }
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What an open checkpoint keeps: for the files of subjects/checkpoint/checkpoint.h only.
+/// The content of an open checkpoint, private to the implementation of
+/// subjects/checkpoint/checkpoint.h.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -37,8 +38,8 @@ struct CheckpointContent {
   mutable std::map<std::string, std::vector<StoredRange>, std::less<>> ranges_by_name;
 
   [[nodiscard]] std::filesystem::path manifest_path() const { return folder / kManifestName; }
-  /// By begin in the whole. Errors   FileError for bytes that do not have the manifest's hash;
-  /// found once, when first asked for.
+  /// By begin in the whole. Errors   FileError for bytes that do not have the manifest's hash; the
+  /// ranges are read once, at the first call.
   [[nodiscard]] const std::vector<StoredRange>& ranges(const std::string& name,
                                                        const SavedTensor& tensor) const;
 };

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Writing: what every rank holds is told to all, each part is
+// SPDX-License-Identifier: Apache-2.0
+// Writing: what every rank holds is told to all, each part is
 // written once, and the manifest comes last.
 #include "subjects/checkpoint/checkpoint_io.h"
 
@@ -55,7 +56,7 @@ std::vector<std::string> gathered(Communicator& world, std::string own) {
   return texts;
 }
 
-/// A part as its file holds it: without padding, one range behind the other.
+/// A part as its file holds it: without padding, one range after the other.
 struct PackedPart {
   std::string name;
   SavedKind kind = SavedKind::kParameter;
@@ -147,7 +148,7 @@ Inventory inventory_of(const std::vector<std::string>& announcements) {
     inventory.streams.push_back(own.at("stream"));
     if (own.at("stream").at("next_step") != inventory.streams.front().at("next_step") &&
         inventory.problem.empty()) {
-      inventory.problem = fmt::format("rank {} stands at step {}, rank 0 at step {}", rank,
+      inventory.problem = fmt::format("rank {} is at step {}, rank 0 at step {}", rank,
                                       own.at("stream").at("next_step").dump(),
                                       inventory.streams.front().at("next_step").dump());
     }
@@ -206,7 +207,7 @@ std::vector<NamedTensor> file_tensors(const std::vector<PackedPart>& parts,
   return tensors;
 }
 
-/// Carries `act` out on this rank and tells the others how it went.
+/// Runs `act` on this rank and reports its outcome to the others.
 /// Errors   InfrastructureError on every rank if it failed on any; `undo` has been called then.
 std::vector<json> all_or_none(Communicator& world, const std::function<json()>& act,
                               const std::function<void()>& undo) {
@@ -224,7 +225,7 @@ std::vector<json> all_or_none(Communicator& world, const std::function<json()>& 
     const json told = json::parse(texts[rank]);
     const auto error = told.at("error").get<std::string>();
     if (!error.empty() && problem.empty())
-      problem = fmt::format("the checkpoint is not written, rank {}: {}", rank, error);
+      problem = fmt::format("the checkpoint was not written, rank {}: {}", rank, error);
     results.push_back(told.at("result"));
   }
   if (problem.empty()) return results;
@@ -281,7 +282,7 @@ void CheckpointIo::write(const std::filesystem::path& folder, const RunProgress&
   const Inventory inventory = inventory_of(gathered(world, announcement(progress, own)));
   if (!inventory.problem.empty()) {
     throw InfrastructureError(
-        fmt::format("{}: the checkpoint is not written: {}", folder.string(), inventory.problem));
+        fmt::format("{}: the checkpoint was not written: {}", folder.string(), inventory.problem));
   }
   const std::filesystem::path path =
       folder / rank_file_name(progress.stream.next_step, inventory.id, mesh.rank());

@@ -25,21 +25,21 @@ struct SavedPart {
 class CheckpointIo {
  public:
   virtual ~CheckpointIo() = default;
-  /// Writes this rank's parts; of parts that several ranks hold the first one writes. The folder is
-  /// made if need be, and what an older checkpoint left there goes when the new one is whole: its
-  /// manifest, renamed into place last, decides.
+  /// Writes this rank's parts. A part that several ranks hold is written by the first of them. The
+  /// folder is created if it is missing. The files of an older checkpoint are removed once the new
+  /// one is complete, which is when its manifest is renamed into place.
   ///
   /// Ranks         collective over the mesh's world.
   /// Errors        InfrastructureError on every rank, the older checkpoint is as it was: a file
   ///               that cannot be written (path, bytes, reason, rank), copies of one part that
-  ///               differ between ranks, a NaN or an infinity (tensor and rank), ranks that stand
-  ///               at different steps.
+  ///               differ between ranks, a NaN or an infinity (tensor and rank), ranks that are at
+  ///               different steps.
   /// Determinism   equal runs write equal bytes.
   virtual void write(const std::filesystem::path& folder, const RunProgress& progress,
                      const std::vector<SavedPart>& parts, Mesh& mesh) const;
   [[nodiscard]] virtual RunProgress progress(const Checkpoint& checkpoint, const Mesh& mesh) const;
-  /// Fills what `layout` places in the whole; padding stays. `local` is dense; other dtypes are
-  /// converted.
+  /// Fills the elements that `layout` places in the whole and leaves padding as it is. `local` is
+  /// dense; other dtypes are converted.
   virtual void read(const Checkpoint& checkpoint, std::string_view name, const Layout& layout,
                     const Mesh& mesh, at::Tensor local) const;
 };

@@ -46,7 +46,7 @@ std::vector<SavedPart> parts_of(const Mesh& mesh) {
   const std::vector<std::pair<std::int64_t, std::int64_t>> cuts = {
       {0, 4}, {4, 8}, {12, 0}, {12, 3}};
   const auto [begin, count] = cuts[static_cast<std::size_t>(mesh.rank())];
-  if (count > 0) run.flat = {{1, begin, count}};  // behind one element of padding
+  if (count > 0) run.flat = {{1, begin, count}};  // after one element of padding
   const at::Tensor padded_run = at::full({count + 2}, -1.0F);
   padded_run.narrow(0, 1, count).copy_(numbers({3, 5}).view({-1}).narrow(0, begin, count));
   at::Tensor padded_table = at::full({2, 5}, -1.0F);
@@ -189,7 +189,7 @@ TEST(CheckpointIo, RefusesWhatWouldBeSilentlyWrong) {
   EXPECT_THAT(problem(some_progress(), spoil(1, "rows", std::numeric_limits<float>::infinity())),
               HasSubstr("rows of rank 1 holds a NaN"));
   EXPECT_THAT(problem(some_progress(), {}, &later),
-              HasSubstr("rank 3 stands at step 4, rank 0 at step 3"));
+              HasSubstr("rank 3 is at step 4, rank 0 at step 3"));
   EXPECT_THAT(problem(some_progress(), spoil(1, "run", 9)), HasSubstr("it was written"))
       << "padding is nobody's";
 }

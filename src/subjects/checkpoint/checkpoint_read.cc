@@ -37,7 +37,7 @@ std::vector<StoredRange> stored_ranges(const CheckpointContent& content, const s
     place += range[1];
   }
   if (fits && place == held) return stored;
-  throw FileError(fmt::format("{}: {} says of {} elements that they lie outside of [{}]",
+  throw FileError(fmt::format("{}: {} must place each of the {} stored elements inside [{}]",
                               file.path().string(), ranges_name(name), held,
                               fmt::join(tensor.shape, ", ")));
 }
@@ -72,7 +72,7 @@ const std::vector<StoredRange>& CheckpointContent::ranges(const std::string& nam
     const SafetensorsFile& file = files.at(rank);
     if (const std::uint64_t actual = hash_of(file.bytes(name)); actual != hash) {
       throw FileError(
-          fmt::format("{}: {} was changed: the hash of its bytes is {}, the manifest says {}",
+          fmt::format("{}: {}: checksum mismatch: computed {}, recorded in the manifest {}",
                       file.path().string(), name, hash_text(actual), hash_text(hash)));
     }
     const std::vector<StoredRange> own = stored_ranges(*this, name, tensor, rank);
@@ -127,8 +127,9 @@ at::Tensor CheckpointWeights::read(const ParameterSpec& spec, const Shape& offse
   layout.boxes = {{Shape(size.size(), 0), offset, size}};
   const SavedTensor& saved = checkpoint_.tensor(name);
   if (saved.shape != spec.shape) {
-    throw ShapeError(fmt::format("{} is [{}] in the model and [{}] in the checkpoint", spec.name,
-                                 fmt::join(spec.shape, ", "), fmt::join(saved.shape, ", ")));
+    throw ShapeError(
+        fmt::format("{} must have the same shape in model and checkpoint, got [{}] and [{}]",
+                    spec.name, fmt::join(spec.shape, ", "), fmt::join(saved.shape, ", ")));
   }
   (void)tiling_problem(spec.shape, layout.boxes);  // refuses a box outside
   at::Tensor box = at::empty(size, at::TensorOptions().dtype(scalar_type_of(saved.dtype)));

@@ -67,7 +67,7 @@ std::vector<std::string> problems_of(const SafetensorsFile& file,
     }
     if (!is_floating(info.dtype))
       problems.push_back(
-          fmt::format("{} is {}, which is no float", spec.name, name_of(info.dtype)));
+          fmt::format("{} must be floating-point, got {}", spec.name, name_of(info.dtype)));
   }
   for (const std::string& name : file.names()) {
     if (expected.contains(name) || is_causal_mask(name, expected) ||
@@ -148,7 +148,7 @@ at::Tensor FileWeights::read(const ParameterSpec& spec, const Shape& offset,
     inside = offset[d] >= 0 && size[d] >= 0 && offset[d] <= spec.shape[d] - size[d];
   }
   if (!inside) {
-    throw ShapeError(fmt::format("box at [{}] of size [{}] does not lie in {} [{}]",
+    throw ShapeError(fmt::format("the box at [{}] of size [{}] must lie inside {} [{}]",
                                  fmt::join(offset, ", "), fmt::join(size, ", "), spec.name,
                                  fmt::join(spec.shape, ", ")));
   }
@@ -164,8 +164,8 @@ void FileWeights::require_finite(std::span<const ParameterSpec> specs) const {
     if (!problem.empty()) problems.push_back(fmt::format("{}: {}", spec.name, problem));
   }
   if (problems.empty()) return;
-  throw FileError(fmt::format("{}: holds weights that no run can be judged by:\n  {}",
-                              file_.path().string(), fmt::join(problems, "\n  ")));
+  throw FileError(fmt::format("{}: all weights must be finite:\n  {}", file_.path().string(),
+                              fmt::join(problems, "\n  ")));
 }
 
 void save_weights(const std::filesystem::path& path, std::span<const ParameterSpec> specs,

@@ -20,8 +20,8 @@ enum class ExtraLayers : std::uint8_t { kRefused, kIgnored };
 ///
 /// Requires     nobody shortens the file meanwhile.
 /// Errors       FileError that starts with the path and lists every parameter that is missing,
-///              extra, or of another shape or of a dtype that is no float; ShapeError for a box
-///              outside its parameter.
+///              extra, or of another shape or of a dtype that is not floating-point; ShapeError for
+///              a box outside its parameter.
 class FileWeights final : public WeightSource {
  public:
   FileWeights(const std::filesystem::path& path, std::span<const ParameterSpec> specs,
@@ -39,7 +39,7 @@ class FileWeights final : public WeightSource {
 };
 
 /// Writes all parameters of `specs` as `source` gives them, rounded to `dtype`, one after the
-/// other: memory for the largest one.
+/// other, so that it needs memory for the largest one only.
 /// Errors   InfrastructureError that names the path and the bytes written; the file is then as it
 ///          was before.
 void save_weights(const std::filesystem::path& path, std::span<const ParameterSpec> specs,

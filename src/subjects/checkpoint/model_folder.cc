@@ -66,9 +66,9 @@ std::string weights_in(const std::filesystem::path& folder) {
   std::sort(files.begin(), files.end());
   for (const std::filesystem::path& file : files) {
     if (is_pickled(file)) {
-      throw FileError(
-          fmt::format("{}: pickled weights are not read, they can run code; convert them to {}",
-                      file.string(), kWeightsName));
+      throw FileError(fmt::format(
+          "{}: pickled weights are not read, because they can run code; convert them to {}",
+          file.string(), kWeightsName));
     }
     if (file.filename() == "model.safetensors.index.json") {
       throw FileError(

@@ -24,13 +24,13 @@ constexpr const char* kMask = "attention_mask";
 at::Tensor integers_of(const SafetensorsFile& file, const char* name, std::int64_t dims) {
   const at::Tensor tensor = file.tensor(name);
   if (!at::isIntegralType(tensor.scalar_type(), true)) {
-    throw FileError(fmt::format("{}: tensor '{}' is {}; a batch is of integers",
-                                file.path().string(), name, name_of(file.info(name).dtype)));
+    throw FileError(fmt::format("{}: tensor '{}' must hold integers, got {}", file.path().string(),
+                                name, name_of(file.info(name).dtype)));
   }
   if (tensor.dim() != dims || tensor.numel() == 0) {
     throw FileError(fmt::format(
-        "{}: tensor '{}' is [{}]; it must have {} dimension{}, none of them 0",
-        file.path().string(), name, fmt::join(tensor.sizes(), ", "), dims, dims == 1 ? "" : "s"));
+        "{}: tensor '{}' must have {} dimension{}, none of them 0, got [{}]", file.path().string(),
+        name, dims, dims == 1 ? "" : "s", fmt::join(tensor.sizes(), ", ")));
   }
   return tensor.to(at::kLong).contiguous();
 }
@@ -51,8 +51,8 @@ void require_known(const SafetensorsFile& file) {
   const std::set<std::string> known = {kIds, kLabels, kSamples, kMask};
   for (const std::string& name : file.names()) {
     if (!known.contains(name))
-      throw FileError(fmt::format("{}: unknown tensor '{}'; a batch has {}", file.path().string(),
-                                  name, fmt::join(known, ", ")));
+      throw FileError(fmt::format("{}: unknown tensor '{}'; it must be one of {}",
+                                  file.path().string(), name, fmt::join(known, ", ")));
   }
 }
 
@@ -68,27 +68,27 @@ BatchFile::BatchFile(const std::filesystem::path& path, std::int64_t vocab_size)
   sample_ids_N_ = file.contains(kSamples) ? integers_of(file, kSamples, 1)
                                           : at::arange(num_samples(), at::kLong);
   if (labels_NS_.sizes() != input_ids_NS_.sizes() || sample_ids_N_.size(0) != num_samples()) {
-    throw FileError(fmt::format("{}: {} are [{}], {} [{}], {} [{}]: they do not belong together",
+    throw FileError(fmt::format("{}: the shapes must agree, got {} [{}], {} [{}] and {} [{}]",
                                 path.string(), kIds, fmt::join(input_ids_NS_.sizes(), ", "),
                                 kLabels, fmt::join(labels_NS_.sizes(), ", "), kSamples,
                                 fmt::join(sample_ids_N_.sizes(), ", ")));
   }
   if (file.contains(kMask) && !integers_of(file, kMask, 2).eq(1).all().item<bool>()) {
     throw FileError(
-        fmt::format("{}: '{}' hides tokens; only whole sequences are trained on, leave tokens out "
-                    "by labels of {}",
+        fmt::format("{}: '{}' must not hide tokens, because only whole sequences are trained on; "
+                    "leave tokens out with labels of {}",
                     path.string(), kMask, kNotCounted));
   }
 }
 
 void BatchFile::require(std::int64_t needed, std::int64_t seq_length) const {
   if (this->seq_length() != seq_length)
-    throw FileError(fmt::format("{}: holds sequences of {} tokens, not of {}", path_.string(),
-                                this->seq_length(), seq_length));
+    throw FileError(fmt::format("{}: must hold sequences of {} tokens, got {}", path_.string(),
+                                seq_length, this->seq_length()));
   if (num_samples() < needed) {
     throw FileError(fmt::format(
-        "{}: holds {} samples, the run takes {} (steps x micro-batches x dp x batch size)",
-        path_.string(), num_samples(), needed));
+        "{}: must hold at least {} samples (steps x micro-batches x dp x batch size), got {}",
+        path_.string(), needed, num_samples()));
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Batches in a file: what one run trained on, for another run to train on the same.
+/// Batches in a file, so that a run can train on the same batches as another one.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -25,7 +25,7 @@ class BatchFile {
   /// Errors   FileError if the file has fewer samples than `needed`, or sequences of another
   ///          length.
   void require(std::int64_t needed, std::int64_t seq_length) const;
-  /// The samples in these rows, in this order. Rows beyond the last begin again at the first.
+  /// The samples in these rows, in this order. Rows beyond the last one start again at the first.
   [[nodiscard]] TokenBatch batch(const std::vector<std::int64_t>& rows) const;
 
  private:

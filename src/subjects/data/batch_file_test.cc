@@ -84,13 +84,13 @@ TEST_F(BatchFiles, ThatDoNotFitAreRefusedWithTheNumbers) {
   EXPECT_THAT(refusal(), HasSubstr("'labels' has -1 at [0, 0]"));
   write({{"input_ids", ids}, {"labels", ids.narrow(0, 0, 2).contiguous()}});
   EXPECT_THAT(refusal(),
-              AllOf(HasSubstr("[3, 4]"), HasSubstr("[2, 4]"), HasSubstr("do not belong together")));
+              AllOf(HasSubstr("[3, 4]"), HasSubstr("[2, 4]"), HasSubstr("the shapes must agree")));
   write({{"input_ids", ids}, {"attention_mask", masked}});
-  EXPECT_THAT(refusal(), HasSubstr("hides tokens"));
+  EXPECT_THAT(refusal(), HasSubstr("must not hide tokens"));
   write({{"input_ids", ids.to(at::kFloat)}});
-  EXPECT_THAT(refusal(), HasSubstr("a batch is of integers"));
+  EXPECT_THAT(refusal(), HasSubstr("must hold integers"));
   write({{"input_ids", ids.flatten()}});
-  EXPECT_THAT(refusal(), HasSubstr("'input_ids' is [12]; it must have 2 dimensions"));
+  EXPECT_THAT(refusal(), HasSubstr("'input_ids' must have 2 dimensions, none of them 0, got [12]"));
   write({{"input_ids", ids}, {"position_ids", ids}});
   EXPECT_THAT(refusal(), HasSubstr("unknown tensor 'position_ids'"));
   write({{"labels", ids}});
@@ -105,9 +105,9 @@ TEST_F(BatchFiles, TooSmallForARunAreRefused) {
 
   EXPECT_NO_THROW(file.require(3, 4));
   EXPECT_THAT([&] { file.require(4, 4); },
-              ThrowsMessage<FileError>(HasSubstr("holds 3 samples, the run takes 4")));
+              ThrowsMessage<FileError>(HasSubstr("must hold at least 4 samples")));
   EXPECT_THAT([&] { file.require(3, 5); },
-              ThrowsMessage<FileError>(HasSubstr("sequences of 4 tokens, not of 5")));
+              ThrowsMessage<FileError>(HasSubstr("sequences of 5 tokens, got 4")));
 }
 
 }  // namespace

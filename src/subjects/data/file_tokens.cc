@@ -66,7 +66,7 @@ Load loader_of(IdType type) noexcept {
 std::string problem_with(std::span<const std::byte> bytes, IdType type, std::int64_t vocab_size) {
   const auto size = static_cast<std::size_t>(size_of(type));
   if (bytes.size() % size != 0)
-    return fmt::format("{} bytes are no whole number of {} ids", bytes.size(), name_of(type));
+    return fmt::format("{} bytes are not a whole number of {} ids", bytes.size(), name_of(type));
   const Load load_id = loader_of(type);
   for (std::size_t at = 0; at < bytes.size(); at += size) {
     const std::int64_t id = load_id(bytes.data() + at);
@@ -107,7 +107,7 @@ IdType id_type_of(Dtype dtype, const std::filesystem::path& path, const std::str
     case Dtype::kUint8:
       return IdType::kUint8;
     default:
-      throw FileError(fmt::format("{}: tensor '{}' is {}; ids are int64, int32, int16 or uint8",
+      throw FileError(fmt::format("{}: tensor '{}' must be int64, int32, int16 or uint8, got {}",
                                   path.string(), name, name_of(dtype)));
   }
 }
@@ -115,9 +115,9 @@ IdType id_type_of(Dtype dtype, const std::filesystem::path& path, const std::str
 std::string tensor_of_ids(const SafetensorsFile& file) {
   if (file.contains("input_ids")) return "input_ids";
   if (file.names().size() == 1) return file.names().front();
-  throw FileError(fmt::format(
-      "{}: holds {} tensors and none named 'input_ids'; ids are that one, or the only one",
-      file.path().string(), file.names().size()));
+  throw FileError(
+      fmt::format("{}: must hold only one tensor or one named 'input_ids', got {} others",
+                  file.path().string(), file.names().size()));
 }
 
 }  // namespace
@@ -136,7 +136,7 @@ IdType parse_id_type(std::string_view name) {
     if (info.name == name) return info.type;
     known.emplace_back(info.name);
   }
-  throw UsageError(fmt::format("unknown type of ids '{}'{}; known are {}", name,
+  throw UsageError(fmt::format("unknown type of ids '{}'{}; it must be one of {}", name,
                                did_you_mean(name, known), join_names(known)));
 }
 
@@ -148,8 +148,7 @@ FileTokens::FileTokens(const std::filesystem::path& path, std::optional<IdType> 
                        std::int64_t vocab_size, std::int64_t seq_length)
     : seq_length_(seq_length) {
   if (seq_length < 1)
-    throw UsageError(
-        fmt::format("a sequence length of {} is not possible; it must be at least 1", seq_length));
+    throw UsageError(fmt::format("the sequence length must be at least 1, got {}", seq_length));
   if (path.extension() == ".safetensors") {
     open_safetensors(path, type, vocab_size, seq_length);
   } else {
@@ -158,8 +157,8 @@ FileTokens::FileTokens(const std::filesystem::path& path, std::optional<IdType> 
   const std::int64_t count = static_cast<std::int64_t>(bytes_.size()) / size_of(type_);
   num_sequences_ = count / seq_length;
   if (num_sequences_ == 0) {
-    throw FileError(fmt::format("{}: holds {} ids ({}), less than one sequence of {}",
-                                path.string(), count, name_of(type_), seq_length));
+    throw FileError(fmt::format("{}: must hold at least one sequence of {} ids, got {} ids ({})",
+                                path.string(), seq_length, count, name_of(type_)));
   }
 }
 
@@ -179,15 +178,15 @@ void FileTokens::open_safetensors(const std::filesystem::path& path, std::option
   const SafetensorsInfo& info = file->info(name);
   type_ = id_type_of(info.dtype, path, name);
   if (type.has_value() && *type != type_) {
-    throw UsageError(fmt::format("{}: tensor '{}' is {}, not {} as asked for", path.string(), name,
-                                 name_of(type_), name_of(*type)));
+    throw UsageError(fmt::format("{}: tensor '{}' must be {} as requested, got {}", path.string(),
+                                 name, name_of(*type), name_of(type_)));
   }
   const bool flat = info.shape.size() == 1,
              rows = info.shape.size() == 2 && info.shape[1] == seq_length;
   if (!flat && !rows) {
     throw FileError(
-        fmt::format("{}: tensor '{}' is [{}]; ids are [T], or [N, {}] for sequences of {}",
-                    path.string(), name, fmt::join(info.shape, ", "), seq_length, seq_length));
+        fmt::format("{}: tensor '{}' must be [T], or [N, {}] for sequences of {}, got [{}]",
+                    path.string(), name, seq_length, seq_length, fmt::join(info.shape, ", ")));
   }
   bytes_ = file->bytes(name);
   keeper_ = file;

@@ -23,7 +23,7 @@ enum class IdType : std::uint8_t { kUint8, kInt16, kUint16, kInt32, kUint32, kIn
 [[nodiscard]] std::int64_t size_of(IdType type) noexcept;
 
 /// The ids of a .bin or .safetensors file, mapped into memory. Sample n is the n-th sequence; ids
-/// behind the last whole sequence are left out. Numbers beyond the last sample begin again at the
+/// after the last whole sequence are left out. Numbers beyond the last sample start again at the
 /// first.
 ///
 /// .bin   a flat run of ids without a header. Its type is `type`, or the widest of int64, uint32,
@@ -34,9 +34,9 @@ enum class IdType : std::uint8_t { kUint8, kInt16, kUint16, kInt32, kUint32, kIn
 /// seq_length], whose rows are the samples.
 /// Requires      nobody shortens the file meanwhile.
 /// Errors        FileError with path and numbers: an id outside the vocabulary (with its place), a
-///               size that is no multiple of the type's, fewer ids than one sequence, a malformed
-///               file, rows of another length. UsageError for a `type` that a safetensors file
-///               contradicts, or a sequence length < 1.
+///               size that is not a multiple of the type's, fewer ids than one sequence, a
+///               malformed file, rows of another length. UsageError for a `type` that a safetensors
+///               file contradicts, or a sequence length < 1.
 class FileTokens final : public TokenSource {
  public:
   FileTokens(const std::filesystem::path& path, std::optional<IdType> type, std::int64_t vocab_size,

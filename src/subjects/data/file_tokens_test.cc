@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Ids in files: every type is read back, types are derived,
+// SPDX-License-Identifier: Apache-2.0
+// Ids in files: every type is read back, types are derived,
 // what does not fit the vocabulary is refused with its numbers.
 #include "subjects/data/file_tokens.h"
 
@@ -99,7 +100,7 @@ TEST(FileTokens, SizesThatDoNotFitAreNamed) {
   const auto empty = flat_file<std::uint16_t>(folder, {}, "empty.bin");
 
   EXPECT_THAT([&] { FileTokens(path, IdType::kUint32, 96, 1); },
-              ThrowsMessage<FileError>(HasSubstr("6 bytes are no whole number of uint32")));
+              ThrowsMessage<FileError>(HasSubstr("6 bytes are not a whole number of uint32")));
   EXPECT_THAT([&] { FileTokens(path, {}, 96, 4); },
               ThrowsMessage<FileError>(AllOf(HasSubstr("3 ids"), HasSubstr("sequence of 4"))));
   EXPECT_THROW(FileTokens(empty, {}, 96, 4), FileError);
@@ -118,9 +119,9 @@ TEST(FileTokens, TensorsAreFlatOrHaveASampleARow) {
   const auto rows = tensor_file(folder, {{"input_ids", ids.view({4, 3})}, {"labels", ids}});
   EXPECT_EQ(FileTokens(rows, IdType::kInt64, 12, 3).num_samples(), 4);
   EXPECT_THAT([&] { FileTokens(rows, {}, 12, 4); },
-              ThrowsMessage<FileError>(HasSubstr("is [4, 3]")));
+              ThrowsMessage<FileError>(HasSubstr("got [4, 3]")));
   EXPECT_THAT([&] { FileTokens(rows, IdType::kInt32, 12, 3); },
-              ThrowsMessage<UsageError>(HasSubstr("is int64, not int32")));
+              ThrowsMessage<UsageError>(HasSubstr("must be int32 as requested, got int64")));
 }
 
 TEST(FileTokens, TensorsThatAreNoIdsAreRefused) {
@@ -128,11 +129,12 @@ TEST(FileTokens, TensorsThatAreNoIdsAreRefused) {
   const at::Tensor ids = at::arange(12, at::kLong);
 
   const auto floats = tensor_file(folder, {{"ids", at::ones({12}, at::kFloat)}});
-  EXPECT_THAT([&] { FileTokens(floats, {}, 12, 3); },
-              ThrowsMessage<FileError>(HasSubstr("'ids' is fp32")));
+  EXPECT_THAT(
+      [&] { FileTokens(floats, {}, 12, 3); },
+      ThrowsMessage<FileError>(HasSubstr("'ids' must be int64, int32, int16 or uint8, got fp32")));
   const auto two = tensor_file(folder, {{"a", ids}, {"b", ids}});
   EXPECT_THAT([&] { FileTokens(two, {}, 12, 3); },
-              ThrowsMessage<FileError>(HasSubstr("2 tensors and none named 'input_ids'")));
+              ThrowsMessage<FileError>(HasSubstr("one named 'input_ids', got 2 others")));
 }
 
 TEST(FileTokens, TypesHaveNamesThatAreReadBack) {

@@ -19,17 +19,15 @@ constexpr TailPolicy kPolicies[] = {TailPolicy::kDrop, TailPolicy::kPad, TailPol
 
 void check_sizes(int dp_degree, std::int64_t batch_size) {
   if (dp_degree >= 1 && batch_size >= 1) return;
-  throw UsageError(fmt::format(
-      "no samples for a dp degree of {} and a batch size of {}: both must be at least 1", dp_degree,
-      batch_size));
+  throw UsageError(fmt::format("the dp degree and the batch size must be at least 1, got {} and {}",
+                               dp_degree, batch_size));
 }
 
 void check_request(std::int64_t global_batch, int dp_coordinate, int dp_degree) {
   if (global_batch >= 0 && dp_coordinate >= 0 && dp_coordinate < dp_degree) return;
-  throw UsageError(
-      fmt::format("no samples for global batch {} of dp coordinate {}: batches count from 0, "
-                  "coordinates from 0 to {}",
-                  global_batch, dp_coordinate, dp_degree - 1));
+  throw UsageError(fmt::format(
+      "the global batch must be at least 0 and the dp coordinate from 0 to {}, got {} and {}",
+      dp_degree - 1, global_batch, dp_coordinate));
 }
 
 }  // namespace
@@ -52,7 +50,7 @@ TailPolicy parse_tail_policy(std::string_view name) {
     if (name_of(policy) == name) return policy;
     known.emplace_back(name_of(policy));
   }
-  throw UsageError(fmt::format("unknown tail policy '{}'{}; known are {}", name,
+  throw UsageError(fmt::format("unknown tail policy '{}'{}; it must be one of {}", name,
                                did_you_mean(name, known), join_names(known)));
 }
 
@@ -75,25 +73,25 @@ EpochSampler::EpochSampler(const EpochSamplerSettings& settings)
   check_sizes(settings.dp_degree, settings.batch_size);
   const std::int64_t count = settings.num_samples;
   if (count < 1)
-    throw UsageError(
-        fmt::format("a data set of {} samples is not possible; it must have at least 1", count));
+    throw UsageError(fmt::format("a data set must have at least 1 sample, got {}", count));
   const auto [epoch, position] = settings.start;
   if (epoch < 0 || position < 0 || position > count) {
-    throw UsageError(fmt::format(
-        "no data at epoch {}, position {}: epochs count from 0, positions from 0 to the {} samples",
-        epoch, position, count));
+    throw UsageError(
+        fmt::format("the epoch must be at least 0 and the position from 0 to {}, got {} and {}",
+                    count, epoch, position));
   }
   const std::string global_batch = fmt::format("a global batch of {} (dp {} x batch size {})",
                                                unit_, settings.dp_degree, settings.batch_size);
   if (settings.tail == TailPolicy::kDrop && count < unit_) {
-    throw UsageError(fmt::format(
-        "{} samples do not fill {}, so tail policy drop leaves nothing; take pad, or fewer ranks",
-        count, global_batch));
+    throw UsageError(
+        fmt::format("{} samples do not fill {}, so tail policy drop leaves nothing; use tail "
+                    "policy pad or fewer ranks",
+                    count, global_batch));
   }
   for (const std::int64_t rest : {count, count - position}) {
     if (settings.tail != TailPolicy::kError || rest % unit_ == 0) continue;
     throw UsageError(fmt::format(
-        "{} samples are no multiple of {}: {} are left over; take tail policy drop or pad", rest,
+        "{} samples are not a multiple of {}: {} are left over; use tail policy drop or pad", rest,
         global_batch, rest % unit_));
   }
 }

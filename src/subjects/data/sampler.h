@@ -11,9 +11,9 @@
 
 namespace isoshard {
 
-/// What happens at the end of an epoch that is no whole number of global batches. kDrop: the rest
-/// is left out. kPad: the last batch is filled with the epoch's first samples, over and over if it
-/// takes more than there are, as PyTorch's DistributedSampler does. kError: such a data set is
+/// What happens at the end of an epoch that is not a whole number of global batches. kDrop: the
+/// rest is left out. kPad: the last batch is filled with the epoch's first samples, repeatedly if
+/// it needs more than there are, as PyTorch's DistributedSampler does. kError: such a data set is
 /// refused.
 enum class TailPolicy : std::uint8_t { kDrop, kPad, kError };
 /// drop, pad, error.
@@ -50,7 +50,7 @@ class ContiguousSampler final : public Sampler {
   std::int64_t batch_size_;
 };
 
-/// Where a run stands in its data: `position` samples of the order of epoch `epoch` have been
+/// The position of a run in its data: `position` samples of the order of epoch `epoch` have been
 /// taken.
 struct SamplerPosition {
   std::int64_t epoch = 0, position = 0;
@@ -73,7 +73,7 @@ struct EpochSamplerSettings {
 /// Guarantees   dp ranks get disjoint samples (kPad: but for the samples that fill up the end),
 ///              together each sample of the epoch once (kDrop: but for the rest, fewer than a
 ///              global batch). The order depends on seed, epoch and number of samples only, so a
-///              run may be resumed with another dp degree: it goes on behind the samples that were
+///              run may be resumed with another dp degree: it continues after the samples that were
 ///              taken.
 /// Errors       UsageError with the numbers: sizes < 1, a start outside the epoch, kDrop with fewer
 ///              samples than one global batch, kError with a rest; and as ContiguousSampler.
@@ -88,10 +88,11 @@ class EpochSampler final : public Sampler {
   explicit EpochSampler(const EpochSamplerSettings& settings);
   [[nodiscard]] std::vector<std::int64_t> samples(std::int64_t global_batch,
                                                   int dp_coordinate) const override;
-  /// Where the run stands after `global_batches`; as `start` of another sampler, that one goes on
-  /// from there.
+  /// The position of the run after `global_batches`. A sampler with this position as its `start`
+  /// continues from there.
   [[nodiscard]] SamplerPosition position_after(std::int64_t global_batches) const;
-  /// What the global batches of one epoch take: with kPad more than there are, with kDrop fewer.
+  /// The number of samples that the global batches of one epoch take: at least the number of
+  /// samples with kPad, at most with kDrop.
   [[nodiscard]] std::int64_t samples_per_epoch() const {
     return batches_in(settings_.num_samples) * unit_;
   }

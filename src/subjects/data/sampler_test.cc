@@ -211,8 +211,7 @@ TEST(EpochSampler, RefusesStartsOutsideTheData) {
     return [=] { EpochSampler({.num_samples = 4, .start = {epoch, position}}); };
   };
 
-  EXPECT_THAT(start_at(0, 5),
-              ThrowsMessage<UsageError>(AllOf(HasSubstr("position 5"), HasSubstr("4 samples"))));
+  EXPECT_THAT(start_at(0, 5), ThrowsMessage<UsageError>(HasSubstr("from 0 to 4, got 0 and 5")));
   EXPECT_THROW(start_at(-1, 0)(), UsageError);
   EXPECT_NO_THROW(start_at(3, 4)());
   EXPECT_THROW(EpochSampler({.num_samples = 0}), UsageError);

@@ -51,13 +51,12 @@ TextTokens::TextTokens(const std::filesystem::path& path, std::int64_t vocab_siz
                        std::int64_t seq_length, std::uint64_t seed)
     : file_(path), seq_length_(seq_length) {
   if (seq_length < 1)
-    throw UsageError(
-        fmt::format("a sequence length of {} is not possible; it must be at least 1", seq_length));
+    throw UsageError(fmt::format("the sequence length must be at least 1, got {}", seq_length));
   const auto size = static_cast<std::int64_t>(file_.bytes().size());
   num_sequences_ = size / seq_length;
   if (num_sequences_ == 0) {
-    throw FileError(fmt::format("{}: holds {} bytes, less than one sequence of {}", path.string(),
-                                size, seq_length));
+    throw FileError(fmt::format("{}: must hold at least one sequence of {} bytes, got {}",
+                                path.string(), seq_length, size));
   }
   check_vocabulary(file_.bytes(), path, vocab_size);
   first_ = static_cast<std::int64_t>(random_bits(seed, "data.text", 0) %
@@ -75,8 +74,7 @@ void TextTokens::read(std::int64_t number, std::span<std::int64_t> ids) const {
 RandomTokens::RandomTokens(std::int64_t vocab_size, std::uint64_t seed)
     : vocab_size_(vocab_size), seed_(seed) {
   if (vocab_size < 1)
-    throw UsageError(
-        fmt::format("a vocabulary of {} is not possible; it must be at least 1", vocab_size));
+    throw UsageError(fmt::format("the vocabulary size must be at least 1, got {}", vocab_size));
 }
 
 void RandomTokens::read(std::int64_t number, std::span<std::int64_t> ids) const {

@@ -28,8 +28,8 @@ class TokenSource {
   }
 };
 
-/// The bytes of a file are the ids. The file is cut into sequences; the seed says which one is
-/// sample 0, the next ones follow, and after the last comes the first.
+/// The bytes of a file are the ids. The file is cut into sequences. The seed chooses the sequence
+/// that is sample 0; the others follow in file order and wrap around at the end.
 ///
 /// Errors   FileError for a file that is missing or shorter than one sequence; UsageError that
 ///          names both numbers if a byte of the file is not below the vocabulary size.

@@ -21,7 +21,7 @@ namespace isoshard {
 /// or 1, the others 0.
 enum class ParamInit : std::uint8_t { kNormal, kZeros, kOnes, kSigns, kSparseRows };
 
-/// What a step minimises. kLinear: minus the sum of the targets' logits, whose gradient is -1 at
+/// What a step minimizes. kLinear: minus the sum of the targets' logits, whose gradient is -1 at
 /// each target (linear_loss.h).
 enum class LossKind : std::uint8_t { kCrossEntropy, kLinear };
 
@@ -35,7 +35,7 @@ enum class TpRole : std::uint8_t { kReplicated, kColumn, kRow, kVocab };
 struct TpSplit {
   TpRole role = TpRole::kReplicated;
   int dim = -1;  ///< -1 if nothing is cut (kReplicated)
-  /// A shard holds whole multiples of this many entries (a head, a kv group)
+  /// A shard holds whole multiples of this many entries (a head, a kv group).
   std::int64_t unit = 1;
   /// Fused parts along `dim`, each cut on its own: a rank holds its part of q, of k and of v.
   /// Empty: one part, the whole dim.
@@ -72,7 +72,7 @@ class Model {
   /// The points that transformers returns as output_hidden_states: the embedding, each layer but
   /// the last, the final norm.
   [[nodiscard]] virtual std::vector<std::string> hidden_state_points() const;
-  /// The module whose output are the logits, tied or not.
+  /// The module whose output is the logits, tied or not.
   [[nodiscard]] virtual std::string head_module() const { return "lm_head"; }
   [[nodiscard]] virtual LossKind loss_kind() const noexcept { return LossKind::kCrossEntropy; }
   /// The forward pass of an evaluation: nothing is dropped.
@@ -81,8 +81,8 @@ class Model {
                                    const Strategy& strategy, Sink* sink) const {
     return forward(input_ids_BS, parameters, strategy, sink, {});
   }
-  /// The same of a training step. What the arguments refer to, and the model, must outlive
-  /// backward.
+  /// The forward pass of a training step. The model and all objects that the arguments refer to
+  /// must outlive backward.
   [[nodiscard]] virtual at::Tensor forward(const at::Tensor& input_ids_BS,
                                            const Parameters& parameters, const Strategy& strategy,
                                            Sink* sink, const TrainingPass& training) const = 0;

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 The whole model: names, shapes, taps, causality, and heads
+// SPDX-License-Identifier: Apache-2.0
+// The whole model: names, shapes, taps, causality, and heads
 // read off the shapes a strategy returns.
 #include "subjects/model/model.h"
 

@@ -43,8 +43,8 @@ Layout Strategy::activation_layout(const at::Tensor& local, int tp_dim) const {
   const auto split = [&](Axis axis, int dim, int degree) {
     if (degree == 1) return;
     if (dim >= local.dim())
-      throw MeshError(
-          fmt::format("dim {} of a tensor of {} dims cannot be split", dim, local.dim()));
+      throw MeshError(fmt::format(
+          "the dim to split must be below the {} dims of the tensor, got {}", local.dim(), dim));
     layout.global_shape[static_cast<std::size_t>(dim)] *= degree;
     layout.placements.push_back(shard(axis, dim));
   };

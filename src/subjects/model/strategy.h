@@ -18,9 +18,8 @@ struct ActivationLayouts {
   Layout value, gradient;
 };
 
-/// How a parallel strategy carries out the parts of a model that it may split. Model code calls
-/// these instead of at::linear and at::embedding, and reads head counts off the shapes it gets
-/// back.
+/// How a parallel strategy computes the parts of a model that it may split. Model code calls these
+/// instead of at::linear and at::embedding, and reads head counts off the shapes it gets back.
 ///
 /// The class itself is the unsharded strategy: plain ops, activations that hold this dp rank's
 /// samples.
@@ -57,8 +56,8 @@ class Strategy {
   /// The layout of an activation: dim 0 is split over dp (if dp_degree > 1), `tp_dim` over tp (-1:
   /// replicated over tp).
   [[nodiscard]] Layout activation_layout(const at::Tensor& local, int tp_dim) const;
-  /// Of the activation at a named point: activation_layout for both, unless the strategy has points
-  /// of which it knows more.
+  /// The layouts of the activation at a named point and of its gradient: activation_layout for
+  /// both, unless the strategy overrides it for some points.
   [[nodiscard]] virtual ActivationLayouts activation_layouts(std::string_view point,
                                                              const at::Tensor& local,
                                                              int tp_dim) const;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the forward pass of a training step has and an evaluation has not.
+/// What the forward pass of a training step needs beyond that of an evaluation.
 #pragma once
 #include <cstdint>
 
@@ -14,7 +14,7 @@ namespace isoshard {
 struct TrainingPass {
   const RngStreams* streams = nullptr;  ///< nullptr: no dropout
   int step = 0;
-  /// Place in the step's global batch of this micro-batch's first sample, over all dp ranks
+  /// Place in the step's global batch of this micro-batch's first sample, over all dp ranks.
   std::int64_t first_sample = 0;
   MeshShape mesh;  ///< with `rank`: where the layouts of activations lie
   int rank = 0;

@@ -26,7 +26,7 @@ void check_box(const ParameterSpec& spec, const Shape& offset, const Shape& size
              size[dim] <= spec.shape[dim] - offset[dim];
   }
   if (inside) return;
-  throw ShapeError(fmt::format("box at [{}] of size [{}] does not lie in {} [{}]",
+  throw ShapeError(fmt::format("the box at [{}] of size [{}] must lie inside {} [{}]",
                                fmt::join(offset, ", "), fmt::join(size, ", "), spec.name,
                                fmt::join(spec.shape, ", ")));
 }
@@ -83,8 +83,9 @@ void set_row(std::span<float> row, const RandomStream& stream, std::uint64_t row
 at::Tensor sparse_rows(const ParameterSpec& spec, const Shape& offset, const Shape& size,
                        std::uint64_t seed) {
   if (spec.shape.size() != 2 || spec.row_nonzeros < 1 || spec.row_nonzeros > spec.shape[1]) {
-    throw ShapeError(fmt::format("{} [{}] has no rows of {} non-zero entries", spec.name,
-                                 fmt::join(spec.shape, ", "), spec.row_nonzeros));
+    throw ShapeError(
+        fmt::format("{} [{}] must have rows of at least {} entries, its number of non-zero ones",
+                    spec.name, fmt::join(spec.shape, ", "), spec.row_nonzeros));
   }
   const RandomStream stream(seed, spec.name);
   at::Tensor rows = at::zeros({size[0], spec.shape[1]}, at::kFloat);
@@ -114,7 +115,7 @@ Distribution distribution_of(const ParameterSpec& spec, double std, bool generic
     case ParamInit::kSparseRows:
       break;  // no distribution of this kind
   }
-  throw ShapeError(fmt::format("{} has no known way to be initialised", spec.name));
+  throw ShapeError(fmt::format("{} has no initialization rule", spec.name));
 }
 
 }  // namespace

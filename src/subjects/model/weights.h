@@ -10,7 +10,7 @@
 
 namespace isoshard {
 
-/// Gives any box of any parameter, so that no rank needs a whole tensor of which it holds a part.
+/// Reads any box of any parameter, so that a rank never needs a whole tensor to get its part.
 /// Determinism   the values do not depend on the box asked for.
 class WeightSource {
  public:

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 torch.optim.AdamW, in the order of operations of its
+// SPDX-License-Identifier: Apache-2.0
+// torch.optim.AdamW, in the order of operations of its
 // single-tensor loop (not capturable, no amsgrad).
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -51,15 +52,14 @@ class AdamW final : public Optimizer {
       const auto first = state.find(name + ".exp_avg"), second = state.find(name + ".exp_avg_sq");
       if (steps < 1 || first == state.end() || second == state.end()) {
         throw ShapeError(fmt::format(
-            "AdamW's state of {} after {} updates is not whole: it takes exp_avg and exp_avg_sq",
-            name, steps));
+            "AdamW's state of {} after {} updates must have exp_avg and exp_avg_sq", name, steps));
       }
       restored[name] = {steps, first->second, second->second};
     }
     if (state.size() != 2 * restored.size()) {
-      throw ShapeError(
-          fmt::format("AdamW's state has {} tensors for {} parameters: 2 of each are needed",
-                      state.size(), restored.size()));
+      throw ShapeError(fmt::format(
+          "AdamW's state must have 2 tensors for each of the {} parameters, got {} in all",
+          restored.size(), state.size()));
     }
     moments_ = std::move(restored);
   }

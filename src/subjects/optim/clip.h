@@ -9,7 +9,7 @@
 
 namespace isoshard {
 
-/// So many elements of a gradient are squared and added at a time, in row-major order.
+/// The number of elements of a gradient that are squared and added at a time, in row-major order.
 inline constexpr std::int64_t kNormBlockElements = 1 << 16;
 
 /// Sum of squares of all gradients in fp64, in name order; of each gradient block by block, so that

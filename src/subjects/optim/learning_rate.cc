@@ -36,7 +36,7 @@ Kind parse_learning_rate_schedule(std::string_view name) {
     if (name == name_of(kind)) return kind;
     known.emplace_back(name_of(kind));
   }
-  throw UsageError(fmt::format("unknown learning rate schedule '{}'{}; one of {}", name,
+  throw UsageError(fmt::format("unknown learning rate schedule '{}'{}; it must be one of {}", name,
                                did_you_mean(name, known), join_names(known)));
 }
 
@@ -44,23 +44,23 @@ LearningRate::LearningRate(double base_rate, const LearningRateSettings& setting
     : base_rate_(base_rate), settings_(settings) {
   if (settings.warmup_steps < 0 || settings.total_steps < 0) {
     throw UsageError(
-        fmt::format("a learning rate schedule of {} steps with {} of warm-up is not possible",
+        fmt::format("the steps of a learning rate schedule and of its warm-up must be at least 0, "
+                    "got {} and {}",
                     settings.total_steps, settings.warmup_steps));
   }
   if (!(settings.min_rate >= 0 && settings.min_rate <= base_rate)) {
-    throw UsageError(fmt::format(
-        "a lowest learning rate of {} is not possible; it must be from 0 to the learning rate, {}",
-        settings.min_rate, base_rate));
+    throw UsageError(
+        fmt::format("the lowest learning rate must be from 0 to the learning rate {}, got {}",
+                    base_rate, settings.min_rate));
   }
   if (settings.kind == Kind::kConstant && settings.min_rate != 0) {
     throw UsageError(fmt::format(
-        "a lowest learning rate of {} needs a schedule that goes down: linear or cosine",
-        settings.min_rate));
+        "a lowest learning rate of {} requires a linear or cosine schedule", settings.min_rate));
   }
   if (settings.kind != Kind::kConstant && settings.total_steps <= settings.warmup_steps) {
-    throw UsageError(fmt::format("a {} schedule of {} steps has none left after a warm-up of {}",
-                                 name_of(settings.kind), settings.total_steps,
-                                 settings.warmup_steps));
+    throw UsageError(fmt::format(
+        "the warm-up of a {} schedule of {} steps must be shorter than the schedule, got {}",
+        name_of(settings.kind), settings.total_steps, settings.warmup_steps));
   }
 }
 

@@ -9,12 +9,12 @@ namespace isoshard {
 struct LearningRateSettings {
   enum class Kind : std::uint8_t { kConstant, kLinear, kCosine } kind = Kind::kConstant;
   std::int64_t warmup_steps = 0;
-  /// Linear and cosine: the step from which on the rate is `min_rate`; warm-up included
+  /// Linear and cosine: the step from which on the rate is `min_rate`; warm-up included.
   std::int64_t total_steps = 0;
   double min_rate = 0;  ///< linear and cosine: where the rate goes to
   friend bool operator==(const LearningRateSettings&, const LearningRateSettings&) = default;
 };
-/// Constant, linear, cosine
+/// Constant, linear, cosine.
 [[nodiscard]] std::string_view name_of(LearningRateSettings::Kind kind) noexcept;
 /// Errors   UsageError that lists the names.
 [[nodiscard]] LearningRateSettings::Kind parse_learning_rate_schedule(std::string_view name);

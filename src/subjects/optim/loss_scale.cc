@@ -18,22 +18,20 @@ LossScale::LossScale(const LossScaleSettings& settings)
     : settings_(settings), scale_(static_cast<float>(settings.initial)) {
   if (!(scale_ > 0) || !std::isfinite(scale_)) {
     throw UsageError(
-        fmt::format("a loss scale of {} is not possible; it must be above 0 and finite in fp32",
-                    settings.initial));
+        fmt::format("the loss scale must be above 0 and finite in fp32, got {}", settings.initial));
   }
   if (!(settings.growth_factor > 1) || !std::isfinite(settings.growth_factor)) {
-    throw UsageError(
-        fmt::format("a loss scale that grows by {} is not possible; the factor must be above 1",
-                    settings.growth_factor));
+    throw UsageError(fmt::format("the growth factor of the loss scale must be above 1, got {}",
+                                 settings.growth_factor));
   }
   if (!(settings.backoff_factor > 0 && settings.backoff_factor < 1)) {
-    throw UsageError(fmt::format(
-        "a loss scale that shrinks by {} is not possible; the factor must be between 0 and 1",
-        settings.backoff_factor));
+    throw UsageError(
+        fmt::format("the backoff factor of the loss scale must be between 0 and 1, got {}",
+                    settings.backoff_factor));
   }
   if (settings.growth_interval < 1) {
     throw UsageError(
-        fmt::format("a growth interval of {} steps is not possible; it must be at least 1",
+        fmt::format("the growth interval of the loss scale must be at least 1 step, got {}",
                     settings.growth_interval));
   }
 }
@@ -61,10 +59,13 @@ void LossScale::restore(const std::map<std::string, double, std::less<>>& number
   const auto stored = static_cast<float>(scale->second);
   const double count = steps == numbers.end() ? -1 : steps->second;
   if (!(stored > 0) || !std::isfinite(stored))
-    throw FileError(fmt::format("the stored loss scale is {}", scale->second));
+    throw FileError(fmt::format("the stored loss scale must be above 0 and finite in fp32, got {}",
+                                scale->second));
   if (!(count >= 0 && count < kMostSteps) || count != std::floor(count))
-    throw FileError(fmt::format(
-        "the stored loss scale has no count of steps without an infinity, but {}", count));
+    throw FileError(
+        fmt::format("the stored count of steps without an infinity must be a whole number of at "
+                    "least 0, got {}",
+                    count));
   scale_ = stored;
   steps_without_ = static_cast<std::int64_t>(count);
 }

@@ -21,7 +21,7 @@ struct LossScaleSettings {
 /// The scale of each step, kept in fp32.
 ///
 /// After a step with an infinity or a NaN in any gradient: scale x backoff_factor. After
-/// growth_interval steps in a row without: scale x growth_factor, unless that is no finite fp32
+/// growth_interval steps in a row without: scale x growth_factor, unless that is not a finite fp32
 /// number. A static scale stays.
 /// Errors        UsageError from the constructor: a scale that is not above 0 and finite in fp32, a
 ///               growth factor not above 1, a backoff factor not between 0 and 1, an interval below
@@ -34,11 +34,12 @@ class LossScale {
   [[nodiscard]] double value() const noexcept { return static_cast<double>(scale_); }
   void update(bool found_inf) noexcept;
 
-  /// By name, what a checkpoint needs so that restore() goes on from here.
+  /// The state by name, which restore() resumes from.
   [[nodiscard]] std::map<std::string, double, std::less<>> numbers() const;
   /// A static scale stays; without such numbers (a checkpoint of a run that scaled nothing) a
   /// dynamic one begins at `initial`.
-  /// Errors   FileError if the scale is none, or the count is no count.
+  /// Errors   FileError if the scale is not above 0 and finite, or the count is not a whole number
+  ///          of at least 0.
   void restore(const std::map<std::string, double, std::less<>>& numbers);
 
  private:

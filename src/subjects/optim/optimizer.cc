@@ -17,7 +17,7 @@ namespace {
 
 void check_range(std::string_view what, double value, bool valid, std::string_view range) {
   if (!valid || !std::isfinite(value))
-    throw UsageError(fmt::format("{} is {}: give {}", what, value, range));
+    throw UsageError(fmt::format("{} must be {}, got {}", what, range, value));
 }
 
 void check(const OptimizerSettings& settings) {
@@ -52,7 +52,7 @@ OptimizerSettings::Kind parse_optimizer(std::string_view name) {
     if (name == name_of(kind)) return kind;
     known.emplace_back(name_of(kind));
   }
-  throw UsageError(fmt::format("unknown optimizer '{}'{}; one of {}", name,
+  throw UsageError(fmt::format("unknown optimizer '{}'{}; it must be one of {}", name,
                                did_you_mean(name, known), join_names(known)));
 }
 
@@ -73,9 +73,9 @@ const at::Tensor& gradient_of(const std::string& name, const at::Tensor& paramet
   }
   const at::Tensor& gradient = found->second;
   if (gradient.defined() && gradient.sizes() != parameter.sizes()) {
-    throw ShapeError(fmt::format("the gradient of {} has shape [{}], the parameter [{}]", name,
-                                 fmt::join(gradient.sizes(), ", "),
-                                 fmt::join(parameter.sizes(), ", ")));
+    throw ShapeError(
+        fmt::format("the gradient of {} must have the shape [{}] of the parameter, got [{}]", name,
+                    fmt::join(parameter.sizes(), ", "), fmt::join(gradient.sizes(), ", ")));
   }
   return gradient;
 }
@@ -83,7 +83,7 @@ const at::Tensor& gradient_of(const std::string& name, const at::Tensor& paramet
 void check_same_names(const NamedTensors& parameters, const NamedTensors& gradients) {
   for (const auto& [name, gradient] : gradients) {
     if (!parameters.contains(name))
-      throw ShapeError(fmt::format("a gradient for {}, which is no parameter", name));
+      throw ShapeError(fmt::format("a gradient must belong to a parameter, got one for {}", name));
   }
 }
 

@@ -36,7 +36,7 @@ class Optimizer {
   /// Both maps have the same names; a parameter without gradient (undefined tensor) is left alone,
   /// as torch does.
   virtual void step(NamedTensors& parameters, const NamedTensors& gradients) = 0;
-  /// Of the steps to come; before the first call it is that of the settings.
+  /// Sets the learning rate of the steps to come. Before the first call it is that of the settings.
   virtual void set_learning_rate(double rate) = 0;
   /// State tensors by "<parameter>.<state>", for example "model.norm.weight.exp_avg",
   /// "....momentum_buffer".
@@ -46,9 +46,9 @@ class Optimizer {
   [[nodiscard]] virtual std::string_view rule() const = 0;
   /// What the rule counts, for corrections that depend on it; empty if it counts nothing.
   [[nodiscard]] virtual UpdateCounts updates() const = 0;
-  /// Goes on from these, which state() and updates() of an optimizer of the same rule gave; before
-  /// the first step.
-  /// Errors   ShapeError for state that the rule does not have, or that is lacking.
+  /// Resumes from the results of state() and updates() of an optimizer of the same rule. Call it
+  /// before the first step.
+  /// Errors   ShapeError for state that the rule does not have, or that is missing.
   virtual void restore(const NamedTensors& state, const UpdateCounts& updates) = 0;
 };
 

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 The update rules against formulas worked out element by
+// SPDX-License-Identifier: Apache-2.0
+// The update rules against formulas worked out element by
 // element, and what happens to odd arguments. ATen may fuse a multiply and an add where these
 // formulas do not, hence EXPECT_DOUBLE_EQ.
 #include "subjects/optim/optimizer.h"

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 torch.optim.SGD with momentum (dampening 0, no Nesterov), in
+// SPDX-License-Identifier: Apache-2.0
+// torch.optim.SGD with momentum (dampening 0, no Nesterov), in
 // the order of operations of its single-tensor loop.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -41,7 +42,7 @@ class Sgd final : public Optimizer {
 
   void restore(const NamedTensors& state, const UpdateCounts& updates) override {
     if (!updates.empty())
-      throw ShapeError(fmt::format("SGD counts no updates; {} counts were given", updates.size()));
+      throw ShapeError(fmt::format("SGD must be given no update counts, got {}", updates.size()));
     NamedTensors restored;
     for (const auto& [name, buffer] : state) {
       if (settings_.momentum == 0 || !name.ends_with(kBuffer))

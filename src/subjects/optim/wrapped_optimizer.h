@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Base of an optimizer that changes the steps of another one and is it in all else.
+/// Base of an optimizer that changes the steps of another one and forwards everything else to it.
 #pragma once
 #include <memory>
 #include <utility>

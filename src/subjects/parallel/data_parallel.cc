@@ -7,7 +7,7 @@
 namespace isoshard {
 namespace {
 
-// Row-major distances between neighbours along each dim.
+// Row-major distances between neighbors along each dim.
 Shape strides_of(const Shape& shape) {
   Shape strides(shape.size(), 1);
   for (std::size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * shape[d];

@@ -52,11 +52,12 @@ class DataParallel {
   virtual void clear_gradients() = 0;
   /// What forward reads in the next micro-batch, by parameter name.
   [[nodiscard]] virtual const NamedTensors& before_forward() = 0;
-  /// `reduces`: gradients as they are after this backward are reduced over dp, in it or right
-  /// behind it.
+  /// `reduces`: gradients as they are after this backward are reduced over dp, during it or right
+  /// after it.
   virtual void before_backward(bool reduces) = 0;
   virtual void after_backward(bool reduces, bool is_last) = 0;
-  /// Ends what is under way. A parameter that no gradient reached has a gradient of zeros.
+  /// Waits for reductions that are under way. A parameter that no gradient reached has a gradient
+  /// of zeros.
   virtual void finish() = 0;
 
   /// What forward reads, for the record: whole held parameters or, where a rank keeps less, its
@@ -74,9 +75,9 @@ class DataParallel {
   virtual void publish() = 0;
 };
 
-/// Where elements [begin, begin + count) of a flattened local tensor lie in the whole one, as flat
-/// ranges. `part` says where that tensor lies; its boxes tile it but for padding, which is left
-/// out.
+/// Where elements [begin, begin + count) of a flattened local tensor lie in the whole tensor, as
+/// flat ranges. `part` says where that tensor lies; its boxes tile it but for padding, which is
+/// left out.
 /// Shapes   `local` is the tensor's shape.   Ranks   local.
 [[nodiscard]] Layout layout_of_run(const Layout& part, const Shape& local, const MeshShape& mesh,
                                    int rank, std::int64_t begin, std::int64_t count);

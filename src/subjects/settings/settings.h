@@ -20,14 +20,14 @@ enum class LossMean : std::uint8_t { kGlobal, kLocal, kSum };
 
 struct TrainSettings {
   OptimizerSettings optimizer;
-  /// Of the learning rate; its total_steps must be set for linear and cosine
+  /// Of the learning rate; its total_steps must be set for linear and cosine.
   LearningRateSettings schedule;
   double max_grad_norm = 1.0;  ///< 0: no clipping (the norm is recorded all the same)
   LossMean loss_mean = LossMean::kGlobal;
   std::int64_t bucket_bytes = 25 << 20;  ///< ddp's gradient buckets
   /// Record each rank's summand of row-parallel outputs, as "<module>.partial"
   bool record_partials = false;
-  /// In [0, 1), Megatron's definition (subjects/model/ops/loss.h)
+  /// In [0, 1), Megatron's definition (subjects/model/ops/loss.h).
   double label_smoothing = 0;
   /// bf16 or fp16: forward runs under torch's autocast (subjects/model/ops/autocast.h); parameters,
   /// gradients and optimizer stay fp32.
@@ -42,7 +42,7 @@ struct TrainSettings {
   /// megatron: activations that its regions over tp leave whole are split over tp along the
   /// sequence.
   bool sequence_parallel = false;
-  /// Megatron: masters and optimizer state are spread over dp, bucket by bucket
+  /// Megatron: masters and optimizer state are spread over dp, bucket by bucket.
   bool distributed_optimizer = false;
   /// fsdp_tp: what gradients are rounded to before they are averaged over dp. None: the dtype of
   /// the parameters as forward reads them.
@@ -50,7 +50,7 @@ struct TrainSettings {
   /// fsdp_tp, and its reference: what the model's output is rounded to before the loss. None: it
   /// stays as the head gives it.
   std::optional<Dtype> output_dtype;
-  /// Autotp: 0; 1: masters and optimizer state are spread over dp; 2: gradients, too
+  /// Autotp: 0; 1: masters and optimizer state are spread over dp; 2: gradients, too.
   int zero_stage = 0;
   /// Activation checkpointing: of each layer only the input is kept, and its forward is repeated in
   /// backward (subjects/model/zoo/recompute.h).

@@ -21,8 +21,8 @@ class GradNorm {
   [[nodiscard]] virtual double norm(const NamedTensors& gradients) = 0;
 };
 
-/// Squares of parameters that are split are summed over tp, of replicated ones and of copied shards
-/// counted once; all in fp64.
+/// Squares of split parameters are summed over tp; replicated parameters and copied shards count
+/// once. All sums are in fp64.
 ///
 /// Ranks        collective over `dp`, if given (clip_norm: one fp64 per parameter, one segment
 ///              each), then over `tp` (the same of split parameters only).
@@ -30,7 +30,8 @@ class GradNorm {
 ///              give the same bits.
 class GlobalGradNorm final : public GradNorm {
  public:
-  /// `dp`: gradients are of pieces that dp ranks share out among them; nullptr: each has all.
+  /// `dp` is the group over which gradients are split in pieces; nullptr if every rank has all of
+  /// them.
   GlobalGradNorm(std::vector<ParameterSpec> specs, const ShardPlan& plan, Communicator& tp,
                  Communicator* dp = nullptr);
   [[nodiscard]] double norm(const NamedTensors& gradients) override;

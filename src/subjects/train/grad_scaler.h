@@ -14,8 +14,8 @@ namespace isoshard {
 /// A seam: a faulty test double may stand in from outside.
 ///
 /// Guarantees   every rank of the world has the same scale in each step, and skips the same steps:
-///              a gradient that is not finite on any rank, of whatever part of the model, is one on
-///              all.
+///              a gradient that is not finite on one rank, in any part of the model, counts on all
+///              ranks.
 /// Ranks        found_on_any_rank is collective over the world: one all-reduce of one number
 ///              (clip_norm on the world axis). The rest is local.
 /// Source       torch.amp.GradScaler (scale, unscale_, update);
@@ -26,7 +26,7 @@ class GradScaler {
   GradScaler(const LossScaleSettings& settings, Communicator& world)
       : scale_(settings), world_(&world) {}
   virtual ~GradScaler() = default;
-  /// Of the step under way: what the loss is multiplied with before backward.
+  /// The factor of the loss in the current step; the loss is multiplied with it before backward.
   [[nodiscard]] double scale() const noexcept { return scale_.value(); }
   /// Multiplies every gradient by 1 / scale, rounded to fp32, in place. Returns whether one of them
   /// was not finite before.

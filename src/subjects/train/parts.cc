@@ -43,11 +43,11 @@ void finish(TrainerParts& parts, const TrainerConfig& config, Mesh& mesh, int lo
             bool shards_over_dp = false) {
   parts.num_loss_groups = local_groups;
   if (config.settings.loss_mean == LossMean::kGlobal) {
-    parts.loss_normaliser = std::make_unique<GlobalTokenMean>(mesh.group(Axis::kDp));
+    parts.loss_normalizer = std::make_unique<GlobalTokenMean>(mesh.group(Axis::kDp));
   } else if (config.settings.loss_mean == LossMean::kSum) {
-    parts.loss_normaliser = std::make_unique<GlobalTokenSum>(mesh.degree(Axis::kDp));
+    parts.loss_normalizer = std::make_unique<GlobalTokenSum>(mesh.degree(Axis::kDp));
   } else {
-    parts.loss_normaliser = std::make_unique<GroupTokenMean>(local_groups);
+    parts.loss_normalizer = std::make_unique<GroupTokenMean>(local_groups);
   }
   if (config.settings.loss_scale.is_on())
     parts.grad_scaler = std::make_unique<GradScaler>(config.settings.loss_scale, mesh.world());

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Training and evaluation of one trainer: what drops, what does
+// SPDX-License-Identifier: Apache-2.0
+// Training and evaluation of one trainer: what drops, what does
 // not, and that neither leaves a trace in the other.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

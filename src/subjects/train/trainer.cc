@@ -146,8 +146,8 @@ Trainer::LossSums Trainer::weigh(std::span<const at::Tensor> targets) const {
     for (std::size_t m = 0; m < counts.size(); ++m) {
       if (counts[m].size() % num_groups != 0) {
         throw UsageError(fmt::format(
-            "micro-batch {} has {} samples, which do not divide into the batches of {} dp ranks", m,
-            counts[m].size(), num_groups));
+            "the samples of micro-batch {} must be divisible by the {} dp ranks, got {}", m,
+            num_groups, counts[m].size()));
       }
       const std::size_t size = counts[m].size() / num_groups;
       for (std::size_t i = group * size; i < (group + 1) * size; ++i) {
@@ -156,7 +156,7 @@ Trainer::LossSums Trainer::weigh(std::span<const at::Tensor> targets) const {
       }
     }
   }
-  sums.weights = parts_.loss_normaliser->weights(sums.counts);
+  sums.weights = parts_.loss_normalizer->weights(sums.counts);
   sums.sums.resize(sums.counts.size());
   return sums;
 }

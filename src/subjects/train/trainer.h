@@ -25,7 +25,7 @@
 #include "subjects/settings/settings.h"
 #include "subjects/train/grad_norm.h"
 #include "subjects/train/grad_scaler.h"
-#include "subjects/train/loss_normaliser.h"
+#include "subjects/train/loss_normalizer.h"
 #include "subjects/train/schedule.h"
 
 namespace isoshard {
@@ -36,7 +36,7 @@ struct TrainerParts {
   std::shared_ptr<const WeightSource> weights;
   std::shared_ptr<const Strategy> strategy;
   ShardPlan plan;  ///< must be the one that `strategy` follows
-  std::unique_ptr<LossNormaliser> loss_normaliser;
+  std::unique_ptr<LossNormalizer> loss_normalizer;
   std::unique_ptr<GradNorm> grad_norm;
   std::unique_ptr<GradScaler> grad_scaler;  ///< nullptr: the loss is not scaled
   std::unique_ptr<Optimizer> optimizer;
@@ -45,13 +45,13 @@ struct TrainerParts {
   std::unique_ptr<Schedule> schedule = std::make_unique<Schedule>();
   std::unique_ptr<CheckpointIo> checkpoint_io = std::make_unique<CheckpointIo>();
   std::unique_ptr<PartialGradSum> partial_grad_sum;  ///< nullptr: nothing is split over tp
-  /// How parameters, gradients and optimizer state lie over dp
+  /// How parameters, gradients and optimizer state lie over dp.
   std::unique_ptr<DataParallel> data_parallel;
   std::int64_t bucket_bytes = 25 << 20;
   std::optional<Dtype> master_dtype;  ///< of what the optimizer steps; none: `dtype`
   double max_grad_norm = 1.0;         ///< 0: no clipping
   double label_smoothing = 0;
-  /// dp ranks that this rank's samples stand for (more than 1 in the reference only)
+  /// The number of dp ranks that this rank's samples stand for; more than 1 in the reference only.
   int num_loss_groups = 1;
   Dtype dtype = Dtype::kFloat32;      ///< of the parameters, and so of the computation
   std::optional<Dtype> autocast;      ///< forward runs under autocast of this dtype
@@ -68,10 +68,10 @@ struct TrainerParts {
 ///              "grad_norm", "learning_rate", optimizer state (with masters, if they have a dtype
 ///              of their own, as "<parameter>.master") and parameters after the step. A parameter
 ///              that no gradient reached has a gradient of zeros. With loss scaling "loss_scale"
-///              and, behind the gradients, "found_inf" (1 or 0) are recorded; gradients are
-///              unscaled before they are recorded, and a step whose gradients are not finite on
-///              some rank changes nothing but the scale: parameters, masters, optimizer state and
-///              its count of steps stay. The learning rate's schedule goes on.
+///              and, after the gradients, "found_inf" (1 or 0) are recorded; gradients are unscaled
+///              before they are recorded, and a step whose gradients are not finite on some rank
+///              changes nothing but the scale: parameters, masters, optimizer state and its count
+///              of steps stay. The learning rate's schedule continues.
 /// Ranks        every phase is collective over the mesh.
 /// Determinism  bit-equal between runs for the communicator's ordered reduction.
 ///
@@ -84,13 +84,13 @@ class Trainer {
   ~Trainer();
 
   void setup();
-  /// In place of setup: goes on where the run that wrote the checkpoint was, whatever its mesh and
-  /// subject. What is stepped starts from `weights`, which must be of the checkpoint
-  /// (CheckpointWeights); optimizer state, steps and random streams are the checkpoint's. The state
-  /// is recorded as that of the last step done; of a checkpoint of step 0, as setup does.
+  /// Replaces setup: resumes from a checkpoint of any mesh and subject. Stepped tensors start from
+  /// `weights`, which must be those of the checkpoint (CheckpointWeights); optimizer state, steps
+  /// and random streams are the checkpoint's. The state is recorded as that of the last step done;
+  /// of a checkpoint of step 0, as setup does.
   /// Errors   FileError that starts with the file (docs/checkpoints.md lists them).
   void resume(const std::filesystem::path& folder);
-  /// Between steps: writes what resume takes.   Errors   as CheckpointIo::write.
+  /// Writes a checkpoint for resume. Call it between steps.   Errors   as CheckpointIo::write.
   void save(const std::filesystem::path& folder) const;
   /// Forward and backward of every micro-batch; gradients add up.
   /// The loss is the mean over all of them; only the last backward starts reductions.
@@ -109,12 +109,12 @@ class Trainer {
   /// Whether the next steps drop and recompute (at first they do).
   void set_training(bool training) noexcept { is_training_ = training; }
 
-  /// What forward reads, or this rank's pieces of it (DataParallel::held).
+  /// The parameters that forward reads, or this rank's pieces of them (DataParallel::held).
   [[nodiscard]] const Parameters& parameters() const { return parts_.data_parallel->held(); }
-  /// Of this rank's pieces, of the last step.
+  /// The gradients of this rank's pieces in the last step.
   [[nodiscard]] const NamedTensors& gradients() const noexcept { return gradients_; }
   [[nodiscard]] const std::vector<ParameterSpec>& specs() const noexcept { return specs_; }
-  /// Of the last step: what was minimised (averaged over dp), and the norm before clipping.
+  /// The loss of the last step (averaged over dp), and below it the norm before clipping.
   [[nodiscard]] double loss() const noexcept { return loss_; }
   [[nodiscard]] double grad_norm() const noexcept { return grad_norm_; }
   /// Whether the last step was skipped.
@@ -138,7 +138,7 @@ class Trainer {
   void record(RecordKind kind, std::string name, const at::Tensor& value, Layout layout) const;
   void record_parameters() const;
   void record_data(const TokenBatch& batch) const;
-  /// Records the scale of the step, and declares it with what is recorded in it.
+  /// Records the scale of the step, and declares it to the sink for the records of the step.
   void begin_scaling();
   /// This rank's part of a parameter; what pads a vocabulary is zero.
   [[nodiscard]] at::Tensor own_part(const ParameterSpec& spec, at::ScalarType type) const;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a trainer saves, and how it goes on from it.
+// What a trainer saves, and how it resumes from it.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 

@@ -6,7 +6,8 @@
 namespace isoshard {
 
 std::unique_ptr<Communicator> attach_mpi_world() {
-  throw NotBuiltError("backend mpi is not part of this build; shm is, and needs nothing installed");
+  throw NotBuiltError(
+      "backend mpi is not part of this build; use shm, which needs nothing installed");
 }
 
 }  // namespace isoshard

@@ -6,7 +6,7 @@
 namespace isoshard {
 
 std::unique_ptr<Communicator> attach_nccl_world() {
-  throw NotBuiltError("backend nccl is not part of this build; shm is, and needs no GPU");
+  throw NotBuiltError("backend nccl is not part of this build; use shm, which needs no GPU");
 }
 
 }  // namespace isoshard

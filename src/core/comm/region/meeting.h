@@ -6,8 +6,8 @@
 
 namespace isoshard {
 
-/// Returns when every rank of the group has called it as often as this rank. What was written
-/// before is seen after.
+/// Returns when every rank of the group has called it as often as this rank. Every rank then sees
+/// what the others wrote before the call.
 ///
 /// Ranks    collective over the group; `world_rank` is the caller's.
 /// Errors   CommError when the world is aborted, or when ranks wait for each other in different

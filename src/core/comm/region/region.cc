@@ -32,8 +32,8 @@ static_assert(std::is_trivially_copyable_v<Announcement>);
 
 int checked(int num_ranks) {
   if (num_ranks < 1 || num_ranks > kMaxRanks) {
-    throw UsageError(
-        fmt::format("a world of {} ranks: this backend takes 1 to {}", num_ranks, kMaxRanks));
+    throw UsageError(fmt::format("the number of ranks must be from 1 to {} on this backend, got {}",
+                                 kMaxRanks, num_ranks));
   }
   return num_ranks;
 }
@@ -41,8 +41,7 @@ int checked(int num_ranks) {
 ReductionOrder checked(ReductionOrder order) {
   if (order == ReductionOrder::kNative) {
     throw UsageError(
-        "reduction order native: shared memory has no library below whose order that could be; "
-        "choose ordered, ring or tree");
+        "reduction order native is not available on this backend; choose ordered, ring or tree");
   }
   return order;
 }
@@ -109,10 +108,11 @@ std::uint64_t WorldRegion::make_group(std::span<const int> world_ranks) {
   const std::uint64_t offset = head.used_bytes.fetch_add(bytes);
   const std::uint32_t id = head.num_groups.fetch_add(1);
   if (offset + bytes > memory_.capacity || id >= kMaxGroups) {
-    throw InfrastructureError(fmt::format(
-        "split: no room for group {} of {} ranks, the world's {} MiB are used up; split once and "
-        "keep the groups instead of splitting again",
-        id, world_ranks.size(), memory_.capacity >> 20));
+    throw InfrastructureError(
+        fmt::format("split: there is no room for group {} of {} ranks, because the world's {} MiB "
+                    "are used up; split once and "
+                    "keep the groups instead of splitting again",
+                    id, world_ranks.size(), memory_.capacity >> 20));
   }
   memory_.reserve(offset, kGroupBytes);
   auto* const group = ::new (memory_.data + offset) GroupBlock{};

@@ -41,7 +41,7 @@ struct Announcement {
   CollectiveCall call;
   std::int32_t color = 0;  ///< split
   std::int32_t key = 0;    ///< split
-  /// Split: the block that this rank made, as the first of its new group
+  /// Split: the block that this rank made, as the first of its new group.
   std::uint64_t group_offset = 0;
   Counts counts{};         ///< uneven calls: of the blocks; all_to_all: for each rank
   Counts output_counts{};  ///< all_to_all: from each rank

@@ -23,10 +23,10 @@ constexpr std::size_t kLineBytes = 64;
 
 void check_blocks(const ConstBuffer& blocks, const ConstBuffer& block, int size, const char* op) {
   if (blocks.count != block.count * size || blocks.dtype != block.dtype) {
-    throw ShapeError(
-        fmt::format("{} over {} ranks: {} x {} on one side needs {} x {} on the other, not {} x {}",
-                    op, size, name_of(block.dtype), block.count, name_of(block.dtype),
-                    block.count * size, name_of(blocks.dtype), blocks.count));
+    throw ShapeError(fmt::format(
+        "{} over {} ranks: {} x {} on one side requires {} x {} on the other, got {} x {}", op,
+        size, name_of(block.dtype), block.count, name_of(block.dtype), block.count * size,
+        name_of(blocks.dtype), blocks.count));
   }
 }
 
@@ -39,9 +39,9 @@ Counts repeated(std::int64_t count) {
 Counts checked_counts(std::span<const std::int64_t> given, int size, const char* op) {
   const bool is_negative = std::ranges::any_of(given, [](std::int64_t count) { return count < 0; });
   if (given.size() != static_cast<std::size_t>(size) || is_negative) {
-    throw ShapeError(
-        fmt::format("{} over {} ranks with counts [{}]: one count per rank, none negative", op,
-                    size, fmt::join(given, ", ")));
+    throw ShapeError(fmt::format(
+        "{}: there must be one count for each of the {} ranks and none may be negative, got [{}]",
+        op, size, fmt::join(given, ", ")));
   }
   Counts counts{};
   std::ranges::copy(given, counts.begin());
@@ -59,16 +59,16 @@ void check_total(const ConstBuffer& buffer, const Counts& counts, int size, cons
                  const char* name) {
   const std::int64_t total = begin_of(counts, size);
   if (buffer.count != total) {
-    throw ShapeError(fmt::format("{}: {} of {} elements, but the counts [{}] make {}", op, name,
-                                 buffer.count,
-                                 fmt::join(counts.begin(), counts.begin() + size, ", "), total));
+    throw ShapeError(fmt::format(
+        "{}: the {} must have {} elements, the sum of the counts [{}], got {}", op, name, total,
+        fmt::join(counts.begin(), counts.begin() + size, ", "), buffer.count));
   }
 }
 
 void check_same_dtype(const ConstBuffer& input, const ConstBuffer& output, const char* op) {
   if (input.dtype != output.dtype) {
-    throw ShapeError(fmt::format("{}: input of {}, output of {}", op, name_of(input.dtype),
-                                 name_of(output.dtype)));
+    throw ShapeError(fmt::format("{}: input and output must have the same dtype, got {} and {}", op,
+                                 name_of(input.dtype), name_of(output.dtype)));
   }
 }
 
@@ -105,9 +105,9 @@ Work RegionCommunicator::all_gather_uneven(ConstBuffer input, Buffer output,
   const Counts counts = checked_counts(given, size_, "all_gather_uneven");
   check_total(output, counts, size_, "all_gather_uneven", "output");
   if (input.count != counts[static_cast<std::size_t>(rank_)]) {
-    throw ShapeError(
-        fmt::format("all_gather_uneven: input of {} elements on rank {}, whose count is {}",
-                    input.count, rank_, counts[static_cast<std::size_t>(rank_)]));
+    throw ShapeError(fmt::format(
+        "all_gather_uneven: the input of rank {} must have its count of {} elements, got {}", rank_,
+        counts[static_cast<std::size_t>(rank_)], input.count));
   }
   Call call = enter(
       {.op = CollectiveOp::kAllGatherUneven, .dtype = input.dtype, .count = output.count}, info);
@@ -167,9 +167,9 @@ Work RegionCommunicator::reduce_scatter_uneven(ConstBuffer input, Buffer output,
   const Counts counts = checked_counts(given, size_, "reduce_scatter_uneven");
   check_total(input, counts, size_, "reduce_scatter_uneven", "input");
   if (output.count != counts[static_cast<std::size_t>(rank_)]) {
-    throw ShapeError(
-        fmt::format("reduce_scatter_uneven: output of {} elements on rank {}, whose count is {}",
-                    output.count, rank_, counts[static_cast<std::size_t>(rank_)]));
+    throw ShapeError(fmt::format(
+        "reduce_scatter_uneven: the output of rank {} must have its count of {} elements, got {}",
+        rank_, counts[static_cast<std::size_t>(rank_)], output.count));
   }
   Call call = enter({.op = CollectiveOp::kReduceScatterUneven,
                      .dtype = output.dtype,
@@ -234,8 +234,9 @@ Work RegionCommunicator::all_to_all(ConstBuffer input, std::span<const std::int6
   check_total(output, from_counts, size_, "all_to_all", "output");
   const auto own_rank = static_cast<std::size_t>(rank_);
   if (counts[own_rank] != from_counts[own_rank]) {
-    throw ShapeError(fmt::format("all_to_all: rank {} has {} elements for itself, but expects {}",
-                                 rank_, counts[own_rank], from_counts[own_rank]));
+    throw ShapeError(fmt::format(
+        "all_to_all: rank {} must send itself as many elements as it expects, got {} and {}", rank_,
+        counts[own_rank], from_counts[own_rank]));
   }
   const auto input_of = [&](int rank) {
     return input.data + bytes_of(begin_of(counts, rank), dtype);

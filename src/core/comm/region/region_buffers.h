@@ -26,8 +26,9 @@ inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) 
 /// Errors   ShapeError for a negative count, or for elements at no address.
 inline void check_buffer(const ConstBuffer& buffer, const char* op, const char* name) {
   if (buffer.count < 0 || (buffer.count > 0 && buffer.data == nullptr)) {
-    throw ShapeError(fmt::format("{}: {} of {} elements at {}", op, name, buffer.count,
-                                 static_cast<const void*>(buffer.data)));
+    throw ShapeError(fmt::format(
+        "{}: the {} must have a count of at least 0 and an address, got {} elements at {}", op,
+        name, buffer.count, static_cast<const void*>(buffer.data)));
   }
 }
 

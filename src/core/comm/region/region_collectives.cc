@@ -158,7 +158,8 @@ void RegionCommunicator::collect_slices(const ChunkOfSlices& chunk) const {
 Work RegionCommunicator::broadcast(Buffer data, int root, const CallInfo& info) {
   check_buffer(data, "broadcast", "data");
   if (root < 0 || root >= size_)
-    throw CommError(fmt::format("broadcast from root {} in a group of {} ranks", root, size_));
+    throw CommError(
+        fmt::format("broadcast: the root must be from 0 to {}, got {}", size_ - 1, root));
   Call call = enter(
       {.op = CollectiveOp::kBroadcast, .dtype = data.dtype, .root = root, .count = data.count},
       info);

@@ -28,7 +28,8 @@ RegionCommunicator::RegionCommunicator(WorldRegion& region, int world_rank, Grou
 
 int RegionCommunicator::world_rank_of(int rank) const {
   if (rank < 0 || rank >= size_)
-    throw CommError(fmt::format("rank {} of a group of {} ranks", rank, size_));
+    throw CommError(
+        fmt::format("the rank must be from 0 to {} in this group, got {}", size_ - 1, rank));
   return group_ == nullptr ? world_rank_ : group_->world_ranks[static_cast<std::size_t>(rank)];
 }
 
@@ -70,7 +71,7 @@ void RegionCommunicator::meet_others(Call& call) {
   compare_announcements(call.call);
 }
 
-// Every rank compares all with the group's first, so that all say the same, and none goes on.
+// Every rank compares all with the group's first, so that all report the same, and none continues.
 void RegionCommunicator::compare_announcements(const CollectiveCall& own) {
   const CollectiveCall& first = announcement_of(0, own).call;
   const auto is_transfer = [](const CollectiveCall& call) {
@@ -171,7 +172,7 @@ std::unique_ptr<Communicator> RegionCommunicator::split(int color, int key) {
   return result;
 }
 
-// The first rank of each new group makes its block and tells the others where it is.
+// The first rank of each new group makes its block and announces its place to the others.
 std::unique_ptr<Communicator> RegionCommunicator::join_new_group(Call& call, int color) {
   std::vector<int> members;
   for (int member = 0; member < size_; ++member) {

@@ -93,7 +93,7 @@ class RegionCommunicator final : public Communicator {
   int rank_;
   int size_;
   std::uint64_t group_sequence_ = 0;
-  /// Ever moved through the windows: even ones use the first buffer
+  /// Ever moved through the windows: even ones use the first buffer.
   std::uint64_t num_chunks_ = 0;
   std::array<std::size_t, 2> reserved_bytes_{};
   std::map<int, std::unique_ptr<RegionCommunicator>> pairs_;  ///< by the other rank

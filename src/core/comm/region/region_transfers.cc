@@ -3,7 +3,7 @@
 ///
 /// Two ranks that exchange data get a group block of their own, a *pair*, with windows,
 /// announcements and journal entries like any group: so a send that meets no recv, or one of other
-/// dtype or count, is found and told as for collectives. In a grouped call every rank makes its
+/// dtype or count, is found and reported as for collectives. In a grouped call every rank makes its
 /// transfers in one order that all ranks know: by pair, then by direction. The first transfer in
 /// that order that is not done has both its ranks waiting at it, hence there is always one that can
 /// go on.
@@ -26,8 +26,9 @@ Buffer as_buffer(const ConstBuffer& data) {
 
 void check_data(const ConstBuffer& data, const char* op) {
   if (data.count < 0 || (data.count > 0 && data.data == nullptr)) {
-    throw ShapeError(
-        fmt::format("{}: {} elements at {}", op, data.count, static_cast<const void*>(data.data)));
+    throw ShapeError(fmt::format(
+        "{}: the data must have a count of at least 0 and an address, got {} elements at {}", op,
+        data.count, static_cast<const void*>(data.data)));
   }
 }
 
@@ -35,7 +36,8 @@ void check_data(const ConstBuffer& data, const char* op) {
 
 void RegionCommunicator::check_peer(int peer, const char* op) const {
   if (peer < 0 || peer >= size_)
-    throw CommError(fmt::format("{}: rank {} of a group of {} ranks", op, peer, size_));
+    throw CommError(fmt::format("{}: the rank of the other side must be from 0 to {}, got {}", op,
+                                size_ - 1, peer));
 }
 
 RegionCommunicator& RegionCommunicator::pair_with(int peer) {
@@ -57,7 +59,7 @@ Work RegionCommunicator::send(ConstBuffer data, int to, const CallInfo& info) {
   check_peer(to, "send");
   if (to == rank_)
     throw CommError(
-        fmt::format("send from rank {} to itself would wait for ever; use send_recv", rank_));
+        fmt::format("send from rank {} to itself would wait forever; use send_recv", rank_));
   pair_with(to).transfer(true, as_buffer(data), info);
   return {};
 }
@@ -67,7 +69,7 @@ Work RegionCommunicator::recv(Buffer data, int from, const CallInfo& info) {
   check_peer(from, "recv");
   if (from == rank_)
     throw CommError(
-        fmt::format("recv by rank {} from itself would wait for ever; use send_recv", rank_));
+        fmt::format("recv by rank {} from itself would wait forever; use send_recv", rank_));
   pair_with(from).transfer(false, data, info);
   return {};
 }
@@ -119,16 +121,19 @@ void RegionCommunicator::send_to_itself(std::span<const Transfer> transfers) {
     if (transfer.peer == rank_) (transfer.is_send ? sends : recvs).push_back(&transfer);
   }
   if (sends.size() != recvs.size()) {
-    throw CommError(fmt::format("send_recv: rank {} has {} sends to itself and {} recvs", rank_,
-                                sends.size(), recvs.size()));
+    throw CommError(
+        fmt::format("send_recv: rank {} must receive from itself as often as it sends to itself, "
+                    "got {} sends and {} recvs",
+                    rank_, sends.size(), recvs.size()));
   }
   for (std::size_t i = 0; i < sends.size(); ++i) {
     const Buffer& from = sends[i]->data;
     const Buffer& to = recvs[i]->data;
     if (from.dtype != to.dtype || from.count != to.count) {
-      throw CommError(fmt::format("send_recv: rank {} sends {} x {} to itself and receives {} x {}",
-                                  rank_, name_of(from.dtype), from.count, name_of(to.dtype),
-                                  to.count));
+      throw CommError(
+          fmt::format("send_recv: what rank {} sends to itself must match what it receives, got {} "
+                      "x {} and {} x {}",
+                      rank_, name_of(from.dtype), from.count, name_of(to.dtype), to.count));
     }
     if (from.count != 0)
       std::memmove(to.data, from.data, static_cast<std::size_t>(from.count) * size_of(from.dtype));

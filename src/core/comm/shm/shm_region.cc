@@ -33,9 +33,8 @@ void check_file_size_limit(std::size_t capacity) {
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
       limit.rlim_cur < capacity) {
     throw InfrastructureError(
-        fmt::format("shared memory: the world needs address space for a file of {} KiB, the limit "
-                    "on file sizes "
-                    "(ulimit -f, RLIMIT_FSIZE) is {} KiB; raise it",
+        fmt::format("shared memory: the limit on file sizes (ulimit -f, RLIMIT_FSIZE) must be at "
+                    "least {} KiB for this world, got {} KiB; raise it",
                     capacity >> 10, limit.rlim_cur >> 10));
   }
 }

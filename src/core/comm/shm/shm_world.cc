@@ -30,7 +30,7 @@ int ShmWorld::size() const noexcept {
 
 std::unique_ptr<Communicator> ShmWorld::communicator(int rank) {
   if (rank < 0 || rank >= size())
-    throw UsageError(fmt::format("rank {} of a world of {} ranks", rank, size()));
+    throw UsageError(fmt::format("the rank must be from 0 to {}, got {}", size() - 1, rank));
   return std::make_unique<RegionCommunicator>(impl_->region, rank);
 }
 

@@ -14,9 +14,9 @@ namespace isoshard {
 ///
 /// Requires     made before the ranks are forked; lives as long as any communicator of it, in every
 ///              process.
-/// Guarantees   nothing is left behind, however ranks or controller die (the memory has no name).
-///              Memory is reserved before it is written, so a full /dev/shm or a limit is an error,
-///              never a SIGBUS.
+/// Guarantees   nothing remains on the system, no matter how ranks or controller die (the memory
+///              has no name). Memory is reserved before it is written, so a full /dev/shm or a
+///              limit is an error, never a SIGBUS.
 /// Errors       UsageError for num_ranks outside 1..16 and for ReductionOrder::kNative, which
 ///              shared memory does not have;
 /// InfrastructureError if the memory cannot be had.

@@ -24,7 +24,8 @@ class PrivateMemory {
     void* const data = mmap(nullptr, capacity, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data == MAP_FAILED)
-      throw InfrastructureError(std::string("memory of a thread world: ") + std::strerror(errno));
+      throw InfrastructureError(std::string("the memory of a thread world cannot be mapped: ") +
+                                std::strerror(errno));
     data_ = static_cast<std::byte*>(data);
   }
   ~PrivateMemory() { munmap(data_, capacity_); }
@@ -46,7 +47,7 @@ std::string what_of(const std::exception_ptr& failure) {
   } catch (const std::exception& error) {
     return error.what();
   } catch (...) {
-    return "an exception that is no std::exception";
+    return "an exception that is not a std::exception";
   }
 }
 

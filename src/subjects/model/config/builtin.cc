@@ -85,8 +85,8 @@ ModelConfig builtin_config(std::string_view name) {
   if (found != kEntries.end()) return config_of(*found);
   const std::vector<std::string> names = builtin_names();
   throw UsageError(
-      fmt::format("unknown model '{}'{}; one of {}, or a config.json or a folder with one", name,
-                  did_you_mean(name, names), join_names(names)));
+      fmt::format("unknown model '{}'{}; it must be one of {}, a config.json or a folder with one",
+                  name, did_you_mean(name, names), join_names(names)));
 }
 
 std::vector<std::string> builtin_names() {

@@ -23,7 +23,7 @@ ConfigFields::ConfigFields(const nlohmann::json& object, std::string_view origin
                            std::string_view prefix)
     : object_(&object), origin_(origin), prefix_(prefix) {
   if (!object.is_object())
-    throw FileError(fmt::format("{}: expected a JSON object, found {}", origin, shown(object)));
+    throw FileError(fmt::format("{}: must be a JSON object, got {}", origin, shown(object)));
 }
 
 bool ConfigFields::has(const char* field) const {
@@ -34,7 +34,7 @@ bool ConfigFields::has(const char* field) const {
 const nlohmann::json& ConfigFields::value(const char* field) const {
   const auto found = object_->find(field);
   if (found == object_->end()) fail(field, "is missing");
-  if (found->is_null()) fail(field, "is null: give a value");
+  if (found->is_null()) fail(field, "is null; give a value");
   return *found;
 }
 
@@ -43,11 +43,11 @@ std::int64_t ConfigFields::positive_integer(const char* field) const {
   constexpr std::int64_t kLargest = std::int64_t{1} << 40;
   const nlohmann::json& found = value(field);
   if (!found.is_number_integer())
-    fail(field, fmt::format("is {}: expected an integer", shown(found)));
+    fail(field, fmt::format("must be an integer, got {}", shown(found)));
   const bool too_large = found.is_number_unsigned() &&
                          found.get<std::uint64_t>() > static_cast<std::uint64_t>(kLargest);
   if (too_large || found.get<std::int64_t>() < 1 || found.get<std::int64_t>() > kLargest) {
-    fail(field, fmt::format("is {}: expected an integer from 1 to {}", shown(found), kLargest));
+    fail(field, fmt::format("must be an integer from 1 to {}, got {}", kLargest, shown(found)));
   }
   return found.get<std::int64_t>();
 }
@@ -55,37 +55,37 @@ std::int64_t ConfigFields::positive_integer(const char* field) const {
 double ConfigFields::number(const char* field, std::string_view expected) const {
   const nlohmann::json& found = value(field);
   if (!found.is_number() || !std::isfinite(found.get<double>()))
-    fail(field, fmt::format("is {}: expected {}", shown(found), expected));
+    fail(field, fmt::format("must be {}, got {}", expected, shown(found)));
   return found.get<double>();
 }
 
 double ConfigFields::positive_number(const char* field) const {
   const double result = number(field, "a positive number");
-  if (!(result > 0)) fail(field, fmt::format("is {}: expected a positive number", result));
+  if (!(result > 0)) fail(field, fmt::format("must be a positive number, got {}", result));
   return result;
 }
 
 double ConfigFields::non_negative_number(const char* field) const {
   const double result = number(field, "a number >= 0");
-  if (!(result >= 0)) fail(field, fmt::format("is {}: expected a number >= 0", result));
+  if (!(result >= 0)) fail(field, fmt::format("must be a number >= 0, got {}", result));
   return result;
 }
 
 bool ConfigFields::boolean(const char* field) const {
   const nlohmann::json& found = value(field);
-  if (!found.is_boolean()) fail(field, fmt::format("is {}: expected true or false", shown(found)));
+  if (!found.is_boolean()) fail(field, fmt::format("must be true or false, got {}", shown(found)));
   return found.get<bool>();
 }
 
 std::string ConfigFields::text(const char* field) const {
   const nlohmann::json& found = value(field);
-  if (!found.is_string()) fail(field, fmt::format("is {}: expected a string", shown(found)));
+  if (!found.is_string()) fail(field, fmt::format("must be a string, got {}", shown(found)));
   return found.get<std::string>();
 }
 
 ConfigFields ConfigFields::object(const char* field) const {
   const nlohmann::json& found = value(field);
-  if (!found.is_object()) fail(field, fmt::format("is {}: expected an object", shown(found)));
+  if (!found.is_object()) fail(field, fmt::format("must be an object, got {}", shown(found)));
   return {found, origin_, prefix_ + field + "."};
 }
 

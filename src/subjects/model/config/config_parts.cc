@@ -23,10 +23,10 @@ void check_rope_type(const ConfigFields& fields, std::string_view field, const s
   if (std::ranges::find(kRopeTypesNotBuilt, type) != kRopeTypesNotBuilt.end()) {
     fields.fail(
         field,
-        fmt::format("is '{}': this rope type is not built; only default and llama3 are", type));
+        fmt::format("must be default or llama3, the rope types that are built, got '{}'", type));
   }
   const std::vector<std::string> known{"default", "llama3"};
-  fields.fail(field, fmt::format("is '{}': unknown rope type{}; only default and llama3 are built",
+  fields.fail(field, fmt::format("must be default or llama3, got the unknown rope type '{}'{}",
                                  type, did_you_mean(type, known)));
 }
 
@@ -38,7 +38,7 @@ RopeConfig parse_rope_object(const ConfigFields& fields) {
   rope.type = fields.text(field);
   check_rope_type(fields, field, rope.type);
   if (fields.has("partial_rotary_factor") && fields.positive_number("partial_rotary_factor") != 1) {
-    fields.fail("partial_rotary_factor", "is not 1: partial rotation is not built");
+    fields.fail("partial_rotary_factor", "must be 1, because partial rotation is not built");
   }
   if (rope.type != "llama3") return rope;
   rope.factor = fields.positive_number("factor");
@@ -46,8 +46,8 @@ RopeConfig parse_rope_object(const ConfigFields& fields) {
   rope.high_freq_factor = fields.positive_number("high_freq_factor");
   rope.original_max_positions = fields.positive_integer("original_max_position_embeddings");
   if (rope.high_freq_factor <= rope.low_freq_factor) {
-    fields.fail("high_freq_factor", fmt::format("is {}: expected more than low_freq_factor {}",
-                                                rope.high_freq_factor, rope.low_freq_factor));
+    fields.fail("high_freq_factor", fmt::format("must be above low_freq_factor {}, got {}",
+                                                rope.low_freq_factor, rope.high_freq_factor));
   }
   return rope;
 }
@@ -63,20 +63,22 @@ nlohmann::json rope_scaling_to_json(const RopeConfig& rope) {
 
 void refuse_sliding_windows(const ConfigFields& fields) {
   if (fields.has("use_sliding_window") && fields.boolean("use_sliding_window")) {
-    fields.fail("use_sliding_window", "is true: sliding windows are not built");
+    fields.fail("use_sliding_window", "must be false, because sliding windows are not built");
   }
   // Without the switch a window is in use as soon as it has a size.
   if (!fields.has("use_sliding_window") && fields.has("sliding_window")) {
     fields.fail("sliding_window",
-                "is set and use_sliding_window is not false: sliding windows are not built");
+                "must not be set unless use_sliding_window is false, because sliding windows are "
+                "not built");
   }
   if (!fields.has("layer_types")) return;
   const nlohmann::json& types = fields.value("layer_types");
-  if (!types.is_array()) fields.fail("layer_types", "is no array");
+  if (!types.is_array()) fields.fail("layer_types", "must be an array");
   for (std::size_t i = 0; i < types.size(); ++i) {
     if (types[i] != "full_attention") {
       fields.fail(fmt::format("layer_types[{}]", i),
-                  fmt::format("is {}: only full_attention is built", types[i].dump()));
+                  fmt::format("must be full_attention, the only type that is built, got {}",
+                              types[i].dump()));
     }
   }
   if (static_cast<std::int64_t>(types.size()) != fields.positive_integer("num_hidden_layers")) {
@@ -89,19 +91,20 @@ void check_activation(const ConfigFields& fields) {
   const std::string activation = fields.text("hidden_act");
   if (activation == "silu" || activation == "swish") return;
   const std::vector<std::string> known{"silu"};
-  fields.fail("hidden_act", fmt::format("is '{}': unknown activation{}; only silu is built",
-                                        activation, did_you_mean(activation, known)));
+  fields.fail("hidden_act",
+              fmt::format("must be silu, the only activation that is built, got '{}'{}", activation,
+                          did_you_mean(activation, known)));
 }
 
 void check_heads(const ConfigFields& fields, const ModelConfig& config) {
   if (config.num_heads % config.num_kv_heads != 0) {
     fields.fail("num_attention_heads",
-                fmt::format("is {}, which num_key_value_heads {} does not divide", config.num_heads,
-                            config.num_kv_heads));
+                fmt::format("must be divisible by num_key_value_heads {}, got {}",
+                            config.num_kv_heads, config.num_heads));
   }
   if (config.head_dim % 2 != 0)
     fields.fail("head_dim",
-                fmt::format("is {}: rotary positions need an even one", config.head_dim));
+                fmt::format("must be even for rotary positions, got {}", config.head_dim));
 }
 
 std::int64_t parse_head_dim(const ConfigFields& fields, const ModelConfig& config) {
@@ -109,8 +112,8 @@ std::int64_t parse_head_dim(const ConfigFields& fields, const ModelConfig& confi
   if (config.hidden_size % config.num_heads != 0) {
     fields.fail(
         "hidden_size",
-        fmt::format("is {}, which num_attention_heads {} does not divide, and there is no head_dim",
-                    config.hidden_size, config.num_heads));
+        fmt::format("must be divisible by num_attention_heads {} where head_dim is missing, got {}",
+                    config.num_heads, config.hidden_size));
   }
   return config.hidden_size / config.num_heads;
 }
@@ -129,11 +132,12 @@ RopeConfig parse_rope(const ConfigFields& fields) {
   const ConfigFields parameters = fields.object("rope_parameters");
   RopeConfig rope = parse_rope_object(parameters);
   if (fields.has("rope_scaling") && hub != rope)
-    fields.fail("rope_scaling", "and rope_parameters differ: which one holds?");
+    fields.fail("rope_scaling", "and rope_parameters must agree; remove one of them");
   rope.theta = parameters.positive_number("rope_theta");
   if (has_hub_theta && fields.positive_number("rope_theta") != rope.theta) {
-    fields.fail("rope_theta", fmt::format("is {}, rope_parameters.rope_theta {}: which one holds?",
-                                          fields.positive_number("rope_theta"), rope.theta));
+    fields.fail("rope_theta",
+                fmt::format("must equal rope_parameters.rope_theta {}, got {}; remove one of them",
+                            rope.theta, fields.positive_number("rope_theta")));
   }
   return rope;
 }
@@ -143,7 +147,7 @@ void check_dtype_field(const ConfigFields& fields) {
     if (!fields.has(field)) continue;
     try {
       if (!is_floating(parse_dtype(fields.text(field))))
-        fields.fail(field, "is no floating-point type");
+        fields.fail(field, "must be a floating-point type");
     } catch (const UsageError& error) {
       fields.fail(field, fmt::format("is not known: {}", error.what()));
     }
@@ -153,8 +157,7 @@ void check_dtype_field(const ConfigFields& fields) {
 double dropout_rate(const ConfigFields& fields, const char* field) {
   if (!fields.has(field)) return 0;
   const double rate = fields.non_negative_number(field);
-  if (rate >= 1)
-    fields.fail(field, fmt::format("is {}: a probability of dropping must be below 1", rate));
+  if (rate >= 1) fields.fail(field, fmt::format("must be a probability below 1, got {}", rate));
   return rate;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which op computes in what under autocast, and that a scope leaves nothing behind.
+// Which op computes in what under autocast, and that the end of a scope restores everything.
 #include "subjects/model/ops/autocast.h"
 
 #include <ATen/ATen.h>

@@ -28,15 +28,15 @@ void check_arguments(const at::Tensor& logits, const at::Tensor& targets, const 
       targets.sizes() != logits.sizes().slice(0, 2) || weight.dim() != 1 ||
       weight.size(0) != logits.size(0)) {
     throw ShapeError(fmt::format(
-        "logits [{}], targets [{}] and weights [{}] do not fit: expected [B, S, V], [B, S] and [B]",
+        "logits, targets and weights must be [B, S, V], [B, S] and [B], got [{}], [{}] and [{}]",
         fmt::join(logits.sizes(), ", "), fmt::join(targets.sizes(), ", "),
         fmt::join(weight.sizes(), ", ")));
   }
   const at::Tensor wrong = (targets != kIgnored) & ((targets < 0) | (targets >= columns.whole));
   if (wrong.any().item<bool>()) {
-    throw ShapeError(fmt::format("target {} is outside the vocabulary of {} (not counted is {})",
-                                 targets.masked_select(wrong)[0].item<std::int64_t>(),
-                                 columns.whole, kIgnored));
+    throw ShapeError(fmt::format(
+        "a target must be below the vocabulary size {}, or {} where it is not counted, got {}",
+        columns.whole, kIgnored, targets.masked_select(wrong)[0].item<std::int64_t>()));
   }
 }
 

@@ -61,7 +61,7 @@ class CrossEntropyFunction : public torch::autograd::Function<CrossEntropyFuncti
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &targets_BS = saved[1], &weight_B = saved[2];
-    // Detached, it shares the version counter: autograd notices if somebody needs the logits after
+    // Detached, it shares the version counter: autograd notices if anything needs the logits after
     // all.
     const at::Tensor logits_RV = saved[0].detach().flatten(0, 1);
     const at::Tensor scale_B =
@@ -80,34 +80,34 @@ void check_arguments(const at::Tensor& logits, const at::Tensor& targets, const 
                      const LossOptions& options) {
   if (logits.dim() != 3 || !logits.is_floating_point()) {
     throw ShapeError(
-        fmt::format("logits are {} [{}]: expected floating-point [batch, sequence, vocabulary]",
+        fmt::format("logits must be floating-point [batch, sequence, vocabulary], got {} [{}]",
                     at::toString(logits.scalar_type()), fmt::join(logits.sizes(), ", ")));
   }
   if (options.tp != nullptr && logits.size(2) != options.shard.rows) {
-    throw ShapeError(fmt::format("logits are [{}]: expected the {} columns of this rank's shard",
-                                 fmt::join(logits.sizes(), ", "), options.shard.rows));
+    throw ShapeError(fmt::format("logits must have the {} columns of this rank's shard, got [{}]",
+                                 options.shard.rows, fmt::join(logits.sizes(), ", ")));
   }
   if (targets.scalar_type() != at::kLong || targets.sizes() != logits.sizes().slice(0, 2)) {
-    throw ShapeError(fmt::format("targets are {} [{}]: expected int64 [{}, {}]",
-                                 at::toString(targets.scalar_type()),
-                                 fmt::join(targets.sizes(), ", "), logits.size(0), logits.size(1)));
+    throw ShapeError(fmt::format("targets must be int64 [{}, {}], got {} [{}]", logits.size(0),
+                                 logits.size(1), at::toString(targets.scalar_type()),
+                                 fmt::join(targets.sizes(), ", ")));
   }
   if (weight.scalar_type() != at::kDouble || weight.dim() != 1 ||
       weight.size(0) != logits.size(0)) {
-    throw ShapeError(fmt::format("weights are {} [{}]: expected fp64 [{}]",
+    throw ShapeError(fmt::format("weights must be fp64 [{}], got {} [{}]", logits.size(0),
                                  at::toString(weight.scalar_type()),
-                                 fmt::join(weight.sizes(), ", "), logits.size(0)));
+                                 fmt::join(weight.sizes(), ", ")));
   }
   const std::int64_t vocabulary = options.tp != nullptr ? options.shard.whole : logits.size(2);
   const at::Tensor wrong = (targets != kIgnored) & ((targets < 0) | (targets >= vocabulary));
   if (wrong.any().item<bool>()) {
-    throw ShapeError(fmt::format("target {} is outside the vocabulary of {} (not counted is {})",
-                                 targets.masked_select(wrong)[0].item<std::int64_t>(), vocabulary,
-                                 kIgnored));
+    throw ShapeError(fmt::format(
+        "a target must be below the vocabulary size {}, or {} where it is not counted, got {}",
+        vocabulary, kIgnored, targets.masked_select(wrong)[0].item<std::int64_t>()));
   }
   if (options.label_smoothing != 0 && vocabulary < 2) {
-    throw ShapeError(fmt::format(
-        "labels over a vocabulary of {} cannot be smoothed: there is no other entry", vocabulary));
+    throw ShapeError(fmt::format("label smoothing needs a vocabulary of at least 2 entries, got {}",
+                                 vocabulary));
   }
 }
 

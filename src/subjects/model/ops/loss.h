@@ -16,7 +16,7 @@ namespace isoshard {
 
 struct CrossEntropy {
   /// Scalar, fp32 (fp64 for fp64 logits), differentiable: sum over b of weight[b] * sum over t of
-  /// loss[b,t]
+  /// loss[b,t].
   at::Tensor loss;
   at::Tensor sample_sum_B;    ///< detached, sum over t of loss[b,t]
   at::Tensor sample_count_B;  ///< int64, counted tokens
@@ -32,24 +32,24 @@ struct LossOptions {
   double label_smoothing = 0;  ///< in [0, 1)
   /// Tokens per block; 0: as many as have 2^22 logits. Changes no bit of the results.
   std::int64_t block_rows = 0;
-  /// Whose ranks hold the other columns; nullptr: the logits have all columns
+  /// Whose ranks hold the other columns; nullptr: the logits have all columns.
   Communicator* tp = nullptr;
   VocabShard shard = {};  ///< with `tp`: the columns that these logits have
 };
 
 /// Cross-entropy of fp32 log-softmax (fp64 for fp64 logits), summed per sample and weighted.
 ///
-/// With `label_smoothing` a a token's loss is (1 - s) (-log p[target]) + s mean over the V entries
-/// of (-log p), s = a V / (V - 1): the target gets the probability 1 - a, every other entry a / (V
-/// - 1).
+/// With `label_smoothing` a, the loss of a token is (1 - s) (-log p[target]) + s mean over the V
+/// entries of (-log p), s = a V / (V - 1): the target gets the probability 1 - a, every other entry
+/// a / (V - 1).
 ///
 /// Backward writes the gradient over the logits, block by block, so that nothing of their size is
 /// made: the logits must not be read afterwards, and a second backward is refused by autograd.
 ///
 /// With `tp` the logits are this rank's columns; columns beyond shard.count are padding, which
-/// enters nothing and gets a gradient of zero. The whole ones are computed as torch does (one
-/// log_softmax kernel a block); the split ones from each row's maximum and sum of exponentials, so
-/// the two differ by roundings (docs/models.md has both in full).
+/// enters nothing and gets a gradient of zero. Logits of the whole vocabulary are computed as torch
+/// does (one log_softmax kernel a block); split logits are computed from each row's maximum and sum
+/// of exponentials, so the two differ by roundings (docs/models.md has both in full).
 ///
 /// Shapes   logits [B,S,V] (with tp: [B,S,shard.rows]); targets int64 [B,S] in the whole
 ///          vocabulary, -100 is not counted; weight [B] in fp64.

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 The loss against torch's own cross_entropy, value and
+// SPDX-License-Identifier: Apache-2.0
+// The loss against torch's own cross_entropy, value and
 // gradient, with unequal counts and weights per sample.
 #include "subjects/model/ops/loss.h"
 

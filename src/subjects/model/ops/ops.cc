@@ -26,8 +26,8 @@ double lowest(at::ScalarType dtype) {
     case at::kHalf:
       return static_cast<double>(std::numeric_limits<at::Half>::lowest());
     default:
-      throw ShapeError(
-          fmt::format("attention on {}: give a floating-point dtype", at::toString(dtype)));
+      throw ShapeError(fmt::format("attention must be computed in a floating-point dtype, got {}",
+                                   at::toString(dtype)));
   }
 }
 
@@ -127,14 +127,13 @@ at::Tensor causal_attention(const at::Tensor& q_BNSD, const at::Tensor& k_BKSD,
                             const AttentionDropout& dropout) {
   if (impl == AttentionImpl::kSdpa && dropout) {
     throw UsageError(
-        "attention dropout with sdpa: its kernel draws a mask of its own, which nothing else can "
-        "repeat; take eager attention");
+        "attention dropout is not available with sdpa, whose kernel draws a mask that nothing else "
+        "can reproduce; use eager attention");
   }
   const std::int64_t heads = q_BNSD.size(1), kv_heads = k_BKSD.size(1);
   if (kv_heads == 0 || heads % kv_heads != 0) {
     throw ShapeError(fmt::format(
-        "attention with {} query heads and {} kv heads: the second must divide the first", heads,
-        kv_heads));
+        "the number of query heads must be divisible by the {} kv heads, got {}", kv_heads, heads));
   }
   const at::Tensor k = repeat_kv(k_BKSD, heads / kv_heads), v = repeat_kv(v_BKSD, heads / kv_heads);
   const double scaling = std::pow(static_cast<double>(q_BNSD.size(3)), -0.5);

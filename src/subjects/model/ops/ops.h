@@ -15,8 +15,8 @@
 
 namespace isoshard {
 
-/// The dtype of the parts that are computed in fp32 whatever the model's dtype: fp64 for fp64, fp32
-/// for everything else.
+/// The dtype of the parts that are computed in fp32 for every dtype of the model: fp64 for fp64,
+/// fp32 for everything else.
 [[nodiscard]] at::ScalarType wide_type(at::ScalarType dtype) noexcept;
 
 /// weight * (x / rms(x)), the quotient in fp32 and rounded to x's dtype before the product.
@@ -57,7 +57,8 @@ struct RotaryTables {
 /// has rounded weights only.
 enum class SoftmaxDtype : std::uint8_t { kWide, kModel };
 
-/// What becomes of the softmax's result before it is multiplied with the values; empty: nothing.
+/// A function of the softmax's result before it is multiplied with the values; if empty, the result
+/// stays as it is.
 using AttentionDropout = std::function<at::Tensor(const at::Tensor& weights_BNSS)>;
 
 /// Softmax attention under a causal mask, scaled by 1 / sqrt(D).

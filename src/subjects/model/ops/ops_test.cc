@@ -135,7 +135,7 @@ TEST(Rotary, TablesAreRoundedOnceToTheDtype) {
   EXPECT_TRUE(at::equal(bf16.sin_SD, fp32.sin_SD.to(at::kBFloat16)));
 }
 
-TEST(RepeatKv, NeighbouringQueryHeadsShareAHead) {
+TEST(RepeatKv, NeighboringQueryHeadsShareAHead) {
   const at::Tensor x = random({2, 3, 4, 5}, 6);
 
   const at::Tensor repeated = repeat_kv(x, 2);

@@ -24,10 +24,10 @@ void check(const MaskPart& part) {
   }
   if (fits && part.rate >= 0 && part.rate < 1) return;
   throw ShapeError(
-      fmt::format("a mask of {} at rate {}: the part [{}] at [{}] does not lie in [{}], or the "
-                  "rate not in [0, 1)",
-                  part.site, part.rate, fmt::join(part.size, ", "), fmt::join(part.offset, ", "),
-                  fmt::join(part.global_shape, ", ")));
+      fmt::format("the mask of {} must have a rate in [0, 1) and a part inside [{}], got rate {} "
+                  "and the part [{}] at [{}]",
+                  part.site, fmt::join(part.global_shape, ", "), part.rate,
+                  fmt::join(part.size, ", "), fmt::join(part.offset, ", ")));
 }
 
 // The dims from this one on are whole in the part, so that their elements follow each other in the

@@ -37,8 +37,8 @@ class RngStreams {
   ///          not inside its whole.
   [[nodiscard]] virtual at::Tensor keep_mask(const MaskPart& part) const;
   [[nodiscard]] std::uint64_t seed() const noexcept { return seed_; }
-  /// Goes on with the masks of this seed: there is no other state, as a mask's place in the stream
-  /// is its step and its elements' indices.
+  /// Resumes with the masks of this seed. There is no other state, because the place of a mask in
+  /// the stream follows from its step and its elements' indices.
   void restore(std::uint64_t seed) noexcept { seed_ = seed; }
 
  private:

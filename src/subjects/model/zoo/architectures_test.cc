@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Every architecture, at sizes and switches that no oracle case
+// SPDX-License-Identifier: Apache-2.0
+// Every architecture, at sizes and switches that no oracle case
 // has, against the formulas written out head by head in fp64.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>

@@ -13,21 +13,23 @@ namespace isoshard {
 
 at::Tensor split_heads(std::string_view module, const at::Tensor& x, std::int64_t head_dim) {
   if (x.size(-1) % head_dim != 0) {
-    throw ShapeError(fmt::format(
-        "{} gave {} features, which is no whole number of heads of {}: a shard cuts a head", module,
-        x.size(-1), head_dim));
+    throw ShapeError(
+        fmt::format("the features of {} must be a multiple of the head size {}, got {}; a shard "
+                    "must not cut a head",
+                    module, head_dim, x.size(-1)));
   }
   return x.unflatten(-1, {x.size(-1) / head_dim, head_dim});
 }
 
 void check_input_ids(const at::Tensor& ids, const ModelConfig& config) {
   if (ids.dim() != 2 || ids.scalar_type() != at::kLong) {
-    throw ShapeError(fmt::format("input_ids are {} [{}]: expected int64 [batch, sequence]",
+    throw ShapeError(fmt::format("input_ids must be int64 [batch, sequence], got {} [{}]",
                                  at::toString(ids.scalar_type()), fmt::join(ids.sizes(), ", ")));
   }
   if (ids.size(1) > config.max_positions) {
-    throw ShapeError(fmt::format("a sequence of {} tokens; the model has {} positions", ids.size(1),
-                                 config.max_positions));
+    throw ShapeError(
+        fmt::format("the sequence length must be at most the {} positions of the model, got {}",
+                    config.max_positions, ids.size(1)));
   }
 }
 
@@ -35,7 +37,7 @@ const at::Tensor& ForwardPass::parameter(std::string_view name) const {
   const auto found = parameters_->find(name);
   if (found == parameters_->end() || !found->second.defined()) {
     throw ShapeError(
-        fmt::format("parameter {} is missing ({} are there)", name, parameters_->size()));
+        fmt::format("parameter {} is missing among the {} given", name, parameters_->size()));
   }
   return found->second;
 }
@@ -80,7 +82,7 @@ at::Tensor ForwardPass::dropout(std::string_view site, const at::Tensor& x, doub
   const std::vector<Box> boxes = boxes_of(layout, training_.mesh, training_.rank);
   if (boxes.size() != 1 || boxes.front().size != x.sizes().vec()) {
     throw ShapeError(
-        fmt::format("dropout {} of [{}]: the rank holds no single box of the whole tensor", site,
+        fmt::format("dropout {}: the rank's [{}] must be a single box of the whole tensor", site,
                     fmt::join(x.sizes(), ", ")));
   }
   MaskPart part{site,

@@ -76,8 +76,9 @@ class ForwardPass {
   bool is_repeated_ = false;
 };
 
-/// [B,S,heads*D] -> [B,S,heads,D]; the number of heads is whatever this rank got.
-/// Errors   ShapeError that names `module` if the features are no whole number of heads.
+/// [B,S,heads*D] -> [B,S,heads,D]; the number of heads follows from the features that this rank
+/// has.
+/// Errors   ShapeError that names `module` if the features are not a whole number of heads.
 [[nodiscard]] at::Tensor split_heads(std::string_view module, const at::Tensor& x,
                                      std::int64_t head_dim);
 

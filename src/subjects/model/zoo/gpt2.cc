@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 GPT-2: learned positions, LayerNorm, linear layers stored
+// SPDX-License-Identifier: Apache-2.0
+// GPT-2: learned positions, LayerNorm, linear layers stored
 // [in, out] (transformers' Conv1D), q, k and v in one of them.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -193,15 +194,16 @@ at::Tensor Gpt2::forward(const at::Tensor& input_ids_BS, const Parameters& param
 void check_switches(const ConfigFields& fields) {
   for (const char* const field :
        {"scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"}) {
-    if (fields.boolean(field, false)) fields.fail(field, "is true: not built");
+    if (fields.boolean(field, false)) fields.fail(field, "must be false; true is not built");
   }
   if (!fields.boolean("scale_attn_weights", true))
-    fields.fail("scale_attn_weights", "is false: not built");
+    fields.fail("scale_attn_weights", "must be true; false is not built");
   const std::string activation = fields.text("activation_function");
   if (activation != "gelu_new") {
     const std::vector<std::string> known{"gelu_new"};
-    fields.fail("activation_function", fmt::format("is '{}'{}; only gelu_new is built", activation,
-                                                   did_you_mean(activation, known)));
+    fields.fail("activation_function",
+                fmt::format("must be gelu_new, the only activation that is built, got '{}'{}",
+                            activation, did_you_mean(activation, known)));
   }
 }
 
@@ -215,8 +217,8 @@ ModelConfig parse(const ConfigFields& fields) {
   config.intermediate_size =
       fields.has("n_inner") ? fields.positive_integer("n_inner") : 4 * config.hidden_size;
   if (config.hidden_size % config.num_heads != 0) {
-    fields.fail("n_embd", fmt::format("is {}, which n_head {} does not divide", config.hidden_size,
-                                      config.num_heads));
+    fields.fail("n_embd", fmt::format("must be divisible by n_head {}, got {}", config.num_heads,
+                                      config.hidden_size));
   }
   config.head_dim = config.hidden_size / config.num_heads;
   config.norm_eps = fields.positive_number("layer_norm_epsilon");

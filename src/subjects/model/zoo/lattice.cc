@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 The lattice model: a decoder whose every value, forward and
+// SPDX-License-Identifier: Apache-2.0
+// The lattice model: a decoder whose every value, forward and
 // backward, is a small multiple of a power of two, so that any order of additions gives the same
 // bits. Rows of weights have one or two entries of -1 or 1; attention is linear (no softmax); relu;
 // no norm; the loss is linear. Queries and keys read the embedding, not the stream, so that values
@@ -165,14 +166,15 @@ ModelConfig parse(const ConfigFields& fields) {
   config.mlp_bias = fields.boolean("mlp_bias", false);
   if (config.num_heads % config.num_kv_heads != 0) {
     fields.fail("num_attention_heads",
-                fmt::format("is {}, which num_key_value_heads {} does not divide", config.num_heads,
-                            config.num_kv_heads));
+                fmt::format("must be divisible by num_key_value_heads {}, got {}",
+                            config.num_kv_heads, config.num_heads));
   }
   const std::int64_t shortest_row =
       std::min({config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim});
   if (config.row_nonzeros > shortest_row) {
-    fields.fail("row_nonzeros", fmt::format("is {}: the shortest row has {} entries",
-                                            config.row_nonzeros, shortest_row));
+    fields.fail("row_nonzeros",
+                fmt::format("must be at most {}, the entries of the shortest row, got {}",
+                            shortest_row, config.row_nonzeros));
   }
   return config;
 }

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Megatron-Core's GPTModel: pre-norm layers with LayerNorm, q,
+// SPDX-License-Identifier: Apache-2.0
+// Megatron-Core's GPTModel: pre-norm layers with LayerNorm, q,
 // k and v fused and interleaved by kv group, gelu, learned or rotary positions. There is no
 // config.json of it: the fields are those of Megatron's TransformerConfig and command line.
 #include <ATen/ATen.h>
@@ -212,8 +213,8 @@ at::Tensor MegatronGpt::forward(const at::Tensor& input_ids_BS, const Parameters
 void require_value(const ConfigFields& fields, const char* field, const std::string& only) {
   if (!fields.has(field) || fields.text(field) == only) return;
   const std::vector<std::string> known{only};
-  fields.fail(field, fmt::format("is '{}'{}; only {} is built", fields.text(field),
-                                 did_you_mean(fields.text(field), known), only));
+  fields.fail(field, fmt::format("must be {}, the only one that is built, got '{}'{}", only,
+                                 fields.text(field), did_you_mean(fields.text(field), known)));
 }
 
 void parse_heads(const ConfigFields& fields, ModelConfig& config) {
@@ -222,15 +223,15 @@ void parse_heads(const ConfigFields& fields, ModelConfig& config) {
                                                        : config.num_heads;
   if (config.num_heads % config.num_kv_heads != 0) {
     fields.fail("num_attention_heads",
-                fmt::format("is {}, which num_query_groups {} does not divide", config.num_heads,
-                            config.num_kv_heads));
+                fmt::format("must be divisible by num_query_groups {}, got {}", config.num_kv_heads,
+                            config.num_heads));
   }
   if (!fields.has("kv_channels") && config.hidden_size % config.num_heads != 0) {
     fields.fail(
         "hidden_size",
         fmt::format(
-            "is {}, which num_attention_heads {} does not divide, and there is no kv_channels",
-            config.hidden_size, config.num_heads));
+            "must be divisible by num_attention_heads {} where kv_channels is missing, got {}",
+            config.num_heads, config.hidden_size));
   }
   config.head_dim = fields.has("kv_channels") ? fields.positive_integer("kv_channels")
                                               : config.hidden_size / config.num_heads;
@@ -241,9 +242,9 @@ void parse_positions(const ConfigFields& fields, ModelConfig& config) {
   const std::string type = fields.text("position_embedding_type");
   const std::vector<std::string> known{"learned_absolute", "rope"};
   if (type != known[0] && type != known[1]) {
-    fields.fail(
-        "position_embedding_type",
-        fmt::format("is '{}'{}; one of {}", type, did_you_mean(type, known), join_names(known)));
+    fields.fail("position_embedding_type",
+                fmt::format("must be one of {}, got '{}'{}", join_names(known), type,
+                            did_you_mean(type, known)));
   }
   config.learned_positions = type == known[0];
   if (config.learned_positions) return;
@@ -252,7 +253,7 @@ void parse_positions(const ConfigFields& fields, ModelConfig& config) {
     fields.fail(
         "kv_channels",
         fmt::format(
-            "(or hidden_size / num_attention_heads) is {}: rotary positions need an even one",
+            "(or hidden_size / num_attention_heads) must be even for rotary positions, got {}",
             config.head_dim));
   }
 }

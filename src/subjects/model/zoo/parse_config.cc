@@ -29,8 +29,8 @@ AttentionImpl parse_attention_impl(std::string_view name) {
     throw UsageError(
         "attention implementation 'flash_attention_2' has no CPU kernel; use sdpa or eager");
   }
-  throw UsageError(fmt::format("unknown attention implementation '{}'{}; one of {}", name,
-                               did_you_mean(name, known), join_names(known)));
+  throw UsageError(fmt::format("unknown attention implementation '{}'{}; it must be one of {}",
+                               name, did_you_mean(name, known), join_names(known)));
 }
 
 ModelConfig parse_model_config(const nlohmann::json& json, std::string_view origin) {
@@ -40,7 +40,7 @@ ModelConfig parse_model_config(const nlohmann::json& json, std::string_view orig
   if (architecture == nullptr)
     throw FileError(fmt::format("{}: {}", origin, unknown_model_type(model_type)));
   if (fields.has("quantization_config"))
-    fields.fail("quantization_config", "is set: quantized models are not built");
+    fields.fail("quantization_config", "must not be set, because quantized models are not built");
   ModelConfig config = architecture->parse(fields);
   config.model_type = model_type;
   return config;

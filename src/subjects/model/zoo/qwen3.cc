@@ -11,7 +11,7 @@ namespace {
 
 ModelConfig parse(const ConfigFields& fields) {
   // transformers fills in 128, not the quotient: a guess could be silently wrong.
-  if (!fields.has("head_dim")) fields.fail("head_dim", "is missing: qwen3 needs it");
+  if (!fields.has("head_dim")) fields.fail("head_dim", "is missing; qwen3 needs it");
   ModelConfig config = parse_rotary_decoder(fields);
   config.qk_norm = true;
   config.qkv_bias = config.attention_out_bias = fields.boolean("attention_bias", false);

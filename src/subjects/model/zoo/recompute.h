@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Activation checkpointing: what a layer computes forward is thrown away and computed again when
-/// backward comes to it.
+/// Activation checkpointing: the activations of a layer are discarded in forward and computed again
+/// when backward reaches the layer.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -11,8 +11,8 @@
 namespace isoshard {
 
 /// layer(pass, inputs), of which only the inputs are kept. Backward calls it once more with copies
-/// of the inputs that require grad, under the autocast of the first call, and goes on through what
-/// that gives; parameters get their gradients there.
+/// of the inputs that require grad, under the autocast of the first call, and continues through its
+/// result; parameters get their gradients there.
 ///
 /// Guarantees   value and gradients have the bits that they have without, as each op runs on the
 ///              same numbers in the same order; only gradients of an input that several layers read

@@ -27,7 +27,7 @@ const Architecture* find_architecture(std::string_view model_type) {
 
 std::string unknown_model_type(std::string_view model_type) {
   const std::vector<std::string> known = model_types();
-  return fmt::format("model_type '{}' is unknown{}; one of {}", model_type,
+  return fmt::format("model_type '{}' is unknown{}; it must be one of {}", model_type,
                      did_you_mean(model_type, known), join_names(known));
 }
 
@@ -37,7 +37,8 @@ void set_dropout(ModelConfig& config, double rate) {
   const DropoutSites& sites = architecture->dropout;
   if (rate != 0 && !sites.embedding && !sites.attention && !sites.residual) {
     throw UsageError(
-        fmt::format("a dropout of {}: {} drops nothing anywhere", rate, config.model_type));
+        fmt::format("the dropout rate of {} must be 0, because it has no dropout, got {}",
+                    config.model_type, rate));
   }
   if (sites.embedding) config.embedding_dropout = rate;
   if (sites.attention) config.attention_dropout = rate;

@@ -19,7 +19,7 @@ struct DropoutSites {
 };
 inline constexpr DropoutSites kAllDropouts{true, true, true};
 
-/// What a build knows of one architecture.
+/// The functions of one architecture.
 struct Architecture {
   std::string_view model_type;
   /// Reads what config.json says beyond model_type, and refuses what the forward pass does not do.

@@ -46,8 +46,7 @@ std::vector<std::vector<std::size_t>> bucket_assignment_in_order(
     const std::vector<ReducedParameter>& parameters, std::span<const std::size_t> order,
     std::int64_t bucket_bytes) {
   if (bucket_bytes < 1)
-    throw UsageError(
-        fmt::format("a bucket of {} bytes is not possible; it must be at least 1", bucket_bytes));
+    throw UsageError(fmt::format("the bucket size must be at least 1 byte, got {}", bucket_bytes));
   struct Open {
     std::vector<std::size_t> parameters;
     std::int64_t bytes = 0;
@@ -105,7 +104,7 @@ struct GradientReducer::Impl {
       add_bucket(std::move(members));
   }
 
-  // Rank 0's order, with what got no gradient behind it.
+  // Rank 0's order, followed by the parameters without gradient.
   void rebuild() {
     will_rebuild = false;
     for (std::size_t i = parameters.size(); i-- > 0;) {

@@ -21,7 +21,7 @@ struct ReducedParameter {
   at::Tensor tensor;  ///< leaf that requires grad
 };
 
-/// The first bucket is at most so large, so that communication starts early.
+/// The largest size of the first bucket, which is small so that communication starts early.
 inline constexpr std::int64_t kFirstBucketBytes = 1 << 20;
 
 /// Which parameters share a bucket: indices into the parameter list, buckets in the order in which
@@ -49,9 +49,9 @@ inline constexpr std::int64_t kFirstBucketBytes = 1 << 20;
 /// the order of arrival, so that every rank makes the same sequence of calls.
 ///
 /// Rebuilding: the first reduction takes the parameters from the last to the first, and writes down
-/// the order in which rank 0's gradients became ready. Before the second one rank 0 tells everybody
-/// (one broadcast, setup), and buckets are made anew in that order, once. Parameters without
-/// gradient come last. Source   Reducer::rebuild_buckets, sync_bucket_indices (reducer.cpp).
+/// the order in which rank 0's gradients became ready. Before the second one rank 0 broadcasts that
+/// order (setup), and the buckets are rebuilt in it, once. Parameters without gradient come last.
+/// Source   Reducer::rebuild_buckets, sync_bucket_indices (reducer.cpp).
 ///
 /// Requires     arm() before the last backward of a step; backward without arm() only accumulates
 ///              (micro-batches).

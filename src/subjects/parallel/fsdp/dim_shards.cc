@@ -14,8 +14,9 @@ namespace isoshard {
 DimShards dim0_shards(const Shape& shape, int dp) {
   if (dp < 1)
     throw UsageError(
-        fmt::format("shards over {} ranks are not possible; they need at least 1", dp));
-  if (shape.empty()) throw ShapeError("a parameter without dims has no dim 0 to shard");
+        fmt::format("the number of ranks to shard over must be at least 1, got {}", dp));
+  if (shape.empty())
+    throw ShapeError("a parameter must have at least one dim to be sharded along dim 0");
   const std::int64_t rows = shape.front(),
                      row_size = numel_of(Shape(shape.begin() + 1, shape.end()));
   const std::int64_t chunk = (rows + dp - 1) / dp;

@@ -14,7 +14,7 @@ namespace isoshard {
 struct DimShards {
   std::vector<Range> rows;      ///< by dp rank
   std::vector<Range> elements;  ///< the same of the flattened parameter
-  /// Elements of the largest shard: what each has in a communication buffer
+  /// Elements of the largest shard: what each has in a communication buffer.
   std::int64_t padded = 0;
 };
 

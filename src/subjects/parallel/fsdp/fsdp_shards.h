@@ -71,7 +71,7 @@ class FsdpShards final : public DataParallel {
   at::ScalarType compute_ = at::kFloat, master_ = at::kFloat;
   std::map<std::string, Place, std::less<>> places_;
   NamedTensors masters_;
-  /// Masters as forward reads them, for the record; made when asked for
+  /// Masters as forward reads them, for the record; they are made at the first request.
   mutable NamedTensors held_;
   NamedTensors whole_;  ///< what is gathered now
   GatheredBytes gathered_bytes_;

@@ -6,7 +6,7 @@
 
 namespace isoshard {
 
-/// TensorParallelStrategy that tells FsdpShards which layer runs. `shards` outlives it.
+/// A TensorParallelStrategy that reports to FsdpShards which layer runs. `shards` must outlive it.
 class FsdpStrategy final : public TensorParallelStrategy {
  public:
   FsdpStrategy(ShardPlan plan, Communicator& tp, int dp_degree, double activation_grad_scale,

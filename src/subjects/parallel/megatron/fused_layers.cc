@@ -49,8 +49,8 @@ StoredParameter fused_parameter(const FusedLayers& group, const std::string& suf
     const std::size_t index = static_cast<std::size_t>(found - names.begin());
     const Shape& shape = shapes[index];
     if (shape.at(0) != group.turns * group.rows[m]) {
-      throw ShapeError(fmt::format("{} has {} rows, which are not {} turns of {}", *found, shape[0],
-                                   group.turns, group.rows[m]));
+      throw ShapeError(fmt::format("the rows of {} must be {} turns of {}, got {}", *found,
+                                   group.turns, group.rows[m], shape[0]));
     }
     const std::int64_t row = numel_of(shape) / shape[0];
     stored.parameters.push_back(index);

@@ -34,12 +34,12 @@ struct StoredParameter {
   std::string name;  ///< in Megatron's words
   Shape shape;
   std::vector<std::size_t> parameters;  ///< indices into the list that it was made from
-  /// By parameter; together they cover it and the stored tensor once
+  /// By parameter; together they cover it and the stored tensor once.
   std::vector<std::vector<StoredRun>> runs;
 };
 
-/// `shapes` are this rank's. A fused parameter stands where its first one stood.   Errors
-/// ShapeError if rows and shapes do not fit.
+/// `shapes` are this rank's. A fused parameter takes the place of the first one that it is made of.
+/// Errors ShapeError if rows and shapes do not fit.
 [[nodiscard]] std::vector<StoredParameter> stored_parameters(std::span<const std::string> names,
                                                              std::span<const Shape> shapes,
                                                              std::span<const FusedLayers> groups);

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 The table between Hugging Face's layers and Megatron's fused
+// SPDX-License-Identifier: Apache-2.0
+// The table between Hugging Face's layers and Megatron's fused
 // ones: every element lands exactly once, in Megatron's order.
 #include "subjects/parallel/megatron/fused_layers.h"
 

@@ -23,7 +23,7 @@ std::vector<BufferBucket> buffer_buckets(std::span<const std::int64_t> numels,
                                          bool distributed_optimizer) {
   if (dp < 1 || bucket_numel < 1) {
     throw UsageError(fmt::format(
-        "buckets of {} elements over {} dp ranks are not possible; both must be at least 1",
+        "the bucket size and the dp degree must be at least 1, got {} elements and {} ranks",
         bucket_numel, dp));
   }
   const std::int64_t unit = distributed_optimizer ? kParameterAlignment : 1;

@@ -14,7 +14,7 @@ namespace isoshard {
 
 /// One bucket: a contiguous buffer. What no parameter covers is padding.
 struct BufferBucket {
-  /// Indices into the list of parameters, in the order of the buffer
+  /// Indices into the list of parameters, in the order of the buffer.
   std::vector<std::size_t> parameters;
   std::vector<std::int64_t> begins;  ///< of each in the bucket, in elements
   std::int64_t numel = 0;            ///< padding included
@@ -37,8 +37,8 @@ inline constexpr std::int64_t kParameterAlignment = 64, kBucketAlignment = 128;
 [[nodiscard]] Range owned_run(const BufferBucket& bucket, std::int64_t begin, std::int64_t numel,
                               int dp, int dp_rank);
 
-/// The same of a parameter that lies in several runs behind `begin`, as elements of the parameter:
-/// rising, neighbours joined.
+/// The same for a parameter that lies in several runs after `begin`, as elements of the parameter:
+/// rising, neighbors joined.
 [[nodiscard]] std::vector<Range> owned_runs(const BufferBucket& bucket, std::int64_t begin,
                                             std::span<const StoredRun> runs, int dp, int dp_rank);
 

@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Main gradients: added up in fp32, averaged over dp, stepped
+// SPDX-License-Identifier: Apache-2.0
+// Main gradients: added up in fp32, averaged over dp, stepped
 // in parts and gathered, on ranks as threads.
 #include "subjects/parallel/megatron/main_gradients.h"
 

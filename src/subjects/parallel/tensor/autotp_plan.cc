@@ -60,7 +60,8 @@ void check_sizes(const ModelConfig& config, int tp) {
 
 void split_vocabulary(const Model& model, std::int64_t multiple, ShardPlan& plan) {
   if (multiple < 0)
-    throw UsageError(fmt::format("a vocabulary cannot be padded to a multiple of {}", multiple));
+    throw UsageError(
+        fmt::format("the vocabulary must be padded to a multiple of at least 1, got {}", multiple));
   if (multiple == 0) return;
   const std::int64_t vocabulary = model.config().vocab_size, unit = multiple * plan.tp_degree;
   plan.vocab_size = vocabulary;
@@ -100,8 +101,7 @@ ShardPlan autotp_plan(const Model& model, int tp, std::int64_t make_vocab_size_d
 }
 
 void check_autotp_degree(const Model& model, int tp) {
-  if (tp < 1)
-    throw UsageError(fmt::format("a tp degree of {} is not possible; it must be at least 1", tp));
+  if (tp < 1) throw UsageError(fmt::format("the tp degree must be at least 1, got {}", tp));
   if (tp == 1) return;
   check_sizes(model.config(), tp);
   const bool copies_kv_heads = tp > model.config().num_kv_heads;

@@ -13,7 +13,7 @@ namespace isoshard {
 /// make_vocab_size_divisible_by x tp.
 ///
 /// Where tp is above the number of kv heads, k and v projections are copied, one kv head per rank,
-/// to tp / kv_heads neighbouring ranks each, so that a rank has the kv head of its query heads.
+/// to tp / kv_heads neighboring ranks each, so that a rank has the kv head of its query heads.
 /// Errors   as check_autotp_degree; UsageError for a negative make_vocab_size_divisible_by.
 /// Source   DeepSpeed 0.19 module_inject/auto_tp.py (all-reduce linears by name; every other linear
 ///          layer inside the blocks is sliced along its output); Megatron-LM, --num-query-groups

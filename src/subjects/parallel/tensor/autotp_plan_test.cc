@@ -115,7 +115,7 @@ TEST(AutotpPlan, ShardsOfEveryParameterTileIt) {
   }
 }
 
-TEST(AutotpPlan, CopiesKvHeadsToNeighboursAboveTheirNumber) {
+TEST(AutotpPlan, CopiesKvHeadsToNeighborsAboveTheirNumber) {
   ModelConfig config = builtin_config("tiny");
   config.num_heads = 8;
   config.num_kv_heads = 2;
@@ -162,7 +162,7 @@ TEST(AutotpPlan, SplitsEmbeddingAndHeadWhenAskedAndPadsThemToEqualShards) {
     EXPECT_THAT(rows_of(64), ElementsAre(64, 64, 33, 0));
     EXPECT_EQ(autotp_plan(*model, 3).kind_of_module("lm_head"), ShardKind::kReplicated);
     EXPECT_THAT([&] { (void)autotp_plan(*model, 3, -8); },
-                ThrowsMessage<UsageError>(HasSubstr("multiple of -8")));
+                ThrowsMessage<UsageError>(HasSubstr("at least 1, got -8")));
   }
 }
 

@@ -29,8 +29,8 @@ Communicator& from_address(std::int64_t address) {
 std::int64_t part_of(const at::Tensor& whole, const Communicator& tp) {
   const std::int64_t length = whole.size(1), degree = tp.size();
   if (length % degree != 0)
-    throw ShapeError(
-        fmt::format("a sequence of {} tokens cannot be split over {} tp ranks", length, degree));
+    throw ShapeError(fmt::format(
+        "the sequence length must be divisible by the tp degree {}, got {}", degree, length));
   return length / degree;
 }
 

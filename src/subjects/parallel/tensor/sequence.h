@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Activations that tp ranks share out along the sequence, and the two ways between the parts and
-/// the whole.
+/// Activations that are split over tp ranks along the sequence, and the operations between the
+/// parts and the whole.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -10,8 +10,8 @@
 
 namespace isoshard {
 
-/// The whole sequence forward; backward this rank's part of the sum of the ranks' gradients, in the
-/// gradient's dtype.
+/// Forward returns the whole sequence. Backward returns this rank's part of the sum of the ranks'
+/// gradients, in the gradient's dtype.
 ///
 /// Shapes   [B, S / tp, ...] -> [B, S, ...]; rank r has the r-th part of every sample's sequence.
 /// Ranks    collective over `tp` (sequence.gather), backward too (sequence.scatter); one segment,
@@ -21,8 +21,8 @@ namespace isoshard {
 [[nodiscard]] at::Tensor gathered_sequence(const at::Tensor& own, Communicator& tp,
                                            std::string_view module);
 
-/// This rank's part of the sum of the ranks' summands forward, in their dtype; backward the whole
-/// sequence's gradient.
+/// Forward returns this rank's part of the sum of the ranks' summands, in their dtype. Backward
+/// returns the gradient of the whole sequence.
 ///
 /// Shapes   [B, S, ...] -> [B, S / tp, ...].   Errors   ShapeError if tp does not divide S.
 /// Ranks    collective over `tp` (sequence.scatter), backward too (sequence.gather); one segment,

@@ -50,8 +50,8 @@ struct ShardPlan {
   /// a vocabulary is all padding.
   [[nodiscard]] Layout layout_of(const ParameterSpec& spec, int tp_rank) const;
   [[nodiscard]] VocabShard vocab_shard(int tp_rank) const;
-  /// False on a rank whose shard of `spec` is also held by a lower tp rank: what is summed over
-  /// shards counts each once.
+  /// False on a rank whose shard of `spec` is also held by a lower tp rank, so that sums over
+  /// shards count each shard once.
   [[nodiscard]] bool counts_shard(const ParameterSpec& spec, int tp_rank) const;
   /// kKvReplica for copies of kv heads, the parameter's own class otherwise.
   [[nodiscard]] ParamClass class_of(const ParameterSpec& spec) const;

@@ -123,7 +123,8 @@ at::Tensor TensorParallelStrategy::fused_linear(const FusedLayers& group, std::s
   }
   const auto own = outputs_.find(module);
   if (own == outputs_.end())
-    throw ShapeError(fmt::format("{} is asked for before {}", module, group.modules.front()));
+    throw ShapeError(
+        fmt::format("{} must not be computed before {}", module, group.modules.front()));
   at::Tensor output = std::move(own->second);
   outputs_.erase(own);
   return output;

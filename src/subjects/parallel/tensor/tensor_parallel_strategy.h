@@ -16,8 +16,8 @@
 
 namespace isoshard {
 
-/// Identity forward; backward the sum of the ranks' gradients, in the gradient's dtype (Megatron's
-/// f).
+/// Forward is the identity. Backward returns the sum of the ranks' gradients, in the gradient's
+/// dtype (Megatron's f).
 ///
 /// A column-parallel layer's ranks each see their output features only, so each has a part of the
 /// input's gradient.
@@ -27,7 +27,8 @@ namespace isoshard {
 [[nodiscard]] at::Tensor column_parallel_input(const at::Tensor& x, Communicator& tp,
                                                std::string_view module);
 
-/// The sum of the ranks' partial results forward, in their dtype; identity backward (Megatron's g).
+/// Forward returns the sum of the ranks' partial results, in their dtype. Backward is the identity
+/// (Megatron's g).
 /// Ranks    collective over `tp` (row_parallel.forward; one segment, named `module`).
 [[nodiscard]] at::Tensor row_parallel_sum(const at::Tensor& partial, Communicator& tp,
                                           std::string_view module);
@@ -36,8 +37,9 @@ namespace isoshard {
 /// the sequence.
 enum class SequenceSplit : std::uint8_t { kWhole, kOverTp };
 
-/// Column layers that read one tensor and whose weights this rank holds as one: turn by turn so
-/// many rows of each. Of each of them linear is given that one weight (and bias).
+/// Column layers that read one tensor and whose weights this rank holds as one fused weight, which
+/// has `rows` rows of each layer, `turns` times. The strategy's linear gets that fused weight (and
+/// bias) for each of the layers.
 struct FusedLayers {
   std::vector<std::string> modules;  ///< in the order of use
   std::int64_t turns = 1;
@@ -67,7 +69,7 @@ class TensorParallelStrategy : public Strategy {
   TensorParallelStrategy(ShardPlan plan, Communicator& tp, int dp_degree,
                          double activation_grad_scale, bool record_partials = false,
                          int dp_rank = 0, SequenceSplit sequence = SequenceSplit::kWhole);
-  /// One product for each group, made when its first layer is asked for.
+  /// Fuses layers: each group is one product, which is computed when its first layer is called.
   void fuse(std::vector<FusedLayers> groups);
   [[nodiscard]] at::Tensor linear(std::string_view module, const at::Tensor& x,
                                   const at::Tensor& weight, const std::optional<at::Tensor>& bias,
@@ -90,7 +92,7 @@ class TensorParallelStrategy : public Strategy {
                                       const at::Tensor& weight,
                                       const std::optional<at::Tensor>& bias, Sink* sink) const;
 
-  /// This layer's part of its group's product.
+  /// The part of a layer in the product of its group.
   [[nodiscard]] at::Tensor fused_linear(const FusedLayers& group, std::string_view module,
                                         const at::Tensor& x, const at::Tensor& weight,
                                         const std::optional<at::Tensor>& bias) const;
@@ -110,7 +112,7 @@ class TensorParallelStrategy : public Strategy {
   int dp_rank_;
   bool splits_sequence_;
   std::vector<FusedLayers> fused_;
-  /// Of fused layers that have not been asked for yet
+  /// Of fused layers that have not been asked for yet.
   mutable std::map<std::string, at::Tensor, std::less<>> outputs_;
 };
 

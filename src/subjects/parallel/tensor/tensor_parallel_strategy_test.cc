@@ -14,7 +14,7 @@
 namespace isoshard {
 namespace {
 
-// Integers in [-3, 3]: every sum below is exact in fp32, whatever its order.
+// Integers in [-3, 3]: every sum below is exact in fp32, in every order.
 at::Tensor integers(at::IntArrayRef shape, std::int64_t seed) {
   std::int64_t numel = 1;
   for (const std::int64_t size : shape) numel *= size;

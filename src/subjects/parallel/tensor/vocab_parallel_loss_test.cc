@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 The loss of split logits is that of the whole ones, padding
+// SPDX-License-Identifier: Apache-2.0
+// The loss of split logits is that of the whole ones, padding
 // or not, smoothed or not; so are embedding and head.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// ZeRO 2's gradients: averaged bucket by bucket while backward runs, each to the dp ranks that
-/// step it, and freed.
+/// Gradients of ZeRO 2: they are averaged bucket by bucket while backward runs, sent to the dp
+/// ranks that step them, and freed.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -17,7 +17,7 @@ namespace isoshard {
 /// A bucket's flat buffer holds dp rank 0's runs of all its parameters, then rank 1's, ...: one
 /// reduce_scatter gives each rank its own.
 ///
-/// Requires     arm() before every backward of a step, finish() behind it.
+/// Requires     arm() before every backward of a step, finish() after it.
 /// Guarantees   after finish() no parameter has a gradient; pieces() are the sums over the
 ///              backwards since clear() of this rank's runs of the averages, in the parameters'
 ///              dtype. A parameter without gradient enters as zeros.

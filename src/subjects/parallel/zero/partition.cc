@@ -13,7 +13,7 @@ namespace isoshard {
 ZeroPartition zero_partition(std::span<const std::int64_t> numels, int dp) {
   if (dp < 1)
     throw UsageError(
-        fmt::format("a partition over {} ranks is not possible; it needs at least 1", dp));
+        fmt::format("the number of ranks to partition over must be at least 1, got {}", dp));
   ZeroPartition partition;
   partition.num_parts = static_cast<std::size_t>(dp);
   std::int64_t total = 0;
@@ -38,8 +38,7 @@ ZeroPartition zero_partition(std::span<const std::int64_t> numels, int dp) {
 std::vector<std::vector<std::size_t>> zero_buckets(std::span<const std::int64_t> numels,
                                                    std::int64_t bucket_numel) {
   if (bucket_numel < 1)
-    throw UsageError(fmt::format("a bucket of {} elements is not possible; it must hold at least 1",
-                                 bucket_numel));
+    throw UsageError(fmt::format("a bucket must hold at least 1 element, got {}", bucket_numel));
   std::vector<std::vector<std::size_t>> buckets;
   std::int64_t open = 0;
   for (std::size_t i = numels.size(); i-- > 0;) {

@@ -15,7 +15,7 @@ namespace isoshard {
 struct ZeroPartition {
   std::int64_t part_numel = 0;        ///< elements of each dp rank, padding included
   std::vector<std::int64_t> offsets;  ///< of each parameter in the flat buffer
-  /// Of flattened parameters: by parameter, then by dp rank; count 0 where a rank has none of it
+  /// Of flattened parameters: by parameter, then by dp rank; count 0 where a rank has none of it.
   std::vector<std::vector<Range>> runs;
   [[nodiscard]] std::int64_t padded_numel() const noexcept {
     return part_numel * static_cast<std::int64_t>(num_parts);
@@ -23,8 +23,8 @@ struct ZeroPartition {
   std::size_t num_parts = 0;
 };
 
-/// Parts start at multiples of this many elements: 4 bytes' worth of bf16 for each dp rank, as NCCL
-/// wants its buffers aligned.
+/// Parts start at multiples of this many elements, which are 4 bytes of bf16 for each dp rank,
+/// because NCCL needs aligned buffers.
 inline constexpr std::int64_t kZeroAlignmentElements = 2;
 
 /// Errors   UsageError for no rank.

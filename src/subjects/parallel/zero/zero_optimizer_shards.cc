@@ -16,7 +16,7 @@ namespace isoshard {
 ZeroOptimizerShards::ZeroOptimizerShards(int stage) : stage_(stage) {
   if (stage != 1 && stage != 2)
     throw UsageError(
-        fmt::format("ZeRO stage {} does not spread optimizer state; 1 and 2 do", stage));
+        fmt::format("the ZeRO stage must be 1 or 2 to partition optimizer state, got {}", stage));
 }
 
 void ZeroOptimizerShards::setup(DataParallelSetup setup) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Factors that turn sums of token losses into the mean that a step minimises.
+/// Factors that turn sums of token losses into the mean that a step minimizes.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -16,9 +16,9 @@ namespace isoshard {
 /// Requires     a step's loss on this rank is sum over samples of weight x summed token losses, and
 ///              gradients are averaged over dp.
 /// Guarantees   the averaged gradient is the gradient of the requested mean.
-class LossNormaliser {
+class LossNormalizer {
  public:
-  virtual ~LossNormaliser() = default;
+  virtual ~LossNormalizer() = default;
   /// One factor per sample. `counts` are the counted tokens of this rank's samples, all
   /// micro-batches of the step in order (of a process that stands for several dp ranks: all of the
   /// first rank, then all of the second).
@@ -29,7 +29,7 @@ class LossNormaliser {
 /// The mean over the counted tokens of the global batch: dp / (counted tokens of all dp ranks), on
 /// every sample.
 /// Ranks   collective over `dp` (token_count).
-class GlobalTokenMean final : public LossNormaliser {
+class GlobalTokenMean final : public LossNormalizer {
  public:
   explicit GlobalTokenMean(Communicator& dp) : dp_(&dp) {}
   [[nodiscard]] std::vector<double> weights(std::span<const std::int64_t> counts) override;
@@ -42,7 +42,7 @@ class GlobalTokenMean final : public LossNormaliser {
 /// sample's group). The samples are cut into equal contiguous groups. One group is a dp rank's own
 /// mean; a single process that stands for dp ranks has dp groups.
 /// Ranks   local.
-class GroupTokenMean final : public LossNormaliser {
+class GroupTokenMean final : public LossNormalizer {
  public:
   explicit GroupTokenMean(int num_groups) : num_groups_(num_groups) {}
   [[nodiscard]] std::vector<double> weights(std::span<const std::int64_t> counts) override;
@@ -54,7 +54,7 @@ class GroupTokenMean final : public LossNormaliser {
 /// The sum over the counted tokens of the global batch: dp on every sample, which averaging over dp
 /// divides out again.
 /// Ranks   local.
-class GlobalTokenSum final : public LossNormaliser {
+class GlobalTokenSum final : public LossNormalizer {
  public:
   explicit GlobalTokenSum(int dp_degree) : dp_degree_(dp_degree) {}
   [[nodiscard]] std::vector<double> weights(std::span<const std::int64_t> counts) override;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Token means with unequal counts, on 3 dp ranks against one process.
-#include "subjects/train/loss_normaliser.h"
+#include "subjects/train/loss_normalizer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ constexpr std::array<std::int64_t, 6> kCounts = {23, 21, 19, 17, 15, 13};
 constexpr std::array<double, 6> kSums = {4.0, 1.0, -3.0, 8.0, 16.0, 0.5};
 
 // The average over 3 ranks of sum(weight x token loss).
-double averaged(const std::function<std::unique_ptr<LossNormaliser>(Communicator&)>& make) {
+double averaged(const std::function<std::unique_ptr<LossNormalizer>(Communicator&)>& make) {
   ThreadWorld world(3);
   std::array<double, 3> losses{};
   world.run([&](Communicator& comm) {
@@ -32,21 +32,21 @@ double averaged(const std::function<std::unique_ptr<LossNormaliser>(Communicator
   return (losses[0] + losses[1] + losses[2]) / 3;
 }
 
-TEST(LossNormaliser, GlobalMeanIsTheMeanOverAllCountedTokens) {
+TEST(LossNormalizer, GlobalMeanIsTheMeanOverAllCountedTokens) {
   const double loss =
       averaged([](Communicator& dp) { return std::make_unique<GlobalTokenMean>(dp); });
 
   EXPECT_DOUBLE_EQ(loss, 26.5 / 108);
 }
 
-TEST(LossNormaliser, LocalMeanIsTheMeanOfRankMeansAndAnotherNumber) {
+TEST(LossNormalizer, LocalMeanIsTheMeanOfRankMeansAndAnotherNumber) {
   const double loss = averaged([](Communicator&) { return std::make_unique<GroupTokenMean>(1); });
 
   EXPECT_DOUBLE_EQ(loss, (5.0 / 44 + 5.0 / 36 + 16.5 / 28) / 3);
   EXPECT_NE(loss, 26.5 / 108);
 }
 
-TEST(LossNormaliser, OneProcessWithThreeGroupsMinimisesTheSameLocalMean) {
+TEST(LossNormalizer, OneProcessWithThreeGroupsMinimizesTheSameLocalMean) {
   const std::vector<double> weights = GroupTokenMean(3).weights(kCounts);
 
   double loss = 0;
@@ -54,14 +54,14 @@ TEST(LossNormaliser, OneProcessWithThreeGroupsMinimisesTheSameLocalMean) {
   EXPECT_DOUBLE_EQ(loss, (5.0 / 44 + 5.0 / 36 + 16.5 / 28) / 3);
 }
 
-TEST(LossNormaliser, ReportedMeansAreThoseOfTheGroups) {
+TEST(LossNormalizer, ReportedMeansAreThoseOfTheGroups) {
   const std::array<std::int64_t, 4> counts = {2, 2, 0, 0};
   const std::array<double, 4> sums = {1, 3, 0, 0};
 
   EXPECT_THAT(group_means(sums, counts, 2), ::testing::ElementsAre(1.0, 0.0));
 }
 
-TEST(LossNormaliser, NothingToTakeTheMeanOfIsAnError) {
+TEST(LossNormalizer, NothingToTakeTheMeanOfIsAnError) {
   const std::array<std::int64_t, 4> counts = {2, 2, 0, 0};
   const std::array<double, 3> sums = {1, 2, 3};
   const std::array<std::int64_t, 3> odd_counts = {1, 1, 1};

@@ -42,9 +42,9 @@ at::Tensor gathered(Communicator& tp, const at::Tensor& local, const ShardPlan& 
   return whole;
 }
 
-class Initialisation : public ::testing::TestWithParam<Case> {};
+class Initialization : public ::testing::TestWithParam<Case> {};
 
-TEST_P(Initialisation, ShardsArePartsOfTheUndividedWeights) {
+TEST_P(Initialization, ShardsArePartsOfTheUndividedWeights) {
   const Case item = GetParam();
 
   const std::vector<int> num_sharded = run_world(item.degrees.tp, [item](Rank& rank) {
@@ -78,7 +78,7 @@ TEST_P(Initialisation, ShardsArePartsOfTheUndividedWeights) {
   for (const int sharded : num_sharded) EXPECT_EQ(sharded, expected);
 }
 
-TEST_P(Initialisation, AnotherSeedGivesOtherWeights) {
+TEST_P(Initialization, AnotherSeedGivesOtherWeights) {
   Case item = GetParam();
   const auto first = case_weights(item);
   item.seed = 1;
@@ -92,7 +92,7 @@ TEST_P(Initialisation, AnotherSeedGivesOtherWeights) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, Initialisation,
+INSTANTIATE_TEST_SUITE_P(Cases, Initialization,
                          ::testing::Values(step_case("autotp", {}), step_case("autotp", {.tp = 2}),
                                            step_case("autotp", {.tp = 3}),
                                            step_case("autotp", {.tp = 3}, Dtype::kBFloat16),

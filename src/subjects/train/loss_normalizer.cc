@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Global and local token means.
-#include "subjects/train/loss_normaliser.h"
+#include "subjects/train/loss_normalizer.h"
 
 #include <fmt/format.h>
 
@@ -15,8 +15,8 @@ namespace {
 std::size_t group_size(std::size_t num_samples, int num_groups) {
   const auto groups = static_cast<std::size_t>(num_groups);
   if (num_groups < 1 || num_samples == 0 || num_samples % groups != 0) {
-    throw UsageError(fmt::format("{} samples do not divide into {} groups of equal size",
-                                 num_samples, num_groups));
+    throw UsageError(fmt::format("the number of samples must be divisible by the {} groups, got {}",
+                                 num_groups, num_samples));
   }
   return num_samples / groups;
 }
@@ -46,8 +46,8 @@ std::vector<double> GroupTokenMean::weights(std::span<const std::int64_t> counts
     const std::int64_t total = std::accumulate(group.begin(), group.end(), std::int64_t{0});
     if (total == 0) {
       throw UsageError(
-          fmt::format("none of samples {} to {} of a dp rank counts a token, so its own mean does "
-                      "not exist; use the global "
+          fmt::format("samples {} to {} of a dp rank count no token, so its own mean does not "
+                      "exist; use the global "
                       "loss mean",
                       first, first + size - 1));
     }
