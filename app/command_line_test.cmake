@@ -48,7 +48,8 @@ expect(2 "unknown tail policy 'dorp' .did you mean 'drop'" ${of_ids} --tail dorp
 expect(0 "all equal.*8 of 8 cases conform" verify --model lattice)
 expect(2 "bf16 holds only 256 exactly" verify --model lattice-2 --dtype bf16)
 expect(0
-  "declared arithmetic +[0-9]+ tensors equal bit by bit.*CONFORMS.*[0-9]+ tensors equal the emulated arithmetic bit by bit.*1 of 1 case conforms"
+  "declared arithmetic +[0-9]+ tensors equal bit by bit.*CONFORMS.*[0-9]+ tensors equal the \
+emulated arithmetic bit by bit.*1 of 1 case conforms"
   verify ${one_case} --reference both --reduction-order ring --micro-batches 2)
 expect(1 "tolerance is zero.*DIVERGES.*0 of 1 case" verify --reference emulated --fault
   dp_sum_missing)
@@ -112,7 +113,9 @@ expect(2 "at least one folder" oracle)
 expect(0 "dp_sum_missing" list faults)
 expect(0 "step.equivalence" list contracts)
 expect(0
-  "claim.*added once.*derivation.*counts tp times.*tests.*ColumnRowPair.*faults and negative controls" explain tp.row.bias)
+  "claim.*added once.*derivation.*counts tp times.*tests.*ColumnRowPair.*faults and negative \
+controls"
+  explain tp.row.bias)
 expect(0
   "the bug.*wrapper was never applied.*smallest case.*contracts that name it.*dp.grad.average"
   explain dp_sum_missing)

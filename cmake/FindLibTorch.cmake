@@ -36,7 +36,8 @@ find_package_handle_standard_args(LibTorch
   REQUIRED_VARS LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY LibTorch_INCLUDE_DIR VERSION_VAR
   LibTorch_VERSION
   REASON_FAILURE_MESSAGE
-  "run ./isoshard once (it installs the pinned LibTorch), or pass -DLIBTORCH_ROOT=DIR with DIR/include and DIR/lib")
+  "run ./isoshard once (it installs the pinned LibTorch), or pass -DLIBTORCH_ROOT=DIR \
+with DIR/include and DIR/lib")
 
 if(LibTorch_FOUND AND NOT TARGET isoshard::libtorch)
   get_filename_component(_libtorch_lib ${LibTorch_CPU_LIBRARY} DIRECTORY)

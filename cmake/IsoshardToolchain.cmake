@@ -35,7 +35,8 @@ target_compile_features(isoshard_options INTERFACE cxx_std_20)
 # Warnings, debug lines and the linker are ours; a project that links the installed package chooses
 # its own.
 target_compile_options(isoshard_options INTERFACE -fPIC -ffp-contract=off
-  "$<BUILD_INTERFACE:-g1;-Wall;-Wextra;-Wpedantic;-Wshadow;-Wnon-virtual-dtor;-Woverloaded-virtual;-Wno-psabi>"
+  "$<BUILD_INTERFACE:-g1;-Wall;-Wextra;-Wpedantic;-Wshadow;-Wnon-virtual-dtor;\
+-Woverloaded-virtual;-Wno-psabi>"
   $<BUILD_INTERFACE:$<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>>)
 # GTEST_HAS_PTHREAD: what GTest's package defines for tests; everybody defines it, else a library,
 # which does not link

@@ -3,6 +3,7 @@
 
 Usage: gloo_all_reduce.py [RANKS...]     needs torch and numpy; default 2 4
 """
+
 import os
 import subprocess
 import sys
@@ -27,7 +28,12 @@ def worker():
                     times_ms.append((time.perf_counter() - start) * 1e3)
             times_ms.sort()
             if dist.get_rank() == 0:
-                print(f"gloo    {dist.get_world_size()} ranks {name} {kib:>6} KiB  median {times_ms[len(times_ms) // 2]:>8.4f} ms  best {times_ms[0]:>8.4f} ms", flush=True)
+                print(
+                    f"gloo    {dist.get_world_size()} ranks {name} {kib:>6} KiB"
+                    f"  median {times_ms[len(times_ms) // 2]:>8.4f} ms"
+                    f"  best {times_ms[0]:>8.4f} ms",
+                    flush=True,
+                )
     dist.destroy_process_group()
 
 
@@ -35,7 +41,15 @@ def main():
     if "LOCAL_RANK" in os.environ:
         return worker()
     for ranks in sys.argv[1:] or ("2", "4"):
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, os.path.abspath(__file__)]
+        launch = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            ranks,
+            os.path.abspath(__file__),
+        ]
         subprocess.run(launch, env=dict(os.environ, OMP_NUM_THREADS="1"), check=True)
 
 

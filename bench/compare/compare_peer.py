@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peer of compare_bench: what PyTorch's comparisons of two equal tensors reach on one thread, GB/s, both inputs counted.
+"""Peer of compare_bench: what PyTorch's comparisons of two equal tensors reach on one thread.
 
-Usage: compare_peer.py [ROUNDS]     needs torch and numpy; CPU time, as compare_bench. Prints median, minimum and maximum.
+Usage: compare_peer.py [ROUNDS]     needs torch and numpy
+
+GB/s of CPU time with both inputs counted, as compare_bench: median, minimum and maximum.
 """
+
 import os
 import statistics
 import sys
@@ -30,7 +33,10 @@ def measure(dtype, mib, rounds):
             rates[name].append(2 * mib * 2**20 / (time.thread_time() - start) / 1e9)
     for name, values in rates.items():
         values = values[1:]
-        print(f"{str(dtype)[6:]:<9} {mib:>4} MiB  {name:<13} median {statistics.median(values):6.2f} GB/s  min {min(values):6.2f}  max {max(values):6.2f}")
+        print(
+            f"{str(dtype)[6:]:<9} {mib:>4} MiB  {name:<13} median {statistics.median(values):6.2f}"
+            f" GB/s  min {min(values):6.2f}  max {max(values):6.2f}"
+        )
 
 
 def main():

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The launcher, run in a small tree with stand-ins for cmake, ctest, pip and apt-get that note each call.
+# The launcher, run in a small tree with stand-ins for cmake, ctest, pip and apt-get that note each
+# call.
 # usage: launcher_test.sh LAUNCHER FOLDER   (FOLDER is emptied first)
 set -euo pipefail
 launcher=$1
@@ -12,10 +13,14 @@ unset "${!OMPI_@}" "${!PMI@}" "${!SLURM_@}" "${!ISOSHARD_@}" LIBTORCH_ROOT CXX
 cp -- "$launcher" "$work/tree/isoshard"
 cd -- "$work/tree"
 touch CMakeLists.txt src/a.cc
-export CALLS=$work/calls XDG_CACHE_HOME=$work/cache PATH=$work/stand-ins:$PATH LIBTORCH_ROOT=$work/torch ISOSHARD_SKIP_PACKAGES=1
+export CALLS=$work/calls XDG_CACHE_HOME=$work/cache PATH=$work/stand-ins:$PATH
+export LIBTORCH_ROOT=$work/torch ISOSHARD_SKIP_PACKAGES=1
 : >"$CALLS"
 
-stand_in() { { echo '#!/usr/bin/env bash'; cat; } >"$work/stand-ins/$1" && chmod +x "$work/stand-ins/$1"; }
+stand_in() {
+  { echo '#!/usr/bin/env bash'; cat; } >"$work/stand-ins/$1"
+  chmod +x "$work/stand-ins/$1"
+}
 stand_in cmake <<'END'
 case $1 in
   --version) echo "cmake version ${FAKE_CMAKE_VERSION:-3.31.0}"; exit ;;
@@ -23,7 +28,12 @@ case $1 in
     echo build >>"$CALLS"
     [[ -z ${FAKE_BROKEN:-} ]] || { echo "a.cc: error: planted"; exit 1; }
     mkdir -p "$2/bin"
-    printf '#!/usr/bin/env bash\n[[ -z ${ISOSHARD_JOBS:-} ]] || exit 9\nprintf "[%%s]" "$@"\nexit ${FAKE_CODE:-0}\n' >"$2/bin/isoshard"
+    {
+      echo '#!/usr/bin/env bash'
+      echo '[[ -z ${ISOSHARD_JOBS:-} ]] || exit 9'
+      echo 'printf "[%s]" "$@"'
+      echo 'exit ${FAKE_CODE:-0}'
+    } >"$2/bin/isoshard"
     chmod +x "$2/bin/isoshard" ;;
   *)
     echo configure >>"$CALLS"
@@ -50,6 +60,10 @@ mkdir -p "$2/torch/lib" && echo x >"$2/torch/lib/libtorch_cpu.so"
 END
 
 failures=0
+failed() {
+  echo "FAILED: $*"
+  failures=$((failures + 1))
+}
 # expect CODE OUTPUT_PART CALLS COMMAND...: CALLS are the stand-ins' notes, joined by blanks.
 expect() {
   local code=0 output calls want_code=$1 want_part=$2 want_calls=$3
@@ -58,8 +72,9 @@ expect() {
   output=$("$@" 2>&1 </dev/null) || code=$?
   calls=$(cut -d' ' -f1 "$CALLS" | paste -sd' ')
   if [[ $code != "$want_code" || $output != *"$want_part"* || $calls != "$want_calls" ]]; then
-    printf 'FAILED: %s\n  exit code %s, expected %s\n  calls "%s", expected "%s"\n  output, expected to hold "%s":\n%s\n' \
-      "$*" "$code" "$want_code" "$calls" "$want_calls" "$want_part" "$output"
+    printf 'FAILED: %s\n  exit code %s, expected %s\n' "$*" "$code" "$want_code"
+    printf '  calls "%s", expected "%s"\n' "$calls" "$want_calls"
+    printf '  output, expected to hold "%s":\n%s\n' "$want_part" "$output"
     failures=$((failures + 1))
   fi
 }
@@ -71,10 +86,12 @@ expect 7 "[verify]" "" env FAKE_CODE=7 ./isoshard verify
 expect 0 "[verify]" "" env PMI_RANK=1 ./isoshard verify
 expect 0 "[verify]" "" env ISOSHARD_JOBS=1 ./isoshard verify
 expect 0 "isoshard test [CTEST OPTIONS]" "" ./isoshard --help
-(cd / && expect 0 "[x]" "" "$work/tree/isoshard" x && exit "$failures") || failures=$((failures + 1))
+(cd / && expect 0 "[x]" "" "$work/tree/isoshard" x && exit "$failures") \
+  || failures=$((failures + 1))
 
 touch src/a.cc
-expect 4 "the program is not built, or its sources changed" "" env OMPI_COMM_WORLD_RANK=0 ./isoshard verify
+expect 4 "the program is not built, or its sources changed" "" \
+  env OMPI_COMM_WORLD_RANK=0 ./isoshard verify
 expect 0 "[x]" "build" ./isoshard x
 rm src/a.cc
 expect 0 "[x]" "build" ./isoshard x
@@ -89,9 +106,9 @@ touch src/c.cc
 expect 0 "[1]" "build" bash -c './isoshard 2 & ./isoshard 1; wait $!'
 
 expect 0 "" "build ctest" ./isoshard test
-[[ $(<"$CALLS") == *"-LE ^(slow|gpu)$"* ]] || { echo "FAILED: slow tests are not left out"; failures=$((failures + 1)); }
+[[ $(<"$CALLS") == *"-LE ^(slow|gpu)$"* ]] || failed "slow tests are not left out"
 expect 0 "" "build ctest" ./isoshard test -L slow
-[[ $(<"$CALLS") != *-LE* ]] || { echo "FAILED: -L slow leaves slow tests out"; failures=$((failures + 1)); }
+[[ $(<"$CALLS") != *-LE* ]] || failed "-L slow leaves slow tests out"
 expect 1 "" "build ctest" env FAKE_CODE=8 ./isoshard test
 expect 2 "no test ran" "build ctest" env FAKE_CODE=8 FAKE_TESTS=0 ./isoshard test -R nope
 expect 2 "no test ran" "build ctest" env FAKE_TESTS=0 ./isoshard test -R nope
@@ -100,7 +117,8 @@ expect 4 "" "build ctest" env FAKE_CODE=3 ./isoshard test
 site=$XDG_CACHE_HOME/isoshard/libtorch-2.11.0/site
 expect 4 "is no folder" "" env LIBTORCH_ROOT=/nonexistent ./isoshard x
 expect 4 "no network" "python3" env -u LIBTORCH_ROOT FAKE_PIP_FAILS=1 ./isoshard x
-[[ -z $(find "$XDG_CACHE_HOME" -name '*partial*' -o -name site) ]] || { echo "FAILED: a failed download left files"; failures=$((failures + 1)); }
+[[ -z $(find "$XDG_CACHE_HOME" -name '*partial*' -o -name site) ]] \
+  || failed "a failed download left files"
 expect 0 "[x]" "python3 configure build" env -u LIBTORCH_ROOT ./isoshard x
 expect 0 "[x]" "" env -u LIBTORCH_ROOT ./isoshard x
 rm -r -- "$site"
@@ -108,9 +126,11 @@ expect 0 "[x]" "python3 configure build" env -u LIBTORCH_ROOT ./isoshard x
 
 rm -rf build
 if [[ $EUID -eq 0 ]]; then
-  expect 4 "The line to try by hand" "apt-get apt-get apt-get apt-get" env -u ISOSHARD_SKIP_PACKAGES CXX=/nonexistent/c++ ./isoshard x
+  expect 4 "The line to try by hand" "apt-get apt-get apt-get apt-get" \
+    env -u ISOSHARD_SKIP_PACKAGES CXX=/nonexistent/c++ ./isoshard x
 else
-  expect 4 "packages are missing. Run this line" "" env -u ISOSHARD_SKIP_PACKAGES CXX=/nonexistent/c++ ./isoshard x
+  expect 4 "packages are missing. Run this line" "" \
+    env -u ISOSHARD_SKIP_PACKAGES CXX=/nonexistent/c++ ./isoshard x
 fi
 
 ((failures == 0)) || { echo "$failures failed"; exit 1; }

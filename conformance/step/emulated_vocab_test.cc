@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Steps with a vocabulary that is split over tp are, bit by
-// bit, what the subject's declared arithmetic says.
+// SPDX-License-Identifier: Apache-2.0
+// Steps with a vocabulary that is split over tp are, bit by bit, what the subject's declared
+// arithmetic says.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

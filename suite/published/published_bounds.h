@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What seeds/000 published, and how far a run of that size may be from it (docs/seed-000.md).
+/// What seeds/000 published, and how far a run of that size may be from it (docs/published.md).
 #pragma once
 #include <string>
 #include <vector>
