@@ -12,10 +12,11 @@
 #include "app/output_folder.h"
 #include "core/base/error.h"
 #include "harness/bundle/bundle.h"
-#include "harness/cli/exit_code.h"
 #include "harness/curve/curve_judge.h"
 #include "harness/judge/compare_bundles.h"
-#include "harness/report/report.h"
+#include "harness/report/json/verdict_json.h"
+#include "harness/report/text/verdict_text.h"
+#include "harness/verdict/exit_code.h"
 #include "suite/train/judge_training.h"
 #include "suite/verify/dumped_runs.h"
 
@@ -159,7 +160,7 @@ int run(const ParsedOptions& options) {
     const std::string part = render(verdict, render_options);
     fmt::print("{}{}", text.empty() ? "" : "\n", part);
     text += (text.empty() ? "" : "\n") + part;
-    cases.push_back(report_json(verdict));
+    cases.push_back(verdict_json(verdict));
     code = combine_exit_codes(code, exit_code_of(verdict.status));
   }
   write_reports(output_dir, code, cases, nlohmann::json::array(), text);

@@ -9,10 +9,10 @@
 #include "app/output_folder.h"
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
-#include "harness/cli/exit_code.h"
 #include "harness/curve/curve_judge.h"
 #include "harness/curve/curve_statistics.h"
 #include "harness/plot/loss_figure.h"
+#include "harness/verdict/exit_code.h"
 
 namespace isoshard {
 namespace {

@@ -13,7 +13,7 @@
 
 #include "app/commands.h"
 #include "harness/cli/command.h"
-#include "harness/report/report.h"
+#include "harness/report/json/verdict_json.h"
 #include "harness/report/tables.h"
 #include "suite/testing/json_schema.h"
 
@@ -88,7 +88,7 @@ TEST_F(ReportSchema, DescribesNumbersThatJsonLacks) {
 
   const json report = {{"schema", 1},
                        {"exit_code", 1},
-                       {"cases", {report_json(verdict)}},
+                       {"cases", {verdict_json(verdict)}},
                        {"tables", {tables_json(tables)}}};
 
   EXPECT_THAT(schema_.problem(report), IsEmpty());
@@ -103,7 +103,7 @@ TEST_F(ReportSchema, RefusesWhatIsMissingExtraOrOfAnotherType) {
   tables.columns.emplace_back().output_norms["m"] = 1;
   const json right = {{"schema", 1},
                       {"exit_code", 0},
-                      {"cases", {report_json(verdict)}},
+                      {"cases", {verdict_json(verdict)}},
                       {"tables", {tables_json(tables)}}};
   ASSERT_THAT(schema_.problem(right), IsEmpty());
   const auto changed = [&](const char* pointer, const json& value) {

@@ -14,10 +14,11 @@
 #include "fixtures/inputs/inputs.h"
 #include "fixtures/weights/shared_weights.h"
 #include "harness/bundle/bundle.h"
-#include "harness/cli/exit_code.h"
 #include "harness/cli/progress.h"
-#include "harness/report/report.h"
+#include "harness/report/json/verdict_json.h"
 #include "harness/report/tables.h"
+#include "harness/report/text/verdict_text.h"
+#include "harness/verdict/exit_code.h"
 #include "harness/world/interrupt.h"
 #include "suite/faults/fault.h"
 #include "suite/record/run_case.h"
@@ -81,7 +82,7 @@ bool report_one(const VerifyRequest& request, const Case& item, const CaseJudgem
         "zero:\n");
   output.print(render(verdict, options));
   output.print("\n");
-  nlohmann::json json = report_json(verdict);
+  nlohmann::json json = verdict_json(verdict);
   json["case"] = item.slug();
   json["reference"] = name_of(judgement.against);
   json["fault"] = request.fault.empty() ? nlohmann::json(nullptr) : nlohmann::json(request.fault);

@@ -12,8 +12,8 @@
 #include <fstream>
 
 #include "core/base/error.h"
-#include "harness/cli/exit_code.h"
 #include "harness/cli/options.h"
+#include "harness/verdict/exit_code.h"
 
 namespace isoshard {
 namespace {

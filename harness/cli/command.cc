@@ -10,7 +10,7 @@
 
 #include "core/base/error.h"
 #include "core/base/suggest.h"
-#include "harness/cli/exit_code.h"
+#include "harness/verdict/exit_code.h"
 
 #ifndef ISOSHARD_VERSION
 #define ISOSHARD_VERSION "unknown"
