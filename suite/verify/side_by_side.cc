@@ -13,6 +13,7 @@
 
 #include "fixtures/inputs/inputs.h"
 #include "subjects/model/ops/loss.h"
+#include "suite/verify/verify_case.h"
 
 namespace isoshard {
 namespace {
