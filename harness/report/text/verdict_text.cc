@@ -62,7 +62,7 @@ class Table {
     }
     sensitivity();
     if (verdict_.equal_to_emulation.has_value())
-      text_ += fmt::format("  {:<22}{} tensors equal bit by bit to its emulation\n",
+      text_ += fmt::format("  {:<22}{} tensors bit-identical to the emulated reference\n",
                            "declared arithmetic", *verdict_.equal_to_emulation);
     published();
     coverage("missing", verdict_.missing);
@@ -231,7 +231,7 @@ class Table {
     }
     names("insensitive", "judged by absolute error", insensitive, false);
     const bool is_shown_otherwise = verdict_.equal_to_emulation.has_value();
-    names("shows too little", is_shown_otherwise ? "judged by the emulated arithmetic" : "", weak,
+    names("inconclusive", is_shown_otherwise ? "judged by the emulated arithmetic" : "", weak,
           !is_shown_otherwise);
   }
 
