@@ -13,8 +13,8 @@ struct CurveBounds;
 [[nodiscard]] Command verify_command();
 [[nodiscard]] Command train_command();
 [[nodiscard]] Command plot_command();
-/// `bounds_of` says what is allowed of a loss curve.
-[[nodiscard]] Command compare_command(std::function<CurveBounds(const Curve&)> bounds_of);
+/// `bounds_of` says what is allowed of a loss curve; empty: what is usual.
+[[nodiscard]] Command compare_command(std::function<CurveBounds(const Curve&)> bounds_of = {});
 [[nodiscard]] Command oracle_command();
 [[nodiscard]] Command golden_command();
 [[nodiscard]] Command experiment_command();

@@ -21,7 +21,7 @@ namespace po = boost::program_options;
 namespace fs = std::filesystem;
 
 void declare(OptionTable& table) {
-  auto add = table.options.add_options();
+  auto add = table.group("curves and figure");
   add("input-dir", po::value<std::string>(),
       "folder with loss_SUBJECT.json files (isoshard train --output-dir writes them)");
   add("output", po::value<std::string>(),
