@@ -12,7 +12,7 @@
 #include "harness/bundle/bundle.h"
 #include "harness/judge/compare_bundles.h"
 #include "harness/judge/judge.h"
-#include "harness/report/report.h"
+#include "harness/report/json/verdict_json.h"
 #include "suite/faults/fault.h"
 #include "suite/record/run_case.h"
 #include "suite/reference/reference.h"
@@ -70,7 +70,7 @@ TEST_P(BundleVerdict, OfCompareIsThatOfVerify) {
   const Verdict compare = compare_bundles(folder_ / "reference", folder_ / "actual", {});
 
   EXPECT_EQ(verify.status, fault.empty() ? Status::kConforms : Status::kDiverges) << verify.reason;
-  EXPECT_EQ(report_json(compare).dump(1), report_json(verify).dump(1));
+  EXPECT_EQ(verdict_json(compare).dump(1), verdict_json(verify).dump(1));
 }
 
 INSTANTIATE_TEST_SUITE_P(

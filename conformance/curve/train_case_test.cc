@@ -217,7 +217,7 @@ TEST(TrainCase, ANormThatOneRankTellsDifferentlyIsNamed) {
   const TrainedCase trained = train_case(item, options);
 
   EXPECT_THAT(trained.unequal_numbers,
-              AllOf(HasSubstr("grad_norm of step 0: rank 0 tells"), HasSubstr("rank 1")));
+              AllOf(HasSubstr("grad_norm of step 0: rank 0 reports"), HasSubstr("rank 1")));
   EXPECT_FALSE(trained.is_sound());
 }
 

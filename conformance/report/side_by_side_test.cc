@@ -12,6 +12,7 @@
 
 #include "harness/judge/judge.h"
 #include "suite/testing/step_cases.h"
+#include "suite/verify/verify_case.h"
 
 namespace isoshard {
 namespace {
@@ -22,25 +23,28 @@ struct Seen {
   std::map<std::string, Reference> references;
 };
 
-Seen verified(std::vector<Case> cases, const RunOptions& options = {}) {
+/// Keeps what it sees.
+class Keeper : public VerifyObserver {
+ public:
+  explicit Keeper(Seen& seen) : seen_(seen) {}
+  void on_plain(const Case& item, const Reference& reference) override {
+    seen_.references[item.reference_slug()] = reference;
+  }
+  void on_run(const Case& item, const Trace& trace) override { seen_.traces[item.slug()] = trace; }
+
+ private:
+  Seen& seen_;
+};
+
+Seen verified(std::vector<Case> cases, RunOptions options = {}) {
   Seen seen;
+  Keeper keeper(seen);
   order_for_tables(cases);
-  SideBySide side_by_side;
-  CaseJudge::Hooks hooks;
-  hooks.run = [&](const Case& c, const Reference& reference, RunDetail) {
-    RunOptions all = options;
-    all.keep = Keep::kEverything;
-    Trace trace = run_case(c, reference, side_by_side.observed(c, reference, all));
-    seen.traces[c.slug()] = trace;
-    return trace;
-  };
-  hooks.on_plain = [&](const Case& c, const Reference& reference) {
-    seen.references[c.reference_slug()] = reference;
-    side_by_side.add_plain(c, reference);
-  };
-  CaseJudge judge(ReferenceKind::kPlain, std::move(hooks));
-  for (const Case& item : cases) side_by_side.add(item, judge.judge_case(item));
-  seen.tables = side_by_side.tables();
+  options.keep = Keep::kEverything;
+  CaseJudge judge({.reference = ReferenceKind::kPlain, .tables = true, .run = std::move(options)},
+                  keeper);
+  for (const Case& item : cases) (void)judge.judge_case(item);
+  seen.tables = judge.tables();
   return seen;
 }
 
@@ -159,15 +163,11 @@ TEST(SideBySide, AWrongRunStandsOutAgainstTheOthers) {
 
 TEST(SideBySide, ARunAgainstItsEmulationAloneHasNoReferenceBesideIt) {
   const Case item = sized(step_case("autotp", {.dp = 2, .tp = 2}));
-  SideBySide side_by_side;
-  CaseJudge::Hooks hooks;
-  hooks.run = [&](const Case& c, const Reference& reference, auto...) {
-    return run_case(c, reference, side_by_side.observed(c, reference, {}));
-  };
+  CaseJudge judge({.reference = ReferenceKind::kEmulated, .tables = true});
 
-  side_by_side.add(item, CaseJudge(ReferenceKind::kEmulated, std::move(hooks)).judge_case(item));
+  (void)judge.judge_case(item);
 
-  const std::vector<TableColumn> columns = side_by_side.tables().front().columns;
+  const std::vector<TableColumn> columns = judge.tables().front().columns;
   ASSERT_EQ(columns.size(), 1U);
   EXPECT_EQ(columns[0].title, "autotp tp2 dp2");
   EXPECT_TRUE(columns[0].from_reference.empty());
@@ -206,7 +206,7 @@ TEST(SideBySide, OfTwoReferencesTheLargestWorldComesLast) {
   EXPECT_EQ(slugs(), (std::vector<std::string>{"ddp dp2 tp1", "autotp dp1 tp2", "autotp dp2 tp2"}));
 
   // Where the other reference has the largest world, cases of one reference stay neighbors.
-  cases[1].tp = 8;
+  cases[1].degrees.tp = 8;
   order_for_tables(cases);
   EXPECT_EQ(slugs(), (std::vector<std::string>{"ddp dp2 tp1", "autotp dp2 tp2", "autotp dp1 tp8"}));
 }

@@ -109,7 +109,7 @@ std::vector<RankCurve> curves_of(const WorldReport& report) {
   for (const RankReport& rank : report.ranks) {
     curves.push_back(RankCurve::deserialize(rank.result));
     if (curves.back().steps.empty())
-      throw InfrastructureError(fmt::format("{}: rank {} told no loss", report.name, rank.rank));
+      throw InfrastructureError(fmt::format("{}: rank {} reported no loss", report.name, rank.rank));
   }
   return curves;
 }
@@ -123,12 +123,12 @@ std::string unequal_numbers(std::span<const RankCurve> ranks) {
   for (std::size_t i = 0; i < ranks[0].steps.size(); ++i) {
     for (std::size_t r = 1; r < ranks.size(); ++r) {
       if (ranks[r].steps.size() != ranks[0].steps.size())
-        return fmt::format("ranks 0 and {} tell different numbers of steps", r);
+        return fmt::format("ranks 0 and {} report different numbers of steps", r);
       const CurveStep &first = ranks[0].steps[i], &other = ranks[r].steps[i];
       for (const auto& [name, a, b] : {std::tuple("loss", first.loss, other.loss),
                                        std::tuple("grad_norm", first.grad_norm, other.grad_norm)}) {
         if (!same_bits(a, b))
-          return fmt::format("{} of step {}: rank 0 tells {} ({}), rank {} {} ({})", name,
+          return fmt::format("{} of step {}: rank 0 reports {} ({}), rank {} {} ({})", name,
                              first.step, a, to_hex(a), r, b, to_hex(b));
       }
     }

@@ -14,6 +14,7 @@
 #include "fixtures/inputs/inputs.h"
 #include "subjects/model/ops/loss.h"
 #include "subjects/registry/subject_spec.h"
+#include "suite/verify/verify_case.h"
 
 namespace isoshard {
 namespace {
