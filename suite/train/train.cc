@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/reference_name.h"
+#include "core/base/reference_name.h"
 #include "fixtures/inputs/inputs.h"
 #include "fixtures/weights/shared_weights.h"
 #include "harness/world/interrupt.h"
@@ -61,7 +63,7 @@ class Training {
  private:
   void read_reference() {
     reference_ = read_curve(plan_.reference_curve);
-    if (reference_->subject != "reference")
+    if (reference_->subject != kReferenceName)
       throw FileError(fmt::format("{} must be the curve of a reference, got the curve of {}",
                                   plan_.reference_curve.string(), reference_->subject));
     for (const Case& item : plan_.cases)
