@@ -8,9 +8,9 @@
 #include <sstream>
 
 #include "app/commands.h"
-#include "app/output_folder.h"
 #include "core/base/error.h"
 #include "harness/cli/exit_code.h"
+#include "harness/cli/output_folder.h"
 #include "harness/cli/progress.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/warm_up.h"

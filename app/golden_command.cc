@@ -11,10 +11,10 @@
 #include <system_error>
 
 #include "app/commands.h"
-#include "app/output_folder.h"
 #include "core/base/error.h"
 #include "core/base/suggest.h"
 #include "harness/cli/exit_code.h"
+#include "harness/cli/output_folder.h"
 #include "harness/cli/progress.h"
 #include "harness/fault/probe.h"
 #include "harness/golden/golden_mode.h"

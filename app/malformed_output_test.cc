@@ -12,9 +12,9 @@
 #include <csignal>
 #include <nlohmann/json.hpp>
 
-#include "app/output_folder.h"
 #include "app/testing/malformed_rows.h"
 #include "core/base/error.h"
+#include "harness/cli/output_folder.h"
 
 namespace isoshard::malformed {
 namespace {

@@ -6,10 +6,10 @@
 #include <filesystem>
 
 #include "app/commands.h"
-#include "app/output_folder.h"
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
 #include "harness/cli/exit_code.h"
+#include "harness/cli/output_folder.h"
 #include "harness/curve/curve_judge.h"
 #include "harness/curve/curve_statistics.h"
 #include "harness/plot/loss_figure.h"

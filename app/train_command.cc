@@ -9,11 +9,11 @@
 
 #include "app/commands.h"
 #include "app/options/train_options.h"
-#include "app/output_folder.h"
 #include "core/base/error.h"
 #include "fixtures/inputs/inputs.h"
 #include "fixtures/weights/shared_weights.h"
 #include "harness/cli/exit_code.h"
+#include "harness/cli/output_folder.h"
 #include "harness/cli/progress.h"
 #include "harness/curve/curve_statistics.h"
 #include "harness/world/interrupt.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Manifests of a folder.
-#include "suite/verify/dumped_runs.h"
+#include "harness/compare/dumped_runs.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
