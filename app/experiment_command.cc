@@ -7,9 +7,9 @@
 #include <sstream>
 
 #include "app/commands.h"
-#include "app/output.h"
-#include "app/output_folder.h"
 #include "core/base/error.h"
+#include "harness/cli/output.h"
+#include "harness/cli/output_folder.h"
 #include "harness/cli/progress.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/world/warm_up.h"

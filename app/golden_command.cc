@@ -11,10 +11,10 @@
 #include <system_error>
 
 #include "app/commands.h"
-#include "app/output.h"
-#include "app/output_folder.h"
 #include "core/base/error.h"
 #include "core/base/suggest.h"
+#include "harness/cli/output.h"
+#include "harness/cli/output_folder.h"
 #include "harness/cli/progress.h"
 #include "harness/report/formats/report_formats.h"
 #include "suite/faults/fault.h"

@@ -10,7 +10,7 @@
 #include <random>
 
 #include "app/testing/malformed_rows.h"
-#include "core/io/safetensors.h"
+#include "core/io/tensor_files.h"
 
 namespace isoshard::malformed {
 namespace {
@@ -96,7 +96,8 @@ Craft contents(
       std::map<std::string, at::Tensor> tensors;
       {
         const SafetensorsFile source = SafetensorsFile::open(file);
-        for (const std::string& name : source.names()) tensors[name] = source.tensor(name).clone();
+        for (const std::string& name : source.names())
+          tensors[name] = tensor_of(source.tensor(name)).clone();
       }
       edit_json(folder / (stem(rank) + ".json"),
                 [&](json& description) { edit(tensors, description["records"]); });
@@ -386,7 +387,7 @@ TEST_F(MalformedBundles, ThatHoldNothingButZerosOnBothSidesAreVacuous) {
         {
           const SafetensorsFile source = SafetensorsFile::open(entry.path());
           for (const std::string& tensor : source.names())
-            tensors.push_back({tensor, source.tensor(tensor).clone()});
+            tensors.push_back({tensor, tensor_of(source.tensor(tensor)).clone()});
         }
         for (NamedTensor& item : tensors) {
           if (item.tensor.is_floating_point()) item.tensor.fill_(value);

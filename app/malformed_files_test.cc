@@ -14,7 +14,7 @@
 
 #include "app/testing/malformed_rows.h"
 #include "core/io/raw_safetensors.h"
-#include "core/io/safetensors.h"
+#include "core/io/tensor_files.h"
 
 namespace isoshard::malformed {
 namespace {
@@ -229,7 +229,8 @@ Craft changed(std::function<void(std::map<std::string, at::Tensor>&)> change) {
   return [change = std::move(change)](const TestFolder& folder) {
     const SafetensorsFile source = SafetensorsFile::open(kModel / "model.safetensors");
     std::map<std::string, at::Tensor> tensors;
-    for (const std::string& name : source.names()) tensors[name] = source.tensor(name).clone();
+    for (const std::string& name : source.names())
+      tensors[name] = tensor_of(source.tensor(name)).clone();
     change(tensors);
     std::vector<NamedTensor> list;
     for (const auto& [name, tensor] : tensors) list.push_back({name, tensor.contiguous()});

@@ -6,9 +6,9 @@
 #include <filesystem>
 
 #include "app/commands.h"
-#include "app/output_folder.h"
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
+#include "harness/cli/output_folder.h"
 #include "harness/curve/curve_judge.h"
 #include "harness/curve/curve_statistics.h"
 #include "harness/plot/loss_figure.h"

@@ -9,7 +9,6 @@
 #include "harness/verdict/exit_code.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/warm_up.h"
-#include "suite/train/judge_training.h"
 
 namespace isoshard {
 
@@ -20,9 +19,8 @@ int run_program(const std::vector<std::string>& arguments) {
   // a limit on file sizes is an error like a full disk: the write that meets it says so
   std::signal(SIGXFSZ, SIG_IGN);
   const std::vector<Command> commands = {
-      verify_command(),  train_command(),  plot_command(),       compare_command(curve_bounds),
-      oracle_command(),  golden_command(), experiment_command(), list_command(),
-      explain_command(), doctor_command()};
+      verify_command(), train_command(),      plot_command(), compare_command(), oracle_command(),
+      golden_command(), experiment_command(), list_command(), explain_command(), doctor_command()};
   const int code = run_command_line(commands, arguments);
   return interrupt_signal() == 0 ? code : combine_exit_codes(code, 128 + interrupt_signal());
 }

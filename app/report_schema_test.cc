@@ -45,7 +45,7 @@ class ReportSchema : public ::testing::Test {
   [[nodiscard]] json written(int exit_code, std::vector<std::string> words) const {
     for (const char* word : {"--output-dir"}) words.emplace_back(word);
     words.push_back(folder_ / "report");
-    const std::array commands = {verify_command(), train_command(), compare_command(curve_bounds),
+    const std::array commands = {verify_command(), train_command(), compare_command(),
                                  experiment_command()};
     EXPECT_EQ(run_command_line(commands, words), exit_code);
     return read(folder_ / "report" / "report.json");

@@ -5,8 +5,8 @@
 
 #include "app/commands.h"
 #include "app/options/train_options.h"
-#include "app/output.h"
-#include "app/output_folder.h"
+#include "harness/cli/output.h"
+#include "harness/cli/output_folder.h"
 #include "harness/cli/progress.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/world/interrupt.h"

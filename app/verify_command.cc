@@ -2,8 +2,8 @@
 /// `isoshard verify`: runs every selected case against its reference and prints what was found.
 #include "app/commands.h"
 #include "app/options/verify_options.h"
-#include "app/output.h"
-#include "app/output_folder.h"
+#include "harness/cli/output.h"
+#include "harness/cli/output_folder.h"
 #include "harness/cli/progress.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/world/interrupt.h"

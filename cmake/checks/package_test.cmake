@@ -33,6 +33,13 @@ foreach(file IN LISTS package)
 endforeach()
 must(${FOLDER}/installed/bin/isoshard verify --preset small --subjects ddp --dp 2 --dtype fp32)
 
+must(${FOLDER}/installed/bin/isoshard-judge compare --help)
+file(GLOB stats ${FOLDER}/installed/lib*/libisoshard_stats.so.1
+  ${FOLDER}/installed/lib*/*/libisoshard_stats.so.1)
+if(NOT stats OR NOT EXISTS ${FOLDER}/installed/include/isoshard/harness/stats/isoshard_stats.h)
+  message(FATAL_ERROR "libisoshard_stats.so.1 and its header must be below ${FOLDER}/installed")
+endif()
+
 must(${CMAKE_COMMAND} -G ${GENERATOR} -S ${SOURCE}/examples/own_subject -B ${FOLDER}/consumer
   -DCMAKE_PREFIX_PATH=${FOLDER}/installed
   -DLIBTORCH_ROOT=${LIBTORCH_ROOT} -DCMAKE_CXX_COMPILER=${COMPILER}

@@ -161,6 +161,50 @@ std::string find_cycle(const std::map<std::string, std::set<std::string>>& edges
   return "";
 }
 
+/// Which lines of a file include LibTorch, directly or through headers of the tree.
+class LibTorchIncludes {
+ public:
+  struct Line {
+    std::size_t number;
+    std::string chain;  ///< "a.h -> b.h -> <ATen/ATen.h>"
+  };
+  explicit LibTorchIncludes(fs::path root) : root_(std::move(root)) {}
+
+  std::vector<Line> of(const std::string& file) {
+    static const std::regex kTorch(R"(^\s*#\s*include\s*(<(ATen|c10|torch)/[^>]*>))");
+    static const std::regex kOwn(R"(^\s*#\s*include\s*\"([^\"]+)\")");
+    std::vector<Line> found;
+    const std::vector<std::string> lines = lines_of(root_ / file);
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      std::smatch match;
+      if (std::regex_search(lines[i], match, kTorch)) {
+        found.push_back({i + 1, match[1]});
+      } else if (std::regex_search(lines[i], match, kOwn)) {
+        const std::string name = match[1];
+        const std::string target = fs::exists(root_ / "src" / name) ? "src/" + name : name;
+        if (!fs::exists(root_ / target)) continue;
+        if (const std::string& chain = chain_of(target); !chain.empty())
+          found.push_back({i + 1, fmt::format("{} -> {}", target, chain)});
+      }
+    }
+    return found;
+  }
+
+ private:
+  /// How a header comes to LibTorch; empty if it does not.
+  const std::string& chain_of(const std::string& header) {
+    const auto [entry, is_new] = chains_.try_emplace(header);
+    if (is_new) {
+      const std::vector<Line> lines = of(header);
+      if (!lines.empty()) chains_[header] = lines.front().chain;
+    }
+    return chains_[header];
+  }
+
+  fs::path root_;
+  std::map<std::string, std::string> chains_;
+};
+
 /// Takes // comments away (good enough here: the tree has no block comments around code).
 std::string without_comment(const std::string& line) {
   return line.substr(0, line.find("//"));
@@ -238,6 +282,38 @@ std::vector<std::string> check_folder_cycles(const fs::path& root) {
   const std::string cycle = find_cycle(edges);
   if (cycle.empty()) return {};
   return {fmt::format("folders include each other: {}; move what they share below both", cycle)};
+}
+
+std::vector<std::string> check_judge_without_libtorch(const fs::path& root) {
+  static const std::vector<std::string> kFolders = {
+      "src/core/base",  "src/core/memory", "src/core/comm", "src/core/mesh",  "src/core/observe",
+      "src/core/io",    "harness/stats",   "harness/trace", "harness/bundle", "harness/verdict",
+      "harness/causes", "harness/judge",   "harness/curve", "harness/golden", "harness/report",
+      "harness/cli",    "harness/compare", "harness/plot",  "app/judge"};
+  // What takes at::Tensor stands beside what takes bytes.
+  static const std::set<std::string> kTensorLayers = {"src/core/comm/tensor.h",
+                                                      "src/core/comm/tensor.cc",
+                                                      "src/core/io/tensor_files.h",
+                                                      "src/core/io/tensor_files.cc",
+                                                      "src/core/observe/sink.h",
+                                                      "src/core/observe/sink.cc",
+                                                      "src/core/observe/loss_scaled_sink.h"};
+  const std::vector<fs::path> files = files_below(root, kFolders, [](const fs::path& path) {
+    return is_code(path) && !path.filename().string().ends_with("_test.cc") &&
+           !kTensorLayers.contains(path.generic_string());
+  });
+  require_files(files, root);
+  LibTorchIncludes includes(root);
+  std::vector<std::string> problems;
+  for (const fs::path& path : files) {
+    for (const auto& [line, chain] : includes.of(path.generic_string())) {
+      problems.push_back(
+          fmt::format("{}:{}: the judge must need no LibTorch, but this includes {}; take a "
+                      "HostTensor, or move the code to harness/recorder",
+                      path.generic_string(), line, chain));
+    }
+  }
+  return problems;
 }
 
 std::vector<std::string> check_folder_sizes(const fs::path& root) {

@@ -35,6 +35,12 @@ struct LayerRow {
 /// No folder holds more than 25 source files (.cc and .h, tests apart).
 [[nodiscard]] std::vector<std::string> check_folder_sizes(const std::filesystem::path& root);
 
+/// The judge needs no LibTorch: its folders, and those of src/core that it stands on, include
+/// neither ATen, c10 nor torch, directly or through headers of the tree (tests, and the thin layers
+/// that take at::Tensor, apart).
+[[nodiscard]] std::vector<std::string> check_judge_without_libtorch(
+    const std::filesystem::path& root);
+
 /// No line of a source, build or script file is longer than 100 columns.
 [[nodiscard]] std::vector<std::string> check_line_lengths(const std::filesystem::path& root);
 

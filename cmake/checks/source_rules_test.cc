@@ -51,6 +51,7 @@ class PlantedTree : public ::testing::Test {
 using Layering = PlantedTree;
 using FolderCycles = PlantedTree;
 using FolderSizes = PlantedTree;
+using JudgeWithoutLibTorch = PlantedTree;
 using LineLengths = PlantedTree;
 using LicenceLines = PlantedTree;
 using DeviceLiterals = PlantedTree;
@@ -115,6 +116,29 @@ TEST_F(FolderSizes, ATwentySixthFileIsFoundAndTestsAreApart) {
 
   plant("src/core/comm/one_more.h", "");
   EXPECT_THAT(check_folder_sizes(root_), ElementsAre(HasSubstr("src/core/comm: 26 source files")));
+}
+
+TEST_F(JudgeWithoutLibTorch, TreeKeepsItSo) {
+  EXPECT_THAT(check_judge_without_libtorch(kRoot), IsEmpty());
+}
+
+TEST_F(JudgeWithoutLibTorch, AnIncludeIsFoundDirectlyAndThroughHeaders) {
+  plant("src/core/tensor/convert.h", "#include <c10/core/ScalarType.h>\n");
+  plant("src/core/comm/tensor.h", "#include \"core/tensor/convert.h\"\n");
+  plant("harness/trace/fine_test.cc", "#include <ATen/ATen.h>\n");
+  plant("harness/recorder/fine.cc", "#include <ATen/ATen.h>\n");
+  EXPECT_THAT(check_judge_without_libtorch(root_), IsEmpty());
+
+  plant("harness/causes/wrong.cc", "#include <ATen/ATen.h>\n");
+  plant("harness/stats/wrong.h", "#include <torch/torch.h>\n");
+  plant("harness/trace/wrong.cc", "#include <vector>\n#include \"core/comm/tensor.h\"\n");
+  EXPECT_THAT(
+      check_judge_without_libtorch(root_),
+      ElementsAre(HasSubstr("harness/causes/wrong.cc:2: the judge must need no LibTorch"),
+                  HasSubstr("harness/stats/wrong.h:2"),
+                  HasSubstr("harness/trace/wrong.cc:3: the judge must need no LibTorch, but this "
+                            "includes src/core/comm/tensor.h -> src/core/tensor/convert.h -> "
+                            "<c10/core/ScalarType.h>")));
 }
 
 TEST_F(LineLengths, TreeKeepsThem) {

@@ -4,6 +4,7 @@
 // that resumes from it.
 #include <ATen/ATen.h>
 
+#include "core/tensor/convert.h"
 #include "subjects/checkpoint/checkpoint.h"
 #include "suite/testing/checkpoint_cases.h"
 
@@ -64,7 +65,8 @@ int compared_states(const Trace& saved, const Trace& loaded, int step) {
     const RecordKey& key = record.key;
     if (key.step != step || (key.kind != RecordKind::kParam && key.kind != RecordKind::kOptimizer))
       continue;
-    const at::Tensor expected = saved.assemble(key), actual = loaded.assemble(key);
+    const at::Tensor expected = tensor_of(saved.assemble(key)),
+                     actual = tensor_of(loaded.assemble(key));
     EXPECT_EQ(expected.scalar_type(), actual.scalar_type()) << describe(key);
     EXPECT_TRUE(at::equal(expected, actual)) << describe(key);
     ++compared;
@@ -157,7 +159,7 @@ TEST(CheckpointOtherLayout, OfMastersFeedsParametersOfTheirDtype) {
   for (const Record& record : state.ranks.front().records) {
     if (record.key.step != kStepsSaved - 1 || record.key.kind != RecordKind::kParam) continue;
     const RecordKey master{kStepsSaved - 1, RecordKind::kOptimizer, record.key.name + ".master", 0};
-    EXPECT_TRUE(at::equal(run.assemble(master), state.assemble(record.key)))
+    EXPECT_TRUE(at::equal(tensor_of(run.assemble(master)), tensor_of(state.assemble(record.key))))
         << describe(record.key);
     ++compared;
   }
@@ -178,7 +180,8 @@ TEST(CheckpointOtherLayout, CarriesTheRandomStreams) {
   int compared = 0;
   for (const Record& record : resumed.ranks.front().records) {
     if (record.key.kind != RecordKind::kMask) continue;
-    EXPECT_TRUE(at::equal(run.assemble(record.key), resumed.assemble(record.key)))
+    EXPECT_TRUE(
+        at::equal(tensor_of(run.assemble(record.key)), tensor_of(resumed.assemble(record.key))))
         << describe(record.key);
     ++compared;
   }

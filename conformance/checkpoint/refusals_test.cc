@@ -11,7 +11,7 @@
 
 #include "core/base/error.h"
 #include "core/base/sha256.h"
-#include "core/io/safetensors.h"
+#include "core/io/tensor_files.h"
 #include "subjects/checkpoint/checkpoint_content.h"
 #include "suite/testing/checkpoint_cases.h"
 
@@ -231,7 +231,7 @@ TEST_F(CheckpointRefusals, OfAParameterThatLacksAStateOfTheOthers) {
       metadata = file.metadata();
       for (const std::string& name : file.names()) {
         if (name != state && name != ranges_name(state))
-          rest.push_back({name, file.tensor(name).clone()});
+          rest.push_back({name, tensor_of(file.tensor(name)).clone()});
       }
     }
     write_safetensors(path, rest, metadata);

@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "core/base/hex_float.h"
+#include "core/tensor/convert.h"
 #include "fixtures/cases/presets.h"
 #include "harness/testing/test_folder.h"
 #include "suite/faults/test_doubles.h"
@@ -41,7 +42,9 @@ TrainOptions perturbed_options() {
 }
 
 double scalar(const Reference& reference, int step, const char* name, std::int64_t index = 0) {
-  return reference.tensor({step, RecordKind::kScalar, name, 0}).flatten()[index].item<double>();
+  return tensor_of(reference.tensor({step, RecordKind::kScalar, name, 0}))
+      .flatten()[index]
+      .item<double>();
 }
 
 TEST(TrainCase, ReferenceIsTheRecordedReferenceBitByBit) {

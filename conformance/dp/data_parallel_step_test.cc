@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "core/base/error.h"
+#include "core/tensor/convert.h"
 #include "harness/testing/run_world.h"
 #include "suite/record/batches.h"
 #include "suite/record/call_counts.h"
@@ -96,7 +97,7 @@ TEST(DataParallelRanks, HoldTheirOwnSamplesAndWholeParameters) {
     const Record& ids = record_of(trace, rank, {0, RecordKind::kDataId, "sample_ids", 0});
     EXPECT_EQ(ids.local_shape, (Shape{2}));
     EXPECT_EQ(ids.layout.global_shape, (Shape{6}));
-    const at::Tensor own = trace.ranks[static_cast<std::size_t>(rank)].tensor(ids);
+    const at::Tensor own = tensor_of(trace.ranks[static_cast<std::size_t>(rank)].tensor(ids));
     EXPECT_EQ(own[0].item<std::int64_t>(), 2 * rank);
     const Record& weight =
         record_of(trace, rank, {0, RecordKind::kParam, "model.layers.0.mlp.up_proj.weight", 0});
@@ -149,8 +150,8 @@ TEST(GradientAccumulation, IsTheStepOfTheWholeBatch) {
     const RecordKind kind = record.key.kind;
     if (kind != RecordKind::kGrad && kind != RecordKind::kParam && kind != RecordKind::kScalar)
       continue;
-    const at::Tensor value = actual.trace().assemble(record.key),
-                     reference = expected.trace().assemble(record.key);
+    const at::Tensor value = tensor_of(actual.trace().assemble(record.key)),
+                     reference = tensor_of(expected.trace().assemble(record.key));
     EXPECT_LE((value - reference).norm().item<double>(),
               1e-12 * reference.norm().item<double>() + 1e-15)
         << describe(record.key);
@@ -168,7 +169,8 @@ TEST(GradientAccumulation, IsNotTheMeanOfTheMicroBatchesOwnMeans) {
   item.micro_batches = 2;
   item.data.unequal_labels = true;
   const auto loss_of = [](const Case& c) {
-    return reference_of(c).trace().assemble({0, RecordKind::kScalar, "loss", 0}).item<double>();
+    return tensor_of(reference_of(c).trace().assemble({0, RecordKind::kScalar, "loss", 0}))
+        .item<double>();
   };
   Case own_means = item;
   own_means.degrees.dp = 2;

@@ -12,6 +12,7 @@
 
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
+#include "core/tensor/convert.h"
 #include "harness/judge/judge.h"
 #include "harness/testing/test_folder.h"
 #include "subjects/data/sampler.h"
@@ -51,8 +52,8 @@ class DataSplit : public ::testing::Test {
 };
 
 Ids recorded_ids(const Trace& trace, int rank, int step) {
-  const at::Tensor ids = trace.ranks[static_cast<std::size_t>(rank)].tensor(
-      record_of(trace, rank, {step, RecordKind::kDataId, "sample_ids", 0}));
+  const at::Tensor ids = tensor_of(trace.ranks[static_cast<std::size_t>(rank)].tensor(
+      record_of(trace, rank, {step, RecordKind::kDataId, "sample_ids", 0})));
   const auto* data = ids.const_data_ptr<std::int64_t>();
   return {data, data + ids.numel()};
 }

@@ -17,7 +17,7 @@
 #include <limits>
 
 #include "core/base/error.h"
-#include "core/io/safetensors.h"
+#include "core/io/tensor_files.h"
 #include "fixtures/oracle/arithmetic_digest.h"
 
 namespace isoshard {
@@ -380,7 +380,7 @@ class CopyOfCase {
     {
       const SafetensorsFile file = SafetensorsFile::open(folder_ / file_name);
       for (const std::string& name : file.names()) {
-        if (name != tensor) kept.push_back({name, file.tensor(name).clone()});
+        if (name != tensor) kept.push_back({name, tensor_of(file.tensor(name)).clone()});
       }
     }
     write_safetensors(folder_ / file_name, kept);

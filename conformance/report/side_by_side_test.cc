@@ -10,6 +10,7 @@
 #include <cmath>
 #include <utility>
 
+#include "core/tensor/convert.h"
 #include "harness/judge/judge.h"
 #include "suite/testing/step_cases.h"
 #include "suite/verify/verify_case.h"
@@ -55,7 +56,7 @@ Case sized(Case item) {
 }
 
 at::Tensor output(const Trace& trace, RecordKind kind, const std::string& name) {
-  return trace.assemble({0, kind, name, 0}).to(at::kDouble).narrow(0, 0, 3);
+  return tensor_of(trace.assemble({0, kind, name, 0})).to(at::kDouble).narrow(0, 0, 3);
 }
 
 double largest(const at::Tensor& a, const at::Tensor& b) {
@@ -105,8 +106,7 @@ TEST_P(SideBySideTables, ShowWhatAssembledTensorsShow) {
       for (int tp = 0; tp < (gradient.layout.find(Axis::kTp) != nullptr ? item.degrees.tp : 1);
            ++tp) {
         const Record& record = record_of(trace, tp, gradient.key);
-        const double norm = trace.ranks.at(static_cast<std::size_t>(tp))
-                                .tensor(record)
+        const double norm = tensor_of(trace.ranks.at(static_cast<std::size_t>(tp)).tensor(record))
                                 .to(at::kDouble)
                                 .norm()
                                 .item<double>();

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/tensor/convert.h"
 #include "harness/judge/judge.h"
 #include "suite/testing/emulated_cases.h"
 
@@ -43,7 +44,7 @@ TEST_P(LearningRateStep, IsBitEqualToItsEmulatedReferenceAndRecordsTheRate) {
   EXPECT_THAT(actual, conforms_to(reference, exact_options(item)));
   for (int step = 0; step < item.steps; ++step) {
     const RecordKey key{step, RecordKind::kScalar, "learning_rate", 0};
-    EXPECT_EQ(reference.tensor(key).item<double>(), rate.at(step)) << step;
+    EXPECT_EQ(tensor_of(reference.tensor(key)).item<double>(), rate.at(step)) << step;
   }
   EXPECT_NE(rate.at(0), rate.at(3)) << "the schedule does nothing";
 }
@@ -57,8 +58,8 @@ TEST(LearningRateStep, TheFirstStepOfAWarmUpMovesNothing) {
       after{0, RecordKind::kParam, "model.norm.weight", 1},
       later{1, RecordKind::kParam, "model.norm.weight", 0};
 
-  EXPECT_TRUE(reference.tensor(read).equal(reference.tensor(after)));
-  EXPECT_FALSE(reference.tensor(read).equal(reference.tensor(later)));
+  EXPECT_TRUE(tensor_of(reference.tensor(read)).equal(tensor_of(reference.tensor(after))));
+  EXPECT_FALSE(tensor_of(reference.tensor(read)).equal(tensor_of(reference.tensor(later))));
 }
 
 class OneStepLate final : public LearningRate {

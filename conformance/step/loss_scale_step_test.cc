@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/tensor/convert.h"
 #include "harness/judge/judge.h"
 #include "suite/testing/emulated_cases.h"
 
@@ -49,7 +50,7 @@ Case with_adamw(Case item) {
 }
 
 double scalar(const Reference& reference, int step, const std::string& name) {
-  return reference.tensor({step, RecordKind::kScalar, name, 0}).item<double>();
+  return tensor_of(reference.tensor({step, RecordKind::kScalar, name, 0})).item<double>();
 }
 
 bool is_skipped(const Reference& reference, int step) {
@@ -116,7 +117,7 @@ TEST_P(LossScaleStep, SkipsWhatOverflowsAndFollowsTheRule) {
       item.config.model_type == "gpt2" ? "transformer.ln_f.weight" : "model.norm.weight";
   // Of what is stepped: an update may round away in fp16.
   const bool has_masters = item.settings.master_dtype.has_value();
-  at::Tensor before = reference.tensor({0, RecordKind::kParam, name, 0}).to(at::kFloat);
+  at::Tensor before = tensor_of(reference.tensor({0, RecordKind::kParam, name, 0})).to(at::kFloat);
   bool has_stepped = false;
 
   for (int step = 0; step < item.steps; ++step) {
@@ -126,7 +127,7 @@ TEST_P(LossScaleStep, SkipsWhatOverflowsAndFollowsTheRule) {
     const RecordKey stepped = has_masters
                                   ? RecordKey{step, RecordKind::kOptimizer, name + ".master", 0}
                                   : RecordKey{step, RecordKind::kParam, name, step == 0 ? 1 : 0};
-    const at::Tensor after = reference.tensor(stepped);
+    const at::Tensor after = tensor_of(reference.tensor(stepped));
     EXPECT_EQ(after.equal(before), skipped) << step;
     EXPECT_EQ(reference.find({step, RecordKind::kOptimizer,
                               name + (item.settings.optimizer.kind == OptimizerSettings::Kind::kSgd
@@ -225,7 +226,8 @@ TEST(LossScaleStepFaults, AnInfinityOnOneRankIsSkippedByAll) {
   ASSERT_EQ(actual.ranks.size(), 6U);
   for (const RankTrace& rank : actual.ranks) {
     const auto value = [&](int step, const char* name) {
-      return rank.tensor(*rank.find({step, RecordKind::kScalar, name, 0})).item<double>();
+      return tensor_of(rank.tensor(*rank.find({step, RecordKind::kScalar, name, 0})))
+          .item<double>();
     };
     EXPECT_EQ(value(0, "found_inf"), 1) << rank.rank;
     EXPECT_EQ(value(1, "loss_scale"), 512) << rank.rank;

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "core/base/error.h"
+#include "core/tensor/convert.h"
 #include "harness/fault/collective_fault.h"
 #include "harness/judge/judge.h"
 #include "harness/testing/run_world.h"
@@ -166,8 +167,8 @@ TEST(TensorParallelRanks, OfADpCoordinateSeeTheSameSamples) {
   const Trace trace = run_case(item, reference_of(item), options);
 
   for (int rank = 0; rank < 6; ++rank) {
-    const at::Tensor ids = trace.ranks[static_cast<std::size_t>(rank)].tensor(
-        record_of(trace, rank, {0, RecordKind::kDataId, "sample_ids", 0}));
+    const at::Tensor ids = tensor_of(trace.ranks[static_cast<std::size_t>(rank)].tensor(
+        record_of(trace, rank, {0, RecordKind::kDataId, "sample_ids", 0})));
     EXPECT_EQ(ids[0].item<std::int64_t>(), 2 * (rank / 3)) << "rank " << rank;
   }
 }
@@ -268,10 +269,12 @@ TEST(TensorParallelRanks, RecordTheirSummandsOfRowParallelLayers) {
   EXPECT_EQ(digest(trace, "lm_head"), digest(silent, "lm_head"));
   // The summands of all ranks and the bias are the output.
   const at::Tensor sum =
-      trace.assemble({0, RecordKind::kActivation, point + ".partial", 0}).to(at::kDouble);
+      tensor_of(trace.assemble({0, RecordKind::kActivation, point + ".partial", 0}))
+          .to(at::kDouble);
   const at::Tensor bias =
-      trace.assemble({0, RecordKind::kParam, point + ".bias", 0}).to(at::kDouble);
-  const at::Tensor whole = trace.assemble({0, RecordKind::kActivation, point, 0}).to(at::kDouble);
+      tensor_of(trace.assemble({0, RecordKind::kParam, point + ".bias", 0})).to(at::kDouble);
+  const at::Tensor whole =
+      tensor_of(trace.assemble({0, RecordKind::kActivation, point, 0})).to(at::kDouble);
   EXPECT_LT((sum + bias - whole).abs().max().item<double>(), 1e-6);
 }
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Reading bundles of unknown origin: nothing is believed that the files do not show.
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,7 +9,6 @@
 
 #include "core/base/error.h"
 #include "core/base/mapped_file.h"
-#include "core/comm/tensor.h"
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
 #include "harness/bundle/bundle.h"

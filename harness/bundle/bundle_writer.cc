@@ -72,17 +72,18 @@ void write_rank(const fs::path& folder, const std::string& run_id, const RankTra
     throw InfrastructureError(
         fmt::format("{}: cannot create the folder: {}", folder.string(), error.message()));
   json records = json::array();
-  std::vector<NamedTensor> tensors;
+  std::vector<SafetensorsEntry> tensors;
   for (const Record& record : rank.records) {
     if (record.key.step != step) continue;
     records.push_back(detail::to_json(record));
     if (!record.kept) continue;
-    tensors.push_back({detail::tensor_name(record.key), rank.tensor(record)});
+    const HostTensor tensor = rank.tensor(record);
+    tensors.push_back(
+        {detail::tensor_name(record.key), tensor.dtype, tensor.shape, [tensor] { return tensor; }});
     if (record.key.kind != RecordKind::kScalar) continue;
     json values = json::array();
-    const auto* bytes = static_cast<const std::byte*>(tensors.back().tensor.const_data_ptr());
-    for (std::int64_t i = 0; i < tensors.back().tensor.numel(); ++i)
-      values.push_back(to_hex(value_at(bytes, record.dtype, i)));
+    for (std::int64_t i = 0; i < tensor.numel(); ++i)
+      values.push_back(to_hex(value_at(tensor.bytes.data(), tensor.dtype, i)));
     scalars += json({{"step", step},
                      {"rank", rank.rank},
                      {"name", record.key.name},

@@ -2,8 +2,6 @@
 /// Patterns of divergence. Everything is compared in fp64 on the kept bytes of the ranks concerned.
 #include "harness/causes/diagnosis.h"
 
-#include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -11,6 +9,7 @@
 #include <cmath>
 #include <functional>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "harness/causes/evidence.h"
@@ -98,16 +97,14 @@ class Diagnosis {
   std::string stale() const {
     const View* bad = e_.first_bad_view();
     if (bad == nullptr) return "";
-    const double error = norm_of(bad->actual - bad->expected);
+    const double error = distance(bad->actual, bad->expected);
     for (int back = 1; back <= std::min(e_.wanted.key.step, 4); ++back) {
       RecordKey key = e_.wanted.key;
       key.step -= back;
       const Record* old = e_.reference.find(key);
       if (old == nullptr || old->layout.global_shape != e_.wanted.layout.global_shape) continue;
-      at::Tensor expected = e_.reference.tensor(key).to(at::kDouble).div(old->grad_scale);
-      for (std::size_t d = 0; d < bad->box.size.size(); ++d)
-        expected = expected.narrow(static_cast<std::int64_t>(d), bad->box.global_offset[d],
-                                   bad->box.size[d]);
+      const Values expected =
+          e_.reference_value(key).cut(bad->box.global_offset, bad->box.size) / old->grad_scale;
       if (e_.explains(bad->actual, expected, error))
         return fmt::format("stale by {} step{}", back, back == 1 ? "" : "s");
     }
@@ -130,7 +127,7 @@ class Diagnosis {
       if (!holds_the_same(*held->record, *e_.held_by(first.rank)->record)) continue;
       const View* view = e_.view_of(rank);
       if (view == nullptr) return {};
-      differ = differ || !at::equal(view->actual, first.actual);
+      differ = differ || !equal(view->actual, first.actual);
       copies.push_back(view);
     }
     return differ ? copies : std::vector<const View*>{};
@@ -149,23 +146,22 @@ class Diagnosis {
   std::string rank_local() const {
     const View* bad = e_.first_bad_view();
     if (bad == nullptr) return "";
-    double error = norm_of(bad->actual - bad->expected);
+    double error = distance(bad->actual, bad->expected);
     for (const AxisDegree& axis : e_.actual.mesh.axes()) {
       const std::vector<const View*> copies =
           axis.degree > 1 ? copies_along(*bad, axis.axis) : std::vector<const View*>{};
       if (copies.empty()) continue;
       const std::string holders = holders_in_words(axis.axis, copies.size());
-      at::Tensor sum = at::zeros_like(bad->expected);
-      for (const View* copy : copies) sum += copy->actual;
+      Values sum = Values::zeros(bad->expected.shape());
+      for (const View* copy : copies) sum = sum + copy->actual;
       if (e_.explains(sum, bad->expected, error)) {
         return fmt::format(
             "rank-local partial over {} ({} copies differ, their sum equals the reference)",
             holders, copies.size());
       }
       for (const View* copy : copies)
-        error = std::max(error, norm_of(copy->actual - copy->expected));
-      if (const auto combined = best_combination(copies);
-          combined.has_value() && e_.explains(*combined, bad->expected, error)) {
+        error = std::max(error, distance(copy->actual, copy->expected));
+      if (e_.explains(best_combination(copies), bad->expected, error)) {
         return fmt::format(
             "rank-local over {} ({} copies differ; combined they give the reference)", holders,
             copies.size());
@@ -178,16 +174,16 @@ class Diagnosis {
   std::string mean_of_shards() const {
     const View* bad = e_.first_bad_view();
     if (bad == nullptr) return "";
-    const double error = norm_of(bad->actual - bad->expected);
+    const double error = distance(bad->actual, bad->expected);
     for (const AxisDegree& axis : e_.actual.mesh.axes()) {
-      at::Tensor sum = at::zeros_like(bad->expected);
+      Values sum = Values::zeros(bad->expected.shape());
       bool fits = axis.degree > 1;
       for (const int rank : e_.actual.mesh.group_of(bad->rank, axis.axis)) {
         const View* view = e_.view_of(rank);
         fits = fits && view != nullptr && view->box.size == bad->box.size;
         fits = fits && (rank == bad->rank || view->box.global_offset != bad->box.global_offset);
         if (!fits) break;
-        sum += view->expected;
+        sum = sum + view->expected;
       }
       if (fits && e_.explains(sum / axis.degree, bad->actual, error)) {
         return fmt::format("every shard is the mean of the {} shards over {} (best fit {:.2g})",
@@ -199,18 +195,19 @@ class Diagnosis {
 
   /// The combination of copies, all with clearly positive weights, that is nearest to the
   /// reference.
-  static std::optional<at::Tensor> best_combination(const std::vector<const View*>& copies) {
+  static Values best_combination(const std::vector<const View*>& copies) {
     const auto n = static_cast<std::int64_t>(copies.size());
-    const at::Tensor target = copies.front()->expected.reshape({-1});
-    std::vector<at::Tensor> rows;
-    for (const View* copy : copies) rows.push_back(copy->actual.reshape({-1}));
-    const at::Tensor mean = at::stack(rows).mean(0);
-    if (target.numel() < 4 * n) return mean.reshape(copies.front()->expected.sizes());
-    const at::Tensor matrix = at::stack(rows);
-    const at::Tensor weights = at::linalg_pinv(at::mm(matrix, matrix.t())).mv(matrix.mv(target));
-    if ((weights > 0.02 / static_cast<double>(n)).all().item<bool>())
-      return matrix.t().mv(weights).reshape(copies.front()->expected.sizes());
-    return mean.reshape(copies.front()->expected.sizes());
+    const Values& target = copies.front()->expected;
+    std::vector<Values> rows;
+    for (const View* copy : copies) rows.push_back(copy->actual);
+    const Values matrix = stacked(rows);
+    if (target.numel() >= 4 * n) {
+      const std::vector<double> weights = best_weights(matrix, target);
+      const double least = 0.02 / static_cast<double>(n);
+      if (std::ranges::all_of(weights, [least](double weight) { return weight > least; }))
+        return weighted_sum(matrix, weights).reshape(target.shape());
+    }
+    return matrix.mean(0).reshape(target.shape());
   }
 
   /// One factor for everything: needs no bytes.
@@ -261,7 +258,7 @@ class Diagnosis {
   }
 
   std::string moved_on(const View& view) const {
-    const double error = norm_of(view.actual - view.expected);
+    const double error = distance(view.actual, view.expected);
     if (!(error > e_.tolerance() * norm_of(view.expected))) return "";
     for (std::int64_t dim = 0; dim < view.actual.dim(); ++dim) {
       if (std::string text = repeated(view, dim, error); !text.empty()) return text;
@@ -276,8 +273,8 @@ class Diagnosis {
   }
 
   /// The whole reference along `dim`, cut to the view's box in every other dim.
-  at::Tensor line_of(const View& view, std::int64_t dim) const {
-    at::Tensor line = e_.whole;
+  Values line_of(const View& view, std::int64_t dim) const {
+    Values line = e_.whole;
     for (std::size_t d = 0; d < view.box.size.size(); ++d) {
       if (static_cast<std::int64_t>(d) != dim)
         line =
@@ -288,14 +285,14 @@ class Diagnosis {
 
   std::string repeated(const View& view, std::int64_t dim, double error) const {
     const std::int64_t size = view.actual.size(dim);
-    const at::Tensor line = line_of(view, dim);
+    const Values line = line_of(view, dim);
     for (std::int64_t times = 2; times <= std::min<std::int64_t>(size, 16); ++times) {
       if (size % times != 0) continue;
       const std::int64_t length = size / times;
       for (std::int64_t begin = 0; begin + length <= line.size(dim); begin += length) {
-        const at::Tensor slice = line.narrow(dim, begin, length);
-        std::vector<at::Tensor> copies(static_cast<std::size_t>(times), slice);
-        if (!e_.explains(at::cat(copies, dim), view.actual, error)) continue;
+        const Values slice = line.narrow(dim, begin, length);
+        const std::vector<Values> copies(static_cast<std::size_t>(times), slice);
+        if (!e_.explains(concatenated(copies, dim), view.actual, error)) continue;
         const std::string often = times == 2 ? "twice" : fmt::format("{} times", times);
         const std::string where = length == 1
                                       ? fmt::format("position {}", begin)
@@ -308,18 +305,17 @@ class Diagnosis {
 
   std::string shifted(const View& view, std::int64_t dim) const {
     const std::int64_t size = view.actual.size(dim);
-    const at::Tensor line = line_of(view, dim);
+    const Values line = line_of(view, dim);
     const std::int64_t offset = view.box.global_offset[static_cast<std::size_t>(dim)];
-    for (std::int64_t distance = 1; distance <= std::min(kMaxShift, line.size(dim) - 1);
-         ++distance) {
-      for (const std::int64_t shift : {distance, -distance}) {
+    for (std::int64_t by = 1; by <= std::min(kMaxShift, line.size(dim) - 1); ++by) {
+      for (const std::int64_t shift : {by, -by}) {
         // Position p holds what belongs to p - shift.
         const std::int64_t begin = std::max(offset, shift);
         const std::int64_t end = std::min(offset + size, line.size(dim) + shift);
         if (2 * (end - begin) <= size) continue;
-        const at::Tensor mine = view.actual.narrow(dim, begin - offset, end - begin);
-        const at::Tensor theirs = line.narrow(dim, begin - shift, end - begin);
-        const double error = norm_of(mine - line.narrow(dim, begin, end - begin));
+        const Values mine = view.actual.narrow(dim, begin - offset, end - begin);
+        const Values theirs = line.narrow(dim, begin - shift, end - begin);
+        const double error = distance(mine, line.narrow(dim, begin, end - begin));
         if (error > 0 && e_.explains(mine, theirs, error))
           return fmt::format("shift {} along dim {} on rank {}", shift, dim, view.rank);
       }
@@ -328,30 +324,28 @@ class Diagnosis {
   }
 
   std::string permuted(const View& view, std::int64_t dim, double error) const {
-    const at::Tensor mine =
-        view.actual.movedim(dim, 0).reshape({view.actual.size(dim), -1}).contiguous();
-    const at::Tensor line = line_of(view, dim);
-    const at::Tensor theirs = line.movedim(dim, 0).reshape({line.size(dim), -1}).contiguous();
+    const Values mine = view.actual.to_front(dim).reshape({view.actual.size(dim), -1});
+    const Values line = line_of(view, dim);
+    const Values theirs = line.to_front(dim).reshape({line.size(dim), -1});
     if (mine.size(0) < 2 || mine.size(0) * theirs.size(0) * mine.size(1) > (std::int64_t{1} << 28))
       return "";
-    const at::Tensor nearest = at::cdist(mine, theirs).argmin(1);
+    const std::vector<std::int64_t> nearest = nearest_rows(mine, theirs);
     // a slice stands twice
-    if (!std::get<0>(nearest.sort()).diff().gt(0).all().item<bool>()) return "";
-    if (!e_.explains(theirs.index_select(0, nearest), mine, error)) return "";
+    if (std::set<std::int64_t>(nearest.begin(), nearest.end()).size() != nearest.size()) return "";
+    if (!e_.explains(theirs.take(nearest), mine, error)) return "";
     return fmt::format("permuted along dim {} on rank {}", dim, view.rank);
   }
 
   std::string offset() const {
     const View* bad = e_.first_bad_view();
     if (bad == nullptr || bad->actual.numel() < 4) return "";
-    const at::Tensor difference = bad->actual - bad->expected;
-    const double error = norm_of(difference);
-    const at::Tensor mean = difference.mean();
+    const Values difference = bad->actual - bad->expected;
+    const double error = norm_of(difference), mean = difference.mean();
     if (norm_of(difference - mean) <= 0.05 * error)
-      return fmt::format("constant offset {:.4g} on rank {}", mean.item<double>(), bad->rank);
+      return fmt::format("constant offset {:.4g} on rank {}", mean, bad->rank);
     if (difference.dim() < 2) return "";
-    const at::Tensor rows = difference.reshape({-1, difference.size(-1)});
-    if (rows.size(0) < 4 || norm_of(rows - rows.mean(0, true)) > 0.05 * error) return "";
+    const Values rows = difference.rows();
+    if (rows.size(0) < 4 || distance(rows, rows.mean(0)) > 0.05 * error) return "";
     if (std::string text = multiple_of_parameter(e_, rows.mean(0)); !text.empty()) return text;
     return fmt::format("off by the same row everywhere on rank {}", bad->rank);
   }
@@ -359,13 +353,12 @@ class Diagnosis {
   std::string same_values_elsewhere() const {
     const View* bad = e_.first_bad_view();
     if (bad == nullptr || bad->actual.numel() < 8) return "";
-    const at::Tensor mine = std::get<0>(bad->actual.reshape({-1}).sort());
-    const at::Tensor theirs = std::get<0>(bad->expected.reshape({-1}).sort());
-    const double left = norm_of(mine - theirs);
+    const Values theirs = bad->expected.sorted();
+    const double left = distance(bad->actual.sorted(), theirs);
     // Sorting alone brings any two tensors of one distribution near: only equality up to rounding
     // counts.
     if (left > std::min(e_.tolerance(), 1e-3) * norm_of(theirs) ||
-        left > 0.01 * norm_of(bad->actual - bad->expected))
+        left > 0.01 * distance(bad->actual, bad->expected))
       return "";
     if (tokens_stand_elsewhere(*bad))
       return fmt::format("tokens permuted between samples on rank {}", bad->rank);
@@ -376,10 +369,9 @@ class Diagnosis {
   /// reference.
   bool tokens_stand_elsewhere(const View& view) const {
     if (view.actual.dim() != 3) return false;
-    const at::Tensor mine = view.actual.flatten(0, 1), theirs = view.expected.flatten(0, 1);
+    const Values mine = view.actual.rows(), theirs = view.expected.rows();
     if (mine.size(0) * mine.size(0) * mine.size(1) > (std::int64_t{1} << 28)) return false;
-    const at::Tensor nearest = at::cdist(mine, theirs).argmin(1);
-    return e_.explains(theirs.index_select(0, nearest), mine, norm_of(mine - theirs));
+    return e_.explains(theirs.take(nearest_rows(mine, theirs)), mine, distance(mine, theirs));
   }
 
   Evidence e_;
@@ -390,7 +382,6 @@ class Diagnosis {
 std::string diagnose(const Reference& reference, const Record& reference_record,
                      const Trace& actual, const std::vector<Held>& held, const TensorResult& result,
                      const JudgeOptions& options) {
-  const at::NoGradGuard no_grad;
   return Diagnosis(Evidence(reference, reference_record, actual, held, result, options)).run();
 }
 

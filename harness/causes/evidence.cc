@@ -2,7 +2,6 @@
 /// Views of one tensor, and the numbers of a run that may explain a factor.
 #include "harness/causes/evidence.h"
 
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -82,10 +81,6 @@ bool lies_in(const Box& box, const Shape& shape) {
   return true;
 }
 
-double norm_of(const at::Tensor& t) {
-  return std::sqrt(t.square().sum().item<double>());
-}
-
 bool is_near(double a, double b, double relative) noexcept {
   return std::fabs(a - b) <= relative * std::fabs(b);  // false for a NaN
 }
@@ -141,42 +136,35 @@ std::optional<FlatBox> box_among(const std::vector<FlatRange>& ranges, const Sha
 
 }  // namespace
 
-void Evidence::add_view(int rank, const Box& box, const at::Tensor& own) {
-  if (!at::isfinite(own).all().item<bool>()) return;
-  View view{rank, box, own, whole};
-  for (std::size_t d = 0; d < box.size.size(); ++d) {
-    view.expected =
-        view.expected.narrow(static_cast<std::int64_t>(d), box.global_offset[d], box.size[d]);
-  }
-  views.push_back(std::move(view));
+void Evidence::add_view(int rank, const Box& box, const Values& own) {
+  if (!own.all([](double value) { return std::isfinite(value); })) return;
+  views.push_back({rank, box, own, whole.cut(box.global_offset, box.size)});
 }
 
 void Evidence::collect_views() {
-  whole = reference.tensor(wanted.key).to(at::kDouble).div(wanted.grad_scale);
+  whole = reference_value(wanted.key) / wanted.grad_scale;
   for (const Held& h : held) {
     if (const auto own = own_box(*h.rank, *h.record))
       add_view(h.rank->rank, own->first, own->second);
   }
 }
 
-std::optional<std::pair<Box, at::Tensor>> Evidence::own_box(const RankTrace& rank,
-                                                            const Record& record) const {
+std::optional<std::pair<Box, Values>> Evidence::own_box(const RankTrace& rank,
+                                                        const Record& record) const {
   if (!record.kept || rank.arena == nullptr || is_partial(record.layout)) return std::nullopt;
-  at::Tensor own = rank.tensor(record).to(at::kDouble).div(record.grad_scale);
+  const Values own = Values(rank.tensor(record)) / record.grad_scale;
   if (is_flat(record.layout)) {
     const std::optional<FlatBox> part = box_among(record.layout.flat, wanted.layout.global_shape);
     if (!part.has_value() || !lies_in(part->box, wanted.layout.global_shape)) return std::nullopt;
     return std::pair(
         part->box,
-        own.reshape({-1}).narrow(0, part->first, numel_of(part->box.size)).view(part->box.size));
+        own.flattened().narrow(0, part->first, numel_of(part->box.size)).reshape(part->box.size));
   }
   // of another shape
   if (record.parts.size() != 1 || !lies_in(record.parts[0].box, wanted.layout.global_shape))
     return std::nullopt;
   const Box& box = record.parts[0].box;
-  for (std::size_t d = 0; d < box.size.size(); ++d)
-    own = own.narrow(static_cast<std::int64_t>(d), box.local_offset[d], box.size[d]);
-  return std::pair(box, std::move(own));
+  return std::pair(box, own.cut(box.local_offset, box.size));
 }
 
 const Held* Evidence::held_by(int rank) const {
@@ -196,7 +184,7 @@ const View* Evidence::view_of(int rank) const {
 const View* Evidence::first_bad_view() const {
   for (const int rank : bad_ranks()) {
     const View* view = view_of(rank);
-    if (view != nullptr && norm_of(view->actual - view->expected) > 0) return view;
+    if (view != nullptr && distance(view->actual, view->expected) > 0) return view;
   }
   return nullptr;
 }
@@ -205,8 +193,8 @@ double Evidence::tolerance() const {
   return std::max(4 * result.comparison.allowed_relative_error, 1e-6);
 }
 
-bool Evidence::explains(const at::Tensor& candidate, const at::Tensor& target, double error) const {
-  const double left = norm_of(candidate - target);
+bool Evidence::explains(const Values& candidate, const Values& target, double error) const {
+  const double left = distance(candidate, target);
   return left <= tolerance() * norm_of(target) && left <= 0.25 * error;
 }
 
@@ -259,8 +247,7 @@ std::string Evidence::scale_words(double factor) const {
 double Evidence::clip_ratio() const {
   const RecordKey key{wanted.key.step, RecordKind::kScalar, "grad_norm", 0};
   if (options.max_grad_norm <= 0 || reference.find(key) == nullptr) return 1;
-  return std::max(1.0,
-                  reference.tensor(key).to(at::kDouble).item<double>() / options.max_grad_norm);
+  return std::max(1.0, reference_value(key).item() / options.max_grad_norm);
 }
 
 std::string Evidence::coordinates_in_words(const std::vector<int>& ranks, Axis axis) const {

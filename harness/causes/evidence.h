@@ -2,13 +2,12 @@
 /// What the patterns of a diagnosis look at: one divergent tensor, what each rank holds of it, and
 /// the runs around it.
 #pragma once
-#include <ATen/core/Tensor.h>
-
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "harness/causes/values.h"
 #include "harness/verdict/tensor_judge.h"
 
 namespace isoshard::detail {
@@ -17,8 +16,8 @@ namespace isoshard::detail {
 struct View {
   int rank;
   Box box;
-  at::Tensor actual;
-  at::Tensor expected;
+  Values actual;
+  Values expected;
 };
 
 /// One divergent tensor and the two runs. Refers to what it is made of.
@@ -33,7 +32,7 @@ class Evidence {
   const std::vector<Held>& held;
   const TensorResult& result;
   const JudgeOptions& options;
-  at::Tensor whole;  ///< the reference's value in fp64; undefined for tensors too large to diagnose
+  Values whole;  ///< the reference's value in fp64; undefined for tensors too large to diagnose
   /// Of ranks that kept finite bytes in one box, or in flat ranges: then of a box among them.
   std::vector<View> views;
 
@@ -45,8 +44,7 @@ class Evidence {
   [[nodiscard]] double tolerance() const;
   /// Whether a candidate explains what was seen: it is near in itself, and much nearer than the
   /// reference was.
-  [[nodiscard]] bool explains(const at::Tensor& candidate, const at::Tensor& target,
-                              double error) const;
+  [[nodiscard]] bool explains(const Values& candidate, const Values& target, double error) const;
 
   /// "micro-batches": how often activations or data passed in the tensor's step.
   [[nodiscard]] int num_micro_batches() const;
@@ -66,17 +64,20 @@ class Evidence {
   /// The box that a rank holds of a record with the wanted tensor's shape, without what pads it, in
   /// fp64; of flat ranges the largest one. Nothing if it holds several boxes, a summand, or a box
   /// of another shape.
-  [[nodiscard]] std::optional<std::pair<Box, at::Tensor>> own_box(const RankTrace& rank,
-                                                                  const Record& record) const;
+  [[nodiscard]] std::optional<std::pair<Box, Values>> own_box(const RankTrace& rank,
+                                                              const Record& record) const;
+  /// The reference's value of a record, in fp64 as it was recorded.
+  [[nodiscard]] Values reference_value(const RecordKey& key) const {
+    return Values(reference.tensor(key));
+  }
 
  private:
   void collect_views();
-  void add_view(int rank, const Box& box, const at::Tensor& own);
+  void add_view(int rank, const Box& box, const Values& own);
 };
 
 /// Whether a box is one of a tensor of this shape.
 [[nodiscard]] bool lies_in(const Box& box, const Shape& shape);
-[[nodiscard]] double norm_of(const at::Tensor& t);
 [[nodiscard]] bool is_near(double a, double b, double relative) noexcept;
 
 }  // namespace isoshard::detail

@@ -10,7 +10,6 @@
 /// other one is a module without a weight of its own, as wide as the weight is long. Matrices are
 /// never made whole: they are looked at through a few probes, G P for random columns P, which costs
 /// little for weights of any size.
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -34,12 +33,18 @@ struct Use {
   std::string module, input;
 };
 
+/// What may be a module's input.
+struct Input {
+  Values values;  ///< undefined for none
+  bool is_floating = false;
+};
+
 /// The summands of a gradient by micro-batch and slice of the samples, [micro-batches x slices], as
 /// the probes see them.
 struct Summands {
   int micro_batches = 0, slices = 1;
   Axis axis = Axis::kWorld;  ///< along which the slices lie; kWorld if there is but one
-  std::vector<at::Tensor> pieces;
+  std::vector<Values> pieces;
 };
 
 class GradientParts {
@@ -50,22 +55,23 @@ class GradientParts {
         micro_batches_(e.num_micro_batches()) {
     if (e.whole.dim() != 2) return;
     // Only the columns that the rank holds are looked at.
-    const at::Tensor count = at::arange(e.whole.size(1) * kProbes, at::kDouble).add(1);
-    probes_ = at::zeros({e.whole.size(1), kProbes}, at::kDouble);
-    const std::int64_t begin = view.box.global_offset[1], size = view.box.size[1];
-    probes_.narrow(0, begin, size)
-        .copy_(count.mul(12.9898).sin().reshape({-1, kProbes}).narrow(0, begin, size));
+    const std::int64_t begin = view.box.global_offset[1] * kProbes,
+                       end = begin + view.box.size[1] * kProbes;
+    std::vector<double> probes(static_cast<std::size_t>(e.whole.size(1) * kProbes), 0);
+    for (std::int64_t i = begin; i < end; ++i)
+      probes[static_cast<std::size_t>(i)] = std::sin(static_cast<double>(i + 1) * 12.9898);
+    probes_ = Values({e.whole.size(1), kProbes}, std::move(probes));
   }
 
   /// A gradient, or rows of it, as the probes see it.
-  [[nodiscard]] at::Tensor seen(const at::Tensor& gradient) const {
-    return probes_.defined() ? gradient.mm(probes_) : gradient;
+  [[nodiscard]] Values seen(const Values& gradient) const {
+    return probes_.defined() ? product(gradient, probes_) : gradient;
   }
   /// The same of what a rank holds.
-  [[nodiscard]] at::Tensor seen(const View& view) const {
-    return probes_.defined()
-               ? view.actual.mm(probes_.narrow(0, view.box.global_offset[1], view.box.size[1]))
-               : view.actual;
+  [[nodiscard]] Values seen(const View& view) const {
+    return probes_.defined() ? product(view.actual, probes_.narrow(0, view.box.global_offset[1],
+                                                                   view.box.size[1]))
+                             : view.actual;
   }
 
   /// A single micro-batch says something only of pieces that ranks do not hold alike: elsewhere
@@ -92,11 +98,10 @@ class GradientParts {
     return {e_.wanted.key.step, kind, name, call};
   }
 
-  at::Tensor output_gradient(const std::string& module, int m) const {
+  Values output_gradient(const std::string& module, int m) const {
     const Record* record = e_.reference.find(key(RecordKind::kActivationGrad, module, m));
-    return record == nullptr
-               ? at::empty({0})
-               : e_.reference.tensor(record->key).to(at::kDouble) / record->grad_scale;
+    return record == nullptr ? Values::zeros({0})
+                             : e_.reference_value(record->key) / record->grad_scale;
   }
 
   bool has_output_gradients(const std::string& module) const {
@@ -155,40 +160,57 @@ class GradientParts {
 
   /// What some samples add to the gradient, as the probes see it; undefined if the shapes do not
   /// fit.
-  at::Tensor piece(const at::Tensor& input, const at::Tensor& dy) const {
-    const at::Tensor rows = dy.reshape({-1, dy.size(-1)});
-    const at::IntArrayRef shape = e_.whole.sizes();
-    if (shape.size() == 1) return shape[0] == rows.size(1) ? rows.sum(0) : at::Tensor();
-    if (!input.is_floating_point()) {
-      if (input.numel() != rows.size(0) || shape[1] != rows.size(1) ||
-          input.lt(0).any().item<bool>())
+  Values piece(const Input& input, const Values& dy) const {
+    const Values rows = dy.rows();
+    const Shape& shape = e_.whole.shape();
+    if (shape.size() == 1) return shape[0] == rows.size(1) ? rows.sum(0) : Values();
+    if (!input.is_floating) {
+      if (input.values.numel() != rows.size(0) || shape[1] != rows.size(1) ||
+          input.values.min() < 0 || input.values.max() >= static_cast<double>(shape[0]))
         return {};
-      if (input.max().item<std::int64_t>() >= shape[0]) return {};
-      return at::zeros({shape[0], kProbes}, rows.options())
-          .index_add(0, input.reshape({-1}), rows.mm(probes_));
+      return rows_by_id(input.values, product(rows, probes_), shape[0]);
     }
-    const at::Tensor x = input.reshape({-1, input.size(-1)}).to(at::kDouble);
+    if (input.values.dim() == 0) return {};
+    const Values x = input.values.rows();
     if (x.size(0) != rows.size(0)) return {};
-    if (shape[0] == rows.size(1) && shape[1] == x.size(1)) return rows.t().mm(x.mm(probes_));
-    if (shape[0] == x.size(1) && shape[1] == rows.size(1)) return x.t().mm(rows.mm(probes_));
+    if (shape[0] == rows.size(1) && shape[1] == x.size(1))
+      return product(rows.transposed(), product(x, probes_));
+    if (shape[0] == x.size(1) && shape[1] == rows.size(1))
+      return product(x.transposed(), product(rows, probes_));
     return {};
   }
 
-  /// What one use adds, by slices of the samples of a micro-batch; empty if the shapes do not fit.
-  std::vector<at::Tensor> slices_of(const Use& use, int m, int slices) const {
-    const at::Tensor dy = output_gradient(use.module, m);
-    at::Tensor input;
-    for (const RecordKind kind : {RecordKind::kDataId, RecordKind::kActivation}) {
-      if (!input.defined() && e_.reference.find(key(kind, use.input, m)) != nullptr)
-        input = e_.reference.tensor(key(kind, use.input, m));
+  /// Row i of the result is the sum of the rows with id i.
+  static Values rows_by_id(const Values& ids, const Values& rows, std::int64_t count) {
+    constexpr auto kWidth = static_cast<std::size_t>(kProbes);
+    std::vector<double> sums(static_cast<std::size_t>(count) * kWidth, 0);
+    const Values own = ids.contiguous();
+    for (std::int64_t r = 0; r < rows.size(0); ++r) {
+      const auto id = static_cast<std::size_t>(own.flat()[static_cast<std::size_t>(r)]);
+      for (std::size_t k = 0; k < kWidth; ++k)
+        sums[id * kWidth + k] += rows.flat()[static_cast<std::size_t>(r) * kWidth + k];
     }
-    if (!use.input.empty() && (!input.defined() || input.size(0) != dy.size(0))) return {};
+    return {{count, kProbes}, std::move(sums)};
+  }
+
+  /// What one use adds, by slices of the samples of a micro-batch; empty if the shapes do not fit.
+  std::vector<Values> slices_of(const Use& use, int m, int slices) const {
+    const Values dy = output_gradient(use.module, m);
+    Input input;
+    for (const RecordKind kind : {RecordKind::kDataId, RecordKind::kActivation}) {
+      if (input.values.defined() || e_.reference.find(key(kind, use.input, m)) == nullptr) continue;
+      const HostTensor recorded = e_.reference.tensor(key(kind, use.input, m));
+      input = {Values(recorded), is_floating(recorded.dtype)};
+    }
+    const Values& whole = input.values;
+    if (!use.input.empty() && (!whole.defined() || whole.size(0) != dy.size(0))) return {};
     if (dy.size(0) % slices != 0) return {};
     const std::int64_t samples = dy.size(0) / slices;
-    std::vector<at::Tensor> parts;
+    std::vector<Values> parts;
     for (int s = 0; s < slices; ++s) {
-      const at::Tensor own = input.defined() ? input.narrow(0, s * samples, samples) : input;
-      at::Tensor part = piece(own, dy.narrow(0, s * samples, samples));
+      const Input own{whole.defined() ? whole.narrow(0, s * samples, samples) : whole,
+                      input.is_floating};
+      Values part = piece(own, dy.narrow(0, s * samples, samples));
       if (!part.defined()) return {};
       parts.push_back(std::move(part));
     }
@@ -199,22 +221,22 @@ class GradientParts {
     Summands summands;
     summands.micro_batches = micro_batches_;
     std::tie(summands.axis, summands.slices) = split_of_samples();
-    const at::Tensor wanted = seen(e_.whole);
-    at::Tensor sum = at::zeros_like(wanted);
+    const Values wanted = seen(e_.whole);
+    Values sum = Values::zeros(wanted.shape());
     for (int m = 0; m < micro_batches_; ++m) {
-      std::vector<at::Tensor> parts;
+      std::vector<Values> parts;
       for (const Use& use : uses) {
-        std::vector<at::Tensor> own = slices_of(use, m, summands.slices);
+        std::vector<Values> own = slices_of(use, m, summands.slices);
         if (own.empty()) return std::nullopt;
-        for (std::size_t s = 0; s < own.size() && !parts.empty(); ++s) own[s] += parts[s];
+        for (std::size_t s = 0; s < own.size() && !parts.empty(); ++s) own[s] = own[s] + parts[s];
         parts = std::move(own);
       }
-      for (at::Tensor& part : parts) {
-        sum += part;
+      for (Values& part : parts) {
+        sum = sum + part;
         summands.pieces.push_back(std::move(part));
       }
     }
-    if (!(norm_of(sum - wanted) <= std::max(e_.tolerance(), 1e-3) * norm_of(wanted)))
+    if (!(distance(sum, wanted) <= std::max(e_.tolerance(), 1e-3) * norm_of(wanted)))
       return std::nullopt;
     return summands;
   }
@@ -222,25 +244,24 @@ class GradientParts {
   const Evidence& e_;
   std::string module_;
   int micro_batches_;
-  at::Tensor probes_;  ///< undefined for a vector
+  Values probes_;  ///< undefined for a vector
 };
 
 /// The weights with which the summands enter what a rank holds; empty if they do not explain it.
 /// Right are weights of 1.
 std::vector<double> weights_in(const Evidence& e, const GradientParts& parts,
                                const Summands& summands, const View& view) {
-  std::vector<at::Tensor> rows;
-  for (const at::Tensor& piece : summands.pieces) {
-    rows.push_back(piece.narrow(0, view.box.global_offset[0], view.box.size[0]).reshape({-1}));
+  std::vector<Values> rows;
+  for (const Values& piece : summands.pieces) {
+    rows.push_back(piece.narrow(0, view.box.global_offset[0], view.box.size[0]));
   }
-  const at::Tensor matrix = at::stack(rows), target = parts.seen(view).reshape({-1});
+  const Values matrix = stacked(rows), target = parts.seen(view).flattened();
   if (target.numel() < 2 * matrix.size(0)) return {};
-  const at::Tensor weights =
-      at::linalg_pinv(matrix.mm(matrix.t())).mv(matrix.mv(target)).contiguous();
-  if (!(norm_of(matrix.t().mv(weights) - target) <=
+  std::vector<double> weights = best_weights(matrix, target);
+  if (!(distance(weighted_sum(matrix, weights), target) <=
         std::max(10 * e.tolerance(), 1e-3) * norm_of(target)))
     return {};
-  return {weights.const_data_ptr<double>(), weights.const_data_ptr<double>() + weights.numel()};
+  return weights;
 }
 
 bool near_weight(double weight, double value) {

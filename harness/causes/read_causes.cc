@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Causes that lie in what was read: masks drawn alike, parameters of an earlier step, buffers that
 /// hold something else.
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -23,7 +22,7 @@ constexpr std::int64_t kMostSearched = std::int64_t{1} << 24;
 /// The parameters of the module whose output diverges, as read in a step: as read at the beginning,
 /// or as the step before left them.
 struct ModuleParameters {
-  at::Tensor weight, bias;  ///< undefined if the module has none
+  Values weight, bias;  ///< undefined if the module has none
 };
 
 RecordKey read_in(int step, std::string name) {
@@ -36,40 +35,43 @@ ModuleParameters parameters_read_in(const Evidence& e, int step) {
   for (const auto& [suffix, place] :
        {std::pair{".weight", &found.weight}, std::pair{".bias", &found.bias}}) {
     const RecordKey key = read_in(step, e.wanted.key.name + suffix);
-    if (e.reference.find(key) != nullptr) *place = e.reference.tensor(key).to(at::kDouble);
+    if (e.reference.find(key) != nullptr) *place = e.reference_value(key);
   }
   return found;
 }
 
 /// The samples and tokens of a whole tensor [batch, sequence, ...] that a view has.
-at::Tensor rows_of(at::Tensor whole, const View& view) {
-  for (std::size_t d = 0; d < 2; ++d)
-    whole = whole.narrow(static_cast<std::int64_t>(d), view.box.global_offset[d], view.box.size[d]);
-  return whole;
+Values rows_of(const Values& whole, const View& view) {
+  const Shape &offset = view.box.global_offset, &size = view.box.size;
+  return whole.cut({offset[0], offset[1]}, {size[0], size[1]});
+}
+
+std::vector<std::int64_t> ids_of(const Values& values) {
+  const Values own = values.contiguous();
+  return {own.flat().begin(), own.flat().end()};
 }
 
 /// What the view should hold if the module had read `old` instead of `now`: every way in which a
 /// module of these shapes may use them. Inputs are the nearest activations before it, and integer
 /// data.
-std::vector<at::Tensor> outputs_with(const Evidence& e, const View& view,
-                                     const ModuleParameters& now, const ModuleParameters& old) {
-  std::vector<at::Tensor> outputs;
+std::vector<Values> outputs_with(const Evidence& e, const View& view, const ModuleParameters& now,
+                                 const ModuleParameters& old) {
+  std::vector<Values> outputs;
   const auto last = static_cast<std::size_t>(view.box.size.size() - 1);
   const std::int64_t begin = view.box.global_offset[last], features = view.box.size[last];
-  const auto own = [&](const at::Tensor& vector) { return vector.narrow(0, begin, features); };
+  const auto own = [&](const Values& vector) { return vector.narrow(0, begin, features); };
   const bool fits_bias =
       now.bias.defined() && now.bias.dim() == 1 && now.bias.size(0) >= begin + features;
-  const at::Tensor shift =
-      fits_bias ? own(old.bias) - own(now.bias) : at::zeros({features}, at::kDouble);
+  const Values shift = fits_bias ? own(old.bias) - own(now.bias) : Values::zeros({features});
   if (!now.weight.defined()) return outputs;
   if (now.weight.dim() == 1) {
     if (now.weight.size(0) < begin + features) return outputs;
-    const at::Tensor bias = fits_bias ? own(now.bias) : at::zeros({features}, at::kDouble);
+    const Values bias = fits_bias ? own(now.bias) : Values::zeros({features});
     outputs.push_back((view.expected - bias) / own(now.weight) * own(old.weight) + bias + shift);
     return outputs;
   }
   if (now.weight.dim() != 2 || view.box.size.size() < 2) return outputs;
-  const at::Tensor change = old.weight - now.weight;
+  const Values change = old.weight - now.weight;
   std::vector<RecordKey> before;
   for (const Record& record : e.reference.trace().ranks.at(0).records) {
     const RecordKey& key = record.key;
@@ -84,21 +86,28 @@ std::vector<at::Tensor> outputs_with(const Evidence& e, const View& view,
   std::reverse(before.begin(), before.end());
   before.resize(std::min<std::size_t>(before.size(), kInputsTried));
   for (const RecordKey& key : before) {
-    const at::Tensor input = rows_of(e.reference.tensor(key), view);
-    if (!input.is_floating_point()) {
+    const HostTensor recorded = e.reference.tensor(key);
+    const Values input = rows_of(Values(recorded), view);
+    if (!is_floating(recorded.dtype)) {
       const bool is_lookup = input.dim() == 2 && change.size(1) >= begin + features &&
-                             input.min().item<std::int64_t>() >= 0 &&
-                             input.max().item<std::int64_t>() < change.size(0);
-      if (is_lookup)
-        outputs.push_back(view.expected + change.narrow(1, begin, features).index({input}));
+                             input.min() >= 0 && input.max() < static_cast<double>(change.size(0));
+      if (is_lookup) {
+        const Values looked_up = change.narrow(1, begin, features).take(ids_of(input));
+        outputs.push_back(view.expected + looked_up.reshape(view.box.size));
+      }
       continue;
     }
     if (input.dim() < 3) continue;
-    const at::Tensor x = input.flatten(2).to(at::kDouble);
-    if (x.size(-1) == change.size(1) && change.size(0) >= begin + features)
-      outputs.push_back(view.expected + x.matmul(change.narrow(0, begin, features).t()) + shift);
-    if (x.size(-1) == change.size(0) && change.size(1) >= begin + features)
-      outputs.push_back(view.expected + x.matmul(change.narrow(1, begin, features)) + shift);
+    const Values x = input.reshape({input.size(0) * input.size(1), -1});
+    const auto add = [&](const Values& weight) {
+      const Values output = product(x, weight);
+      if (output.numel() == view.expected.numel())
+        outputs.push_back(view.expected + output.reshape(view.box.size) + shift);
+    };
+    if (x.size(1) == change.size(1) && change.size(0) >= begin + features)
+      add(change.narrow(0, begin, features).transposed());
+    if (x.size(1) == change.size(0) && change.size(1) >= begin + features)
+      add(change.narrow(1, begin, features));
   }
   return outputs;
 }
@@ -107,10 +116,10 @@ std::string stale_parameters(const Evidence& e, const View& bad) {
   if (bad.box.size.empty()) return "";
   const int step = e.wanted.key.step;
   const ModuleParameters now = parameters_read_in(e, step);
-  const double error = norm_of(bad.actual - bad.expected);
+  const double error = distance(bad.actual, bad.expected);
   for (int back = 1; back <= std::min(step, kStepsBack); ++back) {
-    for (const at::Tensor& output : outputs_with(e, bad, now, parameters_read_in(e, step - back))) {
-      if (output.sizes() != bad.actual.sizes() || !e.explains(output, bad.actual, error)) continue;
+    for (const Values& output : outputs_with(e, bad, now, parameters_read_in(e, step - back))) {
+      if (output.shape() != bad.actual.shape() || !e.explains(output, bad.actual, error)) continue;
       const auto axis = e.axis_of(e.bad_ranks());
       const std::string where = axis.has_value()
                                     ? e.coordinates_in_words(e.bad_ranks(), *axis)
@@ -134,19 +143,26 @@ std::optional<WrongFeatures> first_features(const Evidence& e, const View& bad) 
   const std::size_t last = bad.box.size.size() - 1;
   if (bad.box.global_offset[last] != 0 || bad.box.size[last] != e.wanted.layout.global_shape[last])
     return std::nullopt;
-  const at::Tensor rows = (bad.actual - bad.expected).reshape({-1, bad.actual.size(-1)});
+  const Values rows = (bad.actual - bad.expected).rows();
   const double near = std::max(
       e.tolerance() * norm_of(bad.expected) / std::sqrt(static_cast<double>(bad.expected.numel())),
       1e-30);
-  const at::Tensor wrong = rows.abs().amax(0).gt(4 * near);
-  WrongFeatures found{wrong.sum().item<std::int64_t>(), rows.size(1)};
-  if (found.count == 0 || !wrong.narrow(0, 0, found.count).all().item<bool>()) return std::nullopt;
-  found.is_one_row = rows.size(0) > 1 && norm_of(rows - rows.mean(0, true)) <= 0.05 * norm_of(rows);
-  const at::Tensor expected = bad.expected.reshape(rows.sizes()),
-                   squares = expected.square().sum(0);
-  const at::Tensor factors =
-      (rows * expected).sum(0) / at::where(squares.gt(0), squares, at::ones_like(squares));
-  found.is_scaled = rows.size(0) > 1 && norm_of(rows - expected * factors) <= 0.05 * norm_of(rows);
+  WrongFeatures found{0, rows.size(1)};
+  std::int64_t first_right = rows.size(1);
+  for (std::int64_t feature = rows.size(1); feature-- > 0;) {
+    const bool is_wrong = rows.narrow(1, feature, 1).any([near](double difference) {
+      return std::fabs(difference) > 4 * near;
+    });
+    if (is_wrong) ++found.count;
+    if (!is_wrong) first_right = feature;
+  }
+  if (found.count == 0 || first_right < found.count) return std::nullopt;
+  found.is_one_row = rows.size(0) > 1 && distance(rows, rows.mean(0)) <= 0.05 * norm_of(rows);
+  const Values expected = bad.expected.reshape(rows.shape());
+  const Values squares =
+      (expected * expected).sum(0).map([](double square) { return square > 0 ? square : 1; });
+  const Values factors = (rows * expected).sum(0) / squares;
+  found.is_scaled = rows.size(0) > 1 && distance(rows, expected * factors) <= 0.05 * norm_of(rows);
   if (found.is_one_row && !multiple_of_parameter(e, rows.mean(0)).empty()) return std::nullopt;
   return found;
 }
@@ -194,22 +210,27 @@ struct Overlap {
   std::int64_t begin = 0, end = 0;  ///< of what overlaps, in part
 };
 
-std::optional<Overlap> find_overlap(const at::Tensor& part, const at::Tensor& whole,
-                                    double tolerance) {
+std::optional<Overlap> find_overlap(const Values& part, const Values& whole, double tolerance) {
   constexpr std::int64_t kLeast = 8;
-  const std::int64_t probe = part.abs().argmax().item<std::int64_t>();
-  const double value = part[probe].item<double>();
+  constexpr int kPlacesTried = 64;
+  const Values own = part.contiguous(), searched = whole.contiguous();
+  const std::span<const double> numbers = own.flat(), places = searched.flat();
+  const auto largest = std::ranges::max_element(
+      numbers, [](double a, double b) { return std::fabs(a) < std::fabs(b); });
+  const double value = *largest;
   if (value == 0) return std::nullopt;
-  const at::Tensor near =
-      (whole - value).abs().le(tolerance * std::abs(value)).nonzero().reshape({-1}).contiguous();
-  for (std::int64_t i = 0; i < std::min<std::int64_t>(near.numel(), 64); ++i) {
-    const std::int64_t offset = near.const_data_ptr<std::int64_t>()[i] - probe;
+  const std::int64_t probe = largest - numbers.begin();
+  int tried = 0;
+  for (std::size_t i = 0; i < places.size() && tried < kPlacesTried; ++i) {
+    if (!(std::fabs(places[i] - value) <= tolerance * std::fabs(value))) continue;
+    ++tried;
+    const std::int64_t offset = static_cast<std::int64_t>(i) - probe;
     const Overlap overlap{offset, std::max<std::int64_t>(0, -offset),
                           std::min(part.numel(), whole.numel() - offset)};
     const std::int64_t length = overlap.end - overlap.begin;
     if (length < kLeast) continue;
-    const at::Tensor mine = part.narrow(0, overlap.begin, length);
-    if (norm_of(mine - whole.narrow(0, overlap.begin + offset, length)) <=
+    const Values mine = part.narrow(0, overlap.begin, length);
+    if (distance(mine, whole.narrow(0, overlap.begin + offset, length)) <=
         tolerance * norm_of(mine))
       return overlap;
   }
@@ -220,7 +241,7 @@ std::optional<Overlap> find_overlap(const at::Tensor& part, const at::Tensor& wh
 
 std::string cause_in_masks(const Evidence& e) {
   const View* bad = e.wanted.key.kind == RecordKind::kMask ? e.first_bad_view() : nullptr;
-  if (bad == nullptr || bad->actual.numel() == 0 || bad->actual.min().equal(bad->actual.max()))
+  if (bad == nullptr || bad->actual.numel() == 0 || bad->actual.min() == bad->actual.max())
     return "";
   const PartStats& own = e.held_by(bad->rank)->record->parts[0];
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
@@ -257,13 +278,15 @@ std::string cause_in_weights_read(const Evidence& e) {
 std::string cause_in_other_gradients(const Evidence& e) {
   const View* bad = e.wanted.key.kind == RecordKind::kGrad ? e.first_bad_view() : nullptr;
   if (bad == nullptr || bad->actual.numel() < 8) return "";
-  const at::Tensor actual = bad->actual.reshape({-1}), expected = bad->expected.reshape({-1});
+  const Values actual = bad->actual.flattened();
+  const Values difference = (bad->actual - bad->expected).flattened();
   const double tolerance = std::min(e.tolerance(), 1e-2);
-  const at::Tensor wrong =
-      (actual - expected).abs().gt(tolerance * actual.abs().max()).nonzero().reshape({-1});
-  if (wrong.numel() == 0) return "";
+  const double allowed = tolerance * std::max(actual.max(), -actual.min());
   // a smaller buffer covers the beginning only
-  const std::int64_t end = wrong[wrong.numel() - 1].item<std::int64_t>() + 1;
+  std::int64_t end = difference.numel();
+  while (end > 0 && !(std::fabs(difference.flat()[static_cast<std::size_t>(end - 1)]) > allowed))
+    --end;
+  if (end == 0) return "";
   std::int64_t searched = 0;
   for (const Record& record : e.reference.trace().ranks.at(0).records) {
     const RecordKey& key = record.key;
@@ -272,8 +295,8 @@ std::string cause_in_other_gradients(const Evidence& e) {
       continue;
     searched += numel_of(record.layout.global_shape);
     if (searched > kMostSearched) return "";
-    const auto overlap = find_overlap(
-        actual.narrow(0, 0, end), e.reference.tensor(key).to(at::kDouble).reshape({-1}), tolerance);
+    const auto overlap =
+        find_overlap(actual.narrow(0, 0, end), e.reference_value(key).flattened(), tolerance);
     if (!overlap.has_value()) continue;
     return fmt::format("wrong values equal values of {} (from element {} on)", key.name,
                        std::max<std::int64_t>(0, overlap->offset));

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Causes that show beside what the same run recorded before it was saved and loaded.
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -80,31 +79,23 @@ std::string owner_in_words(const Evidence& e, const RecordKey& saved, const std:
                      parameters_are_right(e.actual, saved.step) ? "; parameters right" : "");
 }
 
-/// The place of a view in a whole tensor.
-at::Tensor cut(at::Tensor whole, const Box& box) {
-  for (std::size_t d = 0; d < box.size.size(); ++d)
-    whole = whole.narrow(static_cast<std::int64_t>(d), box.global_offset[d], box.size[d]);
-  return whole;
-}
-
 /// Whether what ranks hold of a loaded state is what `owner`'s was in the reference when it was
 /// saved; `any` rank must have bytes.
 bool holds_values_of(const Evidence& e, const RecordKey& loaded, const RecordKey& owner) {
-  const at::Tensor right = e.reference.tensor(owner).to(at::kDouble);
+  const Values right = e.reference_value(owner);
   bool any = false;
   for (const RankTrace& rank : e.actual.ranks) {
     const Record* record = rank.find(loaded);
     if (record == nullptr || !record->kept || rank.arena == nullptr) continue;
-    const at::Tensor flat = rank.tensor(*record).to(at::kDouble).reshape({-1});
+    const Values flat = Values(rank.tensor(*record)).flattened();
     for (const PartStats& part : record->parts) {
       const bool is_run = is_flat(record->layout);
       if (!is_run && part.box.size != record->local_shape) return false;
-      const at::Tensor wanted =
-          is_run ? right.reshape({-1}).narrow(0, part.range.global_begin, part.range.count)
-                 : cut(right, part.box);
-      const at::Tensor own =
-          is_run ? flat.narrow(0, part.range.local_begin, part.range.count) : flat;
-      if (!(norm_of(own - wanted.reshape({-1})) <= e.tolerance() * norm_of(wanted))) return false;
+      const Values wanted =
+          is_run ? right.flattened().narrow(0, part.range.global_begin, part.range.count)
+                 : right.cut(part.box.global_offset, part.box.size).flattened();
+      const Values own = is_run ? flat.narrow(0, part.range.local_begin, part.range.count) : flat;
+      if (!(distance(own, wanted) <= e.tolerance() * norm_of(wanted))) return false;
       any = any || own.numel() > 0;
     }
   }

@@ -3,8 +3,6 @@
 /// micro-batches. Each function returns the cause in the words of the fault catalogue, or nothing
 /// if its pattern does not fit.
 #pragma once
-#include <ATen/core/Tensor.h>
-
 #include <string>
 
 #include "harness/causes/evidence.h"
@@ -49,6 +47,6 @@ namespace isoshard::detail {
 [[nodiscard]] std::string cause_in_order_of_parts(const Evidence& e);
 /// "off by 2 x bias = (tp - 1) x bias, the same for every token (bias is NAME)", if `row` is a
 /// multiple of a parameter.
-[[nodiscard]] std::string multiple_of_parameter(const Evidence& e, const at::Tensor& row);
+[[nodiscard]] std::string multiple_of_parameter(const Evidence& e, const Values& row);
 
 }  // namespace isoshard::detail

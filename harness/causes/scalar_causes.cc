@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Causes of wrong data ids and scalars.
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -18,18 +17,18 @@ namespace isoshard::detail {
 namespace {
 
 /// Of an integer tensor; empty if its parts cannot be put together.
-at::Tensor assembled(const Trace& trace, const RecordKey& key) {
+Values assembled(const Trace& trace, const RecordKey& key) {
   try {
-    return trace.assemble(key);
+    return Values(trace.assemble(key));
   } catch (const Error&) {
     return {};
   }
 }
 
-std::map<std::int64_t, std::int64_t> count_ids(const at::Tensor& ids) {
+std::map<std::int64_t, std::int64_t> count_ids(const Values& ids) {
   std::map<std::int64_t, std::int64_t> counts;
-  const at::Tensor flat = ids.to(at::kLong).reshape({-1}).contiguous();
-  for (std::int64_t i = 0; i < flat.numel(); ++i) ++counts[flat.const_data_ptr<std::int64_t>()[i]];
+  const Values own = ids.contiguous();
+  for (const double id : own.flat()) ++counts[static_cast<std::int64_t>(id)];
   return counts;
 }
 
@@ -38,31 +37,54 @@ std::string fraction(std::int64_t part, std::int64_t whole) {
   return fmt::format("{}/{}", part / divisor, whole / divisor);
 }
 
-std::string fewer_valid_tokens(const at::Tensor& expected, const at::Tensor& actual) {
-  const at::Tensor wanted = expected.ge(0), counted = actual.ge(0);
-  const std::int64_t before = wanted.sum().item<std::int64_t>(),
-                     after = counted.sum().item<std::int64_t>();
+/// 1 where a label counts, else 0.
+Values is_valid(const Values& labels) {
+  return labels.map([](double label) { return label >= 0 ? 1 : 0; });
+}
+
+/// Of each row of a matrix where its first and last 1 stand; of a row without any the first and
+/// last place.
+struct Places {
+  std::vector<std::int64_t> first, last;
+};
+
+Places places_of_ones(const Values& ones) {
+  Places places;
+  for (std::int64_t row = 0; row < ones.size(0); ++row) {
+    const Values own = ones.narrow(0, row, 1).contiguous();
+    const std::span<const double> numbers = own.flat();
+    const auto first = std::find(numbers.begin(), numbers.end(), 1.0);
+    const auto last = std::find(numbers.rbegin(), numbers.rend(), 1.0);
+    const auto end = static_cast<std::int64_t>(numbers.size());
+    places.first.push_back(first == numbers.end() ? 0 : first - numbers.begin());
+    places.last.push_back(end - 1 - (last == numbers.rend() ? 0 : last - numbers.rbegin()));
+  }
+  return places;
+}
+
+std::string fewer_valid_tokens(const Values& expected, const Values& actual) {
+  const Values wanted = is_valid(expected), counted = is_valid(actual);
+  const auto before = static_cast<std::int64_t>(wanted.sum()),
+             after = static_cast<std::int64_t>(counted.sum());
   if (before == after)
-    return at::equal(wanted, counted)
-               ? ""
-               : "valid tokens: as many as the reference, at other positions";
+    return equal(wanted, counted) ? ""
+                                  : "valid tokens: as many as the reference, at other positions";
   std::string text = fmt::format("valid tokens: {} {} than the reference", std::abs(before - after),
                                  after < before ? "fewer" : "more");
   if (after > before || expected.dim() != 2) return text;
-  const at::Tensor lost = wanted.logical_and(counted.logical_not());
-  const at::Tensor lost_B = lost.sum(1);
-  if (lost_B.min().item<std::int64_t>() != lost_B.max().item<std::int64_t>()) return text;
-  const auto each = lost_B[0].item<std::int64_t>();
+  const Values lost = (wanted - counted).map([](double value) { return std::max(value, 0.0); });
+  const Values lost_B = lost.sum(1);
+  if (lost_B.min() != lost_B.max()) return text;
+  const auto each = static_cast<std::int64_t>(lost_B.max());
   text += fmt::format(", {} per sample", each == 1 ? "one" : std::to_string(each));
   if (each != 1) return text;
-  const at::Tensor place = lost.to(at::kLong).argmax(1);
-  if (at::equal(place, wanted.to(at::kLong).argmax(1))) return text + " at the first valid token";
-  if (at::equal(place, expected.size(1) - 1 - wanted.flip(1).to(at::kLong).argmax(1)))
-    return text + " at the last valid token";
+  const Places place = places_of_ones(lost), valid = places_of_ones(wanted);
+  if (place.first == valid.first) return text + " at the first valid token";
+  if (place.first == valid.last) return text + " at the last valid token";
   return text;
 }
 
-std::string repeated_ids(const Evidence& e, const at::Tensor& expected, const at::Tensor& actual) {
+std::string repeated_ids(const Evidence& e, const Values& expected, const Values& actual) {
   const auto wanted = count_ids(expected), seen = count_ids(actual);
   if (wanted == seen) return "the same ids in another order";
   const auto is_alike = [](const auto& counts) {
@@ -91,12 +113,12 @@ std::vector<double> counted_targets(const Evidence& e, std::int64_t n) {
     if (record.key.step != e.wanted.key.step || record.key.kind != RecordKind::kDataId ||
         record.key.name != "labels")
       continue;
-    const at::Tensor labels = e.reference.tensor(record.key);
+    const Values labels = e.reference_value(record.key);
     if (labels.dim() != 2 || labels.size(0) % n != 0) return {};
     // the first token is nobody's target
-    const at::Tensor per_row = labels.slice(1, 1).ge(0).sum(1).reshape({n, -1}).sum(1);
-    for (std::int64_t i = 0; i < n; ++i)
-      counts[static_cast<std::size_t>(i)] += per_row[i].item<double>();
+    const Values targets = is_valid(labels.narrow(1, 1, labels.size(1) - 1));
+    const Values per_run = targets.reshape({n, -1}).sum(1);
+    for (std::size_t i = 0; i < counts.size(); ++i) counts[i] += per_run.flat()[i];
     any = true;
   }
   return any ? counts : std::vector<double>{};
@@ -107,19 +129,17 @@ std::string mean_of_means(const Evidence& e, double actual) {
     const bool fits = record.key.step == e.wanted.key.step &&
                       record.key.kind == RecordKind::kScalar &&
                       record.key.name.starts_with(e.wanted.key.name + "_per_");
-    const at::Tensor parts = fits ? assembled(e.actual, record.key) : at::Tensor();
+    const Values parts = fits ? assembled(e.actual, record.key) : Values();
     if (!parts.defined() || parts.numel() < 2) continue;
-    const at::Tensor means = parts.to(at::kDouble).reshape({-1}),
-                     right = e.reference.tensor(record.key).to(at::kDouble);
-    if (!is_near(means.mean().item<double>(), actual, e.tolerance())) continue;
+    const Values means = parts.flattened(), right = e.reference_value(record.key);
+    if (!is_near(means.mean(), actual, e.tolerance())) continue;
     // Where the right run's mean of means is its value, too (equally many tokens), it says nothing.
-    if (is_near(right.mean().item<double>(), e.whole.item<double>(), e.tolerance())) continue;
+    if (is_near(right.mean(), e.whole.item(), e.tolerance())) continue;
     std::string tokens;
     if (const std::vector<double> counts = counted_targets(e, means.numel()); !counts.empty()) {
-      const at::Tensor weights = at::tensor(counts, at::kDouble);
+      const Values weights({means.numel()}, counts);
       // The counts are believed if they give the reference's value.
-      if (is_near((means * weights).sum().item<double>() / weights.sum().item<double>(),
-                  e.whole.item<double>(), 1e-4)) {
+      if (is_near(dot(means, weights) / weights.sum(), e.whole.item(), 1e-4)) {
         tokens = fmt::format(" ({:g} tokens)", fmt::join(counts, ", "));
       }
     }
@@ -181,7 +201,7 @@ Squares squares_along(const Evidence& e, Axis axis) {
 
 std::string norm_of_other_squares(const Evidence& e, double actual) {
   constexpr double kNear = 1e-4;
-  const double expected = e.whole.item<double>();
+  const double expected = e.whole.item();
   const std::string size = actual < expected ? "too small" : "too large";
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
     if (axis.degree == 1) continue;
@@ -211,14 +231,30 @@ std::string squares_add_up(const Evidence& e, const View& bad) {
     for (const int rank : e.actual.mesh.group_of(bad.rank, axis)) {
       const View* view = e.view_of(rank);
       if (view == nullptr) return "";
-      sum += view->actual.square().item<double>();
+      sum += view->actual.item() * view->actual.item();
     }
-    if (is_near(std::sqrt(sum), e.whole.item<double>(), 1e-4)) {
+    if (is_near(std::sqrt(sum), e.whole.item(), 1e-4)) {
       return fmt::format("differs over {0}; squares summed over {0} give the reference",
                          name_of(axis));
     }
   }
   return "";
+}
+
+/// Over the last dim, which goes.
+Values log_sum_exp(const Values& logits) {
+  const Values rows = logits.rows();
+  const auto width = static_cast<std::size_t>(rows.size(1));
+  std::vector<double> results;
+  for (std::int64_t row = 0; row < rows.size(0); ++row) {
+    const std::span<const double> own =
+        rows.flat().subspan(static_cast<std::size_t>(row) * width, width);
+    const double largest = std::ranges::max(own);
+    double sum = 0;
+    for (const double logit : own) sum += std::exp(logit - largest);
+    results.push_back(std::isinf(largest) ? largest : largest + std::log(sum));
+  }
+  return {Shape(logits.shape().begin(), logits.shape().end() - 1), std::move(results)};
 }
 
 /// What `columns` more logits of 0 would add to the reference's mean loss of each of `n` equal runs
@@ -232,26 +268,21 @@ std::vector<double> offsets_of_padding(const Evidence& e, const std::string& hea
     const RecordKey labels_key{e.wanted.key.step, RecordKind::kDataId, "labels", m};
     if (e.reference.find(logits_key) == nullptr || e.reference.find(labels_key) == nullptr)
       return {};
-    const at::Tensor logits = e.reference.tensor(logits_key),
-                     labels = e.reference.tensor(labels_key);
+    const Values logits = e.reference_value(logits_key), labels = e.reference_value(labels_key);
     if (logits.dim() != 3 || labels.dim() != 2 || labels.size(0) != logits.size(0) ||
         labels.size(1) != logits.size(1))
       return {};
     if (labels.size(0) % n != 0 || labels.size(1) < 2) return {};
-    const at::Tensor lse = logits.slice(1, 0, -1).to(at::kDouble).logsumexp(2);
-    const at::Tensor counted = labels.slice(1, 1).ge(0).to(at::kDouble);
-    const at::Tensor added = lse.neg()
-                                 .exp()
-                                 .mul(static_cast<double>(columns))
-                                 .log1p()
-                                 .mul(counted)
-                                 .sum(1)
-                                 .reshape({n, -1})
-                                 .sum(1);
-    const at::Tensor tokens = counted.sum(1).reshape({n, -1}).sum(1);
-    for (std::int64_t i = 0; i < n; ++i) {
-      sums[static_cast<std::size_t>(i)] += added[i].item<double>();
-      counts[static_cast<std::size_t>(i)] += tokens[i].item<double>();
+    const std::int64_t targets = labels.size(1) - 1;
+    const Values counted = is_valid(labels.narrow(1, 1, targets));
+    const Values more = log_sum_exp(logits.narrow(1, 0, targets)).map([columns](double lse) {
+      return std::log1p(static_cast<double>(columns) * std::exp(-lse));
+    });
+    const Values added = (more * counted).reshape({n, -1}).sum(1),
+                 tokens = counted.reshape({n, -1}).sum(1);
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      sums[i] += added.flat()[i];
+      counts[i] += tokens.flat()[i];
     }
   }
   for (std::size_t i = 0; i < sums.size(); ++i) sums[i] /= std::max(counts[i], 1.0);
@@ -273,18 +304,16 @@ std::string softmax_over_padding(const Evidence& e, const View& bad) {
         offsets_of_padding(e, record.key.name, padded - whole, e.whole.numel());
     if (offsets.empty()) continue;
     const std::int64_t first = bad.box.global_offset.empty() ? 0 : bad.box.global_offset[0];
-    const at::Tensor seen = (bad.actual - bad.expected).reshape({-1});
+    const Values seen = (bad.actual - bad.expected).flattened();
     bool fits = true;
-    for (std::int64_t i = 0; i < seen.numel(); ++i) {
-      fits = fits &&
-             is_near(seen[i].item<double>(), offsets[static_cast<std::size_t>(first + i)], 0.01);
-    }
+    for (std::size_t i = 0; i < seen.flat().size(); ++i)
+      fits = fits && is_near(seen.flat()[i], offsets[static_cast<std::size_t>(first) + i], 0.01);
     if (!fits) continue;
     return fmt::format(
         "offset {:.4g}: {} columns of padding with logits of 0 take part in the softmax (the "
         "padded width of {} is {}, the "
         "true one {})",
-        seen[0].item<double>(), padded - whole, record.key.name, padded, whole);
+        seen.flat()[0], padded - whole, record.key.name, padded, whole);
   }
   return "";
 }
@@ -318,9 +347,9 @@ std::string logarithmic_offset(const Evidence& e, double offset) {
 
 std::string cause_in_data(const Evidence& e) {
   if (e.wanted.key.kind != RecordKind::kDataId || !e.whole.defined()) return "";
-  const at::Tensor actual = assembled(e.actual, e.wanted.key);
-  if (!actual.defined() || actual.sizes() != e.whole.sizes()) return "";
-  const bool has_masked = e.whole.lt(0).any().item<bool>() || actual.lt(0).any().item<bool>();
+  const Values actual = assembled(e.actual, e.wanted.key);
+  if (!actual.defined() || actual.shape() != e.whole.shape()) return "";
+  const bool has_masked = e.whole.min() < 0 || actual.min() < 0;
   if (has_masked) return fewer_valid_tokens(e.whole, actual);
   return repeated_ids(e, e.whole, actual);
 }
@@ -330,11 +359,10 @@ std::string cause_in_scalars(const Evidence& e) {
       e.wanted.key.kind == RecordKind::kScalar && !e.views.empty() ? e.first_bad_view() : nullptr;
   if (bad == nullptr) return "";
   if (e.whole.numel() != 1) {
-    const std::string offset =
-        logarithmic_offset(e, (bad->actual - bad->expected).mean().item<double>());
+    const std::string offset = logarithmic_offset(e, (bad->actual - bad->expected).mean());
     return offset.empty() ? softmax_over_padding(e, *bad) : offset;
   }
-  const double actual = bad->actual.item<double>(), expected = e.whole.item<double>();
+  const double actual = bad->actual.item(), expected = e.whole.item();
   if (std::string text = mean_of_means(e, actual); !text.empty()) return text;
   if (e.result.comparison.stage == Stage::kGradNorm) {
     if (std::string text = squares_add_up(e, *bad); !text.empty()) return text;

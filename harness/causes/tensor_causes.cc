@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Causes of wrong tensors that show beside other tensors of the run.
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -10,15 +9,10 @@
 #include <set>
 
 #include "harness/causes/run_causes.h"
+#include "harness/trace/parts.h"
 
 namespace isoshard::detail {
 namespace {
-
-at::Tensor cut(at::Tensor whole, const Shape& offset, const Shape& size) {
-  for (std::size_t d = 0; d < size.size(); ++d)
-    whole = whole.narrow(static_cast<std::int64_t>(d), offset[d], size[d]);
-  return whole;
-}
 
 /// The record of a parameter before the one that is looked at: after the step before, or as read.
 RecordKey record_before(RecordKey key) {
@@ -35,20 +29,20 @@ RecordKey record_before(RecordKey key) {
 std::optional<double> update_factor(const Evidence& e, const View& view) {
   const RecordKey before = record_before(e.wanted.key);
   if (e.reference.find(before) == nullptr) return std::nullopt;
-  const at::Tensor expected_before =
-      cut(e.reference.tensor(before).to(at::kDouble), view.box.global_offset, view.box.size);
-  at::Tensor actual_before = expected_before;
+  const Values expected_before =
+      e.reference_value(before).cut(view.box.global_offset, view.box.size);
+  Values actual_before = expected_before;
   const Held* held = e.held_by(view.rank);
   const Record* own = held == nullptr ? nullptr : held->rank->find(before);
   if (const auto found = own == nullptr ? std::nullopt : e.own_box(*held->rank, *own)) {
     if (found->first.global_offset == view.box.global_offset && found->first.size == view.box.size)
       actual_before = found->second;
   }
-  const at::Tensor right = view.expected - expected_before, made = view.actual - actual_before;
+  const Values right = view.expected - expected_before, made = view.actual - actual_before;
   const double norm = norm_of(right);
   if (norm == 0) return std::nullopt;
-  const double factor = (right * made).sum().item<double>() / (norm * norm);
-  if (!(norm_of(made - factor * right) <= 0.02 * norm_of(made))) return std::nullopt;
+  const double factor = dot(right, made) / (norm * norm);
+  if (!(distance(made, factor * right) <= 0.02 * norm_of(made))) return std::nullopt;
   return factor;
 }
 
@@ -113,11 +107,19 @@ std::string parts_out_of_order(const Evidence& e) {
 
 /// What a rank should hold of the reference: its boxes, laid side by side as in the rank's own
 /// tensor.
-at::Tensor part_of(const at::Tensor& whole, const Record& record) {
-  at::Tensor part = at::zeros(record.local_shape, whole.options());
-  for (const PartStats& p : record.parts)
-    cut(part, p.box.local_offset, p.box.size).copy_(cut(whole, p.box.global_offset, p.box.size));
-  return part;
+Values part_of(const Values& whole, const Record& record) {
+  Record local = record;  // in which a part's place is that in the rank's own tensor
+  local.dtype = Dtype::kFloat64;
+  local.layout.global_shape = record.local_shape;
+  std::vector<double> numbers(static_cast<std::size_t>(numel_of(record.local_shape)), 0);
+  for (const PartStats& p : record.parts) {
+    const Values own = whole.cut(p.box.global_offset, p.box.size).contiguous();
+    PartStats place = p;
+    place.box.global_offset = p.box.local_offset;
+    place_part(place, local, std::as_bytes(own.flat()).data(),
+               std::as_writable_bytes(std::span(numbers)).data());
+  }
+  return {record.local_shape, std::move(numbers)};
 }
 
 bool parts_lie_in(const Record& record, const Shape& global_shape) {
@@ -141,11 +143,11 @@ std::string part_of_another(const Evidence& e) {
     const Held* bad = e.held_by(rank);
     if (bad == nullptr || !holds_boxes(*bad, e.wanted.layout.global_shape)) return "";
     is_fused = is_fused || bad->record->parts.size() > 1;
-    const at::Tensor local = bad->rank->tensor(*bad->record).to(at::kDouble);
+    const Values local = Values(bad->rank->tensor(*bad->record));
     const auto right = std::find_if(e.held.begin(), e.held.end(), [&](const Held& other) {
       return other.rank->rank != rank && other.record->local_shape == bad->record->local_shape &&
              parts_lie_in(*other.record, e.wanted.layout.global_shape) &&
-             at::equal(part_of(e.whole, *other.record), local);
+             equal(part_of(e.whole, *other.record), local);
     });
     if (right == e.held.end()) return "";
     const int coordinate = e.actual.mesh.coordinate(right->rank->rank, *axis);
@@ -164,14 +166,13 @@ std::string cut_as_one_block(const Evidence& e) {
       !holds_boxes(*bad, e.wanted.layout.global_shape))
     return "";
   const Shape &local = bad->record->local_shape, &global = e.wanted.layout.global_shape;
-  const at::Tensor actual = bad->rank->tensor(*bad->record).to(at::kDouble);
+  const Values actual = Values(bad->rank->tensor(*bad->record));
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
     const std::int64_t coordinate = e.actual.mesh.coordinate(bad->rank->rank, axis.axis);
     for (std::size_t d = 0; axis.degree > 1 && d < global.size() && d < local.size(); ++d) {
       const std::int64_t begin = coordinate * local[d];
       if (local[d] * axis.degree != global[d]) continue;
-      if (!at::equal(e.whole.narrow(static_cast<std::int64_t>(d), begin, local[d]), actual))
-        continue;
+      if (!equal(e.whole.narrow(static_cast<std::int64_t>(d), begin, local[d]), actual)) continue;
       return fmt::format(
           "shard of {} rank {} holds {} {} to {} of the whole: cut as one block, where {} sections "
           "must each be cut",
@@ -190,9 +191,9 @@ std::string cut_as_one_with(const Evidence& e, const Record& other, Axis axis,
                      own_rows = e.wanted.layout.global_shape[0];
   const std::int64_t other_rows = other.layout.global_shape[0], all = own_rows + other_rows,
                      rows = own_rows / degree;
-  const at::Tensor partner = e.reference.tensor(other.key).to(at::kDouble);
-  const at::Tensor both =
-      other_is_first ? at::cat({partner, e.whole}) : at::cat({e.whole, partner});
+  const Values partner = e.reference_value(other.key);
+  const Values both = other_is_first ? concatenated(std::vector{partner, e.whole})
+                                     : concatenated(std::vector{e.whole, partner});
   const auto begin_of = [&](int rank) {
     return e.actual.mesh.coordinate(rank, axis) * (all / degree) +
            (other_is_first ? other_rows / degree : 0);
@@ -202,8 +203,8 @@ std::string cut_as_one_with(const Evidence& e, const Record& other, Axis axis,
     if (bad == nullptr || !holds_boxes(*bad, e.wanted.layout.global_shape) ||
         bad->record->local_shape[0] != rows)
       return "";
-    const at::Tensor local = bad->rank->tensor(*bad->record).to(at::kDouble);
-    if (begin_of(rank) + rows > all || !at::equal(both.narrow(0, begin_of(rank), rows), local))
+    const Values local = Values(bad->rank->tensor(*bad->record));
+    if (begin_of(rank) + rows > all || !equal(both.narrow(0, begin_of(rank), rows), local))
       return "";
   }
   const int rank = e.bad_ranks().front();
@@ -268,10 +269,12 @@ std::string ids_that_hold(const Evidence& e, const View& view, const std::set<st
   for (const Record& record : e.reference.trace().ranks.at(0).records) {
     if (record.key.kind != RecordKind::kDataId || record.key.step != e.wanted.key.step) continue;
     if (!ids.contains(record.key.name)) names.push_back(record.key.name);
-    const at::Tensor all = e.reference.tensor(record.key).to(at::kLong).reshape({-1});
-    const at::Tensor flat = all.masked_select(all.ge(begin).logical_and(all.lt(end))).contiguous();
-    ids[record.key.name].insert(flat.const_data_ptr<std::int64_t>(),
-                                flat.const_data_ptr<std::int64_t>() + flat.numel());
+    const Values all = e.reference_value(record.key);
+    std::set<std::int64_t>& own = ids[record.key.name];
+    for (const double value : all.flat()) {
+      const auto id = static_cast<std::int64_t>(value);
+      if (id >= begin && id < end) own.insert(id);
+    }
   }
   for (const std::string& name : names) {
     const auto& set = ids.at(name);
@@ -305,14 +308,19 @@ std::string cause_in_update(const Evidence& e) {
 std::string cause_in_rows(const Evidence& e) {
   const View* bad = e.wanted.key.kind == RecordKind::kGrad ? e.first_bad_view() : nullptr;
   if (bad == nullptr || bad->actual.dim() != 2) return "";
-  const at::Tensor present = bad->actual.ne(0).any(1), wanted = bad->expected.ne(0).any(1);
-  const at::Tensor lost = wanted.logical_and(present.logical_not());
-  if (!lost.any().item<bool>() || !present.any().item<bool>()) return "";
+  const auto has_numbers = [](const Values& matrix, std::int64_t row) {
+    return matrix.narrow(0, row, 1).any([](double value) { return value != 0; });
+  };
   std::set<std::int64_t> rows;
-  const at::Tensor places = present.nonzero().reshape({-1}).contiguous();
-  for (std::int64_t i = 0; i < places.numel(); ++i)
-    rows.insert(places.const_data_ptr<std::int64_t>()[i] + bad->box.global_offset[0]);
-  const auto missing = lost.sum().item<std::int64_t>();
+  std::int64_t missing = 0;
+  for (std::int64_t row = 0; row < bad->actual.size(0); ++row) {
+    if (has_numbers(bad->actual, row)) {
+      rows.insert(row + bad->box.global_offset[0]);
+    } else if (has_numbers(bad->expected, row)) {
+      ++missing;
+    }
+  }
+  if (missing == 0 || rows.empty()) return "";
   if (const std::string name = ids_that_hold(e, *bad, rows); !name.empty()) {
     return fmt::format(
         "only the input side is present (rows of the ids in {}; {} other rows are 0)", name,
@@ -343,13 +351,12 @@ std::string cause_in_buffer(const Evidence& e) {
   const Record* parameter = e.reference.find(read);
   if (parameter == nullptr || parameter->layout.global_shape != e.wanted.layout.global_shape)
     return "";
-  const at::Tensor values =
-      cut(e.reference.tensor(read).to(at::kDouble), bad->box.global_offset, bad->box.size);
-  const at::Tensor extra = bad->actual - bad->expected;
-  const double squares = (values * values).sum().item<double>();
+  const Values values = e.reference_value(read).cut(bad->box.global_offset, bad->box.size);
+  const Values extra = bad->actual - bad->expected;
+  const double squares = dot(values, values);
   if (squares == 0) return "";
-  const double factor = (extra * values).sum().item<double>() / squares;
-  if (!(norm_of(extra - factor * values) <= 0.1 * norm_of(extra))) return "";
+  const double factor = dot(extra, values) / squares;
+  if (!(distance(extra, factor * values) <= 0.1 * norm_of(extra))) return "";
   return is_near(factor, 1, 0.02) ? "reference + parameter values"
                                   : fmt::format("reference + {:.3g} x parameter values", factor);
 }
@@ -370,7 +377,7 @@ std::string cause_in_order_of_parts(const Evidence& e) {
   return stage_of(e.wanted.key) == Stage::kParametersRead ? "" : parts_out_of_order(e);
 }
 
-std::string multiple_of_parameter(const Evidence& e, const at::Tensor& row) {
+std::string multiple_of_parameter(const Evidence& e, const Values& row) {
   const double size = norm_of(row);
   for (const Record& record : e.reference.trace().ranks.at(0).records) {
     const bool fits = record.key.kind == RecordKind::kParam &&
@@ -378,11 +385,11 @@ std::string multiple_of_parameter(const Evidence& e, const at::Tensor& row) {
                       record.layout.global_shape == Shape{row.numel()} &&
                       stage_of(record.key) == Stage::kParametersRead;
     if (!fits) continue;
-    const at::Tensor parameter = e.reference.tensor(record.key).to(at::kDouble);
+    const Values parameter = e.reference_value(record.key);
     const double norm = norm_of(parameter);
     if (norm == 0) continue;
-    const double factor = (row * parameter).sum().item<double>() / (norm * norm);
-    if (!(norm_of(row - factor * parameter) <= 0.02 * size)) continue;
+    const double factor = dot(row, parameter) / (norm * norm);
+    if (!(distance(row, factor * parameter) <= 0.02 * size)) continue;
     const std::string word = record.key.name.substr(record.key.name.rfind('.') + 1);
     std::string formula;
     for (const AxisDegree& axis : e.actual.mesh.axes()) {

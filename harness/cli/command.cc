@@ -40,24 +40,21 @@ constexpr const char* kExitCodes =
     "(crash, hang, incomplete),\n"
     "            5 golden missing, stale or refused, 130/143 interrupted\n";
 
-void print_overview(std::span<const Command> commands) {
-  fmt::print(
-      "isoshard proves that a parallel training implementation computes what one process "
-      "computes.\n\n");
-  fmt::print("usage: isoshard COMMAND [options]\n\ncommands\n");
+void print_overview(const ProgramWords& program, std::span<const Command> commands) {
+  fmt::print("{}\n\nusage: {} COMMAND [options]\n\ncommands\n", program.about, program.name);
   for (const auto& command : commands) fmt::print("  {:<10} {}\n", command.name, command.summary);
-  fmt::print("  {:<10} {}\n", "test",
-             "build everything and run all tests (done by the ./isoshard launcher)");
-  fmt::print("\nexample: isoshard verify --preset small\n         isoshard COMMAND --help\n\n{}",
-             kExitCodes);
+  if (!program.test.empty()) fmt::print("  {:<10} {}\n", "test", program.test);
+  fmt::print("\nexample: {0} {1}\n         {0} COMMAND --help\n\n{2}", program.name,
+             program.example, kExitCodes);
 }
 
-void print_help(const Command& command, const OptionTable& table) {
-  fmt::print("{}\n\nusage: isoshard {}\n\n{}\nexamples\n{}\n\n{}", command.summary, command.usage,
-             help_text(table), command.examples, kExitCodes);
+void print_help(const ProgramWords& program, const Command& command, const OptionTable& table) {
+  fmt::print("{}\n\nusage: {} {}\n\n{}\nexamples\n{}\n\n{}", command.summary, program.name,
+             command.usage, help_text(table), command.examples, kExitCodes);
 }
 
-int run_one(const Command& command, const std::vector<std::string>& arguments) {
+int run_one(const ProgramWords& program, const Command& command,
+            const std::vector<std::string>& arguments) {
   OptionTable table;
   auto add = table.group("general");
   add("help,h", po::bool_switch(), "show this help");
@@ -67,7 +64,7 @@ int run_one(const Command& command, const std::vector<std::string>& arguments) {
   const ParsedOptions parsed = parse_options(table, arguments);
   int code = kExitConforms;
   if (parsed.get<bool>("help")) {
-    print_help(command, table);
+    print_help(program, command, table);
   } else if (parsed.get<bool>("print-config")) {
     fmt::print("{}", render_config(table, parsed));
   } else {
@@ -81,33 +78,44 @@ int run_one(const Command& command, const std::vector<std::string>& arguments) {
 
 }  // namespace
 
-int run_command_line(std::span<const Command> commands, const std::vector<std::string>& arguments) {
+int run_command_line(const ProgramWords& program, std::span<const Command> commands,
+                     const std::vector<std::string>& arguments) {
   try {
     if (arguments.empty()) {
-      print_overview(commands);
+      print_overview(program, commands);
       return kExitUsage;
     }
     const std::string& name = arguments.front();
     if (name == "--help" || name == "-h" || name == "help") {
-      print_overview(commands);
+      print_overview(program, commands);
       return kExitConforms;
     }
     if (name == "--version" || name == "version") {
-      fmt::print("isoshard {}\n", ISOSHARD_VERSION);
+      fmt::print("{} {}\n", program.name, ISOSHARD_VERSION);
       return kExitConforms;
     }
     std::vector<std::string> known;
     for (const auto& command : commands) {
-      if (command.name == name) return run_one(command, {arguments.begin() + 1, arguments.end()});
+      if (command.name == name)
+        return run_one(program, command, {arguments.begin() + 1, arguments.end()});
       known.push_back(command.name);
     }
-    throw UsageError(fmt::format("unknown command '{}'{}; 'isoshard --help' lists the commands",
-                                 name, did_you_mean(name, known)));
+    throw UsageError(fmt::format("unknown command '{}'{}; '{} --help' lists the commands", name,
+                                 did_you_mean(name, known), program.name));
   } catch (const std::exception& error) {
     std::fflush(stdout);
-    fmt::print(stderr, "isoshard: {}\n", without_controls(error.what()));
+    fmt::print(stderr, "{}: {}\n", program.name, without_controls(error.what()));
     return exit_code_of(error);
   }
+}
+
+int run_command_line(std::span<const Command> commands, const std::vector<std::string>& arguments) {
+  static const ProgramWords kIsoshard{
+      "isoshard",
+      "isoshard proves that a parallel training implementation computes what one process computes.",
+      "build everything and run all tests (done by the ./isoshard launcher)",
+      "verify --preset small"};
+  return run_command_line(kIsoshard, commands, arguments);
 }
 
 }  // namespace isoshard

@@ -21,9 +21,20 @@ struct Command {
   std::function<int(const ParsedOptions&)> run;
 };
 
+/// What a program says of itself.
+struct ProgramWords {
+  std::string name;     ///< "isoshard"
+  std::string about;    ///< one line
+  std::string test;     ///< a line for a command that is not in the program; may be empty
+  std::string example;  ///< a command line, without the program's name
+};
+
 /// Finds the command that arguments[0] names, parses the rest and runs it. Prints --help,
-/// --version, --print-config. An exception is printed to standard error as "isoshard: ..." and
-/// mapped to its exit code.
+/// --version, --print-config. An exception is printed to standard error as "NAME: ..." and mapped
+/// to its exit code.
+[[nodiscard]] int run_command_line(const ProgramWords& program, std::span<const Command> commands,
+                                   const std::vector<std::string>& arguments);
+/// Of the program isoshard.
 [[nodiscard]] int run_command_line(std::span<const Command> commands,
                                    const std::vector<std::string>& arguments);
 

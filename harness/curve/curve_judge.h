@@ -7,7 +7,10 @@
 /// roundings only drift apart from step to step, and the envelope says how far.
 #pragma once
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "harness/curve/curve.h"
@@ -28,6 +31,12 @@ struct CurveBounds {
   /// must be equal.
   std::optional<double> rtol;
 };
+
+/// What is allowed of a curve, which says its subject and dtypes: never more than `ceilings` say of
+/// the subject, than 1e-4 in fp32 and fp64, and than 0.05 (seeds/001). Of a loss that is a sum over
+/// tokens it is as many times more.
+[[nodiscard]] CurveBounds curve_bounds(
+    const Curve& actual, std::span<const std::pair<std::string_view, double>> ceilings);
 
 /// One number of a run beside the reference's.
 struct CurveDeviation {

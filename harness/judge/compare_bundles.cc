@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Comparing two runs on disk: the reference is put together, and the other run is replayed through
-/// recorders.
-#include <ATen/ATen.h>
+/// Comparing two runs on disk: the reference is put together, and the other run is recorded again.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -11,7 +9,7 @@
 #include "harness/judge/compare_bundles.h"
 #include "harness/judge/judge.h"
 #include "harness/trace/assembled.h"
-#include "harness/trace/recorder.h"
+#include "harness/trace/record_writer.h"
 #include "harness/verdict/verdict.h"
 
 namespace isoshard {
@@ -28,7 +26,7 @@ Trace replayed(const Trace& trace, const Reference& reference, const JudgeOption
                std::optional<bool> mask_small_gradients) {
   Trace result{trace.subject, trace.case_slug, trace.mesh, {}};
   for (const RankTrace& rank : trace.ranks) {
-    RecorderOptions options;
+    RecordOptions options;
     options.mesh = trace.mesh;
     options.rank = rank.rank;
     options.reference = &reference;
@@ -40,13 +38,13 @@ Trace replayed(const Trace& trace, const Reference& reference, const JudgeOption
     const auto is_masked = [](const Record& record) { return record.unmasked >= 0; };
     options.mask_small_gradients = mask_small_gradients.value_or(
         std::any_of(rank.records.begin(), rank.records.end(), is_masked));
-    Recorder recorder(options);
+    RecordWriter writer(options);
     for (const Record& record : rank.records) {
-      recorder.begin_step(record.key.step);
-      recorder.on_record({record.key.kind, record.key.name, record.layout, record.grad_scale},
-                         rank.tensor(record));
+      writer.begin_step(record.key.step);
+      writer.write({record.key.kind, record.key.name, record.layout, record.grad_scale},
+                   rank.tensor(record));
     }
-    result.ranks.push_back(recorder.finish());
+    result.ranks.push_back(writer.finish());
   }
   return result;
 }

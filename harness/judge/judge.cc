@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The verdict on a run: is every rank there, is every tensor there, and what does each say.
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -13,6 +12,7 @@
 #include "core/base/error.h"
 #include "harness/causes/diagnosis.h"
 #include "harness/judge/judge.h"
+#include "harness/trace/numbers.h"
 #include "harness/verdict/tensor_judge.h"
 #include "harness/verdict/verdict.h"
 
@@ -180,7 +180,9 @@ class Judge {
         key.kind == RecordKind::kActivationGrad || key.kind == RecordKind::kGrad;
     if (!is_gradient && (key.kind != RecordKind::kScalar || key.name != "grad_norm")) return false;
     const RecordKey flag{key.step, RecordKind::kScalar, "found_inf", 0};
-    return reference_.find(flag) != nullptr && reference_.tensor(flag).ne(0).any().item<bool>();
+    if (reference_.find(flag) == nullptr) return false;
+    const std::vector<double> flags = numbers_of(reference_.tensor(flag));
+    return std::any_of(flags.begin(), flags.end(), [](double value) { return value != 0; });
   }
 
   static bool has_nonfinite(const Stats& stats) {
@@ -194,10 +196,9 @@ class Judge {
       comparison.reference_values.push_back(value_at(reference_.bytes(wanted), wanted.dtype, i) /
                                             wanted.grad_scale);
     try {
-      const at::Tensor actual = actual_.assemble(wanted.key).to(at::kDouble).contiguous();
-      if (actual.numel() != numel) return;
-      comparison.actual_values.assign(actual.const_data_ptr<double>(),
-                                      actual.const_data_ptr<double>() + numel);
+      std::vector<double> actual = numbers_of(actual_.assemble(wanted.key));
+      if (static_cast<std::int64_t>(actual.size()) != numel) return;
+      comparison.actual_values = std::move(actual);
     } catch (const Error&) {
       // Not kept, or its parts do not tile: there are no numbers to show, and the findings say why.
     }

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "harness/recorder/recorder.h"
 #include "harness/run/world_trace.h"
-#include "harness/trace/recorder.h"
 #include "harness/world/forked/forked_world.h"
 
 namespace isoshard {

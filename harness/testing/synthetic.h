@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "harness/trace/recorder.h"
+#include "harness/recorder/recorder.h"
 #include "harness/trace/reference.h"
 
 namespace isoshard::synthetic {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <utility>
 
-#include "harness/trace/recorder.h"
+#include "harness/trace/record_writer.h"
 
 namespace isoshard {
 namespace {
@@ -47,10 +47,10 @@ Trace holders_of(const Trace& run, const std::vector<Index>& indices, const Reco
 }  // namespace
 
 Trace assembled(const Trace& run) {
-  RecorderOptions options;
+  RecordOptions options;
   options.keep = Keep::kEverything;
   options.arena = std::make_shared<Arena>(bytes_needed(run), "assembled");
-  Recorder recorder(options);
+  RecordWriter writer(options);
   const std::vector<Index> indices = indices_of(run);
   for (const Record& record : run.ranks.at(0).records) {
     Trace holders = holders_of(run, indices, record.key);
@@ -64,13 +64,12 @@ Trace assembled(const Trace& run) {
     }
     Layout whole;
     whole.global_shape = record.layout.global_shape;
-    recorder.begin_step(record.key.step);
-    recorder.on_record(
-        {record.key.kind, record.key.name, std::move(whole), is_shared ? scale : 1.0},
-        holders.assemble(record.key));
+    writer.begin_step(record.key.step);
+    writer.write({record.key.kind, record.key.name, std::move(whole), is_shared ? scale : 1.0},
+                 holders.assemble(record.key));
   }
   Trace result{run.subject, run.case_slug, MeshShape(), {}};
-  result.ranks.push_back(recorder.finish());
+  result.ranks.push_back(writer.finish());
   return result;
 }
 

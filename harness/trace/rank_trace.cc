@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// One rank's records: looking up, viewing kept tensors, and the compact form that goes through the
 /// result channel.
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,7 +8,6 @@
 #include <type_traits>
 
 #include "core/base/error.h"
-#include "core/comm/tensor.h"
 #include "harness/trace/trace.h"
 
 namespace isoshard {
@@ -161,7 +159,7 @@ const Record* RankTrace::find(const RecordKey& key) const {
   return found == records.end() ? nullptr : &*found;
 }
 
-at::Tensor RankTrace::tensor(const Record& record) const {
+HostTensor RankTrace::tensor(const Record& record) const {
   if (!record.kept || arena == nullptr)
     throw VacuousError(fmt::format("rank {} did not keep {}", rank, describe(record.key)));
   if (record.offset < 0 ||
@@ -173,11 +171,10 @@ at::Tensor RankTrace::tensor(const Record& record) const {
         fmt::format("rank {}: {} points at bytes {}+{} of {} in its trace memory", rank,
                     describe(record.key), record.offset, record.bytes, arena->size()));
   }
-  // The arena outlives the tensor. Readers never write.
-  auto* data = const_cast<std::byte*>(arena->data() + record.offset);
-  return at::from_blob(
-      data, record.local_shape, [keep = arena](void*) {},
-      at::TensorOptions().dtype(scalar_type_of(record.dtype)));
+  return {record.dtype,
+          record.local_shape,
+          {arena->data() + record.offset, static_cast<std::size_t>(record.bytes)},
+          arena};
 }
 
 std::vector<std::byte> RankTrace::serialize() const {

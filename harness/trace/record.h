@@ -9,7 +9,7 @@
 
 #include "core/base/dtype.h"
 #include "core/mesh/layout.h"
-#include "core/observe/sink.h"
+#include "core/observe/site.h"
 #include "harness/stats/stats.h"
 
 namespace isoshard {

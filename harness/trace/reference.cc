@@ -65,7 +65,7 @@ const Record* Reference::find(const RecordKey& key) const {
   return found == impl_->index.end() ? nullptr : found->second;
 }
 
-at::Tensor Reference::tensor(const RecordKey& key) const {
+HostTensor Reference::tensor(const RecordKey& key) const {
   const Record* record = find(key);
   if (record == nullptr) throw VacuousError(fmt::format("the reference has no {}", describe(key)));
   return impl_->trace.ranks[0].tensor(*record);

@@ -24,7 +24,7 @@ class Reference {
   /// Of a mask that is drawn again in backward that of its first draw: a reference recomputes
   /// nothing. nullptr: there is none.
   [[nodiscard]] const Record* find(const RecordKey& key) const;
-  [[nodiscard]] at::Tensor tensor(const RecordKey& key) const;
+  [[nodiscard]] HostTensor tensor(const RecordKey& key) const;
   [[nodiscard]] const std::byte* bytes(const Record& record) const;
   /// Lets the bytes of all tensors go, for this object and its copies; records and responses stay.
   void discard_bytes();

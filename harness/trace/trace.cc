@@ -2,15 +2,15 @@
 /// Putting the global tensor together from the ranks' kept parts.
 #include "harness/trace/trace.h"
 
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <tuple>
 
 #include "core/base/error.h"
-#include "core/comm/tensor.h"
+#include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
 
 namespace isoshard {
@@ -41,10 +41,11 @@ double partial_divisor(const Layout& layout, const MeshShape& mesh) {
 class Assembly {
  public:
   Assembly(const MeshShape& mesh, const Record& first)
-      : mesh_(mesh), first_(first), in_fp64_(is_partial(first.layout) || first.grad_scale != 1.0) {
-    const auto dtype = in_fp64_ ? at::kDouble : scalar_type_of(first.dtype);
-    global_ = at::zeros(first.layout.global_shape, at::TensorOptions().dtype(dtype));
-  }
+      : mesh_(mesh),
+        first_(first),
+        in_fp64_(is_partial(first.layout) || first.grad_scale != 1.0),
+        dtype_(in_fp64_ ? Dtype::kFloat64 : first.dtype),
+        global_(static_cast<std::size_t>(numel_of(first.layout.global_shape)) * size_of(dtype_)) {}
 
   void add(const RankTrace& rank, const Record& record) {
     if (record.layout.global_shape != first_.layout.global_shape || record.dtype != first_.dtype) {
@@ -53,14 +54,21 @@ class Assembly {
                       describe(record.key), rank.rank));
     }
     const bool flat = is_flat(record.layout);
-    at::Tensor local;
+    HostTensor local;
+    std::vector<double> divided;
+    const std::byte* own = nullptr;
     Record widened = record;
     if (in_fp64_) widened.dtype = Dtype::kFloat64;
     for (PartStats& part : parts_of(record, mesh_, rank.rank)) {
       if (numel_of(part, flat) == 0) continue;
-      if (!local.defined()) {
+      if (own == nullptr) {
         local = rank.tensor(record);
-        if (in_fp64_) local = local.to(at::kDouble).div(record.grad_scale);
+        own = local.bytes.data();
+        if (in_fp64_) {
+          divided = numbers_of(local);
+          for (double& number : divided) number /= record.grad_scale;
+          own = std::as_bytes(std::span(divided)).data();
+        }
       }
       (flat ? any_flat_ : any_box_) = true;
       boxes_.push_back(part.box);
@@ -69,36 +77,49 @@ class Assembly {
                   partial_coordinates(record.layout, mesh_, rank.rank)};
       if (!seen_.insert(std::move(place)).second) continue;
       std::vector<std::byte> scratch;
-      const std::byte* bytes =
-          packed(widened, part, static_cast<const std::byte*>(local.const_data_ptr()), scratch);
+      const std::byte* bytes = packed(widened, part, own, scratch);
       if (is_partial(record.layout)) {
-        at::Tensor addend = at::zeros_like(global_);
-        place_part(part, widened, bytes, static_cast<std::byte*>(addend.data_ptr()));
-        global_.add_(addend);
+        add_part(part, widened, bytes);
       } else {
-        place_part(part, widened, bytes, static_cast<std::byte*>(global_.data_ptr()));
+        place_part(part, widened, bytes, global_.data());
       }
     }
   }
 
-  at::Tensor finish() {
+  HostTensor finish() {
     if (any_flat_ && any_box_)
       throw MeshError(
           fmt::format("{}: some ranks give boxes and some flat ranges", describe(first_.key)));
     const std::string problem = any_flat_ ? tiling_problem(first_.layout.global_shape, ranges_)
                                           : tiling_problem(first_.layout.global_shape, boxes_);
     if (!problem.empty()) throw MeshError(fmt::format("{}: {}", describe(first_.key), problem));
-    if (!in_fp64_) return global_;
-    const double divisor = partial_divisor(first_.layout, mesh_);
-    return (divisor == 1 ? global_ : global_.div(divisor)).to(scalar_type_of(first_.dtype));
+    const Shape& shape = first_.layout.global_shape;
+    if (in_fp64_) {
+      std::vector<double> numbers = numbers_of({dtype_, shape, global_});
+      const double divisor = partial_divisor(first_.layout, mesh_);
+      for (double& number : numbers) number /= divisor;
+      global_ = bytes_of(numbers, first_.dtype);
+    }
+    const auto owner = std::make_shared<const std::vector<std::byte>>(std::move(global_));
+    return {first_.dtype, shape, *owner, owner};
   }
 
  private:
+  /// Of a partial sum in fp64.
+  void add_part(const PartStats& part, const Record& record, const std::byte* bytes) {
+    const auto* const from = reinterpret_cast<const double*>(bytes);
+    auto* const to = reinterpret_cast<double*>(global_.data());
+    for_each_run(part, record, [&](std::int64_t position, std::int64_t done, std::int64_t count) {
+      for (std::int64_t i = 0; i < count; ++i) to[position + i] += from[done + i];
+    });
+  }
+
   const MeshShape& mesh_;
   const Record& first_;
   bool in_fp64_;
+  Dtype dtype_;  ///< of global_
   bool any_flat_ = false, any_box_ = false;
-  at::Tensor global_;
+  std::vector<std::byte> global_;
   std::set<Place> seen_;
   std::vector<Box> boxes_;
   std::vector<FlatRange> ranges_;
@@ -106,7 +127,7 @@ class Assembly {
 
 }  // namespace
 
-at::Tensor Trace::assemble(const RecordKey& key) const {
+HostTensor Trace::assemble(const RecordKey& key) const {
   std::optional<Assembly> assembly;
   for (const RankTrace& rank : ranks) {
     const Record* record = rank.find(key);

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// All that one run recorded, as the controller sees it, and the arenas that hold kept bytes.
 #pragma once
-#include <ATen/core/Tensor.h>
-
 #include <cstddef>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "core/base/host_tensor.h"
 #include "core/mesh/mesh.h"
 #include "harness/trace/record.h"
 
@@ -50,8 +49,9 @@ struct RankTrace {
   std::shared_ptr<const Arena> arena;  ///< may be null when nothing was kept
 
   [[nodiscard]] const Record* find(const RecordKey& key) const;
-  /// The kept local tensor (a view into the arena). Errors   VacuousError if it was not kept.
-  [[nodiscard]] at::Tensor tensor(const Record& record) const;
+  /// The kept local tensor: a view into the arena, which it keeps alive. Errors   VacuousError if
+  /// it was not kept.
+  [[nodiscard]] HostTensor tensor(const Record& record) const;
   [[nodiscard]] std::vector<std::byte> serialize() const;  ///< records only, for the result channel
   [[nodiscard]] static RankTrace deserialize(std::span<const std::byte> bytes);
 };
@@ -66,7 +66,7 @@ struct Trace {
   /// The global tensor put together from all ranks' kept bytes (partials summed in rank order in
   /// fp64, then rounded).
   /// Errors   VacuousError if a part was not kept; MeshError if parts do not tile.
-  [[nodiscard]] at::Tensor assemble(const RecordKey& key) const;
+  [[nodiscard]] HostTensor assemble(const RecordKey& key) const;
 };
 
 }  // namespace isoshard

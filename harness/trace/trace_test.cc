@@ -261,7 +261,7 @@ TEST(RankTrace, AKeptTensorOutsideTheArenaIsAnError) {
   RankTrace trace = run_rank(mesh, 0, nullptr, Keep::kEverything, [](Sink& sink, int) {
     sink.on_record(site(RecordKind::kGrad, "w", layout_of({4})), at::ones({4}));
   });
-  EXPECT_TRUE(at::equal(trace.tensor(trace.records[0]), at::ones({4})));
+  EXPECT_TRUE(at::equal(tensor_of(trace.tensor(trace.records[0])), at::ones({4})));
   trace.records[0].offset = 1 << 20;
   EXPECT_THROW((void)trace.tensor(trace.records[0]), InfrastructureError);
 }
@@ -281,7 +281,7 @@ TEST(TraceAssemble, PutsShardsOfTwoAxesBackInPlace) {
       },
       Keep::kEverything);
 
-  EXPECT_TRUE(at::equal(trace.assemble({0, RecordKind::kActivation, "x", 0}), whole));
+  EXPECT_TRUE(at::equal(tensor_of(trace.assemble({0, RecordKind::kActivation, "x", 0})), whole));
 }
 
 TEST(TraceAssemble, AddsPartialsOnceForEachReplica) {
@@ -296,8 +296,10 @@ TEST(TraceAssemble, AddsPartialsOnceForEachReplica) {
       },
       Keep::kEverything);
 
-  EXPECT_TRUE(at::equal(trace.assemble({0, RecordKind::kGrad, "sum", 0}), at::full({3}, 6.0)));
-  EXPECT_TRUE(at::equal(trace.assemble({0, RecordKind::kGrad, "avg", 0}), at::full({3}, 2.0)));
+  EXPECT_TRUE(
+      at::equal(tensor_of(trace.assemble({0, RecordKind::kGrad, "sum", 0})), at::full({3}, 6.0)));
+  EXPECT_TRUE(
+      at::equal(tensor_of(trace.assemble({0, RecordKind::kGrad, "avg", 0})), at::full({3}, 2.0)));
 }
 
 TEST(TraceAssemble, FlatRangesAndPaddingAndGradScale) {
@@ -316,7 +318,7 @@ TEST(TraceAssemble, FlatRangesAndPaddingAndGradScale) {
       },
       Keep::kEverything);
 
-  EXPECT_TRUE(at::equal(trace.assemble({0, RecordKind::kGrad, "w", 0}), whole));
+  EXPECT_TRUE(at::equal(tensor_of(trace.assemble({0, RecordKind::kGrad, "w", 0})), whole));
 }
 
 TEST(TraceAssemble, AGapIsAnError) {
@@ -345,7 +347,8 @@ TEST(Reference, IsOneProcessWithEverythingKept) {
   EXPECT_THROW(Reference(run(
                    MeshShape(), nullptr, [](Sink&, int) {}, Keep::kEverything)),
                VacuousError);
-  EXPECT_TRUE(at::equal(reference(body).tensor({0, RecordKind::kGrad, "w", 0}), at::ones({4})));
+  EXPECT_TRUE(
+      at::equal(tensor_of(reference(body).tensor({0, RecordKind::kGrad, "w", 0})), at::ones({4})));
 }
 
 TEST(Reference, AResponseIsTheLargestMovementOfAllRuns) {

@@ -3,7 +3,6 @@
 /// the tolerance.
 #include "harness/verdict/tensor_judge.h"
 
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -14,8 +13,8 @@
 #include <tuple>
 
 #include "core/base/error.h"
-#include "core/comm/tensor.h"
 #include "harness/stats/tolerance.h"
+#include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
 #include "harness/verdict/neighbours.h"
 #include "harness/verdict/sensitivity.h"
@@ -116,7 +115,7 @@ class TensorJudge {
   /// Of the tensor's step; 1 if there is none.
   double loss_scale() const {
     const RecordKey key{wanted_.key.step, RecordKind::kScalar, "loss_scale", 0};
-    return reference_.find(key) == nullptr ? 1 : reference_.tensor(key).item<double>();
+    return reference_.find(key) == nullptr ? 1 : number_of(reference_.tensor(key));
   }
 
   void assemble_partial() {
@@ -124,9 +123,8 @@ class TensorJudge {
     c.sharded = true;
     try {
       // what ranks declare is divided out
-      const at::Tensor whole = actual_.assemble(wanted_.key).contiguous();
-      accumulate(c.stats, reference_.bytes(wanted_), wanted_.dtype,
-                 static_cast<const std::byte*>(whole.const_data_ptr()), dtype_of(whole),
+      const HostTensor whole = actual_.assemble(wanted_.key);
+      accumulate(c.stats, reference_.bytes(wanted_), wanted_.dtype, whole.bytes.data(), whole.dtype,
                  whole.numel(), 0, 1 / wanted_.grad_scale);
     } catch (const VacuousError& error) {
       result_.not_judged = error.what();
@@ -410,8 +408,8 @@ class TensorJudge {
   static std::optional<double> value_on(const Held& h, const Shape& coordinates,
                                         std::int64_t index) {
     if (!h.record->kept || h.rank->arena == nullptr) return std::nullopt;
-    const at::Tensor local = h.rank->tensor(*h.record);
-    const auto* bytes = static_cast<const std::byte*>(local.const_data_ptr());
+    const HostTensor local = h.rank->tensor(*h.record);
+    const std::byte* bytes = local.bytes.data();
     for (const PartStats& part : h.record->parts) {
       if (is_flat(h.record->layout)) {
         const std::int64_t inside = index - part.range.global_begin;
@@ -435,15 +433,14 @@ class TensorJudge {
   bool is_confirmed(const Held& h) const {
     if (!h.record->kept || h.rank->arena == nullptr) return false;
     if (is_partial(h.record->layout)) return true;  // the controller made the comparison itself
-    const at::Tensor local = h.rank->tensor(*h.record);
+    const HostTensor local = h.rank->tensor(*h.record);
     const bool flat = is_flat(h.record->layout);
     std::vector<std::byte> scratch;
     for (const PartStats& recorded : h.record->parts) {
       const std::int64_t numel = numel_of(recorded, flat);
       if (numel == 0) continue;
       PartStats repeated = recorded;
-      const std::byte* bytes = packed(
-          *h.record, recorded, static_cast<const std::byte*>(local.const_data_ptr()), scratch);
+      const std::byte* bytes = packed(*h.record, recorded, local.bytes.data(), scratch);
       if (digest_of(bytes, static_cast<std::size_t>(numel) * size_of(h.record->dtype)) !=
           recorded.digest)
         return false;

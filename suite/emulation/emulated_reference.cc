@@ -15,8 +15,8 @@
 
 #include "core/base/error.h"
 #include "fixtures/inputs/inputs.h"
+#include "harness/recorder/recorder.h"
 #include "harness/trace/assembled.h"
-#include "harness/trace/recorder.h"
 #include "harness/verdict/equal_runs.h"
 #include "subjects/checkpoint/checkpoint.h"
 #include "suite/emulation/emulated_rank.h"

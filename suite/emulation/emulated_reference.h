@@ -5,8 +5,8 @@
 #include <chrono>
 
 #include "fixtures/cases/case.h"
+#include "harness/recorder/recorder.h"
 #include "harness/run/world_trace.h"
-#include "harness/trace/recorder.h"
 #include "harness/trace/reference.h"
 #include "harness/world/forked/forked_world.h"
 #include "subjects/parallel/numerics_spec.h"

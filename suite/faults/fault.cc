@@ -11,6 +11,7 @@
 #include "core/base/error.h"
 #include "core/base/suggest.h"
 #include "fixtures/cases/presets.h"
+#include "harness/trace/numbers.h"
 #include "suite/faults/catalogue.h"
 #include "suite/reference/reference.h"
 
@@ -136,7 +137,7 @@ Case fault_case(std::string_view model_type, std::string subject, const Degrees&
 Case clipped(Case item) {
   item.settings.max_grad_norm = 0;
   const Reference reference = make_reference(item, {.responses = 0});
-  const double norm = reference.tensor({0, RecordKind::kScalar, "grad_norm", 0}).item<double>();
+  const double norm = number_of(reference.tensor({0, RecordKind::kScalar, "grad_norm", 0}));
   // two digits fit a slug
   item.settings.max_grad_norm = std::stod(fmt::format("{:.2g}", norm / 2));
   return item;

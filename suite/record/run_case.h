@@ -8,7 +8,7 @@
 #include "fixtures/cases/case.h"
 #include "fixtures/cases/resumed_case.h"
 #include "fixtures/inputs/inputs.h"
-#include "harness/trace/recorder.h"
+#include "harness/recorder/recorder.h"
 #include "harness/verdict/verdict.h"
 #include "harness/world/forked/forked_world.h"
 #include "suite/record/make_subject.h"

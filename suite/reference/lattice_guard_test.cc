@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "core/base/error.h"
+#include "core/tensor/convert.h"
 #include "fixtures/cases/presets.h"
 #include "suite/reference/reference.h"
 
@@ -102,7 +103,7 @@ TEST(LatticeReference, HoldsSmallMultiplesOnly) {
   for (const Record& record : reference.trace().ranks.at(0).records) {
     if (record.key.kind == RecordKind::kScalar || record.key.kind == RecordKind::kDataId) continue;
     // of the learning rate, 1/8
-    const at::Tensor units = reference.trace().assemble(record.key).to(at::kDouble) * 8;
+    const at::Tensor units = tensor_of(reference.trace().assemble(record.key)).to(at::kDouble) * 8;
     EXPECT_TRUE(at::equal(units, units.round())) << describe(record.key);
     EXPECT_LE(units.abs().max().item<double>(), 256 * 8) << describe(record.key);
     if (units.abs().max().item<double>() > 0)

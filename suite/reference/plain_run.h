@@ -8,7 +8,7 @@
 #include "fixtures/cases/case.h"
 #include "fixtures/cases/resumed_case.h"
 #include "fixtures/inputs/inputs.h"
-#include "harness/trace/recorder.h"
+#include "harness/recorder/recorder.h"
 #include "harness/world/rank.h"
 #include "subjects/train/trainer.h"
 

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "fixtures/inputs/inputs.h"
+#include "harness/recorder/recorder.h"
 #include "harness/run/side_by_side.h"
 #include "harness/run/world_trace.h"
-#include "harness/trace/recorder.h"
 #include "harness/world/forked/forked_world.h"
 #include "suite/reference/lattice_guard.h"
 #include "suite/reference/perturbed_weights.h"

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/tensor/convert.h"
 #include "fixtures/cases/presets.h"
 #include "harness/run/world_trace.h"
 #include "harness/verdict/equal_runs.h"
@@ -40,8 +41,9 @@ Case step_of_gpt2() {
 TEST(SingleProcessReference, RecordsEveryKindOfTensorOfTheGlobalBatch) {
   const Reference reference = make_reference(two_ranks(), {.responses = 0});
 
-  EXPECT_EQ(reference.tensor({0, RecordKind::kDataId, "sample_ids", 0}).size(0), 4);
-  EXPECT_EQ(reference.tensor({0, RecordKind::kScalar, "loss_per_dp_rank", 0}).size(0), 2);
+  EXPECT_EQ(tensor_of(reference.tensor({0, RecordKind::kDataId, "sample_ids", 0})).size(0), 4);
+  EXPECT_EQ(tensor_of(reference.tensor({0, RecordKind::kScalar, "loss_per_dp_rank", 0})).size(0),
+            2);
   for (const RecordKey& key :
        {RecordKey{0, RecordKind::kParam, "model.norm.weight", 0},
         RecordKey{0, RecordKind::kParam, "model.norm.weight", 1},
@@ -62,7 +64,8 @@ TEST(SingleProcessReference, RepeatsBitForBit) {
   const auto& records = first.trace().ranks.at(0).records;
   ASSERT_GT(records.size(), 100U);
   for (const Record& record : records)
-    EXPECT_TRUE(at::equal(first.tensor(record.key), second.tensor(record.key)))
+    EXPECT_TRUE(
+        at::equal(tensor_of(first.tensor(record.key)), tensor_of(second.tensor(record.key))))
         << describe(record.key);
 }
 

@@ -11,7 +11,7 @@
 
 #include "core/observe/sink.h"
 #include "harness/curve/curve.h"
-#include "harness/trace/recorder.h"
+#include "harness/recorder/recorder.h"
 
 namespace isoshard {
 

@@ -6,7 +6,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
@@ -15,7 +14,7 @@
 #include "core/base/hex_float.h"
 #include "fixtures/cases/setting.h"
 #include "harness/run/side_by_side.h"
-#include "subjects/registry/subject_spec.h"
+#include "subjects/registry/curve_ceilings.h"
 #include "suite/reference/lattice_guard.h"
 
 namespace isoshard {
@@ -24,7 +23,6 @@ namespace {
 // In bf16 runs of SGD at 0.1 that differ by roundings are 3 % apart after 30 steps
 // (docs/goldens.md).
 constexpr double kAdamWLargestRate = 1e-3, kSgdLargestRate = 0.1, kSgdLargestRateIn16Bits = 0.02;
-constexpr double kLargestInFp32 = 1e-4;
 
 std::string in_words(const NonFiniteStep& found) {
   std::string words = fmt::format("the {} of step {} is {}", found.number, found.step, found.value);
@@ -86,27 +84,7 @@ TrainedCase train_reference(const Case& item, int perturbed_runs, const TrainOpt
 }
 
 CurveBounds curve_bounds(const Curve& actual) {
-  CurveBounds bounds;
-  const nlohmann::json settings = nlohmann::json::parse(actual.settings);
-  const auto says = [&](const char* key) {
-    return settings.contains(key) && settings.at(key).is_string() ? settings.at(key) : "";
-  };
-  const std::string dtype = says("dtype"), autocast = says("autocast");
-  const auto is_wide = [](const std::string& name) {
-    return name.empty() || name == name_of(Dtype::kFloat32) || name == name_of(Dtype::kFloat64);
-  };
-  if (is_wide(dtype) && autocast.empty() && is_wide(says("reduce_dtype")) &&
-      is_wide(says("output_dtype")))
-    bounds.ceiling = kLargestInFp32;
-  const SubjectSpec* const spec = find_subject(actual.subject);
-  if (spec != nullptr && spec->curve_ceiling.has_value())
-    bounds.ceiling = std::min(bounds.ceiling, *spec->curve_ceiling);
-  // The ceilings are those of a mean over tokens.
-  if (says("loss_mean") == name_of(LossMean::kSum) && settings.contains("data")) {
-    for (const char* const factor : {"dp", "batch_size", "micro_batches", "seq_length"})
-      bounds.ceiling *= settings.at("data").value(factor, 1.0);
-  }
-  return bounds;
+  return curve_bounds(actual, kCurveCeilings);
 }
 
 double largest_rate(const Case& item) {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "fixtures/cases/case.h"
+#include "harness/recorder/recorder.h"
 #include "harness/report/tables.h"
-#include "harness/trace/recorder.h"
 
 namespace isoshard {
 

@@ -16,18 +16,6 @@
 namespace isoshard {
 namespace {
 
-constexpr std::array<std::pair<at::ScalarType, Dtype>, 10> kDtypes = {
-    {{at::kDouble, Dtype::kFloat64},
-     {at::kFloat, Dtype::kFloat32},
-     {at::kBFloat16, Dtype::kBFloat16},
-     {at::kHalf, Dtype::kFloat16},
-     {at::kLong, Dtype::kInt64},
-     {at::kInt, Dtype::kInt32},
-     {at::kShort, Dtype::kInt16},
-     {at::kChar, Dtype::kInt8},
-     {at::kByte, Dtype::kUint8},
-     {at::kBool, Dtype::kBool}}};
-
 void check(const at::Tensor& tensor, std::string_view op) {
   if (!tensor.defined()) throw ShapeError(fmt::format("{}: the tensor must be defined", op));
   if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
@@ -81,23 +69,6 @@ std::vector<std::int64_t> with_first_dim(const at::Tensor& tensor, std::int64_t 
 }
 
 }  // namespace
-
-Dtype dtype_of(const at::Tensor& tensor) {
-  for (const auto& [scalar_type, dtype] : kDtypes) {
-    if (tensor.scalar_type() == scalar_type) return dtype;
-  }
-  throw ShapeError(
-      fmt::format("the tensor's dtype must be one of fp64, fp32, bf16, fp16, int64, int32, int16, "
-                  "int8, uint8, bool, got {}",
-                  c10::toString(tensor.scalar_type())));
-}
-
-at::ScalarType scalar_type_of(Dtype dtype) noexcept {
-  for (const auto& [scalar_type, known] : kDtypes) {
-    if (known == dtype) return scalar_type;
-  }
-  return at::ScalarType::Undefined;
-}
 
 Work all_reduce(Communicator& comm, at::Tensor tensor, Reduction reduction, const CallInfo& info) {
   check_writable(tensor, "all_reduce");

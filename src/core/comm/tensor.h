@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The thin layer of the communicator that takes at::Tensor: dtype mapping, non-contiguous tensors,
-/// shape checks.
+/// The thin layer of the communicator that takes at::Tensor: non-contiguous tensors, shape checks.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -8,12 +7,9 @@
 #include <vector>
 
 #include "core/comm/communicator.h"
+#include "core/tensor/convert.h"
 
 namespace isoshard {
-
-/// Errors   ShapeError for a dtype the project does not know.
-[[nodiscard]] Dtype dtype_of(const at::Tensor& tensor);
-[[nodiscard]] at::ScalarType scalar_type_of(Dtype dtype) noexcept;
 
 /// In place, any strides (a non-contiguous tensor is packed, reduced and written back).
 /// Ranks   collective over `comm`; shapes and dtypes equal.

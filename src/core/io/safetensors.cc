@@ -2,18 +2,15 @@
 // Access to the tensors of a mapped safetensors file.
 #include "core/io/safetensors.h"
 
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <bit>
 #include <cstdint>
-#include <cstring>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/base/mapped_file.h"
 #include "core/base/suggest.h"
-#include "core/comm/tensor.h"
 #include "core/io/safetensors_header.h"
 
 namespace isoshard {
@@ -54,20 +51,13 @@ std::span<const std::byte> SafetensorsFile::bytes(std::string_view name) const {
                                 static_cast<std::size_t>(place.end - place.begin));
 }
 
-at::Tensor SafetensorsFile::tensor(std::string_view name) const {
+HostTensor SafetensorsFile::tensor(std::string_view name) const {
   const SafetensorsInfo& place = info(name);
   const std::span<const std::byte> source = bytes(name);
-  const at::TensorOptions options = at::TensorOptions().dtype(scalar_type_of(place.dtype));
   const bool aligned = reinterpret_cast<std::uintptr_t>(source.data()) % size_of(place.dtype) == 0;
-  if (source.empty() || !aligned) {
-    at::Tensor copy = at::empty(place.shape, options);
-    if (!source.empty()) std::memcpy(copy.mutable_data_ptr(), source.data(), source.size());
-    return copy;
-  }
-  // NOLINT: ATen has no read-only tensors; the pages are
-  void* address = const_cast<std::byte*>(source.data());
-  return at::from_blob(
-      address, place.shape, [mapping = mapping_](void*) {}, options);
+  if (aligned) return {place.dtype, place.shape, source, mapping_};
+  const auto copy = std::make_shared<const std::vector<std::byte>>(source.begin(), source.end());
+  return {place.dtype, place.shape, *copy, copy};
 }
 
 }  // namespace isoshard

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Reading and writing safetensors files: an 8-byte length, a JSON header, the tensors' bytes.
+/// Reading and writing safetensors files, without ATen: an 8-byte length, a JSON header, the
+/// tensors' bytes.
 ///
 /// Source   https://github.com/huggingface/safetensors (README, "Format"); the checks here are at
 ///          least as strict.
 #pragma once
-#include <ATen/core/Tensor.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -17,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/base/dtype.h"
+#include "core/base/host_tensor.h"
 
 namespace isoshard {
 
@@ -39,7 +38,7 @@ struct SafetensorsInfo {
 ///              refused by suffix (.pt .pth .bin .ckpt .pkl) and content, never read.
 ///
 ///     const SafetensorsFile file = SafetensorsFile::open(path);
-///     const at::Tensor weight = file.tensor("model.norm.weight");
+///     const HostTensor weight = file.tensor("model.norm.weight");
 class SafetensorsFile {
  public:
   [[nodiscard]] static SafetensorsFile open(const std::filesystem::path& path);
@@ -53,9 +52,8 @@ class SafetensorsFile {
   /// Errors   FileError with a suggestion if there is no such tensor (also tensor and bytes).
   [[nodiscard]] const SafetensorsInfo& info(std::string_view name) const;
   /// A view of the mapped file that keeps the mapping alive; a copy only where the bytes are not
-  /// aligned for the dtype. The memory is read-only: writing into the tensor is a SIGSEGV. Clone it
-  /// to change it.
-  [[nodiscard]] at::Tensor tensor(std::string_view name) const;
+  /// aligned for the dtype. The memory is read-only: writing into it is a SIGSEGV.
+  [[nodiscard]] HostTensor tensor(std::string_view name) const;
   /// Valid as long as this object or a copy of it lives.
   [[nodiscard]] std::span<const std::byte> bytes(std::string_view name) const;
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const noexcept {
@@ -73,20 +71,23 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-struct NamedTensor {
+/// One tensor to write.
+struct SafetensorsEntry {
   std::string name;
-  at::Tensor tensor;
+  Dtype dtype = Dtype::kFloat32;
+  std::vector<std::int64_t> shape;
+  /// Called once, when it is the tensor's turn; the result is let go before the next one's
+  std::function<HostTensor()> read;
 };
 
-/// Writes the tensors atomically (see AtomicFile), one at a time: at most one non-contiguous tensor
-/// is copied.
+/// Writes the tensors atomically (see AtomicFile), one at a time.
 ///
 /// Data are laid out by decreasing element size and, within that, in the given order, from an
 /// 8-byte boundary on, so that every tensor is aligned. Equal arguments give equal bytes.
-/// Errors   UsageError for a name that the reader would refuse or that is a duplicate; ShapeError
-///          for a tensor that is not dense in CPU memory or has an unknown dtype;
+/// Errors   UsageError for a name that the reader would refuse or that stands twice; ShapeError
+///          where `read` gives another number of bytes than shape and dtype say;
 ///          InfrastructureError with file and bytes if writing fails.
-void write_safetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
+void write_safetensors(const std::filesystem::path& path, std::span<const SafetensorsEntry> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
 }  // namespace isoshard

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The rules of a safetensors header, without ATen: shared by reader and writer.
+/// The rules of a safetensors header: shared by reader and writer.
 #pragma once
 #include <cstddef>
 #include <cstdint>

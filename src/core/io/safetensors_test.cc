@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The reader: what it gives, and every way in which it refuses.
-#include "core/io/safetensors.h"
+#include "core/io/tensor_files.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -62,9 +62,9 @@ TEST(SafetensorsReader, GivesNamesShapesDtypesMetadataAndValues) {
   EXPECT_EQ(file.metadata().at("format"), "pt");
   EXPECT_EQ(file.info("b").dtype, Dtype::kInt16);
   EXPECT_THAT(file.info("a").shape, ElementsAre(2, 1));
-  EXPECT_TRUE(file.tensor("a").equal(at::tensor({1.0F, -2.0F}).reshape({2, 1})));
-  EXPECT_TRUE(file.tensor("b").equal(at::tensor({5, -1}, at::kShort)));
-  EXPECT_THAT(file.tensor("n").sizes().vec(), ElementsAre(0, 3));
+  EXPECT_TRUE(tensor_of(file.tensor("a")).equal(at::tensor({1.0F, -2.0F}).reshape({2, 1})));
+  EXPECT_TRUE(tensor_of(file.tensor("b")).equal(at::tensor({5, -1}, at::kShort)));
+  EXPECT_THAT(tensor_of(file.tensor("n")).sizes().vec(), ElementsAre(0, 3));
   EXPECT_EQ(file.bytes("b").size(), 4U);
   EXPECT_TRUE(file.contains("n"));
   EXPECT_FALSE(file.contains("__metadata__"));
@@ -77,7 +77,7 @@ TEST(SafetensorsReader, AnAlignedTensorIsAViewThatOutlivesTheFileObject) {
   at::Tensor view;
   {
     const SafetensorsFile file = SafetensorsFile::open(folder / "x.safetensors");
-    view = file.tensor("w");
+    view = tensor_of(file.tensor("w"));
 
     EXPECT_EQ(view.const_data_ptr(), file.bytes("w").data());
   }
@@ -92,7 +92,7 @@ TEST(SafetensorsReader, AMisalignedTensorIsCopied) {
   const SafetensorsFile file =
       open_raw(folder, raw_safetensors(header, std::string("\0\0\x80\x3f", 4)));
 
-  const at::Tensor w = file.tensor("w");
+  const at::Tensor w = tensor_of(file.tensor("w"));
 
   EXPECT_NE(w.const_data_ptr(), static_cast<const void*>(file.bytes("w").data()));
   EXPECT_EQ(w.item<float>(), 1.0F);
@@ -127,7 +127,7 @@ TEST(SafetensorsReader, OpensEveryOracleFile) {
     const SafetensorsFile file = SafetensorsFile::open(entry.path());
     ++files;
     for (const std::string& name : file.names()) {
-      const at::Tensor tensor = file.tensor(name);
+      const at::Tensor tensor = tensor_of(file.tensor(name));
       EXPECT_TRUE(std::isfinite(tensor.to(at::kDouble).abs().sum().item<double>()))
           << entry << " " << name;
       ++tensors;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Layout, header, then one tensor after the other.
-#include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -13,7 +13,6 @@
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
 #include "core/base/printable.h"
-#include "core/comm/tensor.h"
 #include "core/io/safetensors.h"
 #include "core/io/safetensors_header.h"
 
@@ -22,32 +21,34 @@ namespace {
 
 constexpr std::size_t kAlignment = 8;
 
-void require_writable(std::span<const NamedTensor> tensors) {
+void require_writable(std::span<const SafetensorsEntry> tensors) {
   std::set<std::string_view> seen;
-  for (const NamedTensor& entry : tensors) {
+  for (const SafetensorsEntry& entry : tensors) {
     std::string problem = detail::name_problem(entry.name);
     if (entry.name == detail::kMetadataKey) problem = "is reserved";
     if (!seen.insert(entry.name).second) problem = "is a duplicate";
     if (!problem.empty())
       throw UsageError(
           fmt::format("cannot write the tensor '{}': its name {}", printable(entry.name), problem));
-    if (!entry.tensor.defined() || !entry.tensor.device().is_cpu() ||
-        entry.tensor.layout() != at::kStrided) {
-      throw ShapeError(fmt::format(
-          "cannot write the tensor '{}': it must be dense and in CPU memory", entry.name));
-    }
   }
 }
 
 /// Larger elements first: with sizes that divide one another, every tensor then begins at a
 /// multiple of its own.
-std::vector<const NamedTensor*> data_order(std::span<const NamedTensor> tensors) {
-  std::vector<const NamedTensor*> order;
-  for (const NamedTensor& entry : tensors) order.push_back(&entry);
-  std::stable_sort(order.begin(), order.end(), [](const NamedTensor* a, const NamedTensor* b) {
-    return a->tensor.element_size() > b->tensor.element_size();
-  });
+std::vector<const SafetensorsEntry*> data_order(std::span<const SafetensorsEntry> tensors) {
+  std::vector<const SafetensorsEntry*> order;
+  for (const SafetensorsEntry& entry : tensors) order.push_back(&entry);
+  std::stable_sort(order.begin(), order.end(),
+                   [](const SafetensorsEntry* a, const SafetensorsEntry* b) {
+                     return size_of(a->dtype) > size_of(b->dtype);
+                   });
   return order;
+}
+
+std::uint64_t bytes_of(const SafetensorsEntry& entry) {
+  std::uint64_t bytes = size_of(entry.dtype);
+  for (const std::int64_t size : entry.shape) bytes *= static_cast<std::uint64_t>(size);
+  return bytes;
 }
 
 std::string quoted(const std::string& text) {
@@ -58,7 +59,7 @@ std::string quoted(const std::string& text) {
   }
 }
 
-std::string header_of(std::span<const NamedTensor* const> order,
+std::string header_of(std::span<const SafetensorsEntry* const> order,
                       const std::map<std::string, std::string>& metadata) {
   std::string text = "{";
   const auto out = std::back_inserter(text);
@@ -70,11 +71,11 @@ std::string header_of(std::span<const NamedTensor* const> order,
     text += ',';
   }
   std::uint64_t begin = 0;
-  for (const NamedTensor* entry : order) {
-    const std::uint64_t end = begin + static_cast<std::uint64_t>(entry->tensor.nbytes());
+  for (const SafetensorsEntry* entry : order) {
+    const std::uint64_t end = begin + bytes_of(*entry);
     fmt::format_to(out, "{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}},",
-                   quoted(entry->name), safetensors_name_of(dtype_of(entry->tensor)),
-                   fmt::join(entry->tensor.sizes(), ","), begin, end);
+                   quoted(entry->name), safetensors_name_of(entry->dtype),
+                   fmt::join(entry->shape, ","), begin, end);
     begin = end;
   }
   if (text.back() == ',') text.pop_back();
@@ -90,10 +91,10 @@ std::string header_of(std::span<const NamedTensor* const> order,
 
 }  // namespace
 
-void write_safetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
+void write_safetensors(const std::filesystem::path& path, std::span<const SafetensorsEntry> tensors,
                        const std::map<std::string, std::string>& metadata) {
   require_writable(tensors);
-  const std::vector<const NamedTensor*> order = data_order(tensors);
+  const std::vector<const SafetensorsEntry*> order = data_order(tensors);
   const std::string header = header_of(order, metadata);
   std::array<std::byte, detail::kLengthBytes> length{};
   for (std::size_t i = 0; i < length.size(); ++i)
@@ -101,10 +102,13 @@ void write_safetensors(const std::filesystem::path& path, std::span<const NamedT
   AtomicFile file(path);
   file.write(length);
   file.write(header);
-  for (const NamedTensor* entry : order) {
-    const at::Tensor packed = entry->tensor.detach().resolve_neg().contiguous();
-    file.write({static_cast<const std::byte*>(packed.const_data_ptr()),
-                static_cast<std::size_t>(packed.nbytes())});
+  for (const SafetensorsEntry* entry : order) {
+    const HostTensor tensor = entry->read();
+    if (tensor.bytes.size() != bytes_of(*entry)) {
+      throw ShapeError(fmt::format("cannot write the tensor '{}': it must have {} bytes, got {}",
+                                   entry->name, bytes_of(*entry), tensor.bytes.size()));
+    }
+    file.write(tensor.bytes);
   }
   file.commit();
 }

@@ -12,8 +12,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/comm/tensor.h"
-#include "core/io/safetensors.h"
+#include "core/io/tensor_files.h"
 #include "harness/testing/test_folder.h"
 
 namespace isoshard {
@@ -48,7 +47,7 @@ TEST(SafetensorsWriter, EveryTensorComesBackBitForBitAndWithoutACopy) {
   ASSERT_EQ(file.names().size(), tensors.size());
   EXPECT_EQ(file.metadata().at("note"), "a \"quote\"");
   for (const NamedTensor& entry : tensors) {
-    const at::Tensor back = file.tensor(entry.name);
+    const at::Tensor back = tensor_of(file.tensor(entry.name));
     EXPECT_EQ(back.scalar_type(), entry.tensor.scalar_type()) << entry.name;
     EXPECT_TRUE(back.equal(entry.tensor)) << entry.name;
     if (back.numel() == 0) continue;
@@ -81,7 +80,7 @@ TEST(SafetensorsWriter, TheHeaderEndsAtAnEightByteBoundary) {
 
 TEST(SafetensorsWriter, AFileWithoutTensorsIsAFile) {
   const TestFolder folder;
-  write_safetensors(folder / "x.safetensors", {});
+  write_safetensors(folder / "x.safetensors", std::vector<NamedTensor>{});
 
   EXPECT_TRUE(SafetensorsFile::open(folder / "x.safetensors").names().empty());
 }
@@ -89,7 +88,7 @@ TEST(SafetensorsWriter, AFileWithoutTensorsIsAFile) {
 TEST(SafetensorsWriter, ReplacingAFileLeavesOpenViewsAlone) {
   const TestFolder folder;
   write_safetensors(folder / "x.safetensors", std::vector<NamedTensor>{{"w", at::ones({100})}});
-  const at::Tensor view = SafetensorsFile::open(folder / "x.safetensors").tensor("w");
+  const at::Tensor view = tensor_of(SafetensorsFile::open(folder / "x.safetensors").tensor("w"));
 
   write_safetensors(folder / "x.safetensors", std::vector<NamedTensor>{{"w", at::zeros({3})}});
 

@@ -2,20 +2,9 @@
 // Taps: the forward value to the sink now, its gradient when backward comes by.
 #include "core/observe/sink.h"
 
-#include <array>
-#include <cstddef>
 #include <memory>
 
 namespace isoshard {
-namespace {
-constexpr std::array<std::string_view, 8> kKindNames{
-    "param", "grad", "activation", "activation_grad", "optimizer", "scalar", "data_id", "mask"};
-}
-
-std::string_view name_of(RecordKind kind) noexcept {
-  return kKindNames[static_cast<std::size_t>(kind)];
-}
-
 namespace detail {
 
 at::Tensor tap_with_sink(Sink& sink, std::string_view name, at::Tensor x, double grad_scale,

@@ -1,46 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Named points of model and training code, and the sink that receives what passes there.
+/// The sink that receives what passes at named points of model and training code.
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
 
-#include "core/mesh/layout.h"
+#include "core/observe/site.h"
 
 namespace isoshard {
-
-/// The kinds of records, in the order in which a step produces them. kParam is recorded before the
-/// step (the weights that forward reads) and after it.
-enum class RecordKind : std::uint8_t {
-  kParam,
-  kGrad,
-  kActivation,
-  kActivationGrad,
-  kOptimizer,
-  kScalar,
-  kDataId,
-  kMask
-};
-
-/// param, grad, activation, activation_grad, optimizer, scalar, data_id, mask.
-[[nodiscard]] std::string_view name_of(RecordKind kind) noexcept;
-
-/// One named point. The sink counts repeated visits within a step itself (the record's call
-/// number).
-struct Site {
-  RecordKind kind = RecordKind::kActivation;
-  std::string name;  ///< Hugging Face module path or parameter name, plus listed suffix points
-  Layout layout;
-  /// What the recorded value is multiplied with against the true one (dp average, loss scale).
-  double grad_scale = 1.0;
-  /// A forward value or mask that was recorded before and is computed again for backward: an
-  /// activation is not recorded twice, a mask is, as "<name>.recomputed", to be compared with the
-  /// first one.
-  bool recomputed = false;
-};
 
 /// Receives tensors. One per rank, given to subject and model from outside; never global, never
 /// thread_local.

@@ -19,7 +19,7 @@
 #include "core/base/error.h"
 #include "core/base/sha256.h"
 #include "core/comm/tensor.h"
-#include "core/io/safetensors.h"
+#include "core/io/tensor_files.h"
 #include "subjects/checkpoint/checkpoint_content.h"
 #include "subjects/parallel/data_parallel.h"
 

@@ -24,7 +24,7 @@ std::vector<StoredRange> stored_ranges(const CheckpointContent& content, const s
   const SafetensorsFile& file = content.files.at(rank);
   const std::int64_t numel = numel_of(tensor.shape);
   if (!file.contains(ranges_name(name))) return {{0, 0, numel, rank}};
-  const at::Tensor ranges = file.tensor(ranges_name(name));
+  const at::Tensor ranges = tensor_of(file.tensor(ranges_name(name)));
   const std::int64_t held = numel_of(file.info(name).shape);
   std::vector<StoredRange> stored;
   std::int64_t place = 0;

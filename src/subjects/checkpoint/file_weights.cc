@@ -142,7 +142,7 @@ FileWeights::FileWeights(const std::filesystem::path& path, std::span<const Para
 
 at::Tensor FileWeights::read(const ParameterSpec& spec, const Shape& offset,
                              const Shape& size) const {
-  at::Tensor part = file_.tensor(name_in(file_, spec.name));
+  at::Tensor part = tensor_of(file_.tensor(name_in(file_, spec.name)));
   bool inside = offset.size() == spec.shape.size() && size.size() == spec.shape.size();
   for (std::size_t d = 0; inside && d < size.size(); ++d) {
     inside = offset[d] >= 0 && size[d] >= 0 && offset[d] <= spec.shape[d] - size[d];
@@ -160,7 +160,8 @@ at::Tensor FileWeights::read(const ParameterSpec& spec, const Shape& offset,
 void FileWeights::require_finite(std::span<const ParameterSpec> specs) const {
   std::vector<std::string> problems;
   for (const ParameterSpec& spec : specs) {
-    const std::string problem = nonfinite_in_words(file_.tensor(name_in(file_, spec.name)));
+    const std::string problem =
+        nonfinite_in_words(tensor_of(file_.tensor(name_in(file_, spec.name))));
     if (!problem.empty()) problems.push_back(fmt::format("{}: {}", spec.name, problem));
   }
   if (problems.empty()) return;

@@ -9,6 +9,7 @@
 #include <array>
 
 #include "core/base/error.h"
+#include "core/io/tensor_files.h"
 #include "harness/testing/test_folder.h"
 #include "subjects/model/config/builtin.h"
 

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "core/base/error.h"
-#include "core/io/safetensors.h"
+#include "core/io/tensor_files.h"
 
 namespace isoshard {
 namespace {
@@ -22,7 +22,7 @@ constexpr const char* kSamples = "sample_ids";
 constexpr const char* kMask = "attention_mask";
 
 at::Tensor integers_of(const SafetensorsFile& file, const char* name, std::int64_t dims) {
-  const at::Tensor tensor = file.tensor(name);
+  const at::Tensor tensor = tensor_of(file.tensor(name));
   if (!at::isIntegralType(tensor.scalar_type(), true)) {
     throw FileError(fmt::format("{}: tensor '{}' must hold integers, got {}", file.path().string(),
                                 name, name_of(file.info(name).dtype)));

@@ -10,7 +10,7 @@
 #include <fstream>
 
 #include "core/base/error.h"
-#include "core/io/safetensors.h"
+#include "core/io/tensor_files.h"
 
 namespace isoshard {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
-#include "core/io/safetensors.h"
+#include "core/io/tensor_files.h"
 #include "harness/testing/test_folder.h"
 
 namespace isoshard {

@@ -28,7 +28,6 @@ SubjectSpec fsdp_tp_subject() {
           .aliases = {"fsdp", "fsdp2"},
           .axes = {Axis::kDp, Axis::kTp},
           .settings = {"make_vocab_size_divisible_by", "reduce_dtype", "output_dtype"},
-          .curve_ceiling = 0.02,  // seeds/001
           .make_parts = make,
           .make_numerics = fsdp_tp_numerics};
 }

@@ -42,9 +42,6 @@ struct SubjectSpec {
   std::vector<std::string_view> settings = {};
   /// Whether 16-bit parameters always have fp32 masters.
   bool needs_fp32_masters = false;
-  /// The largest distance from the reference's loss curve that its authors publish; none: no bound
-  /// of its own.
-  std::optional<double> curve_ceiling = {};
   /// Ranks    collective over the mesh.
   /// Errors   UsageError if `edits.plan` is given and the subject has no plan.
   TrainerParts (*make_parts)(const TrainerConfig& config, Mesh& mesh,

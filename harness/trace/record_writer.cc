@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Recording: number the record, compare its parts with the reference where they lie, keep what a
 /// finding may need.
-#include "harness/trace/recorder.h"
+#include "harness/trace/record_writer.h"
 
-#include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <cmath>
@@ -13,58 +11,46 @@
 #include <tuple>
 
 #include "core/base/error.h"
-#include "core/comm/tensor.h"
 #include "harness/stats/tolerance.h"
 #include "harness/trace/parts.h"
 #include "harness/trace/stage.h"
 
 namespace isoshard {
 
-struct Recorder::Impl {
-  explicit Impl(RecorderOptions given) : options(std::move(given)) {
+struct RecordWriter::Impl {
+  explicit Impl(RecordOptions given) : options(std::move(given)) {
     if (options.keep != Keep::kNothing && options.arena == nullptr)
       throw InfrastructureError("a recorder that keeps tensors needs an arena");
     trace.rank = options.rank;
     trace.arena = options.arena;
   }
 
-  RecorderOptions options;
+  RecordOptions options;
   RankTrace trace;
   int step = 0;
-  int mutations = 0;
   std::map<std::tuple<int, RecordKind, std::string>, int> calls;
   std::map<RecordKey, double> own_max_abs;  ///< of gradients, for a perturbed run
 
-  at::Tensor mutate(const Site& site, at::Tensor value) {
-    if (!options.mutation) return value;
-    at::Tensor changed = options.mutation(site, value);
-    if (!changed.is_same(value)) ++mutations;
-    return changed;
-  }
-
-  void record(const Site& site, const at::Tensor& value) {
-    const at::NoGradGuard no_grad;
-    const at::Tensor local = value.detach().to(at::kCPU).contiguous();
+  void write(const Site& site, const HostTensor& value) {
     Record& record = trace.records.emplace_back();
     const std::string name = site.recomputed ? recomputed_name(site.name) : site.name;
     record.key = {step, site.kind, name, calls[{step, site.kind, name}]++};
     record.order = static_cast<std::int64_t>(trace.records.size()) - 1;
-    record.dtype = dtype_of(local);
+    record.dtype = value.dtype;
     record.layout = site.layout;
     record.grad_scale = site.grad_scale;
-    record.local_shape.assign(local.sizes().begin(), local.sizes().end());
+    record.local_shape = value.shape;
     record.parts = parts_of(record, options.mesh, options.rank);
     const Record* reference =
         options.reference == nullptr ? nullptr : options.reference->find(record.key);
     if (reference != nullptr && reference->layout.global_shape != record.layout.global_shape)
       reference = nullptr;
-    measure(record, reference, static_cast<const std::byte*>(local.const_data_ptr()));
+    measure(record, reference, value.bytes.data());
     if (should_keep(record, reference)) {
-      record.bytes = static_cast<std::int64_t>(local.nbytes());
-      const std::span bytes(static_cast<const std::byte*>(local.const_data_ptr()), local.nbytes());
+      record.bytes = static_cast<std::int64_t>(value.bytes.size());
       record.offset = options.replica_bytes == nullptr
-                          ? options.arena->append(bytes)
-                          : options.replica_bytes->append(*options.arena, record.key, bytes);
+                          ? options.arena->append(value.bytes)
+                          : options.replica_bytes->append(*options.arena, record.key, value.bytes);
       record.kept = true;
     }
   }
@@ -211,34 +197,19 @@ void ReplicaBytes::add(const RecordKey& key, const PartStats& part) {
   compared_[key].push_back(part);
 }
 
-Recorder::Recorder(RecorderOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
-Recorder::~Recorder() = default;
+RecordWriter::RecordWriter(RecordOptions options)
+    : impl_(std::make_unique<Impl>(std::move(options))) {}
+RecordWriter::~RecordWriter() = default;
 
-void Recorder::begin_step(int step) {
+void RecordWriter::begin_step(int step) {
   impl_->step = step;
 }
 
-at::Tensor Recorder::on_activation(const Site& site, at::Tensor value) {
-  at::Tensor result = impl_->mutate(site, std::move(value));
-  if (!site.recomputed) impl_->record(site, result);
-  return result;
+void RecordWriter::write(const Site& site, const HostTensor& value) {
+  impl_->write(site, value);
 }
 
-at::Tensor Recorder::on_activation_grad(const Site& site, at::Tensor gradient) {
-  at::Tensor result = impl_->mutate(site, std::move(gradient));
-  impl_->record(site, result);
-  return result;
-}
-
-void Recorder::on_record(const Site& site, const at::Tensor& value) {
-  impl_->record(site, value);
-}
-
-int Recorder::mutations() const noexcept {
-  return impl_->mutations;
-}
-
-RankTrace Recorder::finish() {
+RankTrace RecordWriter::finish() {
   return std::move(impl_->trace);
 }
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The sink of a rank: compares what passes with the reference on the spot and keeps what is worth
-/// keeping.
+/// What a rank records, without ATen: values are compared with the reference on the spot, and what
+/// is worth keeping is kept.
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -12,16 +11,12 @@
 #include <span>
 #include <vector>
 
-#include "core/observe/sink.h"
+#include "core/base/host_tensor.h"
 #include "harness/trace/reference.h"
 
 namespace isoshard {
 
 enum class Keep : std::uint8_t { kNothing, kWhatDiffers, kEverything };
-
-/// Replaces a value at a tap; returns it unchanged where the fault does not apply. Called before
-/// the value is recorded.
-using TapMutation = std::function<at::Tensor(const Site& site, at::Tensor value)>;
 
 /// What ranks of one process have in common. Copies over ranks are most of a replicated model: each
 /// is kept once in one arena, and compared once.
@@ -46,7 +41,7 @@ class ReplicaBytes {
   std::map<RecordKey, std::vector<PartStats>> compared_;
 };
 
-struct RecorderOptions {
+struct RecordOptions {
   MeshShape mesh;
   int rank = 0;
   const Reference* reference = nullptr;  ///< nullptr: nothing is compared
@@ -59,7 +54,6 @@ struct RecorderOptions {
   std::shared_ptr<Arena> arena;  ///< required unless kNothing
   /// Recorders of one process that have the same arena and reference.
   std::shared_ptr<ReplicaBytes> replica_bytes = nullptr;
-  TapMutation mutation;  ///< a fault, or nothing
   /// Parameters after a step are compared only where, in every step so far, the reference's
   /// gradient is larger than its allowed responses x gradient_margin (in a perturbed run: that
   /// run's own largest difference stands for the response). Set for Adam-like optimizers.
@@ -68,20 +62,19 @@ struct RecorderOptions {
   Dtype coarsest = Dtype::kFloat32;  ///< as JudgeOptions::coarsest
 };
 
-/// Guarantees   recording never changes a value (unless `mutation` does) and never adds to the
-///              autograd graph.
-/// Errors       MeshError that names the record if a tensor is not what its layout says; as Arena
-///              if memory is short.
-class Recorder final : public Sink {
+/// Writes the records of one rank, in execution order.
+///
+/// Errors   InfrastructureError if it shall keep tensors and has no arena.
+class RecordWriter {
  public:
-  explicit Recorder(RecorderOptions options);
-  ~Recorder() override;
-  void begin_step(int step) override;
-  [[nodiscard]] at::Tensor on_activation(const Site& site, at::Tensor value) override;
-  [[nodiscard]] at::Tensor on_activation_grad(const Site& site, at::Tensor gradient) override;
-  void on_record(const Site& site, const at::Tensor& value) override;
-  /// How often `mutation` returned something other than what it was given.
-  [[nodiscard]] int mutations() const noexcept;
+  explicit RecordWriter(RecordOptions options);
+  ~RecordWriter();
+  RecordWriter(const RecordWriter&) = delete;
+  RecordWriter& operator=(const RecordWriter&) = delete;
+  void begin_step(int step);
+  /// Errors   MeshError that names the record if the tensor is not what its layout says; as Arena
+  ///          if memory is short.
+  void write(const Site& site, const HostTensor& value);
   /// Ends recording and hands over the records.
   [[nodiscard]] RankTrace finish();
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Makes output folders, finds out early whether they can be written to, and keeps other runs out.
-#include "app/output_folder.h"
+#include "harness/cli/output_folder.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

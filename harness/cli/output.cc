@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Standard output.
-#include "app/output.h"
+#include "harness/cli/output.h"
 
 #include <fmt/format.h>
 #include <unistd.h>

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+/// isoshard-judge: the part of isoshard that judges stored runs, without LibTorch.
+#include <clocale>
+#include <csignal>
+
+#include "harness/compare/compare_command.h"
+#include "subjects/registry/curve_ceilings.h"
+
+int main(int argc, char** argv) {
+  std::setlocale(LC_ALL, "C");
+  // a limit on file sizes is an error like a full disk: the write that meets it says so
+  std::signal(SIGXFSZ, SIG_IGN);
+  const isoshard::ProgramWords words{
+      "isoshard-judge",
+      "isoshard-judge judges stored runs of parallel training. It runs nothing and needs no "
+      "LibTorch.",
+      "", "compare runs/reference runs/ddp"};
+  const isoshard::Command compare = isoshard::compare_command(
+      "  isoshard-judge compare runs/reference runs/ddp               two bundles\n"
+      "  isoshard-judge compare --input-dir runs                      every run of a folder\n"
+      "  isoshard-judge compare loss_reference.json loss_ddp.json     two loss curves",
+      isoshard::kCurveCeilings);
+  return isoshard::run_command_line(words, {&compare, 1}, {argv + 1, argv + argc});
+}
