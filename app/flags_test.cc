@@ -303,7 +303,7 @@ TEST(Flags, OfTheCommandToLookFurtherAreThoseOfTheRun) {
 TEST(Flags, NumWorkersIsTheDegreeOfDdpAndMustFitOthers) {
   EXPECT_EQ(requested({"--model", "tiny", "--impl", "ddp", "--num_workers", "3", "--dtype", "fp32"})
                 .cases.front()
-                .dp,
+                .degrees.dp,
             3);
   EXPECT_THAT(
       [] {
