@@ -144,8 +144,8 @@ int run(const ParsedOptions& options) {
   std::filesystem::path output_dir;
   if (options.given("output-dir")) output_dir = options.get<std::string>("output-dir");
   const OutputFolder lock(output_dir, "--output-dir");
-  JudgeOptions judge_options;
-  if (options.given("rtol")) judge_options.rtol = options.get<double>("rtol");
+  JudgePolicy policy;
+  if (options.given("rtol")) policy.rtol = options.get<double>("rtol");
   const bool allow = options.get<bool>("allow-different-settings");
   const DifferentSettings different =
       allow ? DifferentSettings::kAllowed : DifferentSettings::kRefused;
@@ -156,7 +156,7 @@ int run(const ParsedOptions& options) {
   nlohmann::json cases = nlohmann::json::array();
   int code = kExitConforms;
   for (const DumpedPair& pair : pairs) {
-    const Verdict verdict = compare_bundles(pair.reference, pair.actual, judge_options, different);
+    const Verdict verdict = compare_bundles(pair.reference, pair.actual, policy, different);
     const std::string part = render(verdict, render_options);
     fmt::print("{}{}", text.empty() ? "" : "\n", part);
     text += (text.empty() ? "" : "\n") + part;

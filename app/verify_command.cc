@@ -48,7 +48,7 @@ struct Output {
 std::string reference_settings(Case item) {
   item.subject = "reference";
   item.degrees.tp = 1;
-  return bundle_settings(item, judge_options(item));
+  return bundle_settings(item, policy_of(item));
 }
 
 Trace run_one(const VerifyRequest& request, const Case& item, const Reference& reference,
@@ -65,7 +65,7 @@ Trace run_one(const VerifyRequest& request, const Case& item, const Reference& r
         fmt::format("fault {} never fired in {}: the case does not use what it breaks",
                     request.fault, item.slug()));
   if (!request.dump.empty())
-    write_bundle(request.dump / item.slug(), trace, bundle_settings(item, judge_options(item)));
+    write_bundle(request.dump / item.slug(), trace, bundle_settings(item, policy_of(item)));
   return trace;
 }
 

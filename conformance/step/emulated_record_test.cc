@@ -64,7 +64,7 @@ TEST_P(EmulatedRecord, ConformsToThePlainReference) {
 
   const Trace emulated = emulate(item, arithmetic_of(item), {&plain});
 
-  EXPECT_THAT(emulated, conforms_to(plain, judge_options(item)));
+  EXPECT_THAT(emulated, conforms_to(plain, policy_of(item)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, EmulatedRecord, ::testing::ValuesIn(plain_cases()), case_name);
@@ -77,7 +77,7 @@ TEST(ArithmeticRecord, ThatSumsInsteadOfAveragingDivergesFromThePlainReference) 
 
   const Trace emulated = emulate(item, wrong, {&plain});
 
-  EXPECT_THAT(emulated, Not(conforms_to(plain, judge_options(item))));
+  EXPECT_THAT(emulated, Not(conforms_to(plain, policy_of(item))));
 }
 
 TEST(ArithmeticRecord, SaysWhatIsCutAndInWhichOrderGradientsMeet) {

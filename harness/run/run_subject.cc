@@ -35,8 +35,9 @@ Trace record(const SubjectRun& run, const Reference* reference, Keep keep) {
     recording.mesh = run.mesh;
     recording.rank = rank.rank();
     recording.reference = reference;
-    recording.coarsest = run.coarsest;
-    recording.mask_small_gradients = run.mask_small_gradients && reference != nullptr;
+    recording.policy.coarsest = run.coarsest;
+    recording.policy.mask = run.mask_small_gradients;
+    recording.purpose = keep == Keep::kNothing ? RunPurpose::kResponse : RunPurpose::kJudged;
     recording.keep = keep;
     recording.arena = arenas[static_cast<std::size_t>(rank.rank())];
     Recorder recorder(std::move(recording));

@@ -28,7 +28,7 @@ struct SubjectRun {
   /// The micro-batches of one rank in one step; called on the rank.
   std::function<std::vector<Batch>(int rank, int step)> batches;
   int steps = 1;
-  /// The coarsest dtype on any tensor's path; give JudgeOptions::coarsest the same
+  /// The coarsest dtype on any tensor's path; give JudgePolicy::coarsest the same
   Dtype coarsest = Dtype::kFloat32;
   /// For optimizers whose step is a sign where the gradient is noise (Adam): parameters after a
   /// step are compared where the gradient is above its response. The same in reference, responses
@@ -51,7 +51,7 @@ struct SubjectRun {
 
 /// Runs `perturbed` (the plain run with weights moved by one ulp, say) and widens the reference's
 /// responses by it. Without any response a run must equal the reference bit by bit, or
-/// JudgeOptions::rtol must be given.
+/// JudgePolicy::rtol must be given.
 void add_response(Reference& reference, const SubjectRun& perturbed);
 
 /// The run to be judged: each rank compares what it records with the reference on the spot.

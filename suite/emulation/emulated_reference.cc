@@ -20,13 +20,13 @@
 #include "subjects/checkpoint/checkpoint.h"
 #include "suite/emulation/emulated_rank.h"
 #include "suite/emulation/emulated_reduction.h"
+#include "suite/reference/policy.h"
 #include "suite/reference/reference.h"
 
 namespace isoshard {
 namespace {
 
-RecorderOptions recording_of(const Case& c, const Arithmetic& arithmetic,
-                             const EmulationOptions& options, const Arenas& arenas,
+RecorderOptions recording_of(const Case& c, const EmulationOptions& options, const Arenas& arenas,
                              const std::shared_ptr<ReplicaBytes>& replica_bytes, int rank) {
   RecorderOptions recording;
   recording.mesh = c.mesh();
@@ -35,10 +35,7 @@ RecorderOptions recording_of(const Case& c, const Arithmetic& arithmetic,
   recording.keep = options.keep;
   recording.arena = arenas[static_cast<std::size_t>(rank)];
   recording.replica_bytes = replica_bytes;
-  recording.coarsest =
-      arithmetic.products.has_value() ? arithmetic.products->dtype : arithmetic.dtype;
-  recording.mask_small_gradients = options.compare_with != nullptr &&
-                                   c.settings.optimizer.kind == OptimizerSettings::Kind::kAdamW;
+  recording.policy = policy_of(c);
   return recording;
 }
 
@@ -93,8 +90,8 @@ void emulate_all(const Case& c, const CaseData& data, const Arithmetic& arithmet
   const auto replica_bytes = std::make_shared<ReplicaBytes>();
   std::vector<std::unique_ptr<Recorder>> recorders;
   for (int rank = 0; rank < c.world_size(); ++rank) {
-    recorders.push_back(std::make_unique<Recorder>(
-        recording_of(c, arithmetic, options, arenas, replica_bytes, rank)));
+    recorders.push_back(
+        std::make_unique<Recorder>(recording_of(c, options, arenas, replica_bytes, rank)));
   }
   process.set_phase("emulated ranks");
   world.run(arithmetic.num_threads, [&](int rank) {

@@ -18,8 +18,6 @@
 namespace isoshard {
 namespace {
 
-constexpr double kResponsesAllowed = 3;
-
 RecorderOptions recorder_options(const Case& item, const Reference& reference,
                                  const RunOptions& options, int rank,
                                  std::shared_ptr<Arena> arena) {
@@ -30,12 +28,7 @@ RecorderOptions recorder_options(const Case& item, const Reference& reference,
   recording.keep = options.keep;
   recording.arena = std::move(arena);
   if (options.mutation) recording.mutation = options.mutation(rank);
-  // Against a reference without responses everything must be equal: nothing is masked.
-  recording.mask_small_gradients =
-      options.compare && item.settings.optimizer.kind == OptimizerSettings::Kind::kAdamW &&
-      reference.response_runs() > 0;
-  recording.k = kResponsesAllowed;
-  recording.coarsest = item.coarsest_dtype();
+  recording.policy = policy_of(item);
   return recording;
 }
 
@@ -116,26 +109,6 @@ Trace run_case(const Case& item, const Reference& reference, const RunOptions& o
     rank.post_result(recorder.finish().serialize());
   });
   return trace_of_world({item.subject, item.slug(), item.mesh(), {}}, report, arenas);
-}
-
-JudgeOptions judge_options(const Case& item) {
-  JudgeOptions options;
-  options.k = kResponsesAllowed;
-  if (is_lattice(item)) options.level = Level::kExact;
-  options.activation_grad_scale = item.subject == "reference" ? 1 : item.degrees.dp;
-  options.coarsest = item.coarsest_dtype();
-  options.max_grad_norm = item.settings.max_grad_norm;
-  for (const ParameterSpec& spec : make_model(item.config, item.attention)->parameters()) {
-    // the embedding's and the head's
-    if (spec.param_class == ParamClass::kTied) options.num_names[spec.name] = 2;
-  }
-  return options;
-}
-
-JudgeOptions exact_options(const Case& item) {
-  JudgeOptions options = judge_options(item);
-  options.level = Level::kExact;
-  return options;
 }
 
 }  // namespace isoshard

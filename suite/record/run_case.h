@@ -9,9 +9,9 @@
 #include "fixtures/cases/resumed_case.h"
 #include "fixtures/inputs/inputs.h"
 #include "harness/trace/recorder.h"
-#include "harness/verdict/verdict.h"
 #include "harness/world/forked/forked_world.h"
 #include "suite/record/registry.h"
+#include "suite/reference/policy.h"
 
 namespace isoshard {
 
@@ -61,11 +61,5 @@ void run_steps(const Case& item, const CaseData& data, const RunOptions& options
 ///          unknown subject; FileError as require_usable_checkpoint.
 [[nodiscard]] Trace run_case(const Case& item, const Reference& reference,
                              const RunOptions& options = {});
-
-/// The judge's options that follow from the case: dtype, declared gradient scale, level exact for a
-/// lattice model, and what a diagnosis should know.
-[[nodiscard]] JudgeOptions judge_options(const Case& item);
-/// The same with no tolerance for anything: against an emulated reference.
-[[nodiscard]] JudgeOptions exact_options(const Case& item);
 
 }  // namespace isoshard

@@ -9,6 +9,7 @@
 
 #include "core/mesh/mesh.h"
 #include "subjects/optim/wrapped_optimizer.h"
+#include "suite/reference/policy.h"
 
 namespace isoshard {
 namespace {
@@ -187,8 +188,7 @@ std::unique_ptr<Trainer> begun(const Case& c, const PlainRun& run,
 
 void run_plain(const Case& c, const PlainRun& run, RecorderOptions recording, Rank& rank) {
   recording.mesh = world_of_one();
-  recording.coarsest = c.coarsest_dtype();
-  recording.mask_small_gradients = c.settings.optimizer.kind == OptimizerSettings::Kind::kAdamW;
+  recording.policy = policy_of(c);
   Recorder recorder(std::move(recording));
   const std::unique_ptr<Sink> between = run.between ? run.between(recorder) : nullptr;
   Sink* const sink = between == nullptr ? static_cast<Sink*>(&recorder) : between.get();

@@ -38,6 +38,7 @@ ForkedWorld response_world(const Case& c, PlainRun run, std::string_view name,
   return ForkedWorld(std::move(options), [&c, &reference, run = std::move(run)](Rank& rank) {
     RecorderOptions recording;
     recording.reference = &reference;
+    recording.purpose = RunPurpose::kResponse;
     run_plain(c, run, std::move(recording), rank);
   });
 }

@@ -122,6 +122,7 @@ std::map<RecordKey, Response> movement(const Case& c,
   const WorldReport report = run_forked(std::move(world), [&](Rank& rank) {
     RecorderOptions recording;
     recording.reference = &reference;
+    recording.purpose = RunPurpose::kResponse;
     run_plain(c, variant(data), std::move(recording), rank);
   });
   reference.add_variant(

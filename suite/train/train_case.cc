@@ -171,7 +171,7 @@ Curve empty_curve(const Case& item, const TrainOptions& options) {
   curve.mesh = {{"dp", is_reference(item) ? 1 : item.degrees.dp},
                 {"tp", is_reference(item) ? 1 : item.degrees.tp}};
   curve.settings =
-      nlohmann::json::parse(bundle_settings(item, judge_options(item))).at("training").dump();
+      nlohmann::json::parse(bundle_settings(item, policy_of(item))).at("training").dump();
   curve.fingerprint = {
       {"libtorch", TORCH_VERSION},
       {"reduction_order", std::string(name_of(options.run.order.value_or(item.reduction_order)))}};

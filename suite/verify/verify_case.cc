@@ -163,14 +163,14 @@ Verdict CaseJudge::exact(const Case& item, Trace emulated) {
   const Reference reference = reference_of_emulated(emulated);
   emulated = Trace();  // its memory is free for the subject
   if (hooks_.on_emulated) hooks_.on_emulated(item, reference);
-  return judge(reference, hooks_.run(item, reference, RunDetail::kComparison), exact_options(item));
+  return judge(reference, hooks_.run(item, reference, RunDetail::kComparison),
+               exact_policy_of(item));
 }
 
 CaseJudgement CaseJudge::against_plain(const Case& item) {
   const Reference& reference = plain(item, kAllResponses);
-  return {
-      judge(reference, hooks_.run(item, reference, RunDetail::kComparison), judge_options(item)),
-      ReferenceKind::kPlain};
+  return {judge(reference, hooks_.run(item, reference, RunDetail::kComparison), policy_of(item)),
+          ReferenceKind::kPlain};
 }
 
 CaseJudgement CaseJudge::against_emulated(const Case& item) {
@@ -184,7 +184,7 @@ std::pair<Verdict, Trace> CaseJudge::on_record(const Case& item, const Arithmeti
     RunningEmulation running(item, arithmetic, {.compare_with = &reference, .keep = keep});
     beside();
     Trace emulated = emulation_of(running);
-    Verdict verdict = judge(reference, emulated, judge_options(item));
+    Verdict verdict = judge(reference, emulated, policy_of(item));
     verdict.subject = item.subject;
     return std::pair(std::move(verdict), std::move(emulated));
   };
