@@ -5,18 +5,18 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
-#include <cstring>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "core/base/error.h"
 #include "fixtures/inputs/inputs.h"
 #include "harness/trace/assembled.h"
-#include "harness/trace/recorder.h"
 #include "harness/verdict/equal_runs.h"
+#include "harness/world/forked/forked_world.h"
 #include "subjects/checkpoint/checkpoint.h"
 #include "suite/emulation/emulated_rank.h"
 #include "suite/emulation/emulated_reduction.h"
@@ -25,19 +25,6 @@
 
 namespace isoshard {
 namespace {
-
-RecorderOptions recording_of(const Case& c, const EmulationOptions& options, const Arenas& arenas,
-                             const std::shared_ptr<ReplicaBytes>& replica_bytes, int rank) {
-  RecorderOptions recording;
-  recording.mesh = c.mesh();
-  recording.rank = rank;
-  recording.reference = options.compare_with;
-  recording.keep = options.keep;
-  recording.arena = arenas[static_cast<std::size_t>(rank)];
-  recording.replica_bytes = replica_bytes;
-  recording.policy = policy_of(c);
-  return recording;
-}
 
 // Each parameter is read once and whole; ranks cut their parts out of it.
 std::map<std::string, at::Tensor, std::less<>> read_whole(const std::vector<ParameterSpec>& specs,
@@ -51,33 +38,8 @@ std::map<std::string, at::Tensor, std::less<>> read_whole(const std::vector<Para
   return whole;
 }
 
-// The traces of all ranks, one after the other: size, then bytes.
-void append(std::vector<std::byte>& message, const std::vector<std::byte>& trace) {
-  const auto size = static_cast<std::uint64_t>(trace.size());
-  const auto* bytes = reinterpret_cast<const std::byte*>(&size);
-  message.insert(message.end(), bytes, bytes + sizeof size);
-  message.insert(message.end(), trace.begin(), trace.end());
-}
-
-std::vector<RankTrace> traces_in(std::span<const std::byte> message) {
-  std::vector<RankTrace> traces;
-  while (!message.empty()) {
-    std::uint64_t size = 0;
-    if (message.size() < sizeof size)
-      throw InfrastructureError("the emulator's message ends within a size");
-    std::memcpy(&size, message.data(), sizeof size);
-    message = message.subspan(sizeof size);
-    if (message.size() < size)
-      throw InfrastructureError(
-          fmt::format("the emulator's message ends {} bytes early", size - message.size()));
-    traces.push_back(RankTrace::deserialize(message.first(size)));
-    message = message.subspan(size);
-  }
-  return traces;
-}
-
-void emulate_all(const Case& c, const CaseData& data, const Arithmetic& arithmetic,
-                 const EmulationOptions& options, const Arenas& arenas, Rank& process) {
+void emulate_all(const Case& c, const CaseData& data, const Arithmetic& arithmetic, Rank& process,
+                 std::span<Sink* const> sinks) {
   process.set_phase("setup");
   const std::unique_ptr<Model> model = make_model(c.config, c.attention);
   const std::vector<ParameterSpec> specs = model->parameters();
@@ -87,61 +49,48 @@ void emulate_all(const Case& c, const CaseData& data, const Arithmetic& arithmet
   const EmulatedRun run{
       c, arithmetic, data, *model, specs, whole, resumed.has_value() ? &*resumed : nullptr};
   EmulatedWorld world(arithmetic.dp, arithmetic.tp);
-  const auto replica_bytes = std::make_shared<ReplicaBytes>();
-  std::vector<std::unique_ptr<Recorder>> recorders;
-  for (int rank = 0; rank < c.world_size(); ++rank) {
-    recorders.push_back(
-        std::make_unique<Recorder>(recording_of(c, options, arenas, replica_bytes, rank)));
-  }
   process.set_phase("emulated ranks");
   world.run(arithmetic.num_threads, [&](int rank) {
-    EmulatedRank emulated(run, world, rank, *recorders[static_cast<std::size_t>(rank)]);
+    EmulatedRank emulated(run, world, rank, *sinks[static_cast<std::size_t>(rank)]);
     emulated.setup();
     for (int step = c.first_step(); step < c.steps; ++step) emulated.train_step(step);
   });
-  process.set_phase("handing over the traces");
-  std::vector<std::byte> message;
-  for (const auto& recorder : recorders) append(message, recorder->finish().serialize());
-  process.post_result(message);
 }
 
-// One for all ranks, whose copies are kept once.
-Arenas shared_arena(const Case& c, const Arithmetic& arithmetic) {
+RunSpec emulation_spec(const Case& c, const Arithmetic& arithmetic,
+                       std::chrono::milliseconds deadline) {
   c.validate();
   if (arithmetic.dp != c.degrees.dp || arithmetic.tp != c.degrees.tp) {
     throw UsageError(fmt::format("a record for dp {} x tp {} cannot emulate {}", arithmetic.dp,
                                  arithmetic.tp, c.slug()));
   }
-  const auto num_ranks = static_cast<std::size_t>(c.world_size());
-  return Arenas(num_ranks, std::make_shared<Arena>(trace_capacity(c) * num_ranks, "emulated"));
-}
-
-ForkedWorld emulating_world(const Case& c, const Arithmetic& arithmetic,
-                            const EmulationOptions& options, const Arenas& arenas) {
-  const CaseData data(c);
-  WorldOptions world;
-  world.name = c.slug() + "_emulated";
-  world.deadline = options.deadline;
-  // References are to the process's own copies, from the fork on.
-  return ForkedWorld(std::move(world), [&](Rank& process) {
-    emulate_all(c, data, arithmetic, options, arenas, process);
-  });
+  RunSpec spec;
+  spec.name = c.slug() + "_emulated";
+  spec.subject = "emulated " + c.subject;
+  spec.mesh = c.mesh();
+  spec.policy = policy_of(c);
+  spec.trace_bytes = trace_capacity(c);
+  spec.deadline = deadline;
+  spec.body_of_all = [&c, &arithmetic, data = std::make_shared<const CaseData>(c)](
+                         Rank& process, std::span<Sink* const> sinks) {
+    emulate_all(c, *data, arithmetic, process, sinks);
+  };
+  return spec;
 }
 
 }  // namespace
 
+// References are to the process's own copies, from the fork on.
 RunningEmulation::RunningEmulation(const Case& c, const Arithmetic& arithmetic,
                                    const EmulationOptions& options)
-    : trace_{"emulated " + c.subject, c.slug(), c.mesh(), {}},
-      arenas_(shared_arena(c, arithmetic)),
-      world_(emulating_world(c, arithmetic, options, arenas_)) {}
+    : slug_(c.slug()),
+      run_(forked_launcher(), emulation_spec(c, arithmetic, options.deadline),
+           {.reference = options.compare_with, .keep = options.keep}) {}
 
 Trace RunningEmulation::wait() {
-  const WorldReport report = world_.wait();
-  require_ok(report);
-  trace_.ranks = traces_in(report.ranks.at(0).result);
-  hand_over(arenas_, trace_);
-  return std::move(trace_);
+  Trace trace = run_.wait();
+  trace.case_slug = slug_;
+  return trace;
 }
 
 Trace emulate(const Case& c, const Arithmetic& arithmetic, const EmulationOptions& options) {

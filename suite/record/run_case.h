@@ -4,11 +4,12 @@
 #include <chrono>
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "fixtures/cases/case.h"
 #include "fixtures/cases/resumed_case.h"
 #include "fixtures/inputs/inputs.h"
-#include "harness/trace/recorder.h"
+#include "harness/run/record.h"
 #include "harness/world/forked/forked_world.h"
 #include "suite/record/registry.h"
 #include "suite/reference/policy.h"
@@ -27,6 +28,8 @@ struct RunOptions {
   std::optional<ReductionOrder> order = {};            ///< another one than the case's
   CommDecorator decorate = {};                         ///< a fault on the communicator
   std::function<TapMutation(int rank)> mutation = {};  ///< a fault at the taps
+  /// See what passes at the taps, after the fault
+  std::vector<std::function<TapObserver(int rank)>> observers = {};
   /// Faulty test doubles of the subject's seams
   SubjectEdits edits = {};
   BatchEdit batches = {};         ///< faulty batches or labels
@@ -53,8 +56,11 @@ void run_step(Subject& subject, const Case& item, const CaseData& data, const Ru
 void run_steps(const Case& item, const CaseData& data, const RunOptions& options, Sink& sink,
                Rank& rank, const std::function<bool(int step)>& after_step = {});
 
-/// Forks item.world_size() ranks, and trains up to item.steps steps of item.subject with a Recorder
-/// on each.
+/// The run of the case, but for what its ranks do.
+[[nodiscard]] RunSpec run_spec_of(const Case& item, const RunOptions& options);
+
+/// Starts item.world_size() ranks, and trains up to item.steps steps of item.subject with a
+/// Recorder on each.
 ///
 /// Ranks    called by the controller.
 /// Errors   InfrastructureError if a rank fails (WorldReport::describe()); UsageError for an
