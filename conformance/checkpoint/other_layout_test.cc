@@ -81,7 +81,7 @@ void expect_goes_on_from(const Trace& saved, const Case& item, int least) {
 
   EXPECT_GT(compared_states(saved, state, kStepsSaved - 1), least);
   const Reference& reference = reference_of(item);
-  EXPECT_THAT(run_case(item, reference), conforms_to(reference, judge_options(item)));
+  EXPECT_THAT(run_case(item, reference), conforms_to(reference, policy_of(item)));
 }
 
 class CheckpointOtherLayout : public ::testing::TestWithParam<Target> {

@@ -53,7 +53,7 @@ class BundleVerdict : public ::testing::TestWithParam<Written> {
     const FaultProbe probe;
     if (!fault.empty()) options = with_fault(options, find_fault(fault), item, probe);
     const Trace trace = run_case(item, reference, options);
-    const JudgeOptions judging = judge_options(item);
+    const JudgePolicy judging = policy_of(item);
     write_bundle(folder_ / "reference", reference, bundle_settings(item, judging));
     write_bundle(folder_ / "actual", trace, bundle_settings(item, judging));
     return judge(reference, trace, judging);
@@ -93,7 +93,7 @@ TEST_F(BundleSettings, ThatDifferAreNamedAndRefusedUnlessAllowed) {
   (void)run_and_write(item, "");
   const Reference reference = reference_of(item);
   write_bundle(folder_ / "other", run_case(other, reference, {.keep = Keep::kEverything}),
-               bundle_settings(other, judge_options(other)));
+               bundle_settings(other, policy_of(other)));
 
   EXPECT_THAT([&] { (void)compare_bundles(folder_ / "reference", folder_ / "other", {}); },
               ThrowsMessage<UsageError>(HasSubstr("max_grad_norm: reference 1.0, actual 0.25")));
@@ -104,7 +104,7 @@ TEST_F(BundleSettings, ThatDifferAreNamedAndRefusedUnlessAllowed) {
 }
 
 TEST_F(BundleSettings, OfSubjectAndTpDoNotMatter) {
-  const auto settings = [](const Case& item) { return bundle_settings(item, judge_options(item)); };
+  const auto settings = [](const Case& item) { return bundle_settings(item, policy_of(item)); };
 
   EXPECT_EQ(settings(step_case("ddp", {.dp = 2})),
             settings(step_case("autotp", {.dp = 2, .tp = 3})));

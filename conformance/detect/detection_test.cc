@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 
 Verdict verdict_of(const Case& item, const RunOptions& options) {
   const Reference& reference = reference_of(item);
-  return judge(reference, run_case(item, reference, options), judge_options(item));
+  return judge(reference, run_case(item, reference, options), policy_of(item));
 }
 
 std::string first_of(const Verdict& verdict) {
@@ -147,7 +147,7 @@ TEST(BenignVariationControl, FusedRoundingIsAlarmedWhereEqualityIsDeclared) {
   const Case item = miss.smallest_case();
   const Reference& reference = reference_of(item);
   const FaultProbe probe;
-  JudgeOptions options = judge_options(item);
+  JudgePolicy options = policy_of(item);
   options.level = Level::kExact;
 
   const Verdict verdict =
@@ -171,7 +171,7 @@ TEST(RaceDetection, TwentyRunsOfARaceAreNotRepeatable) {
     const bool is_lost = (philox4x32({run, 0, 0, 0}, {0, 0})[0] & 1) != 0;
     const Trace trace =
         run_case(item, reference, is_lost ? with_fault({}, fault, item, probe) : RunOptions{});
-    const bool alarm = judge(reference, trace, judge_options(item)).status == Status::kDiverges;
+    const bool alarm = judge(reference, trace, policy_of(item)).status == Status::kDiverges;
     EXPECT_EQ(alarm, is_lost) << "run " << run;
     alarms += static_cast<int>(alarm);
     const RunEquality equality = equality_of(first, trace);

@@ -27,7 +27,7 @@ Outcome outcome_of(const Fault& fault, const Case& item) {
   const FaultProbe probe;
   const Reference& reference = reference_of(item);
   Verdict verdict = judge(reference, run_case(item, reference, with_fault({}, fault, item, probe)),
-                          judge_options(item));
+                          policy_of(item));
   return {std::move(verdict), probe.count()};
 }
 

@@ -27,7 +27,7 @@ std::vector<std::string> faults_of(std::string_view subject) {
 
 Verdict verdict_of(const Case& item, const RunOptions& options) {
   const Reference& reference = reference_of(item);
-  return judge(reference, run_case(item, reference, options), judge_options(item));
+  return judge(reference, run_case(item, reference, options), policy_of(item));
 }
 
 /// The fault's smallest case with another subject.

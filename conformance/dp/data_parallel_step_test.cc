@@ -81,7 +81,7 @@ TEST_P(DataParallelStep, MatchesSingleProcess) {
   const Trace actual = run_case(item, reference);
 
   ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.degrees.dp);
-  EXPECT_THAT(actual, conforms_to(reference, judge_options(item)));
+  EXPECT_THAT(actual, conforms_to(reference, policy_of(item)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, DataParallelStep, ::testing::ValuesIn(step_cases()), case_name);
@@ -190,7 +190,7 @@ TEST(DataParallelRanks, ThatAverageTheirOwnMeansDivergeFromTheGlobalMean) {
 
   const Trace trace = run_case(faulty, reference);
 
-  EXPECT_THAT(trace, ::testing::Not(conforms_to(reference, judge_options(requested))));
+  EXPECT_THAT(trace, ::testing::Not(conforms_to(reference, policy_of(requested))));
 }
 
 TEST(DataParallelRanks, AreRefusedWithTheNumbersThatDoNotFit) {

@@ -68,7 +68,7 @@ TEST_F(DataSplit, RanksTakeTheContractsIdsAndTheStepConforms) {
   const Trace trace = run_case(shuffled, reference, options);
 
   ASSERT_EQ(trace.ranks.size(), 6U);
-  EXPECT_THAT(trace, conforms_to(reference, judge_options(shuffled)));
+  EXPECT_THAT(trace, conforms_to(reference, policy_of(shuffled)));
   const EpochSampler sampler(
       {.num_samples = kSequences, .dp_degree = 3, .batch_size = 2, .shuffle = true});
   Ids epoch;
@@ -109,7 +109,7 @@ TEST_F(DataSplit, TheSameSamplesOnEveryDpRankAreSeenInTheIds) {
   };
 
   const Trace trace = run_case(three, reference, options);
-  const Verdict verdict = judge(reference, trace, judge_options(three));
+  const Verdict verdict = judge(reference, trace, policy_of(three));
 
   ASSERT_EQ(verdict.status, Status::kDiverges);
   ASSERT_FALSE(verdict.findings.empty());

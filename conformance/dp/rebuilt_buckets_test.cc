@@ -63,7 +63,7 @@ TEST(RebuiltBuckets, ASpecWithoutRebuildingIsSeen) {
   fixed.data.buckets.rebuilt.reset();
   const Reference reference = make_emulated_reference(item, fixed);
 
-  const Verdict verdict = judge(reference, run_case(item, reference), exact_options(item));
+  const Verdict verdict = judge(reference, run_case(item, reference), exact_policy_of(item));
 
   ASSERT_EQ(verdict.status, Status::kDiverges);
   EXPECT_EQ(verdict.findings.front().key.step, 1);

@@ -28,7 +28,7 @@ TEST(FsdpNumerics, SaysWhatLogitsAreRoundedTo) {
   unrounded.precision.logits_dtype.reset();
   const Reference reference = make_emulated_reference(item, unrounded);
 
-  const Verdict verdict = judge(reference, run_case(item, reference), exact_options(item));
+  const Verdict verdict = judge(reference, run_case(item, reference), exact_policy_of(item));
 
   ASSERT_EQ(verdict.status, Status::kDiverges);
   EXPECT_EQ(verdict.findings.front().key.name, "loss_per_dp_rank");

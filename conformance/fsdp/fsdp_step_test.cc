@@ -53,7 +53,7 @@ TEST_P(FsdpStep, MatchesSingleProcess) {
   const Trace actual = run_case(item, reference);
 
   ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.degrees.dp * item.degrees.tp);
-  EXPECT_THAT(actual, conforms_to(reference, judge_options(item)));
+  EXPECT_THAT(actual, conforms_to(reference, policy_of(item)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, FsdpStep, ::testing::ValuesIn(step_cases()), case_name);

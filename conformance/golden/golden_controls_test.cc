@@ -130,7 +130,7 @@ TEST_F(GoldenControls, DriftIsWhatTheJudgeAllows) {
   options.responses = 3;
   const Reference reference = make_reference(step.item, options);
   const Verdict verdict =
-      judge(reference, run_case(step.item, reference, {}), judge_options(step.item));
+      judge(reference, run_case(step.item, reference, {}), policy_of(step.item));
   const Golden of_step = GoldenRecorder().record(step);
   ASSERT_EQ(of_step.lines.size(), verdict.tensors.size());
   int with_norm = 0;

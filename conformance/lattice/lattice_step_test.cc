@@ -96,7 +96,7 @@ class LatticeStep : public ::testing::TestWithParam<LatticeRun> {
     const Reference& reference = reference_of(run.item);
 
     const Trace actual = run_case(run.item, reference, options);
-    const Verdict verdict = judge(reference, actual, judge_options(run.item));
+    const Verdict verdict = judge(reference, actual, policy_of(run.item));
 
     ASSERT_EQ(static_cast<int>(actual.ranks.size()), world_size);
     EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
@@ -139,7 +139,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, LatticeWorld6, ::testing::ValuesIn(runs_on(6)), 
 
 Verdict verdict_of(const Case& item, const RunOptions& options) {
   const Reference& reference = reference_of(item);
-  return judge(reference, run_case(item, reference, options), judge_options(item));
+  return judge(reference, run_case(item, reference, options), policy_of(item));
 }
 
 // Turns the sign of one non-zero entry of one parameter, on one rank only.

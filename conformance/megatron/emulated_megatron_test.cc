@@ -102,7 +102,7 @@ TEST_P(MegatronNumerics, ConformsToThePlainReference) {
 
   const Trace emulated = emulate(item, numerics_of(item), {&plain});
 
-  EXPECT_THAT(emulated, conforms_to(plain, judge_options(item)));
+  EXPECT_THAT(emulated, conforms_to(plain, policy_of(item)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, MegatronNumerics, testing::ValuesIn(plain_cases()), case_name);
@@ -156,7 +156,7 @@ TEST(MegatronRanks, HoldTheirPartOfTheSequenceAndOfEachBucket) {
   const Trace trace = run_case(item, reference_of(item));
 
   ASSERT_EQ(trace.ranks.size(), 6U);
-  EXPECT_THAT(trace, conforms_to(reference_of(item), judge_options(item)));
+  EXPECT_THAT(trace, conforms_to(reference_of(item), policy_of(item)));
   std::int64_t stepped = 0, held = 0;
   for (const Record& record : trace.ranks.front().records) {
     if (record.key.kind == RecordKind::kGrad) stepped += numel_of(record.local_shape);

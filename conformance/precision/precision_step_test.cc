@@ -73,7 +73,7 @@ TEST_P(PrecisionStep, MatchesSingleProcess) {
   const Trace actual = run_case(item, reference);
 
   EXPECT_EQ(static_cast<int>(actual.ranks.size()), item.world_size());
-  EXPECT_THAT(actual, conforms_to(reference, judge_options(item)));
+  EXPECT_THAT(actual, conforms_to(reference, policy_of(item)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, PrecisionStep, ::testing::ValuesIn(precision_cases()), case_name);
@@ -91,7 +91,7 @@ TEST_P(PrecisionSeeds, RaiseNoFalseAlarm) {
       item.seed = static_cast<std::uint64_t>(GetParam());
       const Reference reference = make_reference(item);
 
-      EXPECT_THAT(run_case(item, reference), conforms_to(reference, judge_options(item)))
+      EXPECT_THAT(run_case(item, reference), conforms_to(reference, policy_of(item)))
           << item.slug();
     }
   }
@@ -116,7 +116,7 @@ TEST(PrecisionFaults, OfOneLayerDiverge) {
     };
 
     EXPECT_THAT(run_case(item, reference, skipped),
-                ::testing::Not(conforms_to(reference, judge_options(item))))
+                ::testing::Not(conforms_to(reference, policy_of(item))))
         << item.slug();
     EXPECT_GT(probe.count(), 0);
   }

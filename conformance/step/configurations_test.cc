@@ -77,7 +77,7 @@ void expect_conforming(const Case& item) {
   const Trace actual = run_case(item, reference);
 
   ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.world_size());
-  EXPECT_THAT(actual, conforms_to(reference, judge_options(item)));
+  EXPECT_THAT(actual, conforms_to(reference, policy_of(item)));
 }
 
 TEST_P(Configurations, MatchSingleProcess) {
@@ -95,12 +95,12 @@ TEST_P(ConfigurationsInBf16, AreBitEqualToTheirArithmeticAndRaiseNoAlarm) {
   const Reference& plain = reference_of(item);
   const Reference emulated = make_emulated_reference(item, numerics_of(item));
 
-  const Verdict against_plain = judge(plain, run_case(item, plain), judge_options(item));
+  const Verdict against_plain = judge(plain, run_case(item, plain), policy_of(item));
   const Trace actual = run_case(item, emulated);
 
   ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.world_size());
   EXPECT_NE(against_plain.status, Status::kDiverges) << against_plain.reason;
-  EXPECT_THAT(actual, conforms_to(emulated, exact_options(item)));
+  EXPECT_THAT(actual, conforms_to(emulated, exact_policy_of(item)));
 }
 INSTANTIATE_TEST_SUITE_P(Cases, Configurations,
                          ::testing::ValuesIn(cases({Dtype::kFloat32}, {{.tp = 3}})), case_name);

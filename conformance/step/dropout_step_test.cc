@@ -71,7 +71,7 @@ TEST_P(DropoutStep, HasTheMasksAndTheNumbersOfTheUnshardedRun) {
   const Trace actual = run_case(item, reference);
 
   ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.degrees.dp * item.degrees.tp);
-  EXPECT_THAT(actual, conforms_to(reference, judge_options(item)));
+  EXPECT_THAT(actual, conforms_to(reference, policy_of(item)));
   const std::int64_t per_pass = item.config.model_type == "qwen2" ? 2 : 7;
   EXPECT_EQ(num_masks(actual), per_pass * item.world_size() * item.micro_batches * item.steps);
   EXPECT_EQ(num_masks(reference.trace()), per_pass * item.micro_batches * item.steps);
@@ -112,7 +112,7 @@ TEST(DropoutStepFaults, MasksByTheRanksOwnIndexAreSeenAsMasks) {
   };
 
   const Verdict verdict =
-      judge(reference_of(item), run_case(item, reference_of(item), options), judge_options(item));
+      judge(reference_of(item), run_case(item, reference_of(item), options), policy_of(item));
 
   ASSERT_EQ(verdict.status, Status::kDiverges);
   EXPECT_EQ(verdict.findings.front().stage, Stage::kMasks);
@@ -127,7 +127,7 @@ TEST(DropoutStepFaults, ADropoutThatOneRankLeavesOutIsSeenAsAMissingMask) {
   };
 
   const Verdict verdict =
-      judge(reference_of(item), run_case(item, reference_of(item), options), judge_options(item));
+      judge(reference_of(item), run_case(item, reference_of(item), options), policy_of(item));
 
   ASSERT_EQ(verdict.status, Status::kDiverges);
   EXPECT_EQ(verdict.findings.front().stage, Stage::kMasks);

@@ -199,7 +199,7 @@ TEST_P(EmulatedControls, AWrongSpecIsNotBitEqual) {
   const Reference reference = make_emulated_reference(wrong.item, numerics);
 
   const Trace actual = run_case(wrong.item, reference);
-  const Verdict verdict = judge(reference, actual, exact_options(wrong.item));
+  const Verdict verdict = judge(reference, actual, exact_policy_of(wrong.item));
 
   ASSERT_EQ(verdict.status, Status::kDiverges);
   ASSERT_FALSE(verdict.findings.empty());

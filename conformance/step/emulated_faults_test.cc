@@ -25,7 +25,7 @@ void expect_seen_no_later(const std::string& id) {
   const Reference reference = make_emulated_reference(item, numerics_of(item));
 
   const Trace actual = run_case(item, reference, with_fault({}, fault, item, probe));
-  const Verdict verdict = judge(reference, actual, exact_options(item));
+  const Verdict verdict = judge(reference, actual, exact_policy_of(item));
 
   ASSERT_GT(probe.count(), 0) << "the fault never fired: this test would prove nothing";
   ASSERT_EQ(verdict.status, Status::kDiverges);

@@ -70,7 +70,7 @@ TEST_P(EmulatedNumerics, ConformsToThePlainReference) {
 
   const Trace emulated = emulate(item, numerics_of(item), {&plain});
 
-  EXPECT_THAT(emulated, conforms_to(plain, judge_options(item)));
+  EXPECT_THAT(emulated, conforms_to(plain, policy_of(item)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, EmulatedNumerics, ::testing::ValuesIn(plain_cases()), case_name);
@@ -83,7 +83,7 @@ TEST(DeclaredNumerics, ThatSumsInsteadOfAveragingDivergesFromThePlainReference) 
 
   const Trace emulated = emulate(item, wrong, {&plain});
 
-  EXPECT_THAT(emulated, Not(conforms_to(plain, judge_options(item))));
+  EXPECT_THAT(emulated, Not(conforms_to(plain, policy_of(item))));
 }
 
 TEST(DeclaredNumerics, SaysWhatIsCutAndInWhichOrderGradientsMeet) {

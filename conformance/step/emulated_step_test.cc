@@ -142,7 +142,7 @@ TEST_P(EmulatedOrders, AreBitEqualToTheSubjectAndDifferFromOrdered) {
   const Trace actual = run_case(item, reference);
   const Trace ordered = emulate(in_rank_order, numerics_of(in_rank_order));
 
-  EXPECT_THAT(actual, conforms_to(reference, exact_options(item)));
+  EXPECT_THAT(actual, conforms_to(reference, exact_policy_of(item)));
   EXPECT_EQ(first_difference(emulated, actual), "");
   EXPECT_EQ(first_difference(ordered, actual).empty(), !differs_from_rank_order(item))
       << first_difference(ordered, actual);
@@ -159,8 +159,8 @@ TEST_P(EmulatedLattice, IsBitEqualToTheSubjectAndConformsToThePlainReference) {
 
   const Trace actual = run_case(item, reference);
 
-  EXPECT_THAT(emulated, conforms_to(plain, judge_options(item)));
-  EXPECT_THAT(actual, conforms_to(reference, exact_options(item)));
+  EXPECT_THAT(emulated, conforms_to(plain, policy_of(item)));
+  EXPECT_THAT(actual, conforms_to(reference, exact_policy_of(item)));
   EXPECT_EQ(first_difference(emulated, actual), "");
 }
 

@@ -41,7 +41,7 @@ TEST_P(LearningRateStep, IsBitEqualToItsEmulatedReferenceAndRecordsTheRate) {
 
   const Trace actual = run_case(item, reference);
 
-  EXPECT_THAT(actual, conforms_to(reference, exact_options(item)));
+  EXPECT_THAT(actual, conforms_to(reference, exact_policy_of(item)));
   for (int step = 0; step < item.steps; ++step) {
     const RecordKey key{step, RecordKind::kScalar, "learning_rate", 0};
     EXPECT_EQ(tensor_of(reference.tensor(key)).item<double>(), rate.at(step)) << step;
@@ -77,7 +77,7 @@ TEST(LearningRateStepFaults, AScheduleThatIsOneStepLateIsSeenAtTheRate) {
   };
 
   const Verdict verdict =
-      judge(reference_of(item), run_case(item, reference_of(item), options), judge_options(item));
+      judge(reference_of(item), run_case(item, reference_of(item), options), policy_of(item));
 
   ASSERT_EQ(verdict.status, Status::kDiverges);
   EXPECT_EQ(verdict.findings.front().key.step, 1);

@@ -156,7 +156,7 @@ TEST(LossScaleStep, ConformsToThePlainProcess) {
     item.settings.loss_scale = {Kind::kDynamic, 1024, 2, 0.5, 2};
     const Reference& reference = reference_of(item);
 
-    const Verdict verdict = judge(reference, run_case(item, reference), judge_options(item));
+    const Verdict verdict = judge(reference, run_case(item, reference), policy_of(item));
 
     EXPECT_EQ(verdict.status, Status::kConforms) << item.slug() << ": " << verdict.reason;
     EXPECT_EQ(verdict.skipped, 0);
@@ -171,7 +171,7 @@ TEST(LossScaleStep, SkippedStepsAreJudgedWithoutTheirGradients) {
   item.steps = 2;
   const Reference& reference = reference_of(item);
 
-  const Verdict verdict = judge(reference, run_case(item, reference), judge_options(item));
+  const Verdict verdict = judge(reference, run_case(item, reference), policy_of(item));
 
   ASSERT_TRUE(is_skipped(reference, 0) && is_skipped(reference, 1));
   EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
@@ -235,7 +235,7 @@ TEST(LossScaleStepFaults, AnInfinityOnOneRankIsSkippedByAll) {
         after{0, RecordKind::kParam, "model.norm.weight", 1};
     EXPECT_EQ(rank.find(read)->parts[0].digest, rank.find(after)->parts[0].digest) << rank.rank;
   }
-  const Verdict verdict = judge(reference, actual, judge_options(item));
+  const Verdict verdict = judge(reference, actual, policy_of(item));
   ASSERT_EQ(verdict.status, Status::kDiverges) << "the reference skips nothing";
   EXPECT_EQ(verdict.findings.front().key.name, "found_inf");
 }
@@ -245,7 +245,7 @@ TEST(LossScaleStepFaults, AFlagOfTheOwnRankPartsTheRanks) {
   const Reference& reference = reference_of(item);
 
   const Verdict verdict = judge(
-      reference, run_case(item, reference, with_scaler<FlagOfOwnRank>(item)), judge_options(item));
+      reference, run_case(item, reference, with_scaler<FlagOfOwnRank>(item)), policy_of(item));
 
   ASSERT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
   const Finding& first = verdict.findings.front();
@@ -264,7 +264,7 @@ TEST(LossScaleStepFaults, AScaleThatIsNotTheDeclaredOneIsSeenFirst) {
         std::make_unique<GradScaler>(LossScaleSettings{Kind::kStatic, 4096}, mesh.world());
   };
 
-  const Verdict verdict = judge(reference, run_case(item, reference, options), judge_options(item));
+  const Verdict verdict = judge(reference, run_case(item, reference, options), policy_of(item));
 
   ASSERT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
   EXPECT_EQ(verdict.findings.front().stage, Stage::kStepSettings);
@@ -282,7 +282,7 @@ TEST(LossScaleStepFaults, ALossThatIsNotScaledIsSeenAtTheFirstGradient) {
     };
   };
 
-  const Verdict verdict = judge(reference, run_case(item, reference, options), judge_options(item));
+  const Verdict verdict = judge(reference, run_case(item, reference, options), policy_of(item));
 
   ASSERT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
   EXPECT_EQ(verdict.findings.front().stage, Stage::kActivationGrad);

@@ -125,7 +125,7 @@ TEST_P(TensorParallelStep, MatchesSingleProcess) {
   const Trace actual = run_case(item, reference);
 
   ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.degrees.dp * item.degrees.tp);
-  EXPECT_THAT(actual, conforms_to(reference, judge_options(item)));
+  EXPECT_THAT(actual, conforms_to(reference, policy_of(item)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, TensorParallelStep, ::testing::ValuesIn(step_cases()), case_name);
@@ -222,7 +222,7 @@ TEST(TensorParallelRanks, ThatLoseTheirShareOfAKeyGradientDiverge) {
   };
 
   EXPECT_THAT(run_case(item, reference, options),
-              ::testing::Not(conforms_to(reference, judge_options(item))));
+              ::testing::Not(conforms_to(reference, policy_of(item))));
 }
 
 // A norm over heads is whole on every rank, but a rank's gradient of it holds its own heads only.
@@ -238,7 +238,7 @@ TEST(TensorParallelRanks, ThatKeepTheirOwnNormGradientDiverge) {
     return decorate_with_fault(std::move(inner), lost, FaultProbe());
   };
 
-  const Verdict verdict = judge(reference, run_case(item, reference, options), judge_options(item));
+  const Verdict verdict = judge(reference, run_case(item, reference, options), policy_of(item));
 
   ASSERT_EQ(verdict.status, Status::kDiverges);
   EXPECT_EQ(verdict.findings.front().stage, Stage::kParameterGrad);
@@ -263,7 +263,7 @@ TEST(TensorParallelRanks, RecordTheirSummandsOfRowParallelLayers) {
 
   const Trace trace = run_case(item, reference, kept);
 
-  EXPECT_THAT(trace, conforms_to(reference, judge_options(item)));
+  EXPECT_THAT(trace, conforms_to(reference, policy_of(item)));
   EXPECT_EQ(silent.ranks.at(1).find({0, RecordKind::kActivation, point + ".partial", 0}), nullptr);
   EXPECT_EQ(digest(trace, point), digest(silent, point));
   EXPECT_EQ(digest(trace, "lm_head"), digest(silent, "lm_head"));
@@ -291,7 +291,7 @@ TEST(TensorParallelRanks, ThatEachAddTheRowBiasDiverge) {
     };
   };
 
-  const Verdict verdict = judge(reference, run_case(item, reference, options), judge_options(item));
+  const Verdict verdict = judge(reference, run_case(item, reference, options), policy_of(item));
 
   ASSERT_EQ(verdict.status, Status::kDiverges);
   EXPECT_EQ(verdict.findings.front().key.name, "transformer.h.0.attn.c_proj");
@@ -329,7 +329,7 @@ TEST(TensorParallelRanks, MayBeNumberedWithTpAsTheSlowAxis) {
 
   const Trace trace = run_case(item, reference_of(item));
 
-  EXPECT_THAT(trace, conforms_to(reference_of(item), judge_options(item)));
+  EXPECT_THAT(trace, conforms_to(reference_of(item), policy_of(item)));
   const RecordKey key{0, RecordKind::kParam, "model.layers.0.mlp.up_proj.weight", 0};
   EXPECT_EQ(record_of(trace, 0, key).parts.at(0).box, record_of(trace, 1, key).parts.at(0).box);
   EXPECT_NE(record_of(trace, 0, key).parts.at(0).box, record_of(trace, 2, key).parts.at(0).box);

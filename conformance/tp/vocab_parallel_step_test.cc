@@ -89,7 +89,7 @@ TEST_P(VocabParallelStep, MatchesSingleProcess) {
   const Trace actual = run_case(item, reference);
 
   EXPECT_EQ(static_cast<int>(actual.ranks.size()), item.world_size());
-  EXPECT_THAT(actual, conforms_to(reference, judge_options(item)));
+  EXPECT_THAT(actual, conforms_to(reference, policy_of(item)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, VocabParallelStep, ::testing::ValuesIn(vocab_parallel_cases()),
@@ -132,7 +132,7 @@ TEST(VocabParallelRanks, ThatSkipACollectiveDiverge) {
     };
 
     EXPECT_THAT(run_case(item, reference, options),
-                ::testing::Not(conforms_to(reference, judge_options(item))))
+                ::testing::Not(conforms_to(reference, policy_of(item))))
         << name_of(purpose);
     EXPECT_EQ(probe.count(), 6) << name_of(purpose);
   }

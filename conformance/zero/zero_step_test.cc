@@ -48,7 +48,7 @@ TEST_P(ZeroStep, MatchesSingleProcess) {
   const Trace trace = run_case(item, reference);
 
   ASSERT_EQ(static_cast<int>(trace.ranks.size()), item.degrees.dp * item.degrees.tp);
-  EXPECT_THAT(trace, conforms_to(reference, judge_options(item)));
+  EXPECT_THAT(trace, conforms_to(reference, policy_of(item)));
 }
 
 std::vector<Case> step_cases() {

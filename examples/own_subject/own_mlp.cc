@@ -1,67 +1,60 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A tensor-parallel MLP of one's own, held bit by bit to its own run in one process.
+// A tensor-parallel MLP of one's own, held bit by bit to its own run in one process.
 #include <ATen/ATen.h>
 
+#include <iostream>
+
 #include "core/comm/tensor.h"
-#include "harness/run/run_subject.h"
-#include "harness/testing/matchers.h"
+#include "harness/report/formats/report_formats.h"
+#include "harness/verify/verify_runs.h"
+#include "harness/world/warm_up.h"
 
 using namespace isoshard;
 
-/// y = relu(x U) D, loss = sum(y): U cut by columns, D by rows. Weights and inputs are small
-/// integers, so every sum is exact.
-class Mlp final : public Subject {
- public:
-  Mlp(Rank& rank, Sink& sink, bool sums) : tp_(rank.comm()), sink_(sink), sums_(sums) {}
-  void setup() override { up_ = weight("up", 1), down_ = weight("down", 0); }
+// y = relu(x U) D, loss = sum(y): U is cut by columns, D by rows. All values are small integers.
+struct Mlp final : Subject {
+  Mlp(Rank& rank, Sink& sink) : tp_(rank.comm()), sink_(sink) {}
+  void setup() override { up_ = weight(1), down_ = weight(0); }
   void forward_backward(std::span<const Batch> batches) override {
     const at::Tensor partial = batches[0].tensors.at("x").matmul(up_).relu().matmul(down_);
     at::Tensor sum = partial.detach().clone();
-    if (sums_)
-      all_reduce(tp_, sum, Reduction::kSum, {Purpose::kRowParallelForward, Axis::kTp, {}}).wait();
+    all_reduce(tp_, sum, Reduction::kSum, {Purpose::kRowParallelForward, Axis::kTp, {}}).wait();
     at::Tensor y = partial + (sum - partial).detach();  // the sum forward, identity backward
-    y = tap(&sink_, "mlp", y, 1.0, [] { return replicated({2, 8}); });
-    y.sum().backward();
+    tap(&sink_, "mlp", y, 1.0, [] { return replicated({2, 8}); }).sum().backward();
   }
-  void reduce_gradients() override {
-    sink_.on_record({RecordKind::kGrad, "up", layout(1), 1.0}, up_.grad());
-    sink_.on_record({RecordKind::kGrad, "down", layout(0), 1.0}, down_.grad());
-  }
+  void reduce_gradients() override { record("up", 1, up_.grad()), record("down", 0, down_.grad()); }
   void clip() override {}
   void step() override {}
   void state() override {}
-
- private:
-  [[nodiscard]] static Layout layout(int dim) {
-    return {.global_shape = {8, 8}, .placements = {shard(Axis::kTp, dim)}};
+  void record(const char* name, int dim, const at::Tensor& gradient) {
+    sink_.on_record({RecordKind::kGrad, name, {{8, 8}, {shard(Axis::kTp, dim)}}, 1.0}, gradient);
   }
-  at::Tensor weight(const char* name, int dim) {
+  at::Tensor weight(int dim) const {
     const at::Tensor whole = at::arange(64, at::kFloat).remainder(7).sub(3).view({8, 8});
-    const at::Tensor local =
-        whole.chunk(tp_.size(), dim)[static_cast<std::size_t>(tp_.rank())].clone().requires_grad_(
-            true);
-    sink_.on_record({RecordKind::kParam, name, layout(dim), 1.0}, local.detach());
-    return local;
+    return whole.chunk(tp_.size(), dim)[std::size_t(tp_.rank())].clone().requires_grad_(true);
   }
   Communicator& tp_;
   Sink& sink_;
-  bool sums_;
   at::Tensor up_, down_;
 };
 
-SubjectRun mlp_run(int tp, bool sums = true) {
-  const auto make = [sums](Rank& rank, Sink& sink) {
-    return std::make_unique<Mlp>(rank, sink, sums);
-  };
-  const auto batches = [](int, int) {
-    return std::vector<Batch>{{{{"x", at::arange(16, at::kFloat).view({2, 8})}}, {0, 1}}};
-  };
-  return {.name = "mlp", .mesh = MeshShape({{Axis::kTp, tp}}), .make = make, .batches = batches};
+RunSpec mlp_run(int tp) {
+  RunSpec run{.name = "mlp_tp" + std::to_string(tp), .mesh = MeshShape({{Axis::kTp, tp}})};
+  run.make = [](Rank& rank, Sink& sink) { return std::make_unique<Mlp>(rank, sink); };
+  const Batch batch{{{"x", at::arange(16, at::kFloat).view({2, 8})}}, {0, 1}};
+  run.batches = [batch](int, int) { return std::vector<Batch>{batch}; };
+  run.policy.level = Level::kExact;
+  return run;
 }
 
-TEST(OwnMlp, IsExactAndALostSumIsSeen) {
-  const Reference reference = record_reference(mlp_run(1));
-  EXPECT_THAT(run_subject(mlp_run(4), reference), conforms_to(reference, {.level = Level::kExact}));
-  EXPECT_THAT(run_subject(mlp_run(4, false), reference),
-              Not(conforms_to(reference, {.level = Level::kExact})));
+int main() {
+  make_controller();
+  RunPlan plan{.reference = mlp_run(1), .runs = {mlp_run(2), mlp_run(4)}, .dump = "out"};
+  const Report right = verify_runs(plan);
+  write_report("out", right);  // report.txt and report.json
+  plan.fault = {"lost_sum", skip_calls(Purpose::kRowParallelForward, Axis::kTp)};
+  plan.dump = "out/lost_sum";
+  const Report wrong = verify_runs(plan);
+  std::cout << text_of(right) << text_of(wrong);
+  return right.exit_code == kExitConforms && wrong.exit_code == kExitDiverges ? 0 : 1;
 }

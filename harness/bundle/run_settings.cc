@@ -86,6 +86,14 @@ void read_judging(const json& judging, const std::filesystem::path& origin, RunS
 
 }  // namespace
 
+nlohmann::json judging_json(const JudgePolicy& policy) {
+  return {{"coarsest_dtype", name_of(policy.coarsest)},
+          {"mask_small_gradients", policy.mask},
+          {"activation_grad_scale", policy.activation_grad_scale.value_or(1)},
+          {"max_grad_norm", policy.max_grad_norm},
+          {"num_names", policy.num_names}};
+}
+
 RunSettings parse_run_settings(std::string_view text, const std::filesystem::path& origin) {
   const json parsed = json::parse(text, nullptr, false);
   if (!parsed.is_object()) refuse(origin, "not a JSON object");

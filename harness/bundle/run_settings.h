@@ -13,12 +13,14 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "harness/trace/judge_policy.h"
 
 namespace isoshard {
 
@@ -26,12 +28,15 @@ struct RunSettings {
   /// "optimizer.kind" -> "\"adamw\"": dotted names, values as JSON text. Empty: the run does not
   /// say.
   std::map<std::string, std::string> training;
-  std::optional<Dtype> coarsest_dtype;                ///< as JudgeOptions::coarsest
-  std::optional<bool> mask_small_gradients;           ///< as RecorderOptions
-  std::optional<double> activation_grad_scale;        ///< as JudgeOptions
-  std::optional<double> max_grad_norm;                ///< as JudgeOptions
-  std::map<std::string, int, std::less<>> num_names;  ///< as JudgeOptions
+  std::optional<Dtype> coarsest_dtype;                ///< as JudgePolicy::coarsest
+  std::optional<bool> mask_small_gradients;           ///< as JudgePolicy::mask
+  std::optional<double> activation_grad_scale;        ///< as JudgePolicy
+  std::optional<double> max_grad_norm;                ///< as JudgePolicy
+  std::map<std::string, int, std::less<>> num_names;  ///< as JudgePolicy
 };
+
+/// The part "judging" of the settings of a run.
+[[nodiscard]] nlohmann::json judging_json(const JudgePolicy& policy);
 
 /// Errors   FileError that starts with `origin`: no JSON object, an unknown key of "judging", a
 ///          value of a wrong type or range.

@@ -381,7 +381,7 @@ class Diagnosis {
 
 std::string diagnose(const Reference& reference, const Record& reference_record,
                      const Trace& actual, const std::vector<Held>& held, const TensorResult& result,
-                     const JudgeOptions& options) {
+                     const JudgePolicy& options) {
   return Diagnosis(Evidence(reference, reference_record, actual, held, result, options)).run();
 }
 

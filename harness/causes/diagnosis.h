@@ -43,6 +43,6 @@ namespace isoshard::detail {
 ///   copies differ over AXIS
 [[nodiscard]] std::string diagnose(const Reference& reference, const Record& reference_record,
                                    const Trace& actual, const std::vector<Held>& held,
-                                   const TensorResult& result, const JudgeOptions& options);
+                                   const TensorResult& result, const JudgePolicy& options);
 
 }  // namespace isoshard::detail

@@ -31,7 +31,7 @@ Verdict verdict_of(const at::Tensor& value, RecordKind kind,
   const Trace trace = run(kMesh, &r, [&](Sink& sink, int rank) {
     sink.on_record(site(kind, "t", layout), make(value, rank / 3, rank % 3));
   });
-  JudgeOptions options;
+  JudgePolicy options;
   options.rtol = 1e-6;
   return judge(r, trace, options);
 }
@@ -90,7 +90,7 @@ TEST(Diagnosis, TheSameCauseForEveryGradientIsSaidOnceForAll) {
                      values({8}, i) + (rank < 3 ? 1 : -1) * values({8}, 50 + i));
     }
   });
-  JudgeOptions options;
+  JudgePolicy options;
   options.rtol = 1e-6;
 
   const Verdict verdict = judge(r, trace, options);
@@ -185,7 +185,7 @@ TEST(Diagnosis, AParameterThatWasNotUpdated) {
     });
   };
   const Reference r = reference(body(true));
-  JudgeOptions options;
+  JudgePolicy options;
   options.rtol = 1e-6;
 
   const Verdict verdict = judge(r, run(kMesh, &r, body(false)), options);
@@ -211,7 +211,7 @@ TEST(Diagnosis, TheStepOfRowsThatPaddingFollows) {
     for (const at::Tensor& whole : {before, after})
       sink.on_record(site(RecordKind::kParam, "w", layout_of({5, 4})), whole);
   });
-  JudgeOptions options;
+  JudgePolicy options;
   options.rtol = 1e-6;
 
   const Verdict verdict = judge(r, run(kMesh, &r, body(3)), options);
@@ -238,7 +238,7 @@ TEST(Diagnosis, AValueOfTheStepBefore) {
     });
   };
   const Reference r = reference(body(2));
-  JudgeOptions options;
+  JudgePolicy options;
   options.rtol = 1e-6;
 
   const Verdict verdict = judge(r, run(kMesh, &r, body(1)), options);

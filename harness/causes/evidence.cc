@@ -87,7 +87,7 @@ bool is_near(double a, double b, double relative) noexcept {
 
 Evidence::Evidence(const Reference& reference_in, const Record& wanted_in, const Trace& actual_in,
                    const std::vector<Held>& held_in, const TensorResult& result_in,
-                   const JudgeOptions& options_in)
+                   const JudgePolicy& options_in)
     : reference(reference_in),
       wanted(wanted_in),
       actual(actual_in),

@@ -24,14 +24,14 @@ struct View {
 class Evidence {
  public:
   Evidence(const Reference& reference, const Record& wanted, const Trace& actual,
-           const std::vector<Held>& held, const TensorResult& result, const JudgeOptions& options);
+           const std::vector<Held>& held, const TensorResult& result, const JudgePolicy& options);
 
   const Reference& reference;
   const Record& wanted;  ///< the reference's record
   const Trace& actual;
   const std::vector<Held>& held;
   const TensorResult& result;
-  const JudgeOptions& options;
+  const JudgePolicy& options;
   Values whole;  ///< the reference's value in fp64; undefined for tensors too large to diagnose
   /// Of ranks that kept finite bytes in one box, or in flat ranges: then of a box among them.
   std::vector<View> views;

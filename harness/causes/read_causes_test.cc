@@ -22,7 +22,7 @@ constexpr int kTp = 3;
 std::string diagnosis_of(const Body& right, const Body& wrong) {
   const Reference r = reference(right);
   const Trace trace = run(kMesh, &r, wrong);
-  JudgeOptions options;
+  JudgePolicy options;
   options.rtol = 1e-6;
   const Verdict verdict = judge(r, trace, options);
   EXPECT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
@@ -96,7 +96,7 @@ Body second_step(bool whole, int used, double factor = 1) {
 TEST(ReadCauses, ParametersOfAnEarlierStepAreTold) {
   const Reference right = reference(second_step(true, 1));
   const Trace trace = run(kMesh, &right, second_step(false, 0));
-  JudgeOptions options;
+  JudgePolicy options;
   options.rtol = 1e-6;
 
   const Verdict verdict = judge(right, trace, options);

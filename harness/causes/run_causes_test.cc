@@ -26,7 +26,7 @@ using testing::Not;
 const MeshShape kMesh({{Axis::kDp, 2}, {Axis::kTp, 3}});
 constexpr int kTp = 3;
 
-std::string diagnosis_of(const Body& right, const Body& wrong, JudgeOptions options = {}) {
+std::string diagnosis_of(const Body& right, const Body& wrong, JudgePolicy options = {}) {
   const Reference r = reference(right);
   const Trace trace = run(kMesh, &r, wrong);
   options.rtol = 1e-6;
@@ -130,7 +130,7 @@ TEST(RunCauses, AMeanOfMeansThatIsTheTokenMeanIsNoCause) {
     });
   };
   const Reference r = reference(means_of(2, 6, true));
-  JudgeOptions options;
+  JudgePolicy options;
   options.rtol = 1e-6;
 
   const Verdict verdict = judge(r, run(kMesh, &r, means_of(2.5, 6.25, false)), options);
@@ -271,7 +271,7 @@ Body update(double factor, bool on_tp_rank_1_only = false) {
 }
 
 TEST(RunCauses, AStepOfAnotherSizeIsToldWithItsFactor) {
-  JudgeOptions clipping;
+  JudgePolicy clipping;
   clipping.max_grad_norm = 4.4;
 
   EXPECT_THAT(diagnosis_of(update(1), update(8 / 4.4), clipping),
@@ -371,7 +371,7 @@ TEST(RunCauses, EachShardMayBeTheMeanOfAll) {
 
 TEST(RunCauses, ATiedWeightsNumberOfNamesMayBeTheFactor) {
   const at::Tensor value = values({6, 4}, 1);
-  JudgeOptions tied;
+  JudgePolicy tied;
   tied.num_names["w"] = 5;
 
   EXPECT_THAT(diagnosis_of(gradient_of(value), gradient_of(value * 5), tied),
@@ -425,7 +425,7 @@ TEST(RunCauses, PartsHeldOutOfRankOrderAreNamed) {
           site(RecordKind::kActivation, "l.attn.core", layout_of({4, 8}, {shard(Axis::kTp, 0)})),
           own);
     });
-    JudgeOptions options;
+    JudgePolicy options;
     options.rtol = 1e-6;
     return judge(r, trace, options).findings.at(0).diagnosis;
   };
@@ -457,7 +457,7 @@ TEST(RunCauses, PartsOutOfRankOrderComeBeforeValuesThatLookMoved) {
         site(RecordKind::kActivation, "l.attn.core", layout_of({8, 8}, {shard(Axis::kTp, 0)})),
         own);
   });
-  JudgeOptions options;
+  JudgePolicy options;
   options.rtol = 1e-6;
 
   EXPECT_THAT(judge(r, trace, options).findings.at(0).diagnosis,
@@ -546,7 +546,7 @@ TEST(RunCauses, CopiesOfSomeRanksOfAGroupMayBePartial) {
       sink.on_record(site(RecordKind::kGrad, "w", layout),
                      rank % 2 == 0 ? part : share * own - part);
     });
-    JudgeOptions options;
+    JudgePolicy options;
     options.rtol = 1e-6;
     return judge(r, trace, options).findings.at(0).diagnosis;
   };

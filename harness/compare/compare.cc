@@ -125,7 +125,7 @@ Report compare(const ComparePlan& plan, const CompareObserver& observer) {
     if (observer.on_curve) observer.on_curve(added);
     return report;
   }
-  JudgeOptions options;
+  JudgePolicy options;
   options.rtol = plan.rtol;
   const DifferentSettings different =
       plan.allows_different_settings ? DifferentSettings::kAllowed : DifferentSettings::kRefused;

@@ -134,7 +134,7 @@ class ChangeSegments final : public CollectiveFault {
       last = std::min(last, end);
       if (first >= last || !change_.after) return;
       const Buffer part{call.output.data + (first - begin) * element, last - first,
-                        call.output.dtype};
+                        call.output.dtype, call.output.device, call.output.stream};
       watch(call, part, [&] {
         change_.after(call, {call.input.data + first * element, last - first, call.input.dtype},
                       part);
@@ -302,6 +302,12 @@ Work InterceptedCall::pass() const {
 std::shared_ptr<const CollectiveFault> skip_segments(
     std::function<bool(const CallInfo&, const Segment*)> matches) {
   return std::make_shared<SkipSegments>(std::move(matches));
+}
+
+std::shared_ptr<const CollectiveFault> skip_calls(Purpose purpose, Axis axis) {
+  return skip_segments([purpose, axis](const CallInfo& info, const Segment*) {
+    return info.purpose == purpose && info.axis == axis;
+  });
 }
 
 std::shared_ptr<const CollectiveFault> change_segments(SegmentChange change) {

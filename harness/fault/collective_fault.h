@@ -74,6 +74,9 @@ class CollectiveFault {
 [[nodiscard]] std::shared_ptr<const CollectiveFault> skip_segments(
     std::function<bool(const CallInfo& info, const Segment* segment)> matches);
 
+/// skip_segments of every call of a purpose on an axis.
+[[nodiscard]] std::shared_ptr<const CollectiveFault> skip_calls(Purpose purpose, Axis axis);
+
 /// Changes the chosen segments of an all_reduce (or reduce_scatter): what this rank gives to it, or
 /// what comes out of it. A change that leaves every bit as it was (a factor of 1, a sum over one
 /// rank) does not count as fired.

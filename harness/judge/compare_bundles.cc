@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "core/base/error.h"
 #include "harness/bundle/bundle.h"
 #include "harness/bundle/run_settings.h"
@@ -22,8 +25,7 @@ std::size_t bytes_needed(const RankTrace& rank) {
 }
 
 /// As if the run had been recorded against this reference.
-Trace replayed(const Trace& trace, const Reference& reference, const JudgeOptions& judging,
-               std::optional<bool> mask_small_gradients) {
+Trace replayed(const Trace& trace, const Reference& reference, const JudgePolicy& policy) {
   Trace result{trace.subject, trace.case_slug, trace.mesh, {}};
   for (const RankTrace& rank : trace.ranks) {
     RecordOptions options;
@@ -33,11 +35,7 @@ Trace replayed(const Trace& trace, const Reference& reference, const JudgeOption
     options.keep = Keep::kWhatDiffers;
     options.arena =
         std::make_shared<Arena>(bytes_needed(rank), fmt::format("replay-{}", rank.rank));
-    options.k = judging.k;
-    options.coarsest = judging.coarsest;
-    const auto is_masked = [](const Record& record) { return record.unmasked >= 0; };
-    options.mask_small_gradients = mask_small_gradients.value_or(
-        std::any_of(rank.records.begin(), rank.records.end(), is_masked));
+    options.policy = policy;
     RecordWriter writer(options);
     for (const Record& record : rank.records) {
       writer.begin_step(record.key.step);
@@ -59,13 +57,37 @@ Dtype coarsest_of(const Trace& trace, Dtype coarsest) {
   return coarsest;
 }
 
-Dtype coarsest_of(const Bundle& reference, const RunSettings& reference_settings,
-                  const Bundle& actual, const RunSettings& actual_settings) {
-  const Dtype a =
-      reference_settings.coarsest_dtype.value_or(coarsest_of(reference.trace, Dtype::kFloat64));
-  const Dtype b =
-      actual_settings.coarsest_dtype.value_or(coarsest_of(actual.trace, Dtype::kFloat64));
-  return unit_roundoff(a) > unit_roundoff(b) ? a : b;
+/// One bundle and what it says of its run.
+struct Saved {
+  explicit Saved(const std::filesystem::path& directory)
+      : bundle(read_bundle(directory)),
+        settings(parse_run_settings(bundle.settings, directory / "manifest.json")) {}
+  Bundle bundle;
+  RunSettings settings;
+};
+
+/// What the trusted run says counts, then what the other one says, then what the records show. A
+/// gradient scale is of the judged run: it has its own number of dp ranks.
+JudgePolicy policy_of(const Saved& trusted, const Saved& judged, JudgePolicy policy) {
+  const auto stated = [&](auto member, auto otherwise) {
+    const auto &first = trusted.settings.*member, &second = judged.settings.*member;
+    return first.has_value() ? *first : second.value_or(otherwise);
+  };
+  policy.coarsest = trusted.settings.coarsest_dtype.value_or(coarsest_of(
+      trusted.bundle.trace,
+      judged.settings.coarsest_dtype.value_or(coarsest_of(judged.bundle.trace, Dtype::kFloat64))));
+  const auto is_masked = [](const Record& record) { return record.unmasked >= 0; };
+  policy.mask = stated(&RunSettings::mask_small_gradients,
+                       std::ranges::any_of(judged.bundle.trace.ranks, [&](const RankTrace& rank) {
+                         return std::ranges::any_of(rank.records, is_masked);
+                       }));
+  policy.max_grad_norm = stated(&RunSettings::max_grad_norm, policy.max_grad_norm);
+  const auto& names =
+      trusted.settings.num_names.empty() ? judged.settings.num_names : trusted.settings.num_names;
+  if (!names.empty()) policy.num_names = names;
+  if (judged.settings.activation_grad_scale)
+    policy.activation_grad_scale = judged.settings.activation_grad_scale;
+  return policy;
 }
 
 void refuse_different(const RunSettings& reference, const RunSettings& actual) {
@@ -81,32 +103,22 @@ void refuse_different(const RunSettings& reference, const RunSettings& actual) {
 }  // namespace
 
 Verdict compare_bundles(const std::filesystem::path& reference_directory,
-                        const std::filesystem::path& actual_directory, JudgeOptions options,
+                        const std::filesystem::path& actual_directory, JudgePolicy policy,
                         DifferentSettings different) {
-  Bundle trusted = read_bundle(reference_directory);
-  const Bundle judged = read_bundle(actual_directory);
-  const RunSettings trusted_settings =
-      parse_run_settings(trusted.settings, reference_directory / "manifest.json");
-  const RunSettings judged_settings =
-      parse_run_settings(judged.settings, actual_directory / "manifest.json");
-  if (different == DifferentSettings::kRefused) refuse_different(trusted_settings, judged_settings);
-  options.coarsest = coarsest_of(trusted, trusted_settings, judged, judged_settings);
-  if (judged_settings.activation_grad_scale)
-    options.activation_grad_scale = judged_settings.activation_grad_scale;
-  std::optional<bool> mask = judged_settings.mask_small_gradients
-                                 ? judged_settings.mask_small_gradients
-                                 : trusted_settings.mask_small_gradients;
-
-  Reference reference(trusted.trace.mesh.world_size() == 1 ? std::move(trusted.trace)
-                                                           : assembled(trusted.trace));
-  if (trusted.response_runs > 0) {
-    reference.set_responses(std::move(trusted.responses), trusted.response_runs);
-  } else {
-    // Without responses nothing says which gradients are small, and all must be equal.
-    mask = false;
-    if (!options.rtol.has_value()) options.level = Level::kExact;
+  Saved trusted(reference_directory);
+  const Saved judged(actual_directory);
+  if (different == DifferentSettings::kRefused) refuse_different(trusted.settings, judged.settings);
+  policy = policy_of(trusted, judged, std::move(policy));
+  const int response_runs = trusted.bundle.response_runs;
+  Reference reference(trusted.bundle.trace.mesh.world_size() == 1
+                          ? std::move(trusted.bundle.trace)
+                          : assembled(trusted.bundle.trace));
+  if (response_runs > 0) {
+    reference.set_responses(std::move(trusted.bundle.responses), response_runs);
+  } else if (!policy.rtol.has_value()) {
+    policy.level = Level::kExact;
   }
-  return judge(reference, replayed(judged.trace, reference, options, mask), options);
+  return judge(reference, replayed(judged.bundle.trace, reference, policy), policy);
 }
 
 }  // namespace isoshard

@@ -12,15 +12,16 @@ enum class DifferentSettings : std::uint8_t { kRefused, kAllowed };
 
 /// Judges the run in bundle `actual` against the one in `reference`; a reference of several ranks
 /// is put together first. Without rtol and stored responses every tensor must be equal. What the
-/// bundles' settings say of judging (coarsest dtype, mask, gradient scale) replaces what `options`
-/// say; without it the coarsest dtype is that of the records.
+/// bundles' settings say of judging replaces what `policy` says: the trusted run's word counts
+/// before the judged run's, but for the gradient scale, which is of the judged run. Without it the
+/// coarsest dtype is that of the records.
 ///
 /// Guarantees   the verdict of judge() on the run and the reference that were written, if these
 ///              settings were judged with.
 /// Errors       as read_bundle (harness/bundle/bundle.h); UsageError that names each training
 ///              setting in which the runs differ, unless they may.
 [[nodiscard]] Verdict compare_bundles(const std::filesystem::path& reference,
-                                      const std::filesystem::path& actual, JudgeOptions options,
+                                      const std::filesystem::path& actual, JudgePolicy policy,
                                       DifferentSettings different = DifferentSettings::kRefused);
 
 }  // namespace isoshard

@@ -50,7 +50,7 @@ bool excused(const Layout& layout, const MeshShape& mesh, int rank) {
 
 class Judge {
  public:
-  Judge(const Reference& reference, const Trace& actual, const JudgeOptions& options)
+  Judge(const Reference& reference, const Trace& actual, const JudgePolicy& options)
       : reference_(reference), actual_(actual), options_(options) {
     verdict_.subject = actual.subject;
     verdict_.case_slug = actual.case_slug;
@@ -420,7 +420,7 @@ class Judge {
 
   const Reference& reference_;
   const Trace& actual_;
-  const JudgeOptions& options_;
+  const JudgePolicy& options_;
   Verdict verdict_;
   std::map<RecordKey, std::vector<Held>> held_;
   std::vector<Ordered> findings_;
@@ -430,7 +430,7 @@ class Judge {
 
 }  // namespace
 
-Verdict judge(const Reference& reference, const Trace& actual, const JudgeOptions& options) {
+Verdict judge(const Reference& reference, const Trace& actual, const JudgePolicy& options) {
   return Judge(reference, actual, options).run();
 }
 

@@ -16,6 +16,6 @@ namespace isoshard {
 /// Signed zeros are equal. A NaN on one side is never within any tolerance.
 /// Errors   none for what a run may do wrong: an incomplete, vacuous or divergent run is a verdict.
 [[nodiscard]] Verdict judge(const Reference& reference, const Trace& actual,
-                            const JudgeOptions& options);
+                            const JudgePolicy& options);
 
 }  // namespace isoshard

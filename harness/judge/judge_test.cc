@@ -79,8 +79,8 @@ Trace step_trace(
   });
 }
 
-JudgeOptions options() {
-  JudgeOptions o;
+JudgePolicy options() {
+  JudgePolicy o;
   o.activation_grad_scale = 2;
   return o;
 }
@@ -255,7 +255,7 @@ TEST(Judge, SignedZerosAreEqual) {
                    rank == 1 ? at::tensor({-0.0F, 1.0F}) : at::tensor({0.0F, 1.0F}));
   };
   const Reference r = reference(zeros);
-  JudgeOptions exact;
+  JudgePolicy exact;
   exact.level = Level::kExact;
 
   EXPECT_EQ(judge(r, run(MeshShape({{Axis::kTp, 2}}), &r, zeros), exact).status, Status::kConforms);
@@ -331,7 +331,7 @@ TEST(Judge, PartsThatOverlapOrLeaveAGapDiverge) {
                      values({6}, 1).narrow(0, from, layout.boxes[0].size[0]));
     });
   };
-  JudgeOptions exact;
+  JudgePolicy exact;
   exact.level = Level::kExact;
 
   EXPECT_EQ(judge(r, with_size(3), exact).status, Status::kConforms);
@@ -350,7 +350,7 @@ TEST(Judge, PartialsAreAddedUpBeforeTheyAreCompared) {
                      whole_value * (rank == 0 ? 0.25 : share));
     });
   };
-  JudgeOptions rtol;
+  JudgePolicy rtol;
   rtol.rtol = 1e-12;
 
   EXPECT_EQ(judge(r, with_share(0.75), rtol).status, Status::kConforms);
@@ -369,7 +369,7 @@ TEST(Judge, PartialsOfScaledGradientsAreComparedUnscaled) {
           whole_value * 16 * (rank == 0 ? 0.25 : share));
     });
   };
-  JudgeOptions rtol;
+  JudgePolicy rtol;
   rtol.rtol = 1e-12;
 
   EXPECT_EQ(judge(r, with_share(0.75), rtol).status, Status::kConforms);
@@ -378,7 +378,7 @@ TEST(Judge, PartialsOfScaledGradientsAreComparedUnscaled) {
 
 TEST(Judge, AnotherDeclaredGradientScaleDiverges) {
   const Reference reference = step_reference();
-  JudgeOptions demanded = options();
+  JudgePolicy demanded = options();
   demanded.activation_grad_scale = 1;
 
   const Verdict verdict = judge(reference, step_trace(reference), demanded);

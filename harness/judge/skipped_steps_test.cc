@@ -49,7 +49,7 @@ Body step_of(const Step& s) {
 
 Verdict verdict_of(const Step& expected, const Step& actual, Level level = Level::kPerturbed) {
   const Reference right = reference(step_of(expected));
-  JudgeOptions options;
+  JudgePolicy options;
   options.level = level;
   if (level != Level::kExact) options.rtol = 1e-6;
   options.activation_grad_scale = 1;

@@ -191,10 +191,10 @@ TEST(RecorderMask, ParametersAreJudgedOnlyWhereTheGradientIsAboveItsResponse) {
     });
   };
   // The middle gradient is noise of 1e-6: its sign, and with it the step, flips when weights move.
-  const Reference r = reference(
-      body(1e-6, 0.1), [&](int) { return body(-1e-6, -0.1); }, 3, true);
+  const Reference r =
+      reference(body(1e-6, 0.1), [&](int) { return body(-1e-6, -0.1); }, 3, {.mask = true});
 
-  const Trace trace = run(MeshShape(), &r, body(-1e-6, -0.1), Keep::kWhatDiffers, true);
+  const Trace trace = run(MeshShape(), &r, body(-1e-6, -0.1), Keep::kWhatDiffers, {.mask = true});
 
   const Record& after = trace.ranks[0].records[2];
   EXPECT_EQ(after.unmasked, 2);

@@ -1,73 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// One forked world per run; the ranks' traces put together.
+// Three ways to record a run.
 #include "harness/run/run_subject.h"
 
-#include <fmt/format.h>
-
-#include <utility>
-
-#include "core/base/error.h"
-#include "harness/recorder/recorder.h"
-#include "harness/run/world_trace.h"
-#include "harness/world/forked/forked_world.h"
-
 namespace isoshard {
-namespace {
 
-void check(const SubjectRun& run) {
-  if (!run.make || !run.batches)
-    throw UsageError(fmt::format("{}: a run needs the functions make and batches", run.name));
-  if (run.steps < 1)
-    throw UsageError(
-        fmt::format("{}: the number of steps must be at least 1, got {}", run.name, run.steps));
+Reference record_reference(const RunSpec& plain, Launcher& launcher) {
+  return Reference(record(launcher, plain, {.keep = Keep::kEverything}));
 }
 
-Trace record(const SubjectRun& run, const Reference* reference, Keep keep) {
-  check(run);
-  const int size = run.mesh.world_size();
-  const Arenas arenas = keep == Keep::kNothing ? Arenas(static_cast<std::size_t>(size))
-                                               : make_arenas(size, run.trace_bytes, "rank");
-  WorldOptions options;
-  options.size = size;
-  options.name = run.name;
-  options.deadline = run.deadline;
-  const WorldReport report = run_forked(std::move(options), [&](Rank& rank) {
-    RecorderOptions recording;
-    recording.mesh = run.mesh;
-    recording.rank = rank.rank();
-    recording.reference = reference;
-    recording.coarsest = run.coarsest;
-    recording.mask_small_gradients = run.mask_small_gradients && reference != nullptr;
-    recording.keep = keep;
-    recording.arena = arenas[static_cast<std::size_t>(rank.rank())];
-    Recorder recorder(std::move(recording));
-    rank.set_phase("setup");
-    const std::unique_ptr<Subject> subject = run.make(rank, recorder);
-    recorder.begin_step(0);
-    subject->setup();
-    for (int step = 0; step < run.steps; ++step) {
-      rank.set_phase(fmt::format("step {}", step));
-      if (step > 0) recorder.begin_step(step);
-      subject->train_step(run.batches(rank.rank(), step));
-    }
-    rank.set_phase("handing over the trace");
-    rank.post_result(recorder.finish().serialize());
-  });
-  return trace_of_world({run.name, run.name, run.mesh, {}}, report, arenas);
+void add_response(Reference& reference, const RunSpec& perturbed, Launcher& launcher) {
+  // no run sees the responses of others: it would mask by them, and so depend on their order
+  const Reference bare(reference.trace());
+  reference.add_response(
+      record(launcher, perturbed,
+             {.reference = &bare, .keep = Keep::kNothing, .purpose = RunPurpose::kResponse}));
 }
 
-}  // namespace
-
-Reference record_reference(const SubjectRun& plain) {
-  return Reference(record(plain, nullptr, Keep::kEverything));
-}
-
-void add_response(Reference& reference, const SubjectRun& perturbed) {
-  reference.add_response(record(perturbed, &reference, Keep::kNothing));
-}
-
-Trace run_subject(const SubjectRun& run, const Reference& reference) {
-  return record(run, &reference, Keep::kWhatDiffers);
+Trace run_subject(const RunSpec& run, const Reference& reference, Launcher& launcher) {
+  return record(launcher, run, {.reference = &reference, .keep = Keep::kWhatDiffers});
 }
 
 }  // namespace isoshard

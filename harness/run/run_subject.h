@@ -1,43 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Runs any Subject in a forked world with a Recorder on each rank. It is the entry for
-/// implementations outside this project.
+/// Reference, responses and run of any subject, for tests that judge by a matcher. verify_runs
+/// (harness/verify/verify_runs.h) does all of it and returns a report.
 #pragma once
-#include <chrono>
-#include <cstddef>
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "core/mesh/mesh.h"
-#include "core/observe/sink.h"
-#include "harness/trace/reference.h"
-#include "harness/trace/trace.h"
-#include "harness/world/batch.h"
-#include "harness/world/rank.h"
-#include "harness/world/subject.h"
+#include "harness/run/record.h"
+#include "harness/world/forked/forked_world.h"
 
 namespace isoshard {
-
-/// A world of one subject. Copies share nothing but what the functions capture.
-struct SubjectRun {
-  std::string name = "subject";  ///< in reports
-  MeshShape mesh;
-  /// Makes the subject of one rank, in that rank's process. Rank and sink outlive it.
-  std::function<std::unique_ptr<Subject>(Rank& rank, Sink& sink)> make;
-  /// The micro-batches of one rank in one step; called on the rank.
-  std::function<std::vector<Batch>(int rank, int step)> batches;
-  int steps = 1;
-  /// The coarsest dtype on any tensor's path; give JudgeOptions::coarsest the same.
-  Dtype coarsest = Dtype::kFloat32;
-  /// For optimizers whose step is a sign where the gradient is noise (Adam): parameters after a
-  /// step are compared where the gradient is above its response. The same in reference, responses
-  /// and run.
-  bool mask_small_gradients = false;
-  /// The shared memory for the trace of one rank; unused pages take no memory.
-  std::size_t trace_bytes = std::size_t{64} << 20;
-  std::chrono::milliseconds deadline{60'000};
-};
 
 /// The trusted run: every record is kept.
 ///
@@ -47,15 +15,18 @@ struct SubjectRun {
 ///
 ///     const Reference reference = record_reference({.mesh = MeshShape({{Axis::kTp, 1}}), .make =
 ///       make, .batches = batches});
-[[nodiscard]] Reference record_reference(const SubjectRun& plain);
+[[nodiscard]] Reference record_reference(const RunSpec& plain,
+                                         Launcher& launcher = forked_launcher());
 
 /// Runs `perturbed` (the plain run with weights moved by one ulp, say) and widens the reference's
 /// responses by it. Without any response a run must equal the reference bit by bit, or
-/// JudgeOptions::rtol must be given.
-void add_response(Reference& reference, const SubjectRun& perturbed);
+/// JudgePolicy::rtol must be given.
+void add_response(Reference& reference, const RunSpec& perturbed,
+                  Launcher& launcher = forked_launcher());
 
 /// The run to be judged. Each rank compares its records with the reference as it makes them.
 /// Ranks    called by the controller.   Errors   InfrastructureError that says how a rank failed.
-[[nodiscard]] Trace run_subject(const SubjectRun& run, const Reference& reference);
+[[nodiscard]] Trace run_subject(const RunSpec& run, const Reference& reference,
+                                Launcher& launcher = forked_launcher());
 
 }  // namespace isoshard

@@ -17,7 +17,7 @@ namespace {
 
 class ConformsTo final : public testing::MatcherInterface<const Trace&> {
  public:
-  ConformsTo(Reference reference, JudgeOptions options)
+  ConformsTo(Reference reference, JudgePolicy options)
       : reference_(std::move(reference)), options_(options) {}
 
   bool MatchAndExplain(const Trace& actual, testing::MatchResultListener* listener) const override {
@@ -35,7 +35,7 @@ class ConformsTo final : public testing::MatcherInterface<const Trace&> {
 
  private:
   Reference reference_;
-  JudgeOptions options_;
+  JudgePolicy options_;
 };
 
 /// The coordinates of a flat index.
@@ -96,7 +96,7 @@ class BitEqualTo final : public testing::MatcherInterface<const at::Tensor&> {
 
 }  // namespace
 
-testing::Matcher<const Trace&> conforms_to(Reference reference, JudgeOptions options) {
+testing::Matcher<const Trace&> conforms_to(Reference reference, JudgePolicy options) {
   return testing::MakeMatcher(new ConformsTo(std::move(reference), options));
 }
 

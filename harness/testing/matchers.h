@@ -13,7 +13,7 @@ namespace isoshard {
 ///
 ///     EXPECT_THAT(actual, conforms_to(reference));
 [[nodiscard]] testing::Matcher<const Trace&> conforms_to(Reference reference,
-                                                         JudgeOptions options = {});
+                                                         JudgePolicy options = {});
 
 /// Matches a tensor of the same shape and dtype whose bytes are equal: +0 is not -0, and a NaN
 /// equals the same NaN. Explains a mismatch with the first differing element.

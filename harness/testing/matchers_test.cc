@@ -23,8 +23,8 @@ Body gradient(double factor) {
   };
 }
 
-JudgeOptions exact() {
-  JudgeOptions options;
+JudgePolicy exact() {
+  JudgePolicy options;
   options.level = Level::kExact;
   return options;
 }

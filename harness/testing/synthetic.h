@@ -37,14 +37,16 @@ inline at::Tensor values(const Shape& shape, std::int64_t seed, at::ScalarType d
 }
 
 inline RankTrace run_rank(const MeshShape& mesh, int rank, const Reference* reference, Keep keep,
-                          const Body& body, bool mask_small_gradients = false) {
+                          const Body& body, const JudgePolicy& policy = {},
+                          RunPurpose purpose = RunPurpose::kJudged) {
   RecorderOptions options;
   options.mesh = mesh;
   options.rank = rank;
   options.reference = reference;
   options.keep = keep;
   options.arena = std::make_shared<Arena>(std::size_t{64} << 20, "synthetic");
-  options.mask_small_gradients = mask_small_gradients;
+  options.policy = policy;
+  options.purpose = purpose;
   Recorder recorder(options);
   recorder.begin_step(0);
   body(recorder, rank);
@@ -52,14 +54,15 @@ inline RankTrace run_rank(const MeshShape& mesh, int rank, const Reference* refe
 }
 
 inline Trace run(const MeshShape& mesh, const Reference* reference, const Body& body,
-                 Keep keep = Keep::kWhatDiffers, bool mask_small_gradients = false) {
+                 Keep keep = Keep::kWhatDiffers, const JudgePolicy& policy = {},
+                 RunPurpose purpose = RunPurpose::kJudged) {
   Trace trace;
   trace.subject = "synthetic";
   trace.case_slug = "case";
   trace.mesh = mesh;
   for (int rank = 0; rank < mesh.world_size(); ++rank) {
     // As from another process: the records go through their serialized form.
-    RankTrace recorded = run_rank(mesh, rank, reference, keep, body, mask_small_gradients);
+    RankTrace recorded = run_rank(mesh, rank, reference, keep, body, policy, purpose);
     RankTrace arrived = RankTrace::deserialize(recorded.serialize());
     arrived.arena = recorded.arena;
     trace.ranks.push_back(std::move(arrived));
@@ -75,11 +78,11 @@ inline Reference reference(const Body& body) {
 
 /// A reference with `runs` responses: in each, `perturbed(run)` is what the single process does.
 inline Reference reference(const Body& body, const std::function<Body(int run)>& perturbed,
-                           int runs = 3, bool mask_small_gradients = false) {
+                           int runs = 3, const JudgePolicy& policy = {}) {
   Reference result = reference(body);
   for (int i = 0; i < runs; ++i)
     result.add_response(
-        run(MeshShape(), &result, perturbed(i), Keep::kNothing, mask_small_gradients));
+        run(MeshShape(), &result, perturbed(i), Keep::kNothing, policy, RunPurpose::kResponse));
   return result;
 }
 

@@ -23,10 +23,14 @@ struct RecordWriter::Impl {
       throw InfrastructureError("a recorder that keeps tensors needs an arena");
     trace.rank = options.rank;
     trace.arena = options.arena;
+    is_masking =
+        options.reference != nullptr &&
+        masks_small_gradients(options.policy, options.reference->response_runs(), options.purpose);
   }
 
   RecordOptions options;
   RankTrace trace;
+  bool is_masking = false;
   int step = 0;
   std::map<std::tuple<int, RecordKind, std::string>, int> calls;
   std::map<RecordKey, double> own_max_abs;  ///< of gradients, for a perturbed run
@@ -59,7 +63,7 @@ struct RecordWriter::Impl {
     const bool flat = is_flat(record.layout);
     const bool is_compared = reference != nullptr && !is_partial(record.layout);
     std::vector<std::uint8_t> selected;
-    if (is_compared && options.mask_small_gradients && !stepped_parameter(record.key).empty())
+    if (is_compared && is_masking && !stepped_parameter(record.key).empty())
       selected = selection(record);
     if (!selected.empty()) record.unmasked = 0;
     std::vector<std::byte> scratch;
@@ -105,8 +109,8 @@ struct RecordWriter::Impl {
       const double moves = response != nullptr        ? response->max_abs
                            : own != own_max_abs.end() ? own->second
                                                       : 0;
-      const double threshold = responses_allowed(options.k, options.coarsest) *
-                               gradient_margin(options.coarsest) * moves;
+      const double threshold = responses_allowed(options.policy.k, options.policy.coarsest) *
+                               gradient_margin(options.policy.coarsest) * moves;
       const std::int64_t numel = numel_of(record.layout.global_shape);
       if (selected.empty()) selected.assign(static_cast<std::size_t>(numel), 1);
       const std::byte* bytes = options.reference->bytes(*gradient);
@@ -142,7 +146,7 @@ struct RecordWriter::Impl {
     if (!any_difference) {
       const std::int64_t numel =
           record.unmasked >= 0 ? record.unmasked : numel_of(record.layout.global_shape);
-      tolerance = perturbed_tolerance(*response, options.k, options.coarsest, numel,
+      tolerance = perturbed_tolerance(*response, options.policy.k, options.policy.coarsest, numel,
                                       response->reference_norm);
     }
     const double share = 1 / parts_of_whole(record);

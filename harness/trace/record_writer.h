@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/base/host_tensor.h"
+#include "harness/trace/judge_policy.h"
 #include "harness/trace/reference.h"
 
 namespace isoshard {
@@ -54,12 +55,12 @@ struct RecordOptions {
   std::shared_ptr<Arena> arena;  ///< required unless kNothing
   /// Recorders of one process that have the same arena and reference.
   std::shared_ptr<ReplicaBytes> replica_bytes = nullptr;
-  /// Parameters after a step are compared only where, in every step so far, the reference's
-  /// gradient is larger than its allowed responses x gradient_margin (in a perturbed run: that
-  /// run's own largest difference stands for the response). Set for Adam-like optimizers.
-  bool mask_small_gradients = false;
-  double k = 3;                      ///< as JudgeOptions::k
-  Dtype coarsest = Dtype::kFloat32;  ///< as JudgeOptions::coarsest
+  /// Where small gradients are masked (masks_small_gradients), parameters after a step are compared
+  /// only where, in every step so far, the reference's gradient is larger than its allowed
+  /// responses x gradient_margin (in a response run: that run's own largest difference stands for
+  /// the response).
+  JudgePolicy policy = {};
+  RunPurpose purpose = RunPurpose::kJudged;
 };
 
 /// Writes the records of one rank, in execution order.

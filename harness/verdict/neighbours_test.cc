@@ -49,8 +49,8 @@ Reference reference_of_moments() {
   });
 }
 
-JudgeOptions bf16_options() {
-  JudgeOptions options;
+JudgePolicy bf16_options() {
+  JudgePolicy options;
   options.coarsest = Dtype::kBFloat16;
   return options;
 }

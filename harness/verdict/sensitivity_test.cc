@@ -31,7 +31,7 @@ Reference moving(const std::string& name, const at::Tensor& value, double moveme
 }
 
 Verdict judged(const Reference& reference, const Body& actual, Dtype coarsest) {
-  JudgeOptions options;
+  JudgePolicy options;
   options.coarsest = coarsest;
   return judge(reference, run(MeshShape(), &reference, actual), options);
 }

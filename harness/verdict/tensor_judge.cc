@@ -31,7 +31,7 @@ using Place = std::tuple<Shape, Shape, std::int64_t, std::int64_t>;
 class TensorJudge {
  public:
   TensorJudge(const Reference& reference, const Record& reference_record, const Trace& actual,
-              const std::vector<Held>& held, const JudgeOptions& options)
+              const std::vector<Held>& held, const JudgePolicy& options)
       : reference_(reference),
         wanted_(reference_record),
         actual_(actual),
@@ -460,7 +460,7 @@ class TensorJudge {
   const Record& wanted_;
   const Trace& actual_;
   const std::vector<Held>& held_;
-  const JudgeOptions& options_;
+  const JudgePolicy& options_;
   TensorResult result_;
   std::map<Place, std::vector<Copy>> places_;
   bool any_flat_ = false;
@@ -478,7 +478,7 @@ std::string join_axes(const std::vector<Axis>& axes) {
 
 TensorResult judge_tensor(const Reference& reference, const Record& reference_record,
                           const Trace& actual, const std::vector<Held>& held,
-                          const JudgeOptions& options) {
+                          const JudgePolicy& options) {
   return TensorJudge(reference, reference_record, actual, held, options).run();
 }
 

@@ -25,7 +25,7 @@ struct TensorResult {
 /// `reference_record` is the reference's record of the same key.
 [[nodiscard]] TensorResult judge_tensor(const Reference& reference, const Record& reference_record,
                                         const Trace& actual, const std::vector<Held>& held,
-                                        const JudgeOptions& options);
+                                        const JudgePolicy& options);
 
 /// "tp", "dp and tp".
 [[nodiscard]] std::string join_axes(const std::vector<Axis>& axes);

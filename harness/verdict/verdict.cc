@@ -1,24 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Names of levels, states and what is said to rolled copies.
+/// Names of states and of what is said to rolled copies.
 #include "harness/verdict/verdict.h"
 
 #include <fmt/format.h>
 
 namespace isoshard {
-
-std::string_view name_of(Level level) noexcept {
-  switch (level) {
-    case Level::kExact:
-      return "exact";
-    case Level::kBounded:
-      return "bounded";
-    case Level::kPerturbed:
-      return "perturbed";
-    case Level::kReported:
-      return "reported";
-  }
-  return "unknown";
-}
 
 std::string_view name_of(ShiftedCopy copy) noexcept {
   switch (copy) {

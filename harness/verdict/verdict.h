@@ -9,14 +9,12 @@
 #include <string_view>
 #include <vector>
 
+#include "harness/trace/judge_policy.h"
 #include "harness/trace/reference.h"
 #include "harness/trace/stage.h"
 #include "harness/verdict/published.h"
 
 namespace isoshard {
-
-enum class Level : std::uint8_t { kExact, kBounded, kPerturbed, kReported };
-[[nodiscard]] std::string_view name_of(Level level) noexcept;
 
 enum class Status : std::uint8_t { kConforms, kDiverges, kIncomplete, kVacuous };
 [[nodiscard]] std::string_view name_of(Status status) noexcept;
@@ -91,23 +89,6 @@ struct Verdict {
   /// (verdict_through_record).
   std::optional<std::int64_t> equal_to_emulation;
   std::string reason;  ///< one line for the verdict line
-};
-
-struct JudgeOptions {
-  /// For what is not exact anyway (data ids, masks, weights as read, replicas).
-  Level level = Level::kPerturbed;
-  double k = 3;                      ///< tolerance = k x the largest response
-  Dtype coarsest = Dtype::kFloat32;  ///< the coarsest dtype on any tensor's path: floors use it
-  /// Without responses: the largest relative Frobenius error and scale error of what is not exact
-  /// anyway.
-  std::optional<double> rtol;
-  /// The factor that settings demand on activation gradients (dp for averaging); a record that
-  /// declares another diverges.
-  std::optional<double> activation_grad_scale;
-  /// For the diagnosis. The norm that gradients are clipped to, 0 if unknown or none; how many
-  /// names a parameter has, where that is more than one (tied weights).
-  double max_grad_norm = 0;
-  std::map<std::string, int, std::less<>> num_names = {};
 };
 
 /// The verdict on a run that equals the emulation of its declared arithmetic, from that on the

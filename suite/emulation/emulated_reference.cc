@@ -5,43 +5,27 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
-#include <cstring>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/base/error.h"
 #include "fixtures/inputs/inputs.h"
-#include "harness/recorder/recorder.h"
 #include "harness/trace/assembled.h"
 #include "harness/verdict/equal_runs.h"
+#include "harness/world/forked/forked_world.h"
 #include "subjects/checkpoint/checkpoint.h"
 #include "suite/emulation/emulated_rank.h"
 #include "suite/emulation/emulated_reduction.h"
+#include "suite/reference/policy.h"
 #include "suite/reference/reference.h"
 
 namespace isoshard {
 namespace {
-
-RecorderOptions recording_of(const Case& c, const NumericsSpec& numerics,
-                             const EmulationOptions& options, const Arenas& arenas,
-                             const std::shared_ptr<ReplicaBytes>& replica_bytes, int rank) {
-  RecorderOptions recording;
-  recording.mesh = c.mesh();
-  recording.rank = rank;
-  recording.reference = options.compare_with;
-  recording.keep = options.keep;
-  recording.arena = arenas[static_cast<std::size_t>(rank)];
-  recording.replica_bytes = replica_bytes;
-  recording.coarsest = numerics.precision.products.has_value() ? numerics.precision.products->dtype
-                                                               : numerics.precision.dtype;
-  recording.mask_small_gradients = options.compare_with != nullptr &&
-                                   c.settings.optimizer.kind == OptimizerSettings::Kind::kAdamW;
-  return recording;
-}
 
 // Each parameter is read once and whole; ranks cut their parts out of it.
 std::map<std::string, at::Tensor, std::less<>> read_whole(const std::vector<ParameterSpec>& specs,
@@ -55,33 +39,8 @@ std::map<std::string, at::Tensor, std::less<>> read_whole(const std::vector<Para
   return whole;
 }
 
-// The traces of all ranks, one after the other: size, then bytes.
-void append(std::vector<std::byte>& message, const std::vector<std::byte>& trace) {
-  const auto size = static_cast<std::uint64_t>(trace.size());
-  const auto* bytes = reinterpret_cast<const std::byte*>(&size);
-  message.insert(message.end(), bytes, bytes + sizeof size);
-  message.insert(message.end(), trace.begin(), trace.end());
-}
-
-std::vector<RankTrace> traces_in(std::span<const std::byte> message) {
-  std::vector<RankTrace> traces;
-  while (!message.empty()) {
-    std::uint64_t size = 0;
-    if (message.size() < sizeof size)
-      throw InfrastructureError("the emulator's message ends within a size");
-    std::memcpy(&size, message.data(), sizeof size);
-    message = message.subspan(sizeof size);
-    if (message.size() < size)
-      throw InfrastructureError(
-          fmt::format("the emulator's message ends {} bytes early", size - message.size()));
-    traces.push_back(RankTrace::deserialize(message.first(size)));
-    message = message.subspan(size);
-  }
-  return traces;
-}
-
-void emulate_all(const Case& c, const CaseData& data, const NumericsSpec& numerics,
-                 const EmulationOptions& options, const Arenas& arenas, Rank& process) {
+void emulate_all(const Case& c, const CaseData& data, const NumericsSpec& numerics, Rank& process,
+                 std::span<Sink* const> sinks) {
   process.set_phase("setup");
   const std::unique_ptr<Model> model = make_model(c.config, c.attention);
   const std::vector<ParameterSpec> specs = model->parameters();
@@ -91,22 +50,12 @@ void emulate_all(const Case& c, const CaseData& data, const NumericsSpec& numeri
   const EmulatedRun run{
       c, numerics, data, *model, specs, whole, resumed.has_value() ? &*resumed : nullptr};
   EmulatedWorld world(numerics.mesh);
-  const auto replica_bytes = std::make_shared<ReplicaBytes>();
-  std::vector<std::unique_ptr<Recorder>> recorders;
-  for (int rank = 0; rank < c.world_size(); ++rank) {
-    recorders.push_back(std::make_unique<Recorder>(
-        recording_of(c, numerics, options, arenas, replica_bytes, rank)));
-  }
   process.set_phase("emulated ranks");
   world.run(numerics.num_threads, [&](int rank) {
-    EmulatedRank emulated(run, world, rank, *recorders[static_cast<std::size_t>(rank)]);
+    EmulatedRank emulated(run, world, rank, *sinks[static_cast<std::size_t>(rank)]);
     emulated.setup();
     for (int step = c.first_step(); step < c.steps; ++step) emulated.train_step(step);
   });
-  process.set_phase("handing over the traces");
-  std::vector<std::byte> message;
-  for (const auto& recorder : recorders) append(message, recorder->finish().serialize());
-  process.post_result(message);
 }
 
 // "dp 3 x tp 2".
@@ -117,43 +66,40 @@ std::string words_of(const MeshShape& mesh) {
   return words;
 }
 
-// One for all ranks, whose copies are kept once.
-Arenas shared_arena(const Case& c, const NumericsSpec& numerics) {
+RunSpec emulation_spec(const Case& c, const NumericsSpec& numerics,
+                       std::chrono::milliseconds deadline) {
   c.validate();
   if (numerics.mesh != c.mesh()) {
     throw UsageError(fmt::format("a declared arithmetic for {} cannot emulate {}",
                                  words_of(numerics.mesh), c.slug()));
   }
-  const auto num_ranks = static_cast<std::size_t>(c.world_size());
-  return Arenas(num_ranks, std::make_shared<Arena>(trace_capacity(c) * num_ranks, "emulated"));
-}
-
-ForkedWorld emulating_world(const Case& c, const NumericsSpec& numerics,
-                            const EmulationOptions& options, const Arenas& arenas) {
-  const CaseData data(c);
-  WorldOptions world;
-  world.name = c.slug() + "_emulated";
-  world.deadline = options.deadline;
-  // References are to the process's own copies, from the fork on.
-  return ForkedWorld(std::move(world), [&](Rank& process) {
-    emulate_all(c, data, numerics, options, arenas, process);
-  });
+  RunSpec spec;
+  spec.name = c.slug() + "_emulated";
+  spec.subject = "emulated " + c.subject;
+  spec.mesh = c.mesh();
+  spec.policy = policy_of(c);
+  spec.trace_bytes = trace_capacity(c);
+  spec.deadline = deadline;
+  spec.body_of_all = [&c, &numerics, data = std::make_shared<const CaseData>(c)](
+                         Rank& process, std::span<Sink* const> sinks) {
+    emulate_all(c, *data, numerics, process, sinks);
+  };
+  return spec;
 }
 
 }  // namespace
 
+// References are to the process's own copies, from the fork on.
 RunningEmulation::RunningEmulation(const Case& c, const NumericsSpec& numerics,
                                    const EmulationOptions& options)
-    : trace_{"emulated " + c.subject, c.slug(), c.mesh(), {}},
-      arenas_(shared_arena(c, numerics)),
-      world_(emulating_world(c, numerics, options, arenas_)) {}
+    : slug_(c.slug()),
+      run_(forked_launcher(), emulation_spec(c, numerics, options.deadline),
+           {.reference = options.compare_with, .keep = options.keep}) {}
 
 Trace RunningEmulation::wait() {
-  const WorldReport report = world_.wait();
-  require_ok(report);
-  trace_.ranks = traces_in(report.ranks.at(0).result);
-  hand_over(arenas_, trace_);
-  return std::move(trace_);
+  Trace trace = run_.wait();
+  trace.case_slug = slug_;
+  return trace;
 }
 
 Trace emulate(const Case& c, const NumericsSpec& numerics, const EmulationOptions& options) {

@@ -3,12 +3,11 @@
 /// process.
 #pragma once
 #include <chrono>
+#include <string>
 
 #include "fixtures/cases/case.h"
-#include "harness/recorder/recorder.h"
-#include "harness/run/world_trace.h"
+#include "harness/run/record.h"
 #include "harness/trace/reference.h"
-#include "harness/world/forked/forked_world.h"
 #include "subjects/parallel/numerics_spec.h"
 
 namespace isoshard {
@@ -41,9 +40,8 @@ class RunningEmulation {
   [[nodiscard]] Trace wait();
 
  private:
-  Trace trace_;  ///< without ranks until they have ended
-  Arenas arenas_;
-  ForkedWorld world_;
+  std::string slug_;
+  RunningRecord run_;
 };
 
 /// What the numerics call replicated must come out equal: a reduction that they lack shows here.

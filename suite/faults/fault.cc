@@ -37,15 +37,6 @@ Faults catalogue_by_class() {
   return faults;
 }
 
-/// Counts as fired what returns another tensor.
-TapMutation counted(TapMutation inner, const FaultProbe& probe) {
-  return [inner = std::move(inner), probe](const Site& site, at::Tensor value) {
-    at::Tensor changed = inner(site, value);
-    if (!changed.is_same(value)) probe.fired();
-    return changed;
-  };
-}
-
 }  // namespace
 
 int FaultHooks::count() const noexcept {

@@ -34,7 +34,7 @@ namespace {
 using Texts = std::map<std::string, std::string>;
 
 Texts training_settings(const Case& item) {
-  return parse_run_settings(bundle_settings(item, judge_options(item)),
+  return parse_run_settings(bundle_settings(item, policy_of(item)),
                             "the settings of " + item.slug())
       .training;
 }
@@ -128,7 +128,7 @@ StepRun run_step_golden(const GoldenSpec& spec, const RunOptions& run, int respo
   options.responses = responses;
   const Reference reference = make_reference(spec.item, options);
   StepRun step{run_case(spec.item, reference, run), {}};
-  step.verdict = judge(reference, step.trace, judge_options(spec.item));
+  step.verdict = judge(reference, step.trace, policy_of(spec.item));
   return step;
 }
 

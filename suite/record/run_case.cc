@@ -1,46 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forks a case's world, records on every rank, and puts the rank traces together.
+// What a rank of a case does, and the spec of its world.
 #include "suite/record/run_case.h"
 
 #include <fmt/format.h>
 
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "fixtures/inputs/inputs.h"
-#include "harness/run/world_trace.h"
-#include "subjects/registry/subject_spec.h"
 #include "suite/record/batches.h"
 #include "suite/record/make_subject.h"
 #include "suite/reference/lattice_guard.h"
 #include "suite/reference/reference.h"
 
 namespace isoshard {
-namespace {
-
-constexpr double kResponsesAllowed = 3;
-
-RecorderOptions recorder_options(const Case& item, const Reference& reference,
-                                 const RunOptions& options, int rank,
-                                 std::shared_ptr<Arena> arena) {
-  RecorderOptions recording;
-  recording.mesh = item.mesh();
-  recording.rank = rank;
-  if (options.compare) recording.reference = &reference;
-  recording.keep = options.keep;
-  recording.arena = std::move(arena);
-  if (options.mutation) recording.mutation = options.mutation(rank);
-  // Against a reference without responses everything must be equal: nothing is masked.
-  recording.mask_small_gradients =
-      options.compare && item.settings.optimizer.kind == OptimizerSettings::Kind::kAdamW &&
-      reference.response_runs() > 0;
-  recording.k = kResponsesAllowed;
-  recording.coarsest = item.coarsest_dtype();
-  return recording;
-}
-
-}  // namespace
 
 RunOptions digests_only(RunOptions options) {
   options.keep = Keep::kNothing;
@@ -91,6 +64,21 @@ void run_steps(const Case& item, const CaseData& data, const RunOptions& options
   }
 }
 
+RunSpec run_spec_of(const Case& item, const RunOptions& options) {
+  RunSpec spec;
+  spec.name = item.slug();
+  spec.subject = item.subject;
+  spec.mesh = item.mesh();
+  spec.policy = policy_of(item);
+  spec.order = options.order.value_or(item.reduction_order);
+  spec.decorate = options.decorate;
+  spec.mutation = options.mutation;
+  spec.observers = options.observers;
+  spec.trace_bytes = trace_capacity(item);
+  spec.deadline = options.deadline;
+  return spec;
+}
+
 Trace run_case(const Case& item, const Reference& reference, const RunOptions& options) {
   (void)subject_spec(item.subject);
   item.validate();
@@ -98,45 +86,13 @@ Trace run_case(const Case& item, const Reference& reference, const RunOptions& o
   RunOptions running = options;
   if (item.reload_after != 0) running.checkpoints = std::make_shared<ScratchFolder>();
   const CaseData data(item);
-  const Arenas arenas = options.keep == Keep::kNothing
-                            ? Arenas(static_cast<std::size_t>(item.world_size()))
-                            : make_arenas(item.world_size(), trace_capacity(item), "rank");
-  WorldOptions world;
-  world.size = item.world_size();
-  world.name = item.slug();
-  world.deadline = options.deadline;
-  world.decorate = options.decorate;
-  world.order = options.order.value_or(item.reduction_order);
-  const WorldReport report = run_forked(std::move(world), [&](Rank& rank) {
-    const int r = rank.rank();
-    Recorder recorder(
-        recorder_options(item, reference, options, r, arenas[static_cast<std::size_t>(r)]));
-    run_steps(item, options.sampler ? data.with_sampler(options.sampler, r) : data, running,
-              recorder, rank);
-    rank.set_phase("handing over the trace");
-    rank.post_result(recorder.finish().serialize());
-  });
-  return trace_of_world({item.subject, item.slug(), item.mesh(), {}}, report, arenas);
-}
-
-JudgeOptions judge_options(const Case& item) {
-  JudgeOptions options;
-  options.k = kResponsesAllowed;
-  if (is_lattice(item)) options.level = Level::kExact;
-  options.activation_grad_scale = is_reference(item.subject) ? 1 : item.degrees.dp;
-  options.coarsest = item.coarsest_dtype();
-  options.max_grad_norm = item.settings.max_grad_norm;
-  for (const ParameterSpec& spec : make_model(item.config, item.attention)->parameters()) {
-    // the embedding's and the head's
-    if (spec.param_class == ParamClass::kTied) options.num_names[spec.name] = 2;
-  }
-  return options;
-}
-
-JudgeOptions exact_options(const Case& item) {
-  JudgeOptions options = judge_options(item);
-  options.level = Level::kExact;
-  return options;
+  RunSpec spec = run_spec_of(item, options);
+  spec.body = [&](Rank& rank, Sink& sink) {
+    run_steps(item, options.sampler ? data.with_sampler(options.sampler, rank.rank()) : data,
+              running, sink, rank);
+  };
+  return record(forked_launcher(), spec,
+                {.reference = options.compare ? &reference : nullptr, .keep = options.keep});
 }
 
 }  // namespace isoshard

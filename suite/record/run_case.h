@@ -4,14 +4,15 @@
 #include <chrono>
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "fixtures/cases/case.h"
 #include "fixtures/cases/resumed_case.h"
 #include "fixtures/inputs/inputs.h"
-#include "harness/recorder/recorder.h"
-#include "harness/verdict/verdict.h"
+#include "harness/run/record.h"
 #include "harness/world/forked/forked_world.h"
 #include "suite/record/make_subject.h"
+#include "suite/reference/policy.h"
 
 namespace isoshard {
 
@@ -27,6 +28,8 @@ struct RunOptions {
   std::optional<ReductionOrder> order = {};            ///< another one than the case's
   CommDecorator decorate = {};                         ///< a fault on the communicator
   std::function<TapMutation(int rank)> mutation = {};  ///< a fault at the taps
+  /// See what passes at the taps, after the fault.
+  std::vector<std::function<TapObserver(int rank)>> observers = {};
   /// Faulty test doubles of the subject's seams.
   SubjectEdits edits = {};
   BatchEdit batches = {};         ///< faulty batches or labels
@@ -53,19 +56,16 @@ void run_step(Subject& subject, const Case& item, const CaseData& data, const Ru
 void run_steps(const Case& item, const CaseData& data, const RunOptions& options, Sink& sink,
                Rank& rank, const std::function<bool(int step)>& after_step = {});
 
-/// Forks item.world_size() ranks, and trains up to item.steps steps of item.subject with a Recorder
-/// on each.
+/// The run of the case, but for what its ranks do.
+[[nodiscard]] RunSpec run_spec_of(const Case& item, const RunOptions& options);
+
+/// Starts item.world_size() ranks, and trains up to item.steps steps of item.subject with a
+/// Recorder on each.
 ///
 /// Ranks    called by the controller.
 /// Errors   InfrastructureError if a rank fails (WorldReport::describe()); UsageError for an
 ///          unknown subject; FileError as require_usable_checkpoint.
 [[nodiscard]] Trace run_case(const Case& item, const Reference& reference,
                              const RunOptions& options = {});
-
-/// The judge's options that follow from the case: dtype, declared gradient scale, level exact for a
-/// lattice model, and what a diagnosis should know.
-[[nodiscard]] JudgeOptions judge_options(const Case& item);
-/// The same with no tolerance for anything: against an emulated reference.
-[[nodiscard]] JudgeOptions exact_options(const Case& item);
 
 }  // namespace isoshard

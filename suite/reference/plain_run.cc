@@ -9,6 +9,8 @@
 
 #include "core/mesh/mesh.h"
 #include "subjects/optim/wrapped_optimizer.h"
+#include "suite/reference/policy.h"
+#include "suite/reference/reference.h"
 
 namespace isoshard {
 namespace {
@@ -183,15 +185,10 @@ std::unique_ptr<Trainer> begun(const Case& c, const PlainRun& run,
   }
   return trainer;
 }
-}  // namespace
 
-void run_plain(const Case& c, const PlainRun& run, RecorderOptions recording, Rank& rank) {
-  recording.mesh = world_of_one();
-  recording.coarsest = c.coarsest_dtype();
-  recording.mask_small_gradients = c.settings.optimizer.kind == OptimizerSettings::Kind::kAdamW;
-  Recorder recorder(std::move(recording));
-  const std::unique_ptr<Sink> between = run.between ? run.between(recorder) : nullptr;
-  Sink* const sink = between == nullptr ? static_cast<Sink*>(&recorder) : between.get();
+void run_plain(const Case& c, const PlainRun& run, Rank& rank, Sink& end) {
+  const std::unique_ptr<Sink> between = run.between ? run.between(end) : nullptr;
+  Sink* const sink = between == nullptr ? &end : between.get();
   Mesh mesh(world_of_one(), rank.comm());
   rank.set_phase("setup");
   std::unique_ptr<Trainer> trainer = begun(c, run, run.weights, mesh, sink);
@@ -204,7 +201,18 @@ void run_plain(const Case& c, const PlainRun& run, RecorderOptions recording, Ra
     }
     trainer->train_step(run.batches(step));
   }
-  rank.post_result(recorder.finish().serialize());
+}
+}  // namespace
+
+RunSpec plain_spec(const Case& c, PlainRun run) {
+  RunSpec spec;
+  spec.name = c.reference_slug();
+  spec.subject = "reference";
+  spec.mesh = world_of_one();
+  spec.policy = policy_of(c);
+  spec.trace_bytes = trace_capacity(c);
+  spec.body = [&c, run = std::move(run)](Rank& rank, Sink& sink) { run_plain(c, run, rank, sink); };
+  return spec;
 }
 
 }  // namespace isoshard

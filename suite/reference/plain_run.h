@@ -8,7 +8,7 @@
 #include "fixtures/cases/case.h"
 #include "fixtures/cases/resumed_case.h"
 #include "fixtures/inputs/inputs.h"
-#include "harness/recorder/recorder.h"
+#include "harness/run/record.h"
 #include "harness/world/rank.h"
 #include "subjects/train/trainer.h"
 
@@ -22,7 +22,7 @@ struct PlainRun {
   std::function<void(TrainerParts&)> edit = {};  ///< empty: nothing
   /// Between trainer and recorder; empty: nothing.
   std::function<std::unique_ptr<Sink>(Sink& recorder)> between = {};
-  /// Of a case that is reloaded: made by run_plain's caller.
+  /// Of a case that is reloaded: made by plain_spec's caller
   std::shared_ptr<const ScratchFolder> checkpoints = {};
 };
 
@@ -52,7 +52,8 @@ struct PlainRun {
 /// A mesh of one.
 [[nodiscard]] const MeshShape& world_of_one();
 
-/// The body of the one rank: trains c.steps steps, records, and posts the records.
-void run_plain(const Case& c, const PlainRun& run, RecorderOptions recording, Rank& rank);
+/// The run as record() takes it: one rank that trains c.steps steps. Refers to the case, and has a
+/// copy of `run`.
+[[nodiscard]] RunSpec plain_spec(const Case& c, PlainRun run);
 
 }  // namespace isoshard

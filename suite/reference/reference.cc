@@ -13,9 +13,8 @@
 #include <vector>
 
 #include "fixtures/inputs/inputs.h"
-#include "harness/recorder/recorder.h"
+#include "harness/run/record.h"
 #include "harness/run/side_by_side.h"
-#include "harness/run/world_trace.h"
 #include "harness/world/forked/forked_world.h"
 #include "suite/reference/lattice_guard.h"
 #include "suite/reference/perturbed_weights.h"
@@ -24,25 +23,7 @@
 namespace isoshard {
 namespace {
 
-Trace trace_of(const Case& c, const WorldReport& report, std::shared_ptr<Arena> arena) {
-  return trace_of_world({"reference", c.reference_slug(), world_of_one(), {}}, report,
-                        {std::move(arena)});
-}
-
-// A run that is compared with the reference as it records.
-ForkedWorld response_world(const Case& c, PlainRun run, std::string_view name,
-                           const Reference& reference, std::chrono::milliseconds deadline) {
-  WorldOptions options;
-  options.name = fmt::format("{}_{}", c.reference_slug(), name);
-  options.deadline = deadline;
-  return ForkedWorld(std::move(options), [&c, &reference, run = std::move(run)](Rank& rank) {
-    RecorderOptions recording;
-    recording.reference = &reference;
-    run_plain(c, run, std::move(recording), rank);
-  });
-}
-
-using Start = std::function<ForkedWorld()>;
+using Start = std::function<RunningRecord()>;
 
 // Each run of a case that is reloaded saves to a folder of its own.
 PlainRun with_scratch(const Case& c, PlainRun run) {
@@ -54,7 +35,6 @@ PlainRun with_scratch(const Case& c, PlainRun run) {
 struct PlainInput {
   explicit PlainInput(const Case& of) : c(of), data(of), weights(case_weights(of)) {
     require_counted_tokens(c, data);
-    arena = std::make_shared<Arena>(trace_capacity(c), "reference");
     run = with_scratch(c, whole_batch_run(data, weights));
   }
   PlainInput(const PlainInput&) = delete;
@@ -63,19 +43,12 @@ struct PlainInput {
   CaseData data;
   std::shared_ptr<const WeightSource> weights;
   PlainRun run;
-  std::shared_ptr<Arena> arena;
 };
 
-ForkedWorld plain_world(const PlainInput& input, std::chrono::milliseconds deadline) {
-  WorldOptions options;
-  options.name = input.c.reference_slug();
-  options.deadline = deadline;
-  return ForkedWorld(std::move(options), [&input](Rank& rank) {
-    RecorderOptions recording;
-    recording.keep = Keep::kEverything;
-    recording.arena = input.arena;
-    run_plain(input.c, input.run, std::move(recording), rank);
-  });
+RunSpec spec_of(const PlainInput& input, std::chrono::milliseconds deadline) {
+  RunSpec spec = plain_spec(input.c, input.run);
+  spec.deadline = deadline;
+  return spec;
 }
 
 // The perturbed runs that a reference lacks, and its variants.
@@ -102,9 +75,7 @@ class ResponseRuns {
 
   /// They refer to this object.
   [[nodiscard]] const std::vector<Start>& starts() const noexcept { return starts_; }
-  void ended(std::size_t run, ForkedWorld& world) {
-    traces_.at(run) = trace_of(c_, world.wait(), nullptr);
-  }
+  void ended(std::size_t run, RunningRecord& record) { traces_.at(run) = record.wait(); }
   void add_to(Reference& reference) const {
     for (std::size_t i = 0; i < traces_.size(); ++i) {
       if (i < num_perturbed_) {
@@ -117,8 +88,14 @@ class ResponseRuns {
 
  private:
   void add(PlainRun run, const std::string& name) {
-    starts_.emplace_back([this, run = with_scratch(c_, std::move(run)), name] {
-      return response_world(c_, run, name, bare_, deadline_);
+    RunSpec spec = plain_spec(c_, with_scratch(c_, std::move(run)));
+    spec.name = fmt::format("{}_{}", c_.reference_slug(), name);
+    spec.deadline = deadline_;
+    // compared with the reference as it records
+    starts_.emplace_back([this, spec = std::move(spec)] {
+      return RunningRecord(
+          forked_launcher(), spec,
+          {.reference = &bare_, .keep = Keep::kNothing, .purpose = RunPurpose::kResponse});
     });
     traces_.emplace_back();
   }
@@ -173,8 +150,8 @@ void add_responses(const Case& c, Reference& reference, int responses,
                    std::chrono::milliseconds deadline) {
   if (reference.response_runs() >= responses || is_lattice(c)) return;
   ResponseRuns runs(c, reference, responses, deadline);
-  run_side_by_side<ForkedWorld>(
-      runs.starts(), [&](std::size_t run, ForkedWorld& world) { runs.ended(run, world); });
+  run_side_by_side<RunningRecord>(
+      runs.starts(), [&](std::size_t run, RunningRecord& record) { runs.ended(run, record); });
   runs.add_to(reference);
 }
 
@@ -187,15 +164,16 @@ std::vector<Reference> make_references(const std::vector<Case>& cases,
     inputs.emplace_back(c);
   }
   std::vector<Start> starts;
-  for (const PlainInput& input : inputs)
-    starts.emplace_back([&] { return plain_world(input, options.deadline); });
-  std::vector<WorldReport> reports(cases.size());
-  run_side_by_side<ForkedWorld>(
-      starts, [&](std::size_t i, ForkedWorld& world) { reports[i] = world.wait(); });
-  std::vector<Reference> references;
-  references.reserve(cases.size());
-  for (std::size_t i = 0; i < cases.size(); ++i)
-    references.emplace_back(trace_of(cases[i], reports[i], inputs[i].arena));
+  for (const PlainInput& input : inputs) {
+    starts.emplace_back([&] {
+      return RunningRecord(forked_launcher(), spec_of(input, options.deadline),
+                           {.keep = Keep::kEverything});
+    });
+  }
+  std::vector<Reference> references(cases.size());
+  run_side_by_side<RunningRecord>(starts, [&](std::size_t i, RunningRecord& record) {
+    references[i] = Reference(record.wait());
+  });
 
   std::vector<std::unique_ptr<ResponseRuns>> responses;
   std::vector<std::pair<std::size_t, std::size_t>> owners;
@@ -209,8 +187,8 @@ std::vector<Reference> make_references(const std::vector<Case>& cases,
       owners.emplace_back(i, run);
     }
   }
-  run_side_by_side<ForkedWorld>(starts, [&](std::size_t i, ForkedWorld& world) {
-    responses[owners[i].first]->ended(owners[i].second, world);
+  run_side_by_side<RunningRecord>(starts, [&](std::size_t i, RunningRecord& record) {
+    responses[owners[i].first]->ended(owners[i].second, record);
   });
   for (std::size_t i = 0; i < cases.size(); ++i) responses[i]->add_to(references[i]);
   return references;

@@ -14,7 +14,7 @@
 #include "core/base/error.h"
 #include "core/tensor/convert.h"
 #include "fixtures/cases/presets.h"
-#include "harness/run/world_trace.h"
+#include "harness/run/record.h"
 #include "harness/verdict/equal_runs.h"
 #include "harness/world/forked/forked_world.h"
 #include "suite/reference/plain_run.h"
@@ -120,15 +120,11 @@ std::map<RecordKey, Response> movement(const Case& c,
                                        const std::function<PlainRun(const CaseData&)>& variant) {
   Reference reference = make_reference(c, {.responses = 0});
   const CaseData data(c);
-  WorldOptions world;
-  world.name = c.reference_slug() + "_variant";
-  const WorldReport report = run_forked(std::move(world), [&](Rank& rank) {
-    RecorderOptions recording;
-    recording.reference = &reference;
-    run_plain(c, variant(data), std::move(recording), rank);
-  });
+  RunSpec spec = plain_spec(c, variant(data));
+  spec.name = c.reference_slug() + "_variant";
   reference.add_variant(
-      trace_of_world({"reference", c.reference_slug(), world_of_one(), {}}, report, {nullptr}));
+      record(forked_launcher(), spec,
+             {.reference = &reference, .keep = Keep::kNothing, .purpose = RunPurpose::kResponse}));
   EXPECT_EQ(reference.response_runs(), 0);
   return reference.responses();
 }

@@ -110,7 +110,7 @@ inline EmulatedAndActual run_beside_its_emulation(const Case& item) {
   both.actual = run_case(item, both.reference);
 
   EXPECT_EQ(static_cast<int>(both.actual.ranks.size()), item.world_size());
-  EXPECT_THAT(both.actual, conforms_to(both.reference, exact_options(item)));
+  EXPECT_THAT(both.actual, conforms_to(both.reference, exact_policy_of(item)));
   return both;
 }
 

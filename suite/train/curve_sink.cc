@@ -86,17 +86,13 @@ CurveStep& CurveSink::current() {
 }
 
 at::Tensor CurveSink::on_activation(const Site& site, at::Tensor value) {
-  at::Tensor result =
-      options_.mutation ? options_.mutation(site, std::move(value)) : std::move(value);
-  search(site, result);
-  return result;
+  search(site, value);
+  return value;
 }
 
 at::Tensor CurveSink::on_activation_grad(const Site& site, at::Tensor gradient) {
-  at::Tensor result =
-      options_.mutation ? options_.mutation(site, std::move(gradient)) : std::move(gradient);
-  search(site, result);
-  return result;
+  search(site, gradient);
+  return gradient;
 }
 
 void CurveSink::on_record(const Site& site, const at::Tensor& value) {

@@ -28,8 +28,7 @@ struct CurveSinkOptions {
   int num_steps = 1;
   /// Steps between two digests of parameters and optimizer states; the last step always has them.
   int check_interval = 10;
-  TapMutation mutation;  ///< a fault, or nothing
-  /// From this step on every tensor is searched for NaN and infinities; -1: never.
+  /// From this step on every tensor is searched for NaN and infinities; -1: never
   int watch_from = -1;
 };
 
@@ -43,7 +42,7 @@ struct RankCurve {
   [[nodiscard]] static RankCurve deserialize(std::span<const std::byte> bytes);
 };
 
-/// Guarantees   values pass unchanged, unless `mutation` changes them; no tensor is kept.
+/// Guarantees   values pass unchanged; no tensor is kept.
 class CurveSink final : public Sink {
  public:
   explicit CurveSink(CurveSinkOptions options);

@@ -59,13 +59,13 @@ SubjectEdits edits_of(const Case& item, const TrainOptions& options) {
   return edits;
 }
 
-void train(const Case& item, const CaseData& data, const TrainOptions& options, CurveSink& sink,
-           Rank& rank) {
+void train(const Case& item, const CaseData& data, const TrainOptions& options, Sink& head,
+           CurveSink& curve, Rank& rank) {
   RunOptions run = options.run;
   run.edits = edits_of(item, options);
-  run_steps(item, data, run, sink, rank, [&](int step) {
+  run_steps(item, data, run, head, rank, [&](int step) {
     if (options.on_step && rank.rank() == 0) options.on_step(step);
-    return !any_rank(rank, !is_finite(sink.current()));
+    return !any_rank(rank, !is_finite(curve.current()));
   });
 }
 
@@ -76,40 +76,43 @@ struct Spec {
   int watch_from = -1;
 };
 
-ForkedWorld start(const std::shared_ptr<const Spec>& spec) {
-  const Case& item = spec->item;
-  const RunOptions& run = spec->options.run;
-  WorldOptions world;
-  world.size = mesh_of(item).world_size();
-  world.name = item.slug();
-  world.deadline = run.deadline + item.steps * kTimePerStep;
-  world.decorate = run.decorate;
-  world.order = run.order.value_or(item.reduction_order);
-  return ForkedWorld(std::move(world), [spec](Rank& rank) {
-    const RunOptions& faults = spec->options.run;
-    CurveSinkOptions sinking;
-    sinking.mesh = mesh_of(spec->item);
-    sinking.rank = rank.rank();
-    sinking.num_steps = spec->item.steps;
-    sinking.check_interval = spec->options.check_interval;
-    sinking.watch_from = spec->watch_from;
-    if (faults.mutation) sinking.mutation = faults.mutation(rank.rank());
-    CurveSink sink(std::move(sinking));
-    train(spec->item,
-          faults.sampler ? spec->data.with_sampler(faults.sampler, rank.rank()) : spec->data,
-          spec->options, sink, rank);
-    rank.set_phase("handing over the curve");
-    rank.post_result(sink.finish().serialize());
-  });
+CurveSinkOptions sink_options(const Spec& spec, int rank) {
+  CurveSinkOptions options;
+  options.mesh = mesh_of(spec.item);
+  options.rank = rank;
+  options.num_steps = spec.item.steps;
+  options.check_interval = spec.options.check_interval;
+  options.watch_from = spec.watch_from;
+  return options;
 }
 
-std::vector<RankCurve> curves_of(const WorldReport& report) {
-  require_ok(report);
+WorldRun start(const std::shared_ptr<const Spec>& spec) {
+  RunSpec run = run_spec_of(spec->item, spec->options.run);
+  run.mesh = mesh_of(spec->item);
+  run.deadline += spec->item.steps * kTimePerStep;
+  return {forked_launcher(), run, Processes::kOneARank, [spec](int r) {
+            const auto sink = std::make_shared<CurveSink>(sink_options(*spec, r));
+            ProcessWork work;
+            work.ends = {sink};
+            work.body = [spec, sink](Rank& rank, std::span<Sink* const> heads) {
+              const SamplerDecorator& sampler = spec->options.run.sampler;
+              train(spec->item,
+                    sampler ? spec->data.with_sampler(sampler, rank.rank()) : spec->data,
+                    spec->options, *heads.front(), *sink, rank);
+            };
+            work.message = [sink](std::size_t) { return sink->finish().serialize(); };
+            return work;
+          }};
+}
+
+std::vector<RankCurve> curves_of(const Spec& spec, WorldRun run) {
   std::vector<RankCurve> curves;
-  for (const RankReport& rank : report.ranks) {
-    curves.push_back(RankCurve::deserialize(rank.result));
-    if (curves.back().steps.empty())
-      throw InfrastructureError(fmt::format("{}: rank {} reported no loss", report.name, rank.rank));
+  for (const std::vector<std::byte>& message : run.wait()) {
+    curves.push_back(RankCurve::deserialize(message));
+    if (curves.back().steps.empty()) {
+      throw InfrastructureError(
+          fmt::format("{}: rank {} reported no loss", spec.item.slug(), curves.size() - 1));
+    }
   }
   return curves;
 }
@@ -172,7 +175,7 @@ Curve empty_curve(const Case& item, const TrainOptions& options) {
   curve.mesh = {{"dp", is_reference(item) ? 1 : item.degrees.dp},
                 {"tp", is_reference(item) ? 1 : item.degrees.tp}};
   curve.settings =
-      nlohmann::json::parse(bundle_settings(item, judge_options(item))).at("training").dump();
+      nlohmann::json::parse(bundle_settings(item, policy_of(item))).at("training").dump();
   curve.fingerprint = {
       {"libtorch", TORCH_VERSION},
       {"reduction_order", std::string(name_of(options.run.order.value_or(item.reduction_order)))}};
@@ -204,7 +207,7 @@ void locate(NonFiniteStep& found, std::span<const RankCurve> ranks) {
 
 struct TrainingRun::Impl {
   std::shared_ptr<const Spec> spec;
-  ForkedWorld world;
+  WorldRun world;
 };
 
 TrainingRun::TrainingRun(const Case& item, TrainOptions options) {
@@ -222,7 +225,7 @@ TrainingRun::~TrainingRun() = default;
 
 TrainedCase TrainingRun::wait() {
   const Spec& spec = *impl_->spec;
-  std::vector<RankCurve> ranks = curves_of(impl_->world.wait());
+  std::vector<RankCurve> ranks = curves_of(spec, std::move(impl_->world));
   TrainedCase trained;
   trained.curve = empty_curve(spec.item, spec.options);
   trained.curve.steps = steps_of(spec.item, ranks);
@@ -240,7 +243,7 @@ TrainedCase TrainingRun::wait() {
   auto again = std::make_shared<Spec>(spec);
   again->item.save_path.clear();
   again->watch_from = std::max(0, trained.non_finite->step - 1);
-  locate(*trained.non_finite, curves_of(start(again).wait()));
+  locate(*trained.non_finite, curves_of(*again, start(again)));
   return trained;
 }
 

@@ -12,7 +12,6 @@
 #include "fixtures/cases/case.h"
 #include "harness/curve/curve.h"
 #include "harness/verdict/equal_runs.h"
-#include "harness/world/forked/forked_world.h"
 #include "suite/record/run_case.h"
 #include "suite/train/curve_sink.h"
 

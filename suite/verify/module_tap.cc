@@ -232,14 +232,12 @@ ModuleTap::ModuleTap(const Case& item, const Reference& records,
 
 ModuleTap::~ModuleTap() = default;
 
-TapMutation ModuleTap::on_rank(int rank, TapMutation inner) const {
-  if (impl_->mesh.coordinate(rank, Axis::kDp) != 0) return inner;
+TapObserver ModuleTap::on_rank(int rank) const {
+  if (impl_->mesh.coordinate(rank, Axis::kDp) != 0) return {};
   // A point passes once in each micro-batch and step: the first time counts.
   const auto seen = std::make_shared<std::set<std::pair<RecordKind, std::string>>>();
-  return [impl = impl_, rank, inner = std::move(inner), seen](const Site& site, at::Tensor value) {
-    at::Tensor result = inner ? inner(site, std::move(value)) : std::move(value);
-    if (seen->emplace(site.kind, site.name).second) impl->look(rank, site, result);
-    return result;
+  return [impl = impl_, rank, seen](const Site& site, const at::Tensor& value) {
+    if (seen->emplace(site.kind, site.name).second) impl->look(rank, site, value);
   };
 }
 

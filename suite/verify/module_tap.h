@@ -10,6 +10,8 @@
 #include "fixtures/cases/case.h"
 #include "harness/recorder/recorder.h"
 #include "harness/report/tables.h"
+#include "harness/run/sink_chain.h"
+#include "harness/trace/reference.h"
 
 namespace isoshard {
 
@@ -39,9 +41,9 @@ class ModuleTap {
   ModuleTap(const ModuleTap&) = delete;
   ModuleTap& operator=(const ModuleTap&) = delete;
 
-  /// Looks at what `inner` (may be empty) gives on, and changes nothing.
+  /// Empty for ranks that it does not look at.
   /// Ranks   local; the tap must outlive the rank.
-  [[nodiscard]] TapMutation on_rank(int rank, TapMutation inner) const;
+  [[nodiscard]] TapObserver on_rank(int rank) const;
   /// In execution order.
   [[nodiscard]] std::vector<ModuleNumbers> numbers() const;
 

@@ -169,9 +169,7 @@ RunOptions SideBySide::observed(const Case& item, const Reference& records, RunO
   const auto tap =
       std::make_shared<const ModuleTap>(item, records, baseline_, baseline_ == nullptr);
   current_ = tap;
-  options.mutation = [tap, inner = std::move(options.mutation)](int rank) {
-    return tap->on_rank(rank, inner ? inner(rank) : TapMutation());
-  };
+  options.observers.emplace_back([tap](int rank) { return tap->on_rank(rank); });
   return options;
 }
 

@@ -26,7 +26,7 @@ namespace {
 std::string reference_settings(Case item) {
   item.subject = kReferenceName;
   item.degrees.tp = 1;
-  return bundle_settings(item, judge_options(item));
+  return bundle_settings(item, policy_of(item));
 }
 
 /// Writes every run as a bundle, and passes on what it hears.
@@ -45,7 +45,7 @@ class BundleDump : public VerifyObserver {
     next_.on_emulated(item, reference);
   }
   void on_run(const Case& item, const Trace& trace) override {
-    write_bundle(folder_ / item.slug(), trace, bundle_settings(item, judge_options(item)));
+    write_bundle(folder_ / item.slug(), trace, bundle_settings(item, policy_of(item)));
     next_.on_run(item, trace);
   }
 

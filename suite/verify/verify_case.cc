@@ -192,13 +192,13 @@ Verdict CaseJudge::exact(const Case& item, Trace emulated) {
   emulated = Trace();  // its memory is free for the subject
   observer_->on_emulated(item, reference);
   return judge(reference, run_subject(item, reference, RunDetail::kComparison),
-               exact_options(item));
+               exact_policy_of(item));
 }
 
 CaseJudgement CaseJudge::against_plain(const Case& item) {
   const Reference& reference = plain(item, kAllResponses);
   return {
-      judge(reference, run_subject(item, reference, RunDetail::kComparison), judge_options(item)),
+      judge(reference, run_subject(item, reference, RunDetail::kComparison), policy_of(item)),
       ReferenceKind::kPlain};
 }
 
@@ -213,7 +213,7 @@ std::pair<Verdict, Trace> CaseJudge::on_record(const Case& item, const NumericsS
     RunningEmulation running(item, numerics, {.compare_with = &reference, .keep = keep});
     beside();
     Trace emulated = emulation_of(running);
-    Verdict verdict = judge(reference, emulated, judge_options(item));
+    Verdict verdict = judge(reference, emulated, policy_of(item));
     verdict.subject = item.subject;
     return std::pair(std::move(verdict), std::move(emulated));
   };

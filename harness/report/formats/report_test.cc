@@ -41,7 +41,7 @@ Verdict verdict_of(double factor) {
     });
   };
   const Reference r = reference(body(true, 1));
-  JudgeOptions options;
+  JudgePolicy options;
   options.rtol = 1e-6;
   return judge(r, run(MeshShape({{Axis::kDp, 2}}), &r, body(false, factor)), options);
 }

@@ -31,6 +31,29 @@ WorldReport run_forked(WorldOptions options, ForkedWorld::Body body) {
   return ForkedWorld(std::move(options), std::move(body)).wait();
 }
 
+namespace {
+
+class Running final : public RunningWorld {
+ public:
+  Running(WorldOptions options, ForkedWorld::Body body)
+      : world_(std::move(options), std::move(body)) {}
+  WorldReport wait() override { return world_.wait(); }
+
+ private:
+  ForkedWorld world_;
+};
+
+}  // namespace
+
+std::unique_ptr<RunningWorld> ForkedLauncher::launch(WorldOptions options, Body body) {
+  return std::make_unique<Running>(std::move(options), std::move(body));
+}
+
+Launcher& forked_launcher() noexcept {
+  static ForkedLauncher launcher;
+  return launcher;
+}
+
 void require_ok(const WorldReport& report) {
   if (!report.ok()) throw InfrastructureError(report.describe());
 }

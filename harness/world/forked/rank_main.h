@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "core/comm/shm/shm_world.h"
+#include "core/comm/transport.h"
 #include "harness/world/forked/forked_world.h"
 #include "harness/world/forked/rank_slot.h"
 
@@ -19,7 +19,7 @@ struct RankStart {
   int standard_error = -1;
   std::vector<int> to_close;  ///< the controller's descriptors, which no rank may hold
   RankSlot* slot = nullptr;
-  ShmWorld* world = nullptr;
+  CommWorld* world = nullptr;
   const WorldOptions* options = nullptr;
   const ForkedWorld::Body* body = nullptr;
 };

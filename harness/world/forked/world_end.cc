@@ -64,7 +64,7 @@ int missing_member(const Journal& journal, const JournalEntry& entry, Candidate 
 }  // namespace
 
 void WorldState::release(const std::string& reason) {
-  shm_.abort(reason);
+  comm_->abort(reason);
   if (phase_ >= WorldPhase::kReleasing) return;
   phase_ = WorldPhase::kReleasing;
   next_step_ = Clock::now() + (deadline_passed_ ? kDeadlineGrace : kReleaseGrace);
@@ -82,7 +82,7 @@ void WorldState::fail(int culprit, const std::string& cause) {
 void WorldState::stop(const std::string& cause) {
   if (is_done()) return;
   if (cause_.empty()) cause_ = cause;
-  shm_.abort(cause);
+  comm_->abort(cause);
   kill_rest(false);
 }
 
@@ -105,7 +105,7 @@ void WorldState::kill_rest(bool is_hang) {
 
 void WorldState::begin_dump(Clock::time_point now) {
   deadline_passed_ = true;
-  const Journal& journal = shm_.journal();
+  const Journal& journal = comm_->journal();
   std::vector<std::string> clauses;
   if (std::string words = journal.describe_hang(); !words.empty())
     clauses.push_back(std::move(words));
@@ -133,7 +133,7 @@ void WorldState::begin_dump(Clock::time_point now) {
 void WorldState::end_dump() {
   phase_ = WorldPhase::kRunning;
   for (RankProcess& process : processes_) {
-    if (process.is_gone || waits_in_collective(shm_.journal(), process.report.rank)) continue;
+    if (process.is_gone || waits_in_collective(comm_->journal(), process.report.rank)) continue;
     process.is_hung = true;
     ::kill(process.pid, SIGKILL);
   }
@@ -157,7 +157,7 @@ void WorldState::give_up() {
 
 // Every rank that is left waits in a call that some other rank of its group has not entered.
 bool WorldState::all_wait_in_vain() const {
-  const Journal& journal = shm_.journal();
+  const Journal& journal = comm_->journal();
   return std::ranges::all_of(processes_, [&](const RankProcess& process) {
     if (process.is_gone || process.said_goodbye) return true;
     const auto entry = journal.last(process.report.rank);
@@ -169,7 +169,7 @@ bool WorldState::all_wait_in_vain() const {
 // A rank that has returned enters nothing any more: who waits for it waits in vain, and need not
 // wait for the deadline.
 void WorldState::look_for_deserted_collective(Clock::time_point now) {
-  const Journal& journal = shm_.journal();
+  const Journal& journal = comm_->journal();
   for (const RankProcess& process : processes_) {
     const auto entry =
         process.said_goodbye || process.is_gone ? std::nullopt : journal.last(process.report.rank);

@@ -18,6 +18,7 @@
 
 #include "core/base/error.h"
 #include "core/comm/collective.h"
+#include "core/comm/shm/shm_world.h"
 #include "harness/world/forked/crash_handler.h"
 #include "harness/world/forked/leaked_processes.h"
 #include "harness/world/forked/rank_main.h"
@@ -84,6 +85,16 @@ int checked_size(int size) {
   return size;
 }
 
+std::unique_ptr<CommWorld> make_comm_world(const WorldOptions& options) {
+  const Transport transport = options.transport.make ? options.transport : shm_transport();
+  if (!transport.crosses_processes) {
+    throw UsageError(
+        fmt::format("the transport of forked ranks must cross processes, got {}; take shm",
+                    name_of(transport.backend)));
+  }
+  return transport.make(checked_size(options.size), options.order);
+}
+
 // A fork copies only the calling thread: locks of others would stay locked, and an OpenMP pool
 // hangs.
 void require_single_thread() {
@@ -127,7 +138,7 @@ WorldState::WorldState(WorldOptions options, ForkedWorld::Body body)
     : options_(std::move(options)),
       body_(std::move(body)),
       owner_(::getpid()),
-      shm_(checked_size(options_.size), options_.order),
+      comm_(make_comm_world(options_)),
       slots_(options_.size),
       processes_(static_cast<std::size_t>(options_.size)) {
   call_world_hooks(options_.size);
@@ -199,7 +210,7 @@ void WorldState::start_rank(int rank) {
                   .standard_error = error.rank.get(),
                   .to_close = {channel.own.get(), output.own.get(), error.own.get()},
                   .slot = &slots_[rank],
-                  .world = &shm_,
+                  .world = comm_.get(),
                   .options = &options_,
                   .body = &body_};
   for (const WorldState* world : running_worlds()) {

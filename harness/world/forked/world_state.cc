@@ -78,14 +78,14 @@ void WorldState::on_frame(RankProcess& process, FrameType type,
       return;
     case FrameType::kException:
       process.exception = text;
-      process.report.where = shm_.journal().last_call_in_words(rank);
+      process.report.where = comm_->journal().last_call_in_words(rank);
       process.report.phase = slots_[rank].phase.str();
       fail(rank, fmt::format("rank {} threw {}: {}", rank, place_in_words(process.report), text));
       return;
     case FrameType::kLeak:
       if (process.exception) return;  // which says more
       process.exception = fmt::format("leaked: {}", text);
-      process.report.where = shm_.journal().last_call_in_words(rank);
+      process.report.where = comm_->journal().last_call_in_words(rank);
       fail(rank, fmt::format("rank {} left processes behind, which were killed: {}", rank, text));
       return;
     case FrameType::kGoodbye: {
@@ -173,7 +173,7 @@ void WorldState::reap(RankProcess& process) {
   process.report.standard_error = process.error_text.text();
   const int rank = process.report.rank;
   if (!process.exception) {
-    process.report.where = shm_.journal().last_call_in_words(rank);
+    process.report.where = comm_->journal().last_call_in_words(rank);
     process.report.phase = slots_[rank].phase.str();
   }
   classify(process, status);

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/comm/shm/shm_world.h"
+#include "core/comm/transport.h"
 #include "harness/world/forked/captured_output.h"
 #include "harness/world/forked/forked_world.h"
 #include "harness/world/forked/frames.h"
@@ -119,7 +119,7 @@ class WorldState {
   WorldOptions options_;
   ForkedWorld::Body body_;
   pid_t owner_;
-  ShmWorld shm_;
+  std::unique_ptr<CommWorld> comm_;
   SlotMemory slots_;
   std::vector<RankProcess> processes_;
   Clock::time_point deadline_;

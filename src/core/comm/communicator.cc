@@ -14,6 +14,10 @@
 
 namespace isoshard {
 
+std::string name_of(const Device& device) {
+  return device.kind == Device::Kind::kCpu ? "cpu" : fmt::format("cuda:{}", device.index);
+}
+
 std::string_view name_of(Reduction reduction) noexcept {
   switch (reduction) {
     case Reduction::kSum:

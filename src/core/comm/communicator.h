@@ -30,21 +30,39 @@ enum class ReductionOrder : std::uint8_t { kOrdered, kRing, kTree, kNative };
 /// Errors   UsageError that lists ordered, ring, tree, native.
 [[nodiscard]] ReductionOrder parse_reduction_order(std::string_view name);
 
+/// Where a buffer's memory is.
+struct Device {
+  enum class Kind : std::uint8_t { kCpu, kCuda } kind = Kind::kCpu;
+  int index = 0;  ///< among those of its kind
+  friend bool operator==(const Device&, const Device&) = default;
+};
+[[nodiscard]] std::string name_of(const Device& device);  ///< "cpu", "cuda:1"
+
 /// A contiguous run of `count` elements. Not owned.
 struct Buffer {
   std::byte* data = nullptr;
   std::int64_t count = 0;
   Dtype dtype = Dtype::kFloat32;
+  Device device{};
+  /// The device's stream that a collective is ordered on; nullptr: the default one
+  void* stream = nullptr;
 };
 struct ConstBuffer {
   const std::byte* data = nullptr;
   std::int64_t count = 0;
   Dtype dtype = Dtype::kFloat32;
+  Device device{};
+  void* stream = nullptr;
   ConstBuffer() = default;
   ConstBuffer(const std::byte* data_in, std::int64_t count_in, Dtype dtype_in)
       : data(data_in), count(count_in), dtype(dtype_in) {}
   // NOLINT: as span converts
-  ConstBuffer(const Buffer& buffer) : data(buffer.data), count(buffer.count), dtype(buffer.dtype) {}
+  ConstBuffer(const Buffer& buffer)
+      : data(buffer.data),
+        count(buffer.count),
+        dtype(buffer.dtype),
+        device(buffer.device),
+        stream(buffer.stream) {}
 };
 
 /// One send or recv of a grouped call.

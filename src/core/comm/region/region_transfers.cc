@@ -14,6 +14,7 @@
 #include <tuple>
 
 #include "core/base/error.h"
+#include "core/comm/region/region_buffers.h"
 #include "core/comm/region/region_communicator.h"
 
 namespace isoshard {
@@ -21,10 +22,11 @@ namespace {
 
 Buffer as_buffer(const ConstBuffer& data) {
   // NOLINT: a send only reads it
-  return {const_cast<std::byte*>(data.data), data.count, data.dtype};
+  return {const_cast<std::byte*>(data.data), data.count, data.dtype, data.device, data.stream};
 }
 
 void check_data(const ConstBuffer& data, const char* op) {
+  check_on_host(data, op, "data");
   if (data.count < 0 || (data.count > 0 && data.data == nullptr)) {
     throw ShapeError(fmt::format(
         "{}: the data must have a count of at least 0 and an address, got {} elements at {}", op,

@@ -50,4 +50,10 @@ const Journal& ShmWorld::journal() const noexcept {
   return impl_->region.journal();
 }
 
+Transport shm_transport() {
+  return {Backend::kShm, true, [](int num_ranks, ReductionOrder order) {
+            return std::make_unique<ShmWorld>(num_ranks, order);
+          }};
+}
+
 }  // namespace isoshard

@@ -5,8 +5,7 @@
 #include <memory>
 #include <string_view>
 
-#include "core/comm/communicator.h"
-#include "core/comm/journal.h"
+#include "core/comm/transport.h"
 
 namespace isoshard {
 
@@ -26,22 +25,22 @@ namespace isoshard {
 ///     if (fork() == 0) { auto comm = world.communicator(1); comm->barrier({}); _exit(0); }
 ///     ...                                  // a rank died:
 ///     world.abort("rank 1 was killed by SIGKILL " + world.journal().last_call_in_words(1));
-class ShmWorld {
+class ShmWorld final : public CommWorld {
  public:
   explicit ShmWorld(int num_ranks, ReductionOrder order = ReductionOrder::kOrdered);
-  ~ShmWorld();
+  ~ShmWorld() override;
   ShmWorld(const ShmWorld&) = delete;
   ShmWorld& operator=(const ShmWorld&) = delete;
 
-  [[nodiscard]] int size() const noexcept;
+  [[nodiscard]] int size() const noexcept override;
 
   /// The world's communicator of one rank. Ranks   local; called once, in the process that is this
   /// rank.
-  [[nodiscard]] std::unique_ptr<Communicator> communicator(int rank);
+  [[nodiscard]] std::unique_ptr<Communicator> communicator(int rank) override;
 
   /// Makes every rank's pending and later collectives throw CommError(reason). The first reason
   /// given stays.
-  void abort(std::string_view reason) noexcept;
+  void abort(std::string_view reason) noexcept override;
   [[nodiscard]] bool is_aborted() const noexcept;
 
   /// From then on waiting ranks throw TimeoutError, which says who is missing in what. May be moved
@@ -49,11 +48,14 @@ class ShmWorld {
   void set_deadline(std::chrono::steady_clock::time_point deadline) noexcept;
 
   /// Readable at any time, and after the ranks are gone.
-  [[nodiscard]] const Journal& journal() const noexcept;
+  [[nodiscard]] const Journal& journal() const noexcept override;
 
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// Worlds of shared memory.
+[[nodiscard]] Transport shm_transport();
 
 }  // namespace isoshard

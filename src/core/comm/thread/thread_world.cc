@@ -90,6 +90,13 @@ int ThreadWorld::size() const noexcept {
   return impl_->region.num_ranks();
 }
 
+std::unique_ptr<Communicator> ThreadWorld::communicator(int rank) {
+  if (rank < 0 || rank >= size())
+    throw UsageError("rank " + std::to_string(rank) + " of a world of " + std::to_string(size()) +
+                     " ranks");
+  return std::make_unique<RegionCommunicator>(impl_->region, rank);
+}
+
 void ThreadWorld::run(const std::function<void(Communicator&)>& body) {
   if (impl_->region.is_aborted()) impl_->region.throw_abort();
   {
@@ -115,6 +122,12 @@ void ThreadWorld::set_deadline(std::chrono::steady_clock::time_point deadline) n
 
 const Journal& ThreadWorld::journal() const noexcept {
   return impl_->region.journal();
+}
+
+Transport thread_transport() {
+  return {Backend::kThread, false, [](int num_ranks, ReductionOrder order) {
+            return std::make_unique<ThreadWorld>(num_ranks, order);
+          }};
 }
 
 }  // namespace isoshard

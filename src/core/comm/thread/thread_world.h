@@ -7,8 +7,7 @@
 #include <memory>
 #include <string_view>
 
-#include "core/comm/communicator.h"
-#include "core/comm/journal.h"
+#include "core/comm/transport.h"
 
 namespace isoshard {
 
@@ -19,28 +18,34 @@ namespace isoshard {
 ///
 ///     ThreadWorld world(3);
 ///     world.run([](Communicator& comm) { comm.barrier({}); });
-class ThreadWorld {
+class ThreadWorld final : public CommWorld {
  public:
   explicit ThreadWorld(int num_ranks, ReductionOrder order = ReductionOrder::kOrdered);
-  ~ThreadWorld();
+  ~ThreadWorld() override;
   ThreadWorld(const ThreadWorld&) = delete;
   ThreadWorld& operator=(const ThreadWorld&) = delete;
 
-  [[nodiscard]] int size() const noexcept;
+  [[nodiscard]] int size() const noexcept override;
+
+  /// For callers with threads of their own; run() has its own ones.
+  [[nodiscard]] std::unique_ptr<Communicator> communicator(int rank) override;
 
   /// Runs body on every rank and joins. When a rank throws, the world is aborted and the first
   /// exception is rethrown. May be called again, unless the world is aborted (CommError).
   void run(const std::function<void(Communicator&)>& body);
 
   /// As of ShmWorld.
-  void abort(std::string_view reason) noexcept;
+  void abort(std::string_view reason) noexcept override;
   [[nodiscard]] bool is_aborted() const noexcept;
   void set_deadline(std::chrono::steady_clock::time_point deadline) noexcept;
-  [[nodiscard]] const Journal& journal() const noexcept;
+  [[nodiscard]] const Journal& journal() const noexcept override;
 
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// Worlds of threads.
+[[nodiscard]] Transport thread_transport();
 
 }  // namespace isoshard

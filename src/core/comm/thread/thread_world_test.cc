@@ -47,6 +47,33 @@ std::vector<std::string> failures_of(ThreadWorld& world,
   return failures;
 }
 
+TEST(ThreadWorld, RefusesBuffersThatAreNotInHostMemory) {
+  ThreadWorld world(1);
+  std::vector<float> values(2);
+  Buffer on_gpu = buffer_of(values), on_stream = on_gpu;
+  on_gpu.device = {Device::Kind::kCuda, 1};
+  on_stream.stream = &values;
+
+  world.run([&](Communicator& comm) {
+    EXPECT_THAT([&] { comm.all_reduce(on_gpu, Reduction::kSum, kInfo).wait(); },
+                testing::ThrowsMessage<UsageError>(
+                    HasSubstr("data must be in host memory and on no stream, got cuda:1")));
+    EXPECT_THAT([&] { comm.send(on_stream, 0, kInfo).wait(); },
+                testing::ThrowsMessage<UsageError>(HasSubstr("got cpu on a stream")));
+  });
+}
+
+TEST(ThreadWorld, IsATransport) {
+  const Transport transport = thread_transport();
+
+  const std::unique_ptr<CommWorld> world = transport.make(1, ReductionOrder::kRing);
+
+  EXPECT_EQ(transport.backend, Backend::kThread);
+  EXPECT_FALSE(transport.crosses_processes);
+  EXPECT_EQ(world->size(), 1);
+  EXPECT_EQ(world->communicator(0)->reduction_order(), ReductionOrder::kRing);
+}
+
 struct Mismatch {
   const char* name;
   std::function<void(Communicator&)> body;  ///< rank 1's call differs

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Where the bytes that ranks keep live, and how the controller gets them.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "harness/trace/trace.h"
+#include "harness/world/launcher.h"
+
+namespace isoshard {
+
+/// The kept bytes of one run, by rank of its mesh.
+///
+/// Requires     made by the controller before the ranks start.
+///
+///     const auto store = make_trace_store(launcher, mesh.world_size(), bytes, Sharing::kOwn);
+///     recording.arena = store->of_rank(rank);          // on the rank
+///     trace.ranks[rank].arena = store->kept_by(rank);  // in the controller, after the ranks' end
+class TraceStore {
+ public:
+  virtual ~TraceStore() = default;
+  /// What the rank appends to.
+  /// Ranks   local, on the rank.
+  [[nodiscard]] virtual std::shared_ptr<Arena> of_rank(int rank) = 0;
+  /// What the rank has appended, read-only from here on.
+  /// Ranks    called by the controller, after the rank's end.
+  /// Errors   InfrastructureError if the rank has damaged it.
+  [[nodiscard]] virtual std::shared_ptr<const Arena> kept_by(int rank) = 0;
+};
+
+/// kTogether: the ranks run in one process, and copies that they hold are kept once.
+enum class Sharing : std::uint8_t { kOwn, kTogether };
+
+/// A store in shared memory that fits the launcher; `bytes` are reserved for each rank, and those
+/// that are not used cost nothing. Stores that gather by messages, for launchers whose ranks share
+/// no memory with the controller, are not built.
+/// Errors   NotBuiltError for a launcher without shared memory; as Arena.
+[[nodiscard]] std::unique_ptr<TraceStore> make_trace_store(const Launcher& launcher, int num_ranks,
+                                                           std::size_t bytes, Sharing sharing);
+
+/// Of a run that keeps nothing.
+[[nodiscard]] std::unique_ptr<TraceStore> no_trace_store();
+
+}  // namespace isoshard

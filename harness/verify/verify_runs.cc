@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// One plan, run by run.
+#include "harness/verify/verify_runs.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "core/base/error.h"
+#include "harness/bundle/bundle.h"
+#include "harness/bundle/run_settings.h"
+#include "harness/judge/judge.h"
+#include "harness/run/run_subject.h"
+#include "harness/verify/run_tables.h"
+#include "harness/world/interrupt.h"
+
+namespace isoshard {
+namespace {
+
+void check(const RunPlan& plan) {
+  if (plan.runs.empty()) throw UsageError("a plan must have at least 1 run, got 0");
+  std::set<std::string> names;
+  for (const RunSpec& run : plan.runs) {
+    if (!names.insert(run.name).second)
+      throw UsageError(fmt::format("each run must have a name of its own, got {} twice", run.name));
+  }
+  if (plan.fault.has_value() && (plan.fault->collective == nullptr) == !plan.fault->tap)
+    throw UsageError(
+        fmt::format("the fault {} must have a collective fault or a tap", plan.fault->name));
+}
+
+JudgePolicy policy_of(const RunPlan& plan, const RunSpec& run) {
+  JudgePolicy policy = plan.reference.policy;
+  policy.activation_grad_scale = run.policy.activation_grad_scale;
+  return policy;
+}
+
+std::string settings_of(const RunPlan& plan, const JudgePolicy& policy) {
+  const nlohmann::json training = nlohmann::json::parse(plan.training, nullptr, false);
+  if (!training.is_object())
+    throw UsageError(
+        fmt::format("the training settings must be a JSON object, got {}", plan.training));
+  return nlohmann::json({{"training", training}, {"judging", judging_json(policy)}}).dump();
+}
+
+Reference reference_of(const RunPlan& plan, Launcher& launcher) {
+  RunSpec plain = plan.reference;
+  plain.subject = "reference";
+  Reference reference = record_reference(plain, launcher);
+  for (RunSpec perturbed : plan.perturbed) {
+    perturbed.policy = plan.reference.policy;
+    add_response(reference, perturbed, launcher);
+  }
+  if (!plan.dump.empty())
+    write_bundle(plan.dump / ("reference_" + plain.name), reference,
+                 settings_of(plan, plain.policy));
+  return reference;
+}
+
+RunSpec with_fault(RunSpec run, const RunFault& fault, const FaultProbe& probe) {
+  if (fault.collective != nullptr) {
+    run.decorate = [inner = run.decorate, fault = fault.collective, probe, mesh = run.mesh](
+                       std::unique_ptr<Communicator> comm, int rank) {
+      if (inner) comm = inner(std::move(comm), rank);
+      return decorate_with_fault(std::move(comm), fault, probe, mesh);
+    };
+  } else {
+    run.mutation = [inner = run.mutation, tap = fault.tap, probe](int rank) -> TapMutation {
+      return [own = inner ? inner(rank) : TapMutation(), faulty = counted(tap(rank), probe)](
+                 const Site& site, at::Tensor value) {
+        return faulty(site, own ? own(site, std::move(value)) : std::move(value));
+      };
+    };
+  }
+  return run;
+}
+
+Trace trace_of(const RunPlan& plan, RunSpec run, const Reference& reference, Launcher& launcher) {
+  const FaultProbe probe;
+  if (plan.fault.has_value()) run = with_fault(std::move(run), *plan.fault, probe);
+  Trace trace = record(launcher, run,
+                       {.reference = &reference,
+                        .keep = plan.dump.empty() ? Keep::kWhatDiffers : Keep::kEverything});
+  if (plan.fault.has_value() && probe.count() == 0) {
+    throw InfrastructureError(
+        fmt::format("fault {} had no effect on {}: the run never makes the calls that it changes",
+                    plan.fault->name, run.name));
+  }
+  if (!plan.dump.empty()) write_bundle(plan.dump / run.name, trace, settings_of(plan, run.policy));
+  return trace;
+}
+
+ReportCase judged(const RunPlan& plan, RunSpec run, const Reference& reference,
+                  Launcher& launcher) {
+  run.policy = policy_of(plan, run);
+  ReportCase result;
+  result.name = run.name;
+  result.against = "plain";
+  if (plan.fault.has_value()) result.fault = plan.fault->name;
+  try {
+    result.verdict = judge(reference, trace_of(plan, run, reference, launcher), run.policy);
+  } catch (const InfrastructureError& error) {
+    result.failure = error.what();
+  }
+  return result;
+}
+
+}  // namespace
+
+Report verify_runs(const RunPlan& plan, Launcher& launcher) {
+  check(plan);
+  const KeepResults keep_results;
+  const Reference reference = reference_of(plan, launcher);
+  Report report;
+  int conforming = 0;
+  for (const RunSpec& run : plan.runs) {
+    if (interrupt_signal() != 0) break;
+    const ReportCase& result = report.add(judged(plan, run, reference, launcher));
+    if (result.status() == Status::kConforms) ++conforming;
+  }
+  if (plan.tables) report.tables.push_back(tables_of(plan.reference.name, report.cases));
+  if (interrupt_signal() != 0) {
+    report.exit_code = 128 + interrupt_signal();
+    report.summary =
+        fmt::format("interrupted after {} of {} runs", report.cases.size(), plan.runs.size());
+  } else {
+    report.summary = fmt::format("{} of {} runs conform", conforming, plan.runs.size());
+  }
+  return report;
+}
+
+}  // namespace isoshard

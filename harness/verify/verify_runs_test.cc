@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// Claims about plans: what is reported of runs of a subject that is not ours.
+#include "harness/verify/verify_runs.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/base/error.h"
+#include "core/comm/tensor.h"
+#include "harness/judge/compare_bundles.h"
+#include "harness/report/formats/report_formats.h"
+#include "harness/testing/test_folder.h"
+
+namespace isoshard {
+namespace {
+
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+using testing::ThrowsMessage;
+
+/// The sum of a vector of six ones, cut over tp, and its gradient.
+class Total final : public Subject {
+ public:
+  Total(Rank& rank, Sink& sink) : tp_(rank.comm()), sink_(sink) {}
+  void setup() override {}
+  void forward_backward(std::span<const Batch>) override {
+    at::Tensor sum = at::full({1}, 6.0 / tp_.size(), at::kFloat);
+    all_reduce(tp_, sum, Reduction::kSum, {Purpose::kRowParallelForward, Axis::kTp, {}}).wait();
+    (void)sink_.on_activation({RecordKind::kActivation, "total", replicated({1}), 1.0}, sum);
+    sink_.on_record({RecordKind::kScalar, "loss", replicated({1}), 1.0}, sum);
+  }
+  void reduce_gradients() override {
+    const Layout layout{.global_shape = {6}, .placements = {shard(Axis::kTp, 0)}};
+    sink_.on_record({RecordKind::kGrad, "x", layout, 1.0}, at::ones({6 / tp_.size()}));
+  }
+  void clip() override {}
+  void step() override {}
+  void state() override {}
+
+ private:
+  Communicator& tp_;
+  Sink& sink_;
+};
+
+RunSpec total(int tp) {
+  RunSpec spec;
+  spec.name = "total_tp" + std::to_string(tp);
+  spec.mesh = MeshShape({{Axis::kTp, tp}});
+  spec.make = [](Rank& rank, Sink& sink) { return std::make_unique<Total>(rank, sink); };
+  spec.batches = [](int, int) { return std::vector<Batch>(1); };
+  spec.policy.level = Level::kExact;
+  return spec;
+}
+
+RunPlan plan_of(int tp) {
+  return {.reference = total(1), .runs = {total(tp)}};
+}
+
+TEST(VerifyRuns, ReportsEachRunWithTablesAndAnExitCode) {
+  RunPlan plan = plan_of(2);
+  plan.runs.push_back(total(3));
+  plan.tables = true;
+
+  const Report report = verify_runs(plan);
+
+  EXPECT_EQ(report.exit_code, kExitConforms) << text_of(report);
+  ASSERT_THAT(report.cases, SizeIs(2));
+  EXPECT_EQ(report.cases[1].name, "total_tp3");
+  EXPECT_EQ(report.cases[1].verdict->mesh.world_size(), 3);
+  EXPECT_EQ(report.summary, "2 of 2 runs conform");
+  ASSERT_THAT(report.tables, SizeIs(1));
+  ASSERT_THAT(report.tables[0].columns, SizeIs(3));
+  EXPECT_EQ(report.tables[0].columns[2].output_norms.at("total"), 6);
+  EXPECT_EQ(report.tables[0].columns[0].losses, std::vector<double>{6});
+}
+
+TEST(VerifyRuns, AFaultIsFoundWhereverItIsPut) {
+  RunPlan lost = plan_of(2), changed = plan_of(2);
+  lost.fault = {.name = "lost_sum",
+                .collective = skip_calls(Purpose::kRowParallelForward, Axis::kTp)};
+  changed.fault = {.name = "changed", .tap = [](int) -> TapMutation {
+                     return [](const Site&, const at::Tensor& value) { return value + 1; };
+                   }};
+
+  for (const RunPlan& plan : {lost, changed}) {
+    const Report report = verify_runs(plan);
+
+    EXPECT_EQ(report.exit_code, kExitDiverges) << text_of(report);
+    EXPECT_EQ(report.cases.at(0).fault, plan.fault->name);
+    EXPECT_THAT(report.cases.at(0).verdict->reason, HasSubstr("forward at total"));
+  }
+}
+
+TEST(VerifyRuns, AFaultWithoutEffectMakesTheRunIncomplete) {
+  RunPlan plan = plan_of(2);
+  plan.fault = {.name = "elsewhere", .collective = skip_calls(Purpose::kGradReduce, Axis::kDp)};
+
+  const Report report = verify_runs(plan);
+
+  EXPECT_EQ(report.exit_code, kExitInfrastructure);
+  EXPECT_THAT(report.cases.at(0).failure, HasSubstr("elsewhere had no effect on total_tp2"));
+}
+
+TEST(VerifyRuns, ARunThatBreaksDownLeavesTheOthers) {
+  RunPlan plan = plan_of(2);
+  plan.runs.insert(plan.runs.begin(), total(3));
+  plan.runs.front().batches = [](int, int) -> std::vector<Batch> { throw UsageError("no batch"); };
+
+  const Report report = verify_runs(plan);
+
+  EXPECT_EQ(report.exit_code, kExitInfrastructure);
+  EXPECT_THAT(report.cases.at(0).failure, HasSubstr("no batch"));
+  EXPECT_EQ(report.cases.at(1).status(), Status::kConforms);
+}
+
+TEST(VerifyRuns, DumpedRunsAreJudgedAlike) {
+  const TestFolder folder;
+  RunPlan plan = plan_of(2);
+  plan.dump = folder.path();
+
+  const Report report = verify_runs(plan);
+
+  const Verdict again =
+      compare_bundles(folder.path() / "reference_total_tp1", folder.path() / "total_tp2", {});
+  EXPECT_EQ(report.exit_code, kExitConforms);
+  EXPECT_EQ(again.status, Status::kConforms);
+  EXPECT_EQ(again.compared, report.cases.at(0).verdict->compared);
+}
+
+TEST(VerifyRuns, RefusesAPlanThatJudgesNothing) {
+  EXPECT_THAT([] { (void)verify_runs({.reference = total(1)}); },
+              ThrowsMessage<UsageError>(HasSubstr("at least 1 run, got 0")));
+  EXPECT_THAT(
+      [] {
+        (void)verify_runs({.reference = total(1), .runs = {total(2), total(2)}});
+      },
+      ThrowsMessage<UsageError>(HasSubstr("got total_tp2 twice")));
+}
+
+}  // namespace
+}  // namespace isoshard

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a case to its policy, in one place.
+#include "suite/reference/policy.h"
+
+#include "subjects/registry/subject_spec.h"
+#include "subjects/train/trainer.h"
+#include "suite/reference/lattice_guard.h"
+
+namespace isoshard {
+
+JudgePolicy policy_of(const Case& c) {
+  JudgePolicy policy;
+  if (is_lattice(c)) policy.level = Level::kExact;
+  policy.coarsest = c.coarsest_dtype();
+  policy.mask = c.settings.optimizer.kind == OptimizerSettings::Kind::kAdamW;
+  policy.activation_grad_scale = is_reference(c.subject) ? 1 : c.degrees.dp;
+  policy.max_grad_norm = c.settings.max_grad_norm;
+  for (const ParameterSpec& spec : make_model(c.config, c.attention)->parameters()) {
+    // the embedding's and the head's
+    if (spec.param_class == ParamClass::kTied) policy.num_names[spec.name] = 2;
+  }
+  return policy;
+}
+
+JudgePolicy exact_policy_of(const Case& c) {
+  JudgePolicy policy = policy_of(c);
+  policy.level = Level::kExact;
+  return policy;
+}
+
+}  // namespace isoshard
