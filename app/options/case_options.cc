@@ -16,9 +16,9 @@
 #include "fixtures/inputs/inputs.h"
 #include "harness/world/machine.h"
 #include "subjects/checkpoint/model_folder.h"
-#include "subjects/registry/subject_spec.h"
 #include "subjects/model/config/builtin.h"
 #include "subjects/model/zoo/registry.h"
+#include "subjects/registry/subject_spec.h"
 #include "suite/reference/lattice_guard.h"
 #include "suite/reference/reference.h"
 

@@ -90,10 +90,10 @@ void apply_degrees(const ParsedOptions& options, const Strings& selected, const 
                    Case& base) {
   const bool any_tp = std::any_of(selected.begin(), selected.end(), has_tp_axis);
   if (options.given("tp") && options.get<int>("tp") > 1 && !any_tp)
-    throw UsageError(
-        fmt::format("--tp {}: {} {} no tp axis; leave --tp out or add --subjects {}",
-                    options.get<int>("tp"), fmt::join(selected, " and "),
-                    selected.size() == 1 ? "has" : "have", subjects_with(Axis::kTp).front()));
+    throw UsageError(fmt::format("--tp {}: {} {} no tp axis; leave --tp out or add --subjects {}",
+                                 options.get<int>("tp"), fmt::join(selected, " and "),
+                                 selected.size() == 1 ? "has" : "have",
+                                 subjects_with(Axis::kTp).front()));
   const int workers = options.given("num-workers") ? options.get<int>("num-workers") : 0;
   if (fault.empty() || options.given("tp"))
     base.degrees.tp = options.given("tp") ? options.get<int>("tp") : any_tp ? kDefaultTp : 1;

@@ -53,9 +53,10 @@ std::vector<Case> expand(const ParsedOptions& options, const std::vector<Case>& 
   const bool own_mesh = options.given("tp") || dp != 0 || options.given("dp");
   const int tp = options.given("tp") ? options.get<int>("tp") : 0;
   if (!subjects.empty() && tp > 1 && is_without_tp)
-    throw UsageError(fmt::format("--subjects {0} --tp {1}: {0} has no tp axis; leave --tp out or "
-                                 "take one of {2}",
-                                 fmt::join(subjects, ","), tp, join_names(subjects_with(Axis::kTp))));
+    throw UsageError(
+        fmt::format("--subjects {0} --tp {1}: {0} has no tp axis; leave --tp out or "
+                    "take one of {2}",
+                    fmt::join(subjects, ","), tp, join_names(subjects_with(Axis::kTp))));
 
   std::vector<Case> result;
   const auto add = [&](Case item) {

@@ -357,6 +357,63 @@ std::vector<std::string> check_line_lengths(const fs::path& root) {
   return problems;
 }
 
+std::vector<std::string> check_subject_names(const fs::path& root) {
+  static const std::regex kRow(R"rx(\.name = "(\w+)")rx");
+  static const std::regex kConstant(R"rx(std::string_view k\w+Name = "(\w+)")rx");
+  std::set<std::string> names;
+  for (const fs::path& path :
+       files_below(root, {"src/subjects/registry", "src/core/base"}, is_code)) {
+    const bool is_row = is_below(path.generic_string(), "src/subjects/registry");
+    for (const std::string& line : lines_of(root / path)) {
+      std::smatch match;
+      if (std::regex_search(line, match, is_row ? kRow : kConstant)) names.insert(match[1]);
+    }
+  }
+  if (names.empty())
+    throw std::runtime_error(fmt::format("no row of a subject below {}", root.string()));
+  const std::regex comparison(
+      fmt::format(R"rx(([=!]=\s*"({0})")|("({0})"\s*[=!]=))rx", fmt::join(names, "|")));
+  const std::vector<fs::path> files = files_below(root, kCodeFolders, [](const fs::path& path) {
+    return is_code(path) && !path.filename().string().ends_with("_test.cc") &&
+           !is_below(path.parent_path().filename().generic_string(), "registry");
+  });
+  std::vector<std::string> problems;
+  for (const fs::path& path : files) {
+    const std::vector<std::string> lines = lines_of(root / path);
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      std::smatch match;
+      const std::string code = without_comment(lines[i]);
+      if (!std::regex_search(code, match, comparison)) continue;
+      problems.push_back(fmt::format(
+          "{}:{}: comparison with a subject's name ({}): ask its row in subjects/registry",
+          path.generic_string(), i + 1, match.str()));
+    }
+  }
+  return problems;
+}
+
+std::vector<std::string> check_degree_pairs(const fs::path& root) {
+  static const std::regex kPair(
+      R"(\bint\s+(dp|tp|pp|cp|ep)\s*,\s*(const\s+)?(int\s+)?(dp|tp|pp|cp|ep)\b)");
+  const std::vector<fs::path> files = files_below(root, kCodeFolders, is_code);
+  require_files(files, root);
+  std::vector<std::string> problems;
+  for (const fs::path& path : files) {
+    const std::vector<std::string> lines = lines_of(root / path);
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      std::string code = without_comment(lines[i]);
+      if (i + 1 < lines.size()) code += " " + trimmed(without_comment(lines[i + 1]));
+      std::smatch match;
+      if (!std::regex_search(code, match, kPair)) continue;
+      // A pair that begins on the next line is found there.
+      if (static_cast<std::size_t>(match.position()) >= without_comment(lines[i]).size()) continue;
+      problems.push_back(fmt::format("{}:{}: a pair of ints ({}): take Degrees or a MeshShape",
+                                     path.generic_string(), i + 1, match.str()));
+    }
+  }
+  return problems;
+}
+
 std::vector<std::string> check_licence_lines(const fs::path& root) {
   std::vector<std::string> folders = kCodeFolders;
   folders.insert(folders.end(), {"tools", "python", ".ci", ".github"});

@@ -44,6 +44,14 @@ struct LayerRow {
 /// No line of a source, build or script file is longer than 100 columns.
 [[nodiscard]] std::vector<std::string> check_line_lengths(const std::filesystem::path& root);
 
+/// Nobody compares with a subject's name outside src/subjects/registry (tests apart): its row is
+/// asked. The names are those of the rows there.
+[[nodiscard]] std::vector<std::string> check_subject_names(const std::filesystem::path& root);
+
+/// No function takes two degrees or two coordinates as a pair of ints, which can be swapped:
+/// Degrees and MeshShape name them.
+[[nodiscard]] std::vector<std::string> check_degree_pairs(const std::filesystem::path& root);
+
 /// Every source, script and build file names its licence in its first three lines.
 [[nodiscard]] std::vector<std::string> check_licence_lines(const std::filesystem::path& root);
 

@@ -53,6 +53,8 @@ using FolderCycles = PlantedTree;
 using FolderSizes = PlantedTree;
 using JudgeWithoutLibTorch = PlantedTree;
 using LineLengths = PlantedTree;
+using SubjectNames = PlantedTree;
+using DegreePairs = PlantedTree;
 using LicenceLines = PlantedTree;
 using DeviceLiterals = PlantedTree;
 using OrphanTests = PlantedTree;
@@ -195,6 +197,39 @@ TEST_F(Layering, EmptyTreeOrTableIsAnError) {
 
   EXPECT_THROW((void)check_layering(root_ / "nothing", rows_), std::runtime_error);
   EXPECT_THROW((void)read_layers(root_ / "docs/layers.md"), std::runtime_error);
+}
+
+TEST_F(SubjectNames, TreeComparesWithNone) {
+  EXPECT_THAT(check_subject_names(kRoot), IsEmpty());
+}
+
+TEST_F(SubjectNames, AComparisonOutsideTheRegistryIsFoundAndTestsAreApart) {
+  EXPECT_THROW((void)check_subject_names(root_), std::runtime_error);
+  plant("src/subjects/registry/mine.cc", "{.name = \"mine\"};\nif (name == \"mine\") {}\n");
+  plant("harness/world/fine_test.cc", "if (item.subject == \"mine\") {}\n");
+  plant("harness/world/fine.cc", "item.subject = \"mine\";\nx == \"mining\";  // == \"mine\"\n");
+  EXPECT_THAT(check_subject_names(root_), IsEmpty());
+
+  plant("harness/world/wrong.cc", "if (item.subject != \"mine\") {}\nif (\"mine\" == s) {}\n");
+  EXPECT_THAT(check_subject_names(root_),
+              ElementsAre(HasSubstr("harness/world/wrong.cc:2: comparison with a subject's name"),
+                          HasSubstr("harness/world/wrong.cc:3")));
+}
+
+TEST_F(DegreePairs, TreeHasNone) {
+  EXPECT_THAT(check_degree_pairs(kRoot), IsEmpty());
+}
+
+TEST_F(DegreePairs, EachWayToWriteAPairIsFoundOnce) {
+  plant("src/core/comm/fine.cc",
+        "void f(int dp, int dp_rank);\nfor (int tp = 0; tp < 2; ++tp) {}\n");
+  EXPECT_THAT(check_degree_pairs(root_), IsEmpty());
+
+  plant("src/core/comm/wrong.cc",
+        "void f(int dp, int tp);\nstruct M { int tp, dp; };\nvoid g(int dp,\n       int cp);\n");
+  EXPECT_THAT(check_degree_pairs(root_),
+              ElementsAre(HasSubstr("src/core/comm/wrong.cc:2"), HasSubstr("wrong.cc:3"),
+                          HasSubstr("wrong.cc:4")));
 }
 
 TEST_F(LicenceLines, TreeHasThem) {

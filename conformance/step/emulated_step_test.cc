@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training steps are, bit by bit, what a subject's declared arithmetic says - with no tolerance anywhere.
+// Training steps are, bit by bit, what a subject's declared arithmetic says - with no tolerance
+// anywhere.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -20,9 +20,9 @@ RunSettings parsed(std::string_view json) {
 }
 
 TEST(RunSettings, GiveTheJudgeWhatItNeeds) {
-  const RunSettings settings = parsed(
-      R"({"judging": {"coarsest_dtype": "bf16", "mask_small_gradients": true,)"
-      R"( "activation_grad_scale": 3, "max_grad_norm": 0.5,
+  const RunSettings settings =
+      parsed(R"({"judging": {"coarsest_dtype": "bf16", "mask_small_gradients": true,)"
+             R"( "activation_grad_scale": 3, "max_grad_norm": 0.5,
                  "num_names": {"w": 2}}})");
 
   EXPECT_EQ(settings.coarsest_dtype, Dtype::kBFloat16);
@@ -34,12 +34,12 @@ TEST(RunSettings, GiveTheJudgeWhatItNeeds) {
 }
 
 TEST(RunSettings, NameEachDifference) {
-  const RunSettings a = parsed(
-      R"({"training": {"dtype": "bf16", "optimizer": {"kind": "sgd", "momentum": 0.9},)"
-      R"( "steps": 1}})");
-  const RunSettings b = parsed(
-      R"({"training": {"dtype": "bf16", "optimizer": {"kind": "adamw", "eps": 1e-8},)"
-      R"( "steps": 1}})");
+  const RunSettings a =
+      parsed(R"({"training": {"dtype": "bf16", "optimizer": {"kind": "sgd", "momentum": 0.9},)"
+             R"( "steps": 1}})");
+  const RunSettings b =
+      parsed(R"({"training": {"dtype": "bf16", "optimizer": {"kind": "adamw", "eps": 1e-8},)"
+             R"( "steps": 1}})");
 
   EXPECT_THAT(differing_settings(a, b),
               ElementsAre(HasSubstr(R"(optimizer.kind: reference "sgd", actual "adamw")"),
@@ -54,13 +54,13 @@ TEST(RunSettings, OfInputsReadFromAFileDoNotSayHowTheyWereMade) {
   const RunSettings made =
       parsed(R"({"training": {"seed": 3, "weights": {"source": "seed", "std": 0.02},
                                       "data": {"source": "text", "shuffle": true, "dp": 2},)"
-      R"( "steps": 1}})");
+             R"( "steps": 1}})");
   const RunSettings both = parsed(R"({"training": {"seed": 0, "weights": {"source": "file"},
                                       "data": {"source": "batch file", "shuffle": false,)"
-      R"( "dp": 2}, "steps": 1}})");
+                                  R"( "dp": 2}, "steps": 1}})");
   const RunSettings weights = parsed(R"({"training": {"seed": 0, "weights": {"source": "file"},
                                          "data": {"source": "text", "shuffle": true,)"
-      R"( "dp": 3}, "steps": 1}})");
+                                     R"( "dp": 3}, "steps": 1}})");
 
   EXPECT_THAT(differing_settings(made, both), IsEmpty());
   EXPECT_THAT(differing_settings(both, made), IsEmpty());

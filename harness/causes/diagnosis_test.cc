@@ -23,7 +23,7 @@ const MeshShape kMesh({{Axis::kDp, 2}, {Axis::kTp, 3}});
 /// The verdict on one replicated tensor of which rank r holds make(reference value, dp, tp), within
 /// 1e-6.
 Verdict verdict_of(const at::Tensor& value, RecordKind kind,
-                   const std::function<at::Tensor(at::Tensor, int dp, int tp)>& make,
+                   const std::function<at::Tensor(at::Tensor, int dp_rank, int tp_rank)>& make,
                    const std::vector<Placement>& placements = {}) {
   const Layout layout = layout_of(value.sizes().vec(), placements);
   const Reference r =
@@ -36,10 +36,10 @@ Verdict verdict_of(const at::Tensor& value, RecordKind kind,
   return judge(r, trace, options);
 }
 
-std::string diagnosis_of(const at::Tensor& value,
-                         const std::function<at::Tensor(at::Tensor, int dp, int tp)>& make,
-                         RecordKind kind = RecordKind::kActivation,
-                         const std::vector<Placement>& placements = {}) {
+std::string diagnosis_of(
+    const at::Tensor& value,
+    const std::function<at::Tensor(at::Tensor, int dp_rank, int tp_rank)>& make,
+    RecordKind kind = RecordKind::kActivation, const std::vector<Placement>& placements = {}) {
   const Verdict verdict = verdict_of(value, kind, make, placements);
   EXPECT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
   return verdict.findings.empty() ? "no finding" : verdict.findings[0].diagnosis;
@@ -137,13 +137,13 @@ TEST(Diagnosis, ARateKnowsNoMesh) {
 TEST(Diagnosis, PositionsHeldTwice) {
   const at::Tensor value = values({4, 24, 5}, 1);
 
-  const std::string text =
-      diagnosis_of(value,
-                   [](at::Tensor v, int dp, int tp) {
-                     const at::Tensor half = v.narrow(0, 2 * dp, 2).narrow(1, tp == 1 ? 12 : 0, 12);
-                     return tp == 2 ? v.narrow(0, 2 * dp, 2) : at::cat({half, half}, 1);
-                   },
-                   RecordKind::kActivation, {shard(Axis::kDp, 0)});
+  const std::string text = diagnosis_of(
+      value,
+      [](at::Tensor v, int dp_rank, int tp_rank) {
+        const at::Tensor half = v.narrow(0, 2 * dp_rank, 2).narrow(1, tp_rank == 1 ? 12 : 0, 12);
+        return tp_rank == 2 ? v.narrow(0, 2 * dp_rank, 2) : at::cat({half, half}, 1);
+      },
+      RecordKind::kActivation, {shard(Axis::kDp, 0)});
 
   EXPECT_THAT(text, Eq("forward at t: copies differ over tp; rank 0 holds positions 0..11 twice; "
                        "rank 1 holds positions 12..23 twice"));

@@ -10,7 +10,6 @@
 
 #include "core/base/error.h"
 #include "core/base/reference_name.h"
-#include "core/base/reference_name.h"
 #include "fixtures/inputs/inputs.h"
 #include "fixtures/weights/shared_weights.h"
 #include "harness/world/interrupt.h"

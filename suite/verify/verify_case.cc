@@ -197,9 +197,8 @@ Verdict CaseJudge::exact(const Case& item, Trace emulated) {
 
 CaseJudgement CaseJudge::against_plain(const Case& item) {
   const Reference& reference = plain(item, kAllResponses);
-  return {
-      judge(reference, run_subject(item, reference, RunDetail::kComparison), policy_of(item)),
-      ReferenceKind::kPlain};
+  return {judge(reference, run_subject(item, reference, RunDetail::kComparison), policy_of(item)),
+          ReferenceKind::kPlain};
 }
 
 CaseJudgement CaseJudge::against_emulated(const Case& item) {

@@ -29,10 +29,10 @@ struct Degrees {
   friend bool operator==(const Degrees&, const Degrees&) = default;
 };
 
-/// The mesh of these degrees. It always names dp and tp, and every other axis whose degree is not 1.
-/// `order` lists axes from the slowest to the fastest; axes that it does not list keep their usual
-/// place before the listed ones.
-/// Errors   MeshError if a degree is below 1 or `order` lists an axis twice.
+/// The mesh of these degrees. It always names dp and tp, and every other axis whose degree is
+/// not 1. `order` lists axes from the slowest to the fastest; axes that it does not list keep their
+/// usual place before the listed ones. Errors   MeshError if a degree is below 1 or `order` lists
+/// an axis twice.
 [[nodiscard]] MeshShape mesh_of(const Degrees& degrees, std::span<const Axis> order = {});
 
 }  // namespace isoshard
