@@ -13,7 +13,7 @@
 #include "core/comm/backend.h"
 #include "fixtures/inputs/inputs.h"
 #include "fixtures/oracle/arithmetic_digest.h"
-#include "harness/cli/exit_code.h"
+#include "harness/verdict/exit_code.h"
 #include "harness/world/forked/forked_world.h"
 #include "harness/world/machine.h"
 

@@ -4,15 +4,14 @@
 #include <fmt/format.h>
 
 #include <boost/program_options/value_semantic.hpp>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "app/commands.h"
 #include "core/base/error.h"
-#include "harness/cli/exit_code.h"
+#include "harness/cli/output.h"
 #include "harness/cli/output_folder.h"
 #include "harness/cli/progress.h"
-#include "harness/world/interrupt.h"
+#include "harness/report/formats/report_formats.h"
 #include "harness/world/warm_up.h"
 #include "suite/published/experiment.h"
 
@@ -24,22 +23,26 @@ using Strings = std::vector<std::string>;
 
 void declare(OptionTable& table) {
   const auto list = [] { return po::value<Strings>()->multitoken()->composing(); };
-  auto add = table.options.add_options();
-  add("kind", po::value<std::string>(), "init, column-row, stack or growth");
-  add("full", po::bool_switch(),
+  auto run = table.group("experiment");
+  run("kind", po::value<std::string>(), "init, column-row, stack or growth");
+  run("full", po::bool_switch(),
       "the published sizes (growth: up to 40 minutes on 2 cores); else small ones, which take "
       "seconds");
-  add("tp", list(), "tensor-parallel degree (init: several, 1,2,4)");
-  add("dtype", list(), "bf16 fp32 fp64 (default: the experiment's)");
-  add("order", list(), "reduction order: ordered ring tree (default: ring; column-row: all)");
-  add("layers", po::value<std::int64_t>(), "layers of the transformer, or column-row pairs");
-  add("hidden-size", po::value<std::int64_t>(), "width of the residual stream");
-  add("heads", po::value<std::int64_t>(), "attention heads");
-  add("ffn-size", po::value<std::int64_t>(), "width of the MLP; column-row: summed length");
-  add("seq-length", po::value<std::int64_t>(), "tokens per sample");
-  add("batch-size", po::value<std::int64_t>(), "samples");
-  add("seed", po::value<std::uint64_t>(), "of inputs and weights");
-  add("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
+  run("seed", po::value<std::uint64_t>(), "of inputs and weights");
+  auto arithmetic = table.group("mesh and arithmetic");
+  arithmetic("tp", list(), "tensor-parallel degree (init: several, 1,2,4)");
+  arithmetic("dtype", list(), "bf16 fp32 fp64 (default: the experiment's)");
+  arithmetic("order", list(),
+             "reduction order: ordered ring tree (default: ring; column-row: all)");
+  auto sizes = table.group("sizes");
+  sizes("layers", po::value<std::int64_t>(), "layers of the transformer, or column-row pairs");
+  sizes("hidden-size", po::value<std::int64_t>(), "width of the residual stream");
+  sizes("heads", po::value<std::int64_t>(), "attention heads");
+  sizes("ffn-size", po::value<std::int64_t>(), "width of the MLP; column-row: length of the sums");
+  sizes("seq-length", po::value<std::int64_t>(), "tokens per sample");
+  sizes("batch-size", po::value<std::int64_t>(), "samples");
+  auto output = table.group("output");
+  output("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
   table.positional.add("kind", 1);
   table.aliases = {{"tp-size", "tp"},
                    {"num-layers", "layers"},
@@ -104,23 +107,13 @@ int run(const ParsedOptions& options) {
   const OutputFolder lock(folder, "--output-dir");
   warm_up_kernels();
   Progress progress(num_parts(kind, settings));
-  ExperimentReport report;
-  try {
-    report = run_experiment(kind, settings, [&](std::string_view part) {
-      progress.show(fmt::format("{}: {}", name_of(kind), part));
-    });
-  } catch (const InfrastructureError&) {
-    if (interrupt_signal() == 0) throw;
-    return 128 + interrupt_signal();
-  }
+  const Report report = report_experiment(kind, settings, [&](std::string_view part) {
+    progress.show(fmt::format("{}: {}", name_of(kind), part));
+  });
   progress.clear();
-  const int code = report.holds ? kExitConforms : kExitDiverges;
-  const std::string text = fmt::format("{}\nexperiment {}: {}\n", report.text, name_of(kind),
-                                       report.holds ? "every claim holds" : "a claim FAILS");
-  fmt::print("{}", text);
-  write_reports(folder, code, nlohmann::json::array({nlohmann::json::parse(report.json)}),
-                nlohmann::json::array(), text);
-  return code;
+  print(text_of(report));
+  if (!report.experiments.empty()) write_report(folder, report);
+  return report.exit_code;
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 #include "app/commands.h"
 #include "core/base/error.h"
 #include "core/base/suggest.h"
-#include "harness/cli/exit_code.h"
+#include "harness/verdict/exit_code.h"
 #include "suite/faults/contracts.h"
 #include "suite/faults/fault.h"
 

@@ -205,7 +205,7 @@ TEST(Flags, OfTheTrainingScriptsMeanWhatTheySay) {
   EXPECT_EQ(request.log_interval, 2);
   EXPECT_EQ(request.output_dir, "curves");
   EXPECT_EQ(request.reference.subject, "reference");
-  EXPECT_EQ(request.reference.dp, 2);
+  EXPECT_EQ(request.reference.degrees.dp, 2);
   ASSERT_EQ(request.notes.size(), 1U);
   EXPECT_THAT(request.notes[0], HasSubstr("--storage-path"));
 }
@@ -246,11 +246,11 @@ TEST(Flags, OfTrainTurnEpochsIntoStepsAsTheSamplerTakesThem) {
 }
 
 TEST(Flags, OfTrainTakeNumWorkersForTheDegreeOfDdpAlone) {
-  EXPECT_EQ(
-      train_requested({"--model", "tiny", "--subjects", "ddp", "--num-workers", "3"}).reference.dp,
-      3);
+  EXPECT_EQ(train_requested({"--model", "tiny", "--subjects", "ddp", "--num-workers", "3"})
+                .reference.degrees.dp,
+            3);
   EXPECT_EQ(train_requested({"--model", "tiny", "--subjects", "ddp,autotp", "--num-workers", "4"})
-                .reference.dp,
+                .reference.degrees.dp,
             2);
 }
 
@@ -302,7 +302,7 @@ TEST(Flags, OfTheCommandToLookFurtherAreThoseOfTheRun) {
 TEST(Flags, NumWorkersIsTheDegreeOfDdpAndMustFitOthers) {
   EXPECT_EQ(requested({"--model", "tiny", "--impl", "ddp", "--num_workers", "3", "--dtype", "fp32"})
                 .cases.front()
-                .dp,
+                .degrees.dp,
             3);
   EXPECT_THAT(
       [] {

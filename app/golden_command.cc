@@ -6,23 +6,20 @@
 #include <algorithm>
 #include <boost/program_options/value_semantic.hpp>
 #include <filesystem>
-#include <optional>
-#include <set>
+#include <functional>
+#include <map>
 #include <system_error>
 
 #include "app/commands.h"
 #include "core/base/error.h"
 #include "core/base/suggest.h"
-#include "harness/cli/exit_code.h"
+#include "harness/cli/output.h"
 #include "harness/cli/output_folder.h"
 #include "harness/cli/progress.h"
-#include "harness/fault/probe.h"
-#include "harness/golden/golden_mode.h"
-#include "harness/golden/golden_review.h"
-#include "harness/world/interrupt.h"
-#include "harness/world/warm_up.h"
+#include "harness/report/formats/report_formats.h"
 #include "suite/faults/fault.h"
-#include "suite/goldens/golden_run.h"
+#include "suite/goldens/golden_report.h"
+#include "suite/goldens/golden_specs.h"
 
 namespace isoshard {
 namespace {
@@ -34,28 +31,29 @@ using Strings = std::vector<std::string>;
 const Strings kActions = {"record", "review", "accept", "status", "verify"};
 
 void declare(OptionTable& table) {
-  auto add = table.options.add_options();
-  add("action", po::value<std::string>(), "record, review, accept, status or verify");
-  add("name", po::value<Strings>(),
-      "which goldens, * and ? as in a shell (default: all; review and accept: all that are "
-      "pending)");
-  add("reason", po::value<std::string>(),
-      "accept: what changed the numbers; it is kept in the manifest");
-  add("output-dir", po::value<std::string>(),
-      "where pending goldens are (default: golden-pending in the build folder)");
-  add("golden-dir", po::value<std::string>(),
-      "where accepted goldens are (default: golden in the source tree)");
-  add("remove", po::bool_switch(), "accept: take the named goldens off the list");
-  add("fault", po::value<std::string>(),
-      "record, verify: inject a fault of `isoshard list faults`, to see it refused or found");
+  auto what = table.group("what to do");
+  what("action", po::value<std::string>(), "record, review, accept, status or verify");
+  what("name", po::value<Strings>(),
+       "which goldens, * and ? as in a shell (default: all; review and accept: all that are "
+       "pending)");
+  what("reason", po::value<std::string>(),
+       "accept: what changed the numbers; the manifest keeps it");
+  what("remove", po::bool_switch(), "accept: take the named goldens off the list");
+  what("fault", po::value<std::string>(),
+       "record, verify: inject a fault of `isoshard list faults`, to see it refused or found");
+  auto output = table.group("folders");
+  output("output-dir", po::value<std::string>(),
+         "where pending goldens are (default: golden-pending in the build folder)");
+  output("golden-dir", po::value<std::string>(),
+         "where accepted goldens are (default: golden in the source tree)");
+  output("report-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
   table.positional.add("action", 1).add("name", -1);
 }
 
 struct Request {
-  std::string action, reason, fault;
-  Strings names;
-  fs::path golden_dir, pending_dir;
-  bool remove = false;
+  std::string action;
+  GoldenPlan plan;
+  fs::path report_dir;  ///< empty: no report is written
 };
 
 std::string text_option(const ParsedOptions& options, const char* name) {
@@ -76,228 +74,79 @@ Request request_of(const ParsedOptions& options) {
   if (std::ranges::find(kActions, request.action) == kActions.end())
     throw UsageError(fmt::format("unknown action '{}'{}; known are {}", request.action,
                                  did_you_mean(request.action, kActions), join_names(kActions)));
-  request.reason = text_option(options, "reason");
-  request.fault = text_option(options, "fault");
-  request.remove = options.get<bool>("remove");
-  if (options.given("name")) request.names = options.get<Strings>("name");
-  request.golden_dir = options.given("golden-dir") ? fs::path(text_option(options, "golden-dir"))
-                                                   : default_golden_folder();
-  request.pending_dir = options.given("output-dir") ? fs::path(text_option(options, "output-dir"))
-                                                    : default_pending_folder();
+  GoldenPlan& plan = request.plan;
+  plan.reason = text_option(options, "reason");
+  plan.fault = text_option(options, "fault");
+  plan.removes = options.get<bool>("remove");
+  if (options.given("name")) plan.names = options.get<Strings>("name");
+  if (options.given("golden-dir")) plan.accepted = text_option(options, "golden-dir");
+  if (options.given("output-dir")) plan.pending = text_option(options, "output-dir");
+  request.report_dir = text_option(options, "report-dir");
   const auto refuse = [&](const char* flag, bool given,
                           std::initializer_list<const char*> actions) {
     if (given && std::ranges::find(actions, request.action) == actions.end())
       throw UsageError(fmt::format("--{} is not for golden {}", flag, request.action));
   };
   refuse("reason", options.given("reason"), {"accept"});
-  refuse("remove", request.remove, {"accept"});
+  refuse("remove", plan.removes, {"accept"});
   refuse("fault", options.given("fault"), {"record", "verify"});
-  if (is_same_folder(request.golden_dir, request.pending_dir))
+  if (is_same_folder(plan.accepted, plan.pending))
     throw UsageError(
         fmt::format("--output-dir {}: is the folder of accepted goldens, which only accept writes "
                     "to; name another one",
-                    request.pending_dir.string()));
-  if (request.remove && request.names.empty())
+                    plan.pending.string()));
+  if (plan.removes && plan.names.empty())
     throw UsageError("nothing selected: name the goldens to --remove");
-  if (!request.fault.empty()) (void)find_fault(request.fault);
+  if (!plan.fault.empty()) (void)find_fault(plan.fault);
   return request;
 }
 
-void print(const std::string& text) {
-  fmt::print("{}", text);
-  if (std::fflush(stdout) != 0)
-    throw InfrastructureError("cannot write the report to standard output; is its disk full?");
-}
-
-/// The run options of one golden, with the fault that was asked for, which must fire.
-class Faulty {
+/// Prints each golden as soon as it is done.
+class PrintGoldens {
  public:
-  Faulty(const Request& request, const GoldenSpec& spec) : fault_(request.fault), spec_(spec) {}
-  [[nodiscard]] RunOptions options() const {
-    return fault_.empty() ? RunOptions{} : with_fault({}, find_fault(fault_), spec_.item, probe_);
+  explicit PrintGoldens(int total) : progress_(total) {}
+
+  [[nodiscard]] GoldenObserver observer() {
+    return {.on_note = [this](const std::string& line) { print(text_.note(line)); },
+            .on_start = [this](const std::string& name) { progress_.show(name); },
+            .on_golden =
+                [this](const ReportGolden& item) {
+                  progress_.clear();
+                  print(text_.add(item));
+                }};
   }
-  [[nodiscard]] bool is_there() const noexcept { return !fault_.empty(); }
-  void require_fired() const {
-    if (is_there() && probe_.count() == 0)
-      throw InfrastructureError(fmt::format(
-          "fault {} never fired in {}: the run does not use what it breaks", fault_, spec_.name));
+  void finish(const Report& report) {
+    progress_.clear();
+    print(text_.finish(report));
   }
 
  private:
-  std::string fault_;
-  const GoldenSpec& spec_;
-  FaultProbe probe_;
+  Progress progress_;
+  TextReport text_;
 };
 
-/// Calls `one` for each; an error ends that one, not the rest.
-template <class Items, class One>
-int each(const Items& items, One one) {
-  int code = kExitConforms;
-  for (const auto& item : items) {
-    if (interrupt_signal() != 0) return 128 + interrupt_signal();
-    try {
-      code = combine_exit_codes(code, one(item));
-    } catch (const GoldenError& error) {
-      print(fmt::format("REFUSED     {}\n", error.what()));
-      code = combine_exit_codes(code, kExitGolden);
-    } catch (const InfrastructureError& error) {
-      print(fmt::format("INCOMPLETE  {}\n", error.what()));
-      code = combine_exit_codes(code, kExitInfrastructure);
-    }
-  }
-  return interrupt_signal() != 0 ? 128 + interrupt_signal() : code;
-}
+using Action = Report (*)(const GoldenPlan& plan, const GoldenObserver& observer);
 
-int record(const Request& request) {
-  refuse_in_ci("to record a golden");
-  const std::vector<GoldenSpec> specs = select_goldens(request.names);
-  const OutputFolder lock(request.pending_dir, "--output-dir");
-  warm_up_kernels();
-  GoldenRecorder recorder;
-  Progress progress(static_cast<int>(specs.size()));
-  const int code = each(specs, [&](const GoldenSpec& spec) {
-    progress.show(spec.name);
-    const Faulty faulty(request, spec);
-    const Golden golden =
-        faulty.is_there() ? GoldenRecorder(faulty.options()).record(spec) : recorder.record(spec);
-    faulty.require_fired();
-    write_pending(request.pending_dir, golden);
-    progress.clear();
-    print(fmt::format("{:<10}  {}: {} lines; {}\n", golden.parity.holds ? "PENDING" : "DIVERGES",
-                      spec.name, golden.lines.size(), golden.parity.text));
-    return golden.parity.holds ? kExitConforms : kExitDiverges;
-  });
-  print(fmt::format("in {}; look at them: isoshard golden review\n", request.pending_dir.string()));
-  return code;
-}
-
-/// The pending goldens that the names select.
-std::vector<Golden> selected_pending(const Request& request) {
-  const std::map<std::string, Golden> pending = read_pending(request.pending_dir);
-  std::set<std::string> wanted;
-  if (!request.names.empty()) {
-    for (const GoldenSpec& spec : select_goldens(request.names)) wanted.insert(spec.name);
-  }
-  std::vector<Golden> selected;
-  for (const auto& [name, golden] : pending) {
-    if (request.names.empty() || wanted.contains(name)) selected.push_back(golden);
-  }
-  if (selected.empty())
-    throw UsageError(fmt::format(
-        "nothing selected: no such golden is pending in {}; isoshard golden record makes them",
-        request.pending_dir.string()));
-  return selected;
-}
-
-int review(const Request& request) {
-  const GoldenStore store(request.golden_dir);
-  for (const Golden& golden : selected_pending(request)) {
-    std::optional<AcceptedGolden> old;
-    if (const auto entry = store.entries().find(golden.name); entry != store.entries().end())
-      old = AcceptedGolden{store.read(golden.name), entry->second};
-    print(review_text(old, golden));
-  }
-  return kExitConforms;
-}
-
-int accept(const Request& request) {
-  refuse_in_ci("to accept a golden");
-  GoldenStore store(request.golden_dir);
-  const OutputFolder lock(request.golden_dir, "--golden-dir");
-  if (request.remove) {
-    return each(request.names, [&](const std::string& name) {
-      store.remove(name, request.reason);
-      print(fmt::format("REMOVED     {}\n", name));
-      return kExitConforms;
-    });
-  }
-  return each(selected_pending(request), [&](const Golden& golden) {
-    store.accept(golden, request.reason, time_now());
-    std::error_code ignored;
-    fs::remove(request.pending_dir / golden_file_name(golden.name), ignored);
-    print(fmt::format("ACCEPTED    {}\n", golden.name));
-    return kExitConforms;
-  });
-}
-
-/// What is in the folder and should not be; prints it.
-int report_strangers(const GoldenStore& store) {
-  int code = kExitConforms;
-  std::set<std::string> known;
-  for (const GoldenSpec& spec : golden_specs()) known.insert(spec.name);
-  for (const auto& [name, entry] : store.entries()) {
-    if (known.contains(name)) continue;
-    print(
-        fmt::format("REFUSED     {}: the manifest lists it, and this program has no such golden "
-                    "any more: isoshard golden accept --remove "
-                    "{} --reason TEXT\n",
-                    name, name));
-    code = kExitGolden;
-  }
-  for (const std::string& file : store.unlisted_files()) {
-    print(fmt::format("REFUSED     {}: no golden that the manifest lists; remove the file\n",
-                      (store.folder() / file).string()));
-    code = kExitGolden;
-  }
-  return code;
-}
-
-int status(const Request& request) {
-  const GoldenStore store(request.golden_dir);
-  const std::map<std::string, Golden> pending = read_pending(request.pending_dir);
-  print(fmt::format("accepted in {}, pending in {}\n", request.golden_dir.string(),
-                    request.pending_dir.string()));
-  const int code = each(select_goldens(request.names), [&](const GoldenSpec& spec) {
-    const std::string also = pending.contains(spec.name) ? ", a new one is pending" : "";
-    if (!also.empty() && !store.entries().contains(spec.name)) {
-      print(fmt::format("PENDING     {}\n", spec.name));
-      return kExitGolden;
-    }
-    const Golden golden = store.read(spec.name), identity = golden_identity(spec);
-    const GoldenEntry& entry = store.entries().at(spec.name);
-    if (const std::string stale = staleness(golden, identity); !stale.empty())
-      throw GoldenError(fmt::format(
-          "{}: is stale, the golden is of another run:\n  {}\nif that is meant, record it anew: {}",
-          spec.name, stale, command_to_create(spec.name)));
-    const char* const here =
-        golden.arithmetic == identity.arithmetic ? "exact here" : "within its drift here";
-    print(fmt::format("ACCEPTED    {}: {} lines, {}, accepted {}: {}{}\n", spec.name,
-                      golden.lines.size(), here, entry.accepted, entry.reason, also));
-    return kExitConforms;
-  });
-  return request.names.empty() ? combine_exit_codes(code, report_strangers(store)) : code;
-}
-
-int verify(const Request& request) {
-  const GoldenStore store(request.golden_dir);
-  const std::vector<GoldenSpec> specs = select_goldens(request.names);
-  warm_up_kernels();
-  Progress progress(static_cast<int>(specs.size()));
-  int matches = 0, drifts = 0;
-  int code = each(specs, [&](const GoldenSpec& spec) {
-    progress.show(spec.name);
-    const Faulty faulty(request, spec);
-    const GoldenCheck check = check_golden(store, spec, faulty.options());
-    faulty.require_fired();
-    progress.clear();
-    print(check.text);
-    matches += check.comparison.answer == GoldenAnswer::kMatch ? 1 : 0;
-    drifts += check.comparison.answer == GoldenAnswer::kDrift ? 1 : 0;
-    return check.comparison.answer == GoldenAnswer::kRegression ? kExitDiverges : kExitConforms;
-  });
-  progress.clear();
-  if (request.names.empty()) code = combine_exit_codes(code, report_strangers(store));
-  print(fmt::format("{} of {} goldens match, {} more drift as this machine's arithmetic explains\n",
-                    matches, specs.size(), drifts));
-  return code;
-}
+const std::map<std::string, Action, std::less<>> kFunctions = {{"record", record_goldens},
+                                                               {"review", review_goldens},
+                                                               {"accept", accept_goldens},
+                                                               {"status", list_goldens},
+                                                               {"verify", verify_goldens}};
 
 int run(const ParsedOptions& options) {
   const Request request = request_of(options);
-  if (request.action == "record") return record(request);
-  if (request.action == "review") return review(request);
-  if (request.action == "accept") return accept(request);
-  return request.action == "status" ? status(request) : verify(request);
+  const bool records = request.action == "record", accepts = request.action == "accept";
+  if (records || accepts) refuse_in_ci(fmt::format("to {} a golden", request.action));
+  const bool runs = records || request.action == "verify";
+  const std::size_t total = runs ? select_goldens(request.plan.names).size() : 0;
+  const OutputFolder pending(records ? request.plan.pending : fs::path(), "--output-dir"),
+      accepted(accepts ? request.plan.accepted : fs::path(), "--golden-dir"),
+      reports(request.report_dir, "--report-dir");
+  PrintGoldens output(static_cast<int>(total));
+  const Report report = kFunctions.at(request.action)(request.plan, output.observer());
+  output.finish(report);
+  write_report(request.report_dir, report);
+  return report.exit_code;
 }
 
 }  // namespace

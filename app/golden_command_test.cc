@@ -144,7 +144,7 @@ TEST_F(GoldenCommand, WhatIsWrongInTheFolderIsExitFiveWithTheCommandThatMendsIt)
   write_file_atomically(folder_ / "accepted" / "curve_old.json", text);
   const Ran unlisted = golden("status", {});
   EXPECT_EQ(unlisted.code, 5);
-  EXPECT_THAT(unlisted.output, HasSubstr("curve_old.json: no golden that the manifest lists"));
+  EXPECT_THAT(unlisted.output, HasSubstr("curve_old.json: the manifest does not list this golden"));
   Golden old = parse_golden(text, file);
   old.name = "curve_old";
   GoldenStore(folder_ / "accepted").accept(old, "an old one", "2026-01-01T00:00:00Z");

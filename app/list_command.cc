@@ -13,7 +13,7 @@
 #include "core/base/error.h"
 #include "core/base/suggest.h"
 #include "fixtures/cases/presets.h"
-#include "harness/cli/exit_code.h"
+#include "harness/verdict/exit_code.h"
 #include "subjects/model/config/builtin.h"
 #include "suite/faults/contracts.h"
 #include "suite/faults/fault.h"

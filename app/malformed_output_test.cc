@@ -10,11 +10,11 @@
 #include <sys/stat.h>
 
 #include <csignal>
-#include <nlohmann/json.hpp>
 
 #include "app/testing/malformed_rows.h"
 #include "core/base/error.h"
 #include "harness/cli/output_folder.h"
+#include "harness/report/formats/report_formats.h"
 
 namespace isoshard::malformed {
 namespace {
@@ -160,17 +160,17 @@ class FullDisk : public MalformedOutput {
 
 // Only the writing itself: a limit on file sizes counts for the shared memory of traces, too.
 TEST_F(FullDisk, LeavesTheOldReportAndNamesTheNewOne) {
-  const nlohmann::json none = nlohmann::json::array();
+  Report large;
+  large.add(ReportCase{.name = "large", .failure = std::string(2000, 'x')});
   fs::create_directory(folder_ / "out");
-  write_reports(folder_ / "out", kConforms, none, none, "old");
+  write_report(folder_ / "out", Report());
   const auto before = tree_of(folder_.path());
 
   const ChildResult result = run_in_child([&] {
     ::signal(SIGXFSZ, SIG_IGN);
     set_limit(RLIMIT_FSIZE, 512);
     try {
-      write_reports(folder_ / "out", kConforms, nlohmann::json::array({std::string(2000, 'x')}),
-                    none, "new");
+      write_report(folder_ / "out", large);
     } catch (const InfrastructureError& error) {
       std::fputs(error.what(), stderr);
       return kInfrastructure;

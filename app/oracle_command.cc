@@ -7,7 +7,7 @@
 #include "app/commands.h"
 #include "core/base/error.h"
 #include "fixtures/oracle/oracle.h"
-#include "harness/cli/exit_code.h"
+#include "harness/verdict/exit_code.h"
 
 namespace isoshard {
 namespace {

@@ -8,11 +8,11 @@
 #include "app/commands.h"
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
-#include "harness/cli/exit_code.h"
 #include "harness/cli/output_folder.h"
 #include "harness/curve/curve_judge.h"
 #include "harness/curve/curve_statistics.h"
 #include "harness/plot/loss_figure.h"
+#include "harness/verdict/exit_code.h"
 
 namespace isoshard {
 namespace {
@@ -21,7 +21,7 @@ namespace po = boost::program_options;
 namespace fs = std::filesystem;
 
 void declare(OptionTable& table) {
-  auto add = table.options.add_options();
+  auto add = table.group("curves and figure");
   add("input-dir", po::value<std::string>(),
       "folder with loss_SUBJECT.json files (isoshard train --output-dir writes them)");
   add("output", po::value<std::string>(),

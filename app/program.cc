@@ -6,7 +6,7 @@
 #include <csignal>
 
 #include "app/commands.h"
-#include "harness/cli/exit_code.h"
+#include "harness/verdict/exit_code.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/warm_up.h"
 

@@ -13,9 +13,11 @@
 
 #include "app/commands.h"
 #include "harness/cli/command.h"
-#include "harness/report/report.h"
+#include "harness/report/json/json_report.h"
+#include "harness/report/json/verdict_json.h"
 #include "harness/report/tables.h"
 #include "suite/testing/json_schema.h"
+#include "suite/train/judge_training.h"
 
 namespace isoshard {
 namespace {
@@ -43,7 +45,8 @@ class ReportSchema : public ::testing::Test {
   [[nodiscard]] json written(int exit_code, std::vector<std::string> words) const {
     for (const char* word : {"--output-dir"}) words.emplace_back(word);
     words.push_back(folder_ / "report");
-    const std::array commands = {verify_command(), compare_command()};
+    const std::array commands = {verify_command(), train_command(), compare_command(),
+                                 experiment_command()};
     EXPECT_EQ(run_command_line(commands, words), exit_code);
     return read(folder_ / "report" / "report.json");
   }
@@ -79,6 +82,45 @@ TEST_F(ReportSchema, DescribesACaseThatBrokeDown) {
   EXPECT_EQ(report.at("cases")[0].at("status"), "incomplete");
 }
 
+TEST_F(ReportSchema, DescribesCurvesOfTrainAndCompare) {
+  const json train = written(0, {"train", "--model", "tiny", "--subjects", "reference", "ddp",
+                                 "--dp", "2", "--steps", "3", "--perturbed-runs", "1"});
+  fs::copy(folder_ / "report", folder_ / "curves");
+  const json compare = written(0, {"compare", folder_ / "curves" / "loss_reference.json",
+                                   folder_ / "curves" / "loss_ddp.json"});
+
+  EXPECT_THAT(schema_.problem(train), IsEmpty());
+  ASSERT_EQ(train.at("curves").size(), 2U);
+  EXPECT_TRUE(train.at("curves")[0].at("status").is_null());
+  EXPECT_EQ(train.at("curves")[1].at("status"), "conforms");
+  EXPECT_EQ(train.at("curves")[1].at("steps"), 3);
+  EXPECT_TRUE(train.at("cases").empty());
+  EXPECT_THAT(schema_.problem(compare), IsEmpty());
+  ASSERT_EQ(compare.at("curves").size(), 1U);
+  EXPECT_EQ(compare.at("curves")[0].at("subject"), "ddp");
+}
+
+TEST_F(ReportSchema, DescribesExperiments) {
+  const json report = written(0, {"experiment", "init"});
+
+  EXPECT_THAT(schema_.problem(report), IsEmpty());
+  ASSERT_EQ(report.at("cases").size(), 1U);
+  EXPECT_EQ(report.at("cases")[0].at("experiment"), "init");
+}
+
+TEST_F(ReportSchema, DescribesGoldensAndRunsThatBrokeDown) {
+  Report made;
+  made.add(ReportGolden{"curve_ddp", "refused", "REFUSED  curve_ddp\n"}, kExitGolden);
+  made.add(ReportCurve{.name = "qwen2_dp2", .failure = "rank 1 crashed"});
+
+  const json report = report_json(made);
+
+  EXPECT_THAT(schema_.problem(report), IsEmpty());
+  EXPECT_EQ(report.at("exit_code"), kExitInfrastructure);
+  EXPECT_EQ(report.at("curves")[0].at("status"), "incomplete");
+  EXPECT_EQ(report.at("goldens")[0].at("status"), "refused");
+}
+
 TEST_F(ReportSchema, DescribesNumbersThatJsonLacks) {
   Verdict verdict;
   verdict.tensors.emplace_back().stats.max_abs = NAN;
@@ -88,7 +130,7 @@ TEST_F(ReportSchema, DescribesNumbersThatJsonLacks) {
 
   const json report = {{"schema", 1},
                        {"exit_code", 1},
-                       {"cases", {report_json(verdict)}},
+                       {"cases", {verdict_json(verdict)}},
                        {"tables", {tables_json(tables)}}};
 
   EXPECT_THAT(schema_.problem(report), IsEmpty());
@@ -103,7 +145,7 @@ TEST_F(ReportSchema, RefusesWhatIsMissingExtraOrOfAnotherType) {
   tables.columns.emplace_back().output_norms["m"] = 1;
   const json right = {{"schema", 1},
                       {"exit_code", 0},
-                      {"cases", {report_json(verdict)}},
+                      {"cases", {verdict_json(verdict)}},
                       {"tables", {tables_json(tables)}}};
   ASSERT_THAT(schema_.problem(right), IsEmpty());
   const auto changed = [&](const char* pointer, const json& value) {

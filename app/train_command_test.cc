@@ -227,7 +227,7 @@ TEST(Train, AFaultThatNeverFiresShowsNothing) {
       folder.path(), {"train", "--fault", "dp_sum_missing", "--dp", "1", "--steps", "1"});
 
   EXPECT_EQ(result.code, 4) << result.output;
-  EXPECT_THAT(result.output, HasSubstr("fault dp_sum_missing never fired"));
+  EXPECT_THAT(result.output, HasSubstr("fault dp_sum_missing had no effect on"));
 }
 
 TEST(Train, ComparesCopiesAsOftenAsAskedFor) {

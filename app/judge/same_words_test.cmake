@@ -18,7 +18,8 @@ function(expect_same code)
   run(${code} ${JUDGE} compare ${ARGN})
   string(REPLACE "isoshard-judge: " "isoshard: " output "${output}")
   if(NOT output STREQUAL expected)
-    message(FATAL_ERROR "compare ${ARGN}: isoshard says\n${expected}\nand isoshard-judge\n${output}")
+    message(FATAL_ERROR
+      "compare ${ARGN}: isoshard says\n${expected}\nand isoshard-judge\n${output}")
   endif()
 endfunction()
 

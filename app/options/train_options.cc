@@ -96,14 +96,14 @@ void apply_degrees(const ParsedOptions& options, const Strings& selected, const 
                     selected.size() == 1 ? "has" : "have"));
   const int workers = options.given("num-workers") ? options.get<int>("num-workers") : 0;
   if (fault.empty() || options.given("tp"))
-    base.tp = options.given("tp") ? options.get<int>("tp") : any_tp ? kDefaultTp : 1;
+    base.degrees.tp = options.given("tp") ? options.get<int>("tp") : any_tp ? kDefaultTp : 1;
   if (fault.empty() || options.given("dp"))
-    base.dp = options.given("dp") ? options.get<int>("dp") : kDefaultDp;
-  if (!options.given("dp") && workers > 0 && !any_tp) base.dp = workers;
-  const int ranks = base.dp * (any_tp ? base.tp : 1);
+    base.degrees.dp = options.given("dp") ? options.get<int>("dp") : kDefaultDp;
+  if (!options.given("dp") && workers > 0 && !any_tp) base.degrees.dp = workers;
+  const int ranks = base.degrees.dp * (any_tp ? base.degrees.tp : 1);
   if (workers != 0 && workers != ranks)
-    throw UsageError(fmt::format("--num-workers {}: dp {} x tp {} has {} ranks", workers, base.dp,
-                                 any_tp ? base.tp : 1, ranks));
+    throw UsageError(fmt::format("--num-workers {}: dp {} x tp {} has {} ranks", workers,
+                                 base.degrees.dp, any_tp ? base.degrees.tp : 1, ranks));
 }
 
 /// At most so many steps as the epochs have.
@@ -112,14 +112,14 @@ void apply_epochs(const ParsedOptions& options, Case& base) {
   const int epochs = options.get<int>("num-epochs");
   if (epochs < 1) throw UsageError(fmt::format("--num-epochs {}: it must be at least 1", epochs));
   // refused with the numbers later
-  if (base.dp < 1 || base.batch_size < 1 || base.micro_batches < 1) return;
+  if (base.degrees.dp < 1 || base.batch_size < 1 || base.micro_batches < 1) return;
   const std::optional<std::int64_t> samples = samples_per_epoch(base);
   if (!samples.has_value()) {
     if (options.given("steps")) return;
     throw UsageError(
         "--num-epochs: random ids have no end, so there is no epoch; say how many --steps");
   }
-  const std::int64_t a_step = std::int64_t{base.dp} * base.batch_size * base.micro_batches;
+  const std::int64_t a_step = std::int64_t{base.degrees.dp} * base.batch_size * base.micro_batches;
   const std::int64_t most = *samples * epochs / a_step;
   if (most < 1)
     throw UsageError(fmt::format("--num-epochs {}: {} samples do not fill one step of {} samples",
@@ -134,7 +134,7 @@ std::vector<Case> cases_of(const Strings& selected, const Case& base) {
     if (is_reference(subject)) continue;
     Case item = base;
     item.subject = subject;
-    if (!has_tp_axis(subject)) item.tp = 1;
+    if (!has_tp_axis(subject)) item.degrees.tp = 1;
     cases.push_back(std::move(item));
   }
   return cases;
@@ -317,7 +317,7 @@ TrainRequest train_request_of(const ParsedOptions& options) {
 std::string look_further(const TrainRequest& request, const Case& item, int steps) {
   const bool has_tp = has_tp_axis(item.subject);
   return fmt::format("isoshard verify --subjects {}{} --dp {} --steps {} {}", item.subject,
-                     has_tp ? fmt::format(" --tp {}", item.tp) : "", item.dp, steps,
+                     has_tp ? fmt::format(" --tp {}", item.degrees.tp) : "", item.degrees.dp, steps,
                      fmt::join(request.verify_flags, " "));
 }
 

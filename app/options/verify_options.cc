@@ -53,11 +53,11 @@ std::vector<Case> expand(const ParsedOptions& options, const std::vector<Case>& 
   const auto add = [&](Case item) {
     if (own_mesh) {
       const bool has_tp = item.subject != "ddp";
-      item.tp = has_tp ? (options.given("tp") ? tp : std::max(item.tp, 1)) : 1;
-      item.dp = dp != 0 || options.given("dp") ? dp : (has_tp ? 1 : item.dp);
+      item.degrees.tp = has_tp ? (options.given("tp") ? tp : std::max(item.degrees.tp, 1)) : 1;
+      item.degrees.dp = dp != 0 || options.given("dp") ? dp : (has_tp ? 1 : item.degrees.dp);
     }
     const bool known = std::any_of(result.begin(), result.end(), [&](const Case& other) {
-      return other.subject == item.subject && other.tp == item.tp && other.dp == item.dp &&
+      return other.subject == item.subject && other.degrees == item.degrees &&
              other.dtype == item.dtype;
     });
     if (!known) result.push_back(std::move(item));
@@ -80,13 +80,14 @@ std::vector<Case> expand(const ParsedOptions& options, const std::vector<Case>& 
   for (const Case& item : result) {
     if (options.given("num-workers") && item.world_size() != workers)
       throw UsageError(fmt::format("--num-workers {}: {} has {} ranks (dp {} x tp {})", workers,
-                                   item.slug(), item.world_size(), item.dp, item.tp));
+                                   item.slug(), item.world_size(), item.degrees.dp,
+                                   item.degrees.tp));
   }
   if (result.empty())
     throw UsageError(
         "nothing selected: no case of the preset has one of these subjects and dtypes");
-  if (tp > 1 &&
-      std::none_of(result.begin(), result.end(), [&](const Case& item) { return item.tp == tp; }))
+  if (tp > 1 && std::none_of(result.begin(), result.end(),
+                             [&](const Case& item) { return item.degrees.tp == tp; }))
     throw UsageError(
         fmt::format("--tp {}: only ddp is selected, which has no tp axis; leave --tp out or add "
                     "--subjects autotp",

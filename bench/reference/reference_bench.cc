@@ -35,13 +35,12 @@ struct Size {
 constexpr Size kSizes[] = {{"small", 0, 0, 0, 0, 0, 0, 0, 0},
                            {"medium", 768, 12, 6, 64, 2304, 4, 2048, 128}};
 
-Case case_of(const Size& size, int dp, int tp, Dtype dtype) {
+Case case_of(const Size& size, const Degrees& degrees, Dtype dtype) {
   Case item;
   item.config = isoshard::builtin_config("small");
   item.settings = isoshard::verify_settings();
-  item.subject = tp > 1 ? "autotp" : "ddp";
-  item.dp = dp;
-  item.tp = tp;
+  item.subject = degrees.tp > 1 ? "autotp" : "ddp";
+  item.degrees = degrees;
   item.dtype = dtype;
   item.data.kind = isoshard::DataSource::Kind::kRandomIds;
   if (size.hidden == 0) return item;
@@ -81,7 +80,7 @@ void measure(const Case& item, int rounds) {
     emulated.push_back(
         milliseconds([&] { (void)make_emulated_reference(item, arithmetic_of(item)); }));
   }
-  fmt::print("{} (dp {} x tp {})\n", item.slug(), item.dp, item.tp);
+  fmt::print("{} (dp {} x tp {})\n", item.slug(), item.degrees.dp, item.degrees.tp);
   const double of_plain = print("plain", plain), of_one = print("plain, one run", plain_one),
                of_emulated = print("emulated", emulated);
   fmt::print("  ratio            {:.2f} of plain, {:.2f} of one run\n", of_emulated / of_plain,
@@ -94,16 +93,13 @@ int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::max(1, std::atoi(argv[1])) : 5;
   isoshard::make_controller();
   isoshard::warm_up_kernels();
-  struct Mesh {
-    int dp, tp;
-  };
   for (const Size& size : kSizes) {
     for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
-      for (const Mesh mesh : {Mesh{3, 1}, Mesh{1, 2}, Mesh{2, 3}})
-        measure(case_of(size, mesh.dp, mesh.tp, dtype), rounds);
+      for (const Degrees& degrees : {Degrees{.dp = 3}, {.tp = 2}, {.dp = 2, .tp = 3}})
+        measure(case_of(size, degrees, dtype), rounds);
     }
-    Case split = case_of(size, 2, 2, Dtype::kBFloat16),
-         autocast = case_of(size, 2, 2, Dtype::kFloat32);
+    Case split = case_of(size, {.dp = 2, .tp = 2}, Dtype::kBFloat16),
+         autocast = case_of(size, {.dp = 2, .tp = 2}, Dtype::kFloat32);
     split.settings.make_vocab_size_divisible_by = 1;
     split.settings.label_smoothing = 0.1;
     autocast.settings.autocast = Dtype::kBFloat16;

@@ -51,7 +51,7 @@ constexpr Size kSizes[] = {{'S', 256, 704, 4, 4, 2, 2048, false, 2, 128, 5, 30},
 Case case_of(const Size& size, Dtype dtype, int tp) {
   Case item;
   item.subject = tp > 1 ? "autotp" : "reference";
-  item.tp = tp;
+  item.degrees.tp = tp;
   item.dtype = dtype;
   item.config = builtin_config("small");
   item.config.hidden_size = size.hidden;
@@ -90,8 +90,8 @@ Milliseconds times_of(const Case& item, const Size& size, int threads, bool only
     at::set_num_threads(threads);
     Mesh mesh(item.mesh(), rank.comm());
     const TrainerConfig config = trainer_config(item, case_weights(item));
-    Trainer trainer(item.tp > 1 ? autotp_parts(config, mesh) : plain_parts(config, mesh, 1), mesh,
-                    nullptr);
+    Trainer trainer(item.degrees.tp > 1 ? autotp_parts(config, mesh) : plain_parts(config, mesh, 1),
+                    mesh, nullptr);
     trainer.setup();
     const std::vector<TokenBatch> batches = data.rank_batches(0, 0);
     Milliseconds times;

@@ -40,7 +40,7 @@ class CheckpointInterrupted : public ::testing::TestWithParam<int> {
     before_ = contents();
   }
 
-  static Case item() { return long_case("fsdp_tp", 2, 2); }
+  static Case item() { return long_case("fsdp_tp", {.dp = 2, .tp = 2}); }
 
   /// Saves once more, into the same folder.
   [[nodiscard]] std::string failure_of_saving(bool is_killed) const {

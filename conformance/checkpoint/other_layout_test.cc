@@ -11,19 +11,18 @@ namespace isoshard {
 namespace {
 
 Case tp2_dp2(Dtype dtype = Dtype::kFloat32) {
-  Case item = four_head_case(2, 2, dtype);
-  const Case usual = long_case("autotp", 2, 2, dtype);
+  Case item = four_head_case({.dp = 2, .tp = 2}, dtype);
+  const Case usual = long_case("autotp", {.dp = 2, .tp = 2}, dtype);
   item.steps = kSteps;
   item.settings = usual.settings;
   item.settings.zero_stage = 1;
   return item;
 }
 
-Case on(Case item, std::string subject, int dp, int tp,
+Case on(Case item, std::string subject, const Degrees& degrees,
         const std::function<void(Case&)>& change = {}) {
   item.subject = std::move(subject);
-  item.dp = dp;
-  item.tp = tp;
+  item.degrees = degrees;
   item.settings.zero_stage = 0;
   if (change) change(item);
   return item;
@@ -44,16 +43,17 @@ std::vector<Target> targets() {
     c.settings.sequence_parallel = c.settings.distributed_optimizer = true;
     c.settings.make_vocab_size_divisible_by = 8;
   };
-  return {{"autotp_tp1", [](const Case& c) { return on(c, "autotp", 1, 1); }},
-          {"autotp_tp4", [](const Case& c) { return on(c, "autotp", 1, 4); }},
-          {"ddp_dp3", [](const Case& c) { return on(c, "ddp", 3, 1); }},
-          {"autotp_dp3_z2", [=](const Case& c) { return on(c, "autotp", 3, 1, zero2); }},
-          {"autotp_tp2_dp3_z2", [=](const Case& c) { return on(c, "autotp", 3, 2, zero2); }},
-          {"fsdp_tp_tp2_dp3", [](const Case& c) { return on(c, "fsdp_tp", 3, 2); }},
-          {"fsdp_tp_tp2_dp2", [](const Case& c) { return on(c, "fsdp_tp", 2, 2); }},
-          {"megatron_tp2_dp2", [](const Case& c) { return on(c, "megatron", 2, 2); }},
+  return {{"autotp_tp1", [](const Case& c) { return on(c, "autotp", {}); }},
+          {"autotp_tp4", [](const Case& c) { return on(c, "autotp", {.tp = 4}); }},
+          {"ddp_dp3", [](const Case& c) { return on(c, "ddp", {.dp = 3}); }},
+          {"autotp_dp3_z2", [=](const Case& c) { return on(c, "autotp", {.dp = 3}, zero2); }},
+          {"autotp_tp2_dp3_z2",
+           [=](const Case& c) { return on(c, "autotp", {.dp = 3, .tp = 2}, zero2); }},
+          {"fsdp_tp_tp2_dp3", [](const Case& c) { return on(c, "fsdp_tp", {.dp = 3, .tp = 2}); }},
+          {"fsdp_tp_tp2_dp2", [](const Case& c) { return on(c, "fsdp_tp", {.dp = 2, .tp = 2}); }},
+          {"megatron_tp2_dp2", [](const Case& c) { return on(c, "megatron", {.dp = 2, .tp = 2}); }},
           {"megatron_tp2_dp3_sp_dopt",
-           [=](const Case& c) { return on(c, "megatron", 3, 2, distributed); }}};
+           [=](const Case& c) { return on(c, "megatron", {.dp = 3, .tp = 2}, distributed); }}};
 }
 
 /// How many tensors of state behind a step were compared; each must be the other run's bit by bit,
@@ -121,10 +121,10 @@ TEST_P(CheckpointOtherLayout, HoldsWhatWasSavedAndConforms) {
 // Megatron's fused, sequence-parallel, bucket-cut state goes back to plain replicas.
 TEST(CheckpointOtherLayout, OfMegatronIsReadByDdp) {
   const TestFolder folder;
-  Case source = on(tp2_dp2(Dtype::kBFloat16), "megatron", 2, 2);
+  Case source = on(tp2_dp2(Dtype::kBFloat16), "megatron", {.dp = 2, .tp = 2});
   source.settings.sequence_parallel = source.settings.distributed_optimizer = true;
   const Trace run = run_alone(saved_to(source, folder.path()), Keep::kEverything);
-  Case target = on(source, "ddp", 2, 1);
+  Case target = on(source, "ddp", {.dp = 2});
   target.settings.sequence_parallel = target.settings.distributed_optimizer = false;
   const Case item = resumed_case(target, folder.path());
 
@@ -137,9 +137,9 @@ TEST(CheckpointOtherLayout, OfMomentumAndATiedHeadOnAnOddVocabulary) {
   source.settings.optimizer = verify_settings().optimizer;
   source.settings.make_vocab_size_divisible_by = 16;
   const Trace run = run_alone(saved_to(source, folder.path()), Keep::kEverything);
-  const Case item = resumed_case(
-      on(source, "fsdp_tp", 3, 1, [](Case& c) { c.settings.make_vocab_size_divisible_by = 0; }),
-      folder.path());
+  const Case item = resumed_case(on(source, "fsdp_tp", {.dp = 3},
+                                    [](Case& c) { c.settings.make_vocab_size_divisible_by = 0; }),
+                                 folder.path());
 
   expect_goes_on_from(run, item, 40);
 }
@@ -149,7 +149,7 @@ TEST(CheckpointOtherLayout, OfMastersFeedsParametersOfTheirDtype) {
   const TestFolder folder;
   const Trace run =
       run_alone(saved_to(tp2_dp2(Dtype::kBFloat16), folder.path()), Keep::kEverything);
-  Case target = on(tp2_dp2(), "autotp", 2, 2);
+  Case target = on(tp2_dp2(), "autotp", {.dp = 2, .tp = 2});
   const Case item = resumed_case(target, folder.path());
 
   const Trace state = run_alone(item, Keep::kEverything);
@@ -168,9 +168,9 @@ TEST(CheckpointOtherLayout, OfMastersFeedsParametersOfTheirDtype) {
 // The masks of the resumed run are those of the checkpoint's seed, whatever the case's own seed is.
 TEST(CheckpointOtherLayout, CarriesTheRandomStreams) {
   const TestFolder folder;
-  const Case source = long_case("autotp", 2, 2, Dtype::kFloat32, "gpt2");
+  const Case source = long_case("autotp", {.dp = 2, .tp = 2}, Dtype::kFloat32, "gpt2");
   const Trace run = run_alone(saved_to(source, folder.path()), Keep::kEverything);
-  Case target = on(source, "megatron", 2, 3);
+  Case target = on(source, "megatron", {.dp = 2, .tp = 3});
   target.seed = source.seed + 1;
   const Case item = resumed_case(target, folder.path());
 
@@ -188,12 +188,13 @@ TEST(CheckpointOtherLayout, CarriesTheRandomStreams) {
 }
 
 class CheckpointSeed : public ::testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(Subjects, CheckpointSeed,
-                         ::testing::Values(long_case("ddp", 3, 1),
-                                           long_case("autotp", 3, 2, Dtype::kBFloat16),
-                                           long_case("fsdp_tp", 3, 2),
-                                           long_case("megatron", 2, 2, Dtype::kBFloat16)),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(
+    Subjects, CheckpointSeed,
+    ::testing::Values(long_case("ddp", {.dp = 3}),
+                      long_case("autotp", {.dp = 3, .tp = 2}, Dtype::kBFloat16),
+                      long_case("fsdp_tp", {.dp = 3, .tp = 2}),
+                      long_case("megatron", {.dp = 2, .tp = 2}, Dtype::kBFloat16)),
+    case_name);
 
 // Written by one process before its first step. The run from it is the run that draws the same
 // weights.
@@ -201,7 +202,7 @@ TEST_P(CheckpointSeed, OfOneProcessFeedsEverySubject) {
   const TestFolder folder;
   run_alone(with(saved_to(GetParam(), folder.path(), 0), [](Case& c) {
     c.subject = "autotp";
-    c.dp = c.tp = 1;
+    c.degrees.dp = c.degrees.tp = 1;
     c.steps = 1;
     c.settings.schedule = {};
   }));

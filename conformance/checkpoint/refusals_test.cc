@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 constexpr const char* kTensor = "model.layers.1.mlp.up_proj.weight";
 
 Case saved_case() {
-  Case item = long_case("autotp", 2, 2, Dtype::kBFloat16);
+  Case item = long_case("autotp", {.dp = 2, .tp = 2}, Dtype::kBFloat16);
   item.settings.zero_stage = 1;
   return item;
 }
@@ -128,7 +128,7 @@ TEST_F(CheckpointRefusals, OfAMissingRankFile) {
 
 TEST_F(CheckpointRefusals, OfAFileOfAnotherWorld) {
   const TestFolder other;
-  run_alone(saved_to(long_case("fsdp_tp", 3, 2, Dtype::kBFloat16), other.path()));
+  run_alone(saved_to(long_case("fsdp_tp", {.dp = 3, .tp = 2}, Dtype::kBFloat16), other.path()));
   const Case of_other = resumed_case(saved_case(), other.path());
   fs::copy(other / rank_file_name(kStepsSaved, of_other.resumed->id, 1), file_of(1),
            fs::copy_options::overwrite_existing);
@@ -303,7 +303,7 @@ TEST_F(CheckpointRefusals, OfStreamsThatDifferBetweenRanksInAnotherWorld) {
 
   EXPECT_EQ(checkpoint.progress(3, 4).stream.seed, 7U) << "each rank of the same world has its own";
   Case elsewhere = item();
-  elsewhere.tp = 1;
+  elsewhere.degrees.tp = 1;
   EXPECT_THAT(refusal(elsewhere), HasSubstr("rank 3 (seed 7")) << "before a rank starts";
   try {
     (void)checkpoint.progress(0, 2);

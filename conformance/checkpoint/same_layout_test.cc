@@ -11,7 +11,7 @@ Case zero(Case item, int stage) {
 }
 
 Case megatron_case(Dtype dtype, bool distributed, std::string_view model_type = "qwen2") {
-  Case item = long_case("megatron", 3, 2, dtype, model_type);
+  Case item = long_case("megatron", {.dp = 3, .tp = 2}, dtype, model_type);
   item.settings.sequence_parallel = true;
   item.settings.distributed_optimizer = distributed;
   item.settings.make_vocab_size_divisible_by = 8;
@@ -21,30 +21,34 @@ Case megatron_case(Dtype dtype, bool distributed, std::string_view model_type = 
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
-    all.push_back(long_case("ddp", 3, 1, dtype, "gpt2"));
-    for (const int stage : {0, 1, 2}) all.push_back(zero(long_case("autotp", 3, 2, dtype), stage));
-    all.push_back(long_case("fsdp_tp", 3, 2, dtype));
+    all.push_back(long_case("ddp", {.dp = 3}, dtype, "gpt2"));
+    for (const int stage : {0, 1, 2})
+      all.push_back(zero(long_case("autotp", {.dp = 3, .tp = 2}, dtype), stage));
+    all.push_back(long_case("fsdp_tp", {.dp = 3, .tp = 2}, dtype));
     all.push_back(megatron_case(dtype, false));
     all.push_back(megatron_case(dtype, true, "megatron_gpt"));
   }
   // momentum, and a head that is the embedding
-  all.push_back(with(long_case("autotp", 2, 1), [](Case& c) {
+  all.push_back(with(long_case("autotp", {.dp = 2}), [](Case& c) {
     c = with_tied_head(c);
     c.settings.optimizer = verify_settings().optimizer;
   }));
-  all.push_back(with(long_case("autotp", 2, 2), [](Case& c) {  // state in bf16, as the parameters
-    c.dtype = Dtype::kBFloat16;
-    c.settings.zero_stage = 1;
+  all.push_back(with(long_case("autotp", {.dp = 2, .tp = 2}),
+                     [](Case& c) {  // state in bf16, as the parameters
+                       c.dtype = Dtype::kBFloat16;
+                       c.settings.zero_stage = 1;
+                     }));
+  all.push_back(with(long_case("fsdp_tp", {.dp = 2, .tp = 2}), [](Case& c) {
+    c.mesh_order = {Axis::kTp, Axis::kDp};
   }));
-  all.push_back(with(long_case("fsdp_tp", 2, 2), [](Case& c) { c.tp_is_slow = true; }));
   // a loss scale that has shrunk, and one step towards its next growth
-  all.push_back(with(long_case("autotp", 2, 2), [](Case& c) {
+  all.push_back(with(long_case("autotp", {.dp = 2, .tp = 2}), [](Case& c) {
     c.dtype = Dtype::kFloat16;
     c.settings.master_dtype = Dtype::kFloat32;
     c.settings.loss_scale = {LossScaleSettings::Kind::kDynamic, 0x1p45, 2, 0x1p-40, 2};
   }));
-  all.push_back(
-      with(long_case("autotp", 2, 2), [](Case& c) { c = split(with_vocabulary(c, 97), 32); }));
+  all.push_back(with(long_case("autotp", {.dp = 2, .tp = 2}),
+                     [](Case& c) { c = split(with_vocabulary(c, 97), 32); }));
   return all;
 }
 
@@ -61,7 +65,7 @@ TEST_P(CheckpointSameLayout, GoesOnBitByBitInNewProcesses) {
 
   const Trace resumed = run_alone(item);
 
-  ASSERT_EQ(static_cast<int>(resumed.ranks.size()), item.dp * item.tp);
+  ASSERT_EQ(static_cast<int>(resumed.ranks.size()), item.degrees.dp * item.degrees.tp);
   const RunEquality equality = equality_of(from_step(uninterrupted, kStepsSaved), resumed);
   EXPECT_EQ(equality.difference, "");
   EXPECT_GT(equality.tensors, 300);
@@ -71,7 +75,7 @@ TEST_P(CheckpointSameLayout, GoesOnBitByBitInNewProcesses) {
 TEST(CheckpointSameLayout, OfTheReferenceGoesOnBitByBit) {
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
     const TestFolder folder;
-    Case item = long_case("ddp", 1, 1, dtype, "gpt2");
+    Case item = long_case("ddp", {}, dtype, "gpt2");
     const Reference whole = make_reference(item, {.responses = 0});
     run_alone(saved_to(item, folder.path()));
 
@@ -86,7 +90,7 @@ TEST(CheckpointSameLayout, OfTheReferenceGoesOnBitByBit) {
 
 TEST(CheckpointSameLayout, WithoutTheOptimizersStateIsAnotherRun) {
   const TestFolder folder;
-  const Case start = long_case("autotp", 2, 2);
+  const Case start = long_case("autotp", {.dp = 2, .tp = 2});
   const Trace uninterrupted = run_alone(saved_to(start, folder.path()));
   RunOptions forgetful = keeping(Keep::kNothing);
   forgetful.edits.parts = [](TrainerParts& parts, Mesh&) {
@@ -106,7 +110,7 @@ TEST(CheckpointSameLayout, WithoutTheOptimizersStateIsAnotherRun) {
 // Equal runs write equal files, and a run may be saved and resumed time and again.
 TEST(CheckpointSameLayout, OfEqualRunsHaveEqualBytes) {
   const TestFolder first, second;
-  const Case item = long_case("autotp", 2, 2);
+  const Case item = long_case("autotp", {.dp = 2, .tp = 2});
 
   run_alone(saved_to(item, first.path()));
   run_alone(saved_to(item, second.path()));
@@ -119,11 +123,12 @@ TEST(CheckpointSameLayout, OfEqualRunsHaveEqualBytes) {
 }
 
 class CheckpointEmulated : public ::testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(Subjects, CheckpointEmulated,
-                         ::testing::Values(zero(long_case("autotp", 3, 2, Dtype::kBFloat16), 2),
-                                           long_case("fsdp_tp", 3, 2),
-                                           megatron_case(Dtype::kBFloat16, true, "megatron_gpt")),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(
+    Subjects, CheckpointEmulated,
+    ::testing::Values(zero(long_case("autotp", {.dp = 3, .tp = 2}, Dtype::kBFloat16), 2),
+                      long_case("fsdp_tp", {.dp = 3, .tp = 2}),
+                      megatron_case(Dtype::kBFloat16, true, "megatron_gpt")),
+    case_name);
 
 // The emulated reference reads the checkpoint by its own slicing.
 TEST_P(CheckpointEmulated, ResumesToTheBitsOfTheSubject) {
@@ -134,7 +139,7 @@ TEST_P(CheckpointEmulated, ResumesToTheBitsOfTheSubject) {
 
   const Trace actual = run_alone(item);
 
-  ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.dp * item.tp);
+  ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.degrees.dp * item.degrees.tp);
   EXPECT_EQ(first_difference(emulated, actual), "");
 }
 

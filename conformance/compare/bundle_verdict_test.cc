@@ -12,7 +12,7 @@
 #include "harness/bundle/bundle.h"
 #include "harness/judge/compare_bundles.h"
 #include "harness/judge/judge.h"
-#include "harness/report/report.h"
+#include "harness/report/json/verdict_json.h"
 #include "suite/faults/fault.h"
 #include "suite/record/run_case.h"
 #include "suite/reference/reference.h"
@@ -70,16 +70,16 @@ TEST_P(BundleVerdict, OfCompareIsThatOfVerify) {
   const Verdict compare = compare_bundles(folder_ / "reference", folder_ / "actual", {});
 
   EXPECT_EQ(verify.status, fault.empty() ? Status::kConforms : Status::kDiverges) << verify.reason;
-  EXPECT_EQ(report_json(compare).dump(1), report_json(verify).dump(1));
+  EXPECT_EQ(verdict_json(compare).dump(1), verdict_json(verify).dump(1));
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Runs, BundleVerdict,
-    ::testing::Values(Written{step_case("ddp", 2, 1, Dtype::kFloat64), ""},
-                      Written{adamw(step_case("autotp", 2, 3), 2), ""},
-                      Written{adamw(step_case("ddp", 3, 1, Dtype::kBFloat16), 1), ""},
-                      Written{step_case("autotp", 2, 3), "mlp_input_grad_partial"},
-                      Written{adamw(step_case("ddp", 3, 1), 2), "dp_sum_missing"}),
+    ::testing::Values(Written{step_case("ddp", {.dp = 2}, Dtype::kFloat64), ""},
+                      Written{adamw(step_case("autotp", {.dp = 2, .tp = 3}), 2), ""},
+                      Written{adamw(step_case("ddp", {.dp = 3}, Dtype::kBFloat16), 1), ""},
+                      Written{step_case("autotp", {.dp = 2, .tp = 3}), "mlp_input_grad_partial"},
+                      Written{adamw(step_case("ddp", {.dp = 3}), 2), "dp_sum_missing"}),
     [](const auto& test) {
       return test.param.item.slug() + (test.param.fault.empty() ? "" : "_" + test.param.fault);
     });
@@ -87,7 +87,7 @@ INSTANTIATE_TEST_SUITE_P(
 using BundleSettings = BundleVerdict;
 
 TEST_F(BundleSettings, ThatDifferAreNamedAndRefusedUnlessAllowed) {
-  const Case item = step_case("ddp", 2, 1);
+  const Case item = step_case("ddp", {.dp = 2});
   Case other = item;
   other.settings.max_grad_norm = 0.25;
   (void)run_and_write(item, "");
@@ -106,8 +106,9 @@ TEST_F(BundleSettings, ThatDifferAreNamedAndRefusedUnlessAllowed) {
 TEST_F(BundleSettings, OfSubjectAndTpDoNotMatter) {
   const auto settings = [](const Case& item) { return bundle_settings(item, judge_options(item)); };
 
-  EXPECT_EQ(settings(step_case("ddp", 2, 1)), settings(step_case("autotp", 2, 3)));
-  EXPECT_NE(settings(step_case("ddp", 2, 1)), settings(step_case("ddp", 3, 1)));
+  EXPECT_EQ(settings(step_case("ddp", {.dp = 2})),
+            settings(step_case("autotp", {.dp = 2, .tp = 3})));
+  EXPECT_NE(settings(step_case("ddp", {.dp = 2})), settings(step_case("ddp", {.dp = 3})));
 }
 
 }  // namespace

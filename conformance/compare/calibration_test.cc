@@ -89,14 +89,14 @@ TEST(CleanCases, CoverWhatAUserMayChoose) {
     seen.insert(std::string(name_of(c.attention)));
     seen.insert(std::string(name_of(c.settings.optimizer.kind)));
     seen.insert(std::string(name_of(c.settings.loss_mean)));
-    seen.insert(fmt::format("tp{}", c.tp));
-    seen.insert(fmt::format("dp{}", c.dp));
+    seen.insert(fmt::format("tp{}", c.degrees.tp));
+    seen.insert(fmt::format("dp{}", c.degrees.dp));
     seen.insert(fmt::format("layers{}", c.config.num_layers));
     seen.insert(fmt::format("batch{}", c.batch_size));
     if (c.micro_batches > 1) seen.insert("micro-batches");
     if (c.seq_length % 2 == 1) seen.insert("odd length");
     if (c.config.vocab_size % 2 == 1) seen.insert("odd vocabulary");
-    if (c.config.num_kv_heads < c.tp) seen.insert("copied kv heads");
+    if (c.config.num_kv_heads < c.degrees.tp) seen.insert("copied kv heads");
     if (c.config.num_kv_heads < c.config.num_heads) seen.insert("grouped heads");
     if (c.data.unequal_labels) seen.insert("unequal counts");
     if (c.config.tie_word_embeddings) seen.insert("tied");

@@ -20,32 +20,27 @@ namespace {
 using ::testing::HasSubstr;
 
 CaseJudgement judged(const Case& item, ReferenceKind kind, const RunOptions& options = {},
-                     CaseJudge::Retention effort = CaseJudge::Retention::kLean) {
-  CaseJudge::Hooks hooks;
-  hooks.run = [options](const Case& c, const Reference& reference, RunDetail asked) {
-    return run_case(c, reference, asked == RunDetail::kDigests ? digests_only(options) : options);
-  };
-  return CaseJudge(kind, std::move(hooks), effort).judge_case(item);
+                     Retention retention = Retention::kLean) {
+  return CaseJudge({.reference = kind, .retention = retention, .run = options}).judge_case(item);
 }
 
 Case six_ranks(Dtype dtype) {
-  Case item = step_case("autotp", 3, 2, dtype);
+  Case item = step_case("autotp", {.dp = 3, .tp = 2}, dtype);
   EXPECT_EQ(item.world_size(), 6);
   return item;
 }
 
 TEST(CaseJudge, ARunThatEqualsItsDeclaredArithmeticConformsOnBothCounts) {
-  for (const auto& [kind, effort] :
-       {std::pair(ReferenceKind::kAuto, CaseJudge::Retention::kLean),
-        std::pair(ReferenceKind::kBoth, CaseJudge::Retention::kWhole)}) {
-    const CaseJudgement judgement = judged(six_ranks(Dtype::kBFloat16), kind, {}, effort);
+  for (const auto& [kind, retention] : {std::pair(ReferenceKind::kAuto, Retention::kLean),
+                                        std::pair(ReferenceKind::kBoth, Retention::kWhole)}) {
+    const CaseJudgement judgement = judged(six_ranks(Dtype::kBFloat16), kind, {}, retention);
 
     EXPECT_EQ(judgement.verdict.status, Status::kConforms) << judgement.verdict.reason;
     EXPECT_EQ(judgement.against, ReferenceKind::kBoth);
     EXPECT_EQ(judgement.verdict.subject, "autotp");
     EXPECT_GT(judgement.verdict.compared, 100);
     EXPECT_EQ(judgement.verdict.equal_to_emulation, judgement.verdict.compared);
-    EXPECT_THAT(judgement.verdict.reason, HasSubstr("equal the emulated arithmetic bit by bit"));
+    EXPECT_THAT(judgement.verdict.reason, HasSubstr("bit-identical to the emulated reference"));
   }
 }
 
@@ -64,7 +59,7 @@ TEST(CaseJudge, WhatShowsTooLittleWithinTolerancesIsShownByTheEmulation) {
   EXPECT_GT(alone.verdict.weak, 0);
   EXPECT_EQ(exact.verdict.status, Status::kConforms) << exact.verdict.reason;
   EXPECT_GT(exact.verdict.weak, 0);
-  EXPECT_THAT(exact.verdict.reason, HasSubstr("show too little alone"));
+  EXPECT_THAT(exact.verdict.reason, HasSubstr("are inconclusive alone"));
 }
 
 // Around a ring instead of in rank order: legal for a user's subject, but not what ours declares.
@@ -109,16 +104,13 @@ TEST(CaseJudge, ARunWhoseRecordCannotBeCarriedOutIsJudgedAgainstThePlainReferenc
   };
   const auto judged_with = [&](const RunOptions& options,
                                const std::function<void(Arithmetic&)>& breaks) {
-    CaseJudge::Hooks hooks;
-    hooks.run = [options](const Case& c, const Reference& reference, RunDetail asked) {
-      return run_case(c, reference, asked == RunDetail::kDigests ? digests_only(options) : options);
-    };
-    hooks.record = [breaks](const Case& c) {
+    JudgePlan plan{.run = options};
+    plan.arithmetic = [breaks](const Case& c) {
       Arithmetic arithmetic = arithmetic_of(c);
       breaks(arithmetic);
       return arithmetic;
     };
-    return CaseJudge(ReferenceKind::kAuto, std::move(hooks)).judge_case(item);
+    return CaseJudge(std::move(plan)).judge_case(item);
   };
   const auto loses_an_entry = [](Arithmetic& arithmetic) {
     arithmetic.vocabulary->by_rank.front().count -= 1;
@@ -142,8 +134,8 @@ TEST(CaseJudge, ARunWhoseRecordCannotBeCarriedOutIsJudgedAgainstThePlainReferenc
 TEST(CaseJudge, LatticeModelsAreEqualToThePlainReference) {
   Case item = lattice_case();
   item.subject = "autotp";
-  item.dp = 3;
-  item.tp = 2;
+  item.degrees.dp = 3;
+  item.degrees.tp = 2;
 
   const CaseJudgement judgement = judged(item, ReferenceKind::kAuto);
 

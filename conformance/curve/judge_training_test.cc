@@ -33,8 +33,8 @@ using Kind = OptimizerSettings::Kind;
 Case tiny(const std::string& subject, Kind optimizer, Dtype dtype, int tp = 2, int dp = 2) {
   Case item = tiny_fault_case();
   item.subject = subject;
-  item.tp = subject == "ddp" ? 1 : tp;
-  item.dp = dp;
+  item.degrees.tp = subject == "ddp" ? 1 : tp;
+  item.degrees.dp = dp;
   item.dtype = dtype;
   item.steps = kSteps;
   if (optimizer == Kind::kAdamW) item.settings.optimizer = OptimizerSettings{};
@@ -196,7 +196,7 @@ TEST(TrainingReference, DoesNotDependOnTheSubject) {
 
 TEST(TrainingReference, IsTheSameWhateverOnlySubjectsHave) {
   Case item = tiny("fsdp_tp", Kind::kSgd, Dtype::kFloat32);
-  item.tp_is_slow = true;
+  item.mesh_order = {Axis::kTp, Axis::kDp};
   item.reduction_order = ReductionOrder::kRing;
   item.settings.make_vocab_size_divisible_by = 8;
   item.settings.zero_stage = 2;
@@ -250,7 +250,7 @@ TEST(TrainingReference, WhosePerturbedRunsEndEarlyIsChaotic) {
 TEST(TrainingReference, OfALatticeModelHasNoSpread) {
   Case item = lattice_case();
   item.steps = 2;
-  item.dp = 2;
+  item.degrees.dp = 2;
 
   const Curve curve = train_reference(item).curve;
 

@@ -34,12 +34,12 @@ TEST_P(RealWidth, HundredStepsOfEverySubjectStayWithinTheEnvelope) {
   } else {
     base.settings.optimizer.learning_rate = largest_rate(base);
   }
-  base.dp = 2;
+  base.degrees.dp = 2;
   std::map<std::string, TrainedCase> references;
   for (const SubjectInfo& subject : subjects()) {
     Case item = base;
     item.subject = subject.name;
-    item.tp = subject.name == "ddp" ? 1 : 2;
+    item.degrees.tp = subject.name == "ddp" ? 1 : 2;
     // it has no others
     if (subject.name == "megatron") item.settings.master_dtype = Dtype::kFloat32;
     const auto [reference, is_new] = references.try_emplace(item.reference_slug());

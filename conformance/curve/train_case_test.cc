@@ -27,11 +27,10 @@ using testing::SizeIs;
 
 constexpr int kSteps = 12;
 
-Case tiny(const std::string& subject, int tp, int dp) {
+Case tiny(const std::string& subject, const Degrees& degrees) {
   Case item = tiny_fault_case();
   item.subject = subject;
-  item.tp = tp;
-  item.dp = dp;
+  item.degrees = degrees;
   item.steps = kSteps;
   return item;
 }
@@ -49,7 +48,7 @@ double scalar(const Reference& reference, int step, const char* name, std::int64
 }
 
 TEST(TrainCase, ReferenceIsTheRecordedReferenceBitByBit) {
-  const Case item = tiny("reference", 1, 3);
+  const Case item = tiny("reference", {.dp = 3});
 
   const TrainedCase trained = train_case(item);
   const Reference recorded = make_reference(item, {.responses = 0});
@@ -70,11 +69,11 @@ TEST(TrainCase, ReferenceIsTheRecordedReferenceBitByBit) {
 }
 
 TEST(TrainCase, WorldOfSixTellsEveryDpRanksLoss) {
-  const Case item = tiny("autotp", 2, 3);
+  const Case item = tiny("autotp", {.dp = 3, .tp = 2});
   ASSERT_EQ(item.world_size(), 6);
 
   const TrainedCase trained = train_case(item);
-  const TrainedCase reference = train_case(tiny("reference", 1, 3));
+  const TrainedCase reference = train_case(tiny("reference", {.dp = 3}));
 
   ASSERT_THAT(trained.curve.steps, SizeIs(kSteps));
   EXPECT_TRUE(trained.is_sound()) << trained.unequal_numbers;
@@ -94,7 +93,7 @@ TEST(TrainCase, WorldOfSixTellsEveryDpRanksLoss) {
 }
 
 TEST(TrainCase, PerturbedRunIsAnotherRunNearby) {
-  const Case item = tiny("reference", 1, 2);
+  const Case item = tiny("reference", {.dp = 2});
 
   const TrainedCase plain = train_case(item), perturbed = train_case(item, perturbed_options());
 
@@ -107,7 +106,7 @@ TEST(TrainCase, PerturbedRunIsAnotherRunNearby) {
 }
 
 TEST(TrainCase, NanStopsAllRanksAndNamesStepTensorAndRank) {
-  const Case item = tiny("autotp", 2, 2);
+  const Case item = tiny("autotp", {.dp = 2, .tp = 2});
   TrainOptions options;
   // The third of four ranks; the second of two layers; the fifth step.
   options.run.mutation = [](int rank) -> TapMutation {
@@ -142,7 +141,7 @@ TEST(TrainCase, NothingThatIsFineIsTakenForNan) {
     };
   };
 
-  EXPECT_TRUE(train_case(tiny("ddp", 1, 2), options).is_sound());
+  EXPECT_TRUE(train_case(tiny("ddp", {.dp = 2}), options).is_sound());
 }
 
 /// Rank 1's optimizer, of which `change` spoils something after each of its own steps.
@@ -164,7 +163,7 @@ void move_a_parameter_further(Optimizer& /*stepped*/, NamedTensors& parameters) 
 }
 
 TEST(TrainCase, CopiesThatDriftApartAreFoundWithinTenSteps) {
-  const Case item = tiny("ddp", 1, 2);
+  const Case item = tiny("ddp", {.dp = 2});
   TrainOptions options;
   options.run.edits.parts = after_steps_of_rank_1(move_a_parameter_further);
 
@@ -178,7 +177,7 @@ TEST(TrainCase, CopiesThatDriftApartAreFoundWithinTenSteps) {
 }
 
 TEST(TrainCase, CopiesOverTpAreCompared) {
-  Case item = tiny("autotp", 2, 1);
+  Case item = tiny("autotp", {.tp = 2});
   item.steps = 1;
   TrainOptions options;
   options.run.edits.parts = after_steps_of_rank_1(move_a_parameter_further);
@@ -191,7 +190,7 @@ TEST(TrainCase, CopiesOverTpAreCompared) {
 }
 
 TEST(TrainCase, CopiesOfOptimizerStateAreCompared) {
-  Case item = tiny("ddp", 1, 2);
+  Case item = tiny("ddp", {.dp = 2});
   item.steps = 1;
   TrainOptions options;
   // The parameters are right, the momentum of the next step is not.
@@ -207,7 +206,7 @@ TEST(TrainCase, CopiesOfOptimizerStateAreCompared) {
 }
 
 TEST(TrainCase, ANormThatOneRankTellsDifferentlyIsNamed) {
-  Case item = tiny("ddp", 1, 2);
+  Case item = tiny("ddp", {.dp = 2});
   item.steps = 1;
   TrainOptions options;
   options.run.edits.parts = [](TrainerParts& parts, Mesh& mesh) {
@@ -221,13 +220,13 @@ TEST(TrainCase, ANormThatOneRankTellsDifferentlyIsNamed) {
   const TrainedCase trained = train_case(item, options);
 
   EXPECT_THAT(trained.unequal_numbers,
-              AllOf(HasSubstr("grad_norm of step 0: rank 0 tells"), HasSubstr("rank 1")));
+              AllOf(HasSubstr("grad_norm of step 0: rank 0 reports"), HasSubstr("rank 1")));
   EXPECT_FALSE(trained.is_sound());
 }
 
 TEST(TrainCase, APerturbedRunSavesNoCheckpoint) {
   const TestFolder folder;
-  Case item = tiny("reference", 1, 2);
+  Case item = tiny("reference", {.dp = 2});
   item.steps = item.save_after = 1;
   item.save_path = (folder / "saved").string();
 

@@ -64,10 +64,9 @@ Change zero(int stage, int micro_batches) {
 }
 
 Change on_mesh(
-    int tp, int dp, const Change& then = [](Case&) {}) {
+    const Degrees& degrees, const Change& then = [](Case&) {}) {
   return [=](Case& item) {
-    item.tp = tp;
-    item.dp = dp;
+    item.degrees = degrees;
     then(item);
   };
 }
@@ -83,7 +82,7 @@ Change odd(const Change& then) {
 Change biased(const Change& then) {
   return [=](Case& item) {
     const TrainSettings settings = item.settings;
-    item = fault_case("llama", item.subject, 1, 1);
+    item = fault_case("llama", item.subject, {});
     item.settings = settings;
     item.config.qkv_bias = item.config.attention_out_bias = item.config.mlp_bias = true;
     item.model_name += "_biased";
@@ -91,10 +90,10 @@ Change biased(const Change& then) {
   };
 }
 
-Change of_type(std::string_view model_type, int tp, int dp) {
+Change of_type(std::string_view model_type, const Degrees& degrees) {
   return [=](Case& item) {
     const TrainSettings settings = item.settings;
-    item = fault_case(model_type, item.subject, tp, dp);
+    item = fault_case(model_type, item.subject, degrees);
     item.settings = settings;
   };
 }
@@ -134,26 +133,26 @@ std::vector<Elsewhere> idle_faults() {
   // every update rounds away
   const auto tiny_rate = [](Case& item) { item.settings.optimizer.learning_rate = 1e-30; };
   return {
-      {"AveragedOverTpOfOne", "averaged_over_tp_too", "autotp", on_mesh(1, 2)},
+      {"AveragedOverTpOfOne", "averaged_over_tp_too", "autotp", on_mesh({.dp = 2})},
       {"OneMicroBatch", "micro_batch_average_missing", "autotp",
        [](Case& item) { item.micro_batches = 1; }},
       {"EqualTokenCounts", "mean_of_rank_means", "ddp",
        [](Case& item) { item.data.unequal_labels = false; }},
       {"OneBucket", "bucket_refilled_before_reduce_ends", "ddp",
        [](Case& item) { item.settings.bucket_bytes = 25 << 20; }},
-      {"NothingToAverageOver", "last_micro_batch_not_averaged", "autotp", on_mesh(2, 1)},
+      {"NothingToAverageOver", "last_micro_batch_not_averaged", "autotp", on_mesh({.tp = 2})},
       {"VocabularyWithoutPadding", "padded_vocab_in_softmax", "autotp",
        [](Case& item) {
          item.settings.make_vocab_size_divisible_by = 1;
          item.config.vocab_size = 96;
        }},
-      {"NormOverTpOfOne", "clip_norm_rank0_only", "autotp", on_mesh(1, 2)},
-      {"RowBiasOverTpOfOne", "row_bias_grad_times_tp", "megatron", on_mesh(1, 2)},
+      {"NormOverTpOfOne", "clip_norm_rank0_only", "autotp", on_mesh({.dp = 2})},
+      {"RowBiasOverTpOfOne", "row_bias_grad_times_tp", "megatron", on_mesh({.dp = 2})},
       {"EmptyOptimizerSteps", "optimizer_holds_old_params", "ddp", tiny_rate},
       {"SameParametersPublished", "params_published_late", "autotp", tiny_rate},
       {"MasksOfOneStream", "rng_of_one_rank_restored_everywhere", "megatron",
        [](Case& item) {
-         item.dp = 1;
+         item.degrees.dp = 1;
          item.settings.sequence_parallel = false;
          item.config.attention_dropout = 0;
        }},
@@ -192,53 +191,58 @@ std::vector<Elsewhere> faults_elsewhere() {
       {"LastMicroBatchOfZero2", "last_micro_batch_not_averaged", "autotp", zero(2, 4),
        "model.embed_tokens.weight", "micro-batch 3 of 0..3 is rank-local over dp"},
       {"LastMicroBatchOfOddZero1", "last_micro_batch_not_averaged", "autotp",
-       odd(on_mesh(2, 2, zero(1, 3))), "model.embed_tokens.weight",
+       odd(on_mesh({.dp = 2, .tp = 2}, zero(1, 3))), "model.embed_tokens.weight",
        "micro-batch 2 of 0..2 is rank-local over dp"},
       {"LastMicroBatchOfOddZero2", "last_micro_batch_not_averaged", "autotp",
-       odd(on_mesh(2, 2, zero(2, 3))), "model.embed_tokens.weight",
+       odd(on_mesh({.dp = 2, .tp = 2}, zero(2, 3))), "model.embed_tokens.weight",
        "micro-batch 2 of 0..2 is rank-local over dp"},
       {"GateAndUpOfOddLlama", "gate_up_cut_as_one_block", "megatron",
-       odd(on_mesh(2, 2, zero(0, 1))), "model.layers.0.mlp.gate_proj.weight",
+       odd(on_mesh({.dp = 2, .tp = 2}, zero(0, 1))), "model.layers.0.mlp.gate_proj.weight",
        "shard of tp rank 1 holds rows 0 to 21 of model.layers.0.mlp.up_proj.weight: cut as one "
        "block"},
-      {"GateAndUpOfQwen3OnThree", "gate_up_cut_as_one_block", "megatron", of_type("qwen3", 3, 2),
-       "model.layers.0.mlp.gate_proj.weight",
+      {"GateAndUpOfQwen3OnThree", "gate_up_cut_as_one_block", "megatron",
+       of_type("qwen3", {.dp = 2, .tp = 3}), "model.layers.0.mlp.gate_proj.weight",
        "shard of tp rank 1 holds rows 64 to 95 of model.layers.0.mlp.gate_proj.weight: cut as one "
        "block with model.layers.0.mlp.up_proj"},
-      {"SectionsOfGpt2", "gate_up_cut_as_one_block", "autotp", of_type("gpt2", 2, 3),
+      {"SectionsOfGpt2", "gate_up_cut_as_one_block", "autotp", of_type("gpt2", {.dp = 3, .tp = 2}),
        "transformer.h.0.attn.c_attn.weight", "as one block"},
-      {"FusedGpt2FromRank0", "fused_shards_all_from_rank0", "autotp", of_type("gpt2", 3, 2),
-       "transformer.h.0.attn.c_attn.weight",
+      {"FusedGpt2FromRank0", "fused_shards_all_from_rank0", "autotp",
+       of_type("gpt2", {.dp = 2, .tp = 3}), "transformer.h.0.attn.c_attn.weight",
        "fused shards of tp ranks 1, 2 equal the shard of rank 0"},
-      {"FusedQwen3FromRank0", "fused_shards_all_from_rank0", "megatron", of_type("qwen3", 3, 2),
-       "model.layers.0.self_attn.q_proj.weight",
+      {"FusedQwen3FromRank0", "fused_shards_all_from_rank0", "megatron",
+       of_type("qwen3", {.dp = 2, .tp = 3}), "model.layers.0.self_attn.q_proj.weight",
        "shards of tp ranks 1, 2 equal the shard of rank 0"},
       {"FusedMegatronGptFromRank0", "fused_shards_all_from_rank0", "megatron",
-       of_type("megatron_gpt", 3, 2), "decoder.layers.0.self_attention.linear_qkv.weight",
+       of_type("megatron_gpt", {.dp = 2, .tp = 3}),
+       "decoder.layers.0.self_attention.linear_qkv.weight",
        "shards of tp ranks 1, 2 equal the shard of rank 0"},
       {"AverageMissingInZero2", "micro_batch_average_missing", "autotp", zero(2, 4),
        "model.embed_tokens.weight", "scale 4 = micro-batches"},
-      {"BucketOfZero1", "bucket_sized_param_not_reduced", "autotp", odd(on_mesh(1, 3, zero(1, 1))),
-       "model.layers.0.self_attn.q_proj.weight", "rank-local over dp"},
+      {"BucketOfZero1", "bucket_sized_param_not_reduced", "autotp",
+       odd(on_mesh({.dp = 3}, zero(1, 1))), "model.layers.0.self_attn.q_proj.weight",
+       "rank-local over dp"},
       {"BucketOfZero2OverTp", "bucket_sized_param_not_reduced", "autotp",
-       odd(on_mesh(2, 3, zero(2, 1))), "model.layers.0.self_attn.q_proj.weight",
+       odd(on_mesh({.dp = 3, .tp = 2}, zero(2, 1))), "model.layers.0.self_attn.q_proj.weight",
        "rank-local over dp"},
       {"RowBiasOfBiasedLlamaInZero2", "row_bias_grad_times_tp", "autotp",
-       biased(on_mesh(3, 2, zero(2, 1))), "model.layers.0.self_attn.o_proj.bias", "scale 3 = tp"},
+       biased(on_mesh({.dp = 2, .tp = 3}, zero(2, 1))), "model.layers.0.self_attn.o_proj.bias",
+       "scale 3 = tp"},
       {"RowBiasPartialOfBiasedLlama", "sp_row_bias_grad_partial", "megatron",
-       biased(on_mesh(3, 2, zero(0, 1))), "model.layers.0.self_attn.o_proj.bias",
+       biased(on_mesh({.dp = 2, .tp = 3}, zero(0, 1))), "model.layers.0.self_attn.o_proj.bias",
        "rank-local partial over tp (3 copies differ"},
-      {"FinalNormOfGpt2", "sp_final_norm_grad_partial", "megatron", of_type("gpt2", 3, 2),
-       "transformer.ln_f.weight", "rank-local partial over tp (3 copies differ"},
-      {"LayerNormsOfGpt2", "sp_layer_norm_grads_partial", "megatron", of_type("gpt2", 2, 3),
-       "transformer.h.0.ln_1.weight", "rank-local partial over tp"},
+      {"FinalNormOfGpt2", "sp_final_norm_grad_partial", "megatron",
+       of_type("gpt2", {.dp = 2, .tp = 3}), "transformer.ln_f.weight",
+       "rank-local partial over tp (3 copies differ"},
+      {"LayerNormsOfGpt2", "sp_layer_norm_grads_partial", "megatron",
+       of_type("gpt2", {.dp = 3, .tp = 2}), "transformer.h.0.ln_1.weight",
+       "rank-local partial over tp"},
       {"FinalNormOfMegatronGpt", "sp_final_norm_grad_partial", "megatron",
-       of_type("megatron_gpt", 2, 3), "decoder.final_layernorm.weight",
+       of_type("megatron_gpt", {.dp = 3, .tp = 2}), "decoder.final_layernorm.weight",
        "rank-local partial over tp (2 copies differ"},
       {"PaddingOfAnOddVocabulary", "padded_vocab_in_softmax", "megatron",
        [=](Case& item) {
-         item.tp = 3;
-         item.dp = 2;
+         item.degrees.tp = 3;
+         item.degrees.dp = 2;
          item.config.vocab_size = 73;
          item.config.initializer_range = 0.05;
          item.model_name += "_v73";
@@ -247,34 +251,35 @@ std::vector<Elsewhere> faults_elsewhere() {
        "119 columns of padding with logits of 0 take part in the softmax (the padded width of "
        "lm_head is 192, the true one 73)"},
       {"OneMicroBatchOfATiedModel", "grads_zeroed_each_micro_batch", "autotp",
-       odd(on_mesh(2, 2, zero(0, 3))), "model.embed_tokens.weight",
+       odd(on_mesh({.dp = 2, .tp = 2}, zero(0, 3))), "model.embed_tokens.weight",
        "only micro-batch 2 of 0..2 is present"},
       {"OneMicroBatchOfATiedSplitModel", "grads_zeroed_each_micro_batch", "megatron",
-       odd(on_mesh(2, 2, zero(0, 3))), "model.embed_tokens.weight",
+       odd(on_mesh({.dp = 2, .tp = 2}, zero(0, 3))), "model.embed_tokens.weight",
        "only micro-batch 2 of 0..2 is present"},
       {"OneMicroBatchOfATiedShardedModel", "grads_zeroed_each_micro_batch", "fsdp_tp",
-       odd(on_mesh(2, 2, zero(0, 3))), "model.embed_tokens.weight",
+       odd(on_mesh({.dp = 2, .tp = 2}, zero(0, 3))), "model.embed_tokens.weight",
        "only micro-batch 2 of 0..2 is present"},
-      {"NoSumOverDpInZero2", "dp_sum_missing", "autotp", odd(on_mesh(2, 3, zero(2, 1))),
-       "model.embed_tokens.weight", "rank-local over dp"},
+      {"NoSumOverDpInZero2", "dp_sum_missing", "autotp",
+       odd(on_mesh({.dp = 3, .tp = 2}, zero(2, 1))), "model.embed_tokens.weight",
+       "rank-local over dp"},
       {"ReplicatedOfFusedGpt2", "replicated_counted_tp_times", "megatron",
-       clipped_after(of_type("gpt2", 3, 2)), "grad_norm",
+       clipped_after(of_type("gpt2", {.dp = 2, .tp = 3})), "grad_norm",
        "too large; fits sqrt(split + 3 x replicated), 3 = tp"},
       {"ReplicatedOfZero2", "replicated_counted_tp_times", "autotp",
-       clipped_after(odd(on_mesh(2, 3, zero(2, 1)))), "grad_norm",
+       clipped_after(odd(on_mesh({.dp = 3, .tp = 2}, zero(2, 1)))), "grad_norm",
        "too large; fits sqrt(split + 2 x replicated), 2 = tp"},
       {"NormOfTpRank0InZero1", "clip_norm_rank0_only", "autotp",
-       clipped_after(odd(on_mesh(2, 3, zero(1, 1)))), "grad_norm",
+       clipped_after(odd(on_mesh({.dp = 3, .tp = 2}, zero(1, 1)))), "grad_norm",
        "too small; equals the norm over tp rank 0 alone"},
       {"NormOfTpRank0InZero2", "clip_norm_rank0_only", "autotp",
-       clipped_after(odd(on_mesh(2, 3, zero(2, 1)))), "grad_norm",
+       clipped_after(odd(on_mesh({.dp = 3, .tp = 2}, zero(2, 1)))), "grad_norm",
        "too small; equals the norm over tp rank 0 alone"},
       {"OwnShardOverTp", "clip_norm_of_own_shard", "autotp", zero(0, 1), "grad_norm",
        "too small; equals the norm over tp rank 0 alone"},
       {"OwnShardOverDp", "clip_norm_of_own_shard", "autotp", zero(1, 1), "grad_norm",
        "differs over dp; squares summed over dp give the reference"},
       {"MomentsOfOtherPieces", "optimizer_state_swapped_on_load", "autotp",
-       on_mesh(3, 2, zero(2, 1)), "model.layers.0.mlp.gate_proj.weight.exp_avg",
+       on_mesh({.dp = 2, .tp = 3}, zero(2, 1)), "model.layers.0.mlp.gate_proj.weight.exp_avg",
        "moments of mlp.gate_proj and mlp.up_proj are swapped; parameters right"},
   };
 }
@@ -288,21 +293,21 @@ class FiredFault : public ::testing::TestWithParam<std::string> {};
 TEST_P(FiredFault, IsAlarmedOnEveryMesh) {
   const Fault& fault = find_fault(GetParam());
   struct Mesh {
-    int tp, dp, micro_batches, zero_stage;
+    Degrees degrees;
+    int micro_batches, zero_stage;
   };
   int runs = 0;
 
   for (const std::string& subject : fault.subjects) {
-    for (const Mesh& mesh :
-         {Mesh{1, 2, 1, 1}, Mesh{2, 1, 2, 0}, Mesh{2, 2, 3, 2}, Mesh{1, 3, 2, 1}}) {
-      if (subject == "ddp" && mesh.tp > 1) continue;
+    for (const Mesh& mesh : {Mesh{{.dp = 2}, 1, 1}, Mesh{{.tp = 2}, 2, 0},
+                             Mesh{{.dp = 2, .tp = 2}, 3, 2}, Mesh{{.dp = 3}, 2, 1}}) {
+      if (subject == "ddp" && mesh.degrees.tp > 1) continue;
       const Case item = changed_case(GetParam(), subject, [&](Case& c) {
-        c.tp = mesh.tp;
-        c.dp = mesh.dp;
+        c.degrees = mesh.degrees;
         c.micro_batches = mesh.micro_batches;
         const int own = c.settings.zero_stage;
         c.settings.zero_stage = subject != "autotp" ? 0 : own == 0 ? mesh.zero_stage : own;
-        if (mesh.tp == 1 || subject != "megatron") c.settings.sequence_parallel = false;
+        if (mesh.degrees.tp == 1 || subject != "megatron") c.settings.sequence_parallel = false;
       });
       const Outcome outcome = outcome_of(fault, item);
       EXPECT_EQ(outcome.fired > 0, outcome.verdict.status == Status::kDiverges)

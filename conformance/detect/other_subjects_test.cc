@@ -40,7 +40,7 @@ void expect_alarm(const Fault& fault, std::string_view subject) {
                 verdict = verdict_of(item, with_fault({}, fault, item, probe));
 
   ASSERT_EQ(clean.status, Status::kConforms) << clean.reason;
-  ASSERT_EQ(clean.mesh.world_size(), item.dp * item.tp);
+  ASSERT_EQ(clean.mesh.world_size(), item.degrees.dp * item.degrees.tp);
   ASSERT_GT(probe.count(), 0) << "the fault never fired: this test would prove nothing";
   ASSERT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
   const Finding& first = verdict.findings.front();

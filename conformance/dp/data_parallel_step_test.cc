@@ -26,10 +26,10 @@ Case with(Case item, const std::function<void(Case&)>& change) {
 std::vector<Case> step_cases() {
   std::vector<Case> cases;
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
-    cases.push_back(step_case("ddp", 2, 1, dtype));
-    cases.push_back(step_case("ddp", 3, 1, dtype));
+    cases.push_back(step_case("ddp", {.dp = 2}, dtype));
+    cases.push_back(step_case("ddp", {.dp = 3}, dtype));
   }
-  const Case base = step_case("ddp", 3, 1);
+  const Case base = step_case("ddp", {.dp = 3});
   cases.push_back(with(base, [](Case& c) { c.data.unequal_labels = true; }));
   cases.push_back(with(base, [](Case& c) { c.settings.loss_mean = LossMean::kLocal; }));
   cases.push_back(with(base, [](Case& c) {
@@ -43,14 +43,14 @@ std::vector<Case> step_cases() {
   cases.push_back(with(base, [](Case& c) { c.attention = AttentionImpl::kSdpa; }));
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
     for (const LossMean mean : {LossMean::kGlobal, LossMean::kLocal}) {
-      cases.push_back(with(step_case("ddp", 3, 1, dtype), [mean](Case& c) {
+      cases.push_back(with(step_case("ddp", {.dp = 3}, dtype), [mean](Case& c) {
         c.micro_batches = 2;
         c.data.unequal_labels = true;
         c.settings.loss_mean = mean;
       }));
     }
   }
-  cases.push_back(with(step_case("ddp", 2, 1), [](Case& c) {
+  cases.push_back(with(step_case("ddp", {.dp = 2}), [](Case& c) {
     c.micro_batches = 3;
     c.batch_size = 1;
     c.seq_length = 13;
@@ -58,7 +58,7 @@ std::vector<Case> step_cases() {
   }));
   cases.push_back(with(base, [](Case& c) { c.settings.max_grad_norm = 0; }));
   for (const int dp : {1, 5}) {
-    cases.push_back(with(step_case("ddp", dp, 1), [](Case& c) {
+    cases.push_back(with(step_case("ddp", {.dp = dp}), [](Case& c) {
       c.batch_size = 1;
       c.seq_length = 13;
       c.data.unequal_labels = true;
@@ -80,14 +80,14 @@ TEST_P(DataParallelStep, MatchesSingleProcess) {
 
   const Trace actual = run_case(item, reference);
 
-  ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.dp);
+  ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.degrees.dp);
   EXPECT_THAT(actual, conforms_to(reference, judge_options(item)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, DataParallelStep, ::testing::ValuesIn(step_cases()), case_name);
 
 TEST(DataParallelRanks, HoldTheirOwnSamplesAndWholeParameters) {
-  const Case item = step_case("ddp", 3, 1);
+  const Case item = step_case("ddp", {.dp = 3});
   RunOptions options;
   options.keep = Keep::kEverything;
 
@@ -106,7 +106,7 @@ TEST(DataParallelRanks, HoldTheirOwnSamplesAndWholeParameters) {
 }
 
 TEST(DataParallelRanks, EndTheStepWithEqualReplicas) {
-  const Case item = step_case("ddp", 3, 1);
+  const Case item = step_case("ddp", {.dp = 3});
 
   const Trace trace = run_case(item, reference_of(item));
 
@@ -124,7 +124,7 @@ TEST(DataParallelRanks, EndTheStepWithEqualReplicas) {
 
 TEST(DataParallelRanks, OfAWorldOfOneGiveTheBitsOfTheReference) {
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
-    const Case item = step_case("ddp", 1, 1, dtype);
+    const Case item = step_case("ddp", {}, dtype);
     const Reference& reference = reference_of(item);
 
     const Trace trace = run_case(item, reference);
@@ -137,7 +137,7 @@ TEST(DataParallelRanks, OfAWorldOfOneGiveTheBitsOfTheReference) {
 // The reference runs the same micro-batches as its subjects; this holds it to the step that has
 // none.
 TEST(GradientAccumulation, IsTheStepOfTheWholeBatch) {
-  Case whole = step_case("ddp", 1, 1, Dtype::kFloat64);
+  Case whole = step_case("ddp", {}, Dtype::kFloat64);
   whole.batch_size = 6;
   whole.data.unequal_labels = true;
   Case accumulated = whole;
@@ -164,7 +164,7 @@ TEST(GradientAccumulation, IsTheStepOfTheWholeBatch) {
 
 // A mean of each micro-batch's own mean is another number where counts are unequal.
 TEST(GradientAccumulation, IsNotTheMeanOfTheMicroBatchesOwnMeans) {
-  Case item = step_case("ddp", 1, 1, Dtype::kFloat64);
+  Case item = step_case("ddp", {}, Dtype::kFloat64);
   item.batch_size = 1;
   item.micro_batches = 2;
   item.data.unequal_labels = true;
@@ -173,7 +173,7 @@ TEST(GradientAccumulation, IsNotTheMeanOfTheMicroBatchesOwnMeans) {
         .item<double>();
   };
   Case own_means = item;
-  own_means.dp = 2;
+  own_means.degrees.dp = 2;
   own_means.micro_batches = 1;
   own_means.settings.loss_mean = LossMean::kLocal;
 
@@ -182,7 +182,7 @@ TEST(GradientAccumulation, IsNotTheMeanOfTheMicroBatchesOwnMeans) {
 
 // The wrong mean must be seen where counts are unequal, or MatchesSingleProcess would show nothing.
 TEST(DataParallelRanks, ThatAverageTheirOwnMeansDivergeFromTheGlobalMean) {
-  Case requested = step_case("ddp", 2, 1);
+  Case requested = step_case("ddp", {.dp = 2});
   requested.data.unequal_labels = true;
   Case faulty = requested;
   faulty.settings.loss_mean = LossMean::kLocal;
@@ -198,17 +198,17 @@ TEST(DataParallelRanks, AreRefusedWithTheNumbersThatDoNotFit) {
   using ::testing::ThrowsMessage;
   const auto run = [](Case item) { (void)run_case(item, Reference()); };
 
-  EXPECT_THAT([&] { run(step_case("ddp", 2, 3)); },
+  EXPECT_THAT([&] { run(step_case("ddp", {.dp = 2, .tp = 3})); },
               ThrowsMessage<UsageError>(HasSubstr("a tp degree of 3 needs the subject autotp")));
-  EXPECT_THAT([&] { run(step_case("ddp", 17, 1)); },
+  EXPECT_THAT([&] { run(step_case("ddp", {.dp = 17})); },
               ThrowsMessage<UsageError>(HasSubstr("dp 17 x tp 1 needs 17 ranks; at most 16")));
-  EXPECT_THAT([&] { run(with(step_case("ddp", 2, 1), [](Case& c) { c.batch_size = 0; })); },
+  EXPECT_THAT([&] { run(with(step_case("ddp", {.dp = 2}), [](Case& c) { c.batch_size = 0; })); },
               ThrowsMessage<UsageError>(HasSubstr("batch size of 0")));
 }
 
 TEST(DataParallelCollectives, AreBucketsLossAndTokensOverDpOnly) {
   const auto num_calls = [](LossMean mean, std::int64_t bucket_bytes, int micro_batches) {
-    Case item = step_case("ddp", 2, 1);
+    Case item = step_case("ddp", {.dp = 2});
     item.settings.loss_mean = mean;
     item.settings.bucket_bytes = bucket_bytes;
     item.micro_batches = micro_batches;

@@ -38,8 +38,8 @@ class DataSplit : public ::testing::Test {
     write_file_atomically(folder_ / "ids.bin",
                           {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof ids[0]});
   }
-  [[nodiscard]] Case item(std::string subject, int dp, int tp) const {
-    Case result = step_case(std::move(subject), dp, tp);
+  [[nodiscard]] Case item(std::string subject, const Degrees& degrees) const {
+    Case result = step_case(std::move(subject), degrees);
     result.data.kind = DataSource::Kind::kTokenFile;
     result.data.path = (folder_ / "ids.bin").string();
     result.data.shuffle = true;
@@ -58,7 +58,7 @@ Ids recorded_ids(const Trace& trace, int rank, int step) {
 }
 
 TEST_F(DataSplit, RanksTakeTheContractsIdsAndTheStepConforms) {
-  Case shuffled = item("autotp", 3, 2);
+  Case shuffled = item("autotp", {.dp = 3, .tp = 2});
   shuffled.steps = 3;  // 3 global batches of 6 are one epoch of 13 and 5 ids that fill it up
   const Reference& reference = reference_of(shuffled);
   RunOptions options;
@@ -100,7 +100,7 @@ class SampleOfRankZero final : public Sampler {
 };
 
 TEST_F(DataSplit, TheSameSamplesOnEveryDpRankAreSeenInTheIds) {
-  const Case three = item("ddp", 3, 1);
+  const Case three = item("ddp", {.dp = 3});
   const Reference& reference = reference_of(three);
   RunOptions options;
   options.sampler = [](std::shared_ptr<const Sampler> inner, int) {
@@ -117,7 +117,7 @@ TEST_F(DataSplit, TheSameSamplesOnEveryDpRankAreSeenInTheIds) {
 }
 
 TEST_F(DataSplit, TheOrderDoesNotDependOnTheMesh) {
-  const CaseData one(item("ddp", 1, 1)), three(item("ddp", 3, 1));
+  const CaseData one(item("ddp", {})), three(item("ddp", {.dp = 3}));
 
   Ids of_one, of_three;
   for (int step = 0; step < 3; ++step) {
@@ -135,7 +135,7 @@ TEST_F(DataSplit, TheOrderDoesNotDependOnTheMesh) {
 }
 
 TEST_F(DataSplit, AFileOfIdsIsReadInOrderAndPaddedUnlessAskedOtherwise) {
-  Case plain = item("ddp", 5, 1);
+  Case plain = item("ddp", {.dp = 5});
   plain.data.shuffle = false;
   plain.data.tail.reset();
 
@@ -148,13 +148,13 @@ TEST_F(DataSplit, AFileOfIdsIsReadInOrderAndPaddedUnlessAskedOtherwise) {
 }
 
 TEST_F(DataSplit, WhatCannotBeSplitIsRefusedBeforeRanksStart) {
-  Case strict = item("ddp", 3, 1);
+  Case strict = item("ddp", {.dp = 3});
   strict.data.tail = TailPolicy::kError;
   EXPECT_THAT(
       [&] { CaseData{strict}; },
       ThrowsMessage<UsageError>(HasSubstr("13 samples are no multiple of a global batch of 6")));
 
-  Case random = step_case("ddp", 2, 1);
+  Case random = step_case("ddp", {.dp = 2});
   random.data.shuffle = true;
   EXPECT_THAT([&] { CaseData{random}; },
               ThrowsMessage<UsageError>(HasSubstr("random ids have no end")));

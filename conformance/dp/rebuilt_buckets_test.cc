@@ -21,7 +21,7 @@ namespace {
 /// Three steps in ring order, where the bits of a sum depend on the chunk of the bucket that it is
 /// in.
 Case ring_case(Dtype dtype = Dtype::kFloat32, std::string_view model_type = "qwen2") {
-  Case item = in_order(ReductionOrder::kRing, step_case("ddp", 3, 1, dtype, model_type));
+  Case item = in_order(ReductionOrder::kRing, step_case("ddp", {.dp = 3}, dtype, model_type));
   item.settings.bucket_bytes = 64 << 10;
   item.steps = 3;
   return item;
@@ -85,12 +85,12 @@ class BucketSpy final : public CollectiveFault {
 /// Buckets of each of three steps, on every rank.
 std::vector<std::string> buckets_of(const Case& item) {
   const auto spy = std::make_shared<BucketSpy>();
-  WorldOptions world{.size = item.dp};
+  WorldOptions world{.size = item.degrees.dp};
   world.decorate = [&, probe = FaultProbe()](std::unique_ptr<Communicator> inner, int) {
     return decorate_with_fault(std::move(inner), spy, probe, item.mesh());
   };
   return run_world(std::move(world), [item, spy](Rank& rank) {
-    EXPECT_EQ(rank.size(), item.dp);
+    EXPECT_EQ(rank.size(), item.degrees.dp);
     const CaseData data(item);
     const std::unique_ptr<Subject> subject = make_subject(item, rank, nullptr);
     subject->setup();

@@ -23,7 +23,7 @@ TEST_P(EmulatedFsdpWide, IsBitEqualToTheSubject) {
 }
 
 TEST(FsdpRecord, SaysWhatLogitsAreRoundedTo) {
-  const Case item = with_output(fsdp_case(3, 2), Dtype::kBFloat16);
+  const Case item = with_output(fsdp_case({.dp = 3, .tp = 2}), Dtype::kBFloat16);
   Arithmetic unrounded = arithmetic_of(item);
   unrounded.logits_dtype.reset();
   const Reference reference = make_emulated_reference(item, unrounded);
@@ -36,7 +36,7 @@ TEST(FsdpRecord, SaysWhatLogitsAreRoundedTo) {
 
 // The loss widens logits anyway.
 TEST(FsdpRecord, OfAWiderOutputHasTheSameBits) {
-  const Case item = with_masters(fsdp_case(3, 2));
+  const Case item = with_masters(fsdp_case({.dp = 3, .tp = 2}));
   const Trace usual = emulate(item, arithmetic_of(item));
 
   const Case wide = with_output(item, Dtype::kFloat32);
@@ -47,21 +47,21 @@ TEST(FsdpRecord, OfAWiderOutputHasTheSameBits) {
 // 48, 96 and 1 rows over 5 ranks; tied heads; norms over heads; copied kv heads; fused weights; a
 // cut vocabulary.
 std::vector<Case> cases() {
-  const Case base = fsdp_case(3, 2);
+  const Case base = fsdp_case({.dp = 3, .tp = 2});
   return {
       base,
-      fsdp_case(3, 1),
-      fsdp_case(5, 1),
-      fsdp_case(3, 2, Dtype::kBFloat16),
+      fsdp_case({.dp = 3}),
+      fsdp_case({.dp = 5}),
+      fsdp_case({.dp = 3, .tp = 2}, Dtype::kBFloat16),
       with_masters(base),
       with_adamw(with_masters(accumulated(base), Dtype::kFloat32)),
       accumulated(with_adamw(base)),
-      in_order(ReductionOrder::kRing, accumulated(fsdp_case(3, 2, Dtype::kBFloat16))),
+      in_order(ReductionOrder::kRing, accumulated(fsdp_case({.dp = 3, .tp = 2}, Dtype::kBFloat16))),
       in_order(ReductionOrder::kTree, with_masters(base)),
-      with_tied_head(fsdp_case(2, 2)),
-      fsdp_case(3, 2, Dtype::kFloat32, "qwen3"),
-      fsdp_case(3, 2, Dtype::kFloat32, "gpt2"),
-      with_heads(fsdp_case(3, 2), 6, 1),
+      with_tied_head(fsdp_case({.dp = 2, .tp = 2})),
+      fsdp_case({.dp = 3, .tp = 2}, Dtype::kFloat32, "qwen3"),
+      fsdp_case({.dp = 3, .tp = 2}, Dtype::kFloat32, "gpt2"),
+      with_heads(fsdp_case({.dp = 3, .tp = 2}), 6, 1),
       split(with_vocabulary(base, 97), 8),
       with_output(base, Dtype::kBFloat16),
       with_output(split(with_masters(base), 1), Dtype::kFloat64),
@@ -71,15 +71,15 @@ std::vector<Case> cases() {
 std::vector<Case> wide_cases() {
   std::vector<Case> result;
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
-    const Case base = fsdp_case(3, 2, dtype);
+    const Case base = fsdp_case({.dp = 3, .tp = 2}, dtype);
     for (const ReductionOrder order :
          {ReductionOrder::kOrdered, ReductionOrder::kRing, ReductionOrder::kTree}) {
       result.push_back(in_order(order, with_tied_head(base)));
-      result.push_back(in_order(order, with_adamw(accumulated(fsdp_case(5, 1, dtype)))));
+      result.push_back(in_order(order, with_adamw(accumulated(fsdp_case({.dp = 5}, dtype)))));
     }
     for (const char* const type : {"llama", "qwen3", "gpt2", "megatron_gpt"})
-      result.push_back(accumulated(fsdp_case(2, 3, dtype, type)));
-    result.push_back(with_heads(fsdp_case(3, 4, dtype), 8, 2));
+      result.push_back(accumulated(fsdp_case({.dp = 2, .tp = 3}, dtype, type)));
+    result.push_back(with_heads(fsdp_case({.dp = 3, .tp = 4}, dtype), 8, 2));
     result.push_back(split(with_vocabulary(with_tied_head(base), 97), 8));
     result.push_back(smoothed(split(with_vocabulary(base, 97), 1)));
     result.push_back(reduced_in(base, Dtype::kFloat32));
@@ -87,14 +87,17 @@ std::vector<Case> wide_cases() {
     result.push_back(with(base, [](Case& c) { c.attention = AttentionImpl::kSdpa; }));
   }
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16}) {
-    result.push_back(with_output(accumulated(fsdp_case(2, 3)), dtype));
-    result.push_back(with_output(smoothed(split(with_masters(fsdp_case(3, 2)), 8)), dtype));
+    result.push_back(with_output(accumulated(fsdp_case({.dp = 2, .tp = 3})), dtype));
+    result.push_back(
+        with_output(smoothed(split(with_masters(fsdp_case({.dp = 3, .tp = 2})), 8)), dtype));
   }
   for (const ReductionOrder order : {ReductionOrder::kRing, ReductionOrder::kTree}) {
-    result.push_back(in_order(order, accumulated(with_masters(fsdp_case(3, 2), Dtype::kFloat32))));
-    result.push_back(in_order(order, accumulated(with_masters(fsdp_case(5, 1)))));
+    result.push_back(
+        in_order(order, accumulated(with_masters(fsdp_case({.dp = 3, .tp = 2}), Dtype::kFloat32))));
+    result.push_back(in_order(order, accumulated(with_masters(fsdp_case({.dp = 5})))));
   }
-  result.push_back(with(fsdp_case(3, 2), [](Case& c) { c.settings.autocast = Dtype::kBFloat16; }));
+  result.push_back(
+      with(fsdp_case({.dp = 3, .tp = 2}), [](Case& c) { c.settings.autocast = Dtype::kBFloat16; }));
   return result;
 }
 

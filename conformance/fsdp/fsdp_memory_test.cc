@@ -29,12 +29,12 @@ struct Bytes {
 // The formula, from the shapes of the model alone. AdamW.
 Bytes predicted(const Case& item) {
   const auto model = make_model(item.config, item.attention);
-  const ShardPlan plan = autotp_plan(*model, item.tp);
+  const ShardPlan plan = autotp_plan(*model, item.degrees.tp);
   std::map<std::string, double> groups;
   double elements = 0;
   for (const ParameterSpec& spec : model->parameters()) {
-    const double part =
-        static_cast<double>(numel_of(spec.shape)) / (plan.sharded_dim(spec) < 0 ? 1 : item.tp);
+    const double part = static_cast<double>(numel_of(spec.shape)) /
+                        (plan.sharded_dim(spec) < 0 ? 1 : item.degrees.tp);
     groups[std::string(block_of(spec.name))] += part;
     elements += part;
   }
@@ -43,7 +43,7 @@ Bytes predicted(const Case& item) {
   const auto computed = static_cast<double>(size_of(item.dtype));
   const auto stepped =
       static_cast<double>(size_of(item.settings.master_dtype.value_or(item.dtype)));
-  const double shard = elements * stepped / item.dp;
+  const double shard = elements * stepped / item.degrees.dp;
   return {shard, shard, 2 * shard, (groups.at("") + largest) * computed};
 }
 
@@ -58,8 +58,8 @@ std::vector<std::vector<double>> measured(const Case& item) {
   return run_world(item.world_size(), [item](Rank& rank) {
     Mesh mesh(item.mesh(), rank.comm());
     const TrainerConfig config = trainer_config(item, case_weights(item));
-    TrainerParts parts =
-        fsdp_tp_parts(config, mesh, autotp_plan(*make_model(item.config, item.attention), item.tp));
+    TrainerParts parts = fsdp_tp_parts(
+        config, mesh, autotp_plan(*make_model(item.config, item.attention), item.degrees.tp));
     auto* const shards = dynamic_cast<FsdpShards*>(parts.data_parallel.get());
     Optimizer* const optimizer = parts.optimizer.get();
     Trainer trainer(std::move(parts), mesh, nullptr);
@@ -79,10 +79,10 @@ void expect_within_a_tenth(double expected, double actual, const char* what) {
 }
 
 TEST(FsdpMemory, IsWhatTheFormulaSays) {
-  Case small = with_masters(fsdp_case(2, 2));
+  Case small = with_masters(fsdp_case({.dp = 2, .tp = 2}));
   small.settings.optimizer = OptimizerSettings{};
   Case large = small;
-  large.dp = 3;
+  large.degrees.dp = 3;
   large.config.hidden_size = 192;
   large.config.intermediate_size = 640;
   large.config.num_layers = 4;
@@ -92,14 +92,14 @@ TEST(FsdpMemory, IsWhatTheFormulaSays) {
   for (const Case& item : {small, large}) {
     const Bytes expected = predicted(item);
     const auto ranks = measured(item);
-    ASSERT_EQ(static_cast<int>(ranks.size()), item.dp * item.tp);
+    ASSERT_EQ(static_cast<int>(ranks.size()), item.degrees.dp * item.degrees.tp);
     for (const std::vector<double>& rank : ranks) {
       expect_within_a_tenth(expected.parameters, rank[0], "parameters");
       expect_within_a_tenth(expected.gradients, rank[1], "gradients");
       expect_within_a_tenth(expected.optimizer, rank[2], "optimizer");
       expect_within_a_tenth(expected.gathered, rank[3], "gathered at its peak");
       EXPECT_EQ(rank[4], 0) << "gathered after the step";
-      EXPECT_LT(rank[3], expected.parameters * item.dp / 2 * 0.95)
+      EXPECT_LT(rank[3], expected.parameters * item.degrees.dp / 2 * 0.95)
           << "the peak must be below all parameters at once";
     }
   }

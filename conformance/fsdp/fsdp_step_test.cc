@@ -25,21 +25,21 @@ using ::testing::ThrowsMessage;
 
 std::vector<Case> step_cases() {
   return {
-      fsdp_case(2, 1),
-      fsdp_case(3, 1),
-      fsdp_case(5, 1),
-      fsdp_case(1, 2),
-      fsdp_case(3, 2),
-      fsdp_case(2, 3, Dtype::kFloat64),
-      fsdp_case(3, 2, Dtype::kBFloat16),
-      accumulated(with_masters(fsdp_case(3, 2), Dtype::kFloat32)),
-      with_adamw(with_tied_head(fsdp_case(2, 2))),
-      fsdp_case(2, 3, Dtype::kFloat32, "qwen3"),
-      accumulated(fsdp_case(3, 2, Dtype::kFloat32, "gpt2")),
-      fsdp_case(2, 2, Dtype::kFloat32, "megatron_gpt"),
-      with_output(fsdp_case(3, 2), Dtype::kBFloat16),
-      reduced_in(fsdp_case(3, 2), Dtype::kBFloat16),
-      with_output(with_masters(fsdp_case(2, 2)), Dtype::kFloat32),
+      fsdp_case({.dp = 2}),
+      fsdp_case({.dp = 3}),
+      fsdp_case({.dp = 5}),
+      fsdp_case({.tp = 2}),
+      fsdp_case({.dp = 3, .tp = 2}),
+      fsdp_case({.dp = 2, .tp = 3}, Dtype::kFloat64),
+      fsdp_case({.dp = 3, .tp = 2}, Dtype::kBFloat16),
+      accumulated(with_masters(fsdp_case({.dp = 3, .tp = 2}), Dtype::kFloat32)),
+      with_adamw(with_tied_head(fsdp_case({.dp = 2, .tp = 2}))),
+      fsdp_case({.dp = 2, .tp = 3}, Dtype::kFloat32, "qwen3"),
+      accumulated(fsdp_case({.dp = 3, .tp = 2}, Dtype::kFloat32, "gpt2")),
+      fsdp_case({.dp = 2, .tp = 2}, Dtype::kFloat32, "megatron_gpt"),
+      with_output(fsdp_case({.dp = 3, .tp = 2}), Dtype::kBFloat16),
+      reduced_in(fsdp_case({.dp = 3, .tp = 2}), Dtype::kBFloat16),
+      with_output(with_masters(fsdp_case({.dp = 2, .tp = 2})), Dtype::kFloat32),
   };
 }
 
@@ -51,7 +51,7 @@ TEST_P(FsdpStep, MatchesSingleProcess) {
 
   const Trace actual = run_case(item, reference);
 
-  ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.dp * item.tp);
+  ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.degrees.dp * item.degrees.tp);
   EXPECT_THAT(actual, conforms_to(reference, judge_options(item)));
 }
 
@@ -59,7 +59,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, FsdpStep, ::testing::ValuesIn(step_cases()), cas
 
 TEST(FsdpRanks, OfAWorldOfOneGiveTheBitsOfTheReference) {
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
-    const Case item = accumulated(with_tied_head(fsdp_case(1, 1, dtype)));
+    const Case item = accumulated(with_tied_head(fsdp_case({}, dtype)));
     const Reference& reference = reference_of(item);
 
     const Trace trace = run_case(item, reference);
@@ -70,7 +70,7 @@ TEST(FsdpRanks, OfAWorldOfOneGiveTheBitsOfTheReference) {
 }
 
 TEST(FsdpRanks, KeepTheirRowsOnly) {
-  const Case item = fsdp_case(3, 2);
+  const Case item = fsdp_case({.dp = 3, .tp = 2});
 
   const Trace trace = run_case(item, reference_of(item));
 
@@ -92,7 +92,7 @@ TEST(FsdpRanks, KeepTheirRowsOnly) {
 }
 
 TEST(FsdpRanks, KeepFewerOrNoRowsAtTheEnd) {
-  const Case item = fsdp_case(5, 1);
+  const Case item = fsdp_case({.dp = 5});
 
   const Trace trace = run_case(item, reference_of(item));
 
@@ -105,14 +105,14 @@ TEST(FsdpRanks, KeepFewerOrNoRowsAtTheEnd) {
 }
 
 TEST(FsdpRanks, RefuseWhatOtherSubjectsHave) {
-  Case staged = fsdp_case(2, 1);
+  Case staged = fsdp_case({.dp = 2});
   staged.settings.zero_stage = 1;
-  Case narrow = with_masters(fsdp_case(2, 1));
+  Case narrow = with_masters(fsdp_case({.dp = 2}));
   narrow.settings.master_dtype = Dtype::kFloat16;
   narrow.dtype = Dtype::kFloat32;
-  Case foreign = step_case("ddp", 2, 1);
+  Case foreign = step_case("ddp", {.dp = 2});
   foreign.settings.reduce_dtype = Dtype::kBFloat16;
-  const Case rounded = with_output(step_case("megatron", 2, 1), Dtype::kBFloat16);
+  const Case rounded = with_output(step_case("megatron", {.dp = 2}), Dtype::kBFloat16);
 
   EXPECT_THAT([&] { staged.validate(); }, ThrowsMessage<UsageError>(HasSubstr("fsdp_tp")));
   EXPECT_THAT([&] { narrow.validate(); }, ThrowsMessage<UsageError>(HasSubstr("at least as wide")));
@@ -144,11 +144,12 @@ std::vector<std::vector<std::int64_t>> calls_of(const Case& item) {
 // 2 layers: each is gathered for forward and for backward, the root once; each of the three groups
 // is reduced once a micro-batch.
 TEST(FsdpCollectives, AreTwoGathersALayerAndOneReductionAGroup) {
-  const auto calls = calls_of(fsdp_case(3, 2)), accumulated_calls = calls_of([] {
-                                                  Case item = fsdp_case(3, 2);
-                                                  item.micro_batches = 2;
-                                                  return item;
-                                                }());
+  const auto calls = calls_of(fsdp_case({.dp = 3, .tp = 2})),
+             accumulated_calls = calls_of([] {
+               Case item = fsdp_case({.dp = 3, .tp = 2});
+               item.micro_batches = 2;
+               return item;
+             }());
 
   ASSERT_EQ(calls.size(), 6U);
   EXPECT_THAT(calls, Each(ElementsAre(5, 3, 3, 4, 10, 2, 1)));

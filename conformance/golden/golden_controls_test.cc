@@ -237,7 +237,7 @@ TEST_F(GoldenControls, IdentityDependsOnWhatIsComputedOnly) {
   const Golden golden = golden_identity(spec);
   for (const auto& change : std::vector<std::function<void(Case&)>>{
            [](Case& c) { c.steps = 99; }, [](Case& c) { c.dtype = Dtype::kBFloat16; },
-           [](Case& c) { c.tp = 1; }, [](Case& c) { c.subject = "ddp"; },
+           [](Case& c) { c.degrees.tp = 1; }, [](Case& c) { c.subject = "ddp"; },
            [](Case& c) { c.seed = 1; }, [](Case& c) { c.settings.max_grad_norm = 2; },
            [](Case& c) { c.settings.optimizer.beta2 = 0.95; },
            [](Case& c) { c.settings.zero_stage = 1; },

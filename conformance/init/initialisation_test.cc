@@ -47,18 +47,18 @@ class Initialisation : public ::testing::TestWithParam<Case> {};
 TEST_P(Initialisation, ShardsArePartsOfTheUndividedWeights) {
   const Case item = GetParam();
 
-  const std::vector<int> num_sharded = run_world(item.tp, [item](Rank& rank) {
+  const std::vector<int> num_sharded = run_world(item.degrees.tp, [item](Rank& rank) {
     Mesh mesh(item.mesh(), rank.comm());
-    EXPECT_EQ(mesh.degree(Axis::kTp), item.tp);
+    EXPECT_EQ(mesh.degree(Axis::kTp), item.degrees.tp);
     const auto weights = case_weights(item);
     Trainer trainer(autotp_parts(trainer_config(item, weights), mesh), mesh, nullptr);
     trainer.setup();
-    const ShardPlan plan = autotp_plan(*make_model(item.config, item.attention), item.tp);
+    const ShardPlan plan = autotp_plan(*make_model(item.config, item.attention), item.degrees.tp);
     int sharded = 0;
     for (const ParameterSpec& spec : trainer.specs()) {
       const int dim = plan.sharded_dim(spec);
       const at::Tensor& local = trainer.parameters().at(spec.name);
-      EXPECT_EQ(local.numel() * (dim < 0 ? 1 : item.tp), numel_of(spec.shape)) << spec.name;
+      EXPECT_EQ(local.numel() * (dim < 0 ? 1 : item.degrees.tp), numel_of(spec.shape)) << spec.name;
       const at::Tensor whole = weights->read(spec, Shape(spec.shape.size(), 0), spec.shape)
                                    .to(scalar_type_of(item.dtype));
       EXPECT_TRUE(at::equal(gathered(mesh.group(Axis::kTp), local, plan, spec), whole))
@@ -70,11 +70,11 @@ TEST_P(Initialisation, ShardsArePartsOfTheUndividedWeights) {
 
   // 2 layers: q, k, v (with biases in qwen2), o, gate, up, down; in gpt2 c_attn, c_fc (with biases)
   // and two c_proj. One rank leaves the two row layers of a block alone.
-  ASSERT_EQ(num_sharded.size(), static_cast<std::size_t>(item.tp));
+  ASSERT_EQ(num_sharded.size(), static_cast<std::size_t>(item.degrees.tp));
   const int expected = (item.config.model_type == "gpt2" ? 12
                         : item.config.qkv_bias           ? 20
                                                          : 14) -
-                       (item.tp == 1 ? 4 : 0);
+                       (item.degrees.tp == 1 ? 4 : 0);
   for (const int sharded : num_sharded) EXPECT_EQ(sharded, expected);
 }
 
@@ -93,13 +93,14 @@ TEST_P(Initialisation, AnotherSeedGivesOtherWeights) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, Initialisation,
-                         ::testing::Values(step_case("autotp", 1, 1), step_case("autotp", 1, 2),
-                                           step_case("autotp", 1, 3),
-                                           step_case("autotp", 1, 3, Dtype::kBFloat16),
-                                           step_case("autotp", 1, 2, Dtype::kFloat32, "qwen3"),
-                                           step_case("autotp", 1, 3, Dtype::kFloat32, "llama"),
-                                           step_case("autotp", 1, 2, Dtype::kFloat32, "gpt2"),
-                                           step_case("autotp", 1, 3, Dtype::kBFloat16, "gpt2")),
+                         ::testing::Values(step_case("autotp", {}), step_case("autotp", {.tp = 2}),
+                                           step_case("autotp", {.tp = 3}),
+                                           step_case("autotp", {.tp = 3}, Dtype::kBFloat16),
+                                           step_case("autotp", {.tp = 2}, Dtype::kFloat32, "qwen3"),
+                                           step_case("autotp", {.tp = 3}, Dtype::kFloat32, "llama"),
+                                           step_case("autotp", {.tp = 2}, Dtype::kFloat32, "gpt2"),
+                                           step_case("autotp", {.tp = 3}, Dtype::kBFloat16,
+                                                     "gpt2")),
                          case_name);
 
 }  // namespace

@@ -25,27 +25,26 @@ void PrintTo(const LatticeRun& run, std::ostream* out) {
   *out << run.item.slug() << ' ' << name_of(run.order);
 }
 
-Case case_of(const char* subject, int dp, int tp, Dtype dtype, int row_nonzeros = 1) {
+Case case_of(const char* subject, const Degrees& degrees, Dtype dtype, int row_nonzeros = 1) {
   Case item = lattice_case(row_nonzeros);
   item.subject = subject;
-  item.dp = dp;
-  item.tp = tp;
+  item.degrees = degrees;
   item.dtype = dtype;
   return item;
 }
 
 // One and two non-zero entries a row, two micro-batches, several steps where the dtype has the
 // bits, copied kv heads, a split vocabulary.
-std::vector<Case> variants(const char* subject, int dp, int tp) {
-  std::vector<Case> cases = {case_of(subject, dp, tp, Dtype::kBFloat16),
-                             case_of(subject, dp, tp, Dtype::kFloat16),
-                             case_of(subject, dp, tp, Dtype::kFloat32, 2)};
-  Case accumulated = case_of(subject, dp, tp, Dtype::kBFloat16);
+std::vector<Case> variants(const char* subject, const Degrees& degrees) {
+  std::vector<Case> cases = {case_of(subject, degrees, Dtype::kBFloat16),
+                             case_of(subject, degrees, Dtype::kFloat16),
+                             case_of(subject, degrees, Dtype::kFloat32, 2)};
+  Case accumulated = case_of(subject, degrees, Dtype::kBFloat16);
   accumulated.batch_size = 1;
   accumulated.micro_batches = 2;
   accumulated.data.unequal_labels = true;
   cases.push_back(accumulated);
-  Case steps = case_of(subject, dp, tp, Dtype::kFloat64);
+  Case steps = case_of(subject, degrees, Dtype::kFloat64);
   steps.config.num_layers = 1;
   steps.model_name += "_1_layer";
   steps.steps = 2;
@@ -53,7 +52,7 @@ std::vector<Case> variants(const char* subject, int dp, int tp) {
   steps.seq_length = 2;
   steps.settings.optimizer.learning_rate = 0.5;
   cases.push_back(steps);
-  Case one_kv_head = with_heads(case_of(subject, dp, tp, Dtype::kFloat32, 2), 12, 1);
+  Case one_kv_head = with_heads(case_of(subject, degrees, Dtype::kFloat32, 2), 12, 1);
   one_kv_head.batch_size = 1;
   one_kv_head.seq_length = 5;
   cases.push_back(one_kv_head);
@@ -66,9 +65,9 @@ std::vector<Case> variants(const char* subject, int dp, int tp) {
 
 std::vector<LatticeRun> runs_on(int world_size) {
   std::vector<LatticeRun> runs;
-  const auto add = [&](const char* subject, int dp, int tp) {
-    if (dp * tp != world_size) return;
-    for (const Case& item : variants(subject, dp, tp)) {
+  const auto add = [&](const char* subject, const Degrees& degrees) {
+    if (mesh_of(degrees).world_size() != world_size) return;
+    for (const Case& item : variants(subject, degrees)) {
       for (const ReductionOrder order :
            {ReductionOrder::kOrdered, ReductionOrder::kRing, ReductionOrder::kTree}) {
         const bool all_orders = world_size > 1 && item.micro_batches == 1 && item.steps == 1;
@@ -76,10 +75,10 @@ std::vector<LatticeRun> runs_on(int world_size) {
       }
     }
   };
-  for (const int dp : {1, 2, 3}) add("ddp", dp, 1);
+  for (const int dp : {1, 2, 3}) add("ddp", {.dp = dp});
   for (const auto& [dp, tp] :
        {std::pair{1, 1}, {2, 1}, {1, 2}, {1, 3}, {2, 2}, {1, 4}, {3, 2}, {2, 3}})
-    add("autotp", dp, tp);
+    add("autotp", {.dp = dp, .tp = tp});
   return runs;
 }
 
@@ -166,7 +165,7 @@ class OneSignTurned final : public WeightSource {
 };
 
 TEST(LatticeFaults, OneEntryOfAnyParameterOnOneRankIsSeen) {
-  const Case item = case_of("autotp", 2, 3, Dtype::kBFloat16);
+  const Case item = case_of("autotp", {.dp = 2, .tp = 3}, Dtype::kBFloat16);
   for (const ParameterSpec& spec : make_model(item.config, item.attention)->parameters()) {
     RunOptions options;
     options.edits.parts = [name = spec.name](TrainerParts& parts, Mesh& mesh) {
@@ -182,7 +181,7 @@ TEST(LatticeFaults, OneEntryOfAnyParameterOnOneRankIsSeen) {
 }
 
 TEST(LatticeFaults, ALostSummandOfARowParallelLayerIsSeenThere) {
-  Case item = case_of("autotp", 2, 3, Dtype::kBFloat16);
+  Case item = case_of("autotp", {.dp = 2, .tp = 3}, Dtype::kBFloat16);
   item.settings.record_partials = true;
   for (const std::string module :
        {"model.layers.0.self_attn.o_proj", "model.layers.1.mlp.down_proj"}) {
@@ -206,7 +205,7 @@ TEST(LatticeFaults, ALostSummandOfARowParallelLayerIsSeenThere) {
 // One unit, on one rank, in one element of one activation gradient: everything above it must not
 // hide it.
 TEST(LatticeFaults, OneUnitInOneElementOfAGradientIsSeen) {
-  const Case item = case_of("ddp", 3, 1, Dtype::kFloat32, 2);
+  const Case item = case_of("ddp", {.dp = 3}, Dtype::kFloat32, 2);
   RunOptions options;
   options.mutation = [](int rank) -> TapMutation {
     return [rank](const Site& site, at::Tensor value) {
@@ -245,7 +244,7 @@ class OneElementKept final : public WrappedOptimizer {
 };
 
 TEST(LatticeFaults, AnElementThatIsNotUpdatedOnOneRankIsSeen) {
-  const Case item = case_of("ddp", 2, 1, Dtype::kBFloat16);
+  const Case item = case_of("ddp", {.dp = 2}, Dtype::kBFloat16);
   const std::string name = "model.layers.1.mlp.up_proj.bias";
   RunOptions options;
   options.edits.parts = [name](TrainerParts& parts, Mesh& mesh) {

@@ -14,9 +14,9 @@
 namespace isoshard {
 namespace {
 
-Case megatron(int dp, int tp, bool sequence, bool distributed, Dtype dtype = Dtype::kFloat32,
-              std::string_view model = "qwen2") {
-  Case item = step_case("megatron", dp, tp, dtype, model);
+Case megatron(const Degrees& degrees, bool sequence, bool distributed,
+              Dtype dtype = Dtype::kFloat32, std::string_view model = "qwen2") {
+  Case item = step_case("megatron", degrees, dtype, model);
   item.settings.sequence_parallel = sequence;
   item.settings.distributed_optimizer = distributed;
   if (dtype == Dtype::kBFloat16) item.settings.master_dtype = Dtype::kFloat32;
@@ -41,32 +41,34 @@ Case accumulated(Case item) {
 std::vector<Case> exact_cases() {
   constexpr Dtype kBf16 = Dtype::kBFloat16, kFp32 = Dtype::kFloat32;
   std::vector<Case> cases = {
-      megatron(3, 2, false, false),
-      megatron(3, 2, true, false),
-      megatron(3, 2, false, false, kBf16),
-      megatron(3, 2, true, false, kBf16),
-      megatron(3, 2, true, true),
-      adam(megatron(3, 2, true, true, kBf16)),
-      adam(accumulated(megatron(3, 2, false, true))),
-      accumulated(megatron(3, 2, true, true, kBf16)),
-      accumulated(megatron(2, 3, true, false, kBf16)),
-      megatron(1, 2, true, true),
-      megatron(1, 1, true, true),
-      adam(with_heads(megatron(2, 2, true, true, kBf16), 8, 4)),
-      accumulated(with_biases(with_heads(megatron(3, 1, false, true), 6, 2))),
-      with(megatron(2, 3, true, false, Dtype::kFloat64), [](Case& c) { c.batch_size = 1; }),
-      in_order(ReductionOrder::kRing, megatron(3, 2, true, true)),
-      in_order(ReductionOrder::kTree, megatron(2, 3, true, false, kBf16)),
-      with_tied_head(megatron(3, 2, true, true)),
-      smoothed(split(with_vocabulary(megatron(2, 3, true, false), 97), 8)),
-      with_biases(megatron(2, 3, true, true, kFp32, "llama")),
-      megatron(3, 2, true, true, kBf16, "qwen3"),
-      megatron(2, 3, true, false, kFp32, "gpt2"),
-      megatron(3, 2, true, true, kBf16, "gpt2"),
-      megatron(3, 2, true, true, kFp32, "megatron_gpt"),
-      with_heads(megatron(1, 4, true, false), 8, 2),
-      with_heads(megatron(2, 3, true, true, kFp32, "qwen3"), 6, 1),
-      with(megatron(2, 3, true, false), [](Case& c) { c.settings.autocast = Dtype::kBFloat16; }),
+      megatron({.dp = 3, .tp = 2}, false, false),
+      megatron({.dp = 3, .tp = 2}, true, false),
+      megatron({.dp = 3, .tp = 2}, false, false, kBf16),
+      megatron({.dp = 3, .tp = 2}, true, false, kBf16),
+      megatron({.dp = 3, .tp = 2}, true, true),
+      adam(megatron({.dp = 3, .tp = 2}, true, true, kBf16)),
+      adam(accumulated(megatron({.dp = 3, .tp = 2}, false, true))),
+      accumulated(megatron({.dp = 3, .tp = 2}, true, true, kBf16)),
+      accumulated(megatron({.dp = 2, .tp = 3}, true, false, kBf16)),
+      megatron({.tp = 2}, true, true),
+      megatron({}, true, true),
+      adam(with_heads(megatron({.dp = 2, .tp = 2}, true, true, kBf16), 8, 4)),
+      accumulated(with_biases(with_heads(megatron({.dp = 3}, false, true), 6, 2))),
+      with(megatron({.dp = 2, .tp = 3}, true, false, Dtype::kFloat64),
+           [](Case& c) { c.batch_size = 1; }),
+      in_order(ReductionOrder::kRing, megatron({.dp = 3, .tp = 2}, true, true)),
+      in_order(ReductionOrder::kTree, megatron({.dp = 2, .tp = 3}, true, false, kBf16)),
+      with_tied_head(megatron({.dp = 3, .tp = 2}, true, true)),
+      smoothed(split(with_vocabulary(megatron({.dp = 2, .tp = 3}, true, false), 97), 8)),
+      with_biases(megatron({.dp = 2, .tp = 3}, true, true, kFp32, "llama")),
+      megatron({.dp = 3, .tp = 2}, true, true, kBf16, "qwen3"),
+      megatron({.dp = 2, .tp = 3}, true, false, kFp32, "gpt2"),
+      megatron({.dp = 3, .tp = 2}, true, true, kBf16, "gpt2"),
+      megatron({.dp = 3, .tp = 2}, true, true, kFp32, "megatron_gpt"),
+      with_heads(megatron({.tp = 4}, true, false), 8, 2),
+      with_heads(megatron({.dp = 2, .tp = 3}, true, true, kFp32, "qwen3"), 6, 1),
+      with(megatron({.dp = 2, .tp = 3}, true, false),
+           [](Case& c) { c.settings.autocast = Dtype::kBFloat16; }),
   };
   return cases;
 }
@@ -81,13 +83,13 @@ INSTANTIATE_TEST_SUITE_P(Cases, EmulatedMegatron, testing::ValuesIn(exact_cases(
 
 std::vector<Case> plain_cases() {
   std::vector<Case> cases = {
-      megatron(3, 2, true, true),
-      megatron(2, 3, true, false, Dtype::kFloat64),
-      accumulated(megatron(3, 2, true, true, Dtype::kBFloat16)),
-      adam(megatron(2, 3, false, true)),
-      megatron(3, 2, true, false, Dtype::kFloat32, "gpt2"),
-      megatron(2, 3, true, true, Dtype::kFloat32, "megatron_gpt"),
-      with_heads(megatron(1, 4, true, true, Dtype::kFloat32, "qwen3"), 8, 2),
+      megatron({.dp = 3, .tp = 2}, true, true),
+      megatron({.dp = 2, .tp = 3}, true, false, Dtype::kFloat64),
+      accumulated(megatron({.dp = 3, .tp = 2}, true, true, Dtype::kBFloat16)),
+      adam(megatron({.dp = 2, .tp = 3}, false, true)),
+      megatron({.dp = 3, .tp = 2}, true, false, Dtype::kFloat32, "gpt2"),
+      megatron({.dp = 2, .tp = 3}, true, true, Dtype::kFloat32, "megatron_gpt"),
+      with_heads(megatron({.tp = 4}, true, true, Dtype::kFloat32, "qwen3"), 8, 2),
   };
   return cases;
 }
@@ -107,7 +109,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, MegatronRecord, testing::ValuesIn(plain_cases())
 
 // A record that forgets what only a cut sequence needs gives no reference.
 TEST(MegatronControls, ARecordWithoutTheSumsOverTpHasUnequalCopies) {
-  const Case item = megatron(1, 2, true, false);
+  const Case item = megatron({.tp = 2}, true, false);
   Arithmetic wrong = arithmetic_of(item);
   ASSERT_EQ(wrong.holder_sums.size(), 1U);
   wrong.holder_sums.clear();
@@ -118,7 +120,7 @@ TEST(MegatronControls, ARecordWithoutTheSumsOverTpHasUnequalCopies) {
 
 // Gradients of micro-batches in bf16 instead of fp32: the bits must tell.
 TEST(MegatronControls, AccumulationInTheParametersDtypeIsNotBitEqual) {
-  const Case item = accumulated(megatron(3, 2, true, false, Dtype::kBFloat16));
+  const Case item = accumulated(megatron({.dp = 3, .tp = 2}, true, false, Dtype::kBFloat16));
   Arithmetic wrong = arithmetic_of(item);
   wrong.accumulation_dtype = Dtype::kBFloat16;
   const Trace emulated = emulate(item, wrong);
@@ -131,7 +133,7 @@ TEST(MegatronControls, AccumulationInTheParametersDtypeIsNotBitEqual) {
 // Rows in another order are other products (of the same values): the input's gradient adds them in
 // that order.
 TEST(MegatronControls, ARecordWithOtherTurnsIsNotBitEqual) {
-  const Case item = with_heads(megatron(1, 2, false, false), 8, 4);
+  const Case item = with_heads(megatron({.tp = 2}, false, false), 8, 4);
   Arithmetic wrong = arithmetic_of(item);
   int fused = 0;
   for (SharedInput& shared : wrong.shared_inputs) {
@@ -149,7 +151,7 @@ TEST(MegatronControls, ARecordWithOtherTurnsIsNotBitEqual) {
 }
 
 TEST(MegatronRanks, HoldTheirPartOfTheSequenceAndOfEachBucket) {
-  const Case item = megatron(2, 3, true, true);
+  const Case item = megatron({.dp = 2, .tp = 3}, true, true);
 
   const Trace trace = run_case(item, reference_of(item));
 
@@ -193,7 +195,7 @@ std::vector<std::int64_t> calls_of_a_step(const Case& item, Rank& rank) {
 }
 
 TEST(MegatronCollectives, WithACutSequenceGatherAndScatter) {
-  const Case item = megatron(2, 3, true, true);
+  const Case item = megatron({.dp = 2, .tp = 3}, true, true);
 
   const auto calls = run_world(6, [item](Rank& rank) {
     EXPECT_EQ(rank.size(), 6);
@@ -207,7 +209,7 @@ TEST(MegatronCollectives, WithACutSequenceGatherAndScatter) {
 }
 
 TEST(MegatronCollectives, WithoutItAllReduce) {
-  const Case item = megatron(2, 3, false, false);
+  const Case item = megatron({.dp = 2, .tp = 3}, false, false);
 
   const auto calls = run_world(6, [item](Rank& rank) {
     EXPECT_EQ(rank.size(), 6);
@@ -220,11 +222,11 @@ TEST(MegatronCollectives, WithoutItAllReduce) {
 TEST(MegatronCases, AreRefusedWithTheNumbers) {
   using testing::HasSubstr;
   using testing::ThrowsMessage;
-  Case odd = megatron(1, 3, true, false);
+  Case odd = megatron({.tp = 3}, true, false);
   odd.seq_length = 25;
-  Case narrow = megatron(1, 2, false, false, Dtype::kBFloat16);
+  Case narrow = megatron({.tp = 2}, false, false, Dtype::kBFloat16);
   narrow.settings.master_dtype.reset();
-  Case other = step_case("autotp", 1, 2);
+  Case other = step_case("autotp", {.tp = 2});
   other.settings.sequence_parallel = true;
 
   EXPECT_THAT([&] { odd.validate(); },

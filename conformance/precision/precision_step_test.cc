@@ -36,28 +36,28 @@ std::vector<Case> precision_cases() {
   for (const Precision precision : {Precision::kFp16, Precision::kAutocast}) {
     const auto add = [&](Case item) { cases.push_back(in(precision, std::move(item))); };
     for (const char* const model_type : {"qwen2", "qwen3", "llama", "gpt2"}) {
-      add(step_case("ddp", 3, 1, Dtype::kFloat32, model_type));
-      add(step_case("autotp", 3, 2, Dtype::kFloat32, model_type));
+      add(step_case("ddp", {.dp = 3}, Dtype::kFloat32, model_type));
+      add(step_case("autotp", {.dp = 3, .tp = 2}, Dtype::kFloat32, model_type));
     }
-    add(step_case("autotp", 2, 3));
-    add(step_case("ddp", 1, 1));
-    Case odd = step_case("autotp", 2, 3);
+    add(step_case("autotp", {.dp = 2, .tp = 3}));
+    add(step_case("ddp", {}));
+    Case odd = step_case("autotp", {.dp = 2, .tp = 3});
     odd.batch_size = 1;
     odd.seq_length = 13;
     odd.data.unequal_labels = true;
     add(odd);
-    add(with_smoothing(step_case("ddp", 2, 1)));
-    Case split = with_smoothing(with_tied_head(step_case("autotp", 2, 3)));
+    add(with_smoothing(step_case("ddp", {.dp = 2})));
+    Case split = with_smoothing(with_tied_head(step_case("autotp", {.dp = 2, .tp = 3})));
     split.settings.make_vocab_size_divisible_by = 8;
     split.config.vocab_size = 97;
     split.model_name += "_v97";
     add(split);
-    Case sdpa = step_case("autotp", 2, 2);
+    Case sdpa = step_case("autotp", {.dp = 2, .tp = 2});
     sdpa.attention = AttentionImpl::kSdpa;
     add(sdpa);
   }
-  cases.push_back(in(Precision::kAutocastFp16, step_case("autotp", 3, 2)));
-  Case adamw = in(Precision::kAutocast, step_case("autotp", 2, 2));
+  cases.push_back(in(Precision::kAutocastFp16, step_case("autotp", {.dp = 3, .tp = 2})));
+  Case adamw = in(Precision::kAutocast, step_case("autotp", {.dp = 2, .tp = 2}));
   adamw.settings.optimizer = OptimizerSettings{};
   adamw.steps = 2;
   cases.push_back(adamw);
@@ -83,10 +83,10 @@ class PrecisionSeeds : public ::testing::TestWithParam<int> {};
 
 TEST_P(PrecisionSeeds, RaiseNoFalseAlarm) {
   for (const Precision precision : {Precision::kFp16, Precision::kAutocast}) {
-    Case split = with_smoothing(step_case("autotp", 2, 2, Dtype::kFloat32, "llama"));
+    Case split = with_smoothing(step_case("autotp", {.dp = 2, .tp = 2}, Dtype::kFloat32, "llama"));
     split.settings.make_vocab_size_divisible_by = 64;
-    for (Case item :
-         {step_case("ddp", 3, 1), step_case("autotp", 2, 3, Dtype::kFloat32, "qwen3"), split}) {
+    for (Case item : {step_case("ddp", {.dp = 3}),
+                      step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kFloat32, "qwen3"), split}) {
       item = in(precision, item);
       item.seed = static_cast<std::uint64_t>(GetParam());
       const Reference reference = make_reference(item);
@@ -103,7 +103,7 @@ INSTANTIATE_TEST_SUITE_P(OneToTwelve, PrecisionSeeds, ::testing::Range(1, 13));
 TEST(PrecisionFaults, OfOneLayerDiverge) {
   for (const Precision precision :
        {Precision::kFp16, Precision::kAutocast, Precision::kAutocastFp16}) {
-    const Case item = in(precision, step_case("autotp", 2, 3));
+    const Case item = in(precision, step_case("autotp", {.dp = 2, .tp = 3}));
     const Reference& reference = reference_of(item);
     RunOptions skipped;
     const FaultProbe probe;
@@ -123,7 +123,7 @@ TEST(PrecisionFaults, OfOneLayerDiverge) {
 }
 
 TEST(PrecisionForward, OfAutocastKeepsParametersGradientsAndOptimizerInFp32) {
-  Case item = in(Precision::kAutocast, step_case("autotp", 2, 2));
+  Case item = in(Precision::kAutocast, step_case("autotp", {.dp = 2, .tp = 2}));
   item.settings.optimizer = OptimizerSettings{};
 
   const Trace trace = run_case(item, reference_of(item));
@@ -210,7 +210,7 @@ class ExplicitCasts {
 };
 
 TEST(PrecisionForward, OfAutocastIsThatOfExplicitCasts) {
-  Case item = step_case("autotp", 1, 2);
+  Case item = step_case("autotp", {.tp = 2});
   item = with_heads(item, 6, 2);
   const auto model = make_model(item.config, AttentionImpl::kEager);
   Parameters parameters;
@@ -236,7 +236,7 @@ TEST(PrecisionForward, OfAutocastIsThatOfExplicitCasts) {
 // Under autocast an ulp of an fp32 weight is rounded away; responses move weights by an ulp of what
 // they are rounded to.
 TEST(PrecisionForward, OfAutocastMovesWhenWeightsMoveByAnUlpOfBf16) {
-  const Case item = in(Precision::kAutocast, step_case("ddp", 2, 1));
+  const Case item = in(Precision::kAutocast, step_case("ddp", {.dp = 2}));
   Case wide = item;
   wide.settings.autocast.reset();
 

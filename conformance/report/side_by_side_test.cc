@@ -13,6 +13,7 @@
 #include "core/tensor/convert.h"
 #include "harness/judge/judge.h"
 #include "suite/testing/step_cases.h"
+#include "suite/verify/verify_case.h"
 
 namespace isoshard {
 namespace {
@@ -23,25 +24,28 @@ struct Seen {
   std::map<std::string, Reference> references;
 };
 
-Seen verified(std::vector<Case> cases, const RunOptions& options = {}) {
+/// Keeps what it sees.
+class Keeper : public VerifyObserver {
+ public:
+  explicit Keeper(Seen& seen) : seen_(seen) {}
+  void on_plain(const Case& item, const Reference& reference) override {
+    seen_.references[item.reference_slug()] = reference;
+  }
+  void on_run(const Case& item, const Trace& trace) override { seen_.traces[item.slug()] = trace; }
+
+ private:
+  Seen& seen_;
+};
+
+Seen verified(std::vector<Case> cases, RunOptions options = {}) {
   Seen seen;
+  Keeper keeper(seen);
   order_for_tables(cases);
-  SideBySide side_by_side;
-  CaseJudge::Hooks hooks;
-  hooks.run = [&](const Case& c, const Reference& reference, RunDetail) {
-    RunOptions all = options;
-    all.keep = Keep::kEverything;
-    Trace trace = run_case(c, reference, side_by_side.observed(c, reference, all));
-    seen.traces[c.slug()] = trace;
-    return trace;
-  };
-  hooks.on_plain = [&](const Case& c, const Reference& reference) {
-    seen.references[c.reference_slug()] = reference;
-    side_by_side.add_plain(c, reference);
-  };
-  CaseJudge judge(ReferenceKind::kPlain, std::move(hooks));
-  for (const Case& item : cases) side_by_side.add(item, judge.judge_case(item));
-  seen.tables = side_by_side.tables();
+  options.keep = Keep::kEverything;
+  CaseJudge judge({.reference = ReferenceKind::kPlain, .tables = true, .run = std::move(options)},
+                  keeper);
+  for (const Case& item : cases) (void)judge.judge_case(item);
+  seen.tables = judge.tables();
   return seen;
 }
 
@@ -63,9 +67,10 @@ class SideBySideTables : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(SideBySideTables, ShowWhatAssembledTensorsShow) {
   const std::string type = GetParam();
-  const std::vector<Case> cases = {sized(step_case("autotp", 1, 3, Dtype::kBFloat16, type)),
-                                   sized(step_case("autotp", 2, 3, Dtype::kBFloat16, type)),
-                                   sized(step_case("ddp", 2, 1, Dtype::kBFloat16, type))};
+  const std::vector<Case> cases = {
+      sized(step_case("autotp", {.tp = 3}, Dtype::kBFloat16, type)),
+      sized(step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kBFloat16, type)),
+      sized(step_case("ddp", {.dp = 2}, Dtype::kBFloat16, type))};
   ASSERT_EQ(cases[1].world_size(), 6);
 
   const Seen seen = verified(cases);
@@ -87,7 +92,7 @@ TEST_P(SideBySideTables, ShowWhatAssembledTensorsShow) {
     const TableColumn* column = nullptr;
     for (const TableColumn& c : tables.columns) column = c.case_slug == item.slug() ? &c : column;
     ASSERT_NE(column, nullptr);
-    EXPECT_EQ(column->losses.size(), static_cast<std::size_t>(item.dp));
+    EXPECT_EQ(column->losses.size(), static_cast<std::size_t>(item.degrees.dp));
     for (const std::string& name : tables.modules) {
       SCOPED_TRACE(item.slug() + " " + name);
       const at::Tensor own = output(trace, RecordKind::kActivation, name),
@@ -95,10 +100,11 @@ TEST_P(SideBySideTables, ShowWhatAssembledTensorsShow) {
       EXPECT_NEAR(column->output_norms.at(name), own.norm().item<double>(),
                   norm_error * own.norm().item<double>());
       const Record& gradient = record_of(trace, 0, {0, RecordKind::kActivationGrad, name, 0});
-      ASSERT_EQ(gradient.grad_scale, item.dp);
+      ASSERT_EQ(gradient.grad_scale, item.degrees.dp);
       // Every dp rank counts as many tokens: its own loss is dp times its share of the global one.
       double squares = 0;
-      for (int tp = 0; tp < (gradient.layout.find(Axis::kTp) != nullptr ? item.tp : 1); ++tp) {
+      for (int tp = 0; tp < (gradient.layout.find(Axis::kTp) != nullptr ? item.degrees.tp : 1);
+           ++tp) {
         const Record& record = record_of(trace, tp, gradient.key);
         const double norm = tensor_of(trace.ranks.at(static_cast<std::size_t>(tp)).tensor(record))
                                 .to(at::kDouble)
@@ -124,7 +130,8 @@ TEST_P(SideBySideTables, ShowWhatAssembledTensorsShow) {
                 largest(own.flatten().narrow(0, 0, 100), other.flatten().narrow(0, 0, 100)));
       unequal += from_ddp.whole.max_abs > 0 ? 1 : 0;
     }
-    EXPECT_EQ(column->gradients_from_baseline.has_value(), item.dp == 2 && item.subject != "ddp");
+    EXPECT_EQ(column->gradients_from_baseline.has_value(),
+              item.degrees.dp == 2 && item.subject != "ddp");
   }
   EXPECT_GT(unequal, 4) << "runs that never differ show nothing";
 }
@@ -133,7 +140,8 @@ INSTANTIATE_TEST_SUITE_P(Architectures, SideBySideTables, ::testing::Values("qwe
                          [](const auto& of) { return std::string(of.param); });
 
 TEST(SideBySide, AWrongRunStandsOutAgainstTheOthers) {
-  const std::vector<Case> cases = {sized(step_case("ddp", 2, 1)), sized(step_case("autotp", 2, 2))};
+  const std::vector<Case> cases = {sized(step_case("ddp", {.dp = 2})),
+                                   sized(step_case("autotp", {.dp = 2, .tp = 2}))};
   RunOptions wrong;
   wrong.mutation = [](int) -> TapMutation {
     return [](const Site& site, at::Tensor value) {
@@ -154,16 +162,12 @@ TEST(SideBySide, AWrongRunStandsOutAgainstTheOthers) {
 }
 
 TEST(SideBySide, ARunAgainstItsEmulationAloneHasNoReferenceBesideIt) {
-  const Case item = sized(step_case("autotp", 2, 2));
-  SideBySide side_by_side;
-  CaseJudge::Hooks hooks;
-  hooks.run = [&](const Case& c, const Reference& reference, auto...) {
-    return run_case(c, reference, side_by_side.observed(c, reference, {}));
-  };
+  const Case item = sized(step_case("autotp", {.dp = 2, .tp = 2}));
+  CaseJudge judge({.reference = ReferenceKind::kEmulated, .tables = true});
 
-  side_by_side.add(item, CaseJudge(ReferenceKind::kEmulated, std::move(hooks)).judge_case(item));
+  (void)judge.judge_case(item);
 
-  const std::vector<TableColumn> columns = side_by_side.tables().front().columns;
+  const std::vector<TableColumn> columns = judge.tables().front().columns;
   ASSERT_EQ(columns.size(), 1U);
   EXPECT_EQ(columns[0].title, "autotp tp2 dp2");
   EXPECT_TRUE(columns[0].from_reference.empty());
@@ -187,10 +191,12 @@ TEST(SideBySide, OrderPutsDdpFirstAndKeepsSharedReferencesTogether) {
 
 TEST(SideBySide, OfTwoReferencesTheLargestWorldComesLast) {
   std::vector<Case> cases = small_preset();
-  std::erase_if(cases, [](const Case& c) { return c.dp == 3 || c.dtype != Dtype::kFloat32; });
+  std::erase_if(cases,
+                [](const Case& c) { return c.degrees.dp == 3 || c.dtype != Dtype::kFloat32; });
   const auto slugs = [&] {
     std::vector<std::string> found;
-    for (const Case& c : cases) found.push_back(fmt::format("{} dp{} tp{}", c.subject, c.dp, c.tp));
+    for (const Case& c : cases)
+      found.push_back(fmt::format("{} dp{} tp{}", c.subject, c.degrees.dp, c.degrees.tp));
     return found;
   };
   std::reverse(cases.begin(), cases.end());
@@ -200,7 +206,7 @@ TEST(SideBySide, OfTwoReferencesTheLargestWorldComesLast) {
   EXPECT_EQ(slugs(), (std::vector<std::string>{"ddp dp2 tp1", "autotp dp1 tp2", "autotp dp2 tp2"}));
 
   // Where the other reference has the largest world, cases of one reference stay neighbours.
-  cases[1].tp = 8;
+  cases[1].degrees.tp = 8;
   order_for_tables(cases);
   EXPECT_EQ(slugs(), (std::vector<std::string>{"ddp dp2 tp1", "autotp dp2 tp2", "autotp dp1 tp8"}));
 }

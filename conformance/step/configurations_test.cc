@@ -21,9 +21,9 @@ constexpr Sizes kOddHeads{"h9", 9, 9, 2, 33, 3, true, true};
 
 /// gpt2 has no kv heads of its own, always biases, and hidden = heads x head_dim; megatron_gpt has
 /// kv groups in one weight.
-Case configured(const char* model_type, const char* subject, int dp, int tp, const Sizes& sizes,
-                Dtype dtype) {
-  Case item = step_case(subject, dp, tp, dtype, model_type);
+Case configured(const char* model_type, const char* subject, const Degrees& degrees,
+                const Sizes& sizes, Dtype dtype) {
+  Case item = step_case(subject, degrees, dtype, model_type);
   ModelConfig& config = item.config;
   const bool is_gpt2 = config.model_type == "gpt2";
   config.num_heads = sizes.heads;
@@ -44,20 +44,21 @@ Case configured(const char* model_type, const char* subject, int dp, int tp, con
 }
 
 bool has_tp(const Case& item) {
-  if (item.config.model_type == "megatron_gpt") return item.config.num_kv_heads % item.tp == 0;
-  return item.config.num_heads % item.tp == 0 &&
-         (item.config.num_kv_heads % item.tp == 0 || item.tp % item.config.num_kv_heads == 0);
+  if (item.config.model_type == "megatron_gpt")
+    return item.config.num_kv_heads % item.degrees.tp == 0;
+  return item.config.num_heads % item.degrees.tp == 0 &&
+         (item.config.num_kv_heads % item.degrees.tp == 0 ||
+          item.degrees.tp % item.config.num_kv_heads == 0);
 }
 
-std::vector<Case> cases(const std::vector<Dtype>& dtypes,
-                        const std::vector<std::pair<int, int>>& meshes) {
+std::vector<Case> cases(const std::vector<Dtype>& dtypes, const std::vector<Degrees>& meshes) {
   std::vector<Case> result;
   for (const char* const model_type : {"qwen2", "qwen3", "llama", "gpt2", "megatron_gpt"}) {
     for (const Sizes& sizes : {kOneKvHead, kThreeKvHeads, kOddHeads}) {
       for (const Dtype dtype : dtypes) {
-        result.push_back(configured(model_type, "ddp", 2, 1, sizes, dtype));
-        for (const auto& [dp, tp] : meshes) {
-          const Case item = configured(model_type, "autotp", dp, tp, sizes, dtype);
+        result.push_back(configured(model_type, "ddp", {.dp = 2}, sizes, dtype));
+        for (const Degrees& degrees : meshes) {
+          const Case item = configured(model_type, "autotp", degrees, sizes, dtype);
           if (has_tp(item)) result.push_back(item);
         }
       }
@@ -102,8 +103,8 @@ TEST_P(ConfigurationsInBf16, AreBitEqualToTheirArithmeticAndRaiseNoAlarm) {
   EXPECT_THAT(actual, conforms_to(emulated, exact_options(item)));
 }
 INSTANTIATE_TEST_SUITE_P(Cases, Configurations,
-                         ::testing::ValuesIn(cases({Dtype::kFloat32}, {{1, 3}})), case_name);
-const std::vector<std::pair<int, int>> kMeshes = {{1, 2}, {3, 2}, {2, 3}, {1, 6}};
+                         ::testing::ValuesIn(cases({Dtype::kFloat32}, {{.tp = 3}})), case_name);
+const std::vector<Degrees> kMeshes = {{.tp = 2}, {.dp = 3, .tp = 2}, {.dp = 2, .tp = 3}, {.tp = 6}};
 INSTANTIATE_TEST_SUITE_P(Cases, ConfigurationsWide,
                          ::testing::ValuesIn(cases({Dtype::kFloat64, Dtype::kFloat32}, kMeshes)),
                          case_name);

@@ -33,27 +33,30 @@ class DropoutStep : public ::testing::TestWithParam<Case> {};
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
-    all.push_back(with_dropout(step_case("ddp", 3, 1, dtype, "gpt2")));
-    all.push_back(with_dropout(step_case("autotp", 3, 2, dtype, "gpt2")));
-    all.push_back(with_dropout(step_case("autotp", 3, 2, dtype)));
-    all.push_back(with_dropout(step_case("autotp", 2, 3, dtype, "megatron_gpt")));
-    all.push_back(with(with_dropout(step_case("autotp", 3, 2, dtype, "gpt2"), 0.5), [](Case& c) {
-      c.micro_batches = 2;
-      c.batch_size = 1;
-      c.seq_length = 13;
-      c.steps = 2;
-      c.data.unequal_labels = true;
-    }));
+    all.push_back(with_dropout(step_case("ddp", {.dp = 3}, dtype, "gpt2")));
+    all.push_back(with_dropout(step_case("autotp", {.dp = 3, .tp = 2}, dtype, "gpt2")));
+    all.push_back(with_dropout(step_case("autotp", {.dp = 3, .tp = 2}, dtype)));
+    all.push_back(with_dropout(step_case("autotp", {.dp = 2, .tp = 3}, dtype, "megatron_gpt")));
+    all.push_back(with(with_dropout(step_case("autotp", {.dp = 3, .tp = 2}, dtype, "gpt2"), 0.5),
+                       [](Case& c) {
+                         c.micro_batches = 2;
+                         c.batch_size = 1;
+                         c.seq_length = 13;
+                         c.steps = 2;
+                         c.data.unequal_labels = true;
+                       }));
   }
   // a kv head that three ranks hold
-  all.push_back(with_dropout(with_heads(step_case("autotp", 2, 3), 6, 1)));
-  all.push_back(with(with_dropout(step_case("autotp", 3, 2, Dtype::kFloat32, "gpt2")),
+  all.push_back(with_dropout(with_heads(step_case("autotp", {.dp = 2, .tp = 3}), 6, 1)));
+  all.push_back(with(with_dropout(step_case("autotp", {.dp = 3, .tp = 2}, Dtype::kFloat32, "gpt2")),
                      [](Case& c) { c.settings.autocast = Dtype::kBFloat16; }));
-  all.push_back(with_dropout(step_case("fsdp_tp", 3, 2, Dtype::kFloat32, "gpt2")));
-  all.push_back(with(with_dropout(step_case("megatron", 3, 2, Dtype::kFloat32, "gpt2")),
-                     [](Case& c) { c.settings.sequence_parallel = true; }));
+  all.push_back(with_dropout(step_case("fsdp_tp", {.dp = 3, .tp = 2}, Dtype::kFloat32, "gpt2")));
   all.push_back(
-      with(with_dropout(step_case("autotp", 2, 3)), [](Case& c) { c.tp_is_slow = true; }));
+      with(with_dropout(step_case("megatron", {.dp = 3, .tp = 2}, Dtype::kFloat32, "gpt2")),
+           [](Case& c) { c.settings.sequence_parallel = true; }));
+  all.push_back(with(with_dropout(step_case("autotp", {.dp = 2, .tp = 3})), [](Case& c) {
+    c.mesh_order = {Axis::kTp, Axis::kDp};
+  }));
   return all;
 }
 
@@ -67,7 +70,7 @@ TEST_P(DropoutStep, HasTheMasksAndTheNumbersOfTheUnshardedRun) {
 
   const Trace actual = run_case(item, reference);
 
-  ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.dp * item.tp);
+  ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.degrees.dp * item.degrees.tp);
   EXPECT_THAT(actual, conforms_to(reference, judge_options(item)));
   const std::int64_t per_pass = item.config.model_type == "qwen2" ? 2 : 7;
   EXPECT_EQ(num_masks(actual), per_pass * item.world_size() * item.micro_batches * item.steps);
@@ -81,7 +84,7 @@ TEST_P(DropoutStep, IsBitEqualToItsEmulatedReference) {
 
 TEST(DropoutStepOfOne, IsBitEqualToThePlainReference) {
   for (const char* subject : {"ddp", "autotp"}) {
-    const Case item = with_dropout(step_case(subject, 1, 1, Dtype::kBFloat16, "gpt2"), 0.3);
+    const Case item = with_dropout(step_case(subject, {}, Dtype::kBFloat16, "gpt2"), 0.3);
     const Reference& reference = reference_of(item);
 
     EXPECT_TRUE(is_bit_equal(reference, run_case(item, reference))) << subject;
@@ -102,7 +105,7 @@ class LocalIndices final : public RngStreams {
 };
 
 TEST(DropoutStepFaults, MasksByTheRanksOwnIndexAreSeenAsMasks) {
-  const Case item = with_dropout(step_case("autotp", 3, 2, Dtype::kFloat32, "gpt2"));
+  const Case item = with_dropout(step_case("autotp", {.dp = 3, .tp = 2}, Dtype::kFloat32, "gpt2"));
   RunOptions options;
   options.edits.parts = [](TrainerParts& parts, Mesh&) {
     parts.streams = std::make_shared<LocalIndices>(parts.streams->seed());
@@ -117,7 +120,7 @@ TEST(DropoutStepFaults, MasksByTheRanksOwnIndexAreSeenAsMasks) {
 }
 
 TEST(DropoutStepFaults, ADropoutThatOneRankLeavesOutIsSeenAsAMissingMask) {
-  const Case item = with_dropout(step_case("autotp", 3, 2, Dtype::kFloat32, "gpt2"));
+  const Case item = with_dropout(step_case("autotp", {.dp = 3, .tp = 2}, Dtype::kFloat32, "gpt2"));
   RunOptions options;
   options.edits.parts = [](TrainerParts& parts, Mesh& mesh) {
     if (mesh.rank() == 4) parts.streams = nullptr;

@@ -36,7 +36,7 @@ std::vector<std::string> all_of(const std::vector<std::vector<std::string>>& buc
 
 std::vector<WrongRecord> wrong_vocabularies() {
   const std::string loss = "loss_per_dp_rank";
-  const Case fp32 = split(with_vocabulary(step_case("autotp", 1, 3), 97), 8),
+  const Case fp32 = split(with_vocabulary(step_case("autotp", {.tp = 3}), 97), 8),
              smoothed_labels = smoothed(fp32);
   // Most changes in the last bit of a sum are lost in its logarithm: many tokens, so that one is
   // kept on any CPU.
@@ -82,8 +82,9 @@ std::vector<WrongRecord> wrong_products() {
     item.settings.autocast = Dtype::kBFloat16;
     return item;
   };
-  const Case qwen = in_bf16(step_case("autotp", 1, 3)),
-             biased = in_bf16(with_biases(step_case("autotp", 1, 3, Dtype::kFloat32, "llama")));
+  const Case qwen = in_bf16(step_case("autotp", {.tp = 3})),
+             biased =
+                 in_bf16(with_biases(step_case("autotp", {.tp = 3}, Dtype::kFloat32, "llama")));
   const std::string first = "model.layers.0.self_attn.q_proj",
                     first_row = "model.layers.0.self_attn.o_proj";
   return {
@@ -101,17 +102,19 @@ std::vector<WrongRecord> wrong_products() {
 }
 
 std::vector<WrongRecord> wrong_records() {
-  const Case fp32 = step_case("autotp", 2, 3), bf16 = step_case("autotp", 2, 3, Dtype::kBFloat16);
-  const Case dp = step_case("ddp", 3, 1), dp_bf16 = step_case("ddp", 3, 1, Dtype::kBFloat16);
+  const Case fp32 = step_case("autotp", {.dp = 2, .tp = 3}),
+             bf16 = step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kBFloat16);
+  const Case dp = step_case("ddp", {.dp = 3}),
+             dp_bf16 = step_case("ddp", {.dp = 3}, Dtype::kBFloat16);
   const std::string first_row = "model.layers.0.self_attn.o_proj",
                     last_column_input = "model.layers.1.post_attention_layernorm";
-  const Case copies = copied_heads_case(2, 3, 6, 1);
+  const Case copies = copied_heads_case({.dp = 2, .tp = 3}, 6, 1);
   // Half of all changes in the last bit of a sum of squares are lost in its root: several steps, so
   // that one is kept on any CPU.
   Case norm = dp;
   norm.seed = 1;
   norm.steps = 8;
-  Case ring = step_case("ddp", 3, 1);
+  Case ring = step_case("ddp", {.dp = 3});
   ring.reduction_order = ReductionOrder::kRing;
   ring.settings.bucket_bytes = 4096;
   std::vector<WrongRecord> records = {

@@ -22,30 +22,34 @@ std::vector<Case> autocast_cases() {
   for (const Dtype dtype : {Dtype::kBFloat16, Dtype::kFloat16}) {
     const auto add = [&](Case item) { cases.push_back(under_autocast(dtype, std::move(item))); };
     for (const char* type : {"qwen2", "qwen3", "llama", "gpt2", "megatron_gpt"}) {
-      add(step_case("ddp", 3, 1, Dtype::kFloat32, type));
-      add(step_case("autotp", 3, 2, Dtype::kFloat32, type));
+      add(step_case("ddp", {.dp = 3}, Dtype::kFloat32, type));
+      add(step_case("autotp", {.dp = 3, .tp = 2}, Dtype::kFloat32, type));
     }
-    add(step_case("autotp", 2, 3));
-    add(four_head_case(1, 4));
-    add(with_biases(step_case("autotp", 2, 3, Dtype::kFloat32, "llama")));
-    add(with_heads(with_biases(step_case("autotp", 2, 3, Dtype::kFloat32, "qwen3")), 6, 1));
-    add(with(step_case("autotp", 2, 3), [](Case& c) { c.attention = AttentionImpl::kSdpa; }));
-    add(with(smoothed(step_case("ddp", 2, 1)), [](Case& c) { c.micro_batches = 2; }));
-    add(with(smoothed(with_tied_head(split(with_vocabulary(step_case("autotp", 2, 3), 97), 8))),
+    add(step_case("autotp", {.dp = 2, .tp = 3}));
+    add(four_head_case({.tp = 4}));
+    add(with_biases(step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kFloat32, "llama")));
+    add(with_heads(with_biases(step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kFloat32, "qwen3")),
+                   6, 1));
+    add(with(step_case("autotp", {.dp = 2, .tp = 3}),
+             [](Case& c) { c.attention = AttentionImpl::kSdpa; }));
+    add(with(smoothed(step_case("ddp", {.dp = 2})), [](Case& c) { c.micro_batches = 2; }));
+    add(with(smoothed(with_tied_head(
+                 split(with_vocabulary(step_case("autotp", {.dp = 2, .tp = 3}), 97), 8))),
              [](Case& c) { c.micro_batches = 2; }));
-    add(split(step_case("autotp", 3, 2, Dtype::kFloat32, "gpt2"), 1));
-    add(with(step_case("autotp", 2, 3), [](Case& c) {
+    add(split(step_case("autotp", {.dp = 3, .tp = 2}, Dtype::kFloat32, "gpt2"), 1));
+    add(with(step_case("autotp", {.dp = 2, .tp = 3}), [](Case& c) {
       c.settings.record_partials = true;
       c.model_name += "_partials";
     }));
-    add(with(step_case("autotp", 2, 2), [](Case& c) {
+    add(with(step_case("autotp", {.dp = 2, .tp = 2}), [](Case& c) {
       c.settings.optimizer = OptimizerSettings{};
       c.steps = 2;
     }));
     for (const ReductionOrder order : {ReductionOrder::kRing, ReductionOrder::kTree}) {
-      add(in_order(order,
-                   split(with_biases(step_case("autotp", 2, 3, Dtype::kFloat32, "llama")), 8)));
-      add(in_order(order, step_case("ddp", 3, 1)));
+      add(in_order(order, split(with_biases(step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kFloat32,
+                                                      "llama")),
+                                8)));
+      add(in_order(order, step_case("ddp", {.dp = 3})));
     }
   }
   return cases;
@@ -54,14 +58,15 @@ std::vector<Case> autocast_cases() {
 std::vector<Case> fp16_cases() {
   std::vector<Case> cases;
   for (const char* type : {"qwen2", "qwen3", "llama", "gpt2"})
-    cases.push_back(step_case("autotp", 3, 2, Dtype::kFloat16, type));
-  cases.push_back(step_case("ddp", 3, 1, Dtype::kFloat16));
-  cases.push_back(copied_heads_case(2, 3, 6, 1, Dtype::kFloat16));
-  cases.push_back(
-      with(step_case("autotp", 2, 3, Dtype::kFloat16), [](Case& c) { c.micro_batches = 2; }));
+    cases.push_back(step_case("autotp", {.dp = 3, .tp = 2}, Dtype::kFloat16, type));
+  cases.push_back(step_case("ddp", {.dp = 3}, Dtype::kFloat16));
+  cases.push_back(copied_heads_case({.dp = 2, .tp = 3}, 6, 1, Dtype::kFloat16));
+  cases.push_back(with(step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kFloat16),
+                       [](Case& c) { c.micro_batches = 2; }));
   for (const ReductionOrder order : {ReductionOrder::kRing, ReductionOrder::kTree}) {
-    cases.push_back(
-        in_order(order, split(with_vocabulary(step_case("autotp", 2, 3, Dtype::kFloat16), 97), 1)));
+    cases.push_back(in_order(
+        order,
+        split(with_vocabulary(step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kFloat16), 97), 1)));
   }
   return cases;
 }
@@ -71,19 +76,21 @@ std::vector<Case> core_cases() {
   std::vector<Case> cases;
   for (const Dtype dtype : {Dtype::kBFloat16, Dtype::kFloat16}) {
     const auto add = [&](Case item) { cases.push_back(under_autocast(dtype, std::move(item))); };
-    add(step_case("ddp", 3, 1));
-    add(step_case("autotp", 2, 3, Dtype::kFloat32, "qwen3"));
-    add(with_biases(step_case("autotp", 3, 2, Dtype::kFloat32, "llama")));
-    add(with(smoothed(with_tied_head(split(
-                 with_vocabulary(step_case("autotp", 2, 3, Dtype::kFloat32, "gpt2"), 97), 8))),
-             [](Case& c) { c.micro_batches = 2; }));
+    add(step_case("ddp", {.dp = 3}));
+    add(step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kFloat32, "qwen3"));
+    add(with_biases(step_case("autotp", {.dp = 3, .tp = 2}, Dtype::kFloat32, "llama")));
+    add(with(
+        smoothed(with_tied_head(split(
+            with_vocabulary(step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kFloat32, "gpt2"), 97),
+            8))),
+        [](Case& c) { c.micro_batches = 2; }));
     add(in_order(ReductionOrder::kRing,
-                 with_biases(step_case("autotp", 2, 3, Dtype::kFloat32, "llama"))));
-    add(in_order(ReductionOrder::kTree, four_head_case(1, 4)));
+                 with_biases(step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kFloat32, "llama"))));
+    add(in_order(ReductionOrder::kTree, four_head_case({.tp = 4})));
   }
-  cases.push_back(step_case("autotp", 3, 2, Dtype::kFloat16));
-  cases.push_back(
-      in_order(ReductionOrder::kRing, step_case("autotp", 2, 3, Dtype::kFloat16, "gpt2")));
+  cases.push_back(step_case("autotp", {.dp = 3, .tp = 2}, Dtype::kFloat16));
+  cases.push_back(in_order(ReductionOrder::kRing,
+                           step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kFloat16, "gpt2")));
   return cases;
 }
 

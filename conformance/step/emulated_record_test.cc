@@ -26,26 +26,29 @@ using ::testing::ThrowsMessage;
 std::vector<Case> plain_cases() {
   std::vector<Case> cases;
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
-    cases.push_back(step_case("ddp", 3, 1, dtype));
-    cases.push_back(step_case("autotp", 2, 3, dtype));
-    cases.push_back(four_head_case(3, 4, dtype));
-    cases.push_back(copied_heads_case(3, 2, 6, 1, dtype));
+    cases.push_back(step_case("ddp", {.dp = 3}, dtype));
+    cases.push_back(step_case("autotp", {.dp = 2, .tp = 3}, dtype));
+    cases.push_back(four_head_case({.dp = 3, .tp = 4}, dtype));
+    cases.push_back(copied_heads_case({.dp = 3, .tp = 2}, 6, 1, dtype));
   }
   for (const char* type : {"qwen3", "llama", "gpt2"})
-    cases.push_back(step_case("autotp", 3, 2, Dtype::kFloat32, type));
+    cases.push_back(step_case("autotp", {.dp = 3, .tp = 2}, Dtype::kFloat32, type));
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
-    cases.push_back(smoothed(split(with_vocabulary(step_case("autotp", 2, 3, dtype), 97), 8)));
+    cases.push_back(
+        smoothed(split(with_vocabulary(step_case("autotp", {.dp = 2, .tp = 3}, dtype), 97), 8)));
   }
   const auto under_autocast = [](Dtype dtype, Case item) {
     item.settings.autocast = dtype;
     return item;
   };
-  cases.push_back(under_autocast(Dtype::kBFloat16,
-                                 with_biases(step_case("autotp", 2, 3, Dtype::kFloat32, "llama"))));
   cases.push_back(under_autocast(
-      Dtype::kBFloat16, smoothed(split(with_vocabulary(step_case("autotp", 3, 2), 97), 8))));
-  cases.push_back(under_autocast(Dtype::kFloat16, step_case("autotp", 3, 2)));
-  Case adamw = step_case("autotp", 3, 2);
+      Dtype::kBFloat16,
+      with_biases(step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kFloat32, "llama"))));
+  cases.push_back(under_autocast(
+      Dtype::kBFloat16,
+      smoothed(split(with_vocabulary(step_case("autotp", {.dp = 3, .tp = 2}), 97), 8))));
+  cases.push_back(under_autocast(Dtype::kFloat16, step_case("autotp", {.dp = 3, .tp = 2})));
+  Case adamw = step_case("autotp", {.dp = 3, .tp = 2});
   adamw.settings.optimizer = OptimizerSettings{};
   adamw.steps = 2;
   adamw.data.unequal_labels = true;
@@ -67,7 +70,7 @@ TEST_P(EmulatedRecord, ConformsToThePlainReference) {
 INSTANTIATE_TEST_SUITE_P(Cases, EmulatedRecord, ::testing::ValuesIn(plain_cases()), case_name);
 
 TEST(ArithmeticRecord, ThatSumsInsteadOfAveragingDivergesFromThePlainReference) {
-  const Case item = step_case("ddp", 3, 1);
+  const Case item = step_case("ddp", {.dp = 3});
   const Reference& plain = reference_of(item);
   Arithmetic wrong = arithmetic_of(item);
   wrong.parameter_gradient.reduction = Reduction::kSum;
@@ -78,7 +81,7 @@ TEST(ArithmeticRecord, ThatSumsInsteadOfAveragingDivergesFromThePlainReference) 
 }
 
 TEST(ArithmeticRecord, SaysWhatIsCutAndInWhichOrderGradientsMeet) {
-  const Case item = step_case("autotp", 2, 3);
+  const Case item = step_case("autotp", {.dp = 2, .tp = 3});
 
   const Arithmetic arithmetic = arithmetic_of(item);
 
@@ -93,7 +96,7 @@ TEST(ArithmeticRecord, SaysWhatIsCutAndInWhichOrderGradientsMeet) {
 }
 
 TEST(ArithmeticRecord, SaysWhichRanksHoldAKvHeadAndWhatIsSummedOverThem) {
-  const Arithmetic arithmetic = arithmetic_of(copied_heads_case(1, 4, 8, 2));
+  const Arithmetic arithmetic = arithmetic_of(copied_heads_case({.tp = 4}, 8, 2));
 
   const ParameterCut& cut = arithmetic.cuts.at("model.layers.1.self_attn.v_proj.bias");
   EXPECT_EQ(cut.by_rank, (std::vector<std::vector<Range>>{{{0, 8}}, {{0, 8}}, {{8, 8}}, {{8, 8}}}));
@@ -103,10 +106,10 @@ TEST(ArithmeticRecord, SaysWhichRanksHoldAKvHeadAndWhatIsSummedOverThem) {
 }
 
 TEST(ArithmeticRecord, IsRefusedWhereItDoesNotFitTheCase) {
-  const Case item = step_case("autotp", 2, 3);
+  const Case item = step_case("autotp", {.dp = 2, .tp = 3});
   Case silent = item;
   silent.subject = "reference";
-  const Case whole = split(step_case("ddp", 2, 1), 64);
+  const Case whole = split(step_case("ddp", {.dp = 2}), 64);
   Arithmetic ungrouped = arithmetic_of(item);
   ungrouped.shared_inputs.clear();
   Arithmetic unreduced = arithmetic_of(item);
@@ -116,7 +119,7 @@ TEST(ArithmeticRecord, IsRefusedWhereItDoesNotFitTheCase) {
               ThrowsMessage<UsageError>(HasSubstr("reference publishes no arithmetic")));
   EXPECT_THAT([&] { (void)arithmetic_of(whole); },
               ThrowsMessage<UsageError>(HasSubstr("multiples of 64")));
-  EXPECT_THAT([&] { (void)emulate(item, arithmetic_of(step_case("autotp", 3, 2))); },
+  EXPECT_THAT([&] { (void)emulate(item, arithmetic_of(step_case("autotp", {.dp = 3, .tp = 2}))); },
               ThrowsMessage<UsageError>(HasSubstr("dp 3 x tp 2")));
   EXPECT_THAT([&] { (void)emulate(item, ungrouped); },
               ThrowsMessage<InfrastructureError>(HasSubstr("q_proj")));
@@ -125,7 +128,7 @@ TEST(ArithmeticRecord, IsRefusedWhereItDoesNotFitTheCase) {
 }
 
 TEST(ArithmeticRecord, WithoutAReductionGivesNoReference) {
-  const Case item = step_case("autotp", 1, 2);
+  const Case item = step_case("autotp", {.tp = 2});
   Arithmetic local = arithmetic_of(item);
   local.row_output.is_made = false;
 

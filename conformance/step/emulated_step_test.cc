@@ -13,18 +13,19 @@
 namespace isoshard {
 namespace {
 
-struct DpTp {
-  int dp, tp;
-};
-
 std::vector<Case> step_cases() {
   std::vector<Case> cases;
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
-    for (const int dp : {1, 2, 3}) cases.push_back(step_case("ddp", dp, 1, dtype));
-    for (const DpTp mesh : {DpTp{1, 2}, {1, 3}, {2, 1}, {2, 2}, {3, 2}, {2, 3}})
-      cases.push_back(step_case("autotp", mesh.dp, mesh.tp, dtype));
-    for (const DpTp mesh : {DpTp{1, 4}, {3, 4}})
-      cases.push_back(four_head_case(mesh.dp, mesh.tp, dtype));
+    for (const int dp : {1, 2, 3}) cases.push_back(step_case("ddp", {.dp = dp}, dtype));
+    for (const Degrees& degrees : {Degrees{.tp = 2},
+                                   {.tp = 3},
+                                   {.dp = 2},
+                                   {.dp = 2, .tp = 2},
+                                   {.dp = 3, .tp = 2},
+                                   {.dp = 2, .tp = 3}})
+      cases.push_back(step_case("autotp", degrees, dtype));
+    for (const Degrees& degrees : {Degrees{.tp = 4}, {.dp = 3, .tp = 4}})
+      cases.push_back(four_head_case(degrees, dtype));
   }
   return cases;
 }
@@ -34,11 +35,12 @@ std::vector<Case> step_cases() {
 std::vector<Case> copied_cases() {
   std::vector<Case> cases;
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
-    cases.push_back(copied_heads_case(1, 3, 6, 1, dtype));
-    cases.push_back(copied_heads_case(3, 2, 6, 1, dtype));
-    cases.push_back(copied_heads_case(2, 4, 8, 2, dtype));
+    cases.push_back(copied_heads_case({.tp = 3}, 6, 1, dtype));
+    cases.push_back(copied_heads_case({.dp = 3, .tp = 2}, 6, 1, dtype));
+    cases.push_back(copied_heads_case({.dp = 2, .tp = 4}, 8, 2, dtype));
   }
-  cases.push_back(with(copied_heads_case(3, 2, 6, 1), [](Case& c) { c.micro_batches = 2; }));
+  cases.push_back(
+      with(copied_heads_case({.dp = 3, .tp = 2}, 6, 1), [](Case& c) { c.micro_batches = 2; }));
   return cases;
 }
 
@@ -46,7 +48,7 @@ std::vector<Case> copied_cases() {
 std::vector<Case> setting_cases() {
   std::vector<Case> cases;
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
-    const Case base = step_case("autotp", 2, 3, dtype);
+    const Case base = step_case("autotp", {.dp = 2, .tp = 3}, dtype);
     cases.push_back(with(base, [](Case& c) { c.attention = AttentionImpl::kSdpa; }));
     cases.push_back(with(base, [](Case& c) { c.data.unequal_labels = true; }));
     cases.push_back(with(base, [](Case& c) { c.settings.loss_mean = LossMean::kLocal; }));
@@ -81,13 +83,14 @@ std::vector<Case> architecture_cases() {
   std::vector<Case> cases;
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
     for (const char* type : {"qwen3", "llama", "gpt2"}) {
-      cases.push_back(step_case("ddp", 3, 1, dtype, type));
-      cases.push_back(step_case("autotp", 3, 2, dtype, type));
-      cases.push_back(step_case("autotp", 2, 3, dtype, type));
+      cases.push_back(step_case("ddp", {.dp = 3}, dtype, type));
+      cases.push_back(step_case("autotp", {.dp = 3, .tp = 2}, dtype, type));
+      cases.push_back(step_case("autotp", {.dp = 2, .tp = 3}, dtype, type));
     }
-    cases.push_back(with_biases(step_case("autotp", 3, 2, dtype, "llama")));
-    cases.push_back(with_heads(with_biases(step_case("autotp", 2, 3, dtype, "qwen3")), 6, 1));
-    cases.push_back(with(step_case("autotp", 2, 3, dtype), [](Case& c) {
+    cases.push_back(with_biases(step_case("autotp", {.dp = 3, .tp = 2}, dtype, "llama")));
+    cases.push_back(
+        with_heads(with_biases(step_case("autotp", {.dp = 2, .tp = 3}, dtype, "qwen3")), 6, 1));
+    cases.push_back(with(step_case("autotp", {.dp = 2, .tp = 3}, dtype), [](Case& c) {
       c.settings.record_partials = true;
       c.model_name += "_partials";
     }));
@@ -105,13 +108,13 @@ std::vector<Case> ordered_cases() {
   std::vector<Case> cases;
   for (const ReductionOrder order : {ReductionOrder::kRing, ReductionOrder::kTree}) {
     for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
-      cases.push_back(in_order(order, step_case("ddp", 3, 1, dtype)));
-      cases.push_back(in_order(order, step_case("autotp", 3, 2, dtype)));
-      cases.push_back(in_order(order, step_case("autotp", 2, 3, dtype)));
-      cases.push_back(in_order(order, four_head_case(3, 4, dtype)));
-      cases.push_back(in_order(order, copied_heads_case(2, 3, 6, 1, dtype)));
+      cases.push_back(in_order(order, step_case("ddp", {.dp = 3}, dtype)));
+      cases.push_back(in_order(order, step_case("autotp", {.dp = 3, .tp = 2}, dtype)));
+      cases.push_back(in_order(order, step_case("autotp", {.dp = 2, .tp = 3}, dtype)));
+      cases.push_back(in_order(order, four_head_case({.dp = 3, .tp = 4}, dtype)));
+      cases.push_back(in_order(order, copied_heads_case({.dp = 2, .tp = 3}, 6, 1, dtype)));
       // Where a gradient lies in its bucket decides how a ring adds it.
-      cases.push_back(in_order(order, with(step_case("ddp", 3, 1, dtype), [](Case& c) {
+      cases.push_back(in_order(order, with(step_case("ddp", {.dp = 3}, dtype), [](Case& c) {
                                  c.settings.bucket_bytes = 4096;
                                  c.model_name += "_small_buckets";
                                })));
@@ -125,7 +128,7 @@ class EmulatedOrders : public ::testing::TestWithParam<Case> {};
 // In fp32 a tree of up to three ranks adds as rank order does, (0 + 1) + 2; a ring rotates, and 16
 // bits round at every addition.
 bool differs_from_rank_order(const Case& item) {
-  const int largest = std::max(item.dp, item.tp);
+  const int largest = std::max(item.degrees.dp, item.degrees.tp);
   return item.reduction_order == ReductionOrder::kRing || item.dtype == Dtype::kBFloat16 ||
          largest > 3;
 }
@@ -162,18 +165,18 @@ TEST_P(EmulatedLattice, IsBitEqualToTheSubjectAndConformsToThePlainReference) {
 }
 
 std::vector<Case> lattice_cases() {
-  const auto on = [](const char* subject, int dp, int tp, Dtype dtype, int row_nonzeros) {
+  const auto on = [](const char* subject, const Degrees& degrees, Dtype dtype, int row_nonzeros) {
     return with(lattice_case(row_nonzeros), [&](Case& c) {
       c.subject = subject;
-      c.dp = dp;
-      c.tp = tp;
+      c.degrees = degrees;
       c.dtype = dtype;
     });
   };
-  return {on("ddp", 3, 1, Dtype::kBFloat16, 1), on("autotp", 3, 2, Dtype::kBFloat16, 1),
-          in_order(ReductionOrder::kRing, on("autotp", 2, 3, Dtype::kFloat32, 2)),
-          split(on("autotp", 2, 3, Dtype::kBFloat16, 1), 64),
-          with(on("autotp", 2, 3, Dtype::kFloat16, 1), [](Case& c) {
+  return {on("ddp", {.dp = 3}, Dtype::kBFloat16, 1),
+          on("autotp", {.dp = 3, .tp = 2}, Dtype::kBFloat16, 1),
+          in_order(ReductionOrder::kRing, on("autotp", {.dp = 2, .tp = 3}, Dtype::kFloat32, 2)),
+          split(on("autotp", {.dp = 2, .tp = 3}, Dtype::kBFloat16, 1), 64),
+          with(on("autotp", {.dp = 2, .tp = 3}, Dtype::kFloat16, 1), [](Case& c) {
             c.batch_size = 1;
             c.micro_batches = 2;
           })};

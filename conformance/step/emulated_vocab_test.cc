@@ -17,15 +17,17 @@ namespace {
 std::vector<Case> vocab_cases(Dtype dtype) {
   std::vector<Case> cases;
   for (const char* type : {"qwen2", "qwen3", "llama", "gpt2", "megatron_gpt"}) {
-    cases.push_back(split(with_vocabulary(step_case("autotp", 3, 2, dtype, type), 97), 1));
     cases.push_back(
-        split(with_vocabulary(with_tied_head(step_case("autotp", 2, 3, dtype, type)), 97), 8));
+        split(with_vocabulary(step_case("autotp", {.dp = 3, .tp = 2}, dtype, type), 97), 1));
+    cases.push_back(split(
+        with_vocabulary(with_tied_head(step_case("autotp", {.dp = 2, .tp = 3}, dtype, type)), 97),
+        8));
   }
-  cases.push_back(split(step_case("autotp", 1, 2, dtype), 1));
-  cases.push_back(split(step_case("autotp", 2, 1, dtype), 8));
-  cases.push_back(split(with_vocabulary(step_case("autotp", 1, 3, dtype), 97), 64));
-  cases.push_back(split(with_vocabulary(four_head_case(3, 4, dtype), 33), 16));
-  cases.push_back(split(copied_heads_case(1, 4, 8, 2, dtype), 1));
+  cases.push_back(split(step_case("autotp", {.tp = 2}, dtype), 1));
+  cases.push_back(split(step_case("autotp", {.dp = 2}, dtype), 8));
+  cases.push_back(split(with_vocabulary(step_case("autotp", {.tp = 3}, dtype), 97), 64));
+  cases.push_back(split(with_vocabulary(four_head_case({.dp = 3, .tp = 4}, dtype), 33), 16));
+  cases.push_back(split(copied_heads_case({.tp = 4}, 8, 2, dtype), 1));
   return cases;
 }
 
@@ -36,7 +38,8 @@ std::vector<Case> all_vocab_cases() {
     cases.insert(cases.end(), more.begin(), more.end());
   }
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat16}) {
-    cases.push_back(smoothed(split(with_vocabulary(step_case("autotp", 2, 3, dtype), 97), 8)));
+    cases.push_back(
+        smoothed(split(with_vocabulary(step_case("autotp", {.dp = 2, .tp = 3}, dtype), 97), 8)));
   }
   return cases;
 }
@@ -45,10 +48,10 @@ std::vector<Case> all_vocab_cases() {
 std::vector<Case> setting_cases() {
   std::vector<Case> cases;
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
-    const Case base = split(with_vocabulary(step_case("autotp", 2, 3, dtype), 97), 8);
+    const Case base = split(with_vocabulary(step_case("autotp", {.dp = 2, .tp = 3}, dtype), 97), 8);
     cases.push_back(smoothed(base));
     cases.push_back(
-        smoothed(split(with_vocabulary(step_case("autotp", 1, 4, dtype, "gpt2"), 97), 1)));
+        smoothed(split(with_vocabulary(step_case("autotp", {.tp = 4}, dtype, "gpt2"), 97), 1)));
     cases.back().config.num_heads = cases.back().config.num_kv_heads = 4;
     cases.back().config.head_dim = cases.back().config.hidden_size / 4;
     cases.push_back(with(smoothed(with_tied_head(base)), [](Case& c) { c.micro_batches = 2; }));
@@ -76,10 +79,12 @@ std::vector<Case> ordered_cases() {
   for (const ReductionOrder order : {ReductionOrder::kRing, ReductionOrder::kTree}) {
     for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
       cases.push_back(in_order(
-          order, smoothed(split(with_vocabulary(step_case("autotp", 2, 3, dtype), 97), 1))));
+          order,
+          smoothed(split(with_vocabulary(step_case("autotp", {.dp = 2, .tp = 3}, dtype), 97), 1))));
       cases.push_back(in_order(
           order,
-          smoothed(split(with_vocabulary(with_tied_head(four_head_case(3, 4, dtype)), 97), 8))));
+          smoothed(split(
+              with_vocabulary(with_tied_head(four_head_case({.dp = 3, .tp = 4}, dtype)), 97), 8))));
     }
   }
   return cases;
@@ -89,17 +94,21 @@ std::vector<Case> ordered_cases() {
 std::vector<Case> core_cases() {
   std::vector<Case> cases;
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
-    cases.push_back(split(step_case("autotp", 1, 2, dtype), 1));
-    cases.push_back(split(with_vocabulary(step_case("autotp", 3, 2, dtype, "llama"), 97), 1));
+    cases.push_back(split(step_case("autotp", {.tp = 2}, dtype), 1));
     cases.push_back(
-        split(with_vocabulary(with_tied_head(step_case("autotp", 2, 3, dtype, "gpt2")), 97), 8));
-    cases.push_back(with(
-        smoothed(split(with_vocabulary(with_tied_head(step_case("autotp", 1, 3, dtype)), 97), 64)),
-        [](Case& c) { c.micro_batches = 2; }));
+        split(with_vocabulary(step_case("autotp", {.dp = 3, .tp = 2}, dtype, "llama"), 97), 1));
+    cases.push_back(split(
+        with_vocabulary(with_tied_head(step_case("autotp", {.dp = 2, .tp = 3}, dtype, "gpt2")), 97),
+        8));
+    cases.push_back(
+        with(smoothed(split(
+                 with_vocabulary(with_tied_head(step_case("autotp", {.tp = 3}, dtype)), 97), 64)),
+             [](Case& c) { c.micro_batches = 2; }));
     cases.push_back(in_order(
         ReductionOrder::kRing,
-        smoothed(split(with_vocabulary(step_case("autotp", 2, 3, dtype, "qwen3"), 97), 1))));
-    cases.push_back(in_order(ReductionOrder::kTree, split(four_head_case(1, 4, dtype), 8)));
+        smoothed(split(with_vocabulary(step_case("autotp", {.dp = 2, .tp = 3}, dtype, "qwen3"), 97),
+                       1))));
+    cases.push_back(in_order(ReductionOrder::kTree, split(four_head_case({.tp = 4}, dtype), 8)));
   }
   return cases;
 }
@@ -126,7 +135,7 @@ INSTANTIATE_TEST_SUITE_P(Settings, EmulatedVocabWide, ::testing::ValuesIn(settin
 // Tokens are independent of each other, so the blocks of the record, which a large vocabulary
 // fills, change no bit.
 TEST(VocabRecord, OfAnyBlockSizeGivesEqualBits) {
-  const Case item = smoothed(split(with_vocabulary(step_case("autotp", 1, 3), 97), 1));
+  const Case item = smoothed(split(with_vocabulary(step_case("autotp", {.tp = 3}), 97), 1));
   const Trace whole = emulate(item, arithmetic_of(item));
 
   for (const std::int64_t logits : {1, 200}) {
@@ -138,7 +147,9 @@ TEST(VocabRecord, OfAnyBlockSizeGivesEqualBits) {
 
 TEST(VocabRecord, SaysWhichEntriesARankHasAndHowTheirLossIsAdded) {
   Case item =
-      split(with_vocabulary(with_tied_head(step_case("autotp", 2, 3, Dtype::kBFloat16)), 97), 64);
+      split(with_vocabulary(
+                with_tied_head(step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kBFloat16)), 97),
+            64);
 
   const Arithmetic arithmetic = arithmetic_of(item);
 
@@ -157,7 +168,7 @@ TEST(VocabRecord, SaysWhichEntriesARankHasAndHowTheirLossIsAdded) {
 
 // A row of the embedding that its rank keeps to itself.
 TEST(VocabRecord, WithoutTheSumOfTheEmbeddingGivesNoReference) {
-  const Case item = split(step_case("autotp", 1, 2), 1);
+  const Case item = split(step_case("autotp", {.tp = 2}), 1);
   Arithmetic local = arithmetic_of(item);
   local.vocabulary->embedding_output.is_made = false;
 
@@ -167,7 +178,7 @@ TEST(VocabRecord, WithoutTheSumOfTheEmbeddingGivesNoReference) {
 }
 
 TEST(VocabRecord, IsRefusedWhereItContradictsItself) {
-  const Case item = split(step_case("autotp", 1, 2), 1);
+  const Case item = split(step_case("autotp", {.tp = 2}), 1);
   Arithmetic silent = arithmetic_of(item), wide = silent;
   silent.vocabulary.reset();
   wide.vocabulary->by_rank[0].count = 97;

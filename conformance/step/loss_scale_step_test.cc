@@ -59,34 +59,35 @@ bool is_skipped(const Reference& reference, int step) {
 class LossScaleStep : public ::testing::TestWithParam<Case> {};
 
 std::vector<Case> cases() {
-  const auto megatron = [](int dp, int tp, const char* type) {
-    return with(step_case("megatron", dp, tp, Dtype::kFloat32, type), [](Case& c) {
+  const auto megatron = [](const Degrees& degrees, const char* type) {
+    return with(step_case("megatron", degrees, Dtype::kFloat32, type), [](Case& c) {
       c.settings.sequence_parallel = true;
       c.settings.distributed_optimizer = true;
     });
   };
-  return {with_masters(step_case("ddp", 3, 1)),
-          under_autocast(with_adamw(step_case("ddp", 3, 1, Dtype::kFloat32, "gpt2"))),
-          with_masters(step_case("autotp", 3, 2)),
-          under_autocast(step_case("autotp", 3, 2)),
-          with_masters(with_adamw(zero(1, step_case("autotp", 3, 2)))),
-          under_autocast(zero(1, step_case("autotp", 3, 2, Dtype::kFloat32, "llama"))),
-          with_masters(zero(2, step_case("autotp", 3, 2))),
-          with(with_masters(with_adamw(zero(2, split(step_case("autotp", 3, 2), 1)))),
-               [](Case& c) { c.micro_batches = 2; }),
-          with_masters(with_adamw(step_case("fsdp_tp", 3, 2))),
-          under_autocast(step_case("fsdp_tp", 3, 2)),
-          with_masters(with_adamw(megatron(3, 2, "qwen2"))),
-          with_masters(step_case("megatron", 2, 2)),
-          under_autocast(megatron(2, 2, "llama")),
-          in_order(ReductionOrder::kRing, with_masters(step_case("autotp", 3, 2))),
-          with(with_masters(step_case("autotp", 3, 2)),
-               [](Case& c) {  // grows after every step
-                 c.settings.loss_scale = {Kind::kDynamic, 16, 4, 0.5, 1};
-               }),
-          with(with_masters(split(step_case("autotp", 3, 2), 1)), [](Case& c) {
-            c.settings.loss_scale = {Kind::kStatic, 1000};
-          })};
+  return {
+      with_masters(step_case("ddp", {.dp = 3})),
+      under_autocast(with_adamw(step_case("ddp", {.dp = 3}, Dtype::kFloat32, "gpt2"))),
+      with_masters(step_case("autotp", {.dp = 3, .tp = 2})),
+      under_autocast(step_case("autotp", {.dp = 3, .tp = 2})),
+      with_masters(with_adamw(zero(1, step_case("autotp", {.dp = 3, .tp = 2})))),
+      under_autocast(zero(1, step_case("autotp", {.dp = 3, .tp = 2}, Dtype::kFloat32, "llama"))),
+      with_masters(zero(2, step_case("autotp", {.dp = 3, .tp = 2}))),
+      with(with_masters(with_adamw(zero(2, split(step_case("autotp", {.dp = 3, .tp = 2}), 1)))),
+           [](Case& c) { c.micro_batches = 2; }),
+      with_masters(with_adamw(step_case("fsdp_tp", {.dp = 3, .tp = 2}))),
+      under_autocast(step_case("fsdp_tp", {.dp = 3, .tp = 2})),
+      with_masters(with_adamw(megatron({.dp = 3, .tp = 2}, "qwen2"))),
+      with_masters(step_case("megatron", {.dp = 2, .tp = 2})),
+      under_autocast(megatron({.dp = 2, .tp = 2}, "llama")),
+      in_order(ReductionOrder::kRing, with_masters(step_case("autotp", {.dp = 3, .tp = 2}))),
+      with(with_masters(step_case("autotp", {.dp = 3, .tp = 2})),
+           [](Case& c) {  // grows after every step
+             c.settings.loss_scale = {Kind::kDynamic, 16, 4, 0.5, 1};
+           }),
+      with(with_masters(split(step_case("autotp", {.dp = 3, .tp = 2}), 1)), [](Case& c) {
+        c.settings.loss_scale = {Kind::kStatic, 1000};
+      })};
 }
 
 INSTANTIATE_TEST_SUITE_P(Subjects, LossScaleStep, ::testing::ValuesIn(cases()), case_name);
@@ -147,9 +148,10 @@ TEST_P(LossScaleStep, SkipsWhatOverflowsAndFollowsTheRule) {
 // any step.
 TEST(LossScaleStep, ConformsToThePlainProcess) {
   // One kv head on two tp ranks: gradients behind its copies are recorded as summands.
-  for (Case item : {with_masters(step_case("autotp", 3, 2)), under_autocast(step_case("ddp", 3, 1)),
-                    with_masters(with_heads(step_case("autotp", 2, 2), 6, 1)),
-                    with_masters(with_heads(step_case("fsdp_tp", 3, 2), 6, 1))}) {
+  for (Case item : {with_masters(step_case("autotp", {.dp = 3, .tp = 2})),
+                    under_autocast(step_case("ddp", {.dp = 3})),
+                    with_masters(with_heads(step_case("autotp", {.dp = 2, .tp = 2}), 6, 1)),
+                    with_masters(with_heads(step_case("fsdp_tp", {.dp = 3, .tp = 2}), 6, 1))}) {
     item.settings.loss_scale = {Kind::kDynamic, 1024, 2, 0.5, 2};
     const Reference& reference = reference_of(item);
 
@@ -164,7 +166,7 @@ TEST(LossScaleStep, ConformsToThePlainProcess) {
 // Steps that all skip say something, too: what is read, drawn, lost and kept is judged, and
 // gradients are not.
 TEST(LossScaleStep, SkippedStepsAreJudgedWithoutTheirGradients) {
-  Case item = with_masters(step_case("autotp", 3, 2));
+  Case item = with_masters(step_case("autotp", {.dp = 3, .tp = 2}));
   item.steps = 2;
   const Reference& reference = reference_of(item);
 
@@ -206,7 +208,7 @@ RunOptions with_scaler(const Case& item) {
 }
 
 Case quiet_case() {
-  Case item = with_masters(step_case("autotp", 3, 2));
+  Case item = with_masters(step_case("autotp", {.dp = 3, .tp = 2}));
   item.settings.loss_scale = {Kind::kDynamic, 1024, 2, 0.5, 2000};
   item.steps = 2;
   return item;
@@ -287,7 +289,7 @@ TEST(LossScaleStepFaults, ALossThatIsNotScaledIsSeenAtTheFirstGradient) {
 }
 
 TEST(LossScaleStepFaults, ScalesOfWhatIsNotFp16AreRefused) {
-  Case item = step_case("ddp", 3, 1);
+  Case item = step_case("ddp", {.dp = 3});
   item.settings.loss_scale.kind = Kind::kDynamic;
 
   EXPECT_THROW(item.validate(), UsageError);

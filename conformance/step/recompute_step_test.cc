@@ -37,12 +37,12 @@ class RecomputedStep : public ::testing::TestWithParam<Case> {};
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
-    all.push_back(recomputed(step_case("ddp", 3, 1, dtype, "gpt2"), 0.1));
+    all.push_back(recomputed(step_case("ddp", {.dp = 3}, dtype, "gpt2"), 0.1));
     for (const char* type : {"qwen2", "qwen3", "llama", "gpt2", "megatron_gpt"}) {
-      all.push_back(recomputed(step_case("autotp", 3, 2, dtype, type), 0.1));
+      all.push_back(recomputed(step_case("autotp", {.dp = 3, .tp = 2}, dtype, type), 0.1));
     }
   }
-  all.push_back(with(recomputed(step_case("autotp", 3, 2), 0), [](Case& c) {
+  all.push_back(with(recomputed(step_case("autotp", {.dp = 3, .tp = 2}), 0), [](Case& c) {
     c.micro_batches = 2;
     c.steps = 2;
     c.settings.make_vocab_size_divisible_by = 1;
@@ -50,14 +50,17 @@ std::vector<Case> cases() {
     c.model_name += "_partials";
   }));
   // Layers are gathered again before they are run again.
-  all.push_back(with(recomputed(step_case("fsdp_tp", 3, 2, Dtype::kFloat32, "gpt2"), 0.1),
-                     [](Case& c) { c.micro_batches = 2; }));
-  all.push_back(recomputed(step_case("fsdp_tp", 3, 2, Dtype::kBFloat16), 0.1));
+  all.push_back(
+      with(recomputed(step_case("fsdp_tp", {.dp = 3, .tp = 2}, Dtype::kFloat32, "gpt2"), 0.1),
+           [](Case& c) { c.micro_batches = 2; }));
+  all.push_back(recomputed(step_case("fsdp_tp", {.dp = 3, .tp = 2}, Dtype::kBFloat16), 0.1));
   // Sequence shards are gathered again, too.
-  all.push_back(with(recomputed(step_case("megatron", 3, 2, Dtype::kFloat32, "gpt2"), 0.1),
-                     [](Case& c) { c.settings.sequence_parallel = true; }));
-  all.push_back(with(recomputed(step_case("autotp", 2, 3, Dtype::kFloat32, "gpt2"), 0.1),
-                     [](Case& c) { c.settings.autocast = Dtype::kBFloat16; }));
+  all.push_back(
+      with(recomputed(step_case("megatron", {.dp = 3, .tp = 2}, Dtype::kFloat32, "gpt2"), 0.1),
+           [](Case& c) { c.settings.sequence_parallel = true; }));
+  all.push_back(
+      with(recomputed(step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kFloat32, "gpt2"), 0.1),
+           [](Case& c) { c.settings.autocast = Dtype::kBFloat16; }));
   return all;
 }
 
@@ -77,7 +80,7 @@ TEST_P(RecomputedStep, IsBitEqualToTheEmulatedRunThatKeepsEverything) {
 
 TEST(RecomputedStepOfOne, IsBitEqualToThePlainReference) {
   for (const char* subject : {"ddp", "autotp", "reference"}) {
-    const Case item = recomputed(step_case(subject, 1, 1, Dtype::kBFloat16, "gpt2"), 0.3);
+    const Case item = recomputed(step_case(subject, {}, Dtype::kBFloat16, "gpt2"), 0.3);
     const Reference& reference = reference_of(item);
 
     EXPECT_TRUE(is_bit_equal(reference, run_case(item, reference))) << subject;
@@ -88,7 +91,7 @@ TEST(RecomputedStepOfOne, IsBitEqualToThePlainReference) {
 // the same order on all ranks (the communicator compares what ranks come with).
 TEST(RecomputedStepCollectives, RepeatTheSumsOfTheForwardPass) {
   const auto counted = [](bool recompute) {
-    Case item = step_case("autotp", 2, 3);
+    Case item = step_case("autotp", {.dp = 2, .tp = 3});
     item.settings.recompute = recompute;
     return run_world(6, [item](Rank& rank) {
       EXPECT_EQ(rank.size(), 6);

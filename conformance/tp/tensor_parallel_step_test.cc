@@ -18,38 +18,36 @@
 namespace isoshard {
 namespace {
 
-struct DpTp {
-  int dp, tp;
-};
-constexpr DpTp kMeshes[] = {{2, 1}, {1, 2}, {2, 2}, {3, 2}, {2, 3}};
+constexpr Degrees kMeshes[] = {
+    {.dp = 2}, {.tp = 2}, {.dp = 2, .tp = 2}, {.dp = 3, .tp = 2}, {.dp = 2, .tp = 3}};
 
 std::vector<Case> step_cases() {
   std::vector<Case> cases;
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
-    for (const DpTp mesh : kMeshes) cases.push_back(step_case("autotp", mesh.dp, mesh.tp, dtype));
+    for (const Degrees& mesh : kMeshes) cases.push_back(step_case("autotp", mesh, dtype));
   }
-  Case unequal = step_case("autotp", 3, 2);
+  Case unequal = step_case("autotp", {.dp = 3, .tp = 2});
   unequal.data.unequal_labels = true;
   cases.push_back(unequal);
   unequal.settings.loss_mean = LossMean::kLocal;
   cases.push_back(unequal);
-  Case odd = step_case("autotp", 2, 3);
+  Case odd = step_case("autotp", {.dp = 2, .tp = 3});
   odd.batch_size = 1;
   odd.seq_length = 13;
   cases.push_back(odd);
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
-    Case accumulated = step_case("autotp", 2, 3, dtype);
+    Case accumulated = step_case("autotp", {.dp = 2, .tp = 3}, dtype);
     accumulated.micro_batches = 2;
     accumulated.data.unequal_labels = true;
     accumulated.settings.loss_mean =
         dtype == Dtype::kFloat32 ? LossMean::kLocal : LossMean::kGlobal;
     cases.push_back(accumulated);
   }
-  Case adamw = step_case("autotp", 2, 2);
+  Case adamw = step_case("autotp", {.dp = 2, .tp = 2});
   adamw.settings.optimizer = OptimizerSettings{};
   adamw.steps = 2;
   cases.push_back(adamw);
-  Case sdpa = step_case("autotp", 2, 3, Dtype::kBFloat16);
+  Case sdpa = step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kBFloat16);
   sdpa.attention = AttentionImpl::kSdpa;
   cases.push_back(sdpa);
   return cases;
@@ -58,8 +56,8 @@ std::vector<Case> step_cases() {
 std::vector<Case> tied_cases() {
   std::vector<Case> cases;
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
-    for (const DpTp mesh : {DpTp{1, 2}, {3, 2}, {2, 3}})
-      cases.push_back(with_tied_head(step_case("autotp", mesh.dp, mesh.tp, dtype)));
+    for (const Degrees& mesh : {Degrees{.tp = 2}, {.dp = 3, .tp = 2}, {.dp = 2, .tp = 3}})
+      cases.push_back(with_tied_head(step_case("autotp", mesh, dtype)));
   }
   return cases;
 }
@@ -68,18 +66,18 @@ std::vector<Case> tied_cases() {
 std::vector<Case> kv_replica_cases() {
   std::vector<Case> cases;
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
-    cases.push_back(with_heads(step_case("autotp", 1, 4, dtype), 8, 2));
-    cases.push_back(with_heads(step_case("autotp", 2, 4, dtype), 8, 2));
-    cases.push_back(with_heads(step_case("autotp", 3, 2, dtype), 6, 1));
-    cases.push_back(with_heads(step_case("autotp", 2, 3, dtype), 6, 1));
+    cases.push_back(with_heads(step_case("autotp", {.tp = 4}, dtype), 8, 2));
+    cases.push_back(with_heads(step_case("autotp", {.dp = 2, .tp = 4}, dtype), 8, 2));
+    cases.push_back(with_heads(step_case("autotp", {.dp = 3, .tp = 2}, dtype), 6, 1));
+    cases.push_back(with_heads(step_case("autotp", {.dp = 2, .tp = 3}, dtype), 6, 1));
   }
-  Case odd = with_heads(step_case("autotp", 3, 2), 6, 1);
+  Case odd = with_heads(step_case("autotp", {.dp = 3, .tp = 2}), 6, 1);
   odd.batch_size = 1;
   odd.seq_length = 13;
   odd.micro_batches = 2;
   odd.data.unequal_labels = true;
   cases.push_back(odd);
-  Case adamw = with_heads(step_case("autotp", 1, 4), 8, 2);
+  Case adamw = with_heads(step_case("autotp", {.tp = 4}), 8, 2);
   adamw.settings.optimizer = OptimizerSettings{};
   adamw.steps = 2;
   cases.push_back(adamw);
@@ -92,20 +90,23 @@ std::vector<Case> architecture_cases() {
   std::vector<Case> cases;
   for (const char* const model_type : {"qwen3", "gpt2", "megatron_gpt"}) {
     for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
-      for (const DpTp mesh : {DpTp{1, 2}, {2, 2}, {3, 2}, {2, 3}}) {
-        cases.push_back(step_case("autotp", mesh.dp, mesh.tp, dtype, model_type));
+      for (const Degrees& mesh :
+           {Degrees{.tp = 2}, {.dp = 2, .tp = 2}, {.dp = 3, .tp = 2}, {.dp = 2, .tp = 3}}) {
+        cases.push_back(step_case("autotp", mesh, dtype, model_type));
       }
     }
   }
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
-    cases.push_back(with_biases(step_case("autotp", 2, 3, dtype, "llama")));
-    cases.push_back(with_biases(step_case("autotp", 3, 2, dtype, "qwen3")));
+    cases.push_back(with_biases(step_case("autotp", {.dp = 2, .tp = 3}, dtype, "llama")));
+    cases.push_back(with_biases(step_case("autotp", {.dp = 3, .tp = 2}, dtype, "qwen3")));
   }
   // kv heads on several ranks, each with its part of the norm's gradient.
-  cases.push_back(with_heads(step_case("autotp", 2, 4, Dtype::kFloat32, "qwen3"), 8, 2));
-  cases.push_back(with_heads(step_case("autotp", 2, 3, Dtype::kFloat64, "qwen3"), 6, 1));
+  cases.push_back(
+      with_heads(step_case("autotp", {.dp = 2, .tp = 4}, Dtype::kFloat32, "qwen3"), 8, 2));
+  cases.push_back(
+      with_heads(step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kFloat64, "qwen3"), 6, 1));
   for (const char* const model_type : {"qwen3", "gpt2"}) {
-    Case odd = step_case("autotp", 2, 3, Dtype::kFloat32, model_type);
+    Case odd = step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kFloat32, model_type);
     odd.batch_size = 1;
     odd.seq_length = 13;
     odd.micro_batches = 2;
@@ -123,7 +124,7 @@ TEST_P(TensorParallelStep, MatchesSingleProcess) {
 
   const Trace actual = run_case(item, reference);
 
-  ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.dp * item.tp);
+  ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.degrees.dp * item.degrees.tp);
   EXPECT_THAT(actual, conforms_to(reference, judge_options(item)));
 }
 
@@ -136,7 +137,7 @@ INSTANTIATE_TEST_SUITE_P(KvReplicas, TensorParallelStep, ::testing::ValuesIn(kv_
                          case_name);
 
 TEST(TensorParallelRanks, HoldOnlyTheirShare) {
-  const Case item = step_case("autotp", 2, 3);
+  const Case item = step_case("autotp", {.dp = 2, .tp = 3});
 
   const Trace trace = run_case(item, reference_of(item));
 
@@ -159,7 +160,7 @@ TEST(TensorParallelRanks, HoldOnlyTheirShare) {
 }
 
 TEST(TensorParallelRanks, OfADpCoordinateSeeTheSameSamples) {
-  const Case item = step_case("autotp", 2, 3);
+  const Case item = step_case("autotp", {.dp = 2, .tp = 3});
   RunOptions options;
   options.keep = Keep::kEverything;
 
@@ -175,7 +176,7 @@ TEST(TensorParallelRanks, OfADpCoordinateSeeTheSameSamples) {
 TEST(TensorParallelRanks, OfAWorldOfOneGiveTheBitsOfTheReference) {
   for (const char* const type : {"qwen2", "gpt2", "megatron_gpt"}) {
     for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
-      const Case item = step_case("autotp", 1, 1, dtype, type);
+      const Case item = step_case("autotp", {}, dtype, type);
       const Reference& reference = reference_of(item);
 
       const Trace trace = run_case(item, reference);
@@ -187,7 +188,7 @@ TEST(TensorParallelRanks, OfAWorldOfOneGiveTheBitsOfTheReference) {
 }
 
 TEST(TensorParallelRanks, HoldEqualCopiesOfAKvHead) {
-  const Case item = with_heads(step_case("autotp", 1, 4), 8, 2);
+  const Case item = with_heads(step_case("autotp", {.tp = 4}), 8, 2);
 
   const Trace trace = run_case(item, reference_of(item));
 
@@ -209,7 +210,7 @@ TEST(TensorParallelRanks, HoldEqualCopiesOfAKvHead) {
 // Each holder of a kv head gives a part of its gradient: without some, MatchesSingleProcess must
 // fail.
 TEST(TensorParallelRanks, ThatLoseTheirShareOfAKeyGradientDiverge) {
-  const Case item = with_heads(step_case("autotp", 1, 4), 8, 2);
+  const Case item = with_heads(step_case("autotp", {.tp = 4}), 8, 2);
   const Reference& reference = reference_of(item);
   RunOptions options;
   options.mutation = [](int rank) {
@@ -226,7 +227,7 @@ TEST(TensorParallelRanks, ThatLoseTheirShareOfAKeyGradientDiverge) {
 
 // A norm over heads is whole on every rank, but a rank's gradient of it holds its own heads only.
 TEST(TensorParallelRanks, ThatKeepTheirOwnNormGradientDiverge) {
-  const Case item = step_case("autotp", 3, 2, Dtype::kFloat32, "qwen3");
+  const Case item = step_case("autotp", {.dp = 3, .tp = 2}, Dtype::kFloat32, "qwen3");
   const Reference& reference = reference_of(item);
   RunOptions options;
   options.decorate = [](std::unique_ptr<Communicator> inner, int) {
@@ -249,7 +250,7 @@ TEST(TensorParallelRanks, ThatKeepTheirOwnNormGradientDiverge) {
 
 // The summands are recorded when asked for, change no bit, and a bias in each of them is seen.
 TEST(TensorParallelRanks, RecordTheirSummandsOfRowParallelLayers) {
-  Case item = step_case("autotp", 2, 3, Dtype::kFloat32, "gpt2");
+  Case item = step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kFloat32, "gpt2");
   const Reference& reference = reference_of(item);
   const std::string point = "transformer.h.0.attn.c_proj";
   const auto digest = [](const Trace& trace, const std::string& name) {
@@ -278,7 +279,7 @@ TEST(TensorParallelRanks, RecordTheirSummandsOfRowParallelLayers) {
 }
 
 TEST(TensorParallelRanks, ThatEachAddTheRowBiasDiverge) {
-  Case item = step_case("autotp", 2, 3, Dtype::kFloat32, "gpt2");
+  Case item = step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kFloat32, "gpt2");
   item.settings.record_partials = true;
   const Reference& reference = reference_of(item);
   RunOptions options;
@@ -300,7 +301,7 @@ TEST(TensorParallelRanks, NeedADegreeThatDividesTheModel) {
   using ::testing::AllOf;
   using ::testing::HasSubstr;
   using ::testing::ThrowsMessage;
-  const Case item = step_case("autotp", 1, 4);
+  const Case item = step_case("autotp", {.tp = 4});
 
   EXPECT_THAT([&] { (void)run_case(item, Reference()); },
               ThrowsMessage<UsageError>(AllOf(HasSubstr("tp 4"), HasSubstr("6 attention heads"),
@@ -313,7 +314,8 @@ TEST(TensorParallelRanks, CannotShareAKvGroupOfAFusedWeight) {
   using ::testing::AllOf;
   using ::testing::HasSubstr;
   using ::testing::ThrowsMessage;
-  const Case item = with_heads(step_case("autotp", 1, 4, Dtype::kFloat32, "megatron_gpt"), 8, 2);
+  const Case item =
+      with_heads(step_case("autotp", {.tp = 4}, Dtype::kFloat32, "megatron_gpt"), 8, 2);
 
   EXPECT_THAT([&] { (void)run_case(item, Reference()); },
               ThrowsMessage<UsageError>(AllOf(HasSubstr("tp 4"), HasSubstr("2 units of 48 rows"),
@@ -322,8 +324,8 @@ TEST(TensorParallelRanks, CannotShareAKvGroupOfAFusedWeight) {
 
 // Ranks numbered with tp as the slow axis; the record of arithmetic has no words for that.
 TEST(TensorParallelRanks, MayBeNumberedWithTpAsTheSlowAxis) {
-  Case item = step_case("autotp", 2, 3);
-  item.tp_is_slow = true;
+  Case item = step_case("autotp", {.dp = 2, .tp = 3});
+  item.mesh_order = {Axis::kTp, Axis::kDp};
 
   const Trace trace = run_case(item, reference_of(item));
 
@@ -336,7 +338,7 @@ TEST(TensorParallelRanks, MayBeNumberedWithTpAsTheSlowAxis) {
 }
 
 TEST(TensorParallelCollectives, OfCopiedKvHeadsAreOneMoreGradientReductionOverTp) {
-  const Case item = with_heads(step_case("autotp", 1, 4), 8, 2);
+  const Case item = with_heads(step_case("autotp", {.tp = 4}), 8, 2);
 
   const auto calls = run_world(4, [item](Rank& rank) {
     EXPECT_EQ(rank.size(), 4);
@@ -355,7 +357,7 @@ TEST(TensorParallelCollectives, OfCopiedKvHeadsAreOneMoreGradientReductionOverTp
 }
 
 TEST(TensorParallelCollectives, AreOnePerLayerAndDirection) {
-  const Case item = step_case("autotp", 2, 3);
+  const Case item = step_case("autotp", {.dp = 2, .tp = 3});
 
   const auto calls = run_world(6, [item](Rank& rank) {
     EXPECT_EQ(rank.size(), 6);

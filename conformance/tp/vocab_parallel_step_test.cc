@@ -41,33 +41,38 @@ Case smoothed(Case item) {
 // tp; smoothed with unequal counts; a last rank that holds padding only; every architecture;
 // micro-batches; batch 1 and an odd length.
 std::vector<Case> vocab_parallel_cases() {
-  std::vector<Case> cases = {split(step_case("autotp", 2, 1), 1),
-                             split(with_vocabulary(step_case("autotp", 1, 1), 97), 8)};
+  std::vector<Case> cases = {split(step_case("autotp", {.dp = 2}), 1),
+                             split(with_vocabulary(step_case("autotp", {}), 97), 8)};
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
-    cases.push_back(split(step_case("autotp", 1, 2, dtype), 1));
-    cases.push_back(split(step_case("autotp", 3, 2, dtype, "llama"), 1));
-    cases.push_back(split(with_vocabulary(step_case("autotp", 2, 3, dtype), 97), 8));
+    cases.push_back(split(step_case("autotp", {.tp = 2}, dtype), 1));
+    cases.push_back(split(step_case("autotp", {.dp = 3, .tp = 2}, dtype, "llama"), 1));
+    cases.push_back(split(with_vocabulary(step_case("autotp", {.dp = 2, .tp = 3}, dtype), 97), 8));
+    cases.push_back(split(
+        with_vocabulary(with_tied_head(step_case("autotp", {.dp = 2, .tp = 3}, dtype)), 97), 1));
+    cases.push_back(split(with_heads(step_case("autotp", {.tp = 4}, dtype), 8, 2), 1));
     cases.push_back(
-        split(with_vocabulary(with_tied_head(step_case("autotp", 2, 3, dtype)), 97), 1));
-    cases.push_back(split(with_heads(step_case("autotp", 1, 4, dtype), 8, 2), 1));
-    cases.push_back(smoothed(split(with_vocabulary(step_case("autotp", 3, 2, dtype), 97), 1)));
-    cases.push_back(split(with_vocabulary(step_case("autotp", 2, 3, dtype, "gpt2"), 97), 1));
-    cases.push_back(split(with_vocabulary(step_case("autotp", 1, 3, dtype, "qwen3"), 97), 64));
+        smoothed(split(with_vocabulary(step_case("autotp", {.dp = 3, .tp = 2}, dtype), 97), 1)));
+    cases.push_back(
+        split(with_vocabulary(step_case("autotp", {.dp = 2, .tp = 3}, dtype, "gpt2"), 97), 1));
+    cases.push_back(split(with_vocabulary(step_case("autotp", {.tp = 3}, dtype, "qwen3"), 97), 64));
   }
   for (const char* const model_type : {"qwen2", "gpt2"}) {
-    Case item = smoothed(
-        split(with_vocabulary(step_case("autotp", 2, 3, Dtype::kFloat32, model_type), 97), 8));
+    Case item = smoothed(split(
+        with_vocabulary(step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kFloat32, model_type), 97),
+        8));
     item.batch_size = 1;
     item.seq_length = 13;
     item.micro_batches = 3;
     cases.push_back(item);
   }
   // Its head has a name of its own.
-  const Case megatron =
-      split(with_vocabulary(step_case("autotp", 2, 3, Dtype::kFloat32, "megatron_gpt"), 97), 8);
+  const Case megatron = split(
+      with_vocabulary(step_case("autotp", {.dp = 2, .tp = 3}, Dtype::kFloat32, "megatron_gpt"), 97),
+      8);
   cases.push_back(megatron);
   cases.push_back(with_tied_head(megatron));
-  Case adamw = split(with_vocabulary(with_tied_head(step_case("autotp", 2, 2)), 97), 8);
+  Case adamw =
+      split(with_vocabulary(with_tied_head(step_case("autotp", {.dp = 2, .tp = 2})), 97), 8);
   adamw.settings.optimizer = OptimizerSettings{};
   adamw.settings.optimizer.weight_decay = 0.1;
   adamw.steps = 2;
@@ -91,7 +96,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, VocabParallelStep, ::testing::ValuesIn(vocab_par
                          case_name);
 
 TEST(VocabParallelRanks, HoldTheirPartOfTheVocabulary) {
-  const Case item = split(with_vocabulary(step_case("autotp", 2, 3), 97), 8);
+  const Case item = split(with_vocabulary(step_case("autotp", {.dp = 2, .tp = 3}), 97), 8);
 
   const Trace trace = run_case(item, reference_of(item));
 
@@ -113,7 +118,7 @@ TEST(VocabParallelRanks, HoldTheirPartOfTheVocabulary) {
 // Each sum is needed: ranks that keep their own part diverge. (A wrong maximum alone is none: it
 // cancels. Copies of it that differ are.)
 TEST(VocabParallelRanks, ThatSkipACollectiveDiverge) {
-  Case item = split(step_case("autotp", 3, 2), 1);
+  Case item = split(step_case("autotp", {.dp = 3, .tp = 2}), 1);
   item.settings.label_smoothing = 0.1;
   const Reference& reference = reference_of(item);
 
@@ -136,14 +141,14 @@ TEST(VocabParallelRanks, ThatSkipACollectiveDiverge) {
 TEST(VocabParallelRanks, NeedAutotpAndAPositiveMultiple) {
   using ::testing::HasSubstr;
   using ::testing::ThrowsMessage;
-  EXPECT_THAT([] { split(step_case("ddp", 2, 1), 64).validate(); },
+  EXPECT_THAT([] { split(step_case("ddp", {.dp = 2}), 64).validate(); },
               ThrowsMessage<UsageError>(HasSubstr("multiples of 64")));
-  EXPECT_THAT([] { split(step_case("autotp", 2, 2), -1).validate(); },
+  EXPECT_THAT([] { split(step_case("autotp", {.dp = 2, .tp = 2}), -1).validate(); },
               ThrowsMessage<UsageError>(HasSubstr("multiples of -1")));
 }
 
 TEST(VocabParallelCollectives, AreOneEachAMicroBatchAndOfTp) {
-  Case item = split(step_case("autotp", 2, 3), 1);
+  Case item = split(step_case("autotp", {.dp = 2, .tp = 3}), 1);
   item.settings.label_smoothing = 0.1;
   item.micro_batches = 2;
 

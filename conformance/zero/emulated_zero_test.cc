@@ -12,8 +12,8 @@
 namespace isoshard {
 namespace {
 
-Case zero_case(int stage, int dp, int tp, Dtype dtype = Dtype::kFloat32) {
-  Case item = step_case("autotp", dp, tp, dtype);
+Case zero_case(int stage, const Degrees& degrees, Dtype dtype = Dtype::kFloat32) {
+  Case item = step_case("autotp", degrees, dtype);
   item.settings.zero_stage = stage;
   item.steps = 2;
   return item;
@@ -52,44 +52,44 @@ TEST_P(EmulatedZero, EveryRecordOfEveryRankIsBitEqual) {
   if (item.settings.zero_stage == 0) {
     EXPECT_EQ(own, whole);
   } else {
-    EXPECT_LE(own, whole / item.dp + 2 * item.dp);
-    EXPECT_GE(own, whole / item.dp - 2 * item.dp);
+    EXPECT_LE(own, whole / item.degrees.dp + 2 * item.degrees.dp);
+    EXPECT_GE(own, whole / item.degrees.dp - 2 * item.degrees.dp);
   }
 }
 
 std::vector<Case> zero_cases() {
   std::vector<Case> cases = {
-      zero_case(1, 3, 1),
-      zero_case(1, 3, 2),
-      mixed(zero_case(1, 3, 2)),
-      adam(zero_case(1, 3, 2)),
-      adam(mixed(zero_case(1, 3, 2))),
-      mixed(zero_case(0, 3, 2)),
-      adam(mixed(zero_case(0, 2, 1))),
-      zero_case(1, 1, 2),
-      in_order(ReductionOrder::kRing, zero_case(1, 3, 2)),
-      with(zero_case(1, 3, 2, Dtype::kBFloat16),
+      zero_case(1, {.dp = 3}),
+      zero_case(1, {.dp = 3, .tp = 2}),
+      mixed(zero_case(1, {.dp = 3, .tp = 2})),
+      adam(zero_case(1, {.dp = 3, .tp = 2})),
+      adam(mixed(zero_case(1, {.dp = 3, .tp = 2}))),
+      mixed(zero_case(0, {.dp = 3, .tp = 2})),
+      adam(mixed(zero_case(0, {.dp = 2}))),
+      zero_case(1, {.tp = 2}),
+      in_order(ReductionOrder::kRing, zero_case(1, {.dp = 3, .tp = 2})),
+      with(zero_case(1, {.dp = 3, .tp = 2}, Dtype::kBFloat16),
            [](Case& c) {
              c.micro_batches = 2;
              c.settings.bucket_bytes = 4096;
            }),
-      with_heads(zero_case(1, 3, 4), 8, 2),
-      split(with_vocabulary(zero_case(1, 3, 2), 97), 8),
-      zero_case(2, 3, 1),
-      zero_case(2, 3, 2),
-      zero_case(2, 1, 2),
-      adam(mixed(zero_case(2, 3, 2))),
-      with(in_order(ReductionOrder::kRing, zero_case(2, 3, 2)),
+      with_heads(zero_case(1, {.dp = 3, .tp = 4}), 8, 2),
+      split(with_vocabulary(zero_case(1, {.dp = 3, .tp = 2}), 97), 8),
+      zero_case(2, {.dp = 3}),
+      zero_case(2, {.dp = 3, .tp = 2}),
+      zero_case(2, {.tp = 2}),
+      adam(mixed(zero_case(2, {.dp = 3, .tp = 2}))),
+      with(in_order(ReductionOrder::kRing, zero_case(2, {.dp = 3, .tp = 2})),
            [](Case& c) { c.settings.bucket_bytes = 4096; }),
-      with(in_order(ReductionOrder::kTree, zero_case(2, 3, 1)),
+      with(in_order(ReductionOrder::kTree, zero_case(2, {.dp = 3})),
            [](Case& c) { c.settings.bucket_bytes = 100; }),
-      with(zero_case(2, 3, 2, Dtype::kBFloat16),
+      with(zero_case(2, {.dp = 3, .tp = 2}, Dtype::kBFloat16),
            [](Case& c) {
              c.micro_batches = 3;
              c.settings.bucket_bytes = 2304 * 2;  // exactly q_proj.weight
              c.data.unequal_labels = true;
            }),
-      with_heads(zero_case(2, 3, 4), 8, 2),
+      with_heads(zero_case(2, {.dp = 3, .tp = 4}), 8, 2),
   };
   return cases;
 }

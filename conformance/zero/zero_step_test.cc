@@ -24,8 +24,8 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 
-Case zero_case(int stage, int dp, int tp) {
-  Case item = step_case("autotp", dp, tp);
+Case zero_case(int stage, const Degrees& degrees) {
+  Case item = step_case("autotp", degrees);
   item.settings.zero_stage = stage;
   return item;
 }
@@ -46,17 +46,17 @@ TEST_P(ZeroStep, MatchesSingleProcess) {
 
   const Trace trace = run_case(item, reference);
 
-  ASSERT_EQ(static_cast<int>(trace.ranks.size()), item.dp * item.tp);
+  ASSERT_EQ(static_cast<int>(trace.ranks.size()), item.degrees.dp * item.degrees.tp);
   EXPECT_THAT(trace, conforms_to(reference, judge_options(item)));
 }
 
 std::vector<Case> step_cases() {
   std::vector<Case> cases;
   for (const int stage : {1, 2}) {
-    cases.push_back(zero_case(stage, 3, 1));
-    cases.push_back(zero_case(stage, 3, 2));
-    cases.push_back(in_bf16_with_masters(zero_case(stage, 2, 1)));
-    Case accumulated = zero_case(stage, 2, 2);
+    cases.push_back(zero_case(stage, {.dp = 3}));
+    cases.push_back(zero_case(stage, {.dp = 3, .tp = 2}));
+    cases.push_back(in_bf16_with_masters(zero_case(stage, {.dp = 2})));
+    Case accumulated = zero_case(stage, {.dp = 2, .tp = 2});
     accumulated.micro_batches = 3;
     accumulated.batch_size = 1;
     accumulated.steps = 2;
@@ -71,7 +71,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, ZeroStep, ::testing::ValuesIn(step_cases()), cas
 
 TEST(ZeroStepOfOneRank, IsBitEqualToTheSingleProcess) {
   for (const int stage : {1, 2}) {
-    const Case item = zero_case(stage, 1, 1);
+    const Case item = zero_case(stage, {});
     const Reference reference = reference_of(item);
 
     const Trace trace = run_case(item, reference);
@@ -83,7 +83,7 @@ TEST(ZeroStepOfOneRank, IsBitEqualToTheSingleProcess) {
 // Every parameter in a bucket of its own: 27 of them.
 TEST(ZeroCollectives, AreTheDeclaredOnes) {
   const auto num_calls = [](int stage, int micro_batches) {
-    Case item = zero_case(stage, 2, 1);
+    Case item = zero_case(stage, {.dp = 2});
     item.settings.bucket_bytes = 1;
     item.micro_batches = micro_batches;
     return run_world(2, [item](Rank& rank) {
@@ -175,8 +175,8 @@ double formula_bytes(const Case& item, std::int64_t P) {
   const bool own_masters = item.settings.master_dtype.has_value() || item.settings.zero_stage > 0;
   const bool own_gradients =
       size_of(item.dtype) != size_of(item.settings.master_dtype.value_or(item.dtype));
-  const double pieces =
-      item.settings.zero_stage > 0 ? static_cast<double>(P) / item.dp : static_cast<double>(P);
+  const double pieces = item.settings.zero_stage > 0 ? static_cast<double>(P) / item.degrees.dp
+                                                     : static_cast<double>(P);
   const double reduced = item.settings.zero_stage == 2 ? pieces : static_cast<double>(P);
   return static_cast<double>(P) * e + reduced * e +
          pieces * m * (states + (own_masters ? 1 : 0) + (own_gradients ? 1 : 0));
@@ -189,7 +189,7 @@ TEST_P(ZeroMemory, IsThatOfTheFormula) {
   std::int64_t P = 0;
   for (const ParameterSpec& spec : make_model(item.config, item.attention)->parameters()) {
     P += numel_of(spec.shape) /
-         (spec.tp.role == TpRole::kColumn || spec.tp.role == TpRole::kRow ? item.tp : 1);
+         (spec.tp.role == TpRole::kColumn || spec.tp.role == TpRole::kRow ? item.degrees.tp : 1);
   }
 
   const std::vector<std::int64_t> held = held_bytes(item);
@@ -206,7 +206,7 @@ std::vector<Case> memory_cases() {
   for (const int layers : {2, 5}) {
     for (const int stage : {0, 1, 2}) {
       for (const bool is_mixed : {false, true}) {
-        Case item = zero_case(stage, 3, layers == 2 ? 2 : 1);
+        Case item = zero_case(stage, {.dp = 3, .tp = layers == 2 ? 2 : 1});
         item.config.num_layers = layers;
         item.model_name += "_l" + std::to_string(layers);
         if (layers == 5) {
@@ -224,7 +224,7 @@ std::vector<Case> memory_cases() {
 INSTANTIATE_TEST_SUITE_P(Cases, ZeroMemory, ::testing::ValuesIn(memory_cases()), case_name);
 
 TEST(ZeroMemoryFormula, TellsTheStagesApart) {
-  Case item = in_bf16_with_masters(zero_case(0, 3, 1));
+  Case item = in_bf16_with_masters(zero_case(0, {.dp = 3}));
   std::vector<double> bytes;
   for (int stage = 0; stage <= 2; ++stage) {
     item.settings.zero_stage = stage;

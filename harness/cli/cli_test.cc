@@ -6,14 +6,15 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/program_options/value_semantic.hpp>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 
 #include "core/base/error.h"
-#include "harness/cli/exit_code.h"
 #include "harness/cli/options.h"
+#include "harness/verdict/exit_code.h"
 
 namespace isoshard {
 namespace {
@@ -116,6 +117,27 @@ TEST(Options, VariablesMayBeAliasesOrEmptyAndTyposAreNamed) {
 
 TEST(Options, UnexpectedArgumentsAreNamed) {
   EXPECT_THAT(message_of({"--tp", "2", "stray"}), HasSubstr("unexpected argument 'stray'"));
+}
+
+TEST(Options, HelpShowsGroupsUnderTheirHeadings) {
+  OptionTable table;
+  table.group("general")("help,h", po::bool_switch(), "show this help");
+  table.options.add_options()("name", po::value<std::string>(), "in no group");
+  auto output = table.group("output");
+  output("verbose", po::bool_switch(), "more");
+  table.group("mesh")("tp", po::value<int>(), "degree");
+  output("output-dir", po::value<std::string>(), "folder");
+  table.leading_groups = {"mesh"};
+
+  const std::string text = help_text(table);
+
+  std::vector<std::size_t> places;
+  for (const char* const part : {"mesh:\n", "--tp arg", "options:\n", "--name arg", "output:\n",
+                                 "--verbose", "--output-dir arg", "general:\n", "--help"}) {
+    ASSERT_NE(text.find(part), std::string::npos) << part << " is not in\n" << text;
+    places.push_back(text.find(part));
+  }
+  EXPECT_TRUE(std::is_sorted(places.begin(), places.end())) << text;
 }
 
 TEST(ExitCodes, EveryCauseHasItsCode) {

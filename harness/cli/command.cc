@@ -6,11 +6,10 @@
 #include <fmt/ostream.h>
 
 #include <cstdio>
-#include <sstream>
 
 #include "core/base/error.h"
 #include "core/base/suggest.h"
-#include "harness/cli/exit_code.h"
+#include "harness/verdict/exit_code.h"
 
 #ifndef ISOSHARD_VERSION
 #define ISOSHARD_VERSION "unknown"
@@ -50,20 +49,17 @@ void print_overview(const ProgramWords& program, std::span<const Command> comman
 }
 
 void print_help(const ProgramWords& program, const Command& command, const OptionTable& table) {
-  std::ostringstream options;
-  options << table.options;
   fmt::print("{}\n\nusage: {} {}\n\n{}\nexamples\n{}\n\n{}", command.summary, program.name,
-             command.usage, options.str(), command.examples, kExitCodes);
+             command.usage, help_text(table), command.examples, kExitCodes);
 }
 
 int run_one(const ProgramWords& program, const Command& command,
             const std::vector<std::string>& arguments) {
   OptionTable table;
-  table.options.add_options()("help,h", po::bool_switch(), "show this help");
-  table.options.add_options()("config", po::value<std::string>(),
-                              "read options from a JSON file {\"tp\": 2, ...}");
-  table.options.add_options()("print-config", po::bool_switch(),
-                              "show every option's value and origin, and stop");
+  auto add = table.group("general");
+  add("help,h", po::bool_switch(), "show this help");
+  add("config", po::value<std::string>(), "read options from a JSON file {\"tp\": 2, ...}");
+  add("print-config", po::bool_switch(), "show the value and origin of every option, and exit");
   command.declare(table);
   const ParsedOptions parsed = parse_options(table, arguments);
   int code = kExitConforms;

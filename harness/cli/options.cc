@@ -11,6 +11,8 @@
 #include <cctype>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <sstream>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/base/printable.h"
@@ -199,7 +201,58 @@ void store_environment(const OptionTable& table, Store store) {
   throw UsageError(fmt::format("{}; --help lists the options", error.what()));
 }
 
+constexpr const char* kUngrouped = "options";
+constexpr const char* kLastGroup = "general";
+
+const std::string& heading_of(const OptionTable& table, const std::string& option) {
+  static const std::string ungrouped = kUngrouped;
+  const auto found = table.groups.find(option);
+  return found == table.groups.end() ? ungrouped : found->second;
+}
+
+std::vector<std::string> headings_of(const OptionTable& table) {
+  std::vector<std::string> headings = table.leading_groups;
+  for (const auto& option : table.options.options()) {
+    const std::string& heading = heading_of(table, option->long_name());
+    if (heading != kLastGroup && std::ranges::find(headings, heading) == headings.end())
+      headings.push_back(heading);
+  }
+  headings.emplace_back(kLastGroup);
+  return headings;
+}
+
 }  // namespace
+
+OptionGroup::OptionGroup(OptionTable& table, std::string heading)
+    : table_(table), heading_(std::move(heading)) {}
+
+OptionGroup& OptionGroup::operator()(const char* name, const po::value_semantic* value,
+                                     const char* description) {
+  table_.options.add_options()(name, value, description);
+  const std::string names = name;  // "help,h"
+  table_.groups[names.substr(0, names.find(','))] = heading_;
+  return *this;
+}
+
+OptionGroup OptionTable::group(std::string heading) {
+  return {*this, std::move(heading)};
+}
+
+std::string help_text(const OptionTable& table) {
+  const unsigned width = table.options.get_option_column_width();
+  std::string text;
+  for (const std::string& heading : headings_of(table)) {
+    po::options_description group(heading);
+    for (const auto& option : table.options.options()) {
+      if (heading_of(table, option->long_name()) == heading) group.add(option);
+    }
+    if (group.options().empty()) continue;
+    std::ostringstream stream;
+    group.print(stream, width);
+    text += (text.empty() ? "" : "\n") + stream.str();
+  }
+  return text;
+}
 
 ParsedOptions parse_options(const OptionTable& table, const std::vector<std::string>& arguments) {
   ParsedOptions result;

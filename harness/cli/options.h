@@ -12,12 +12,43 @@
 
 namespace isoshard {
 
-/// What a command accepts. `aliases` maps other systems' flag names to ours (tp-size -> tp).
+class OptionGroup;
+
+/// The options that a command accepts. `aliases` maps other systems' flag names to ours (tp-size ->
+/// tp). --help shows the options in their groups.
+///
+///     auto add = table.group("output");
+///     add("output-dir", po::value<std::string>(), "write report.json to this folder");
 struct OptionTable {
   boost::program_options::options_description options{"options"};
   boost::program_options::positional_options_description positional;
   std::map<std::string, std::string, std::less<>> aliases;
+  /// Option -> heading. Options that are in no group are listed under "options".
+  std::map<std::string, std::string, std::less<>> groups;
+  /// Headings that --help shows before all others, in this order. The others follow in the order in
+  /// which their options were declared.
+  std::vector<std::string> leading_groups;
+
+  /// Adds options under a heading. A group may be asked for several times.
+  [[nodiscard]] OptionGroup group(std::string heading);
 };
+
+/// Declares options as boost's add_options() does: name, value, description.
+/// Requires   the table outlives the group.
+class OptionGroup {
+ public:
+  OptionGroup(OptionTable& table, std::string heading);
+  OptionGroup& operator()(const char* name, const boost::program_options::value_semantic* value,
+                          const char* description);
+
+ private:
+  OptionTable& table_;
+  std::string heading_;
+};
+
+/// The options of --help, a heading before each group, names and texts in columns of equal width.
+/// The group "general" comes last.
+[[nodiscard]] std::string help_text(const OptionTable& table);
 
 struct ParsedOptions {
   boost::program_options::variables_map values;

@@ -11,14 +11,11 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
 
-#include "core/base/atomic_file.h"
 #include "core/base/error.h"
 #include "core/base/printable.h"
-#include "harness/world/machine.h"
 
 namespace isoshard {
 namespace {
@@ -115,18 +112,6 @@ void OutputFolder::lock(std::string_view option) {
                                  folder_.string(), holder, path.string()));
   throw UsageError(
       fmt::format("{} {}: cannot be locked: {}", option, path.string(), std::strerror(error)));
-}
-
-void write_reports(const std::filesystem::path& folder, int exit_code, const nlohmann::json& cases,
-                   const nlohmann::json& tables, std::string_view text) {
-  if (folder.empty()) return;
-  const nlohmann::json report = {{"schema", 1},
-                                 {"exit_code", exit_code},
-                                 {"cases", cases},
-                                 {"tables", tables},
-                                 {"environment", settings_in_environment()}};
-  write_file_atomically(folder / "report.json", report.dump(1) + "\n");
-  write_file_atomically(folder / "report.txt", text);
 }
 
 }  // namespace isoshard

@@ -4,7 +4,6 @@
 #include <sys/types.h>
 
 #include <filesystem>
-#include <nlohmann/json_fwd.hpp>
 #include <string_view>
 
 namespace isoshard {
@@ -37,11 +36,5 @@ class OutputFolder {
   bool made_ = false;
   int fd_ = -1;  ///< of the lock; -1 if this process has it through another object
 };
-
-/// Writes report.json (schema 1, the exit code, one entry a case, one a table) and report.txt;
-/// nothing if `folder` is empty.
-/// Errors   as write_file_atomically.
-void write_reports(const std::filesystem::path& folder, int exit_code, const nlohmann::json& cases,
-                   const nlohmann::json& tables, std::string_view text);
 
 }  // namespace isoshard

@@ -408,7 +408,7 @@ class Judge {
       if (!t.weakness.empty() && first == nullptr) first = &t;
     }
     if (first == nullptr) return "";
-    return fmt::format("{} of {} comparisons show too little, first {}: {}", verdict_.weak,
+    return fmt::format("{} of {} comparisons are inconclusive, first {}: {}", verdict_.weak,
                        verdict_.compared, describe(first->key), first->weakness);
   }
 

@@ -1,299 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The terminal table.
+/// Which exit code a report has.
 #include "harness/report/report.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
-#include <algorithm>
-#include <cmath>
+#include <utility>
 
 namespace isoshard {
-namespace {
 
-constexpr std::size_t kMaxRows = 48;  ///< of module outputs, unless every tensor is asked for
-constexpr std::size_t kMaxFindings = 10;
-
-std::string mesh_words(const MeshShape& mesh) {
-  std::vector<std::string> words;
-  for (const AxisDegree& axis : mesh.axes())
-    words.push_back(fmt::format("{} {}", name_of(axis.axis), axis.degree));
-  return words.empty() ? "one process" : fmt::format("{}", fmt::join(words, " x "));
+Status ReportCase::status() const noexcept {
+  return verdict.has_value() ? verdict->status : Status::kIncomplete;
 }
 
-std::string_view upper_name_of(Status status) {
-  switch (status) {
-    case Status::kConforms:
-      return "CONFORMS";
-    case Status::kDiverges:
-      return "DIVERGES";
-    case Status::kIncomplete:
-      return "INCOMPLETE";
-    case Status::kVacuous:
-      return "VACUOUS";
-  }
-  return "UNKNOWN";
+int ReportCurve::exit_code() const noexcept {
+  if (!failure.empty()) return kExitInfrastructure;
+  return verdict.has_value() ? exit_code_of(verdict->status) : kExitConforms;
 }
 
-class Table {
- public:
-  Table(const Verdict& verdict, const RenderOptions& options)
-      : verdict_(verdict), options_(options) {}
-
-  std::string run() {
-    text_ = fmt::format("{}  {}  ({})\n", verdict_.case_slug, verdict_.subject,
-                        mesh_words(verdict_.mesh));
-    int last_step = 0;
-    for (const TensorComparison& t : verdict_.tensors) last_step = std::max(last_step, t.key.step);
-    for (int step = 0; step <= last_step && !verdict_.tensors.empty(); ++step) {
-      if (last_step > 0) text_ += fmt::format(" step {}\n", step);
-      scalars(step, Stage::kStepSettings);
-      summary(step, Stage::kDataIds, "data ids");
-      summary(step, Stage::kMasks, "masks");
-      summary(step, Stage::kParametersRead, "weights as read");
-      losses(step);
-      modules(step);
-      summary(step, Stage::kActivationGrad, "activation gradients");
-      summary(step, Stage::kParameterGrad, "gradients");
-      scalars(step, Stage::kGradNorm);
-      summary(step, Stage::kOptimizerState, "optimizer state");
-      summary(step, Stage::kParameterAfterStep, "parameters after step");
-      scalars(step, Stage::kLogged);
-    }
-    sensitivity();
-    if (verdict_.equal_to_emulation.has_value())
-      text_ += fmt::format("  {:<22}{} tensors equal bit by bit to its emulation\n",
-                           "declared arithmetic", *verdict_.equal_to_emulation);
-    published();
-    coverage("missing", verdict_.missing);
-    coverage("extra", verdict_.extra);
-    findings();
-    text_ +=
-        paint(verdict_line(verdict_), verdict_.status == Status::kConforms ? "32" : "31") + "\n";
-    return std::move(text_);
-  }
-
- private:
-  std::string paint(const std::string& text, std::string_view code) const {
-    return options_.color ? fmt::format("\033[1;{}m{}\033[0m", code, text) : text;
-  }
-
-  /// The mark at the end of a row.
-  std::string mark(const TensorComparison& t) const {
-    if (!t.within) return paint("  <-- not within", "31");
-    return t.insensitive ? "  insensitive" : "";
-  }
-
-  std::vector<const TensorComparison*> select(int step, Stage stage, bool scalar) const {
-    std::vector<const TensorComparison*> chosen;
-    for (const TensorComparison& t : verdict_.tensors) {
-      if (t.key.step == step && t.stage == stage && (t.key.kind == RecordKind::kScalar) == scalar)
-        chosen.push_back(&t);
-    }
-    return chosen;
-  }
-
-  /// One line for all tensors of a stage, and one more for each that matters.
-  void summary(int step, Stage stage, std::string_view title) {
-    const auto tensors = select(step, stage, false);
-    if (tensors.empty()) return;
-    double max_abs = 0, worst = 0, sum_abs = 0, judged = 0, whole = 0;
-    std::int64_t numel = 0;
-    std::size_t outside = 0, unequal = 0;
-    const TensorComparison* worst_tensor = nullptr;
-    for (const TensorComparison* t : tensors) {
-      max_abs = std::max(max_abs, t->stats.max_abs);
-      sum_abs += t->stats.sum_abs_diff;
-      numel += t->stats.numel;
-      judged += static_cast<double>(t->stats.numel);
-      whole += t->unmasked_share > 0 ? static_cast<double>(t->stats.numel) / t->unmasked_share : 0;
-      outside += t->within ? 0 : 1;
-      unequal += t->stats.unequal_values != 0 ? 1 : 0;
-      if (!t->insensitive && t->stats.relative_error() > worst) {
-        worst = t->stats.relative_error();
-        worst_tensor = t;
-      }
-    }
-    text_ += fmt::format("  {:<22}{} tensors", title, tensors.size());
-    if (unequal == 0) {
-      text_ += ", all equal";
-    } else {
-      text_ += fmt::format(", max abs {:.3g}, mean abs {:.3g}", max_abs,
-                           numel > 0 ? sum_abs / static_cast<double>(numel) : 0);
-      if (worst_tensor != nullptr)
-        text_ += fmt::format(", largest relative {:.3g} ({})", worst, worst_tensor->key.name);
-    }
-    if (judged < whole) text_ += fmt::format(", {:.3g} % of elements judged", 100 * judged / whole);
-    if (outside > 0) text_ += paint(fmt::format(", {} not within", outside), "31");
-    text_ += "\n";
-    rows(tensors, !options_.all_tensors);
-  }
-
-  void header() {
-    text_ += fmt::format("    {:<44}{:>14}{:>14}{:>11}{:>11}{:>11}\n", "", "norm reference",
-                         "norm actual", "max abs", "relative", "allowed");
-  }
-
-  void row(const TensorComparison& t) {
-    const Stats& s = t.stats;
-    const std::string name = t.key.call == 0 || t.key.kind == RecordKind::kParam
-                                 ? t.key.name
-                                 : fmt::format("{} (call {})", t.key.name, t.key.call);
-    const std::string allowed =
-        t.level == Level::kExact ? "equal" : fmt::format("{:.2e}", t.allowed_relative_error);
-    text_ += fmt::format("    {:<44}{:>14.6g}{:>14.6g}{:>11.2e}{:>11.2e}{:>11}{}\n", name,
-                         std::sqrt(s.sum_sq_reference), std::sqrt(s.sum_sq_actual), s.max_abs,
-                         s.relative_error(), allowed, mark(t));
-  }
-
-  void rows(const std::vector<const TensorComparison*>& tensors, bool only_outside) {
-    std::size_t shown = 0;
-    for (const TensorComparison* t : tensors) {
-      if (only_outside && (t->within || shown >= kMaxFindings)) continue;
-      if (shown++ == 0) header();
-      row(*t);
-    }
-  }
-
-  void losses(int step) { scalars(step, Stage::kForward); }
-
-  void scalars(int step, Stage stage) {
-    for (const TensorComparison* t : select(step, stage, true)) {
-      const bool several = t->reference_values.size() > 1;
-      if (t->actual_values.size() != t->reference_values.size())
-        text_ += fmt::format("  {:<22}not there on every rank\n", t->key.name);
-      for (std::size_t i = 0; i < t->actual_values.size() && i < t->reference_values.size(); ++i) {
-        const double r = t->reference_values[i], a = t->actual_values[i];
-        const double difference = std::fabs(a - r);
-        text_ += fmt::format(
-            "  {:<22}reference {:<14.9g} actual {:<14.9g} difference {:.2e} ({:.2e} relative){}\n",
-            several ? fmt::format("{}[{}]", t->key.name, i) : t->key.name, r, a, difference,
-            difference == 0 ? 0 : difference / std::fabs(r), mark(*t));
-      }
-    }
-  }
-
-  /// Parts of a layer (model.layers.0.mlp) are shown; what lies deeper is named when it is not
-  /// within.
-  static bool is_module(const TensorComparison& t) {
-    return std::count(t.key.name.begin(), t.key.name.end(), '.') <= 3;
-  }
-
-  void modules(int step) {
-    const auto all = select(step, Stage::kForward, false);
-    if (all.empty()) return;
-    std::vector<const TensorComparison*> shown;
-    std::size_t hidden = 0;
-    for (const TensorComparison* t : all) {
-      const bool wanted =
-          options_.all_tensors || !t->within || (is_module(*t) && shown.size() < kMaxRows);
-      if (wanted) {
-        shown.push_back(t);
-      } else {
-        ++hidden;
-      }
-    }
-    summary_line_of_forward(all, hidden);
-    rows(shown, false);
-  }
-
-  void summary_line_of_forward(const std::vector<const TensorComparison*>& all,
-                               std::size_t hidden) {
-    text_ += fmt::format("  {:<22}{} tensors{}\n", "module outputs", all.size(),
-                         hidden > 0 ? fmt::format(", {} within tolerance not shown", hidden) : "");
-  }
-
-  /// What would have been rejected, at level perturbed; and what could not show much.
-  void sensitivity() {
-    const TensorComparison* weakest = nullptr;
-    std::size_t judged = 0, rejected = 0, flat = 0;
-    std::vector<std::string> insensitive, weak;
-    for (const TensorComparison& t : verdict_.tensors) {
-      if (t.level != Level::kPerturbed || t.key.kind == RecordKind::kScalar ||
-          t.allowed_relative_error == 0)
-        continue;
-      if (t.insensitive) {
-        insensitive.push_back(describe(t.key));
-        continue;
-      }
-      ++judged;
-      rejected += t.rolled_copy == ShiftedCopy::kRejected ? 1 : 0;
-      flat += t.rolled_copy == ShiftedCopy::kFlat ? 1 : 0;
-      if (weakest == nullptr || t.scale_sensitivity > weakest->scale_sensitivity) weakest = &t;
-      if (!t.weakness.empty()) weak.push_back(fmt::format("{}: {}", describe(t.key), t.weakness));
-    }
-    if (weakest != nullptr) {
-      text_ += fmt::format(
-          "  {:<22}a scale error of {:.2g} rejected everywhere (weakest: {}); a rolled copy in {} "
-          "of {}{}\n",
-          "sensitivity", weakest->scale_sensitivity, describe(weakest->key), rejected, judged,
-          flat > 0 ? fmt::format(", {} vary by roundings only", flat) : "");
-    }
-    names("insensitive", "judged by absolute error", insensitive, false);
-    const bool is_shown_otherwise = verdict_.equal_to_emulation.has_value();
-    names("shows too little", is_shown_otherwise ? "judged by the emulated arithmetic" : "", weak,
-          !is_shown_otherwise);
-  }
-
-  void names(std::string_view title, std::string_view words, const std::vector<std::string>& list,
-             bool is_bad) {
-    if (list.empty()) return;
-    const std::string line = fmt::format("  {:<22}{} tensors{}{}\n", title, list.size(),
-                                         words.empty() ? "" : ", ", words);
-    text_ += is_bad ? paint(line, "31") : line;
-    for (std::size_t i = 0; i < list.size() && (i < kMaxFindings || options_.all_tensors); ++i)
-      text_ += fmt::format("    {}\n", list[i]);
-    if (list.size() > kMaxFindings && !options_.all_tensors)
-      text_ += fmt::format("    and {} more\n", list.size() - kMaxFindings);
-  }
-
-  void published() {
-    for (const PublishedBound& bound : verdict_.published) {
-      const std::string line =
-          fmt::format("  {:<22}{}: {:.2e} of {:.2g} ({}){}\n", "published bound", bound.what,
-                      bound.measured, bound.limit, bound.tensor, bound.holds ? "" : "  <-- broken");
-      text_ += bound.holds ? line : paint(line, "31");
-    }
-  }
-
-  void coverage(std::string_view title, const std::vector<std::string>& names) {
-    if (names.empty()) return;
-    text_ += paint(fmt::format("  {} ({}):\n", title, names.size()), "31");
-    for (const std::string& name : names) text_ += fmt::format("    {}\n", name);
-  }
-
-  void findings() {
-    std::size_t shown = 0;
-    for (const Finding& f : verdict_.findings) {
-      if (shown >= kMaxFindings && !options_.all_tensors) {
-        text_ += fmt::format("  and {} more findings\n", verdict_.findings.size() - shown);
-        return;
-      }
-      text_ += fmt::format("  {} {}", paint(shown == 0 ? "first:" : "then:", "31"), f.what);
-      if (!f.ranks.empty()) text_ += fmt::format("; ranks {}", fmt::join(f.ranks, ", "));
-      text_ += "\n";
-      if (!f.evidence.empty())
-        text_ += fmt::format("    {}{}\n", f.evidence,
-                             f.confirmed ? " (confirmed by the controller)" : "");
-      if (!f.diagnosis.empty()) text_ += fmt::format("    likely cause: {}\n", f.diagnosis);
-      ++shown;
-    }
-  }
-
-  const Verdict& verdict_;
-  const RenderOptions& options_;
-  std::string text_;
-};
-
-}  // namespace
-
-std::string render(const Verdict& verdict, const RenderOptions& options) {
-  return Table(verdict, options).run();
+ReportCase& Report::add(ReportCase item) {
+  exit_code = combine_exit_codes(exit_code, exit_code_of(item.status()));
+  return cases.emplace_back(std::move(item));
 }
 
-std::string verdict_line(const Verdict& verdict) {
-  return fmt::format("{}  {} {} ({}): {}", upper_name_of(verdict.status), verdict.subject,
-                     verdict.case_slug, mesh_words(verdict.mesh), verdict.reason);
+ReportCurve& Report::add(ReportCurve item) {
+  exit_code = combine_exit_codes(exit_code, item.exit_code());
+  return curves.emplace_back(std::move(item));
+}
+
+ReportExperiment& Report::add(ReportExperiment item) {
+  exit_code = combine_exit_codes(exit_code, item.holds ? kExitConforms : kExitDiverges);
+  return experiments.emplace_back(std::move(item));
+}
+
+ReportGolden& Report::add(ReportGolden item, int code) {
+  exit_code = combine_exit_codes(exit_code, code);
+  return goldens.emplace_back(std::move(item));
 }
 
 }  // namespace isoshard

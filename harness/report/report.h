@@ -1,31 +1,87 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A verdict in words: the table for the terminal, the one line, and JSON.
+/// What a command found, as data: the one thing that verify, train, compare, experiment and golden
+/// return. Writers (harness/report/text, harness/report/json) turn it into a format; the formats
+/// are listed in harness/report/formats.
 #pragma once
-#include <nlohmann/json_fwd.hpp>
+#include <map>
+#include <optional>
 #include <string>
+#include <vector>
 
+#include "harness/curve/curve.h"
+#include "harness/curve/curve_judge.h"
+#include "harness/report/tables.h"
+#include "harness/verdict/exit_code.h"
 #include "harness/verdict/verdict.h"
 
 namespace isoshard {
 
-struct RenderOptions {
-  /// ANSI colours on the verdict and on what is not within its tolerance
-  bool color = false;
-  bool all_tensors = false;  ///< every tensor, instead of module outputs and the sums of each kind
+/// One run that was judged tensor by tensor, or that could not be judged.
+struct ReportCase {
+  std::string name;                ///< the slug of the case
+  std::optional<Verdict> verdict;  ///< empty: the run could not be judged
+  std::string failure;             ///< why it could not be judged; empty with a verdict
+  /// What the verdict was made against: "plain", "emulated" or "both"; empty for two bundles.
+  std::string against;
+  std::string fault;  ///< the id of the injected fault; empty: none
+
+  [[nodiscard]] Status status() const noexcept;  ///< kIncomplete without a verdict
 };
 
-/// The whole report of one case, several lines, each ended by a newline: data ids, losses, output
-/// norms, differences per module, gradients, clip norm, step, findings with their diagnosis, and
-/// the verdict line last.
+/// One training run and the verdict on its losses and norms, or why the run did not end.
+struct ReportCurve {
+  std::string name;                     ///< the slug of the case
+  Curve curve;                          ///< without steps if the run failed
+  std::optional<CurveVerdict> verdict;  ///< empty: the run failed, or nothing judges it
+  std::string failure;                  ///< why the run did not end; empty if it did
+  std::string fault;                    ///< the id of the injected fault; empty: none
+  std::vector<std::string> remarks;     ///< lines that follow the verdict, without newlines
+
+  [[nodiscard]] int exit_code() const noexcept;
+};
+
+/// What happened to one golden.
+struct ReportGolden {
+  std::string name;
+  /// "match", "drift", "regression", "pending", "diverges", "accepted", "removed", "reviewed",
+  /// "refused" or "incomplete".
+  std::string status;
+  std::string text;  ///< the lines to show, each ended by a newline
+};
+
+/// The tables and claims of one published experiment.
+struct ReportExperiment {
+  std::string name;   ///< "growth"
+  bool holds = true;  ///< whether every claim of the experiment holds
+  std::string text;   ///< the tables in the published form, each line ended by a newline
+  std::string json;   ///< the same numbers: one JSON object
+};
+
+/// Everything that one command found. A part that a command does not have is empty.
 ///
-/// Determinism   a function of its arguments: no time, no host, no environment.
-[[nodiscard]] std::string render(const Verdict& verdict, const RenderOptions& options = {});
+/// Example
+///     Report report;
+///     report.add(ReportCase{.name = "qwen2_dp2", .verdict = judge(reference, trace, options)});
+///     write_report("out", report);  // harness/report/formats/report_formats.h
+///     return report.exit_code;
+struct Report {
+  std::vector<std::string> notes;  ///< lines to show before anything else, without newlines
+  std::vector<ReportCase> cases;
+  std::vector<ReportCurve> curves;
+  std::vector<ReportGolden> goldens;
+  std::vector<ReportExperiment> experiments;
+  std::vector<ComparisonTables> tables;
+  bool has_statistics = false;  ///< whether the curves are also shown side by side
+  std::string summary;          ///< one closing line, without a newline; may be empty
+  /// Variables that were set and may decide how kernels compute (harness/world/machine.h).
+  std::map<std::string, std::string> environment;
+  int exit_code = kExitConforms;
 
-/// "CONFORMS  autotp qwen2_tp2_dp2 (dp 2 x tp 2): 212 tensors compared, ..."
-[[nodiscard]] std::string verdict_line(const Verdict& verdict);
-
-/// The schema is described in docs/report.md. Numbers that JSON does not have (NaN, infinities) are
-/// strings.
-[[nodiscard]] nlohmann::json report_json(const Verdict& verdict);
+  /// Appends, and combines the exit codes.
+  ReportCase& add(ReportCase item);
+  ReportCurve& add(ReportCurve item);
+  ReportExperiment& add(ReportExperiment item);
+  ReportGolden& add(ReportGolden item, int code);
+};
 
 }  // namespace isoshard

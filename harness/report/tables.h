@@ -4,7 +4,6 @@
 #pragma once
 #include <cstdint>
 #include <map>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -81,12 +80,5 @@ struct ComparisonTables {
 /// Whether tables list a module: not norms inside layers, nor points inside attention, but what
 /// enters and leaves a split.
 [[nodiscard]] bool is_listed_module(std::string_view name);
-
-/// Several lines, each ended by a newline. Layers beyond the first show only what leaves them,
-/// unless `all_modules`.
-[[nodiscard]] std::string render_tables(const ComparisonTables& tables, bool all_modules = false);
-
-/// docs/report.md says what it holds.
-[[nodiscard]] nlohmann::json tables_json(const ComparisonTables& tables);
 
 }  // namespace isoshard

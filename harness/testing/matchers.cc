@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "harness/judge/judge.h"
-#include "harness/report/report.h"
+#include "harness/report/text/verdict_text.h"
 
 namespace isoshard {
 namespace {

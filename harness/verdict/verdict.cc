@@ -51,11 +51,11 @@ Verdict verdict_through_record(Verdict emulation, std::int64_t num_equal) {
   if (emulation.shows_too_little) {
     emulation.status = Status::kConforms;
     emulation.shows_too_little = false;
-    emulation.reason = fmt::format("{} tensors compared, {} of which show too little alone",
+    emulation.reason = fmt::format("{} tensors compared, {} of which are inconclusive alone",
                                    emulation.compared, emulation.weak);
   }
   emulation.reason +=
-      fmt::format("; {} tensors equal the emulated arithmetic bit by bit", num_equal);
+      fmt::format("; {} tensors are bit-identical to the emulated reference", num_equal);
   return emulation;
 }
 

@@ -10,9 +10,9 @@
 
 #include "core/base/error.h"
 #include "harness/cli/command.h"
-#include "harness/cli/exit_code.h"
 #include "harness/cli/progress.h"
-#include "harness/report/report.h"
+#include "harness/report/text/verdict_text.h"
+#include "harness/verdict/exit_code.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/warm_up.h"
 #include "suite/calibration/calibration.h"

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "suite/calibration/clean_cases.h"
-#include "suite/record/run_case.h"
 
 namespace isoshard {
 namespace {
@@ -36,12 +35,7 @@ bool is_even(const Stats& stats, Dtype dtype) {
 
 Verdict Calibration::run(std::int64_t index) {
   const Case c = clean_case(seed_, index);
-  CaseJudge::Hooks hooks;
-  hooks.run = [](const Case& item, const Reference& reference, RunDetail asked) {
-    return run_case(item, reference,
-                    asked == RunDetail::kDigests ? digests_only({}) : RunOptions{});
-  };
-  Verdict verdict = CaseJudge(kind_, std::move(hooks)).judge_case(c).verdict;
+  Verdict verdict = CaseJudge({.reference = kind_}).judge_case(c).verdict;
   add(index, c, verdict);
   return verdict;
 }

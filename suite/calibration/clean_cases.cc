@@ -42,10 +42,10 @@ class Draws {
 
 void draw_mesh(Draws& draws, Case& c) {
   do {
-    c.dp = static_cast<int>(draws.between(1, 3));
-    c.tp = static_cast<int>(draws.between(1, 4));
-  } while (c.dp * c.tp > kMaxRanks || c.dp * c.tp == 1);
-  c.subject = c.tp > 1 || draws.one_in(3) ? "autotp" : "ddp";
+    c.degrees.dp = static_cast<int>(draws.between(1, 3));
+    c.degrees.tp = static_cast<int>(draws.between(1, 4));
+  } while (c.degrees.dp * c.degrees.tp > kMaxRanks || c.degrees.dp * c.degrees.tp == 1);
+  c.subject = c.degrees.tp > 1 || draws.one_in(3) ? "autotp" : "ddp";
 }
 
 void draw_attention(Draws& draws, ModelConfig& config, int tp) {
@@ -68,8 +68,8 @@ void draw_model(Draws& draws, Case& c) {
   config.num_layers = draws.between(1, 3);
   config.vocab_size =
       draws.one_in(2) ? draws.between(kBytesNeedVocabulary, 140) : draws.between(17, 131);
-  draw_attention(draws, config, c.tp);
-  config.intermediate_size = c.tp * draws.between(6, 40);
+  draw_attention(draws, config, c.degrees.tp);
+  config.intermediate_size = c.degrees.tp * draws.between(6, 40);
   config.max_positions = 64;
   config.norm_eps = draws.one_of({1e-5, 1e-6});
   config.tie_word_embeddings = draws.one_in(3);

@@ -111,7 +111,7 @@ void emulate_all(const Case& c, const CaseData& data, const Arithmetic& arithmet
 // One for all ranks, whose copies are kept once.
 Arenas shared_arena(const Case& c, const Arithmetic& arithmetic) {
   c.validate();
-  if (arithmetic.dp != c.dp || arithmetic.tp != c.tp) {
+  if (arithmetic.dp != c.degrees.dp || arithmetic.tp != c.degrees.tp) {
     throw UsageError(fmt::format("a record for dp {} x tp {} cannot emulate {}", arithmetic.dp,
                                  arithmetic.tp, c.slug()));
   }

@@ -121,7 +121,7 @@ Fault declared_layout() {
   control.hooks.data = [](std::vector<Batch>& micro_batches, const CaseData& data, const Case& item,
                           int rank, int step, const FaultProbe& probe) {
     Case usual = item;
-    usual.tp_is_slow = false;
+    usual.mesh_order.clear();
     micro_batches = batches_of(usual, data, rank, step);
     probe.fired();
   };

@@ -20,7 +20,7 @@ Fault signed_zero() {
   Fault miss{.id = "signed_zero", .subjects = {"ddp", "autotp"}};
   miss.summary = "Zeros have the other sign.";
   miss.smallest_case = [] {
-    Case item = fault_case("qwen2", "autotp", 2, 3);
+    Case item = fault_case("qwen2", "autotp", {.dp = 3, .tp = 2});
     item.data.unequal_labels = true;  // masked positions have gradients of zero
     return item;
   };
@@ -42,7 +42,7 @@ Fault signed_zero_key_bias() {
   miss.summary =
       "The gradient of GPT-2's key bias, 0 in exact arithmetic, holds rounding noise of the other "
       "sign.";
-  miss.smallest_case = [] { return fault_case("gpt2", "autotp", 2, 3); };
+  miss.smallest_case = [] { return fault_case("gpt2", "autotp", {.dp = 3, .tp = 2}); };
   miss.hooks.collective = [](const Case&) {
     SegmentChange change;
     change.matches = [](const CallInfo& info, const Segment* segment) {
@@ -60,7 +60,7 @@ Fault signed_zero_key_bias() {
 
 /// A tiny Llama with 97 entries of vocabulary, padded to 2 x 64.
 Case padded_vocabulary_case() {
-  Case item = fault_case("llama", "autotp", 2, 3);
+  Case item = fault_case("llama", "autotp", {.dp = 3, .tp = 2});
   item.config.vocab_size = 97;
   item.model_name += "_v97";
   item.settings.make_vocab_size_divisible_by = 64;
@@ -134,7 +134,7 @@ Fault loss_chunks() {
   return in_chunks("loss_chunks",
                    "The loss of a split vocabulary is computed in 4 chunks of the sequence.", 4,
                    [] {
-                     Case item = fault_case("llama", "autotp", 3, 2);
+                     Case item = fault_case("llama", "autotp", {.dp = 2, .tp = 3});
                      item.settings.make_vocab_size_divisible_by = 1;
                      return item;
                    });
@@ -144,7 +144,7 @@ Fault loss_chunks_7() {
   return in_chunks(
       "loss_chunks_7",
       "The loss is computed in 7 chunks of unequal length, some without a counted token.", 7, [] {
-        Case item = fault_case("qwen2", "ddp", 1, 3);
+        Case item = fault_case("qwen2", "ddp", {.dp = 3});
         item.data.unequal_labels = true;
         return item;
       });
@@ -154,7 +154,7 @@ Fault loss_chunks_bf16() {
   return in_chunks("loss_chunks_bf16",
                    "The loss of logits in bf16, with an fp32 softmax, is computed in 4 chunks.", 4,
                    [] {
-                     Case item = fault_case("qwen2", "autotp", 2, 3);
+                     Case item = fault_case("qwen2", "autotp", {.dp = 3, .tp = 2});
                      item.dtype = Dtype::kBFloat16;
                      return item;
                    });
@@ -179,7 +179,7 @@ Fault loss_chunks_divided_late() {
   miss.summary =
       "The sum of token losses goes backward undivided; gradients are divided by tokens and by dp "
       "after the reduction.";
-  miss.smallest_case = [] { return fault_case("qwen2", "ddp", 1, 3); };
+  miss.smallest_case = [] { return fault_case("qwen2", "ddp", {.dp = 3}); };
   miss.hooks.collective = [](const Case&) { return std::make_shared<SumThenDivide>(); };
   miss.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
     parts.strategy = strategy_double(
@@ -253,7 +253,7 @@ Fault fused_rounding() {
       "A fused kernel keeps fp32 through head norm and rotary step, where the reference rounds to "
       "bf16 four times.";
   miss.smallest_case = [] {
-    Case item = fault_case("qwen3", "autotp", 2, 3);
+    Case item = fault_case("qwen3", "autotp", {.dp = 3, .tp = 2});
     item.dtype = Dtype::kBFloat16;
     return item;
   };
@@ -278,7 +278,7 @@ Fault adam_sign() {
       "First step of Adam where the gradient is rounding noise: the weight steps to the other "
       "side.";
   miss.smallest_case = [] {
-    Case item = fault_case("gpt2", "autotp", 2, 3);
+    Case item = fault_case("gpt2", "autotp", {.dp = 3, .tp = 2});
     item.settings.optimizer = OptimizerSettings{};
     item.settings.optimizer.eps = 1e-15;  // below the noise: a step has the whole learning rate
     return item;
@@ -308,7 +308,7 @@ Fault clip_form() {
   miss.summary =
       "Gradients are clipped by max_norm / norm instead of max_norm / (norm + 1e-6), with a norm "
       "rounded to fp32.";
-  miss.smallest_case = [] { return clipped(fault_case("qwen2", "autotp", 3, 2)); };
+  miss.smallest_case = [] { return clipped(fault_case("qwen2", "autotp", {.dp = 2, .tp = 3})); };
   miss.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
     const auto norm = std::make_shared<double>(1);
     parts.grad_norm = grad_norm_double(
@@ -335,7 +335,7 @@ Fault clip_form_norm_of_norms() {
       "The norm is that of the tensors' norms in fp32, and gradients that need no clipping are "
       "scaled by 1.";
   miss.smallest_case = [] {
-    Case item = fault_case("qwen2", "ddp", 1, 3);
+    Case item = fault_case("qwen2", "ddp", {.dp = 3});
     item.settings.max_grad_norm = 1000;
     return item;
   };

@@ -19,7 +19,7 @@ namespace {
 Fault sum_order() {
   Fault miss{.id = "sum_order", .subjects = {"ddp", "autotp"}};
   miss.summary = "Gradients and activations are added around a ring instead of in rank order.";
-  miss.smallest_case = [] { return fault_case("qwen2", "autotp", 3, 2); };
+  miss.smallest_case = [] { return fault_case("qwen2", "autotp", {.dp = 2, .tp = 3}); };
   miss.hooks.order = [](const Case&) { return ReductionOrder::kRing; };
   return miss;
 }
@@ -27,7 +27,7 @@ Fault sum_order() {
 Fault sum_order_tree() {
   Fault miss{.id = "sum_order_tree", .subjects = {"ddp", "autotp"}};
   miss.summary = "Gradients and activations are added in pairs, and pairs of pairs.";
-  miss.smallest_case = [] { return fault_case("qwen2", "autotp", 1, 5); };
+  miss.smallest_case = [] { return fault_case("qwen2", "autotp", {.dp = 5}); };
   miss.hooks.order = [](const Case&) { return ReductionOrder::kTree; };
   return miss;
 }
@@ -60,7 +60,7 @@ class ScatterAndGather final : public CollectiveFault {
 Fault sum_order_scatter() {
   Fault miss{.id = "sum_order_scatter", .subjects = {"ddp", "autotp"}};
   miss.summary = "Reduce-scatter plus gather, around a ring, instead of one all-reduce.";
-  miss.smallest_case = [] { return fault_case("llama", "ddp", 1, 3); };
+  miss.smallest_case = [] { return fault_case("llama", "ddp", {.dp = 3}); };
   miss.hooks.order = [](const Case&) { return ReductionOrder::kRing; };
   miss.hooks.collective = [](const Case&) { return std::make_shared<ScatterAndGather>(); };
   return miss;
@@ -69,7 +69,7 @@ Fault sum_order_scatter() {
 Fault sum_order_split_k() {
   Fault miss{.id = "sum_order_split_k", .subjects = {"ddp", "autotp"}};
   miss.summary = "Matrix products are added up from pieces of the summed dimension.";
-  miss.smallest_case = [] { return fault_case("qwen2", "ddp", 1, 3); };
+  miss.smallest_case = [] { return fault_case("qwen2", "ddp", {.dp = 3}); };
   miss.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
     const auto linear = [probe](const Strategy& inner, std::string_view module, const at::Tensor& x,
                                 const at::Tensor& weight, const std::optional<at::Tensor>& bias,
@@ -88,8 +88,8 @@ Fault sum_order_split_k() {
   return miss;
 }
 
-Case bf16_case(const char* subject, int tp, int dp) {
-  Case item = fault_case("qwen2", subject, tp, dp);
+Case bf16_case(const char* subject, const Degrees& degrees) {
+  Case item = fault_case("qwen2", subject, degrees);
   item.dtype = Dtype::kBFloat16;
   return item;
 }
@@ -97,7 +97,7 @@ Case bf16_case(const char* subject, int tp, int dp) {
 Fault bf16_hops() {
   Fault miss{.id = "bf16_hops", .subjects = {"ddp", "autotp"}};
   miss.summary = "bf16 is rounded at every hop of a ring, not once.";
-  miss.smallest_case = [] { return bf16_case("autotp", 3, 2); };
+  miss.smallest_case = [] { return bf16_case("autotp", {.dp = 2, .tp = 3}); };
   miss.hooks.order = [](const Case&) { return ReductionOrder::kRing; };
   return miss;
 }
@@ -120,7 +120,7 @@ class WideReduction final : public CollectiveFault {
 Fault bf16_hops_fp32_sum() {
   Fault miss{.id = "bf16_hops_fp32_sum", .subjects = {"ddp", "autotp"}};
   miss.summary = "Gradients in bf16 are added around a ring in fp32 and rounded once.";
-  miss.smallest_case = [] { return bf16_case("ddp", 1, 3); };
+  miss.smallest_case = [] { return bf16_case("ddp", {.dp = 3}); };
   miss.hooks.order = [](const Case&) { return ReductionOrder::kRing; };
   miss.hooks.collective = [](const Case&) { return std::make_shared<WideReduction>(); };
   return miss;
@@ -128,7 +128,7 @@ Fault bf16_hops_fp32_sum() {
 
 Fault with_buckets_of(std::string id, std::string summary, std::int64_t bytes) {
   Fault miss{.id = std::move(id), .subjects = {"ddp", "autotp"}, .summary = std::move(summary)};
-  miss.smallest_case = [] { return fault_case("qwen2", "ddp", 1, 3); };
+  miss.smallest_case = [] { return fault_case("qwen2", "ddp", {.dp = 3}); };
   miss.hooks.parts = [bytes](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
     parts.bucket_bytes = bytes;
     probe.fired();
@@ -175,7 +175,7 @@ Fault bucketing_micro_batches() {
   Fault miss{.id = "bucketing_micro_batches", .subjects = {"ddp", "autotp"}};
   miss.summary = "Gradients of micro-batches add up in another order.";
   miss.smallest_case = [] {
-    Case item = fault_case("llama", "autotp", 2, 3);
+    Case item = fault_case("llama", "autotp", {.dp = 3, .tp = 2});
     item.micro_batches = 4;
     return item;
   };
@@ -190,7 +190,7 @@ Fault bucketing_main_grads() {
   Fault miss{.id = "bucketing_main_grads", .subjects = {"ddp", "autotp"}};
   miss.summary = "Gradients of micro-batches in bf16 add up in fp32.";
   miss.smallest_case = [] {
-    Case item = bf16_case("ddp", 1, 3);
+    Case item = bf16_case("ddp", {.dp = 3});
     item.micro_batches = 4;
     return item;
   };
@@ -206,13 +206,13 @@ Fault declared_layout() {
   miss.summary =
       "tp is the slow axis of the mesh, and is declared so: neighbouring ranks are replicas.";
   miss.smallest_case = [] {
-    Case item = fault_case("qwen3", "autotp", 2, 3);
-    item.tp_is_slow = true;
+    Case item = fault_case("qwen3", "autotp", {.dp = 3, .tp = 2});
+    item.mesh_order = {Axis::kTp, Axis::kDp};
     return item;
   };
   miss.hooks.parts = [](TrainerParts&, Mesh& mesh, const Case& item, const FaultProbe& probe) {
     Case usual = item;
-    usual.tp_is_slow = false;
+    usual.mesh_order.clear();
     if (mesh.coordinate(Axis::kTp) != usual.mesh().coordinate(mesh.rank(), Axis::kTp))
       probe.fired();
   };
@@ -223,7 +223,7 @@ Fault declared_layout() {
 Fault at_the_end_of_an_epoch(std::string id, std::string summary, TailPolicy tail) {
   Fault miss{.id = std::move(id), .subjects = {"ddp", "autotp"}, .summary = std::move(summary)};
   miss.smallest_case = [tail] {
-    Case item = fault_case("qwen2", "ddp", 1, 3);
+    Case item = fault_case("qwen2", "ddp", {.dp = 3});
     item.data.kind = DataSource::Kind::kText;
     item.data.path = project_text_path("seven_samples.txt").string();
     item.data.shuffle = true;
@@ -266,7 +266,7 @@ Fault ragged_epoch_drop() {
 Fault ragged_epoch_slow_rank() {
   Fault miss{.id = "ragged_epoch_slow_rank", .subjects = {"ddp", "autotp"}};
   miss.summary = "One rank is slow: it does other work before each of its collectives.";
-  miss.smallest_case = [] { return fault_case("qwen2", "autotp", 3, 2); };
+  miss.smallest_case = [] { return fault_case("qwen2", "autotp", {.dp = 2, .tp = 3}); };
   miss.hooks.tap = [](const Case&, int rank) -> TapMutation {
     return [rank](const Site& site, at::Tensor value) {
       if (rank != 1 || !site.name.ends_with("layernorm")) return value;
@@ -282,7 +282,7 @@ Fault ragged_epoch_recompute() {
   Fault miss{.id = "ragged_epoch_recompute", .subjects = {"ddp", "autotp"}};
   miss.summary = "Layers are run again in backward, where the reference keeps what they computed.";
   miss.smallest_case = [] {
-    Case item = fault_case("gpt2", "autotp", 3, 2);
+    Case item = fault_case("gpt2", "autotp", {.dp = 2, .tp = 3});
     set_dropout(item.config, 0.1);
     return item;
   };

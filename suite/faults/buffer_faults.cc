@@ -98,7 +98,7 @@ std::shared_ptr<const CollectiveFault> gathered_padding(const Case& item, bool w
 }
 
 Case unevenly_sharded_case() {
-  return fault_case("qwen2", "fsdp_tp", 1, 5);
+  return fault_case("qwen2", "fsdp_tp", {.dp = 5});
 }
 
 Fault param_gather_stride() {
@@ -164,7 +164,7 @@ Fault params_published_late() {
   fault.summary = "The next forward read a bucket of weights before its new values were published.";
   fault.source = "Megatron-LM #6388";
   fault.smallest_case = [] {
-    Case item = fault_case("llama", "autotp", 1, 3);
+    Case item = fault_case("llama", "autotp", {.dp = 3});
     item.settings.zero_stage = 1;
     item.steps = 2;
     return item;
@@ -232,7 +232,7 @@ Fault bucket_refilled_before_reduce_ends() {
   fault.summary = "New gradients were written into a bucket whose reduction was still running.";
   fault.source = "DeepSpeed #7965, #5606";
   fault.smallest_case = [] {
-    Case item = fault_case("llama", "ddp", 1, 3);
+    Case item = fault_case("llama", "ddp", {.dp = 3});
     item.settings.bucket_bytes = std::int64_t{64} << 10;  // 4 buckets
     return item;
   };

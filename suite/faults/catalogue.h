@@ -38,7 +38,8 @@ void add_value_benign_variations(Faults& faults);
 /// The tiny model of an architecture: 2 layers, hidden 48, 6 heads, ffn 96, vocabulary 96; random
 /// ids; no weight has a special value. Group sizes of a case differ pairwise, and plain SGD is
 /// used: nothing can hide a factor.
-[[nodiscard]] Case fault_case(std::string_view model_type, std::string subject, int tp, int dp);
+[[nodiscard]] Case fault_case(std::string_view model_type, std::string subject,
+                              const Degrees& degrees);
 
 /// Calls `act` with this process's part of the key biases of a GPT-2 gradient, whose exact value is
 /// 0. Others are left alone.

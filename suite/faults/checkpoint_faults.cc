@@ -36,7 +36,7 @@ Fault optimizer_state_swapped_on_load() {
   fault.summary = "On resume, stored optimizer state went to the wrong owner.";
   fault.source = "Megatron-LM #761";
   fault.smallest_case = [] {
-    Case item = resumed(fault_case("llama", "autotp", 2, 3));
+    Case item = resumed(fault_case("llama", "autotp", {.dp = 3, .tp = 2}));
     item.settings.optimizer = {};
     return item;
   };
@@ -94,7 +94,7 @@ Fault rng_of_one_rank_restored_everywhere() {
       "The random state of one rank was stored for all, and every rank resumed on that stream.";
   fault.source = "Megatron-LM PR 6858";
   fault.smallest_case = [] {
-    Case item = resumed(fault_case("gpt2", "megatron", 2, 3));
+    Case item = resumed(fault_case("gpt2", "megatron", {.dp = 3, .tp = 2}));
     item.settings.sequence_parallel = true;
     set_dropout(item.config, 0.1);
     return item;
@@ -102,8 +102,8 @@ Fault rng_of_one_rank_restored_everywhere() {
   fault.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case& item,
                          const FaultProbe& probe) {
     const auto is_loaded = std::make_shared<bool>(false);
-    parts.streams = std::make_shared<StreamOfRank0>(parts.streams->seed(), mesh.rank(),
-                                                    item.dp * item.batch_size, is_loaded, probe);
+    parts.streams = std::make_shared<StreamOfRank0>(
+        parts.streams->seed(), mesh.rank(), item.degrees.dp * item.batch_size, is_loaded, probe);
     parts.checkpoint_io =
         checkpoint_double(std::move(parts.checkpoint_io),
                           {.progress = [is_loaded](const CheckpointIo& inner,

@@ -22,7 +22,7 @@ Fault clip_reported_not_applied() {
   fault.summary =
       "The parameter list was an iterator: the norm used it up and the scaling loop saw nothing.";
   fault.source = "torchtitan #1258; AReaL PR 335";
-  fault.smallest_case = [] { return clipped(fault_case("qwen2", "ddp", 1, 3)); };
+  fault.smallest_case = [] { return clipped(fault_case("qwen2", "ddp", {.dp = 3})); };
   fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
     const double max_norm = parts.max_grad_norm;
     parts.max_grad_norm = 0;  // the norm is recorded all the same
@@ -45,7 +45,7 @@ Fault clip_norm_rank0_only() {
       "Flat groups mixed split and replicated gradients; all passed for replicated, so only tp "
       "rank 0 entered the norm.";
   fault.source = "DeepSpeed #5411";
-  fault.smallest_case = [] { return clipped(fault_case("qwen2", "autotp", 3, 2)); };
+  fault.smallest_case = [] { return clipped(fault_case("qwen2", "autotp", {.dp = 2, .tp = 3})); };
   fault.hooks.collective = [](const Case&) {
     SegmentChange change;
     change.matches = [](const CallInfo& info, const Segment*) {
@@ -66,7 +66,7 @@ Fault clip_norm_of_own_shard() {
       .id = "clip_norm_of_own_shard", .fault_class = 'C', .subjects = {"autotp", "fsdp_tp"}};
   fault.summary = "Plain clipping of sharded weights used the norm of each rank's own shard.";
   fault.source = "pytorch #170862, #72548";
-  fault.smallest_case = [] { return clipped(fault_case("llama", "fsdp_tp", 2, 3)); };
+  fault.smallest_case = [] { return clipped(fault_case("llama", "fsdp_tp", {.dp = 3, .tp = 2})); };
   // Of autotp, whose gradients ZeRO 0 leaves whole on every dp rank, shards are those over tp.
   fault.hooks.collective = [](const Case& item) {
     const Axis axis =
@@ -86,7 +86,7 @@ Fault replicated_counted_tp_times() {
               .subjects = {"autotp", "fsdp_tp", "megatron"}};
   fault.summary = "Weights that every tp rank holds whole entered the squared norm once per rank.";
   fault.source = "ROCm TransformerEngine PR 715; NeMo-RL #3788";
-  fault.smallest_case = [] { return clipped(fault_case("qwen3", "autotp", 3, 2)); };
+  fault.smallest_case = [] { return clipped(fault_case("qwen3", "autotp", {.dp = 2, .tp = 3})); };
   fault.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case&, const FaultProbe& probe) {
     const auto norm = [specs = parts.model->parameters(), plan = parts.plan,
                        data_parallel = parts.data_parallel.get(), &mesh,
@@ -155,7 +155,7 @@ Fault clip_applied_on_tp_rank0_only() {
       "alike.";
   fault.source = "Megatron-DeepSpeed PR 274; TrainCheck corpus";
   fault.smallest_case = [] {
-    Case item = fault_case("qwen2", "autotp", 2, 3);
+    Case item = fault_case("qwen2", "autotp", {.dp = 3, .tp = 2});
     item.steps = 3;
     return clipped(std::move(item));
   };

@@ -34,7 +34,7 @@ Fault loss_mask_off_by_one() {
       "was never trained.";
   fault.source = "torchtitan #2755";
   fault.smallest_case = [] {
-    Case item = fault_case("qwen2", "ddp", 1, 3);
+    Case item = fault_case("qwen2", "ddp", {.dp = 3});
     item.data.prompt_length = 5;
     return item;
   };
@@ -50,7 +50,7 @@ Fault same_batch_on_all_dp_ranks() {
               .subjects = {"ddp", "autotp", "fsdp_tp", "megatron"}};
   fault.summary = "All data-parallel ranks read the same samples.";
   fault.source = "SVD_Xtend #75";
-  fault.smallest_case = [] { return fault_case("qwen2", "ddp", 1, 3); };
+  fault.smallest_case = [] { return fault_case("qwen2", "ddp", {.dp = 3}); };
   fault.hooks.data = [](std::vector<Batch>& micro_batches, const CaseData& data, const Case& item,
                         int rank, int step, const FaultProbe& probe) {
     if (item.mesh().coordinate(rank, Axis::kDp) > 0) probe.fired();

@@ -119,13 +119,18 @@ RunOptions with_fault(RunOptions options, const Fault& fault, const Case& item,
   return options;
 }
 
-Case fault_case(std::string_view model_type, std::string subject, int tp, int dp) {
+void require_fired(const FaultProbe& probe, std::string_view fault, std::string_view run) {
+  if (probe.count() == 0)
+    throw InfrastructureError(fmt::format(
+        "fault {} had no effect on {}: the case never runs the code it changes", fault, run));
+}
+
+Case fault_case(std::string_view model_type, std::string subject, const Degrees& degrees) {
   Case item = tiny_fault_case(model_type);
   // else the optimizer's state would move before the parameters
   item.settings.optimizer.momentum = 0;
   item.subject = std::move(subject);
-  item.tp = tp;
-  item.dp = dp;
+  item.degrees = degrees;
   return item;
 }
 

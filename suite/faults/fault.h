@@ -74,4 +74,7 @@ struct Fault {
 [[nodiscard]] RunOptions with_fault(RunOptions options, const Fault& fault, const Case& item,
                                     const FaultProbe& probe);
 
+/// Errors   InfrastructureError if the fault never fired in `run`: then the run shows nothing.
+void require_fired(const FaultProbe& probe, std::string_view fault, std::string_view run);
+
 }  // namespace isoshard

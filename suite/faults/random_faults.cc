@@ -32,7 +32,7 @@ Fault recompute_draws_new_mask() {
       "the loss.";
   fault.source = "OLMo-core PR 828; pytorch #190717";
   fault.smallest_case = [] {
-    Case item = fault_case("gpt2", "ddp", 1, 2);
+    Case item = fault_case("gpt2", "ddp", {.dp = 2});
     set_dropout(item.config, 0.1);
     item.settings.recompute = true;
     return item;
@@ -72,7 +72,7 @@ Fault sp_dropout_stream_lost() {
       "One wrong word dropped the random-stream context; sequence shards then drew the same mask.";
   fault.source = "Megatron-LM #1256, PR 972";
   fault.smallest_case = [] {
-    Case item = fault_case("gpt2", "megatron", 2, 3);
+    Case item = fault_case("gpt2", "megatron", {.dp = 3, .tp = 2});
     item.settings.sequence_parallel = true;
     set_dropout(item.config, 0.1);
     return item;

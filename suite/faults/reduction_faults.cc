@@ -25,7 +25,7 @@ Fault mlp_input_grad_partial() {
       "The input gradient of column-split weights stayed a partial sum on each rank; forward "
       "right, everything upstream wrong.";
   fault.source = "torchtitan #1805, #1878";
-  fault.smallest_case = [] { return fault_case("qwen2", "autotp", 3, 2); };
+  fault.smallest_case = [] { return fault_case("qwen2", "autotp", {.dp = 2, .tp = 3}); };
   fault.hooks.collective = [](const Case& item) {
     return skip_segments([item](const CallInfo& info, const Segment* segment) {
       return info.purpose == Purpose::kColumnParallelBackward && segment != nullptr &&
@@ -43,7 +43,7 @@ Fault dp_sum_missing() {
   fault.summary =
       "The data-parallel wrapper was never applied; every replica trained on its own gradient.";
   fault.source = "ray_train_tensor_parallel verify_fsdp.py";
-  fault.smallest_case = [] { return fault_case("qwen2", "ddp", 1, 3); };
+  fault.smallest_case = [] { return fault_case("qwen2", "ddp", {.dp = 3}); };
   fault.hooks.collective = [](const Case&) {
     return skip_segments([](const CallInfo& info, const Segment*) {
       return info.purpose == Purpose::kGradReduce && info.axis == Axis::kDp;
@@ -76,13 +76,13 @@ std::vector<std::pair<std::string, std::int64_t>> matrices_of_a_rank(const Case&
   const auto model = make_model(item.config, item.attention);
   const ShardPlan plan =
       item.subject == "autotp"
-          ? autotp_plan(*model, item.tp, item.settings.make_vocab_size_divisible_by)
+          ? autotp_plan(*model, item.degrees.tp, item.settings.make_vocab_size_divisible_by)
           : ShardPlan{};
   std::vector<std::pair<std::string, std::int64_t>> matrices;
   for (const ParameterSpec& spec : model->parameters()) {
     if (plan.class_of(spec) != ParamClass::kMatrix) continue;
-    matrices.emplace_back(spec.name,
-                          numel_of(spec.shape) / (plan.sharded_dim(spec) < 0 ? 1 : item.tp));
+    matrices.emplace_back(
+        spec.name, numel_of(spec.shape) / (plan.sharded_dim(spec) < 0 ? 1 : item.degrees.tp));
   }
   return matrices;
 }
@@ -103,7 +103,7 @@ Fault bucket_sized_param_not_reduced() {
       "A gradient exactly as large as the bucket took a side path that skipped the reduction.";
   fault.source = "DeepSpeed #4321, #3832";
   fault.smallest_case = [] {
-    Case item = fault_case("qwen2", "autotp", 1, 3);
+    Case item = fault_case("qwen2", "autotp", {.dp = 3});
     item.settings.zero_stage = 2;
     // q_proj.weight in fp32
     item.settings.bucket_bytes = item.config.hidden_size * item.config.hidden_size * 4;
@@ -143,7 +143,7 @@ Fault qk_norm_grad_partial() {
       "A norm weight shared by all heads was whole on every tp rank, yet each rank saw its own "
       "heads only; the parts were never summed.";
   fault.source = "Megatron-LM #7452 (finding 11)";
-  fault.smallest_case = [] { return fault_case("qwen3", "autotp", 2, 3); };
+  fault.smallest_case = [] { return fault_case("qwen3", "autotp", {.dp = 3, .tp = 2}); };
   fault.hooks.collective = skip_qk_norm_sums;
   fault.expected = {Stage::kParameterGrad, "model.layers.0.self_attn.q_norm.weight", any_rank(6),
                     "rank-local partial over tp"};
@@ -158,7 +158,7 @@ Fault split_step_skips_tp_sum() {
       "replicated weights.";
   fault.source = "NeMo-RL #3716";
   fault.smallest_case = [] {
-    Case item = fault_case("qwen3", "megatron", 2, 3);
+    Case item = fault_case("qwen3", "megatron", {.dp = 3, .tp = 2});
     item.micro_batches = 4;
     return item;
   };
@@ -193,7 +193,7 @@ Fault row_bias_added_on_every_rank() {
       .id = "row_bias_added_on_every_rank", .fault_class = 'A', .subjects = {"autotp", "megatron"}};
   fault.summary = "Every tp rank added the full bias before the sum, so the bias counted tp times.";
   fault.source = "torchtitan #4245";
-  fault.smallest_case = [] { return fault_case("gpt2", "autotp", 3, 2); };
+  fault.smallest_case = [] { return fault_case("gpt2", "autotp", {.dp = 2, .tp = 3}); };
   fault.hooks.collective = [](const Case& item) {
     SegmentChange change;
     const auto biases = attention_row_biases(item);
@@ -220,7 +220,7 @@ Fault row_bias_grad_times_tp() {
       "The gradient of a replicated row bias was summed over tp although every rank already held "
       "all of it.";
   fault.source = "torchtitan #2106";
-  fault.smallest_case = [] { return fault_case("gpt2", "autotp", 3, 2); };
+  fault.smallest_case = [] { return fault_case("gpt2", "autotp", {.dp = 2, .tp = 3}); };
   // Copies are equal, so their sum is tp times each. (A call over tp would be one too many where a
   // rank's block has nothing of them.)
   fault.hooks.collective = [](const Case& item) {
@@ -229,7 +229,7 @@ Fault row_bias_grad_times_tp() {
       return is_gradient_of(info, segment, Axis::kDp, ParamClass::kRowBias);
     };
     change.of_own_blocks = true;
-    change.after = [tp = item.tp](const InterceptedCall&, ConstBuffer, Buffer result) {
+    change.after = [tp = item.degrees.tp](const InterceptedCall&, ConstBuffer, Buffer result) {
       tensor_of(result).mul_(tp);
     };
     return change_segments(std::move(change));

@@ -18,7 +18,7 @@ Fault averaged_over_tp_too() {
       "Not told about tp, the library took all ranks for data replicas and averaged gradients of "
       "different shards.";
   fault.source = "ray_train_tensor_parallel b5df13a";
-  fault.smallest_case = [] { return fault_case("qwen2", "autotp", 3, 2); };
+  fault.smallest_case = [] { return fault_case("qwen2", "autotp", {.dp = 2, .tp = 3}); };
   fault.hooks.collective = [](const Case&) {
     SegmentChange change;
     change.matches = [](const CallInfo& info, const Segment* segment) {
@@ -45,7 +45,7 @@ Fault micro_batch_average_missing() {
   fault.summary = "A loss term was added up over micro-batches and never averaged.";
   fault.source = "Megatron-LM #4070, adfa873d96";
   fault.smallest_case = [] {
-    Case item = fault_case("llama", "autotp", 2, 3);
+    Case item = fault_case("llama", "autotp", {.dp = 3, .tp = 2});
     item.micro_batches = 4;
     return item;
   };
@@ -73,7 +73,7 @@ Fault mean_of_rank_means() {
       "much.";
   fault.source = "torchtitan #2206; transformers #34191";
   fault.smallest_case = [] {
-    Case item = fault_case("qwen2", "ddp", 1, 3);
+    Case item = fault_case("qwen2", "ddp", {.dp = 3});
     item.data.unequal_labels = true;
     return item;
   };
@@ -105,7 +105,7 @@ Fault tied_grad_doubled() {
       "twice.";
   fault.source = "torchtitan #3174";
   fault.smallest_case = [] {
-    Case item = fault_case("qwen2", "ddp", 1, 3);
+    Case item = fault_case("qwen2", "ddp", {.dp = 3});
     item.config.tie_word_embeddings = true;
     item.model_name += "_tied";
     return item;
@@ -134,7 +134,7 @@ Fault norm_grad_averaged_over_tp() {
       "divisor of another class.";
   fault.source = "gpt-neox PR 1259; Megatron-LM 4f8974a400";
   fault.smallest_case = [] {
-    Case item = fault_case("llama", "megatron", 3, 2);
+    Case item = fault_case("llama", "megatron", {.dp = 2, .tp = 3});
     item.settings.sequence_parallel = true;
     return item;
   };
@@ -176,7 +176,7 @@ Fault scaled_at_each_accumulation() {
       "a sum.";
   fault.source = "torchtitan #1732";
   fault.smallest_case = [] {
-    Case item = fault_case("llama", "autotp", 2, 3);
+    Case item = fault_case("llama", "autotp", {.dp = 3, .tp = 2});
     item.micro_batches = 4;
     return item;
   };
@@ -238,7 +238,7 @@ Fault divided_by_unused_loss_scale() {
   fault.source = "DeepSpeed #7837, #7839";
   fault.smallest_case = [] {
     // In fp32, where an update of 2^-16 of the right one is still seen.
-    Case item = fault_case("qwen2", "autotp", 1, 3);
+    Case item = fault_case("qwen2", "autotp", {.dp = 3});
     item.steps = 2;
     item.settings.max_grad_norm = 0;
     return item;

@@ -14,8 +14,8 @@
 namespace isoshard {
 namespace {
 
-Case sequence_case(std::string_view model_type, int tp, int dp) {
-  Case item = fault_case(model_type, "megatron", tp, dp);
+Case sequence_case(std::string_view model_type, const Degrees& degrees) {
+  Case item = fault_case(model_type, "megatron", degrees);
   item.settings.sequence_parallel = true;
   return item;
 }
@@ -35,7 +35,7 @@ Fault sp_final_norm_grad_partial() {
       "Under sequence parallelism the last norm was not in the list of weights to sum over tp; "
       "each rank kept its own part.";
   fault.source = "Megatron-LM #1446, PR 1528";
-  fault.smallest_case = [] { return sequence_case("llama", 3, 2); };
+  fault.smallest_case = [] { return sequence_case("llama", {.dp = 2, .tp = 3}); };
   fault.hooks.collective = [](const Case&) {
     return skip_sums_of(ParamClass::kNorm,
                         [](const std::string& name) { return layer_of(name).empty(); });
@@ -51,7 +51,7 @@ Fault sp_layer_norm_grads_partial() {
       "No layer norm gradient was summed over tp under sequence parallelism; the loss curve went "
       "flat early.";
   fault.source = "gpt-neox PR 1257; InternEvo PR 53";
-  fault.smallest_case = [] { return sequence_case("qwen2", 2, 3); };
+  fault.smallest_case = [] { return sequence_case("qwen2", {.dp = 3, .tp = 2}); };
   fault.hooks.collective = [](const Case&) {
     return skip_sums_of(ParamClass::kNorm,
                         [](const std::string& name) { return !layer_of(name).empty(); });
@@ -67,7 +67,7 @@ Fault sp_row_bias_grad_partial() {
       "A small replicated weight fed with sequence shards was not marked as such (a router in the "
       "thread); its tp copies trained apart.";
   fault.source = "Megatron-LM #599, PR 619";
-  fault.smallest_case = [] { return sequence_case("gpt2", 3, 2); };
+  fault.smallest_case = [] { return sequence_case("gpt2", {.dp = 2, .tp = 3}); };
   fault.hooks.collective = [](const Case& item) {
     return skip_sums_of(
         ParamClass::kRowBias,
@@ -108,7 +108,7 @@ Fault token_index_ignores_batch() {
       "Local token numbers became global ones by one offset per rank, which holds for a single "
       "sample only.";
   fault.source = "torchtitan #3604";
-  fault.smallest_case = [] { return sequence_case("llama", 2, 3); };
+  fault.smallest_case = [] { return sequence_case("llama", {.dp = 3, .tp = 2}); };
   fault.hooks.collective = [](const Case& item) {
     return std::make_shared<FlatJoin>(item.batch_size, item.seq_length);
   };

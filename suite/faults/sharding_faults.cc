@@ -33,10 +33,10 @@ Fault embed_out_split_without_sp() {
       "The embedding output was laid out as split over the sequence although sequence parallelism "
       "was off.";
   fault.source = "benchmark_tp 2faebc2";
-  fault.smallest_case = [] { return fault_case("qwen2", "autotp", 2, 3); };
+  fault.smallest_case = [] { return fault_case("qwen2", "autotp", {.dp = 3, .tp = 2}); };
   fault.hooks.tap = [](const Case& item, int rank) -> TapMutation {
     const int tp_rank = item.mesh().coordinate(rank, Axis::kTp);
-    return [tp_rank, tp = item.tp](const Site& site, at::Tensor value) {
+    return [tp_rank, tp = item.degrees.tp](const Site& site, at::Tensor value) {
       if (site.kind != RecordKind::kActivation || !is_token_embedding(site.name) || tp < 2 ||
           value.size(1) < tp)
         return value;
@@ -73,7 +73,7 @@ Fault init_seed_plus_rank() {
       "Every rank drew its weights with seed + rank, so the tp shards came from different "
       "matrices.";
   fault.source = "ray_train_tensor_parallel f024a4e";
-  fault.smallest_case = [] { return fault_case("llama", "autotp", 3, 2); };
+  fault.smallest_case = [] { return fault_case("llama", "autotp", {.dp = 2, .tp = 3}); };
   fault.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case& item,
                          const FaultProbe& probe) {
     Case drawn = item;
@@ -196,7 +196,7 @@ Fault gate_up_cut_as_one_block() {
   fault.summary =
       "The fused gate/up weight was cut in tp pieces as one block; gate and up must each be cut.";
   fault.source = "Megatron-LM #360, PR 520";
-  fault.smallest_case = [] { return fault_case("llama", "megatron", 2, 3); };
+  fault.smallest_case = [] { return fault_case("llama", "megatron", {.dp = 3, .tp = 2}); };
   fault.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case& item,
                          const FaultProbe& probe) {
     // What is fused turn by turn, group by group, is cut between groups: there one block is right.
@@ -230,7 +230,7 @@ Fault fused_shards_all_from_rank0() {
       "The loader of fused weights took the tp rank from an argument nobody passed; all ranks "
       "loaded shard 0.";
   fault.source = "vllm-gguf-plugin #103";
-  fault.smallest_case = [] { return fault_case("llama", "megatron", 3, 2); };
+  fault.smallest_case = [] { return fault_case("llama", "megatron", {.dp = 2, .tp = 3}); };
   fault.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case& item,
                          const FaultProbe& probe) {
     const auto place = [](const FusedWeight& fused, std::size_t part, std::int64_t local) {
@@ -250,7 +250,7 @@ Fault fused_shards_all_from_rank0() {
 }  // namespace
 
 Case copied_kv_heads_case() {
-  Case item = fault_case("qwen2", "autotp", 4, 1);
+  Case item = fault_case("qwen2", "autotp", {.tp = 4});
   item.config.num_heads = 8;
   item.config.num_kv_heads = 2;
   item.config.head_dim = 6;

@@ -40,7 +40,7 @@ Fault tie_lost() {
       "notice.";
   fault.source = "Megatron-LM #656; lingua PR 75; verl #7834";
   fault.smallest_case = [] {
-    Case item = fault_case("qwen2", "ddp", 1, 3);
+    Case item = fault_case("qwen2", "ddp", {.dp = 3});
     item.config.tie_word_embeddings = true;
     item.model_name += "_tied";
     return item;
@@ -52,7 +52,7 @@ Fault tie_lost() {
 }
 
 Case llama_of_four_micro_batches() {
-  Case item = fault_case("llama", "ddp", 1, 3);
+  Case item = fault_case("llama", "ddp", {.dp = 3});
   item.micro_batches = 4;
   return item;
 }
@@ -82,7 +82,7 @@ Fault last_micro_batch_not_averaged() {
       "The last micro-batch was added after the reduction; each rank kept its own part of it.";
   fault.source = "DeepSpeed #7985";
   fault.smallest_case = [] {
-    Case item = fault_case("qwen2", "autotp", 1, 3);
+    Case item = fault_case("qwen2", "autotp", {.dp = 3});
     item.settings.zero_stage = 1;
     item.micro_batches = 4;
     return item;
@@ -92,7 +92,7 @@ Fault last_micro_batch_not_averaged() {
   const auto place = std::make_shared<MicroBatchPlace>();
   fault.hooks.parts = [place](TrainerParts& parts, Mesh&, const Case& item,
                               const FaultProbe& probe) {
-    if (item.dp == 1) return;
+    if (item.degrees.dp == 1) return;
     if (reduces_every_micro_batch(item)) {
       parts.schedule = place_watcher(place);
       return;
@@ -123,7 +123,7 @@ Fault optimizer_holds_old_params() {
       "The optimizer was built on weights that existed before sharding; the live ones were never "
       "updated.";
   fault.source = "accelerate #3209; pytorch #149205";
-  fault.smallest_case = [] { return fault_case("llama", "ddp", 1, 3); };
+  fault.smallest_case = [] { return fault_case("llama", "ddp", {.dp = 3}); };
   fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case& item, const FaultProbe& probe) {
     const auto old = std::make_shared<NamedTensors>();
     parts.optimizer = optimizer_double(

@@ -17,8 +17,8 @@ namespace isoshard {
 namespace {
 
 /// A tiny Llama with its vocabulary split over tp.
-Case vocab_case(int tp, int dp) {
-  Case item = fault_case("llama", "autotp", tp, dp);
+Case vocab_case(const Degrees& degrees) {
+  Case item = fault_case("llama", "autotp", degrees);
   item.settings.make_vocab_size_divisible_by = 1;
   return item;
 }
@@ -31,7 +31,7 @@ Fault head_input_grad_partial() {
       "The vocabulary-split loss had the right value but never summed the hidden gradient over the "
       "vocabulary shards.";
   fault.source = "ml-cross-entropy PR 42";
-  fault.smallest_case = [] { return vocab_case(3, 2); };
+  fault.smallest_case = [] { return vocab_case({.dp = 2, .tp = 3}); };
   fault.hooks.collective = [](const Case&) {
     return skip_segments([](const CallInfo& info, const Segment*) {
       return info.purpose == Purpose::kVocabParallelBackward;
@@ -67,7 +67,7 @@ Fault chunk_loss_partial_as_replicated() {
       "A chunked loss stored the hidden gradient under the wrong label; per-rank partial sums "
       "passed for the full one.";
   fault.source = "torchtitan #3412";
-  fault.smallest_case = [] { return vocab_case(3, 2); };
+  fault.smallest_case = [] { return vocab_case({.dp = 2, .tp = 3}); };
   fault.hooks.parts = run_head_in_chunks;
   fault.hooks.collective = [](const Case& item) {
     // Without chunks a call is for all tokens of the micro-batch.
@@ -125,7 +125,7 @@ Fault label_smoothing_local_vocab() {
       "Label smoothing used the size and the mean log-probability of the local vocabulary shard.";
   fault.source = "Megatron-LM #737, #7464";
   fault.smallest_case = [] {
-    Case item = vocab_case(2, 3);
+    Case item = vocab_case({.dp = 3, .tp = 2});
     item.settings.label_smoothing = 0.1;
     return item;
   };
@@ -155,7 +155,7 @@ Fault gathered_logits_in_split_loss() {
   fault.summary =
       "Logits already gathered over tp went into the loss that sums over vocabulary shards.";
   fault.source = "Megatron-LM #7452 (finding 2)";
-  fault.smallest_case = [] { return vocab_case(3, 2); };
+  fault.smallest_case = [] { return vocab_case({.dp = 2, .tp = 3}); };
   fault.hooks.collective = [](const Case&) { return std::make_shared<GatheredLogits>(); };
   fault.expected = {Stage::kForward, "loss_per_dp_rank", any_rank(6),
                     "constant offset 1.099 = log(tp)"};
@@ -204,7 +204,7 @@ Fault padded_vocab_in_softmax() {
   fault.summary = "Padding rows of the vocabulary took part in the softmax.";
   fault.source = "BioNeMo PR 631";
   fault.smallest_case = [] {
-    Case item = vocab_case(2, 3);
+    Case item = vocab_case({.dp = 3, .tp = 2});
     item.config.vocab_size = 97;
     item.model_name += "_v97";
     item.settings.make_vocab_size_divisible_by = 64;
@@ -213,7 +213,7 @@ Fault padded_vocab_in_softmax() {
   fault.hooks.collective = [](const Case& item) {
     const auto model = make_model(item.config, item.attention);
     return std::make_shared<PaddedColumns>(
-        autotp_plan(*model, item.tp, item.settings.make_vocab_size_divisible_by));
+        autotp_plan(*model, item.degrees.tp, item.settings.make_vocab_size_divisible_by));
   };
   fault.expected = {Stage::kForward, "loss_per_dp_rank", any_rank(6), "= log(128/97)"};
   return fault;

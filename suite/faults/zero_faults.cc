@@ -16,7 +16,7 @@ Fault bf16_master_weights() {
   fault.summary = "Master weights were kept in bf16, so small updates were lost.";
   fault.source = "ray_train_tensor_parallel f70bc8f";
   fault.smallest_case = [] {
-    Case item = fault_case("qwen2", "autotp", 2, 3);
+    Case item = fault_case("qwen2", "autotp", {.dp = 3, .tp = 2});
     item.dtype = Dtype::kBFloat16;
     item.settings.zero_stage = 1;
     item.settings.master_dtype = Dtype::kFloat32;
@@ -44,7 +44,7 @@ Fault grad_buffer_keeps_gathered_params() {
       "afterwards.";
   fault.source = "Megatron-LM #4609";
   fault.smallest_case = [] {
-    Case item = fault_case("llama", "autotp", 1, 3);
+    Case item = fault_case("llama", "autotp", {.dp = 3});
     item.settings.zero_stage = 1;
     item.steps = 2;
     return item;

@@ -53,12 +53,11 @@ Texts config_of(const Case& item) {
   }
   const auto quoted = [](std::string_view text) { return fmt::format("\"{}\"", text); };
   config["subject"] = quoted(item.subject);
-  config["mesh"] = quoted(fmt::format("dp {} x tp {}", item.dp, item.tp));
+  config["mesh"] = quoted(fmt::format("dp {} x tp {}", item.degrees.dp, item.degrees.tp));
   config["dtype"] = quoted(name_of(item.dtype));
   config["reduction_order"] = quoted(name_of(item.reduction_order));
   if (item.settings.make_vocab_size_divisible_by != 0)
-    config["make_vocab_size_divisible_by"] =
-        fmt::format("{}", item.settings.make_vocab_size_divisible_by);
+    config["vocab_multiple"] = fmt::format("{}", item.settings.make_vocab_size_divisible_by);
   if (item.settings.zero_stage != 0)
     config["zero_stage"] = fmt::format("{}", item.settings.zero_stage);
   if (item.settings.sequence_parallel) config["sequence_parallel"] = "true";
@@ -67,7 +66,8 @@ Texts config_of(const Case& item) {
     config["reduce_dtype"] = quoted(name_of(*item.settings.reduce_dtype));
   if (item.settings.bucket_bytes != TrainSettings{}.bucket_bytes)
     config["bucket_bytes"] = fmt::format("{}", item.settings.bucket_bytes);
-  if (item.tp_is_slow) config["mesh"] = quoted(fmt::format("tp {} x dp {}", item.tp, item.dp));
+  if (!item.mesh_order.empty())
+    config["mesh"] = quoted(fmt::format("tp {} x dp {}", item.degrees.tp, item.degrees.dp));
   return config;
 }
 

@@ -33,8 +33,8 @@ constexpr CurveSubject kCurveSubjects[] = {{"reference", 1, false},
 
 std::string mesh_words(const Case& item) {
   std::string words;
-  if (item.tp > 1) words += fmt::format("_tp{}", item.tp);
-  if (item.dp > 1) words += fmt::format("_dp{}", item.dp);
+  if (item.degrees.tp > 1) words += fmt::format("_tp{}", item.degrees.tp);
+  if (item.degrees.dp > 1) words += fmt::format("_dp{}", item.degrees.dp);
   return words;
 }
 
@@ -42,8 +42,8 @@ GoldenSpec curve(const CurveSubject& subject, Dtype dtype, OptimizerSettings::Ki
   Case item;
   item.config = builtin_config("small");
   item.subject = subject.subject;
-  item.tp = subject.tp;
-  item.dp = kCurveDp;
+  item.degrees.tp = subject.tp;
+  item.degrees.dp = kCurveDp;
   item.dtype = dtype;
   item.steps = kCurveSteps;
   item.settings = verify_settings();
@@ -66,7 +66,7 @@ GoldenSpec step(const CurveSubject& subject, Dtype dtype) {
   Case item;
   item.config = builtin_config("small");
   item.subject = subject.subject;
-  item.tp = item.dp = 2;
+  item.degrees.tp = item.degrees.dp = 2;
   item.dtype = dtype;
   item.settings = verify_settings();
   if (dtype == Dtype::kBFloat16 && subject.has_masters)
@@ -74,12 +74,11 @@ GoldenSpec step(const CurveSubject& subject, Dtype dtype) {
   return {"step_" + item.slug(), GoldenKind::kStep, item};
 }
 
-GoldenSpec lattice(const char* subject, int tp, int dp, Dtype dtype, int row_nonzeros,
+GoldenSpec lattice(const char* subject, const Degrees& degrees, Dtype dtype, int row_nonzeros,
                    ReductionOrder order) {
   Case item = lattice_case(row_nonzeros);
   item.subject = subject;
-  item.tp = tp;
-  item.dp = dp;
+  item.degrees = degrees;
   item.dtype = dtype;
   item.reduction_order = order;
   const std::string order_word =
@@ -104,12 +103,16 @@ std::vector<GoldenSpec> make_specs() {
     for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16})
       specs.push_back(step(subject, dtype));
   }
-  specs.push_back(lattice("fsdp_tp", 2, 2, Dtype::kBFloat16, 1, ReductionOrder::kOrdered));
-  specs.push_back(lattice("megatron", 2, 2, Dtype::kFloat32, 2, ReductionOrder::kOrdered));
-  specs.push_back(lattice("ddp", 1, 2, Dtype::kBFloat16, 1, ReductionOrder::kOrdered));
-  specs.push_back(lattice("autotp", 2, 2, Dtype::kBFloat16, 1, ReductionOrder::kOrdered));
-  specs.push_back(lattice("autotp", 2, 3, Dtype::kBFloat16, 1, ReductionOrder::kRing));
-  specs.push_back(lattice("autotp", 2, 2, Dtype::kFloat32, 2, ReductionOrder::kTree));
+  specs.push_back(
+      lattice("fsdp_tp", {.dp = 2, .tp = 2}, Dtype::kBFloat16, 1, ReductionOrder::kOrdered));
+  specs.push_back(
+      lattice("megatron", {.dp = 2, .tp = 2}, Dtype::kFloat32, 2, ReductionOrder::kOrdered));
+  specs.push_back(lattice("ddp", {.dp = 2}, Dtype::kBFloat16, 1, ReductionOrder::kOrdered));
+  specs.push_back(
+      lattice("autotp", {.dp = 2, .tp = 2}, Dtype::kBFloat16, 1, ReductionOrder::kOrdered));
+  specs.push_back(
+      lattice("autotp", {.dp = 3, .tp = 2}, Dtype::kBFloat16, 1, ReductionOrder::kRing));
+  specs.push_back(lattice("autotp", {.dp = 2, .tp = 2}, Dtype::kFloat32, 2, ReductionOrder::kTree));
   return specs;
 }
 
@@ -156,7 +159,7 @@ std::string look_further(const GoldenSpec& spec, std::size_t index) {
   // The reference is what others are compared with: the simplest of them is replicas.
   command +=
       fmt::format(" --subjects {} --tp {} --dp {} --dtype {}", is_reference ? "ddp" : item.subject,
-                  item.tp, item.dp, name_of(item.dtype));
+                  item.degrees.tp, item.degrees.dp, name_of(item.dtype));
   const OptimizerSettings& optimizer = item.settings.optimizer;
   if (optimizer.kind == OptimizerSettings::Kind::kAdamW) command += " --optimizer adamw";
   if (spec.kind == GoldenKind::kCurve && optimizer.kind == OptimizerSettings::Kind::kSgd) {

@@ -6,6 +6,8 @@
 
 #include "core/base/error.h"
 #include "core/base/suggest.h"
+#include "harness/world/interrupt.h"
+#include "harness/world/machine.h"
 #include "suite/published/internal.h"
 
 namespace isoshard {
@@ -150,6 +152,26 @@ ExperimentReport run_experiment(ExperimentKind kind, const ExperimentSettings& s
       break;
   }
   return detail::run_growth(settings, shown);
+}
+
+Report report_experiment(ExperimentKind kind, const ExperimentSettings& settings,
+                         const ExperimentProgress& progress) {
+  Report report;
+  report.environment = settings_in_environment();
+  try {
+    ExperimentReport found = run_experiment(kind, settings, progress);
+    const std::string name(name_of(kind));
+    report.summary =
+        fmt::format("experiment {}: {}", name, found.holds ? "every claim holds" : "a claim FAILS");
+    report.add(ReportExperiment{.name = name,
+                                .holds = found.holds,
+                                .text = std::move(found.text),
+                                .json = std::move(found.json)});
+  } catch (const InfrastructureError&) {
+    if (interrupt_signal() == 0) throw;
+    report.exit_code = 128 + interrupt_signal();
+  }
+  return report;
 }
 
 int num_parts(ExperimentKind kind, const ExperimentSettings& settings) {

@@ -8,13 +8,13 @@
 #pragma once
 #include <cstdint>
 #include <functional>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/base/dtype.h"
 #include "core/comm/communicator.h"
+#include "harness/report/report.h"
 
 namespace isoshard {
 
@@ -61,6 +61,11 @@ using ExperimentProgress = std::function<void(std::string_view part)>;
 [[nodiscard]] ExperimentReport run_experiment(ExperimentKind kind,
                                               const ExperimentSettings& settings,
                                               const ExperimentProgress& progress = {});
+/// The same as a report. After an interrupt it holds no experiment, and exit code 130 or 143.
+/// Ranks    as run_experiment.
+/// Errors   as run_experiment, but for the InfrastructureError of an interrupt.
+[[nodiscard]] Report report_experiment(ExperimentKind kind, const ExperimentSettings& settings,
+                                       const ExperimentProgress& progress = {});
 /// How many parts run_experiment will show.
 [[nodiscard]] int num_parts(ExperimentKind kind, const ExperimentSettings& settings);
 

@@ -85,7 +85,7 @@ const std::vector<Entry>& registry() {
       {{"reference", "the trusted single process: nothing sharded, nothing reduced"},
        [](const Case& item, const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
          refuse_plan_edit(edits, "the reference");
-         return plain_parts(config, mesh, item.dp);
+         return plain_parts(config, mesh, item.degrees.dp);
        },
        nullptr},
   };
@@ -151,7 +151,7 @@ std::string no_arithmetic(const Case& item) {
         "one",
         item.subject);
   // What the record has no words for is refused: one that leaves it out would be wrong.
-  if (item.tp_is_slow)
+  if (!item.mesh_order.empty())
     return "no arithmetic is published for tp as the slow axis; judge it against the plain "
            "reference";
   return "";
@@ -176,9 +176,9 @@ Arithmetic arithmetic_of(const Case& item) {
   const std::unique_ptr<Model> model = make_model(item.config, item.attention);
   return entry_of(item.subject)
       .make_arithmetic(
-          *model, {item.dp, item.tp, item.dtype, item.reduction_order, item.settings.bucket_bytes,
-                   item.settings.make_vocab_size_divisible_by, item.settings.autocast,
-                   item.settings.zero_stage, item.settings.master_dtype,
+          *model, {item.degrees.dp, item.degrees.tp, item.dtype, item.reduction_order,
+                   item.settings.bucket_bytes, item.settings.make_vocab_size_divisible_by,
+                   item.settings.autocast, item.settings.zero_stage, item.settings.master_dtype,
                    item.settings.sequence_parallel, item.settings.distributed_optimizer,
                    item.settings.reduce_dtype, item.settings.output_dtype});
 }

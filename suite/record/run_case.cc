@@ -122,7 +122,7 @@ JudgeOptions judge_options(const Case& item) {
   JudgeOptions options;
   options.k = kResponsesAllowed;
   if (is_lattice(item)) options.level = Level::kExact;
-  options.activation_grad_scale = item.subject == "reference" ? 1 : item.dp;
+  options.activation_grad_scale = item.subject == "reference" ? 1 : item.degrees.dp;
   options.coarsest = item.coarsest_dtype();
   options.max_grad_norm = item.settings.max_grad_norm;
   for (const ParameterSpec& spec : make_model(item.config, item.attention)->parameters()) {

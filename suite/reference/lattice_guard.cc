@@ -118,7 +118,7 @@ class LatticeStep {
   LatticeStep(const Case& c, const ExactOps& ops, const Tensors& parameters,
               const at::Tensor& ids_BS, const at::Tensor& labels_BS)
       : config_(c.config),
-        dp_(c.dp),
+        dp_(c.degrees.dp),
         ops_(&ops),
         parameters_(&parameters),
         ids_BS_(ids_BS),
@@ -258,8 +258,8 @@ void check_norm(const Case& c, const ExactOps& ops, const Tensors& gradients) {
   at::Tensor total = at::zeros({}, at::kDouble);
   double unit = std::numeric_limits<double>::infinity();
   for (const auto& [name, summed] : gradients) {
-    total = total + (summed / c.dp).square().sum();
-    unit = std::min(unit, std::pow(unit_of(summed / c.dp), 2));
+    total = total + (summed / c.degrees.dp).square().sum();
+    unit = std::min(unit, std::pow(unit_of(summed / c.degrees.dp), 2));
   }
   ops.check_in("grad_norm", total, unit, Dtype::kFloat64);
 }
@@ -299,7 +299,7 @@ void update(const Case& c, const ExactOps& ops, const Tensors& gradients, Tensor
             Tensors& buffers) {
   const OptimizerSettings& o = c.settings.optimizer;
   for (const auto& [name, summed] : gradients) {
-    const Value gradient = plain(summed / c.dp);
+    const Value gradient = plain(summed / c.degrees.dp);
     Value buffer = gradient;
     if (o.momentum != 0 && buffers.contains(name)) {
       buffer = ops.sum(name + " momentum", {plain(buffers.at(name) * o.momentum), gradient});

@@ -21,7 +21,7 @@ using ::testing::ThrowsMessage;
 Case case_of(Dtype dtype, int row_nonzeros, int dp = 3) {
   Case c = lattice_case(row_nonzeros);
   c.dtype = dtype;
-  c.dp = dp;
+  c.degrees.dp = dp;
   return c;
 }
 

@@ -52,7 +52,10 @@ class OfGradientsScaled final : public Sink {
 class RegroupedStreams final : public RngStreams {
  public:
   explicit RegroupedStreams(const Case& c)
-      : RngStreams(c.seed), batch_size_(c.batch_size), micro_batches_(c.micro_batches), dp_(c.dp) {}
+      : RngStreams(c.seed),
+        batch_size_(c.batch_size),
+        micro_batches_(c.micro_batches),
+        dp_(c.degrees.dp) {}
   at::Tensor keep_mask(const MaskPart& part) const override {
     const std::int64_t batch = part.offset.front() / batch_size_, dp_rank = batch / micro_batches_,
                        micro_batch = batch % micro_batches_;
@@ -129,12 +132,12 @@ PlainRun regrouped_run(const Case& c, const CaseData& data,
   run.weights = std::move(weights);
   run.batches = [&c, &data](int step) {
     std::vector<TokenBatch> batches;
-    for (int dp = 0; dp < c.dp; ++dp) {
+    for (int dp = 0; dp < c.degrees.dp; ++dp) {
       for (TokenBatch& batch : data.rank_batches(step, dp)) batches.push_back(std::move(batch));
     }
     return batches;
   };
-  const double factor = c.dp;
+  const double factor = c.degrees.dp;
   run.edit = [factor, &c](TrainerParts& parts) {
     parts.num_loss_groups = 1;  // samples come in the order of dp ranks already
     parts.streams = std::make_shared<RegroupedStreams>(c);
@@ -150,7 +153,7 @@ PlainRun regrouped_run(const Case& c, const CaseData& data,
 PlainRun scaled_run(const Case& c, const CaseData& data,
                     std::shared_ptr<const WeightSource> weights) {
   PlainRun run = whole_batch_run(data, std::move(weights));
-  const double factor = c.dp;
+  const double factor = c.degrees.dp;
   run.edit = [factor](TrainerParts& parts) { scale(parts, factor); };
   run.between = [factor](Sink& recorder) {
     return std::make_unique<OfGradientsScaled>(recorder, factor,
@@ -169,7 +172,7 @@ namespace {
 std::unique_ptr<Trainer> begun(const Case& c, const PlainRun& run,
                                std::shared_ptr<const WeightSource> weights, Mesh& mesh,
                                Sink* sink) {
-  TrainerParts parts = plain_parts(trainer_config(c, std::move(weights)), mesh, c.dp);
+  TrainerParts parts = plain_parts(trainer_config(c, std::move(weights)), mesh, c.degrees.dp);
   parts.recompute = false;  // a reference keeps what it computed
   if (run.edit) run.edit(parts);
   auto trainer = std::make_unique<Trainer>(std::move(parts), mesh, sink);

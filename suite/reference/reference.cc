@@ -93,7 +93,7 @@ class ResponseRuns {
       add(whole_batch_run(data_, perturbed), fmt::format("perturbed{}", run));
     }
     num_perturbed_ = starts_.size();
-    if (responses == 1 || c.dp == 1) return;
+    if (responses == 1 || c.degrees.dp == 1) return;
     add(regrouped_run(c, data_, weights_), "regrouped");
     if (c.coarsest_dtype() == Dtype::kFloat16) add(scaled_run(c, data_, weights_), "scaled");
   }
@@ -144,7 +144,8 @@ std::map<std::string, Reference>& cache() {
 
 std::size_t trace_capacity(const Case& c) {
   const ModelConfig& m = c.config;
-  const auto tokens = static_cast<double>(c.dp * c.batch_size * c.micro_batches * c.seq_length);
+  const auto tokens =
+      static_cast<double>(c.degrees.dp * c.batch_size * c.micro_batches * c.seq_length);
   const double per_layer =
       12.0 * static_cast<double>(m.hidden_size) + 8.0 * static_cast<double>(m.intermediate_size) +
       8.0 * static_cast<double>(m.num_heads * std::max<std::int64_t>(m.head_dim, 1)) +

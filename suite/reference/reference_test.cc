@@ -25,13 +25,13 @@ namespace {
 
 Case two_ranks() {
   Case c = tiny_fault_case();
-  c.dp = 2;
+  c.degrees.dp = 2;
   return c;
 }
 
 Case step_of_gpt2() {
   Case c = tiny_fault_case("gpt2");
-  c.dp = 3;
+  c.degrees.dp = 3;
   c.dtype = Dtype::kBFloat16;
   c.seq_length = 16;
   c.batch_size = 12;
@@ -135,7 +135,7 @@ std::map<RecordKey, Response> movement(const Case& c,
 
 Case uneven_ranks(Dtype dtype) {
   Case c = tiny_fault_case();
-  c.dp = 3;
+  c.degrees.dp = 3;
   c.micro_batches = 2;
   c.dtype = dtype;
   c.data.unequal_labels = true;
@@ -187,7 +187,7 @@ TEST(SingleProcessReference, IsSharedByCasesThatDifferInTpOnly) {
   Case a = two_ranks();
   Case b = two_ranks();
   b.subject = "autotp";
-  b.tp = 3;
+  b.degrees.tp = 3;
 
   EXPECT_EQ(&reference_of(a).trace(), &reference_of(b).trace());
 }

@@ -36,7 +36,7 @@ void warm_up_training(const std::vector<Case>& cases) {
   for (const Dtype dtype : dtypes) {
     Case item = small_preset().front();
     item.subject = "reference";
-    item.dp = 1;
+    item.degrees.dp = 1;
     item.dtype = dtype;
     item.data.kind = DataSource::Kind::kRandomIds;
     const CaseData data(item);

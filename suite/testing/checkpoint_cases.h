@@ -19,9 +19,9 @@ inline constexpr int kStepsSaved = 2, kSteps = 4;
 
 /// AdamW on a cosine schedule, accumulation of unequal token counts, dropout where the model has
 /// it.
-inline Case long_case(std::string subject, int dp, int tp, Dtype dtype = Dtype::kFloat32,
+inline Case long_case(std::string subject, const Degrees& degrees, Dtype dtype = Dtype::kFloat32,
                       std::string_view model_type = "qwen2") {
-  Case item = step_case(std::move(subject), dp, tp, dtype, model_type);
+  Case item = step_case(std::move(subject), degrees, dtype, model_type);
   item.steps = kSteps;
   item.micro_batches = 2;
   item.batch_size = 1;

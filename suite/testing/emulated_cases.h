@@ -17,8 +17,8 @@
 namespace isoshard {
 
 /// The tiny model with 4 heads, which tp 4 divides.
-inline Case four_head_case(int dp, int tp, Dtype dtype = Dtype::kFloat32) {
-  Case item = step_case("autotp", dp, tp, dtype);
+inline Case four_head_case(const Degrees& degrees, Dtype dtype = Dtype::kFloat32) {
+  Case item = step_case("autotp", degrees, dtype);
   item.model_name = "tiny4h";
   item.config.num_heads = item.config.num_kv_heads = 4;
   item.config.head_dim = item.config.hidden_size / 4;
@@ -109,7 +109,7 @@ inline EmulatedAndActual run_beside_its_emulation(const Case& item) {
 
   both.actual = run_case(item, both.reference);
 
-  EXPECT_EQ(static_cast<int>(both.actual.ranks.size()), item.dp * item.tp);
+  EXPECT_EQ(static_cast<int>(both.actual.ranks.size()), item.degrees.dp * item.degrees.tp);
   EXPECT_THAT(both.actual, conforms_to(both.reference, exact_options(item)));
   return both;
 }
@@ -137,9 +137,9 @@ inline void expect_bit_equal_to_the_subject(const Case& item) {
 
 /// The same case on four and more heads of 8, with fewer kv heads than tp ranks where `kv_heads` <
 /// tp.
-inline Case copied_heads_case(int dp, int tp, std::int64_t heads, std::int64_t kv_heads,
+inline Case copied_heads_case(const Degrees& degrees, std::int64_t heads, std::int64_t kv_heads,
                               Dtype dtype = Dtype::kFloat32) {
-  return with_heads(step_case("autotp", dp, tp, dtype), heads, kv_heads);
+  return with_heads(step_case("autotp", degrees, dtype), heads, kv_heads);
 }
 
 }  // namespace isoshard

@@ -5,9 +5,9 @@
 
 namespace isoshard {
 
-inline Case fsdp_case(int dp, int tp, Dtype dtype = Dtype::kFloat32,
+inline Case fsdp_case(const Degrees& degrees, Dtype dtype = Dtype::kFloat32,
                       std::string_view model_type = "qwen2") {
-  return step_case("fsdp_tp", dp, tp, dtype, model_type);
+  return step_case("fsdp_tp", degrees, dtype, model_type);
 }
 
 /// bf16 parameters and gradients, fp32 masters and optimizer state; gradients are reduced in bf16

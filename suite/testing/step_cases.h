@@ -42,12 +42,11 @@ inline const Record& record_of(const Trace& trace, int rank, const RecordKey& ke
 }
 
 /// A case of the tiny model of an architecture; fp32, one step.
-inline Case step_case(std::string subject, int dp, int tp, Dtype dtype = Dtype::kFloat32,
+inline Case step_case(std::string subject, const Degrees& degrees, Dtype dtype = Dtype::kFloat32,
                       std::string_view model_type = "qwen2") {
   Case item = tiny_fault_case(model_type);
   item.subject = std::move(subject);
-  item.dp = dp;
-  item.tp = tp;
+  item.degrees = degrees;
   item.dtype = dtype;
   return item;
 }

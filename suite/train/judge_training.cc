@@ -43,8 +43,8 @@ std::string in_words(const UnequalCopies& found) {
 
 Case reference_case(Case item) {
   item.subject = "reference";
-  item.tp = 1;
-  item.tp_is_slow = false;
+  item.degrees.tp = 1;
+  item.mesh_order.clear();
   item.reduction_order = ReductionOrder::kOrdered;
   item.settings.make_vocab_size_divisible_by = 0;
   item.settings.zero_stage = 0;

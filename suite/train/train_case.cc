@@ -108,7 +108,7 @@ std::vector<RankCurve> curves_of(const WorldReport& report) {
   for (const RankReport& rank : report.ranks) {
     curves.push_back(RankCurve::deserialize(rank.result));
     if (curves.back().steps.empty())
-      throw InfrastructureError(fmt::format("{}: rank {} told no loss", report.name, rank.rank));
+      throw InfrastructureError(fmt::format("{}: rank {} reported no loss", report.name, rank.rank));
   }
   return curves;
 }
@@ -122,12 +122,12 @@ std::string unequal_numbers(std::span<const RankCurve> ranks) {
   for (std::size_t i = 0; i < ranks[0].steps.size(); ++i) {
     for (std::size_t r = 1; r < ranks.size(); ++r) {
       if (ranks[r].steps.size() != ranks[0].steps.size())
-        return fmt::format("ranks 0 and {} tell different numbers of steps", r);
+        return fmt::format("ranks 0 and {} report different numbers of steps", r);
       const CurveStep &first = ranks[0].steps[i], &other = ranks[r].steps[i];
       for (const auto& [name, a, b] : {std::tuple("loss", first.loss, other.loss),
                                        std::tuple("grad_norm", first.grad_norm, other.grad_norm)}) {
         if (!same_bits(a, b))
-          return fmt::format("{} of step {}: rank 0 tells {} ({}), rank {} {} ({})", name,
+          return fmt::format("{} of step {}: rank 0 reports {} ({}), rank {} {} ({})", name,
                              first.step, a, to_hex(a), r, b, to_hex(b));
       }
     }
@@ -168,7 +168,8 @@ Curve empty_curve(const Case& item, const TrainOptions& options) {
   curve.subject = item.subject;
   curve.title = title_of_subject(item.subject);
   curve.case_slug = item.slug();
-  curve.mesh = {{"dp", is_reference(item) ? 1 : item.dp}, {"tp", is_reference(item) ? 1 : item.tp}};
+  curve.mesh = {{"dp", is_reference(item) ? 1 : item.degrees.dp},
+                {"tp", is_reference(item) ? 1 : item.degrees.tp}};
   curve.settings =
       nlohmann::json::parse(bundle_settings(item, judge_options(item))).at("training").dump();
   curve.fingerprint = {

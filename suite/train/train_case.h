@@ -32,7 +32,7 @@ struct TrainedCase {
   Curve curve;                                  ///< up to and with the last step that ran
   std::optional<NonFiniteStep> non_finite;      ///< ran to the end if empty
   std::optional<UnequalCopies> unequal_copies;  ///< of parameters and optimizer states after a step
-  /// Two ranks that tell different losses or norms, in words; empty if none do
+  /// Two ranks that report different losses or norms, in words; empty if none do.
   std::string unequal_numbers;
 
   [[nodiscard]] bool is_sound() const noexcept {

@@ -211,7 +211,8 @@ ModuleTap::ModuleTap(const Case& item, const Reference& records,
   std::size_t store_bytes = 0;
   for (const Record& record : records.trace().ranks.at(0).records) {
     if (!is_listed(record) || record.key.kind != RecordKind::kActivation) continue;
-    Module module{record.key.name, numel_on_first(record, item.dp), 0, record.dtype, store_bytes};
+    Module module{record.key.name, numel_on_first(record, item.degrees.dp), 0, record.dtype,
+                  store_bytes};
     const std::int64_t row = record.layout.global_shape.back(),
                        size = static_cast<std::int64_t>(size_of(record.dtype));
     module.kept =
@@ -265,7 +266,8 @@ std::vector<ModuleNumbers> module_numbers(const Case& item, const Reference& ref
   const auto norm_of = [&](const Record& record) {
     Stats own;
     const std::byte* bytes = reference.bytes(record);
-    accumulate(own, bytes, record.dtype, bytes, record.dtype, numel_on_first(record, item.dp), 0);
+    accumulate(own, bytes, record.dtype, bytes, record.dtype,
+               numel_on_first(record, item.degrees.dp), 0);
     return own.nan_actual + own.inf_actual > 0 ? std::nan("")
                                                : std::sqrt(own.sum_sq_actual) / record.grad_scale;
   };
@@ -273,7 +275,7 @@ std::vector<ModuleNumbers> module_numbers(const Case& item, const Reference& ref
     if (!is_listed(record) || record.key.kind != RecordKind::kActivation) continue;
     ModuleNumbers numbers;
     numbers.name = record.key.name;
-    numbers.numel = numel_on_first(record, item.dp);
+    numbers.numel = numel_on_first(record, item.degrees.dp);
     numbers.output_norm = norm_of(record);
     const Record* gradient = reference.find({0, RecordKind::kActivationGrad, record.key.name, 0});
     if (gradient != nullptr) numbers.gradient_norm = norm_of(*gradient);

@@ -13,6 +13,7 @@
 
 #include "fixtures/inputs/inputs.h"
 #include "subjects/model/ops/loss.h"
+#include "suite/verify/verify_case.h"
 
 namespace isoshard {
 namespace {
@@ -21,8 +22,8 @@ constexpr std::int64_t kNotCounted = -100;
 
 std::string column_title(const Case& item) {
   std::string title = item.subject;
-  if (item.tp != 1) title += fmt::format(" tp{}", item.tp);
-  if (item.dp != 1) title += fmt::format(" dp{}", item.dp);
+  if (item.degrees.tp != 1) title += fmt::format(" tp{}", item.degrees.tp);
+  if (item.degrees.dp != 1) title += fmt::format(" dp{}", item.degrees.dp);
   if (item.settings.make_vocab_size_divisible_by != 0) title += " vocab";
   return title;
 }
@@ -31,14 +32,14 @@ std::string column_title(const Case& item) {
 /// first micro-batch.
 double own_loss_factor(const Case& item) {
   if (item.settings.loss_mean == LossMean::kSum) return 1;
-  if (item.settings.loss_mean == LossMean::kLocal) return item.dp;
+  if (item.settings.loss_mean == LossMean::kLocal) return item.degrees.dp;
   const CaseData data(item);
   const auto counted = [](const TokenBatch& batch) {
     return static_cast<double>(
         shift_labels(batch.labels_BS).ne(kNotCounted).sum().item<std::int64_t>());
   };
   double total = 0, own = 0;
-  for (int d = 0; d < item.dp; ++d) {
+  for (int d = 0; d < item.degrees.dp; ++d) {
     const std::vector<TokenBatch> batches = data.rank_batches(0, d);
     for (const TokenBatch& batch : batches) total += counted(batch);
     if (d == 0) own = counted(batches.front());
@@ -111,7 +112,7 @@ void move_largest_behind(Cases first, Cases last) {
 
 std::string table_group(const Case& item) {
   Case alone = item;
-  alone.dp = 1;
+  alone.degrees.dp = 1;
   return alone.reference_slug();
 }
 
@@ -208,11 +209,11 @@ void SideBySide::add(const Case& item, const CaseJudgement& judgement) {
         compare_gradient_norms(judged.reference_gradient_norms, judged.gradient_norms);
   if (is_baseline) {
     group.tables.baseline = column.title;
-    group.baseline_dp = item.dp;
+    group.baseline_dp = item.degrees.dp;
     for (const ModuleNumbers& m : modules) group.baseline_first[m.name] = m.first;
     baseline_ = std::exchange(current_, nullptr);
     baseline_group_ = table_group(item);
-  } else if (item.dp == group.baseline_dp) {
+  } else if (item.degrees.dp == group.baseline_dp) {
     column.gradients_from_baseline = compare_gradient_norms(
         group.tables.columns.front().parameter_gradient_norms, judged.gradient_norms);
   }

@@ -8,8 +8,8 @@
 
 #include "harness/report/tables.h"
 #include "suite/record/run_case.h"
+#include "suite/verify/case_judgement.h"
 #include "suite/verify/module_tap.h"
-#include "suite/verify/verify_case.h"
 
 namespace isoshard {
 

@@ -15,6 +15,7 @@
 #include "harness/world/interrupt.h"
 #include "harness/world/machine.h"
 #include "suite/emulation/emulated_reference.h"
+#include "suite/faults/fault.h"
 #include "suite/record/registry.h"
 #include "suite/record/run_case.h"
 #include "suite/reference/lattice_guard.h"
@@ -77,12 +78,36 @@ std::string_view name_of(ReferenceKind kind) noexcept {
   return "unknown";
 }
 
-CaseJudge::CaseJudge(ReferenceKind kind, Hooks hooks, Retention effort)
-    : kind_(kind), hooks_(std::move(hooks)), retention_(effort) {}
+CaseJudge::CaseJudge(JudgePlan plan) : plan_(std::move(plan)), observer_(&nobody_) {
+  if (!plan_.fault.empty()) (void)find_fault(plan_.fault);
+}
+
+CaseJudge::CaseJudge(JudgePlan plan, VerifyObserver& observer) : CaseJudge(std::move(plan)) {
+  observer_ = &observer;
+}
 
 CaseJudgement CaseJudge::judge_case(const Case& item) {
+  CaseJudgement judgement = judged(item);
+  if (plan_.tables) side_by_side_.add(item, judgement);
+  return judgement;
+}
+
+Trace CaseJudge::run_subject(const Case& item, const Reference& reference, RunDetail detail) {
+  RunOptions options = plan_.run;
+  if (detail == RunDetail::kDigests) options = digests_only(std::move(options));
+  if (plan_.retention == Retention::kWhole) options.keep = Keep::kEverything;
+  const FaultProbe probe;
+  if (!plan_.fault.empty()) options = with_fault(options, find_fault(plan_.fault), item, probe);
+  if (plan_.tables) options = side_by_side_.observed(item, reference, std::move(options));
+  Trace trace = run_case(item, reference, options);
+  if (!plan_.fault.empty()) require_fired(probe, plan_.fault, item.slug());
+  observer_->on_run(item, trace);
+  return trace;
+}
+
+CaseJudgement CaseJudge::judged(const Case& item) {
   keep_needed_plains(item);
-  switch (kind_) {
+  switch (plan_.reference) {
     case ReferenceKind::kPlain:
       return against_plain(item);
     case ReferenceKind::kEmulated:
@@ -153,7 +178,10 @@ Reference& CaseJudge::plain(const Case& item, int responses) {
   const auto made = plains_.find(item.reference_slug());
   if (made == plains_.end() || !made->second.reference.has_bytes()) make_plain(item, responses);
   auto& [reference, is_seen] = plains_.at(item.reference_slug());
-  if (!is_seen && hooks_.on_plain) hooks_.on_plain(item, reference);
+  if (!is_seen) {
+    if (plan_.tables) side_by_side_.add_plain(item, reference);
+    observer_->on_plain(item, reference);
+  }
   is_seen = true;
   add_responses(item, reference, responses);
   return reference;
@@ -162,14 +190,15 @@ Reference& CaseJudge::plain(const Case& item, int responses) {
 Verdict CaseJudge::exact(const Case& item, Trace emulated) {
   const Reference reference = reference_of_emulated(emulated);
   emulated = Trace();  // its memory is free for the subject
-  if (hooks_.on_emulated) hooks_.on_emulated(item, reference);
-  return judge(reference, hooks_.run(item, reference, RunDetail::kComparison), exact_options(item));
+  observer_->on_emulated(item, reference);
+  return judge(reference, run_subject(item, reference, RunDetail::kComparison),
+               exact_options(item));
 }
 
 CaseJudgement CaseJudge::against_plain(const Case& item) {
   const Reference& reference = plain(item, kAllResponses);
   return {
-      judge(reference, hooks_.run(item, reference, RunDetail::kComparison), judge_options(item)),
+      judge(reference, run_subject(item, reference, RunDetail::kComparison), judge_options(item)),
       ReferenceKind::kPlain};
 }
 
@@ -179,7 +208,7 @@ CaseJudgement CaseJudge::against_emulated(const Case& item) {
 
 std::pair<Verdict, Trace> CaseJudge::on_record(const Case& item, const Arithmetic& arithmetic,
                                                const std::function<void()>& meanwhile) {
-  const Keep keep = retention_ == Retention::kWhole ? Keep::kEverything : Keep::kWhatDiffers;
+  const Keep keep = plan_.retention == Retention::kWhole ? Keep::kEverything : Keep::kWhatDiffers;
   const auto judged = [&](const Reference& reference, const std::function<void()>& beside) {
     RunningEmulation running(item, arithmetic, {.compare_with = &reference, .keep = keep});
     beside();
@@ -188,7 +217,7 @@ std::pair<Verdict, Trace> CaseJudge::on_record(const Case& item, const Arithmeti
     verdict.subject = item.subject;
     return std::pair(std::move(verdict), std::move(emulated));
   };
-  const Reference& first = plain(item, retention_ == Retention::kWhole ? kAllResponses : 1);
+  const Reference& first = plain(item, plan_.retention == Retention::kWhole ? kAllResponses : 1);
   auto result = judged(first, meanwhile);
   if (result.first.status != Status::kDiverges || first.response_runs() >= kAllResponses)
     return result;
@@ -202,15 +231,15 @@ std::pair<Verdict, Trace> CaseJudge::on_record(const Case& item, const Arithmeti
 }
 
 CaseJudgement CaseJudge::against_both(const Case& item) {
-  const Arithmetic arithmetic = hooks_.record ? hooks_.record(item) : arithmetic_of(item);
-  const bool is_beside = retention_ == Retention::kLean && is_small(item);
+  const Arithmetic arithmetic = plan_.arithmetic ? plan_.arithmetic(item) : arithmetic_of(item);
+  const bool is_beside = plan_.retention == Retention::kLean && is_small(item);
   Trace run;
   auto [record, emulated] = on_record(item, arithmetic, [&] {
-    if (is_beside) run = hooks_.run(item, plain(item, 1), RunDetail::kDigests);
+    if (is_beside) run = run_subject(item, plain(item, 1), RunDetail::kDigests);
   });
   require_equal_copies_of_record(emulated);
-  if (retention_ == Retention::kLean) {
-    if (!is_beside) run = hooks_.run(item, plain_records(item), RunDetail::kDigests);
+  if (plan_.retention == Retention::kLean) {
+    if (!is_beside) run = run_subject(item, plain_records(item), RunDetail::kDigests);
     const RunEquality equality = equality_of(emulated, run);
     if (equality.holds())
       return {verdict_through_record(std::move(record), equality.tensors), ReferenceKind::kBoth};
@@ -221,7 +250,7 @@ CaseJudgement CaseJudge::against_both(const Case& item) {
   Verdict to_the_bit = exact(item, std::move(emulated));
   if (to_the_bit.status == Status::kConforms)
     return {verdict_through_record(std::move(record), to_the_bit.compared), ReferenceKind::kBoth};
-  if (to_the_bit.status == Status::kDiverges && retention_ == Retention::kWhole) {
+  if (to_the_bit.status == Status::kDiverges && plan_.retention == Retention::kWhole) {
     CaseJudgement judgement = against_plain(item);
     if (judgement.verdict.status == Status::kDiverges) return judgement;
   }

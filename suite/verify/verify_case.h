@@ -6,36 +6,37 @@
 #include <functional>
 #include <map>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "fixtures/cases/case.h"
+#include "harness/report/tables.h"
 #include "harness/trace/reference.h"
 #include "harness/verdict/verdict.h"
 #include "subjects/parallel/arithmetic.h"
+#include "suite/record/run_case.h"
+#include "suite/verify/case_judgement.h"
+#include "suite/verify/side_by_side.h"
+#include "suite/verify/verify_observer.h"
 
 namespace isoshard {
 
-/// What a run is judged against. kPlain: the unsharded process, within its own response to one-ulp
-/// changes. kEmulated: the subject's declared arithmetic carried out in one process, bit by bit.
-/// kBoth: that, and the emulated run against the plain one. kAuto: kBoth for a subject that
-/// declares its arithmetic, kPlain for others and for lattice models, which are equal to the plain
-/// one.
-enum class ReferenceKind : std::uint8_t { kAuto, kPlain, kEmulated, kBoth };
-/// Auto, plain, emulated, both
-[[nodiscard]] std::string_view name_of(ReferenceKind kind) noexcept;
+/// How much of the runs is kept. kLean: a plain reference that holds an emulated run only has one
+/// response, and the others when that was not enough: the tolerance is the largest over all, so
+/// fewer never pass more. The emulated run and the subject's leave digests, not tensors, as long as
+/// they are equal. kWhole: three responses from the start, and every trace whole.
+enum class Retention : std::uint8_t { kLean, kWhole };
 
-struct CaseJudgement {
-  Verdict verdict;
-  /// What the verdict was made against, never kAuto
-  ReferenceKind against = ReferenceKind::kPlain;
+/// How cases are judged, as data. Each member may be left as it is.
+struct JudgePlan {
+  ReferenceKind reference = ReferenceKind::kAuto;
+  std::string fault = {};  ///< the id of a fault to inject into the subject's runs; empty: none
+  bool tables = false;     ///< put the runs side by side
+  Retention retention = Retention::kLean;
+  RunOptions run = {};  ///< test doubles and what to keep, of every run of the subject
+  /// For kBoth: the declared arithmetic, if it is not to be arithmetic_of.
+  std::function<Arithmetic(const Case&)> arithmetic = {};
 };
-
-/// What is asked of a run of the subject: to be compared with the reference as it records, or
-/// digests of what it records. Then the reference is the plain one, for who wants to know what is
-/// recorded, and may have no bytes any more.
-enum class RunDetail : std::uint8_t { kComparison, kDigests };
 
 /// Whether memory has room for the plain references of both at once.
 [[nodiscard]] bool references_fit_together(const Case& a, const Case& b);
@@ -44,23 +45,10 @@ enum class RunDetail : std::uint8_t { kComparison, kDigests };
 /// one should be neighbours, unless the references fit together.
 class CaseJudge {
  public:
-  /// Each may be empty but run.
-  struct Hooks {
-    /// Runs the subject; may be asked again
-    std::function<Trace(const Case&, const Reference&, RunDetail)> run;
-    /// A plain reference was made
-    std::function<void(const Case&, const Reference&)> on_plain = {};
-    /// An emulated one was made
-    std::function<void(const Case&, const Reference&)> on_emulated = {};
-    /// For kBoth: the declared arithmetic, if it is not to be arithmetic_of
-    std::function<Arithmetic(const Case&)> record = {};
-  };
-  /// kLean: a plain reference that holds an emulated run only has one response, and the others when
-  /// that was not enough: the tolerance is the largest over all, so fewer never pass more. The
-  /// emulated run and the subject's leave digests, not tensors, as long as they are equal. kWhole:
-  /// three responses from the start, and every trace whole.
-  enum class Retention : std::uint8_t { kLean, kWhole };
-  CaseJudge(ReferenceKind kind, Hooks hooks, Retention effort = Retention::kLean);
+  /// Errors   UsageError for an unknown fault.
+  explicit CaseJudge(JudgePlan plan);
+  /// Requires   the observer outlives the judge.
+  CaseJudge(JudgePlan plan, VerifyObserver& observer);
 
   /// The cases that will be judged, in this order. While memory lasts, the plain reference of the
   /// next one is made beside that of the one at hand: each is one process on one core.
@@ -71,15 +59,24 @@ class CaseJudge {
   /// findings say more; if it conforms to that, the verdict is the exact one. So is a run whose
   /// record cannot be carried out; only if it conforms is that an error.
   ///
-  /// Errors   as make_reference, emulate and the hook; UsageError for kEmulated and kBoth of a case
-  ///          that declares no arithmetic.
+  /// Errors   as make_reference, emulate and run_case; UsageError for kEmulated and kBoth of a case
+  ///          that declares no arithmetic; InfrastructureError if the fault had no effect.
   [[nodiscard]] CaseJudgement judge_case(const Case& item);
+
+  /// The runs side by side; none unless the plan asks for tables.
+  [[nodiscard]] std::vector<ComparisonTables> tables() const { return side_by_side_.tables(); }
 
  private:
   struct Plain {
     Reference reference;
-    bool is_seen = false;  ///< on_plain was called
+    bool is_seen = false;  ///< listeners know it
   };
+  /// Which run of the subject is asked for: one that is compared with the reference as it records,
+  /// or digests of what it records. For digests the reference is the plain one, which says what is
+  /// recorded and may have no bytes any more.
+  enum class RunDetail : std::uint8_t { kComparison, kDigests };
+  [[nodiscard]] Trace run_subject(const Case& item, const Reference& reference, RunDetail detail);
+  [[nodiscard]] CaseJudgement judged(const Case& item);
   [[nodiscard]] std::vector<Case>::const_iterator announced(const Case& item) const;
   /// Lets go of the plain references that neither `item` nor a later announced case is judged
   /// against.
@@ -99,9 +96,10 @@ class CaseJudge {
   /// The verdict on the subject's run against the emulated one, with no tolerance.
   [[nodiscard]] Verdict exact(const Case& item, Trace emulated);
 
-  ReferenceKind kind_;
-  Hooks hooks_;
-  Retention retention_;
+  JudgePlan plan_;
+  VerifyObserver nobody_;
+  VerifyObserver* observer_;
+  SideBySide side_by_side_;
   std::vector<Case> announced_;
   std::map<std::string, Plain> plains_;  ///< by reference_slug
 };

@@ -6,7 +6,7 @@
 #include <cctype>
 #include <functional>
 
-#include "harness/report/tables.h"
+#include "harness/report/text/verdict_text.h"
 
 namespace isoshard {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Claims about what a report shows.
-#include "harness/report/report.h"
+#include "harness/report/text/verdict_text.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "harness/judge/judge.h"
+#include "harness/report/json/verdict_json.h"
 #include "harness/testing/synthetic.h"
 
 namespace isoshard {
@@ -92,7 +93,7 @@ TEST(Report, ShowsSensitivitiesInsensitiveTensorsAndPublishedBounds) {
 
   const Verdict verdict = judge(r, run(MeshShape(), &r, body(1)), {});
   const std::string text = render(verdict);
-  const nlohmann::json report = report_json(verdict);
+  const nlohmann::json report = verdict_json(verdict);
 
   EXPECT_THAT(text, AllOf(HasSubstr("sensitivity           a scale error of "),
                           HasSubstr("rejected everywhere (weakest: forward at model.layers.0"),
@@ -124,7 +125,7 @@ TEST(Report, ListsEveryMissingTensor) {
 }
 
 TEST(ReportJson, HoldsStatusTensorsAndFindings) {
-  const nlohmann::json report = report_json(verdict_of(2));
+  const nlohmann::json report = verdict_json(verdict_of(2));
 
   EXPECT_EQ(report["schema"], 1);
   EXPECT_EQ(report["status"], "diverges");
@@ -140,7 +141,7 @@ TEST(ReportJson, NumbersThatJsonLacksAreStrings) {
   verdict.tensors[0].stats.max_abs = NAN;
   verdict.tensors[1].stats.max_abs = INFINITY;
 
-  const nlohmann::json report = report_json(verdict);
+  const nlohmann::json report = verdict_json(verdict);
 
   EXPECT_EQ(report["tensors"][0]["max_abs"], "nan");
   EXPECT_EQ(report["tensors"][1]["max_abs"], "inf");

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "harness/report/json_number.h"
-#include "harness/report/tables.h"
+#include "harness/report/json/json_number.h"
+#include "harness/report/json/verdict_json.h"
 
 namespace isoshard {
 namespace {

@@ -8,6 +8,9 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "harness/report/json/verdict_json.h"
+#include "harness/report/text/verdict_text.h"
+
 namespace isoshard {
 namespace {
 

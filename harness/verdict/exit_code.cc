@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Maps verdicts and exceptions to exit codes.
-#include "harness/cli/exit_code.h"
+#include "harness/verdict/exit_code.h"
 
 #include "core/base/error.h"
 

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "harness/report/json_number.h"
-#include "harness/report/report.h"
+#include "harness/report/json/json_number.h"
+#include "harness/report/json/verdict_json.h"
 
 namespace isoshard {
 namespace {
@@ -78,7 +78,7 @@ json bound_json(const PublishedBound& bound) {
 
 }  // namespace
 
-json report_json(const Verdict& verdict) {
+json verdict_json(const Verdict& verdict) {
   json mesh = json::array();
   for (const AxisDegree& axis : verdict.mesh.axes())
     mesh.push_back({{"axis", name_of(axis.axis)}, {"degree", axis.degree}});

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Pairs of bundles, or two curves.
+#include "harness/compare/compare.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "core/base/error.h"
+#include "harness/compare/dumped_runs.h"
+#include "harness/judge/compare_bundles.h"
+#include "harness/world/machine.h"
+
+namespace isoshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct LossGap {
+  double size = 0;
+  int step = 0;
+};
+
+/// The largest of the steps that both have.
+LossGap loss_gap(const Curve& reference, const Curve& actual) {
+  LossGap gap;
+  for (std::size_t i = 0; i < std::min(reference.steps.size(), actual.steps.size()); ++i) {
+    const double difference = std::fabs(actual.steps[i].loss - reference.steps[i].loss);
+    if (difference > gap.size) gap = {difference, reference.steps[i].step};
+  }
+  return gap;
+}
+
+/// Two subjects' curves, and nothing says how far roundings move them: a gap that bounds may allow
+/// proves nothing.
+bool is_unknown(const Curve& reference, const Curve& actual, const CurveBounds& bounds,
+                const LossGap& gap) {
+  const bool has_bounds = bounds.rtol.has_value() || !reference.spreads.empty();
+  if (has_bounds || reference.subject == actual.subject ||
+      reference.steps.size() != actual.steps.size())
+    return false;
+  return std::all_of(actual.steps.begin(), actual.steps.end(),
+                     [](const CurveStep& step) { return is_finite(step); }) &&
+         gap.size <= bounds.ceiling;
+}
+
+/// The reference's perturbed runs say what is allowed, or rtol, or nothing is.
+ReportCurve compare_curves(const ComparePlan& plan) {
+  const Curve reference = read_curve(plan.reference);
+  ReportCurve result{.curve = read_curve(plan.actual)};
+  const Curve& actual = result.curve;
+  result.name = actual.case_slug;
+  if (!plan.allows_different_settings) refuse_different_settings(reference, actual);
+  if (plan.rtol.has_value() && !reference.spreads.empty())
+    throw UsageError(
+        "--rtol must be left out: the perturbed runs of the reference already say how far a loss "
+        "curve may be from it");
+  CurveBounds bounds = plan.bounds_of ? plan.bounds_of(actual) : CurveBounds();
+  bounds.rtol = plan.rtol;
+  CurveVerdict verdict = judge_curve(reference, actual, bounds);
+  const LossGap gap = loss_gap(reference, actual);
+  if (verdict.first.has_value() && is_unknown(reference, actual, bounds, gap)) {
+    verdict.status = Status::kVacuous;
+    verdict.reason = fmt::format(
+        "the curves differ, and nothing says how far roundings alone move them: {} has no "
+        "perturbed runs. Compare with the loss_reference.json of isoshard train, or give --rtol. "
+        "First difference: {}",
+        label_of(reference), verdict.reason);
+  }
+  if (verdict.first.has_value() && gap.size > 0)
+    result.remarks.push_back(fmt::format(
+        "          largest difference of the loss: {:.3g} in step {}", gap.size, gap.step));
+  result.verdict = std::move(verdict);
+  return result;
+}
+
+/// A missing file that has the name of a curve counts as one: reading it says that it is missing.
+bool names_a_curve(const fs::path& path) {
+  std::error_code ignored;
+  return is_curve_file(path) || (path.extension() == ".json" && !fs::exists(path, ignored));
+}
+
+bool are_curves(const ComparePlan& plan) {
+  if (!plan.input_dir.empty() || plan.reference.empty() || plan.actual.empty()) return false;
+  const bool first = names_a_curve(plan.reference), second = names_a_curve(plan.actual);
+  if (first != second)
+    throw UsageError(
+        "compare takes two bundles or two loss curves (loss_SUBJECT.json), not one of each");
+  return first;
+}
+
+std::vector<DumpedPair> pairs_of(const ComparePlan& plan) {
+  if (!plan.input_dir.empty()) return dumped_pairs(plan.input_dir);
+  return {{plan.reference, plan.actual}};
+}
+
+}  // namespace
+
+void require_comparable(const ComparePlan& plan) {
+  if (plan.rtol.has_value() && !(*plan.rtol >= 0 && *plan.rtol < 1))
+    throw UsageError(
+        fmt::format("--rtol must be 0 or more and below 1, got {}: at 1 a run of zeros would pass",
+                    *plan.rtol));
+  if (!plan.input_dir.empty()) {
+    if (!plan.reference.empty())
+      throw UsageError("compare takes two bundles or --input-dir DIR, not both");
+  } else if (plan.reference.empty() || plan.actual.empty()) {
+    throw UsageError(
+        "compare needs two bundles: isoshard compare REFERENCE ACTUAL; or --input-dir DIR");
+  } else {
+    (void)are_curves(plan);
+  }
+}
+
+Report compare(const ComparePlan& plan, const CompareObserver& observer) {
+  require_comparable(plan);
+  Report report;
+  report.environment = settings_in_environment();
+  if (are_curves(plan)) {
+    const ReportCurve& added = report.add(compare_curves(plan));
+    if (observer.on_curve) observer.on_curve(added);
+    return report;
+  }
+  JudgeOptions options;
+  options.rtol = plan.rtol;
+  const DifferentSettings different =
+      plan.allows_different_settings ? DifferentSettings::kAllowed : DifferentSettings::kRefused;
+  for (const DumpedPair& pair : pairs_of(plan)) {
+    Verdict verdict = compare_bundles(pair.reference, pair.actual, options, different);
+    const std::string name = verdict.case_slug;
+    const ReportCase& added = report.add(ReportCase{.name = name, .verdict = std::move(verdict)});
+    if (observer.on_case) observer.on_case(added);
+  }
+  return report;
+}
+
+}  // namespace isoshard

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Compares runs on disk: bundles tensor by tensor, or two loss curves. What `isoshard compare`
+/// does, as a function.
+#pragma once
+#include <filesystem>
+#include <functional>
+#include <optional>
+
+#include "harness/curve/curve_judge.h"
+#include "harness/report/report.h"
+
+namespace isoshard {
+
+/// What to compare, as data: a reference and an actual run, or every pair of a folder.
+struct ComparePlan {
+  std::filesystem::path reference, actual;  ///< two bundles, or two loss curves
+  std::filesystem::path input_dir;          ///< of dumped runs; empty: the two above
+  /// Allowed relative Frobenius error. None: the responses of the reference decide, and without
+  /// responses every bit must be equal.
+  std::optional<double> rtol;
+  bool allows_different_settings = false;
+  /// The bounds of a curve, which may depend on its subject; empty: the usual ones.
+  std::function<CurveBounds(const Curve& actual)> bounds_of = {};
+};
+
+/// Called with each part of the report as soon as it is there. Each may be empty.
+struct CompareObserver {
+  std::function<void(const ReportCase&)> on_case = {};
+  std::function<void(const ReportCurve&)> on_curve = {};
+};
+
+/// Checks what can be checked before anything is compared or written.
+/// Errors   UsageError if the plan names a bundle and a curve, or less than two runs, or if rtol is
+///          not in [0, 1).
+void require_comparable(const ComparePlan& plan);
+
+/// Errors   as require_comparable; UsageError if settings differ and may not; FileError for a
+///          malformed file.
+/// Determinism   a function of its plan and the files.
+[[nodiscard]] Report compare(const ComparePlan& plan, const CompareObserver& observer = {});
+
+}  // namespace isoshard

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Claims about whole reports: how parts follow each other, and what every format has.
+#include "harness/report/formats/report_formats.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "core/base/error.h"
+#include "harness/report/json/json_report.h"
+
+namespace isoshard {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+ReportCase broken(const std::string& name) {
+  return {.name = name, .failure = "rank 1 crashed"};
+}
+
+Report mixed() {
+  Report report;
+  report.notes = {"all runs have fp32 masters"};
+  report.add(broken("a"));
+  report.add(broken("b"));
+  report.add(ReportGolden{"g", "match", "MATCH       g\n"}, kExitConforms);
+  report.add(ReportExperiment{.name = "init", .text = "table\n", .json = R"({"holds": true})"});
+  report.summary = "0 of 2 cases conform";
+  return report;
+}
+
+TEST(WholeReport, PartsThatArePrintedOneByOneMakeTheWholeText) {
+  const Report report = mixed();
+  TextReport text;
+
+  std::string printed = text.note(report.notes[0]);
+  for (const ReportCase& item : report.cases) printed += text.add(item);
+  printed += text.add(report.goldens[0]);
+  printed += text.add(report.experiments[0]);
+  printed += text.finish(report);
+
+  EXPECT_EQ(printed, text_of(report));
+}
+
+TEST(WholeReport, CasesAreSeparatedByBlankLines) {
+  Report report;
+  report.add(broken("a"));
+  report.add(broken("b"));
+  report.summary = "0 of 2 cases conform";
+
+  EXPECT_EQ(text_of(report),
+            "INCOMPLETE  a: rank 1 crashed\n\nINCOMPLETE  b: rank 1 crashed\n\n"
+            "0 of 2 cases conform\n");
+}
+
+TEST(WholeReport, CurvesAndGoldensFollowEachOtherLineByLine) {
+  Report report;
+  report.add(ReportGolden{"g", "match", "MATCH       g\n"}, kExitConforms);
+  report.add(ReportGolden{"h", "match", "MATCH       h\n"}, kExitConforms);
+  report.summary = "2 of 2 goldens match";
+
+  EXPECT_EQ(text_of(report), "MATCH       g\nMATCH       h\n2 of 2 goldens match\n");
+}
+
+TEST(WholeReport, TheWorstPartDecidesTheExitCode) {
+  Report report;
+  EXPECT_EQ(report.exit_code, kExitConforms);
+  report.add(ReportGolden{"g", "refused", ""}, kExitGolden);
+  EXPECT_EQ(report.exit_code, kExitGolden);
+  report.add(ReportExperiment{.name = "init", .holds = false});
+  EXPECT_EQ(report.exit_code, kExitDiverges);
+  report.add(ReportCurve{.name = "c", .failure = "rank 0 crashed"});
+  EXPECT_EQ(report.exit_code, kExitInfrastructure);
+}
+
+TEST(WholeReport, AFileHasNoColors) {
+  Report report;
+  report.add(ReportCase{.name = "a", .verdict = Verdict()});
+  TextOptions options;
+  options.verdict.color = true;
+
+  EXPECT_THAT(text_of(report, options), HasSubstr("\033"));
+  EXPECT_THAT(find_report_format("text").write(report, options), Not(HasSubstr("\033")));
+}
+
+TEST(WholeReport, EveryFormatWritesEveryReport) {
+  for (const ReportFormat& format : report_formats()) {
+    EXPECT_THAT(format.write(mixed(), {}), HasSubstr("rank 1 crashed")) << format.name;
+    EXPECT_EQ(find_report_format(format.name).file_name, format.file_name);
+  }
+  EXPECT_THROW((void)find_report_format("jsn"), UsageError);
+}
+
+TEST(WholeReport, JsonNamesCurvesAndGoldensOnlyWhereThereAreSome) {
+  EXPECT_FALSE(report_json(Report()).contains("curves"));
+  EXPECT_TRUE(report_json(mixed()).contains("goldens"));
+}
+
+}  // namespace
+}  // namespace isoshard

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The list of formats.
+#include "harness/report/formats/report_formats.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "core/base/atomic_file.h"
+#include "core/base/error.h"
+#include "core/base/suggest.h"
+#include "harness/report/json/json_report.h"
+
+namespace isoshard {
+namespace {
+
+std::string write_json(const Report& report, const TextOptions&) {
+  return report_json(report).dump(1) + "\n";
+}
+
+/// A file has no colors, whatever the terminal has.
+std::string write_text(const Report& report, const TextOptions& options) {
+  TextOptions plain = options;
+  plain.verdict.color = false;
+  return text_of(report, plain);
+}
+
+constexpr std::array kFormats{
+    ReportFormat{"json", "report.json", true, write_json},
+    ReportFormat{"text", "report.txt", true, write_text},
+};
+
+}  // namespace
+
+std::span<const ReportFormat> report_formats() {
+  return kFormats;
+}
+
+const ReportFormat& find_report_format(std::string_view name) {
+  std::vector<std::string> known;
+  for (const ReportFormat& format : kFormats) {
+    if (format.name == name) return format;
+    known.emplace_back(format.name);
+  }
+  throw UsageError(fmt::format("unknown report format '{}'{}; known are {}", name,
+                               did_you_mean(std::string(name), known), join_names(known)));
+}
+
+void write_report(const std::filesystem::path& folder, const Report& report,
+                  const TextOptions& options) {
+  if (folder.empty()) return;
+  for (const ReportFormat& format : kFormats) {
+    if (format.is_usual)
+      write_file_atomically(folder / format.file_name, format.write(report, options));
+  }
+}
+
+}  // namespace isoshard

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The parts of a report as JSON.
+#include "harness/report/json/json_report.h"
+
+#include <nlohmann/json.hpp>
+
+#include "harness/report/json/json_number.h"
+#include "harness/report/json/verdict_json.h"
+
+namespace isoshard {
+namespace {
+
+using nlohmann::json;
+
+json text_or_null(const std::string& text) {
+  return text.empty() ? json(nullptr) : json(text);
+}
+
+json broken_json(const std::string& name, const std::string& failure) {
+  return {{"case", name}, {"status", "incomplete"}, {"reason", failure}};
+}
+
+json case_json(const ReportCase& item) {
+  if (!item.verdict.has_value()) return broken_json(item.name, item.failure);
+  json j = verdict_json(*item.verdict);
+  if (item.against.empty()) return j;
+  j["case"] = item.name;
+  j["reference"] = item.against;
+  j["fault"] = text_or_null(item.fault);
+  return j;
+}
+
+json deviation_json(const CurveDeviation& d) {
+  return {{"step", d.step},
+          {"number", d.number},
+          {"reference", json_number(d.reference)},
+          {"actual", json_number(d.actual)},
+          {"deviation", json_number(d.deviation)},
+          {"allowed", json_number(d.allowed)},
+          {"rule", d.rule}};
+}
+
+json curve_json(const ReportCurve& item) {
+  if (!item.failure.empty()) return broken_json(item.name, item.failure);
+  json mesh = json::object();
+  for (const auto& [axis, degree] : item.curve.mesh) mesh[axis] = degree;
+  json j = {{"case", item.name},
+            {"subject", item.curve.subject},
+            {"title", item.curve.title},
+            {"mesh", mesh},
+            {"fault", text_or_null(item.fault)},
+            {"steps", item.curve.steps.size()},
+            {"status", nullptr},
+            {"reason", nullptr},
+            {"largest", nullptr},
+            {"first", nullptr},
+            {"remarks", item.remarks}};
+  if (!item.verdict.has_value()) return j;
+  const CurveVerdict& verdict = *item.verdict;
+  j["status"] = name_of(verdict.status);
+  j["reason"] = verdict.reason;
+  if (!verdict.largest.number.empty()) j["largest"] = deviation_json(verdict.largest);
+  if (verdict.first.has_value()) j["first"] = deviation_json(*verdict.first);
+  return j;
+}
+
+}  // namespace
+
+json report_json(const Report& report) {
+  json cases = json::array(), tables = json::array();
+  for (const ReportCase& item : report.cases) cases.push_back(case_json(item));
+  for (const ReportExperiment& item : report.experiments) cases.push_back(json::parse(item.json));
+  for (const ComparisonTables& item : report.tables) tables.push_back(tables_json(item));
+  json j = {{"schema", 1},
+            {"exit_code", report.exit_code},
+            {"cases", std::move(cases)},
+            {"tables", std::move(tables)},
+            {"environment", report.environment}};
+  for (const ReportCurve& item : report.curves) j["curves"].push_back(curve_json(item));
+  for (const ReportGolden& item : report.goldens)
+    j["goldens"].push_back({{"name", item.name}, {"status", item.status}, {"text", item.text}});
+  return j;
+}
+
+}  // namespace isoshard

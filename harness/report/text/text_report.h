@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A report for people to read: on the terminal while it grows, and as report.txt.
+#pragma once
+#include <string>
+
+#include "harness/report/report.h"
+#include "harness/report/text/verdict_text.h"
+
+namespace isoshard {
+
+struct TextOptions {
+  RenderOptions verdict;  ///< also decides whether tables list every module
+  int log_interval = 0;   ///< show the numbers of every so many steps of a curve; 0: of none
+};
+
+/// Writes a report part by part, so that a command can print each part as soon as it is known.
+/// Cases, tables, experiments and statistics are separated by blank lines; notes, curves and
+/// goldens follow each other line by line.
+///
+/// Guarantees   the texts that are returned, put together, are text_of the report that has the same
+///              parts in the same order.
+///
+///     TextReport text(options);
+///     print(text.add(report.add(std::move(judged))));   // for each case
+///     print(text.finish(report));                       // tables, statistics and summary
+class TextReport {
+ public:
+  explicit TextReport(TextOptions options = {}) : options_(options) {}
+
+  [[nodiscard]] std::string note(const std::string& line);
+  [[nodiscard]] std::string add(const ReportCase& item);
+  [[nodiscard]] std::string add(const ReportCurve& item);
+  [[nodiscard]] std::string add(const ReportGolden& item);
+  [[nodiscard]] std::string add(const ReportExperiment& item);
+  /// What closes the report: tables, statistics and the summary.
+  [[nodiscard]] std::string finish(const Report& report);
+
+ private:
+  /// `text` after a blank line, if anything stands before it.
+  [[nodiscard]] std::string block(std::string text);
+  [[nodiscard]] std::string lines(std::string text);
+
+  TextOptions options_;
+  bool is_empty_ = true, ends_with_block_ = false;
+};
+
+/// The whole report.
+/// Determinism   a function of its arguments.
+[[nodiscard]] std::string text_of(const Report& report, const TextOptions& options = {});
+
+}  // namespace isoshard

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+/// One run after the other, and what each leaves in the report.
+#include "suite/train/train.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "core/base/error.h"
+#include "fixtures/inputs/inputs.h"
+#include "fixtures/weights/shared_weights.h"
+#include "harness/world/interrupt.h"
+#include "harness/world/machine.h"
+#include "suite/faults/fault.h"
+#include "suite/reference/warm_up_training.h"
+
+namespace isoshard {
+namespace {
+
+constexpr const char* kReferenceRuns = "reference and perturbed runs";
+
+/// The runs of one plan.
+class Training {
+ public:
+  Training(const TrainPlan& plan, TrainObserver& observer) : plan_(plan), observer_(observer) {
+    report_.notes = plan.notes;
+    report_.environment = settings_in_environment();
+    report_.has_statistics = true;
+  }
+
+  void read_or_train_reference() {
+    if (!plan_.reference_curve.empty()) {
+      read_reference();
+    } else if (plan_.runs_reference) {
+      train_reference_runs();
+    }
+  }
+
+  void run(const Case& item) {
+    observer_.on_start(item.subject);
+    ReportCurve result{.name = item.slug(), .fault = plan_.fault};
+    try {
+      const TrainedCase trained = trained_case(item);
+      keep(trained.curve);
+      result.verdict = verdict_on(trained);
+      if (result.verdict.has_value()) add_look_further(item, trained, result);
+      result.curve = trained.curve;
+    } catch (const InfrastructureError& error) {
+      result.failure = error.what();
+    }
+    observer_.on_curve(report_.add(std::move(result)));
+  }
+
+  Report finish() {
+    if (interrupt_signal() != 0) report_.exit_code = 128 + interrupt_signal();
+    return std::move(report_);
+  }
+
+ private:
+  void read_reference() {
+    reference_ = read_curve(plan_.reference_curve);
+    if (reference_->subject != "reference")
+      throw FileError(fmt::format("{} must be the curve of a reference, got the curve of {}",
+                                  plan_.reference_curve.string(), reference_->subject));
+    for (const Case& item : plan_.cases)
+      refuse_different_settings(*reference_, untrained_curve(item));
+  }
+
+  /// A reference that ends in numbers that are none, or whose perturbed runs are too far from it,
+  /// shows nothing.
+  void train_reference_runs() {
+    observer_.on_start(kReferenceRuns);
+    const TrainedCase trained =
+        train_reference(plan_.reference, plan_.perturbed_runs, options_of(kReferenceRuns));
+    keep(trained.curve);
+    reference_ = trained.curve;
+    const std::string problem = non_finite_in_words(trained),
+                      chaos = chaos_of(trained.curve, CurveBounds());
+    ReportCurve result{.name = plan_.reference.slug(), .curve = trained.curve};
+    if (!problem.empty() || !chaos.empty()) {
+      const char* const between = problem.empty() || chaos.empty() ? "" : "\n          ";
+      result.verdict = verdict_of(Status::kVacuous, trained.curve, problem + between + chaos);
+    } else if (plan_.cases.empty()) {
+      result.remarks.emplace_back("The reference alone was trained: nothing is judged.");
+    }
+    observer_.on_curve(report_.add(std::move(result)));
+  }
+
+  static CurveVerdict verdict_of(Status status, const Curve& curve, std::string reason) {
+    CurveVerdict verdict;
+    verdict.status = status;
+    verdict.label = label_of(curve);
+    verdict.reason = std::move(reason);
+    verdict.steps = static_cast<int>(curve.steps.size());
+    return verdict;
+  }
+
+  TrainOptions options_of(const std::string& run) {
+    TrainOptions options;
+    options.check_interval = plan_.check_interval;
+    if (observer_.watches_steps())
+      options.on_step = [this, run](int step) { observer_.on_step(run, step); };
+    return options;
+  }
+
+  TrainedCase trained_case(const Case& item) {
+    TrainOptions options = options_of(item.subject);
+    if (plan_.fault.empty()) return train_case(item, options);
+    const FaultProbe probe;
+    options.run = with_fault(options.run, find_fault(plan_.fault), item, probe);
+    TrainedCase trained = train_case(item, options);
+    require_fired(probe, plan_.fault, item.slug());
+    return trained;
+  }
+
+  void keep(const Curve& curve) const {
+    if (!plan_.curves.empty()) write_curve(plan_.curves / curve_file_name(curve), curve);
+  }
+
+  /// Without a reference only what a run finds by itself is a verdict.
+  std::optional<CurveVerdict> verdict_on(const TrainedCase& trained) const {
+    if (reference_.has_value()) return judge_training(*reference_, trained);
+    if (trained.is_sound()) return std::nullopt;
+    return verdict_of(Status::kDiverges, trained.curve, found_without_reference(trained));
+  }
+
+  void add_look_further(const Case& item, const TrainedCase& trained, ReportCurve& result) const {
+    const CurveVerdict& verdict = *result.verdict;
+    if (!plan_.look_further || !reference_.has_value() || item.resumed.has_value() ||
+        verdict.status != Status::kDiverges)
+      return;
+    int first = trained.curve.steps.back().step;
+    if (verdict.first.has_value()) first = std::min(first, verdict.first->step);
+    if (trained.unequal_copies.has_value())
+      first = std::min(first, trained.unequal_copies->key.step);
+    result.remarks.push_back(
+        fmt::format("          look further: {}", plan_.look_further(item, first + 1)));
+  }
+
+  const TrainPlan& plan_;
+  TrainObserver& observer_;
+  std::optional<Curve> reference_;
+  Report report_;
+};
+
+}  // namespace
+
+Report train(const TrainPlan& plan, TrainObserver& observer) {
+  if (!plan.save_weights.empty()) save_initial_weights(plan.reference, plan.save_weights);
+  if (!plan.save_batch.empty()) save_case_batches(plan.reference, plan.save_batch);
+  warm_up_training({plan.reference});
+  std::vector<Case> all = plan.cases;
+  all.push_back(plan.reference);
+  const SharedWeights weights(all);
+  Training training(plan, observer);
+  training.read_or_train_reference();
+  for (const Case& item : plan.cases) {
+    if (interrupt_signal() != 0) break;
+    training.run(item);
+  }
+  return training.finish();
+}
+
+}  // namespace isoshard

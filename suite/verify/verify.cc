@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+/// One case after the other, and what each leaves in the report.
+#include "suite/verify/verify.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/base/error.h"
+#include "fixtures/cases/case_settings.h"
+#include "fixtures/inputs/inputs.h"
+#include "fixtures/weights/shared_weights.h"
+#include "harness/bundle/bundle.h"
+#include "harness/world/interrupt.h"
+#include "harness/world/machine.h"
+#include "suite/faults/fault.h"
+#include "suite/record/run_case.h"
+#include "suite/reference/warm_up_training.h"
+#include "suite/verify/verify_case.h"
+
+namespace isoshard {
+namespace {
+
+/// What a bundle says of the single process that a case is judged against.
+std::string reference_settings(Case item) {
+  item.subject = "reference";
+  item.degrees.tp = 1;
+  return bundle_settings(item, judge_options(item));
+}
+
+/// Writes every run as a bundle, and passes on what it hears.
+class BundleDump : public VerifyObserver {
+ public:
+  BundleDump(std::filesystem::path folder, VerifyObserver& next)
+      : folder_(std::move(folder)), next_(next) {}
+
+  void on_plain(const Case& item, const Reference& reference) override {
+    write_bundle(folder_ / ("reference_" + item.reference_slug()), reference,
+                 reference_settings(item));
+    next_.on_plain(item, reference);
+  }
+  void on_emulated(const Case& item, const Reference& reference) override {
+    write_bundle(folder_ / ("emulated_" + item.slug()), reference, reference_settings(item));
+    next_.on_emulated(item, reference);
+  }
+  void on_run(const Case& item, const Trace& trace) override {
+    write_bundle(folder_ / item.slug(), trace, bundle_settings(item, judge_options(item)));
+    next_.on_run(item, trace);
+  }
+
+ private:
+  std::filesystem::path folder_;
+  VerifyObserver& next_;
+};
+
+JudgePlan judge_plan_of(const VerifyPlan& plan) {
+  JudgePlan result;
+  // A benign variation is legal, but not what its subject declares.
+  const bool is_benign = !plan.fault.empty() && !find_fault(plan.fault).expected.has_value();
+  result.reference =
+      plan.reference == ReferenceKind::kAuto && is_benign ? ReferenceKind::kPlain : plan.reference;
+  result.fault = plan.fault;
+  result.tables = plan.tables;
+  result.retention = plan.dump.empty() ? Retention::kLean : Retention::kWhole;
+  return result;
+}
+
+/// All cases start from the same weights; the one that takes most samples has those of the others.
+void save_inputs(const VerifyPlan& plan) {
+  if (!plan.save_weights.empty()) save_initial_weights(plan.cases.front(), plan.save_weights);
+  if (plan.save_batch.empty()) return;
+  const auto samples = [](const Case& c) {
+    return std::int64_t{c.steps} * c.micro_batches * c.degrees.dp * c.batch_size;
+  };
+  const auto largest =
+      std::max_element(plan.cases.begin(), plan.cases.end(),
+                       [&](const Case& a, const Case& b) { return samples(a) < samples(b); });
+  save_case_batches(*largest, plan.save_batch);
+}
+
+ReportCase judged_case(CaseJudge& judge, const Case& item, const std::string& fault) {
+  ReportCase result{.name = item.slug(), .fault = fault};
+  try {
+    CaseJudgement judgement = judge.judge_case(item);
+    result.verdict = std::move(judgement.verdict);
+    result.against = name_of(judgement.against);
+  } catch (const InfrastructureError& error) {
+    result.failure = error.what();
+  }
+  return result;
+}
+
+/// A run that an interrupt ended was not judged.
+std::string summary_of(const Report& report, std::size_t total, std::size_t judged) {
+  if (interrupt_signal() != 0)
+    return fmt::format("interrupted after {} of {} cases", judged, total);
+  const auto conforming = std::ranges::count_if(
+      report.cases, [](const ReportCase& item) { return item.status() == Status::kConforms; });
+  return fmt::format("{} of {} case{} conform{}", conforming, total, total == 1 ? "" : "s",
+                     total == 1 ? "s" : "");
+}
+
+}  // namespace
+
+Report verify(const VerifyPlan& plan, VerifyObserver& observer) {
+  if (plan.cases.empty()) throw UsageError("nothing selected: there is no case to verify");
+  save_inputs(plan);
+  warm_up_training(plan.cases);
+  const SharedWeights weights(plan.cases);
+  BundleDump dump(plan.dump, observer);
+  CaseJudge judge(judge_plan_of(plan), plan.dump.empty() ? observer : dump);
+  // A run with a fault differs: its references are asked for again.
+  if (plan.fault.empty()) judge.announce(plan.cases);
+  Report report;
+  report.environment = settings_in_environment();
+  std::size_t judged = 0;
+  for (const Case& item : plan.cases) {
+    if (interrupt_signal() != 0) break;
+    observer.on_case(item);
+    const ReportCase& added = report.add(judged_case(judge, item, plan.fault));
+    observer.on_judged(added);
+    judged += added.verdict.has_value() || interrupt_signal() == 0 ? 1 : 0;
+  }
+  if (interrupt_signal() != 0) report.exit_code = 128 + interrupt_signal();
+  report.tables = judge.tables();
+  report.summary = summary_of(report, plan.cases.size(), judged);
+  return report;
+}
+
+}  // namespace isoshard

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Verifies a list of cases: what `isoshard verify` does, as a function.
+#pragma once
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "fixtures/cases/case.h"
+#include "harness/report/report.h"
+#include "suite/verify/case_judgement.h"
+#include "suite/verify/verify_observer.h"
+
+namespace isoshard {
+
+/// What to verify, as data.
+struct VerifyPlan {
+  /// Validated; with tables in the order of order_for_tables (suite/verify/side_by_side.h).
+  std::vector<Case> cases;
+  ReferenceKind reference = ReferenceKind::kAuto;
+  std::string fault;           ///< the id of a fault to inject into every run; empty: none
+  bool tables = false;         ///< put the runs side by side
+  std::filesystem::path dump;  ///< write every run as a bundle below this folder; empty: none
+  /// Files to save the initial weights and the batches to; empty: not saved.
+  std::filesystem::path save_weights, save_batch;
+};
+
+/// Runs every case against its reference and judges it.
+///
+/// A case whose world breaks down is reported as incomplete, and the other cases still run. After
+/// an interrupt the report has what was judged until then, and exit code 130 or 143.
+///
+/// Ranks    called by the controller.
+/// Errors   as CaseJudge::judge_case, but for InfrastructureError; UsageError for no case.
+/// Determinism   a function of its plan, apart from the failures of worlds.
+///
+/// Example
+///     VerifyObserver quiet;
+///     const Report report = verify({.cases = preset_cases("small")}, quiet);
+[[nodiscard]] Report verify(const VerifyPlan& plan, VerifyObserver& observer);
+
+}  // namespace isoshard
