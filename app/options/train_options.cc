@@ -235,7 +235,7 @@ void declare_train_options(OptionTable& table) {
   const auto list = [] { return po::value<Strings>()->multitoken()->composing(); };
   auto add = table.options.add_options();
   add("preset", po::value<std::string>(),
-      "where to start from: small (default), default, seed; see verify");
+      "where to start from: small (default), default, published; see verify");
   add("subjects", list(),
       "what to train: ddp autotp ... (default: all); the reference is trained anyway, to judge "
       "them");

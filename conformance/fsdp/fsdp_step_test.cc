@@ -47,13 +47,7 @@ std::vector<Case> step_cases() {
 class FsdpStep : public ::testing::TestWithParam<Case> {};
 
 TEST_P(FsdpStep, MatchesSingleProcess) {
-  const Case& item = GetParam();
-  const Reference& reference = reference_of(item);
-
-  const Trace actual = run_case(item, reference);
-
-  ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.degrees.dp * item.degrees.tp);
-  EXPECT_THAT(actual, conforms_to(reference, policy_of(item)));
+  expect_matches_single_process(GetParam());
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, FsdpStep, ::testing::ValuesIn(step_cases()), case_name);

@@ -13,6 +13,7 @@
 #include "harness/judge/judge.h"
 #include "harness/verdict/verdict.h"
 #include "subjects/optim/wrapped_optimizer.h"
+#include "subjects/registry/subject_spec.h"
 #include "suite/testing/step_cases.h"
 
 namespace isoshard {
@@ -26,7 +27,8 @@ void PrintTo(const LatticeRun& run, std::ostream* out) {
   *out << run.item.slug() << ' ' << name_of(run.order);
 }
 
-Case case_of(const char* subject, const Degrees& degrees, Dtype dtype, int row_nonzeros = 1) {
+Case case_of(const std::string& subject, const Degrees& degrees, Dtype dtype,
+             int row_nonzeros = 1) {
   Case item = lattice_case(row_nonzeros);
   item.subject = subject;
   item.degrees = degrees;
@@ -36,7 +38,8 @@ Case case_of(const char* subject, const Degrees& degrees, Dtype dtype, int row_n
 
 // One and two non-zero entries a row, two micro-batches, several steps where the dtype has the
 // bits, copied kv heads, a split vocabulary.
-std::vector<Case> variants(const char* subject, const Degrees& degrees) {
+std::vector<Case> variants(const SubjectSpec& spec, const Degrees& degrees) {
+  const std::string subject(spec.name);
   std::vector<Case> cases = {case_of(subject, degrees, Dtype::kBFloat16),
                              case_of(subject, degrees, Dtype::kFloat16),
                              case_of(subject, degrees, Dtype::kFloat32, 2)};
@@ -57,29 +60,44 @@ std::vector<Case> variants(const char* subject, const Degrees& degrees) {
   one_kv_head.batch_size = 1;
   one_kv_head.seq_length = 5;
   cases.push_back(one_kv_head);
-  if (cases[0].subject == "autotp") {
+  if (spec.takes("make_vocab_size_divisible_by")) {
     cases.push_back(cases[0]);
     cases.back().settings.make_vocab_size_divisible_by = 8;
+  }
+  for (Case& item : cases) {
+    const bool is_16_bit = size_of(item.dtype) < size_of(Dtype::kFloat32);
+    if (is_16_bit && spec.needs_fp32_masters) item.settings.master_dtype = Dtype::kFloat32;
   }
   return cases;
 }
 
-std::vector<LatticeRun> runs_on(int world_size) {
+std::vector<LatticeRun> runs() {
   std::vector<LatticeRun> runs;
-  const auto add = [&](const char* subject, const Degrees& degrees) {
-    if (mesh_of(degrees).world_size() != world_size) return;
-    for (const Case& item : variants(subject, degrees)) {
+  const auto add = [&](const SubjectSpec& spec, const Degrees& degrees) {
+    for (const Case& item : variants(spec, degrees)) {
       for (const ReductionOrder order :
            {ReductionOrder::kOrdered, ReductionOrder::kRing, ReductionOrder::kTree}) {
-        const bool all_orders = world_size > 1 && item.micro_batches == 1 && item.steps == 1;
+        const bool all_orders = item.world_size() > 1 && item.micro_batches == 1 &&
+                                item.steps == 1 &&
+                                item.subject == usual_subject(degrees.tp > 1, degrees.dp > 1);
         if (all_orders || order == ReductionOrder::kOrdered) runs.push_back({item, order});
       }
     }
   };
-  for (const int dp : {1, 2, 3}) add("ddp", {.dp = dp});
-  for (const auto& [dp, tp] :
-       {std::pair{1, 1}, {2, 1}, {1, 2}, {1, 3}, {2, 2}, {1, 4}, {3, 2}, {2, 3}})
-    add("autotp", {.dp = dp, .tp = tp});
+  for (const SubjectSpec& spec : subject_specs()) {
+    if (spec.is_reference()) continue;
+    for (const Degrees& degrees : {Degrees{},
+                                   {.dp = 2},
+                                   {.dp = 3},
+                                   {.tp = 2},
+                                   {.tp = 3},
+                                   {.tp = 4},
+                                   {.dp = 2, .tp = 2},
+                                   {.dp = 3, .tp = 2},
+                                   {.dp = 2, .tp = 3}}) {
+      if (degrees.tp == 1 || spec.has(Axis::kTp)) add(spec, degrees);
+    }
+  }
   return runs;
 }
 
@@ -89,7 +107,7 @@ std::string run_name(const ::testing::TestParamInfo<LatticeRun>& info) {
 
 class LatticeStep : public ::testing::TestWithParam<LatticeRun> {
  protected:
-  static void expect_equal_to_the_reference(int world_size) {
+  static void expect_equal_to_the_reference() {
     const LatticeRun& run = GetParam();
     RunOptions options;
     options.order = run.order;
@@ -98,7 +116,7 @@ class LatticeStep : public ::testing::TestWithParam<LatticeRun> {
     const Trace actual = run_case(run.item, reference, options);
     const Verdict verdict = judge(reference, actual, policy_of(run.item));
 
-    ASSERT_EQ(static_cast<int>(actual.ranks.size()), world_size);
+    ASSERT_EQ(static_cast<int>(actual.ranks.size()), run.item.world_size());
     EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
     EXPECT_GT(verdict.compared, 70);
     std::int64_t nonzero = 0;
@@ -111,31 +129,10 @@ class LatticeStep : public ::testing::TestWithParam<LatticeRun> {
   }
 };
 
-class LatticeWorld1 : public LatticeStep {};
-class LatticeWorld2 : public LatticeStep {};
-class LatticeWorld3 : public LatticeStep {};
-class LatticeWorld4 : public LatticeStep {};
-class LatticeWorld6 : public LatticeStep {};
-TEST_P(LatticeWorld1, IsEqualToTheReference) {
-  expect_equal_to_the_reference(1);
+TEST_P(LatticeStep, IsEqualToTheReference) {
+  expect_equal_to_the_reference();
 }
-TEST_P(LatticeWorld2, IsEqualToTheReference) {
-  expect_equal_to_the_reference(2);
-}
-TEST_P(LatticeWorld3, IsEqualToTheReference) {
-  expect_equal_to_the_reference(3);
-}
-TEST_P(LatticeWorld4, IsEqualToTheReference) {
-  expect_equal_to_the_reference(4);
-}
-TEST_P(LatticeWorld6, IsEqualToTheReference) {
-  expect_equal_to_the_reference(6);
-}
-INSTANTIATE_TEST_SUITE_P(Cases, LatticeWorld1, ::testing::ValuesIn(runs_on(1)), run_name);
-INSTANTIATE_TEST_SUITE_P(Cases, LatticeWorld2, ::testing::ValuesIn(runs_on(2)), run_name);
-INSTANTIATE_TEST_SUITE_P(Cases, LatticeWorld3, ::testing::ValuesIn(runs_on(3)), run_name);
-INSTANTIATE_TEST_SUITE_P(Cases, LatticeWorld4, ::testing::ValuesIn(runs_on(4)), run_name);
-INSTANTIATE_TEST_SUITE_P(Cases, LatticeWorld6, ::testing::ValuesIn(runs_on(6)), run_name);
+INSTANTIATE_TEST_SUITE_P(EverySubject, LatticeStep, ::testing::ValuesIn(runs()), run_name);
 
 Verdict verdict_of(const Case& item, const RunOptions& options) {
   const Reference& reference = reference_of(item);

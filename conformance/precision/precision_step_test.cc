@@ -67,13 +67,7 @@ std::vector<Case> precision_cases() {
 class PrecisionStep : public ::testing::TestWithParam<Case> {};
 
 TEST_P(PrecisionStep, MatchesSingleProcess) {
-  const Case item = GetParam();
-  const Reference& reference = reference_of(item);
-
-  const Trace actual = run_case(item, reference);
-
-  EXPECT_EQ(static_cast<int>(actual.ranks.size()), item.world_size());
-  EXPECT_THAT(actual, conforms_to(reference, policy_of(item)));
+  expect_matches_single_process(GetParam());
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, PrecisionStep, ::testing::ValuesIn(precision_cases()), case_name);

@@ -119,13 +119,7 @@ std::vector<Case> architecture_cases() {
 class TensorParallelStep : public ::testing::TestWithParam<Case> {};
 
 TEST_P(TensorParallelStep, MatchesSingleProcess) {
-  const Case& item = GetParam();
-  const Reference& reference = reference_of(item);
-
-  const Trace actual = run_case(item, reference);
-
-  ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.degrees.dp * item.degrees.tp);
-  EXPECT_THAT(actual, conforms_to(reference, policy_of(item)));
+  expect_matches_single_process(GetParam());
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, TensorParallelStep, ::testing::ValuesIn(step_cases()), case_name);

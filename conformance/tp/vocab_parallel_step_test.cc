@@ -83,13 +83,7 @@ std::vector<Case> vocab_parallel_cases() {
 class VocabParallelStep : public ::testing::TestWithParam<Case> {};
 
 TEST_P(VocabParallelStep, MatchesSingleProcess) {
-  const Case item = GetParam();
-  const Reference& reference = reference_of(item);
-
-  const Trace actual = run_case(item, reference);
-
-  EXPECT_EQ(static_cast<int>(actual.ranks.size()), item.world_size());
-  EXPECT_THAT(actual, conforms_to(reference, policy_of(item)));
+  expect_matches_single_process(GetParam());
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, VocabParallelStep, ::testing::ValuesIn(vocab_parallel_cases()),

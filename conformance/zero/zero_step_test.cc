@@ -42,13 +42,7 @@ Case in_bf16_with_masters(Case item) {
 class ZeroStep : public ::testing::TestWithParam<Case> {};
 
 TEST_P(ZeroStep, MatchesSingleProcess) {
-  const Case& item = GetParam();
-  const Reference reference = reference_of(item);
-
-  const Trace trace = run_case(item, reference);
-
-  ASSERT_EQ(static_cast<int>(trace.ranks.size()), item.degrees.dp * item.degrees.tp);
-  EXPECT_THAT(trace, conforms_to(reference, policy_of(item)));
+  expect_matches_single_process(GetParam());
 }
 
 std::vector<Case> step_cases() {

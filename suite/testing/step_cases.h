@@ -75,6 +75,16 @@ inline Case with_heads(Case item, std::int64_t heads, std::int64_t kv_heads) {
   return item;
 }
 
+/// Every tensor of the case's run is within the bounds of the single process, on every rank.
+inline void expect_matches_single_process(const Case& item) {
+  const Reference& reference = reference_of(item);
+
+  const Trace actual = run_case(item, reference);
+
+  ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.world_size());
+  EXPECT_THAT(actual, conforms_to(reference, policy_of(item)));
+}
+
 /// For failure messages of parametrized tests.
 inline void PrintTo(const Case& item, std::ostream* out) {
   *out << item.slug();
