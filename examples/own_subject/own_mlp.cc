@@ -26,8 +26,8 @@ struct Mlp final : Subject {
   void clip() override {}
   void step() override {}
   void state() override {}
-  void record(const char* name, int dim, const at::Tensor& gradient) {
-    sink_.on_record({RecordKind::kGrad, name, {{8, 8}, {shard(Axis::kTp, dim)}}, 1.0}, gradient);
+  void record(const char* name, int dim, const at::Tensor& grad) {
+    sink_.on_record({RecordKind::kGrad, name, {{8, 8}, {shard(Axis::kTp, dim)}, {}, {}}}, grad);
   }
   at::Tensor weight(int dim) const {
     const at::Tensor whole = at::arange(64, at::kFloat).remainder(7).sub(3).view({8, 8});

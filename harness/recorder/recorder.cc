@@ -9,16 +9,8 @@
 
 namespace isoshard {
 
-Recorder::Recorder(RecorderOptions options)
-    : mutation_(std::move(options.mutation)), writer_(std::move(options)) {}
+Recorder::Recorder(RecordOptions options) : writer_(std::move(options)) {}
 Recorder::~Recorder() = default;
-
-at::Tensor Recorder::mutate(const Site& site, at::Tensor value) {
-  if (!mutation_) return value;
-  at::Tensor changed = mutation_(site, value);
-  if (!changed.is_same(value)) ++mutations_;
-  return changed;
-}
 
 void Recorder::record(const Site& site, const at::Tensor& value) {
   const at::NoGradGuard no_grad;
@@ -30,23 +22,17 @@ void Recorder::begin_step(int step) {
 }
 
 at::Tensor Recorder::on_activation(const Site& site, at::Tensor value) {
-  at::Tensor result = mutate(site, std::move(value));
-  if (!site.recomputed) record(site, result);
-  return result;
+  if (!site.recomputed) record(site, value);
+  return value;
 }
 
 at::Tensor Recorder::on_activation_grad(const Site& site, at::Tensor gradient) {
-  at::Tensor result = mutate(site, std::move(gradient));
-  record(site, result);
-  return result;
+  record(site, gradient);
+  return gradient;
 }
 
 void Recorder::on_record(const Site& site, const at::Tensor& value) {
   record(site, value);
-}
-
-int Recorder::mutations() const noexcept {
-  return mutations_;
 }
 
 RankTrace Recorder::finish() {

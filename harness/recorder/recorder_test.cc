@@ -89,29 +89,8 @@ TEST(Recorder, GradScaleIsDividedOut) {
   EXPECT_EQ(merged(trace).unequal_bits, 0);
 }
 
-TEST(Recorder, AMutationComesBeforeTheRecordAndIsCounted) {
-  RecorderOptions options;
-  options.keep = Keep::kEverything;
-  options.arena = std::make_shared<Arena>(1 << 20, "t");
-  options.mutation = [](const Site& s, at::Tensor value) {
-    return s.name == "bad" ? value + 1 : value;
-  };
-  Recorder recorder(options);
-
-  const at::Tensor good =
-      recorder.on_activation(site(RecordKind::kActivation, "good", layout_of({2})), at::zeros({2}));
-  const at::Tensor bad =
-      recorder.on_activation(site(RecordKind::kActivation, "bad", layout_of({2})), at::zeros({2}));
-
-  EXPECT_EQ(recorder.mutations(), 1);
-  const RankTrace trace = recorder.finish();
-  EXPECT_TRUE(at::equal(good, at::zeros({2})));
-  EXPECT_TRUE(at::equal(bad, at::ones({2})));
-  EXPECT_TRUE(at::equal(tensor_of(trace.tensor(trace.records[1])), at::ones({2})));
-}
-
 TEST(Recorder, RecordingLeavesTheGraphAlone) {
-  RecorderOptions options;
+  RecordOptions options;
   Recorder recorder(options);
   const at::Tensor x = at::ones({2}).requires_grad_();
   const at::Tensor y = x * 2;

@@ -29,7 +29,8 @@ RunSpec checked(RunSpec spec) {
   if (!spec.make || !spec.batches)
     throw UsageError(fmt::format("{}: a run needs the functions make and batches", spec.name));
   if (spec.steps < 1)
-    throw UsageError(fmt::format("{}: steps must be at least 1, got {}", spec.name, spec.steps));
+    throw UsageError(
+        fmt::format("{}: the number of steps must be at least 1, got {}", spec.name, spec.steps));
   return spec;
 }
 
@@ -50,7 +51,7 @@ ProcessWork work_of(const RunSpec& spec, const Recording& recording, TraceStore&
   std::vector<std::shared_ptr<Recorder>> recorders;
   const int num_ranks = spec.body_of_all ? spec.mesh.world_size() : 1;
   for (int i = 0; i < num_ranks; ++i) {
-    RecorderOptions options;
+    RecordOptions options;
     options.mesh = spec.mesh;
     options.rank = process * num_ranks + i;
     options.reference = recording.reference;

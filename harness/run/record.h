@@ -3,10 +3,10 @@
 #pragma once
 #include <memory>
 
+#include "harness/recorder/recorder.h"
 #include "harness/run/run_spec.h"
 #include "harness/run/trace_store.h"
 #include "harness/run/world_run.h"
-#include "harness/trace/recorder.h"
 #include "harness/trace/reference.h"
 
 namespace isoshard {

@@ -45,7 +45,7 @@ float kept(const Trace& trace, std::size_t rank) {
 }
 
 TEST(SinkChain, ObserversSeeWhatTheFaultMadeAndTheEndRecordsIt) {
-  RecorderOptions options;
+  RecordOptions options;
   options.keep = Keep::kEverything;
   options.arena = std::make_shared<Arena>(1 << 20, "t");
   Recorder end(options);
@@ -66,7 +66,7 @@ TEST(SinkChain, ObserversSeeWhatTheFaultMadeAndTheEndRecordsIt) {
 }
 
 TEST(SinkChain, IsItsEndWhereNothingStandsBefore) {
-  Recorder end{RecorderOptions{}};
+  Recorder end{RecordOptions{}};
 
   const SinkChain chain({}, {}, end);
 

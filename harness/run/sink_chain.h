@@ -7,9 +7,11 @@
 
 #include "core/observe/sink.h"
 #include "harness/fault/probe.h"
-#include "harness/trace/recorder.h"
 
 namespace isoshard {
+
+/// Replaces a value that passes at a tap; returns it unchanged where the fault does not apply.
+using TapMutation = std::function<at::Tensor(const Site& site, at::Tensor value)>;
 
 /// Looks at a value that passes at a tap, an activation or its gradient, and changes nothing.
 using TapObserver = std::function<void(const Site& site, const at::Tensor& value)>;

@@ -39,7 +39,7 @@ inline at::Tensor values(const Shape& shape, std::int64_t seed, at::ScalarType d
 inline RankTrace run_rank(const MeshShape& mesh, int rank, const Reference* reference, Keep keep,
                           const Body& body, const JudgePolicy& policy = {},
                           RunPurpose purpose = RunPurpose::kJudged) {
-  RecorderOptions options;
+  RecordOptions options;
   options.mesh = mesh;
   options.rank = rank;
   options.reference = reference;

@@ -47,6 +47,4 @@ enum class RunPurpose : std::uint8_t {
 [[nodiscard]] bool masks_small_gradients(const JudgePolicy& policy, int response_runs,
                                          RunPurpose purpose) noexcept;
 
-/// The former name.
-
 }  // namespace isoshard

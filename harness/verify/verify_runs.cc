@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/reference_name.h"
 #include "harness/bundle/bundle.h"
 #include "harness/bundle/run_settings.h"
 #include "harness/judge/judge.h"
@@ -47,7 +48,7 @@ std::string settings_of(const RunPlan& plan, const JudgePolicy& policy) {
 
 Reference reference_of(const RunPlan& plan, Launcher& launcher) {
   RunSpec plain = plan.reference;
-  plain.subject = "reference";
+  plain.subject = kReferenceName;
   Reference reference = record_reference(plain, launcher);
   for (RunSpec perturbed : plan.perturbed) {
     perturbed.policy = plan.reference.policy;

@@ -20,11 +20,11 @@ using CommDecorator =
 
 struct WorldOptions {
   int size = 1;  ///< 1 to 16
-  /// Shown in reports, for example the case's slug
+  /// Shown in reports, for example the case's slug.
   std::string name{};
   std::chrono::milliseconds deadline{60'000};  ///< from start to the last rank's end
   CommDecorator decorate{};                    ///< a fault, or nothing
-  /// Of all its groups; kNative is a UsageError, there is none on shm
+  /// The order of reductions in all groups. kNative is a UsageError, because shm does not have it.
   ReductionOrder order = ReductionOrder::kOrdered;
   Transport transport{};  ///< without `make`: shm
 };

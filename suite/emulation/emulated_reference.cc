@@ -15,6 +15,7 @@
 
 #include "core/base/error.h"
 #include "fixtures/inputs/inputs.h"
+#include "harness/recorder/recorder.h"
 #include "harness/trace/assembled.h"
 #include "harness/verdict/equal_runs.h"
 #include "harness/world/forked/forked_world.h"

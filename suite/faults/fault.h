@@ -13,7 +13,7 @@
 
 #include "fixtures/cases/case.h"
 #include "harness/fault/collective_fault.h"
-#include "harness/recorder/recorder.h"
+#include "harness/run/sink_chain.h"
 #include "harness/verdict/verdict.h"
 #include "suite/record/run_case.h"
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "fixtures/inputs/inputs.h"
+#include "subjects/registry/subject_spec.h"
 #include "suite/record/batches.h"
 #include "suite/record/make_subject.h"
 #include "suite/reference/lattice_guard.h"

@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "core/base/reference_name.h"
 #include "core/mesh/mesh.h"
 #include "subjects/optim/wrapped_optimizer.h"
 #include "suite/reference/policy.h"
@@ -207,7 +208,7 @@ void run_plain(const Case& c, const PlainRun& run, Rank& rank, Sink& end) {
 RunSpec plain_spec(const Case& c, PlainRun run) {
   RunSpec spec;
   spec.name = c.reference_slug();
-  spec.subject = "reference";
+  spec.subject = kReferenceName;
   spec.mesh = world_of_one();
   spec.policy = policy_of(c);
   spec.trace_bytes = trace_capacity(c);

@@ -22,7 +22,7 @@ struct PlainRun {
   std::function<void(TrainerParts&)> edit = {};  ///< empty: nothing
   /// Between trainer and recorder; empty: nothing.
   std::function<std::unique_ptr<Sink>(Sink& recorder)> between = {};
-  /// Of a case that is reloaded: made by plain_spec's caller
+  /// Of a case that is reloaded: made by plain_spec's caller.
   std::shared_ptr<const ScratchFolder> checkpoints = {};
 };
 

@@ -16,8 +16,8 @@ namespace {
 
 using nlohmann::json;
 
-RecorderOptions copies_options(const CurveSinkOptions& options) {
-  RecorderOptions recording;
+RecordOptions copies_options(const CurveSinkOptions& options) {
+  RecordOptions recording;
   recording.mesh = options.mesh;
   recording.rank = options.rank;
   return recording;

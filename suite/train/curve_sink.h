@@ -28,7 +28,7 @@ struct CurveSinkOptions {
   int num_steps = 1;
   /// Steps between two digests of parameters and optimizer states; the last step always has them.
   int check_interval = 10;
-  /// From this step on every tensor is searched for NaN and infinities; -1: never
+  /// From this step on every tensor is searched for NaN and infinities; -1: never.
   int watch_from = -1;
 };
 

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "fixtures/cases/case.h"
-#include "harness/recorder/recorder.h"
 #include "harness/report/tables.h"
 #include "harness/run/sink_chain.h"
 #include "harness/trace/reference.h"

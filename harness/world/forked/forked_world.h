@@ -10,7 +10,7 @@
 
 namespace isoshard {
 
-/// A world that runs. Several may run at once.
+/// A running world. Several worlds may run at once.
 ///
 /// Requires     the calling process is single-threaded (fork), and at::set_num_threads(1) was
 ///              called before the first op.
