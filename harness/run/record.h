@@ -6,7 +6,7 @@
 #include "harness/run/run_spec.h"
 #include "harness/run/trace_store.h"
 #include "harness/run/world_run.h"
-#include "harness/trace/recorder.h"
+#include "harness/recorder/recorder.h"
 #include "harness/trace/reference.h"
 
 namespace isoshard {

@@ -7,7 +7,7 @@
 
 #include "core/observe/sink.h"
 #include "harness/fault/probe.h"
-#include "harness/trace/recorder.h"
+#include "harness/recorder/recorder.h"
 
 namespace isoshard {
 
