@@ -158,7 +158,8 @@ void declare_verify_options(OptionTable& table) {
   add("preset", po::value<std::string>(),
       "where to start from: default (Qwen2.5-0.5B cut to 2 layers, bf16, 2 x 128 tokens of text "
       "per dp rank), small (2 layers, hidden "
-      "96, fp32 and bf16, 2 x 24 tokens; what --model starts from), published (as default, with 1024 "
+      "96, fp32 and bf16, 2 x 24 tokens; what --model starts from), published (as default, with "
+      "1024 "
       "random ids a sample)");
   add("subjects", list(),
       "implementations to judge: ddp autotp fsdp_tp megatron (default: the preset's)");

@@ -70,7 +70,7 @@ TEST_P(TrainingCurves, OfEverySubjectStayWithinTheEnvelope) {
   int judged = 0;
   for (const SubjectSpec& subject : subject_specs()) {
     if (subject.is_reference()) continue;
-    const Case item = tiny(subject.name, optimizer, dtype);
+    const Case item = tiny(std::string(subject.name), optimizer, dtype);
     ASSERT_EQ(item.world_size(), subject.name == "ddp" ? 2 : 4);
 
     const CurveVerdict verdict = trained_and_judged(item);
@@ -78,7 +78,7 @@ TEST_P(TrainingCurves, OfEverySubjectStayWithinTheEnvelope) {
     EXPECT_EQ(verdict.status, Status::kConforms) << render(verdict);
     EXPECT_EQ(verdict.steps, kSteps);
     EXPECT_LE(verdict.largest_share, 1) << verdict.label;
-    RecordProperty(subject.name + "_share", std::to_string(verdict.largest_share));
+    RecordProperty(std::string(subject.name) + "_share", std::to_string(verdict.largest_share));
     ++judged;
   }
   EXPECT_EQ(judged, 4);

@@ -10,9 +10,9 @@
 #include <string>
 
 #include "core/base/error.h"
+#include "core/base/reference_name.h"
 #include "core/io/json.h"
 #include "harness/bundle/run_settings.h"
-#include "subjects/registry/subject_spec.h"
 
 namespace isoshard {
 namespace {
@@ -52,10 +52,10 @@ std::vector<DumpedPair> dumped_pairs(const fs::path& folder) {
   const std::vector<DumpedRun> runs = runs_in(folder);
   std::vector<DumpedPair> pairs;
   for (const DumpedRun& run : runs) {
-    if (is_reference(run.subject) || run.subject.starts_with("emulated ")) continue;
+    if (run.subject == kReferenceName || run.subject.starts_with("emulated ")) continue;
     std::vector<std::string> problems;
     const auto reference = std::find_if(runs.begin(), runs.end(), [&](const DumpedRun& other) {
-      if (!is_reference(other.subject)) return false;
+      if (other.subject != kReferenceName) return false;
       const std::vector<std::string> lines = differing_settings(other.settings, run.settings);
       if (!lines.empty())
         problems.push_back(fmt::format("{}: {}", other.path.filename().string(), lines.front()));
