@@ -9,6 +9,7 @@
 #include "core/comm/shm/shm_world.h"
 #include "fixtures/cases/presets.h"
 #include "fixtures/inputs/inputs.h"
+#include "harness/recorder/recorder.h"
 #include "harness/world/rank.h"
 #include "subjects/registry/subject_spec.h"
 #include "suite/reference/plain_run.h"
@@ -42,7 +43,11 @@ void warm_up_training(const std::vector<Case>& cases) {
     item.data.kind = DataSource::Kind::kRandomIds;
     const CaseData data(item);
     RankInController rank;
-    run_plain(item, whole_batch_run(data, case_weights(item)), {}, rank);
+    RecordOptions recording;
+    recording.mesh = world_of_one();
+    Recorder recorder(std::move(recording));
+    plain_spec(item, whole_batch_run(data, case_weights(item))).body(rank, recorder);
+    (void)recorder.finish();
   }
 }
 
