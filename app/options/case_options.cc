@@ -103,7 +103,7 @@ Strings subjects_option(const ParsedOptions& options) {
 }
 
 void declare_case_options(OptionTable& table) {
-  auto add = table.options.add_options();
+  auto add = table.group("model and mesh");
   add("model", po::value<std::string>(),
       "built-in name, config.json, or Hugging Face folder (its weights are used)");
   add("tp", po::value<int>(), "tensor-parallel degree");

@@ -80,7 +80,8 @@ void declare_setting_options(OptionTable& table) {
   for (const Setting& setting : settings()) {
     if (setting.flag.kind == FlagKind::kNone) continue;
     const std::string name(setting.flag.name);
-    table.options.add_options()(name.c_str(), semantic_of(setting.flag), help_of(setting).c_str());
+    table.group(std::string(setting.flag.group))(name.c_str(), semantic_of(setting.flag),
+                                                 help_of(setting).c_str());
     for (const std::string_view alias : setting.flag.aliases)
       table.aliases[std::string(alias)] = name;
   }

@@ -233,7 +233,9 @@ void apply_checkpoints(const ParsedOptions& options, TrainRequest& request) {
 
 void declare_train_options(OptionTable& table) {
   const auto list = [] { return po::value<Strings>()->multitoken()->composing(); };
-  auto add = table.options.add_options();
+  table.leading_groups = {"runs", "judging", "checkpoints", "output"};
+  auto add = table.group("runs"), judging = table.group("judging"),
+       checkpoints = table.group("checkpoints"), output = table.group("output");
   add("preset", po::value<std::string>(),
       "where to start from: small (default), default, published; see verify");
   add("subjects", list(),
@@ -242,28 +244,29 @@ void declare_train_options(OptionTable& table) {
   add("dtype", list(), "fp32 bf16 fp16 fp64 (default: the preset's)");
   add("steps", po::value<int>(), "training steps (default: 100)");
   add("num-epochs", po::value<int>(), "at most so many passes over the samples");
-  add("reference", po::value<std::string>()->default_value("run"),
+  judging(
+      "reference", po::value<std::string>()->default_value("run"),
       "run (train it and its perturbed runs), none (nothing is judged), or the loss_reference.json "
       "of an earlier run");
-  add("perturbed-runs", po::value<int>()->default_value(kPerturbedRuns),
-      "runs of the reference with weights one ulp away: the bounds are made of them");
-  add("check-interval", po::value<int>()->default_value(10),
-      "steps between two comparisons of what ranks hold copies of");
-  add("log-interval", po::value<int>()->default_value(0),
-      "print the losses of every so many steps; 0: none");
-  add("fault", po::value<std::string>(),
-      "inject a fault of the catalogue (list faults): exit 1 is then right");
-  add("resume", po::value<std::string>(),
-      "go on from the checkpoint in this folder, of whatever mesh and subject; --steps is where "
-      "the runs end");
-  add("save-checkpoint", po::value<std::string>(),
-      "write a checkpoint of each run to DIR/SUBJECT (docs/checkpoints.md)");
-  add("save-after", po::value<int>(),
-      "steps done when it is written; 0: before the first (default: the last)");
-  add("output-dir", po::value<std::string>(),
-      "write loss_SUBJECT.json of every run to this folder, for plot and compare");
-  add("storage-path", po::value<std::string>(),
-      "where the published scripts keep Ray's files: taken and not used");
+  judging("perturbed-runs", po::value<int>()->default_value(kPerturbedRuns),
+          "runs of the reference with weights one ulp away: the bounds are made of them");
+  judging("check-interval", po::value<int>()->default_value(10),
+          "steps between two comparisons of what ranks hold copies of");
+  output("log-interval", po::value<int>()->default_value(0),
+         "print the losses of every so many steps; 0: none");
+  judging("fault", po::value<std::string>(),
+          "inject a fault of the catalogue (isoshard list faults): the run must then exit with 1");
+  checkpoints("resume", po::value<std::string>(),
+              "resume from this checkpoint (any mesh, any subject); --steps is the step at which "
+              "the runs end");
+  checkpoints("save-checkpoint", po::value<std::string>(),
+              "write a checkpoint of each run to DIR/SUBJECT (docs/checkpoints.md)");
+  checkpoints("save-after", po::value<int>(),
+              "steps done when it is written; 0: before the first (default: the last)");
+  output("output-dir", po::value<std::string>(),
+         "write loss_SUBJECT.json of every run, report.json and report.txt to this folder");
+  output("storage-path", po::value<std::string>(),
+         "where the published scripts keep Ray's files: taken and not used");
   declare_case_options(table);
   table.aliases["loss-output-dir"] = "output-dir";
 }

@@ -54,7 +54,7 @@ Ways ways_of(const ParsedOptions& options, const std::string& read, const std::s
 }  // namespace
 
 void declare_input_options(OptionTable& table) {
-  auto add = table.options.add_options();
+  auto add = table.group("weights and data");
   const auto optional_file = [] { return po::value<std::string>()->implicit_value(""); };
   add("init-weights", po::value<std::string>(),
       "read the initial weights from this safetensors file");

@@ -3,6 +3,7 @@
 #include "app/options/verify_options.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <boost/program_options/value_semantic.hpp>
@@ -154,7 +155,8 @@ bool parse_tables(const std::string& word, std::size_t num_cases) {
 
 void declare_verify_options(OptionTable& table) {
   const auto list = [] { return po::value<Strings>()->multitoken()->composing(); };
-  auto add = table.options.add_options();
+  table.leading_groups = {"cases", "judging", "output"};
+  auto add = table.group("cases"), judging = table.group("judging"), output = table.group("output");
   add("preset", po::value<std::string>(),
       "where to start from: default (Qwen2.5-0.5B cut to 2 layers, bf16, 2 x 128 tokens of text "
       "per dp rank), small (2 layers, hidden "
@@ -162,29 +164,31 @@ void declare_verify_options(OptionTable& table) {
       "1024 "
       "random ids a sample)");
   add("subjects", list(),
-      "implementations to judge: ddp autotp fsdp_tp megatron (default: the preset's)");
+      fmt::format("implementations to judge: {} (default: the preset's)",
+                  fmt::join(subjects_with(Axis::kDp), " "))
+          .c_str());
   add("dtype", list(), "fp32 bf16 fp16 fp64 (default: the preset's)");
   add("steps", po::value<int>(), "training steps (default: 1)");
-  add("reference", po::value<std::string>()->default_value("auto"),
-      "plain (one unsharded process, within tolerances), emulated (the subject's declared "
-      "arithmetic in one process, bit by bit), both "
-      "(and the emulated one against the plain one), or auto (both where an arithmetic is "
-      "declared, else plain)");
-  add("fault", po::value<std::string>(),
-      "inject a fault of the catalogue (list faults): exit 1 is then right; a benign variation "
-      "must conform");
-  add("dump", po::value<std::string>(),
-      "write every run as a bundle below this folder (for compare)");
-  add("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
-  add("reload-after", po::value<int>(),
-      "after so many steps every rank saves a checkpoint, and the run goes on from it: what is "
-      "loaded must be what was saved, bit by bit");
-  add("record-partials", po::bool_switch(),
-      "record each rank's summand of row-parallel outputs as <module>.partial");
-  add("tables", po::value<std::string>()->default_value("auto"),
-      "on: at the end all runs side by side (losses, norms, differences from the reference and "
-      "from ddp); off; auto: with several runs");
-  add("verbose", po::bool_switch(), "show every tensor, not the summary tables only");
+  judging("reference", po::value<std::string>()->default_value("auto"),
+          "plain (one unsharded process, within tolerances), emulated (the subject's declared "
+          "arithmetic in one process, bit by bit), both "
+          "(and the emulated one against the plain one), or auto (both where an arithmetic is "
+          "declared, else plain)");
+  judging("fault", po::value<std::string>(),
+          "inject a fault of the catalogue (list faults): exit 1 is then right; a benign variation "
+          "must conform");
+  output("dump", po::value<std::string>(),
+         "write every run as a bundle below this folder (for compare)");
+  output("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
+  judging("reload-after", po::value<int>(),
+          "after so many steps every rank saves a checkpoint, and the run goes on from it: what is "
+          "loaded must be what was saved, bit by bit");
+  judging("record-partials", po::bool_switch(),
+          "record each rank's summand of row-parallel outputs as <module>.partial");
+  output("tables", po::value<std::string>()->default_value("auto"),
+         "on: at the end all runs side by side (losses, norms, differences from the reference and "
+         "from ddp); off; auto: with several runs");
+  output("verbose", po::bool_switch(), "show every tensor, not the summary tables only");
   declare_case_options(table);
 }
 
