@@ -37,7 +37,8 @@ string(REPEAT "Genesis begins here. " 40 ids)
 file(WRITE ${FOLDER}/bytes.bin "${ids}")
 set(of_ids verify ${one_case} --data bytes.bin --data-dtype uint8)
 expect(0 "1 of 1 case conforms" ${of_ids} --shuffle --tail drop)
-expect(2 "35 samples are not a multiple of a global batch of 4 .dp 2 x batch size 2.: 3 are left over"
+expect(2 "35 samples are not a multiple of a global batch of 4 .dp 2 x batch size 2.: 3 are \
+left over"
   ${of_ids} --tail error)
 expect(3
   "bytes.bin: read as uint16, id [0-9]+ at place 0 of 420 is outside the model's vocabulary of 252"
@@ -48,7 +49,8 @@ expect(2 "unknown tail policy 'dorp' .did you mean 'drop'" ${of_ids} --tail dorp
 expect(0 "all equal.*8 of 8 cases conform" verify --model lattice)
 expect(2 "bf16 holds only 256 exactly" verify --model lattice-2 --dtype bf16)
 expect(0
-  "declared arithmetic +[0-9]+ tensors bit-identical.*CONFORMS.*[0-9]+ tensors are bit-identical to the emulated reference.*1 of 1 case conforms"
+  "declared arithmetic +[0-9]+ tensors bit-identical.*CONFORMS.*[0-9]+ tensors are \
+bit-identical to the emulated reference.*1 of 1 case conforms"
   verify ${one_case} --reference both --reduction-order ring --micro-batches 2)
 expect(1 "tolerance is zero.*DIVERGES.*0 of 1 case" verify --reference emulated --fault
   dp_sum_missing)

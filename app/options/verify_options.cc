@@ -175,18 +175,19 @@ void declare_verify_options(OptionTable& table) {
           "(and the emulated one against the plain one), or auto (both where an arithmetic is "
           "declared, else plain)");
   judging("fault", po::value<std::string>(),
-          "inject a fault of the catalogue (list faults): exit 1 is then right; a benign variation "
-          "must conform");
+          "inject a fault of the catalogue (isoshard list faults): the run must then exit with 1; "
+          "benign variations must pass");
   output("dump", po::value<std::string>(),
          "write every run as a bundle below this folder (for compare)");
   output("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
   judging("reload-after", po::value<int>(),
-          "after so many steps every rank saves a checkpoint, and the run goes on from it: what is "
+          "after this step every rank saves a checkpoint and the run resumes from it: what is "
           "loaded must be what was saved, bit by bit");
   judging("record-partials", po::bool_switch(),
           "record each rank's summand of row-parallel outputs as <module>.partial");
   output("tables", po::value<std::string>()->default_value("auto"),
-         "on: at the end all runs side by side (losses, norms, differences from the reference and "
+         "on: print all runs side by side at the end (losses, norms, differences from the "
+         "reference and "
          "from ddp); off; auto: with several runs");
   output("verbose", po::bool_switch(), "show every tensor, not the summary tables only");
   declare_case_options(table);
