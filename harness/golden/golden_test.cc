@@ -77,7 +77,8 @@ TEST(GoldenFile, RefusesAConfigThatIsNotOfItsHash) {
 }
 
 TEST(GoldenFile, RefusesWhatIsNoGolden) {
-  EXPECT_THAT(refusal([](json& j) { j["schema"] = 2; }), HasSubstr("schema 2"));
+  EXPECT_THAT(refusal([](json& j) { j["schema"] = 2; }),
+              HasSubstr("schema must be 1, which this program reads, got 2"));
   EXPECT_THAT(refusal([](json& j) { j["kind"] = "curve"; }), HasSubstr("is not a golden"));
   EXPECT_THAT(refusal([](json& j) { j.erase("weights_sha256"); }),
               HasSubstr("has no \"weights_sha256\""));

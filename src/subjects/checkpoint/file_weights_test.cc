@@ -115,9 +115,10 @@ TEST(FileWeights, RefusesWeightsThatAreNoFloats) {
       NamedTensor{"model.norm.weight", at::zeros({6})}};
   write_safetensors(folder / "model.safetensors", tensors);
 
-  EXPECT_THAT([&] { FileWeights(folder / "model.safetensors", two_specs()); },
-              ThrowsMessage<FileError>(AllOf(HasSubstr("model.a.weight is int32"),
-                                             Not(HasSubstr("model.norm.weight")))));
+  EXPECT_THAT(
+      [&] { FileWeights(folder / "model.safetensors", two_specs()); },
+      ThrowsMessage<FileError>(AllOf(HasSubstr("model.a.weight must be floating-point, got int32"),
+                                     Not(HasSubstr("model.norm.weight")))));
 }
 
 }  // namespace

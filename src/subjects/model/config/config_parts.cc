@@ -82,8 +82,9 @@ void refuse_sliding_windows(const ConfigFields& fields) {
     }
   }
   if (static_cast<std::int64_t>(types.size()) != fields.positive_integer("num_hidden_layers")) {
-    fields.fail("layer_types", fmt::format("has {} entries for {} layers", types.size(),
-                                           fields.positive_integer("num_hidden_layers")));
+    fields.fail("layer_types",
+                fmt::format("must have an entry for each of the {} layers, got {}",
+                            fields.positive_integer("num_hidden_layers"), types.size()));
   }
 }
 
