@@ -35,7 +35,7 @@ struct Size {
 constexpr Size kSizes[] = {{"small", 0, 0, 0, 0, 0, 0, 0, 0},
                            {"medium", 768, 12, 6, 64, 2304, 4, 2048, 128}};
 
-Case case_of(const Size& size, const Degrees& degrees, Dtype dtype) {
+Case case_of(const Size& size, const isoshard::Degrees& degrees, Dtype dtype) {
   Case item;
   item.config = isoshard::builtin_config("small");
   item.settings = isoshard::verify_settings();
@@ -95,7 +95,8 @@ int main(int argc, char** argv) {
   isoshard::warm_up_kernels();
   for (const Size& size : kSizes) {
     for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
-      for (const Degrees& degrees : {Degrees{.dp = 3}, {.tp = 2}, {.dp = 2, .tp = 3}})
+      for (const isoshard::Degrees& degrees :
+           {isoshard::Degrees{.dp = 3}, {.tp = 2}, {.dp = 2, .tp = 3}})
         measure(case_of(size, degrees, dtype), rounds);
     }
     Case split = case_of(size, {.dp = 2, .tp = 2}, Dtype::kBFloat16),
