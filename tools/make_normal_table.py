@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes src/core/base/normal_table.inc: polynomials of the standard normal's upper-tail quantile.
+"""Writes src/core/random/normal_table.inc: polynomials of the standard normal's upper-tail quantile.
 
-Usage: tools/make_normal_table.py > src/core/base/normal_table.inc     (needs mpmath)
+Usage: tools/make_normal_table.py > src/core/random/normal_table.inc     (needs mpmath)
 
 The tail probability p = m / 2^65 of an odd 64-bit m lies in the octave [2^-(k+2), 2^-(k+1)), where
 k counts the leading zeros of m. An octave is cut into SEGMENTS equal parts. In each part Q(p)

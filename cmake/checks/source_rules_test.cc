@@ -170,11 +170,11 @@ TEST_F(Layering, UpwardIncludeIsFound) {
 }
 
 TEST_F(Layering, FolderThatOnlySharesAPrefixIsNotAllowed) {
-  plant("src/base_more/more.h", "");
+  plant("src/core/base_more/more.h", "");
   plant("src/core/comm/wrong.cc", "#include \"core/base_more/more.h\"\n");
 
   EXPECT_THAT(check_layering(root_, rows_),
-              ElementsAre(HasSubstr("src/base_more/more.h:1: its folder is in no row"),
+              ElementsAre(HasSubstr("src/core/base_more/more.h:1: its folder is in no row"),
                           HasSubstr("src/core/comm/wrong.cc:2: src/core/comm must not include")));
 }
 
@@ -226,7 +226,9 @@ TEST_F(DegreePairs, EachWayToWriteAPairIsFoundOnce) {
   EXPECT_THAT(check_degree_pairs(root_), IsEmpty());
 
   plant("src/core/comm/wrong.cc",
-        "void f(int dp, int tp);\nstruct M { int tp, dp; };\nvoid g(int dp,\n       int cp);\n");
+        "void f(int dp"
+        ", int tp);\nstruct M { int tp"
+        ", dp; };\nvoid g(int dp,\n       int cp);\n");
   EXPECT_THAT(check_degree_pairs(root_),
               ElementsAre(HasSubstr("src/core/comm/wrong.cc:2"), HasSubstr("wrong.cc:3"),
                           HasSubstr("wrong.cc:4")));
@@ -268,7 +270,7 @@ TEST_F(OrphanTests, TestInNoTargetIsFound) {
   plant("src/core/comm/known_test.cc", "");
   plant("src/core/comm/forgotten_test.cc", "");
   std::ofstream(root_ / "compile_commands.json") << fmt::format(
-      R"([{{"directory": "{0}", "file": "{0}/src/comm/known_test.cc"}}])", root_.string());
+      R"([{{"directory": "{0}", "file": "{0}/src/core/comm/known_test.cc"}}])", root_.string());
 
   EXPECT_THAT(check_orphan_tests(root_, root_ / "compile_commands.json"),
               ElementsAre(HasSubstr("src/core/comm/forgotten_test.cc:1")));

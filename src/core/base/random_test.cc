@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/base/normal.h"
 #include "core/base/philox.h"
+#include "core/random/normal.h"
 
 namespace isoshard {
 namespace {

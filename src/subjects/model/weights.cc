@@ -11,8 +11,8 @@
 #include <span>
 
 #include "core/base/error.h"
-#include "core/base/normal.h"
 #include "core/base/philox.h"
+#include "core/random/normal.h"
 
 namespace isoshard {
 namespace {

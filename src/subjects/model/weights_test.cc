@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "core/base/error.h"
-#include "core/base/normal.h"
+#include "core/random/normal.h"
 
 namespace isoshard {
 namespace {

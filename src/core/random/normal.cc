@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Normal quantiles from a table of polynomials, tools/make_normal_table.py.
-#include "core/base/normal.h"
+#include "core/random/normal.h"
 
 #include <algorithm>
 #include <bit>
@@ -17,7 +17,7 @@ namespace {
 constexpr int kSegmentBits = 3;
 constexpr int kDegree = 5;
 constexpr double kTable[std::size_t{64} << kSegmentBits][kDegree + 1] = {
-#include "core/base/normal_table.inc"
+#include "core/random/normal_table.inc"
 };
 
 [[gnu::always_inline]] inline double quantile(std::uint64_t bits) noexcept {
