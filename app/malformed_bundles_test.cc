@@ -191,7 +191,7 @@ INSTANTIATE_TEST_SUITE_P(
                                r["global_shape"] = {47, 48};
                                place_rows(r, rank * 23);
                              })),
-                    compared("OutsideTheTensor", kBadInput, {kWeight, "must lie inside"},
+                    compared("OutsideTheTensor", kBadInput, {kWeight, "lies outside"},
                              record([](json& r, int rank) { place_rows(r, rank * 25); })),
                     compared("Negative", kBadInput, {"-1"},
                              record([](json& r, int) { place_rows(r, -1); })),

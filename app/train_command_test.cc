@@ -92,7 +92,7 @@ TEST(Train, RefusesACheckpointThatItCannotGoOnFrom) {
       run_isoshard(folder.path(), train({"--subjects", "ddp", "--resume", "nowhere"}));
 
   EXPECT_EQ(done.code, 2);
-  EXPECT_THAT(done.output, HasSubstr("12 steps are done in the checkpoint"));
+  EXPECT_THAT(done.output, HasSubstr("--steps must be above 12"));
   EXPECT_EQ(sgd.code, 3);
   EXPECT_THAT(sgd.output, HasSubstr("sgd with momentum"));
   EXPECT_EQ(nowhere.code, 3);
@@ -206,7 +206,7 @@ TEST(Train, AReferenceIsTheCurveOfAReference) {
       folder.path(), train({"--subjects", "autotp", "--reference", "curves/loss_ddp.json"}));
 
   EXPECT_EQ(refused.code, 3) << refused.output;
-  EXPECT_THAT(refused.output, HasSubstr("is the curve of ddp, not of a reference"));
+  EXPECT_THAT(refused.output, HasSubstr("must be the curve of a reference, got the curve of ddp"));
 }
 
 TEST(Train, ChaosIsNoSuccessOfTheReferenceAlone) {
@@ -324,7 +324,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         Bad{"two_dtypes", {"--dtype", "fp32,bf16"}, 2, "a training run has one dtype"},
         Bad{"twice", {"--subjects", "ddp,ddp"}, 2, "names ddp twice"},
-        Bad{"steps", {"--steps", "0"}, 2, "number of steps of 0"},
+        Bad{"steps", {"--steps", "0"}, 2, "number of steps must be at least 1, got 0"},
         Bad{"unknown", {"--subjects", "dpp"}, 2, "unknown subject 'dpp'"},
         Bad{"workers", {"--num-workers", "3", "--tp", "2", "--dp", "2"}, 2, "has 4 ranks"},
         Bad{"tp_of_ddp", {"--subjects", "ddp", "--tp", "2"}, 2, "has no tp axis"},
@@ -341,7 +341,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"epochs_of_empty_batches",
             {"--num-epochs", "1", "--batch-size", "0"},
             2,
-            "batch size of 0"},
+            "batch size must be at least 1, got 0"},
         Bad{"nothing_to_judge",
             {"--subjects", "reference", "--reference", "absent.json"},
             2,

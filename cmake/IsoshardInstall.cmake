@@ -9,8 +9,8 @@ install(TARGETS isoshard_app isoshard_judge_app RUNTIME DESTINATION ${CMAKE_INST
 install(TARGETS isoshard_stats_c EXPORT isoshard-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   FILE_SET HEADERS DESTINATION ${ISOSHARD_INSTALL_HEADERS})
-install(FILES ${PROJECT_SOURCE_DIR}/fixtures/data/kjv_genesis_to_joshua.txt
-  ${PROJECT_SOURCE_DIR}/fixtures/data/seven_samples.txt
+install(FILES ${PROJECT_SOURCE_DIR}/fixtures/text/kjv_genesis_to_joshua.txt
+  ${PROJECT_SOURCE_DIR}/fixtures/text/seven_samples.txt
   DESTINATION ${CMAKE_INSTALL_DATADIR}/isoshard)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/golden DESTINATION ${CMAKE_INSTALL_DATADIR}/isoshard
   FILES_MATCHING PATTERN "*.json")

@@ -42,8 +42,8 @@ std::vector<fs::path> files_below(const fs::path& root, const std::vector<std::s
   for (const std::string& folder : folders) {
     if (!fs::is_directory(root / folder)) continue;
     for (const auto& entry : fs::recursive_directory_iterator(root / folder)) {
-      if (entry.is_regular_file() && wanted(entry.path()))
-        found.push_back(entry.path().lexically_relative(root));
+      const fs::path path = entry.path().lexically_relative(root);
+      if (entry.is_regular_file() && wanted(path)) found.push_back(path);
     }
   }
   std::ranges::sort(found);
@@ -375,7 +375,7 @@ std::vector<std::string> check_subject_names(const fs::path& root) {
       fmt::format(R"rx(([=!]=\s*"({0})")|("({0})"\s*[=!]=))rx", fmt::join(names, "|")));
   const std::vector<fs::path> files = files_below(root, kCodeFolders, [](const fs::path& path) {
     return is_code(path) && !path.filename().string().ends_with("_test.cc") &&
-           !is_below(path.parent_path().filename().generic_string(), "registry");
+           !is_below(path.generic_string(), "src/subjects/registry");
   });
   std::vector<std::string> problems;
   for (const fs::path& path : files) {

@@ -112,10 +112,10 @@ TEST(FsdpRanks, RefuseWhatOtherSubjectsHave) {
   EXPECT_THAT([&] { staged.validate(); }, ThrowsMessage<UsageError>(HasSubstr("fsdp_tp")));
   EXPECT_THAT([&] { narrow.validate(); }, ThrowsMessage<UsageError>(HasSubstr("at least as wide")));
   EXPECT_THAT([&] { foreign.validate(); },
-              ThrowsMessage<UsageError>(HasSubstr("reduced in bf16 are not possible with ddp")));
+              ThrowsMessage<UsageError>(HasSubstr("--reduce-dtype must be left out for ddp")));
   EXPECT_THAT(
       [&] { rounded.validate(); },
-      ThrowsMessage<UsageError>(HasSubstr("an output in bf16 is not possible with megatron")));
+      ThrowsMessage<UsageError>(HasSubstr("--output-dtype must be left out for megatron")));
 }
 
 std::vector<std::vector<std::int64_t>> calls_of(const Case& item) {

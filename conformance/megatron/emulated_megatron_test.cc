@@ -230,10 +230,10 @@ TEST(MegatronCases, AreRefusedWithTheNumbers) {
   other.settings.sequence_parallel = true;
 
   EXPECT_THAT([&] { odd.validate(); },
-              ThrowsMessage<UsageError>(HasSubstr("25 tokens cannot be split over tp 3")));
+              ThrowsMessage<UsageError>(HasSubstr("sequence length must be divisible by tp 3")));
   EXPECT_THAT([&] { narrow.validate(); },
-              ThrowsMessage<UsageError>(HasSubstr("fp32 masters of parameters in bf16")));
-  EXPECT_THAT([&] { other.validate(); }, ThrowsMessage<UsageError>(HasSubstr("needs megatron")));
+              ThrowsMessage<UsageError>(HasSubstr("master dtype of megatron must be fp32")));
+  EXPECT_THAT([&] { other.validate(); }, ThrowsMessage<UsageError>(HasSubstr("take one of megatron")));
 }
 
 }  // namespace
