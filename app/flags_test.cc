@@ -145,7 +145,8 @@ TEST(Flags, OfALossScaleMeanWhatTheySay) {
       [&] {
         (void)scale({"--loss-scale", "large"});
       },
-      ThrowsMessage<UsageError>(HasSubstr("--loss-scale must be dynamic, none or a number that stays, got large")));
+      ThrowsMessage<UsageError>(
+          HasSubstr("--loss-scale must be dynamic, none or a number that stays, got large")));
   EXPECT_THAT(
       [&] {
         (void)scale({"--loss-scale", "8", "--loss-scale-growth", "3"});

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes src/core/random/normal_table.inc: polynomials of the standard normal's upper-tail quantile.
+"""Writes src/core/random/normal_table.inc: polynomials of the standard normal's tail quantile.
 
 Usage: tools/make_normal_table.py > src/core/random/normal_table.inc     (needs mpmath)
 

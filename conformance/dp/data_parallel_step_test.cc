@@ -193,7 +193,8 @@ TEST(DataParallelRanks, AreRefusedWithTheNumbersThatDoNotFit) {
   const auto run = [](Case item) { (void)run_case(item, Reference()); };
 
   EXPECT_THAT([&] { run(step_case("ddp", {.dp = 2, .tp = 3})); },
-              ThrowsMessage<UsageError>(HasSubstr("tp degree of ddp must be 1, as ddp has no tp axis, got 3")));
+              ThrowsMessage<UsageError>(
+                  HasSubstr("tp degree of ddp must be 1, as ddp has no tp axis, got 3")));
   EXPECT_THAT([&] { run(step_case("ddp", {.dp = 17})); },
               ThrowsMessage<UsageError>(HasSubstr("dp 17 x tp 1 needs 17 ranks; at most 16")));
   EXPECT_THAT([&] { run(with(step_case("ddp", {.dp = 2}), [](Case& c) { c.batch_size = 0; })); },

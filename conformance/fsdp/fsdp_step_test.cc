@@ -113,9 +113,8 @@ TEST(FsdpRanks, RefuseWhatOtherSubjectsHave) {
   EXPECT_THAT([&] { narrow.validate(); }, ThrowsMessage<UsageError>(HasSubstr("at least as wide")));
   EXPECT_THAT([&] { foreign.validate(); },
               ThrowsMessage<UsageError>(HasSubstr("--reduce-dtype must be left out for ddp")));
-  EXPECT_THAT(
-      [&] { rounded.validate(); },
-      ThrowsMessage<UsageError>(HasSubstr("--output-dtype must be left out for megatron")));
+  EXPECT_THAT([&] { rounded.validate(); },
+              ThrowsMessage<UsageError>(HasSubstr("--output-dtype must be left out for megatron")));
 }
 
 std::vector<std::vector<std::int64_t>> calls_of(const Case& item) {

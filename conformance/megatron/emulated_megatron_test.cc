@@ -233,7 +233,8 @@ TEST(MegatronCases, AreRefusedWithTheNumbers) {
               ThrowsMessage<UsageError>(HasSubstr("sequence length must be divisible by tp 3")));
   EXPECT_THAT([&] { narrow.validate(); },
               ThrowsMessage<UsageError>(HasSubstr("master dtype of megatron must be fp32")));
-  EXPECT_THAT([&] { other.validate(); }, ThrowsMessage<UsageError>(HasSubstr("take one of megatron")));
+  EXPECT_THAT([&] { other.validate(); },
+              ThrowsMessage<UsageError>(HasSubstr("take one of megatron")));
 }
 
 }  // namespace

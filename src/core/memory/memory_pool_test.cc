@@ -128,9 +128,7 @@ TEST(MemoryPool, NamesTheLimitOnFilesThatItWouldExceed) {
     try {
       const MemoryPool pool(8 * kExtent);
     } catch (const InfrastructureError& error) {
-      ::_exit(std::string_view(error.what()).find("got 8388608") != std::string_view::npos
-                  ? 0
-                  : 2);
+      ::_exit(std::string_view(error.what()).find("got 8388608") != std::string_view::npos ? 0 : 2);
     }
     ::_exit(1);
   }
