@@ -99,8 +99,8 @@ expect(4 "rank00001" compare ${reference} runs/qwen2_tp2_dp2)
 expect(0 "1 of 1 case conforms" verify ${one_case} --vocab-parallel --vocab-multiple 8
   --label-smoothing 0.1)
 expect(2 "take --subjects autotp" verify --preset small --subjects ddp --dp 2 --vocab-parallel)
-expect(2 "label smoothing of 2" verify ${one_case} --label-smoothing 2)
-expect(2 "autocast fp64 with fp32 parameters" verify --autocast fp64)
+expect(2 "label smoothing must be in .*got 2" verify ${one_case} --label-smoothing 2)
+expect(2 "autocast must be bf16 or fp16 with fp32 parameters, got fp64" verify --autocast fp64)
 
 expect(0 "all 26 parameters of tp 1, 2, 4 are bit-equal, max diff = 0.0.*every claim holds"
   experiment init)
