@@ -255,7 +255,7 @@ void declare_train_options(OptionTable& table) {
   output("log-interval", po::value<int>()->default_value(0),
          "print the losses of every so many steps; 0: none");
   judging("fault", po::value<std::string>(),
-          "inject a fault of the catalogue (isoshard list faults): the run must then exit with 1");
+          "inject a fault of the catalog (isoshard list faults): the run must then exit with 1");
   checkpoints("resume", po::value<std::string>(),
               "resume from this checkpoint (any mesh, any subject); --steps is the step at which "
               "the runs end");

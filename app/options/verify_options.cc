@@ -175,7 +175,7 @@ void declare_verify_options(OptionTable& table) {
           "(and the emulated one against the plain one), or auto (both where an arithmetic is "
           "declared, else plain)");
   judging("fault", po::value<std::string>(),
-          "inject a fault of the catalogue (isoshard list faults): the run must then exit with 1; "
+          "inject a fault of the catalog (isoshard list faults): the run must then exit with 1; "
           "benign variations must pass");
   output("dump", po::value<std::string>(),
          "write every run as a bundle below this folder (for compare)");
