@@ -18,6 +18,7 @@
 #include "app/options/verify_options.h"
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
+#include "fixtures/cases/setting.h"
 #include "harness/testing/test_folder.h"
 
 namespace isoshard {
@@ -122,6 +123,26 @@ TEST(Flags, OfTheCommandsThatArePublishedMeanWhatTheySay) {
   EXPECT_EQ(item.settings.optimizer.learning_rate, 1e-5);
   EXPECT_EQ(item.steps, 2);
   EXPECT_EQ(item.settings.autocast, Dtype::kBFloat16);
+}
+
+TEST(Flags, ASwitchThatAFileSetsToFalseChangesNothing) {
+  const TestFolder folder;
+  const std::string file = (folder.path() / "options.json").string();
+  int switches = 0;
+  for (const Setting& setting : settings()) {
+    if (setting.flag.kind != FlagKind::kSwitch) continue;
+    std::ofstream(file) << "{\"" << setting.flag.name << "\": false}";
+    for (const char* const subject : {"ddp", "autotp", "megatron"}) {
+      const std::vector<std::string> plain = {"--model", "tiny",    "--subjects",
+                                              subject,   "--dtype", "fp32"};
+      std::vector<std::string> with_file = plain;
+      with_file.insert(with_file.end(), {"--config", file});
+      EXPECT_EQ(requested(with_file).cases.front().slug(), requested(plain).cases.front().slug())
+          << setting.flag.name;
+    }
+    ++switches;
+  }
+  EXPECT_GE(switches, 5);
 }
 
 TEST(Flags, OfALossScaleMeanWhatTheySay) {

@@ -69,8 +69,11 @@ void for_each_given(const ParsedOptions& options, bool of_some_subjects, const A
   for (const Setting& setting : settings()) {
     if (setting.flag.kind == FlagKind::kNone || is_of_some_subjects(setting) != of_some_subjects)
       continue;
-    if (options.given(std::string(setting.flag.name)))
-      apply(setting, value_of(options, setting.flag));
+    if (!options.given(std::string(setting.flag.name))) continue;
+    const FlagValue value = value_of(options, setting.flag);
+    // A switch that a file or the environment sets to false is as if it were not there.
+    if (setting.flag.kind == FlagKind::kSwitch && !std::get<bool>(value)) continue;
+    apply(setting, value);
   }
 }
 

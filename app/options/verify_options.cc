@@ -22,8 +22,8 @@ namespace {
 
 namespace po = boost::program_options;
 
-/// The cases of `subject`: the preset's own. One that no preset has takes those of the first preset
-/// subject with all of its axes.
+/// The cases of `subject`: the preset's own. One that no preset has takes those of the preset's
+/// subjects that have the same axes.
 std::vector<Case> cases_of(const std::string& subject, const std::vector<Case>& base) {
   std::vector<Case> own, alike;
   const SubjectSpec& spec = subject_spec(subject);

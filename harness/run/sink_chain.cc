@@ -47,6 +47,7 @@ SinkChain::SinkChain(TapMutation mutation, std::vector<TapObserver> observers, S
 }
 
 TapMutation counted(TapMutation mutation, const FaultProbe& probe) {
+  if (!mutation) return {};  // this rank has no fault
   return [mutation = std::move(mutation), probe](const Site& site, at::Tensor value) {
     at::Tensor changed = mutation(site, value);
     if (!changed.is_same(value)) probe.fired();

@@ -71,7 +71,8 @@ RunSpec with_fault(RunSpec run, const RunFault& fault, const FaultProbe& probe) 
     run.mutation = [inner = run.mutation, tap = fault.tap, probe](int rank) -> TapMutation {
       return [own = inner ? inner(rank) : TapMutation(), faulty = counted(tap(rank), probe)](
                  const Site& site, at::Tensor value) {
-        return faulty(site, own ? own(site, std::move(value)) : std::move(value));
+        at::Tensor before = own ? own(site, std::move(value)) : std::move(value);
+        return faulty ? faulty(site, std::move(before)) : before;
       };
     };
   }

@@ -70,7 +70,8 @@ Fault clip_norm_of_own_shard() {
   fault.smallest_case = [] { return clipped(fault_case("llama", "fsdp_tp", {.dp = 3, .tp = 2})); };
   // Of autotp, whose gradients ZeRO 0 leaves whole on every dp rank, shards are those over tp.
   fault.hooks.collective = [](const Case& item) {
-    const bool is_stepped_in_runs = !numerics_of(item).data.sharding.stepped_runs.empty();
+    const bool is_stepped_in_runs =
+        declares_numerics(item) && !numerics_of(item).data.sharding.stepped_runs.empty();
     const Axis axis = is_stepped_in_runs ? Axis::kDp : Axis::kTp;
     return skip_segments([axis](const CallInfo& info, const Segment*) {
       return info.purpose == Purpose::kClipNorm && info.axis == axis;

@@ -107,7 +107,8 @@ using FusedWeight = std::vector<FusedPart>;
 std::vector<FusedWeight> fused_weights(const TrainerParts& parts, const Case& item) {
   std::vector<FusedWeight> result;
   const std::vector<ParameterSpec> specs = parts.model->parameters();
-  const std::vector<SharedInput> inputs = numerics_of(item).tensor.shared_inputs;
+  const std::vector<SharedInput> inputs =
+      declares_numerics(item) ? numerics_of(item).tensor.shared_inputs : std::vector<SharedInput>{};
   const bool fuses_layers = std::any_of(inputs.begin(), inputs.end(), [](const SharedInput& input) {
     return input.fused.has_value();
   });
