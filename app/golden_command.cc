@@ -11,11 +11,10 @@
 #include <system_error>
 
 #include "app/commands.h"
+#include "app/report_printer.h"
 #include "core/base/error.h"
 #include "core/base/suggest.h"
-#include "harness/cli/output.h"
 #include "harness/cli/output_folder.h"
-#include "harness/cli/progress.h"
 #include "harness/report/formats/report_formats.h"
 #include "suite/faults/fault.h"
 #include "suite/goldens/golden_report.h"
@@ -101,30 +100,6 @@ Request request_of(const ParsedOptions& options) {
   return request;
 }
 
-/// Prints each golden as soon as it is done.
-class PrintGoldens {
- public:
-  explicit PrintGoldens(int total) : progress_(total) {}
-
-  [[nodiscard]] GoldenObserver observer() {
-    return {.on_note = [this](const std::string& line) { print(text_.note(line)); },
-            .on_start = [this](const std::string& name) { progress_.show(name); },
-            .on_golden =
-                [this](const ReportGolden& item) {
-                  progress_.clear();
-                  print(text_.add(item));
-                }};
-  }
-  void finish(const Report& report) {
-    progress_.clear();
-    print(text_.finish(report));
-  }
-
- private:
-  Progress progress_;
-  TextReport text_;
-};
-
 using Action = Report (*)(const GoldenPlan& plan, const GoldenObserver& observer);
 
 const std::map<std::string, Action, std::less<>> kFunctions = {{"record", record_goldens},
@@ -142,9 +117,13 @@ int run(const ParsedOptions& options) {
   const OutputFolder pending(records ? request.plan.pending : fs::path(), "--output-dir"),
       accepted(accepts ? request.plan.accepted : fs::path(), "--golden-dir"),
       reports(request.report_dir, "--report-dir");
-  PrintGoldens output(static_cast<int>(total));
-  const Report report = kFunctions.at(request.action)(request.plan, output.observer());
-  output.finish(report);
+  ReportPrinter printer(static_cast<int>(total));
+  const GoldenObserver observer = {
+      .on_note = [&](const std::string& line) { printer.note(line); },
+      .on_start = [&](const std::string& name) { printer.progress().show(name); },
+      .on_golden = [&](const ReportGolden& item) { printer.add(item); }};
+  const Report report = kFunctions.at(request.action)(request.plan, observer);
+  printer.finish(report);
   write_report(request.report_dir, report);
   return report.exit_code;
 }

@@ -5,9 +5,8 @@
 
 #include "app/commands.h"
 #include "app/options/train_options.h"
-#include "harness/cli/output.h"
+#include "app/report_printer.h"
 #include "harness/cli/output_folder.h"
-#include "harness/cli/progress.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/world/interrupt.h"
 #include "suite/train/train.h"
@@ -18,26 +17,17 @@ namespace {
 /// Shows which run trains, and prints each verdict as soon as it is there.
 class PrintCurves : public TrainObserver {
  public:
-  PrintCurves(int total, const TextOptions& options) : progress_(total), text_(options) {}
+  explicit PrintCurves(ReportPrinter& printer) : printer_(printer) {}
 
-  void note(const std::string& line) { print(text_.note(line)); }
-  void on_start(const std::string& run) override { progress_.show(run); }
-  [[nodiscard]] bool watches_steps() const override { return progress_.is_shown(); }
+  void on_start(const std::string& run) override { printer_.progress().show(run); }
+  [[nodiscard]] bool watches_steps() const override { return printer_.progress().is_shown(); }
   void on_step(const std::string& run, int step) override {
-    progress_.show(fmt::format("{}: step {}", run, step + 1), false);
+    printer_.progress().show(fmt::format("{}: step {}", run, step + 1), false);
   }
-  void on_curve(const ReportCurve& item) override {
-    progress_.clear();
-    print(text_.add(item));
-  }
-  void finish(const Report& report) {
-    progress_.clear();
-    print(text_.finish(report));
-  }
+  void on_curve(const ReportCurve& item) override { printer_.add(item); }
 
  private:
-  Progress progress_;
-  TextReport text_;
+  ReportPrinter& printer_;
 };
 
 TrainPlan plan_of(const TrainRequest& request) {
@@ -63,11 +53,12 @@ int run_train(const ParsedOptions& options) {
   const OutputFolder folder(request.output_dir, "--output-dir");
   TextOptions text = terminal_options();
   text.log_interval = request.log_interval;
-  PrintCurves output(static_cast<int>(request.cases.size()) + (request.runs_reference ? 1 : 0),
-                     text);
-  for (const std::string& line : request.notes) output.note(line);
+  ReportPrinter printer(static_cast<int>(request.cases.size()) + (request.runs_reference ? 1 : 0),
+                        text);
+  for (const std::string& line : request.notes) printer.note(line);
+  PrintCurves output(printer);
   const Report report = train(plan_of(request), output);
-  output.finish(report);
+  printer.finish(report);
   write_report(request.output_dir, report, text);
   return report.exit_code;
 }

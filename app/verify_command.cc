@@ -2,9 +2,8 @@
 /// `isoshard verify`: runs every selected case against its reference and prints what was found.
 #include "app/commands.h"
 #include "app/options/verify_options.h"
-#include "harness/cli/output.h"
+#include "app/report_printer.h"
 #include "harness/cli/output_folder.h"
-#include "harness/cli/progress.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/world/interrupt.h"
 #include "suite/verify/verify.h"
@@ -15,21 +14,13 @@ namespace {
 /// Shows which case runs, and prints each verdict as soon as it is there.
 class PrintVerdicts : public VerifyObserver {
  public:
-  PrintVerdicts(int total, const TextOptions& options) : progress_(total), text_(options) {}
+  explicit PrintVerdicts(ReportPrinter& printer) : printer_(printer) {}
 
-  void on_case(const Case& item) override { progress_.show(item.slug()); }
-  void on_judged(const ReportCase& item) override {
-    progress_.clear();
-    print(text_.add(item));
-  }
-  void finish(const Report& report) {
-    progress_.clear();
-    print(text_.finish(report));
-  }
+  void on_case(const Case& item) override { printer_.progress().show(item.slug()); }
+  void on_judged(const ReportCase& item) override { printer_.add(item); }
 
  private:
-  Progress progress_;
-  TextReport text_;
+  ReportPrinter& printer_;
 };
 
 VerifyPlan plan_of(const VerifyRequest& request) {
@@ -47,9 +38,10 @@ int run_verify(const ParsedOptions& options) {
   const KeepResults keep_results;
   const OutputFolder reports(request.output_dir, "--output-dir"), dump(request.dump, "--dump");
   const TextOptions text = terminal_options(request.verbose);
-  PrintVerdicts output(static_cast<int>(request.cases.size()), text);
+  ReportPrinter printer(static_cast<int>(request.cases.size()), text);
+  PrintVerdicts output(printer);
   const Report report = verify(plan_of(request), output);
-  output.finish(report);
+  printer.finish(report);
   write_report(request.output_dir, report, text);
   return report.exit_code;
 }

@@ -110,9 +110,7 @@ void apply_subject_options(const ParsedOptions& options, std::vector<Case>& case
   });
   // 16-bit parameters of some subjects always have fp32 masters.
   for (Case& item : cases) {
-    const bool is_16_bit = size_of(item.dtype) < size_of(Dtype::kFloat32);
-    if (is_16_bit && subject_spec(item.subject).needs_fp32_masters &&
-        !options.given("master-dtype"))
+    if (needs_fp32_masters(item) && !options.given("master-dtype"))
       item.settings.master_dtype = Dtype::kFloat32;
   }
 }

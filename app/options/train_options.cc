@@ -15,6 +15,7 @@
 #include "core/base/error.h"
 #include "fixtures/cases/presets.h"
 #include "fixtures/cases/resumed_case.h"
+#include "fixtures/cases/setting.h"
 #include "fixtures/inputs/inputs.h"
 #include "subjects/registry/subject_spec.h"
 #include "suite/faults/fault.h"

@@ -12,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "fixtures/cases/presets.h"
+#include "fixtures/cases/setting.h"
 #include "subjects/optim/optimizer.h"
 #include "subjects/registry/subject_spec.h"
 #include "suite/faults/fault.h"

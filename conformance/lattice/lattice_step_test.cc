@@ -9,6 +9,7 @@
 #include <ostream>
 
 #include "core/base/error.h"
+#include "fixtures/cases/setting.h"
 #include "fixtures/inputs/inputs.h"
 #include "harness/judge/judge.h"
 #include "harness/verdict/verdict.h"
@@ -65,8 +66,7 @@ std::vector<Case> variants(const SubjectSpec& spec, const Degrees& degrees) {
     cases.back().settings.make_vocab_size_divisible_by = 8;
   }
   for (Case& item : cases) {
-    const bool is_16_bit = size_of(item.dtype) < size_of(Dtype::kFloat32);
-    if (is_16_bit && spec.needs_fp32_masters) item.settings.master_dtype = Dtype::kFloat32;
+    if (needs_fp32_masters(item)) item.settings.master_dtype = Dtype::kFloat32;
   }
   return cases;
 }

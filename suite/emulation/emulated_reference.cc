@@ -9,11 +9,11 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/mesh/mesh_words.h"
 #include "fixtures/inputs/inputs.h"
 #include "harness/recorder/recorder.h"
 #include "harness/trace/assembled.h"
@@ -59,20 +59,12 @@ void emulate_all(const Case& c, const CaseData& data, const NumericsSpec& numeri
   });
 }
 
-// "dp 3 x tp 2".
-std::string words_of(const MeshShape& mesh) {
-  std::string words;
-  for (const auto& [axis, degree] : mesh.axes())
-    words += fmt::format("{}{} {}", words.empty() ? "" : " x ", name_of(axis), degree);
-  return words;
-}
-
 RunSpec emulation_spec(const Case& c, const NumericsSpec& numerics,
                        std::chrono::milliseconds deadline) {
   c.validate();
   if (numerics.mesh != c.mesh()) {
     throw UsageError(fmt::format("a declared arithmetic for {} cannot emulate {}",
-                                 words_of(numerics.mesh), c.slug()));
+                                 words_of(numerics.mesh.axes()), c.slug()));
   }
   RunSpec spec;
   spec.name = c.slug() + "_emulated";

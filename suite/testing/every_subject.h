@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "fixtures/cases/setting.h"
 #include "subjects/registry/subject_spec.h"
 #include "suite/testing/step_cases.h"
 
@@ -94,9 +95,7 @@ inline SubjectCases every_subject(Coverage coverage,
   SubjectCases result;
   const auto case_of = [&](const Combination& combination) {
     Case item = make(combination);
-    const bool is_16_bit = size_of(item.dtype) < size_of(Dtype::kFloat32);
-    if (is_16_bit && subject_spec(item.subject).needs_fp32_masters)
-      item.settings.master_dtype = Dtype::kFloat32;
+    if (needs_fp32_masters(item)) item.settings.master_dtype = Dtype::kFloat32;
     return item;
   };
   std::vector<Combination> valid;

@@ -42,12 +42,6 @@ std::string in_words(const UnequalCopies& found) {
 
 }  // namespace
 
-Case reference_case(Case item) {
-  item = reset_for_reference(std::move(item));
-  item.subject = reference_subject().name;
-  return item;
-}
-
 TrainedCase train_reference(const Case& item, int perturbed_runs, const TrainOptions& options) {
   const Case reference = reference_case(item);
   const int num_perturbed = is_lattice(reference) ? 0 : perturbed_runs;

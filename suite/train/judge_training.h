@@ -11,10 +11,6 @@ namespace isoshard {
 
 inline constexpr int kPerturbedRuns = 5;
 
-/// The unsharded run that a case is judged against: its subject, degrees over tp and what only a
-/// subject has are left out.
-[[nodiscard]] Case reference_case(Case item);
-
 /// Trains the reference of a case, and beside it, on the other cores, runs whose weights are one
 /// ulp away; their largest differences are the curve's spreads. A lattice model has none: its
 /// subjects must be equal to it. Other threads of the machine may be busy: results do not depend on

@@ -9,6 +9,7 @@
 #include "core/base/error.h"
 #include "core/base/reference_name.h"
 #include "fixtures/cases/case_settings.h"
+#include "fixtures/cases/setting.h"
 #include "fixtures/inputs/inputs.h"
 #include "fixtures/weights/shared_weights.h"
 #include "harness/bundle/bundle.h"
@@ -23,10 +24,9 @@ namespace isoshard {
 namespace {
 
 /// What a bundle says of the single process that a case is judged against.
-std::string reference_settings(Case item) {
-  item.subject = kReferenceName;
-  item.degrees.tp = 1;
-  return bundle_settings(item, policy_of(item));
+std::string reference_settings(const Case& item) {
+  const Case reference = reference_case(item);
+  return bundle_settings(reference, policy_of(reference));
 }
 
 /// Writes every run as a bundle, and passes on what it hears.

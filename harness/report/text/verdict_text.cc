@@ -8,18 +8,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/mesh/mesh_words.h"
+
 namespace isoshard {
 namespace {
 
 constexpr std::size_t kMaxRows = 48;  ///< of module outputs, unless every tensor is asked for
 constexpr std::size_t kMaxFindings = 10;
-
-std::string mesh_words(const MeshShape& mesh) {
-  std::vector<std::string> words;
-  for (const AxisDegree& axis : mesh.axes())
-    words.push_back(fmt::format("{} {}", name_of(axis.axis), axis.degree));
-  return words.empty() ? "one process" : fmt::format("{}", fmt::join(words, " x "));
-}
 
 std::string_view upper_name_of(Status status) {
   switch (status) {
@@ -42,7 +37,7 @@ class Table {
 
   std::string run() {
     text_ = fmt::format("{}  {}  ({})\n", verdict_.case_slug, verdict_.subject,
-                        mesh_words(verdict_.mesh));
+                        words_of(verdict_.mesh.axes(), "one process"));
     int last_step = 0;
     for (const TensorComparison& t : verdict_.tensors) last_step = std::max(last_step, t.key.step);
     for (int step = 0; step <= last_step && !verdict_.tensors.empty(); ++step) {
@@ -293,7 +288,8 @@ std::string render(const Verdict& verdict, const RenderOptions& options) {
 
 std::string verdict_line(const Verdict& verdict) {
   return fmt::format("{}  {} {} ({}): {}", upper_name_of(verdict.status), verdict.subject,
-                     verdict.case_slug, mesh_words(verdict.mesh), verdict.reason);
+                     verdict.case_slug, words_of(verdict.mesh.axes(), "one process"),
+                     verdict.reason);
 }
 
 }  // namespace isoshard

@@ -10,17 +10,10 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/mesh/mesh_words.h"
 
 namespace isoshard {
 namespace {
-
-/// "dp 3 x tp 2", or "one rank" for a mesh without axes.
-std::string describe(std::span<const AxisDegree> axes) {
-  std::string text;
-  for (const AxisDegree& axis : axes)
-    text += fmt::format("{}{} {}", text.empty() ? "" : " x ", name_of(axis.axis), axis.degree);
-  return text.empty() ? "one rank" : text;
-}
 
 /// Distance between the world ranks of neighbors on `axis`, and the axis' degree; {1, 1} if it is
 /// not named.
@@ -39,25 +32,32 @@ Stride stride_of(std::span<const AxisDegree> axes, Axis axis) noexcept {
 
 }  // namespace
 
+std::string words_of(std::span<const AxisDegree> axes, std::string_view without_axes) {
+  std::string text;
+  for (const AxisDegree& axis : axes)
+    text += fmt::format("{}{} {}", text.empty() ? "" : " x ", name_of(axis.axis), axis.degree);
+  return text.empty() ? std::string(without_axes) : text;
+}
+
 MeshShape::MeshShape(std::vector<AxisDegree> axes) : axes_(std::move(axes)) {
   std::int64_t world_size = 1;
   for (auto it = axes_.begin(); it != axes_.end(); ++it) {
     if (it->axis == Axis::kWorld)
       throw MeshError(fmt::format("mesh {}: 'world' stands for all ranks and must not be an axis",
-                                  describe(axes_)));
+                                  words_of(axes_)));
     if (it->degree < 1) {
       throw MeshError(fmt::format("mesh {}: the degree of {} must be at least 1, got {}",
-                                  describe(axes_), name_of(it->axis), it->degree));
+                                  words_of(axes_), name_of(it->axis), it->degree));
     }
     if (std::any_of(axes_.begin(), it,
                     [&](const AxisDegree& other) { return other.axis == it->axis; })) {
       throw MeshError(
-          fmt::format("mesh {}: duplicate axis {}", describe(axes_), name_of(it->axis)));
+          fmt::format("mesh {}: duplicate axis {}", words_of(axes_), name_of(it->axis)));
     }
     world_size *= it->degree;
     if (world_size > std::numeric_limits<int>::max())
       throw MeshError(fmt::format("mesh {}: the number of ranks must be at most {}",
-                                  describe(axes_), std::numeric_limits<int>::max()));
+                                  words_of(axes_), std::numeric_limits<int>::max()));
   }
 }
 
@@ -74,7 +74,7 @@ int MeshShape::world_size() const noexcept {
 int MeshShape::coordinate(int rank, Axis axis) const {
   if (rank < 0 || rank >= world_size()) {
     throw MeshError(fmt::format("the rank must be from 0 to {} in the mesh {}, got {}",
-                                world_size() - 1, describe(axes_), rank));
+                                world_size() - 1, words_of(axes_), rank));
   }
   const auto [stride, degree] = stride_of(axes_, axis);
   return rank / stride % degree;
@@ -92,7 +92,7 @@ Mesh::Mesh(MeshShape shape, Communicator& world)
     : shape_(std::move(shape)), world_(&world), rank_(world.rank()) {
   if (world.size() != shape_.world_size()) {
     throw MeshError(fmt::format("mesh {} must have a world of {} ranks, got {}",
-                                describe(shape_.axes()), shape_.world_size(), world.size()));
+                                words_of(shape_.axes()), shape_.world_size(), world.size()));
   }
   for (const AxisDegree& axis : shape_.axes()) {
     const int group_id = shape_.group_of(rank_, axis.axis).front();
@@ -103,7 +103,7 @@ Mesh::Mesh(MeshShape shape, Communicator& world)
 Communicator& Mesh::group(Axis axis) const {
   const auto found = groups_.find(axis);
   if (found == groups_.end()) {
-    throw MeshError(fmt::format("mesh {} has no axis {}{}", describe(shape_.axes()), name_of(axis),
+    throw MeshError(fmt::format("mesh {} has no axis {}{}", words_of(shape_.axes()), name_of(axis),
                                 axis == Axis::kWorld ? "; use Mesh::world()" : ""));
   }
   return *found->second;
