@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Causes that show only where a run was saved and loaded, on made-up runs with dp 2 and tp 3.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "harness/causes/diagnosed_run.h"
+#include "harness/testing/synthetic.h"
+
+namespace isoshard {
+namespace {
+
+using namespace synthetic;
+using causes_testing::diagnosis_of;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+/// A run that is saved behind step 1 and loaded: the state is recorded once more, and step 2 draws
+/// masks. `mask` is [12], or a rank's [2].
+Body reloaded(const std::array<double, 2>& moments, double weight,
+              const std::function<at::Tensor(int rank)>& mask) {
+  return [=](Sink& sink, int rank) {
+    const std::array<std::string, 2> names = {"model.layers.0.mlp.gate_proj.weight",
+                                              "model.layers.0.mlp.up_proj.weight"};
+    const auto state = [&](const std::array<double, 2>& values, double parameter) {
+      for (std::size_t i = 0; i < names.size(); ++i) {
+        sink.on_record(site(RecordKind::kOptimizer, names[i] + ".exp_avg", layout_of({4})),
+                       at::full({4}, values[i], at::kDouble));
+        sink.on_record(site(RecordKind::kParam, names[i], layout_of({4})),
+                       at::full({4}, parameter, at::kDouble));
+      }
+    };
+    const auto drop = [&](const at::Tensor& part) {
+      const bool is_whole = part.numel() == 12;
+      const std::vector<Placement> cut = {shard(Axis::kDp, 0), shard(Axis::kTp, 0)};
+      sink.on_record(site(RecordKind::kMask, "drop",
+                          layout_of({12}, is_whole ? std::vector<Placement>() : cut)),
+                     part);
+    };
+    sink.begin_step(1);
+    state({1, 2}, 3);
+    state(moments, weight);
+    sink.begin_step(2);
+    drop(mask(rank));
+  };
+}
+
+at::Tensor whole_mask(int) {
+  return at::tensor({1, 0, 1, 1, 0, 0, 0, 1, 1, 1, 0, 1}, at::kLong).to(at::kBool);
+}
+at::Tensor own_mask(int rank) {
+  return whole_mask(rank).narrow(0, 2 * rank, 2);
+}
+
+TEST(ResumeCauses, OptimizerStateOfAnotherOwnerAfterALoadIsTold) {
+  const auto told = [](const std::array<double, 2>& moments, double weight) {
+    return diagnosis_of(reloaded({1, 2}, 3, whole_mask), reloaded(moments, weight, own_mask));
+  };
+  const std::string swapped =
+      "optimizer state after load: moments of mlp.gate_proj and mlp.up_proj are swapped";
+
+  EXPECT_THAT(told({2, 1}, 3), HasSubstr(swapped + "; parameters right"));
+  EXPECT_THAT(told({2, 1}, 4), AllOf(HasSubstr(swapped), Not(HasSubstr("parameters right"))));
+  EXPECT_THAT(
+      told({2, 2}, 3),
+      HasSubstr(
+          "moments of mlp.gate_proj are those that were saved of mlp.up_proj; parameters right"));
+  EXPECT_THAT(told({5, 2}, 3), Not(HasSubstr("after load"))) << "it was nobody's";
+}
+
+TEST(ResumeCauses, MasksOfAnotherRanksStreamAfterAResumeAreTold) {
+  const auto told = [](const std::function<at::Tensor(int)>& mask) {
+    return diagnosis_of(reloaded({1, 2}, 3, whole_mask), reloaded({1, 2}, 3, mask));
+  };
+
+  EXPECT_THAT(told([](int) { return own_mask(0); }),
+              HasSubstr("after resume: masks of ranks 1..5 equal the mask of rank 0"));
+  EXPECT_THAT(told([](int rank) { return own_mask(rank == 4 ? 2 : rank); }),
+              HasSubstr("after resume: mask of rank 4 equals the mask of rank 2"));
+  EXPECT_THAT(told([](int rank) {
+                return own_mask(rank == 3 ? 0 : rank == 4 ? 2 : rank);
+              }),
+              Not(HasSubstr("after resume")))
+      << "two ranks with masks of two others";
+}
+
+}  // namespace
+}  // namespace isoshard
