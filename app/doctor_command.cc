@@ -13,6 +13,7 @@
 #include "core/comm/backend.h"
 #include "fixtures/inputs/inputs.h"
 #include "fixtures/oracle/arithmetic_digest.h"
+#include "harness/cli/output.h"
 #include "harness/verdict/exit_code.h"
 #include "harness/world/forked/forked_world.h"
 #include "harness/world/machine.h"
@@ -24,7 +25,7 @@ constexpr std::int64_t kEnoughMemory = std::int64_t{2} << 30;  // what `verify` 
 constexpr std::int64_t kEnoughFiles = 256;
 
 void line(std::string_view name, const std::string& value) {
-  fmt::print("{:<14} {}\n", name, value);
+  print("{:<14} {}\n", name, value);
 }
 
 std::string gib(std::int64_t bytes) {
@@ -50,7 +51,7 @@ class Problems {
  public:
   void add(const std::string& text) {
     ++count_;
-    fmt::print("  problem: {}\n", text);
+    print("  problem: {}\n", text);
   }
   [[nodiscard]] int count() const noexcept { return count_; }
 
@@ -131,10 +132,10 @@ int run(const ParsedOptions&) {
   show_build(problems);
   self_test(problems);
   if (problems.count() == 0) {
-    fmt::print("ready: isoshard verify\n");
+    print("ready: isoshard verify\n");
     return kExitConforms;
   }
-  fmt::print("{} problem{}\n", problems.count(), problems.count() == 1 ? "" : "s");
+  print("{} problem{}\n", problems.count(), problems.count() == 1 ? "" : "s");
   return kExitInfrastructure;
 }
 

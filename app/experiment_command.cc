@@ -131,7 +131,8 @@ Command experiment_command() {
           "  isoshard experiment growth --full --output-dir r  28 layers at the published sizes, "
           "bf16 and fp32",
           declare,
-          run};
+          run,
+          /*judges=*/true};
 }
 
 }  // namespace isoshard

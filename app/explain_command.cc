@@ -11,6 +11,7 @@
 #include "app/commands.h"
 #include "core/base/error.h"
 #include "core/base/suggest.h"
+#include "harness/cli/output.h"
 #include "harness/verdict/exit_code.h"
 #include "suite/faults/contracts.h"
 #include "suite/faults/fault.h"
@@ -22,7 +23,7 @@ namespace po = boost::program_options;
 
 void print_indented(const std::string& text) {
   std::istringstream lines{text};
-  for (std::string line; std::getline(lines, line);) fmt::print("  {}\n", line);
+  for (std::string line; std::getline(lines, line);) print("  {}\n", line);
 }
 
 const Fault* built_in_fault(std::string_view id) {
@@ -36,56 +37,56 @@ const Fault* built_in_fault(std::string_view id) {
 
 /// "A.b, C.d" as lines; a test or fault with what is known of it.
 void print_names(std::string_view title, const std::string& names) {
-  fmt::print("{}\n", title);
+  print("{}\n", title);
   std::string rest = names;
   while (!rest.empty()) {
     const auto end = rest.find(", ");
     const std::string name = rest.substr(0, end);
     const Fault* fault = built_in_fault(name);
-    fmt::print("  {}{}\n", name, fault == nullptr ? "" : fmt::format(": {}", fault->summary));
+    print("  {}{}\n", name, fault == nullptr ? "" : fmt::format(": {}", fault->summary));
     rest = end == std::string::npos ? "" : rest.substr(end + 2);
   }
 }
 
 void print_contract(const Contract& contract) {
-  fmt::print("contract {}\n\nclaim\n  {}\n\nderivation\n", contract.id, contract.claim);
+  print("contract {}\n\nclaim\n  {}\n\nderivation\n", contract.id, contract.claim);
   print_indented(derivation_of(contract.id));
-  fmt::print("\n");
+  print("\n");
   print_names("tests (./isoshard test -R SUITE)", contract.tests);
-  fmt::print("\n");
+  print("\n");
   print_names("faults and negative controls (./isoshard verify --fault NAME)", contract.faults);
 }
 
 void print_expected(const Fault& fault) {
-  fmt::print("what the suite must say\n");
+  print("what the suite must say\n");
   if (!fault.expected) {
-    fmt::print("  nothing: the run conforms\n\n");
+    print("  nothing: the run conforms\n\n");
     return;
   }
-  fmt::print("  first: {}{}; likely cause: {}\n\n", name_of(fault.expected->stage),
-             fault.expected->name.empty() ? "" : " at " + fault.expected->name,
-             fault.expected->diagnosis);
+  print("  first: {}{}; likely cause: {}\n\n", name_of(fault.expected->stage),
+        fault.expected->name.empty() ? "" : " at " + fault.expected->name,
+        fault.expected->diagnosis);
 }
 
 void print_fault(const Fault& fault) {
   if (fault.expected) {
-    fmt::print("fault {} (class {})\n\nthe bug\n  {}\n\nreported in\n  {}\n\n", fault.id,
-               fault.fault_class, fault.summary, fault.source);
+    print("fault {} (class {})\n\nthe bug\n  {}\n\nreported in\n  {}\n\n", fault.id,
+          fault.fault_class, fault.summary, fault.source);
   } else {
-    fmt::print("benign variation {}\n\na legal difference\n  {}\n\n", fault.id, fault.summary);
+    print("benign variation {}\n\na legal difference\n  {}\n\n", fault.id, fault.summary);
   }
-  fmt::print("subjects\n  {}\n\nsmallest case\n  {}\n\n", fmt::join(fault.subjects, " "),
-             fault.smallest_case().slug());
+  isoshard::print("subjects\n  {}\n\nsmallest case\n  {}\n\n", fmt::join(fault.subjects, " "),
+        fault.smallest_case().slug());
   print_expected(fault);
-  fmt::print("contracts that name it\n");
+  print("contracts that name it\n");
   bool any = false;
   for (const Contract& contract : contracts()) {
     const std::string names = ", " + contract.faults + ", ";
     if (names.find(", " + fault.id + ", ") == std::string::npos) continue;
-    fmt::print("  {}: {}\n", contract.id, contract.claim);
+    print("  {}: {}\n", contract.id, contract.claim);
     any = true;
   }
-  fmt::print("{}\nsee it: isoshard verify --fault {}\n", any ? "" : "  none\n", fault.id);
+  print("{}\nsee it: isoshard verify --fault {}\n", any ? "" : "  none\n", fault.id);
 }
 
 int run(const ParsedOptions& options) {

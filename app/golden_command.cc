@@ -125,6 +125,7 @@ int run(const ParsedOptions& options) {
   const Report report = kFunctions.at(request.action)(request.plan, observer);
   printer.finish(report);
   write_report(request.report_dir, report);
+  if (request.action == "status" || request.action == "review") require_printed();
   return report.exit_code;
 }
 
@@ -145,7 +146,8 @@ Command golden_command() {
           "embedding's gradient\"\n"
           "  isoshard golden status",
           declare,
-          run};
+          run,
+          /*judges=*/true};
 }
 
 }  // namespace isoshard

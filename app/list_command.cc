@@ -13,6 +13,7 @@
 #include "core/base/error.h"
 #include "core/base/suggest.h"
 #include "fixtures/cases/presets.h"
+#include "harness/cli/output.h"
 #include "harness/verdict/exit_code.h"
 #include "subjects/model/config/builtin.h"
 #include "subjects/registry/subject_spec.h"
@@ -27,27 +28,27 @@ namespace po = boost::program_options;
 
 void list_subjects() {
   for (const SubjectSpec& spec : subject_specs()) {
-    if (!spec.is_reference()) fmt::print("{:<10} {}\n", spec.name, spec.summary);
+    if (!spec.is_reference()) print("{:<10} {}\n", spec.name, spec.summary);
   }
 }
 
 void list_models() {
   for (const auto& name : builtin_names()) {
     const ModelConfig config = builtin_config(name);
-    fmt::print("{:<22} {}, {} layers, hidden {}, {} heads, {} kv heads, ffn {}, vocabulary {}\n",
-               name, config.model_type, config.num_layers, config.hidden_size, config.num_heads,
-               config.num_kv_heads, config.intermediate_size, config.vocab_size);
+    print("{:<22} {}, {} layers, hidden {}, {} heads, {} kv heads, ffn {}, vocabulary {}\n", name,
+          config.model_type, config.num_layers, config.hidden_size, config.num_heads,
+          config.num_kv_heads, config.intermediate_size, config.vocab_size);
   }
 }
 
 void list_cases() {
   for (const auto& preset : preset_names()) {
-    for (const auto& item : preset_cases(preset)) fmt::print("{:<8} {}\n", preset, item.slug());
+    for (const auto& item : preset_cases(preset)) print("{:<8} {}\n", preset, item.slug());
   }
 }
 
 void list_contracts() {
-  for (const auto& contract : contracts()) fmt::print("{:<34} {}\n", contract.id, contract.claim);
+  for (const auto& contract : contracts()) print("{:<34} {}\n", contract.id, contract.claim);
 }
 
 /// Widths of the columns of ids and subjects.
@@ -61,15 +62,15 @@ std::pair<std::size_t, std::size_t> widths_of(std::span<const Fault> faults) {
 }
 
 void list_faults() {
-  const auto print = [](const Fault& fault, std::pair<std::size_t, std::size_t> widths) {
+  const auto print_fault = [](const Fault& fault, std::pair<std::size_t, std::size_t> widths) {
     const std::string subjects = fmt::format("{}", fmt::join(fault.subjects, " "));
     const std::string source = fault.source.empty() ? "" : fmt::format(" [{}]", fault.source);
-    fmt::print("{}  {:<{}}  {:<{}}  {}{}\n", fault.fault_class, fault.id, widths.first, subjects,
-               widths.second, fault.summary, source);
+    print("{}  {:<{}}  {:<{}}  {}{}\n", fault.fault_class, fault.id, widths.first, subjects,
+          widths.second, fault.summary, source);
   };
-  for (const Fault& fault : fault_catalogue()) print(fault, widths_of(fault_catalogue()));
-  fmt::print("\nnear misses: legal differences, which must not alarm\n");
-  for (const Fault& miss : benign_variations()) print(miss, widths_of(benign_variations()));
+  for (const Fault& fault : fault_catalogue()) print_fault(fault, widths_of(fault_catalogue()));
+  print("\nnear misses: legal differences, which must not alarm\n");
+  for (const Fault& miss : benign_variations()) print_fault(miss, widths_of(benign_variations()));
 }
 
 int run(const ParsedOptions& options) {

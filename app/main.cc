@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The program.
 #include "app/program.h"
+#include "core/system/standard_descriptors.h"
 #include "harness/world/end_process.h"
 
 int main(int argc, char** argv) {
+  isoshard::occupy_standard_descriptors();
   isoshard::end_process(isoshard::run_program({argv + 1, argv + argc}));
 }

@@ -66,7 +66,7 @@ Interrupted interrupted_verify(const TestFolder& folder, const std::vector<int>&
 }
 
 TEST(MalformedSignals, TheFirstStopsTheRanksAndThePartialReportIsWritten) {
-  for (const int signal : {SIGINT, SIGTERM}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     const TestFolder folder;
 
     const Interrupted result = interrupted_verify(folder, {signal});
@@ -92,6 +92,20 @@ TEST(MalformedSignals, TheSecondEndsTheProgramAtOnceAndNoRankIsLeft) {
   EXPECT_THAT(WEXITSTATUS(result.status), testing::AnyOf(130, 143));
   for (const auto& [path, content] : tree_of(folder / "out"))
     EXPECT_EQ(path.find(".tmp."), std::string::npos) << path;
+}
+
+TEST(MalformedSignals, AHangupThatNohupIgnoresEndsNothing) {
+  const TestFolder folder;
+
+  const ChildResult result = run_isoshard(folder.path(), kOneCase, [] {
+    ::signal(SIGHUP, SIG_IGN);
+    const pid_t program = ::getpid();
+    if (::fork() != 0) return;
+    for (int i = 0; i < 100'000; ++i) ::kill(program, SIGHUP);
+    ::_exit(0);
+  });
+
+  EXPECT_EQ(result.exit_code, kConforms) << result.error;
 }
 
 // ---- limits (rows 26, 27)

@@ -7,6 +7,7 @@
 #include "app/commands.h"
 #include "core/base/error.h"
 #include "fixtures/oracle/oracle.h"
+#include "harness/cli/output.h"
 #include "harness/verdict/exit_code.h"
 
 namespace isoshard {
@@ -27,7 +28,7 @@ int run(const ParsedOptions& options) {
   int code = kExitConforms;
   for (const auto& folder : options.get<Strings>("folder")) {
     const OracleReport report = check_oracle(folder);
-    fmt::print("{}\n", render(report));
+    print("{}\n", render(report));
     code = combine_exit_codes(code, report.ok() ? kExitConforms : kExitDiverges);
   }
   return code;
@@ -41,7 +42,8 @@ Command oracle_command() {
           "oracle DIR...",
           "  isoshard oracle fixtures/oracle/qwen2_tied_gqa fixtures/oracle/qwen2_untied_mha",
           declare,
-          run};
+          run,
+          /*judges=*/true};
 }
 
 }  // namespace isoshard

@@ -8,6 +8,7 @@
 #include "app/commands.h"
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
+#include "harness/cli/output.h"
 #include "harness/cli/output_folder.h"
 #include "harness/curve/curve_judge.h"
 #include "harness/curve/curve_statistics.h"
@@ -48,12 +49,13 @@ int run(const ParsedOptions& options) {
   }
   std::string figure;
   if (output != "none") {
+    require_output_file(output, "--output");
     const OutputFolder place(output.has_parent_path() ? output.parent_path() : fs::path("."),
                              "--output");
     write_file_atomically(output, figure_file(output, curves));
     figure = fmt::format("\nfigure: {}\n", output.string());
   }
-  fmt::print("{}{}", statistics_table(curves), figure);
+  print("{}{}", statistics_table(curves), figure);
   return kExitConforms;
 }
 

@@ -6,6 +6,7 @@
 #include <csignal>
 
 #include "app/commands.h"
+#include "harness/cli/output.h"
 #include "harness/verdict/exit_code.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/warm_up.h"
@@ -13,11 +14,12 @@
 namespace isoshard {
 
 int run_program(const std::vector<std::string>& arguments) {
+  prepare_output();
+  // who started this program may have left that children leave no status
+  std::signal(SIGCHLD, SIG_DFL);
   make_controller();
   std::setlocale(LC_ALL, "C");
   install_interrupt_handler();
-  // a limit on file sizes is an error like a full disk: the write that meets it says so
-  std::signal(SIGXFSZ, SIG_IGN);
   const std::vector<Command> commands = {
       verify_command(), train_command(),      plot_command(), compare_command(), oracle_command(),
       golden_command(), experiment_command(), list_command(), explain_command(), doctor_command()};

@@ -25,6 +25,7 @@ class PrintCurves : public TrainObserver {
     printer_.progress().show(fmt::format("{}: step {}", run, step + 1), false);
   }
   void on_curve(const ReportCurve& item) override { printer_.add(item); }
+  void on_note(const std::string& line) override { printer_.note(line); }
 
  private:
   ReportPrinter& printer_;
@@ -50,6 +51,8 @@ TrainPlan plan_of(const TrainRequest& request) {
 int run_train(const ParsedOptions& options) {
   const TrainRequest request = train_request_of(options);
   const KeepResults keep_results;
+  require_output_file(request.inputs.save_weights, "--save-init-weights");
+  require_output_file(request.inputs.save_batch, "--save-batch");
   const OutputFolder folder(request.output_dir, "--output-dir");
   TextOptions text = terminal_options();
   text.log_interval = request.log_interval;
@@ -84,7 +87,8 @@ Command train_command() {
           "  isoshard train --subjects autotp --reference curves/loss_reference.json --output-dir "
           "curves",
           declare_train_options,
-          run_train};
+          run_train,
+          /*judges=*/true};
 }
 
 }  // namespace isoshard

@@ -18,6 +18,7 @@ class PrintVerdicts : public VerifyObserver {
 
   void on_case(const Case& item) override { printer_.progress().show(item.slug()); }
   void on_judged(const ReportCase& item) override { printer_.add(item); }
+  void on_note(const std::string& line) override { printer_.note(line); }
 
  private:
   ReportPrinter& printer_;
@@ -36,6 +37,8 @@ VerifyPlan plan_of(const VerifyRequest& request) {
 int run_verify(const ParsedOptions& options) {
   const VerifyRequest request = verify_request_of(options);
   const KeepResults keep_results;
+  require_output_file(request.inputs.save_weights, "--save-init-weights");
+  require_output_file(request.inputs.save_batch, "--save-batch");
   const OutputFolder reports(request.output_dir, "--output-dir"), dump(request.dump, "--dump");
   const TextOptions text = terminal_options(request.verbose);
   ReportPrinter printer(static_cast<int>(request.cases.size()), text);
@@ -66,7 +69,8 @@ Command verify_command() {
           "  isoshard verify --fault mlp_input_grad_partial             what a real bug looks like "
           "(exits 1)",
           declare_verify_options,
-          run_verify};
+          run_verify,
+          /*judges=*/true};
 }
 
 }  // namespace isoshard

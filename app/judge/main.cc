@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /// isoshard-judge: the part of isoshard that judges stored runs, without LibTorch.
 #include <clocale>
-#include <csignal>
 
+#include "harness/cli/output.h"
 #include "harness/compare/compare_command.h"
 #include "subjects/registry/curve_ceilings.h"
 
 int main(int argc, char** argv) {
+  isoshard::prepare_output();
   std::setlocale(LC_ALL, "C");
-  // a limit on file sizes is an error like a full disk: the write that meets it says so
-  std::signal(SIGXFSZ, SIG_IGN);
   const isoshard::ProgramWords words{
       "isoshard-judge",
       "isoshard-judge judges stored runs of parallel training. It runs nothing and needs no "

@@ -110,6 +110,9 @@ void declare_case_options(OptionTable& table) {
   add("dp", po::value<int>(), "data-parallel degree");
   add("num-workers", po::value<int>(),
       "number of ranks: must be tp x dp; of ddp alone it is the dp degree");
+  add("deadline", po::value<double>(),
+      "seconds for which no rank may get any further (enter or finish a collective, begin a phase, "
+      "end) before the run counts as hung (default: by the size of the case, at least 120)");
   declare_setting_options(table);
   declare_input_options(table);
   for (const auto& [alias, name] : {std::pair{"tp-size", "tp"},
@@ -129,6 +132,16 @@ void apply_case_options(const ParsedOptions& options, const InputFiles& inputs,
   apply_model(options, cases);
   if (options.given("steps")) {
     for (Case& item : cases) item.steps = options.get<int>("steps");
+  }
+  if (options.given("deadline")) {
+    constexpr double kShortest = 0.1, kLongest = 30 * 24 * 3600.0;
+    const auto seconds = options.get<double>("deadline");
+    if (!(seconds >= kShortest && seconds <= kLongest))
+      throw UsageError(fmt::format("--deadline must be from {} to {} seconds, got {}", kShortest,
+                                   kLongest, seconds));
+    for (Case& item : cases)
+      item.deadline =
+          std::chrono::milliseconds(static_cast<std::chrono::milliseconds::rep>(1000 * seconds));
   }
   apply_setting_options(options, cases);
   for (Case& item : cases) read_inputs_from(inputs, options.given("seq-length"), item);

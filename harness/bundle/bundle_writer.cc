@@ -5,13 +5,13 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <system_error>
 
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
 #include "core/base/hex_float.h"
 #include "core/io/safetensors.h"
 #include "harness/bundle/bundle.h"
+#include "harness/bundle/bundle_folder.h"
 #include "harness/bundle/bundle_json.h"
 
 namespace isoshard {
@@ -37,40 +37,9 @@ std::string run_id_of(const Trace& trace) {
   return fmt::format("{:016x}", id);
 }
 
-/// An empty folder, or an older bundle without its content. Links are never followed.
-void prepare(const fs::path& directory) {
-  std::error_code error;
-  const fs::file_status status = fs::symlink_status(directory, error);
-  if (fs::exists(status) && fs::is_symlink(status))
-    throw UsageError(
-        fmt::format("{} is a symbolic link; name the folder itself", directory.string()));
-  fs::create_directories(directory, error);
-  if (error)
-    throw InfrastructureError(
-        fmt::format("{}: cannot create the folder: {}", directory.string(), error.message()));
-  if (fs::is_empty(directory, error)) return;
-  if (!fs::is_regular_file(fs::symlink_status(directory / "manifest.json", error))) {
-    throw UsageError(fmt::format("{} holds something that is not a bundle; give an empty folder",
-                                 directory.string()));
-  }
-  fs::remove(directory / "manifest.json", error);
-  for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with("step") || name == "scalars.jsonl" || name == "responses.json")
-      fs::remove_all(entry.path(), error);
-  }
-  if (error)
-    throw InfrastructureError(
-        fmt::format("{}: cannot remove the older bundle: {}", directory.string(), error.message()));
-}
-
 void write_rank(const fs::path& folder, const std::string& run_id, const RankTrace& rank, int step,
                 std::string& scalars) {
-  std::error_code error;
-  fs::create_directory(folder, error);
-  if (error)
-    throw InfrastructureError(
-        fmt::format("{}: cannot create the folder: {}", folder.string(), error.message()));
+  detail::make_bundle_folder(folder);
   json records = json::array();
   std::vector<SafetensorsEntry> tensors;
   for (const Record& record : rank.records) {
@@ -108,7 +77,7 @@ void write(const fs::path& directory, const Trace& trace, const Reference* refer
            std::string_view settings) {
   const json parsed = json::parse(settings, nullptr, false);
   if (!parsed.is_object()) throw UsageError("the settings of a bundle must be a JSON object");
-  prepare(directory);
+  detail::prepare_bundle_folder(directory);
   const std::string run_id = run_id_of(trace);
   std::set<int> steps;
   for (const RankTrace& rank : trace.ranks) {
@@ -133,6 +102,7 @@ void write(const fs::path& directory, const Trace& trace, const Reference* refer
                          {"steps", steps},
                          {"settings", parsed}};
   write_file_atomically(directory / "manifest.json", manifest.dump(1) + "\n");
+  detail::finish_bundle_folder(directory);
 }
 
 }  // namespace

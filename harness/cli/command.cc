@@ -3,12 +3,13 @@
 #include "harness/cli/command.h"
 
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
-#include <cstdio>
+#include <exception>
 
 #include "core/base/error.h"
+#include "core/base/mapped_file.h"
 #include "core/base/suggest.h"
+#include "harness/cli/output.h"
 #include "harness/verdict/exit_code.h"
 
 #ifndef ISOSHARD_VERSION
@@ -38,19 +39,43 @@ namespace po = boost::program_options;
 constexpr const char* kExitCodes =
     "exit codes: 0 conforms, 1 diverges or vacuous, 2 usage, 3 bad input file, 4 infrastructure "
     "(crash, hang, incomplete),\n"
-    "            5 golden missing, stale or refused, 130/143 interrupted\n";
+    "            5 golden missing, stale or refused, 130/143 interrupted (129: hangup)\n";
 
 void print_overview(const ProgramWords& program, std::span<const Command> commands) {
-  fmt::print("{}\n\nusage: {} COMMAND [options]\n\ncommands\n", program.about, program.name);
-  for (const auto& command : commands) fmt::print("  {:<10} {}\n", command.name, command.summary);
-  if (!program.test.empty()) fmt::print("  {:<10} {}\n", "test", program.test);
-  fmt::print("\nexample: {0} {1}\n         {0} COMMAND --help\n\n{2}", program.name,
-             program.example, kExitCodes);
+  print("{}\n\nusage: {} COMMAND [options]\n\ncommands\n", program.about, program.name);
+  for (const auto& command : commands) print("  {:<10} {}\n", command.name, command.summary);
+  if (!program.test.empty()) print("  {:<10} {}\n", "test", program.test);
+  print("\nexample: {0} {1}\n         {0} COMMAND --help\n\n{2}", program.name, program.example,
+        kExitCodes);
 }
 
 void print_help(const ProgramWords& program, const Command& command, const OptionTable& table) {
-  fmt::print("{}\n\nusage: {} {}\n\n{}\nexamples\n{}\n\n{}", command.summary, program.name,
-             command.usage, help_text(table), command.examples, kExitCodes);
+  print("{}\n\nusage: {} {}\n\n{}\nexamples\n{}\n\n{}", command.summary, program.name,
+        command.usage, help_text(table), command.examples, kExitCodes);
+}
+
+// An input that was changed meanwhile explains whatever else was found.
+int run_on_stable_inputs(const Command& command, const ParsedOptions& parsed) {
+  int code = kExitConforms;
+  try {
+    code = command.run(parsed);
+  } catch (const std::exception&) {
+    require_unchanged_inputs();
+    throw;
+  }
+  require_unchanged_inputs();
+  return code;
+}
+
+// A verdict stands, even if nobody can read it here.
+int with_output_told(const ProgramWords& program, int code) {
+  try {
+    require_printed();
+  } catch (const InfrastructureError& error) {
+    print_error(fmt::format("{}: {}; the exit code is still that of the result", program.name,
+                            error.what()));
+  }
+  return code;
 }
 
 int run_one(const ProgramWords& program, const Command& command,
@@ -62,18 +87,16 @@ int run_one(const ProgramWords& program, const Command& command,
   add("print-config", po::bool_switch(), "show the value and origin of every option, and exit");
   command.declare(table);
   const ParsedOptions parsed = parse_options(table, arguments);
-  int code = kExitConforms;
   if (parsed.get<bool>("help")) {
     print_help(program, command, table);
   } else if (parsed.get<bool>("print-config")) {
-    fmt::print("{}", render_config(table, parsed));
+    print(render_config(table, parsed));
   } else {
-    code = command.run(parsed);
+    const int code = run_on_stable_inputs(command, parsed);
+    if (code != kExitConforms || command.judges) return with_output_told(program, code);
   }
-  // What is buffered is written here, where a full disk can still be reported.
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
-    throw InfrastructureError("cannot write to standard output; is its disk full?");
-  return code;
+  require_printed();
+  return kExitConforms;
 }
 
 }  // namespace
@@ -88,10 +111,12 @@ int run_command_line(const ProgramWords& program, std::span<const Command> comma
     const std::string& name = arguments.front();
     if (name == "--help" || name == "-h" || name == "help") {
       print_overview(program, commands);
+      require_printed();
       return kExitConforms;
     }
     if (name == "--version" || name == "version") {
-      fmt::print("{} {}\n", program.name, ISOSHARD_VERSION);
+      print("{} {}\n", program.name, ISOSHARD_VERSION);
+      require_printed();
       return kExitConforms;
     }
     std::vector<std::string> known;
@@ -103,8 +128,7 @@ int run_command_line(const ProgramWords& program, std::span<const Command> comma
     throw UsageError(fmt::format("unknown command '{}'{}; '{} --help' lists the commands", name,
                                  did_you_mean(name, known), program.name));
   } catch (const std::exception& error) {
-    std::fflush(stdout);
-    fmt::print(stderr, "{}: {}\n", program.name, without_controls(error.what()));
+    print_error(fmt::format("{}: {}", program.name, without_controls(error.what())));
     return exit_code_of(error);
   }
 }

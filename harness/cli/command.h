@@ -19,6 +19,9 @@ struct Command {
   std::function<void(OptionTable&)> declare;
   /// Returns an exit code; throws the project's errors.
   std::function<int(const ParsedOptions&)> run;
+  /// The exit code is a verdict, which stands even if standard output cannot be written. Else the
+  /// output is the product, and losing it is exit code 4.
+  bool judges = false;
 };
 
 /// What a program says of itself.

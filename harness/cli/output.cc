@@ -2,19 +2,67 @@
 /// Standard output.
 #include "harness/cli/output.h"
 
-#include <fmt/format.h>
+#include <poll.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
+#include <string_view>
+#include <system_error>
 
 #include "core/base/error.h"
+#include "core/system/standard_descriptors.h"
 
 namespace isoshard {
 
+namespace {
+
+std::atomic<int> first_error{0};
+
+// 0, or the number of the error.
+int write_all(int fd, std::string_view text) noexcept {
+  while (!text.empty()) {
+    const ssize_t written = ::write(fd, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0 && errno == EAGAIN) {  // a pipe that its other end made non-blocking
+      pollfd room{fd, POLLOUT, 0};
+      (void)::poll(&room, 1, -1);
+      continue;
+    }
+    if (written <= 0) return written < 0 ? errno : ENOSPC;
+    text.remove_prefix(static_cast<std::size_t>(written));
+  }
+  return 0;
+}
+
+}  // namespace
+
+void prepare_output() {
+  occupy_standard_descriptors();
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
+}
+
 void print(const std::string& text) {
-  fmt::print("{}", text);
-  if (std::fflush(stdout) != 0)
-    throw InfrastructureError("cannot write the report to standard output; is its disk full?");
+  std::fflush(stdout);
+  if (first_error == 0) first_error = write_all(STDOUT_FILENO, text);
+}
+
+void print_error(const std::string& line) {
+  std::fflush(stderr);
+  (void)write_all(STDERR_FILENO, line + "\n");
+}
+
+int output_error() noexcept {
+  return first_error;
+}
+
+void require_printed() {
+  if (first_error == 0 || first_error == EPIPE) return;
+  throw InfrastructureError(fmt::format("cannot write to standard output: {}",
+                                        std::generic_category().message(first_error)));
 }
 
 TextOptions terminal_options(bool all_tensors) {

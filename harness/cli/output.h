@@ -1,16 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What commands print and write.
 #pragma once
+#include <fmt/format.h>
+
 #include <string>
+#include <utility>
 
 #include "harness/report/report.h"
 #include "harness/report/text/text_report.h"
 
 namespace isoshard {
 
+/// Makes standard input, output and error usable whatever the program was started with. Closed ones
+/// are opened on /dev/null. A reader that goes away and a limit on file sizes become errors of the
+/// write that meets them, not signals. A program calls it before anything else.
+void prepare_output();
+
 /// Prints to standard output at once, so that the reader sees a report grow.
-/// Errors   InfrastructureError if it cannot be written, for example to a full disk.
+///
+/// An output that cannot be written (a full disk, a reader that went away) ends nothing: the first
+/// error is remembered, and what is printed after it is dropped.
 void print(const std::string& text);
+template <class... Args>
+void print(fmt::format_string<Args...> format, Args&&... args) {
+  print(fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// Prints a line to standard error. An error on which nothing can be written is ignored.
+void print_error(const std::string& line);
+
+/// What became of standard output: 0, or the system's number of the first error.
+[[nodiscard]] int output_error() noexcept;
+
+/// For commands whose output is their product.
+/// Errors   InfrastructureError if the output could not be written. A reader that went away
+///          (`| head -1`) has what it wanted: no error.
+void require_printed();
 
 /// Text for this terminal: with colors if standard output is one.
 [[nodiscard]] TextOptions terminal_options(bool all_tensors = false);

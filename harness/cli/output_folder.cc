@@ -16,6 +16,7 @@
 
 #include "core/base/error.h"
 #include "core/base/printable.h"
+#include "core/system/leftovers.h"
 
 namespace isoshard {
 namespace {
@@ -31,12 +32,23 @@ std::string holder_in(int fd) {
   return line.empty() ? "?" : printable(line.substr(0, line.find('\n')));
 }
 
+bool is_same(const struct stat& a, const struct stat& b) noexcept {
+  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
 // Whether the file of this descriptor is still the one of that name.
-bool is_file_at(int fd, const std::filesystem::path& path) {
+bool is_file_at(int fd, int folder, const char* name) {
   struct stat own {
   }, there{};
-  return ::fstat(fd, &own) == 0 && ::stat(path.c_str(), &there) == 0 &&
-         own.st_dev == there.st_dev && own.st_ino == there.st_ino;
+  return ::fstat(fd, &own) == 0 && ::fstatat(folder, name, &there, AT_SYMLINK_NOFOLLOW) == 0 &&
+         is_same(own, there);
+}
+
+// The files that commands write to such a folder have these names.
+bool names_a_file_of_ours(std::string_view name) {
+  if (name == "manifest.json" || name == "init_weights.safetensors" || name == "batch.safetensors")
+    return true;
+  return name.starts_with("report.") || (name.starts_with("loss_") && name.ends_with(".json"));
 }
 
 }  // namespace
@@ -55,27 +67,58 @@ OutputFolder::OutputFolder(std::filesystem::path folder, std::string_view option
   if (error)
     throw UsageError(
         fmt::format("{} {}: cannot be made: {}", option, folder_.string(), error.message()));
-  require_writable(option);
-  lock(option);
+  try {
+    open_and_lock(option);
+  } catch (...) {
+    let_go();
+    throw;
+  }
 }
 
 OutputFolder::~OutputFolder() {
-  if (owner_ != ::getpid()) return;  // a copy in a rank
+  let_go();
+}
+
+void OutputFolder::open_and_lock(std::string_view option) {
+  // from here on the folder itself counts, not its name
+  descriptor_ = ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (descriptor_ < 0)
+    throw UsageError(
+        fmt::format("{} {}: cannot be opened: {}", option, folder_.string(), std::strerror(errno)));
+  require_writable(option);
+  lock(option);
+  anchor_ = std::make_unique<AnchoredFolder>(folder_, descriptor_);
+  require_regular_files(option);
+  sweep_temporary_files(descriptor_);
+}
+
+void OutputFolder::let_go() noexcept {
+  if (owner_ != ::getpid()) {  // a copy in a rank
+    (void)anchor_.release();
+    return;
+  }
+  anchor_.reset();
   if (fd_ >= 0) {
     // while it is held, so that nobody takes a file that is about to go
-    ::unlink((folder_ / kLockName).c_str());
-    ::close(fd_);
+    ::unlinkat(descriptor_, kLockName, 0);
+    ::close(std::exchange(fd_, -1));
   }
-  if (made_) ::rmdir(folder_.c_str());  // fails unless it is empty
+  if (descriptor_ < 0) return;
+  struct stat own {
+  }, there{};
+  const bool is_there = ::fstat(descriptor_, &own) == 0 && ::lstat(folder_.c_str(), &there) == 0 &&
+                        is_same(own, there);
+  if (made_ && is_there) ::rmdir(folder_.c_str());  // fails unless it is empty
+  ::close(std::exchange(descriptor_, -1));
 }
 
 void OutputFolder::require_writable(std::string_view option) const {
   // access() would lie to root on a read-only file system, so try for real.
-  const int probe = ::open(folder_.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+  const int probe = ::openat(descriptor_, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
   if (probe >= 0) {
     ::close(probe);
   } else if (errno == EOPNOTSUPP || errno == EISDIR) {
-    if (::access(folder_.c_str(), W_OK) != 0)
+    if (::faccessat(descriptor_, ".", W_OK, 0) != 0)
       throw UsageError(
           fmt::format("{} {}: not writable: {}", option, folder_.string(), std::strerror(errno)));
   } else {
@@ -84,15 +127,36 @@ void OutputFolder::require_writable(std::string_view option) const {
   }
 }
 
+// What would be in the way of a report at the end of the run is told at its start.
+void OutputFolder::require_regular_files(std::string_view option) const {
+  const Folder folder = Folder::open(folder_);
+  for (const std::string& name : folder.names()) {
+    const std::filesystem::file_type type = folder.type_of(name);
+    using std::filesystem::file_type;
+    if (!names_a_file_of_ours(name) || type == file_type::regular || type == file_type::symlink ||
+        type == file_type::not_found)
+      continue;
+    throw UsageError(fmt::format("{} {}: {} in it is {}, not a regular file; remove it", option,
+                                 folder_.string(), printable(name), in_words(type)));
+  }
+}
+
 void OutputFolder::lock(std::string_view option) {
   const std::filesystem::path path = folder_ / kLockName;
   for (;;) {
-    fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+    fd_ = ::openat(descriptor_, kLockName, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK,
+                   0666);
     if (fd_ < 0)
       throw UsageError(fmt::format("{} {}: its lock cannot be opened: {}", option, path.string(),
                                    std::strerror(errno)));
+    struct stat status {};
+    if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) {
+      ::close(std::exchange(fd_, -1));
+      throw UsageError(
+          fmt::format("{} {}: must be a regular file; remove it", option, path.string()));
+    }
     if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) break;
-    if (is_file_at(fd_, path)) {
+    if (is_file_at(fd_, descriptor_, kLockName)) {
       const std::string line = fmt::format("{}\n", owner_);
       (void)!::ftruncate(fd_, 0);
       // only told to others: a full disk is found where it matters
@@ -112,6 +176,16 @@ void OutputFolder::lock(std::string_view option) {
                                  folder_.string(), holder, path.string()));
   throw UsageError(
       fmt::format("{} {}: cannot be locked: {}", option, path.string(), std::strerror(error)));
+}
+
+void require_output_file(const std::filesystem::path& path, std::string_view option) {
+  if (path.empty()) return;
+  std::error_code error;
+  const auto type = std::filesystem::status(path, error).type();
+  using std::filesystem::file_type;
+  if (type == file_type::regular || type == file_type::not_found || type == file_type::none) return;
+  throw UsageError(fmt::format("{} {}: is {}, not a regular file; name another file", option,
+                               path.string(), in_words(type)));
 }
 
 }  // namespace isoshard

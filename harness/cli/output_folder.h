@@ -4,7 +4,10 @@
 #include <sys/types.h>
 
 #include <filesystem>
+#include <memory>
 #include <string_view>
+
+#include "core/system/folder.h"
 
 namespace isoshard {
 
@@ -15,8 +18,12 @@ namespace isoshard {
 ///              any rank starts. The destructor removes the lock, and the folder if it was made
 ///              here and nothing was written to it. A process that was killed holds no lock,
 ///              whatever is left.
+///              From then on files of this process below that path are made in the folder that was
+///              locked, even if it, or a folder above it, is replaced by a link. Temporary files
+///              that killed runs have left in it are removed.
 /// Errors       UsageError that names option, folder and why: it is a file or a link, cannot be
-///              made or written to, or is in use, with the number of the process that uses it.
+///              made or written to, has a directory, FIFO, device or socket in the place of a
+///              report, or is in use, with the number of the process that uses it.
 ///
 ///     const OutputFolder folder(options.output_dir, "--output-dir"); // an empty path is no
 ///       folder, and no error
@@ -28,13 +35,22 @@ class OutputFolder {
   ~OutputFolder();
 
  private:
+  void open_and_lock(std::string_view option);
+  void let_go() noexcept;
   void require_writable(std::string_view option) const;
+  void require_regular_files(std::string_view option) const;
   void lock(std::string_view option);
 
   std::filesystem::path folder_;
   pid_t owner_;
   bool made_ = false;
+  int descriptor_ = -1;  ///< of the folder
+  std::unique_ptr<AnchoredFolder> anchor_;
   int fd_ = -1;  ///< of the lock; -1 if this process has it through another object
 };
+
+/// For a file that an option names.
+/// Errors   UsageError that names option and file if a directory, FIFO, device or socket is there.
+void require_output_file(const std::filesystem::path& path, std::string_view option);
 
 }  // namespace isoshard

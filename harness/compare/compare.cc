@@ -129,10 +129,17 @@ Report compare(const ComparePlan& plan, const CompareObserver& observer) {
   options.rtol = plan.rtol;
   const DifferentSettings different =
       plan.allows_different_settings ? DifferentSettings::kAllowed : DifferentSettings::kRefused;
-  for (const DumpedPair& pair : pairs_of(plan)) {
-    Verdict verdict = compare_bundles(pair.reference, pair.actual, options, different);
-    const std::string name = verdict.case_slug;
-    const ReportCase& added = report.add(ReportCase{.name = name, .verdict = std::move(verdict)});
+  const std::vector<DumpedPair> pairs = pairs_of(plan);
+  for (const DumpedPair& pair : pairs) {
+    ReportCase item{.name = pair.actual.filename().string()};
+    try {
+      item.verdict = compare_bundles(pair.reference, pair.actual, options, different);
+      item.name = item.verdict->case_slug;
+    } catch (const std::exception& error) {
+      if (pairs.size() == 1) throw;
+      set_failure(item, error);  // the other pairs keep their verdicts
+    }
+    const ReportCase& added = report.add(std::move(item));
     if (observer.on_case) observer.on_case(added);
   }
   return report;

@@ -74,7 +74,8 @@ Command compare_command(std::string examples, CurveCeilings ceilings) {
               return curve_bounds(actual, ceilings);
             };
             return run(options, std::move(plan));
-          }};
+          },
+          /*judges=*/true};
 }
 
 }  // namespace isoshard

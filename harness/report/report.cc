@@ -2,6 +2,10 @@
 /// Which exit code a report has.
 #include "harness/report/report.h"
 
+#include <new>
+
+#include "core/base/mapped_file.h"
+
 #include <utility>
 
 namespace isoshard {
@@ -10,13 +14,44 @@ Status ReportCase::status() const noexcept {
   return verdict.has_value() ? verdict->status : Status::kIncomplete;
 }
 
+int ReportCase::exit_code() const noexcept {
+  return verdict.has_value() ? exit_code_of(verdict->status) : failure_code;
+}
+
 int ReportCurve::exit_code() const noexcept {
-  if (!failure.empty()) return kExitInfrastructure;
+  if (!failure.empty()) return failure_code;
   return verdict.has_value() ? exit_code_of(verdict->status) : kExitConforms;
 }
 
+namespace {
+
+template <class Item>
+void set_failure_of(Item& item, const std::exception& error) {
+  item.failure = error.what();
+  item.failure_code = exit_code_of(error);
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr)
+    item.failure = "memory ran out (std::bad_alloc); take fewer tokens, layers or parameters";
+  if (const std::string changed = MappedFile::problem_of_any(); !changed.empty()) {
+    item.failure = changed;
+    item.failure_code = kExitBadInput;
+  }
+  if (item.failure.empty()) item.failure = "an exception without words";
+}
+
+}  // namespace
+
+void set_failure(ReportCase& item, const std::exception& error) {
+  item.verdict.reset();
+  set_failure_of(item, error);
+}
+
+void set_failure(ReportCurve& item, const std::exception& error) {
+  item.verdict.reset();
+  set_failure_of(item, error);
+}
+
 ReportCase& Report::add(ReportCase item) {
-  exit_code = combine_exit_codes(exit_code, exit_code_of(item.status()));
+  exit_code = combine_exit_codes(exit_code, item.exit_code());
   return cases.emplace_back(std::move(item));
 }
 

@@ -3,6 +3,7 @@
 /// return. Writers (harness/report/text, harness/report/json) turn it into a format; the formats
 /// are listed in harness/report/formats.
 #pragma once
+#include <exception>
 #include <map>
 #include <optional>
 #include <string>
@@ -18,24 +19,27 @@ namespace isoshard {
 
 /// One run that was judged tensor by tensor, or that could not be judged.
 struct ReportCase {
-  std::string name;                ///< the slug of the case
-  std::optional<Verdict> verdict;  ///< empty: the run could not be judged
-  std::string failure;             ///< why it could not be judged; empty with a verdict
+  std::string name;                        ///< the slug of the case
+  std::optional<Verdict> verdict;          ///< empty: the run could not be judged
+  std::string failure;                     ///< why it could not be judged; empty with a verdict
+  int failure_code = kExitInfrastructure;  ///< the exit code that the failure has
   /// What the verdict was made against: "plain", "emulated" or "both"; empty for two bundles.
   std::string against;
   std::string fault;  ///< the id of the injected fault; empty: none
 
   [[nodiscard]] Status status() const noexcept;  ///< kIncomplete without a verdict
+  [[nodiscard]] int exit_code() const noexcept;
 };
 
 /// One training run and the verdict on its losses and norms, or why the run did not end.
 struct ReportCurve {
-  std::string name;                     ///< the slug of the case
-  Curve curve;                          ///< without steps if the run failed
-  std::optional<CurveVerdict> verdict;  ///< empty: the run failed, or nothing judges it
-  std::string failure;                  ///< why the run did not end; empty if it did
-  std::string fault;                    ///< the id of the injected fault; empty: none
-  std::vector<std::string> remarks;     ///< lines that follow the verdict, without newlines
+  std::string name;                        ///< the slug of the case
+  Curve curve;                             ///< without steps if the run failed
+  std::optional<CurveVerdict> verdict;     ///< empty: the run failed, or nothing judges it
+  std::string failure;                     ///< why the run did not end; empty if it did
+  int failure_code = kExitInfrastructure;  ///< the exit code that the failure has
+  std::string fault;                       ///< the id of the injected fault; empty: none
+  std::vector<std::string> remarks;        ///< lines that follow the verdict, without newlines
 
   [[nodiscard]] int exit_code() const noexcept;
 };
@@ -56,6 +60,11 @@ struct ReportExperiment {
   std::string text;   ///< the tables in the published form, each line ended by a newline
   std::string json;   ///< the same numbers: one JSON object
 };
+
+/// Puts an exception into an item in place of its verdict, with its exit code. An input file that
+/// changed while it was read (core/base/mapped_file.h) explains any exception, and takes its place.
+void set_failure(ReportCase& item, const std::exception& error);
+void set_failure(ReportCurve& item, const std::exception& error);
 
 /// Everything that one command found. A part that a command does not have is empty.
 ///

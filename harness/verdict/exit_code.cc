@@ -46,10 +46,12 @@ int severity(int code) noexcept {
       return 4;
     case kExitInfrastructure:
       return 5;
-    case kExitTerminated:
+    case kExitHangup:
       return 6;
-    case kExitInterrupted:
+    case kExitTerminated:
       return 7;
+    case kExitInterrupted:
+      return 8;
     default:
       return 5;
   }

@@ -14,6 +14,7 @@ enum ExitCode : int {
   kExitBadInput = 3,        ///< a malformed input file
   kExitInfrastructure = 4,  ///< crash, hang, exception, resources, incomplete
   kExitGolden = 5,          ///< golden missing, stale or refused
+  kExitHangup = 129,        ///< SIGHUP
   kExitInterrupted = 130,   ///< SIGINT (143: SIGTERM)
   kExitTerminated = 143,
 };
@@ -22,8 +23,8 @@ enum ExitCode : int {
 /// The exit code of an exception. Any that is not one of the project's errors counts as
 /// infrastructure.
 [[nodiscard]] int exit_code_of(const std::exception& error) noexcept;
-/// The code of two results together: 130/143 > 4 > 1 > 5 > 0. (2 and 3 end a command before it has
-/// results.)
+/// The code of two results together: 130, 143, 129 > 4 > 2 > 3 > 1 > 5 > 0. (2 and 3 mostly end a
+/// command before it has results; where one of several cases ends so, its code counts.)
 [[nodiscard]] int combine_exit_codes(int a, int b) noexcept;
 
 }  // namespace isoshard

@@ -51,6 +51,10 @@ void install_interrupt_handler() {
   ::sigemptyset(&action.sa_mask);
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
+  // a program that nohup started stays deaf to it
+  struct sigaction hangup {};
+  if (::sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler != SIG_IGN)
+    ::sigaction(SIGHUP, &action, nullptr);
 }
 
 KeepResults::KeepResults() noexcept {
@@ -71,6 +75,7 @@ int interrupt_fd() noexcept {
 
 void leave_interrupts_to_controller() noexcept {
   ::signal(SIGINT, SIG_IGN);
+  ::signal(SIGHUP, SIG_IGN);
   ::signal(SIGTERM, SIG_DFL);
   first_signal = 0;
   for (int& fd : self_pipe) {

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/// SIGINT and SIGTERM: the first ends the running worlds in order, the second ends the program at
-/// once.
+/// SIGINT, SIGTERM and SIGHUP: the first ends the running worlds in order, the second ends the
+/// program at once.
 #pragma once
 
 namespace isoshard {
 
-/// From then on a SIGINT or SIGTERM ends the program at once, with 130 or 143 and a line on stderr;
+/// From then on a SIGINT, SIGTERM or SIGHUP ends the program at once, with 130, 143 or 129 and a
+/// line on stderr;
 /// while a world runs or a KeepResults lives, it makes every running world stop its ranks and
 /// return a report with `interrupted` set, and only a second one ends the program at once. Earlier
-/// signals and KeepResults are forgotten. A program calls it once, before the first world.
-/// Errors   InfrastructureError if no pipe can be had.
+/// signals and KeepResults are forgotten. A SIGHUP that was ignored stays ignored (nohup). A
+/// program calls it once, before the first world. Errors   InfrastructureError if no pipe can be
+/// had.
 void install_interrupt_handler();
 
 /// While one lives, a program that has results to write after a signal stays alive and checks for
@@ -28,8 +30,8 @@ class KeepResults {
 /// Readable once a signal came; -1 if no handler is installed.
 [[nodiscard]] int interrupt_fd() noexcept;
 
-/// Back to a process that was never interrupted: SIGINT ignored (a terminal sends it to ranks too;
-/// the controller decides), SIGTERM with its default action. For ranks.
+/// Back to a process that was never interrupted: SIGINT and SIGHUP ignored (a terminal sends them
+/// to ranks too; the controller decides), SIGTERM with its default action. For ranks.
 void leave_interrupts_to_controller() noexcept;
 
 }  // namespace isoshard

@@ -22,8 +22,11 @@ struct WorldOptions {
   int size = 1;  ///< 1 to 16
   /// Shown in reports, for example the case's slug.
   std::string name{};
-  std::chrono::milliseconds deadline{60'000};  ///< from start to the last rank's end
-  CommDecorator decorate{};                    ///< a fault, or nothing
+  /// For how long no rank may get any further: enter or finish a collective, enter a phase, send
+  /// a result, or end. Time in which the controller itself did not run (a suspended host, SIGSTOP)
+  /// does not count, and the deadline begins anew after it.
+  std::chrono::milliseconds deadline{60'000};
+  CommDecorator decorate{};  ///< a fault, or nothing
   /// The order of reductions in all groups. kNative is a UsageError, because shm does not have it.
   ReductionOrder order = ReductionOrder::kOrdered;
   Transport transport{};  ///< without `make`: shm
@@ -66,7 +69,11 @@ struct WorldReport {
   std::vector<RankReport> ranks{};
   int culprit = -1;          ///< the rank that failed first; -1: none, or no single one
   std::string cause{};       ///< one sentence about what ended the world early; empty when ok
-  bool interrupted = false;  ///< SIGINT or SIGTERM came; ranks were stopped
+  bool interrupted = false;  ///< SIGINT, SIGTERM or SIGHUP came; ranks were stopped
+  /// The FileError of a rank, or that of an input that changed; empty if there was none.
+  std::string file_error{};
+  /// For how long the controller did not run while it should have watched its ranks.
+  std::chrono::milliseconds host_pause{0};
 
   /// Every rank returned, none forwarded a failure, nothing interrupted it.
   [[nodiscard]] bool ok() const noexcept;
@@ -75,7 +82,8 @@ struct WorldReport {
   [[nodiscard]] std::string describe() const;
 };
 
-/// Throws InfrastructureError(report.describe()) unless report.ok().
+/// Throws InfrastructureError(report.describe()) unless report.ok(), or FileError if a rank met
+/// one.
 void require_ok(const WorldReport& report);
 
 }  // namespace isoshard

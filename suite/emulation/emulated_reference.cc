@@ -22,6 +22,7 @@
 #include "subjects/checkpoint/checkpoint.h"
 #include "suite/emulation/emulated_rank.h"
 #include "suite/emulation/emulated_reduction.h"
+#include "suite/reference/case_deadline.h"
 #include "suite/reference/policy.h"
 #include "suite/reference/reference.h"
 
@@ -55,7 +56,10 @@ void emulate_all(const Case& c, const CaseData& data, const NumericsSpec& numeri
   world.run(numerics.num_threads, [&](int rank) {
     EmulatedRank emulated(run, world, rank, *sinks[static_cast<std::size_t>(rank)]);
     emulated.setup();
-    for (int step = c.first_step(); step < c.steps; ++step) emulated.train_step(step);
+    for (int step = c.first_step(); step < c.steps; ++step) {
+      if (rank == 0) process.set_phase(fmt::format("emulated ranks, step {}", step));
+      emulated.train_step(step);
+    }
   });
 }
 
@@ -72,7 +76,8 @@ RunSpec emulation_spec(const Case& c, const NumericsSpec& numerics,
   spec.mesh = c.mesh();
   spec.policy = policy_of(c);
   spec.trace_bytes = trace_capacity(c);
-  spec.deadline = deadline;
+  // one core may carry out all ranks, one after the other
+  spec.deadline = case_deadline(c, deadline) * c.world_size();
   spec.body_of_all = [&c, &numerics, data = std::make_shared<const CaseData>(c)](
                          Rank& process, std::span<Sink* const> sinks) {
     emulate_all(c, *data, numerics, process, sinks);

@@ -16,7 +16,7 @@ struct EmulationOptions {
   /// Recorded statistics are against it; nullptr: nothing is compared.
   const Reference* compare_with = nullptr;
   Keep keep = Keep::kEverything;
-  std::chrono::milliseconds deadline{600'000};
+  std::chrono::milliseconds deadline{0};  ///< 0: the case's (case_deadline), for each rank
 };
 
 /// Carries out `numerics` for every rank of its mesh, with the shards' own shapes, in one forked

@@ -11,6 +11,7 @@
 #include "subjects/registry/subject_spec.h"
 #include "suite/record/batches.h"
 #include "suite/record/make_subject.h"
+#include "suite/reference/case_deadline.h"
 #include "suite/reference/lattice_guard.h"
 #include "suite/reference/reference.h"
 
@@ -76,7 +77,7 @@ RunSpec run_spec_of(const Case& item, const RunOptions& options) {
   spec.mutation = options.mutation;
   spec.observers = options.observers;
   spec.trace_bytes = trace_capacity(item);
-  spec.deadline = options.deadline;
+  spec.deadline = case_deadline(item, options.deadline);
   return spec;
 }
 

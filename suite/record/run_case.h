@@ -32,9 +32,9 @@ struct RunOptions {
   std::vector<std::function<TapObserver(int rank)>> observers = {};
   /// Faulty test doubles of the subject's seams.
   SubjectEdits edits = {};
-  BatchEdit batches = {};         ///< faulty batches or labels
-  SamplerDecorator sampler = {};  ///< a faulty test double of the sampler
-  std::chrono::milliseconds deadline{600'000};
+  BatchEdit batches = {};                 ///< faulty batches or labels
+  SamplerDecorator sampler = {};          ///< a faulty test double of the sampler
+  std::chrono::milliseconds deadline{0};  ///< 0: the case's (case_deadline)
   /// Of a case that is reloaded; run_case makes one.
   std::shared_ptr<const ScratchFolder> checkpoints = {};
 };

@@ -16,6 +16,7 @@
 #include "harness/run/record.h"
 #include "harness/run/side_by_side.h"
 #include "harness/world/forked/forked_world.h"
+#include "suite/reference/case_deadline.h"
 #include "suite/reference/lattice_guard.h"
 #include "suite/reference/perturbed_weights.h"
 #include "suite/reference/plain_run.h"
@@ -47,7 +48,7 @@ struct PlainInput {
 
 RunSpec spec_of(const PlainInput& input, std::chrono::milliseconds deadline) {
   RunSpec spec = plain_spec(input.c, input.run);
-  spec.deadline = deadline;
+  spec.deadline = case_deadline(input.c, deadline);
   return spec;
 }
 
@@ -90,7 +91,7 @@ class ResponseRuns {
   void add(PlainRun run, const std::string& name) {
     RunSpec spec = plain_spec(c_, with_scratch(c_, std::move(run)));
     spec.name = fmt::format("{}_{}", c_.reference_slug(), name);
-    spec.deadline = deadline_;
+    spec.deadline = case_deadline(c_, deadline_);
     // compared with the reference as it records
     starts_.emplace_back([this, spec = std::move(spec)] {
       return RunningRecord(

@@ -14,7 +14,7 @@ namespace isoshard {
 struct ReferenceOptions {
   /// Perturbed runs; with more than one also variants (add_responses).
   int responses = 3;
-  std::chrono::milliseconds deadline{600'000};  ///< for each run
+  std::chrono::milliseconds deadline{0};  ///< for each run; 0: the case's (case_deadline)
 };
 
 /// Runs the case unsharded, the global batch in one forward, and then its perturbed runs, as many
@@ -36,7 +36,7 @@ struct ReferenceOptions {
 /// run, and in fp16 a scaled one (plain_run.h): gradients and what follows from them move by these,
 /// too.
 void add_responses(const Case& c, Reference& reference, int responses,
-                   std::chrono::milliseconds deadline = std::chrono::minutes(10));
+                   std::chrono::milliseconds deadline = std::chrono::milliseconds(0));
 
 /// make_reference with default options, computed once per process for cases of equal
 /// reference_slug().

@@ -12,6 +12,8 @@
 #include "core/base/reference_name.h"
 #include "fixtures/inputs/inputs.h"
 #include "fixtures/weights/shared_weights.h"
+#include "harness/verdict/exit_code.h"
+#include "harness/world/host_pause.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/machine.h"
 #include "suite/faults/fault.h"
@@ -48,10 +50,16 @@ class Training {
       result.verdict = verdict_on(trained);
       if (result.verdict.has_value()) add_look_further(item, trained, result);
       result.curve = trained.curve;
-    } catch (const InfrastructureError& error) {
-      result.failure = error.what();
+    } catch (const std::exception& error) {
+      const int code = exit_code_of(error);
+      if (plan_.cases.size() == 1 && (code == kExitUsage || code == kExitBadInput)) throw;
+      set_failure(result, error);
     }
     observer_.on_curve(report_.add(std::move(result)));
+    if (std::string slow = host_pause_in_words(take_host_pauses(), item.slug()); !slow.empty()) {
+      observer_.on_note(slow);
+      report_.notes.push_back(std::move(slow));
+    }
   }
 
   Report finish() {

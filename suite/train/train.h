@@ -47,6 +47,8 @@ class TrainObserver {
   [[nodiscard]] virtual bool watches_steps() const { return false; }
   /// A step ended. Called in the process of rank 0, not in that of the controller.
   virtual void on_step(const std::string& /*run*/, int /*step*/) {}
+  /// Something to tell beside the verdicts.
+  virtual void on_note(const std::string& /*line*/) {}
   /// A run ended and was judged, or failed.
   virtual void on_curve(const ReportCurve& /*item*/) {}
 };
@@ -54,11 +56,12 @@ class TrainObserver {
 /// Trains the reference with its perturbed runs, unless the plan brings a curve of it, then every
 /// case, and judges each curve.
 ///
-/// A run whose world breaks down is reported as incomplete, and the others still train. After an
-/// interrupt the report has what ended until then, and exit code 130 or 143.
+/// A run that throws, whatever it throws, is reported as incomplete, and the others still train.
+/// After an interrupt the report has what ended until then, and exit code 130 or 143.
 ///
 /// Ranks    called by the controller.
-/// Errors   as train_case, but for the InfrastructureError of subjects' runs; FileError if
+/// Errors   as train_reference, and of a plan with one case the UsageError and FileError of
+///          train_case: of several cases they are the failure of their run; FileError if
 ///          reference_curve is not the curve of a reference; UsageError if it is one of other
 ///          settings.
 [[nodiscard]] Report train(const TrainPlan& plan, TrainObserver& observer);

@@ -26,8 +26,6 @@
 namespace isoshard {
 namespace {
 
-constexpr std::chrono::milliseconds kTimePerStep{60'000};
-
 bool is_reference(const Case& item) {
   return isoshard::is_reference(item.subject);
 }
@@ -89,7 +87,6 @@ CurveSinkOptions sink_options(const Spec& spec, int rank) {
 WorldRun start(const std::shared_ptr<const Spec>& spec) {
   RunSpec run = run_spec_of(spec->item, spec->options.run);
   run.mesh = mesh_of(spec->item);
-  run.deadline += spec->item.steps * kTimePerStep;
   return {forked_launcher(), run, Processes::kOneARank, [spec](int r) {
             const auto sink = std::make_shared<CurveSink>(sink_options(*spec, r));
             ProcessWork work;

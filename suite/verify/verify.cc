@@ -13,6 +13,8 @@
 #include "fixtures/inputs/inputs.h"
 #include "fixtures/weights/shared_weights.h"
 #include "harness/bundle/bundle.h"
+#include "harness/verdict/exit_code.h"
+#include "harness/world/host_pause.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/machine.h"
 #include "suite/faults/fault.h"
@@ -79,14 +81,18 @@ void save_inputs(const VerifyPlan& plan) {
   save_case_batches(*largest, plan.save_batch);
 }
 
-ReportCase judged_case(CaseJudge& judge, const Case& item, const std::string& fault) {
+/// Whatever one case throws is told as its failure: the others keep their verdicts. What is wrong
+/// with the only case of a command, or its files, ends the command as any wrong option does.
+ReportCase judged_case(CaseJudge& judge, const Case& item, const std::string& fault, bool is_only) {
   ReportCase result{.name = item.slug(), .fault = fault};
   try {
     CaseJudgement judgement = judge.judge_case(item);
     result.verdict = std::move(judgement.verdict);
     result.against = name_of(judgement.against);
-  } catch (const InfrastructureError& error) {
-    result.failure = error.what();
+  } catch (const std::exception& error) {
+    const int code = exit_code_of(error);
+    if (is_only && (code == kExitUsage || code == kExitBadInput)) throw;
+    set_failure(result, error);
   }
   return result;
 }
@@ -118,12 +124,23 @@ Report verify(const VerifyPlan& plan, VerifyObserver& observer) {
   for (const Case& item : plan.cases) {
     if (interrupt_signal() != 0) break;
     observer.on_case(item);
-    const ReportCase& added = report.add(judged_case(judge, item, plan.fault));
+    (void)take_host_pauses();
+    const ReportCase& added =
+        report.add(judged_case(judge, item, plan.fault, plan.cases.size() == 1));
     observer.on_judged(added);
+    if (std::string slow = host_pause_in_words(take_host_pauses(), item.slug()); !slow.empty()) {
+      observer.on_note(slow);
+      report.notes.push_back(std::move(slow));
+    }
     judged += added.verdict.has_value() || interrupt_signal() == 0 ? 1 : 0;
   }
   if (interrupt_signal() != 0) report.exit_code = 128 + interrupt_signal();
-  report.tables = judge.tables();
+  try {
+    report.tables = judge.tables();
+  } catch (const std::exception& error) {  // the verdicts stand
+    report.notes.push_back(fmt::format("the runs cannot be put side by side: {}", error.what()));
+    report.exit_code = combine_exit_codes(report.exit_code, exit_code_of(error));
+  }
   report.summary = summary_of(report, plan.cases.size(), judged);
   return report;
 }

@@ -26,11 +26,14 @@ struct VerifyPlan {
 
 /// Runs every case against its reference and judges it.
 ///
-/// A case whose world breaks down is reported as incomplete, and the other cases still run. After
+/// A case that throws, whatever it throws, is reported as incomplete with the exit code of what it
+/// threw, and the other cases still run. After
 /// an interrupt the report has what was judged until then, and exit code 130 or 143.
 ///
 /// Ranks    called by the controller.
-/// Errors   as CaseJudge::judge_case, but for InfrastructureError; UsageError for no case.
+/// Errors   UsageError for no case; the UsageError and FileError of CaseJudge::judge_case if there
+/// is
+///          one case only.
 /// Determinism   a function of its plan, apart from the failures of worlds.
 ///
 /// Example

@@ -25,6 +25,8 @@ class VerifyObserver {
   virtual void on_emulated(const Case& /*item*/, const Reference& /*reference*/) {}
   /// The subject ran. It may run several times for one verdict.
   virtual void on_run(const Case& /*item*/, const Trace& /*trace*/) {}
+  /// Something to tell beside the verdicts.
+  virtual void on_note(const std::string& /*line*/) {}
   /// The case was judged, or could not be.
   virtual void on_judged(const ReportCase& /*item*/) {}
 };

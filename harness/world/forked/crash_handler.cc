@@ -12,6 +12,8 @@
 #include <exception>
 #include <memory>
 
+#include "core/system/input_guard.h"
+
 namespace isoshard {
 namespace {
 
@@ -63,6 +65,14 @@ void on_fatal_signal(int signal) {
   ::raise(signal);
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+void on_bus_error(int signal, siginfo_t* info, void* /*context*/) {
+  // an input file was shortened: the rank goes on, and says so at its end
+  if (info->si_code == BUS_ADRERR && detail::mend_guarded_range(info->si_addr)) return;
+  on_fatal_signal(signal);
+}
+#endif
+
 void on_dump_signal(int /*signal*/) {
   const int saved_errno = errno;
   write_backtrace("at the deadline");
@@ -109,6 +119,13 @@ void install_crash_handlers(int rank, RankSlot& slot) {
   action.sa_handler = on_fatal_signal;
   action.sa_flags = SA_ONSTACK | static_cast<int>(SA_RESETHAND);
   for (const int signal : kFatalSignals) ::sigaction(signal, &action, nullptr);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  struct sigaction bus_error {};
+  ::sigemptyset(&bus_error.sa_mask);
+  bus_error.sa_sigaction = on_bus_error;
+  bus_error.sa_flags = SA_ONSTACK | SA_SIGINFO;
+  ::sigaction(SIGBUS, &bus_error, nullptr);
+#endif
   action.sa_handler = on_dump_signal;
   action.sa_flags = SA_ONSTACK | SA_RESTART;
   ::sigaction(kDumpSignal, &action, nullptr);

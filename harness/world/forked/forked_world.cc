@@ -55,6 +55,7 @@ Launcher& forked_launcher() noexcept {
 }
 
 void require_ok(const WorldReport& report) {
+  if (!report.file_error.empty()) throw FileError(report.file_error);
   if (!report.ok()) throw InfrastructureError(report.describe());
 }
 

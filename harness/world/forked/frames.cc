@@ -24,8 +24,10 @@ static_assert(sizeof(Header) == 16);
 Header checked_header(const std::byte* bytes) {
   Header header;
   std::memcpy(&header, bytes, sizeof(header));
-  if (header.zero != 0 || header.type < static_cast<std::uint32_t>(FrameType::kResultPart) ||
-      header.type > static_cast<std::uint32_t>(FrameType::kLeak)) {
+  const bool is_known = (header.type >= static_cast<std::uint32_t>(FrameType::kResultPart) &&
+                         header.type <= static_cast<std::uint32_t>(FrameType::kLeak)) ||
+                        header.type == static_cast<std::uint32_t>(FrameType::kFileError);
+  if (header.zero != 0 || !is_known) {
     throw ProtocolError(
         fmt::format("protocol: unknown frame type {:#x} (length {})", header.type, header.length));
   }

@@ -21,6 +21,7 @@ enum class FrameType : std::uint32_t {
   kException = 4,   ///< the body ended with any other exception; its type and what()
   kGoodbye = 5,     ///< the body is done, nothing follows
   kLeak = 6,        ///< processes that the body left running, in words; a goodbye follows
+  kFileError = 8,   ///< the body ended with a FileError, or an input changed while it ran; what()
 };
 
 inline constexpr std::uint64_t kMaxFramePayload = 1U << 20;

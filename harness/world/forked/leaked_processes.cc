@@ -5,11 +5,13 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -51,12 +53,7 @@ bool end_process(pid_t pid) {
   return ::waitpid(pid, nullptr, WNOHANG) != 0;
 }
 
-}  // namespace
-
-void adopt_orphans() noexcept {
-  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-}
-
+// Zombies included. Empty at the cost of one system call if there are none.
 std::set<pid_t> children_of_process() {
   std::set<pid_t> children;
   if (!has_children()) return children;
@@ -68,21 +65,68 @@ std::set<pid_t> children_of_process() {
   return children;
 }
 
-std::string end_leaked_processes(std::set<pid_t> known) {
-  std::string words;
+bool wears(pid_t pid, DescentMark mark) noexcept {
+  rlimit limit{};
+  return ::prlimit(pid, RLIMIT_LOCKS, nullptr, &limit) == 0 && limit.rlim_cur == mark;
+}
+
+template <class Select>
+LeakedProcesses end_children(Select is_leaked) {
+  LeakedProcesses result;
+  std::set<pid_t> still_there;
   for (int round = 0; round < kMaxRounds; ++round) {
     std::set<pid_t> leaked = children_of_process();
-    std::erase_if(leaked, [&](pid_t pid) { return known.contains(pid); });
-    if (leaked.empty()) break;
+    std::erase_if(leaked, [&](pid_t pid) { return still_there.contains(pid) || !is_leaked(pid); });
+    if (leaked.empty()) return result;
     for (const pid_t pid : leaked) {
       if (const std::string name = name_of_living(pid); !name.empty())
-        words += fmt::format("{}process {} ({})", words.empty() ? "" : ", ", pid, name);
+        result.words +=
+            fmt::format("{}process {} ({})", result.words.empty() ? "" : ", ", pid, name);
       if (end_process(pid)) continue;
-      words += fmt::format(", which is still there {} s after SIGKILL", kKillGrace.count());
-      known.insert(pid);
+      result.words += fmt::format(", which is still there {} s after SIGKILL", kKillGrace.count());
+      result.all_gone = false;
+      still_there.insert(pid);
     }
   }
-  return words;
+  result.all_gone = false;
+  return result;
+}
+
+}  // namespace
+
+void adopt_orphans() noexcept {
+  set_adopting_orphans(true);
+}
+
+bool is_adopting_orphans() noexcept {
+  int adopts = 0;
+  return ::prctl(PR_GET_CHILD_SUBREAPER, &adopts) == 0 && adopts != 0;
+}
+
+void set_adopting_orphans(bool adopts) noexcept {
+  ::prctl(PR_SET_CHILD_SUBREAPER, adopts ? 1 : 0);
+}
+
+DescentMark new_descent_mark() noexcept {
+  constexpr DescentMark kOurs = 0x15054a5d;  // no limit that anybody sets
+  static std::atomic<std::uint32_t> count{0};
+  const auto pid = static_cast<DescentMark>(::getpid()) & 0x3fffff;  // the kernel's largest
+  return kOurs << 32 | pid << 10 | (count.fetch_add(1) & 0x3ff);
+}
+
+void wear_mark(DescentMark mark) noexcept {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_LOCKS, &limit) != 0) return;
+  limit.rlim_cur = mark;
+  (void)::setrlimit(RLIMIT_LOCKS, &limit);
+}
+
+LeakedProcesses end_all_children() {
+  return end_children([](pid_t) { return true; });
+}
+
+LeakedProcesses end_marked_children(DescentMark mark, std::set<pid_t> known) {
+  return end_children([&](pid_t pid) { return !known.contains(pid) && wears(pid, mark); });
 }
 
 }  // namespace isoshard

@@ -13,6 +13,8 @@
 #include <mutex>
 #include <utility>
 
+#include "core/base/error.h"
+#include "core/base/mapped_file.h"
 #include "core/memory/memory_pool.h"
 #include "harness/world/end_process.h"
 #include "harness/world/forked/crash_handler.h"
@@ -100,6 +102,31 @@ bool take_descriptors(const RankStart& start) {
   return true;
 }
 
+// A parent-death signal comes when the thread ends that forked this process, too.
+pid_t controller_of_rank = 0;
+void on_parent_death(int /*signal*/) {
+  if (::getppid() != controller_of_rank) ::kill(::getpid(), SIGKILL);
+}
+
+// Two ways, because each has a gap. The end of the pipe kills even a rank that is stopped or blocks
+// signals, but does not come while a process that the controller forked, without an exec, holds the
+// other end. The parent-death signal comes in any case, but needs a rank that runs.
+void die_with_controller(const RankStart& start) noexcept {
+  constexpr int kParentDied = SIGPWR;  // which nothing else uses, and which ends a process, too
+  controller_of_rank = start.controller;
+  struct sigaction action {};
+  action.sa_handler = on_parent_death;
+  action.sa_flags = SA_RESTART;
+  ::sigemptyset(&action.sa_mask);
+  ::sigaction(kParentDied, &action, nullptr);
+  ::prctl(PR_SET_PDEATHSIG, kParentDied);
+  if (::fcntl(start.tether, F_SETOWN, ::getpid()) != 0 ||
+      ::fcntl(start.tether, F_SETSIG, SIGKILL) != 0 ||
+      ::fcntl(start.tether, F_SETFL, O_ASYNC | O_NONBLOCK) != 0)
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != start.controller) ::_exit(1);  // it died before the lines above
+}
+
 void run_body(const RankStart& start) {
   std::unique_ptr<Communicator> comm = start.world->communicator(start.rank);
   if (start.options->decorate) comm = start.options->decorate(std::move(comm), start.rank);
@@ -128,9 +155,9 @@ void forward_failure(Rank& rank, const ForwardedFailure& failure) {
 }
 
 void rank_main(const RankStart& start) noexcept {
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  die_with_controller(start);
+  wear_mark(start.mark);
   adopt_orphans();
-  if (::getppid() != start.controller) ::_exit(1);  // it died before the line above
   leave_interrupts_to_controller();
   if (!take_descriptors(start)) ::_exit(1);
   // A crash loses no finished line. A buffer of its own, because a stream in use keeps its old mode
@@ -142,13 +169,19 @@ void rank_main(const RankStart& start) noexcept {
   try {
     try {
       run_body(start);
+      require_unchanged_inputs();
+    } catch (const FileError& error) {
+      send_frame(start.channel, FrameType::kFileError, error.what());
     } catch (const CommError& error) {
       send_frame(start.channel, FrameType::kCommError, error.what());
     } catch (...) {
-      send_frame(start.channel, FrameType::kException, current_exception_in_words());
+      // which explains whatever came of it
+      const std::string changed = MappedFile::problem_of_any();
+      send_frame(start.channel, changed.empty() ? FrameType::kException : FrameType::kFileError,
+                 changed.empty() ? current_exception_in_words() : changed);
     }
-    if (const std::string leaked = end_leaked_processes({}); !leaked.empty())
-      send_frame(start.channel, FrameType::kLeak, leaked);
+    if (const LeakedProcesses leaked = end_all_children(); !leaked.words.empty())
+      send_frame(start.channel, FrameType::kLeak, leaked.words);
     send_frame(start.channel, FrameType::kGoodbye, std::string_view());
   } catch (...) {  // the channel is broken: the controller sees an end without a goodbye
     ::_exit(1);

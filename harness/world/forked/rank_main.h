@@ -7,6 +7,7 @@
 
 #include "core/comm/transport.h"
 #include "harness/world/forked/forked_world.h"
+#include "harness/world/forked/leaked_processes.h"
 #include "harness/world/forked/rank_slot.h"
 
 namespace isoshard {
@@ -15,6 +16,8 @@ struct RankStart {
   int rank = 0;
   pid_t controller = 0;
   int channel = -1;          ///< this rank's end of the result channel
+  int tether = -1;           ///< read end of a pipe that only the controller can write to
+  DescentMark mark = 0;      ///< of the world
   int standard_output = -1;  ///< write ends of the pipes
   int standard_error = -1;
   std::vector<int> to_close;  ///< the controller's descriptors, which no rank may hold

@@ -125,6 +125,9 @@ void WorldState::begin_dump(Clock::time_point now) {
   }
   cause_ = fmt::format("the deadline of {} ms passed: {}", options_.deadline.count(),
                        fmt::join(clauses, "; "));
+  if (host_pause_.count() > 0)
+    cause_ += fmt::format("; before that the host had been suspended or stopped for {} ms",
+                          host_pause_.count());
   phase_ = WorldPhase::kDumping;
   next_step_ = now + kDumpGrace;
   next_look_.reset();
@@ -151,6 +154,7 @@ void WorldState::give_up() {
         process_state(process.pid));
     drain(process);
     process.pidfd.reset();
+    process.tether.reset();
   }
   finish();
 }
@@ -195,9 +199,50 @@ void WorldState::look_for_deserted_collective(Clock::time_point now) {
   next_look_ = now + kDesertedLookInterval;
 }
 
+// Short enough that a deadline is kept to a few percent and a pause of the host is told from it.
+Clock::duration WorldState::look_interval() const noexcept {
+  const Clock::duration part = options_.deadline / 32;
+  return std::clamp<Clock::duration>(part, 5ms, 1000ms);
+}
+
+std::uint64_t WorldState::progress_of_ranks() const {
+  std::uint64_t sum = 0;
+  const auto mix = [&](std::uint64_t value) {
+    sum = (sum ^ value) * 0x9e3779b97f4a7c15;  // the golden ratio spreads every bit
+    sum ^= sum >> 32;
+  };
+  const Journal& journal = comm_->journal();
+  for (const RankProcess& process : processes_) {
+    const int rank = process.report.rank;
+    mix(process.is_gone ? 2 : process.said_goodbye ? 1 : 0);
+    mix(process.report.result.size());
+    mix(process.report.failures.size());
+    mix(journal.num_calls(rank));
+    mix(waits_in_collective(journal, rank) ? 1 : 0);
+    for (const char c : slots_[rank].phase.str()) mix(static_cast<unsigned char>(c));
+  }
+  return sum;
+}
+
+void WorldState::look_for_progress(Clock::time_point now) {
+  const Clock::duration interval = look_interval(), since = now - last_look_;
+  if (since < interval) return;
+  last_look_ = now;
+  const std::uint64_t before = std::exchange(progress_, progress_of_ranks());
+  // Where this process was stopped, or had other things to do, nobody watched.
+  const bool was_watched = since < interval + 1s;
+  quiet_ = was_watched && progress_ == before ? quiet_ + since : Clock::duration::zero();
+}
+
+void WorldState::on_pause(std::chrono::milliseconds pause) {
+  host_pause_ += pause;
+  quiet_ = Clock::duration::zero();
+  last_look_ = Clock::now();
+}
+
 Clock::time_point WorldState::next_timer() const noexcept {
   if (is_done()) return Clock::time_point::max();
-  Clock::time_point next = next_step_.value_or(deadline_);
+  Clock::time_point next = next_step_.value_or(last_look_ + look_interval());
   if (next_look_) next = std::min(next, *next_look_);
   return next;
 }
@@ -207,7 +252,8 @@ void WorldState::on_timers(Clock::time_point now) {
   if (next_look_ && now >= *next_look_) look_for_deserted_collective(now);
   switch (phase_) {
     case WorldPhase::kRunning:
-      if (now >= deadline_) begin_dump(now);
+      look_for_progress(now);
+      if (quiet_ >= options_.deadline) begin_dump(now);
       return;
     case WorldPhase::kDumping: {
       const bool all_dumped = std::ranges::all_of(processes_, [&](const RankProcess& process) {

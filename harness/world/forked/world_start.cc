@@ -19,10 +19,12 @@
 #include "core/base/error.h"
 #include "core/comm/collective.h"
 #include "core/comm/shm/shm_world.h"
+#include "core/system/standard_descriptors.h"
 #include "harness/world/forked/crash_handler.h"
 #include "harness/world/forked/leaked_processes.h"
 #include "harness/world/forked/rank_main.h"
 #include "harness/world/forked/world_state.h"
+#include "harness/world/host_pause.h"
 #include "harness/world/interrupt.h"
 
 namespace isoshard {
@@ -31,6 +33,12 @@ namespace {
 std::vector<WorldState*>& running_worlds() {
   static std::vector<WorldState*> worlds;
   return worlds;
+}
+
+// Of this process, before the first of the running worlds.
+bool& was_adopting_orphans() {
+  static bool was = false;
+  return was;
 }
 
 std::string limit_in_words(int resource, std::string_view name) {
@@ -138,15 +146,15 @@ WorldState::WorldState(WorldOptions options, ForkedWorld::Body body)
     : options_(std::move(options)),
       body_(std::move(body)),
       owner_(::getpid()),
-      comm_(make_comm_world(options_)),
+      comm_((occupy_standard_descriptors(), make_comm_world(options_))),
       slots_(options_.size),
       processes_(static_cast<std::size_t>(options_.size)) {
   call_world_hooks(options_.size);
   require_single_thread();
   prepare_backtraces();
+  if (running_worlds().empty()) was_adopting_orphans() = is_adopting_orphans();
   adopt_orphans();
-  children_before_ = children_of_process();
-  deadline_ = Clock::now() + options_.deadline;
+  last_look_ = Clock::now();
   running_worlds().push_back(this);
   try {
     for (int rank = 0; rank < options_.size; ++rank) start_rank(rank);
@@ -154,7 +162,7 @@ WorldState::WorldState(WorldOptions options, ForkedWorld::Body body)
     for (RankProcess& process : processes_) process.is_gone = process.pid < 0;
     stop("a rank could not be started");
     serve_until_done(*this);
-    std::erase(running_worlds(), this);
+    leave();
     throw;
   }
 }
@@ -165,17 +173,12 @@ WorldState::~WorldState() {
     stop("the world was given up");
     serve_until_done(*this);
   }
+  leave();
+}
+
+void WorldState::leave() noexcept {
   std::erase(running_worlds(), this);
-}
-
-void WorldState::add_ranks(std::set<pid_t>& pids) const {
-  for (const RankProcess& process : processes_) {
-    if (!process.is_gone && process.pid > 0) pids.insert(process.pid);
-  }
-}
-
-void add_running_ranks(std::set<pid_t>& pids) {
-  for (const WorldState* world : running_worlds()) world->add_ranks(pids);
+  if (running_worlds().empty()) set_adopting_orphans(was_adopting_orphans());
 }
 
 bool WorldState::is_owner() const noexcept {
@@ -185,8 +188,8 @@ bool WorldState::is_owner() const noexcept {
 std::vector<int> WorldState::descriptors() const {
   std::vector<int> result;
   for (const RankProcess& process : processes_) {
-    for (const UniqueFd* fd :
-         {&process.pidfd, &process.channel, &process.standard_output, &process.standard_error}) {
+    for (const UniqueFd* fd : {&process.pidfd, &process.channel, &process.standard_output,
+                               &process.standard_error, &process.tether}) {
       if (fd->is_open()) result.push_back(fd->get());
     }
   }
@@ -203,16 +206,20 @@ void WorldState::start_rank(int rank) {
   Ends channel = make_channel(rank);
   Ends output = make_pipe(rank);
   Ends error = make_pipe(rank);
-  RankStart start{.rank = rank,
-                  .controller = owner_,
-                  .channel = channel.rank.get(),
-                  .standard_output = output.rank.get(),
-                  .standard_error = error.rank.get(),
-                  .to_close = {channel.own.get(), output.own.get(), error.own.get()},
-                  .slot = &slots_[rank],
-                  .world = comm_.get(),
-                  .options = &options_,
-                  .body = &body_};
+  Ends tether = make_pipe(rank);  // the other way round: the rank reads
+  RankStart start{
+      .rank = rank,
+      .controller = owner_,
+      .channel = channel.rank.get(),
+      .tether = tether.own.get(),
+      .mark = mark_,
+      .standard_output = output.rank.get(),
+      .standard_error = error.rank.get(),
+      .to_close = {channel.own.get(), output.own.get(), error.own.get(), tether.rank.get()},
+      .slot = &slots_[rank],
+      .world = comm_.get(),
+      .options = &options_,
+      .body = &body_};
   for (const WorldState* world : running_worlds()) {
     for (const int fd : world->descriptors()) start.to_close.push_back(fd);
   }
@@ -227,6 +234,7 @@ void WorldState::start_rank(int rank) {
   started.channel = std::move(channel.own);
   started.standard_output = std::move(output.own);
   started.standard_error = std::move(error.own);
+  started.tether = std::move(tether.rank);
   started.pidfd.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   if (!started.pidfd.is_open()) {
     const int refusal = errno;
@@ -253,7 +261,12 @@ void serve_until_done(WorldState& world) {
     if (world.is_done()) return;
     const int signal_fd = signal == 0 ? interrupt_fd() : -1;
     polls.push_back({signal_fd, POLLIN, 0});
+    const PauseWatch watch(next);
     wait_for(polls, next);
+    if (const std::chrono::milliseconds pause = watch.pause(); pause.count() > 0) {
+      add_host_pause(pause);
+      for (WorldState* running : running_worlds()) running->on_pause(pause);
+    }
     for (const pollfd& ready : polls) {
       if (ready.revents == 0 || ready.fd == signal_fd) continue;
       for (WorldState* running : running_worlds()) running->on_ready(ready.fd);

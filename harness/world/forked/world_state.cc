@@ -82,6 +82,13 @@ void WorldState::on_frame(RankProcess& process, FrameType type,
       process.report.phase = slots_[rank].phase.str();
       fail(rank, fmt::format("rank {} threw {}: {}", rank, place_in_words(process.report), text));
       return;
+    case FrameType::kFileError:
+      process.exception = text;
+      process.report.where = comm_->journal().last_call_in_words(rank);
+      process.report.phase = slots_[rank].phase.str();
+      if (file_error_.empty()) file_error_ = text;
+      fail(rank, fmt::format("rank {} {}: {}", rank, place_in_words(process.report), text));
+      return;
     case FrameType::kLeak:
       if (process.exception) return;  // which says more
       process.exception = fmt::format("leaked: {}", text);
@@ -165,9 +172,13 @@ void WorldState::reap(RankProcess& process) {
   const pid_t reaped = ::wait4(process.pid, &status, WNOHANG, &usage);
   if (reaped == 0 || (reaped < 0 && errno == EINTR)) return;
   drain(process);
-  reclaim_tensor_memory(process.pid);
+  // What a rank has started and left running shares its memory. One that said goodbye has looked
+  // after its own; of another one the memory is taken back when that is done (finish).
+  process.has_memory = !process.said_goodbye;
+  if (!process.has_memory) reclaim_tensor_memory(process.pid);
   process.is_gone = true;
   process.pidfd.reset();
+  process.tether.reset();
   process.report.peak_rss_kib = usage.ru_maxrss;
   process.report.standard_output = process.output_text.text();
   process.report.standard_error = process.error_text.text();
@@ -239,7 +250,11 @@ bool WorldState::is_done() const noexcept {
 void WorldState::finish() {
   if (finished_) return;
   finished_ = true;
-  end_orphans();
+  if (end_orphans()) {
+    for (RankProcess& process : processes_) {
+      if (std::exchange(process.has_memory, false)) reclaim_tensor_memory(process.pid);
+    }
+  }
   if (cause_.empty() && first_comm_error_ >= 0) {
     culprit_ = first_comm_error_;
     RankReport& report = process(culprit_).report;
@@ -251,17 +266,17 @@ void WorldState::finish() {
 
 // A rank that says goodbye has looked after its own. What the others have started is this process's
 // child by now.
-void WorldState::end_orphans() {
-  if (std::ranges::all_of(processes_, &RankProcess::said_goodbye)) return;
-  std::set<pid_t> known = children_before_;
+bool WorldState::end_orphans() {
+  if (std::ranges::all_of(processes_, &RankProcess::said_goodbye)) return true;
+  std::set<pid_t> known;
   // one that was given up is told already
   for (const RankProcess& process : processes_) known.insert(process.pid);
-  add_running_ranks(known);
-  const std::string leaked = end_leaked_processes(known);
-  if (leaked.empty()) return;
+  const LeakedProcesses leaked = end_marked_children(mark_, known);
+  if (leaked.words.empty()) return leaked.all_gone;
   const std::string words =
-      fmt::format("processes that its ranks had left behind were killed: {}", leaked);
+      fmt::format("processes that its ranks had left behind were killed: {}", leaked.words);
   cause_ = cause_.empty() ? words : fmt::format("{}; {}", cause_, words);
+  return leaked.all_gone;
 }
 
 WorldReport WorldState::take_report() {
@@ -269,7 +284,9 @@ WorldReport WorldState::take_report() {
                      .ranks = {},
                      .culprit = culprit_,
                      .cause = cause_,
-                     .interrupted = interrupted_};
+                     .interrupted = interrupted_,
+                     .file_error = file_error_,
+                     .host_pause = host_pause_};
   for (RankProcess& process : processes_) result.ranks.push_back(std::move(process.report));
   return result;
 }

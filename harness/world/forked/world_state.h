@@ -15,6 +15,7 @@
 #include "harness/world/forked/captured_output.h"
 #include "harness/world/forked/forked_world.h"
 #include "harness/world/forked/frames.h"
+#include "harness/world/forked/leaked_processes.h"
 #include "harness/world/forked/rank_slot.h"
 #include "harness/world/forked/unique_fd.h"
 #include "harness/world/interrupt.h"
@@ -31,6 +32,7 @@ struct RankProcess {
   UniqueFd channel;
   UniqueFd standard_output;
   UniqueFd standard_error;
+  UniqueFd tether;  ///< closed with the controller: the rank ends
   std::unique_ptr<FrameParser> parser;
   CapturedOutput output_text;
   CapturedOutput error_text;
@@ -42,6 +44,7 @@ struct RankProcess {
   bool is_hung = false;     ///< killed because it was still there after the deadline
   bool is_stopped = false;  ///< killed because the world had failed or was interrupted
   bool is_gone = false;
+  bool has_memory = false;  ///< of the pool, to be taken back when nothing it started is left
 };
 
 /// Slots of all ranks in shared memory.
@@ -86,12 +89,15 @@ class WorldState {
   void on_ready(int fd);
   [[nodiscard]] Clock::time_point next_timer() const noexcept;
   void on_timers(Clock::time_point now);
+  /// The host did not run for so long.
+  void on_pause(std::chrono::milliseconds pause);
   /// All descriptors that the controller holds for this world.
   [[nodiscard]] std::vector<int> descriptors() const;
-  void add_ranks(std::set<pid_t>& pids) const;
   [[nodiscard]] bool is_owner() const noexcept;
 
  private:
+  /// The running worlds; the last one makes the process what it was.
+  void leave() noexcept;
   void start_rank(int rank);
   [[nodiscard]] RankProcess& process(int rank) {
     return processes_[static_cast<std::size_t>(rank)];
@@ -103,7 +109,8 @@ class WorldState {
   void reap(RankProcess& process);
   void classify(RankProcess& process, int status);
   void finish();
-  void end_orphans();
+  /// False if one is still there.
+  bool end_orphans();
 
   /// The first failure names the culprit and releases the peers; later ones change nothing.
   void fail(int culprit, const std::string& cause);
@@ -113,6 +120,10 @@ class WorldState {
   void end_dump();
   void kill_rest(bool is_hang);
   void give_up();
+  /// Whether ranks got any further, and how long the controller has watched them in vain.
+  void look_for_progress(Clock::time_point now);
+  [[nodiscard]] Clock::duration look_interval() const noexcept;
+  [[nodiscard]] std::uint64_t progress_of_ranks() const;
   void look_for_deserted_collective(Clock::time_point now);
   [[nodiscard]] bool all_wait_in_vain() const;
 
@@ -122,7 +133,10 @@ class WorldState {
   std::unique_ptr<CommWorld> comm_;
   SlotMemory slots_;
   std::vector<RankProcess> processes_;
-  Clock::time_point deadline_;
+  Clock::time_point last_look_;  ///< for progress
+  std::uint64_t progress_ = 0;   ///< changes with every step of any rank
+  Clock::duration quiet_{0};     ///< watched since the last one
+  std::chrono::milliseconds host_pause_{0};
   WorldPhase phase_ = WorldPhase::kRunning;
   bool deadline_passed_ = false;
   std::optional<Clock::time_point> next_step_;  ///< when phase_ ends by time
@@ -134,12 +148,10 @@ class WorldState {
   std::string cause_;
   bool interrupted_ = false;
   bool finished_ = false;
-  KeepResults keep_results_;         // a signal goes to the ranks first
-  std::set<pid_t> children_before_;  ///< of this process, when the world was started
+  KeepResults keep_results_;               // a signal goes to the ranks first
+  DescentMark mark_ = new_descent_mark();  ///< of the ranks and of what they start
+  std::string file_error_;
 };
-
-/// The ranks of all running worlds that are not gone.
-void add_running_ranks(std::set<pid_t>& pids);
 
 /// Serves all running worlds of this process until `world` is done.
 void serve_until_done(WorldState& world);

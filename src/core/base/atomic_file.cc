@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Temporary file, fsync, rename.
+// Temporary file, fsync, rename, all in one open folder.
 #include "core/base/atomic_file.h"
 
 #include <fcntl.h>
@@ -14,42 +14,52 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/system/leftovers.h"
 
 namespace isoshard {
 namespace {
 
-std::filesystem::path temporary_for(const std::filesystem::path& path) {
+std::string temporary_for(const std::string& name) {
   static std::atomic<unsigned> counter{0};
-  std::filesystem::path temporary = path;
-  temporary += fmt::format(".tmp.{}.{}", ::getpid(), counter.fetch_add(1));
-  return temporary;
-}
-
-/// Makes the rename itself durable. File systems that cannot sync a directory are not a reason to
-/// fail: the data are there.
-void sync_directory_of(const std::filesystem::path& path) noexcept {
-  const std::filesystem::path parent = path.has_parent_path() ? path.parent_path() : ".";
-  const int fd = ::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return;
-  ::fsync(fd);
-  ::close(fd);
+  return fmt::format("{}.tmp.{}.{}", name, maker_mark(), counter.fetch_add(1));
 }
 
 }  // namespace
 
-AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
-  constexpr int kAttempts = 16;  // a crashed process of the same number may have left its file
+AtomicFile::AtomicFile(std::filesystem::path path)
+    : path_(std::move(path)), name_(path_.filename().string()) {
+  try {
+    folder_ = Folder::open(path_.parent_path());
+    require_replaceable();
+  } catch (const std::system_error& error) {
+    fail("opening its folder", error.code().value());
+  }
+  sweep_temporary_files(folder_->fd(), name_ + ".tmp.");
+  constexpr int kAttempts = 16;
   for (int attempt = 0; fd_ < 0 && attempt < kAttempts; ++attempt) {
-    const std::filesystem::path temporary = temporary_for(path_);
-    fd_ = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    const std::string temporary = temporary_for(name_);
+    fd_ = ::openat(folder_->fd(), temporary.c_str(),
+                   O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (fd_ >= 0) temporary_ = temporary;
     if (fd_ < 0 && errno != EEXIST) break;
   }
   if (fd_ < 0) fail("creating a temporary file beside it", errno);
+  hold(fd_);
 }
 
 AtomicFile::~AtomicFile() {
   discard();
+}
+
+// A rename would replace a device or a FIFO without a word, and nothing reads from there.
+void AtomicFile::require_replaceable() const {
+  const std::filesystem::file_type type = folder_->type_of(name_);
+  using std::filesystem::file_type;
+  if (type == file_type::not_found || type == file_type::regular || type == file_type::symlink)
+    return;
+  throw InfrastructureError(
+      fmt::format("{}: is {}, not a regular file; name another file, or remove it", path_.string(),
+                  in_words(type)));
 }
 
 void AtomicFile::write(std::span<const std::byte> bytes) {
@@ -70,10 +80,12 @@ void AtomicFile::commit() {
   if (fd_ < 0) fail("committing", EBADF);
   if (::fsync(fd_) != 0) fail("flushing", errno);
   if (::close(std::exchange(fd_, -1)) != 0) fail("closing", errno);
-  if (std::rename(temporary_.c_str(), path_.c_str()) != 0)
+  if (::renameat(folder_->fd(), temporary_.c_str(), folder_->fd(), name_.c_str()) != 0)
     fail("renaming the finished file into place", errno);
   temporary_.clear();
-  sync_directory_of(path_);
+  // Makes the rename itself durable. File systems that cannot sync a directory are not a reason to
+  // fail: the data are there.
+  (void)::fsync(folder_->fd());
 }
 
 void AtomicFile::fail(std::string_view doing, int error) {
@@ -84,7 +96,7 @@ void AtomicFile::fail(std::string_view doing, int error) {
 
 void AtomicFile::discard() noexcept {
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
-  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  if (!temporary_.empty()) ::unlinkat(folder_->fd(), temporary_.c_str(), 0);
   temporary_.clear();
 }
 

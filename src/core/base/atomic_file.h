@@ -4,8 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
+
+#include "core/system/folder.h"
 
 namespace isoshard {
 
@@ -14,8 +18,13 @@ namespace isoshard {
 ///
 /// Guarantees   readers of `path` see either the old content or all of the new content; without
 ///              commit(), or after an error, the temporary file is gone and `path` is untouched.
+///              The folder is opened once (core/system/folder.h): if its name is given to something
+///              else meanwhile, nothing is written there. A symbolic link in the place of the file
+///              is replaced, not followed. Temporary files that killed runs have left beside it are
+///              removed.
 /// Errors       InfrastructureError that names the file, the bytes written so far and the system's
-///              reason.
+///              reason; that says what is there if it is no regular file (a directory, FIFO, device
+///              or socket).
 ///
 ///     AtomicFile file(path);
 ///     file.write(bytes);
@@ -36,8 +45,12 @@ class AtomicFile {
   [[noreturn]] void fail(std::string_view doing, int error);
   void discard() noexcept;
 
+  void require_replaceable() const;
+
   std::filesystem::path path_;
-  std::filesystem::path temporary_;
+  std::string name_;
+  std::optional<Folder> folder_;
+  std::string temporary_;  ///< its name in the folder; empty: there is none
   int fd_ = -1;
   std::uint64_t bytes_written_ = 0;
 };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mapped files, atomic files and SHA-256, including everything that is not a regular file.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -9,6 +10,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -19,6 +22,10 @@
 #include "core/base/error.h"
 #include "core/base/mapped_file.h"
 #include "core/base/sha256.h"
+#include "core/system/folder.h"
+#include "core/system/leftovers.h"
+#include "core/system/standard_descriptors.h"
+#include "harness/testing/test_child.h"
 #include "harness/testing/test_folder.h"
 
 namespace isoshard {
@@ -88,6 +95,208 @@ TEST(MappedFile, RefusesWhatIsNoRegularFileAndSaysWhatItIs) {
   EXPECT_THAT(refusal_of(folder / "missing"), HasSubstr("No such file"));
   EXPECT_THAT(refusal_of(folder / "missing"), StartsWith((folder / "missing").string()));
   ::close(server);
+}
+
+// Large enough to be mapped.
+constexpr std::size_t kMapped = std::size_t{3} << 20;
+
+std::string change_of_inputs() {
+  try {
+    require_unchanged_inputs();
+  } catch (const FileError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(MappedFile, ThatShrinksIsReadAsZerosAndTold) {
+  const TestFolder folder;
+  write_file_atomically(folder / "a", std::string(kMapped, 'x'));
+  const MappedFile mapped(folder / "a");
+  ASSERT_EQ(change_of_inputs(), "");
+
+  std::filesystem::resize_file(folder / "a", 5000);
+
+  EXPECT_EQ(mapped.bytes().size(), kMapped);
+  EXPECT_EQ(mapped.bytes()[0], std::byte{'x'});
+  EXPECT_EQ(mapped.bytes()[kMapped - 1], std::byte{0}) << "without a signal";
+  EXPECT_THAT(change_of_inputs(), StartsWith((folder / "a").string() + ": changed while reading"));
+  EXPECT_THAT(change_of_inputs(), HasSubstr("it had 3145728 bytes, now it has 5000"));
+}
+
+TEST(MappedFile, ThatIsRewrittenInPlaceIsTold) {
+  const TestFolder folder;
+  write_file_atomically(folder / "a", std::string(kMapped, 'x'));
+  const MappedFile mapped(folder / "a");
+
+  std::fstream(folder / "a", std::ios::in | std::ios::out) << 'y';
+  std::filesystem::last_write_time(
+      folder / "a", std::filesystem::file_time_type::clock::now() + std::chrono::seconds(5));
+
+  EXPECT_THAT(change_of_inputs(), HasSubstr("another program wrote to it"));
+}
+
+TEST(MappedFile, ThatIsReplacedUnderItsNameHasNotChanged) {
+  const TestFolder folder;
+  write_file_atomically(folder / "a", std::string(kMapped, 'x'));
+  const MappedFile mapped(folder / "a");
+
+  write_file_atomically(folder / "a", "another file");
+
+  EXPECT_EQ(change_of_inputs(), "");
+  EXPECT_EQ(mapped.bytes()[kMapped - 1], std::byte{'x'});
+}
+
+TEST(MappedFile, ThatShrankBeforeItWasClosedIsToldOnce) {
+  const TestFolder folder;
+  write_file_atomically(folder / "a", std::string(kMapped, 'x'));
+  {
+    const MappedFile mapped(folder / "a");
+    std::filesystem::resize_file(folder / "a", 0);
+  }
+
+  EXPECT_THAT(change_of_inputs(), HasSubstr("changed while reading"));
+  EXPECT_EQ(change_of_inputs(), "");
+}
+
+TEST(MappedFile, ThatIsSmallIsACopy) {
+  const TestFolder folder;
+  write_file_atomically(folder / "a", "hello");
+  const MappedFile mapped(folder / "a");
+
+  std::filesystem::resize_file(folder / "a", 0);
+
+  EXPECT_EQ(text_of(mapped), "hello");
+  EXPECT_EQ(change_of_inputs(), "");
+}
+
+TEST(AtomicFile, RefusesWhatIsNoRegularFileBeforeAnythingIsWritten) {
+  const TestFolder folder;
+  ASSERT_EQ(::mkfifo((folder / "fifo").c_str(), 0600), 0);
+  for (const auto& [path, words] : {std::pair{folder / "fifo", "is a FIFO"},
+                                    std::pair{std::filesystem::path("/dev/full"), "is a device"}}) {
+    try {
+      write_file_atomically(path, "text");
+      ADD_FAILURE() << path << " was not refused";
+    } catch (const InfrastructureError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(words));
+    }
+  }
+  EXPECT_EQ(folder.num_entries(), 1);
+}
+
+TEST(AtomicFile, StaysInItsFolderWhenTheNameIsGivenToALink) {
+  const TestFolder folder;
+  std::filesystem::create_directory(folder / "out");
+  std::filesystem::create_directory(folder / "victim");
+  AtomicFile file(folder / "out" / "x");
+
+  std::filesystem::rename(folder / "out", folder / "moved");
+  std::filesystem::create_directory_symlink(folder / "victim", folder / "out");
+  file.write("text");
+  file.commit();
+
+  EXPECT_TRUE(std::filesystem::is_empty(folder / "victim"));
+  EXPECT_EQ(content_of(folder / "moved" / "x"), "text");
+}
+
+TEST(AtomicFile, RemovesWhatAKilledProcessLeftAndNothingOfALivingOne) {
+  const TestFolder folder;
+  AtomicFile of_the_living(folder / "x");
+  of_the_living.write("mine");
+  const ChildResult killed = run_in_child([&] {
+    AtomicFile file(folder / "x");
+    file.write("half");
+    ::raise(SIGKILL);
+    return 0;
+  });
+  ASSERT_EQ(killed.signal, SIGKILL);
+  ASSERT_EQ(folder.num_entries(), 2);
+
+  write_file_atomically(folder / "x", "whole");
+
+  EXPECT_EQ(folder.num_entries(), 2) << "x and the temporary file of this process";
+  of_the_living.commit();
+  EXPECT_EQ(content_of(folder / "x"), "mine");
+}
+
+TEST(AnchoredFolder, IsUsedWhateverItsNameLeadsTo) {
+  const TestFolder folder;
+  std::filesystem::create_directories(folder / "above" / "out");
+  std::filesystem::create_directory(folder / "victim");
+  const Folder held = Folder::open(folder / "above" / "out");
+  const AnchoredFolder anchor(folder / "above" / "out", held.fd());
+
+  std::filesystem::rename(folder / "above", folder / "moved");
+  std::filesystem::create_directory_symlink(folder / "victim", folder / "above");
+  write_file_atomically(folder / "above" / "out" / "x", "text");
+  write_file_atomically(folder / "above" / "out" / "." / "y", "text");
+  (void)Folder::make(folder / "above" / "out" / "a" / "b");
+
+  EXPECT_TRUE(std::filesystem::is_empty(folder / "victim"));
+  EXPECT_EQ(content_of(folder / "moved" / "out" / "x"), "text");
+  EXPECT_EQ(content_of(folder / "moved" / "out" / "y"), "text");
+  EXPECT_TRUE(std::filesystem::is_directory(folder / "moved" / "out" / "a" / "b"));
+}
+
+TEST(AnchoredFolder, RefusesLinksBelowIt) {
+  const TestFolder folder;
+  std::filesystem::create_directory(folder / "out");
+  std::filesystem::create_directory(folder / "victim");
+  const Folder held = Folder::open(folder / "out");
+  const AnchoredFolder anchor(folder / "out", held.fd());
+  std::filesystem::create_directory_symlink(folder / "victim", folder / "out" / "step0000");
+
+  EXPECT_THROW(write_file_atomically(folder / "out" / "step0000" / "x", "text"),
+               InfrastructureError);
+  EXPECT_THROW((void)Folder::make(folder / "out" / "step0000"), std::system_error);
+  held.remove_tree("step0000");
+
+  EXPECT_TRUE(std::filesystem::is_directory(folder / "victim"));
+  EXPECT_TRUE(std::filesystem::is_empty(folder / "victim"));
+}
+
+TEST(Leftovers, FoldersOfKilledProcessesGoAndOthersStay) {
+  const TestFolder folder;
+  const auto named = [&](const std::string& mark) {
+    return folder / ("isoshard-" + mark + "-abcdef");
+  };
+  const ChildResult killed = run_in_child([&] {
+    std::filesystem::create_directories(named(maker_mark()) / "inner");
+    std::fputs(maker_mark().c_str(), stdout);
+    std::fflush(stdout);
+    ::raise(SIGKILL);
+    return 0;
+  });
+  std::filesystem::create_directory(named(maker_mark()));
+  std::filesystem::create_directory(folder / "isoshard-test-123456");
+  std::filesystem::create_directory(folder / ("other-" + killed.output + "-abcdef"));
+  ASSERT_TRUE(std::filesystem::exists(named(killed.output)));
+
+  sweep_folders(folder.path(), "isoshard");
+
+  EXPECT_FALSE(std::filesystem::exists(named(killed.output)));
+  EXPECT_EQ(folder.num_entries(), 3);
+}
+
+TEST(Leftovers, ANumberThatCameAgainIsAnotherProcess) {
+  EXPECT_FALSE(is_maker_gone(maker_mark()));
+  EXPECT_TRUE(is_maker_gone(std::to_string(::getpid()) + ".1")) << "started at another time";
+  for (const char* text : {"", "1", "1.", ".1", "a.b", "1.2.3", "-1.2"})
+    EXPECT_FALSE(is_maker_gone(text)) << text;
+}
+
+TEST(StandardDescriptors, ThatAreClosedAreTakenBeforeAFileGetsTheirNumber) {
+  const TestFolder folder;
+  const ChildResult result = run_in_child([&] {
+    for (const int fd : {0, 1, 2}) ::close(fd);
+    occupy_standard_descriptors();
+    const int file = ::open((folder / "x").c_str(), O_WRONLY | O_CREAT, 0600);
+    return file > 2 && ::write(1, "a", 1) == 1 && ::read(0, nullptr, 0) == 0 ? 0 : 1;
+  });
+
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(content_of(folder / "x"), "");
 }
 
 TEST(AtomicFile, AppearsOnlyWithCommit) {

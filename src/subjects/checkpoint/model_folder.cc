@@ -45,6 +45,8 @@ bool is_pickled(const std::filesystem::path& file) {
   if (extension == ".pt" || extension == ".pth") return true;
   if (extension != ".bin") return false;
   if (file.filename().string().starts_with("pytorch_model")) return true;
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(file, ignored)) return false;  // a FIFO would not open
   std::ifstream stream(file, std::ios::binary);
   char first[2] = {};
   stream.read(first, sizeof first);
