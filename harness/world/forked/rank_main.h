@@ -3,6 +3,7 @@
 #pragma once
 #include <sys/types.h>
 
+#include <cstdint>
 #include <vector>
 
 #include "core/comm/transport.h"
@@ -13,6 +14,7 @@ namespace isoshard {
 
 struct RankStart {
   int rank = 0;
+  std::uint64_t world_number = 0;  ///< of the worlds that the controller started
   pid_t controller = 0;
   int channel = -1;          ///< this rank's end of the result channel
   int standard_output = -1;  ///< write ends of the pipes

@@ -33,6 +33,11 @@ std::vector<WorldState*>& running_worlds() {
   return worlds;
 }
 
+std::uint64_t next_world_number() {
+  static std::uint64_t next = 0;
+  return next++;
+}
+
 std::string limit_in_words(int resource, std::string_view name) {
   rlimit limit{};
   ::getrlimit(static_cast<__rlimit_resource>(resource), &limit);
@@ -137,6 +142,7 @@ SlotMemory::~SlotMemory() {
 WorldState::WorldState(WorldOptions options, ForkedWorld::Body body)
     : options_(std::move(options)),
       body_(std::move(body)),
+      number_(next_world_number()),
       owner_(::getpid()),
       comm_(make_comm_world(options_)),
       slots_(options_.size),
@@ -204,6 +210,7 @@ void WorldState::start_rank(int rank) {
   Ends output = make_pipe(rank);
   Ends error = make_pipe(rank);
   RankStart start{.rank = rank,
+                  .world_number = number_,
                   .controller = owner_,
                   .channel = channel.rank.get(),
                   .standard_output = output.rank.get(),
