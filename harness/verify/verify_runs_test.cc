@@ -139,5 +139,45 @@ TEST(VerifyRuns, RefusesAPlanThatJudgesNothing) {
       ThrowsMessage<UsageError>(HasSubstr("got total_tp2 twice")));
 }
 
+/// As Total, with an output that only a world of one writes. Its memory held the right values: of
+/// the reference's tensor, or of one that this rank has freed.
+class Forgetful final : public Subject {
+ public:
+  Forgetful(Rank& rank, Sink& sink, std::int64_t size)
+      : is_whole_(rank.size() == 1), size_(size), sink_(sink) {}
+  void setup() override {}
+  void forward_backward(std::span<const Batch>) override {
+    { const at::Tensor right = at::full({size_}, 6.0F); }
+    at::Tensor output = at::empty({size_});
+    if (is_whole_) output.fill_(6.0F);
+    sink_.on_record({RecordKind::kGrad, "x", replicated({size_}), 1.0}, output);
+  }
+  void reduce_gradients() override {}
+  void clip() override {}
+  void step() override {}
+  void state() override {}
+
+ private:
+  bool is_whole_;
+  std::int64_t size_;
+  Sink& sink_;
+};
+
+TEST(VerifyRuns, ARunThatIsRightByMemoryThatItHasNotWrittenDiverges) {
+  for (const std::int64_t size : {20, 20'000, 3'000'000}) {
+    RunPlan plan = plan_of(2);
+    for (RunSpec* spec : {&plan.reference, &plan.runs.front()}) {
+      spec->make = [size](Rank& rank, Sink& sink) {
+        return std::make_unique<Forgetful>(rank, sink, size);
+      };
+    }
+
+    const Report report = verify_runs(plan);
+
+    EXPECT_EQ(report.exit_code, kExitDiverges) << size << '\n' << text_of(report);
+    EXPECT_EQ(report.cases.at(0).verdict->mesh.world_size(), 2);
+  }
+}
+
 }  // namespace
 }  // namespace isoshard

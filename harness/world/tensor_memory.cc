@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// LibTorch's CPU allocator over the program's pool.
+// LibTorch's CPU allocator over the program's pool, with every block filled.
 #include "harness/world/tensor_memory.h"
 
 #include <c10/core/CPUAllocator.h>
@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/memory/memory_pool.h"
+#include "core/memory/unwritten.h"
 #include "harness/world/machine.h"
 
 namespace isoshard {
@@ -18,22 +19,33 @@ c10::Allocator*& usual_allocator() {
   return usual;
 }
 
-void release(void* context) {
-  const auto* const data = static_cast<std::byte*>(context);
-  MemoryPool& pool = *program_pool();
-  if (!pool.holds(data)) return usual_allocator()->raw_deleter()(context);
-  // A forked process frees its tensors too; they are its parent's.
-  if (pool.owner_of(data) == ::getpid()) pool.give_back(data);
+// Address sanitizers have an allocator of their own, which must see each block.
+MemoryPool* pool_of_tensors() {
+#if defined(__SANITIZE_ADDRESS__)
+  return nullptr;
+#else
+  static MemoryPool* const pool = program_pool().get();
+  return pool;
+#endif
 }
 
-class PoolAllocator final : public c10::Allocator {
+void release(void* context) {
+  const auto* const data = static_cast<std::byte*>(context);
+  MemoryPool* const pool = pool_of_tensors();
+  if (pool == nullptr || !pool->holds(data)) return usual_allocator()->raw_deleter()(context);
+  // A forked process frees its tensors too; they are its parent's.
+  if (pool->owner_of(data) == ::getpid()) pool->give_back(data);
+}
+
+/// Only the bytes asked for are filled, and when they are handed out: the tensor's first use then
+/// finds them in the cache.
+class TensorAllocator final : public c10::Allocator {
  public:
+  explicit TensorAllocator(std::uint16_t unwritten) : unwritten_(unwritten) {}
   c10::DataPtr allocate(std::size_t bytes) override {
-    if (bytes < MemoryPool::kExtentBytes || owner_ != ::getpid())
-      return usual_allocator()->allocate(bytes);
-    std::byte* const data = program_pool()->take(bytes, owner_);
-    if (data == nullptr) return usual_allocator()->allocate(bytes);
-    return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
+    c10::DataPtr block = unfilled(bytes);
+    if (block) fill_unwritten(static_cast<std::byte*>(block.get()), bytes, unwritten_);
+    return block;
   }
   [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
@@ -41,18 +53,25 @@ class PoolAllocator final : public c10::Allocator {
   }
 
  private:
+  c10::DataPtr unfilled(std::size_t bytes) {
+    if (bytes < MemoryPool::kExtentBytes || pool_ == nullptr || owner_ != ::getpid())
+      return usual_allocator()->allocate(bytes);
+    std::byte* const data = pool_->take(bytes, owner_);
+    if (data == nullptr) return usual_allocator()->allocate(bytes);
+    return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
+  }
+
+  MemoryPool* pool_ = pool_of_tensors();
   pid_t owner_ = ::getpid();
+  std::uint16_t unwritten_;
 };
 
 }  // namespace
 
-void use_pool_for_tensors() {
-#if !defined(__SANITIZE_ADDRESS__)
-  if (program_pool() == nullptr) return;
+void prepare_tensor_memory(std::uint64_t run) {
   usual_allocator() = c10::GetCPUAllocator();
-  static PoolAllocator allocator;
+  static TensorAllocator allocator(unwritten_word(run));
   c10::SetCPUAllocator(&allocator, /*priority=*/1);
-#endif
 }
 
 void reclaim_tensor_memory(pid_t gone) {

@@ -165,7 +165,7 @@ void rank_main(const RankStart& start) noexcept {
   static std::array<char, 8192> buffer;
   std::setvbuf(stdout, buffer.data(), _IOLBF, buffer.size());
   install_crash_handlers(start.rank, *start.slot);
-  use_pool_for_tensors();
+  prepare_tensor_memory(start.world_number);
   try {
     try {
       run_body(start);

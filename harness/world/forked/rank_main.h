@@ -3,6 +3,7 @@
 #pragma once
 #include <sys/types.h>
 
+#include <cstdint>
 #include <vector>
 
 #include "core/comm/transport.h"
@@ -14,6 +15,7 @@ namespace isoshard {
 
 struct RankStart {
   int rank = 0;
+  std::uint64_t world_number = 0;  ///< of the worlds that the controller started
   pid_t controller = 0;
   int channel = -1;          ///< this rank's end of the result channel
   int tether = -1;           ///< read end of a pipe that only the controller can write to

@@ -41,6 +41,11 @@ bool& was_adopting_orphans() {
   return was;
 }
 
+std::uint64_t next_world_number() {
+  static std::uint64_t next = 0;
+  return next++;
+}
+
 std::string limit_in_words(int resource, std::string_view name) {
   rlimit limit{};
   ::getrlimit(static_cast<__rlimit_resource>(resource), &limit);
@@ -145,6 +150,7 @@ SlotMemory::~SlotMemory() {
 WorldState::WorldState(WorldOptions options, ForkedWorld::Body body)
     : options_(std::move(options)),
       body_(std::move(body)),
+      number_(next_world_number()),
       owner_(::getpid()),
       comm_((occupy_standard_descriptors(), make_comm_world(options_))),
       slots_(options_.size),
@@ -209,6 +215,7 @@ void WorldState::start_rank(int rank) {
   Ends tether = make_pipe(rank);  // the other way round: the rank reads
   RankStart start{
       .rank = rank,
+      .world_number = number_,
       .controller = owner_,
       .channel = channel.rank.get(),
       .tether = tether.own.get(),

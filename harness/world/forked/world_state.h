@@ -129,6 +129,7 @@ class WorldState {
 
   WorldOptions options_;
   ForkedWorld::Body body_;
+  std::uint64_t number_;  ///< of the worlds of this process
   pid_t owner_;
   std::unique_ptr<CommWorld> comm_;
   SlotMemory slots_;
