@@ -127,6 +127,7 @@ TEST(Train, WritesACurveOfEachSubjectAndJudgesIt) {
 TEST(Train, SchemaRefusesWhatIsMissingOrOfAnotherType) {
   Curve curve;
   curve.subject = "ddp";
+  curve.mesh = {{"dp", 1}, {"tp", 1}};
   curve.steps = {{0, 1, {1}, 1, 1}};
   const json right = json::parse(curve_text(curve));
   ASSERT_THAT(schema().problem(right), IsEmpty());

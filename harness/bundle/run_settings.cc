@@ -107,6 +107,19 @@ RunSettings parse_run_settings(std::string_view text, const std::filesystem::pat
   return settings;
 }
 
+std::optional<StepRule> step_rule_of(const RunSettings& settings) {
+  const auto number = [&](const char* name) -> std::optional<double> {
+    const auto found = settings.training.find(fmt::format("optimizer.{}", name));
+    if (found == settings.training.end()) return std::nullopt;
+    const json value = json::parse(found->second, nullptr, false);
+    return value.is_number() ? std::optional(value.get<double>()) : std::nullopt;
+  };
+  const auto rate = number("learning_rate"), decay = number("weight_decay"),
+             beta1 = number("beta1"), beta2 = number("beta2"), eps = number("eps");
+  if (!rate || !decay || !beta1 || !beta2 || !eps) return std::nullopt;
+  return StepRule{*rate, *decay, *beta1, *beta2, *eps};
+}
+
 namespace {
 
 /// Whether a run read an input from a file that another may have been saved to: then the input

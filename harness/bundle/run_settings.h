@@ -43,6 +43,11 @@ struct RunSettings {
 [[nodiscard]] RunSettings parse_run_settings(std::string_view json,
                                              const std::filesystem::path& origin);
 
+/// The numbers of AdamW's rule, as the training settings say them: "optimizer.learning_rate",
+/// "optimizer.weight_decay", "optimizer.beta1", "optimizer.beta2" and "optimizer.eps". None unless
+/// all of them are there, as numbers.
+[[nodiscard]] std::optional<StepRule> step_rule_of(const RunSettings& settings);
+
 /// One line for each training setting that differs or that only one run has: "optimizer.kind:
 /// reference \"sgd\", actual \"adamw\"". Empty when one of the runs says nothing at all. Where
 /// weights or batches of one run came from a file, which another run may have saved, how the other

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
 
@@ -33,6 +34,16 @@ int degree_of(const Curve& curve, const std::string& axis) {
 
 bool is_finite(const CurveStep& step) noexcept {
   return std::isfinite(step.loss) && std::isfinite(step.grad_norm);
+}
+
+std::optional<int> num_rank_losses(const Curve& curve) {
+  const nlohmann::json settings = nlohmann::json::parse(curve.settings, nullptr, false);
+  if (settings.is_object() && settings.contains("data") && settings.at("data").is_object() &&
+      settings.at("data").contains("dp") && settings.at("data").at("dp").is_number_integer())
+    return settings.at("data").at("dp").get<int>();
+  const auto degree = curve.mesh.find("dp");
+  if (curve.subject == kReferenceName || degree == curve.mesh.end()) return std::nullopt;
+  return degree->second;
 }
 
 std::string label_of(const Curve& curve) {

@@ -4,6 +4,7 @@
 #pragma once
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,7 +19,7 @@ inline constexpr std::string_view kInitialWeightsKey = "initial_weights_sha256",
 struct CurveStep {
   int step = 0;
   double loss = 0;  ///< of the global batch: what was minimized
-  /// Each dp rank's own mean, by dp coordinate; empty: the run does not say.
+  /// Each dp rank's own mean, by dp coordinate.
   std::vector<double> rank_losses;
   double grad_norm = 0;  ///< before clipping
   double learning_rate = 0;
@@ -45,6 +46,11 @@ struct Curve {
   std::vector<CurveSpread> spreads;  ///< of a reference, by step; else empty
 };
 
+/// How many dp ranks a step has a loss of: "data.dp" of the settings, which a reference shares with
+/// the runs that are judged against it; else the degree of the mesh, which a reference does not
+/// share. None: neither says.
+[[nodiscard]] std::optional<int> num_rank_losses(const Curve& curve);
+
 /// "DeepSpeed AutoTP (TP=2, DP=2)".
 [[nodiscard]] std::string label_of(const Curve& curve);
 
@@ -56,8 +62,9 @@ struct Curve {
 [[nodiscard]] std::string curve_text(const Curve& curve);
 
 /// Errors   FileError that starts with `origin`: not the JSON of a curve, a missing or wrong value,
-///          a step that is missing, repeated or out of order, a decimal that does not equal its hex
-///          float.
+///          a name that is empty, a key that curves do not have, a step that is missing, repeated
+///          or out of order, a decimal that does not equal its hex float, another number of rank
+///          losses than num_rank_losses, a mesh that its settings contradict.
 [[nodiscard]] Curve parse_curve(std::string_view text, const std::filesystem::path& origin);
 
 /// Errors   as write_file_atomically.

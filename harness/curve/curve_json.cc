@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Curves as JSON and back.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
+#include <string_view>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/base/hex_float.h"
+#include "core/base/reference_name.h"
 #include "core/io/json.h"
 #include "harness/curve/curve.h"
 
@@ -82,10 +88,20 @@ class Reader {
       refuse(fmt::format("{}.{} must be a string, got {}", at, key, value.dump()));
     return value.get<std::string>();
   }
-  int count(const nlohmann::json& value, const std::string& at) const {
-    if (!value.is_number_integer() || value < 0 || value > std::numeric_limits<int>::max())
-      refuse(fmt::format("{} must be a whole number of at least 0, got {}", at, value.dump()));
+  int count(const nlohmann::json& value, const std::string& at, int least = 0) const {
+    if (!value.is_number_integer() || value < least || value > std::numeric_limits<int>::max())
+      refuse(
+          fmt::format("{} must be a whole number of at least {}, got {}", at, least, value.dump()));
     return value.get<int>();
+  }
+  /// A key that no curve has is a key that was meant otherwise.
+  void only(const nlohmann::json& object, std::span<const std::string_view> known,
+            const std::string& at) const {
+    for (const auto& [key, value] : object.items()) {
+      if (std::ranges::find(known, key) == known.end())
+        refuse(
+            fmt::format("{} must not have \"{}\"; known are {}", at, key, fmt::join(known, ", ")));
+    }
   }
   double number(const nlohmann::json& object, const std::string& key, const std::string& at) const {
     return hex(member(object, key + "_hex", at), member(object, key, at),
@@ -122,8 +138,16 @@ class Reader {
   const std::filesystem::path& origin_;
 };
 
+constexpr std::array<std::string_view, 10> kCurveKeys{
+    "schema", "kind",     "subject",     "title",          "case",
+    "mesh",   "settings", "fingerprint", "perturbed_runs", "steps"};
+constexpr std::array<std::string_view, 10> kStepKeys{
+    "step",      "loss",          "loss_hex",      "rank_losses",       "rank_losses_hex",
+    "grad_norm", "grad_norm_hex", "learning_rate", "learning_rate_hex", "spread"};
+
 void read_step(const Reader& reader, const nlohmann::json& json, Curve& curve) {
   const std::string at = fmt::format("steps[{}]", curve.steps.size());
+  if (json.is_object()) reader.only(json, kStepKeys, at);
   CurveStep step;
   step.step = reader.count(reader.member(json, "step", at), at + ".step");
   // A run that was resumed begins where it went on.
@@ -137,6 +161,8 @@ void read_step(const Reader& reader, const nlohmann::json& json, Curve& curve) {
   if (!curve.steps.empty() && curve.steps.front().rank_losses.size() != step.rank_losses.size())
     reader.refuse(fmt::format("{} must have {} rank losses, as the first step, got {}", at,
                               curve.steps.front().rank_losses.size(), step.rank_losses.size()));
+  if (step.rank_losses.empty())
+    reader.refuse(fmt::format("{} must have the loss of each dp rank, got none", at));
   const bool has_spread = json.contains("spread");
   if (has_spread != (curve.perturbed_runs > 0))
     reader.refuse(fmt::format("{} {} a spread, but there are {} perturbed runs", at,
@@ -147,6 +173,11 @@ void read_step(const Reader& reader, const nlohmann::json& json, Curve& curve) {
     curve.spreads.push_back({reader.number(spread, "loss", there),
                              reader.number(spread, "rank_loss", there),
                              reader.number(spread, "grad_norm", there)});
+    const CurveSpread& last = curve.spreads.back();
+    for (const double value : {last.loss, last.rank_loss, last.grad_norm}) {
+      if (!(std::isfinite(value) && value >= 0))
+        reader.refuse(fmt::format("{} must be finite and at least 0, got {}", there, value));
+    }
   }
   curve.steps.push_back(std::move(step));
 }
@@ -163,13 +194,22 @@ Curve curve_of(const nlohmann::json& json, const std::filesystem::path& origin) 
   curve.subject = reader.text(json, "subject", at);
   curve.title = reader.text(json, "title", at);
   curve.case_slug = reader.text(json, "case", at);
-  if (curve.subject.empty()) reader.refuse("must name a subject");
+  reader.only(json, kCurveKeys, at);
+  for (const auto& [key, value] :
+       {std::pair("subject", curve.subject), std::pair("title", curve.title),
+        std::pair("case", curve.case_slug)}) {
+    if (value.empty()) reader.refuse(fmt::format("\"{}\" must not be empty", key));
+  }
   const nlohmann::json &mesh = reader.member(json, "mesh", at),
                        &fingerprint = reader.member(json, "fingerprint", at);
   if (!mesh.is_object() || !fingerprint.is_object())
     reader.refuse("mesh and fingerprint must be objects");
   for (const auto& [axis, degree] : mesh.items())
-    curve.mesh[axis] = reader.count(degree, "mesh." + axis);
+    curve.mesh[axis] = reader.count(degree, "mesh." + axis, 1);
+  for (const char* const axis : {"dp", "tp"}) {
+    if (!curve.mesh.contains(axis))
+      reader.refuse(fmt::format("mesh must have the degree of \"{}\"", axis));
+  }
   for (const auto& [key, value] : fingerprint.items())
     curve.fingerprint[key] = reader.text(fingerprint, key, "fingerprint");
   const nlohmann::json& settings = reader.member(json, "settings", at);
@@ -179,11 +219,15 @@ Curve curve_of(const nlohmann::json& json, const std::filesystem::path& origin) 
   const nlohmann::json& steps = reader.member(json, "steps", at);
   if (!steps.is_array() || steps.empty()) reader.refuse("must have steps");
   for (const nlohmann::json& step : steps) read_step(reader, step, curve);
-  const auto dp = curve.mesh.find("dp");
-  const auto losses = static_cast<int>(curve.steps.front().rank_losses.size());
-  if (dp != curve.mesh.end() && dp->second > 1 && losses > 0 && losses != dp->second)
-    reader.refuse(fmt::format("must have the losses of the {} dp ranks of its mesh, got {}",
-                              dp->second, losses));
+  const int losses = static_cast<int>(curve.steps.front().rank_losses.size());
+  const std::optional<int> expected = num_rank_losses(curve);
+  if (expected.has_value() && losses != *expected)
+    reader.refuse(fmt::format("must have the losses of the {} dp ranks of its {}, got {}",
+                              *expected, curve.subject == kReferenceName ? "settings" : "mesh",
+                              losses));
+  if (curve.subject != kReferenceName && curve.mesh.at("dp") != losses)
+    reader.refuse(
+        fmt::format("mesh.dp must be the {} of its settings, got {}", losses, curve.mesh.at("dp")));
   return curve;
 }
 

@@ -92,13 +92,12 @@ std::vector<CurveDeviation> deviations(const CurveStep& reference, const CurveSt
   std::vector<CurveDeviation> result;
   result.push_back(deviation_of(step, "loss", reference.loss, actual.loss,
                                 allowed.of(reference.loss, envelope.loss, ceiling)));
-  if (reference.rank_losses.size() == actual.rank_losses.size()) {
-    for (std::size_t i = 0; i < reference.rank_losses.size(); ++i) {
-      const double value = reference.rank_losses[i];
-      result.push_back(deviation_of(step, fmt::format("loss of dp rank {}", i), value,
-                                    actual.rank_losses[i],
-                                    allowed.of(value, envelope.rank_loss, kNoCeiling)));
-    }
+  // their numbers are equal: structure_problem
+  for (std::size_t i = 0; i < reference.rank_losses.size(); ++i) {
+    const double value = reference.rank_losses[i];
+    result.push_back(deviation_of(step, fmt::format("loss of dp rank {}", i), value,
+                                  actual.rank_losses[i],
+                                  allowed.of(value, envelope.rank_loss, kNoCeiling)));
   }
   result.push_back(deviation_of(step, "grad_norm", reference.grad_norm, actual.grad_norm,
                                 allowed.of(reference.grad_norm, envelope.grad_norm, kNoCeiling)));
@@ -127,6 +126,51 @@ std::string skipped_on_one_side(const Curve& actual, const CurveDeviation& d) {
       is_nothing(d.actual) ? "the run" : "the reference");
 }
 
+/// Both are fp64 sums of the same losses of samples.
+constexpr double kRoundingsOfAMean = 1e-9;
+
+bool is_mean_of_ranks(const CurveStep& step) {
+  double sum = 0;
+  for (const double loss : step.rank_losses) sum += loss;
+  const double mean = sum / static_cast<double>(step.rank_losses.size());
+  return std::fabs(mean - step.loss) <= kRoundingsOfAMean * std::fabs(step.loss);
+}
+
+/// Of one step, before numbers are compared; empty if nothing is wrong.
+std::string problem_of_step(const Curve& reference, const Curve& actual, std::size_t i) {
+  const CurveStep &wanted = reference.steps[i], &step = actual.steps[i];
+  if (step.step != wanted.step)
+    return fmt::format("its {}. step must be step {}, got step {}", i + 1, wanted.step, step.step);
+  const std::size_t losses = static_cast<std::size_t>(
+      num_rank_losses(actual).value_or(static_cast<int>(wanted.rank_losses.size())));
+  if (step.rank_losses.size() != losses || losses != wanted.rank_losses.size() || losses == 0)
+    return fmt::format(
+        "step {}: it must have the loss of each of {} dp ranks, got {}; the reference has {}",
+        step.step, losses, step.rank_losses.size(), wanted.rank_losses.size());
+  return "";
+}
+
+/// How the loss of a step follows from those of its ranks is the settings' (counts, weights). Where
+/// it is their mean in every step of the reference, it is in every other run.
+std::string problem_of_means(const Curve& reference, const CurveVerdict& verdict,
+                             const Curve& actual) {
+  if (!std::ranges::all_of(reference.steps, is_mean_of_ranks)) return "";
+  for (int i = 0; i < verdict.steps; ++i) {
+    const CurveStep& step = actual.steps[static_cast<std::size_t>(i)];
+    if (!is_mean_of_ranks(step))
+      return fmt::format(
+          "step {}: its loss {:.17g} must be the mean of the losses of its {} dp ranks, as it is "
+          "in the reference",
+          step.step, step.loss, step.rank_losses.size());
+  }
+  return "";
+}
+
+bool has_only_numbers(const CurveStep& step) {
+  return is_finite(step) && std::isfinite(step.learning_rate) &&
+         std::ranges::all_of(step.rank_losses, [](double loss) { return std::isfinite(loss); });
+}
+
 RunSettings settings_of(const Curve& curve) {
   const std::string wrapped =
       nlohmann::json({{"training", nlohmann::json::parse(curve.settings)}}).dump();
@@ -142,6 +186,10 @@ std::string chaos_of(const Curve& reference, const CurveBounds& bounds) {
     if (!is_finite(step))
       return fmt::format("the reference's own loss is {} and its gradient norm {} in step {}",
                          step.loss, step.grad_norm, step.step);
+    if (!has_only_numbers(step))
+      return fmt::format(
+          "the reference's losses of dp ranks are {}, and its learning rate is {} in step {}",
+          fmt::join(step.rank_losses, ", "), step.learning_rate, step.step);
     if (reference.spreads.empty()) continue;
     envelope = larger(envelope, reference.spreads.at(i));
     if (envelope.loss <= bounds.chaotic * std::fabs(step.loss)) continue;
@@ -166,10 +214,17 @@ CurveVerdict judge_curve(const Curve& reference, const Curve& actual, const Curv
   verdict.label = label_of(actual);
   verdict.reason = chaos_of(reference, bounds);
   if (!verdict.reason.empty()) return verdict;
+  if (reference.steps.empty()) {
+    verdict.reason = "the reference has no steps";
+    return verdict;
+  }
   Allowed allowed(reference, bounds);
+  std::string structure;
   const std::size_t steps = std::min(reference.steps.size(), actual.steps.size());
   for (std::size_t i = 0; i < steps && !verdict.first.has_value(); ++i) {
     allowed.next(i);
+    structure = problem_of_step(reference, actual, i);
+    if (!structure.empty()) break;
     for (const CurveDeviation& d :
          deviations(reference.steps[i], actual.steps[i], allowed, bounds.ceiling)) {
       if (d.number == "loss" && !(d.deviation < verdict.largest.deviation)) verdict.largest = d;
@@ -186,6 +241,10 @@ CurveVerdict judge_curve(const Curve& reference, const Curve& actual, const Curv
   verdict.status = Status::kDiverges;
   if (verdict.first.has_value()) {
     verdict.reason = in_words(*verdict.first) + skipped_on_one_side(actual, *verdict.first);
+  } else if (!structure.empty()) {
+    verdict.reason = std::move(structure);
+  } else if (std::string means = problem_of_means(reference, verdict, actual); !means.empty()) {
+    verdict.reason = std::move(means);
   } else if (reference.steps.size() != actual.steps.size()) {
     verdict.reason = fmt::format("it has {} steps, the reference {}", actual.steps.size(),
                                  reference.steps.size());
@@ -221,16 +280,24 @@ std::string render(const CurveVerdict& verdict) {
 }
 
 std::vector<std::string> differing_settings(const Curve& reference, const Curve& actual) {
-  std::vector<std::string> lines = differing_settings(settings_of(reference), settings_of(actual));
+  const RunSettings ours = settings_of(reference), theirs = settings_of(actual);
+  std::vector<std::string> lines = differing_settings(ours, theirs);
+  if (theirs.training.empty() && !ours.training.empty())
+    lines.push_back(
+        fmt::format("settings: the reference states {}, actual states none", ours.training.size()));
   for (const auto& [key, what] : {std::pair{kInitialWeightsKey, "initial weights"},
                                   std::pair{kBatchesKey, "token ids and labels"}}) {
-    const auto ours = reference.fingerprint.find(std::string(key)),
-               theirs = actual.fingerprint.find(std::string(key));
-    if (ours == reference.fingerprint.end() || theirs == actual.fingerprint.end() ||
-        ours->second == theirs->second)
+    const auto wanted = reference.fingerprint.find(std::string(key)),
+               found = actual.fingerprint.find(std::string(key));
+    if (wanted == reference.fingerprint.end()) continue;
+    if (found == actual.fingerprint.end()) {
+      lines.push_back(fmt::format("{}: reference {}, actual does not say ({})", what,
+                                  wanted->second.substr(0, 16), key));
       continue;
+    }
+    if (wanted->second == found->second) continue;
     lines.push_back(fmt::format("{} differ: reference {}, actual {} ({})", what,
-                                ours->second.substr(0, 16), theirs->second.substr(0, 16), key));
+                                wanted->second.substr(0, 16), found->second.substr(0, 16), key));
   }
   return lines;
 }

@@ -60,9 +60,11 @@ struct CurveVerdict {
 /// Global loss, loss of each dp rank, gradient norm and learning rate of every step. The learning
 /// rate must be equal.
 ///
-/// Vacuous: the reference is chaotic (its envelope is above `chaotic`) or has a loss that is not a
-/// number. Diverges: a number is not within what is allowed, NaN is on one side, or a run has fewer
-/// or more steps. Settings are not looked at: see refuse_different_settings.
+/// Vacuous: the reference is chaotic (its envelope is above `chaotic`), has no steps or has
+/// something that is not a number. Diverges: a number is not within what is allowed, NaN is on one
+/// side, a run has fewer or more steps, other ones, or not the loss of each dp rank, or its loss is
+/// not the mean of its ranks' where the reference's is in every step. Settings are not looked at:
+/// see refuse_different_settings.
 [[nodiscard]] CurveVerdict judge_curve(const Curve& reference, const Curve& actual,
                                        const CurveBounds& bounds);
 
@@ -79,7 +81,7 @@ struct CurveVerdict {
 [[nodiscard]] std::string render(const CurveVerdict& verdict);
 
 /// One line for each setting in which two curves differ (harness/bundle/run_settings.h), and for
-/// other initial weights or other batches where both say what theirs were.
+/// other initial weights or other batches, or where the reference alone says anything of them.
 [[nodiscard]] std::vector<std::string> differing_settings(const Curve& reference,
                                                           const Curve& actual);
 /// Errors   UsageError that names them, and each setting with both values.

@@ -41,10 +41,12 @@ Curve reference() {
   return curve;
 }
 
-/// The reference's curve as a subject's, with `difference` on the loss of one step.
+/// The reference's curve as a subject's, with `difference` on the losses of one step.
 Curve moved(int step, double difference) {
   Curve curve = curve_of("ddp", {4, 3, 2, 1});
-  curve.steps.at(static_cast<std::size_t>(step)).loss += difference;
+  CurveStep& moved = curve.steps.at(static_cast<std::size_t>(step));
+  moved.loss += difference;
+  for (double& loss : moved.rank_losses) loss += difference;
   return curve;
 }
 
@@ -201,7 +203,9 @@ TEST(CurveSettings, OtherInitialWeightsOrBatchesAreRefused) {
         std::pair{kBatchesKey, "token ids and labels differ: reference aaaa, actual bbbb"}}) {
     Curve first = reference(), second = moved(0, 0);
     first.fingerprint[std::string(key)] = "aaaa";
-    EXPECT_THAT(differing_settings(first, second), IsEmpty()) << "one does not say";
+    EXPECT_THAT(differing_settings(second, first), IsEmpty()) << "the reference does not say";
+    EXPECT_THAT(differing_settings(first, second),
+                testing::ElementsAre(HasSubstr("actual does not say")));
     second.fingerprint[std::string(key)] = "aaaa";
     EXPECT_THAT(differing_settings(first, second), IsEmpty());
     second.fingerprint[std::string(key)] = "bbbb";

@@ -123,7 +123,7 @@ TEST(CurveFile, RefusesWhatIsNoCurve) {
   EXPECT_THAT(refusal(curve, [](json& j) { j["steps"][1]["rank_losses"].erase(0); }),
               HasSubstr("must be lists of the same length"));
   EXPECT_THAT(refusal(curve, [](json& j) { j["mesh"]["tp"] = -2; }),
-              HasSubstr("mesh.tp must be a whole number of at least 0, got -2"));
+              HasSubstr("mesh.tp must be a whole number of at least 1, got -2"));
   EXPECT_THAT(refusal(curve, [](json& j) { j["mesh"]["dp"] = 5; }),
               HasSubstr("losses of the 5 dp ranks of its mesh, got 2"));
   EXPECT_THAT(refusal(curve, [](json& j) { j["settings"] = "sgd"; }),

@@ -81,6 +81,7 @@ JudgePolicy policy_of(const Saved& trusted, const Saved& judged, JudgePolicy pol
                        std::ranges::any_of(judged.bundle.trace.ranks, [&](const RankTrace& rank) {
                          return std::ranges::any_of(rank.records, is_masked);
                        }));
+  policy.step_rule = step_rule_of(trusted.settings);
   policy.max_grad_norm = stated(&RunSettings::max_grad_norm, policy.max_grad_norm);
   const auto& names =
       trusted.settings.num_names.empty() ? judged.settings.num_names : trusted.settings.num_names;

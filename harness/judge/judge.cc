@@ -13,6 +13,7 @@
 #include "harness/causes/diagnosis.h"
 #include "harness/judge/judge.h"
 #include "harness/trace/numbers.h"
+#include "harness/verdict/judged_share.h"
 #include "harness/verdict/tensor_judge.h"
 #include "harness/verdict/verdict.h"
 
@@ -77,6 +78,7 @@ class Judge {
     }
     verdict_.weak = std::count_if(verdict_.tensors.begin(), verdict_.tensors.end(),
                                   [](const auto& t) { return !t.weakness.empty(); });
+    verdict_.judged = judged_share_of(verdict_.tensors);
     verdict_.published = published_bounds(verdict_.tensors, options_.coarsest);
     check_published();
     sort_findings();
@@ -385,6 +387,13 @@ class Judge {
       verdict_.reason = std::move(weak);
       return;
     }
+    if (std::string little = too_little_judged(verdict_.judged, options_.coarsest);
+        !little.empty()) {
+      verdict_.status = Status::kVacuous;
+      verdict_.shows_too_little = true;
+      verdict_.reason = std::move(little);
+      return;
+    }
     verdict_.status = Status::kConforms;
     if (options_.level == Level::kExact) {
       verdict_.reason =
@@ -399,6 +408,8 @@ class Judge {
     verdict_.reason =
         fmt::format("{} tensors compared, the largest error is {:.2g} of what is allowed",
                     verdict_.compared, worst);
+    if (const std::string judged = judged_words(verdict_.judged); !judged.empty())
+      verdict_.reason += "; parameters after the step: " + judged;
   }
 
   /// The comparisons that would have let a wrong tensor pass, in words; empty if there are none.

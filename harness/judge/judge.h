@@ -11,7 +11,8 @@ namespace isoshard {
 ///
 /// Incomplete: a rank of the mesh is missing. Vacuous: nothing was compared, nothing finite was
 /// there to compare with, or the level is perturbed and the reference has no responses, or some
-/// comparison that passed would have let a wrong tensor pass (TensorComparison::weakness). A
+/// comparison that passed would have let a wrong tensor pass (TensorComparison::weakness), or too
+/// little of a tensor's elements or of the gradients was judged (harness/verdict/judged_share.h). A
 /// published bound that does not hold diverges. Missing, extra and misplaced tensors diverge.
 /// Signed zeros are equal. A NaN on one side is never within any tolerance.
 /// Errors   none for what a run may do wrong: an incomplete, vacuous or divergent run is a verdict.

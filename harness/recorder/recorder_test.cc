@@ -215,7 +215,7 @@ TEST(CopiesOfRanks, ComparesEqualBytesAtOnePlaceOnceAndOthersApart) {
   changed.digest = 8;
   elsewhere_locally.box.local_offset = {6, 0};
   ASSERT_TRUE(compared.find(key, part).has_value());
-  EXPECT_EQ(compared.find(key, part)->max_abs, 0.5);
+  EXPECT_EQ(compared.find(key, part)->stats.max_abs, 0.5);
   EXPECT_TRUE(compared.find(key, elsewhere_locally).has_value())
       << "where a rank holds it does not matter";
   EXPECT_FALSE(compared.find(key, moved).has_value());

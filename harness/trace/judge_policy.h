@@ -15,6 +15,12 @@ namespace isoshard {
 enum class Level : std::uint8_t { kExact, kBounded, kPerturbed, kReported };
 [[nodiscard]] std::string_view name_of(Level level) noexcept;
 
+/// The numbers of AdamW's rule, which say how far one step may move a weight.
+struct StepRule {
+  double learning_rate = 0;  ///< where the reference does not record one for the step
+  double weight_decay = 0, beta1 = 0, beta2 = 0, eps = 0;
+};
+
 /// Reference, perturbed runs and the run that is judged have the same policy.
 struct JudgePolicy {
   /// For what is not exact anyway (data ids, masks, weights as read, replicas)
@@ -24,6 +30,8 @@ struct JudgePolicy {
   /// For optimizers whose step is a sign where the gradient is noise (Adam): parameters after a
   /// step are compared only where the gradient is above its response.
   bool mask = false;
+  /// What bounds a step where nothing is compared. None: every finite step is allowed there.
+  std::optional<StepRule> step_rule = {};
   /// Without responses: the largest relative Frobenius error and scale error of what is not exact
   /// anyway.
   std::optional<double> rtol;

@@ -43,6 +43,9 @@ class Writer {
     put(part.range);
     put(part.stats);
     put(part.digest);
+    put(part.untouched);
+    put(part.broken);
+    put(part.first_broken);
   }
   void put(const Record& r) {
     put(r.key.step);
@@ -103,6 +106,9 @@ class Reader {
     get(part.range);
     get(part.stats);
     get(part.digest);
+    get(part.untouched);
+    get(part.broken);
+    get(part.first_broken);
   }
   void get(Record& r) {
     get(r.key.step);

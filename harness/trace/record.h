@@ -35,6 +35,10 @@ struct PartStats {
   FlatRange range;
   Stats stats;               ///< numel 0 when there was no reference to compare with
   std::uint64_t digest = 0;  ///< of the part's packed bytes
+  /// Of the elements that a mask leaves out of `stats`: how many had to equal the reference, how
+  /// many broke what is demanded of them (harness/trace/masked_steps.h), and the global index of
+  /// the first that did; -1: none.
+  std::int64_t untouched = 0, broken = 0, first_broken = -1;
 };
 
 struct Record {

@@ -12,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "harness/stats/tolerance.h"
+#include "harness/trace/masked_steps.h"
 #include "harness/trace/parts.h"
 #include "harness/trace/stage.h"
 
@@ -26,11 +27,13 @@ struct RecordWriter::Impl {
     is_masking =
         options.reference != nullptr &&
         masks_small_gradients(options.policy, options.reference->response_runs(), options.purpose);
+    if (is_masking) masked_steps.emplace(*options.reference, options.policy);
   }
 
   RecordOptions options;
   RankTrace trace;
   bool is_masking = false;
+  std::optional<MaskedSteps> masked_steps;  ///< if is_masking
   int step = 0;
   std::map<std::tuple<int, RecordKind, std::string>, int> calls;
   std::map<RecordKey, double> own_max_abs;  ///< of gradients, for a perturbed run
@@ -62,9 +65,8 @@ struct RecordWriter::Impl {
   void measure(Record& record, const Record* reference, const std::byte* local) {
     const bool flat = is_flat(record.layout);
     const bool is_compared = reference != nullptr && !is_partial(record.layout);
-    std::vector<std::uint8_t> selected;
-    if (is_compared && is_masking && !stepped_parameter(record.key).empty())
-      selected = selection(record);
+    const ElementClaims claims = is_compared && is_masking ? claims_on(record) : ElementClaims();
+    const std::vector<std::uint8_t>& selected = claims.compared;
     if (!selected.empty()) record.unmasked = 0;
     std::vector<std::byte> scratch;
     double max_abs = 0;
@@ -74,52 +76,37 @@ struct RecordWriter::Impl {
       const std::byte* bytes = packed(record, part, local, scratch);
       part.digest = digest_of(bytes, static_cast<std::size_t>(numel) * size_of(record.dtype));
       if (!is_compared) continue;
-      compare(part, record, *reference, bytes, selected);
+      compare(part, record, *reference, bytes, claims);
       if (!selected.empty()) record.unmasked += part.stats.numel;
       max_abs = std::max(max_abs, part.stats.max_abs);
     }
     if (is_compared && record.key.kind == RecordKind::kGrad) own_max_abs[record.key] = max_abs;
   }
 
+  ElementClaims claims_on(const Record& record) {
+    if (!stepped_parameter(record.key).empty())
+      return masked_steps->of_parameter(record, own_max_abs);
+    const bool is_state =
+        record.key.kind == RecordKind::kGrad || record.key.kind == RecordKind::kOptimizer;
+    const bool is_judged = options.purpose == RunPurpose::kJudged;
+    return is_state && is_judged ? masked_steps->of_state(record) : ElementClaims();
+  }
+
   void compare(PartStats& part, const Record& record, const Record& reference,
-               const std::byte* bytes, const std::vector<std::uint8_t>& selected) {
+               const std::byte* bytes, const ElementClaims& claims) {
     const std::shared_ptr<ReplicaBytes>& copies = options.replica_bytes;
     if (copies != nullptr) {
-      if (const std::optional<Stats> known = copies->find(record.key, part)) {
-        part.stats = *known;
+      if (const std::optional<PartStats> known = copies->find(record.key, part)) {
+        part = *known;
         return;
       }
     }
     compare_part(part, record, bytes, options.reference->bytes(reference), reference.dtype,
-                 reference.grad_scale, selected.empty() ? nullptr : selected.data());
+                 reference.grad_scale, claims.compared.empty() ? nullptr : claims.compared.data());
+    // A perturbed run begins with other weights.
+    if (masked_steps.has_value() && options.purpose == RunPurpose::kJudged)
+      masked_steps->check(part, record, bytes, claims);
     if (copies != nullptr) copies->add(record.key, part);
-  }
-
-  /// One byte per element of the whole parameter: whether its gradient was above its own response
-  /// in every step so far. Empty if no gradient of it is known.
-  std::vector<std::uint8_t> selection(const Record& record) const {
-    std::vector<std::uint8_t> selected;
-    for (int s = 0; s <= record.key.step; ++s) {
-      const RecordKey key{s, RecordKind::kGrad, std::string(stepped_parameter(record.key)), 0};
-      const Record* gradient = options.reference->find(key);
-      if (gradient == nullptr || gradient->layout.global_shape != record.layout.global_shape)
-        continue;
-      const Response* response = options.reference->response(key);
-      const auto own = own_max_abs.find(key);
-      const double moves = response != nullptr        ? response->max_abs
-                           : own != own_max_abs.end() ? own->second
-                                                      : 0;
-      const double threshold = responses_allowed(options.policy.k, options.policy.coarsest) *
-                               gradient_margin(options.policy.coarsest) * moves;
-      const std::int64_t numel = numel_of(record.layout.global_shape);
-      if (selected.empty()) selected.assign(static_cast<std::size_t>(numel), 1);
-      const std::byte* bytes = options.reference->bytes(*gradient);
-      for (std::int64_t i = 0; i < numel; ++i) {
-        const bool above = std::fabs(value_at(bytes, gradient->dtype, i)) > threshold;
-        if (!above) selected[static_cast<std::size_t>(i)] = 0;
-      }
-    }
-    return selected;
   }
 
   /// Into how many distinct parts the whole tensor is cut, at most.
@@ -151,7 +138,7 @@ struct RecordWriter::Impl {
     }
     const double share = 1 / parts_of_whole(record);
     for (const PartStats& part : record.parts) {
-      if (part.stats.nonfinite_mismatch != 0) return true;
+      if (part.stats.nonfinite_mismatch != 0 || part.broken != 0) return true;
       if (part.stats.unequal_values == 0) continue;
       if (any_difference) return true;
       const double whole_sq = response->reference_norm * response->reference_norm;
@@ -182,7 +169,7 @@ std::int64_t ReplicaBytes::append(Arena& arena, const RecordKey& key,
   return offset;
 }
 
-std::optional<Stats> ReplicaBytes::find(const RecordKey& key, const PartStats& part) const {
+std::optional<PartStats> ReplicaBytes::find(const RecordKey& key, const PartStats& part) const {
   const std::lock_guard lock(mutex_);
   const auto found = compared_.find(key);
   if (found == compared_.end()) return std::nullopt;
@@ -191,7 +178,11 @@ std::optional<Stats> ReplicaBytes::find(const RecordKey& key, const PartStats& p
                             other.box.size == part.box.size &&
                             other.range.global_begin == part.range.global_begin &&
                             other.range.count == part.range.count;
-    if (same_place && other.digest == part.digest) return other.stats;
+    if (!same_place || other.digest != part.digest) continue;
+    PartStats known = other;
+    known.box = part.box;  // where it lies in this rank's own tensor
+    known.range = part.range;
+    return known;
   }
   return std::nullopt;
 }

@@ -29,7 +29,7 @@ class ReplicaBytes {
                                     std::span<const std::byte> bytes);
   /// What comparing the same part with the same bytes (by their digest) said, if a rank has done
   /// it.
-  [[nodiscard]] std::optional<Stats> find(const RecordKey& key, const PartStats& part) const;
+  [[nodiscard]] std::optional<PartStats> find(const RecordKey& key, const PartStats& part) const;
   void add(const RecordKey& key, const PartStats& part);
 
  private:
@@ -58,7 +58,8 @@ struct RecordOptions {
   /// Where small gradients are masked (masks_small_gradients), parameters after a step are compared
   /// only where, in every step so far, the reference's gradient is larger than its allowed
   /// responses x gradient_margin (in a response run: that run's own largest difference stands for
-  /// the response).
+  /// the response). What is demanded of the other elements masked_steps.h says; a judged run that
+  /// breaks it is kept.
   JudgePolicy policy = {};
   RunPurpose purpose = RunPurpose::kJudged;
 };

@@ -16,6 +16,7 @@
 #include "harness/stats/tolerance.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
+#include "harness/verdict/broken_steps.h"
 #include "harness/verdict/neighbours.h"
 #include "harness/verdict/sensitivity.h"
 
@@ -225,12 +226,15 @@ class TensorJudge {
     for (const auto& [place, copies] : places_) {
       const Copy& worst = worst_of(copies);
       merge(c.stats, worst.part->stats);
-      if (worst.held.record->unmasked >= 0)
-        unmasked = std::max<std::int64_t>(unmasked, 0) + worst.part->stats.numel;
+      if (worst.held.record->unmasked >= 0) {
+        unmasked =
+            std::max<std::int64_t>(unmasked, 0) + worst.part->stats.numel + worst.part->untouched;
+      }
     }
-    const std::int64_t numel = numel_of(wanted_.layout.global_shape);
-    if (unmasked >= 0 && numel > 0)
-      c.unmasked_share = static_cast<double>(unmasked) / static_cast<double>(numel);
+    c.elements = numel_of(wanted_.layout.global_shape);
+    if (unmasked >= 0 && c.elements > 0)
+      c.unmasked_share = static_cast<double>(unmasked) / static_cast<double>(c.elements);
+    report_broken_steps(c);
     if (!set_tolerance(c)) return;
     const bool within = within_tolerance(c, c.stats, 1);
     if (!within) {
@@ -242,6 +246,16 @@ class TensorJudge {
       add_finding(fmt::format("copies differ{}", over_axes()), copies_evidence_, odd_ranks_, stage,
                   false);
     }
+  }
+
+  /// Of every copy, not of the worst alone: a mask leaves these elements out of what makes one
+  /// worst.
+  void report_broken_steps(TensorComparison& c) {
+    std::optional<BrokenSteps> broken = broken_steps(reference_, wanted_, held_, options_);
+    if (!broken.has_value()) return;
+    c.within = false;
+    add_finding(std::move(broken->problem), std::move(broken->evidence), std::move(broken->ranks),
+                c.stage, broken->confirmed);
   }
 
   std::string over_axes() const {

@@ -37,8 +37,10 @@ Verdict verdict_through_record(Verdict emulation, std::int64_t num_equal) {
   if (emulation.shows_too_little) {
     emulation.status = Status::kConforms;
     emulation.shows_too_little = false;
+    const std::string little = std::move(emulation.reason);
     emulation.reason = fmt::format("{} tensors compared, {} of which are inconclusive alone",
                                    emulation.compared, emulation.weak);
+    if (emulation.weak == 0) emulation.reason += " (" + little + ")";
   }
   emulation.reason +=
       fmt::format("; {} tensors are bit-identical to the emulated reference", num_equal);

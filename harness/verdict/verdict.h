@@ -48,7 +48,10 @@ struct TensorComparison {
   ShiftedCopy rolled_copy = ShiftedCopy::kRejected;
   /// Why the comparison shows too little (harness/verdict/sensitivity.h); empty if it shows enough.
   std::string weakness;
-  double unmasked_share = 1;  ///< share of elements judged (parameters after an Adam step)
+  /// Share of elements that are compared or must be the reference's (parameters after an Adam
+  /// step).
+  double unmasked_share = 1;
+  std::int64_t elements = 0;  ///< of the whole tensor
   bool sharded = false;       ///< some rank held less than the whole
   int ranks = 0;              ///< that hold a part
   bool within = true;
@@ -69,6 +72,19 @@ struct Finding {
   bool confirmed = false;  ///< the controller repeated the comparison on the kept bytes
 };
 
+/// How much of a run masks and noise left to judge.
+struct JudgedShare {
+  /// Of the elements of parameters (and masters) after steps under a mask: those that are compared
+  /// or must be the reference's. 1 where nothing is masked.
+  double of_steps = 1;
+  double least = 1;          ///< of one such tensor
+  std::string least_tensor;  ///< "parameter after step w (step 0)"; empty where nothing is masked
+  std::int64_t insensitive = 0;  ///< tensors that are judged by their absolute error alone
+  /// Of the elements of all gradients of parameters those in insensitive tensors; the largest over
+  /// steps.
+  double insensitive_gradients = 0;
+};
+
 struct Verdict {
   Status status = Status::kVacuous;
   std::string subject, case_slug;
@@ -85,6 +101,8 @@ struct Verdict {
   std::int64_t skipped = 0;
   std::int64_t weak = 0;  ///< of them, those that show too little (TensorComparison::weakness)
   bool shows_too_little = false;  ///< vacuous, and for these alone
+  /// What the comparisons at level perturbed left out (harness/verdict/judged_share.h).
+  JudgedShare judged;
   /// Tensors that equal the emulation of the declared arithmetic bit by bit, where that was asked
   /// (verdict_through_record).
   std::optional<std::int64_t> equal_to_emulation;

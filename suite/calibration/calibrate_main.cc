@@ -39,13 +39,13 @@ void declare(OptionTable& table) {
 void append_csv(std::ofstream& csv, std::int64_t index, const Verdict& verdict, Dtype dtype) {
   for (const TensorComparison& t : verdict.tensors) {
     if (t.level != Level::kPerturbed) continue;
-    csv << fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", index, name_of(dtype),
+    csv << fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", index, name_of(dtype),
                        name_of(t.stage), t.key.name, t.stats.numel, t.stats.relative_error(),
                        t.allowed_relative_error, std::fabs(t.stats.scale() - 1),
                        t.allowed_scale_error, t.insensitive ? 1 : 0, t.scale_sensitivity,
                        t.rolled_error,
                        t.stats.max_abs_reference / std::sqrt(t.stats.sum_sq_reference),
-                       t.weakness.empty() ? 0 : 1);
+                       t.weakness.empty() ? 0 : 1, t.elements, t.unmasked_share);
   }
 }
 

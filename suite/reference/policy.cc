@@ -13,6 +13,14 @@ JudgePolicy policy_of(const Case& c) {
   if (is_lattice(c)) policy.level = Level::kExact;
   policy.coarsest = c.coarsest_dtype();
   policy.mask = c.settings.optimizer.kind == OptimizerSettings::Kind::kAdamW;
+  const OptimizerSettings& optimizer = c.settings.optimizer;
+  if (policy.mask) {
+    policy.step_rule = {.learning_rate = optimizer.learning_rate,
+                        .weight_decay = optimizer.weight_decay,
+                        .beta1 = optimizer.beta1,
+                        .beta2 = optimizer.beta2,
+                        .eps = optimizer.eps};
+  }
   policy.activation_grad_scale = is_reference(c.subject) ? 1 : c.degrees.dp;
   policy.max_grad_norm = c.settings.max_grad_norm;
   for (const ParameterSpec& spec : make_model(c.config, c.attention)->parameters()) {

@@ -125,12 +125,35 @@ std::string unequal_numbers(std::span<const RankCurve> ranks) {
       if (ranks[r].steps.size() != ranks[0].steps.size())
         return fmt::format("ranks 0 and {} report different numbers of steps", r);
       const CurveStep &first = ranks[0].steps[i], &other = ranks[r].steps[i];
-      for (const auto& [name, a, b] : {std::tuple("loss", first.loss, other.loss),
-                                       std::tuple("grad_norm", first.grad_norm, other.grad_norm)}) {
+      for (const auto& [name, a, b] :
+           {std::tuple("loss", first.loss, other.loss),
+            std::tuple("grad_norm", first.grad_norm, other.grad_norm),
+            std::tuple("learning_rate", first.learning_rate, other.learning_rate)}) {
         if (!same_bits(a, b))
           return fmt::format("{} of step {}: rank 0 reports {} ({}), rank {} {} ({})", name,
                              first.step, a, to_hex(a), r, b, to_hex(b));
       }
+    }
+  }
+  return "";
+}
+
+/// Every rank reports the loss of its own dp rank, and ranks that differ in tp the same one.
+std::string unequal_rank_losses(const MeshShape& mesh, std::span<const RankCurve> ranks) {
+  for (std::size_t i = 0; i < ranks[0].steps.size(); ++i) {
+    std::map<int, std::size_t> first_of;  // dp coordinate -> rank
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      const CurveStep& step = ranks[r].steps[i];
+      if (step.rank_losses.size() != 1)
+        return fmt::format("rank {} reports {} losses of its dp rank in step {}, must be 1", r,
+                           step.rank_losses.size(), step.step);
+      const int dp = mesh.coordinate(static_cast<int>(r), Axis::kDp);
+      const std::size_t first = first_of.emplace(dp, r).first->second;
+      const double a = ranks[first].steps[i].rank_losses[0], b = step.rank_losses[0];
+      if (!same_bits(a, b))
+        return fmt::format(
+            "loss of dp rank {} of step {}: rank {} reports {} ({}), rank {} {} ({})", dp,
+            step.step, first, a, to_hex(a), r, b, to_hex(b));
     }
   }
   return "";
@@ -227,6 +250,8 @@ TrainedCase TrainingRun::wait() {
   trained.curve = empty_curve(spec.item, spec.options);
   trained.curve.steps = steps_of(spec.item, ranks);
   trained.unequal_numbers = unequal_numbers(ranks);
+  if (trained.unequal_numbers.empty() && !is_reference(spec.item))
+    trained.unequal_numbers = unequal_rank_losses(mesh_of(spec.item), ranks);
   Trace copies{spec.item.subject, spec.item.slug(), mesh_of(spec.item), {}};
   for (RankCurve& rank : ranks) copies.ranks.push_back(std::move(rank.copies));
   trained.unequal_copies = find_unequal_copies(copies);

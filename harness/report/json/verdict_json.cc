@@ -47,6 +47,7 @@ json tensor_json(const TensorComparison& t) {
   j["rolled_error"] = json_number(t.rolled_error);
   j["rolled_copy"] = name_of(t.rolled_copy);
   j["weakness"] = t.weakness;
+  j["elements"] = t.elements;
   j["unmasked_share"] = json_number(t.unmasked_share);
   j["sharded"] = t.sharded;
   j["ranks"] = t.ranks;
@@ -96,6 +97,12 @@ json verdict_json(const Verdict& verdict) {
           {"mesh", mesh},
           {"compared", verdict.compared},
           {"weak", verdict.weak},
+          {"judged",
+           {{"share_of_steps", json_number(verdict.judged.of_steps)},
+            {"least_share", json_number(verdict.judged.least)},
+            {"least_tensor", verdict.judged.least_tensor},
+            {"insensitive", verdict.judged.insensitive},
+            {"insensitive_gradients", json_number(verdict.judged.insensitive_gradients)}}},
           {"equal_to_emulation",
            verdict.equal_to_emulation ? json(*verdict.equal_to_emulation) : json(nullptr)},
           {"published_bounds", published},

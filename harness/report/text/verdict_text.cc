@@ -100,8 +100,8 @@ class Table {
       max_abs = std::max(max_abs, t->stats.max_abs);
       sum_abs += t->stats.sum_abs_diff;
       numel += t->stats.numel;
-      judged += static_cast<double>(t->stats.numel);
-      whole += t->unmasked_share > 0 ? static_cast<double>(t->stats.numel) / t->unmasked_share : 0;
+      judged += t->unmasked_share * static_cast<double>(t->elements);
+      whole += static_cast<double>(t->elements);
       outside += t->within ? 0 : 1;
       unequal += t->stats.unequal_values != 0 ? 1 : 0;
       if (!t->insensitive && t->stats.relative_error() > worst) {

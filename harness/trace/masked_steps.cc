@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+// Claims from the reference's gradients, moments and token ids; limits from Adam's rule.
+#include "harness/trace/masked_steps.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "harness/stats/stats.h"
+#include "harness/stats/tolerance.h"
+#include "harness/trace/numbers.h"
+#include "harness/trace/parts.h"
+#include "harness/trace/stage.h"
+
+namespace isoshard {
+namespace {
+
+constexpr double kUnbounded = std::numeric_limits<double>::infinity();
+/// So many gradients are not all 0 by chance.
+constexpr std::int64_t kTellingRow = 8;
+constexpr std::string_view kIds = "input_ids";
+
+/// Half of the least subnormal number: what a square may lose.
+double lost_to_underflow(Dtype dtype) noexcept {
+  switch (dtype) {
+    case Dtype::kFloat16:
+      return 0x1p-25;
+    case Dtype::kBFloat16:
+      return 0x1p-134;
+    case Dtype::kFloat32:
+      return 0x1p-150;
+    default:
+      return 0;
+  }
+}
+
+std::optional<double> scalar_of(const Reference& reference, int step, std::string name) {
+  const RecordKey key{step, RecordKind::kScalar, std::move(name), 0};
+  const Record* record = reference.find(key);
+  if (record == nullptr || numel_of(record->layout.global_shape) < 1) return std::nullopt;
+  return value_at(reference.bytes(*record), record->dtype, 0);
+}
+
+bool records_rates(const Reference& reference) {
+  return std::ranges::any_of(reference.trace().ranks[0].records, [](const Record& record) {
+    return record.key.kind == RecordKind::kScalar && record.key.name == "learning_rate";
+  });
+}
+
+/// The parameter whose state a record holds: "w" of "w.exp_avg"; of a gradient its own name.
+std::string parameter_of(const RecordKey& key) {
+  if (key.kind != RecordKind::kOptimizer) return key.name;
+  return key.name.substr(0, key.name.rfind('.'));
+}
+
+/// What the reference began with: the parameter as read, or, where it was resumed, the first
+/// record of the same name.
+const Record* before_of(const Reference& reference, const RecordKey& key) {
+  const RecordKey read{0, RecordKind::kParam, std::string(stepped_parameter(key)), 0};
+  if (const Record* record = reference.find(read)) return record;
+  const Record* first = nullptr;
+  for (int step = 0; step <= key.step && first == nullptr; ++step)
+    first = reference.find({step, key.kind, key.name, 0});
+  return first;
+}
+
+bool is_row_zero(const std::byte* bytes, Dtype dtype, std::int64_t first, std::int64_t count) {
+  for (std::int64_t i = first; i < first + count; ++i) {
+    if (value_at(bytes, dtype, i) != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+double largest_adam_ratio(double beta1, double beta2, int updates) noexcept {
+  if (!(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1)) return kUnbounded;
+  double largest = 1, sum = 0, power = 1;
+  for (int t = 1; t <= updates; ++t) {
+    sum += power;  // of q^j for j < t
+    power *= beta2 > 0 ? beta1 * beta1 / beta2 : (beta1 > 0 ? kUnbounded : 0);
+    const double ratio = (1 - beta1) / (1 - std::pow(beta1, t)) *
+                         std::sqrt((1 - std::pow(beta2, t)) / (1 - beta2) * sum);
+    largest = std::max(largest, ratio);
+  }
+  return largest;
+}
+
+StepLimit step_limit(const Reference& reference, const JudgePolicy& policy, const RecordKey& key,
+                     Dtype dtype) {
+  if (!policy.step_rule.has_value()) return {kUnbounded, 0};
+  const StepRule& rule = *policy.step_rule;
+  const bool has_rates = records_rates(reference);
+  const std::string name(stepped_parameter(key));
+  StepLimit limit;
+  int updates = 0;
+  for (int step = 0; step <= key.step; ++step) {
+    const std::optional<double> recorded = scalar_of(reference, step, "learning_rate");
+    // a run that was resumed did not make the steps before
+    if (has_rates && !recorded.has_value()) {
+      ++updates;
+      continue;
+    }
+    if (scalar_of(reference, step, "found_inf").value_or(0) != 0) continue;
+    const double rate = recorded.value_or(rule.learning_rate);
+    ++updates;
+    const Record* squares = reference.find({step, RecordKind::kOptimizer, name + ".exp_avg_sq", 0});
+    const Dtype state = squares == nullptr ? policy.coarsest : squares->dtype;
+    // Eight roundings on the way of a step, two more of each moment in every update.
+    const double rounded = 1 + 8 * (updates + 1) * unit_roundoff(state);
+    const double lost = std::sqrt(updates * lost_to_underflow(state) /
+                                  std::max(1 - std::pow(rule.beta2, updates), 0x1p-50));
+    const double underflow = lost == 0 ? 1 : 1 + lost / rule.eps;
+    const double moved =
+        rate * largest_adam_ratio(rule.beta1, rule.beta2, updates) * rounded * underflow;
+    // Decay and step round the weight once each; the third is that of what was read.
+    const double of_weight = rate * rule.weight_decay + 3 * unit_roundoff(dtype);
+    limit.fixed += moved + of_weight * (limit.fixed + moved);
+    limit.relative += of_weight * (1 + limit.relative);
+  }
+  return limit;
+}
+
+ElementClaims MaskedSteps::of_parameter(const Record& record,
+                                        const std::map<RecordKey, double>& own_max_abs) {
+  ElementClaims claims;
+  const std::string parameter(stepped_parameter(record.key));
+  const std::int64_t numel = numel_of(record.layout.global_shape);
+  for (int s = 0; s <= record.key.step; ++s) {
+    const RecordKey key{s, RecordKind::kGrad, parameter, 0};
+    const Record* gradient = reference_->find(key);
+    if (gradient == nullptr || gradient->layout.global_shape != record.layout.global_shape)
+      continue;
+    const Response* response = reference_->response(key);
+    const auto own = own_max_abs.find(key);
+    const double moves = response != nullptr        ? response->max_abs
+                         : own != own_max_abs.end() ? own->second
+                                                    : 0;
+    const double threshold = responses_allowed(policy_->k, policy_->coarsest) *
+                             gradient_margin(policy_->coarsest) * moves;
+    if (claims.compared.empty()) claims.compared.assign(static_cast<std::size_t>(numel), 1);
+    const std::byte* bytes = reference_->bytes(*gradient);
+    for (std::int64_t i = 0; i < numel; ++i) {
+      const bool above = std::fabs(value_at(bytes, gradient->dtype, i)) > threshold;
+      if (!above) claims.compared[static_cast<std::size_t>(i)] = 0;
+    }
+  }
+  if (claims.compared.empty()) return claims;
+  // Where the reference ends in no number, the comparison must see it.
+  if (const Record* after = reference_->find(record.key)) {
+    const std::byte* bytes = reference_->bytes(*after);
+    for (std::int64_t i = 0; i < numel; ++i) {
+      std::uint8_t& compared = claims.compared[static_cast<std::size_t>(i)];
+      if (compared == 0 && !std::isfinite(value_at(bytes, after->dtype, i))) compared = 1;
+    }
+  }
+  claims.untouched = untouched_rows(parameter, record);
+  return claims;
+}
+
+ElementClaims MaskedSteps::of_state(const Record& record) {
+  return {.compared = {}, .untouched = untouched_rows(parameter_of(record.key), record)};
+}
+
+/// Marks what the tokens of the steps up to this one read.
+void MaskedSteps::add_reads(int step) {
+  for (; reads_up_to_ < step; ++reads_up_to_) {
+    for (int call = 0;; ++call) {
+      const Record* ids =
+          reference_->find({reads_up_to_ + 1, RecordKind::kDataId, std::string(kIds), call});
+      if (ids == nullptr) break;
+      const Shape& shape = ids->layout.global_shape;
+      if (!shape.empty()) positions_ = std::max(positions_, shape.back());
+      const std::byte* bytes = reference_->bytes(*ids);
+      for (std::int64_t i = 0; i < numel_of(shape); ++i) {
+        const double id = value_at(bytes, ids->dtype, i);
+        if (!(id >= 0 && id < 0x1p31)) continue;
+        const auto row = static_cast<std::size_t>(id);
+        if (row >= is_read_.size()) is_read_.resize(row + 1, 0);
+        is_read_[row] = 1;
+      }
+    }
+  }
+}
+
+bool MaskedSteps::has_moments(const std::string& parameter, int step, std::size_t row,
+                              std::int64_t row_size) const {
+  for (const char* const state : {".exp_avg", ".exp_avg_sq"}) {
+    const Record* moment = reference_->find({step, RecordKind::kOptimizer, parameter + state, 0});
+    if (moment == nullptr) continue;
+    const std::int64_t first = static_cast<std::int64_t>(row) * row_size;
+    if (first + row_size > numel_of(moment->layout.global_shape) ||
+        !is_row_zero(reference_->bytes(*moment), moment->dtype, first, row_size))
+      return true;
+  }
+  return false;
+}
+
+std::vector<std::uint8_t> MaskedSteps::untouched_rows(const std::string& parameter,
+                                                      const Record& record) {
+  const Shape& shape = record.layout.global_shape;
+  if (shape.size() < 2 || numel_of(shape) == 0) return {};
+  const auto num_rows = static_cast<std::size_t>(shape[0]);
+  const std::int64_t row_size = numel_of(shape) / shape[0];
+  Rows& rows = rows_[parameter];
+  if (rows.zeros.size() != num_rows || rows.step > record.key.step) rows = {};
+  bool has_gradient = !rows.zeros.empty();
+  for (int step = rows.step + 1; step <= record.key.step; ++step) {
+    const Record* gradient = reference_->find({step, RecordKind::kGrad, parameter, 0});
+    if (gradient == nullptr || gradient->layout.global_shape != shape) continue;
+    if (!has_gradient) rows.zeros.assign(num_rows, 1);
+    has_gradient = true;
+    const std::byte* bytes = reference_->bytes(*gradient);
+    for (std::size_t row = 0; row < num_rows; ++row) {
+      const std::int64_t first = static_cast<std::int64_t>(row) * row_size;
+      if (rows.zeros[row] != 0 && !is_row_zero(bytes, gradient->dtype, first, row_size))
+        rows.zeros[row] = 0;
+    }
+  }
+  rows.step = record.key.step;
+  const auto touched = std::ranges::count(rows.zeros, std::uint8_t{0});
+  if (!has_gradient || touched == 0 || touched == shape[0]) return {};
+
+  // A row may be 0 by its rows' own values, too: a unit that relu switches off for every token
+  // here, and not in another run. Of a table, tokens or positions alone say what is read.
+  add_reads(record.key.step);
+  const auto is_read = [&](std::size_t row) { return row < is_read_.size() && is_read_[row] != 0; };
+  bool by_token = !is_read_.empty(), by_position = positions_ > 0;
+  for (std::size_t row = 0; row < num_rows; ++row) {
+    if (rows.zeros[row] != 0) continue;
+    by_token = by_token && is_read(row);
+    by_position = by_position && static_cast<std::int64_t>(row) < positions_;
+  }
+  const bool is_wide = size_of(policy_->coarsest) > 2;
+  const bool knows_reads = !is_read_.empty();
+  const bool shows_by_zeros = policy_->coarsest != Dtype::kFloat16 && row_size >= kTellingRow;
+  std::vector<std::uint8_t> untouched(num_rows, 0);
+  for (std::size_t row = 0; row < num_rows; ++row) {
+    if (rows.zeros[row] == 0) continue;
+    const bool unread = (by_token && !is_read(row)) ||
+                        (by_position && static_cast<std::int64_t>(row) >= positions_);
+    const bool is_zero = knows_reads ? shows_by_zeros && (by_token || by_position) : is_wide;
+    if ((unread || is_zero) && !has_moments(parameter, record.key.step, row, row_size))
+      untouched[row] = 1;
+  }
+  return untouched;
+}
+
+void MaskedSteps::check(PartStats& part, const Record& record, const std::byte* packed_part,
+                        const ElementClaims& claims) const {
+  part.untouched = part.broken = 0;
+  part.first_broken = -1;
+  const Record* wanted = reference_->find(record.key);
+  if (wanted == nullptr || (claims.compared.empty() && claims.untouched.empty())) return;
+  const Record* before = claims.compared.empty() ? nullptr : before_of(*reference_, record.key);
+  if (before != nullptr && before->layout.global_shape != record.layout.global_shape)
+    before = nullptr;
+  const Dtype coarser =
+      before != nullptr && unit_roundoff(before->dtype) > unit_roundoff(record.dtype)
+          ? before->dtype
+          : record.dtype;
+  const StepLimit limit = before == nullptr
+                              ? StepLimit{kUnbounded, 0}
+                              : step_limit(*reference_, *policy_, record.key, coarser);
+  const std::byte *reference = reference_->bytes(*wanted),
+                  *began = before == nullptr ? nullptr : reference_->bytes(*before);
+  const double scale = record.grad_scale / wanted->grad_scale;
+  const Shape& shape = record.layout.global_shape;
+  const std::int64_t row_size =
+      shape.empty() || shape[0] == 0 ? 1 : std::max<std::int64_t>(numel_of(shape) / shape[0], 1);
+  const auto break_at = [&](std::int64_t i) {
+    if (part.broken++ == 0 || i < part.first_broken) part.first_broken = i;
+  };
+  for_each_run(part, record, [&](std::int64_t position, std::int64_t done, std::int64_t count) {
+    for (std::int64_t k = 0; k < count; ++k) {
+      const std::int64_t i = position + k;
+      const bool compared =
+          !claims.compared.empty() && claims.compared[static_cast<std::size_t>(i)] != 0;
+      const bool untouched = !claims.untouched.empty() &&
+                             claims.untouched[static_cast<std::size_t>(i / row_size)] != 0;
+      if (compared || (claims.compared.empty() && !untouched)) continue;
+      const double value = value_at(packed_part, record.dtype, done + k) / scale;
+      if (untouched) {
+        ++part.untouched;
+        if (!(value == value_at(reference, wanted->dtype, i))) break_at(i);
+        continue;
+      }
+      const double old = began == nullptr ? 0 : value_at(began, before->dtype, i);
+      const bool fits = std::isfinite(value) &&
+                        (limit.fixed == kUnbounded ||
+                         std::fabs(value - old) <= limit.fixed + limit.relative * std::fabs(old));
+      if (!fits) break_at(i);
+    }
+  });
+}
+
+}  // namespace isoshard

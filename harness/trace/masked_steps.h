@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Parameters after the steps of an Adam-like optimizer: which elements are compared with the
+/// reference, and what is demanded of all others. docs/tolerances.md ("Adam") derives it.
+///
+/// Words. An element is *compared* where the reference's gradient was above its response in every
+/// step so far. A row is *untouched* where no token read it: its gradients and moments are exactly
+/// 0, whatever the roundings. Every other element is *bounded*: its step has the sign of noise, but
+/// no more than the size that the optimizer's rule gives it.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "harness/trace/judge_policy.h"
+#include "harness/trace/record.h"
+#include "harness/trace/reference.h"
+
+namespace isoshard {
+
+/// The largest |m_hat| / (sqrt(v_hat) + eps) that Adam's rule can give in exact arithmetic after
+/// at most `updates` updates: 1 for the first. Infinite where the betas bound nothing.
+[[nodiscard]] double largest_adam_ratio(double beta1, double beta2, int updates) noexcept;
+
+/// |after - before| <= fixed + relative x |before| in each element.
+struct StepLimit {
+  double fixed = 0, relative = 0;
+};
+
+/// How far the steps up to that of `key` may have moved an element of a parameter from what the
+/// reference began with. Learning rates and skipped steps are those that the reference recorded.
+/// `dtype` is what the values are kept in. Infinite without a rule.
+[[nodiscard]] StepLimit step_limit(const Reference& reference, const JudgePolicy& policy,
+                                   const RecordKey& key, Dtype dtype);
+
+/// What is demanded of the elements of one record.
+struct ElementClaims {
+  /// One byte per element of the whole tensor: whether it is compared. Empty: all of them are.
+  std::vector<std::uint8_t> compared;
+  /// One byte per row (index of dim 0): whether it is untouched. Empty: none of them is.
+  std::vector<std::uint8_t> untouched;
+};
+
+/// The claims on the records of one run, made from what the reference holds. One object a run:
+/// records come in the order of steps.
+class MaskedSteps {
+ public:
+  /// Both must outlive the object.
+  MaskedSteps(const Reference& reference, const JudgePolicy& policy)
+      : reference_(&reference), policy_(&policy) {}
+
+  /// Of a parameter after a step or its master. `own_max_abs`: of gradients, for a perturbed run,
+  /// where there is no response. Nothing is left out if no gradient of the parameter is known.
+  [[nodiscard]] ElementClaims of_parameter(const Record& record,
+                                           const std::map<RecordKey, double>& own_max_abs);
+  /// Of a gradient or a state of the optimizer: untouched rows are demanded, too.
+  [[nodiscard]] ElementClaims of_state(const Record& record);
+
+  /// Counts, in a packed part, the elements that break what is demanded of them: untouched ones
+  /// must be the reference's (signed zeros are equal), bounded ones finite and within the limit.
+  void check(PartStats& part, const Record& record, const std::byte* packed_part,
+             const ElementClaims& claims) const;
+
+ private:
+  struct Rows {
+    int step = -1;                    ///< up to which the gradients have been looked at
+    std::vector<std::uint8_t> zeros;  ///< by row: every gradient so far was 0
+  };
+  [[nodiscard]] std::vector<std::uint8_t> untouched_rows(const std::string& parameter,
+                                                         const Record& record);
+  void add_reads(int step);
+  [[nodiscard]] bool has_moments(const std::string& parameter, int step, std::size_t row,
+                                 std::int64_t row_size) const;
+
+  const Reference* reference_;
+  const JudgePolicy* policy_;
+  std::map<std::string, Rows, std::less<>> rows_;
+  int reads_up_to_ = -1;  ///< step
+  std::vector<std::uint8_t> is_read_;
+  std::int64_t positions_ = 0;
+};
+
+}  // namespace isoshard
