@@ -12,7 +12,6 @@
 
 #include "core/base/error.h"
 #include "harness/compare/dumped_runs.h"
-#include "harness/judge/compare_bundles.h"
 #include "harness/world/machine.h"
 
 namespace isoshard {
@@ -127,10 +126,11 @@ Report compare(const ComparePlan& plan, const CompareObserver& observer) {
   }
   JudgePolicy options;
   options.rtol = plan.rtol;
-  const DifferentSettings different =
+  BundleRules rules = plan.rules;
+  rules.different =
       plan.allows_different_settings ? DifferentSettings::kAllowed : DifferentSettings::kRefused;
   for (const DumpedPair& pair : pairs_of(plan)) {
-    Verdict verdict = compare_bundles(pair.reference, pair.actual, options, different);
+    Verdict verdict = compare_bundles(pair.reference, pair.actual, options, rules);
     const std::string name = verdict.case_slug;
     const ReportCase& added = report.add(ReportCase{.name = name, .verdict = std::move(verdict)});
     if (observer.on_case) observer.on_case(added);
