@@ -1,29 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
 /// A trace on disk: the one serialisation, also the exchange format for external subjects.
 ///
-///     manifest.json                   schema 1, run id, subject, case, mesh, steps, settings
-///     scalars.jsonl every kept scalar, hex floats; for people and plots, the tensors are what is
-///       read
+///     manifest.json                   schema 2, run id, subject, case, mesh, steps, settings,
+///     files scalars.jsonl                   every kept scalar, hex floats; for people and plots
 ///     responses.json                  a reference's responses, if it has any
 ///     step0003/rank00001.safetensors  the kept local tensors, named kind/name/call
 ///     step0003/rank00001.json         the records: layout, dtype, grad_scale
 ///     step0003/rank00001.done         the run id; written last, so that a broken run is seen
+///
+/// docs/bundle.md describes every field for those who write a recorder of their own.
 #pragma once
+#include <cstdint>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "harness/trace/reference.h"
 
 namespace isoshard {
 
+/// What a bundle says it lacks. It excuses nothing by itself: the trusted side decides.
+struct NotRecorded {
+  std::string pattern;  ///< as matches_any takes it
+  std::string why;
+};
+
 struct Bundle {
   Trace trace;
   std::map<RecordKey, Response> responses;
   int response_runs = 0;
-  std::string settings;  ///< JSON text, as given to write_bundle
+  std::string settings;  ///< JSON text, as given to write_bundle; "{}" if it has none
+  int schema = 2;        ///< 1: nothing is sealed
+  std::string producer;  ///< "NAME VERSION" of the program that wrote it; may be empty
+  std::vector<NotRecorded> not_recorded;
+  /// Records whose ranks do not say where their local tensors lie. Until infer_layouts
+  /// (harness/judge/infer_layouts.h) has found it out, each is taken as a replica of its own shape,
+  /// and has no parts.
+  std::set<RecordKey> inferred;
 };
+
+/// Whether bundles of schema 1, whose files nothing seals, are read.
+enum class Unsealed : std::uint8_t { kRefused, kAllowed };
 
 /// Writes the run below `directory`, which may be missing, empty, or hold an older bundle, which is
 /// replaced. `settings` is a JSON object that is stored as it is.
@@ -35,10 +55,13 @@ void write_bundle(const std::filesystem::path& directory, const Reference& refer
                   std::string_view settings = "{}");
 
 /// Guarantees   what comes back is bit-equal to what was written: records, layouts, kept bytes,
-///              responses; no statistics.
-/// Errors       FileError for whatever is malformed, of another run, or does not tile;
-///              InfrastructureError that names the file when the run is incomplete (a rank, or a
-///              rank's .done, is missing).
-[[nodiscard]] Bundle read_bundle(const std::filesystem::path& directory);
+///              responses; no statistics. Every file is the one that manifest.json lists.
+/// Errors       FileError for whatever is malformed, of another run, does not tile, has another
+///              SHA-256, is not listed or is missing, for responses that do not fit each other or
+///              their tensors, and for schema 1 unless it is allowed; InfrastructureError that
+///              names the file when the run is incomplete (the manifest is missing, or lists no
+///              files of a rank or step).
+[[nodiscard]] Bundle read_bundle(const std::filesystem::path& directory,
+                                 Unsealed unsealed = Unsealed::kRefused);
 
 }  // namespace isoshard

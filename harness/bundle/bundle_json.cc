@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
@@ -20,6 +22,7 @@ constexpr RecordKind kKinds[] = {RecordKind::kParam,      RecordKind::kGrad,
                                  RecordKind::kActivation, RecordKind::kActivationGrad,
                                  RecordKind::kOptimizer,  RecordKind::kScalar,
                                  RecordKind::kDataId,     RecordKind::kMask};
+constexpr int kMaxVariants = 1000;
 constexpr std::string_view kPlacementKinds[] = {"replicate", "shard", "partial", "only_at"};
 
 [[noreturn]] void refuse(const std::filesystem::path& file, std::string_view what) {
@@ -32,9 +35,11 @@ const json& member(const json& object, const char* name, const std::filesystem::
   return object.at(name);
 }
 
+/// A hex float, or a number.
 double hex_field(const json& object, const char* name, const std::filesystem::path& file) {
+  if (member(object, name, file).is_number()) return object.at(name).get<double>();
   const auto value = parse_hex(field<std::string>(object, name, file));
-  if (!value) refuse(file, fmt::format("\"{}\" is no hex float", name));
+  if (!value) refuse(file, fmt::format("\"{}\" is neither a hex float nor a number", name));
   return *value;
 }
 
@@ -56,19 +61,12 @@ json key_json(const RecordKey& key) {
   return {{"step", key.step}, {"kind", name_of(key.kind)}, {"name", key.name}, {"call", key.call}};
 }
 
-RecordKey key_of(const json& j, const std::filesystem::path& file) {
-  RecordKey key;
-  key.step = field<int>(j, "step", file);
-  key.name = text_field(j, "name", file);
-  key.call = field<int>(j, "call", file);
+RecordKind kind_of(const json& j, const std::filesystem::path& file) {
   const auto kind = field<std::string>(j, "kind", file);
   for (const RecordKind candidate : kKinds) {
-    if (name_of(candidate) != kind) continue;
-    key.kind = candidate;
-    if (key.step < 0 || key.call < 0) refuse(file, "a negative step or call");
-    return key;
+    if (name_of(candidate) == kind) return candidate;
   }
-  refuse(file, fmt::format("\"{}\" is no kind of record", kind));
+  refuse(file, fmt::format("\"{}\" is no kind of record", printable(kind)));
 }
 
 json placement_json(const Placement& p) {
@@ -141,6 +139,30 @@ template std::int64_t field<std::int64_t>(const json&, const char*, const std::f
 template Shape field<Shape>(const json&, const char*, const std::filesystem::path&);
 template json field<json>(const json&, const char*, const std::filesystem::path&);
 
+RecordKey key_of(const json& j, const RecordDefaults& defaults, const std::filesystem::path& file) {
+  RecordKey key;
+  key.step = field_or<int>(j, "step", defaults.step, file);
+  key.kind = kind_of(j, file);
+  key.name = text_field(j, "name", file);
+  key.call = field_or<int>(j, "call", 0, file);
+  if (key.step < 0 || key.call < 0) refuse(file, "a negative step or call");
+  return key;
+}
+
+bool is_inferred(const json& j, const std::filesystem::path& file) {
+  if (!j.is_object() || !j.contains("layout")) return false;
+  if (field<std::string>(j, "layout", file) != "infer")
+    refuse(file,
+           "\"layout\" must be \"infer\", or be left out where placements, boxes or flat ranges "
+           "say where the tensor lies");
+  for (const char* other : {"global_shape", "placements", "boxes", "flat"}) {
+    if (j.contains(other))
+      refuse(file,
+             fmt::format("\"{}\" must be left out where the layout is to be inferred", other));
+  }
+  return true;
+}
+
 std::string tensor_name(const RecordKey& key) {
   return fmt::format("{}/{}/{}", name_of(key.kind), key.name, key.call);
 }
@@ -171,30 +193,46 @@ json to_json(const Record& record) {
   return j;
 }
 
-Record record_of(const json& j, const std::filesystem::path& file) {
+Record record_of(const json& j, const RecordDefaults& defaults, const std::filesystem::path& file) {
   Record record;
-  record.key = key_of(j, file);
-  record.order = field<std::int64_t>(j, "order", file);
-  try {
-    record.dtype = parse_dtype(field<std::string>(j, "dtype", file));
-  } catch (const UsageError& error) {
-    refuse(file, error.what());
+  record.key = key_of(j, defaults, file);
+  record.order = field_or<std::int64_t>(j, "order", defaults.position, file);
+  if (defaults.tensor == nullptr || j.contains("dtype")) {
+    try {
+      record.dtype = parse_dtype(field<std::string>(j, "dtype", file));
+    } catch (const UsageError& error) {
+      refuse(file, error.what());
+    }
+  } else {
+    record.dtype = defaults.tensor->dtype;
+  }
+  record.local_shape = defaults.tensor == nullptr || j.contains("local_shape")
+                           ? shape_field(j, "local_shape", file)
+                           : defaults.tensor->shape;
+  record.grad_scale = j.contains("grad_scale") ? hex_field(j, "grad_scale", file) : 1.0;
+  if (!(record.grad_scale > 0) || std::isinf(record.grad_scale)) {
+    refuse(file, fmt::format("the \"grad_scale\" of {} must be a positive, finite number, got {}",
+                             describe(record.key), record.grad_scale));
+  }
+  record.kept = field_or<bool>(j, "kept", true, file);
+  record.unmasked = field_or<std::int64_t>(j, "unmasked", -1, file);
+  if (is_inferred(j, file)) {
+    record.layout.global_shape = record.local_shape;
+    return record;
   }
   record.layout.global_shape = shape_field(j, "global_shape", file);
-  record.local_shape = shape_field(j, "local_shape", file);
-  record.grad_scale = hex_field(j, "grad_scale", file);
-  record.kept = field<bool>(j, "kept", file);
-  record.unmasked = field<std::int64_t>(j, "unmasked", file);
-  for (const json& p : field<json>(j, "placements", file))
-    record.layout.placements.push_back(placement_of(p, file));
+  if (j.contains("placements")) {
+    for (const json& p : field<json>(j, "placements", file))
+      record.layout.placements.push_back(placement_of(p, file));
+  }
   if (j.contains("boxes") || j.contains("flat")) {
     record.layout.explicit_parts = true;
-    for (const json& b : field<json>(j, "boxes", file)) {
+    for (const json& b : field_or<json>(j, "boxes", json::array(), file)) {
       record.layout.boxes.push_back({shape_field(b, "local_offset", file),
                                      shape_field(b, "global_offset", file),
                                      shape_field(b, "size", file)});
     }
-    for (const json& r : field<json>(j, "flat", file)) {
+    for (const json& r : field_or<json>(j, "flat", json::array(), file)) {
       record.layout.flat.push_back({field<std::int64_t>(r, "local_begin", file),
                                     field<std::int64_t>(r, "global_begin", file),
                                     field<std::int64_t>(r, "count", file)});
@@ -237,13 +275,23 @@ json to_json(const std::map<RecordKey, Response>& responses, int runs) {
     j["runs"] = r.runs;
     list.push_back(std::move(j));
   }
-  return {{"schema", 1}, {"runs", runs}, {"responses", list}};
+  int most = 0;
+  for (const auto& [key, r] : responses) most = std::max(most, r.runs);
+  return {{"schema", kSchema},
+          {"runs", runs},
+          {"variants", std::max(0, most - runs)},
+          {"responses", list}};
 }
 
 std::map<RecordKey, Response> responses_of(const json& j, const std::filesystem::path& file,
                                            int& runs) {
-  if (field<int>(j, "schema", file) != 1) refuse(file, "only schema 1 is known");
+  const int schema = field<int>(j, "schema", file);
+  if (schema < 1 || schema > kSchema) refuse(file, "only schemas 1 and 2 are known");
   runs = field<int>(j, "runs", file);
+  if (runs < 1) refuse(file, fmt::format("\"runs\" must be at least 1, got {}", runs));
+  const int variants = field_or<int>(j, "variants", schema == 1 ? 1 : 0, file);
+  if (variants < 0 || variants > kMaxVariants)
+    refuse(file, fmt::format("\"variants\" must be from 0 to {}, got {}", kMaxVariants, variants));
   std::map<RecordKey, Response> responses;
   for (const json& entry : field<json>(j, "responses", file)) {
     Response r;
@@ -254,7 +302,13 @@ std::map<RecordKey, Response> responses_of(const json& j, const std::filesystem:
     r.reference_norm = hex_field(entry, "reference_norm", file);
     r.reference_max_abs = hex_field(entry, "reference_max_abs", file);
     r.runs = field<int>(entry, "runs", file);
-    if (!responses.emplace(key_of(entry, file), r).second) refuse(file, "a response stands twice");
+    const RecordKey key = key_of(entry, {}, file);
+    if (r.runs < 1 || r.runs - variants > runs) {
+      refuse(file, fmt::format("the response of {} must be of 1 to {} runs, got {}", describe(key),
+                               runs + variants, r.runs));
+    }
+    if (!responses.emplace(key, r).second)
+      refuse(file, fmt::format("the response of {} stands twice", describe(key)));
   }
   return responses;
 }

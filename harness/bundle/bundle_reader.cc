@@ -8,10 +8,10 @@
 #include <set>
 
 #include "core/base/error.h"
-#include "core/base/mapped_file.h"
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
 #include "harness/bundle/bundle.h"
+#include "harness/bundle/bundle_files.h"
 #include "harness/bundle/bundle_json.h"
 #include "harness/trace/parts.h"
 
@@ -20,9 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-
-constexpr JsonLimits kLimits{
-    .max_bytes = std::size_t{1} << 30, .max_depth = 16, .max_values = std::size_t{1} << 24};
 
 [[noreturn]] void refuse(const fs::path& file, std::string_view what) {
   throw FileError(fmt::format("{}: {}", file.string(), what));
@@ -35,13 +32,15 @@ struct StepFiles {
 
 class BundleReader {
  public:
-  explicit BundleReader(fs::path directory) : directory_(std::move(directory)) {}
+  BundleReader(fs::path directory, Unsealed unsealed)
+      : directory_(std::move(directory)), unsealed_(unsealed), files_(directory_) {}
 
   Bundle run() {
     const fs::path file = directory_ / "manifest.json";
     if (!fs::exists(file) && has_steps()) require_there(file);  // it is written last
-    const json manifest = read_json_file(file, kLimits);
-    if (detail::field<int>(manifest, "schema", file) != 1) refuse(file, "only schema 1 is known");
+    const json manifest = files_.json("manifest.json");
+    bundle_.schema = schema_of(manifest, file);
+    if (bundle_.schema == detail::kSchema) files_ = detail::SealedFiles(directory_, manifest);
     run_id_ = detail::field<std::string>(manifest, "run", file);
     Trace& trace = bundle_.trace;
     trace.subject = detail::text_field(manifest, "subject", file);
@@ -49,10 +48,13 @@ class BundleReader {
     trace.mesh = detail::mesh_of(detail::field<json>(manifest, "mesh", file), file);
     const Shape steps = detail::field<Shape>(manifest, "steps", file);
     bundle_.settings = manifest.contains("settings") ? manifest.at("settings").dump() : "{}";
+    read_producer(manifest, file);
+    read_not_recorded(manifest, file);
     require_complete(steps, trace.mesh.world_size());
     for (int rank = 0; rank < trace.mesh.world_size(); ++rank) read_rank(rank, steps);
     check_tiling();
     read_responses();
+    files_.check_rest();
     return std::move(bundle_);
   }
 
@@ -65,13 +67,38 @@ class BundleReader {
     });
   }
 
+  int schema_of(const json& manifest, const fs::path& file) const {
+    const int schema = detail::field<int>(manifest, "schema", file);
+    if (schema < 1 || schema > detail::kSchema)
+      refuse(file, fmt::format("only schemas 1 and {} are known, got {}", detail::kSchema, schema));
+    if (schema == 1 && unsealed_ == Unsealed::kRefused)
+      refuse(file,
+             "schema 1 holds no hashes of the bundle's files; write the bundle again, or take "
+             "it as it is with --allow-unsealed");
+    return schema;
+  }
+
+  void read_producer(const json& manifest, const fs::path& file) {
+    if (!manifest.contains("producer")) return;
+    const json& producer = manifest.at("producer");
+    bundle_.producer = fmt::format("{} {}", detail::text_field(producer, "name", file),
+                                   detail::text_field(producer, "version", file));
+  }
+
+  void read_not_recorded(const json& manifest, const fs::path& file) {
+    if (!manifest.contains("not_recorded")) return;
+    for (const json& entry : detail::field<json>(manifest, "not_recorded", file))
+      bundle_.not_recorded.push_back(
+          {detail::text_field(entry, "pattern", file), detail::text_field(entry, "why", file)});
+  }
+
   static void require_there(const fs::path& file) {
     if (!fs::exists(file))
       throw InfrastructureError(fmt::format("{} is missing: the run is incomplete", file.string()));
   }
 
-  std::string stem_of(int rank, std::int64_t step) const {
-    return (directory_ / fmt::format("step{:04}", step) / fmt::format("rank{:05}", rank)).string();
+  static std::string stem_of(int rank, std::int64_t step) {
+    return fmt::format("step{:04}/rank{:05}", step, rank);
   }
 
   /// Before anything is read: what is not there explains what does not fit.
@@ -79,20 +106,19 @@ class BundleReader {
     for (const std::int64_t step : steps) {
       for (int rank = 0; rank < world_size; ++rank) {
         for (const char* suffix : {".done", ".json", ".safetensors"})
-          require_there(stem_of(rank, step) + suffix);
+          require_there(files_.path_of(stem_of(rank, step) + suffix));
       }
     }
   }
 
-  StepFiles read_step(int rank, std::int64_t step) const {
+  StepFiles read_step(int rank, std::int64_t step) {
     const std::string stem = stem_of(rank, step);
-    const fs::path done = stem + ".done", file = stem + ".json", tensors = stem + ".safetensors";
-    const MappedFile mapped(done);
-    const std::string id(reinterpret_cast<const char*>(mapped.bytes().data()),
-                         mapped.bytes().size());
-    const json description = read_json_file(file, kLimits);
-    if (detail::field<int>(description, "schema", file) != 1)
-      refuse(file, "only schema 1 is known");
+    const fs::path file = files_.path_of(stem + ".json");
+    const fs::path tensors = files_.path_of(stem + ".safetensors");
+    const std::string id = files_.text(stem + ".done");
+    const json description = files_.json(stem + ".json");
+    if (detail::field<int>(description, "schema", file) != bundle_.schema)
+      refuse(file, "has another schema than manifest.json");
     if (id != run_id_ + "\n" || detail::field<std::string>(description, "run", file) != run_id_) {
       refuse(file, fmt::format("belongs to another run than manifest.json ({})", run_id_));
     }
@@ -100,12 +126,18 @@ class BundleReader {
         detail::field<std::int64_t>(description, "step", file) != step) {
       refuse(file, "holds another rank or step than its name says");
     }
-    StepFiles result{{}, SafetensorsFile::open(tensors)};
+    StepFiles result{{}, files_.tensors(stem + ".safetensors")};
     std::size_t kept = 0;
+    detail::RecordDefaults defaults{.step = static_cast<int>(step)};
     for (const json& entry : detail::field<json>(description, "records", file)) {
-      Record record = detail::record_of(entry, file);
-      if (record.key.step != step) refuse(file, "holds a record of another step");
+      const RecordKey key = detail::key_of(entry, defaults, file);
+      if (key.step != step) refuse(file, "holds a record of another step");
+      const bool is_kept = detail::field_or<bool>(entry, "kept", true, file);
+      defaults.tensor = is_kept ? &result.tensors.info(detail::tensor_name(key)) : nullptr;
+      Record record = detail::record_of(entry, defaults, file);
+      ++defaults.position;
       if (record.kept) check_tensor(record, result.tensors);
+      if (detail::is_inferred(entry, file)) bundle_.inferred.insert(key);
       kept += record.kept ? 1 : 0;
       result.records.push_back(std::move(record));
     }
@@ -151,6 +183,10 @@ class BundleReader {
   }
 
   void fill(Record& record, const SafetensorsFile& tensors, int rank, Arena& arena) const {
+    if (bundle_.inferred.contains(record.key)) {
+      keep(record, tensors, arena);
+      return;
+    }
     try {
       record.parts = parts_of(record, bundle_.trace.mesh, rank);
     } catch (const MeshError& error) {
@@ -159,9 +195,7 @@ class BundleReader {
              problem.starts_with(name) ? problem : fmt::format("{}: {}", name, problem));
     }
     if (!record.kept) return;
-    const std::span<const std::byte> bytes = tensors.bytes(detail::tensor_name(record.key));
-    record.bytes = static_cast<std::int64_t>(bytes.size());
-    record.offset = arena.append(bytes);
+    const std::span<const std::byte> bytes = keep(record, tensors, arena);
     std::vector<std::byte> scratch;
     for (PartStats& part : record.parts) {
       const std::int64_t numel = numel_of(part, is_flat(record.layout));
@@ -169,6 +203,15 @@ class BundleReader {
       part.digest = digest_of(packed(record, part, bytes.data(), scratch),
                               static_cast<std::size_t>(numel) * size_of(record.dtype));
     }
+  }
+
+  static std::span<const std::byte> keep(Record& record, const SafetensorsFile& tensors,
+                                         Arena& arena) {
+    if (!record.kept) return {};
+    const std::span<const std::byte> bytes = tensors.bytes(detail::tensor_name(record.key));
+    record.bytes = static_cast<std::int64_t>(bytes.size());
+    record.offset = arena.append(bytes);
+    return bytes;
   }
 
   void check_tiling() const {
@@ -180,6 +223,7 @@ class BundleReader {
     std::map<RecordKey, Parts> parts;
     for (const RankTrace& rank : bundle_.trace.ranks) {
       for (const Record& record : rank.records) {
+        if (bundle_.inferred.contains(record.key)) continue;
         Parts& p = parts[record.key];
         if (!p.shape.empty() && p.shape != record.layout.global_shape)
           refuse(directory_,
@@ -205,21 +249,23 @@ class BundleReader {
   }
 
   void read_responses() {
-    const fs::path file = directory_ / "responses.json";
-    if (fs::exists(file))
-      bundle_.responses =
-          detail::responses_of(read_json_file(file, kLimits), file, bundle_.response_runs);
+    constexpr const char* kFile = "responses.json";
+    if (!files_.contains(kFile)) return;
+    bundle_.responses =
+        detail::responses_of(files_.json(kFile), files_.path_of(kFile), bundle_.response_runs);
   }
 
   fs::path directory_;
+  Unsealed unsealed_;
+  detail::SealedFiles files_;
   std::string run_id_;
   Bundle bundle_;
 };
 
 }  // namespace
 
-Bundle read_bundle(const fs::path& directory) {
-  return BundleReader(directory).run();
+Bundle read_bundle(const fs::path& directory, Unsealed unsealed) {
+  return BundleReader(directory, unsealed).run();
 }
 
 }  // namespace isoshard

@@ -11,8 +11,13 @@
 #include "core/base/hex_float.h"
 #include "core/io/safetensors.h"
 #include "harness/bundle/bundle.h"
+#include "harness/bundle/bundle_files.h"
 #include "harness/bundle/bundle_folder.h"
 #include "harness/bundle/bundle_json.h"
+
+#ifndef ISOSHARD_VERSION
+#define ISOSHARD_VERSION "unknown"
+#endif
 
 namespace isoshard {
 namespace {
@@ -37,9 +42,10 @@ std::string run_id_of(const Trace& trace) {
   return fmt::format("{:016x}", id);
 }
 
-void write_rank(const fs::path& folder, const std::string& run_id, const RankTrace& rank, int step,
-                std::string& scalars) {
-  detail::make_bundle_folder(folder);
+void write_rank(detail::SealingWriter& files, const fs::path& directory, const std::string& run_id,
+                const RankTrace& rank, int step, std::string& scalars) {
+  const std::string folder = fmt::format("step{:04}", step);
+  detail::make_bundle_folder(directory / folder);
   json records = json::array();
   std::vector<SafetensorsEntry> tensors;
   for (const Record& record : rank.records) {
@@ -61,16 +67,15 @@ void write_rank(const fs::path& folder, const std::string& run_id, const RankTra
                    .dump() +
                "\n";
   }
-  const std::string stem = fmt::format("rank{:05}", rank.rank);
-  write_safetensors(folder / (stem + ".safetensors"), tensors);
-  write_file_atomically(folder / (stem + ".json"), json({{"schema", 1},
-                                                         {"run", run_id},
-                                                         {"rank", rank.rank},
-                                                         {"step", step},
-                                                         {"records", records}})
-                                                           .dump() +
-                                                       "\n");
-  write_file_atomically(folder / (stem + ".done"), run_id + "\n");
+  const std::string stem = fmt::format("{}/rank{:05}", folder, rank.rank);
+  files.write(stem + ".safetensors", tensors);
+  const json description = {{"schema", detail::kSchema},
+                            {"run", run_id},
+                            {"rank", rank.rank},
+                            {"step", step},
+                            {"records", records}};
+  files.write(stem + ".json", description.dump() + "\n");
+  files.write(stem + ".done", run_id + "\n");
 }
 
 void write(const fs::path& directory, const Trace& trace, const Reference* reference,
@@ -78,6 +83,7 @@ void write(const fs::path& directory, const Trace& trace, const Reference* refer
   const json parsed = json::parse(settings, nullptr, false);
   if (!parsed.is_object()) throw UsageError("the settings of a bundle must be a JSON object");
   detail::prepare_bundle_folder(directory);
+  detail::SealingWriter files(directory);
   const std::string run_id = run_id_of(trace);
   std::set<int> steps;
   for (const RankTrace& rank : trace.ranks) {
@@ -86,21 +92,22 @@ void write(const fs::path& directory, const Trace& trace, const Reference* refer
   std::string scalars;
   for (const int step : steps) {
     for (const RankTrace& rank : trace.ranks)
-      write_rank(directory / fmt::format("step{:04}", step), run_id, rank, step, scalars);
+      write_rank(files, directory, run_id, rank, step, scalars);
   }
-  write_file_atomically(directory / "scalars.jsonl", scalars);
+  files.write("scalars.jsonl", scalars);
   if (reference != nullptr && reference->response_runs() > 0) {
-    write_file_atomically(
-        directory / "responses.json",
-        detail::to_json(reference->responses(), reference->response_runs()).dump() + "\n");
+    files.write("responses.json",
+                detail::to_json(reference->responses(), reference->response_runs()).dump() + "\n");
   }
-  const json manifest = {{"schema", 1},
+  const json manifest = {{"schema", detail::kSchema},
                          {"run", run_id},
+                         {"producer", {{"name", "isoshard"}, {"version", ISOSHARD_VERSION}}},
                          {"subject", trace.subject},
                          {"case", trace.case_slug},
                          {"mesh", detail::to_json(trace.mesh)},
                          {"steps", steps},
-                         {"settings", parsed}};
+                         {"settings", parsed},
+                         {"files", files.hashes()}};
   write_file_atomically(directory / "manifest.json", manifest.dump(1) + "\n");
   detail::finish_bundle_folder(directory);
 }

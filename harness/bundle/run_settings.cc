@@ -48,6 +48,25 @@ double number_of(const json& value, std::string_view key, const std::filesystem:
   return value.get<double>();
 }
 
+double scale_of(const json& value, std::string_view key, const std::filesystem::path& origin) {
+  const double scale = number_of(value, key, origin);
+  if (!(scale > 0))
+    refuse(origin, fmt::format("{} is {}; gradients are divided by it, so it must be above 0", key,
+                               value.dump()));
+  return scale;
+}
+
+std::vector<std::string> patterns_of(const json& value, std::string_view key,
+                                     const std::filesystem::path& origin) {
+  std::vector<std::string> patterns;
+  for (const json& pattern : value.is_array() ? value : json::array({nullptr})) {
+    if (!pattern.is_string())
+      refuse(origin, fmt::format("{} is no list of texts such as \"scalar/loss\"", key));
+    patterns.push_back(pattern.get<std::string>());
+  }
+  return patterns;
+}
+
 void read_num_names(const json& value, const std::filesystem::path& origin, RunSettings& settings) {
   if (!value.is_object()) refuse(origin, "num_names is no object");
   for (const auto& [name, count] : value.items()) {
@@ -68,18 +87,22 @@ void read_judging(const json& judging, const std::filesystem::path& origin, RunS
       if (!value.is_boolean()) refuse(origin, "mask_small_gradients is neither true nor false");
       settings.mask_small_gradients = value.get<bool>();
     } else if (key == "activation_grad_scale") {
-      settings.activation_grad_scale = number_of(value, key, origin);
-      if (*settings.activation_grad_scale == 0)
-        refuse(origin, "activation_grad_scale is 0; gradients are divided by it");
+      settings.activation_grad_scale_is_dp = value == "dp";
+      if (value != "dp") settings.activation_grad_scale = scale_of(value, key, origin);
+    } else if (key == "grad_scale") {
+      settings.grad_scale = scale_of(value, key, origin);
+    } else if (key == "partial") {
+      settings.partial = patterns_of(value, key, origin);
     } else if (key == "max_grad_norm") {
       settings.max_grad_norm = number_of(value, key, origin);
     } else if (key == "num_names") {
       read_num_names(value, origin, settings);
     } else {
-      refuse(origin, fmt::format("\"judging\" has no key \"{}\"; known are coarsest_dtype, "
-                                 "mask_small_gradients, activation_grad_scale, "
-                                 "max_grad_norm, num_names",
-                                 key));
+      refuse(origin,
+             fmt::format("\"judging\" has no key \"{}\"; known are coarsest_dtype, "
+                         "mask_small_gradients, activation_grad_scale, grad_scale, partial, "
+                         "max_grad_norm, num_names",
+                         key));
     }
   }
 }
@@ -87,11 +110,14 @@ void read_judging(const json& judging, const std::filesystem::path& origin, RunS
 }  // namespace
 
 nlohmann::json judging_json(const JudgePolicy& policy) {
-  return {{"coarsest_dtype", name_of(policy.coarsest)},
-          {"mask_small_gradients", policy.mask},
-          {"activation_grad_scale", policy.activation_grad_scale.value_or(1)},
-          {"max_grad_norm", policy.max_grad_norm},
-          {"num_names", policy.num_names}};
+  json judging = {{"coarsest_dtype", name_of(policy.coarsest)},
+                  {"mask_small_gradients", policy.mask},
+                  {"activation_grad_scale", policy.activation_grad_scale.value_or(1)},
+                  {"max_grad_norm", policy.max_grad_norm},
+                  {"num_names", policy.num_names}};
+  if (policy.grad_scale.has_value()) judging["grad_scale"] = *policy.grad_scale;
+  if (policy.partial.has_value()) judging["partial"] = *policy.partial;
+  return judging;
 }
 
 RunSettings parse_run_settings(std::string_view text, const std::filesystem::path& origin) {

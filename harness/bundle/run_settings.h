@@ -4,9 +4,10 @@
 ///
 ///     {"training": {"dtype": "bf16", "optimizer": {"kind": "adamw", "learning_rate": 0.001}, ...},
 ///      "judging": {"coarsest_dtype": "bf16", "mask_small_gradients": true,
-///        "activation_grad_scale": 2,
+///                  "activation_grad_scale": 2, "partial": ["activation_grad/*.k_proj"],
 ///                  "max_grad_norm": 1, "num_names": {"model.embed_tokens.weight": 2}}}
 ///
+/// Of "judging" only the trusted run's word counts: it says how runs are judged against it.
 /// Each part may be missing, and so may each key; a subject that is not ours names its training
 /// settings as it likes.
 #pragma once
@@ -28,9 +29,14 @@ struct RunSettings {
   /// "optimizer.kind" -> "\"adamw\"": dotted names, values as JSON text. Empty: the run does not
   /// say.
   std::map<std::string, std::string> training;
-  std::optional<Dtype> coarsest_dtype;                ///< as JudgePolicy::coarsest
-  std::optional<bool> mask_small_gradients;           ///< as JudgePolicy::mask
-  std::optional<double> activation_grad_scale;        ///< as JudgePolicy
+  std::optional<Dtype> coarsest_dtype;       ///< as JudgePolicy::coarsest
+  std::optional<bool> mask_small_gradients;  ///< as JudgePolicy::mask
+  /// As JudgePolicy: of runs that are judged against this one.
+  std::optional<double> activation_grad_scale;
+  /// "dp" stands for the scale: it is the number of dp ranks of the run that is judged.
+  bool activation_grad_scale_is_dp = false;
+  std::optional<double> grad_scale;                   ///< as JudgePolicy
+  std::optional<std::vector<std::string>> partial;    ///< as JudgePolicy
   std::optional<double> max_grad_norm;                ///< as JudgePolicy
   std::map<std::string, int, std::less<>> num_names;  ///< as JudgePolicy
 };

@@ -76,7 +76,7 @@ TEST(RunSettings, ThatAreMalformedAreRefusedByName) {
            {R"({"judging": {"coarsest_dtype": "int64"}})", "no floating-point type"},
            {R"({"judging": {"coarsest_dtype": "bf61"}})", "bf61"},
            {R"({"judging": {"mask_small_gradients": 1}})", "neither true nor false"},
-           {R"({"judging": {"activation_grad_scale": 0}})", "is 0"},
+           {R"({"judging": {"activation_grad_scale": 0}})", "is 0; gradients are divided by it"},
            {R"({"judging": {"max_grad_norm": "1"}})", "not a finite number"},
            {R"({"judging": {"num_names": {"w": 0}}})", "num_names of w is 0"}}) {
     EXPECT_THAT([&] { (void)parsed(json); }, ThrowsMessage<FileError>(HasSubstr(problem))) << json;

@@ -12,7 +12,6 @@
 
 #include "core/base/error.h"
 #include "harness/compare/dumped_runs.h"
-#include "harness/judge/compare_bundles.h"
 #include "harness/world/machine.h"
 
 namespace isoshard {
@@ -127,13 +126,14 @@ Report compare(const ComparePlan& plan, const CompareObserver& observer) {
   }
   JudgePolicy options;
   options.rtol = plan.rtol;
-  const DifferentSettings different =
+  BundleRules rules = plan.rules;
+  rules.different =
       plan.allows_different_settings ? DifferentSettings::kAllowed : DifferentSettings::kRefused;
   const std::vector<DumpedPair> pairs = pairs_of(plan);
   for (const DumpedPair& pair : pairs) {
     ReportCase item{.name = pair.actual.filename().string()};
     try {
-      item.verdict = compare_bundles(pair.reference, pair.actual, options, different);
+      item.verdict = compare_bundles(pair.reference, pair.actual, options, rules);
       item.name = item.verdict->case_slug;
     } catch (const std::exception& error) {
       if (pairs.size() == 1) throw;

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "harness/curve/curve_judge.h"
+#include "harness/judge/compare_bundles.h"
 #include "harness/report/report.h"
 
 namespace isoshard {
@@ -19,6 +20,8 @@ struct ComparePlan {
   /// responses every bit must be equal.
   std::optional<double> rtol;
   bool allows_different_settings = false;
+  /// Of two bundles: what else whoever compares says of the judged run; `different` is not read.
+  BundleRules rules = {};
   /// The bounds of a curve, which may depend on its subject; empty: the usual ones.
   std::function<CurveBounds(const Curve& actual)> bounds_of = {};
 };

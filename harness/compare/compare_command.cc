@@ -2,9 +2,15 @@
 /// `compare A B`: judges one bundle against another, or one loss curve against another.
 #include "harness/compare/compare_command.h"
 
+#include <fmt/format.h>
+
 #include <boost/program_options/value_semantic.hpp>
+#include <charconv>
+#include <cmath>
+#include <sstream>
 #include <utility>
 
+#include "core/base/error.h"
 #include "harness/cli/output.h"
 #include "harness/cli/output_folder.h"
 #include "harness/compare/compare.h"
@@ -26,11 +32,60 @@ void declare(OptionTable& table) {
           "allowed relative Frobenius error (default: the reference's responses if it has them, "
           "else every bit must be equal)");
   judging("allow-different-settings", po::bool_switch(),
-          "compare runs whose settings (manifest.json) differ");
+          "compare runs whose settings (manifest.json) differ, or that state none");
+  judging("allow-unsealed", po::bool_switch(),
+          "take bundles of schema 1, whose files no hashes seal");
+  judging("not-recorded", po::value<std::string>(),
+          "records that the judged run need not have: KIND/NAME with * and ?, several with commas");
+  judging("partial", po::value<std::string>(),
+          "records that may be sums still to be made over ranks, such as scalar/loss; patterns as "
+          "above");
+  judging("grad-scale", po::value<double>(),
+          "factor on the judged run's activation gradients, without a loss scale (default: what "
+          "the trusted bundle says)");
+  judging("mesh", po::value<std::string>(),
+          "the mesh that the judged run must have, such as dp=2,tp=2");
   auto output = table.group("output");
   output("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
   output("verbose", po::bool_switch(), "show every tensor");
   table.positional.add("reference", 1).add("actual", 1);
+}
+
+std::vector<std::string> parts_of(const std::string& text) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
+  return parts;
+}
+
+std::vector<std::string> patterns_of(std::string_view option, const std::string& text) {
+  const std::vector<std::string> patterns = parts_of(text);
+  for (const std::string& pattern : patterns) {
+    if (pattern.find('/') == std::string::npos)
+      throw UsageError(
+          fmt::format("--{} must be KIND/NAME, such as scalar/grad_norm or */lm_head, "
+                      "got '{}'",
+                      option, pattern));
+  }
+  return patterns;
+}
+
+MeshShape mesh_of(const std::string& text) {
+  std::vector<AxisDegree> axes;
+  for (const std::string& part : parts_of(text)) {
+    const std::size_t equals = part.find('=');
+    int degree = 0;
+    const char* const end = part.data() + part.size();
+    if (equals == std::string::npos ||
+        std::from_chars(part.data() + equals + 1, end, degree).ptr != end || degree < 1)
+      throw UsageError(fmt::format("--mesh must be AXIS=RANKS, such as dp=2,tp=2, got '{}'", text));
+    axes.push_back({parse_axis(part.substr(0, equals)), degree});
+  }
+  try {
+    return MeshShape(std::move(axes));
+  } catch (const MeshError& error) {
+    throw UsageError(fmt::format("--mesh {}: {}", text, error.what()));
+  }
 }
 
 ComparePlan plan_of(const ParsedOptions& options) {
@@ -43,6 +98,19 @@ ComparePlan plan_of(const ParsedOptions& options) {
   plan.input_dir = path("input-dir");
   if (options.given("rtol")) plan.rtol = options.get<double>("rtol");
   plan.allows_different_settings = options.get<bool>("allow-different-settings");
+  plan.rules.unsealed =
+      options.get<bool>("allow-unsealed") ? Unsealed::kAllowed : Unsealed::kRefused;
+  if (options.given("not-recorded"))
+    plan.rules.not_recorded = patterns_of("not-recorded", options.get<std::string>("not-recorded"));
+  if (options.given("partial"))
+    plan.rules.partial = patterns_of("partial", options.get<std::string>("partial"));
+  if (options.given("mesh")) plan.rules.mesh = mesh_of(options.get<std::string>("mesh"));
+  if (options.given("grad-scale")) {
+    plan.rules.grad_scale = options.get<double>("grad-scale");
+    if (!(*plan.rules.grad_scale > 0) || std::isinf(*plan.rules.grad_scale))
+      throw UsageError(
+          fmt::format("--grad-scale must be a positive number, got {}", *plan.rules.grad_scale));
+  }
   return plan;
 }
 

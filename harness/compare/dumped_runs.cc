@@ -56,7 +56,9 @@ std::vector<DumpedPair> dumped_pairs(const fs::path& folder) {
     std::vector<std::string> problems;
     const auto reference = std::find_if(runs.begin(), runs.end(), [&](const DumpedRun& other) {
       if (other.subject != kReferenceName) return false;
-      const std::vector<std::string> lines = differing_settings(other.settings, run.settings);
+      std::vector<std::string> lines = differing_settings(other.settings, run.settings);
+      if (other.settings.training.empty() || run.settings.training.empty())
+        lines = {"one of the two states no training settings"};
       if (!lines.empty())
         problems.push_back(fmt::format("{}: {}", other.path.filename().string(), lines.front()));
       return lines.empty();

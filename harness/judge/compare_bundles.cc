@@ -4,15 +4,22 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <set>
+#include <string_view>
 #include <utility>
 
 #include "core/base/error.h"
 #include "harness/bundle/bundle.h"
 #include "harness/bundle/run_settings.h"
+#include "harness/judge/bundle_rules.h"
 #include "harness/judge/compare_bundles.h"
+#include "harness/judge/infer_layouts.h"
 #include "harness/judge/judge.h"
 #include "harness/trace/assembled.h"
+#include "harness/trace/numbers.h"
 #include "harness/trace/record_writer.h"
+#include "harness/verdict/equal_runs.h"
 #include "harness/verdict/verdict.h"
 
 namespace isoshard {
@@ -24,8 +31,9 @@ std::size_t bytes_needed(const RankTrace& rank) {
   return bytes;
 }
 
-/// As if the run had been recorded against this reference.
-Trace replayed(const Trace& trace, const Reference& reference, const JudgePolicy& policy) {
+/// As if the run had been recorded against this reference. Records named in `left_out` are not.
+Trace replayed(const Trace& trace, const Reference& reference, const JudgePolicy& policy,
+               const std::set<RecordKey>& left_out) {
   Trace result{trace.subject, trace.case_slug, trace.mesh, {}};
   for (const RankTrace& rank : trace.ranks) {
     RecordOptions options;
@@ -38,6 +46,7 @@ Trace replayed(const Trace& trace, const Reference& reference, const JudgePolicy
     options.policy = policy;
     RecordWriter writer(options);
     for (const Record& record : rank.records) {
+      if (left_out.contains(record.key)) continue;
       writer.begin_step(record.key.step);
       writer.write({record.key.kind, record.key.name, record.layout, record.grad_scale},
                    rank.tensor(record));
@@ -59,67 +68,250 @@ Dtype coarsest_of(const Trace& trace, Dtype coarsest) {
 
 /// One bundle and what it says of its run.
 struct Saved {
-  explicit Saved(const std::filesystem::path& directory)
-      : bundle(read_bundle(directory)),
-        settings(parse_run_settings(bundle.settings, directory / "manifest.json")) {}
+  Saved(std::filesystem::path folder, Unsealed unsealed)
+      : manifest(std::move(folder) / "manifest.json"),
+        bundle(read_bundle(manifest.parent_path(), unsealed)),
+        settings(parse_run_settings(bundle.settings, manifest)) {}
+
+  [[noreturn]] void refuse(std::string_view what) const {
+    throw FileError(fmt::format("{}: {}", manifest.string(), what));
+  }
+
+  std::filesystem::path manifest;
   Bundle bundle;
   RunSettings settings;
 };
 
-/// What the trusted run says counts, then what the other one says, then what the records show. A
-/// gradient scale is of the judged run: it has its own number of dp ranks.
-JudgePolicy policy_of(const Saved& trusted, const Saved& judged, JudgePolicy policy) {
-  const auto stated = [&](auto member, auto otherwise) {
-    const auto &first = trusted.settings.*member, &second = judged.settings.*member;
-    return first.has_value() ? *first : second.value_or(otherwise);
-  };
-  policy.coarsest = trusted.settings.coarsest_dtype.value_or(coarsest_of(
-      trusted.bundle.trace,
-      judged.settings.coarsest_dtype.value_or(coarsest_of(judged.bundle.trace, Dtype::kFloat64))));
-  const auto is_masked = [](const Record& record) { return record.unmasked >= 0; };
-  policy.mask = stated(&RunSettings::mask_small_gradients,
-                       std::ranges::any_of(judged.bundle.trace.ranks, [&](const RankTrace& rank) {
-                         return std::ranges::any_of(rank.records, is_masked);
-                       }));
-  policy.step_rule = step_rule_of(trusted.settings);
-  policy.max_grad_norm = stated(&RunSettings::max_grad_norm, policy.max_grad_norm);
-  const auto& names =
-      trusted.settings.num_names.empty() ? judged.settings.num_names : trusted.settings.num_names;
-  if (!names.empty()) policy.num_names = names;
-  if (judged.settings.activation_grad_scale)
-    policy.activation_grad_scale = judged.settings.activation_grad_scale;
+/// Of the dp axis, and of its halves.
+int dp_degree(const MeshShape& mesh) {
+  return mesh.degree(Axis::kDp) * mesh.degree(Axis::kDpReplicate) * mesh.degree(Axis::kDpShard);
+}
+
+/// The gradient scale that all records of a kind have, without the loss scale of their step; none
+/// if there is no such record.
+std::optional<double> own_scale(const Saved& trusted, const Reference& reference, RecordKind kind) {
+  std::optional<double> scale;
+  for (const Record& record : reference.trace().ranks.at(0).records) {
+    if (record.key.kind != kind) continue;
+    const RecordKey loss_scale{record.key.step, RecordKind::kScalar, "loss_scale", 0};
+    const bool is_scaled =
+        kind == RecordKind::kActivationGrad && reference.find(loss_scale) != nullptr;
+    const double own =
+        record.grad_scale / (is_scaled ? number_of(reference.tensor(loss_scale)) : 1.0);
+    if (scale.has_value() && *scale != own)
+      trusted.refuse(
+          fmt::format("the records of kind {} must have one gradient scale, got {} and "
+                      "{}; what is demanded of a run cannot be told",
+                      name_of(kind), *scale, own));
+    scale = own;
+  }
+  return scale;
+}
+
+/// What a run of this mesh must declare on its activation gradients: what whoever compares says,
+/// then what the trusted run says of runs judged against it, then what it did itself.
+double demanded_scale(const Saved& trusted, const Reference& reference, const MeshShape& mesh,
+                      const BundleRules& rules) {
+  if (rules.grad_scale.has_value()) return *rules.grad_scale;
+  const std::optional<double> own = own_scale(trusted, reference, RecordKind::kActivationGrad);
+  if (mesh.world_size() > 1) {
+    if (trusted.settings.activation_grad_scale_is_dp) return dp_degree(mesh);
+    if (trusted.settings.activation_grad_scale) return *trusted.settings.activation_grad_scale;
+  }
+  return own.value_or(1);
+}
+
+/// Adam's step is a sign where the gradient is noise.
+bool has_adam(const RunSettings& settings) {
+  const auto found = settings.training.find("optimizer.kind");
+  return found != settings.training.end() && found->second.starts_with("\"adam");
+}
+
+/// Nothing in it comes from the judged run but the number of its ranks.
+JudgePolicy policy_of(const Saved& trusted, const Reference& reference, const MeshShape& mesh,
+                      const BundleRules& rules, JudgePolicy policy) {
+  const RunSettings& settings = trusted.settings;
+  policy.coarsest =
+      settings.coarsest_dtype.value_or(coarsest_of(reference.trace(), Dtype::kFloat64));
+  policy.mask = settings.mask_small_gradients.value_or(has_adam(settings));
+  policy.step_rule = step_rule_of(settings);
+  policy.max_grad_norm = settings.max_grad_norm.value_or(policy.max_grad_norm);
+  if (!settings.num_names.empty()) policy.num_names = settings.num_names;
+  policy.activation_grad_scale = demanded_scale(trusted, reference, mesh, rules);
+  policy.grad_scale =
+      settings.grad_scale.value_or(own_scale(trusted, reference, RecordKind::kGrad).value_or(1));
+  policy.partial = settings.partial.value_or(std::vector<std::string>());
+  policy.partial->insert(policy.partial->end(), rules.partial.begin(), rules.partial.end());
+  policy.not_recorded = rules.not_recorded;
   return policy;
 }
 
-void refuse_different(const RunSettings& reference, const RunSettings& actual) {
-  const std::vector<std::string> lines = differing_settings(reference, actual);
-  if (lines.empty()) return;
-  throw UsageError(
-      fmt::format("the runs have different settings, so they cannot be expected to agree (allow it "
-                  "with --allow-different-settings):"
-                  "\n  {}",
-                  fmt::join(lines, "\n  ")));
+/// Notes about settings; refuses what is not allowed.
+std::vector<std::string> check_settings(const Saved& trusted, const Saved& judged,
+                                        DifferentSettings different) {
+  const bool is_allowed = different == DifferentSettings::kAllowed;
+  std::vector<std::string> notes;
+  for (const Saved* saved : {&trusted, &judged}) {
+    if (!saved->settings.training.empty()) continue;
+    if (!is_allowed)
+      saved->refuse(
+          "must state its training settings (\"settings\": {\"training\": {...}}), got none: runs "
+          "of other settings cannot be expected to agree (allow it with "
+          "--allow-different-settings)");
+    notes.push_back(
+        fmt::format("the {} run states no training settings, as "
+                    "--allow-different-settings allows",
+                    saved == &trusted ? "trusted" : "judged"));
+  }
+  const std::vector<std::string> lines = differing_settings(trusted.settings, judged.settings);
+  if (lines.empty()) return notes;
+  if (!is_allowed)
+    throw UsageError(fmt::format(
+        "the runs have different settings, so they cannot be expected to agree (allow it "
+        "with --allow-different-settings):"
+        "\n  {}",
+        fmt::join(lines, "\n  ")));
+  notes.push_back(
+      fmt::format("the runs have different settings, as --allow-different-settings "
+                  "allows: {}",
+                  fmt::join(lines, "; ")));
+  return notes;
+}
+
+/// The mesh is the judged run's own word, and it says how many parts a whole has.
+void check_mesh(const Saved& judged, const BundleRules& rules) {
+  const MeshShape& mesh = judged.bundle.trace.mesh;
+  if (rules.mesh.has_value()) {
+    for (int axis = 1; axis <= static_cast<int>(Axis::kDpShard); ++axis) {
+      const auto wanted = static_cast<Axis>(axis);
+      if (mesh.degree(wanted) != rules.mesh->degree(wanted))
+        judged.refuse(fmt::format("the degree of {} must be {} (--mesh), got {}", name_of(wanted),
+                                  rules.mesh->degree(wanted), mesh.degree(wanted)));
+    }
+  }
+  const auto stated = judged.settings.training.find("data.dp");
+  if (mesh.world_size() == 1 || stated == judged.settings.training.end()) return;
+  if (stated->second != std::to_string(dp_degree(mesh)))
+    judged.refuse(
+        fmt::format("the mesh must have the {} dp ranks of its settings (data.dp), got {}",
+                    stated->second, dp_degree(mesh)));
+}
+
+/// The name of a dropout that is on, with its value; empty if there is none.
+std::string dropout_of(const RunSettings& settings) {
+  for (const auto& [name, value] : settings.training) {
+    const std::string last = name.substr(name.rfind('.') + 1);
+    const bool is_dropout = last.find("dropout") != std::string::npos || last.ends_with("pdrop");
+    if (is_dropout && std::strtod(value.c_str(), nullptr) > 0)
+      return fmt::format("{} is {}", name, value);
+  }
+  return "";
+}
+
+void check_masks(const Saved& trusted) {
+  const std::string dropout = dropout_of(trusted.settings);
+  if (dropout.empty()) return;
+  for (const RankTrace& rank : trusted.bundle.trace.ranks) {
+    if (std::ranges::any_of(rank.records, [](const Record& record) {
+          return record.key.kind == RecordKind::kMask;
+        }))
+      return;
+  }
+  trusted.refuse(fmt::format(
+      "{}, and the bundle holds no masks: a run that draws others cannot be told from a wrong one; "
+      "record them (kind mask), or set the dropout to 0",
+      dropout));
+}
+
+/// The trusted run as one process would have done it.
+Reference reference_of(Saved& trusted) {
+  Trace& trace = trusted.bundle.trace;
+  if (!trusted.bundle.inferred.empty())
+    trusted.refuse(
+        fmt::format("a trusted run must say where its tensors lie, got the layout "
+                    "\"infer\" of {}",
+                    describe(*trusted.bundle.inferred.begin())));
+  require_kept(trace, trusted.manifest);
+  if (trace.mesh.world_size() > 1) {
+    if (const std::optional<UnequalCopies> found = find_unequal_copies(trace)) {
+      trusted.refuse(fmt::format(
+          "the trusted run's ranks {} and {} must hold equal copies of {}, got different "
+          "ones; it can be no reference",
+          found->first_rank, found->second_rank, describe(found->key)));
+    }
+    trace = assembled(trace);
+  }
+  const int runs = trusted.bundle.response_runs;
+  Reference reference(std::move(trace));
+  if (runs > 0) {
+    reference.set_responses(std::move(trusted.bundle.responses), runs);
+    require_fitting_responses(
+        reference, trusted.settings.mask_small_gradients.value_or(has_adam(trusted.settings)),
+        trusted.manifest.parent_path() / "responses.json");
+  }
+  return reference;
+}
+
+/// Records of the judged run that the trusted one says it does not have, or that need not be there.
+std::set<RecordKey> left_out(const Saved& trusted, const Saved& judged, const Reference& reference,
+                             const BundleRules& rules) {
+  std::vector<std::string> patterns = rules.not_recorded;
+  for (const NotRecorded& entry : trusted.bundle.not_recorded) patterns.push_back(entry.pattern);
+  std::set<RecordKey> keys;
+  for (const RankTrace& rank : judged.bundle.trace.ranks) {
+    for (const Record& record : rank.records) {
+      if (reference.find(record.key) == nullptr && matches_any(patterns, record.key))
+        keys.insert(record.key);
+    }
+  }
+  return keys;
+}
+
+/// What the judged run says it lacks excuses nothing; it is passed on.
+void add_claims(const Saved& judged, const BundleRules& rules, std::vector<std::string>& notes) {
+  for (const NotRecorded& claim : judged.bundle.not_recorded) {
+    const bool is_allowed =
+        std::ranges::find(rules.not_recorded, claim.pattern) != rules.not_recorded.end();
+    notes.push_back(fmt::format(
+        "the judged run says that it does not record {} ({}){}", claim.pattern, claim.why,
+        is_allowed ? "" : "; --not-recorded '" + claim.pattern + "' allows it"));
+  }
 }
 
 }  // namespace
 
 Verdict compare_bundles(const std::filesystem::path& reference_directory,
                         const std::filesystem::path& actual_directory, JudgePolicy policy,
-                        DifferentSettings different) {
-  Saved trusted(reference_directory);
-  const Saved judged(actual_directory);
-  if (different == DifferentSettings::kRefused) refuse_different(trusted.settings, judged.settings);
-  policy = policy_of(trusted, judged, std::move(policy));
-  const int response_runs = trusted.bundle.response_runs;
-  Reference reference(trusted.bundle.trace.mesh.world_size() == 1
-                          ? std::move(trusted.bundle.trace)
-                          : assembled(trusted.bundle.trace));
-  if (response_runs > 0) {
-    reference.set_responses(std::move(trusted.bundle.responses), response_runs);
-  } else if (!policy.rtol.has_value()) {
-    policy.level = Level::kExact;
+                        const BundleRules& rules) {
+  Saved trusted(reference_directory, rules.unsealed);
+  Saved judged(actual_directory, rules.unsealed);
+  std::vector<std::string> notes = check_settings(trusted, judged, rules.different);
+  for (const Saved* saved : {&trusted, &judged}) {
+    if (saved->bundle.schema == 1)
+      notes.push_back(
+          fmt::format("{} is of schema 1: no hashes seal its files, as --allow-unsealed "
+                      "allows",
+                      saved->manifest.parent_path().string()));
   }
-  return judge(reference, replayed(judged.bundle.trace, reference, policy), policy);
+  check_mesh(judged, rules);
+  check_masks(trusted);
+  const Reference reference = reference_of(trusted);
+  infer_layouts(judged.bundle, reference, judged.manifest);
+  require_honest_layouts(judged.bundle.trace, judged.manifest);
+  const MeshShape& mesh = judged.bundle.trace.mesh;
+  policy = policy_of(trusted, reference, mesh, rules, std::move(policy));
+  if (reference.response_runs() == 0 && !policy.rtol.has_value()) policy.level = Level::kExact;
+  const std::set<RecordKey> extra = left_out(trusted, judged, reference, rules);
+  if (!extra.empty())
+    notes.push_back(
+        fmt::format("{} records of the judged run are not in the trusted one, as "
+                    "allowed, first {}",
+                    extra.size(), describe(*extra.begin())));
+  add_claims(judged, rules, notes);
+  Verdict verdict =
+      judge(reference, replayed(judged.bundle.trace, reference, policy, extra), policy);
+  verdict.notes.insert(verdict.notes.end(), notes.begin(), notes.end());
+  return verdict;
 }
 
 }  // namespace isoshard

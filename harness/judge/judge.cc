@@ -129,6 +129,10 @@ class Judge {
   void judge_one(const Record& wanted) {
     const auto found = held_.find(wanted.key);
     if (found == held_.end()) {
+      if (matches_any(options_.not_recorded, wanted.key)) {
+        verdict_.not_recorded.push_back(describe(wanted.key));
+        return;
+      }
       add_coverage_finding(wanted.key, wanted.order, "was recorded by no rank", {},
                            verdict_.missing);
       return;

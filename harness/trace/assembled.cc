@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "harness/trace/record_writer.h"
 
@@ -44,6 +46,22 @@ Trace holders_of(const Trace& run, const std::vector<Index>& indices, const Reco
   return holders;
 }
 
+/// The first holder's record of each tensor, in execution order: rank 0's, and between them what
+/// only other ranks have.
+std::vector<const Record*> first_records(const Trace& run) {
+  std::set<RecordKey> seen;
+  std::vector<const Record*> first;
+  for (const RankTrace& rank : run.ranks) {
+    for (const Record& record : rank.records) {
+      if (seen.insert(record.key).second) first.push_back(&record);
+    }
+  }
+  std::stable_sort(first.begin(), first.end(), [](const Record* a, const Record* b) {
+    return std::pair(a->key.step, a->order) < std::pair(b->key.step, b->order);
+  });
+  return first;
+}
+
 }  // namespace
 
 Trace assembled(const Trace& run) {
@@ -52,7 +70,8 @@ Trace assembled(const Trace& run) {
   options.arena = std::make_shared<Arena>(bytes_needed(run), "assembled");
   RecordWriter writer(options);
   const std::vector<Index> indices = indices_of(run);
-  for (const Record& record : run.ranks.at(0).records) {
+  for (const Record* first : first_records(run)) {
+    const Record& record = *first;
     Trace holders = holders_of(run, indices, record.key);
     const double scale = record.grad_scale;
     const bool is_shared =

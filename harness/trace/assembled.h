@@ -5,13 +5,13 @@
 
 namespace isoshard {
 
-/// The run's records put together (Trace::assemble) in rank 0's order, kept, on a mesh of one: fit
-/// for a Reference.
+/// The records of all ranks put together (Trace::assemble) in rank 0's order, kept, on a mesh of
+/// one: fit for a Reference. What only other ranks have stands where its order puts it.
 ///
 /// A gradient scale that all ranks declare alike stays declared, and the values stay as they are,
 /// bit by bit; where ranks declare different ones, and of partial sums, it is divided out (as judge
 /// does with a run's partial sums).
-/// Errors   as Trace::assemble; std::out_of_range for a run without ranks.
+/// Errors   as Trace::assemble.
 [[nodiscard]] Trace assembled(const Trace& run);
 
 }  // namespace isoshard

@@ -7,8 +7,10 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/base/dtype.h"
+#include "harness/trace/record.h"
 
 namespace isoshard {
 
@@ -38,11 +40,24 @@ struct JudgePolicy {
   /// The factor that settings demand on activation gradients (dp for averaging); a record that
   /// declares another diverges.
   std::optional<double> activation_grad_scale;
+  /// The same of parameters' gradients. None: what a run declares is taken. Nothing but gradients
+  /// may have a scale in any case.
+  std::optional<double> grad_scale = {};
+  /// Which records may be partial sums, as patterns (matches_any). None: activations and their
+  /// gradients may. A rank's own summands, activations "X.partial", always may.
+  std::optional<std::vector<std::string>> partial = {};
+  /// Records that need not be there, as patterns: one that no rank has is listed instead of missed.
+  std::vector<std::string> not_recorded = {};
   /// For the diagnosis. The norm that gradients are clipped to, 0 if unknown or none; how many
   /// names a parameter has, where that is more than one (tied weights).
   double max_grad_norm = 0;
   std::map<std::string, int, std::less<>> num_names = {};
 };
+
+/// Whether one of the patterns stands for the record: "KIND/NAME" with * for any characters (none,
+/// too) and ? for one, such as "activation_grad/*.k_proj" or "scalar/grad_norm". Steps and calls do
+/// not matter.
+[[nodiscard]] bool matches_any(const std::vector<std::string>& patterns, const RecordKey& key);
 
 /// What a run that is compared with a reference is made for.
 enum class RunPurpose : std::uint8_t {

@@ -100,17 +100,40 @@ class TensorJudge {
                     {h.rank->rank}, result_.comparison.stage, true);
         return false;
       }
-      if (record.key.kind == RecordKind::kActivationGrad &&
-          options_.activation_grad_scale.has_value() &&
-          record.grad_scale != *options_.activation_grad_scale * loss_scale()) {
+      const std::optional<double> scale = demanded_scale();
+      if (scale.has_value() && record.grad_scale != *scale) {
         add_finding("declares a gradient scale that the settings do not give",
                     fmt::format("declared {} on rank {}, demanded {}", record.grad_scale,
-                                h.rank->rank, *options_.activation_grad_scale * loss_scale()),
+                                h.rank->rank, *scale),
+                    {h.rank->rank}, result_.comparison.stage, true);
+        return false;
+      }
+      if (is_partial(record.layout) && !may_be_partial()) {
+        add_finding("is declared as a partial sum, which the trusted side does not allow",
+                    fmt::format("{} on rank {}", describe(record.layout), h.rank->rank),
                     {h.rank->rank}, result_.comparison.stage, true);
         return false;
       }
     }
     return true;
+  }
+
+  /// What a run's record of this tensor must declare as its gradient scale; none: what it likes.
+  std::optional<double> demanded_scale() const {
+    if (wanted_.key.kind == RecordKind::kActivationGrad) {
+      if (!options_.activation_grad_scale.has_value()) return std::nullopt;
+      return *options_.activation_grad_scale * loss_scale();
+    }
+    if (wanted_.key.kind == RecordKind::kGrad) return options_.grad_scale;
+    return 1;
+  }
+
+  /// Whatever is final, and whatever nobody trusted says so of, is no sum that is still to be made.
+  bool may_be_partial() const {
+    const RecordKey& key = wanted_.key;
+    if (key.kind == RecordKind::kActivation && key.name.ends_with(".partial")) return true;
+    if (options_.partial.has_value()) return matches_any(*options_.partial, key);
+    return key.kind == RecordKind::kActivation || key.kind == RecordKind::kActivationGrad;
   }
 
   /// Of the tensor's step; 1 if there is none.

@@ -93,6 +93,12 @@ struct Verdict {
   std::vector<Finding> findings;
   /// Records only in the reference, only in the run; all listed.
   std::vector<std::string> missing, extra;
+  /// Records of the reference that no rank has and that need not be there
+  /// (JudgePolicy::not_recorded); all listed.
+  std::vector<std::string> not_recorded;
+  /// What was allowed to this run, or is not known of it, one sentence each: a verdict is worth
+  /// less with them.
+  std::vector<std::string> notes;
   /// The published bounds that apply to what was compared.
   std::vector<PublishedBound> published;
   std::int64_t compared = 0;  ///< tensors compared

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
@@ -39,11 +40,25 @@ JudgePolicy policy_of(const RunPlan& plan, const RunSpec& run) {
 }
 
 std::string settings_of(const RunPlan& plan, const JudgePolicy& policy) {
-  const nlohmann::json training = nlohmann::json::parse(plan.training, nullptr, false);
+  nlohmann::json training = nlohmann::json::parse(plan.training, nullptr, false);
   if (!training.is_object())
     throw UsageError(
         fmt::format("the training settings must be a JSON object, got {}", plan.training));
+  // runs of one plan belong together, and bundles must say something
+  if (training.empty()) training["plan"] = plan.reference.name;
   return nlohmann::json({{"training", training}, {"judging", judging_json(policy)}}).dump();
+}
+
+/// How runs are judged against the reference, where all of them scale their gradients alike; else
+/// `compare` has to be told.
+JudgePolicy policy_of_all(const RunPlan& plan) {
+  JudgePolicy policy = plan.reference.policy;
+  const std::optional<double> scale = plan.runs.front().policy.activation_grad_scale;
+  if (std::ranges::all_of(plan.runs, [&](const RunSpec& run) {
+        return run.policy.activation_grad_scale == scale;
+      }))
+    policy.activation_grad_scale = scale;
+  return policy;
 }
 
 Reference reference_of(const RunPlan& plan, Launcher& launcher) {
@@ -56,7 +71,7 @@ Reference reference_of(const RunPlan& plan, Launcher& launcher) {
   }
   if (!plan.dump.empty())
     write_bundle(plan.dump / ("reference_" + plain.name), reference,
-                 settings_of(plan, plain.policy));
+                 settings_of(plan, policy_of_all(plan)));
   return reference;
 }
 

@@ -22,6 +22,13 @@ JudgePolicy policy_of(const Case& c) {
                         .eps = optimizer.eps};
   }
   policy.activation_grad_scale = is_reference(c.subject) ? 1 : c.degrees.dp;
+  // A head of keys and values that several tp ranks have copies of: each rank's gradient is of its
+  // own queries.
+  policy.partial.emplace();
+  if (c.config.num_kv_heads < c.config.num_heads) {
+    for (const char* point : {"k_proj", "v_proj", "k_norm", "k_rope"})
+      policy.partial->push_back(std::string("activation_grad/*.") + point);
+  }
   policy.max_grad_norm = c.settings.max_grad_norm;
   for (const ParameterSpec& spec : make_model(c.config, c.attention)->parameters()) {
     // the embedding's and the head's

@@ -28,7 +28,10 @@ namespace {
 /// What a bundle says of the single process that a case is judged against.
 std::string reference_settings(const Case& item) {
   const Case reference = reference_case(item);
-  return bundle_settings(reference, policy_of(reference));
+  JudgePolicy policy = policy_of(reference);
+  // of the runs that are judged against it
+  policy.activation_grad_scale = policy_of(item).activation_grad_scale;
+  return bundle_settings(reference, policy);
 }
 
 /// Writes every run as a bundle, and passes on what it hears.

@@ -108,6 +108,8 @@ json verdict_json(const Verdict& verdict) {
           {"published_bounds", published},
           {"tensors", tensors},
           {"findings", findings},
+          {"not_recorded", verdict.not_recorded},
+          {"notes", verdict.notes},
           {"missing", verdict.missing},
           {"extra", verdict.extra}};
 }

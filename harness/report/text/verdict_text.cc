@@ -60,6 +60,9 @@ class Table {
       text_ += fmt::format("  {:<22}{} tensors bit-identical to the emulated reference\n",
                            "declared arithmetic", *verdict_.equal_to_emulation);
     published();
+    not_recorded();
+    for (const std::string& note : verdict_.notes)
+      text_ += fmt::format("  {:<22}{}\n", "note", note);
     coverage("missing", verdict_.missing);
     coverage("extra", verdict_.extra);
     findings();
@@ -249,6 +252,15 @@ class Table {
                       bound.measured, bound.limit, bound.tensor, bound.holds ? "" : "  <-- broken");
       text_ += bound.holds ? line : paint(line, "31");
     }
+  }
+
+  void not_recorded() {
+    const std::vector<std::string>& names = verdict_.not_recorded;
+    if (names.empty()) return;
+    text_ += fmt::format("  {:<22}{} tensor{} of the reference, as allowed, first {}\n",
+                         "not recorded", names.size(), names.size() == 1 ? "" : "s", names.front());
+    if (!options_.all_tensors) return;
+    for (const std::string& name : names) text_ += fmt::format("    {}\n", name);
   }
 
   void coverage(std::string_view title, const std::vector<std::string>& names) {

@@ -13,7 +13,8 @@
 
 namespace isoshard {
 namespace {
-constexpr std::array<std::string_view, 6> kNames{"world", "dp", "tp", "pp", "cp", "ep"};
+constexpr std::array<std::string_view, 8> kNames{"world", "dp", "tp",           "pp",
+                                                 "cp",    "ep", "dp_replicate", "dp_shard"};
 }
 
 std::string_view name_of(Axis axis) noexcept {

@@ -72,12 +72,13 @@ TEST(DtypeProperties, SizesRoundoffsAndFileNames) {
 }
 
 TEST(AxisNames, ParseBackAndRefuseOthers) {
-  for (const Axis axis : {Axis::kWorld, Axis::kDp, Axis::kTp, Axis::kPp, Axis::kCp, Axis::kEp})
+  for (const Axis axis : {Axis::kWorld, Axis::kDp, Axis::kTp, Axis::kPp, Axis::kCp, Axis::kEp,
+                          Axis::kDpReplicate, Axis::kDpShard})
     EXPECT_EQ(parse_axis(name_of(axis)), axis);
 
   EXPECT_THAT(usage_error_of([] { (void)parse_axis("wrold"); }),
               HasSubstr("did you mean 'world'?"));
-  EXPECT_THAT(usage_error_of([] { (void)parse_axis(""); }), HasSubstr("world, dp, tp, pp, cp, ep"));
+  EXPECT_THAT(usage_error_of([] { (void)parse_axis(""); }), HasSubstr("world, dp, tp, pp, cp, ep, dp_replicate, dp_shard"));
 }
 
 TEST(ParamClassNames, AreTheDocumentedOnes) {

@@ -51,6 +51,10 @@ std::span<const std::byte> SafetensorsFile::bytes(std::string_view name) const {
                                 static_cast<std::size_t>(place.end - place.begin));
 }
 
+std::span<const std::byte> SafetensorsFile::file_bytes() const noexcept {
+  return mapping_->file.bytes();
+}
+
 HostTensor SafetensorsFile::tensor(std::string_view name) const {
   const SafetensorsInfo& place = info(name);
   const std::span<const std::byte> source = bytes(name);

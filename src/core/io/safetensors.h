@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/base/host_tensor.h"
+#include "core/base/sha256.h"
 
 namespace isoshard {
 
@@ -59,6 +60,8 @@ class SafetensorsFile {
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const noexcept {
     return metadata_;
   }
+  /// The whole file, header and all; valid as long as this object or a copy of it lives.
+  [[nodiscard]] std::span<const std::byte> file_bytes() const noexcept;
 
  private:
   struct Mapping;
@@ -80,7 +83,8 @@ struct SafetensorsEntry {
   std::function<HostTensor()> read;
 };
 
-/// Writes the tensors atomically (see AtomicFile), one at a time.
+/// Writes the tensors atomically (see AtomicFile), one at a time. `hash`, if given, is fed with the
+/// bytes of the file.
 ///
 /// Data are laid out by decreasing element size and, within that, in the given order, from an
 /// 8-byte boundary on, so that every tensor is aligned. Equal arguments give equal bytes.
@@ -88,6 +92,7 @@ struct SafetensorsEntry {
 ///          where `read` gives another number of bytes than shape and dtype say;
 ///          InfrastructureError with file and bytes if writing fails.
 void write_safetensors(const std::filesystem::path& path, std::span<const SafetensorsEntry> tensors,
-                       const std::map<std::string, std::string>& metadata = {});
+                       const std::map<std::string, std::string>& metadata = {},
+                       Sha256* hash = nullptr);
 
 }  // namespace isoshard

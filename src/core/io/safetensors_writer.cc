@@ -92,7 +92,7 @@ std::string header_of(std::span<const SafetensorsEntry* const> order,
 }  // namespace
 
 void write_safetensors(const std::filesystem::path& path, std::span<const SafetensorsEntry> tensors,
-                       const std::map<std::string, std::string>& metadata) {
+                       const std::map<std::string, std::string>& metadata, Sha256* hash) {
   require_writable(tensors);
   const std::vector<const SafetensorsEntry*> order = data_order(tensors);
   const std::string header = header_of(order, metadata);
@@ -100,15 +100,19 @@ void write_safetensors(const std::filesystem::path& path, std::span<const Safete
   for (std::size_t i = 0; i < length.size(); ++i)
     length[i] = static_cast<std::byte>(std::uint64_t{header.size()} >> (8 * i));
   AtomicFile file(path);
-  file.write(length);
-  file.write(header);
+  const auto write = [&](std::span<const std::byte> bytes) {
+    file.write(bytes);
+    if (hash != nullptr) hash->update(bytes);
+  };
+  write(length);
+  write(std::as_bytes(std::span(header)));
   for (const SafetensorsEntry* entry : order) {
     const HostTensor tensor = entry->read();
     if (tensor.bytes.size() != bytes_of(*entry)) {
       throw ShapeError(fmt::format("cannot write the tensor '{}': it must have {} bytes, got {}",
                                    entry->name, bytes_of(*entry), tensor.bytes.size()));
     }
-    file.write(tensor.bytes);
+    write(tensor.bytes);
   }
   file.commit();
 }

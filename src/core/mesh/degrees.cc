@@ -23,6 +23,8 @@ int& Degrees::operator[](Axis axis) {
       return ep;
     case Axis::kTp:
       return tp;
+    case Axis::kDpReplicate:
+    case Axis::kDpShard:
     case Axis::kWorld:
       break;
   }

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Layouts that hide nothing, and responses that fit.
+#include "harness/judge/bundle_rules.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "core/base/error.h"
+#include "harness/stats/stats.h"
+#include "harness/trace/parts.h"
+#include "harness/trace/stage.h"
+
+namespace isoshard {
+namespace {
+
+[[noreturn]] void refuse(const std::filesystem::path& file, std::string_view what) {
+  throw FileError(fmt::format("{}: {}", file.string(), what));
+}
+
+std::int64_t held_elements(const Record& record) {
+  std::int64_t held = 0;
+  for (const PartStats& part : record.parts) held += numel_of(part, is_flat(record.layout));
+  return held;
+}
+
+/// One byte per local element: whether a part covers it.
+std::vector<std::uint8_t> covered(const Record& record) {
+  std::vector<std::uint8_t> cover(static_cast<std::size_t>(numel_of(record.local_shape)), 0);
+  const bool flat = is_flat(record.layout);
+  for (const PartStats& part : record.parts) {
+    if (numel_of(part, flat) == 0) continue;
+    // the part as a tensor of the local shape: its place in the local tensor takes the global one's
+    PartStats local = part;
+    Record own = record;
+    local.box.global_offset = part.box.local_offset;
+    local.range.global_begin = part.range.local_begin;
+    own.layout.global_shape = record.local_shape;
+    for_each_run(local, own, [&](std::int64_t position, std::int64_t, std::int64_t count) {
+      std::fill_n(cover.begin() + position, count, std::uint8_t{1});
+    });
+  }
+  return cover;
+}
+
+void require_zero_padding(const RankTrace& rank, const Record& record,
+                          const std::filesystem::path& file) {
+  if (held_elements(record) >= numel_of(record.local_shape) && record.parts.size() <= 1) return;
+  const std::vector<std::uint8_t> cover = covered(record);
+  const HostTensor tensor = rank.tensor(record);
+  for (std::size_t i = 0; i < cover.size(); ++i) {
+    if (cover[i] != 0) continue;
+    const double value = value_at(tensor.bytes.data(), tensor.dtype, static_cast<std::int64_t>(i));
+    if (value != 0)
+      refuse(file,
+             fmt::format("{}: element {} of rank {} is in no part of the whole, and must be 0, "
+                         "got {}; padding holds no values",
+                         describe(record.key), i, rank.rank, value));
+  }
+}
+
+/// The tensors among which a rank may hold nothing of one: those of a step, kind and call.
+using Group = std::tuple<int, RecordKind, int>;
+
+Group group_of(const RecordKey& key) {
+  return {key.step, key.kind, key.call};
+}
+
+/// A part of a tensor, wherever it stands.
+using Place = std::tuple<RecordKey, Shape, Shape, std::int64_t, std::int64_t>;
+
+class Holders {
+ public:
+  explicit Holders(const Trace& trace) : trace_(trace) {
+    for (const RankTrace& rank : trace.ranks) {
+      for (const Record& record : rank.records) {
+        const std::int64_t held = held_elements(record);
+        elements_[record.key][rank.rank] = held;
+        held_[group_of(record.key)][rank.rank] += held;
+        if (numel_of(record.layout.global_shape) <= 1) continue;
+        for (const PartStats& part : record.parts) {
+          if (numel_of(part, is_flat(record.layout)) == 0) continue;
+          places_[group_of(record.key)][{record.key, part.box.global_offset, part.box.size,
+                                         part.range.global_begin, part.range.count}]
+              .push_back(rank.rank);
+        }
+      }
+    }
+  }
+
+  void require_no_gap(const std::filesystem::path& file) const {
+    for (const auto& [key, ranks] : elements_) {
+      for (int rank = 0; rank < trace_.mesh.world_size(); ++rank) {
+        const auto found = ranks.find(rank);
+        // a rank without the record is missed or excused by the judge, by only_at
+        const bool is_empty = found == ranks.end() ? is_only_elsewhere(key) : found->second == 0;
+        if (!is_empty || is_nothing(key) || is_cut(key, rank)) continue;
+        refuse(file,
+               fmt::format("{}: rank {} says that it holds nothing of it, but the run does not cut "
+                           "the tensors of kind {} so that a rank may: other ranks hold copies",
+                           describe(key), rank, name_of(key.kind)));
+      }
+    }
+  }
+
+ private:
+  /// Whether the tensor has no element at all.
+  bool is_nothing(const RecordKey& key) const {
+    return std::ranges::all_of(elements_.at(key),
+                               [](const auto& held) { return held.second == 0; });
+  }
+
+  bool is_only_elsewhere(const RecordKey& key) const {
+    for (const RankTrace& rank : trace_.ranks) {
+      if (const Record* record = rank.find(key)) {
+        return std::ranges::any_of(record->layout.placements, [](const Placement& placement) {
+          return placement.kind == Placement::Kind::kOnlyAt;
+        });
+      }
+    }
+    return false;
+  }
+
+  /// Whether along some axis another rank of this rank's line holds of the tensor, and the whole
+  /// group is cut along it.
+  bool is_cut(const RecordKey& key, int rank) const {
+    for (const AxisDegree& axis : trace_.mesh.axes()) {
+      if (axis.degree == 1) continue;
+      const std::vector<int> line = trace_.mesh.group_of(rank, axis.axis);
+      const bool any_holds = std::ranges::any_of(line, [&](int other) {
+        const auto found = elements_.at(key).find(other);
+        return found != elements_.at(key).end() && found->second > 0;
+      });
+      if (any_holds && is_cut_along(group_of(key), axis.axis)) return true;
+    }
+    return false;
+  }
+
+  bool is_cut_along(const Group& group, Axis axis) const {
+    const auto known = cut_.find({group, axis});
+    if (known != cut_.end()) return known->second;
+    bool is_cut = true;
+    const std::map<int, std::int64_t>& held = held_.at(group);
+    for (int rank = 0; is_cut && rank < trace_.mesh.world_size(); ++rank) {
+      const auto found = held.find(rank);
+      is_cut = found != held.end() && found->second > 0;
+    }
+    const auto places = places_.find(group);
+    if (places == places_.end()) is_cut = false;
+    if (is_cut) {
+      for (const auto& [place, ranks] : places->second) {
+        std::set<int> lines;  // each by its first rank
+        for (const int rank : ranks)
+          is_cut = is_cut && lines.insert(trace_.mesh.group_of(rank, axis).front()).second;
+      }
+    }
+    cut_[{group, axis}] = is_cut;
+    return is_cut;
+  }
+
+  const Trace& trace_;
+  std::map<RecordKey, std::map<int, std::int64_t>> elements_;
+  std::map<Group, std::map<int, std::int64_t>> held_;
+  std::map<Group, std::map<Place, std::vector<int>>> places_;
+  mutable std::map<std::pair<Group, Axis>, bool> cut_;
+};
+
+// -- responses ------------------------------------------------------------------------------------
+
+/// What sums in another order may change of a norm.
+constexpr double kSlack = 1e-6;
+
+bool at_most(double a, double b) {
+  return a <= b * (1 + kSlack) + 1e-300;
+}
+
+Stats stats_of(const Reference& reference, const Record& record) {
+  Stats stats;
+  const std::byte* bytes = reference.bytes(record);
+  accumulate(stats, bytes, record.dtype, bytes, record.dtype, numel_of(record.layout.global_shape),
+             0);
+  return stats;
+}
+
+/// Why the response cannot be of this tensor; empty if it can.
+std::string problem_of(const Response& r, const Record& record, const Stats& own, bool is_masked) {
+  for (const double number : {r.relative_error, r.scale_error, r.absolute_norm, r.max_abs,
+                              r.reference_norm, r.reference_max_abs}) {
+    if (!std::isfinite(number) || number < 0)
+      return fmt::format("every number must be finite and not negative, got {}", number);
+  }
+  const double scale = record.grad_scale;
+  const double root = std::sqrt(static_cast<double>(numel_of(record.layout.global_shape)));
+  const double norm = std::sqrt(own.sum_sq_reference) / scale;
+  const double largest = own.max_abs_reference / scale;
+  const bool is_finite = own.nan_reference + own.inf_reference == 0;
+  if (!at_most(r.max_abs, r.absolute_norm) || !at_most(r.absolute_norm, root * r.max_abs))
+    return fmt::format(
+        "absolute_norm must lie between max_abs and sqrt(numel) x max_abs, got {:.3g} "
+        "for {:.3g}",
+        r.absolute_norm, r.max_abs);
+  if (!at_most(r.reference_norm, norm) || !at_most(r.reference_max_abs, largest))
+    return fmt::format(
+        "the tensor has norm {:.6g} and largest element {:.6g}, the response says "
+        "{:.6g} and {:.6g}",
+        norm, largest, r.reference_norm, r.reference_max_abs);
+  if (!at_most(r.reference_max_abs, r.reference_norm))
+    return "reference_max_abs must be at most reference_norm";
+  if (!at_most(r.scale_error, r.relative_error))
+    return fmt::format("scale_error must be at most relative_error, got {:.3g} and {:.3g}",
+                       r.scale_error, r.relative_error);
+  if (r.reference_norm > 0 && !at_most(r.absolute_norm, r.relative_error * r.reference_norm))
+    return fmt::format(
+        "absolute_norm must be at most relative_error x reference_norm, got {:.3g} and "
+        "{:.3g}",
+        r.absolute_norm, r.relative_error * r.reference_norm);
+  if (is_masked || !is_finite) return "";
+  if (!at_most(norm, r.reference_norm) || !at_most(largest, r.reference_max_abs))
+    return fmt::format(
+        "the tensor has norm {:.6g} and largest element {:.6g}, the response says "
+        "{:.6g} and {:.6g}",
+        norm, largest, r.reference_norm, r.reference_max_abs);
+  if (!at_most(r.relative_error * r.reference_norm, r.absolute_norm))
+    return fmt::format(
+        "relative_error x reference_norm must be absolute_norm, got {:.3g} and {:.3g}",
+        r.relative_error * r.reference_norm, r.absolute_norm);
+  return "";
+}
+
+}  // namespace
+
+void require_kept(const Trace& trace, const std::filesystem::path& file) {
+  for (const RankTrace& rank : trace.ranks) {
+    for (const Record& record : rank.records) {
+      if (!record.kept)
+        refuse(file, fmt::format("{}: rank {} must have kept its tensor, got \"kept\": false; "
+                                 "there is nothing to compare",
+                                 describe(record.key), rank.rank));
+    }
+  }
+}
+
+void require_honest_layouts(const Trace& trace, const std::filesystem::path& file) {
+  require_kept(trace, file);
+  for (const RankTrace& rank : trace.ranks) {
+    for (const Record& record : rank.records) require_zero_padding(rank, record, file);
+  }
+  Holders(trace).require_no_gap(file);
+}
+
+void require_fitting_responses(const Reference& reference, bool is_masked,
+                               const std::filesystem::path& file) {
+  for (const auto& [key, response] : reference.responses()) {
+    const Record* record = reference.find(key);
+    if (record == nullptr)
+      refuse(file, fmt::format("a response must be of a record of the bundle, got one of {}",
+                               describe(key)));
+    const bool may_be_masked = is_masked && !stepped_parameter(key).empty();
+    const std::string problem =
+        problem_of(response, *record, stats_of(reference, *record), may_be_masked);
+    if (!problem.empty())
+      refuse(file, fmt::format("the response of {} does not fit: {}", describe(key), problem));
+  }
+}
+
+}  // namespace isoshard

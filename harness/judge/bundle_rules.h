@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What bundles must be before one is judged against another: nothing hidden, nothing excused,
+/// responses that can be believed.
+#pragma once
+#include <filesystem>
+
+#include "harness/trace/reference.h"
+
+namespace isoshard {
+
+/// Errors   FileError that starts with `file` and names the first record whose tensor is not in the
+///          bundle.
+void require_kept(const Trace& trace, const std::filesystem::path& file);
+
+/// Holds a judged run to layouts that hide no value:
+///
+/// - every record has its tensor;
+/// - elements that no part covers are padding, and 0;
+/// - a rank that holds nothing of a tensor (an empty part, or only_at) is believed only where the
+/// run
+///   cuts all tensors of that kind along one axis of the mesh, so that no rank of it holds a copy
+///   of another's, and every rank of it holds something. So a copy that differs cannot be left out.
+///
+/// Errors   FileError that starts with `file` and names record and rank.
+void require_honest_layouts(const Trace& trace, const std::filesystem::path& file);
+
+/// Holds the stored responses of a reference to each other and to its tensors: each has a record;
+/// all numbers are finite and not negative; norms lie between the largest element and sqrt(numel)
+/// times it; the reference's norm and largest element are those of the tensor as it was read (no
+/// larger, where a mask left elements out); relative errors are the absolute ones over that norm,
+/// and at least the scale errors; and no tensor moves by more than its dtype can explain.
+///
+/// `is_masked`: small gradients were masked in the perturbed runs.
+/// Errors   FileError that starts with `file` and names the record.
+void require_fitting_responses(const Reference& reference, bool is_masked,
+                               const std::filesystem::path& file);
+
+}  // namespace isoshard

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Where local tensors lie of which their run does not say it.
+#pragma once
+#include <filesystem>
+
+#include "harness/bundle/bundle.h"
+
+namespace isoshard {
+
+/// Finds the layout of each record in `judged.inferred` from the local shapes of all ranks and the
+/// shape of the reference's tensor: each axis of the mesh either cuts one dimension (two axes cut
+/// one evenly, the slower first; one axis may cut unevenly, in rank order) or holds copies. Where
+/// several readings fit, the one counts whose values are the reference's to within a tenth of the
+/// next one's error. A record that the reference does not have is taken as a replica of its own
+/// shape.
+///
+/// A wrong reading can only raise an alarm: values are compared where it puts them.
+/// Errors   FileError that starts with `file` if no reading fits, or if two fit alike; both are
+/// named.
+void infer_layouts(Bundle& judged, const Reference& reference, const std::filesystem::path& file);
+
+}  // namespace isoshard
