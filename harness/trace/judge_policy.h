@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "core/base/dtype.h"
+#include "harness/trace/collective_calls.h"
 
 namespace isoshard {
 
@@ -34,6 +35,8 @@ struct JudgePolicy {
   /// names a parameter has, where that is more than one (tied weights).
   double max_grad_norm = 0;
   std::map<std::string, int, std::less<>> num_names = {};
+  /// What each rank must call; empty: nobody says, and collectives are not judged.
+  CollectiveTable collectives = {};
 };
 
 /// What a run that is compared with a reference is made for.

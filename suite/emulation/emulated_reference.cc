@@ -22,6 +22,7 @@
 #include "subjects/checkpoint/checkpoint.h"
 #include "suite/emulation/emulated_rank.h"
 #include "suite/emulation/emulated_reduction.h"
+#include "suite/reference/next_samples.h"
 #include "suite/reference/policy.h"
 #include "suite/reference/reference.h"
 
@@ -55,7 +56,12 @@ void emulate_all(const Case& c, const CaseData& data, const NumericsSpec& numeri
   world.run(numerics.num_threads, [&](int rank) {
     EmulatedRank emulated(run, world, rank, *sinks[static_cast<std::size_t>(rank)]);
     emulated.setup();
-    for (int step = c.first_step(); step < c.steps; ++step) emulated.train_step(step);
+    for (int step = c.first_step(); step < c.steps; ++step) {
+      emulated.train_step(step);
+      const int dp_rank = world.coordinate(rank, Axis::kDp);
+      record_next_samples(*sinks[static_cast<std::size_t>(rank)],
+                          data.rank_batches(step + 1, dp_rank), c.degrees.dp);
+    }
   });
 }
 
