@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -12,6 +13,9 @@
 #include "core/base/error.h"
 #include "harness/causes/diagnosis.h"
 #include "harness/judge/judge.h"
+#include "harness/judge/own_records.h"
+#include "harness/trace/clipped.h"
+#include "harness/trace/collective_calls.h"
 #include "harness/trace/numbers.h"
 #include "harness/verdict/judged_share.h"
 #include "harness/verdict/tensor_judge.h"
@@ -69,13 +73,20 @@ class Judge {
       return std::move(verdict_);
     }
     index_records();
-    for (const Record& wanted : reference_.trace().ranks[0].records) judge_one(wanted);
+    for (const Record& wanted : reference_.trace().ranks[0].records) {
+      if (!is_own_repetition(wanted.key) && !is_collectives(wanted.key)) judge_one(wanted);
+    }
     for (const auto& [key, held] : held_) {
+      if (is_own_repetition(key) || is_collectives(key)) continue;
       if (first_draw_of(key).has_value()) judge_recomputed(key);
-      if (reference_.find(key) == nullptr && !is_summand(key))
+      if (reference_.find(key) != nullptr) continue;
+      if (const auto wanted = wanted_of(reference_, key, options_); wanted.has_value()) {
+        judge_one(wanted->record, wanted->response_of);
+      } else if (!is_summand(key))
         add_coverage_finding(key, held.front().record->order, "is not in the reference",
                              {held.front().rank->rank}, verdict_.extra);
     }
+    judge_own();
     verdict_.weak = std::count_if(verdict_.tensors.begin(), verdict_.tensors.end(),
                                   [](const auto& t) { return !t.weakness.empty(); });
     verdict_.judged = judged_share_of(verdict_.tensors);
@@ -126,7 +137,17 @@ class Judge {
     judge_one(wanted);
   }
 
-  void judge_one(const Record& wanted) {
+  void judge_one(const Record& wanted) { judge_one(wanted, wanted.key); }
+
+  /// What the run says of itself alone.
+  void judge_own() {
+    OwnRecords own = judge_own_records(actual_, options_);
+    verdict_.collectives = std::move(own.collectives);
+    constexpr std::int64_t kBehindAll = std::numeric_limits<std::int64_t>::max();
+    for (Finding& finding : own.findings) findings_.push_back({kBehindAll, std::move(finding)});
+  }
+
+  void judge_one(const Record& wanted, const RecordKey& response_of) {
     const auto found = held_.find(wanted.key);
     if (found == held_.end()) {
       if (matches_any(options_.not_recorded, wanted.key)) {
@@ -150,7 +171,8 @@ class Judge {
                            fmt::format("was not recorded by rank {}", fmt::join(absent, ", ")),
                            absent, verdict_.missing);
     }
-    TensorResult result = detail::judge_tensor(reference_, wanted, actual_, held, options_);
+    TensorResult result =
+        detail::judge_tensor(reference_, wanted, actual_, held, options_, response_of);
     const Stats& stats = result.comparison.stats;
     if (is_of_skipped_step(wanted.key) && has_nonfinite(stats)) {
       result.not_judged.clear();
@@ -171,7 +193,10 @@ class Judge {
     }
     if (!result.not_judged.empty() && not_judged_.empty()) not_judged_ = result.not_judged;
     if (!result.findings.empty()) {
-      const auto shared = std::make_shared<const TensorResult>(result);
+      // what stands for a record is not diagnosed: the reference has no such tensor
+      const auto shared = reference_.find(wanted.key) == nullptr
+                              ? std::shared_ptr<const TensorResult>()
+                              : std::make_shared<const TensorResult>(result);
       for (Finding& finding : result.findings)
         findings_.push_back({wanted.order, std::move(finding), shared});
     }

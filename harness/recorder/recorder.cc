@@ -22,7 +22,7 @@ void Recorder::begin_step(int step) {
 }
 
 at::Tensor Recorder::on_activation(const Site& site, at::Tensor value) {
-  if (!site.recomputed) record(site, value);
+  record(site, value);
   return value;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "harness/trace/collective_calls.h"
 #include "harness/trace/record.h"
 
 namespace isoshard {
@@ -52,6 +53,8 @@ struct JudgePolicy {
   /// names a parameter has, where that is more than one (tied weights).
   double max_grad_norm = 0;
   std::map<std::string, int, std::less<>> num_names = {};
+  /// What each rank must call; empty: nobody says, and collectives are not judged.
+  CollectiveTable collectives = {};
 };
 
 /// Whether one of the patterns stands for the record: "KIND/NAME" with * for any characters (none,

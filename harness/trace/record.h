@@ -22,10 +22,23 @@ struct RecordKey {
   int call = 0;  ///< how many times this (step, kind, name) came by before
   auto operator<=>(const RecordKey&) const = default;
 };
-/// Under which a mask is recorded that backward draws again: "<name>.recomputed".
+/// Under which a mask or an activation is recorded that backward makes again: "<name>.recomputed".
 [[nodiscard]] std::string recomputed_name(const std::string& name);
 /// Of such a record the key of the first draw's, which it must equal; of every other one none.
 [[nodiscard]] std::optional<RecordKey> first_draw_of(const RecordKey& key);
+/// Under which a parameter is recorded as forward reads it in a later step than the first:
+/// "<parameter>.read".
+[[nodiscard]] std::string read_name(const std::string& parameter);
+[[nodiscard]] bool is_read_again(const RecordKey& key) noexcept;
+/// Of such a record the parameter, whose last record of the step before it must equal.
+[[nodiscard]] std::optional<std::string> parameter_read(const RecordKey& key);
+/// Whether a record repeats another one of the same run and is judged against that one alone:
+/// parameters read again, activations made again.
+[[nodiscard]] bool is_own_repetition(const RecordKey& key);
+/// Under which the gradient is recorded that the optimizer is given: "<parameter>.clipped".
+[[nodiscard]] std::string clipped_name(const std::string& parameter);
+/// Of such a record the key of the gradient before clipping; of every other one none.
+[[nodiscard]] std::optional<RecordKey> unclipped_of(const RecordKey& key);
 /// "gradient of model.norm.weight (step 0)", "forward at model.layers.0.mlp (step 0, call 1)".
 [[nodiscard]] std::string describe(const RecordKey& key);
 

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <span>
@@ -12,7 +13,10 @@
 
 #include "core/base/error.h"
 #include "harness/stats/tolerance.h"
+#include "harness/trace/clipped.h"
+#include "harness/trace/collective_calls.h"
 #include "harness/trace/masked_steps.h"
+#include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
 #include "harness/trace/stage.h"
 
@@ -35,6 +39,7 @@ struct RecordWriter::Impl {
   bool is_masking = false;
   std::optional<MaskedSteps> masked_steps;  ///< if is_masking
   int step = 0;
+  bool is_skipped = false;  ///< the step, because gradients were not finite
   std::map<std::tuple<int, RecordKind, std::string>, int> calls;
   std::map<RecordKey, double> own_max_abs;  ///< of gradients, for a perturbed run
 
@@ -48,11 +53,16 @@ struct RecordWriter::Impl {
     record.grad_scale = site.grad_scale;
     record.local_shape = value.shape;
     record.parts = parts_of(record, options.mesh, options.rank);
-    const Record* reference =
-        options.reference == nullptr ? nullptr : options.reference->find(record.key);
-    if (reference != nullptr && reference->layout.global_shape != record.layout.global_shape)
-      reference = nullptr;
+    if (record.key.kind == RecordKind::kScalar && record.key.name == "found_inf")
+      is_skipped = std::ranges::any_of(numbers_of(value), [](double flag) { return flag != 0; });
+    const bool is_compared = options.reference != nullptr && !is_own_repetition(record.key);
+    std::optional<WantedRecord> wanted;
+    if (is_compared) wanted = wanted_of(*options.reference, record.key, options.policy);
+    if (wanted.has_value() && wanted->record.layout.global_shape != record.layout.global_shape)
+      wanted.reset();
+    const WantedRecord* reference = wanted.has_value() ? &*wanted : nullptr;
     measure(record, reference, value.bytes.data());
+    if (is_collectives(record.key)) count_wrong_calls(record, value);
     if (should_keep(record, reference)) {
       record.bytes = static_cast<std::int64_t>(value.bytes.size());
       record.offset = options.replica_bytes == nullptr
@@ -62,7 +72,20 @@ struct RecordWriter::Impl {
     }
   }
 
-  void measure(Record& record, const Record* reference, const std::byte* local) {
+  /// Whether and where calls leave their table, as one part's unequal elements.
+  void count_wrong_calls(Record& record, const HostTensor& value) {
+    if (!options.policy.collectives || record.parts.empty()) return;
+    const std::vector<ExpectedCall> expected =
+        options.policy.collectives(options.rank, record.key.step, axis_of_collectives(record.key));
+    const auto mismatch = first_mismatch(expected, calls_of(value.bytes), is_skipped);
+    Stats& stats = record.parts.front().stats;
+    stats = {};
+    stats.numel = static_cast<std::int64_t>(expected.size());
+    stats.unequal_values = mismatch.has_value() ? 1 : 0;
+    stats.first_unequal = mismatch.has_value() ? static_cast<std::int64_t>(mismatch->index) : -1;
+  }
+
+  void measure(Record& record, const WantedRecord* reference, const std::byte* local) {
     const bool flat = is_flat(record.layout);
     const bool is_compared = reference != nullptr && !is_partial(record.layout);
     const ElementClaims claims = is_compared && is_masking ? claims_on(record) : ElementClaims();
@@ -76,11 +99,13 @@ struct RecordWriter::Impl {
       const std::byte* bytes = packed(record, part, local, scratch);
       part.digest = digest_of(bytes, static_cast<std::size_t>(numel) * size_of(record.dtype));
       if (!is_compared) continue;
-      compare(part, record, *reference, bytes, claims);
+      compare(part, record, reference->record, bytes, claims);
       if (!selected.empty()) record.unmasked += part.stats.numel;
       max_abs = std::max(max_abs, part.stats.max_abs);
     }
-    if (is_compared && record.key.kind == RecordKind::kGrad) own_max_abs[record.key] = max_abs;
+    if (is_compared && record.key.kind == RecordKind::kGrad &&
+        !unclipped_of(record.key).has_value())
+      own_max_abs[record.key] = max_abs;
   }
 
   ElementClaims claims_on(const Record& record) {
@@ -119,15 +144,16 @@ struct RecordWriter::Impl {
     return parts;
   }
 
-  bool should_keep(const Record& record, const Record* reference) const {
+  bool should_keep(const Record& record, const WantedRecord* reference) const {
     if (options.keep == Keep::kNothing) return false;
     const RecordKind kind = record.key.kind;
-    if (options.keep == Keep::kEverything || kind == RecordKind::kScalar ||
-        kind == RecordKind::kDataId || kind == RecordKind::kMask || reference == nullptr ||
-        is_partial(record.layout)) {
+    if (options.keep == Keep::kEverything) return true;
+    if (is_own_repetition(record.key)) return false;  // its digest says all that is asked
+    if (kind == RecordKind::kScalar || kind == RecordKind::kDataId || kind == RecordKind::kMask ||
+        reference == nullptr || is_partial(record.layout)) {
       return true;
     }
-    const Response* response = options.reference->response(record.key);
+    const Response* response = options.reference->response(reference->response_of);
     const bool any_difference = is_exact(stage_of(record.key)) || response == nullptr;
     PerturbedTolerance tolerance;
     if (!any_difference) {
@@ -198,6 +224,7 @@ RecordWriter::~RecordWriter() = default;
 
 void RecordWriter::begin_step(int step) {
   impl_->step = step;
+  impl_->is_skipped = false;
 }
 
 void RecordWriter::write(const Site& site, const HostTensor& value) {

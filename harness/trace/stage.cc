@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "harness/trace/collective_calls.h"
+
 namespace isoshard {
 
 std::string_view name_of(Stage stage) noexcept {
@@ -24,14 +26,20 @@ std::string_view name_of(Stage stage) noexcept {
       return "parameter gradient";
     case Stage::kGradNorm:
       return "grad norm";
+    case Stage::kClippedGrad:
+      return "clipped gradient";
     case Stage::kOptimizerState:
       return "optimizer state";
     case Stage::kReplicaDrift:
       return "replica drift";
     case Stage::kParameterAfterStep:
       return "parameter after step";
+    case Stage::kProgress:
+      return "progress";
     case Stage::kLogged:
       return "logged number";
+    case Stage::kCollectives:
+      return "collectives";
   }
   return "unknown";
 }
@@ -39,17 +47,18 @@ std::string_view name_of(Stage stage) noexcept {
 Stage stage_of(const RecordKey& key) noexcept {
   switch (key.kind) {
     case RecordKind::kDataId:
-      return Stage::kDataIds;
+      return key.name == "next_sample_ids" ? Stage::kProgress : Stage::kDataIds;
     case RecordKind::kMask:
       return Stage::kMasks;
     case RecordKind::kParam:
-      return key.step == 0 && key.call == 0 ? Stage::kParametersRead : Stage::kParameterAfterStep;
+      return (key.step == 0 && key.call == 0) || is_read_again(key) ? Stage::kParametersRead
+                                                                    : Stage::kParameterAfterStep;
     case RecordKind::kActivation:
       return Stage::kForward;
     case RecordKind::kActivationGrad:
       return Stage::kActivationGrad;
     case RecordKind::kGrad:
-      return Stage::kParameterGrad;
+      return unclipped_of(key).has_value() ? Stage::kClippedGrad : Stage::kParameterGrad;
     case RecordKind::kOptimizer:
       return Stage::kOptimizerState;
     case RecordKind::kScalar:
@@ -57,6 +66,9 @@ Stage stage_of(const RecordKey& key) noexcept {
   }
   if (key.name == "learning_rate" || key.name == "loss_scale") return Stage::kStepSettings;
   if (key.name == "grad_norm" || key.name == "found_inf") return Stage::kGradNorm;
+  if (key.name == "optimizer_steps" || key.name == "rng_state")
+    return Stage::kProgress;
+  if (is_collectives(key)) return Stage::kCollectives;
   return key.name.starts_with("loss") ? Stage::kForward : Stage::kLogged;
 }
 
@@ -70,22 +82,57 @@ std::string_view stepped_parameter(const RecordKey& key) noexcept {
 
 bool is_exact(Stage stage) noexcept {
   return stage == Stage::kStepSettings || stage == Stage::kDataIds || stage == Stage::kMasks ||
-         stage == Stage::kParametersRead;
+         stage == Stage::kParametersRead || stage == Stage::kProgress ||
+         stage == Stage::kCollectives;
 }
 
 namespace {
 constexpr std::string_view kRecomputed = ".recomputed";
+constexpr std::string_view kRead = ".read";
+constexpr std::string_view kClipped = ".clipped";
+
+std::optional<RecordKey> without(std::string_view suffix, const RecordKey& key) {
+  if (!key.name.ends_with(suffix)) return std::nullopt;
+  RecordKey other = key;
+  other.name.resize(key.name.size() - suffix.size());
+  return other;
 }
+}  // namespace
 
 std::string recomputed_name(const std::string& name) {
   return name + std::string(kRecomputed);
 }
 
 std::optional<RecordKey> first_draw_of(const RecordKey& key) {
-  if (key.kind != RecordKind::kMask || !key.name.ends_with(kRecomputed)) return std::nullopt;
-  RecordKey first = key;
-  first.name.resize(key.name.size() - kRecomputed.size());
-  return first;
+  if (key.kind != RecordKind::kMask && key.kind != RecordKind::kActivation) return std::nullopt;
+  return without(kRecomputed, key);
+}
+
+std::string read_name(const std::string& parameter) {
+  return parameter + std::string(kRead);
+}
+
+bool is_read_again(const RecordKey& key) noexcept {
+  return key.kind == RecordKind::kParam && key.name.ends_with(kRead);
+}
+
+std::optional<std::string> parameter_read(const RecordKey& key) {
+  if (key.kind != RecordKind::kParam) return std::nullopt;
+  const std::optional<RecordKey> stepped = without(kRead, key);
+  return stepped.has_value() ? std::optional(stepped->name) : std::nullopt;
+}
+
+bool is_own_repetition(const RecordKey& key) {
+  return is_read_again(key) ||
+         (key.kind == RecordKind::kActivation && first_draw_of(key).has_value());
+}
+
+std::string clipped_name(const std::string& parameter) {
+  return parameter + std::string(kClipped);
+}
+
+std::optional<RecordKey> unclipped_of(const RecordKey& key) {
+  return key.kind == RecordKind::kGrad ? without(kClipped, key) : std::nullopt;
 }
 
 std::string subject_of(const RecordKey& key) {

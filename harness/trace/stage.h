@@ -9,8 +9,9 @@
 namespace isoshard {
 
 /// The place of a record in the order in which faults show: what is set for the step, data ids,
-/// masks, weights as read, forward, activation gradient, parameter gradient, grad norm, optimizer
-/// state, replica drift, parameter after step, logged number.
+/// masks, weights as read, forward, activation gradient, parameter gradient, grad norm, clipped
+/// gradient, optimizer state, replica drift, parameter after step, progress, logged number,
+/// collectives.
 enum class Stage : std::uint8_t {
   kStepSettings,
   kDataIds,
@@ -20,19 +21,24 @@ enum class Stage : std::uint8_t {
   kActivationGrad,
   kParameterGrad,
   kGradNorm,
+  kClippedGrad,
   kOptimizerState,
   kReplicaDrift,
   kParameterAfterStep,
-  kLogged
+  kProgress,
+  kLogged,
+  kCollectives
 };
 [[nodiscard]] std::string_view name_of(Stage stage) noexcept;
 
 /// The stage of a record's value. A parameter's first record of a run (step 0, call 0) is the
-/// weight as read; every later one stands behind a step. The scalars "learning_rate" and
-/// "loss_scale" are set for the step, "grad_norm" is the norm before clipping, beside it stands
-/// "found_inf", whether gradients were not finite, scalars that begin with "loss" belong to the
-/// forward pass, every other scalar is a logged number. No record has stage kReplicaDrift: copies
-/// do.
+/// weight as read, and so is "<parameter>.read" of a later step; every other one stands behind a
+/// step. "<parameter>.clipped" is the gradient that is stepped with. The scalars "learning_rate"
+/// and "loss_scale" are set for the step, "optimizer_steps", "rng_state" and "sampler_state" say
+/// how far a run has come, "collectives.*" are what ranks called, "grad_norm" is the norm before
+/// clipping, beside it stands "found_inf", whether gradients were not finite, scalars that begin
+/// with "loss" belong to the forward pass, every other scalar is a logged number. No record has
+/// stage kReplicaDrift: copies do.
 [[nodiscard]] Stage stage_of(const RecordKey& key) noexcept;
 
 /// The parameter whose stepped values a record holds: the parameter after a step itself, or its
@@ -40,7 +46,7 @@ enum class Stage : std::uint8_t {
 [[nodiscard]] std::string_view stepped_parameter(const RecordKey& key) noexcept;
 
 /// Whether every difference in value is a finding, whatever the tolerance: settings of the step,
-/// data ids, masks and weights as read.
+/// data ids, masks, weights as read, progress and collectives.
 [[nodiscard]] bool is_exact(Stage stage) noexcept;
 
 /// "gradient of model.norm.weight", without step and call.

@@ -32,12 +32,14 @@ using Place = std::tuple<Shape, Shape, std::int64_t, std::int64_t>;
 class TensorJudge {
  public:
   TensorJudge(const Reference& reference, const Record& reference_record, const Trace& actual,
-              const std::vector<Held>& held, const JudgePolicy& options)
+              const std::vector<Held>& held, const JudgePolicy& options,
+              const RecordKey& response_of)
       : reference_(reference),
         wanted_(reference_record),
         actual_(actual),
         held_(held),
-        options_(options) {
+        options_(options),
+        response_of_(response_of) {
     TensorComparison& c = result_.comparison;
     c.key = wanted_.key;
     c.stage = stage_of(wanted_.key);
@@ -296,7 +298,7 @@ class TensorJudge {
       return true;
     }
     c.level = options_.level;
-    const Response* response = reference_.response(wanted_.key);
+    const Response* response = reference_.response(response_of_);
     if (response == nullptr) {
       result_.not_judged = fmt::format(
           "the reference has no response for {}: run its perturbed runs, or give a tolerance",
@@ -326,10 +328,31 @@ class TensorJudge {
             : tolerance.absolute;
     c.scale_sensitivity = c.insensitive ? (norm > 0 ? c.allowed_absolute / norm : 0)
                                         : std::min(c.allowed_relative_error, c.allowed_scale_error);
+    if (response_of_ != wanted_.key) {
+      allow_error_of_norm(c);  // what it shows too little of, its gradient shows as well
+      return true;
+    }
     c.rolled_error = rolled_error(reference_, wanted_);
     c.rolled_copy = judged_shifted_copy(c, options_.k, options_.coarsest);
     c.weakness = weakness(c, options_.coarsest);
     return true;
+  }
+
+  /// A run clips by its own norm, which may be off by as much as it is allowed to, and rounds once
+  /// more.
+  void allow_error_of_norm(TensorComparison& c) const {
+    const RecordKey key{wanted_.key.step, RecordKind::kScalar, "grad_norm", 0};
+    const Response* response = reference_.response(key);
+    double error = unit_roundoff(held_.front().record->dtype);
+    if (response != nullptr) {
+      const double norm = std::fabs(number_of(reference_.tensor(key)));
+      error +=
+          perturbed_tolerance(*response, options_.k, options_.coarsest, 1, norm).relative_error;
+    }
+    c.allowed_relative_error += error;
+    c.allowed_scale_error += error;
+    c.allowed_absolute += error * std::sqrt(c.stats.sum_sq_reference);
+    c.scale_sensitivity = std::min(c.allowed_relative_error, c.allowed_scale_error);
   }
 
   /// Frobenius norm of the error that masked steps may make: step_floor of the largest step, in
@@ -498,6 +521,7 @@ class TensorJudge {
   const Trace& actual_;
   const std::vector<Held>& held_;
   const JudgePolicy& options_;
+  const RecordKey& response_of_;
   TensorResult result_;
   std::map<Place, std::vector<Copy>> places_;
   bool any_flat_ = false;
@@ -515,8 +539,8 @@ std::string join_axes(const std::vector<Axis>& axes) {
 
 TensorResult judge_tensor(const Reference& reference, const Record& reference_record,
                           const Trace& actual, const std::vector<Held>& held,
-                          const JudgePolicy& options) {
-  return TensorJudge(reference, reference_record, actual, held, options).run();
+                          const JudgePolicy& options, const RecordKey& response_of) {
+  return TensorJudge(reference, reference_record, actual, held, options, response_of).run();
 }
 
 }  // namespace isoshard::detail

@@ -22,10 +22,11 @@ struct TensorResult {
   std::string not_judged;            ///< why this tensor could not be judged; empty if it was
 };
 
-/// `reference_record` is the reference's record of the same key.
+/// `reference_record` is the reference's record of the same key, or what stands for it;
+/// `response_of` is the key whose responses count.
 [[nodiscard]] TensorResult judge_tensor(const Reference& reference, const Record& reference_record,
                                         const Trace& actual, const std::vector<Held>& held,
-                                        const JudgePolicy& options);
+                                        const JudgePolicy& options, const RecordKey& response_of);
 
 /// "tp", "dp and tp".
 [[nodiscard]] std::string join_axes(const std::vector<Axis>& axes);

@@ -112,6 +112,8 @@ struct Verdict {
   /// Tensors that equal the emulation of the declared arithmetic bit by bit, where that was asked
   /// (verdict_through_record).
   std::optional<std::int64_t> equal_to_emulation;
+  /// Which collectives were judged, or why none were, in words; empty where it was not asked.
+  std::string collectives;
   std::string reason;  ///< one line for the verdict line
 };
 

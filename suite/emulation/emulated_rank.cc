@@ -70,6 +70,7 @@ void EmulatedRank::setup() {
   if (run_->item.first_step() > 0) {
     resume();
     record_state();
+    record_progress(run_->item.first_step() - 1);
   } else {
     if (run_->resumed != nullptr) resume();
     record_parameters();
@@ -104,7 +105,10 @@ void EmulatedRank::resume() {
 
 void EmulatedRank::train_step(int step) {
   // loaded is what was saved
-  if (run_->item.reload_after != 0 && step == run_->item.reload_after) record_state();
+  if (run_->item.reload_after != 0 && step == run_->item.reload_after) {
+    record_state();
+    record_progress(step - 1);
+  }
   if (step > 0) sink_->begin_step(step);
   for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
   begin_scaling();
@@ -131,10 +135,42 @@ void EmulatedRank::train_step(int step) {
   record(RecordKind::kScalar, "learning_rate", fp64_tensor({rate}), replicated({1}));
   optimizer_->set_learning_rate(rate);
   if (!is_skipped) {
+    for (const ParameterSpec& spec : run_->specs) {
+      if (run_->item.settings.max_grad_norm == 0) break;
+      record(RecordKind::kGrad, spec.name + ".clipped", gradients_.at(spec.name),
+             piece_layout(spec));
+    }
     optimizer_->step(has_masters() ? masters_ : parameters_, gradients_);
     publish();
   }
   record_state();
+  record_progress(step);
+}
+
+// The fewest and the most updates of a parameter, and where the masks stand.
+void EmulatedRank::record_progress(int step) {
+  double fewest = 0, most = 0;
+  const UpdateCounts updates = optimizer_->updates();
+  for (auto entry = updates.begin(); entry != updates.end(); ++entry) {
+    const auto count = static_cast<double>(entry->second);
+    fewest = entry == updates.begin() ? count : std::min(fewest, count);
+    most = std::max(most, count);
+  }
+  if (!updates.empty())
+    record(RecordKind::kScalar, "optimizer_steps", fp64_tensor({fewest, most}), replicated({2}));
+  const std::uint64_t seed = streams_.seed();
+  record(RecordKind::kScalar, "rng_state",
+         fp64_tensor({static_cast<double>(seed / (std::uint64_t{1} << 32)),
+                      static_cast<double>(seed % (std::uint64_t{1} << 32)), step + 1.0}),
+         replicated({3}));
+}
+
+void EmulatedRank::record_backward(const Loss& loss) {
+  Layout layout = replicated({1});
+  if (world_->degree(Axis::kDp) > 1)
+    layout.placements.push_back(partial(Axis::kDp, Reduction::kAvg));
+  sink_->on_record({RecordKind::kScalar, "loss_backward", std::move(layout), scale()},
+                   fp64_tensor({loss.backward_sum}));
 }
 
 void EmulatedRank::begin_scaling() {
@@ -236,8 +272,10 @@ void EmulatedRank::forward_backward(const std::vector<TokenBatch>& batches, int 
     is_watching_ = ready_order_.empty() && m + 1 == batches.size();
     const bool is_scaled_loss = loss_scale_.has_value() && !micro.gradient.defined();
     micro.root.backward(is_scaled_loss ? at::full_like(micro.root, scale()) : micro.gradient);
+    loss.backward_sum += micro.value * scale();
     add_gradients();
   }
+  record_backward(loss);
 }
 
 at::Tensor EmulatedRank::accumulated_in(const at::Tensor& gradient) const {
@@ -284,13 +322,17 @@ EmulatedRank::MicroLoss EmulatedRank::loss_of(const at::Tensor& logits,
                                                                    targets_BS, scaled_B, over_tp)
                                       : emulated_split_loss(vocabulary, tp_rank, smoothing, logits,
                                                             targets_BS, scaled_B, over_tp);
-    return {logits, split.logits_gradient_BSV, split.sample_sum_B};
+    const at::Tensor value =
+        (weight_B * split.sample_sum_B)
+            .sum()
+            .to(is_linear ? at::kDouble : float_type_of(vocabulary.loss_dtype));
+    return {logits, split.logits_gradient_BSV, split.sample_sum_B, value.item<double>()};
   }
   LossOptions options;
   options.label_smoothing = smoothing;
   const CrossEntropy entropy = is_linear ? linear_loss(logits, targets_BS, weight_B)
                                          : cross_entropy(logits, targets_BS, weight_B, options);
-  return {entropy.loss, {}, entropy.sample_sum_B};
+  return {entropy.loss, {}, entropy.sample_sum_B, entropy.loss.item<double>()};
 }
 
 at::Tensor EmulatedRank::logits_of(const TokenBatch& batch, const TrainingPass& training) {

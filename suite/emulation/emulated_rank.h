@@ -53,12 +53,14 @@ class EmulatedRank {
     std::vector<double> sums;
     std::vector<std::int64_t> counts;
     double weight = 0;
+    double backward_sum = 0;  ///< of what backward starts from, with the scale
   };
 
   // Of one micro-batch: where backward begins, and with which gradient (undefined: that of a loss,
   // 1).
   struct MicroLoss {
     at::Tensor root, gradient, sample_sum_B;
+    double value = 0;  ///< of the loss, in its own dtype
   };
 
   [[nodiscard]] int coordinate(Axis axis) const { return world_->coordinate(rank_, axis); }
@@ -94,6 +96,8 @@ class EmulatedRank {
   void record_data(const TokenBatch& batch);
   void record_parameters();
   void record_state();
+  void record_backward(const Loss& loss);
+  void record_progress(int step);
   void own_parameters();
   void forward_backward(const std::vector<TokenBatch>& batches, int step);
   [[nodiscard]] at::Tensor logits_of(const TokenBatch& batch, const TrainingPass& training);

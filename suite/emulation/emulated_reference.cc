@@ -23,6 +23,7 @@
 #include "suite/emulation/emulated_rank.h"
 #include "suite/emulation/emulated_reduction.h"
 #include "suite/reference/case_deadline.h"
+#include "suite/reference/next_samples.h"
 #include "suite/reference/policy.h"
 #include "suite/reference/reference.h"
 
@@ -59,6 +60,9 @@ void emulate_all(const Case& c, const CaseData& data, const NumericsSpec& numeri
     for (int step = c.first_step(); step < c.steps; ++step) {
       if (rank == 0) process.set_phase(fmt::format("emulated ranks, step {}", step));
       emulated.train_step(step);
+      const int dp_rank = world.coordinate(rank, Axis::kDp);
+      record_next_samples(*sinks[static_cast<std::size_t>(rank)],
+                          data.rank_batches(step + 1, dp_rank), c.degrees.dp);
     }
   });
 }

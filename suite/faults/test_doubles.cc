@@ -89,6 +89,10 @@ class DataParallelDouble final : public DataParallel {
   void finish() override { inner_->finish(); }
   const NamedTensors& held() const override { return inner_->held(); }
   Layout held_layout(std::string_view name) const override { return inner_->held_layout(name); }
+  at::Tensor held_in(std::string_view name, const at::Tensor& read) const override {
+    return inner_->held_in(name, read);
+  }
+  Layout read_layout(std::string_view name) const override { return inner_->read_layout(name); }
   NamedTensors& masters() override { return inner_->masters(); }
   NamedTensors gradients() override { return inner_->gradients(); }
   Layout piece_layout(std::string_view name) const override { return inner_->piece_layout(name); }

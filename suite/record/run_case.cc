@@ -10,9 +10,11 @@
 #include "fixtures/inputs/inputs.h"
 #include "subjects/registry/subject_spec.h"
 #include "suite/record/batches.h"
+#include "suite/record/expected_calls.h"
 #include "suite/record/make_subject.h"
 #include "suite/reference/case_deadline.h"
 #include "suite/reference/lattice_guard.h"
+#include "suite/reference/next_samples.h"
 #include "suite/reference/reference.h"
 
 namespace isoshard {
@@ -59,7 +61,16 @@ void run_steps(const Case& item, const CaseData& data, const RunOptions& options
           make_subject(resumed_case(item, options.checkpoints->path()), rank, &sink, options.edits);
       subject->setup();
     }
+    CollectiveLog* const calls = options.calls == nullptr
+                                     ? nullptr
+                                     : &options.calls->at(static_cast<std::size_t>(rank.rank()));
+    if (calls != nullptr) calls->clear();
     run_step(*subject, item, data, options, rank, step);
+    if (calls != nullptr) calls->record(sink, item.mesh(), rank.rank());
+    if (!is_reference(item.subject))
+      record_next_samples(
+          sink, data.rank_batches(step + 1, item.mesh().coordinate(rank.rank(), Axis::kDp)),
+          item.degrees.dp);
     subject->state();
     save_after(step + 1, item, *subject, rank);
     if (after_step && !after_step(step)) return;
@@ -87,8 +98,12 @@ Trace run_case(const Case& item, const Reference& reference, const RunOptions& o
   require_usable_checkpoint(item);
   RunOptions running = options;
   if (item.reload_after != 0) running.checkpoints = std::make_shared<ScratchFolder>();
+  running.calls =
+      std::make_shared<std::vector<CollectiveLog>>(static_cast<std::size_t>(item.world_size()));
   const CaseData data(item);
   RunSpec spec = run_spec_of(item, options);
+  spec.decorate = logged(options.decorate, running.calls);
+  spec.policy = with_collectives(std::move(spec.policy), item);
   spec.body = [&](Rank& rank, Sink& sink) {
     run_steps(item, options.sampler ? data.with_sampler(options.sampler, rank.rank()) : data,
               running, sink, rank);

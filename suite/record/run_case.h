@@ -11,6 +11,7 @@
 #include "fixtures/inputs/inputs.h"
 #include "harness/run/record.h"
 #include "harness/world/forked/forked_world.h"
+#include "suite/record/collective_log.h"
 #include "suite/record/make_subject.h"
 #include "suite/reference/policy.h"
 
@@ -35,6 +36,8 @@ struct RunOptions {
   BatchEdit batches = {};                 ///< faulty batches or labels
   SamplerDecorator sampler = {};          ///< a faulty test double of the sampler
   std::chrono::milliseconds deadline{0};  ///< 0: the case's (case_deadline)
+  /// By rank: what run_case records of collectives.
+  std::shared_ptr<std::vector<CollectiveLog>> calls = {};
   /// Of a case that is reloaded; run_case makes one.
   std::shared_ptr<const ScratchFolder> checkpoints = {};
 };

@@ -10,6 +10,7 @@
 #include "core/base/reference_name.h"
 #include "core/mesh/mesh.h"
 #include "subjects/optim/wrapped_optimizer.h"
+#include "suite/reference/next_samples.h"
 #include "suite/reference/policy.h"
 #include "suite/reference/reference.h"
 
@@ -201,6 +202,7 @@ void run_plain(const Case& c, const PlainRun& run, Rank& rank, Sink& end) {
       trainer = begun(rest, run, case_weights(rest), mesh, sink);
     }
     trainer->train_step(run.batches(step));
+    record_next_samples(*sink, run.batches(step + 1), 1);
   }
 }
 }  // namespace

@@ -11,11 +11,13 @@
 #include "core/base/error.h"
 #include "fixtures/inputs/inputs.h"
 #include "harness/judge/judge.h"
+#include "harness/judge/own_records.h"
 #include "harness/verdict/equal_runs.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/machine.h"
 #include "suite/emulation/emulated_reference.h"
 #include "suite/faults/fault.h"
+#include "suite/record/expected_calls.h"
 #include "suite/record/make_subject.h"
 #include "suite/record/run_case.h"
 #include "suite/reference/lattice_guard.h"
@@ -192,13 +194,20 @@ Verdict CaseJudge::exact(const Case& item, Trace emulated) {
   emulated = Trace();  // its memory is free for the subject
   observer_->on_emulated(item, reference);
   return judge(reference, run_subject(item, reference, RunDetail::kComparison),
-               exact_policy_of(item));
+               with_collectives(exact_policy_of(item), item));
+}
+
+// A case whose declared arithmetic nobody asked about may use another one.
+JudgePolicy CaseJudge::plain_policy_of(const Case& item) const {
+  return plan_.reference == ReferenceKind::kPlain ? policy_of(item)
+                                                  : with_collectives(policy_of(item), item);
 }
 
 CaseJudgement CaseJudge::against_plain(const Case& item) {
   const Reference& reference = plain(item, kAllResponses);
-  return {judge(reference, run_subject(item, reference, RunDetail::kComparison), policy_of(item)),
-          ReferenceKind::kPlain};
+  Verdict verdict =
+      judge(reference, run_subject(item, reference, RunDetail::kComparison), plain_policy_of(item));
+  return {std::move(verdict), ReferenceKind::kPlain};
 }
 
 CaseJudgement CaseJudge::against_emulated(const Case& item) {
@@ -240,13 +249,17 @@ CaseJudgement CaseJudge::against_both(const Case& item) {
   if (plan_.retention == Retention::kLean) {
     if (!is_beside) run = run_subject(item, plain_records(item), RunDetail::kDigests);
     const RunEquality equality = equality_of(emulated, run);
-    if (equality.holds())
+    OwnRecords own = judge_own_records(run, plain_policy_of(item));
+    if (equality.holds() && own.findings.empty()) {
+      record.collectives = std::move(own.collectives);
       return {verdict_through_record(std::move(record), equality.tensors), ReferenceKind::kBoth};
+    }
     CaseJudgement judgement = against_plain(item);
     if (judgement.verdict.status == Status::kDiverges) return judgement;
     emulated = emulate(item, numerics);
   }
   Verdict to_the_bit = exact(item, std::move(emulated));
+  record.collectives = to_the_bit.collectives;
   if (to_the_bit.status == Status::kConforms)
     return {verdict_through_record(std::move(record), to_the_bit.compared), ReferenceKind::kBoth};
   if (to_the_bit.status == Status::kDiverges && plan_.retention == Retention::kWhole) {

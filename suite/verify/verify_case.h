@@ -86,6 +86,7 @@ class CaseJudge {
   /// What the plain reference recorded; its bytes are let go if no other announced case needs them.
   const Reference& plain_records(const Case& item);
   [[nodiscard]] CaseJudgement against_plain(const Case& item);
+  [[nodiscard]] JudgePolicy plain_policy_of(const Case& item) const;
   [[nodiscard]] CaseJudgement against_emulated(const Case& item);
   [[nodiscard]] CaseJudgement against_both(const Case& item);
   [[nodiscard]] CaseJudgement against_both_or_plain(const Case& item);

@@ -105,6 +105,7 @@ json verdict_json(const Verdict& verdict) {
             {"insensitive_gradients", json_number(verdict.judged.insensitive_gradients)}}},
           {"equal_to_emulation",
            verdict.equal_to_emulation ? json(*verdict.equal_to_emulation) : json(nullptr)},
+          {"collectives", verdict.collectives.empty() ? json(nullptr) : json(verdict.collectives)},
           {"published_bounds", published},
           {"tensors", tensors},
           {"findings", findings},

@@ -51,14 +51,18 @@ class Table {
       summary(step, Stage::kActivationGrad, "activation gradients");
       summary(step, Stage::kParameterGrad, "gradients");
       scalars(step, Stage::kGradNorm);
+      summary(step, Stage::kClippedGrad, "clipped gradients");
       summary(step, Stage::kOptimizerState, "optimizer state");
       summary(step, Stage::kParameterAfterStep, "parameters after step");
+      scalars(step, Stage::kProgress);
       scalars(step, Stage::kLogged);
     }
     sensitivity();
     if (verdict_.equal_to_emulation.has_value())
       text_ += fmt::format("  {:<22}{} tensors bit-identical to the emulated reference\n",
                            "declared arithmetic", *verdict_.equal_to_emulation);
+    if (!verdict_.collectives.empty())
+      text_ += fmt::format("  {:<22}{}\n", "collectives", verdict_.collectives);
     published();
     not_recorded();
     for (const std::string& note : verdict_.notes)
@@ -157,6 +161,7 @@ class Table {
 
   void scalars(int step, Stage stage) {
     for (const TensorComparison* t : select(step, stage, true)) {
+      if (stage == Stage::kProgress && t->within) continue;  // counters: only wrong ones say much
       const bool several = t->reference_values.size() > 1;
       if (t->actual_values.size() != t->reference_values.size())
         text_ += fmt::format("  {:<22}not there on every rank\n", t->key.name);

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -37,6 +38,9 @@ struct DataParallelSetup {
   /// Of what the optimizer steps, and of its states. None: the parameters' own. Masters start from
   /// the parameters as forward reads them.
   std::optional<Dtype> master_dtype;
+  /// Called with what forward reads of a parameter that is not in before_forward()'s map yet, when
+  /// it is: with a layer that is gathered when forward comes to it. May be empty.
+  std::function<void(std::string_view name, const at::Tensor& read)> on_read;
 };
 
 /// Requires     phases in this order: setup; then per step before_forward, before_backward,
@@ -64,6 +68,15 @@ class DataParallel {
   /// pieces. Layouts as held_layout.
   [[nodiscard]] virtual const NamedTensors& held() const = 0;
   [[nodiscard]] virtual Layout held_layout(std::string_view name) const = 0;
+  /// The parameter in the tensor that forward reads for it (with fused layers a part of it), and
+  /// where that lies.
+  [[nodiscard]] virtual at::Tensor held_in(std::string_view /*name*/,
+                                           const at::Tensor& read) const {
+    return read;
+  }
+  [[nodiscard]] virtual Layout read_layout(std::string_view name) const {
+    return held_layout(name);
+  }
   /// By parameter name, equal names and shapes; of a parameter that other dp ranks step an empty
   /// tensor [0]. Layouts as piece_layout.
   [[nodiscard]] virtual NamedTensors& masters() = 0;

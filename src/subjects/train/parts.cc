@@ -66,6 +66,7 @@ TrainerParts plain_parts(const TrainerConfig& config, Mesh& mesh, int dp_groups)
   }
   TrainerParts parts = common_parts(config);
   parts.strategy = std::make_shared<Strategy>();
+  parts.records_repetitions = false;
   parts.data_parallel = std::make_unique<Replicas>(Replicas::Reduces::kNever);
   finish(parts, config, mesh, dp_groups);
   return parts;

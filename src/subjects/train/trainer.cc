@@ -84,6 +84,9 @@ void Trainer::set_up_parameters() {
   setup.mesh = mesh_;
   setup.bucket_bytes = parts_.bucket_bytes;
   setup.master_dtype = parts_.master_dtype;
+  setup.on_read = [this](std::string_view name, const at::Tensor& read) {
+    if (is_reading_) record_read(name, read);
+  };
   parts_.data_parallel->setup(std::move(setup));
 }
 
@@ -108,32 +111,49 @@ void Trainer::forward_backward(std::span<const TokenBatch> micro_batches) {
   for (const TokenBatch& batch : micro_batches) targets.push_back(shift_labels(batch.labels_BS));
   LossSums sums = weigh(targets);
   std::int64_t earlier_samples = 0;
+  double backward_sum = 0;
   for (std::size_t m = 0; m < micro_batches.size(); ++m) {
     place.index = static_cast<int>(m);
     if (parts_.schedule->clears_gradients_before(place)) parts_.data_parallel->clear_gradients();
     record_data(micro_batches[m]);
     Sink* sink = scaled_sink_.has_value() ? &*scaled_sink_ : sink_;
+    is_reading_ = sink_ != nullptr && parts_.records_repetitions && m == 0 && place.step > 0;
     const at::Tensor logits =
         logits_of(micro_batches[m], sink, training_pass(place.step, earlier_samples));
+    is_reading_ = false;
     earlier_samples += targets[m].size(0);
     const at::Tensor loss = loss_of(logits, targets[m], sums.places[m], sums);
     if (place.is_last()) report_loss(sums);
     const bool reduces = parts_.schedule->reduces_gradients_in(place);
     parts_.data_parallel->before_backward(reduces);
-    loss.backward(parts_.grad_scaler == nullptr ? at::Tensor()
-                                                : at::full_like(loss, parts_.grad_scaler->scale()));
+    const at::Tensor seed = parts_.grad_scaler == nullptr
+                                ? at::ones_like(loss)
+                                : at::full_like(loss, parts_.grad_scaler->scale());
+    backward_sum += loss.item<double>() * seed.item<double>();
+    loss.backward(seed);
     parts_.data_parallel->after_backward(reduces, place.is_last());
   }
+  record_backward(backward_sum);
+}
+
+// Each dp rank's part of the mean that backward is of.
+void Trainer::record_backward(double sum) const {
+  if (sink_ == nullptr) return;
+  Layout layout = replicated({1});
+  if (mesh_->degree(Axis::kDp) > 1)
+    layout.placements.push_back(partial(Axis::kDp, Reduction::kAvg));
+  sink_->on_record({RecordKind::kScalar, "loss_backward", std::move(layout), scale_},
+                   as_tensor({&sum, 1}));
 }
 
 void Trainer::begin_scaling() {
   found_inf_ = false;
   if (parts_.grad_scaler == nullptr) return;
-  const double scale = parts_.grad_scaler->scale();
-  record(RecordKind::kScalar, "loss_scale", as_tensor({&scale, 1}), replicated({1}));
+  scale_ = parts_.grad_scaler->scale();
+  record(RecordKind::kScalar, "loss_scale", as_tensor({&scale_, 1}), replicated({1}));
   if (sink_ == nullptr) return;
   if (!scaled_sink_.has_value()) scaled_sink_.emplace(*sink_);
-  scaled_sink_->set_scale(scale);
+  scaled_sink_->set_scale(scale_);
 }
 
 Trainer::LossSums Trainer::weigh(std::span<const at::Tensor> targets) const {
@@ -183,6 +203,9 @@ TrainingPass Trainer::training_pass(int step, std::int64_t earlier) const {
 
 at::Tensor Trainer::logits_of(const TokenBatch& batch, Sink* sink, const TrainingPass& training) {
   const Parameters& parameters = parts_.data_parallel->before_forward();
+  if (is_reading_) {
+    for (const auto& [name, read] : parameters) record_read(name, read);
+  }
   std::optional<AutocastScope> autocast;
   if (parts_.autocast.has_value())
     autocast.emplace(batch.input_ids_BS.device().type(), scalar_type_of(*parts_.autocast));
@@ -242,7 +265,8 @@ void Trainer::clip() {
   const at::NoGradGuard no_grad;
   grad_norm_ = parts_.grad_norm->norm(gradients_);
   record(RecordKind::kScalar, "grad_norm", as_tensor({&grad_norm_, 1}), replicated({1}));
-  if (!found_inf_) scale_gradients(gradients_, clip_factor(grad_norm_, parts_.max_grad_norm));
+  if (found_inf_) return;
+  scale_gradients(gradients_, clip_factor(grad_norm_, parts_.max_grad_norm));
 }
 
 void Trainer::step() {
@@ -252,6 +276,7 @@ void Trainer::step() {
   parts_.optimizer->set_learning_rate(rate);
   if (parts_.grad_scaler != nullptr) parts_.grad_scaler->update(found_inf_);
   if (found_inf_) return;
+  record_clipped();
   parts_.optimizer->step(parts_.data_parallel->masters(), gradients_);
   parts_.data_parallel->publish();
 }
@@ -274,6 +299,7 @@ void Trainer::state() {
     }
   }
   record_parameters();
+  record_progress();
 }
 
 void Trainer::train_step(std::span<const TokenBatch> micro_batches) {
@@ -296,6 +322,40 @@ void Trainer::record_parameters() const {
     record(RecordKind::kParam, spec.name, data_parallel.held().at(spec.name),
            data_parallel.held_layout(spec.name));
   }
+}
+
+void Trainer::record_read(std::string_view name, const at::Tensor& read) const {
+  const DataParallel& data_parallel = *parts_.data_parallel;
+  if (!read.defined()) return;  // not gathered yet
+  record(RecordKind::kParam, std::string(name) + ".read", data_parallel.held_in(name, read),
+         data_parallel.read_layout(name));
+}
+
+// As the optimizer gets them.
+void Trainer::record_clipped() const {
+  if (sink_ == nullptr || parts_.max_grad_norm == 0 || !parts_.records_repetitions) return;
+  for (const ParameterSpec& spec : specs_) {
+    record(RecordKind::kGrad, spec.name + ".clipped", gradients_.at(spec.name),
+           parts_.data_parallel->piece_layout(spec.name));
+  }
+}
+
+void Trainer::record_progress() const {
+  const UpdateCounts updates = parts_.optimizer->updates();
+  if (!updates.empty()) {
+    const auto [fewest, most] =
+        std::minmax_element(updates.begin(), updates.end(),
+                            [](const auto& a, const auto& b) { return a.second < b.second; });
+    const double counts[] = {static_cast<double>(fewest->second),
+                             static_cast<double>(most->second)};
+    record(RecordKind::kScalar, "optimizer_steps", as_tensor(counts), replicated({2}));
+  }
+  if (parts_.streams == nullptr) return;
+  // halves, as fp64 does not hold every seed
+  const std::uint64_t seed = parts_.streams->seed();
+  const double state[] = {static_cast<double>(seed >> 32), static_cast<double>(seed & 0xffffffffU),
+                          static_cast<double>(next_step_)};
+  record(RecordKind::kScalar, "rng_state", as_tensor(state), replicated({3}));
 }
 
 void Trainer::record_data(const TokenBatch& batch) const {

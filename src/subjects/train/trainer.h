@@ -57,6 +57,9 @@ struct TrainerParts {
   std::optional<Dtype> autocast;      ///< forward runs under autocast of this dtype
   std::optional<Dtype> output_dtype;  ///< logits are converted to it before the loss
   bool recompute = false;             ///< layers are run again in backward
+  /// Whether "<parameter>.clipped" and "<parameter>.read" are recorded; what they must be follows
+  /// from the other records of a reference.
+  bool records_repetitions = true;
 };
 
 /// Requires     the mesh outlives it; phases are called in the order setup, then per step
@@ -65,8 +68,14 @@ struct TrainerParts {
 ///              per step: parameters as read (first step), "sample_ids", "input_ids" and "labels",
 ///              every dropout mask, every activation and its gradient, "loss" and
 ///              "loss_per_dp_rank", parameter gradients after the reduction and before clipping,
-///              "grad_norm", "learning_rate", optimizer state (with masters, if they have a dtype
-///              of their own, as "<parameter>.master") and parameters after the step. A parameter
+///              "grad_norm", gradients as the optimizer gets them ("<parameter>.clipped", if there
+///              is clipping), "learning_rate", optimizer state (with masters, if they have a dtype
+///              of their own, as "<parameter>.master"), parameters after the step,
+///              "optimizer_steps" (the fewest and the most updates of a parameter, if the rule
+///              counts them) and "rng_state" (seed and next step of the masks). "loss_backward" is
+///              the sum of what backward started from, times what it started with. From the second
+///              step on
+///              "<parameter>.read" is what the first forward of a step reads. A parameter
 ///              that no gradient reached has a gradient of zeros. With loss scaling "loss_scale"
 ///              and, after the gradients, "found_inf" (1 or 0) are recorded; gradients are unscaled
 ///              before they are recorded, and a step whose gradients are not finite on some rank
@@ -137,6 +146,10 @@ class Trainer {
   [[nodiscard]] NamedTensors read_state(const Checkpoint& checkpoint) const;
   void record(RecordKind kind, std::string name, const at::Tensor& value, Layout layout) const;
   void record_parameters() const;
+  void record_read(std::string_view name, const at::Tensor& read) const;
+  void record_clipped() const;
+  void record_backward(double sum) const;
+  void record_progress() const;
   void record_data(const TokenBatch& batch) const;
   /// Records the scale of the step, and declares it to the sink for the records of the step.
   void begin_scaling();
@@ -164,7 +177,9 @@ class Trainer {
   bool is_training_ = true;
   std::optional<LossScaledSink> scaled_sink_;  ///< what activations pass, if the loss is scaled
   bool found_inf_ = false;                     ///< in the last step's gradients, on any rank
+  bool is_reading_ = false;                    ///< the first forward of a later step
   int next_step_ = 0;
+  double scale_ = 1;  ///< of the loss, as declared for the step
   double loss_ = 0, grad_norm_ = 0;
 };
 

@@ -16,6 +16,7 @@ namespace isoshard {
 void FsdpShards::setup(DataParallelSetup setup) {
   const at::NoGradGuard no_grad;
   mesh_ = setup.mesh;
+  on_read_ = std::move(setup.on_read);
   compute_ = setup.parameters.front().tensor.scalar_type();
   master_ = setup.master_dtype.has_value() ? scalar_type_of(*setup.master_dtype) : compute_;
   FsdpDtypes dtypes{compute_};
@@ -31,8 +32,7 @@ void FsdpShards::setup(DataParallelSetup setup) {
     shard.tensor = own.to(master_, /*non_blocking=*/false, /*copy=*/true).requires_grad_(true);
     parameter.tensor.reset();
     masters_[parameter.name] = shard.tensor;
-    places_[parameter.name] = {std::move(parameter.layout), shard.whole,
-                               shard.shards.elements[rank]};
+    places_[parameter.name] = {std::move(parameter.layout), shard.whole, shard.shards.elements};
     groups[std::string(block_of(parameter.name))].push_back(std::move(shard));
   }
   for (auto& [module, shards] : groups) {
@@ -66,6 +66,8 @@ FsdpShards::Block& FsdpShards::block(std::string_view module) {
 void FsdpShards::enter_block(std::string_view module) {
   Block& own = block(module);
   own.open_pass = own.group->gather(whole_);
+  if (!on_read_ || is_in_backward_) return;
+  for (const FsdpShard& shard : own.group->shards()) on_read_(shard.name, whole_.at(shard.name));
 }
 
 // While backward computes a layer again its parameters stay: backward goes through them next.
@@ -102,8 +104,27 @@ const NamedTensors& FsdpShards::held() const {
 Layout FsdpShards::held_layout(std::string_view name) const {
   const Place& place = places_.find(name)->second;
   if (!is_cut_over_dp()) return place.layout;
-  return layout_of_run(place.layout, place.shape, mesh_->shape(), mesh_->rank(), place.run.begin,
-                       place.run.count);
+  return layout_of_shard(place,
+                         place.runs.at(static_cast<std::size_t>(mesh_->coordinate(Axis::kDp))));
+}
+
+Layout FsdpShards::layout_of_shard(const Place& place, const Range& run) const {
+  return layout_of_run(place.layout, place.shape, mesh_->shape(), mesh_->rank(), run.begin,
+                       run.count);
+}
+
+Layout FsdpShards::read_layout(std::string_view name) const {
+  const Place& place = places_.find(name)->second;
+  if (!is_cut_over_dp()) return place.layout;
+  Layout all = replicated(place.layout.global_shape);
+  all.explicit_parts = true;
+  for (const Range& run : place.runs) {
+    for (FlatRange range : layout_of_shard(place, run).flat) {
+      range.local_begin += run.begin;
+      all.flat.push_back(range);
+    }
+  }
+  return all;
 }
 
 NamedTensors FsdpShards::gradients() {

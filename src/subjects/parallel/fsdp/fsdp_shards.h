@@ -39,6 +39,8 @@ class FsdpShards final : public DataParallel {
   void finish() override {}
   [[nodiscard]] const NamedTensors& held() const override;
   [[nodiscard]] Layout held_layout(std::string_view name) const override;
+  /// What is gathered, in the shards of all dp ranks.
+  [[nodiscard]] Layout read_layout(std::string_view name) const override;
   [[nodiscard]] NamedTensors& masters() override { return masters_; }
   [[nodiscard]] NamedTensors gradients() override;
   [[nodiscard]] Layout piece_layout(std::string_view name) const override {
@@ -58,7 +60,7 @@ class FsdpShards final : public DataParallel {
   struct Place {
     Layout layout;  ///< of the parameter as forward reads it
     Shape shape;
-    Range run;
+    std::vector<Range> runs;  ///< by dp rank
   };
   struct Block {
     std::unique_ptr<FsdpGroup> group;
@@ -66,7 +68,10 @@ class FsdpShards final : public DataParallel {
   };
   [[nodiscard]] Block& block(std::string_view module);
 
+  [[nodiscard]] Layout layout_of_shard(const Place& place, const Range& run) const;
+
   std::optional<Dtype> reduce_dtype_;
+  std::function<void(std::string_view name, const at::Tensor& read)> on_read_;
   Mesh* mesh_ = nullptr;
   at::ScalarType compute_ = at::kFloat, master_ = at::kFloat;
   std::map<std::string, Place, std::less<>> places_;

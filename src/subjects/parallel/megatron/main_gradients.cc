@@ -128,6 +128,11 @@ void MainGradients::refresh_held() {
   }
 }
 
+at::Tensor MainGradients::held_in(std::string_view name, const at::Tensor& read) const {
+  const Place& place = places_.find(name)->second;
+  return read.numel() == numel_of(place.shape) ? read : whole_of(read.detach(), place);
+}
+
 void MainGradients::clear_gradients() {
   for (Stored& stored : stored_) stored.parameter.mutable_grad().reset();
   for (Bucket& bucket : buckets_) bucket.gradients.zero_();

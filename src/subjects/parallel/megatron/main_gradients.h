@@ -39,6 +39,7 @@ class MainGradients final : public DataParallel {
   [[nodiscard]] Layout held_layout(std::string_view name) const override {
     return places_.find(name)->second.layout;
   }
+  [[nodiscard]] at::Tensor held_in(std::string_view name, const at::Tensor& read) const override;
   [[nodiscard]] NamedTensors& masters() override { return masters_; }
   [[nodiscard]] NamedTensors gradients() override;
   [[nodiscard]] Layout piece_layout(std::string_view name) const override;

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// Digests of repetitions, and calls against their table.
+#include "harness/judge/own_records.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "core/base/error.h"
+#include "harness/trace/collective_calls.h"
+#include "harness/trace/numbers.h"
+#include "harness/trace/parts.h"
+#include "harness/trace/stage.h"
+
+namespace isoshard {
+namespace {
+
+using Place = std::tuple<Shape, Shape, std::int64_t, std::int64_t>;
+using Digests = std::map<Place, std::set<std::uint64_t>>;
+using Index = std::map<RecordKey, const Record*>;
+
+void add_digests(const Record& record, Digests& digests) {
+  const bool flat = is_flat(record.layout);
+  for (const PartStats& part : record.parts) {
+    if (numel_of(part, flat) == 0) continue;
+    const Place place = flat ? Place{{}, {}, part.range.global_begin, part.range.count}
+                             : Place{part.box.global_offset, part.box.size, 0, 0};
+    digests[place].insert(part.digest);
+  }
+}
+
+Digests digests_of(const Record& record) {
+  Digests digests;
+  add_digests(record, digests);
+  return digests;
+}
+
+class OwnJudge {
+ public:
+  OwnJudge(const Trace& run, const JudgePolicy& policy) : run_(run), policy_(policy) {
+    for (const RankTrace& rank : run_.ranks) {
+      Index& index = indices_.emplace_back();
+      for (const Record& record : rank.records) index.emplace(record.key, &record);
+    }
+  }
+
+  OwnRecords judge() {
+    std::map<RecordKey, std::vector<int>> wrong;
+    for (std::size_t r = 0; r < run_.ranks.size(); ++r) {
+      for (const Record& record : run_.ranks[r].records) {
+        if (!is_own_repetition(record.key)) continue;
+        ++result_.repetitions;
+        if (!repeats(record, indices_[r])) wrong[record.key].push_back(run_.ranks[r].rank);
+      }
+    }
+    for (auto& [key, ranks] : wrong) {
+      const bool is_read = is_read_again(key);
+      add(key,
+          is_read ? "is not the parameter after the step before"
+                  : "is not what forward had the first time",
+          is_read ? "forward reads other values than those that were stepped and recorded"
+                  : "a layer that is computed again for backward must give the same bits",
+          std::move(ranks));
+    }
+    judge_collectives();
+    return std::move(result_);
+  }
+
+ private:
+  void add(const RecordKey& key, std::string_view problem, std::string evidence,
+           std::vector<int> ranks) {
+    Finding finding;
+    finding.key = key;
+    finding.stage = stage_of(key);
+    finding.what = fmt::format("{}: {}", describe(key), problem);
+    finding.evidence = std::move(evidence);
+    finding.ranks = std::move(ranks);
+    finding.confirmed = true;
+    result_.findings.push_back(std::move(finding));
+  }
+
+  bool repeats(const Record& record, const Index& own) {
+    if (const std::optional<RecordKey> first = first_draw_of(record.key); first.has_value()) {
+      const auto found = own.find(*first);
+      return found != own.end() && found->second->dtype == record.dtype &&
+             digests_of(*found->second) == digests_of(record);
+    }
+    const Digests& stepped = after_step(record.key.step - 1, *parameter_read(record.key));
+    const Digests read = digests_of(record);
+    return std::ranges::all_of(read, [&](const auto& entry) {
+      const auto found = stepped.find(entry.first);
+      return found != stepped.end() && found->second == entry.second;
+    });
+  }
+
+  /// By place, what ranks recorded of a parameter last in a step.
+  const Digests& after_step(int step, const std::string& parameter) {
+    const auto [entry, is_new] = stepped_.try_emplace({step, parameter});
+    if (!is_new) return entry->second;
+    for (const Index& index : indices_) {
+      auto last = index.upper_bound({step, RecordKind::kParam, parameter, kLastCall});
+      if (last == index.begin()) continue;
+      --last;
+      const RecordKey& key = last->first;
+      if (key.step == step && key.kind == RecordKind::kParam && key.name == parameter)
+        add_digests(*last->second, entry->second);
+    }
+    return entry->second;
+  }
+
+  void judge_collectives() {
+    if (!policy_.collectives) {
+      const bool any = std::ranges::any_of(run_.ranks, [](const RankTrace& rank) {
+        return std::ranges::any_of(rank.records,
+                                   [](const Record& r) { return is_collectives(r.key); });
+      });
+      if (any)
+        result_.collectives = "collectives were recorded and not judged: no table was asked for";
+      return;
+    }
+    std::set<int> steps;
+    for (const RankTrace& rank : run_.ranks) {
+      for (const Record& record : rank.records) {
+        if (record.key.kind == RecordKind::kGrad) steps.insert(record.key.step);
+      }
+    }
+    std::int64_t calls = 0;
+    for (std::size_t r = 0; r < run_.ranks.size(); ++r) {
+      for (const int step : steps) {
+        for (const Axis axis : axes()) calls += judge_calls(r, step, axis);
+      }
+    }
+    result_.collectives = fmt::format(
+        "{} collective calls of {} ranks in {} steps were held to the subject's table: op, "
+        "purpose, "
+        "reduction, dtype, bytes, and their order on each axis",
+        calls, run_.ranks.size(), steps.size());
+  }
+
+  std::vector<Axis> axes() const {
+    std::vector<Axis> axes{Axis::kWorld};
+    for (const AxisDegree& axis : run_.mesh.axes()) axes.push_back(axis.axis);
+    return axes;
+  }
+
+  std::int64_t judge_calls(std::size_t r, int step, Axis axis) {
+    const int rank = run_.ranks[r].rank;
+    const std::vector<ExpectedCall> expected = policy_.collectives(rank, step, axis);
+    const RecordKey key{step, RecordKind::kScalar, collectives_name(axis, rank), 0};
+    const auto found = indices_[r].find(key);
+    if (found == indices_[r].end()) {
+      if (!expected.empty())
+        add(key, "were not recorded",
+            fmt::format("the table has {} calls, first {}", expected.size(),
+                        describe(expected.front().call)),
+            {rank});
+      return 0;
+    }
+    const Record& record = *found->second;
+    const bool is_wrong = std::ranges::any_of(
+        record.parts, [](const PartStats& part) { return part.stats.unequal_values != 0; });
+    if (is_wrong) {
+      const auto mismatch = words_of(run_.ranks[r], record, expected);
+      add(key,
+          mismatch.has_value() ? mismatch->what
+                               : fmt::format("call {} is not the one in the table",
+                                             record.parts.front().stats.first_unequal + 1),
+          fmt::format("the table has {} calls along {} in this step", expected.size(),
+                      name_of(axis)),
+          {rank});
+    }
+    return record.local_shape.empty() ? 0 : record.local_shape.front();
+  }
+
+  std::optional<CallMismatch> words_of(const RankTrace& rank, const Record& record,
+                                       const std::vector<ExpectedCall>& expected) const {
+    if (!record.kept || rank.arena == nullptr) return std::nullopt;
+    const HostTensor rows = rank.tensor(record);
+    const auto mismatch = [&](bool is_skipped) {
+      return first_mismatch(expected, calls_of(rows.bytes), is_skipped);
+    };
+    return mismatch(is_skipped(rank, record.key.step));
+  }
+
+  static bool is_skipped(const RankTrace& rank, int step) {
+    const RecordKey key{step, RecordKind::kScalar, "found_inf", 0};
+    for (const Record& record : rank.records) {
+      if (record.key != key || !record.kept) continue;
+      return std::ranges::any_of(numbers_of(rank.tensor(record)),
+                                 [](double flag) { return flag != 0; });
+    }
+    return false;
+  }
+
+  static constexpr int kLastCall = std::numeric_limits<int>::max();
+  const Trace& run_;
+  const JudgePolicy& policy_;
+  std::vector<Index> indices_;
+  std::map<std::pair<int, std::string>, Digests> stepped_;
+  OwnRecords result_;
+};
+
+}  // namespace
+
+OwnRecords judge_own_records(const Trace& run, const JudgePolicy& policy) {
+  return OwnJudge(run, policy).judge();
+}
+
+}  // namespace isoshard
