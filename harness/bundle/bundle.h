@@ -5,6 +5,7 @@
 ///     scalars.jsonl every kept scalar, hex floats; for people and plots, the tensors are what is
 ///       read
 ///     responses.json                  a reference's responses, if it has any
+///     redrawn.json                    a reference's redrawn runs, if it has any (redrawn_json.h)
 ///     step0003/rank00001.safetensors  the kept local tensors, named kind/name/call
 ///     step0003/rank00001.json         the records: layout, dtype, grad_scale
 ///     step0003/rank00001.done         the run id; written last, so that a broken run is seen
@@ -22,6 +23,7 @@ struct Bundle {
   Trace trace;
   std::map<RecordKey, Response> responses;
   int response_runs = 0;
+  Redrawn redrawn;
   std::string settings;  ///< JSON text, as given to write_bundle
 };
 

@@ -52,25 +52,6 @@ Shape shape_field(const json& object, const char* name, const std::filesystem::p
   return shape;
 }
 
-json key_json(const RecordKey& key) {
-  return {{"step", key.step}, {"kind", name_of(key.kind)}, {"name", key.name}, {"call", key.call}};
-}
-
-RecordKey key_of(const json& j, const std::filesystem::path& file) {
-  RecordKey key;
-  key.step = field<int>(j, "step", file);
-  key.name = text_field(j, "name", file);
-  key.call = field<int>(j, "call", file);
-  const auto kind = field<std::string>(j, "kind", file);
-  for (const RecordKind candidate : kKinds) {
-    if (name_of(candidate) != kind) continue;
-    key.kind = candidate;
-    if (key.step < 0 || key.call < 0) refuse(file, "a negative step or call");
-    return key;
-  }
-  refuse(file, fmt::format("\"{}\" is no kind of record", kind));
-}
-
 json placement_json(const Placement& p) {
   json j = {{"axis", name_of(p.axis)}, {"kind", kPlacementKinds[static_cast<std::size_t>(p.kind)]}};
   if (p.kind == Placement::Kind::kShard) j["dim"] = p.dim;
@@ -105,6 +86,25 @@ Placement placement_of(const json& j, const std::filesystem::path& file) {
 }
 
 }  // namespace
+
+json key_json(const RecordKey& key) {
+  return {{"step", key.step}, {"kind", name_of(key.kind)}, {"name", key.name}, {"call", key.call}};
+}
+
+RecordKey key_of(const json& j, const std::filesystem::path& file) {
+  RecordKey key;
+  key.step = field<int>(j, "step", file);
+  key.name = text_field(j, "name", file);
+  key.call = field<int>(j, "call", file);
+  const auto kind = field<std::string>(j, "kind", file);
+  for (const RecordKind candidate : kKinds) {
+    if (name_of(candidate) != kind) continue;
+    key.kind = candidate;
+    if (key.step < 0 || key.call < 0) refuse(file, "a negative step or call");
+    return key;
+  }
+  refuse(file, fmt::format("\"{}\" is no kind of record", kind));
+}
 
 template <class T>
 T field(const json& object, const char* name, const std::filesystem::path& file) {

@@ -9,12 +9,14 @@
 
 namespace isoshard::detail {
 
+[[nodiscard]] nlohmann::json key_json(const RecordKey& key);
 [[nodiscard]] nlohmann::json to_json(const Record& record);
 [[nodiscard]] nlohmann::json to_json(const MeshShape& mesh);
 [[nodiscard]] nlohmann::json to_json(const std::map<RecordKey, Response>& responses, int runs);
 
 /// Errors   FileError that starts with `file`: a field is missing, of another type, or out of
 ///          range.
+[[nodiscard]] RecordKey key_of(const nlohmann::json& json, const std::filesystem::path& file);
 [[nodiscard]] Record record_of(const nlohmann::json& json, const std::filesystem::path& file);
 [[nodiscard]] MeshShape mesh_of(const nlohmann::json& json, const std::filesystem::path& file);
 [[nodiscard]] std::map<RecordKey, Response> responses_of(const nlohmann::json& json,

@@ -13,6 +13,7 @@
 #include "core/io/safetensors.h"
 #include "harness/bundle/bundle.h"
 #include "harness/bundle/bundle_json.h"
+#include "harness/bundle/redrawn_json.h"
 #include "harness/trace/parts.h"
 
 namespace isoshard {
@@ -53,6 +54,7 @@ class BundleReader {
     for (int rank = 0; rank < trace.mesh.world_size(); ++rank) read_rank(rank, steps);
     check_tiling();
     read_responses();
+    bundle_.redrawn = read_redrawn(directory_);
     return std::move(bundle_);
   }
 

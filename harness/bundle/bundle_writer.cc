@@ -13,6 +13,7 @@
 #include "core/io/safetensors.h"
 #include "harness/bundle/bundle.h"
 #include "harness/bundle/bundle_json.h"
+#include "harness/bundle/redrawn_json.h"
 
 namespace isoshard {
 namespace {
@@ -56,7 +57,8 @@ void prepare(const fs::path& directory) {
   fs::remove(directory / "manifest.json", error);
   for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
     const std::string name = entry.path().filename().string();
-    if (name.starts_with("step") || name == "scalars.jsonl" || name == "responses.json")
+    if (name.starts_with("step") || name == "scalars.jsonl" || name == "responses.json" ||
+        name == kRedrawnFile)
       fs::remove_all(entry.path(), error);
   }
   if (error)
@@ -125,6 +127,7 @@ void write(const fs::path& directory, const Trace& trace, const Reference* refer
         directory / "responses.json",
         detail::to_json(reference->responses(), reference->response_runs()).dump() + "\n");
   }
+  if (reference != nullptr) write_redrawn(directory, reference->redrawn());
   const json manifest = {{"schema", 1},
                          {"run", run_id},
                          {"subject", trace.subject},

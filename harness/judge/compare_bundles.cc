@@ -113,6 +113,7 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
   Reference reference(trusted.bundle.trace.mesh.world_size() == 1
                           ? std::move(trusted.bundle.trace)
                           : assembled(trusted.bundle.trace));
+  reference.set_redrawn(std::move(trusted.bundle.redrawn));
   if (response_runs > 0) {
     reference.set_responses(std::move(trusted.bundle.responses), response_runs);
   } else if (!policy.rtol.has_value()) {
