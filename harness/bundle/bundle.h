@@ -4,6 +4,7 @@
 ///     manifest.json                   schema 2, run id, subject, case, mesh, steps, settings,
 ///     files scalars.jsonl                   every kept scalar, hex floats; for people and plots
 ///     responses.json                  a reference's responses, if it has any
+///     redrawn.json                    a reference's redrawn runs, if it has any (redrawn_json.h)
 ///     step0003/rank00001.safetensors  the kept local tensors, named kind/name/call
 ///     step0003/rank00001.json         the records: layout, dtype, grad_scale
 ///     step0003/rank00001.done         the run id; written last, so that a broken run is seen
@@ -32,6 +33,7 @@ struct Bundle {
   Trace trace;
   std::map<RecordKey, Response> responses;
   int response_runs = 0;
+  Redrawn redrawn;
   std::string settings;  ///< JSON text, as given to write_bundle; "{}" if it has none
   int schema = 2;        ///< 1: nothing is sealed
   std::string producer;  ///< "NAME VERSION" of the program that wrote it; may be empty

@@ -12,6 +12,7 @@
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
 #include "core/system/folder.h"
+#include "harness/bundle/redrawn_json.h"
 
 namespace isoshard::detail {
 namespace {
@@ -21,7 +22,7 @@ constexpr const char* kManifest = "manifest.json";
 
 bool is_of_a_bundle(const std::string& name) {
   return name.starts_with("step") || name == "scalars.jsonl" || name == "responses.json" ||
-         name == kManifest || name.find(".tmp.") != std::string::npos;
+         name == kRedrawnFile || name == kManifest || name.find(".tmp.") != std::string::npos;
 }
 
 [[noreturn]] void fail(const fs::path& folder, std::string_view doing, const std::exception& why) {

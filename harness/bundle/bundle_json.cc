@@ -57,10 +57,6 @@ Shape shape_field(const json& object, const char* name, const std::filesystem::p
   return shape;
 }
 
-json key_json(const RecordKey& key) {
-  return {{"step", key.step}, {"kind", name_of(key.kind)}, {"name", key.name}, {"call", key.call}};
-}
-
 RecordKind kind_of(const json& j, const std::filesystem::path& file) {
   const auto kind = field<std::string>(j, "kind", file);
   for (const RecordKind candidate : kKinds) {
@@ -103,6 +99,10 @@ Placement placement_of(const json& j, const std::filesystem::path& file) {
 }
 
 }  // namespace
+
+json key_json(const RecordKey& key) {
+  return {{"step", key.step}, {"kind", name_of(key.kind)}, {"name", key.name}, {"call", key.call}};
+}
 
 template <class T>
 T field(const json& object, const char* name, const std::filesystem::path& file) {

@@ -20,6 +20,7 @@ struct RecordDefaults {
   const SafetensorsInfo* tensor = nullptr;  ///< none: the record keeps no tensor
 };
 
+[[nodiscard]] nlohmann::json key_json(const RecordKey& key);
 [[nodiscard]] nlohmann::json to_json(const Record& record);
 [[nodiscard]] nlohmann::json to_json(const MeshShape& mesh);
 [[nodiscard]] nlohmann::json to_json(const std::map<RecordKey, Response>& responses, int runs);

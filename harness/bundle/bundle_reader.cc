@@ -13,6 +13,7 @@
 #include "harness/bundle/bundle.h"
 #include "harness/bundle/bundle_files.h"
 #include "harness/bundle/bundle_json.h"
+#include "harness/bundle/redrawn_json.h"
 #include "harness/trace/parts.h"
 
 namespace isoshard {
@@ -54,6 +55,7 @@ class BundleReader {
     for (int rank = 0; rank < trace.mesh.world_size(); ++rank) read_rank(rank, steps);
     check_tiling();
     read_responses();
+    read_redrawn();
     files_.check_rest();
     return std::move(bundle_);
   }
@@ -253,6 +255,12 @@ class BundleReader {
     if (!files_.contains(kFile)) return;
     bundle_.responses =
         detail::responses_of(files_.json(kFile), files_.path_of(kFile), bundle_.response_runs);
+  }
+
+  void read_redrawn() {
+    constexpr const char* kFile = detail::kRedrawnFile;
+    if (files_.contains(kFile))
+      bundle_.redrawn = detail::redrawn_of(files_.json(kFile), files_.path_of(kFile));
   }
 
   fs::path directory_;

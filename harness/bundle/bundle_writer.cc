@@ -14,6 +14,7 @@
 #include "harness/bundle/bundle_files.h"
 #include "harness/bundle/bundle_folder.h"
 #include "harness/bundle/bundle_json.h"
+#include "harness/bundle/redrawn_json.h"
 
 #ifndef ISOSHARD_VERSION
 #define ISOSHARD_VERSION "unknown"
@@ -99,6 +100,8 @@ void write(const fs::path& directory, const Trace& trace, const Reference* refer
     files.write("responses.json",
                 detail::to_json(reference->responses(), reference->response_runs()).dump() + "\n");
   }
+  if (reference != nullptr && reference->redrawn().runs > 0)
+    files.write(detail::kRedrawnFile, detail::to_json(reference->redrawn()).dump() + "\n");
   const json manifest = {{"schema", detail::kSchema},
                          {"run", run_id},
                          {"producer", {{"name", "isoshard"}, {"version", ISOSHARD_VERSION}}},

@@ -249,6 +249,7 @@ Reference reference_of(Saved& trusted) {
         reference, trusted.settings.mask_small_gradients.value_or(has_adam(trusted.settings)),
         trusted.manifest.parent_path() / "responses.json");
   }
+  reference.set_redrawn(std::move(trusted.bundle.redrawn));
   return reference;
 }
 

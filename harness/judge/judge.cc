@@ -18,8 +18,10 @@
 #include "harness/trace/collective_calls.h"
 #include "harness/trace/numbers.h"
 #include "harness/verdict/judged_share.h"
+#include "harness/verdict/pooled.h"
 #include "harness/verdict/tensor_judge.h"
 #include "harness/verdict/verdict.h"
+#include "harness/verdict/would_miss.h"
 
 namespace isoshard {
 namespace {
@@ -92,11 +94,13 @@ class Judge {
     verdict_.judged = judged_share_of(verdict_.tensors);
     verdict_.published = published_bounds(verdict_.tensors, options_.coarsest);
     check_published();
+    check_pools();
     sort_findings();
     diagnose_findings();
     for (Ordered& ordered : findings_) verdict_.findings.push_back(std::move(ordered.finding));
     summarise_first();
     conclude();
+    verdict_.would_miss = would_miss(verdict_, options_);
     return std::move(verdict_);
   }
 
@@ -248,6 +252,16 @@ class Judge {
       finding.evidence =
           fmt::format("{}: {:.3g} (published {:.3g})", bound.what, bound.measured, bound.limit);
       findings_.push_back({0, std::move(finding)});
+    }
+  }
+
+  /// Where a tensor alone is outside, pools show the same once more.
+  void check_pools() {
+    verdict_.pools = pooled_comparisons(reference_, verdict_.tensors, actual_, options_.coarsest);
+    if (!findings_.empty()) return;
+    for (Finding& finding : pooled_findings(verdict_.pools)) {
+      const std::int64_t order = reference_.find(finding.key)->order;
+      findings_.push_back({order, std::move(finding)});
     }
   }
 

@@ -86,6 +86,7 @@ void accumulate_integers(Stats& stats, const FloatRun& run, std::int64_t count) 
     stats.sum_sq_diff += magnitude * magnitude;
     stats.dot += rd * ad;
     stats.sum_abs_diff += magnitude;
+    stats.sum_diff += r > a ? -magnitude : magnitude;
   }
 }
 
@@ -176,6 +177,7 @@ void merge(Stats& a, const Stats& b) noexcept {
   a.sum_sq_diff += b.sum_sq_diff;
   a.dot += b.dot;
   a.sum_abs_diff += b.sum_abs_diff;
+  a.sum_diff += b.sum_diff;
   a.max_abs_reference = std::max(a.max_abs_reference, b.max_abs_reference);
   if (b.first_unequal >= 0 && (a.first_unequal < 0 || b.first_unequal < a.first_unequal))
     a.first_unequal = b.first_unequal;

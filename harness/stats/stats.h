@@ -29,6 +29,7 @@ struct Stats {
   /// Global index of the first element whose value differs; -1: none.
   std::int64_t first_unequal = -1;
   std::int64_t worst = -1;  ///< global index of max_abs; -1: no finite difference
+  double sum_diff = 0;      ///< of actual - reference, with sign: what a constant shift adds to
 
   [[nodiscard]] double relative_error()
       /// Sqrt(sum_sq_diff / sum_sq_reference); 0 if both are 0; inf if only the reference is 0.

@@ -265,6 +265,7 @@ void add(DifferenceSums& to, const DifferenceSums& from) noexcept {
   add(to.sq_diff, from.sq_diff);
   add(to.reference_diff, from.reference_diff);
   add(to.abs_diff, from.abs_diff);
+  add(to.diff, from.diff);
 }
 
 /// The two tensors of a block, padded with zeros to whole steps.
@@ -420,6 +421,8 @@ void accumulate_floats(const StatsKernels& kernels, Stats& stats, const FloatRun
   stats.dot += sq_close + reference_diff + total(sums.apart.dot) + total(sums.wide.dot);
   stats.sum_abs_diff += total(sums.close.abs_diff) + total(sums.apart_differences.abs_diff) +
                         total(sums.wide.abs_diff);
+  stats.sum_diff +=
+      total(sums.close.diff) + total(sums.apart_differences.diff) + total(sums.wide.diff);
   stats.max_abs_reference = std::max(stats.max_abs_reference, largest(sums.wide.max_reference));
   stats.max_ulp = std::max(stats.max_ulp, largest(sums.wide.max_ulp));
 }

@@ -30,6 +30,7 @@ struct DifferenceSums {
   StatsLanes sq_diff = {};
   StatsLanes reference_diff = {};  ///< reference * (actual - reference)
   StatsLanes abs_diff = {};
+  StatsLanes diff = {};
 };
 
 /// Sums of narrow blocks whose tensors are far apart.
@@ -60,8 +61,8 @@ struct BlockOfDifferences {
 struct WideSums {
   double sq_reference[kWideLanes] = {}, sq_actual[kWideLanes] = {}, sq_diff[kWideLanes] = {},
          dot[kWideLanes] = {};
-  double abs_diff[kWideLanes] = {}, max_abs[kWideLanes] = {}, max_reference[kWideLanes] = {},
-         max_ulp[kWideLanes] = {};
+  double abs_diff[kWideLanes] = {}, diff[kWideLanes] = {}, max_abs[kWideLanes] = {},
+         max_reference[kWideLanes] = {}, max_ulp[kWideLanes] = {};
   std::int64_t unequal_bits[kWideLanes] = {}, unequal_values[kWideLanes] = {};
 };
 

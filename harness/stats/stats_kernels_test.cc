@@ -29,7 +29,7 @@ std::string bits_of(const Stats& s) {
         s.inf_actual, s.nonfinite_mismatch, s.first_unequal, s.worst})
     text += fmt::format("{} ", n);
   for (const double x : {s.max_abs, s.max_ulp, s.sum_sq_reference, s.sum_sq_actual, s.sum_sq_diff,
-                         s.dot, s.sum_abs_diff, s.max_abs_reference})
+                         s.dot, s.sum_abs_diff, s.max_abs_reference, s.sum_diff})
     text += fmt::format("{:a} ", x);
   return text;
 }
@@ -187,6 +187,7 @@ TEST_P(StatsKernelsOf, CountsMaximaAndPositionsAreThoseOfAScalarModel) {
         want.sum_sq_actual += static_cast<double>(a) * a;
         want.sum_sq_diff += d * d;
         want.sum_abs_diff += d;
+        want.sum_diff += static_cast<double>(a) - r;
         // the part beyond the reference's square
         want.dot += static_cast<double>(r) * (static_cast<double>(a) - r);
       }
@@ -211,6 +212,7 @@ TEST_P(StatsKernelsOf, CountsMaximaAndPositionsAreThoseOfAScalarModel) {
               want.sum_sq_actual);
       EXPECT_NEAR(got.sum_sq_diff, want.sum_sq_diff, 0x1p-17 * want.sum_sq_diff);
       EXPECT_NEAR(got.sum_abs_diff, want.sum_abs_diff, 0x1p-17 * want.sum_abs_diff);
+      EXPECT_NEAR(got.sum_diff, want.sum_diff, 0x1p-17 * want.sum_abs_diff);
       EXPECT_NEAR(got.dot - got.sum_sq_reference, want.dot,
                   0x1p-17 * std::sqrt(want.sum_sq_diff * want.sum_sq_reference) +
                       0x1p-50 * want.sum_sq_reference);

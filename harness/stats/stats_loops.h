@@ -210,12 +210,13 @@ struct StatsLoops {
 
   /// Sums of one register's lanes over the steps of a block.
   struct Sums {
-    Floats squares{}, products{}, magnitudes{};
+    Floats squares{}, products{}, magnitudes{}, differences{};
 
     [[gnu::always_inline]] void add_to(DifferenceSums& sums, int lane) const {
       add_to_lanes(sums.sq_diff + lane, squares);
       add_to_lanes(sums.reference_diff + lane, products);
       add_to_lanes(sums.abs_diff + lane, magnitudes);
+      add_to_lanes(sums.diff + lane, differences);
     }
   };
 
@@ -231,6 +232,7 @@ struct StatsLoops {
     const Floats d = a - r;
     const Ints magnitude = (Ints)d & 0x7fffffff;
     sums.magnitudes += (Floats)magnitude;
+    sums.differences += d;
     sums.squares += d * d;
     sums.products += r * d;
     extremes.maximum = larger(extremes.maximum, magnitude);
@@ -262,7 +264,7 @@ struct StatsLoops {
       Sums even, odd;
       [[gnu::always_inline]] void add_to(DifferenceSums& sums, int lane) const {
         const Sums both{even.squares + odd.squares, even.products + odd.products,
-                        even.magnitudes + odd.magnitudes};
+                        even.magnitudes + odd.magnitudes, even.differences + odd.differences};
         both.add_to(sums, lane);
       }
     };
@@ -423,6 +425,7 @@ struct StatsLoops {
         s.sq_diff[l] += d * d;
         s.dot[l] += r * a;
         s.abs_diff[l] += abs_d;
+        s.diff[l] += d;
         s.max_abs[l] = abs_d > s.max_abs[l] ? abs_d : s.max_abs[l];
         s.max_reference[l] = abs_r > s.max_reference[l] ? abs_r : s.max_reference[l];
         std::int64_t r_bits;

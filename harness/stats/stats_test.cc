@@ -101,6 +101,7 @@ TEST(Stats, EveryLengthGivesTheExactSums) {
       want.sum_sq_diff += (a[i] - r[i]) * (a[i] - r[i]);
       want.dot += r[i] * a[i];
       want.sum_abs_diff += std::fabs(a[i] - r[i]);
+      want.sum_diff += a[i] - r[i];
       want.unequal_values += a[i] != r[i];
       if (std::fabs(a[i] - r[i]) > want.max_abs) {
         want.max_abs = std::fabs(a[i] - r[i]);
@@ -118,6 +119,7 @@ TEST(Stats, EveryLengthGivesTheExactSums) {
     EXPECT_EQ(got.sum_sq_diff, want.sum_sq_diff) << n;
     EXPECT_EQ(got.dot, want.dot) << n;
     EXPECT_EQ(got.sum_abs_diff, want.sum_abs_diff) << n;
+    EXPECT_EQ(got.sum_diff, want.sum_diff) << n;
     EXPECT_EQ(got.unequal_values, want.unequal_values) << n;
     EXPECT_EQ(got.unequal_bits, want.unequal_values) << n;
     EXPECT_EQ(got.max_abs, want.max_abs) << n;

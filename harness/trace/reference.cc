@@ -30,6 +30,7 @@ struct Reference::Impl {
   std::map<RecordKey, const Record*> index;
   std::map<RecordKey, Response> responses;
   int runs = 0;
+  Redrawn redrawn;
 };
 
 Reference::Reference(Trace trace) : impl_(std::make_shared<Impl>()) {
@@ -135,6 +136,33 @@ void Reference::set_responses(std::map<RecordKey, Response> responses, int runs)
   if (impl_ == nullptr) throw VacuousError("responses of an empty reference");
   impl_->responses = std::move(responses);
   impl_->runs = runs;
+}
+
+void Reference::add_redrawn(const Trace& run) {
+  if (impl_ == nullptr) throw VacuousError("redrawn runs of an empty reference");
+  const int number = impl_->redrawn.runs++;
+  for (const RankTrace& rank : run.ranks) {
+    for (const Record& record : rank.records) {
+      if (!impl_->index.contains(record.key) || !is_floating(record.dtype) || record.unmasked >= 0)
+        continue;
+      Stats s;
+      for (const PartStats& part : record.parts) merge(s, part.stats);
+      if (s.numel == 0 || s.nan_reference + s.inf_reference + s.nan_actual + s.inf_actual > 0)
+        continue;
+      impl_->redrawn.sums[record.key].push_back(
+          {number, s.sum_sq_diff, s.dot - s.sum_sq_reference, s.sum_diff});
+    }
+  }
+}
+
+const Redrawn& Reference::redrawn() const noexcept {
+  static const Redrawn none;
+  return impl_ == nullptr ? none : impl_->redrawn;
+}
+
+void Reference::set_redrawn(Redrawn redrawn) {
+  if (impl_ == nullptr) throw VacuousError("redrawn runs of an empty reference");
+  impl_->redrawn = std::move(redrawn);
 }
 
 }  // namespace isoshard

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "harness/stats/response.h"
+#include "harness/trace/redrawn.h"
 #include "harness/trace/trace.h"
 
 namespace isoshard {
@@ -41,6 +42,13 @@ class Reference {
   [[nodiscard]] const std::map<RecordKey, Response>& responses() const noexcept;
   /// For responses that were stored with a bundle.
   void set_responses(std::map<RecordKey, Response> responses, int runs);
+
+  /// Adds a run whose roundings alone were drawn anew (a Trace whose parts were compared with this
+  /// reference). Masked records, and those that are not finite everywhere, are left out.
+  void add_redrawn(const Trace& run);
+  [[nodiscard]] const Redrawn& redrawn() const noexcept;
+  /// For those that were stored with a bundle.
+  void set_redrawn(Redrawn redrawn);
 
  private:
   struct Impl;

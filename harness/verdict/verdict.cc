@@ -18,6 +18,22 @@ std::string_view name_of(ShiftedCopy copy) noexcept {
   return "unknown";
 }
 
+std::string_view name_of(PoolOf pool) noexcept {
+  switch (pool) {
+    case PoolOf::kAll:
+      return "all";
+    case PoolOf::kLayer:
+      return "layer";
+    case PoolOf::kClass:
+      return "class";
+    case PoolOf::kRank:
+      return "rank";
+    case PoolOf::kTensor:
+      return "tensor";
+  }
+  return "unknown";
+}
+
 std::string_view name_of(Status status) noexcept {
   switch (status) {
     case Status::kConforms:
@@ -42,6 +58,11 @@ Verdict verdict_through_record(Verdict emulation, std::int64_t num_equal) {
                                    emulation.compared, emulation.weak);
     if (emulation.weak == 0) emulation.reason += " (" + little + ")";
   }
+  emulation.would_miss =
+      emulation.would_miss.empty()
+          ? "nothing that the declared arithmetic does not do"
+          : fmt::format("nothing that the declared arithmetic does not do; in that itself, {}",
+                        emulation.would_miss);
   emulation.reason +=
       fmt::format("; {} tensors are bit-identical to the emulated reference", num_equal);
   return emulation;

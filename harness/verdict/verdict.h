@@ -59,6 +59,33 @@ struct TensorComparison {
   std::vector<double> reference_values, actual_values;
 };
 
+/// Which tensors of a step are pooled (harness/verdict/pooled.h).
+enum class PoolOf : std::uint8_t {
+  kAll,     ///< all of a kind
+  kLayer,   ///< of one layer
+  kClass,   ///< of one name but for its layer's number
+  kRank,    ///< what one rank holds of all of a kind
+  kTensor,  ///< one tensor, or one number
+};
+[[nodiscard]] std::string_view name_of(PoolOf pool) noexcept;
+
+/// The best-fit scale and the shift of several tensors together, against what redrawn runs of the
+/// reference show.
+struct PooledComparison {
+  PoolOf pool = PoolOf::kAll;
+  std::string name;  ///< "all gradients", "gradients of k_proj.bias", "gradients on rank 3"
+  RecordKey first;   ///< the pool's first tensor in execution order
+  Stage stage = Stage::kForward;
+  std::int64_t tensors = 0;
+  double scale = 1;  ///< the one factor that fits all of them best
+  double allowed_scale_error = 0;
+  /// Mean difference, in units of each tensor's root mean square.
+  double shift = 0;
+  double allowed_shift = 0;
+  int runs = 0;  ///< redrawn runs that recorded it
+  bool within = true;
+};
+
 /// One thing that is wrong. Findings are sorted: the first is the first divergent tensor in
 /// execution order.
 struct Finding {
@@ -90,6 +117,11 @@ struct Verdict {
   std::string subject, case_slug;
   MeshShape mesh;
   std::vector<TensorComparison> tensors;  ///< in execution order
+  /// Of 16-bit runs whose reference has redrawn runs; else empty.
+  std::vector<PooledComparison> pools;
+  /// "scale errors below 0.2 % in all gradients, 2.1 % in k_proj.bias": the smallest errors that
+  /// would have been rejected (harness/verdict/would_miss.h); empty if nothing was judged.
+  std::string would_miss;
   std::vector<Finding> findings;
   /// Records only in the reference, only in the run; all listed.
   std::vector<std::string> missing, extra;

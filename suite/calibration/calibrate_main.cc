@@ -47,6 +47,11 @@ void append_csv(std::ofstream& csv, std::int64_t index, const Verdict& verdict, 
                        t.stats.max_abs_reference / std::sqrt(t.stats.sum_sq_reference),
                        t.weakness.empty() ? 0 : 1, t.elements, t.unmasked_share);
   }
+  for (const PooledComparison& p : verdict.pools) {
+    csv << fmt::format("{},{},{},pool {},{},{},{},{},{},{},{}\n", index, name_of(dtype),
+                       name_of(p.stage), name_of(p.pool), p.name, p.tensors, p.scale - 1,
+                       p.allowed_scale_error, p.shift, p.allowed_shift, p.runs);
+  }
 }
 
 int run(const ParsedOptions& options) {

@@ -21,6 +21,7 @@
 #include "suite/record/make_subject.h"
 #include "suite/record/run_case.h"
 #include "suite/reference/lattice_guard.h"
+#include "suite/reference/redrawn_run.h"
 #include "suite/reference/reference.h"
 
 namespace isoshard {
@@ -180,6 +181,7 @@ Reference& CaseJudge::plain(const Case& item, int responses) {
   const auto made = plains_.find(item.reference_slug());
   if (made == plains_.end() || !made->second.reference.has_bytes()) make_plain(item, responses);
   auto& [reference, is_seen] = plains_.at(item.reference_slug());
+  if (responses >= kAllResponses) add_redrawn_runs(item, reference);
   if (!is_seen) {
     if (plan_.tables) side_by_side_.add_plain(item, reference);
     observer_->on_plain(item, reference);

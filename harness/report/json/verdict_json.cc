@@ -77,6 +77,21 @@ json bound_json(const PublishedBound& bound) {
           {"holds", bound.holds}};
 }
 
+json pool_json(const PooledComparison& p) {
+  return {{"pool", name_of(p.pool)},
+          {"name", p.name},
+          {"step", p.first.step},
+          {"kind", name_of(p.first.kind)},
+          {"stage", name_of(p.stage)},
+          {"tensors", p.tensors},
+          {"scale", json_number(p.scale)},
+          {"allowed_scale_error", json_number(p.allowed_scale_error)},
+          {"shift", json_number(p.shift)},
+          {"allowed_shift", json_number(p.allowed_shift)},
+          {"runs", p.runs},
+          {"within", p.within}};
+}
+
 }  // namespace
 
 json verdict_json(const Verdict& verdict) {
@@ -87,6 +102,8 @@ json verdict_json(const Verdict& verdict) {
   for (const TensorComparison& t : verdict.tensors) tensors.push_back(tensor_json(t));
   json findings = json::array();
   for (const Finding& f : verdict.findings) findings.push_back(finding_json(f));
+  json pools = json::array();
+  for (const PooledComparison& p : verdict.pools) pools.push_back(pool_json(p));
   json published = json::array();
   for (const PublishedBound& bound : verdict.published) published.push_back(bound_json(bound));
   return {{"schema", 1},
@@ -106,7 +123,9 @@ json verdict_json(const Verdict& verdict) {
           {"equal_to_emulation",
            verdict.equal_to_emulation ? json(*verdict.equal_to_emulation) : json(nullptr)},
           {"collectives", verdict.collectives.empty() ? json(nullptr) : json(verdict.collectives)},
+          {"would_miss", verdict.would_miss},
           {"published_bounds", published},
+          {"pools", pools},
           {"tensors", tensors},
           {"findings", findings},
           {"not_recorded", verdict.not_recorded},

@@ -63,6 +63,9 @@ class Table {
                            "declared arithmetic", *verdict_.equal_to_emulation);
     if (!verdict_.collectives.empty())
       text_ += fmt::format("  {:<22}{}\n", "collectives", verdict_.collectives);
+    pools();
+    if (!verdict_.would_miss.empty())
+      text_ += fmt::format("  {:<22}{}\n", "would miss", verdict_.would_miss);
     published();
     not_recorded();
     for (const std::string& note : verdict_.notes)
@@ -248,6 +251,27 @@ class Table {
       text_ += fmt::format("    {}\n", list[i]);
     if (list.size() > kMaxFindings && !options_.all_tensors)
       text_ += fmt::format("    and {} more\n", list.size() - kMaxFindings);
+  }
+
+  void pools() {
+    if (verdict_.pools.empty()) return;
+    double most = 0;
+    const PooledComparison* worst = nullptr;
+    std::size_t outside = 0;
+    for (const PooledComparison& p : verdict_.pools) {
+      outside += p.within ? 0 : 1;
+      const double share =
+          p.allowed_scale_error > 0 ? std::fabs(p.scale - 1) / p.allowed_scale_error : 0;
+      if (worst == nullptr || !(share <= most)) {
+        most = share;
+        worst = &p;
+      }
+    }
+    const std::string line = fmt::format(
+        "  {:<22}{} pools against redrawn runs, {} outside; largest scale error {:.2g} of what is "
+        "allowed ({}: {:.6g})\n",
+        "pooled", verdict_.pools.size(), outside, most, worst->name, worst->scale);
+    text_ += outside > 0 ? paint(line, "31") : line;
   }
 
   void published() {

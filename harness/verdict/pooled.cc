@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Pools, the width that redrawn runs give them, and what is outside.
+#include "harness/verdict/pooled.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <map>
+#include <numbers>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "harness/stats/tolerance.h"
+
+namespace isoshard {
+namespace {
+
+/// What all pools of a family say of one of them counts as so many redrawn runs of its own.
+constexpr double kRunsOfFamily = 4;
+/// A family of fewer pools says nothing.
+constexpr std::size_t kLeastFamily = 8;
+/// Of a tensor so many elements are read for its fourth moment.
+constexpr std::int64_t kMostRead = std::int64_t{1} << 16;
+
+/// One tensor that takes part.
+struct Item {
+  const TensorComparison* comparison = nullptr;
+  const std::vector<RedrawnSums>* redrawn = nullptr;
+  double peak = 1;       ///< sqrt(sum r^4) / sum r^2
+  double rms = 0;        ///< of the reference
+  double least_var = 0;  ///< of the difference: what last roundings alone make of it
+};
+
+/// What one run, or one redrawn run, adds up over a pool.
+struct Sums {
+  double squares = 0;   ///< of the reference
+  double dot_diff = 0;  ///< of reference x difference
+  double shift = 0;     ///< of difference / rms
+  double numel = 0;
+
+  [[nodiscard]] double scale_error() const { return squares > 0 ? dot_diff / squares : 0; }
+  [[nodiscard]] double mean_shift() const { return numel > 0 ? shift / numel : 0; }
+};
+
+/// The same statistic of each redrawn run, and what independent errors would make of it.
+struct Draws {
+  double mean_sq = 0;
+  double independent_sq = 0;
+  int runs = 0;
+};
+
+struct Group {
+  int step = 0;
+  RecordKind kind = RecordKind::kGrad;
+  std::string state;  ///< of optimizer states: "exp_avg"
+  auto operator<=>(const Group&) const = default;
+};
+
+std::string state_of(const RecordKey& key) {
+  return key.kind == RecordKind::kOptimizer ? key.name.substr(key.name.rfind('.') + 1)
+                                            : std::string();
+}
+
+/// Where the number of a layer stands in a name: "model.layers.12.mlp" has it at "12".
+std::optional<std::pair<std::size_t, std::size_t>> layer_of(std::string_view name) {
+  std::size_t begin = 0;
+  while (begin < name.size()) {
+    const std::size_t end = std::min(name.find('.', begin), name.size());
+    const std::string_view word = name.substr(begin, end - begin);
+    if (!word.empty() &&
+        std::all_of(word.begin(), word.end(), [](unsigned char c) { return std::isdigit(c) != 0; }))
+      return std::pair(begin, end);
+    begin = end + 1;
+  }
+  return std::nullopt;
+}
+
+std::string words_of(const Group& group) {
+  switch (group.kind) {
+    case RecordKind::kGrad:
+      return "gradients";
+    case RecordKind::kActivation:
+      return "activations";
+    case RecordKind::kActivationGrad:
+      return "activation gradients";
+    case RecordKind::kOptimizer:
+      return fmt::format("optimizer states {}", group.state);
+    case RecordKind::kParam:
+      return "parameters after the step";
+    default:
+      return std::string(name_of(group.kind));
+  }
+}
+
+double peak_of(const Reference& reference, const Record& record, double sum_sq) {
+  const std::int64_t numel = numel_of(record.layout.global_shape);
+  const std::int64_t count = std::min(numel, kMostRead);
+  if (count == 0 || !(sum_sq > 0) || !reference.has_bytes()) return 1;
+  double second = 0, fourth = 0;
+  const std::byte* bytes = reference.bytes(record);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const double x = value_at(bytes, record.dtype, i * numel / count);
+    second += x * x;
+    fourth += x * x * x * x;
+  }
+  if (!(second > 0)) return 1;
+  const double share = static_cast<double>(count) / static_cast<double>(numel);
+  return std::min(1.0, std::sqrt(fourth * share) / second);
+}
+
+class Pools {
+ public:
+  Pools(const Reference& reference, const std::vector<TensorComparison>& tensors,
+        const Trace& actual, Dtype coarsest)
+      : reference_(reference), actual_(actual), coarsest_(coarsest) {
+    for (const TensorComparison& t : tensors) {
+      if (const std::optional<Item> item = item_of(t))
+        groups_[{t.key.step, t.key.kind, state_of(t.key)}].push_back(*item);
+    }
+  }
+
+  std::vector<PooledComparison> run() {
+    for (const auto& [group, items] : groups_) {
+      if (group.kind == RecordKind::kScalar) {
+        family(PoolOf::kTensor, each_alone(items));
+        continue;
+      }
+      const std::string words = words_of(group);
+      if (items.size() > 1) family(PoolOf::kAll, {{"all " + words, items}});
+      family(PoolOf::kLayer, by_layer(words, items));
+      family(PoolOf::kClass, by_class(words, items));
+      ranks(words, items);
+      family(PoolOf::kTensor, each_alone(items));
+    }
+    std::stable_sort(pools_.begin(), pools_.end(),
+                     [](const PooledComparison& a, const PooledComparison& b) {
+                       return std::tuple(a.first.step, a.stage) < std::tuple(b.first.step, b.stage);
+                     });
+    return std::move(pools_);
+  }
+
+ private:
+  using Named = std::vector<std::pair<std::string, std::vector<Item>>>;
+
+  std::optional<Item> item_of(const TensorComparison& t) const {
+    const Stats& s = t.stats;
+    if (t.level != Level::kPerturbed || t.insensitive || t.unmasked_share != 1 || s.numel == 0 ||
+        !(s.sum_sq_reference > 0) ||
+        s.nan_reference + s.inf_reference + s.nan_actual + s.inf_actual > 0)
+      return std::nullopt;
+    const Record* record = reference_.find(t.key);
+    const auto found = reference_.redrawn().sums.find(t.key);
+    if (record == nullptr || !is_floating(record->dtype) ||
+        found == reference_.redrawn().sums.end() || found->second.size() < 2)
+      return std::nullopt;
+    const auto numel = static_cast<double>(s.numel);
+    Item item{&t, &found->second, peak_of(reference_, *record, s.sum_sq_reference),
+              std::sqrt(s.sum_sq_reference / numel)};
+    // Numbers that are summed in fp64 have no last rounding in the dtype.
+    const Dtype rounded = t.key.kind == RecordKind::kScalar ? Dtype::kFloat32 : coarsest_;
+    item.least_var = std::pow(unit_roundoff(rounded) / 2, 2) * s.sum_sq_reference;
+    return item;
+  }
+
+  static Sums sums_of(const std::vector<Item>& items) {
+    Sums sums;
+    for (const Item& item : items) {
+      const Stats& s = item.comparison->stats;
+      sums.squares += s.sum_sq_reference;
+      sums.dot_diff += s.dot - s.sum_sq_reference;
+      sums.shift += s.sum_diff / item.rms;
+      sums.numel += static_cast<double>(s.numel);
+    }
+    return sums;
+  }
+
+  /// Of the redrawn runs that recorded all items.
+  static std::pair<Draws, Draws> draws_of(const std::vector<Item>& items) {
+    std::map<int, std::pair<std::size_t, Sums>> runs;
+    double scale_sq = 0, shift_sq = 0, squares = 0, numel = 0;
+    for (const Item& item : items) {
+      const Stats& s = item.comparison->stats;
+      double mean_sq_diff = 0;
+      for (const RedrawnSums& run : *item.redrawn) {
+        auto& [count, sums] = runs[run.run];
+        ++count;
+        sums.squares += s.sum_sq_reference;
+        sums.dot_diff += run.dot_diff;
+        sums.shift += run.sum_diff / item.rms;
+        sums.numel += static_cast<double>(s.numel);
+        mean_sq_diff += run.sum_sq_diff / static_cast<double>(item.redrawn->size());
+      }
+      mean_sq_diff = std::max(mean_sq_diff, item.least_var);
+      scale_sq += mean_sq_diff * s.sum_sq_reference * item.peak * item.peak;
+      shift_sq += mean_sq_diff / (item.rms * item.rms);
+      squares += s.sum_sq_reference;
+      numel += static_cast<double>(s.numel);
+    }
+    Draws scale, shift;
+    for (const auto& [run, counted] : runs) {
+      if (counted.first != items.size()) continue;
+      scale.mean_sq += std::pow(counted.second.scale_error(), 2);
+      shift.mean_sq += std::pow(counted.second.mean_shift(), 2);
+      ++scale.runs;
+    }
+    shift.runs = scale.runs;
+    scale.mean_sq /= std::max(1, scale.runs);
+    shift.mean_sq /= std::max(1, shift.runs);
+    scale.independent_sq = scale_sq / (squares * squares);
+    shift.independent_sq = shift_sq / (numel * numel);
+    return {scale, shift};
+  }
+
+  /// How much wider, on the average, the pools of a family are than independent errors would make
+  /// them; 0: too few of them.
+  static double common_of(const std::vector<Draws>& all) {
+    if (all.size() < kLeastFamily) return 0;
+    double sum = 0;
+    for (const Draws& draws : all)
+      sum += draws.independent_sq > 0 ? draws.mean_sq / draws.independent_sq : 0;
+    return sum / static_cast<double>(all.size());
+  }
+
+  double quantile_of(double freedom) {
+    const auto [found, is_new] = quantiles_.try_emplace(freedom, 0);
+    if (is_new) found->second = student_quantile(freedom, kFalseAlarmOfPool);
+    return found->second;
+  }
+
+  double allowed_of(const Draws& draws, double common) {
+    const double others = common > 0 ? kRunsOfFamily : 0;
+    const double mean_sq = (draws.mean_sq * draws.runs + common * draws.independent_sq * others) /
+                           (draws.runs + others);
+    return quantile_of(draws.runs + others) * std::sqrt(std::max(mean_sq, draws.independent_sq));
+  }
+
+  void family(PoolOf pool, const Named& members) {
+    std::vector<Draws> scales, shifts;
+    for (const auto& [name, items] : members) {
+      const auto [scale, shift] = draws_of(items);
+      scales.push_back(scale);
+      shifts.push_back(shift);
+    }
+    const double common_scale = common_of(scales), common_shift = common_of(shifts);
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      if (scales[i].runs < 2) continue;
+      const auto& [name, items] = members[i];
+      add(pool, name, items, sums_of(items), allowed_of(scales[i], common_scale),
+          allowed_of(shifts[i], common_shift), scales[i].runs);
+    }
+  }
+
+  void add(PoolOf pool, const std::string& name, const std::vector<Item>& items, const Sums& sums,
+           double allowed_scale, double allowed_shift, int runs) {
+    const TensorComparison& first = *items.front().comparison;
+    PooledComparison p;
+    p.pool = pool;
+    p.name = name;
+    p.first = first.key;
+    p.stage = first.stage;
+    p.tensors = static_cast<std::int64_t>(items.size());
+    p.scale = 1 + sums.scale_error();
+    p.allowed_scale_error = allowed_scale;
+    p.shift = sums.mean_shift();
+    p.allowed_shift = allowed_shift;
+    p.runs = runs;
+    // a NaN is never within
+    p.within = std::fabs(p.scale - 1) <= allowed_scale && std::fabs(p.shift) <= allowed_shift;
+    pools_.push_back(std::move(p));
+  }
+
+  static Named each_alone(const std::vector<Item>& items) {
+    Named result;
+    for (const Item& item : items) result.push_back({subject_of(item.comparison->key), {item}});
+    return result;
+  }
+
+  static Named of_several(std::map<std::string, std::vector<Item>> pools) {
+    Named result;
+    for (auto& [name, items] : pools) {
+      if (items.size() > 1) result.emplace_back(name, std::move(items));
+    }
+    return result;
+  }
+
+  static Named by_layer(const std::string& words, const std::vector<Item>& items) {
+    std::map<std::string, std::vector<Item>> pools;
+    for (const Item& item : items) {
+      const std::string& name = item.comparison->key.name;
+      if (const auto layer = layer_of(name))
+        pools[fmt::format("{} of {}", words, name.substr(0, layer->second))].push_back(item);
+    }
+    return of_several(std::move(pools));
+  }
+
+  static Named by_class(const std::string& words, const std::vector<Item>& items) {
+    std::map<std::string, std::vector<Item>> pools;
+    for (const Item& item : items) {
+      const std::string& name = item.comparison->key.name;
+      const auto layer = layer_of(name);
+      if (!layer.has_value() || layer->second >= name.size()) continue;
+      pools[fmt::format("{} of all {}", words, name.substr(layer->second + 1))].push_back(item);
+    }
+    return of_several(std::move(pools));
+  }
+
+  /// What each rank holds, where that is less than everything. A part has fewer elements than the
+  /// whole that redrawn runs measured, so its errors average out less: by the root of its share, if
+  /// they are independent.
+  void ranks(const std::string& words, const std::vector<Item>& items) {
+    std::map<RecordKey, const Item*> by_key;
+    for (const Item& item : items) by_key[item.comparison->key] = &item;
+    for (const RankTrace& rank : actual_.ranks) {
+      std::vector<Item> held;
+      Sums sums;
+      for (const Record& record : rank.records) {
+        const auto found = by_key.find(record.key);
+        if (found == by_key.end() || is_partial(record.layout)) continue;
+        Stats stats;
+        for (const PartStats& part : record.parts) merge(stats, part.stats);
+        if (stats.numel == 0) continue;
+        sums.squares += stats.sum_sq_reference;
+        sums.dot_diff += stats.dot - stats.sum_sq_reference;
+        sums.shift += stats.sum_diff / found->second->rms;
+        sums.numel += static_cast<double>(stats.numel);
+        held.push_back(*found->second);
+      }
+      const Sums whole = sums_of(held);
+      constexpr double kEverything = 0.999;
+      if (held.size() < 2 || !(sums.squares > 0) || sums.squares > kEverything * whole.squares)
+        continue;
+      const auto [scale, shift] = draws_of(held);
+      if (scale.runs < 2) continue;
+      add(PoolOf::kRank, fmt::format("{} on rank {}", words, rank.rank), held, sums,
+          allowed_of(scale, 0) * std::sqrt(whole.squares / sums.squares),
+          allowed_of(shift, 0) * std::sqrt(whole.numel / sums.numel), scale.runs);
+    }
+  }
+
+  const Reference& reference_;
+  const Trace& actual_;
+  Dtype coarsest_;
+  std::map<Group, std::vector<Item>> groups_;
+  std::map<double, double> quantiles_;  ///< by degrees of freedom
+  std::vector<PooledComparison> pools_;
+};
+
+/// How far outside, as a multiple of what is allowed.
+double excess_of(const PooledComparison& p) {
+  const auto share = [](double value, double allowed) {
+    return allowed > 0 ? std::fabs(value) / allowed : (value == 0 ? 0 : HUGE_VAL);
+  };
+  return std::max(share(p.scale - 1, p.allowed_scale_error), share(p.shift, p.allowed_shift));
+}
+
+Finding finding_of(const PooledComparison& p, std::size_t outside, std::size_t judged) {
+  Finding finding;
+  finding.key = p.first;
+  finding.stage = p.stage;
+  const bool is_scale = !(std::fabs(p.scale - 1) <= p.allowed_scale_error);
+  const std::string words =
+      is_scale ? fmt::format("scale {:.6g} (allowed error {:.2g})", p.scale, p.allowed_scale_error)
+               : fmt::format("shift {:.3g} of the root mean square (allowed {:.2g})", p.shift,
+                             p.allowed_shift);
+  finding.what = fmt::format("{} (step {}): {}", p.name, p.first.step, words);
+  finding.evidence = fmt::format(
+      "{}; scale {:.6g} (allowed error {:.2g}), shift {:.3g} (allowed {:.2g}) against {} redrawn "
+      "runs of the reference; {} of {} pools of this step and kind are outside, no tensor by its "
+      "own error",
+      p.tensors == 1 ? "one tensor" : fmt::format("{} tensors together", p.tensors), p.scale,
+      p.allowed_scale_error, p.shift, p.allowed_shift, p.runs, outside, judged);
+  finding.diagnosis =
+      is_scale ? fmt::format("{}: multiplied by {:.6g}, which no rounding does", p.name, p.scale)
+               : fmt::format("{}: shifted, which no rounding does", p.name);
+  return finding;
+}
+
+}  // namespace
+
+double student_quantile(double freedom, double chance) noexcept {
+  // With x = sqrt(freedom) tan(a), P(|T| > x) is the share of the integral of cos^(freedom - 1)
+  // from a to pi / 2.
+  const auto integral = [&](double from) {
+    constexpr int kSteps = 2000;  // even, for Simpson's rule
+    const double width = (std::numbers::pi / 2 - from) / kSteps;
+    double sum = 0;
+    for (int i = 0; i <= kSteps; ++i) {
+      const double weight = i == 0 || i == kSteps ? 1 : (i % 2 == 1 ? 4 : 2);
+      sum += weight * std::pow(std::max(0.0, std::cos(from + i * width)), freedom - 1);
+    }
+    return sum * width / 3;
+  };
+  const double whole = integral(0);
+  double low = 0, high = std::numbers::pi / 2;
+  constexpr int kHalvings = 60;
+  for (int i = 0; i < kHalvings; ++i) {
+    const double middle = (low + high) / 2;
+    (integral(middle) / whole > chance ? low : high) = middle;
+  }
+  return std::sqrt(freedom) * std::tan(low);
+}
+
+std::vector<PooledComparison> pooled_comparisons(const Reference& reference,
+                                                 const std::vector<TensorComparison>& tensors,
+                                                 const Trace& actual, Dtype coarsest) {
+  if (size_of(coarsest) != 2 || reference.redrawn().runs == 0) return {};
+  return Pools(reference, tensors, actual, coarsest).run();
+}
+
+std::vector<Finding> pooled_findings(const std::vector<PooledComparison>& pools) {
+  struct Outside {
+    const PooledComparison* worst = nullptr;
+    std::size_t outside = 0, judged = 0;
+  };
+  std::vector<std::pair<Group, Outside>> groups;
+  for (const PooledComparison& p : pools) {
+    const Group group{p.first.step, p.first.kind, state_of(p.first)};
+    auto found = std::find_if(groups.begin(), groups.end(),
+                              [&](const auto& entry) { return entry.first == group; });
+    if (found == groups.end()) found = groups.insert(groups.end(), {group, {}});
+    Outside& of = found->second;
+    ++of.judged;
+    if (p.within) continue;
+    ++of.outside;
+    if (of.worst == nullptr || excess_of(p) > excess_of(*of.worst)) of.worst = &p;
+  }
+  std::vector<Finding> findings;
+  for (const auto& [group, of] : groups) {
+    if (of.worst != nullptr) findings.push_back(finding_of(*of.worst, of.outside, of.judged));
+  }
+  return findings;
+}
+
+}  // namespace isoshard

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Many tensors judged together: in 16 bits one of them hides a small factor in its roundings, and
+/// all of them do not (docs/tolerances.md, "Pooled statistics").
+#pragma once
+#include <vector>
+
+#include "harness/trace/trace.h"
+#include "harness/verdict/verdict.h"
+
+namespace isoshard {
+
+/// The chance that a correct run's best-fit scale, or its shift, is outside in one pool.
+inline constexpr double kFalseAlarmOfPool = 1e-8;
+
+/// What |T| exceeds with probability `chance`, T distributed as Student's t with `freedom` degrees.
+/// Requires   freedom > 0, 0 < chance < 1.
+[[nodiscard]] double student_quantile(double freedom, double chance) noexcept;
+
+/// Every pool of the run, in the order in which faults show; within one step and kind all tensors,
+/// layers, classes, ranks, single tensors.
+///
+/// `tensors` are the comparisons of the run `actual`. Empty unless `coarsest` has 16 bits and the
+/// reference has redrawn runs. A tensor takes part if it is judged within tolerances, is no
+/// rounding noise (insensitive), is finite, is masked nowhere, and was recorded by redrawn runs.
+[[nodiscard]] std::vector<PooledComparison> pooled_comparisons(
+    const Reference& reference, const std::vector<TensorComparison>& tensors, const Trace& actual,
+    Dtype coarsest);
+
+/// One for each step and kind of tensors with a pool outside its bounds: the pool that is farthest
+/// outside, as the one that fits the error best. Sorted as `pools`.
+[[nodiscard]] std::vector<Finding> pooled_findings(const std::vector<PooledComparison>& pools);
+
+}  // namespace isoshard

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Claims about pooled statistics, in both directions: roundings pass, and a factor or a shift that
+/// hides in the roundings of each tensor does not.
+#include "harness/verdict/pooled.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "harness/judge/judge.h"
+#include "harness/testing/synthetic.h"
+
+namespace isoshard {
+namespace {
+
+using namespace synthetic;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+constexpr int kLayers = 4;
+constexpr int kRuns = 16;
+constexpr double kNoise = 0.01;
+const MeshShape kMesh({{Axis::kDp, 1}, {Axis::kTp, 2}});
+
+/// What is done to the gradient of that name, as a factor and a shift.
+struct Change {
+  std::string name;  ///< a part of the names; empty: all
+  double factor = 1, shift = 0;
+  int rank = -1;  ///< only there; -1: everywhere
+  double loss = 1;
+};
+
+/// A step in bf16 with a gradient for each of three weights a layer; every element is off by noise
+/// of its own, drawn by `seed`; 0: by none.
+Body step(int seed, const Change& change = {}, bool is_whole = true, double noise = kNoise) {
+  return [=](Sink& sink, int rank) {
+    sink.on_record(
+        site(RecordKind::kScalar, "loss", layout_of({1})),
+        at::full({1}, 5.5, at::kDouble) * change.loss *
+            (seed == 0 ? 1 : 1 + 1e-5 * (values({1}, 7919 + seed).item<double>() + 0.001)));
+    for (int layer = 0; layer < kLayers; ++layer) {
+      int number = 0;
+      for (const char* const weight : {"up.weight", "down.weight", "norm.weight"}) {
+        const int id = layer * 3 + number++;
+        at::Tensor x = values({64, 32}, 10 + id, at::kDouble);
+        if (seed != 0) x = x * (1 + noise * values({64, 32}, 1000 * seed + id, at::kDouble));
+        const std::string name = fmt::format("layers.{}.{}", layer, weight);
+        if (name.find(change.name) != std::string::npos && (change.rank < 0 || change.rank == rank))
+          x = x * change.factor + change.shift;
+        x = x.to(at::kBFloat16);
+        if (!is_whole) x = x.narrow(0, 32 * rank, 32).contiguous();
+        sink.on_record(site(RecordKind::kGrad, name, layout_of({64, 32}, {shard(Axis::kTp, 0)})),
+                       x);
+      }
+    }
+  };
+}
+
+JudgePolicy policy() {
+  JudgePolicy p;
+  p.coarsest = Dtype::kBFloat16;
+  return p;
+}
+
+/// Runs with moved weights are three times as far away as the redrawn ones.
+Reference with_redrawn(int runs = kRuns) {
+  Reference result = reference(
+      step(0), [](int i) { return step(500 + i, {}, true, 3 * kNoise); }, 3, policy());
+  for (int i = 0; i < runs; ++i)
+    result.add_redrawn(
+        run(MeshShape(), &result, step(1 + i), Keep::kNothing, policy(), RunPurpose::kResponse));
+  return result;
+}
+
+Verdict verdict_on(const Reference& reference, const Change& change) {
+  const Trace trace = run(kMesh, &reference, step(99, change, false), Keep::kWhatDiffers, policy());
+  EXPECT_EQ(trace.ranks.size(), 2U);
+  return judge(reference, trace, policy());
+}
+
+TEST(StudentQuantile, IsThatOfTables) {
+  EXPECT_NEAR(student_quantile(1, 0.5), 1, 1e-6);
+  EXPECT_NEAR(student_quantile(10, 0.05), 2.2281, 1e-4);
+  EXPECT_NEAR(student_quantile(4, 0.001), 8.6103, 1e-3);
+  EXPECT_NEAR(student_quantile(1000, 0.0455), 2.002, 1e-2);
+}
+
+TEST(Pooled, ARunWithRoundingsOfItsOwnConforms) {
+  const Reference reference = with_redrawn();
+
+  const Verdict verdict = verdict_on(reference, {});
+
+  EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
+  // all, layers, classes, ranks, gradients, loss
+  EXPECT_EQ(verdict.pools.size(), 1U + kLayers + 3U + 2U + 3 * kLayers + 1U);
+  for (const PooledComparison& p : verdict.pools) {
+    EXPECT_TRUE(p.within) << p.name;
+    EXPECT_EQ(p.runs, kRuns) << p.name;
+    EXPECT_GT(p.allowed_scale_error, 0) << p.name;
+  }
+}
+
+TEST(Pooled, AFactorThatEachTensorHidesIsNamedWhereItIs) {
+  const Reference reference = with_redrawn();
+  const struct {
+    Change change;
+    const char* name;
+  } rows[] = {
+      {{.name = "", .factor = 1.002}, "all gradients (step 0): scale 1.00"},
+      {{.name = "", .factor = 0.998}, "all gradients (step 0): scale 0.99"},
+      {{.name = "layers.2.", .factor = 1.004}, "gradients of layers.2 (step 0): scale 1.00"},
+      {{.name = "down", .factor = 1.004}, "gradients of all down.weight (step 0): scale 1.00"},
+      {{.name = "layers.1.norm", .factor = 1.01}, "gradient of layers.1.norm.weight (step 0): "},
+      {{.name = "", .factor = 1.005, .rank = 1}, "gradients on rank 1 (step 0): scale 1.00"},
+      {{.name = "", .shift = 0.001}, "all gradients (step 0): shift"},
+      {{.loss = 1.0005}, "loss (step 0): scale 1.00"},
+  };
+  for (const auto& [change, name] : rows) {
+    const Verdict verdict = verdict_on(reference, change);
+
+    ASSERT_EQ(verdict.status, Status::kDiverges) << name;
+    EXPECT_THAT(verdict.findings.front().what, StartsWith(name));
+    EXPECT_THAT(verdict.reason, HasSubstr("which no rounding does"));
+    for (const TensorComparison& t : verdict.tensors) EXPECT_TRUE(t.within) << name;
+  }
+}
+
+TEST(Pooled, WithoutRedrawnRunsNothingIsPooledAndTheVerdictSaysSo) {
+  const Reference reference = with_redrawn(0);
+
+  const Verdict verdict = verdict_on(reference, {.name = "", .factor = 1.002});
+
+  EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
+  EXPECT_TRUE(verdict.pools.empty());
+  EXPECT_THAT(verdict.would_miss, HasSubstr("runs with moved weights set the limits"));
+}
+
+TEST(Pooled, WhatWouldBeMissedIsWhatPasses) {
+  const Reference reference = with_redrawn();
+  const Verdict clean = verdict_on(reference, {});
+  double allowed = 0;
+  for (const PooledComparison& p : clean.pools) {
+    if (p.pool == PoolOf::kAll) allowed = p.allowed_scale_error;
+  }
+  ASSERT_GT(allowed, 0);
+
+  EXPECT_EQ(verdict_on(reference, {.name = "", .factor = 1 + 0.5 * allowed}).status,
+            Status::kConforms);
+  EXPECT_EQ(verdict_on(reference, {.name = "", .factor = 1 + 2 * allowed}).status,
+            Status::kDiverges);
+  EXPECT_THAT(
+      clean.would_miss,
+      StartsWith(fmt::format("scale errors below {:.2g} % in all gradients, ", 100 * allowed)));
+  EXPECT_THAT(clean.would_miss, HasSubstr("in the loss"));
+}
+
+TEST(Pooled, AtLevelExactAnythingIsRejected) {
+  JudgePolicy exact = policy();
+  exact.level = Level::kExact;
+  const Reference reference = with_redrawn();
+
+  const Verdict verdict = judge(
+      reference, run(kMesh, &reference, step(0, {}, false), Keep::kWhatDiffers, exact), exact);
+
+  EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
+  EXPECT_TRUE(verdict.pools.empty());
+  EXPECT_THAT(verdict.would_miss, StartsWith("nothing"));
+}
+
+}  // namespace
+}  // namespace isoshard

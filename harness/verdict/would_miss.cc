@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The largest errors that pass.
+#include "harness/verdict/would_miss.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <optional>
+
+namespace isoshard {
+namespace {
+
+std::string percent(double error) {
+  return fmt::format("{:.2g} %", 100 * error);
+}
+
+/// Of one kind of tensors, over all steps.
+struct Missed {
+  double together = 0;  ///< a factor on all of them
+  double worst = 0;     ///< a factor on the one where most passes
+  RecordKey worst_key;
+  std::int64_t insensitive = 0;
+  bool any = false;
+};
+
+Missed missed_of(const Verdict& verdict, RecordKind kind) {
+  std::map<RecordKey, double> alone;
+  std::map<int, double> together;
+  Missed missed;
+  for (const TensorComparison& t : verdict.tensors) {
+    if (t.key.kind != kind || t.level == Level::kExact || t.stats.numel == 0) continue;
+    if (t.insensitive) {
+      ++missed.insensitive;
+      continue;
+    }
+    alone[t.key] = t.scale_sensitivity;
+    const auto found = together.find(t.key.step);
+    together[t.key.step] = found == together.end() ? t.scale_sensitivity
+                                                   : std::min(found->second, t.scale_sensitivity);
+  }
+  for (const PooledComparison& p : verdict.pools) {
+    if (p.first.kind != kind) continue;
+    if (p.pool == PoolOf::kTensor) {
+      const auto found = alone.find(p.first);
+      if (found == alone.end()) continue;
+      found->second = std::min(found->second, p.allowed_scale_error);
+    }
+    if (p.pool == PoolOf::kRank) continue;
+    double& least = together.at(p.first.step);
+    least = std::min(least, p.allowed_scale_error);
+  }
+  for (const auto& [key, error] : alone) {
+    if (!missed.any || error > missed.worst) {
+      missed.worst = error;
+      missed.worst_key = key;
+    }
+    missed.any = true;
+  }
+  for (const auto& [step, error] : together) missed.together = std::max(missed.together, error);
+  return missed;
+}
+
+std::optional<double> missed_of_loss(const Verdict& verdict) {
+  std::optional<double> worst;
+  for (const TensorComparison& t : verdict.tensors) {
+    if (t.key.kind != RecordKind::kScalar || t.key.name != "loss" || t.level == Level::kExact)
+      continue;
+    double error = t.scale_sensitivity;
+    for (const PooledComparison& p : verdict.pools) {
+      if (p.first == t.key) error = std::min(error, p.allowed_scale_error);
+    }
+    worst = std::max(worst.value_or(0), error);
+  }
+  return worst;
+}
+
+}  // namespace
+
+std::string would_miss(const Verdict& verdict, const JudgePolicy& options) {
+  if (verdict.compared == 0) return "";
+  if (options.level == Level::kExact)
+    return "nothing in what was compared: a run that differs in one value is rejected";
+  if (options.rtol.has_value())
+    return fmt::format("scale errors below {} in every tensor, as asked for",
+                       percent(*options.rtol));
+  const Missed gradients = missed_of(verdict, RecordKind::kGrad);
+  const bool has_gradients = gradients.any;
+  const Missed missed = has_gradients ? gradients : missed_of(verdict, RecordKind::kActivation);
+  if (!missed.any) return "";
+  std::string text = fmt::format(
+      "scale errors below {} in all {}, {} in {}", percent(missed.together),
+      has_gradients ? "gradients" : "activations", percent(missed.worst), missed.worst_key.name);
+  if (const std::optional<double> loss = missed_of_loss(verdict))
+    text += fmt::format(", {} in the loss", percent(*loss));
+  if (missed.insensitive > 0)
+    text += fmt::format(", any in {} that are rounding noise", missed.insensitive);
+  if (size_of(options.coarsest) == 2 && verdict.pools.empty())
+    text += "; runs with moved weights set the limits, as there are no redrawn runs";
+  return text;
+}
+
+}  // namespace isoshard

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a comparison would have missed, in one line: a tolerance is worth as much as the smallest
+/// error that it rejects.
+#pragma once
+#include <string>
+
+#include "harness/verdict/verdict.h"
+
+namespace isoshard {
+
+/// "scale errors below 0.2 % in all gradients, 2.1 % in gradient of k_proj.bias": the smallest
+/// common factor of all gradients that would have been rejected, and the single gradient in which
+/// the largest one passes. Of a run without gradients the same of its forward pass. At level exact
+/// "nothing ...". Empty if nothing was judged.
+[[nodiscard]] std::string would_miss(const Verdict& verdict, const JudgePolicy& options);
+
+}  // namespace isoshard

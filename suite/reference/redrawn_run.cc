@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cuts are drawn by hashes: nothing else of a run differs from the reference's.
+#include "suite/reference/redrawn_run.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "fixtures/inputs/inputs.h"
+#include "harness/run/record.h"
+#include "harness/run/side_by_side.h"
+#include "harness/stats/stats.h"
+#include "harness/world/forked/forked_world.h"
+#include "suite/reference/lattice_guard.h"
+#include "suite/reference/plain_run.h"
+
+namespace isoshard {
+namespace {
+
+constexpr std::int64_t kMostPieces = 3;
+
+std::uint64_t drawn(std::uint64_t seed, std::string_view name, std::uint64_t number) {
+  std::uint64_t hash =
+      digest_of(reinterpret_cast<const std::byte*>(name.data()), name.size(), seed);
+  return digest_of(reinterpret_cast<const std::byte*>(&number), sizeof(number), hash);
+}
+
+// The pieces' numbers in the order in which they are added.
+std::vector<std::size_t> random_order(std::uint64_t seed, std::string_view name,
+                                      std::size_t pieces) {
+  std::vector<std::size_t> order(pieces);
+  for (std::size_t i = 0; i < pieces; ++i) order[i] = i;
+  for (std::size_t i = pieces; i > 1; --i)
+    std::swap(order[i - 1], order[drawn(seed, name, 1000 + i) % i]);
+  return order;
+}
+
+std::vector<at::Tensor> pieces_of(const at::Tensor& whole, std::int64_t dim,
+                                  const std::vector<std::int64_t>& cuts) {
+  std::vector<at::Tensor> pieces;
+  for (std::size_t i = 0; i + 1 < cuts.size(); ++i)
+    pieces.push_back(whole.slice(dim, cuts[i], cuts[i + 1]));
+  return pieces;
+}
+
+// Whether gradients that carry the factor dp round otherwise: a power of two changes no rounding
+// but that of fp16's subnormal numbers.
+bool factor_shows(const Case& c) {
+  const auto dp = static_cast<unsigned>(c.degrees.dp);
+  return dp > 1 && (!std::has_single_bit(dp) || c.coarsest_dtype() == Dtype::kFloat16);
+}
+
+PlainRun redrawn_run(const Case& c, const CaseData& data,
+                     std::shared_ptr<const WeightSource> weights, int number) {
+  PlainRun run;
+  if (c.degrees.dp > 1 && number % 4 == 3) {
+    run = regrouped_run(c, data, std::move(weights));
+  } else if (number % 4 == 1 && factor_shows(c)) {
+    run = scaled_run(c, data, std::move(weights));
+  } else {
+    run = whole_batch_run(data, std::move(weights));
+  }
+  // Seed 0 is left to those who want the first draw of a test of their own.
+  const auto strategy =
+      std::make_shared<const RedrawnStrategy>(static_cast<std::uint64_t>(number) + 1);
+  run.edit = [strategy, inner = std::move(run.edit)](TrainerParts& parts) {
+    if (inner) inner(parts);
+    parts.strategy = strategy;
+  };
+  if (c.reload_after != 0) run.checkpoints = std::make_shared<ScratchFolder>();
+  return run;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> random_cuts(std::uint64_t seed, std::string_view name, std::int64_t size,
+                                      std::int64_t pieces) {
+  std::set<std::int64_t> cuts{0, size};
+  const auto most = static_cast<std::uint64_t>(std::min(pieces, size));
+  if (most >= 2) {
+    const std::uint64_t wanted = 2 + drawn(seed, name, 0) % (most - 1);
+    for (std::uint64_t i = 1; i < wanted; ++i)
+      cuts.insert(1 + static_cast<std::int64_t>(drawn(seed, name, i) %
+                                                static_cast<std::uint64_t>(size - 1)));
+  }
+  return {cuts.begin(), cuts.end()};
+}
+
+at::Tensor RedrawnStrategy::linear(std::string_view module, const at::Tensor& x,
+                                   const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                                   Sink* /*sink*/) const {
+  const std::string name(module);
+  const at::Tensor rows = x.reshape({-1, x.size(-1)});
+  const std::vector<std::int64_t> tokens =
+      random_cuts(seed_, name + " tokens", rows.size(0), kMostPieces);
+  const std::vector<std::int64_t> outputs =
+      random_cuts(seed_, name + " outputs", weight.size(0), kMostPieces);
+  const std::vector<std::int64_t> inputs =
+      random_cuts(seed_, name + " inputs", weight.size(1), kMostPieces);
+  const std::vector<std::size_t> order = random_order(seed_, name, inputs.size() - 1);
+  std::vector<at::Tensor> products;
+  for (const at::Tensor& some_rows : pieces_of(rows, 0, tokens)) {
+    std::vector<at::Tensor> columns;
+    for (const at::Tensor& some_outputs : pieces_of(weight, 0, outputs)) {
+      const std::vector<at::Tensor> x_pieces = pieces_of(some_rows, 1, inputs);
+      const std::vector<at::Tensor> w_pieces = pieces_of(some_outputs, 1, inputs);
+      at::Tensor sum;
+      for (const std::size_t i : order) {
+        const at::Tensor product = at::linear(x_pieces[i], w_pieces[i]);
+        sum = sum.defined() ? sum + product : product;
+      }
+      columns.push_back(sum);
+    }
+    products.push_back(at::cat(columns, 1));
+  }
+  at::Tensor result = at::cat(products, 0);
+  if (bias.has_value() && bias->defined()) result = result + bias->to(result.scalar_type());
+  std::vector<std::int64_t> shape = x.sizes().vec();
+  shape.back() = weight.size(0);
+  return result.reshape(shape);
+}
+
+at::Tensor RedrawnStrategy::embedding(std::string_view module, const at::Tensor& ids_BS,
+                                      const at::Tensor& weight, Sink* /*sink*/) const {
+  const at::Tensor ids = ids_BS.reshape({-1});
+  std::vector<at::Tensor> found;
+  for (const at::Tensor& some : pieces_of(
+           ids, 0, random_cuts(seed_, std::string(module) + " tokens", ids.size(0), kMostPieces)))
+    found.push_back(at::embedding(weight, some));
+  std::vector<std::int64_t> shape = ids_BS.sizes().vec();
+  shape.push_back(weight.size(1));
+  return at::cat(found, 0).reshape(shape);
+}
+
+bool has_redrawn_runs(const Case& c) {
+  return size_of(c.coarsest_dtype()) == 2 && !is_lattice(c);
+}
+
+void add_redrawn_runs(const Case& c, Reference& reference, int runs,
+                      std::chrono::milliseconds deadline) {
+  if (!has_redrawn_runs(c)) return;
+  const CaseData data(c);
+  const std::shared_ptr<const WeightSource> weights = case_weights(c);
+  const int first = reference.redrawn().runs;
+  std::vector<Trace> traces(static_cast<std::size_t>(std::max(0, runs - first)));
+  std::vector<std::function<RunningRecord()>> starts;
+  // No run sees the responses: it would mask by them.
+  const Reference bare(reference.trace());
+  for (int number = first; number < runs; ++number) {
+    RunSpec spec = plain_spec(c, redrawn_run(c, data, weights, number));
+    spec.name = fmt::format("{}_redrawn{}", c.reference_slug(), number);
+    spec.deadline = deadline;
+    starts.emplace_back([&bare, spec = std::move(spec)] {
+      return RunningRecord(
+          forked_launcher(), spec,
+          {.reference = &bare, .keep = Keep::kNothing, .purpose = RunPurpose::kResponse});
+    });
+  }
+  run_side_by_side<RunningRecord>(
+      starts, [&](std::size_t run, RunningRecord& record) { traces[run] = record.wait(); });
+  for (const Trace& trace : traces) reference.add_redrawn(trace);
+}
+
+}  // namespace isoshard

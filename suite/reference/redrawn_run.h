@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Redrawn runs: the plain reference with its own weights, whose roundings are drawn anew.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "fixtures/cases/case.h"
+#include "harness/trace/reference.h"
+#include "subjects/model/strategy.h"
+
+namespace isoshard {
+
+/// Redrawn runs that a reference gets (docs/tolerances.md, "Redrawn runs").
+inline constexpr int kRedrawnRuns = 16;
+
+/// The unsharded strategy whose sums are cut at places drawn by a seed, and added in an order drawn
+/// by it, each piece rounded to the tensor's dtype as ranks round what they add.
+///
+/// Guarantees   in exact arithmetic every value is that of Strategy. Cut are, of each linear layer,
+///              its product along the inputs (as tp cuts row layers), the gradient of its input
+///              along the outputs (as tp cuts column layers), and the gradient of its weight along
+///              the tokens (as dp, micro-batches and cut sequences do); of an embedding the last.
+/// Determinism  a function of the seed and the module's name.
+class RedrawnStrategy final : public Strategy {
+ public:
+  explicit RedrawnStrategy(std::uint64_t seed) : seed_(seed) {}
+  [[nodiscard]] at::Tensor linear(std::string_view module, const at::Tensor& x,
+                                  const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                                  Sink* sink) const override;
+  [[nodiscard]] at::Tensor embedding(std::string_view module, const at::Tensor& ids_BS,
+                                     const at::Tensor& weight, Sink* sink) const override;
+
+ private:
+  std::uint64_t seed_;
+};
+
+/// Where a dim of `size` is cut: 0 first, `size` last, each piece at least one long, at most
+/// `pieces` of them, drawn by (seed, name).
+[[nodiscard]] std::vector<std::int64_t> random_cuts(std::uint64_t seed, std::string_view name,
+                                                    std::int64_t size, std::int64_t pieces);
+
+/// Whether redrawn runs say anything of the case: something is computed in a 16-bit dtype, and
+/// nothing is exact by construction.
+[[nodiscard]] bool has_redrawn_runs(const Case& c);
+
+/// Runs as many more redrawn runs as `reference`, made of the same case, lacks to `runs`; none for
+/// a case without any (has_redrawn_runs). With dp > 1 one in four is grouped as the dp ranks are
+/// (regrouped_run), and one in four has the loss times dp (scaled_run) where that factor rounds
+/// (fp16, or no power of two).
+/// Errors        InfrastructureError that says how a run failed.
+/// Determinism   bit-equal between calls on one machine, whatever the number of cores.
+void add_redrawn_runs(const Case& c, Reference& reference, int runs = kRedrawnRuns,
+                      std::chrono::milliseconds deadline = std::chrono::minutes(10));
+
+}  // namespace isoshard
