@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/mapped_file.h"
 #include "core/base/reference_name.h"
 #include "fixtures/inputs/inputs.h"
 #include "fixtures/weights/shared_weights.h"
@@ -163,6 +164,7 @@ Report train(const TrainPlan& plan, TrainObserver& observer) {
   std::vector<Case> all = plan.cases;
   all.push_back(plan.reference);
   const SharedWeights weights(all);
+  require_unchanged_inputs();
   Training training(plan, observer);
   training.read_or_train_reference();
   for (const Case& item : plan.cases) {

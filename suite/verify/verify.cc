@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "core/base/error.h"
+#include "core/base/mapped_file.h"
 #include "core/base/reference_name.h"
 #include "fixtures/cases/case_settings.h"
 #include "fixtures/cases/setting.h"
@@ -114,6 +115,7 @@ Report verify(const VerifyPlan& plan, VerifyObserver& observer) {
   save_inputs(plan);
   warm_up_training(plan.cases);
   const SharedWeights weights(plan.cases);
+  require_unchanged_inputs();
   BundleDump dump(plan.dump, observer);
   CaseJudge judge(judge_plan_of(plan), plan.dump.empty() ? observer : dump);
   // A run with a fault differs: its references are asked for again.
