@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What a world does to the program around it, and the program and its host to a world: other
 /// children, deadlines, pauses, files that change.
+#include <ATen/ATen.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sched.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -32,6 +37,12 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 using ::testing::Not;
+
+void compute_for(std::chrono::milliseconds time) {
+  const auto end = std::chrono::steady_clock::now() + time;
+  while (std::chrono::steady_clock::now() < end) {
+  }
+}
 
 // ---- the program around a world
 // -------------------------------------------------------------------------------------------------
@@ -79,6 +90,41 @@ TEST(WorldSurroundings, TheProgramAdoptsOrphansAfterwardsOnlyIfItDidBefore) {
 
     EXPECT_EQ(result.exit_code, 0) << before << result.error;
   }
+}
+
+// The daemon shares the tensor of its rank, and writes to it until the world ends; another world
+// that were given this memory would see it.
+TEST(WorldSurroundings, MemoryOfACrashedRankIsFreeWhenWhatItStartedHasEnded) {
+  constexpr std::int64_t kBytes = std::int64_t{16} << 20;
+  auto* const started = static_cast<std::atomic<int>*>(
+      ::mmap(nullptr, sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  ForkedWorld crashing({.size = 2, .name = "crashing"}, [&](Rank& rank) {
+    summed(rank, 1);
+    if (rank.rank() == 1) {
+      const at::Tensor tensor = at::zeros({kBytes}, at::kByte);
+      if (::fork() == 0) {
+        for (;; *started = 1) std::memset(tensor.data_ptr(), 7, kBytes);
+      }
+      while (*started == 0) ::sched_yield();
+      ::raise(SIGKILL);
+    }
+    compute_for(1500ms);
+  });
+  ForkedWorld other({.size = 1, .name = "other"}, [&](Rank&) {
+    while (*started == 0) ::sched_yield();
+    const auto end = std::chrono::steady_clock::now() + 1200ms;
+    while (std::chrono::steady_clock::now() < end) {
+      const at::Tensor own = at::full({kBytes}, 1, at::kByte);
+      compute_for(10ms);
+      if (!own.eq(1).all().item<bool>()) throw std::runtime_error("somebody wrote to it");
+    }
+  });
+
+  const WorldReport undisturbed = other.wait(), crashed = crashing.wait();
+
+  EXPECT_TRUE(undisturbed.ok()) << undisturbed.describe();
+  EXPECT_THAT(crashed.cause, HasSubstr("processes that its ranks had left behind were killed"));
+  ::munmap(started, sizeof(int));
 }
 
 // The kernel hands the end of a thread on to what it has forked.
@@ -140,12 +186,6 @@ TEST(WorldSurroundings, ARankThatIsStoppedAndDeafEndsWithItsController) {
 
 // ---- deadlines
 // -------------------------------------------------------------------------------------------------
-
-void compute_for(std::chrono::milliseconds time) {
-  const auto end = std::chrono::steady_clock::now() + time;
-  while (std::chrono::steady_clock::now() < end) {
-  }
-}
 
 TEST(WorldDeadline, BeginsAnewWithEveryCollectiveAndPhase) {
   const WorldReport report =

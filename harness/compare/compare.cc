@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/mapped_file.h"
 #include "harness/compare/dumped_runs.h"
 #include "harness/world/machine.h"
 
@@ -135,6 +136,7 @@ Report compare(const ComparePlan& plan, const CompareObserver& observer) {
     try {
       item.verdict = compare_bundles(pair.reference, pair.actual, options, rules);
       item.name = item.verdict->case_slug;
+      require_unchanged_inputs();
     } catch (const std::exception& error) {
       if (pairs.size() == 1) throw;
       set_failure(item, error);  // the other pairs keep their verdicts

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/mapped_file.h"
 
 namespace isoshard {
 namespace {
@@ -85,6 +86,7 @@ WorldRun::WorldRun(Launcher& launcher, const RunSpec& spec, Processes processes,
 
 std::vector<std::vector<std::byte>> WorldRun::wait() {
   const WorldReport report = world_->wait();
+  require_unchanged_inputs();  // which explains whatever happened
   require_ok(report);
   std::vector<std::vector<std::byte>> messages;
   for (const RankReport& process : report.ranks) split(process.result, process.rank, messages);

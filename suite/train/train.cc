@@ -9,7 +9,9 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/mapped_file.h"
 #include "core/base/reference_name.h"
+#include "fixtures/cases/resumed_case.h"
 #include "fixtures/inputs/inputs.h"
 #include "fixtures/weights/shared_weights.h"
 #include "harness/verdict/exit_code.h"
@@ -157,12 +159,14 @@ class Training {
 }  // namespace
 
 Report train(const TrainPlan& plan, TrainObserver& observer) {
+  sweep_scratch_folders();
   if (!plan.save_weights.empty()) save_initial_weights(plan.reference, plan.save_weights);
   if (!plan.save_batch.empty()) save_case_batches(plan.reference, plan.save_batch);
   warm_up_training({plan.reference});
   std::vector<Case> all = plan.cases;
   all.push_back(plan.reference);
   const SharedWeights weights(all);
+  require_unchanged_inputs();
   Training training(plan, observer);
   training.read_or_train_reference();
   for (const Case& item : plan.cases) {

@@ -7,8 +7,10 @@
 #include <algorithm>
 
 #include "core/base/error.h"
+#include "core/base/mapped_file.h"
 #include "core/base/reference_name.h"
 #include "fixtures/cases/case_settings.h"
+#include "fixtures/cases/resumed_case.h"
 #include "fixtures/cases/setting.h"
 #include "fixtures/inputs/inputs.h"
 #include "fixtures/weights/shared_weights.h"
@@ -114,9 +116,11 @@ std::string summary_of(const Report& report, std::size_t total, std::size_t judg
 
 Report verify(const VerifyPlan& plan, VerifyObserver& observer) {
   if (plan.cases.empty()) throw UsageError("nothing selected: there is no case to verify");
+  sweep_scratch_folders();
   save_inputs(plan);
   warm_up_training(plan.cases);
   const SharedWeights weights(plan.cases);
+  require_unchanged_inputs();
   BundleDump dump(plan.dump, observer);
   CaseJudge judge(judge_plan_of(plan), plan.dump.empty() ? observer : dump);
   // A run with a fault differs: its references are asked for again.

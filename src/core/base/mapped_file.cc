@@ -129,7 +129,8 @@ struct MappedFile::Watched {
     const std::lock_guard lock(mutex());
     open_files().erase(this);
     try {
-      if (std::string problem = this->problem(); !problem.empty() && told_later().empty())
+      if (std::string problem = this->problem();
+          !problem.empty() && !is_told && told_later().empty())
         told_later() = std::move(problem);
     } catch (const std::bad_alloc&) {  // the next opening of the file has to find it
     }
@@ -164,7 +165,10 @@ struct MappedFile::Watched {
     const std::lock_guard lock(mutex());
     if (!told_later().empty()) return std::exchange(told_later(), {});
     for (const Watched* file : open_files()) {
-      if (std::string problem = file->problem(); !problem.empty()) return problem;
+      if (std::string problem = file->problem(); !problem.empty()) {
+        file->is_told = true;
+        return problem;
+      }
     }
     return {};
   }
@@ -172,6 +176,7 @@ struct MappedFile::Watched {
   std::filesystem::path path;
   Identity identity;
   int range;
+  mutable bool is_told = false;  ///< under the mutex
 };
 
 MappedFile::MappedFile(const std::filesystem::path& path) {

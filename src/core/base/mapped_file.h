@@ -48,8 +48,8 @@ class MappedFile {
 /// A file that was replaced by a new one under its name has not changed: what is mapped is the old
 /// one.
 /// Errors   FileError "FILE: changed while reading: ..." if the size or the time of modification of
-///          a mapped file is not what it was when it was opened. It is told once for a file that
-///          was closed meanwhile, and each time for one that is open.
+///          a mapped file is not what it was when it was opened. It is told each time while the
+///          file is open; after it was closed once, unless it was told before.
 void require_unchanged_inputs();
 
 }  // namespace isoshard
