@@ -44,7 +44,8 @@ double num_elements(const ExperimentSettings& s, ExperimentKind kind) {
     case ExperimentKind::kGrowth:
       break;
   }
-  return rows * ffn + rows * hidden + std::max(matrix, hidden * hidden);
+  const double scores = wide(s.seq_length) * wide(s.seq_length);  // of one head of one sample
+  return rows * ffn + rows * hidden + std::max(matrix, hidden * hidden) + scores;
 }
 
 /// Refuses what no dtype could make fit.

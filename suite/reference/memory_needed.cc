@@ -50,8 +50,12 @@ MemoryNeeded memory_needed(const Case& c, Recorded recorded) {
     const double activations = element * tokens * layers * (4 * hidden + wide(m.intermediate_size));
     needed.records = wide(c.steps) * (2 * parameters + 2 * activations);
   }
-  // weights and gradients; what backward starts from, where each layer is computed again
-  const double kept_forward = element * tokens / wide(c.micro_batches) * layers * hidden;
+  // weights and gradients; what backward starts from, where each layer is computed again; scores of
+  // one layer
+  const double tokens_at_once = tokens / wide(c.micro_batches);
+  const bool has_scores = c.attention == AttentionImpl::kEager && m.row_nonzeros == 0;
+  const double scores = has_scores ? wide(m.num_heads) * wide(c.seq_length) : 0,
+               kept_forward = element * tokens_at_once * (layers * hidden + scores);
   needed.reference = 2 * parameters + kept_forward;
   // tp splits weights, and replicas over dp are those of the baseline
   const double replicas = is_baseline(c.subject) ? wide(c.degrees.dp) : 1;
