@@ -355,6 +355,8 @@ INSTANTIATE_TEST_SUITE_P(
                            {"vocab_size must be an integer, got 256.5"}),
                     config("Negative", patched({{"num_hidden_layers", -2}}),
                            {"num_hidden_layers must be", "got -2"}),
+                    config("Layers", patched({{"num_hidden_layers", 2'000'000'000}}),
+                           {"num_hidden_layers must be at most 100000 layers, got 2000000000"}),
                     config("Huge", patched({{"vocab_size", 18446744073709551615ULL}}),
                            {"vocab_size must be", "got 18446744073709551615"}),
                     config("HeadsDoNotDivide", patched({{"num_attention_heads", 6}}),

@@ -94,7 +94,41 @@ INSTANTIATE_TEST_SUITE_P(
         usage("ProductOverflows", "verify --dp 2 --subjects ddp --batch-size 4611686018427387904",
               {"batch size 4611686018427387904"}),
         usage("MoreMemoryThanThereIs", "verify --dp 2 --subjects ddp --batch-size 10000000",
-              {"GiB of memory, the machine has"})),
+              {"needs at least", "GiB of memory, the machine has", "of its records of 1 step"})),
+    [](const auto& row) { return row.param.name; });
+
+// What would take all memory, or never end.
+INSTANTIATE_TEST_SUITE_P(
+    Sizes, MalformedFlags,
+    testing::Values(
+        usage("Layers", "verify --preset small --num-layers 2000000000",
+              {"number of layers must be at most 100000, got 2000000000"}),
+        usage("LayersThatNoIntegerHolds", "verify --preset small --num-layers 9000000000000000000",
+              {"number of layers must be at most 100000, got 9000000000000000000"}),
+        usage("LayersOfARunOfManySteps", "train --preset small --num-layers 100001",
+              {"number of layers must be at most 100000, got 100001"}),
+        usage("LayersThatAreAllowedAndDoNotFit",
+              "verify --preset small --subjects ddp --dp 2 --dtype fp32 --num-layers 99999",
+              {"needs at least", "GiB of memory, the machine has"}),
+        usage("Steps", "verify --preset small --subjects ddp --dp 2 --steps 2000000000",
+              {"number of steps must be at most 10000000, got 2000000000"}),
+        usage("StepsOfTraining", "train --preset small --steps 1000000000",
+              {"number of steps must be at most 10000000, got 1000000000"}),
+        usage("StepsThatAreAllowedAndDoNotFit",
+              "verify --preset small --subjects ddp --dp 2 --dtype fp32 --steps 10000000",
+              {"GiB of memory, the machine has", "of its records of 10000000 steps"}),
+        usage("DegreesWhoseProductOverflows",
+              "train --preset small --tp 2000000000 --dp 2000000000", {"2000000000"}),
+        usage("LayersOfAnExperiment", "experiment growth --layers 2000000000",
+              {"number of layers must be at most 100000, got 2000000000"}),
+        usage("WidthOfAnExperiment", "experiment init --hidden-size 8000000000000000000",
+              {"experiment init needs at least", "GiB of memory, the machine has"}),
+        usage("SumsOfAnExperiment", "experiment column-row --ffn-size 8000000000000",
+              {"experiment column-row needs at least"}),
+        usage("SamplesOfAnExperiment", "experiment stack --batch-size 2000000000000",
+              {"experiment stack needs at least"}),
+        usage("TokensOfAnExperiment", "experiment growth --seq-length 2000000000000",
+              {"experiment growth needs at least"})),
     [](const auto& row) { return row.param.name; });
 
 // Row 69 of docs/failures.md: every degree with the number that it does not divide.

@@ -20,7 +20,7 @@
 #include "subjects/model/zoo/registry.h"
 #include "subjects/registry/subject_spec.h"
 #include "suite/reference/lattice_guard.h"
-#include "suite/reference/reference.h"
+#include "suite/reference/memory_needed.h"
 
 namespace isoshard {
 namespace {
@@ -69,20 +69,6 @@ void apply_model(const ParsedOptions& options, std::vector<Case>& cases) {
     if (!options.given("data") && item.data.kind == DataSource::Kind::kText && !fits_text)
       item.data.kind = DataSource::Kind::kRandomIds;
   }
-}
-
-/// Refuses what no dtype could make fit; what may fit is tried.
-void require_memory(const Case& item) {
-  // trace_capacity counts 8 bytes for what may have 2, and everything twice
-  constexpr std::size_t kGenerosity = 16;
-  constexpr double kGiB = 1 << 30;
-  const auto needed = trace_capacity(item) / kGenerosity,
-             there = static_cast<std::size_t>(this_machine().memory_bytes);
-  if (needed <= there) return;
-  throw UsageError(fmt::format(
-      "{} needs at least {:.3g} GiB of memory, the machine has {:.3g}; take fewer tokens, layers "
-      "or parameters",
-      item.slug(), static_cast<double>(needed) / kGiB, static_cast<double>(there) / kGiB));
 }
 
 }  // namespace
@@ -150,9 +136,7 @@ void apply_case_options(const ParsedOptions& options, const InputFiles& inputs,
 void require_usable(const std::vector<Case>& cases, Recorded recorded) {
   for (const Case& item : cases) {
     item.validate();
-    Case kept = item;
-    if (recorded == Recorded::kNumbers) kept.steps = 1;
-    require_memory(kept);
+    require_memory(item, recorded, memory_of_machine());
     require_counted_tokens(item, CaseData(item));
     require_exact(item);
   }

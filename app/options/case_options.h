@@ -9,6 +9,7 @@
 #include "app/options/verify_inputs.h"
 #include "fixtures/cases/case.h"
 #include "harness/cli/options.h"
+#include "suite/reference/memory_needed.h"
 
 namespace isoshard {
 
@@ -30,8 +31,6 @@ void apply_case_options(const ParsedOptions& options, const InputFiles& inputs,
 /// --subjects, with the names that the published scripts use replaced by ours.
 [[nodiscard]] Strings subjects_option(const ParsedOptions& options);
 
-/// What a run of the cases keeps: tensors of every step, or numbers only.
-enum class Recorded : std::uint8_t { kEveryStep, kNumbers };
 /// For before ranks start, once all is applied: sizes, memory, tokens, weights.   Errors
 /// UsageError and FileError.
 void require_usable(const std::vector<Case>& cases, Recorded recorded);

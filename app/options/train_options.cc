@@ -101,7 +101,7 @@ void apply_degrees(const ParsedOptions& options, const Strings& selected, const 
   if (fault.empty() || options.given("dp"))
     base.degrees.dp = options.given("dp") ? options.get<int>("dp") : kDefaultDp;
   if (!options.given("dp") && workers > 0 && !any_tp) base.degrees.dp = workers;
-  const int ranks = base.degrees.dp * (any_tp ? base.degrees.tp : 1);
+  const std::int64_t ranks = std::int64_t{base.degrees.dp} * (any_tp ? base.degrees.tp : 1);
   if (workers != 0 && workers != ranks)
     throw UsageError(fmt::format("--num-workers {}: dp {} x tp {} has {} ranks", workers,
                                  base.degrees.dp, any_tp ? base.degrees.tp : 1, ranks));

@@ -365,5 +365,41 @@ TEST_F(CheckpointRefusals, OfARunThatHasNoStepLeft) {
   EXPECT_THROW((void)run_alone(done), UsageError);
 }
 
+// What no hash covers: a manifest that was sealed with numbers that no run can go on from.
+TEST_F(CheckpointRefusals, OfAManifestThatDoesNotFit) {
+  struct Spoiler {
+    std::function<void(json&)> spoil;
+    std::string words;
+  };
+  const std::string state = std::string(kTensor) + ".exp_avg";
+  const std::vector<Spoiler> spoilers = {
+      {[](json& m) { m["optimizer"]["updates"].erase(kTensor); }, "state"},
+      {[](json& m) { m["optimizer"]["updates"] = json::object(); }, "state"},
+      {[](json& m) { m["optimizer"]["updates"]["of.nobody"] = 1; }, "of.nobody"},
+      {[](json& m) { m["optimizer"]["updates"][kTensor] = 0; }, "after 0 updates"},
+      {[](json& m) { m["optimizer"]["updates"][kTensor] = -1; }, "must be from 0 to "},
+      {[](json& m) { m["optimizer"]["updates"][kTensor] = 1.5; }, "got 1.5"},
+      {[](json& m) { m["optimizer"]["updates"][kTensor] = kStepsSaved + 1; }, "the steps done"},
+      {[](json& m) { m["streams"][3]["next_step"] = kStepsSaved + 1; }, "the same on every rank"},
+      {[](json& m) { m["tensors"][kTensor]["kind"] = "optimizer"; }, "is not a parameter"},
+      {[&](json& m) {
+         m["tensors"][state]["shape"] = {1'000'000'000'000, 96};
+       },
+       state},
+      {[&](json& m) { m["tensors"].erase(state); }, "which the manifest does not list"}};
+  const json good = manifest();
+  for (std::size_t i = 0; i < spoilers.size(); ++i) {
+    json spoilt = good;
+    spoilers[i].spoil(spoilt);
+    ASSERT_NE(spoilt, good) << "spoiler " << i;
+    write_manifest(spoilt);
+
+    EXPECT_THAT(refusal(), AllOf(HasSubstr((path() / "").string()), HasSubstr(spoilers[i].words)))
+        << "spoiler " << i;
+  }
+  write_manifest(good);
+  EXPECT_EQ(refusal(), "it was taken");
+}
+
 }  // namespace
 }  // namespace isoshard

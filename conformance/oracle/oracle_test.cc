@@ -386,6 +386,19 @@ class CopyOfCase {
     write_safetensors(folder_ / file_name, kept);
   }
 
+  /// The last element of a tensor of ids.
+  void set_last(const char* file_name, std::string_view tensor, std::int64_t id) const {
+    std::vector<NamedTensor> kept;
+    {
+      const SafetensorsFile file = SafetensorsFile::open(folder_ / file_name);
+      for (const std::string& name : file.names()) {
+        kept.push_back({name, tensor_of(file.tensor(name)).clone()});
+        if (name == tensor) kept.back().tensor.view({-1})[-1].fill_(id);
+      }
+    }
+    write_safetensors(folder_ / file_name, kept);
+  }
+
  private:
   std::filesystem::path folder_;
 };
@@ -404,6 +417,30 @@ TEST(OracleFolders, AMissingWeightIsNamed) {
   copy.drop("model.safetensors", "lm_head.weight");
 
   EXPECT_THAT(error_of(copy.path()), HasSubstr("lm_head.weight"));
+}
+
+TEST(OracleFolders, IdsOutsideTheVocabularyAreRefusedWithFileAndNumber) {
+  struct Spoilt {
+    const char *file, *tensor;
+    std::int64_t id;
+    const char* words;
+  };
+  constexpr std::int64_t kFar = std::int64_t{1} << 62;
+  for (const Spoilt& spoilt :
+       {Spoilt{"batch.safetensors", "input_ids", -1, "input_ids must be from 0 to "},
+        Spoilt{"batch.safetensors", "input_ids", -100, "input_ids must be from 0 to "},
+        Spoilt{"batch.safetensors", "labels", kFar, "labels must be from 0 to "},
+        Spoilt{"batch.safetensors", "labels", -1, ", or -100, got -1"},
+        Spoilt{"train_batches.safetensors", "batches", kFar, "batches must be from 0 to "}}) {
+    for (const char* name : {"qwen2_tied_gqa", "gpt2_learned_positions"}) {
+      const CopyOfCase copy(name);
+      copy.set_last(spoilt.file, spoilt.tensor, spoilt.id);
+
+      EXPECT_THAT(error_of(copy.path()),
+                  AllOf(testing::StartsWith((copy.path() / spoilt.file).string()),
+                        HasSubstr(spoilt.words), HasSubstr(fmt::format("got {}", spoilt.id))));
+    }
+  }
 }
 
 }  // namespace

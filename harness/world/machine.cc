@@ -6,10 +6,12 @@
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
+#include <sys/sysinfo.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string_view>
@@ -38,15 +40,46 @@ std::int64_t kib_of(std::string_view key) {
   return text.empty() ? 0 : std::stoll(text) * 1024;
 }
 
-// Version 2, then 1; no limit ("max", or a number near 2^63) is 0.
-std::int64_t control_group_limit() {
-  for (const char* path :
-       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    std::ifstream file(path);
-    std::int64_t limit = 0;
-    if (file >> limit && limit < (std::int64_t{1} << 60)) return limit;
+// No limit ("max", or a number near 2^63) is 0.
+std::int64_t limit_in(const std::filesystem::path& file_path) {
+  std::ifstream file(file_path);
+  std::int64_t limit = 0;
+  return file >> limit && limit < (std::int64_t{1} << 60) ? limit : 0;
+}
+
+// The least of `file` in the groups from the root down to `group` ("/a/b").
+std::int64_t least_limit(const std::filesystem::path& root, const std::filesystem::path& group,
+                         const char* file) {
+  std::int64_t least = 0;
+  std::filesystem::path folder = root;
+  const auto look = [&] {
+    const std::int64_t limit = limit_in(folder / file);
+    if (limit > 0 && (least == 0 || limit < least)) least = limit;
+  };
+  look();
+  for (const std::filesystem::path& name : group.relative_path()) {
+    folder /= name;
+    look();
   }
-  return 0;
+  return least;
+}
+
+// Of the control groups of this process. A container may see its own one as the root, or find the
+// path that /proc says nowhere.
+std::int64_t control_group_limit() {
+  const std::filesystem::path root = "/sys/fs/cgroup";
+  std::string unified = "/", memory = "/";
+  std::ifstream groups("/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {  // "4:memory:/a/b", "0::/a/b"
+    const std::size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    if (controllers.empty()) unified = line.substr(second + 1);
+    if (("," + controllers + ",").find(",memory,") != std::string::npos)
+      memory = line.substr(second + 1);
+  }
+  const std::int64_t new_limit = least_limit(root, unified, "memory.max");
+  return new_limit > 0 ? new_limit : least_limit(root / "memory", memory, "memory.limit_in_bytes");
 }
 
 std::int64_t limit_of(int resource) {
@@ -93,6 +126,12 @@ std::map<std::string, std::string> settings_in_environment() {
 
 MachineMemory memory_of_machine() {
   MachineMemory memory{kib_of("MemTotal"), kib_of("MemAvailable")};
+  struct sysinfo system {};
+  if (memory.bytes == 0 && ::sysinfo(&system) == 0) {  // there is no /proc
+    memory.bytes = static_cast<std::int64_t>(system.totalram * system.mem_unit);
+    memory.available_bytes =
+        static_cast<std::int64_t>((system.freeram + system.bufferram) * system.mem_unit);
+  }
   if (const std::int64_t limit = control_group_limit(); limit > 0) {
     memory.bytes = std::min(memory.bytes, limit);
     memory.available_bytes = std::min(memory.available_bytes, limit);

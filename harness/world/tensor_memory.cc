@@ -3,10 +3,14 @@
 #include "harness/world/tensor_memory.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstring>
 
+#include "core/base/error.h"
 #include "core/memory/memory_pool.h"
 #include "core/memory/unwritten.h"
 #include "harness/world/machine.h"
@@ -37,6 +41,17 @@ void release(void* context) {
   if (pool->owner_of(data) == ::getpid()) pool->give_back(data);
 }
 
+// LibTorch says it in the words of its source, with a page of addresses.
+[[noreturn]] void throw_refused(std::size_t bytes) {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_AS, &limit);
+  throw InfrastructureError(fmt::format(
+      "a tensor of {} bytes was refused: memory is short; {} bytes of the machine's are free, "
+      "RLIMIT_AS (ulimit -v) is {}; take a smaller case or give it more memory",
+      bytes, memory_of_machine().available_bytes,
+      limit.rlim_cur == RLIM_INFINITY ? "unlimited" : fmt::format("{}", limit.rlim_cur)));
+}
+
 /// Only the bytes asked for are filled, and when they are handed out: the tensor's first use then
 /// finds them in the cache.
 class TensorAllocator final : public c10::Allocator {
@@ -54,11 +69,15 @@ class TensorAllocator final : public c10::Allocator {
 
  private:
   c10::DataPtr unfilled(std::size_t bytes) {
-    if (bytes < MemoryPool::kExtentBytes || pool_ == nullptr || owner_ != ::getpid())
+    const bool is_of_pool =
+        bytes >= MemoryPool::kExtentBytes && pool_ != nullptr && owner_ == ::getpid();
+    std::byte* const data = is_of_pool ? pool_->take(bytes, owner_) : nullptr;
+    if (data != nullptr) return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
+    try {
       return usual_allocator()->allocate(bytes);
-    std::byte* const data = pool_->take(bytes, owner_);
-    if (data == nullptr) return usual_allocator()->allocate(bytes);
-    return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
+    } catch (const c10::Error&) {
+      throw_refused(bytes);
+    }
   }
 
   MemoryPool* pool_ = pool_of_tensors();

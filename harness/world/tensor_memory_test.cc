@@ -13,8 +13,10 @@
 #include <cstdint>
 #include <cstdlib>
 #include <set>
+#include <string>
 #include <vector>
 
+#include "core/base/error.h"
 #include "core/memory/memory_pool.h"
 #include "core/memory/unwritten.h"
 #include "harness/testing/run_world.h"
@@ -154,6 +156,18 @@ TEST(TensorMemoryOfWorlds, ThatNobodyHasWrittenHoldsOtherBitsInEachRun) {
       words.insert(run_world(1, word).at(0));
     EXPECT_EQ(words.size(), kUnwrittenWords) << size;
   }
+}
+
+TEST(TensorMemoryOfWorlds, ThatCannotBeHadIsToldByItsRankWithItsBytes) {
+  const WorldReport report = run_world_report({.size = 2, .name = "short"}, [](Rank& rank) {
+    if (rank.rank() == 1) (void)at::empty({std::int64_t{1} << 50}, at::kByte);
+  });
+
+  EXPECT_EQ(report.culprit, 1);
+  EXPECT_NE(report.cause.find("a tensor of 1125899906842624 bytes was refused: memory is short"),
+            std::string::npos)
+      << report.cause;
+  EXPECT_THROW(require_ok(report), InfrastructureError);
 }
 
 }  // namespace

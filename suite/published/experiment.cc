@@ -4,10 +4,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "core/base/error.h"
 #include "core/base/suggest.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/machine.h"
+#include "subjects/model/config/limits.h"
 #include "suite/published/internal.h"
 
 namespace isoshard {
@@ -25,6 +28,37 @@ struct NamedSize {
 void check_divides(int tp, const NamedSize& size) {
   if (size.value % tp != 0)
     throw UsageError(fmt::format("tp {} does not divide the {} of {}", tp, size.name, size.value));
+}
+
+/// Elements of the largest tensors that one part holds at once: input, weights, output.
+double num_elements(const ExperimentSettings& s, ExperimentKind kind) {
+  const auto wide = [](std::int64_t size) { return static_cast<double>(size); };
+  const double rows = wide(s.seq_length) * wide(s.batch_size), hidden = wide(s.hidden_size),
+               ffn = wide(s.ffn_size), matrix = hidden * ffn;
+  switch (kind) {
+    case ExperimentKind::kInit:
+      return std::max(matrix, hidden * hidden);
+    case ExperimentKind::kColumnRow:
+    case ExperimentKind::kStack:
+      return rows * ffn + matrix + rows * hidden;
+    case ExperimentKind::kGrowth:
+      break;
+  }
+  const double scores = wide(s.seq_length) * wide(s.seq_length);  // of one head of one sample
+  return rows * ffn + rows * hidden + std::max(matrix, hidden * hidden) + scores;
+}
+
+/// Refuses what no dtype could make fit.
+void require_memory(const ExperimentSettings& settings, ExperimentKind kind) {
+  constexpr double kSmallestElement = 2, kGiB = 1 << 30;
+  const double needed = kSmallestElement * num_elements(settings, kind);
+  const auto there = static_cast<double>(memory_of_machine().bytes);
+  if (there <= 0 || needed <= there) return;
+  throw UsageError(fmt::format(
+      "experiment {} needs at least {:.3g} GiB of memory, the machine has {:.3g} GiB; take smaller "
+      "sizes: hidden {}, ffn {}, sequence length {}, batch {}",
+      name_of(kind), needed / kGiB, there / kGiB, settings.hidden_size, settings.ffn_size,
+      settings.seq_length, settings.batch_size));
 }
 
 }  // namespace
@@ -62,6 +96,10 @@ void ExperimentSettings::validate(ExperimentKind kind) const {
     if (size.value < 1)
       throw UsageError(fmt::format("the {} must be at least 1, got {}", size.name, size.value));
   }
+  if (layers > kMaxLayers)
+    throw UsageError(
+        fmt::format("the number of layers must be at most {}, got {}", kMaxLayers, layers));
+  require_memory(*this, kind);
   if (tp.empty() || dtypes.empty() || orders.empty())
     throw UsageError("nothing is selected; an experiment needs a tp degree, a dtype and an order");
   if (kind != ExperimentKind::kInit && tp.size() != 1) {

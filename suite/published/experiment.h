@@ -38,8 +38,9 @@ struct ExperimentSettings {
   std::uint64_t seed = 12345;
   std::int64_t deadline_ms = 7'200'000;  ///< of each world
 
-  /// Errors   UsageError with the numbers: sizes < 1, tp that does not divide what it splits, no
-  ///          tp, dtype or order.
+  /// Errors   UsageError with the numbers: sizes < 1, more layers than any model has, sizes that
+  ///          cannot fit the machine's memory, tp that does not divide what it splits, no tp,
+  ///          dtype or order.
   void validate(ExperimentKind kind) const;
 };
 

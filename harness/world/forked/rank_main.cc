@@ -87,9 +87,20 @@ class ForkedRank final : public Rank {
   std::mutex mutex_;  ///< forwarded failures may come from any thread
 };
 
-// 0, 1, 2 become /dev/null and the pipes; every descriptor of the controller is closed.
-bool take_descriptors(const RankStart& start) {
+// Something that ends at once, however often it is read: /dev/null, or where there is none a pipe
+// that nobody writes.
+int open_nothing() {
   const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (null >= 0) return null;
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return -1;
+  ::close(ends[1]);
+  return ends[0];
+}
+
+// 0, 1, 2 become nothing and the pipes; every descriptor of the controller is closed.
+bool take_descriptors(const RankStart& start) {
+  const int null = open_nothing();
   if (null < 0 || ::dup2(null, STDIN_FILENO) < 0 ||
       ::dup2(start.standard_output, STDOUT_FILENO) < 0 ||
       ::dup2(start.standard_error, STDERR_FILENO) < 0) {

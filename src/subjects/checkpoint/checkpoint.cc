@@ -100,8 +100,23 @@ void read_manifest(const json& manifest, CheckpointContent& content) {
     throw FileError(fmt::format("the next step must be from 0 to 2^31-1, got {}",
                                 content.progress.stream.next_step));
   }
+  for (std::size_t rank = 1; rank < content.streams.size(); ++rank) {
+    if (content.streams[rank].next_step == content.streams.front().next_step) continue;
+    throw FileError(
+        fmt::format("the next step must be the same on every rank, got {} on rank 0 "
+                    "and {} on rank {}",
+                    content.streams.front().next_step, content.streams[rank].next_step, rank));
+  }
   content.progress.rule = manifest.at("optimizer").at("rule").get<std::string>();
-  content.progress.updates = manifest.at("optimizer").at("updates").get<UpdateCounts>();
+  for (const auto& [name, count] : manifest.at("optimizer").at("updates").items()) {
+    const auto updates = count.is_number_integer() ? count.get<std::int64_t>() : -1;
+    // a step that is skipped updates nothing
+    if (updates < 0 || updates > content.progress.stream.next_step) {
+      throw FileError(fmt::format("the updates of {} must be from 0 to {}, the steps done, got {}",
+                                  name, content.progress.stream.next_step, count.dump()));
+    }
+    content.progress.updates[name] = updates;
+  }
   content.progress.numbers =
       manifest.at("numbers").get<std::map<std::string, double, std::less<>>>();
   for (const auto& [rank_text, file] : manifest.at("files").items()) {

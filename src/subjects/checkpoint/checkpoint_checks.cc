@@ -95,6 +95,9 @@ void Checkpoint::require_fits(std::span<const ParameterSpec> specs, std::string_
     const auto saved = content_->tensors.find(spec.name);
     if (saved == content_->tensors.end()) {
       problems.push_back(fmt::format("{} is missing", spec.name));
+    } else if (saved->second.kind != SavedKind::kParameter) {
+      problems.push_back(fmt::format("{} is not a parameter but of the kind {}", spec.name,
+                                     name_of(saved->second.kind)));
     } else if (saved->second.shape != spec.shape) {
       problems.push_back(fmt::format("{} is [{}] where the model has [{}]", spec.name,
                                      fmt::join(saved->second.shape, ", "),
@@ -104,6 +107,10 @@ void Checkpoint::require_fits(std::span<const ParameterSpec> specs, std::string_
   for (const auto& [name, saved] : content_->tensors) {
     if (saved.kind == SavedKind::kParameter && !expected.contains(name))
       problems.push_back(fmt::format("{} is not in the model", name));
+  }
+  for (const auto& [name, count] : content_->progress.updates) {
+    if (!expected.contains(name))
+      problems.push_back(fmt::format("{}, which has {} updates, is not in the model", name, count));
   }
   if (!problems.empty())
     throw FileError(

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "core/base/error.h"
+#include "subjects/model/config/limits.h"
 
 namespace isoshard {
 namespace {
@@ -50,6 +51,13 @@ std::int64_t ConfigFields::positive_integer(const char* field) const {
     fail(field, fmt::format("must be an integer from 1 to {}, got {}", kLargest, shown(found)));
   }
   return found.get<std::int64_t>();
+}
+
+std::int64_t ConfigFields::num_layers(const char* field) const {
+  const std::int64_t layers = positive_integer(field);
+  if (layers > kMaxLayers)
+    fail(field, fmt::format("must be at most {} layers, got {}", kMaxLayers, layers));
+  return layers;
 }
 
 double ConfigFields::number(const char* field, std::string_view expected) const {

@@ -20,6 +20,8 @@ class ConfigFields {
 
   [[nodiscard]] bool has(const char* field) const;
   [[nodiscard]] std::int64_t positive_integer(const char* field) const;
+  /// From 1 to kMaxLayers.
+  [[nodiscard]] std::int64_t num_layers(const char* field) const;
   [[nodiscard]] double positive_number(const char* field) const;
   [[nodiscard]] double non_negative_number(const char* field) const;
   [[nodiscard]] bool boolean(const char* field) const;

@@ -211,7 +211,7 @@ ModelConfig parse(const ConfigFields& fields) {
   ModelConfig config;
   config.vocab_size = fields.positive_integer("vocab_size");
   config.hidden_size = fields.positive_integer("n_embd");
-  config.num_layers = fields.positive_integer("n_layer");
+  config.num_layers = fields.num_layers("n_layer");
   config.num_heads = config.num_kv_heads = fields.positive_integer("n_head");
   config.max_positions = fields.positive_integer("n_positions");
   config.intermediate_size =

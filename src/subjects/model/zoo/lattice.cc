@@ -155,7 +155,7 @@ ModelConfig parse(const ConfigFields& fields) {
   config.vocab_size = fields.positive_integer("vocab_size");
   config.hidden_size = fields.positive_integer("hidden_size");
   config.intermediate_size = fields.positive_integer("intermediate_size");
-  config.num_layers = fields.positive_integer("num_hidden_layers");
+  config.num_layers = fields.num_layers("num_hidden_layers");
   config.num_heads = fields.positive_integer("num_attention_heads");
   config.num_kv_heads = fields.positive_integer("num_key_value_heads");
   config.head_dim = fields.positive_integer("head_dim");

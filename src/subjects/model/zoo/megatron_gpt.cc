@@ -265,7 +265,7 @@ ModelConfig parse(const ConfigFields& fields) {
   config.intermediate_size = fields.has("ffn_hidden_size")
                                  ? fields.positive_integer("ffn_hidden_size")
                                  : 4 * config.hidden_size;
-  config.num_layers = fields.positive_integer("num_layers");
+  config.num_layers = fields.num_layers("num_layers");
   parse_heads(fields, config);
   parse_positions(fields, config);
   config.norm_eps = fields.positive_number("layernorm_epsilon");
