@@ -290,7 +290,7 @@ std::string cause_in_other_gradients(const Evidence& e) {
   std::int64_t searched = 0;
   for (const Record& record : e.reference.trace().ranks.at(0).records) {
     const RecordKey& key = record.key;
-    if (key.kind != RecordKind::kGrad || key.step != e.wanted.key.step ||
+    if (stage_of(key) != Stage::kParameterGrad || key.step != e.wanted.key.step ||
         key.name == e.wanted.key.name)
       continue;
     searched += numel_of(record.layout.global_shape);

@@ -193,7 +193,7 @@ void add_squares(const Evidence& e, Axis axis, const RecordKey& key, Squares& sq
 Squares squares_along(const Evidence& e, Axis axis) {
   Squares squares{0, std::vector<double>(static_cast<std::size_t>(e.actual.mesh.degree(axis)), 0)};
   for (const Record& wanted : e.reference.trace().ranks.at(0).records) {
-    if (wanted.key.kind == RecordKind::kGrad && wanted.key.step == e.wanted.key.step)
+    if (stage_of(wanted.key) == Stage::kParameterGrad && wanted.key.step == e.wanted.key.step)
       add_squares(e, axis, wanted.key, squares);
   }
   return squares;

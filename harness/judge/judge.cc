@@ -322,7 +322,9 @@ class Judge {
   std::pair<int, int> count_same(const RecordKey& key, const std::string& cause) const {
     int same = 0, all = 0;
     for (const TensorComparison& tensor : verdict_.tensors) {
-      if (tensor.key.step != key.step || tensor.key.kind != key.kind || tensor.key.call != key.call)
+      if (tensor.key.step != key.step || tensor.key.kind != key.kind ||
+          tensor.key.call != key.call ||
+          unclipped_of(tensor.key).has_value() != unclipped_of(key).has_value())
         continue;
       ++all;
       const auto found = causes_.find(tensor.key);
@@ -393,7 +395,7 @@ class Judge {
     bool any = false;
     for (const TensorComparison& t : verdict_.tensors) {
       if (t.stage == Stage::kStepSettings || t.stage == Stage::kDataIds ||
-          t.stage == Stage::kMasks || t.stats.numel == 0)
+          t.stage == Stage::kMasks || t.stage == Stage::kProgress || t.stats.numel == 0)
         continue;
       if (t.stats.sum_sq_reference != 0 || t.stats.sum_sq_actual != 0) return false;
       any = true;

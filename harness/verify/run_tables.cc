@@ -25,7 +25,7 @@ Columns columns_of(const ReportCase& item) {
     if (t.key.kind == RecordKind::kScalar && name == "loss") {
       columns.reference.losses = t.reference_values;
       columns.run.losses = t.actual_values;
-    } else if (t.key.kind == RecordKind::kGrad) {
+    } else if (t.stage == Stage::kParameterGrad) {
       columns.reference.parameter_gradient_norms[name] = reference;
       columns.run.parameter_gradient_norms[name] = actual;
     } else if (t.key.kind == RecordKind::kActivationGrad) {

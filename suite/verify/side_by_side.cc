@@ -69,7 +69,7 @@ VerdictNumbers numbers_of(const Verdict& verdict) {
     if (t.key.kind == RecordKind::kScalar && t.key.name == "loss_per_dp_rank") {
       numbers.losses = t.actual_values;
       numbers.reference_losses = t.reference_values;
-    } else if (t.key.kind == RecordKind::kGrad) {
+    } else if (t.stage == Stage::kParameterGrad) {
       numbers.gradient_norms[t.key.name] = std::sqrt(t.stats.sum_sq_actual);
       numbers.reference_gradient_norms[t.key.name] = std::sqrt(t.stats.sum_sq_reference);
     } else if (t.key.kind == RecordKind::kActivation && is_listed_module(t.key.name)) {
