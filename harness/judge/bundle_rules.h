@@ -28,11 +28,13 @@ void require_honest_layouts(const Trace& trace, const std::filesystem::path& fil
 /// all numbers are finite and not negative; norms lie between the largest element and sqrt(numel)
 /// times it; the reference's norm and largest element are those of the tensor as it was read (no
 /// larger, where a mask left elements out); relative errors are the absolute ones over that norm,
-/// and at least the scale errors; and no tensor moves by more than its dtype can explain.
+/// and at least the scale errors. A tensor that moves by half its norm or more is rounding noise:
+/// it moves by no more than 1e-6 (fp64), 1e-2 (fp32) or 0.5 (16 bits) of the largest norm of its
+/// step and kind.
 ///
 /// `is_masked`: small gradients were masked in the perturbed runs.
 /// Errors   FileError that starts with `file` and names the record.
-void require_fitting_responses(const Reference& reference, bool is_masked,
+void require_fitting_responses(const Reference& reference, bool is_masked, Dtype coarsest,
                                const std::filesystem::path& file);
 
 }  // namespace isoshard

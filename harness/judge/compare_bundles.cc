@@ -244,8 +244,10 @@ Reference reference_of(Saved& trusted) {
   Reference reference(std::move(trace));
   if (runs > 0) {
     reference.set_responses(std::move(trusted.bundle.responses), runs);
+    const RunSettings& settings = trusted.settings;
     require_fitting_responses(
-        reference, trusted.settings.mask_small_gradients.value_or(has_adam(trusted.settings)),
+        reference, settings.mask_small_gradients.value_or(has_adam(settings)),
+        settings.coarsest_dtype.value_or(coarsest_of(reference.trace(), Dtype::kFloat64)),
         trusted.manifest.parent_path() / "responses.json");
   }
   return reference;
