@@ -7,6 +7,7 @@
 #include "suite/emulation/emulated_reference.h"
 #include "suite/record/make_subject.h"
 #include "suite/testing/dumped_bundles.h"
+#include "suite/testing/json_schema.h"
 
 namespace isoshard::dumped {
 namespace {
@@ -213,6 +214,30 @@ INSTANTIATE_TEST_SUITE_P(
     name_of_row);
 
 // -- what is right --------------------------------------------------------------------------------
+
+/// The part of docs/bundle.schema.json that describes one file.
+Schema schema_of(const char* part) {
+  json schema = json::parse(content_of(fs::path(ISOSHARD_DOCS_DIR) / "bundle.schema.json"));
+  schema.erase("anyOf");
+  schema["$ref"] = std::string("#/$defs/") + part;
+  return Schema(std::move(schema));
+}
+
+TEST(RightBundles, AreAsTheSchemaSays) {
+  int checked = 0;
+  for (const char* bundle : {"reference", "run", "ddp"}) {
+    for (const auto& entry : fs::recursive_directory_iterator(bundles() / bundle)) {
+      if (entry.path().extension() != ".json") continue;
+      const std::string name = entry.path().filename().string();
+      const Schema schema = schema_of(name == "manifest.json"    ? "manifest"
+                                      : name == "responses.json" ? "responses"
+                                                                 : "rank");
+      EXPECT_EQ(schema.problem(json::parse(content_of(entry.path()))), "") << entry.path();
+      ++checked;
+    }
+  }
+  EXPECT_EQ(checked, 2 + 2 + 1 + 2 * 4 + 1 + 2 * 2);  // two steps each
+}
 
 TEST(RightBundles, Conform) {
   for (const char* run : {"run", "ddp"}) {

@@ -268,6 +268,14 @@ std::set<RecordKey> left_out(const Saved& trusted, const Saved& judged, const Re
   return keys;
 }
 
+/// Who wrote a bundle, if it was no program of ours.
+void add_producer(const Bundle& bundle, std::string_view whose, std::vector<std::string>& notes) {
+  if (bundle.producer.empty() || bundle.producer.starts_with("isoshard ")) return;
+  std::string text = fmt::format("the {} run was recorded by {}", whose, bundle.producer);
+  for (const auto& [name, version] : bundle.versions) text += fmt::format(", {} {}", name, version);
+  notes.push_back(std::move(text));
+}
+
 /// What the judged run says it lacks excuses nothing; it is passed on.
 void add_claims(const Saved& judged, const BundleRules& rules, std::vector<std::string>& notes) {
   for (const NotRecorded& claim : judged.bundle.not_recorded) {
@@ -309,6 +317,8 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
                     "allowed, first {}",
                     extra.size(), describe(*extra.begin())));
   add_claims(judged, rules, notes);
+  add_producer(trusted.bundle, "trusted", notes);
+  add_producer(judged.bundle, "judged", notes);
   Verdict verdict =
       judge(reference, replayed(judged.bundle.trace, reference, policy, extra), policy);
   verdict.notes.insert(verdict.notes.end(), notes.begin(), notes.end());
