@@ -3,6 +3,8 @@
 /// responses that can be believed.
 #pragma once
 #include <filesystem>
+#include <string>
+#include <vector>
 
 #include "harness/trace/reference.h"
 
@@ -21,8 +23,10 @@ void require_kept(const Trace& trace, const std::filesystem::path& file);
 ///   cuts all tensors of that kind along one axis of the mesh, so that no rank of it holds a copy
 ///   of another's, and every rank of it holds something. So a copy that differs cannot be left out.
 ///
+/// Ranks may hold nothing of what `allowed` names (matches_any).
 /// Errors   FileError that starts with `file` and names record and rank.
-void require_honest_layouts(const Trace& trace, const std::filesystem::path& file);
+void require_honest_layouts(const Trace& trace, const std::vector<std::string>& allowed,
+                            const std::filesystem::path& file);
 
 /// Holds the stored responses of a reference to each other and to its tensors: each has a record;
 /// all numbers are finite and not negative; norms lie between the largest element and sqrt(numel)

@@ -306,7 +306,7 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
   check_masks(trusted);
   const Reference reference = reference_of(trusted);
   infer_layouts(judged.bundle, reference, judged.manifest);
-  require_honest_layouts(judged.bundle.trace, judged.manifest);
+  require_honest_layouts(judged.bundle.trace, rules.not_recorded, judged.manifest);
   const MeshShape& mesh = judged.bundle.trace.mesh;
   policy = policy_of(trusted, reference, mesh, rules, std::move(policy));
   if (reference.response_runs() == 0 && !policy.rtol.has_value()) policy.level = Level::kExact;
