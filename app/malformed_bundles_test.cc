@@ -11,11 +11,13 @@
 
 #include "app/testing/malformed_rows.h"
 #include "core/io/tensor_files.h"
+#include "harness/testing/bundle_edit.h"
 
 namespace isoshard::malformed {
 namespace {
 
 namespace fs = std::filesystem;
+using bundle_edit::edit_json;
 using nlohmann::json;
 using ::testing::HasSubstr;
 
@@ -46,12 +48,6 @@ const TestFolder& dumped_runs() {
   }();
   (void)is_made;
   return folder;
-}
-
-void edit_json(const fs::path& path, const std::function<void(json&)>& edit) {
-  json content = json::parse(content_of(path));
-  edit(content);
-  std::ofstream(path) << content.dump();
 }
 
 std::string stem(int rank) {
@@ -227,8 +223,8 @@ INSTANTIATE_TEST_SUITE_P(
                    fs::remove(folder / "run/manifest.json");
                    ASSERT_EQ(::mkfifo((folder / "run/manifest.json").c_str(), 0600), 0);
                  }),
-        compared("UnknownSchema", kBadInput, {"only schema 1"},
-                 manifest([](json& m) { m["schema"] = 2; })),
+        compared("UnknownSchema", kBadInput, {"only schemas 1 and 2"},
+                 manifest([](json& m) { m["schema"] = 3; })),
         compared("NoMesh", kBadInput, {"\"mesh\" is missing"},
                  manifest([](json& m) { m.erase("mesh"); })),
         compared("MeshOfDegreeZero", kBadInput,
@@ -298,6 +294,9 @@ TEST_P(MalformedBundles, AreToldByCodeAndName) {
   for (const char* name : {"reference", "run"})
     fs::copy(dumped_runs() / "1" / name, folder / name, fs::copy_options::recursive);
   GetParam().craft(folder);
+  if (fs::is_regular_file(folder / "run/manifest.json") &&
+      json::accept(content_of(folder / "run/manifest.json")))
+    bundle_edit::seal(folder / "run");  // hashes hide no other fault
   const auto before = tree_of(folder.path());
 
   const ChildResult result =
@@ -357,6 +356,8 @@ TEST_F(MalformedBundles, WithAnyOneValueReplacedAreComparedOrRefused) {
     const json::json_pointer place = places[random() % places.size()];
     part[place] = values[random() % values.size()];
     std::ofstream(file) << content.dump();
+    if (json::parse(content_of(folder / "run/manifest.json")).is_object())
+      bundle_edit::seal(folder / "run");
 
     const ChildResult result = run_isoshard(
         folder.path(), {"compare", random() % 2 == 0 ? "reference" : "run", "run"}, [] {
@@ -372,6 +373,7 @@ TEST_F(MalformedBundles, WithAnyOneValueReplacedAreComparedOrRefused) {
       EXPECT_THAT(result.error, HasSubstr("is missing")) << place << " = " << part[place];
     }
     std::ofstream(file) << original;
+    bundle_edit::seal(folder / "run");
   }
 }
 
@@ -394,6 +396,7 @@ TEST_F(MalformedBundles, ThatHoldNothingButZerosOnBothSidesAreVacuous) {
         }
         write_safetensors(entry.path(), tensors);
       }
+      bundle_edit::seal(folder / name);
     }
 
     const ChildResult result =
@@ -413,8 +416,10 @@ TEST_F(MalformedBundles, ThatAreDamagedAsReferenceAreToldToo) {
     const ChildResult result =
         run_isoshard(folder.path(), {"compare", "reference", "reference"}, refuse_new_processes);
 
-    EXPECT_EQ(result.exit_code, kIncomplete);
+    EXPECT_EQ(result.exit_code,
+              std::string_view(name) == "manifest.json" ? kIncomplete : kBadInput);
     EXPECT_THAT(result.error, HasSubstr(name));
+    EXPECT_THAT(result.error, HasSubstr("incomplete"));
   }
 }
 

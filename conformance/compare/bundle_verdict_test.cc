@@ -97,10 +97,10 @@ TEST_F(BundleSettings, ThatDifferAreNamedAndRefusedUnlessAllowed) {
 
   EXPECT_THAT([&] { (void)compare_bundles(folder_ / "reference", folder_ / "other", {}); },
               ThrowsMessage<UsageError>(HasSubstr("max_grad_norm: reference 1.0, actual 0.25")));
-  EXPECT_EQ(
-      compare_bundles(folder_ / "reference", folder_ / "other", {}, DifferentSettings::kAllowed)
-          .status,
-      Status::kDiverges);
+  EXPECT_EQ(compare_bundles(folder_ / "reference", folder_ / "other", {},
+                            {.different = DifferentSettings::kAllowed})
+                .status,
+            Status::kDiverges);
 }
 
 TEST_F(BundleSettings, OfSubjectAndTpDoNotMatter) {

@@ -36,6 +36,7 @@ struct Bundle {
   Redrawn redrawn;
   std::string settings;  ///< JSON text, as given to write_bundle; "{}" if it has none
   int schema = 2;        ///< 1: nothing is sealed
+  std::map<std::string, std::string> versions;  ///< of the frameworks that ran
   std::string producer;  ///< "NAME VERSION" of the program that wrote it; may be empty
   std::vector<NotRecorded> not_recorded;
   /// Records whose ranks do not say where their local tensors lie. Until infer_layouts

@@ -81,6 +81,12 @@ class BundleReader {
   }
 
   void read_producer(const json& manifest, const fs::path& file) {
+    if (manifest.contains("versions")) {
+      const json& versions = manifest.at("versions");
+      if (!versions.is_object()) refuse(file, "the field \"versions\" has the wrong type");
+      for (const auto& [name, version] : versions.items())
+        bundle_.versions[name] = detail::text_field(versions, name.c_str(), file);
+    }
     if (!manifest.contains("producer")) return;
     const json& producer = manifest.at("producer");
     bundle_.producer = fmt::format("{} {}", detail::text_field(producer, "name", file),

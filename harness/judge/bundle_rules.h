@@ -3,6 +3,8 @@
 /// responses that can be believed.
 #pragma once
 #include <filesystem>
+#include <string>
+#include <vector>
 
 #include "harness/trace/reference.h"
 
@@ -21,18 +23,22 @@ void require_kept(const Trace& trace, const std::filesystem::path& file);
 ///   cuts all tensors of that kind along one axis of the mesh, so that no rank of it holds a copy
 ///   of another's, and every rank of it holds something. So a copy that differs cannot be left out.
 ///
+/// Ranks may hold nothing of what `allowed` names (matches_any).
 /// Errors   FileError that starts with `file` and names record and rank.
-void require_honest_layouts(const Trace& trace, const std::filesystem::path& file);
+void require_honest_layouts(const Trace& trace, const std::vector<std::string>& allowed,
+                            const std::filesystem::path& file);
 
 /// Holds the stored responses of a reference to each other and to its tensors: each has a record;
 /// all numbers are finite and not negative; norms lie between the largest element and sqrt(numel)
 /// times it; the reference's norm and largest element are those of the tensor as it was read (no
 /// larger, where a mask left elements out); relative errors are the absolute ones over that norm,
-/// and at least the scale errors; and no tensor moves by more than its dtype can explain.
+/// and at least the scale errors. A tensor that moves by half its norm or more is rounding noise:
+/// it moves by no more than 1e-6 (fp64), 1e-2 (fp32) or 0.5 (16 bits) of the largest norm of its
+/// step and kind.
 ///
 /// `is_masked`: small gradients were masked in the perturbed runs.
 /// Errors   FileError that starts with `file` and names the record.
-void require_fitting_responses(const Reference& reference, bool is_masked,
+void require_fitting_responses(const Reference& reference, bool is_masked, Dtype coarsest,
                                const std::filesystem::path& file);
 
 }  // namespace isoshard

@@ -12,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "harness/judge/compare_bundles.h"
+#include "harness/testing/bundle_edit.h"
 #include "harness/testing/synthetic.h"
 #include "harness/verdict/verdict.h"
 
@@ -20,8 +21,15 @@ namespace {
 
 namespace fs = std::filesystem;
 using namespace synthetic;
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
+
+/// What every bundle must state before it is compared. "w" carries the factor 2 on six ranks.
+constexpr const char* kSettings =
+    R"({"training": {"dtype": "bf16"}, "judging": {"grad_scale": 2}})";
+/// Of a run on one rank.
+constexpr const char* kWhole = R"({"training": {"dtype": "bf16"}})";
 
 class BundleTest : public testing::Test {
  protected:
@@ -112,6 +120,10 @@ TEST_F(Bundles, WithoutARankOrItsDoneAreIncomplete) {
     write_bundle(folder_ / "b", six_ranks());
     fs::remove(folder_ / "b" / "step0001" / fmt::format("rank00004{}", suffix));
     EXPECT_THAT([&] { (void)read_bundle(folder_ / "b"); },
+                ThrowsMessage<FileError>(AllOf(HasSubstr("rank00004"), HasSubstr("incomplete"))))
+        << suffix;
+    bundle_edit::seal(folder_ / "b");
+    EXPECT_THAT([&] { (void)read_bundle(folder_ / "b"); },
                 ThrowsMessage<InfrastructureError>(HasSubstr("rank00004")))
         << suffix;
   }
@@ -124,6 +136,9 @@ TEST_F(Bundles, OfMixedRunsAreRefused) {
     const std::string name = fmt::format("step0001/rank00004{}", suffix);
     fs::copy_file(folder_ / "b" / name, folder_ / "a" / name, fs::copy_options::overwrite_existing);
   }
+  EXPECT_THAT([&] { (void)read_bundle(folder_ / "a"); },
+              ThrowsMessage<FileError>(HasSubstr("another SHA-256")));
+  bundle_edit::seal(folder_ / "a");
 
   EXPECT_THAT([&] { (void)read_bundle(folder_ / "a"); },
               ThrowsMessage<FileError>(HasSubstr("another run")));
@@ -153,9 +168,10 @@ TEST_F(Bundles, WithBrokenFilesAreRefused) {
 }
 
 TEST_F(Bundles, CanBeJudgedAgainstEachOther) {
-  write_bundle(folder_ / "whole", run(MeshShape(), nullptr, body(true), Keep::kEverything));
-  write_bundle(folder_ / "sharded", six_ranks());
-  write_bundle(folder_ / "wrong", six_ranks(3));
+  write_bundle(folder_ / "whole", run(MeshShape(), nullptr, body(true), Keep::kEverything),
+               kSettings);
+  write_bundle(folder_ / "sharded", six_ranks(), kSettings);
+  write_bundle(folder_ / "wrong", six_ranks(3), kSettings);
 
   const Verdict same = compare_bundles(folder_ / "whole", folder_ / "sharded", {});
   const Verdict assembled_reference = compare_bundles(folder_ / "sharded", folder_ / "sharded", {});
@@ -171,9 +187,9 @@ TEST_F(Bundles, CanBeJudgedAgainstEachOther) {
 
 TEST_F(Bundles, UseTheReferencesResponses) {
   write_bundle(folder_ / "reference",
-               reference(body(true), [](int i) { return body(true, 1 + 1e-3 * i); }));
-  write_bundle(folder_ / "near", six_ranks(1 + 2e-3));
-  write_bundle(folder_ / "far", six_ranks(1.5));
+               reference(body(true), [](int i) { return body(true, 1 + 1e-3 * i); }), kSettings);
+  write_bundle(folder_ / "near", six_ranks(1 + 2e-3), kSettings);
+  write_bundle(folder_ / "far", six_ranks(1.5), kSettings);
 
   EXPECT_EQ(compare_bundles(folder_ / "reference", folder_ / "near", {}).status, Status::kConforms);
   EXPECT_EQ(compare_bundles(folder_ / "reference", folder_ / "far", {}).status, Status::kDiverges);
@@ -182,23 +198,145 @@ TEST_F(Bundles, UseTheReferencesResponses) {
 TEST_F(Bundles, WhoseSettingsDifferAreRefusedByNameUnlessAllowed) {
   const Reference r = reference(body(true), [](int i) { return body(true, 1 + 1e-3 * i); });
   write_bundle(folder_ / "reference", r,
-               R"({"training": {"dtype": "bf16", "optimizer": {"kind": "sgd"}}})");
+               R"({"training": {"dtype": "bf16", "optimizer": {"kind": "sgd"}},
+                   "judging": {"grad_scale": 2}})");
   write_bundle(folder_ / "same", six_ranks(),
                R"({"training": {"dtype": "bf16", "optimizer": {"kind": "sgd"}}})");
   write_bundle(folder_ / "other", six_ranks(),
                R"({"training": {"dtype": "bf16", "optimizer": {"kind": "adamw"}}})");
   write_bundle(folder_ / "silent", six_ranks());
+  const BundleRules allowed{.different = DifferentSettings::kAllowed};
 
   EXPECT_EQ(compare_bundles(folder_ / "reference", folder_ / "same", {}).status, Status::kConforms);
-  EXPECT_EQ(compare_bundles(folder_ / "reference", folder_ / "silent", {}).status,
-            Status::kConforms);
+  EXPECT_THAT([&] { (void)compare_bundles(folder_ / "reference", folder_ / "silent", {}); },
+              ThrowsMessage<FileError>(HasSubstr("must state its training settings")));
+  EXPECT_THAT([&] { (void)compare_bundles(folder_ / "silent", folder_ / "same", {}); },
+              ThrowsMessage<FileError>(HasSubstr("must state its training settings")));
   EXPECT_THAT(
       [&] { (void)compare_bundles(folder_ / "reference", folder_ / "other", {}); },
       ThrowsMessage<UsageError>(HasSubstr(R"(optimizer.kind: reference "sgd", actual "adamw")")));
-  EXPECT_EQ(
-      compare_bundles(folder_ / "reference", folder_ / "other", {}, DifferentSettings::kAllowed)
-          .status,
-      Status::kConforms);
+  for (const char* name : {"other", "silent"}) {
+    const Verdict verdict = compare_bundles(folder_ / "reference", folder_ / name, {}, allowed);
+    EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
+    EXPECT_THAT(verdict.notes, testing::Contains(HasSubstr("--allow-different-settings"))) << name;
+  }
+}
+
+TEST_F(Bundles, OfSchema1AreReadOnlyWhereThatIsAllowed) {
+  write_bundle(folder_ / "b", six_ranks(), kSettings);
+  bundle_edit::edit_json(folder_ / "b" / "manifest.json", [](nlohmann::json& manifest) {
+    manifest["schema"] = 1;
+    manifest.erase("files");
+  });
+  bundle_edit::edit_ranks(folder_ / "b",
+                          [](int, nlohmann::json& description) { description["schema"] = 1; });
+
+  EXPECT_THAT([&] { (void)read_bundle(folder_ / "b"); },
+              ThrowsMessage<FileError>(HasSubstr("--allow-unsealed")));
+  const Verdict verdict =
+      compare_bundles(folder_ / "b", folder_ / "b", {}, {.unsealed = Unsealed::kAllowed});
+  EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
+  EXPECT_THAT(verdict.notes, testing::Contains(HasSubstr("of schema 1")));
+}
+
+TEST_F(Bundles, UseRecordsThatOnlySomeRanksOfTheReferenceHave) {
+  const auto on_ranks = [&](double value) {
+    return run(
+        MeshShape({{Axis::kPp, 2}}), nullptr,
+        [=](Sink& sink, int rank) {
+          sink.on_record(site(RecordKind::kGrad, rank == 0 ? "first" : "second",
+                              layout_of({3}, {only_at(Axis::kPp, rank)})),
+                         at::full({3}, rank == 0 ? 2.0 : value));
+        },
+        Keep::kEverything);
+  };
+  write_bundle(folder_ / "reference", on_ranks(3), kWhole);
+  write_bundle(folder_ / "wrong", on_ranks(4), kWhole);
+
+  const Verdict same = compare_bundles(folder_ / "reference", folder_ / "reference", {});
+  const Verdict wrong = compare_bundles(folder_ / "reference", folder_ / "wrong", {});
+
+  EXPECT_EQ(same.status, Status::kConforms) << same.reason;
+  EXPECT_EQ(same.compared, 2);
+  ASSERT_EQ(wrong.status, Status::kDiverges);
+  EXPECT_EQ(wrong.findings.at(0).key.name, "second");
+}
+
+/// A batch of four samples over dp 2, and its loss as a part of the mean.
+Trace loss_on(int ranks, double factor = 1) {
+  return run(
+      MeshShape({{Axis::kDp, ranks}}), nullptr,
+      [=](Sink& sink, int rank) {
+        const at::Tensor x = values({4, 3}, 7);
+        sink.on_record(site(RecordKind::kActivation, "x", layout_of({4, 3}, {shard(Axis::kDp, 0)})),
+                       x.narrow(0, rank * 4 / ranks, 4 / ranks));
+        const double loss = ranks == 1 ? 3.0 : rank == 0 ? 1.0 : 2.0 * factor;
+        sink.on_record(site(RecordKind::kScalar, "loss", layout_of({1}, {partial(Axis::kDp)})),
+                       at::full({1}, loss, at::kDouble));
+      },
+      Keep::kEverything);
+}
+
+TEST_F(Bundles, MayHaveALossThatIsAPartWhereThatIsAllowed) {
+  write_bundle(folder_ / "whole", loss_on(1), kWhole);
+  write_bundle(folder_ / "parts", loss_on(2), kWhole);
+  write_bundle(folder_ / "wrong", loss_on(2, 1.5), kWhole);
+  const BundleRules allowed{.partial = {"scalar/loss"}};
+
+  EXPECT_EQ(compare_bundles(folder_ / "whole", folder_ / "parts", {}).status, Status::kDiverges);
+  EXPECT_EQ(compare_bundles(folder_ / "whole", folder_ / "parts", {}, allowed).status,
+            Status::kConforms);
+  EXPECT_EQ(compare_bundles(folder_ / "whole", folder_ / "wrong", {}, allowed).status,
+            Status::kDiverges);
+}
+
+/// A square weight, cut over one of two axes, whose bundle does not say which.
+Trace square(Axis cut, double factor = 1) {
+  const MeshShape mesh({{Axis::kDpShard, 2}, {Axis::kTp, 2}});
+  return run(
+      mesh, nullptr,
+      [=](Sink& sink, int rank) {
+        const int part = mesh.coordinate(rank, cut);
+        sink.on_record(site(RecordKind::kParam, "w", layout_of({4, 4}, {shard(cut, 0)})),
+                       (values({4, 4}, 5) * factor).narrow(0, 2 * part, 2));
+      },
+      Keep::kEverything);
+}
+
+TEST_F(Bundles, WithAnInferredLayoutTakeTheReadingThatFitsOrAreRefused) {
+  const auto leave_open = [&](const char* name) {
+    bundle_edit::edit_records(folder_ / name, [](int, const std::string&, nlohmann::json& record) {
+      for (const char* field : {"global_shape", "placements"}) record.erase(field);
+      record["layout"] = "infer";
+    });
+    bundle_edit::seal(folder_ / name);
+  };
+  const auto whole = [&](bool is_zero) {
+    return run(
+        MeshShape(), nullptr,
+        [=](Sink& sink, int) {
+          sink.on_record(site(RecordKind::kParam, "w", layout_of({4, 4})),
+                         is_zero ? at::zeros({4, 4}) : values({4, 4}, 5));
+        },
+        Keep::kEverything);
+  };
+  write_bundle(folder_ / "whole", whole(false), kWhole);
+  write_bundle(folder_ / "zero", whole(true), kWhole);
+  for (const Axis axis : {Axis::kDpShard, Axis::kTp}) {
+    write_bundle(folder_ / "open", square(axis), kWhole);
+    leave_open("open");
+    const Verdict verdict = compare_bundles(folder_ / "whole", folder_ / "open", {});
+    EXPECT_EQ(verdict.status, Status::kConforms) << name_of(axis) << verdict.reason;
+  }
+  write_bundle(folder_ / "wrong", square(Axis::kTp, 1.01), kWhole);
+  leave_open("wrong");
+  write_bundle(folder_ / "nothing", square(Axis::kTp, 0), kWhole);
+  leave_open("nothing");
+
+  EXPECT_EQ(compare_bundles(folder_ / "whole", folder_ / "wrong", {}).status, Status::kDiverges);
+  EXPECT_THAT([&] { (void)compare_bundles(folder_ / "zero", folder_ / "nothing", {}); },
+              ThrowsMessage<FileError>(AllOf(HasSubstr("dp_shard:shard(0)"),
+                                             HasSubstr("tp:shard(0)"), HasSubstr("fit alike"))));
 }
 
 }  // namespace

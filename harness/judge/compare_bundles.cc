@@ -245,8 +245,10 @@ Reference reference_of(Saved& trusted) {
   Reference reference(std::move(trace));
   if (runs > 0) {
     reference.set_responses(std::move(trusted.bundle.responses), runs);
+    const RunSettings& settings = trusted.settings;
     require_fitting_responses(
-        reference, trusted.settings.mask_small_gradients.value_or(has_adam(trusted.settings)),
+        reference, settings.mask_small_gradients.value_or(has_adam(settings)),
+        settings.coarsest_dtype.value_or(coarsest_of(reference.trace(), Dtype::kFloat64)),
         trusted.manifest.parent_path() / "responses.json");
   }
   reference.set_redrawn(std::move(trusted.bundle.redrawn));
@@ -266,6 +268,14 @@ std::set<RecordKey> left_out(const Saved& trusted, const Saved& judged, const Re
     }
   }
   return keys;
+}
+
+/// Who wrote a bundle, if it was no program of ours.
+void add_producer(const Bundle& bundle, std::string_view whose, std::vector<std::string>& notes) {
+  if (bundle.producer.empty() || bundle.producer.starts_with("isoshard ")) return;
+  std::string text = fmt::format("the {} run was recorded by {}", whose, bundle.producer);
+  for (const auto& [name, version] : bundle.versions) text += fmt::format(", {} {}", name, version);
+  notes.push_back(std::move(text));
 }
 
 /// What the judged run says it lacks excuses nothing; it is passed on.
@@ -298,7 +308,7 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
   check_masks(trusted);
   const Reference reference = reference_of(trusted);
   infer_layouts(judged.bundle, reference, judged.manifest);
-  require_honest_layouts(judged.bundle.trace, judged.manifest);
+  require_honest_layouts(judged.bundle.trace, rules.not_recorded, judged.manifest);
   const MeshShape& mesh = judged.bundle.trace.mesh;
   policy = policy_of(trusted, reference, mesh, rules, std::move(policy));
   if (reference.response_runs() == 0 && !policy.rtol.has_value()) policy.level = Level::kExact;
@@ -309,6 +319,8 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
                     "allowed, first {}",
                     extra.size(), describe(*extra.begin())));
   add_claims(judged, rules, notes);
+  add_producer(trusted.bundle, "trusted", notes);
+  add_producer(judged.bundle, "judged", notes);
   Verdict verdict =
       judge(reference, replayed(judged.bundle.trace, reference, policy, extra), policy);
   verdict.notes.insert(verdict.notes.end(), notes.begin(), notes.end());

@@ -24,7 +24,8 @@ inline void edit_json(const std::filesystem::path& path,
   std::ofstream(path) << content.dump();
 }
 
-/// Lists every file that is there now in manifest.json, with its hash: no defense against an author.
+/// Lists every file that is there now in manifest.json, with its hash: no defense against an
+/// author.
 inline void seal(const std::filesystem::path& bundle) {
   nlohmann::json files = nlohmann::json::object();
   for (const auto& entry : std::filesystem::recursive_directory_iterator(bundle)) {

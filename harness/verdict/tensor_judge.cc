@@ -53,6 +53,7 @@ class TensorJudge {
     }
     if (is_partial(held_.front().record->layout)) {
       assemble_partial();
+      check_copies_of_summands();
     } else {
       collect_places();
       check_tiling();
@@ -157,6 +158,31 @@ class TensorJudge {
     } catch (const MeshError& error) {
       c.within = false;
       add_finding("parts do not tile the tensor", error.what(), {}, c.stage, true);
+    }
+  }
+
+  /// Ranks that add the same summand hold copies of it, of which only one is added.
+  void check_copies_of_summands() {
+    std::map<std::pair<std::vector<int>, Place>, const Copy> first;
+    for (const Held& h : held_) {
+      std::vector<int> summand;
+      for (const Placement& placement : h.record->layout.placements) {
+        if (placement.kind == Placement::Kind::kPartial)
+          summand.push_back(actual_.mesh.coordinate(h.rank->rank, placement.axis));
+      }
+      for (const PartStats& part : h.record->parts) {
+        const Place place{part.box.global_offset, part.box.size, part.range.global_begin,
+                          part.range.count};
+        const auto [known, is_first] = first.insert({{summand, place}, Copy{h, &part}});
+        if (is_first || known->second.part->digest == part.digest) continue;
+        result_.comparison.within = false;
+        const int other = known->second.held.rank->rank;
+        add_finding("copies of a summand differ",
+                    fmt::format("ranks {} and {} add the same part with different values", other,
+                                h.rank->rank),
+                    {h.rank->rank}, result_.comparison.stage, false);
+        return;
+      }
     }
   }
 
