@@ -58,6 +58,10 @@ void Calibration::add(std::int64_t index, const Case& c, const Verdict& verdict)
         spread.along.push_back(std::fabs(t.stats.scale() - 1) / t.allowed_relative_error);
     }
   }
+  for (const PooledComparison& p : verdict.pools) {
+    spread.pooled_scale.push_back(std::fabs(p.scale - 1) / p.allowed_scale_error);
+    spread.pooled_shift.push_back(std::fabs(p.shift) / p.allowed_shift);
+  }
   for (const PublishedBound& bound : verdict.published)
     spread.published.push_back(bound.measured / bound.limit);
   if (verdict.status == Status::kConforms) return;
@@ -85,6 +89,8 @@ std::string Calibration::render() const {
                          spread.along);
     text += quantile_row(name_of(dtype), "error / allowed, insensitive", spread.insensitive);
     text += quantile_row(name_of(dtype), "scale sensitivity", spread.sensitivity);
+    text += quantile_row(name_of(dtype), "pooled scale error / allowed", spread.pooled_scale);
+    text += quantile_row(name_of(dtype), "pooled shift / allowed", spread.pooled_shift);
     text += quantile_row(name_of(dtype), "published bound used", spread.published);
   }
   text += "\n";

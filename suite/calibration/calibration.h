@@ -25,6 +25,8 @@ struct Spread {
   std::vector<double> along;
   std::vector<double> insensitive;  ///< error norm / allowed, of insensitive tensors
   std::vector<double> sensitivity;  ///< the smallest scale error that would have been rejected
+  /// scale error / allowed, and shift / allowed, of pools against redrawn runs
+  std::vector<double> pooled_scale, pooled_shift;
   /// Measured / published bound, one number for each bound of a case.
   std::vector<double> published;
   std::int64_t comparisons = 0;  ///< at level perturbed
