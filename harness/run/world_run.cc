@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "harness/world/process_name.h"
 
 namespace isoshard {
 namespace {
@@ -73,6 +74,9 @@ WorldRun::WorldRun(Launcher& launcher, const RunSpec& spec, Processes processes,
   WorldOptions options;
   options.size = processes == Processes::kOneForAll ? 1 : spec.mesh.world_size();
   options.name = spec.name;
+  options.process_name = spec.process_name.empty()
+                             ? process_name(spec.subject.empty() ? spec.name : spec.subject, 1)
+                             : spec.process_name;
   options.deadline = spec.deadline;
   options.decorate = spec.decorate;
   options.order = spec.order;

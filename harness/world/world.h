@@ -22,6 +22,8 @@ struct WorldOptions {
   int size = 1;  ///< 1 to 16
   /// Shown in reports, for example the case's slug.
   std::string name{};
+  /// Of each rank's process, as ps shows it (harness/world/process_name.h); empty: the caller's.
+  std::string process_name{};
   std::chrono::milliseconds deadline{60'000};  ///< from start to the last rank's end
   CommDecorator decorate{};                    ///< a fault, or nothing
   /// The order of reductions in all groups. kNative is a UsageError, because shm does not have it.

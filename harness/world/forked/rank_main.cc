@@ -20,6 +20,7 @@
 #include "harness/world/forked/hooks.h"
 #include "harness/world/forked/leaked_processes.h"
 #include "harness/world/interrupt.h"
+#include "harness/world/process_name.h"
 #include "harness/world/tensor_memory.h"
 
 namespace isoshard {
@@ -129,6 +130,7 @@ void forward_failure(Rank& rank, const ForwardedFailure& failure) {
 
 void rank_main(const RankStart& start) noexcept {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  name_process(start.options->process_name);
   adopt_orphans();
   if (::getppid() != start.controller) ::_exit(1);  // it died before the line above
   leave_interrupts_to_controller();
