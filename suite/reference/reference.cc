@@ -12,10 +12,12 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/reference_name.h"
 #include "fixtures/inputs/inputs.h"
 #include "harness/run/record.h"
 #include "harness/run/side_by_side.h"
 #include "harness/world/forked/forked_world.h"
+#include "harness/world/process_name.h"
 #include "suite/reference/lattice_guard.h"
 #include "suite/reference/perturbed_weights.h"
 #include "suite/reference/plain_run.h"
@@ -25,17 +27,11 @@ namespace {
 
 using Start = std::function<RunningRecord()>;
 
-// Each run of a case that is reloaded saves to a folder of its own.
-PlainRun with_scratch(const Case& c, PlainRun run) {
-  if (c.reload_after != 0) run.checkpoints = std::make_shared<ScratchFolder>();
-  return run;
-}
-
 // What the plain run of a case needs.
 struct PlainInput {
   explicit PlainInput(const Case& of) : c(of), data(of), weights(case_weights(of)) {
     require_counted_tokens(c, data);
-    run = with_scratch(c, whole_batch_run(data, weights));
+    run = whole_batch_run(data, weights);
   }
   PlainInput(const PlainInput&) = delete;
   PlainInput& operator=(const PlainInput&) = delete;
@@ -45,9 +41,10 @@ struct PlainInput {
   PlainRun run;
 };
 
-RunSpec spec_of(const PlainInput& input, std::chrono::milliseconds deadline) {
+RunSpec spec_of(const PlainInput& input, const ReferenceOptions& options) {
   RunSpec spec = plain_spec(input.c, input.run);
-  spec.deadline = deadline;
+  spec.deadline = options.deadline;
+  spec.process_name = process_name(kReferenceName, options.number);
   return spec;
 }
 
@@ -59,6 +56,7 @@ class ResponseRuns {
       : c_(c), bare_(reference.trace()), data_(c), weights_(case_weights(c)), deadline_(deadline) {
     // An exact case has no rounding to respond to.
     if (reference.response_runs() >= responses || is_lattice(c)) return;
+    first_number_ = reference.response_runs() + 1;
     for (int run = reference.response_runs(); run < responses; ++run) {
       // Seeds from 1: 0 is the usual seed of the weights themselves.
       const auto perturbed = std::make_shared<PerturbedWeights>(
@@ -88,9 +86,12 @@ class ResponseRuns {
 
  private:
   void add(PlainRun run, const std::string& name) {
-    RunSpec spec = plain_spec(c_, with_scratch(c_, std::move(run)));
+    RunSpec spec = plain_spec(c_, std::move(run));
     spec.name = fmt::format("{}_{}", c_.reference_slug(), name);
     spec.deadline = deadline_;
+    // numbered on through perturbed runs and variants
+    const auto number = first_number_ + static_cast<int>(starts_.size());
+    spec.process_name = process_name("response", number);
     // compared with the reference as it records
     starts_.emplace_back([this, spec = std::move(spec)] {
       return RunningRecord(
@@ -108,6 +109,7 @@ class ResponseRuns {
   std::shared_ptr<const WeightSource> weights_;
   std::chrono::milliseconds deadline_;
   std::size_t num_perturbed_ = 0;
+  int first_number_ = 1;
   std::vector<Start> starts_;
   std::vector<Trace> traces_;
 };
@@ -166,8 +168,7 @@ std::vector<Reference> make_references(const std::vector<Case>& cases,
   std::vector<Start> starts;
   for (const PlainInput& input : inputs) {
     starts.emplace_back([&] {
-      return RunningRecord(forked_launcher(), spec_of(input, options.deadline),
-                           {.keep = Keep::kEverything});
+      return RunningRecord(forked_launcher(), spec_of(input, options), {.keep = Keep::kEverything});
     });
   }
   std::vector<Reference> references(cases.size());

@@ -57,6 +57,7 @@ struct TrainerParts {
   std::optional<Dtype> autocast;      ///< forward runs under autocast of this dtype
   std::optional<Dtype> output_dtype;  ///< logits are converted to it before the loss
   bool recompute = false;             ///< layers are run again in backward
+  std::string training;               ///< what checkpoints say of the run (RunProgress::training)
 };
 
 /// Requires     the mesh outlives it; phases are called in the order setup, then per step
