@@ -121,6 +121,8 @@ Report compare(const ComparePlan& plan, const CompareObserver& observer) {
   Report report;
   report.environment = settings_in_environment();
   if (are_curves(plan)) {
+    if (plan.require != Strength::kNone)
+      throw UsageError("--require is about bundles: a loss curve alone is never exact evidence");
     const ReportCurve& added = report.add(compare_curves(plan));
     if (observer.on_curve) observer.on_curve(added);
     return report;
@@ -132,7 +134,9 @@ Report compare(const ComparePlan& plan, const CompareObserver& observer) {
   for (const DumpedPair& pair : pairs_of(plan)) {
     Verdict verdict = compare_bundles(pair.reference, pair.actual, options, different);
     const std::string name = verdict.case_slug;
-    const ReportCase& added = report.add(ReportCase{.name = name, .verdict = std::move(verdict)});
+    ReportCase item{.name = name, .verdict = std::move(verdict)};
+    require_strength(item, plan.require);
+    const ReportCase& added = report.add(std::move(item));
     if (observer.on_case) observer.on_case(added);
   }
   return report;

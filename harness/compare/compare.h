@@ -19,6 +19,8 @@ struct ComparePlan {
   /// responses every bit must be equal.
   std::optional<double> rtol;
   bool allows_different_settings = false;
+  /// What each verdict on a bundle must be; kNone: any (require_strength).
+  Strength require = Strength::kNone;
   /// The bounds of a curve, which may depend on its subject; empty: the usual ones.
   std::function<CurveBounds(const Curve& actual)> bounds_of = {};
 };

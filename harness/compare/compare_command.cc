@@ -25,10 +25,13 @@ void declare(OptionTable& table) {
   judging("rtol", po::value<double>(),
           "allowed relative Frobenius error (default: the reference's responses if it has them, "
           "else every bit must be equal)");
+  judging("require", po::value<std::string>()->default_value("any"),
+          "exact: a run that conforms within tolerance only exits with 1; any");
   judging("allow-different-settings", po::bool_switch(),
           "compare runs whose settings (manifest.json) differ");
   auto output = table.group("output");
-  output("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
+  output("output-dir", po::value<std::string>(),
+         "write report.json, report.txt and junit.xml to this folder");
   output("verbose", po::bool_switch(), "show every tensor");
   table.positional.add("reference", 1).add("actual", 1);
 }
@@ -41,6 +44,7 @@ ComparePlan plan_of(const ParsedOptions& options) {
   plan.reference = path("reference");
   plan.actual = path("actual");
   plan.input_dir = path("input-dir");
+  plan.require = parse_required_strength(options.get<std::string>("require"));
   if (options.given("rtol")) plan.rtol = options.get<double>("rtol");
   plan.allows_different_settings = options.get<bool>("allow-different-settings");
   return plan;

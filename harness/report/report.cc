@@ -2,12 +2,36 @@
 /// Which exit code a report has.
 #include "harness/report/report.h"
 
+#include <fmt/format.h>
+
 #include <utility>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/base/suggest.h"
 
 namespace isoshard {
 
 Status ReportCase::status() const noexcept {
   return verdict.has_value() ? verdict->status : Status::kIncomplete;
+}
+
+int ReportCase::exit_code() const noexcept {
+  return unmet.empty() ? exit_code_of(status()) : kExitDiverges;
+}
+
+Strength parse_required_strength(const std::string& word) {
+  if (word == "any") return Strength::kNone;
+  if (word == name_of(Strength::kExact)) return Strength::kExact;
+  const std::vector<std::string> known = {"any", "exact"};
+  throw UsageError(fmt::format("--require {}{}; known are {}", word, did_you_mean(word, known),
+                               join_names(known)));
+}
+
+void require_strength(ReportCase& item, Strength wanted) {
+  if (item.status() != Status::kConforms || item.verdict->strength >= wanted) return;
+  item.unmet = fmt::format("the verdict must be {}, got {}", name_of(wanted),
+                           name_of(item.verdict->strength));
 }
 
 int ReportCurve::exit_code() const noexcept {
@@ -16,7 +40,7 @@ int ReportCurve::exit_code() const noexcept {
 }
 
 ReportCase& Report::add(ReportCase item) {
-  exit_code = combine_exit_codes(exit_code, exit_code_of(item.status()));
+  exit_code = combine_exit_codes(exit_code, item.exit_code());
   return cases.emplace_back(std::move(item));
 }
 

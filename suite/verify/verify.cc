@@ -62,6 +62,7 @@ JudgePlan judge_plan_of(const VerifyPlan& plan) {
       plan.reference == ReferenceKind::kAuto && is_benign ? ReferenceKind::kPlain : plan.reference;
   result.fault = plan.fault;
   result.tables = plan.tables;
+  result.repeat = plan.repeat;
   result.retention = plan.dump.empty() ? Retention::kLean : Retention::kWhole;
   return result;
 }
@@ -79,12 +80,13 @@ void save_inputs(const VerifyPlan& plan) {
   save_case_batches(*largest, plan.save_batch);
 }
 
-ReportCase judged_case(CaseJudge& judge, const Case& item, const std::string& fault) {
-  ReportCase result{.name = item.slug(), .fault = fault};
+ReportCase judged_case(CaseJudge& judge, const Case& item, const VerifyPlan& plan) {
+  ReportCase result{.name = item.slug(), .fault = plan.fault};
   try {
     CaseJudgement judgement = judge.judge_case(item);
     result.verdict = std::move(judgement.verdict);
     result.against = name_of(judgement.against);
+    require_strength(result, plan.require);
   } catch (const InfrastructureError& error) {
     result.failure = error.what();
   }
@@ -97,8 +99,12 @@ std::string summary_of(const Report& report, std::size_t total, std::size_t judg
     return fmt::format("interrupted after {} of {} cases", judged, total);
   const auto conforming = std::ranges::count_if(
       report.cases, [](const ReportCase& item) { return item.status() == Status::kConforms; });
-  return fmt::format("{} of {} case{} conform{}", conforming, total, total == 1 ? "" : "s",
-                     total == 1 ? "s" : "");
+  const auto too_weak = std::ranges::count_if(
+      report.cases, [](const ReportCase& item) { return !item.unmet.empty(); });
+  const std::string short_of =
+      too_weak == 0 ? "" : fmt::format(", {} of them more weakly than required", too_weak);
+  return fmt::format("{} of {} case{} conform{}{}", conforming, total, total == 1 ? "" : "s",
+                     total == 1 ? "s" : "", short_of);
 }
 
 }  // namespace
@@ -118,7 +124,7 @@ Report verify(const VerifyPlan& plan, VerifyObserver& observer) {
   for (const Case& item : plan.cases) {
     if (interrupt_signal() != 0) break;
     observer.on_case(item);
-    const ReportCase& added = report.add(judged_case(judge, item, plan.fault));
+    const ReportCase& added = report.add(judged_case(judge, item, plan));
     observer.on_judged(added);
     judged += added.verdict.has_value() || interrupt_signal() == 0 ? 1 : 0;
   }
