@@ -233,7 +233,6 @@ TEST(CaseJudge, ARunThatIsWrongOnceDoesNotPassBecauseItsRecordCannotBeCarriedOut
   expect_not_repeatable(CaseJudge(std::move(plan)).judge_case(item), 2, "no record");
 }
 
-// The trusted side is held to itself, too.
 TEST(CaseJudge, RunsSayHowOftenTheSubjectWasRun) {
   const Case item = six_ranks(Dtype::kFloat32);
 

@@ -12,10 +12,10 @@ namespace isoshard {
 /// Where two runs part.
 struct RunDifference {
   /// Which is empty where not single records differ, but the ranks that are there.
-  std::optional<RecordKey> key;
+  std::optional<RecordKey> key = {};
   int rank = -1;           ///< -1: no single one
   std::int64_t order = 0;  ///< of the record in its rank's execution
-  std::string what;        ///< "differs", "was recorded by one run only", "is fp64, not fp32"
+  std::string what = {};   ///< "differs", "was not recorded", "is fp64, not fp32"
 
   [[nodiscard]] std::string describe() const;  ///< "gradient of w (step 0) differs on rank 4"
 };

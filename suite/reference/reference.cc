@@ -51,12 +51,14 @@ RunSpec spec_of(const PlainInput& input, const ReferenceOptions& options) {
 // The perturbed runs that a reference lacks, and its variants.
 class ResponseRuns {
  public:
+  /// `number` is that of the reference (ReferenceOptions).
   ResponseRuns(const Case& c, const Reference& reference, int responses,
-               std::chrono::milliseconds deadline)
+               std::chrono::milliseconds deadline, int number = 1)
       : c_(c), bare_(reference.trace()), data_(c), weights_(case_weights(c)), deadline_(deadline) {
     // An exact case has no rounding to respond to.
     if (reference.response_runs() >= responses || is_lattice(c)) return;
-    first_number_ = reference.response_runs() + 1;
+    constexpr int kRoom = 16;  // no two runs of one case have one name
+    first_number_ = reference.response_runs() + 1 + (number - 1) * kRoom;
     for (int run = reference.response_runs(); run < responses; ++run) {
       // Seeds from 1: 0 is the usual seed of the weights themselves.
       const auto perturbed = std::make_shared<PerturbedWeights>(
@@ -181,7 +183,7 @@ std::vector<Reference> make_references(const std::vector<Case>& cases,
   starts.clear();
   for (std::size_t i = 0; i < cases.size(); ++i) {
     responses.push_back(std::make_unique<ResponseRuns>(cases[i], references[i], options.responses,
-                                                       options.deadline));
+                                                       options.deadline, options.number));
     const std::vector<Start> own = responses.back()->starts();
     for (std::size_t run = 0; run < own.size(); ++run) {
       starts.push_back(own[run]);

@@ -306,16 +306,38 @@ CaseJudgement CaseJudge::against_both(const Case& item) {
   if (plan_.retention == Retention::kWhole) {
     Verdict to_the_bit = exact(item, std::move(emulated));
     if (to_the_bit.status == Status::kConforms)
-      return {verdict_through_record(std::move(record), to_the_bit.compared), ReferenceKind::kBoth};
+      return as_emulated(item, std::move(record), to_the_bit.compared);
     return not_emulated(item, [&] { return std::move(to_the_bit); });
   }
   if (!is_beside) run = run_subject(item, plain_records(item), RunDetail::kDigests);
   const RunEquality equality = equality_of(emulated, run);
-  if (equality.holds())
-    return {verdict_through_record(std::move(record), equality.tensors), ReferenceKind::kBoth};
+  if (equality.holds()) return as_emulated(item, std::move(record), equality.tensors);
   if (equality.first.has_value()) runs_.first_is_not_emulated(*equality.first);
   emulated = without_bytes(emulated);
   return not_emulated(item, [&] { return exact(item, emulated_again(item, numerics, emulated)); });
+}
+
+CaseJudgement CaseJudge::as_emulated(const Case& item, Verdict record, std::int64_t num_equal) {
+  if (record.weak > 0) require_repeatable_plain(item);
+  return {verdict_through_record(std::move(record), num_equal), ReferenceKind::kBoth};
+}
+
+// Bounds that are wide because the case is are wide again.
+void CaseJudge::require_repeatable_plain(const Case& item) {
+  Plain& known = plains_.at(item.reference_slug());
+  if (known.is_repeated) return;
+  const Reference again = make_reference(
+      item, {.responses = known.reference.response_runs(), .number = ++known.num_runs});
+  require_same_run(known.reference.trace(), again.trace(), item, "references");
+  for (const auto& [key, response] : known.reference.responses()) {
+    const Response* const other = again.response(key);
+    if (other != nullptr && other->absolute_norm == response.absolute_norm &&
+        other->max_abs == response.max_abs)
+      continue;
+    throw InfrastructureError(fmt::format("{}: two times the same perturbed runs differ: {}",
+                                          item.slug(), describe(key)));
+  }
+  known.is_repeated = true;
 }
 
 CaseJudgement CaseJudge::not_emulated(const Case& item, const std::function<Verdict()>& exactly) {

@@ -81,8 +81,9 @@ class CaseJudge {
  private:
   struct Plain {
     Reference reference;
-    bool is_seen = false;  ///< listeners know it
-    int num_runs = 0;      ///< it was made so often
+    bool is_seen = false;      ///< listeners know it
+    int num_runs = 0;          ///< it was made so often
+    bool is_repeated = false;  ///< and was the same, with its responses
   };
   /// Which run of the subject is asked for: one that is compared with the reference as it records,
   /// or digests of what it records. For digests the reference is the plain one, which says what is
@@ -106,6 +107,13 @@ class CaseJudge {
   [[nodiscard]] CaseJudgement against_emulated(const Case& item);
   [[nodiscard]] CaseJudgement against_both(const Case& item);
   [[nodiscard]] CaseJudgement against_both_or_plain(const Case& item);
+  /// The verdict on a run that is as emulated, from that on the emulation. Where bounds were too
+  /// wide to show something, one wrong run of the trusted side may have made them so: it runs
+  /// again. Errors   as require_repeatable_plain.
+  [[nodiscard]] CaseJudgement as_emulated(const Case& item, Verdict record, std::int64_t num_equal);
+  /// Makes the plain reference and its perturbed runs once more.
+  /// Errors   InfrastructureError if they are not the same bit by bit.
+  void require_repeatable_plain(const Case& item);
   /// The verdict on a subject that is not as emulated: it does not conform. `exactly` is called
   /// where the comparison with the emulated run decides.
   [[nodiscard]] CaseJudgement not_emulated(const Case& item,
