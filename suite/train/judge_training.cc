@@ -65,6 +65,7 @@ void keep_rest(Curve& curve, const Case& resumed) {
   curve.spreads = std::move(spreads);
   const Curve of_rest = untrained_curve(resumed);
   curve.case_slug = of_rest.case_slug;
+  curve.settings = of_rest.settings;
   curve.fingerprint = of_rest.fingerprint;
   curve.fingerprint["trained_from"] = "step 0, not from the checkpoint";
 }
