@@ -42,7 +42,8 @@ void declare(OptionTable& table) {
   sizes("seq-length", po::value<std::int64_t>(), "tokens per sample");
   sizes("batch-size", po::value<std::int64_t>(), "samples");
   auto output = table.group("output");
-  output("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
+  output("output-dir", po::value<std::string>(),
+         "write report.json, report.txt and junit.xml to this folder");
   table.positional.add("kind", 1);
   table.aliases = {{"tp-size", "tp"},
                    {"num-layers", "layers"},

@@ -45,7 +45,8 @@ void declare(OptionTable& table) {
          "where pending goldens are (default: golden-pending in the build folder)");
   output("golden-dir", po::value<std::string>(),
          "where accepted goldens are (default: golden in the source tree)");
-  output("report-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
+  output("report-dir", po::value<std::string>(),
+         "write report.json, report.txt and junit.xml to this folder");
   table.positional.add("action", 1).add("name", -1);
 }
 

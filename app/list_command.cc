@@ -28,7 +28,9 @@ namespace po = boost::program_options;
 
 void list_subjects() {
   for (const SubjectSpec& spec : subject_specs()) {
-    if (!spec.is_reference()) print("{:<10} {}\n", spec.name, spec.summary);
+    if (spec.is_reference()) continue;
+    const std::string copy = spec.copy_of.empty() ? "" : fmt::format("copy of {}; ", spec.copy_of);
+    print("{:<10} {}{}\n", spec.name, copy, spec.summary);
   }
 }
 

@@ -65,6 +65,8 @@ TEST(Train, GoesOnFromACheckpoint) {
                                                       "other"));
 
   ASSERT_EQ(resumed.code, 0) << resumed.output;
+  EXPECT_THAT(resumed.output,
+              HasSubstr("The reference was not interrupted: it trained from step 0"));
   const Curve whole = read_curve(folder / "whole/loss_autotp.json"),
               rest = read_curve(folder / "rest/loss_autotp.json");
   ASSERT_EQ(whole.steps.size(), 12U);
@@ -75,6 +77,9 @@ TEST(Train, GoesOnFromACheckpoint) {
     EXPECT_EQ(rest.steps[i].grad_norm, whole.steps[i + 6].grad_norm);
   }
   EXPECT_EQ(other.code, 0) << other.output;
+  EXPECT_THAT(other.output,
+              AllOf(HasSubstr("WARNING: the reference goes on from the checkpoint, too"),
+                    HasSubstr("data.dp: reference 2, actual 3")));
 }
 
 TEST(Train, RefusesACheckpointThatItCannotGoOnFrom) {
@@ -108,8 +113,9 @@ TEST(Train, WritesACurveOfEachSubjectAndJudgesIt) {
 
   ASSERT_EQ(result.code, 0) << result.output;
   EXPECT_THAT(result.output,
-              AllOf(HasSubstr("CONFORMS  DDP (TP=1, DP=2): 12 steps"),
-                    HasSubstr("CONFORMS  DeepSpeed AutoTP (TP=2, DP=2)"),
+              AllOf(HasSubstr("CONFORMS (within tolerance)  copy of PyTorch DDP (TP=1, DP=2): 12 "
+                              "steps"),
+                    HasSubstr("CONFORMS (within tolerance)  copy of DeepSpeed AutoTP (TP=2, DP=2)"),
                     HasSubstr("Differences from DDP baseline:"), HasSubstr("ddp step 10: loss")));
   const std::vector<Curve> curves = read_curves(folder / "curves");
   ASSERT_THAT(curves, SizeIs(3));
@@ -183,7 +189,7 @@ TEST(Train, StoredReferenceJudgesALaterRun) {
                                  "curves/loss_reference.json"});
   const Ran same = run_isoshard(folder.path(), later);
   EXPECT_EQ(same.code, 0) << same.output;
-  EXPECT_THAT(same.output, HasSubstr("CONFORMS  DeepSpeed AutoTP"));
+  EXPECT_THAT(same.output, HasSubstr("CONFORMS (within tolerance)  copy of DeepSpeed AutoTP"));
 
   Arguments from_file = later;
   from_file.insert(from_file.end(), {"--init-weights", "w.safetensors"});

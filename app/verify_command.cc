@@ -29,6 +29,8 @@ VerifyPlan plan_of(const VerifyRequest& request) {
           .reference = request.reference,
           .fault = request.fault,
           .tables = request.tables,
+          .repeat = request.repeat,
+          .require = request.require,
           .dump = request.dump,
           .save_weights = request.inputs.save_weights,
           .save_batch = request.inputs.save_batch};
@@ -66,6 +68,8 @@ Command verify_command() {
           "--reference plain\n"
           "                                                             within tolerances only, "
           "not bit by bit\n"
+          "  isoshard verify --preset small --repeat 5                  five runs of each, with "
+          "random delays: a race is not repeatable\n"
           "  isoshard verify --fault mlp_input_grad_partial             what a real bug looks like "
           "(exits 1)",
           declare_verify_options,

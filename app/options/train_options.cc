@@ -264,8 +264,9 @@ void declare_train_options(OptionTable& table) {
               "write a checkpoint of each run to DIR/SUBJECT (docs/checkpoints.md)");
   checkpoints("save-after", po::value<int>(),
               "steps done when it is written; 0: before the first (default: the last)");
-  output("output-dir", po::value<std::string>(),
-         "write loss_SUBJECT.json of every run, report.json and report.txt to this folder");
+  output(
+      "output-dir", po::value<std::string>(),
+      "write loss_SUBJECT.json of every run, report.json, report.txt and junit.xml to this folder");
   output("storage-path", po::value<std::string>(),
          "where the published scripts keep Ray's files: taken and not used");
   declare_case_options(table);

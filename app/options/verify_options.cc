@@ -22,6 +22,8 @@ namespace {
 
 namespace po = boost::program_options;
 
+constexpr int kMostRepeats = 10'000;
+
 /// The cases of `subject`: the preset's own. One that no preset has takes those of the preset's
 /// subjects that have the same axes.
 std::vector<Case> cases_of(const std::string& subject, const std::vector<Case>& base) {
@@ -179,10 +181,16 @@ void declare_verify_options(OptionTable& table) {
           "benign variations must pass");
   output("dump", po::value<std::string>(),
          "write every run as a bundle below this folder (for compare)");
-  output("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
+  output("output-dir", po::value<std::string>(),
+         "write report.json, report.txt and junit.xml to this folder");
   judging("reload-after", po::value<int>(),
           "after this step every rank saves a checkpoint and the run resumes from it: what is "
           "loaded must be what was saved, bit by bit");
+  judging("repeat", po::value<int>()->default_value(1),
+          "runs of each subject, compared bit by bit with the first; from the second on ranks are "
+          "delayed at random before collectives, so that a race shows");
+  judging("require", po::value<std::string>()->default_value("any"),
+          "exact: a case that conforms within tolerance only exits with 1; any");
   judging("record-partials", po::bool_switch(),
           "record each rank's summand of row-parallel outputs as <module>.partial");
   output("tables", po::value<std::string>()->default_value("auto"),
@@ -219,6 +227,11 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
     for (const Case& item : request.cases) (void)numerics_of(item);
   }
   request.verbose = options.get<bool>("verbose");
+  request.repeat = options.get<int>("repeat");
+  if (request.repeat < 1 || request.repeat > kMostRepeats)
+    throw UsageError(fmt::format("--repeat {}: it must be at least 1 and at most {}",
+                                 request.repeat, kMostRepeats));
+  request.require = parse_required_strength(options.get<std::string>("require"));
   return request;
 }
 

@@ -20,7 +20,9 @@ struct VerifyRequest {
   std::filesystem::path output_dir;  ///< empty: nothing is written
   InputFiles inputs;
   ReferenceKind reference = ReferenceKind::kAuto;
-  bool tables = false;  ///< put the runs side by side at the end
+  int repeat = 1;                      ///< runs of each subject
+  Strength require = Strength::kNone;  ///< what each verdict must be at least
+  bool tables = false;                 ///< put the runs side by side at the end
   bool verbose = false;
 };
 

@@ -6,7 +6,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <functional>
+#include <string>
 #include <utility>
 
 #include "core/base/error.h"
@@ -129,6 +131,118 @@ TEST(CaseJudge, ARunWhoseRecordCannotBeCarriedOutIsJudgedAgainstThePlainReferenc
     EXPECT_THROW((void)judged_with({}, breaks), InfrastructureError)
         << "a right run does not mend the record";
   }
+}
+
+/// One element of an early output moves by an ulp of bf16, which a tolerance hides, and a late
+/// gradient is half as large again, which none does.
+RunOptions wrong_early_and_late() {
+  RunOptions options;
+  options.mutation = [](int) -> TapMutation {
+    return [](const Site& site, at::Tensor value) {
+      if (site.kind == RecordKind::kActivationGrad && site.name == "model.layers.1.mlp")
+        return value * 1.5;
+      if (site.kind != RecordKind::kActivation || site.name != "model.layers.0.mlp.down_proj")
+        return value;
+      at::Tensor moved = value.clone();
+      moved.select(0, 0).select(0, 0).select(0, 0).mul_(1 + 0x1p-7);
+      return moved;
+    };
+  };
+  return options;
+}
+
+TEST(CaseJudge, In16BitsTheFindingOfTheExactComparisonCounts) {
+  for (const Retention retention : {Retention::kLean, Retention::kWhole}) {
+    const CaseJudgement judgement = judged(six_ranks(Dtype::kBFloat16), ReferenceKind::kAuto,
+                                           wrong_early_and_late(), retention);
+
+    const Verdict& verdict = judgement.verdict;
+    ASSERT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
+    EXPECT_EQ(judgement.against, ReferenceKind::kEmulated);
+    const Finding& first = verdict.findings.front();
+    EXPECT_EQ(first.key.name, "model.layers.0.mlp.down_proj") << verdict.reason;
+    EXPECT_EQ(first.stage, Stage::kForward);
+    EXPECT_THAT(verdict.reason, ::testing::Not(HasSubstr("forward right")));
+  }
+  const Verdict plain =
+      judged(six_ranks(Dtype::kBFloat16), ReferenceKind::kPlain, wrong_early_and_late()).verdict;
+  ASSERT_EQ(plain.status, Status::kDiverges);
+  EXPECT_EQ(plain.findings.front().stage, Stage::kActivationGrad)
+      << "within tolerances a later tensor is the first";
+}
+
+/// Wrong in the runs of these numbers only: each rank knows which run it is by its process's name.
+RunOptions wrong_in(const std::string& name) {
+  RunOptions options;
+  options.mutation = [name](int rank) -> TapMutation {
+    std::string own;
+    std::getline(std::ifstream("/proc/self/comm"), own);
+    if (own != name || rank != 1) return {};
+    return [](const Site& site, at::Tensor value) {
+      return site.name == "model.layers.1.mlp.down_proj" ? value * (1 + 0x1p-20) : value;
+    };
+  };
+  return options;
+}
+
+void expect_not_repeatable(const CaseJudgement& judgement, int run, const std::string& what) {
+  const Verdict& verdict = judgement.verdict;
+  EXPECT_EQ(verdict.status, Status::kDiverges) << what << ": " << verdict.reason;
+  EXPECT_EQ(verdict.strength, Strength::kNone);
+  const std::string words = "run " + std::to_string(run) + " differs from run 1";
+  EXPECT_THAT(verdict.reason, HasSubstr("not repeatable: " + words)) << what;
+  ASSERT_FALSE(verdict.findings.empty());
+  const Finding& first = verdict.findings.front();
+  EXPECT_EQ(first.key.name, "model.layers.1.mlp.down_proj") << what;
+  EXPECT_EQ(first.ranks, std::vector<int>{1}) << what;
+  EXPECT_THAT(first.what, HasSubstr(words));
+  EXPECT_THAT(first.diagnosis, HasSubstr("not repeatable"));
+}
+
+// What a run that is wrong once gets past is a judge that runs it again and forgets the first time.
+TEST(CaseJudge, ARunThatIsWrongOnceIsNotRepeatableInEveryFlow) {
+  const Case item = six_ranks(Dtype::kFloat32);
+  const RunOptions first = wrong_in("iso:autotp/1"), second = wrong_in("iso:autotp/2");
+  const auto judged_by = [&](JudgePlan plan) {
+    return CaseJudge(std::move(plan)).judge_case(item);
+  };
+
+  expect_not_repeatable(judged_by({.run = first}), 2, "auto");
+  expect_not_repeatable(judged_by({.tables = true, .run = first}), 2, "with tables");
+  expect_not_repeatable(judged_by({.retention = Retention::kWhole, .run = first}), 2, "whole");
+  for (const ReferenceKind kind :
+       {ReferenceKind::kAuto, ReferenceKind::kPlain, ReferenceKind::kEmulated}) {
+    const std::string name(name_of(kind));
+    expect_not_repeatable(judged_by({.reference = kind, .repeat = 2, .run = first}), 2, name);
+    expect_not_repeatable(judged_by({.reference = kind, .repeat = 3, .run = second}), 2, name);
+    EXPECT_EQ(judged_by({.reference = kind, .run = second}).verdict.status, Status::kConforms)
+        << "there is no second run";
+  }
+}
+
+TEST(CaseJudge, ARunThatIsWrongOnceDoesNotPassBecauseItsRecordCannotBeCarriedOut) {
+  Case item = six_ranks(Dtype::kFloat32);
+  item.settings.make_vocab_size_divisible_by = 1;
+  JudgePlan plan{.run = wrong_in("iso:autotp/1")};
+  plan.numerics = [](const Case& c) {
+    NumericsSpec numerics = numerics_of(c);
+    numerics.vocabulary->by_rank.front().count -= 1;
+    return numerics;
+  };
+
+  expect_not_repeatable(CaseJudge(std::move(plan)).judge_case(item), 2, "no record");
+}
+
+TEST(CaseJudge, RunsSayHowOftenTheSubjectWasRun) {
+  const Case item = six_ranks(Dtype::kFloat32);
+
+  EXPECT_EQ(judged(item, ReferenceKind::kAuto).verdict.runs, 1);
+  const Verdict verdict = CaseJudge({.repeat = 4}).judge_case(item).verdict;
+
+  EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
+  EXPECT_EQ(verdict.runs, 4);
+  EXPECT_EQ(verdict.strength, Strength::kExact);
+  EXPECT_EQ(verdict.copy_of, "DeepSpeed AutoTP");
 }
 
 TEST(CaseJudge, LatticeModelsAreEqualToThePlainReference) {

@@ -4,16 +4,22 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <map>
+#include <memory>
+#include <utility>
 
 #include "core/base/error.h"
-#include "core/base/philox.h"
+#include "harness/fault/collective_fault.h"
 #include "harness/judge/judge.h"
-#include "harness/verdict/equal_runs.h"
 #include "suite/faults/fault.h"
 #include "suite/reference/reference.h"
+#include "suite/testing/step_cases.h"
+#include "suite/verify/verify_case.h"
 
 namespace isoshard {
 namespace {
@@ -157,31 +163,103 @@ TEST(BenignVariationControl, FusedRoundingIsAlarmedWhereEqualityIsDeclared) {
   EXPECT_EQ(verdict.findings.front().stage, Stage::kForward) << first_of(verdict);
 }
 
-// A race is lost in some runs only: each of those is alarmed, the others are clean, and no two
-// kinds of runs are equal.
-TEST(RaceDetection, TwentyRunsOfARaceAreNotRepeatable) {
-  const Fault& fault = find_fault("bucket_refilled_before_reduce_ends");
-  const Case item = fault.smallest_case();
-  const Reference& reference = reference_of(item);
-  const Trace first = run_case(item, reference);
-  int alarms = 0, unequal = 0;
+/// An all-reduce of gradients as a careless subject may write it: each rank puts its summand into
+/// memory that all of them share, at the next free place, and they are added as they lie there. A
+/// float sum of three depends on its order, so the result depends on which rank came first.
+/// With `in_rank_order` each rank has a place of its own, and there is no race.
+class SharedSum final : public CollectiveFault {
+ public:
+  SharedSum(int num_ranks, bool in_rank_order)
+      : num_ranks_(num_ranks), in_rank_order_(in_rank_order) {
+    void* const memory = ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE,
+                                MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) throw InfrastructureError("no memory for the shared sums");
+    shared_ = new (memory) Shared;
+  }
+  ~SharedSum() override { ::munmap(shared_, sizeof(Shared)); }
+  SharedSum(const SharedSum&) = delete;
+  SharedSum& operator=(const SharedSum&) = delete;
 
-  for (std::uint32_t run = 0; run < 20; ++run) {
-    const FaultProbe probe;
-    const bool is_lost = (philox4x32({run, 0, 0, 0}, {0, 0})[0] & 1) != 0;
-    const Trace trace =
-        run_case(item, reference, is_lost ? with_fault({}, fault, item, probe) : RunOptions{});
-    const bool alarm = judge(reference, trace, policy_of(item)).status == Status::kDiverges;
-    EXPECT_EQ(alarm, is_lost) << "run " << run;
-    alarms += static_cast<int>(alarm);
-    const RunEquality equality = equality_of(first, trace);
-    unequal += static_cast<int>(!equality.holds());
-    EXPECT_EQ(equality.holds(), !is_lost) << "run " << run << ": " << equality.difference;
+  bool applies(const InterceptedCall& call) const override {
+    return call.op == CollectiveOp::kAllReduce && call.info.purpose == Purpose::kGradReduce &&
+           call.info.axis == Axis::kDp && call.output.dtype == Dtype::kFloat32 &&
+           call.output.count <= kMostElements;
+  }
+  Work apply(const InterceptedCall& call) const override {
+    const auto count = static_cast<std::size_t>(call.output.count);
+    auto* const own = reinterpret_cast<float*>(call.output.data);
+    const int place =
+        in_rank_order_ ? call.comm->rank() : static_cast<int>(shared_->arrived++) % num_ranks_;
+    std::copy_n(own, count, shared_->places[static_cast<std::size_t>(place)].data());
+    call.comm->barrier({Purpose::kSetup, Axis::kDp, {}});
+    for (std::size_t i = 0; i < count; ++i) {
+      float sum = 0;
+      for (int p = 0; p < num_ranks_; ++p) sum += shared_->places[static_cast<std::size_t>(p)][i];
+      own[i] = call.reduction == Reduction::kAvg ? sum / static_cast<float>(num_ranks_) : sum;
+    }
+    call.comm->barrier({Purpose::kSetup, Axis::kDp, {}});
+    return {};
   }
 
-  EXPECT_GT(alarms, 2);
-  EXPECT_LT(alarms, 18) << "the coin decides nothing";
-  EXPECT_EQ(unequal, alarms);
+ private:
+  static constexpr std::int64_t kMostElements = 1 << 20;
+  struct Shared {
+    std::atomic<std::uint32_t> arrived{0};
+    std::array<std::array<float, kMostElements>, 3> places;
+  };
+  int num_ranks_;
+  bool in_rank_order_;
+  Shared* shared_;
+};
+
+/// Buckets small enough that a step has many reductions.
+Case race_case() {
+  Case item = step_case("ddp", {.dp = 3});
+  item.settings.bucket_bytes = 4096;
+  EXPECT_EQ(item.world_size(), 3);
+  return item;
+}
+
+Verdict verdict_on_shared_sums(const Case& item, bool in_rank_order, ReferenceKind reference,
+                               int repeat, const FaultProbe& probe) {
+  RunOptions options;
+  options.decorate = [sum = std::make_shared<SharedSum>(3, in_rank_order), probe](
+                         std::unique_ptr<Communicator> comm, int) {
+    return decorate_with_fault(std::move(comm), sum, probe);
+  };
+  return CaseJudge({.reference = reference, .repeat = repeat, .run = options})
+      .judge_case(item)
+      .verdict;
+}
+
+// Within tolerances every order of a sum is right: only runs that are compared with each other show
+// that no two of them agree. Whoever comes first is decided by the delays and the machine.
+TEST(RaceDetection, ASumInTheOrderOfArrivalIsNotRepeatable) {
+  const Case item = race_case();
+  const FaultProbe once, often;
+  const Verdict alone = verdict_on_shared_sums(item, false, ReferenceKind::kPlain, 1, once);
+
+  const Verdict verdict = verdict_on_shared_sums(item, false, ReferenceKind::kPlain, 6, often);
+
+  EXPECT_GT(once.count(), 3 * 5) << "a step must have many reductions";
+  EXPECT_EQ(alone.status, Status::kConforms) << "one run of a race is within tolerances";
+  ASSERT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
+  EXPECT_THAT(verdict.reason, HasSubstr("not repeatable: run "));
+  EXPECT_THAT(verdict.reason, HasSubstr("differs from run 1"));
+  ASSERT_FALSE(verdict.findings.empty());
+  EXPECT_EQ(verdict.findings.front().stage, Stage::kParameterGrad) << first_of(verdict);
+  EXPECT_FALSE(verdict.findings.front().ranks.empty());
+}
+
+TEST(RaceDetection, TheSameSumInRankOrderConformsInEveryRun) {
+  const FaultProbe probe;
+
+  const Verdict verdict = verdict_on_shared_sums(race_case(), true, ReferenceKind::kAuto, 6, probe);
+
+  EXPECT_GT(probe.count(), 6 * 3 * 5) << "in each of the runs";
+  EXPECT_EQ(verdict.status, Status::kConforms) << first_of(verdict);
+  EXPECT_EQ(verdict.strength, Strength::kExact);
+  EXPECT_EQ(verdict.runs, 6);
 }
 
 std::vector<std::string> ids_of(std::span<const Fault> faults) {

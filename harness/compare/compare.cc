@@ -121,6 +121,8 @@ Report compare(const ComparePlan& plan, const CompareObserver& observer) {
   Report report;
   report.environment = settings_in_environment();
   if (are_curves(plan)) {
+    if (plan.require != Strength::kNone)
+      throw UsageError("--require is about bundles: a loss curve alone is never exact evidence");
     const ReportCurve& added = report.add(compare_curves(plan));
     if (observer.on_curve) observer.on_curve(added);
     return report;
@@ -137,6 +139,7 @@ Report compare(const ComparePlan& plan, const CompareObserver& observer) {
       item.verdict = compare_bundles(pair.reference, pair.actual, options, rules);
       item.name = item.verdict->case_slug;
       require_unchanged_inputs();
+      require_strength(item, plan.require);
     } catch (const std::exception& error) {
       if (pairs.size() == 1) throw;
       set_failure(item, error);  // the other pairs keep their verdicts

@@ -22,6 +22,8 @@ struct ComparePlan {
   bool allows_different_settings = false;
   /// Of two bundles: what else whoever compares says of the judged run; `different` is not read.
   BundleRules rules = {};
+  /// What each verdict on a bundle must be; kNone: any (require_strength).
+  Strength require = Strength::kNone;
   /// The bounds of a curve, which may depend on its subject; empty: the usual ones.
   std::function<CurveBounds(const Curve& actual)> bounds_of = {};
 };

@@ -31,6 +31,8 @@ void declare(OptionTable& table) {
   judging("rtol", po::value<double>(),
           "allowed relative Frobenius error (default: the reference's responses if it has them, "
           "else every bit must be equal)");
+  judging("require", po::value<std::string>()->default_value("any"),
+          "exact: a run that conforms within tolerance only exits with 1; any");
   judging("allow-different-settings", po::bool_switch(),
           "compare runs whose settings (manifest.json) differ, or that state none");
   judging("allow-unsealed", po::bool_switch(),
@@ -46,7 +48,8 @@ void declare(OptionTable& table) {
   judging("mesh", po::value<std::string>(),
           "the mesh that the judged run must have, such as dp=2,tp=2");
   auto output = table.group("output");
-  output("output-dir", po::value<std::string>(), "write report.json and report.txt to this folder");
+  output("output-dir", po::value<std::string>(),
+         "write report.json, report.txt and junit.xml to this folder");
   output("verbose", po::bool_switch(), "show every tensor");
   table.positional.add("reference", 1).add("actual", 1);
 }
@@ -96,6 +99,7 @@ ComparePlan plan_of(const ParsedOptions& options) {
   plan.reference = path("reference");
   plan.actual = path("actual");
   plan.input_dir = path("input-dir");
+  plan.require = parse_required_strength(options.get<std::string>("require"));
   if (options.given("rtol")) plan.rtol = options.get<double>("rtol");
   plan.allows_different_settings = options.get<bool>("allow-different-settings");
   plan.rules.unsealed =

@@ -250,6 +250,8 @@ CurveVerdict judge_curve(const Curve& reference, const Curve& actual, const Curv
                                  reference.steps.size());
   } else {
     verdict.status = Status::kConforms;
+    const bool is_exact = reference.spreads.empty() && !bounds.rtol.has_value();
+    verdict.strength = is_exact ? Strength::kExact : Strength::kWithinTolerance;
     verdict.reason = fmt::format(
         "{} steps; the loss goes from {:.6f} to {:.6f}; its largest deviation is {:.3e} in step "
         "{}, where {:.3e} is allowed",
@@ -273,9 +275,12 @@ std::vector<CurveSpread> spreads_of(const Curve& reference, const std::vector<Cu
 }
 
 std::string render(const CurveVerdict& verdict) {
-  const char* const word = verdict.status == Status::kConforms  ? "CONFORMS"
-                           : verdict.status == Status::kVacuous ? "VACUOUS "
-                                                                : "DIVERGES";
+  const bool is_exact = verdict.strength == Strength::kExact;
+  const char* const word =
+      verdict.status != Status::kConforms
+          ? (verdict.status == Status::kVacuous ? "VACUOUS " : "DIVERGES")
+          : (is_exact ? "CONFORMS (exact: equal to its reference number by number)"
+                      : "CONFORMS (within tolerance)");
   return fmt::format("{}  {}: {}\n", word, verdict.label, verdict.reason);
 }
 

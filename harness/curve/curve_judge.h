@@ -49,6 +49,7 @@ struct CurveDeviation {
 
 struct CurveVerdict {
   Status status = Status::kVacuous;
+  Strength strength = Strength::kNone;  ///< of one that conforms: exact if nothing was allowed
   std::string label;                    ///< label_of the run
   std::string reason;                   ///< one line
   int steps = 0;                        ///< compared

@@ -60,7 +60,7 @@ TEST(CurveJudge, EqualCurveConforms) {
   EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
   EXPECT_EQ(verdict.steps, 4);
   EXPECT_EQ(verdict.largest.deviation, 0);
-  EXPECT_THAT(render(verdict), HasSubstr("CONFORMS  ddp (TP=1, DP=2): 4 steps"));
+  EXPECT_THAT(render(verdict), HasSubstr("CONFORMS (within tolerance)  ddp (TP=1, DP=2): 4 steps"));
 }
 
 TEST(CurveJudge, AllowsThreeTimesTheLargestSpreadUpToTheStep) {

@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <array>
+#include <set>
 #include <vector>
 
 #include "core/comm/thread/thread_world.h"
 #include "harness/fault/collective_fault.h"
+#include "harness/fault/random_delays.h"
 
 namespace isoshard {
 namespace {
@@ -334,6 +336,30 @@ TEST(FaultyCommunicator, ForwardsBlocksAndTransfersUnchanged) {
   });
   EXPECT_EQ(world.journal().num_calls(0, CollectiveOp::kSend, Purpose::kPipeForward), 2U);
   EXPECT_EQ(world.journal().num_calls(0, CollectiveOp::kAllToAll, Purpose::kPipeForward), 1U);
+}
+
+TEST(RandomDelays, AreAFunctionOfSeedRunRankAndCall) {
+  std::set<std::int64_t> seen;
+  for (std::uint32_t call = 0; call < 100; ++call) {
+    const auto delay = random_delay(7, 2, 1, call);
+    EXPECT_EQ(delay, random_delay(7, 2, 1, call));
+    EXPECT_GE(delay.count(), 0);
+    EXPECT_LE(delay, kLongestDelay);
+    seen.insert(delay.count());
+  }
+  EXPECT_GT(seen.size(), 50U) << "calls wait for different times";
+  EXPECT_NE(random_delay(7, 2, 1, 0), random_delay(7, 2, 2, 0));
+  EXPECT_NE(random_delay(7, 2, 1, 0), random_delay(7, 3, 1, 0));
+  EXPECT_NE(random_delay(7, 2, 1, 0), random_delay(8, 2, 1, 0));
+}
+
+TEST(RandomDelays, ChangeNoResultAndDoNotCountAsFired) {
+  const FaultProbe probe;
+
+  const auto result = sum_with(random_delays(7, 2), kTwoSegments, probe);
+
+  EXPECT_EQ(result, (std::array<std::int32_t, 4>{3, 3, 3, 3}));
+  EXPECT_EQ(probe.count(), 0);
 }
 
 }  // namespace

@@ -440,6 +440,8 @@ class Judge {
       return;
     }
     verdict_.status = Status::kConforms;
+    verdict_.strength =
+        options_.level == Level::kExact ? Strength::kExact : Strength::kWithinTolerance;
     if (options_.level == Level::kExact) {
       verdict_.reason =
           fmt::format("{} tensors compared with no tolerance, all equal", verdict_.compared);

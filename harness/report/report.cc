@@ -2,11 +2,15 @@
 /// Which exit code a report has.
 #include "harness/report/report.h"
 
+#include <fmt/format.h>
+
 #include <new>
-
-#include "core/base/mapped_file.h"
-
 #include <utility>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/base/mapped_file.h"
+#include "core/base/suggest.h"
 
 namespace isoshard {
 
@@ -15,7 +19,22 @@ Status ReportCase::status() const noexcept {
 }
 
 int ReportCase::exit_code() const noexcept {
-  return verdict.has_value() ? exit_code_of(verdict->status) : failure_code;
+  if (!verdict.has_value()) return failure_code;
+  return unmet.empty() ? exit_code_of(verdict->status) : kExitDiverges;
+}
+
+Strength parse_required_strength(const std::string& word) {
+  if (word == "any") return Strength::kNone;
+  if (word == name_of(Strength::kExact)) return Strength::kExact;
+  const std::vector<std::string> known = {"any", "exact"};
+  throw UsageError(fmt::format("--require {}{}; known are {}", word, did_you_mean(word, known),
+                               join_names(known)));
+}
+
+void require_strength(ReportCase& item, Strength wanted) {
+  if (item.status() != Status::kConforms || item.verdict->strength >= wanted) return;
+  item.unmet = fmt::format("the verdict must be {}, got {}", name_of(wanted),
+                           name_of(item.verdict->strength));
 }
 
 int ReportCurve::exit_code() const noexcept {

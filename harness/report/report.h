@@ -26,14 +26,25 @@ struct ReportCase {
   /// What the verdict was made against: "plain", "emulated" or "both"; empty for two bundles.
   std::string against;
   std::string fault;  ///< the id of the injected fault; empty: none
+  /// Why a run that conforms is not enough for what was asked (require_strength); empty: it is.
+  std::string unmet = {};
 
   [[nodiscard]] Status status() const noexcept;  ///< kIncomplete without a verdict
+  /// That of its status or failure; diverges for one that conforms, but not as strongly as asked.
   [[nodiscard]] int exit_code() const noexcept;
 };
+
+/// What --require says: "any" (kNone) or "exact".
+/// Errors   UsageError with a suggestion and the words.
+[[nodiscard]] Strength parse_required_strength(const std::string& word);
+
+/// Sets `unmet` of a case that conforms more weakly than `wanted`.
+void require_strength(ReportCase& item, Strength wanted);
 
 /// One training run and the verdict on its losses and norms, or why the run did not end.
 struct ReportCurve {
   std::string name;                        ///< the slug of the case
+  std::string copy_of = {};                ///< as Verdict::copy_of
   Curve curve;                             ///< without steps if the run failed
   std::optional<CurveVerdict> verdict;     ///< empty: the run failed, or nothing judges it
   std::string failure;                     ///< why the run did not end; empty if it did

@@ -27,6 +27,8 @@ namespace isoshard {
 struct RunSpec {
   std::string name = "subject";  ///< of the run in reports and of its world
   std::string subject = {};      ///< whose run it is; empty: the name
+  /// Of its processes (harness/world/process_name.h); empty: made of the subject and the number 1
+  std::string process_name = {};
   MeshShape mesh = {};
   /// Makes the subject of one rank, where that rank runs. Rank and sink outlive it.
   std::function<std::unique_ptr<Subject>(Rank& rank, Sink& sink)> make = {};

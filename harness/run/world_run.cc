@@ -9,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "core/base/mapped_file.h"
+#include "harness/world/process_name.h"
 
 namespace isoshard {
 namespace {
@@ -74,6 +75,9 @@ WorldRun::WorldRun(Launcher& launcher, const RunSpec& spec, Processes processes,
   WorldOptions options;
   options.size = processes == Processes::kOneForAll ? 1 : spec.mesh.world_size();
   options.name = spec.name;
+  options.process_name = spec.process_name.empty()
+                             ? process_name(spec.subject.empty() ? spec.name : spec.subject, 1)
+                             : spec.process_name;
   options.deadline = spec.deadline;
   options.decorate = spec.decorate;
   options.order = spec.order;

@@ -56,58 +56,79 @@ std::map<RecordKey, const Record*> index_of(const RankTrace& rank) {
   return index;
 }
 
-std::string difference_of(const RankTrace& expected, const RankTrace& actual,
-                          std::set<RecordKey>& equal) {
+/// Keeps the earlier one.
+void keep_first(std::optional<RunDifference>& first, RunDifference found) {
+  const auto place = [](const RunDifference& d) {
+    return std::tuple(d.key->step, d.order, d.rank, d.key->name);
+  };
+  if (!first.has_value() || place(found) < place(*first)) first = std::move(found);
+}
+
+std::optional<RunDifference> difference_of(const RankTrace& expected, const RankTrace& actual,
+                                           std::set<RecordKey>& equal) {
   const std::map<RecordKey, const Record*> wanted = index_of(expected);
-  // A mask that backward drew again, where the expected run drew it once, is held to that one.
   // What a run says of itself alone is not in the expected one: parameters read again, calls.
   const auto is_own = [&](const Record& record) {
     return !wanted.contains(record.key) &&
            (is_read_again(record.key) || is_collectives(record.key));
   };
-  const auto is_second_draw = [&](const Record& record) {
-    return !wanted.contains(record.key) && first_draw_of(record.key).has_value();
-  };
-  const auto second_draws = static_cast<std::size_t>(std::count_if(
-      actual.records.begin(), actual.records.end(),
-      [&](const Record& record) { return is_own(record) || is_second_draw(record); }));
-  if (expected.records.size() != actual.records.size() - second_draws)
-    return fmt::format("rank {} recorded {} tensors, not {}", actual.rank,
-                       actual.records.size() - second_draws, expected.records.size());
+  std::set<RecordKey> met;
+  std::optional<RunDifference> first;
   for (const Record& record : actual.records) {
     if (is_own(record)) continue;
-    const auto found =
-        wanted.find(is_second_draw(record) ? *first_draw_of(record.key) : record.key);
-    if (found == wanted.end())
-      return fmt::format("rank {} recorded {}, which is not expected", actual.rank,
-                         describe(record.key));
-    const std::string difference = difference_of(*found->second, record);
+    auto found = wanted.find(record.key);
+    // A mask that backward drew again, where the expected run drew it once, is held to that one.
+    const bool is_second_draw = found == wanted.end() && first_draw_of(record.key).has_value();
+    if (is_second_draw) found = wanted.find(*first_draw_of(record.key));
+    if (found == wanted.end()) {
+      keep_first(first,
+                 {record.key, actual.rank, record.order, "was recorded, which is not expected,"});
+      continue;
+    }
+    if (!is_second_draw) met.insert(found->first);
+    std::string difference = difference_of(*found->second, record);
     if (!difference.empty())
-      return fmt::format("{} {} on rank {}", describe(record.key), difference, actual.rank);
-    if (!is_partial(record.layout)) equal.insert(found->first);
+      keep_first(first, {record.key, actual.rank, record.order, std::move(difference)});
+    else if (!is_partial(record.layout))
+      equal.insert(found->first);
   }
-  return "";
+  for (const auto& [key, record] : wanted) {
+    if (!met.contains(key))
+      keep_first(first, {key, actual.rank, record->order, "was not recorded"});
+  }
+  return first;
 }
 
 }  // namespace
 
+std::string RunDifference::describe() const {
+  if (!key.has_value()) return what;
+  return fmt::format("{} {} on rank {}", isoshard::describe(*key), what, rank);
+}
+
 RunEquality equality_of(const Trace& expected, const Trace& actual) {
   RunEquality result;
-  if (expected.ranks.size() != actual.ranks.size()) {
-    result.difference =
-        fmt::format("{} ranks instead of {}", actual.ranks.size(), expected.ranks.size());
+  const auto ends_with = [&result](RunDifference first) {
+    result.difference = first.describe();
+    result.first = std::move(first);
     return result;
-  }
+  };
+  if (expected.ranks.size() != actual.ranks.size())
+    return ends_with({.what = fmt::format("{} ranks instead of {}", actual.ranks.size(),
+                                          expected.ranks.size())});
   std::set<RecordKey> equal;
+  std::optional<RunDifference> first;
   for (const RankTrace& rank : actual.ranks) {
     const auto other =
         std::find_if(expected.ranks.begin(), expected.ranks.end(),
                      [&](const RankTrace& trace) { return trace.rank == rank.rank; });
-    result.difference = other == expected.ranks.end()
-                            ? fmt::format("rank {} is not expected", rank.rank)
-                            : difference_of(*other, rank, equal);
-    if (!result.difference.empty()) return result;
+    if (other == expected.ranks.end())
+      return ends_with(
+          {.rank = rank.rank, .what = fmt::format("rank {} is not expected", rank.rank)});
+    if (auto found = difference_of(*other, rank, equal); found.has_value())
+      keep_first(first, std::move(*found));
   }
+  if (first.has_value()) return ends_with(std::move(*first));
   result.tensors = static_cast<std::int64_t>(equal.size());
   return result;
 }

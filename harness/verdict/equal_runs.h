@@ -9,10 +9,23 @@
 
 namespace isoshard {
 
+/// Where two runs part.
+struct RunDifference {
+  /// Which is empty where not single records differ, but the ranks that are there.
+  std::optional<RecordKey> key = {};
+  int rank = -1;           ///< -1: no single one
+  std::int64_t order = 0;  ///< of the record in its rank's execution
+  std::string what = {};   ///< "differs", "was not recorded", "is fp64, not fp32"
+
+  [[nodiscard]] std::string describe() const;  ///< "gradient of w (step 0) differs on rank 4"
+};
+
 struct RunEquality {
   /// Names of records that are equal on all ranks; a rank's summands ("X.partial") are not counted.
   std::int64_t tensors = 0;
-  std::string difference;  ///< the first one in words; empty if the runs are equal
+  /// The first one of all ranks by step, then by place in execution; nothing if the runs are equal.
+  std::optional<RunDifference> first;
+  std::string difference;  ///< the same in words; empty if the runs are equal
   [[nodiscard]] bool holds() const noexcept { return difference.empty() && tensors > 0; }
 };
 

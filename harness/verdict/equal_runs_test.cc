@@ -86,15 +86,15 @@ TEST(EqualRuns, NamesOtherRecordsAndWhatTheySay) {
   EXPECT_THAT(difference({.site = [](Site& site) { site.grad_scale = 2; }}),
               HasSubstr("gradient scale 2, not 1"));
   EXPECT_THAT(difference({.site = [](Site& site) { site.name = "v"; }}),
-              HasSubstr("rank 4 recorded gradient of v"));
+              HasSubstr("gradient of v (step 0) was recorded, which is not expected, on rank 4"));
   EXPECT_THAT(difference({.leaves_out_weight = true}),
-              HasSubstr("rank 4 recorded 2 tensors, not 3"));
+              HasSubstr("gradient of w (step 0) was not recorded on rank 4"));
   EXPECT_THAT(difference({.more =
                               [](Sink& sink) {
                                 sink.on_record(site(RecordKind::kScalar, "y", layout_of({1})),
                                                at::ones({1}));
                               }}),
-              HasSubstr("rank 4 recorded 4 tensors, not 3"));
+              HasSubstr("y (step 0) was recorded, which is not expected, on rank 4"));
   EXPECT_THAT(difference({.shard = [](at::Tensor& own) { own = own.to(at::kDouble); }}),
               HasSubstr("is fp64, not fp32"));
   // The same bytes at another place.
@@ -105,6 +105,30 @@ TEST(EqualRuns, NamesOtherRecordsAndWhatTheySay) {
                                 site.layout.explicit_parts = true;
                               }}),
               HasSubstr("gradient of w (step 0) differs on rank 4"));
+}
+
+// Rank 1 goes wrong in the second tensor, rank 4 in the first: by execution rank 4 is the first.
+TEST(EqualRuns, TheFirstDifferenceIsThatOfExecutionAndIsData) {
+  const auto run_with = [](double first_of_rank_4, double second_of_rank_1) {
+    return run(
+        kMesh, nullptr,
+        [=](Sink& sink, int rank) {
+          sink.on_record(site(RecordKind::kScalar, "z", layout_of({1})),
+                         at::full({1}, rank == 4 ? first_of_rank_4 : 1.0));
+          sink.on_record(site(RecordKind::kScalar, "a", layout_of({1})),
+                         at::full({1}, rank == 1 ? second_of_rank_1 : 1.0));
+        },
+        Keep::kNothing);
+  };
+
+  const RunEquality equality = equality_of(run_with(1, 1), run_with(2, 2));
+
+  ASSERT_TRUE(equality.first.has_value());
+  ASSERT_TRUE(equality.first->key.has_value());
+  EXPECT_EQ(equality.first->key->name, "z");
+  EXPECT_EQ(equality.first->rank, 4);
+  EXPECT_EQ(equality.first->describe(), equality.difference);
+  EXPECT_FALSE(equality_of(run_with(1, 1), run_with(1, 1)).first.has_value());
 }
 
 TEST(EqualRuns, NothingEqualsNothingIsNoEquality) {

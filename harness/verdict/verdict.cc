@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <cctype>
+
 namespace isoshard {
 
 std::string_view name_of(ShiftedCopy copy) noexcept {
@@ -34,6 +36,26 @@ std::string_view name_of(PoolOf pool) noexcept {
   return "unknown";
 }
 
+std::string_view name_of(Strength strength) noexcept {
+  switch (strength) {
+    case Strength::kNone:
+      return "none";
+    case Strength::kWithinTolerance:
+      return "within tolerance";
+    case Strength::kExact:
+      return "exact";
+  }
+  return "unknown";
+}
+
+std::string_view words_of_strength(const Verdict& verdict) noexcept {
+  if (verdict.status != Status::kConforms || verdict.strength == Strength::kNone) return "";
+  if (verdict.strength == Strength::kWithinTolerance) return name_of(verdict.strength);
+  return verdict.equal_to_emulation.has_value()
+             ? "exact: equal to its declared arithmetic, which is within bounds"
+             : "exact: equal to its reference bit by bit";
+}
+
 std::string_view name_of(Status status) noexcept {
   switch (status) {
     case Status::kConforms:
@@ -46,6 +68,15 @@ std::string_view name_of(Status status) noexcept {
       return "vacuous";
   }
   return "unknown";
+}
+
+std::string words_of_verdict(const Verdict& verdict) {
+  const std::string_view strength = words_of_strength(verdict);
+  const std::string words(name_of(verdict.status));
+  std::string upper;
+  for (const char c : words)
+    upper += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return strength.empty() ? upper : fmt::format("{} ({})", upper, strength);
 }
 
 Verdict verdict_through_record(Verdict emulation, std::int64_t num_equal) {
@@ -63,6 +94,7 @@ Verdict verdict_through_record(Verdict emulation, std::int64_t num_equal) {
           ? "nothing that the declared arithmetic does not do"
           : fmt::format("nothing that the declared arithmetic does not do; in that itself, {}",
                         emulation.would_miss);
+  if (emulation.status == Status::kConforms) emulation.strength = Strength::kExact;
   emulation.reason +=
       fmt::format("; {} tensors are bit-identical to the emulated reference", num_equal);
   return emulation;

@@ -19,6 +19,13 @@ namespace isoshard {
 enum class Status : std::uint8_t { kConforms, kDiverges, kIncomplete, kVacuous };
 [[nodiscard]] std::string_view name_of(Status status) noexcept;
 
+/// How much a run that conforms has shown. kExact: every bit is that of its declared arithmetic,
+/// which is within bounds, or of a reference that leaves no tolerance. kWithinTolerance: its errors
+/// are no larger than allowed. kNone: it does not conform.
+enum class Strength : std::uint8_t { kNone, kWithinTolerance, kExact };
+/// none, within tolerance, exact.
+[[nodiscard]] std::string_view name_of(Strength strength) noexcept;
+
 /// What a comparison would have said to a copy of the reference that is rolled by one place and
 /// otherwise right.
 enum class ShiftedCopy : std::uint8_t {
@@ -114,7 +121,10 @@ struct JudgedShare {
 
 struct Verdict {
   Status status = Status::kVacuous;
+  Strength strength = Strength::kNone;  ///< of one that conforms
   std::string subject, case_slug;
+  /// The system that the subject is a copy of, "DeepSpeed AutoTP"; empty: not said.
+  std::string copy_of;
   MeshShape mesh;
   std::vector<TensorComparison> tensors;  ///< in execution order
   /// Of 16-bit runs whose reference has redrawn runs; else empty.
@@ -146,8 +156,16 @@ struct Verdict {
   std::optional<std::int64_t> equal_to_emulation;
   /// Which collectives were judged, or why none were, in words; empty where it was not asked.
   std::string collectives;
+  int runs = 1;  ///< of the subject that were made for it; unless it says otherwise, all bit-equal
   std::string reason;  ///< one line for the verdict line
 };
+
+/// "exact: equal to its declared arithmetic, which is within bounds", "exact: equal to its
+/// reference bit by bit", "within tolerance"; empty for a verdict that does not conform.
+[[nodiscard]] std::string_view words_of_strength(const Verdict& verdict) noexcept;
+
+/// How a verdict line begins: "CONFORMS (within tolerance)", "DIVERGES".
+[[nodiscard]] std::string words_of_verdict(const Verdict& verdict);
 
 /// The verdict on a run that equals the emulation of its declared arithmetic, from that on the
 /// emulation: all its numbers are the run's own. Comparisons that show too little do not make it

@@ -17,6 +17,7 @@
 #include "harness/run/run_subject.h"
 #include "harness/verify/run_tables.h"
 #include "harness/world/interrupt.h"
+#include "harness/world/process_name.h"
 
 namespace isoshard {
 namespace {
@@ -65,8 +66,11 @@ Reference reference_of(const RunPlan& plan, Launcher& launcher) {
   RunSpec plain = plan.reference;
   plain.subject = kReferenceName;
   Reference reference = record_reference(plain, launcher);
+  int num_responses = 0;
   for (RunSpec perturbed : plan.perturbed) {
     perturbed.policy = plan.reference.policy;
+    if (perturbed.process_name.empty())
+      perturbed.process_name = process_name("response", ++num_responses);
     add_response(reference, perturbed, launcher);
   }
   if (!plan.dump.empty())

@@ -22,6 +22,8 @@ struct WorldOptions {
   int size = 1;  ///< 1 to 16
   /// Shown in reports, for example the case's slug.
   std::string name{};
+  /// Of each rank's process, as ps shows it (harness/world/process_name.h); empty: the caller's.
+  std::string process_name{};
   /// For how long no rank may get any further: enter or finish a collective, enter a phase, send
   /// a result, or end. Time in which the controller itself did not run (a suspended host, SIGSTOP)
   /// does not count, and the deadline begins anew after it.

@@ -19,6 +19,7 @@
 #include "harness/trace/assembled.h"
 #include "harness/verdict/equal_runs.h"
 #include "harness/world/forked/forked_world.h"
+#include "harness/world/process_name.h"
 #include "subjects/checkpoint/checkpoint.h"
 #include "suite/emulation/emulated_rank.h"
 #include "suite/emulation/emulated_reduction.h"
@@ -68,7 +69,7 @@ void emulate_all(const Case& c, const CaseData& data, const NumericsSpec& numeri
 }
 
 RunSpec emulation_spec(const Case& c, const NumericsSpec& numerics,
-                       std::chrono::milliseconds deadline) {
+                       const EmulationOptions& options) {
   c.validate();
   if (numerics.mesh != c.mesh()) {
     throw UsageError(fmt::format("a declared arithmetic for {} cannot emulate {}",
@@ -81,7 +82,8 @@ RunSpec emulation_spec(const Case& c, const NumericsSpec& numerics,
   spec.policy = policy_of(c);
   spec.trace_bytes = trace_capacity(c);
   // one core may carry out all ranks, one after the other
-  spec.deadline = case_deadline(c, deadline) * c.world_size();
+  spec.deadline = case_deadline(c, options.deadline) * c.world_size();
+  spec.process_name = process_name("emulated", options.number);
   spec.body_of_all = [&c, &numerics, data = std::make_shared<const CaseData>(c)](
                          Rank& process, std::span<Sink* const> sinks) {
     emulate_all(c, *data, numerics, process, sinks);
@@ -95,7 +97,7 @@ RunSpec emulation_spec(const Case& c, const NumericsSpec& numerics,
 RunningEmulation::RunningEmulation(const Case& c, const NumericsSpec& numerics,
                                    const EmulationOptions& options)
     : slug_(c.slug()),
-      run_(forked_launcher(), emulation_spec(c, numerics, options.deadline),
+      run_(forked_launcher(), emulation_spec(c, numerics, options),
            {.reference = options.compare_with, .keep = options.keep}) {}
 
 Trace RunningEmulation::wait() {

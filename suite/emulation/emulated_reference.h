@@ -17,6 +17,7 @@ struct EmulationOptions {
   const Reference* compare_with = nullptr;
   Keep keep = Keep::kEverything;
   std::chrono::milliseconds deadline{0};  ///< 0: the case's (case_deadline), for each rank
+  int number = 1;  ///< which emulation of its case it is: its process is named by it
 };
 
 /// Carries out `numerics` for every rank of its mesh, with the shards' own shapes, in one forked

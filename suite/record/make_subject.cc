@@ -11,6 +11,7 @@
 #include "core/base/error.h"
 #include "core/base/suggest.h"
 #include "core/mesh/mesh.h"
+#include "fixtures/cases/resumed_case.h"
 #include "fixtures/inputs/inputs.h"
 #include "subjects/train/trainer.h"
 #include "suite/record/batches.h"
@@ -49,6 +50,7 @@ class TrainerSubject final : public Subject {
   static TrainerParts make_parts(const Case& item, Mesh& mesh, const SubjectEdits& edits) {
     TrainerParts parts = subject_spec(item.subject)
                              .make_parts(trainer_config(item, case_weights(item)), mesh, edits);
+    if (!item.save_path.empty()) parts.training = settings_from_the_start(item);
     if (edits.parts) edits.parts(parts, mesh);
     return parts;
   }

@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "fixtures/inputs/inputs.h"
+#include "harness/world/process_name.h"
+#include "subjects/checkpoint/checkpoint_io.h"
 #include "subjects/registry/subject_spec.h"
 #include "suite/record/batches.h"
 #include "suite/record/expected_calls.h"
@@ -56,7 +58,11 @@ void run_steps(const Case& item, const CaseData& data, const RunOptions& options
   for (int step = item.first_step(); step < item.steps; ++step) {
     if (item.reload_after != 0 && item.reload_after == step) {
       rank.set_phase(fmt::format("reload after {} steps", step));
-      subject->save(options.checkpoints->path());
+      try {
+        subject->save(options.checkpoints->path());
+      } catch (const UnsavableState&) {
+        return;  // on every rank; what was recorded until here shows why
+      }
       subject =
           make_subject(resumed_case(item, options.checkpoints->path()), rank, &sink, options.edits);
       subject->setup();
@@ -89,6 +95,7 @@ RunSpec run_spec_of(const Case& item, const RunOptions& options) {
   spec.observers = options.observers;
   spec.trace_bytes = trace_capacity(item);
   spec.deadline = case_deadline(item, options.deadline);
+  spec.process_name = process_name(item.subject, options.number);
   return spec;
 }
 

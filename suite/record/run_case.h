@@ -38,6 +38,8 @@ struct RunOptions {
   std::chrono::milliseconds deadline{0};  ///< 0: the case's (case_deadline)
   /// By rank: what run_case records of collectives.
   std::shared_ptr<std::vector<CollectiveLog>> calls = {};
+  /// Which run of the subject in its case it is, from 1: its processes are named by it.
+  int number = 1;
   /// Of a case that is reloaded; run_case makes one.
   std::shared_ptr<const ScratchFolder> checkpoints = {};
 };
@@ -53,9 +55,10 @@ void run_step(Subject& subject, const Case& item, const CaseData& data, const Ru
               Rank& rank, int step);
 
 /// Runs the steps of a case on one rank, setup and states included, from its checkpoint on if it
-/// has one; saves, and goes on in a new subject, where the case says so. `after_step` is called
-/// with the step behind its state, and ends the run by returning false.
-/// Ranks    collective over the subject's world.
+/// has one; saves, and goes on in a new subject, where the case says so. A state that the case
+/// would reload and that cannot be saved (UnsavableState) ends the run there, without what would
+/// follow. `after_step` is called with the step behind its state, and ends the run by returning
+/// false. Ranks    collective over the subject's world.
 void run_steps(const Case& item, const CaseData& data, const RunOptions& options, Sink& sink,
                Rank& rank, const std::function<bool(int step)>& after_step = {});
 

@@ -193,14 +193,10 @@ void run_plain(const Case& c, const PlainRun& run, Rank& rank, Sink& end) {
   Sink* const sink = between == nullptr ? &end : between.get();
   Mesh mesh(world_of_one(), rank.comm());
   rank.set_phase("setup");
-  std::unique_ptr<Trainer> trainer = begun(c, run, run.weights, mesh, sink);
+  const std::unique_ptr<Trainer> trainer = begun(c, run, run.weights, mesh, sink);
   for (int step = c.first_step(); step < c.steps; ++step) {
     rank.set_phase(fmt::format("step {}", step));
-    if (c.reload_after != 0 && c.reload_after == step) {
-      trainer->save(run.checkpoints->path());
-      const Case rest = resumed_case(c, run.checkpoints->path());
-      trainer = begun(rest, run, case_weights(rest), mesh, sink);
-    }
+    if (c.reload_after != 0 && c.reload_after == step) trainer->state();
     trainer->train_step(run.batches(step));
     record_next_samples(*sink, run.batches(step + 1), 1);
   }

@@ -22,8 +22,6 @@ struct PlainRun {
   std::function<void(TrainerParts&)> edit = {};  ///< empty: nothing
   /// Between trainer and recorder; empty: nothing.
   std::function<std::unique_ptr<Sink>(Sink& recorder)> between = {};
-  /// Of a case that is reloaded: made by plain_spec's caller.
-  std::shared_ptr<const ScratchFolder> checkpoints = {};
 };
 
 /// The global batch in one forward (one for each micro-batch).
@@ -53,7 +51,8 @@ struct PlainRun {
 [[nodiscard]] const MeshShape& world_of_one();
 
 /// The run as record() takes it: one rank that trains c.steps steps. Refers to the case, and has a
-/// copy of `run`.
+/// copy of `run`. A case that is reloaded is not interrupted here: what its subject loads must be
+/// what this run has, so the state is recorded once more where it would be loaded.
 [[nodiscard]] RunSpec plain_spec(const Case& c, PlainRun run);
 
 }  // namespace isoshard

@@ -12,11 +12,13 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/reference_name.h"
 #include "fixtures/inputs/inputs.h"
 #include "harness/run/record.h"
 #include "harness/run/side_by_side.h"
 #include "harness/world/forked/forked_world.h"
 #include "suite/reference/case_deadline.h"
+#include "harness/world/process_name.h"
 #include "suite/reference/lattice_guard.h"
 #include "suite/reference/perturbed_weights.h"
 #include "suite/reference/plain_run.h"
@@ -26,17 +28,11 @@ namespace {
 
 using Start = std::function<RunningRecord()>;
 
-// Each run of a case that is reloaded saves to a folder of its own.
-PlainRun with_scratch(const Case& c, PlainRun run) {
-  if (c.reload_after != 0) run.checkpoints = std::make_shared<ScratchFolder>();
-  return run;
-}
-
 // What the plain run of a case needs.
 struct PlainInput {
   explicit PlainInput(const Case& of) : c(of), data(of), weights(case_weights(of)) {
     require_counted_tokens(c, data);
-    run = with_scratch(c, whole_batch_run(data, weights));
+    run = whole_batch_run(data, weights);
   }
   PlainInput(const PlainInput&) = delete;
   PlainInput& operator=(const PlainInput&) = delete;
@@ -46,20 +42,24 @@ struct PlainInput {
   PlainRun run;
 };
 
-RunSpec spec_of(const PlainInput& input, std::chrono::milliseconds deadline) {
+RunSpec spec_of(const PlainInput& input, const ReferenceOptions& options) {
   RunSpec spec = plain_spec(input.c, input.run);
-  spec.deadline = case_deadline(input.c, deadline);
+  spec.deadline = case_deadline(input.c, options.deadline);
+  spec.process_name = process_name(kReferenceName, options.number);
   return spec;
 }
 
 // The perturbed runs that a reference lacks, and its variants.
 class ResponseRuns {
  public:
+  /// `number` is that of the reference (ReferenceOptions).
   ResponseRuns(const Case& c, const Reference& reference, int responses,
-               std::chrono::milliseconds deadline)
+               std::chrono::milliseconds deadline, int number = 1)
       : c_(c), bare_(reference.trace()), data_(c), weights_(case_weights(c)), deadline_(deadline) {
     // An exact case has no rounding to respond to.
     if (reference.response_runs() >= responses || is_lattice(c)) return;
+    constexpr int kRoom = 16;  // no two runs of one case have one name
+    first_number_ = reference.response_runs() + 1 + (number - 1) * kRoom;
     for (int run = reference.response_runs(); run < responses; ++run) {
       // Seeds from 1: 0 is the usual seed of the weights themselves.
       const auto perturbed = std::make_shared<PerturbedWeights>(
@@ -89,9 +89,12 @@ class ResponseRuns {
 
  private:
   void add(PlainRun run, const std::string& name) {
-    RunSpec spec = plain_spec(c_, with_scratch(c_, std::move(run)));
+    RunSpec spec = plain_spec(c_, std::move(run));
     spec.name = fmt::format("{}_{}", c_.reference_slug(), name);
     spec.deadline = case_deadline(c_, deadline_);
+    // numbered on through perturbed runs and variants
+    const auto number = first_number_ + static_cast<int>(starts_.size());
+    spec.process_name = process_name("response", number);
     // compared with the reference as it records
     starts_.emplace_back([this, spec = std::move(spec)] {
       return RunningRecord(
@@ -109,6 +112,7 @@ class ResponseRuns {
   std::shared_ptr<const WeightSource> weights_;
   std::chrono::milliseconds deadline_;
   std::size_t num_perturbed_ = 0;
+  int first_number_ = 1;
   std::vector<Start> starts_;
   std::vector<Trace> traces_;
 };
@@ -167,8 +171,7 @@ std::vector<Reference> make_references(const std::vector<Case>& cases,
   std::vector<Start> starts;
   for (const PlainInput& input : inputs) {
     starts.emplace_back([&] {
-      return RunningRecord(forked_launcher(), spec_of(input, options.deadline),
-                           {.keep = Keep::kEverything});
+      return RunningRecord(forked_launcher(), spec_of(input, options), {.keep = Keep::kEverything});
     });
   }
   std::vector<Reference> references(cases.size());
@@ -181,7 +184,7 @@ std::vector<Reference> make_references(const std::vector<Case>& cases,
   starts.clear();
   for (std::size_t i = 0; i < cases.size(); ++i) {
     responses.push_back(std::make_unique<ResponseRuns>(cases[i], references[i], options.responses,
-                                                       options.deadline));
+                                                       options.deadline, options.number));
     const std::vector<Start> own = responses.back()->starts();
     for (std::size_t run = 0; run < own.size(); ++run) {
       starts.push_back(own[run]);

@@ -15,6 +15,8 @@ struct ReferenceOptions {
   /// Perturbed runs; with more than one also variants (add_responses).
   int responses = 3;
   std::chrono::milliseconds deadline{0};  ///< for each run; 0: the case's (case_deadline)
+  /// The how-manieth reference of its case it is: its process is named by it
+  int number = 1;
 };
 
 /// Runs the case unsharded, the global batch in one forward, and then its perturbed runs, as many

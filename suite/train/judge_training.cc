@@ -12,6 +12,7 @@
 #include "core/base/dtype.h"
 #include "core/base/error.h"
 #include "core/base/hex_float.h"
+#include "fixtures/cases/resumed_case.h"
 #include "fixtures/cases/setting.h"
 #include "harness/run/side_by_side.h"
 #include "subjects/registry/curve_ceilings.h"
@@ -42,8 +43,39 @@ std::string in_words(const UnequalCopies& found) {
 
 }  // namespace
 
+namespace {
+
+/// Of the curve of a whole run what is left behind a checkpoint: as if it went on from there.
+void keep_rest(Curve& curve, const Case& resumed) {
+  const int first = resumed.first_step();
+  CurveSpread widest;
+  std::vector<CurveStep> steps;
+  std::vector<CurveSpread> spreads;
+  for (std::size_t i = 0; i < curve.steps.size(); ++i) {
+    if (!curve.spreads.empty()) {
+      const CurveSpread& own = curve.spreads.at(i);
+      widest = {std::max(widest.loss, own.loss), std::max(widest.rank_loss, own.rank_loss),
+                std::max(widest.grad_norm, own.grad_norm)};
+    }
+    if (curve.steps[i].step < first) continue;
+    steps.push_back(curve.steps[i]);
+    if (!curve.spreads.empty()) spreads.push_back(widest);
+  }
+  curve.steps = std::move(steps);
+  curve.spreads = std::move(spreads);
+  const Curve of_rest = untrained_curve(resumed);
+  curve.case_slug = of_rest.case_slug;
+  curve.settings = of_rest.settings;
+  curve.fingerprint = of_rest.fingerprint;
+  curve.fingerprint["trained_from"] = "step 0, not from the checkpoint";
+}
+
+}  // namespace
+
 TrainedCase train_reference(const Case& item, int perturbed_runs, const TrainOptions& options) {
-  const Case reference = reference_case(item);
+  const Case asked = reference_case(item);
+  const bool is_uninterrupted = asked.resumed.has_value() && why_not_one_run(asked).empty();
+  const Case reference = is_uninterrupted ? uninterrupted_case(asked) : asked;
   const int num_perturbed = is_lattice(reference) ? 0 : perturbed_runs;
   std::vector<std::function<TrainingRun()>> starts;
   for (int run = 0; run <= num_perturbed; ++run) {
@@ -66,14 +98,16 @@ TrainedCase train_reference(const Case& item, int perturbed_runs, const TrainOpt
                 runs[i].curve.steps.size() == trained.curve.steps.size();
     perturbed.push_back(std::move(runs[i].curve));
   }
-  if (perturbed.empty()) return trained;
-  if (!all_ended) {
-    trained.curve.spreads.assign(trained.curve.steps.size(),
-                                 {kUnboundedSpread, kUnboundedSpread, kUnboundedSpread});
-  } else {
-    trained.curve.spreads = spreads_of(trained.curve, perturbed);
+  if (!perturbed.empty()) {
+    if (!all_ended) {
+      trained.curve.spreads.assign(trained.curve.steps.size(),
+                                   {kUnboundedSpread, kUnboundedSpread, kUnboundedSpread});
+    } else {
+      trained.curve.spreads = spreads_of(trained.curve, perturbed);
+    }
+    trained.curve.perturbed_runs = num_perturbed;
   }
-  trained.curve.perturbed_runs = num_perturbed;
+  if (is_uninterrupted) keep_rest(trained.curve, asked);
   return trained;
 }
 
@@ -124,6 +158,7 @@ CurveVerdict judge_training(const Curve& reference, const TrainedCase& trained) 
   const bool is_vacuous = verdict.status == Status::kVacuous && !is_broken;
   if (verdict.first.has_value() || is_vacuous) problems += "\n          " + verdict.reason;
   verdict.status = is_vacuous ? Status::kVacuous : Status::kDiverges;
+  verdict.strength = Strength::kNone;
   verdict.reason = std::move(problems);
   return verdict;
 }

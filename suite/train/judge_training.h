@@ -15,6 +15,12 @@ inline constexpr int kPerturbedRuns = 5;
 /// ulp away; their largest differences are the curve's spreads. A lattice model has none: its
 /// subjects must be equal to it. Other threads of the machine may be busy: results do not depend on
 /// the number of cores.
+///
+/// Where the case goes on from a checkpoint of a run with its own settings, the reference and its
+/// perturbed runs are not interrupted: they train from the first step on and load nothing, so what
+/// the judged run loads must be what it would have had. The curve has the steps behind the
+/// checkpoint, and spreads of all steps. Where the checkpoint says otherwise (why_not_one_run), the
+/// reference goes on from it, too.
 /// Errors   as train_case.
 [[nodiscard]] TrainedCase train_reference(const Case& item, int perturbed_runs = kPerturbedRuns,
                                           const TrainOptions& options = {});

@@ -18,6 +18,7 @@
 #include "harness/world/host_pause.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/machine.h"
+#include "subjects/registry/subject_spec.h"
 #include "suite/faults/fault.h"
 #include "suite/reference/warm_up_training.h"
 
@@ -45,12 +46,19 @@ class Training {
 
   void run(const Case& item) {
     observer_.on_start(item.subject);
-    ReportCurve result{.name = item.slug(), .fault = plan_.fault};
+    ReportCurve result{.name = item.slug(),
+                       .copy_of = std::string(subject_spec(item.subject).copy_of),
+                       .fault = plan_.fault};
     try {
       const TrainedCase trained = trained_case(item);
       keep(trained.curve);
       result.verdict = verdict_on(trained);
-      if (result.verdict.has_value()) add_look_further(item, trained, result);
+      if (result.verdict.has_value()) {
+        result.verdict->label = label_of_copy(trained.curve, result.copy_of);
+        add_look_further(item, trained, result);
+      }
+      if (item.resumed.has_value() && plan_.runs_reference && !why_not_one_run(item).empty())
+        result.remarks.push_back("          " + on_resumption());
       result.curve = trained.curve;
     } catch (const std::exception& error) {
       const int code = exit_code_of(error);
@@ -96,7 +104,30 @@ class Training {
     } else if (plan_.cases.empty()) {
       result.remarks.emplace_back("The reference alone was trained: nothing is judged.");
     }
+    if (std::string words = on_resumption(); !words.empty())
+      result.remarks.push_back(std::move(words));
     observer_.on_curve(report_.add(std::move(result)));
+  }
+
+  /// "copy of DeepSpeed AutoTP (TP=2, DP=2)": what was judged is not the system that it copies.
+  static std::string label_of_copy(Curve curve, const std::string& copy_of) {
+    if (!copy_of.empty()) curve.title = "copy of " + copy_of;
+    return label_of(curve);
+  }
+
+  /// Whether the reference of runs that go on from a checkpoint was interrupted, too.
+  std::string on_resumption() const {
+    if (!plan_.reference.resumed.has_value()) return "";
+    const std::string why = why_not_one_run(plan_.reference);
+    if (why.empty())
+      return fmt::format(
+          "The reference was not interrupted: it trained from step 0, and is compared from step {} "
+          "on.",
+          plan_.reference.first_step());
+    return fmt::format(
+        "WARNING: the reference goes on from the checkpoint, too, so what both load wrongly is not "
+        "seen: {}",
+        why);
   }
 
   static CurveVerdict verdict_of(Status status, const Curve& curve, std::string reason) {

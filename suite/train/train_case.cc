@@ -18,6 +18,7 @@
 #include "fixtures/cases/case_settings.h"
 #include "fixtures/inputs/input_digests.h"
 #include "fixtures/inputs/inputs.h"
+#include "harness/world/process_name.h"
 #include "subjects/registry/subject_spec.h"
 #include "suite/record/make_subject.h"
 #include "suite/reference/perturbed_weights.h"
@@ -87,6 +88,8 @@ CurveSinkOptions sink_options(const Spec& spec, int rank) {
 WorldRun start(const std::shared_ptr<const Spec>& spec) {
   RunSpec run = run_spec_of(spec->item, spec->options.run);
   run.mesh = mesh_of(spec->item);
+  if (const std::uint64_t seed = spec->options.perturbed_by; seed != 0)
+    run.process_name = process_name("response", static_cast<int>(seed));
   return {forked_launcher(), run, Processes::kOneARank, [spec](int r) {
             const auto sink = std::make_shared<CurveSink>(sink_options(*spec, r));
             ProcessWork work;
@@ -264,6 +267,7 @@ TrainedCase TrainingRun::wait() {
   // step before on.
   auto again = std::make_shared<Spec>(spec);
   again->item.save_path.clear();
+  ++again->options.run.number;
   again->watch_from = std::max(0, trained.non_finite->step - 1);
   locate(*trained.non_finite, curves_of(*again, start(again)));
   return trained;

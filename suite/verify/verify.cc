@@ -69,6 +69,7 @@ JudgePlan judge_plan_of(const VerifyPlan& plan) {
       plan.reference == ReferenceKind::kAuto && is_benign ? ReferenceKind::kPlain : plan.reference;
   result.fault = plan.fault;
   result.tables = plan.tables;
+  result.repeat = plan.repeat;
   result.retention = plan.dump.empty() ? Retention::kLean : Retention::kWhole;
   return result;
 }
@@ -88,12 +89,14 @@ void save_inputs(const VerifyPlan& plan) {
 
 /// Whatever one case throws is told as its failure: the others keep their verdicts. What is wrong
 /// with the only case of a command, or its files, ends the command as any wrong option does.
-ReportCase judged_case(CaseJudge& judge, const Case& item, const std::string& fault, bool is_only) {
-  ReportCase result{.name = item.slug(), .fault = fault};
+ReportCase judged_case(CaseJudge& judge, const Case& item, const VerifyPlan& plan) {
+  const bool is_only = plan.cases.size() == 1;
+  ReportCase result{.name = item.slug(), .fault = plan.fault};
   try {
     CaseJudgement judgement = judge.judge_case(item);
     result.verdict = std::move(judgement.verdict);
     result.against = name_of(judgement.against);
+    require_strength(result, plan.require);
   } catch (const std::exception& error) {
     const int code = exit_code_of(error);
     if (is_only && (code == kExitUsage || code == kExitBadInput)) throw;
@@ -108,8 +111,12 @@ std::string summary_of(const Report& report, std::size_t total, std::size_t judg
     return fmt::format("interrupted after {} of {} cases", judged, total);
   const auto conforming = std::ranges::count_if(
       report.cases, [](const ReportCase& item) { return item.status() == Status::kConforms; });
-  return fmt::format("{} of {} case{} conform{}", conforming, total, total == 1 ? "" : "s",
-                     total == 1 ? "s" : "");
+  const auto too_weak = std::ranges::count_if(
+      report.cases, [](const ReportCase& item) { return !item.unmet.empty(); });
+  const std::string short_of =
+      too_weak == 0 ? "" : fmt::format(", {} of them more weakly than required", too_weak);
+  return fmt::format("{} of {} case{} conform{}{}", conforming, total, total == 1 ? "" : "s",
+                     total == 1 ? "s" : "", short_of);
 }
 
 }  // namespace
@@ -132,8 +139,7 @@ Report verify(const VerifyPlan& plan, VerifyObserver& observer) {
     if (interrupt_signal() != 0) break;
     observer.on_case(item);
     (void)take_host_pauses();
-    const ReportCase& added =
-        report.add(judged_case(judge, item, plan.fault, plan.cases.size() == 1));
+    const ReportCase& added = report.add(judged_case(judge, item, plan));
     observer.on_judged(added);
     if (std::string slow = host_pause_in_words(take_host_pauses(), item.slug()); !slow.empty()) {
       observer.on_note(slow);

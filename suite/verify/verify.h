@@ -17,8 +17,11 @@ struct VerifyPlan {
   /// Validated; with tables in the order of order_for_tables (suite/verify/side_by_side.h).
   std::vector<Case> cases;
   ReferenceKind reference = ReferenceKind::kAuto;
-  std::string fault;           ///< the id of a fault to inject into every run; empty: none
-  bool tables = false;         ///< put the runs side by side
+  std::string fault;    ///< the id of a fault to inject into every run; empty: none
+  bool tables = false;  ///< put the runs side by side
+  int repeat = 1;       ///< runs of each subject (JudgePlan::repeat)
+  /// What each case must be; one that conforms more weakly is named, and exit code 1. kNone: any.
+  Strength require = Strength::kNone;
   std::filesystem::path dump;  ///< write every run as a bundle below this folder; empty: none
   /// Files to save the initial weights and the batches to; empty: not saved.
   std::filesystem::path save_weights, save_batch;

@@ -10,11 +10,13 @@
 
 #include "core/base/error.h"
 #include "fixtures/inputs/inputs.h"
+#include "harness/fault/random_delays.h"
 #include "harness/judge/judge.h"
 #include "harness/judge/own_records.h"
 #include "harness/verdict/equal_runs.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/machine.h"
+#include "subjects/registry/subject_spec.h"
 #include "suite/emulation/emulated_reference.h"
 #include "suite/faults/fault.h"
 #include "suite/record/expected_calls.h"
@@ -59,6 +61,29 @@ void require_equal_copies_of_record(const Trace& emulated) {
   }
 }
 
+void require_same_run(const Trace& first, const Trace& again, const Case& item,
+                      std::string_view what) {
+  const RunEquality equality = equality_of(first, again);
+  if (equality.holds()) return;
+  throw InfrastructureError(
+      fmt::format("{}: two {} differ: {}", item.slug(), what, equality.difference));
+}
+
+/// Anything on a tensor's path: a tolerance hides much there.
+bool is_rounded_to_16_bits(const Case& item) {
+  return size_of(item.coarsest_dtype()) < size_of(Dtype::kFloat32);
+}
+
+/// The same with ranks that meet at other times. Another one for each number of a run.
+RunOptions delayed(RunOptions options, const Case& item) {
+  options.decorate = [inner = options.decorate, delays = random_delays(item.seed, options.number)](
+                         std::unique_ptr<Communicator> comm, int rank) {
+    if (inner) comm = inner(std::move(comm), rank);
+    return decorate_with_fault(std::move(comm), delays, FaultProbe());
+  };
+  return options;
+}
+
 }  // namespace
 
 bool references_fit_together(const Case& a, const Case& b) {
@@ -90,7 +115,12 @@ CaseJudge::CaseJudge(JudgePlan plan, VerifyObserver& observer) : CaseJudge(std::
 }
 
 CaseJudgement CaseJudge::judge_case(const Case& item) {
+  runs_ = SubjectRuns();
+  num_emulations_ = 0;
   CaseJudgement judgement = judged(item);
+  repeat_runs(item);
+  runs_.settle(judgement.verdict);
+  judgement.verdict.copy_of = subject_spec(item.subject).copy_of;
   if (plan_.tables) side_by_side_.add(item, judgement);
   return judgement;
 }
@@ -102,10 +132,28 @@ Trace CaseJudge::run_subject(const Case& item, const Reference& reference, RunDe
   const FaultProbe probe;
   if (!plan_.fault.empty()) options = with_fault(options, find_fault(plan_.fault), item, probe);
   if (plan_.tables) options = side_by_side_.observed(item, reference, std::move(options));
-  Trace trace = run_case(item, reference, options);
+  Trace trace = next_run(item, reference, std::move(options));
   if (!plan_.fault.empty()) require_fired(probe, plan_.fault, item.slug());
   observer_->on_run(item, trace);
   return trace;
+}
+
+Trace CaseJudge::next_run(const Case& item, const Reference& reference, RunOptions options) {
+  options.number = runs_.num_runs() + 1;
+  if (plan_.repeat > 1 && options.number > 1) options = delayed(std::move(options), item);
+  Trace trace = run_case(item, reference, options);
+  runs_.add(trace);
+  return trace;
+}
+
+// Listeners are not told of them: they are the first run again, or a reason to diverge.
+void CaseJudge::repeat_runs(const Case& item) {
+  while (runs_.num_runs() < plan_.repeat && !runs_.difference().has_value()) {
+    RunOptions options = digests_only(plan_.run);
+    const FaultProbe probe;
+    if (!plan_.fault.empty()) options = with_fault(options, find_fault(plan_.fault), item, probe);
+    (void)next_run(item, Reference(), std::move(options));
+  }
 }
 
 CaseJudgement CaseJudge::judged(const Case& item) {
@@ -132,7 +180,7 @@ CaseJudgement CaseJudge::against_both_or_plain(const Case& item) {
   } catch (const RecordError&) {
     if (interrupt_signal() != 0) throw;
     CaseJudgement judgement = against_plain(item);
-    if (judgement.verdict.status != Status::kDiverges) throw;
+    if (judgement.verdict.status != Status::kDiverges && !runs_.difference().has_value()) throw;
     return judgement;
   }
 }
@@ -162,9 +210,15 @@ void CaseJudge::make_plain(const Case& item, int responses) {
            references_fit_together(item, c);
   });
   if (next != announced_.end()) together.push_back(*next);
-  std::vector<Reference> made = make_references(together, {.responses = responses});
+  const auto earlier = plains_.find(slug);
+  const int number = earlier == plains_.end() ? 1 : earlier->second.num_runs + 1;
+  std::vector<Reference> made =
+      make_references(together, {.responses = responses, .number = number});
+  if (earlier != plains_.end())
+    require_same_run(earlier->second.reference.trace(), made.front().trace(), item, "references");
   for (std::size_t i = 0; i < together.size(); ++i)
-    plains_[together[i].reference_slug()] = {std::move(made[i])};
+    plains_[together[i].reference_slug()] = {.reference = std::move(made[i]),
+                                             .num_runs = i == 0 ? number : 1};
 }
 
 // The subject of a large case needs the memory.
@@ -180,29 +234,42 @@ const Reference& CaseJudge::plain_records(const Case& item) {
 Reference& CaseJudge::plain(const Case& item, int responses) {
   const auto made = plains_.find(item.reference_slug());
   if (made == plains_.end() || !made->second.reference.has_bytes()) make_plain(item, responses);
-  auto& [reference, is_seen] = plains_.at(item.reference_slug());
-  if (responses >= kAllResponses) add_redrawn_runs(item, reference);
-  if (!is_seen) {
-    if (plan_.tables) side_by_side_.add_plain(item, reference);
-    observer_->on_plain(item, reference);
+  Plain& known = plains_.at(item.reference_slug());
+  if (responses >= kAllResponses) add_redrawn_runs(item, known.reference);
+  if (!known.is_seen) {
+    if (plan_.tables) side_by_side_.add_plain(item, known.reference);
+    observer_->on_plain(item, known.reference);
   }
-  is_seen = true;
-  add_responses(item, reference, responses);
-  return reference;
+  known.is_seen = true;
+  add_responses(item, known.reference, responses);
+  return known.reference;
 }
 
 Verdict CaseJudge::exact(const Case& item, Trace emulated) {
   const Reference reference = reference_of_emulated(emulated);
-  emulated = Trace();  // its memory is free for the subject
+  emulated = without_bytes(emulated);  // their memory is free for the subject
   observer_->on_emulated(item, reference);
-  return judge(reference, run_subject(item, reference, RunDetail::kComparison),
-               with_collectives(exact_policy_of(item), item));
+  const Trace run = run_subject(item, reference, RunDetail::kComparison);
+  Verdict verdict = judge(reference, run, with_collectives(exact_policy_of(item), item));
+  const RunEquality equality = equality_of(emulated, run);
+  if (equality.first.has_value()) {
+    if (runs_.num_runs() == 1) runs_.first_is_not_emulated(*equality.first);
+    if (verdict.status == Status::kConforms) diverge_in_bits(verdict, *equality.first);
+  }
+  return verdict;
 }
 
 // A case whose declared arithmetic nobody asked about may use another one.
 JudgePolicy CaseJudge::plain_policy_of(const Case& item) const {
   return plan_.reference == ReferenceKind::kPlain ? policy_of(item)
                                                   : with_collectives(policy_of(item), item);
+}
+
+Trace CaseJudge::emulated_again(const Case& item, const NumericsSpec& numerics,
+                                const Trace& first) {
+  Trace again = emulate(item, numerics, {.number = ++num_emulations_});
+  require_same_run(first, again, item, "emulations");
+  return again;
 }
 
 CaseJudgement CaseJudge::against_plain(const Case& item) {
@@ -213,14 +280,16 @@ CaseJudgement CaseJudge::against_plain(const Case& item) {
 }
 
 CaseJudgement CaseJudge::against_emulated(const Case& item) {
-  return {exact(item, emulate(item, numerics_of(item))), ReferenceKind::kEmulated};
+  return {exact(item, emulate(item, numerics_of(item), {.number = ++num_emulations_})),
+          ReferenceKind::kEmulated};
 }
 
 std::pair<Verdict, Trace> CaseJudge::on_record(const Case& item, const NumericsSpec& numerics,
                                                const std::function<void()>& meanwhile) {
   const Keep keep = plan_.retention == Retention::kWhole ? Keep::kEverything : Keep::kWhatDiffers;
   const auto judged = [&](const Reference& reference, const std::function<void()>& beside) {
-    RunningEmulation running(item, numerics, {.compare_with = &reference, .keep = keep});
+    RunningEmulation running(
+        item, numerics, {.compare_with = &reference, .keep = keep, .number = ++num_emulations_});
     beside();
     Trace emulated = emulation_of(running);
     Verdict verdict = judge(reference, emulated, policy_of(item));
@@ -233,10 +302,7 @@ std::pair<Verdict, Trace> CaseJudge::on_record(const Case& item, const NumericsS
     return result;
   for (RankTrace& rank : result.second.ranks) rank.arena = nullptr;
   auto again = judged(plain(item, kAllResponses), [] {});
-  const RunEquality equality = equality_of(result.second, again.second);
-  if (!equality.holds())
-    throw InfrastructureError(
-        fmt::format("{}: two emulations differ: {}", item.slug(), equality.difference));
+  require_same_run(result.second, again.second, item, "emulations");
   return again;
 }
 
@@ -248,26 +314,58 @@ CaseJudgement CaseJudge::against_both(const Case& item) {
     if (is_beside) run = run_subject(item, plain(item, 1), RunDetail::kDigests);
   });
   require_equal_copies_of_record(emulated);
-  if (plan_.retention == Retention::kLean) {
-    if (!is_beside) run = run_subject(item, plain_records(item), RunDetail::kDigests);
-    const RunEquality equality = equality_of(emulated, run);
-    OwnRecords own = judge_own_records(run, plain_policy_of(item));
-    if (equality.holds() && own.findings.empty()) {
-      record.collectives = std::move(own.collectives);
-      return {verdict_through_record(std::move(record), equality.tensors), ReferenceKind::kBoth};
-    }
-    CaseJudgement judgement = against_plain(item);
-    if (judgement.verdict.status == Status::kDiverges) return judgement;
-    emulated = emulate(item, numerics);
+  if (plan_.retention == Retention::kWhole) {
+    Verdict to_the_bit = exact(item, std::move(emulated));
+    record.collectives = to_the_bit.collectives;
+    if (to_the_bit.status == Status::kConforms)
+      return as_emulated(item, std::move(record), to_the_bit.compared);
+    return not_emulated(item, [&] { return std::move(to_the_bit); });
   }
-  Verdict to_the_bit = exact(item, std::move(emulated));
-  record.collectives = to_the_bit.collectives;
-  if (to_the_bit.status == Status::kConforms)
-    return {verdict_through_record(std::move(record), to_the_bit.compared), ReferenceKind::kBoth};
-  if (to_the_bit.status == Status::kDiverges && plan_.retention == Retention::kWhole) {
-    CaseJudgement judgement = against_plain(item);
-    if (judgement.verdict.status == Status::kDiverges) return judgement;
+  if (!is_beside) run = run_subject(item, plain_records(item), RunDetail::kDigests);
+  const RunEquality equality = equality_of(emulated, run);
+  OwnRecords own = judge_own_records(run, plain_policy_of(item));
+  if (equality.holds() && own.findings.empty()) {
+    record.collectives = std::move(own.collectives);
+    return as_emulated(item, std::move(record), equality.tensors);
   }
+  if (equality.first.has_value()) runs_.first_is_not_emulated(*equality.first);
+  emulated = without_bytes(emulated);
+  return not_emulated(item, [&] { return exact(item, emulated_again(item, numerics, emulated)); });
+}
+
+CaseJudgement CaseJudge::as_emulated(const Case& item, Verdict record, std::int64_t num_equal) {
+  if (record.weak > 0) require_repeatable_plain(item);
+  return {verdict_through_record(std::move(record), num_equal), ReferenceKind::kBoth};
+}
+
+// Bounds that are wide because the case is are wide again.
+void CaseJudge::require_repeatable_plain(const Case& item) {
+  Plain& known = plains_.at(item.reference_slug());
+  if (known.is_repeated) return;
+  const Reference again = make_reference(
+      item, {.responses = known.reference.response_runs(), .number = ++known.num_runs});
+  require_same_run(known.reference.trace(), again.trace(), item, "references");
+  for (const auto& [key, response] : known.reference.responses()) {
+    const Response* const other = again.response(key);
+    if (other != nullptr && other->absolute_norm == response.absolute_norm &&
+        other->max_abs == response.max_abs)
+      continue;
+    throw InfrastructureError(fmt::format("{}: two times the same perturbed runs differ: {}",
+                                          item.slug(), describe(key)));
+  }
+  known.is_repeated = true;
+}
+
+CaseJudgement CaseJudge::not_emulated(const Case& item, const std::function<Verdict()>& exactly) {
+  CaseJudgement within = against_plain(item);
+  if (runs_.difference().has_value()) return within;
+  const bool diverges = within.verdict.status == Status::kDiverges;
+  if (diverges && !is_rounded_to_16_bits(item)) return within;
+  Verdict to_the_bit = exactly();
+  if (to_the_bit.status == Status::kConforms && !runs_.difference().has_value())
+    throw InfrastructureError(
+        fmt::format("{}: a run that is not the emulated one was found to equal it", item.slug()));
+  if (diverges) to_the_bit = with_words_of(std::move(to_the_bit), within.verdict);
   return {std::move(to_the_bit), ReferenceKind::kEmulated};
 }
 

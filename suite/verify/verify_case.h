@@ -17,6 +17,7 @@
 #include "suite/record/run_case.h"
 #include "suite/verify/case_judgement.h"
 #include "suite/verify/side_by_side.h"
+#include "suite/verify/subject_runs.h"
 #include "suite/verify/verify_observer.h"
 
 namespace isoshard {
@@ -33,6 +34,11 @@ struct JudgePlan {
   std::string fault = {};  ///< the id of a fault to inject into the subject's runs; empty: none
   bool tables = false;     ///< put the runs side by side
   Retention retention = Retention::kLean;
+  /// At least so many runs of the subject a verdict, each equal to the first one bit by bit. From
+  /// the second on ranks are delayed at random before collectives (harness/fault/random_delays.h),
+  /// so that a race comes out another way. A verdict that needs more runs holds them to the first
+  /// one, too.
+  int repeat = 1;
   RunOptions run = {};  ///< test doubles and what to keep, of every run of the subject
   /// For kBoth: the declared arithmetic, if it is not to be numerics_of.
   std::function<NumericsSpec(const Case&)> numerics = {};
@@ -55,12 +61,18 @@ class CaseJudge {
   void announce(std::vector<Case> cases);
 
   /// Against kBoth the verdict on a run that equals its emulation is that on the emulation
-  /// (verdict_through_record). A run that does not is judged against the plain reference, whose
-  /// findings say more; if it conforms to that, the verdict is the exact one. So is a run whose
-  /// record cannot be carried out; only if it conforms is that an error.
+  /// (verdict_through_record). A run that does not diverges, whatever follows. It is judged against
+  /// the plain reference, too, whose findings say more: they count if they are findings, but in 16
+  /// bits, where a tolerance hides what came first, those of the exact comparison do. A run whose
+  /// record cannot be carried out is judged against the plain reference; only if it conforms is
+  /// that an error.
+  ///
+  /// All runs of the subject that a verdict takes must be one run, bit by bit: if they are not it
+  /// diverges as not repeatable.
   ///
   /// Errors   as make_reference, emulate and run_case; UsageError for kEmulated and kBoth of a case
-  ///          that declares no arithmetic; InfrastructureError if the fault had no effect.
+  ///          that declares no arithmetic; InfrastructureError if the fault had no effect, or if
+  ///          two runs of a reference or of an emulation differ.
   [[nodiscard]] CaseJudgement judge_case(const Case& item);
 
   /// The runs side by side; none unless the plan asks for tables.
@@ -69,13 +81,19 @@ class CaseJudge {
  private:
   struct Plain {
     Reference reference;
-    bool is_seen = false;  ///< listeners know it
+    bool is_seen = false;      ///< listeners know it
+    int num_runs = 0;          ///< it was made so often
+    bool is_repeated = false;  ///< and was the same, with its responses
   };
   /// Which run of the subject is asked for: one that is compared with the reference as it records,
   /// or digests of what it records. For digests the reference is the plain one, which says what is
   /// recorded and may have no bytes any more.
   enum class RunDetail : std::uint8_t { kComparison, kDigests };
   [[nodiscard]] Trace run_subject(const Case& item, const Reference& reference, RunDetail detail);
+  /// The subject's run of these options, the next one of its case.
+  [[nodiscard]] Trace next_run(const Case& item, const Reference& reference, RunOptions options);
+  /// Runs the subject until it has run as often as the plan asks.
+  void repeat_runs(const Case& item);
   [[nodiscard]] CaseJudgement judged(const Case& item);
   [[nodiscard]] std::vector<Case>::const_iterator announced(const Case& item) const;
   /// Lets go of the plain references that neither `item` nor a later announced case is judged
@@ -90,11 +108,26 @@ class CaseJudge {
   [[nodiscard]] CaseJudgement against_emulated(const Case& item);
   [[nodiscard]] CaseJudgement against_both(const Case& item);
   [[nodiscard]] CaseJudgement against_both_or_plain(const Case& item);
+  /// The verdict on a run that is as emulated, from that on the emulation. Where bounds were too
+  /// wide to show something, one wrong run of the trusted side may have made them so: it runs
+  /// again. Errors   as require_repeatable_plain.
+  [[nodiscard]] CaseJudgement as_emulated(const Case& item, Verdict record, std::int64_t num_equal);
+  /// Makes the plain reference and its perturbed runs once more.
+  /// Errors   InfrastructureError if they are not the same bit by bit.
+  void require_repeatable_plain(const Case& item);
+  /// The verdict on a subject that is not as emulated: it does not conform. `exactly` is called
+  /// where the comparison with the emulated run decides.
+  [[nodiscard]] CaseJudgement not_emulated(const Case& item,
+                                           const std::function<Verdict()>& exactly);
   /// The verdict on the emulated run against the plain one, and that run. `meanwhile` is called
   /// once, while it runs.
   [[nodiscard]] std::pair<Verdict, Trace> on_record(const Case& item, const NumericsSpec& numerics,
                                                     const std::function<void()>& meanwhile);
-  /// The verdict on the subject's run against the emulated one, with no tolerance.
+  /// The emulated run; not the first one of a case must be the first one again.
+  [[nodiscard]] Trace emulated_again(const Case& item, const NumericsSpec& numerics,
+                                     const Trace& first);
+  /// The verdict on the subject's run against the emulated one, with no tolerance. It conforms only
+  /// if every bit is the same.
   [[nodiscard]] Verdict exact(const Case& item, Trace emulated);
 
   JudgePlan plan_;
@@ -103,6 +136,9 @@ class CaseJudge {
   SideBySide side_by_side_;
   std::vector<Case> announced_;
   std::map<std::string, Plain> plains_;  ///< by reference_slug
+  // Of the case at hand:
+  SubjectRuns runs_;
+  int num_emulations_ = 0;
 };
 
 }  // namespace isoshard

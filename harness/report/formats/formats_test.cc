@@ -93,6 +93,59 @@ TEST(WholeReport, EveryFormatWritesEveryReport) {
   EXPECT_THROW((void)find_report_format("jsn"), UsageError);
 }
 
+Verdict conforming(Strength strength) {
+  Verdict verdict;
+  verdict.status = Status::kConforms;
+  verdict.strength = strength;
+  verdict.subject = "autotp";
+  verdict.copy_of = "DeepSpeed AutoTP";
+  verdict.reason = "3 tensors < 4 & \"more\"";
+  return verdict;
+}
+
+TEST(WholeReport, WhatIsWeakerThanRequiredExitsWith1AndSaysWhy) {
+  ReportCase weak{.name = "a", .verdict = conforming(Strength::kWithinTolerance)},
+      strong{.name = "b", .verdict = conforming(Strength::kExact)}, wrong = broken("c");
+  for (ReportCase* item : {&weak, &strong, &wrong})
+    require_strength(*item, parse_required_strength("exact"));
+  Report report;
+  report.add(strong);
+  EXPECT_EQ(report.exit_code, kExitConforms);
+  report.add(weak);
+  EXPECT_EQ(report.exit_code, kExitDiverges);
+
+  EXPECT_THAT(text_of(report), HasSubstr("NOT ENOUGH  a: the verdict must be exact, got within "
+                                         "tolerance"));
+  EXPECT_THAT(report_json(report)["cases"][1]["unmet"].get<std::string>(),
+              HasSubstr("must be exact"));
+  EXPECT_TRUE(report_json(report)["cases"][0]["unmet"].is_null());
+  EXPECT_EQ(wrong.exit_code(), kExitInfrastructure);
+  require_strength(weak, parse_required_strength("any"));
+  EXPECT_THROW((void)parse_required_strength("exakt"), UsageError);
+}
+
+TEST(WholeReport, JunitHasATestCaseForEachPart) {
+  Report report = mixed();
+  report.add(ReportCase{.name = "d", .verdict = conforming(Strength::kExact)});
+  ReportCase weak{.name = "e", .verdict = conforming(Strength::kWithinTolerance)};
+  require_strength(weak, Strength::kExact);
+  report.add(weak);
+
+  const std::string xml = find_report_format("junit").write(report, {});
+
+  EXPECT_THAT(xml, testing::StartsWith("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n"));
+  for (
+      const char* words :
+      {"tests=\"6\" failures=\"1\" errors=\"2\"", "<error message=\"rank 1 crashed\"/>",
+       "<property name=\"verdict\" value=\"CONFORMS (exact: equal to its reference bit by bit)\"/>",
+       "<property name=\"strength\" value=\"within tolerance\"/>",
+       "<property name=\"copy_of\" value=\"DeepSpeed AutoTP\"/>",
+       "<failure message=\"the verdict must be exact, got within tolerance; 3 tensors &lt; 4 &amp; "
+       "&quot;more&quot;\"/>",
+       "classname=\"isoshard.golden\" name=\"g\""})
+    EXPECT_THAT(xml, HasSubstr(words));
+}
+
 TEST(WholeReport, JsonNamesCurvesAndGoldensOnlyWhereThereAreSome) {
   EXPECT_FALSE(report_json(Report()).contains("curves"));
   EXPECT_TRUE(report_json(mixed()).contains("goldens"));

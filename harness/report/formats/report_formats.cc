@@ -12,12 +12,17 @@
 #include "core/base/error.h"
 #include "core/base/suggest.h"
 #include "harness/report/json/json_report.h"
+#include "harness/report/junit/junit_report.h"
 
 namespace isoshard {
 namespace {
 
 std::string write_json(const Report& report, const TextOptions&) {
   return report_json(report).dump(1) + "\n";
+}
+
+std::string write_junit(const Report& report, const TextOptions&) {
+  return junit_of(report);
 }
 
 /// A file has no colors, whatever the terminal has.
@@ -30,6 +35,7 @@ std::string write_text(const Report& report, const TextOptions& options) {
 constexpr std::array kFormats{
     ReportFormat{"json", "report.json", true, write_json},
     ReportFormat{"text", "report.txt", true, write_text},
+    ReportFormat{"junit", "junit.xml", true, write_junit},
 };
 
 }  // namespace

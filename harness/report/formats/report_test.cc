@@ -58,8 +58,9 @@ TEST(Report, ShowsLossesNormsGradientsAndOneVerdictLineLast) {
                           HasSubstr("grad_norm             reference 1.25")));
   EXPECT_THAT(text, Not(HasSubstr("down_proj")))
       << "tensors inside a module are shown on request, or when they are wrong";
-  EXPECT_THAT(text, EndsWith("CONFORMS  synthetic case (dp 2): 6 tensors compared, the largest "
-                             "error is 0 of what is allowed\n"));
+  EXPECT_THAT(
+      text, EndsWith("CONFORMS (within tolerance)  synthetic case (dp 2): 6 tensors compared, the "
+                     "largest error is 0 of what is allowed\n"));
   EXPECT_THAT(text, Not(HasSubstr("\033")));
 }
 
@@ -72,6 +73,37 @@ TEST(Report, ShowsTheFindingWithItsCause) {
             HasSubstr("first: gradient of w (step 0): differs from the reference; ranks 0, 1"),
             HasSubstr("likely cause: gradient of w: scale 2 = dp"),
             HasSubstr("(confirmed by the controller)"), HasSubstr("\nDIVERGES  synthetic case")));
+}
+
+TEST(Report, HasTwoWordsForTwoStrengths) {
+  const Verdict within = verdict_of(1);
+  Verdict equal = within;
+  equal.strength = Strength::kExact;
+  const Verdict as_declared = verdict_through_record(within, 6);
+
+  EXPECT_EQ(words_of_verdict(within), "CONFORMS (within tolerance)");
+  EXPECT_EQ(words_of_verdict(equal), "CONFORMS (exact: equal to its reference bit by bit)");
+  EXPECT_EQ(words_of_verdict(as_declared),
+            "CONFORMS (exact: equal to its declared arithmetic, which is within bounds)");
+  EXPECT_EQ(words_of_verdict(verdict_of(2)), "DIVERGES");
+  EXPECT_EQ(words_of_verdict(verdict_through_record(verdict_of(2), 6)), "DIVERGES");
+  EXPECT_EQ(verdict_json(within)["strength"], "within tolerance");
+  EXPECT_EQ(verdict_json(as_declared)["strength"], "exact");
+  EXPECT_TRUE(verdict_json(verdict_of(2))["strength"].is_null());
+}
+
+TEST(Report, NamesACopyAsACopyAndHowOftenItRan) {
+  Verdict verdict = verdict_of(1);
+  EXPECT_THAT(render(verdict), Not(HasSubstr("copy of")));
+  EXPECT_TRUE(verdict_json(verdict)["copy_of"].is_null());
+  verdict.copy_of = "DeepSpeed AutoTP";
+  verdict.runs = 3;
+
+  EXPECT_THAT(render(verdict),
+              AllOf(HasSubstr("case  synthetic, copy of DeepSpeed AutoTP  (dp 2)"),
+                    HasSubstr("repeated              3 runs, all equal bit by bit")));
+  EXPECT_EQ(verdict_json(verdict)["copy_of"], "DeepSpeed AutoTP");
+  EXPECT_EQ(verdict_json(verdict)["runs"], 3);
 }
 
 TEST(Report, ShowsEveryTensorAndColorOnRequest) {

@@ -23,6 +23,7 @@ json broken_json(const std::string& name, const std::string& failure) {
 json case_json(const ReportCase& item) {
   if (!item.verdict.has_value()) return broken_json(item.name, item.failure);
   json j = verdict_json(*item.verdict);
+  j["unmet"] = text_or_null(item.unmet);
   if (item.against.empty()) return j;
   j["case"] = item.name;
   j["reference"] = item.against;
@@ -47,10 +48,12 @@ json curve_json(const ReportCurve& item) {
   json j = {{"case", item.name},
             {"subject", item.curve.subject},
             {"title", item.curve.title},
+            {"copy_of", text_or_null(item.copy_of)},
             {"mesh", mesh},
             {"fault", text_or_null(item.fault)},
             {"steps", item.curve.steps.size()},
             {"status", nullptr},
+            {"strength", nullptr},
             {"reason", nullptr},
             {"largest", nullptr},
             {"first", nullptr},
@@ -58,6 +61,7 @@ json curve_json(const ReportCurve& item) {
   if (!item.verdict.has_value()) return j;
   const CurveVerdict& verdict = *item.verdict;
   j["status"] = name_of(verdict.status);
+  if (verdict.strength != Strength::kNone) j["strength"] = name_of(verdict.strength);
   j["reason"] = verdict.reason;
   if (!verdict.largest.number.empty()) j["largest"] = deviation_json(verdict.largest);
   if (verdict.first.has_value()) j["first"] = deviation_json(*verdict.first);

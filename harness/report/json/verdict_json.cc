@@ -108,8 +108,12 @@ json verdict_json(const Verdict& verdict) {
   for (const PublishedBound& bound : verdict.published) published.push_back(bound_json(bound));
   return {{"schema", 1},
           {"status", name_of(verdict.status)},
+          {"strength",
+           verdict.strength == Strength::kNone ? json(nullptr) : json(name_of(verdict.strength))},
           {"reason", verdict.reason},
           {"subject", verdict.subject},
+          {"copy_of", verdict.copy_of.empty() ? json(nullptr) : json(verdict.copy_of)},
+          {"runs", verdict.runs},
           {"case", verdict.case_slug},
           {"mesh", mesh},
           {"compared", verdict.compared},

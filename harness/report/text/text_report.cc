@@ -60,6 +60,7 @@ std::string TextReport::add(const ReportCase& item) {
     text.insert(0,
                 "Against the emulated reference (the declared arithmetic in one process); the "
                 "tolerance is zero:\n");
+  if (!item.unmet.empty()) text += fmt::format("NOT ENOUGH  {}: {}\n", item.name, item.unmet);
   return block(std::move(text));
 }
 

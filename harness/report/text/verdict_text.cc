@@ -16,27 +16,15 @@ namespace {
 constexpr std::size_t kMaxRows = 48;  ///< of module outputs, unless every tensor is asked for
 constexpr std::size_t kMaxFindings = 10;
 
-std::string_view upper_name_of(Status status) {
-  switch (status) {
-    case Status::kConforms:
-      return "CONFORMS";
-    case Status::kDiverges:
-      return "DIVERGES";
-    case Status::kIncomplete:
-      return "INCOMPLETE";
-    case Status::kVacuous:
-      return "VACUOUS";
-  }
-  return "UNKNOWN";
-}
-
 class Table {
  public:
   Table(const Verdict& verdict, const RenderOptions& options)
       : verdict_(verdict), options_(options) {}
 
   std::string run() {
-    text_ = fmt::format("{}  {}  ({})\n", verdict_.case_slug, verdict_.subject,
+    const std::string copy =
+        verdict_.copy_of.empty() ? "" : fmt::format(", copy of {}", verdict_.copy_of);
+    text_ = fmt::format("{}  {}{}  ({})\n", verdict_.case_slug, verdict_.subject, copy,
                         words_of(verdict_.mesh.axes(), "one process"));
     int last_step = 0;
     for (const TensorComparison& t : verdict_.tensors) last_step = std::max(last_step, t.key.step);
@@ -61,6 +49,8 @@ class Table {
     if (verdict_.equal_to_emulation.has_value())
       text_ += fmt::format("  {:<22}{} tensors bit-identical to the emulated reference\n",
                            "declared arithmetic", *verdict_.equal_to_emulation);
+    if (verdict_.runs > 1 && verdict_.status == Status::kConforms)
+      text_ += fmt::format("  {:<22}{} runs, all equal bit by bit\n", "repeated", verdict_.runs);
     if (!verdict_.collectives.empty())
       text_ += fmt::format("  {:<22}{}\n", "collectives", verdict_.collectives);
     pools();
@@ -328,7 +318,7 @@ std::string render(const Verdict& verdict, const RenderOptions& options) {
 }
 
 std::string verdict_line(const Verdict& verdict) {
-  return fmt::format("{}  {} {} ({}): {}", upper_name_of(verdict.status), verdict.subject,
+  return fmt::format("{}  {} {} ({}): {}", words_of_verdict(verdict), verdict.subject,
                      verdict.case_slug, words_of(verdict.mesh.axes(), "one process"),
                      verdict.reason);
 }

@@ -21,7 +21,7 @@ struct RenderOptions {
 /// Determinism   a function of its arguments: no time, no host, no environment.
 [[nodiscard]] std::string render(const Verdict& verdict, const RenderOptions& options = {});
 
-/// "CONFORMS  autotp qwen2_tp2_dp2 (dp 2 x tp 2): 212 tensors compared, ..."
+/// "CONFORMS (within tolerance)  autotp qwen2_tp2_dp2 (dp 2 x tp 2): 212 tensors compared, ..."
 [[nodiscard]] std::string verdict_line(const Verdict& verdict);
 
 /// Several lines, each ended by a newline. Layers beyond the first show only what leaves them,

@@ -22,6 +22,7 @@
 #include "harness/world/forked/hooks.h"
 #include "harness/world/forked/leaked_processes.h"
 #include "harness/world/interrupt.h"
+#include "harness/world/process_name.h"
 #include "harness/world/tensor_memory.h"
 
 namespace isoshard {
@@ -168,6 +169,7 @@ void forward_failure(Rank& rank, const ForwardedFailure& failure) {
 void rank_main(const RankStart& start) noexcept {
   die_with_controller(start);
   wear_mark(start.mark);
+  name_process(start.options->process_name);
   adopt_orphans();
   leave_interrupts_to_controller();
   if (!take_descriptors(start)) ::_exit(1);

@@ -119,6 +119,12 @@ void read_manifest(const json& manifest, CheckpointContent& content) {
   }
   content.progress.numbers =
       manifest.at("numbers").get<std::map<std::string, double, std::less<>>>();
+  if (manifest.contains("training")) {
+    if (!manifest.at("training").is_object())
+      throw FileError(fmt::format("\"training\" must be an object, got {}",
+                                  manifest.at("training").type_name()));
+    content.progress.training = manifest.at("training").dump();
+  }
   for (const auto& [rank_text, file] : manifest.at("files").items()) {
     content.sha256_by_rank[std::stoi(rank_text)] = file.at("sha256").get<std::string>();
   }
@@ -254,6 +260,10 @@ const std::string& Checkpoint::id() const noexcept {
 
 std::int64_t Checkpoint::steps_done() const noexcept {
   return content_->progress.stream.next_step;
+}
+
+const std::string& Checkpoint::training() const noexcept {
+  return content_->progress.training;
 }
 
 int Checkpoint::world_size() const noexcept {

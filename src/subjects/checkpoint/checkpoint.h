@@ -42,6 +42,8 @@ struct RunProgress {
   UpdateCounts updates;  ///< Optimizer::updates
   /// Other state by name: a loss scale and the number of steps since it last overflowed.
   std::map<std::string, double, std::less<>> numbers;
+  /// The settings that the run has had from its first step on, as a JSON object; empty: not said.
+  std::string training;
 };
 
 /// kParameter: as forward reads it. kMaster: "<parameter>.master". kOptimizer:
@@ -73,6 +75,8 @@ class Checkpoint {
   [[nodiscard]] const std::string& id() const noexcept;
   [[nodiscard]] std::int64_t steps_done() const noexcept;
   [[nodiscard]] int world_size() const noexcept;
+  /// RunProgress::training of the run that wrote it.
+  [[nodiscard]] const std::string& training() const noexcept;
   /// The progress for a rank of a world of this size. If the world that wrote the checkpoint had
   /// the same size, it is that of the same rank; otherwise it is the one that all ranks agree on.
   /// Errors   FileError if the ranks do not agree.

@@ -133,7 +133,8 @@ struct Inventory {
   json streams = json::array();
   json tensors = json::object();  ///< of the manifest
   std::set<int> writers;
-  std::string problem;  ///< why it cannot be saved
+  std::string problem;      ///< why it cannot be saved
+  bool is_of_state = true;  ///< and not of ranks that are at different steps
   std::string id;
 };
 
@@ -151,6 +152,7 @@ Inventory inventory_of(const std::vector<std::string>& announcements) {
       inventory.problem = fmt::format("rank {} is at step {}, rank 0 at step {}", rank,
                                       own.at("stream").at("next_step").dump(),
                                       inventory.streams.front().at("next_step").dump());
+      inventory.is_of_state = false;
     }
     for (const json& part : own.at("parts")) {
       const auto name = part.at("name").get<std::string>(),
@@ -262,6 +264,7 @@ json manifest_of(const RunProgress& progress, const Inventory& inventory,
                    {"numbers", progress.numbers},
                    {"files", written},
                    {"tensors", inventory.tensors}};
+  if (!progress.training.empty()) manifest["training"] = json::parse(progress.training);
   manifest["sha256"] = manifest_sha256(manifest);
   return manifest;
 }
@@ -281,8 +284,10 @@ void CheckpointIo::write(const std::filesystem::path& folder, const RunProgress&
   for (const SavedPart& part : parts) own.push_back(packed(part, mesh));
   const Inventory inventory = inventory_of(gathered(world, announcement(progress, own)));
   if (!inventory.problem.empty()) {
-    throw InfrastructureError(
-        fmt::format("{}: the checkpoint was not written: {}", folder.string(), inventory.problem));
+    const std::string what =
+        fmt::format("{}: the checkpoint was not written: {}", folder.string(), inventory.problem);
+    if (inventory.is_of_state) throw UnsavableState(what);
+    throw InfrastructureError(what);
   }
   const std::filesystem::path path =
       folder / rank_file_name(progress.stream.next_step, inventory.id, mesh.rank());

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/error.h"
 #include "core/mesh/mesh.h"
 #include "subjects/checkpoint/checkpoint.h"
 
@@ -21,6 +22,13 @@ struct SavedPart {
   at::Tensor tensor;
 };
 
+/// A state that no checkpoint can hold, found before anything was written: copies of one part that
+/// differ between ranks, a NaN or an infinity. It says something about the run, not about the disk.
+class UnsavableState : public InfrastructureError {
+ public:
+  using InfrastructureError::InfrastructureError;
+};
+
 /// A seam: a faulty test double may stand in from outside. The class itself is the right one.
 class CheckpointIo {
  public:
@@ -30,10 +38,10 @@ class CheckpointIo {
   /// one is complete, which is when its manifest is renamed into place.
   ///
   /// Ranks         collective over the mesh's world.
-  /// Errors        InfrastructureError on every rank, the older checkpoint is as it was: a file
-  ///               that cannot be written (path, bytes, reason, rank), copies of one part that
-  ///               differ between ranks, a NaN or an infinity (tensor and rank), ranks that are at
-  ///               different steps.
+  /// Errors        On every rank, the older checkpoint is as it was: UnsavableState for copies of
+  ///               one part that differ between ranks, a NaN or an infinity (tensor and rank);
+  ///               InfrastructureError for a file that cannot be written (path, bytes, reason,
+  ///               rank), ranks that are at different steps.
   /// Determinism   equal runs write equal bytes.
   virtual void write(const std::filesystem::path& folder, const RunProgress& progress,
                      const std::vector<SavedPart>& parts, Mesh& mesh) const;

@@ -25,6 +25,7 @@ SubjectSpec autotp_subject() {
           .summary =
               "DeepSpeed AutoTP: column- and row-parallel linear layers, gradients averaged "
               "over dp, ZeRO 0, 1 or 2",
+          .copy_of = "DeepSpeed AutoTP",
           .aliases = {"deepspeed"},
           .axes = {Axis::kDp, Axis::kTp},
           .settings = {"make_vocab_size_divisible_by", "zero_stage"},

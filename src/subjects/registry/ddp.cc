@@ -18,6 +18,7 @@ SubjectSpec ddp_subject() {
   return {.name = kBaselineName,
           .title = "DDP",
           .summary = "PyTorch DDP: replicas, bucketed gradient all-reduce during backward",
+          .copy_of = "PyTorch DDP",
           .axes = {Axis::kDp},
           .make_parts = make,
           .make_numerics = ddp_numerics};

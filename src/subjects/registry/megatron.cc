@@ -26,6 +26,7 @@ SubjectSpec megatron_subject() {
       .summary =
           "Megatron-Core: sequence and vocabulary split over tp, fp32 main gradients, "
           "distributed optimizer",
+      .copy_of = "Megatron-Core",
       .axes = {Axis::kDp, Axis::kTp},
       .settings = {"make_vocab_size_divisible_by", "sequence_parallel", "distributed_optimizer"},
       .needs_fp32_masters = true,

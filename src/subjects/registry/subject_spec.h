@@ -34,6 +34,8 @@ struct SubjectSpec {
   std::string_view name;                       ///< "autotp"; in flags, slugs and files
   std::string_view title;                      ///< "DeepSpeed AutoTP"; in plots and reports
   std::string_view summary;                    ///< what it copies, in one line
+  /// The system that it is a copy of, written anew: what is judged here is the copy. Empty: none.
+  std::string_view copy_of = {};
   std::vector<std::string_view> aliases = {};  ///< what the published scripts call it
   SubjectRole role = SubjectRole::kJudged;
   /// The axes over which it can spread; the degree of every other axis must be 1.

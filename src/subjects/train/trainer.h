@@ -60,6 +60,7 @@ struct TrainerParts {
   /// Whether "<parameter>.clipped" and "<parameter>.read" are recorded; what they must be follows
   /// from the other records of a reference.
   bool records_repetitions = true;
+  std::string training;               ///< what checkpoints say of the run (RunProgress::training)
 };
 
 /// Requires     the mesh outlives it; phases are called in the order setup, then per step

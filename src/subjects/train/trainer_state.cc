@@ -67,6 +67,7 @@ void Trainer::save(const std::filesystem::path& folder) const {
   progress.stream = {parts_.streams == nullptr ? 0 : parts_.streams->seed(), next_step_,
                      is_training_};
   progress.rule = parts_.optimizer->rule();
+  progress.training = parts_.training;
   progress.updates = parts_.optimizer->updates();
   if (parts_.grad_scaler != nullptr) progress.numbers = parts_.grad_scaler->numbers();
 

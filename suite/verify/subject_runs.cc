@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// From runs that differ to findings.
+#include "suite/verify/subject_runs.h"
+
+#include <fmt/format.h>
+
+#include <string>
+#include <utility>
+
+#include "harness/trace/stage.h"
+
+namespace isoshard {
+namespace {
+
+/// `finding` comes first, and `reason` is what the verdict line says.
+void diverge(Verdict& verdict, Finding finding, std::string reason) {
+  verdict.status = Status::kDiverges;
+  verdict.strength = Strength::kNone;
+  verdict.shows_too_little = false;
+  verdict.equal_to_emulation.reset();
+  verdict.findings.insert(verdict.findings.begin(), std::move(finding));
+  verdict.reason = std::move(reason);
+}
+
+Finding finding_at(const RunDifference& where) {
+  Finding finding;
+  if (where.key.has_value()) {
+    finding.key = *where.key;
+    finding.stage = stage_of(*where.key);
+  }
+  if (where.rank >= 0) finding.ranks = {where.rank};
+  return finding;
+}
+
+std::string reason_of(const Finding& first) {
+  return fmt::format("first {}{}{}", first.what,
+                     first.ranks.empty() ? "" : fmt::format(" on rank {}", first.ranks.front()),
+                     first.diagnosis.empty() ? "" : "; " + first.diagnosis);
+}
+
+/// A cause without what it says of the forward pass, which holds within tolerances only.
+std::string without_forward_words(std::string diagnosis) {
+  for (const std::string_view words : {"; forward right", "; forward exact"}) {
+    if (diagnosis.ends_with(words)) diagnosis.resize(diagnosis.size() - words.size());
+  }
+  return diagnosis;
+}
+
+}  // namespace
+
+Trace without_bytes(const Trace& run) {
+  Trace bare = run;
+  for (RankTrace& rank : bare.ranks) rank.arena = nullptr;
+  return bare;
+}
+
+void SubjectRuns::add(const Trace& run) {
+  if (++num_runs_ == 1) {
+    first_ = without_bytes(run);
+    return;
+  }
+  if (difference_.has_value()) return;
+  const RunEquality equality = equality_of(first_, run);
+  if (equality.holds()) return;
+  difference_ = Difference{
+      num_runs_, equality.first.value_or(RunDifference{.what = "neither run recorded a tensor"})};
+}
+
+void SubjectRuns::settle(Verdict& verdict) const {
+  verdict.runs = num_runs_;
+  if (!difference_.has_value()) return;
+  const auto& [run, where] = *difference_;
+  Finding finding = finding_at(where);
+  const std::string tensor =
+      where.key.has_value() ? fmt::format("{}: ", describe(*where.key)) : std::string();
+  finding.what = fmt::format("{}run {} differs from run 1", tensor, run);
+  finding.evidence = fmt::format(
+      "of {} runs of the same case, weights and batches, run {} is the "
+      "first that is not run 1 bit by bit: {}",
+      num_runs_, run, where.describe());
+  if (not_emulated_.has_value())
+    finding.evidence +=
+        fmt::format("; run 1 is not the emulated reference: {}", not_emulated_->describe());
+  finding.diagnosis = fmt::format("not repeatable: run {} of {} differs from run 1", run,
+                                  verdict.subject.empty() ? "the subject" : verdict.subject);
+  std::string reason =
+      fmt::format("not repeatable: run {} differs from run 1, first {}", run, where.describe());
+  diverge(verdict, std::move(finding), std::move(reason));
+}
+
+void diverge_in_bits(Verdict& verdict, const RunDifference& where) {
+  Finding finding = finding_at(where);
+  finding.what =
+      where.key.has_value()
+          ? fmt::format("{}: differs from the emulated reference in bits", describe(*where.key))
+          : where.what;
+  finding.evidence = fmt::format(
+      "{}; every value compares equal, so it is a zero of the other sign, another NaN, or a "
+      "summand "
+      "of an equal sum",
+      where.describe());
+  std::string reason = reason_of(finding);
+  diverge(verdict, std::move(finding), std::move(reason));
+}
+
+Verdict with_words_of(Verdict exact, const Verdict& within) {
+  if (exact.findings.empty() || within.findings.empty()) return exact;
+  Finding& first = exact.findings.front();
+  const Finding& other = within.findings.front();
+  if (!first.diagnosis.empty() || other.diagnosis.empty()) return exact;
+  const bool is_same = first.key == other.key;
+  if (is_same) {
+    first = other;
+  } else {
+    first.diagnosis = without_forward_words(other.diagnosis);
+  }
+  exact.reason = reason_of(first);
+  return exact;
+}
+
+}  // namespace isoshard
