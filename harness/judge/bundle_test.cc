@@ -271,7 +271,8 @@ Trace loss_on(int ranks, double factor = 1) {
         sink.on_record(site(RecordKind::kActivation, "x", layout_of({4, 3}, {shard(Axis::kDp, 0)})),
                        x.narrow(0, rank * 4 / ranks, 4 / ranks));
         const double loss = ranks == 1 ? 3.0 : rank == 0 ? 1.0 : 2.0 * factor;
-        sink.on_record(site(RecordKind::kScalar, "loss", layout_of({1}, {partial(Axis::kDp)})),
+        sink.on_record(site(RecordKind::kScalar, "loss",
+                            ranks == 1 ? layout_of({1}) : layout_of({1}, {partial(Axis::kDp)})),
                        at::full({1}, loss, at::kDouble));
       },
       Keep::kEverything);
