@@ -189,18 +189,17 @@ TEST(WorldSurroundings, ARankThatIsStoppedAndDeafEndsWithItsController) {
 
 TEST(WorldDeadline, BeginsAnewWithEveryCollectiveAndPhase) {
   const WorldReport report =
-      run_world_report({.size = 2, .name = "long", .deadline = 600ms}, [](Rank& rank) {
+      run_world_report({.size = 2, .name = "long", .deadline = 1500ms}, [](Rank& rank) {
         EXPECT_EQ(rank.size(), 2);
-        for (int step = 0; step < 4; ++step) {
-          if (rank.rank() == 0) compute_for(200ms);
+        for (int step = 0; step < 6; ++step) {
+          if (rank.rank() == 0) compute_for(250ms);
           summed(rank, 1);
           rank.set_phase(std::to_string(step));
-          if (rank.rank() == 1) compute_for(200ms);
+          if (rank.rank() == 1) compute_for(250ms);
         }
       });
 
   EXPECT_TRUE(report.ok()) << report.describe();
-  EXPECT_EQ(report.host_pause, 0ms);
 }
 
 TEST(WorldDeadline, OfALoopWithoutProgressIsKept) {
