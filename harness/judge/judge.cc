@@ -432,7 +432,7 @@ class Judge {
       verdict_.reason = std::move(weak);
       return;
     }
-    if (std::string little = too_little_judged(verdict_.judged, options_.coarsest);
+    if (std::string little = too_little_judged(verdict_.tensors, options_.coarsest);
         !little.empty()) {
       verdict_.status = Status::kVacuous;
       verdict_.shows_too_little = true;

@@ -405,16 +405,35 @@ TEST(Judge, ATensorBelowItsOwnResponseIsJudgedByAbsoluteError) {
   const auto noise = [](double size, int seed) {
     return Body([=](Sink& sink, int) {
       sink.on_record(site(RecordKind::kGrad, "b", layout_of({8})), values({8}, seed) * size);
+      // beside which it is small, and of few elements
+      sink.on_record(site(RecordKind::kGrad, "w", layout_of({4, 4})), values({4, 4}, 2));
     });
   };
   const Reference r = reference(noise(1e-9, 1), [&](int i) { return noise(2e-9, 10 + i); });
 
   const Verdict inside = judge(r, run(MeshShape(), &r, noise(1e-9, 30)), {});
-  const Verdict outside = judge(r, run(MeshShape(), &r, noise(1e-7, 30)), {});
+  const Verdict outside = judge(r, run(MeshShape(), &r, noise(1e-4, 30)), {});
 
   EXPECT_EQ(inside.status, Status::kConforms) << inside.reason;
   EXPECT_TRUE(inside.tensors.at(0).insensitive);
+  EXPECT_EQ(inside.judged.insensitive, 1);
   EXPECT_EQ(outside.status, Status::kDiverges);
+}
+
+TEST(Judge, ARunWhoseGradientsAreNoiseShowsTooLittle) {
+  const auto noise = [](int seed) {
+    return Body([=](Sink& sink, int) {
+      sink.on_record(site(RecordKind::kActivation, "x", layout_of({8})), values({8}, 1));
+      sink.on_record(site(RecordKind::kGrad, "w", layout_of({8})), values({8}, seed) * 1e-9);
+    });
+  };
+  const Reference r = reference(noise(1), [&](int i) { return noise(10 + i); });
+
+  const Verdict verdict = judge(r, run(MeshShape(), &r, noise(30)), {});
+
+  EXPECT_EQ(verdict.status, Status::kVacuous) << verdict.reason;
+  EXPECT_TRUE(verdict.shows_too_little);
+  EXPECT_EQ(verdict.judged.insensitive_gradients, 1);
 }
 
 TEST(Judge, EveryComparisonReportsTheScaleItWouldReject) {

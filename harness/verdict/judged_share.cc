@@ -8,36 +8,57 @@
 #include <map>
 
 namespace isoshard {
+namespace {
 
-JudgedShare judged_share_of(std::span<const TensorComparison> tensors) {
-  struct Sum {
-    double judged = 0, all = 0;
-  };
-  JudgedShare share;
-  Sum steps;
-  std::map<int, Sum> gradients;  // by step; `judged` are those in insensitive tensors
+/// Elements of a kind of tensors, and how many of them are judged (of gradients: insensitive).
+struct Sum {
+  double part = 0, all = 0;
+  [[nodiscard]] double share(double of_none) const { return all > 0 ? part / all : of_none; }
+};
+
+/// By step.
+struct Sums {
+  std::map<int, Sum> stepped, gradients;
+};
+
+Sums sums_of(std::span<const TensorComparison> tensors) {
+  Sums sums;
   for (const TensorComparison& t : tensors) {
     if (t.level != Level::kPerturbed) continue;
     const auto elements = static_cast<double>(t.elements);
-    if (t.insensitive) ++share.insensitive;
     if (t.key.kind == RecordKind::kGrad) {
-      Sum& sum = gradients[t.key.step];
+      Sum& sum = sums.gradients[t.key.step];
       sum.all += elements;
-      if (t.insensitive) sum.judged += elements;
+      if (t.insensitive) sum.part += elements;
     }
     if (stepped_parameter(t.key).empty()) continue;
-    steps.all += elements;
-    steps.judged += t.unmasked_share * elements;
-    if (t.unmasked_share < share.least) {
-      share.least = t.unmasked_share;
-      share.least_tensor = describe(t.key);
-    }
+    Sum& sum = sums.stepped[t.key.step];
+    sum.all += elements;
+    sum.part += t.unmasked_share * elements;
   }
-  if (steps.all > 0) share.of_steps = steps.judged / steps.all;
-  for (const auto& [step, sum] : gradients) {
-    if (sum.all > 0)
-      share.insensitive_gradients = std::max(share.insensitive_gradients, sum.judged / sum.all);
+  return sums;
+}
+
+}  // namespace
+
+JudgedShare judged_share_of(std::span<const TensorComparison> tensors) {
+  JudgedShare share;
+  for (const TensorComparison& t : tensors) {
+    if (t.level != Level::kPerturbed) continue;
+    if (t.insensitive) ++share.insensitive;
+    if (stepped_parameter(t.key).empty() || t.unmasked_share >= share.least) continue;
+    share.least = t.unmasked_share;
+    share.least_tensor = describe(t.key);
   }
+  const Sums sums = sums_of(tensors);
+  Sum steps;
+  for (const auto& [step, sum] : sums.stepped) {
+    steps.part += sum.part;
+    steps.all += sum.all;
+  }
+  share.of_steps = steps.share(1);
+  for (const auto& [step, sum] : sums.gradients)
+    share.insensitive_gradients = std::max(share.insensitive_gradients, sum.share(0));
   return share;
 }
 
@@ -49,19 +70,23 @@ double most_insensitive_gradients() noexcept {
   return 0.5;
 }
 
-std::string too_little_judged(const JudgedShare& judged, Dtype coarsest) {
+std::string too_little_judged(std::span<const TensorComparison> tensors, Dtype coarsest) {
   const double least = least_judged_share(coarsest), most = most_insensitive_gradients();
-  if (!(judged.of_steps >= least)) {
+  const Sums sums = sums_of(tensors);
+  double judged = sums.stepped.empty() ? 1 : 0, insensitive = 0;
+  for (const auto& [step, sum] : sums.stepped) judged = std::max(judged, sum.share(1));
+  for (const auto& [step, sum] : sums.gradients) insensitive = std::max(insensitive, sum.share(0));
+  if (!(judged >= least)) {
     return fmt::format(
-        "{:.2g} % of the elements of parameters after the step were judged, at least {:.2g} % must "
-        "be: elsewhere the gradients are below their responses",
-        100 * judged.of_steps, 100 * least);
+        "{:.2g} % of the elements of parameters after the step were judged in the best step, at "
+        "least {:.2g} % must be: elsewhere the gradients are below their responses",
+        100 * judged, 100 * least);
   }
-  if (!(judged.insensitive_gradients <= most)) {
+  if (!(insensitive <= most)) {
     return fmt::format(
         "{:.3g} % of the elements of all gradients are in tensors below twice their own response, "
         "at most {:.3g} % may be",
-        100 * judged.insensitive_gradients, 100 * most);
+        100 * insensitive, 100 * most);
   }
   return "";
 }

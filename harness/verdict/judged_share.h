@@ -11,13 +11,15 @@ namespace isoshard {
 /// Over all tensors of a verdict.
 [[nodiscard]] JudgedShare judged_share_of(std::span<const TensorComparison> tensors);
 
-/// The least share of stepped parameters that must be judged, and the largest share of gradients
-/// that may be insensitive (docs/tolerances.md has why, and what clean cases show).
+/// The least share of stepped parameters that must be judged in the step where most is, and the
+/// largest share of gradients that may be insensitive (docs/tolerances.md has why, and what clean
+/// cases show).
 [[nodiscard]] double least_judged_share(Dtype coarsest) noexcept;
 [[nodiscard]] double most_insensitive_gradients() noexcept;
 
-/// Why a run with such shares shows too little; empty if it shows enough.
-[[nodiscard]] std::string too_little_judged(const JudgedShare& judged, Dtype coarsest);
+/// Why a run shows too little; empty if it shows enough.
+[[nodiscard]] std::string too_little_judged(std::span<const TensorComparison> tensors,
+                                            Dtype coarsest);
 
 /// "98.2 % of elements judged, least 41 % in parameter after step w (step 0)"; empty where nothing
 /// is masked.

@@ -45,14 +45,19 @@ double error_of_squares(const Reference& reference, const RecordKey& key, double
   return peak_of(*moment) * std::sqrt(sum_sq);
 }
 
-double cancellation_noise(const Reference& reference, const RecordKey& key, double k,
-                          Dtype coarsest) {
+double largest_norm_of_kind(const Reference& reference, const RecordKey& key) {
   double largest = 0;
   for (const auto& [other, response] : reference.responses()) {
     if (other.step == key.step && other.kind == key.kind && state_of(other) == state_of(key) &&
         std::isfinite(response.reference_norm))
       largest = std::max(largest, response.reference_norm);
   }
+  return largest;
+}
+
+double cancellation_noise(const Reference& reference, const RecordKey& key, double k,
+                          Dtype coarsest) {
+  const double largest = largest_norm_of_kind(reference, key);
   const Dtype accumulator = coarsest == Dtype::kFloat64 ? Dtype::kFloat64 : Dtype::kFloat32;
   const double share = responses_allowed(k, coarsest) * unit_roundoff(accumulator);
   return largest * (is_second_moment(key) ? share * share : share);

@@ -17,6 +17,10 @@ namespace isoshard {
 [[nodiscard]] double error_of_squares(const Reference& reference, const RecordKey& key, double k,
                                       Dtype coarsest);
 
+/// The largest norm of the reference's tensors of this kind (of optimizer states, of this state) in
+/// this step; 0 if there is none.
+[[nodiscard]] double largest_norm_of_kind(const Reference& reference, const RecordKey& key);
+
 /// Frobenius norm of the noise in a tensor that is 0 in exact arithmetic: r roundoffs of the
 /// accumulator (fp32 for 16-bit dtypes) of the largest tensor of its kind in its step; of second
 /// moments the square of that. r as in responses_allowed.

@@ -51,6 +51,16 @@ ShiftedCopy judged_shifted_copy(const TensorComparison& c, double k, Dtype coars
                                                                           : ShiftedCopy::kPassed;
 }
 
+std::string weakness_of_noise(const TensorComparison& c, double largest_norm, Dtype coarsest) {
+  if (c.level != Level::kPerturbed || !c.insensitive || c.key.kind != RecordKind::kGrad) return "";
+  const double ceiling = scale_ceiling(c.key, coarsest);
+  if (c.allowed_absolute <= ceiling * largest_norm) return "";
+  return fmt::format(
+      "an error norm of {:.2g} would pass as noise (at most {:.2g} may, {:.2g} of the largest "
+      "tensor of its kind)",
+      c.allowed_absolute, ceiling * largest_norm, ceiling);
+}
+
 std::string weakness(const TensorComparison& c, Dtype coarsest) {
   if (c.level != Level::kPerturbed || c.insensitive) return "";
   const double ceiling = scale_ceiling(c.key, coarsest);

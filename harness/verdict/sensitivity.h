@@ -27,6 +27,12 @@ namespace isoshard {
 [[nodiscard]] ShiftedCopy judged_shifted_copy(const TensorComparison& comparison, double k,
                                               Dtype coarsest) noexcept;
 
+/// Why an insensitive gradient of a parameter shows too little: what it is allowed is above the
+/// ceiling's share of the largest tensor of its kind (`largest_norm`), so that a value which
+/// matters would pass as noise. Empty for others.
+[[nodiscard]] std::string weakness_of_noise(const TensorComparison& comparison, double largest_norm,
+                                            Dtype coarsest);
+
 /// Why the comparison shows too little: its scale sensitivity is above the ceiling, or a rolled
 /// copy would pass. Empty if it shows enough, is insensitive (judged by its absolute error, and
 /// listed), or is not at level perturbed.

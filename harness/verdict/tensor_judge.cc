@@ -360,7 +360,9 @@ class TensorJudge {
     }
     c.rolled_error = rolled_error(reference_, wanted_);
     c.rolled_copy = judged_shifted_copy(c, options_.k, options_.coarsest);
-    c.weakness = weakness(c, options_.coarsest);
+    c.weakness = c.insensitive ? weakness_of_noise(c, largest_norm_of_kind(reference_, wanted_.key),
+                                                   options_.coarsest)
+                               : weakness(c, options_.coarsest);
     return true;
   }
 
