@@ -3,6 +3,7 @@
 #include "harness/judge/own_records.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <limits>
@@ -67,6 +68,7 @@ class OwnJudge {
           is_read ? "forward reads other values than those that were stepped and recorded"
                   : "a layer that is computed again for backward must give the same bits",
           std::move(ranks));
+      if (is_read) diagnose_read(result_.findings.back());
     }
     judge_collectives();
     return std::move(result_);
@@ -99,11 +101,32 @@ class OwnJudge {
     });
   }
 
-  /// By place, what ranks recorded of a parameter last in a step.
+  /// Whether the ranks read what the parameter was one step earlier.
+  void diagnose_read(Finding& finding) {
+    const std::string parameter = *parameter_read(finding.key);
+    const Digests& earlier = after_step(finding.key.step - 2, parameter);
+    for (std::size_t r = 0; r < run_.ranks.size(); ++r) {
+      if (!std::ranges::count(finding.ranks, run_.ranks[r].rank)) continue;
+      for (const auto& [place, digests] : digests_of(*indices_[r].at(finding.key))) {
+        const auto found = earlier.find(place);
+        if (found == earlier.end() || found->second != digests) return;
+      }
+    }
+    finding.diagnosis = fmt::format(
+        "parameters read in step {}: {} stale by 1 step on rank{} {}", finding.key.step, parameter,
+        finding.ranks.size() == 1 ? "" : "s", fmt::join(finding.ranks, ", "));
+  }
+
+  /// By place, what ranks recorded of a parameter last in a step; before step 0, first in it.
   const Digests& after_step(int step, const std::string& parameter) {
     const auto [entry, is_new] = stepped_.try_emplace({step, parameter});
     if (!is_new) return entry->second;
     for (const Index& index : indices_) {
+      if (step < 0) {
+        const auto first = index.find({0, RecordKind::kParam, parameter, 0});
+        if (first != index.end()) add_digests(*first->second, entry->second);
+        continue;
+      }
       auto last = index.upper_bound({step, RecordKind::kParam, parameter, kLastCall});
       if (last == index.begin()) continue;
       --last;

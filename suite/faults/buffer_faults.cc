@@ -184,11 +184,11 @@ Fault params_published_late() {
     rules.after_forward = [late](DataParallel& inner, int) { late->hand_out(inner); };
     parts.data_parallel = data_parallel_double(std::move(parts.data_parallel), std::move(rules));
   };
-  fault.expected = {Stage::kForward,
-                    "model.layers.0.input_layernorm",
+  fault.expected = {Stage::kParametersRead,
+                    "model.layers.0.input_layernorm.weight.read",
                     {1, 2},
                     "parameters read in step 1: model.layers.0.input_layernorm.weight stale by 1 "
-                    "step on dp ranks 1, 2",
+                    "step on ranks 1, 2",
                     1};
   return fault;
 }

@@ -73,11 +73,11 @@ void run_steps(const Case& item, const CaseData& data, const RunOptions& options
     if (calls != nullptr) calls->clear();
     run_step(*subject, item, data, options, rank, step);
     if (calls != nullptr) calls->record(sink, item.mesh(), rank.rank());
+    subject->state();
     if (!is_reference(item.subject))
       record_next_samples(
           sink, data.rank_batches(step + 1, item.mesh().coordinate(rank.rank(), Axis::kDp)),
           item.degrees.dp);
-    subject->state();
     save_after(step + 1, item, *subject, rank);
     if (after_step && !after_step(step)) return;
   }
