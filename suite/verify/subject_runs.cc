@@ -103,17 +103,16 @@ void diverge_in_bits(Verdict& verdict, const RunDifference& where) {
   diverge(verdict, std::move(finding), std::move(reason));
 }
 
-Verdict with_words_of(Verdict exact, const Verdict& within) {
+bool name_same_tensor(const Verdict& a, const Verdict& b) {
+  return !a.findings.empty() && !b.findings.empty() &&
+         a.findings.front().key == b.findings.front().key;
+}
+
+Verdict with_cause_of(Verdict exact, const Verdict& within) {
   if (exact.findings.empty() || within.findings.empty()) return exact;
   Finding& first = exact.findings.front();
-  const Finding& other = within.findings.front();
-  if (!first.diagnosis.empty() || other.diagnosis.empty()) return exact;
-  const bool is_same = first.key == other.key;
-  if (is_same) {
-    first = other;
-  } else {
-    first.diagnosis = without_forward_words(other.diagnosis);
-  }
+  if (!first.diagnosis.empty()) return exact;
+  first.diagnosis = without_forward_words(within.findings.front().diagnosis);
   exact.reason = reason_of(first);
   return exact;
 }

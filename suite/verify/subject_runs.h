@@ -46,9 +46,12 @@ class SubjectRuns {
 /// reference where its bits do not.
 void diverge_in_bits(Verdict& verdict, const RunDifference& where);
 
-/// The verdict where a run diverges from the emulated and from the plain reference and the bits
-/// count: the findings of `exact`. Where these have no cause, the words of `within`, if that is
-/// about the same tensor, or its cause.
-[[nodiscard]] Verdict with_words_of(Verdict exact, const Verdict& within);
+/// Whether both diverge, first at the same tensor.
+[[nodiscard]] bool name_same_tensor(const Verdict& a, const Verdict& b);
+
+/// The verdict where a run diverges from the emulated reference at an earlier tensor than from the
+/// plain one: the findings of `exact`. Where the first of these has no cause, with the cause that
+/// `within` names, but for what it says of the forward pass.
+[[nodiscard]] Verdict with_cause_of(Verdict exact, const Verdict& within);
 
 }  // namespace isoshard

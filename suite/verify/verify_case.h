@@ -63,9 +63,9 @@ class CaseJudge {
   /// Against kBoth the verdict on a run that equals its emulation is that on the emulation
   /// (verdict_through_record). A run that does not diverges, whatever follows. It is judged against
   /// the plain reference, too, whose findings say more: they count if they are findings, but in 16
-  /// bits, where a tolerance hides what came first, those of the exact comparison do. A run whose
-  /// record cannot be carried out is judged against the plain reference; only if it conforms is
-  /// that an error.
+  /// bits, where a tolerance hides what came first, those of the exact comparison do if they begin
+  /// earlier. A run whose record cannot be carried out is judged against the plain reference; only
+  /// if it conforms is that an error.
   ///
   /// All runs of the subject that a verdict takes must be one run, bit by bit: if they are not it
   /// diverges as not repeatable.
