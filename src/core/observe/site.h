@@ -33,9 +33,8 @@ struct Site {
   Layout layout;
   /// What the recorded value is multiplied with against the true one (dp average, loss scale)
   double grad_scale = 1.0;
-  /// A forward value or mask that was recorded before and is computed again for backward: an
-  /// activation is not recorded twice, a mask is, as "<name>.recomputed", to be compared with the
-  /// first one.
+  /// Backward computes the value a second time (activation checkpointing). It is recorded as
+  /// "<name>.recomputed", and must be what the forward pass had.
   bool recomputed = false;
 };
 
