@@ -118,8 +118,8 @@ TEST_F(PooledVerdict, OfACorrectRunConformsAndSaysWhatItWouldHaveMissed) {
   EXPECT_THAT(verdict.would_miss, HasSubstr(" % in all gradients, "));
 }
 
-TEST_F(PooledVerdict, FindsTwoThousandthsOnAllGradients) {
-  for (const double factor : {1.002, 0.998, 1.01}) {
+TEST_F(PooledVerdict, FindsThreeAndAHalfThousandthsOnAllGradients) {
+  for (const double factor : {1.0035, 0.9965, 1.01}) {
     const Verdict verdict =
         verdict_on([&](const RecordKey& key, int) { return is_gradient(key) ? factor : 1.0; });
 

@@ -350,6 +350,10 @@ class Pools {
   std::vector<PooledComparison> pools_;
 };
 
+/// A factor on everything is off everywhere by the same; one on a part is diluted in what is
+/// broader.
+constexpr double kNearlyAsFar = 0.85;
+
 /// How far outside, as a multiple of what is allowed.
 double excess_of(const PooledComparison& p) {
   const auto share = [](double value, double allowed) {
@@ -358,11 +362,22 @@ double excess_of(const PooledComparison& p) {
   return std::max(share(p.scale - 1, p.allowed_scale_error), share(p.shift, p.allowed_shift));
 }
 
+bool is_outside_by_scale(const PooledComparison& p) {
+  return !(std::fabs(p.scale - 1) <= p.allowed_scale_error);
+}
+
+/// Whether `broad` is outside, too, by nearly the same factor or shift.
+bool explains(const PooledComparison& broad, const PooledComparison& worst) {
+  if (broad.within || is_outside_by_scale(broad) != is_outside_by_scale(worst)) return false;
+  return is_outside_by_scale(worst) ? (broad.scale - 1) / (worst.scale - 1) >= kNearlyAsFar
+                                    : broad.shift / worst.shift >= kNearlyAsFar;
+}
+
 Finding finding_of(const PooledComparison& p, std::size_t outside, std::size_t judged) {
   Finding finding;
   finding.key = p.first;
   finding.stage = p.stage;
-  const bool is_scale = !(std::fabs(p.scale - 1) <= p.allowed_scale_error);
+  const bool is_scale = is_outside_by_scale(p);
   const std::string words =
       is_scale ? fmt::format("scale {:.6g} (allowed error {:.2g})", p.scale, p.allowed_scale_error)
                : fmt::format("shift {:.3g} of the root mean square (allowed {:.2g})", p.shift,
@@ -431,7 +446,15 @@ std::vector<Finding> pooled_findings(const std::vector<PooledComparison>& pools)
   }
   std::vector<Finding> findings;
   for (const auto& [group, of] : groups) {
-    if (of.worst != nullptr) findings.push_back(finding_of(*of.worst, of.outside, of.judged));
+    if (of.worst == nullptr) continue;
+    const PooledComparison* named = of.worst;
+    for (const PooledComparison& p : pools) {
+      if (Group{p.first.step, p.first.kind, state_of(p.first)} != group || !explains(p, *of.worst))
+        continue;
+      named = &p;  // pools are sorted from broad to narrow
+      break;
+    }
+    findings.push_back(finding_of(*named, of.outside, of.judged));
   }
   return findings;
 }

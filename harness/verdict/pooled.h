@@ -26,8 +26,8 @@ inline constexpr double kFalseAlarmOfPool = 1e-8;
     const Reference& reference, const std::vector<TensorComparison>& tensors, const Trace& actual,
     Dtype coarsest);
 
-/// One for each step and kind of tensors with a pool outside its bounds: the pool that is farthest
-/// outside, as the one that fits the error best. Sorted as `pools`.
+/// One for each step and kind of tensors with a pool outside its bounds: the broadest one that
+/// is off by nearly as much as the one that is farthest outside. Sorted as `pools`.
 [[nodiscard]] std::vector<Finding> pooled_findings(const std::vector<PooledComparison>& pools);
 
 }  // namespace isoshard

@@ -18,6 +18,7 @@
 #include "harness/run/side_by_side.h"
 #include "harness/stats/stats.h"
 #include "harness/world/forked/forked_world.h"
+#include "subjects/model/model.h"
 #include "suite/reference/lattice_guard.h"
 #include "suite/reference/plain_run.h"
 
@@ -68,8 +69,8 @@ PlainRun redrawn_run(const Case& c, const CaseData& data,
     run = whole_batch_run(data, std::move(weights));
   }
   // Seed 0 is left to those who want the first draw of a test of their own.
-  const auto strategy =
-      std::make_shared<const RedrawnStrategy>(static_cast<std::uint64_t>(number) + 1);
+  const auto strategy = std::make_shared<const RedrawnStrategy>(
+      static_cast<std::uint64_t>(number) + 1, row_modules_of(c));
   run.edit = [strategy, inner = std::move(run.edit)](TrainerParts& parts) {
     if (inner) inner(parts);
     parts.strategy = strategy;
@@ -102,8 +103,8 @@ at::Tensor RedrawnStrategy::linear(std::string_view module, const at::Tensor& x,
       random_cuts(seed_, name + " tokens", rows.size(0), kMostPieces);
   const std::vector<std::int64_t> outputs =
       random_cuts(seed_, name + " outputs", weight.size(0), kMostPieces);
-  const std::vector<std::int64_t> inputs =
-      random_cuts(seed_, name + " inputs", weight.size(1), kMostPieces);
+  const std::vector<std::int64_t> inputs = random_cuts(
+      seed_, name + " inputs", weight.size(1), row_modules_.contains(module) ? kMostPieces : 1);
   const std::vector<std::size_t> order = random_order(seed_, name, inputs.size() - 1);
   std::vector<at::Tensor> products;
   for (const at::Tensor& some_rows : pieces_of(rows, 0, tokens)) {
@@ -137,6 +138,16 @@ at::Tensor RedrawnStrategy::embedding(std::string_view module, const at::Tensor&
   std::vector<std::int64_t> shape = ids_BS.sizes().vec();
   shape.push_back(weight.size(1));
   return at::cat(found, 0).reshape(shape);
+}
+
+std::set<std::string, std::less<>> row_modules_of(const Case& c) {
+  constexpr std::string_view kWeight = ".weight";
+  std::set<std::string, std::less<>> modules;
+  for (const ParameterSpec& spec : make_model(c.config, c.attention)->parameters()) {
+    if (spec.tp.role == TpRole::kRow && spec.name.ends_with(kWeight))
+      modules.insert(spec.name.substr(0, spec.name.size() - kWeight.size()));
+  }
+  return modules;
 }
 
 bool has_redrawn_runs(const Case& c) {

@@ -5,8 +5,12 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <set>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "fixtures/cases/case.h"
@@ -16,19 +20,21 @@
 namespace isoshard {
 
 /// Redrawn runs that a reference gets (docs/tolerances.md, "Redrawn runs").
-inline constexpr int kRedrawnRuns = 16;
+inline constexpr int kRedrawnRuns = 32;
 
 /// The unsharded strategy whose sums are cut at places drawn by a seed, and added in an order drawn
 /// by it, each piece rounded to the tensor's dtype as ranks round what they add.
 ///
-/// Guarantees   in exact arithmetic every value is that of Strategy. Cut are, of each linear layer,
-///              its product along the inputs (as tp cuts row layers), the gradient of its input
-///              along the outputs (as tp cuts column layers), and the gradient of its weight along
-///              the tokens (as dp, micro-batches and cut sequences do); of an embedding the last.
+/// Guarantees   in exact arithmetic every value is that of Strategy. Cut are the product of a row
+///              layer along its inputs, and of every linear layer the gradient of its input along
+///              the outputs (as tp cuts column layers) and the gradient of its weight along the
+///              tokens (as dp, micro-batches and cut sequences do); of an embedding the last.
 /// Determinism  a function of the seed and the module's name.
 class RedrawnStrategy final : public Strategy {
  public:
-  explicit RedrawnStrategy(std::uint64_t seed) : seed_(seed) {}
+  /// `row_modules`: the linear layers that tp may cut along their inputs.
+  RedrawnStrategy(std::uint64_t seed, std::set<std::string, std::less<>> row_modules)
+      : seed_(seed), row_modules_(std::move(row_modules)) {}
   [[nodiscard]] at::Tensor linear(std::string_view module, const at::Tensor& x,
                                   const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                                   Sink* sink) const override;
@@ -37,7 +43,11 @@ class RedrawnStrategy final : public Strategy {
 
  private:
   std::uint64_t seed_;
+  std::set<std::string, std::less<>> row_modules_;
 };
+
+/// The linear layers of a case's model that tp may cut along their inputs (TpRole::kRow).
+[[nodiscard]] std::set<std::string, std::less<>> row_modules_of(const Case& c);
 
 /// Where a dim of `size` is cut: 0 first, `size` last, each piece at least one long, at most
 /// `pieces` of them, drawn by (seed, name).

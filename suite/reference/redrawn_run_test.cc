@@ -53,7 +53,7 @@ std::vector<at::Tensor> passed(const Strategy& strategy, at::ScalarType type) {
 TEST(RedrawnStrategy, IsTheUnshardedOneInExactArithmetic) {
   const std::vector<at::Tensor> plain = passed(Strategy(), at::kDouble);
   for (std::uint64_t seed = 1; seed <= 8; ++seed) {
-    const std::vector<at::Tensor> redrawn = passed(RedrawnStrategy(seed), at::kDouble);
+    const std::vector<at::Tensor> redrawn = passed(RedrawnStrategy(seed, {"m"}), at::kDouble);
 
     for (std::size_t i = 0; i < plain.size(); ++i) {
       ASSERT_EQ(redrawn[i].sizes(), plain[i].sizes());
@@ -64,15 +64,26 @@ TEST(RedrawnStrategy, IsTheUnshardedOneInExactArithmetic) {
 
 TEST(RedrawnStrategy, DrawsTheRoundingsAnewWithEachSeed) {
   const std::vector<at::Tensor> plain = passed(Strategy(), at::kBFloat16);
-  const std::vector<at::Tensor> first = passed(RedrawnStrategy(1), at::kBFloat16);
-  const std::vector<at::Tensor> second = passed(RedrawnStrategy(2), at::kBFloat16);
-  const std::vector<at::Tensor> again = passed(RedrawnStrategy(2), at::kBFloat16);
+  const std::vector<at::Tensor> first = passed(RedrawnStrategy(1, {"m"}), at::kBFloat16);
+  const std::vector<at::Tensor> second = passed(RedrawnStrategy(2, {"m"}), at::kBFloat16);
+  const std::vector<at::Tensor> again = passed(RedrawnStrategy(2, {"m"}), at::kBFloat16);
 
   for (const std::size_t i : {0U, 2U, 3U}) {  // output, gradients of input and weight
     EXPECT_FALSE(at::equal(plain[i], first[i])) << i;
     EXPECT_FALSE(at::equal(first[i], second[i])) << i;
     EXPECT_TRUE(at::equal(second[i], again[i])) << i;
   }
+}
+
+TEST(RedrawnStrategy, CutsTheProductsOfRowLayersOnly) {
+  EXPECT_TRUE(at::equal(passed(RedrawnStrategy(1, {}), at::kBFloat16)[0],
+                        passed(RedrawnStrategy(2, {}), at::kBFloat16)[0]));
+
+  const auto rows = row_modules_of(tiny_fault_case());
+
+  EXPECT_EQ(rows.size(), 4U);
+  EXPECT_TRUE(rows.contains("model.layers.0.self_attn.o_proj"));
+  EXPECT_TRUE(rows.contains("model.layers.1.mlp.down_proj"));
 }
 
 TEST(RedrawnRuns, SayOfEveryGradientHowFarRoundingsMoveIt) {
