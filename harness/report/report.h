@@ -50,7 +50,7 @@ struct ReportCurve {
   std::string failure;                     ///< why the run did not end; empty if it did
   int failure_code = kExitInfrastructure;  ///< the exit code that the failure has
   std::string fault;                       ///< the id of the injected fault; empty: none
-  std::vector<std::string> remarks;        ///< lines that follow the verdict, without newlines
+  std::vector<std::string> remarks = {};   ///< lines that follow the verdict, without newlines
 
   [[nodiscard]] int exit_code() const noexcept;
 };

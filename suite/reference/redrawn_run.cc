@@ -75,7 +75,6 @@ PlainRun redrawn_run(const Case& c, const CaseData& data,
     if (inner) inner(parts);
     parts.strategy = strategy;
   };
-  if (c.reload_after != 0) run.checkpoints = std::make_shared<ScratchFolder>();
   return run;
 }
 
