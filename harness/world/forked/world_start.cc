@@ -253,8 +253,15 @@ void WorldState::start_rank(int rank) {
 }
 
 void serve_until_done(WorldState& world) {
+  using namespace std::chrono_literals;
   std::vector<pollfd> polls;
+  std::optional<PauseWatch> watch;  // asked at the next turn, so that no moment is left out
   while (!world.is_done()) {
+    const std::chrono::milliseconds pause = watch ? watch->pause() : 0ms;
+    if (pause.count() > 0) {
+      add_host_pause(pause);
+      for (WorldState* running : running_worlds()) running->on_pause(pause);
+    }
     const int signal = interrupt_signal();  // read once: one that comes from here on is in the pipe
     polls.clear();
     Clock::time_point next = Clock::time_point::max();
@@ -268,12 +275,8 @@ void serve_until_done(WorldState& world) {
     if (world.is_done()) return;
     const int signal_fd = signal == 0 ? interrupt_fd() : -1;
     polls.push_back({signal_fd, POLLIN, 0});
-    const PauseWatch watch(next);
+    watch.emplace(next);
     wait_for(polls, next);
-    if (const std::chrono::milliseconds pause = watch.pause(); pause.count() > 0) {
-      add_host_pause(pause);
-      for (WorldState* running : running_worlds()) running->on_pause(pause);
-    }
     for (const pollfd& ready : polls) {
       if (ready.revents == 0 || ready.fd == signal_fd) continue;
       for (WorldState* running : running_worlds()) running->on_ready(ready.fd);
