@@ -292,14 +292,14 @@ TEST_F(Bundles, MayHaveALossThatIsAPartWhereThatIsAllowed) {
 }
 
 /// A square weight, cut over one of two axes, whose bundle does not say which.
-Trace square(Axis cut, double factor = 1) {
+Trace square(Axis cut, double factor = 1, double offset = 0) {
   const MeshShape mesh({{Axis::kDpShard, 2}, {Axis::kTp, 2}});
   return run(
       mesh, nullptr,
       [=](Sink& sink, int rank) {
         const int part = mesh.coordinate(rank, cut);
         sink.on_record(site(RecordKind::kParam, "w", layout_of({4, 4}, {shard(cut, 0)})),
-                       (values({4, 4}, 5) * factor).narrow(0, 2 * part, 2));
+                       (values({4, 4}, 5) * factor + offset).narrow(0, 2 * part, 2));
       },
       Keep::kEverything);
 }
@@ -331,7 +331,7 @@ TEST_F(Bundles, WithAnInferredLayoutTakeTheReadingThatFitsOrAreRefused) {
   }
   write_bundle(folder_ / "wrong", square(Axis::kTp, 1.01), kWhole);
   leave_open("wrong");
-  write_bundle(folder_ / "nothing", square(Axis::kTp, 0), kWhole);
+  write_bundle(folder_ / "nothing", square(Axis::kTp, 0, 1), kWhole);
   leave_open("nothing");
 
   EXPECT_EQ(compare_bundles(folder_ / "whole", folder_ / "wrong", {}).status, Status::kDiverges);

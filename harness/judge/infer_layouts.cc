@@ -180,7 +180,8 @@ class Inference {
     std::vector<std::pair<double, std::size_t>> errors;
     for (std::size_t i = 0; i < layouts.size(); ++i) errors.emplace_back(error_of(layouts[i]), i);
     std::sort(errors.begin(), errors.end());
-    if (!(errors[0].first < kMuchLess * errors[1].first))
+    // where several readings are right in every bit, each gives the same verdict
+    if (errors[0].first != 0 && !(errors[0].first < kMuchLess * errors[1].first))
       refuse(fmt::format("\"{}\" and \"{}\" fit alike", words_of(readings[errors[0].second]),
                          words_of(readings[errors[1].second])));
     return errors[0].second;
