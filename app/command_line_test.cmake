@@ -25,11 +25,13 @@ set(oracle ${SOURCE}/fixtures/oracle/qwen2_untied_mha)
 
 expect(0 "CONFORMS.*8 of 8 cases conform" verify --preset small)
 expect(0 "CONFORMS.*dp 2 x tp 2.*1 of 1 case conforms" verify ${one_case})
-expect(0 "repeated +3 runs, all equal bit by bit.*1 of 1 case conforms" verify ${one_case} --repeat 3)
-expect(0 "autotp, copy of DeepSpeed AutoTP.*CONFORMS .exact: equal to its declared arithmetic, which \
-is within bounds." verify ${one_case} --require exact)
-expect(1 "CONFORMS .within tolerance..*NOT ENOUGH.*must be exact, got within tolerance.*1 of 1 case \
-conforms, 1 of them more weakly than required" verify ${one_case} --reference plain --require exact)
+expect(0 "repeated +3 runs, all equal bit by bit.*1 of 1 case conforms"
+  verify ${one_case} --repeat 3)
+expect(0 "autotp, copy of DeepSpeed AutoTP.*CONFORMS .exact: equal to its declared arithmetic, \
+which is within bounds." verify ${one_case} --require exact)
+expect(1 "CONFORMS .within tolerance..*NOT ENOUGH.*must be exact, got within tolerance.*1 of 1 \
+case conforms, 1 of them more weakly than required"
+  verify ${one_case} --reference plain --require exact)
 expect(0 "autotp +copy of DeepSpeed AutoTP" list subjects)
 expect(0 "4 of 4 cases conform" verify --model ${oracle} --tp 2 --dp 2)
 expect(0 "2 of 2 cases conform" verify --preset small --optimizer adamw --tp 2 --dp 2 --dtype bf16)

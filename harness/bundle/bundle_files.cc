@@ -15,6 +15,7 @@
 #include "core/base/sha256.h"
 #include "core/io/json.h"
 #include "core/io/safetensors_header.h"
+#include "harness/bundle/bundle_folder.h"
 
 namespace isoshard::detail {
 namespace {
@@ -101,6 +102,8 @@ SealedFiles::SealedFiles(fs::path directory, const nlohmann::json& manifest)
     if (there.erase(name) == 0)
       refuse(path_of(name), "is missing, though manifest.json lists it: the bundle is incomplete");
   }
+  if (there.contains(std::string(kBundleMarker)))
+    refuse(directory_, "was being written when its writer was killed; write the bundle again");
   if (!there.empty())
     refuse(path_of(*there.begin()),
            "is not among the \"files\" of manifest.json; a bundle holds nothing else");

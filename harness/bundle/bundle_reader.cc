@@ -186,7 +186,9 @@ class BundleReader {
     arena->seal();
     trace.arena = arena;
     std::stable_sort(trace.records.begin(), trace.records.end(),
-                     [](const Record& a, const Record& b) { return a.order < b.order; });
+                     [](const Record& a, const Record& b) {
+                       return std::pair(a.key.step, a.order) < std::pair(b.key.step, b.order);
+                     });
     bundle_.trace.ranks.push_back(std::move(trace));
   }
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "harness/causes/diagnosed_run.h"
+#include "harness/testing/diagnosed_run.h"
 #include "harness/testing/synthetic.h"
 
 namespace isoshard {

@@ -9,8 +9,8 @@
 #include <cmath>
 #include <set>
 
-#include "harness/causes/diagnosed_run.h"
 #include "harness/judge/judge.h"
+#include "harness/testing/diagnosed_run.h"
 #include "harness/testing/synthetic.h"
 #include "harness/verdict/verdict.h"
 

@@ -13,6 +13,7 @@
 
 #include "core/base/error.h"
 #include "harness/stats/stats.h"
+#include "harness/trace/collective_calls.h"
 #include "harness/trace/judge_policy.h"
 #include "harness/trace/parts.h"
 #include "harness/trace/stage.h"
@@ -80,6 +81,8 @@ class Holders {
   explicit Holders(const Trace& trace) : trace_(trace) {
     for (const RankTrace& rank : trace.ranks) {
       for (const Record& record : rank.records) {
+        // each is one rank's own, and held to that rank's other records
+        if (is_collectives(record.key) || is_own_repetition(record.key)) continue;
         const std::int64_t held = held_elements(record);
         elements_[record.key][rank.rank] = held;
         held_[group_of(record.key)][rank.rank] += held;
@@ -277,10 +280,12 @@ void require_fitting_responses(const Reference& reference, bool is_masked, Dtype
     const std::string problem = problem_of(response, *record, own, may_be_masked);
     if (!problem.empty())
       refuse(file, fmt::format("the response of {} does not fit: {}", describe(key), problem));
+    if (is_exact(stage_of(key))) continue;  // such as counts and states of random numbers
     double& norm = largest[{key.step, key.kind}];
     norm = std::max(norm, std::sqrt(own.sum_sq_reference));
   }
   for (const auto& [key, response] : reference.responses()) {
+    if (is_exact(stage_of(key))) continue;
     const double norm = largest.at({key.step, key.kind});
     const bool is_noise = 2 * response.absolute_norm >= response.reference_norm;
     if (is_noise && response.absolute_norm > largest_noise(coarsest) * norm)

@@ -12,11 +12,11 @@
 #include "core/base/error.h"
 #include "harness/bundle/bundle.h"
 #include "harness/bundle/run_settings.h"
+#include "harness/judge/assembled.h"
 #include "harness/judge/bundle_rules.h"
 #include "harness/judge/compare_bundles.h"
 #include "harness/judge/infer_layouts.h"
 #include "harness/judge/judge.h"
-#include "harness/trace/assembled.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/record_writer.h"
 #include "harness/verdict/equal_runs.h"
@@ -307,10 +307,9 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
   check_mesh(judged, rules);
   check_masks(trusted);
   const Reference reference = reference_of(trusted);
-  infer_layouts(judged.bundle, reference, judged.manifest);
+  policy = policy_of(trusted, reference, judged.bundle.trace.mesh, rules, std::move(policy));
+  infer_layouts(judged.bundle, reference, policy, judged.manifest);
   require_honest_layouts(judged.bundle.trace, rules.not_recorded, judged.manifest);
-  const MeshShape& mesh = judged.bundle.trace.mesh;
-  policy = policy_of(trusted, reference, mesh, rules, std::move(policy));
   if (reference.response_runs() == 0 && !policy.rtol.has_value()) policy.level = Level::kExact;
   const std::set<RecordKey> extra = left_out(trusted, judged, reference, rules);
   if (!extra.empty())

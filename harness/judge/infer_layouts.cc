@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "harness/trace/clipped.h"
 #include "harness/trace/parts.h"
 
 namespace isoshard {
@@ -197,7 +198,24 @@ class Inference {
 
 }  // namespace
 
-void infer_layouts(Bundle& judged, const Reference& reference, const std::filesystem::path& file) {
+namespace {
+
+/// What the record is compared with; none: the reference says nothing of it.
+std::optional<Record> likeness_of(const Reference& reference, const RecordKey& key,
+                                  const JudgePolicy& policy) {
+  if (const auto wanted = wanted_of(reference, key, policy)) return wanted->record;
+  const auto parameter = parameter_read(key);
+  if (!parameter.has_value() || key.step < 1) return std::nullopt;
+  const int before = key.step - 1;
+  const Record* const found =
+      reference.find({before, RecordKind::kParam, *parameter, before == 0 ? 1 : 0});
+  return found == nullptr ? std::nullopt : std::optional(*found);
+}
+
+}  // namespace
+
+void infer_layouts(Bundle& judged, const Reference& reference, const JudgePolicy& policy,
+                   const std::filesystem::path& file) {
   std::map<RecordKey, std::vector<Part>> open;
   for (RankTrace& rank : judged.trace.ranks) {
     for (Record& record : rank.records) {
@@ -210,7 +228,7 @@ void infer_layouts(Bundle& judged, const Reference& reference, const std::filesy
         throw FileError(fmt::format("{}: the layout of {} cannot be inferred without its tensor",
                                     file.string(), describe(key)));
     }
-    if (const Record* wanted = reference.find(key)) {
+    if (const auto wanted = likeness_of(reference, key, policy)) {
       Inference(judged.trace.mesh, reference, *wanted, parts, file).run();
       continue;
     }

@@ -70,11 +70,33 @@ class OwnJudge {
           std::move(ranks));
       if (is_read) diagnose_read(result_.findings.back());
     }
+    if (policy_.collectives) require_read_again();
     judge_collectives();
     return std::move(result_);
   }
 
  private:
+  /// Subjects with a table are ours, and record what forward reads from their second step on.
+  void require_read_again() {
+    std::set<int> steps;
+    std::set<RecordKey> read;
+    std::set<RecordKey> expected;
+    for (const RankTrace& rank : run_.ranks) {
+      for (const Record& record : rank.records) {
+        const RecordKey& key = record.key;
+        if (key.kind == RecordKind::kGrad) steps.insert(key.step);
+        if (is_read_again(key))
+          read.insert(key);
+        else if (key.kind == RecordKind::kParam)
+          expected.insert({key.step + 1, RecordKind::kParam, read_name(key.name), 0});
+      }
+    }
+    for (const RecordKey& key : expected) {
+      if (steps.contains(key.step) && steps.contains(key.step - 1) && !read.contains(key))
+        add(key, "was recorded by no rank", "nothing shows what forward read", {});
+    }
+  }
+
   void add(const RecordKey& key, std::string_view problem, std::string evidence,
            std::vector<int> ranks) {
     Finding finding;
@@ -147,16 +169,21 @@ class OwnJudge {
         result_.collectives = "collectives were recorded and not judged: no table was asked for";
       return;
     }
+    // A call along an axis that the mesh has not is in no table.
     std::set<int> steps;
+    std::set<Axis> axes{Axis::kWorld};
+    for (const AxisDegree& axis : run_.mesh.axes()) axes.insert(axis.axis);
     for (const RankTrace& rank : run_.ranks) {
       for (const Record& record : rank.records) {
-        if (record.key.kind == RecordKind::kGrad) steps.insert(record.key.step);
+        const bool is_of_calls = is_collectives(record.key);
+        if (record.key.kind == RecordKind::kGrad || is_of_calls) steps.insert(record.key.step);
+        if (is_of_calls) axes.insert(axis_of_collectives(record.key));
       }
     }
     std::int64_t calls = 0;
     for (std::size_t r = 0; r < run_.ranks.size(); ++r) {
       for (const int step : steps) {
-        for (const Axis axis : axes()) calls += judge_calls(r, step, axis);
+        for (const Axis axis : axes) calls += judge_calls(r, step, axis);
       }
     }
     result_.collectives = fmt::format(
@@ -164,12 +191,6 @@ class OwnJudge {
         "purpose, "
         "reduction, dtype, bytes, and their order on each axis",
         calls, run_.ranks.size(), steps.size());
-  }
-
-  std::vector<Axis> axes() const {
-    std::vector<Axis> axes{Axis::kWorld};
-    for (const AxisDegree& axis : run_.mesh.axes()) axes.push_back(axis.axis);
-    return axes;
   }
 
   std::int64_t judge_calls(std::size_t r, int step, Axis axis) {

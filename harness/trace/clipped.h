@@ -21,4 +21,9 @@ struct WantedRecord {
                                                     const RecordKey& key,
                                                     const JudgePolicy& policy);
 
+/// The response of a record that `wanted` stands for: that of the gradient, times the factor by
+/// which it is clipped. None where the reference has no response.
+[[nodiscard]] std::optional<Response> response_to(const Reference& reference, const Record& wanted,
+                                                  const RecordKey& response_of);
+
 }  // namespace isoshard

@@ -26,7 +26,8 @@ Sums sums_of(std::span<const TensorComparison> tensors) {
   for (const TensorComparison& t : tensors) {
     if (t.level != Level::kPerturbed) continue;
     const auto elements = static_cast<double>(t.elements);
-    if (t.key.kind == RecordKind::kGrad) {
+    // a clipped gradient is its gradient once more
+    if (t.key.kind == RecordKind::kGrad && !unclipped_of(t.key).has_value()) {
       Sum& sum = sums.gradients[t.key.step];
       sum.all += elements;
       if (t.insensitive) sum.part += elements;
@@ -45,7 +46,7 @@ JudgedShare judged_share_of(std::span<const TensorComparison> tensors) {
   JudgedShare share;
   for (const TensorComparison& t : tensors) {
     if (t.level != Level::kPerturbed) continue;
-    if (t.insensitive) ++share.insensitive;
+    if (t.insensitive && !unclipped_of(t.key).has_value()) ++share.insensitive;
     if (stepped_parameter(t.key).empty() || t.unmasked_share >= share.least) continue;
     share.least = t.unmasked_share;
     share.least_tensor = describe(t.key);

@@ -48,8 +48,8 @@ double error_of_squares(const Reference& reference, const RecordKey& key, double
 double largest_norm_of_kind(const Reference& reference, const RecordKey& key) {
   double largest = 0;
   for (const auto& [other, response] : reference.responses()) {
-    if (other.step == key.step && other.kind == key.kind && state_of(other) == state_of(key) &&
-        std::isfinite(response.reference_norm))
+    if (!is_exact(stage_of(other)) && other.step == key.step && other.kind == key.kind &&
+        state_of(other) == state_of(key) && std::isfinite(response.reference_norm))
       largest = std::max(largest, response.reference_norm);
   }
   return largest;

@@ -14,6 +14,7 @@
 
 #include "core/base/error.h"
 #include "harness/stats/tolerance.h"
+#include "harness/trace/clipped.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
 #include "harness/verdict/broken_steps.h"
@@ -111,7 +112,7 @@ class TensorJudge {
                     {h.rank->rank}, result_.comparison.stage, true);
         return false;
       }
-      if (is_partial(record.layout) && !may_be_partial()) {
+      if (is_partial(record.layout) && !may_be_partial(record)) {
         add_finding("is declared as a partial sum, which the trusted side does not allow",
                     fmt::format("{} on rank {}", describe(record.layout), h.rank->rank),
                     {h.rank->rank}, result_.comparison.stage, true);
@@ -128,12 +129,24 @@ class TensorJudge {
       return *options_.activation_grad_scale * loss_scale();
     }
     if (wanted_.key.kind == RecordKind::kGrad) return options_.grad_scale;
+    if (is_backward_value(wanted_.key)) return loss_scale();
     return 1;
   }
 
+  /// What backward starts from: each dp rank has its part of the mean, times the loss scale.
+  static bool is_backward_value(const RecordKey& key) {
+    return key.kind == RecordKind::kScalar && key.name == "loss_backward";
+  }
+
   /// Whatever is final, and whatever nobody trusted says so of, is no sum that is still to be made.
-  bool may_be_partial() const {
+  bool may_be_partial(const Record& record) const {
     const RecordKey& key = wanted_.key;
+    if (is_backward_value(key)) {
+      return std::ranges::all_of(record.layout.placements, [](const Placement& placement) {
+        return placement.kind != Placement::Kind::kPartial ||
+               (placement.axis == Axis::kDp && placement.reduction == Reduction::kAvg);
+      });
+    }
     if (key.kind == RecordKind::kActivation && key.name.ends_with(".partial")) return true;
     if (options_.partial.has_value()) return matches_any(*options_.partial, key);
     return key.kind == RecordKind::kActivation || key.kind == RecordKind::kActivationGrad;
@@ -324,8 +337,8 @@ class TensorJudge {
       return true;
     }
     c.level = options_.level;
-    const Response* response = reference_.response(response_of_);
-    if (response == nullptr) {
+    const std::optional<Response> response = response_to(reference_, wanted_, response_of_);
+    if (!response.has_value()) {
       result_.not_judged = fmt::format(
           "the reference has no response for {}: run its perturbed runs, or give a tolerance",
           describe(wanted_.key));

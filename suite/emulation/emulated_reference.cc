@@ -16,7 +16,7 @@
 #include "core/mesh/mesh_words.h"
 #include "fixtures/inputs/inputs.h"
 #include "harness/recorder/recorder.h"
-#include "harness/trace/assembled.h"
+#include "harness/judge/assembled.h"
 #include "harness/verdict/equal_runs.h"
 #include "harness/world/forked/forked_world.h"
 #include "harness/world/process_name.h"

@@ -25,7 +25,6 @@ JudgePolicy policy_of(const Case& c) {
   // A head of keys and values that several tp ranks have copies of: each rank's gradient is of its
   // own queries.
   policy.partial.emplace();
-  policy.partial->emplace_back("scalar/loss_backward");  // of each dp rank its part of the mean
   if (c.config.num_kv_heads < c.config.num_heads) {
     for (const char* point : {"k_proj", "v_proj", "k_norm", "k_rope"})
       policy.partial->push_back(std::string("activation_grad/*.") + point);

@@ -18,7 +18,9 @@
 #include "harness/run/side_by_side.h"
 #include "harness/stats/stats.h"
 #include "harness/world/forked/forked_world.h"
+#include "harness/world/process_name.h"
 #include "subjects/model/model.h"
+#include "suite/reference/case_deadline.h"
 #include "suite/reference/lattice_guard.h"
 #include "suite/reference/plain_run.h"
 
@@ -166,7 +168,8 @@ void add_redrawn_runs(const Case& c, Reference& reference, int runs,
   for (int number = first; number < runs; ++number) {
     RunSpec spec = plain_spec(c, redrawn_run(c, data, weights, number));
     spec.name = fmt::format("{}_redrawn{}", c.reference_slug(), number);
-    spec.deadline = deadline;
+    spec.deadline = case_deadline(c, deadline);
+    spec.process_name = process_name("redrawn", number + 1);
     starts.emplace_back([&bare, spec = std::move(spec)] {
       return RunningRecord(
           forked_launcher(), spec,

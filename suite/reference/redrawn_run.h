@@ -62,9 +62,10 @@ class RedrawnStrategy final : public Strategy {
 /// a case without any (has_redrawn_runs). With dp > 1 one in four is grouped as the dp ranks are
 /// (regrouped_run), and one in four has the loss times dp (scaled_run) where that factor rounds
 /// (fp16, or no power of two).
+/// `deadline` is for each run; 0: the case's (case_deadline).
 /// Errors        InfrastructureError that says how a run failed.
 /// Determinism   bit-equal between calls on one machine, whatever the number of cores.
 void add_redrawn_runs(const Case& c, Reference& reference, int runs = kRedrawnRuns,
-                      std::chrono::milliseconds deadline = std::chrono::minutes(10));
+                      std::chrono::milliseconds deadline = std::chrono::milliseconds(0));
 
 }  // namespace isoshard

@@ -334,7 +334,7 @@ CaseJudgement CaseJudge::against_both(const Case& item) {
 }
 
 CaseJudgement CaseJudge::as_emulated(const Case& item, Verdict record, std::int64_t num_equal) {
-  if (record.weak > 0) require_repeatable_plain(item);
+  if (record.weak > 0 || record.shows_too_little) require_repeatable_plain(item);
   return {verdict_through_record(std::move(record), num_equal), ReferenceKind::kBoth};
 }
 

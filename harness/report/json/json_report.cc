@@ -79,6 +79,7 @@ json report_json(const Report& report) {
             {"exit_code", report.exit_code},
             {"cases", std::move(cases)},
             {"tables", std::move(tables)},
+            {"notes", report.notes},
             {"environment", report.environment}};
   for (const ReportCurve& item : report.curves) j["curves"].push_back(curve_json(item));
   for (const ReportGolden& item : report.goldens)

@@ -6,9 +6,9 @@
 
 namespace isoshard {
 
-/// kWorld stands for all ranks at once (no axis in particular). kDpReplicate and kDpShard are the two
-/// halves of a dp axis whose parameters are copied over one and sharded over the other; bundles of
-/// other programs have them, and no subject of this project.
+/// kWorld stands for all ranks at once (no axis in particular). kDpReplicate and kDpShard are the
+/// two halves of a dp axis whose parameters are copied over one and sharded over the other; bundles
+/// of other programs have them, and no subject of this project.
 enum class Axis : std::uint8_t { kWorld, kDp, kTp, kPp, kCp, kEp, kDpReplicate, kDpShard };
 
 /// world, dp, tp, pp, cp, ep, dp_replicate, dp_shard.

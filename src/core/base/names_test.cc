@@ -78,7 +78,8 @@ TEST(AxisNames, ParseBackAndRefuseOthers) {
 
   EXPECT_THAT(usage_error_of([] { (void)parse_axis("wrold"); }),
               HasSubstr("did you mean 'world'?"));
-  EXPECT_THAT(usage_error_of([] { (void)parse_axis(""); }), HasSubstr("world, dp, tp, pp, cp, ep, dp_replicate, dp_shard"));
+  EXPECT_THAT(usage_error_of([] { (void)parse_axis(""); }),
+              HasSubstr("world, dp, tp, pp, cp, ep, dp_replicate, dp_shard"));
 }
 
 TEST(ParamClassNames, AreTheDocumentedOnes) {

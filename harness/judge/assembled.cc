@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Assembling every record of a run.
-#include "harness/trace/assembled.h"
+#include "harness/judge/assembled.h"
 
 #include <algorithm>
 #include <map>

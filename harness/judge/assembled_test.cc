@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A run of several ranks, put together, is what one process would have recorded.
-#include "harness/trace/assembled.h"
+#include "harness/judge/assembled.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
