@@ -127,7 +127,7 @@ TEST_F(MalformedOutput, OfARunThatWasKilledIsFreeAgain) {
   const ChildResult result = run_isoshard(folder_.path(), kQuickReport);
 
   EXPECT_EQ(result.exit_code, kConforms) << result.error;
-  EXPECT_EQ(tree_of(folder_ / "out").size(), 2U);  // the reports, no lock
+  EXPECT_EQ(tree_of(folder_ / "out").size(), 3U);  // the reports, no lock
 }
 
 TEST_F(MalformedOutput, IsNotLeftBehindEmptyByARunThatWasRefused) {

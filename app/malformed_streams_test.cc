@@ -90,7 +90,7 @@ TEST_P(MalformedStreams, LeaveTheVerdictTheReportAndTheLock) {
     EXPECT_EQ(result.exit_code, code) << result.error << "signal " << result.signal;
     const auto report = nlohmann::json::parse(content_of(folder_ / "out/report.json"));
     EXPECT_EQ(report.at("exit_code"), code);
-    EXPECT_EQ(tree_of(folder_ / "out").size(), 2U) << "something besides the two reports";
+    EXPECT_EQ(tree_of(folder_ / "out").size(), 3U) << "something besides the two reports";
     EXPECT_EQ(content_of(folder_ / "out/report.txt").find("isoshard:"), std::string::npos);
     EXPECT_FALSE(result.left_processes);
     std::filesystem::remove_all(folder_ / "out");

@@ -155,7 +155,8 @@ TEST(Train, FaultDivergesAndSaysHowToLookFurther) {
 
   EXPECT_EQ(result.code, 1) << result.output;
   EXPECT_THAT(result.output,
-              AllOf(HasSubstr("DIVERGES  DDP (TP=1, DP=3)"), HasSubstr("hold different copies of"),
+              AllOf(HasSubstr("DIVERGES  copy of PyTorch DDP (TP=1, DP=3)"),
+                    HasSubstr("hold different copies of"),
                     HasSubstr("look further: isoshard verify --subjects ddp --dp 3 --steps 1 "
                               "--fault dp_sum_missing")));
 }

@@ -159,7 +159,7 @@ auto after_steps_of_rank_1(
 }
 
 void move_a_parameter_further(Optimizer& /*stepped*/, NamedTensors& parameters) {
-  parameters.at("model.norm.weight").mul_(1 + 1e-6);
+  parameters.at("model.norm.weight.read").mul_(1 + 1e-6);
 }
 
 TEST(TrainCase, CopiesThatDriftApartAreFoundWithinTenSteps) {

@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 
 #include "core/base/error.h"
 #include "core/io/json.h"
@@ -189,7 +190,21 @@ class BundleReader {
                      [](const Record& a, const Record& b) {
                        return std::pair(a.key.step, a.order) < std::pair(b.key.step, b.order);
                      });
+    check_calls(trace);
     bundle_.trace.ranks.push_back(std::move(trace));
+  }
+
+  /// Whoever records a tensor again counts from 0 on.
+  void check_calls(const RankTrace& rank) const {
+    std::map<std::tuple<int, RecordKind, std::string>, int> next;
+    for (const Record& record : rank.records) {
+      const int expected = next[{record.key.step, record.key.kind, record.key.name}]++;
+      if (record.key.call != expected)
+        refuse(stem_of(rank.rank, record.key.step) + ".json",
+               fmt::format("the calls of {} must be counted from 0 in the order of execution, got "
+                           "{} where {} is due",
+                           describe(record.key), record.key.call, expected));
+    }
   }
 
   void fill(Record& record, const SafetensorsFile& tensors, int rank, Arena& arena) const {

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -147,8 +146,12 @@ class Judge {
   void judge_own() {
     OwnRecords own = judge_own_records(actual_, options_);
     verdict_.collectives = std::move(own.collectives);
-    constexpr std::int64_t kBehindAll = std::numeric_limits<std::int64_t>::max();
-    for (Finding& finding : own.findings) findings_.push_back({kBehindAll, std::move(finding)});
+    constexpr std::int64_t kBehindOthers = std::int64_t{1} << 48;
+    for (Finding& finding : own.findings) {
+      const auto found = held_.find(finding.key);
+      const std::int64_t order = found == held_.end() ? 0 : found->second.front().record->order;
+      findings_.push_back({kBehindOthers + order, std::move(finding)});
+    }
   }
 
   void judge_one(const Record& wanted, const RecordKey& response_of) {

@@ -235,7 +235,8 @@ Reference& CaseJudge::plain(const Case& item, int responses) {
   const auto made = plains_.find(item.reference_slug());
   if (made == plains_.end() || !made->second.reference.has_bytes()) make_plain(item, responses);
   Plain& known = plains_.at(item.reference_slug());
-  if (responses >= kAllResponses) add_redrawn_runs(item, known.reference);
+  if (plan_.retention == Retention::kWhole && responses >= kAllResponses)
+    add_redrawn_runs(item, known.reference);
   if (!known.is_seen) {
     if (plan_.tables) side_by_side_.add_plain(item, known.reference);
     observer_->on_plain(item, known.reference);
@@ -273,9 +274,15 @@ Trace CaseJudge::emulated_again(const Case& item, const NumericsSpec& numerics,
 }
 
 CaseJudgement CaseJudge::against_plain(const Case& item) {
-  const Reference& reference = plain(item, kAllResponses);
-  Verdict verdict =
-      judge(reference, run_subject(item, reference, RunDetail::kComparison), plain_policy_of(item));
+  Reference& reference = plain(item, kAllResponses);
+  const Trace run = run_subject(item, reference, RunDetail::kComparison);
+  Verdict verdict = judge(reference, run, plain_policy_of(item));
+  // Pools say nothing of a run that diverges without them, or that an exact verdict follows.
+  const bool is_last_word = plan_.reference == ReferenceKind::kPlain || !declares_numerics(item);
+  if (is_last_word && verdict.status != Status::kDiverges && has_redrawn_runs(item)) {
+    add_redrawn_runs(item, reference);
+    verdict = judge(reference, run, plain_policy_of(item));
+  }
   return {std::move(verdict), ReferenceKind::kPlain};
 }
 
