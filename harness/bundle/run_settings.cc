@@ -201,4 +201,9 @@ std::vector<std::string> differing_settings(const RunSettings& reference,
   return lines;
 }
 
+bool is_from_batch_file(const RunSettings& reference, const RunSettings& actual) {
+  return is_from_file(reference, "data.source", "\"batch file\"") ||
+         is_from_file(actual, "data.source", "\"batch file\"");
+}
+
 }  // namespace isoshard

@@ -61,4 +61,8 @@ struct RunSettings {
 [[nodiscard]] std::vector<std::string> differing_settings(const RunSettings& reference,
                                                           const RunSettings& actual);
 
+/// Whether one of the runs read its batches from a file, which another run may have saved: then
+/// where samplers and random streams stand is no number that both have.
+[[nodiscard]] bool is_from_batch_file(const RunSettings& reference, const RunSettings& actual);
+
 }  // namespace isoshard

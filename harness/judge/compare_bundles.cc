@@ -289,6 +289,20 @@ void add_claims(const Saved& judged, const BundleRules& rules, std::vector<std::
   }
 }
 
+/// Where the sampler and the masks stand, which a run whose batches come from a file has not.
+void leave_out_places_in_data(const Saved& judged, JudgePolicy& policy, std::set<RecordKey>& extra,
+                              std::vector<std::string>& notes) {
+  const std::vector<std::string> patterns = {"data_id/next_sample_ids", "scalar/rng_state"};
+  policy.not_recorded.insert(policy.not_recorded.end(), patterns.begin(), patterns.end());
+  for (const RankTrace& rank : judged.bundle.trace.ranks) {
+    for (const Record& record : rank.records) {
+      if (matches_any(patterns, record.key)) extra.insert(record.key);
+    }
+  }
+  notes.emplace_back(
+      "the batches of one run come from a file: where samplers and masks stand is not compared");
+}
+
 }  // namespace
 
 Verdict compare_bundles(const std::filesystem::path& reference_directory,
@@ -311,12 +325,14 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
   infer_layouts(judged.bundle, reference, policy, judged.manifest);
   require_honest_layouts(judged.bundle.trace, rules.not_recorded, judged.manifest);
   if (reference.response_runs() == 0 && !policy.rtol.has_value()) policy.level = Level::kExact;
-  const std::set<RecordKey> extra = left_out(trusted, judged, reference, rules);
+  std::set<RecordKey> extra = left_out(trusted, judged, reference, rules);
   if (!extra.empty())
     notes.push_back(
         fmt::format("{} records of the judged run are not in the trusted one, as "
                     "allowed, first {}",
                     extra.size(), describe(*extra.begin())));
+  if (is_from_batch_file(trusted.settings, judged.settings))
+    leave_out_places_in_data(judged, policy, extra, notes);
   add_claims(judged, rules, notes);
   add_producer(trusted.bundle, "trusted", notes);
   add_producer(judged.bundle, "judged", notes);

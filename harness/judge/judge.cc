@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <set>
@@ -83,9 +84,10 @@ class Judge {
       if (reference_.find(key) != nullptr) continue;
       if (const auto wanted = wanted_of(reference_, key, options_); wanted.has_value()) {
         judge_one(wanted->record, wanted->response_of);
-      } else if (!is_summand(key))
+      } else if (!is_summand(key) && !is_clipped_by_no_number(key)) {
         add_coverage_finding(key, held.front().record->order, "is not in the reference",
                              {held.front().rank->rank}, verdict_.extra);
+      }
     }
     judge_own();
     verdict_.weak = std::count_if(verdict_.tensors.begin(), verdict_.tensors.end(),
@@ -117,6 +119,14 @@ class Judge {
     if (!key.name.ends_with(kSuffix)) return false;
     key.name.resize(key.name.size() - kSuffix.size());
     return reference_.find(key) != nullptr;
+  }
+
+  /// Where the reference's own norm is not finite, nothing says what clipping must give.
+  bool is_clipped_by_no_number(const RecordKey& key) const {
+    const std::optional<RecordKey> gradient = unclipped_of(key);
+    const RecordKey norm{key.step, RecordKind::kScalar, "grad_norm", 0};
+    return gradient.has_value() && reference_.find(*gradient) != nullptr &&
+           reference_.find(norm) != nullptr && !std::isfinite(number_of(reference_.tensor(norm)));
   }
 
   void add_coverage_finding(const RecordKey& key, std::int64_t order, std::string problem,

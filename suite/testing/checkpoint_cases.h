@@ -56,7 +56,7 @@ inline Trace run_alone(const Case& item, Keep keep = Keep::kNothing) {
 inline Trace from_step(Trace run, int first) {
   for (RankTrace& rank : run.ranks) {
     std::erase_if(rank.records, [&](const Record& record) {
-      const bool is_state = record.key.kind == RecordKind::kParam ||
+      const bool is_state = (record.key.kind == RecordKind::kParam && !is_read_again(record.key)) ||
                             record.key.kind == RecordKind::kOptimizer ||
                             record.key.name == "optimizer_steps" || record.key.name == "rng_state";
       return record.key.step < first && !(record.key.step == first - 1 && is_state);
