@@ -216,7 +216,7 @@ TEST(WorldDeadline, OfALoopWithoutProgressIsKept) {
 }
 
 // The whole host, as a suspended container or Ctrl-Z stops it, for longer than the deadline.
-TEST(WorldDeadline, AHostThatWasStoppedIsSlowAndNotHung) {
+TEST(SuspendedHost, IsSlowAndNotHung) {
   std::array<int, 2> ready{}, go{};
   ASSERT_EQ(::pipe(ready.data()), 0);
   ASSERT_EQ(::pipe(go.data()), 0);

@@ -59,7 +59,9 @@ inline Trace from_step(Trace run, int first) {
       const bool is_state = (record.key.kind == RecordKind::kParam && !is_read_again(record.key)) ||
                             record.key.kind == RecordKind::kOptimizer ||
                             record.key.name == "optimizer_steps" || record.key.name == "rng_state";
-      return record.key.step < first && !(record.key.step == first - 1 && is_state);
+      // a new process of DDP orders its buckets anew, in other calls
+      return is_collectives(record.key) ||
+             (record.key.step < first && !(record.key.step == first - 1 && is_state));
     });
   }
   return run;
