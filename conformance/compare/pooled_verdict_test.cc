@@ -8,11 +8,12 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "fixtures/cases/presets.h"
 #include "harness/judge/judge.h"
-#include "harness/trace/record_writer.h"
+#include "harness/judge/replay.h"
 #include "suite/record/run_case.h"
 #include "suite/reference/redrawn_run.h"
 #include "suite/reference/reference.h"
@@ -37,37 +38,24 @@ std::uint16_t to_bf16(double value) {
 /// The run as if its ranks had recorded other values.
 Trace edited(const Trace& trace, const Reference& reference, const JudgePolicy& policy,
              const Edit& edit) {
-  Trace result{trace.subject, trace.case_slug, trace.mesh, {}};
-  for (const RankTrace& rank : trace.ranks) {
-    RecordOptions options;
-    options.mesh = trace.mesh;
-    options.rank = rank.rank;
-    options.reference = &reference;
-    options.keep = Keep::kWhatDiffers;
-    options.arena = std::make_shared<Arena>(std::size_t{256} << 20, "edited");
-    options.policy = policy;
-    RecordWriter writer(options);
-    for (const Record& record : rank.records) {
-      HostTensor tensor = rank.tensor(record);
-      std::vector<std::byte> bytes(tensor.bytes.begin(), tensor.bytes.end());
-      const double factor = edit(record.key, rank.rank);
-      for (std::int64_t i = 0; factor != 1 && i < tensor.numel(); ++i) {
-        const double value = factor * value_at(tensor.bytes.data(), tensor.dtype, i);
-        if (tensor.dtype == Dtype::kBFloat16) {
-          const std::uint16_t rounded = to_bf16(value);
-          std::memcpy(bytes.data() + 2 * i, &rounded, sizeof(rounded));
-        } else {
-          EXPECT_EQ(tensor.dtype, Dtype::kFloat64) << describe(record.key);
-          std::memcpy(bytes.data() + 8 * i, &value, sizeof(value));
-        }
+  std::vector<std::byte> bytes;
+  return replayed(trace, reference, policy, [&](const RankTrace& rank, const Record& record) {
+    HostTensor tensor = rank.tensor(record);
+    bytes.assign(tensor.bytes.begin(), tensor.bytes.end());
+    const double factor = edit(record.key, rank.rank);
+    for (std::int64_t i = 0; factor != 1 && i < tensor.numel(); ++i) {
+      const double value = factor * value_at(tensor.bytes.data(), tensor.dtype, i);
+      if (tensor.dtype == Dtype::kBFloat16) {
+        const std::uint16_t rounded = to_bf16(value);
+        std::memcpy(bytes.data() + 2 * i, &rounded, sizeof(rounded));
+      } else {
+        EXPECT_EQ(tensor.dtype, Dtype::kFloat64) << describe(record.key);
+        std::memcpy(bytes.data() + 8 * i, &value, sizeof(value));
       }
-      tensor.bytes = bytes;
-      writer.begin_step(record.key.step);
-      writer.write({record.key.kind, record.key.name, record.layout, record.grad_scale}, tensor);
     }
-    result.ranks.push_back(writer.finish());
-  }
-  return result;
+    tensor.bytes = bytes;
+    return std::optional(tensor);
+  });
 }
 
 class PooledVerdict : public testing::Test {

@@ -111,9 +111,7 @@ class WrongReferences : public ::testing::TestWithParam<Wrong> {};
 TEST_P(WrongReferences, AreRefused) {
   const TestFolder folder;
   const fs::path bad = folder / "bad";
-  fs::copy(bundles() / GetParam().run, bad, fs::copy_options::recursive);
-  GetParam().edit(bad);
-  bundle_edit::seal(bad);
+  spoil(bad, GetParam().run, GetParam().edit);
 
   const End end = compared(bad, bundles() / "run");
 

@@ -16,9 +16,7 @@ class WrongBundles : public ::testing::TestWithParam<Wrong> {};
 TEST_P(WrongBundles, NeverConform) {
   const TestFolder folder;
   const fs::path bad = folder / "bad";
-  fs::copy(bundles() / GetParam().run, bad, fs::copy_options::recursive);
-  GetParam().edit(bad);
-  bundle_edit::seal(bad);
+  spoil(bad, GetParam().run, GetParam().edit);
 
   const End end = compared(bundles() / "reference", bad);
 

@@ -13,6 +13,7 @@
 #include "harness/judge/judge.h"
 #include "subjects/data/sampler.h"
 #include "subjects/optim/wrapped_optimizer.h"
+#include "subjects/parallel/wrapped_data_parallel.h"
 #include "suite/emulation/emulated_reference.h"
 #include "suite/record/expected_calls.h"
 #include "suite/testing/step_cases.h"
@@ -184,36 +185,22 @@ TEST(RecordedStep, ShowsWhereTheSamplerStands) {
 }
 
 /// From the second step on forward reads a copy of one parameter that nobody stepped.
-class StaleParameter final : public DataParallel {
+class StaleParameter final : public WrappedDataParallel {
  public:
   StaleParameter(std::unique_ptr<DataParallel> inner, std::string name)
-      : inner_(std::move(inner)), name_(std::move(name)) {}
-  void setup(DataParallelSetup setup) override { inner_->setup(std::move(setup)); }
-  void clear_gradients() override { inner_->clear_gradients(); }
+      : WrappedDataParallel(std::move(inner)), name_(std::move(name)) {}
   const NamedTensors& before_forward() override {
-    read_ = inner_->before_forward();
+    read_ = inner().before_forward();
     if (!stale_.defined()) stale_ = read_.at(name_).detach().clone();
     if (is_later_) read_[name_] = stale_;
     return read_;
   }
-  void before_backward(bool reduces) override { inner_->before_backward(reduces); }
-  void after_backward(bool reduces, bool is_last) override {
-    inner_->after_backward(reduces, is_last);
-  }
-  void finish() override { inner_->finish(); }
-  const NamedTensors& held() const override { return inner_->held(); }
-  Layout held_layout(std::string_view name) const override { return inner_->held_layout(name); }
-  NamedTensors& masters() override { return inner_->masters(); }
-  NamedTensors gradients() override { return inner_->gradients(); }
-  Layout piece_layout(std::string_view name) const override { return inner_->piece_layout(name); }
-  bool is_cut_over_dp() const noexcept override { return inner_->is_cut_over_dp(); }
   void publish() override {
-    inner_->publish();
+    inner().publish();
     is_later_ = true;
   }
 
  private:
-  std::unique_ptr<DataParallel> inner_;
   std::string name_;
   NamedTensors read_;
   at::Tensor stale_;

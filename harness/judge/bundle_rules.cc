@@ -225,8 +225,7 @@ std::string problem_of(const Response& r, const Record& record, const Stats& own
   if (!at_most(r.reference_max_abs, r.reference_norm))
     return "reference_max_abs must be at most reference_norm";
   // both are made of sums in fp64
-  const double roundings =
-      (8 + std::sqrt(static_cast<double>(numel_of(record.layout.global_shape)))) * 0x1p-52;
+  const double roundings = (8 + root) * 0x1p-52;
   if (!at_most(r.scale_error, r.relative_error + roundings))
     return fmt::format("scale_error must be at most relative_error, got {:.3g} and {:.3g}",
                        r.scale_error, r.relative_error);

@@ -17,44 +17,13 @@
 #include "harness/judge/compare_bundles.h"
 #include "harness/judge/infer_layouts.h"
 #include "harness/judge/judge.h"
+#include "harness/judge/replay.h"
 #include "harness/trace/numbers.h"
-#include "harness/trace/record_writer.h"
 #include "harness/verdict/equal_runs.h"
 #include "harness/verdict/verdict.h"
 
 namespace isoshard {
 namespace {
-
-std::size_t bytes_needed(const RankTrace& rank) {
-  std::size_t bytes = 64;
-  for (const Record& record : rank.records) bytes += static_cast<std::size_t>(record.bytes) + 64;
-  return bytes;
-}
-
-/// As if the run had been recorded against this reference. Records named in `left_out` are not.
-Trace replayed(const Trace& trace, const Reference& reference, const JudgePolicy& policy,
-               const std::set<RecordKey>& left_out) {
-  Trace result{trace.subject, trace.case_slug, trace.mesh, {}};
-  for (const RankTrace& rank : trace.ranks) {
-    RecordOptions options;
-    options.mesh = trace.mesh;
-    options.rank = rank.rank;
-    options.reference = &reference;
-    options.keep = Keep::kWhatDiffers;
-    options.arena =
-        std::make_shared<Arena>(bytes_needed(rank), fmt::format("replay-{}", rank.rank));
-    options.policy = policy;
-    RecordWriter writer(options);
-    for (const Record& record : rank.records) {
-      if (left_out.contains(record.key)) continue;
-      writer.begin_step(record.key.step);
-      writer.write({record.key.kind, record.key.name, record.layout, record.grad_scale},
-                   rank.tensor(record));
-    }
-    result.ranks.push_back(writer.finish());
-  }
-  return result;
-}
 
 /// The coarsest floating dtype of any record: what floors must allow for when nobody says.
 Dtype coarsest_of(const Trace& trace, Dtype coarsest) {
@@ -336,8 +305,11 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
   add_claims(judged, rules, notes);
   add_producer(trusted.bundle, "trusted", notes);
   add_producer(judged.bundle, "judged", notes);
-  Verdict verdict =
-      judge(reference, replayed(judged.bundle.trace, reference, policy, extra), policy);
+  const Trace run = replayed(
+      judged.bundle.trace, reference, policy, [&](const RankTrace& rank, const Record& record) {
+        return extra.contains(record.key) ? std::nullopt : std::optional(rank.tensor(record));
+      });
+  Verdict verdict = judge(reference, run, policy);
   verdict.notes.insert(verdict.notes.end(), notes.begin(), notes.end());
   return verdict;
 }

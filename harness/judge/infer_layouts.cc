@@ -196,10 +196,6 @@ class Inference {
   std::map<int, Shape> local_;
 };
 
-}  // namespace
-
-namespace {
-
 /// What the record is compared with; none: the reference says nothing of it.
 std::optional<Record> likeness_of(const Reference& reference, const RecordKey& key,
                                   const JudgePolicy& policy) {

@@ -8,6 +8,7 @@
 
 #include "core/comm/tensor.h"
 #include "subjects/optim/wrapped_optimizer.h"
+#include "subjects/parallel/wrapped_data_parallel.h"
 #include "suite/record/make_subject.h"
 
 namespace isoshard {
@@ -63,47 +64,31 @@ class ScheduleDouble final : public Schedule {
   ScheduleRules rules_;
 };
 
-class DataParallelDouble final : public DataParallel {
+class DataParallelDouble final : public WrappedDataParallel {
  public:
   DataParallelDouble(std::unique_ptr<DataParallel> inner, DataParallelRules rules)
-      : inner_(std::move(inner)), rules_(std::move(rules)) {}
-  void setup(DataParallelSetup setup) override { inner_->setup(std::move(setup)); }
+      : WrappedDataParallel(std::move(inner)), rules_(std::move(rules)) {}
   void clear_gradients() override {
     if (rules_.clear_gradients) {
-      rules_.clear_gradients(*inner_, step_);
+      rules_.clear_gradients(inner(), step_);
     } else {
-      inner_->clear_gradients();
+      inner().clear_gradients();
     }
   }
   const NamedTensors& before_forward() override {
-    if (rules_.before_forward) rules_.before_forward(*inner_, step_);
-    return inner_->before_forward();
+    if (rules_.before_forward) rules_.before_forward(inner(), step_);
+    return inner().before_forward();
   }
   void before_backward(bool reduces) override {
-    if (rules_.after_forward) rules_.after_forward(*inner_, step_);
-    inner_->before_backward(reduces);
+    if (rules_.after_forward) rules_.after_forward(inner(), step_);
+    inner().before_backward(reduces);
   }
-  void after_backward(bool reduces, bool is_last) override {
-    inner_->after_backward(reduces, is_last);
-  }
-  void finish() override { inner_->finish(); }
-  const NamedTensors& held() const override { return inner_->held(); }
-  Layout held_layout(std::string_view name) const override { return inner_->held_layout(name); }
-  at::Tensor held_in(std::string_view name, const at::Tensor& read) const override {
-    return inner_->held_in(name, read);
-  }
-  Layout read_layout(std::string_view name) const override { return inner_->read_layout(name); }
-  NamedTensors& masters() override { return inner_->masters(); }
-  NamedTensors gradients() override { return inner_->gradients(); }
-  Layout piece_layout(std::string_view name) const override { return inner_->piece_layout(name); }
-  bool is_cut_over_dp() const noexcept override { return inner_->is_cut_over_dp(); }
   void publish() override {
-    inner_->publish();
+    inner().publish();
     ++step_;
   }
 
  private:
-  std::unique_ptr<DataParallel> inner_;
   DataParallelRules rules_;
   int step_ = 0;
 };

@@ -83,6 +83,14 @@ inline End compared(const fs::path& reference, const fs::path& actual,
   }
 }
 
+/// A copy of a right bundle, spoilt and sealed again.
+inline void spoil(const fs::path& bad, const std::string& run,
+                  const std::function<void(const fs::path&)>& edit) {
+  fs::copy(bundles() / run, bad, fs::copy_options::recursive);
+  edit(bad);
+  bundle_edit::seal(bad);
+}
+
 inline bool is_of(const std::string& name, const char* kind) {
   return name.starts_with(std::string(kind) + "/");
 }
