@@ -3,6 +3,7 @@
 /// children, deadlines, pauses, files that change.
 #include <ATen/ATen.h>
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -19,6 +20,8 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
@@ -215,6 +218,12 @@ TEST(WorldDeadline, OfALoopWithoutProgressIsKept) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 20s);
 }
 
+bool sleeps(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  const std::string line(std::istreambuf_iterator<char>(file), {});
+  return line.find(") S ") != std::string::npos;
+}
+
 // The whole host, as a suspended container or Ctrl-Z stops it, for longer than the deadline.
 TEST(SuspendedHost, IsSlowAndNotHung) {
   std::array<int, 2> ready{}, go{};
@@ -224,7 +233,7 @@ TEST(SuspendedHost, IsSlowAndNotHung) {
   if (program == 0) {
     ::setpgid(0, 0);
     const WorldReport report =
-        run_forked({.size = 2, .name = "stopped", .deadline = 1500ms}, [&](Rank& rank) {
+        run_forked({.size = 2, .name = "stopped", .deadline = 1000ms}, [&](Rank& rank) {
           summed(rank, 1);
           char byte = 'r';
           if (::write(ready[1], &byte, 1) != 1 || ::read(go[0], &byte, 1) != 1)
@@ -236,8 +245,10 @@ TEST(SuspendedHost, IsSlowAndNotHung) {
   std::array<char, 2> bytes{};
   for (int rank = 0; rank < 2; ++rank) ASSERT_EQ(::read(ready[0], bytes.data(), 1), 1);
 
+  // Nobody watches ranks before the controller waits for them.
+  while (!sleeps(program)) ::sched_yield();
   ::kill(-program, SIGSTOP);
-  (void)::poll(nullptr, 0, 4000);  // what is tested is that time passes
+  (void)::poll(nullptr, 0, 2500);  // what is tested is that time passes
   ::kill(-program, SIGCONT);
   ASSERT_EQ(::write(go[1], "gg", 2), 2);
 

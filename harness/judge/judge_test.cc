@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "harness/judge/judge.h"
 #include "harness/testing/synthetic.h"
 #include "harness/verdict/verdict.h"
@@ -418,6 +420,45 @@ TEST(Judge, ATensorBelowItsOwnResponseIsJudgedByAbsoluteError) {
   EXPECT_TRUE(inside.tensors.at(0).insensitive);
   EXPECT_EQ(inside.judged.insensitive, 1);
   EXPECT_EQ(outside.status, Status::kDiverges);
+}
+
+/// A gradient in fp16 that is clipped by 1 / 64, so that subnormal numbers are left. The reference
+/// has the gradient alone; `moved` is what perturbed runs add to it.
+Body clipping_step(bool is_reference, double moved, double factor_on_clipped = 1) {
+  return [=](Sink& sink, int) {
+    const at::Tensor gradient =
+        ((values({6, 4}, 3, at::kDouble) + moved * values({6, 4}, 5, at::kDouble)) * 1e-4)
+            .to(at::kHalf);
+    sink.on_record(site(RecordKind::kGrad, "w", layout_of({6, 4})), gradient);
+    sink.on_record(site(RecordKind::kScalar, "grad_norm", layout_of({1})),
+                   at::full({1}, 6.4, at::kDouble));
+    if (is_reference) return;
+    sink.on_record(site(RecordKind::kGrad, "w.clipped", layout_of({6, 4})),
+                   (gradient.to(at::kDouble) * (factor_on_clipped / 64)).to(at::kHalf));
+  };
+}
+
+TEST(Judge, ClippedGradientsAreJudgedInUnitsOfTheReferenceAndMayBeSubnormal) {
+  JudgePolicy policy;
+  policy.coarsest = Dtype::kFloat16;
+  policy.max_grad_norm = 0.1;
+  for (const double moved : {1e-3, 0.8}) {  // a gradient, and rounding noise
+    const Reference reference = synthetic::reference(
+        clipping_step(true, 0),
+        [&](int i) { return clipping_step(true, i % 2 == 0 ? moved : -moved); }, 3, policy);
+    const auto status_of = [&](double factor) {
+      const Trace trace =
+          run(MeshShape(), &reference, clipping_step(false, 0, factor), Keep::kWhatDiffers, policy);
+      const Verdict verdict = judge(reference, trace, policy);
+      EXPECT_TRUE(std::ranges::any_of(verdict.tensors, [](const TensorComparison& t) {
+        return t.key.name == "w.clipped" && t.level == Level::kPerturbed;
+      }));
+      return verdict.status;
+    };
+
+    EXPECT_NE(status_of(1), Status::kDiverges) << moved;
+    EXPECT_EQ(status_of(moved < 0.1 ? 1.2 : 9), Status::kDiverges) << moved;
+  }
 }
 
 TEST(Judge, ARunWhoseGradientsAreNoiseShowsTooLittle) {

@@ -38,18 +38,4 @@ std::optional<WantedRecord> wanted_of(const Reference& reference, const RecordKe
   return wanted;
 }
 
-std::optional<Response> response_to(const Reference& reference, const Record& wanted,
-                                    const RecordKey& response_of) {
-  const Response* const found = reference.response(response_of);
-  if (found == nullptr) return std::nullopt;
-  Response response = *found;
-  const Record* const gradient = reference.find(response_of);
-  if (response_of == wanted.key || gradient == nullptr) return response;
-  const double factor = gradient->grad_scale / wanted.grad_scale;
-  for (double* const norm : {&response.absolute_norm, &response.max_abs, &response.reference_norm,
-                             &response.reference_max_abs})
-    *norm *= factor;
-  return response;
-}
-
 }  // namespace isoshard

@@ -10,8 +10,9 @@ namespace isoshard {
 
 /// The reference's record that a record of a run is compared with.
 struct WantedRecord {
-  Record record;          ///< with the grad_scale by which its values are divided
-  RecordKey response_of;  ///< whose responses count
+  Record record;  ///< with the grad_scale by which its values are divided
+  /// Whose responses count: in units of the reference's tensor, as all that is compared.
+  RecordKey response_of;
 };
 
 /// Of a run's record `key`: the reference's record of that key; of "<parameter>.clipped", where the
@@ -20,10 +21,5 @@ struct WantedRecord {
 [[nodiscard]] std::optional<WantedRecord> wanted_of(const Reference& reference,
                                                     const RecordKey& key,
                                                     const JudgePolicy& policy);
-
-/// The response of a record that `wanted` stands for: that of the gradient, times the factor by
-/// which it is clipped. None where the reference has no response.
-[[nodiscard]] std::optional<Response> response_to(const Reference& reference, const Record& wanted,
-                                                  const RecordKey& response_of);
 
 }  // namespace isoshard

@@ -49,9 +49,15 @@ struct Sums {
 
 /// The same statistic of each redrawn run, and what independent errors would make of it.
 struct Draws {
+  double mean = 0;
   double mean_sq = 0;
   double independent_sq = 0;
   int runs = 0;
+
+  /// The square of the runs' standard deviation.
+  [[nodiscard]] double variance() const {
+    return runs > 1 ? std::max(0.0, mean_sq - mean * mean) * runs / (runs - 1) : 0;
+  }
 };
 
 struct Group {
@@ -204,13 +210,17 @@ class Pools {
     Draws scale, shift;
     for (const auto& [run, counted] : runs) {
       if (counted.first != items.size()) continue;
+      scale.mean += counted.second.scale_error();
+      shift.mean += counted.second.mean_shift();
       scale.mean_sq += std::pow(counted.second.scale_error(), 2);
       shift.mean_sq += std::pow(counted.second.mean_shift(), 2);
       ++scale.runs;
     }
     shift.runs = scale.runs;
-    scale.mean_sq /= std::max(1, scale.runs);
-    shift.mean_sq /= std::max(1, shift.runs);
+    for (Draws* const draws : {&scale, &shift}) {
+      draws->mean /= std::max(1, draws->runs);
+      draws->mean_sq /= std::max(1, draws->runs);
+    }
     scale.independent_sq = scale_sq / (squares * squares);
     shift.independent_sq = shift_sq / (numel * numel);
     return {scale, shift};
@@ -222,24 +232,39 @@ class Pools {
     if (all.size() < kLeastFamily) return 0;
     double sum = 0;
     for (const Draws& draws : all)
-      sum += draws.independent_sq > 0 ? draws.mean_sq / draws.independent_sq : 0;
+      sum += draws.independent_sq > 0 ? draws.variance() / draws.independent_sq : 0;
     return sum / static_cast<double>(all.size());
   }
 
-  double quantile_of(double freedom) {
-    const auto [found, is_new] = quantiles_.try_emplace(freedom, 0);
-    if (is_new) found->second = student_quantile(freedom, kFalseAlarmOfPool);
+  double quantile_of(double freedom, double chance) {
+    const auto [found, is_new] = quantiles_.try_emplace({freedom, chance}, 0);
+    if (is_new) found->second = student_quantile(freedom, chance);
     return found->second;
   }
 
-  double allowed_of(const Draws& draws, double common) {
+  /// Of one more run: it may share roundings with the reference, as redrawn runs do not, so it may
+  /// scatter around any point from the reference (0) to their mean.
+  AllowedRange allowed_of(const Draws& draws, double common, double chance) {
+    const double own = draws.runs - 1;
     const double others = common > 0 ? kRunsOfFamily : 0;
-    const double mean_sq = (draws.mean_sq * draws.runs + common * draws.independent_sq * others) /
-                           (draws.runs + others);
-    return quantile_of(draws.runs + others) * std::sqrt(std::max(mean_sq, draws.independent_sq));
+    const double variance =
+        (draws.variance() * own + common * draws.independent_sq * others) / (own + others);
+    const double width =
+        quantile_of(own + others, chance) *
+        std::sqrt(std::max(variance, draws.independent_sq) * (1 + 1.0 / draws.runs));
+    return {std::min(0.0, draws.mean) - width, std::max(0.0, draws.mean) + width};
+  }
+
+  /// Of a part of what redrawn runs measured, `share` of its squares or elements: the mean of the
+  /// whole says nothing of the part, so it counts as width.
+  AllowedRange allowed_of_part(const Draws& draws, double share) {
+    const double width = quantile_of(draws.runs, kFalseAlarmOfPool) *
+                         std::sqrt(std::max(draws.mean_sq, draws.independent_sq) / share);
+    return {-width, width};
   }
 
   void family(PoolOf pool, const Named& members) {
+    if (members.empty()) return;
     std::vector<Draws> scales, shifts;
     for (const auto& [name, items] : members) {
       const auto [scale, shift] = draws_of(items);
@@ -247,16 +272,21 @@ class Pools {
       shifts.push_back(shift);
     }
     const double common_scale = common_of(scales), common_shift = common_of(shifts);
+    const double chance =
+        pool == PoolOf::kAll ||
+                members.front().second.front().comparison->key.kind == RecordKind::kScalar
+            ? kFalseAlarmOfAll
+            : kFalseAlarmOfPool;
     for (std::size_t i = 0; i < members.size(); ++i) {
       if (scales[i].runs < 2) continue;
       const auto& [name, items] = members[i];
-      add(pool, name, items, sums_of(items), allowed_of(scales[i], common_scale),
-          allowed_of(shifts[i], common_shift), scales[i].runs);
+      add(pool, name, items, sums_of(items), allowed_of(scales[i], common_scale, chance),
+          allowed_of(shifts[i], common_shift, chance), scales[i].runs);
     }
   }
 
   void add(PoolOf pool, const std::string& name, const std::vector<Item>& items, const Sums& sums,
-           double allowed_scale, double allowed_shift, int runs) {
+           const AllowedRange& allowed_scale_error, const AllowedRange& allowed_shift, int runs) {
     const TensorComparison& first = *items.front().comparison;
     PooledComparison p;
     p.pool = pool;
@@ -265,12 +295,11 @@ class Pools {
     p.stage = first.stage;
     p.tensors = static_cast<std::int64_t>(items.size());
     p.scale = 1 + sums.scale_error();
-    p.allowed_scale_error = allowed_scale;
+    p.allowed_scale = {1 + allowed_scale_error.least, 1 + allowed_scale_error.most};
     p.shift = sums.mean_shift();
     p.allowed_shift = allowed_shift;
     p.runs = runs;
-    // a NaN is never within
-    p.within = std::fabs(p.scale - 1) <= allowed_scale && std::fabs(p.shift) <= allowed_shift;
+    p.within = p.allowed_scale.holds(p.scale) && p.allowed_shift.holds(p.shift);
     pools_.push_back(std::move(p));
   }
 
@@ -337,8 +366,8 @@ class Pools {
       const auto [scale, shift] = draws_of(held);
       if (scale.runs < 2) continue;
       add(PoolOf::kRank, fmt::format("{} on rank {}", words, rank.rank), held, sums,
-          allowed_of(scale, 0) * std::sqrt(whole.squares / sums.squares),
-          allowed_of(shift, 0) * std::sqrt(whole.numel / sums.numel), scale.runs);
+          allowed_of_part(scale, sums.squares / whole.squares),
+          allowed_of_part(shift, sums.numel / whole.numel), scale.runs);
     }
   }
 
@@ -346,7 +375,7 @@ class Pools {
   const Trace& actual_;
   Dtype coarsest_;
   std::map<Group, std::vector<Item>> groups_;
-  std::map<double, double> quantiles_;  ///< by degrees of freedom
+  std::map<std::pair<double, double>, double> quantiles_;  ///< by degrees of freedom and chance
   std::vector<PooledComparison> pools_;
 };
 
@@ -356,14 +385,15 @@ constexpr double kNearlyAsFar = 0.85;
 
 /// How far outside, as a multiple of what is allowed.
 double excess_of(const PooledComparison& p) {
-  const auto share = [](double value, double allowed) {
-    return allowed > 0 ? std::fabs(value) / allowed : (value == 0 ? 0 : HUGE_VAL);
-  };
-  return std::max(share(p.scale - 1, p.allowed_scale_error), share(p.shift, p.allowed_shift));
+  return std::max(p.allowed_scale.used_by(p.scale), p.allowed_shift.used_by(p.shift));
 }
 
 bool is_outside_by_scale(const PooledComparison& p) {
-  return !(std::fabs(p.scale - 1) <= p.allowed_scale_error);
+  return !p.allowed_scale.holds(p.scale);
+}
+
+std::string words_of(const AllowedRange& range) {
+  return fmt::format("{:.6g} to {:.6g}", range.least, range.most);
 }
 
 /// Whether `broad` is outside, too, by nearly the same factor or shift.
@@ -379,16 +409,15 @@ Finding finding_of(const PooledComparison& p, std::size_t outside, std::size_t j
   finding.stage = p.stage;
   const bool is_scale = is_outside_by_scale(p);
   const std::string words =
-      is_scale ? fmt::format("scale {:.6g} (allowed error {:.2g})", p.scale, p.allowed_scale_error)
-               : fmt::format("shift {:.3g} of the root mean square (allowed {:.2g})", p.shift,
-                             p.allowed_shift);
+      is_scale ? fmt::format("scale {:.6g} (allowed {})", p.scale, words_of(p.allowed_scale))
+               : fmt::format("shift {:.3g} of the root mean square (allowed {})", p.shift,
+                             words_of(p.allowed_shift));
   finding.what = fmt::format("{} (step {}): {}", p.name, p.first.step, words);
   finding.evidence = fmt::format(
-      "{}; scale {:.6g} (allowed error {:.2g}), shift {:.3g} (allowed {:.2g}) against {} redrawn "
-      "runs of the reference; {} of {} pools of this step and kind are outside, no tensor by its "
-      "own error",
+      "{}; scale {:.6g} (allowed {}), shift {:.3g} (allowed {}) against {} redrawn runs of the "
+      "reference; {} of {} pools of this step and kind are outside, no tensor by its own error",
       p.tensors == 1 ? "one tensor" : fmt::format("{} tensors together", p.tensors), p.scale,
-      p.allowed_scale_error, p.shift, p.allowed_shift, p.runs, outside, judged);
+      words_of(p.allowed_scale), p.shift, words_of(p.allowed_shift), p.runs, outside, judged);
   finding.diagnosis =
       is_scale ? fmt::format("{}: multiplied by {:.6g}, which no rounding does", p.name, p.scale)
                : fmt::format("{}: shifted, which no rounding does", p.name);

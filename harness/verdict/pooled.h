@@ -9,7 +9,9 @@
 
 namespace isoshard {
 
-/// The chance that a correct run's best-fit scale, or its shift, is outside in one pool.
+/// The chance that a correct run's best-fit scale, or its shift, is outside in one pool. There are
+/// few pools of everything and few numbers such as the loss, and very many others.
+inline constexpr double kFalseAlarmOfAll = 1e-6;
 inline constexpr double kFalseAlarmOfPool = 1e-8;
 
 /// What |T| exceeds with probability `chance`, T distributed as Student's t with `freedom` degrees.

@@ -66,12 +66,12 @@ JudgePolicy policy() {
 }
 
 /// Runs with moved weights are three times as far away as the redrawn ones.
-Reference with_redrawn(int runs = kRuns) {
+Reference with_redrawn(int runs = kRuns, const Change& change = {}) {
   Reference result = reference(
       step(0), [](int i) { return step(500 + i, {}, true, 3 * kNoise); }, 3, policy());
   for (int i = 0; i < runs; ++i)
-    result.add_redrawn(
-        run(MeshShape(), &result, step(1 + i), Keep::kNothing, policy(), RunPurpose::kResponse));
+    result.add_redrawn(run(MeshShape(), &result, step(1 + i, change), Keep::kNothing, policy(),
+                           RunPurpose::kResponse));
   return result;
 }
 
@@ -99,7 +99,8 @@ TEST(Pooled, ARunWithRoundingsOfItsOwnConforms) {
   for (const PooledComparison& p : verdict.pools) {
     EXPECT_TRUE(p.within) << p.name;
     EXPECT_EQ(p.runs, kRuns) << p.name;
-    EXPECT_GT(p.allowed_scale_error, 0) << p.name;
+    EXPECT_GT(p.allowed_scale.most, 1) << p.name;
+    EXPECT_LT(p.allowed_scale.least, 1) << p.name;
   }
 }
 
@@ -128,6 +129,17 @@ TEST(Pooled, AFactorThatEachTensorHidesIsNamedWhereItIs) {
   }
 }
 
+TEST(Pooled, WhatTheReferencesOwnRoundingsDoToAllRedrawnRunsIsNoWidth) {
+  const Reference reference = with_redrawn(kRuns, {.name = "", .factor = 1.003});
+
+  for (const double factor : {1.0, 1.0015, 1.003})
+    EXPECT_EQ(verdict_on(reference, {.name = "", .factor = factor}).status, Status::kConforms)
+        << factor;
+  for (const double factor : {0.998, 1.005})
+    EXPECT_EQ(verdict_on(reference, {.name = "", .factor = factor}).status, Status::kDiverges)
+        << factor;
+}
+
 TEST(Pooled, WithoutRedrawnRunsNothingIsPooledAndTheVerdictSaysSo) {
   const Reference reference = with_redrawn(0);
 
@@ -143,7 +155,7 @@ TEST(Pooled, WhatWouldBeMissedIsWhatPasses) {
   const Verdict clean = verdict_on(reference, {});
   double allowed = 0;
   for (const PooledComparison& p : clean.pools) {
-    if (p.pool == PoolOf::kAll) allowed = p.allowed_scale_error;
+    if (p.pool == PoolOf::kAll) allowed = p.least_found();
   }
   ASSERT_GT(allowed, 0);
 

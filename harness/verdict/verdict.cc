@@ -4,9 +4,21 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cctype>
+#include <cmath>
 
 namespace isoshard {
+
+double AllowedRange::used_by(double value) const noexcept {
+  const double middle = (least + most) / 2, half = (most - least) / 2;
+  if (half > 0) return std::fabs(value - middle) / half;
+  return value == middle ? 0 : HUGE_VAL;
+}
+
+double PooledComparison::least_found() const noexcept {
+  return std::max(std::fabs(allowed_scale.least - 1), std::fabs(allowed_scale.most - 1));
+}
 
 std::string_view name_of(ShiftedCopy copy) noexcept {
   switch (copy) {

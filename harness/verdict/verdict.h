@@ -76,6 +76,16 @@ enum class PoolOf : std::uint8_t {
 };
 [[nodiscard]] std::string_view name_of(PoolOf pool) noexcept;
 
+/// The values of a statistic that a correct run may have, both ends among them.
+struct AllowedRange {
+  double least = 0, most = 0;
+
+  /// A NaN is never within.
+  [[nodiscard]] bool holds(double value) const noexcept { return value >= least && value <= most; }
+  /// The part of the allowed error that is used: 0 in the middle, 1 at both ends, more outside.
+  [[nodiscard]] double used_by(double value) const noexcept;
+};
+
 /// The best-fit scale and the shift of several tensors together, against what redrawn runs of the
 /// reference show.
 struct PooledComparison {
@@ -85,12 +95,15 @@ struct PooledComparison {
   Stage stage = Stage::kForward;
   std::int64_t tensors = 0;
   double scale = 1;  ///< the one factor that fits all of them best
-  double allowed_scale_error = 0;
+  AllowedRange allowed_scale{1, 1};
   /// Mean difference, in units of each tensor's root mean square.
   double shift = 0;
-  double allowed_shift = 0;
+  AllowedRange allowed_shift;
   int runs = 0;  ///< redrawn runs that recorded it
   bool within = true;
+
+  /// The smallest error of a common factor that no correct run hides.
+  [[nodiscard]] double least_found() const noexcept;
 };
 
 /// One thing that is wrong. Findings are sorted: the first is the first divergent tensor in

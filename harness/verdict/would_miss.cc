@@ -46,11 +46,11 @@ Missed missed_of(const Verdict& verdict, RecordKind kind) {
     if (p.pool == PoolOf::kTensor) {
       const auto found = alone.find(p.first);
       if (found == alone.end()) continue;
-      found->second = std::min(found->second, p.allowed_scale_error);
+      found->second = std::min(found->second, p.least_found());
     }
     if (p.pool == PoolOf::kRank) continue;
     double& least = together.at(p.first.step);
-    least = std::min(least, p.allowed_scale_error);
+    least = std::min(least, p.least_found());
   }
   for (const auto& [key, error] : alone) {
     if (!missed.any || error > missed.worst) {
@@ -70,7 +70,7 @@ std::optional<double> missed_of_loss(const Verdict& verdict) {
       continue;
     double error = t.scale_sensitivity;
     for (const PooledComparison& p : verdict.pools) {
-      if (p.first == t.key) error = std::min(error, p.allowed_scale_error);
+      if (p.first == t.key) error = std::min(error, p.least_found());
     }
     worst = std::max(worst.value_or(0), error);
   }

@@ -48,9 +48,10 @@ void append_csv(std::ofstream& csv, std::int64_t index, const Verdict& verdict, 
                        t.weakness.empty() ? 0 : 1, t.elements, t.unmasked_share);
   }
   for (const PooledComparison& p : verdict.pools) {
-    csv << fmt::format("{},{},{},pool {},{},{},{},{},{},{},{}\n", index, name_of(dtype),
-                       name_of(p.stage), name_of(p.pool), p.name, p.tensors, p.scale - 1,
-                       p.allowed_scale_error, p.shift, p.allowed_shift, p.runs);
+    csv << fmt::format("{},{},{},pool {},{},{},{},{},{},{},{},{},{},{}\n", index, name_of(dtype),
+                       name_of(p.stage), name_of(p.pool), p.first.step, p.name, p.tensors,
+                       p.scale - 1, p.allowed_scale.least - 1, p.allowed_scale.most - 1, p.shift,
+                       p.allowed_shift.least, p.allowed_shift.most, p.runs);
   }
 }
 

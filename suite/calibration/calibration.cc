@@ -59,8 +59,8 @@ void Calibration::add(std::int64_t index, const Case& c, const Verdict& verdict)
     }
   }
   for (const PooledComparison& p : verdict.pools) {
-    spread.pooled_scale.push_back(std::fabs(p.scale - 1) / p.allowed_scale_error);
-    spread.pooled_shift.push_back(std::fabs(p.shift) / p.allowed_shift);
+    spread.pooled_scale.push_back(p.allowed_scale.used_by(p.scale));
+    spread.pooled_shift.push_back(p.allowed_shift.used_by(p.shift));
   }
   for (const PublishedBound& bound : verdict.published)
     spread.published.push_back(bound.measured / bound.limit);

@@ -77,6 +77,10 @@ json bound_json(const PublishedBound& bound) {
           {"holds", bound.holds}};
 }
 
+json range_json(const AllowedRange& range) {
+  return {json_number(range.least), json_number(range.most)};
+}
+
 json pool_json(const PooledComparison& p) {
   return {{"pool", name_of(p.pool)},
           {"name", p.name},
@@ -85,9 +89,9 @@ json pool_json(const PooledComparison& p) {
           {"stage", name_of(p.stage)},
           {"tensors", p.tensors},
           {"scale", json_number(p.scale)},
-          {"allowed_scale_error", json_number(p.allowed_scale_error)},
+          {"allowed_scale", range_json(p.allowed_scale)},
           {"shift", json_number(p.shift)},
-          {"allowed_shift", json_number(p.allowed_shift)},
+          {"allowed_shift", range_json(p.allowed_shift)},
           {"runs", p.runs},
           {"within", p.within}};
 }

@@ -250,8 +250,7 @@ class Table {
     std::size_t outside = 0;
     for (const PooledComparison& p : verdict_.pools) {
       outside += p.within ? 0 : 1;
-      const double share =
-          p.allowed_scale_error > 0 ? std::fabs(p.scale - 1) / p.allowed_scale_error : 0;
+      const double share = p.allowed_scale.used_by(p.scale);
       if (worst == nullptr || !(share <= most)) {
         most = share;
         worst = &p;

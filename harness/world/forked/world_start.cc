@@ -255,13 +255,17 @@ void WorldState::start_rank(int rank) {
 void serve_until_done(WorldState& world) {
   using namespace std::chrono_literals;
   std::vector<pollfd> polls;
-  std::optional<PauseWatch> watch;  // asked at the next turn, so that no moment is left out
-  while (!world.is_done()) {
+  // Asked as soon as a wait is over: what ranks did meanwhile may end the world in the same turn.
+  std::optional<PauseWatch> watch;
+  const auto notice_pause = [&] {
     const std::chrono::milliseconds pause = watch ? watch->pause() : 0ms;
-    if (pause.count() > 0) {
-      add_host_pause(pause);
-      for (WorldState* running : running_worlds()) running->on_pause(pause);
-    }
+    if (pause.count() == 0) return;
+    add_host_pause(pause);
+    for (WorldState* running : running_worlds()) running->on_pause(pause);
+    watch.emplace(Clock::now());
+  };
+  while (!world.is_done()) {
+    notice_pause();
     const int signal = interrupt_signal();  // read once: one that comes from here on is in the pipe
     polls.clear();
     Clock::time_point next = Clock::time_point::max();
@@ -277,6 +281,7 @@ void serve_until_done(WorldState& world) {
     polls.push_back({signal_fd, POLLIN, 0});
     watch.emplace(next);
     wait_for(polls, next);
+    notice_pause();
     for (const pollfd& ready : polls) {
       if (ready.revents == 0 || ready.fd == signal_fd) continue;
       for (WorldState* running : running_worlds()) running->on_ready(ready.fd);
