@@ -301,6 +301,97 @@ TEST(RightBundles, OfAnyMeshButTheOneThatIsDemandedAreRefused) {
   EXPECT_EQ(compared(bundles() / "reference", bundles() / "ddp", rules).code, 3);
 }
 
+TEST(RightBundles, AreHeldToTheCallsThatTheTrustedOneSays) {
+  const Verdict verdict = compare_bundles(bundles() / "reference", bundles() / "run", {}, {});
+
+  EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
+  EXPECT_THAT(verdict.collectives, HasSubstr("calls of 4 ranks in 2 steps were held to"));
+}
+
+TEST(RightBundles, MayLackCallsThatTheCommandLineNames) {
+  const TestFolder folder;
+  const fs::path run = folder / "run";
+  const auto leave_out = [](const std::string& name) { return name.find("collectives.") == 7; };
+  spoil(run, "run", [&](const fs::path& b) {
+    for (const char* step : {"step0000", "step0001"}) {
+      const fs::path path = b / step / "rank00002.safetensors";
+      std::vector<SafetensorsEntry> tensors;
+      const SafetensorsFile file = SafetensorsFile::open(path);
+      for (const std::string& name : file.names()) {
+        if (!leave_out(name))
+          tensors.push_back({name, file.info(name).dtype, file.info(name).shape,
+                             [&file, name] { return file.tensor(name); }});
+      }
+      write_safetensors(path, tensors);
+      edit_json(b / step / "rank00002.json", [&](json& document) {
+        json left = json::array();
+        for (const json& record : document["records"]) {
+          if (!record["name"].get<std::string>().starts_with("collectives."))
+            left.push_back(record);
+        }
+        document["records"] = left;
+      });
+    }
+  });
+
+  const End refused = compared(bundles() / "reference", run);
+  const Verdict allowed =
+      compare_bundles(bundles() / "reference", run, {}, {.not_recorded = {"scalar/collectives.*"}});
+
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_THAT(refused.text, HasSubstr("were not recorded on rank 2"));
+  EXPECT_EQ(allowed.status, Status::kConforms) << allowed.reason;
+  EXPECT_THAT(allowed.collectives, HasSubstr("as --not-recorded allows"));
+}
+
+// Nobody says then what the calls must be, and the verdict says that.
+TEST(RightBundles, AreNotHeldToCallsWhereNobodySaysThem) {
+  const TestFolder folder;
+  const fs::path reference = folder / "reference", other = folder / "other";
+  spoil(reference, "reference", [](const fs::path& b) {
+    edit_manifest(b, [](json& m) { m["settings"]["judging"].erase("collectives"); });
+  });
+  spoil(other, "reference", [](const fs::path& b) {
+    edit_manifest(b, [](json& m) { m["settings"]["judging"]["collectives"].erase(0); });
+  });
+
+  const Verdict none = compare_bundles(reference, bundles() / "run", {}, {}),
+                of_ddp = compare_bundles(other, bundles() / "run", {}, {});
+
+  for (const Verdict& verdict : {none, of_ddp}) {
+    EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
+    EXPECT_THAT(verdict.collectives, HasSubstr("recorded and not judged"));
+  }
+  EXPECT_THAT(of_ddp.notes, ::testing::Contains(HasSubstr("has tables of ddp (dp 2 x tp 1)")));
+}
+
+TEST(RightBundles, OfSeveralMicroBatchesConform) {
+  const TestFolder folder;
+  Case item = step_case("autotp", {.dp = 2, .tp = 2});
+  item.micro_batches = 2;
+  item.settings.zero_stage = 1;
+  item.settings.autocast = Dtype::kFloat16;
+  item.settings.loss_scale = {LossScaleSettings::Kind::kStatic, 1000};
+  const Reference reference = make_reference(item, {});
+  const auto settings = bundle_settings(item, policy_of(item));
+  write_bundle(folder / "reference", reference, settings);
+  write_bundle(folder / "run", run_case(item, reference, {.keep = Keep::kEverything}), settings);
+
+  const End right = compared(folder / "reference", folder / "run");
+  const int changed =
+      edit_values(folder / "run", [](int rank, const std::string& name, auto& values) {
+        if (rank >= 2 && name == "grad/model.norm.weight.micro_batch/0")
+          for (double& value : values) value *= 2;
+      });
+  bundle_edit::seal(folder / "run");
+  const End wrong = compared(folder / "reference", folder / "run");
+
+  EXPECT_EQ(right.code, 0) << right.text;
+  EXPECT_EQ(changed, 2);
+  EXPECT_EQ(wrong.code, 1);
+  EXPECT_THAT(wrong.text, HasSubstr("model.norm.weight.micro_batch"));
+}
+
 TEST(RightBundles, MayLeaveTheirLayoutsToBeInferred) {
   const TestFolder folder;
   const fs::path run = folder / "run";

@@ -46,6 +46,20 @@ TEST(CaseJudge, ARunThatEqualsItsDeclaredArithmeticConformsOnBothCounts) {
   }
 }
 
+TEST(CaseJudge, APlainVerdictHoldsCallsToTheTableToo) {
+  Case item = step_case("ddp", {.dp = 2});
+  RunOptions other_buckets;
+  other_buckets.edits.parts = [](TrainerParts& parts, Mesh&) { parts.bucket_bytes = 4096; };
+
+  const Verdict right = judged(item, ReferenceKind::kPlain).verdict,
+                wrong = judged(item, ReferenceKind::kPlain, other_buckets).verdict;
+
+  EXPECT_EQ(right.status, Status::kConforms) << right.reason;
+  EXPECT_THAT(right.collectives, HasSubstr("were held to the subject's table"));
+  ASSERT_EQ(wrong.status, Status::kDiverges) << wrong.reason;
+  EXPECT_EQ(wrong.findings.front().stage, Stage::kCollectives) << wrong.reason;
+}
+
 // In bf16 the second of two large steps says little alone: a halved gradient would pass. Bit by bit
 // it cannot.
 TEST(CaseJudge, WhatShowsTooLittleWithinTolerancesIsShownByTheEmulation) {

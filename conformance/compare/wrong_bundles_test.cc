@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// A wrong run never conforms, whatever its own bundle says: each row edits a bundle of a right run
 /// as its author could, seals it again, and is told to be wrong, or is refused.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <span>
 
 #include "suite/testing/dumped_bundles.h"
 
@@ -301,6 +306,73 @@ INSTANTIATE_TEST_SUITE_P(
               },
               {1, 3},
               "model.norm"}),
+    name_of_row);
+
+/// Rewrites the tensors of a rank and step 1; `edit` may change bytes, or leave a tensor out by
+/// returning false.
+void edit_tensors(const fs::path& bundle, int rank,
+                  const std::function<bool(const std::string& name, std::span<std::byte>)>& edit) {
+  const fs::path path = bundle / "step0001" / fmt::format("rank{:05}.safetensors", rank);
+  std::vector<SafetensorsEntry> tensors;
+  {
+    const SafetensorsFile file = SafetensorsFile::open(path);
+    for (const std::string& name : file.names()) {
+      const HostTensor tensor = file.tensor(name);
+      const auto bytes =
+          std::make_shared<std::vector<std::byte>>(tensor.bytes.begin(), tensor.bytes.end());
+      if (!edit(name, *bytes)) continue;
+      tensors.push_back(
+          {name, tensor.dtype, tensor.shape, [=, dtype = tensor.dtype, shape = tensor.shape] {
+             return HostTensor{dtype, shape, *bytes, bytes};
+           }});
+    }
+  }
+  write_safetensors(path, tensors);
+}
+
+/// One element more in the third call of rank 1 along dp.
+void change_a_call(const fs::path& bundle) {
+  int changed = 0;
+  edit_tensors(bundle, 1, [&](const std::string& name, std::span<std::byte> bytes) {
+    if (name != "scalar/collectives.dp.rank1/0") return true;
+    constexpr std::size_t kCount = (2 * 6 + 5) * sizeof(std::int64_t);
+    std::int64_t count = 0;
+    std::memcpy(&count, bytes.data() + kCount, sizeof(count));
+    ++count;
+    std::memcpy(bytes.data() + kCount, &count, sizeof(count));
+    ++changed;
+    return true;
+  });
+  ASSERT_EQ(changed, 1);
+}
+
+void delete_calls(const fs::path& bundle) {
+  edit_tensors(bundle, 1, [](const std::string& name, std::span<std::byte>) {
+    return name != "scalar/collectives.dp.rank1/0";
+  });
+  edit_json(bundle / "step0001" / "rank00001.json", [](json& document) {
+    json left = json::array();
+    for (const json& record : document["records"]) {
+      if (record["name"] != "collectives.dp.rank1") left.push_back(record);
+    }
+    ASSERT_EQ(left.size() + 1, document["records"].size());
+    document["records"] = left;
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Collectives, WrongBundles,
+    ::testing::Values(
+        Wrong{"OfOtherBytes", change_a_call, {1}, "collectives.dp.rank1 (step 1): call 3 "},
+        Wrong{"OfOtherBytesUnderAnotherName",
+              [](const fs::path& b) {
+                change_a_call(b);
+                edit_manifest(b, [](json& m) { m["subject"] = "mine"; });
+              },
+              {1},
+              "collectives.dp.rank1 (step 1): call 3 "},
+        Wrong{"OfDdp", change_a_call, {1}, "collectives.dp.rank1 (step 1): call 3 ", "ddp"},
+        Wrong{"Deleted", delete_calls, {1}, "collectives.dp.rank1 (step 1): were not recorded"}),
     name_of_row);
 
 }  // namespace

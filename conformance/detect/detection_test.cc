@@ -16,6 +16,7 @@
 #include "core/base/error.h"
 #include "harness/fault/collective_fault.h"
 #include "harness/judge/judge.h"
+#include "harness/trace/clipped.h"
 #include "suite/faults/fault.h"
 #include "suite/reference/reference.h"
 #include "suite/testing/step_cases.h"
@@ -86,8 +87,10 @@ TEST_P(FaultDetection, AlarmsAndNamesTheFirstTensorRankAndCause) {
   ++score.alarms;
   const Finding& first = verdict.findings.front();
   ASSERT_FALSE(first.ranks.empty());
+  // of several micro-batches the sum after one of them is named, where that is wrong already
+  const std::string name = final_gradient_of(first.key).value_or(first.key).name;
   const bool first_right = first.stage == expected.stage &&
-                           (expected.name.empty() || first.key.name == expected.name) &&
+                           (expected.name.empty() || name == expected.name) &&
                            first.key.step == expected.step;
   EXPECT_TRUE(first_right) << "expected " << name_of(expected.stage) << " of " << expected.name
                            << " in step " << expected.step << "\n"

@@ -5,12 +5,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "harness/judge/judge.h"
+#include "harness/trace/clipped.h"
 #include "subjects/data/sampler.h"
 #include "subjects/optim/wrapped_optimizer.h"
 #include "subjects/parallel/wrapped_data_parallel.h"
@@ -20,6 +23,8 @@
 
 namespace isoshard {
 namespace {
+
+using ::testing::HasSubstr;
 
 Case two_steps(std::string subject, const Degrees& degrees) {
   Case item = step_case(std::move(subject), degrees);
@@ -119,6 +124,162 @@ TEST(RecordedStep, ShowsTheGradientsThatAreSteppedWith) {
 
     expect_first(verdict, "model.norm.weight.clipped", Stage::kClippedGrad, 0);
   }
+}
+
+/// Doubles what the first micro-batch left, and halves it again before the second one adds to it.
+class DoublingBetween final : public WrappedDataParallel {
+ public:
+  using WrappedDataParallel::WrappedDataParallel;
+  void after_backward(bool reduces, bool is_last) override {
+    inner().after_backward(reduces, is_last);
+    if (!is_last) multiply(2);
+    is_doubled_ = !is_last;
+  }
+  void before_backward(bool reduces) override {
+    if (is_doubled_) multiply(0.5);
+    inner().before_backward(reduces);
+  }
+
+ private:
+  void multiply(double factor) {
+    for (const auto& [name, parameter] : inner().held()) parameter.mutable_grad().mul_(factor);
+  }
+
+  bool is_doubled_ = false;
+};
+
+TEST(RecordedStep, ShowsGradientsBetweenMicroBatches) {
+  for (const int zero_stage : {0, 1}) {
+    Case item = step_case("autotp", {.dp = 2});
+    item.settings.zero_stage = zero_stage;
+    item.micro_batches = 2;
+    const RunOptions doubled = with_parts([](TrainerParts& parts, Mesh&) {
+      parts.data_parallel = std::make_unique<DoublingBetween>(std::move(parts.data_parallel));
+    });
+
+    for (const Verdict& verdict : {verdict_of(item, doubled), exact_verdict_of(item, doubled)}) {
+      expect_first(verdict, "model.embed_tokens.weight.micro_batch", Stage::kParameterGrad, 0);
+      if (HasFatalFailure()) return;
+      EXPECT_EQ(verdict.findings.front().key.call, 0);
+      EXPECT_THAT(verdict.reason,
+                  HasSubstr("wrong after micro-batch 0, right at the end of the step"));
+      for (const Finding& finding : verdict.findings)
+        EXPECT_TRUE(final_gradient_of(finding.key).has_value()) << finding.what;
+    }
+  }
+}
+
+/// Loses what the second of three micro-batches adds, from there on.
+class LosingSecond final : public WrappedDataParallel {
+ public:
+  using WrappedDataParallel::WrappedDataParallel;
+  void after_backward(bool reduces, bool is_last) override {
+    inner().after_backward(reduces, is_last);
+    const NamedTensors now = inner().accumulated().gradients;
+    if (++num_backwards_ == 2) {
+      for (const auto& [name, gradient] : now) at::Tensor(gradient).copy_(first_.at(name));
+    }
+    for (const auto& [name, gradient] : now) first_[name] = gradient.clone();
+  }
+
+ private:
+  int num_backwards_ = 0;
+  NamedTensors first_;
+};
+
+// Also of gradients that are reduced already, pieces of them, and main gradients.
+TEST(RecordedStep, NamesTheMicroBatchWhoseGradientsAreLost) {
+  for (const char* const subject : {"ddp", "fsdp_tp", "megatron"}) {
+    Case item = step_case(subject, {.dp = 2});
+    item.micro_batches = 3;
+
+    const Verdict verdict = verdict_of(
+        item, with_parts([](TrainerParts& parts, Mesh&) {
+          parts.data_parallel = std::make_unique<LosingSecond>(std::move(parts.data_parallel));
+        }));
+
+    expect_first(verdict, "model.embed_tokens.weight.micro_batch", Stage::kParameterGrad, 0);
+    if (HasFatalFailure()) return;
+    EXPECT_EQ(verdict.findings.front().key.call, 1) << subject;
+    EXPECT_THAT(verdict.findings.front().diagnosis, HasSubstr("micro-batch")) << subject;
+  }
+}
+
+struct Accumulating {
+  std::string subject;
+  std::function<void(Case&)> change = [](Case&) {};
+  bool is_reduced = false;  ///< after each micro-batch
+};
+
+TEST(RecordedStep, HasGradientsAfterEachMicroBatchButTheLast) {
+  const std::vector<Accumulating> all = {
+      {"autotp"},
+      {"autotp", [](Case& c) { c.settings.zero_stage = 1; }},
+      {"autotp", [](Case& c) { c.settings.zero_stage = 2; }, true},
+      {"autotp",
+       [](Case& c) {
+         c.settings.autocast = Dtype::kFloat16;
+         c.settings.loss_scale = {LossScaleSettings::Kind::kStatic, 1000};
+       }},
+      {"fsdp_tp", [](Case&) {}, true},
+      {"megatron", [](Case& c) { c.settings.sequence_parallel = true; }},
+      {"megatron", [](Case& c) { c.settings.distributed_optimizer = true; }}};
+  for (const Accumulating& one : all) {
+    Case item = step_case(one.subject, {.dp = 2, .tp = 2}, Dtype::kFloat32, "qwen3");
+    item.micro_batches = 3;
+    one.change(item);
+
+    const Reference reference = make_emulated_reference(item, numerics_of(item));
+    const Trace run = run_case(item, reference);
+    const Verdict plain = verdict_of(item, {}),
+                  exact = judge(reference, run, exact_policy_of(item));
+
+    EXPECT_EQ(plain.status, Status::kConforms) << item.slug() << ": " << plain.reason;
+    EXPECT_EQ(exact.status, Status::kConforms) << item.slug() << ": " << exact.reason;
+    EXPECT_TRUE(plain.not_recorded.empty()) << item.slug();
+    for (const RankTrace& rank : run.ranks) {
+      int between = 0, gradients = 0;
+      for (const Record& record : rank.records) {
+        if (record.key.kind != RecordKind::kGrad || unclipped_of(record.key).has_value()) continue;
+        if (!final_gradient_of(record.key).has_value()) {
+          ++gradients;
+          EXPECT_FALSE(is_partial(record.layout)) << describe(record.key);
+          continue;
+        }
+        ++between;
+        EXPECT_LT(record.key.call, 2);
+        const std::vector<Placement>& placements = record.layout.placements;
+        EXPECT_EQ(std::ranges::count(placements, partial(Axis::kDp, Reduction::kAvg)),
+                  one.is_reduced ? 0 : 1)
+            << describe(record.key);
+      }
+      EXPECT_EQ(between, 2 * gradients) << item.slug();
+      EXPECT_GE(gradients, 20);
+    }
+  }
+}
+
+TEST(RecordedStep, NeedNotShowGradientsBetweenMicroBatchesButThenNone) {
+  Case item = step_case("ddp", {.dp = 2});
+  item.micro_batches = 3;
+  const Reference& reference = reference_of(item);
+  const auto without = [&](const std::function<bool(const RecordKey& key)>& leaves_out) {
+    Trace run = run_case(item, reference);
+    for (RankTrace& rank : run.ranks)
+      std::erase_if(rank.records, [&](const Record& r) { return leaves_out(r.key); });
+    return judge(reference, run, policy_of(item));
+  };
+
+  const Verdict none =
+      without([](const RecordKey& key) { return final_gradient_of(key).has_value(); });
+  const Verdict one = without([](const RecordKey& key) {
+    return key.name == "model.norm.weight.micro_batch" && key.call == 1;
+  });
+
+  EXPECT_EQ(none.status, Status::kConforms) << none.reason;
+  EXPECT_THAT(none.not_recorded, testing::Contains(HasSubstr("model.norm.weight.micro_batch")));
+  expect_first(one, "model.norm.weight.micro_batch", Stage::kParameterGrad, 0);
+  EXPECT_THAT(one.reason, HasSubstr("was recorded by no rank"));
 }
 
 /// Counts one update more than it makes.

@@ -97,11 +97,13 @@ void read_judging(const json& judging, const std::filesystem::path& origin, RunS
       settings.max_grad_norm = number_of(value, key, origin);
     } else if (key == "num_names") {
       read_num_names(value, origin, settings);
+    } else if (key == "collectives") {
+      settings.collectives = run_calls_of(value, origin);
     } else {
       refuse(origin,
              fmt::format("\"judging\" has no key \"{}\"; known are coarsest_dtype, "
                          "mask_small_gradients, activation_grad_scale, grad_scale, partial, "
-                         "max_grad_norm, num_names",
+                         "max_grad_norm, num_names, collectives",
                          key));
     }
   }

@@ -5,7 +5,8 @@
 ///     {"training": {"dtype": "bf16", "optimizer": {"kind": "adamw", "learning_rate": 0.001}, ...},
 ///      "judging": {"coarsest_dtype": "bf16", "mask_small_gradients": true,
 ///                  "activation_grad_scale": 2, "partial": ["activation_grad/*.k_proj"],
-///                  "max_grad_norm": 1, "num_names": {"model.embed_tokens.weight": 2}}}
+///                  "max_grad_norm": 1, "num_names": {"model.embed_tokens.weight": 2},
+///                  "collectives": [...]}}
 ///
 /// Of "judging" only the trusted run's word counts: it says how runs are judged against it.
 /// Each part may be missing, and so may each key; a subject that is not ours names its training
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "harness/bundle/run_calls.h"
 #include "harness/trace/judge_policy.h"
 
 namespace isoshard {
@@ -39,6 +41,8 @@ struct RunSettings {
   std::optional<std::vector<std::string>> partial;    ///< as JudgePolicy
   std::optional<double> max_grad_norm;                ///< as JudgePolicy
   std::map<std::string, int, std::less<>> num_names;  ///< as JudgePolicy
+  /// What ranks of runs that are judged against this one must call.
+  std::vector<RunCalls> collectives;
 };
 
 /// The part "judging" of the settings of a run.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "harness/causes/run_causes.h"
+#include "harness/trace/clipped.h"
 
 namespace isoshard::detail {
 namespace {
@@ -290,8 +291,8 @@ std::string cause_in_other_gradients(const Evidence& e) {
   std::int64_t searched = 0;
   for (const Record& record : e.reference.trace().ranks.at(0).records) {
     const RecordKey& key = record.key;
-    if (stage_of(key) != Stage::kParameterGrad || key.step != e.wanted.key.step ||
-        key.name == e.wanted.key.name)
+    if (stage_of(key) != Stage::kParameterGrad || is_gradient_besides(key) ||
+        key.step != e.wanted.key.step || key.name == e.wanted.key.name)
       continue;
     searched += numel_of(record.layout.global_shape);
     if (searched > kMostSearched) return "";

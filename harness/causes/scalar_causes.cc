@@ -12,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "harness/causes/run_causes.h"
+#include "harness/trace/clipped.h"
 
 namespace isoshard::detail {
 namespace {
@@ -193,7 +194,8 @@ void add_squares(const Evidence& e, Axis axis, const RecordKey& key, Squares& sq
 Squares squares_along(const Evidence& e, Axis axis) {
   Squares squares{0, std::vector<double>(static_cast<std::size_t>(e.actual.mesh.degree(axis)), 0)};
   for (const Record& wanted : e.reference.trace().ranks.at(0).records) {
-    if (stage_of(wanted.key) == Stage::kParameterGrad && wanted.key.step == e.wanted.key.step)
+    if (stage_of(wanted.key) == Stage::kParameterGrad && !is_gradient_besides(wanted.key) &&
+        wanted.key.step == e.wanted.key.step)
       add_squares(e, axis, wanted.key, squares);
   }
   return squares;

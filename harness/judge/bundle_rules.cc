@@ -13,6 +13,7 @@
 
 #include "core/base/error.h"
 #include "harness/stats/stats.h"
+#include "harness/trace/clipped.h"
 #include "harness/trace/collective_calls.h"
 #include "harness/trace/judge_policy.h"
 #include "harness/trace/parts.h"
@@ -66,11 +67,12 @@ void require_zero_padding(const RankTrace& rank, const Record& record,
   }
 }
 
-/// The tensors among which a rank may hold nothing of one: those of a step, kind and call.
-using Group = std::tuple<int, RecordKind, int>;
+/// The tensors among which a rank may hold nothing of one: those of a step, kind and call, and
+/// gradients between micro-batches, which need not lie as final ones do.
+using Group = std::tuple<int, RecordKind, int, bool>;
 
 Group group_of(const RecordKey& key) {
-  return {key.step, key.kind, key.call};
+  return {key.step, key.kind, key.call, final_gradient_of(key).has_value()};
 }
 
 /// A part of a tensor, wherever it stands.

@@ -10,7 +10,9 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/mesh/mesh_words.h"
 #include "harness/bundle/bundle.h"
+#include "harness/bundle/run_calls.h"
 #include "harness/bundle/run_settings.h"
 #include "harness/judge/assembled.h"
 #include "harness/judge/bundle_rules.h"
@@ -18,6 +20,8 @@
 #include "harness/judge/infer_layouts.h"
 #include "harness/judge/judge.h"
 #include "harness/judge/replay.h"
+#include "harness/trace/clipped.h"
+#include "harness/trace/collective_calls.h"
 #include "harness/trace/numbers.h"
 #include "harness/verdict/equal_runs.h"
 #include "harness/verdict/verdict.h"
@@ -61,7 +65,7 @@ int dp_degree(const MeshShape& mesh) {
 std::optional<double> own_scale(const Saved& trusted, const Reference& reference, RecordKind kind) {
   std::optional<double> scale;
   for (const Record& record : reference.trace().ranks.at(0).records) {
-    if (record.key.kind != kind) continue;
+    if (record.key.kind != kind || final_gradient_of(record.key).has_value()) continue;
     const RecordKey loss_scale{record.key.step, RecordKind::kScalar, "loss_scale", 0};
     const bool is_scaled =
         kind == RecordKind::kActivationGrad && reference.find(loss_scale) != nullptr;
@@ -258,6 +262,41 @@ void add_claims(const Saved& judged, const BundleRules& rules, std::vector<std::
   }
 }
 
+/// What the trusted side says that the ranks of this run call: the table of its own subject on this
+/// mesh. A run that recorded calls is held to another subject's if there is none of its own: it
+/// cannot take another name to be free.
+CollectiveTable table_for(const Saved& trusted, const Trace& judged,
+                          std::vector<std::string>& notes) {
+  const std::vector<RunCalls>& tables = trusted.settings.collectives;
+  const RunCalls* found = nullptr;
+  for (const RunCalls& calls : tables) {
+    if (calls.mesh != judged.mesh) continue;
+    if (found == nullptr || calls.subject == judged.subject) found = &calls;
+  }
+  const bool has_calls = std::ranges::any_of(judged.ranks, [](const RankTrace& rank) {
+    return std::ranges::any_of(rank.records, [](const Record& r) { return is_collectives(r.key); });
+  });
+  const bool is_own = found != nullptr && found->subject == judged.subject;
+  if (is_own || (found != nullptr && has_calls)) {
+    if (!is_own)
+      notes.push_back(fmt::format(
+          "the trusted run has no table of the collectives of {}: they are held to that of {}",
+          judged.subject, found->subject));
+    return table_of(*found);
+  }
+  if (!tables.empty() && judged.mesh.world_size() > 1) {
+    std::vector<std::string> there;
+    for (const RunCalls& calls : tables)
+      there.push_back(
+          fmt::format("{} ({})", calls.subject, words_of(calls.mesh.axes(), "one process")));
+    notes.push_back(fmt::format(
+        "collectives were not judged: the trusted run has tables of {}, and this is a run of {} "
+        "({})",
+        fmt::join(there, ", "), judged.subject, words_of(judged.mesh.axes(), "one process")));
+  }
+  return {};
+}
+
 /// Where the sampler and the masks stand, which a run whose batches come from a file has not.
 void leave_out_places_in_data(const Saved& judged, JudgePolicy& policy, std::set<RecordKey>& extra,
                               std::vector<std::string>& notes) {
@@ -291,6 +330,7 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
   check_masks(trusted);
   const Reference reference = reference_of(trusted);
   policy = policy_of(trusted, reference, judged.bundle.trace.mesh, rules, std::move(policy));
+  policy.collectives = table_for(trusted, judged.bundle.trace, notes);
   infer_layouts(judged.bundle, reference, policy, judged.manifest);
   require_honest_layouts(judged.bundle.trace, rules.not_recorded, judged.manifest);
   if (reference.response_runs() == 0 && !policy.rtol.has_value()) policy.level = Level::kExact;

@@ -76,7 +76,12 @@ class Judge {
     }
     index_records();
     for (const Record& wanted : reference_.trace().ranks[0].records) {
-      if (!is_own_repetition(wanted.key) && !is_collectives(wanted.key)) judge_one(wanted);
+      if (is_own_repetition(wanted.key) || is_collectives(wanted.key)) continue;
+      if (may_be_left_out(wanted.key)) {
+        verdict_.not_recorded.push_back(describe(wanted.key));
+      } else {
+        judge_one(wanted);
+      }
     }
     for (const auto& [key, held] : held_) {
       if (is_own_repetition(key) || is_collectives(key)) continue;
@@ -127,6 +132,14 @@ class Judge {
     const RecordKey norm{key.step, RecordKind::kScalar, "grad_norm", 0};
     return gradient.has_value() && reference_.find(*gradient) != nullptr &&
            reference_.find(norm) != nullptr && !std::isfinite(number_of(reference_.tensor(norm)));
+  }
+
+  /// A run need not show a parameter's gradient between micro-batches. If it does, then after each.
+  bool may_be_left_out(const RecordKey& key) const {
+    if (!final_gradient_of(key).has_value()) return false;
+    const auto first = held_.lower_bound({key.step, key.kind, key.name, 0});
+    return first == held_.end() || first->first.step != key.step || first->first.kind != key.kind ||
+           first->first.name != key.name;
   }
 
   void add_coverage_finding(const RecordKey& key, std::int64_t order, std::string problem,
@@ -210,10 +223,12 @@ class Judge {
     }
     if (!result.not_judged.empty() && not_judged_.empty()) not_judged_ = result.not_judged;
     if (!result.findings.empty()) {
-      // what stands for a record is not diagnosed: the reference has no such tensor
-      const auto shared = reference_.find(wanted.key) == nullptr
-                              ? std::shared_ptr<const TensorResult>()
-                              : std::make_shared<const TensorResult>(result);
+      // what stands for a record is not diagnosed: the reference has no such tensor; the final
+      // gradient says more than one between micro-batches
+      const bool is_diagnosed =
+          reference_.find(wanted.key) != nullptr && !final_gradient_of(wanted.key).has_value();
+      const auto shared = !is_diagnosed ? std::shared_ptr<const TensorResult>()
+                                        : std::make_shared<const TensorResult>(result);
       for (Finding& finding : result.findings)
         findings_.push_back({wanted.order, std::move(finding), shared});
     }
@@ -301,6 +316,27 @@ class Judge {
       ordered.finding.diagnosis = fmt::format("{}: {}", subject_of(key), cause);
       causes_[key] = std::move(cause);
     }
+    diagnose_between_micro_batches();
+  }
+
+  /// A gradient that goes wrong between micro-batches has the cause of the final one.
+  void diagnose_between_micro_batches() {
+    if (findings_.empty()) return;
+    Finding& first = findings_.front().finding;
+    const std::optional<RecordKey> final = final_gradient_of(first.key);
+    const auto tensor_of = [&](const RecordKey& key) {
+      return std::ranges::find(verdict_.tensors, key, &TensorComparison::key);
+    };
+    if (!final.has_value() || tensor_of(first.key) == verdict_.tensors.end()) return;
+    const auto cause = causes_.find(*final);
+    if (cause != causes_.end()) {
+      first.diagnosis = fmt::format("{}: {}", subject_of(*final), cause->second);
+      return;
+    }
+    const auto tensor = tensor_of(*final);
+    if (tensor != verdict_.tensors.end() && tensor->within)
+      first.diagnosis = fmt::format("{}: wrong after micro-batch {}, right at the end of the step",
+                                    subject_of(*final), first.key.call);
   }
 
   /// What stands around the first finding belongs to its cause: whether everything earlier is
@@ -308,10 +344,11 @@ class Judge {
   void summarise_first() {
     if (verdict_.findings.empty() || verdict_.findings.front().diagnosis.empty()) return;
     Finding& first = verdict_.findings.front();
-    const std::string cause = causes_[first.key];
+    const RecordKey diagnosed = final_gradient_of(first.key).value_or(first.key);
+    const std::string cause = causes_[diagnosed];
     if (first.stage == Stage::kParameterGrad || first.stage == Stage::kParameterAfterStep ||
         first.stage == Stage::kReplicaDrift) {
-      const auto [same, all] = count_same(first.key, cause);
+      const auto [same, all] = count_same(diagnosed, cause);
       if (same == all && all > 1) {
         first.diagnosis = fmt::format(
             "{} of all parameters: {}",
@@ -336,7 +373,7 @@ class Judge {
     int same = 0, all = 0;
     for (const TensorComparison& tensor : verdict_.tensors) {
       if (tensor.key.step != key.step || tensor.key.kind != key.kind ||
-          tensor.key.call != key.call ||
+          tensor.key.call != key.call || final_gradient_of(tensor.key).has_value() ||
           unclipped_of(tensor.key).has_value() != unclipped_of(key).has_value())
         continue;
       ++all;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The factor that the reference's norm gives.
+// The factor that the reference's norm gives, and names.
 #include "harness/trace/clipped.h"
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 #include <vector>
 
 #include "harness/trace/numbers.h"
@@ -22,6 +23,16 @@ std::optional<double> clip_factor_of(const Reference& reference, int step, doubl
 }
 
 }  // namespace
+
+std::optional<RecordKey> final_gradient_of(const RecordKey& key) {
+  constexpr std::string_view kMicroBatch = ".micro_batch";
+  if (key.kind != RecordKind::kGrad || !key.name.ends_with(kMicroBatch)) return std::nullopt;
+  return RecordKey{key.step, key.kind, key.name.substr(0, key.name.size() - kMicroBatch.size()), 0};
+}
+
+bool is_gradient_besides(const RecordKey& key) {
+  return unclipped_of(key).has_value() || final_gradient_of(key).has_value();
+}
 
 std::optional<WantedRecord> wanted_of(const Reference& reference, const RecordKey& key,
                                       const JudgePolicy& policy) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a gradient must be after clipping, by the reference's own gradients.
+/// Gradients besides the final one of a step: after clipping, by the reference's own gradients, and
+/// between micro-batches.
 #pragma once
 #include <optional>
 
@@ -7,6 +8,14 @@
 #include "harness/trace/reference.h"
 
 namespace isoshard {
+
+/// Of a record "<parameter>.micro_batch", which is what the gradient has been added up to when a
+/// micro-batch but the last one ends (call 0 is the first): the key of the final gradient.
+[[nodiscard]] std::optional<RecordKey> final_gradient_of(const RecordKey& key);
+
+/// Whether a record is a gradient that the final one of its step says, clipped or not final yet.
+/// Shares of gradients and what a verdict would have missed are those of final ones.
+[[nodiscard]] bool is_gradient_besides(const RecordKey& key);
 
 /// The reference's record that a record of a run is compared with.
 struct WantedRecord {

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <map>
 
+#include "harness/trace/clipped.h"
+
 namespace isoshard {
 namespace {
 
@@ -27,7 +29,7 @@ Sums sums_of(std::span<const TensorComparison> tensors) {
     if (t.level != Level::kPerturbed) continue;
     const auto elements = static_cast<double>(t.elements);
     // a clipped gradient is its gradient once more
-    if (t.key.kind == RecordKind::kGrad && !unclipped_of(t.key).has_value()) {
+    if (t.key.kind == RecordKind::kGrad && !is_gradient_besides(t.key)) {
       Sum& sum = sums.gradients[t.key.step];
       sum.all += elements;
       if (t.insensitive) sum.part += elements;
@@ -46,7 +48,7 @@ JudgedShare judged_share_of(std::span<const TensorComparison> tensors) {
   JudgedShare share;
   for (const TensorComparison& t : tensors) {
     if (t.level != Level::kPerturbed) continue;
-    if (t.insensitive && !unclipped_of(t.key).has_value()) ++share.insensitive;
+    if (t.insensitive && !is_gradient_besides(t.key)) ++share.insensitive;
     if (stepped_parameter(t.key).empty() || t.unmasked_share >= share.least) continue;
     share.least = t.unmasked_share;
     share.least_tensor = describe(t.key);

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "harness/stats/tolerance.h"
+#include "harness/trace/clipped.h"
 
 namespace isoshard {
 namespace {
@@ -155,8 +156,8 @@ class Pools {
 
   std::optional<Item> item_of(const TensorComparison& t) const {
     const Stats& s = t.stats;
-    if (t.level != Level::kPerturbed || t.insensitive || t.unmasked_share != 1 || s.numel == 0 ||
-        !(s.sum_sq_reference > 0) ||
+    if (t.level != Level::kPerturbed || is_gradient_besides(t.key) || t.insensitive ||
+        t.unmasked_share != 1 || s.numel == 0 || !(s.sum_sq_reference > 0) ||
         s.nan_reference + s.inf_reference + s.nan_actual + s.inf_actual > 0)
       return std::nullopt;
     const Record* record = reference_.find(t.key);

@@ -128,7 +128,11 @@ class TensorJudge {
       if (!options_.activation_grad_scale.has_value()) return std::nullopt;
       return *options_.activation_grad_scale * loss_scale();
     }
-    if (wanted_.key.kind == RecordKind::kGrad) return options_.grad_scale;
+    if (wanted_.key.kind == RecordKind::kGrad) {
+      if (!is_between_micro_batches() || !options_.grad_scale.has_value())
+        return options_.grad_scale;
+      return *options_.grad_scale * loss_scale();  // which is divided out at the end
+    }
     if (is_backward_value(wanted_.key)) return loss_scale();
     return 1;
   }
@@ -137,6 +141,8 @@ class TensorJudge {
   static bool is_backward_value(const RecordKey& key) {
     return key.kind == RecordKind::kScalar && key.name == "loss_backward";
   }
+
+  bool is_between_micro_batches() const { return final_gradient_of(wanted_.key).has_value(); }
 
   /// Whatever is final, and whatever nobody trusted says so of, is no sum that is still to be made.
   bool may_be_partial(const Record& record) const {
@@ -148,6 +154,7 @@ class TensorJudge {
       });
     }
     if (key.kind == RecordKind::kActivation && key.name.ends_with(".partial")) return true;
+    if (is_between_micro_batches()) return true;
     if (options_.partial.has_value()) return matches_any(*options_.partial, key);
     return key.kind == RecordKind::kActivation || key.kind == RecordKind::kActivationGrad;
   }
@@ -371,6 +378,7 @@ class TensorJudge {
       allow_error_of_norm(c);  // what it shows too little of, its gradient shows as well
       return true;
     }
+    if (is_between_micro_batches()) return true;  // the final gradient shows it as well
     c.rolled_error = rolled_error(reference_, wanted_);
     c.rolled_copy = judged_shifted_copy(c, options_.k, options_.coarsest);
     c.weakness = c.insensitive ? weakness_of_noise(c, largest_norm_of_kind(reference_, wanted_.key),

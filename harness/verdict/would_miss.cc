@@ -9,6 +9,8 @@
 #include <map>
 #include <optional>
 
+#include "harness/trace/clipped.h"
+
 namespace isoshard {
 namespace {
 
@@ -30,7 +32,7 @@ Missed missed_of(const Verdict& verdict, RecordKind kind) {
   std::map<int, double> together;
   Missed missed;
   for (const TensorComparison& t : verdict.tensors) {
-    if (unclipped_of(t.key).has_value()) continue;  // its gradient says it
+    if (is_gradient_besides(t.key)) continue;  // its gradient says it
     if (t.key.kind != kind || t.level == Level::kExact || t.stats.numel == 0) continue;
     if (t.insensitive) {
       ++missed.insensitive;

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <utility>
 
+#include "harness/trace/clipped.h"
+
 namespace isoshard {
 namespace {
 
@@ -25,7 +27,7 @@ Columns columns_of(const ReportCase& item) {
     if (t.key.kind == RecordKind::kScalar && name == "loss") {
       columns.reference.losses = t.reference_values;
       columns.run.losses = t.actual_values;
-    } else if (t.stage == Stage::kParameterGrad) {
+    } else if (t.stage == Stage::kParameterGrad && !is_gradient_besides(t.key)) {
       columns.reference.parameter_gradient_norms[name] = reference;
       columns.run.parameter_gradient_norms[name] = actual;
     } else if (t.key.kind == RecordKind::kActivationGrad) {

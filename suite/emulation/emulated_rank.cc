@@ -274,8 +274,33 @@ void EmulatedRank::forward_backward(const std::vector<TokenBatch>& batches, int 
     micro.root.backward(is_scaled_loss ? at::full_like(micro.root, scale()) : micro.gradient);
     loss.backward_sum += micro.value * scale();
     add_gradients();
+    if (m + 1 < batches.size()) record_accumulated();
   }
   record_backward(loss);
+}
+
+// Where only some tp ranks hold summands of a part, nothing says where they lie.
+void EmulatedRank::record_accumulated() {
+  const NumericsSpec& numerics = run_->numerics;
+  const bool is_reduced = numerics.data.accumulation.reduces_every_micro_batch;
+  std::set<std::string> summed;  // later, over tp
+  if (world_->degree(Axis::kTp) > 1) {
+    for (const std::vector<std::string>& names : numerics.tensor.holder_sums)
+      summed.insert(names.begin(), names.end());
+  }
+  for (const ParameterSpec& spec : run_->specs) {
+    const bool is_summed = summed.contains(spec.name);
+    if (is_summed && cut_of(numerics.tensor, spec.name) != nullptr) continue;
+    const at::Tensor& parameter = parameters_.at(spec.name);
+    at::Tensor sum = parameter.grad();
+    if (!added_.empty()) sum = added_.at(spec.name);
+    Layout layout = is_reduced ? piece_layout(spec) : layout_of(spec);
+    if (!is_reduced && world_->degree(Axis::kDp) > 1)
+      layout.placements.push_back(partial(Axis::kDp, Reduction::kAvg));
+    if (is_summed) layout.placements.push_back(partial(Axis::kTp, Reduction::kSum));
+    sink_->on_record({RecordKind::kGrad, spec.name + ".micro_batch", std::move(layout), scale()},
+                     sum.defined() ? sum.detach() : at::zeros_like(parameter).detach());
+  }
 }
 
 at::Tensor EmulatedRank::accumulated_in(const at::Tensor& gradient) const {

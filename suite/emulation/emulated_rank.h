@@ -96,6 +96,7 @@ class EmulatedRank {
   void record_data(const TokenBatch& batch);
   void record_parameters();
   void record_state();
+  void record_accumulated();
   void record_backward(const Loss& loss);
   void record_progress(int step);
   void own_parameters();

@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/comm/tensor.h"
 #include "subjects/model/zoo/registry.h"
+#include "subjects/parallel/wrapped_data_parallel.h"
 #include "suite/faults/catalogue.h"
 #include "suite/faults/test_doubles.h"
 
@@ -146,11 +148,19 @@ Fault bucketing_per_tensor() {
                          1);
 }
 
+/// Has no sums before the end of the step.
+class SummandsApart final : public WrappedDataParallel {
+ public:
+  using WrappedDataParallel::WrappedDataParallel;
+  [[nodiscard]] AccumulatedGradients accumulated() const override { return {}; }
+};
+
 /// Takes what a micro-batch left in the gradients. Before the last one it puts back the sum of all,
 /// in `type`, last one first.
 std::shared_ptr<const Model> add_up_in(at::ScalarType type, TrainerParts& parts, int micro_batches,
                                        const FaultProbe& probe) {
   const auto taken = std::make_shared<std::vector<NamedTensors>>();
+  parts.data_parallel = std::make_unique<SummandsApart>(std::move(parts.data_parallel));
   return accumulation_double(
       parts.model, micro_batches, [=](const Parameters& parameters, int micro_batch) {
         const at::NoGradGuard no_grad;

@@ -21,6 +21,7 @@
 #include "fixtures/oracle/arithmetic_digest.h"
 #include "harness/bundle/run_settings.h"
 #include "harness/judge/judge.h"
+#include "harness/trace/clipped.h"
 #include "harness/world/machine.h"
 #include "subjects/model/config/builtin.h"
 #include "subjects/model/model.h"
@@ -133,9 +134,9 @@ StepRun run_step_golden(const GoldenSpec& spec, const RunOptions& run, int respo
 }
 
 /// Goldens hold what a step computes. What follows from that is judged in every run: gradients as
-/// they are stepped with, counters, the loss once more.
+/// they are stepped with and between micro-batches, counters, the loss once more.
 bool is_stored(const TensorComparison& tensor) {
-  return tensor.stage != Stage::kClippedGrad && tensor.stage != Stage::kProgress &&
+  return !is_gradient_besides(tensor.key) && tensor.stage != Stage::kProgress &&
          tensor.key.name != "loss_backward";
 }
 

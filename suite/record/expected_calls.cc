@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
+#include "harness/bundle/run_calls.h"
 #include "subjects/model/model.h"
 #include "suite/record/make_subject.h"
 
@@ -368,6 +370,17 @@ CollectiveTable collective_table(const Case& item) {
       entry->second = StepTable(tables->item, tables->numerics, *tables->model, rank, step).calls();
     return entry->second[axis];
   };
+}
+
+std::string with_calls_of(std::string_view settings, std::span<const Case> cases) {
+  nlohmann::json all = nlohmann::json::parse(settings), tables = nlohmann::json::array();
+  for (const Case& item : cases) {
+    const CollectiveTable table = collective_table(item);
+    if (table && item.world_size() > 1)
+      tables.push_back(calls_json(item.subject, item.mesh(), item.first_step(), item.steps, table));
+  }
+  if (!tables.empty()) all["judging"]["collectives"] = std::move(tables);
+  return all.dump();
 }
 
 JudgePolicy with_collectives(JudgePolicy policy, const Case& item) {

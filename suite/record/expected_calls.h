@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The table of collectives of a subject's training step, by what it declares about its arithmetic.
 #pragma once
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "fixtures/cases/case.h"
 #include "harness/trace/judge_policy.h"
@@ -17,6 +19,10 @@ namespace isoshard {
 /// anew after its first step depend on the order in which autograd ends: their sum counts.
 /// Guarantees   empty for a case that declares no numerics.
 [[nodiscard]] CollectiveTable collective_table(const Case& item);
+
+/// The settings of a bundle of what these cases are judged against, with what each of them must
+/// call ("judging", "collectives": harness/bundle/run_calls.h). `settings` is a JSON object.
+[[nodiscard]] std::string with_calls_of(std::string_view settings, std::span<const Case> cases);
 
 /// The same policy, with the table of the case.
 [[nodiscard]] JudgePolicy with_collectives(JudgePolicy policy, const Case& item);

@@ -46,9 +46,10 @@ MemoryNeeded memory_needed(const Case& c, Recorded recorded) {
                layers = wide(m.num_layers), hidden = wide(m.hidden_size);
   MemoryNeeded needed;
   if (recorded == Recorded::kEveryStep) {
-    // gradients and stepped weights; outputs of the modules and their gradients
+    // gradients after each micro-batch and stepped weights; outputs of the modules and their
+    // gradients
     const double activations = element * tokens * layers * (4 * hidden + wide(m.intermediate_size));
-    needed.records = wide(c.steps) * (2 * parameters + 2 * activations);
+    needed.records = wide(c.steps) * ((1 + wide(c.micro_batches)) * parameters + 2 * activations);
   }
   // weights and gradients; what backward starts from, where each layer is computed again; scores of
   // one layer

@@ -36,7 +36,10 @@ class OfGradientsScaled final : public Sink {
                : recorder_->on_activation_grad(scaled(site), std::move(gradient));
   }
   void on_record(const Site& site, const at::Tensor& value) override {
-    if (is_of_parameters(site))
+    // who takes the samples rank by rank has other micro-batches
+    const bool is_of_others =
+        activations_ == Activations::kLeftOut && site.name.ends_with(".micro_batch");
+    if (is_of_parameters(site) && !is_of_others)
       recorder_->on_record(site.kind == RecordKind::kGrad ? scaled(site) : site, value);
   }
 

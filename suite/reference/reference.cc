@@ -17,8 +17,8 @@
 #include "harness/run/record.h"
 #include "harness/run/side_by_side.h"
 #include "harness/world/forked/forked_world.h"
-#include "suite/reference/case_deadline.h"
 #include "harness/world/process_name.h"
+#include "suite/reference/case_deadline.h"
 #include "suite/reference/lattice_guard.h"
 #include "suite/reference/perturbed_weights.h"
 #include "suite/reference/plain_run.h"
@@ -138,9 +138,9 @@ std::size_t trace_capacity(const Case& c) {
   double parameters = 0;
   for (const ParameterSpec& spec : make_model(m, c.attention)->parameters())
     parameters += static_cast<double>(numel_of(spec.shape));
-  // As read, gradient, up to three states, after the step; activations and their gradients. Twice,
-  // for points not thought of.
-  const double step = 8.0 * (6.0 * parameters + 2.0 * activations);
+  // As read, gradient after each micro-batch, up to three states, after the step; activations and
+  // their gradients. Twice, for points not thought of.
+  const double step = 8.0 * ((5.0 + c.micro_batches) * parameters + 2.0 * activations);
   // sizes that no machine has must not overflow on their way to being refused
   constexpr double kMost = 0x1p60;
   return static_cast<std::size_t>(std::min(2.0 * step * c.steps, kMost)) + (std::size_t{64} << 20);

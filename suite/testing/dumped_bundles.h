@@ -17,6 +17,7 @@
 #include "harness/bundle/bundle.h"
 #include "harness/judge/compare_bundles.h"
 #include "harness/testing/bundle_edit.h"
+#include "suite/record/expected_calls.h"
 #include "suite/record/run_case.h"
 #include "suite/reference/policy.h"
 #include "suite/reference/reference.h"
@@ -50,7 +51,8 @@ inline const TestFolder& bundles() {
     data.degrees.tp = 1;
     const Reference reference = reference_of(item);
     const auto settings = [](const Case& c) { return bundle_settings(c, policy_of(c)); };
-    write_bundle(folder / "reference", reference, settings(item));
+    const Case judged[] = {item, data};
+    write_bundle(folder / "reference", reference, with_calls_of(settings(item), judged));
     write_bundle(folder / "run", run_case(item, reference, {.keep = Keep::kEverything}),
                  settings(item));
     write_bundle(folder / "ddp", run_case(data, reference, {.keep = Keep::kEverything}),

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "fixtures/inputs/inputs.h"
+#include "harness/trace/clipped.h"
 #include "subjects/model/ops/loss.h"
 #include "subjects/registry/subject_spec.h"
 #include "suite/verify/verify_case.h"
@@ -69,7 +70,7 @@ VerdictNumbers numbers_of(const Verdict& verdict) {
     if (t.key.kind == RecordKind::kScalar && t.key.name == "loss_per_dp_rank") {
       numbers.losses = t.actual_values;
       numbers.reference_losses = t.reference_values;
-    } else if (t.stage == Stage::kParameterGrad) {
+    } else if (t.stage == Stage::kParameterGrad && !is_gradient_besides(t.key)) {
       numbers.gradient_norms[t.key.name] = std::sqrt(t.stats.sum_sq_actual);
       numbers.reference_gradient_norms[t.key.name] = std::sqrt(t.stats.sum_sq_reference);
     } else if (t.key.kind == RecordKind::kActivation && is_listed_module(t.key.name)) {

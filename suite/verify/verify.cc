@@ -5,6 +5,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "core/base/error.h"
 #include "core/base/mapped_file.h"
@@ -20,6 +24,7 @@
 #include "harness/world/interrupt.h"
 #include "harness/world/machine.h"
 #include "suite/faults/fault.h"
+#include "suite/record/expected_calls.h"
 #include "suite/record/run_case.h"
 #include "suite/reference/warm_up_training.h"
 #include "suite/verify/verify_case.h"
@@ -27,28 +32,29 @@
 namespace isoshard {
 namespace {
 
-/// What a bundle says of the single process that a case is judged against.
-std::string reference_settings(const Case& item) {
+/// What a bundle says of the single process that these cases are judged against.
+std::string reference_settings(const Case& item, std::span<const Case> judged) {
   const Case reference = reference_case(item);
   JudgePolicy policy = policy_of(reference);
   // of the runs that are judged against it
   policy.activation_grad_scale = policy_of(item).activation_grad_scale;
-  return bundle_settings(reference, policy);
+  return with_calls_of(bundle_settings(reference, policy), judged);
 }
 
 /// Writes every run as a bundle, and passes on what it hears.
 class BundleDump : public VerifyObserver {
  public:
-  BundleDump(std::filesystem::path folder, VerifyObserver& next)
-      : folder_(std::move(folder)), next_(next) {}
+  BundleDump(const VerifyPlan& plan, VerifyObserver& next)
+      : folder_(plan.dump), cases_(plan.cases), next_(next) {}
 
   void on_plain(const Case& item, const Reference& reference) override {
     write_bundle(folder_ / ("reference_" + item.reference_slug()), reference,
-                 reference_settings(item));
+                 reference_settings(item, judged_against(item.reference_slug())));
     next_.on_plain(item, reference);
   }
   void on_emulated(const Case& item, const Reference& reference) override {
-    write_bundle(folder_ / ("emulated_" + item.slug()), reference, reference_settings(item));
+    write_bundle(folder_ / ("emulated_" + item.slug()), reference,
+                 reference_settings(item, {&item, 1}));
     next_.on_emulated(item, reference);
   }
   void on_run(const Case& item, const Trace& trace) override {
@@ -57,7 +63,15 @@ class BundleDump : public VerifyObserver {
   }
 
  private:
+  [[nodiscard]] std::vector<Case> judged_against(const std::string& reference) const {
+    std::vector<Case> judged;
+    std::ranges::copy_if(cases_, std::back_inserter(judged),
+                         [&](const Case& c) { return c.reference_slug() == reference; });
+    return judged;
+  }
+
   std::filesystem::path folder_;
+  std::vector<Case> cases_;
   VerifyObserver& next_;
 };
 
@@ -128,7 +142,7 @@ Report verify(const VerifyPlan& plan, VerifyObserver& observer) {
   warm_up_training(plan.cases);
   const SharedWeights weights(plan.cases);
   require_unchanged_inputs();
-  BundleDump dump(plan.dump, observer);
+  BundleDump dump(plan, observer);
   CaseJudge judge(judge_plan_of(plan), plan.dump.empty() ? observer : dump);
   // A run with a fault differs: its references are asked for again.
   if (plan.fault.empty()) judge.announce(plan.cases);

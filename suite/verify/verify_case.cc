@@ -260,10 +260,10 @@ Verdict CaseJudge::exact(const Case& item, Trace emulated) {
   return verdict;
 }
 
-// A case whose declared arithmetic nobody asked about may use another one.
+// A legal variation need not make the calls that its subject declares.
 JudgePolicy CaseJudge::plain_policy_of(const Case& item) const {
-  return plan_.reference == ReferenceKind::kPlain ? policy_of(item)
-                                                  : with_collectives(policy_of(item), item);
+  const bool is_benign = !plan_.fault.empty() && !find_fault(plan_.fault).expected.has_value();
+  return is_benign ? policy_of(item) : with_collectives(policy_of(item), item);
 }
 
 Trace CaseJudge::emulated_again(const Case& item, const NumericsSpec& numerics,

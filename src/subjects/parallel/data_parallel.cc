@@ -2,6 +2,9 @@
 // Runs of flattened tensors as flat ranges of the whole one.
 #include "subjects/parallel/data_parallel.h"
 
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 
 namespace isoshard {
@@ -38,6 +41,14 @@ void for_each_row(const Box& box, const Shape& local, const Shape& whole, Add&& 
 }
 
 }  // namespace
+
+NamedTensors gradients_of(const NamedTensors& leaves) {
+  const at::NoGradGuard no_grad;
+  NamedTensors gradients;
+  for (const auto& [name, leaf] : leaves)
+    gradients[name] = leaf.grad().defined() ? leaf.grad() : at::zeros_like(leaf).detach();
+  return gradients;
+}
 
 Layout layout_of_run(const Layout& part, const Shape& local, const MeshShape& mesh, int rank,
                      std::int64_t begin, std::int64_t count) {

@@ -43,6 +43,14 @@ struct DataParallelSetup {
   std::function<void(std::string_view name, const at::Tensor& read)> on_read;
 };
 
+/// What the micro-batches of a step have added up so far, by parameter name.
+struct AccumulatedGradients {
+  NamedTensors gradients;
+  /// Averages over dp, as pieces (DataParallel::piece_layout). Else each rank's own sum, of the
+  /// whole held parameter (held_layout): the gradient is the average of those of the dp ranks.
+  bool is_reduced = false;
+};
+
 /// Requires     phases in this order: setup; then per step before_forward, before_backward,
 ///              after_backward for each micro-batch, finish, gradients, publish. What setup was
 ///              given outlives it.
@@ -63,6 +71,9 @@ class DataParallel {
   /// Waits for reductions that are under way. A parameter that no gradient reached has a gradient
   /// of zeros.
   virtual void finish() = 0;
+  /// Between two micro-batches: the gradients in the dtype in which they are added up, where they
+  /// are. The next backward changes them. Local.
+  [[nodiscard]] virtual AccumulatedGradients accumulated() const = 0;
 
   /// What forward reads, for the record: whole held parameters or, where a rank keeps less, its
   /// pieces. Layouts as held_layout.
@@ -87,6 +98,9 @@ class DataParallel {
   /// Brings stepped masters to where forward reads them, on every rank.
   virtual void publish() = 0;
 };
+
+/// The gradients of leaves, zeros where there is none.   Ranks   local.
+[[nodiscard]] NamedTensors gradients_of(const NamedTensors& leaves);
 
 /// Where elements [begin, begin + count) of a flattened local tensor lie in the whole tensor, as
 /// flat ranges. `part` says where that tensor lies; its boxes tile it but for padding, which is

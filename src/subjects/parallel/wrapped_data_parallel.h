@@ -22,6 +22,7 @@ class WrappedDataParallel : public DataParallel {
     inner_->after_backward(reduces, is_last);
   }
   void finish() override { inner_->finish(); }
+  [[nodiscard]] AccumulatedGradients accumulated() const override { return inner_->accumulated(); }
   [[nodiscard]] const NamedTensors& held() const override { return inner_->held(); }
   [[nodiscard]] Layout held_layout(std::string_view name) const override {
     return inner_->held_layout(name);

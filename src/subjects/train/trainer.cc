@@ -132,8 +132,31 @@ void Trainer::forward_backward(std::span<const TokenBatch> micro_batches) {
     backward_sum += loss.item<double>() * seed.item<double>();
     loss.backward(seed);
     parts_.data_parallel->after_backward(reduces, place.is_last());
+    if (!place.is_last()) record_accumulated();
   }
   record_backward(backward_sum);
+}
+
+// Left out is what is not added up yet, and what only some of the tp ranks hold summands of: no
+// layout says that.
+void Trainer::record_accumulated() const {
+  if (sink_ == nullptr) return;
+  const DataParallel& data_parallel = *parts_.data_parallel;
+  const AccumulatedGradients so_far = data_parallel.accumulated();
+  for (const ParameterSpec& spec : specs_) {
+    const auto over = parts_.partial_grad_sum == nullptr ? PartialGradSum::Over::kNobody
+                                                         : parts_.partial_grad_sum->over(spec.name);
+    const auto sum = so_far.gradients.find(spec.name);
+    if (over == PartialGradSum::Over::kHolders || sum == so_far.gradients.end()) continue;
+    Layout layout = so_far.is_reduced ? data_parallel.piece_layout(spec.name)
+                                      : data_parallel.held_layout(spec.name);
+    if (!so_far.is_reduced && mesh_->degree(Axis::kDp) > 1)
+      layout.placements.push_back(partial(Axis::kDp, Reduction::kAvg));
+    if (over == PartialGradSum::Over::kTp)
+      layout.placements.push_back(partial(Axis::kTp, Reduction::kSum));
+    sink_->on_record({RecordKind::kGrad, spec.name + ".micro_batch", std::move(layout), scale_},
+                     sum->second.detach());
+  }
 }
 
 // Each dp rank's part of the mean that backward is of.

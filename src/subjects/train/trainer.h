@@ -60,7 +60,7 @@ struct TrainerParts {
   /// Whether "<parameter>.clipped" and "<parameter>.read" are recorded; what they must be follows
   /// from the other records of a reference.
   bool records_repetitions = true;
-  std::string training;               ///< what checkpoints say of the run (RunProgress::training)
+  std::string training;  ///< what checkpoints say of the run (RunProgress::training)
 };
 
 /// Requires     the mesh outlives it; phases are called in the order setup, then per step
@@ -70,12 +70,14 @@ struct TrainerParts {
 ///              every dropout mask, every activation and its gradient, "loss" and
 ///              "loss_per_dp_rank", parameter gradients after the reduction and before clipping,
 ///              "grad_norm", gradients as the optimizer gets them ("<parameter>.clipped", if there
-///              is clipping), "learning_rate", optimizer state (with masters, if they have a dtype
-///              of their own, as "<parameter>.master"), parameters after the step,
-///              "optimizer_steps" (the fewest and the most updates of a parameter, if the rule
-///              counts them) and "rng_state" (seed and next step of the masks). "loss_backward" is
-///              the sum of what backward started from, times what it started with. From the second
-///              step on
+///              is clipping), what each micro-batch but the last one has added up to
+///              ("<parameter>.micro_batch", as it is kept: scaled with the loss, and where it is
+///              not reduced yet a partial average over dp), "learning_rate", optimizer state (with
+///              masters, if they have a dtype of their own, as "<parameter>.master"), parameters
+///              after the step, "optimizer_steps" (the fewest and the most updates of a parameter,
+///              if the rule counts them) and "rng_state" (seed and next step of the masks).
+///              "loss_backward" is the sum of what backward started from, times what it started
+///              with. From the second step on
 ///              "<parameter>.read" is what the first forward of a step reads. A parameter
 ///              that no gradient reached has a gradient of zeros. With loss scaling "loss_scale"
 ///              and, after the gradients, "found_inf" (1 or 0) are recorded; gradients are unscaled
@@ -149,6 +151,7 @@ class Trainer {
   void record_parameters() const;
   void record_read(std::string_view name, const at::Tensor& read) const;
   void record_clipped() const;
+  void record_accumulated() const;
   void record_backward(double sum) const;
   void record_progress() const;
   void record_data(const TokenBatch& batch) const;

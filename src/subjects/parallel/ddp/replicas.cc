@@ -54,13 +54,9 @@ void Replicas::finish() {
 
 NamedTensors Replicas::gradients() {
   const at::NoGradGuard no_grad;
-  NamedTensors gradients;
-  for (const auto& [name, parameter] : held_) {
-    const at::Tensor& gradient = parameter.grad();
-    at::Tensor own = gradient.defined() ? gradient : at::zeros_like(parameter).detach();
-    gradients[name] =
-        master_dtype_.has_value() ? own.to(scalar_type_of(*master_dtype_)) : std::move(own);
-  }
+  NamedTensors gradients = gradients_of(held_);
+  if (!master_dtype_.has_value()) return gradients;
+  for (auto& [name, gradient] : gradients) gradient = gradient.to(scalar_type_of(*master_dtype_));
   return gradients;
 }
 

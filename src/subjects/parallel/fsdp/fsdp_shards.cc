@@ -128,11 +128,7 @@ Layout FsdpShards::read_layout(std::string_view name) const {
 }
 
 NamedTensors FsdpShards::gradients() {
-  const at::NoGradGuard no_grad;
-  NamedTensors gradients;
-  for (const auto& [name, shard] : masters_)
-    gradients[name] = shard.grad().defined() ? shard.grad() : at::zeros_like(shard).detach();
-  return gradients;
+  return gradients_of(masters_);
 }
 
 }  // namespace isoshard

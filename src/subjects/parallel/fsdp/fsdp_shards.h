@@ -37,6 +37,9 @@ class FsdpShards final : public DataParallel {
   void before_backward(bool reduces) override;
   void after_backward(bool reduces, bool is_last) override;
   void finish() override {}
+  [[nodiscard]] AccumulatedGradients accumulated() const override {
+    return {gradients_of(masters_), /*is_reduced=*/true};
+  }
   [[nodiscard]] const NamedTensors& held() const override;
   [[nodiscard]] Layout held_layout(std::string_view name) const override;
   /// What is gathered, in the shards of all dp ranks.

@@ -161,6 +161,13 @@ void MainGradients::reduce() {
   }
 }
 
+AccumulatedGradients MainGradients::accumulated() const {
+  AccumulatedGradients sums;
+  for (const auto& [name, place] : places_)
+    sums.gradients[name] = whole_of(stored_[place.stored].gradient, place);
+  return sums;
+}
+
 NamedTensors MainGradients::gradients() {
   const at::NoGradGuard no_grad;
   NamedTensors gradients;

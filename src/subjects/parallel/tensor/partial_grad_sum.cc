@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+
 #include "core/comm/tensor.h"
 
 namespace isoshard {
@@ -53,6 +55,15 @@ PartialGradSum::PartialGradSum(const std::vector<ParameterSpec>& specs, const Sh
   }
   if (!kv_parameters_.empty())
     holders_ = tp.split(plan.kv_head_of_rank.at(static_cast<std::size_t>(tp.rank())), tp.rank());
+}
+
+PartialGradSum::Over PartialGradSum::over(std::string_view parameter) const noexcept {
+  const auto has = [&](const auto& parameters) {
+    return std::ranges::any_of(parameters,
+                               [&](const auto& entry) { return entry.first == parameter; });
+  };
+  if (has(kv_parameters_)) return Over::kHolders;
+  return has(qk_norms_) || has(sequence_parameters_) ? Over::kTp : Over::kNobody;
 }
 
 void PartialGradSum::reduce(const Gradients& gradients) {

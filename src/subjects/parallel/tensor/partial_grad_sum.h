@@ -4,9 +4,11 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -36,6 +38,9 @@ class PartialGradSum {
  public:
   PartialGradSum(const std::vector<ParameterSpec>& specs, const ShardPlan& plan, Communicator& tp,
                  bool splits_sequence = false);
+  /// Whose gradients reduce() adds up: nobody's, those of the holders of a kv head, or all of tp.
+  enum class Over : std::uint8_t { kNobody, kHolders, kTp };
+  [[nodiscard]] Over over(std::string_view parameter) const noexcept;
   /// In place.
   void reduce(const std::map<std::string, at::Tensor, std::less<>>& gradients);
 

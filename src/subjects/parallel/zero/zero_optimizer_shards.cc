@@ -89,6 +89,14 @@ void ZeroOptimizerShards::finish() {
   is_reducing_ = false;
 }
 
+AccumulatedGradients ZeroOptimizerShards::accumulated() const {
+  if (owner_reducer_ == nullptr) return {gradients_of(held_)};
+  AccumulatedGradients pieces{{}, /*is_reduced=*/true};
+  for (const auto& [name, master] : masters_)
+    pieces.gradients[name] = owner_reducer_->pieces().at(name).view(master.sizes());
+  return pieces;
+}
+
 NamedTensors ZeroOptimizerShards::gradients() {
   const at::NoGradGuard no_grad;
   NamedTensors gradients;

@@ -29,6 +29,7 @@ class ZeroOptimizerShards final : public DataParallel {
   void before_backward(bool reduces) override;
   void after_backward(bool reduces, bool is_last) override;
   void finish() override;
+  [[nodiscard]] AccumulatedGradients accumulated() const override;
   [[nodiscard]] const NamedTensors& held() const override { return held_; }
   [[nodiscard]] Layout held_layout(std::string_view name) const override {
     return places_.find(name)->second.layout;
