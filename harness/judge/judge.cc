@@ -210,10 +210,7 @@ class Judge {
     }
     if (!result.not_judged.empty() && not_judged_.empty()) not_judged_ = result.not_judged;
     if (!result.findings.empty()) {
-      // what stands for a record is not diagnosed: the reference has no such tensor
-      const auto shared = reference_.find(wanted.key) == nullptr
-                              ? std::shared_ptr<const TensorResult>()
-                              : std::make_shared<const TensorResult>(result);
+      const auto shared = std::make_shared<const TensorResult>(result);
       for (Finding& finding : result.findings)
         findings_.push_back({wanted.order, std::move(finding), shared});
     }
@@ -293,10 +290,11 @@ class Judge {
           ordered.finding.key.step == first.key.step && ordered.finding.stage == first.stage;
       if (ordered.result == nullptr || (!with_first && later++ >= kMaxDiagnosedLater)) continue;
       const RecordKey& key = ordered.finding.key;
-      std::string cause = first_draw_of(key).has_value()
-                              ? std::string("recomputed mask differs from the forward mask")
-                              : detail::diagnose(reference_, *reference_.find(key), actual_,
-                                                 held_.at(key), *ordered.result, options_);
+      std::string cause =
+          first_draw_of(key).has_value()
+              ? std::string("recomputed mask differs from the forward mask")
+              : detail::diagnose(reference_, wanted_of(reference_, key, options_)->record, actual_,
+                                 held_.at(key), *ordered.result, options_);
       if (cause.empty()) continue;
       ordered.finding.diagnosis = fmt::format("{}: {}", subject_of(key), cause);
       causes_[key] = std::move(cause);
@@ -310,12 +308,15 @@ class Judge {
     Finding& first = verdict_.findings.front();
     const std::string cause = causes_[first.key];
     if (first.stage == Stage::kParameterGrad || first.stage == Stage::kParameterAfterStep ||
-        first.stage == Stage::kReplicaDrift) {
+        first.stage == Stage::kReplicaDrift || first.stage == Stage::kClippedGrad) {
       const auto [same, all] = count_same(first.key, cause);
       if (same == all && all > 1) {
-        first.diagnosis = fmt::format(
-            "{} of all parameters: {}",
-            first.stage == Stage::kParameterGrad ? "gradients" : "values after the step", cause);
+        first.diagnosis =
+            fmt::format("{} of all parameters: {}",
+                        first.stage == Stage::kParameterGrad ? "gradients"
+                        : first.stage == Stage::kClippedGrad ? "clipped gradients"
+                                                             : "values after the step",
+                        cause);
       } else if (same > 1) {
         first.diagnosis += fmt::format("; the same for {} of {}", same, all);
       }
