@@ -282,8 +282,15 @@ class BundleReader {
 
   void read_redrawn() {
     constexpr const char* kFile = detail::kRedrawnFile;
-    if (files_.contains(kFile))
-      bundle_.redrawn = detail::redrawn_of(files_.json(kFile), files_.path_of(kFile));
+    if (!files_.contains(kFile)) return;
+    bundle_.redrawn = detail::redrawn_of(files_.json(kFile), files_.path_of(kFile));
+    for (const auto& [key, sums] : bundle_.redrawn.sums) {
+      const bool is_recorded = std::ranges::any_of(
+          bundle_.trace.ranks,
+          [&key = key](const RankTrace& rank) { return rank.find(key) != nullptr; });
+      if (!is_recorded)
+        refuse(files_.path_of(kFile), fmt::format("no rank recorded {}", describe(key)));
+    }
   }
 
   fs::path directory_;
