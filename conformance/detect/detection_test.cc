@@ -190,8 +190,8 @@ class SharedSum final : public CollectiveFault {
 
   bool applies(const InterceptedCall& call) const override {
     return call.op == CollectiveOp::kAllReduce && call.info.purpose == Purpose::kGradReduce &&
-           call.info.axis == Axis::kDp && call.output.dtype == Dtype::kFloat32 &&
-           call.output.count <= kMostElements;
+           call.info.axis == Axis::kDp && call.comm->size() == num_ranks_ &&
+           call.output.dtype == Dtype::kFloat32 && call.output.count <= kMostElements;
   }
   Work apply(const InterceptedCall& call) const override {
     const auto count = static_cast<std::size_t>(call.output.count);
@@ -228,14 +228,20 @@ Case race_case() {
   return item;
 }
 
-Verdict verdict_on_shared_sums(const Case& item, bool in_rank_order, ReferenceKind reference,
-                               int repeat, const FaultProbe& probe) {
+RunOptions on_shared_sums(bool in_rank_order, const FaultProbe& probe) {
   RunOptions options;
   options.decorate = [sum = std::make_shared<SharedSum>(3, in_rank_order), probe](
                          std::unique_ptr<Communicator> comm, int) {
     return decorate_with_fault(std::move(comm), sum, probe);
   };
-  return CaseJudge({.reference = reference, .repeat = repeat, .run = options})
+  return options;
+}
+
+Verdict verdict_on_shared_sums(const Case& item, bool in_rank_order, ReferenceKind reference,
+                               int repeat, const FaultProbe& probe) {
+  return CaseJudge({.reference = reference,
+                    .repeat = repeat,
+                    .run = on_shared_sums(in_rank_order, probe)})
       .judge_case(item)
       .verdict;
 }
@@ -257,6 +263,32 @@ TEST(RaceDetection, ASumInTheOrderOfArrivalIsNotRepeatable) {
   ASSERT_FALSE(verdict.findings.empty());
   EXPECT_EQ(verdict.findings.front().stage, Stage::kParameterGrad) << first_of(verdict);
   EXPECT_FALSE(verdict.findings.front().ranks.empty());
+}
+
+// Subjects side by side share their reference, not their runs: the one that scatters its sums has
+// no race, the one that reduces them has.
+TEST(RaceDetection, OfOneSubjectAmongSeveralIsNotRepeatable) {
+  const Case race = race_case();
+  Case right = race;
+  right.subject = "fsdp_tp";
+  ASSERT_EQ(right.reference_slug(), race.reference_slug());
+  const FaultProbe probe;
+  CaseJudge judge({.reference = ReferenceKind::kPlain,
+                   .tables = true,
+                   .repeat = 6,
+                   .run = on_shared_sums(false, probe)});
+  judge.announce({right, race, right});
+
+  const Verdict before = judge.judge_case(right).verdict, verdict = judge.judge_case(race).verdict,
+                after = judge.judge_case(right).verdict;
+
+  EXPECT_GT(probe.count(), 3 * 5);
+  ASSERT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
+  EXPECT_THAT(verdict.reason, HasSubstr("not repeatable: run "));
+  for (const Verdict& other : {before, after}) {
+    EXPECT_EQ(other.status, Status::kConforms) << first_of(other);
+    EXPECT_EQ(other.runs, 6);
+  }
 }
 
 TEST(RaceDetection, TheSameSumInRankOrderConformsInEveryRun) {

@@ -284,11 +284,12 @@ class BundleReader {
     constexpr const char* kFile = detail::kRedrawnFile;
     if (!files_.contains(kFile)) return;
     bundle_.redrawn = detail::redrawn_of(files_.json(kFile), files_.path_of(kFile));
+    std::set<RecordKey> recorded;
+    for (const RankTrace& rank : bundle_.trace.ranks) {
+      for (const Record& record : rank.records) recorded.insert(record.key);
+    }
     for (const auto& [key, sums] : bundle_.redrawn.sums) {
-      const bool is_recorded = std::ranges::any_of(
-          bundle_.trace.ranks,
-          [&key = key](const RankTrace& rank) { return rank.find(key) != nullptr; });
-      if (!is_recorded)
+      if (!recorded.contains(key))
         refuse(files_.path_of(kFile), fmt::format("no rank recorded {}", describe(key)));
     }
   }
