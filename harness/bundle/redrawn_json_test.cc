@@ -24,6 +24,7 @@ using namespace synthetic;
 using nlohmann::json;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::StartsWith;
 using testing::ThrowsMessage;
 
 const RecordKey kW{0, RecordKind::kGrad, "w", 0};
@@ -84,15 +85,14 @@ std::ostream& operator<<(std::ostream& out, const Malformed& malformed) {
 class MalformedRedrawnRuns : public testing::TestWithParam<Malformed> {};
 
 TEST_P(MalformedRedrawnRuns, AreRefusedWithTheFileAndTheCause) {
-  const TestFolder folder;
-  const auto bundle = folder.path() / "b";
-  write_bundle(bundle, with_redrawn_runs());
-  bundle_edit::edit_json(bundle / detail::kRedrawnFile, GetParam().edit);
-  bundle_edit::seal(bundle);
+  json whole = detail::to_json(with_redrawn_runs().redrawn());
+  ASSERT_EQ(detail::redrawn_of(whole, "b/redrawn.json").runs, 3);
 
-  EXPECT_THAT([&] { (void)read_bundle(bundle); },
-              ThrowsMessage<FileError>(
-                  AllOf(HasSubstr(detail::kRedrawnFile), HasSubstr(GetParam().words))));
+  GetParam().edit(whole);
+
+  EXPECT_THAT(
+      [&] { (void)detail::redrawn_of(whole, "b/redrawn.json"); },
+      ThrowsMessage<FileError>(AllOf(StartsWith("b/redrawn.json: "), HasSubstr(GetParam().words))));
 }
 
 /// The entry of "w" in step 0, and its draws.
@@ -134,14 +134,26 @@ INSTANTIATE_TEST_SUITE_P(
         Malformed{"RecordTwice",
                   [](json& whole) { whole.at("redrawn").push_back(json(entry_of_w(whole))); },
                   "stands twice"},
-        Malformed{"NoRecord", [](json& whole) { entry_of_w(whole)["name"] = "nowhere"; },
-                  "nowhere"},
-        Malformed{"NoStep", [](json& whole) { entry_of_w(whole)["step"] = 7; }, "step 7"},
         Malformed{"NoDraws", [](json& whole) { entry_of_w(whole).erase("draws"); }, "draws"},
         Malformed{"NoRuns", [](json& whole) { whole["runs"] = 0; }, "must be 1 to"},
         Malformed{"TooManyRuns", [](json& whole) { whole["runs"] = 1 << 20; }, "must be 1 to"},
         Malformed{"OtherSchema", [](json& whole) { whole["schema"] = 2; }, "only schema 1"}),
     [](const auto& test) { return test.param.name; });
+
+TEST(RedrawnRuns, OfTensorsThatNobodyRecordedAreRefused) {
+  const TestFolder folder;
+  const auto bundle = folder.path() / "b";
+  write_bundle(bundle, with_redrawn_runs());
+  const auto refused_with = [&](const char* field, const json& value, const char* words) {
+    bundle_edit::edit_json(bundle / detail::kRedrawnFile,
+                           [&](json& whole) { entry_of_w(whole)[field] = value; });
+    bundle_edit::seal(bundle);
+    EXPECT_THAT([&] { (void)read_bundle(bundle); },
+                ThrowsMessage<FileError>(AllOf(HasSubstr(detail::kRedrawnFile), HasSubstr(words))));
+  };
+
+  refused_with("step", 7, "no rank recorded gradient of w (step 7)");
+}
 
 }  // namespace
 }  // namespace isoshard
