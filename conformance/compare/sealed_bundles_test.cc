@@ -294,6 +294,92 @@ TEST(RightBundles, SayWhatWasAllowed) {
   EXPECT_THAT(allowed.notes, ::testing::Contains(HasSubstr("steps: reference 2, actual 5")));
 }
 
+TEST(RightBundles, AreHeldToTheGradientScaleThatIsDemanded) {
+  const TestFolder folder;
+  const fs::path tripled = folder / "tripled", claimed = folder / "claimed";
+  for (const fs::path& bundle : {tripled, claimed})
+    fs::copy(bundles() / "run", bundle, fs::copy_options::recursive);
+  scaled(3, "activation_grad/", to_hex(6))(tripled);  // of dp 2
+  scaled(1, "activation_grad/", to_hex(6))(claimed);
+  for (const fs::path& bundle : {tripled, claimed}) bundle_edit::seal(bundle);
+  const BundleRules own{.grad_scale = 2}, three_times{.grad_scale = 6};
+
+  EXPECT_EQ(compared(bundles() / "reference", bundles() / "run", own).code, 0);
+  EXPECT_EQ(compared(bundles() / "reference", tripled, three_times).code, 0);
+  for (const auto& [bundle, rules] :
+       {std::pair(bundles() / "run", three_times), std::pair(tripled, own),
+        std::pair(tripled, BundleRules()), std::pair(claimed, three_times)}) {
+    const End end = compared(bundles() / "reference", bundle, rules);
+    EXPECT_EQ(end.code, 1) << bundle << ": " << end.text;
+  }
+}
+
+TEST(RightBundles, MayLackOnlyWhatIsNamed) {
+  const TestFolder folder;
+  const fs::path run = folder / "run";
+  fs::copy(bundles() / "run", run, fs::copy_options::recursive);
+  rename(run, "scalar/grad_norm/0", "other_norm");
+  bundle_edit::seal(run);
+  BundleRules named, others, wide;
+  named.not_recorded = {"scalar/grad_norm", "scalar/other_norm"};
+  others.not_recorded = {"scalar/loss", "grad/*"};
+  wide.not_recorded = {"scalar/grad_*", "scalar/other_norm"};
+
+  EXPECT_EQ(compared(bundles() / "reference", run).code, 1);
+  EXPECT_EQ(compared(bundles() / "reference", run, others).code, 1) << "what is there is judged";
+  EXPECT_EQ(compared(bundles() / "reference", run, named).code, 0);
+  EXPECT_EQ(compared(bundles() / "reference", run, wide).code, 0);
+}
+
+TEST(RightBundles, MayBeSumsOverRanksOnlyWhereTheyAreNamed) {
+  const TestFolder folder;
+  const fs::path run = folder / "run";
+  fs::copy(bundles() / "run", run, fs::copy_options::recursive);
+  const auto split_over_tp = [&](double factor) {
+    edit_values(run, [&](int, const std::string& name, auto& values) {
+      if (name.starts_with("grad/model.norm.weight/"))
+        for (double& value : values) value *= factor;
+    });
+    bundle_edit::seal(run);
+  };
+  edit_records(run, [](int, const std::string& name, json& record) {
+    if (name.starts_with("grad/model.norm.weight/"))
+      record["placements"].push_back({{"axis", "tp"}, {"kind", "partial"}, {"reduction", "sum"}});
+  });
+  split_over_tp(0.5);
+  BundleRules named, others;
+  named.partial = {"grad/model.norm.weight*"};
+  others.partial = {"scalar/loss"};
+
+  EXPECT_EQ(compared(bundles() / "reference", run).code, 1);
+  EXPECT_EQ(compared(bundles() / "reference", run, others).code, 1);
+  const End end = compared(bundles() / "reference", run, named);
+  EXPECT_EQ(end.code, 0) << end.text;
+  split_over_tp(1.01);
+  EXPECT_EQ(compared(bundles() / "reference", run, named).code, 1) << "a sum is judged, too";
+}
+
+TEST(RightBundles, TellWhoWroteThem) {
+  const TestFolder folder;
+  const fs::path run = folder / "run";
+  fs::copy(bundles() / "run", run, fs::copy_options::recursive);
+  edit_manifest(run, [](json& m) {
+    m["producer"] = {{"name", "tracer"}, {"version", "3.1"}};
+    m["versions"] = {{"torch", "2.11.0"}, {"deepspeed", "0.18"}};
+  });
+
+  const End end = compared(bundles() / "reference", run);
+
+  EXPECT_EQ(end.code, 0) << end.text;
+  EXPECT_THAT(end.text, HasSubstr("the judged run was recorded by tracer 3.1, deepspeed 0.18, "
+                                  "torch 2.11.0"));
+  for (const json& wrong : {json("2.11.0"), json::array({"torch"}), json({{"torch", 2.11}}),
+                            json({{"torch", nullptr}})}) {
+    edit_manifest(run, [&](json& m) { m["versions"] = wrong; });
+    EXPECT_EQ(compared(bundles() / "reference", run).code, 3) << wrong;
+  }
+}
+
 TEST(RightBundles, OfAnyMeshButTheOneThatIsDemandedAreRefused) {
   BundleRules rules{.mesh = MeshShape({{Axis::kDp, 2}, {Axis::kTp, 2}})};
 

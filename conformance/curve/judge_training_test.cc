@@ -174,6 +174,42 @@ TEST(TrainingCurveControl, ReplicasThatPartAreNamedWithStepTensorAndRanks) {
               AllOf(HasSubstr("ranks 0 and 1 hold different copies of"), HasSubstr("(step 7)")));
 }
 
+/// On tp rank 1 the reported losses of the two dp ranks are moved by `offset`, one up and one down:
+/// their sum, the loss, is what it was, bit by bit.
+TrainOptions rank_losses_moved_on_tp_rank_1(double offset) {
+  TrainOptions options;
+  options.run.edits.parts = [offset](TrainerParts& parts, Mesh& mesh) {
+    if (mesh.coordinate(Axis::kTp) != 1) return;
+    const double own = mesh.coordinate(Axis::kDp) == 0 ? offset : -offset;
+    StrategyRules rules;
+    rules.loss = [own](const Strategy& inner, const at::Tensor& logits,
+                       const at::Tensor& targets_BS, const at::Tensor& weight_B,
+                       double label_smoothing) {
+      CrossEntropy right = inner.loss(logits, targets_BS, weight_B, label_smoothing);
+      right.sample_sum_B = right.sample_sum_B.to(at::kDouble) + own;
+      return right;
+    };
+    parts.strategy = strategy_double(std::move(parts.strategy), std::move(rules));
+  };
+  return options;
+}
+
+TEST(TrainingCurveControl, RankLossesThatDifferOverTpDiverge) {
+  Case item = tiny("autotp", Kind::kSgd, Dtype::kFloat32);
+  item.settings.loss_mean = LossMean::kSum;
+  item.steps = 3;
+  ASSERT_EQ(item.world_size(), 4);
+
+  const CurveVerdict same = trained_and_judged(item, rank_losses_moved_on_tp_rank_1(0));
+  const CurveVerdict moved = trained_and_judged(item, rank_losses_moved_on_tp_rank_1(0.125));
+
+  EXPECT_EQ(same.status, Status::kConforms) << render(same);
+  EXPECT_EQ(moved.status, Status::kDiverges) << render(moved);
+  EXPECT_FALSE(moved.first.has_value()) << "every number of the curve itself is right";
+  EXPECT_THAT(moved.reason, AllOf(HasSubstr("loss of dp rank 0 of step 0: rank 0 reports"),
+                                  HasSubstr("rank 1 ")));
+}
+
 TEST(TrainingReference, ChaoticCaseIsVacuous) {
   Case item = tiny("ddp", Kind::kSgd, Dtype::kFloat32);
   item.settings.optimizer.learning_rate = 30;

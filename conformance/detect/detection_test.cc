@@ -18,6 +18,7 @@
 #include "harness/judge/judge.h"
 #include "harness/trace/clipped.h"
 #include "suite/faults/fault.h"
+#include "suite/record/expected_calls.h"
 #include "suite/reference/reference.h"
 #include "suite/testing/step_cases.h"
 #include "suite/verify/verify_case.h"
@@ -31,6 +32,13 @@ using ::testing::HasSubstr;
 Verdict verdict_of(const Case& item, const RunOptions& options) {
   const Reference& reference = reference_of(item);
   return judge(reference, run_case(item, reference, options), policy_of(item));
+}
+
+/// What a rank called counts, too.
+Verdict verdict_with_collectives(const Case& item, const RunOptions& options) {
+  const Reference& reference = reference_of(item);
+  return judge(reference, run_case(item, reference, options),
+               with_collectives(policy_of(item), item));
 }
 
 std::string first_of(const Verdict& verdict) {
@@ -79,7 +87,7 @@ TEST_P(FaultDetection, AlarmsAndNamesTheFirstTensorRankAndCause) {
   ClassScore& score = scores()[fault().fault_class];
   ++score.faults;
 
-  const Verdict verdict = verdict_of(item, with_fault({}, fault(), item, probe));
+  const Verdict verdict = verdict_with_collectives(item, with_fault({}, fault(), item, probe));
 
   ASSERT_GT(probe.count(), 0) << "the fault never fired: this test would prove nothing";
   ASSERT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
@@ -108,7 +116,7 @@ TEST_P(FaultDetection, TheSameRunWithoutTheFaultConforms) {
   const Case item = fault().smallest_case();
   ASSERT_GT(item.world_size(), 1);
 
-  const Verdict verdict = verdict_of(item, {});
+  const Verdict verdict = verdict_with_collectives(item, {});
 
   EXPECT_EQ(verdict.mesh.world_size(), item.world_size());
   EXPECT_EQ(verdict.status, Status::kConforms) << first_of(verdict);
@@ -185,8 +193,8 @@ class SharedSum final : public CollectiveFault {
 
   bool applies(const InterceptedCall& call) const override {
     return call.op == CollectiveOp::kAllReduce && call.info.purpose == Purpose::kGradReduce &&
-           call.info.axis == Axis::kDp && call.output.dtype == Dtype::kFloat32 &&
-           call.output.count <= kMostElements;
+           call.info.axis == Axis::kDp && call.comm->size() == num_ranks_ &&
+           call.output.dtype == Dtype::kFloat32 && call.output.count <= kMostElements;
   }
   Work apply(const InterceptedCall& call) const override {
     const auto count = static_cast<std::size_t>(call.output.count);
@@ -223,14 +231,20 @@ Case race_case() {
   return item;
 }
 
-Verdict verdict_on_shared_sums(const Case& item, bool in_rank_order, ReferenceKind reference,
-                               int repeat, const FaultProbe& probe) {
+RunOptions on_shared_sums(bool in_rank_order, const FaultProbe& probe) {
   RunOptions options;
   options.decorate = [sum = std::make_shared<SharedSum>(3, in_rank_order), probe](
                          std::unique_ptr<Communicator> comm, int) {
     return decorate_with_fault(std::move(comm), sum, probe);
   };
-  return CaseJudge({.reference = reference, .repeat = repeat, .run = options})
+  return options;
+}
+
+Verdict verdict_on_shared_sums(const Case& item, bool in_rank_order, ReferenceKind reference,
+                               int repeat, const FaultProbe& probe) {
+  return CaseJudge({.reference = reference,
+                    .repeat = repeat,
+                    .run = on_shared_sums(in_rank_order, probe)})
       .judge_case(item)
       .verdict;
 }
@@ -252,6 +266,32 @@ TEST(RaceDetection, ASumInTheOrderOfArrivalIsNotRepeatable) {
   ASSERT_FALSE(verdict.findings.empty());
   EXPECT_EQ(verdict.findings.front().stage, Stage::kParameterGrad) << first_of(verdict);
   EXPECT_FALSE(verdict.findings.front().ranks.empty());
+}
+
+// Subjects side by side share their reference, not their runs: the one that scatters its sums has
+// no race, the one that reduces them has.
+TEST(RaceDetection, OfOneSubjectAmongSeveralIsNotRepeatable) {
+  const Case race = race_case();
+  Case right = race;
+  right.subject = "fsdp_tp";
+  ASSERT_EQ(right.reference_slug(), race.reference_slug());
+  const FaultProbe probe;
+  CaseJudge judge({.reference = ReferenceKind::kPlain,
+                   .tables = true,
+                   .repeat = 6,
+                   .run = on_shared_sums(false, probe)});
+  judge.announce({right, race, right});
+
+  const Verdict before = judge.judge_case(right).verdict, verdict = judge.judge_case(race).verdict,
+                after = judge.judge_case(right).verdict;
+
+  EXPECT_GT(probe.count(), 3 * 5);
+  ASSERT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
+  EXPECT_THAT(verdict.reason, HasSubstr("not repeatable: run "));
+  for (const Verdict& other : {before, after}) {
+    EXPECT_EQ(other.status, Status::kConforms) << first_of(other);
+    EXPECT_EQ(other.runs, 6);
+  }
 }
 
 TEST(RaceDetection, TheSameSumInRankOrderConformsInEveryRun) {
@@ -290,7 +330,7 @@ TEST(FaultCatalogue, UnknownNamesAreRefusedWithASuggestion) {
 }
 
 TEST(FaultCatalogue, EveryFaultHasAHookACaseAndAnExpectation) {
-  ASSERT_GE(fault_catalogue().size(), 49U);
+  ASSERT_GE(fault_catalogue().size(), 55U);
   for (const Fault& fault : fault_catalogue()) {
     EXPECT_GE(fault.hooks.count(), 1) << fault.id;
     EXPECT_FALSE(fault.subjects.empty()) << fault.id;

@@ -282,8 +282,16 @@ class BundleReader {
 
   void read_redrawn() {
     constexpr const char* kFile = detail::kRedrawnFile;
-    if (files_.contains(kFile))
-      bundle_.redrawn = detail::redrawn_of(files_.json(kFile), files_.path_of(kFile));
+    if (!files_.contains(kFile)) return;
+    bundle_.redrawn = detail::redrawn_of(files_.json(kFile), files_.path_of(kFile));
+    std::set<RecordKey> recorded;
+    for (const RankTrace& rank : bundle_.trace.ranks) {
+      for (const Record& record : rank.records) recorded.insert(record.key);
+    }
+    for (const auto& [key, sums] : bundle_.redrawn.sums) {
+      if (!recorded.contains(key))
+        refuse(files_.path_of(kFile), fmt::format("no rank recorded {}", describe(key)));
+    }
   }
 
   fs::path directory_;

@@ -31,9 +31,11 @@ class Diagnosis {
     const Stats& stats = e_.result.comparison.stats;
     if (stats.nonfinite_mismatch != 0)
       return fmt::format("{} values not finite", stats.nonfinite_mismatch);
+    // what stands for a record that the reference has not: its values are nowhere
+    if (e_.reference.find(e_.wanted.key) == nullptr) return scale();
     if (std::string text = not_updated(); !text.empty()) return text;
-    for (const auto& pattern : {cause_in_loading, cause_in_dtype, cause_in_data, cause_in_scalars,
-                                cause_in_masks, cause_in_shards}) {
+    for (const auto& pattern : {cause_in_loading, cause_in_progress, cause_in_dtype, cause_in_data,
+                                cause_in_scalars, cause_in_masks, cause_in_shards}) {
       if (std::string text = pattern(e_); !text.empty()) return text;
     }
     for (const auto& pattern : patterns_of_bytes()) {

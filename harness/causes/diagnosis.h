@@ -41,6 +41,8 @@ namespace isoshard::detail {
 ///   AXIS ranks r use parts p of X, expected q | values of AXIS ranks r are not slices of the
 ///     reference
 ///   copies differ over AXIS
+/// `reference_record` may stand for a record that the reference has not (wanted_of): then only a
+/// factor is named.
 [[nodiscard]] std::string diagnose(const Reference& reference, const Record& reference_record,
                                    const Trace& actual, const std::vector<Held>& held,
                                    const TensorResult& result, const JudgePolicy& options);

@@ -142,6 +142,7 @@ void Evidence::add_view(int rank, const Box& box, const Values& own) {
 }
 
 void Evidence::collect_views() {
+  if (reference.find(wanted.key) == nullptr) return;
   whole = reference_value(wanted.key) / wanted.grad_scale;
   for (const Held& h : held) {
     if (const auto own = own_box(*h.rank, *h.record))

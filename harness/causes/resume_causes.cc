@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 
 #include "harness/causes/run_causes.h"
@@ -190,7 +191,54 @@ std::string stream_of_another_rank(const Evidence& e) {
   return "";
 }
 
+/// Whether what the rank recorded before the record of this key was the reference's.
+bool was_right_before(const Evidence& e, RecordKey key) {
+  if (--key.call < 0 || e.reference.find(key) == nullptr) return false;
+  const Values right = e.reference_value(key);
+  return std::all_of(e.actual.ranks.begin(), e.actual.ranks.end(), [&](const RankTrace& rank) {
+    const Record* record = rank.find(key);
+    return record != nullptr &&
+           std::all_of(record->parts.begin(), record->parts.end(),
+                       [](const PartStats& part) { return part.stats.unequal_values == 0; });
+  });
+}
+
+/// The steps by which a sampler is ahead of the reference's, or behind it.
+std::string place_of_sampler(const Evidence& e, const View& bad) {
+  for (const Record& other : e.reference.trace().ranks.at(0).records) {
+    RecordKey here = e.wanted.key;
+    here.step = other.key.step;
+    const int ahead = other.key.step - e.wanted.key.step;
+    if (other.key != here || ahead == 0) continue;
+    const Values there = e.reference_value(other.key).cut(bad.box.global_offset, bad.box.size);
+    if (!equal(there, bad.actual)) continue;
+    return fmt::format("sampler {} step{} {}", std::abs(ahead), std::abs(ahead) == 1 ? "" : "s",
+                       ahead > 0 ? "ahead" : "behind");
+  }
+  return "";
+}
+
 }  // namespace
+
+std::string cause_in_progress(const Evidence& e) {
+  const View* bad = e.result.comparison.stage == Stage::kProgress && !e.views.empty()
+                        ? e.first_bad_view()
+                        : nullptr;
+  if (bad == nullptr || bad->actual.numel() == 0) return "";
+  const std::string& name = e.wanted.key.name;
+  if (name == "next_sample_ids") return place_of_sampler(e, *bad);
+  const Values actual = bad->actual.contiguous(), expected = bad->expected.contiguous();
+  const auto seen = actual.flat(), wanted = expected.flat();
+  const std::string when = e.wanted.key.call > 0 ? "after resume: " : "",
+                    before = was_right_before(e, e.wanted.key) ? "; right before saving" : "";
+  if (name == "optimizer_steps" && seen.size() == 2)
+    return fmt::format("{}{:g} updates counted, {:g} were made{}", when, seen[0], wanted[0],
+                       before);
+  if (name != "rng_state" || seen.size() != 3) return "";
+  if (seen[0] == wanted[0] && seen[1] == wanted[1])
+    return fmt::format("{}masks of step {:g}, expected {:g}{}", when, seen[2], wanted[2], before);
+  return fmt::format("{}another seed of masks{}", when, before);
+}
 
 std::string cause_in_loading(const Evidence& e) {
   if (e.wanted.key.kind == RecordKind::kOptimizer) return wrong_owner(e);

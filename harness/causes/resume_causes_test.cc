@@ -90,5 +90,51 @@ TEST(ResumeCauses, MasksOfAnotherRanksStreamAfterAResumeAreTold) {
       << "two ranks with masks of two others";
 }
 
+/// Where a run stands after step 1, and once more after it was loaded; it takes 6 samples a step.
+struct Progress {
+  std::array<double, 2> updates = {2, 2};
+  std::array<double, 3> rng = {0, 7, 2};
+  std::int64_t first_sample = 12;
+};
+
+Body progressing(const Progress& saved, const Progress& loaded) {
+  return [=](Sink& sink, int) {
+    const auto record = [&](const Progress& at_) {
+      sink.on_record(site(RecordKind::kScalar, "optimizer_steps", layout_of({2})),
+                     at::tensor({at_.updates[0], at_.updates[1]}, at::kDouble));
+      sink.on_record(site(RecordKind::kScalar, "rng_state", layout_of({3})),
+                     at::tensor({at_.rng[0], at_.rng[1], at_.rng[2]}, at::kDouble));
+    };
+    const auto next = [&](std::int64_t first) {
+      sink.on_record(site(RecordKind::kDataId, "next_sample_ids", layout_of({6})),
+                     at::arange(first, first + 6, at::kLong));
+    };
+    next(6);
+    sink.begin_step(1);
+    record(saved);
+    next(loaded.first_sample);
+    record(loaded);
+    sink.begin_step(2);
+    next(18);
+  };
+}
+
+TEST(ResumeCauses, WhereALoadedRunStandsIsTold) {
+  const auto told = [](const Progress& saved, const Progress& loaded) {
+    return diagnosis_of(progressing({}, {}), progressing(saved, loaded));
+  };
+
+  EXPECT_THAT(told({}, {.updates = {1, 1}}),
+              HasSubstr("after resume: 1 updates counted, 2 were made; right before saving"));
+  EXPECT_THAT(told({.updates = {1, 1}}, {}),
+              AllOf(HasSubstr("1 updates counted, 2 were made"), Not(HasSubstr("after resume"))));
+  EXPECT_THAT(told({}, {.rng = {0, 8, 2}}),
+              HasSubstr("after resume: another seed of masks; right before saving"));
+  EXPECT_THAT(told({}, {.rng = {0, 7, 1}}), HasSubstr("masks of step 1, expected 2"));
+  EXPECT_THAT(told({}, {.first_sample = 18}), HasSubstr("sampler 1 step ahead"));
+  EXPECT_THAT(told({}, {.first_sample = 6}), HasSubstr("sampler 1 step behind"));
+  EXPECT_THAT(told({}, {.first_sample = 13}), Not(HasSubstr("sampler"))) << "no step begins there";
+}
+
 }  // namespace
 }  // namespace isoshard

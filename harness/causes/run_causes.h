@@ -19,6 +19,9 @@ namespace isoshard::detail {
 /// What a run had when it was saved, and not when it had been loaded: state of another parameter,
 /// masks of another rank.
 [[nodiscard]] std::string cause_in_loading(const Evidence& e);
+/// How far a run has come: updates that are not counted, another stream of masks, samples that come
+/// later.
+[[nodiscard]] std::string cause_in_progress(const Evidence& e);
 /// A gradient with the parameter's own values added: its buffer held them before.
 [[nodiscard]] std::string cause_in_buffer(const Evidence& e);
 /// A parameter after a step: the step it made is a multiple of the right one.

@@ -345,6 +345,16 @@ std::string logarithmic_offset(const Evidence& e, double offset) {
   return "";
 }
 
+/// Of a number that ranks hold summands of: the sum is a multiple of the right one.
+std::string factor_of_summands(const Evidence& e) {
+  const Stats& stats = e.result.comparison.stats;
+  if (e.wanted.key.kind != RecordKind::kScalar || !e.views.empty() || stats.numel != 1 ||
+      stats.sum_sq_reference == 0)
+    return "";
+  const auto formula = e.formula_of(stats.scale(), 1e-3);
+  return formula.has_value() ? "scale " + *formula : "";
+}
+
 }  // namespace
 
 std::string cause_in_data(const Evidence& e) {
@@ -359,7 +369,7 @@ std::string cause_in_data(const Evidence& e) {
 std::string cause_in_scalars(const Evidence& e) {
   const View* bad =
       e.wanted.key.kind == RecordKind::kScalar && !e.views.empty() ? e.first_bad_view() : nullptr;
-  if (bad == nullptr) return "";
+  if (bad == nullptr) return factor_of_summands(e);
   if (e.whole.numel() != 1) {
     const std::string offset = logarithmic_offset(e, (bad->actual - bad->expected).mean());
     return offset.empty() ? softmax_over_padding(e, *bad) : offset;

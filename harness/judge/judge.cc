@@ -223,12 +223,10 @@ class Judge {
     }
     if (!result.not_judged.empty() && not_judged_.empty()) not_judged_ = result.not_judged;
     if (!result.findings.empty()) {
-      // what stands for a record is not diagnosed: the reference has no such tensor; the final
-      // gradient says more than one between micro-batches
-      const bool is_diagnosed =
-          reference_.find(wanted.key) != nullptr && !final_gradient_of(wanted.key).has_value();
-      const auto shared = !is_diagnosed ? std::shared_ptr<const TensorResult>()
-                                        : std::make_shared<const TensorResult>(result);
+      // the final gradient says more than one between micro-batches
+      const auto shared = final_gradient_of(wanted.key).has_value()
+                              ? std::shared_ptr<const TensorResult>()
+                              : std::make_shared<const TensorResult>(result);
       for (Finding& finding : result.findings)
         findings_.push_back({wanted.order, std::move(finding), shared});
     }
@@ -308,10 +306,11 @@ class Judge {
           ordered.finding.key.step == first.key.step && ordered.finding.stage == first.stage;
       if (ordered.result == nullptr || (!with_first && later++ >= kMaxDiagnosedLater)) continue;
       const RecordKey& key = ordered.finding.key;
-      std::string cause = first_draw_of(key).has_value()
-                              ? std::string("recomputed mask differs from the forward mask")
-                              : detail::diagnose(reference_, *reference_.find(key), actual_,
-                                                 held_.at(key), *ordered.result, options_);
+      std::string cause =
+          first_draw_of(key).has_value()
+              ? std::string("recomputed mask differs from the forward mask")
+              : detail::diagnose(reference_, wanted_of(reference_, key, options_)->record, actual_,
+                                 held_.at(key), *ordered.result, options_);
       if (cause.empty()) continue;
       ordered.finding.diagnosis = fmt::format("{}: {}", subject_of(key), cause);
       causes_[key] = std::move(cause);
@@ -347,12 +346,15 @@ class Judge {
     const RecordKey diagnosed = final_gradient_of(first.key).value_or(first.key);
     const std::string cause = causes_[diagnosed];
     if (first.stage == Stage::kParameterGrad || first.stage == Stage::kParameterAfterStep ||
-        first.stage == Stage::kReplicaDrift) {
+        first.stage == Stage::kReplicaDrift || first.stage == Stage::kClippedGrad) {
       const auto [same, all] = count_same(diagnosed, cause);
       if (same == all && all > 1) {
-        first.diagnosis = fmt::format(
-            "{} of all parameters: {}",
-            first.stage == Stage::kParameterGrad ? "gradients" : "values after the step", cause);
+        first.diagnosis =
+            fmt::format("{} of all parameters: {}",
+                        first.stage == Stage::kParameterGrad ? "gradients"
+                        : first.stage == Stage::kClippedGrad ? "clipped gradients"
+                                                             : "values after the step",
+                        cause);
       } else if (same > 1) {
         first.diagnosis += fmt::format("; the same for {} of {}", same, all);
       }

@@ -57,6 +57,7 @@ class OwnJudge {
       for (const Record& record : run_.ranks[r].records) {
         if (!is_own_repetition(record.key)) continue;
         ++result_.repetitions;
+        if (!is_read_again(record.key)) recomputed_[record.key.step].insert(record.key);
         if (!repeats(record, indices_[r])) wrong[record.key].push_back(run_.ranks[r].rank);
       }
     }
@@ -68,7 +69,12 @@ class OwnJudge {
           is_read ? "forward reads other values than those that were stepped and recorded"
                   : "a layer that is computed again for backward must give the same bits",
           std::move(ranks));
-      if (is_read) diagnose_read(result_.findings.back());
+      if (is_read)
+        diagnose_read(result_.findings.back());
+      else
+        result_.findings.back().diagnosis = fmt::format(
+            "computed again otherwise than in forward: {} of {} activations of that step",
+            count_recomputed(wrong, key.step), recomputed_.at(key.step).size());
     }
     if (policy_.collectives) require_read_again();
     judge_collectives();
@@ -76,6 +82,13 @@ class OwnJudge {
   }
 
  private:
+  static std::int64_t count_recomputed(const std::map<RecordKey, std::vector<int>>& wrong,
+                                       int step) {
+    return std::ranges::count_if(wrong, [step](const auto& entry) {
+      return entry.first.step == step && !is_read_again(entry.first);
+    });
+  }
+
   /// Subjects with a table are ours, and record what forward reads from their second step on.
   void require_read_again() {
     std::set<int> steps;
@@ -225,8 +238,18 @@ class OwnJudge {
           fmt::format("the table has {} calls along {} in this step", expected.size(),
                       name_of(axis)),
           {rank});
+      if (mismatch.has_value() && is_made_again(run_.ranks[r], record, mismatch->index))
+        result_.findings.back().diagnosis = fmt::format("call {} is made again", mismatch->index);
     }
     return record.local_shape.empty() ? 0 : record.local_shape.front();
+  }
+
+  /// Whether a call is the one before it once more.
+  static bool is_made_again(const RankTrace& rank, const Record& record, std::size_t index) {
+    const HostTensor rows = rank.tensor(record);
+    const std::vector<CollectiveCall> calls = calls_of(rows.bytes);
+    return index > 0 && index < calls.size() &&
+           describe(calls[index]) == describe(calls[index - 1]);
   }
 
   std::optional<CallMismatch> words_of(const RankTrace& rank, const Record& record,
@@ -255,6 +278,7 @@ class OwnJudge {
   std::vector<Index> indices_;
   std::map<std::pair<int, std::string>, Digests> stepped_;
   std::int64_t allowed_ = 0;  ///< lists of calls that need not be there, and are not
+  std::map<int, std::set<RecordKey>> recomputed_;  ///< activations, by step
   OwnRecords result_;
 };
 

@@ -13,9 +13,11 @@
 #include "core/base/reference_name.h"
 #include "harness/bundle/bundle.h"
 #include "harness/bundle/run_settings.h"
+#include "harness/fault/random_delays.h"
 #include "harness/judge/judge.h"
 #include "harness/run/run_subject.h"
 #include "harness/verify/run_tables.h"
+#include "harness/verify/subject_runs.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/process_name.h"
 
@@ -24,6 +26,8 @@ namespace {
 
 void check(const RunPlan& plan) {
   if (plan.runs.empty()) throw UsageError("a plan must have at least 1 run, got 0");
+  if (plan.repeat < 1)
+    throw UsageError(fmt::format("repeat must be at least 1, got {}", plan.repeat));
   std::set<std::string> names;
   for (const RunSpec& run : plan.runs) {
     if (!names.insert(run.name).second)
@@ -55,9 +59,8 @@ std::string settings_of(const RunPlan& plan, const JudgePolicy& policy) {
 JudgePolicy policy_of_all(const RunPlan& plan) {
   JudgePolicy policy = plan.reference.policy;
   const std::optional<double> scale = plan.runs.front().policy.activation_grad_scale;
-  if (std::ranges::all_of(plan.runs, [&](const RunSpec& run) {
-        return run.policy.activation_grad_scale == scale;
-      }))
+  if (std::ranges::all_of(
+          plan.runs, [&](const RunSpec& run) { return run.policy.activation_grad_scale == scale; }))
     policy.activation_grad_scale = scale;
   return policy;
 }
@@ -98,6 +101,28 @@ RunSpec with_fault(RunSpec run, const RunFault& fault, const FaultProbe& probe) 
   return run;
 }
 
+/// The same with ranks that meet at other times, others for each number of a run.
+RunSpec delayed(RunSpec run, std::uint64_t seed, int number) {
+  run.process_name = process_name(run.subject.empty() ? run.name : run.subject, number);
+  run.decorate = [inner = run.decorate, delays = random_delays(seed, number)](
+                     std::unique_ptr<Communicator> comm, int rank) {
+    if (inner) comm = inner(std::move(comm), rank);
+    return decorate_with_fault(std::move(comm), delays, FaultProbe());
+  };
+  return run;
+}
+
+/// Makes the run until it was made as often as the plan asks, or was another one.
+void repeat_runs(const RunPlan& plan, const RunSpec& run, Launcher& launcher, SubjectRuns& runs) {
+  while (runs.num_runs() < plan.repeat && !runs.difference().has_value()) {
+    const FaultProbe probe;
+    const RunSpec again =
+        delayed(plan.fault.has_value() ? with_fault(run, *plan.fault, probe) : run, plan.seed,
+                runs.num_runs() + 1);
+    runs.add(record(launcher, again, {.reference = nullptr, .keep = Keep::kNothing}));
+  }
+}
+
 Trace trace_of(const RunPlan& plan, RunSpec run, const Reference& reference, Launcher& launcher) {
   const FaultProbe probe;
   if (plan.fault.has_value()) run = with_fault(std::move(run), *plan.fault, probe);
@@ -121,7 +146,14 @@ ReportCase judged(const RunPlan& plan, RunSpec run, const Reference& reference,
   result.against = "plain";
   if (plan.fault.has_value()) result.fault = plan.fault->name;
   try {
-    result.verdict = judge(reference, trace_of(plan, run, reference, launcher), run.policy);
+    SubjectRuns runs;
+    {
+      const Trace trace = trace_of(plan, run, reference, launcher);
+      result.verdict = judge(reference, trace, run.policy);
+      runs.add(trace);
+    }
+    repeat_runs(plan, run, launcher, runs);
+    runs.settle(*result.verdict);
   } catch (const InfrastructureError& error) {
     result.failure = error.what();
   }

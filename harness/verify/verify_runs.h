@@ -2,6 +2,7 @@
 /// Judges runs of any subject against a trusted one, the whole way: reference, responses, faults,
 /// tables, bundles and a report.
 #pragma once
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -33,6 +34,11 @@ struct RunPlan {
   std::vector<RunSpec> runs = {};  ///< to be judged; each has a name of its own
   std::optional<RunFault> fault = {};
   bool tables = false;  ///< put the runs side by side
+  /// How often each run is made; every later one must be the first one, bit by bit. From the second
+  /// on ranks are delayed at random before collectives (harness/fault/random_delays.h), so that a
+  /// race comes out another way.
+  int repeat = 1;
+  std::uint64_t seed = 0;  ///< of the delays
   /// Every run is written below it as a bundle, for `isoshard compare`; empty: none is
   std::filesystem::path dump = {};
   /// Of the bundles: what two comparable runs must share, as a JSON object
@@ -41,11 +47,13 @@ struct RunPlan {
 
 /// Runs the reference, its perturbed runs and the runs, and judges each of these. A run whose world
 /// breaks down, or on which the fault has no effect, is reported as incomplete, and the others are
-/// still judged. After an interrupt the report has what was judged until then, and exit code 130 or
-/// 143.
+/// still judged. Runs of one spec that are not equal bit by bit diverge as not repeatable, whatever
+/// the first one says. After an interrupt the report has what was judged until then, and exit code
+/// 130 or 143.
 ///
 /// Ranks    called by the controller.
-/// Errors   UsageError for a plan without runs, or with two of one name; MeshError unless the
+/// Errors   UsageError for a plan without runs, with two of one name, or with repeat < 1; MeshError
+/// unless the
 ///          reference is a world of one; InfrastructureError if the reference or a perturbed run
 ///          fails; as write_bundle.
 ///

@@ -5,6 +5,13 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/comm/tensor.h"
@@ -177,6 +184,100 @@ TEST(VerifyRuns, ARunThatIsRightByMemoryThatItHasNotWrittenDiverges) {
     EXPECT_EQ(report.exit_code, kExitDiverges) << size << '\n' << text_of(report);
     EXPECT_EQ(report.cases.at(0).verdict->mesh.world_size(), 2);
   }
+}
+
+/// Adds up summands of all ranks in shared memory, in the order in which ranks come, or with
+/// `in_rank_order` in theirs. 1e8, 1 and -1e8 have another sum in fp32 in almost every order.
+class Racing final : public Subject {
+ public:
+  struct Shared {
+    std::atomic<int> arrived{0};
+    std::array<float, 3> places{};
+  };
+  Racing(Rank& rank, Sink& sink, Shared& shared, bool in_rank_order)
+      : tp_(rank.comm()), sink_(sink), shared_(shared), in_rank_order_(in_rank_order) {}
+  void setup() override {}
+  void forward_backward(std::span<const Batch>) override {
+    constexpr std::array<float, 3> kSummands{1e8F, 1, -1e8F};
+    float sums = 0;  // of the calls, each with a digit of its own
+    for (int call = 0; call < 8; ++call) {
+      float sum = 0;
+      tp_.barrier({Purpose::kColumnParallelBackward, Axis::kTp, {}});
+      if (tp_.size() == 3) {
+        const int place = in_rank_order_ ? tp_.rank() : shared_.arrived++ % 3;
+        shared_.places[static_cast<std::size_t>(place)] =
+            kSummands[static_cast<std::size_t>(tp_.rank())];
+        tp_.barrier({Purpose::kSetup, Axis::kTp, {}});
+        for (const float summand : shared_.places) sum += summand;
+        tp_.barrier({Purpose::kSetup, Axis::kTp, {}});
+      } else {
+        for (const float summand : kSummands) sum += summand;
+      }
+      sums = 2 * sums + sum;
+    }
+    sink_.on_record({RecordKind::kScalar, "loss", replicated({1}), 1.0},
+                    at::full({1}, 1000 + sums / 1000));
+  }
+  void reduce_gradients() override {
+    sink_.on_record({RecordKind::kGrad, "x", replicated({6}), 1.0}, at::ones({6}));
+  }
+  void clip() override {}
+  void step() override {}
+  void state() override {}
+
+ private:
+  Communicator& tp_;
+  Sink& sink_;
+  Shared& shared_;
+  bool in_rank_order_;
+};
+
+/// Two runs of three ranks beside one reference: one without a race, and one that may have it.
+/// Every sum is within the tolerance.
+Report report_of_races(bool has_race, int repeat) {
+  void* const memory = ::mmap(nullptr, sizeof(Racing::Shared), PROT_READ | PROT_WRITE,
+                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw InfrastructureError("no memory for the shared sums");
+  auto* const shared = new (memory) Racing::Shared;
+  const auto racing = [shared](int tp, bool in_rank_order, std::string name) {
+    RunSpec spec = total(tp);
+    spec.name = std::move(name);
+    spec.make = [=](Rank& rank, Sink& sink) {
+      return std::make_unique<Racing>(rank, sink, *shared, in_rank_order);
+    };
+    spec.policy = {.rtol = 0.5};
+    return spec;
+  };
+  const Report report =
+      verify_runs({.reference = racing(1, true, "alone"),
+                   .runs = {racing(3, true, "in_order"), racing(3, !has_race, "as_they_come")},
+                   .repeat = repeat});
+  ::munmap(memory, sizeof(Racing::Shared));
+  return report;
+}
+
+TEST(VerifyRuns, ASubjectWithARaceBesideOthersIsNotRepeatable) {
+  const Report once = report_of_races(true, 1), often = report_of_races(true, 8);
+
+  EXPECT_EQ(once.exit_code, kExitConforms) << text_of(once) << "one run of it is within tolerance";
+  EXPECT_EQ(often.exit_code, kExitDiverges) << text_of(often);
+  ASSERT_THAT(often.cases, SizeIs(2));
+  const Verdict& right = *often.cases[0].verdict;
+  const Verdict& race = *often.cases[1].verdict;
+  EXPECT_EQ(right.status, Status::kConforms) << right.reason;
+  EXPECT_EQ(right.runs, 8);
+  EXPECT_EQ(race.mesh.world_size(), 3);
+  ASSERT_EQ(race.status, Status::kDiverges) << race.reason;
+  EXPECT_THAT(race.reason, HasSubstr("not repeatable: run "));
+  EXPECT_EQ(race.findings.at(0).key.name, "loss");
+  EXPECT_LE(race.runs, 8);
+}
+
+TEST(VerifyRuns, RunsInRankOrderConformHoweverOftenTheyAreMade) {
+  const Report report = report_of_races(false, 8);
+
+  EXPECT_EQ(report.exit_code, kExitConforms) << text_of(report);
+  EXPECT_EQ(report.cases.at(1).verdict->runs, 8);
 }
 
 }  // namespace

@@ -24,10 +24,10 @@ void add_sharding_faults(Faults& faults);
 void add_step_faults(Faults& faults);    ///< G: tied weights; J: accumulation; K: optimizer
 void add_zero_faults(Faults& faults);    ///< K, L: ZeRO's masters and shared buffers
 void add_vocab_faults(Faults& faults);   ///< A, D: a vocabulary that is split over tp
-void add_random_faults(Faults& faults);  ///< H: masks of dropout
+void add_random_faults(Faults& faults);  ///< H: masks of dropout, recomputed layers
 /// E, L: buffers that are walked wrongly, read late or published late.
 void add_buffer_faults(Faults& faults);
-/// H, K: the state that a run resumes with after it was saved and loaded.
+/// H, I, K: the state that a run resumes with after it was saved and loaded.
 void add_checkpoint_faults(Faults& faults);
 /// Legal differences: orders of sums, buckets, layouts, data.
 void add_benign_variations(Faults& faults);

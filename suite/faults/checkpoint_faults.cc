@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Faults of runs that are saved and loaded: K: optimizer state of other owners; H: random streams
-/// of other ranks.
+/// of other ranks or seeds; I: samplers that stand elsewhere.
 #include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "subjects/model/zoo/registry.h"
 #include "suite/faults/catalogue.h"
@@ -58,6 +59,83 @@ Fault optimizer_state_swapped_on_load() {
       Stage::kOptimizerState, "model.layers.0.mlp.gate_proj.weight.exp_avg", any_rank(6),
       "optimizer state after load: moments of mlp.gate_proj and mlp.up_proj are swapped", 1};
   fault.expected->diagnosis += "; parameters right";
+  return fault;
+}
+
+Fault optimizer_steps_reset_on_load() {
+  Fault fault{.id = "optimizer_steps_reset_on_load",
+              .fault_class = 'K',
+              .subjects = {"ddp", "autotp", "megatron"}};
+  fault.summary =
+      "The loader copied the fresh optimizer's count of steps over the stored one; Adam's bias "
+      "correction began again at every resume.";
+  fault.source = "Megatron-LM PR 2874 (radixark/Megatron-LM PR 69)";
+  fault.smallest_case = [] {
+    Case item = resumed(fault_case("llama", "ddp", {.dp = 3}));
+    item.settings.optimizer = {};
+    return item;
+  };
+  fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
+    parts.checkpoint_io =
+        checkpoint_double(std::move(parts.checkpoint_io),
+                          {.progress = [probe](const CheckpointIo& inner,
+                                               const Checkpoint& checkpoint, const Mesh& own) {
+                            RunProgress progress = inner.progress(checkpoint, own);
+                            for (auto& [parameter, count] : progress.updates) {
+                              if (count != 1) probe.fired();
+                              count = 1;
+                            }
+                            return progress;
+                          }});
+  };
+  fault.expected = {Stage::kProgress, "optimizer_steps", any_rank(3),
+                    "after resume: 1 updates counted, 2 were made; right before saving", 1};
+  return fault;
+}
+
+Fault rng_state_not_loaded() {
+  Fault fault{.id = "rng_state_not_loaded",
+              .fault_class = 'H',
+              .subjects = {"ddp", "autotp", "fsdp_tp", "megatron"}};
+  fault.summary = "The random state was saved and not loaded; a resumed run drew other numbers.";
+  fault.source = "transformers #17032; ms-swift PR 9935";
+  fault.smallest_case = [] { return resumed(fault_case("qwen2", "ddp", {.dp = 2})); };
+  fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
+    parts.checkpoint_io =
+        checkpoint_double(std::move(parts.checkpoint_io),
+                          {.progress = [probe](const CheckpointIo& inner,
+                                               const Checkpoint& checkpoint, const Mesh& own) {
+                            RunProgress progress = inner.progress(checkpoint, own);
+                            ++progress.stream.seed;  // a new process has a seed of its own
+                            probe.fired();
+                            return progress;
+                          }});
+  };
+  fault.expected = {Stage::kProgress, "rng_state", any_rank(2),
+                    "after resume: another seed of masks; right before saving", 1};
+  return fault;
+}
+
+Fault sampler_saved_ahead() {
+  Fault fault{.id = "sampler_saved_ahead",
+              .fault_class = 'I',
+              .subjects = {"ddp", "autotp", "fsdp_tp", "megatron"}};
+  fault.summary =
+      "The saved sampler counted batches that workers had fetched ahead; a resumed run left them "
+      "out.";
+  fault.source = "lhotse PR 417, #785";
+  fault.smallest_case = [] { return resumed(fault_case("qwen2", "ddp", {.dp = 3})); };
+  fault.hooks.sampler = [](const Sampler& inner, const Case& item, std::int64_t global_batch,
+                           int dp_coordinate, const FaultProbe& probe) {
+    const std::int64_t saved = std::int64_t{item.reload_after} * item.micro_batches;
+    std::vector<std::int64_t> right = inner.samples(global_batch, dp_coordinate);
+    if (item.reload_after == 0 || global_batch < saved) return right;
+    std::vector<std::int64_t> wrong =
+        inner.samples(global_batch + item.micro_batches, dp_coordinate);
+    if (wrong != right) probe.fired();
+    return wrong;
+  };
+  fault.expected = {Stage::kProgress, "next_sample_ids", any_rank(3), "sampler 1 step ahead", 1};
   return fault;
 }
 
@@ -121,8 +199,11 @@ Fault rng_of_one_rank_restored_everywhere() {
 }  // namespace
 
 void add_checkpoint_faults(Faults& faults) {
-  faults.push_back(rng_of_one_rank_restored_everywhere());
-  faults.push_back(optimizer_state_swapped_on_load());
+  for (Fault (*make)() :
+       {rng_of_one_rank_restored_everywhere, optimizer_state_swapped_on_load,
+        optimizer_steps_reset_on_load, rng_state_not_loaded, sampler_saved_ahead}) {
+    faults.push_back(make());
+  }
 }
 
 }  // namespace isoshard

@@ -25,18 +25,22 @@ Fault clip_reported_not_applied() {
   fault.source = "torchtitan #1258; AReaL PR 335";
   fault.smallest_case = [] { return clipped(fault_case("qwen2", "ddp", {.dp = 3})); };
   fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
-    const double max_norm = parts.max_grad_norm;
-    parts.max_grad_norm = 0;  // the norm is recorded all the same
-    parts.grad_norm =
-        grad_norm_double(std::move(parts.grad_norm),
-                         [probe, max_norm](GradNorm& inner, const NamedTensors& gradients) {
-                           const double norm = inner.norm(gradients);
-                           if (clip_factor(norm, max_norm) < 1) probe.fired();
-                           return norm;
-                         });
+    // the scaling that follows is undone beforehand
+    parts.grad_norm = grad_norm_double(
+        std::move(parts.grad_norm),
+        [probe, max_norm = parts.max_grad_norm](GradNorm& inner, const NamedTensors& gradients) {
+          const double norm = inner.norm(gradients);
+          const double factor = clip_factor(norm, max_norm);
+          if (factor < 1) {
+            NamedTensors same = gradients;  // of the same memory
+            scale_gradients(same, 1 / factor);
+            probe.fired();
+          }
+          return norm;
+        });
   };
-  fault.expected = {Stage::kParameterAfterStep, "model.embed_tokens.weight", any_rank(3),
-                    "clipping not applied"};
+  fault.expected = {Stage::kClippedGrad, "model.embed_tokens.weight.clipped", any_rank(3),
+                    "norm / max_norm: clipping not applied"};
   return fault;
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/base/suggest.h"
@@ -17,6 +18,27 @@
 
 namespace isoshard {
 namespace {
+
+using SamplesOf = decltype(FaultHooks::sampler);
+
+class SamplerDouble final : public Sampler {
+ public:
+  SamplerDouble(std::shared_ptr<const Sampler> inner, SamplesOf samples, Case item,
+                FaultProbe probe)
+      : inner_(std::move(inner)),
+        samples_(std::move(samples)),
+        item_(std::move(item)),
+        probe_(std::move(probe)) {}
+  std::vector<std::int64_t> samples(std::int64_t global_batch, int dp_coordinate) const override {
+    return samples_(*inner_, item_, global_batch, dp_coordinate, probe_);
+  }
+
+ private:
+  std::shared_ptr<const Sampler> inner_;
+  SamplesOf samples_;
+  Case item_;
+  FaultProbe probe_;
+};
 
 Faults catalogue_by_class() {
   Faults faults;
@@ -42,7 +64,8 @@ Faults catalogue_by_class() {
 int FaultHooks::count() const noexcept {
   return static_cast<int>(collective != nullptr) + static_cast<int>(tap != nullptr) +
          static_cast<int>(plan != nullptr) + static_cast<int>(parts != nullptr) +
-         static_cast<int>(data != nullptr) + static_cast<int>(order != nullptr);
+         static_cast<int>(data != nullptr) + static_cast<int>(sampler != nullptr) +
+         static_cast<int>(order != nullptr);
 }
 
 std::span<const Fault> fault_catalogue() {
@@ -101,6 +124,12 @@ RunOptions with_fault(RunOptions options, const Fault& fault, const Case& item,
     options.batches = [data = hooks.data, item, probe](std::vector<Batch>& edited,
                                                        const CaseData& source, int rank, int step) {
       data(edited, source, item, rank, step, probe);
+    };
+  }
+  if (hooks.sampler) {
+    options.sampler = [samples = hooks.sampler, item, probe](std::shared_ptr<const Sampler> inner,
+                                                             int) {
+      return std::make_shared<SamplerDouble>(std::move(inner), samples, item, probe);
     };
   }
   if (hooks.order) {

@@ -3,6 +3,7 @@
 /// with the finding that the suite must report; and the benign variations, legal differences that
 /// must not raise an alarm.
 #pragma once
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -15,6 +16,7 @@
 #include "harness/fault/collective_fault.h"
 #include "harness/run/sink_chain.h"
 #include "harness/verdict/verdict.h"
+#include "subjects/data/sampler.h"
 #include "suite/record/run_case.h"
 
 namespace isoshard {
@@ -42,6 +44,11 @@ struct FaultHooks {
   std::function<void(std::vector<Batch>& micro_batches, const CaseData& data, const Case&, int rank,
                      int step, const FaultProbe& probe)>
       data = {};
+  /// Stands between the batches of a run and its sampler.
+  std::function<std::vector<std::int64_t>(const Sampler& inner, const Case& item,
+                                          std::int64_t global_batch, int dp_coordinate,
+                                          const FaultProbe& probe)>
+      sampler = {};
   std::function<ReductionOrder(const Case&)> order = {};  ///< benign variations only
 
   [[nodiscard]] int count() const noexcept;

@@ -1,8 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Faults of class H: masks of dropout that are drawn where they should be repeated.
+/// Faults of class H: what should be repeated while layers are computed again, and is not.
+#include <ATen/ATen.h>
+
+#include <functional>
+#include <map>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 
+#include "subjects/model/ops/autocast.h"
 #include "subjects/model/zoo/registry.h"
 #include "suite/faults/catalogue.h"
 #include "suite/faults/test_doubles.h"
@@ -42,6 +49,42 @@ Fault recompute_draws_new_mask() {
   };
   fault.expected = {Stage::kMasks, "transformer.h.0.attn.attn_dropout.recomputed", any_rank(2),
                     "recomputed mask differs from the forward mask; the same for 6 of 6"};
+  return fault;
+}
+
+Fault recompute_in_default_dtype() {
+  Fault fault{.id = "recompute_in_default_dtype",
+              .fault_class = 'H',
+              .subjects = {"ddp", "autotp", "fsdp_tp", "megatron"}};
+  fault.summary =
+      "Recomputed layers entered autocast without the forward pass's dtype and ran in fp16 instead "
+      "of bf16.";
+  fault.source = "fairscale #1199";
+  fault.smallest_case = [] {
+    Case item = fault_case("llama", "ddp", {.dp = 2});
+    item.settings.autocast = Dtype::kBFloat16;
+    item.settings.recompute = true;
+    return item;
+  };
+  fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case& item, const FaultProbe& probe) {
+    // a layer's modules are called in the forward pass, and then in the repeated one
+    const auto calls = std::make_shared<std::map<std::string, int, std::less<>>>();
+    StrategyRules rules;
+    rules.linear = [calls, is_here = item.settings.recompute && item.settings.autocast.has_value(),
+                    probe](const Strategy& inner, std::string_view module, const at::Tensor& x,
+                           const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                           Sink* sink) {
+      const bool is_second =
+          is_here && !layer_of(module).empty() && ++(*calls)[std::string(module)] % 2 == 0;
+      if (!is_second) return inner.linear(module, x, weight, bias, sink);
+      probe.fired();
+      const AutocastScope autocast(x.device().type(), at::kHalf);
+      return inner.linear(module, x, weight, bias, sink).to(at::kBFloat16);
+    };
+    parts.strategy = strategy_double(std::move(parts.strategy), std::move(rules));
+  };
+  fault.expected = {Stage::kForward, "model.layers.1.self_attn.q_proj.recomputed", any_rank(2),
+                    "computed again otherwise than in forward"};
   return fault;
 }
 
@@ -89,6 +132,7 @@ Fault sp_dropout_stream_lost() {
 
 void add_random_faults(Faults& faults) {
   faults.push_back(recompute_draws_new_mask());
+  faults.push_back(recompute_in_default_dtype());
   faults.push_back(sp_dropout_stream_lost());
 }
 

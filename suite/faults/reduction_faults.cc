@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -51,6 +52,33 @@ Fault dp_sum_missing() {
     });
   };
   fault.expected = {Stage::kParameterGrad, "", any_rank(3), "rank-local over dp"};
+  return fault;
+}
+
+/// Every average over dp is taken once more. Equal copies have themselves as their mean: nothing
+/// but the list of calls shows it.
+class SecondAverage final : public CollectiveFault {
+ public:
+  [[nodiscard]] bool applies(const InterceptedCall& call) const override {
+    return call.op == CollectiveOp::kAllReduce && call.reduction == Reduction::kAvg &&
+           call.info.purpose == Purpose::kGradReduce && call.info.axis == Axis::kDp &&
+           call.comm->size() > 1;
+  }
+  [[nodiscard]] Work apply(const InterceptedCall& call) const override {
+    call.pass().wait();
+    return call.pass();
+  }
+};
+
+Fault gradients_averaged_twice() {
+  Fault fault{.id = "gradients_averaged_twice", .fault_class = 'A', .subjects = {"ddp"}};
+  fault.summary =
+      "The wrapper averaged gradients and the training loop averaged them again; every number was "
+      "right and the network carried twice as much.";
+  fault.source = "kubeflow/pytorch-operator #122";
+  fault.smallest_case = [] { return fault_case("qwen2", "ddp", {.dp = 3}); };
+  fault.hooks.collective = [](const Case&) { return std::make_shared<SecondAverage>(); };
+  fault.expected = {Stage::kCollectives, "collectives.dp.rank0", {0}, "call 3 is made again"};
   return fault;
 }
 
@@ -244,9 +272,9 @@ Fault row_bias_grad_times_tp() {
 
 void add_reduction_faults(Faults& faults) {
   for (Fault (*make)() :
-       {bucket_sized_param_not_reduced, dp_sum_missing, kv_replica_grad_partial,
-        mlp_input_grad_partial, qk_norm_grad_partial, row_bias_added_on_every_rank,
-        row_bias_grad_times_tp, split_step_skips_tp_sum}) {
+       {bucket_sized_param_not_reduced, dp_sum_missing, gradients_averaged_twice,
+        kv_replica_grad_partial, mlp_input_grad_partial, qk_norm_grad_partial,
+        row_bias_added_on_every_rank, row_bias_grad_times_tp, split_step_skips_tp_sum}) {
     faults.push_back(make());
   }
 }

@@ -38,6 +38,36 @@ Fault averaged_over_tp_too() {
   return fault;
 }
 
+Fault loss_divided_twice() {
+  Fault fault{.id = "loss_divided_twice",
+              .fault_class = 'B',
+              .subjects = {"ddp", "autotp", "fsdp_tp", "megatron"}};
+  fault.summary =
+      "Trainer and engine both divided the loss by the number of micro-batches before backward; "
+      "the "
+      "reported loss was divided once.";
+  fault.source = "transformers PR 35808; accelerate #3533";
+  fault.smallest_case = [] {
+    Case item = fault_case("llama", "ddp", {.dp = 3});
+    item.micro_batches = 4;
+    return item;
+  };
+  fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case& item, const FaultProbe& probe) {
+    StrategyRules rules;
+    rules.loss = [m = item.micro_batches, probe](
+                     const Strategy& inner, const at::Tensor& logits, const at::Tensor& targets_BS,
+                     const at::Tensor& weight_B, double label_smoothing) {
+      CrossEntropy result = inner.loss(logits, targets_BS, weight_B, label_smoothing);
+      result.loss = result.loss / m;
+      if (m > 1) probe.fired();
+      return result;
+    };
+    parts.strategy = strategy_double(std::move(parts.strategy), std::move(rules));
+  };
+  fault.expected = {Stage::kForward, "loss_backward", any_rank(3), "scale 0.25 = 1/micro-batches"};
+  return fault;
+}
+
 Fault micro_batch_average_missing() {
   Fault fault{.id = "micro_batch_average_missing",
               .fault_class = 'B',
@@ -251,9 +281,10 @@ Fault divided_by_unused_loss_scale() {
 }  // namespace
 
 void add_scale_faults(Faults& faults) {
-  for (Fault (*make)() : {averaged_over_tp_too, divided_by_unused_loss_scale, mean_of_rank_means,
-                          micro_batch_average_missing, norm_grad_averaged_over_tp,
-                          scaled_at_each_accumulation, tied_grad_doubled}) {
+  for (Fault (*make)() :
+       {averaged_over_tp_too, divided_by_unused_loss_scale, loss_divided_twice, mean_of_rank_means,
+        micro_batch_average_missing, norm_grad_averaged_over_tp, scaled_at_each_accumulation,
+        tied_grad_doubled}) {
     faults.push_back(make());
   }
 }

@@ -13,11 +13,11 @@
 #include "harness/report/tables.h"
 #include "harness/trace/reference.h"
 #include "harness/verdict/verdict.h"
+#include "harness/verify/subject_runs.h"
 #include "subjects/parallel/numerics_spec.h"
 #include "suite/record/run_case.h"
 #include "suite/verify/case_judgement.h"
 #include "suite/verify/side_by_side.h"
-#include "suite/verify/subject_runs.h"
 #include "suite/verify/verify_observer.h"
 
 namespace isoshard {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // From runs that differ to findings.
-#include "suite/verify/subject_runs.h"
+#include "harness/verify/subject_runs.h"
 
 #include <fmt/format.h>
 
