@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 
+#include "harness/trace/clipped.h"
 #include "suite/reference/reference.h"
 #include "suite/testing/emulated_cases.h"
 
@@ -44,7 +45,7 @@ TEST_P(EmulatedZero, EveryRecordOfEveryRankIsBitEqual) {
   std::int64_t own = 0, whole = 0;
   for (const Record& record : actual.ranks.front().records) {
     if (record.key.kind != RecordKind::kGrad || record.key.step != 0 ||
-        unclipped_of(record.key).has_value())
+        is_gradient_besides(record.key))
       continue;
     own += numel_of(record.local_shape);
   }
