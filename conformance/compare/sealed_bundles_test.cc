@@ -144,6 +144,15 @@ INSTANTIATE_TEST_SUITE_P(
               "does not fit", "reference"},
         Wrong{"ReferenceNorm", response("reference_norm", [](double x) { return x * 2; }), {3},
               "does not fit", "reference"},
+        Wrong{"OfATensorTwiceAsLarge",
+              [](const fs::path& b) {
+                for (const char* field :
+                     {"absolute_norm", "max_abs", "reference_norm", "reference_max_abs"})
+                  response(field, [](double x) { return to_hex(x * 2); })(b);
+              },
+              {3},
+              "the tensor has norm",
+              "reference"},
         Wrong{"ReferenceMaxAbs", response("reference_max_abs", [](double x) { return x / 2; }), {3},
               "does not fit", "reference"},
         Wrong{"Negative", response("scale_error", [](double) { return -1e-9; }), {3},
@@ -376,7 +385,9 @@ TEST(RightBundles, TellWhoWroteThem) {
   for (const json& wrong : {json("2.11.0"), json::array({"torch"}), json({{"torch", 2.11}}),
                             json({{"torch", nullptr}})}) {
     edit_manifest(run, [&](json& m) { m["versions"] = wrong; });
-    EXPECT_EQ(compared(bundles() / "reference", run).code, 3) << wrong;
+    const End refused = compared(bundles() / "reference", run);
+    EXPECT_EQ(refused.code, 3) << wrong;
+    EXPECT_THAT(refused.text, HasSubstr(wrong.is_object() ? "torch" : "\"versions\""));
   }
 }
 

@@ -20,12 +20,12 @@ namespace isoshard {
 /// One run that was judged tensor by tensor, or that could not be judged.
 struct ReportCase {
   std::string name;                        ///< the slug of the case
-  std::optional<Verdict> verdict;          ///< empty: the run could not be judged
-  std::string failure;                     ///< why it could not be judged; empty with a verdict
+  std::optional<Verdict> verdict = {};     ///< empty: the run could not be judged
+  std::string failure = {};                ///< why it could not be judged; empty with a verdict
   int failure_code = kExitInfrastructure;  ///< the exit code that the failure has
   /// What the verdict was made against: "plain", "emulated" or "both"; empty for two bundles.
-  std::string against;
-  std::string fault;  ///< the id of the injected fault; empty: none
+  std::string against = {};
+  std::string fault = {};  ///< the id of the injected fault; empty: none
   /// Why a run that conforms is not enough for what was asked (require_strength); empty: it is.
   std::string unmet = {};
 
@@ -43,14 +43,14 @@ void require_strength(ReportCase& item, Strength wanted);
 
 /// One training run and the verdict on its losses and norms, or why the run did not end.
 struct ReportCurve {
-  std::string name;                        ///< the slug of the case
-  std::string copy_of = {};                ///< as Verdict::copy_of
-  Curve curve;                             ///< without steps if the run failed
-  std::optional<CurveVerdict> verdict;     ///< empty: the run failed, or nothing judges it
-  std::string failure;                     ///< why the run did not end; empty if it did
-  int failure_code = kExitInfrastructure;  ///< the exit code that the failure has
-  std::string fault;                       ///< the id of the injected fault; empty: none
-  std::vector<std::string> remarks = {};   ///< lines that follow the verdict, without newlines
+  std::string name;                          ///< the slug of the case
+  std::string copy_of = {};                  ///< as Verdict::copy_of
+  Curve curve = {};                          ///< without steps if the run failed
+  std::optional<CurveVerdict> verdict = {};  ///< empty: the run failed, or nothing judges it
+  std::string failure = {};                  ///< why the run did not end; empty if it did
+  int failure_code = kExitInfrastructure;    ///< the exit code that the failure has
+  std::string fault = {};                    ///< the id of the injected fault; empty: none
+  std::vector<std::string> remarks = {};     ///< lines that follow the verdict, without newlines
 
   [[nodiscard]] int exit_code() const noexcept;
 };
@@ -66,10 +66,10 @@ struct ReportGolden {
 
 /// The tables and claims of one published experiment.
 struct ReportExperiment {
-  std::string name;   ///< "growth"
-  bool holds = true;  ///< whether every claim of the experiment holds
-  std::string text;   ///< the tables in the published form, each line ended by a newline
-  std::string json;   ///< the same numbers: one JSON object
+  std::string name;       ///< "growth"
+  bool holds = true;      ///< whether every claim of the experiment holds
+  std::string text = {};  ///< the tables in the published form, each line ended by a newline
+  std::string json = {};  ///< the same numbers: one JSON object
 };
 
 /// Puts an exception into an item in place of its verdict, with its exit code. An input file that

@@ -37,10 +37,10 @@ struct JudgePolicy {
   std::optional<StepRule> step_rule = {};
   /// Without responses: the largest relative Frobenius error and scale error of what is not exact
   /// anyway.
-  std::optional<double> rtol;
+  std::optional<double> rtol = {};
   /// The factor that settings demand on activation gradients (dp for averaging); a record that
   /// declares another diverges.
-  std::optional<double> activation_grad_scale;
+  std::optional<double> activation_grad_scale = {};
   /// The same of parameters' gradients. None: what a run declares is taken. Nothing but gradients
   /// may have a scale in any case.
   std::optional<double> grad_scale = {};

@@ -37,13 +37,13 @@ struct StreamState {
 
 /// The state that a run needs to resume, besides tensors and settings.
 struct RunProgress {
-  StreamState stream;
-  std::string rule;      ///< Optimizer::rule
-  UpdateCounts updates;  ///< Optimizer::updates
+  StreamState stream = {};
+  std::string rule = {};      ///< Optimizer::rule
+  UpdateCounts updates = {};  ///< Optimizer::updates
   /// Other state by name: a loss scale and the number of steps since it last overflowed.
-  std::map<std::string, double, std::less<>> numbers;
+  std::map<std::string, double, std::less<>> numbers = {};
   /// The settings that the run has had from its first step on, as a JSON object; empty: not said.
-  std::string training;
+  std::string training = {};
 };
 
 /// kParameter: as forward reads it. kMaster: "<parameter>.master". kOptimizer:
