@@ -14,6 +14,7 @@
 #include "harness/trace/clipped.h"
 #include "suite/faults/catalogue.h"
 #include "suite/faults/fault.h"
+#include "suite/record/expected_calls.h"
 #include "suite/reference/reference.h"
 
 namespace isoshard {
@@ -27,8 +28,11 @@ struct Outcome {
 Outcome outcome_of(const Fault& fault, const Case& item) {
   const FaultProbe probe;
   const Reference& reference = reference_of(item);
-  Verdict verdict = judge(reference, run_case(item, reference, with_fault({}, fault, item, probe)),
-                          policy_of(item));
+  // A call of another group that gives the same values is no fault but for those of calls.
+  const bool shows_in_calls = fault.expected->stage == Stage::kCollectives;
+  Verdict verdict =
+      judge(reference, run_case(item, reference, with_fault({}, fault, item, probe)),
+            shows_in_calls ? with_collectives(policy_of(item), item) : policy_of(item));
   return {std::move(verdict), probe.count()};
 }
 

@@ -11,6 +11,7 @@
 
 #include "harness/judge/judge.h"
 #include "suite/faults/fault.h"
+#include "suite/record/expected_calls.h"
 #include "suite/testing/emulated_cases.h"
 
 namespace isoshard {
@@ -25,7 +26,7 @@ void expect_seen_no_later(const std::string& id) {
   const Reference reference = make_emulated_reference(item, numerics_of(item));
 
   const Trace actual = run_case(item, reference, with_fault({}, fault, item, probe));
-  const Verdict verdict = judge(reference, actual, exact_policy_of(item));
+  const Verdict verdict = judge(reference, actual, with_collectives(exact_policy_of(item), item));
 
   ASSERT_GT(probe.count(), 0) << "the fault never fired: this test would prove nothing";
   ASSERT_EQ(verdict.status, Status::kDiverges);
