@@ -110,7 +110,9 @@ void OneByOneRuns::expect_one_verdict(const Written& run) {
     ASSERT_EQ(cases->size(), 1U);
     json& tensors = cases->at(0).at("tensors");
     tensors.erase(std::remove_if(tensors.begin(), tensors.end(), is_place), tensors.end());
-    for (const char* const key : {"compared", "reason", "notes", "not_recorded", "copy_of"})
+    // A reference that was recorded on its own has no table of the calls of other runs.
+    for (const char* const key :
+         {"collectives", "compared", "reason", "notes", "not_recorded", "copy_of"})
       cases->at(0).erase(key);
   }
   ASSERT_EQ(a.size(), 1U);

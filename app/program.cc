@@ -7,6 +7,8 @@
 
 #include "app/commands.h"
 #include "harness/cli/output.h"
+#include "harness/compare/bundle_command.h"
+#include "harness/compare/respond_command.h"
 #include "harness/verdict/exit_code.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/warm_up.h"
@@ -20,9 +22,18 @@ int run_program(const std::vector<std::string>& arguments) {
   make_controller();
   std::setlocale(LC_ALL, "C");
   install_interrupt_handler();
-  const std::vector<Command> commands = {
-      verify_command(), train_command(),      plot_command(), compare_command(), oracle_command(),
-      golden_command(), experiment_command(), list_command(), explain_command(), doctor_command()};
+  const std::vector<Command> commands = {verify_command(),
+                                         train_command(),
+                                         plot_command(),
+                                         compare_command(),
+                                         oracle_command(),
+                                         golden_command(),
+                                         experiment_command(),
+                                         list_command(),
+                                         explain_command(),
+                                         doctor_command(),
+                                         respond_command("isoshard"),
+                                         bundle_command("isoshard")};
   const int code = run_command_line(commands, arguments);
   return interrupt_signal() == 0 ? code : combine_exit_codes(code, 128 + interrupt_signal());
 }

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// isoshard-judge: the part of isoshard that judges stored runs, without LibTorch.
+#include <array>
 #include <clocale>
 
 #include "harness/cli/output.h"
+#include "harness/compare/bundle_command.h"
 #include "harness/compare/compare_command.h"
+#include "harness/compare/respond_command.h"
 #include "subjects/registry/curve_ceilings.h"
 
 int main(int argc, char** argv) {
@@ -19,5 +22,7 @@ int main(int argc, char** argv) {
       "  isoshard-judge compare --input-dir runs                      every run of a folder\n"
       "  isoshard-judge compare loss_reference.json loss_ddp.json     two loss curves",
       isoshard::kCurveCeilings);
-  return isoshard::run_command_line(words, {&compare, 1}, {argv + 1, argv + argc});
+  const std::array commands{compare, isoshard::respond_command("isoshard-judge"),
+                            isoshard::bundle_command("isoshard-judge")};
+  return isoshard::run_command_line(words, commands, {argv + 1, argv + argc});
 }

@@ -244,6 +244,7 @@ Verdict verdict_on_shared_sums(const Case& item, bool in_rank_order, ReferenceKi
                                int repeat, const FaultProbe& probe) {
   return CaseJudge({.reference = reference,
                     .repeat = repeat,
+                    .makes_own_calls = true,
                     .run = on_shared_sums(in_rank_order, probe)})
       .judge_case(item)
       .verdict;
@@ -279,6 +280,7 @@ TEST(RaceDetection, OfOneSubjectAmongSeveralIsNotRepeatable) {
   CaseJudge judge({.reference = ReferenceKind::kPlain,
                    .tables = true,
                    .repeat = 6,
+                   .makes_own_calls = true,
                    .run = on_shared_sums(false, probe)});
   judge.announce({right, race, right});
 

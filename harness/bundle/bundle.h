@@ -57,6 +57,14 @@ void write_bundle(const std::filesystem::path& directory, const Trace& trace,
 void write_bundle(const std::filesystem::path& directory, const Reference& reference,
                   std::string_view settings = "{}");
 
+/// Replaces the responses of a bundle that is there: responses.json, and what manifest.json lists
+/// of it. Everything else stays.
+///
+/// Errors   FileError if the manifest is unreadable or of schema 1; InfrastructureError if writing
+///          fails. A bundle whose writer is killed between the two files is refused when it is
+///          read.
+void write_responses(const std::filesystem::path& directory, const Reference& reference);
+
 /// Guarantees   what comes back is bit-equal to what was written: records, layouts, kept bytes,
 ///              responses; no statistics. Every file is the one that manifest.json lists.
 /// Errors       FileError for whatever is malformed, of another run, does not tile, has another

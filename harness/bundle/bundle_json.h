@@ -23,6 +23,7 @@ struct RecordDefaults {
 [[nodiscard]] nlohmann::json key_json(const RecordKey& key);
 [[nodiscard]] nlohmann::json to_json(const Record& record);
 [[nodiscard]] nlohmann::json to_json(const MeshShape& mesh);
+inline constexpr const char* kResponsesFile = "responses.json";
 [[nodiscard]] nlohmann::json to_json(const std::map<RecordKey, Response>& responses, int runs);
 
 /// Errors   FileError that starts with `file`: a field is missing, of another type, or out of

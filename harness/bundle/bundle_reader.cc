@@ -274,7 +274,7 @@ class BundleReader {
   }
 
   void read_responses() {
-    constexpr const char* kFile = "responses.json";
+    constexpr const char* kFile = detail::kResponsesFile;
     if (!files_.contains(kFile)) return;
     bundle_.responses =
         detail::responses_of(files_.json(kFile), files_.path_of(kFile), bundle_.response_runs);

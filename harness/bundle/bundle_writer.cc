@@ -9,6 +9,7 @@
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
 #include "core/base/hex_float.h"
+#include "core/io/json.h"
 #include "core/io/safetensors.h"
 #include "harness/bundle/bundle.h"
 #include "harness/bundle/bundle_files.h"
@@ -79,6 +80,11 @@ void write_rank(detail::SealingWriter& files, const fs::path& directory, const s
   files.write(stem + ".done", run_id + "\n");
 }
 
+void write_responses(detail::SealingWriter& files, const Reference& reference) {
+  files.write(detail::kResponsesFile,
+              detail::to_json(reference.responses(), reference.response_runs()).dump() + "\n");
+}
+
 void write(const fs::path& directory, const Trace& trace, const Reference* reference,
            std::string_view settings) {
   const json parsed = json::parse(settings, nullptr, false);
@@ -96,10 +102,7 @@ void write(const fs::path& directory, const Trace& trace, const Reference* refer
       write_rank(files, directory, run_id, rank, step, scalars);
   }
   files.write("scalars.jsonl", scalars);
-  if (reference != nullptr && reference->response_runs() > 0) {
-    files.write("responses.json",
-                detail::to_json(reference->responses(), reference->response_runs()).dump() + "\n");
-  }
+  if (reference != nullptr && reference->response_runs() > 0) write_responses(files, *reference);
   if (reference != nullptr && reference->redrawn().runs > 0)
     files.write(detail::kRedrawnFile, detail::to_json(reference->redrawn()).dump() + "\n");
   const json manifest = {{"schema", detail::kSchema},
@@ -124,6 +127,18 @@ void write_bundle(const fs::path& directory, const Trace& trace, std::string_vie
 void write_bundle(const fs::path& directory, const Reference& reference,
                   std::string_view settings) {
   write(directory, reference.trace(), &reference, settings);
+}
+
+void write_responses(const fs::path& directory, const Reference& reference) {
+  const fs::path path = directory / "manifest.json";
+  json manifest = read_json_file(path);
+  if (manifest.value("schema", 0) != detail::kSchema || !manifest.contains("files"))
+    throw FileError(fmt::format("{}: responses are kept in bundles of schema {}", path.string(),
+                                detail::kSchema));
+  detail::SealingWriter files(directory);
+  write_responses(files, reference);
+  for (const auto& [name, hash] : files.hashes()) manifest["files"][name] = hash;
+  write_file_atomically(path, manifest.dump(1) + "\n");
 }
 
 }  // namespace isoshard

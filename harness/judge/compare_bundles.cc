@@ -14,46 +14,19 @@
 #include "harness/bundle/bundle.h"
 #include "harness/bundle/run_calls.h"
 #include "harness/bundle/run_settings.h"
-#include "harness/judge/assembled.h"
 #include "harness/judge/bundle_rules.h"
 #include "harness/judge/compare_bundles.h"
 #include "harness/judge/infer_layouts.h"
 #include "harness/judge/judge.h"
 #include "harness/judge/replay.h"
+#include "harness/judge/saved_run.h"
 #include "harness/trace/clipped.h"
 #include "harness/trace/collective_calls.h"
 #include "harness/trace/numbers.h"
-#include "harness/verdict/equal_runs.h"
 #include "harness/verdict/verdict.h"
 
 namespace isoshard {
 namespace {
-
-/// The coarsest floating dtype of any record: what floors must allow for when nobody says.
-Dtype coarsest_of(const Trace& trace, Dtype coarsest) {
-  for (const RankTrace& rank : trace.ranks) {
-    for (const Record& record : rank.records) {
-      if (unit_roundoff(record.dtype) > unit_roundoff(coarsest)) coarsest = record.dtype;
-    }
-  }
-  return coarsest;
-}
-
-/// One bundle and what it says of its run.
-struct Saved {
-  Saved(std::filesystem::path folder, Unsealed unsealed)
-      : manifest(std::move(folder) / "manifest.json"),
-        bundle(read_bundle(manifest.parent_path(), unsealed)),
-        settings(parse_run_settings(bundle.settings, manifest)) {}
-
-  [[noreturn]] void refuse(std::string_view what) const {
-    throw FileError(fmt::format("{}: {}", manifest.string(), what));
-  }
-
-  std::filesystem::path manifest;
-  Bundle bundle;
-  RunSettings settings;
-};
 
 /// Of the dp axis, and of its halves.
 int dp_degree(const MeshShape& mesh) {
@@ -62,7 +35,8 @@ int dp_degree(const MeshShape& mesh) {
 
 /// The gradient scale that all records of a kind have, without the loss scale of their step; none
 /// if there is no such record.
-std::optional<double> own_scale(const Saved& trusted, const Reference& reference, RecordKind kind) {
+std::optional<double> own_scale(const SavedRun& trusted, const Reference& reference,
+                                RecordKind kind) {
   std::optional<double> scale;
   for (const Record& record : reference.trace().ranks.at(0).records) {
     if (record.key.kind != kind || final_gradient_of(record.key).has_value()) continue;
@@ -83,7 +57,7 @@ std::optional<double> own_scale(const Saved& trusted, const Reference& reference
 
 /// What a run of this mesh must declare on its activation gradients: what whoever compares says,
 /// then what the trusted run says of runs judged against it, then what it did itself.
-double demanded_scale(const Saved& trusted, const Reference& reference, const MeshShape& mesh,
+double demanded_scale(const SavedRun& trusted, const Reference& reference, const MeshShape& mesh,
                       const BundleRules& rules) {
   if (rules.grad_scale.has_value()) return *rules.grad_scale;
   const std::optional<double> own = own_scale(trusted, reference, RecordKind::kActivationGrad);
@@ -94,19 +68,12 @@ double demanded_scale(const Saved& trusted, const Reference& reference, const Me
   return own.value_or(1);
 }
 
-/// Adam's step is a sign where the gradient is noise.
-bool has_adam(const RunSettings& settings) {
-  const auto found = settings.training.find("optimizer.kind");
-  return found != settings.training.end() && found->second.starts_with("\"adam");
-}
-
 /// Nothing in it comes from the judged run but the number of its ranks.
-JudgePolicy policy_of(const Saved& trusted, const Reference& reference, const MeshShape& mesh,
+JudgePolicy policy_of(const SavedRun& trusted, const Reference& reference, const MeshShape& mesh,
                       const BundleRules& rules, JudgePolicy policy) {
   const RunSettings& settings = trusted.settings;
-  policy.coarsest =
-      settings.coarsest_dtype.value_or(coarsest_of(reference.trace(), Dtype::kFloat64));
-  policy.mask = settings.mask_small_gradients.value_or(has_adam(settings));
+  policy.coarsest = coarsest_dtype(settings, reference.trace());
+  policy.mask = masks_small_gradients(settings);
   policy.step_rule = step_rule_of(settings);
   policy.max_grad_norm = settings.max_grad_norm.value_or(policy.max_grad_norm);
   if (!settings.num_names.empty()) policy.num_names = settings.num_names;
@@ -120,11 +87,11 @@ JudgePolicy policy_of(const Saved& trusted, const Reference& reference, const Me
 }
 
 /// Notes about settings; refuses what is not allowed.
-std::vector<std::string> check_settings(const Saved& trusted, const Saved& judged,
+std::vector<std::string> check_settings(const SavedRun& trusted, const SavedRun& judged,
                                         DifferentSettings different) {
   const bool is_allowed = different == DifferentSettings::kAllowed;
   std::vector<std::string> notes;
-  for (const Saved* saved : {&trusted, &judged}) {
+  for (const SavedRun* saved : {&trusted, &judged}) {
     if (!saved->settings.training.empty()) continue;
     if (!is_allowed)
       saved->refuse(
@@ -152,7 +119,7 @@ std::vector<std::string> check_settings(const Saved& trusted, const Saved& judge
 }
 
 /// The mesh is the judged run's own word, and it says how many parts a whole has.
-void check_mesh(const Saved& judged, const BundleRules& rules) {
+void check_mesh(const SavedRun& judged, const BundleRules& rules) {
   const MeshShape& mesh = judged.bundle.trace.mesh;
   if (rules.mesh.has_value()) {
     for (int axis = 1; axis <= static_cast<int>(Axis::kDpShard); ++axis) {
@@ -181,7 +148,7 @@ std::string dropout_of(const RunSettings& settings) {
   return "";
 }
 
-void check_masks(const Saved& trusted) {
+void check_masks(const SavedRun& trusted) {
   const std::string dropout = dropout_of(trusted.settings);
   if (dropout.empty()) return;
   for (const RankTrace& rank : trusted.bundle.trace.ranks) {
@@ -196,41 +163,9 @@ void check_masks(const Saved& trusted) {
       dropout));
 }
 
-/// The trusted run as one process would have done it.
-Reference reference_of(Saved& trusted) {
-  Trace& trace = trusted.bundle.trace;
-  if (!trusted.bundle.inferred.empty())
-    trusted.refuse(
-        fmt::format("a trusted run must say where its tensors lie, got the layout "
-                    "\"infer\" of {}",
-                    describe(*trusted.bundle.inferred.begin())));
-  require_kept(trace, trusted.manifest);
-  if (trace.mesh.world_size() > 1) {
-    if (const std::optional<UnequalCopies> found = find_unequal_copies(trace)) {
-      trusted.refuse(fmt::format(
-          "the trusted run's ranks {} and {} must hold equal copies of {}, got different "
-          "ones; it can be no reference",
-          found->first_rank, found->second_rank, describe(found->key)));
-    }
-    trace = assembled(trace);
-  }
-  const int runs = trusted.bundle.response_runs;
-  Reference reference(std::move(trace));
-  if (runs > 0) {
-    reference.set_responses(std::move(trusted.bundle.responses), runs);
-    const RunSettings& settings = trusted.settings;
-    require_fitting_responses(
-        reference, settings.mask_small_gradients.value_or(has_adam(settings)),
-        settings.coarsest_dtype.value_or(coarsest_of(reference.trace(), Dtype::kFloat64)),
-        trusted.manifest.parent_path() / "responses.json");
-  }
-  reference.set_redrawn(std::move(trusted.bundle.redrawn));
-  return reference;
-}
-
 /// Records of the judged run that the trusted one says it does not have, or that need not be there.
-std::set<RecordKey> left_out(const Saved& trusted, const Saved& judged, const Reference& reference,
-                             const BundleRules& rules) {
+std::set<RecordKey> left_out(const SavedRun& trusted, const SavedRun& judged,
+                             const Reference& reference, const BundleRules& rules) {
   std::vector<std::string> patterns = rules.not_recorded;
   for (const NotRecorded& entry : trusted.bundle.not_recorded) patterns.push_back(entry.pattern);
   std::set<RecordKey> keys;
@@ -252,7 +187,7 @@ void add_producer(const Bundle& bundle, std::string_view whose, std::vector<std:
 }
 
 /// What the judged run says it lacks excuses nothing; it is passed on.
-void add_claims(const Saved& judged, const BundleRules& rules, std::vector<std::string>& notes) {
+void add_claims(const SavedRun& judged, const BundleRules& rules, std::vector<std::string>& notes) {
   for (const NotRecorded& claim : judged.bundle.not_recorded) {
     const bool is_allowed =
         std::ranges::find(rules.not_recorded, claim.pattern) != rules.not_recorded.end();
@@ -265,7 +200,7 @@ void add_claims(const Saved& judged, const BundleRules& rules, std::vector<std::
 /// What the trusted side says that the ranks of this run call: the table of its own subject on this
 /// mesh. A run that recorded calls is held to another subject's if there is none of its own: it
 /// cannot take another name to be free.
-CollectiveTable table_for(const Saved& trusted, const Trace& judged,
+CollectiveTable table_for(const SavedRun& trusted, const Trace& judged,
                           std::vector<std::string>& notes) {
   const std::vector<RunCalls>& tables = trusted.settings.collectives;
   const RunCalls* found = nullptr;
@@ -298,8 +233,8 @@ CollectiveTable table_for(const Saved& trusted, const Trace& judged,
 }
 
 /// Where the sampler and the masks stand, which a run whose batches come from a file has not.
-void leave_out_places_in_data(const Saved& judged, JudgePolicy& policy, std::set<RecordKey>& extra,
-                              std::vector<std::string>& notes) {
+void leave_out_places_in_data(const SavedRun& judged, JudgePolicy& policy,
+                              std::set<RecordKey>& extra, std::vector<std::string>& notes) {
   const std::vector<std::string> patterns = {"data_id/next_sample_ids", "scalar/rng_state"};
   policy.not_recorded.insert(policy.not_recorded.end(), patterns.begin(), patterns.end());
   for (const RankTrace& rank : judged.bundle.trace.ranks) {
@@ -316,10 +251,10 @@ void leave_out_places_in_data(const Saved& judged, JudgePolicy& policy, std::set
 Verdict compare_bundles(const std::filesystem::path& reference_directory,
                         const std::filesystem::path& actual_directory, JudgePolicy policy,
                         const BundleRules& rules) {
-  Saved trusted(reference_directory, rules.unsealed);
-  Saved judged(actual_directory, rules.unsealed);
+  SavedRun trusted(reference_directory, rules.unsealed);
+  SavedRun judged(actual_directory, rules.unsealed);
   std::vector<std::string> notes = check_settings(trusted, judged, rules.different);
-  for (const Saved* saved : {&trusted, &judged}) {
+  for (const SavedRun* saved : {&trusted, &judged}) {
     if (saved->bundle.schema == 1)
       notes.push_back(
           fmt::format("{} is of schema 1: no hashes seal its files, as --allow-unsealed "
@@ -328,7 +263,7 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
   }
   check_mesh(judged, rules);
   check_masks(trusted);
-  const Reference reference = reference_of(trusted);
+  const Reference reference = with_responses(reference_of(trusted), trusted);
   policy = policy_of(trusted, reference, judged.bundle.trace.mesh, rules, std::move(policy));
   policy.collectives = table_for(trusted, judged.bundle.trace, notes);
   infer_layouts(judged.bundle, reference, policy, judged.manifest);

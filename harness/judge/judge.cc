@@ -12,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "harness/causes/diagnosis.h"
+#include "harness/judge/first_cause.h"
 #include "harness/judge/judge.h"
 #include "harness/judge/own_records.h"
 #include "harness/trace/clipped.h"
@@ -104,7 +105,7 @@ class Judge {
     sort_findings();
     diagnose_findings();
     for (Ordered& ordered : findings_) verdict_.findings.push_back(std::move(ordered.finding));
-    summarise_first();
+    detail::summarise_first(verdict_, causes_);
     conclude();
     verdict_.would_miss = would_miss(verdict_, options_);
     return std::move(verdict_);
@@ -336,110 +337,6 @@ class Judge {
     if (tensor != verdict_.tensors.end() && tensor->within)
       first.diagnosis = fmt::format("{}: wrong after micro-batch {}, right at the end of the step",
                                     subject_of(*final), first.key.call);
-  }
-
-  /// What stands around the first finding belongs to its cause: whether everything earlier is
-  /// right, and how many tensors of the same kind share it.
-  void summarise_first() {
-    if (verdict_.findings.empty() || verdict_.findings.front().diagnosis.empty()) return;
-    Finding& first = verdict_.findings.front();
-    const RecordKey diagnosed = final_gradient_of(first.key).value_or(first.key);
-    const std::string cause = causes_[diagnosed];
-    if (first.stage == Stage::kParameterGrad || first.stage == Stage::kParameterAfterStep ||
-        first.stage == Stage::kReplicaDrift || first.stage == Stage::kClippedGrad) {
-      const auto [same, all] = count_same(diagnosed, cause);
-      if (same == all && all > 1) {
-        first.diagnosis =
-            fmt::format("{} of all parameters: {}",
-                        first.stage == Stage::kParameterGrad ? "gradients"
-                        : first.stage == Stage::kClippedGrad ? "clipped gradients"
-                                                             : "values after the step",
-                        cause);
-      } else if (same > 1) {
-        first.diagnosis += fmt::format("; the same for {} of {}", same, all);
-      }
-    }
-    if (first.stage == Stage::kMasks && !first_draw_of(first.key).has_value()) {
-      const auto [same, all] = count_same_point(first.key, cause);
-      first.diagnosis += fmt::format(" ({}, {} of {})", point_of(first.key.name), same, all);
-    }
-    if (first_draw_of(first.key).has_value()) {
-      const auto [same, all] = count_recomputed(first.key, cause);
-      first.diagnosis += fmt::format("; the same for {} of {}{}{}", same, all,
-                                     forward_words(first.key.step), gradient_words(first.key.step));
-    }
-    if (first.stage > Stage::kForward) first.diagnosis += forward_words(first.key.step);
-  }
-
-  std::pair<int, int> count_same(const RecordKey& key, const std::string& cause) const {
-    int same = 0, all = 0;
-    for (const TensorComparison& tensor : verdict_.tensors) {
-      if (tensor.key.step != key.step || tensor.key.kind != key.kind ||
-          tensor.key.call != key.call || final_gradient_of(tensor.key).has_value() ||
-          unclipped_of(tensor.key).has_value() != unclipped_of(key).has_value())
-        continue;
-      ++all;
-      const auto found = causes_.find(tensor.key);
-      if (found != causes_.end() && found->second == cause) ++same;
-    }
-    return {same, all};
-  }
-
-  static std::string_view point_of(std::string_view name) {
-    const std::size_t dot = name.rfind('.');
-    return dot == std::string_view::npos ? name : name.substr(dot + 1);
-  }
-
-  /// Of the records of this step and call whose names end alike: one for each layer.
-  std::pair<int, int> count_same_point(const RecordKey& key, const std::string& cause) const {
-    int same = 0, all = 0;
-    for (const TensorComparison& tensor : verdict_.tensors) {
-      const RecordKey& other = tensor.key;
-      if (other.step != key.step || other.kind != key.kind || other.call != key.call ||
-          point_of(other.name) != point_of(key.name))
-        continue;
-      ++all;
-      const auto found = causes_.find(other);
-      if (found != causes_.end() && found->second == cause) ++same;
-    }
-    return {same, all};
-  }
-
-  /// Of the masks that were drawn again in this step and call.
-  std::pair<int, int> count_recomputed(const RecordKey& key, const std::string& cause) const {
-    int same = 0, all = 0;
-    for (const TensorComparison& tensor : verdict_.tensors) {
-      if (tensor.key.step != key.step || tensor.key.call != key.call ||
-          !first_draw_of(tensor.key).has_value())
-        continue;
-      ++all;
-      const auto found = causes_.find(tensor.key);
-      if (found != causes_.end() && found->second == cause) ++same;
-    }
-    return {same, all};
-  }
-
-  std::string gradient_words(int step) const {
-    const bool wrong = std::any_of(verdict_.tensors.begin(), verdict_.tensors.end(),
-                                   [&](const TensorComparison& tensor) {
-                                     return tensor.key.step == step &&
-                                            (tensor.stage == Stage::kActivationGrad ||
-                                             tensor.stage == Stage::kParameterGrad) &&
-                                            !tensor.within;
-                                   });
-    return wrong ? ", gradients wrong" : "";
-  }
-
-  std::string forward_words(int step) const {
-    bool any = false, exact = true;
-    for (const TensorComparison& tensor : verdict_.tensors) {
-      if (tensor.key.step != step || tensor.stage != Stage::kForward) continue;
-      any = true;
-      if (!tensor.within) return "";
-      exact = exact && tensor.stats.unequal_values == 0;
-    }
-    if (!any) return "";
-    return exact ? "; forward exact" : "; forward right";
   }
 
   /// Of what is computed: settings, ids and masks may be anything.

@@ -20,7 +20,7 @@ std::size_t bytes_needed(const RankTrace& rank) {
 }  // namespace
 
 Trace replayed(const Trace& trace, const Reference& reference, const JudgePolicy& policy,
-               const ReplayedTensor& tensor_of) {
+               const ReplayedTensor& tensor_of, RunPurpose purpose) {
   Trace result{trace.subject, trace.case_slug, trace.mesh, {}};
   for (const RankTrace& rank : trace.ranks) {
     RecordOptions options;
@@ -31,6 +31,7 @@ Trace replayed(const Trace& trace, const Reference& reference, const JudgePolicy
     options.arena =
         std::make_shared<Arena>(bytes_needed(rank), fmt::format("replay-{}", rank.rank));
     options.policy = policy;
+    options.purpose = purpose;
     RecordWriter writer(options);
     for (const Record& record : rank.records) {
       const std::optional<HostTensor> tensor = tensor_of(rank, record);

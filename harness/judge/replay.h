@@ -18,6 +18,7 @@ using ReplayedTensor =
 ///
 /// Requires   the trace has kept its tensors.
 [[nodiscard]] Trace replayed(const Trace& trace, const Reference& reference,
-                             const JudgePolicy& policy, const ReplayedTensor& tensor_of);
+                             const JudgePolicy& policy, const ReplayedTensor& tensor_of,
+                             RunPurpose purpose = RunPurpose::kJudged);
 
 }  // namespace isoshard

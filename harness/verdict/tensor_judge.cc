@@ -18,8 +18,7 @@
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
 #include "harness/verdict/broken_steps.h"
-#include "harness/verdict/neighbours.h"
-#include "harness/verdict/sensitivity.h"
+#include "harness/verdict/tensor_tolerance.h"
 
 namespace isoshard::detail {
 namespace {
@@ -334,113 +333,11 @@ class TensorJudge {
   }
 
   bool set_tolerance(TensorComparison& c) {
-    if (is_exact(c.stage) || options_.level == Level::kExact) {
-      c.level = Level::kExact;
-      return true;
-    }
-    if (options_.rtol.has_value()) {
-      c.level = Level::kReported;
-      c.allowed_relative_error = c.allowed_scale_error = c.scale_sensitivity = *options_.rtol;
-      return true;
-    }
-    c.level = options_.level;
-    const Response* const response = reference_.response(response_of_);
-    if (response == nullptr) {
-      result_.not_judged = fmt::format(
-          "the reference has no response for {}: run its perturbed runs, or give a tolerance",
-          describe(wanted_.key));
-      return false;
-    }
-    const double norm = std::sqrt(c.stats.sum_sq_reference);
-    const PerturbedTolerance tolerance =
-        perturbed_tolerance(*response, options_.k, options_.coarsest, c.stats.numel, norm);
-    const double stepping = norm > 0 ? step_error(c) / norm : 0;
-    // The worst that squares may make, but no more than a comparison may let pass: what follows
-    // from gradients is no licence.
-    const double squares =
-        std::min(error_of_squares(reference_, wanted_.key, options_.k, options_.coarsest),
-                 scale_ceiling(wanted_.key, options_.coarsest));
-    c.allowed_relative_error = std::max({tolerance.relative_error, stepping, squares});
-    c.allowed_scale_error =
-        std::max({tolerance.scale_error, stepping, tolerance.part_along_reference * squares});
-    // Where reference and responses are 0, a run that is not can only have noise, or an error:
-    // nothing is relative to 0.
-    c.insensitive = tolerance.insensitive ||
-                    (norm == 0 && response->absolute_norm == 0 && c.stats.unequal_values != 0);
-    c.allowed_absolute =
-        c.insensitive
-            ? std::max(tolerance.absolute,
-                       cancellation_noise(reference_, wanted_.key, options_.k, options_.coarsest))
-            : tolerance.absolute;
-    c.scale_sensitivity = c.insensitive ? (norm > 0 ? c.allowed_absolute / norm : 0)
-                                        : std::min(c.allowed_relative_error, c.allowed_scale_error);
-    if (response_of_ != wanted_.key) {
-      allow_error_of_norm(c);  // what it shows too little of, its gradient shows as well
-      return true;
-    }
-    if (is_between_micro_batches()) return true;  // the final gradient shows it as well
-    c.rolled_error = rolled_error(reference_, wanted_);
-    c.rolled_copy = judged_shifted_copy(c, options_.k, options_.coarsest);
-    c.weakness = c.insensitive ? weakness_of_noise(c, largest_norm_of_kind(reference_, wanted_.key),
-                                                   options_.coarsest)
-                               : weakness(c, options_.coarsest);
-    return true;
-  }
-
-  /// A run clips by its own norm, which may be off by as much as it is allowed to, and rounds once
-  /// more. In fp16 a small factor leaves subnormal numbers.
-  void allow_error_of_norm(TensorComparison& c) const {
-    const RecordKey key{wanted_.key.step, RecordKind::kScalar, "grad_norm", 0};
-    const Response* response = reference_.response(key);
-    const Record& held = *held_.front().record;
-    const double whole = std::sqrt(c.stats.sum_sq_reference);
-    const double underflow = underflow_floor(options_.k, held.dtype, c.stats.numel) *
-                             wanted_.grad_scale / held.grad_scale;
-    double error = unit_roundoff(held.dtype) + (whole > 0 ? underflow / whole : 0);
-    if (response != nullptr) {
-      const double norm = std::fabs(number_of(reference_.tensor(key)));
-      error +=
-          perturbed_tolerance(*response, options_.k, options_.coarsest, 1, norm).relative_error;
-    }
-    c.allowed_relative_error += error;
-    c.allowed_scale_error += error;
-    c.allowed_absolute += whole > 0 ? error * whole : underflow;
-    c.scale_sensitivity = std::min(c.allowed_relative_error, c.allowed_scale_error);
-  }
-
-  /// Frobenius norm of the error that masked steps may make: step_floor of the largest step, in
-  /// each element and step.
-  double step_error(const TensorComparison& c) const {
-    const double floor = step_floor(options_.coarsest);
     const bool is_masked = std::any_of(held_.begin(), held_.end(),
                                        [](const Held& h) { return h.record->unmasked >= 0; });
-    const std::string name(stepped_parameter(wanted_.key));
-    if (floor == 0 || !is_masked || name.empty()) return 0;
-    double largest_steps = 0;
-    const Record* before = reference_.find({0, RecordKind::kParam, name, 0});
-    for (int step = 0; step <= wanted_.key.step; ++step) {
-      const Record* after = reference_.find({step, RecordKind::kParam, name, step == 0 ? 1 : 0});
-      if (before == nullptr || after == nullptr) return 0;
-      Stats moved;
-      accumulate(moved, reference_.bytes(*before), before->dtype, reference_.bytes(*after),
-                 after->dtype, numel_of(after->layout.global_shape), 0);
-      largest_steps += moved.max_abs;
-      before = after;
-    }
-    return largest_steps * floor * std::sqrt(static_cast<double>(c.stats.numel));
-  }
-
-  /// Whether `stats` use no more than `share` of what the whole tensor is allowed. Every comparison
-  /// is written so that a NaN fails it.
-  bool within_tolerance(const TensorComparison& c, const Stats& stats, double share) const {
-    if (stats.nonfinite_mismatch != 0) return false;
-    if (stats.unequal_values == 0) return true;
-    if (c.level == Level::kExact) return false;
-    if (c.insensitive) return std::sqrt(stats.sum_sq_diff) <= c.allowed_absolute * std::sqrt(share);
-    const double whole = c.stats.sum_sq_reference;
-    return stats.sum_sq_diff <=
-               c.allowed_relative_error * c.allowed_relative_error * whole * share &&
-           std::fabs(stats.dot - stats.sum_sq_reference) <= c.allowed_scale_error * whole * share;
+    result_.not_judged = detail::set_tolerance(
+        c, {reference_, wanted_, response_of_, options_, *held_.front().record, is_masked});
+    return result_.not_judged.empty();
   }
 
   std::vector<int> exceeding_ranks(const TensorComparison& c) const {

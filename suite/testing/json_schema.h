@@ -73,6 +73,12 @@ class Schema {
     if (keyword == "minimum")
       return !value.is_number() || value >= rule ? ""
                                                  : fmt::format("{} is below {}", at, rule.dump());
+    if (keyword == "minItems" || keyword == "maxItems") {
+      const bool fits =
+          !value.is_array() || (keyword == "minItems" ? value.size() >= rule.get<std::size_t>()
+                                                      : value.size() <= rule.get<std::size_t>());
+      return fits ? "" : fmt::format("{} has {} items", at, value.size());
+    }
     if (keyword == "anyOf") return any_of_problem(rule, value, at);
     if (keyword == "items") return items_problem(rule, value, at);
     if (keyword == "required") return required_problem(rule, value, at);

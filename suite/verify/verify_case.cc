@@ -263,7 +263,8 @@ Verdict CaseJudge::exact(const Case& item, Trace emulated) {
 // A legal variation need not make the calls that its subject declares.
 JudgePolicy CaseJudge::plain_policy_of(const Case& item) const {
   const bool is_benign = !plan_.fault.empty() && !find_fault(plan_.fault).expected.has_value();
-  return is_benign ? policy_of(item) : with_collectives(policy_of(item), item);
+  return is_benign || plan_.makes_own_calls ? policy_of(item)
+                                            : with_collectives(policy_of(item), item);
 }
 
 Trace CaseJudge::emulated_again(const Case& item, const NumericsSpec& numerics,

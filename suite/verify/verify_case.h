@@ -39,6 +39,9 @@ struct JudgePlan {
   /// so that a race comes out another way. A verdict that needs more runs holds them to the first
   /// one, too.
   int repeat = 1;
+  /// For test doubles under `run`: their ranks make other calls than the subject declares, which no
+  /// plain verdict holds against them.
+  bool makes_own_calls = false;
   RunOptions run = {};  ///< test doubles and what to keep, of every run of the subject
   /// For kBoth: the declared arithmetic, if it is not to be numerics_of.
   std::function<NumericsSpec(const Case&)> numerics = {};

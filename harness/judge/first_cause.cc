@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Counts over the verdict's tensors.
+#include "harness/judge/first_cause.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "harness/trace/clipped.h"
+#include "harness/trace/stage.h"
+
+namespace isoshard::detail {
+namespace {
+
+std::pair<int, int> count_same(const Verdict& verdict, const Causes& causes, const RecordKey& key,
+                               const std::string& cause) {
+  int same = 0, all = 0;
+  for (const TensorComparison& tensor : verdict.tensors) {
+    if (tensor.key.step != key.step || tensor.key.kind != key.kind || tensor.key.call != key.call ||
+        final_gradient_of(tensor.key).has_value() ||
+        unclipped_of(tensor.key).has_value() != unclipped_of(key).has_value())
+      continue;
+    ++all;
+    const auto found = causes.find(tensor.key);
+    if (found != causes.end() && found->second == cause) ++same;
+  }
+  return {same, all};
+}
+
+std::string_view point_of(std::string_view name) {
+  const std::size_t dot = name.rfind('.');
+  return dot == std::string_view::npos ? name : name.substr(dot + 1);
+}
+
+/// Of the records of this step and call whose names end alike: one for each layer.
+std::pair<int, int> count_same_point(const Verdict& verdict, const Causes& causes,
+                                     const RecordKey& key, const std::string& cause) {
+  int same = 0, all = 0;
+  for (const TensorComparison& tensor : verdict.tensors) {
+    const RecordKey& other = tensor.key;
+    if (other.step != key.step || other.kind != key.kind || other.call != key.call ||
+        point_of(other.name) != point_of(key.name))
+      continue;
+    ++all;
+    const auto found = causes.find(other);
+    if (found != causes.end() && found->second == cause) ++same;
+  }
+  return {same, all};
+}
+
+/// Of the masks that were drawn again in this step and call.
+std::pair<int, int> count_recomputed(const Verdict& verdict, const Causes& causes,
+                                     const RecordKey& key, const std::string& cause) {
+  int same = 0, all = 0;
+  for (const TensorComparison& tensor : verdict.tensors) {
+    if (tensor.key.step != key.step || tensor.key.call != key.call ||
+        !first_draw_of(tensor.key).has_value())
+      continue;
+    ++all;
+    const auto found = causes.find(tensor.key);
+    if (found != causes.end() && found->second == cause) ++same;
+  }
+  return {same, all};
+}
+
+std::string gradient_words(const Verdict& verdict, int step) {
+  const bool wrong = std::any_of(
+      verdict.tensors.begin(), verdict.tensors.end(), [&](const TensorComparison& tensor) {
+        return tensor.key.step == step &&
+               (tensor.stage == Stage::kActivationGrad || tensor.stage == Stage::kParameterGrad) &&
+               !tensor.within;
+      });
+  return wrong ? ", gradients wrong" : "";
+}
+
+std::string forward_words(const Verdict& verdict, int step) {
+  bool any = false, exact = true;
+  for (const TensorComparison& tensor : verdict.tensors) {
+    if (tensor.key.step != step || tensor.stage != Stage::kForward) continue;
+    any = true;
+    if (!tensor.within) return "";
+    exact = exact && tensor.stats.unequal_values == 0;
+  }
+  if (!any) return "";
+  return exact ? "; forward exact" : "; forward right";
+}
+
+}  // namespace
+
+void summarise_first(Verdict& verdict, const Causes& causes) {
+  if (verdict.findings.empty() || verdict.findings.front().diagnosis.empty()) return;
+  Finding& first = verdict.findings.front();
+  const RecordKey diagnosed = final_gradient_of(first.key).value_or(first.key);
+  const auto found = causes.find(diagnosed);
+  const std::string cause = found == causes.end() ? "" : found->second;
+  if (first.stage == Stage::kParameterGrad || first.stage == Stage::kParameterAfterStep ||
+      first.stage == Stage::kReplicaDrift || first.stage == Stage::kClippedGrad) {
+    const auto [same, all] = count_same(verdict, causes, diagnosed, cause);
+    if (same == all && all > 1) {
+      first.diagnosis = fmt::format("{} of all parameters: {}",
+                                    first.stage == Stage::kParameterGrad ? "gradients"
+                                    : first.stage == Stage::kClippedGrad ? "clipped gradients"
+                                                                         : "values after the step",
+                                    cause);
+    } else if (same > 1) {
+      first.diagnosis += fmt::format("; the same for {} of {}", same, all);
+    }
+  }
+  if (first.stage == Stage::kMasks && !first_draw_of(first.key).has_value()) {
+    const auto [same, all] = count_same_point(verdict, causes, first.key, cause);
+    first.diagnosis += fmt::format(" ({}, {} of {})", point_of(first.key.name), same, all);
+  }
+  if (first_draw_of(first.key).has_value()) {
+    const auto [same, all] = count_recomputed(verdict, causes, first.key, cause);
+    first.diagnosis += fmt::format("; the same for {} of {}{}{}", same, all,
+                                   forward_words(verdict, first.key.step),
+                                   gradient_words(verdict, first.key.step));
+  }
+  if (first.stage > Stage::kForward) first.diagnosis += forward_words(verdict, first.key.step);
+}
+
+}  // namespace isoshard::detail

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Each perturbed run is recorded again against the reference, as runs of this program are as they
+// run.
+#include "harness/judge/respond_bundles.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <optional>
+#include <string>
+
+#include "core/base/error.h"
+#include "harness/judge/replay.h"
+#include "harness/judge/saved_run.h"
+#include "harness/trace/stage.h"
+
+namespace isoshard {
+namespace {
+
+/// Of the same step as the reference, but for its weights.
+void require_perturbed(const SavedRun& trusted, const SavedRun& perturbed,
+                       const Reference& reference, const Trace& run) {
+  if (const std::vector<std::string> lines =
+          differing_settings(trusted.settings, perturbed.settings);
+      !lines.empty())
+    throw UsageError(
+        fmt::format("{}: a perturbed run must have the reference's settings, got\n  {}",
+                    perturbed.manifest.string(), fmt::join(lines, "\n  ")));
+  const RankTrace& rank = run.ranks.at(0);
+  std::set<RecordKey> recorded;
+  bool has_moved = false;
+  for (const Record& record : rank.records) {
+    recorded.insert(record.key);
+    if (reference.find(record.key) == nullptr) continue;
+    Stats stats;
+    for (const PartStats& part : record.parts) merge(stats, part.stats);
+    if (record.key.kind == RecordKind::kParam && stats.unequal_values > 0) has_moved = true;
+    if (record.key.kind == RecordKind::kDataId && stats.unequal_values > 0)
+      perturbed.refuse(fmt::format(
+          "a perturbed run must read the reference's data, got another {}; draw it by a fixed seed",
+          describe(record.key)));
+  }
+  for (const Record& record : reference.trace().ranks.at(0).records) {
+    if (!recorded.contains(record.key))
+      perturbed.refuse(
+          fmt::format("a perturbed run must record what the reference records, got no "
+                      "{}",
+                      describe(record.key)));
+  }
+  if (!has_moved)
+    perturbed.refuse(
+        "a perturbed run must begin with weights that are moved by one ulp, got the reference's");
+}
+
+}  // namespace
+
+std::size_t respond_bundles(const std::filesystem::path& reference_folder,
+                            const std::vector<std::filesystem::path>& perturbed_folders) {
+  if (perturbed_folders.empty())
+    throw UsageError("responses need perturbed runs, got none; three are usual");
+  SavedRun trusted(reference_folder, Unsealed::kRefused);
+  Reference reference = reference_of(trusted);
+  JudgePolicy policy;
+  policy.coarsest = coarsest_dtype(trusted.settings, reference.trace());
+  policy.mask = masks_small_gradients(trusted.settings);
+  policy.step_rule = step_rule_of(trusted.settings);
+  // No run sees the responses of others: it would mask by them.
+  const Reference bare(reference.trace());
+  for (const std::filesystem::path& folder : perturbed_folders) {
+    SavedRun perturbed(folder, Unsealed::kRefused);
+    const Reference whole = reference_of(perturbed);
+    const Trace run = replayed(
+        whole.trace(), bare, policy,
+        [](const RankTrace& rank, const Record& record) {
+          return std::optional(rank.tensor(record));
+        },
+        RunPurpose::kResponse);
+    require_perturbed(trusted, perturbed, bare, run);
+    reference.add_response(run);
+  }
+  write_responses(reference_folder, reference);
+  return reference.responses().size();
+}
+
+}  // namespace isoshard

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Reading a run, and putting a trusted one together.
+#include "harness/judge/saved_run.h"
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <utility>
+
+#include "core/base/error.h"
+#include "harness/judge/assembled.h"
+#include "harness/judge/bundle_rules.h"
+#include "harness/stats/tolerance.h"
+#include "harness/verdict/equal_runs.h"
+
+namespace isoshard {
+
+SavedRun::SavedRun(std::filesystem::path folder, Unsealed unsealed)
+    : manifest(std::move(folder) / "manifest.json"),
+      bundle(read_bundle(manifest.parent_path(), unsealed)),
+      settings(parse_run_settings(bundle.settings, manifest)) {}
+
+void SavedRun::refuse(std::string_view what) const {
+  throw FileError(fmt::format("{}: {}", manifest.string(), what));
+}
+
+Dtype coarsest_dtype(const RunSettings& settings, const Trace& trace) {
+  if (settings.coarsest_dtype.has_value()) return *settings.coarsest_dtype;
+  Dtype coarsest = Dtype::kFloat64;
+  for (const RankTrace& rank : trace.ranks) {
+    for (const Record& record : rank.records) {
+      if (unit_roundoff(record.dtype) > unit_roundoff(coarsest)) coarsest = record.dtype;
+    }
+  }
+  return coarsest;
+}
+
+bool masks_small_gradients(const RunSettings& settings) {
+  if (settings.mask_small_gradients.has_value()) return *settings.mask_small_gradients;
+  const auto found = settings.training.find("optimizer.kind");
+  return found != settings.training.end() && found->second.starts_with("\"adam");
+}
+
+Reference reference_of(SavedRun& trusted) {
+  Trace& trace = trusted.bundle.trace;
+  if (!trusted.bundle.inferred.empty())
+    trusted.refuse(
+        fmt::format("a trusted run must say where its tensors lie, got the layout "
+                    "\"infer\" of {}",
+                    describe(*trusted.bundle.inferred.begin())));
+  require_kept(trace, trusted.manifest);
+  if (trace.mesh.world_size() > 1) {
+    if (const std::optional<UnequalCopies> found = find_unequal_copies(trace)) {
+      trusted.refuse(fmt::format(
+          "the trusted run's ranks {} and {} must hold equal copies of {}, got different "
+          "ones; it can be no reference",
+          found->first_rank, found->second_rank, describe(found->key)));
+    }
+    trace = assembled(trace);
+  }
+  return Reference(std::move(trace));
+}
+
+Reference with_responses(Reference reference, SavedRun& trusted) {
+  const int runs = trusted.bundle.response_runs;
+  if (runs > 0) {
+    reference.set_responses(std::move(trusted.bundle.responses), runs);
+    require_fitting_responses(reference, masks_small_gradients(trusted.settings),
+                              coarsest_dtype(trusted.settings, reference.trace()),
+                              trusted.manifest.parent_path() / "responses.json");
+  }
+  reference.set_redrawn(std::move(trusted.bundle.redrawn));
+  return reference;
+}
+
+}  // namespace isoshard

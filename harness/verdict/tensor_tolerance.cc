@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// docs/tolerances.md derives every number here.
+#include "harness/verdict/tensor_tolerance.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "harness/stats/tolerance.h"
+#include "harness/trace/clipped.h"
+#include "harness/trace/numbers.h"
+#include "harness/verdict/neighbours.h"
+#include "harness/verdict/sensitivity.h"
+
+namespace isoshard::detail {
+namespace {
+
+/// A run clips by its own norm, which may be off by as much as it is allowed to, and rounds once
+/// more. In fp16 a small factor leaves subnormal numbers.
+void allow_error_of_norm(TensorComparison& c, const ToleranceInputs& in) {
+  const RecordKey key{in.wanted.key.step, RecordKind::kScalar, "grad_norm", 0};
+  const Response* response = in.reference.response(key);
+  const double whole = std::sqrt(c.stats.sum_sq_reference);
+  const double underflow = underflow_floor(in.options.k, in.held.dtype, c.stats.numel) *
+                           in.wanted.grad_scale / in.held.grad_scale;
+  double error = unit_roundoff(in.held.dtype) + (whole > 0 ? underflow / whole : 0);
+  if (response != nullptr) {
+    const double norm = std::fabs(number_of(in.reference.tensor(key)));
+    error +=
+        perturbed_tolerance(*response, in.options.k, in.options.coarsest, 1, norm).relative_error;
+  }
+  c.allowed_relative_error += error;
+  c.allowed_scale_error += error;
+  c.allowed_absolute += whole > 0 ? error * whole : underflow;
+  c.scale_sensitivity = std::min(c.allowed_relative_error, c.allowed_scale_error);
+}
+
+/// Frobenius norm of the error that masked steps may make: step_floor of the largest step, in
+/// each element and step.
+double step_error(const TensorComparison& c, const ToleranceInputs& in) {
+  const double floor = step_floor(in.options.coarsest);
+  const std::string name(stepped_parameter(in.wanted.key));
+  if (floor == 0 || !in.is_masked || name.empty()) return 0;
+  double largest_steps = 0;
+  const Record* before = in.reference.find({0, RecordKind::kParam, name, 0});
+  for (int step = 0; step <= in.wanted.key.step; ++step) {
+    const Record* after = in.reference.find({step, RecordKind::kParam, name, step == 0 ? 1 : 0});
+    if (before == nullptr || after == nullptr) return 0;
+    Stats moved;
+    accumulate(moved, in.reference.bytes(*before), before->dtype, in.reference.bytes(*after),
+               after->dtype, numel_of(after->layout.global_shape), 0);
+    largest_steps += moved.max_abs;
+    before = after;
+  }
+  return largest_steps * floor * std::sqrt(static_cast<double>(c.stats.numel));
+}
+
+}  // namespace
+
+std::string set_tolerance(TensorComparison& c, const ToleranceInputs& in) {
+  if (is_exact(c.stage) || in.options.level == Level::kExact) {
+    c.level = Level::kExact;
+    return "";
+  }
+  if (in.options.rtol.has_value()) {
+    c.level = Level::kReported;
+    c.allowed_relative_error = c.allowed_scale_error = c.scale_sensitivity = *in.options.rtol;
+    return "";
+  }
+  c.level = in.options.level;
+  const Response* const response = in.reference.response(in.response_of);
+  if (response == nullptr) {
+    return fmt::format(
+        "the reference has no response for {}: run its perturbed runs, or give a tolerance",
+        describe(in.wanted.key));
+  }
+  const double norm = std::sqrt(c.stats.sum_sq_reference);
+  const PerturbedTolerance tolerance =
+      perturbed_tolerance(*response, in.options.k, in.options.coarsest, c.stats.numel, norm);
+  const double stepping = norm > 0 ? step_error(c, in) / norm : 0;
+  // The worst that squares may make, but no more than a comparison may let pass: what follows
+  // from gradients is no licence.
+  const double squares =
+      std::min(error_of_squares(in.reference, in.wanted.key, in.options.k, in.options.coarsest),
+               scale_ceiling(in.wanted.key, in.options.coarsest));
+  c.allowed_relative_error = std::max({tolerance.relative_error, stepping, squares});
+  c.allowed_scale_error =
+      std::max({tolerance.scale_error, stepping, tolerance.part_along_reference * squares});
+  // Where reference and responses are 0, a run that is not can only have noise, or an error:
+  // nothing is relative to 0.
+  c.insensitive = tolerance.insensitive ||
+                  (norm == 0 && response->absolute_norm == 0 && c.stats.unequal_values != 0);
+  c.allowed_absolute =
+      c.insensitive
+          ? std::max(tolerance.absolute, cancellation_noise(in.reference, in.wanted.key,
+                                                            in.options.k, in.options.coarsest))
+          : tolerance.absolute;
+  c.scale_sensitivity = c.insensitive ? (norm > 0 ? c.allowed_absolute / norm : 0)
+                                      : std::min(c.allowed_relative_error, c.allowed_scale_error);
+  if (in.response_of != in.wanted.key) {
+    allow_error_of_norm(c, in);  // what it shows too little of, its gradient shows as well
+    return "";
+  }
+  if (final_gradient_of(in.wanted.key).has_value())
+    return "";  // the final gradient shows it as well
+  c.rolled_error = rolled_error(in.reference, in.wanted);
+  c.rolled_copy = judged_shifted_copy(c, in.options.k, in.options.coarsest);
+  c.weakness = c.insensitive
+                   ? weakness_of_noise(c, largest_norm_of_kind(in.reference, in.wanted.key),
+                                       in.options.coarsest)
+                   : weakness(c, in.options.coarsest);
+  return "";
+}
+
+bool within_tolerance(const TensorComparison& c, const Stats& stats, double share) noexcept {
+  if (stats.nonfinite_mismatch != 0) return false;
+  if (stats.unequal_values == 0) return true;
+  if (c.level == Level::kExact) return false;
+  if (c.insensitive) return std::sqrt(stats.sum_sq_diff) <= c.allowed_absolute * std::sqrt(share);
+  const double whole = c.stats.sum_sq_reference;
+  return stats.sum_sq_diff <= c.allowed_relative_error * c.allowed_relative_error * whole * share &&
+         std::fabs(stats.dot - stats.sum_sq_reference) <= c.allowed_scale_error * whole * share;
+}
+
+}  // namespace isoshard::detail
