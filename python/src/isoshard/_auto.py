@@ -14,6 +14,7 @@ import runpy
 import sys
 import traceback
 import weakref
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ class AutoRecorder:
         self.recorder: Recorder | None = None
         self.hooks: Hooks | None = None
         self.is_done = False
-        self.steps_without_model = 0
+        self.on_end: Callable[[], None] = lambda: None
 
     def install(self) -> None:
         """Puts the two hooks in place: on building optimizers and on calling modules."""
@@ -166,6 +167,7 @@ class AutoRecorder:
     def _on_last_step(self) -> None:
         self.is_done = True
         if self.config.stop:
+            self.on_end()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(0)

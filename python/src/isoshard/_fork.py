@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import ctypes
 import importlib
+import json
 import os
 import random
 import signal
@@ -27,6 +28,9 @@ from ._launch import Launch
 
 #: Packages that may be imported before the fork. Others may start threads or look for devices.
 _PRELOADED = {"torch", "numpy", "transformers", "accelerate", "peft", "safetensors", "tokenizers"}
+#: What DDP, FSDP2, DTensor and optimizers import when they are first used.
+_ALWAYS = ("torch._dynamo", "torch.distributed.device_mesh")
+_MODULES = "modules.json"
 _GRACE_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 
@@ -70,10 +74,8 @@ def _code_of(pid: int) -> int | None:
 def prepare(script: str | None) -> None:
     """Sets one thread and imports what the script imports of the known packages."""
     torch.set_num_threads(1)
-    import torch.distributed as dist
-
-    if dist.is_available():
-        importlib.import_module("torch.distributed.device_mesh")
+    for module in _ALWAYS:
+        importlib.import_module(module)
     if script is not None and Path(script).exists():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -102,6 +104,23 @@ def _try_import(module: str, names: list[str]) -> None:
             getattr(loaded, name, None)
     except Exception:  # the script may guard the import; it meets the same error itself
         return
+
+
+def learn(logs: Path) -> None:
+    """Imports what a finished rank had imported of the known packages."""
+    path = logs / _MODULES
+    if not path.exists():
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in json.loads(path.read_text()):
+            if name not in sys.modules:
+                _try_import(name, [])
+
+
+def _tell_modules(logs: Path) -> None:
+    names = [n for n in list(sys.modules) if n.split(".")[0] in _PRELOADED]
+    (logs / _MODULES).write_text(json.dumps(names))
 
 
 def free_port() -> int:
@@ -167,6 +186,8 @@ def _be_rank(launch: Launch, config: AutoConfig, log: Path, rank: int) -> int:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     recorder = AutoRecorder(config)
+    if rank == 0:
+        recorder.on_end = lambda: _tell_modules(log.parent)
     recorder.install()
     arguments = list(launch.arguments)
     if launch.adds_local_rank:
@@ -174,6 +195,7 @@ def _be_rank(launch: Launch, config: AutoConfig, log: Path, rank: int) -> int:
     code = run_script(launch.script, arguments, launch.is_module)
     if code == 0:
         recorder.finish()
+        recorder.on_end()
     sys.stdout.flush()
     sys.stderr.flush()
     return code

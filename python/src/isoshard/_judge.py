@@ -134,6 +134,10 @@ class _Driver:
         self._say("reference: one process ...")
         with self.seconds.measure("reference"):
             self._single([("reference", reference, None)])
+            if self.is_forked:
+                from . import _fork
+
+                _fork.learn(reference.with_name("reference.logs"))
         self._say(f"reference: {NUM_PERTURBED} times with weights moved by one ulp ...")
         perturbed = [self.folder / f"perturbed{i}" for i in range(NUM_PERTURBED)]
         with self.seconds.measure("perturbed"):
