@@ -28,10 +28,11 @@ Key = tuple[int, str, str, int]
 
 @dataclass
 class Entry:
-    """One record and its tensor."""
+    """One record and its tensor; `micro` is the micro-batch that it belongs to, if to one."""
 
     record: dict[str, Any]
     tensor: torch.Tensor
+    micro: int | None = None
 
     @property
     def tensor_name(self) -> str:

@@ -41,7 +41,8 @@ class Hooks:
         self.max_steps, self.on_last_step = max_steps, on_last_step
         self._undo: list[Callable[[], None]] = []
         self._losses: list[torch.Tensor] = []
-        self._in_forward = 0
+        self._micro = -1
+        self._calls: dict[tuple[str, str], int] = {}  # of this forward pass
         self._has_gradients = False
         self._stepped: set[int] = set()
         self._names = {id(p): canonical(n) for n, p in self.model.named_parameters()}
@@ -73,7 +74,6 @@ class Hooks:
     def _attach(self) -> None:
         root = self.model
         self._keep(root.register_forward_pre_hook(self._on_batch, with_kwargs=True))
-        self._keep(root.register_forward_hook(self._on_end_of_forward, always_call=True))
         if self.recorder.options.activations:
             self._attach_activations(compiled_names(root))
         for optimizer in self.optimizers:
@@ -135,17 +135,16 @@ class Hooks:
         )
 
     def _on_batch(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        self._in_forward += 1
         if not self._recording():
             return
+        self._micro += 1
+        self._calls = {}
         named = [(f"input{i}" if i else "input_ids", v) for i, v in enumerate(args)]
         named += sorted(kwargs.items(), key=lambda item: item[0] not in ("input_ids", "labels"))
         for name, value in named:
             if isinstance(value, torch.Tensor) and value.ndim > 0:
-                self.recorder.put("data_id", name, _as_ids(value))
-
-    def _on_end_of_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        self._in_forward -= 1
+                ids = _as_ids(value)
+                self.recorder.put("data_id", name, ids, micro=self._micro, call=0)
 
     def _output_hook(self, name: str) -> Callable[[torch.nn.Module, Any, Any], None]:
         def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
@@ -166,12 +165,17 @@ class Hooks:
             return
         if not value.is_floating_point():
             return
-        self.recorder.put("activation", name, value)
+        call, micro = self._calls.get(("activation", name), 0), self._micro
+        self._calls[("activation", name)] = call + 1
+        self.recorder.put("activation", name, value, micro=micro, call=call)
         if value.requires_grad:
             recorder = weakref.proxy(self.recorder)
 
             def on_grad(grad: torch.Tensor) -> None:
-                recorder.put("activation_grad", name, grad, grad_scale=recorder.grad_scale)
+                scale = recorder.grad_scale
+                recorder.put(
+                    "activation_grad", name, grad, grad_scale=scale, micro=micro, call=call
+                )
 
             value.register_hook(on_grad)
 
@@ -241,6 +245,7 @@ class Hooks:
         self._record_parameters()
         self.recorder.end_step()
         self._stepped, self._has_gradients, self._losses = set(), False, []
+        self._micro = -1
         if self.max_steps is not None and self.recorder.step >= self.max_steps:
             self.detach()
             self.recorder.finish()

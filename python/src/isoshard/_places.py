@@ -3,7 +3,8 @@
 
 The judge tries every reading of `"layout": "infer"` and refuses a tie. A run with a bug fits no
 reading well, so ties are likely just there. Conventions decide them: samples (dim 0 of
-activations and inputs) are cut over the data axes, everything else over the other ones. A wrong
+activations and inputs) are cut over the data axes, everything else over the other ones. Where the
+ranks' inputs are the reference's in another order, samples lie where their inputs say. A wrong
 reading can only raise an alarm.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 from . import _bundle
 from ._bundle import Key
 from ._mesh import DATA_AXES, Mesh
+from ._samples import orders_of, runs_of
 
 _SAMPLE_KINDS = ("activation", "activation_grad", "data_id")
 
@@ -29,6 +31,7 @@ def resolve(reference: Path, run: Path) -> int:
     resolved = 0
     for step in manifest["steps"]:
         shapes = _shapes_of(reference, step)
+        orders = orders_of(reference, run, step, mesh)
         files = [_bundle.read_records(run, step, rank) for rank in range(mesh.size)]
         by_key: dict[Key, list[dict[str, Any] | None]] = {}
         for rank, file in enumerate(files):
@@ -36,7 +39,9 @@ def resolve(reference: Path, run: Path) -> int:
                 key = (step, record["kind"], record["name"], record["call"])
                 by_key.setdefault(key, [None] * mesh.size)[rank] = record
         for key, records in by_key.items():
-            if key in shapes and _resolve_one(records, shapes[key], mesh, key[1]):
+            if key in shapes and _resolve_one(
+                records, shapes[key], mesh, key[1], orders
+            ):
                 resolved += 1
         for rank, file in enumerate(files):
             _bundle.write_records(run, step, rank, file)
@@ -56,7 +61,11 @@ def _shapes_of(reference: Path, step: int) -> dict[Key, list[int]]:
 
 
 def _resolve_one(
-    records: list[dict[str, Any] | None], whole: list[int], mesh: Mesh, kind: str
+    records: list[dict[str, Any] | None],
+    whole: list[int],
+    mesh: Mesh,
+    kind: str,
+    orders: list[list[int]] | None,
 ) -> bool:
     present = [r for r in records if r is not None]
     if len(present) != mesh.size or any(r.get("layout") != "infer" for r in present):
@@ -67,13 +76,31 @@ def _resolve_one(
     offsets = offsets_of(shapes, whole, mesh, kind)
     if offsets is None:
         return False
-    for record, shape, offset in zip(present, shapes, offsets, strict=True):
+    for rank, (record, shape, offset) in enumerate(zip(present, shapes, offsets, strict=True)):
         del record["layout"]
         record["global_shape"] = list(whole)
-        is_empty = math.prod(shape) == 0
-        box = {"local_offset": [0] * len(whole), "global_offset": offset, "size": shape}
-        record["boxes"] = [] if is_empty else [box]
+        order = orders[rank] if orders is not None and kind in _SAMPLE_KINDS else None
+        record["boxes"] = _boxes(shape, offset, whole, order, mesh.data_degree)
     return True
+
+
+def _boxes(
+    shape: list[int], offset: list[int], whole: list[int], order: list[int] | None, parts: int
+) -> list[dict[str, list[int]]]:
+    if math.prod(shape) == 0:
+        return []
+    zeros = [0] * len(shape)
+    is_split = bool(shape) and shape[0] < whole[0] and parts > 1
+    if order is None or not is_split or shape[0] % len(order) != 0:
+        return [{"local_offset": zeros, "global_offset": offset, "size": shape}]
+    return [
+        {
+            "local_offset": [local, *zeros[1:]],
+            "global_offset": [begin, *offset[1:]],
+            "size": [count, *shape[1:]],
+        }
+        for local, begin, count in runs_of(order, shape[0] // len(order))
+    ]
 
 
 def offsets_of(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import uuid
 from collections.abc import Mapping
@@ -80,8 +79,15 @@ class Recorder:
         *,
         layout: Layout | None = None,
         grad_scale: float = 1.0,
+        micro: int | None = None,
+        call: int | None = None,
     ) -> None:
-        """Records a tensor; `layout` is what is known of its place if it is no DTensor."""
+        """Records a tensor; `layout` is what is known of its place if it is no DTensor.
+
+        Tensors of several micro-batches (`micro`) with the same name and call become one record
+        at the end of the step: samples of all micro-batches along dim 0. So a run may split a
+        step's samples into other micro-batches than its reference does.
+        """
         if not self.active or self.options.is_left_out(kind, name):
             return
         with torch.no_grad():
@@ -91,10 +97,10 @@ class Recorder:
                     return
                 if isinstance(result, Mapping):
                     for part, tensor in result.items():
-                        self._add(kind, part, tensor, layout, grad_scale)
+                        self._add(kind, part, tensor, layout, grad_scale, micro, call)
                     return
                 value = result
-            self._add(kind, name, value.detach(), layout, grad_scale)
+            self._add(kind, name, value.detach(), layout, grad_scale, micro, call)
 
     def scalar(self, name: str, value: Any, *, layout: Layout = "replicate") -> None:
         """Records a number, in fp64."""
@@ -110,11 +116,14 @@ class Recorder:
         value: torch.Tensor,
         layout: Layout | None,
         grad_scale: float,
+        micro: int | None,
+        call: int | None,
     ) -> None:
         what = f"{kind}/{name}"
         said = self.options.layout(kind, name)
         local = local_of(value)
-        call = self._calls.get((kind, name), 0)
+        if call is None:
+            call = self._calls.get((kind, name), 0)
         self._calls[(kind, name)] = call + 1
         record: dict[str, Any] = {
             "kind": kind,
@@ -132,7 +141,7 @@ class Recorder:
         else:
             self._say(record, layout or "infer")
         copy = local.to("cpu", copy=True).contiguous()
-        self._entries.append(Entry(record, copy))
+        self._entries.append(Entry(record, copy, micro))
 
     def _say(self, record: dict[str, Any], layout: Layout) -> None:
         """Writes a layout in words: infer, replicate, or what each axis does."""
@@ -167,6 +176,9 @@ class Recorder:
         place = place_of(value, what)
         if self.world_size == 1:
             record["global_shape"] = place.global_shape
+            return
+        if kind in _SAMPLE_KINDS and not place.partial:
+            record["layout"] = "infer"  # its mesh may not say which samples these are
             return
         axes_of_dims = axes_of_mesh_dims(value.device_mesh, self.mesh, self.rank)
         partial = [
@@ -224,6 +236,7 @@ class Recorder:
         if not self.active:
             return
         if self._entries:
+            self._entries = merged(self._entries)
             if not self.steps and self.rank == 0:
                 _bundle.prepare_folder(self.directory)
             elif not self.steps:
@@ -301,11 +314,51 @@ class Recorder:
         return str(run[0])
 
 
+def merged(entries: list[Entry]) -> list[Entry]:
+    """Joins the micro-batches of records along dim 0, where their other dims allow it.
+
+    Micro-batches that cannot be joined become calls of their own.
+    """
+    groups: dict[tuple[str, str, int], list[Entry]] = {}
+    for entry in entries:
+        record = entry.record
+        groups.setdefault((record["kind"], record["name"], record["call"]), []).append(entry)
+    result = []
+    for group in groups.values():
+        if len(group) == 1:
+            result.append(group[0])
+        elif _may_join(group):
+            result.append(_joined(group))
+        else:
+            for call, entry in enumerate(group):
+                entry.record["call"] = call
+                result.append(entry)
+    return result
+
+
+def _may_join(group: list[Entry]) -> bool:
+    first = group[0]
+    return all(
+        e.micro is not None
+        and e.tensor.ndim > 0
+        and e.tensor.shape[1:] == first.tensor.shape[1:]
+        and e.tensor.dtype == first.tensor.dtype
+        and "boxes" not in e.record
+        for e in group
+    )
+
+
+def _joined(group: list[Entry]) -> Entry:
+    group = sorted(group, key=lambda e: e.micro or 0)
+    record = dict(group[0].record)
+    tensor = torch.cat([e.tensor for e in group])
+    record["local_shape"] = list(tensor.shape)
+    if "global_shape" in record:
+        rows = sum(e.record["global_shape"][0] for e in group)
+        record["global_shape"] = [rows, *record["global_shape"][1:]]
+    return Entry(record, tensor)
+
+
 def sum_of_losses(losses: list[torch.Tensor]) -> torch.Tensor:
     """The sum of the losses that a step differentiated, in fp64."""
     return torch.stack([loss.double().reshape(()).cpu() for loss in losses]).sum()
-
-
-def is_finite_number(value: float) -> bool:
-    """Whether a number may stand in JSON."""
-    return math.isfinite(value)
