@@ -7,6 +7,7 @@ step, and `isoshard.check` judges a parallelized model in a test.
 
 from ._recorder import Recorder
 from ._settings import package_version
+from .check import Report, check
 from .errors import Divergence, IsoshardError, RecordError, RunError, UsageError
 from .record import record
 
@@ -16,8 +17,10 @@ __all__ = [
     "IsoshardError",
     "RecordError",
     "Recorder",
+    "Report",
     "RunError",
     "UsageError",
     "__version__",
+    "check",
     "record",
 ]
