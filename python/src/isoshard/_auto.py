@@ -113,16 +113,20 @@ class AutoRecorder:
             init(optimizer, *args, **kwargs)
             recorder.optimizers.append(weakref.ref(optimizer))
 
-        torch.optim.Optimizer.__init__ = new_init  # type: ignore[method-assign]
+        self._set(torch.optim.Optimizer, "__init__", new_init)
         self._call = torch.nn.Module.__call__
 
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             recorder._before_call(module)
             return recorder._call(module, *args, **kwargs)
 
-        torch.nn.Module.__call__ = call
+        self._set(torch.nn.Module, "__call__", call)
         if self.config.single:
             _shrink_meshes()
+
+    @staticmethod
+    def _set(owner: Any, name: str, value: Any) -> None:
+        setattr(owner, name, value)
 
     def _before_call(self, module: torch.nn.Module) -> None:
         if self.recorder is not None or not torch.is_grad_enabled():
@@ -135,7 +139,7 @@ class AutoRecorder:
         own = {id(p) for p in model.parameters()}
         if not own & held:
             return
-        torch.nn.Module.__call__ = self._call
+        self._set(torch.nn.Module, "__call__", self._call)
         try:
             self._start(module, [o for o in optimizers if _holds_any(o, own)])
         except IsoshardError as error:
@@ -220,7 +224,7 @@ def _shrink_meshes() -> None:
 
     for module in (device_mesh, torch.distributed, sys.modules.get("torch.distributed.tensor")):
         if getattr(module, "init_device_mesh", None) is original:
-            setattr(module, "init_device_mesh", init)
+            module.init_device_mesh = init
 
 
 def install_from_environment() -> AutoRecorder | None:

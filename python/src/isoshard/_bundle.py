@@ -88,7 +88,9 @@ def write_rank(directory: Path, run: str, rank: int, step: int, entries: Sequenc
     stem.with_suffix(".done").write_text(run + "\n")
 
 
-def wait_for_ranks(directory: Path, run: str, steps: Sequence[int], world: int, limit: float) -> None:
+def wait_for_ranks(
+    directory: Path, run: str, steps: Sequence[int], world: int, limit: float
+) -> None:
     """Waits until every rank has written every step."""
     end = time.monotonic() + limit
     missing = [
@@ -169,7 +171,9 @@ def read_tensors(directory: Path, step: int, rank: int) -> dict[str, torch.Tenso
     return read_safetensors(step_folder(directory, step) / f"{rank_stem(rank)}.safetensors")
 
 
-def entries_of(directory: Path, rank: int = 0) -> Iterator[tuple[Key, dict[str, Any], torch.Tensor]]:
+def entries_of(
+    directory: Path, rank: int = 0
+) -> Iterator[tuple[Key, dict[str, Any], torch.Tensor]]:
     """Every record of a rank, with its tensor."""
     for step in read_manifest(directory)["steps"]:
         tensors = read_tensors(directory, step, rank)

@@ -35,12 +35,28 @@ def canonical(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPER_ATTRIBUTES)
 
 
+def compiled_root(model: torch.nn.Module) -> torch.nn.Module | None:
+    """The torch.compile wrapper around the whole model, if there is one."""
+    while _is_wrapper(model):
+        if "_orig_mod" in model._modules:
+            return model
+        inner = model._modules.get("module")
+        if inner is None:
+            return None
+        model = inner
+    return None
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether module.compile() was called: its own hooks run inside the compiled code."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
 def compiled_names(model: torch.nn.Module) -> list[str]:
-    """Names of modules that torch.compile runs: no hook inside them would be called."""
+    """Names of the outermost modules that torch.compile runs: hooks inside are not called."""
     found: list[str] = []
     for name, module in model.named_modules():
-        is_wrapper = "_orig_mod" in module._modules
-        if is_wrapper or getattr(module, "_compiled_call_impl", None) is not None:
+        if "_orig_mod" in module._modules or is_compiled(module):
             clean = canonical(name)
             if not any(clean == f or clean.startswith(f + ".") or f == "" for f in found):
                 found.append(clean)

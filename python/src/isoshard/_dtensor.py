@@ -31,10 +31,11 @@ def is_dtensor(value: object) -> bool:
     return hasattr(value, "placements") and hasattr(value, "to_local")
 
 
-def local_of(value: torch.Tensor) -> torch.Tensor:
+def local_of(value: Any) -> torch.Tensor:
     """The local tensor of a DTensor, or of an asynchronous collective."""
-    local = value.to_local() if is_dtensor(value) else value  # type: ignore[operator]
-    return local.wait() if hasattr(local, "wait") else local
+    local: Any = value.to_local() if is_dtensor(value) else value
+    result: torch.Tensor = local.wait() if hasattr(local, "wait") else local
+    return result
 
 
 def place_of(value: Any, what: str) -> Place:

@@ -9,7 +9,14 @@ from typing import Any
 
 import torch
 
-from ._checks import canonical, compiled_names, refuse_dropout, unwrapped
+from ._checks import (
+    canonical,
+    compiled_names,
+    compiled_root,
+    is_compiled,
+    refuse_dropout,
+    unwrapped,
+)
 from ._dtensor import is_dtensor, local_of
 from ._mesh import DATA_AXES
 from ._recorder import Recorder, sum_of_losses
@@ -36,6 +43,7 @@ class Hooks:
     ) -> None:
         self.recorder = recorder
         self.model = unwrapped(model)
+        self.compiled_root = compiled_root(model)
         refuse_dropout(self.model)
         self.optimizers = list(optimizers)
         self.max_steps, self.on_last_step = max_steps, on_last_step
@@ -72,15 +80,32 @@ class Hooks:
                 )
 
     def _attach(self) -> None:
-        root = self.model
-        self._keep(root.register_forward_pre_hook(self._on_batch, with_kwargs=True))
+        root = self.model if self.compiled_root is None else self.compiled_root
+        if is_compiled(root):
+            self._wrap_compiled(root, self._on_batch)
+        else:
+            self._keep(root.register_forward_pre_hook(self._on_batch, with_kwargs=True))
         if self.recorder.options.activations:
-            self._attach_activations(compiled_names(root))
+            compiled = compiled_names(self.model) if self.compiled_root is None else [""]
+            self._attach_activations(compiled)
         for optimizer in self.optimizers:
             self._keep(optimizer.register_step_pre_hook(self._before_step))
             self._keep(optimizer.register_step_post_hook(self._after_step))
         self._patch_clipping()
         self._patch_backward()
+
+    def _wrap_compiled(
+        self, module: torch.nn.Module, before: Callable[[torch.nn.Module, Any, Any], None]
+    ) -> None:
+        """Calls `before` at the border of a module whose hooks are compiled."""
+        compiled: Any = module._compiled_call_impl
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before(module, args, kwargs)
+            return compiled(*args, **kwargs)
+
+        module._compiled_call_impl = call
+        self._undo.append(lambda: setattr(module, "_compiled_call_impl", compiled))
 
     def _attach_activations(self, compiled: Sequence[str]) -> None:
         for name in compiled:
@@ -95,7 +120,7 @@ class Hooks:
             last = name.rpartition(".")[2]
             if not name or name in seen or isinstance(module, _SKIPPED) or last in _SKIPPED_ENDS:
                 continue
-            if any(c == "" or name.startswith(c + ".") for c in compiled):
+            if any(c == "" or name.startswith(c + ".") for c in compiled) or is_compiled(module):
                 continue
             seen.add(name)
             self._keep(module.register_forward_hook(self._output_hook(self._rename(name))))
@@ -177,7 +202,7 @@ class Hooks:
                     "activation_grad", name, grad, grad_scale=scale, micro=micro, call=call
                 )
 
-            value.register_hook(on_grad)
+            value.register_hook(on_grad)  # type: ignore[no-untyped-call]
 
     def _patch_backward(self) -> None:
         original = torch.autograd.backward
@@ -200,7 +225,9 @@ class Hooks:
         inner = "_clip_grads_with_norm_"
         original = getattr(clip_grad, inner)
 
-        def clip(parameters: Any, max_norm: float, total_norm: torch.Tensor, *a: Any, **k: Any) -> Any:
+        def clip(
+            parameters: Any, max_norm: float, total_norm: torch.Tensor, *a: Any, **k: Any
+        ) -> Any:
             parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
             if any(id(p) in self._names for p in parameters):
                 self._before_clipping(max_norm, total_norm)
@@ -213,11 +240,11 @@ class Hooks:
             torch.nn.utils.clip_grads_with_norm_ = clip
             self._undo.append(lambda: setattr(torch.nn.utils, "clip_grads_with_norm_", original))
 
-    def _before_clipping(self, max_norm: float, total_norm: torch.Tensor) -> None:
+    def _before_clipping(self, max_norm: float, total_norm: Any) -> None:
         if not self.recorder.active or self._has_norm():
             return
         self._record_gradients()
-        norm = total_norm.full_tensor() if is_dtensor(total_norm) else total_norm  # type: ignore[operator]
+        norm = total_norm.full_tensor() if is_dtensor(total_norm) else total_norm
         self.recorder.scalar("grad_norm", norm)
         self.recorder.training["max_grad_norm"] = float(max_norm)
         self.recorder.judging["max_grad_norm"] = float(max_norm)

@@ -141,9 +141,7 @@ class _Driver:
         self._say(f"reference: {NUM_PERTURBED} times with weights moved by one ulp ...")
         perturbed = [self.folder / f"perturbed{i}" for i in range(NUM_PERTURBED)]
         with self.seconds.measure("perturbed"):
-            self._single(
-                [("perturbed", path, _FIRST_SEED + i) for i, path in enumerate(perturbed)]
-            )
+            self._single([("perturbed", path, _FIRST_SEED + i) for i, path in enumerate(perturbed)])
         with self.seconds.measure("responses"):
             write_responses(reference, perturbed)
         return reference
@@ -152,7 +150,8 @@ class _Driver:
         """Runs of one process, as many at a time as there are cores."""
         launch, command = self._single_launch()
         waiting = list(runs)
-        jobs = self.options.jobs or min(2, os.cpu_count() or 1)
+        # Untouched commands may all listen on the same port.
+        jobs = self.options.jobs or (min(2, os.cpu_count() or 1) if launch is not None else 1)
         while waiting:
             batch, waiting = waiting[:jobs], waiting[jobs:]
             started = [
@@ -231,7 +230,13 @@ class _Driver:
             "ISOSHARD_RUN_ID": run,
         }
         if config.subject != "script":
-            environment["ISOSHARD_SINGLE"] = "1"
+            if self.options.reference_command is None:
+                from . import _fork
+
+                single = _launch.Launch("python", 1, "")
+                environment.update(_fork.environment_of(single, 0, _fork.free_port()))
+        if shutil.which(command[0]) is None:
+            raise RunError(f"The command must start a program that is there, got {command[0]}.")
         log = (logs / "output.log").open("wb")
         return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
@@ -305,15 +310,19 @@ def _may_have_gpu() -> bool:
     return Path("/dev/nvidiactl").exists()
 
 
-def _why_failed(
-    path: Path, codes: Sequence[int], is_reference: bool, options: JudgeOptions
-) -> str:
+def _why_failed(path: Path, codes: Sequence[int], is_reference: bool, options: JudgeOptions) -> str:
     errors = path.with_name(path.name + ".errors")
     texts = sorted(errors.glob("*.txt")) if errors.exists() else []
     if texts:
         return texts[0].read_text().strip()
     logs = path.with_name(path.name + ".logs")
     tail = _tail(logs, codes)
+    if not any(codes):
+        return (
+            "Every rank must build a torch.optim optimizer, call the model and step, got a "
+            "command that ended well without. Does it train with these arguments, and does it "
+            f"pass on the environment (PYTHONPATH, ISOSHARD_AUTO)? Its last lines were:\n{tail}"
+        )
     if not is_reference:
         return (
             f"The command must end well after {options.steps} recorded steps, got exit codes "
@@ -337,5 +346,3 @@ def _tail(logs: Path, codes: Sequence[int]) -> str:
     file = files[min(failed, len(files) - 1)]
     lines = file.read_text(errors="replace").splitlines()[-15:]
     return "\n".join(f"  {line}" for line in lines) or "  (no output)"
-
-

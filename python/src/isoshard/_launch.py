@@ -49,9 +49,15 @@ _TORCHRUN_FLAGS = {
 }
 _TORCHRUN_REFUSED = {"no_python", "run_path", "virtual_local_rank", "help", "h"}
 _TORCHRUN_SHORT_VALUES = {"r", "t"}
-_ACCELERATE_KNOWN = {"cpu", "num_processes", "num_machines", "mixed_precision", "dynamo_backend"}
+_ACCELERATE_KNOWN = {
+    "multi_gpu",
+    "num_processes",
+    "num_machines",
+    "mixed_precision",
+    "dynamo_backend",
+}
 _ACCELERATE_KNOWN |= {"main_process_port", "main_process_ip", "module", "m", "quiet", "q"}
-_ACCELERATE_FLAGS = {"cpu", "module", "m", "quiet", "q"}
+_ACCELERATE_FLAGS = {"multi_gpu", "module", "m", "quiet", "q"}
 _DEEPSPEED_KNOWN = {"num_gpus", "num_accelerators", "num_nodes", "master_port", "master_addr"}
 _DEEPSPEED_KNOWN |= {"no_local_rank", "module", "bind_cores_to_rank"}
 _DEEPSPEED_FLAGS = {"no_local_rank", "module", "bind_cores_to_rank"}
@@ -99,12 +105,12 @@ def _is_own_python(word: str) -> bool:
 
 def _is_own_program(word: str) -> bool:
     found = shutil.which(word)
-    return found is not None and Path(found).parent.resolve() == Path(sys.executable).parent.resolve()
+    return (
+        found is not None and Path(found).parent.resolve() == Path(sys.executable).parent.resolve()
+    )
 
 
-def _split(
-    words: Sequence[str], flags: set[str]
-) -> tuple[dict[str, str], list[str]] | None:
+def _split(words: Sequence[str], flags: set[str]) -> tuple[dict[str, str], list[str]] | None:
     """Options before the script as name -> value ("" of a flag), and the script with its words."""
     options: dict[str, str] = {}
     i = 0
@@ -142,6 +148,8 @@ def _accelerate(words: Sequence[str]) -> Launch | None:
     options, rest = split
     if options.keys() - _ACCELERATE_KNOWN or options.get("num_machines", "1") != "1":
         return None
+    if "multi_gpu" not in options:  # without it accelerate starts one process where no GPU is
+        return None
     if "num_processes" not in options or not options["num_processes"].isdigit():
         return None
     if _has_accelerate_config():
@@ -149,7 +157,6 @@ def _accelerate(words: Sequence[str]) -> Launch | None:
     precision = options.get("mixed_precision", "no")
     environment = {
         "ACCELERATE_MIXED_PRECISION": precision,
-        "ACCELERATE_USE_CPU": str("cpu" in options),
         "ACCELERATE_DYNAMO_BACKEND": options.get("dynamo_backend", "no").upper(),
     }
     is_module = "module" in options or "m" in options

@@ -39,9 +39,7 @@ def resolve(reference: Path, run: Path) -> int:
                 key = (step, record["kind"], record["name"], record["call"])
                 by_key.setdefault(key, [None] * mesh.size)[rank] = record
         for key, records in by_key.items():
-            if key in shapes and _resolve_one(
-                records, shapes[key], mesh, key[1], orders
-            ):
+            if key in shapes and _resolve_one(records, shapes[key], mesh, key[1], orders):
                 resolved += 1
         for rank, file in enumerate(files):
             _bundle.write_records(run, step, rank, file)
@@ -139,9 +137,7 @@ def _choices(mesh: Mesh, kind: str, dim: int) -> list[list[str]]:
     return [*choices, axes]
 
 
-def _offsets_along(
-    sizes: list[int], whole: int, mesh: Mesh, axes: list[str]
-) -> list[int] | None:
+def _offsets_along(sizes: list[int], whole: int, mesh: Mesh, axes: list[str]) -> list[int] | None:
     """Begins of the parts if the ranks of each group along the axes make up the whole."""
     begins = []
     for rank in range(mesh.size):

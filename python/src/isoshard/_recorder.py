@@ -262,9 +262,7 @@ class Recorder:
                 "A recording must see at least one optimizer step, got none. Give the optimizer "
                 "that the script steps, and let the recorded part contain its step()."
             )
-        _bundle.wait_for_ranks(
-            self.directory, self.run, self.steps, self.world_size, _WAIT_SECONDS
-        )
+        _bundle.wait_for_ranks(self.directory, self.run, self.steps, self.world_size, _WAIT_SECONDS)
         if self.rank == 0:
             _bundle.seal(self.directory, self.manifest())
         else:

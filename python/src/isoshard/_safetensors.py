@@ -57,7 +57,7 @@ def write_safetensors(path: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -
         for _, tensor in tensors:
             if tensor.nbytes:
                 data = tensor.reshape(-1).view(torch.uint8)
-                file.write(memoryview(data.numpy()))
+                file.write(data.numpy().tobytes())
 
 
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:

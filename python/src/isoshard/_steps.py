@@ -116,7 +116,7 @@ def _train(
             for micro in range(case.micro_batches):
                 part = _part(local, case.micro_batches, micro)
                 loss = _loss_of(case, _call(model, part), part)
-                (loss / case.micro_batches).backward()
+                torch.autograd.backward(loss / case.micro_batches)
             if case.max_grad_norm is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), case.max_grad_norm)
             optimizer.step()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Python runs this first where the driver of `isoshard judge` put its folder on PYTHONPATH.
 
-In the processes that train it waits for torch.optim, then installs isoshard._auto.
+It waits until a process builds an optimizer, then installs isoshard._auto there.
 """
 
 import importlib.abc
@@ -9,26 +9,23 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-
-
-def _is_rank() -> bool:
-    names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-    return any(n in os.environ for n in names) or "ISOSHARD_SINGLE" in os.environ
+from typing import Any
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder):
-    """Installs the recorder right after the last module that it needs was imported."""
+    """Wraps Optimizer right after its module was imported."""
 
     name = "torch.optim.optimizer"
 
-    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        if name != self.name:
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        """The module's own spec, whose loader wraps the class."""
+        if fullname != self.name:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        spec: Any = importlib.util.find_spec(fullname)
         run = spec.loader.exec_module
 
-        def exec_module(module):  # type: ignore[no-untyped-def]
+        def exec_module(module: Any) -> None:
             run(module)
             _wrap_first_optimizer(module.Optimizer)
 
@@ -46,11 +43,11 @@ def _install() -> None:
     install_from_environment()
 
 
-def _wrap_first_optimizer(optimizer):  # type: ignore[no-untyped-def]
+def _wrap_first_optimizer(optimizer: Any) -> None:
     """By the time of the first optimizer all of torch is there."""
     original = optimizer.__init__
 
-    def init(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
         optimizer.__init__ = original
         _install()
         optimizer.__init__(self, *args, **kwargs)
@@ -67,6 +64,6 @@ def _chain() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-if os.environ.get("ISOSHARD_AUTO") and _is_rank():
+if os.environ.get("ISOSHARD_AUTO"):
     sys.meta_path.insert(0, _AfterTorch())
 _chain()
