@@ -222,7 +222,9 @@ def _shrink_meshes() -> None:
     def init(device_type: str, mesh_shape: tuple[int, ...], *args: Any, **kwargs: Any) -> Any:
         return original(device_type, (1,) * len(mesh_shape), *args, **kwargs)
 
-    for module in (device_mesh, torch.distributed, sys.modules.get("torch.distributed.tensor")):
+    modules: list[Any] = [device_mesh, torch.distributed]
+    modules.append(sys.modules.get("torch.distributed.tensor"))
+    for module in modules:
         if getattr(module, "init_device_mesh", None) is original:
             module.init_device_mesh = init
 

@@ -229,12 +229,11 @@ class _Driver:
             VARIABLE: config.to_text(),
             "ISOSHARD_RUN_ID": run,
         }
-        if config.subject != "script":
-            if self.options.reference_command is None:
-                from . import _fork
+        if config.subject != "script" and self.options.reference_command is None:
+            from . import _fork
 
-                single = _launch.Launch("python", 1, "")
-                environment.update(_fork.environment_of(single, 0, _fork.free_port()))
+            single = _launch.Launch("python", 1, "")
+            environment.update(_fork.environment_of(single, 0, _fork.free_port()))
         if shutil.which(command[0]) is None:
             raise RunError(f"The command must start a program that is there, got {command[0]}.")
         log = (logs / "output.log").open("wb")
