@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ import torch
 from torch import nn
 
 import isoshard
-from isoshard import RecordError, _bundle, _program
-from isoshard._responses import write_responses
+from isoshard import RecordError, RunError, _bundle, _program
+from isoshard._program import respond
 
 
 class Mlp(nn.Module):
@@ -103,7 +102,7 @@ def reference(tmp_path: Path) -> Path:
     for seed in range(3):
         perturbed.append(tmp_path / f"p{seed}")
         train(perturbed[-1], perturb=seed)
-    write_responses(tmp_path / "ref", perturbed)
+    respond(tmp_path / "ref", perturbed)
     return tmp_path / "ref"
 
 
@@ -200,14 +199,9 @@ def test_recomputation_is_not_recorded_twice(tmp_path: Path) -> None:
     assert "activation/up/1" not in keys(tmp_path / "a")
 
 
-def test_responses_fit_each_other(tmp_path: Path) -> None:
-    path = reference(tmp_path)
-
-    content = json.loads((path / "responses.json").read_text())
-    assert content["runs"] == 3
-    for entry in content["responses"]:
-        numbers = {
-            k: float.fromhex(v) for k, v in entry.items() if isinstance(v, str) and "0x" in v
-        }
-        assert numbers["max_abs"] <= numbers["absolute_norm"]
-        assert numbers["scale_error"] <= numbers["relative_error"]
+@pytest.mark.usefixtures("judge_program")
+def test_a_perturbed_run_with_the_reference_s_weights_is_refused(tmp_path: Path) -> None:
+    train(tmp_path / "ref")
+    train(tmp_path / "same")
+    with pytest.raises(RunError, match="must show how far the reference"):
+        respond(tmp_path / "ref", [tmp_path / "same"])

@@ -10,6 +10,7 @@ from ._settings import package_version
 from .check import Report, check
 from .errors import Divergence, IsoshardError, RecordError, RunError, UsageError
 from .record import record
+from .trainer import trainer_callback
 
 __version__ = package_version()
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "__version__",
     "check",
     "record",
+    "trainer_callback",
 ]

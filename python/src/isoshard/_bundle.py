@@ -124,6 +124,18 @@ def seal(directory: Path, manifest: Mapping[str, Any]) -> None:
     os.replace(temporary, directory / MANIFEST)
 
 
+def reseal_is_safe(directory: Path) -> bool:
+    """Whether every file has the hash that the manifest says, so that new hashes hide nothing."""
+    manifest = read_manifest(directory)
+    files = manifest.get("files", {})
+    return manifest.get("schema") == SCHEMA and all(
+        (directory / name).is_file()
+        and not (directory / name).is_symlink()
+        and _sha256(directory / name) == digest
+        for name, digest in files.items()
+    )
+
+
 def reseal(directory: Path) -> None:
     """Writes the hashes anew after a file was added or changed."""
     seal(directory, read_manifest(directory))

@@ -128,8 +128,6 @@ class _Driver:
     # -- reference ---------------------------------------------------------------------------
 
     def _make_reference(self) -> Path:
-        from ._responses import write_responses
-
         reference = self.folder / "reference"
         self._say("reference: one process ...")
         with self.seconds.measure("reference"):
@@ -143,7 +141,7 @@ class _Driver:
         with self.seconds.measure("perturbed"):
             self._single([("perturbed", path, _FIRST_SEED + i) for i, path in enumerate(perturbed)])
         with self.seconds.measure("responses"):
-            write_responses(reference, perturbed)
+            _program.respond(reference, perturbed)
         return reference
 
     def _single(self, runs: list[tuple[str, Path, int | None]]) -> None:

@@ -42,3 +42,13 @@ def call(arguments: Sequence[str], *, capture: bool = False) -> tuple[int, str]:
         return subprocess.run(command, check=False).returncode, ""
     result = subprocess.run(command, check=False, capture_output=True, text=True)
     return result.returncode, result.stdout + result.stderr
+
+
+def respond(reference: Path, perturbed: Sequence[Path]) -> None:
+    """Writes into a reference how far it moves in perturbed runs, and seals it anew."""
+    code, text = call(["respond", str(reference), *map(str, perturbed)], capture=True)
+    if code != 0:
+        raise RunError(
+            f"Perturbed runs must show how far the reference {reference} moves, got exit code "
+            f"{code} of {NAME} respond:\n{text.strip()}"
+        )

@@ -11,7 +11,7 @@ import torch
 
 from ._mesh import DATA_AXES, Mesh
 from ._options import Options
-from ._responses import write_responses
+from ._program import respond
 from .errors import UsageError
 from .record import record
 
@@ -138,7 +138,7 @@ def run_reference(case: Case, directory: str) -> None:
         path = f"{directory}.perturbed{i}"
         _train(case, _build(case), path, (1, 0), subject="perturbed", perturb=1000 + i)
         perturbed.append(Path(path))
-    write_responses(Path(directory), perturbed)
+    respond(Path(directory), perturbed)
 
 
 def run_parallel(case: Case, directory: str, rank: int, device_mesh: Any) -> None:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `isoshard`: judge, compare, respond."""
+"""The command `isoshard`: judge; and compare, respond and bundle of isoshard-judge."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from ._judge import JudgeOptions, judge
 from .errors import IsoshardError, RecordError, RunError, UsageError
 
 _USAGE, _INFRASTRUCTURE = 2, 4
+#: Passed on to isoshard-judge as they are.
+_OF_THE_PROGRAM = ("respond", "bundle")
 
 _EPILOG = """\
 examples
@@ -29,14 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if words[:1] == ["compare"]:
+            return _compare(words)
+        if words[:1] and words[0] in _OF_THE_PROGRAM:
             return _program.call(words)[0]
         command: list[str] = []
         if "--" in words:
             at = words.index("--")
             words, command = words[:at], words[at + 1 :]
         options = _parser().parse_args(words)
-        if options.subcommand == "respond":
-            return _respond(options)
         return judge(_judge_options(options, command))
     except UsageError as error:
         print(f"isoshard: {error}", file=sys.stderr)
@@ -49,11 +52,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _respond(options: argparse.Namespace) -> int:
-    from ._responses import write_responses
+def _compare(words: list[str]) -> int:
+    """isoshard-judge compare, with places resolved first where both bundles are named."""
+    bundles = [Path(word) for word in words[1:3]]
+    if len(bundles) < 2 or not all((path / "manifest.json").is_file() for path in bundles):
+        return _program.call(words)[0]
+    from ._bundle import reseal_is_safe
+    from ._places import resolved_copy
 
-    write_responses(options.bundle, options.perturbed)
-    return 0
+    if not reseal_is_safe(bundles[1]):
+        return _program.call(words)[0]  # it says what is wrong with the files
+    with tempfile.TemporaryDirectory(dir=bundles[1].parent, prefix=".isoshard-") as folder:
+        run = resolved_copy(bundles[0], bundles[1], Path(folder) / bundles[1].name)
+        return _program.call(["compare", words[1], str(run), *words[3:]])[0]
 
 
 def _judge_options(options: argparse.Namespace, command: list[str]) -> JudgeOptions:
@@ -96,9 +107,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_judge_options(judged)
     commands.add_parser("compare", help="judge one recorded bundle against another")
-    respond = commands.add_parser("respond", help="write responses.json from perturbed bundles")
-    respond.add_argument("bundle", type=Path, metavar="REFERENCE")
-    respond.add_argument("perturbed", type=Path, nargs="+", metavar="PERTURBED")
+    commands.add_parser("respond", help="measure by perturbed runs how far a reference moves")
+    commands.add_parser("bundle", help="check a bundle")
     return parser
 
 
