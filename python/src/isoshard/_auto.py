@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from ._checks import switch_dropout_off, unwrapped
+from ._deepspeed import EngineHooks, is_engine, perturb_engine
 from ._hooks import Hooks
 from ._mesh import parse_mesh
 from ._options import Options
@@ -134,14 +135,20 @@ class AutoRecorder:
         optimizers = [o for o in (ref() for ref in self.optimizers) if o is not None]
         if not optimizers:
             return
+        if is_engine(module):
+            self._begin(module, [])
+            return
         held = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
         model = unwrapped(module)
         own = {id(p) for p in model.parameters()}
         if not own & held:
             return
+        self._begin(module, [o for o in optimizers if _holds_any(o, own)])
+
+    def _begin(self, module: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
         self._set(torch.nn.Module, "__call__", self._call)
         try:
-            self._start(module, [o for o in optimizers if _holds_any(o, own)])
+            self._start(module, optimizers)
         except IsoshardError as error:
             self.report(str(error))
             raise
@@ -152,7 +159,10 @@ class AutoRecorder:
         if config.no_dropout:
             switch_dropout_off(model)
         if config.perturb is not None:
-            perturb(model, config.perturb)
+            if is_engine(module):
+                perturb_engine(module, config.perturb)
+            else:
+                perturb(model, config.perturb)
         self.recorder = Recorder(
             config.directory,
             mesh=None if config.mesh is None else parse_mesh(config.mesh),
@@ -160,6 +170,11 @@ class AutoRecorder:
             case=config.case,
             options=self.options,
         )
+        if is_engine(module):
+            self.hooks = EngineHooks(
+                self.recorder, module, max_steps=config.steps, on_last_step=self._on_last_step
+            )
+            return
         self.hooks = Hooks(
             self.recorder,
             module,

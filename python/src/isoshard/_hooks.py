@@ -284,9 +284,13 @@ class Hooks:
             return
         self._has_gradients = True
         self._record_loss()
-        for raw, parameter in self.model.named_parameters():
-            if parameter.grad is not None:
-                self.recorder.put("grad", self._rename(canonical(raw)), parameter.grad)
+        for raw, gradient in self._gradients():
+            self.recorder.put("grad", self._rename(canonical(raw)), gradient)
+
+    def _gradients(self) -> list[tuple[str, torch.Tensor]]:
+        """The gradients by name, as the optimizer reads them."""
+        named = self.model.named_parameters()
+        return [(name, p.grad) for name, p in named if p.grad is not None]
 
     def _record_loss(self) -> None:
         if not self._losses:

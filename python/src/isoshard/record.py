@@ -11,18 +11,20 @@ from typing import Any
 import torch
 
 from ._checks import switch_dropout_off, unwrapped
+from ._deepspeed import EngineHooks, is_engine, perturb_engine
 from ._hooks import Hooks
 from ._mesh import MeshLike
 from ._options import Layout, Options, Rename, Transform
 from ._perturb import perturb as move_weights
 from ._recorder import Recorder
+from .errors import UsageError
 
 
 @contextmanager
 def record(
     directory: str | os.PathLike[str],
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
     mesh: MeshLike = None,
     steps: int | None = None,
@@ -47,7 +49,7 @@ def record(
     Args:
         directory: the bundle's folder; an older bundle there is replaced.
         model: the model as it is called, with its wrapper (DDP, FSDP2, DTensor, ...).
-        optimizer: the optimizer that steps it, or several.
+        optimizer: the optimizer that steps it, or several; None for a DeepSpeed engine.
         mesh: "dp=2,tp=2", a mapping, or a DeviceMesh with names, from the slowest axis to the
             fastest. None: data parallelism over all ranks.
         steps: stop recording after so many optimizer steps; None: all in the block.
@@ -86,13 +88,26 @@ def record(
     )
     if no_dropout:
         switch_dropout_off(unwrapped(model))
-    if perturb is not None:
+    if perturb is not None and is_engine(model):
+        perturb_engine(model, perturb)
+    elif perturb is not None:
         move_weights(unwrapped(model), perturb)
     recorder = Recorder(directory, mesh=mesh, subject=subject, case=case, options=options)
-    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-    hooks = Hooks(recorder, model, optimizers, max_steps=steps)
+    hooks: Hooks
+    if is_engine(model):
+        hooks = EngineHooks(recorder, model, max_steps=steps)
+    else:
+        hooks = Hooks(recorder, model, _list_of(optimizer), max_steps=steps)
     try:
         yield recorder
     finally:
         hooks.detach()
     recorder.finish()
+
+
+def _list_of(
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+) -> list[torch.optim.Optimizer]:
+    if optimizer is None:
+        raise UsageError("An optimizer must be given with a model that is no DeepSpeed engine.")
+    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
