@@ -160,3 +160,23 @@ def test_a_mesh_of_other_size_is_refused() -> None:
     code, text = judge(EXAMPLES / "ddp.py", 2, options=("--mesh", "dp=3"))
     assert code == 2
     assert "got dp=3 (3) for 2 processes" in text
+
+
+def test_a_rank_that_records_nothing_is_named(tmp_path: Path) -> None:
+    script = planted(
+        "ddp.py",
+        "    optimizer.step()\n",
+        "    if rank == 1:\n        break\n    optimizer.step()\n",
+        tmp_path,
+    )
+    code, text = judge(script, 2)
+    assert code == 4, text
+    assert "Rank 1 must make at least one optimizer step" in text
+
+
+def test_a_compiled_model_is_recorded_at_its_borders(tmp_path: Path) -> None:
+    new = 'DistributedDataParallel(torch.compile(Mlp(), backend="eager"))'
+    script = planted("ddp.py", "DistributedDataParallel(Mlp())", new, tmp_path)
+    code, text = judge(script, 2)
+    assert code == 0, text
+    assert "the model is compiled: no hook inside it is called" in text

@@ -102,7 +102,7 @@ class AutoRecorder:
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self.recorder: Recorder | None = None
         self.hooks: Hooks | None = None
-        self.is_done = False
+        self.is_done = self.has_error = False
         self.on_end: Callable[[], None] = lambda: None
 
     def install(self) -> None:
@@ -193,7 +193,7 @@ class AutoRecorder:
 
     def finish(self) -> None:
         """At the end of the script: writes what there is, or says what was missing."""
-        if self.is_done or error_folder(Path(self.config.directory)).exists():
+        if self.is_done or self.has_error:
             return
         self.is_done = True
         rank, _ = world()
@@ -218,6 +218,7 @@ class AutoRecorder:
 
     def report(self, text: str) -> None:
         """Leaves a message for the driver."""
+        self.has_error = True
         folder = error_folder(Path(self.config.directory))
         folder.mkdir(parents=True, exist_ok=True)
         rank, _ = world()

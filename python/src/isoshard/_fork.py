@@ -198,4 +198,4 @@ def _be_rank(launch: Launch, config: AutoConfig, log: Path, rank: int) -> int:
         recorder.on_end()
     sys.stdout.flush()
     sys.stderr.flush()
-    return code
+    return 1 if recorder.has_error else code
