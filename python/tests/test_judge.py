@@ -180,3 +180,24 @@ def test_a_compiled_model_is_recorded_at_its_borders(tmp_path: Path) -> None:
     code, text = judge(script, 2)
     assert code == 0, text
     assert "the model is compiled: no hook inside it is called" in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "first"),
+    [
+        (
+            "dist.init_process_group",
+            "from torch.distributed.fsdp._fully_shard import _fsdp_collectives as c\n"
+            "SUM = dist.ReduceOp.SUM\n"
+            "c._get_gradient_divide_factors = lambda *a, **k: (None, None, SUM, SUM)\n"
+            "dist.init_process_group",
+            "first gradient of 0.weight (step 0)",
+        ),
+        ("batch[rank::world_size]", "batch[0::world_size]", "first data ids input_ids (step 0)"),
+    ],
+    ids=["sum for average", "same data"],
+)
+def test_a_planted_bug_of_fsdp2_is_found(tmp_path: Path, old: str, new: str, first: str) -> None:
+    code, text = judge(planted("fsdp2.py", old, new, tmp_path), 3)
+    assert code == 1, text
+    assert first in text
