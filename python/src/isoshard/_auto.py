@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Level 0: records a script that knows nothing of it, from inside its process.
+
+The driver says what to do in the environment variable ISOSHARD_AUTO. The model is the first
+module that is called with gradients enabled after an optimizer was built; its optimizers are
+those that hold its parameters.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+import traceback
+import weakref
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ._checks import switch_dropout_off, unwrapped
+from ._deepspeed import EngineHooks, is_engine, perturb_engine
+from ._hooks import Hooks
+from ._mesh import parse_mesh
+from ._options import Options
+from ._perturb import perturb
+from ._recorder import Recorder, world
+from .errors import IsoshardError, RecordError, UsageError
+
+VARIABLE = "ISOSHARD_AUTO"
+
+
+@dataclass
+class AutoConfig:
+    """What the driver wants recorded."""
+
+    directory: str
+    mesh: str | None = None
+    steps: int = 2
+    perturb: int | None = None
+    stop: bool = True
+    single: bool = False
+    subject: str = "script"
+    case: str = "training step"
+    no_dropout: bool = False
+    options_file: str | None = None
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+    def to_text(self) -> str:
+        """For the environment variable."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_text(text: str) -> AutoConfig:
+        """From the environment variable."""
+        return AutoConfig(**json.loads(text))
+
+
+def error_folder(directory: Path) -> Path:
+    """Where ranks leave what went wrong, for the driver."""
+    return directory.with_name(directory.name + ".errors")
+
+
+_OPTION_NAMES = (
+    "rename",
+    "layouts",
+    "transform",
+    "not_recorded",
+    "training",
+    "judging",
+    "activations",
+    "grad_scale",
+    "loss_reduction",
+)
+
+
+def options_of(path: str | None, overrides: dict[str, Any]) -> Options:
+    """Options from a Python file that defines some of their names, and from the command line."""
+    values: dict[str, Any] = {}
+    if path is not None:
+        if not Path(path).exists():
+            raise UsageError(f"The options file must exist, got {path}.")
+        content = runpy.run_path(path)
+        values = {name: content[name] for name in _OPTION_NAMES if name in content}
+        if not values:
+            raise UsageError(
+                f"The options file must define one of {', '.join(_OPTION_NAMES)}, "
+                f"got none in {path}."
+            )
+    return Options(**{**values, **overrides})
+
+
+class AutoRecorder:
+    """Waits for the model and the optimizer of a script, and records its first steps."""
+
+    def __init__(self, config: AutoConfig) -> None:
+        self.config = config
+        self.options = options_of(config.options_file, config.overrides)
+        self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self.recorder: Recorder | None = None
+        self.hooks: Hooks | None = None
+        self.is_done = self.has_error = False
+        self.on_end: Callable[[], None] = lambda: None
+
+    def install(self) -> None:
+        """Puts the two hooks in place: on building optimizers and on calling modules."""
+        recorder = self
+        init = torch.optim.Optimizer.__init__
+
+        def new_init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            init(optimizer, *args, **kwargs)
+            recorder.optimizers.append(weakref.ref(optimizer))
+
+        self._set(torch.optim.Optimizer, "__init__", new_init)
+        self._call = torch.nn.Module.__call__
+
+        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            recorder._before_call(module)
+            return recorder._call(module, *args, **kwargs)
+
+        self._set(torch.nn.Module, "__call__", call)
+        if self.config.single:
+            _shrink_meshes()
+
+    @staticmethod
+    def _set(owner: Any, name: str, value: Any) -> None:
+        setattr(owner, name, value)
+
+    def _before_call(self, module: torch.nn.Module) -> None:
+        if self.recorder is not None or not torch.is_grad_enabled():
+            return
+        optimizers = [o for o in (ref() for ref in self.optimizers) if o is not None]
+        if not optimizers:
+            return
+        if is_engine(module):
+            self._begin(module, [])
+            return
+        held = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
+        model = unwrapped(module)
+        own = {id(p) for p in model.parameters()}
+        if not own & held:
+            return
+        self._begin(module, [o for o in optimizers if _holds_any(o, own)])
+
+    def _begin(self, module: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+        self._set(torch.nn.Module, "__call__", self._call)
+        try:
+            self._start(module, optimizers)
+        except IsoshardError as error:
+            self.report(str(error))
+            raise
+
+    def _start(self, module: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+        config = self.config
+        model = unwrapped(module)
+        if config.no_dropout:
+            switch_dropout_off(model)
+        if config.perturb is not None:
+            if is_engine(module):
+                perturb_engine(module, config.perturb)
+            else:
+                perturb(model, config.perturb)
+        self.recorder = Recorder(
+            config.directory,
+            mesh=None if config.mesh is None else parse_mesh(config.mesh),
+            subject=config.subject,
+            case=config.case,
+            options=self.options,
+        )
+        if is_engine(module):
+            self.hooks = EngineHooks(
+                self.recorder, module, max_steps=config.steps, on_last_step=self._on_last_step
+            )
+            return
+        self.hooks = Hooks(
+            self.recorder,
+            module,
+            optimizers,
+            max_steps=config.steps,
+            on_last_step=self._on_last_step,
+        )
+
+    def _on_last_step(self) -> None:
+        self.is_done = True
+        if self.config.stop:
+            self.on_end()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+
+    def finish(self) -> None:
+        """At the end of the script: writes what there is, or says what was missing."""
+        if self.is_done or self.has_error:
+            return
+        self.is_done = True
+        rank, _ = world()
+        if self.hooks is None or self.recorder is None:
+            self.report(
+                f"Rank {rank} must call a module whose parameters an optimizer of torch.optim "
+                f"holds, got {len(self.optimizers)} optimizers and no such call. Give the script's "
+                "arguments so that it trains, or record with isoshard.record in the script."
+            )
+            return
+        self.hooks.detach()
+        try:
+            if not self.recorder.steps:
+                raise RecordError(
+                    f"Rank {rank} must make at least one optimizer step, got none before the "
+                    "script ended. Let the script train for a step, or record with "
+                    "isoshard.record if its optimizer is not a torch.optim.Optimizer."
+                )
+            self.recorder.finish()
+        except IsoshardError as error:
+            self.report(str(error))
+
+    def report(self, text: str) -> None:
+        """Leaves a message for the driver."""
+        self.has_error = True
+        folder = error_folder(Path(self.config.directory))
+        folder.mkdir(parents=True, exist_ok=True)
+        rank, _ = world()
+        (folder / f"rank{rank:05d}.txt").write_text(text + "\n")
+
+
+def _holds_any(optimizer: torch.optim.Optimizer, parameters: set[int]) -> bool:
+    return any(id(p) in parameters for group in optimizer.param_groups for p in group["params"])
+
+
+def _shrink_meshes() -> None:
+    """In the single process of a reference, a DeviceMesh of any shape has one rank."""
+    import torch.distributed.device_mesh as device_mesh
+
+    original = device_mesh.init_device_mesh
+
+    def init(device_type: str, mesh_shape: tuple[int, ...], *args: Any, **kwargs: Any) -> Any:
+        return original(device_type, (1,) * len(mesh_shape), *args, **kwargs)
+
+    modules: list[Any] = [device_mesh, torch.distributed]
+    modules.append(sys.modules.get("torch.distributed.tensor"))
+    for module in modules:
+        if getattr(module, "init_device_mesh", None) is original:
+            module.init_device_mesh = init
+
+
+def install_from_environment() -> AutoRecorder | None:
+    """For processes that a launcher started: what the environment says."""
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return None
+    import atexit
+
+    recorder = AutoRecorder(AutoConfig.from_text(text))
+    recorder.install()
+    atexit.register(recorder.finish)
+    return recorder
+
+
+def run_script(script: str, arguments: list[str], is_module: bool) -> int:
+    """Runs a script as `python script` would; returns its exit code."""
+    sys.argv = [script, *arguments]
+    try:
+        if is_module:
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(script).resolve().parent))
+            runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0

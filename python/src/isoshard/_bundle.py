@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bundles on disk (docs/bundle.md, schema 2): writing a rank's files, sealing, reading."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ._safetensors import read_safetensors, write_safetensors
+from .errors import RecordError
+
+SCHEMA = 2
+MANIFEST = "manifest.json"
+RESPONSES = "responses.json"
+
+#: step, kind, name, call
+Key = tuple[int, str, str, int]
+
+
+@dataclass
+class Entry:
+    """One record and its tensor; `micro` is the micro-batch that it belongs to, if to one."""
+
+    record: dict[str, Any]
+    tensor: torch.Tensor
+    micro: int | None = None
+
+    @property
+    def tensor_name(self) -> str:
+        """Its name in the safetensors file."""
+        return f"{self.record['kind']}/{self.record['name']}/{self.record['call']}"
+
+
+def step_folder(directory: Path, step: int) -> Path:
+    """Where the files of a step are."""
+    return directory / f"step{step:04d}"
+
+
+def rank_stem(rank: int) -> str:
+    """How the files of a rank begin."""
+    return f"rank{rank:05d}"
+
+
+def prepare_folder(directory: Path) -> None:
+    """Makes an empty folder for a bundle; removes an older bundle, and nothing else."""
+    if directory.exists():
+        names = {p.name for p in directory.iterdir()}
+        if names and MANIFEST not in names and not any(n.startswith("step") for n in names):
+            raise RecordError(
+                f"The folder of a bundle must be empty or an older bundle, got {directory}, "
+                "which holds something else. Give another folder."
+            )
+        (directory / MANIFEST).unlink(missing_ok=True)
+        for name in names:
+            path = directory / name
+            if name.startswith("step") and path.is_dir():
+                shutil.rmtree(path)
+            elif name in (RESPONSES, "redrawn.json", "scalars.jsonl"):
+                path.unlink()
+    directory.mkdir(parents=True, exist_ok=True)
+
+
+def write_rank(directory: Path, run: str, rank: int, step: int, entries: Sequence[Entry]) -> None:
+    """Writes the three files of a step and rank; the .done file comes last."""
+    folder = step_folder(directory, step)
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = folder / rank_stem(rank)
+    write_safetensors(
+        stem.with_suffix(".safetensors"), [(e.tensor_name, e.tensor) for e in entries]
+    )
+    content = {
+        "schema": SCHEMA,
+        "run": run,
+        "rank": rank,
+        "step": step,
+        "records": [e.record for e in entries],
+    }
+    stem.with_suffix(".json").write_text(json.dumps(content))
+    stem.with_suffix(".done").write_text(run + "\n")
+
+
+def wait_for_ranks(
+    directory: Path, run: str, steps: Sequence[int], world: int, limit: float
+) -> None:
+    """Waits until every rank has written every step."""
+    end = time.monotonic() + limit
+    missing = [
+        step_folder(directory, step) / f"{rank_stem(rank)}.done"
+        for step in steps
+        for rank in range(world)
+    ]
+    while True:
+        missing = [p for p in missing if not p.exists() or p.read_text().strip() != run]
+        if not missing:
+            return
+        if time.monotonic() > end:
+            raise RecordError(
+                f"Every rank must record every step, but after {limit:.0f} s "
+                f"{missing[0].relative_to(directory)} was not there ({len(missing)} files "
+                "are missing). Does every rank train, and do all nodes see the folder?"
+            )
+        time.sleep(0.01)
+
+
+def seal(directory: Path, manifest: Mapping[str, Any]) -> None:
+    """Writes manifest.json with the hashes of all other files."""
+    files = {
+        path.relative_to(directory).as_posix(): _sha256(path)
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.relative_to(directory).as_posix() != MANIFEST
+    }
+    whole = {**manifest, "files": files}
+    temporary = directory / (MANIFEST + ".tmp")
+    temporary.write_text(json.dumps(whole, indent=1))
+    os.replace(temporary, directory / MANIFEST)
+
+
+def reseal_is_safe(directory: Path) -> bool:
+    """Whether every file has the hash that the manifest says, so that new hashes hide nothing."""
+    manifest = read_manifest(directory)
+    files = manifest.get("files", {})
+    return manifest.get("schema") == SCHEMA and all(
+        (directory / name).is_file()
+        and not (directory / name).is_symlink()
+        and _sha256(directory / name) == digest
+        for name, digest in files.items()
+    )
+
+
+def reseal(directory: Path) -> None:
+    """Writes the hashes anew after a file was added or changed."""
+    seal(directory, read_manifest(directory))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if _HAS_DIGEST else _slow(file)
+
+
+_HAS_DIGEST = hasattr(hashlib, "file_digest")
+
+
+def _slow(file: Any) -> str:
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """What manifest.json says."""
+    path = directory / MANIFEST
+    if not path.exists():
+        raise RecordError(f"A bundle must have a {MANIFEST}, got {directory} without one.")
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def read_records(directory: Path, step: int, rank: int) -> dict[str, Any]:
+    """The JSON file of a step and rank."""
+    path = step_folder(directory, step) / f"{rank_stem(rank)}.json"
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def write_records(directory: Path, step: int, rank: int, content: Mapping[str, Any]) -> None:
+    """Writes the JSON file of a step and rank anew; the bundle has to be resealed."""
+    path = step_folder(directory, step) / f"{rank_stem(rank)}.json"
+    path.write_text(json.dumps(content))
+
+
+def read_tensors(directory: Path, step: int, rank: int) -> dict[str, torch.Tensor]:
+    """The tensors of a step and rank, as KIND/NAME/CALL."""
+    return read_safetensors(step_folder(directory, step) / f"{rank_stem(rank)}.safetensors")
+
+
+def entries_of(
+    directory: Path, rank: int = 0
+) -> Iterator[tuple[Key, dict[str, Any], torch.Tensor]]:
+    """Every record of a rank, with its tensor."""
+    for step in read_manifest(directory)["steps"]:
+        tensors = read_tensors(directory, step, rank)
+        for record in read_records(directory, step, rank)["records"]:
+            key = (step, record["kind"], record["name"], record.get("call", 0))
+            yield key, record, tensors[f"{key[1]}/{key[2]}/{key[3]}"]

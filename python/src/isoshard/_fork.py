@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts the ranks of a script by fork, from a process that has imported torch.
+
+The process sets one thread before any operation (a child of a process that ran one with several
+threads hangs in OpenMP) and never touches a GPU.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import importlib
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import time
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from ._auto import VARIABLE, AutoConfig, AutoRecorder, run_script
+from ._launch import Launch
+
+#: Packages that may be imported before the fork. Others may start threads or look for devices.
+_PRELOADED = {"torch", "numpy", "transformers", "accelerate", "peft", "safetensors", "tokenizers"}
+#: What DDP, FSDP2, DTensor and optimizers import when they are first used.
+_ALWAYS = ("torch._dynamo", "torch.distributed.device_mesh")
+_MODULES = "modules.json"
+_GRACE_SECONDS = 5.0
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class World:
+    """The running ranks of one launch."""
+
+    logs: list[Path]
+    pids: list[int]
+    codes: list[int | None] = field(default_factory=list)
+
+    def wait(self, limit: float) -> list[int]:
+        """Waits for all ranks; a rank that fails, or the limit, ends the others."""
+        self.codes = [None] * len(self.pids)
+        end, failed_at = time.monotonic() + limit, None
+        while any(code is None for code in self.codes):
+            for i, pid in enumerate(self.pids):
+                if self.codes[i] is None:
+                    self.codes[i] = _code_of(pid)
+            now = time.monotonic()
+            if failed_at is None and any(code for code in self.codes):
+                failed_at = now
+            if now > end or (failed_at is not None and now > failed_at + _GRACE_SECONDS):
+                self.kill()
+            time.sleep(0.005)
+        return [code if code is not None else -1 for code in self.codes]
+
+    def kill(self) -> None:
+        """Ends the ranks that still run."""
+        for pid, code in zip(self.pids, self.codes, strict=True):
+            if code is None:
+                os.kill(pid, signal.SIGKILL)
+
+
+def _code_of(pid: int) -> int | None:
+    done, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if done == pid else None
+
+
+def prepare(script: str | None) -> None:
+    """Sets one thread and imports what the script imports of the known packages."""
+    torch.set_num_threads(1)
+    for module in _ALWAYS:
+        importlib.import_module(module)
+    if script is not None and Path(script).exists():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _preload(Path(script))
+
+
+def _preload(script: Path) -> None:
+    try:
+        tree = ast.parse(script.read_text())
+    except (SyntaxError, UnicodeDecodeError):
+        return  # the script itself will say so
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                _try_import(alias.name, [])
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            _try_import(node.module, [alias.name for alias in node.names])
+
+
+def _try_import(module: str, names: list[str]) -> None:
+    if module.split(".")[0] not in _PRELOADED:
+        return
+    try:
+        loaded = importlib.import_module(module)
+        for name in names:
+            getattr(loaded, name, None)
+    except Exception:  # the script may guard the import; it meets the same error itself
+        return
+
+
+def learn(logs: Path) -> None:
+    """Imports what a finished rank had imported of the known packages."""
+    path = logs / _MODULES
+    if not path.exists():
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in json.loads(path.read_text()):
+            if name not in sys.modules:
+                _try_import(name, [])
+
+
+def _tell_modules(logs: Path) -> None:
+    names = [n for n in list(sys.modules) if n.split(".")[0] in _PRELOADED]
+    (logs / _MODULES).write_text(json.dumps(names))
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def environment_of(launch: Launch, rank: int, port: int) -> dict[str, str]:
+    """What the launcher would set for a rank."""
+    size = str(launch.world_size)
+    environment = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": size,
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    return {**environment, **launch.environment}
+
+
+def start(launch: Launch, config: AutoConfig, logs: Path, run: str) -> World:
+    """Forks the ranks of a launch; each writes its output to logs/rankNNNNN.log."""
+    logs.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    world = World([logs / f"rank{rank:05d}.log" for rank in range(launch.world_size)], [])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for rank, log in enumerate(world.logs):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                environment = environment_of(launch, rank, port)
+                os.environ.update({**environment, "ISOSHARD_RUN_ID": run})
+                os.environ.pop(VARIABLE, None)
+                code = _be_rank(launch, config, log, rank)
+            finally:
+                os._exit(code)
+        world.pids.append(pid)
+    return world
+
+
+def _be_rank(launch: Launch, config: AutoConfig, log: Path, rank: int) -> int:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    recorder = AutoRecorder(config)
+    if rank == 0:
+        recorder.on_end = lambda: _tell_modules(log.parent)
+    recorder.install()
+    arguments = list(launch.arguments)
+    if launch.adds_local_rank:
+        arguments.insert(0, f"--local_rank={rank}")
+    code = run_script(launch.script, arguments, launch.is_module)
+    if code == 0:
+        recorder.finish()
+        recorder.on_end()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return 1 if recorder.has_error else code

@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver of `isoshard judge`: reference, perturbed runs, the run itself, verdict."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import _launch, _program
+from ._mesh import Mesh, parse_mesh
+from .errors import RunError, UsageError
+
+NUM_PERTURBED = 3
+_FIRST_SEED = 1000
+
+
+@dataclass
+class JudgeOptions:
+    """The command line of `isoshard judge`."""
+
+    command: list[str]
+    mesh: str | None = None
+    steps: int = 2
+    reference: Path | None = None
+    reference_command: str | None = None
+    output_dir: Path | None = None
+    execute: bool = False
+    run_to_end: bool = False
+    no_dropout: bool = False
+    options_file: str | None = None
+    not_recorded: list[str] = field(default_factory=list)
+    partial: str | None = None
+    grad_scale: str | None = None
+    loss_reduction: str | None = None
+    activations: bool = True
+    timeout: float = 1800.0
+    jobs: int = 0
+    verbose: bool = False
+    quiet: bool = False
+
+
+class Seconds:
+    """Wall-clock seconds by part of the work."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, float] = {}
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        """Adds the time of a block to a part."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.parts[name] = self.parts.get(name, 0.0) + time.perf_counter() - start
+
+    def __str__(self) -> str:
+        total = sum(self.parts.values())
+        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.parts.items())
+        return f"seconds: {parts}; together {total:.1f}"
+
+
+def judge(options: JudgeOptions) -> int:
+    """Runs everything and returns the judge's exit code."""
+    _check(options)
+    _program.find()
+    seconds = Seconds()
+    keep = options.output_dir
+    folder = keep or Path(tempfile.mkdtemp(prefix="isoshard-"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return _Driver(options, folder.resolve(), seconds).run()
+    finally:
+        if keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check(options: JudgeOptions) -> None:
+    if not options.command:
+        raise UsageError(
+            "A command must follow --, such as: isoshard judge -- torchrun --nproc-per-node 2 "
+            "train.py"
+        )
+    if options.steps < 1:
+        raise UsageError(f"--steps must be 1 or more, got {options.steps}.")
+    if options.reference is not None and options.reference_command is not None:
+        raise UsageError("Either --reference or --reference-command may be given, got both.")
+    if options.mesh is not None:
+        parse_mesh(options.mesh)
+
+
+class _Driver:
+    def __init__(self, options: JudgeOptions, folder: Path, seconds: Seconds) -> None:
+        self.options, self.folder, self.seconds = options, folder, seconds
+        self.launch = None if options.execute else _launch.recognise(options.command)
+        if self.launch is not None and _may_have_gpu():
+            self.launch = None
+        self.is_forked = self.launch is not None
+        if self.launch is not None and options.mesh is not None:
+            _check_mesh(parse_mesh(options.mesh), self.launch.world_size)
+
+    def run(self) -> int:
+        options = self.options
+        if self.is_forked or options.reference is None:
+            with self.seconds.measure("imports"):
+                from . import _fork
+
+                _fork.prepare(self.launch.script if self.launch is not None else None)
+        reference = options.reference
+        if reference is None:
+            reference = self._make_reference()
+        with self.seconds.measure("run"):
+            run = self.folder / "run"
+            self._run_as_it_is(run)
+        return self._compare(reference, run)
+
+    # -- reference ---------------------------------------------------------------------------
+
+    def _make_reference(self) -> Path:
+        reference = self.folder / "reference"
+        self._say("reference: one process ...")
+        with self.seconds.measure("reference"):
+            self._single([("reference", reference, None)])
+            if self.is_forked:
+                from . import _fork
+
+                _fork.learn(reference.with_name("reference.logs"))
+        self._say(f"reference: {NUM_PERTURBED} times with weights moved by one ulp ...")
+        perturbed = [self.folder / f"perturbed{i}" for i in range(NUM_PERTURBED)]
+        with self.seconds.measure("perturbed"):
+            self._single([("perturbed", path, _FIRST_SEED + i) for i, path in enumerate(perturbed)])
+        with self.seconds.measure("responses"):
+            _program.respond(reference, perturbed)
+        return reference
+
+    def _single(self, runs: list[tuple[str, Path, int | None]]) -> None:
+        """Runs of one process, as many at a time as there are cores."""
+        launch, command = self._single_launch()
+        waiting = list(runs)
+        # Untouched commands may all listen on the same port.
+        jobs = self.options.jobs or (min(2, os.cpu_count() or 1) if launch is not None else 1)
+        while waiting:
+            batch, waiting = waiting[:jobs], waiting[jobs:]
+            started = [
+                (path, self._start(launch, command, self._config(path, subject, seed)))
+                for subject, path, seed in batch
+            ]
+            for path, process in started:
+                self._wait(path, process, is_reference=True)
+
+    def _single_launch(self) -> tuple[_launch.Launch | None, list[str]]:
+        given = self.options.reference_command
+        if given is not None:
+            command = shlex.split(given)
+            launch = None
+            if not self.options.execute and not _may_have_gpu():
+                launch = _launch.recognise(command)
+            return launch, command
+        if self.launch is not None:
+            return self.launch.single(), []
+        at = _launch.script_at(self.options.command)
+        if at is None:
+            raise UsageError(
+                "The single process must be known: no word of the command ends in .py. Give "
+                "--reference-command 'python -m my_training' or --reference BUNDLE."
+            )
+        return None, [sys.executable, *self.options.command[at:]]
+
+    # -- processes ---------------------------------------------------------------------------
+
+    def _config(self, path: Path, subject: str, seed: int | None) -> Any:
+        from ._auto import AutoConfig
+
+        options = self.options
+        overrides: dict[str, Any] = {}
+        if options.loss_reduction is not None:
+            overrides["loss_reduction"] = options.loss_reduction
+        if not options.activations:
+            overrides["activations"] = False
+        if options.grad_scale is not None:
+            overrides["grad_scale"] = float(options.grad_scale)
+        is_run = subject == "run"
+        return AutoConfig(
+            directory=str(path),
+            mesh=options.mesh if is_run else None,
+            steps=options.steps,
+            perturb=seed,
+            stop=not options.run_to_end,
+            single=not is_run and options.reference_command is None,
+            subject="script" if is_run else subject,
+            case=self._case(),
+            no_dropout=options.no_dropout,
+            options_file=options.options_file,
+            overrides=overrides,
+        )
+
+    def _case(self) -> str:
+        at = _launch.script_at(self.options.command)
+        return Path(self.options.command[at]).stem if at is not None else "training"
+
+    def _start(self, launch: _launch.Launch | None, command: list[str], config: Any) -> Any:
+        run = uuid.uuid4().hex[:16]
+        logs = Path(config.directory + ".logs")
+        if launch is not None:
+            from . import _fork
+
+            return _fork.start(launch, config, logs, run)
+        from ._auto import VARIABLE
+
+        logs.mkdir(parents=True, exist_ok=True)
+        site = str(Path(__file__).parent / "_site")
+        path = os.environ.get("PYTHONPATH")
+        environment = {
+            **os.environ,
+            "PYTHONPATH": site if not path else f"{site}{os.pathsep}{path}",
+            VARIABLE: config.to_text(),
+            "ISOSHARD_RUN_ID": run,
+        }
+        if config.subject != "script" and self.options.reference_command is None:
+            from . import _fork
+
+            single = _launch.Launch("python", 1, "")
+            environment.update(_fork.environment_of(single, 0, _fork.free_port()))
+        if shutil.which(command[0]) is None:
+            raise RunError(f"The command must start a program that is there, got {command[0]}.")
+        log = (logs / "output.log").open("wb")
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+    def _wait(self, path: Path, process: Any, *, is_reference: bool) -> None:
+        limit = self.options.timeout
+        try:
+            if isinstance(process, subprocess.Popen):
+                codes = [process.wait(limit)]
+            else:
+                codes = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            codes = [-1]
+        if (path / "manifest.json").exists():
+            return
+        raise RunError(_why_failed(path, codes, is_reference, self.options))
+
+    def _run_as_it_is(self, path: Path) -> None:
+        self._say(f"run: {shlex.join(self.options.command)} ...")
+        config = self._config(path, "run", None)
+        process = self._start(self.launch, self.options.command, config)
+        self._wait(path, process, is_reference=False)
+
+    # -- verdict -----------------------------------------------------------------------------
+
+    def _compare(self, reference: Path, run: Path) -> int:
+        from ._data import check_samples
+        from ._places import resolve
+
+        options = self.options
+        with self.seconds.measure("compare"):
+            resolve(reference, run)
+            for line in check_samples(reference, run):
+                self._say(line)
+            arguments = ["compare", str(reference), str(run)]
+            if options.not_recorded:
+                arguments += ["--not-recorded", ",".join(options.not_recorded)]
+            for flag, value in (
+                ("--partial", options.partial),
+                ("--grad-scale", options.grad_scale),
+                ("--mesh", options.mesh),
+            ):
+                if value is not None:
+                    arguments += [flag, value]
+            if options.verbose:
+                arguments.append("--verbose")
+            if options.output_dir is not None:
+                arguments += ["--output-dir", str(self.folder / "report")]
+            sys.stdout.flush()
+            code, _ = _program.call(arguments)
+        self._say(str(self.seconds))
+        return code
+
+    def _say(self, text: str) -> None:
+        if not self.options.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+
+def _check_mesh(mesh: Mesh, world_size: int) -> None:
+    if mesh.size != world_size:
+        raise UsageError(
+            f"The product of the mesh's degrees must be the number of processes, got {mesh} "
+            f"({mesh.size}) for {world_size} processes."
+        )
+
+
+def _may_have_gpu() -> bool:
+    """Whether scripts may use CUDA: then nothing is forked, and the command stays untouched."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "unset") in ("", "-1"):
+        return False
+    return Path("/dev/nvidiactl").exists()
+
+
+def _why_failed(path: Path, codes: Sequence[int], is_reference: bool, options: JudgeOptions) -> str:
+    errors = path.with_name(path.name + ".errors")
+    texts = sorted(errors.glob("*.txt")) if errors.exists() else []
+    if texts:
+        return texts[0].read_text().strip()
+    logs = path.with_name(path.name + ".logs")
+    tail = _tail(logs, codes)
+    if not any(codes):
+        return (
+            "Every rank must build a torch.optim optimizer, call the model and step, got a "
+            "command that ended well without. Does it train with these arguments, and does it "
+            f"pass on the environment (PYTHONPATH, ISOSHARD_AUTO)? Its last lines were:\n{tail}"
+        )
+    if not is_reference:
+        return (
+            f"The command must end well after {options.steps} recorded steps, got exit codes "
+            f"{list(codes)} and no bundle. Its last lines were:\n{tail}"
+        )
+    if options.reference_command is not None:
+        what = "The reference command must record a run"
+    else:
+        what = "The script must run in one process, too, to make the reference"
+    return (
+        f"{what}, got exit code {codes[0]}. If it cannot, give --reference-command 'COMMAND' "
+        f"(fewer ranks, other arguments) or --reference BUNDLE. Its last lines were:\n{tail}"
+    )
+
+
+def _tail(logs: Path, codes: Sequence[int]) -> str:
+    files = sorted(logs.glob("*.log")) if logs.exists() else []
+    if not files:
+        return "  (no output)"
+    failed = next((i for i, code in enumerate(codes) if code != 0), 0)
+    file = files[min(failed, len(files) - 1)]
+    lines = file.read_text(errors="replace").splitlines()[-15:]
+    return "\n".join(f"  {line}" for line in lines) or "  (no output)"

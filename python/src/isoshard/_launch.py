@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recognises the launchers of PyTorch in a command line."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Launch:
+    """What a launcher would start: `world_size` processes of one script."""
+
+    launcher: str
+    world_size: int
+    script: str
+    arguments: list[str] = field(default_factory=list)
+    is_module: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+    adds_local_rank: bool = False
+
+    def single(self) -> Launch:
+        """The same script in one process."""
+        return Launch(
+            self.launcher,
+            1,
+            self.script,
+            self.arguments,
+            self.is_module,
+            self.environment,
+            self.adds_local_rank,
+        )
+
+
+#: Options of torchrun that take no value; all others take one.
+_TORCHRUN_FLAGS = {
+    "standalone",
+    "no_python",
+    "module",
+    "m",
+    "run_path",
+    "signals_to_handle",
+    "virtual_local_rank",
+}
+_TORCHRUN_REFUSED = {"no_python", "run_path", "virtual_local_rank", "help", "h"}
+_TORCHRUN_SHORT_VALUES = {"r", "t"}
+_ACCELERATE_KNOWN = {
+    "multi_gpu",
+    "num_processes",
+    "num_machines",
+    "mixed_precision",
+    "dynamo_backend",
+}
+_ACCELERATE_KNOWN |= {"main_process_port", "main_process_ip", "module", "m", "quiet", "q"}
+_ACCELERATE_FLAGS = {"multi_gpu", "module", "m", "quiet", "q"}
+_DEEPSPEED_KNOWN = {"num_gpus", "num_accelerators", "num_nodes", "master_port", "master_addr"}
+_DEEPSPEED_KNOWN |= {"no_local_rank", "module", "bind_cores_to_rank"}
+_DEEPSPEED_FLAGS = {"no_local_rank", "module", "bind_cores_to_rank"}
+
+
+def recognise(command: Sequence[str]) -> Launch | None:
+    """What the command launches, or None if it must be run untouched.
+
+    None for launchers and options that are not known here, for several nodes, and for a launcher
+    of another Python installation than this one.
+    """
+    words = list(command)
+    if len(words) >= 3 and _is_own_python(words[0]) and words[1] == "-m":
+        if words[2] in ("torch.distributed.run", "torch.distributed.launch"):
+            return _torchrun(words[3:])
+        if words[2] == "accelerate.commands.launch":
+            return _accelerate(words[3:])
+        return None
+    if not words or not _is_own_program(words[0]):
+        return None
+    name = Path(words[0]).name
+    if name == "torchrun":
+        return _torchrun(words[1:])
+    if name == "accelerate" and words[1:2] == ["launch"]:
+        return _accelerate(words[2:])
+    if name == "deepspeed":
+        return _deepspeed(words[1:])
+    return None
+
+
+def script_at(command: Sequence[str]) -> int | None:
+    """Where the script is in a command: the first word that ends in .py."""
+    for i, word in enumerate(command):
+        if word.endswith(".py"):
+            return i
+    return None
+
+
+def _is_own_python(word: str) -> bool:
+    found = shutil.which(word)
+    if found is None or not re.fullmatch(r"python[\d.]*", Path(found).name):
+        return False
+    return Path(found).parent.resolve() == Path(sys.executable).parent.resolve()
+
+
+def _is_own_program(word: str) -> bool:
+    found = shutil.which(word)
+    return (
+        found is not None and Path(found).parent.resolve() == Path(sys.executable).parent.resolve()
+    )
+
+
+def _split(words: Sequence[str], flags: set[str]) -> tuple[dict[str, str], list[str]] | None:
+    """Options before the script as name -> value ("" of a flag), and the script with its words."""
+    options: dict[str, str] = {}
+    i = 0
+    while i < len(words) and words[i].startswith("-"):
+        name, equals, value = words[i].lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        if name not in flags and not equals:
+            i += 1
+            if i == len(words):
+                return None
+            value = words[i]
+        options[name] = value
+        i += 1
+    return (options, list(words[i:])) if i < len(words) else None
+
+
+def _torchrun(words: Sequence[str]) -> Launch | None:
+    split = _split(words, _TORCHRUN_FLAGS | _TORCHRUN_REFUSED)
+    if split is None:
+        return None
+    options, rest = split
+    if options.keys() & _TORCHRUN_REFUSED or options.get("nnodes", "1") not in ("1", "1:1"):
+        return None
+    number = options.get("nproc_per_node", "1")
+    if not number.isdigit() or int(number) < 1:
+        return None
+    is_module = "module" in options or "m" in options
+    return Launch("torchrun", int(number), rest[0], rest[1:], is_module)
+
+
+def _accelerate(words: Sequence[str]) -> Launch | None:
+    split = _split(words, _ACCELERATE_FLAGS)
+    if split is None:
+        return None
+    options, rest = split
+    if options.keys() - _ACCELERATE_KNOWN or options.get("num_machines", "1") != "1":
+        return None
+    if "multi_gpu" not in options:  # without it accelerate starts one process where no GPU is
+        return None
+    if "num_processes" not in options or not options["num_processes"].isdigit():
+        return None
+    if _has_accelerate_config():
+        return None
+    precision = options.get("mixed_precision", "no")
+    environment = {
+        "ACCELERATE_MIXED_PRECISION": precision,
+        "ACCELERATE_DYNAMO_BACKEND": options.get("dynamo_backend", "no").upper(),
+    }
+    is_module = "module" in options or "m" in options
+    return Launch(
+        "accelerate", int(options["num_processes"]), rest[0], rest[1:], is_module, environment
+    )
+
+
+def _has_accelerate_config() -> bool:
+    """Whether a default configuration would decide more than the command line says."""
+    home = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
+    folder = Path(home) / "accelerate"
+    return any((folder / f"default_config.{end}").exists() for end in ("yaml", "yml", "json"))
+
+
+def _deepspeed(words: Sequence[str]) -> Launch | None:
+    split = _split(words, _DEEPSPEED_FLAGS)
+    if split is None:
+        return None
+    options, rest = split
+    number = options.get("num_gpus", options.get("num_accelerators", ""))
+    if options.keys() - _DEEPSPEED_KNOWN or options.get("num_nodes", "1") != "1":
+        return None
+    if not number.isdigit() or int(number) < 1:
+        return None
+    return Launch(
+        "deepspeed",
+        int(number),
+        rest[0],
+        rest[1:],
+        "module" in options,
+        {"LOCAL_SIZE": number},
+        adds_local_rank="no_local_rank" not in options,
+    )

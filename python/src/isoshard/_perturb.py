@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves every weight by one ulp, up or down at random."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ._dtensor import is_dtensor, local_of
+from .errors import RecordError
+
+
+def perturb(model: torch.nn.Module, seed: int) -> None:
+    """Moves each floating-point parameter by one ulp of its dtype, in place.
+
+    A parameter that a DTensor cuts over several ranks is refused: perturbed runs are runs of one
+    process (or of ranks that all hold the whole model).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not parameter.is_floating_point():
+                continue
+            if is_dtensor(parameter) and local_of(parameter).shape != parameter.shape:
+                raise RecordError(
+                    f"A perturbed run must hold whole parameters, got {name} cut over ranks. "
+                    "Give a reference command that runs one process."
+                )
+            move_by_one_ulp(local_of(parameter.detach()), generator)
+
+
+def move_by_one_ulp(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """Replaces each element by one of its two neighbours; zeros of 16-bit tensors stay."""
+    up = (torch.rand(tensor.shape, generator=generator) < 0.5).to(tensor.device)
+    if tensor.dtype in (torch.float32, torch.float64):
+        large = torch.full_like(tensor, math.inf)
+        tensor.copy_(
+            torch.where(up, torch.nextafter(tensor, large), torch.nextafter(tensor, -large))
+        )
+        return
+    bits = tensor.contiguous().view(torch.int16).to(torch.int32)
+    moved = (bits + torch.where(up, 1, -1)).to(torch.int16).view(tensor.dtype)
+    tensor.copy_(torch.where(tensor == 0, tensor, moved))

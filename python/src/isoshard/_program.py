@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds and calls isoshard-judge, the C++ program that compares bundles."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from .errors import RunError
+
+NAME = "isoshard-judge"
+VARIABLE = "ISOSHARD_JUDGE"
+
+
+def find() -> Path:
+    """The program: named by ISOSHARD_JUDGE, in this package, or on PATH."""
+    given = os.environ.get(VARIABLE)
+    if given:
+        path = Path(given)
+        if not path.is_file():
+            raise RunError(f"{VARIABLE} must name the program {NAME}, got {given}.")
+        return path
+    packaged = Path(__file__).parent / "bin" / NAME
+    if packaged.is_file():
+        return packaged
+    found = shutil.which(NAME)
+    if found is None:
+        raise RunError(
+            f"The program {NAME} must be there, got none in {packaged.parent} or on PATH. "
+            f"Build it (./isoshard builds build/bin/{NAME}) and set {VARIABLE} to its path."
+        )
+    return Path(found)
+
+
+def call(arguments: Sequence[str], *, capture: bool = False) -> tuple[int, str]:
+    """Runs the program; returns its exit code and, if captured, its output."""
+    command = [str(find()), *arguments]
+    if not capture:
+        return subprocess.run(command, check=False).returncode, ""
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    return result.returncode, result.stdout + result.stderr
+
+
+def respond(reference: Path, perturbed: Sequence[Path]) -> None:
+    """Writes into a reference how far it moves in perturbed runs, and seals it anew."""
+    code, text = call(["respond", str(reference), *map(str, perturbed)], capture=True)
+    if code != 0:
+        raise RunError(
+            f"Perturbed runs must show how far the reference {reference} moves, got exit code "
+            f"{code} of {NAME} respond:\n{text.strip()}"
+        )

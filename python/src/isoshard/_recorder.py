@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collects what a step computed, and writes it as a bundle."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import _bundle, _settings
+from ._bundle import Entry
+from ._dtensor import Place, axes_of_mesh_dims, is_dtensor, local_of, place_of
+from ._mesh import ALIASES, DATA_AXES, MeshLike, mesh_of
+from ._options import Layout, Options
+from ._safetensors import dtype_name
+from .errors import RecordError
+
+_SAMPLE_KINDS = ("activation", "activation_grad", "data_id")
+_WAIT_SECONDS = float(os.environ.get("ISOSHARD_WAIT_SECONDS", "120"))
+
+
+def world() -> tuple[int, int]:
+    """(rank, world size) of this process, also where torch.distributed is not initialized."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    for rank, size in (
+        ("RANK", "WORLD_SIZE"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "PMI_SIZE"),
+    ):
+        if rank in os.environ and size in os.environ:
+            return int(os.environ[rank]), int(os.environ[size])
+    return 0, 1
+
+
+class Recorder:
+    """Collects the records of one rank and writes them, step by step.
+
+    It knows tensors, names and places. What is recorded when is up to the hooks
+    (isoshard._hooks), or to a program that calls `put` and `scalar` itself.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        mesh: MeshLike = None,
+        subject: str = "pytorch",
+        case: str = "training step",
+        options: Options | None = None,
+    ) -> None:
+        self.directory = Path(directory)
+        self.options = options or Options()
+        self.rank, self.world_size = world()
+        self.mesh = mesh_of(mesh, self.world_size)
+        self.subject, self.case = subject, case
+        self.training: dict[str, Any] = {}
+        self.judging: dict[str, Any] = {}
+        self.not_recorded: dict[str, str] = dict(self.options.not_recorded)
+        self.step = 0
+        self.steps: list[int] = []
+        self.active = True
+        self._calls: dict[tuple[str, str], int] = {}
+        self._entries: list[Entry] = []
+        self.run = self._agree_on_run()
+
+    # -- records -----------------------------------------------------------------------------
+
+    def put(
+        self,
+        kind: str,
+        name: str,
+        value: torch.Tensor,
+        *,
+        layout: Layout | None = None,
+        grad_scale: float = 1.0,
+        micro: int | None = None,
+        call: int | None = None,
+    ) -> None:
+        """Records a tensor; `layout` is what is known of its place if it is no DTensor.
+
+        Tensors of several micro-batches (`micro`) with the same name and call become one record
+        at the end of the step: samples of all micro-batches along dim 0. So a run may split a
+        step's samples into other micro-batches than its reference does.
+        """
+        if not self.active or self.options.is_left_out(kind, name):
+            return
+        with torch.no_grad():
+            if self.options.transform is not None:
+                result = self.options.transform(kind, name, value.detach())
+                if result is None:
+                    return
+                if isinstance(result, Mapping):
+                    for part, tensor in result.items():
+                        self._add(kind, part, tensor, layout, grad_scale, micro, call)
+                    return
+                value = result
+            self._add(kind, name, value.detach(), layout, grad_scale, micro, call)
+
+    def scalar(self, name: str, value: Any, *, layout: Layout = "replicate") -> None:
+        """Records a number, in fp64."""
+        tensor = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(float(value))
+        if isinstance(value, float):
+            tensor = torch.tensor(value, dtype=torch.float64)
+        self.put("scalar", name, local_of(tensor).to(torch.float64).reshape(1), layout=layout)
+
+    def _add(
+        self,
+        kind: str,
+        name: str,
+        value: torch.Tensor,
+        layout: Layout | None,
+        grad_scale: float,
+        micro: int | None,
+        call: int | None,
+    ) -> None:
+        what = f"{kind}/{name}"
+        said = self.options.layout(kind, name)
+        local = local_of(value)
+        if call is None:
+            call = self._calls.get((kind, name), 0)
+        self._calls[(kind, name)] = call + 1
+        record: dict[str, Any] = {
+            "kind": kind,
+            "name": name,
+            "call": call,
+            "dtype": dtype_name(local.dtype, what),
+            "local_shape": list(local.shape),
+        }
+        if grad_scale != 1.0:
+            record["grad_scale"] = grad_scale
+        if said is not None:
+            self._say(record, said)
+        elif is_dtensor(value):
+            self._place(record, kind, value, what)
+        else:
+            self._say(record, layout or "infer")
+        copy = local.to("cpu", copy=True).contiguous()
+        self._entries.append(Entry(record, copy, micro))
+
+    def _say(self, record: dict[str, Any], layout: Layout) -> None:
+        """Writes a layout in words: infer, replicate, or what each axis does."""
+        shape = record["local_shape"]
+        if self.world_size == 1 or layout == "replicate":
+            record["global_shape"] = list(shape)
+            return
+        if isinstance(layout, str):
+            record["layout"] = "infer"
+            return
+        whole = list(shape)
+        placements: list[dict[str, Any]] = []
+        for name, do in layout.items():
+            axis = ALIASES.get(name, name)
+            degree = self.mesh.axes.get(axis, 1)
+            if degree == 1:
+                continue
+            if isinstance(do, str):
+                placements.append({"axis": axis, "kind": "partial", "reduction": do})
+            else:
+                if do >= len(whole):
+                    raise RecordError(
+                        f"A layout must cut a dim that the tensor has, got dim {do} of "
+                        f"{record['name']} with shape {shape}."
+                    )
+                whole[do] *= degree
+                placements.append({"axis": axis, "kind": "shard", "dim": do})
+        record["global_shape"], record["placements"] = whole, placements
+
+    def _place(self, record: dict[str, Any], kind: str, value: Any, what: str) -> None:
+        """Writes where a DTensor's local part lies."""
+        place = place_of(value, what)
+        if self.world_size == 1:
+            record["global_shape"] = place.global_shape
+            return
+        if kind in _SAMPLE_KINDS and not place.partial:
+            record["layout"] = "infer"  # its mesh may not say which samples these are
+            return
+        axes_of_dims = axes_of_mesh_dims(value.device_mesh, self.mesh, self.rank)
+        partial = [
+            {"axis": axis, "kind": "partial", "reduction": reduction}
+            for dim, reduction in place.partial
+            for axis in axes_of_dims[dim]
+        ]
+        covered = {axis for axes in axes_of_dims for axis in axes}
+        split = [
+            axis
+            for axis, degree in self.mesh.axes.items()
+            if axis in DATA_AXES and degree > 1 and axis not in covered
+        ]
+        if kind in _SAMPLE_KINDS and split and value.ndim > 0:
+            self._split_samples(record, place, split, partial)
+            return
+        record["global_shape"] = place.global_shape
+        if partial:
+            record["placements"] = partial
+        if place.local_shape != place.global_shape or not partial:
+            record["boxes"] = place.boxes
+
+    def _split_samples(
+        self,
+        record: dict[str, Any],
+        place: Place,
+        split: list[str],
+        partial: list[dict[str, Any]],
+    ) -> None:
+        """A DTensor of one tensor-parallel group: its samples are split over other axes."""
+        samples, parts, index = place.global_shape[0], 1, 0
+        coordinates = self.mesh.coordinates(self.rank)
+        for axis in split:
+            parts *= self.mesh.axes[axis]
+            index = index * self.mesh.axes[axis] + coordinates[axis]
+        record["global_shape"] = [samples * parts, *place.global_shape[1:]]
+        boxes = place.boxes
+        for box in boxes:
+            box["global_offset"][0] += index * samples
+        record["boxes"] = boxes
+        if partial:
+            record["placements"] = partial
+
+    @property
+    def grad_scale(self) -> float:
+        """What activation gradients are multiplied with against the true ones."""
+        if self.options.grad_scale is not None:
+            return self.options.grad_scale if self.world_size > 1 else 1.0
+        return float(self.mesh.data_degree)
+
+    # -- files -------------------------------------------------------------------------------
+
+    def end_step(self) -> None:
+        """Writes the files of the current step; what follows belongs to the next one."""
+        if not self.active:
+            return
+        if self._entries:
+            self._entries = merged(self._entries)
+            if not self.steps and self.rank == 0:
+                _bundle.prepare_folder(self.directory)
+            elif not self.steps:
+                self._wait_for_folder()
+            _bundle.write_rank(self.directory, self.run, self.rank, self.step, self._entries)
+            self.steps.append(self.step)
+        self.step += 1
+        self._entries, self._calls = [], {}
+
+    def _wait_for_folder(self) -> None:
+        # Rank 0 empties the folder first, so its file of the step says that it is ready.
+        _bundle.wait_for_ranks(self.directory, self.run, [self.step], 1, _WAIT_SECONDS)
+
+    def finish(self) -> None:
+        """Ends the recording: rank 0 seals the bundle when all ranks have written theirs."""
+        if not self.active:
+            return
+        if self._entries and self.steps and self.step == 0:
+            self.end_step()
+        self.active = False
+        if not self.steps:
+            raise RecordError(
+                "A recording must see at least one optimizer step, got none. Give the optimizer "
+                "that the script steps, and let the recorded part contain its step()."
+            )
+        _bundle.wait_for_ranks(self.directory, self.run, self.steps, self.world_size, _WAIT_SECONDS)
+        if self.rank == 0:
+            _bundle.seal(self.directory, self.manifest())
+        else:
+            self._wait_for_manifest()
+
+    def _wait_for_manifest(self) -> None:
+        import time
+
+        end = time.monotonic() + _WAIT_SECONDS
+        while not (self.directory / _bundle.MANIFEST).exists() and time.monotonic() < end:
+            time.sleep(0.01)
+
+    def manifest(self) -> dict[str, Any]:
+        """manifest.json without the hashes."""
+        training = {**self.training, **self.options.training}
+        judging = {**self.judging, **self.options.judging}
+        content: dict[str, Any] = {
+            "schema": _bundle.SCHEMA,
+            "run": self.run,
+            "producer": {"name": "isoshard-python", "version": _settings.package_version()},
+            "versions": _settings.versions(),
+            "subject": self.subject,
+            "case": self.case,
+            "mesh": self.mesh.to_json(),
+            "steps": self.steps,
+            "settings": {"training": training, "judging": judging},
+        }
+        if self.not_recorded:
+            content["not_recorded"] = [
+                {"pattern": pattern, "why": why} for pattern, why in self.not_recorded.items()
+            ]
+        return content
+
+    def _agree_on_run(self) -> str:
+        given = os.environ.get("ISOSHARD_RUN_ID")
+        if given:
+            return given
+        run: list[Any] = [uuid.uuid4().hex[:16]]
+        if self.world_size > 1:
+            if not dist.is_initialized():
+                raise RecordError(
+                    "Ranks must be able to agree on a name for their run: call "
+                    "torch.distributed.init_process_group before recording, or set "
+                    "ISOSHARD_RUN_ID to the same new text on all ranks."
+                )
+            dist.broadcast_object_list(run, src=0)
+        return str(run[0])
+
+
+def merged(entries: list[Entry]) -> list[Entry]:
+    """Joins the micro-batches of records along dim 0, where their other dims allow it.
+
+    Micro-batches that cannot be joined become calls of their own.
+    """
+    groups: dict[tuple[str, str, int], list[Entry]] = {}
+    for entry in entries:
+        record = entry.record
+        groups.setdefault((record["kind"], record["name"], record["call"]), []).append(entry)
+    result = []
+    for group in groups.values():
+        if len(group) == 1:
+            result.append(group[0])
+        elif _may_join(group):
+            result.append(_joined(group))
+        else:
+            for call, entry in enumerate(group):
+                entry.record["call"] = call
+                result.append(entry)
+    return result
+
+
+def _may_join(group: list[Entry]) -> bool:
+    first = group[0]
+    return all(
+        e.micro is not None
+        and e.tensor.ndim > 0
+        and e.tensor.shape[1:] == first.tensor.shape[1:]
+        and e.tensor.dtype == first.tensor.dtype
+        and "boxes" not in e.record
+        for e in group
+    )
+
+
+def _joined(group: list[Entry]) -> Entry:
+    group = sorted(group, key=lambda e: e.micro or 0)
+    record = dict(group[0].record)
+    tensor = torch.cat([e.tensor for e in group])
+    record["local_shape"] = list(tensor.shape)
+    if "global_shape" in record:
+        rows = sum(e.record["global_shape"][0] for e in group)
+        record["global_shape"] = [rows, *record["global_shape"][1:]]
+    return Entry(record, tensor)
+
+
+def sum_of_losses(losses: list[torch.Tensor]) -> torch.Tensor:
+    """The sum of the losses that a step differentiated, in fp64."""
+    return torch.stack([loss.double().reshape(()).cpu() for loss in losses]).sum()

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads and writes safetensors files, so that nothing but torch is needed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from .errors import RecordError
+
+#: torch dtype -> (name in a bundle, name in a safetensors header)
+DTYPES: dict[torch.dtype, tuple[str, str]] = {
+    torch.float64: ("fp64", "F64"),
+    torch.float32: ("fp32", "F32"),
+    torch.bfloat16: ("bf16", "BF16"),
+    torch.float16: ("fp16", "F16"),
+    torch.int64: ("int64", "I64"),
+    torch.int32: ("int32", "I32"),
+    torch.int16: ("int16", "I16"),
+    torch.int8: ("int8", "I8"),
+    torch.uint8: ("uint8", "U8"),
+    torch.bool: ("bool", "BOOL"),
+}
+_OF_HEADER = {header: dtype for dtype, (_, header) in DTYPES.items()}
+
+
+def dtype_name(dtype: torch.dtype, what: str) -> str:
+    """The bundle's name of a dtype, such as fp32."""
+    if dtype not in DTYPES:
+        known = ", ".join(sorted(str(d) for d in DTYPES))
+        raise RecordError(
+            f"The dtype of {what} must be one of {known}, got {dtype}. "
+            "Convert it with transform=, or name it in not_recorded=."
+        )
+    return DTYPES[dtype][0]
+
+
+def write_safetensors(path: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """Writes contiguous CPU tensors under their names, in this order."""
+    header: dict[str, object] = {}
+    at = 0
+    for name, tensor in tensors:
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype][1],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + tensor.nbytes],
+        }
+        at += tensor.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in tensors:
+            if tensor.nbytes:
+                data = tensor.reshape(-1).view(torch.uint8)
+                file.write(data.numpy().tobytes())
+
+
+def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a file, on the CPU."""
+    data = bytearray(path.read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(bytes(data[8 : 8 + size]))
+    tensors = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        dtype, shape = _OF_HEADER[entry["dtype"]], entry["shape"]
+        begin, _ = entry["data_offsets"]
+        count = math.prod(shape)
+        if count == 0:
+            tensors[name] = torch.empty(shape, dtype=dtype)
+            continue
+        at = 8 + size + begin
+        tensors[name] = torch.frombuffer(data, dtype=dtype, count=count, offset=at).reshape(shape)
+    return tensors

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plain training step for `isoshard.check`: the same code in one process and on many ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ._mesh import DATA_AXES, Mesh
+from ._options import Options
+from ._program import respond
+from .errors import UsageError
+from .record import record
+
+Build = Callable[[], torch.nn.Module]
+#: Gets the model and a DeviceMesh; returns the wrapped model, or None if it changed it in place.
+Parallelize = Callable[[torch.nn.Module, Any], "torch.nn.Module | None"]
+MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+#: Arguments of the model: a tensor, a tuple of tensors, or tensors by name. Dim 0 is the samples.
+Batch = torch.Tensor | tuple[torch.Tensor, ...] | Mapping[str, torch.Tensor]
+#: Gets the model's output and the (local) batch; returns the mean loss over its samples.
+Loss = Callable[[Any, Any], torch.Tensor]
+
+NUM_PERTURBED = 3
+
+
+@dataclass
+class Case:
+    """What `isoshard.check` was given."""
+
+    build: Build
+    parallelize: Parallelize
+    mesh: dict[str, int]
+    batch: Batch
+    optimizer: MakeOptimizer
+    loss: Loss | None = None
+    micro_batches: int = 1
+    steps: int = 1
+    max_grad_norm: float | None = None
+    seed: int = 0
+    name: str = "check"
+    device: str = "cpu"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def validate(self) -> None:
+        """Raises UsageError if the batch cannot be split, or an option has no meaning."""
+        Options(**{k: v for k, v in self.options.items() if k in Options.__dataclass_fields__})
+        mesh = Mesh(self.mesh)
+        if self.micro_batches < 1 or self.steps < 1:
+            raise UsageError(
+                f"micro_batches and steps must be 1 or more, got {self.micro_batches} and "
+                f"{self.steps}."
+            )
+        samples = {t.shape[0] for t in _tensors(self.batch)}
+        parts = mesh.data_degree * self.micro_batches
+        if len(samples) != 1:
+            raise UsageError(
+                "All tensors of the batch must have as many samples in dim 0, got "
+                f"{sorted(samples)}."
+            )
+        if next(iter(samples)) % parts != 0:
+            raise UsageError(
+                f"The samples of the batch must be a multiple of {parts} (data-parallel ranks x "
+                f"micro-batches), got {next(iter(samples))}."
+            )
+
+
+def _tensors(batch: Batch) -> list[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    values = list(batch.values()) if isinstance(batch, Mapping) else list(batch)
+    if not values or not all(isinstance(v, torch.Tensor) and v.ndim > 0 for v in values):
+        raise UsageError("A batch must be a tensor, a tuple of tensors, or tensors by name.")
+    return values
+
+
+def _part(batch: Batch, parts: int, index: int) -> Any:
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.chunk(parts)[index]
+
+    if isinstance(batch, torch.Tensor):
+        return cut(batch)
+    if isinstance(batch, Mapping):
+        return {name: cut(tensor) for name, tensor in batch.items()}
+    return tuple(cut(tensor) for tensor in batch)
+
+
+def _call(model: torch.nn.Module, batch: Any) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return model(batch)
+    return model(**batch) if isinstance(batch, Mapping) else model(*batch)
+
+
+def _loss_of(case: Case, output: Any, batch: Any) -> torch.Tensor:
+    if case.loss is not None:
+        return case.loss(output, batch)
+    loss = getattr(output, "loss", output)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise UsageError(
+            "The model must return its loss (a number, or an output with .loss), or loss= must be "
+            f"given, got {type(output).__name__}."
+        )
+    return loss
+
+
+def _train(
+    case: Case, model: torch.nn.Module, directory: str, share: tuple[int, int], **extra: Any
+) -> None:
+    optimizer = case.optimizer(model.parameters())
+    local = _part(case.batch, *share)
+    with record(directory, model, optimizer, case=case.name, **{**case.options, **extra}):
+        for _ in range(case.steps):
+            for micro in range(case.micro_batches):
+                part = _part(local, case.micro_batches, micro)
+                loss = _loss_of(case, _call(model, part), part)
+                torch.autograd.backward(loss / case.micro_batches)
+            if case.max_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), case.max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def _build(case: Case) -> torch.nn.Module:
+    torch.manual_seed(case.seed)
+    return case.build().to(case.device)
+
+
+def run_reference(case: Case, directory: str) -> None:
+    """One process, and again with weights moved by one ulp; with responses."""
+    from pathlib import Path
+
+    _train(case, _build(case), directory, (1, 0), subject="reference")
+    perturbed = []
+    for i in range(NUM_PERTURBED):
+        path = f"{directory}.perturbed{i}"
+        _train(case, _build(case), path, (1, 0), subject="perturbed", perturb=1000 + i)
+        perturbed.append(Path(path))
+    respond(Path(directory), perturbed)
+
+
+def run_parallel(case: Case, directory: str, rank: int, device_mesh: Any) -> None:
+    """What one rank does of the parallel run."""
+    mesh = Mesh(case.mesh)
+    model = _build(case)
+    wrapped = case.parallelize(model, device_mesh)
+    index = 0
+    for axis, coordinate in mesh.coordinates(rank).items():
+        if axis in DATA_AXES:
+            index = index * mesh.axes[axis] + coordinate
+    share = (mesh.data_degree, index)
+    chosen = wrapped if wrapped is not None else model
+    _train(case, chosen, directory, share, mesh=mesh, subject="parallelize")

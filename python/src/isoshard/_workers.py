@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kept worker processes: a server imports torch once and forks ranks, which wait for cases.
+
+`serve` is the server. Client and server exchange pickles over pipes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import importlib.util
+import os
+import pickle
+import signal
+import struct
+import subprocess
+import sys
+import traceback
+from dataclasses import dataclass
+from select import select
+from typing import IO, Any
+
+from .errors import RunError, UsageError
+
+_TIMEOUT = 600.0
+
+
+def _send(file: IO[bytes], value: bytes) -> None:
+    file.write(struct.pack("<Q", len(value)) + value)
+    file.flush()
+
+
+def _receive(file: IO[bytes]) -> bytes:
+    head = file.read(8)
+    if len(head) < 8:
+        raise EOFError
+    (size,) = struct.unpack("<Q", head)
+    value = file.read(size)
+    if len(value) < size:
+        raise EOFError
+    return value
+
+
+# -- client --------------------------------------------------------------------------------------
+
+
+class Workers:
+    """A server and its kept ranks. `close` ends them; so does the end of this process."""
+
+    def __init__(self) -> None:
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        server = subprocess.Popen(
+            [sys.executable, "-c", "from isoshard._workers import serve; serve()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        atexit.register(self.close)
+        return server
+
+    def run(self, case: Any, directory: str) -> None:
+        """Makes DIRECTORY/reference and DIRECTORY/run; raises RunError with what went wrong."""
+        if self._server is None or self._server.poll() is not None:
+            self._server = self._start()
+        stdin, stdout = self._server.stdin, self._server.stdout
+        assert stdin is not None and stdout is not None
+        paths = [p for p in sys.path if os.path.isdir(p or ".")]
+        try:
+            _send(stdin, pickle.dumps((paths, _dumps(case), directory)))
+            error = pickle.loads(_receive(stdout))
+        except (EOFError, BrokenPipeError):
+            self.close()
+            raise RunError("The worker processes of isoshard.check ended unexpectedly.") from None
+        if error is not None:
+            raise RunError(error)
+
+    def close(self) -> None:
+        """Ends the server and its ranks."""
+        if self._server is not None:
+            with contextlib.suppress(OSError):
+                if self._server.stdin is not None:
+                    self._server.stdin.close()
+            try:
+                self._server.wait(5)
+            except subprocess.TimeoutExpired:
+                self._server.kill()
+            self._server = None
+
+
+def _dumps(case: Any) -> bytes:
+    if importlib.util.find_spec("cloudpickle") is not None:
+        return bytes(importlib.import_module("cloudpickle").dumps(case))
+    try:
+        return pickle.dumps(case)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UsageError(
+            "build, parallelize, optimizer and loss must be functions at the top level of a "
+            f"module, because worker processes call them, got one that cannot be sent ({error}). "
+            "Move them there, or install cloudpickle."
+        ) from None
+
+
+# -- server --------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Rank:
+    pid: int
+    to: IO[bytes]
+    back: IO[bytes]
+
+
+class _Pool:
+    """Ranks of one world size; size 1 makes references and has no process group."""
+
+    def __init__(self, size: int) -> None:
+        from ._fork import free_port
+
+        self.ranks: list[_Rank] = []
+        port = free_port()
+        for rank in range(size):
+            down, up = os.pipe(), os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                for other in self.ranks:  # so that a dead rank is seen
+                    other.to.close()
+                    other.back.close()
+                os.close(down[1])
+                os.close(up[0])
+                _be_worker(rank, size, port, os.fdopen(down[0], "rb"), os.fdopen(up[1], "wb"))
+            os.close(down[0])
+            os.close(up[1])
+            self.ranks.append(_Rank(pid, os.fdopen(down[1], "wb"), os.fdopen(up[0], "rb")))
+
+    def start(self, job: bytes) -> None:
+        for rank in self.ranks:
+            _send(rank.to, job)
+
+    def wait(self) -> list[str]:
+        """The errors of the ranks. After one the pool is closed: others may hang."""
+        errors: list[str] = []
+        waiting = dict(enumerate(self.ranks))
+        while waiting:
+            limit = 5.0 if errors else _TIMEOUT
+            ready, _, _ = select([r.back for r in waiting.values()], [], [], limit)
+            if not ready:
+                if not errors:
+                    errors.append(f"The ranks {sorted(waiting)} did not end in {limit:.0f} s.")
+                break
+            for number, rank in list(waiting.items()):
+                if rank.back not in ready:
+                    continue
+                del waiting[number]
+                try:
+                    error = pickle.loads(_receive(rank.back))
+                except EOFError:
+                    error = "the process ended"
+                if error is not None:
+                    errors.append(f"Rank {number} of {len(self.ranks)} failed: {error}")
+        if errors:
+            self.close()
+        return errors
+
+    def close(self) -> None:
+        for rank in self.ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank.pid, signal.SIGKILL)
+            os.waitpid(rank.pid, 0)
+            for file in (rank.to, rank.back):
+                with contextlib.suppress(OSError):
+                    file.close()
+        self.ranks = []
+
+
+def _be_worker(rank: int, size: int, port: int, to: IO[bytes], back: IO[bytes]) -> None:
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(size),
+        LOCAL_WORLD_SIZE=str(size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    meshes: dict[tuple[tuple[str, int], ...], Any] = {}
+    while True:
+        try:
+            job = _receive(to)
+        except EOFError:
+            os._exit(0)
+        error = None
+        try:
+            _work(job, rank, size, meshes)
+        except BaseException:
+            error = traceback.format_exc()
+        sys.stderr.flush()
+        _send(back, pickle.dumps(error))
+
+
+def _work(job: bytes, rank: int, size: int, meshes: dict[Any, Any]) -> None:
+    from . import _steps
+
+    paths, case_bytes, directory, run = pickle.loads(job)
+    sys.path[:0] = [p for p in paths if p not in sys.path]
+    case = pickle.loads(case_bytes)
+    os.environ["ISOSHARD_RUN_ID"] = run
+    if size == 1 and directory.endswith("reference"):
+        del os.environ["ISOSHARD_RUN_ID"]
+        _steps.run_reference(case, directory)
+        return
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    key = tuple(case.mesh.items())
+    if key not in meshes:
+        names, degrees = tuple(case.mesh), tuple(case.mesh.values())
+        meshes[key] = init_device_mesh("cpu", degrees, mesh_dim_names=names)
+    _steps.run_parallel(case, directory, rank, meshes[key])
+
+
+def serve() -> None:
+    """Runs the server: jobs come on stdin, answers go to stdout."""
+    import math
+    import uuid
+
+    from ._fork import prepare
+
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what tests print must not get between the pickles
+    prepare(None)
+    pools: dict[int, _Pool] = {}
+    while True:
+        try:
+            paths, case_bytes, directory = pickle.loads(_receive(sys.stdin.buffer))
+        except EOFError:
+            break
+        sys.path[:0] = [p for p in paths if p not in sys.path]
+        try:
+            size = math.prod(pickle.loads(case_bytes).mesh.values())
+            error = _run_both(pools, size, paths, case_bytes, directory, uuid.uuid4().hex[:16])
+        except BaseException:
+            error = traceback.format_exc()
+        _send(out, pickle.dumps(error))
+    for pool in pools.values():
+        pool.close()
+
+
+def _run_both(
+    pools: dict[int, _Pool], size: int, paths: list[str], case: bytes, directory: str, run: str
+) -> str | None:
+    """The reference in its process and the run in its ranks, at the same time."""
+    keys = {"reference": 0, "run": size}
+    for key in keys.values():
+        if key not in pools or not pools[key].ranks:
+            pools[key] = _Pool(max(key, 1))
+    for name, key in keys.items():
+        pools[key].start(pickle.dumps((paths, case, f"{directory}/{name}", run)))
+    errors = [e for key in keys.values() for e in pools[key].wait()]
+    return errors[0] if errors else None

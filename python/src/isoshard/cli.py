@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `isoshard`: judge; and compare, respond and bundle of isoshard-judge."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import _program
+from ._judge import JudgeOptions, judge
+from .errors import IsoshardError, RecordError, RunError, UsageError
+
+_USAGE, _INFRASTRUCTURE = 2, 4
+#: Passed on to isoshard-judge as they are.
+_OF_THE_PROGRAM = ("respond", "bundle")
+
+_EPILOG = """\
+examples
+  isoshard judge --mesh dp=2,tp=2 -- torchrun --nproc-per-node 4 train.py --steps 2
+  isoshard judge --reference-command 'python train.py --batch-size 8' -- torchrun ... train.py
+  isoshard compare runs/reference runs/mine
+
+exit codes: 0 conforms, 1 diverges or vacuous, 2 usage, 3 bad input file, 4 a run failed
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if words[:1] == ["compare"]:
+            return _compare(words)
+        if words[:1] and words[0] in _OF_THE_PROGRAM:
+            return _program.call(words)[0]
+        command: list[str] = []
+        if "--" in words:
+            at = words.index("--")
+            words, command = words[:at], words[at + 1 :]
+        options = _parser().parse_args(words)
+        return judge(_judge_options(options, command))
+    except UsageError as error:
+        print(f"isoshard: {error}", file=sys.stderr)
+        return _USAGE
+    except (RunError, RecordError, OSError) as error:
+        print(f"isoshard: {error}", file=sys.stderr)
+        return _INFRASTRUCTURE
+    except IsoshardError as error:
+        print(f"isoshard: {error}", file=sys.stderr)
+        return 1
+
+
+def _compare(words: list[str]) -> int:
+    """isoshard-judge compare, with places resolved first where both bundles are named."""
+    bundles = [Path(word) for word in words[1:3]]
+    if len(bundles) < 2 or not all((path / "manifest.json").is_file() for path in bundles):
+        return _program.call(words)[0]
+    from ._bundle import reseal_is_safe
+    from ._places import resolved_copy
+
+    if not reseal_is_safe(bundles[1]):
+        return _program.call(words)[0]  # it says what is wrong with the files
+    with tempfile.TemporaryDirectory(dir=bundles[1].parent, prefix=".isoshard-") as folder:
+        run = resolved_copy(bundles[0], bundles[1], Path(folder) / bundles[1].name)
+        return _program.call(["compare", words[1], str(run), *words[3:]])[0]
+
+
+def _judge_options(options: argparse.Namespace, command: list[str]) -> JudgeOptions:
+    return JudgeOptions(
+        command=command,
+        mesh=options.mesh,
+        steps=options.steps,
+        reference=options.reference,
+        reference_command=options.reference_command,
+        output_dir=options.output_dir,
+        execute=options.exec,
+        run_to_end=options.run_to_end,
+        no_dropout=options.no_dropout,
+        options_file=options.options,
+        not_recorded=[p for text in options.not_recorded for p in text.split(",")],
+        partial=options.partial,
+        grad_scale=options.grad_scale,
+        loss_reduction=options.loss,
+        activations=not options.no_activations,
+        timeout=options.timeout,
+        jobs=options.jobs,
+        verbose=options.verbose,
+        quiet=options.quiet,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="isoshard",
+        description="Does a parallel PyTorch training step compute what one process computes?",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="subcommand", required=True)
+    judged = commands.add_parser(
+        "judge",
+        help="run a command as it is and in one process, and compare",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_judge_options(judged)
+    commands.add_parser("compare", help="judge one recorded bundle against another")
+    commands.add_parser("respond", help="measure by perturbed runs how far a reference moves")
+    commands.add_parser("bundle", help="check a bundle")
+    return parser
+
+
+def _add_judge_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--mesh", help="axes from slow to fast, such as dp=2,tp=2 (default: dp over all ranks)")
+    add("--steps", type=int, default=2, help="optimizer steps to record (default 2)")
+    add("--reference", type=Path, help="a recorded bundle to judge against")
+    add("--reference-command", help="the command of the reference (default: one process)")
+    add("--output-dir", type=Path, help="keep bundles, logs and report.json here")
+    add("--exec", action="store_true", help="run the command untouched, start no ranks by fork")
+    add("--run-to-end", action="store_true", help="do not stop the script after the last step")
+    add("--no-dropout", action="store_true", help="set dropout to 0 in all runs")
+    add("--options", metavar="FILE.py", help="rename, layouts, transform, not_recorded, ...")
+    add("--not-recorded", action="append", default=[], help="records that may be missing")
+    add("--partial", help="records that may be sums over ranks, such as scalar/loss")
+    add("--grad-scale", help="factor on activation gradients (default: number of dp ranks)")
+    add("--loss", choices=["avg", "sum"], help="how the ranks' losses make the loss")
+    add("--no-activations", action="store_true", help="record no activations")
+    add("--timeout", type=float, default=1800.0, help="seconds for one run")
+    add("--jobs", type=int, default=0, help="runs of one process at a time")
+    add("--verbose", action="store_true", help="show every tensor")
+    add("--quiet", action="store_true", help="print the verdict only")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

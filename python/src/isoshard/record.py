@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Level 1: one line around the training step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ._checks import switch_dropout_off, unwrapped
+from ._deepspeed import EngineHooks, is_engine, perturb_engine
+from ._hooks import Hooks
+from ._mesh import MeshLike
+from ._options import Layout, Options, Rename, Transform
+from ._perturb import perturb as move_weights
+from ._recorder import Recorder
+from .errors import UsageError
+
+
+@contextmanager
+def record(
+    directory: str | os.PathLike[str],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    *,
+    mesh: MeshLike = None,
+    steps: int | None = None,
+    rename: Rename | None = None,
+    layouts: Mapping[str, Layout] | None = None,
+    transform: Transform | None = None,
+    not_recorded: Mapping[str, str] | None = None,
+    perturb: int | None = None,
+    no_dropout: bool = False,
+    activations: bool = True,
+    grad_scale: float | None = None,
+    loss_reduction: str = "avg",
+    training: Mapping[str, Any] | None = None,
+    judging: Mapping[str, Any] | None = None,
+    subject: str = "pytorch",
+    case: str = "training step",
+) -> Iterator[Recorder]:
+    """Records the training steps inside the `with` block as a bundle.
+
+    All ranks call it (collective where torch.distributed is initialized: ranks agree on a name).
+
+    Args:
+        directory: the bundle's folder; an older bundle there is replaced.
+        model: the model as it is called, with its wrapper (DDP, FSDP2, DTensor, ...).
+        optimizer: the optimizer that steps it, or several; None for a DeepSpeed engine.
+        mesh: "dp=2,tp=2", a mapping, or a DeviceMesh with names, from the slowest axis to the
+            fastest. None: data parallelism over all ranks.
+        steps: stop recording after so many optimizer steps; None: all in the block.
+        rename: a function or mapping from the model's names to the reference's.
+        layouts: KIND/NAME patterns to "infer", "replicate", {"tp": 0} or {"tp": "sum"}.
+        transform: called with (kind, name, tensor); returns the tensor to record, several by
+            name, or None.
+        not_recorded: KIND/NAME patterns that are left out, with the reason.
+        perturb: moves every weight by one ulp first, at random from this seed (runs that show
+            how far a reference moves by roundings).
+        no_dropout: sets every dropout probability to 0 first.
+        activations: False records no activations and their gradients.
+        grad_scale: the factor on activation gradients; None: the number of data-parallel ranks,
+            over which frameworks average.
+        loss_reduction: how the ranks' losses make the loss of the step: "avg" or "sum".
+        training: further settings that both runs must share.
+        judging: settings by which this bundle, as a reference, has others judged.
+        subject: who is judged, for the report.
+        case: on what, for the report.
+
+    Example::
+
+        with isoshard.record("runs/mine", model, optimizer, mesh={"dp": 2}):
+            train_step()
+    """
+    options = Options(
+        rename=rename,
+        layouts=layouts or {},
+        transform=transform,
+        not_recorded=not_recorded or {},
+        training=training or {},
+        judging=judging or {},
+        activations=activations,
+        grad_scale=grad_scale,
+        loss_reduction=loss_reduction,
+    )
+    if no_dropout:
+        switch_dropout_off(unwrapped(model))
+    if perturb is not None and is_engine(model):
+        perturb_engine(model, perturb)
+    elif perturb is not None:
+        move_weights(unwrapped(model), perturb)
+    recorder = Recorder(directory, mesh=mesh, subject=subject, case=case, options=options)
+    hooks: Hooks
+    if is_engine(model):
+        hooks = EngineHooks(recorder, model, max_steps=steps)
+    else:
+        hooks = Hooks(recorder, model, _list_of(optimizer), max_steps=steps)
+    try:
+        yield recorder
+    finally:
+        hooks.detach()
+    recorder.finish()
+
+
+def _list_of(
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+) -> list[torch.optim.Optimizer]:
+    if optimizer is None:
+        raise UsageError("An optimizer must be given with a model that is no DeepSpeed engine.")
+    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
