@@ -98,9 +98,17 @@ TEST_F(RespondBundles, AreThoseOfTheReferenceItself) {
 
 TEST_F(RespondBundles, ReplaceOlderOnesAndAreTheSameAgain) {
   (void)respond_bundles(*folder_ / "reference", {perturbed(1)});
-  EXPECT_EQ(read_bundle(*folder_ / "reference").response_runs, 1);
+  const Bundle one = read_bundle(*folder_ / "reference");
   (void)respond_bundles(*folder_ / "reference", all());
-  EXPECT_EQ(read_bundle(*folder_ / "reference").response_runs, 3);
+  const Bundle three = read_bundle(*folder_ / "reference");
+  (void)respond_bundles(*folder_ / "reference", {perturbed(1)});
+  const Bundle again = read_bundle(*folder_ / "reference");
+
+  EXPECT_EQ(one.response_runs, 1);
+  EXPECT_EQ(three.response_runs, 3);
+  EXPECT_EQ(again.response_runs, 1);
+  for (const auto& [key, response] : one.responses)
+    EXPECT_EQ(again.responses.at(key).absolute_norm, response.absolute_norm) << describe(key);
 }
 
 TEST_F(RespondBundles, RunsThatShowNoneAreRefused) {
@@ -117,13 +125,32 @@ TEST_F(RespondBundles, RunsThatShowNoneAreRefused) {
                 other.seed += 1;
                 const CaseData data(other);
                 const auto weights =
-                    std::make_shared<PerturbedWeights>(case_weights(other), 1, other.dtype);
+                    std::make_shared<PerturbedWeights>(case_weights(*case_), 1, other.dtype);
                 write_bundle(bundle,
                              record(forked_launcher(),
                                     plain_spec(other, whole_batch_run(data, weights)), {}),
                              bundle_settings(*case_, policy_of(*case_)));
               }),
-              HasSubstr("must read the reference's data"));
+              HasSubstr("must read the reference's data and masks"));
+  EXPECT_THROW(
+      (void)respond_bundles(*folder_ / "reference", {perturbed(1), perturbed(2), perturbed(1)}),
+      UsageError);
+  const auto initial_weights = [](double factor) {
+    return [factor](const fs::path& bundle) {
+      const SafetensorsFile reference =
+          SafetensorsFile::open(*folder_ / "reference/step0000/rank00000.safetensors");
+      edit_values(bundle, [&](int, const std::string& name, auto& values) {
+        if (!name.starts_with("param/") || !name.ends_with("/0") || !reference.contains(name))
+          return;
+        const HostTensor own = reference.tensor(name);
+        for (std::size_t i = 0; i < values.size(); ++i)
+          values[i] = factor * value_at(own.bytes.data(), own.dtype, static_cast<std::int64_t>(i));
+      });
+    };
+  };
+  EXPECT_THAT(refusal_of(initial_weights(1)), HasSubstr("moved by one ulp, got the reference's"))
+      << "all but the first weights move";
+  EXPECT_THAT(refusal_of(initial_weights(1.02)), HasSubstr("must be moved by one ulp"));
   EXPECT_THAT(refusal_of([](const fs::path& bundle) {
                 rename(bundle, std::string("grad/") + kNorm + "/0", "another.weight");
               }),

@@ -398,6 +398,19 @@ TEST(RightBundles, OfAnyMeshButTheOneThatIsDemandedAreRefused) {
   EXPECT_EQ(compared(bundles() / "reference", bundles() / "ddp", rules).code, 3);
 }
 
+TEST(RightBundles, OfAnotherSubjectMayMakeOtherCallsAndTheVerdictSaysSo) {
+  const TestFolder folder;
+  spoil(folder / "renamed", "run", [](const fs::path& bundle) {
+    edit_manifest(bundle, [](json& manifest) { manifest["subject"] = "mine"; });
+  });
+
+  const End end = compared(bundles() / "reference", folder / "renamed");
+
+  EXPECT_EQ(end.code, 0) << end.text;
+  EXPECT_THAT(end.text, HasSubstr("collectives were not judged: the trusted run has tables of "));
+  EXPECT_THAT(end.text, HasSubstr("this is a run of mine"));
+}
+
 TEST(RightBundles, AreHeldToTheCallsThatTheTrustedOneSays) {
   const Verdict verdict = compare_bundles(bundles() / "reference", bundles() / "run", {}, {});
 

@@ -364,13 +364,16 @@ INSTANTIATE_TEST_SUITE_P(
     Collectives, WrongBundles,
     ::testing::Values(
         Wrong{"OfOtherBytes", change_a_call, {1}, "collectives.dp.rank1 (step 1): call 3 "},
-        Wrong{"OfOtherBytesUnderAnotherName",
+        Wrong{"OfOtherBytesOnAMeshSpelledOtherwise",
               [](const fs::path& b) {
                 change_a_call(b);
-                edit_manifest(b, [](json& m) { m["subject"] = "mine"; });
+                edit_manifest(b, [](json& m) {
+                  m["mesh"] = json::array({{{"axis", "dp"}, {"degree", 2}}});
+                });
               },
               {1},
-              "collectives.dp.rank1 (step 1): call 3 "},
+              "collectives.dp.rank1 (step 1): call 3 ",
+              "ddp"},
         Wrong{"OfDdp", change_a_call, {1}, "collectives.dp.rank1 (step 1): call 3 ", "ddp"},
         Wrong{"Deleted", delete_calls, {1}, "collectives.dp.rank1 (step 1): were not recorded"}),
     name_of_row);

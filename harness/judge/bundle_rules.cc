@@ -284,12 +284,13 @@ void require_fitting_responses(const Reference& reference, bool is_masked, Dtype
     const std::string problem = problem_of(response, *record, own, may_be_masked);
     if (!problem.empty())
       refuse(file, fmt::format("the response of {} does not fit: {}", describe(key), problem));
-    if (is_exact(stage_of(key))) continue;  // such as counts and states of random numbers
+    // such as counts and states of random numbers
+    if (is_exact(stage_of(key)) || is_gradient_besides(key)) continue;
     double& norm = largest[{key.step, key.kind}];
     norm = std::max(norm, std::sqrt(own.sum_sq_reference));
   }
   for (const auto& [key, response] : reference.responses()) {
-    if (is_exact(stage_of(key))) continue;
+    if (is_exact(stage_of(key)) || is_gradient_besides(key)) continue;
     const double norm = largest.at({key.step, key.kind});
     const bool is_noise = 2 * response.absolute_norm >= response.reference_norm;
     if (is_noise && response.absolute_norm > largest_noise(coarsest) * norm)

@@ -197,26 +197,30 @@ void add_claims(const SavedRun& judged, const BundleRules& rules, std::vector<st
   }
 }
 
+/// Axes of one rank say nothing.
+bool is_same_mesh(const MeshShape& a, const MeshShape& b) {
+  const auto cut = [](const MeshShape& mesh) {
+    std::vector<std::pair<Axis, int>> axes;
+    for (const AxisDegree& axis : mesh.axes()) {
+      if (axis.degree > 1) axes.emplace_back(axis.axis, axis.degree);
+    }
+    return axes;
+  };
+  return cut(a) == cut(b);
+}
+
 /// What the trusted side says that the ranks of this run call: the table of its own subject on this
-/// mesh. A run that recorded calls is held to another subject's if there is none of its own: it
-/// cannot take another name to be free.
-CollectiveTable table_for(const SavedRun& trusted, const Trace& judged,
+/// mesh. Another subject may call something else and be right.
+CollectiveTable table_for(const SavedRun& trusted, const Trace& judged, JudgePolicy& policy,
                           std::vector<std::string>& notes) {
   const std::vector<RunCalls>& tables = trusted.settings.collectives;
-  const RunCalls* found = nullptr;
-  for (const RunCalls& calls : tables) {
-    if (calls.mesh != judged.mesh) continue;
-    if (found == nullptr || calls.subject == judged.subject) found = &calls;
-  }
-  const bool has_calls = std::ranges::any_of(judged.ranks, [](const RankTrace& rank) {
-    return std::ranges::any_of(rank.records, [](const Record& r) { return is_collectives(r.key); });
+  const auto found = std::ranges::find_if(tables, [&](const RunCalls& calls) {
+    return calls.subject == judged.subject && is_same_mesh(calls.mesh, judged.mesh);
   });
-  const bool is_own = found != nullptr && found->subject == judged.subject;
-  if (is_own || (found != nullptr && has_calls)) {
-    if (!is_own)
-      notes.push_back(fmt::format(
-          "the trusted run has no table of the collectives of {}: they are held to that of {}",
-          judged.subject, found->subject));
+  if (found != tables.end()) {
+    // Runs of this program record what later forward passes read; of others nobody said so.
+    if (!trusted.bundle.producer.starts_with("isoshard "))
+      policy.not_recorded.emplace_back("param/*.read");
     return table_of(*found);
   }
   if (!tables.empty() && judged.mesh.world_size() > 1) {
@@ -265,7 +269,7 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
   check_masks(trusted);
   const Reference reference = with_responses(reference_of(trusted), trusted);
   policy = policy_of(trusted, reference, judged.bundle.trace.mesh, rules, std::move(policy));
-  policy.collectives = table_for(trusted, judged.bundle.trace, notes);
+  policy.collectives = table_for(trusted, judged.bundle.trace, policy, notes);
   infer_layouts(judged.bundle, reference, policy, judged.manifest);
   require_honest_layouts(judged.bundle.trace, rules.not_recorded, judged.manifest);
   if (reference.response_runs() == 0 && !policy.rtol.has_value()) policy.level = Level::kExact;

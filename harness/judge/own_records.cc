@@ -201,10 +201,10 @@ class OwnJudge {
       }
     }
     result_.collectives = fmt::format(
-        "{} collective calls of {} ranks in {} steps were held to the subject's table: op, "
+        "{} collective calls of {} ranks in {} step{} were held to the subject's table: op, "
         "purpose, "
         "reduction, dtype, bytes, and their order on each axis",
-        calls, run_.ranks.size(), steps.size());
+        calls, run_.ranks.size(), steps.size(), steps.size() == 1 ? "" : "s");
     if (allowed_ > 0)
       result_.collectives += fmt::format(
           "; {} lists of calls were not recorded or not read, as --not-recorded allows", allowed_);

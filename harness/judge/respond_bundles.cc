@@ -7,19 +7,21 @@
 #include <fmt/ranges.h>
 
 #include <optional>
+#include <set>
 #include <string>
 
 #include "core/base/error.h"
+#include "harness/judge/bundle_rules.h"
 #include "harness/judge/replay.h"
 #include "harness/judge/saved_run.h"
-#include "harness/trace/stage.h"
+#include "harness/stats/tolerance.h"
 
 namespace isoshard {
 namespace {
 
 /// Of the same step as the reference, but for its weights.
 void require_perturbed(const SavedRun& trusted, const SavedRun& perturbed,
-                       const Reference& reference, const Trace& run) {
+                       const Reference& reference, const Trace& run, Dtype coarsest) {
   if (const std::vector<std::string> lines =
           differing_settings(trusted.settings, perturbed.settings);
       !lines.empty())
@@ -28,17 +30,29 @@ void require_perturbed(const SavedRun& trusted, const SavedRun& perturbed,
                     perturbed.manifest.string(), fmt::join(lines, "\n  ")));
   const RankTrace& rank = run.ranks.at(0);
   std::set<RecordKey> recorded;
+  const int first_step = rank.records.empty() ? 0 : rank.records.front().key.step;
+  const double most = 2 * unit_roundoff(coarsest);  // an ulp, of the smallest number of a binade
   bool has_moved = false;
   for (const Record& record : rank.records) {
     recorded.insert(record.key);
     if (reference.find(record.key) == nullptr) continue;
     Stats stats;
     for (const PartStats& part : record.parts) merge(stats, part.stats);
-    if (record.key.kind == RecordKind::kParam && stats.unequal_values > 0) has_moved = true;
-    if (record.key.kind == RecordKind::kDataId && stats.unequal_values > 0)
+    const bool is_initial = record.key.kind == RecordKind::kParam && record.key.call == 0 &&
+                            record.key.step == first_step;
+    has_moved = has_moved || (is_initial && stats.unequal_values > 0);
+    const bool is_given =
+        record.key.kind == RecordKind::kDataId || record.key.kind == RecordKind::kMask;
+    if (is_given && stats.unequal_values > 0)
+      perturbed.refuse(
+          fmt::format("a perturbed run must read the reference's data and masks, got another {}; "
+                      "draw them by a "
+                      "fixed seed",
+                      describe(record.key)));
+    if (is_initial && stats.relative_error() > most)
       perturbed.refuse(fmt::format(
-          "a perturbed run must read the reference's data, got another {}; draw it by a fixed seed",
-          describe(record.key)));
+          "weights must be moved by one ulp (a relative error of {:.3g} in {}), got {:.3g} in {}",
+          most, name_of(coarsest), stats.relative_error(), describe(record.key)));
   }
   for (const Record& record : reference.trace().ranks.at(0).records) {
     if (!recorded.contains(record.key))
@@ -58,6 +72,12 @@ std::size_t respond_bundles(const std::filesystem::path& reference_folder,
                             const std::vector<std::filesystem::path>& perturbed_folders) {
   if (perturbed_folders.empty())
     throw UsageError("responses need perturbed runs, got none; three are usual");
+  std::set<std::filesystem::path> folders;
+  for (const std::filesystem::path& folder : perturbed_folders) {
+    if (!folders.insert(std::filesystem::weakly_canonical(folder)).second)
+      throw UsageError(
+          fmt::format("each perturbed run must be given once, got {} twice", folder.string()));
+  }
   SavedRun trusted(reference_folder, Unsealed::kRefused);
   Reference reference = reference_of(trusted);
   JudgePolicy policy;
@@ -75,9 +95,10 @@ std::size_t respond_bundles(const std::filesystem::path& reference_folder,
           return std::optional(rank.tensor(record));
         },
         RunPurpose::kResponse);
-    require_perturbed(trusted, perturbed, bare, run);
+    require_perturbed(trusted, perturbed, bare, run, policy.coarsest);
     reference.add_response(run);
   }
+  require_fitting_responses(reference, policy.mask, policy.coarsest, trusted.manifest);
   write_responses(reference_folder, reference);
   return reference.responses().size();
 }

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "harness/stats/tolerance.h"
+#include "harness/trace/clipped.h"
 #include "harness/verdict/sensitivity.h"
 
 namespace isoshard {
@@ -48,11 +49,16 @@ double error_of_squares(const Reference& reference, const RecordKey& key, double
 double largest_norm_of_kind(const Reference& reference, const RecordKey& key) {
   double largest = 0;
   for (const auto& [other, response] : reference.responses()) {
-    if (!is_exact(stage_of(other)) && other.step == key.step && other.kind == key.kind &&
-        state_of(other) == state_of(key) && std::isfinite(response.reference_norm))
+    if (!is_exact(stage_of(other)) && !is_gradient_besides(other) && other.step == key.step &&
+        other.kind == key.kind && state_of(other) == state_of(key) &&
+        std::isfinite(response.reference_norm))
       largest = std::max(largest, response.reference_norm);
   }
-  return largest;
+  // Sums between micro-batches carry the loss scale, and final gradients do not.
+  const std::optional<RecordKey> final = final_gradient_of(key);
+  const Record* const own = reference.find(key);
+  const Record* const last = final.has_value() ? reference.find(*final) : nullptr;
+  return own != nullptr && last != nullptr ? largest * own->grad_scale / last->grad_scale : largest;
 }
 
 double cancellation_noise(const Reference& reference, const RecordKey& key, double k,

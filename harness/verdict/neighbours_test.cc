@@ -64,6 +64,25 @@ double norm_of(const at::Tensor& t) {
   return t.to(at::kDouble).norm().item<double>();
 }
 
+// Between micro-batches gradients carry the loss scale: what they are says nothing of the floor
+// under final gradients, and theirs is that floor times the scale.
+TEST(CancellationNoise, IsThatOfFinalGradientsWhateverTheLossScaleBetweenMicroBatches) {
+  const auto body = [](double moved) {
+    return [=](Sink& sink, int) {
+      const at::Tensor gradient = values({20}, 3) * (1 + moved);
+      sink.on_record(site(RecordKind::kGrad, "w.micro_batch", kVector, 65536), gradient * 65536);
+      sink.on_record(site(RecordKind::kGrad, "w", kVector), gradient);
+    };
+  };
+  const Reference reference =
+      synthetic::reference(body(0), [&](int i) { return body(1e-6 * (i + 1)); });
+  const double norm = norm_of(values({20}, 3));
+
+  EXPECT_NEAR(largest_norm_of_kind(reference, kGradient), norm, 1e-6 * norm);
+  EXPECT_NEAR(largest_norm_of_kind(reference, {0, RecordKind::kGrad, "w.micro_batch", 0}),
+              65536 * norm, 65536e-6 * norm);
+}
+
 TEST(ErrorOfSquares, NoErrorThatAGradientMayHaveMakesALargerOneAndTheWorstComesNear) {
   const Reference reference = reference_of_moments();
   const at::Tensor g = Moments{}.gradient.to(at::kDouble);

@@ -22,9 +22,9 @@ void allow_error_of_norm(TensorComparison& c, const ToleranceInputs& in) {
   const RecordKey key{in.wanted.key.step, RecordKind::kScalar, "grad_norm", 0};
   const Response* response = in.reference.response(key);
   const double whole = std::sqrt(c.stats.sum_sq_reference);
-  const double underflow = underflow_floor(in.options.k, in.held.dtype, c.stats.numel) *
+  const double underflow = underflow_floor(in.options.k, in.options.coarsest, c.stats.numel) *
                            in.wanted.grad_scale / in.held.grad_scale;
-  double error = unit_roundoff(in.held.dtype) + (whole > 0 ? underflow / whole : 0);
+  double error = unit_roundoff(in.options.coarsest) + (whole > 0 ? underflow / whole : 0);
   if (response != nullptr) {
     const double norm = std::fabs(number_of(in.reference.tensor(key)));
     error +=

@@ -17,7 +17,8 @@ double AllowedRange::used_by(double value) const noexcept {
 }
 
 double PooledComparison::least_found() const noexcept {
-  return std::max(std::fabs(allowed_scale.least - 1), std::fabs(allowed_scale.most - 1));
+  if (!(scale > 0)) return HUGE_VAL;
+  return std::max(1 - allowed_scale.least / scale, allowed_scale.most / scale - 1);
 }
 
 std::string_view name_of(ShiftedCopy copy) noexcept {

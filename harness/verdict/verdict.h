@@ -102,7 +102,8 @@ struct PooledComparison {
   int runs = 0;  ///< redrawn runs that recorded it
   bool within = true;
 
-  /// The smallest error of a common factor that no correct run hides.
+  /// The smallest error of a common factor of this run that would have been found, in either
+  /// direction.
   [[nodiscard]] double least_found() const noexcept;
 };
 

@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <map>
+#include <string>
 #include <utility>
 
 #include "core/base/reference_name.h"
@@ -26,9 +28,13 @@ bool is_of_parameters(const Site& site) {
 class OfGradientsScaled final : public Sink {
  public:
   enum class Activations : std::uint8_t { kLeftOut, kTheirGradients };
-  OfGradientsScaled(Sink& recorder, double factor, Activations activations)
-      : recorder_(&recorder), factor_(factor), activations_(activations) {}
-  void begin_step(int step) override { recorder_->begin_step(step); }
+  /// `groups`: forward passes that one micro-batch is taken in.
+  OfGradientsScaled(Sink& recorder, double factor, Activations activations, int groups = 1)
+      : recorder_(&recorder), factor_(factor), activations_(activations), groups_(groups) {}
+  void begin_step(int step) override {
+    sums_.clear();
+    recorder_->begin_step(step);
+  }
   at::Tensor on_activation(const Site&, at::Tensor value) override { return value; }
   at::Tensor on_activation_grad(const Site& site, at::Tensor gradient) override {
     return activations_ == Activations::kLeftOut
@@ -36,11 +42,10 @@ class OfGradientsScaled final : public Sink {
                : recorder_->on_activation_grad(scaled(site), std::move(gradient));
   }
   void on_record(const Site& site, const at::Tensor& value) override {
-    // who takes the samples rank by rank has other micro-batches
-    const bool is_of_others =
-        activations_ == Activations::kLeftOut && site.name.ends_with(".micro_batch");
-    if (is_of_parameters(site) && !is_of_others)
-      recorder_->on_record(site.kind == RecordKind::kGrad ? scaled(site) : site, value);
+    if (!is_of_parameters(site)) return;
+    // the sums of all ranks, at the end of a micro-batch
+    if (site.name.ends_with(".micro_batch") && ++sums_[site.name] % groups_ != 0) return;
+    recorder_->on_record(site.kind == RecordKind::kGrad ? scaled(site) : site, value);
   }
 
  private:
@@ -52,27 +57,36 @@ class OfGradientsScaled final : public Sink {
   Sink* recorder_;
   double factor_;
   Activations activations_;
+  int groups_;
+  std::map<std::string, int> sums_;  ///< between forward passes, in this step
 };
 
-// The masks of samples that are taken rank by rank: each keeps the place that it has in the step's
-// global batch.
-class RegroupedStreams final : public RngStreams {
+// Means of ranks are made of samples in the order of ranks; these come micro-batch by micro-batch.
+class WeightsOfRanks final : public LossNormalizer {
  public:
-  explicit RegroupedStreams(const Case& c)
-      : RngStreams(c.seed),
-        batch_size_(c.batch_size),
-        micro_batches_(c.micro_batches),
-        dp_(c.degrees.dp) {}
-  at::Tensor keep_mask(const MaskPart& part) const override {
-    const std::int64_t batch = part.offset.front() / batch_size_, dp_rank = batch / micro_batches_,
-                       micro_batch = batch % micro_batches_;
-    MaskPart own = part;
-    own.offset.front() = (micro_batch * dp_ + dp_rank) * batch_size_;
-    return RngStreams::keep_mask(own);
+  WeightsOfRanks(std::unique_ptr<LossNormalizer> inner, int micro_batches, int ranks)
+      : inner_(std::move(inner)),
+        micro_batches_(static_cast<std::size_t>(micro_batches)),
+        ranks_(static_cast<std::size_t>(ranks)) {}
+  std::vector<double> weights(std::span<const std::int64_t> counts) override {
+    const std::size_t size = counts.size() / (micro_batches_ * ranks_);
+    std::vector<std::size_t> places;
+    for (std::size_t rank = 0; rank < ranks_; ++rank) {
+      for (std::size_t m = 0; m < micro_batches_; ++m) {
+        for (std::size_t i = 0; i < size; ++i) places.push_back((m * ranks_ + rank) * size + i);
+      }
+    }
+    std::vector<std::int64_t> of_ranks;
+    for (const std::size_t place : places) of_ranks.push_back(counts[place]);
+    const std::vector<double> weights = inner_->weights(of_ranks);
+    std::vector<double> result(weights.size());
+    for (std::size_t i = 0; i < places.size(); ++i) result[places[i]] = weights[i];
+    return result;
   }
 
  private:
-  std::int64_t batch_size_, micro_batches_, dp_;
+  std::unique_ptr<LossNormalizer> inner_;
+  std::size_t micro_batches_, ranks_;
 };
 
 class ScaledWeights final : public LossNormalizer {
@@ -137,22 +151,26 @@ PlainRun regrouped_run(const Case& c, const CaseData& data,
                        std::shared_ptr<const WeightSource> weights) {
   PlainRun run;
   run.weights = std::move(weights);
+  // Micro-batch by micro-batch, as the global batch has its samples: so masks stand where they did.
   run.batches = [&c, &data](int step) {
+    std::vector<std::vector<TokenBatch>> of_ranks;
+    for (int dp = 0; dp < c.degrees.dp; ++dp) of_ranks.push_back(data.rank_batches(step, dp));
     std::vector<TokenBatch> batches;
-    for (int dp = 0; dp < c.degrees.dp; ++dp) {
-      for (TokenBatch& batch : data.rank_batches(step, dp)) batches.push_back(std::move(batch));
+    for (std::size_t m = 0; m < of_ranks.front().size(); ++m) {
+      for (std::vector<TokenBatch>& of_rank : of_ranks) batches.push_back(std::move(of_rank.at(m)));
     }
     return batches;
   };
-  const double factor = c.degrees.dp;
-  run.edit = [factor, &c](TrainerParts& parts) {
-    parts.num_loss_groups = 1;  // samples come in the order of dp ranks already
-    parts.streams = std::make_shared<RegroupedStreams>(c);
-    scale(parts, factor);
+  const int groups = c.degrees.dp;
+  run.edit = [groups, &c](TrainerParts& parts) {
+    parts.num_loss_groups = 1;  // each forward pass has the samples of one rank
+    parts.loss_normalizer =
+        std::make_unique<WeightsOfRanks>(std::move(parts.loss_normalizer), c.micro_batches, groups);
+    scale(parts, groups);
   };
-  run.between = [factor](Sink& recorder) {
-    return std::make_unique<OfGradientsScaled>(recorder, factor,
-                                               OfGradientsScaled::Activations::kLeftOut);
+  run.between = [groups](Sink& recorder) {
+    return std::make_unique<OfGradientsScaled>(recorder, groups,
+                                               OfGradientsScaled::Activations::kLeftOut, groups);
   };
   return run;
 }

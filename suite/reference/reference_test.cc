@@ -179,6 +179,19 @@ TEST(PlainRunVariants, ShowWhatSumsInSixteenBitsLose) {
   EXPECT_EQ(with_variants.response(bias)->runs, 4);
 }
 
+// What is added up between micro-batches has the same sums.
+TEST(PlainRunVariants, ShowWhatSumsBetweenMicroBatchesLose) {
+  Case c = step_of_gpt2();
+  c.micro_batches = 2;
+  const RecordKey bias{0, RecordKind::kGrad, "transformer.h.0.ln_1.bias.micro_batch", 0};
+  const double perturbed = make_reference(c, {.responses = 1}).response(bias)->relative_error;
+
+  const Reference with_variants = make_reference(c);
+
+  EXPECT_GT(with_variants.response(bias)->relative_error, perturbed);
+  EXPECT_EQ(with_variants.response(bias)->runs, 4);
+}
+
 TEST(SingleProcessReference, IsSharedByCasesThatDifferInTpOnly) {
   Case a = two_ranks();
   Case b = two_ranks();

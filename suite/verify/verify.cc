@@ -45,7 +45,9 @@ std::string reference_settings(const Case& item, std::span<const Case> judged) {
 class BundleDump : public VerifyObserver {
  public:
   BundleDump(const VerifyPlan& plan, VerifyObserver& next)
-      : folder_(plan.dump), cases_(plan.cases), next_(next) {}
+      : folder_(plan.dump),
+        cases_(is_benign_variation(plan.fault) ? std::vector<Case>() : plan.cases),
+        next_(next) {}
 
   void on_plain(const Case& item, const Reference& reference) override {
     write_bundle(folder_ / ("reference_" + item.reference_slug()), reference,
@@ -54,7 +56,8 @@ class BundleDump : public VerifyObserver {
   }
   void on_emulated(const Case& item, const Reference& reference) override {
     write_bundle(folder_ / ("emulated_" + item.slug()), reference,
-                 reference_settings(item, {&item, 1}));
+                 reference_settings(item, cases_.empty() ? std::span<const Case>()
+                                                         : std::span<const Case>(&item, 1)));
     next_.on_emulated(item, reference);
   }
   void on_run(const Case& item, const Trace& trace) override {
@@ -71,7 +74,7 @@ class BundleDump : public VerifyObserver {
   }
 
   std::filesystem::path folder_;
-  std::vector<Case> cases_;
+  std::vector<Case> cases_;  ///< whose calls are those of their tables
   VerifyObserver& next_;
 };
 

@@ -260,11 +260,14 @@ Verdict CaseJudge::exact(const Case& item, Trace emulated) {
   return verdict;
 }
 
-// A legal variation need not make the calls that its subject declares.
+bool is_benign_variation(const std::string& fault) {
+  return !fault.empty() && !find_fault(fault).expected.has_value();
+}
+
 JudgePolicy CaseJudge::plain_policy_of(const Case& item) const {
-  const bool is_benign = !plan_.fault.empty() && !find_fault(plan_.fault).expected.has_value();
-  return is_benign || plan_.makes_own_calls ? policy_of(item)
-                                            : with_collectives(policy_of(item), item);
+  return is_benign_variation(plan_.fault) || plan_.makes_own_calls
+             ? policy_of(item)
+             : with_collectives(policy_of(item), item);
 }
 
 Trace CaseJudge::emulated_again(const Case& item, const NumericsSpec& numerics,

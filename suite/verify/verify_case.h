@@ -47,6 +47,10 @@ struct JudgePlan {
   std::function<NumericsSpec(const Case&)> numerics = {};
 };
 
+/// Whether a fault is a legal variation, which need not make the calls that its subject declares.
+/// Errors   as find_fault.
+[[nodiscard]] bool is_benign_variation(const std::string& fault);
+
 /// Whether memory has room for the plain references of both at once.
 [[nodiscard]] bool references_fit_together(const Case& a, const Case& b);
 
