@@ -201,3 +201,29 @@ def test_a_planted_bug_of_fsdp2_is_found(tmp_path: Path, old: str, new: str, fir
     code, text = judge(planted("fsdp2.py", old, new, tmp_path), 3)
     assert code == 1, text
     assert first in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "options", "words"),
+    [
+        (
+            "dist.destroy_process_group()",
+            "assert world_size == 1",
+            ("--run-to-end", "--steps", "1"),
+            "exit codes [1, 1] after the steps were recorded",
+        ),
+        (
+            'dist.init_process_group("gloo")',
+            'dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)',
+            (),
+            "must have as many processes as its mesh dp=2, got 1",
+        ),
+    ],
+    ids=["crash after the bundle", "every rank alone"],
+)
+def test_a_run_that_is_none_is_not_judged(
+    tmp_path: Path, old: str, new: str, options: tuple[str, ...], words: str
+) -> None:
+    code, text = judge(planted("ddp.py", old, new, tmp_path), 2, options=options)
+    assert code == 4, text
+    assert words in text

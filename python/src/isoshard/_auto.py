@@ -163,6 +163,13 @@ class AutoRecorder:
                 perturb_engine(module, config.perturb)
             else:
                 perturb(model, config.perturb)
+        _, size = world()
+        if config.mesh is not None and parse_mesh(config.mesh).size != size:
+            raise RecordError(
+                f"The judged run must have as many processes as its mesh {config.mesh}, got "
+                f"{size} (torch.distributed's world size, or WORLD_SIZE). Give the launcher's "
+                "number of processes and --mesh alike."
+            )
         self.recorder = Recorder(
             config.directory,
             mesh=None if config.mesh is None else parse_mesh(config.mesh),
@@ -255,7 +262,23 @@ def install_from_environment() -> AutoRecorder | None:
     recorder = AutoRecorder(AutoConfig.from_text(text))
     recorder.install()
     atexit.register(recorder.finish)
+    _report_uncaught(recorder)
     return recorder
+
+
+def _report_uncaught(recorder: AutoRecorder) -> None:
+    """A script that raised recorded no run, whatever its launcher makes of its exit code."""
+    original = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        original(kind, error, trace)
+        if not recorder.has_error:
+            rank, _ = world()
+            recorder.report(
+                f"The script must run without an error, got {kind.__name__} on rank {rank}: {error}"
+            )
+
+    sys.excepthook = hook
 
 
 def run_script(script: str, arguments: list[str], is_module: bool) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ from .errors import RecordError
 SCHEMA = 2
 MANIFEST = "manifest.json"
 RESPONSES = "responses.json"
+#: Names of files that say which run is being written.
+_CLAIM = ".writing-"
 
 #: step, kind, name, call
 Key = tuple[int, str, str, int]
@@ -50,30 +53,76 @@ def rank_stem(rank: int) -> str:
     return f"rank{rank:05d}"
 
 
-def prepare_folder(directory: Path) -> None:
-    """Makes an empty folder for a bundle; removes an older bundle, and nothing else."""
-    if directory.exists():
-        names = {p.name for p in directory.iterdir()}
-        if names and MANIFEST not in names and not any(n.startswith("step") for n in names):
-            raise RecordError(
-                f"The folder of a bundle must be empty or an older bundle, got {directory}, "
-                "which holds something else. Give another folder."
-            )
-        (directory / MANIFEST).unlink(missing_ok=True)
-        for name in names:
-            path = directory / name
-            if name.startswith("step") and path.is_dir():
-                shutil.rmtree(path)
-            elif name in (RESPONSES, "redrawn.json", "scalars.jsonl"):
-                path.unlink()
+def remove_bundle(directory: Path) -> None:
+    """Removes an older bundle, and nothing else: a folder that holds more is an error."""
+    if not directory.exists():
+        return
+    paths = list(directory.iterdir()) if directory.is_dir() else []
+    foreign = [p.name for p in paths if not _is_of_a_bundle(p)]
+    if foreign or not directory.is_dir() or directory.is_symlink():
+        raise RecordError(
+            f"The folder of a bundle must be empty or an older bundle, got {directory}, which "
+            f"holds something else ({foreign[0] if foreign else 'it is no folder'}). Give "
+            "another folder."
+        )
+    (directory / MANIFEST).unlink(missing_ok=True)
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    directory.rmdir()
+
+
+def _is_of_a_bundle(path: Path) -> bool:
+    if path.is_symlink():
+        return False
+    if path.is_dir():
+        return re.fullmatch(r"step\d{4,}", path.name) is not None and all(
+            re.fullmatch(r"rank\d{5,}\.(safetensors|json|done)", p.name) for p in path.iterdir()
+        )
+    known = (MANIFEST, MANIFEST + ".tmp", RESPONSES, "redrawn.json", "scalars.jsonl")
+    return path.name in known or path.name.startswith(_CLAIM)
+
+
+def prepare_folder(directory: Path, run: str) -> None:
+    """Makes an empty folder for a bundle in place of an older one, for one writer of a run."""
+    claim = directory / (_CLAIM + run)
+    manifest = directory / MANIFEST
+    if claim.exists() or (manifest.exists() and read_manifest(directory).get("run") == run):
+        raise _second_writer(directory, 0)
+    remove_bundle(directory)
     directory.mkdir(parents=True, exist_ok=True)
+    try:
+        claim.touch(exist_ok=False)
+    except FileExistsError:
+        raise _second_writer(directory, 0) from None
+
+
+def _second_writer(directory: Path, rank: int) -> RecordError:
+    return RecordError(
+        f"One process must write the files of rank {rank}, got a second one in {directory}. "
+        "Do all processes call torch.distributed.init_process_group, and is --mesh the number "
+        "of processes?"
+    )
 
 
 def write_rank(directory: Path, run: str, rank: int, step: int, entries: Sequence[Entry]) -> None:
     """Writes the three files of a step and rank; the .done file comes last."""
+    names = [e.tensor_name for e in entries]
+    if len(set(names)) < len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise RecordError(
+            f"A record must have a kind, name and call of its own, got {twice} twice. Give other "
+            "names with rename= or transform=."
+        )
     folder = step_folder(directory, step)
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / rank_stem(rank)
+    try:
+        stem.with_suffix(".safetensors").touch(exist_ok=False)
+    except FileExistsError:
+        raise _second_writer(directory, rank) from None
     write_safetensors(
         stem.with_suffix(".safetensors"), [(e.tensor_name, e.tensor) for e in entries]
     )
@@ -113,6 +162,8 @@ def wait_for_ranks(
 
 def seal(directory: Path, manifest: Mapping[str, Any]) -> None:
     """Writes manifest.json with the hashes of all other files."""
+    for claim in directory.glob(_CLAIM + "*"):
+        claim.unlink()
     files = {
         path.relative_to(directory).as_posix(): _sha256(path)
         for path in sorted(directory.rglob("*"))

@@ -38,6 +38,17 @@ def world() -> tuple[int, int]:
     return 0, 1
 
 
+def _check_world_size(size: int) -> None:
+    """Two worlds of other sizes would write the files of the same rank."""
+    asked = os.environ.get("WORLD_SIZE", "")
+    if dist.is_available() and dist.is_initialized() and asked.isdecimal() and int(asked) != size:
+        raise RecordError(
+            f"torch.distributed must have the {asked} processes that the launcher started "
+            f"(WORLD_SIZE), got {size}. Let the script pass the launcher's RANK and WORLD_SIZE on "
+            "to init_process_group."
+        )
+
+
 class Recorder:
     """Collects the records of one rank and writes them, step by step.
 
@@ -57,6 +68,7 @@ class Recorder:
         self.directory = Path(directory)
         self.options = options or Options()
         self.rank, self.world_size = world()
+        _check_world_size(self.world_size)
         self.mesh = mesh_of(mesh, self.world_size)
         self.subject, self.case = subject, case
         self.training: dict[str, Any] = {}
@@ -238,7 +250,7 @@ class Recorder:
         if self._entries:
             self._entries = merged(self._entries)
             if not self.steps and self.rank == 0:
-                _bundle.prepare_folder(self.directory)
+                _bundle.prepare_folder(self.directory, self.run)
             elif not self.steps:
                 self._wait_for_folder()
             _bundle.write_rank(self.directory, self.run, self.rank, self.step, self._entries)

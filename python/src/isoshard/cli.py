@@ -86,6 +86,7 @@ def _judge_options(options: argparse.Namespace, command: list[str]) -> JudgeOpti
         activations=not options.no_activations,
         timeout=options.timeout,
         jobs=options.jobs,
+        allow_one_process=options.allow_one_process,
         verbose=options.verbose,
         quiet=options.quiet,
     )
@@ -125,8 +126,13 @@ def _add_judge_options(parser: argparse.ArgumentParser) -> None:
     add("--options", metavar="FILE.py", help="rename, layouts, transform, not_recorded, ...")
     add("--not-recorded", action="append", default=[], help="records that may be missing")
     add("--partial", help="records that may be sums over ranks, such as scalar/loss")
-    add("--grad-scale", help="factor on activation gradients (default: number of dp ranks)")
+    add(
+        "--grad-scale",
+        type=float,
+        help="factor on activation gradients (default: number of dp ranks)",
+    )
     add("--loss", choices=["avg", "sum"], help="how the ranks' losses make the loss")
+    add("--allow-one-process", action="store_true", help="judge a run of one process, too")
     add("--no-activations", action="store_true", help="record no activations")
     add("--timeout", type=float, default=1800.0, help="seconds for one run")
     add("--jobs", type=int, default=0, help="runs of one process at a time")
