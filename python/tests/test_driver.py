@@ -17,6 +17,7 @@ from isoshard import RecordError, RunError, UsageError, _bundle
 from isoshard._judge import JudgeOptions, _clear, _Driver, _mesh_of
 from isoshard._launch import asked_world_size, recognise
 from isoshard.cli import main
+from isoshard.errors import BundleError, IsoshardError
 
 TORCHRUN = str(Path(sys.executable).parent / "torchrun")
 PYTHON = str(Path(sys.executable).parent / "python")
@@ -178,3 +179,41 @@ def test_a_record_twice_is_an_error(tmp_path: Path) -> None:
     entry = _bundle.Entry({"kind": "param", "name": "w", "call": 0}, torch.ones(2))
     with pytest.raises(RecordError, match="got param/w/0 twice"):
         _bundle.write_rank(tmp_path / "a", "x", 0, 0, [entry, entry])
+
+
+def test_a_failure_of_this_program_is_no_divergence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(options: JudgeOptions) -> int:
+        raise KeyError("mesh")
+
+    monkeypatch.setattr("isoshard.cli.judge", fail)
+    assert main(["judge", "--", TORCHRUN, "t.py"]) == 4
+    assert "this program failed (KeyError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("error", "code"), [(BundleError, 3), (RunError, 4), (IsoshardError, 4)])
+def test_errors_have_their_exit_codes(
+    monkeypatch: pytest.MonkeyPatch, error: type[IsoshardError], code: int
+) -> None:
+    def fail(options: JudgeOptions) -> int:
+        raise error("x must be y, got z")
+
+    monkeypatch.setattr("isoshard.cli.judge", fail)
+    assert main(["judge", "--", TORCHRUN, "t.py"]) == code
+
+
+@pytest.mark.parametrize("words", [["--grad-scale", "two"], ["--timeout", "1h"]])
+def test_a_bad_number_is_a_usage_error(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["judge", *words, "--", TORCHRUN, "t.py"])
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"files": {"../x": ""}}', '{"files": {}, "mesh": 3}'])
+@pytest.mark.usefixtures("judge_program")
+def test_compare_says_of_a_malformed_bundle_that_it_is_one(tmp_path: Path, text: str) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text(text)
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 3

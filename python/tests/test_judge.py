@@ -156,6 +156,16 @@ def test_a_batch_for_each_process_is_said_plainly(tmp_path: Path) -> None:
     assert "--reference-command with a batch size of 4" in text
 
 
+@pytest.mark.parametrize("options", [(), ("--quiet",)])
+def test_a_whole_batch_on_every_rank_is_no_data_parallelism(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    script = planted("ddp.py", "batch.chunk(world_size)[rank]", "batch", tmp_path)
+    code, text = judge(script, 2, options=options)
+    assert code == 1, text
+    assert "though 2 data-parallel ranks must share them out" in text
+
+
 def test_a_mesh_of_other_size_is_refused() -> None:
     code, text = judge(EXAMPLES / "ddp.py", 2, options=("--mesh", "dp=3"))
     assert code == 2

@@ -27,6 +27,7 @@ from .errors import RecordError, RunError, UsageError
 
 NUM_PERTURBED = 3
 _FIRST_SEED = 1000
+_DIVERGES = 1
 _LOG_NAMES = r".*\.log|modules\.json"
 
 
@@ -292,8 +293,9 @@ class _Driver:
         options = self.options
         with self.seconds.measure("compare"):
             resolve(reference, run)
-            for line in check_samples(reference, run):
-                self._say(line)
+            said = check_samples(reference, run)
+            for line in said:
+                print(line, flush=True)  # a finding, so also with --quiet
             arguments = ["compare", str(reference), str(run)]
             if options.not_recorded:
                 arguments += ["--not-recorded", ",".join(options.not_recorded)]
@@ -310,6 +312,9 @@ class _Driver:
                 arguments += ["--output-dir", str(self.folder / "report")]
             sys.stdout.flush()
             code, _ = _program.call(arguments)
+            if said and code == 0:
+                print(f"DIVERGES  {said[0]}", flush=True)
+                code = _DIVERGES
         self._say(str(self.seconds))
         return code
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,10 +19,10 @@ from ._dtensor import Place, axes_of_mesh_dims, is_dtensor, local_of, place_of
 from ._mesh import ALIASES, DATA_AXES, MeshLike, mesh_of
 from ._options import Layout, Options
 from ._safetensors import dtype_name
-from .errors import RecordError
+from .errors import RecordError, UsageError
 
 _SAMPLE_KINDS = ("activation", "activation_grad", "data_id")
-_WAIT_SECONDS = float(os.environ.get("ISOSHARD_WAIT_SECONDS", "120"))
+_WAIT_VARIABLE = "ISOSHARD_WAIT_SECONDS"
 
 
 def world() -> tuple[int, int]:
@@ -47,6 +48,15 @@ def _check_world_size(size: int) -> None:
             f"(WORLD_SIZE), got {size}. Let the script pass the launcher's RANK and WORLD_SIZE on "
             "to init_process_group."
         )
+
+
+def _wait_seconds() -> float:
+    """How long a rank waits for the files of others."""
+    text = os.environ.get(_WAIT_VARIABLE, "120")
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{_WAIT_VARIABLE} must be seconds, got {text!r}.") from None
 
 
 class Recorder:
@@ -260,7 +270,7 @@ class Recorder:
 
     def _wait_for_folder(self) -> None:
         # Rank 0 empties the folder first, so its file of the step says that it is ready.
-        _bundle.wait_for_ranks(self.directory, self.run, [self.step], 1, _WAIT_SECONDS)
+        _bundle.wait_for_ranks(self.directory, self.run, [self.step], 1, _wait_seconds())
 
     def finish(self) -> None:
         """Ends the recording: rank 0 seals the bundle when all ranks have written theirs."""
@@ -274,16 +284,16 @@ class Recorder:
                 "A recording must see at least one optimizer step, got none. Give the optimizer "
                 "that the script steps, and let the recorded part contain its step()."
             )
-        _bundle.wait_for_ranks(self.directory, self.run, self.steps, self.world_size, _WAIT_SECONDS)
+        _bundle.wait_for_ranks(
+            self.directory, self.run, self.steps, self.world_size, _wait_seconds()
+        )
         if self.rank == 0:
             _bundle.seal(self.directory, self.manifest())
         else:
             self._wait_for_manifest()
 
     def _wait_for_manifest(self) -> None:
-        import time
-
-        end = time.monotonic() + _WAIT_SECONDS
+        end = time.monotonic() + _wait_seconds()
         while not (self.directory / _bundle.MANIFEST).exists() and time.monotonic() < end:
             time.sleep(0.01)
 

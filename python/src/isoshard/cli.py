@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from . import _program
 from ._judge import JudgeOptions, judge
-from .errors import IsoshardError, RecordError, RunError, UsageError
+from .errors import BundleError, IsoshardError, UsageError
 
-_USAGE, _INFRASTRUCTURE = 2, 4
+_USAGE, _BAD_FILE, _INFRASTRUCTURE = 2, 3, 4
 #: Passed on to isoshard-judge as they are.
 _OF_THE_PROGRAM = ("respond", "bundle")
 
@@ -44,12 +46,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"isoshard: {error}", file=sys.stderr)
         return _USAGE
-    except (RunError, RecordError, OSError) as error:
+    except BundleError as error:
+        print(f"isoshard: {error}", file=sys.stderr)
+        return _BAD_FILE
+    except (IsoshardError, OSError) as error:
         print(f"isoshard: {error}", file=sys.stderr)
         return _INFRASTRUCTURE
-    except IsoshardError as error:
-        print(f"isoshard: {error}", file=sys.stderr)
-        return 1
+    except Exception as error:  # exit code 1 would say that a run diverges
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        print(
+            f"isoshard: this program failed ({type(error).__name__}: {error}, in {frame.name}, "
+            f"{Path(frame.filename).name}:{frame.lineno}). Please report it with the command.",
+            file=sys.stderr,
+        )
+        return _INFRASTRUCTURE
 
 
 def _compare(words: list[str]) -> int:
@@ -60,10 +70,17 @@ def _compare(words: list[str]) -> int:
     from ._bundle import reseal_is_safe
     from ._places import resolved_copy
 
-    if not reseal_is_safe(bundles[1]):
-        return _program.call(words)[0]  # it says what is wrong with the files
-    with tempfile.TemporaryDirectory(dir=bundles[1].parent, prefix=".isoshard-") as folder:
-        run = resolved_copy(bundles[0], bundles[1], Path(folder) / bundles[1].name)
+    # Beside the bundle its big files can be linked.
+    beside = bundles[1].resolve().parent
+    place = beside if os.access(beside, os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=place, prefix=".isoshard-") as folder:
+        try:
+            if not reseal_is_safe(bundles[1]):
+                return _program.call(words)[0]  # it says what is wrong with the files
+            run = resolved_copy(bundles[0], bundles[1], Path(folder) / bundles[1].resolve().name)
+        except (BundleError, OSError) as error:
+            print(f"isoshard: {error}", file=sys.stderr)
+            return _program.call(words)[0] or _BAD_FILE
         return _program.call(["compare", words[1], str(run), *words[3:]])[0]
 
 
