@@ -237,3 +237,36 @@ def test_a_run_that_is_none_is_not_judged(
     code, text = judge(planted("ddp.py", old, new, tmp_path), 2, options=options)
     assert code == 4, text
     assert words in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "    loss = nn.functional.cross_entropy(model(ids)",
+            "    loss = nn.functional.cross_entropy(extra(model(ids))",
+            "got a call of Linear with the parameter weight beside Mlp",
+        ),
+        (
+            "    optimizer.step()\n",
+            "    optimizer.step()\n    torch.optim.SGD(extra.parameters(), lr=0.1).step()\n",
+            "got SGD with 2 others ([50, 50], [50])",
+        ),
+    ],
+    ids=["a head outside DDP", "an optimizer of something else"],
+)
+def test_what_is_trained_beside_the_model_is_refused(
+    tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    script = planted("ddp.py", old, new, tmp_path)
+    text = script.read_text().replace(
+        "optimizer = torch.optim.AdamW(model.parameters()",
+        "extra = nn.Linear(50, 50)\n"
+        "optimizer = torch.optim.AdamW([*model.parameters(), *extra.parameters()]",
+    )
+    if "SGD" in new:
+        text = text.replace("[*model.parameters(), *extra.parameters()]", "model.parameters()")
+    script.write_text(text)
+    code, text = judge(script, 2)
+    assert code == 4, text
+    assert words in text

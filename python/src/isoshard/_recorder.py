@@ -337,11 +337,14 @@ class Recorder:
 def merged(entries: list[Entry]) -> list[Entry]:
     """Joins the micro-batches of records along dim 0, where their other dims allow it.
 
-    Micro-batches that cannot be joined become calls of their own.
+    Micro-batches that cannot be joined become calls of their own, behind all others.
     """
     groups: dict[tuple[str, str, int], list[Entry]] = {}
+    calls: dict[tuple[str, str], int] = {}  # the next free one
     for entry in entries:
         record = entry.record
+        what = (record["kind"], record["name"])
+        calls[what] = max(calls.get(what, 0), record["call"] + 1)
         groups.setdefault((record["kind"], record["name"], record["call"]), []).append(entry)
     result = []
     for group in groups.values():
@@ -350,8 +353,12 @@ def merged(entries: list[Entry]) -> list[Entry]:
         elif _may_join(group):
             result.append(_joined(group))
         else:
-            for call, entry in enumerate(group):
-                entry.record["call"] = call
+            group = sorted(group, key=lambda e: e.micro or 0)
+            result.append(group[0])
+            what = (group[0].record["kind"], group[0].record["name"])
+            for entry in group[1:]:
+                entry.record["call"] = calls[what]
+                calls[what] += 1
                 result.append(entry)
     return result
 
