@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -217,3 +218,96 @@ def test_compare_says_of_a_malformed_bundle_that_it_is_one(tmp_path: Path, text:
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").write_text(text)
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("layouts = {'param/*': 'copy'}", 'must be "infer", "replicate"'),
+        ("import nothing_of_that_name", "must run by itself, got ModuleNotFoundError"),
+        ("colour = 1", "must define one of rename"),
+        ("activation = 1; rename = (", "must run by itself, got SyntaxError"),
+    ],
+)
+@pytest.mark.usefixtures("judge_program")
+def test_a_mistake_in_the_options_is_told_before_anything_runs(
+    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "options.py").write_text(text)
+    words = [
+        "judge",
+        "--options",
+        str(tmp_path / "options.py"),
+        "--output-dir",
+        str(tmp_path / "o"),
+    ]
+    assert main([*words, "--", TORCHRUN, "--nproc-per-node", "2", "t.py"]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_reference_command_must_be_one() -> None:
+    words = ["--", TORCHRUN, "--nproc-per-node", "2", "t.py"]
+    assert main(["judge", "--reference-command", "python 'train.py", *words]) == 2
+    assert main(["judge", "--reference-command", "", *words]) == 2
+
+
+def test_an_error_before_the_script_is_in_the_log(tmp_path: Path) -> None:
+    from isoshard import _fork
+    from isoshard._auto import AutoConfig
+    from isoshard._launch import Launch
+
+    config = AutoConfig(str(tmp_path / "run"), options_file=str(tmp_path / "gone.py"))
+    world = _fork.start(Launch("python", 1, "t.py"), config, tmp_path / "run.logs", "x")
+    assert world.wait(60) == [1]
+    log = (tmp_path / "run.logs" / "rank00000.log").read_text()
+    assert "Traceback" in log and "The options file must exist" in log
+
+
+def test_ranks_that_do_not_end_are_ended(tmp_path: Path) -> None:
+    from isoshard import _fork
+    from isoshard._auto import AutoConfig
+    from isoshard._launch import Launch
+
+    script = tmp_path / "t.py"
+    script.write_text("import time\ntime.sleep(60)\n")
+    start = Launch("python", 2, str(script))
+    world = _fork.start(start, AutoConfig(str(tmp_path / "run")), tmp_path / "run.logs", "x")
+    with pytest.raises(RunError, match="--timeout"):
+        wait(tmp_path, world, "x", timeout=0.2)
+    assert all(code is not None and code < 0 for code in world.codes)
+
+
+def test_a_script_that_raised_is_an_error_without_a_launcher_s_code(tmp_path: Path) -> None:
+    from isoshard._auto import VARIABLE, AutoConfig
+
+    script = tmp_path / "t.py"
+    script.write_text(
+        "import torch\nmodel = torch.nn.Linear(2, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model(torch.ones(1, 2)).sum().backward()\noptimizer.step()\nraise KeyError('coffee')\n"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(_bundle.__file__).parent / "_site"),
+        VARIABLE: AutoConfig(str(tmp_path / "run")).to_text(),
+        "ISOSHARD_RUN_ID": "x",
+    }
+    assert subprocess.run([sys.executable, str(script)], env=environment, check=False).returncode
+    assert not (tmp_path / "run" / "manifest.json").exists()
+    (tmp_path / "run" / "manifest.json").write_text('{"run": "x"}')
+    with pytest.raises(RunError, match="got KeyError on rank 0"):
+        wait(tmp_path, Ended([0]), "x")
+
+
+def test_the_package_does_not_import_torch_by_itself() -> None:
+    code = "import sys, isoshard; sys.exit('torch' in sys.modules or not isoshard.errors)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    code = "import isoshard._steps, isoshard; assert callable(isoshard.record and isoshard.check)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_license_is_in_the_package() -> None:
+    folder = Path(__file__).parents[1]
+    assert 'license = "Apache-2.0"' in (folder / "pyproject.toml").read_text()
+    assert "Apache License" in (folder / "LICENSE").read_text()

@@ -179,7 +179,7 @@ def start(launch: Launch, config: AutoConfig, logs: Path, run: str) -> World:
                 os.environ.pop(VARIABLE, None)
                 code = _be_rank(launch, config, log, rank)
             except BaseException:
-                traceback.print_exc()
+                os.write(2, traceback.format_exc().encode())
             finally:
                 sys.stdout.flush()
                 sys.stderr.flush()

@@ -110,6 +110,35 @@ def _check(options: JudgeOptions) -> None:
         raise UsageError(f"--jobs must be 0 (as many as fit) or more, got {options.jobs}.")
     if options.mesh is not None:
         parse_mesh(options.mesh)
+    if options.reference_command is not None and not _words_of(options.reference_command):
+        raise UsageError("--reference-command must be a command, got none.")
+    if options.options_file is not None:
+        _check_options_file(options.options_file)
+
+
+def _words_of(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise UsageError(
+            f"--reference-command must be a command as a shell reads it, got {error} in "
+            f"{command!r}."
+        ) from None
+
+
+def _check_options_file(path: str) -> None:
+    """Runs the file once here, before a run is spent on its mistakes."""
+    from ._auto import options_of
+
+    try:
+        options_of(path, {})
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            f"The options file must run by itself, got {type(error).__name__}: {error} in {path}. "
+            "Run it with python."
+        ) from None
 
 
 class _Driver:
@@ -185,7 +214,7 @@ class _Driver:
     def _single_launch(self) -> tuple[_launch.Launch | None, list[str]]:
         given = self.options.reference_command
         if given is not None:
-            command = shlex.split(given)
+            command = _words_of(given)
             launch = None
             if not self.options.execute and not _may_have_gpu():
                 launch = _launch.recognise(command)
