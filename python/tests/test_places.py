@@ -236,6 +236,24 @@ def test_a_malformed_file_is_an_error_of_the_bundle(tmp_path: Path, text: str) -
         resolve(reference, run)
 
 
+def test_a_reference_of_several_ranks_leaves_the_convention(tmp_path: Path) -> None:
+    whole = torch.randn(4, 4, 5)
+    low, high = whole.chunk(2)
+    key = "activation/up"
+    two = Mesh({"dp": 2})
+    reference = write(tmp_path / "reference", two, [{key: low}, {key: high}], False)
+    for rank in range(2):
+        content = _bundle.read_records(reference, 0, rank)
+        content["records"][0]["global_shape"] = [4, 4, 5]
+        _bundle.write_records(reference, 0, rank, content)
+    _bundle.reseal(reference)
+    parts = [{key: part} for part in (low, low, high, high)]
+    run = write(tmp_path / "run", MESH, parts, True)
+    assert resolve(reference, run) == 1
+    assert [boxes(run, rank)[0]["global_offset"][0] for rank in range(4)] == [0, 0, 2, 2]
+    assert check_samples(reference, run) == []
+
+
 IDS = torch.arange(12).reshape(4, 3)
 
 
@@ -265,3 +283,14 @@ def test_time_major_inputs_are_shared_out_along_dim_1(tmp_path: Path) -> None:
 def test_labels_that_are_not_cut_are_named(tmp_path: Path) -> None:
     parts = [{"data_id/ids": part, "data_id/labels": IDS} for part in IDS.chunk(2)]
     assert "samples of labels" in inputs(tmp_path, parts, labels=IDS)[0]
+
+
+def test_compare_finds_a_batch_that_is_not_shared_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from isoshard import _program
+    from isoshard.cli import main
+
+    monkeypatch.setattr(_program, "call", lambda words: (0, ""))
+    inputs(tmp_path, [{"data_id/ids": IDS}] * 2)
+    assert main(["compare", str(tmp_path / "reference"), str(tmp_path / "run")]) == 1

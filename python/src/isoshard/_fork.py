@@ -78,9 +78,14 @@ def _code_of(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if done == pid else None
 
 
+def one_thread() -> None:
+    """Must come before the first operation of a process that forks."""
+    torch.set_num_threads(1)
+
+
 def prepare(script: str | None) -> None:
     """Sets one thread and imports what the script imports of the known packages."""
-    torch.set_num_threads(1)
+    one_thread()
     for module in _ALWAYS:
         importlib.import_module(module)
     if script is not None and Path(script).exists():

@@ -129,7 +129,9 @@ def _words_of(command: str) -> list[str]:
 def _check_options_file(path: str) -> None:
     """Runs the file once here, before a run is spent on its mistakes."""
     from ._auto import options_of
+    from ._fork import one_thread
 
+    one_thread()  # ranks may be forked from this process
     try:
         options_of(path, {})
     except UsageError:

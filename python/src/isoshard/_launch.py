@@ -37,6 +37,8 @@ class Launch:
         )
 
 
+#: Where deepspeed finds its nodes by default.
+_HOSTFILE = "/job/hostfile"
 #: torchrun reads options from variables that begin so.
 _OF_TORCHRUN = "PET_"
 #: Options whose meaning is known here. A command with any other one runs untouched.
@@ -138,7 +140,7 @@ def _split(
         name, equals, value = words[i].partition("=")
         dashes = "-" if len(name) == 2 else "--"
         name = name.removeprefix(dashes).replace("-", "_")
-        is_written_so = words[i].startswith(dashes) and not words[i].startswith("---")
+        is_written_so = name and (len(name) == 1) == (dashes == "-") and not name.startswith("_")
         if not is_written_so or name not in known or name in options:
             return None
         if name in flags and equals:
@@ -208,6 +210,8 @@ def _deepspeed(words: Sequence[str]) -> Launch | None:
     if split is None:
         return None
     options, rest = split
+    if Path(_HOSTFILE).exists():
+        return None
     if options.get("num_nodes", "1") != "1" or {"num_gpus", "num_accelerators"} <= options.keys():
         return None
     number = _number(options.get("num_gpus", options.get("num_accelerators", "")))

@@ -165,9 +165,12 @@ def _resolve_one(
     chosen = 0
     if len(boxes) > 1:
         reference, *local = values.of(key)
+        if list(reference.shape) != whole:  # a share, of a reference of several ranks
+            boxes = boxes[:1]
         scales = [_number(r.get("grad_scale", 1)) for r in present]
         local = [tensor / scale for tensor, scale in zip(local, scales, strict=True)]
-        chosen = _nearest([_error(reference, local, parts) for parts in boxes])
+        if len(boxes) > 1:
+            chosen = _nearest([_error(reference, local, parts) for parts in boxes])
     for record, parts in zip(present, boxes[chosen], strict=True):
         del record["layout"]
         record["global_shape"] = list(whole)

@@ -68,6 +68,7 @@ def _compare(words: list[str]) -> int:
     if len(bundles) < 2 or not all((path / "manifest.json").is_file() for path in bundles):
         return _program.call(words)[0]
     from ._bundle import reseal_is_safe
+    from ._data import check_samples
     from ._places import resolved_copy
 
     # Beside the bundle its big files can be linked.
@@ -81,7 +82,11 @@ def _compare(words: list[str]) -> int:
         except (BundleError, OSError) as error:
             print(f"isoshard: {error}", file=sys.stderr)
             return _program.call(words)[0] or _BAD_FILE
-        return _program.call(["compare", words[1], str(run), *words[3:]])[0]
+        code = _program.call(["compare", words[1], str(run), *words[3:]])[0]
+        said = check_samples(bundles[0], run)
+        for line in said:
+            print(f"DIVERGES  {line}" if code == 0 else line, flush=True)
+        return 1 if said and code == 0 else code
 
 
 def _judge_options(options: argparse.Namespace, command: list[str]) -> JudgeOptions:
