@@ -156,6 +156,16 @@ def test_a_batch_for_each_process_is_said_plainly(tmp_path: Path) -> None:
     assert "--reference-command with a batch size of 4" in text
 
 
+@pytest.mark.parametrize("options", [(), ("--quiet",)])
+def test_a_whole_batch_on_every_rank_is_no_data_parallelism(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    script = planted("ddp.py", "batch.chunk(world_size)[rank]", "batch", tmp_path)
+    code, text = judge(script, 2, options=options)
+    assert code == 1, text
+    assert "though 2 data-parallel ranks must share them out" in text
+
+
 def test_a_mesh_of_other_size_is_refused() -> None:
     code, text = judge(EXAMPLES / "ddp.py", 2, options=("--mesh", "dp=3"))
     assert code == 2
@@ -201,3 +211,62 @@ def test_a_planted_bug_of_fsdp2_is_found(tmp_path: Path, old: str, new: str, fir
     code, text = judge(planted("fsdp2.py", old, new, tmp_path), 3)
     assert code == 1, text
     assert first in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "options", "words"),
+    [
+        (
+            "dist.destroy_process_group()",
+            "assert world_size == 1",
+            ("--run-to-end", "--steps", "1"),
+            "exit codes [1, 1] after the steps were recorded",
+        ),
+        (
+            'dist.init_process_group("gloo")',
+            'dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)',
+            (),
+            "must have as many processes as its mesh dp=2, got 1",
+        ),
+    ],
+    ids=["crash after the bundle", "every rank alone"],
+)
+def test_a_run_that_is_none_is_not_judged(
+    tmp_path: Path, old: str, new: str, options: tuple[str, ...], words: str
+) -> None:
+    code, text = judge(planted("ddp.py", old, new, tmp_path), 2, options=options)
+    assert code == 4, text
+    assert words in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "    loss = nn.functional.cross_entropy(model(ids)",
+            "    loss = nn.functional.cross_entropy(extra(model(ids))",
+            "got a call of Linear with the parameter weight beside Mlp",
+        ),
+        (
+            "    optimizer.step()\n",
+            "    optimizer.step()\n    torch.optim.SGD(extra.parameters(), lr=0.1).step()\n",
+            "got SGD with 2 others ([50, 50], [50])",
+        ),
+    ],
+    ids=["a head outside DDP", "an optimizer of something else"],
+)
+def test_what_is_trained_beside_the_model_is_refused(
+    tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    script = planted("ddp.py", old, new, tmp_path)
+    text = script.read_text().replace(
+        "optimizer = torch.optim.AdamW(model.parameters()",
+        "extra = nn.Linear(50, 50)\n"
+        "optimizer = torch.optim.AdamW([*model.parameters(), *extra.parameters()]",
+    )
+    if "SGD" in new:
+        text = text.replace("[*model.parameters(), *extra.parameters()]", "model.parameters()")
+    script.write_text(text)
+    code, text = judge(script, 2)
+    assert code == 4, text
+    assert words in text

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +12,13 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from isoshard import RecordError
+from isoshard import RecordError, _bundle
+from isoshard._data import check_samples
 from isoshard._dtensor import axes_of_mesh_dims, place_of
 from isoshard._mesh import Mesh
-from isoshard._places import offsets_of
+from isoshard._places import readings_of, resolve, resolved_copy
 from isoshard._samples import runs_of
+from isoshard.errors import BundleError
 
 MESH = Mesh({"dp": 2, "tp": 2})
 
@@ -118,19 +121,176 @@ def test_replicas_hold_the_whole() -> None:
 def test_conventions_say_where_plain_tensors_lie(
     kind: str, local: list[int], whole: list[int], begins: list[list[int]]
 ) -> None:
-    assert offsets_of([local] * 4, whole, MESH, kind) == begins
+    assert readings_of([local] * 4, whole, MESH, kind)[0].offsets == begins
 
 
 def test_uneven_parts_add_up_along_one_axis() -> None:
     shapes = [[5, 8], [5, 8], [3, 8], [3, 8]]
-    assert offsets_of(shapes, [8, 8], MESH, "activation") == [[0, 0], [0, 0], [5, 0], [5, 0]]
+    readings = readings_of(shapes, [8, 8], MESH, "activation")
+    assert [r.offsets for r in readings] == [[[0, 0], [0, 0], [5, 0], [5, 0]]]
 
 
 @pytest.mark.parametrize("local", [[3, 8], [8, 5], [9, 8]])
 def test_shapes_that_no_axis_cuts_stay_open(local: list[int]) -> None:
-    assert offsets_of([local] * 4, [8, 8], MESH, "param") is None
+    assert readings_of([local] * 4, [8, 8], MESH, "param") == []
 
 
 def test_runs_of_samples_are_joined() -> None:
     assert runs_of([0, 2], 1) == [(0, 0, 1), (1, 2, 1)]
     assert runs_of([4, 5], 3) == [(0, 12, 6)]
+
+
+def write(path: Path, mesh: Mesh, ranks: list[dict[str, torch.Tensor]], infer: bool) -> Path:
+    """A bundle of one step; tensors are named KIND/NAME."""
+    _bundle.prepare_folder(path, path.name)
+    for rank, tensors in enumerate(ranks):
+        entries = []
+        for key, tensor in tensors.items():
+            kind, _, name = key.partition("/")
+            record: dict[str, Any] = {"kind": kind, "name": name, "call": 0}
+            record["local_shape"] = list(tensor.shape)
+            record.update({"layout": "infer"} if infer else {"global_shape": list(tensor.shape)})
+            entries.append(_bundle.Entry(record, tensor.contiguous()))
+        _bundle.write_rank(path, path.name, rank, 0, entries)
+    manifest = {"schema": 2, "run": path.name, "mesh": mesh.to_json(), "steps": [0]}
+    _bundle.seal(path, manifest)
+    return path
+
+
+def boxes(path: Path, rank: int) -> list[dict[str, list[int]]]:
+    record = _bundle.read_records(path, 0, rank)["records"][0]
+    return [] if "boxes" not in record else list(record["boxes"])
+
+
+def bundles(tmp_path: Path, parts: list[torch.Tensor], whole: torch.Tensor) -> tuple[Path, Path]:
+    key = "activation/up"
+    reference = write(tmp_path / "reference", Mesh({"dp": 1}), [{key: whole}], False)
+    return reference, write(tmp_path / "run", MESH, [{key: part} for part in parts], True)
+
+
+def test_values_decide_where_several_axes_fit(tmp_path: Path) -> None:
+    whole = torch.randn(3, 4, 5)  # time, samples, features: conventions would cut dim 1 over tp
+    low, high = whole.chunk(2, dim=1)
+    reference, run = bundles(tmp_path, [low, low, high, high], whole)
+    assert resolve(reference, run) == 1
+    begins = [boxes(run, rank)[0]["global_offset"] for rank in range(4)]
+    assert begins == [[0, 0, 0], [0, 0, 0], [0, 2, 0], [0, 2, 0]]
+    assert _bundle.reseal_is_safe(run)
+
+
+def test_conventions_decide_where_values_do_not(tmp_path: Path) -> None:
+    whole = torch.randn(3, 4, 5)
+    noise = torch.randn(3, 2, 5)
+    reference, run = bundles(tmp_path, [noise] * 4, whole)
+    assert resolve(reference, run) == 1
+    begins = [boxes(run, rank)[0]["global_offset"] for rank in range(4)]
+    assert begins == [[0, 0, 0], [0, 2, 0], [0, 0, 0], [0, 2, 0]]
+
+
+def test_a_bundle_with_nothing_to_resolve_is_judged_itself(tmp_path: Path) -> None:
+    whole = torch.randn(3, 4, 5)
+    reference, run = bundles(tmp_path, [whole[:, :3]] * 4, whole)
+    before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
+    assert resolved_copy(reference, run, tmp_path / "copy") == run
+    assert resolve(reference, run) == 0
+    assert before == {p: p.stat().st_mtime_ns for p in run.rglob("*")}
+
+
+@pytest.mark.parametrize("name", ["../thesis.txt", "/etc/passwd", "a//b", "step0000/../x"])
+def test_files_outside_of_the_bundle_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BundleError, match="must be a path below the folder"):
+        _bundle.files_of({"files": {name: "00"}}, tmp_path)
+
+
+def test_an_unlisted_file_stays_one(tmp_path: Path) -> None:
+    whole = torch.randn(3, 4, 5)
+    reference, run = bundles(tmp_path, [whole] * 4, whole)
+    assert _bundle.reseal_is_safe(run)
+    (run / "step0000" / "rank00009.json").write_text("{}")
+    assert not _bundle.reseal_is_safe(run)
+
+
+def test_what_records_may_leave_out_comes_from_the_tensors(tmp_path: Path) -> None:
+    whole = torch.randn(3, 4, 5)
+    low, high = whole.chunk(2, dim=1)
+    reference, run = bundles(tmp_path, [low, low, high, high], whole)
+    for path, ranks in ((reference, 1), (run, 4)):
+        for rank in range(ranks):
+            content = _bundle.read_records(path, 0, rank)
+            for record in content["records"]:
+                for key in ("call", "dtype", "local_shape"):
+                    del record[key]
+            _bundle.write_records(path, 0, rank, content)
+        _bundle.reseal(path)
+    assert resolve(reference, run) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{", '{"records": 1}', '{"records": [{"kind": "param"}]}', '{"records": [3]}']
+)
+def test_a_malformed_file_is_an_error_of_the_bundle(tmp_path: Path, text: str) -> None:
+    whole = torch.randn(3, 4, 5)
+    reference, run = bundles(tmp_path, [whole] * 4, whole)
+    (run / "step0000" / "rank00001.json").write_text(text)
+    with pytest.raises(BundleError, match="must"):
+        resolve(reference, run)
+
+
+def test_a_reference_of_several_ranks_leaves_the_convention(tmp_path: Path) -> None:
+    whole = torch.randn(4, 4, 5)
+    low, high = whole.chunk(2)
+    key = "activation/up"
+    two = Mesh({"dp": 2})
+    reference = write(tmp_path / "reference", two, [{key: low}, {key: high}], False)
+    for rank in range(2):
+        content = _bundle.read_records(reference, 0, rank)
+        content["records"][0]["global_shape"] = [4, 4, 5]
+        _bundle.write_records(reference, 0, rank, content)
+    _bundle.reseal(reference)
+    parts = [{key: part} for part in (low, low, high, high)]
+    run = write(tmp_path / "run", MESH, parts, True)
+    assert resolve(reference, run) == 1
+    assert [boxes(run, rank)[0]["global_offset"][0] for rank in range(4)] == [0, 0, 2, 2]
+    assert check_samples(reference, run) == []
+
+
+IDS = torch.arange(12).reshape(4, 3)
+
+
+def inputs(tmp_path: Path, ranks: list[dict[str, torch.Tensor]], **more: torch.Tensor) -> list[str]:
+    wanted = {"data_id/ids": IDS, **{f"data_id/{k}": v for k, v in more.items()}}
+    reference = write(tmp_path / "reference", Mesh({"dp": 1}), [wanted], False)
+    return check_samples(reference, write(tmp_path / "run", Mesh({"dp": 2}), ranks, True))
+
+
+def test_inputs_that_the_ranks_share_out_are_right(tmp_path: Path) -> None:
+    low, high = [{"data_id/ids": part, "data_id/at": IDS[:1]} for part in IDS.chunk(2)]
+    assert inputs(tmp_path, [low, high], at=IDS[:1]) == []
+
+
+@pytest.mark.parametrize("ranks", [(4, 4), (2, 4), (4, 2)])
+def test_a_rank_with_the_whole_batch_is_named(tmp_path: Path, ranks: tuple[int, int]) -> None:
+    lines = inputs(tmp_path, [{"data_id/ids": IDS[:count]} for count in ranks])
+    assert len(lines) == 1
+    assert "4 samples of ids" in lines[0]
+
+
+def test_time_major_inputs_are_shared_out_along_dim_1(tmp_path: Path) -> None:
+    parts = [{"data_id/ids": part} for part in IDS.split([2, 1], dim=1)]
+    assert inputs(tmp_path, parts) == []
+
+
+def test_labels_that_are_not_cut_are_named(tmp_path: Path) -> None:
+    parts = [{"data_id/ids": part, "data_id/labels": IDS} for part in IDS.chunk(2)]
+    assert "samples of labels" in inputs(tmp_path, parts, labels=IDS)[0]
+
+
+def test_compare_finds_a_batch_that_is_not_shared_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from isoshard import _program
+    from isoshard.cli import main
+
+    monkeypatch.setattr(_program, "call", lambda words: (0, ""))
+    inputs(tmp_path, [{"data_id/ids": IDS}] * 2)
+    assert main(["compare", str(tmp_path / "reference"), str(tmp_path / "run")]) == 1

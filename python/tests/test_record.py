@@ -205,3 +205,200 @@ def test_a_perturbed_run_with_the_reference_s_weights_is_refused(tmp_path: Path)
     train(tmp_path / "same")
     with pytest.raises(RunError, match="must show how far the reference"):
         respond(tmp_path / "ref", [tmp_path / "same"])
+
+
+def records(path: Path, step: int = 0) -> dict[str, torch.Tensor]:
+    return _bundle.read_tensors(path, step, 0)
+
+
+class WithBuffers(Mlp):
+    """Counts its calls, and remembers a mean."""
+
+    def __init__(self, wrong: float = 0.0) -> None:
+        super().__init__()
+        self.wrong = wrong
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("temporary", torch.zeros(8), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.get_buffer("mean").lerp_(x.mean(0), 0.1 + self.wrong)
+            self.get_buffer("count").add_(1)
+        return super().forward(x)
+
+
+def train_any(
+    path: Path, model: nn.Module, parameters: list[torch.Tensor] | None = None, **k: Any
+) -> None:
+    """Two steps of a model whose output is multiplied with the parameters beside it."""
+    batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    outside = parameters or []
+    optimizer = torch.optim.SGD([*model.parameters(), *outside], lr=0.1)
+    with isoshard.record(path, model, optimizer, **k):
+        for _ in range(2):
+            output = model(batch)
+            for parameter in outside:
+                output = output * parameter
+            output.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.usefixtures("judge_program")
+def test_buffers_are_recorded_and_judged(tmp_path: Path) -> None:
+    for name, wrong, seed in (
+        ("ref", 0.0, None),
+        ("p0", 0.0, 0),
+        ("p1", 0.0, 1),
+        ("p2", 0.0, 2),
+        ("right", 0.0, None),
+        ("wrong", 0.01, None),
+    ):
+        torch.manual_seed(0)
+        train_any(tmp_path / name, WithBuffers(wrong), perturb=seed)
+    found = keys(tmp_path / "ref")
+    assert {"optimizer/mean.buffer/0", "optimizer/count.buffer/0"} <= found
+    assert "optimizer/temporary.buffer/0" not in found
+    respond(tmp_path / "ref", [tmp_path / f"p{i}" for i in range(3)])
+    words = ["compare", str(tmp_path / "ref")]
+    assert _program.call([*words, str(tmp_path / "right")], capture=True)[0] == 0
+    code, text = _program.call([*words, str(tmp_path / "wrong")], capture=True)
+    assert code == 1
+    assert "mean.buffer" in text
+
+
+@pytest.mark.usefixtures("judge_program")
+def test_parameters_beside_the_model_are_recorded_and_judged(tmp_path: Path) -> None:
+    for name, start, seed in (
+        ("ref", 2.0, None),
+        ("p0", 2.0, 0),
+        ("p1", 2.0, 1),
+        ("p2", 2.0, 2),
+        ("right", 2.0, None),
+        ("wrong", 2.1, None),
+    ):
+        torch.manual_seed(0)
+        scale = nn.Parameter(torch.tensor([start]))
+        train_any(tmp_path / name, Mlp(), [scale], perturb=seed)
+    assert {"param/outside.0/0", "param/outside.0/1", "grad/outside.0/0"} <= keys(tmp_path / "ref")
+    respond(tmp_path / "ref", [tmp_path / f"p{i}" for i in range(3)])
+    words = ["compare", str(tmp_path / "ref")]
+    assert _program.call([*words, str(tmp_path / "right")], capture=True)[0] == 0
+    code, text = _program.call([*words, str(tmp_path / "wrong")], capture=True)
+    assert code == 1
+    assert "first weight as read outside.0" in text
+
+
+class Draws(Mlp):
+    def __init__(self, how: str, p: float) -> None:
+        super().__init__()
+        self.how, self.p = how, p
+        if how == "attention":
+            self.extra: nn.Module = nn.MultiheadAttention(8, 2, dropout=p)
+        elif how == "lstm":
+            self.extra = nn.LSTM(8, 8, num_layers=2, dropout=p)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "attention":
+            x = self.extra(x, x, x)[0]
+        elif self.how == "lstm":
+            x = self.extra(x)[0]
+        elif self.how == "functional":
+            x = nn.functional.dropout(x, self.p)
+        elif self.p > 0:
+            x = x + torch.randn_like(x)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("how", ["attention", "lstm", "functional", "noise"])
+def test_a_forward_pass_that_draws_is_refused(tmp_path: Path, how: str) -> None:
+    with pytest.raises(RecordError, match=r"must draw no random numbers.*--no-dropout"):
+        train_any(tmp_path / "a", Draws(how, 0.1))
+    train_any(tmp_path / "a", Draws(how, 0.0))
+    train_any(tmp_path / "b", Draws(how, 0.1), allow_draws=True)
+    if how in ("attention", "lstm"):
+        train_any(tmp_path / "c", Draws(how, 0.1), no_dropout=True)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.LBFGS, torch.optim.SGD])
+def test_gradients_of_a_closure_are_recorded(tmp_path: Path, optimizer: Any) -> None:
+    torch.manual_seed(0)
+    model = Mlp()
+    steps = optimizer(model.parameters(), lr=0.1)
+    batch = torch.randn(4, 8)
+    wanted: list[torch.Tensor] = []
+
+    def closure() -> torch.Tensor:
+        steps.zero_grad()
+        loss: torch.Tensor = model(batch).square().mean()
+        loss.backward()
+        assert model.up.weight.grad is not None
+        wanted.append(model.up.weight.grad.clone())
+        return loss
+
+    with isoshard.record(tmp_path / "a", model, steps):
+        for _ in range(2):
+            steps.step(closure)
+    found = records(tmp_path / "a")
+    assert torch.equal(found["grad/up.weight/0"], wanted[0])
+    assert found["activation/up/0"].shape == (4, 16)
+    assert "scalar/loss/0" in found and "activation/up/1" not in found
+    second = records(tmp_path / "a", 1)["grad/up.weight/0"]
+    assert any(torch.equal(second, gradient) for gradient in wanted[1:])
+
+
+def test_each_optimizer_s_gradients_are_recorded_as_it_reads_them(tmp_path: Path) -> None:
+    model = Mlp()
+    first = torch.optim.SGD(model.up.parameters(), lr=0.1)
+    second = torch.optim.SGD(model.down_proj.parameters(), lr=0.1)
+    with isoshard.record(tmp_path / "a", model, [first, second]):
+        model(torch.randn(4, 8)).square().mean().backward()
+        first.step()
+        model.down_proj.weight.grad.fill_(3.0)  # type: ignore[union-attr]
+        second.step()
+    found = records(tmp_path / "a")
+    assert bool((found["grad/down_proj.weight/0"] == 3).all())
+    assert "grad/up.weight/0" in found
+
+
+def test_a_step_without_gradients_is_an_error(tmp_path: Path) -> None:
+    model = Mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.raises(RecordError, match="must have gradients, got none in step 0"),
+        isoshard.record(tmp_path / "a", model, optimizer),
+    ):
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.zero_grad()
+        optimizer.step()
+
+
+def test_inputs_inside_of_mappings_are_recorded(tmp_path: Path) -> None:
+    class OfMapping(Mlp):
+        def forward(self, x: Any) -> torch.Tensor:
+            return super().forward(x["pixels"])
+
+    model = OfMapping()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with isoshard.record(tmp_path / "a", model, optimizer):
+        model({"pixels": torch.randn(4, 8), "names": ["a"]}).square().mean().backward()
+        optimizer.step()
+    assert "data_id/input_ids.pixels/0" in keys(tmp_path / "a")
+
+
+def test_micro_batches_that_cannot_be_joined_are_calls(tmp_path: Path) -> None:
+    class Twice(Mlp):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(super().forward(x))
+
+    model = Twice()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with isoshard.record(tmp_path / "a", model, optimizer):
+        for length in (3, 5):
+            model(torch.randn(2, length, 8)).square().mean().backward()
+        optimizer.step()
+    shapes = {k: list(v.shape) for k, v in records(tmp_path / "a").items() if "/up/" in k}
+    for kind in ("activation", "activation_grad"):
+        lengths = [shapes[f"{kind}/up/{call}"][1] for call in range(4)]
+        assert lengths == [3, 3, 5, 5]

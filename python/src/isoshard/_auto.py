@@ -21,7 +21,13 @@ from typing import Any
 
 import torch
 
-from ._checks import switch_dropout_off, unwrapped
+from ._checks import (
+    compiled_names,
+    compiled_root,
+    outside_parameters,
+    switch_dropout_off,
+    unwrapped,
+)
 from ._deepspeed import EngineHooks, is_engine, perturb_engine
 from ._hooks import Hooks
 from ._mesh import parse_mesh
@@ -74,6 +80,7 @@ _OPTION_NAMES = (
     "activations",
     "grad_scale",
     "loss_reduction",
+    "allow_draws",
 )
 
 
@@ -102,6 +109,9 @@ class AutoRecorder:
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self.recorder: Recorder | None = None
         self.hooks: Hooks | None = None
+        self.root: torch.nn.Module | None = None
+        self._own: set[int] = set()  # the modules of the recorded model
+        self._seen: list[torch.nn.Module] = []
         self.is_done = self.has_error = False
         self.on_end: Callable[[], None] = lambda: None
 
@@ -113,6 +123,8 @@ class AutoRecorder:
         def new_init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             init(optimizer, *args, **kwargs)
             recorder.optimizers.append(weakref.ref(optimizer))
+            if recorder.hooks is not None and not is_engine(recorder.root):
+                recorder._refuse_steps_of(optimizer)
 
         self._set(torch.optim.Optimizer, "__init__", new_init)
         self._call = torch.nn.Module.__call__
@@ -130,7 +142,12 @@ class AutoRecorder:
         setattr(owner, name, value)
 
     def _before_call(self, module: torch.nn.Module) -> None:
-        if self.recorder is not None or not torch.is_grad_enabled():
+        if self.is_done or self.has_error or id(module) in self._own:
+            return
+        if not torch.is_grad_enabled():
+            return
+        if self.hooks is not None:
+            self._refuse_second(module)
             return
         optimizers = [o for o in (ref() for ref in self.optimizers) if o is not None]
         if not optimizers:
@@ -145,8 +162,53 @@ class AutoRecorder:
             return
         self._begin(module, [o for o in optimizers if _holds_any(o, own)])
 
+    def _refuse_second(self, module: torch.nn.Module) -> None:
+        """Everything that is trained must be inside of the recorded model when it is called."""
+        assert self.hooks is not None
+        optimizers = [o for o in (ref() for ref in self.optimizers) if o is not None]
+        held = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
+        inside = set(self.hooks._names) - {id(p) for p in self.hooks.outside.values()}
+        names = [n for n, p in module.named_parameters() if id(p) in held - inside]
+        if not names:
+            self._own.add(id(module))
+            self._seen.append(module)  # so that no other one gets its id
+            return
+        error = RecordError(
+            f"One module must hold what is trained, got a call of {type(module).__name__} with "
+            f"the parameter {names[0]} beside {type(self.hooks.model).__name__}. Put both into one "
+            "module that the script calls, or record that one with isoshard.record."
+        )
+        self.report(str(error))
+        raise error
+
+    def _refuse_steps_of(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer that the recording does not know must not step before its end."""
+
+        def refuse(stepping: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            if self.is_done:
+                return
+            held = [p for group in stepping.param_groups for p in group["params"]]
+            error = RecordError(
+                "Every optimizer that steps must hold parameters of the recorded model, got "
+                f"{type(stepping).__name__} with {len(held)} others "
+                f"({', '.join(str(list(p.shape)) for p in held[:3])}). Build the optimizers before "
+                "the model is called, over one module, or record with isoshard.record."
+            )
+            self.report(str(error))
+            raise error
+
+        optimizer.register_step_pre_hook(refuse)
+
     def _begin(self, module: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-        self._set(torch.nn.Module, "__call__", self._call)
+        self.root = module
+        self._own = {id(m) for m in module.modules()}
+        model = unwrapped(module)
+        if is_engine(module) or compiled_root(module) is not None or compiled_names(model):
+            self._set(torch.nn.Module, "__call__", self._call)  # torch.compile would trace it
+        if not is_engine(module):
+            for other in (ref() for ref in self.optimizers):
+                if other is not None and all(other is not o for o in optimizers):
+                    self._refuse_steps_of(other)
         try:
             self._start(module, optimizers)
         except IsoshardError as error:
@@ -162,7 +224,14 @@ class AutoRecorder:
             if is_engine(module):
                 perturb_engine(module, config.perturb)
             else:
-                perturb(model, config.perturb)
+                perturb(model, config.perturb, outside_parameters(model, optimizers))
+        _, size = world()
+        if config.mesh is not None and parse_mesh(config.mesh).size != size:
+            raise RecordError(
+                f"The judged run must have as many processes as its mesh {config.mesh}, got "
+                f"{size} (torch.distributed's world size, or WORLD_SIZE). Give the launcher's "
+                "number of processes and --mesh alike."
+            )
         self.recorder = Recorder(
             config.directory,
             mesh=None if config.mesh is None else parse_mesh(config.mesh),
@@ -172,7 +241,11 @@ class AutoRecorder:
         )
         if is_engine(module):
             self.hooks = EngineHooks(
-                self.recorder, module, max_steps=config.steps, on_last_step=self._on_last_step
+                self.recorder,
+                module,
+                max_steps=config.steps,
+                on_last_step=self._on_last_step,
+                on_error=lambda error: self.report(str(error)),
             )
             return
         self.hooks = Hooks(
@@ -181,10 +254,12 @@ class AutoRecorder:
             optimizers,
             max_steps=config.steps,
             on_last_step=self._on_last_step,
+            on_error=lambda error: self.report(str(error)),
         )
 
     def _on_last_step(self) -> None:
         self.is_done = True
+        self._set(torch.nn.Module, "__call__", self._call)
         if self.config.stop:
             self.on_end()
             sys.stdout.flush()
@@ -255,7 +330,23 @@ def install_from_environment() -> AutoRecorder | None:
     recorder = AutoRecorder(AutoConfig.from_text(text))
     recorder.install()
     atexit.register(recorder.finish)
+    _report_uncaught(recorder)
     return recorder
+
+
+def _report_uncaught(recorder: AutoRecorder) -> None:
+    """A script that raised recorded no run, whatever its launcher makes of its exit code."""
+    original = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        original(kind, error, trace)
+        if not recorder.has_error:
+            rank, _ = world()
+            recorder.report(
+                f"The script must run without an error, got {kind.__name__} on rank {rank}: {error}"
+            )
+
+    sys.excepthook = hook
 
 
 def run_script(script: str, arguments: list[str], is_module: bool) -> int:

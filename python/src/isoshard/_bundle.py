@@ -6,21 +6,25 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ._safetensors import read_safetensors, write_safetensors
-from .errors import RecordError
+from ._safetensors import DTYPES, OF_HEADER, read_header, read_safetensors, write_safetensors
+from .errors import BundleError, IsoshardError, RecordError
 
 SCHEMA = 2
 MANIFEST = "manifest.json"
 RESPONSES = "responses.json"
+#: Names of files that say which run is being written.
+_CLAIM = ".writing-"
 
 #: step, kind, name, call
 Key = tuple[int, str, str, int]
@@ -50,30 +54,76 @@ def rank_stem(rank: int) -> str:
     return f"rank{rank:05d}"
 
 
-def prepare_folder(directory: Path) -> None:
-    """Makes an empty folder for a bundle; removes an older bundle, and nothing else."""
-    if directory.exists():
-        names = {p.name for p in directory.iterdir()}
-        if names and MANIFEST not in names and not any(n.startswith("step") for n in names):
-            raise RecordError(
-                f"The folder of a bundle must be empty or an older bundle, got {directory}, "
-                "which holds something else. Give another folder."
-            )
-        (directory / MANIFEST).unlink(missing_ok=True)
-        for name in names:
-            path = directory / name
-            if name.startswith("step") and path.is_dir():
-                shutil.rmtree(path)
-            elif name in (RESPONSES, "redrawn.json", "scalars.jsonl"):
-                path.unlink()
+def remove_bundle(directory: Path) -> None:
+    """Removes an older bundle, and nothing else: a folder that holds more is an error."""
+    if not directory.exists():
+        return
+    paths = list(directory.iterdir()) if directory.is_dir() else []
+    foreign = [p.name for p in paths if not _is_of_a_bundle(p)]
+    if foreign or not directory.is_dir() or directory.is_symlink():
+        raise RecordError(
+            f"The folder of a bundle must be empty or an older bundle, got {directory}, which "
+            f"holds something else ({foreign[0] if foreign else 'it is no folder'}). Give "
+            "another folder."
+        )
+    (directory / MANIFEST).unlink(missing_ok=True)
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    directory.rmdir()
+
+
+def _is_of_a_bundle(path: Path) -> bool:
+    if path.is_symlink():
+        return False
+    if path.is_dir():
+        return re.fullmatch(r"step\d{4,}", path.name) is not None and all(
+            re.fullmatch(r"rank\d{5,}\.(safetensors|json|done)", p.name) for p in path.iterdir()
+        )
+    known = (MANIFEST, MANIFEST + ".tmp", RESPONSES, "redrawn.json", "scalars.jsonl")
+    return path.name in known or path.name.startswith(_CLAIM)
+
+
+def prepare_folder(directory: Path, run: str) -> None:
+    """Makes an empty folder for a bundle in place of an older one, for one writer of a run."""
+    claim = directory / (_CLAIM + run)
+    manifest = directory / MANIFEST
+    if claim.exists() or (manifest.exists() and read_manifest(directory).get("run") == run):
+        raise _second_writer(directory, 0)
+    remove_bundle(directory)
     directory.mkdir(parents=True, exist_ok=True)
+    try:
+        claim.touch(exist_ok=False)
+    except FileExistsError:
+        raise _second_writer(directory, 0) from None
+
+
+def _second_writer(directory: Path, rank: int) -> RecordError:
+    return RecordError(
+        f"One process must write the files of rank {rank}, got a second one in {directory}. "
+        "Do all processes call torch.distributed.init_process_group, and is --mesh the number "
+        "of processes?"
+    )
 
 
 def write_rank(directory: Path, run: str, rank: int, step: int, entries: Sequence[Entry]) -> None:
     """Writes the three files of a step and rank; the .done file comes last."""
+    names = [e.tensor_name for e in entries]
+    if len(set(names)) < len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise RecordError(
+            f"A record must have a kind, name and call of its own, got {twice} twice. Give other "
+            "names with rename= or transform=."
+        )
     folder = step_folder(directory, step)
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / rank_stem(rank)
+    try:
+        stem.with_suffix(".safetensors").touch(exist_ok=False)
+    except FileExistsError:
+        raise _second_writer(directory, rank) from None
     write_safetensors(
         stem.with_suffix(".safetensors"), [(e.tensor_name, e.tensor) for e in entries]
     )
@@ -113,6 +163,8 @@ def wait_for_ranks(
 
 def seal(directory: Path, manifest: Mapping[str, Any]) -> None:
     """Writes manifest.json with the hashes of all other files."""
+    for claim in directory.glob(_CLAIM + "*"):
+        claim.unlink()
     files = {
         path.relative_to(directory).as_posix(): _sha256(path)
         for path in sorted(directory.rglob("*"))
@@ -125,15 +177,42 @@ def seal(directory: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def reseal_is_safe(directory: Path) -> bool:
-    """Whether every file has the hash that the manifest says, so that new hashes hide nothing."""
+    """Whether the files are those that the manifest lists, so that new hashes hide nothing."""
     manifest = read_manifest(directory)
-    files = manifest.get("files", {})
-    return manifest.get("schema") == SCHEMA and all(
-        (directory / name).is_file()
-        and not (directory / name).is_symlink()
-        and _sha256(directory / name) == digest
-        for name, digest in files.items()
+    files = files_of(manifest, directory)
+    there = {p.relative_to(directory).as_posix() for p in directory.rglob("*") if not _is_folder(p)}
+    return (
+        manifest.get("schema") == SCHEMA
+        and there == {*files, MANIFEST}
+        and all(
+            (directory / name).is_file()
+            and not (directory / name).is_symlink()
+            and _sha256(directory / name) == digest
+            for name, digest in files.items()
+        )
     )
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def files_of(manifest: Mapping[str, Any], directory: Path) -> dict[str, str]:
+    """The files that a manifest lists, all of them below its folder."""
+    files = manifest.get("files")
+    if not isinstance(files, dict):
+        raise BundleError(
+            f"files of {directory / MANIFEST} must be an object of paths and hashes, got "
+            f"{type(files).__name__}. Seal the bundle anew."
+        )
+    for name in files:
+        parts = name.split("/")
+        if "\\" in name or any(part in ("", ".", "..") for part in parts):
+            raise BundleError(
+                f"A file of {directory / MANIFEST} must be a path below the folder, got {name!r}. "
+                "Record the bundle anew."
+            )
+    return dict(files)
 
 
 def reseal(directory: Path) -> None:
@@ -161,14 +240,56 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / MANIFEST
     if not path.exists():
         raise RecordError(f"A bundle must have a {MANIFEST}, got {directory} without one.")
-    content: dict[str, Any] = json.loads(path.read_text())
+    return _read_json(path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{path} must be JSON, got {error}. Record the bundle anew.") from None
+    if not isinstance(content, dict):
+        raise BundleError(
+            f"{path} must hold a JSON object, got {type(content).__name__}. Record the bundle anew."
+        )
     return content
 
 
+@contextmanager
+def checked(directory: Path) -> Iterator[None]:
+    """Says of what goes wrong in reading a bundle that its files are malformed."""
+    try:
+        yield
+    except BundleError:
+        raise
+    except (
+        ArithmeticError,
+        AttributeError,
+        IsoshardError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise BundleError(
+            f"The files of a bundle must be as docs/bundle.md says, got {type(error).__name__}: "
+            f"{error} in reading {directory}. Ask isoshard bundle check about it."
+        ) from error
+
+
 def read_records(directory: Path, step: int, rank: int) -> dict[str, Any]:
-    """The JSON file of a step and rank."""
-    path = step_folder(directory, step) / f"{rank_stem(rank)}.json"
-    content: dict[str, Any] = json.loads(path.read_text())
+    """The JSON file of a step and rank; what records may leave out is filled in."""
+    stem = step_folder(directory, step) / rank_stem(rank)
+    content = _read_json(stem.with_suffix(".json"))
+    header: dict[str, Any] | None = None
+    for record in content["records"]:
+        record.setdefault("call", 0)
+        if "local_shape" not in record or "dtype" not in record:
+            if header is None:
+                header = read_header(stem.with_suffix(".safetensors"))[0]
+            entry = header[f"{record['kind']}/{record['name']}/{record['call']}"]
+            record.setdefault("local_shape", entry["shape"])
+            record.setdefault("dtype", DTYPES[OF_HEADER[entry["dtype"]]][0])
     return content
 
 
@@ -181,14 +302,3 @@ def write_records(directory: Path, step: int, rank: int, content: Mapping[str, A
 def read_tensors(directory: Path, step: int, rank: int) -> dict[str, torch.Tensor]:
     """The tensors of a step and rank, as KIND/NAME/CALL."""
     return read_safetensors(step_folder(directory, step) / f"{rank_stem(rank)}.safetensors")
-
-
-def entries_of(
-    directory: Path, rank: int = 0
-) -> Iterator[tuple[Key, dict[str, Any], torch.Tensor]]:
-    """Every record of a rank, with its tensor."""
-    for step in read_manifest(directory)["steps"]:
-        tensors = read_tensors(directory, step, rank)
-        for record in read_records(directory, step, rank)["records"]:
-            key = (step, record["kind"], record["name"], record.get("call", 0))
-            yield key, record, tensors[f"{key[1]}/{key[2]}/{key[3]}"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -61,6 +62,28 @@ def compiled_names(model: torch.nn.Module) -> list[str]:
             if not any(clean == f or clean.startswith(f + ".") or f == "" for f in found):
                 found.append(clean)
     return found
+
+
+def outside_parameters(
+    model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> dict[str, torch.Tensor]:
+    """What optimizers step beside the model's own parameters, as outside.0, outside.1, ..."""
+    seen = {id(p) for p in model.parameters()}
+    found: list[torch.Tensor] = []
+    for optimizer in optimizers:
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                found.append(parameter)
+    return {f"outside.{i}": parameter for i, parameter in enumerate(found)}
+
+
+def random_state() -> list[torch.Tensor]:
+    """The states of the generators that a forward pass draws from by default."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states.append(torch.cuda.get_rng_state())
+    return states
 
 
 def refuse_dropout(model: torch.nn.Module) -> None:

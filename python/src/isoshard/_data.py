@@ -8,45 +8,83 @@ from pathlib import Path
 from . import _bundle
 from ._mesh import Mesh
 
+Shape = tuple[int, ...]
+
 
 def check_samples(reference: Path, run: Path) -> list[str]:
-    """Sentences about numbers of samples that differ, for the first inputs of the run."""
-    manifest = _bundle.read_manifest(run)
-    mesh = Mesh({str(a["axis"]): int(a["degree"]) for a in manifest["mesh"]})
-    if mesh.data_degree == 1 or not manifest["steps"]:
-        return []
-    step = manifest["steps"][0]
-    if step not in _bundle.read_manifest(reference)["steps"]:
-        return []
-    wanted = _calls(reference, step)
-    actual = _calls(run, step)
-    lines = []
-    for name in wanted.keys() & actual.keys():
-        ours, theirs = wanted[name], actual[name]
-        if len(ours) != len(theirs):
-            lines.append(
-                f"data: the single process calls the model {len(ours)} times in a step, each rank "
-                f"{len(theirs)} times ({name}). Both must make the same micro-batches: give "
-                "--reference-command with arguments that do."
-            )
-            break
-        if not ours[0] or not theirs[0]:
-            continue
-        expected = theirs[0][0] * mesh.data_degree
-        if ours[0] == theirs[0] and ours[0][0] != expected:
-            lines.append(
-                f"data: the single process has {ours[0][0]} samples of {name}, each of "
-                f"{mesh.data_degree} data-parallel ranks {theirs[0][0]} as well. The script draws "
-                "a batch for each process: give --reference-command with a batch size of "
-                f"{expected}, or arguments that draw the same samples."
-            )
-            break
-    return lines
+    """Sentences about inputs that the data-parallel ranks do not share out; none if all is well.
+
+    Inputs of one step, call and name that are cut on no rank are copies to the judge: equal ones
+    conform, though every rank does the work of the whole batch.
+    """
+    lines: dict[str, str] = {}
+    with _bundle.checked(run):
+        manifest = _bundle.read_manifest(run)
+        mesh = Mesh({str(a["axis"]): int(a["degree"]) for a in manifest["mesh"]})
+        parts = _bundle.read_manifest(reference)["mesh"]
+        if mesh.data_degree == 1 or any(int(a["degree"]) > 1 for a in parts):
+            return []  # a reference of several ranks has shares, too
+        for step in manifest["steps"]:
+            if step in _bundle.read_manifest(reference)["steps"]:
+                wanted = _inputs(reference, step, 0)
+                ranks = [_inputs(run, step, rank) for rank in range(mesh.size)]
+                for rank, actual in enumerate(ranks):
+                    line = _about_calls(wanted, actual)
+                    if line is not None:
+                        lines.setdefault(line, f"step {step}, rank {rank}: {line}")
+                for line in _about_whole(wanted, ranks, mesh):
+                    lines.setdefault(line, f"step {step}: {line}")
+    return [f"data: {line}" for line in lines.values()]
 
 
-def _calls(directory: Path, step: int) -> dict[str, list[list[int]]]:
-    calls: dict[str, list[list[int]]] = {}
-    for record in _bundle.read_records(directory, step, 0)["records"]:
+def _inputs(directory: Path, step: int, rank: int) -> dict[str, list[Shape]]:
+    """The shapes of each input's calls."""
+    calls: dict[str, list[Shape]] = {}
+    for record in _bundle.read_records(directory, step, rank)["records"]:
         if record["kind"] == "data_id":
-            calls.setdefault(record["name"], []).append(record["local_shape"])
+            calls.setdefault(record["name"], []).append(tuple(record["local_shape"]))
     return calls
+
+
+def _about_calls(wanted: dict[str, list[Shape]], actual: dict[str, list[Shape]]) -> str | None:
+    for name in wanted.keys() & actual.keys():
+        ours, theirs = len(wanted[name]), len(actual[name])
+        if ours != theirs:
+            return (
+                f"the single process calls the model {ours} times in a step, this rank {theirs} "
+                f"times ({name}). Both must make the same micro-batches: give --reference-command "
+                "with arguments that do."
+            )
+    return None
+
+
+def _about_whole(
+    wanted: dict[str, list[Shape]], ranks: list[dict[str, list[Shape]]], mesh: Mesh
+) -> list[str]:
+    """Inputs that some rank has as large as the single process, where they hold samples."""
+    cut: set[tuple[int, int]] = set()  # dims that some rank has in part, and their sizes
+    whole: dict[str, list[int]] = {}
+    for name, shapes in wanted.items():
+        for call, shape in enumerate(shapes):
+            for rank, actual in enumerate(ranks):
+                theirs = actual.get(name, [])
+                if call >= len(theirs) or len(theirs[call]) != len(shape) or not shape:
+                    continue
+                if theirs[call] == shape:
+                    whole.setdefault(name, []).append(rank)
+                cut |= {(dim, size) for dim, size in enumerate(shape) if theirs[call][dim] < size}
+    lines = []
+    for name, having in whole.items():
+        shape = wanted[name][0]
+        is_cut_elsewhere = any((dim, size) in cut for dim, size in enumerate(shape))
+        if cut and not is_cut_elsewhere:
+            continue  # positions and masks need not be cut where the samples are
+        samples = shape[0]
+        lines.append(
+            f"the single process has {samples} samples of {name}, and so has each of "
+            f"{len(set(having))} ranks, though {mesh.data_degree} data-parallel ranks must share "
+            "them out. Give the script a DistributedSampler or another split of the batch; if it "
+            "draws a batch for each process, give --reference-command with a batch size of "
+            f"{samples * mesh.data_degree}, or arguments that draw the same samples."
+        )
+    return lines

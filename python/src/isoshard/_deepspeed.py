@@ -17,7 +17,7 @@ from ._hooks import Hooks
 from ._perturb import move_by_one_ulp
 from ._recorder import Recorder
 from ._settings import is_adam_like, optimizer_settings
-from .errors import RecordError
+from .errors import IsoshardError, RecordError
 
 _LARGEST_STAGE = 2
 
@@ -53,6 +53,7 @@ class EngineHooks(Hooks):
         *,
         max_steps: int | None = None,
         on_last_step: Callable[[], None] | None = None,
+        on_error: Callable[[IsoshardError], None] | None = None,
     ) -> None:
         stage = engine.zero_optimization_stage()
         if stage > _LARGEST_STAGE:
@@ -61,7 +62,9 @@ class EngineHooks(Hooks):
                 "at stage 2, or with FSDP2."
             )
         self.engine = engine
-        super().__init__(recorder, engine, max_steps=max_steps, on_last_step=on_last_step)
+        super().__init__(
+            recorder, engine, max_steps=max_steps, on_last_step=on_last_step, on_error=on_error
+        )
         basic = engine.basic_optimizer
         recorder.training["optimizer"] = optimizer_settings(basic)
         recorder.training["max_grad_norm"] = float(engine.gradient_clipping())

@@ -8,15 +8,16 @@ threads hangs in OpenMP) and never touches a GPU.
 from __future__ import annotations
 
 import ast
-import ctypes
 import importlib
 import json
 import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import time
+import traceback
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ import torch
 
 from ._auto import VARIABLE, AutoConfig, AutoRecorder, run_script
 from ._launch import Launch
+from ._processes import die_with_parent, end_processes
 
 #: Packages that may be imported before the fork. Others may start threads or look for devices.
 _PRELOADED = {"torch", "numpy", "transformers", "accelerate", "peft", "safetensors", "tokenizers"}
@@ -32,7 +34,6 @@ _PRELOADED = {"torch", "numpy", "transformers", "accelerate", "peft", "safetenso
 _ALWAYS = ("torch._dynamo", "torch.distributed.device_mesh")
 _MODULES = "modules.json"
 _GRACE_SECONDS = 5.0
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -43,9 +44,11 @@ class World:
     pids: list[int]
     codes: list[int | None] = field(default_factory=list)
 
-    def wait(self, limit: float) -> list[int]:
-        """Waits for all ranks; a rank that fails, or the limit, ends the others."""
+    def __post_init__(self) -> None:
         self.codes = [None] * len(self.pids)
+
+    def wait(self, limit: float) -> list[int]:
+        """Waits for all ranks; a rank that fails ends the others."""
         end, failed_at = time.monotonic() + limit, None
         while any(code is None for code in self.codes):
             for i, pid in enumerate(self.pids):
@@ -54,16 +57,20 @@ class World:
             now = time.monotonic()
             if failed_at is None and any(code for code in self.codes):
                 failed_at = now
-            if now > end or (failed_at is not None and now > failed_at + _GRACE_SECONDS):
+            if now > end:
+                raise subprocess.TimeoutExpired("the ranks", limit)
+            if failed_at is not None and now > failed_at + _GRACE_SECONDS:
                 self.kill()
             time.sleep(0.005)
         return [code if code is not None else -1 for code in self.codes]
 
     def kill(self) -> None:
-        """Ends the ranks that still run."""
-        for pid, code in zip(self.pids, self.codes, strict=True):
-            if code is None:
-                os.kill(pid, signal.SIGKILL)
+        """Ends the ranks that still run, and what they started."""
+        running = [i for i, code in enumerate(self.codes) if code is None]
+        if running:
+            end_processes([self.pids[i] for i in running])
+        for i in running:
+            self.codes[i] = os.waitstatus_to_exitcode(os.waitpid(self.pids[i], 0)[1])
 
 
 def _code_of(pid: int) -> int | None:
@@ -71,9 +78,14 @@ def _code_of(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if done == pid else None
 
 
+def one_thread() -> None:
+    """Must come before the first operation of a process that forks."""
+    torch.set_num_threads(1)
+
+
 def prepare(script: str | None) -> None:
     """Sets one thread and imports what the script imports of the known packages."""
-    torch.set_num_threads(1)
+    one_thread()
     for module in _ALWAYS:
         importlib.import_module(module)
     if script is not None and Path(script).exists():
@@ -165,23 +177,32 @@ def start(launch: Launch, config: AutoConfig, logs: Path, run: str) -> World:
         pid = os.fork()
         if pid == 0:
             code = 1
-            try:
+            try:  # the first lines of the log come from here, too
+                _log_to(log)
                 environment = environment_of(launch, rank, port)
                 os.environ.update({**environment, "ISOSHARD_RUN_ID": run})
                 os.environ.pop(VARIABLE, None)
                 code = _be_rank(launch, config, log, rank)
+            except BaseException:
+                os.write(2, traceback.format_exc().encode())
             finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
                 os._exit(code)
         world.pids.append(pid)
+        world.codes.append(None)
     return world
 
 
-def _be_rank(launch: Launch, config: AutoConfig, log: Path, rank: int) -> int:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def _log_to(log: Path) -> None:
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
+
+
+def _be_rank(launch: Launch, config: AutoConfig, log: Path, rank: int) -> int:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,14 +14,17 @@ from ._checks import (
     compiled_names,
     compiled_root,
     is_compiled,
+    outside_parameters,
+    random_state,
     refuse_dropout,
     unwrapped,
 )
 from ._dtensor import is_dtensor, local_of
 from ._mesh import DATA_AXES
 from ._recorder import Recorder, sum_of_losses
+from ._safetensors import DTYPES
 from ._settings import is_adam_like, training_settings
-from .errors import RecordError
+from .errors import IsoshardError, RecordError
 
 #: Recorded at their input, too, under this name: what enters an output projection.
 _INPUTS = {"o_proj": "core", "down_proj": "act"}
@@ -40,8 +43,9 @@ class Hooks:
         *,
         max_steps: int | None = None,
         on_last_step: Callable[[], None] | None = None,
+        on_error: Callable[[IsoshardError], None] | None = None,
     ) -> None:
-        self.recorder = recorder
+        self.recorder, self.on_error = recorder, on_error
         self.model = unwrapped(model)
         self.compiled_root = compiled_root(model)
         refuse_dropout(self.model)
@@ -51,10 +55,14 @@ class Hooks:
         self._losses: list[torch.Tensor] = []
         self._micro = -1
         self._calls: dict[tuple[str, str], int] = {}  # of this forward pass
-        self._has_gradients = False
+        self._recorded: set[str] = set()  # names of this step's gradients
+        self._has_losses = self._is_paused = False
+        self._random_state: list[torch.Tensor] | None = None
         self._stepped: set[int] = set()
         self._names = {id(p): canonical(n) for n, p in self.model.named_parameters()}
+        self.outside = outside_parameters(self.model, self.optimizers)
         self._check_optimizers()
+        self._names.update({id(p): name for name, p in self.outside.items()})
         self._attach()
         recorder.training.update(training_settings(self.model, self.optimizers))
         self._set_judging()
@@ -73,36 +81,51 @@ class Hooks:
                     f"{len(held)} other tensors. Build it after the model is wrapped, or record "
                     "with isoshard.record(directory, model, optimizer)."
                 )
-            if len(known) < len(held):
-                self.recorder.not_recorded["param/outside_of_the_model"] = (
-                    f"{len(held) - len(known)} parameters of the optimizer are in no module of "
-                    f"{type(self.model).__name__}"
-                )
 
     def _attach(self) -> None:
         root = self.model if self.compiled_root is None else self.compiled_root
         if is_compiled(root):
-            self._wrap_compiled(root, self._on_batch)
+            self._wrap_compiled(root, self._on_batch, self._after_batch)
         else:
-            self._keep(root.register_forward_pre_hook(self._on_batch, with_kwargs=True))
+            before, after = self._guarded(self._on_batch), self._guarded(self._after_batch)
+            self._keep(root.register_forward_pre_hook(before, with_kwargs=True))
+            self._keep(root.register_forward_hook(after))
         if self.recorder.options.activations:
             compiled = compiled_names(self.model) if self.compiled_root is None else [""]
             self._attach_activations(compiled)
         for optimizer in self.optimizers:
-            self._keep(optimizer.register_step_pre_hook(self._before_step))
-            self._keep(optimizer.register_step_post_hook(self._after_step))
+            self._keep(optimizer.register_step_pre_hook(self._guarded(self._before_step)))
+            self._keep(optimizer.register_step_post_hook(self._guarded(self._after_step)))
         self._patch_clipping()
         self._patch_backward()
 
+    def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function; its errors are told to the driver even if the script catches them."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except IsoshardError as error:
+                if self.on_error is not None:
+                    self.on_error(error)
+                raise
+
+        return call
+
     def _wrap_compiled(
-        self, module: torch.nn.Module, before: Callable[[torch.nn.Module, Any, Any], None]
+        self,
+        module: torch.nn.Module,
+        before: Callable[[torch.nn.Module, Any, Any], None],
+        after: Callable[[torch.nn.Module, Any, Any], None],
     ) -> None:
-        """Calls `before` at the border of a module whose hooks are compiled."""
+        """Calls `before` and `after` at the border of a module whose hooks are compiled."""
         compiled: Any = module._compiled_call_impl
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            before(module, args, kwargs)
-            return compiled(*args, **kwargs)
+            self._guarded(before)(module, args, kwargs)
+            result = compiled(*args, **kwargs)
+            self._guarded(after)(module, args, result)
+            return result
 
         module._compiled_call_impl = call
         self._undo.append(lambda: setattr(module, "_compiled_call_impl", compiled))
@@ -123,10 +146,12 @@ class Hooks:
             if any(c == "" or name.startswith(c + ".") for c in compiled) or is_compiled(module):
                 continue
             seen.add(name)
-            self._keep(module.register_forward_hook(self._output_hook(self._rename(name))))
+            hook = self._guarded(self._output_hook(self._rename(name)))
+            self._keep(module.register_forward_hook(hook))
             if last in _INPUTS:
                 point = ".".join([*name.split(".")[:-1], _INPUTS[last]])
-                self._keep(module.register_forward_pre_hook(self._input_hook(self._rename(point))))
+                before = self._guarded(self._input_hook(self._rename(point)))
+                self._keep(module.register_forward_pre_hook(before))
 
     def _keep(self, handle: Any) -> None:
         self._undo.append(handle.remove)
@@ -155,6 +180,7 @@ class Hooks:
     def _recording(self) -> bool:
         return (
             self.recorder.active
+            and not self._is_paused
             and torch.is_grad_enabled()
             and torch._C._current_graph_task_id() == -1  # else recomputed for backward
         )
@@ -166,10 +192,28 @@ class Hooks:
         self._calls = {}
         named = [(f"input{i}" if i else "input_ids", v) for i, v in enumerate(args)]
         named += sorted(kwargs.items(), key=lambda item: item[0] not in ("input_ids", "labels"))
-        for name, value in named:
-            if isinstance(value, torch.Tensor) and value.ndim > 0:
-                ids = _as_ids(value)
-                self.recorder.put("data_id", name, ids, micro=self._micro, call=0)
+        for whole, argument in named:
+            for name, value in _tensors_of(whole, argument):
+                if value.ndim > 0:
+                    ids = _as_ids(value)
+                    self.recorder.put("data_id", name, ids, micro=self._micro, call=0)
+        self._random_state = random_state()
+
+    def _after_batch(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        """Random numbers of a forward pass are drawn differently by every layout."""
+        before, self._random_state = self._random_state, None
+        if before is None or not self._recording() or self.recorder.options.allow_draws:
+            return
+        after = random_state()
+        if len(after) != len(before) or any(
+            not torch.equal(a, b) for a, b in zip(after, before, strict=True)
+        ):
+            raise RecordError(
+                f"The forward pass of {type(self.model).__name__} must draw no random numbers, got "
+                "some (dropout of attention or LSTM layers, F.dropout, noise): every layout draws "
+                "others. Set them to 0 in the script, try --no-dropout (no_dropout=True), or if "
+                "they change no value, allow_draws = True in --options FILE.py (allow_draws=True)."
+            )
 
     def _output_hook(self, name: str) -> Callable[[torch.nn.Module, Any, Any], None]:
         def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
@@ -229,8 +273,9 @@ class Hooks:
             parameters: Any, max_norm: float, total_norm: torch.Tensor, *a: Any, **k: Any
         ) -> Any:
             parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            if any(id(p) in self._names for p in parameters):
-                self._before_clipping(max_norm, total_norm)
+            mine = {self._names[id(p)] for p in parameters if id(p) in self._names}
+            if mine:
+                self._guarded(self._before_clipping)(mine, max_norm, total_norm)
             return original(parameters, max_norm, total_norm, *a, **k)
 
         public = getattr(torch.nn.utils, "clip_grads_with_norm_", None)
@@ -240,10 +285,12 @@ class Hooks:
             torch.nn.utils.clip_grads_with_norm_ = clip
             self._undo.append(lambda: setattr(torch.nn.utils, "clip_grads_with_norm_", original))
 
-    def _before_clipping(self, max_norm: float, total_norm: Any) -> None:
-        if not self.recorder.active or self._has_norm():
+    def _before_clipping(self, names: set[str], max_norm: float, total_norm: Any) -> None:
+        if not self.recorder.active:
             return
-        self._record_gradients()
+        self._record_gradients(names)
+        if self._has_norm():
+            return
         norm = total_norm.full_tensor() if is_dtensor(total_norm) else total_norm
         self.recorder.scalar("grad_norm", norm)
         self.recorder.training["max_grad_norm"] = float(max_norm)
@@ -252,16 +299,42 @@ class Hooks:
     def _has_norm(self) -> bool:
         return ("scalar", "grad_norm") in self.recorder._calls
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if not self.recorder.active:
-            return
-        self._record_gradients()
+            return None
         if not self._stepped:
             self.recorder.scalar("learning_rate", float(optimizer.param_groups[0]["lr"]))
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._record_gradients_of(optimizer)
+            return None
+
+        def recorded() -> Any:
+            """The closure makes the gradients; an optimizer may call it several times."""
+            result = closure()
+            if not self._is_paused:
+                self._guarded(self._record_gradients_of)(optimizer)
+                self._is_paused = True
+            return result
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": recorded}
+        return (args[0], recorded, *args[2:]), kwargs
+
+    def _record_gradients_of(self, optimizer: torch.optim.Optimizer) -> None:
+        """The gradients that a step reads; with the last optimizer those that none reads, too."""
+        if len(self._stepped | {id(optimizer)}) >= len(self.optimizers):
+            self._record_gradients(None)
+            return
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        self._record_gradients({self._names[id(p)] for p in held if id(p) in self._names})
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self.recorder.active:
             return
+        self._is_paused = False
         self._record_state(optimizer)
         self._stepped.add(id(optimizer))
         if len(self._stepped) >= len(self.optimizers):
@@ -269,9 +342,16 @@ class Hooks:
 
     def end_step(self) -> None:
         """Records the parameters after a step, and writes the step's files."""
+        if not self._recorded:
+            raise RecordError(
+                f"An optimizer step must have gradients, got none in step {self.recorder.step}. "
+                "Let the script call backward before it, and not zero_grad in between."
+            )
         self._record_parameters()
+        self._record_buffers()
         self.recorder.end_step()
-        self._stepped, self._has_gradients, self._losses = set(), False, []
+        self._stepped, self._recorded, self._losses = set(), set(), []
+        self._has_losses = False
         self._micro = -1
         if self.max_steps is not None and self.recorder.step >= self.max_steps:
             self.detach()
@@ -279,17 +359,20 @@ class Hooks:
             if self.on_last_step is not None:
                 self.on_last_step()
 
-    def _record_gradients(self) -> None:
-        if self._has_gradients:
-            return
-        self._has_gradients = True
-        self._record_loss()
+    def _record_gradients(self, names: set[str] | None = None) -> None:
+        """Records gradients that were not recorded yet in this step: of these names, or all."""
+        if not self._has_losses:
+            self._has_losses = True
+            self._record_loss()
         for raw, gradient in self._gradients():
-            self.recorder.put("grad", self._rename(canonical(raw)), gradient)
+            name = canonical(raw)
+            if name not in self._recorded and (names is None or name in names):
+                self._recorded.add(name)
+                self.recorder.put("grad", self._rename(name), gradient)
 
     def _gradients(self) -> list[tuple[str, torch.Tensor]]:
         """The gradients by name, as the optimizer reads them."""
-        named = self.model.named_parameters()
+        named = [*self.model.named_parameters(), *self.outside.items()]
         return [(name, p.grad) for name, p in named if p.grad is not None]
 
     def _record_loss(self) -> None:
@@ -320,8 +403,34 @@ class Hooks:
                     self.recorder.put("optimizer", whole, value)
 
     def _record_parameters(self) -> None:
-        for raw, parameter in self.model.named_parameters():
+        for raw, parameter in [*self.model.named_parameters(), *self.outside.items()]:
             self.recorder.put("param", self._rename(canonical(raw)), parameter)
+
+    def _record_buffers(self) -> None:
+        """What a step leaves in persistent buffers, such as running means."""
+        seen: set[str] = set()
+        for prefix, module in self.model.named_modules():
+            for key, value in module.named_buffers(recurse=False):
+                name = canonical(f"{prefix}.{key}" if prefix else key)
+                is_known = value.dtype in DTYPES and value.dtype != torch.bool
+                if key in module._non_persistent_buffers_set or name in seen or not is_known:
+                    continue
+                seen.add(name)
+                whole = value.reshape(1) if value.ndim == 0 else value
+                self.recorder.put("optimizer", f"{self._rename(name)}.buffer", whole)
+
+
+def _tensors_of(name: str, value: Any) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of an argument, also inside mappings and sequences, with names."""
+    if isinstance(value, torch.Tensor):
+        return [(name, value)]
+    if isinstance(value, Mapping):
+        items = [(str(key), part) for key, part in value.items()]
+    elif isinstance(value, (list, tuple)):
+        items = [(str(i), part) for i, part in enumerate(value)]
+    else:
+        return []
+    return [found for key, part in items for found in _tensors_of(f"{name}.{key}", part)]
 
 
 def _as_ids(value: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -19,10 +22,13 @@ from typing import Any
 
 from . import _launch, _program
 from ._mesh import Mesh, parse_mesh
-from .errors import RunError, UsageError
+from ._processes import end_processes
+from .errors import RecordError, RunError, UsageError
 
 NUM_PERTURBED = 3
 _FIRST_SEED = 1000
+_DIVERGES = 1
+_LOG_NAMES = r".*\.log|modules\.json"
 
 
 @dataclass
@@ -41,9 +47,10 @@ class JudgeOptions:
     options_file: str | None = None
     not_recorded: list[str] = field(default_factory=list)
     partial: str | None = None
-    grad_scale: str | None = None
+    grad_scale: float | None = None
     loss_reduction: str | None = None
     activations: bool = True
+    allow_one_process: bool = False
     timeout: float = 1800.0
     jobs: int = 0
     verbose: bool = False
@@ -96,8 +103,44 @@ def _check(options: JudgeOptions) -> None:
         raise UsageError(f"--steps must be 1 or more, got {options.steps}.")
     if options.reference is not None and options.reference_command is not None:
         raise UsageError("Either --reference or --reference-command may be given, got both.")
+    for name, number in (("--timeout", options.timeout), ("--grad-scale", options.grad_scale)):
+        if number is not None and not 0 < number < math.inf:
+            raise UsageError(f"{name} must be a number above 0, got {number:g}.")
+    if options.jobs < 0:
+        raise UsageError(f"--jobs must be 0 (as many as fit) or more, got {options.jobs}.")
     if options.mesh is not None:
         parse_mesh(options.mesh)
+    if options.reference_command is not None and not _words_of(options.reference_command):
+        raise UsageError("--reference-command must be a command, got none.")
+    if options.options_file is not None:
+        _check_options_file(options.options_file)
+
+
+def _words_of(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise UsageError(
+            f"--reference-command must be a command as a shell reads it, got {error} in "
+            f"{command!r}."
+        ) from None
+
+
+def _check_options_file(path: str) -> None:
+    """Runs the file once here, before a run is spent on its mistakes."""
+    from ._auto import options_of
+    from ._fork import one_thread
+
+    one_thread()  # ranks may be forked from this process
+    try:
+        options_of(path, {})
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            f"The options file must run by itself, got {type(error).__name__}: {error} in {path}. "
+            "Run it with python."
+        ) from None
 
 
 class _Driver:
@@ -107,8 +150,14 @@ class _Driver:
         if self.launch is not None and _may_have_gpu():
             self.launch = None
         self.is_forked = self.launch is not None
-        if self.launch is not None and options.mesh is not None:
-            _check_mesh(parse_mesh(options.mesh), self.launch.world_size)
+        self.mesh = _mesh_of(options)
+        if options.reference is not None:
+            mine = {self.folder / "run", self.folder / "report"}
+            if options.reference.resolve() in mine:
+                raise UsageError(
+                    f"--reference must be another folder than the judged run's, got "
+                    f"{options.reference}. Give another --output-dir."
+                )
 
     def run(self) -> int:
         options = self.options
@@ -156,13 +205,18 @@ class _Driver:
                 (path, self._start(launch, command, self._config(path, subject, seed)))
                 for subject, path, seed in batch
             ]
-            for path, process in started:
-                self._wait(path, process, is_reference=True)
+            try:
+                for path, process in started:
+                    self._wait(path, process, is_reference=True)
+            except BaseException:
+                for _, (process, _) in started:
+                    _end(process)
+                raise
 
     def _single_launch(self) -> tuple[_launch.Launch | None, list[str]]:
         given = self.options.reference_command
         if given is not None:
-            command = shlex.split(given)
+            command = _words_of(given)
             launch = None
             if not self.options.execute and not _may_have_gpu():
                 launch = _launch.recognise(command)
@@ -189,11 +243,11 @@ class _Driver:
         if not options.activations:
             overrides["activations"] = False
         if options.grad_scale is not None:
-            overrides["grad_scale"] = float(options.grad_scale)
+            overrides["grad_scale"] = options.grad_scale
         is_run = subject == "run"
         return AutoConfig(
             directory=str(path),
-            mesh=options.mesh if is_run else None,
+            mesh=str(self.mesh) if is_run else None,
             steps=options.steps,
             perturb=seed,
             stop=not options.run_to_end,
@@ -209,13 +263,17 @@ class _Driver:
         at = _launch.script_at(self.options.command)
         return Path(self.options.command[at]).stem if at is not None else "training"
 
-    def _start(self, launch: _launch.Launch | None, command: list[str], config: Any) -> Any:
+    def _start(
+        self, launch: _launch.Launch | None, command: list[str], config: Any
+    ) -> tuple[Any, str]:
+        """The started processes, and the id that their bundle must have."""
         run = uuid.uuid4().hex[:16]
+        _clear(Path(config.directory))
         logs = Path(config.directory + ".logs")
         if launch is not None:
             from . import _fork
 
-            return _fork.start(launch, config, logs, run)
+            return _fork.start(launch, config, logs, run), run
         from ._auto import VARIABLE
 
         logs.mkdir(parents=True, exist_ok=True)
@@ -235,21 +293,21 @@ class _Driver:
         if shutil.which(command[0]) is None:
             raise RunError(f"The command must start a program that is there, got {command[0]}.")
         log = (logs / "output.log").open("wb")
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        with log:
+            process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
+        return process, run
 
-    def _wait(self, path: Path, process: Any, *, is_reference: bool) -> None:
-        limit = self.options.timeout
-        try:
-            if isinstance(process, subprocess.Popen):
-                codes = [process.wait(limit)]
-            else:
-                codes = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            codes = [-1]
-        if (path / "manifest.json").exists():
-            return
-        raise RunError(_why_failed(path, codes, is_reference, self.options))
+    def _wait(self, path: Path, started: tuple[Any, str], *, is_reference: bool) -> None:
+        """Accepts a bundle only if it is of this start, and all processes ended well."""
+        process, run = started
+        codes = _codes_of(process, self.options.timeout)
+        manifest = path / "manifest.json"
+        is_there = manifest.exists() and json.loads(manifest.read_text()).get("run") == run
+        has_errors = any(_errors_of(path).glob("*.txt"))
+        if not is_there or codes is None or any(codes) or has_errors:
+            raise RunError(_why_failed(path, codes, is_there, is_reference, self.options))
 
     def _run_as_it_is(self, path: Path) -> None:
         self._say(f"run: {shlex.join(self.options.command)} ...")
@@ -266,24 +324,28 @@ class _Driver:
         options = self.options
         with self.seconds.measure("compare"):
             resolve(reference, run)
-            for line in check_samples(reference, run):
-                self._say(line)
+            said = check_samples(reference, run)
+            for line in said:
+                print(line, flush=True)  # a finding, so also with --quiet
             arguments = ["compare", str(reference), str(run)]
             if options.not_recorded:
                 arguments += ["--not-recorded", ",".join(options.not_recorded)]
             for flag, value in (
                 ("--partial", options.partial),
                 ("--grad-scale", options.grad_scale),
-                ("--mesh", options.mesh),
+                ("--mesh", str(self.mesh)),
             ):
                 if value is not None:
-                    arguments += [flag, value]
+                    arguments += [flag, str(value)]
             if options.verbose:
                 arguments.append("--verbose")
             if options.output_dir is not None:
                 arguments += ["--output-dir", str(self.folder / "report")]
             sys.stdout.flush()
             code, _ = _program.call(arguments)
+            if said and code == 0:
+                print(f"DIVERGES  {said[0]}", flush=True)
+                code = _DIVERGES
         self._say(str(self.seconds))
         return code
 
@@ -292,12 +354,85 @@ class _Driver:
             print(text, file=sys.stderr, flush=True)
 
 
-def _check_mesh(mesh: Mesh, world_size: int) -> None:
-    if mesh.size != world_size:
+def _mesh_of(options: JudgeOptions) -> Mesh:
+    """The mesh that the judged run must have: given, or dp over what the launcher is asked for."""
+    size = _launch.asked_world_size(options.command)
+    if options.mesh is not None:
+        mesh = parse_mesh(options.mesh)
+    elif size is not None:
+        mesh = Mesh({"dp": size})
+    elif options.allow_one_process:
+        mesh = Mesh({"dp": 1})
+    else:
+        raise UsageError(
+            f"--mesh must be given where the number of processes is not known, got "
+            f"{shlex.join(options.command[:4])} ... Give --mesh dp=N, or torchrun with "
+            "--nproc-per-node N."
+        )
+    if size is not None and mesh.size != size:
         raise UsageError(
             f"The product of the mesh's degrees must be the number of processes, got {mesh} "
-            f"({mesh.size}) for {world_size} processes."
+            f"({mesh.size}) for {size} processes."
         )
+    if mesh.size == 1 and not options.allow_one_process:
+        raise UsageError(
+            "A judged run must have two processes or more, got one: it would be compared with "
+            "itself. Give the launcher more, or --allow-one-process."
+        )
+    return mesh
+
+
+def _clear(path: Path) -> None:
+    """Removes what an older start left: the bundle, its errors and its logs."""
+    _bundle_of_ours(path)
+    for folder, names in ((_errors_of(path), r"rank\d+\.txt"), (_logs_of(path), _LOG_NAMES)):
+        if folder.exists():
+            foreign = [p.name for p in folder.iterdir() if not re.fullmatch(names, p.name)]
+            if foreign:
+                raise UsageError(
+                    f"The folder {folder} must hold what an older run left there, got "
+                    f"{foreign[0]}, too. Give another --output-dir."
+                )
+            shutil.rmtree(folder)
+
+
+def _bundle_of_ours(path: Path) -> None:
+    from ._bundle import remove_bundle
+
+    try:
+        remove_bundle(path)
+    except RecordError as error:
+        raise UsageError(f"{error} (--output-dir)") from None
+
+
+def _errors_of(path: Path) -> Path:
+    return path.with_name(path.name + ".errors")
+
+
+def _logs_of(path: Path) -> Path:
+    return path.with_name(path.name + ".logs")
+
+
+def _codes_of(process: Any, limit: float) -> list[int] | None:
+    """The exit codes; None if the processes had to be ended after `limit` seconds."""
+    try:
+        if isinstance(process, subprocess.Popen):
+            return [process.wait(limit)]
+        codes: list[int] = process.wait(limit)
+        return codes
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        _end(process)
+
+
+def _end(process: Any) -> None:
+    """Ends what still runs of a start."""
+    if not isinstance(process, subprocess.Popen):
+        process.kill()
+    elif process.poll() is None:
+        end_processes([process.pid])
+        process.wait()
 
 
 def _may_have_gpu() -> bool:
@@ -307,13 +442,28 @@ def _may_have_gpu() -> bool:
     return Path("/dev/nvidiactl").exists()
 
 
-def _why_failed(path: Path, codes: Sequence[int], is_reference: bool, options: JudgeOptions) -> str:
-    errors = path.with_name(path.name + ".errors")
-    texts = sorted(errors.glob("*.txt")) if errors.exists() else []
+def _why_failed(
+    path: Path,
+    codes: Sequence[int] | None,
+    is_there: bool,
+    is_reference: bool,
+    options: JudgeOptions,
+) -> str:
+    texts = sorted(_errors_of(path).glob("*.txt"))
     if texts:
         return texts[0].read_text().strip()
-    logs = path.with_name(path.name + ".logs")
-    tail = _tail(logs, codes)
+    tail = _tail(_logs_of(path), codes or [])
+    if codes is None:
+        return (
+            f"Each run must end within {options.timeout:g} seconds, got one that still ran. Give "
+            f"--timeout a larger number if it needs more. Its last lines were:\n{tail}"
+        )
+    if is_there:
+        return (
+            f"The command must end well, got exit codes {list(codes)} after the steps were "
+            "recorded. Let the script run to its end without an error, or judge it without "
+            f"--run-to-end. Its last lines were:\n{tail}"
+        )
     if not any(codes):
         return (
             "Every rank must build a torch.optim optimizer, call the model and step, got a "
@@ -339,7 +489,8 @@ def _tail(logs: Path, codes: Sequence[int]) -> str:
     files = sorted(logs.glob("*.log")) if logs.exists() else []
     if not files:
         return "  (no output)"
-    failed = next((i for i, code in enumerate(codes) if code != 0), 0)
+    raised = [i for i, code in enumerate(codes) if code > 0]  # others were ended for it
+    failed = next(iter([*raised, *(i for i, code in enumerate(codes) if code != 0)]), 0)
     file = files[min(failed, len(files) - 1)]
     lines = file.read_text(errors="replace").splitlines()[-15:]
     return "\n".join(f"  {line}" for line in lines) or "  (no output)"

@@ -37,18 +37,22 @@ class Launch:
         )
 
 
-#: Options of torchrun that take no value; all others take one.
-_TORCHRUN_FLAGS = {
-    "standalone",
-    "no_python",
-    "module",
-    "m",
-    "run_path",
-    "signals_to_handle",
-    "virtual_local_rank",
+#: Where deepspeed finds its nodes by default.
+_HOSTFILE = "/job/hostfile"
+#: torchrun reads options from variables that begin so.
+_OF_TORCHRUN = "PET_"
+#: Options whose meaning is known here. A command with any other one runs untouched.
+_TORCHRUN_FLAGS = {"standalone", "module", "m"}
+_TORCHRUN_KNOWN = _TORCHRUN_FLAGS | {
+    "nnodes",
+    "nproc_per_node",
+    "rdzv_backend",
+    "rdzv_endpoint",
+    "rdzv_id",
+    "master_addr",
+    "master_port",
+    "monitor_interval",
 }
-_TORCHRUN_REFUSED = {"no_python", "run_path", "virtual_local_rank", "help", "h"}
-_TORCHRUN_SHORT_VALUES = {"r", "t"}
 _ACCELERATE_KNOWN = {
     "multi_gpu",
     "num_processes",
@@ -66,19 +70,32 @@ _DEEPSPEED_FLAGS = {"no_local_rank", "module", "bind_cores_to_rank"}
 def recognise(command: Sequence[str]) -> Launch | None:
     """What the command launches, or None if it must be run untouched.
 
-    None for launchers and options that are not known here, for several nodes, and for a launcher
-    of another Python installation than this one.
+    None for launchers and options that are not known here, for several nodes, for a launcher of
+    another Python installation than this one, and where the environment gives it options.
     """
     words = list(command)
-    if len(words) >= 3 and _is_own_python(words[0]) and words[1] == "-m":
-        if words[2] in ("torch.distributed.run", "torch.distributed.launch"):
+    if not words or any(name.startswith(_OF_TORCHRUN) for name in os.environ):
+        return None
+    is_own = _is_own_python if words[1:2] == ["-m"] else _is_own_program
+    return _parse(words) if is_own(words[0]) else None
+
+
+def asked_world_size(command: Sequence[str]) -> int | None:
+    """How many processes a launcher of any Python installation is asked for, if that is known."""
+    if any(name.startswith(_OF_TORCHRUN) for name in os.environ):
+        return None
+    launch = _parse(list(command))
+    return None if launch is None else launch.world_size
+
+
+def _parse(words: list[str]) -> Launch | None:
+    if len(words) >= 3 and words[1] == "-m":
+        if words[2] == "torch.distributed.run":
             return _torchrun(words[3:])
         if words[2] == "accelerate.commands.launch":
             return _accelerate(words[3:])
         return None
-    if not words or not _is_own_program(words[0]):
-        return None
-    name = Path(words[0]).name
+    name = Path(words[0]).name if words else ""
     if name == "torchrun":
         return _torchrun(words[1:])
     if name == "accelerate" and words[1:2] == ["launch"]:
@@ -110,13 +127,24 @@ def _is_own_program(word: str) -> bool:
     )
 
 
-def _split(words: Sequence[str], flags: set[str]) -> tuple[dict[str, str], list[str]] | None:
-    """Options before the script as name -> value ("" of a flag), and the script with its words."""
+def _split(
+    words: Sequence[str], known: set[str], flags: set[str]
+) -> tuple[dict[str, str], list[str]] | None:
+    """Options before the script as name -> value ("" of a flag), and the script with its words.
+
+    None where an option is not written out as it is known: prefixes, other dashes, twice.
+    """
     options: dict[str, str] = {}
     i = 0
     while i < len(words) and words[i].startswith("-"):
-        name, equals, value = words[i].lstrip("-").partition("=")
-        name = name.replace("-", "_")
+        name, equals, value = words[i].partition("=")
+        dashes = "-" if len(name) == 2 else "--"
+        name = name.removeprefix(dashes).replace("-", "_")
+        is_written_so = name and (len(name) == 1) == (dashes == "-") and not name.startswith("_")
+        if not is_written_so or name not in known or name in options:
+            return None
+        if name in flags and equals:
+            return None
         if name not in flags and not equals:
             i += 1
             if i == len(words):
@@ -127,30 +155,37 @@ def _split(words: Sequence[str], flags: set[str]) -> tuple[dict[str, str], list[
     return (options, list(words[i:])) if i < len(words) else None
 
 
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch("[1-9][0-9]{0,5}", text) else None
+
+
 def _torchrun(words: Sequence[str]) -> Launch | None:
-    split = _split(words, _TORCHRUN_FLAGS | _TORCHRUN_REFUSED)
+    split = _split(words, _TORCHRUN_KNOWN, _TORCHRUN_FLAGS)
     if split is None:
         return None
     options, rest = split
-    if options.keys() & _TORCHRUN_REFUSED or options.get("nnodes", "1") not in ("1", "1:1"):
+    if options.get("nnodes", "1") not in ("1", "1:1"):
         return None
-    number = options.get("nproc_per_node", "1")
-    if not number.isdigit() or int(number) < 1:
+    number = _number(options.get("nproc_per_node", "1"))
+    if number is None:
         return None
     is_module = "module" in options or "m" in options
-    return Launch("torchrun", int(number), rest[0], rest[1:], is_module)
+    return Launch("torchrun", number, rest[0], rest[1:], is_module)
 
 
 def _accelerate(words: Sequence[str]) -> Launch | None:
-    split = _split(words, _ACCELERATE_FLAGS)
+    split = _split(words, _ACCELERATE_KNOWN, _ACCELERATE_FLAGS)
     if split is None:
         return None
     options, rest = split
-    if options.keys() - _ACCELERATE_KNOWN or options.get("num_machines", "1") != "1":
+    if options.get("num_machines", "1") != "1":
         return None
     if "multi_gpu" not in options:  # without it accelerate starts one process where no GPU is
         return None
-    if "num_processes" not in options or not options["num_processes"].isdigit():
+    number = _number(options.get("num_processes", ""))
+    if number is None:
+        return None
+    if any(name.startswith("ACCELERATE_") for name in os.environ):
         return None
     if _has_accelerate_config():
         return None
@@ -160,9 +195,7 @@ def _accelerate(words: Sequence[str]) -> Launch | None:
         "ACCELERATE_DYNAMO_BACKEND": options.get("dynamo_backend", "no").upper(),
     }
     is_module = "module" in options or "m" in options
-    return Launch(
-        "accelerate", int(options["num_processes"]), rest[0], rest[1:], is_module, environment
-    )
+    return Launch("accelerate", number, rest[0], rest[1:], is_module, environment)
 
 
 def _has_accelerate_config() -> bool:
@@ -173,21 +206,23 @@ def _has_accelerate_config() -> bool:
 
 
 def _deepspeed(words: Sequence[str]) -> Launch | None:
-    split = _split(words, _DEEPSPEED_FLAGS)
+    split = _split(words, _DEEPSPEED_KNOWN, _DEEPSPEED_FLAGS)
     if split is None:
         return None
     options, rest = split
-    number = options.get("num_gpus", options.get("num_accelerators", ""))
-    if options.keys() - _DEEPSPEED_KNOWN or options.get("num_nodes", "1") != "1":
+    if Path(_HOSTFILE).exists():
         return None
-    if not number.isdigit() or int(number) < 1:
+    if options.get("num_nodes", "1") != "1" or {"num_gpus", "num_accelerators"} <= options.keys():
+        return None
+    number = _number(options.get("num_gpus", options.get("num_accelerators", "")))
+    if number is None:
         return None
     return Launch(
         "deepspeed",
-        int(number),
+        number,
         rest[0],
         rest[1:],
         "module" in options,
-        {"LOCAL_SIZE": number},
+        {"LOCAL_SIZE": str(number)},
         adds_local_rank="no_local_rank" not in options,
     )

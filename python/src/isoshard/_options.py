@@ -37,6 +37,7 @@ class Options:
     activations: bool = True
     grad_scale: float | None = None
     loss_reduction: str = "avg"
+    allow_draws: bool = False
 
     def __post_init__(self) -> None:
         for pattern, layout in self.layouts.items():

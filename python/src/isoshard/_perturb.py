@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 
@@ -11,15 +12,17 @@ from ._dtensor import is_dtensor, local_of
 from .errors import RecordError
 
 
-def perturb(model: torch.nn.Module, seed: int) -> None:
-    """Moves each floating-point parameter by one ulp of its dtype, in place.
+def perturb(
+    model: torch.nn.Module, seed: int, outside: Mapping[str, torch.Tensor] | None = None
+) -> None:
+    """Moves each floating-point parameter by one ulp of its dtype, in place; so those outside.
 
     A parameter that a DTensor cuts over several ranks is refused: perturbed runs are runs of one
     process (or of ranks that all hold the whole model).
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in [*model.named_parameters(), *(outside or {}).items()]:
             if not parameter.is_floating_point():
                 continue
             if is_dtensor(parameter) and local_of(parameter).shape != parameter.shape:

@@ -1,59 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places of plain local tensors, from the reference's shapes and the field's conventions.
+"""Places of plain local tensors, from the reference's shapes and values and from conventions.
 
 The judge tries every reading of `"layout": "infer"` and refuses a tie. A run with a bug fits no
-reading well, so ties are likely just there. Conventions decide them: samples (dim 0 of
-activations and inputs) are cut over the data axes, everything else over the other ones. Where the
-ranks' inputs are the reference's in another order, samples lie where their inputs say. A wrong
-reading can only raise an alarm.
+reading well, so ties are likely just there. Here a reading that alone fits the shapes counts; of
+several the one whose values are clearly nearer the reference's; else conventions decide: samples
+(dim 0 of activations and inputs) are cut over the data axes, everything else over the other ones.
+Where the ranks' inputs are the reference's in another order, samples lie where their inputs say.
+A wrong reading can only raise an alarm.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from . import _bundle
 from ._bundle import Key
+from ._dtensor import Box
 from ._mesh import DATA_AXES, Mesh
 from ._samples import orders_of, runs_of
 
 _SAMPLE_KINDS = ("activation", "activation_grad", "data_id")
 
 
+#: How much nearer than the next best the values of a reading must be (squared error).
+_CLEARLY = 0.01
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to lay out a tensor: where each rank's part begins, and which axes cut each dim."""
+
+    offsets: list[list[int]]
+    axes: dict[int, list[str]]
+
+
 def resolve(reference: Path, run: Path) -> int:
-    """Writes boxes for inferred layouts of a run where the convention gives one; how many."""
-    manifest = _bundle.read_manifest(run)
-    mesh = Mesh({str(a["axis"]): int(a["degree"]) for a in manifest["mesh"]})
-    if mesh.size == 1:
-        return 0
-    resolved = 0
-    for step in manifest["steps"]:
-        shapes = _shapes_of(reference, step)
-        orders = orders_of(reference, run, step, mesh)
-        files = [_bundle.read_records(run, step, rank) for rank in range(mesh.size)]
-        by_key: dict[Key, list[dict[str, Any] | None]] = {}
-        for rank, file in enumerate(files):
-            for record in file["records"]:
-                key = (step, record["kind"], record["name"], record["call"])
-                by_key.setdefault(key, [None] * mesh.size)[rank] = record
-        for key, records in by_key.items():
-            if key in shapes and _resolve_one(records, shapes[key], mesh, key[1], orders):
-                resolved += 1
-        for rank, file in enumerate(files):
-            _bundle.write_records(run, step, rank, file)
-    if resolved:
+    """Writes boxes for inferred layouts of a run where one reading is chosen; how many."""
+    resolved, changed = _resolved(reference, run)
+    for (step, rank), content in changed.items():
+        _bundle.write_records(run, step, rank, content)
+    if changed:
         _bundle.reseal(run)
     return resolved
 
 
 def resolved_copy(reference: Path, run: Path, target: Path) -> Path:
-    """A copy of a run with its places resolved; big files are hard links where they may be."""
+    """A copy of a run with its places resolved, or the run itself where there are none to resolve.
+
+    Big files are hard links where they may be.
+    """
+    _, changed = _resolved(reference, run)
+    if not changed:
+        return run
     manifest = _bundle.read_manifest(run)
-    for name in [*manifest["files"], _bundle.MANIFEST]:
+    for name in [*_bundle.files_of(manifest, run), _bundle.MANIFEST]:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         try:
             if not name.endswith(".safetensors"):
@@ -61,26 +69,86 @@ def resolved_copy(reference: Path, run: Path, target: Path) -> Path:
             os.link(run / name, target / name)
         except OSError:
             shutil.copyfile(run / name, target / name)
-    resolve(reference, target)
+    for (step, rank), content in changed.items():
+        _bundle.write_records(target, step, rank, content)
+    _bundle.reseal(target)
     return target
+
+
+def _resolved(reference: Path, run: Path) -> tuple[int, dict[tuple[int, int], dict[str, Any]]]:
+    """How many tensors were resolved, and what the changed files of steps and ranks say then."""
+    changed: dict[tuple[int, int], dict[str, Any]] = {}
+    resolved = 0
+    with _bundle.checked(run):
+        manifest = _bundle.read_manifest(run)
+        mesh = Mesh({str(a["axis"]): int(a["degree"]) for a in manifest["mesh"]})
+        if mesh.size == 1:
+            return 0, {}
+        for step in manifest["steps"]:
+            files = [_bundle.read_records(run, step, rank) for rank in range(mesh.size)]
+            by_key: dict[Key, list[dict[str, Any] | None]] = {}
+            for rank, file in enumerate(files):
+                for record in file["records"]:
+                    key = (step, record["kind"], record["name"], record["call"])
+                    by_key.setdefault(key, [None] * mesh.size)[rank] = record
+            shapes = _shapes_of(reference, step)
+            values = _Values(reference, run, step, mesh.size)
+            orders = orders_of(reference, run, step, mesh)
+            before = resolved
+            for key, records in by_key.items():
+                if key in shapes and _resolve_one(key, records, shapes[key], mesh, orders, values):
+                    resolved += 1
+            if resolved > before:  # a tensor is resolved on all ranks
+                changed.update({(step, rank): file for rank, file in enumerate(files)})
+    return resolved, changed
 
 
 def _shapes_of(reference: Path, step: int) -> dict[Key, list[int]]:
     if step not in _bundle.read_manifest(reference)["steps"]:
         return {}
     return {
-        (step, r["kind"], r["name"], r.get("call", 0)): r["global_shape"]
+        (step, r["kind"], r["name"], r["call"]): r["global_shape"]
         for r in _bundle.read_records(reference, step, 0)["records"]
         if "global_shape" in r
     }
 
 
+class _Values:
+    """The tensors of a step, read where several readings fit the shapes."""
+
+    def __init__(self, reference: Path, run: Path, step: int, ranks: int) -> None:
+        self._paths = [(reference, 0), *((run, rank) for rank in range(ranks))]
+        self._step = step
+        self._tensors: list[dict[str, torch.Tensor]] = []
+        self._scales: dict[str, float] = {}
+
+    def of(self, key: Key) -> list[torch.Tensor]:
+        """The reference's tensor and the ranks', in fp64 and without factors on gradients."""
+        if not self._tensors:
+            for path, rank in self._paths:
+                self._tensors.append(_bundle.read_tensors(path, self._step, rank))
+            records = _bundle.read_records(self._paths[0][0], self._step, 0)["records"]
+            self._scales = {_name(r): _number(r.get("grad_scale", 1)) for r in records}
+        name = f"{key[1]}/{key[2]}/{key[3]}"
+        whole, *local = [tensors[name].double() for tensors in self._tensors]
+        return [whole / self._scales.get(name, 1.0), *local]
+
+
+def _name(record: dict[str, Any]) -> str:
+    return f"{record['kind']}/{record['name']}/{record['call']}"
+
+
+def _number(value: Any) -> float:
+    return float.fromhex(value) if isinstance(value, str) else float(value)
+
+
 def _resolve_one(
+    key: Key,
     records: list[dict[str, Any] | None],
     whole: list[int],
     mesh: Mesh,
-    kind: str,
     orders: list[list[int]] | None,
+    values: _Values,
 ) -> bool:
     present = [r for r in records if r is not None]
     if len(present) != mesh.size or any(r.get("layout") != "infer" for r in present):
@@ -88,58 +156,118 @@ def _resolve_one(
     shapes = [list(r["local_shape"]) for r in present]
     if any(len(shape) != len(whole) for shape in shapes):
         return False
-    offsets = offsets_of(shapes, whole, mesh, kind)
-    if offsets is None:
+    kind = key[1]
+    readings = readings_of(shapes, whole, mesh, kind)
+    if not readings:
         return False
-    for rank, (record, shape, offset) in enumerate(zip(present, shapes, offsets, strict=True)):
+    of_samples = orders if kind in _SAMPLE_KINDS else None
+    boxes = [_boxes_of(reading, shapes, whole, mesh, of_samples) for reading in readings]
+    chosen = 0
+    if len(boxes) > 1:
+        reference, *local = values.of(key)
+        if list(reference.shape) != whole:  # a share, of a reference of several ranks
+            boxes = boxes[:1]
+        scales = [_number(r.get("grad_scale", 1)) for r in present]
+        local = [tensor / scale for tensor, scale in zip(local, scales, strict=True)]
+        if len(boxes) > 1:
+            chosen = _nearest([_error(reference, local, parts) for parts in boxes])
+    for record, parts in zip(present, boxes[chosen], strict=True):
         del record["layout"]
         record["global_shape"] = list(whole)
-        order = orders[rank] if orders is not None and kind in _SAMPLE_KINDS else None
-        record["boxes"] = _boxes(shape, offset, whole, order, mesh.data_degree)
+        record["boxes"] = parts
     return True
 
 
+def _nearest(errors: list[float]) -> int:
+    """The reading that is clearly the nearest, else the first one."""
+    best = min(range(len(errors)), key=lambda i: errors[i])
+    others = [error for i, error in enumerate(errors) if i != best]
+    return best if errors[best] < _CLEARLY * min(others) else 0
+
+
+def _error(whole: torch.Tensor, local: list[torch.Tensor], boxes: list[list[Box]]) -> float:
+    """The sum of squared differences of all ranks' parts from the reference."""
+    total = 0.0
+    for tensor, parts in zip(local, boxes, strict=True):
+        for box in parts:
+            ours = whole[_slices(box["global_offset"], box["size"])]
+            theirs = tensor[_slices(box["local_offset"], box["size"])]
+            total += float((ours - theirs).square().sum())
+    return total if math.isfinite(total) else math.inf
+
+
+def _slices(offset: list[int], size: list[int]) -> tuple[slice, ...]:
+    return tuple(slice(o, o + n) for o, n in zip(offset, size, strict=True))
+
+
+def _boxes_of(
+    reading: Reading,
+    shapes: list[list[int]],
+    whole: list[int],
+    mesh: Mesh,
+    orders: list[list[int]] | None,
+) -> list[list[Box]]:
+    data = {axis for axis, degree in mesh.axes.items() if axis in DATA_AXES and degree > 1}
+    dims = [dim for dim, axes in reading.axes.items() if data and set(axes) == data]
+    result = []
+    for rank, (shape, offset) in enumerate(zip(shapes, reading.offsets, strict=True)):
+        order = orders[rank] if orders is not None and dims else None
+        result.append(_boxes(shape, offset, whole, order, dims[0] if dims else 0))
+    return result
+
+
 def _boxes(
-    shape: list[int], offset: list[int], whole: list[int], order: list[int] | None, parts: int
-) -> list[dict[str, list[int]]]:
+    shape: list[int], offset: list[int], whole: list[int], order: list[int] | None, dim: int
+) -> list[Box]:
+    """One box, or where samples lie in another order along `dim`, one for each run of them."""
     if math.prod(shape) == 0:
         return []
     zeros = [0] * len(shape)
-    is_split = bool(shape) and shape[0] < whole[0] and parts > 1
-    if order is None or not is_split or shape[0] % len(order) != 0:
+    if not order or shape[dim] == whole[dim] or shape[dim] % len(order) != 0:
         return [{"local_offset": zeros, "global_offset": offset, "size": shape}]
+
+    def at(values: list[int], value: int) -> list[int]:
+        return [*values[:dim], value, *values[dim + 1 :]]
+
     return [
         {
-            "local_offset": [local, *zeros[1:]],
-            "global_offset": [begin, *offset[1:]],
-            "size": [count, *shape[1:]],
+            "local_offset": at(zeros, local),
+            "global_offset": at(offset, begin),
+            "size": at(shape, count),
         }
-        for local, begin, count in runs_of(order, shape[0] // len(order))
+        for local, begin, count in runs_of(order, shape[dim] // len(order))
     ]
 
 
-def offsets_of(
-    shapes: list[list[int]], whole: list[int], mesh: Mesh, kind: str
-) -> list[list[int]] | None:
-    """Where each rank's part begins, or None if no convention fits the shapes."""
-    offsets = [[0] * len(whole) for _ in shapes]
-    used: set[str] = set()
+def readings_of(shapes: list[list[int]], whole: list[int], mesh: Mesh, kind: str) -> list[Reading]:
+    """All ways to cut the whole into parts of these shapes, the likeliest by convention first."""
+    found: list[Reading] = [Reading([[0] * len(whole) for _ in shapes], {})]
     for dim, size in enumerate(whole):
         sizes = [shape[dim] for shape in shapes]
         if all(s == size for s in sizes):
             continue
-        for axes in _choices(mesh, kind, dim):
-            if used & set(axes):
-                continue
-            found = _offsets_along(sizes, size, mesh, axes)
-            if found is not None:
-                used |= set(axes)
-                for offset, begin in zip(offsets, found, strict=True):
-                    offset[dim] = begin
-                break
-        else:
-            return None
-    return offsets
+        fitting = [
+            (axes, begins)
+            for axes in _choices(mesh, kind, dim)
+            if (begins := _offsets_along(sizes, size, mesh, axes)) is not None
+        ]
+        longer = []
+        for reading in found:
+            used = {axis for axes in reading.axes.values() for axis in axes}
+            for axes, begins in fitting:
+                if used & set(axes):
+                    continue
+                offsets = [
+                    [*offset[:dim], begin, *offset[dim + 1 :]]
+                    for offset, begin in zip(reading.offsets, begins, strict=True)
+                ]
+                longer.append(Reading(offsets, {**reading.axes, dim: axes}))
+        found = longer
+    distinct: list[Reading] = []
+    for reading in found:
+        if all(reading.offsets != other.offsets for other in distinct):
+            distinct.append(reading)
+    return distinct
 
 
 def _choices(mesh: Mesh, kind: str, dim: int) -> list[list[str]]:
@@ -151,7 +279,10 @@ def _choices(mesh: Mesh, kind: str, dim: int) -> list[list[str]]:
     choices = [[axis] for axis in order]
     if len(data) > 1:
         choices.insert(0 if order == data + others else len(choices), data)
-    return [*choices, axes]
+    for count in range(2, len(axes) + 1):
+        more = [list(chosen) for chosen in itertools.combinations(axes, count)]
+        choices += [chosen for chosen in more if chosen not in choices]
+    return choices
 
 
 def _offsets_along(sizes: list[int], whole: int, mesh: Mesh, axes: list[str]) -> list[int] | None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,10 +19,10 @@ from ._dtensor import Place, axes_of_mesh_dims, is_dtensor, local_of, place_of
 from ._mesh import ALIASES, DATA_AXES, MeshLike, mesh_of
 from ._options import Layout, Options
 from ._safetensors import dtype_name
-from .errors import RecordError
+from .errors import RecordError, UsageError
 
 _SAMPLE_KINDS = ("activation", "activation_grad", "data_id")
-_WAIT_SECONDS = float(os.environ.get("ISOSHARD_WAIT_SECONDS", "120"))
+_WAIT_VARIABLE = "ISOSHARD_WAIT_SECONDS"
 
 
 def world() -> tuple[int, int]:
@@ -36,6 +37,26 @@ def world() -> tuple[int, int]:
         if rank in os.environ and size in os.environ:
             return int(os.environ[rank]), int(os.environ[size])
     return 0, 1
+
+
+def _check_world_size(size: int) -> None:
+    """Two worlds of other sizes would write the files of the same rank."""
+    asked = os.environ.get("WORLD_SIZE", "")
+    if dist.is_available() and dist.is_initialized() and asked.isdecimal() and int(asked) != size:
+        raise RecordError(
+            f"torch.distributed must have the {asked} processes that the launcher started "
+            f"(WORLD_SIZE), got {size}. Let the script pass the launcher's RANK and WORLD_SIZE on "
+            "to init_process_group."
+        )
+
+
+def _wait_seconds() -> float:
+    """How long a rank waits for the files of others."""
+    text = os.environ.get(_WAIT_VARIABLE, "120")
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{_WAIT_VARIABLE} must be seconds, got {text!r}.") from None
 
 
 class Recorder:
@@ -57,6 +78,7 @@ class Recorder:
         self.directory = Path(directory)
         self.options = options or Options()
         self.rank, self.world_size = world()
+        _check_world_size(self.world_size)
         self.mesh = mesh_of(mesh, self.world_size)
         self.subject, self.case = subject, case
         self.training: dict[str, Any] = {}
@@ -238,7 +260,7 @@ class Recorder:
         if self._entries:
             self._entries = merged(self._entries)
             if not self.steps and self.rank == 0:
-                _bundle.prepare_folder(self.directory)
+                _bundle.prepare_folder(self.directory, self.run)
             elif not self.steps:
                 self._wait_for_folder()
             _bundle.write_rank(self.directory, self.run, self.rank, self.step, self._entries)
@@ -248,7 +270,7 @@ class Recorder:
 
     def _wait_for_folder(self) -> None:
         # Rank 0 empties the folder first, so its file of the step says that it is ready.
-        _bundle.wait_for_ranks(self.directory, self.run, [self.step], 1, _WAIT_SECONDS)
+        _bundle.wait_for_ranks(self.directory, self.run, [self.step], 1, _wait_seconds())
 
     def finish(self) -> None:
         """Ends the recording: rank 0 seals the bundle when all ranks have written theirs."""
@@ -262,16 +284,16 @@ class Recorder:
                 "A recording must see at least one optimizer step, got none. Give the optimizer "
                 "that the script steps, and let the recorded part contain its step()."
             )
-        _bundle.wait_for_ranks(self.directory, self.run, self.steps, self.world_size, _WAIT_SECONDS)
+        _bundle.wait_for_ranks(
+            self.directory, self.run, self.steps, self.world_size, _wait_seconds()
+        )
         if self.rank == 0:
             _bundle.seal(self.directory, self.manifest())
         else:
             self._wait_for_manifest()
 
     def _wait_for_manifest(self) -> None:
-        import time
-
-        end = time.monotonic() + _WAIT_SECONDS
+        end = time.monotonic() + _wait_seconds()
         while not (self.directory / _bundle.MANIFEST).exists() and time.monotonic() < end:
             time.sleep(0.01)
 
@@ -315,11 +337,14 @@ class Recorder:
 def merged(entries: list[Entry]) -> list[Entry]:
     """Joins the micro-batches of records along dim 0, where their other dims allow it.
 
-    Micro-batches that cannot be joined become calls of their own.
+    Micro-batches that cannot be joined become calls of their own, behind all others.
     """
     groups: dict[tuple[str, str, int], list[Entry]] = {}
+    calls: dict[tuple[str, str], int] = {}  # the next free one
     for entry in entries:
         record = entry.record
+        what = (record["kind"], record["name"])
+        calls[what] = max(calls.get(what, 0), record["call"] + 1)
         groups.setdefault((record["kind"], record["name"], record["call"]), []).append(entry)
     result = []
     for group in groups.values():
@@ -328,8 +353,12 @@ def merged(entries: list[Entry]) -> list[Entry]:
         elif _may_join(group):
             result.append(_joined(group))
         else:
-            for call, entry in enumerate(group):
-                entry.record["call"] = call
+            group = sorted(group, key=lambda e: e.micro or 0)
+            result.append(group[0])
+            what = (group[0].record["kind"], group[0].record["name"])
+            for entry in group[1:]:
+                entry.record["call"] = calls[what]
+                calls[what] += 1
                 result.append(entry)
     return result
 

@@ -7,10 +7,11 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from .errors import RecordError
+from .errors import BundleError, RecordError
 
 #: torch dtype -> (name in a bundle, name in a safetensors header)
 DTYPES: dict[torch.dtype, tuple[str, str]] = {
@@ -25,7 +26,7 @@ DTYPES: dict[torch.dtype, tuple[str, str]] = {
     torch.uint8: ("uint8", "U8"),
     torch.bool: ("bool", "BOOL"),
 }
-_OF_HEADER = {header: dtype for dtype, (_, header) in DTYPES.items()}
+OF_HEADER = {header: dtype for dtype, (_, header) in DTYPES.items()}
 
 
 def dtype_name(dtype: torch.dtype, what: str) -> str:
@@ -60,21 +61,31 @@ def write_safetensors(path: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -
                 file.write(data.numpy().tobytes())
 
 
+def read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header of a file by tensor name, and where its data begin."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > path.stat().st_size:
+            raise BundleError(
+                f"The header of {path} must fit into the file, got {size} bytes. Record the "
+                "bundle anew."
+            )
+        header = json.loads(file.read(size))
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}, 8 + size
+
+
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     """All tensors of a file, on the CPU."""
+    header, begin_of_data = read_header(path)
     data = bytearray(path.read_bytes())
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(bytes(data[8 : 8 + size]))
     tensors = {}
     for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        dtype, shape = _OF_HEADER[entry["dtype"]], entry["shape"]
+        dtype, shape = OF_HEADER[entry["dtype"]], entry["shape"]
         begin, _ = entry["data_offsets"]
         count = math.prod(shape)
         if count == 0:
             tensors[name] = torch.empty(shape, dtype=dtype)
             continue
-        at = 8 + size + begin
+        at = begin_of_data + begin
         tensors[name] = torch.frombuffer(data, dtype=dtype, count=count, offset=at).reshape(shape)
     return tensors

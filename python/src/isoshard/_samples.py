@@ -61,10 +61,11 @@ def _rows(directory: Path, step: int, rank: int) -> Rows | None:
     """The bytes of each sample over all inputs that have as many rows as the first one."""
     tensors = _bundle.read_tensors(directory, step, rank)
     inputs = [
-        tensors[f"data_id/{r['name']}/{r['call']}"]
+        tensors[f"data_id/{r['name']}/0"]
         for r in _bundle.read_records(directory, step, rank)["records"]
         if r["kind"] == "data_id" and r["call"] == 0
     ]
+    inputs = [t for t in inputs if t.ndim > 0]
     if not inputs:
         return None
     count = inputs[0].shape[0]

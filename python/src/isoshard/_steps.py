@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from ._level1 import record
 from ._mesh import DATA_AXES, Mesh
 from ._options import Options
 from ._program import respond
 from .errors import UsageError
-from .record import record
 
 Build = Callable[[], torch.nn.Module]
 #: Gets the model and a DeviceMesh; returns the wrapped model, or None if it changed it in place.

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from select import select
 from typing import IO, Any
 
+from ._processes import die_with_parent
 from .errors import RunError, UsageError
 
 _TIMEOUT = 600.0
@@ -177,9 +178,7 @@ class _Pool:
 
 
 def _be_worker(rank: int, size: int, port: int, to: IO[bytes], back: IO[bytes]) -> None:
-    import ctypes
-
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    die_with_parent()
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),

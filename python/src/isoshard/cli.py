@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from . import _program
 from ._judge import JudgeOptions, judge
-from .errors import IsoshardError, RecordError, RunError, UsageError
+from .errors import BundleError, IsoshardError, UsageError
 
-_USAGE, _INFRASTRUCTURE = 2, 4
+_USAGE, _BAD_FILE, _INFRASTRUCTURE = 2, 3, 4
 #: Passed on to isoshard-judge as they are.
 _OF_THE_PROGRAM = ("respond", "bundle")
 
@@ -44,12 +46,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"isoshard: {error}", file=sys.stderr)
         return _USAGE
-    except (RunError, RecordError, OSError) as error:
+    except BundleError as error:
+        print(f"isoshard: {error}", file=sys.stderr)
+        return _BAD_FILE
+    except (IsoshardError, OSError) as error:
         print(f"isoshard: {error}", file=sys.stderr)
         return _INFRASTRUCTURE
-    except IsoshardError as error:
-        print(f"isoshard: {error}", file=sys.stderr)
-        return 1
+    except Exception as error:  # exit code 1 would say that a run diverges
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        print(
+            f"isoshard: this program failed ({type(error).__name__}: {error}, in {frame.name}, "
+            f"{Path(frame.filename).name}:{frame.lineno}). Please report it with the command.",
+            file=sys.stderr,
+        )
+        return _INFRASTRUCTURE
 
 
 def _compare(words: list[str]) -> int:
@@ -58,13 +68,25 @@ def _compare(words: list[str]) -> int:
     if len(bundles) < 2 or not all((path / "manifest.json").is_file() for path in bundles):
         return _program.call(words)[0]
     from ._bundle import reseal_is_safe
+    from ._data import check_samples
     from ._places import resolved_copy
 
-    if not reseal_is_safe(bundles[1]):
-        return _program.call(words)[0]  # it says what is wrong with the files
-    with tempfile.TemporaryDirectory(dir=bundles[1].parent, prefix=".isoshard-") as folder:
-        run = resolved_copy(bundles[0], bundles[1], Path(folder) / bundles[1].name)
-        return _program.call(["compare", words[1], str(run), *words[3:]])[0]
+    # Beside the bundle its big files can be linked.
+    beside = bundles[1].resolve().parent
+    place = beside if os.access(beside, os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=place, prefix=".isoshard-") as folder:
+        try:
+            if not reseal_is_safe(bundles[1]):
+                return _program.call(words)[0]  # it says what is wrong with the files
+            run = resolved_copy(bundles[0], bundles[1], Path(folder) / bundles[1].resolve().name)
+        except (BundleError, OSError) as error:
+            print(f"isoshard: {error}", file=sys.stderr)
+            return _program.call(words)[0] or _BAD_FILE
+        code = _program.call(["compare", words[1], str(run), *words[3:]])[0]
+        said = check_samples(bundles[0], run)
+        for line in said:
+            print(f"DIVERGES  {line}" if code == 0 else line, flush=True)
+        return 1 if said and code == 0 else code
 
 
 def _judge_options(options: argparse.Namespace, command: list[str]) -> JudgeOptions:
@@ -86,6 +108,7 @@ def _judge_options(options: argparse.Namespace, command: list[str]) -> JudgeOpti
         activations=not options.no_activations,
         timeout=options.timeout,
         jobs=options.jobs,
+        allow_one_process=options.allow_one_process,
         verbose=options.verbose,
         quiet=options.quiet,
     )
@@ -125,8 +148,13 @@ def _add_judge_options(parser: argparse.ArgumentParser) -> None:
     add("--options", metavar="FILE.py", help="rename, layouts, transform, not_recorded, ...")
     add("--not-recorded", action="append", default=[], help="records that may be missing")
     add("--partial", help="records that may be sums over ranks, such as scalar/loss")
-    add("--grad-scale", help="factor on activation gradients (default: number of dp ranks)")
+    add(
+        "--grad-scale",
+        type=float,
+        help="factor on activation gradients (default: number of dp ranks)",
+    )
     add("--loss", choices=["avg", "sum"], help="how the ranks' losses make the loss")
+    add("--allow-one-process", action="store_true", help="judge a run of one process, too")
     add("--no-activations", action="store_true", help="record no activations")
     add("--timeout", type=float, default=1800.0, help="seconds for one run")
     add("--jobs", type=int, default=0, help="runs of one process at a time")

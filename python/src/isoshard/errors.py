@@ -20,6 +20,10 @@ class RunError(IsoshardError, RuntimeError):
     """A command or a worker process failed, so that there is nothing to judge."""
 
 
+class BundleError(IsoshardError, ValueError):
+    """The files of a bundle are not as docs/bundle.md says."""
+
+
 class Divergence(IsoshardError, AssertionError):
     """A run does not compute what its reference computes. `report` is the judge's text."""
 

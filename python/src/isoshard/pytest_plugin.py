@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from .check import Report
+    from ._level3 import Report
 
 
 @pytest.fixture(scope="session")
 def isoshard_check() -> Iterator[Callable[..., Report]]:
     """isoshard.check; its worker processes end with the session."""
+    from ._level3 import check
     from ._workers import Workers  # torch is imported only where the fixture is used
-    from .check import check
 
     workers = Workers()
     yield partial(check, workers=workers)

@@ -7,8 +7,8 @@ import os
 from contextlib import AbstractContextManager
 from typing import Any
 
+from ._level1 import record
 from ._recorder import Recorder
-from .record import record
 
 
 def trainer_callback(directory: str | os.PathLike[str], *, steps: int = 2, **options: Any) -> Any:

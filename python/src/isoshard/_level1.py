@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ._checks import switch_dropout_off, unwrapped
+from ._checks import outside_parameters, switch_dropout_off, unwrapped
 from ._deepspeed import EngineHooks, is_engine, perturb_engine
 from ._hooks import Hooks
 from ._mesh import MeshLike
@@ -37,6 +37,7 @@ def record(
     activations: bool = True,
     grad_scale: float | None = None,
     loss_reduction: str = "avg",
+    allow_draws: bool = False,
     training: Mapping[str, Any] | None = None,
     judging: Mapping[str, Any] | None = None,
     subject: str = "pytorch",
@@ -65,6 +66,8 @@ def record(
         grad_scale: the factor on activation gradients; None: the number of data-parallel ranks,
             over which frameworks average.
         loss_reduction: how the ranks' losses make the loss of the step: "avg" or "sum".
+        allow_draws: accept a forward pass that draws random numbers: they change no value, or
+            all layouts draw the same.
         training: further settings that both runs must share.
         judging: settings by which this bundle, as a reference, has others judged.
         subject: who is judged, for the report.
@@ -85,13 +88,15 @@ def record(
         activations=activations,
         grad_scale=grad_scale,
         loss_reduction=loss_reduction,
+        allow_draws=allow_draws,
     )
     if no_dropout:
         switch_dropout_off(unwrapped(model))
     if perturb is not None and is_engine(model):
         perturb_engine(model, perturb)
     elif perturb is not None:
-        move_weights(unwrapped(model), perturb)
+        plain = unwrapped(model)
+        move_weights(plain, perturb, outside_parameters(plain, _list_of(optimizer)))
     recorder = Recorder(directory, mesh=mesh, subject=subject, case=case, options=options)
     hooks: Hooks
     if is_engine(model):
