@@ -246,7 +246,10 @@ TEST(SuspendedHost, IsSlowAndNotHung) {
   for (int rank = 0; rank < 2; ++rank) ASSERT_EQ(::read(ready[0], bytes.data(), 1), 1);
 
   // Nobody watches ranks before the controller waits for them.
-  while (!sleeps(program)) ::sched_yield();
+  while (!sleeps(program)) {
+    ASSERT_EQ(::waitpid(program, nullptr, WNOHANG), 0) << "the program ended";
+    ::sched_yield();
+  }
   ::kill(-program, SIGSTOP);
   (void)::poll(nullptr, 0, 2500);  // what is tested is that time passes
   ::kill(-program, SIGCONT);

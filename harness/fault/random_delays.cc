@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <thread>
+#include <utility>
 
 #include "core/base/philox.h"
 
@@ -48,6 +49,14 @@ std::chrono::microseconds random_delay(std::uint64_t seed, int run, int rank,
 
 std::shared_ptr<const CollectiveFault> random_delays(std::uint64_t seed, int run) {
   return std::make_shared<RandomDelays>(seed, run);
+}
+
+CommDecorator with_random_delays(CommDecorator inner, std::uint64_t seed, int run) {
+  return [inner = std::move(inner), delays = random_delays(seed, run)](
+             std::unique_ptr<Communicator> comm, int rank) {
+    if (inner) comm = inner(std::move(comm), rank);
+    return decorate_with_fault(std::move(comm), delays, FaultProbe());
+  };
 }
 
 }  // namespace isoshard

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "core/comm/communicator.h"
 #include "harness/fault/collective_fault.h"
 
 namespace isoshard {
@@ -21,5 +22,8 @@ inline constexpr std::chrono::microseconds kLongestDelay{1000};
 /// and yields its core meanwhile. A subject without a race computes the same bits. Calls of
 /// Purpose::kSetup are not delayed, and no call counts as fired.
 [[nodiscard]] std::shared_ptr<const CollectiveFault> random_delays(std::uint64_t seed, int run);
+
+/// Around what `inner` makes (of an empty one: around the communicator itself).
+[[nodiscard]] CommDecorator with_random_delays(CommDecorator inner, std::uint64_t seed, int run);
 
 }  // namespace isoshard

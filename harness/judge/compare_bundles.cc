@@ -209,10 +209,10 @@ bool is_same_mesh(const MeshShape& a, const MeshShape& b) {
   return cut(a) == cut(b);
 }
 
-/// What the trusted side says that the ranks of this run call: the table of its own subject on this
-/// mesh. Another subject may call something else and be right.
-CollectiveTable table_for(const SavedRun& trusted, const Trace& judged, JudgePolicy& policy,
-                          std::vector<std::string>& notes) {
+/// Holds the run to what the trusted side says that its ranks call: the table of its own subject on
+/// this mesh. Another subject may call something else and be right.
+void hold_to_calls(const SavedRun& trusted, const Trace& judged, JudgePolicy& policy,
+                   std::vector<std::string>& notes) {
   const std::vector<RunCalls>& tables = trusted.settings.collectives;
   const auto found = std::ranges::find_if(tables, [&](const RunCalls& calls) {
     return calls.subject == judged.subject && is_same_mesh(calls.mesh, judged.mesh);
@@ -221,9 +221,8 @@ CollectiveTable table_for(const SavedRun& trusted, const Trace& judged, JudgePol
     // Runs of this program record what later forward passes read; of others nobody said so.
     if (!trusted.bundle.producer.starts_with("isoshard "))
       policy.not_recorded.emplace_back("param/*.read");
-    return table_of(*found);
-  }
-  if (!tables.empty() && judged.mesh.world_size() > 1) {
+    policy.collectives = table_of(*found);
+  } else if (!tables.empty() && judged.mesh.world_size() > 1) {
     std::vector<std::string> there;
     for (const RunCalls& calls : tables)
       there.push_back(
@@ -233,7 +232,6 @@ CollectiveTable table_for(const SavedRun& trusted, const Trace& judged, JudgePol
         "({})",
         fmt::join(there, ", "), judged.subject, words_of(judged.mesh.axes(), "one process")));
   }
-  return {};
 }
 
 /// Where the sampler and the masks stand, which a run whose batches come from a file has not.
@@ -269,7 +267,7 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
   check_masks(trusted);
   const Reference reference = with_responses(reference_of(trusted), trusted);
   policy = policy_of(trusted, reference, judged.bundle.trace.mesh, rules, std::move(policy));
-  policy.collectives = table_for(trusted, judged.bundle.trace, policy, notes);
+  hold_to_calls(trusted, judged.bundle.trace, policy, notes);
   infer_layouts(judged.bundle, reference, policy, judged.manifest);
   require_honest_layouts(judged.bundle.trace, rules.not_recorded, judged.manifest);
   if (reference.response_runs() == 0 && !policy.rtol.has_value()) policy.level = Level::kExact;

@@ -20,20 +20,6 @@
 namespace isoshard {
 namespace {
 
-/// The smallest positive number of a dtype.
-double least_number(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kFloat16:
-      return 0x1p-24;
-    case Dtype::kBFloat16:
-      return 0x1p-133;
-    case Dtype::kFloat32:
-      return 0x1p-149;
-    default:
-      return 0x1p-1074;
-  }
-}
-
 /// Of the same step as the reference, but for its weights.
 void require_perturbed(const SavedRun& trusted, const SavedRun& perturbed,
                        const Reference& reference, const Trace& run, Dtype coarsest) {
@@ -66,7 +52,7 @@ void require_perturbed(const SavedRun& trusted, const SavedRun& perturbed,
                       describe(record.key)));
     // zeros move to the smallest subnormal number
     const double allowed = most * std::sqrt(stats.sum_sq_reference) +
-                           least_number(coarsest) * std::sqrt(static_cast<double>(stats.numel));
+                           least_positive(coarsest) * std::sqrt(static_cast<double>(stats.numel));
     if (is_initial && std::sqrt(stats.sum_sq_diff) > allowed)
       perturbed.refuse(fmt::format(
           "weights must be moved by one ulp (a relative error of {:.3g} in {}), got {:.3g} in {}",

@@ -33,8 +33,7 @@ struct SavedRun {
 /// The trusted run as one process would have done it, without its responses. The run's trace is
 /// moved out.
 /// Errors   FileError if the run leaves layouts to be inferred, lacks a tensor, or if its ranks
-/// hold
-///          different copies of one.
+///          hold different copies of one.
 [[nodiscard]] Reference reference_of(SavedRun& trusted);
 
 /// With the responses and redrawn runs of its bundle, which are moved out.

@@ -40,10 +40,24 @@ double rounding_floor(Dtype coarsest, std::int64_t numel) noexcept {
           of_single_number / std::sqrt(static_cast<double>(std::max<std::int64_t>(numel, 1))));
 }
 
+double least_positive(Dtype dtype) noexcept {
+  switch (dtype) {
+    case Dtype::kFloat16:
+      return 0x1p-24;
+    case Dtype::kBFloat16:
+      return 0x1p-133;
+    case Dtype::kFloat32:
+      return 0x1p-149;
+    case Dtype::kFloat64:
+      return 0x1p-1074;
+    default:
+      return 0;
+  }
+}
+
 double underflow_floor(double k, Dtype coarsest, std::int64_t numel) noexcept {
   if (coarsest != Dtype::kFloat16) return 0;
-  constexpr double kHalfOfLeast = 0x1p-25;  // subnormal numbers of fp16 are 2^-24 apart
-  return k * kHalfOfLeast * std::sqrt(static_cast<double>(numel));
+  return k * (least_positive(coarsest) / 2) * std::sqrt(static_cast<double>(numel));
 }
 
 double gradient_margin(Dtype coarsest) noexcept {

@@ -30,6 +30,9 @@ struct PerturbedTolerance {
 /// more for a single number, whose three responses may all be near 0 by chance.
 [[nodiscard]] double rounding_floor(Dtype coarsest, std::int64_t numel) noexcept;
 
+/// The smallest positive number of a floating dtype, a subnormal one; 0 for integers and bool.
+[[nodiscard]] double least_positive(Dtype dtype) noexcept;
+
 /// Frobenius norm of k times the rounding of subnormal numbers, of every element, in fp16; 0 in
 /// other dtypes. What is left of a small gradient there depends on the factor that it carries, and
 /// with dp ranks it carries dp.

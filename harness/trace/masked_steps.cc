@@ -20,20 +20,6 @@ constexpr double kUnbounded = std::numeric_limits<double>::infinity();
 constexpr std::int64_t kTellingRow = 8;
 constexpr std::string_view kIds = "input_ids";
 
-/// Half of the least subnormal number: what a square may lose.
-double lost_to_underflow(Dtype dtype) noexcept {
-  switch (dtype) {
-    case Dtype::kFloat16:
-      return 0x1p-25;
-    case Dtype::kBFloat16:
-      return 0x1p-134;
-    case Dtype::kFloat32:
-      return 0x1p-150;
-    default:
-      return 0;
-  }
-}
-
 std::optional<double> scalar_of(const Reference& reference, int step, std::string name) {
   const RecordKey key{step, RecordKind::kScalar, std::move(name), 0};
   const Record* record = reference.find(key);
@@ -108,7 +94,8 @@ StepLimit step_limit(const Reference& reference, const JudgePolicy& policy, cons
     const Dtype state = squares == nullptr ? policy.coarsest : squares->dtype;
     // Eight roundings on the way of a step, two more of each moment in every update.
     const double rounded = 1 + 8 * (updates + 1) * unit_roundoff(state);
-    const double lost = std::sqrt(updates * lost_to_underflow(state) /
+    // a square may lose half of the least positive number
+    const double lost = std::sqrt(updates * least_positive(state) / 2 /
                                   std::max(1 - std::pow(rule.beta2, updates), 0x1p-50));
     const double underflow = lost == 0 ? 1 : 1 + lost / rule.eps;
     const double moved =

@@ -13,18 +13,17 @@
 namespace isoshard {
 namespace {
 
-/// "w.exp_avg" -> "exp_avg" for optimizer states; of other kinds all tensors are alike.
-std::string_view state_of(const RecordKey& key) {
-  const std::string_view name = key.name;
-  return key.kind == RecordKind::kOptimizer ? name.substr(name.rfind('.') + 1) : std::string_view();
-}
-
 /// Largest magnitude over norm; 0 if there is none.
 double peak_of(const Response& response) {
   return response.reference_norm > 0 ? response.reference_max_abs / response.reference_norm : 0;
 }
 
 }  // namespace
+
+std::string_view state_of(const RecordKey& key) noexcept {
+  const std::string_view name = key.name;
+  return key.kind == RecordKind::kOptimizer ? name.substr(name.rfind('.') + 1) : std::string_view();
+}
 
 double error_of_squares(const Reference& reference, const RecordKey& key, double k,
                         Dtype coarsest) {

@@ -2,10 +2,16 @@
 /// What the responses of other tensors say about how far one tensor may be off, where its own say
 /// too little (docs/tolerances.md).
 #pragma once
+#include <string_view>
+
 #include "core/base/dtype.h"
 #include "harness/trace/reference.h"
 
 namespace isoshard {
+
+/// Which state of the optimizer a record holds: "exp_avg" of "w.exp_avg"; empty for other kinds. A
+/// view of the key's name.
+[[nodiscard]] std::string_view state_of(const RecordKey& key) noexcept;
 
 /// For an optimizer's second moments, "<parameter>.<name>_sq": the relative Frobenius error that
 /// gradients within their tolerances may make of the sum of their squares; 0 for every other

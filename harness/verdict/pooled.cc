@@ -17,6 +17,7 @@
 
 #include "harness/stats/tolerance.h"
 #include "harness/trace/clipped.h"
+#include "harness/verdict/neighbours.h"
 
 namespace isoshard {
 namespace {
@@ -67,11 +68,6 @@ struct Group {
   std::string state;  ///< of optimizer states: "exp_avg"
   auto operator<=>(const Group&) const = default;
 };
-
-std::string state_of(const RecordKey& key) {
-  return key.kind == RecordKind::kOptimizer ? key.name.substr(key.name.rfind('.') + 1)
-                                            : std::string();
-}
 
 /// Where the number of a layer stands in a name: "model.layers.12.mlp" has it at "12".
 std::optional<std::pair<std::size_t, std::size_t>> layer_of(std::string_view name) {
@@ -127,7 +123,7 @@ class Pools {
       : reference_(reference), actual_(actual), coarsest_(coarsest) {
     for (const TensorComparison& t : tensors) {
       if (const std::optional<Item> item = item_of(t))
-        groups_[{t.key.step, t.key.kind, state_of(t.key)}].push_back(*item);
+        groups_[{t.key.step, t.key.kind, std::string(state_of(t.key))}].push_back(*item);
     }
   }
 
@@ -464,7 +460,7 @@ std::vector<Finding> pooled_findings(const std::vector<PooledComparison>& pools)
   };
   std::vector<std::pair<Group, Outside>> groups;
   for (const PooledComparison& p : pools) {
-    const Group group{p.first.step, p.first.kind, state_of(p.first)};
+    const Group group{p.first.step, p.first.kind, std::string(state_of(p.first))};
     auto found = std::find_if(groups.begin(), groups.end(),
                               [&](const auto& entry) { return entry.first == group; });
     if (found == groups.end()) found = groups.insert(groups.end(), {group, {}});
@@ -479,7 +475,8 @@ std::vector<Finding> pooled_findings(const std::vector<PooledComparison>& pools)
     if (of.worst == nullptr) continue;
     const PooledComparison* named = of.worst;
     for (const PooledComparison& p : pools) {
-      if (Group{p.first.step, p.first.kind, state_of(p.first)} != group || !explains(p, *of.worst))
+      if (Group{p.first.step, p.first.kind, std::string(state_of(p.first))} != group ||
+          !explains(p, *of.worst))
         continue;
       named = &p;  // pools are sorted from broad to narrow
       break;

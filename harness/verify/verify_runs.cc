@@ -104,11 +104,7 @@ RunSpec with_fault(RunSpec run, const RunFault& fault, const FaultProbe& probe) 
 /// The same with ranks that meet at other times, others for each number of a run.
 RunSpec delayed(RunSpec run, std::uint64_t seed, int number) {
   run.process_name = process_name(run.subject.empty() ? run.name : run.subject, number);
-  run.decorate = [inner = run.decorate, delays = random_delays(seed, number)](
-                     std::unique_ptr<Communicator> comm, int rank) {
-    if (inner) comm = inner(std::move(comm), rank);
-    return decorate_with_fault(std::move(comm), delays, FaultProbe());
-  };
+  run.decorate = with_random_delays(std::move(run.decorate), seed, number);
   return run;
 }
 

@@ -53,9 +53,8 @@ struct RunPlan {
 ///
 /// Ranks    called by the controller.
 /// Errors   UsageError for a plan without runs, with two of one name, or with repeat < 1; MeshError
-/// unless the
-///          reference is a world of one; InfrastructureError if the reference or a perturbed run
-///          fails; as write_bundle.
+///          unless the reference is a world of one; InfrastructureError if the reference or a
+///          perturbed run fails; as write_bundle.
 ///
 ///     const Report report = verify_runs({.reference = mlp_run(1), .runs = {mlp_run(4)}});
 ///     write_report("out", report);  // text and JSON (harness/report/formats/report_formats.h)

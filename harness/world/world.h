@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,9 +13,6 @@
 #include "harness/world/rank.h"
 
 namespace isoshard {
-
-using CommDecorator =
-    std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator> inner, int rank)>;
 
 struct WorldOptions {
   int size = 1;  ///< 1 to 16

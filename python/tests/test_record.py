@@ -176,7 +176,7 @@ def test_an_optimizer_of_other_parameters_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_with_something_else_is_not_emptied(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(RecordError, match="holds something else"):
+    with pytest.raises(RecordError, match="must be empty or an older bundle"):
         train(tmp_path)
     assert (tmp_path / "thesis.txt").exists()
 

@@ -279,30 +279,6 @@ void EmulatedRank::forward_backward(const std::vector<TokenBatch>& batches, int 
   record_backward(loss);
 }
 
-// Where only some tp ranks hold summands of a part, nothing says where they lie.
-void EmulatedRank::record_accumulated() {
-  const NumericsSpec& numerics = run_->numerics;
-  const bool is_reduced = numerics.data.accumulation.reduces_every_micro_batch;
-  std::set<std::string> summed;  // later, over tp
-  if (world_->degree(Axis::kTp) > 1) {
-    for (const std::vector<std::string>& names : numerics.tensor.holder_sums)
-      summed.insert(names.begin(), names.end());
-  }
-  for (const ParameterSpec& spec : run_->specs) {
-    const bool is_summed = summed.contains(spec.name);
-    if (is_summed && cut_of(numerics.tensor, spec.name) != nullptr) continue;
-    const at::Tensor& parameter = parameters_.at(spec.name);
-    at::Tensor sum = parameter.grad();
-    if (!added_.empty()) sum = added_.at(spec.name);
-    Layout layout = is_reduced ? piece_layout(spec) : layout_of(spec);
-    if (!is_reduced && world_->degree(Axis::kDp) > 1)
-      layout.placements.push_back(partial(Axis::kDp, Reduction::kAvg));
-    if (is_summed) layout.placements.push_back(partial(Axis::kTp, Reduction::kSum));
-    sink_->on_record({RecordKind::kGrad, spec.name + ".micro_batch", std::move(layout), scale()},
-                     sum.defined() ? sum.detach() : at::zeros_like(parameter).detach());
-  }
-}
-
 at::Tensor EmulatedRank::accumulated_in(const at::Tensor& gradient) const {
   return gradient.to(float_type_of(
       run_->numerics.data.accumulation.dtype.value_or(run_->numerics.precision.dtype)));
@@ -473,68 +449,6 @@ double EmulatedRank::gradient_norm() {
     for (auto square = squares.rbegin(); square != squares.rend(); ++square) total += *square;
   }
   return std::sqrt(total);
-}
-
-Layout EmulatedRank::layout_of(const ParameterSpec& spec) const {
-  return layout_of_part(run_->numerics.tensor, spec, coordinate(Axis::kTp));
-}
-
-Layout EmulatedRank::piece_layout(const ParameterSpec& spec) const {
-  const std::optional<std::vector<Range>> runs = own_runs(spec.name);
-  if (!runs.has_value()) return layout_of(spec);
-  return layout_of_runs(run_->numerics.tensor, spec, coordinate(Axis::kTp),
-                        parameters_.at(spec.name).sizes().vec(), *runs);
-}
-
-// Dim 0 holds this dp rank's samples.
-Layout EmulatedRank::over_dp(const at::Tensor& local) const {
-  Layout layout = replicated(local.sizes().vec());
-  if (world_->degree(Axis::kDp) > 1) {
-    layout.global_shape[0] *= world_->degree(Axis::kDp);
-    layout.placements.push_back(shard(Axis::kDp, 0));
-  }
-  return layout;
-}
-
-void EmulatedRank::record(RecordKind kind, std::string name, const at::Tensor& value,
-                          Layout layout) {
-  sink_->on_record({kind, std::move(name), std::move(layout), 1.0}, value.detach());
-}
-
-void EmulatedRank::record_data(const TokenBatch& batch) {
-  const at::Tensor sample_ids = at::tensor(batch.sample_ids, at::kLong);
-  record(RecordKind::kDataId, "sample_ids", sample_ids, over_dp(sample_ids));
-  record(RecordKind::kDataId, "input_ids", batch.input_ids_BS, over_dp(batch.input_ids_BS));
-  record(RecordKind::kDataId, "labels", batch.labels_BS, over_dp(batch.labels_BS));
-}
-
-void EmulatedRank::record_parameters() {
-  for (const ParameterSpec& spec : run_->specs) {
-    const at::Tensor& part = parameters_.at(spec.name);
-    const bool is_run = run_->numerics.data.sharding.keeps_runs;
-    record(RecordKind::kParam, spec.name, is_run ? piece_of(spec.name, part) : part,
-           is_run ? piece_layout(spec) : layout_of(spec));
-  }
-}
-
-void EmulatedRank::record_state() {
-  const NamedTensors state = optimizer_->state();
-  const NumericsSpec& numerics = run_->numerics;
-  const bool own_masters = numerics.precision.master_dtype.has_value();
-  for (const ParameterSpec& spec : run_->specs) {
-    const at::Tensor& stepped = has_masters() ? masters_.at(spec.name) : parameters_.at(spec.name);
-    if (own_masters)
-      record(RecordKind::kOptimizer, spec.name + ".master", masters_.at(spec.name),
-             piece_layout(spec));
-    const std::string prefix = spec.name + ".";
-    for (auto entry = state.lower_bound(prefix);
-         entry != state.end() && entry->first.starts_with(prefix); ++entry) {
-      const bool like_parameter = entry->second.sizes() == stepped.sizes();
-      record(RecordKind::kOptimizer, entry->first, entry->second,
-             like_parameter ? piece_layout(spec) : replicated(entry->second.sizes().vec()));
-    }
-  }
-  record_parameters();
 }
 
 }  // namespace isoshard

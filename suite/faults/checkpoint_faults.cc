@@ -62,6 +62,19 @@ Fault optimizer_state_swapped_on_load() {
   return fault;
 }
 
+/// Where a resumed run stands is read right, and then edited.
+std::unique_ptr<CheckpointIo> editing_progress(std::unique_ptr<CheckpointIo> inner,
+                                               std::function<void(RunProgress&)> edit) {
+  return checkpoint_double(
+      std::move(inner),
+      {.progress = [edit = std::move(edit)](const CheckpointIo& io, const Checkpoint& checkpoint,
+                                            const Mesh& own) {
+        RunProgress progress = io.progress(checkpoint, own);
+        edit(progress);
+        return progress;
+      }});
+}
+
 Fault optimizer_steps_reset_on_load() {
   Fault fault{.id = "optimizer_steps_reset_on_load",
               .fault_class = 'K',
@@ -77,16 +90,12 @@ Fault optimizer_steps_reset_on_load() {
   };
   fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
     parts.checkpoint_io =
-        checkpoint_double(std::move(parts.checkpoint_io),
-                          {.progress = [probe](const CheckpointIo& inner,
-                                               const Checkpoint& checkpoint, const Mesh& own) {
-                            RunProgress progress = inner.progress(checkpoint, own);
-                            for (auto& [parameter, count] : progress.updates) {
-                              if (count != 1) probe.fired();
-                              count = 1;
-                            }
-                            return progress;
-                          }});
+        editing_progress(std::move(parts.checkpoint_io), [probe](RunProgress& progress) {
+          for (auto& [parameter, count] : progress.updates) {
+            if (count != 1) probe.fired();
+            count = 1;
+          }
+        });
   };
   fault.expected = {Stage::kProgress, "optimizer_steps", any_rank(3),
                     "after resume: 1 updates counted, 2 were made; right before saving", 1};
@@ -102,14 +111,10 @@ Fault rng_state_not_loaded() {
   fault.smallest_case = [] { return resumed(fault_case("qwen2", "ddp", {.dp = 2})); };
   fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
     parts.checkpoint_io =
-        checkpoint_double(std::move(parts.checkpoint_io),
-                          {.progress = [probe](const CheckpointIo& inner,
-                                               const Checkpoint& checkpoint, const Mesh& own) {
-                            RunProgress progress = inner.progress(checkpoint, own);
-                            ++progress.stream.seed;  // a new process has a seed of its own
-                            probe.fired();
-                            return progress;
-                          }});
+        editing_progress(std::move(parts.checkpoint_io), [probe](RunProgress& progress) {
+          ++progress.stream.seed;  // a new process has a seed of its own
+          probe.fired();
+        });
   };
   fault.expected = {Stage::kProgress, "rng_state", any_rank(2),
                     "after resume: another seed of masks; right before saving", 1};

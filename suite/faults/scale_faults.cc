@@ -44,8 +44,7 @@ Fault loss_divided_twice() {
               .subjects = {"ddp", "autotp", "fsdp_tp", "megatron"}};
   fault.summary =
       "Trainer and engine both divided the loss by the number of micro-batches before backward; "
-      "the "
-      "reported loss was divided once.";
+      "the reported loss was divided once.";
   fault.source = "transformers PR 35808; accelerate #3533";
   fault.smallest_case = [] {
     Case item = fault_case("llama", "ddp", {.dp = 3});

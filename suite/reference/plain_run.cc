@@ -11,6 +11,7 @@
 
 #include "core/base/reference_name.h"
 #include "core/mesh/mesh.h"
+#include "harness/trace/clipped.h"
 #include "subjects/optim/wrapped_optimizer.h"
 #include "suite/reference/next_samples.h"
 #include "suite/reference/policy.h"
@@ -44,7 +45,9 @@ class OfGradientsScaled final : public Sink {
   void on_record(const Site& site, const at::Tensor& value) override {
     if (!is_of_parameters(site)) return;
     // the sums of all ranks, at the end of a micro-batch
-    if (site.name.ends_with(".micro_batch") && ++sums_[site.name] % groups_ != 0) return;
+    if (final_gradient_of({0, site.kind, site.name, 0}).has_value() &&
+        ++sums_[site.name] % groups_ != 0)
+      return;
     recorder_->on_record(site.kind == RecordKind::kGrad ? scaled(site) : site, value);
   }
 

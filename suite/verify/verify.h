@@ -30,13 +30,12 @@ struct VerifyPlan {
 /// Runs every case against its reference and judges it.
 ///
 /// A case that throws, whatever it throws, is reported as incomplete with the exit code of what it
-/// threw, and the other cases still run. After
-/// an interrupt the report has what was judged until then, and exit code 130 or 143.
+/// threw, and the other cases still run. After an interrupt the report has what was judged until
+/// then, and exit code 130 or 143.
 ///
 /// Ranks    called by the controller.
 /// Errors   UsageError for no case; the UsageError and FileError of CaseJudge::judge_case if there
-/// is
-///          one case only.
+///          is one case only.
 /// Determinism   a function of its plan, apart from the failures of worlds.
 ///
 /// Example

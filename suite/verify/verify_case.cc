@@ -74,16 +74,6 @@ bool is_rounded_to_16_bits(const Case& item) {
   return size_of(item.coarsest_dtype()) < size_of(Dtype::kFloat32);
 }
 
-/// The same with ranks that meet at other times. Another one for each number of a run.
-RunOptions delayed(RunOptions options, const Case& item) {
-  options.decorate = [inner = options.decorate, delays = random_delays(item.seed, options.number)](
-                         std::unique_ptr<Communicator> comm, int rank) {
-    if (inner) comm = inner(std::move(comm), rank);
-    return decorate_with_fault(std::move(comm), delays, FaultProbe());
-  };
-  return options;
-}
-
 }  // namespace
 
 bool references_fit_together(const Case& a, const Case& b) {
@@ -140,7 +130,9 @@ Trace CaseJudge::run_subject(const Case& item, const Reference& reference, RunDe
 
 Trace CaseJudge::next_run(const Case& item, const Reference& reference, RunOptions options) {
   options.number = runs_.num_runs() + 1;
-  if (plan_.repeat > 1 && options.number > 1) options = delayed(std::move(options), item);
+  // ranks that meet at other times, others for each number of a run
+  if (plan_.repeat > 1 && options.number > 1)
+    options.decorate = with_random_delays(std::move(options.decorate), item.seed, options.number);
   Trace trace = run_case(item, reference, options);
   runs_.add(trace);
   return trace;

@@ -335,7 +335,7 @@ def install_from_environment() -> AutoRecorder | None:
 
 
 def _report_uncaught(recorder: AutoRecorder) -> None:
-    """A script that raised recorded no run, whatever its launcher makes of its exit code."""
+    """Report an uncaught exception of the script, since launchers may drop its exit code."""
     original = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:

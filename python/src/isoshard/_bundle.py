@@ -62,9 +62,9 @@ def remove_bundle(directory: Path) -> None:
     foreign = [p.name for p in paths if not _is_of_a_bundle(p)]
     if foreign or not directory.is_dir() or directory.is_symlink():
         raise RecordError(
-            f"The folder of a bundle must be empty or an older bundle, got {directory}, which "
-            f"holds something else ({foreign[0] if foreign else 'it is no folder'}). Give "
-            "another folder."
+            f"The folder of a bundle must be empty or an older bundle, got {directory} "
+            f"({f'it contains {foreign[0]}' if foreign else 'it is not a plain folder'}). "
+            "Choose another folder."
         )
     (directory / MANIFEST).unlink(missing_ok=True)
     for path in paths:

@@ -172,8 +172,3 @@ def _judge(
     data = json.loads(path.read_text()) if path.exists() else {}
     seconds = {"runs": ran - start, "compare": time.perf_counter() - ran}
     return Report(code == 0, code, text, data, seconds)
-
-
-def close_workers() -> None:
-    """Ends the kept worker processes."""
-    _workers.close()

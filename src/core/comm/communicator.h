@@ -159,4 +159,8 @@ class Communicator {
   virtual void abort(std::string_view reason) noexcept = 0;
 };
 
+/// Wraps the communicator of a rank: what records calls, delays them or makes a fault.
+using CommDecorator =
+    std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator> inner, int rank)>;
+
 }  // namespace isoshard
