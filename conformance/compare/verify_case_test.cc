@@ -185,6 +185,17 @@ TEST(CaseJudge, In16BitsTheFindingOfTheExactComparisonCounts) {
       << "within tolerances a later tensor is the first";
 }
 
+// Rows of a table that its first micro-batch does not read, and a later one does.
+TEST(CaseJudge, SumsOfLaterMicroBatchesAreJudgedWithinTolerances) {
+  Case item = step_case("autotp", {.tp = 3}, Dtype::kFloat64);
+  item.micro_batches = 3;
+  item.settings.optimizer.kind = OptimizerSettings::Kind::kAdamW;
+
+  const Verdict verdict = judged(item, ReferenceKind::kPlain).verdict;
+
+  EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
+}
+
 /// Wrong in the runs of these numbers only: each rank knows which run it is by its process's name.
 RunOptions wrong_in(const std::string& name) {
   RunOptions options;

@@ -224,12 +224,12 @@ TEST_F(GoldenControls, TestRunsNeverWriteAmongAcceptedGoldens) {
   const TestFolder accepted, pending;
 
   set_golden_mode("--golden=check");
-  EXPECT_THAT(golden_failure(name, accepted.path(), pending.path()),
+  EXPECT_THAT(golden_failure(name, kAllSteps, accepted.path(), pending.path()),
               HasSubstr("isoshard golden record " + name));
   EXPECT_TRUE(accepted.empty() && pending.empty()) << "a missing golden is a failure, and no file";
   set_golden_mode("--golden=record");
-  EXPECT_EQ(golden_failure(name, accepted.path(), pending.path()), "");
-  EXPECT_EQ(golden_failure(name, default_golden_folder(), pending.path()), "");
+  EXPECT_EQ(golden_failure(name, kAllSteps, accepted.path(), pending.path()), "");
+  EXPECT_EQ(golden_failure(name, kAllSteps, default_golden_folder(), pending.path()), "");
   set_golden_mode(was_recording ? "--golden=record" : "--golden=check");
 
   EXPECT_THAT(files_of(pending.path()), testing::SizeIs(1));

@@ -30,8 +30,8 @@ std::string golden_name(const ::testing::TestParamInfo<GoldenSpec>& info) {
 
 class GoldenSuite : public ::testing::TestWithParam<GoldenSpec> {
  protected:
-  static void expect_no_regression() {
-    const std::string failure = golden_failure(GetParam().name);
+  static void expect_no_regression(int steps = kAllSteps) {
+    const std::string failure = golden_failure(GetParam().name, steps);
 
     if (is_recording_goldens())
       GTEST_SKIP() << "recorded, not checked: isoshard golden review " << GetParam().name;
@@ -39,10 +39,15 @@ class GoldenSuite : public ::testing::TestWithParam<GoldenSpec> {
   }
 };
 class GoldenCurves : public GoldenSuite {};
+class WholeGoldenCurves : public GoldenSuite {};
 class GoldenSteps : public GoldenSuite {};
 class GoldenLattices : public GoldenSuite {};
 
-TEST_P(GoldenCurves, AreThoseOfThisBuild) {
+// What differs does so from the first steps on. All steps take minutes.
+TEST_P(GoldenCurves, BeginAsThoseOfThisBuild) {
+  expect_no_regression(25);
+}
+TEST_P(WholeGoldenCurves, AreThoseOfThisBuild) {
   expect_no_regression();
 }
 TEST_P(GoldenSteps, AreThoseOfThisBuild) {
@@ -53,6 +58,8 @@ TEST_P(GoldenLattices, AreThoseOfThisBuildOnEveryMachine) {
 }
 INSTANTIATE_TEST_SUITE_P(Accepted, GoldenCurves, ::testing::ValuesIn(specs_of(GoldenKind::kCurve)),
                          golden_name);
+INSTANTIATE_TEST_SUITE_P(Accepted, WholeGoldenCurves,
+                         ::testing::ValuesIn(specs_of(GoldenKind::kCurve)), golden_name);
 INSTANTIATE_TEST_SUITE_P(Accepted, GoldenSteps, ::testing::ValuesIn(specs_of(GoldenKind::kStep)),
                          golden_name);
 INSTANTIATE_TEST_SUITE_P(Accepted, GoldenLattices,

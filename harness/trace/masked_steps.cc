@@ -8,6 +8,7 @@
 
 #include "harness/stats/stats.h"
 #include "harness/stats/tolerance.h"
+#include "harness/trace/clipped.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
 #include "harness/trace/stage.h"
@@ -35,6 +36,8 @@ bool records_rates(const Reference& reference) {
 
 /// The parameter whose state a record holds: "w" of "w.exp_avg"; of a gradient its own name.
 std::string parameter_of(const RecordKey& key) {
+  // What is 0 at the end of a step was 0 between its micro-batches. The converse is not so.
+  if (const std::optional<RecordKey> final = final_gradient_of(key)) return final->name;
   if (key.kind != RecordKind::kOptimizer) return key.name;
   return key.name.substr(0, key.name.rfind('.'));
 }

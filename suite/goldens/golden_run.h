@@ -3,6 +3,7 @@
 /// check.
 #pragma once
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <string>
 #include <utility>
@@ -32,10 +33,13 @@ struct GoldenCheck {
   GoldenComparison comparison;
   std::string text;  ///< render() of it
 };
-/// Runs a golden and compares it with the accepted one.
+/// Steps of a curve that are run and compared, if it has as many.
+inline constexpr int kAllSteps = std::numeric_limits<int>::max();
+
+/// Runs a golden, of a curve the first `steps` steps, and compares it with the accepted one.
 /// Errors   GoldenError if that is missing, damaged or stale, before anything runs; as run_golden.
 [[nodiscard]] GoldenCheck check_golden(const GoldenStore& store, const GoldenSpec& spec,
-                                       const RunOptions& run = {});
+                                       const RunOptions& run = {}, int steps = kAllSteps);
 
 /// Records goldens: runs them, judges each against its reference, and derives what its numbers may
 /// drift.
@@ -62,13 +66,15 @@ class GoldenRecorder {
   std::map<std::string, TrainedCase> references_;  ///< by reference_slug, with their spreads
 };
 
-/// For tests: checks the golden of this name, and says what is wrong; empty for a match and for an
-/// explained drift. With --golden=record a new one is written to `pending` instead. Nothing is ever
+/// For tests: checks the golden of this name, of a curve the first `steps` steps, and says what is
+/// wrong; empty for a match and for an explained drift. With --golden=record a new one, with all
+/// steps, is written to `pending` instead. Nothing is ever
 /// written to `accepted`.
 /// Ranks    called by the controller.
 /// Errors   UsageError for an unknown name; InfrastructureError if a rank fails.
 [[nodiscard]] std::string golden_failure(
-    const std::string& name, const std::filesystem::path& accepted = default_golden_folder(),
+    const std::string& name, int steps = kAllSteps,
+    const std::filesystem::path& accepted = default_golden_folder(),
     const std::filesystem::path& pending = default_pending_folder());
 
 }  // namespace isoshard

@@ -53,6 +53,18 @@ std::vector<at::Tensor> pieces_of(const at::Tensor& whole, std::int64_t dim,
   return pieces;
 }
 
+// x w^T, rounded once to 16 bits, as are the gradients of both. The library makes a 16-bit kernel
+// for each shape that it has not seen, and every cut has shapes of its own: of small products the
+// kernels take many times as long as the products. In fp32 there is one for all shapes.
+at::Tensor product_of(const at::Tensor& x, const at::Tensor& weight) {
+  constexpr std::int64_t kSmall = std::int64_t{1} << 23;  // products of two numbers
+  const at::ScalarType type = x.scalar_type();
+  const bool is_small = x.size(0) * x.size(1) * weight.size(0) <= kSmall;
+  if (!is_small || x.element_size() != 2 || weight.scalar_type() != type)
+    return at::linear(x, weight);
+  return at::linear(x.to(at::kFloat), weight.to(at::kFloat)).to(type);
+}
+
 // Whether gradients that carry the factor dp round otherwise: a power of two changes no rounding
 // but that of fp16's subnormal numbers.
 bool factor_shows(const Case& c) {
@@ -115,7 +127,7 @@ at::Tensor RedrawnStrategy::linear(std::string_view module, const at::Tensor& x,
       const std::vector<at::Tensor> w_pieces = pieces_of(some_outputs, 1, inputs);
       at::Tensor sum;
       for (const std::size_t i : order) {
-        const at::Tensor product = at::linear(x_pieces[i], w_pieces[i]);
+        const at::Tensor product = product_of(x_pieces[i], w_pieces[i]);
         sum = sum.defined() ? sum + product : product;
       }
       columns.push_back(sum);
