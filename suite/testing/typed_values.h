@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Small integers in any dtype, so that one test covers all dtypes with exact expectations.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "core/base/dtype.h"
@@ -25,6 +27,21 @@ class TypedValues {
   template <class Value>
   TypedValues(Dtype dtype, std::int64_t count, const Value& value) : TypedValues(dtype, count) {
     for (std::int64_t i = 0; i < count; ++i) set(i, value(i));
+  }
+
+  /// Element i is period[(first + i) % period.size()].
+  static TypedValues repeating(Dtype dtype, std::int64_t count, std::span<const int> period,
+                               std::int64_t first = 0) {
+    TypedValues values(dtype, count);
+    const auto length = static_cast<std::int64_t>(period.size());
+    for (std::int64_t i = 0; i < std::min(count, length); ++i)
+      values.set(i, period[static_cast<std::size_t>((first + i) % length)]);
+    // in whole periods, each time as many as there are
+    const std::size_t size = values.bytes_.size();
+    for (std::size_t done = period.size() * size_of(dtype); done < size; done *= 2) {
+      std::memcpy(values.bytes_.data() + done, values.bytes_.data(), std::min(done, size - done));
+    }
+    return values;
   }
 
   [[nodiscard]] Buffer buffer() { return {bytes_.data(), count_, dtype_}; }
@@ -69,6 +86,14 @@ class TypedValues {
       default:
         return load<std::uint8_t>(i);
     }
+  }
+
+  /// The first element whose bits are not those of `other`, which has the same dtype and count, or
+  /// -1.
+  [[nodiscard]] std::int64_t first_other_than(const TypedValues& other) const {
+    if (std::memcmp(bytes_.data(), other.bytes_.data(), bytes_.size()) == 0) return -1;
+    const auto differs = std::ranges::mismatch(bytes_, other.bytes_).in1;
+    return (differs - bytes_.begin()) / static_cast<std::int64_t>(size_of(dtype_));
   }
 
   /// The first element that is not value(i), or -1.
