@@ -59,7 +59,7 @@ void add_file(const SafetensorsFile& file, StoredCheckpoint& checkpoint) {
     for (std::size_t begin = 0; begin < said->second.size();) {
       const std::size_t end = std::min(said->second.find('\n', begin), said->second.size());
       checkpoint.left_out.push_back(
-          fmt::format("{}: not converted: {}", path,
+          fmt::format("{}: not converted: {}", checkpoint.path.string(),
                       printable(std::string_view(said->second).substr(begin, end - begin), 300)));
       begin = end + 1;
     }

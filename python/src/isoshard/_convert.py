@@ -287,6 +287,7 @@ def compare(words: Sequence[str]) -> int:
     weights_only = "--weights" in words
     rest = [word for word in words if word not in ("--trust-pickle", "--weights")]
     places = _places_of_checkpoints(rest)
+    converted: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="isoshard-") as folder:
         for side, at in zip(("reference", "actual"), places, strict=False):
             source = Path(rest[at])
@@ -297,9 +298,13 @@ def compare(words: Sequence[str]) -> int:
             config = (source if source.is_dir() else source.parent) / "config.json"
             if config.is_file():
                 shutil.copy(config, target.parent / "config.json")
-            print(f"{source}: converted", file=sys.stderr)
             rest[at] = str(target.parent)
-        return _program.call(rest)[0]
+            converted[rest[at]] = str(source)
+        code, text = _program.call(rest, capture=True)
+    for place, name in converted.items():
+        text = text.replace(place, name)
+    print(text, end="", flush=True, file=sys.stdout if code in (0, 1) else sys.stderr)
+    return code
 
 
 def _places_of_checkpoints(words: Sequence[str]) -> list[int]:

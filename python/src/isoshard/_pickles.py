@@ -66,9 +66,9 @@ def load(source: Path | io.BytesIO, name: str, trust_pickle: bool) -> Any:
         raise CheckpointError(f"{name}: there is no such file.") from None
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{name}: {_refusal(str(error))}") from None
-    except (RuntimeError, EOFError, ValueError, OSError) as error:
+    except Exception as error:  # a malformed pickle fails in any way
         raise CheckpointError(
-            f"{name}: must be a whole file of torch.save, got: {_first_line(error)}"
+            f"{name}: must be a whole file of torch.save, got: {_first_line(error)}."
         ) from None
 
 
@@ -80,7 +80,7 @@ def load_metadata(path: Path, trust_pickle: bool) -> Any:
             return unpickler.load()
     except FileNotFoundError:
         raise CheckpointError(f"{path}: there is no such file.") from None
-    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, TypeError) as error:
+    except Exception as error:  # a malformed pickle fails in any way
         raise CheckpointError(f"{path}: {_refusal(str(error))}") from None
 
 
