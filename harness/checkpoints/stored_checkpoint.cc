@@ -52,8 +52,9 @@ std::vector<fs::path> files_in(const fs::path& folder) {
 void add_file(const SafetensorsFile& file, StoredCheckpoint& checkpoint) {
   const std::string path = file.path().string();
   if (file.metadata().contains(std::string(kPartsKey)))
-    refuse(file.path(), fmt::format("holds parts of tensors ({}); put them together with `{}`",
-                                    kPartsKey, detail::convert_command(checkpoint.path)));
+    refuse(file.path(), fmt::format("holds parts of tensors ({}); put them together with "
+                                    "consolidate_safetensors_files of torch.distributed.checkpoint",
+                                    kPartsKey));
   if (const auto said = file.metadata().find(std::string(kLeftOutKey));
       said != file.metadata().end()) {
     for (std::size_t begin = 0; begin < said->second.size();) {

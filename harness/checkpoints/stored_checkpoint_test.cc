@@ -166,7 +166,7 @@ TEST_F(MalformedCheckpoints, AreRefusedWithTheFileNamed) {
                  "belong to none");
   expect_refused(write("fp8.safetensors", raw_safetensors(fp8, "1")), "fp8.safetensors", "F8_E4M3");
   expect_refused(write("parts.safetensors", raw_safetensors(parts, "1234")), "parts.safetensors",
-                 "python -m isoshard convert");
+                 "consolidate_safetensors_files");
   expect_refused(write("none.safetensors", raw_safetensors("{}")), "none.safetensors",
                  "at least one tensor");
   expect_refused(folder_ / "gone.safetensors", "gone.safetensors", "no such file");
