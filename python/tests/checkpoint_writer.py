@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a tiny model for two steps and saves it as a framework does: KIND TARGET.
+"""Trains a tiny model for two steps and saves it as frameworks do: KIND TARGET, or several pairs.
 
 Every run computes the same, whatever saves it: all ranks have the same batch, their number is a
 power of two, and nothing is clipped.
@@ -132,13 +132,14 @@ def save_deepspeed(target: Path, stage: int, bf16: bool) -> None:
 
 
 def main() -> None:
-    kind, target = sys.argv[1], Path(sys.argv[2])
     torch.set_num_threads(1)
-    if kind.startswith("zero"):
-        save_deepspeed(target, int(kind[4]), kind.endswith("bf16"))
-    else:
-        dist.init_process_group("gloo")
-        {"ddp": save_ddp, "dcp": save_dcp, "megatron": save_megatron}[kind](target)
+    for kind, name in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        if kind.startswith("zero"):
+            save_deepspeed(Path(name), int(kind[4]), kind.endswith("bf16"))
+            continue
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        {"ddp": save_ddp, "dcp": save_dcp, "megatron": save_megatron}[kind](Path(name))
     dist.destroy_process_group()
 
 

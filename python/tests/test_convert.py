@@ -31,12 +31,16 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The checkpoint of a kind, written once by two ranks."""
     folder = tmp_path_factory.mktemp("checkpoints")
 
+    def target_of(kind: str) -> Path:
+        return folder / (f"{kind}.pt" if kind == "ddp" else kind)
+
     def of(kind: str) -> Path:
-        target = folder / (f"{kind}.pt" if kind == "ddp" else kind)
-        if not target.exists():
+        if not target_of(kind).exists():
+            kinds = ["ddp", "dcp"] if kind in ("ddp", "dcp") else [kind]  # one start for both
+            words = [word for each in kinds for word in (each, str(target_of(each)))]
             command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
             result = subprocess.run(
-                [*command, "--standalone", str(WRITER), kind, str(target)],
+                [*command, "--standalone", str(WRITER), *words],
                 capture_output=True,
                 text=True,
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
@@ -44,7 +48,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
                 check=False,
             )
             assert result.returncode == 0, result.stderr[-3000:]
-        return target
+        return target_of(kind)
 
     return of
 
