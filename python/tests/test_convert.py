@@ -44,7 +44,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
                 capture_output=True,
                 text=True,
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-                timeout=280,
+                timeout=900,
                 check=False,
             )
             assert result.returncode == 0, result.stderr[-3000:]
