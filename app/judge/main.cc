@@ -20,7 +20,8 @@ int main(int argc, char** argv) {
   const isoshard::Command compare = isoshard::compare_command(
       "  isoshard-judge compare runs/reference runs/ddp               two bundles\n"
       "  isoshard-judge compare --input-dir runs                      every run of a folder\n"
-      "  isoshard-judge compare loss_reference.json loss_ddp.json     two loss curves",
+      "  isoshard-judge compare loss_reference.json loss_ddp.json     two loss curves\n"
+      "  isoshard-judge compare --checkpoint model model-resharded      two checkpoints",
       isoshard::kCurveCeilings);
   const std::array commands{compare, isoshard::respond_command("isoshard-judge"),
                             isoshard::bundle_command("isoshard-judge")};

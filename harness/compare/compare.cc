@@ -85,7 +85,9 @@ bool names_a_curve(const fs::path& path) {
 }
 
 bool are_curves(const ComparePlan& plan) {
-  if (!plan.input_dir.empty() || plan.reference.empty() || plan.actual.empty()) return false;
+  if (plan.are_checkpoints || !plan.input_dir.empty() || plan.reference.empty() ||
+      plan.actual.empty())
+    return false;
   const bool first = names_a_curve(plan.reference), second = names_a_curve(plan.actual);
   if (first != second)
     throw UsageError(
@@ -98,6 +100,18 @@ std::vector<DumpedPair> pairs_of(const ComparePlan& plan) {
   return {{plan.reference, plan.actual}};
 }
 
+Verdict compare_pair(const DumpedPair& pair, const ComparePlan& plan, const BundleRules& rules) {
+  if (!plan.are_checkpoints) {
+    JudgePolicy options;
+    options.rtol = plan.rtol;
+    return compare_bundles(pair.reference, pair.actual, options, rules);
+  }
+  CheckpointRules checkpoint = plan.checkpoint;
+  checkpoint.rtol = plan.rtol;
+  checkpoint.not_recorded = rules.not_recorded;
+  return compare_checkpoints(pair.reference, pair.actual, checkpoint);
+}
+
 }  // namespace
 
 void require_comparable(const ComparePlan& plan) {
@@ -105,6 +119,11 @@ void require_comparable(const ComparePlan& plan) {
     throw UsageError(
         fmt::format("--rtol must be 0 or more and below 1, got {}: at 1 a run of zeros would pass",
                     *plan.rtol));
+  if (plan.are_checkpoints && (plan.reference.empty() || plan.actual.empty())) {
+    throw UsageError(
+        "compare --checkpoint needs two checkpoints: isoshard compare --checkpoint REFERENCE "
+        "ACTUAL");
+  }
   if (!plan.input_dir.empty()) {
     if (!plan.reference.empty())
       throw UsageError("compare takes two bundles or --input-dir DIR, not both");
@@ -127,8 +146,6 @@ Report compare(const ComparePlan& plan, const CompareObserver& observer) {
     if (observer.on_curve) observer.on_curve(added);
     return report;
   }
-  JudgePolicy options;
-  options.rtol = plan.rtol;
   BundleRules rules = plan.rules;
   rules.different =
       plan.allows_different_settings ? DifferentSettings::kAllowed : DifferentSettings::kRefused;
@@ -136,7 +153,7 @@ Report compare(const ComparePlan& plan, const CompareObserver& observer) {
   for (const DumpedPair& pair : pairs) {
     ReportCase item{.name = pair.actual.filename().string()};
     try {
-      item.verdict = compare_bundles(pair.reference, pair.actual, options, rules);
+      item.verdict = compare_pair(pair, plan, rules);
       item.name = item.verdict->case_slug;
       require_unchanged_inputs();
       require_strength(item, plan.require);

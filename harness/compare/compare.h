@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 
+#include "harness/checkpoints/compare_checkpoints.h"
 #include "harness/curve/curve_judge.h"
 #include "harness/judge/compare_bundles.h"
 #include "harness/report/report.h"
@@ -14,7 +15,7 @@ namespace isoshard {
 
 /// What to compare, as data: a reference and an actual run, or every pair of a folder.
 struct ComparePlan {
-  std::filesystem::path reference, actual;  ///< two bundles, or two loss curves
+  std::filesystem::path reference, actual;  ///< two bundles, loss curves or checkpoints
   std::filesystem::path input_dir;          ///< of dumped runs; empty: the two above
   /// Allowed relative Frobenius error. None: the responses of the reference decide, and without
   /// responses every bit must be equal.
@@ -24,6 +25,10 @@ struct ComparePlan {
   BundleRules rules = {};
   /// What each verdict on a bundle must be; kNone: any (require_strength).
   Strength require = Strength::kNone;
+  /// Whether `reference` and `actual` are checkpoints. Of `checkpoint` what has the same name here
+  /// is not read.
+  bool are_checkpoints = false;
+  CheckpointRules checkpoint = {};
   /// The bounds of a curve, which may depend on its subject; empty: the usual ones.
   std::function<CurveBounds(const Curve& actual)> bounds_of = {};
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// `compare A B`: judges one bundle against another, or one loss curve against another.
+/// `compare A B`: judges one bundle, loss curve or checkpoint against another.
 #include "harness/compare/compare_command.h"
 
 #include <fmt/format.h>
@@ -23,10 +23,21 @@ namespace po = boost::program_options;
 
 void declare(OptionTable& table) {
   auto runs = table.group("runs to compare");
-  runs("reference", po::value<std::string>(), "the trusted bundle, or loss curve (first argument)");
-  runs("actual", po::value<std::string>(), "the bundle, or loss curve, to judge (second argument)");
+  runs("reference", po::value<std::string>(),
+       "the trusted bundle, loss curve or checkpoint (first argument)");
+  runs("actual", po::value<std::string>(),
+       "the bundle, loss curve or checkpoint to judge (second argument)");
   runs("input-dir", po::value<std::string>(),
        "compare every run dumped in this folder with the reference there that has its settings");
+  auto checkpoints = table.group("checkpoints");
+  checkpoints("checkpoint", po::bool_switch(),
+              "the two arguments are checkpoints: safetensors files, Hugging Face folders, or what "
+              "train --save-checkpoint wrote");
+  checkpoints("rename", po::value<std::string>(),
+              "tensors of the second checkpoint, and what the first one calls them: FROM=TO, such "
+              "as 'module.*=*'; several with commas, the first that fits counts");
+  checkpoints("allow-different-dtypes", po::bool_switch(),
+              "round the finer of two floating dtypes to the coarser one before comparing");
   auto judging = table.group("judging");
   judging("rtol", po::value<double>(),
           "allowed relative Frobenius error (default: the reference's responses if it has them, "
@@ -91,8 +102,32 @@ MeshShape mesh_of(const std::string& text) {
   }
 }
 
+/// Options that say something of checkpoints alone, or of anything but checkpoints.
+void require_fitting_options(const ParsedOptions& options) {
+  const bool are_checkpoints = options.get<bool>("checkpoint");
+  const auto refuse = [&](const char* name, bool given) {
+    if (given)
+      throw UsageError(fmt::format("--{} must {} --checkpoint", name,
+                                   are_checkpoints ? "be left out with" : "come with"));
+  };
+  if (!are_checkpoints) {
+    refuse("rename", options.given("rename"));
+    refuse("allow-different-dtypes", options.get<bool>("allow-different-dtypes"));
+    return;
+  }
+  for (const char* name : {"input-dir", "partial", "grad-scale", "mesh"})
+    refuse(name, options.given(name));
+  for (const char* name : {"allow-different-settings", "allow-unsealed"})
+    refuse(name, options.get<bool>(name));
+}
+
 ComparePlan plan_of(const ParsedOptions& options) {
+  require_fitting_options(options);
   ComparePlan plan;
+  plan.are_checkpoints = options.get<bool>("checkpoint");
+  plan.checkpoint.rounds_to_coarser = options.get<bool>("allow-different-dtypes");
+  if (options.given("rename"))
+    plan.checkpoint.renamings = parse_renamings(options.get<std::string>("rename"));
   const auto path = [&](const char* name) {
     return options.given(name) ? options.get<std::string>(name) : std::string();
   };
@@ -137,7 +172,8 @@ int run(const ParsedOptions& options, ComparePlan plan) {
 Command compare_command(std::string examples, CurveCeilings ceilings) {
   return {"compare",
           "judge one dumped run against another",
-          "compare REFERENCE ACTUAL [options]   or   compare --input-dir DIR [options]",
+          "compare [--checkpoint] REFERENCE ACTUAL [options]   or   compare --input-dir DIR "
+          "[options]",
           std::move(examples),
           declare,
           [ceilings](const ParsedOptions& options) {

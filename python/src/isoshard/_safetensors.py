@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,13 @@ def dtype_name(dtype: torch.dtype, what: str) -> str:
     return DTYPES[dtype][0]
 
 
-def write_safetensors(path: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+def write_safetensors(
+    path: Path,
+    tensors: Sequence[tuple[str, torch.Tensor]],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """Writes contiguous CPU tensors under their names, in this order."""
-    header: dict[str, object] = {}
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
     for name, tensor in tensors:
         header[name] = {

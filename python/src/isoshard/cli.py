@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `isoshard`: judge; and compare, respond and bundle of isoshard-judge."""
+"""The command `isoshard`: judge, convert; compare, respond and bundle of isoshard-judge."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import _program
+from . import _convert, _program
 from ._judge import JudgeOptions, judge
-from .errors import BundleError, IsoshardError, UsageError
+from .errors import BundleError, CheckpointError, IsoshardError, UsageError
 
 _USAGE, _BAD_FILE, _INFRASTRUCTURE = 2, 3, 4
 #: Passed on to isoshard-judge as they are.
@@ -24,6 +24,7 @@ examples
   isoshard judge --mesh dp=2,tp=2 -- torchrun --nproc-per-node 4 train.py --steps 2
   isoshard judge --reference-command 'python train.py --batch-size 8' -- torchrun ... train.py
   isoshard compare runs/reference runs/mine
+  isoshard compare --checkpoint runs/step100 model-resharded
 
 exit codes: 0 conforms, 1 diverges or vacuous, 2 usage, 3 bad input file, 4 a run failed
 """
@@ -33,8 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        if words[:1] == ["convert"]:
+            return _convert.command(words[1:])
         if words[:1] == ["compare"]:
-            return _compare(words)
+            return _convert.compare(words) if "--checkpoint" in words else _compare(words)
         if words[:1] and words[0] in _OF_THE_PROGRAM:
             return _program.call(words)[0]
         command: list[str] = []
@@ -46,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"isoshard: {error}", file=sys.stderr)
         return _USAGE
-    except BundleError as error:
+    except (BundleError, CheckpointError) as error:
         print(f"isoshard: {error}", file=sys.stderr)
         return _BAD_FILE
     except (IsoshardError, OSError) as error:
@@ -129,7 +132,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_judge_options(judged)
-    commands.add_parser("compare", help="judge one recorded bundle against another")
+    commands.add_parser("compare", help="judge one recorded bundle or checkpoint against another")
+    commands.add_parser("convert", help="write any checkpoint as a safetensors file")
     commands.add_parser("respond", help="measure by perturbed runs how far a reference moves")
     commands.add_parser("bundle", help="check a bundle")
     return parser

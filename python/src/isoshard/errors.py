@@ -24,6 +24,10 @@ class BundleError(IsoshardError, ValueError):
     """The files of a bundle are not as docs/bundle.md says."""
 
 
+class CheckpointError(IsoshardError, ValueError):
+    """A checkpoint cannot be read or converted. The message begins with the file."""
+
+
 class Divergence(IsoshardError, AssertionError):
     """A run does not compute what its reference computes. `report` is the judge's text."""
 

@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Two checkpoints as two runs of one process that recorded weights and optimizer state once.
+#include "harness/checkpoints/compare_checkpoints.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <memory>
+#include <sstream>
+#include <string_view>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/base/mapped_file.h"
+#include "harness/checkpoints/rounded.h"
+#include "harness/checkpoints/stored_causes.h"
+#include "harness/checkpoints/stored_checkpoint.h"
+#include "harness/checkpoints/tied_embeddings.h"
+#include "harness/judge/judge.h"
+#include "harness/stats/tolerance.h"
+#include "harness/trace/parts.h"
+
+namespace isoshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Causes are looked for in so many tensors at most: each is read again.
+constexpr std::size_t kMaxCauses = 400;
+
+/// A weight's second record of a step stands behind the step, so that tolerances count for it.
+constexpr int kStoredWeightCall = 1;
+
+RecordKey key_of(const std::string& name, RecordKind kind) {
+  return {0, kind, name, kind == RecordKind::kParam ? kStoredWeightCall : 0};
+}
+
+/// "weight NAME", "optimizer state NAME".
+std::string words_of(const RecordKey& key) {
+  return fmt::format("{} {}", key.kind == RecordKind::kParam ? "weight" : "optimizer state",
+                     key.name);
+}
+
+std::optional<std::string> renamed(const Renaming& rule, const std::string& name) {
+  const std::size_t star = rule.from.find('*');
+  if (star == std::string::npos) return name == rule.from ? std::optional(rule.to) : std::nullopt;
+  const std::string_view head = std::string_view(rule.from).substr(0, star),
+                         tail = std::string_view(rule.from).substr(star + 1);
+  if (name.size() < head.size() + tail.size() || !name.starts_with(head) || !name.ends_with(tail))
+    return std::nullopt;
+  std::string result = rule.to;
+  result.replace(result.find('*'), 1,
+                 name.substr(head.size(), name.size() - head.size() - tail.size()));
+  return result;
+}
+
+void rename(StoredCheckpoint& checkpoint, const std::vector<Renaming>& rules) {
+  if (rules.empty()) return;
+  StoredTensors tensors;
+  for (auto& [old_name, tensor] : checkpoint.tensors) {
+    std::string name = old_name;
+    for (const Renaming& rule : rules) {
+      if (const std::optional<std::string> other = renamed(rule, old_name)) {
+        name = *other;
+        break;
+      }
+    }
+    if (!tensors.emplace(name, std::move(tensor)).second)
+      throw UsageError(fmt::format(
+          "--rename must give every tensor of {} a name of its own, got {} twice, once for {}",
+          checkpoint.path.string(), name, old_name));
+  }
+  checkpoint.tensors = std::move(tensors);
+}
+
+class Comparison {
+ public:
+  Comparison(const fs::path& reference, const fs::path& actual, const CheckpointRules& rules)
+      : rules_(rules), reference_(open_checkpoint(reference)), actual_(open_checkpoint(actual)) {
+    rename(actual_, rules.renamings);
+    for (std::string& note : fill_tied(reference_, actual_)) notes_.push_back(std::move(note));
+    for (const StoredCheckpoint* side : {&reference_, &actual_})
+      notes_.insert(notes_.end(), side->left_out.begin(), side->left_out.end());
+  }
+
+  Verdict run() {
+    check_dtypes();
+    leave_out();
+    const Reference reference = read_reference();
+    const Trace run = read_actual(reference);
+    JudgePolicy policy;
+    policy.rtol = rules_.rtol;
+    policy.level = rules_.rtol.has_value() ? Level::kPerturbed : Level::kExact;
+    policy.not_recorded = rules_.not_recorded;
+    policy.coarsest = coarsest_;
+    Verdict verdict = judge(reference, run, policy);
+    require_unchanged_inputs();
+    conclude(verdict);
+    return verdict;
+  }
+
+ private:
+  /// Tensors whose dtypes differ are rounded, or found and not compared any further.
+  void check_dtypes() {
+    for (auto& [name, actual] : actual_.tensors) {
+      const auto found = reference_.tensors.find(name);
+      if (found == reference_.tensors.end() || found->second.dtype == actual.dtype) continue;
+      StoredTensor& reference = found->second;
+      StoredTensor& finer =
+          unit_roundoff(reference.dtype) < unit_roundoff(actual.dtype) ? reference : actual;
+      const Dtype coarser = &finer == &reference ? actual.dtype : reference.dtype;
+      if (rules_.rounds_to_coarser && can_round(finer.dtype, coarser)) {
+        finer.read = [read = finer.read, coarser] { return rounded(read(), coarser); };
+        finer.dtype = coarser;
+        ++num_rounded_;
+        continue;
+      }
+      Finding finding;
+      finding.key = key_of(name, reference.kind);
+      finding.stage = stage_of(finding.key);
+      finding.what = fmt::format("{}: has another dtype", words_of(finding.key));
+      finding.evidence = fmt::format(
+          "reference {}, actual {}{}", name_of(reference.dtype), name_of(actual.dtype),
+          can_round(finer.dtype, coarser) ? "; --allow-different-dtypes rounds the finer one" : "");
+      finding.confirmed = true;
+      findings_.push_back(std::move(finding));
+    }
+    for (const Finding& finding : findings_) {
+      reference_.tensors.erase(finding.key.name);
+      actual_.tensors.erase(finding.key.name);
+    }
+  }
+
+  /// What only the second one has, and need not.
+  void leave_out() {
+    std::vector<std::string> names;
+    for (const auto& [name, tensor] : actual_.tensors) {
+      if (!reference_.tensors.contains(name) &&
+          matches_any(rules_.not_recorded, key_of(name, tensor.kind)))
+        names.push_back(name);
+    }
+    if (names.empty()) return;
+    for (const std::string& name : names) actual_.tensors.erase(name);
+    notes_.push_back(fmt::format("{} tensors are in the second checkpoint only, as allowed: {}",
+                                 names.size(), fmt::join(names, ", ")));
+  }
+
+  static Record record_of(const std::string& name, const StoredTensor& tensor, std::size_t order,
+                          const MeshShape& mesh) {
+    Record record;
+    record.key = key_of(name, tensor.kind);
+    record.order = static_cast<std::int64_t>(order);
+    record.dtype = tensor.dtype;
+    record.layout = replicated(tensor.shape);
+    record.local_shape = tensor.shape;
+    record.parts = parts_of(record, mesh, 0);
+    return record;
+  }
+
+  static std::shared_ptr<Arena> arena_for(const StoredTensors& tensors, const char* name) {
+    std::size_t bytes = 64;
+    for (const auto& [unused, tensor] : tensors)
+      bytes += static_cast<std::size_t>(numel_of(tensor.shape)) * size_of(tensor.dtype) + 64;
+    return std::make_shared<Arena>(bytes, name);
+  }
+
+  static void keep(Record& record, Arena& arena, const HostTensor& tensor) {
+    record.offset = arena.append(tensor.bytes);
+    record.bytes = static_cast<std::int64_t>(tensor.bytes.size());
+    record.kept = true;
+  }
+
+  Reference read_reference() {
+    Trace trace{"reference", reference_.path.string(), MeshShape(), {RankTrace()}};
+    const auto arena = arena_for(reference_.tensors, "checkpoint-reference");
+    for (const auto& [name, tensor] : reference_.tensors) {
+      Record record = record_of(name, tensor, trace.ranks[0].records.size(), trace.mesh);
+      keep(record, *arena, tensor.read());
+      if (unit_roundoff(record.dtype) > unit_roundoff(coarsest_)) coarsest_ = record.dtype;
+      trace.ranks[0].records.push_back(std::move(record));
+    }
+    if (trace.ranks[0].records.empty())
+      throw VacuousError(fmt::format(
+          "{} and {} share no tensor of one dtype, so nothing was compared; the first other dtype "
+          "is that of {}",
+          reference_.path.string(), actual_.path.string(), findings_.front().key.name));
+    trace.ranks[0].arena = arena;
+    return Reference(std::move(trace));
+  }
+
+  /// Tensors are compared where they lie in their files; those that differ are kept.
+  Trace read_actual(const Reference& reference) const {
+    Trace trace{"checkpoint", actual_.path.filename().string(), MeshShape(), {RankTrace()}};
+    if (trace.case_slug.empty()) trace.case_slug = actual_.path.parent_path().filename().string();
+    const auto arena = arena_for(actual_.tensors, "checkpoint-actual");
+    for (const auto& [name, stored] : actual_.tensors) {
+      Record record = record_of(name, stored, trace.ranks[0].records.size(), trace.mesh);
+      const HostTensor tensor = stored.read();
+      const Record* const wanted = reference.find(record.key);
+      bool is_equal = wanted != nullptr;
+      for (PartStats& part : record.parts) {
+        if (numel_of(part, false) == 0) continue;
+        part.digest = digest_of(tensor.bytes.data(), tensor.bytes.size());
+        if (wanted == nullptr || wanted->layout.global_shape != record.layout.global_shape) {
+          is_equal = false;
+          continue;
+        }
+        compare_part(part, record, tensor.bytes.data(), reference.bytes(*wanted), wanted->dtype, 1,
+                     nullptr);
+        is_equal = is_equal && part.stats.unequal_values == 0 && part.stats.nonfinite_mismatch == 0;
+      }
+      if (!is_equal) keep(record, *arena, tensor);
+      trace.ranks[0].records.push_back(std::move(record));
+    }
+    trace.ranks[0].arena = arena;
+    return trace;
+  }
+
+  /// Words of a stored state in the place of those of a step on ranks, and what this class found.
+  void conclude(Verdict& verdict) {
+    StoredCauses causes(reference_.tensors, actual_.tensors);
+    std::size_t num_causes = 0;
+    for (Finding& finding : verdict.findings) {
+      in_words(finding.what, finding.key);
+      in_words(finding.diagnosis, finding.key);
+      replace(finding.evidence, "; first on rank 0 at ", "; first at ");
+      finding.ranks.clear();
+      if (num_causes++ >= kMaxCauses) continue;
+      if (const std::string cause = causes.cause_of(finding.key.name); !cause.empty())
+        finding.diagnosis = cause;
+    }
+    for (std::vector<std::string>* list :
+         {&verdict.missing, &verdict.extra, &verdict.not_recorded}) {
+      for (std::string& text : *list) {
+        replace(text, "parameter after step ", "weight ");
+        replace(text, " (step 0)", "");
+      }
+    }
+    if (!findings_.empty()) {
+      verdict.findings.insert(verdict.findings.begin(), findings_.begin(), findings_.end());
+      verdict.status = Status::kDiverges;
+      verdict.strength = Strength::kNone;
+    }
+    if (!verdict.findings.empty()) {
+      const Finding& first = verdict.findings.front();
+      verdict.reason = fmt::format("first {}{}", first.what,
+                                   first.diagnosis.empty() ? "" : "; " + first.diagnosis);
+    }
+    note_zeros(verdict);
+    if (num_rounded_ > 0) {
+      notes_.push_back(fmt::format(
+          "{} tensors were rounded to the coarser dtype of the two, as --allow-different-dtypes "
+          "allows",
+          num_rounded_));
+      if (verdict.strength == Strength::kExact) verdict.strength = Strength::kWithinTolerance;
+    }
+    verdict.notes.insert(verdict.notes.end(), notes_.begin(), notes_.end());
+  }
+
+  static void replace(std::string& text, std::string_view from, std::string_view to) {
+    for (std::size_t at = text.find(from); at != std::string::npos;
+         at = text.find(from, at + to.size()))
+      text.replace(at, from.size(), to);
+  }
+
+  void in_words(std::string& text, const RecordKey& key) const {
+    replace(text, describe(key), words_of(key));
+    replace(text, subject_of(key), words_of(key));
+    replace(text, "was recorded by no rank", fmt::format("is not in {}", actual_.path.string()));
+    replace(text, "is not in the reference", fmt::format("is not in {}", reference_.path.string()));
+  }
+
+  void note_zeros(const Verdict& verdict) {
+    std::size_t tensors = 0;
+    for (const TensorComparison& t : verdict.tensors)
+      tensors += t.stats.unequal_values == 0 && t.stats.unequal_bits != 0 ? 1 : 0;
+    if (tensors > 0)
+      notes_.push_back(fmt::format(
+          "{} tensors are equal but for the signs of zeros or the bits of NaNs", tensors));
+  }
+
+  const CheckpointRules& rules_;
+  StoredCheckpoint reference_, actual_;
+  std::vector<std::string> notes_;
+  std::vector<Finding> findings_;
+  Dtype coarsest_ = Dtype::kFloat64;
+  std::size_t num_rounded_ = 0;
+};
+
+}  // namespace
+
+Verdict compare_checkpoints(const fs::path& reference, const fs::path& actual,
+                            const CheckpointRules& rules) {
+  std::error_code ignored;
+  if (fs::equivalent(reference, actual, ignored))
+    throw UsageError(fmt::format("compare --checkpoint needs two checkpoints, got {} twice",
+                                 reference.string()));
+  return Comparison(reference, actual, rules).run();
+}
+
+std::vector<Renaming> parse_renamings(const std::string& text) {
+  std::vector<Renaming> rules;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, ',');) {
+    const std::size_t equals = part.find('=');
+    const Renaming rule{part.substr(0, equals),
+                        equals == std::string::npos ? "" : part.substr(equals + 1)};
+    const auto stars = [](const std::string& side) { return std::ranges::count(side, '*'); };
+    if (rule.from.empty() || rule.to.empty() || stars(rule.from) > 1 ||
+        stars(rule.from) != stars(rule.to))
+      throw UsageError(fmt::format(
+          "--rename must be FROM=TO, such as 'module.*=*', with one * on both sides or none, got "
+          "'{}'",
+          part));
+    rules.push_back(rule);
+  }
+  return rules;
+}
+
+}  // namespace isoshard
