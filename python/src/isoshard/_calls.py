@@ -208,7 +208,8 @@ def _kernel_of(name: str, operator: Any, behind: Any) -> Callable[..., Any]:
                 try:
                     journal.note(name, args)
                 except Exception as error:  # the script must not fail by it; the judge is told
-                    journal.problem = f"{name}: {type(error).__name__}: {error}"
+                    text = f"{name}: {type(error).__name__}: {error}"
+                    journal.problem = " ".join(text.split())[:200]
         return operator.redispatch(keys & behind, *args, **kwargs)
 
     return kernel
