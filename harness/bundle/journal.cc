@@ -85,15 +85,13 @@ JournaledCall call_of(const json& entry, const Journal& journal, int rank,
 Journal journal_of(const json& object, int rank, int world_size,
                    const std::filesystem::path& file) {
   Journal journal;
-  const json groups = detail::field<json>(object, "groups", file);
-  if (!groups.is_object()) refuse(file, "the field \"groups\" must be an object");
-  for (const auto& [name, ranks] : groups.items()) {
+  if (!object.is_object() || !object.contains("groups") || !object.at("groups").is_object())
+    refuse(file, "it must be an object with an object \"groups\"");
+  for (const auto& [name, ranks] : object.at("groups").items()) {
     if (!ranks.is_array()) refuse(file, fmt::format("the ranks of group {} must be a list", name));
     journal.groups[name] = group_of(ranks, name, world_size, file);
   }
-  const json calls = detail::field<json>(object, "calls", file);
-  if (!calls.is_array()) refuse(file, "the field \"calls\" must be a list");
-  for (const json& entry : calls) {
+  for (const json& entry : detail::field<json>(object, "calls", file)) {
     if (!entry.is_object()) refuse(file, "a call must be an object");
     journal.calls.push_back(call_of(entry, journal, rank, file));
   }
