@@ -114,6 +114,33 @@ expect 2 "no test ran" "build ctest" env FAKE_CODE=8 FAKE_TESTS=0 ./isoshard tes
 expect 2 "no test ran" "build ctest" env FAKE_TESTS=0 ./isoshard test -R nope
 expect 4 "" "build ctest" env FAKE_CODE=3 ./isoshard test
 
+# The environment of the live tests: made once for one text of the pins, never half.
+mkdir -p python
+printf '%s\n' '# pins' one==1 two '' 'three==3  # --no-build-isolation' 'four==4  # --no-deps' \
+  >python/live-requirements.txt
+stand_in python3.11 <<'END'
+echo venv >>"$CALLS"
+mkdir -p "$3/bin"
+{
+  echo '#!/usr/bin/env bash'
+  echo 'echo "pip ${*: -2}" >>"$CALLS"'
+  echo '[[ -z ${FAKE_PIP_FAILS:-} ]] || { echo "ERROR: no network"; exit 1; }'
+} >"$3/bin/python"
+chmod +x "$3/bin/python"
+END
+expect 4 "no network" "build venv pip" env FAKE_PIP_FAILS=1 ./isoshard test -L live
+[[ -z $(find "$XDG_CACHE_HOME/isoshard/live" -name bin) ]] || failed "half an environment is kept"
+expect 0 "" "build venv pip pip pip ctest" ./isoshard test -L live
+[[ $(grep pip "$CALLS" | paste -sd' ') == \
+  "pip one==1 two pip --no-build-isolation three==3 pip --no-deps four==4" ]] \
+  || failed "other packages or options: $(<"$CALLS")"
+expect 0 "" "build ctest" ./isoshard test -L live
+expect 0 "" "build ctest" ./isoshard test --label-regex=live
+echo five >>python/live-requirements.txt
+expect 0 "" "build ctest" env ISOSHARD_PYTHON=python3 ./isoshard test -L live
+expect 0 "" "build ctest" ./isoshard test -L python
+expect 0 "" "build venv pip pip pip ctest" ./isoshard test -L live
+
 site=$XDG_CACHE_HOME/isoshard/libtorch-2.11.0/site
 expect 4 "is no folder" "" env LIBTORCH_ROOT=/nonexistent ./isoshard x
 expect 4 "no network" "python3" env -u LIBTORCH_ROOT FAKE_PIP_FAILS=1 ./isoshard x

@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "harness/bundle/journal.h"
 #include "harness/trace/reference.h"
 
 namespace isoshard {
@@ -39,6 +40,7 @@ struct Bundle {
   std::map<std::string, std::string> versions;  ///< of the frameworks that ran
   std::string producer;  ///< "NAME VERSION" of the program that wrote it; may be empty
   std::vector<NotRecorded> not_recorded;
+  Journals journals;  ///< of the ranks and steps that have one; not written by write_bundle
   /// Records whose ranks do not say where their local tensors lie. Until infer_layouts
   /// (harness/judge/infer_layouts.h) has found it out, each is taken as a replica of its own shape,
   /// and has no parts.

@@ -136,6 +136,9 @@ class BundleReader {
       refuse(file, "holds another rank or step than its name says");
     }
     StepFiles result{{}, files_.tensors(stem + ".safetensors")};
+    if (description.contains("journal"))
+      bundle_.journals[{static_cast<int>(step), rank}] =
+          journal_of(description.at("journal"), rank, bundle_.trace.mesh.world_size(), file);
     std::size_t kept = 0;
     detail::RecordDefaults defaults{.step = static_cast<int>(step)};
     for (const json& entry : detail::field<json>(description, "records", file)) {

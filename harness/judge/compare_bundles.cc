@@ -18,6 +18,7 @@
 #include "harness/judge/compare_bundles.h"
 #include "harness/judge/infer_layouts.h"
 #include "harness/judge/judge.h"
+#include "harness/judge/judge_journals.h"
 #include "harness/judge/replay.h"
 #include "harness/judge/saved_run.h"
 #include "harness/trace/clipped.h"
@@ -248,6 +249,27 @@ void leave_out_places_in_data(const SavedRun& judged, JudgePolicy& policy,
       "the batches of one run come from a file: where samplers and masks stand is not compared");
 }
 
+/// Adds what the journals of collectives show. Where values differ, too, the first of them stays
+/// first.
+void add_journals(JournalVerdict journals, Verdict& verdict) {
+  std::vector<std::string>& notes = verdict.notes;
+  notes.insert(notes.end(), journals.notes.begin(), journals.notes.end());
+  if (!journals.summary.empty())
+    verdict.collectives += (verdict.collectives.empty() ? "" : "; ") + journals.summary;
+  if (journals.findings.empty()) return;
+  const Finding& first = journals.findings.front();
+  const std::string words = fmt::format("{} on rank {}", first.what, fmt::join(first.ranks, ", "));
+  if (verdict.status == Status::kDiverges) {
+    verdict.reason += "; " + words;
+  } else {
+    verdict.status = Status::kDiverges;
+    verdict.strength = Strength::kNone;
+    verdict.shows_too_little = false;
+    verdict.reason = "first " + words;
+  }
+  for (Finding& finding : journals.findings) verdict.findings.push_back(std::move(finding));
+}
+
 }  // namespace
 
 Verdict compare_bundles(const std::filesystem::path& reference_directory,
@@ -288,6 +310,7 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
       });
   Verdict verdict = judge(reference, run, policy);
   verdict.notes.insert(verdict.notes.end(), notes.begin(), notes.end());
+  add_journals(judge_journals(judged.bundle, reference, rules.not_recorded), verdict);
   return verdict;
 }
 

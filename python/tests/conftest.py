@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests run offline on one thread; those that need isoshard-judge are skipped without it."""
+"""Tests run offline on one thread; those that need isoshard-judge are skipped without it.
+
+Markers: `live` tests need frameworks (python/live-requirements.txt); `quick` ones are whole files
+that start no ranks and take some seconds together. All others start ranks.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,13 @@ import torch
 from isoshard import RunError, _program
 
 torch.set_num_threads(1)
+_QUICK = ("test_parts.py", "test_places.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.name in _QUICK:
+            item.add_marker("quick")
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from . import _calls
 from ._checks import (
     compiled_names,
     compiled_root,
@@ -134,6 +135,7 @@ class AutoRecorder:
             return recorder._call(module, *args, **kwargs)
 
         self._set(torch.nn.Module, "__call__", call)
+        _calls.begin_early()
         if self.config.single:
             _shrink_meshes()
 

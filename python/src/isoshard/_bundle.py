@@ -108,7 +108,14 @@ def _second_writer(directory: Path, rank: int) -> RecordError:
     )
 
 
-def write_rank(directory: Path, run: str, rank: int, step: int, entries: Sequence[Entry]) -> None:
+def write_rank(
+    directory: Path,
+    run: str,
+    rank: int,
+    step: int,
+    entries: Sequence[Entry],
+    journal: Mapping[str, Any] | None = None,
+) -> None:
     """Writes the three files of a step and rank; the .done file comes last."""
     names = [e.tensor_name for e in entries]
     if len(set(names)) < len(names):
@@ -127,13 +134,15 @@ def write_rank(directory: Path, run: str, rank: int, step: int, entries: Sequenc
     write_safetensors(
         stem.with_suffix(".safetensors"), [(e.tensor_name, e.tensor) for e in entries]
     )
-    content = {
+    content: dict[str, Any] = {
         "schema": SCHEMA,
         "run": run,
         "rank": rank,
         "step": step,
         "records": [e.record for e in entries],
     }
+    if journal is not None:
+        content["journal"] = journal
     stem.with_suffix(".json").write_text(json.dumps(content))
     stem.with_suffix(".done").write_text(run + "\n")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ._calls import not_journaled
 from ._checks import canonical, unwrapped
 from ._hooks import Hooks
 from ._perturb import move_by_one_ulp
@@ -94,6 +95,7 @@ class EngineHooks(Hooks):
         found = [(n, safe_get_full_grad(p)) for n, p in self.model.named_parameters()]
         return [(name, grad) for name, grad in found if grad is not None]
 
+    @not_journaled
     def _after_engine_step(self) -> None:
         norm = self.engine.get_global_grad_norm()
         if norm is not None:

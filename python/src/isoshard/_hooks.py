@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ._calls import BACKWARD, FORWARD, UPDATE, not_journaled
 from ._checks import (
     canonical,
     compiled_names,
@@ -102,6 +103,7 @@ class Hooks:
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The same function; its errors are told to the driver even if the script catches them."""
 
+        @not_journaled
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 return function(*args, **kwargs)
@@ -172,6 +174,7 @@ class Hooks:
 
     def detach(self) -> None:
         """Takes all hooks off."""
+        self.recorder.journal.stop()
         while self._undo:
             self._undo.pop()()
 
@@ -190,6 +193,7 @@ class Hooks:
             return
         self._micro += 1
         self._calls = {}
+        self.recorder.journal.phase = FORWARD
         named = [(f"input{i}" if i else "input_ids", v) for i, v in enumerate(args)]
         named += sorted(kwargs.items(), key=lambda item: item[0] not in ("input_ids", "labels"))
         for whole, argument in named:
@@ -252,11 +256,15 @@ class Hooks:
         original = torch.autograd.backward
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            if self._recording():
+            is_outer = self._recording()
+            if is_outer:
+                self.recorder.journal.phase = BACKWARD
                 roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
                 if len(roots) == 1 and roots[0].numel() == 1:
                     self._losses.append(local_of(roots[0].detach()).clone())
             original(tensors, *args, **kwargs)
+            if is_outer:
+                self.recorder.journal.phase = UPDATE
 
         torch.autograd.backward = backward
         self._undo.append(lambda: setattr(torch.autograd, "backward", original))
@@ -340,6 +348,7 @@ class Hooks:
         if len(self._stepped) >= len(self.optimizers):
             self.end_step()
 
+    @not_journaled
     def end_step(self) -> None:
         """Records the parameters after a step, and writes the step's files."""
         if not self._recorded:
@@ -359,16 +368,25 @@ class Hooks:
             if self.on_last_step is not None:
                 self.on_last_step()
 
+    @not_journaled
     def _record_gradients(self, names: set[str] | None = None) -> None:
         """Records gradients that were not recorded yet in this step: of these names, or all."""
         if not self._has_losses:
             self._has_losses = True
             self._record_loss()
+        self._name_calls()
         for raw, gradient in self._gradients():
             name = canonical(raw)
             if name not in self._recorded and (names is None or name in names):
                 self._recorded.add(name)
                 self.recorder.put("grad", self._rename(name), gradient)
+
+    def _name_calls(self) -> None:
+        """Tells the journal which memory is whose gradient, or parameter."""
+        named = [*self.model.named_parameters(), *self.outside.items()]
+        own = [(f"gradient of {canonical(n)}", p.grad) for n, p in named]
+        own += [(f"parameter {canonical(n)}", p.detach()) for n, p in named]
+        self.recorder.journal.name_tensors((n, local_of(t)) for n, t in own if t is not None)
 
     def _gradients(self) -> list[tuple[str, torch.Tensor]]:
         """The gradients by name, as the optimizer reads them."""

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from . import _bundle, _settings
 from ._bundle import Entry
+from ._calls import journal_of_recorder
 from ._dtensor import Place, axes_of_mesh_dims, is_dtensor, local_of, place_of
 from ._mesh import ALIASES, DATA_AXES, MeshLike, mesh_of
 from ._options import Layout, Options
@@ -90,6 +91,7 @@ class Recorder:
         self._calls: dict[tuple[str, str], int] = {}
         self._entries: list[Entry] = []
         self.run = self._agree_on_run()
+        self.journal = journal_of_recorder()
 
     # -- records -----------------------------------------------------------------------------
 
@@ -263,7 +265,10 @@ class Recorder:
                 _bundle.prepare_folder(self.directory, self.run)
             elif not self.steps:
                 self._wait_for_folder()
-            _bundle.write_rank(self.directory, self.run, self.rank, self.step, self._entries)
+            journal = self.journal.take() if self.world_size > 1 else None
+            _bundle.write_rank(
+                self.directory, self.run, self.rank, self.step, self._entries, journal
+            )
             self.steps.append(self.step)
         self.step += 1
         self._entries, self._calls = [], {}
@@ -279,6 +284,7 @@ class Recorder:
         if self._entries and self.steps and self.step == 0:
             self.end_step()
         self.active = False
+        self.journal.stop()
         if not self.steps:
             raise RecordError(
                 "A recording must see at least one optimizer step, got none. Give the optimizer "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `isoshard`: judge, convert; compare, respond and bundle of isoshard-judge."""
+"""The command `isoshard`: judge, preflight, convert; and what isoshard-judge does."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ examples
   isoshard judge --reference-command 'python train.py --batch-size 8' -- torchrun ... train.py
   isoshard compare runs/reference runs/mine
   isoshard compare --checkpoint runs/step100 model-resharded
+  isoshard preflight --ranks 4 --backend gloo
 
 exit codes: 0 conforms, 1 diverges or vacuous, 2 usage, 3 bad input file, 4 a run failed
 """
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             at = words.index("--")
             words, command = words[:at], words[at + 1 :]
         options = _parser().parse_args(words)
+        if options.subcommand == "preflight":
+            return _preflight(options)
         return judge(_judge_options(options, command))
     except UsageError as error:
         print(f"isoshard: {error}", file=sys.stderr)
@@ -63,6 +66,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return _INFRASTRUCTURE
+
+
+def _preflight(options: argparse.Namespace) -> int:
+    from ._preflight import PreflightOptions, preflight
+
+    given = PreflightOptions(
+        ranks=options.ranks,
+        backend=options.backend,
+        device=options.device,
+        json_file=options.json,
+        deadline=options.deadline,
+        strided=not options.contiguous,
+    )
+    if options.dtypes is not None:
+        given.dtypes = options.dtypes.split(",")
+    return preflight(given)
 
 
 def _compare(words: list[str]) -> int:
@@ -132,11 +151,30 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_judge_options(judged)
+    tried = commands.add_parser(
+        "preflight",
+        help="try every collective of a backend on integers whose result is exact",
+        description="Run it by itself, or as the program of torchrun: torchrun --nproc-per-node 4 "
+        "-m isoshard preflight. Exit codes: 0 all is right, 1 something is wrong, 2 usage, 4 ranks "
+        "hang or died.",
+    )
+    _add_preflight_options(tried)
     commands.add_parser("compare", help="judge one recorded bundle or checkpoint against another")
     commands.add_parser("convert", help="write any checkpoint as a safetensors file")
     commands.add_parser("respond", help="measure by perturbed runs how far a reference moves")
     commands.add_parser("bundle", help="check a bundle")
     return parser
+
+
+def _add_preflight_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--ranks", type=int, help="processes to start (default 2; under a launcher: its own)")
+    add("--backend", default="gloo", help="of torch.distributed (default gloo)")
+    add("--device", help="where tensors lie (default: cpu, of nccl the rank's own GPU)")
+    add("--dtypes", help="such as fp32,bf16 (default: all)")
+    add("--contiguous", action="store_true", help="leave out tensors that are not contiguous")
+    add("--json", type=Path, metavar="FILE", help="write all results there")
+    add("--deadline", type=float, default=60.0, help="seconds for one case (default 60)")
 
 
 def _add_judge_options(parser: argparse.ArgumentParser) -> None:

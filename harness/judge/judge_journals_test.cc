@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+// Journals of collectives: right runs raise nothing, and a rank or a step that calls something else
+// is named with the call.
+#include "harness/judge/judge_journals.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "core/base/error.h"
+#include "harness/judge/align_calls.h"
+#include "harness/testing/synthetic.h"
+
+namespace isoshard {
+namespace {
+
+using namespace synthetic;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+constexpr int kSteps = 3;
+
+JournaledCall call(std::string op, std::int64_t bytes, std::string of = "",
+                   std::string phase = "backward") {
+  JournaledCall result;
+  const bool reduces = op == "all_reduce" || op == "reduce_scatter";
+  result.op = std::move(op);
+  result.group = "0";
+  result.reduction = reduces ? "sum" : "";
+  result.dtype = "fp32";
+  result.bytes = bytes;
+  result.phase = std::move(phase);
+  result.at = "train.py:31";
+  result.of = std::move(of);
+  return result;
+}
+
+/// Two ranks, three steps of five reductions: three of them alike.
+Bundle clean() {
+  Bundle bundle;
+  bundle.trace.mesh = MeshShape({{Axis::kDp, 2}});
+  for (int step = 0; step < kSteps; ++step) {
+    for (int rank = 0; rank < 2; ++rank) {
+      Journal& journal = bundle.journals[{step, rank}];
+      journal.groups["0"] = {0, 1};
+      journal.calls = {call("all_gather", 100 + rank, "", "forward"),
+                       call("all_reduce", 4096, "gradient of a"),
+                       call("all_reduce", 4096, "gradient of b"),
+                       call("all_reduce", 4096, "gradient of c"),
+                       call("all_reduce", 80000),
+                       call("all_reduce", 4, "", "update")};
+    }
+  }
+  return bundle;
+}
+
+/// The rows of inputs in each step.
+Reference reads(std::vector<std::int64_t> rows) {
+  return reference([rows](Sink& sink, int) {
+    for (std::size_t step = 0; step < rows.size(); ++step) {
+      if (step > 0) sink.begin_step(static_cast<int>(step));
+      sink.on_record(site(RecordKind::kDataId, "input_ids", layout_of({rows[step], 2})),
+                     at::zeros({rows[step], 2}, at::kLong));
+    }
+  });
+}
+
+JournalVerdict judged(const Bundle& bundle, const std::vector<std::string>& allowed = {},
+                      const std::vector<std::int64_t>& rows = {8, 8, 8}) {
+  return judge_journals(bundle, reads(rows), allowed);
+}
+
+std::vector<JournaledCall>& calls(Bundle& bundle, int step, int rank) {
+  return bundle.journals.at({step, rank}).calls;
+}
+
+TEST(JudgeJournals, OfARightRunRaiseNothing) {
+  const JournalVerdict verdict = judged(clean());
+
+  EXPECT_THAT(verdict.findings, IsEmpty());
+  EXPECT_THAT(verdict.notes, IsEmpty());
+  EXPECT_THAT(verdict.summary, HasSubstr("36 journaled calls of 2 ranks in 3 steps"));
+}
+
+TEST(JudgeJournals, AreNotAskedForWhereThereAreNone) {
+  Bundle bundle = clean();
+  bundle.journals.clear();
+
+  EXPECT_THAT(judged(bundle).summary, IsEmpty());
+  EXPECT_THAT(judged(bundle).findings, IsEmpty());
+}
+
+TEST(JudgeJournals, NameACallThatOneRankLacks) {
+  Bundle bundle = clean();
+  calls(bundle, 1, 1).erase(calls(bundle, 1, 1).begin() + 2);
+
+  const JournalVerdict verdict = judged(bundle);
+
+  ASSERT_THAT(verdict.findings, SizeIs(1));
+  const Finding& finding = verdict.findings.front();
+  EXPECT_EQ(finding.what,
+            "calls over ranks 0, 1 (step 1): call 3 of 6 is missing, all_reduce (sum) of 4096 "
+            "bytes in fp32 (gradient of b, backward, train.py:31)");
+  EXPECT_THAT(finding.ranks, ElementsAre(1));
+  EXPECT_EQ(finding.key.step, 1);
+}
+
+TEST(JudgeJournals, NameACallThatOneRankMakesTwice) {
+  Bundle bundle = clean();
+  calls(bundle, 1, 1).insert(calls(bundle, 1, 1).begin() + 4, call("all_reduce", 80000));
+
+  const JournalVerdict verdict = judged(bundle);
+
+  ASSERT_THAT(verdict.findings, SizeIs(1));
+  EXPECT_THAT(verdict.findings.front().what,
+              AllOf(HasSubstr("of 7 is one too many"), HasSubstr("80000 bytes")));
+  EXPECT_THAT(verdict.findings.front().ranks, ElementsAre(1));
+}
+
+TEST(JudgeJournals, NameAnotherDtypeReductionOrSize) {
+  const auto change = [](auto edit) {
+    Bundle bundle = clean();
+    edit(calls(bundle, 0, 1).at(4));
+    return judged(bundle).findings;
+  };
+
+  const auto dtype = change([](JournaledCall& c) { c.dtype = "int32"; });
+  const auto reduction = change([](JournaledCall& c) { c.reduction = "max"; });
+  const auto size = change([](JournaledCall& c) { c.bytes = 79996; });
+
+  ASSERT_FALSE(dtype.empty());
+  EXPECT_THAT(dtype.front().what, HasSubstr("call 5 of 6 must be all_reduce (sum) of 80000 bytes "
+                                            "in fp32 (backward, train.py:31), got all_reduce (sum) "
+                                            "of 80000 bytes in int32"));
+  ASSERT_FALSE(reduction.empty());
+  EXPECT_THAT(reduction.front().what, HasSubstr("got all_reduce (max)"));
+  ASSERT_FALSE(size.empty());
+  EXPECT_THAT(size.front().what, HasSubstr("got all_reduce (sum) of 79996 bytes"));
+}
+
+TEST(JudgeJournals, NameAGradientThatIsReducedInPlaceOfAnotherOne) {
+  Bundle bundle = clean();
+  calls(bundle, 2, 1).at(1).of = "gradient of b";  // a is left out, b goes twice
+
+  const JournalVerdict verdict = judged(bundle);
+
+  ASSERT_THAT(verdict.findings, SizeIs(1));
+  EXPECT_THAT(verdict.findings.front().what,
+              HasSubstr("gradient of b is reduced 2 times, not 1; gradient of a: never"));
+  EXPECT_THAT(verdict.findings.front().ranks, ElementsAre(1));
+}
+
+TEST(JudgeJournals, AllowOneTensorWithANameOnEachRank) {
+  Bundle bundle = clean();
+  for (int step = 0; step < kSteps; ++step) calls(bundle, step, 1).at(1).of = "gradient of tied";
+
+  EXPECT_THAT(judged(bundle).findings, IsEmpty());
+}
+
+TEST(JudgeJournals, NameAStepInWhichAllRanksReduceMore) {
+  Bundle bundle = clean();
+  for (int rank = 0; rank < 2; ++rank)
+    calls(bundle, 1, rank)
+        .insert(calls(bundle, 1, rank).begin() + 4, call("all_reduce", 4096, "gradient of c"));
+
+  const JournalVerdict verdict = judged(bundle);
+
+  ASSERT_THAT(verdict.findings, SizeIs(1));
+  EXPECT_THAT(verdict.findings.front().what,
+              AllOf(HasSubstr("(step 1): all_reduce (sum) in fp32: 6 calls of 96388 bytes in all, "
+                              "in step 0 5 calls of 92292 bytes in all"),
+                    HasSubstr("is one too many, all_reduce (sum) of 4096 bytes in fp32 (gradient "
+                              "of c")));
+  EXPECT_THAT(verdict.findings.front().ranks, ElementsAre(0, 1));
+}
+
+TEST(JudgeJournals, LetBucketsBeCutAnew) {
+  Bundle bundle = clean();
+  for (int rank = 0; rank < 2; ++rank) {
+    calls(bundle, 0, rank).at(4).bytes = 40000;
+    calls(bundle, 0, rank).insert(calls(bundle, 0, rank).begin() + 4, call("all_reduce", 40000));
+    calls(bundle, 1, rank)
+        .insert(calls(bundle, 1, rank).begin(), call("broadcast", 32, "", "forward"));
+  }
+
+  const JournalVerdict verdict = judged(bundle);
+
+  EXPECT_THAT(verdict.findings, IsEmpty());
+  EXPECT_THAT(verdict.notes, SizeIs(1));
+}
+
+TEST(JudgeJournals, LetWhatIsLoggedOrBetweenStepsDiffer) {
+  Bundle bundle = clean();
+  for (int rank = 0; rank < 2; ++rank) {
+    calls(bundle, 2, rank).push_back(call("all_reduce", 8, "", "update"));
+    calls(bundle, 1, rank)
+        .insert(calls(bundle, 1, rank).begin(), call("all_reduce", 1 << 20, "", "between"));
+    JournaledCall used = call("all_reduce", 4000, "", "backward");  // a map of used parameters
+    used.dtype = "int32";
+    calls(bundle, 0, rank).push_back(used);
+  }
+
+  EXPECT_THAT(judged(bundle).findings, IsEmpty());
+}
+
+TEST(JudgeJournals, LetStepsOnOtherInputsDiffer) {
+  Bundle bundle = clean();
+  for (int rank = 0; rank < 2; ++rank)
+    calls(bundle, 2, rank).erase(calls(bundle, 2, rank).begin() + 4);
+
+  EXPECT_THAT(judged(bundle, {}, {8, 8, 4}).findings, IsEmpty());
+  EXPECT_THAT(judged(bundle, {}, {8, 8, 8}).findings, SizeIs(1));
+}
+
+TEST(JudgeJournals, MustBeThereOnAllRanks) {
+  Bundle bundle = clean();
+  bundle.journals.erase({1, 1});
+
+  const JournalVerdict verdict = judged(bundle);
+
+  ASSERT_THAT(verdict.findings, SizeIs(1));
+  EXPECT_THAT(verdict.findings.front().what, HasSubstr("(step 1): no journal"));
+}
+
+TEST(JudgeJournals, AreExcusedByWhoeverCompares) {
+  Bundle bundle = clean();
+  calls(bundle, 1, 1).pop_back();
+
+  EXPECT_THAT(judged(bundle, {"scalar/calls.rank0"}).findings, SizeIs(1));
+  const JournalVerdict verdict = judged(bundle, {"scalar/calls.*"});
+  EXPECT_THAT(verdict.findings, IsEmpty());
+  EXPECT_THAT(verdict.notes, ElementsAre(HasSubstr("as --not-recorded allows")));
+}
+
+TEST(JudgeJournals, CompareGroupsThatRanksKnowByOtherNames) {
+  Bundle bundle = clean();
+  for (int step = 0; step < kSteps; ++step) {
+    Journal& journal = bundle.journals.at({step, 1});
+    journal.groups = {{"7", {0, 1}}};
+    for (JournaledCall& c : journal.calls) c.group = "7";
+  }
+
+  EXPECT_THAT(judged(bundle).findings, IsEmpty());
+  calls(bundle, 0, 1).pop_back();
+  EXPECT_THAT(judged(bundle).findings, SizeIs(1));
+}
+
+TEST(JudgeJournals, NoteASendThatNobodyReceives) {
+  Bundle bundle = clean();
+  JournaledCall send = call("send", 64, "", "forward");
+  send.peer = 1;
+  JournaledCall recv = send;
+  recv.op = "recv";
+  recv.peer = 0;
+  calls(bundle, 0, 0).push_back(send);
+  calls(bundle, 0, 1).push_back(recv);
+  calls(bundle, 1, 0).push_back(send);
+
+  const JournalVerdict verdict = judged(bundle);
+
+  EXPECT_THAT(verdict.findings, IsEmpty());
+  EXPECT_THAT(verdict.notes, ElementsAre(HasSubstr("(step 1): 1 send of 64 bytes in fp32 from rank "
+                                                   "0 to rank 1 without its recv")));
+}
+
+TEST(JudgeJournals, OfThousandsOfCallsNameTheFirstDifference) {
+  Bundle bundle = clean();
+  for (int rank = 0; rank < 2; ++rank) {
+    for (int i = 0; i < 5000; ++i)
+      calls(bundle, 0, rank).push_back(call("all_reduce", 4 * i + 4 * rank, "", "between"));
+  }
+
+  const JournalVerdict verdict = judged(bundle);
+
+  ASSERT_THAT(verdict.findings, SizeIs(1));
+  EXPECT_THAT(verdict.findings.front().what, HasSubstr("call 7 of 5006 must be"));
+}
+
+TEST(JudgeJournals, AreReadStrictly) {
+  const std::string good =
+      R"({"groups": {"0": [0, 1]}, "calls": [{"op": "all_reduce", "group": "0",
+          "reduction": "sum", "dtype": "fp32", "bytes": 8, "phase": "backward"}]})";
+  const auto read = [](const std::string& text, int rank = 0) {
+    return journal_of(nlohmann::json::parse(text), rank, 2, "rank.json");
+  };
+  const auto with = [&](const std::string& old, const std::string& text) {
+    std::string changed = good;
+    changed.replace(changed.find(old), old.size(), text);
+    return changed;
+  };
+
+  EXPECT_THAT(read(good).calls, SizeIs(1));
+  EXPECT_EQ(read(good).calls.front().reduction, "sum");
+  EXPECT_THROW((void)read(with("[0, 1]", "[0, 2]")), FileError);
+  EXPECT_THROW((void)read(with("[0, 1]", "[0, 0]")), FileError);
+  EXPECT_THROW((void)read(with("[0, 1]", "[0]")), FileError);
+  EXPECT_THROW((void)read(with("all_reduce", "reduce_all")), FileError);
+  EXPECT_THROW((void)read(with("backward", "sideways")), FileError);
+  EXPECT_THROW((void)read(with("8", "-8")), FileError);
+  EXPECT_THROW((void)read(with("\"group\": \"0\"", "\"group\": \"1\"")), FileError);
+  EXPECT_THROW((void)read("[]"), FileError);
+  EXPECT_THROW((void)read(with("[0, 1]", "7")), FileError);
+}
+
+}  // namespace
+}  // namespace isoshard
