@@ -57,6 +57,7 @@ class Hooks:
         self._calls: dict[tuple[str, str], int] = {}  # of this forward pass
         self._recorded: set[str] = set()  # names of this step's gradients
         self._has_losses = self._is_paused = False
+        self._grad_factor = 1.0  # what activation gradients are multiplied with before all else
         self._random_state: list[torch.Tensor] | None = None
         self._stepped: set[int] = set()
         self._names = {id(p): canonical(n) for n, p in self.model.named_parameters()}
@@ -83,13 +84,7 @@ class Hooks:
                 )
 
     def _attach(self) -> None:
-        root = self.model if self.compiled_root is None else self.compiled_root
-        if is_compiled(root):
-            self._wrap_compiled(root, self._on_batch, self._after_batch)
-        else:
-            before, after = self._guarded(self._on_batch), self._guarded(self._after_batch)
-            self._keep(root.register_forward_pre_hook(before, with_kwargs=True))
-            self._keep(root.register_forward_hook(after))
+        self._attach_root()
         if self.recorder.options.activations:
             compiled = compiled_names(self.model) if self.compiled_root is None else [""]
             self._attach_activations(compiled)
@@ -98,6 +93,16 @@ class Hooks:
             self._keep(optimizer.register_step_post_hook(self._guarded(self._after_step)))
         self._patch_clipping()
         self._patch_backward()
+
+    def _attach_root(self) -> None:
+        """Hooks on the module that is called with a batch."""
+        root = self.model if self.compiled_root is None else self.compiled_root
+        if is_compiled(root):
+            self._wrap_compiled(root, self._on_batch, self._after_batch)
+        else:
+            before, after = self._guarded(self._on_batch), self._guarded(self._after_batch)
+            self._keep(root.register_forward_pre_hook(before, with_kwargs=True))
+            self._keep(root.register_forward_hook(after))
 
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The same function; its errors are told to the driver even if the script catches them."""
@@ -238,12 +243,13 @@ class Hooks:
         self._calls[("activation", name)] = call + 1
         self.recorder.put("activation", name, value, micro=micro, call=call)
         if value.requires_grad:
-            recorder = weakref.proxy(self.recorder)
+            recorder, factor = weakref.proxy(self.recorder), self._grad_factor
 
             def on_grad(grad: torch.Tensor) -> None:
                 scale = recorder.grad_scale
+                own = grad if factor == 1.0 else grad * factor
                 recorder.put(
-                    "activation_grad", name, grad, grad_scale=scale, micro=micro, call=call
+                    "activation_grad", name, own, grad_scale=scale, micro=micro, call=call
                 )
 
             value.register_hook(on_grad)  # type: ignore[no-untyped-call]

@@ -74,7 +74,8 @@ def check(
     Args:
         build: makes the model. It is called after torch.manual_seed(seed) on every rank.
         parallelize: gets the model and a DeviceMesh with the mesh's names; returns the wrapped
-            model, or None if it changed it in place.
+            model, a schedule of torch.distributed.pipelining (with its loss_fn, which gets the
+            output and the batch; dim pp of the mesh), or None if it changed the model in place.
         mesh: axes from the slowest to the fastest, such as {"dp": 2, "tp": 2}.
         batch: the global batch: a tensor, a tuple, or tensors by name; dim 0 is the samples.
         optimizer: makes the optimizer from the parameters.

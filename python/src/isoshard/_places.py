@@ -122,15 +122,15 @@ class _Values:
         self._tensors: list[dict[str, torch.Tensor]] = []
         self._scales: dict[str, float] = {}
 
-    def of(self, key: Key) -> list[torch.Tensor]:
-        """The reference's tensor and the ranks', in fp64 and without factors on gradients."""
+    def of(self, key: Key, ranks: list[int]) -> list[torch.Tensor]:
+        """The reference's tensor and these ranks', in fp64 and without factors on gradients."""
         if not self._tensors:
             for path, rank in self._paths:
                 self._tensors.append(_bundle.read_tensors(path, self._step, rank))
             records = _bundle.read_records(self._paths[0][0], self._step, 0)["records"]
             self._scales = {_name(r): _number(r.get("grad_scale", 1)) for r in records}
         name = f"{key[1]}/{key[2]}/{key[3]}"
-        whole, *local = [tensors[name].double() for tensors in self._tensors]
+        whole, *local = [self._tensors[i][name].double() for i in (0, *(r + 1 for r in ranks))]
         return [whole / self._scales.get(name, 1.0), *local]
 
 
@@ -150,21 +150,26 @@ def _resolve_one(
     orders: list[list[int]] | None,
     values: _Values,
 ) -> bool:
+    ranks = [rank for rank, record in enumerate(records) if record is not None]
     present = [r for r in records if r is not None]
-    if len(present) != mesh.size or any(r.get("layout") != "infer" for r in present):
+    if any(r.get("layout") != "infer" for r in present) or ranks != _holders(present[0], mesh):
         return False
     shapes = [list(r["local_shape"]) for r in present]
     if any(len(shape) != len(whole) for shape in shapes):
         return False
     kind = key[1]
-    readings = readings_of(shapes, whole, mesh, kind)
+    # Ranks of one stage of a pipeline are a mesh of their own.
+    inner = mesh if len(ranks) == mesh.size else _without(mesh, _only_at(present[0]))
+    readings = readings_of(shapes, whole, inner, kind)
     if not readings:
         return False
     of_samples = orders if kind in _SAMPLE_KINDS else None
-    boxes = [_boxes_of(reading, shapes, whole, mesh, of_samples) for reading in readings]
+    if of_samples is not None:
+        of_samples = [of_samples[rank] for rank in ranks]
+    boxes = [_boxes_of(reading, shapes, whole, inner, of_samples) for reading in readings]
     chosen = 0
     if len(boxes) > 1:
-        reference, *local = values.of(key)
+        reference, *local = values.of(key, ranks)
         if list(reference.shape) != whole:  # a share, of a reference of several ranks
             boxes = boxes[:1]
         scales = [_number(r.get("grad_scale", 1)) for r in present]
@@ -176,6 +181,27 @@ def _resolve_one(
         record["global_shape"] = list(whole)
         record["boxes"] = parts
     return True
+
+
+def _only_at(record: dict[str, Any]) -> dict[str, int]:
+    """The coordinates at which alone a tensor is held."""
+    return {
+        p["axis"]: p["coordinate"] for p in record.get("placements", []) if p["kind"] == "only_at"
+    }
+
+
+def _holders(record: dict[str, Any], mesh: Mesh) -> list[int]:
+    """The ranks that must have the record."""
+    only = _only_at(record)
+    return [
+        rank
+        for rank in range(mesh.size)
+        if all(mesh.coordinates(rank).get(axis) == at for axis, at in only.items())
+    ]
+
+
+def _without(mesh: Mesh, axes: dict[str, int]) -> Mesh:
+    return Mesh({axis: degree for axis, degree in mesh.axes.items() if axis not in axes})
 
 
 def _nearest(errors: list[float]) -> int:

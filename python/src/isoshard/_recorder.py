@@ -84,6 +84,7 @@ class Recorder:
         self.training: dict[str, Any] = {}
         self.judging: dict[str, Any] = {}
         self.not_recorded: dict[str, str] = dict(self.options.not_recorded)
+        self.stage: int | None = None  # the coordinate on pp, where this rank holds some layers
         self.step = 0
         self.steps: list[int] = []
         self.active = True
@@ -162,6 +163,9 @@ class Recorder:
             self._place(record, kind, value, what)
         else:
             self._say(record, layout or "infer")
+        if self.stage is not None and (kind != "scalar" or name.startswith("loss")):
+            only = {"axis": "pp", "kind": "only_at", "coordinate": self.stage}
+            record.setdefault("placements", []).append(only)
         copy = local.to("cpu", copy=True).contiguous()
         self._entries.append(Entry(record, copy, micro))
 

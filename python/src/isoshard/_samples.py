@@ -27,14 +27,15 @@ def orders_of(reference: Path, run: Path, step: int, mesh: Mesh) -> list[list[in
     places: dict[bytes, list[int]] = {}
     for i, row in enumerate(wanted):
         places.setdefault(row, []).append(i)
-    result: list[list[int]] = []
+    shares: list[tuple[int, ...]] = []
     rows_of: dict[tuple[int, ...], Rows] = {}
     for rank in range(mesh.size):
         coordinates = mesh.coordinates(rank)
         share = tuple(c for axis, c in coordinates.items() if axis in DATA_AXES)
+        shares.append(share)
         rows = _rows(run, step, rank)
         if rows is None:
-            return None
+            continue  # a later stage of a pipeline has the samples of the first one
         if share not in orders:
             order = _take(rows, places)
             if order is None:
@@ -42,9 +43,10 @@ def orders_of(reference: Path, run: Path, step: int, mesh: Mesh) -> list[list[in
             orders[share], rows_of[share] = order, rows
         elif rows != rows_of[share]:
             return None
-        result.append(orders[share])
     taken = sum(len(order) for order in orders.values())
-    return result if taken == len(wanted) else None
+    if taken != len(wanted) or any(share not in orders for share in shares):
+        return None
+    return [orders[share] for share in shares]
 
 
 def _take(rows: Rows, places: dict[bytes, list[int]]) -> list[int] | None:

@@ -12,12 +12,14 @@ import torch
 from ._level1 import record
 from ._mesh import DATA_AXES, Mesh
 from ._options import Options
+from ._pipeline import Stages, clip_norm_of_stages, is_schedule
 from ._program import respond
 from .errors import UsageError
 
 Build = Callable[[], torch.nn.Module]
-#: Gets the model and a DeviceMesh; returns the wrapped model, or None if it changed it in place.
-Parallelize = Callable[[torch.nn.Module, Any], "torch.nn.Module | None"]
+#: Gets the model and a DeviceMesh; returns the wrapped model, a schedule of
+#: torch.distributed.pipelining, or None if it changed the model in place.
+Parallelize = Callable[[torch.nn.Module, Any], Any]
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 #: Arguments of the model: a tensor, a tuple of tensors, or tensors by name. Dim 0 is the samples.
 Batch = torch.Tensor | tuple[torch.Tensor, ...] | Mapping[str, torch.Tensor]
@@ -107,8 +109,11 @@ def _loss_of(case: Case, output: Any, batch: Any) -> torch.Tensor:
 
 
 def _train(
-    case: Case, model: torch.nn.Module, directory: str, share: tuple[int, int], **extra: Any
+    case: Case, model: Any, directory: str, share: tuple[int, int], **extra: Any
 ) -> None:
+    if is_schedule(model):
+        _train_pipeline(case, model, directory, share, **extra)
+        return
     optimizer = case.optimizer(model.parameters())
     local = _part(case.batch, *share)
     with record(directory, model, optimizer, case=case.name, **{**case.options, **extra}):
@@ -119,6 +124,28 @@ def _train(
                 torch.autograd.backward(loss / case.micro_batches)
             if case.max_grad_norm is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), case.max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def _train_pipeline(
+    case: Case, schedule: Any, directory: str, share: tuple[int, int], **extra: Any
+) -> None:
+    """The schedule makes micro-batches and losses: its loss_fn gets the output and the batch."""
+    local = _part(case.batch, *share)
+    if not isinstance(local, torch.Tensor):
+        raise UsageError(
+            "The batch must be one tensor where parallelize returns a pipeline's schedule, which "
+            f"takes it as input and as target, got {type(local).__name__}."
+        )
+    stages = Stages(schedule)
+    optimizer = case.optimizer(stages.parameters())
+    first, last = stages.stages[0].is_first, stages.stages[-1].is_last
+    with record(directory, schedule, optimizer, case=case.name, **{**case.options, **extra}):
+        for _ in range(case.steps):
+            schedule.step(*((local,) if first else ()), target=local if last else None)
+            if case.max_grad_norm is not None:
+                clip_norm_of_stages(stages, case.max_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
 
