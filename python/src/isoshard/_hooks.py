@@ -58,6 +58,7 @@ class Hooks:
         self._recorded: set[str] = set()  # names of this step's gradients
         self._has_losses = self._is_paused = False
         self._grad_factor = 1.0  # what activation gradients are multiplied with before all else
+        self._is_backward_split = False  # whether parts of backward run twice, with equal values
         self._random_state: list[torch.Tensor] | None = None
         self._stepped: set[int] = set()
         self._names = {id(p): canonical(n) for n, p in self.model.named_parameters()}
@@ -244,8 +245,13 @@ class Hooks:
         self.recorder.put("activation", name, value, micro=micro, call=call)
         if value.requires_grad:
             recorder, factor = weakref.proxy(self.recorder), self._grad_factor
+            is_split, done = self._is_backward_split, False
 
             def on_grad(grad: torch.Tensor) -> None:
+                nonlocal done
+                if is_split and done:
+                    return
+                done = True
                 scale = recorder.grad_scale
                 own = grad if factor == 1.0 else grad * factor
                 recorder.put(

@@ -121,6 +121,8 @@ class PipelineHooks(Hooks):
             on_error=on_error,
         )
         self._grad_factor /= factor
+        # Zero-bubble schedules go through a stage for its input first, for its weights later.
+        self._is_backward_split = True
 
     def _attach_root(self) -> None:
         for stage in self.stages:

@@ -26,6 +26,7 @@ from ._bundle import Key
 from ._dtensor import Box
 from ._mesh import DATA_AXES, Mesh
 from ._samples import orders_of, runs_of
+from .errors import BundleError
 
 _SAMPLE_KINDS = ("activation", "activation_grad", "data_id")
 
@@ -91,6 +92,8 @@ def _resolved(reference: Path, run: Path) -> tuple[int, dict[tuple[int, int], di
                 for record in file["records"]:
                     key = (step, record["kind"], record["name"], record["call"])
                     by_key.setdefault(key, [None] * mesh.size)[rank] = record
+            for key, records in by_key.items():
+                _check_stages(key, records)
             shapes = _shapes_of(reference, step)
             values = _Values(reference, run, step, mesh.size)
             orders = orders_of(reference, run, step, mesh)
@@ -188,6 +191,16 @@ def _only_at(record: dict[str, Any]) -> dict[str, int]:
     return {
         p["axis"]: p["coordinate"] for p in record.get("placements", []) if p["kind"] == "only_at"
     }
+
+
+def _check_stages(key: Key, records: list[dict[str, Any] | None]) -> None:
+    only = [_only_at(record) for record in records if record is not None]
+    if any(one != only[0] for one in only):
+        raise BundleError(
+            f"A tensor must belong to one stage of a pipeline, got {key[1]}/{key[2]} at "
+            f"{sorted({str(one) for one in only})}. Name layers as in the whole model, such as "
+            "torch.nn.ModuleDict with their numbers as keys, or give rename=."
+        )
 
 
 def _holders(record: dict[str, Any], mesh: Mesh) -> list[int]:

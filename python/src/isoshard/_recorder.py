@@ -364,7 +364,23 @@ def merged(entries: list[Entry]) -> list[Entry]:
                 entry.record["call"] = calls[what]
                 calls[what] += 1
                 result.append(entry)
+    return _in_order_of_calls(result)
+
+
+def _in_order_of_calls(entries: list[Entry]) -> list[Entry]:
+    """Backward meets the calls of a module in reverse: each tensor's calls in ascending order."""
+    places: dict[tuple[str, str], list[int]] = {}
+    for i, entry in enumerate(entries):
+        places.setdefault((entry.record["kind"], entry.record["name"]), []).append(i)
+    result = list(entries)
+    for at in places.values():
+        for i, entry in zip(at, sorted((entries[i] for i in at), key=_call_of), strict=True):
+            result[i] = entry
     return result
+
+
+def _call_of(entry: Entry) -> int:
+    return int(entry.record["call"])
 
 
 def _may_join(group: list[Entry]) -> bool:
