@@ -61,6 +61,7 @@ def check(
     not_recorded: Mapping[str, str] | None = None,
     partial: str | None = None,
     grad_scale: float | None = None,
+    parallel_reference: bool = False,
     raises: bool = True,
     workers: Workers | None = None,
     keep: str | Path | None = None,
@@ -91,6 +92,8 @@ def check(
         not_recorded: level 2; the judge accepts that these are missing.
         partial: patterns of records that may be sums still to be made over ranks.
         grad_scale: the factor on activation gradients; None: the number of data-parallel ranks.
+        parallel_reference: the single process calls parallelize, too, with a mesh of one rank. For
+            what changes the numbers on one rank, such as mixed precision.
         raises: whether a run that does not conform raises Divergence.
         workers: worker processes other than the shared ones.
         keep: a folder for bundles and report; None: they are removed.
@@ -121,6 +124,7 @@ def check(
         max_grad_norm,
         seed,
         name,
+        parallel_reference=parallel_reference,
         options=options,
     )
     case.validate()

@@ -45,6 +45,7 @@ class Case:
     seed: int = 0
     name: str = "check"
     device: str = "cpu"
+    parallel_reference: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
     def validate(self) -> None:
@@ -155,15 +156,23 @@ def _build(case: Case) -> torch.nn.Module:
     return case.build().to(case.device)
 
 
-def run_reference(case: Case, directory: str) -> None:
-    """One process, and again with weights moved by one ulp; with responses."""
+def run_reference(case: Case, directory: str, device_mesh: Any) -> None:
+    """One process, and again with weights moved by one ulp; with responses.
+
+    `device_mesh` has one rank. It is None if the reference is the model as it is built.
+    """
     from pathlib import Path
 
-    _train(case, _build(case), directory, (1, 0), subject="reference")
+    def build() -> Any:
+        model = _build(case)
+        wrapped = None if device_mesh is None else case.parallelize(model, device_mesh)
+        return model if wrapped is None else wrapped
+
+    _train(case, build(), directory, (1, 0), subject="reference")
     perturbed = []
     for i in range(NUM_PERTURBED):
         path = f"{directory}.perturbed{i}"
-        _train(case, _build(case), path, (1, 0), subject="perturbed", perturb=1000 + i)
+        _train(case, build(), path, (1, 0), subject="perturbed", perturb=1000 + i)
         perturbed.append(Path(path))
     respond(Path(directory), perturbed)
 
