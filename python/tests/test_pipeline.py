@@ -240,6 +240,4 @@ class _Renamed:
 
 def test_a_mesh_without_the_pipelines_axis_is_refused(isoshard_check: Check) -> None:
     with pytest.raises(RunError, match="axis pp of the mesh must hold the ranks of a pipeline"):
-        isoshard_check(
-            build, as_data_parallel, mesh="dp=2", batch=IDS, optimizer=sgd, loss=loss_of
-        )
+        isoshard_check(build, as_data_parallel, mesh="dp=2", batch=IDS, optimizer=sgd, loss=loss_of)

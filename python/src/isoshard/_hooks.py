@@ -19,7 +19,7 @@ from ._checks import (
     refuse_dropout,
     unwrapped,
 )
-from ._dtensor import is_dtensor, local_of
+from ._dtensor import is_dtensor, local_of, reduced
 from ._mesh import DATA_AXES
 from ._recorder import Recorder, sum_of_losses
 from ._safetensors import DTYPES
@@ -254,9 +254,7 @@ class Hooks:
                 done = True
                 scale = recorder.grad_scale
                 own = grad if factor == 1.0 else grad * factor
-                recorder.put(
-                    "activation_grad", name, own, grad_scale=scale, micro=micro, call=call
-                )
+                recorder.put("activation_grad", name, own, grad_scale=scale, micro=micro, call=call)
 
             value.register_hook(on_grad)  # type: ignore[no-untyped-call]
 
@@ -385,7 +383,7 @@ class Hooks:
     def _gradients(self) -> list[tuple[str, torch.Tensor]]:
         """The gradients by name, as the optimizer reads them."""
         named = [*self.model.named_parameters(), *self.outside.items()]
-        return [(name, p.grad) for name, p in named if p.grad is not None]
+        return [(name, reduced(p.grad)) for name, p in named if p.grad is not None]
 
     def _record_loss(self) -> None:
         if not self._losses:

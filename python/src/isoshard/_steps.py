@@ -109,9 +109,7 @@ def _loss_of(case: Case, output: Any, batch: Any) -> torch.Tensor:
     return loss
 
 
-def _train(
-    case: Case, model: Any, directory: str, share: tuple[int, int], **extra: Any
-) -> None:
+def _train(case: Case, model: Any, directory: str, share: tuple[int, int], **extra: Any) -> None:
     if is_schedule(model):
         _train_pipeline(case, model, directory, share, **extra)
         return
