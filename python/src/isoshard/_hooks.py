@@ -57,7 +57,10 @@ class Hooks:
         self._calls: dict[tuple[str, str], int] = {}  # of this forward pass
         self._recorded: set[str] = set()  # names of this step's gradients
         self._has_losses = self._is_paused = False
-        self._grad_factor = 1.0  # what activation gradients are multiplied with before all else
+        # What activation gradients are multiplied with before all else: ranks of cp have their
+        # part of each sample's mean.
+        is_mean = recorder.options.loss_reduction == "avg"
+        self._grad_factor = 1.0 / recorder.mesh.axes.get("cp", 1) if is_mean else 1.0
         self._is_backward_split = False  # whether parts of backward run twice, with equal values
         self._random_state: list[torch.Tensor] | None = None
         self._stepped: set[int] = set()
@@ -389,13 +392,15 @@ class Hooks:
         if not self._losses:
             return
         loss = sum_of_losses(self._losses)
-        data_axes = [axis for axis in self.recorder.mesh.axes if axis in DATA_AXES]
+        mesh = self.recorder.mesh
+        data_axes = [axis for axis in mesh.axes if axis in DATA_AXES]
         reduction = self.recorder.options.loss_reduction
-        if self.recorder.mesh.data_degree > 1:
+        if mesh.data_degree > 1 and mesh.axes.get("cp", 1) == 1:
             # Number by number: equal parts over one axis, and none over the axis of degree 1.
             split = {axis: 0 for axis in data_axes}
             self.recorder.scalar("loss_per_dp_rank", loss, layout=split)
-        self.recorder.scalar("loss", loss, layout={axis: reduction for axis in data_axes})
+        axes = [*data_axes, "cp"] if "cp" in mesh.axes else data_axes
+        self.recorder.scalar("loss", loss, layout=dict.fromkeys(axes, reduction))
 
     def _record_state(self, optimizer: torch.optim.Optimizer) -> None:
         for parameter, state in optimizer.state.items():

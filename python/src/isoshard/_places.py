@@ -25,7 +25,7 @@ from . import _bundle
 from ._bundle import Key
 from ._dtensor import Box
 from ._mesh import DATA_AXES, Mesh
-from ._samples import orders_of, runs_of
+from ._samples import Order, orders_of, runs_of
 from .errors import BundleError
 
 _SAMPLE_KINDS = ("activation", "activation_grad", "data_id")
@@ -96,10 +96,10 @@ def _resolved(reference: Path, run: Path) -> tuple[int, dict[tuple[int, int], di
                 _check_stages(key, records)
             shapes = _shapes_of(reference, step)
             values = _Values(reference, run, step, mesh.size)
-            orders = orders_of(reference, run, step, mesh)
+            order = orders_of(reference, run, step, mesh)
             before = resolved
             for key, records in by_key.items():
-                if key in shapes and _resolve_one(key, records, shapes[key], mesh, orders, values):
+                if key in shapes and _resolve_one(key, records, shapes[key], mesh, order, values):
                     resolved += 1
             if resolved > before:  # a tensor is resolved on all ranks
                 changed.update({(step, rank): file for rank, file in enumerate(files)})
@@ -150,7 +150,7 @@ def _resolve_one(
     records: list[dict[str, Any] | None],
     whole: list[int],
     mesh: Mesh,
-    orders: list[list[int]] | None,
+    order: Order | None,
     values: _Values,
 ) -> bool:
     ranks = [rank for rank, record in enumerate(records) if record is not None]
@@ -166,10 +166,16 @@ def _resolve_one(
     readings = readings_of(shapes, whole, inner, kind)
     if not readings:
         return False
-    of_samples = orders if kind in _SAMPLE_KINDS else None
-    if of_samples is not None:
-        of_samples = [of_samples[rank] for rank in ranks]
-    boxes = [_boxes_of(reading, shapes, whole, inner, of_samples) for reading in readings]
+    of_samples = None
+    if order is not None and kind in _SAMPLE_KINDS:
+        of_samples = [order.samples[rank] for rank in ranks]
+    is_head_tail = order is not None and order.is_head_tail
+    boxes = []
+    for reading in readings:
+        boxes.append(_boxes_of(reading, shapes, whole, inner, of_samples))
+        balanced = _head_and_tail(reading, shapes, whole, boxes[-1], kind)
+        if balanced is not None:
+            boxes.insert(len(boxes) - 1 if is_head_tail else len(boxes), balanced)
     chosen = 0
     if len(boxes) > 1:
         reference, *local = values.of(key, ranks)
@@ -252,6 +258,42 @@ def _boxes_of(
     for rank, (shape, offset) in enumerate(zip(shapes, reading.offsets, strict=True)):
         order = orders[rank] if orders is not None and dims else None
         result.append(_boxes(shape, offset, whole, order, dims[0] if dims else 0))
+    return result
+
+
+def _head_and_tail(
+    reading: Reading,
+    shapes: list[list[int]],
+    whole: list[int],
+    boxes: list[list[Box]],
+    kind: str,
+) -> list[list[Box]] | None:
+    """The same boxes where the positions that cp cuts are balanced; None where it cuts none.
+
+    Rank r of cp has the parts r and 2 cp - 1 - r of 2 cp equal ones.
+    """
+    dims = [dim for dim, axes in reading.axes.items() if axes == ["cp"]]
+    if kind not in _SAMPLE_KINDS or len(dims) != 1:
+        return None
+    dim = dims[0]
+    size = shapes[0][dim]
+    if size % 2 != 0 or any(shape[dim] != size for shape in shapes):
+        return None
+    half = size // 2
+
+    def part(box: Box, local: int, begin: int) -> Box:
+        moved = {name: list(value) for name, value in box.items()}
+        moved["local_offset"][dim], moved["global_offset"][dim] = local, begin
+        moved["size"][dim] = half
+        return moved
+
+    result = []
+    for offset, own in zip(reading.offsets, boxes, strict=True):
+        index = offset[dim] // size
+        begins = (index * half, whole[dim] - (index + 1) * half)
+        result.append(
+            [part(box, i * half, begin) for box in own for i, begin in enumerate(begins)]
+        )
     return result
 
 
