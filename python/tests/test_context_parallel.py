@@ -60,9 +60,7 @@ def order_of(degree: int, is_balanced: bool) -> list[torch.Tensor]:
     return [torch.cat([parts[r], parts[2 * degree - 1 - r]]) for r in range(degree)]
 
 
-def context_parallel(
-    model: Any, mesh: Any, is_balanced: bool = True, fault: str = ""
-) -> nn.Module:
+def context_parallel(model: Any, mesh: Any, is_balanced: bool = True, fault: str = "") -> nn.Module:
     from torch.distributed._functional_collectives import all_gather_tensor_autograd
 
     def gather(x: torch.Tensor) -> torch.Tensor:

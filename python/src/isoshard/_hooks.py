@@ -152,9 +152,12 @@ class Hooks:
             last = name.rpartition(".")[2]
             if not name or name in seen or isinstance(module, _SKIPPED) or last in _SKIPPED_ENDS:
                 continue
-            if any(c == "" or name.startswith(c + ".") for c in compiled) or is_compiled(module):
+            if any(c == "" or name.startswith(c + ".") for c in compiled):
                 continue
             seen.add(name)
+            if is_compiled(module):
+                self._wrap_compiled(module, _nothing, self._output_hook(self._rename(name)))
+                continue
             hook = self._guarded(self._output_hook(self._rename(name)))
             self._keep(module.register_forward_hook(hook))
             if last in _INPUTS:
@@ -433,6 +436,10 @@ class Hooks:
                 seen.add(name)
                 whole = value.reshape(1) if value.ndim == 0 else value
                 self.recorder.put("optimizer", f"{self._rename(name)}.buffer", whole)
+
+
+def _nothing(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+    """For a border of which only the other side is recorded."""
 
 
 def _tensors_of(name: str, value: Any) -> list[tuple[str, torch.Tensor]]:

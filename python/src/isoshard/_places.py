@@ -291,9 +291,7 @@ def _head_and_tail(
     for offset, own in zip(reading.offsets, boxes, strict=True):
         index = offset[dim] // size
         begins = (index * half, whole[dim] - (index + 1) * half)
-        result.append(
-            [part(box, i * half, begin) for box in own for i, begin in enumerate(begins)]
-        )
+        result.append([part(box, i * half, begin) for box in own for i, begin in enumerate(begins)])
     return result
 
 
