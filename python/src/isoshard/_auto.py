@@ -251,7 +251,7 @@ class AutoRecorder:
                 on_error=lambda error: self.report(str(error)),
             )
             return
-        hooks = PipelineHooks if isinstance(module, Stages) else Hooks
+        hooks: Any = PipelineHooks if isinstance(module, Stages) else Hooks
         self.hooks = hooks(
             self.recorder,
             module,

@@ -185,7 +185,7 @@ def _coordinate(recorder: Recorder, stage: Any) -> int | None:
     return mesh.coordinates(recorder.rank)["pp"] if len(group) > 1 else None
 
 
-def clip_norm_of_stages(model: Stages, max_norm: float) -> torch.Tensor:
+def clip_norm_of_stages(model: Stages, max_norm: float) -> None:
     """Clips gradients to a norm over all stages; every rank of the pipeline calls it."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     norm: Any = torch.nn.utils.get_total_norm(gradients)
@@ -196,4 +196,3 @@ def clip_norm_of_stages(model: Stages, max_norm: float) -> torch.Tensor:
         dist.all_reduce(square, group=stage.group)
         norm = square.sqrt()
     torch.nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
-    return norm
