@@ -149,16 +149,33 @@ RecordKey key_of(const json& j, const RecordDefaults& defaults, const std::files
   return key;
 }
 
+namespace {
+
+std::vector<Placement> placements_of(const json& record, const std::filesystem::path& file) {
+  std::vector<Placement> placements;
+  if (!record.contains("placements")) return placements;
+  for (const json& p : field<json>(record, "placements", file))
+    placements.push_back(placement_of(p, file));
+  return placements;
+}
+
+}  // namespace
+
 bool is_inferred(const json& j, const std::filesystem::path& file) {
   if (!j.is_object() || !j.contains("layout")) return false;
   if (field<std::string>(j, "layout", file) != "infer")
     refuse(file,
            "\"layout\" must be \"infer\", or be left out where placements, boxes or flat ranges "
            "say where the tensor lies");
-  for (const char* other : {"global_shape", "placements", "boxes", "flat"}) {
+  for (const char* other : {"global_shape", "boxes", "flat"}) {
     if (j.contains(other))
       refuse(file,
              fmt::format("\"{}\" must be left out where the layout is to be inferred", other));
+  }
+  for (const Placement& placement : placements_of(j, file)) {
+    if (placement.kind != Placement::Kind::kOnlyAt)
+      refuse(file,
+             "\"placements\" may hold nothing but only_at where the layout is to be inferred");
   }
   return true;
 }
@@ -216,15 +233,12 @@ Record record_of(const json& j, const RecordDefaults& defaults, const std::files
   }
   record.kept = field_or<bool>(j, "kept", true, file);
   record.unmasked = field_or<std::int64_t>(j, "unmasked", -1, file);
+  record.layout.placements = placements_of(j, file);
   if (is_inferred(j, file)) {
     record.layout.global_shape = record.local_shape;
     return record;
   }
   record.layout.global_shape = shape_field(j, "global_shape", file);
-  if (j.contains("placements")) {
-    for (const json& p : field<json>(j, "placements", file))
-      record.layout.placements.push_back(placement_of(p, file));
-  }
   if (j.contains("boxes") || j.contains("flat")) {
     record.layout.explicit_parts = true;
     for (const json& b : field_or<json>(j, "boxes", json::array(), file)) {

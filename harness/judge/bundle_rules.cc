@@ -144,9 +144,18 @@ class Holders {
         const auto found = elements_.at(key).find(other);
         return found != elements_.at(key).end() && found->second > 0;
       });
-      if (any_holds && is_cut_along(group_of(key), axis.axis)) return true;
+      if (!any_holds) continue;
+      if (is_cut_along(group_of(key), axis.axis)) return true;
+      if (axis.axis == Axis::kPp && is_pipeline(key.step)) return true;
     }
     return false;
+  }
+
+  /// Whether stages of a pipeline share out the layers: then ids are the first one's, the loss is
+  /// the last one's, and what a layer calls twice is its own stage's.
+  bool is_pipeline(int step) const {
+    const Group parameters{step, RecordKind::kParam, 0, false};
+    return held_.contains(parameters) && is_cut_along(parameters, Axis::kPp);
   }
 
   bool is_cut_along(const Group& group, Axis axis) const {

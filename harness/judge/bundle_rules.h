@@ -21,7 +21,8 @@ void require_kept(const Trace& trace, const std::filesystem::path& file);
 /// - a rank that holds nothing of a tensor (an empty part, or only_at) is believed only where the
 ///   run cuts all tensors of that kind along one axis of the mesh, so that no rank of it holds a
 ///   copy of another's, and every rank of it holds something. So a copy that differs cannot be left
-///   out.
+///   out. Along pp it is enough that the parameters are cut so: data ids and losses belong to one
+///   stage.
 ///
 /// Ranks may hold nothing of what `allowed` names (matches_any).
 /// Errors   FileError that starts with `file` and names record and rank.

@@ -262,6 +262,68 @@ TEST_F(Bundles, UseRecordsThatOnlySomeRanksOfTheReferenceHave) {
   EXPECT_EQ(wrong.findings.at(0).key.name, "second");
 }
 
+/// Two stages of a pipeline: ids on the first one, the loss on the last. `shared`: both ranks hold
+/// a copy of the weight.
+Trace stages(bool shared, double loss = 3) {
+  return run(
+      MeshShape({{Axis::kPp, 2}}), nullptr,
+      [=](Sink& sink, int rank) {
+        const std::vector<Placement> own = {only_at(Axis::kPp, rank)};
+        const std::string name = rank == 0 ? "first" : "last";
+        if (shared)
+          sink.on_record(site(RecordKind::kParam, "shared", layout_of({3})), at::full({3}, 2.0));
+        sink.on_record(site(RecordKind::kParam, name, layout_of({3}, own)), at::full({3}, 2.0));
+        if (rank == 0)
+          sink.on_record(site(RecordKind::kDataId, "ids", layout_of({4}, own)),
+                         at::full({4}, 7, at::kLong));
+        else
+          sink.on_record(site(RecordKind::kScalar, "loss", layout_of({1}, own)),
+                         at::full({1}, loss, at::kDouble));
+      },
+      Keep::kEverything);
+}
+
+TEST_F(Bundles, OfPipelinesMayHaveIdsAndLossesOnOneStage) {
+  write_bundle(folder_ / "right", stages(false), kWhole);
+  write_bundle(folder_ / "wrong", stages(false, 4), kWhole);
+  write_bundle(folder_ / "shared", stages(true), kWhole);
+
+  const Verdict right = compare_bundles(folder_ / "right", folder_ / "right", {});
+  const Verdict wrong = compare_bundles(folder_ / "right", folder_ / "wrong", {});
+
+  EXPECT_EQ(right.status, Status::kConforms) << right.reason;
+  EXPECT_EQ(right.compared, 4);
+  ASSERT_EQ(wrong.status, Status::kDiverges);
+  EXPECT_EQ(wrong.findings.at(0).key.name, "loss");
+  EXPECT_THAT([&] { (void)compare_bundles(folder_ / "right", folder_ / "shared", {}); },
+              ThrowsMessage<FileError>(HasSubstr("says that it holds nothing of it")));
+}
+
+TEST_F(Bundles, MayInferLayoutsAmongTheRanksOfAStage) {
+  const auto infer = [](const nlohmann::json& placements) {
+    return [=](int, nlohmann::json& description) {
+      for (nlohmann::json& record : description["records"]) {
+        record["layout"] = "infer";
+        record["placements"] = placements.is_null() ? record["placements"] : placements;
+        record.erase("global_shape");
+      }
+    };
+  };
+  write_bundle(folder_ / "right", stages(false), kWhole);
+  write_bundle(folder_ / "inferred", stages(false), kWhole);
+  write_bundle(folder_ / "cut", stages(false), kWhole);
+  bundle_edit::edit_ranks(folder_ / "inferred", infer(nullptr));
+  bundle_edit::edit_ranks(folder_ / "cut",
+                          infer({{{"axis", "pp"}, {"kind", "shard"}, {"dim", 0}}}));
+
+  const Verdict inferred = compare_bundles(folder_ / "right", folder_ / "inferred", {});
+
+  EXPECT_EQ(inferred.status, Status::kConforms) << inferred.reason;
+  EXPECT_EQ(inferred.compared, 4);
+  EXPECT_THAT([&] { (void)compare_bundles(folder_ / "right", folder_ / "cut", {}); },
+              ThrowsMessage<FileError>(HasSubstr("nothing but only_at")));
+}
+
 /// A batch of four samples over dp 2, and its loss as a part of the mean.
 Trace loss_on(int ranks, double factor = 1) {
   return run(

@@ -75,7 +75,8 @@ class Inference {
     for (const AxisDegree& axis : mesh_.axes()) {
       std::vector<Reading> longer;
       for (const Reading& reading : readings) {
-        for (int dim = -1; dim < (axis.degree == 1 ? 0 : dims); ++dim) {
+        const bool may_cut = axis.degree > 1 && !is_held_at_one(axis.axis);
+        for (int dim = -1; dim < (may_cut ? dims : 0); ++dim) {
           longer.push_back(reading);
           longer.back().push_back(dim);
         }
@@ -83,6 +84,12 @@ class Inference {
       readings = std::move(longer);
     }
     return readings;
+  }
+
+  /// Whether only ranks at one coordinate of the axis hold the tensor: it does not cut it.
+  bool is_held_at_one(Axis axis) const {
+    return std::ranges::any_of(
+        parts_, [&](const Part& part) { return part.record->layout.find(axis) != nullptr; });
   }
 
   std::string words_of(const Reading& reading) const {
@@ -102,6 +109,7 @@ class Inference {
       if (!box.has_value()) return std::nullopt;
       Layout layout;
       layout.global_shape = wanted_.layout.global_shape;
+      layout.placements = part.record->layout.placements;  // only_at
       layout.explicit_parts = true;
       if (numel_of(box->size) > 0) layout.boxes = {*box};
       layouts.push_back(std::move(layout));

@@ -34,6 +34,7 @@ from ._hooks import Hooks
 from ._mesh import parse_mesh
 from ._options import Options
 from ._perturb import perturb
+from ._pipeline import PipelineHooks, Stages, calling_schedule
 from ._recorder import Recorder, world
 from .errors import IsoshardError, RecordError, UsageError
 
@@ -158,6 +159,8 @@ class AutoRecorder:
             self._begin(module, [])
             return
         held = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
+        schedule = calling_schedule()
+        module = module if schedule is None else Stages(schedule)
         model = unwrapped(module)
         own = {id(p) for p in model.parameters()}
         if not own & held:
@@ -250,7 +253,8 @@ class AutoRecorder:
                 on_error=lambda error: self.report(str(error)),
             )
             return
-        self.hooks = Hooks(
+        hooks: Any = PipelineHooks if isinstance(module, Stages) else Hooks
+        self.hooks = hooks(
             self.recorder,
             module,
             optimizers,

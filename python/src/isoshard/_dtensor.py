@@ -38,6 +38,24 @@ def local_of(value: Any) -> torch.Tensor:
     return result
 
 
+def reduced(value: torch.Tensor) -> torch.Tensor:
+    """A DTensor that is still a sum over ranks, added up as each operation on it would do.
+
+    Collective over the DTensor's mesh. Sequence-parallel norms have such gradients.
+    """
+    if not is_dtensor(value):
+        return value
+    from torch.distributed.tensor import Replicate
+
+    whole: Any = value
+    if not any(placement.is_partial() for placement in whole.placements):
+        return value
+    placements = [Replicate() if p.is_partial() else p for p in whole.placements]
+    with torch.no_grad():
+        result: torch.Tensor = whole.redistribute(placements=placements)
+    return result
+
+
 def place_of(value: Any, what: str) -> Place:
     """Where a DTensor's local part lies.
 

@@ -20,7 +20,7 @@ from ._checks import (
     refuse_dropout,
     unwrapped,
 )
-from ._dtensor import is_dtensor, local_of
+from ._dtensor import is_dtensor, local_of, reduced
 from ._mesh import DATA_AXES
 from ._recorder import Recorder, sum_of_losses
 from ._safetensors import DTYPES
@@ -58,6 +58,11 @@ class Hooks:
         self._calls: dict[tuple[str, str], int] = {}  # of this forward pass
         self._recorded: set[str] = set()  # names of this step's gradients
         self._has_losses = self._is_paused = False
+        # What activation gradients are multiplied with before all else: ranks of cp have their
+        # part of each sample's mean.
+        is_mean = recorder.options.loss_reduction == "avg"
+        self._grad_factor = 1.0 / recorder.mesh.axes.get("cp", 1) if is_mean else 1.0
+        self._is_backward_split = False  # whether parts of backward run twice, with equal values
         self._random_state: list[torch.Tensor] | None = None
         self._stepped: set[int] = set()
         self._names = {id(p): canonical(n) for n, p in self.model.named_parameters()}
@@ -84,13 +89,7 @@ class Hooks:
                 )
 
     def _attach(self) -> None:
-        root = self.model if self.compiled_root is None else self.compiled_root
-        if is_compiled(root):
-            self._wrap_compiled(root, self._on_batch, self._after_batch)
-        else:
-            before, after = self._guarded(self._on_batch), self._guarded(self._after_batch)
-            self._keep(root.register_forward_pre_hook(before, with_kwargs=True))
-            self._keep(root.register_forward_hook(after))
+        self._attach_root()
         if self.recorder.options.activations:
             compiled = compiled_names(self.model) if self.compiled_root is None else [""]
             self._attach_activations(compiled)
@@ -99,6 +98,16 @@ class Hooks:
             self._keep(optimizer.register_step_post_hook(self._guarded(self._after_step)))
         self._patch_clipping()
         self._patch_backward()
+
+    def _attach_root(self) -> None:
+        """Hooks on the module that is called with a batch."""
+        root = self.model if self.compiled_root is None else self.compiled_root
+        if is_compiled(root):
+            self._wrap_compiled(root, self._on_batch, self._after_batch)
+        else:
+            before, after = self._guarded(self._on_batch), self._guarded(self._after_batch)
+            self._keep(root.register_forward_pre_hook(before, with_kwargs=True))
+            self._keep(root.register_forward_hook(after))
 
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The same function; its errors are told to the driver even if the script catches them."""
@@ -145,9 +154,12 @@ class Hooks:
             last = name.rpartition(".")[2]
             if not name or name in seen or isinstance(module, _SKIPPED) or last in _SKIPPED_ENDS:
                 continue
-            if any(c == "" or name.startswith(c + ".") for c in compiled) or is_compiled(module):
+            if any(c == "" or name.startswith(c + ".") for c in compiled):
                 continue
             seen.add(name)
+            if is_compiled(module):
+                self._wrap_compiled(module, _nothing, self._output_hook(self._rename(name)))
+                continue
             hook = self._guarded(self._output_hook(self._rename(name)))
             self._keep(module.register_forward_hook(hook))
             if last in _INPUTS:
@@ -242,13 +254,17 @@ class Hooks:
         self._calls[("activation", name)] = call + 1
         self.recorder.put("activation", name, value, micro=micro, call=call)
         if value.requires_grad:
-            recorder = weakref.proxy(self.recorder)
+            recorder, factor = weakref.proxy(self.recorder), self._grad_factor
+            is_split, done = self._is_backward_split, False
 
             def on_grad(grad: torch.Tensor) -> None:
+                nonlocal done
+                if is_split and done:
+                    return
+                done = True
                 scale = recorder.grad_scale
-                recorder.put(
-                    "activation_grad", name, grad, grad_scale=scale, micro=micro, call=call
-                )
+                own = grad if factor == 1.0 else grad * factor
+                recorder.put("activation_grad", name, own, grad_scale=scale, micro=micro, call=call)
 
             value.register_hook(on_grad)  # type: ignore[no-untyped-call]
 
@@ -391,19 +407,21 @@ class Hooks:
     def _gradients(self) -> list[tuple[str, torch.Tensor]]:
         """The gradients by name, as the optimizer reads them."""
         named = [*self.model.named_parameters(), *self.outside.items()]
-        return [(name, p.grad) for name, p in named if p.grad is not None]
+        return [(name, reduced(p.grad)) for name, p in named if p.grad is not None]
 
     def _record_loss(self) -> None:
         if not self._losses:
             return
         loss = sum_of_losses(self._losses)
-        data_axes = [axis for axis in self.recorder.mesh.axes if axis in DATA_AXES]
+        mesh = self.recorder.mesh
+        data_axes = [axis for axis in mesh.axes if axis in DATA_AXES]
         reduction = self.recorder.options.loss_reduction
-        if self.recorder.mesh.data_degree > 1:
+        if mesh.data_degree > 1 and mesh.axes.get("cp", 1) == 1:
             # Number by number: equal parts over one axis, and none over the axis of degree 1.
             split = {axis: 0 for axis in data_axes}
             self.recorder.scalar("loss_per_dp_rank", loss, layout=split)
-        self.recorder.scalar("loss", loss, layout={axis: reduction for axis in data_axes})
+        axes = [*data_axes, "cp"] if "cp" in mesh.axes else data_axes
+        self.recorder.scalar("loss", loss, layout=dict.fromkeys(axes, reduction))
 
     def _record_state(self, optimizer: torch.optim.Optimizer) -> None:
         for parameter, state in optimizer.state.items():
@@ -436,6 +454,10 @@ class Hooks:
                 seen.add(name)
                 whole = value.reshape(1) if value.ndim == 0 else value
                 self.recorder.put("optimizer", f"{self._rename(name)}.buffer", whole)
+
+
+def _nothing(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+    """For a border of which only the other side is recorded."""
 
 
 def _tensors_of(name: str, value: Any) -> list[tuple[str, torch.Tensor]]:

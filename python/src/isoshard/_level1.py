@@ -16,6 +16,7 @@ from ._hooks import Hooks
 from ._mesh import MeshLike
 from ._options import Layout, Options, Rename, Transform
 from ._perturb import perturb as move_weights
+from ._pipeline import PipelineHooks, Stages, is_schedule
 from ._recorder import Recorder
 from .errors import UsageError
 
@@ -23,7 +24,7 @@ from .errors import UsageError
 @contextmanager
 def record(
     directory: str | os.PathLike[str],
-    model: torch.nn.Module,
+    model: torch.nn.Module | Any,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
     mesh: MeshLike = None,
@@ -49,7 +50,8 @@ def record(
 
     Args:
         directory: the bundle's folder; an older bundle there is replaced.
-        model: the model as it is called, with its wrapper (DDP, FSDP2, DTensor, ...).
+        model: the model as it is called, with its wrapper (DDP, FSDP2, DTensor, ...), or a
+            schedule of torch.distributed.pipelining.
         optimizer: the optimizer that steps it, or several; None for a DeepSpeed engine.
         mesh: "dp=2,tp=2", a mapping, or a DeviceMesh with names, from the slowest axis to the
             fastest. None: data parallelism over all ranks.
@@ -90,6 +92,7 @@ def record(
         loss_reduction=loss_reduction,
         allow_draws=allow_draws,
     )
+    model = Stages(model) if is_schedule(model) else model
     if no_dropout:
         switch_dropout_off(unwrapped(model))
     if perturb is not None and is_engine(model):
@@ -101,6 +104,8 @@ def record(
     hooks: Hooks
     if is_engine(model):
         hooks = EngineHooks(recorder, model, max_steps=steps)
+    elif isinstance(model, Stages):
+        hooks = PipelineHooks(recorder, model, _list_of(optimizer), max_steps=steps)
     else:
         hooks = Hooks(recorder, model, _list_of(optimizer), max_steps=steps)
     try:

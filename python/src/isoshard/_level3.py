@@ -61,6 +61,7 @@ def check(
     not_recorded: Mapping[str, str] | None = None,
     partial: str | None = None,
     grad_scale: float | None = None,
+    parallel_reference: bool = False,
     raises: bool = True,
     workers: Workers | None = None,
     keep: str | Path | None = None,
@@ -74,7 +75,8 @@ def check(
     Args:
         build: makes the model. It is called after torch.manual_seed(seed) on every rank.
         parallelize: gets the model and a DeviceMesh with the mesh's names; returns the wrapped
-            model, or None if it changed it in place.
+            model, a schedule of torch.distributed.pipelining (with its loss_fn, which gets the
+            output and the batch; dim pp of the mesh), or None if it changed the model in place.
         mesh: axes from the slowest to the fastest, such as {"dp": 2, "tp": 2}.
         batch: the global batch: a tensor, a tuple, or tensors by name; dim 0 is the samples.
         optimizer: makes the optimizer from the parameters.
@@ -90,6 +92,8 @@ def check(
         not_recorded: level 2; the judge accepts that these are missing.
         partial: patterns of records that may be sums still to be made over ranks.
         grad_scale: the factor on activation gradients; None: the number of data-parallel ranks.
+        parallel_reference: the single process calls parallelize, too, with a mesh of one rank. For
+            what changes the numbers on one rank, such as mixed precision.
         raises: whether a run that does not conform raises Divergence.
         workers: worker processes other than the shared ones.
         keep: a folder for bundles and report; None: they are removed.
@@ -120,6 +124,7 @@ def check(
         max_grad_norm,
         seed,
         name,
+        parallel_reference=parallel_reference,
         options=options,
     )
     case.validate()

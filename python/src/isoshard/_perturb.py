@@ -17,10 +17,14 @@ def perturb(
 ) -> None:
     """Moves each floating-point parameter by one ulp of its dtype, in place; so those outside.
 
+    Where FSDP2 or autocast computes in 16 bits, it is an ulp of those: a smaller one would be lost
+    in the cast.
+
     A parameter that a DTensor cuts over several ranks is refused: perturbed runs are runs of one
     process (or of ranks that all hold the whole model).
     """
     generator = torch.Generator().manual_seed(seed)
+    computed = _compute_dtypes(model)
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *(outside or {}).items()]:
             if not parameter.is_floating_point():
@@ -30,7 +34,35 @@ def perturb(
                     f"A perturbed run must hold whole parameters, got {name} cut over ranks. "
                     "Give a reference command that runs one process."
                 )
-            move_by_one_ulp(local_of(parameter.detach()), generator)
+            local = local_of(parameter.detach())
+            coarse = computed.get(id(parameter), local.dtype)
+            if torch.finfo(coarse).eps > torch.finfo(local.dtype).eps:
+                _move_by_one_coarse_ulp(local, coarse, generator)
+            else:
+                move_by_one_ulp(local, generator)
+
+
+def _compute_dtypes(model: torch.nn.Module) -> dict[int, torch.dtype]:
+    """What parameters are cast to for the forward pass, by their ids, where it is known."""
+    found: dict[int, torch.dtype] = {}
+    if torch.is_autocast_enabled("cpu"):
+        found = dict.fromkeys(map(id, model.parameters()), torch.get_autocast_dtype("cpu"))
+    for module in model.modules():  # outer ones first: the innermost policy counts
+        state = getattr(module, "_get_fsdp_state", lambda: None)()
+        dtype = getattr(getattr(state, "_mp_policy", None), "param_dtype", None)
+        if dtype is not None:
+            found.update(dict.fromkeys(map(id, module.parameters()), dtype))
+    return found
+
+
+def _move_by_one_coarse_ulp(
+    tensor: torch.Tensor, coarse: torch.dtype, generator: torch.Generator
+) -> None:
+    """Adds or subtracts an ulp of a coarser dtype; zeros stay."""
+    up = (torch.rand(tensor.shape, generator=generator) < 0.5).to(tensor.device)
+    _, exponent = torch.frexp(tensor)  # 0.5 <= mantissa < 1
+    ulp = torch.ldexp(torch.full_like(tensor, torch.finfo(coarse).eps / 2), exponent)
+    tensor.add_(torch.where(tensor == 0, torch.zeros_like(ulp), torch.where(up, ulp, -ulp)))
 
 
 def move_by_one_ulp(tensor: torch.Tensor, generator: torch.Generator) -> None:

@@ -25,7 +25,8 @@ from . import _bundle
 from ._bundle import Key
 from ._dtensor import Box
 from ._mesh import DATA_AXES, Mesh
-from ._samples import orders_of, runs_of
+from ._samples import Order, orders_of, runs_of
+from .errors import BundleError
 
 _SAMPLE_KINDS = ("activation", "activation_grad", "data_id")
 
@@ -91,12 +92,14 @@ def _resolved(reference: Path, run: Path) -> tuple[int, dict[tuple[int, int], di
                 for record in file["records"]:
                     key = (step, record["kind"], record["name"], record["call"])
                     by_key.setdefault(key, [None] * mesh.size)[rank] = record
+            for key, records in by_key.items():
+                _check_stages(key, records)
             shapes = _shapes_of(reference, step)
             values = _Values(reference, run, step, mesh.size)
-            orders = orders_of(reference, run, step, mesh)
+            order = orders_of(reference, run, step, mesh)
             before = resolved
             for key, records in by_key.items():
-                if key in shapes and _resolve_one(key, records, shapes[key], mesh, orders, values):
+                if key in shapes and _resolve_one(key, records, shapes[key], mesh, order, values):
                     resolved += 1
             if resolved > before:  # a tensor is resolved on all ranks
                 changed.update({(step, rank): file for rank, file in enumerate(files)})
@@ -122,15 +125,15 @@ class _Values:
         self._tensors: list[dict[str, torch.Tensor]] = []
         self._scales: dict[str, float] = {}
 
-    def of(self, key: Key) -> list[torch.Tensor]:
-        """The reference's tensor and the ranks', in fp64 and without factors on gradients."""
+    def of(self, key: Key, ranks: list[int]) -> list[torch.Tensor]:
+        """The reference's tensor and these ranks', in fp64 and without factors on gradients."""
         if not self._tensors:
             for path, rank in self._paths:
                 self._tensors.append(_bundle.read_tensors(path, self._step, rank))
             records = _bundle.read_records(self._paths[0][0], self._step, 0)["records"]
             self._scales = {_name(r): _number(r.get("grad_scale", 1)) for r in records}
         name = f"{key[1]}/{key[2]}/{key[3]}"
-        whole, *local = [tensors[name].double() for tensors in self._tensors]
+        whole, *local = [self._tensors[i][name].double() for i in (0, *(r + 1 for r in ranks))]
         return [whole / self._scales.get(name, 1.0), *local]
 
 
@@ -147,24 +150,35 @@ def _resolve_one(
     records: list[dict[str, Any] | None],
     whole: list[int],
     mesh: Mesh,
-    orders: list[list[int]] | None,
+    order: Order | None,
     values: _Values,
 ) -> bool:
+    ranks = [rank for rank, record in enumerate(records) if record is not None]
     present = [r for r in records if r is not None]
-    if len(present) != mesh.size or any(r.get("layout") != "infer" for r in present):
+    if any(r.get("layout") != "infer" for r in present) or ranks != _holders(present[0], mesh):
         return False
     shapes = [list(r["local_shape"]) for r in present]
     if any(len(shape) != len(whole) for shape in shapes):
         return False
     kind = key[1]
-    readings = readings_of(shapes, whole, mesh, kind)
+    # Ranks of one stage of a pipeline are a mesh of their own.
+    inner = mesh if len(ranks) == mesh.size else _without(mesh, _only_at(present[0]))
+    readings = readings_of(shapes, whole, inner, kind)
     if not readings:
         return False
-    of_samples = orders if kind in _SAMPLE_KINDS else None
-    boxes = [_boxes_of(reading, shapes, whole, mesh, of_samples) for reading in readings]
+    of_samples = None
+    if order is not None and kind in _SAMPLE_KINDS:
+        of_samples = [order.samples[rank] for rank in ranks]
+    is_head_tail = order is not None and order.is_head_tail
+    boxes = []
+    for reading in readings:
+        boxes.append(_boxes_of(reading, shapes, whole, inner, of_samples))
+        balanced = _head_and_tail(reading, shapes, whole, boxes[-1], kind)
+        if balanced is not None:
+            boxes.insert(len(boxes) - 1 if is_head_tail else len(boxes), balanced)
     chosen = 0
     if len(boxes) > 1:
-        reference, *local = values.of(key)
+        reference, *local = values.of(key, ranks)
         if list(reference.shape) != whole:  # a share, of a reference of several ranks
             boxes = boxes[:1]
         scales = [_number(r.get("grad_scale", 1)) for r in present]
@@ -176,6 +190,37 @@ def _resolve_one(
         record["global_shape"] = list(whole)
         record["boxes"] = parts
     return True
+
+
+def _only_at(record: dict[str, Any]) -> dict[str, int]:
+    """The coordinates at which alone a tensor is held."""
+    return {
+        p["axis"]: p["coordinate"] for p in record.get("placements", []) if p["kind"] == "only_at"
+    }
+
+
+def _check_stages(key: Key, records: list[dict[str, Any] | None]) -> None:
+    only = [_only_at(record) for record in records if record is not None]
+    if any(one != only[0] for one in only):
+        raise BundleError(
+            f"A tensor must belong to one stage of a pipeline, got {key[1]}/{key[2]} at "
+            f"{sorted({str(one) for one in only})}. Name layers as in the whole model, such as "
+            "torch.nn.ModuleDict with their numbers as keys, or give rename=."
+        )
+
+
+def _holders(record: dict[str, Any], mesh: Mesh) -> list[int]:
+    """The ranks that must have the record."""
+    only = _only_at(record)
+    return [
+        rank
+        for rank in range(mesh.size)
+        if all(mesh.coordinates(rank).get(axis) == at for axis, at in only.items())
+    ]
+
+
+def _without(mesh: Mesh, axes: dict[str, int]) -> Mesh:
+    return Mesh({axis: degree for axis, degree in mesh.axes.items() if axis not in axes})
 
 
 def _nearest(errors: list[float]) -> int:
@@ -213,6 +258,40 @@ def _boxes_of(
     for rank, (shape, offset) in enumerate(zip(shapes, reading.offsets, strict=True)):
         order = orders[rank] if orders is not None and dims else None
         result.append(_boxes(shape, offset, whole, order, dims[0] if dims else 0))
+    return result
+
+
+def _head_and_tail(
+    reading: Reading,
+    shapes: list[list[int]],
+    whole: list[int],
+    boxes: list[list[Box]],
+    kind: str,
+) -> list[list[Box]] | None:
+    """The same boxes where the positions that cp cuts are balanced; None where it cuts none.
+
+    Rank r of cp has the parts r and 2 cp - 1 - r of 2 cp equal ones.
+    """
+    dims = [dim for dim, axes in reading.axes.items() if axes == ["cp"]]
+    if kind not in _SAMPLE_KINDS or len(dims) != 1:
+        return None
+    dim = dims[0]
+    size = shapes[0][dim]
+    if size % 2 != 0 or any(shape[dim] != size for shape in shapes):
+        return None
+    half = size // 2
+
+    def part(box: Box, local: int, begin: int) -> Box:
+        moved = {name: list(value) for name, value in box.items()}
+        moved["local_offset"][dim], moved["global_offset"][dim] = local, begin
+        moved["size"][dim] = half
+        return moved
+
+    result = []
+    for offset, own in zip(reading.offsets, boxes, strict=True):
+        index = offset[dim] // size
+        begins = (index * half, whole[dim] - (index + 1) * half)
+        result.append([part(box, i * half, begin) for box in own for i, begin in enumerate(begins)])
     return result
 
 

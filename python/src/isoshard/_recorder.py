@@ -85,6 +85,7 @@ class Recorder:
         self.training: dict[str, Any] = {}
         self.judging: dict[str, Any] = {}
         self.not_recorded: dict[str, str] = dict(self.options.not_recorded)
+        self.stage: int | None = None  # the coordinate on pp, where this rank holds some layers
         self.step = 0
         self.steps: list[int] = []
         self.active = True
@@ -164,6 +165,9 @@ class Recorder:
             self._place(record, kind, value, what)
         else:
             self._say(record, layout or "infer")
+        if self.stage is not None and (kind != "scalar" or name.startswith("loss")):
+            only = {"axis": "pp", "kind": "only_at", "coordinate": self.stage}
+            record.setdefault("placements", []).append(only)
         copy = local.to("cpu", copy=True).contiguous()
         self._entries.append(Entry(record, copy, micro))
 
@@ -366,7 +370,23 @@ def merged(entries: list[Entry]) -> list[Entry]:
                 entry.record["call"] = calls[what]
                 calls[what] += 1
                 result.append(entry)
+    return _in_order_of_calls(result)
+
+
+def _in_order_of_calls(entries: list[Entry]) -> list[Entry]:
+    """Backward meets the calls of a module in reverse: each tensor's calls in ascending order."""
+    places: dict[tuple[str, str], list[int]] = {}
+    for i, entry in enumerate(entries):
+        places.setdefault((entry.record["kind"], entry.record["name"]), []).append(i)
+    result = list(entries)
+    for at in places.values():
+        for i, entry in zip(at, sorted((entries[i] for i in at), key=_call_of), strict=True):
+            result[i] = entry
     return result
+
+
+def _call_of(entry: Entry) -> int:
+    return int(entry.record["call"])
 
 
 def _may_join(group: list[Entry]) -> bool:

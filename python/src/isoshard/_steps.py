@@ -12,12 +12,14 @@ import torch
 from ._level1 import record
 from ._mesh import DATA_AXES, Mesh
 from ._options import Options
+from ._pipeline import Stages, clip_norm_of_stages, is_schedule
 from ._program import respond
 from .errors import UsageError
 
 Build = Callable[[], torch.nn.Module]
-#: Gets the model and a DeviceMesh; returns the wrapped model, or None if it changed it in place.
-Parallelize = Callable[[torch.nn.Module, Any], "torch.nn.Module | None"]
+#: Gets the model and a DeviceMesh; returns the wrapped model, a schedule of
+#: torch.distributed.pipelining, or None if it changed the model in place.
+Parallelize = Callable[[torch.nn.Module, Any], Any]
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 #: Arguments of the model: a tensor, a tuple of tensors, or tensors by name. Dim 0 is the samples.
 Batch = torch.Tensor | tuple[torch.Tensor, ...] | Mapping[str, torch.Tensor]
@@ -43,6 +45,7 @@ class Case:
     seed: int = 0
     name: str = "check"
     device: str = "cpu"
+    parallel_reference: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
     def validate(self) -> None:
@@ -106,9 +109,10 @@ def _loss_of(case: Case, output: Any, batch: Any) -> torch.Tensor:
     return loss
 
 
-def _train(
-    case: Case, model: torch.nn.Module, directory: str, share: tuple[int, int], **extra: Any
-) -> None:
+def _train(case: Case, model: Any, directory: str, share: tuple[int, int], **extra: Any) -> None:
+    if is_schedule(model):
+        _train_pipeline(case, model, directory, share, **extra)
+        return
     optimizer = case.optimizer(model.parameters())
     local = _part(case.batch, *share)
     with record(directory, model, optimizer, case=case.name, **{**case.options, **extra}):
@@ -123,20 +127,50 @@ def _train(
             optimizer.zero_grad()
 
 
+def _train_pipeline(
+    case: Case, schedule: Any, directory: str, share: tuple[int, int], **extra: Any
+) -> None:
+    """The schedule makes micro-batches and losses: its loss_fn gets the output and the batch."""
+    local = _part(case.batch, *share)
+    if not isinstance(local, torch.Tensor):
+        raise UsageError(
+            "The batch must be one tensor where parallelize returns a pipeline's schedule, which "
+            f"takes it as input and as target, got {type(local).__name__}."
+        )
+    stages = Stages(schedule)
+    optimizer = case.optimizer(stages.parameters())
+    first, last = stages.stages[0].is_first, stages.stages[-1].is_last
+    with record(directory, schedule, optimizer, case=case.name, **{**case.options, **extra}):
+        for _ in range(case.steps):
+            schedule.step(*((local,) if first else ()), target=local if last else None)
+            if case.max_grad_norm is not None:
+                clip_norm_of_stages(stages, case.max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 def _build(case: Case) -> torch.nn.Module:
     torch.manual_seed(case.seed)
     return case.build().to(case.device)
 
 
-def run_reference(case: Case, directory: str) -> None:
-    """One process, and again with weights moved by one ulp; with responses."""
+def run_reference(case: Case, directory: str, device_mesh: Any) -> None:
+    """One process, and again with weights moved by one ulp; with responses.
+
+    `device_mesh` has one rank. It is None if the reference is the model as it is built.
+    """
     from pathlib import Path
 
-    _train(case, _build(case), directory, (1, 0), subject="reference")
+    def build() -> Any:
+        model = _build(case)
+        wrapped = None if device_mesh is None else case.parallelize(model, device_mesh)
+        return model if wrapped is None else wrapped
+
+    _train(case, build(), directory, (1, 0), subject="reference")
     perturbed = []
     for i in range(NUM_PERTURBED):
         path = f"{directory}.perturbed{i}"
-        _train(case, _build(case), path, (1, 0), subject="perturbed", perturb=1000 + i)
+        _train(case, build(), path, (1, 0), subject="perturbed", perturb=1000 + i)
         perturbed.append(Path(path))
     respond(Path(directory), perturbed)
 

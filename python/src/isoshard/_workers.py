@@ -211,18 +211,24 @@ def _work(job: bytes, rank: int, size: int, meshes: dict[Any, Any]) -> None:
     os.environ["ISOSHARD_RUN_ID"] = run
     if size == 1 and directory.endswith("reference"):
         del os.environ["ISOSHARD_RUN_ID"]
-        _steps.run_reference(case, directory)
+        degrees = dict.fromkeys(case.mesh, 1)
+        mesh = _mesh_of(degrees, meshes) if case.parallel_reference else None
+        _steps.run_reference(case, directory, mesh)
         return
+    _steps.run_parallel(case, directory, rank, _mesh_of(case.mesh, meshes))
+
+
+def _mesh_of(axes: dict[str, int], meshes: dict[Any, Any]) -> Any:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
     if not dist.is_initialized():
         dist.init_process_group("gloo")
-    key = tuple(case.mesh.items())
+    key = tuple(axes.items())
     if key not in meshes:
-        names, degrees = tuple(case.mesh), tuple(case.mesh.values())
+        names, degrees = tuple(axes), tuple(axes.values())
         meshes[key] = init_device_mesh("cpu", degrees, mesh_dim_names=names)
-    _steps.run_parallel(case, directory, rank, meshes[key])
+    return meshes[key]
 
 
 def serve() -> None:
