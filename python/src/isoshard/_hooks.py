@@ -56,7 +56,7 @@ class Hooks:
         self._micro = -1
         self._calls: dict[tuple[str, str], int] = {}  # of this forward pass
         self._recorded: set[str] = set()  # names of this step's gradients
-        self._has_losses = self._is_paused = False
+        self._has_losses = self._is_paused = self._is_in_backward = False
         self._random_state: list[torch.Tensor] | None = None
         self._stepped: set[int] = set()
         self._names = {id(p): canonical(n) for n, p in self.model.named_parameters()}
@@ -252,11 +252,15 @@ class Hooks:
         original = torch.autograd.backward
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            if self._recording():
+            is_inner, self._is_in_backward = self._is_in_backward, True
+            if self._recording() and not is_inner:
                 roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
                 if len(roots) == 1 and roots[0].numel() == 1:
                     self._losses.append(local_of(roots[0].detach()).clone())
-            original(tensors, *args, **kwargs)
+            try:
+                original(tensors, *args, **kwargs)  # a TorchFunctionMode calls this one again
+            finally:
+                self._is_in_backward = is_inner
 
         torch.autograd.backward = backward
         self._undo.append(lambda: setattr(torch.autograd, "backward", original))
