@@ -23,7 +23,7 @@ rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_siz
 settings = {
     "train_micro_batch_size_per_gpu": 4 // world_size,
     "gradient_accumulation_steps": 2,
-    "gradient_clipping": 1.0,
+    "gradient_clipping": 0.5,
     "zero_optimization": {"stage": options.zero, "stage3_param_persistence_threshold": 1000},
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
 }

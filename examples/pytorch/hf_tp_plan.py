@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 torch.manual_seed(0)
 sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 252}
 heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
-config = AutoConfig.for_model(sys.argv[2], **sizes, **heads, use_cache=False)
+config = AutoConfig.for_model(sys.argv[2], **sizes, **heads, pad_token_id=0, use_cache=False)
 with tempfile.TemporaryDirectory() as folder:  # in place of a checkpoint from the hub
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(
@@ -17,7 +17,7 @@ with tempfile.TemporaryDirectory() as folder:  # in place of a checkpoint from t
     )
 model.train()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-for ids in torch.randint(0, 251, (3, 4, 32), generator=torch.Generator().manual_seed(5)):
+for ids in torch.randint(1, 252, (3, 4, 32), generator=torch.Generator().manual_seed(5)):
     model(input_ids=ids, labels=ids).loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face: tp_plan of several architectures, Trainer, accelerate; planted faults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from live_runs import EXAMPLES, Fault, Runs, before, fault, judge, needs
+
+pytestmark = needs("transformers", "accelerate")
+
+_PLAN = "with tempfile"
+_STEP = "    optimizer.step()"
+TP_PLAN = {
+    "no all-reduce behind row-parallel layers": before(
+        _PLAN,
+        "from transformers.distributed.tensor_parallel import RowwiseParallel\n"
+        "RowwiseParallel.transform_output_post_forward = (\n"
+        "    lambda self, module, output, mesh: output.to_local()\n"
+        ")",
+        "X",
+    ),
+    "input gradients of column-parallel layers not summed": before(
+        _PLAN,
+        "from torch.distributed.tensor import DTensor, Replicate\n"
+        "from transformers.distributed import tensor_parallel\n"
+        "original = DTensor.from_local\n"
+        "def from_local(x, mesh, *args, **kwargs):\n"
+        "    y = original(x.detach(), mesh, *args, **kwargs)\n"
+        "    return y.requires_grad_() if False else original(x * 1.0, mesh, *args, **kwargs)\n"
+        "tensor_parallel.ColwiseParallel.transform_inputs_pre_forward = (\n"
+        "    lambda self, module, args, kwargs, mesh: (\n"
+        "        (Unsummed.apply(args[0], mesh), *args[1:]), kwargs)\n"
+        ")\n"
+        "class Unsummed:\n"
+        "    @staticmethod\n"
+        "    def apply(x, mesh):\n"
+        "        whole = original(x, mesh, [Replicate()], run_check=False)\n"
+        "        local = whole.to_local(grad_placements=[Replicate()])\n"
+        "        return original(local, mesh, [Replicate()], run_check=False)",
+        "X",
+    ),
+    "norms counted tp times": before(
+        _STEP,
+        "    for name, parameter in model.named_parameters():\n"
+        "        if 'norm' in name:\n"
+        "            parameter.grad.mul_(2)",
+        "X",
+    ),
+    "heads of key and value swapped": before(
+        "model.train()",
+        "for layer in model.model.layers:\n"
+        "    weight = layer.self_attn.k_proj.weight\n"
+        "    local = weight.to_local() if hasattr(weight, 'to_local') else weight\n"
+        "    local.data.copy_(local.data.roll(8, 0))",
+        "X",
+    ),
+    "other data on one rank": before(
+        "    model(input_ids", "    ids = ids.roll(torch.distributed.get_rank(), 1)", "X"
+    ),
+}
+TRAINER = {
+    "gradients summed for averaged": before(
+        "Trainer(model",
+        "import torch.distributed.algorithms.ddp_comm_hooks.default_hooks as hooks\n"
+        "from torch.nn.parallel import DistributedDataParallel as Ddp\n"
+        "init = Ddp.__init__\n"
+        "def summing(self, *args, **kwargs):\n"
+        "    init(self, *args, **kwargs)\n"
+        "    group = torch.distributed.group.WORLD\n"
+        "    self.register_comm_hook(group, lambda g, b: torch.distributed.all_reduce(\n"
+        "        b.buffer(), group=g, async_op=True).get_future().then(lambda f: f.value()[0]))\n"
+        "Ddp.__init__ = summing",
+        "X",
+    ),
+    "first micro-batch lost": before(
+        "Trainer(model",
+        "step = Trainer.training_step\n"
+        "def forgetful(self, model, *args, **kwargs):\n"
+        "    model.zero_grad()\n"
+        "    return step(self, model, *args, **kwargs)\n"
+        "Trainer.training_step = forgetful",
+        "X",
+    ),
+    "the items of one rank counted for all": before(
+        "arguments = ", "import functools", "X"
+    ),
+    "same data on all ranks": before(
+        "Trainer(model",
+        "import accelerate.data_loader\n"
+        "shard = accelerate.data_loader.BatchSamplerShard\n"
+        "init = shard.__init__\n"
+        "shard.__init__ = lambda self, *args, **kwargs: (\n"
+        "    init(self, *args, **kwargs), setattr(self, 'process_index', 0))[0]",
+        "X",
+    ),
+}
+ACCELERATE = {
+    "first micro-batch lost": before("        loss = model", "        model.zero_grad()", "X"),
+    "no all-reduce": before(
+        "for ids in loader", "model = model.module", "X"
+    ),
+    "every micro-batch counted whole": fault("accelerator.backward(loss)", "(loss * 1).backward()", "X"),
+    "clipped by the sum of the ranks' norms": fault(
+        "accelerator.clip_grad_norm_(model.parameters(), 1.0)",
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0 / accelerator.num_processes)",
+        "X",
+    ),
+}
+#: Padded samples, so that micro-batches and ranks have different numbers of tokens.
+UNEVEN = (
+    'return {"input_ids": ids, "labels": ids}',
+    'return {"input_ids": ids, "labels": torch.where(torch.arange(32) < 8 + i % 20, ids, -100)}',
+)
+ACCUMULATED = ("    max_steps=3", "    gradient_accumulation_steps=2,\n    max_steps=3")
+HALF = ("batch_size=8", "batch_size=4")
+FAULTS = [
+    ("tp_plan", ("tp=2", 2, "hf_tp_plan.py", "--model qwen2"), TP_PLAN),
+    ("trainer", ("dp=2", 2, "hf_trainer.py", "", (ACCUMULATED, HALF, UNEVEN)), TRAINER),
+    ("accelerate", ("dp=2", 2, "accelerate_loop.py", ""), ACCELERATE),
+]
