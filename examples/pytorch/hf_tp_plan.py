@@ -19,6 +19,5 @@ model.train()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for ids in torch.randint(1, 252, (3, 4, 32), generator=torch.Generator().manual_seed(5)):
     model(input_ids=ids, labels=ids).loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()

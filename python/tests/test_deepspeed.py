@@ -81,3 +81,46 @@ FAULTS = [
     ("zero3", ("dp=2", 2, "deepspeed_zero.py", "--zero 3"), ZERO3),
     ("autotp", ("dp=2,tp=2", 4, "deepspeed_autotp.py", "--tp 2"), AUTOTP),
 ]
+
+
+@pytest.fixture(scope="module")
+def zero3(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("zero3"), "deepspeed_zero.py", "--zero 3")
+
+
+@pytest.fixture(scope="module")
+def autotp(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("autotp"), "deepspeed_autotp.py", "--tp 2")
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "mesh", "ranks"),
+    [
+        ("deepspeed_zero.py", "--zero 1", "dp=2", 2),
+        ("deepspeed_zero.py", "--zero 2", "dp=2", 2),
+        ("deepspeed_zero.py", "--zero 3", "dp=2", 2),
+        ("deepspeed_zero.py", "--zero 3", "dp=4", 4),
+        ("deepspeed_autotp.py", "--tp 2", "tp=2", 2),
+        ("deepspeed_autotp.py", "--tp 2", "dp=2,tp=2", 4),
+        ("deepspeed_autotp.py", "--tp 2 --bf16", "dp=2,tp=2", 4),
+    ],
+)
+def test_a_right_run_conforms(
+    tmp_path: Path, script: str, words: str, mesh: str, ranks: int
+) -> None:
+    code, text = Runs(tmp_path, script, words).right(mesh, ranks)
+    assert code == 0, text
+
+
+@pytest.mark.parametrize("name", ZERO3)
+def test_a_planted_bug_of_zero_is_found(zero3: Runs, name: str) -> None:
+    code, text = zero3.faulty(ZERO3[name], "dp=2", 2)
+    assert code == ZERO3[name].code, text
+    assert ZERO3[name].words in text, text
+
+
+@pytest.mark.parametrize("name", AUTOTP)
+def test_a_planted_bug_of_autotp_is_found(autotp: Runs, name: str) -> None:
+    code, text = autotp.faulty(AUTOTP[name], "dp=2,tp=2", 4)
+    assert code == AUTOTP[name].code, text
+    assert AUTOTP[name].words in text, text

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from live_runs import EXAMPLES, Fault, Runs, before, fault, judge, needs
+from live_runs import Edit, Runs, before, fault, needs
 
 pytestmark = needs("transformers", "accelerate")
 
@@ -120,3 +120,65 @@ FAULTS = [
     ("trainer", ("dp=2", 2, "hf_trainer.py", "", (ACCUMULATED, HALF, UNEVEN)), TRAINER),
     ("accelerate", ("dp=2", 2, "accelerate_loop.py", ""), ACCELERATE),
 ]
+
+
+@pytest.fixture(scope="module")
+def tp_plan(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("tp_plan"), "hf_tp_plan.py", "--model qwen2")
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    edits = (ACCUMULATED, HALF, UNEVEN)
+    return Runs(tmp_path_factory.mktemp("trainer"), "hf_trainer.py", "", edits)
+
+
+@pytest.fixture(scope="module")
+def accelerated(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("accelerate"), "accelerate_loop.py", "")
+
+
+@pytest.mark.parametrize(
+    "model",
+    "qwen2 llama qwen3 mistral gemma gemma2 gemma3_text phi3 granite olmo2 cohere starcoder2 glm "
+    "mixtral".split(),
+)
+def test_the_plan_of_an_architecture_conforms(tmp_path: Path, model: str) -> None:
+    code, text = Runs(tmp_path, "hf_tp_plan.py", f"--model {model}").right("tp=2", 2)
+    assert code == 0, text
+
+
+@pytest.mark.parametrize(
+    ("script", "edits"),
+    [
+        ("hf_trainer.py", ()),
+        ("hf_trainer.py", (ACCUMULATED, HALF)),
+        ("hf_trainer.py", (ACCUMULATED, HALF, UNEVEN)),
+        ("accelerate_loop.py", ()),
+    ],
+    ids=["trainer", "accumulated", "accumulated with uneven tokens", "accelerate"],
+)
+def test_a_right_run_conforms(tmp_path: Path, script: str, edits: tuple[Edit, ...]) -> None:
+    code, text = Runs(tmp_path, script, "", edits).right("dp=2", 2)
+    assert code == 0, text
+
+
+@pytest.mark.parametrize("name", TP_PLAN)
+def test_a_planted_bug_of_tensor_parallelism_is_found(tp_plan: Runs, name: str) -> None:
+    code, text = tp_plan.faulty(TP_PLAN[name], "tp=2", 2)
+    assert code == TP_PLAN[name].code, text
+    assert TP_PLAN[name].words in text, text
+
+
+@pytest.mark.parametrize("name", TRAINER)
+def test_a_planted_bug_of_trainer_is_found(trainer: Runs, name: str) -> None:
+    code, text = trainer.faulty(TRAINER[name], "dp=2", 2)
+    assert code == TRAINER[name].code, text
+    assert TRAINER[name].words in text, text
+
+
+@pytest.mark.parametrize("name", ACCELERATE)
+def test_a_planted_bug_of_accelerate_is_found(accelerated: Runs, name: str) -> None:
+    code, text = accelerated.faulty(ACCELERATE[name], "dp=2", 2)
+    assert code == ACCELERATE[name].code, text
+    assert ACCELERATE[name].words in text, text

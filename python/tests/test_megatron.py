@@ -20,28 +20,28 @@ PLAIN = {
         _AFTER_MODEL,
         "from megatron.core.tensor_parallel import layers\n"
         "layers.reduce_from_tensor_model_parallel_region = lambda x, **_: x",
-        "X",
+        "first forward at embedding.word_embeddings (step 0): copies differ over tp",
     ),
     "sum for average over dp": before(
         _AFTER_DDP,
         "for group in model.bucket_groups:\n"
         "    for bucket in group.buckets:\n"
         "        bucket.gradient_scaling_factor = 1.0",
-        "X",
+        "gradients of all parameters: scale 2 = dp or tp; forward right",
     ),
     "fused qkv rolled by a head": before(
         _AFTER_MODEL,
         "for layer in model.decoder.layers:\n"
         "    weight = layer.self_attention.linear_qkv.weight\n"
         "    weight.data = weight.data.roll(16, 0)",
-        "X",
+        "linear_qkv.weight: shift 16 along dim 0 on rank 0",
     ),
     "gate and up interleaved": before(
         _AFTER_MODEL,
         "for layer in model.decoder.layers:\n"
         "    weight = layer.mlp.linear_fc1.weight\n"
         "    weight.data = torch.cat([weight.data[::2], weight.data[1::2]])",
-        "X",
+        "first weight as read decoder.layers.0.mlp.linear_fc1.gate.weight",
     ),
     "norms counted tp times": before(
         _AFTER_MODEL,
@@ -51,20 +51,20 @@ PLAIN = {
         "        if 'layernorm' in name:\n"
         "            parameter.main_grad.mul_(tp)\n"
         "config.finalize_model_grads_func = finalize",
-        "X",
+        "first gradient of decoder.layers.0.input_layernorm.weight",
     ),
-    "same data on all ranks": fault(".chunk(dp)[rank]", ".chunk(dp)[0]", "X"),
-    "first micro-batch lost": before("    ids, mask =", "    model.zero_grad_buffer()", "X"),
+    "same data on all ranks": fault(".chunk(dp)[rank]", ".chunk(dp)[0]", "first data ids input_ids (step 0): differs from the reference on rank 2"),
+    "first micro-batch lost": before("    ids, mask =", "    model.zero_grad_buffer()", "first gradient of embedding.word_embeddings.weight"),
     "another switch of Transformer Engine": before(
         _AFTER_MODEL,
         "import os\nos.environ['NVTE_ALLOW_NONDETERMINISTIC_ALGO'] = '1'",
-        "X",
+        "the runs have different settings",
         code=2,
     ),
     "a switch on one rank": before(
         _AFTER_MODEL,
         "import os\nos.environ['NVTE_TORCH_COMPILE'] = str(dist.get_rank())",
-        "X",
+        "All ranks must have the same transformer_engine",
         code=4,
     ),
 }
@@ -72,10 +72,10 @@ CUT = {
     "norms not summed over the sequence": before(
         _AFTER_MODEL,
         "for parameter in model.parameters():\n    parameter.sequence_parallel = False",
-        "X",
+        "input_layernorm.weight: rank-local partial over tp",
     ),
     "new weights not gathered": before(
-        _AFTER_DDP, "model.start_param_sync = lambda *_, **__: None", "X"
+        _AFTER_DDP, "model.start_param_sync = lambda *_, **__: None", "not updated (bitwise as before)"
     ),
 }
 FAULTS = [

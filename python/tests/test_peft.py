@@ -6,36 +6,36 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from live_runs import Runs, before, fault, needs
+from live_runs import Edit, Runs, before, fault, needs
 
 pytestmark = needs("peft", "transformers")
 
 _STEP = "    optimizer.step()"
 _TRAINED = "trained ="
 DDP = {
-    "adapters not reduced": fault("model = DistributedDataParallel(model)", "pass", "X"),
+    "adapters not reduced": fault("model = DistributedDataParallel(model)", "pass", "q_proj.lora_B.default.weight: rank-local over dp"),
     "gradients summed for averaged": before(
-        _STEP, "    [p.grad.mul_(dist.get_world_size()) for p in trained]", "X"
+        _STEP, "    [p.grad.mul_(dist.get_world_size()) for p in trained]", "q_proj.lora_B.default.weight: scale 2 = dp; the same for 4 of 8; forward right"
     ),
-    "same data on all ranks": fault("[dist.get_rank()]", "[0]", "X"),
-    "adapters scaled twice": fault("lora_alpha=8", "lora_alpha=16", "X"),
+    "same data on all ranks": fault("[dist.get_rank()]", "[0]", "first data ids input_ids (step 0): differs from the reference on rank 1"),
+    "adapters scaled twice": fault("lora_alpha=8", "lora_alpha=16", "lora_B.default: scale 2 = dp; forward right"),
     "a frozen weight trained": before(
         _TRAINED,
         "model.module.base_model.model.lm_head.weight.requires_grad_()",
-        "X",
+        "first gradient of base_model.model.lm_head.weight (step 0): is not in the reference",
     ),
     "adapters of one rank drawn anew": before(
         _TRAINED,
         "for name, parameter in model.named_parameters():\n"
         "    if 'lora_A' in name and dist.get_rank() == 1:\n"
         "        torch.nn.init.normal_(parameter, std=0.02)",
-        "X",
+        "q_proj.lora_A.default.weight: values of dp rank 1",
     ),
     "a frozen weight of one rank is another one": before(
         _TRAINED,
         "if dist.get_rank() == 1:\n"
         "    model.module.base_model.model.lm_head.weight.data.mul_(1.001)",
-        "X",
+        "lm_head.weight: scale 1.001 on rank 1",
     ),
 }
 FSDP2 = {
@@ -56,3 +56,42 @@ FAULTS = [
     ("ddp", ("dp=2", 2, "peft_lora.py", "--wrap ddp"), DDP),
     ("fsdp2", ("dp=2", 2, "peft_lora.py", "--wrap fsdp2"), FSDP2),
 ]
+
+_ADAPTERS = 'target_modules=["q_proj", "down_proj"]))'
+#: Adapters that are not zero are merged into the weights, which are trained then.
+MERGED = (
+    _ADAPTERS,
+    'target_modules=["q_proj", "down_proj"], init_lora_weights=False))\n'
+    "model = model.merge_and_unload().requires_grad_()",
+)
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("ddp"), "peft_lora.py", "--wrap ddp")
+
+
+@pytest.fixture(scope="module")
+def fsdp2(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("fsdp2"), "peft_lora.py", "--wrap fsdp2")
+
+
+@pytest.mark.parametrize("words", ["--wrap ddp", "--wrap fsdp2"])
+@pytest.mark.parametrize("edits", [(), (MERGED,)], ids=["adapters", "merged"])
+def test_a_right_run_conforms(tmp_path: Path, words: str, edits: tuple[Edit, ...]) -> None:
+    code, text = Runs(tmp_path, "peft_lora.py", words, edits).right("dp=2", 2)
+    assert code == 0, text
+
+
+@pytest.mark.parametrize("name", DDP)
+def test_a_planted_bug_is_found(ddp: Runs, name: str) -> None:
+    code, text = ddp.faulty(DDP[name], "dp=2", 2)
+    assert code == DDP[name].code, text
+    assert DDP[name].words in text, text
+
+
+@pytest.mark.parametrize("name", FSDP2)
+def test_a_planted_bug_of_fsdp2_is_found(fsdp2: Runs, name: str) -> None:
+    code, text = fsdp2.faulty(FSDP2[name], "dp=2", 2)
+    assert code == FSDP2[name].code, text
+    assert FSDP2[name].words in text, text
