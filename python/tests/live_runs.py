@@ -54,7 +54,13 @@ def judge(folder: Path, script: str, ranks: int, words: str, *options: str) -> t
     command += ["--nproc-per-node", str(ranks), script, *words.split()]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=folder, timeout=500, check=False
+        command,
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=folder,
+        timeout=500,
+        check=False,
     )
     return result.returncode, result.stdout + result.stderr
 

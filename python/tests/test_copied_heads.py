@@ -134,9 +134,7 @@ def test_what_is_whole_or_cut_by_all_ranks_has_no_copied_parts(local: list[int])
 @pytest.mark.live
 @pytest.mark.usefixtures("judge_program")
 def test_copied_heads_conform(isoshard_check: Check) -> None:
-    report = isoshard_check(
-        Model, right, mesh="tp=4", batch=IDS, optimizer=sgd, layouts=SUMMED
-    )
+    report = isoshard_check(Model, right, mesh="tp=4", batch=IDS, optimizer=sgd, layouts=SUMMED)
     assert report.conforms
 
 
@@ -153,6 +151,4 @@ def test_a_fault_of_copied_heads_is_found(
     isoshard_check: Check, parallelize: Any, words: str
 ) -> None:
     with pytest.raises(Divergence, match=words):
-        isoshard_check(
-            Model, parallelize, mesh="tp=4", batch=IDS, optimizer=sgd, layouts=SUMMED
-        )
+        isoshard_check(Model, parallelize, mesh="tp=4", batch=IDS, optimizer=sgd, layouts=SUMMED)

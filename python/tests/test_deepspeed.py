@@ -28,8 +28,7 @@ ZERO3 = {
     ),
     "norm of one rank's partitions": before(
         _TRAINING,
-        "torch.distributed.barrier()\n"
-        "engine.optimizer.clip_grad = 0.5 / 2",
+        "torch.distributed.barrier()\nengine.optimizer.clip_grad = 0.5 / 2",
         "X",
     ),
     "a partition of one rank moved": before(

@@ -53,8 +53,16 @@ PLAIN = {
         "config.finalize_model_grads_func = finalize",
         "first gradient of decoder.layers.0.input_layernorm.weight",
     ),
-    "same data on all ranks": fault(".chunk(dp)[rank]", ".chunk(dp)[0]", "first data ids input_ids (step 0): differs from the reference on rank 2"),
-    "first micro-batch lost": before("    ids, mask =", "    model.zero_grad_buffer()", "first gradient of embedding.word_embeddings.weight"),
+    "same data on all ranks": fault(
+        ".chunk(dp)[rank]",
+        ".chunk(dp)[0]",
+        "first data ids input_ids (step 0): differs from the reference on rank 2",
+    ),
+    "first micro-batch lost": before(
+        "    ids, mask =",
+        "    model.zero_grad_buffer()",
+        "first gradient of embedding.word_embeddings.weight",
+    ),
     "another switch of Transformer Engine": before(
         _AFTER_MODEL,
         "import os\nos.environ['NVTE_ALLOW_NONDETERMINISTIC_ALGO'] = '1'",
@@ -75,7 +83,9 @@ CUT = {
         "input_layernorm.weight: rank-local partial over tp",
     ),
     "new weights not gathered": before(
-        _AFTER_DDP, "model.start_param_sync = lambda *_, **__: None", "not updated (bitwise as before)"
+        _AFTER_DDP,
+        "model.start_param_sync = lambda *_, **__: None",
+        "not updated (bitwise as before)",
     ),
 }
 FAULTS = [

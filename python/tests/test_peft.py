@@ -13,12 +13,24 @@ pytestmark = needs("peft", "transformers")
 _STEP = "    optimizer.step()"
 _TRAINED = "trained ="
 DDP = {
-    "adapters not reduced": fault("model = DistributedDataParallel(model)", "pass", "q_proj.lora_B.default.weight: rank-local over dp"),
-    "gradients summed for averaged": before(
-        _STEP, "    [p.grad.mul_(dist.get_world_size()) for p in trained]", "q_proj.lora_B.default.weight: scale 2 = dp; the same for 4 of 8; forward right"
+    "adapters not reduced": fault(
+        "model = DistributedDataParallel(model)",
+        "pass",
+        "q_proj.lora_B.default.weight: rank-local over dp",
     ),
-    "same data on all ranks": fault("[dist.get_rank()]", "[0]", "first data ids input_ids (step 0): differs from the reference on rank 1"),
-    "adapters scaled twice": fault("lora_alpha=8", "lora_alpha=16", "lora_B.default: scale 2 = dp; forward right"),
+    "gradients summed for averaged": before(
+        _STEP,
+        "    [p.grad.mul_(dist.get_world_size()) for p in trained]",
+        "q_proj.lora_B.default.weight: scale 2 = dp; the same for 4 of 8; forward right",
+    ),
+    "same data on all ranks": fault(
+        "[dist.get_rank()]",
+        "[0]",
+        "first data ids input_ids (step 0): differs from the reference on rank 1",
+    ),
+    "adapters scaled twice": fault(
+        "lora_alpha=8", "lora_alpha=16", "lora_B.default: scale 2 = dp; forward right"
+    ),
     "a frozen weight trained": before(
         _TRAINED,
         "model.module.base_model.model.lm_head.weight.requires_grad_()",

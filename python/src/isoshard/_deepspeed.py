@@ -124,14 +124,17 @@ class EngineHooks(Hooks):
             name = canonical(raw)
             if parameter.requires_grad and name not in self._recorded:
                 self._recorded.add(name)
-                self._put_part("grad", self._rename(name), parameter, safe_get_local_grad(parameter))
+                self._put_part(
+                    "grad", self._rename(name), parameter, safe_get_local_grad(parameter)
+                )
 
     def _record_parameters(self) -> None:
         """In stage 3 the partitions, and small parameters that DeepSpeed keeps whole."""
         if not self.is_partitioned:
             super()._record_parameters()
             return
-        for raw, parameter in self.model.named_parameters():
+        parameters: list[tuple[str, Any]] = list(self.model.named_parameters())
+        for raw, parameter in parameters:
             name = self._rename(canonical(raw))
             if parameter.data.shape == parameter.ds_shape:
                 self.recorder.put("param", name, parameter, layout="replicate")

@@ -106,7 +106,9 @@ def record(
     elif perturb is not None:
         plain = unwrapped(model)
         move_weights(plain, perturb, outside_parameters(plain, _list_of(optimizer)))
-    recorder = Recorder(directory, mesh=mesh, subject=subject, case=case, options=with_preset(options, model))
+    recorder = Recorder(
+        directory, mesh=mesh, subject=subject, case=case, options=with_preset(options, model)
+    )
     hooks: Hooks
     if is_engine(model):
         hooks = EngineHooks(recorder, model, max_steps=steps)

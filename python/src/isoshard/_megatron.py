@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ._checks import canonical, unwrapped
+from ._checks import unwrapped
 from ._hooks import Hooks
 from ._perturb import perturb
 from ._recorder import Recorder
@@ -37,7 +37,8 @@ _DETERMINISM = ("CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO")
 
 def _is_of(value: object, name: str) -> bool:
     return any(
-        c.__name__ == name and c.__module__.startswith("megatron.core.") for c in type(value).__mro__
+        c.__name__ == name and c.__module__.startswith("megatron.core.")
+        for c in type(value).__mro__
     )
 
 
@@ -339,7 +340,12 @@ def preset(module: torch.nn.Module) -> Callable[[str, str, torch.Tensor], Any]:
             tensor = tensor.transpose(0, 1)
         at = name.rfind("linear_fc1")
         rest = name[at + len("linear_fc1") :].lstrip(".")
-        if at < 0 or not is_gated or kind == "data_id" or rest.partition(".")[0].startswith("layer_"):
+        if (
+            at < 0
+            or not is_gated
+            or kind == "data_id"
+            or rest.partition(".")[0].startswith("layer_")
+        ):
             return tensor
         dim = tensor.ndim - 1 if is_activation else 0
         gate, up = tensor.chunk(2, dim)

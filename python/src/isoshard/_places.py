@@ -199,9 +199,7 @@ def _nearest(errors: list[float]) -> int:
     return best if errors[best] < _CLEARLY * min(others) else 0
 
 
-def _error(
-    whole: torch.Tensor, local: list[torch.Tensor], layout: Layout, mesh: Mesh
-) -> float:
+def _error(whole: torch.Tensor, local: list[torch.Tensor], layout: Layout, mesh: Mesh) -> float:
     """The sum of squared differences of all ranks' parts, or of their sums, from the reference."""
     boxes, added = layout
     total = 0.0
