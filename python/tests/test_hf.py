@@ -19,7 +19,7 @@ TP_PLAN = {
         "RowwiseParallel.transform_output_post_forward = (\n"
         "    lambda self, module, output, mesh: output.to_local()\n"
         ")",
-        "X",
+        "first forward at model.layers.0.self_attn.o_proj (step 0): copies differ over tp",
     ),
     "input gradients averaged over tp": before(
         "model.train()",
@@ -32,7 +32,7 @@ TP_PLAN = {
         "    for name, parameter in model.named_parameters():\n"
         "        if 'norm' in name:\n"
         "            parameter.grad.mul_(2)",
-        "X",
+        "input_layernorm.weight: scale 2 = tp; the same for 5 of 27",
     ),
     "heads of key and value swapped": before(
         "model.train()",
@@ -40,23 +40,22 @@ TP_PLAN = {
         "    weight = layer.self_attn.k_proj.weight\n"
         "    local = weight.to_local() if hasattr(weight, 'to_local') else weight\n"
         "    local.data.copy_(local.data.roll(8, 0))",
-        "X",
+        "k_proj.weight: permuted along dim 0 on rank 0",
     ),
     "other data on one rank": before(
-        "    model(input_ids", "    ids = ids.roll(torch.distributed.get_rank(), 1)", "X"
+        "    model(input_ids", "    ids = ids.roll(torch.distributed.get_rank(), 1)", "first data ids input_ids (step 0): copies differ over tp"
     ),
 }
 TRAINER = {
     "gradients summed for averaged": before(
         "Trainer(model",
-        "import torch.distributed.algorithms.ddp_comm_hooks.default_hooks as hooks\n"
+        "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook\n"
         "from torch.nn.parallel import DistributedDataParallel as Ddp\n"
         "init = Ddp.__init__\n"
         "def summing(self, *args, **kwargs):\n"
         "    init(self, *args, **kwargs)\n"
-        "    group = torch.distributed.group.WORLD\n"
-        "    self.register_comm_hook(group, lambda g, b: torch.distributed.all_reduce(\n"
-        "        b.buffer(), group=g, async_op=True).get_future().then(lambda f: f.value()[0]))\n"
+        "    self.register_comm_hook(\n"
+        "        None, lambda g, b: allreduce_hook(g, b).then(lambda f: f.value() * 2))\n"
         "Ddp.__init__ = summing",
         "X",
     ),
@@ -67,7 +66,7 @@ TRAINER = {
         "    model.zero_grad()\n"
         "    return step(self, model, *args, **kwargs)\n"
         "Trainer.training_step = forgetful",
-        "X",
+        "first gradient of model.embed_tokens.weight",
     ),
     "same data on all ranks": before(
         "Trainer(model",
