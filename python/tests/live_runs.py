@@ -3,17 +3,23 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from select import select
 
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "pytorch"
+_LIMIT = 900.0  # seconds of one verdict, on a busy machine
 #: A text of the script, and what stands in its place.
 Edit = tuple[str, str]
 
@@ -47,30 +53,72 @@ def needs(*modules: str) -> list[pytest.MarkDecorator]:
     ]
 
 
-def judge(folder: Path, script: str, ranks: int, words: str, *options: str) -> tuple[int, str]:
-    """Judges a script of a folder; (exit code, all that was printed)."""
-    torchrun = str(Path(sys.executable).parent / "torchrun")
-    command = [sys.executable, "-m", "isoshard", "judge", *options, "--", torchrun]
-    command += ["--nproc-per-node", str(ranks), script, *words.split()]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=folder,
-        timeout=500,
-        check=False,
-    )
-    return result.returncode, result.stdout + result.stderr
-
-
 def edited(text: str, edits: tuple[Edit, ...]) -> str:
     """The text with each edit made; an edit that fits nowhere would plant nothing."""
     for old, new in edits:
         assert old in text, old
         text = text.replace(old, new)
     return text
+
+
+class Server:
+    """A process that calls `isoshard` as often as it is asked to, and imports packages once."""
+
+    def __init__(self) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="isoshard-live-"))
+        self.log = folder / "judge.log"
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, str(self.log)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=folder,
+        )
+
+    def call(self, words: list[str]) -> tuple[int, str]:
+        """(exit code, all that was printed)."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(words) + "\n")
+        self.process.stdin.flush()
+        if not select([self.process.stdout], [], [], _LIMIT)[0]:
+            text = self.log.read_text()
+            server.cache_clear()
+            self.close()
+            raise TimeoutError(f"{words} took more than {_LIMIT} s:\n{text}")
+        line = self.process.stdout.readline()
+        text = self.log.read_text()
+        assert line, f"the process of {words} ended:\n{text}"
+        return int(line), text
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        shutil.rmtree(self.log.parent, ignore_errors=True)
+
+
+@cache
+def server() -> Server:
+    """The one of this pytest process."""
+    made = Server()
+    atexit.register(made.close)
+    return made
+
+
+def serve(log: str) -> None:
+    """The process: a list of words in JSON on each line of stdin, an exit code on stdout."""
+    from isoshard.cli import main
+
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.close(file)
+        code = main(json.loads(line))
+        sys.stdout.flush()
+        print(code, file=answers, flush=True)
 
 
 class Runs:
@@ -87,12 +135,10 @@ class Runs:
 
     def right(self, mesh: str, ranks: int) -> tuple[int, str]:
         """The script as it is. The first call makes the reference, too."""
-        options = [*self.options, "--mesh", mesh]
-        if self.reference.exists():
-            options += ["--reference", str(self.reference)]
-        else:
-            options += ["--output-dir", str(self.folder / "kept")]
-        return judge(self.folder, self.script, ranks, self.words, *options)
+        kept = str(self.folder / "kept")
+        is_first = not self.reference.exists()
+        options = ["--output-dir", kept] if is_first else ["--reference", str(self.reference)]
+        return self._judge(self.script, mesh, ranks, *options)
 
     def faulty(self, planted: Fault, mesh: str, ranks: int) -> tuple[int, str]:
         """The script with a fault, against the reference of the right one."""
@@ -102,5 +148,14 @@ class Runs:
         script = f"faulty_{self.script}"
         whole = (self.folder / self.script).read_text()
         (self.folder / script).write_text(edited(whole, planted.edits))
-        options = [*self.options, "--mesh", mesh, "--reference", str(self.reference)]
-        return judge(self.folder, script, ranks, self.words, *options)
+        return self._judge(script, mesh, ranks, "--reference", str(self.reference))
+
+    def _judge(self, script: str, mesh: str, ranks: int, *options: str) -> tuple[int, str]:
+        torchrun = str(Path(sys.executable).parent / "torchrun")
+        words = ["judge", *self.options, "--mesh", mesh, *options, "--", torchrun]
+        words += ["--nproc-per-node", str(ranks), str(self.folder / script), *self.words.split()]
+        return server().call(words)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

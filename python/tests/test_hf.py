@@ -25,7 +25,7 @@ TP_PLAN = {
         "model.train()",
         "for layer in model.model.layers:\n"
         "    layer.mlp.register_full_backward_hook(lambda m, into, out: (into[0] / 2,))",
-        "X",
+        "first gradient at model.layers.1.post_attention_layernorm",
     ),
     "norms counted tp times": before(
         _STEP,
@@ -43,7 +43,9 @@ TP_PLAN = {
         "k_proj.weight: permuted along dim 0 on rank 0",
     ),
     "other data on one rank": before(
-        "    model(input_ids", "    ids = ids.roll(torch.distributed.get_rank(), 1)", "first data ids input_ids (step 0): copies differ over tp"
+        "    model(input_ids",
+        "    ids = ids.roll(torch.distributed.get_rank(), 1)",
+        "first data ids input_ids (step 0): copies differ over tp",
     ),
 }
 TRAINER = {
@@ -55,9 +57,10 @@ TRAINER = {
         "def summing(self, *args, **kwargs):\n"
         "    init(self, *args, **kwargs)\n"
         "    self.register_comm_hook(\n"
-        "        None, lambda g, b: allreduce_hook(g, b).then(lambda f: f.value() * 2))\n"
+        "        None, lambda state, bucket: allreduce_hook(state, bucket).then(\n"
+        "            lambda f: f.value() * 2))\n"
         "Ddp.__init__ = summing",
-        "X",
+        "gradients of all parameters: scale 2 = dp",
     ),
     "first micro-batch lost": before(
         "Trainer(model",
@@ -75,19 +78,30 @@ TRAINER = {
         "init = shard.__init__\n"
         "shard.__init__ = lambda self, *args, **kwargs: (\n"
         "    init(self, *args, **kwargs), setattr(self, 'process_index', 0))[0]",
-        "X",
+        "first data ids input_ids",
     ),
 }
 ACCELERATE = {
-    "first micro-batch lost": before("        loss = model", "        model.zero_grad()", "X"),
-    "no all-reduce": before("for ids in loader", "model = model.module", "X"),
-    "every micro-batch counted whole": fault(
-        "accelerator.backward(loss)", "(loss * 1).backward()", "X"
+    "first micro-batch lost": before(
+        "        loss = model",
+        "        model.zero_grad()",
+        "first gradient of model.embed_tokens.weight",
     ),
-    "clipped by the sum of the ranks' norms": fault(
+    "no all-reduce": before(
+        "for ids in loader",
+        "model = model.module",
+        "gradients of all parameters: rank-local over dp",
+    ),
+    "every micro-batch counted whole": fault(
+        "accelerator.backward(loss)",
+        "(loss * 1).backward()",
+        "first loss (step 0): differs from the reference",
+    ),
+    "another norm to clip by": fault(
         "accelerator.clip_grad_norm_(model.parameters(), 1.0)",
-        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0 / accelerator.num_processes)",
-        "X",
+        "accelerator.clip_grad_norm_(model.parameters(), 1.0 / accelerator.num_processes)",
+        "the runs have different settings",
+        code=2,
     ),
 }
 MODELS = [

@@ -56,12 +56,12 @@ FSDP2 = {
         "from torch.distributed.fsdp._fully_shard import _fsdp_collectives as c\n"
         "SUM = dist.ReduceOp.SUM\n"
         "c._get_gradient_divide_factors = lambda *a, **k: (None, None, SUM, SUM)",
-        "X",
+        "q_proj.lora_B.default.weight: scale 2 = dp; the same for 4 of 8",
     ),
-    "one micro-batch for two": fault(
+    "a gradient of an adapter lost": fault(
         "model(input_ids=ids, labels=ids).loss.backward()",
         "model(input_ids=ids, labels=ids).loss.backward()\n    trained[0].grad.zero_()",
-        "X",
+        "first gradient of base_model.model.model.layers.0.self_attn.q_proj.lora_A",
     ),
 }
 FAULTS = [
