@@ -78,6 +78,10 @@ MERGED = (
 )
 
 
+#: With the adapters' rate, key biases (whose gradient is 0 but for roundings) become inconclusive.
+SLOWER = ("lr=1e-2", "lr=1e-3")
+
+
 @pytest.fixture(scope="module")
 def ddp(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("ddp"), "peft_lora.py", "--wrap ddp")
@@ -89,7 +93,7 @@ def fsdp2(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 @pytest.mark.parametrize("words", ["--wrap ddp", "--wrap fsdp2"])
-@pytest.mark.parametrize("edits", [(), (MERGED,)], ids=["adapters", "merged"])
+@pytest.mark.parametrize("edits", [(), (MERGED, SLOWER)], ids=["adapters", "merged"])
 def test_a_right_run_conforms(tmp_path: Path, words: str, edits: tuple[Edit, ...]) -> None:
     code, text = Runs(tmp_path, "peft_lora.py", words, edits).right("dp=2", 2)
     assert code == 0, text
