@@ -56,7 +56,7 @@ std::vector<int> group_of(const json& ranks, const std::string& name, int world_
   return group;
 }
 
-JournaledCall call_of(const json& entry, const Journal& journal, int rank,
+JournaledCall call_of(const json& entry, const CallJournal& journal, int rank,
                       const std::filesystem::path& file) {
   JournaledCall call;
   call.op = detail::text_field(entry, "op", file);
@@ -82,9 +82,9 @@ JournaledCall call_of(const json& entry, const Journal& journal, int rank,
 
 }  // namespace
 
-Journal journal_of(const json& object, int rank, int world_size,
-                   const std::filesystem::path& file) {
-  Journal journal;
+CallJournal journal_of(const json& object, int rank, int world_size,
+                       const std::filesystem::path& file) {
+  CallJournal journal;
   if (!object.is_object() || !object.contains("groups") || !object.at("groups").is_object())
     refuse(file, "it must be an object with an object \"groups\"");
   for (const auto& [name, ranks] : object.at("groups").items()) {

@@ -18,7 +18,7 @@ namespace isoshard {
 
 struct JournaledCall {
   std::string op;          ///< all_reduce, all_gather, broadcast, send, ...
-  std::string group;       ///< its name in Journal::groups
+  std::string group;       ///< its name in CallJournal::groups
   std::string reduction;   ///< sum, avg, ...; empty where nothing is reduced
   std::string dtype;       ///< empty for a barrier
   std::int64_t bytes = 0;  ///< that this rank gives (of a scatter: gets)
@@ -27,18 +27,18 @@ struct JournaledCall {
   std::string at, of;      ///< the line that called, and whose tensor it is; may be empty
 };
 
-struct Journal {
+struct CallJournal {
   std::map<std::string, std::vector<int>> groups;  ///< ranks by the group's name
   std::vector<JournaledCall> calls;                ///< in the order of the rank
   std::string problem;                             ///< why calls may be missing; empty: none
 };
 
 /// By step and rank.
-using Journals = std::map<std::pair<int, int>, Journal>;
+using Journals = std::map<std::pair<int, int>, CallJournal>;
 
 /// Errors   FileError that starts with `file`: a field is missing or of another type, a group or a
 ///          rank is unknown, or `rank` is not in the group of a call.
-[[nodiscard]] Journal journal_of(const nlohmann::json& json, int rank, int world_size,
-                                 const std::filesystem::path& file);
+[[nodiscard]] CallJournal journal_of(const nlohmann::json& json, int rank, int world_size,
+                                     const std::filesystem::path& file);
 
 }  // namespace isoshard

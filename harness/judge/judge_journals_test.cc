@@ -46,7 +46,7 @@ Bundle clean() {
   bundle.trace.mesh = MeshShape({{Axis::kDp, 2}});
   for (int step = 0; step < kSteps; ++step) {
     for (int rank = 0; rank < 2; ++rank) {
-      Journal& journal = bundle.journals[{step, rank}];
+      CallJournal& journal = bundle.journals[{step, rank}];
       journal.groups["0"] = {0, 1};
       journal.calls = {call("all_gather", 100 + rank, "", "forward"),
                        call("all_reduce", 4096, "gradient of a"),
@@ -240,7 +240,7 @@ TEST(JudgeJournals, AreExcusedByWhoeverCompares) {
 TEST(JudgeJournals, CompareGroupsThatRanksKnowByOtherNames) {
   Bundle bundle = clean();
   for (int step = 0; step < kSteps; ++step) {
-    Journal& journal = bundle.journals.at({step, 1});
+    CallJournal& journal = bundle.journals.at({step, 1});
     journal.groups = {{"7", {0, 1}}};
     for (JournaledCall& c : journal.calls) c.group = "7";
   }

@@ -31,10 +31,12 @@ from ._checks import (
 )
 from ._deepspeed import EngineHooks, is_engine, perturb_engine
 from ._hooks import Hooks
+from ._megatron import MegatronHooks, is_megatron, optimizers_of, perturb_megatron, watch
 from ._mesh import parse_mesh
 from ._options import Options
 from ._perturb import perturb
 from ._pipeline import PipelineHooks, Stages, calling_schedule
+from ._presets import with_preset
 from ._recorder import Recorder, world
 from .errors import IsoshardError, RecordError, UsageError
 
@@ -76,6 +78,7 @@ _OPTION_NAMES = (
     "rename",
     "layouts",
     "transform",
+    "preset",
     "not_recorded",
     "training",
     "judging",
@@ -109,6 +112,7 @@ class AutoRecorder:
         self.config = config
         self.options = options_of(config.options_file, config.overrides)
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self.megatron: list[weakref.ref[Any]] = []  # Megatron-Core's wrappers around them
         self.recorder: Recorder | None = None
         self.hooks: Hooks | None = None
         self.root: torch.nn.Module | None = None
@@ -125,7 +129,8 @@ class AutoRecorder:
         def new_init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             init(optimizer, *args, **kwargs)
             recorder.optimizers.append(weakref.ref(optimizer))
-            if recorder.hooks is not None and not is_engine(recorder.root):
+            watch(recorder.megatron)
+            if recorder.hooks is not None and not recorder._steps_itself(recorder.root):
                 recorder._refuse_steps_of(optimizer)
 
         self._set(torch.optim.Optimizer, "__init__", new_init)
@@ -144,6 +149,12 @@ class AutoRecorder:
     def _set(owner: Any, name: str, value: Any) -> None:
         setattr(owner, name, value)
 
+    def _steps_itself(self, module: Any) -> bool:
+        """Whether a framework's own step is recorded in place of a torch optimizer's."""
+        return is_engine(module) or (
+            is_megatron(module) and bool(optimizers_of(module, self.megatron))
+        )
+
     def _before_call(self, module: torch.nn.Module) -> None:
         if self.is_done or self.has_error or id(module) in self._own:
             return
@@ -155,7 +166,7 @@ class AutoRecorder:
         optimizers = [o for o in (ref() for ref in self.optimizers) if o is not None]
         if not optimizers:
             return
-        if is_engine(module):
+        if self._steps_itself(module):
             self._begin(module, [])
             return
         held = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
@@ -210,7 +221,7 @@ class AutoRecorder:
         model = unwrapped(module)
         if is_engine(module) or compiled_root(module) is not None or compiled_names(model):
             self._set(torch.nn.Module, "__call__", self._call)  # torch.compile would trace it
-        if not is_engine(module):
+        if not self._steps_itself(module):
             for other in (ref() for ref in self.optimizers):
                 if other is not None and all(other is not o for o in optimizers):
                     self._refuse_steps_of(other)
@@ -228,6 +239,9 @@ class AutoRecorder:
         if config.perturb is not None:
             if is_engine(module):
                 perturb_engine(module, config.perturb)
+            elif self._steps_itself(module):
+                found = optimizers_of(module, self.megatron)
+                perturb_megatron(module, found, config.perturb)
             else:
                 perturb(model, config.perturb, outside_parameters(model, optimizers))
         _, size = world()
@@ -242,26 +256,21 @@ class AutoRecorder:
             mesh=None if config.mesh is None else parse_mesh(config.mesh),
             subject=config.subject,
             case=config.case,
-            options=self.options,
+            options=with_preset(self.options, module),
         )
+        kwargs: dict[str, Any] = {
+            "max_steps": config.steps,
+            "on_last_step": self._on_last_step,
+            "on_error": lambda error: self.report(str(error)),
+        }
         if is_engine(module):
-            self.hooks = EngineHooks(
-                self.recorder,
-                module,
-                max_steps=config.steps,
-                on_last_step=self._on_last_step,
-                on_error=lambda error: self.report(str(error)),
-            )
-            return
-        hooks: Any = PipelineHooks if isinstance(module, Stages) else Hooks
-        self.hooks = hooks(
-            self.recorder,
-            module,
-            optimizers,
-            max_steps=config.steps,
-            on_last_step=self._on_last_step,
-            on_error=lambda error: self.report(str(error)),
-        )
+            self.hooks = EngineHooks(self.recorder, module, **kwargs)
+        elif self._steps_itself(module):
+            found = optimizers_of(module, self.megatron)
+            self.hooks = MegatronHooks(self.recorder, module, found, **kwargs)
+        else:
+            hooks: Any = PipelineHooks if isinstance(module, Stages) else Hooks
+            self.hooks = hooks(self.recorder, module, optimizers, **kwargs)
 
     def _on_last_step(self) -> None:
         self.is_done = True

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records steps of a DeepSpeed engine (ZeRO stages 0, 1 and 2) through DeepSpeed's own accessors.
+"""Records steps of a DeepSpeed engine (ZeRO stages 0 to 3, AutoTP) through DeepSpeed's accessors.
 
-Gradients, fp32 masters and optimizer state lie in flat partitions there; deepspeed.utils gathers
-them by parameter. All ranks call these functions (they are collective).
+Gradients, fp32 masters and optimizer state lie in flat partitions there. In stages 1 and 2
+deepspeed.utils gathers them by parameter: all ranks call these functions (they are collective). In
+stage 3 each rank's partition is recorded as it lies, parameters too, without a collective.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from ._calls import not_journaled
 from ._checks import canonical, unwrapped
 from ._hooks import Hooks
 from ._perturb import move_by_one_ulp
-from ._recorder import Recorder
+from ._recorder import FlatPart, Recorder
 from ._settings import is_adam_like, optimizer_settings
-from .errors import IsoshardError, RecordError
+from .errors import IsoshardError
 
-_LARGEST_STAGE = 2
+_PARTITIONED = 3  # from this stage on parameters are partitioned, too
 
 
 def is_engine(module: object) -> bool:
@@ -38,10 +39,32 @@ def perturb_engine(engine: Any, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in unwrapped(engine).parameters():
-            if parameter.is_floating_point():
+            if hasattr(parameter, "ds_id"):
+                _perturb_partitioned(parameter, generator)
+            elif parameter.is_floating_point():
                 move_by_one_ulp(parameter.data, generator)
                 if hasattr(parameter, "_hp_mapping"):
                     safe_set_full_fp32_param(parameter, parameter.detach().float())
+
+
+def _perturb_partitioned(parameter: Any, generator: torch.Generator) -> None:
+    import deepspeed
+    from deepspeed.utils import safe_set_full_fp32_param
+
+    if not parameter.is_floating_point():
+        return
+    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+        move_by_one_ulp(parameter.data, generator)
+        moved = parameter.detach().float().clone()
+    if parameter.requires_grad:
+        safe_set_full_fp32_param(parameter, moved)
+
+
+def _part_of(parameter: Any) -> FlatPart:
+    """What this rank holds of a parameter of stage 3."""
+    group = parameter.ds_process_group
+    begin = int(parameter.ds_tensor.numel()) * int(group.rank())
+    return FlatPart(list(parameter.ds_shape), min(begin, int(parameter.ds_numel)))
 
 
 class EngineHooks(Hooks):
@@ -56,12 +79,7 @@ class EngineHooks(Hooks):
         on_last_step: Callable[[], None] | None = None,
         on_error: Callable[[IsoshardError], None] | None = None,
     ) -> None:
-        stage = engine.zero_optimization_stage()
-        if stage > _LARGEST_STAGE:
-            raise RecordError(
-                f"The ZeRO stage must be 0, 1 or 2 to be recorded, got {stage}. Judge the script "
-                "at stage 2, or with FSDP2."
-            )
+        self.is_partitioned = engine.zero_optimization_stage() >= _PARTITIONED
         self.engine = engine
         super().__init__(
             recorder, engine, max_steps=max_steps, on_last_step=on_last_step, on_error=on_error
@@ -92,8 +110,45 @@ class EngineHooks(Hooks):
     def _gradients(self) -> list[tuple[str, torch.Tensor]]:
         from deepspeed.utils import safe_get_full_grad
 
+        if self.is_partitioned:
+            return []
         found = [(n, safe_get_full_grad(p)) for n, p in self.model.named_parameters()]
         return [(name, grad) for name, grad in found if grad is not None]
+
+    def _record_gradients(self, names: set[str] | None = None) -> None:
+        super()._record_gradients(names)
+        if not self.is_partitioned:
+            return
+        from deepspeed.utils import safe_get_local_grad
+
+        for raw, parameter in self.model.named_parameters():
+            name = canonical(raw)
+            if parameter.requires_grad and name not in self._recorded:
+                self._recorded.add(name)
+                self._put_part(
+                    "grad", self._rename(name), parameter, safe_get_local_grad(parameter)
+                )
+
+    def _record_parameters(self) -> None:
+        """In stage 3 the partitions, and small parameters that DeepSpeed keeps whole."""
+        if not self.is_partitioned:
+            super()._record_parameters()
+            return
+        parameters: list[tuple[str, Any]] = list(self.model.named_parameters())
+        for raw, parameter in parameters:
+            name = self._rename(canonical(raw))
+            if parameter.data.shape == parameter.ds_shape:
+                self.recorder.put("param", name, parameter, layout="replicate")
+            else:
+                self._put_part("param", name, parameter, parameter.ds_tensor)
+
+    def _put_part(self, kind: str, name: str, parameter: Any, flat: torch.Tensor | None) -> None:
+        """Records this rank's partition; what lies behind the parameter's end is padding."""
+        if flat is None:
+            return
+        part = _part_of(parameter)
+        count = max(0, min(flat.numel(), int(parameter.ds_numel) - part.begin))
+        self.recorder.put(kind, name, flat.detach().reshape(-1)[:count], layout=part)
 
     @not_journaled
     def _after_engine_step(self) -> None:
@@ -106,6 +161,9 @@ class EngineHooks(Hooks):
     def _record_engine_state(self) -> None:
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
+        if self.is_partitioned:
+            self._record_partitioned_state()
+            return
         is_plain = self.engine.optimizer is self.engine.basic_optimizer
         for raw, parameter in self.model.named_parameters():
             name = self._rename(canonical(raw))
@@ -121,6 +179,20 @@ class EngineHooks(Hooks):
             for key in self._state_keys():
                 value = safe_get_full_optimizer_state(parameter, key)
                 self._put_state(f"{name}.{key}", value)
+
+    def _record_partitioned_state(self) -> None:
+        from deepspeed.utils import safe_get_local_fp32_param, safe_get_local_optimizer_state
+
+        for raw, parameter in self.model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            name = self._rename(canonical(raw))
+            if parameter.dtype != torch.float32:
+                master = safe_get_local_fp32_param(parameter)
+                self._put_part("optimizer", f"{name}.master", parameter, master)
+            for key in self._state_keys():
+                value = safe_get_local_optimizer_state(parameter, key)
+                self._put_part("optimizer", f"{name}.{key}", parameter, value)
 
     def _put_state(self, name: str, value: torch.Tensor | None) -> None:
         if value is not None:

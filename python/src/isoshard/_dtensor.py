@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ._calls import not_journaled
 from ._mesh import Mesh
 from .errors import RecordError
 
@@ -38,6 +39,7 @@ def local_of(value: Any) -> torch.Tensor:
     return result
 
 
+@not_journaled
 def reduced(value: torch.Tensor) -> torch.Tensor:
     """A DTensor that is still a sum over ranks, added up as each operation on it would do.
 

@@ -57,7 +57,7 @@ class Hooks:
         self._micro = -1
         self._calls: dict[tuple[str, str], int] = {}  # of this forward pass
         self._recorded: set[str] = set()  # names of this step's gradients
-        self._has_losses = self._is_paused = False
+        self._has_losses = self._is_paused = self._is_in_backward = False
         # What activation gradients are multiplied with before all else: ranks of cp have their
         # part of each sample's mean.
         is_mean = recorder.options.loss_reduction == "avg"
@@ -272,15 +272,19 @@ class Hooks:
         original = torch.autograd.backward
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            is_outer = self._recording()
+            is_inner, self._is_in_backward = self._is_in_backward, True
+            is_outer = self._recording() and not is_inner
             if is_outer:
                 self.recorder.journal.phase = BACKWARD
                 roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
                 if len(roots) == 1 and roots[0].numel() == 1:
                     self._losses.append(local_of(roots[0].detach()).clone())
-            original(tensors, *args, **kwargs)
-            if is_outer:
-                self.recorder.journal.phase = UPDATE
+            try:
+                original(tensors, *args, **kwargs)  # a TorchFunctionMode calls this one again
+            finally:
+                self._is_in_backward = is_inner
+                if is_outer:
+                    self.recorder.journal.phase = UPDATE
 
         torch.autograd.backward = backward
         self._undo.append(lambda: setattr(torch.autograd, "backward", original))

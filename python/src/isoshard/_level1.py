@@ -13,10 +13,12 @@ import torch
 from ._checks import outside_parameters, switch_dropout_off, unwrapped
 from ._deepspeed import EngineHooks, is_engine, perturb_engine
 from ._hooks import Hooks
+from ._megatron import MegatronHooks, is_megatron_optimizer, perturb_megatron
 from ._mesh import MeshLike
 from ._options import Layout, Options, Rename, Transform
 from ._perturb import perturb as move_weights
 from ._pipeline import PipelineHooks, Stages, is_schedule
+from ._presets import with_preset
 from ._recorder import Recorder
 from .errors import UsageError
 
@@ -25,7 +27,7 @@ from .errors import UsageError
 def record(
     directory: str | os.PathLike[str],
     model: torch.nn.Module | Any,
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    optimizer: Any = None,
     *,
     mesh: MeshLike = None,
     steps: int | None = None,
@@ -39,6 +41,7 @@ def record(
     grad_scale: float | None = None,
     loss_reduction: str = "avg",
     allow_draws: bool = False,
+    preset: str = "auto",
     training: Mapping[str, Any] | None = None,
     judging: Mapping[str, Any] | None = None,
     subject: str = "pytorch",
@@ -52,7 +55,8 @@ def record(
         directory: the bundle's folder; an older bundle there is replaced.
         model: the model as it is called, with its wrapper (DDP, FSDP2, DTensor, ...), or a
             schedule of torch.distributed.pipelining.
-        optimizer: the optimizer that steps it, or several; None for a DeepSpeed engine.
+        optimizer: the optimizer that steps it, or several, or Megatron-Core's; None for a
+            DeepSpeed engine.
         mesh: "dp=2,tp=2", a mapping, or a DeviceMesh with names, from the slowest axis to the
             fastest. None: data parallelism over all ranks.
         steps: stop recording after so many optimizer steps; None: all in the block.
@@ -70,6 +74,8 @@ def record(
         loss_reduction: how the ranks' losses make the loss of the step: "avg" or "sum".
         allow_draws: accept a forward pass that draws random numbers: they change no value, or
             all layouts draw the same.
+        preset: "megatron": places that Megatron-Core's layers have; "auto": if the model is
+            one of Megatron-Core's; "none".
         training: further settings that both runs must share.
         judging: settings by which this bundle, as a reference, has others judged.
         subject: who is judged, for the report.
@@ -91,21 +97,28 @@ def record(
         grad_scale=grad_scale,
         loss_reduction=loss_reduction,
         allow_draws=allow_draws,
+        preset=preset,
     )
     model = Stages(model) if is_schedule(model) else model
     if no_dropout:
         switch_dropout_off(unwrapped(model))
     if perturb is not None and is_engine(model):
         perturb_engine(model, perturb)
+    elif perturb is not None and is_megatron_optimizer(optimizer):
+        perturb_megatron(model, [optimizer], perturb)
     elif perturb is not None:
         plain = unwrapped(model)
         move_weights(plain, perturb, outside_parameters(plain, _list_of(optimizer)))
-    recorder = Recorder(directory, mesh=mesh, subject=subject, case=case, options=options)
+    recorder = Recorder(
+        directory, mesh=mesh, subject=subject, case=case, options=with_preset(options, model)
+    )
     hooks: Hooks
     if is_engine(model):
         hooks = EngineHooks(recorder, model, max_steps=steps)
     elif isinstance(model, Stages):
         hooks = PipelineHooks(recorder, model, _list_of(optimizer), max_steps=steps)
+    elif is_megatron_optimizer(optimizer):
+        hooks = MegatronHooks(recorder, model, [optimizer], max_steps=steps)
     else:
         hooks = Hooks(recorder, model, _list_of(optimizer), max_steps=steps)
     try:

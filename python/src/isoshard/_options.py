@@ -21,6 +21,9 @@ Layout = str | Mapping[str, int | str]
 Transformed = torch.Tensor | Mapping[str, torch.Tensor] | None
 Transform = Callable[[str, str, torch.Tensor], Transformed]
 
+#: What is known of a framework's names and places; "auto" is the preset of the model's framework.
+PRESETS = ("auto", "none", "megatron")
+
 KINDS = ("param", "grad", "activation", "activation_grad", "optimizer", "scalar", "data_id", "mask")
 
 
@@ -38,6 +41,7 @@ class Options:
     grad_scale: float | None = None
     loss_reduction: str = "avg"
     allow_draws: bool = False
+    preset: str = "auto"
 
     def __post_init__(self) -> None:
         for pattern, layout in self.layouts.items():
@@ -49,6 +53,8 @@ class Options:
                     f"A pattern must be KIND/NAME with KIND one of {', '.join(KINDS)}, "
                     f"got {pattern!r}."
                 )
+        if self.preset not in PRESETS:
+            raise UsageError(f"preset must be one of {', '.join(PRESETS)}, got {self.preset!r}.")
         if self.loss_reduction not in ("avg", "sum"):
             raise UsageError(f"loss_reduction must be avg or sum, got {self.loss_reduction!r}.")
 

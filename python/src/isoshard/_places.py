@@ -41,6 +41,12 @@ class Reading:
 
     offsets: list[list[int]]
     axes: dict[int, list[str]]
+    #: An axis with more ranks than parts: neighbours hold the same part, as key and value heads do.
+    shared: str | None = None
+
+
+#: Where each rank's boxes lie, and the axis over which ranks with the same box are added up.
+Layout = tuple[list[list[Box]], str | None]
 
 
 def resolve(reference: Path, run: Path) -> int:
@@ -170,25 +176,32 @@ def _resolve_one(
     if order is not None and kind in _SAMPLE_KINDS:
         of_samples = [order.samples[rank] for rank in ranks]
     is_head_tail = order is not None and order.is_head_tail
-    boxes = []
+    layouts: list[Layout] = []
     for reading in readings:
-        boxes.append(_boxes_of(reading, shapes, whole, inner, of_samples))
-        balanced = _head_and_tail(reading, shapes, whole, boxes[-1], kind)
+        boxes = _boxes_of(reading, shapes, whole, inner, of_samples)
+        if reading.shared is not None and kind == "activation_grad":
+            layouts.append((boxes, reading.shared))  # each copy was used by other heads
+        layouts.append((boxes, None))
+        balanced = _head_and_tail(reading, shapes, whole, boxes, kind)
         if balanced is not None:
-            boxes.insert(len(boxes) - 1 if is_head_tail else len(boxes), balanced)
+            layouts.insert(len(layouts) - 1 if is_head_tail else len(layouts), (balanced, None))
     chosen = 0
-    if len(boxes) > 1:
+    if len(layouts) > 1:
         reference, *local = values.of(key, ranks)
         if list(reference.shape) != whole:  # a share, of a reference of several ranks
-            boxes = boxes[:1]
+            layouts = layouts[:1]
         scales = [_number(r.get("grad_scale", 1)) for r in present]
         local = [tensor / scale for tensor, scale in zip(local, scales, strict=True)]
-        if len(boxes) > 1:
-            chosen = _nearest([_error(reference, local, parts) for parts in boxes])
-    for record, parts in zip(present, boxes[chosen], strict=True):
+        if len(layouts) > 1:
+            chosen = _nearest([_error(reference, local, layout, inner) for layout in layouts])
+    boxes, added = layouts[chosen]
+    for record, parts in zip(present, boxes, strict=True):
         del record["layout"]
         record["global_shape"] = list(whole)
         record["boxes"] = parts
+        if added is not None:
+            partial = {"axis": added, "kind": "partial", "reduction": "sum"}
+            record["placements"] = [*record.get("placements", []), partial]
     return True
 
 
@@ -230,14 +243,25 @@ def _nearest(errors: list[float]) -> int:
     return best if errors[best] < _CLEARLY * min(others) else 0
 
 
-def _error(whole: torch.Tensor, local: list[torch.Tensor], boxes: list[list[Box]]) -> float:
-    """The sum of squared differences of all ranks' parts from the reference."""
+def _error(whole: torch.Tensor, local: list[torch.Tensor], layout: Layout, mesh: Mesh) -> float:
+    """The sum of squared differences of all ranks' parts, or of their sums, from the reference."""
+    boxes, added = layout
     total = 0.0
-    for tensor, parts in zip(local, boxes, strict=True):
+    sums = torch.zeros_like(whole)
+    seen: set[tuple[int, ...]] = set()  # ranks that differ in other axes hold copies of a summand
+    for rank, (tensor, parts) in enumerate(zip(local, boxes, strict=True)):
         for box in parts:
-            ours = whole[_slices(box["global_offset"], box["size"])]
+            at = _slices(box["global_offset"], box["size"])
             theirs = tensor[_slices(box["local_offset"], box["size"])]
-            total += float((ours - theirs).square().sum())
+            if added is None:
+                total += float((whole[at] - theirs).square().sum())
+                continue
+            summand = (mesh.coordinates(rank)[added], *box["global_offset"], *box["size"])
+            if summand not in seen:
+                seen.add(summand)
+                sums[at] += theirs
+    if added is not None:
+        total = float((whole - sums).square().sum()) * len(local)
     return total if math.isfinite(total) else math.inf
 
 
@@ -330,23 +354,48 @@ def readings_of(shapes: list[list[int]], whole: list[int], mesh: Mesh, kind: str
             for axes in _choices(mesh, kind, dim)
             if (begins := _offsets_along(sizes, size, mesh, axes)) is not None
         ]
+        shared = _shared_along(sizes, size, mesh)
         longer = []
         for reading in found:
             used = {axis for axes in reading.axes.values() for axis in axes}
             for axes, begins in fitting:
                 if used & set(axes):
                     continue
-                offsets = [
-                    [*offset[:dim], begin, *offset[dim + 1 :]]
-                    for offset, begin in zip(reading.offsets, begins, strict=True)
-                ]
-                longer.append(Reading(offsets, {**reading.axes, dim: axes}))
+                offsets = _with(reading.offsets, dim, begins)
+                longer.append(Reading(offsets, {**reading.axes, dim: axes}, reading.shared))
+            for axis, begins in shared:
+                if axis in used or reading.shared is not None:
+                    continue
+                offsets = _with(reading.offsets, dim, begins)
+                longer.append(Reading(offsets, {**reading.axes, dim: [axis]}, axis))
         found = longer
     distinct: list[Reading] = []
     for reading in found:
         if all(reading.offsets != other.offsets for other in distinct):
             distinct.append(reading)
     return distinct
+
+
+def _with(offsets: list[list[int]], dim: int, begins: list[int]) -> list[list[int]]:
+    return [
+        [*offset[:dim], begin, *offset[dim + 1 :]]
+        for offset, begin in zip(offsets, begins, strict=True)
+    ]
+
+
+def _shared_along(sizes: list[int], whole: int, mesh: Mesh) -> list[tuple[str, list[int]]]:
+    """Axes with more ranks than equal parts: as many neighbours hold each part, or take turns."""
+    size = sizes[0]
+    if size == 0 or whole % size != 0 or any(s != size for s in sizes):
+        return []
+    parts, found = whole // size, []
+    for axis, degree in mesh.axes.items():
+        if axis in DATA_AXES or parts >= degree or degree % parts != 0:
+            continue
+        at = [mesh.coordinates(rank)[axis] for rank in range(mesh.size)]
+        found.append((axis, [i // (degree // parts) * size for i in at]))
+        found.append((axis, [i % parts * size for i in at]))
+    return found
 
 
 def _choices(mesh: Mesh, kind: str, dim: int) -> list[list[str]]:

@@ -7,6 +7,7 @@ import os
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,14 @@ def _wait_seconds() -> float:
         raise UsageError(f"{_WAIT_VARIABLE} must be seconds, got {text!r}.") from None
 
 
+@dataclass(frozen=True)
+class FlatPart:
+    """A place: a run of the flattened tensor of this shape, from `begin` on."""
+
+    shape: list[int]
+    begin: int
+
+
 class Recorder:
     """Collects the records of one rank and writes them, step by step.
 
@@ -102,7 +111,7 @@ class Recorder:
         name: str,
         value: torch.Tensor,
         *,
-        layout: Layout | None = None,
+        layout: Layout | FlatPart | None = None,
         grad_scale: float = 1.0,
         micro: int | None = None,
         call: int | None = None,
@@ -139,7 +148,7 @@ class Recorder:
         kind: str,
         name: str,
         value: torch.Tensor,
-        layout: Layout | None,
+        layout: Layout | FlatPart | None,
         grad_scale: float,
         micro: int | None,
         call: int | None,
@@ -159,7 +168,9 @@ class Recorder:
         }
         if grad_scale != 1.0:
             record["grad_scale"] = grad_scale
-        if said is not None:
+        if isinstance(layout, FlatPart):
+            local = self._place_flat(record, local, layout)
+        elif said is not None:
             self._say(record, said)
         elif is_dtensor(value):
             self._place(record, kind, value, what)
@@ -228,6 +239,20 @@ class Recorder:
             record["placements"] = partial
         if place.local_shape != place.global_shape or not partial:
             record["boxes"] = place.boxes
+
+    def _place_flat(
+        self, record: dict[str, Any], local: torch.Tensor, part: FlatPart
+    ) -> torch.Tensor:
+        """Writes which run of the flattened whole this is; one process has all of it."""
+        record["global_shape"] = list(part.shape)
+        if self.world_size == 1:
+            record["local_shape"] = list(part.shape)
+            return local.reshape(part.shape)
+        count = local.numel()
+        record["flat"] = []
+        if count > 0:
+            record["flat"] = [{"local_begin": 0, "global_begin": part.begin, "count": count}]
+        return local
 
     def _split_samples(
         self,

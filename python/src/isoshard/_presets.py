@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a framework's local tensors, so that a user need not say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from . import _megatron
+from ._options import Options, Transform
+
+_OF: Mapping[str, Callable[[torch.nn.Module], Transform]] = {"megatron": _megatron.preset}
+
+
+def with_preset(options: Options, model: torch.nn.Module) -> Options:
+    """The options with the preset of the model's framework in front of the user's transform."""
+    name = options.preset
+    if name == "auto":
+        name = "megatron" if _megatron.is_megatron(model) else "none"
+    if name == "none":
+        return options
+    known, own = _OF[name](model), options.transform
+    if own is None:
+        return replace(options, transform=known)
+    return replace(options, transform=_chained(known, own))
+
+
+def _chained(first: Transform, second: Transform) -> Transform:
+    def transform(kind: str, name: str, tensor: torch.Tensor) -> Any:
+        result = first(kind, name, tensor)
+        named = result if isinstance(result, Mapping) else {name: result}
+        found: dict[str, torch.Tensor] = {}
+        for key, value in named.items():
+            mine = None if value is None else second(kind, key, value)
+            if mine is not None:
+                found.update(mine if isinstance(mine, Mapping) else {key: mine})
+        return found or None
+
+    return transform
