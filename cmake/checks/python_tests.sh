@@ -30,5 +30,7 @@ done
 
 cd -- "$folder"
 export PYTHONPATH=$folder/src${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1
+# Only the plugin of this tree: an installed package may bring another version of it.
+export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 # -rs: what is skipped within is listed with its reason.
-exec "$python" -m pytest -q -rs -p no:cacheprovider -m "$markers" "$@"
+exec "$python" -m pytest -q -rs -p no:cacheprovider -p isoshard.pytest_plugin -m "$markers" "$@"
