@@ -315,6 +315,7 @@ TEST_F(Bundles, MayInferLayoutsAmongTheRanksOfAStage) {
   bundle_edit::edit_ranks(folder_ / "inferred", infer(nullptr));
   bundle_edit::edit_ranks(folder_ / "cut",
                           infer({{{"axis", "pp"}, {"kind", "shard"}, {"dim", 0}}}));
+  for (const char* name : {"inferred", "cut"}) bundle_edit::seal(folder_ / name);
 
   const Verdict inferred = compare_bundles(folder_ / "right", folder_ / "inferred", {});
 
