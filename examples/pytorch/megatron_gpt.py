@@ -24,7 +24,8 @@ cut = {"tensor_model_parallel_size": tp, "sequence_parallel": "sp" in flags and 
 no_dropout = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "masked_softmax_fusion": False}
 config = TransformerConfig(num_query_groups=2, **sizes, **swiglu, **cut, **no_dropout, **on_cpu, **kind)
 config.finalize_model_grads_func = distributed.finalize_model_grads
-model = GPTModel(config, gpt_layer_specs.get_gpt_layer_local_spec(), 256, 32, position_embedding_type="rope")
+layers = gpt_layer_specs.get_gpt_layer_local_spec()
+model = GPTModel(config, layers, 256, 32, position_embedding_type="rope")
 buckets = distributed.DistributedDataParallelConfig(True, use_distributed_optimizer="zero" in flags)
 model = distributed.DistributedDataParallel(config, buckets, model)
 adam = OptimizerConfig(lr=1e-3, clip_grad=1.0, use_distributed_optimizer="zero" in flags, **kind)
