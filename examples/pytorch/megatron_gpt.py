@@ -16,15 +16,18 @@ flags, tp = set(sys.argv[2:]), min(int(sys.argv[1]), dist.get_world_size())
 parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp)
 dp, rank = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
 torch.manual_seed(0)
-kind = {"params_dtype": torch.bfloat16 if "bf16" in flags else torch.float32, "bf16": "bf16" in flags}
+is_bf16 = "bf16" in flags
+kind = {"params_dtype": torch.bfloat16 if is_bf16 else torch.float32, "bf16": is_bf16}
 on_cpu = {"use_cpu_initialization": True, "gradient_accumulation_fusion": False}
 sizes = {"num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 96, "num_attention_heads": 4}
 swiglu = {"gated_linear_unit": True, "activation_func": torch.nn.functional.silu}
 cut = {"tensor_model_parallel_size": tp, "sequence_parallel": "sp" in flags and tp > 1}
 no_dropout = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "masked_softmax_fusion": False}
-config = TransformerConfig(num_query_groups=2, **sizes, **swiglu, **cut, **no_dropout, **on_cpu, **kind)
+rest = {"num_query_groups": 2, **cut, **no_dropout, **on_cpu}
+config = TransformerConfig(**sizes, **swiglu, **kind, **rest)
 config.finalize_model_grads_func = distributed.finalize_model_grads
-model = GPTModel(config, gpt_layer_specs.get_gpt_layer_local_spec(), 256, 32, position_embedding_type="rope")
+layers = gpt_layer_specs.get_gpt_layer_local_spec()
+model = GPTModel(config, layers, 256, 32, position_embedding_type="rope")
 buckets = distributed.DistributedDataParallelConfig(True, use_distributed_optimizer="zero" in flags)
 model = distributed.DistributedDataParallel(config, buckets, model)
 adam = OptimizerConfig(lr=1e-3, clip_grad=1.0, use_distributed_optimizer="zero" in flags, **kind)
