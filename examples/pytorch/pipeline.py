@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# isoshard judge --mesh dp=2,pp=2 -- torchrun --nproc-per-node 4 pipeline.py       (or pp=2, 2 ranks)
+# isoshard judge --mesh dp=2,pp=2 -- torchrun --nproc-per-node 4 pipeline.py    (or pp=2, 2 ranks)
 from collections import OrderedDict
 
 import torch

@@ -17,7 +17,8 @@ rows = {"input_layouts": Replicate(), "output_layouts": Shard(1)}
 plan = {"0": tp.RowwiseParallel(**rows), "3": tp.SequenceParallel()}
 plan["4"] = tp.ColwiseParallel(input_layouts=Shard(1), use_local_output=False)
 for i in "12":
-    plan[f"{i}.0"], plan[f"{i}.1"] = tp.SequenceParallel(), tp.ColwiseParallel(input_layouts=Shard(1))
+    plan[f"{i}.0"] = tp.SequenceParallel()
+    plan[f"{i}.1"] = tp.ColwiseParallel(input_layouts=Shard(1))
     plan[f"{i}.3"] = tp.RowwiseParallel(output_layouts=Shard(1))
 fully_shard(tp.parallelize_module(model, mesh["tp"], plan), mesh=mesh["dp"])
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -253,10 +253,11 @@ class Pools {
   }
 
   /// Of a part of what redrawn runs measured, `share` of its squares or elements: the mean of the
-  /// whole says nothing of the part, so it counts as width.
+  /// whole says nothing of the part, so it counts as width. All of the whole's error may be the
+  /// part's.
   AllowedRange allowed_of_part(const Draws& draws, double share) {
     const double width = quantile_of(draws.runs, kFalseAlarmOfPool) *
-                         std::sqrt(std::max(draws.mean_sq, draws.independent_sq) / share);
+                         std::sqrt(std::max(draws.mean_sq, draws.independent_sq)) / share;
     return {-width, width};
   }
 
@@ -335,9 +336,7 @@ class Pools {
     return of_several(std::move(pools));
   }
 
-  /// What each rank holds, where that is less than everything. A part has fewer elements than the
-  /// whole that redrawn runs measured, so its errors average out less: by the root of its share, if
-  /// they are independent.
+  /// What each rank holds, where that is less than everything.
   void ranks(const std::string& words, const std::vector<Item>& items) {
     std::map<RecordKey, const Item*> by_key;
     for (const Item& item : items) by_key[item.comparison->key] = &item;
@@ -400,6 +399,26 @@ bool explains(const PooledComparison& broad, const PooledComparison& worst) {
                                     : broad.shift / worst.shift >= kNearlyAsFar;
 }
 
+Group group_of(const PooledComparison& p) {
+  return {p.first.step, p.first.kind, std::string(state_of(p.first))};
+}
+
+/// What is off on some ranks alone is off in the whole by their share of it: the rank that is the
+/// farthest out, and farther off than the whole, if others are not; else the whole.
+const PooledComparison* rank_behind(const PooledComparison& whole,
+                                    const std::vector<PooledComparison>& pools,
+                                    const Group& group) {
+  const PooledComparison* rank = nullptr;
+  bool others_are_right = false;
+  for (const PooledComparison& p : pools) {
+    if (p.pool != PoolOf::kRank || group_of(p) != group) continue;
+    others_are_right |= p.within;
+    if (!p.within && !explains(whole, p) && (rank == nullptr || excess_of(p) > excess_of(*rank)))
+      rank = &p;
+  }
+  return rank != nullptr && others_are_right ? rank : &whole;
+}
+
 Finding finding_of(const PooledComparison& p, std::size_t outside, std::size_t judged) {
   Finding finding;
   finding.key = p.first;
@@ -460,7 +479,7 @@ std::vector<Finding> pooled_findings(const std::vector<PooledComparison>& pools)
   };
   std::vector<std::pair<Group, Outside>> groups;
   for (const PooledComparison& p : pools) {
-    const Group group{p.first.step, p.first.kind, std::string(state_of(p.first))};
+    const Group group = group_of(p);
     auto found = std::find_if(groups.begin(), groups.end(),
                               [&](const auto& entry) { return entry.first == group; });
     if (found == groups.end()) found = groups.insert(groups.end(), {group, {}});
@@ -475,12 +494,11 @@ std::vector<Finding> pooled_findings(const std::vector<PooledComparison>& pools)
     if (of.worst == nullptr) continue;
     const PooledComparison* named = of.worst;
     for (const PooledComparison& p : pools) {
-      if (Group{p.first.step, p.first.kind, std::string(state_of(p.first))} != group ||
-          !explains(p, *of.worst))
-        continue;
+      if (group_of(p) != group || !explains(p, *of.worst)) continue;
       named = &p;  // pools are sorted from broad to narrow
       break;
     }
+    if (named->pool == PoolOf::kAll) named = rank_behind(*named, pools, group);
     findings.push_back(finding_of(*named, of.outside, of.judged));
   }
   return findings;

@@ -269,13 +269,21 @@ Trace CaseJudge::emulated_again(const Case& item, const NumericsSpec& numerics,
   return again;
 }
 
+/// Whether redrawn runs may show that a run is right that diverges without them: it does so first
+/// after an optimizer's step.
+bool may_be_explained(const Verdict& verdict) {
+  return verdict.status == Status::kDiverges && !verdict.findings.empty() &&
+         verdict.findings.front().key.step > 0;
+}
+
 CaseJudgement CaseJudge::against_plain(const Case& item) {
   Reference& reference = plain(item, kAllResponses);
   const Trace run = run_subject(item, reference, RunDetail::kComparison);
   Verdict verdict = judge(reference, run, plain_policy_of(item));
   // Pools say nothing of a run that diverges without them, or that an exact verdict follows.
   const bool is_last_word = plan_.reference == ReferenceKind::kPlain || !declares_numerics(item);
-  if (is_last_word && verdict.status != Status::kDiverges && has_redrawn_runs(item)) {
+  const bool asks = verdict.status == Status::kDiverges ? may_be_explained(verdict) : is_last_word;
+  if (asks && has_redrawn_runs(item)) {
     add_redrawn_runs(item, reference);
     verdict = judge(reference, run, plain_policy_of(item));
   }
@@ -306,7 +314,12 @@ std::pair<Verdict, Trace> CaseJudge::on_record(const Case& item, const NumericsS
   for (RankTrace& rank : result.second.ranks) rank.arena = nullptr;
   auto again = judged(plain(item, kAllResponses), [] {});
   require_same_run(result.second, again.second, item, "emulations");
-  return again;
+  if (!may_be_explained(again.first) || !has_redrawn_runs(item)) return again;
+  add_redrawn_runs(item, plain(item, kAllResponses));
+  for (RankTrace& rank : again.second.ranks) rank.arena = nullptr;
+  auto last = judged(plain(item, kAllResponses), [] {});
+  require_same_run(result.second, last.second, item, "emulations");
+  return last;
 }
 
 CaseJudgement CaseJudge::against_both(const Case& item) {
