@@ -180,6 +180,20 @@ def test_every_operation_is_seen(tmp_path: Path) -> None:
         ]
 
 
+OWN = """
+        from isoshard._calls import not_journaled, unjournaled
+        with unjournaled():
+            dist.all_reduce(torch.ones(3))
+        not_journaled(dist.all_reduce)(torch.ones(3))
+"""
+
+
+def test_calls_of_the_recorder_itself_do_not_count(tmp_path: Path) -> None:
+    run = recorded(written(tmp_path, BEHIND=OWN.strip()), 2, tmp_path)
+
+    assert len(journal(run, 1, 0)["calls"]) == 5
+
+
 def test_nothing_is_journaled_without_a_recorder() -> None:
     journal = _calls.Journal()
     journal.start()
