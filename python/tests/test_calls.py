@@ -52,8 +52,8 @@ HAND_RANKS = 2
 def recorded(script: Path, ranks: int, folder: Path, *words: str, mesh: str | None = None) -> Path:
     """The bundle of three steps of a script."""
     _fork.prepare(str(script))
-    torchrun = ["torchrun", "--nproc-per-node", str(ranks), str(script), *words]
-    launch = _launch.recognise(torchrun)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    launch = _launch.recognise([*torchrun, str(script), *words])
     assert launch is not None
     path = folder / "run"
     config = AutoConfig(str(path), mesh=mesh or f"dp={ranks}", steps=3)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from isoshard import RecordError, RunError, UsageError, _bundle
+from isoshard import RecordError, RunError, UsageError, _bundle, _fork
 from isoshard._judge import JudgeOptions, _clear, _Driver, _mesh_of
 from isoshard._launch import asked_world_size, recognise
 from isoshard.cli import main
@@ -314,3 +314,19 @@ def test_the_license_is_in_the_package() -> None:
     folder = Path(__file__).parents[1]
     assert 'license = "Apache-2.0"' in (folder / "pyproject.toml").read_text()
     assert "Apache License" in (folder / "LICENSE").read_text()
+
+
+def test_buffers_that_deepspeed_leaves_are_removed_and_no_others(tmp_path: Path) -> None:
+    uid = os.getuid()
+    ours = f"deepspeed_allreduce_buffer_{uid}_127.0.0.1_29511_0"
+    others = [
+        f"deepspeed_allreduce_buffer_{uid}_127.0.0.1_29512_0",
+        f"deepspeed_allreduce_buffer_{uid + 1}_127.0.0.1_29511_0",
+        "29511_0",
+    ]
+    for name in [ours, *others]:
+        (tmp_path / name).touch()
+
+    _fork.sweep(29511, tmp_path)
+
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(others)
