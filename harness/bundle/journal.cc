@@ -56,7 +56,7 @@ std::vector<int> group_of(const json& ranks, const std::string& name, int world_
   return group;
 }
 
-JournaledCall call_of(const json& entry, const CallJournal& journal, int rank,
+JournaledCall call_of(const json& entry, const CallJournal& journal, int rank, int world_size,
                       const std::filesystem::path& file) {
   JournaledCall call;
   call.op = detail::text_field(entry, "op", file);
@@ -76,7 +76,17 @@ JournaledCall call_of(const json& entry, const CallJournal& journal, int rank,
   if (std::ranges::find(group->second, rank) == group->second.end())
     refuse(file, fmt::format("rank {} must be in group {} to call on it, got the ranks {}", rank,
                              call.group, fmt::join(group->second, ", ")));
-  if (call.bytes < 0) refuse(file, fmt::format("bytes must not be negative, got {}", call.bytes));
+  constexpr std::int64_t kMostBytes = std::int64_t{1} << 48;
+  if (call.bytes < 0 || call.bytes > kMostBytes)
+    refuse(file, fmt::format("bytes must be 0 to 2^48, got {}", call.bytes));
+  if (call.dtype.empty() && call.op != "barrier")
+    refuse(file, fmt::format("a call of {} must have a dtype", call.op));
+  if (call.reduction.empty() &&
+      (call.op == "all_reduce" || call.op == "reduce" || call.op == "reduce_scatter"))
+    refuse(file, fmt::format("a call of {} must have a reduction", call.op));
+  if (call.peer < -1 || call.peer >= world_size)
+    refuse(file, fmt::format("peer must be -1 or a rank from 0 to {}, got {}", world_size - 1,
+                             call.peer));
   return call;
 }
 
@@ -93,7 +103,7 @@ CallJournal journal_of(const json& object, int rank, int world_size,
   }
   for (const json& entry : detail::field<json>(object, "calls", file)) {
     if (!entry.is_object()) refuse(file, "a call must be an object");
-    journal.calls.push_back(call_of(entry, journal, rank, file));
+    journal.calls.push_back(call_of(entry, journal, rank, world_size, file));
   }
   journal.problem = words(object, "problem", file);
   return journal;

@@ -75,12 +75,24 @@ HostTensor whole_of(Dtype dtype, const Shape& shape, const std::string& name,
   const std::size_t element = size_of(dtype);
   const auto bytes =
       std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(numel_of(shape)) * element);
+  std::vector<bool> is_set(static_cast<std::size_t>(numel_of(shape)));
   for (const Piece& piece : pieces) {
     const std::span<const std::byte> held = piece.file.bytes(name);
-    for (const FlatRange& range : piece.ranges)
-      std::memcpy(bytes->data() + static_cast<std::size_t>(range.global_begin) * element,
-                  held.data() + static_cast<std::size_t>(range.local_begin) * element,
-                  static_cast<std::size_t>(range.count) * element);
+    for (const FlatRange& range : piece.ranges) {
+      for (std::int64_t i = 0; i < range.count; ++i) {
+        const auto to = static_cast<std::size_t>(range.global_begin + i);
+        const std::byte* from =
+            held.data() + static_cast<std::size_t>(range.local_begin + i) * element;
+        std::byte* at = bytes->data() + to * element;
+        if (is_set[to] && std::memcmp(at, from, element) != 0)
+          refuse(piece.file.path(),
+                 fmt::format("{}: element {} must be the same in all files that hold it, got "
+                             "another one than in an earlier rank's file",
+                             name, to));
+        std::memcpy(at, from, element);
+        is_set[to] = true;
+      }
+    }
   }
   return {dtype, shape, *bytes, bytes};
 }
@@ -169,7 +181,7 @@ class Reader {
     checkpoint_.tensors.emplace(name, std::move(tensor));
   }
 
-  /// Ranks may cut a tensor differently; then their ranges overlap, with equal bytes.
+  /// Ranks may cut a tensor differently; then their ranges overlap (with equal bytes: whole_of).
   void require_whole(const std::string& name, const Shape& shape, std::vector<FlatRange> ranges) {
     std::sort(ranges.begin(), ranges.end(), [](const FlatRange& a, const FlatRange& b) {
       return a.global_begin < b.global_begin;

@@ -81,7 +81,8 @@ TEST_F(StoredCheckpoints, SayWhatLiesBesideThem) {
 }
 
 /// A checkpoint of this program: "w" [2, 3] cut over two ranks, and its moment.
-void save_own(const fs::path& folder) {
+/// `overlap`: rank 1 holds rank 0's last element, too, plus `change`.
+void save_own(const fs::path& folder, bool overlap = false, float change = 0) {
   fs::create_directories(folder);
   const Tensor whole = numbered({2, 3}, 1);
   json files, parts;
@@ -89,8 +90,17 @@ void save_own(const fs::path& folder) {
     const std::string name = "step00000002-0123456789abcdef-rank0000" + std::to_string(rank);
     Tensor part{Dtype::kFloat32, {3}, {}};
     part.bytes.assign(whole.bytes.begin() + rank * 12, whole.bytes.begin() + rank * 12 + 12);
+    const bool is_longer = overlap && rank == 1;
+    if (is_longer) {
+      float value = 0;
+      std::memcpy(&value, whole.bytes.data() + 8, sizeof value);
+      value += change;
+      const auto* const first = reinterpret_cast<const std::byte*>(&value);
+      part.bytes.insert(part.bytes.begin(), first, first + sizeof value);
+      part.shape = {4};
+    }
     Tensor ranges{Dtype::kInt64, {1, 2}, std::vector<std::byte>(16)};
-    const std::int64_t range[2] = {rank * 3, 3};
+    const std::int64_t range[2] = {rank * 3 - (is_longer ? 1 : 0), is_longer ? 4 : 3};
     std::memcpy(ranges.bytes.data(), range, sizeof range);
     Tensors tensors{{"w", part}, {"w:ranges", ranges}};
     if (rank == 0) tensors.emplace_back("w.exp_avg", numbered({2, 3}, 2));
@@ -130,6 +140,16 @@ TEST_F(StoredCheckpoints, PartsOfOurOwnArePutTogether) {
   const HostTensor step = checkpoint.tensors.find("w.step")->second.read();
   EXPECT_TRUE(std::ranges::equal(step.bytes, floats({}, {2}).bytes));
   EXPECT_THAT(checkpoint.left_out, ElementsAre(HasSubstr("the number loss_scale (1024.0)")));
+}
+
+TEST_F(MalformedCheckpoints, FilesThatHoldOneElementTwiceMustAgree) {
+  save_own(folder_ / "equal", true);
+  save_own(folder_ / "other", true, 0.5F);
+
+  const HostTensor whole = open_checkpoint(folder_ / "equal").tensors.find("w")->second.read();
+  EXPECT_TRUE(std::ranges::equal(whole.bytes, numbered({2, 3}, 1).bytes));
+  EXPECT_THAT([&] { (void)open_checkpoint(folder_ / "other").tensors.find("w")->second.read(); },
+              ThrowsMessage<FileError>(HasSubstr("w: element 2 must be the same in all files")));
 }
 
 TEST_F(MalformedCheckpoints, ChangedFilesOfOurOwnAreRefused) {

@@ -146,13 +146,19 @@ class Holders {
       });
       if (!any_holds) continue;
       if (is_cut_along(group_of(key), axis.axis)) return true;
-      if (axis.axis == Axis::kPp && is_pipeline(key.step)) return true;
+      if (axis.axis == Axis::kPp && is_of_one_stage(key) && is_pipeline(key.step)) return true;
     }
     return false;
   }
 
-  /// Whether stages of a pipeline share out the layers: then ids are the first one's, the loss is
-  /// the last one's, and what a layer calls twice is its own stage's.
+  /// Of ids, losses and masks, and of what a layer computes in its second call and later ones, a
+  /// right stage may hold nothing. Every stage has parameters, gradients, states and first calls.
+  static bool is_of_one_stage(const RecordKey& key) {
+    return key.kind == RecordKind::kDataId || key.kind == RecordKind::kScalar ||
+           key.kind == RecordKind::kMask || (key.call > 0 && key.kind != RecordKind::kParam);
+  }
+
+  /// Whether stages of a pipeline share out the layers.
   bool is_pipeline(int step) const {
     const Group parameters{step, RecordKind::kParam, 0, false};
     return held_.contains(parameters) && is_cut_along(parameters, Axis::kPp);
@@ -306,6 +312,24 @@ void require_fitting_responses(const Reference& reference, bool is_masked, Dtype
       refuse(file, fmt::format("the response of {} does not fit: roundings in {} move no tensor by "
                                "{:.3g} where the largest of its kind has norm {:.3g}",
                                describe(key), name_of(coarsest), response.absolute_norm, norm));
+  }
+}
+
+void require_fitting_redrawn(const Reference& reference, const std::filesystem::path& file) {
+  constexpr double kRounded = 1 + 1e-6;  // of sums in fp64
+  for (const auto& [key, runs] : reference.redrawn().sums) {
+    const Record* record = reference.find(key);
+    if (record == nullptr) continue;  // of another rank's share, and read nowhere
+    const double norm = std::sqrt(stats_of(reference, *record).sum_sq_reference);
+    const double root = std::sqrt(static_cast<double>(numel_of(record->layout.global_shape)));
+    for (const RedrawnSums& run : runs) {
+      const double moved = std::sqrt(run.sum_sq_diff);
+      if (std::fabs(run.dot_diff) > norm * moved * kRounded ||
+          std::fabs(run.sum_diff) > root * moved * kRounded)
+        refuse(file, fmt::format("run {} of {} does not fit its tensor: no differences have these "
+                                 "sums",
+                                 run.run, describe(key)));
+    }
   }
 }
 

@@ -42,4 +42,8 @@ void require_honest_layouts(const Trace& trace, const std::vector<std::string>& 
 void require_fitting_responses(const Reference& reference, bool is_masked, Dtype coarsest,
                                const std::filesystem::path& file);
 
+/// Holds the sums of redrawn runs to their tensors: of differences with that norm.
+/// Errors   FileError that starts with `file`.
+void require_fitting_redrawn(const Reference& reference, const std::filesystem::path& file);
+
 }  // namespace isoshard

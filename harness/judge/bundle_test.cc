@@ -299,6 +299,27 @@ TEST_F(Bundles, OfPipelinesMayHaveIdsAndLossesOnOneStage) {
               ThrowsMessage<FileError>(HasSubstr("says that it holds nothing of it")));
 }
 
+TEST_F(Bundles, OfPipelinesMayNotHaveAStageWithoutGradients) {
+  for (const RecordKind kind : {RecordKind::kGrad, RecordKind::kActivation,
+                                RecordKind::kActivationGrad, RecordKind::kOptimizer}) {
+    const Trace trace = run(
+        MeshShape({{Axis::kPp, 2}}), nullptr,
+        [=](Sink& sink, int rank) {
+          const std::vector<Placement> own = {only_at(Axis::kPp, rank)};
+          const std::string name = rank == 0 ? "first" : "last";
+          sink.on_record(site(RecordKind::kParam, name, layout_of({3}, own)), at::full({3}, 2.0));
+          if (rank == 0) sink.on_record(site(kind, name, layout_of({3}, own)), at::full({3}, 2.0));
+        },
+        Keep::kEverything);
+    write_bundle(folder_ / name_of(kind), trace, kWhole);
+
+    EXPECT_THAT(
+        [&] { (void)compare_bundles(folder_ / name_of(kind), folder_ / name_of(kind), {}); },
+        ThrowsMessage<FileError>(HasSubstr("says that it holds nothing of it")))
+        << name_of(kind);
+  }
+}
+
 TEST_F(Bundles, MayInferLayoutsAmongTheRanksOfAStage) {
   const auto infer = [](const nlohmann::json& placements) {
     return [=](int, nlohmann::json& description) {

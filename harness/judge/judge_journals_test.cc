@@ -303,6 +303,10 @@ TEST(JudgeJournals, AreReadStrictly) {
   EXPECT_THROW((void)read(with("backward", "sideways")), FileError);
   EXPECT_THROW((void)read(with("8", "-8")), FileError);
   EXPECT_THROW((void)read(with("\"group\": \"0\"", "\"group\": \"1\"")), FileError);
+  EXPECT_THROW((void)read(with("8,", "9223372036854775807,")), FileError) << "sums overflow";
+  EXPECT_THROW((void)read(with("\"dtype\": \"fp32\", ", "")), FileError);
+  EXPECT_THROW((void)read(with("\"reduction\": \"sum\", ", "")), FileError);
+  EXPECT_THROW((void)read(with("\"bytes\"", "\"peer\": 2, \"bytes\"")), FileError);
   EXPECT_THROW((void)read("[]"), FileError);
   EXPECT_THROW((void)read(with("[0, 1]", "7")), FileError);
 }

@@ -70,6 +70,7 @@ Reference with_responses(Reference reference, SavedRun& trusted) {
                               trusted.manifest.parent_path() / "responses.json");
   }
   reference.set_redrawn(std::move(trusted.bundle.redrawn));
+  require_fitting_redrawn(reference, trusted.manifest.parent_path() / "redrawn.json");
   return reference;
 }
 
