@@ -13,6 +13,7 @@
 
 #include "core/base/error.h"
 #include "harness/bundle/bundle.h"
+#include "harness/judge/bundle_rules.h"
 #include "harness/testing/bundle_edit.h"
 #include "harness/testing/synthetic.h"
 #include "harness/testing/test_folder.h"
@@ -70,6 +71,22 @@ TEST(RedrawnRuns, OfAReferenceWithoutAnyHaveNoFile) {
 
   EXPECT_FALSE(std::filesystem::exists(folder.path() / "b" / detail::kRedrawnFile));
   EXPECT_EQ(read_bundle(folder.path() / "b").redrawn.runs, 0);
+}
+
+TEST(RedrawnRuns, WithSumsThatNoDifferencesHaveAreRefused) {
+  const Reference right = with_redrawn_runs();
+  EXPECT_NO_THROW(require_fitting_responses(right, false, Dtype::kFloat32, "b"));
+
+  for (double RedrawnSums::*const sum : {&RedrawnSums::dot_diff, &RedrawnSums::sum_diff}) {
+    Reference wrong = with_redrawn_runs();
+    Redrawn redrawn = wrong.redrawn();
+    redrawn.sums.at(kW)[0].*sum = 1e3;  // no differences of that norm add up to so much
+    wrong.set_redrawn(std::move(redrawn));
+
+    EXPECT_THAT([&] { require_fitting_responses(wrong, false, Dtype::kFloat32, "b"); },
+                ThrowsMessage<FileError>(AllOf(StartsWith("b/redrawn.json: run "),
+                                               HasSubstr("does not fit its tensor"))));
+  }
 }
 
 /// An edit of redrawn.json, and what the error says.

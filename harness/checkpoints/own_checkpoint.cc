@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -75,25 +76,28 @@ HostTensor whole_of(Dtype dtype, const Shape& shape, const std::string& name,
   const std::size_t element = size_of(dtype);
   const auto bytes =
       std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(numel_of(shape)) * element);
-  std::vector<bool> is_set(static_cast<std::size_t>(numel_of(shape)));
-  for (const Piece& piece : pieces) {
-    const std::span<const std::byte> held = piece.file.bytes(name);
-    for (const FlatRange& range : piece.ranges) {
-      for (std::int64_t i = 0; i < range.count; ++i) {
-        const auto to = static_cast<std::size_t>(range.global_begin + i);
-        const std::byte* from =
-            held.data() + static_cast<std::size_t>(range.local_begin + i) * element;
-        std::byte* at = bytes->data() + to * element;
-        if (is_set[to] && std::memcmp(at, from, element) != 0)
-          refuse(piece.file.path(),
-                 fmt::format("{}: element {} must be the same in all files that hold it, got "
-                             "another one than in an earlier rank's file",
-                             name, to));
-        std::memcpy(at, from, element);
-        is_set[to] = true;
-      }
+  const auto for_each_range = [&](const auto& visit) {
+    for (const Piece& piece : pieces) {
+      for (const FlatRange& range : piece.ranges)
+        visit(piece,
+              piece.file.bytes(name).subspan(static_cast<std::size_t>(range.local_begin) * element,
+                                             static_cast<std::size_t>(range.count) * element),
+              static_cast<std::size_t>(range.global_begin));
     }
-  }
+  };
+  for_each_range([&](const Piece&, std::span<const std::byte> held, std::size_t begin) {
+    std::ranges::copy(held, bytes->begin() + static_cast<std::ptrdiff_t>(begin * element));
+  });
+  // Where ranges overlap, the last one counts: an earlier one that differs from it is refused.
+  for_each_range([&](const Piece& piece, std::span<const std::byte> held, std::size_t begin) {
+    if (std::memcmp(held.data(), bytes->data() + begin * element, held.size()) == 0) return;
+    const auto differing =
+        std::ranges::mismatch(held, std::span(*bytes).subspan(begin * element)).in1 - held.begin();
+    refuse(piece.file.path(),
+           fmt::format("{}: element {} must be the same in all files that hold it, got another one "
+                       "than in a later rank's file",
+                       name, begin + static_cast<std::size_t>(differing) / element));
+  });
   return {dtype, shape, *bytes, bytes};
 }
 

@@ -22,7 +22,9 @@
 namespace isoshard {
 namespace {
 
-[[noreturn]] void refuse(const std::filesystem::path& file, std::string_view what) {
+namespace fs = std::filesystem;
+
+[[noreturn]] void refuse(const fs::path& file, std::string_view what) {
   throw FileError(fmt::format("{}: {}", file.string(), what));
 }
 
@@ -51,8 +53,7 @@ std::vector<std::uint8_t> covered(const Record& record) {
   return cover;
 }
 
-void require_zero_padding(const RankTrace& rank, const Record& record,
-                          const std::filesystem::path& file) {
+void require_zero_padding(const RankTrace& rank, const Record& record, const fs::path& file) {
   if (held_elements(record) >= numel_of(record.local_shape) && record.parts.size() <= 1) return;
   const std::vector<std::uint8_t> cover = covered(record);
   const HostTensor tensor = rank.tensor(record);
@@ -99,8 +100,7 @@ class Holders {
     }
   }
 
-  void require_no_gap(const std::vector<std::string>& allowed,
-                      const std::filesystem::path& file) const {
+  void require_no_gap(const std::vector<std::string>& allowed, const fs::path& file) const {
     for (const auto& [key, ranks] : elements_) {
       if (matches_any(allowed, key)) continue;
       for (int rank = 0; rank < trace_.mesh.world_size(); ++rank) {
@@ -210,13 +210,25 @@ bool at_most(double a, double b) {
   return a <= b * (1 + kSlack) + 1e-300;
 }
 
-Stats stats_of(const Reference& reference, const Record& record) {
-  Stats stats;
-  const std::byte* bytes = reference.bytes(record);
-  accumulate(stats, bytes, record.dtype, bytes, record.dtype, numel_of(record.layout.global_shape),
-             0);
-  return stats;
-}
+/// Statistics of the reference's tensors, each of which is read once.
+class OwnStats {
+ public:
+  explicit OwnStats(const Reference& reference) : reference_(reference) {}
+
+  const Stats& of(const Record& record) {
+    const auto [found, is_new] = known_.try_emplace(record.key);
+    if (is_new) {
+      const std::byte* bytes = reference_.bytes(record);
+      accumulate(found->second, bytes, record.dtype, bytes, record.dtype,
+                 numel_of(record.layout.global_shape), 0);
+    }
+    return found->second;
+  }
+
+ private:
+  const Reference& reference_;
+  std::map<RecordKey, Stats> known_;
+};
 
 /// Why the response cannot be of this tensor; empty if it can.
 std::string problem_of(const Response& r, const Record& record, const Stats& own, bool is_masked) {
@@ -264,37 +276,15 @@ std::string problem_of(const Response& r, const Record& record, const Stats& own
   return "";
 }
 
-}  // namespace
-
-void require_kept(const Trace& trace, const std::filesystem::path& file) {
-  for (const RankTrace& rank : trace.ranks) {
-    for (const Record& record : rank.records) {
-      if (!record.kept)
-        refuse(file, fmt::format("{}: rank {} must have kept its tensor, got \"kept\": false; "
-                                 "there is nothing to compare",
-                                 describe(record.key), rank.rank));
-    }
-  }
-}
-
-void require_honest_layouts(const Trace& trace, const std::vector<std::string>& allowed,
-                            const std::filesystem::path& file) {
-  require_kept(trace, file);
-  for (const RankTrace& rank : trace.ranks) {
-    for (const Record& record : rank.records) require_zero_padding(rank, record, file);
-  }
-  Holders(trace).require_no_gap(allowed, file);
-}
-
-void require_fitting_responses(const Reference& reference, bool is_masked, Dtype coarsest,
-                               const std::filesystem::path& file) {
+void require_responses(const Reference& reference, bool is_masked, Dtype coarsest, OwnStats& stats,
+                       const fs::path& file) {
   std::map<std::pair<int, RecordKind>, double> largest;  // norms, of each step and kind
   for (const auto& [key, response] : reference.responses()) {
     const Record* record = reference.find(key);
     if (record == nullptr)
       refuse(file, fmt::format("a response must be of a record of the bundle, got one of {}",
                                describe(key)));
-    const Stats own = stats_of(reference, *record);
+    const Stats& own = stats.of(*record);
     const bool may_be_masked = is_masked && !stepped_parameter(key).empty();
     const std::string problem = problem_of(response, *record, own, may_be_masked);
     if (!problem.empty())
@@ -315,12 +305,12 @@ void require_fitting_responses(const Reference& reference, bool is_masked, Dtype
   }
 }
 
-void require_fitting_redrawn(const Reference& reference, const std::filesystem::path& file) {
+void require_redrawn(const Reference& reference, OwnStats& stats, const fs::path& file) {
   constexpr double kRounded = 1 + 1e-6;  // of sums in fp64
   for (const auto& [key, runs] : reference.redrawn().sums) {
     const Record* record = reference.find(key);
-    if (record == nullptr) continue;  // of another rank's share, and read nowhere
-    const double norm = std::sqrt(stats_of(reference, *record).sum_sq_reference);
+    if (record == nullptr) continue;  // a sum without a tensor widens nothing
+    const double norm = std::sqrt(stats.of(*record).sum_sq_reference);
     const double root = std::sqrt(static_cast<double>(numel_of(record->layout.global_shape)));
     for (const RedrawnSums& run : runs) {
       const double moved = std::sqrt(run.sum_sq_diff);
@@ -331,6 +321,35 @@ void require_fitting_redrawn(const Reference& reference, const std::filesystem::
                                  run.run, describe(key)));
     }
   }
+}
+
+}  // namespace
+
+void require_kept(const Trace& trace, const fs::path& file) {
+  for (const RankTrace& rank : trace.ranks) {
+    for (const Record& record : rank.records) {
+      if (!record.kept)
+        refuse(file, fmt::format("{}: rank {} must have kept its tensor, got \"kept\": false; "
+                                 "there is nothing to compare",
+                                 describe(record.key), rank.rank));
+    }
+  }
+}
+
+void require_honest_layouts(const Trace& trace, const std::vector<std::string>& allowed,
+                            const fs::path& file) {
+  require_kept(trace, file);
+  for (const RankTrace& rank : trace.ranks) {
+    for (const Record& record : rank.records) require_zero_padding(rank, record, file);
+  }
+  Holders(trace).require_no_gap(allowed, file);
+}
+
+void require_fitting_responses(const Reference& reference, bool is_masked, Dtype coarsest,
+                               const fs::path& folder) {
+  OwnStats stats(reference);
+  require_responses(reference, is_masked, coarsest, stats, folder / "responses.json");
+  require_redrawn(reference, stats, folder / "redrawn.json");
 }
 
 }  // namespace isoshard

@@ -21,8 +21,8 @@ void require_kept(const Trace& trace, const std::filesystem::path& file);
 /// - a rank that holds nothing of a tensor (an empty part, or only_at) is believed only where the
 ///   run cuts all tensors of that kind along one axis of the mesh, so that no rank of it holds a
 ///   copy of another's, and every rank of it holds something. So a copy that differs cannot be left
-///   out. Along pp it is enough that the parameters are cut so: data ids and losses belong to one
-///   stage.
+///   out. Along pp it is enough for data ids, losses and masks, and for what a layer computes in
+///   its second call and later ones, that the parameters are cut so: they belong to one stage.
 ///
 /// Ranks may hold nothing of what `allowed` names (matches_any).
 /// Errors   FileError that starts with `file` and names record and rank.
@@ -37,13 +37,12 @@ void require_honest_layouts(const Trace& trace, const std::vector<std::string>& 
 /// it moves by no more than 1e-6 (fp64), 1e-2 (fp32) or 0.5 (16 bits) of the largest norm of its
 /// step and kind.
 ///
-/// `is_masked`: small gradients were masked in the perturbed runs.
-/// Errors   FileError that starts with `file` and names the record.
+/// Holds the sums of redrawn runs to their tensors, too: differences exist that have these sums.
+///
+/// `is_masked`: small gradients were masked in the perturbed runs. `folder`: where responses.json
+/// and redrawn.json lie.
+/// Errors   FileError that starts with the file and names the record.
 void require_fitting_responses(const Reference& reference, bool is_masked, Dtype coarsest,
-                               const std::filesystem::path& file);
-
-/// Holds the sums of redrawn runs to their tensors: of differences with that norm.
-/// Errors   FileError that starts with `file`.
-void require_fitting_redrawn(const Reference& reference, const std::filesystem::path& file);
+                               const std::filesystem::path& folder);
 
 }  // namespace isoshard

@@ -43,6 +43,9 @@ std::string words_of(const Kind& kind) {
   return fmt::format("{} ({}) in {}", std::get<0>(kind), std::get<1>(kind), std::get<2>(kind));
 }
 
+/// Of the tensors of one finding so many are named.
+constexpr std::size_t kMostNames = 5;
+
 struct Total {
   std::int64_t calls = 0, bytes = 0;
   auto operator<=>(const Total&) const = default;
@@ -157,18 +160,20 @@ class JournalJudge {
       for (const JournaledCall& call : found->second.calls)
         names[found->second.groups.at(call.group)][rank].insert(call.group);
     }
+    std::set<Ranks> same_names;
+    for (const auto& [ranks, of_ranks] : names) {
+      const auto& first = of_ranks.begin()->second;
+      if (of_ranks.size() == ranks.size() &&
+          std::ranges::all_of(of_ranks, [&](const auto& entry) { return entry.second == first; }))
+        same_names.insert(ranks);
+    }
     std::map<Group, ByRank> groups;
     for (int rank = 0; rank < world_size_; ++rank) {
       const auto found = journals_.find({step, rank});
       if (found == journals_.end()) continue;
       for (const JournaledCall& call : found->second.calls) {
         const Ranks& ranks = found->second.groups.at(call.group);
-        const auto& of_ranks = names.at(ranks);
-        const bool same_names = of_ranks.size() == ranks.size() &&
-                                std::ranges::all_of(of_ranks, [&](const auto& entry) {
-                                  return entry.second == of_ranks.begin()->second;
-                                });
-        ByRank& lists = groups[{ranks, same_names ? call.group : ""}];
+        ByRank& lists = groups[{ranks, same_names.contains(ranks) ? call.group : ""}];
         for (const int member : ranks) lists.try_emplace(member);
         lists[rank].push_back(&call);
       }
@@ -222,9 +227,13 @@ class JournalJudge {
         if (count == usual || seen_.contains({step, rank, group})) continue;
         seen_.insert({step, rank, group});
         std::string never;
+        std::size_t num_never = 0;
         for (const auto& [other, ranks] : counts) {
-          if (!ranks.contains(rank)) never += fmt::format("; {}: never", other);
+          if (!ranks.contains(rank) && ++num_never <= kMostNames)
+            never += fmt::format("; {}: never", other);
         }
+        if (num_never > kMostNames)
+          never += fmt::format("; {} more: never", num_never - kMostNames);
         add(step, {rank},
             fmt::format("{}: {} is reduced {} time{}, not {}{}", place_of(group, step), name, count,
                         count == 1 ? "" : "s", usual, never),
@@ -267,18 +276,6 @@ class JournalJudge {
     return inputs;
   }
 
-  CallList reductions(int step, int rank, const Ranks& group, const Kind& kind) const {
-    CallList calls;
-    const auto found = journals_.find({step, rank});
-    if (found == journals_.end()) return calls;
-    for (const JournaledCall& call : found->second.calls) {
-      if (call.phase != "between" && Kind{call.op, call.reduction, call.dtype} == kind &&
-          found->second.groups.at(call.group) == group)
-        calls.push_back(&call);
-    }
-    return calls;
-  }
-
   static Total total_of(const CallList& calls) {
     Total total;
     for (const JournaledCall* call : calls) total.bytes += call->bytes;
@@ -287,15 +284,20 @@ class JournalJudge {
   }
 
   void judge_steps() {
-    std::set<std::tuple<Ranks, Kind, int>> reduced;  // also by which rank
+    std::map<std::tuple<Ranks, Kind, int>, std::map<int, CallList>> reduced;  // rank; by step
     for (const auto& [place, journal] : journals_) {
+      const auto& [step, rank] = place;
       for (const JournaledCall& call : journal.calls) {
         if (is_reducing(call) && call.phase != "between" && is_floating(call.dtype))
-          reduced.insert({journal.groups.at(call.group), Kind{call.op, call.reduction, call.dtype},
-                          place.second});
+          reduced[{journal.groups.at(call.group), Kind{call.op, call.reduction, call.dtype}, rank}]
+                 [step]
+                     .push_back(&call);
       }
     }
-    for (const auto& [group, kind, rank] : reduced) judge_steps_of(group, kind, rank);
+    for (const auto& [what, by_step] : reduced) {
+      const auto& [group, kind, rank] = what;
+      judge_steps_of(group, kind, rank, by_step);
+    }
     for (auto& [what, ranks] : between_steps_) {
       const auto& [step, words, evidence] = what;
       add(step, ranks, words, evidence);
@@ -304,11 +306,15 @@ class JournalJudge {
       result_.notes.push_back(fmt::format("{} on rank {}", what, fmt::join(ranks, ", ")));
   }
 
-  void judge_steps_of(const Ranks& group, const Kind& kind, int rank) {
+  void judge_steps_of(const Ranks& group, const Kind& kind, int rank,
+                      const std::map<int, CallList>& by_step) {
+    const auto calls_of = [&](int step) {
+      const auto found = by_step.find(step);
+      return found == by_step.end() ? CallList() : found->second;
+    };
     std::map<int, Total> totals;
     for (const int step : steps_) {
-      if (journals_.contains({step, rank}))
-        totals[step] = total_of(reductions(step, rank, group, kind));
+      if (journals_.contains({step, rank})) totals[step] = total_of(calls_of(step));
     }
     const Total usual = most_common<Total>(totals);
     const int usual_step =
@@ -323,8 +329,7 @@ class JournalJudge {
         step_notes_[what].push_back(rank);
         continue;
       }
-      what += first_words(reductions(usual_step, rank, group, kind),
-                          reductions(step, rank, group, kind));
+      what += first_words(calls_of(usual_step), calls_of(step));
       between_steps_[{step, what, "steps on inputs of one shape must reduce the same"}].push_back(
           rank);
     }

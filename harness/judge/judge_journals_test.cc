@@ -155,6 +155,28 @@ TEST(JudgeJournals, NameAGradientThatIsReducedInPlaceOfAnotherOne) {
   EXPECT_THAT(verdict.findings.front().ranks, ElementsAre(1));
 }
 
+TEST(JudgeJournals, NameFiveOfManyGradientsThatARankNeverReduces) {
+  Bundle bundle = clean();
+  for (int step = 0; step < kSteps; ++step) {
+    for (int layer = 0; layer < 7; ++layer) {
+      calls(bundle, step, 0)
+          .push_back(call("all_reduce", 64, fmt::format("gradient of d{}", layer)));
+      calls(bundle, step, 1)
+          .push_back(call("all_reduce", 64, layer < 6 ? "gradient of e" : "gradient of d6"));
+    }
+  }
+  ASSERT_THAT(judged(bundle).findings, IsEmpty());
+
+  calls(bundle, 2, 1).back().of = "gradient of a";
+  const JournalVerdict verdict = judged(bundle);
+
+  ASSERT_THAT(verdict.findings, SizeIs(1));
+  EXPECT_THAT(verdict.findings.front().what,
+              HasSubstr("gradient of a is reduced 2 times, not 1; gradient of d0: never; gradient "
+                        "of d1: never; gradient of d2: never; gradient of d3: never; gradient of "
+                        "d4: never; 2 more: never"));
+}
+
 TEST(JudgeJournals, AllowOneTensorWithANameOnEachRank) {
   Bundle bundle = clean();
   for (int step = 0; step < kSteps; ++step) calls(bundle, step, 1).at(1).of = "gradient of tied";

@@ -102,7 +102,8 @@ std::size_t respond_bundles(const std::filesystem::path& reference_folder,
     require_perturbed(trusted, perturbed, bare, run, policy.coarsest);
     reference.add_response(run);
   }
-  require_fitting_responses(reference, policy.mask, policy.coarsest, trusted.manifest);
+  require_fitting_responses(reference, policy.mask, policy.coarsest,
+                            trusted.manifest.parent_path());
   write_responses(reference_folder, reference);
   return reference.responses().size();
 }

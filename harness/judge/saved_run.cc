@@ -63,14 +63,11 @@ Reference reference_of(SavedRun& trusted) {
 
 Reference with_responses(Reference reference, SavedRun& trusted) {
   const int runs = trusted.bundle.response_runs;
-  if (runs > 0) {
-    reference.set_responses(std::move(trusted.bundle.responses), runs);
-    require_fitting_responses(reference, masks_small_gradients(trusted.settings),
-                              coarsest_dtype(trusted.settings, reference.trace()),
-                              trusted.manifest.parent_path() / "responses.json");
-  }
+  if (runs > 0) reference.set_responses(std::move(trusted.bundle.responses), runs);
   reference.set_redrawn(std::move(trusted.bundle.redrawn));
-  require_fitting_redrawn(reference, trusted.manifest.parent_path() / "redrawn.json");
+  require_fitting_responses(reference, masks_small_gradients(trusted.settings),
+                            coarsest_dtype(trusted.settings, reference.trace()),
+                            trusted.manifest.parent_path());
   return reference;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Pools, the width that redrawn runs give them, and what is outside.
+/// Pools, and the width that redrawn runs give them.
 #include "harness/verdict/pooled.h"
 
 #include <fmt/format.h>
@@ -8,13 +8,13 @@
 #include <cctype>
 #include <cmath>
 #include <map>
-#include <numbers>
 #include <optional>
 #include <set>
 #include <string>
 #include <tuple>
 #include <utility>
 
+#include "harness/stats/student.h"
 #include "harness/stats/tolerance.h"
 #include "harness/trace/clipped.h"
 #include "harness/verdict/neighbours.h"
@@ -375,133 +375,13 @@ class Pools {
   std::vector<PooledComparison> pools_;
 };
 
-/// A factor on everything is off everywhere by the same; one on a part is diluted in what is
-/// broader.
-constexpr double kNearlyAsFar = 0.85;
-
-/// How far outside, as a multiple of what is allowed.
-double excess_of(const PooledComparison& p) {
-  return std::max(p.allowed_scale.used_by(p.scale), p.allowed_shift.used_by(p.shift));
-}
-
-bool is_outside_by_scale(const PooledComparison& p) {
-  return !p.allowed_scale.holds(p.scale);
-}
-
-std::string words_of(const AllowedRange& range) {
-  return fmt::format("{:.6g} to {:.6g}", range.least, range.most);
-}
-
-/// Whether `broad` is outside, too, by nearly the same factor or shift.
-bool explains(const PooledComparison& broad, const PooledComparison& worst) {
-  if (broad.within || is_outside_by_scale(broad) != is_outside_by_scale(worst)) return false;
-  return is_outside_by_scale(worst) ? (broad.scale - 1) / (worst.scale - 1) >= kNearlyAsFar
-                                    : broad.shift / worst.shift >= kNearlyAsFar;
-}
-
-Group group_of(const PooledComparison& p) {
-  return {p.first.step, p.first.kind, std::string(state_of(p.first))};
-}
-
-/// What is off on some ranks alone is off in the whole by their share of it: the rank that is the
-/// farthest out, and farther off than the whole, if others are not; else the whole.
-const PooledComparison* rank_behind(const PooledComparison& whole,
-                                    const std::vector<PooledComparison>& pools,
-                                    const Group& group) {
-  const PooledComparison* rank = nullptr;
-  bool others_are_right = false;
-  for (const PooledComparison& p : pools) {
-    if (p.pool != PoolOf::kRank || group_of(p) != group) continue;
-    others_are_right |= p.within;
-    if (!p.within && !explains(whole, p) && (rank == nullptr || excess_of(p) > excess_of(*rank)))
-      rank = &p;
-  }
-  return rank != nullptr && others_are_right ? rank : &whole;
-}
-
-Finding finding_of(const PooledComparison& p, std::size_t outside, std::size_t judged) {
-  Finding finding;
-  finding.key = p.first;
-  finding.stage = p.stage;
-  const bool is_scale = is_outside_by_scale(p);
-  const std::string words =
-      is_scale ? fmt::format("scale {:.6g} (allowed {})", p.scale, words_of(p.allowed_scale))
-               : fmt::format("shift {:.3g} of the root mean square (allowed {})", p.shift,
-                             words_of(p.allowed_shift));
-  finding.what = fmt::format("{} (step {}): {}", p.name, p.first.step, words);
-  finding.evidence = fmt::format(
-      "{}; scale {:.6g} (allowed {}), shift {:.3g} (allowed {}) against {} redrawn runs of the "
-      "reference; {} of {} pools of this step and kind are outside, no tensor by its own error",
-      p.tensors == 1 ? "one tensor" : fmt::format("{} tensors together", p.tensors), p.scale,
-      words_of(p.allowed_scale), p.shift, words_of(p.allowed_shift), p.runs, outside, judged);
-  finding.diagnosis =
-      is_scale ? fmt::format("{}: multiplied by {:.6g}, which no rounding does", p.name, p.scale)
-               : fmt::format("{}: shifted, which no rounding does", p.name);
-  return finding;
-}
-
 }  // namespace
-
-double student_quantile(double freedom, double chance) noexcept {
-  // With x = sqrt(freedom) tan(a), P(|T| > x) is the share of the integral of cos^(freedom - 1)
-  // from a to pi / 2.
-  const auto integral = [&](double from) {
-    constexpr int kSteps = 2000;  // even, for Simpson's rule
-    const double width = (std::numbers::pi / 2 - from) / kSteps;
-    double sum = 0;
-    for (int i = 0; i <= kSteps; ++i) {
-      const double weight = i == 0 || i == kSteps ? 1 : (i % 2 == 1 ? 4 : 2);
-      sum += weight * std::pow(std::max(0.0, std::cos(from + i * width)), freedom - 1);
-    }
-    return sum * width / 3;
-  };
-  const double whole = integral(0);
-  double low = 0, high = std::numbers::pi / 2;
-  constexpr int kHalvings = 60;
-  for (int i = 0; i < kHalvings; ++i) {
-    const double middle = (low + high) / 2;
-    (integral(middle) / whole > chance ? low : high) = middle;
-  }
-  return std::sqrt(freedom) * std::tan(low);
-}
 
 std::vector<PooledComparison> pooled_comparisons(const Reference& reference,
                                                  const std::vector<TensorComparison>& tensors,
                                                  const Trace& actual, Dtype coarsest) {
   if (size_of(coarsest) != 2 || reference.redrawn().runs == 0) return {};
   return Pools(reference, tensors, actual, coarsest).run();
-}
-
-std::vector<Finding> pooled_findings(const std::vector<PooledComparison>& pools) {
-  struct Outside {
-    const PooledComparison* worst = nullptr;
-    std::size_t outside = 0, judged = 0;
-  };
-  std::vector<std::pair<Group, Outside>> groups;
-  for (const PooledComparison& p : pools) {
-    const Group group = group_of(p);
-    auto found = std::find_if(groups.begin(), groups.end(),
-                              [&](const auto& entry) { return entry.first == group; });
-    if (found == groups.end()) found = groups.insert(groups.end(), {group, {}});
-    Outside& of = found->second;
-    ++of.judged;
-    if (p.within) continue;
-    ++of.outside;
-    if (of.worst == nullptr || excess_of(p) > excess_of(*of.worst)) of.worst = &p;
-  }
-  std::vector<Finding> findings;
-  for (const auto& [group, of] : groups) {
-    if (of.worst == nullptr) continue;
-    const PooledComparison* named = of.worst;
-    for (const PooledComparison& p : pools) {
-      if (group_of(p) != group || !explains(p, *of.worst)) continue;
-      named = &p;  // pools are sorted from broad to narrow
-      break;
-    }
-    if (named->pool == PoolOf::kAll) named = rank_behind(*named, pools, group);
-    findings.push_back(finding_of(*named, of.outside, of.judged));
-  }
-  return findings;
 }
 
 }  // namespace isoshard

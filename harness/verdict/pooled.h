@@ -14,10 +14,6 @@ namespace isoshard {
 inline constexpr double kFalseAlarmOfAll = 1e-6;
 inline constexpr double kFalseAlarmOfPool = 1e-8;
 
-/// What |T| exceeds with probability `chance`, T distributed as Student's t with `freedom` degrees.
-/// Requires   freedom > 0, 0 < chance < 1.
-[[nodiscard]] double student_quantile(double freedom, double chance) noexcept;
-
 /// Every pool of the run, in the order in which faults show; within one step and kind all tensors,
 /// layers, classes, ranks, single tensors.
 ///

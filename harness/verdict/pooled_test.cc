@@ -81,13 +81,6 @@ Verdict verdict_on(const Reference& reference, const Change& change) {
   return judge(reference, trace, policy());
 }
 
-TEST(StudentQuantile, IsThatOfTables) {
-  EXPECT_NEAR(student_quantile(1, 0.5), 1, 1e-6);
-  EXPECT_NEAR(student_quantile(10, 0.05), 2.2281, 1e-4);
-  EXPECT_NEAR(student_quantile(4, 0.001), 8.6103, 1e-3);
-  EXPECT_NEAR(student_quantile(1000, 0.0455), 2.002, 1e-2);
-}
-
 TEST(Pooled, ARunWithRoundingsOfItsOwnConforms) {
   const Reference reference = with_redrawn();
 

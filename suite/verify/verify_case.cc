@@ -311,15 +311,18 @@ std::pair<Verdict, Trace> CaseJudge::on_record(const Case& item, const NumericsS
   auto result = judged(first, meanwhile);
   if (result.first.status != Status::kDiverges || first.response_runs() >= kAllResponses)
     return result;
-  for (RankTrace& rank : result.second.ranks) rank.arena = nullptr;
-  auto again = judged(plain(item, kAllResponses), [] {});
-  require_same_run(result.second, again.second, item, "emulations");
-  if (!may_be_explained(again.first) || !has_redrawn_runs(item)) return again;
+  // The emulation again, on bounds that are known better: its memory must be free for it.
+  const auto judged_again = [&] {
+    for (RankTrace& rank : result.second.ranks) rank.arena = nullptr;
+    auto again = judged(plain(item, kAllResponses), [] {});
+    require_same_run(result.second, again.second, item, "emulations");
+    result = std::move(again);
+  };
+  judged_again();
+  if (!may_be_explained(result.first) || !has_redrawn_runs(item)) return result;
   add_redrawn_runs(item, plain(item, kAllResponses));
-  for (RankTrace& rank : again.second.ranks) rank.arena = nullptr;
-  auto last = judged(plain(item, kAllResponses), [] {});
-  require_same_run(result.second, last.second, item, "emulations");
-  return last;
+  judged_again();
+  return result;
 }
 
 CaseJudgement CaseJudge::against_both(const Case& item) {
