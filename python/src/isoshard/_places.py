@@ -45,8 +45,8 @@ class Reading:
     shared: str | None = None
 
 
-#: Where each rank's boxes lie, and the axis over which ranks with the same box are added up.
-Layout = tuple[list[list[Box]], str | None]
+#: Where each rank's boxes lie, and the axes over which ranks with the same box are added up.
+Layout = tuple[list[list[Box]], tuple[str, ...]]
 
 
 def resolve(reference: Path, run: Path) -> int:
@@ -179,12 +179,13 @@ def _resolve_one(
     layouts: list[Layout] = []
     for reading in readings:
         boxes = _boxes_of(reading, shapes, whole, inner, of_samples)
-        if reading.shared is not None and kind == "activation_grad":
-            layouts.append((boxes, reading.shared))  # each copy was used by other heads
-        layouts.append((boxes, None))
+        added = _added_over(reading, inner) if kind == "activation_grad" else ()
+        if added:
+            layouts.append((boxes, added))
+        layouts.append((boxes, ()))
         balanced = _head_and_tail(reading, shapes, whole, boxes, kind)
         if balanced is not None:
-            layouts.insert(len(layouts) - 1 if is_head_tail else len(layouts), (balanced, None))
+            layouts.insert(len(layouts) - 1 if is_head_tail else len(layouts), (balanced, ()))
     chosen = 0
     if len(layouts) > 1:
         reference, *local = values.of(key, ranks)
@@ -199,10 +200,22 @@ def _resolve_one(
         del record["layout"]
         record["global_shape"] = list(whole)
         record["boxes"] = parts
-        if added is not None:
-            partial = {"axis": added, "kind": "partial", "reduction": "sum"}
-            record["placements"] = [*record.get("placements", []), partial]
+        partial = [{"axis": axis, "kind": "partial", "reduction": "sum"} for axis in added]
+        if partial:
+            record["placements"] = [*record.get("placements", []), *partial]
     return True
+
+
+def _added_over(reading: Reading, mesh: Mesh) -> tuple[str, ...]:
+    """Axes over which the gradient of an output with copies is a sum.
+
+    Each copy of key and value heads is used by other heads. What does not depend on the samples,
+    such as embeddings of positions without a batch dim, is used by the samples of each data rank.
+    """
+    cut = {axis for axes in reading.axes.values() for axis in axes}
+    data = [axis for axis, degree in mesh.axes.items() if axis in DATA_AXES and degree > 1]
+    shared = [reading.shared] if reading.shared is not None else []
+    return tuple([*(data if cut.isdisjoint(data) else []), *shared])
 
 
 def _only_at(record: dict[str, Any]) -> dict[str, int]:
@@ -253,14 +266,15 @@ def _error(whole: torch.Tensor, local: list[torch.Tensor], layout: Layout, mesh:
         for box in parts:
             at = _slices(box["global_offset"], box["size"])
             theirs = tensor[_slices(box["local_offset"], box["size"])]
-            if added is None:
+            if not added:
                 total += float((whole[at] - theirs).square().sum())
                 continue
-            summand = (mesh.coordinates(rank)[added], *box["global_offset"], *box["size"])
+            at_axes = (mesh.coordinates(rank)[axis] for axis in added)
+            summand = (*at_axes, *box["global_offset"], *box["size"])
             if summand not in seen:
                 seen.add(summand)
                 sums[at] += theirs
-    if added is not None:
+    if added:
         total = float((whole - sums).square().sum()) * len(local)
     return total if math.isfinite(total) else math.inf
 
