@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says plainly when the script drew other samples than its single process."""
+"""Says plainly when ranks draw other samples than the single process, or normalize by them."""
 
 from __future__ import annotations
 
@@ -35,6 +35,25 @@ def check_samples(reference: Path, run: Path) -> list[str]:
                 for line in _about_whole(wanted, ranks, mesh):
                     lines.setdefault(line, f"step {step}: {line}")
     return [f"data: {line}" for line in lines.values()]
+
+
+def causes_in_data(reference: Path, run: Path) -> list[str]:
+    """Sentences about what makes a run differ from one process though nothing is wrong in it."""
+    with _bundle.checked(run):
+        manifest = _bundle.read_manifest(run)
+        mesh = Mesh({str(a["axis"]): int(a["degree"]) for a in manifest["mesh"]})
+        step = _bundle.read_manifest(reference)["steps"][0]
+        records = _bundle.read_records(reference, step, 0)["records"]
+    end = ".running_var.buffer"
+    names = sorted({r["name"].removesuffix(end) for r in records if r["name"].endswith(end)})
+    if mesh.data_degree == 1 or not names:
+        return []
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return [
+        f"likely cause: {names[0]}{more} normalizes by the samples of a batch, and each "
+        f"data-parallel rank has a batch of its own (BatchNorm in training). Use SyncBatchNorm on "
+        "GPUs, GroupNorm, or eval() of these modules, in both runs."
+    ]
 
 
 def _inputs(directory: Path, step: int, rank: int) -> dict[str, list[Shape]]:

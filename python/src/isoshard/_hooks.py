@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,10 +21,19 @@ from ._checks import (
     unwrapped,
 )
 from ._dtensor import is_dtensor, local_of, reduced
+from ._inputs import as_ids, tensors_of
 from ._mesh import DATA_AXES
 from ._recorder import Recorder, sum_of_losses
 from ._safetensors import DTYPES
 from ._settings import is_adam_like, training_settings
+from ._shared_state import (
+    is_shared_out,
+    kinds_of,
+    own_part,
+    states_of,
+    states_of_others,
+    without_inner,
+)
 from .errors import IsoshardError, RecordError
 
 #: Recorded at their input, too, under this name: what enters an output projection.
@@ -50,7 +59,7 @@ class Hooks:
         self.model = unwrapped(model)
         self.compiled_root = compiled_root(model)
         refuse_dropout(self.model)
-        self.optimizers = list(optimizers)
+        self.optimizers = without_inner(optimizers)
         self.max_steps, self.on_last_step = max_steps, on_last_step
         self._undo: list[Callable[[], None]] = []
         self._losses: list[torch.Tensor] = []
@@ -70,7 +79,7 @@ class Hooks:
         self._check_optimizers()
         self._names.update({id(p): name for name, p in self.outside.items()})
         self._attach()
-        recorder.training.update(training_settings(self.model, self.optimizers))
+        recorder.training.update(training_settings(self.model, kinds_of(self.optimizers)))
         self._set_judging()
         self._record_parameters()
 
@@ -176,7 +185,7 @@ class Hooks:
     def _set_judging(self) -> None:
         self.recorder.judging.update(
             {
-                "mask_small_gradients": is_adam_like(self.optimizers),
+                "mask_small_gradients": is_adam_like(kinds_of(self.optimizers)),
                 "activation_grad_scale": "dp",
                 "partial": ["scalar/loss", "activation/*", "activation_grad/*"],
             }
@@ -209,9 +218,9 @@ class Hooks:
         named = [(f"input{i}" if i else "input_ids", v) for i, v in enumerate(args)]
         named += sorted(kwargs.items(), key=lambda item: item[0] not in ("input_ids", "labels"))
         for whole, argument in named:
-            for name, value in _tensors_of(whole, argument):
+            for name, value in tensors_of(whole, argument):
                 if value.ndim > 0:
-                    ids = _as_ids(value)
+                    ids = as_ids(value)
                     self.recorder.put("data_id", name, ids, micro=self._micro, call=0)
         self._random_state = random_state()
 
@@ -428,7 +437,7 @@ class Hooks:
         self.recorder.scalar("loss", loss, layout=dict.fromkeys(axes, reduction))
 
     def _record_state(self, optimizer: torch.optim.Optimizer) -> None:
-        for parameter, state in optimizer.state.items():
+        for parameter, state in states_of(optimizer).items():
             name = self._names.get(id(parameter))
             if name is None:
                 continue
@@ -436,11 +445,19 @@ class Hooks:
                 if not isinstance(value, torch.Tensor):
                     continue
                 whole = f"{self._rename(name)}.{key}"
-                if value.ndim == 0:
-                    number = local_of(value).double().reshape(1)
-                    self.recorder.put("optimizer", whole, number, layout="replicate")
+                number = local_of(value).double().reshape(1) if value.ndim == 0 else None
+                kept = value if number is None else number
+                if is_shared_out(optimizer):
+                    self.recorder.put("optimizer", whole, kept, layout=own_part(kept))
                 else:
-                    self.recorder.put("optimizer", whole, value)
+                    layout = None if number is None else "replicate"
+                    self.recorder.put("optimizer", whole, kept, layout=layout)
+        if self.recorder.world_size > 1 and is_shared_out(optimizer):
+            for parameter, key, nothing, place in states_of_others(optimizer):
+                name = self._names.get(id(parameter))
+                if name is not None:
+                    whole = f"{self._rename(name)}.{key}"
+                    self.recorder.put("optimizer", whole, nothing, layout=place)
 
     def _record_parameters(self) -> None:
         for raw, parameter in [*self.model.named_parameters(), *self.outside.items()]:
@@ -462,24 +479,3 @@ class Hooks:
 
 def _nothing(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
     """For a border of which only the other side is recorded."""
-
-
-def _tensors_of(name: str, value: Any) -> list[tuple[str, torch.Tensor]]:
-    """The tensors of an argument, also inside mappings and sequences, with names."""
-    if isinstance(value, torch.Tensor):
-        return [(name, value)]
-    if isinstance(value, Mapping):
-        items = [(str(key), part) for key, part in value.items()]
-    elif isinstance(value, (list, tuple)):
-        items = [(str(i), part) for i, part in enumerate(value)]
-    else:
-        return []
-    return [found for key, part in items for found in _tensors_of(f"{name}.{key}", part)]
-
-
-def _as_ids(value: torch.Tensor) -> torch.Tensor:
-    """Inputs are compared exactly: floating-point ones as their bits."""
-    if not value.is_floating_point():
-        return value
-    sizes = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-    return local_of(value.detach()).contiguous().view(sizes[value.element_size()])

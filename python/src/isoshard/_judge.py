@@ -318,7 +318,7 @@ class _Driver:
     # -- verdict -----------------------------------------------------------------------------
 
     def _compare(self, reference: Path, run: Path) -> int:
-        from ._data import check_samples
+        from ._data import causes_in_data, check_samples
         from ._places import resolve
 
         options = self.options
@@ -343,6 +343,9 @@ class _Driver:
                 arguments += ["--output-dir", str(self.folder / "report")]
             sys.stdout.flush()
             code, _ = _program.call(arguments)
+            if code == _DIVERGES:
+                for line in causes_in_data(reference, run):
+                    print(line, flush=True)
             if said and code == 0:
                 print(f"DIVERGES  {said[0]}", flush=True)
                 code = _DIVERGES

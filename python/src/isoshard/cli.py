@@ -90,7 +90,7 @@ def _compare(words: list[str]) -> int:
     if len(bundles) < 2 or not all((path / "manifest.json").is_file() for path in bundles):
         return _program.call(words)[0]
     from ._bundle import reseal_is_safe
-    from ._data import check_samples
+    from ._data import causes_in_data, check_samples
     from ._places import resolved_copy
 
     # Beside the bundle its big files can be linked.
@@ -108,6 +108,8 @@ def _compare(words: list[str]) -> int:
         said = check_samples(bundles[0], run)
         for line in said:
             print(f"DIVERGES  {line}" if code == 0 else line, flush=True)
+        for line in causes_in_data(bundles[0], run) if code == 1 else []:
+            print(line, flush=True)
         return 1 if said and code == 0 else code
 
 

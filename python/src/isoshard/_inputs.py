@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors that a model is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ._dtensor import local_of
+
+
+def tensors_of(name: str, value: Any) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of an argument, also inside mappings and sequences, with names."""
+    if isinstance(value, torch.Tensor):
+        return [(name, value)]
+    if isinstance(value, Mapping):
+        items = [(str(key), part) for key, part in value.items()]
+    elif isinstance(value, (list, tuple)):
+        items = [(str(i), part) for i, part in enumerate(value)]
+    else:
+        return []
+    return [found for key, part in items for found in tensors_of(f"{name}.{key}", part)]
+
+
+def as_ids(value: torch.Tensor) -> torch.Tensor:
+    """Inputs are compared exactly: floating-point ones as their bits."""
+    if not value.is_floating_point():
+        return value
+    sizes = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+    return local_of(value.detach()).contiguous().view(sizes[value.element_size()])
