@@ -291,6 +291,6 @@ def test_compare_finds_a_batch_that_is_not_shared_out(
     from isoshard import _program
     from isoshard.cli import main
 
-    monkeypatch.setattr(_program, "call", lambda words: (0, ""))
+    monkeypatch.setattr(_program, "call", lambda words, capture: (0, ""))
     inputs(tmp_path, [{"data_id/ids": IDS}] * 2)
     assert main(["compare", str(tmp_path / "reference"), str(tmp_path / "run")]) == 1

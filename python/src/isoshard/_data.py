@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import torch
+
 from . import _bundle
-from ._mesh import Mesh
+from ._mesh import DATA_AXES, Mesh
 
 Shape = tuple[int, ...]
+_RANK_LOSS = "scalar/loss_per_dp_rank"
+_IGNORED = -100  # a label that torch's cross_entropy does not count
+#: How much nearer a weighted mean must be to be the cause.
+_CLEARLY = 0.01
 
 
 def check_samples(reference: Path, run: Path) -> list[str]:
@@ -43,10 +50,16 @@ def causes_in_data(reference: Path, run: Path) -> list[str]:
         manifest = _bundle.read_manifest(run)
         mesh = Mesh({str(a["axis"]): int(a["degree"]) for a in manifest["mesh"]})
         step = _bundle.read_manifest(reference)["steps"][0]
-        records = _bundle.read_records(reference, step, 0)["records"]
+        if mesh.data_degree == 1 or step not in manifest["steps"]:
+            return []
+        return [*_batch_statistics(reference, step), *_mean_of_means(reference, run, step, mesh)]
+
+
+def _batch_statistics(reference: Path, step: int) -> list[str]:
+    records = _bundle.read_records(reference, step, 0)["records"]
     end = ".running_var.buffer"
     names = sorted({r["name"].removesuffix(end) for r in records if r["name"].endswith(end)})
-    if mesh.data_degree == 1 or not names:
+    if not names:
         return []
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return [
@@ -54,6 +67,33 @@ def causes_in_data(reference: Path, run: Path) -> list[str]:
         f"data-parallel rank has a batch of its own (BatchNorm in training). Use SyncBatchNorm on "
         "GPUs, GroupNorm, or eval() of these modules, in both runs."
     ]
+
+
+def _mean_of_means(reference: Path, run: Path, step: int, mesh: Mesh) -> list[str]:
+    """Whether the losses' mean is wrong, and right if weighted by the labels that ranks count."""
+    wanted = _bundle.read_tensors(reference, step, 0).get("scalar/loss/0")
+    shares: dict[tuple[int, ...], tuple[float, torch.Tensor]] = {}  # loss and labels
+    for rank in range(mesh.size):
+        tensors = _bundle.read_tensors(run, step, rank)
+        loss, labels = (tensors.get(f"{name}/0") for name in (_RANK_LOSS, "data_id/labels"))
+        if loss is None or labels is None or wanted is None:
+            return []
+        share = tuple(c for axis, c in mesh.coordinates(rank).items() if axis in DATA_AXES)
+        shares[share] = (float(loss), labels)
+    whole = float(wanted) if wanted is not None else math.nan
+    losses = [loss for loss, _ in shares.values()]
+    error = abs(sum(losses) / len(losses) - whole)
+    for first in (0, 1):  # the first label of a sample may have nothing that predicts it
+        counts = [int((labels[:, first:] != _IGNORED).sum()) for _, labels in shares.values()]
+        weighted = sum(n * loss for n, loss in zip(counts, losses, strict=True))
+        if len(set(counts)) > 1 and abs(weighted / sum(counts) - whole) < _CLEARLY * error:
+            return [
+                f"likely cause: the data-parallel ranks count {min(counts)} to {max(counts)} "
+                "labels, and each takes the mean over its own. The single process takes the mean "
+                "over all labels: weighted by their numbers the ranks' losses give its loss. "
+                "Divide sums of losses by the number of labels of all ranks, times the ranks."
+            ]
+    return []
 
 
 def _inputs(directory: Path, step: int, rank: int) -> dict[str, list[Shape]]:

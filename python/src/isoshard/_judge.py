@@ -27,7 +27,6 @@ from .errors import RecordError, RunError, UsageError
 
 NUM_PERTURBED = 3
 _FIRST_SEED = 1000
-_DIVERGES = 1
 _LOG_NAMES = r".*\.log|modules\.json"
 
 
@@ -318,16 +317,13 @@ class _Driver:
     # -- verdict -----------------------------------------------------------------------------
 
     def _compare(self, reference: Path, run: Path) -> int:
-        from ._data import causes_in_data, check_samples
+        from . import _verdict
         from ._places import resolve
 
         options = self.options
         with self.seconds.measure("compare"):
             resolve(reference, run)
-            said = check_samples(reference, run)
-            for line in said:
-                print(line, flush=True)  # a finding, so also with --quiet
-            arguments = ["compare", str(reference), str(run)]
+            arguments = [str(reference), str(run)]
             if options.not_recorded:
                 arguments += ["--not-recorded", ",".join(options.not_recorded)]
             for flag, value in (
@@ -341,14 +337,7 @@ class _Driver:
                 arguments.append("--verbose")
             if options.output_dir is not None:
                 arguments += ["--output-dir", str(self.folder / "report")]
-            sys.stdout.flush()
-            code, _ = _program.call(arguments)
-            if code == _DIVERGES:
-                for line in causes_in_data(reference, run):
-                    print(line, flush=True)
-            if said and code == 0:
-                print(f"DIVERGES  {said[0]}", flush=True)
-                code = _DIVERGES
+            code, _ = _verdict.compare(arguments, reference, run)
         self._say(str(self.seconds))
         return code
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import _program
+from . import _program, _verdict
 from ._mesh import mesh_of, parse_mesh
 from ._options import Layout, Rename, Transform
 from ._places import resolve
@@ -21,7 +21,6 @@ from ._workers import Workers
 from .errors import Divergence, RunError
 
 _workers = Workers()
-_DIVERGES = 1
 
 
 @dataclass
@@ -39,7 +38,8 @@ class Report:
         """The verdict line."""
         lines = [line for line in self.text.splitlines() if line.strip()]
         words = ("CONFORMS", "DIVERGES", "VACUOUS", "INCOMPLETE")
-        return next((line for line in lines if line.startswith(words)), lines[-1] if lines else "")
+        found = [line for line in lines if line.startswith(words)] or lines
+        return found[-1] if found else ""
 
 
 def check(
@@ -162,7 +162,7 @@ def _judge(
     reference, run = folder / "reference", folder / "run"
     resolve(reference, run)
     mesh = ",".join(f"{axis}={degree}" for axis, degree in case.mesh.items())
-    arguments = ["compare", str(reference), str(run), "--mesh", mesh]
+    arguments = [str(reference), str(run), "--mesh", mesh]
     arguments += ["--output-dir", str(folder / "report")]
     if not_recorded:
         arguments += ["--not-recorded", ",".join(not_recorded)]
@@ -170,8 +170,8 @@ def _judge(
         arguments += ["--partial", partial]
     if grad_scale is not None:
         arguments += ["--grad-scale", str(grad_scale)]
-    code, text = _program.call(arguments, capture=True)
-    if code not in (0, _DIVERGES):
+    code, text = _verdict.compare(arguments, reference, run, capture=True)
+    if code not in (_verdict.CONFORMS, _verdict.DIVERGES):
         raise RunError(f"The runs could not be compared (exit code {code}):\n{text}")
     path = folder / "report" / "report.json"
     data = json.loads(path.read_text()) if path.exists() else {}

@@ -89,8 +89,8 @@ def _compare(words: list[str]) -> int:
     bundles = [Path(word) for word in words[1:3]]
     if len(bundles) < 2 or not all((path / "manifest.json").is_file() for path in bundles):
         return _program.call(words)[0]
+    from . import _verdict
     from ._bundle import reseal_is_safe
-    from ._data import causes_in_data, check_samples
     from ._places import resolved_copy
 
     # Beside the bundle its big files can be linked.
@@ -104,13 +104,7 @@ def _compare(words: list[str]) -> int:
         except (BundleError, OSError) as error:
             print(f"isoshard: {error}", file=sys.stderr)
             return _program.call(words)[0] or _BAD_FILE
-        code = _program.call(["compare", words[1], str(run), *words[3:]])[0]
-        said = check_samples(bundles[0], run)
-        for line in said:
-            print(f"DIVERGES  {line}" if code == 0 else line, flush=True)
-        for line in causes_in_data(bundles[0], run) if code == 1 else []:
-            print(line, flush=True)
-        return 1 if said and code == 0 else code
+        return _verdict.compare([words[1], str(run), *words[3:]], bundles[0], run)[0]
 
 
 def _judge_options(options: argparse.Namespace, command: list[str]) -> JudgeOptions:

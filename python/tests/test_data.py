@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What makes a run differ from one process though its parallelism is right is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from isoshard import Report
+
+pytestmark = pytest.mark.usefixtures("judge_program")
+IDS = torch.randint(0, 50, (8, 7), generator=torch.Generator().manual_seed(1))
+LABELS = IDS.masked_fill(torch.arange(7) >= torch.arange(8)[:, None], -100)
+
+
+class Labelled(nn.Module):
+    """The mean loss over the labels that count."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Embedding(50, 16), norm, nn.Linear(16, 50)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.embed(input_ids).mT).mT
+        return nn.functional.cross_entropy(self.head(hidden).mT, labels)
+
+
+def ddp(model: nn.Module, mesh: Any) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group("dp"))
+
+
+def doubled(model: nn.Module, mesh: Any) -> nn.Module:
+    model.head.register_forward_hook(lambda *call: 2 * call[2], prepend=True)
+    return ddp(model, mesh)
+
+
+def judged(
+    check: Callable[..., Report], parallelize: Any, norm: type[nn.Module], labels: torch.Tensor
+) -> Report:
+    return check(
+        lambda: Labelled(norm(16) if norm is not nn.Identity else norm()),
+        parallelize,
+        mesh={"dp": 2},
+        batch={"input_ids": IDS, "labels": labels},
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        raises=False,
+    )
+
+
+def test_a_mean_over_each_rank_s_labels_is_named(isoshard_check: Callable[..., Report]) -> None:
+    report = judged(isoshard_check, ddp, nn.Identity, LABELS)
+
+    assert report.exit_code == 1
+    assert "likely cause: the data-parallel ranks count 6 to 22 labels" in report.text
+
+
+def test_batch_norm_is_named(isoshard_check: Callable[..., Report]) -> None:
+    report = judged(isoshard_check, ddp, nn.BatchNorm1d, IDS)
+
+    assert report.exit_code == 1
+    assert "likely cause: norm normalizes by the samples of a batch" in report.text
+
+
+@pytest.mark.parametrize("labels", [IDS, LABELS])
+def test_other_causes_are_not_theirs(
+    isoshard_check: Callable[..., Report], labels: torch.Tensor
+) -> None:
+    report = judged(isoshard_check, doubled, nn.Identity, labels)
+
+    assert report.exit_code == 1
+    assert "data-parallel rank" not in report.text
+    assert "head" in report.verdict
+
+
+def test_right_runs_have_no_cause(isoshard_check: Callable[..., Report]) -> None:
+    report = judged(isoshard_check, ddp, nn.Identity, IDS)
+
+    assert report.conforms, report.text
+    assert "data-parallel rank" not in report.text
