@@ -8,6 +8,7 @@ threads hangs in OpenMP) and never touches a GPU.
 from __future__ import annotations
 
 import ast
+import faulthandler
 import importlib
 import json
 import os
@@ -34,6 +35,7 @@ _PRELOADED = {"torch", "numpy", "transformers", "accelerate", "peft", "safetenso
 _ALWAYS = ("torch._dynamo", "torch.distributed.device_mesh")
 _MODULES = "modules.json"
 _GRACE_SECONDS = 5.0
+_STACK_SECONDS = 1.0
 
 
 @dataclass
@@ -44,6 +46,7 @@ class World:
     pids: list[int]
     codes: list[int | None] = field(default_factory=list)
     port: int = 0  # MASTER_PORT of its ranks
+    failed_first: int | None = None
 
     def __post_init__(self) -> None:
         self.codes = [None] * len(self.pids)
@@ -55,16 +58,29 @@ class World:
             for i, pid in enumerate(self.pids):
                 if self.codes[i] is None:
                     self.codes[i] = _code_of(pid)
+                    if self.codes[i] and self.failed_first is None:
+                        self.failed_first = i
             now = time.monotonic()
             if failed_at is None and any(code for code in self.codes):
                 failed_at = now
             if now > end:
+                self._leave_stacks()
                 raise subprocess.TimeoutExpired("the ranks", limit)
             if failed_at is not None and now > failed_at + _GRACE_SECONDS:
                 self.kill()
             time.sleep(0.005)
         sweep(self.port)
         return [code if code is not None else -1 for code in self.codes]
+
+    def _leave_stacks(self) -> None:
+        """Lets each rank that still runs write where it stands."""
+        running = [i for i, code in enumerate(self.codes) if code is None]
+        for i in running:
+            os.kill(self.pids[i], signal.SIGUSR1)
+        end = time.monotonic() + _STACK_SECONDS
+        stacks = [stack_of(self.logs[i]) for i in running]
+        while time.monotonic() < end and not all(p.exists() and p.stat().st_size for p in stacks):
+            time.sleep(0.01)
 
     def kill(self) -> None:
         """Ends the ranks that still run, and what they started."""
@@ -74,6 +90,11 @@ class World:
         for i in running:
             self.codes[i] = os.waitstatus_to_exitcode(os.waitpid(self.pids[i], 0)[1])
         sweep(self.port)
+
+
+def stack_of(log: Path) -> Path:
+    """Where a rank writes on SIGUSR1 what it does."""
+    return log.with_suffix(".stack")
 
 
 def sweep(port: int, folder: Path = Path("/dev/shm")) -> None:
@@ -216,6 +237,8 @@ def _log_to(log: Path) -> None:
 def _be_rank(launch: Launch, config: AutoConfig, log: Path, rank: int) -> int:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    stack = stack_of(log).open("w")  # open as long as the process lives
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()

@@ -14,20 +14,21 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from . import _launch, _program
+from ._failures import Failure, why_failed
 from ._mesh import Mesh, parse_mesh
 from ._processes import end_processes
 from .errors import RecordError, RunError, UsageError
 
 NUM_PERTURBED = 3
 _FIRST_SEED = 1000
-_LOG_NAMES = r".*\.log|modules\.json"
+_LOG_NAMES = r".*\.log|.*\.stack|modules\.json"
 
 
 @dataclass
@@ -306,7 +307,15 @@ class _Driver:
         is_there = manifest.exists() and json.loads(manifest.read_text()).get("run") == run
         has_errors = any(_errors_of(path).glob("*.txt"))
         if not is_there or codes is None or any(codes) or has_errors:
-            raise RunError(_why_failed(path, codes, is_there, is_reference, self.options))
+            failure = Failure(
+                errors=_errors_of(path),
+                logs=_logs_of(path),
+                codes=codes,
+                first=getattr(process, "failed_first", None),
+                has_bundle=is_there,
+                is_reference=is_reference,
+            )
+            raise RunError(why_failed(failure, self.options))
 
     def _run_as_it_is(self, path: Path) -> None:
         self._say(f"run: {shlex.join(self.options.command)} ...")
@@ -432,57 +441,3 @@ def _may_have_gpu() -> bool:
     if os.environ.get("CUDA_VISIBLE_DEVICES", "unset") in ("", "-1"):
         return False
     return Path("/dev/nvidiactl").exists()
-
-
-def _why_failed(
-    path: Path,
-    codes: Sequence[int] | None,
-    is_there: bool,
-    is_reference: bool,
-    options: JudgeOptions,
-) -> str:
-    texts = sorted(_errors_of(path).glob("*.txt"))
-    if texts:
-        return texts[0].read_text().strip()
-    tail = _tail(_logs_of(path), codes or [])
-    if codes is None:
-        return (
-            f"Each run must end within {options.timeout:g} seconds, got one that still ran. Give "
-            f"--timeout a larger number if it needs more. Its last lines were:\n{tail}"
-        )
-    if is_there:
-        return (
-            f"The command must end well, got exit codes {list(codes)} after the steps were "
-            "recorded. Let the script run to its end without an error, or judge it without "
-            f"--run-to-end. Its last lines were:\n{tail}"
-        )
-    if not any(codes):
-        return (
-            "Every rank must build a torch.optim optimizer, call the model and step, got a "
-            "command that ended well without. Does it train with these arguments, and does it "
-            f"pass on the environment (PYTHONPATH, ISOSHARD_AUTO)? Its last lines were:\n{tail}"
-        )
-    if not is_reference:
-        return (
-            f"The command must end well after {options.steps} recorded steps, got exit codes "
-            f"{list(codes)} and no bundle. Its last lines were:\n{tail}"
-        )
-    if options.reference_command is not None:
-        what = "The reference command must record a run"
-    else:
-        what = "The script must run in one process, too, to make the reference"
-    return (
-        f"{what}, got exit code {codes[0]}. If it cannot, give --reference-command 'COMMAND' "
-        f"(fewer ranks, other arguments) or --reference BUNDLE. Its last lines were:\n{tail}"
-    )
-
-
-def _tail(logs: Path, codes: Sequence[int]) -> str:
-    files = sorted(logs.glob("*.log")) if logs.exists() else []
-    if not files:
-        return "  (no output)"
-    raised = [i for i, code in enumerate(codes) if code > 0]  # others were ended for it
-    failed = next(iter([*raised, *(i for i, code in enumerate(codes) if code != 0)]), 0)
-    file = files[min(failed, len(files) - 1)]
-    lines = file.read_text(errors="replace").splitlines()[-15:]
-    return "\n".join(f"  {line}" for line in lines) or "  (no output)"
