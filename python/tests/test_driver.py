@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from isoshard import RecordError, RunError, UsageError, _bundle, _fork
-from isoshard._judge import JudgeOptions, _clear, _Driver, _mesh_of
+from isoshard._judge import JudgeOptions, Seconds, _clear, _Driver, _mesh_of
 from isoshard._launch import asked_world_size, recognise
 from isoshard.cli import main
 from isoshard.errors import BundleError, IsoshardError
@@ -142,6 +142,27 @@ def test_the_mesh_is_what_the_launcher_is_asked_for() -> None:
     words = ["/elsewhere/torchrun", "--nproc-per-node", "3", "t.py"]
     assert str(_mesh_of(JudgeOptions(words))) == "dp=3"
     assert str(_mesh_of(JudgeOptions(["bash", "run.sh"], mesh="tp=2"))) == "tp=2"
+
+
+@pytest.mark.parametrize(
+    ("words", "is_forked"),
+    [
+        (["env", "A=1", PYTHON, "t.py", "--steps", "3"], True),  # as mpirun would start ranks
+        ([PYTHON, "t.py", "--steps", "3"], False),  # it starts its ranks itself
+    ],
+)
+def test_the_reference_of_a_launcher_that_is_not_known_is_forked(
+    tmp_path: Path, words: list[str], is_forked: bool
+) -> None:
+    driver = _Driver(JudgeOptions(words, mesh="dp=2"), tmp_path, Seconds())
+
+    launch, command = driver._single_launch()
+
+    assert (launch is not None) == is_forked
+    if launch is not None:
+        assert (launch.script, launch.arguments) == ("t.py", ["--steps", "3"])
+    else:
+        assert command == [sys.executable, "t.py", "--steps", "3"]
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,10 @@ class _Driver:
             self.launch = None
         self.is_forked = self.launch is not None
         self.mesh = _mesh_of(options)
+        if not self.is_forked and shutil.which(options.command[0]) is None:
+            raise RunError(
+                f"The command must start a program that is there, got {options.command[0]}."
+            )
         if options.reference is not None:
             mine = {self.folder / "run", self.folder / "report"}
             if options.reference.resolve() in mine:
@@ -165,7 +169,9 @@ class _Driver:
             with self.seconds.measure("imports"):
                 from . import _fork
 
-                _fork.prepare(self.launch.script if self.launch is not None else None)
+                at = _launch.script_at(options.command)
+                script = None if at is None else options.command[at]
+                _fork.prepare(self.launch.script if self.launch is not None else script)
         reference = options.reference
         if reference is None:
             reference = self._make_reference()
@@ -181,7 +187,7 @@ class _Driver:
         self._say("reference: one process ...")
         with self.seconds.measure("reference"):
             self._single([("reference", reference, None)])
-            if self.is_forked:
+            if reference.with_name("reference.logs").exists():
                 from . import _fork
 
                 _fork.learn(reference.with_name("reference.logs"))
@@ -229,7 +235,11 @@ class _Driver:
                 "The single process must be known: no word of the command ends in .py. Give "
                 "--reference-command 'python -m my_training' or --reference BUNDLE."
             )
-        return None, [sys.executable, *self.options.command[at:]]
+        command = [sys.executable, *self.options.command[at:]]
+        # Without a launcher the script starts its ranks itself, and they have to be found.
+        if self.options.execute or at < 2 or _may_have_gpu():
+            return None, command
+        return _launch.Launch("python", 1, command[1], command[2:]), []
 
     # -- processes ---------------------------------------------------------------------------
 
