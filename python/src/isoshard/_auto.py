@@ -57,6 +57,7 @@ class AutoConfig:
     case: str = "training step"
     no_dropout: bool = False
     options_file: str | None = None
+    model_config: str | None = None  # where to write the model's config, as JSON
     overrides: dict[str, Any] = field(default_factory=dict)
 
     def to_text(self) -> str:
@@ -263,6 +264,11 @@ class AutoRecorder:
             "on_last_step": self._on_last_step,
             "on_error": lambda error: self.report(str(error)),
         }
+        if config.model_config is not None:
+            from ._ours import config_of
+
+            text = json.dumps(config_of(unwrapped(module), optimizers), default=str)
+            Path(config.model_config).write_text(text)
         if is_engine(module):
             self.hooks = EngineHooks(self.recorder, module, **kwargs)
         elif self._steps_itself(module):

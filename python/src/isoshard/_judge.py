@@ -28,6 +28,7 @@ from .errors import RecordError, RunError, UsageError
 
 NUM_PERTURBED = 3
 _FIRST_SEED = 1000
+_OURS = "ours"  # in place of a bundle: the program isoshard makes the reference
 _LOG_NAMES = r".*\.log|.*\.stack|modules\.json"
 
 
@@ -155,7 +156,10 @@ class _Driver:
             raise RunError(
                 f"The command must start a program that is there, got {options.command[0]}."
             )
-        if options.reference is not None:
+        self.is_ours = str(options.reference) == _OURS
+        if self.is_ours:
+            _program.find_trainer()
+        elif options.reference is not None:
             mine = {self.folder / "run", self.folder / "report"}
             if options.reference.resolve() in mine:
                 raise UsageError(
@@ -165,7 +169,7 @@ class _Driver:
 
     def run(self) -> int:
         options = self.options
-        if self.is_forked or options.reference is None:
+        if self.is_forked or self.is_ours or options.reference is None:
             with self.seconds.measure("imports"):
                 from . import _fork
 
@@ -175,6 +179,8 @@ class _Driver:
         reference = options.reference
         if reference is None:
             reference = self._make_reference()
+        elif self.is_ours:
+            reference = self._make_ours()
         with self.seconds.measure("run"):
             run = self.folder / "run"
             self._run_as_it_is(run)
@@ -198,6 +204,20 @@ class _Driver:
         with self.seconds.measure("responses"):
             _program.respond(reference, perturbed)
         return reference
+
+    def _make_ours(self) -> Path:
+        from . import _ours
+
+        single = self.folder / "single"
+        self._say("single: one process, for its weights, samples and settings ...")
+        with self.seconds.measure("single"):
+            self._single([("single", single, None)])
+        self._say("reference: the program isoshard trains the same model ...")
+        with self.seconds.measure("reference"):
+            return _ours.make(single, self._config_file(), self.folder / "reference")
+
+    def _config_file(self) -> Path:
+        return self.folder / "config.json"
 
     def _single(self, runs: list[tuple[str, Path, int | None]]) -> None:
         """Runs of one process, as many at a time as there are cores."""
@@ -266,6 +286,7 @@ class _Driver:
             case=self._case(),
             no_dropout=options.no_dropout,
             options_file=options.options_file,
+            model_config=str(self._config_file()) if subject == "single" else None,
             overrides=overrides,
         )
 

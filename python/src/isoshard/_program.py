@@ -9,10 +9,11 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from .errors import RunError
+from .errors import RunError, UsageError
 
 NAME = "isoshard-judge"
 VARIABLE = "ISOSHARD_JUDGE"
+_TRAINER_VARIABLE = "ISOSHARD_PROGRAM"
 
 
 def find() -> Path:
@@ -33,6 +34,18 @@ def find() -> Path:
             f"Build it (./isoshard builds build/bin/{NAME}) and set {VARIABLE} to its path."
         )
     return Path(found)
+
+
+def find_trainer() -> Path:
+    """The program isoshard: as the environment says, or beside isoshard-judge."""
+    given = os.environ.get(_TRAINER_VARIABLE)
+    path = Path(given) if given else find().with_name("isoshard")
+    if not path.is_file():
+        raise UsageError(
+            f"--reference ours needs the program isoshard, got none at {path}. Build it "
+            f"(./isoshard verify does) and set {_TRAINER_VARIABLE} to its path."
+        )
+    return path
 
 
 def call(arguments: Sequence[str], *, capture: bool = False) -> tuple[int, str]:

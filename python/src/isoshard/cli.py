@@ -177,7 +177,7 @@ def _add_judge_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--mesh", help="axes from slow to fast, such as dp=2,tp=2 (default: dp over all ranks)")
     add("--steps", type=int, default=2, help="optimizer steps to record (default 2)")
-    add("--reference", type=Path, help="a recorded bundle to judge against")
+    add("--reference", type=Path, help="a bundle to judge against, or ours: isoshard trains it")
     add("--reference-command", help="the command of the reference (default: one process)")
     add("--output-dir", type=Path, help="keep bundles, logs and report.json here")
     add("--exec", action="store_true", help="run the command untouched, start no ranks by fork")
