@@ -119,6 +119,26 @@ TEST(Diagnosis, AScaleNamesItsFormula) {
       HasSubstr("scale 3 = tp on rank 1, 4"));
 }
 
+TEST(Diagnosis, StagesOfAPipelineStandInNoCompound) {
+  const at::Tensor value = values({4, 6}, 1);
+  const auto scaled = [&](Axis axis, double factor) {
+    const auto gradient = [&](double by) {
+      return [&value, by](Sink& sink, int) {
+        sink.on_record(site(RecordKind::kGrad, "t", layout_of({4, 6})), value * by);
+      };
+    };
+    const Reference r = reference(gradient(1));
+    const Trace trace = run(MeshShape({{axis, 2}}), &r, gradient(factor));
+    JudgePolicy options;
+    options.rtol = 1e-6;
+    return judge(r, trace, options).findings.at(0).diagnosis;
+  };
+
+  EXPECT_THAT(scaled(Axis::kDp, 4), Eq("gradient of t: scale 4 = dp^2"));
+  EXPECT_THAT(scaled(Axis::kPp, 4), Eq("gradient of t: scale 4")) << "rather micro-batches";
+  EXPECT_THAT(scaled(Axis::kPp, 2), Eq("gradient of t: scale 2 = pp"));
+}
+
 TEST(Diagnosis, ARateKnowsNoMesh) {
   const auto body = [](double factor) {
     return Body([=](Sink& sink, int) {

@@ -53,6 +53,9 @@ struct JudgePolicy {
   /// names a parameter has, where that is more than one (tied weights).
   double max_grad_norm = 0;
   std::map<std::string, int, std::less<>> num_names = {};
+  /// Whether activation gradients may differ where all parameters' gradients clear them, as those
+  /// of a framework whose own hooks run behind the recorder's (harness/judge/noted_taps.h).
+  bool taps_may_differ = false;
   /// What each rank must call; empty: nobody says, and collectives are not judged.
   CollectiveTable collectives = {};
 };

@@ -140,7 +140,9 @@ class Runs:
         options = ["--output-dir", kept] if is_first else ["--reference", str(self.reference)]
         return self._judge(self.script, mesh, ranks, *options)
 
-    def faulty(self, planted: Fault, mesh: str, ranks: int) -> tuple[int, str]:
+    def faulty(
+        self, planted: Fault, mesh: str, ranks: int, keep: Path | None = None
+    ) -> tuple[int, str]:
         """The script with a fault, against the reference of the right one."""
         if not self.reference.exists():
             code, text = self.right(mesh, ranks)
@@ -148,7 +150,8 @@ class Runs:
         script = f"faulty_{self.script}"
         whole = (self.folder / self.script).read_text()
         (self.folder / script).write_text(edited(whole, planted.edits))
-        return self._judge(script, mesh, ranks, "--reference", str(self.reference))
+        options = [] if keep is None else ["--output-dir", str(keep)]
+        return self._judge(script, mesh, ranks, "--reference", str(self.reference), *options)
 
     def _judge(self, script: str, mesh: str, ranks: int, *options: str) -> tuple[int, str]:
         torchrun = str(Path(sys.executable).parent / "torchrun")
