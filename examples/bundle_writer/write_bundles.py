@@ -45,7 +45,7 @@ def seal(folder, ranks):
     """Writes manifest.json, with the hash of every other file."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in paths}
-    manifest = {"schema": 2, "run": folder.name, "producer": {"name": "by hand", "version": "1"}}
+    manifest = {"schema": 2, "run": folder.name, "producer": {"name": "example", "version": "1"}}
     manifest |= {"subject": "linear", "case": "two_steps", "steps": list(range(STEPS))}
     manifest |= {"mesh": [{"axis": "dp", "degree": ranks}], "files": files}
     manifest |= {"settings": {"training": TRAINING, "judging": JUDGING}}

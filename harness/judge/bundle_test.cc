@@ -375,6 +375,31 @@ TEST_F(Bundles, MayHaveALossThatIsAPartWhereThatIsAllowed) {
             Status::kDiverges);
 }
 
+TEST_F(Bundles, WithAMaximumOverRanksAreTakenWhereTheTrustedSideSaysSo) {
+  const at::Tensor value = values({4}, 5);
+  const auto largest_of = [&](const Layout& layout, double of_rank_1) {
+    return run(
+        layout.placements.empty() ? MeshShape() : MeshShape({{Axis::kTp, 2}}), nullptr,
+        [=](Sink& sink, int rank) {
+          sink.on_record(site(RecordKind::kActivation, "max", layout),
+                         rank == 0 ? value : value + of_rank_1);
+        },
+        Keep::kEverything);
+  };
+  const Layout maximum = layout_of({4}, {partial(Axis::kTp, Reduction::kMax)});
+  write_bundle(folder_ / "whole", largest_of(layout_of({4}), 0), kWhole);
+  write_bundle(folder_ / "right", largest_of(maximum, -1), kWhole);
+  write_bundle(folder_ / "wrong", largest_of(maximum, 1), kWhole);
+  const BundleRules sums{.partial = {"activation/*"}}, allowed{.partial = {"activation/max=max"}};
+  const auto status = [&](const char* name, const BundleRules& rules) {
+    return compare_bundles(folder_ / "whole", folder_ / name, {}, rules).status;
+  };
+
+  EXPECT_EQ(status("right", allowed), Status::kConforms);
+  EXPECT_EQ(status("wrong", allowed), Status::kDiverges);
+  EXPECT_EQ(status("right", sums), Status::kDiverges) << "a maximum hides copies";
+}
+
 /// A square weight, cut over one of two axes, whose bundle does not say which.
 Trace square(Axis cut, double factor = 1, double offset = 0) {
   const MeshShape mesh({{Axis::kDpShard, 2}, {Axis::kTp, 2}});

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,11 @@ from live_runs import Runs, edited
 
 from isoshard import _bundle, _program
 
-FOLDER = Path(__file__).parents[2] / "fixtures" / "frameworks"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "fixtures" / "frameworks"
+#: Bundles that no framework and no recorder wrote, under this name.
+WRITER = ROOT / "examples" / "bundle_writer" / "write_bundles.py"
+BY_HAND = WRITER.parent.name
 EXPECTED = "expected.json"
 #: What a framework's folder may take.
 LIMIT = 1_000_000
@@ -48,6 +53,16 @@ def record(name: str, case: Case) -> None:
             print(f"{name}: {fault}: exit code {code}: {_last(text)}", flush=True)
             bundles[f"faulty_{fault}"] = kept / "run"
         _replace(FOLDER / name, name, bundles)
+
+
+def record_by_hand() -> None:
+    """The bundles of examples/bundle_writer."""
+    with tempfile.TemporaryDirectory(prefix="isoshard-by-hand-") as temporary:
+        folder = Path(temporary)
+        subprocess.run([sys.executable, str(WRITER), temporary], check=True)
+        _program.respond(folder / "reference", [folder / f"perturbed{i}" for i in (1, 2, 3)])
+        bundles = {name: folder / name for name in ("reference", "right", "faulty_sum")}
+        _replace(FOLDER / BY_HAND, BY_HAND, bundles)
 
 
 def _last(text: str) -> str:
@@ -100,7 +115,7 @@ def _needed(record: dict[str, Any]) -> dict[str, Any]:
     """Without what the safetensors file says, without defaults, and without a box of the whole."""
     zeros = [0] * len(record["global_shape"])
     whole = {"local_offset": zeros, "global_offset": zeros, "size": record["global_shape"]}
-    optional = {"local_shape": record["local_shape"], "dtype": record["dtype"], "call": 0}
+    optional = {"call": 0, **{k: record.get(k) for k in ("local_shape", "dtype")}}
     if record.get("boxes") == [whole] and not record.get("placements"):
         optional["boxes"] = [whole]
     return {k: v for k, v in record.items() if k not in optional or v != optional[k]}
@@ -124,15 +139,19 @@ def size_of(folder: Path) -> int:
 
 def main(words: list[str]) -> None:
     """Records, or judges, the named frameworks, or all of them."""
-    names = [word for word in words if word != "--verdicts"] or list(CASES)
-    unknown = [name for name in names if name not in CASES]
+    known = [*CASES, BY_HAND]
+    names = [word for word in words if word != "--verdicts"] or known
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise SystemExit(f"A name must be one of {', '.join(CASES)}, got {', '.join(unknown)}.")
+        raise SystemExit(f"A name must be one of {', '.join(known)}, got {', '.join(unknown)}.")
     for name in names:
         if "--verdicts" in words:
             print(*verdicts(name), sep="\n")
             continue
-        record(name, CASES[name])
+        if name == BY_HAND:
+            record_by_hand()
+        else:
+            record(name, CASES[name])
         size = size_of(FOLDER / name)
         print(f"{name}: {size} bytes")
         if size > LIMIT:
