@@ -37,7 +37,7 @@ def is_dcp(folder: Path) -> bool:
 
 
 def read(folder: Path, trust_pickle: bool) -> Stored:
-    """All tensors of the folder, put together; values that are not tensors are listed as left out."""
+    """All tensors of the folder, put together; other values are listed as left out."""
     metadata = _pickles.load_metadata(folder / ".metadata", trust_pickle)
     stored = Stored()
     files = _Files(folder, trust_pickle)

@@ -49,7 +49,7 @@ def is_megatron(module: object) -> bool:
 
 
 def is_megatron_optimizer(optimizer: object) -> bool:
-    """Whether this is an optimizer of megatron.core.optimizer (which does not derive from torch.optim.Optimizer)."""
+    """Whether this is an optimizer of megatron.core.optimizer, which are none of torch.optim."""
     return _is_of(optimizer, "MegatronOptimizer")
 
 
