@@ -249,6 +249,25 @@ TEST(Diagnosis, AFactorNextToOneSaysHowFar) {
               HasSubstr("scale 1 - 1e-05"));
 }
 
+TEST(Diagnosis, ALastBitIsNoFactor) {
+  const at::Tensor value = values({4, 6}, 1, at::kDouble);
+  const auto record = [&](double difference) {
+    return [&value, difference](Sink& sink, int) {
+      at::Tensor changed = value.clone();
+      changed.select(0, 0).select(0, 0) += difference;
+      sink.on_record(site(RecordKind::kGrad, "t", layout_of({4, 6})), changed);
+    };
+  };
+  const Reference r = reference(record(0));
+  JudgePolicy options;
+  options.level = Level::kExact;
+
+  const Verdict verdict = judge(r, run(kMesh, &r, record(0x1p-52)), options);
+
+  ASSERT_EQ(verdict.status, Status::kDiverges);
+  EXPECT_THAT(verdict.findings.at(0).diagnosis, Eq(""));
+}
+
 TEST(Diagnosis, AValueOfTheStepBefore) {
   const auto body = [](int second) {
     return Body([=](Sink& sink, int) {
