@@ -3,28 +3,12 @@
 #   cmake -DPROGRAM=ISOSHARD -DJUDGE=ISOSHARD_JUDGE -DWEIGHTS=DIR -DFOLDER=DIR
 #         -P checkpoint_command_test.cmake
 # WEIGHTS is a folder with model.safetensors.
-function(run code pattern)
-  execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output
-    ERROR_VARIABLE output)
-  if(NOT result EQUAL code OR NOT output MATCHES "${pattern}")
-    list(JOIN ARGN " " command)
-    message(FATAL_ERROR
-      "${command}\nmust end with ${code} and say ${pattern}, got ${result}:\n${output}")
-  endif()
-  set(output "${output}" PARENT_SCOPE)
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/run_programs.cmake)
 
 # expect(CODE PATTERN ARGUMENTS...): both programs, with these arguments of compare --checkpoint.
-function(expect code pattern)
-  run(${code} "${pattern}" ${PROGRAM} compare --checkpoint ${ARGN})
-  set(expected "${output}")
-  run(${code} "${pattern}" ${JUDGE} compare --checkpoint ${ARGN})
-  string(REPLACE "isoshard-judge: " "isoshard: " output "${output}")
-  if(NOT output STREQUAL expected)
-    message(FATAL_ERROR
-      "compare --checkpoint ${ARGN}: isoshard says\n${expected}\nand isoshard-judge\n${output}")
-  endif()
-endfunction()
+macro(expect code pattern)
+  expect_same(${code} "${pattern}" --checkpoint ${ARGN})
+endmacro()
 
 file(REMOVE_RECURSE ${FOLDER})
 set(train ${PROGRAM} train --preset small --dtype fp32 --optimizer adamw --steps 1

@@ -2,18 +2,13 @@
 # isoshard judge -- accelerate launch --multi_gpu --num_processes 2 accelerate_loop.py
 import torch
 from accelerate import Accelerator
+from tiny import batches_of, model_of
 from torch.utils.data import DataLoader
-from transformers import AutoConfig, AutoModelForCausalLM
 
 accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-torch.manual_seed(0)
-sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 251}
-heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
-config = AutoConfig.for_model("llama", **sizes, **heads, use_cache=False)
-model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+model = model_of("llama")
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-samples = torch.randint(0, 251, (48, 32), generator=torch.Generator().manual_seed(5))
-loader = DataLoader(samples, batch_size=4 // accelerator.num_processes)
+loader = DataLoader(batches_of(steps=12).flatten(0, 1), batch_size=4 // accelerator.num_processes)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 for ids in loader:
     with accelerator.accumulate(model):

@@ -3,11 +3,6 @@
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
-dist.init_process_group("gloo")
-rank, world_size = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(0)
 
 
 class Mlp(nn.Module):
@@ -21,13 +16,14 @@ class Mlp(nn.Module):
         return self.head(hidden + self.down(torch.relu(self.up(hidden))))
 
 
-model = DistributedDataParallel(Mlp())
+dist.init_process_group("gloo")
+rank, world_size = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(Mlp())
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-data = torch.randint(0, 50, (5, 4, 12), generator=torch.Generator().manual_seed(5))
-for batch in data:
+for batch in torch.randint(0, 50, (5, 4, 12), generator=torch.Generator().manual_seed(5)):
     ids = batch.chunk(world_size)[rank]
-    loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
-    loss.backward()
+    nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()

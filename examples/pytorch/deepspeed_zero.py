@@ -1,23 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # isoshard judge -- deepspeed --num_accelerators 2 deepspeed_zero.py --zero 3
 import argparse
-import os
 
-os.environ["DS_ACCELERATOR"] = "cpu"
-os.environ["LOCAL_SIZE"] = os.environ["WORLD_SIZE"]  # DeepSpeed's launcher on a CPU sets it, too
+import cpu_for_deepspeed  # noqa: F401  (a machine with GPUs needs none)
 import deepspeed
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from tiny import batches_of, model_of
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--zero", type=int, default=3)
-parser.add_argument("--local_rank", type=int)
-options = parser.parse_args()
-torch.manual_seed(0)
-sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 251}
-heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
-config = AutoConfig.for_model("qwen2", **sizes, **heads, use_cache=False)
-model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+options = parser.parse_known_args()[0]  # DeepSpeed's launcher adds --local_rank
 deepspeed.init_distributed("gloo")
 rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
 settings = {
@@ -27,8 +19,9 @@ settings = {
     "zero_optimization": {"stage": options.zero, "stage3_param_persistence_threshold": 1000},
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
 }
+model = model_of("qwen2")
 engine = deepspeed.initialize(model=model, config=settings)[0]
-for batch in torch.randint(0, 251, (6, 4, 32), generator=torch.Generator().manual_seed(5)):
+for batch in batches_of(steps=6):  # two micro-batches a step
     ids = batch.chunk(world_size)[rank]
     engine.backward(engine(input_ids=ids, labels=ids).loss)
     engine.step()

@@ -3,17 +3,14 @@
 import os
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+from tiny import LENGTH, VOCABULARY, model_of
+from transformers import Trainer, TrainingArguments
 
-torch.manual_seed(0)
-sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 251}
-heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
-config = AutoConfig.for_model("qwen2", **sizes, **heads, tie_word_embeddings=True, use_cache=False)
-model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+model = model_of("qwen2", tie_word_embeddings=True)
 
 
 def sample(i):
-    ids = torch.randint(0, 251, (32,), generator=torch.Generator().manual_seed(i))
+    ids = torch.randint(0, VOCABULARY, (LENGTH,), generator=torch.Generator().manual_seed(i))
     return {"input_ids": ids, "labels": ids}
 
 

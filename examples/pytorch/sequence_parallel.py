@@ -13,8 +13,8 @@ mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=(
 torch.manual_seed(0)
 block = lambda: nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
 model = nn.Sequential(nn.Embedding(50, 16), block(), block(), nn.LayerNorm(16), nn.Linear(16, 50))
-rows = {"input_layouts": Replicate(), "output_layouts": Shard(1)}
-plan = {"0": tp.RowwiseParallel(**rows), "3": tp.SequenceParallel()}
+embedding = tp.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
+plan = {"0": embedding, "3": tp.SequenceParallel()}
 plan["4"] = tp.ColwiseParallel(input_layouts=Shard(1), use_local_output=False)
 for i in "12":
     plan[f"{i}.0"] = tp.SequenceParallel()
@@ -28,4 +28,3 @@ for batch in torch.randint(0, 50, (5, 8, 12), generator=torch.Generator().manual
         nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
     optimizer.step()
     optimizer.zero_grad()
-dist.destroy_process_group()

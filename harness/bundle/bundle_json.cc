@@ -68,8 +68,7 @@ RecordKind kind_of(const json& j, const std::filesystem::path& file) {
 json placement_json(const Placement& p) {
   json j = {{"axis", name_of(p.axis)}, {"kind", kPlacementKinds[static_cast<std::size_t>(p.kind)]}};
   if (p.kind == Placement::Kind::kShard) j["dim"] = p.dim;
-  if (p.kind == Placement::Kind::kPartial)
-    j["reduction"] = p.reduction == Reduction::kAvg ? "avg" : "sum";
+  if (p.kind == Placement::Kind::kPartial) j["reduction"] = name_of(p.reduction);
   if (p.kind == Placement::Kind::kOnlyAt) j["coordinate"] = p.coordinate;
   return j;
 }
@@ -89,9 +88,14 @@ Placement placement_of(const json& j, const std::filesystem::path& file) {
     if (p.kind == Placement::Kind::kOnlyAt) p.coordinate = field<int>(j, "coordinate", file);
     if (p.kind == Placement::Kind::kPartial) {
       const auto reduction = field<std::string>(j, "reduction", file);
-      if (reduction != "sum" && reduction != "avg")
-        refuse(file, fmt::format("\"{}\" is no reduction of a partial", reduction));
-      p.reduction = reduction == "avg" ? Reduction::kAvg : Reduction::kSum;
+      constexpr Reduction kPartialReductions[] = {Reduction::kSum, Reduction::kAvg,
+                                                  Reduction::kMax};
+      const auto* const found = std::ranges::find(kPartialReductions, reduction,
+                                                  [](Reduction known) { return name_of(known); });
+      if (found == std::end(kPartialReductions))
+        refuse(file, fmt::format("\"reduction\" of a partial must be sum, avg or max, got \"{}\"",
+                                 printable(reduction)));
+      p.reduction = *found;
     }
     return p;
   }
@@ -156,6 +160,15 @@ std::vector<Placement> placements_of(const json& record, const std::filesystem::
   if (!record.contains("placements")) return placements;
   for (const json& p : field<json>(record, "placements", file))
     placements.push_back(placement_of(p, file));
+  const auto is_partial_by = [](bool is_max) {
+    return [=](const Placement& p) {
+      return p.kind == Placement::Kind::kPartial && (p.reduction == Reduction::kMax) == is_max;
+    };
+  };
+  if (std::ranges::any_of(placements, is_partial_by(true)) &&
+      std::ranges::any_of(placements, is_partial_by(false)))
+    refuse(file,
+           "\"placements\" must be partial by max on all axes or on none, got max beside a sum");
   return placements;
 }
 

@@ -4,10 +4,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
+#include "harness/bundle/setting_names.h"
 
 namespace isoshard {
 namespace {
@@ -18,17 +21,39 @@ using nlohmann::json;
   throw FileError(fmt::format("{}: settings: {}", origin.string(), what));
 }
 
-void flatten(const json& object, const std::string& prefix,
-             std::map<std::string, std::string>& into) {
-  for (const auto& [key, value] : object.items()) {
-    const std::string name = prefix.empty() ? key : prefix + "." + key;
-    if (value.is_object()) {
-      flatten(value, name, into);
-    } else {
-      into[name] = value.dump();
+/// Dotted names in the words of docs/bundle.md, and values as JSON text.
+class Flattened {
+ public:
+  explicit Flattened(const std::filesystem::path& origin) : origin_(origin) {}
+
+  void add(const json& object, const std::string& prefix) {
+    for (const auto& [key, value] : object.items()) {
+      const std::string name = prefix.empty() ? key : prefix + "." + key;
+      if (value.is_object()) {
+        add(value, name);
+      } else if (name == "optimizer.betas" && value.is_array() && value.size() == 2) {
+        set(name, "optimizer.beta1", value.at(0));
+        set(name, "optimizer.beta2", value.at(1));
+      } else {
+        set(name, canonical_setting(name), value);
+      }
     }
   }
-}
+
+  [[nodiscard]] std::map<std::string, std::string> settings() && { return std::move(settings_); }
+
+ private:
+  void set(const std::string& said, const std::string& name, const json& value) {
+    const std::string text = canonical_value(name, value);
+    const auto [found, is_new] = settings_.emplace(name, text);
+    if (!is_new && found->second != text)
+      refuse(origin_, fmt::format("{} must have one value, got {} and {} (as {})", name,
+                                  found->second, text, said));
+  }
+
+  const std::filesystem::path& origin_;
+  std::map<std::string, std::string> settings_;
+};
 
 Dtype dtype_of(const json& value, const std::filesystem::path& origin) {
   if (!value.is_string()) refuse(origin, "coarsest_dtype is no string");
@@ -130,7 +155,11 @@ RunSettings parse_run_settings(std::string_view text, const std::filesystem::pat
     if (parsed.contains(part) && !parsed.at(part).is_object())
       refuse(origin, fmt::format("\"{}\" is no object", part));
   }
-  if (parsed.contains("training")) flatten(parsed.at("training"), "", settings.training);
+  if (parsed.contains("training")) {
+    Flattened training(origin);
+    training.add(parsed.at("training"), "");
+    settings.training = std::move(training).settings();
+  }
   if (parsed.contains("judging")) read_judging(parsed.at("judging"), origin, settings);
   return settings;
 }
@@ -182,25 +211,35 @@ class Origins {
 
 }  // namespace
 
-std::vector<std::string> differing_settings(const RunSettings& reference,
-                                            const RunSettings& actual) {
-  std::vector<std::string> lines;
-  if (reference.training.empty() || actual.training.empty()) return lines;
+SettingDifferences setting_differences(const RunSettings& reference, const RunSettings& actual) {
+  SettingDifferences found;
+  if (reference.training.empty() || actual.training.empty()) return found;
   const Origins origins(reference, actual);
+  const auto add_unshared = [&](const std::string& name, std::string line) {
+    (is_environment_variable(name) ? found.different : found.unshared).push_back(std::move(line));
+  };
   for (const auto& [name, value] : reference.training) {
     if (origins.cover(name)) continue;
-    const auto found = actual.training.find(name);
-    if (found == actual.training.end()) {
-      lines.push_back(fmt::format("{}: reference {}, actual does not say", name, value));
-    } else if (found->second != value) {
-      lines.push_back(fmt::format("{}: reference {}, actual {}", name, value, found->second));
+    const auto other = actual.training.find(name);
+    if (other == actual.training.end()) {
+      add_unshared(name, fmt::format("{}: reference {}, actual does not say", name, value));
+    } else if (other->second != value) {
+      found.different.push_back(
+          fmt::format("{}: reference {}, actual {}", name, value, other->second));
     }
   }
   for (const auto& [name, value] : actual.training) {
     if (!reference.training.contains(name) && !origins.cover(name))
-      lines.push_back(fmt::format("{}: reference does not say, actual {}", name, value));
+      add_unshared(name, fmt::format("{}: reference does not say, actual {}", name, value));
   }
-  return lines;
+  return found;
+}
+
+std::vector<std::string> differing_settings(const RunSettings& reference,
+                                            const RunSettings& actual) {
+  SettingDifferences found = setting_differences(reference, actual);
+  std::ranges::move(found.unshared, std::back_inserter(found.different));
+  return std::move(found.different);
 }
 
 bool is_from_batch_file(const RunSettings& reference, const RunSettings& actual) {

@@ -28,8 +28,8 @@
 namespace isoshard {
 
 struct RunSettings {
-  /// "optimizer.kind" -> "\"adamw\"": dotted names, values as JSON text. Empty: the run does not
-  /// say.
+  /// "optimizer.kind" -> "\"adamw\"": dotted names, values as JSON text, both in one vocabulary
+  /// (harness/bundle/setting_names.h). Empty: the run does not say.
   std::map<std::string, std::string> training;
   std::optional<Dtype> coarsest_dtype;       ///< as JudgePolicy::coarsest
   std::optional<bool> mask_small_gradients;  ///< as JudgePolicy::mask
@@ -49,7 +49,7 @@ struct RunSettings {
 [[nodiscard]] nlohmann::json judging_json(const JudgePolicy& policy);
 
 /// Errors   FileError that starts with `origin`: no JSON object, an unknown key of "judging", a
-///          value of a wrong type or range.
+///          value of a wrong type or range, one training setting under two names with two values.
 [[nodiscard]] RunSettings parse_run_settings(std::string_view json,
                                              const std::filesystem::path& origin);
 
@@ -58,10 +58,21 @@ struct RunSettings {
 /// all of them are there, as numbers.
 [[nodiscard]] std::optional<StepRule> step_rule_of(const RunSettings& settings);
 
-/// One line for each training setting that differs or that only one run has: "optimizer.kind:
-/// reference \"sgd\", actual \"adamw\"". Empty when one of the runs says nothing at all. Where
-/// weights or batches of one run came from a file, which another run may have saved, how the other
-/// run made its own is no difference: weights and ids are recorded, and compared bit by bit.
+/// One line for each training setting that is not the same.
+struct SettingDifferences {
+  std::vector<std::string> different;  ///< "optimizer.kind: reference \"sgd\", actual \"adamw\""
+  /// What only one run says: "steps: reference 1, actual does not say". Environment variables are
+  /// different instead, because one that is not set has a meaning.
+  std::vector<std::string> unshared;
+};
+
+/// Empty when one of the runs says nothing at all. Where weights or batches of one run came from a
+/// file, which another run may have saved, how the other run made its own is no difference: weights
+/// and ids are recorded, and compared bit by bit.
+[[nodiscard]] SettingDifferences setting_differences(const RunSettings& reference,
+                                                     const RunSettings& actual);
+
+/// All lines of setting_differences: for runs of one program, which says all its settings.
 [[nodiscard]] std::vector<std::string> differing_settings(const RunSettings& reference,
                                                           const RunSettings& actual);
 

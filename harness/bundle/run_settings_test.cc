@@ -10,6 +10,7 @@
 namespace isoshard {
 namespace {
 
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -45,9 +46,45 @@ TEST(RunSettings, NameEachDifference) {
               ElementsAre(HasSubstr(R"(optimizer.kind: reference "sgd", actual "adamw")"),
                           HasSubstr("optimizer.momentum: reference 0.9"),
                           HasSubstr("optimizer.eps: reference does not say")));
+  EXPECT_THAT(setting_differences(a, b).different, ElementsAre(HasSubstr("optimizer.kind")));
+  EXPECT_THAT(setting_differences(a, b).unshared,
+              ElementsAre(HasSubstr("optimizer.momentum"), HasSubstr("optimizer.eps")));
   EXPECT_THAT(differing_settings(a, a), IsEmpty());
   EXPECT_THAT(differing_settings(a, parsed("{}")), IsEmpty())
       << "a run that says nothing may be compared with any";
+}
+
+TEST(RunSettings, OfOtherProgramsAreReadInOneVocabulary) {
+  const RunSettings ours = parsed(
+      R"({"training": {"dtype": "fp32", "max_grad_norm": 1, "optimizer": {"kind": "adamw",
+                       "learning_rate": 0.001, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8}}})");
+  const RunSettings theirs = parsed(
+      R"({"training": {"torch_dtype": "torch.float32", "gradient_clipping": 1.0,
+                       "optimizer": {"type": "torch.optim.AdamW", "lr": 1e-3,
+                                     "betas": [0.9, 0.95], "adam_eps": 1e-08}}})");
+
+  EXPECT_THAT(differing_settings(ours, theirs), IsEmpty());
+  EXPECT_THAT(differing_settings(ours, parsed(R"({"training": {"precision": "bfloat16"}})")),
+              Contains(R"(dtype: reference "fp32", actual "bf16")"));
+  EXPECT_THAT(differing_settings(ours, parsed(R"({"training": {"optimizer": {"type": "Adam"}}})")),
+              Contains(R"(optimizer.kind: reference "adamw", actual "adam")"));
+}
+
+TEST(RunSettings, SayEachSettingOnce) {
+  EXPECT_EQ(parsed(R"({"training": {"lr": 0.5, "optimizer": {"learning_rate": 0.5}}})")
+                .training.at("optimizer.learning_rate"),
+            "0.5");
+  EXPECT_THAT([] { (void)parsed(R"({"training": {"lr": 0.5, "optimizer": {"lr": 0.25}}})"); },
+              ThrowsMessage<FileError>(
+                  HasSubstr("optimizer.learning_rate must have one value, got 0.5 and 0.25")));
+}
+
+TEST(RunSettings, AnEnvironmentVariableThatOneRunLacksIsDifferent) {
+  const RunSettings with = parsed(R"({"training": {"dtype": "fp32", "te": {"NVTE_X": "1"}}})");
+  const RunSettings without = parsed(R"({"training": {"dtype": "fp32"}})");
+
+  EXPECT_THAT(setting_differences(with, without).different, ElementsAre(HasSubstr("te.NVTE_X")));
+  EXPECT_THAT(setting_differences(without, with).different, ElementsAre(HasSubstr("te.NVTE_X")));
 }
 
 TEST(RunSettings, OfInputsReadFromAFileDoNotSayHowTheyWereMade) {

@@ -231,6 +231,9 @@ class Diagnosis {
 
   std::optional<double> explained_factor(const Stats& s) const {
     if (s.sum_sq_reference == 0 || s.sum_sq_actual == 0 || s.numel < 2) return std::nullopt;
+    // sums of squares in fp64 do not tell smaller differences from a factor
+    constexpr double kLeast = 0x1p-48;
+    if (s.sum_sq_diff < kLeast * s.sum_sq_reference) return std::nullopt;
     const double factor = s.scale();
     const double residual = std::sqrt(std::max(0.0, s.sum_sq_actual - s.dot * factor));
     const double actual_norm = std::sqrt(s.sum_sq_actual);

@@ -119,6 +119,26 @@ TEST(Diagnosis, AScaleNamesItsFormula) {
       HasSubstr("scale 3 = tp on rank 1, 4"));
 }
 
+TEST(Diagnosis, StagesOfAPipelineStandInNoCompound) {
+  const at::Tensor value = values({4, 6}, 1);
+  const auto scaled = [&](Axis axis, double factor) {
+    const auto gradient = [&](double by) {
+      return [&value, by](Sink& sink, int) {
+        sink.on_record(site(RecordKind::kGrad, "t", layout_of({4, 6})), value * by);
+      };
+    };
+    const Reference r = reference(gradient(1));
+    const Trace trace = run(MeshShape({{axis, 2}}), &r, gradient(factor));
+    JudgePolicy options;
+    options.rtol = 1e-6;
+    return judge(r, trace, options).findings.at(0).diagnosis;
+  };
+
+  EXPECT_THAT(scaled(Axis::kDp, 4), Eq("gradient of t: scale 4 = dp^2"));
+  EXPECT_THAT(scaled(Axis::kPp, 4), Eq("gradient of t: scale 4")) << "rather micro-batches";
+  EXPECT_THAT(scaled(Axis::kPp, 2), Eq("gradient of t: scale 2 = pp"));
+}
+
 TEST(Diagnosis, ARateKnowsNoMesh) {
   const auto body = [](double factor) {
     return Body([=](Sink& sink, int) {
@@ -227,6 +247,25 @@ TEST(Diagnosis, AFactorNextToOneSaysHowFar) {
               HasSubstr("scale 1 + 1e-05"));
   EXPECT_THAT(diagnosis_of(value, [](at::Tensor v, int, int) { return v * (1 - 1e-5); }),
               HasSubstr("scale 1 - 1e-05"));
+}
+
+TEST(Diagnosis, ALastBitIsNoFactor) {
+  const at::Tensor value = values({4, 6}, 1, at::kDouble);
+  const auto record = [&](double difference) {
+    return [&value, difference](Sink& sink, int) {
+      at::Tensor changed = value.clone();
+      changed.select(0, 0).select(0, 0) += difference;
+      sink.on_record(site(RecordKind::kGrad, "t", layout_of({4, 6})), changed);
+    };
+  };
+  const Reference r = reference(record(0));
+  JudgePolicy options;
+  options.level = Level::kExact;
+
+  const Verdict verdict = judge(r, run(kMesh, &r, record(0x1p-52)), options);
+
+  ASSERT_EQ(verdict.status, Status::kDiverges);
+  EXPECT_THAT(verdict.findings.at(0).diagnosis, Eq(""));
 }
 
 TEST(Diagnosis, AValueOfTheStepBefore) {

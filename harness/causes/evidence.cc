@@ -41,7 +41,10 @@ std::vector<Formula> plain_numbers(const Evidence& e) {
   return numbers;
 }
 
-std::vector<Formula> compound_numbers(const std::vector<Formula>& numbers) {
+/// Stages of a pipeline share nothing that could be counted once for each pair of them, so pp
+/// stands in no compound: 4 over two stages is rather a number of micro-batches.
+std::vector<Formula> compound_numbers(std::vector<Formula> numbers) {
+  std::erase_if(numbers, [](const Formula& number) { return number.words == name_of(Axis::kPp); });
   std::vector<Formula> formulas;
   for (const auto& [d, name] : numbers) {
     formulas.push_back({(d - 1) / d, fmt::format("({0}-1)/{0}", name)});

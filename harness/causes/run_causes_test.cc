@@ -391,6 +391,11 @@ TEST(RunCauses, RowsOfTheBatchsIdsAloneAreTheInputSide) {
   EXPECT_THAT(diagnosis_of(run_with(value), run_with(rows({1, 2, 3}))),
               Not(HasSubstr("input side")))
       << "3 is no id of the batch";
+  const at::Tensor untied = rows({1, 2, 4});
+  EXPECT_THAT(
+      diagnosis_of(run_with(untied), run_with(rows({1, 4}))),
+      HasSubstr("gradients of some samples are missing (rows of 1 of the 3 ids in input_ids"))
+      << "the right gradient has no other rows";
   EXPECT_THAT(diagnosis_of(run_with(value), run_with(values({6, 4}, 3))),
               Not(HasSubstr("input side")));
 }

@@ -260,30 +260,31 @@ std::string not_slices(const Evidence& e) {
                      e.coordinates_in_words(right, *axis));
 }
 
-/// The name of the step's first integer record whose distinct values in the view's rows hold all of
-/// `rows`; empty if none does.
-std::string ids_that_hold(const Evidence& e, const View& view, const std::set<std::int64_t>& rows) {
+/// A step's integer record, and its distinct values among the view's rows.
+struct Ids {
+  std::string name;
+  std::set<std::int64_t> values;
+};
+
+/// The step's first integer record whose distinct values in the view's rows hold all of `rows`;
+/// none if none does.
+std::optional<Ids> ids_that_hold(const Evidence& e, const View& view,
+                                 const std::set<std::int64_t>& rows) {
   const std::int64_t begin = view.box.global_offset[0], end = begin + view.box.size[0];
-  std::map<std::string, std::set<std::int64_t>> ids;
-  std::vector<std::string> names;
+  std::vector<Ids> found;
   for (const Record& record : e.reference.trace().ranks.at(0).records) {
     if (record.key.kind != RecordKind::kDataId || record.key.step != e.wanted.key.step) continue;
-    if (!ids.contains(record.key.name)) names.push_back(record.key.name);
+    auto own = std::ranges::find(found, record.key.name, &Ids::name);
+    if (own == found.end()) own = found.insert(found.end(), {record.key.name, {}});
     const Values all = e.reference_value(record.key);
-    std::set<std::int64_t>& own = ids[record.key.name];
     for (const double value : all.flat()) {
       const auto id = static_cast<std::int64_t>(value);
-      if (id >= begin && id < end) own.insert(id);
+      if (id >= begin && id < end) own->values.insert(id);
     }
   }
-  for (const std::string& name : names) {
-    const auto& set = ids.at(name);
-    // Not every id need have a gradient: the last token of a sequence predicts nothing.
-    if (std::includes(set.begin(), set.end(), rows.begin(), rows.end()) &&
-        2 * rows.size() >= set.size())
-      return name;
-  }
-  return "";
+  const auto holds = std::ranges::find_if(
+      found, [&](const Ids& ids) { return std::ranges::includes(ids.values, rows); });
+  return holds == found.end() ? std::nullopt : std::optional(*holds);
 }
 
 }  // namespace
@@ -311,21 +312,29 @@ std::string cause_in_rows(const Evidence& e) {
   const auto has_numbers = [](const Values& matrix, std::int64_t row) {
     return matrix.narrow(0, row, 1).any([](double value) { return value != 0; });
   };
-  std::set<std::int64_t> rows;
-  std::int64_t missing = 0;
+  std::set<std::int64_t> rows, missing;
   for (std::int64_t row = 0; row < bad->actual.size(0); ++row) {
+    const std::int64_t id = row + bad->box.global_offset[0];
     if (has_numbers(bad->actual, row)) {
-      rows.insert(row + bad->box.global_offset[0]);
+      rows.insert(id);
     } else if (has_numbers(bad->expected, row)) {
-      ++missing;
+      missing.insert(id);
     }
   }
-  if (missing == 0 || rows.empty()) return "";
-  if (const std::string name = ids_that_hold(e, *bad, rows); !name.empty()) {
+  if (missing.empty() || rows.empty()) return "";
+  const std::optional<Ids> ids = ids_that_hold(e, *bad, rows);
+  if (!ids.has_value()) return "";
+  const auto lost =
+      std::ranges::count_if(missing, [&](std::int64_t id) { return ids->values.contains(id); });
+  if (lost == std::ssize(missing))
     return fmt::format(
-        "only the input side is present (rows of the ids in {}; {} other rows are 0)", name,
-        missing);
-  }
+        "gradients of some samples are missing (rows of {} of the {} ids in {} are 0)", lost,
+        ids->values.size(), ids->name);
+  // Not every id need have a gradient: the last token of a sequence predicts nothing.
+  if (2 * rows.size() >= ids->values.size())
+    return fmt::format(
+        "only the input side is present (rows of the ids in {}; {} other rows are 0)", ids->name,
+        missing.size());
   return "";
 }
 

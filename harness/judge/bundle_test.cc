@@ -375,6 +375,31 @@ TEST_F(Bundles, MayHaveALossThatIsAPartWhereThatIsAllowed) {
             Status::kDiverges);
 }
 
+TEST_F(Bundles, WithAMaximumOverRanksAreTakenWhereTheTrustedSideSaysSo) {
+  const at::Tensor value = values({4}, 5);
+  const auto largest_of = [&](const Layout& layout, double of_rank_1) {
+    return run(
+        layout.placements.empty() ? MeshShape() : MeshShape({{Axis::kTp, 2}}), nullptr,
+        [=](Sink& sink, int rank) {
+          sink.on_record(site(RecordKind::kActivation, "max", layout),
+                         rank == 0 ? value : value + of_rank_1);
+        },
+        Keep::kEverything);
+  };
+  const Layout maximum = layout_of({4}, {partial(Axis::kTp, Reduction::kMax)});
+  write_bundle(folder_ / "whole", largest_of(layout_of({4}), 0), kWhole);
+  write_bundle(folder_ / "right", largest_of(maximum, -1), kWhole);
+  write_bundle(folder_ / "wrong", largest_of(maximum, 1), kWhole);
+  const BundleRules sums{.partial = {"activation/*"}}, allowed{.partial = {"activation/max=max"}};
+  const auto status = [&](const char* name, const BundleRules& rules) {
+    return compare_bundles(folder_ / "whole", folder_ / name, {}, rules).status;
+  };
+
+  EXPECT_EQ(status("right", allowed), Status::kConforms);
+  EXPECT_EQ(status("wrong", allowed), Status::kDiverges);
+  EXPECT_EQ(status("right", sums), Status::kDiverges) << "a maximum hides copies";
+}
+
 /// A square weight, cut over one of two axes, whose bundle does not say which.
 Trace square(Axis cut, double factor = 1, double offset = 0) {
   const MeshShape mesh({{Axis::kDpShard, 2}, {Axis::kTp, 2}});
@@ -388,14 +413,57 @@ Trace square(Axis cut, double factor = 1, double offset = 0) {
       Keep::kEverything);
 }
 
-TEST_F(Bundles, WithAnInferredLayoutTakeTheReadingThatFitsOrAreRefused) {
-  const auto leave_open = [&](const char* name) {
-    bundle_edit::edit_records(folder_ / name, [](int, const std::string&, nlohmann::json& record) {
-      for (const char* field : {"global_shape", "placements"}) record.erase(field);
-      record["layout"] = "infer";
-    });
-    bundle_edit::seal(folder_ / name);
+/// Makes all records of a bundle leave their layout to the judge.
+void leave_layouts_open(const std::filesystem::path& bundle) {
+  bundle_edit::edit_records(bundle, [](int, const std::string&, nlohmann::json& record) {
+    for (const char* field : {"global_shape", "placements", "boxes", "flat"}) record.erase(field);
+    record["layout"] = "infer";
+  });
+  bundle_edit::seal(bundle);
+}
+
+TEST_F(Bundles, WithCopiedHeadsAreInferredByNeighboursOrByTurns) {
+  const MeshShape mesh({{Axis::kTp, 4}});
+  const at::Tensor heads = values({6, 3}, 7);  // two heads of three rows
+  const auto held = [&](const std::vector<int>& part_of_rank, double factor_on_rank_2) {
+    return run(
+        mesh, nullptr,
+        [=](Sink& sink, int rank) {
+          const int part = part_of_rank[static_cast<std::size_t>(rank)];
+          Layout layout = layout_of({6, 3});
+          layout.explicit_parts = true;
+          layout.boxes = {{{0, 0}, {3 * part, 0}, {3, 3}}};
+          sink.on_record(site(RecordKind::kParam, "k", layout),
+                         heads.narrow(0, 3 * part, 3) * (rank == 2 ? factor_on_rank_2 : 1));
+        },
+        Keep::kEverything);
   };
+  write_bundle(folder_ / "whole",
+               run(
+                   MeshShape(), nullptr,
+                   [=](Sink& sink, int) {
+                     sink.on_record(site(RecordKind::kParam, "k", layout_of({6, 3})), heads);
+                   },
+                   Keep::kEverything),
+               kWhole);
+  for (const std::vector<int>& parts : {std::vector{0, 0, 1, 1}, std::vector{0, 1, 0, 1}}) {
+    write_bundle(folder_ / "right", held(parts, 1), kWhole);
+    write_bundle(folder_ / "wrong", held(parts, 1.01), kWhole);
+    leave_layouts_open(folder_ / "right");
+    leave_layouts_open(folder_ / "wrong");
+
+    EXPECT_EQ(compare_bundles(folder_ / "whole", folder_ / "right", {}).status, Status::kConforms);
+    const Verdict wrong = compare_bundles(folder_ / "whole", folder_ / "wrong", {});
+    EXPECT_EQ(wrong.status, Status::kDiverges) << wrong.reason;
+    EXPECT_THAT(wrong.findings.at(0).ranks, testing::ElementsAre(2));
+  }
+  write_bundle(folder_ / "other", held({0, 0, 0, 1}, 1), kWhole);
+  leave_layouts_open(folder_ / "other");
+  EXPECT_EQ(compare_bundles(folder_ / "whole", folder_ / "other", {}).status, Status::kDiverges)
+      << "no such reading: a wrong one can only alarm";
+}
+
+TEST_F(Bundles, WithAnInferredLayoutTakeTheReadingThatFitsOrAreRefused) {
   const auto whole = [&](bool is_zero) {
     return run(
         MeshShape(), nullptr,
@@ -409,14 +477,14 @@ TEST_F(Bundles, WithAnInferredLayoutTakeTheReadingThatFitsOrAreRefused) {
   write_bundle(folder_ / "zero", whole(true), kWhole);
   for (const Axis axis : {Axis::kDpShard, Axis::kTp}) {
     write_bundle(folder_ / "open", square(axis), kWhole);
-    leave_open("open");
+    leave_layouts_open(folder_ / "open");
     const Verdict verdict = compare_bundles(folder_ / "whole", folder_ / "open", {});
     EXPECT_EQ(verdict.status, Status::kConforms) << name_of(axis) << verdict.reason;
   }
   write_bundle(folder_ / "wrong", square(Axis::kTp, 1.01), kWhole);
-  leave_open("wrong");
+  leave_layouts_open(folder_ / "wrong");
   write_bundle(folder_ / "nothing", square(Axis::kTp, 0, 1), kWhole);
-  leave_open("nothing");
+  leave_layouts_open(folder_ / "nothing");
 
   EXPECT_EQ(compare_bundles(folder_ / "whole", folder_ / "wrong", {}).status, Status::kDiverges);
   EXPECT_THAT([&] { (void)compare_bundles(folder_ / "zero", folder_ / "nothing", {}); },

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -87,6 +88,11 @@ JudgePolicy policy_of(const SavedRun& trusted, const Reference& reference, const
   return policy;
 }
 
+/// Whether another program than ours wrote a bundle, and says which.
+bool is_foreign(const Bundle& bundle) {
+  return !bundle.producer.empty() && !bundle.producer.starts_with("isoshard ");
+}
+
 /// Notes about settings; refuses what is not allowed.
 std::vector<std::string> check_settings(const SavedRun& trusted, const SavedRun& judged,
                                         DifferentSettings different) {
@@ -104,7 +110,13 @@ std::vector<std::string> check_settings(const SavedRun& trusted, const SavedRun&
                     "--allow-different-settings allows",
                     saved == &trusted ? "trusted" : "judged"));
   }
-  const std::vector<std::string> lines = differing_settings(trusted.settings, judged.settings);
+  auto [lines, unshared] = setting_differences(trusted.settings, judged.settings);
+  if (!is_foreign(trusted.bundle) && !is_foreign(judged.bundle)) {
+    std::ranges::move(unshared, std::back_inserter(lines));
+  } else if (!unshared.empty()) {
+    notes.push_back(fmt::format("training settings that only one run says were not compared: {}",
+                                fmt::join(unshared, "; ")));
+  }
   if (lines.empty()) return notes;
   if (!is_allowed)
     throw UsageError(fmt::format(
@@ -181,7 +193,7 @@ std::set<RecordKey> left_out(const SavedRun& trusted, const SavedRun& judged,
 
 /// Who wrote a bundle, if it was no program of ours.
 void add_producer(const Bundle& bundle, std::string_view whose, std::vector<std::string>& notes) {
-  if (bundle.producer.empty() || bundle.producer.starts_with("isoshard ")) return;
+  if (!is_foreign(bundle)) return;
   std::string text = fmt::format("the {} run was recorded by {}", whose, bundle.producer);
   for (const auto& [name, version] : bundle.versions) text += fmt::format(", {} {}", name, version);
   notes.push_back(std::move(text));
@@ -289,6 +301,8 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
   check_masks(trusted);
   const Reference reference = with_responses(reference_of(trusted), trusted);
   policy = policy_of(trusted, reference, judged.bundle.trace.mesh, rules, std::move(policy));
+  // Our own recorder stands behind all that a subject does to a gradient.
+  policy.taps_may_differ = is_foreign(trusted.bundle) && is_foreign(judged.bundle);
   hold_to_calls(trusted, judged.bundle.trace, policy, notes);
   infer_layouts(judged.bundle, reference, policy, judged.manifest);
   require_honest_layouts(judged.bundle.trace, rules.not_recorded, judged.manifest);

@@ -18,8 +18,22 @@
 namespace isoshard {
 namespace {
 
-/// What each axis of the mesh does, in the mesh's order: the dim that it cuts, or -1 for copies.
-using Reading = std::vector<int>;
+/// Which part of a dim a rank holds. Where an axis has more ranks than the dim has parts, such as
+/// four ranks for two heads of keys and values, several ranks hold the same one.
+enum class Parts : std::uint8_t {
+  kOwn,         ///< each rank another
+  kNeighbours,  ///< ranks 0 and 1 hold part 0, ranks 2 and 3 part 1
+  kTurns,       ///< ranks 0 and 2 hold part 0, ranks 1 and 3 part 1
+};
+
+/// What an axis of the mesh does: the dim that it cuts, or -1 for copies.
+struct Cut {
+  int dim = -1;
+  Parts parts = Parts::kOwn;
+};
+
+/// Of each axis, in the mesh's order.
+using Reading = std::vector<Cut>;
 
 /// One rank's record of a tensor.
 struct Part {
@@ -77,8 +91,11 @@ class Inference {
       for (const Reading& reading : readings) {
         const bool may_cut = axis.degree > 1 && !is_held_at_one(axis.axis);
         for (int dim = -1; dim < (may_cut ? dims : 0); ++dim) {
-          longer.push_back(reading);
-          longer.back().push_back(dim);
+          for (const Parts parts : {Parts::kOwn, Parts::kNeighbours, Parts::kTurns}) {
+            if (dim < 0 && parts != Parts::kOwn) continue;
+            longer.push_back(reading);
+            longer.back().push_back({dim, parts});
+          }
         }
       }
       readings = std::move(longer);
@@ -95,8 +112,10 @@ class Inference {
   std::string words_of(const Reading& reading) const {
     std::vector<std::string> words;
     for (std::size_t i = 0; i < reading.size(); ++i) {
-      if (reading[i] >= 0)
-        words.push_back(fmt::format("{}:shard({})", name_of(mesh_.axes()[i].axis), reading[i]));
+      if (reading[i].dim < 0) continue;
+      constexpr std::string_view kHow[] = {"", ", neighbours alike", ", in turns"};
+      words.push_back(fmt::format("{}:shard({}{})", name_of(mesh_.axes()[i].axis), reading[i].dim,
+                                  kHow[static_cast<std::size_t>(reading[i].parts)]));
     }
     return words.empty() ? "replicated" : fmt::format("{}", fmt::join(words, " "));
   }
@@ -129,9 +148,10 @@ class Inference {
     if (own.size() != whole.size()) return std::nullopt;
     Box box{Shape(whole.size(), 0), Shape(whole.size(), 0), own};
     for (std::size_t d = 0; d < whole.size(); ++d) {
-      std::vector<Axis> cutting;
+      std::vector<Cutting> cutting;
       for (std::size_t i = 0; i < reading.size(); ++i) {
-        if (reading[i] == static_cast<int>(d)) cutting.push_back(mesh_.axes()[i].axis);
+        if (reading[i].dim == static_cast<int>(d))
+          cutting.push_back({mesh_.axes()[i].axis, reading[i].parts});
       }
       const std::optional<std::int64_t> offset = offset_of(cutting, d, rank);
       if (!offset.has_value()) return std::nullopt;
@@ -140,29 +160,47 @@ class Inference {
     return box;
   }
 
+  /// An axis that cuts a dim, and which parts its ranks hold.
+  struct Cutting {
+    Axis axis;
+    Parts parts;
+  };
+
   /// Where the rank's part of dim d begins; none if the sizes do not add up to the whole.
-  std::optional<std::int64_t> offset_of(const std::vector<Axis>& cutting, std::size_t d,
+  std::optional<std::int64_t> offset_of(const std::vector<Cutting>& cutting, std::size_t d,
                                         int rank) const {
     const std::int64_t whole = wanted_.layout.global_shape[d], own = local_.at(rank)[d];
     if (cutting.empty()) return own == whole ? std::optional<std::int64_t>(0) : std::nullopt;
-    if (cutting.size() == 1) {
-      std::int64_t before = 0, sum = 0;
-      for (const int other : mesh_.group_of(rank, cutting[0])) {
-        const auto found = local_.find(other);
-        if (found == local_.end() || found->second.size() <= d) return std::nullopt;
-        if (mesh_.coordinate(other, cutting[0]) < mesh_.coordinate(rank, cutting[0]))
-          before += found->second[d];
-        sum += found->second[d];
-      }
-      return sum == whole ? std::optional(before) : std::nullopt;
-    }
+    if (cutting.size() == 1 && cutting[0].parts == Parts::kOwn)
+      return offset_among(cutting[0].axis, d, rank);
     std::int64_t size = whole, offset = 0;
-    for (const Axis axis : cutting) {
-      if (size % mesh_.degree(axis) != 0) return std::nullopt;
-      size /= mesh_.degree(axis);
-      offset += size * mesh_.coordinate(rank, axis);
+    for (const auto& [axis, parts] : cutting) {
+      const std::int64_t degree = mesh_.degree(axis), coordinate = mesh_.coordinate(rank, axis);
+      std::int64_t number = degree;  // of different parts
+      if (parts != Parts::kOwn) {
+        // one axis alone has copies: with two, nothing says how many parts each makes
+        if (cutting.size() > 1 || own == 0 || whole % own != 0) return std::nullopt;
+        number = whole / own;
+        if (number < 2 || number == degree || degree % number != 0) return std::nullopt;
+      }
+      if (size % number != 0) return std::nullopt;
+      size /= number;
+      offset +=
+          size * (parts == Parts::kTurns ? coordinate % number : coordinate / (degree / number));
     }
     return size == own ? std::optional(offset) : std::nullopt;
+  }
+
+  /// Of parts of any sizes along one axis, in rank order.
+  std::optional<std::int64_t> offset_among(Axis axis, std::size_t d, int rank) const {
+    std::int64_t before = 0, sum = 0;
+    for (const int other : mesh_.group_of(rank, axis)) {
+      const auto found = local_.find(other);
+      if (found == local_.end() || found->second.size() <= d) return std::nullopt;
+      if (mesh_.coordinate(other, axis) < mesh_.coordinate(rank, axis)) before += found->second[d];
+      sum += found->second[d];
+    }
+    return sum == wanted_.layout.global_shape[d] ? std::optional(before) : std::nullopt;
   }
 
   /// Sum of squares of the differences, over all ranks; copies count as often as they are held.

@@ -14,6 +14,7 @@
 #include "harness/causes/diagnosis.h"
 #include "harness/judge/first_cause.h"
 #include "harness/judge/judge.h"
+#include "harness/judge/noted_taps.h"
 #include "harness/judge/own_records.h"
 #include "harness/trace/clipped.h"
 #include "harness/trace/collective_calls.h"
@@ -96,6 +97,8 @@ class Judge {
       }
     }
     judge_own();
+    sort_findings();
+    note_taps();
     verdict_.weak = std::count_if(verdict_.tensors.begin(), verdict_.tensors.end(),
                                   [](const auto& t) { return !t.weakness.empty(); });
     verdict_.judged = judged_share_of(verdict_.tensors);
@@ -266,6 +269,17 @@ class Judge {
     }
   }
 
+  /// What differs in a foreign run's activation gradients alone may say where they were recorded.
+  void note_taps() {
+    if (!options_.taps_may_differ || !not_judged_.empty()) return;
+    std::vector<const Finding*> findings;
+    for (const Ordered& ordered : findings_) findings.push_back(&ordered.finding);
+    std::string note = detail::note_on_taps(reference_, verdict_.tensors, findings);
+    if (note.empty()) return;
+    verdict_.notes.push_back(std::move(note));
+    findings_.clear();
+  }
+
   /// A published bound is looser than any tolerance: where it alone is broken, the tolerance was
   /// too wide.
   void check_published() {
@@ -398,7 +412,7 @@ class Judge {
     }
     double worst = 0;
     for (const TensorComparison& t : verdict_.tensors) {
-      if (t.level != Level::kExact && !t.insensitive && t.allowed_relative_error > 0)
+      if (t.within && t.level != Level::kExact && !t.insensitive && t.allowed_relative_error > 0)
         worst = std::max(worst, t.stats.relative_error() / t.allowed_relative_error);
     }
     verdict_.reason =

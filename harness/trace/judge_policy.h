@@ -45,7 +45,7 @@ struct JudgePolicy {
   /// may have a scale in any case.
   std::optional<double> grad_scale = {};
   /// Which records may be partial sums, as patterns (matches_any). None: activations and their
-  /// gradients may. A rank's own summands, activations "X.partial", always may.
+  /// gradients may. "KIND/NAME=max" allows the largest of the ranks' values. A rank's own summands, activations "X.partial", always may.
   std::optional<std::vector<std::string>> partial = {};
   /// Records that need not be there, as patterns: one that no rank has is listed instead of missed.
   std::vector<std::string> not_recorded = {};
@@ -53,6 +53,9 @@ struct JudgePolicy {
   /// names a parameter has, where that is more than one (tied weights).
   double max_grad_norm = 0;
   std::map<std::string, int, std::less<>> num_names = {};
+  /// Whether activation gradients may differ where all parameters' gradients clear them, as those
+  /// of a framework whose own hooks run behind the recorder's (harness/judge/noted_taps.h).
+  bool taps_may_differ = false;
   /// What each rank must call; empty: nobody says, and collectives are not judged.
   CollectiveTable collectives = {};
 };

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 #include <tuple>
@@ -38,14 +39,26 @@ double partial_divisor(const Layout& layout, const MeshShape& mesh) {
   return divisor;
 }
 
+/// Whether the value is the largest of the ranks' values.
+bool is_maximum(const Layout& layout) {
+  return std::ranges::any_of(layout.placements, [](const Placement& placement) {
+    return placement.kind == Placement::Kind::kPartial && placement.reduction == Reduction::kMax;
+  });
+}
+
 class Assembly {
  public:
   Assembly(const MeshShape& mesh, const Record& first)
       : mesh_(mesh),
         first_(first),
         in_fp64_(is_partial(first.layout) || first.grad_scale != 1.0),
+        is_maximum_(is_maximum(first.layout)),
         dtype_(in_fp64_ ? Dtype::kFloat64 : first.dtype),
-        global_(static_cast<std::size_t>(numel_of(first.layout.global_shape)) * size_of(dtype_)) {}
+        global_(static_cast<std::size_t>(numel_of(first.layout.global_shape)) * size_of(dtype_)) {
+    if (!is_maximum_) return;
+    auto* const numbers = reinterpret_cast<double*>(global_.data());
+    std::fill_n(numbers, global_.size() / sizeof(double), -HUGE_VAL);
+  }
 
   void add(const RankTrace& rank, const Record& record) {
     if (record.layout.global_shape != first_.layout.global_shape || record.dtype != first_.dtype) {
@@ -105,18 +118,26 @@ class Assembly {
   }
 
  private:
-  /// Of a partial sum in fp64.
+  /// Of a partial sum or maximum in fp64; NaNs stay.
   void add_part(const PartStats& part, const Record& record, const std::byte* bytes) {
     const auto* const from = reinterpret_cast<const double*>(bytes);
     auto* const to = reinterpret_cast<double*>(global_.data());
     for_each_run(part, record, [&](std::int64_t position, std::int64_t done, std::int64_t count) {
-      for (std::int64_t i = 0; i < count; ++i) to[position + i] += from[done + i];
+      for (std::int64_t i = 0; i < count; ++i) {
+        double &whole = to[position + i], own = from[done + i];
+        if (!is_maximum_) {
+          whole += own;
+        } else if (!(own <= whole) && !std::isnan(whole)) {
+          whole = own;
+        }
+      }
     });
   }
 
   const MeshShape& mesh_;
   const Record& first_;
   bool in_fp64_;
+  bool is_maximum_;
   Dtype dtype_;  ///< of global_
   bool any_flat_ = false, any_box_ = false;
   std::vector<std::byte> global_;

@@ -302,6 +302,25 @@ TEST(TraceAssemble, AddsPartialsOnceForEachReplica) {
       at::equal(tensor_of(trace.assemble({0, RecordKind::kGrad, "avg", 0})), at::full({3}, 2.0)));
 }
 
+TEST(TraceAssemble, TakesTheLargestOfPartialMaxima) {
+  const Trace trace = run(
+      kDp2Tp3, nullptr,
+      [&](Sink& sink, int rank) {
+        const Layout layout = layout_of({3}, {partial(Axis::kTp, Reduction::kMax)});
+        sink.on_record(site(RecordKind::kActivation, "max", layout),
+                       at::full({3}, -1.0 - rank % 3));
+        sink.on_record(site(RecordKind::kActivation, "nan", layout),
+                       at::full({3}, rank % 3 == 1 ? NAN : 1.0));
+      },
+      Keep::kEverything);
+
+  EXPECT_TRUE(at::equal(tensor_of(trace.assemble({0, RecordKind::kActivation, "max", 0})),
+                        at::full({3}, -1.0)));
+  EXPECT_TRUE(at::isnan(tensor_of(trace.assemble({0, RecordKind::kActivation, "nan", 0})))
+                  .all()
+                  .item<bool>());
+}
+
 TEST(TraceAssemble, FlatRangesAndPaddingAndGradScale) {
   const at::Tensor whole = values({7}, 2);
   const MeshShape dp2({{Axis::kDp, 2}});

@@ -140,15 +140,28 @@ class Runs:
         options = ["--output-dir", kept] if is_first else ["--reference", str(self.reference)]
         return self._judge(self.script, mesh, ranks, *options)
 
-    def faulty(self, planted: Fault, mesh: str, ranks: int) -> tuple[int, str]:
+    def faulty(
+        self, planted: Fault, mesh: str, ranks: int, keep: Path | None = None
+    ) -> tuple[int, str]:
         """The script with a fault, against the reference of the right one."""
         if not self.reference.exists():
-            code, text = self.right(mesh, ranks)
-            assert code == 0, text
+            self.conforms(mesh, ranks)
         script = f"faulty_{self.script}"
         whole = (self.folder / self.script).read_text()
         (self.folder / script).write_text(edited(whole, planted.edits))
-        return self._judge(script, mesh, ranks, "--reference", str(self.reference))
+        options = [] if keep is None else ["--output-dir", str(keep)]
+        return self._judge(script, mesh, ranks, "--reference", str(self.reference), *options)
+
+    def conforms(self, mesh: str, ranks: int) -> None:
+        """The script as it is conforms."""
+        code, text = self.right(mesh, ranks)
+        assert code == 0, text
+
+    def finds(self, planted: Fault, mesh: str, ranks: int) -> None:
+        """The verdict on the script with a fault has its exit code and says its words."""
+        code, text = self.faulty(planted, mesh, ranks)
+        assert code == planted.code, text
+        assert planted.words in text, text
 
     def _judge(self, script: str, mesh: str, ranks: int, *options: str) -> tuple[int, str]:
         torchrun = str(Path(sys.executable).parent / "torchrun")

@@ -4,41 +4,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
+from live_models import LIVE, Blocks, Check, adamw, conforms, ids_of
 from torch import nn
 
-from isoshard import Divergence, Report
+from isoshard import Divergence
 
-pytestmark = [pytest.mark.live, pytest.mark.usefixtures("judge_program")]
-IDS = torch.randint(0, 50, (8, 6), generator=torch.Generator().manual_seed(1))
-Check = Callable[..., Report]
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
-        self.scale = 1.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.scale * self.down(nn.functional.gelu(self.up(self.norm(x))))
+pytestmark = LIVE
+IDS = ids_of(8, 6)
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(50, 8), nn.Linear(8, 50)
-        self.layers = nn.ModuleList([Block(), Block()])
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.embed(ids)
-        for layer in self.layers:
-            x = layer(x)
-        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
+def build() -> nn.Module:
+    return Blocks(8, 16)
 
 
 def compiled(
@@ -70,23 +50,12 @@ def compiled(
     return model
 
 
-def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=1e-3)
-
-
 @pytest.mark.parametrize("how", ["in place", "wrapped"])
 @pytest.mark.parametrize("data", ["ddp", "fsdp2"])
 def test_compiled_blocks_conform(isoshard_check: Check, data: str, how: str) -> None:
-    report = isoshard_check(
-        Model,
-        functools.partial(compiled, data=data, how=how),
-        mesh="dp=2",
-        batch=IDS,
-        optimizer=adamw,
-        steps=2,
-        parallel_reference=True,
-    )
-    assert report.verdict.startswith("CONFORMS (within tolerance)")
+    parallelize = functools.partial(compiled, data=data, how=how)
+    options = {"mesh": "dp=2", "batch": IDS, "optimizer": adamw, "parallel_reference": True}
+    report = conforms(isoshard_check, build, parallelize, steps=2, **options)
     assert "module outputs        4 tensors" in report.text  # embed, two blocks, head
     assert "layers.0 is compiled: no hook inside it is called" in report.text
 
@@ -94,9 +63,9 @@ def test_compiled_blocks_conform(isoshard_check: Check, data: str, how: str) -> 
 def test_a_run_that_is_compiled_lacks_what_its_reference_records(isoshard_check: Check) -> None:
     options = {"mesh": "dp=2", "batch": IDS, "optimizer": adamw}
     with pytest.raises(Divergence, match="first forward at layers.0.norm .* by no rank"):
-        isoshard_check(Model, compiled, **options)
+        isoshard_check(build, compiled, **options)
     inside = {f"{kind}/layers.*.*": "compiled" for kind in ("activation", "activation_grad")}
-    assert isoshard_check(Model, compiled, not_recorded=inside, **options).conforms
+    assert isoshard_check(build, compiled, not_recorded=inside, **options).conforms
 
 
 @pytest.mark.parametrize("how", ["in place", "wrapped"])
@@ -114,7 +83,7 @@ def test_a_bug_inside_is_found_at_the_border(
 ) -> None:
     with pytest.raises(Divergence, match=words):
         isoshard_check(
-            Model,
+            build,
             functools.partial(compiled, data=data, how=how, fault=fault),
             mesh="dp=2",
             batch=IDS,

@@ -4,22 +4,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from live_models import Check, adamw, conforms, ids_of, loss_of
 from test_judge import EXAMPLES, judge, planted
 from torch import nn
 
-from isoshard import Divergence, Report
+from isoshard import Divergence
 from isoshard._mesh import Mesh
 from isoshard._samples import _joined, _samples_of
 
 pytestmark = pytest.mark.usefixtures("judge_program")
-IDS = torch.randint(0, 50, (8, 12), generator=torch.Generator().manual_seed(1))
-Check = Callable[..., Report]
+IDS = ids_of(8, 12)
 
 
 class Attention(nn.Module):
@@ -50,7 +50,7 @@ class Model(nn.Module):
         x = self.embed(ids)
         for layer in self.layers:
             x = layer(x)
-        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
+        return loss_of(self.head(x), ids)
 
 
 def order_of(degree: int, is_balanced: bool) -> list[torch.Tensor]:
@@ -87,10 +87,6 @@ def context_parallel(model: Any, mesh: Any, is_balanced: bool = True, fault: str
     return nn.parallel.DistributedDataParallel(model)
 
 
-def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=1e-3)
-
-
 @pytest.mark.live
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("is_balanced", [True, False])
@@ -98,16 +94,9 @@ def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 def test_context_parallelism_conforms(
     isoshard_check: Check, mesh: str, is_balanced: bool, micro_batches: int
 ) -> None:
-    report = isoshard_check(
-        Model,
-        functools.partial(context_parallel, is_balanced=is_balanced),
-        mesh=mesh,
-        batch=IDS,
-        optimizer=adamw,
-        micro_batches=micro_batches,
-        steps=2,
-    )
-    assert report.verdict.startswith("CONFORMS (within tolerance)")
+    parallelize = functools.partial(context_parallel, is_balanced=is_balanced)
+    options = {"mesh": mesh, "batch": IDS, "optimizer": adamw, "micro_batches": micro_batches}
+    conforms(isoshard_check, Model, parallelize, steps=2, **options)
 
 
 @pytest.mark.live

@@ -4,44 +4,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from live_models import LIVE, Blocks, Check, adamw, conforms, ids_of, sgd
 from torch import nn
 
-from isoshard import Divergence, Report
+from isoshard import Divergence
 
-pytestmark = [pytest.mark.live, pytest.mark.usefixtures("judge_program")]
-IDS = torch.randint(0, 50, (16, 6), generator=torch.Generator().manual_seed(1))
-Check = Callable[..., Report]
+pytestmark = LIVE
+IDS = ids_of(16, 6)
 HYBRID = {"dp_replicate": 2, "dp_shard": 2}
 TENSOR = {"dp": 2, "tp": 2}
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(50, 16), nn.Linear(16, 50)
-        self.layers = nn.ModuleList([Block(), Block()])
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.embed(ids)
-        for layer in self.layers:
-            x = layer(x)
-        logits = self.head(x).float()
-        return nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
+def build() -> nn.Module:
+    return Blocks(16, 32)
 
 
 def _local(layouts: Any, use_local: bool, module: Any, outputs: Any, mesh: Any) -> torch.Tensor:
@@ -97,22 +77,15 @@ def no_sync(model: nn.Module, mesh: Any, fault: str = "") -> nn.Module:
     return ddp
 
 
-def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=1e-3)
-
-
-def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=1e-3)
-
-
 @pytest.mark.parametrize("reshard", [True, False, 2])
 @pytest.mark.parametrize("mesh", [{"dp": 4}, HYBRID, TENSOR])
 def test_fsdp2_conforms(isoshard_check: Check, mesh: dict[str, int], reshard: Any) -> None:
     if reshard == 2 and mesh != {"dp": 4}:
         reshard = True
     parallelize = functools.partial(fsdp2, reshard_after_forward=reshard)
-    report = isoshard_check(
-        Model,
+    conforms(
+        isoshard_check,
+        build,
         parallelize,
         mesh=mesh,
         batch=IDS,
@@ -121,7 +94,6 @@ def test_fsdp2_conforms(isoshard_check: Check, mesh: dict[str, int], reshard: An
         steps=2,
         max_grad_norm=None if "tp" in mesh else 0.5,  # torch adds no norms over two meshes
     )
-    assert report.verdict.startswith("CONFORMS (within tolerance)")
 
 
 @pytest.mark.parametrize("optimizer", [adamw, sgd])
@@ -130,15 +102,15 @@ def test_fsdp2_conforms(isoshard_check: Check, mesh: dict[str, int], reshard: An
 def test_mixed_precision_conforms(
     isoshard_check: Check, mesh: dict[str, int], reduce: torch.dtype, optimizer: Any
 ) -> None:
-    report = isoshard_check(
-        Model,
+    conforms(
+        isoshard_check,
+        build,
         functools.partial(fsdp2, policy=(torch.bfloat16, reduce)),
         mesh=mesh,
         batch=IDS,
         optimizer=optimizer,
         parallel_reference=True,
     )
-    assert report.verdict.startswith("CONFORMS (within tolerance)")
 
 
 @pytest.mark.parametrize(
@@ -159,7 +131,7 @@ def test_what_is_wrong_is_found(
 ) -> None:
     with pytest.raises(Divergence, match=words):
         isoshard_check(
-            Model,
+            build,
             functools.partial(fsdp2, fault=fault, policy=policy),
             mesh=mesh,
             batch=IDS,
@@ -171,8 +143,7 @@ def test_what_is_wrong_is_found(
 @pytest.mark.parametrize("steps", [1, 2])
 def test_no_sync_conforms(isoshard_check: Check, steps: int) -> None:
     options = {"mesh": "dp=2", "batch": IDS, "optimizer": adamw, "micro_batches": 4}
-    report = isoshard_check(Model, no_sync, steps=steps, **options)
-    assert report.verdict.startswith("CONFORMS (within tolerance)")
+    conforms(isoshard_check, build, no_sync, steps=steps, **options)
 
 
 @pytest.mark.parametrize(
@@ -184,4 +155,4 @@ def test_gradients_that_are_never_reduced_are_found(
 ) -> None:
     parallelize = functools.partial(no_sync, fault=fault)
     with pytest.raises(Divergence, match=words):
-        isoshard_check(Model, parallelize, mesh="dp=2", batch=IDS, optimizer=adamw, micro_batches=4)
+        isoshard_check(build, parallelize, mesh="dp=2", batch=IDS, optimizer=adamw, micro_batches=4)

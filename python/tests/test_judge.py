@@ -64,10 +64,10 @@ def test_an_untouched_command_conforms() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "first"),
     [
-        ("DistributedDataParallel(Mlp())", "Mlp()", "gradient of embed.weight"),
+        ("nn.parallel.DistributedDataParallel(Mlp())", "Mlp()", "gradient of embed.weight"),
         (
-            "    loss.backward()\n",
-            "    (loss * world_size).backward()\n",
+            "ids.flatten()).backward()",
+            "ids.flatten()).mul(world_size).backward()",
             "first loss (step 0)",
         ),
         (
@@ -78,7 +78,7 @@ def test_an_untouched_command_conforms() -> None:
         ("chunk(world_size)[rank]", "chunk(world_size)[0]", "first data ids input_ids"),
         (
             "torch.manual_seed(0)",
-            "torch.manual_seed(0)\nDistributedDataParallel = lambda m: m\ntorch.manual_seed(rank)",
+            "nn.parallel.DistributedDataParallel = lambda m: m\ntorch.manual_seed(rank)",
             "first weight as read",
         ),
     ],
@@ -243,8 +243,8 @@ def test_a_run_that_is_none_is_not_judged(
     ("old", "new", "words"),
     [
         (
-            "    loss = nn.functional.cross_entropy(model(ids)",
-            "    loss = nn.functional.cross_entropy(extra(model(ids))",
+            "    nn.functional.cross_entropy(model(ids)",
+            "    nn.functional.cross_entropy(extra(model(ids))",
             "got a call of Linear with the parameter weight beside Mlp",
         ),
         (

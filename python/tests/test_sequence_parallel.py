@@ -5,41 +5,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
+from live_models import LIVE, Blocks, Check, adamw, conforms, ids_of
 from torch import nn
 
-from isoshard import Divergence, Report
+from isoshard import Divergence
 
-pytestmark = [pytest.mark.live, pytest.mark.usefixtures("judge_program")]
-IDS = torch.randint(0, 50, (8, 6), generator=torch.Generator().manual_seed(1))
-Check = Callable[..., Report]
+pytestmark = LIVE
+IDS = ids_of(8, 6)
 
 
-class Block(nn.Module):
+class Model(Blocks):
     def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(48, 16)
+        super().__init__(16, 48, 54)
+        self.norm = nn.LayerNorm(16)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(54, 16), nn.Linear(16, 54)
-        self.layers, self.norm = nn.ModuleList([Block(), Block()]), nn.LayerNorm(16)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.embed(ids)
-        for layer in self.layers:
-            x = layer(x)
-        logits = self.head(self.norm(x))
-        return nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
+    def last(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x)
 
 
 def sharded(model: nn.Module, mesh: Any, fault: str = "", loss: bool = False) -> None:
@@ -117,26 +102,15 @@ def _patch_loss(model: nn.Module, custom: Any) -> None:
     model.forward = call  # type: ignore[method-assign]
 
 
-def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=1e-3)
-
-
 @pytest.mark.parametrize("loss", [False, True])
 @pytest.mark.parametrize("mesh", [{"tp": 2}, {"dp": 2, "tp": 2}, {"tp": 3}])
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_sequence_parallelism_conforms(
     isoshard_check: Check, mesh: dict[str, int], loss: bool, micro_batches: int
 ) -> None:
-    report = isoshard_check(
-        Model,
-        functools.partial(sharded, loss=loss),
-        mesh=mesh,
-        batch=IDS,
-        optimizer=adamw,
-        micro_batches=micro_batches,
-        steps=2,
-    )
-    assert report.verdict.startswith("CONFORMS (within tolerance)")
+    parallelize = functools.partial(sharded, loss=loss)
+    options = {"mesh": mesh, "batch": IDS, "optimizer": adamw, "micro_batches": micro_batches}
+    report = conforms(isoshard_check, Model, parallelize, steps=2, **options)
     assert "module outputs        11 tensors" in report.text
 
 

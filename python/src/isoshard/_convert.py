@@ -45,7 +45,7 @@ def convert(
     """Writes the checkpoint `source` to the safetensors file `target`; returns what was read.
 
     Raises CheckpointError, which names the file, for what is malformed, incomplete, in no format
-    that is read, or would run code; UsageError if the target is no safetensors file.
+    that is read, or would run code; UsageError if the target is not a safetensors file.
     """
     if target.suffix != ".safetensors":
         raise UsageError(f"The target must be a file *.safetensors, got {target}.")
@@ -78,7 +78,7 @@ def convert(
 def read(source: Path, *, trust_pickle: bool, weights_only: bool = False) -> Stored:
     """A checkpoint in any of the formats that are read."""
     if not source.exists():
-        raise CheckpointError(f"{source}: there is no such file or folder.")
+        raise CheckpointError(f"{source} must be a file or folder, got none.")
     if not source.is_dir():
         if source.suffix == ".safetensors":
             raise UsageError(f"{source} is a safetensors file already; compare it as it is.")
@@ -244,7 +244,7 @@ def _names_of_numbers(
 
 
 def leave_out_settings(stored: Stored, groups: Sequence[Mapping[str, Any]]) -> None:
-    """Lists the settings of an optimizer, which are no tensors."""
+    """Lists the settings of an optimizer, which are not tensors."""
     for index, group in enumerate(groups):
         settings = ", ".join(
             f"{name}={value}"

@@ -37,7 +37,7 @@ def is_dcp(folder: Path) -> bool:
 
 
 def read(folder: Path, trust_pickle: bool) -> Stored:
-    """All tensors of the folder, put together; what is no tensor is listed as left out."""
+    """All tensors of the folder, put together; other values are listed as left out."""
     metadata = _pickles.load_metadata(folder / ".metadata", trust_pickle)
     stored = Stored()
     files = _Files(folder, trust_pickle)
@@ -53,9 +53,9 @@ def read(folder: Path, trust_pickle: bool) -> Stored:
         tensor = _whole(folder, key, entry, places.get(key, []), files)
         _add(stored, folder, key, tuple(map(str, paths.get(key, (key,)))), tensor)
     if others:
-        stored.left_out.append(f"{len(others)} values that are no tensors: {', '.join(others)}")
+        stored.left_out.append(f"{len(others)} values that are not tensors: {', '.join(others)}")
     if (folder / "common.pt").is_file():
-        stored.left_out.append("common.pt: what is the same on all ranks and is no tensor")
+        stored.left_out.append("common.pt: values that all ranks share and that are not tensors")
     return stored
 
 

@@ -49,7 +49,7 @@ def is_megatron(module: object) -> bool:
 
 
 def is_megatron_optimizer(optimizer: object) -> bool:
-    """Whether this is an optimizer of megatron.core.optimizer (which is no torch optimizer)."""
+    """Whether this is an optimizer of megatron.core.optimizer; torch.optim has none of them."""
     return _is_of(optimizer, "MegatronOptimizer")
 
 

@@ -63,7 +63,7 @@ def load(source: Path | io.BytesIO, name: str, trust_pickle: bool) -> Any:
             mapped = isinstance(source, Path) and _is_zip(source)
             return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
     except FileNotFoundError:
-        raise CheckpointError(f"{name}: there is no such file.") from None
+        raise CheckpointError(f"{name} must be a file, got none.") from None
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{name}: {_refusal(str(error))}") from None
     except Exception as error:  # a malformed pickle fails in any way
@@ -79,7 +79,7 @@ def load_metadata(path: Path, trust_pickle: bool) -> Any:
             unpickler = pickle.Unpickler(file) if trust_pickle else _MetadataUnpickler(file)
             return unpickler.load()
     except FileNotFoundError:
-        raise CheckpointError(f"{path}: there is no such file.") from None
+        raise CheckpointError(f"{path} must be a file, got none.") from None
     except Exception as error:  # a malformed pickle fails in any way
         raise CheckpointError(f"{path}: {_refusal(str(error))}") from None
 

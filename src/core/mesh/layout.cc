@@ -81,9 +81,9 @@ Placement shard(Axis axis, int dim) {
 }
 
 Placement partial(Axis axis, Reduction reduction) {
-  if (reduction != Reduction::kSum && reduction != Reduction::kAvg) {
+  if (reduction == Reduction::kMin) {
     throw MeshError(
-        fmt::format("a partial placement must be a sum or avg, got {}", name_of(reduction)));
+        fmt::format("a partial placement must be sum, avg or max, got {}", name_of(reduction)));
   }
   return {.axis = axis, .kind = Kind::kPartial, .reduction = reduction};
 }

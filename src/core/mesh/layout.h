@@ -21,7 +21,7 @@ struct Placement {
   Kind kind = Kind::kReplicate;
   /// kShard: the tensor dimension that is split into equal parts
   int dim = 0;
-  /// kPartial: kSum or kAvg of the ranks' tensors is the value
+  /// kPartial: kSum, kAvg or kMax of the ranks' tensors is the value
   Reduction reduction = Reduction::kSum;
   int coordinate = 0;  ///< kOnlyAt: only the rank at this coordinate holds it
   friend bool operator==(const Placement&, const Placement&) = default;
