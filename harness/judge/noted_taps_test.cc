@@ -22,13 +22,13 @@ using ::testing::IsEmpty;
 const MeshShape kMesh({{Axis::kTp, 2}});
 
 /// What one run of two parameters records; each number is a factor on what is right.
-struct Run {
+struct Values {
   double forward = 1, tap = 1, tap_on_rank_1 = 1, gradient = 1, stepped = 1;
   double scale = 1;  ///< declared on the activation gradient
   bool has_gradient_of_v = true, has_forward = true, nan_in_tap = false;
 };
 
-Body body_of(const Run& run) {
+Body body_of(const Values& run) {
   return [run](Sink& sink, int rank) {
     const Layout matrix = layout_of({4, 4});
     const auto record = [&](RecordKind kind, const char* name, int seed, double factor,
@@ -47,7 +47,7 @@ Body body_of(const Run& run) {
   };
 }
 
-Verdict verdict_of(const Run& run, const JudgePolicy& extra = {}, const Run& right = {}) {
+Verdict verdict_of(const Values& run, const JudgePolicy& extra = {}, const Values& right = {}) {
   const Reference r = reference(body_of(right));
   const Trace trace = synthetic::run(kMesh, &r, body_of(run));
   JudgePolicy policy = extra;
@@ -63,7 +63,7 @@ JudgePolicy foreign() {
 }
 
 TEST(NotedTaps, ATapThatEveryParameterClearsIsANote) {
-  for (const Run& run : {Run{.tap = 2}, Run{.tap_on_rank_1 = 0.5}}) {
+  for (const Values& run : {Values{.tap = 2}, Values{.tap_on_rank_1 = 0.5}}) {
     const Verdict verdict = verdict_of(run, foreign());
 
     EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
@@ -103,8 +103,8 @@ TEST(NotedTaps, WhatNeedNotBeRecordedClearsNothing) {
 }
 
 TEST(NotedTaps, AFrozenParameterClearsNothing) {
-  const Run frozen{.has_gradient_of_v = false};
-  Run run = frozen;
+  const Values frozen{.has_gradient_of_v = false};
+  Values run = frozen;
   run.tap = 2;
   EXPECT_EQ(verdict_of(run, foreign(), frozen).status, Status::kDiverges);
 }
