@@ -265,7 +265,7 @@ TEST(Diagnosis, ALastBitIsNoFactor) {
   const Verdict verdict = judge(r, run(kMesh, &r, record(0x1p-52)), options);
 
   ASSERT_EQ(verdict.status, Status::kDiverges);
-  EXPECT_THAT(verdict.findings.at(0).diagnosis, Eq(""));
+  EXPECT_THAT(verdict.findings.at(0).diagnosis, testing::Not(HasSubstr("scale")));
 }
 
 TEST(Diagnosis, AValueOfTheStepBefore) {

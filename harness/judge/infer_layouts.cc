@@ -113,7 +113,7 @@ class Inference {
     std::vector<std::string> words;
     for (std::size_t i = 0; i < reading.size(); ++i) {
       if (reading[i].dim < 0) continue;
-      constexpr std::string_view kHow[] = {"", ", neighbours alike", ", in turns"};
+      constexpr std::string_view kHow[] = {"", ", neighbors alike", ", in turns"};
       words.push_back(fmt::format("{}:shard({}{})", name_of(mesh_.axes()[i].axis), reading[i].dim,
                                   kHow[static_cast<std::size_t>(reading[i].parts)]));
     }

@@ -22,13 +22,13 @@ using ::testing::IsEmpty;
 const MeshShape kMesh({{Axis::kTp, 2}});
 
 /// What one run of two parameters records; each number is a factor on what is right.
-struct Values {
+struct Factors {
   double forward = 1, tap = 1, tap_on_rank_1 = 1, gradient = 1, stepped = 1;
   double scale = 1;  ///< declared on the activation gradient
   bool has_gradient_of_v = true, has_forward = true, nan_in_tap = false;
 };
 
-Body body_of(const Values& run) {
+Body body_of(const Factors& run) {
   return [run](Sink& sink, int rank) {
     const Layout matrix = layout_of({4, 4});
     const auto record = [&](RecordKind kind, const char* name, int seed, double factor,
@@ -47,7 +47,7 @@ Body body_of(const Values& run) {
   };
 }
 
-Verdict verdict_of(const Values& run, const JudgePolicy& extra = {}, const Values& right = {}) {
+Verdict verdict_of(const Factors& run, const JudgePolicy& extra = {}, const Factors& right = {}) {
   const Reference r = reference(body_of(right));
   const Trace trace = synthetic::run(kMesh, &r, body_of(run));
   JudgePolicy policy = extra;
@@ -63,7 +63,7 @@ JudgePolicy foreign() {
 }
 
 TEST(NotedTaps, ATapThatEveryParameterClearsIsANote) {
-  for (const Values& run : {Values{.tap = 2}, Values{.tap_on_rank_1 = 0.5}}) {
+  for (const Factors& run : {Factors{.tap = 2}, Factors{.tap_on_rank_1 = 0.5}}) {
     const Verdict verdict = verdict_of(run, foreign());
 
     EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
@@ -80,7 +80,7 @@ TEST(NotedTaps, OfOurOwnRunsItIsAFailedVerdict) {
 }
 
 TEST(NotedTaps, AnythingElseThatIsWrongLeavesItAFinding) {
-  const std::map<const char*, Run> runs = {
+  const std::map<const char*, Factors> runs = {
       {"forward", {.forward = 1.1, .tap = 2}},
       {"a parameter's gradient", {.tap = 2, .gradient = 2}},
       {"a parameter after the step", {.tap = 2, .stepped = 1.1}},
@@ -103,8 +103,8 @@ TEST(NotedTaps, WhatNeedNotBeRecordedClearsNothing) {
 }
 
 TEST(NotedTaps, AFrozenParameterClearsNothing) {
-  const Values frozen{.has_gradient_of_v = false};
-  Values run = frozen;
+  const Factors frozen{.has_gradient_of_v = false};
+  Factors run = frozen;
   run.tap = 2;
   EXPECT_EQ(verdict_of(run, foreign(), frozen).status, Status::kDiverges);
 }
