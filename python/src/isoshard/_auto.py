@@ -57,6 +57,7 @@ class AutoConfig:
     case: str = "training step"
     no_dropout: bool = False
     options_file: str | None = None
+    compare_with: str | None = None
     overrides: dict[str, Any] = field(default_factory=dict)
 
     def to_text(self) -> str:
@@ -86,6 +87,8 @@ _OPTION_NAMES = (
     "grad_scale",
     "loss_reduction",
     "allow_draws",
+    "only",
+    "at_steps",
 )
 
 
@@ -257,6 +260,8 @@ class AutoRecorder:
             subject=config.subject,
             case=config.case,
             options=with_preset(self.options, module),
+            compare_with=config.compare_with,
+            purpose="judged" if config.perturb is None else "response",
         )
         kwargs: dict[str, Any] = {
             "max_steps": config.steps,

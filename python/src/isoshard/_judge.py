@@ -50,6 +50,9 @@ class JudgeOptions:
     grad_scale: float | None = None
     loss_reduction: str | None = None
     activations: bool = True
+    keep: str = "everything"
+    only: list[str] = field(default_factory=list)
+    at_steps: list[int] = field(default_factory=list)
     allow_one_process: bool = False
     timeout: float = 1800.0
     jobs: int = 0
@@ -245,6 +248,13 @@ class _Driver:
         if options.grad_scale is not None:
             overrides["grad_scale"] = options.grad_scale
         is_run = subject == "run"
+        if options.only:
+            overrides["only"] = options.only
+        if options.at_steps:
+            overrides["at_steps"] = options.at_steps
+        compare_with = None
+        if options.keep == "what_differs" and subject != "reference":
+            compare_with = str((options.reference or self.folder / "reference").resolve())
         return AutoConfig(
             directory=str(path),
             mesh=str(self.mesh) if is_run else None,
@@ -256,6 +266,7 @@ class _Driver:
             case=self._case(),
             no_dropout=options.no_dropout,
             options_file=options.options_file,
+            compare_with=compare_with,
             overrides=overrides,
         )
 
@@ -334,6 +345,8 @@ class _Driver:
                 ("--partial", options.partial),
                 ("--grad-scale", options.grad_scale),
                 ("--mesh", str(self.mesh)),
+                ("--only", ",".join(options.only) or None),
+                ("--at-steps", ",".join(map(str, options.at_steps)) or None),
             ):
                 if value is not None:
                     arguments += [flag, str(value)]
