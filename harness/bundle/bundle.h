@@ -40,9 +40,9 @@ struct ComparedWith {
 
 /// What a filter left out of a recording. It excuses nothing by itself either.
 struct Filtered {
-  std::vector<std::string> only;  ///< patterns of what was recorded; empty: all names
+  std::vector<std::string> only;    ///< patterns of what was recorded; empty: all names
   std::vector<std::int64_t> steps;  ///< that were recorded; empty: all
-  std::int64_t records = 0;  ///< left out by name, over all ranks and steps
+  std::int64_t records = 0;         ///< left out by name, over all ranks and steps
 };
 
 /// What a rank kept of a tensor that it compared: the elements at sampled_positions
@@ -60,7 +60,7 @@ struct Bundle {
   std::string producer;  ///< "NAME VERSION" of the program that wrote it; may be empty
   std::vector<NotRecorded> not_recorded;
   Journals journals;  ///< of the ranks and steps that have one; not written by write_bundle
-  std::string run;   ///< its id
+  std::string run;    ///< its id
   /// Of its run, settings, tensors and records, as its manifest lists them; not of responses.
   std::string digest;
   std::string responses_hash;  ///< SHA-256 of responses.json; empty if there is none

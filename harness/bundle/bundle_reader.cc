@@ -193,8 +193,8 @@ class BundleReader {
     const std::size_t count =
         sampled_positions(run_id_, rank, record.key, numel_of(record.local_shape)).size();
     if (info.dtype != record.dtype || info.shape != Shape{static_cast<std::int64_t>(count)})
-      refuse(tensors.path(), fmt::format("{} must hold {} elements of {}", name, count,
-                                         name_of(record.dtype)));
+      refuse(tensors.path(),
+             fmt::format("{} must hold {} elements of {}", name, count, name_of(record.dtype)));
     const std::span<const std::byte> bytes = tensors.bytes(name);
     bundle_.samples[{rank, record.key}] = {bytes.begin(), bytes.end()};
   }

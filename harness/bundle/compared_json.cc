@@ -22,7 +22,7 @@ using nlohmann::json;
 
 struct Count {
   const char* name;
-  std::int64_t Stats::* field;
+  std::int64_t Stats::*field;
 };
 constexpr Count kCounts[] = {{"numel", &Stats::numel},
                              {"unequal_bits", &Stats::unequal_bits},
@@ -34,7 +34,7 @@ constexpr Count kCounts[] = {{"numel", &Stats::numel},
                              {"nonfinite_mismatch", &Stats::nonfinite_mismatch}};
 struct Number {
   const char* name;
-  double Stats::* field;
+  double Stats::*field;
 };
 constexpr Number kNumbers[] = {{"max_abs", &Stats::max_abs},
                                {"max_ulp", &Stats::max_ulp},
@@ -47,7 +47,7 @@ constexpr Number kNumbers[] = {{"max_abs", &Stats::max_abs},
                                {"sum_diff", &Stats::sum_diff}};
 struct Place {
   const char* name;
-  std::int64_t Stats::* field;
+  std::int64_t Stats::*field;
 };
 /// Left out where it is -1.
 constexpr Place kPlaces[] = {{"first_unequal", &Stats::first_unequal}, {"worst", &Stats::worst}};

@@ -15,8 +15,8 @@
 #include "harness/bundle/run_calls.h"
 #include "harness/bundle/run_settings.h"
 #include "harness/judge/bundle_rules.h"
-#include "harness/judge/fitting_statistics.h"
 #include "harness/judge/compare_bundles.h"
+#include "harness/judge/fitting_statistics.h"
 #include "harness/judge/infer_layouts.h"
 #include "harness/judge/judge.h"
 #include "harness/judge/judge_journals.h"
@@ -240,15 +240,14 @@ void hold_to_calls(const SavedRun& trusted, const Trace& judged, JudgePolicy& po
 bool is_wanted(const RecordKey& key, const BundleRules& rules) {
   if (key.kind == RecordKind::kDataId) return true;
   const bool is_read = key.kind == RecordKind::kParam && key.step == 0 && key.call == 0;
-  const bool is_of_step =
-      rules.steps.empty() || is_read || std::ranges::find(rules.steps, key.step) != rules.steps.end();
+  const bool is_of_step = rules.steps.empty() || is_read ||
+                          std::ranges::find(rules.steps, key.step) != rules.steps.end();
   return is_of_step && (rules.only.empty() || matches_any(rules.only, key));
 }
 
 /// Lets the judge pass what whoever compares does not want. Returns words for the verdict line.
-std::string add_filters(const SavedRun& trusted, const SavedRun& judged,
-                        const Reference& reference, const BundleRules& rules,
-                        JudgePolicy& policy) {
+std::string add_filters(const SavedRun& trusted, const SavedRun& judged, const Reference& reference,
+                        const BundleRules& rules, JudgePolicy& policy) {
   std::set<RecordKey> recorded;
   for (const RankTrace& rank : judged.bundle.trace.ranks) {
     for (const Record& record : rank.records) recorded.insert(record.key);
@@ -263,8 +262,8 @@ std::string add_filters(const SavedRun& trusted, const SavedRun& judged,
   for (const SavedRun* saved : {&trusted, &judged}) {
     if (!saved->bundle.filtered.has_value()) continue;
     const Filtered& filtered = *saved->bundle.filtered;
-    std::string text = fmt::format("{} records that the {} run made no record of",
-                                   filtered.records, saved == &trusted ? "trusted" : "judged");
+    std::string text = fmt::format("{} records that the {} run made no record of", filtered.records,
+                                   saved == &trusted ? "trusted" : "judged");
     if (!filtered.only.empty()) text += fmt::format(" (only {})", fmt::join(filtered.only, ", "));
     if (!filtered.steps.empty())
       text += fmt::format(" (at steps {})", fmt::join(filtered.steps, ", "));

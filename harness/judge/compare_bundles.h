@@ -26,8 +26,8 @@ struct BundleRules {
   /// Patterns and steps of what the judged run need have; empty: all. Data ids are never left out.
   std::vector<std::string> only = {};
   std::vector<int> steps = {};
-  std::vector<std::string> partial = {};       ///< as JudgePolicy, beside what the trusted run says
-  std::optional<MeshShape> mesh = {};          ///< that the judged run must have
+  std::vector<std::string> partial = {};  ///< as JudgePolicy, beside what the trusted run says
+  std::optional<MeshShape> mesh = {};     ///< that the judged run must have
 };
 
 /// Judges the run in bundle `actual` against the one in `reference`; a reference of several ranks

@@ -53,8 +53,9 @@ std::string contradiction_of(const PartStats& part, std::int64_t numel, std::int
   const double expected = s.sum_sq_actual - 2 * s.dot + s.sum_sq_reference;
   if (std::fabs(expected - s.sum_sq_diff) >
       kCancelled * (s.sum_sq_actual + s.sum_sq_reference + std::fabs(s.dot)))
-    return fmt::format("the squared error must follow from norms and product, got {:.6g} for {:.6g}",
-                       s.sum_sq_diff, expected);
+    return fmt::format(
+        "the squared error must follow from norms and product, got {:.6g} for {:.6g}",
+        s.sum_sq_diff, expected);
   const double most = 1 + kCancelled;
   if (s.max_abs * s.max_abs > s.sum_sq_diff * most ||
       s.sum_sq_diff > s.max_abs * s.max_abs * static_cast<double>(s.numel) * most ||
@@ -133,8 +134,7 @@ class Checker {
         is_partial(record.layout) || judged_.bundle.inferred.contains(record.key))
       refuse(rank, record, "its kind or layout needs the tensor itself");
     const auto wanted = wanted_of(reference_, record.key, policy_);
-    if (!wanted.has_value() ||
-        wanted->record.layout.global_shape != record.layout.global_shape)
+    if (!wanted.has_value() || wanted->record.layout.global_shape != record.layout.global_shape)
       refuse(rank, record, "the reference has no such tensor");
     const bool flat = is_flat(record.layout);
     std::int64_t covered = 0;
@@ -166,8 +166,7 @@ class Checker {
   std::vector<std::byte> local_of(int rank, const Record& record, const Record& wanted,
                                   const std::vector<std::byte>& sample) const {
     const auto element = static_cast<std::int64_t>(size_of(wanted.dtype));
-    std::vector<std::byte> local(
-        static_cast<std::size_t>(numel_of(record.local_shape) * element));
+    std::vector<std::byte> local(static_cast<std::size_t>(numel_of(record.local_shape) * element));
     const std::byte* const from = reference_.bytes(wanted);
     Record inverse = record;  // local and global change places
     inverse.dtype = wanted.dtype;
@@ -184,8 +183,8 @@ class Checker {
       place_part(swapped, inverse, bytes.data(), local.data());
     }
     if (may_overwrite(record, wanted)) {
-      const std::vector<std::int64_t> positions = sampled_positions(
-          judged_.bundle.run, rank, record.key, numel_of(record.local_shape));
+      const std::vector<std::int64_t> positions =
+          sampled_positions(judged_.bundle.run, rank, record.key, numel_of(record.local_shape));
       for (std::size_t i = 0; i < positions.size(); ++i)
         std::copy_n(sample.begin() + static_cast<std::ptrdiff_t>(i) * element, element,
                     local.begin() + positions[i] * element);
@@ -224,7 +223,8 @@ class Checker {
                          o.sum_sq_reference, s.sum_sq_reference));
     const bool may_equal = may_overwrite(record, wanted);
     if (may_equal && s.unequal_bits == 0 && record.unmasked < 0 && said.digest != own.digest)
-      refuse(rank, record, "equal tensors have equal digests, got another one than the reference's");
+      refuse(rank, record,
+             "equal tensors have equal digests, got another one than the reference's");
     if (may_equal && (said.broken < own.broken || exceeds(o, s)))
       refuse(rank, record, "its samples differ by more than it says");
   }
@@ -312,9 +312,10 @@ std::string note_of(const ComparedInRanks& compared) {
       compared.tensors,
       100 * static_cast<double>(compared.sampled) / static_cast<double>(compared.elements));
   if (compared.let_go > 0)
-    text += fmt::format("; {} records moved by more than the reference does were not kept, so that "
-                        "their elements cannot be shown",
-                        compared.let_go);
+    text += fmt::format(
+        "; {} records moved by more than the reference does were not kept, so that "
+        "their elements cannot be shown",
+        compared.let_go);
   return text;
 }
 

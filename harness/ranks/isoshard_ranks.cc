@@ -49,9 +49,10 @@ std::vector<std::byte> picked(const void* data, std::size_t element,
                               const std::vector<std::int64_t>& positions) {
   std::vector<std::byte> samples(positions.size() * element);
   for (std::size_t i = 0; i < positions.size(); ++i)
-    std::memcpy(samples.data() + i * element,
-                static_cast<const std::byte*>(data) + static_cast<std::size_t>(positions[i]) * element,
-                element);
+    std::memcpy(
+        samples.data() + i * element,
+        static_cast<const std::byte*>(data) + static_cast<std::size_t>(positions[i]) * element,
+        element);
   return samples;
 }
 
@@ -76,16 +77,15 @@ struct isoshard_ranks {
       throw isoshard::UsageError(
           fmt::format("the purpose must be judged or response, got {}", purpose));
     isoshard::RecordOptions writing;
-    writing.mesh = isoshard::detail::mesh_of(
-        isoshard::detail::field<json>(options, "mesh", kRecord), kRecord);
+    writing.mesh =
+        isoshard::detail::mesh_of(isoshard::detail::field<json>(options, "mesh", kRecord), kRecord);
     writing.rank = rank;
     writing.reference = &reference;
     writing.decides_only = true;
     is_judged = purpose == "judged";
     writing.keep = is_judged ? isoshard::Keep::kWhatDiffers : isoshard::Keep::kNothing;
     writing.policy = isoshard::recording_policy(settings, reference.trace());
-    writing.purpose =
-        is_judged ? isoshard::RunPurpose::kJudged : isoshard::RunPurpose::kResponse;
+    writing.purpose = is_judged ? isoshard::RunPurpose::kJudged : isoshard::RunPurpose::kResponse;
     mesh = writing.mesh;
     compared_with = json({{"digest", bundle.digest}, {"responses", bundle.responses_hash}}).dump();
     writer.emplace(std::move(writing));
@@ -99,8 +99,8 @@ struct isoshard_ranks {
     const auto needed = static_cast<std::size_t>(isoshard::numel_of(record.local_shape)) *
                         isoshard::size_of(record.dtype);
     if (needed != bytes)
-      throw isoshard::UsageError(fmt::format("{} must have {} bytes, got {}", isoshard::describe(record.key),
-                                             needed, bytes));
+      throw isoshard::UsageError(fmt::format("{} must have {} bytes, got {}",
+                                             isoshard::describe(record.key), needed, bytes));
     return record;
   }
 
@@ -117,9 +117,9 @@ struct isoshard_ranks {
                       isoshard::describe(record.key), own.key.call));
     json j = {{"keep", must_keep(own)}, {"compared", isoshard::detail::statistics_json(own)}};
     if (own.unmasked >= 0) j["unmasked"] = own.unmasked;
-    samples = picked(data, isoshard::size_of(record.dtype),
-                     isoshard::sampled_positions(run, rank, record.key,
-                                                 isoshard::numel_of(record.local_shape)));
+    samples = picked(
+        data, isoshard::size_of(record.dtype),
+        isoshard::sampled_positions(run, rank, record.key, isoshard::numel_of(record.local_shape)));
     result = j.dump();
     return result.c_str();
   }
@@ -148,8 +148,8 @@ struct isoshard_ranks {
       if (isoshard::numel_of(part, isoshard::is_flat(record.layout)) == 0) continue;
       const std::byte* own =
           isoshard::packed(record, part, static_cast<const std::byte*>(data), scratch);
-      isoshard::compare_part(part, record, own, reference.bytes(wanted->record), wanted->record.dtype,
-                   wanted->record.grad_scale, nullptr);
+      isoshard::compare_part(part, record, own, reference.bytes(wanted->record),
+                             wanted->record.dtype, wanted->record.grad_scale, nullptr);
       isoshard::merge(sum, part.stats);
     }
     const bool is_finite = sum.nan_actual + sum.inf_actual + sum.nonfinite_mismatch == 0;

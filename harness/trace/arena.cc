@@ -148,10 +148,9 @@ Arena::Arena(std::span<const std::filesystem::path> files, std::vector<std::int6
   for (std::size_t i = 0; i < files.size(); ++i) {
     if (sizes[i] == 0) continue;
     const int file = ::open(files[i].c_str(), O_RDONLY | O_CLOEXEC);
-    if (file < 0)
-      throw FileError(fmt::format("{}: {}", files[i].string(), std::strerror(errno)));
-    void* const at = ::mmap(impl.range + begins[i], sizes[i], PROT_READ, MAP_PRIVATE | MAP_FIXED,
-                            file, 0);
+    if (file < 0) throw FileError(fmt::format("{}: {}", files[i].string(), std::strerror(errno)));
+    void* const at =
+        ::mmap(impl.range + begins[i], sizes[i], PROT_READ, MAP_PRIVATE | MAP_FIXED, file, 0);
     ::close(file);
     if (at == MAP_FAILED) impl.fail("mapping", sizes[i]);
   }

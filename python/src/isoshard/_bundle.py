@@ -32,7 +32,7 @@ Key = tuple[int, str, str, int]
 
 @dataclass
 class Entry:
-    """One record and what is stored of its tensor; `micro` is the micro-batch that it belongs to, if to one."""
+    """One record and what is stored of its tensor; `micro` is its micro-batch, if it has one."""
 
     record: dict[str, Any]
     tensor: torch.Tensor

@@ -42,14 +42,14 @@ class Filter:
                 f"is Adam's, got steps {', '.join(map(str, self.at_steps))}: which elements of a "
                 "step are judged follows from all gradients before it. Record from step 0 on."
             )
-        judges = self.only and fits("param", "", ["param/*" if p == "*" else p for p in self.only])
-        if self.only and (judges or any(p.startswith("param/") for p in self.only)):
-            if not any(p in ("*", "*/*", "grad/*") for p in self.only):
-                raise UsageError(
-                    "Gradients must be recorded with parameters where the optimizer is Adam's, got "
-                    f"only {', '.join(self.only)}: which elements of a step are judged follows "
-                    "from them. Add grad/*."
-                )
+        kinds = [pattern.partition("/")[0] for pattern in self.only]
+        has_steps = any(fnmatch.fnmatchcase(k, p) for k in ("param", "optimizer") for p in kinds)
+        if has_steps and not {"*/*", "grad/*"} & set(self.only):
+            raise UsageError(
+                "Gradients must be recorded with what Adam's steps change, got only "
+                f"{', '.join(self.only)}: which elements of a step are judged follows from them. "
+                "Add grad/*."
+            )
 
     def to_json(self) -> dict[str, Any] | None:
         """As manifest.json has it; None where nothing is left out."""

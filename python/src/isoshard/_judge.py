@@ -12,10 +12,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from typing import Any
 from . import _launch, _program
 from ._mesh import Mesh, parse_mesh
 from ._processes import end_processes
+from ._seconds import Seconds
 from .errors import RecordError, RunError, UsageError
 
 NUM_PERTURBED = 3
@@ -58,27 +57,6 @@ class JudgeOptions:
     jobs: int = 0
     verbose: bool = False
     quiet: bool = False
-
-
-class Seconds:
-    """Wall-clock seconds by part of the work."""
-
-    def __init__(self) -> None:
-        self.parts: dict[str, float] = {}
-
-    @contextmanager
-    def measure(self, name: str) -> Iterator[None]:
-        """Adds the time of a block to a part."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.parts[name] = self.parts.get(name, 0.0) + time.perf_counter() - start
-
-    def __str__(self) -> str:
-        total = sum(self.parts.values())
-        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.parts.items())
-        return f"seconds: {parts}; together {total:.1f}"
 
 
 def judge(options: JudgeOptions) -> int:

@@ -105,6 +105,7 @@ class Recorder:
         self.steps: list[int] = []
         self.active = True
         self._calls: dict[tuple[str, str], int] = {}
+        self._axes_of: dict[Any, list[list[str]]] = {}  # by DeviceMesh
         self._entries: list[Entry] = []
         self.run = self._agree_on_run()
         self.comparison: WhatDiffers | None = None
@@ -240,7 +241,10 @@ class Recorder:
         if kind in _SAMPLE_KINDS and not place.partial:
             record["layout"] = "infer"  # its mesh may not say which samples these are
             return
-        axes_of_dims = axes_of_mesh_dims(value.device_mesh, self.mesh, self.rank)
+        axes_of_dims = self._axes_of.get(value.device_mesh)
+        if axes_of_dims is None:
+            axes_of_dims = axes_of_mesh_dims(value.device_mesh, self.mesh, self.rank)
+            self._axes_of[value.device_mesh] = axes_of_dims
         partial = [
             {"axis": axis, "kind": "partial", "reduction": reduction}
             for dim, reduction in place.partial

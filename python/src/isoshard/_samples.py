@@ -37,9 +37,7 @@ def orders_of(reference: Path, run: Path, step: int, mesh: Mesh) -> Order | None
     wanted = _inputs(reference, step, 0)
     if not wanted:
         return None
-    return order_of_inputs(
-        wanted, [_inputs(run, step, rank) for rank in range(mesh.size)], mesh
-    )
+    return order_of_inputs(wanted, [_inputs(run, step, rank) for rank in range(mesh.size)], mesh)
 
 
 def order_of_inputs(wanted: Inputs, inputs: list[Inputs], mesh: Mesh) -> Order | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -70,9 +70,7 @@ class WhatDiffers:
             record.update(copy.deepcopy(place))
         return self._compared(record, local, step, "at once")
 
-    def _compared(
-        self, record: dict[str, Any], local: torch.Tensor, step: int, room: str
-    ) -> Entry:
+    def _compared(self, record: dict[str, Any], local: torch.Tensor, step: int, room: str) -> Entry:
         tensor = local.detach().to("cpu").contiguous()
         result = self._library.compare({**record, "step": step}, tensor)
         if result.pop("keep") and not _is_full(record, self._room[room], tensor):
@@ -84,9 +82,7 @@ class WhatDiffers:
         record["kept"] = False
         if self.purpose == "response":
             return Entry(record, torch.empty(0), form="none", is_settled=True)
-        return Entry(
-            record, self._library.samples(tensor.dtype), form="sample", is_settled=True
-        )
+        return Entry(record, self._library.samples(tensor.dtype), form="sample", is_settled=True)
 
     @not_journaled
     def settle(self, entries: list[Entry], step: int, *, remember: bool = False) -> list[Entry]:
@@ -110,7 +106,8 @@ class WhatDiffers:
                 result.append(entry)
                 continue
             if remember:
-                place = {k: record[k] for k in ("global_shape", "boxes", "placements") if k in record}
+                fields = ("global_shape", "boxes", "placements")
+                place = {field: record[field] for field in fields if field in record}
                 self._places[_place_key(record)] = copy.deepcopy(place)
             result.append(self._compared(record, entry.tensor, step, "held"))
         return result
@@ -161,7 +158,8 @@ class WhatDiffers:
             if entry is None:
                 continue
             at = candidates.ranks.index(self.rank)
-            mine[key] = [self._error(entry, candidates.whole, lay, at) for lay in candidates.layouts]
+            layouts, whole = candidates.layouts, candidates.whole
+            mine[key] = [self._error(entry, whole, layout, at) for layout in layouts]
         shares: list[dict[Key, list[float]]] = []
         if open_:  # on all ranks or none
             shares = _gathered(mine, self.mesh.size)
