@@ -13,8 +13,8 @@ from .errors import UsageError
 class Filter:
     """What of a run is recorded; what is left out is counted.
 
-    Data ids of recorded steps are never left out, because they are compared first, nor are the
-    parameters that a run begins with.
+    Data ids of recorded steps are never left out, because they are compared first. No choice of
+    steps leaves out the parameters that a run begins with.
     """
 
     def __init__(self, only: Sequence[str], at_steps: Sequence[int]) -> None:

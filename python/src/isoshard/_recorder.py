@@ -308,9 +308,13 @@ class Recorder:
         return float(self.mesh.data_degree)
 
     def place_parameters(self) -> None:
-        """Compares what a run begins with. All ranks call it, before the first step."""
-        if self.comparison is not None and self.active:
-            self._entries = self.comparison.settle(self._entries, self.step, remember=True)
+        """Compares what a run begins with. All ranks call it, before the first step.
+
+        A later stage of a pipeline may begin when an earlier one has sent something, so that they
+        cannot meet here.
+        """
+        if self.comparison is not None and self.active and self.mesh.axes.get("pp", 1) == 1:
+            self._entries = self.comparison.settle(self._entries, self.step)
 
     # -- files -------------------------------------------------------------------------------
 

@@ -85,10 +85,10 @@ class WhatDiffers:
         return Entry(record, self._library.samples(tensor.dtype), form="sample", is_settled=True)
 
     @not_journaled
-    def settle(self, entries: list[Entry], step: int, *, remember: bool = False) -> list[Entry]:
-        """The entries, compared. Collective where ranks have to find places.
+    def settle(self, entries: list[Entry], step: int) -> list[Entry]:
+        """The entries, compared. Collective where there are several ranks.
 
-        `remember`: these are parameters, whose places serve gradients and later steps, too.
+        The places of parameters serve their gradients and later steps, too.
         """
         if step != self._step:
             self._shapes, self._step = shapes_of(self.reference, step), step
@@ -105,7 +105,7 @@ class WhatDiffers:
                 entry.is_settled = True
                 result.append(entry)
                 continue
-            if remember:
+            if record["kind"] == "param":
                 fields = ("global_shape", "boxes", "placements")
                 place = {field: record[field] for field in fields if field in record}
                 self._places[_place_key(record)] = copy.deepcopy(place)
