@@ -12,6 +12,7 @@ when the run is judged.
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,8 @@ class WhatDiffers:
         if step != self._step:
             self._shapes, self._step = shapes_of(self.reference, step), step
         held = [e for e in entries if not e.is_settled]
+        for entry in held:
+            self._place_whole(entry.record)
         if self.mesh.size > 1:
             self._find_places([e for e in held if e.record.get("layout") == "infer"], entries)
         result = []
@@ -114,6 +117,14 @@ class WhatDiffers:
 
     # -- places ------------------------------------------------------------------------------
 
+    def _place_whole(self, record: dict[str, Any]) -> None:
+        """A tensor that is as large as the reference's lies in one way, whatever others hold."""
+        shape = list(record["local_shape"])
+        if record.get("layout") == "infer" and self._shapes.get(self._key(record)) == shape:
+            zeros = [0] * len(shape)
+            box = {"local_offset": zeros, "global_offset": zeros, "size": shape}
+            apply_layout(record, shape, ([[box] if math.prod(shape) else []], None), 0)
+
     def _find_places(self, held: list[Entry], entries: list[Entry]) -> None:
         """Writes boxes into records whose layout is to be inferred, where one reading is chosen."""
         if not dist.is_initialized():
@@ -127,11 +138,15 @@ class WhatDiffers:
                 by_key.setdefault(key, [None] * self.mesh.size)[rank] = record
         chosen: dict[Key, tuple[Candidates, int]] = {}
         open_: dict[Key, Candidates] = {}
+        known: dict[str, Candidates | None] = {}  # layers have the same shapes
         for key, all_of_key in by_key.items():
             whole = self._shapes.get(key)
             if whole is None:
                 continue
-            candidates = candidates_of(key, all_of_key, whole, self.mesh, order)
+            alike = _alike(key, all_of_key, whole)
+            if alike not in known:
+                known[alike] = candidates_of(key, all_of_key, whole, self.mesh, order)
+            candidates = known[alike]
             if candidates is None:
                 continue
             if len(candidates.layouts) == 1:
@@ -210,6 +225,12 @@ def _place_key(record: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
     if record["kind"] == "optimizer":
         name = name.rpartition(".")[0]
     return name, tuple(record["local_shape"])
+
+
+def _alike(key: Key, records: Records, whole: list[int]) -> str:
+    """Equal for tensors that have the same candidates."""
+    said = [r and (r["local_shape"], r.get("layout"), r.get("placements")) for r in records]
+    return f"{key[1]} {whole} {said}"
 
 
 def _counts(record: dict[str, Any]) -> bool:
