@@ -6,7 +6,7 @@ include(CMakePackageConfigHelpers)
 
 set(_isoshard_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/isoshard)
 install(TARGETS isoshard_app isoshard_judge_app RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(TARGETS isoshard_stats_c EXPORT isoshard-targets
+install(TARGETS isoshard_stats_c isoshard_ranks_c EXPORT isoshard-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   FILE_SET HEADERS DESTINATION ${ISOSHARD_INSTALL_HEADERS})
 install(FILES ${PROJECT_SOURCE_DIR}/fixtures/text/kjv_genesis_to_joshua.txt

@@ -39,6 +39,11 @@ file(GLOB stats ${FOLDER}/installed/lib*/libisoshard_stats.so.1
 if(NOT stats OR NOT EXISTS ${FOLDER}/installed/include/isoshard/harness/stats/isoshard_stats.h)
   message(FATAL_ERROR "libisoshard_stats.so.1 and its header must be below ${FOLDER}/installed")
 endif()
+file(GLOB ranks ${FOLDER}/installed/lib*/libisoshard_ranks.so.1
+  ${FOLDER}/installed/lib*/*/libisoshard_ranks.so.1)
+if(NOT ranks OR NOT EXISTS ${FOLDER}/installed/include/isoshard/harness/ranks/isoshard_ranks.h)
+  message(FATAL_ERROR "libisoshard_ranks.so.1 and its header must be below ${FOLDER}/installed")
+endif()
 
 must(${CMAKE_COMMAND} -G ${GENERATOR} -S ${SOURCE}/examples/own_subject -B ${FOLDER}/consumer
   -DCMAKE_PREFIX_PATH=${FOLDER}/installed

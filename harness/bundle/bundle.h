@@ -14,9 +14,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "harness/bundle/journal.h"
@@ -30,6 +32,23 @@ struct NotRecorded {
   std::string why;
 };
 
+/// Which reference a run was compared with while it ran (docs/bundle.md).
+struct ComparedWith {
+  std::string digest;     ///< Bundle::digest of the reference
+  std::string responses;  ///< the SHA-256 of its responses.json; empty where there was none
+};
+
+/// What a filter left out of a recording. It excuses nothing by itself either.
+struct Filtered {
+  std::vector<std::string> only;    ///< patterns of what was recorded; empty: all names
+  std::vector<std::int64_t> steps;  ///< that were recorded; empty: all
+  std::int64_t records = 0;         ///< left out by name, over all ranks and steps
+};
+
+/// What a rank kept of a tensor that it compared: the elements at sampled_positions
+/// (harness/trace/sampled.h), in the record's dtype.
+using Samples = std::map<std::pair<int, RecordKey>, std::vector<std::byte>>;
+
 struct Bundle {
   Trace trace;
   std::map<RecordKey, Response> responses;
@@ -41,6 +60,13 @@ struct Bundle {
   std::string producer;  ///< "NAME VERSION" of the program that wrote it; may be empty
   std::vector<NotRecorded> not_recorded;
   Journals journals;  ///< of the ranks and steps that have one; not written by write_bundle
+  std::string run;    ///< its id
+  /// Of its run, settings, tensors and records, as its manifest lists them; not of responses.
+  std::string digest;
+  std::string responses_hash;  ///< SHA-256 of responses.json; empty if there is none
+  std::optional<ComparedWith> compared_with;
+  Samples samples;
+  std::optional<Filtered> filtered;
   /// Records whose ranks do not say where their local tensors lie. Until infer_layouts
   /// (harness/judge/infer_layouts.h) has found it out, each is taken as a replica of its own shape,
   /// and has no parts.
@@ -76,5 +102,10 @@ void write_responses(const std::filesystem::path& directory, const Reference& re
 ///              files of a rank or step).
 [[nodiscard]] Bundle read_bundle(const std::filesystem::path& directory,
                                  Unsealed unsealed = Unsealed::kRefused);
+
+/// The same without copying tensors, and without holding files to their hashes: for a rank that
+/// compares with a reference on its machine. Whoever judges reads the bundle again. Responses and
+/// records are checked as ever. Digests of parts are 0.
+[[nodiscard]] Bundle map_bundle(const std::filesystem::path& directory);
 
 }  // namespace isoshard

@@ -14,8 +14,10 @@
 #include "harness/bundle/bundle.h"
 #include "harness/bundle/bundle_files.h"
 #include "harness/bundle/bundle_json.h"
+#include "harness/bundle/compared_json.h"
 #include "harness/bundle/redrawn_json.h"
 #include "harness/trace/parts.h"
+#include "harness/trace/sampled.h"
 
 namespace isoshard {
 namespace {
@@ -30,20 +32,26 @@ using nlohmann::json;
 struct StepFiles {
   std::vector<Record> records;
   SafetensorsFile tensors;
+  std::map<RecordKey, json> statistics;  ///< of records that their rank compared
 };
 
 class BundleReader {
  public:
-  BundleReader(fs::path directory, Unsealed unsealed)
-      : directory_(std::move(directory)), unsealed_(unsealed), files_(directory_) {}
+  enum class Bytes : std::uint8_t { kCopied, kMapped };
+
+  BundleReader(fs::path directory, Unsealed unsealed, Bytes bytes)
+      : directory_(std::move(directory)), unsealed_(unsealed), bytes_(bytes), files_(directory_) {}
 
   Bundle run() {
     const fs::path file = directory_ / "manifest.json";
     if (!fs::exists(file) && has_steps()) require_there(file);  // it is written last
     const json manifest = files_.json("manifest.json");
     bundle_.schema = schema_of(manifest, file);
-    if (bundle_.schema == detail::kSchema) files_ = detail::SealedFiles(directory_, manifest);
+    if (bundle_.schema == detail::kSchema && bytes_ == Bytes::kCopied)
+      files_ = detail::SealedFiles(directory_, manifest);
     run_id_ = detail::field<std::string>(manifest, "run", file);
+    bundle_.run = run_id_;
+    read_digest(manifest, file);
     Trace& trace = bundle_.trace;
     trace.subject = detail::text_field(manifest, "subject", file);
     trace.case_slug = detail::text_field(manifest, "case", file);
@@ -101,6 +109,17 @@ class BundleReader {
           {detail::text_field(entry, "pattern", file), detail::text_field(entry, "why", file)});
   }
 
+  /// What a run says that it was compared with, and what others say when this one was it.
+  void read_digest(const json& manifest, const fs::path& file) {
+    bundle_.compared_with = detail::compared_with_of(manifest, file);
+    bundle_.filtered = detail::filtered_of(manifest, file);
+    if (!manifest.contains("files") || !manifest.at("files").is_object()) return;
+    bundle_.digest = detail::digest_of_manifest(manifest);
+    const json& files = manifest.at("files");
+    if (files.contains(detail::kResponsesFile))
+      bundle_.responses_hash = detail::field<std::string>(files, detail::kResponsesFile, file);
+  }
+
   static void require_there(const fs::path& file) {
     if (!fs::exists(file))
       throw InfrastructureError(fmt::format("{} is missing: the run is incomplete", file.string()));
@@ -135,7 +154,7 @@ class BundleReader {
         detail::field<std::int64_t>(description, "step", file) != step) {
       refuse(file, "holds another rank or step than its name says");
     }
-    StepFiles result{{}, files_.tensors(stem + ".safetensors")};
+    StepFiles result{{}, files_.tensors(stem + ".safetensors"), {}};
     if (description.contains("journal"))
       bundle_.journals[{static_cast<int>(step), rank}] =
           journal_of(description.at("journal"), rank, bundle_.trace.mesh.world_size(), file);
@@ -150,6 +169,15 @@ class BundleReader {
       ++defaults.position;
       if (record.kept) check_tensor(record, result.tensors);
       if (detail::is_inferred(entry, file)) bundle_.inferred.insert(key);
+      if (!record.kept && entry.contains("compared")) {
+        record.compared = true;
+        result.statistics[key] = entry.at("compared");
+        const std::string name = detail::sample_name(key);
+        if (result.tensors.contains(name)) {
+          read_sample(record, result.tensors, rank);
+          ++kept;
+        }
+      }
       kept += record.kept ? 1 : 0;
       result.records.push_back(std::move(record));
     }
@@ -157,6 +185,18 @@ class BundleReader {
       refuse(tensors,
              fmt::format("{} tensors, {} are described", result.tensors.names().size(), kept));
     return result;
+  }
+
+  void read_sample(const Record& record, const SafetensorsFile& tensors, int rank) {
+    const std::string name = detail::sample_name(record.key);
+    const SafetensorsInfo& info = tensors.info(name);
+    const std::size_t count =
+        sampled_positions(run_id_, rank, record.key, numel_of(record.local_shape)).size();
+    if (info.dtype != record.dtype || info.shape != Shape{static_cast<std::int64_t>(count)})
+      refuse(tensors.path(),
+             fmt::format("{} must hold {} elements of {}", name, count, name_of(record.dtype)));
+    const std::span<const std::byte> bytes = tensors.bytes(name);
+    bundle_.samples[{rank, record.key}] = {bytes.begin(), bytes.end()};
   }
 
   static void check_tensor(const Record& record, const SafetensorsFile& tensors) {
@@ -177,13 +217,23 @@ class BundleReader {
     }
     RankTrace trace;
     trace.rank = rank;
-    auto arena = std::make_shared<Arena>(capacity, fmt::format("bundle-{}", rank));
+    std::shared_ptr<Arena> arena;
+    std::vector<std::int64_t> begins;
+    if (bytes_ == Bytes::kMapped) {
+      std::vector<fs::path> paths;
+      for (const StepFiles& step : files) paths.push_back(step.tensors.path());
+      arena = std::make_shared<Arena>(paths, begins);
+    } else {
+      arena = std::make_shared<Arena>(capacity, fmt::format("bundle-{}", rank));
+    }
     std::set<RecordKey> seen;
-    for (StepFiles& step : files) {
+    for (std::size_t i = 0; i < files.size(); ++i) {
+      StepFiles& step = files[i];
+      if (bytes_ == Bytes::kMapped) begin_ = begins[i];
       for (Record& record : step.records) {
         if (!seen.insert(record.key).second)
           refuse(step.tensors.path(), fmt::format("{} stands twice", describe(record.key)));
-        fill(record, step.tensors, rank, *arena);
+        fill(record, step, rank, *arena);
         trace.records.push_back(std::move(record));
       }
     }
@@ -210,7 +260,8 @@ class BundleReader {
     }
   }
 
-  void fill(Record& record, const SafetensorsFile& tensors, int rank, Arena& arena) const {
+  void fill(Record& record, const StepFiles& step, int rank, Arena& arena) const {
+    const SafetensorsFile& tensors = step.tensors;
     if (bundle_.inferred.contains(record.key)) {
       keep(record, tensors, arena);
       return;
@@ -222,8 +273,13 @@ class BundleReader {
       refuse(tensors.path(),
              problem.starts_with(name) ? problem : fmt::format("{}: {}", name, problem));
     }
+    if (record.compared) {
+      detail::fill_statistics(record, step.statistics.at(record.key), tensors.path());
+      return;
+    }
     if (!record.kept) return;
     const std::span<const std::byte> bytes = keep(record, tensors, arena);
+    if (bytes_ == Bytes::kMapped) return;
     std::vector<std::byte> scratch;
     for (PartStats& part : record.parts) {
       const std::int64_t numel = numel_of(part, is_flat(record.layout));
@@ -233,12 +289,14 @@ class BundleReader {
     }
   }
 
-  static std::span<const std::byte> keep(Record& record, const SafetensorsFile& tensors,
-                                         Arena& arena) {
+  std::span<const std::byte> keep(Record& record, const SafetensorsFile& tensors,
+                                  Arena& arena) const {
     if (!record.kept) return {};
     const std::span<const std::byte> bytes = tensors.bytes(detail::tensor_name(record.key));
     record.bytes = static_cast<std::int64_t>(bytes.size());
-    record.offset = arena.append(bytes);
+    record.offset = bytes_ == Bytes::kCopied
+                        ? arena.append(bytes)
+                        : begin_ + (bytes.data() - tensors.file_bytes().data());
     return bytes;
   }
 
@@ -299,6 +357,8 @@ class BundleReader {
 
   fs::path directory_;
   Unsealed unsealed_;
+  Bytes bytes_;
+  std::int64_t begin_ = 0;  ///< of the step's file, where files are mapped
   detail::SealedFiles files_;
   std::string run_id_;
   Bundle bundle_;
@@ -307,7 +367,11 @@ class BundleReader {
 }  // namespace
 
 Bundle read_bundle(const fs::path& directory, Unsealed unsealed) {
-  return BundleReader(directory, unsealed).run();
+  return BundleReader(directory, unsealed, BundleReader::Bytes::kCopied).run();
+}
+
+Bundle map_bundle(const fs::path& directory) {
+  return BundleReader(directory, Unsealed::kRefused, BundleReader::Bytes::kMapped).run();
 }
 
 }  // namespace isoshard

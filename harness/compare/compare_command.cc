@@ -56,6 +56,10 @@ void declare(OptionTable& table) {
   judging("grad-scale", po::value<double>(),
           "factor on the judged run's activation gradients, without a loss scale (default: what "
           "the trusted bundle says)");
+  judging("only", po::value<std::string>(),
+          "judge these records and data ids alone: patterns as above; what the judged run lacks of "
+          "others is counted in the verdict");
+  judging("at-steps", po::value<std::string>(), "judge these steps alone, such as 0,3");
   judging("mesh", po::value<std::string>(),
           "the mesh that the judged run must have, such as dp=2,tp=2");
   auto output = table.group("output");
@@ -82,6 +86,18 @@ std::vector<std::string> patterns_of(std::string_view option, const std::string&
                       option, pattern));
   }
   return patterns;
+}
+
+std::vector<int> steps_of(const std::string& text) {
+  std::vector<int> steps;
+  for (const std::string& part : parts_of(text)) {
+    int step = 0;
+    const char* const end = part.data() + part.size();
+    if (std::from_chars(part.data(), end, step).ptr != end || part.empty() || step < 0)
+      throw UsageError(fmt::format("--at-steps must be numbers from 0 on, got '{}'", text));
+    steps.push_back(step);
+  }
+  return steps;
 }
 
 MeshShape mesh_of(const std::string& text) {
@@ -115,7 +131,7 @@ void require_fitting_options(const ParsedOptions& options) {
     refuse("allow-different-dtypes", options.get<bool>("allow-different-dtypes"));
     return;
   }
-  for (const char* name : {"input-dir", "partial", "grad-scale", "mesh"})
+  for (const char* name : {"input-dir", "partial", "grad-scale", "mesh", "only", "at-steps"})
     refuse(name, options.given(name));
   for (const char* name : {"allow-different-settings", "allow-unsealed"})
     refuse(name, options.get<bool>(name));
@@ -143,6 +159,9 @@ ComparePlan plan_of(const ParsedOptions& options) {
     plan.rules.not_recorded = patterns_of("not-recorded", options.get<std::string>("not-recorded"));
   if (options.given("partial"))
     plan.rules.partial = patterns_of("partial", options.get<std::string>("partial"));
+  if (options.given("only"))
+    plan.rules.only = patterns_of("only", options.get<std::string>("only"));
+  if (options.given("at-steps")) plan.rules.steps = steps_of(options.get<std::string>("at-steps"));
   if (options.given("mesh")) plan.rules.mesh = mesh_of(options.get<std::string>("mesh"));
   if (options.given("grad-scale")) {
     plan.rules.grad_scale = options.get<double>("grad-scale");

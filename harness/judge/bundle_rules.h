@@ -11,12 +11,12 @@
 namespace isoshard {
 
 /// Errors   FileError that starts with `file` and names the first record whose tensor is not in the
-///          bundle.
+///          bundle, and whose rank did not compare it either (Record::compared).
 void require_kept(const Trace& trace, const std::filesystem::path& file);
 
 /// Holds a judged run to layouts that hide no value:
 ///
-/// - every record has its tensor;
+/// - every record has its tensor, or was compared in its rank;
 /// - elements that no part covers are padding, and 0;
 /// - a rank that holds nothing of a tensor (an empty part, or only_at) is believed only where the
 ///   run cuts all tensors of that kind along one axis of the mesh, so that no rank of it holds a

@@ -17,6 +17,7 @@
 #include "harness/bundle/run_settings.h"
 #include "harness/judge/bundle_rules.h"
 #include "harness/judge/compare_bundles.h"
+#include "harness/judge/fitting_statistics.h"
 #include "harness/judge/infer_layouts.h"
 #include "harness/judge/judge.h"
 #include "harness/judge/judge_journals.h"
@@ -247,6 +248,42 @@ void hold_to_calls(const SavedRun& trusted, const Trace& judged, JudgePolicy& po
   }
 }
 
+/// Whether whoever compares wants this record of the trusted run.
+bool is_wanted(const RecordKey& key, const BundleRules& rules) {
+  if (key.kind == RecordKind::kDataId) return true;
+  const bool is_read = key.kind == RecordKind::kParam && key.step == 0 && key.call == 0;
+  const bool is_of_step = rules.steps.empty() || is_read ||
+                          std::ranges::find(rules.steps, key.step) != rules.steps.end();
+  return is_of_step && (rules.only.empty() || matches_any(rules.only, key));
+}
+
+/// Lets the judge pass what whoever compares does not want. Returns words for the verdict line.
+std::string add_filters(const SavedRun& trusted, const SavedRun& judged, const Reference& reference,
+                        const BundleRules& rules, JudgePolicy& policy) {
+  std::set<RecordKey> recorded;
+  for (const RankTrace& rank : judged.bundle.trace.ranks) {
+    for (const Record& record : rank.records) recorded.insert(record.key);
+  }
+  for (const Record& record : reference.trace().ranks.at(0).records) {
+    if (!is_wanted(record.key, rules) && !recorded.contains(record.key))
+      policy.left_out.insert(record.key);
+  }
+  std::vector<std::string> words;
+  if (!policy.left_out.empty())
+    words.push_back(fmt::format("{} records of the trusted run", policy.left_out.size()));
+  for (const SavedRun* saved : {&trusted, &judged}) {
+    if (!saved->bundle.filtered.has_value()) continue;
+    const Filtered& filtered = *saved->bundle.filtered;
+    std::string text = fmt::format("{} records that the {} run made no record of", filtered.records,
+                                   saved == &trusted ? "trusted" : "judged");
+    if (!filtered.only.empty()) text += fmt::format(" (only {})", fmt::join(filtered.only, ", "));
+    if (!filtered.steps.empty())
+      text += fmt::format(" (at steps {})", fmt::join(filtered.steps, ", "));
+    words.push_back(std::move(text));
+  }
+  return words.empty() ? "" : fmt::format("filters left out {}", fmt::join(words, ", and "));
+}
+
 /// Where the sampler and the masks stand, which a run whose batches come from a file has not.
 void leave_out_places_in_data(const SavedRun& judged, JudgePolicy& policy,
                               std::set<RecordKey>& extra, std::vector<std::string>& notes) {
@@ -304,6 +341,7 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
   // Our own recorder stands behind all that a subject does to a gradient.
   policy.taps_may_differ = is_foreign(trusted.bundle) && is_foreign(judged.bundle);
   hold_to_calls(trusted, judged.bundle.trace, policy, notes);
+  const std::string filters = add_filters(trusted, judged, reference, rules, policy);
   infer_layouts(judged.bundle, reference, policy, judged.manifest);
   require_honest_layouts(judged.bundle.trace, rules.not_recorded, judged.manifest);
   if (reference.response_runs() == 0 && !policy.rtol.has_value()) policy.level = Level::kExact;
@@ -318,12 +356,18 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
   add_claims(judged, rules, notes);
   add_producer(trusted.bundle, "trusted", notes);
   add_producer(judged.bundle, "judged", notes);
+  const ComparedInRanks compared = require_fitting_statistics(trusted, judged, reference, policy);
   const Trace run = replayed(
       judged.bundle.trace, reference, policy, [&](const RankTrace& rank, const Record& record) {
         return extra.contains(record.key) ? std::nullopt : std::optional(rank.tensor(record));
       });
   Verdict verdict = judge(reference, run, policy);
   verdict.notes.insert(verdict.notes.end(), notes.begin(), notes.end());
+  if (!filters.empty()) verdict.reason += "; " + filters;
+  if (compared.tensors > 0) {
+    verdict.reason += "; " + words_of(compared);
+    verdict.notes.push_back(note_of(compared));
+  }
   add_journals(judge_journals(judged.bundle, reference, rules.not_recorded), verdict);
   return verdict;
 }

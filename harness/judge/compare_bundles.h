@@ -23,8 +23,11 @@ struct BundleRules {
   /// As JudgePolicy::activation_grad_scale, before what the trusted bundle says.
   std::optional<double> grad_scale = {};
   std::vector<std::string> not_recorded = {};  ///< as JudgePolicy; also of what only the run has
-  std::vector<std::string> partial = {};       ///< as JudgePolicy, beside what the trusted run says
-  std::optional<MeshShape> mesh = {};          ///< that the judged run must have
+  /// Patterns and steps of what the judged run need have; empty: all. Data ids are never left out.
+  std::vector<std::string> only = {};
+  std::vector<int> steps = {};
+  std::vector<std::string> partial = {};  ///< as JudgePolicy, beside what the trusted run says
+  std::optional<MeshShape> mesh = {};     ///< that the judged run must have
 };
 
 /// Judges the run in bundle `actual` against the one in `reference`; a reference of several ranks

@@ -184,7 +184,8 @@ class Judge {
   void judge_one(const Record& wanted, const RecordKey& response_of) {
     const auto found = held_.find(wanted.key);
     if (found == held_.end()) {
-      if (matches_any(options_.not_recorded, wanted.key)) {
+      if (matches_any(options_.not_recorded, wanted.key) ||
+          options_.left_out.contains(wanted.key)) {
         verdict_.not_recorded.push_back(describe(wanted.key));
         return;
       }

@@ -16,7 +16,9 @@ using ReplayedTensor =
 
 /// As if the run had been recorded against this reference. Kept is what differs.
 ///
-/// Requires   the trace has kept its tensors.
+/// Records whose ranks compared them are taken as they are.
+///
+/// Requires   the trace has kept the tensors of all other records.
 [[nodiscard]] Trace replayed(const Trace& trace, const Reference& reference,
                              const JudgePolicy& policy, const ReplayedTensor& tensor_of,
                              RunPurpose purpose = RunPurpose::kJudged);

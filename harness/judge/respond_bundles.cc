@@ -13,6 +13,7 @@
 
 #include "core/base/error.h"
 #include "harness/judge/bundle_rules.h"
+#include "harness/judge/fitting_statistics.h"
 #include "harness/judge/replay.h"
 #include "harness/judge/saved_run.h"
 #include "harness/stats/tolerance.h"
@@ -70,6 +71,35 @@ void require_perturbed(const SavedRun& trusted, const SavedRun& perturbed,
         "a perturbed run must begin with weights that are moved by one ulp, got the reference's");
 }
 
+void require_statistics_of_all(const SavedRun& perturbed) {
+  for (const Record& record : perturbed.bundle.trace.ranks.at(0).records) {
+    if (!record.compared)
+      perturbed.refuse(fmt::format(
+          "a perturbed run must have the statistics of all its records or all its tensors, got a "
+          "tensor of {} beside statistics",
+          describe(record.key)));
+  }
+}
+
+/// The perturbed run, compared with the reference: now, or by itself while it ran.
+Trace compared_run(const SavedRun& trusted, SavedRun& perturbed, const Reference& reference,
+                   const JudgePolicy& policy) {
+  if (has_statistics(perturbed.bundle.trace)) {
+    require_compared_with(trusted, perturbed);
+    if (perturbed.bundle.trace.mesh.world_size() > 1)
+      perturbed.refuse("a perturbed run that compares while it runs must be one process");
+    require_statistics_of_all(perturbed);
+    return perturbed.bundle.trace;
+  }
+  const Reference whole = reference_of(perturbed);
+  return replayed(
+      whole.trace(), reference, policy,
+      [](const RankTrace& rank, const Record& record) {
+        return std::optional(rank.tensor(record));
+      },
+      RunPurpose::kResponse);
+}
+
 }  // namespace
 
 std::size_t respond_bundles(const std::filesystem::path& reference_folder,
@@ -84,21 +114,12 @@ std::size_t respond_bundles(const std::filesystem::path& reference_folder,
   }
   SavedRun trusted(reference_folder, Unsealed::kRefused);
   Reference reference = reference_of(trusted);
-  JudgePolicy policy;
-  policy.coarsest = coarsest_dtype(trusted.settings, reference.trace());
-  policy.mask = masks_small_gradients(trusted.settings);
-  policy.step_rule = step_rule_of(trusted.settings);
+  const JudgePolicy policy = recording_policy(trusted.settings, reference.trace());
   // No run sees the responses of others: it would mask by them.
   const Reference bare(reference.trace());
   for (const std::filesystem::path& folder : perturbed_folders) {
     SavedRun perturbed(folder, Unsealed::kRefused);
-    const Reference whole = reference_of(perturbed);
-    const Trace run = replayed(
-        whole.trace(), bare, policy,
-        [](const RankTrace& rank, const Record& record) {
-          return std::optional(rank.tensor(record));
-        },
-        RunPurpose::kResponse);
+    const Trace run = compared_run(trusted, perturbed, bare, policy);
     require_perturbed(trusted, perturbed, bare, run, policy.coarsest);
     reference.add_response(run);
   }

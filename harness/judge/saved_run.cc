@@ -10,6 +10,7 @@
 #include "core/base/error.h"
 #include "harness/judge/assembled.h"
 #include "harness/judge/bundle_rules.h"
+#include "harness/judge/fitting_statistics.h"
 #include "harness/stats/tolerance.h"
 #include "harness/verdict/equal_runs.h"
 
@@ -35,6 +36,15 @@ Dtype coarsest_dtype(const RunSettings& settings, const Trace& trace) {
   return coarsest;
 }
 
+JudgePolicy recording_policy(const RunSettings& settings, const Trace& reference) {
+  JudgePolicy policy;
+  policy.coarsest = coarsest_dtype(settings, reference);
+  policy.mask = masks_small_gradients(settings);
+  policy.step_rule = step_rule_of(settings);
+  policy.max_grad_norm = settings.max_grad_norm.value_or(policy.max_grad_norm);
+  return policy;
+}
+
 bool masks_small_gradients(const RunSettings& settings) {
   if (settings.mask_small_gradients.has_value()) return *settings.mask_small_gradients;
   const auto found = settings.training.find("optimizer.kind");
@@ -49,6 +59,9 @@ Reference reference_of(SavedRun& trusted) {
                     "\"infer\" of {}",
                     describe(*trusted.bundle.inferred.begin())));
   require_kept(trace, trusted.manifest);
+  if (has_statistics(trace))
+    trusted.refuse(
+        "a trusted run must hold its tensors, got statistics of them (keep=\"what_differs\")");
   if (trace.mesh.world_size() > 1) {
     if (const std::optional<UnequalCopies> found = find_unequal_copies(trace)) {
       trusted.refuse(fmt::format(

@@ -6,6 +6,7 @@
 
 #include "harness/bundle/bundle.h"
 #include "harness/bundle/run_settings.h"
+#include "harness/trace/judge_policy.h"
 
 namespace isoshard {
 
@@ -25,6 +26,9 @@ struct SavedRun {
 /// What floors must allow for: what the settings say, else the coarsest floating dtype of any
 /// record.
 [[nodiscard]] Dtype coarsest_dtype(const RunSettings& settings, const Trace& trace);
+
+/// How a run is compared with this reference while it is recorded.
+[[nodiscard]] JudgePolicy recording_policy(const RunSettings& settings, const Trace& reference);
 
 /// Whether steps of small gradients are left out: what the settings say, else whether the optimizer
 /// is Adam's, whose step is a sign where the gradient is noise.

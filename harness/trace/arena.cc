@@ -3,6 +3,7 @@
 //
 // What the processes have in common, a table in shared memory, says which extents; each process
 // maps those that it lacks when it asks for the data. A reader maps them read-only.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <cerrno>
 #include <cstring>
 #include <new>
+#include <system_error>
 
 #include "core/base/error.h"
 #include "core/memory/memory_pool.h"
@@ -122,6 +124,36 @@ Arena::Arena(std::size_t capacity, const std::string& name) : impl_(std::make_un
   impl.table = impl.reserve(impl.table_bytes, PROT_READ | PROT_WRITE, MAP_SHARED);
   impl.range = impl.reserve(impl.reserved(), PROT_NONE, MAP_PRIVATE);
   new (impl.table) Header;
+}
+
+Arena::Arena(std::span<const std::filesystem::path> files, std::vector<std::int64_t>& begins)
+    : impl_(std::make_unique<Impl>()) {
+  Impl& impl = *impl_;
+  impl.name = "files";
+  std::vector<std::size_t> sizes;
+  begins.clear();
+  for (const std::filesystem::path& file : files) {
+    std::error_code error;
+    sizes.push_back(std::filesystem::file_size(file, error));
+    if (error) throw FileError(fmt::format("{}: {}", file.string(), error.message()));
+    begins.push_back(static_cast<std::int64_t>(impl.capacity));
+    impl.capacity += round_up(sizes.back(), kPage);
+  }
+  impl.table_bytes = sizeof(Header);
+  impl.table = impl.reserve(impl.table_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+  impl.range = impl.reserve(impl.reserved(), PROT_NONE, MAP_PRIVATE);
+  new (impl.table) Header;
+  impl.header().size.store(impl.capacity, std::memory_order_release);
+  impl.sealed = true;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    if (sizes[i] == 0) continue;
+    const int file = ::open(files[i].c_str(), O_RDONLY | O_CLOEXEC);
+    if (file < 0) throw FileError(fmt::format("{}: {}", files[i].string(), std::strerror(errno)));
+    void* const at =
+        ::mmap(impl.range + begins[i], sizes[i], PROT_READ, MAP_PRIVATE | MAP_FIXED, file, 0);
+    ::close(file);
+    if (at == MAP_FAILED) impl.fail("mapping", sizes[i]);
+  }
 }
 
 Arena::~Arena() = default;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -49,6 +50,8 @@ struct JudgePolicy {
   std::optional<std::vector<std::string>> partial = {};
   /// Records that need not be there, as patterns: one that no rank has is listed instead of missed.
   std::vector<std::string> not_recorded = {};
+  /// The same of single records, which a filter leaves out.
+  std::set<RecordKey> left_out = {};
   /// For the diagnosis. The norm that gradients are clipped to, 0 if unknown or none; how many
   /// names a parameter has, where that is more than one (tied weights).
   double max_grad_norm = 0;

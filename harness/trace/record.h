@@ -65,6 +65,9 @@ struct Record {
   /// Elements judged when a mask applied (parameters after an Adam step); -1: no mask.
   std::int64_t unmasked = -1;
   bool kept = false;  ///< bytes of the local tensor are in the rank's arena
+  /// Not kept, and the statistics of its parts are those that a rank of another program made
+  /// against the reference (docs/bundle.md).
+  bool compared = false;
   /// Of the kept bytes in the arena, 64-byte aligned; contiguous, row-major.
   std::int64_t offset = 0;
   std::int64_t bytes = 0;

@@ -24,7 +24,7 @@ namespace isoshard {
 
 struct RecordWriter::Impl {
   explicit Impl(RecordOptions given) : options(std::move(given)) {
-    if (options.keep != Keep::kNothing && options.arena == nullptr)
+    if (options.keep != Keep::kNothing && options.arena == nullptr && !options.decides_only)
       throw InfrastructureError("a recorder that keeps tensors needs an arena");
     trace.rank = options.rank;
     trace.arena = options.arena;
@@ -63,12 +63,12 @@ struct RecordWriter::Impl {
     const WantedRecord* reference = wanted.has_value() ? &*wanted : nullptr;
     measure(record, reference, value.bytes.data());
     if (is_collectives(record.key)) count_wrong_calls(record, value);
-    if (should_keep(record, reference)) {
+    record.kept = should_keep(record, reference);
+    if (record.kept && !options.decides_only) {
       record.bytes = static_cast<std::int64_t>(value.bytes.size());
       record.offset = options.replica_bytes == nullptr
                           ? options.arena->append(value.bytes)
                           : options.replica_bytes->append(*options.arena, record.key, value.bytes);
-      record.kept = true;
     }
   }
 
@@ -229,6 +229,23 @@ void RecordWriter::begin_step(int step) {
 
 void RecordWriter::write(const Site& site, const HostTensor& value) {
   impl_->write(site, value);
+}
+
+void RecordWriter::take(const Record& record) {
+  Record& own = impl_->trace.records.emplace_back(record);
+  own.key.call = impl_->calls[{own.key.step, own.key.kind, own.key.name}]++;
+  own.order = static_cast<std::int64_t>(impl_->trace.records.size()) - 1;
+}
+
+bool RecordWriter::would_keep(const Record& record) const {
+  std::optional<WantedRecord> wanted;
+  if (impl_->options.reference != nullptr)
+    wanted = wanted_of(*impl_->options.reference, record.key, impl_->options.policy);
+  return impl_->should_keep(record, wanted.has_value() ? &*wanted : nullptr);
+}
+
+const Record& RecordWriter::last() const {
+  return impl_->trace.records.back();
 }
 
 RankTrace RecordWriter::finish() {

@@ -52,7 +52,10 @@ struct RecordOptions {
   /// 1/parts of what the whole tensor is allowed: if the whole exceeds, some part does), if it
   /// differs and there is no response, if it must be exact and is not, or if there is no reference
   /// for it. Partials, scalars and ids are always kept.
-  std::shared_ptr<Arena> arena;  ///< required unless kNothing
+  /// Required unless kNothing or decides_only.
+  std::shared_ptr<Arena> arena;
+  /// Records say whether their tensor is to be kept (Record::kept); whoever writes keeps it.
+  bool decides_only = false;
   /// Recorders of one process that have the same arena and reference.
   std::shared_ptr<ReplicaBytes> replica_bytes = nullptr;
   /// Where small gradients are masked (masks_small_gradients), parameters after a step are compared
@@ -77,6 +80,13 @@ class RecordWriter {
   /// Errors   MeshError that names the record if the tensor is not what its layout says; as Arena
   ///          if memory is short.
   void write(const Site& site, const HostTensor& value);
+  /// Takes over what another recorder compared with the same reference, as it is.
+  /// Requires   record.compared, and begin_step of its step.
+  void take(const Record& record);
+  /// Whether kWhatDiffers would keep this record, by its statistics.
+  [[nodiscard]] bool would_keep(const Record& record) const;
+  /// What write or take added last.
+  [[nodiscard]] const Record& last() const;
   /// Ends recording and hands over the records.
   [[nodiscard]] RankTrace finish();
 

@@ -2,6 +2,7 @@
 /// All that one run recorded, as the controller sees it, and the arenas that hold kept bytes.
 #pragma once
 #include <cstddef>
+#include <filesystem>
 #include <memory>
 #include <span>
 #include <string>
@@ -24,6 +25,10 @@ namespace isoshard {
 class Arena {
  public:
   explicit Arena(std::size_t capacity, const std::string& name);
+  /// Files that lie one behind the other in memory, read-only and not copied: each from the offset
+  /// in `begins` on. Nothing can be appended. A file that is shortened meanwhile ends the process.
+  /// Errors   FileError if a file cannot be opened.
+  Arena(std::span<const std::filesystem::path> files, std::vector<std::int64_t>& begins);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;

@@ -58,6 +58,7 @@ class AutoConfig:
     no_dropout: bool = False
     options_file: str | None = None
     model_config: str | None = None  # where to write the model's config, as JSON
+    compare_with: str | None = None
     overrides: dict[str, Any] = field(default_factory=dict)
 
     def to_text(self) -> str:
@@ -87,6 +88,8 @@ _OPTION_NAMES = (
     "grad_scale",
     "loss_reduction",
     "allow_draws",
+    "only",
+    "at_steps",
 )
 
 
@@ -258,6 +261,8 @@ class AutoRecorder:
             subject=config.subject,
             case=config.case,
             options=with_preset(self.options, module),
+            compare_with=config.compare_with,
+            purpose="judged" if config.perturb is None else "response",
         )
         kwargs: dict[str, Any] = {
             "max_steps": config.steps,

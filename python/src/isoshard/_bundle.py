@@ -32,16 +32,20 @@ Key = tuple[int, str, str, int]
 
 @dataclass
 class Entry:
-    """One record and its tensor; `micro` is the micro-batch that it belongs to, if to one."""
+    """One record and what is stored of its tensor; `micro` is its micro-batch, if it has one."""
 
     record: dict[str, Any]
     tensor: torch.Tensor
     micro: int | None = None
+    #: "whole"; "sample": elements that stand for a tensor that was compared; "none": not even those
+    form: str = "whole"
+    is_settled: bool = False  # whether the rank has compared it, or will not
 
     @property
     def tensor_name(self) -> str:
         """Its name in the safetensors file."""
-        return f"{self.record['kind']}/{self.record['name']}/{self.record['call']}"
+        name = f"{self.record['kind']}/{self.record['name']}/{self.record['call']}"
+        return f"sample/{name}" if self.form == "sample" else name
 
 
 def step_folder(directory: Path, step: int) -> Path:
@@ -132,7 +136,8 @@ def write_rank(
     except FileExistsError:
         raise _second_writer(directory, rank) from None
     write_safetensors(
-        stem.with_suffix(".safetensors"), [(e.tensor_name, e.tensor) for e in entries]
+        stem.with_suffix(".safetensors"),
+        [(e.tensor_name, e.tensor) for e in entries if e.form != "none"],
     )
     content: dict[str, Any] = {
         "schema": SCHEMA,
@@ -311,3 +316,11 @@ def write_records(directory: Path, step: int, rank: int, content: Mapping[str, A
 def read_tensors(directory: Path, step: int, rank: int) -> dict[str, torch.Tensor]:
     """The tensors of a step and rank, as KIND/NAME/CALL."""
     return read_safetensors(step_folder(directory, step) / f"{rank_stem(rank)}.safetensors")
+
+
+def read_some_tensors(
+    directory: Path, step: int, rank: int, prefix: str
+) -> dict[str, torch.Tensor]:
+    """Those whose name has this prefix, without reading the others."""
+    path = step_folder(directory, step) / f"{rank_stem(rank)}.safetensors"
+    return read_safetensors(path, prefix)

@@ -82,6 +82,7 @@ class Hooks:
         recorder.training.update(training_settings(self.model, kinds_of(self.optimizers)))
         self._set_judging()
         self._record_parameters()
+        recorder.place_parameters()
 
     # -- attaching ---------------------------------------------------------------------------
 

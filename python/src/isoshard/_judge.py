@@ -12,10 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from . import _launch, _program
 from ._failures import Failure, why_failed
 from ._mesh import Mesh, parse_mesh
 from ._processes import end_processes
+from ._seconds import Seconds
 from .errors import RecordError, RunError, UsageError
 
 NUM_PERTURBED = 3
@@ -51,32 +49,14 @@ class JudgeOptions:
     grad_scale: float | None = None
     loss_reduction: str | None = None
     activations: bool = True
+    keep: str = "everything"
+    only: list[str] = field(default_factory=list)
+    at_steps: list[int] = field(default_factory=list)
     allow_one_process: bool = False
     timeout: float = 1800.0
     jobs: int = 0
     verbose: bool = False
     quiet: bool = False
-
-
-class Seconds:
-    """Wall-clock seconds by part of the work."""
-
-    def __init__(self) -> None:
-        self.parts: dict[str, float] = {}
-
-    @contextmanager
-    def measure(self, name: str) -> Iterator[None]:
-        """Adds the time of a block to a part."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.parts[name] = self.parts.get(name, 0.0) + time.perf_counter() - start
-
-    def __str__(self) -> str:
-        total = sum(self.parts.values())
-        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.parts.items())
-        return f"seconds: {parts}; together {total:.1f}"
 
 
 def judge(options: JudgeOptions) -> int:
@@ -275,6 +255,14 @@ class _Driver:
         if options.grad_scale is not None:
             overrides["grad_scale"] = options.grad_scale
         is_run = subject == "run"
+        if options.only:
+            overrides["only"] = options.only
+        if options.at_steps:
+            overrides["at_steps"] = options.at_steps
+        compare_with = None
+        if options.keep == "what_differs" and subject not in ("reference", "single"):
+            given = None if self.is_ours else options.reference
+            compare_with = str((given or self.folder / "reference").resolve())
         return AutoConfig(
             directory=str(path),
             mesh=str(self.mesh) if is_run else None,
@@ -287,6 +275,7 @@ class _Driver:
             no_dropout=options.no_dropout,
             options_file=options.options_file,
             model_config=str(self._config_file()) if subject == "single" else None,
+            compare_with=compare_with,
             overrides=overrides,
         )
 
@@ -370,6 +359,8 @@ class _Driver:
                 ("--partial", options.partial),
                 ("--grad-scale", options.grad_scale),
                 ("--mesh", str(self.mesh)),
+                ("--only", ",".join(options.only) or None),
+                ("--at-steps", ",".join(map(str, options.at_steps)) or None),
             ):
                 if value is not None:
                     arguments += [flag, str(value)]

@@ -42,6 +42,10 @@ def record(
     loss_reduction: str = "avg",
     allow_draws: bool = False,
     preset: str = "auto",
+    keep: str = "everything",
+    reference: str | os.PathLike[str] | None = None,
+    only: Sequence[str] = (),
+    at_steps: Sequence[int] = (),
     training: Mapping[str, Any] | None = None,
     judging: Mapping[str, Any] | None = None,
     subject: str = "pytorch",
@@ -76,6 +80,11 @@ def record(
             all layouts draw the same.
         preset: "megatron": places that Megatron-Core's layers have; "auto": if the model is
             one of Megatron-Core's; "none".
+        keep: "everything", or "what_differs": each rank compares its tensors with `reference` while
+            it runs; what agrees leaves its statistics, a digest and samples.
+        reference: the bundle of one process to compare with, with its responses.
+        only: KIND/NAME patterns of what is recorded; all if there are none. Data ids always are.
+        at_steps: numbers of the optimizer steps that are recorded, from 0; all if there are none.
         training: further settings that both runs must share.
         judging: settings by which this bundle, as a reference, has others judged.
         subject: who is judged, for the report.
@@ -98,7 +107,14 @@ def record(
         loss_reduction=loss_reduction,
         allow_draws=allow_draws,
         preset=preset,
+        only=only,
+        at_steps=at_steps,
     )
+    if keep not in ("everything", "what_differs") or (keep == "what_differs") != bool(reference):
+        raise UsageError(
+            'keep must be "everything", or "what_differs" with the reference= to compare with, got '
+            f"{keep!r} and {reference!r}."
+        )
     model = Stages(model) if is_schedule(model) else model
     if no_dropout:
         switch_dropout_off(unwrapped(model))
@@ -110,7 +126,13 @@ def record(
         plain = unwrapped(model)
         move_weights(plain, perturb, outside_parameters(plain, _list_of(optimizer)))
     recorder = Recorder(
-        directory, mesh=mesh, subject=subject, case=case, options=with_preset(options, model)
+        directory,
+        mesh=mesh,
+        subject=subject,
+        case=case,
+        options=with_preset(options, model),
+        compare_with=reference,
+        purpose="judged" if perturb is None else "response",
     )
     hooks: Hooks
     if is_engine(model):

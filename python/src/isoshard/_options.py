@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,11 +42,21 @@ class Options:
     loss_reduction: str = "avg"
     allow_draws: bool = False
     preset: str = "auto"
+    only: Sequence[str] = ()
+    at_steps: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         for pattern, layout in self.layouts.items():
             _check_layout(pattern, layout)
-        for pattern in (*self.not_recorded, *self.layouts):
+        if isinstance(self.only, str) or any("/" not in pattern for pattern in self.only):
+            raise UsageError(
+                f"only must be a list of KIND/NAME patterns, such as param/*, got {self.only!r}."
+            )
+        if any(not isinstance(step, int) or step < 0 for step in self.at_steps):
+            raise UsageError(
+                f"Steps to record must be numbers from 0 on, got {list(self.at_steps)}."
+            )
+        for pattern in (*self.not_recorded, *self.layouts, *self.only):
             kind = pattern.partition("/")[0]
             if "/" in pattern and kind not in KINDS and not set(kind) & set("*?["):
                 raise UsageError(

@@ -100,7 +100,7 @@ def _resolved(reference: Path, run: Path) -> tuple[int, dict[tuple[int, int], di
                     by_key.setdefault(key, [None] * mesh.size)[rank] = record
             for key, records in by_key.items():
                 _check_stages(key, records)
-            shapes = _shapes_of(reference, step)
+            shapes = shapes_of(reference, step)
             values = _Values(reference, run, step, mesh.size)
             order = orders_of(reference, run, step, mesh)
             before = resolved
@@ -112,7 +112,8 @@ def _resolved(reference: Path, run: Path) -> tuple[int, dict[tuple[int, int], di
     return resolved, changed
 
 
-def _shapes_of(reference: Path, step: int) -> dict[Key, list[int]]:
+def shapes_of(reference: Path, step: int) -> dict[Key, list[int]]:
+    """The shapes of a step's whole tensors, as the reference has them."""
     if step not in _bundle.read_manifest(reference)["steps"]:
         return {}
     return {
@@ -151,27 +152,41 @@ def _number(value: Any) -> float:
     return float.fromhex(value) if isinstance(value, str) else float(value)
 
 
-def _resolve_one(
+@dataclass(frozen=True)
+class Candidates:
+    """The ways in which a tensor may lie, the likeliest by convention first."""
+
+    whole: list[int]
+    ranks: list[int]  # that hold it
+    inner: Mesh  # of those ranks
+    layouts: list[Layout]
+
+    def nearest(self, errors: list[float]) -> int:
+        """The layout that is clearly the nearest, else the first one."""
+        return _nearest(errors)
+
+
+def candidates_of(
     key: Key,
     records: list[dict[str, Any] | None],
     whole: list[int],
     mesh: Mesh,
     order: Order | None,
-    values: _Values,
-) -> bool:
+) -> Candidates | None:
+    """All ways to lay out a tensor whose ranks leave that open; None if there are none."""
     ranks = [rank for rank, record in enumerate(records) if record is not None]
     present = [r for r in records if r is not None]
     if any(r.get("layout") != "infer" for r in present) or ranks != _holders(present[0], mesh):
-        return False
+        return None
     shapes = [list(r["local_shape"]) for r in present]
     if any(len(shape) != len(whole) for shape in shapes):
-        return False
+        return None
     kind = key[1]
     # Ranks of one stage of a pipeline are a mesh of their own.
     inner = mesh if len(ranks) == mesh.size else _without(mesh, _only_at(present[0]))
     readings = readings_of(shapes, whole, inner, kind)
     if not readings:
-        return False
+        return None
     of_samples = None
     if order is not None and kind in _SAMPLE_KINDS:
         of_samples = [order.samples[rank] for rank in ranks]
@@ -186,6 +201,22 @@ def _resolve_one(
         balanced = _head_and_tail(reading, shapes, whole, boxes, kind)
         if balanced is not None:
             layouts.insert(len(layouts) - 1 if is_head_tail else len(layouts), (balanced, ()))
+    return Candidates(whole, ranks, inner, layouts)
+
+
+def _resolve_one(
+    key: Key,
+    records: list[dict[str, Any] | None],
+    whole: list[int],
+    mesh: Mesh,
+    order: Order | None,
+    values: _Values,
+) -> bool:
+    candidates = candidates_of(key, records, whole, mesh, order)
+    if candidates is None:
+        return False
+    ranks, inner, layouts = candidates.ranks, candidates.inner, candidates.layouts
+    present = [r for r in records if r is not None]
     chosen = 0
     if len(layouts) > 1:
         reference, *local = values.of(key, ranks)
@@ -195,15 +226,20 @@ def _resolve_one(
         local = [tensor / scale for tensor, scale in zip(local, scales, strict=True)]
         if len(layouts) > 1:
             chosen = _nearest([_error(reference, local, layout, inner) for layout in layouts])
-    boxes, added = layouts[chosen]
-    for record, parts in zip(present, boxes, strict=True):
-        del record["layout"]
-        record["global_shape"] = list(whole)
-        record["boxes"] = parts
-        partial = [{"axis": axis, "kind": "partial", "reduction": "sum"} for axis in added]
-        if partial:
-            record["placements"] = [*record.get("placements", []), *partial]
+    for i, record in enumerate(present):
+        apply_layout(record, whole, layouts[chosen], i)
     return True
+
+
+def apply_layout(record: dict[str, Any], whole: list[int], layout: Layout, at: int) -> None:
+    """Writes a layout into the record of the rank that is the `at`th one to hold the tensor."""
+    boxes, added = layout
+    del record["layout"]
+    record["global_shape"] = list(whole)
+    record["boxes"] = boxes[at]
+    partial = [{"axis": axis, "kind": "partial", "reduction": "sum"} for axis in added]
+    if partial:
+        record["placements"] = [*record.get("placements", []), *partial]
 
 
 def _added_over(reading: Reading, mesh: Mesh) -> tuple[str, ...]:

@@ -18,10 +18,12 @@ from . import _bundle, _settings
 from ._bundle import Entry
 from ._calls import journal_of_recorder
 from ._dtensor import Place, axes_of_mesh_dims, is_dtensor, local_of, place_of
+from ._filters import Filter
 from ._mesh import ALIASES, DATA_AXES, MeshLike, mesh_of
 from ._micro_batches import merged
 from ._options import Layout, Options
 from ._safetensors import dtype_name
+from ._what_differs import WhatDiffers
 from .errors import RecordError, UsageError
 
 _SAMPLE_KINDS = ("activation", "activation_grad", "data_id")
@@ -85,9 +87,13 @@ class Recorder:
         subject: str = "pytorch",
         case: str = "training step",
         options: Options | None = None,
+        compare_with: str | os.PathLike[str] | None = None,
+        purpose: str = "judged",
     ) -> None:
+        """`compare_with` is a reference: what agrees with it is not kept (_what_differs)."""
         self.directory = Path(directory)
         self.options = options or Options()
+        self.filter = Filter(self.options.only, self.options.at_steps)
         self.rank, self.world_size = world()
         _check_world_size(self.world_size)
         self.mesh = mesh_of(mesh, self.world_size)
@@ -100,8 +106,18 @@ class Recorder:
         self.steps: list[int] = []
         self.active = True
         self._calls: dict[tuple[str, str], int] = {}
+        self._axes_of: dict[Any, list[list[str]]] = {}  # by DeviceMesh
         self._entries: list[Entry] = []
         self.run = self._agree_on_run()
+        self.comparison: WhatDiffers | None = None
+        if compare_with is not None:
+            self.comparison = WhatDiffers(
+                Path(compare_with),
+                rank=self.rank,
+                mesh=self.mesh,
+                run=self.run,
+                purpose=purpose,
+            )
         self.journal = journal_of_recorder()
 
     # -- records -----------------------------------------------------------------------------
@@ -123,6 +139,8 @@ class Recorder:
         at the end of the step (isoshard._micro_batches).
         """
         if not self.active or self.options.is_left_out(kind, name):
+            return
+        if self.filter.drops(kind, name, self.step, (kind, name) not in self._calls):
             return
         with torch.no_grad():
             if self.options.transform is not None:
@@ -179,8 +197,12 @@ class Recorder:
         if self.stage is not None and (kind != "scalar" or name.startswith("loss")):
             only = {"axis": "pp", "kind": "only_at", "coordinate": self.stage}
             record.setdefault("placements", []).append(only)
-        copy = local.to("cpu", copy=True).contiguous()
-        self._entries.append(Entry(record, copy, micro))
+        entry = None
+        if self.comparison is not None and micro is None:
+            entry = self.comparison.offer(record, local, self.step)
+        if entry is None:
+            entry = Entry(record, local.to("cpu", copy=True).contiguous(), micro)
+        self._entries.append(entry)
 
     def _say(self, record: dict[str, Any], layout: Layout) -> None:
         """Writes a layout in words: infer, replicate, or what each axis does."""
@@ -219,7 +241,10 @@ class Recorder:
         if kind in _SAMPLE_KINDS and not place.partial:
             record["layout"] = "infer"  # its mesh may not say which samples these are
             return
-        axes_of_dims = axes_of_mesh_dims(value.device_mesh, self.mesh, self.rank)
+        axes_of_dims = self._axes_of.get(value.device_mesh)
+        if axes_of_dims is None:
+            axes_of_dims = axes_of_mesh_dims(value.device_mesh, self.mesh, self.rank)
+            self._axes_of[value.device_mesh] = axes_of_dims
         partial = [
             {"axis": axis, "kind": "partial", "reduction": reduction}
             for dim, reduction in place.partial
@@ -282,19 +307,32 @@ class Recorder:
             return self.options.grad_scale if self.world_size > 1 else 1.0
         return float(self.mesh.data_degree)
 
+    def place_parameters(self) -> None:
+        """Compares what a run begins with. All ranks call it, before the first step.
+
+        A later stage of a pipeline may begin when an earlier one has sent something, so that they
+        cannot meet here.
+        """
+        if self.comparison is not None and self.active and self.mesh.axes.get("pp", 1) == 1:
+            self._entries = self.comparison.settle(self._entries, self.step)
+
     # -- files -------------------------------------------------------------------------------
 
     def end_step(self) -> None:
         """Writes the files of the current step; what follows belongs to the next one."""
         if not self.active:
             return
+        journal = self.journal.take() if self.world_size > 1 else None
         if self._entries:
             self._entries = merged(self._entries)
+            if self.comparison is not None:
+                self._entries = self.comparison.settle(self._entries, self.step)
+            if not self.steps:
+                self.filter.check({**self.judging, **self.options.judging})
             if not self.steps and self.rank == 0:
                 _bundle.prepare_folder(self.directory, self.run)
             elif not self.steps:
                 self._wait_for_folder()
-            journal = self.journal.take() if self.world_size > 1 else None
             _bundle.write_rank(
                 self.directory, self.run, self.rank, self.step, self._entries, journal
             )
@@ -314,6 +352,8 @@ class Recorder:
             self.end_step()
         self.active = False
         self.journal.stop()
+        if self.comparison is not None:
+            self.comparison.close()
         if not self.steps:
             raise RecordError(
                 "A recording must see at least one optimizer step, got none. Give the optimizer "
@@ -347,6 +387,11 @@ class Recorder:
             "steps": self.steps,
             "settings": {"training": training, "judging": judging},
         }
+        if self.comparison is not None:
+            content["compared_with"] = self.comparison.compared_with
+        filtered = self.filter.to_json()
+        if filtered is not None:
+            content["filtered"] = filtered
         if self.not_recorded:
             content["not_recorded"] = [
                 {"pattern": pattern, "why": why} for pattern, why in self.not_recorded.items()

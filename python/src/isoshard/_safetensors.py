@@ -78,9 +78,11 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     return {name: entry for name, entry in header.items() if name != "__metadata__"}, 8 + size
 
 
-def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a file, on the CPU."""
+def read_safetensors(path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
+    """The tensors of a file whose names have the prefix, on the CPU."""
     header, begin_of_data = read_header(path)
+    if prefix:
+        return _read_one_by_one(path, header, begin_of_data, prefix)
     data = bytearray(path.read_bytes())
     tensors = {}
     for name, entry in header.items():
@@ -92,4 +94,21 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
             continue
         at = begin_of_data + begin
         tensors[name] = torch.frombuffer(data, dtype=dtype, count=count, offset=at).reshape(shape)
+    return tensors
+
+
+def _read_one_by_one(
+    path: Path, header: Mapping[str, Any], begin_of_data: int, prefix: str
+) -> dict[str, torch.Tensor]:
+    tensors = {}
+    with path.open("rb") as file:
+        for name, entry in header.items():
+            if not name.startswith(prefix):
+                continue
+            begin, end = entry["data_offsets"]
+            file.seek(begin_of_data + begin)
+            data = bytearray(file.read(end - begin))
+            dtype = OF_HEADER[entry["dtype"]]
+            flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+            tensors[name] = flat.reshape(entry["shape"])
     return tensors

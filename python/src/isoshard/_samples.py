@@ -37,7 +37,11 @@ def orders_of(reference: Path, run: Path, step: int, mesh: Mesh) -> Order | None
     wanted = _inputs(reference, step, 0)
     if not wanted:
         return None
-    inputs = [_inputs(run, step, rank) for rank in range(mesh.size)]
+    return order_of_inputs(wanted, [_inputs(run, step, rank) for rank in range(mesh.size)], mesh)
+
+
+def order_of_inputs(wanted: Inputs, inputs: list[Inputs], mesh: Mesh) -> Order | None:
+    """The same of the reference's inputs and those of each rank."""
     for is_head_tail in (False, True) if mesh.axes.get("cp", 1) > 1 else (False,):
         whole = [_joined(inputs, rank, wanted, mesh, is_head_tail) for rank in range(mesh.size)]
         samples = _samples_of(wanted, whole, mesh)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -31,7 +32,7 @@ def versions() -> dict[str, str]:
     for module, distribution in FRAMEWORKS.items():
         if module in sys.modules:
             try:
-                found[distribution] = metadata.version(distribution)
+                found[distribution] = _version(distribution)
             except metadata.PackageNotFoundError:
                 version = getattr(sys.modules[module], "__version__", None)
                 if isinstance(version, str):
@@ -39,10 +40,16 @@ def versions() -> dict[str, str]:
     return found
 
 
+@functools.cache
+def _version(distribution: str) -> str:
+    """Reading it takes milliseconds."""
+    return metadata.version(distribution)
+
+
 def package_version() -> str:
     """The version of this package."""
     try:
-        return metadata.version("isoshard")
+        return _version("isoshard")
     except metadata.PackageNotFoundError:
         return "0.0.0"
 

@@ -108,10 +108,11 @@ def _compare(words: list[str]) -> int:
 
 
 def _judge_options(options: argparse.Namespace, command: list[str]) -> JudgeOptions:
+    at_steps, steps = _steps_of(options)
     return JudgeOptions(
         command=command,
         mesh=options.mesh,
-        steps=options.steps,
+        steps=steps,
         reference=options.reference,
         reference_command=options.reference_command,
         output_dir=options.output_dir,
@@ -124,12 +125,38 @@ def _judge_options(options: argparse.Namespace, command: list[str]) -> JudgeOpti
         grad_scale=options.grad_scale,
         loss_reduction=options.loss,
         activations=not options.no_activations,
+        keep=options.keep,
+        only=[p for text in options.only for p in text.split(",")],
+        at_steps=at_steps,
         timeout=options.timeout,
         jobs=options.jobs,
         allow_one_process=options.allow_one_process,
         verbose=options.verbose,
         quiet=options.quiet,
     )
+
+
+def _steps_of(options: argparse.Namespace) -> tuple[list[int], int]:
+    """The steps that are recorded (none: all), and how many the script makes."""
+    if options.at_steps is not None and options.from_step is not None:
+        raise UsageError("Either --at-steps or --from-step may be given, got both.")
+    if options.from_step is not None:
+        if options.from_step < 0 or options.steps < 1:
+            raise UsageError(
+                f"--from-step must be 0 or more and --steps 1 or more, got {options.from_step} and "
+                f"{options.steps}."
+            )
+        last = options.from_step + options.steps
+        return (list(range(options.from_step, last)) if options.from_step else []), last
+    if options.at_steps is None:
+        return [], options.steps
+    try:
+        at_steps = sorted({int(text) for text in options.at_steps.split(",")})
+    except ValueError:
+        at_steps = [-1]
+    if at_steps[0] < 0:
+        raise UsageError(f"--at-steps must be numbers such as 0,3, got {options.at_steps!r}.")
+    return at_steps, at_steps[-1] + 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -193,6 +220,15 @@ def _add_judge_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--loss", choices=["avg", "sum"], help="how the ranks' losses make the loss")
     add("--allow-one-process", action="store_true", help="judge a run of one process, too")
+    add(
+        "--keep",
+        choices=["everything", "what_differs"],
+        default="everything",
+        help="what_differs: ranks compare while they run, and keep what differs",
+    )
+    add("--only", action="append", default=[], help="record these alone, such as 'param/*'")
+    add("--at-steps", help="record these steps alone, such as 0,3 (in place of --steps)")
+    add("--from-step", type=int, help="record --steps steps from this one on (default 0)")
     add("--no-activations", action="store_true", help="record no activations")
     add("--timeout", type=float, default=1800.0, help="seconds for one run")
     add("--jobs", type=int, default=0, help="runs of one process at a time")
