@@ -72,6 +72,7 @@ _OWN: dict[str, dict[str, Any]] = {
     ),
     "falcon": {"head_dim": None},
     "gptj": {"rotary_dim": 4, "head_dim": None},
+    "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2},
     "codegen": {"rotary_dim": 4, "head_dim": None},
 }
 #: Sizes that no degree divides.
@@ -184,9 +185,9 @@ def cross_entropy(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(flat, ids[:, 1:].flatten())
 
 
-def build_mlp(spec: Spec) -> torch.nn.Module:
-    """Mlp with moved weights; `odd` sizes divide by no degree."""
-    model = Mlp(49, 16, 27) if "odd" in spec.sizes else Mlp()
+def build_mlp(spec: Spec, inner: int = 24) -> torch.nn.Module:
+    """Mlp with moved weights; `odd` vocabularies divide by no degree."""
+    model = Mlp(49 if "odd" in spec.sizes else 48, 16, inner)
     if spec.tied:
         model.head.weight = model.embed.weight
     model = model.to(spec.torch_dtype)

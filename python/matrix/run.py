@@ -36,18 +36,16 @@ class Runner:
         result: dict[str, Any] = {"id": spec.id, "family": name}
         try:
             arguments = family(name).arguments(spec)
-            report = check(
-                mesh=spec.degrees,
-                micro_batches=spec.micro_batches,
-                steps=spec.steps,
-                max_grad_norm=spec.clip,
-                seed=spec.seed,
-                name=spec.id.replace("/", " "),
-                raises=False,
-                workers=self._workers_of(name),
-                keep=keep,
-                **arguments,
-            )
+            common: dict[str, Any] = {
+                "mesh": spec.degrees,
+                "micro_batches": spec.micro_batches,
+                "steps": spec.steps,
+                "max_grad_norm": spec.clip,
+                "seed": spec.seed,
+                "name": spec.id.replace("/", " "),
+            }
+            workers = self._workers_of(name)
+            report = check(**common | arguments, raises=False, workers=workers, keep=keep)
             result |= {"outcome": "conforms" if report.conforms else "diverges"}
             result |= {"verdict": report.verdict, "checked": report.seconds}
             if not report.conforms:

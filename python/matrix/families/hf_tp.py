@@ -45,11 +45,98 @@ EXPERTS = (
 )
 
 
+#: Architectures whose second step nothing can be said of: routing or signs flip by roundings.
+ONE_STEP = ("deepseek_v4", "ernie4_5_moe", "nemotron")
+COMMON = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "glm"),
+    *("gpt_neox", "starcoder2", "cohere", "olmo2", "granite", "mixtral", "qwen2_moe", "gpt_oss"),
+    *("smollm3", "exaone4", "ernie4_5", "helium", "nanochat", "seed_oss"),
+)
+#: Switches of configs, and the architectures that have them (where they change what is computed).
+SWITCHES: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "attention_bias": (
+        True,
+        (
+            *("afmoe", "apertus", "arcee", "axk1", "axk2", "bailing_hybrid", "beam", "cohere"),
+            *("cohere2", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "doge"),
+            *("flex_olmo", "flint", "gemma", "gemma2", "gemma3_text", "glm4_moe", "glm4_moe_lite"),
+            *("glm_moe_dsa", "granite", "granite_swa", "granitemoe", "granitemoe_swa", "helium"),
+            *("granitemoeshared", "hrm_text", "hunyuan_v1_moe", "hy_v3", "hy_v4", "hyperclovax"),
+            *("internlm3", "iquestcoder", "laguna", "llama", "longcat_flash", "mellum"),
+            *("minicpm3", "nanochat", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "phimoe"),
+            *("qwen3", "qwen3_moe", "smollm3", "solar_open", "vaultgemma", "youtu"),
+        ),
+    ),
+    "mlp_bias": (
+        True,
+        (
+            *("arcee", "aria_text", "cwm", "deepseek_v2", "deepseek_v32", "doge", "glm_moe_dsa"),
+            *("granite", "granite_swa", "helium", "hy_v3", "hyperclovax", "internlm3", "llama"),
+            *("iquestcoder", "minicpm3", "seed_oss", "smollm3"),
+        ),
+    ),
+    "use_qk_norm": (True, ("cohere", "glm4_moe")),
+    "qk_layernorm": (True, ("phi",)),
+    "attention_out_bias": (True, ("seed_oss",)),
+    "qkv_bias": (False, ("qwen2_moe",)),
+    "use_bias": (True, ("ernie4_5", "ernie4_5_moe")),
+    "use_parallel_residual": (False, ("gpt_neox",)),
+    "lm_head_bias": (True, ("phimoe",)),
+    "norm_topk_prob": (False, ("qwen3_moe", "deepseek_v3", "glm4_moe", "mellum", "hy_v4")),
+    "rope_interleave": (False, ("deepseek_v3", "youtu", "axk1", "glm4_moe_lite")),
+    "moe_apply_router_weight_on_input": (True, ("laguna",)),
+    "enable_moe_fp32_combine": (False, ("hy_v3",)),
+    "mup_enabled": (True, ("afmoe",)),
+    "is_moe": (True, ("doge",)),
+    "mamba_proj_bias": (True, ("jamba",)),
+    "linear_allow_neg_eigval": (False, ("olmo_hybrid",)),
+    "gating": (False, ("laguna",)),
+    "kda_safe_gate": (False, ("bailing_hybrid",)),
+    "use_post_norm": (False, ("hyperclovax",)),
+    "clip_qkv": (0.05, ("olmo", "olmoe", "flex_olmo")),
+    "hidden_act": ("relu", ("llama", "mixtral", "phi3")),
+    "partial_rotary_factor": (0.5, ("llama", "glm4_moe", "nemotron", "phi", "stablelm")),
+    "num_nextn_predict_layers": (1, ("deepseek_v3", "glm4_moe", "minimax_m2")),
+}
+
+
 def specs() -> Iterator[Spec]:
     """Each plan on two ranks, tied and with odd sizes; some on four, and with FSDP."""
     new = partial(Spec, "hf_tp")
+    four = (("num_key_value_heads", 4),)
     for name in PLANS:
-        yield new(name, mesh(tp=2), steps=2, config=(("num_key_value_heads", 4),))
+        steps = 1 if name in ONE_STEP else 2
+        yield new(name, mesh(tp=2), steps=steps, config=four)
+    for switch, (value, names) in SWITCHES.items():
+        for name in names:
+            if name in PLANS:
+                yield new(name, mesh(tp=2), config=(*four, (switch, value)))
+    for name in COMMON:
+        yield new(name, mesh(tp=2), tied=True, micro_batches=2, optimizer="momentum", seed=1)
+        yield new(name, mesh(tp=2), sizes="odd", optimizer="sgd", seed=2)
+        yield new(name, mesh(tp=4), config=four, seed=3)
+    for name in ("llama", "gpt_neox", "phi3", "mixtral"):
+        yield new(name, mesh(tp=4), seed=3)
+    six = (("num_attention_heads", 6), ("num_key_value_heads", 3), ("hidden_size", 48))
+    for name in ("llama", "qwen3", "gpt_neox", "phi3", "mixtral", "gemma2", "cohere", "gpt_oss"):
+        yield new(name, mesh(tp=3), sizes="odd", seed=4, config=six)
+    for name in ("qwen3_moe", "glm4", "deepseek_v3", "longcat_flash", "minicpm3", "flex_olmo"):
+        yield new(name, mesh(tp=2), micro_batches=2, seed=1, config=four)
+    for name in ("llama", "qwen3", "mixtral", "gpt_neox", "phi3"):
+        yield new(name, mesh(tp=2), dtype="bf16", optimizer="sgd")
+        yield new(name, mesh(tp=2), dtype="fp64")
+        yield new(name, mesh(tp=2), clip=0.5)
+    for name in (*COMMON, "hrm_text", "apertus", "deepseek_v3", "minimax", "olmo_hybrid", "jamba"):
+        yield new(name, mesh(dp=2), "fsdp", tied=name in ("gemma", "qwen2"))
+        yield new(name, mesh(dp=2, tp=2), "fsdp", config=four)
+    for name in ("llama", "qwen3", "gemma2", "mixtral"):
+        yield new(name, mesh(dp=3), "fsdp", sizes="odd", tied=True, steps=2)
+        yield new(name, mesh(dp_replicate=2, dp_shard=2), "fsdp", steps=2, clip=0.5)
+        yield new(name, mesh(dp=2), "fsdp", micro_batches=2, clip=0.5)
+    for name in EXPERTS:
+        yield new(name, mesh(ep=2), "experts", config=four)
+        yield new(name, mesh(dp=2), "experts", config=four)
+        yield new(name, mesh(dp=2, tp=2), "experts", config=four)
 
 
 def parallelize(spec: Spec, model: Any, device_mesh: Any) -> Any:
@@ -64,10 +151,23 @@ def parallelize(spec: Spec, model: Any, device_mesh: Any) -> Any:
             folder,
             dtype=spec.torch_dtype,
             attn_implementation="eager",
-            distributed_config=DistributedConfig(tp_plan="auto"),
+            distributed_config=DistributedConfig(**_sizes_of(spec)),
         )
         dist.barrier()
     return loaded.train()
+
+
+def _sizes_of(spec: Spec) -> dict[str, Any]:
+    """DistributedConfig's arguments for a mesh."""
+    axes = spec.degrees
+    tp = axes.get("tp", axes.get("ep", 1))
+    sizes: dict[str, Any] = {"tp_plan": "auto"} if spec.variant == "plain" else {"tp_size": tp}
+    if spec.variant != "plain":
+        sizes["fsdp_size"] = axes.get("dp", axes.get("dp_shard", 1))
+        sizes["dp_replicate_size"] = axes.get("dp_replicate", 1)
+    if spec.variant == "experts":
+        sizes["ep_size"] = spec.size
+    return sizes
 
 
 @contextmanager

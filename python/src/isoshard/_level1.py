@@ -74,8 +74,9 @@ def record(
         loss_reduction: how the ranks' losses make the loss of the step: "avg" or "sum".
         allow_draws: accept a forward pass that draws random numbers: they change no value, or
             all layouts draw the same.
-        preset: "megatron": places that Megatron-Core's layers have; "auto": if the model is
-            one of Megatron-Core's; "none".
+        preset: "megatron" or "transformers": places that layers of Megatron-Core and of
+            transformers' tensor-parallel plans have; "auto": if the model is one of these;
+            "none".
         training: further settings that both runs must share.
         judging: settings by which this bundle, as a reference, has others judged.
         subject: who is judged, for the report.

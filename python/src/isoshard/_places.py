@@ -45,8 +45,8 @@ class Reading:
     shared: str | None = None
 
 
-#: Where each rank's boxes lie, and the axis over which ranks with the same box are added up.
-Layout = tuple[list[list[Box]], str | None]
+#: Where each rank's boxes lie, and the axes over which ranks with the same box are added up.
+Layout = tuple[list[list[Box]], tuple[str, ...]]
 
 
 def resolve(reference: Path, run: Path) -> int:
@@ -180,11 +180,14 @@ def _resolve_one(
     for reading in readings:
         boxes = _boxes_of(reading, shapes, whole, inner, of_samples)
         if reading.shared is not None and kind == "activation_grad":
-            layouts.append((boxes, reading.shared))  # each copy was used by other heads
-        layouts.append((boxes, None))
+            layouts.append((boxes, (reading.shared,)))  # each copy was used by other heads
+        layouts.append((boxes, ()))
+        data = _data_axes(reading, inner)
+        if data and kind == "activation_grad":
+            layouts.append((boxes, data))  # no sample decides the output, so all ranks' use it
         balanced = _head_and_tail(reading, shapes, whole, boxes, kind)
         if balanced is not None:
-            layouts.insert(len(layouts) - 1 if is_head_tail else len(layouts), (balanced, None))
+            layouts.insert(len(layouts) - 1 if is_head_tail else len(layouts), (balanced, ()))
     chosen = 0
     if len(layouts) > 1:
         reference, *local = values.of(key, ranks)
@@ -199,10 +202,17 @@ def _resolve_one(
         del record["layout"]
         record["global_shape"] = list(whole)
         record["boxes"] = parts
-        if added is not None:
-            partial = {"axis": added, "kind": "partial", "reduction": "sum"}
+        for axis in added:
+            partial = {"axis": axis, "kind": "partial", "reduction": "sum"}
             record["placements"] = [*record.get("placements", []), partial]
     return True
+
+
+def _data_axes(reading: Reading, mesh: Mesh) -> tuple[str, ...]:
+    """The axes over which samples are split, if none of them cuts the tensor."""
+    data = tuple(axis for axis in DATA_AXES if mesh.axes.get(axis, 1) > 1)
+    used = {axis for axes in reading.axes.values() for axis in axes}
+    return () if used & set(data) else data
 
 
 def _only_at(record: dict[str, Any]) -> dict[str, int]:
@@ -253,14 +263,15 @@ def _error(whole: torch.Tensor, local: list[torch.Tensor], layout: Layout, mesh:
         for box in parts:
             at = _slices(box["global_offset"], box["size"])
             theirs = tensor[_slices(box["local_offset"], box["size"])]
-            if added is None:
+            if not added:
                 total += float((whole[at] - theirs).square().sum())
                 continue
-            summand = (mesh.coordinates(rank)[added], *box["global_offset"], *box["size"])
+            own = mesh.coordinates(rank)
+            summand = (*(own[axis] for axis in added), *box["global_offset"], *box["size"])
             if summand not in seen:
                 seen.add(summand)
                 sums[at] += theirs
-    if added is not None:
+    if added:
         total = float((whole - sums).square().sum()) * len(local)
     return total if math.isfinite(total) else math.inf
 

@@ -19,6 +19,7 @@ from ._bundle import Entry
 from ._calls import journal_of_recorder
 from ._dtensor import Place, axes_of_mesh_dims, is_dtensor, local_of, place_of
 from ._mesh import ALIASES, DATA_AXES, MeshLike, mesh_of
+from ._micro_batches import merged
 from ._options import Layout, Options
 from ._safetensors import dtype_name
 from .errors import RecordError, UsageError
@@ -367,74 +368,6 @@ class Recorder:
                 )
             dist.broadcast_object_list(run, src=0)
         return str(run[0])
-
-
-def merged(entries: list[Entry]) -> list[Entry]:
-    """Joins the micro-batches of records along dim 0, where their other dims allow it.
-
-    Micro-batches that cannot be joined become calls of their own, behind all others.
-    """
-    groups: dict[tuple[str, str, int], list[Entry]] = {}
-    calls: dict[tuple[str, str], int] = {}  # the next free one
-    for entry in entries:
-        record = entry.record
-        what = (record["kind"], record["name"])
-        calls[what] = max(calls.get(what, 0), record["call"] + 1)
-        groups.setdefault((record["kind"], record["name"], record["call"]), []).append(entry)
-    result = []
-    for group in groups.values():
-        if len(group) == 1:
-            result.append(group[0])
-        elif _may_join(group):
-            result.append(_joined(group))
-        else:
-            group = sorted(group, key=lambda e: e.micro or 0)
-            result.append(group[0])
-            what = (group[0].record["kind"], group[0].record["name"])
-            for entry in group[1:]:
-                entry.record["call"] = calls[what]
-                calls[what] += 1
-                result.append(entry)
-    return _in_order_of_calls(result)
-
-
-def _in_order_of_calls(entries: list[Entry]) -> list[Entry]:
-    """Backward meets the calls of a module in reverse: each tensor's calls in ascending order."""
-    places: dict[tuple[str, str], list[int]] = {}
-    for i, entry in enumerate(entries):
-        places.setdefault((entry.record["kind"], entry.record["name"]), []).append(i)
-    result = list(entries)
-    for at in places.values():
-        for i, entry in zip(at, sorted((entries[i] for i in at), key=_call_of), strict=True):
-            result[i] = entry
-    return result
-
-
-def _call_of(entry: Entry) -> int:
-    return int(entry.record["call"])
-
-
-def _may_join(group: list[Entry]) -> bool:
-    first = group[0]
-    return all(
-        e.micro is not None
-        and e.tensor.ndim > 0
-        and e.tensor.shape[1:] == first.tensor.shape[1:]
-        and e.tensor.dtype == first.tensor.dtype
-        and "boxes" not in e.record
-        for e in group
-    )
-
-
-def _joined(group: list[Entry]) -> Entry:
-    group = sorted(group, key=lambda e: e.micro or 0)
-    record = dict(group[0].record)
-    tensor = torch.cat([e.tensor for e in group])
-    record["local_shape"] = list(tensor.shape)
-    if "global_shape" in record:
-        rows = sum(e.record["global_shape"][0] for e in group)
-        record["global_shape"] = [rows, *record["global_shape"][1:]]
-    return Entry(record, tensor)
 
 
 def sum_of_losses(losses: list[torch.Tensor]) -> torch.Tensor:
