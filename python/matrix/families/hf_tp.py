@@ -6,6 +6,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -155,6 +156,18 @@ def parallelize(spec: Spec, model: Any, device_mesh: Any) -> Any:
         )
         dist.barrier()
     return loaded.train()
+
+
+def with_adapters(spec: Spec, model: Any, device_mesh: Any) -> Any:
+    """The base of a PEFT model loaded for these ranks, with the same adapters on it."""
+    from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+
+    state = get_peft_model_state_dict(model)
+    config = model.peft_config["default"]
+    base = parallelize(replace(spec, variant="plain"), model.unload(), device_mesh)
+    adapted = get_peft_model(base, config)
+    set_peft_model_state_dict(adapted, state)
+    return adapted.train()
 
 
 def _sizes_of(spec: Spec) -> dict[str, Any]:

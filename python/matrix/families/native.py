@@ -109,7 +109,8 @@ def _ddp_model(spec: Spec, model: Any, device_mesh: Any) -> Any:
     return DistributedDataParallel(model, process_group=device_mesh.get_group("dp"), **options)
 
 
-def _fsdp_model(spec: Spec, model: Any, device_mesh: Any) -> Any:
+def shard(spec: Spec, model: Any, device_mesh: Any) -> Any:
+    """fully_shard on each block and on the model, with the options of the case."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import Shard
 
@@ -184,7 +185,7 @@ def _tp_model(spec: Spec, model: Any, device_mesh: Any) -> Any:
 
 def parallelize(spec: Spec, model: Any, device_mesh: Any) -> Any:
     """The wrapped model."""
-    wrap = {"ddp": _ddp_model, "fsdp2": _fsdp_model, "tp": _tp_model}[spec.framework]
+    wrap = {"ddp": _ddp_model, "fsdp2": shard, "tp": _tp_model}[spec.framework]
     wrapped = wrap(spec, model, device_mesh)
     if spec.variant == "bf16_hook":
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
