@@ -163,7 +163,8 @@ class Block(torch.nn.Module):
     def __init__(self, hidden: int, inner: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = torch.nn.LayerNorm(hidden), torch.nn.LayerNorm(hidden)
-        self.q, self.k = torch.nn.Linear(hidden, hidden), torch.nn.Linear(hidden, hidden)
+        self.q = torch.nn.Linear(hidden, hidden)
+        self.k = torch.nn.Linear(hidden, hidden, bias=False)  # softmax ignores such a bias
         self.v, self.o = torch.nn.Linear(hidden, hidden), torch.nn.Linear(hidden, hidden)
         self.up, self.down = torch.nn.Linear(hidden, inner), torch.nn.Linear(inner, hidden)
 

@@ -17,8 +17,6 @@ from .families import family
 from .spec import Spec
 
 TABLE = "results.jsonl"
-#: Process groups of cases stay open in the ranks; so these are started anew at times.
-_CASES_OF_A_SERVER = 60
 
 
 class Runner:
@@ -28,10 +26,14 @@ class Runner:
         self._timeout = timeout
         self._family: str | None = None
         self._workers: Workers | None = None
-        self._cases = 0
+        self._cases = self._limit = 0
 
     def run(self, name: str, spec: Spec, keep: Path | None = None) -> dict[str, Any]:
-        """The result of one case; a process that fails or hangs is a result, too."""
+        """The result of one case. What hangs is run again once: a port may have been taken."""
+        result = self._run(name, spec, keep)
+        return self._run(name, spec, keep) if "did not end in" in result["verdict"] else result
+
+    def _run(self, name: str, spec: Spec, keep: Path | None) -> dict[str, Any]:
         start = time.perf_counter()
         result: dict[str, Any] = {"id": spec.id, "family": name}
         try:
@@ -57,9 +59,10 @@ class Runner:
         return result | judged(spec, result)
 
     def _workers_of(self, name: str) -> Workers:
-        if self._workers is None or self._family != name or self._cases >= _CASES_OF_A_SERVER:
+        if self._workers is None or self._family != name or self._cases >= self._limit:
             self.close()
             module = family(name)
+            self._limit = module.CASES
             self._workers = Workers(
                 preload=module.PRELOAD, timeout=self._timeout, environment=module.ENVIRONMENT
             )

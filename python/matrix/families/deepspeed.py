@@ -14,6 +14,8 @@ from .. import models
 from ..spec import Spec, mesh
 
 PRELOAD = ("transformers", "transformers.models.auto.modeling_auto", "deepspeed", "matrix.models")
+#: Process groups of cases stay open in the ranks: after so many these are started anew.
+CASES = 25
 ENVIRONMENT = {
     "DS_ACCELERATOR": "cpu",
     "HF_HUB_OFFLINE": "1",

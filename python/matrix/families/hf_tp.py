@@ -18,6 +18,8 @@ from .. import models
 from ..spec import Spec, mesh
 
 PRELOAD = ("transformers", "transformers.models.auto.modeling_auto", "matrix.models")
+#: Process groups of cases stay open in the ranks: after so many these are started anew.
+CASES = 25
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",

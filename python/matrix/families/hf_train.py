@@ -18,6 +18,8 @@ PRELOAD = (
     *("transformers", "transformers.models.auto.modeling_auto", "matrix.models", "accelerate"),
     *("peft", "transformers.trainer", "torch.distributed.fsdp"),
 )
+#: Process groups of cases stay open in the ranks: after so many these are started anew.
+CASES = 40
 ENVIRONMENT = {**hf_tp.ENVIRONMENT, "ACCELERATE_USE_CPU": "true"}
 MODELS = ("qwen2", "llama", "gpt2", "gemma2", "mixtral", "opt", "bloom", "phi")
 ADAPTERS = ("lora", "dora", "rslora", "bias", "saved", "ia3", "vera", "loha", "oft")

@@ -18,6 +18,8 @@ from .. import models
 from ..spec import Spec, mesh
 
 PRELOAD = ("megatron.core", "megatron.core.optimizer", "matrix.models")
+#: Process groups of cases stay open in the ranks: after so many these are started anew.
+CASES = 10
 ENVIRONMENT = {"PYTHONWARNINGS": "ignore"}
 _EXAMPLES = Path(__file__).parents[3] / "examples" / "pytorch"
 LENGTH, VOCABULARY, INNER = 8, 64, 48

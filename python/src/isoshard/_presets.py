@@ -10,11 +10,15 @@ from typing import Any
 import torch
 
 from . import _megatron, _transformers
-from ._options import Options, Transform
+from ._options import Layout, Options, Transform
 
 _OF: Mapping[str, Callable[[torch.nn.Module], Transform]] = {
     "megatron": _megatron.preset,
     "transformers": _transformers.preset,
+}
+_LAYOUTS: Mapping[str, Callable[[torch.nn.Module], dict[str, Layout]]] = {
+    "megatron": _megatron.layouts,
+    "transformers": _transformers.layouts,
 }
 
 
@@ -26,9 +30,8 @@ def with_preset(options: Options, model: torch.nn.Module) -> Options:
         name = "transformers" if _transformers.has_plan(model) else name
     if name == "none":
         return options
-    if name == "transformers":
-        layouts = {**options.layouts, **_transformers.layouts(model)}
-        options = replace(options, layouts=layouts)
+    layouts = {**options.layouts, **_LAYOUTS[name](model)}
+    options = replace(options, layouts=layouts)
     known, own = _OF[name](model), options.transform
     if own is None:
         return replace(options, transform=known)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from select import select
 from typing import IO, Any
 
+from ._fork import sweep
 from ._processes import die_with_parent
 from .errors import RunError, UsageError
 
@@ -138,7 +139,7 @@ class _Pool:
         from ._fork import free_port
 
         self.ranks: list[_Rank] = []
-        port = free_port()
+        port = self.port = free_port()
         for rank in range(size):
             down, up = os.pipe(), os.pipe()
             pid = os.fork()
@@ -191,6 +192,7 @@ class _Pool:
                 with contextlib.suppress(OSError):
                     file.close()
         self.ranks = []
+        sweep(self.port)
 
 
 def _be_worker(rank: int, size: int, port: int, to: IO[bytes], back: IO[bytes]) -> None:
