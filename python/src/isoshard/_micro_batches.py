@@ -51,8 +51,11 @@ def _in_order_of_calls(entries: list[Entry]) -> list[Entry]:
         places.setdefault((entry.record["kind"], entry.record["name"]), []).append(i)
     result = list(entries)
     for at in places.values():
-        for i, entry in zip(at, sorted((entries[i] for i in at), key=_call_of), strict=True):
+        in_order = sorted((entries[i] for i in at), key=_call_of)
+        for number, (i, entry) in enumerate(zip(at, in_order, strict=True)):
             result[i] = entry
+            if entry.record["kind"] == "activation_grad":
+                entry.record["call"] = number  # an output that is not used has no gradient
     return result
 
 
@@ -86,6 +89,7 @@ def _joined(group: list[Entry]) -> Entry:
 def _without_samples(groups: dict[Key, list[Entry]]) -> set[Key]:
     """Outputs that are equal, bit by bit, for micro-batches of other samples; their gradients."""
     ids = [g for (kind, _, _), g in groups.items() if kind == "data_id" and len(g) > 1]
+    samples = {e.tensor.shape[0] for g in ids[:1] for e in g if e.tensor.ndim > 0}
     if not any(not torch.equal(g[0].tensor, e.tensor) for g in ids for e in g[1:]):
         return set()
     found: set[Key] = set()
@@ -95,6 +99,7 @@ def _without_samples(groups: dict[Key, list[Entry]]) -> set[Key]:
             has_samples = any(
                 e.tensor.shape != first.shape or not torch.equal(e.tensor, first) for e in group
             )
+            has_samples = has_samples or any(first.shape[0] % n == 0 for n in samples)
             if not has_samples and bool(first.count_nonzero()):
                 found |= {(kind, name, call), ("activation_grad", name, call)}
     return found
