@@ -271,7 +271,8 @@ def arguments(spec: Spec) -> dict[str, Any]:
     if spec.architecture == "jetmoe":
         why = "rows are sorted by expert, on each rank its own"
         kinds = ("activation", "activation_grad")
-        found["not_recorded"] = {f"{kind}/*.experts.*": why for kind in kinds}
+        names = ("*.experts.*", "*.mlp.input_linear", "*.mlp.output_linear", "*.mlp.router*")
+        found["not_recorded"] = {f"{kind}/{name}": why for kind in kinds for name in names}
     if spec.variant == "no_sync" or (spec.framework == "tp" and "loss" in spec.variant):
         found["step"] = partial(_step, spec)
     return found
