@@ -13,7 +13,14 @@ import torch
 from isoshard import RunError, _program
 
 torch.set_num_threads(1)
-_QUICK = ("test_parts.py", "test_places.py", "test_stored_bundles.py")
+_QUICK = (
+    "test_parts.py",
+    "test_places.py",
+    "test_stored_bundles.py",
+    "test_micro_batches.py",
+    "test_transformers_preset.py",
+    "test_matrix_cases.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

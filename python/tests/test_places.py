@@ -16,7 +16,7 @@ from isoshard import RecordError, _bundle
 from isoshard._data import check_samples
 from isoshard._dtensor import axes_of_mesh_dims, place_of
 from isoshard._mesh import Mesh
-from isoshard._places import readings_of, resolve, resolved_copy
+from isoshard._places import _added_over, readings_of, resolve, resolved_copy
 from isoshard._samples import runs_of
 from isoshard.errors import BundleError
 
@@ -133,6 +133,16 @@ def test_uneven_parts_add_up_along_one_axis() -> None:
 @pytest.mark.parametrize("local", [[3, 8], [8, 5], [9, 8]])
 def test_shapes_that_no_axis_cuts_stay_open(local: list[int]) -> None:
     assert readings_of([local] * 4, [8, 8], MESH, "param") == []
+
+
+@pytest.mark.parametrize(("local", "axes"), [([1, 3, 2], ("dp",)), ([2, 3, 2], ())])
+def test_a_gradient_that_samples_do_not_cut_may_be_a_sum_over_them(
+    local: list[int], axes: tuple[str, ...]
+) -> None:
+    whole = [4, 3, 2] if local[0] == 2 else local
+    readings = readings_of([local] * 4, whole, MESH, "activation_grad")
+
+    assert _added_over(readings[0], MESH) == axes
 
 
 def test_runs_of_samples_are_joined() -> None:

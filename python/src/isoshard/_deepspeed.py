@@ -86,7 +86,8 @@ class EngineHooks(Hooks):
         )
         basic = engine.basic_optimizer
         recorder.training["optimizer"] = optimizer_settings(basic)
-        recorder.training["max_grad_norm"] = float(engine.gradient_clipping())
+        if engine.gradient_clipping() > 0:  # else gradients are not clipped
+            recorder.training["max_grad_norm"] = float(engine.gradient_clipping())
         recorder.judging["mask_small_gradients"] = is_adam_like([basic])
         self._wrap_step()
 

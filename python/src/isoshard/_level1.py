@@ -78,8 +78,9 @@ def record(
         loss_reduction: how the ranks' losses make the loss of the step: "avg" or "sum".
         allow_draws: accept a forward pass that draws random numbers: they change no value, or
             all layouts draw the same.
-        preset: "megatron": places that Megatron-Core's layers have; "auto": if the model is
-            one of Megatron-Core's; "none".
+        preset: "megatron" or "transformers": places that layers of Megatron-Core and of
+            transformers' tensor-parallel plans have; "auto": if the model is one of these;
+            "none".
         keep: "everything", or "what_differs": each rank compares its tensors with `reference` while
             it runs; what agrees leaves its statistics, a digest and samples.
         reference: the bundle of one process to compare with, with its responses.

@@ -16,7 +16,7 @@ from . import _program, _verdict
 from ._mesh import mesh_of, parse_mesh
 from ._options import Layout, Rename, Transform
 from ._places import resolve
-from ._steps import Batch, Build, Case, Loss, MakeOptimizer, Parallelize
+from ._steps import Batch, Build, Case, Loss, MakeOptimizer, Parallelize, Step
 from ._workers import Workers
 from .errors import Divergence, RunError
 
@@ -62,6 +62,7 @@ def check(
     partial: str | None = None,
     grad_scale: float | None = None,
     parallel_reference: bool = False,
+    step: Step | None = None,
     raises: bool = True,
     workers: Workers | None = None,
     keep: str | Path | None = None,
@@ -76,7 +77,8 @@ def check(
         build: makes the model. It is called after torch.manual_seed(seed) on every rank.
         parallelize: gets the model and a DeviceMesh with the mesh's names; returns the wrapped
             model, a schedule of torch.distributed.pipelining (with its loss_fn, which gets the
-            output and the batch; dim pp of the mesh), or None if it changed the model in place.
+            output and the batch; dim pp of the mesh), or None if it changed the model in place;
+            or a pair of the model and the framework's own optimizer (None beside an engine).
         mesh: axes from the slowest to the fastest, such as {"dp": 2, "tp": 2}.
         batch: the global batch: a tensor, a tuple, or tensors by name; dim 0 is the samples.
         optimizer: makes the optimizer from the parameters.
@@ -94,6 +96,10 @@ def check(
         grad_scale: the factor on activation gradients; None: the number of data-parallel ranks.
         parallel_reference: the single process calls parallelize, too, with a mesh of one rank. For
             what changes the numbers on one rank, such as mixed precision.
+        step: makes one optimizer step from (model, optimizer, micro-batches of this rank), where
+            the framework has its own way; None: backward of each micro-batch's loss divided by
+            their number, clipping, step and zero_grad. The single process takes it with
+            parallel_reference only.
         raises: whether a run that does not conform raises Divergence.
         workers: worker processes other than the shared ones.
         keep: a folder for bundles and report; None: they are removed.
@@ -125,6 +131,7 @@ def check(
         seed,
         name,
         parallel_reference=parallel_reference,
+        step=step,
         options=options,
     )
     case.validate()

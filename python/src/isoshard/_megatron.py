@@ -20,6 +20,7 @@ import torch.distributed as dist
 from ._calls import not_journaled
 from ._checks import unwrapped
 from ._hooks import Hooks
+from ._options import Layout
 from ._perturb import perturb
 from ._recorder import Recorder
 from ._settings import is_adam_like, optimizer_settings
@@ -335,7 +336,9 @@ def preset(module: torch.nn.Module) -> Callable[[str, str, torch.Tensor], Any]:
     """
     config: Any = getattr(unwrapped(module), "config", None)
     is_gated = bool(getattr(config, "gated_linear_unit", False))
-    is_sequence_cut = bool(getattr(config, "sequence_parallel", False))
+    is_sequence_cut = bool(getattr(config, "sequence_parallel", False)) and any(
+        getattr(part, "reduce_scatter_embeddings", False) for part in module.modules()
+    )
 
     def transform(kind: str, name: str, tensor: torch.Tensor) -> Any:
         is_activation = kind in ("activation", "activation_grad")
@@ -359,6 +362,16 @@ def preset(module: torch.nn.Module) -> Callable[[str, str, torch.Tensor], Any]:
         }
 
     return transform
+
+
+def layouts(module: torch.nn.Module) -> dict[str, Layout]:
+    """Where all ranks share one group of keys: each uses it for heads of its own."""
+    config: Any = getattr(unwrapped(module), "config", None)
+    is_shared = getattr(config, "num_query_groups", None) == 1
+    if not is_shared or getattr(config, "tensor_model_parallel_size", 1) == 1:
+        return {}
+    summed: Layout = {"dp": 0, "tp": "sum"}
+    return {"activation_grad/*.k_layernorm": summed}
 
 
 def _is_sequence_first(name: str, tensor: torch.Tensor, is_sequence_cut: bool) -> bool:

@@ -54,23 +54,31 @@ def _sample_free(groups: dict[Call, list[Entry]]) -> set[tuple[str, int]]:
     """Names and calls of activations that are the same in all micro-batches.
 
     Such as embeddings of positions without a batch dim. Micro-batches that read the same inputs
-    say nothing, and no more do zeros, such as the outputs of new adapters, and tensors with as
-    many rows as there are samples.
+    say nothing, and no more do zeros, such as the outputs of new adapters, and tensors with a row
+    or several for each sample.
     """
     inputs = [group for (kind, _, _), group in groups.items() if kind == "data_id"]
     if not any(_differ(group) for group in inputs):
         return set()
-    samples = {int(entry.tensor.shape[0]) for group in inputs for entry in group} - {1}
+    shapes = [entry.tensor.shape for group in inputs for entry in group]
+    samples = {int(shape[0]) for shape in shapes} - {1}
+    lengths = {int(shape[1]) for shape in shapes if len(shape) > 1} - samples
     return {
         (name, call)
         for (kind, name, call), group in groups.items()
         if kind == "activation"
         and len(group) > 1
         and _may_join(group)
-        and samples.isdisjoint(group[0].tensor.shape[:2])
+        and not _has_samples(group[0].tensor.shape, samples, lengths)
         and not _differ(group)
         and bool(group[0].tensor.any())
     }
+
+
+def _has_samples(shape: torch.Size, samples: set[int], lengths: set[int]) -> bool:
+    rows = shape[0]
+    has_rows = rows not in lengths and any(rows % number == 0 for number in samples)
+    return has_rows or not samples.isdisjoint(shape[:2])
 
 
 def _differ(group: list[Entry]) -> bool:
@@ -93,8 +101,11 @@ def _in_order_of_calls(entries: list[Entry]) -> list[Entry]:
         places.setdefault((entry.record["kind"], entry.record["name"]), []).append(i)
     result = list(entries)
     for at in places.values():
-        for i, entry in zip(at, sorted((entries[i] for i in at), key=_call_of), strict=True):
+        in_order = sorted((entries[i] for i in at), key=_call_of)
+        for number, (i, entry) in enumerate(zip(at, in_order, strict=True)):
             result[i] = entry
+            if entry.record["kind"] == "activation_grad":
+                entry.record["call"] = number  # an output that is not used has no gradient
     return result
 
 

@@ -22,7 +22,7 @@ Transformed = torch.Tensor | Mapping[str, torch.Tensor] | None
 Transform = Callable[[str, str, torch.Tensor], Transformed]
 
 #: What is known of a framework's names and places; "auto" is the preset of the model's framework.
-PRESETS = ("auto", "none", "megatron")
+PRESETS = ("auto", "none", "megatron", "transformers")
 
 KINDS = ("param", "grad", "activation", "activation_grad", "optimizer", "scalar", "data_id", "mask")
 

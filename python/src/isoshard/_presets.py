@@ -9,10 +9,17 @@ from typing import Any
 
 import torch
 
-from . import _megatron
-from ._options import Options, Transform
+from . import _megatron, _transformers
+from ._options import Layout, Options, Transform
 
-_OF: Mapping[str, Callable[[torch.nn.Module], Transform]] = {"megatron": _megatron.preset}
+_OF: Mapping[str, Callable[[torch.nn.Module], Transform]] = {
+    "megatron": _megatron.preset,
+    "transformers": _transformers.preset,
+}
+_LAYOUTS: Mapping[str, Callable[[torch.nn.Module], dict[str, Layout]]] = {
+    "megatron": _megatron.layouts,
+    "transformers": _transformers.layouts,
+}
 
 
 def with_preset(options: Options, model: torch.nn.Module) -> Options:
@@ -20,8 +27,11 @@ def with_preset(options: Options, model: torch.nn.Module) -> Options:
     name = options.preset
     if name == "auto":
         name = "megatron" if _megatron.is_megatron(model) else "none"
+        name = "transformers" if _transformers.has_plan(model) else name
     if name == "none":
         return options
+    layouts = {**options.layouts, **_LAYOUTS[name](model)}
+    options = replace(options, layouts=layouts)
     known, own = _OF[name](model), options.transform
     if own is None:
         return replace(options, transform=known)

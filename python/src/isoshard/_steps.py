@@ -18,13 +18,16 @@ from .errors import UsageError
 
 Build = Callable[[], torch.nn.Module]
 #: Gets the model and a DeviceMesh; returns the wrapped model, a schedule of
-#: torch.distributed.pipelining, or None if it changed the model in place.
+#: torch.distributed.pipelining, or None if it changed the model in place; or a pair of model and
+#: optimizer.
 Parallelize = Callable[[torch.nn.Module, Any], Any]
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 #: Arguments of the model: a tensor, a tuple of tensors, or tensors by name. Dim 0 is the samples.
 Batch = torch.Tensor | tuple[torch.Tensor, ...] | Mapping[str, torch.Tensor]
 #: Gets the model's output and the (local) batch; returns the mean loss over its samples.
 Loss = Callable[[Any, Any], torch.Tensor]
+#: Gets the model, the optimizer and this rank's micro-batches; makes one optimizer step.
+Step = Callable[[Any, Any, list[Any]], None]
 
 NUM_PERTURBED = 3
 
@@ -46,6 +49,7 @@ class Case:
     name: str = "check"
     device: str = "cpu"
     parallel_reference: bool = False
+    step: Step | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     def validate(self) -> None:
@@ -109,22 +113,39 @@ def _loss_of(case: Case, output: Any, batch: Any) -> torch.Tensor:
     return loss
 
 
-def _train(case: Case, model: Any, directory: str, share: tuple[int, int], **extra: Any) -> None:
+def _train(
+    case: Case,
+    model: Any,
+    directory: str,
+    share: tuple[int, int],
+    step: Step | None = None,
+    **extra: Any,
+) -> None:
     if is_schedule(model):
         _train_pipeline(case, model, directory, share, **extra)
         return
-    optimizer = case.optimizer(model.parameters())
+    if isinstance(model, tuple):
+        model, optimizer = model
+    else:
+        optimizer = case.optimizer(model.parameters())
     local = _part(case.batch, *share)
+    parts = [_part(local, case.micro_batches, micro) for micro in range(case.micro_batches)]
     with record(directory, model, optimizer, case=case.name, **{**case.options, **extra}):
         for _ in range(case.steps):
-            for micro in range(case.micro_batches):
-                part = _part(local, case.micro_batches, micro)
-                loss = _loss_of(case, _call(model, part), part)
-                torch.autograd.backward(loss / case.micro_batches)
-            if case.max_grad_norm is not None:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), case.max_grad_norm)
-            optimizer.step()
-            optimizer.zero_grad()
+            if step is not None:
+                step(model, optimizer, parts)
+            else:
+                _plain_step(case, model, optimizer, parts)
+
+
+def _plain_step(case: Case, model: Any, optimizer: Any, parts: list[Any]) -> None:
+    for part in parts:
+        loss = _loss_of(case, _call(model, part), part)
+        torch.autograd.backward(loss / case.micro_batches)
+    if case.max_grad_norm is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), case.max_grad_norm)
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def _train_pipeline(
@@ -166,11 +187,12 @@ def run_reference(case: Case, directory: str, device_mesh: Any) -> None:
         wrapped = None if device_mesh is None else case.parallelize(model, device_mesh)
         return model if wrapped is None else wrapped
 
-    _train(case, build(), directory, (1, 0), subject="reference")
+    step = None if device_mesh is None else case.step
+    _train(case, build(), directory, (1, 0), step, subject="reference")
     perturbed = []
     for i in range(NUM_PERTURBED):
         path = f"{directory}.perturbed{i}"
-        _train(case, build(), path, (1, 0), subject="perturbed", perturb=1000 + i)
+        _train(case, build(), path, (1, 0), step, subject="perturbed", perturb=1000 + i)
         perturbed.append(Path(path))
     respond(Path(directory), perturbed)
 
@@ -186,4 +208,4 @@ def run_parallel(case: Case, directory: str, rank: int, device_mesh: Any) -> Non
             index = index * mesh.axes[axis] + coordinate
     share = (mesh.data_degree, index)
     chosen = wrapped if wrapped is not None else model
-    _train(case, chosen, directory, share, mesh=mesh, subject="parallelize")
+    _train(case, chosen, directory, share, case.step, mesh=mesh, subject="parallelize")

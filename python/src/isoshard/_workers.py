@@ -17,10 +17,12 @@ import struct
 import subprocess
 import sys
 import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from select import select
 from typing import IO, Any
 
+from ._fork import sweep
 from ._processes import die_with_parent
 from .errors import RunError, UsageError
 
@@ -47,15 +49,30 @@ def _receive(file: IO[bytes]) -> bytes:
 
 
 class Workers:
-    """A server and its kept ranks. `close` ends them; so does the end of this process."""
+    """A server and its kept ranks. `close` ends them; so does the end of this process.
 
-    def __init__(self) -> None:
+    Args:
+        preload: modules that the server imports before it forks ranks.
+        timeout: seconds that a rank may take for a case.
+        environment: variables of the server beside those of this process.
+    """
+
+    def __init__(
+        self,
+        *,
+        preload: Sequence[str] = (),
+        timeout: float = _TIMEOUT,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._server: subprocess.Popen[bytes] | None = None
+        self._arguments = [str(timeout), *preload]
+        self._environment = dict(environment or {})
 
     def _start(self) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **self._environment}
+        program = "from isoshard._workers import serve; import sys; serve(sys.argv[1:])"
         server = subprocess.Popen(
-            [sys.executable, "-c", "from isoshard._workers import serve; serve()"],
+            [sys.executable, "-c", program, *self._arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -122,7 +139,7 @@ class _Pool:
         from ._fork import free_port
 
         self.ranks: list[_Rank] = []
-        port = free_port()
+        port = self.port = free_port()
         for rank in range(size):
             down, up = os.pipe(), os.pipe()
             pid = os.fork()
@@ -141,12 +158,12 @@ class _Pool:
         for rank in self.ranks:
             _send(rank.to, job)
 
-    def wait(self) -> list[str]:
+    def wait(self, timeout: float) -> list[str]:
         """The errors of the ranks. After one the pool is closed: others may hang."""
         errors: list[str] = []
         waiting = dict(enumerate(self.ranks))
         while waiting:
-            limit = 5.0 if errors else _TIMEOUT
+            limit = 5.0 if errors else timeout
             ready, _, _ = select([r.back for r in waiting.values()], [], [], limit)
             if not ready:
                 if not errors:
@@ -175,6 +192,7 @@ class _Pool:
                 with contextlib.suppress(OSError):
                     file.close()
         self.ranks = []
+        sweep(self.port)
 
 
 def _be_worker(rank: int, size: int, port: int, to: IO[bytes], back: IO[bytes]) -> None:
@@ -231,8 +249,11 @@ def _mesh_of(axes: dict[str, int], meshes: dict[Any, Any]) -> Any:
     return meshes[key]
 
 
-def serve() -> None:
-    """Runs the server: jobs come on stdin, answers go to stdout."""
+def serve(arguments: Sequence[str] = (str(_TIMEOUT),)) -> None:
+    """Runs the server: jobs come on stdin, answers go to stdout.
+
+    The first argument is the timeout in seconds, the others are modules to import.
+    """
     import math
     import uuid
 
@@ -241,6 +262,9 @@ def serve() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what tests print must not get between the pickles
     prepare(None)
+    timeout = float(arguments[0])
+    for module in arguments[1:]:
+        importlib.import_module(module)
     pools: dict[int, _Pool] = {}
     while True:
         try:
@@ -250,7 +274,8 @@ def serve() -> None:
         sys.path[:0] = [p for p in paths if p not in sys.path]
         try:
             size = math.prod(pickle.loads(case_bytes).mesh.values())
-            error = _run_both(pools, size, paths, case_bytes, directory, uuid.uuid4().hex[:16])
+            run = uuid.uuid4().hex[:16]
+            error = _run_both(pools, size, paths, case_bytes, directory, run, timeout)
         except BaseException:
             error = traceback.format_exc()
         _send(out, pickle.dumps(error))
@@ -259,7 +284,13 @@ def serve() -> None:
 
 
 def _run_both(
-    pools: dict[int, _Pool], size: int, paths: list[str], case: bytes, directory: str, run: str
+    pools: dict[int, _Pool],
+    size: int,
+    paths: list[str],
+    case: bytes,
+    directory: str,
+    run: str,
+    timeout: float,
 ) -> str | None:
     """The reference in its process and the run in its ranks, at the same time."""
     keys = {"reference": 0, "run": size}
@@ -268,5 +299,5 @@ def _run_both(
             pools[key] = _Pool(max(key, 1))
     for name, key in keys.items():
         pools[key].start(pickle.dumps((paths, case, f"{directory}/{name}", run)))
-    errors = [e for key in keys.values() for e in pools[key].wait()]
+    errors = [e for key in keys.values() for e in pools[key].wait(timeout)]
     return errors[0] if errors else None

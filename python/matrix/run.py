@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs cases in kept worker processes and writes a line of JSON for each."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from isoshard import IsoshardError, check
+from isoshard._workers import Workers
+
+from .expect import expected_of
+from .families import family
+from .spec import Spec
+
+TABLE = "results.jsonl"
+
+
+class Runner:
+    """Worker processes of one family at a time."""
+
+    def __init__(self, timeout: float = 60.0) -> None:
+        self._timeout = timeout
+        self._family: str | None = None
+        self._workers: Workers | None = None
+        self._cases = self._limit = 0
+
+    def run(self, name: str, spec: Spec, keep: Path | None = None) -> dict[str, Any]:
+        """The result of one case. What hangs is run again once: a port may have been taken."""
+        result = self._run(name, spec, keep)
+        return self._run(name, spec, keep) if "did not end in" in result["verdict"] else result
+
+    def _run(self, name: str, spec: Spec, keep: Path | None) -> dict[str, Any]:
+        start = time.perf_counter()
+        result: dict[str, Any] = {"id": spec.id, "family": name}
+        try:
+            arguments = family(name).arguments(spec)
+            common: dict[str, Any] = {
+                "mesh": spec.degrees,
+                "micro_batches": spec.micro_batches,
+                "steps": spec.steps,
+                "max_grad_norm": spec.clip,
+                "seed": spec.seed,
+                "name": spec.id.replace("/", " "),
+            }
+            workers = self._workers_of(name)
+            report = check(**common | arguments, raises=False, workers=workers, keep=keep)
+            result |= {"outcome": "conforms" if report.conforms else "diverges"}
+            result |= {"verdict": report.verdict, "checked": report.seconds}
+            if not report.conforms:
+                result["report"] = report.text
+        except IsoshardError as error:
+            result |= {"outcome": "refused", "verdict": _last_line(str(error))}
+            result["report"] = str(error)
+        result["seconds"] = round(time.perf_counter() - start, 3)
+        return result | judged(spec, result)
+
+    def _workers_of(self, name: str) -> Workers:
+        if self._workers is None or self._family != name or self._cases >= self._limit:
+            self.close()
+            module = family(name)
+            self._limit = module.CASES
+            self._workers = Workers(
+                preload=module.PRELOAD, timeout=self._timeout, environment=module.ENVIRONMENT
+            )
+            self._family, self._cases = name, 0
+        self._cases += 1
+        return self._workers
+
+    def close(self) -> None:
+        """Ends the worker processes."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""
+
+
+def judged(spec: Spec, result: dict[str, Any]) -> dict[str, Any]:
+    """What was expected of a case, and whether its result is that."""
+    expected = expected_of(spec)
+    wanted = {"conforms": "conforms", "refused": "refused"}.get(expected.outcome, "diverges")
+    text = result["verdict"] + result.get("report", "")
+    is_met = result["outcome"] == wanted and expected.words in text
+    found = {"expected": expected.outcome, "is_met": is_met}
+    return found | ({"why": expected.why} if expected.why else {})
+
+
+def done(folder: Path) -> dict[str, dict[str, Any]]:
+    """The results that a folder has already, by case."""
+    path = folder / TABLE
+    lines = path.read_text().splitlines() if path.exists() else []
+    results = [json.loads(line) for line in lines if line.endswith("}")]
+    return {result["id"]: result for result in results}
+
+
+def run_all(
+    cases: Iterable[tuple[str, Spec]],
+    folder: Path,
+    *,
+    timeout: float,
+    tell: Callable[[dict[str, Any]], None],
+) -> list[dict[str, Any]]:
+    """Runs what has no result yet, and appends each result to the table at once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    known, results = done(folder), []
+    runner = Runner(timeout)
+    try:
+        with (folder / TABLE).open("a") as table:
+            for name, spec in cases:
+                result = known.get(spec.id)
+                if result is None:
+                    result = runner.run(name, spec)
+                    table.write(json.dumps(result) + "\n")
+                    table.flush()
+                else:
+                    result = result | judged(spec, result)
+                results.append(result)
+                tell(result)
+    finally:
+        runner.close()
+    return results
