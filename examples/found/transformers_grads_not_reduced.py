@@ -36,5 +36,7 @@ for name, more, micro_batches in CASES:
         mine, right = parameter.grad, whole.get_parameter(key).grad
         if mine is not None and not hasattr(mine, "full_tensor"):
             if not torch.allclose(mine, right, rtol=1e-3, atol=1e-6):
-                print(f"{name} rank {dist.get_rank()} {key}: {mine.norm():.6f}, right {right.norm():.6f}")
+                print(
+                    f"{name} rank {dist.get_rank()} {key}: {mine.norm():.6f}, right {right.norm():.6f}"
+                )
 os._exit(0)

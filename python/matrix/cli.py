@@ -90,8 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"\r\033[K{text[:110]}", end="", file=sys.stderr, flush=True)
         if not result["is_met"]:
             end = "\r\033[K" if is_terminal else ""
-            print(f"{end}{result['id']}\n    expected {result['expected']}, got "
-                  f"{result['outcome']}: {result['verdict']}", flush=True)
+            print(
+                f"{end}{result['id']}\n    expected {result['expected']}, got "
+                f"{result['outcome']}: {result['verdict']}",
+                flush=True,
+            )
 
     results = run_all(cases, Path(options.output_dir), timeout=options.timeout, tell=tell)
     if is_terminal:

@@ -13,7 +13,6 @@ from typing import Any
 import torch.distributed as dist
 
 
-
 from .. import models
 from ..spec import Spec, mesh
 

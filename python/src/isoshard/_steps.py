@@ -26,7 +26,7 @@ MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 Batch = torch.Tensor | tuple[torch.Tensor, ...] | Mapping[str, torch.Tensor]
 #: Gets the model's output and the (local) batch; returns the mean loss over its samples.
 Loss = Callable[[Any, Any], torch.Tensor]
-#: Gets the model, the optimizer and the step's micro-batches of this rank; makes one optimizer step.
+#: Gets the model, the optimizer and this rank's micro-batches; makes one optimizer step.
 Step = Callable[[Any, Any, list[Any]], None]
 
 NUM_PERTURBED = 3
