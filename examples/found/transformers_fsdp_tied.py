@@ -11,7 +11,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 dist.init_process_group("gloo")
-size = dist.get_world_size()
 sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
 heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "pad_token_id": 0}
 ids = torch.randint(3, 96, (4, 8), generator=torch.Generator().manual_seed(1))
@@ -25,7 +24,7 @@ for is_tied, vocabulary in ((True, 96), (True, 97), (False, 97)):
     if dist.get_rank() == 0:
         whole.save_pretrained(folder[0])
     dist.barrier()
-    sharding = DistributedConfig(fsdp_size=size)
+    sharding = DistributedConfig(fsdp_size=dist.get_world_size())
     cut = AutoModelForCausalLM.from_pretrained(folder[0], distributed_config=sharding).train()
     outputs = []
     for model in (whole, cut):
