@@ -84,6 +84,7 @@ class Expected:
     words: str = ""
 
     def __post_init__(self) -> None:
+        """Raises ValueError if a word is not known, or a reason is missing."""
         if self.outcome not in OUTCOMES:
             raise ValueError(f"outcome must be one of {OUTCOMES}, got {self.outcome!r}.")
         if self.outcome != "conforms" and not self.why:

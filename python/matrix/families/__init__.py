@@ -24,6 +24,9 @@ def family(name: str) -> ModuleType:
 
 def all_specs() -> Iterator[tuple[str, Spec]]:
     """(family, case) of the whole matrix."""
+    seen: set[str] = set()
     for name in NAMES:
         for spec in family(name).specs():
-            yield name, spec
+            if spec.id not in seen:
+                seen.add(spec.id)
+                yield name, spec

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+
 from .. import models
 from ..spec import Spec, mesh
 

@@ -157,6 +157,7 @@ def _train(spec: Spec, model: Any, optimizer: Any) -> None:
     import transformers
 
     _reset()
+    is_split = spec.variant == "group_split"  # then a batch is that of all ranks
     batch = models.batch_of(spec)
     labels = _uneven(batch["labels"]) if spec.variant == "tokens" else batch["labels"]
     rows = [{"input_ids": i, "labels": j} for i, j in zip(batch["input_ids"], labels, strict=True)]
@@ -164,7 +165,7 @@ def _train(spec: Spec, model: Any, optimizer: Any) -> None:
         settings = transformers.TrainingArguments(
             output_dir=folder,
             use_cpu=True,
-            per_device_train_batch_size=2,
+            per_device_train_batch_size=2 * (spec.data_degree if is_split else 1),
             gradient_accumulation_steps=spec.micro_batches,
             max_steps=1,
             max_grad_norm=spec.clip or 0.0,
@@ -176,7 +177,7 @@ def _train(spec: Spec, model: Any, optimizer: Any) -> None:
             disable_tqdm=True,
             remove_unused_columns=False,
             accelerator_config={
-                "split_batches": spec.variant == "group_split",
+                "split_batches": is_split,
                 "gradient_accumulation_kwargs": {"sync_each_batch": spec.variant == "no_sync_each"},
             },
             ddp_find_unused_parameters=False,

@@ -24,6 +24,10 @@ ENVIRONMENT = {"PYTHONWARNINGS": "ignore"}
 _EXAMPLES = Path(__file__).parents[3] / "examples" / "pytorch"
 LENGTH, VOCABULARY, INNER = 8, 64, 48
 
+_RECOMPUTED = (
+    *(("recompute_granularity", "full"), ("recompute_method", "uniform")),
+    ("recompute_num_layers", 1),
+)
 #: Settings of TransformerConfig that change what is computed, or how.
 SWITCHES: tuple[tuple[tuple[str, Any], ...], ...] = (
     (("add_bias_linear", False),),
@@ -35,11 +39,7 @@ SWITCHES: tuple[tuple[tuple[str, Any], ...], ...] = (
     (("gated_linear_unit", False),),
     (("_tied", True),),
     (("_positions", "learned_absolute"),),
-    (
-        ("recompute_granularity", "full"),
-        ("recompute_method", "uniform"),
-        ("recompute_num_layers", 1),
-    ),
+    _RECOMPUTED,
     (("num_moe_experts", 4), ("moe_router_topk", 2), ("add_bias_linear", False)),
     (
         ("num_moe_experts", 4),

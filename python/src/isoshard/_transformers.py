@@ -56,7 +56,7 @@ def preset(module: torch.nn.Module) -> Transform:
         is_activation = kind in ("activation", "activation_grad")
         if not is_activation or rope < 1 or re.sub(r"\d+", "*", name) not in names:
             return tensor
-        latent, rotary = tensor.split([tensor.shape[-1] - rope, rope], -1)
+        latent, rotary = tensor[..., :-rope], tensor[..., -rope:]
         return {f"{name}.latent": latent, f"{name}.rope": rotary}
 
     return transform
