@@ -20,7 +20,7 @@ namespace isoshard::detail {
 ///
 /// - every record of the reference but numbers of a step (scalars) was compared;
 /// - each parameter that is read has a gradient in each step, and it is within its tolerance, which
-///   shows something (TensorComparison::weakness);
+///   shows something (TensorComparison::weakness) and follows from responses;
 /// - each differing activation gradient is finite, whole, and off by at least ten times the largest
 ///   relative error that any gradient of a parameter is allowed in its step: if it had been used,
 ///   they would show it.

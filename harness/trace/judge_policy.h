@@ -46,7 +46,8 @@ struct JudgePolicy {
   /// may have a scale in any case.
   std::optional<double> grad_scale = {};
   /// Which records may be partial sums, as patterns (matches_any). None: activations and their
-  /// gradients may. "KIND/NAME=max" allows the largest of the ranks' values. A rank's own summands, activations "X.partial", always may.
+  /// gradients may. "KIND/NAME=max" allows the largest of the ranks' values. A rank's own summands,
+  /// activations "X.partial", always may.
   std::optional<std::vector<std::string>> partial = {};
   /// Records that need not be there, as patterns: one that no rank has is listed instead of missed.
   std::vector<std::string> not_recorded = {};
