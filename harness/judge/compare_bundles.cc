@@ -20,7 +20,7 @@
 #include "harness/judge/fitting_statistics.h"
 #include "harness/judge/infer_layouts.h"
 #include "harness/judge/judge.h"
-#include "harness/judge/judge_journals.h"
+#include "harness/judge/journals/judge_journals.h"
 #include "harness/judge/replay.h"
 #include "harness/judge/saved_run.h"
 #include "harness/trace/clipped.h"

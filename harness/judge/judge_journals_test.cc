@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Journals of collectives: right runs raise nothing, and a rank or a step that calls something else
 // is named with the call.
-#include "harness/judge/judge_journals.h"
+#include "harness/judge/journals/judge_journals.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
-#include "harness/judge/align_calls.h"
+#include "harness/judge/journals/align_calls.h"
 #include "harness/testing/synthetic.h"
 
 namespace isoshard {

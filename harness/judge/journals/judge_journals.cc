@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Journals against each other.
-#include "harness/judge/judge_journals.h"
+#include "harness/judge/journals/judge_journals.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -12,7 +12,7 @@
 #include <tuple>
 #include <utility>
 
-#include "harness/judge/align_calls.h"
+#include "harness/judge/journals/align_calls.h"
 #include "harness/trace/judge_policy.h"
 
 namespace isoshard {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The best alignment of two lists of calls, by dynamic programming.
-#include "harness/judge/align_calls.h"
+#include "harness/judge/journals/align_calls.h"
 
 #include <fmt/format.h>
 
