@@ -12,7 +12,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-
 from .. import models
 from ..spec import Spec, mesh
 
