@@ -67,7 +67,7 @@ RULES: list[tuple[str, Expected]] = [
     ("hf_tp/*gpt_oss/*/odd/*", _NO_KERNEL),
     ("fsdp2/*/qwen2_moe/*/odd", _NO_KERNEL),
     ("hf_tp/plain/mixtral/*/fp64/*", _refused("torch's grouped product has no fp64", "got Double")),
-    ("hf_tp/plain/*/clip*", _MIXED_NORM),
+    ("hf_tp/plain/*/clip0.5", _MIXED_NORM),
     # -- PyTorch's own
     ("ddp/bf16_hook/*", Expected("documented", "bf16_compress_hook reduces in bf16", "gradient")),
     ("tp/plain/*/clip*", _TWO_MESHES),
