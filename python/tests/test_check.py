@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,3 +122,22 @@ def test_a_function_that_cannot_be_sent_is_refused(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="top level of a module"):
         isoshard_check(lambda: Mlp(), ddp, mesh="dp=2", batch=IDS, optimizer=adamw)
+
+
+def many_groups(model: nn.Module, mesh: Any) -> nn.Module:
+    """As frameworks do that make their process groups anew for each model, and keep them."""
+    for _ in range(20):
+        torch.distributed.new_group()
+    return ddp(model, mesh)
+
+
+def threads(model: nn.Module, mesh: Any) -> nn.Module:
+    count = len(list(Path("/proc/self/task").iterdir()))
+    assert count <= 64, f"{count} threads"
+    return ddp(model, mesh)
+
+
+def test_ranks_with_many_process_groups_are_started_anew(isoshard_check: Check) -> None:
+    for parallelize in (many_groups, threads):
+        report = isoshard_check(Mlp, parallelize, mesh="dp=2", batch=IDS, optimizer=adamw)
+        assert report.conforms

@@ -27,6 +27,8 @@ from ._processes import die_with_parent
 from .errors import RunError, UsageError
 
 _TIMEOUT = 600.0
+#: Ranks with more threads are started anew: frameworks keep the process groups of each case.
+_MOST_THREADS = 64
 
 
 def _send(file: IO[bytes], value: bytes) -> None:
@@ -159,8 +161,12 @@ class _Pool:
             _send(rank.to, job)
 
     def wait(self, timeout: float) -> list[str]:
-        """The errors of the ranks. After one the pool is closed: others may hang."""
+        """The errors of the ranks. After one the pool is closed: others may hang.
+
+        It is closed, too, where process groups of earlier cases have piled up.
+        """
         errors: list[str] = []
+        is_worn = False
         waiting = dict(enumerate(self.ranks))
         while waiting:
             limit = 5.0 if errors else timeout
@@ -174,12 +180,13 @@ class _Pool:
                     continue
                 del waiting[number]
                 try:
-                    error = pickle.loads(_receive(rank.back))
+                    error, threads = pickle.loads(_receive(rank.back))
                 except EOFError:
-                    error = "the process ended"
+                    error, threads = "the process ended", 0
+                is_worn |= threads > _MOST_THREADS
                 if error is not None:
                     errors.append(f"Rank {number} of {len(self.ranks)} failed: {error}")
-        if errors:
+        if errors or is_worn:
             self.close()
         return errors
 
@@ -193,6 +200,14 @@ class _Pool:
                     file.close()
         self.ranks = []
         sweep(self.port)
+
+
+def _num_threads() -> int:
+    """Each process group that a framework makes and keeps has threads that poll."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 0
 
 
 def _be_worker(rank: int, size: int, port: int, to: IO[bytes], back: IO[bytes]) -> None:
@@ -217,7 +232,7 @@ def _be_worker(rank: int, size: int, port: int, to: IO[bytes], back: IO[bytes]) 
         except BaseException:
             error = traceback.format_exc()
         sys.stderr.flush()
-        _send(back, pickle.dumps(error))
+        _send(back, pickle.dumps((error, _num_threads())))
 
 
 def _work(job: bytes, rank: int, size: int, meshes: dict[Any, Any]) -> None:
