@@ -46,7 +46,7 @@ class Flattened {
   void set(const std::string& said, const std::string& name, const json& value) {
     const std::string text = canonical_value(name, value);
     const auto [found, is_new] = settings_.emplace(name, text);
-    if (!is_new && found->second != text)
+    if (!is_new && !are_same_setting(found->second, text))
       refuse(origin_, fmt::format("{} must have one value, got {} and {} (as {})", name,
                                   found->second, text, said));
   }
@@ -223,7 +223,7 @@ SettingDifferences setting_differences(const RunSettings& reference, const RunSe
     const auto other = actual.training.find(name);
     if (other == actual.training.end()) {
       add_unshared(name, fmt::format("{}: reference {}, actual does not say", name, value));
-    } else if (other->second != value) {
+    } else if (!are_same_setting(other->second, value)) {
       found.different.push_back(
           fmt::format("{}: reference {}, actual {}", name, value, other->second));
     }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "core/base/dtype.h"
@@ -52,12 +51,6 @@ std::string canonical_setting(std::string_view name) {
 }
 
 std::string canonical_value(std::string_view name, const nlohmann::json& value) {
-  constexpr double kExact = 0x1p53;  // every whole number below it is a double
-  if (value.is_number_float()) {
-    const double number = value.get<double>();
-    if (std::fabs(number) < kExact && number == std::trunc(number))
-      return nlohmann::json(static_cast<std::int64_t>(number)).dump();
-  }
   if (!value.is_string()) return value.dump();
   const auto text = value.get<std::string>();
   if (name == "optimizer.kind") return nlohmann::json(lower(last_of(text, '.'))).dump();
@@ -69,6 +62,13 @@ std::string canonical_value(std::string_view name, const nlohmann::json& value) 
     }
   }
   return value.dump();
+}
+
+bool are_same_setting(const std::string& a, const std::string& b) {
+  if (a == b) return true;
+  const auto one = nlohmann::json::parse(a, nullptr, false);
+  const auto other = nlohmann::json::parse(b, nullptr, false);
+  return one.is_number() && other.is_number() && one.get<double>() == other.get<double>();
 }
 
 bool is_environment_variable(std::string_view name) {

@@ -12,9 +12,12 @@ namespace isoshard {
 [[nodiscard]] std::string canonical_setting(std::string_view name);
 
 /// The value of a setting under its canonical name, as JSON text: dtypes by their short names
-/// ("torch.float32" is "fp32"), kinds of optimizers in lower case without a module's name
-/// ("torch.optim.AdamW" is "adamw"), and whole numbers without a fraction (2.0 is 2).
+/// ("torch.float32" is "fp32"), and kinds of optimizers in lower case without a module's name
+/// ("torch.optim.AdamW" is "adamw").
 [[nodiscard]] std::string canonical_value(std::string_view name, const nlohmann::json& value);
+
+/// Whether two values, as JSON text, are the same: 2.0 and 2 are.
+[[nodiscard]] bool are_same_setting(const std::string& a, const std::string& b);
 
 /// Whether the setting is an environment variable ("transformer_engine.NVTE_FUSED_ATTN"): that it
 /// is not set is a value, too.

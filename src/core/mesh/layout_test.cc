@@ -164,7 +164,7 @@ TEST(LayoutErrors, ContradictionsAreRefused) {
   EXPECT_THROW(
       (void)local_shape_of(sharded({4, 4}, {shard(Axis::kTp, 0), shard(Axis::kTp, 1)}), kDp3Tp2, 0),
       MeshError);
-  EXPECT_THROW((void)partial(Axis::kTp, Reduction::kMax), MeshError);
+  EXPECT_THROW((void)partial(Axis::kTp, Reduction::kMin), MeshError);
   Layout both = sharded({4}, {shard(Axis::kTp, 0)});
   both.explicit_parts = true;
   EXPECT_THROW((void)boxes_of(both, kDp3Tp2, 0), MeshError);
