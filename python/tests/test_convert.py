@@ -190,7 +190,7 @@ def test_sources_and_targets_that_make_no_sense_are_refused(tmp_path: Path) -> N
         convert(tmp_path / "tensor.pt", tmp_path / "x.safetensors")
     with pytest.raises(CheckpointError, match="must be a checkpoint of DCP"):
         convert(tmp_path / "folder", tmp_path / "x.safetensors")
-    with pytest.raises(CheckpointError, match="no such file"):
+    with pytest.raises(CheckpointError, match="must be a file or folder, got none"):
         convert(tmp_path / "gone", tmp_path / "x.safetensors")
 
 

@@ -23,6 +23,7 @@ from isoshard._recorder import FlatPart, Recorder
 def gpt(is_gated: bool = True, is_sequence_cut: bool = False) -> nn.Module:
     model = nn.Linear(2, 2)
     model.config = SimpleNamespace(gated_linear_unit=is_gated, sequence_parallel=is_sequence_cut)  # type: ignore[assignment]
+    model.reduce_scatter_embeddings = is_sequence_cut  # without learned positions
     return model
 
 
@@ -94,7 +95,9 @@ def test_a_users_transform_comes_behind_the_preset() -> None:
 def test_other_models_have_no_preset_of_their_own() -> None:
     assert not is_megatron(nn.Linear(2, 2))
     assert with_preset(Options(), nn.Linear(2, 2)).transform is None
-    with pytest.raises(UsageError, match="preset must be one of auto, none, megatron, got 'x'"):
+    with pytest.raises(
+        UsageError, match="preset must be one of auto, none, megatron, transformers, got 'x'"
+    ):
         Options(preset="x")
 
 

@@ -250,7 +250,8 @@ def test_ranks_find_places_as_the_driver_does(tmp_path: Path, fault: bool) -> No
     script = EXAMPLES / "tensor_parallel.py"
     if fault:
         old = "    optimizer.step()"
-        new = "    model[1].down.weight.grad.mul_(2)\n    optimizer.step()"
+        doubled = "    if torch.distributed.get_world_size() > 1:\n        "
+        new = f"{doubled}model[1].down.weight.grad.mul_(2)\n{old}"
         script = planted("tensor_parallel.py", old, new, tmp_path)
     options = ("--mesh", "dp=2,tp=2", "--output-dir", str(tmp_path / "out"))
     codes, lines = [], []
@@ -266,5 +267,4 @@ def test_ranks_find_places_as_the_driver_does(tmp_path: Path, fault: bool) -> No
 
     assert codes == ([1, 1] if fault else [0, 0]), lines
     assert lines[0].startswith(lines[1])
-    assert kept < bytes_of(tmp_path / "out" / "run")
     shutil.rmtree(tmp_path / "out")
