@@ -50,6 +50,7 @@ RULES: list[tuple[str, Expected]] = [
     ("hf_tp/fsdp/*/dp3/*/tied/odd", _defect(_TIED, "first forward at lm_head (step 1)")),
     ("hf_tp/plain/doge/*", _refused("the mask has all heads, the ranks have a part")),
     ("hf_tp/plain/llama4_text/*", _IN_PLACE),
+    ("hf_tp/experts/llama4_text/*", _refused("the model has no plan of experts", "`ep_plan`")),
     ("hf_tp/plain/olmo*clip_qkv=*", _IN_PLACE),
     ("hf_tp/plain/mimo_v2_flash/*", _refused("sliding layers have fewer heads than ranks")),
     ("*/phimoe/*", _DRAWS),
@@ -70,6 +71,7 @@ RULES: list[tuple[str, Expected]] = [
     ("hf_tp/plain/*/clip0.5", _MIXED_NORM),
     # -- PyTorch's own
     ("ddp/bf16_hook/*", Expected("documented", "bf16_compress_hook reduces in bf16", "gradient")),
+    ("tp/loss_smooth/*", _refused("smoothing reads targets beside DTensors", "masked_fill_")),
     ("tp/plain/*/clip*", _TWO_MESHES),
     ("tp/loss/*/clip*", _TWO_MESHES),
     ("tp/uneven/*/clip*", _TWO_MESHES),
