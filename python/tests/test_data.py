@@ -76,6 +76,31 @@ def test_other_causes_are_not_theirs(
     assert "head" in report.verdict
 
 
+class Classifier(nn.Module):
+    """One label for each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(50, 16), nn.Linear(16, 50)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.head(self.embed(input_ids).mean(1)), labels)
+
+
+def test_a_label_for_each_sample_is_counted_too(isoshard_check: Callable[..., Report]) -> None:
+    report = isoshard_check(
+        Classifier,
+        ddp,
+        mesh={"dp": 2},
+        batch={"input_ids": IDS, "labels": LABELS[:, 1]},
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        raises=False,
+    )
+
+    assert report.exit_code == 1
+    assert "the data-parallel ranks count 2 to 4 labels" in report.text
+
+
 def test_right_runs_have_no_cause(isoshard_check: Callable[..., Report]) -> None:
     report = judged(isoshard_check, ddp, nn.Identity, IDS)
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import torch
@@ -71,20 +70,27 @@ def _batch_statistics(reference: Path, step: int) -> list[str]:
 
 def _mean_of_means(reference: Path, run: Path, step: int, mesh: Mesh) -> list[str]:
     """Whether the losses' mean is wrong, and right if weighted by the labels that ranks count."""
-    wanted = _bundle.read_tensors(reference, step, 0).get("scalar/loss/0")
+    wanted = _bundle.read_some_tensors(reference, step, 0, "scalar/").get("scalar/loss/0")
+    if wanted is None:
+        return []
     shares: dict[tuple[int, ...], tuple[float, torch.Tensor]] = {}  # loss and labels
     for rank in range(mesh.size):
-        tensors = _bundle.read_tensors(run, step, rank)
-        loss, labels = (tensors.get(f"{name}/0") for name in (_RANK_LOSS, "data_id/labels"))
-        if loss is None or labels is None or wanted is None:
+        loss, labels = (
+            _bundle.read_some_tensors(run, step, rank, name).get(f"{name}/0")
+            for name in (_RANK_LOSS, "data_id/labels")
+        )
+        if loss is None or labels is None:
             return []
         share = tuple(c for axis, c in mesh.coordinates(rank).items() if axis in DATA_AXES)
         shares[share] = (float(loss), labels)
-    whole = float(wanted) if wanted is not None else math.nan
+    whole = float(wanted)
     losses = [loss for loss, _ in shares.values()]
     error = abs(sum(losses) / len(losses) - whole)
     for first in (0, 1):  # the first label of a sample may have nothing that predicts it
-        counts = [int((labels[:, first:] != _IGNORED).sum()) for _, labels in shares.values()]
+        counts = [
+            int((labels[..., first if labels.ndim > 1 else 0 :] != _IGNORED).sum())
+            for _, labels in shares.values()
+        ]
         weighted = sum(n * loss for n, loss in zip(counts, losses, strict=True))
         if len(set(counts)) > 1 and abs(weighted / sum(counts) - whole) < _CLEARLY * error:
             return [

@@ -72,7 +72,15 @@ def make(single: Path, config: Path, target: Path) -> Path:
     manifest = _bundle.read_manifest(single)
     work = target.with_name(target.name + ".work")
     work.mkdir(parents=True, exist_ok=True)
-    steps = [_bundle.read_tensors(single, step, 0) for step in manifest["steps"]]
+    steps = [
+        {
+            **_bundle.read_some_tensors(single, step, 0, "data_id/"),
+            **_bundle.read_some_tensors(single, step, 0, "scalar/"),
+        }
+        for step in manifest["steps"]
+    ]
+    first = manifest["steps"][0]
+    steps[0].update(_bundle.read_some_tensors(single, first, 0, "param/"))
     batch = _write_inputs(steps, json.loads(config.read_text()), work)
     words = [*_settings_words(manifest["settings"]["training"], steps), *batch]
     command = [

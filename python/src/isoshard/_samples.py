@@ -89,7 +89,7 @@ def _take(rows: Rows, places: dict[bytes, list[int]]) -> list[int] | None:
 
 
 def _inputs(directory: Path, step: int, rank: int) -> Inputs:
-    tensors = _bundle.read_tensors(directory, step, rank)
+    tensors = _bundle.read_some_tensors(directory, step, rank, "data_id/")
     inputs = {
         r["name"]: tensors[f"data_id/{r['name']}/0"]
         for r in _bundle.read_records(directory, step, rank)["records"]
