@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a tiny model for two steps and saves it as frameworks do: KIND TARGET, or several pairs.
 
-Every run computes the same, whatever saves it: all ranks have the same batch, their number is a
+All runs compute the same, and only the saving differs: all ranks have the same batch, their number is a
 power of two, and nothing is clipped.
 """
 

@@ -32,7 +32,7 @@ class Results:
         return str(case)
 
     def done(self, case: Case, problem: str) -> None:
-        """A case that came to its end: right if there is no problem."""
+        """A case that ended is right if there is no problem."""
         name = self._add(case)
         if problem:
             self.wrong[name] = problem

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint in memory: weights and optimizer state by name, whatever framework saved them."""
+"""A checkpoint of any framework in memory: its weights and optimizer states by name."""
 
 from __future__ import annotations
 

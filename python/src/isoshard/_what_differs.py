@@ -118,7 +118,7 @@ class WhatDiffers:
     # -- places ------------------------------------------------------------------------------
 
     def _place_whole(self, record: dict[str, Any]) -> None:
-        """A tensor that is as large as the reference's lies in one way, whatever others hold.
+        """A tensor of the reference's shape is the whole tensor, so no other rank is asked.
 
         But the gradient of an activation that no sample decides is a sum over data ranks.
         """
