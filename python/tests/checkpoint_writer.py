@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a tiny model for two steps and saves it as frameworks do: KIND TARGET, or several pairs.
 
-All runs compute the same, and only the saving differs: all ranks have the same batch, their number is a
-power of two, and nothing is clipped.
+All runs compute the same, and only the saving differs: all ranks have the same batch, their
+number is a power of two, and nothing is clipped.
 """
 
 from __future__ import annotations
