@@ -3,10 +3,10 @@
 
 What agrees leaves its statistics, a digest and some samples; what differs by more than the
 reference's responses allow is kept as a whole, up to a limit. A tensor is compared where it lies
-if its place is known: a DTensor, a layout that was given, or a parameter whose place was found
-before. All others are held until the end of the step. Then ranks tell each other their shapes,
-and places are found as _places finds them. What cannot be placed is kept as a whole, and placed
-when the run is judged.
+if its place is known: a DTensor, a layout that was given, an activation of the reference's shape,
+or a parameter whose place was found before. All others are held until the end of the step. Then
+ranks tell each other their shapes, and places are found as _places finds them. What cannot be
+placed is kept as a whole, and placed when the run is judged.
 """
 
 from __future__ import annotations
@@ -63,13 +63,21 @@ class WhatDiffers:
 
     def offer(self, record: dict[str, Any], local: torch.Tensor, step: int) -> Entry | None:
         """The entry of a tensor whose place is known; None: it has to be held."""
+        self._begin(step)
         if record.get("layout") == "infer":
             place = self._places.get(_place_key(record))
-            if place is None or record["kind"] not in _PLACED_KINDS:
+            if place is not None and record["kind"] in _PLACED_KINDS:
+                del record["layout"]
+                record.update(copy.deepcopy(place))
+            elif record["kind"] in ("activation", "activation_grad"):
+                self._place_whole(record)
+            if record.get("layout") == "infer":
                 return None
-            del record["layout"]
-            record.update(copy.deepcopy(place))
         return self._compared(record, local, step, "at once")
+
+    def _begin(self, step: int) -> None:
+        if step != self._step:
+            self._shapes, self._step = shapes_of(self.reference, step), step
 
     def _compared(self, record: dict[str, Any], local: torch.Tensor, step: int, room: str) -> Entry:
         tensor = local.detach().to("cpu").contiguous()
@@ -91,8 +99,7 @@ class WhatDiffers:
 
         The places of parameters serve their gradients and later steps, too.
         """
-        if step != self._step:
-            self._shapes, self._step = shapes_of(self.reference, step), step
+        self._begin(step)
         held = [e for e in entries if not e.is_settled]
         for entry in held:
             self._place_whole(entry.record)
