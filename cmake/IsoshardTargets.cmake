@@ -56,6 +56,31 @@ function(isoshard_library name)
     FILE_SET HEADERS DESTINATION ${ISOSHARD_INSTALL_HEADERS})
 endfunction()
 
+# isoshard_c_library(NAME SOURCE HEADER MAP VERSION DEPS ...): libisoshard_NAME.so, a shared library
+# for programs in any language that shows its C interface alone, by a linker's map.
+function(isoshard_c_library name)
+  cmake_parse_arguments(PARSE_ARGV 1 ARG "" "SOURCE;HEADER;MAP;VERSION" "DEPS")
+  set(target isoshard_${name}_c)
+  add_library(${target} SHARED ${ARG_SOURCE})
+  add_library(isoshard::${name}_c ALIAS ${target})
+  string(REGEX MATCH "^[0-9]+" abi ${ARG_VERSION})
+  set_target_properties(${target} PROPERTIES
+    OUTPUT_NAME isoshard_${name} EXPORT_NAME ${name}_c
+    VERSION ${ARG_VERSION} SOVERSION ${abi}
+    CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
+    LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${ARG_MAP})
+  target_sources(${target} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR}
+    FILES ${ARG_HEADER})
+  target_include_directories(${target} INTERFACE
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${ISOSHARD_INSTALL_HEADERS}>)
+  target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:isoshard::options>)
+  foreach(dep IN LISTS ARG_DEPS)
+    target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:${dep}>)
+  endforeach()
+  target_link_options(${target} PRIVATE
+    LINKER:--version-script,${CMAKE_CURRENT_SOURCE_DIR}/${ARG_MAP})
+endfunction()
+
 # isoshard_program(NAME [TORCH] SOURCES ... [DEPS ...] [OUTPUT_NAME name]): an executable in the
 # build folder's bin/.
 function(isoshard_program name)
