@@ -11,7 +11,6 @@
 #include <tuple>
 
 #include "core/base/error.h"
-#include "harness/trace/maximum.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
 
@@ -38,6 +37,13 @@ double partial_divisor(const Layout& layout, const MeshShape& mesh) {
       divisor *= mesh.degree(placement.axis);
   }
   return divisor;
+}
+
+/// Whether the value is the largest of the ranks' values.
+bool is_maximum(const Layout& layout) {
+  return std::ranges::any_of(layout.placements, [](const Placement& placement) {
+    return placement.kind == Placement::Kind::kPartial && placement.reduction == Reduction::kMax;
+  });
 }
 
 class Assembly {
