@@ -52,6 +52,15 @@ bool matches_any(const std::vector<std::string>& patterns, const RecordKey& key)
                      [&](const std::string& pattern) { return matches(pattern, text); });
 }
 
+bool may_be_maximum(const std::vector<std::string>& patterns, const RecordKey& key) {
+  constexpr std::string_view kSuffix = "=max";
+  std::vector<std::string> names;
+  for (const std::string& pattern : patterns) {
+    if (pattern.ends_with(kSuffix)) names.push_back(pattern.substr(0, pattern.size() - kSuffix.size()));
+  }
+  return matches_any(names, key);
+}
+
 bool masks_small_gradients(const JudgePolicy& policy, int response_runs,
                            RunPurpose purpose) noexcept {
   return policy.mask && (purpose == RunPurpose::kResponse || response_runs > 0);

@@ -69,6 +69,10 @@ struct JudgePolicy {
 /// not matter.
 [[nodiscard]] bool matches_any(const std::vector<std::string>& patterns, const RecordKey& key);
 
+/// Whether one of the patterns of JudgePolicy::partial says that the record may be a maximum. A
+/// maximum hides copies that are too small, so only "KIND/NAME=max" allows it.
+[[nodiscard]] bool may_be_maximum(const std::vector<std::string>& patterns, const RecordKey& key);
+
 /// What a run that is compared with a reference is made for.
 enum class RunPurpose : std::uint8_t {
   kJudged,

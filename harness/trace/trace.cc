@@ -39,13 +39,6 @@ double partial_divisor(const Layout& layout, const MeshShape& mesh) {
   return divisor;
 }
 
-/// Whether the value is the largest of the ranks' values.
-bool is_maximum(const Layout& layout) {
-  return std::ranges::any_of(layout.placements, [](const Placement& placement) {
-    return placement.kind == Placement::Kind::kPartial && placement.reduction == Reduction::kMax;
-  });
-}
-
 class Assembly {
  public:
   Assembly(const MeshShape& mesh, const Record& first)

@@ -152,28 +152,12 @@ class TensorJudge {
                (placement.axis == Axis::kDp && placement.reduction == Reduction::kAvg);
       });
     }
-    if (is_maximum(record.layout)) return may_be_maximum(key);
+    if (is_maximum(record.layout))
+      return may_be_maximum(options_.partial.value_or(std::vector<std::string>()), key);
     if (key.kind == RecordKind::kActivation && key.name.ends_with(".partial")) return true;
     if (is_between_micro_batches()) return true;
     if (options_.partial.has_value()) return matches_any(*options_.partial, key);
     return key.kind == RecordKind::kActivation || key.kind == RecordKind::kActivationGrad;
-  }
-
-  static bool is_maximum(const Layout& layout) {
-    return std::ranges::any_of(layout.placements, [](const Placement& placement) {
-      return placement.kind == Placement::Kind::kPartial && placement.reduction == Reduction::kMax;
-    });
-  }
-
-  /// A maximum hides copies that are too small, so only a pattern that says so allows it.
-  bool may_be_maximum(const RecordKey& key) const {
-    constexpr std::string_view kSuffix = "=max";
-    std::vector<std::string> patterns;
-    for (const std::string& pattern : options_.partial.value_or(std::vector<std::string>())) {
-      if (pattern.ends_with(kSuffix))
-        patterns.push_back(pattern.substr(0, pattern.size() - kSuffix.size()));
-    }
-    return matches_any(patterns, key);
   }
 
   /// Of the tensor's step; 1 if there is none.

@@ -186,6 +186,24 @@ class StrategyDouble final : public Strategy {
                                        int tp_dim) const override {
     return inner_->activation_layouts(point, local, tp_dim);
   }
+  Layout over_context(Layout layout, const at::Tensor& local, int sequence_dim) const override {
+    return inner_->over_context(std::move(layout), local, sequence_dim);
+  }
+  at::Tensor attention(std::string_view module, const at::Tensor& q_BNSD, const at::Tensor& k_BKSD,
+                       const at::Tensor& v_BKSD, AttentionImpl impl, SoftmaxDtype softmax,
+                       const AttentionDropout& dropout) const override {
+    return inner_->attention(module, q_BNSD, k_BKSD, v_BKSD, impl, softmax, dropout);
+  }
+  KeysValues whole_context(std::string_view module, const at::Tensor& k_BKSD,
+                           const at::Tensor& v_BKSD) const override {
+    return inner_->whole_context(module, k_BKSD, v_BKSD);
+  }
+  at::Tensor token_positions(std::int64_t length) const override {
+    return inner_->token_positions(length);
+  }
+  std::int64_t sequence_length(std::int64_t length) const override {
+    return inner_->sequence_length(length);
+  }
 
  private:
   std::shared_ptr<const Strategy> inner_;

@@ -85,6 +85,8 @@ struct Layout {
                                                    int rank);
 [[nodiscard]] bool is_flat(const Layout& layout) noexcept;
 [[nodiscard]] bool is_partial(const Layout& layout) noexcept;
+/// Whether the value is the largest of the ranks' values.
+[[nodiscard]] bool is_maximum(const Layout& layout) noexcept;
 
 /// Checks that parts tile the global shape: every element covered, and no element by two different
 /// parts. Equal boxes count once (they are replicas). Returns an empty string, or the first gap or

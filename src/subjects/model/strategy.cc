@@ -27,6 +27,27 @@ CrossEntropy Strategy::loss(const at::Tensor& logits, const at::Tensor& targets_
   return cross_entropy(logits, targets_BS, weight_B, options);
 }
 
+at::Tensor Strategy::attention(std::string_view /*module*/, const at::Tensor& q_BNSD,
+                               const at::Tensor& k_BKSD, const at::Tensor& v_BKSD,
+                               AttentionImpl impl, SoftmaxDtype softmax,
+                               const AttentionDropout& dropout) const {
+  return causal_attention(q_BNSD, k_BKSD, v_BKSD, impl, softmax, dropout);
+}
+
+KeysValues Strategy::whole_context(std::string_view /*module*/, const at::Tensor& k_BKSD,
+                                   const at::Tensor& v_BKSD) const {
+  return {k_BKSD, v_BKSD};
+}
+
+at::Tensor Strategy::token_positions(std::int64_t /*length*/) const {
+  return {};
+}
+
+Layout Strategy::over_context(Layout layout, const at::Tensor& /*local*/,
+                              int /*sequence_dim*/) const {
+  return layout;
+}
+
 bool Strategy::splits_output(std::string_view /*module*/) const {
   return false;
 }

@@ -9,6 +9,7 @@
 #include "core/mesh/layout.h"
 #include "core/observe/sink.h"
 #include "subjects/model/ops/loss.h"
+#include "subjects/model/ops/ops.h"
 
 namespace isoshard {
 
@@ -16,6 +17,11 @@ namespace isoshard {
 /// each of them uses for a part.
 struct ActivationLayouts {
   Layout value, gradient;
+};
+
+/// Keys and values [B,K,S,D].
+struct KeysValues {
+  at::Tensor k, v;
 };
 
 /// How a parallel strategy computes the parts of a model that it may split. Model code calls these
@@ -47,6 +53,21 @@ class Strategy {
   /// The degree of tp, 1 if there is none.
   [[nodiscard]] virtual int tp_degree() const noexcept { return 1; }
 
+  /// Causal softmax attention of this rank's queries. `module` names it, as "model.layers.0.self_attn".
+  /// See isoshard::causal_attention.
+  [[nodiscard]] virtual at::Tensor attention(std::string_view module, const at::Tensor& q_BNSD,
+                                             const at::Tensor& k_BKSD, const at::Tensor& v_BKSD,
+                                             AttentionImpl impl, SoftmaxDtype softmax,
+                                             const AttentionDropout& dropout) const;
+  /// The keys and values of all tokens, in the order of the tokens, from those of this rank's.
+  [[nodiscard]] virtual KeysValues whole_context(std::string_view module, const at::Tensor& k_BKSD,
+                                                 const at::Tensor& v_BKSD) const;
+  /// The places in their sequence of the `length` tokens that forward gets: int64 [length].
+  /// Undefined: 0 to length - 1, which are all.
+  [[nodiscard]] virtual at::Tensor token_positions(std::int64_t length) const;
+  /// How long the sequence is of which forward gets `length` tokens.
+  [[nodiscard]] virtual std::int64_t sequence_length(std::int64_t length) const { return length; }
+
   /// Around each decoder layer, also where backward computes it again: parameters below `module`
   /// are read between the two only.
   virtual void enter_block(std::string_view module) const;
@@ -61,6 +82,10 @@ class Strategy {
   [[nodiscard]] virtual ActivationLayouts activation_layouts(std::string_view point,
                                                              const at::Tensor& local,
                                                              int tp_dim) const;
+  /// The layout of an activation whose dim `sequence_dim` holds the tokens that forward gets, from
+  /// that of activation_layouts, which does not know the dim.
+  [[nodiscard]] virtual Layout over_context(Layout layout, const at::Tensor& local,
+                                            int sequence_dim) const;
   [[nodiscard]] double activation_grad_scale() const noexcept { return activation_grad_scale_; }
   [[nodiscard]] int dp_degree() const noexcept { return dp_degree_; }
 

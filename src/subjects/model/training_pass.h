@@ -2,11 +2,24 @@
 /// What the forward pass of a training step needs beyond that of an evaluation.
 #pragma once
 #include <cstdint>
+#include <limits>
 
 #include "core/mesh/mesh.h"
 #include "subjects/model/ops/rng_streams.h"
 
 namespace isoshard {
+
+/// The part of a model that one call of its forward runs: all of it, or a stage of a pipeline.
+struct ModelSection {
+  std::int64_t first_layer = 0;
+  std::int64_t end_layer = std::numeric_limits<std::int64_t>::max();  ///< the first layer after it
+  /// Its input are token ids; otherwise what the section before it returns.
+  bool has_embedding = true;
+  /// It returns logits; otherwise what the section after it takes: [B,S,H], of a model whose layers
+  /// read more than the stream (lattice) all of that along the last dim.
+  bool has_head = true;
+  friend bool operator==(const ModelSection&, const ModelSection&) = default;
+};
 
 /// The class itself, without values, is an evaluation: nothing is dropped, nothing recomputed.
 ///
@@ -20,6 +33,7 @@ struct TrainingPass {
   int rank = 0;
   /// Activation checkpointing: a layer's forward keeps its input only and is repeated in backward.
   bool recompute = false;
+  ModelSection section;
 };
 
 }  // namespace isoshard

@@ -24,13 +24,40 @@ std::string_view name_of(LossMean mean) noexcept {
   return "unknown";
 }
 
-LossMean parse_loss_mean(std::string_view name) {
-  for (const LossMean mean : {LossMean::kGlobal, LossMean::kLocal, LossMean::kSum}) {
-    if (name_of(mean) == name) return mean;
+std::string_view name_of(ContextOrder order) noexcept {
+  return order == ContextOrder::kHeadTail ? "head-tail" : "contiguous";
+}
+
+std::string_view name_of(ContextAttention attention) noexcept {
+  return attention == ContextAttention::kRing ? "ring" : "all-gather";
+}
+
+namespace {
+
+template <class Value, std::size_t kCount>
+Value parsed(std::string_view what, std::string_view name, const Value (&values)[kCount]) {
+  std::vector<std::string> known;
+  for (const Value value : values) {
+    if (name_of(value) == name) return value;
+    known.emplace_back(name_of(value));
   }
-  const std::vector<std::string> known = {"global", "local", "sum"};
-  throw UsageError(fmt::format("unknown loss mean '{}'{}; known are {}", name,
+  throw UsageError(fmt::format("unknown {} '{}'{}; known are {}", what, name,
                                did_you_mean(name, known), join_names(known)));
+}
+
+}  // namespace
+
+LossMean parse_loss_mean(std::string_view name) {
+  return parsed("loss mean", name, {LossMean::kGlobal, LossMean::kLocal, LossMean::kSum});
+}
+
+ContextOrder parse_context_order(std::string_view name) {
+  return parsed("context order", name, {ContextOrder::kHeadTail, ContextOrder::kContiguous});
+}
+
+ContextAttention parse_context_attention(std::string_view name) {
+  return parsed("context attention", name,
+                {ContextAttention::kAllGather, ContextAttention::kRing});
 }
 
 }  // namespace isoshard

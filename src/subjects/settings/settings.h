@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "core/base/dtype.h"
@@ -17,6 +18,29 @@ namespace isoshard {
 enum class LossMean : std::uint8_t { kGlobal, kLocal, kSum };
 [[nodiscard]] std::string_view name_of(LossMean mean) noexcept;
 [[nodiscard]] LossMean parse_loss_mean(std::string_view name);
+
+/// How tokens of a sequence are shared out over cp: in equal parts one after the other, or so that
+/// each rank has a part of the head and one of the tail.
+enum class ContextOrder : std::uint8_t { kHeadTail, kContiguous };
+[[nodiscard]] std::string_view name_of(ContextOrder order) noexcept;
+[[nodiscard]] ContextOrder parse_context_order(std::string_view name);
+
+/// How queries meet the keys of other cp ranks.
+enum class ContextAttention : std::uint8_t { kAllGather, kRing };
+[[nodiscard]] std::string_view name_of(ContextAttention attention) noexcept;
+[[nodiscard]] ContextAttention parse_context_attention(std::string_view name);
+
+/// What nd may choose.
+struct NdSettings {
+  /// Of dp: so many groups have whole copies of the shards (HSDP). dp is a multiple of it.
+  int dp_replicate = 1;
+  ContextOrder context_order = ContextOrder::kHeadTail;
+  ContextAttention context_attention = ContextAttention::kAllGather;
+  /// What a ring merges results of blocks in. None: fp32, or fp64 of an fp64 model.
+  std::optional<Dtype> ring_merge_dtype;
+  std::string pipeline_schedule = "1F1B";
+  int stages_per_rank = 1;
+};
 
 struct TrainSettings {
   OptimizerSettings optimizer;
@@ -55,6 +79,7 @@ struct TrainSettings {
   /// Activation checkpointing: of each layer only the input is kept, and its forward is repeated in
   /// backward (subjects/model/zoo/recompute.h).
   bool recompute = false;
+  NdSettings nd;
 };
 
 }  // namespace isoshard

@@ -65,7 +65,10 @@ at::Tensor as_tensor(std::span<const double> values) {
 }  // namespace
 
 Trainer::Trainer(TrainerParts parts, Mesh& mesh, Sink* sink)
-    : parts_(std::move(parts)), mesh_(&mesh), sink_(sink), specs_(parts_.model->parameters()) {}
+    : parts_(std::move(parts)),
+      mesh_(&mesh),
+      sink_(sink),
+      specs_(parts_.own_parameters.value_or(parts_.model->parameters())) {}
 
 Trainer::~Trainer() = default;
 
@@ -110,31 +113,102 @@ void Trainer::forward_backward(std::span<const TokenBatch> micro_batches) {
   std::vector<at::Tensor> targets;
   for (const TokenBatch& batch : micro_batches) targets.push_back(shift_labels(batch.labels_BS));
   LossSums sums = weigh(targets);
+  std::vector<MicroBatch> own(micro_batches.size());
   std::int64_t earlier_samples = 0;
-  double backward_sum = 0;
-  for (std::size_t m = 0; m < micro_batches.size(); ++m) {
-    place.index = static_cast<int>(m);
-    if (parts_.schedule->clears_gradients_before(place)) parts_.data_parallel->clear_gradients();
-    record_data(micro_batches[m]);
-    Sink* sink = scaled_sink_.has_value() ? &*scaled_sink_ : sink_;
-    is_reading_ = sink_ != nullptr && parts_.records_repetitions && m == 0 && place.step > 0;
-    const at::Tensor logits =
-        logits_of(micro_batches[m], sink, training_pass(place.step, earlier_samples));
-    is_reading_ = false;
+  for (std::size_t m = 0; m < own.size(); ++m) {
+    own[m] = {&micro_batches[m], targets[m], earlier_samples, {}, {}};
     earlier_samples += targets[m].size(0);
-    const at::Tensor loss = loss_of(logits, targets[m], sums.places[m], sums);
-    if (place.is_last()) report_loss(sums);
-    const bool reduces = parts_.schedule->reduces_gradients_in(place);
-    parts_.data_parallel->before_backward(reduces);
-    const at::Tensor seed = parts_.grad_scaler == nullptr
-                                ? at::ones_like(loss)
-                                : at::full_like(loss, parts_.grad_scaler->scale());
-    backward_sum += loss.item<double>() * seed.item<double>();
-    loss.backward(seed);
-    parts_.data_parallel->after_backward(reduces, place.is_last());
-    if (!place.is_last()) record_accumulated();
   }
-  record_backward(backward_sum);
+  backward_sum_ = 0;
+  if (parts_.stages != nullptr) {
+    run_stages(own, place, sums);
+  } else {
+    for (std::size_t m = 0; m < own.size(); ++m) {
+      place.index = static_cast<int>(m);
+      run_micro_batch(place, own[m], sums);
+    }
+  }
+  record_backward(backward_sum_);
+}
+
+at::Tensor Trainer::own_tokens(const at::Tensor& whole_BS) const {
+  return parts_.token_split == nullptr ? whole_BS : parts_.token_split->own_tokens(whole_BS);
+}
+
+at::Tensor Trainer::seed_of(const at::Tensor& loss) const {
+  return parts_.grad_scaler == nullptr ? at::ones_like(loss)
+                                       : at::full_like(loss, parts_.grad_scaler->scale());
+}
+
+void Trainer::run_micro_batch(MicroBatchPlace place, MicroBatch& micro_batch, LossSums& sums) {
+  const auto m = static_cast<std::size_t>(place.index);
+  if (parts_.schedule->clears_gradients_before(place)) parts_.data_parallel->clear_gradients();
+  record_data(*micro_batch.batch);
+  Sink* sink = scaled_sink_.has_value() ? &*scaled_sink_ : sink_;
+  is_reading_ = sink_ != nullptr && parts_.records_repetitions && m == 0 && place.step > 0;
+  const at::Tensor logits = logits_of(*micro_batch.batch, sink,
+                                      training_pass(place.step, micro_batch.earlier_samples));
+  is_reading_ = false;
+  const at::Tensor loss = loss_of(logits, own_tokens(micro_batch.targets_BS), sums.places[m], sums);
+  if (place.is_last()) report_loss(sums);
+  const bool reduces = parts_.schedule->reduces_gradients_in(place);
+  parts_.data_parallel->before_backward(reduces);
+  const at::Tensor seed = seed_of(loss);
+  backward_sum_ += loss.item<double>() * seed.item<double>();
+  loss.backward(seed);
+  parts_.data_parallel->after_backward(reduces, place.is_last());
+  if (!place.is_last()) record_accumulated();
+}
+
+// Backward of a section starts from the gradient that the next one sends, or from the loss.
+void Trainer::run_stages(std::vector<MicroBatch>& micro_batches, MicroBatchPlace place,
+                         LossSums& sums) {
+  const std::vector<ModelSection>& sections = parts_.stages->sections();
+  Sink* sink = scaled_sink_.has_value() ? &*scaled_sink_ : sink_;
+  parts_.data_parallel->clear_gradients();
+  for (const MicroBatch& micro_batch : micro_batches) record_data(*micro_batch.batch);
+  for (MicroBatch& micro_batch : micro_batches) {
+    micro_batch.inputs.resize(sections.size());
+    micro_batch.results.resize(sections.size());
+  }
+  StageWork work;
+  std::size_t num_backward = 0;
+  work.forward = [&](std::size_t stage, std::size_t m, const at::Tensor& input) {
+    MicroBatch& own = micro_batches[m];
+    const ModelSection& section = sections[stage];
+    TrainingPass training = training_pass(place.step, own.earlier_samples);
+    training.section = section;
+    own.inputs[stage] = section.has_embedding ? own_tokens(own.batch->input_ids_BS)
+                                              : input.detach().requires_grad_(true);
+    is_reading_ = sink_ != nullptr && parts_.records_repetitions && m == 0 && place.step > 0 &&
+                  stage == 0;
+    const at::Tensor result = result_of(own.inputs[stage], sink, training);
+    is_reading_ = false;
+    own.results[stage] =
+        section.has_head
+            ? loss_of(result, own_tokens(own.targets_BS), sums.places[m], sums)
+            : result;
+    return section.has_head ? at::Tensor() : result.detach();
+  };
+  work.backward = [&](std::size_t stage, std::size_t m, const at::Tensor& gradient) {
+    MicroBatch& own = micro_batches[m];
+    const bool is_last = ++num_backward == micro_batches.size() * sections.size();
+    parts_.data_parallel->before_backward(is_last);
+    const at::Tensor result = std::move(own.results[stage]);
+    if (sections[stage].has_head) {
+      const at::Tensor seed = seed_of(result);
+      backward_sum_ += result.item<double>() * seed.item<double>();
+      result.backward(seed);
+    } else {
+      result.backward(gradient);
+    }
+    parts_.data_parallel->after_backward(is_last, is_last);
+    const at::Tensor input = std::move(own.inputs[stage]);
+    own.inputs[stage] = own.results[stage] = {};
+    return sections[stage].has_embedding ? at::Tensor() : input.grad();
+  };
+  parts_.stages->run(micro_batches.size(), work);
+  report_loss(sums);
 }
 
 // Left out is what is not added up yet, and what only some of the tp ranks hold summands of: no
@@ -165,6 +239,9 @@ void Trainer::record_backward(double sum) const {
   Layout layout = replicated({1});
   if (mesh_->degree(Axis::kDp) > 1)
     layout.placements.push_back(partial(Axis::kDp, Reduction::kAvg));
+  if (mesh_->degree(Axis::kCp) > 1)
+    layout.placements.push_back(partial(Axis::kCp, Reduction::kAvg));
+  if (!add_stage(layout)) return;
   sink_->on_record({RecordKind::kScalar, "loss_backward", std::move(layout), scale_},
                    as_tensor({&sum, 1}));
 }
@@ -200,6 +277,10 @@ Trainer::LossSums Trainer::weigh(std::span<const at::Tensor> targets) const {
     }
   }
   sums.weights = parts_.loss_normalizer->weights(sums.counts);
+  // of what is averaged over ranks that share the tokens
+  if (parts_.token_split != nullptr) {
+    for (double& weight : sums.weights) weight *= parts_.token_split->degree();
+  }
   sums.sums.resize(sums.counts.size());
   return sums;
 }
@@ -225,16 +306,21 @@ TrainingPass Trainer::training_pass(int step, std::int64_t earlier) const {
 }
 
 at::Tensor Trainer::logits_of(const TokenBatch& batch, Sink* sink, const TrainingPass& training) {
+  return result_of(own_tokens(batch.input_ids_BS), sink, training);
+}
+
+at::Tensor Trainer::result_of(const at::Tensor& input, Sink* sink, const TrainingPass& training) {
   const Parameters& parameters = parts_.data_parallel->before_forward();
   if (is_reading_) {
     for (const auto& [name, read] : parameters) record_read(name, read);
   }
   std::optional<AutocastScope> autocast;
   if (parts_.autocast.has_value())
-    autocast.emplace(batch.input_ids_BS.device().type(), scalar_type_of(*parts_.autocast));
-  at::Tensor logits =
-      parts_.model->forward(batch.input_ids_BS, parameters, *parts_.strategy, sink, training);
-  return parts_.output_dtype.has_value() ? logits.to(scalar_type_of(*parts_.output_dtype)) : logits;
+    autocast.emplace(input.device().type(), scalar_type_of(*parts_.autocast));
+  at::Tensor result =
+      parts_.model->forward(input, parameters, *parts_.strategy, sink, training);
+  const bool is_rounded = training.section.has_head && parts_.output_dtype.has_value();
+  return is_rounded ? result.to(scalar_type_of(*parts_.output_dtype)) : result;
 }
 
 at::Tensor Trainer::loss_of(const at::Tensor& logits, const at::Tensor& targets_BS,
@@ -255,9 +341,14 @@ double Trainer::mean_loss(const LossSums& sums) const {
   double loss = 0;
   for (std::size_t i = 0; i < sums.sums.size(); ++i) loss += sums.weights[i] * sums.sums[i];
   const Buffer buffer{reinterpret_cast<std::byte*>(&loss), 1, Dtype::kFloat64};
-  mesh_->group(Axis::kDp)
-      .all_reduce(buffer, Reduction::kAvg, {Purpose::kLossReduce, Axis::kDp, {}})
-      .wait();
+  Communicator& group = parts_.token_split == nullptr ? mesh_->group(Axis::kDp)
+                                                      : parts_.token_split->averaged_over();
+  group.all_reduce(buffer, Reduction::kAvg, {Purpose::kLossReduce, Axis::kDp, {}}).wait();
+  if (parts_.stages != nullptr) {
+    parts_.stages->group()
+        .all_reduce(buffer, Reduction::kSum, {Purpose::kLossReduce, Axis::kPp, {}})
+        .wait();
+  }
   return loss;
 }
 
@@ -265,7 +356,10 @@ void Trainer::report_loss(const LossSums& sums) {
   loss_ = mean_loss(sums);
   const std::vector<double> means = group_means(sums.sums, sums.counts, parts_.num_loss_groups);
   const at::Tensor per_rank = as_tensor(means);
-  record(RecordKind::kScalar, "loss_per_dp_rank", per_rank, over_dp(per_rank));
+  Layout of_rank = over_dp(per_rank);
+  if (mesh_->degree(Axis::kCp) > 1) of_rank.placements.push_back(partial(Axis::kCp));
+  if (add_stage(of_rank))
+    record(RecordKind::kScalar, "loss_per_dp_rank", per_rank, std::move(of_rank));
   record(RecordKind::kScalar, "loss", as_tensor({&loss_, 1}), replicated({1}));
 }
 
@@ -387,6 +481,15 @@ void Trainer::record_data(const TokenBatch& batch) const {
   record(RecordKind::kDataId, "sample_ids", ids, over_dp(ids));
   record(RecordKind::kDataId, "input_ids", batch.input_ids_BS, over_dp(batch.input_ids_BS));
   record(RecordKind::kDataId, "labels", batch.labels_BS, over_dp(batch.labels_BS));
+}
+
+// What only the rank with the loss knows.
+bool Trainer::add_stage(Layout& layout) const {
+  if (parts_.stages == nullptr) return true;
+  if (!parts_.stages->has_loss()) return false;
+  if (mesh_->degree(Axis::kPp) > 1)
+    layout.placements.push_back(only_at(Axis::kPp, mesh_->coordinate(Axis::kPp)));
+  return true;
 }
 
 // Dim 0 is split over dp.

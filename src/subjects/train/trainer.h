@@ -20,8 +20,10 @@
 #include "subjects/optim/learning_rate.h"
 #include "subjects/optim/optimizer.h"
 #include "subjects/parallel/data_parallel.h"
+#include "subjects/parallel/stage_runner.h"
 #include "subjects/parallel/tensor/partial_grad_sum.h"
 #include "subjects/parallel/tensor/shard_plan.h"
+#include "subjects/parallel/token_split.h"
 #include "subjects/settings/settings.h"
 #include "subjects/train/grad_norm.h"
 #include "subjects/train/grad_scaler.h"
@@ -45,6 +47,12 @@ struct TrainerParts {
   std::unique_ptr<Schedule> schedule = std::make_unique<Schedule>();
   std::unique_ptr<CheckpointIo> checkpoint_io = std::make_unique<CheckpointIo>();
   std::unique_ptr<PartialGradSum> partial_grad_sum;  ///< nullptr: nothing is split over tp
+  /// nullptr: a rank's forward reads all tokens of its samples.
+  std::shared_ptr<const TokenSplit> token_split;
+  /// nullptr: every rank has all layers.
+  std::unique_ptr<StageRunner> stages;
+  /// The parameters that this rank has, in model order; none: all of the model's.
+  std::optional<std::vector<ParameterSpec>> own_parameters;
   /// How parameters, gradients and optimizer state lie over dp.
   std::unique_ptr<DataParallel> data_parallel;
   std::int64_t bucket_bytes = 25 << 20;
@@ -144,6 +152,18 @@ class Trainer {
     std::vector<std::vector<std::size_t>> places;  ///< by micro-batch and sample
   };
 
+  /// One micro-batch on its way through the sections of this rank.
+  struct MicroBatch {
+    const TokenBatch* batch = nullptr;
+    at::Tensor targets_BS;  ///< of all tokens
+    std::int64_t earlier_samples = 0;
+    std::vector<at::Tensor> inputs, results;  ///< by section, while backward needs them
+  };
+  void run_micro_batch(MicroBatchPlace place, MicroBatch& micro_batch, LossSums& sums);
+  void run_stages(std::vector<MicroBatch>& micro_batches, MicroBatchPlace place, LossSums& sums);
+  [[nodiscard]] at::Tensor own_tokens(const at::Tensor& whole_BS) const;
+  /// What the backward pass of a loss starts with.
+  [[nodiscard]] at::Tensor seed_of(const at::Tensor& loss) const;
   void set_up_parameters();
   void restore_masters();
   [[nodiscard]] NamedTensors read_state(const Checkpoint& checkpoint) const;
@@ -161,6 +181,9 @@ class Trainer {
   [[nodiscard]] at::Tensor own_part(const ParameterSpec& spec, at::ScalarType type) const;
   [[nodiscard]] at::Tensor logits_of(const TokenBatch& batch, Sink* sink,
                                      const TrainingPass& training);
+  /// The result of a section of the model, or of all of it: logits or what the next section takes.
+  [[nodiscard]] at::Tensor result_of(const at::Tensor& input, Sink* sink,
+                                     const TrainingPass& training);
   /// Of a micro-batch whose samples follow `earlier` ones of this rank.
   [[nodiscard]] TrainingPass training_pass(int step, std::int64_t earlier) const;
   [[nodiscard]] LossSums weigh(std::span<const at::Tensor> targets) const;
@@ -172,6 +195,8 @@ class Trainer {
     return parts_.plan.layout_of(spec, mesh_->coordinate(Axis::kTp));
   }
   [[nodiscard]] Layout over_dp(const at::Tensor& local) const;
+  /// False if another rank of the pipeline records this; else the layout says who does.
+  [[nodiscard]] bool add_stage(Layout& layout) const;
 
   TrainerParts parts_;
   Mesh* mesh_;
@@ -185,6 +210,7 @@ class Trainer {
   int next_step_ = 0;
   double scale_ = 1;  ///< of the loss, as declared for the step
   double loss_ = 0, grad_norm_ = 0;
+  double backward_sum_ = 0;  ///< of what backward started from in this step, with the scale
 };
 
 }  // namespace isoshard

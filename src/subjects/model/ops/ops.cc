@@ -37,10 +37,15 @@ at::Tensor rotate_half(const at::Tensor& x) {
 }
 
 at::Tensor eager_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                           double scaling, SoftmaxDtype softmax, const AttentionDropout& dropout) {
-  const std::int64_t length = q.size(2);
+                           double scaling, SoftmaxDtype softmax, const AttentionDropout& dropout,
+                           const at::Tensor& query_positions) {
+  const std::int64_t length = k.size(2);
+  const at::TensorOptions options = q.options().requires_grad(false);
   const at::Tensor mask =
-      at::full({length, length}, lowest(q.scalar_type()), q.options().requires_grad(false)).triu(1);
+      query_positions.defined()
+          ? at::zeros({q.size(2), length}, options)
+                .masked_fill_(later_tokens(query_positions, length), lowest(q.scalar_type()))
+          : at::full({length, length}, lowest(q.scalar_type()), options).triu(1);
   const at::Tensor scores = at::matmul(q, k.transpose(2, 3)) * scaling + mask;
   const at::ScalarType dtype = q.scalar_type();
   const at::Tensor weights = softmax == SoftmaxDtype::kModel
@@ -95,7 +100,7 @@ at::Tensor gelu_new(const at::Tensor& x) {
 }
 
 RotaryTables rotary_tables(const RopeConfig& rope, std::int64_t head_dim, std::int64_t length,
-                           at::ScalarType dtype) {
+                           at::ScalarType dtype, const at::Tensor& positions) {
   const at::NoGradGuard no_grad;
   const at::TensorOptions fp32 = at::TensorOptions(at::kFloat);
   const at::Tensor exponents =
@@ -103,10 +108,12 @@ RotaryTables rotary_tables(const RopeConfig& rope, std::int64_t head_dim, std::i
   at::Tensor frequencies = at::pow(rope.theta, exponents).reciprocal();
   if (rope.type == "llama3") frequencies = llama3_frequencies(rope, frequencies);
   frequencies = frequencies.to(wide_type(dtype));
-  const at::Tensor positions = at::arange(length, fp32).to(wide_type(dtype));
-  const at::Tensor half_angles = positions.unsqueeze(1) * frequencies.unsqueeze(0);
+  const at::Tensor places = at::arange(length, fp32).to(wide_type(dtype));
+  const at::Tensor half_angles = places.unsqueeze(1) * frequencies.unsqueeze(0);
   const at::Tensor angles = at::cat({half_angles, half_angles}, -1);
-  return {angles.cos().to(dtype), angles.sin().to(dtype)};
+  const RotaryTables tables{angles.cos().to(dtype), angles.sin().to(dtype)};
+  if (!positions.defined()) return tables;
+  return {tables.cos_SD.index_select(0, positions), tables.sin_SD.index_select(0, positions)};
 }
 
 at::Tensor apply_rotary(const at::Tensor& x_BNSD, const RotaryTables& tables) {
@@ -122,9 +129,15 @@ at::Tensor repeat_kv(const at::Tensor& x_BKSD, std::int64_t groups) {
       .reshape({batch, heads * groups, length, dim});
 }
 
+at::Tensor later_tokens(const at::Tensor& query_positions, std::int64_t length) {
+  return at::arange(length, query_positions.options())
+      .unsqueeze(0)
+      .gt(query_positions.unsqueeze(1));
+}
+
 at::Tensor causal_attention(const at::Tensor& q_BNSD, const at::Tensor& k_BKSD,
                             const at::Tensor& v_BKSD, AttentionImpl impl, SoftmaxDtype softmax,
-                            const AttentionDropout& dropout) {
+                            const AttentionDropout& dropout, const at::Tensor& query_positions) {
   if (impl == AttentionImpl::kSdpa && dropout) {
     throw UsageError(
         "attention dropout is not available with sdpa, whose kernel draws a mask that nothing else "
@@ -137,10 +150,16 @@ at::Tensor causal_attention(const at::Tensor& q_BNSD, const at::Tensor& k_BKSD,
   }
   const at::Tensor k = repeat_kv(k_BKSD, heads / kv_heads), v = repeat_kv(v_BKSD, heads / kv_heads);
   const double scaling = std::pow(static_cast<double>(q_BNSD.size(3)), -0.5);
-  const at::Tensor out_BNSD =
-      impl == AttentionImpl::kEager
-          ? eager_attention(q_BNSD, k, v, scaling, softmax, dropout)
-          : at::scaled_dot_product_attention(q_BNSD, k, v, {}, 0.0, /*is_causal=*/true, scaling);
+  at::Tensor out_BNSD;
+  if (impl == AttentionImpl::kEager) {
+    out_BNSD = eager_attention(q_BNSD, k, v, scaling, softmax, dropout, query_positions);
+  } else if (query_positions.defined()) {
+    out_BNSD = at::scaled_dot_product_attention(
+        q_BNSD, k, v, later_tokens(query_positions, k.size(2)).logical_not(), 0.0,
+        /*is_causal=*/false, scaling);
+  } else {
+    out_BNSD = at::scaled_dot_product_attention(q_BNSD, k, v, {}, 0.0, /*is_causal=*/true, scaling);
+  }
   return out_BNSD.transpose(1, 2).contiguous().flatten(2);
 }
 

@@ -38,12 +38,13 @@ struct RotaryTables {
   at::Tensor cos_SD, sin_SD;
 };
 
-/// Tables for positions 0 to length - 1: frequencies rounded to fp32 (also for fp64, as
+/// Tables for positions 0 to length - 1, or of these those of `positions`, int64: frequencies rounded to fp32 (also for fp64, as
 /// transformers keeps its buffer), angles, cos and sin in fp32, rounded to `dtype`.
 /// Source   transformers Qwen2RotaryEmbedding; for llama3
 ///          modeling_rope_utils._compute_llama3_parameters.
 [[nodiscard]] RotaryTables rotary_tables(const RopeConfig& rope, std::int64_t head_dim,
-                                         std::int64_t length, at::ScalarType dtype);
+                                         std::int64_t length, at::ScalarType dtype,
+                                         const at::Tensor& positions = {});
 
 /// x * cos + rotate_half(x) * sin.   Shapes   x [B,N,S,D].
 [[nodiscard]] at::Tensor apply_rotary(const at::Tensor& x_BNSD, const RotaryTables& tables);
@@ -65,13 +66,20 @@ using AttentionDropout = std::function<at::Tensor(const at::Tensor& weights_BNSS
 ///
 /// kEager: matmul, mask with the dtype's lowest number, softmax, dropout, matmul. kSdpa:
 /// at::scaled_dot_product_attention.
-/// Shapes   q [B,N,S,D]; k, v [B,K,S,D] with K dividing N; returns [B,S,N*D], contiguous.
+/// Shapes   q [B,N,S,D]; k, v [B,K,S,D] with K dividing N; returns [B,S,N*D], contiguous. With
+///          `query_positions` int64 [Q] queries q [B,N,Q,D] are those of these tokens, and the
+///          result is [B,Q,N*D].
 /// Errors   ShapeError if K does not divide N; UsageError for kSdpa with dropout, as that kernel
 ///          draws a mask of its own.
 /// Source   transformers eager_attention_forward, sdpa_attention_forward.
 [[nodiscard]] at::Tensor causal_attention(const at::Tensor& q_BNSD, const at::Tensor& k_BKSD,
                                           const at::Tensor& v_BKSD, AttentionImpl impl,
                                           SoftmaxDtype softmax = SoftmaxDtype::kWide,
-                                          const AttentionDropout& dropout = {});
+                                          const AttentionDropout& dropout = {},
+                                          const at::Tensor& query_positions = {});
+
+/// Which of `length` tokens a token may not see: those after it.   Shapes   int64 [Q] -> bool [Q,
+/// length].
+[[nodiscard]] at::Tensor later_tokens(const at::Tensor& query_positions, std::int64_t length);
 
 }  // namespace isoshard

@@ -21,16 +21,30 @@ at::Tensor split_heads(std::string_view module, const at::Tensor& x, std::int64_
   return x.unflatten(-1, {x.size(-1) / head_dim, head_dim});
 }
 
-void check_input_ids(const at::Tensor& ids, const ModelConfig& config) {
+void check_input_ids(const at::Tensor& ids, const ModelConfig& config, const Strategy& strategy) {
   if (ids.dim() != 2 || ids.scalar_type() != at::kLong) {
     throw ShapeError(fmt::format("input_ids must be int64 [batch, sequence], got {} [{}]",
                                  at::toString(ids.scalar_type()), fmt::join(ids.sizes(), ", ")));
   }
-  if (ids.size(1) > config.max_positions) {
+  const std::int64_t length = strategy.sequence_length(ids.size(1));
+  if (length > config.max_positions) {
     throw ShapeError(
         fmt::format("the sequence length must be at most the {} positions of the model, got {}",
-                    config.max_positions, ids.size(1)));
+                    config.max_positions, length));
   }
+}
+
+at::Tensor position_ids(const ForwardPass& pass, const at::Tensor& ids_BS) {
+  const at::Tensor positions = pass.strategy().token_positions(ids_BS.size(1));
+  return (positions.defined() ? positions : at::arange(ids_BS.size(1), ids_BS.options()))
+      .unsqueeze(0);
+}
+
+RotaryTables rotary_tables_of(const ForwardPass& pass, const ModelConfig& config,
+                              std::int64_t length, at::ScalarType dtype) {
+  const Strategy& strategy = pass.strategy();
+  return rotary_tables(config.rope, config.head_dim, strategy.sequence_length(length), dtype,
+                       strategy.token_positions(length));
 }
 
 const at::Tensor& ForwardPass::parameter(std::string_view name) const {
@@ -42,10 +56,13 @@ const at::Tensor& ForwardPass::parameter(std::string_view name) const {
   return found->second;
 }
 
-at::Tensor ForwardPass::tapped(std::string_view name, at::Tensor x, int tp_dim) const {
+at::Tensor ForwardPass::tapped(std::string_view name, at::Tensor x, int tp_dim,
+                               int sequence_dim) const {
   if (sink_ == nullptr) return x;
   // before the move below
   ActivationLayouts layouts = strategy_->activation_layouts(name, x, tp_dim);
+  layouts.value = strategy_->over_context(std::move(layouts.value), x, sequence_dim);
+  layouts.gradient = strategy_->over_context(std::move(layouts.gradient), x, sequence_dim);
   return detail::tap_with_sink(*sink_, name, std::move(x), strategy_->activation_grad_scale(),
                                std::move(layouts.value), std::move(layouts.gradient));
 }
@@ -76,34 +93,47 @@ at::Tensor ForwardPass::conv1d(const std::string& module, const at::Tensor& x) c
 }
 
 at::Tensor ForwardPass::dropout(std::string_view site, const at::Tensor& x, double rate,
-                                int tp_dim) const {
+                                int tp_dim, int sequence_dim) const {
   if (rate == 0 || training_.streams == nullptr) return x;
-  const Layout layout = strategy_->activation_layouts(site, x, tp_dim).value;
-  const std::vector<Box> boxes = boxes_of(layout, training_.mesh, training_.rank);
-  if (boxes.size() != 1 || boxes.front().size != x.sizes().vec()) {
-    throw ShapeError(
-        fmt::format("dropout {}: the rank's [{}] must be a single box of the whole tensor", site,
-                    fmt::join(x.sizes(), ", ")));
-  }
-  MaskPart part{site,
-                training_.step,
-                rate,
-                layout.global_shape,
-                boxes.front().global_offset,
-                boxes.front().size,
-                is_repeated_};
-  part.offset.front() += training_.first_sample;
-  const at::Tensor keep = training_.streams->keep_mask(part).to(x.device());
+  const Layout layout = strategy_->over_context(
+      strategy_->activation_layouts(site, x, tp_dim).value, x, sequence_dim);
+  const at::Tensor keep = keep_mask(site, x, rate, layout);
   if (sink_ != nullptr)
     sink_->on_record({RecordKind::kMask, std::string(site), layout, 1.0, is_repeated_}, keep);
   return x * keep.to(x.scalar_type()).div_(1 - rate);
+}
+
+at::Tensor ForwardPass::keep_mask(std::string_view site, const at::Tensor& x, double rate,
+                                  const Layout& layout) const {
+  at::Tensor keep;
+  std::int64_t covered = 0;
+  for (const Box& box : boxes_of(layout, training_.mesh, training_.rank)) {
+    MaskPart part{site,     training_.step,    rate,        layout.global_shape,
+                  box.global_offset, box.size, is_repeated_};
+    part.offset.front() += training_.first_sample;
+    const at::Tensor own = training_.streams->keep_mask(part).to(x.device());
+    if (box.size == x.sizes().vec()) return own;
+    if (!keep.defined()) keep = at::empty(x.sizes(), own.options());
+    at::Tensor place = keep;
+    for (std::size_t d = 0; d < box.size.size(); ++d)
+      place = place.narrow(static_cast<std::int64_t>(d), box.local_offset[d], box.size[d]);
+    place.copy_(own);
+    covered += own.numel();
+  }
+  if (!keep.defined() || covered != x.numel()) {
+    throw ShapeError(fmt::format("dropout {}: the rank's [{}] must be boxes of the whole tensor",
+                                 site, fmt::join(x.sizes(), ", ")));
+  }
+  return keep;
 }
 
 AttentionDropout ForwardPass::attention_dropout(std::string_view site, std::string_view q_module,
                                                 double rate) const {
   if (rate == 0 || training_.streams == nullptr) return {};
   return [this, site = std::string(site), rate, tp_dim = tp_dim_of(q_module, 1)](
-             const at::Tensor& weights_BNSS) { return dropout(site, weights_BNSS, rate, tp_dim); };
+             const at::Tensor& weights_BNSS) {
+    return dropout(site, weights_BNSS, rate, tp_dim, /*sequence_dim=*/2);
+  };
 }
 
 ForwardPass ForwardPass::repeated(Sink* sink) const {
@@ -135,13 +165,16 @@ at::Tensor self_attention(const ForwardPass& pass, const ModelConfig& config, At
   };
   at::Tensor q_BNSD = heads(q_name, module + ".q_norm"), k_BKSD = heads(k_name, module + ".k_norm");
   const at::Tensor v_BKSD = heads(v_name, "");
-  q_BNSD = pass.tapped(module + ".q_rope", apply_rotary(q_BNSD, tables), pass.tp_dim_of(q_name, 1));
-  k_BKSD = pass.tapped(module + ".k_rope", apply_rotary(k_BKSD, tables), pass.tp_dim_of(k_name, 1));
+  q_BNSD = pass.tapped(module + ".q_rope", apply_rotary(q_BNSD, tables), pass.tp_dim_of(q_name, 1),
+                       /*sequence_dim=*/2);
+  k_BKSD = pass.tapped(module + ".k_rope", apply_rotary(k_BKSD, tables), pass.tp_dim_of(k_name, 1),
+                       /*sequence_dim=*/2);
   const AttentionDropout dropout =
       pass.attention_dropout(module + ".attention_dropout", q_name, config.attention_dropout);
   const at::Tensor core_BSN =
       pass.tapped(module + ".core",
-                  causal_attention(q_BNSD, k_BKSD, v_BKSD, impl, SoftmaxDtype::kWide, dropout),
+                  pass.strategy().attention(module, q_BNSD, k_BKSD, v_BKSD, impl,
+                                            SoftmaxDtype::kWide, dropout),
                   pass.tp_dim_of(q_name, 2));
   const std::string o_name = module + ".o_proj";
   return pass.tapped(module, pass.linear(o_name, core_BSN, config.attention_out_bias),
@@ -176,22 +209,26 @@ at::Tensor rotary_decoder_layer(const ForwardPass& pass, const ModelConfig& conf
 }
 
 at::Tensor rotary_decoder(const ForwardPass& pass, const ModelConfig& config, AttentionImpl impl,
-                          const at::Tensor& input_ids_BS) {
-  check_input_ids(input_ids_BS, config);
+                          const at::Tensor& input) {
   constexpr std::string_view kEmbedding = "model.embed_tokens",
                              kEmbeddingWeight = "model.embed_tokens.weight";
-  at::Tensor x_BSH = pass.strategy().embedding(kEmbedding, input_ids_BS,
-                                               pass.parameter(kEmbeddingWeight), pass.sink());
-  x_BSH = pass.tapped(kEmbedding, std::move(x_BSH), pass.tp_dim_of(kEmbedding, 2));
-  const RotaryTables tables =
-      rotary_tables(config.rope, config.head_dim, input_ids_BS.size(1), x_BSH.scalar_type());
-  for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
+  at::Tensor x_BSH = input;
+  if (pass.section().has_embedding) {
+    check_input_ids(input, config, pass.strategy());
+    x_BSH = pass.strategy().embedding(kEmbedding, input, pass.parameter(kEmbeddingWeight),
+                                      pass.sink());
+    x_BSH = pass.tapped(kEmbedding, std::move(x_BSH), pass.tp_dim_of(kEmbedding, 2));
+  }
+  const RotaryTables tables = rotary_tables_of(pass, config, input.size(1), x_BSH.scalar_type());
+  for (std::int64_t layer = pass.section().first_layer; layer < pass.end_layer(config.num_layers);
+       ++layer) {
     x_BSH = pass.layer({x_BSH}, [&config, impl, layer, tables](const ForwardPass& own,
                                                                std::span<const at::Tensor> inputs) {
       return rotary_decoder_layer(own, config, impl, fmt::format("model.layers.{}", layer),
                                   inputs[0], tables);
     });
   }
+  if (!pass.section().has_head) return x_BSH;
   x_BSH = pass.tapped("model.norm",
                       rms_norm(x_BSH, pass.parameter("model.norm.weight"), config.norm_eps));
   return pass.linear("lm_head", x_BSH,

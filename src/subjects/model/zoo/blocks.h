@@ -3,6 +3,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <span>
@@ -29,9 +30,15 @@ class ForwardPass {
   [[nodiscard]] const at::Tensor& parameter(std::string_view name) const;
   [[nodiscard]] const Strategy& strategy() const noexcept { return *strategy_; }
   [[nodiscard]] Sink* sink() const noexcept { return sink_; }
+  [[nodiscard]] const ModelSection& section() const noexcept { return training_.section; }
+  /// The number of the section's last layer plus 1, of a model of `num_layers`.
+  [[nodiscard]] std::int64_t end_layer(std::int64_t num_layers) const noexcept {
+    return std::min(num_layers, training_.section.end_layer);
+  }
 
-  /// Taps x under `name`; `tp_dim` as for Strategy::activation_layout.
-  [[nodiscard]] at::Tensor tapped(std::string_view name, at::Tensor x, int tp_dim = -1) const;
+  /// Taps x under `name`; `tp_dim` as for Strategy::activation_layout, tokens along `sequence_dim`.
+  [[nodiscard]] at::Tensor tapped(std::string_view name, at::Tensor x, int tp_dim = -1,
+                                  int sequence_dim = 1) const;
   /// `module`'s linear layer with its .weight and, if `has_bias`, .bias; tapped as `module`.
   [[nodiscard]] at::Tensor linear(const std::string& module, const at::Tensor& x,
                                   bool has_bias) const;
@@ -48,10 +55,10 @@ class ForwardPass {
   /// x with elements set to 0 at probability `rate` and the others divided by 1 - rate, as
   /// torch.nn.Dropout on CPU: times 0 or 1 / (1 - rate), which is rounded to x's dtype first.
   /// Nothing happens at rate 0 and in an evaluation. The mask is recorded as `site`.
-  /// Errors   ShapeError unless x is one box of the whole tensor.
+  /// Errors   ShapeError unless x consists of boxes of the whole tensor.
   /// Source   aten/src/ATen/native/Dropout.cpp, _dropout_impl.
   [[nodiscard]] at::Tensor dropout(std::string_view site, const at::Tensor& x, double rate,
-                                   int tp_dim = -1) const;
+                                   int tp_dim = -1, int sequence_dim = 1) const;
   /// The function that causal_attention takes for the dropout of its weights [B,heads,S,S]; none if
   /// there is nothing to drop. `q_module` says whether heads are split.
   [[nodiscard]] AttentionDropout attention_dropout(std::string_view site, std::string_view q_module,
@@ -69,6 +76,9 @@ class ForwardPass {
   }
 
  private:
+  [[nodiscard]] at::Tensor keep_mask(std::string_view site, const at::Tensor& x, double rate,
+                                     const Layout& layout) const;
+
   const Parameters* parameters_;
   const Strategy* strategy_;
   Sink* sink_;
@@ -82,8 +92,15 @@ class ForwardPass {
 [[nodiscard]] at::Tensor split_heads(std::string_view module, const at::Tensor& x,
                                      std::int64_t head_dim);
 
-/// Errors   ShapeError if input_ids are not int64 [B,S], or longer than max_positions.
-void check_input_ids(const at::Tensor& input_ids, const ModelConfig& config);
+/// Errors   ShapeError if input_ids are not int64 [B,S], or their sequences longer than
+///          max_positions.
+void check_input_ids(const at::Tensor& input_ids, const ModelConfig& config,
+                     const Strategy& strategy);
+/// The places of the tokens of `ids` [B,S] in their sequences: [1,S].
+[[nodiscard]] at::Tensor position_ids(const ForwardPass& pass, const at::Tensor& ids_BS);
+/// The tables of the tokens that forward gets: `length` of them.
+[[nodiscard]] RotaryTables rotary_tables_of(const ForwardPass& pass, const ModelConfig& config,
+                                            std::int64_t length, at::ScalarType dtype);
 
 /// Rotary self-attention with separate q, k and v projections. `module` is
 /// "model.layers.0.self_attn".
@@ -101,10 +118,11 @@ void check_input_ids(const at::Tensor& input_ids, const ModelConfig& config);
                                               AttentionImpl impl, const std::string& module,
                                               const at::Tensor& x_BSH, const RotaryTables& tables);
 
-/// Embedding, layers, final norm, head.   Shapes   int64 [B,S] -> [B,S,V].
+/// Embedding, layers, final norm, head, or what of these the section has.   Shapes   int64 [B,S] ->
+/// [B,S,V]; between sections [B,S,H].
 /// Errors   ShapeError if input_ids are not int64 [B,S], or longer than max_positions.
 [[nodiscard]] at::Tensor rotary_decoder(const ForwardPass& pass, const ModelConfig& config,
-                                        AttentionImpl impl, const at::Tensor& input_ids_BS);
+                                        AttentionImpl impl, const at::Tensor& input);
 
 /// The parameters that ForwardPass::layer_norm reads, over `size` features.
 void add_layer_norm(std::vector<ParameterSpec>& specs, const std::string& module,

@@ -26,7 +26,7 @@ class Gpt2 final : public Model {
   [[nodiscard]] const ModelConfig& config() const noexcept override { return config_; }
   [[nodiscard]] std::vector<ParameterSpec> parameters() const override;
   [[nodiscard]] std::vector<std::string> hidden_state_points() const override;
-  [[nodiscard]] at::Tensor forward(const at::Tensor& input_ids_BS, const Parameters& parameters,
+  [[nodiscard]] at::Tensor forward(const at::Tensor& input, const Parameters& parameters,
                                    const Strategy& strategy, Sink* sink,
                                    const TrainingPass& training) const override;
 
@@ -116,7 +116,7 @@ at::Tensor Gpt2::embed(const ForwardPass& pass, const at::Tensor& input_ids_BS) 
   at::Tensor tokens_BSH =
       pass.strategy().embedding(kTokens, input_ids_BS, pass.parameter(kTokensWeight), pass.sink());
   tokens_BSH = pass.tapped(kTokens, std::move(tokens_BSH), pass.tp_dim_of(kTokens, 2));
-  const at::Tensor ids_1S = at::arange(input_ids_BS.size(1), input_ids_BS.options()).unsqueeze(0);
+  const at::Tensor ids_1S = position_ids(pass, input_ids_BS);
   // Not tapped: it has no batch dim, so no activation layout fits it.
   const at::Tensor positions_1SH = pass.strategy().embedding(
       "transformer.wpe", ids_1S, pass.parameter("transformer.wpe.weight"), pass.sink());
@@ -140,7 +140,8 @@ at::Tensor Gpt2::attention(const ForwardPass& pass, const std::string& module,
       pass.attention_dropout(module + ".attn_dropout", fused, config_.attention_dropout);
   const at::Tensor core_BSN = pass.tapped(
       module + ".core",
-      causal_attention(q_BNSD, k_BNSD, v_BNSD, attention_, SoftmaxDtype::kModel, dropout),
+      pass.strategy().attention(module, q_BNSD, k_BNSD, v_BNSD, attention_, SoftmaxDtype::kModel,
+                                dropout),
       pass.tp_dim_of(fused, 2));
   return residual(pass, module, out, core_BSN, ".resid_dropout");
 }
@@ -175,17 +176,22 @@ at::Tensor Gpt2::layer(const ForwardPass& pass, const std::string& module,
       module, pass.tapped(module, middle_BSH + mlp(pass, module + ".mlp", mlp_in_BSH)));
 }
 
-at::Tensor Gpt2::forward(const at::Tensor& input_ids_BS, const Parameters& parameters,
+at::Tensor Gpt2::forward(const at::Tensor& input, const Parameters& parameters,
                          const Strategy& strategy, Sink* sink, const TrainingPass& training) const {
-  check_input_ids(input_ids_BS, config_);
   const ForwardPass pass(parameters, strategy, sink, training);
-  at::Tensor x_BSH = embed(pass, input_ids_BS);
-  for (std::int64_t number = 0; number < config_.num_layers; ++number) {
+  at::Tensor x_BSH = input;
+  if (pass.section().has_embedding) {
+    check_input_ids(input, config_, strategy);
+    x_BSH = embed(pass, input);
+  }
+  for (std::int64_t number = pass.section().first_layer;
+       number < pass.end_layer(config_.num_layers); ++number) {
     x_BSH = pass.layer({x_BSH},
                        [this, number](const ForwardPass& own, std::span<const at::Tensor> inputs) {
                          return layer(own, layer_name(number), inputs[0]);
                        });
   }
+  if (!pass.section().has_head) return x_BSH;
   x_BSH = pass.layer_norm("transformer.ln_f", x_BSH, config_.norm_eps);
   return pass.linear("lm_head", x_BSH,
                      config_.tie_word_embeddings ? kTokensWeight : "lm_head.weight");

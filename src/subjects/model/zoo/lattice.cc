@@ -28,7 +28,7 @@ class Lattice final : public Model {
   [[nodiscard]] const ModelConfig& config() const noexcept override { return config_; }
   [[nodiscard]] LossKind loss_kind() const noexcept override { return LossKind::kLinear; }
   [[nodiscard]] std::vector<ParameterSpec> parameters() const override;
-  [[nodiscard]] at::Tensor forward(const at::Tensor& input_ids_BS, const Parameters& parameters,
+  [[nodiscard]] at::Tensor forward(const at::Tensor& input, const Parameters& parameters,
                                    const Strategy& strategy, Sink* sink,
                                    const TrainingPass& training) const override;
 
@@ -100,11 +100,15 @@ at::Tensor Lattice::attention(const ForwardPass& pass, const std::string& module
     return split_heads(name, pass.linear(name, in, config_.qkv_bias), config_.head_dim)
         .transpose(1, 2);
   };
-  const at::Tensor q_BNSD = heads(q_name, embedded_BSH), k_BKSD = heads(k_name, embedded_BSH),
-                   v_BKSD = heads(v_name, x_BSH);
+  const at::Tensor q_BNSD = heads(q_name, embedded_BSH), own_k_BKSD = heads(k_name, embedded_BSH),
+                   own_v_BKSD = heads(v_name, x_BSH);
+  const auto [k_BKSD, v_BKSD] = pass.strategy().whole_context(module, own_k_BKSD, own_v_BKSD);
   const std::int64_t groups = q_BNSD.size(1) / k_BKSD.size(1);
-  const at::Tensor scores_BNSS =
-      at::matmul(q_BNSD, repeat_kv(k_BKSD, groups).transpose(2, 3)).tril();
+  const at::Tensor positions = pass.strategy().token_positions(q_BNSD.size(2));
+  at::Tensor scores_BNSS = at::matmul(q_BNSD, repeat_kv(k_BKSD, groups).transpose(2, 3));
+  scores_BNSS = positions.defined()
+                    ? scores_BNSS.masked_fill(later_tokens(positions, k_BKSD.size(2)), 0)
+                    : scores_BNSS.tril();
   const at::Tensor core_BNSD = at::matmul(scores_BNSS, repeat_kv(v_BKSD, groups));
   const at::Tensor core_BSN =
       pass.tapped(module + ".core", core_BNSD.transpose(1, 2).contiguous().flatten(2),
@@ -131,22 +135,30 @@ at::Tensor Lattice::layer(const ForwardPass& pass, const std::string& module,
       module, pass.tapped(module, middle_BSH + mlp(pass, module + ".mlp", middle_BSH)));
 }
 
-at::Tensor Lattice::forward(const at::Tensor& input_ids_BS, const Parameters& parameters,
+// Between sections go the stream and, behind it, the embedding.
+at::Tensor Lattice::forward(const at::Tensor& input, const Parameters& parameters,
                             const Strategy& strategy, Sink* sink,
                             const TrainingPass& training) const {
-  check_input_ids(input_ids_BS, config_);
   const ForwardPass pass(parameters, strategy, sink, training);
-  const at::Tensor embedded_BSH = pass.tapped(
-      kEmbedding,
-      strategy.embedding(kEmbedding, input_ids_BS, pass.parameter(kEmbeddingWeight), sink),
-      pass.tp_dim_of(kEmbedding, 2));
-  at::Tensor x_BSH = embedded_BSH;
-  for (std::int64_t number = 0; number < config_.num_layers; ++number) {
+  at::Tensor x_BSH, embedded_BSH;
+  if (pass.section().has_embedding) {
+    check_input_ids(input, config_, strategy);
+    embedded_BSH = pass.tapped(
+        kEmbedding, strategy.embedding(kEmbedding, input, pass.parameter(kEmbeddingWeight), sink),
+        pass.tp_dim_of(kEmbedding, 2));
+    x_BSH = embedded_BSH;
+  } else {
+    x_BSH = input.narrow(2, 0, config_.hidden_size);
+    embedded_BSH = input.narrow(2, config_.hidden_size, config_.hidden_size);
+  }
+  for (std::int64_t number = pass.section().first_layer;
+       number < pass.end_layer(config_.num_layers); ++number) {
     x_BSH = pass.layer({x_BSH, embedded_BSH},
                        [this, number](const ForwardPass& own, std::span<const at::Tensor> inputs) {
                          return layer(own, layer_name(number), inputs[0], inputs[1]);
                        });
   }
+  if (!pass.section().has_head) return at::cat({x_BSH, embedded_BSH}, 2);
   return pass.linear("lm_head", x_BSH, std::string_view("lm_head.weight"));
 }
 

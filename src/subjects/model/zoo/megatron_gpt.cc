@@ -31,7 +31,7 @@ class MegatronGpt final : public Model {
   [[nodiscard]] std::vector<ParameterSpec> parameters() const override;
   [[nodiscard]] std::string head_module() const override { return "output_layer"; }
   [[nodiscard]] std::vector<std::string> hidden_state_points() const override;
-  [[nodiscard]] at::Tensor forward(const at::Tensor& input_ids_BS, const Parameters& parameters,
+  [[nodiscard]] at::Tensor forward(const at::Tensor& input, const Parameters& parameters,
                                    const Strategy& strategy, Sink* sink,
                                    const TrainingPass& training) const override;
 
@@ -117,7 +117,7 @@ at::Tensor MegatronGpt::embed(const ForwardPass& pass, const at::Tensor& input_i
       pass.strategy().embedding(kWords, input_ids_BS, pass.parameter(kWordsWeight), pass.sink());
   x_BSH = pass.tapped(kWords, std::move(x_BSH), pass.tp_dim_of(kWords, 2));
   if (config_.learned_positions) {
-    const at::Tensor ids_1S = at::arange(input_ids_BS.size(1), input_ids_BS.options()).unsqueeze(0);
+    const at::Tensor ids_1S = position_ids(pass, input_ids_BS);
     // Not tapped: it has no batch dim, so no activation layout fits it.
     x_BSH = x_BSH + pass.strategy().embedding(kPositions, ids_1S, pass.parameter(kPositionsWeight),
                                               pass.sink());
@@ -147,15 +147,18 @@ at::Tensor MegatronGpt::attention(const ForwardPass& pass, const std::string& mo
   const at::Tensor v_BKSD = heads(".v", queries + head, head);
   if (!config_.learned_positions) {
     q_BNSD =
-        pass.tapped(module + ".q_rope", apply_rotary(q_BNSD, tables), pass.tp_dim_of(fused, 1));
+        pass.tapped(module + ".q_rope", apply_rotary(q_BNSD, tables), pass.tp_dim_of(fused, 1),
+                    /*sequence_dim=*/2);
     k_BKSD =
-        pass.tapped(module + ".k_rope", apply_rotary(k_BKSD, tables), pass.tp_dim_of(fused, 1));
+        pass.tapped(module + ".k_rope", apply_rotary(k_BKSD, tables), pass.tp_dim_of(fused, 1),
+                    /*sequence_dim=*/2);
   }
   const AttentionDropout dropout = pass.attention_dropout(
       module + ".core_attention.attention_dropout", fused, config_.attention_dropout);
   const at::Tensor core_BSN = pass.tapped(
       module + ".core_attention",
-      causal_attention(q_BNSD, k_BKSD, v_BKSD, attention_, SoftmaxDtype::kWide, dropout),
+      pass.strategy().attention(module, q_BNSD, k_BKSD, v_BKSD, attention_, SoftmaxDtype::kWide,
+                                dropout),
       pass.tp_dim_of(fused, 2));
   return pass.tapped(module, pass.linear(out, core_BSN, config_.attention_out_bias),
                      pass.tp_dim_of(out, 2));
@@ -189,22 +192,26 @@ at::Tensor MegatronGpt::layer(const ForwardPass& pass, const std::string& module
                                       dropped(".mlp_bda", mlp(pass, module + ".mlp", mlp_in_BSH))));
 }
 
-at::Tensor MegatronGpt::forward(const at::Tensor& input_ids_BS, const Parameters& parameters,
+at::Tensor MegatronGpt::forward(const at::Tensor& input, const Parameters& parameters,
                                 const Strategy& strategy, Sink* sink,
                                 const TrainingPass& training) const {
-  check_input_ids(input_ids_BS, config_);
   const ForwardPass pass(parameters, strategy, sink, training);
-  at::Tensor x_BSH = embed(pass, input_ids_BS);
+  at::Tensor x_BSH = input;
+  if (pass.section().has_embedding) {
+    check_input_ids(input, config_, strategy);
+    x_BSH = embed(pass, input);
+  }
   RotaryTables tables;
   if (!config_.learned_positions)
-    tables =
-        rotary_tables(config_.rope, config_.head_dim, input_ids_BS.size(1), x_BSH.scalar_type());
-  for (std::int64_t number = 0; number < config_.num_layers; ++number) {
+    tables = rotary_tables_of(pass, config_, input.size(1), x_BSH.scalar_type());
+  for (std::int64_t number = pass.section().first_layer;
+       number < pass.end_layer(config_.num_layers); ++number) {
     x_BSH = pass.layer({x_BSH}, [this, number, tables](const ForwardPass& own,
                                                        std::span<const at::Tensor> inputs) {
       return layer(own, layer_name(number), inputs[0], tables);
     });
   }
+  if (!pass.section().has_head) return x_BSH;
   x_BSH = pass.layer_norm("decoder.final_layernorm", x_BSH, config_.norm_eps);
   return pass.linear("output_layer", x_BSH,
                      config_.tie_word_embeddings ? kWordsWeight : "output_layer.weight");

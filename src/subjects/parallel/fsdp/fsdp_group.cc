@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "core/comm/tensor.h"
@@ -51,14 +52,18 @@ at::Tensor over(const c10::Storage& storage, at::ScalarType dtype, const Shape& 
 
 }  // namespace
 
-FsdpGroup::FsdpGroup(std::vector<FsdpShard> shards, Communicator& dp, FsdpDtypes dtypes,
+FsdpGroup::FsdpGroup(std::vector<FsdpShard> shards, const ShardGroups& groups, FsdpDtypes dtypes,
                      GatheredBytes& bytes)
-    : shards_(std::move(shards)), dp_(&dp), dtypes_(dtypes), bytes_(&bytes) {
+    : shards_(std::move(shards)),
+      dp_(groups.shards),
+      replicas_(groups.replicas),
+      dtypes_(dtypes),
+      bytes_(&bytes) {
   for (const FsdpShard& shard : shards_) {
     offsets_.push_back(block_numel_);
     block_numel_ += shard.shards.padded;
   }
-  for (std::int64_t rank = 0; rank < dp.size(); ++rank) {
+  for (std::int64_t rank = 0; rank < dp_->size(); ++rank) {
     for (std::size_t i = 0; i < shards_.size(); ++i) {
       segments_.push_back({shards_[i].name, shards_[i].param_class,
                            rank * block_numel_ + offsets_[i], shards_[i].shards.padded});
@@ -145,7 +150,7 @@ std::vector<at::Tensor> FsdpGroup::shard_gradients(Pass pass,
   const std::int64_t ranks = dp_->size();
   // A group of one adds nothing and rounds nothing.
   const at::ScalarType reduced_in =
-      ranks == 1 ? dtypes_.compute : dtypes_.reduce.value_or(dtypes_.compute);
+      ranks == 1 && replicas_ == nullptr ? dtypes_.compute : dtypes_.reduce.value_or(dtypes_.compute);
   const at::Tensor blocks = at::zeros({ranks, block_numel_}, at::TensorOptions().dtype(reduced_in));
   for (std::size_t i = 0; i < shards_.size(); ++i) {
     if (!gradients[i].defined()) continue;
@@ -157,8 +162,14 @@ std::vector<at::Tensor> FsdpGroup::shard_gradients(Pass pass,
           .copy_(flat.narrow(0, run.begin, run.count));
     }
   }
-  const at::Tensor own = reduce_scatter(*dp_, blocks.view({-1}), Reduction::kAvg,
-                                        {Purpose::kGradReduce, Axis::kDp, segments_});
+  at::Tensor own = reduce_scatter(*dp_, blocks.view({-1}), Reduction::kAvg,
+                                  {Purpose::kGradReduce, Axis::kDp, segments_});
+  if (replicas_ != nullptr) {
+    all_reduce(*replicas_, own, Reduction::kAvg,
+               {Purpose::kGradReduce, Axis::kDpReplicate,
+                std::span(segments_).first(shards_.size())})
+        .wait();
+  }
   std::vector<at::Tensor> result;
   for (std::size_t i = 0; i < shards_.size(); ++i) {
     const at::Tensor& shard = shards_[i].tensor;

@@ -31,6 +31,12 @@ struct GatheredBytes {
   std::int64_t now = 0, peak = 0;
 };
 
+/// The ranks over which a parameter is cut, and those that have the same pieces of it (HSDP).
+struct ShardGroups {
+  Communicator* shards = nullptr;
+  Communicator* replicas = nullptr;  ///< nullptr: every piece is on one rank
+};
+
 struct FsdpDtypes {
   at::ScalarType compute = at::kFloat;  ///< gathered parameters and their gradients
   /// What gradients are rounded to before they are averaged; none: `compute`
@@ -47,13 +53,14 @@ struct FsdpDtypes {
 ///              (regather).
 /// Guarantees   backward of a pass gives the memory back, averages the gradients over dp and hands
 ///              each shard its own rows. A parameter that no gradient reached enters as zeros.
-/// Ranks        collective over dp: one all-gather per gather and regather (param_gather), one
-///              reduce-scatter per backward of a pass (grad_reduce).
+/// Ranks        collective over the shards: one all-gather per gather and regather (param_gather),
+///              one reduce-scatter per backward of a pass (grad_reduce), then one all-reduce over
+///              replicas, if there are any (grad_reduce); both average.
 /// Source       torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py.
 class FsdpGroup {
  public:
   using Pass = std::int64_t;
-  FsdpGroup(std::vector<FsdpShard> shards, Communicator& dp, FsdpDtypes dtypes,
+  FsdpGroup(std::vector<FsdpShard> shards, const ShardGroups& groups, FsdpDtypes dtypes,
             GatheredBytes& bytes);
   FsdpGroup(const FsdpGroup&) = delete;
   FsdpGroup& operator=(const FsdpGroup&) = delete;
@@ -82,6 +89,7 @@ class FsdpGroup {
   std::vector<Segment> segments_;      ///< of all ranks' blocks, one after the other
   std::int64_t block_numel_ = 0;
   Communicator* dp_;
+  Communicator* replicas_;
   FsdpDtypes dtypes_;
   GatheredBytes* bytes_;
   std::map<Pass, std::vector<c10::Storage>> passes_;

@@ -16,17 +16,18 @@ namespace isoshard {
 void FsdpShards::setup(DataParallelSetup setup) {
   const at::NoGradGuard no_grad;
   mesh_ = setup.mesh;
+  if (groups_.shards == nullptr) groups_.shards = &mesh_->group(Axis::kDp);
   on_read_ = std::move(setup.on_read);
   compute_ = setup.parameters.front().tensor.scalar_type();
   master_ = setup.master_dtype.has_value() ? scalar_type_of(*setup.master_dtype) : compute_;
   FsdpDtypes dtypes{compute_};
   if (reduce_dtype_.has_value()) dtypes.reduce = scalar_type_of(*reduce_dtype_);
-  const auto rank = static_cast<std::size_t>(mesh_->coordinate(Axis::kDp));
+  const auto rank = static_cast<std::size_t>(groups_.shards->rank());
 
   std::map<std::string, std::vector<FsdpShard>, std::less<>> groups;
   for (HeldParameter& parameter : setup.parameters) {
     FsdpShard shard{parameter.name, parameter.param_class, parameter.tensor.sizes().vec(), {}, {}};
-    shard.shards = dim0_shards(shard.whole, mesh_->degree(Axis::kDp));
+    shard.shards = dim0_shards(shard.whole, groups_.shards->size());
     const Range& rows = shard.shards.rows[rank];
     const at::Tensor own = parameter.tensor.detach().narrow(0, rows.begin, rows.count);
     shard.tensor = own.to(master_, /*non_blocking=*/false, /*copy=*/true).requires_grad_(true);
@@ -36,8 +37,8 @@ void FsdpShards::setup(DataParallelSetup setup) {
     groups[std::string(block_of(parameter.name))].push_back(std::move(shard));
   }
   for (auto& [module, shards] : groups) {
-    blocks_[module].group = std::make_unique<FsdpGroup>(std::move(shards), mesh_->group(Axis::kDp),
-                                                        dtypes, gathered_bytes_);
+    blocks_[module].group =
+        std::make_unique<FsdpGroup>(std::move(shards), groups_, dtypes, gathered_bytes_);
   }
 }
 
@@ -104,8 +105,7 @@ const NamedTensors& FsdpShards::held() const {
 Layout FsdpShards::held_layout(std::string_view name) const {
   const Place& place = places_.find(name)->second;
   if (!is_cut_over_dp()) return place.layout;
-  return layout_of_shard(place,
-                         place.runs.at(static_cast<std::size_t>(mesh_->coordinate(Axis::kDp))));
+  return layout_of_shard(place, place.runs.at(static_cast<std::size_t>(groups_.shards->rank())));
 }
 
 Layout FsdpShards::layout_of_shard(const Place& place, const Range& run) const {

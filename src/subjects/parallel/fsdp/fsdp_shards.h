@@ -30,7 +30,9 @@ namespace isoshard {
 ///              prefetching: a call is done when it returns.
 class FsdpShards final : public DataParallel {
  public:
-  explicit FsdpShards(std::optional<Dtype> reduce_dtype = {}) : reduce_dtype_(reduce_dtype) {}
+  /// `groups`: without them, parameters are cut over the mesh's dp.
+  explicit FsdpShards(std::optional<Dtype> reduce_dtype = {}, const ShardGroups& groups = {})
+      : reduce_dtype_(reduce_dtype), groups_(groups) {}
   void setup(DataParallelSetup setup) override;
   void clear_gradients() override;
   [[nodiscard]] const NamedTensors& before_forward() override;
@@ -50,7 +52,7 @@ class FsdpShards final : public DataParallel {
     return held_layout(name);
   }
   [[nodiscard]] bool is_cut_over_dp() const noexcept override {
-    return mesh_->degree(Axis::kDp) > 1;
+    return groups_.shards->size() > 1;
   }
   void publish() override {}
 
@@ -74,6 +76,7 @@ class FsdpShards final : public DataParallel {
   [[nodiscard]] Layout layout_of_shard(const Place& place, const Range& run) const;
 
   std::optional<Dtype> reduce_dtype_;
+  ShardGroups groups_;
   std::function<void(std::string_view name, const at::Tensor& read)> on_read_;
   Mesh* mesh_ = nullptr;
   at::ScalarType compute_ = at::kFloat, master_ = at::kFloat;

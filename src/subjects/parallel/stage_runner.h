@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The seam between a training step and a pipeline: who runs which layers of which micro-batch when.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <vector>
+
+#include "core/comm/communicator.h"
+#include "subjects/model/training_pass.h"
+
+namespace isoshard {
+
+/// What a rank computes of a step, as the runner asks for it. `stage` counts this rank's sections.
+struct StageWork {
+  /// `input` is undefined where the section has the embedding. Returns the section's result without
+  /// a graph; of one that has the head nothing.
+  std::function<at::Tensor(std::size_t stage, std::size_t micro_batch, const at::Tensor& input)>
+      forward;
+  /// `gradient` is that of the section's result, undefined where it has the head. Returns the
+  /// gradient of its input, undefined where it has the embedding.
+  std::function<at::Tensor(std::size_t stage, std::size_t micro_batch, const at::Tensor& gradient)>
+      backward;
+};
+
+/// Guarantees   run() asks for each forward and each backward of each section once; backward of a
+///              section in the order of micro-batches.
+/// Ranks        run and sum_over_stages are collective over the ranks of a pipeline.
+class StageRunner {
+ public:
+  virtual ~StageRunner() = default;
+  /// This rank's sections, in the order of the model.
+  [[nodiscard]] virtual const std::vector<ModelSection>& sections() const noexcept = 0;
+  virtual void run(std::size_t num_micro_batches, const StageWork& work) = 0;
+  /// Whether this rank has the section with the head, and so the loss.
+  [[nodiscard]] virtual bool has_loss() const noexcept = 0;
+  /// The ranks of a pipeline.
+  [[nodiscard]] virtual Communicator& group() const noexcept = 0;
+};
+
+}  // namespace isoshard
