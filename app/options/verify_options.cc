@@ -31,7 +31,11 @@ std::vector<Case> cases_of(const std::string& subject, const std::vector<Case>& 
   const SubjectSpec& spec = subject_spec(subject);
   for (const Case& item : base) {
     if (item.subject == subject) own.push_back(item);
-    if (spec.is_reference() || subject_spec(item.subject).axes != spec.axes) continue;
+    const SubjectSpec& other = subject_spec(item.subject);
+    const bool has_its_axes = std::ranges::all_of(
+        other.axes, [&](const Axis axis) { return spec.has(axis); });
+    if (spec.is_reference() || !has_its_axes || other.has(Axis::kTp) != spec.has(Axis::kTp))
+      continue;
     alike.push_back(item);
     alike.back().subject = subject;
   }

@@ -149,7 +149,8 @@ class TensorJudge {
     if (is_backward_value(key)) {
       return std::ranges::all_of(record.layout.placements, [](const Placement& placement) {
         return placement.kind != Placement::Kind::kPartial ||
-               (placement.axis == Axis::kDp && placement.reduction == Reduction::kAvg);
+               ((placement.axis == Axis::kDp || placement.axis == Axis::kCp) &&
+                placement.reduction == Reduction::kAvg);
       });
     }
     if (is_maximum(record.layout))

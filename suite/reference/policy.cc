@@ -21,7 +21,7 @@ JudgePolicy policy_of(const Case& c) {
                         .beta2 = optimizer.beta2,
                         .eps = optimizer.eps};
   }
-  policy.activation_grad_scale = is_reference(c.subject) ? 1 : c.degrees.dp;
+  policy.activation_grad_scale = is_reference(c.subject) ? 1 : c.degrees.dp * c.degrees.cp;
   // A head of keys and values that several tp ranks have copies of: each rank's gradient is of its
   // own queries.
   policy.partial.emplace();

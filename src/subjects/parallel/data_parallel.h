@@ -74,6 +74,10 @@ class DataParallel {
   /// Between two micro-batches: the gradients in the dtype in which they are added up, where they
   /// are. The next backward changes them. Local.
   [[nodiscard]] virtual AccumulatedGradients accumulated() const = 0;
+  /// Where what has been added up without reduction lies.
+  [[nodiscard]] virtual Layout accumulated_layout(std::string_view name) const {
+    return held_layout(name);
+  }
 
   /// What forward reads, for the record: whole held parameters or, where a rank keeps less, its
   /// pieces. Layouts as held_layout.

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <string_view>
 #include <vector>
 
 #include "core/comm/communicator.h"
@@ -32,6 +33,8 @@ class StageRunner {
   /// This rank's sections, in the order of the model.
   [[nodiscard]] virtual const std::vector<ModelSection>& sections() const noexcept = 0;
   virtual void run(std::size_t num_micro_batches, const StageWork& work) = 0;
+  /// Whether the section reads the parameter, and nobody else does.
+  [[nodiscard]] virtual bool has_parameter(std::size_t stage, std::string_view name) const = 0;
   /// Whether this rank has the section with the head, and so the loss.
   [[nodiscard]] virtual bool has_loss() const noexcept = 0;
   /// The ranks of a pipeline.

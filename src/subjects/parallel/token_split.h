@@ -10,8 +10,7 @@ namespace isoshard {
 /// All ranks that share a sample's tokens get the whole sample, so that each knows how many tokens
 /// count without asking.
 ///
-/// Requires     gradients are averaged over `averaged_over()`: the ranks of dp, and for each those
-///              that share its samples.
+/// Requires     gradients are averaged over dp and over the ranks that share a sample.
 class TokenSplit {
  public:
   virtual ~TokenSplit() = default;
@@ -20,7 +19,8 @@ class TokenSplit {
   /// The tokens that this rank's forward reads.   Shapes   [B,S] -> [B,S / degree].
   /// Errors   ShapeError if the sequence does not divide.   Ranks   local.
   [[nodiscard]] virtual at::Tensor own_tokens(const at::Tensor& whole_BS) const = 0;
-  [[nodiscard]] virtual Communicator& averaged_over() const noexcept = 0;
+  /// The ranks that share a sample.
+  [[nodiscard]] virtual Communicator& sharers() const noexcept = 0;
 };
 
 }  // namespace isoshard

@@ -23,6 +23,9 @@ class WrappedDataParallel : public DataParallel {
   }
   void finish() override { inner_->finish(); }
   [[nodiscard]] AccumulatedGradients accumulated() const override { return inner_->accumulated(); }
+  [[nodiscard]] Layout accumulated_layout(std::string_view name) const override {
+    return inner_->accumulated_layout(name);
+  }
   [[nodiscard]] const NamedTensors& held() const override { return inner_->held(); }
   [[nodiscard]] Layout held_layout(std::string_view name) const override {
     return inner_->held_layout(name);

@@ -84,6 +84,7 @@ struct SubjectSpec {
 [[nodiscard]] SubjectSpec autotp_subject();
 [[nodiscard]] SubjectSpec fsdp_tp_subject();
 [[nodiscard]] SubjectSpec megatron_subject();
+[[nodiscard]] SubjectSpec nd_subject();
 [[nodiscard]] SubjectSpec plain_subject();
 
 /// For subjects that shard nothing.   Errors   UsageError if a plan is to be edited.

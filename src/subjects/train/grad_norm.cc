@@ -21,8 +21,8 @@ void sum(std::vector<double>& values, Communicator& group, Axis axis,
 }  // namespace
 
 GlobalGradNorm::GlobalGradNorm(std::vector<ParameterSpec> specs, const ShardPlan& plan,
-                               Communicator& tp, Communicator* dp)
-    : specs_(std::move(specs)), plan_(plan), tp_(&tp), dp_(dp) {
+                               Communicator& tp, Communicator* dp, NormOverStages stages)
+    : specs_(std::move(specs)), plan_(plan), tp_(&tp), dp_(dp), stages_(std::move(stages)) {
   const auto add = [&](std::vector<Segment>& segments, const ParameterSpec& spec) {
     segments.push_back(
         {spec.name, plan.class_of(spec), static_cast<std::int64_t>(segments.size()), 1});
@@ -36,7 +36,8 @@ GlobalGradNorm::GlobalGradNorm(std::vector<ParameterSpec> specs, const ShardPlan
 double GlobalGradNorm::norm(const NamedTensors& gradients) {
   std::vector<double> squares, split_squares;
   for (const ParameterSpec& spec : specs_) {
-    squares.push_back(sum_of_squares({{spec.name, gradients.at(spec.name)}}));
+    const bool counts = stages_.pp == nullptr || stages_.counted.contains(spec.name);
+    squares.push_back(counts ? sum_of_squares({{spec.name, gradients.at(spec.name)}}) : 0.0);
   }
   if (dp_ != nullptr) sum(squares, *dp_, Axis::kDp, all_);
   for (std::size_t i = 0; i < specs_.size(); ++i) {
@@ -44,12 +45,14 @@ double GlobalGradNorm::norm(const NamedTensors& gradients) {
       split_squares.push_back(plan_.counts_shard(specs_[i], tp_->rank()) ? squares[i] : 0.0);
   }
   if (!split_.empty()) sum(split_squares, *tp_, Axis::kTp, split_);
-  double total = 0;
   std::size_t next_split = 0;
   for (std::size_t i = 0; i < specs_.size(); ++i) {
     const bool is_split = next_split < split_.size() && split_[next_split].name == specs_[i].name;
-    total += is_split ? split_squares[next_split++] : squares[i];
+    if (is_split) squares[i] = split_squares[next_split++];
   }
+  if (stages_.pp != nullptr) sum(squares, *stages_.pp, Axis::kPp, all_);
+  double total = 0;
+  for (const double square : squares) total += square;
   return std::sqrt(total);
 }
 

@@ -15,9 +15,10 @@
 #include "subjects/parallel/tensor/autotp_plan.h"
 #include "subjects/parallel/tensor/tensor_parallel_strategy.h"
 #include "subjects/parallel/zero/zero_optimizer_shards.h"
+#include "subjects/train/internal_parts.h"
 
 namespace isoshard {
-namespace {
+namespace detail {
 
 TrainerParts common_parts(const TrainerConfig& config) {
   TrainerParts parts;
@@ -38,9 +39,8 @@ TrainerParts common_parts(const TrainerConfig& config) {
   return parts;
 }
 
-// The parts that depend on the plan, on how parameters lie over dp, and on who averages over what.
 void finish(TrainerParts& parts, const TrainerConfig& config, Mesh& mesh, int local_groups,
-            bool shards_over_dp = false) {
+            bool shards_over_dp) {
   parts.num_loss_groups = local_groups;
   if (config.settings.loss_mean == LossMean::kGlobal) {
     parts.loss_normalizer = std::make_unique<GlobalTokenMean>(mesh.group(Axis::kDp));
@@ -57,7 +57,10 @@ void finish(TrainerParts& parts, const TrainerConfig& config, Mesh& mesh, int lo
                                        is_cut ? &mesh.group(Axis::kDp) : nullptr);
 }
 
-}  // namespace
+}  // namespace detail
+
+using detail::common_parts;
+using detail::finish;
 
 TrainerParts plain_parts(const TrainerConfig& config, Mesh& mesh, int dp_groups) {
   if (mesh.shape().world_size() != 1) {

@@ -49,4 +49,9 @@ struct TrainerConfig {
 /// Errors   UsageError for 16-bit parameters without masters in fp32, which upstream always has.
 [[nodiscard]] TrainerParts megatron_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan plan);
 
+/// Stages over pp, tokens over cp, layers over tp by `plan`, parameters sharded over dp x cp and
+/// copied over dp_replicate (NdSettings).
+/// Errors   UsageError for degrees that do not fit the model, the batch, or each other.
+[[nodiscard]] TrainerParts nd_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan plan);
+
 }  // namespace isoshard

@@ -203,8 +203,9 @@ void Trainer::run_stages(std::vector<MicroBatch>& micro_batches, MicroBatchPlace
       result.backward(gradient);
     }
     parts_.data_parallel->after_backward(is_last, is_last);
+    if (m + 1 < micro_batches.size()) record_accumulated(stage);
     const at::Tensor input = std::move(own.inputs[stage]);
-    own.inputs[stage] = own.results[stage] = {};
+    own.inputs[stage].reset();
     return sections[stage].has_embedding ? at::Tensor() : input.grad();
   };
   parts_.stages->run(micro_batches.size(), work);
@@ -213,7 +214,7 @@ void Trainer::run_stages(std::vector<MicroBatch>& micro_batches, MicroBatchPlace
 
 // Left out is what is not added up yet, and what only some of the tp ranks hold summands of: no
 // layout says that.
-void Trainer::record_accumulated() const {
+void Trainer::record_accumulated(std::optional<std::size_t> stage) const {
   if (sink_ == nullptr) return;
   const DataParallel& data_parallel = *parts_.data_parallel;
   const AccumulatedGradients so_far = data_parallel.accumulated();
@@ -222,12 +223,13 @@ void Trainer::record_accumulated() const {
                                                          : parts_.partial_grad_sum->over(spec.name);
     const auto sum = so_far.gradients.find(spec.name);
     if (over == PartialGradSum::Over::kHolders || sum == so_far.gradients.end()) continue;
+    if (stage.has_value() && !parts_.stages->has_parameter(*stage, spec.name)) continue;
     Layout layout = so_far.is_reduced ? data_parallel.piece_layout(spec.name)
-                                      : data_parallel.held_layout(spec.name);
-    if (!so_far.is_reduced && mesh_->degree(Axis::kDp) > 1)
-      layout.placements.push_back(partial(Axis::kDp, Reduction::kAvg));
+                                      : data_parallel.accumulated_layout(spec.name);
+    if (!so_far.is_reduced) add_averages(layout);
     if (over == PartialGradSum::Over::kTp)
       layout.placements.push_back(partial(Axis::kTp, Reduction::kSum));
+    add_place_on_pp(layout);
     sink_->on_record({RecordKind::kGrad, spec.name + ".micro_batch", std::move(layout), scale_},
                      sum->second.detach());
   }
@@ -237,10 +239,7 @@ void Trainer::record_accumulated() const {
 void Trainer::record_backward(double sum) const {
   if (sink_ == nullptr) return;
   Layout layout = replicated({1});
-  if (mesh_->degree(Axis::kDp) > 1)
-    layout.placements.push_back(partial(Axis::kDp, Reduction::kAvg));
-  if (mesh_->degree(Axis::kCp) > 1)
-    layout.placements.push_back(partial(Axis::kCp, Reduction::kAvg));
+  add_averages(layout);
   if (!add_stage(layout)) return;
   sink_->on_record({RecordKind::kScalar, "loss_backward", std::move(layout), scale_},
                    as_tensor({&sum, 1}));
@@ -277,10 +276,6 @@ Trainer::LossSums Trainer::weigh(std::span<const at::Tensor> targets) const {
     }
   }
   sums.weights = parts_.loss_normalizer->weights(sums.counts);
-  // of what is averaged over ranks that share the tokens
-  if (parts_.token_split != nullptr) {
-    for (double& weight : sums.weights) weight *= parts_.token_split->degree();
-  }
   sums.sums.resize(sums.counts.size());
   return sums;
 }
@@ -292,8 +287,10 @@ double Trainer::evaluate(std::span<const TokenBatch> micro_batches) {
   for (const TokenBatch& batch : micro_batches) targets.push_back(shift_labels(batch.labels_BS));
   LossSums sums = weigh(targets);
   for (std::size_t m = 0; m < micro_batches.size(); ++m) {
-    (void)loss_of(logits_of(micro_batches[m], nullptr, {}), targets[m], sums.places[m], sums);
+    (void)loss_of(logits_of(micro_batches[m], nullptr, {}), own_tokens(targets[m]), sums.places[m],
+                  sums);
   }
+  add_shared_tokens(sums);
   return mean_loss(sums);
 }
 
@@ -326,7 +323,9 @@ at::Tensor Trainer::result_of(const at::Tensor& input, Sink* sink, const Trainin
 at::Tensor Trainer::loss_of(const at::Tensor& logits, const at::Tensor& targets_BS,
                             std::span<const std::size_t> places, LossSums& sums) const {
   std::vector<double> weights;
-  for (const std::size_t place : places) weights.push_back(sums.weights[place]);
+  // gradients are averaged over the ranks that share the tokens, too
+  const int sharers = parts_.token_split == nullptr ? 1 : parts_.token_split->degree();
+  for (const std::size_t place : places) weights.push_back(sums.weights[place] * sharers);
   CrossEntropy loss =
       parts_.model->loss_kind() == LossKind::kLinear
           ? linear_loss(logits, targets_BS, as_tensor(weights), vocabulary_of(parts_.plan, *mesh_))
@@ -341,9 +340,9 @@ double Trainer::mean_loss(const LossSums& sums) const {
   double loss = 0;
   for (std::size_t i = 0; i < sums.sums.size(); ++i) loss += sums.weights[i] * sums.sums[i];
   const Buffer buffer{reinterpret_cast<std::byte*>(&loss), 1, Dtype::kFloat64};
-  Communicator& group = parts_.token_split == nullptr ? mesh_->group(Axis::kDp)
-                                                      : parts_.token_split->averaged_over();
-  group.all_reduce(buffer, Reduction::kAvg, {Purpose::kLossReduce, Axis::kDp, {}}).wait();
+  mesh_->group(Axis::kDp)
+      .all_reduce(buffer, Reduction::kAvg, {Purpose::kLossReduce, Axis::kDp, {}})
+      .wait();
   if (parts_.stages != nullptr) {
     parts_.stages->group()
         .all_reduce(buffer, Reduction::kSum, {Purpose::kLossReduce, Axis::kPp, {}})
@@ -352,12 +351,22 @@ double Trainer::mean_loss(const LossSums& sums) const {
   return loss;
 }
 
-void Trainer::report_loss(const LossSums& sums) {
+// Sums over the tokens of the ranks that share them.
+void Trainer::add_shared_tokens(LossSums& sums) const {
+  if (parts_.token_split == nullptr) return;
+  const Buffer buffer{reinterpret_cast<std::byte*>(sums.sums.data()),
+                      static_cast<std::int64_t>(sums.sums.size()), Dtype::kFloat64};
+  parts_.token_split->sharers()
+      .all_reduce(buffer, Reduction::kSum, {Purpose::kLossReduce, Axis::kCp, {}})
+      .wait();
+}
+
+void Trainer::report_loss(LossSums& sums) {
+  add_shared_tokens(sums);
   loss_ = mean_loss(sums);
   const std::vector<double> means = group_means(sums.sums, sums.counts, parts_.num_loss_groups);
   const at::Tensor per_rank = as_tensor(means);
   Layout of_rank = over_dp(per_rank);
-  if (mesh_->degree(Axis::kCp) > 1) of_rank.placements.push_back(partial(Axis::kCp));
   if (add_stage(of_rank))
     record(RecordKind::kScalar, "loss_per_dp_rank", per_rank, std::move(of_rank));
   record(RecordKind::kScalar, "loss", as_tensor({&loss_, 1}), replicated({1}));
@@ -429,8 +438,16 @@ void Trainer::train_step(std::span<const TokenBatch> micro_batches) {
 
 void Trainer::record(RecordKind kind, std::string name, const at::Tensor& value,
                      Layout layout) const {
-  if (sink_ != nullptr)
-    sink_->on_record({kind, std::move(name), std::move(layout), 1.0}, value.detach());
+  if (sink_ == nullptr) return;
+  if (kind == RecordKind::kParam || kind == RecordKind::kGrad || kind == RecordKind::kOptimizer)
+    add_place_on_pp(layout);
+  sink_->on_record({kind, std::move(name), std::move(layout), 1.0}, value.detach());
+}
+
+// What other ranks of a pipeline do not have.
+void Trainer::add_place_on_pp(Layout& layout) const {
+  if (parts_.stages != nullptr && mesh_->degree(Axis::kPp) > 1)
+    layout.placements.push_back(only_at(Axis::kPp, mesh_->coordinate(Axis::kPp)));
 }
 
 void Trainer::record_parameters() const {
@@ -483,12 +500,18 @@ void Trainer::record_data(const TokenBatch& batch) const {
   record(RecordKind::kDataId, "labels", batch.labels_BS, over_dp(batch.labels_BS));
 }
 
+// Each rank's part of an average over dp and cp.
+void Trainer::add_averages(Layout& layout) const {
+  for (const Axis axis : {Axis::kDp, Axis::kCp}) {
+    if (mesh_->degree(axis) > 1) layout.placements.push_back(partial(axis, Reduction::kAvg));
+  }
+}
+
 // What only the rank with the loss knows.
 bool Trainer::add_stage(Layout& layout) const {
   if (parts_.stages == nullptr) return true;
   if (!parts_.stages->has_loss()) return false;
-  if (mesh_->degree(Axis::kPp) > 1)
-    layout.placements.push_back(only_at(Axis::kPp, mesh_->coordinate(Axis::kPp)));
+  add_place_on_pp(layout);
   return true;
 }
 

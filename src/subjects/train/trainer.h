@@ -171,7 +171,8 @@ class Trainer {
   void record_parameters() const;
   void record_read(std::string_view name, const at::Tensor& read) const;
   void record_clipped() const;
-  void record_accumulated() const;
+  /// `stage`: of the parameters of this section.
+  void record_accumulated(std::optional<std::size_t> stage = {}) const;
   void record_backward(double sum) const;
   void record_progress() const;
   void record_data(const TokenBatch& batch) const;
@@ -190,11 +191,14 @@ class Trainer {
   [[nodiscard]] at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& targets_BS,
                                    std::span<const std::size_t> places, LossSums& sums) const;
   [[nodiscard]] double mean_loss(const LossSums& sums) const;
-  void report_loss(const LossSums& sums);
+  void add_shared_tokens(LossSums& sums) const;
+  void report_loss(LossSums& sums);
   [[nodiscard]] Layout layout_of(const ParameterSpec& spec) const {
     return parts_.plan.layout_of(spec, mesh_->coordinate(Axis::kTp));
   }
   [[nodiscard]] Layout over_dp(const at::Tensor& local) const;
+  void add_averages(Layout& layout) const;
+  void add_place_on_pp(Layout& layout) const;
   /// False if another rank of the pipeline records this; else the layout says who does.
   [[nodiscard]] bool add_stage(Layout& layout) const;
 

@@ -76,7 +76,7 @@ at::Tensor passed_on(const at::Tensor& tensor, Communicator& cp, Purpose purpose
   const Segment segment{module, ParamClass::kOther, 0, sent.numel()};
   const CallInfo info{purpose, Axis::kCp, std::span(&segment, 1)};
   const auto buffer_of = [](const at::Tensor& of) {
-    return Buffer{static_cast<std::byte*>(of.data_ptr()), of.numel(), dtype_of(of.scalar_type())};
+    return Buffer{static_cast<std::byte*>(of.data_ptr()), of.numel(), dtype_of(of)};
   };
   const int size = cp.size(), rank = cp.rank();
   const std::array<Transfer, 2> transfers{

@@ -35,6 +35,9 @@ class KeptShards final : public DataParallel {
   void after_backward(bool reduces, bool is_last) override;
   void finish() override;
   [[nodiscard]] AccumulatedGradients accumulated() const override { return {sums_, false}; }
+  [[nodiscard]] Layout accumulated_layout(std::string_view name) const override {
+    return place_of(name).layout;
+  }
   [[nodiscard]] const NamedTensors& held() const override;
   [[nodiscard]] Layout held_layout(std::string_view name) const override;
   [[nodiscard]] Layout read_layout(std::string_view name) const override {

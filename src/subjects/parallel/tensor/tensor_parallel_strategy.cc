@@ -184,7 +184,7 @@ at::Tensor TensorParallelStrategy::row_linear(std::string_view module, const at:
                                               Sink* sink) const {
   at::Tensor local = at::linear(x, weight);
   if (record_partials_ && sink != nullptr) {
-    Layout gradient = activation_layout(local, -1), value = gradient;
+    Layout gradient = over_context(activation_layout(local, -1), local, 1), value = gradient;
     value.placements.push_back(partial(Axis::kTp));
     local = detail::tap_with_sink(*sink, std::string(module) + ".partial", std::move(local),
                                   activation_grad_scale(), std::move(value), std::move(gradient));

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Turns: an action, then its transfers.
+#include "subjects/parallel/nd/pipeline.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "core/base/error.h"
+#include "core/comm/tensor.h"
+#include "subjects/parallel/nd/schedule/schedule_check.h"
+
+namespace isoshard {
+namespace {
+
+constexpr std::size_t kMostDims = 6;
+// scalar type, number of dims, dims
+using Header = std::array<std::int64_t, 2 + kMostDims>;
+
+Header header_of(const at::Tensor& tensor) {
+  if (tensor.dim() > static_cast<std::int64_t>(kMostDims)) {
+    throw ShapeError(fmt::format("what goes between stages must have at most {} dims, got {}",
+                                 kMostDims, tensor.dim()));
+  }
+  Header header{};
+  header[0] = static_cast<std::int64_t>(tensor.scalar_type());
+  header[1] = tensor.dim();
+  std::ranges::copy(tensor.sizes(), header.begin() + 2);
+  return header;
+}
+
+at::Tensor empty_like(const Header& header) {
+  const std::vector<std::int64_t> shape(header.begin() + 2, header.begin() + 2 + header[1]);
+  return at::empty(shape, at::TensorOptions().dtype(static_cast<at::ScalarType>(header[0])));
+}
+
+int receiver_of(const StageTransfer& transfer) {
+  return transfer.is_send ? transfer.peer_stage : transfer.stage;
+}
+
+}  // namespace
+
+Pipeline::Pipeline(PipelineSpec spec, std::vector<ModelSection> stages,
+                   const std::vector<ParameterSpec>& specs, Communicator& pp)
+    : spec_(spec), pp_(&pp) {
+  if (stages.size() != static_cast<std::size_t>(num_stages(spec_))) {
+    throw UsageError(fmt::format("a pipeline of {} stages must get as many sections, got {}",
+                                 num_stages(spec_), stages.size()));
+  }
+  spec_.micro_batches = 0;
+  numbers_ = stages_of_rank(spec_, pp.rank());
+  for (const int stage : numbers_) {
+    own_.push_back(stages.at(static_cast<std::size_t>(stage)));
+    parameters_.emplace_back();
+    for (const ParameterSpec& parameter : specs) {
+      const auto num_readers = std::ranges::count_if(
+          stages, [&](const ModelSection& section) { return reads(section, parameter); });
+      if (num_readers == 1 && reads(own_.back(), parameter))
+        parameters_.back().insert(parameter.name);
+    }
+  }
+}
+
+std::size_t Pipeline::index_of(int stage) const {
+  return static_cast<std::size_t>(std::ranges::find(numbers_, stage) - numbers_.begin());
+}
+
+void Pipeline::prepare(int num_micro_batches) {
+  if (spec_.micro_batches == num_micro_batches) return;
+  spec_.micro_batches = num_micro_batches;
+  const PipelineSchedule schedule = make_schedule(spec_);
+  require_sound(schedule);
+  turns_ = pipeline_turns(schedule).at(static_cast<std::size_t>(pp_->rank()));
+}
+
+void Pipeline::run(std::size_t num_micro_batches, const StageWork& work) {
+  prepare(static_cast<int>(num_micro_batches));
+  for (const PipelineTurn& turn : turns_) {
+    if (turn.action.has_value()) act(*turn.action, work);
+    if (!turn.transfers.empty()) exchange(turn.transfers);
+  }
+  activations_.clear();
+  gradients_.clear();
+  shapes_.clear();
+}
+
+void Pipeline::act(const PipelineAction& action, const StageWork& work) {
+  const bool is_forward = action.kind == ActionKind::kForward;
+  if (!is_forward && action.kind != ActionKind::kBackward)
+    throw NotBuiltError("input and weight gradients apart are not built in pipelines yet");
+  const auto micro_batch = static_cast<std::size_t>(action.micro_batch);
+  at::Tensor input;
+  const auto given = passed(!is_forward).find({action.stage, action.micro_batch});
+  if (given != passed(!is_forward).end()) {
+    input = std::move(given->second);
+    passed(!is_forward).erase(given);
+  }
+  const auto& compute = is_forward ? work.forward : work.backward;
+  at::Tensor result = compute(index_of(action.stage), micro_batch, input);
+  const int next = action.stage + (is_forward ? 1 : -1);
+  if (next < 0 || next >= num_stages(spec_)) return;
+  passed(!is_forward)[{next, action.micro_batch}] = result.contiguous();
+}
+
+// Both sides see what is new in the same turn.
+void Pipeline::tell_shapes(const std::vector<StageTransfer>& transfers) {
+  std::vector<Header> headers(transfers.size());
+  std::vector<Transfer> told;
+  for (std::size_t i = 0; i < transfers.size(); ++i) {
+    const StageTransfer& transfer = transfers[i];
+    if (shapes_.contains({transfer.is_gradient, receiver_of(transfer)})) continue;
+    if (transfer.is_send) {
+      headers[i] = header_of(
+          passed(transfer.is_gradient).at({transfer.peer_stage, transfer.micro_batch}));
+    }
+    told.push_back({transfer.is_send, transfer.peer_rank,
+                    {reinterpret_cast<std::byte*>(headers[i].data()),
+                     static_cast<std::int64_t>(headers[i].size()), Dtype::kInt64},
+                    {Purpose::kSetup, Axis::kPp, {}}});
+  }
+  if (told.empty()) return;
+  pp_->send_recv(told).wait();
+  for (std::size_t i = 0; i < transfers.size(); ++i) {
+    const std::pair key{transfers[i].is_gradient, receiver_of(transfers[i])};
+    if (!shapes_.contains(key)) shapes_[key] = empty_like(headers[i]);
+  }
+}
+
+void Pipeline::exchange(const std::vector<StageTransfer>& transfers) {
+  tell_shapes(transfers);
+  std::vector<Transfer> all;
+  std::vector<at::Tensor> alive;
+  std::vector<Segment> segments(transfers.size());
+  for (std::size_t i = 0; i < transfers.size(); ++i) {
+    const StageTransfer& transfer = transfers[i];
+    Passed& passed_on = passed(transfer.is_gradient);
+    const std::pair place{receiver_of(transfer), transfer.micro_batch};
+    at::Tensor tensor;
+    if (transfer.is_send) {
+      const auto own = passed_on.find(place);
+      tensor = std::move(own->second);
+      passed_on.erase(own);
+    } else {
+      tensor = at::empty_like(shapes_.at({transfer.is_gradient, place.first}));
+      passed_on[place] = tensor;
+    }
+    segments[i] = {fmt::format("stage {} micro-batch {}", place.first, place.second),
+                   ParamClass::kOther, 0, tensor.numel()};
+    const Purpose purpose = transfer.is_gradient ? Purpose::kPipeBackward : Purpose::kPipeForward;
+    all.push_back({transfer.is_send, transfer.peer_rank,
+                   {static_cast<std::byte*>(tensor.data_ptr()), tensor.numel(), dtype_of(tensor)},
+                   {purpose, Axis::kPp, std::span(&segments[i], 1)}});
+    alive.push_back(std::move(tensor));
+  }
+  pp_->send_recv(all).wait();
+}
+
+}  // namespace isoshard

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Which part of a model each stage of a pipeline has.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "subjects/model/model.h"
+#include "subjects/model/training_pass.h"
+
+namespace isoshard {
+
+/// Layers in order, ceil(layers / stages) for the first layers % stages stages and one less for the
+/// others. The embedding is in the first, the final norm and the head are in the last.
+/// Errors   UsageError if there are fewer layers than stages.
+[[nodiscard]] std::vector<ModelSection> stages_of(std::int64_t num_layers, int num_stages);
+
+/// Whether the section reads the parameter. A tied embedding is read by the first and by the last.
+[[nodiscard]] bool reads(const ModelSection& section, const ParameterSpec& spec);
+
+}  // namespace isoshard
