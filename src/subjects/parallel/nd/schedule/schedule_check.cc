@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "core/base/error.h"
 #include "subjects/parallel/nd/schedule/schedule_simulation.h"
