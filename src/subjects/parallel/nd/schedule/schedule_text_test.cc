@@ -120,7 +120,7 @@ TEST(PipelinePicture, GoesOnBelowWhereItIsTooWide) {
             "time   4  5\n"
             "rank 0 .  B1\n"
             "rank 1 B1\n");
-  EXPECT_EQ(picture(schedule, 9).substr(0, 27), "time   0\nrank 0 F0\nrank 1\n\n");
+  EXPECT_EQ(picture(schedule, 9).substr(0, 28), "time   0\nrank 0 F0\nrank 1 .\n");
   EXPECT_THROW((void)picture(schedule, 8), UsageError);
 }
 
