@@ -64,6 +64,29 @@ TEST(PipelineCheck, AnActionIsOnTheRankOfItsStage) {
       ElementsAre("rank: rank 1, time step 6, 0B2: stage 0 must run on rank 0, got rank 1"));
 }
 
+TEST(PipelineCheck, EachActionThatIsMovedToAnotherRankIsFound) {
+  const PipelineSchedule right =
+      make_schedule({PipelineKind::kInterleaved1F1B, 3, 2, StagePlacement::kV, 2});
+  for (std::size_t from = 0; from < right.table.size(); ++from) {
+    for (std::size_t step = 0; step < right.table[from].size(); ++step) {
+      for (const std::size_t to : {(from + 1) % 3, (from + 2) % 3}) {
+        if (!right.table[from][step]) continue;
+        PipelineSchedule wrong = right;
+        wrong.table[to].insert(wrong.table[to].begin(), *wrong.table[from][step]);
+        wrong.table[from][step].reset();
+
+        const std::vector<PipelineFinding> findings = check(wrong);
+
+        ASSERT_FALSE(findings.empty());
+        EXPECT_EQ(findings.front().rule, kRank);
+        EXPECT_EQ(findings.front().rank, static_cast<int>(to));
+        EXPECT_EQ(findings.front().time_step, 0);
+        EXPECT_EQ(findings.front().action, right.table[from][step]);
+      }
+    }
+  }
+}
+
 TEST(PipelineCheck, AnActionIsThereOnce) {
   EXPECT_THAT(
       messages(check_csv(k1F1BOnTwo, "0F0,0F1,0B0,0F1,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n")),
