@@ -90,6 +90,13 @@ TEST(PipelineCsvErrors, DumpsWithTransfersAreRefusedByName) {
         << name;
 }
 
+TEST(PipelineCsvErrors, ATableThatLacksMostActionsIsNoSchedule) {
+  EXPECT_EQ(file_error("4095F4095\n"),
+            "mine.csv: a schedule of 4096 stages and 4096 micro-batches must have at least "
+            "33554432 actions (a forward and a backward of each), got 1");
+  EXPECT_EQ(file_error("0F0,0F1\n1F0,1F1\n"), "no error");
+}
+
 TEST(PipelineCsvErrors, ASpecMustFit) {
   EXPECT_EQ(file_error(""), "mine.csv: a schedule must have at least one action, got none");
   EXPECT_EQ(file_error(",,\n"), "mine.csv: a schedule must have at least one action, got none");
