@@ -93,6 +93,7 @@ PipelineKind pipeline_kind_of(std::string_view name) {
       throw NotBuiltError(fmt::format(
           "pipeline schedule {} is not built; its table may be given as a file", known));
   std::vector<std::string> names;
+  names.reserve(kNames.size());
   for (const KindName& known : kNames) names.emplace_back(known.name);
   throw UsageError(fmt::format("pipeline schedule must be one of {}, got '{}'{}", join_names(names),
                                name, did_you_mean(name, names)));

@@ -131,10 +131,12 @@ TEST(PipelineSchedules, EveryOneIsAligned) {
 TEST(PipelineSchedules, ZeroBubbleAloneSplitsBackward) {
   for (const PipelineSpec& spec : every_spec()) {
     const bool is_split = spec.kind == kInterleavedZeroBubble || spec.kind == kZbvZeroBubble;
-    for (const auto& row : make_schedule(spec).table)
-      for (const auto& action : row)
-        if (action && action->kind != ActionKind::kForward)
-          ASSERT_EQ(action->kind != ActionKind::kBackward, is_split) << slug(spec);
+    for (const auto& row : make_schedule(spec).table) {
+      for (const auto& action : row) {
+        if (!action || action->kind == ActionKind::kForward) continue;
+        ASSERT_EQ(action->kind != ActionKind::kBackward, is_split) << slug(spec);
+      }
+    }
   }
 }
 
@@ -147,10 +149,10 @@ TEST(PipelineSchedules, OneRankTakesOneMicroBatchAfterTheOther) {
 TEST(PipelineMemory, PeaksAreTheFormulaWhereThePipelineIsFull) {
   int full = 0;
   for (const PipelineSpec& spec : every_spec()) {
-    // Rounds of ZB-V and of the V are full with twice as many micro-batches as ranks.
-    if (spec.micro_batches < 2 * spec.pp ||
-        spec.kind == kInterleaved1F1B && spec.placement == StagePlacement::kV)
-      continue;
+    // Rounds of ZB-V are full with twice as many micro-batches as ranks. On a V the bound is one
+    // that the list scheduler may stay below.
+    const bool is_list = spec.kind == kInterleaved1F1B && spec.placement == StagePlacement::kV;
+    if (is_list || spec.micro_batches < 2 * spec.pp) continue;
     ++full;
     EXPECT_EQ(peak_activations(make_schedule(spec)), memory_bound(spec)) << slug(spec);
   }
@@ -183,7 +185,7 @@ TEST(InterleavedOnAV, HoldsNoMoreThanItsStagesAndStartsBackwardAtOnce) {
 TEST(InterleavedOnAV, WithOneStageARankIsAPlainPipeline) {
   const PipelineSpec spec{kInterleaved1F1B, 2, 1, StagePlacement::kV, 3};
 
-  EXPECT_EQ(csv_of(make_schedule(spec)), "0F0,0F1,,0B0,0F2,0B1,,0B2\n,1F0,1B0,1F1,1B1,,1F2,1B2\n");
+  EXPECT_EQ(csv_of(make_schedule(spec)), "0F0,0F1,,0B0,0F2,0B1,,0B2\n,1F0,1B0,1F1,1B1,1F2,1B2\n");
 }
 
 }  // namespace

@@ -64,6 +64,29 @@ TEST(PipelineCheck, AnActionIsOnTheRankOfItsStage) {
       ElementsAre("rank: rank 1, time step 6, 0B2: stage 0 must run on rank 0, got rank 1"));
 }
 
+TEST(PipelineCheck, EachActionThatIsMovedToAnotherRankIsFound) {
+  const PipelineSchedule right =
+      make_schedule({PipelineKind::kInterleaved1F1B, 3, 2, StagePlacement::kV, 2});
+  for (std::size_t from = 0; from < right.table.size(); ++from) {
+    for (std::size_t step = 0; step < right.table[from].size(); ++step) {
+      for (const std::size_t to : {(from + 1) % 3, (from + 2) % 3}) {
+        if (!right.table[from][step]) continue;
+        PipelineSchedule wrong = right;
+        wrong.table[to].insert(wrong.table[to].begin(), *wrong.table[from][step]);
+        wrong.table[from][step].reset();
+
+        const std::vector<PipelineFinding> findings = check(wrong);
+
+        ASSERT_FALSE(findings.empty());
+        EXPECT_EQ(findings.front().rule, kRank);
+        EXPECT_EQ(findings.front().rank, static_cast<int>(to));
+        EXPECT_EQ(findings.front().time_step, 0);
+        EXPECT_EQ(findings.front().action, right.table[from][step]);
+      }
+    }
+  }
+}
+
 TEST(PipelineCheck, AnActionIsThereOnce) {
   EXPECT_THAT(
       messages(check_csv(k1F1BOnTwo, "0F0,0F1,0B0,0F1,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n")),
@@ -183,25 +206,27 @@ TEST(PipelineCheck, GradientsAreAddedInAscendingOrder) {
       << "inputs' gradients add up nowhere, so their order is free";
 }
 
-TEST(PipelineCheck, EverySwapOfTwoNeighborsIsSoundOrFound) {
-  // Neighbors of one row that depend on each other, or add gradients of one stage, are found.
+TEST(PipelineCheck, EverySwapWithinOneStageAndMicroBatchIsFound) {
+  int swapped = 0;
   const PipelineSchedule right =
       make_schedule({PipelineKind::kInterleavedZeroBubble, 2, 2, StagePlacement::kLoop, 4});
-  int found = 0;
   for (std::size_t rank = 0; rank < right.table.size(); ++rank) {
-    for (std::size_t step = 0; step + 1 < right.table[rank].size(); ++step) {
-      const auto first = right.table[rank][step], second = right.table[rank][step + 1];
-      if (!first || !second) continue;
-      PipelineSchedule wrong = right;
-      std::swap(wrong.table[rank][step], wrong.table[rank][step + 1]);
-      const bool same_unit =
-          first->stage == second->stage && first->micro_batch == second->micro_batch;
-      if (!same_unit) continue;
-      ++found;
-      EXPECT_FALSE(check(wrong).empty()) << to_string(*first) << " " << to_string(*second);
+    const auto& row = right.table[rank];
+    for (std::size_t first = 0; first < row.size(); ++first) {
+      for (std::size_t second = first + 1; second < row.size(); ++second) {
+        if (!row[first] || !row[second] || row[first]->stage != row[second]->stage ||
+            row[first]->micro_batch != row[second]->micro_batch)
+          continue;
+        PipelineSchedule wrong = right;
+        std::swap(wrong.table[rank][first], wrong.table[rank][second]);
+
+        EXPECT_FALSE(check(wrong).empty())
+            << to_string(*row[first]) << " and " << to_string(*row[second]);
+        ++swapped;
+      }
     }
   }
-  EXPECT_GT(found, 4);
+  EXPECT_EQ(swapped, 4 * 4 * 3);
 }
 
 TEST(PipelineCheckReport, ListsAllFindingsInOneError) {

@@ -135,16 +135,23 @@ PipelineSchedule schedule_from_csv(const PipelineSpec& spec, std::string_view cs
 
 PipelineSpec spec_of_csv(std::string_view csv, std::string_view source) {
   const PipelineTable table = table_of(csv, source);
-  int stages = 0, micro_batches = 0;
+  int stages = 0, micro_batches = 0, actions = 0;
   for (const auto& row : table) {
     for (const auto& action : row) {
       if (!action) continue;
       stages = std::max(stages, action->stage + 1);
       micro_batches = std::max(micro_batches, action->micro_batch + 1);
+      ++actions;
     }
   }
   if (stages == 0)
     throw FileError(fmt::format("{}: a schedule must have at least one action, got none", source));
+  // A table that lacks a few is for the checker to name them; one that lacks most is no schedule.
+  if (actions < stages * micro_batches)
+    throw FileError(
+        fmt::format("{}: a schedule of {} stages and {} micro-batches must have at least {} "
+                    "actions (a forward and a backward of each), got {}",
+                    source, stages, micro_batches, 2 * stages * micro_batches, actions));
   const int pp = static_cast<int>(table.size());
   if (stages % pp != 0)
     throw FileError(

@@ -27,16 +27,17 @@ namespace isoshard {
 /// hold their stages. A table that lacks its last micro-batch seems to be one with fewer, so
 /// compare with what is wanted.
 ///
-/// Errors   FileError as schedule_from_csv, for no action, for a number of stages that is no
-///          multiple of the lines, and for stages on the ranks of neither placement.
+/// Errors   FileError as schedule_from_csv; for no action, or less than half of those that stages
+///          and micro-batches ask for; for a number of stages that is no multiple of the lines; for
+///          stages on the ranks of neither placement.
 [[nodiscard]] PipelineSpec spec_of_csv(std::string_view csv, std::string_view source);
 
 /// One line a rank, one column a time step, '.' where a rank is idle. Time steps that do not fit in
 /// `width` columns go on below. With one stage a rank the stage is left out, as it is the rank.
 ///
-///     time    0   1   2   3   4   5
-///     rank 0  F0  F1  .   B0  .   B1
-///     rank 1  .   F0  B0  F1  B1
+///     time   0  1  2  3  4  5
+///     rank 0 F0 F1 .  B0 .  B1
+///     rank 1 .  F0 B0 F1 B1
 ///
 /// Errors   UsageError if `width` cannot hold one time step.
 [[nodiscard]] std::string picture(const PipelineSchedule& schedule, int width = 100);

@@ -2,12 +2,18 @@
 // CSV is read as it is written, and what is none is refused by its place.
 #include "subjects/parallel/nd/schedule/schedule_text.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
 
 #include "core/base/error.h"
 #include "subjects/parallel/nd/schedule/every_schedule.h"
 #include "subjects/parallel/nd/schedule/schedule_check.h"
+#include "subjects/parallel/nd/schedule/schedule_simulation.h"
 
 namespace isoshard {
 namespace {
@@ -84,6 +90,13 @@ TEST(PipelineCsvErrors, DumpsWithTransfersAreRefusedByName) {
         << name;
 }
 
+TEST(PipelineCsvErrors, ATableThatLacksMostActionsIsNoSchedule) {
+  EXPECT_EQ(file_error("4095F4095\n"),
+            "mine.csv: a schedule of 4096 stages and 4096 micro-batches must have at least "
+            "33554432 actions (a forward and a backward of each), got 1");
+  EXPECT_EQ(file_error("0F0,0F1\n1F0,1F1\n"), "no error");
+}
+
 TEST(PipelineCsvErrors, ASpecMustFit) {
   EXPECT_EQ(file_error(""), "mine.csv: a schedule must have at least one action, got none");
   EXPECT_EQ(file_error(",,\n"), "mine.csv: a schedule must have at least one action, got none");
@@ -107,15 +120,55 @@ TEST(PipelinePicture, GoesOnBelowWhereItIsTooWide) {
   const PipelineSchedule schedule = make_schedule({k1F1B, 2, 1, kLoop, 2});
 
   EXPECT_EQ(picture(schedule, 18),
-            "time   0  1  2\n"
-            "rank 0 F0 F1 .\n"
-            "rank 1 .  F0 B0\n"
+            "time   0  1  2  3\n"
+            "rank 0 F0 F1 .  B0\n"
+            "rank 1 .  F0 B0 F1\n"
             "\n"
-            "time   3  4  5\n"
-            "rank 0 B0 .  B1\n"
-            "rank 1 F1 B1\n");
+            "time   4  5\n"
+            "rank 0 .  B1\n"
+            "rank 1 B1\n");
+  EXPECT_EQ(picture(schedule, 9).substr(0, 28), "time   0\nrank 0 F0\nrank 1 .\n");
   EXPECT_THROW((void)picture(schedule, 8), UsageError);
-  EXPECT_NO_THROW((void)picture(schedule, 9));
+}
+
+/// A text as a block of a Markdown page.
+std::string indented(const std::string& text) {
+  std::string block;
+  std::stringstream lines(text);
+  for (std::string line; std::getline(lines, line);) block += "    " + line + "\n";
+  return block;
+}
+
+TEST(PipelinePicture, OfTheDocsAreDrawnByTheCode) {
+  std::ifstream file(ISOSHARD_SUBJECTS_PAGE);
+  std::stringstream page;
+  page << file.rdbuf();
+  const std::vector<PipelineSpec> drawn = {{kGPipe, 4, 1, kLoop, 4},
+                                           {k1F1B, 4, 1, kLoop, 8},
+                                           {kInterleaved1F1B, 2, 2, kLoop, 4},
+                                           {kInterleaved1F1B, 2, 2, kV, 4},
+                                           {kInterleavedZeroBubble, 4, 1, kLoop, 8},
+                                           {kZbvZeroBubble, 2, 2, kV, 3}};
+  const std::vector<PipelineSpec> timed = {{kGPipe, 4, 1, kLoop, 8},
+                                           {k1F1B, 4, 1, kLoop, 8},
+                                           {kInterleaved1F1B, 4, 2, kLoop, 8},
+                                           {kInterleaved1F1B, 4, 2, kV, 8},
+                                           {kInterleavedZeroBubble, 4, 1, kLoop, 8},
+                                           {kInterleavedZeroBubble, 4, 2, kLoop, 8},
+                                           {kZbvZeroBubble, 4, 2, kV, 8}};
+
+  for (const PipelineSpec& spec : drawn)
+    EXPECT_THAT(page.str(), HasSubstr("\n\n" + indented(picture(make_schedule(spec))) + "\n"))
+        << slug(spec);
+  for (const PipelineSpec& spec : timed) {
+    const PipelineSchedule schedule = make_schedule(spec);
+    const PipelineTiming time = timing(schedule);
+    EXPECT_THAT(page.str(), HasSubstr(fmt::format(" | {} | {:g} / {:g} | {:.1f} % | {} |\n",
+                                                  spec.stages_per_rank, time.makespan, time.ideal,
+                                                  100 * time.bubble_share,
+                                                  fmt::join(peak_activations(schedule), ", "))))
+        << slug(spec);
+  }
 }
 
 TEST(PipelinePicture, KeepsItsWidth) {

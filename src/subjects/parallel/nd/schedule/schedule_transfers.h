@@ -51,7 +51,8 @@ struct PipelineTurn {
 /// - so may one blocking call after the other, as both ranks of each pair have the same order
 ///   (that of the sending ranks within a group).
 /// A rank that does not block issues the group and goes on; it waits for a receive only before the
-/// action that needs it (transfers_of), which is what lets transfers run while a stage computes.
+/// action that needs it (transfers_of), which is what lets transfers run while a stage computes. It
+/// may also post receives earlier than their group, in the same order for each pair of ranks.
 /// A group holds at most one transfer from one rank to another.
 ///
 /// Errors        UsageError if the table cannot be run.

@@ -6,12 +6,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <map>
+#include <random>
 #include <set>
 #include <utility>
 
 #include "core/base/error.h"
 #include "subjects/parallel/nd/schedule/every_schedule.h"
+#include "subjects/parallel/nd/schedule/schedule_check.h"
 #include "subjects/parallel/nd/schedule/schedule_text.h"
 
 namespace isoshard {
@@ -181,9 +182,45 @@ TEST(PipelineTransfers, NeverDeadlockInGroupsOrOneByOne) {
   }
 }
 
+/// A table whose ranks take any action that is ready, by a fixed seed.
+PipelineSchedule random_schedule(PipelineSpec spec, std::uint32_t seed) {
+  spec.kind = kCustom;
+  std::mt19937 random(seed);
+  PipelineSchedule schedule{spec, PipelineTable(static_cast<std::size_t>(spec.pp))};
+  const auto stages = static_cast<std::size_t>(num_stages(spec));
+  std::vector<int> forwards(stages), backwards(stages);
+  for (int left = 2 * num_stages(spec) * spec.micro_batches; left > 0;) {
+    const std::size_t stage = random() % stages;
+    const bool is_backward = random() % 2 == 1;
+    int& next = is_backward ? backwards[stage] : forwards[stage];
+    const bool is_ready =
+        is_backward ? next < forwards[stage] && (stage + 1 == stages || next < backwards[stage + 1])
+                    : next < spec.micro_batches && (stage == 0 || next < forwards[stage - 1]);
+    if (!is_ready) continue;
+    const int index = static_cast<int>(stage);
+    schedule.table[static_cast<std::size_t>(rank_of_stage(spec, index))].emplace_back(
+        PipelineAction{is_backward ? ActionKind::kBackward : ActionKind::kForward, index, next++});
+    --left;
+  }
+  return schedule;
+}
+
+TEST(PipelineTransfers, OfTablesThatSomebodyElseMadeNeverDeadlock) {
+  for (std::uint32_t seed = 0; seed < 200; ++seed) {
+    const PipelineSpec spec{kCustom, 2 + static_cast<int>(seed % 3), 1 + static_cast<int>(seed % 2),
+                            seed % 4 < 2 ? StagePlacement::kLoop : StagePlacement::kV, 5};
+    const PipelineSchedule schedule = random_schedule(spec, seed);
+    const Turns turns = pipeline_turns(schedule);
+
+    ASSERT_TRUE(check(schedule).empty()) << "seed " << seed;
+    ASSERT_TRUE(ends_one_by_one(turns)) << "seed " << seed;
+    ASSERT_TRUE(ends_group_by_group(turns)) << "seed " << seed;
+  }
+}
+
 TEST(PipelineTransfers, ADeadlockWouldBeSeen) {
-  // Each rank sends before it receives, as it would if it sent as soon as it could.
-  Turns turns = pipeline_turns(make_schedule({k1F1B, 2, 1, StagePlacement::kLoop, 4}));
+  // Rank 1 wants to send its first gradient before it receives its first activation.
+  const Turns turns = pipeline_turns(make_schedule({k1F1B, 2, 1, StagePlacement::kLoop, 4}));
   Turns late = turns;
   auto& own = late[1];
   const auto with_receive = std::ranges::find_if(own, [](const PipelineTurn& turn) {
