@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -106,3 +108,40 @@ def test_right_runs_have_no_cause(isoshard_check: Callable[..., Report]) -> None
 
     assert report.conforms, report.text
     assert "data-parallel rank" not in report.text
+
+
+def unshared(model: nn.Module, mesh: Any) -> nn.Module:
+    """Every rank gets the whole batch in place of its share."""
+    model.register_forward_pre_hook(
+        lambda *call: ((), {"input_ids": IDS, "labels": IDS}), with_kwargs=True, prepend=True
+    )
+    return ddp(model, mesh)
+
+
+def test_samples_that_no_rank_shares_out_diverge_in_every_report(
+    isoshard_check: Callable[..., Report], tmp_path: Path
+) -> None:
+    report = isoshard_check(
+        lambda: Labelled(nn.Identity()),
+        unshared,
+        mesh={"dp": 2},
+        batch={"input_ids": IDS, "labels": IDS},
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        grad_scale=1,
+        raises=False,
+        keep=tmp_path,
+    )
+
+    why = "data: step 0: the single process has 8 samples of input_ids, and so has each of 2 ranks"
+    assert report.exit_code == 1 and not report.conforms
+    assert report.verdict.startswith(f"DIVERGES  {why}")
+    assert report.data["exit_code"] == 1
+    (case,) = report.data["cases"]
+    assert case["status"] == "diverges" and case["strength"] is None
+    assert case["reason"].startswith(why) and case["reason"] in case["notes"]
+    suite = ElementTree.parse(tmp_path / "report" / "junit.xml").getroot()
+    assert suite.get("failures") == "1"
+    verdict = next(p for p in suite.iter("property") if p.get("name") == "verdict")
+    assert verdict.get("value") == "DIVERGES"
+    assert next(suite.iter("failure")).get("message", "").startswith(why)
+    assert why in (tmp_path / "report" / "report.txt").read_text()
