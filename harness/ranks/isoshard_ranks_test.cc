@@ -314,6 +314,10 @@ TEST_F(RankStatistics, ThatAreForgedAreRefused) {
   const auto part = [](const char* field, const json& value) {
     return [field, value](json& record) { record.at("compared")[0][field] = value; };
   };
+  const auto larger = [](json& record) {
+    json& p = record.at("compared")[0];
+    p["sum_sq_reference"] = p["sum_sq_actual"] = p["dot"] = p["max_abs_reference"] = 1e9;
+  };
   const Forgery forgeries[] = {
       // nothing differs, says a tensor that does
       {"equal", "grad/w/0", 1e-6,
@@ -339,7 +343,21 @@ TEST_F(RankStatistics, ThatAreForgedAreRefused) {
        "differ by more than it says"},
       {"few elements", "grad/w/0", 1e-6, part("numel", 4095), "elements must be compared"},
       {"another norm", "grad/w/0", 1e-6, part("sum_sq_reference", 1.0), "the squared error must"},
-      {"a NaN", "grad/w/0", 1e-6, part("nan_reference", 1), "other NaNs"},
+      // in a tensor of another norm every error is small
+      {"a larger norm", "grad/w/0", 1e-6, larger, "the reference has the squared norm"},
+      {"a larger norm beside a NaN", "grad/w/0", 1e-6,
+       [&](json& record) {
+         larger(record);
+         record.at("compared")[0]["nan_actual"] = 1;
+       },
+       "more NaNs or infinities"},
+      {"a larger norm beside NaNs", "grad/w/0", 1e-6,
+       [&](json& record) {
+         larger(record);
+         record.at("compared")[0]["nan_actual"] = record.at("compared")[0]["nan_reference"] = 1;
+       },
+       "other NaNs"},
+      {"a NaN", "grad/w/0", 1e-6, part("nan_actual", 1), "more NaNs or infinities"},
       {"negative", "grad/w/0", 1e-6, part("unequal_values", -1), "a count must be"},
       {"a place outside", "grad/w/0", 1e-6, part("worst", 1 << 20), "a place must be"},
       {"a mask", "grad/w/0", 1e-6, [](json& record) { record["unmasked"] = 1; }, "a mask"},
