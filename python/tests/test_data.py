@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from isoshard import Report
+from isoshard import Report, _bundle
+from isoshard._bundle import Entry
+from isoshard._data import check_samples
 
 pytestmark = pytest.mark.usefixtures("judge_program")
 IDS = torch.randint(0, 50, (8, 7), generator=torch.Generator().manual_seed(1))
@@ -145,3 +147,45 @@ def test_samples_that_no_rank_shares_out_diverge_in_every_report(
     assert verdict.get("value") == "DIVERGES"
     assert next(suite.iter("failure")).get("message", "").startswith(why)
     assert why in (tmp_path / "report" / "report.txt").read_text()
+
+
+def inputs_of(folder: Path, mesh: dict[str, int], ranks: list[torch.Tensor]) -> Path:
+    """A bundle of one step in which each rank reads ids."""
+    for rank, ids in enumerate(ranks):
+        record = {"kind": "data_id", "name": "ids", "call": 0, "dtype": "int64"}
+        record |= {"local_shape": list(ids.shape), "layout": "infer"}
+        _bundle.write_rank(folder, "run", rank, 0, [Entry(record, ids)])
+    axes = [{"axis": axis, "degree": degree} for axis, degree in mesh.items()]
+    _bundle.seal(folder, {"schema": 2, "run": "run", "mesh": axes, "steps": [0]})
+    return folder
+
+
+@pytest.mark.parametrize("mesh", [{"dp": 2, "cp": 2}, {"cp": 2, "dp": 2}])
+def test_samples_that_are_not_shared_out_are_found_where_cp_cuts_them(
+    tmp_path: Path, mesh: dict[str, int]
+) -> None:
+    """No rank has as large an input as the single process, and copies over dp are equal."""
+    reference = inputs_of(tmp_path / "reference", {"dp": 1}, [IDS[:, :6]])
+    is_dp_first = next(iter(mesh)) == "dp"
+
+    def cut(dp: int, cp: int, is_shared: bool) -> torch.Tensor:
+        return (IDS.chunk(2)[dp] if is_shared else IDS)[:, 3 * cp : 3 * cp + 3].contiguous()
+
+    def run(is_shared: bool) -> Path:
+        places = [(r // 2, r % 2) if is_dp_first else (r % 2, r // 2) for r in range(4)]
+        parts = [cut(dp, cp, is_shared) for dp, cp in places]
+        return inputs_of(tmp_path / f"run{is_shared}", mesh, parts)
+
+    (line,) = check_samples(reference, run(False))
+    ranks = "0, 2" if is_dp_first else "0, 1"
+    assert line.startswith(f"data: step 0: the data-parallel ranks {ranks} read equal inputs")
+    assert check_samples(reference, run(True)) == []
+
+
+def test_equal_samples_that_are_shared_out_are_no_copies(tmp_path: Path) -> None:
+    reference = inputs_of(tmp_path / "reference", {"dp": 1}, [IDS[:1, :6].expand(8, 6)])
+    halves = [IDS[:1, 3 * cp : 3 * cp + 3].expand(4, 3).contiguous() for cp in (0, 1)]
+
+    assert (
+        check_samples(reference, inputs_of(tmp_path / "run", {"dp": 2, "cp": 2}, halves * 2)) == []
+    )
