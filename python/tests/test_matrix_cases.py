@@ -41,6 +41,7 @@ def test_each_exception_says_why_and_is_about_a_case(rule: tuple[str, Expected])
     assert expected.outcome in OUTCOMES
     assert expected.why or expected.outcome == "conforms"
     assert any(expected_of(spec) is expected for _, spec in CASES), f"{pattern} fits no case"
+    assert expected.words or expected.outcome == "conforms", "a rank that dies must not meet it"
     if expected.outcome == "defect":
         heading = expected.why.partition(":")[0]
         assert f"## {heading}" in FOUND.read_text(), "docs/found.md must have each defect"
