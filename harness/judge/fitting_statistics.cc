@@ -62,6 +62,9 @@ std::string contradiction_of(const PartStats& part, std::int64_t numel, std::int
   if (s.unequal_values == 0 && (has_error || s.unequal_bits > numel))
     return "a tensor without a different value has an error";
   if (s.unequal_bits == 0 && s.unequal_values != 0) return "values differ, but no bits";
+  if (numel == 0 &&
+      (s.sum_sq_reference != 0 || s.sum_sq_actual != 0 || s.dot != 0 || s.max_abs_reference != 0))
+    return "a part has no element, but a norm";
   if (s.nonfinite_mismatch == 0 &&
       (s.nan_reference != s.nan_actual || s.inf_reference != s.inf_actual))
     return "one side has more NaNs or infinities, but none is on one side only";
