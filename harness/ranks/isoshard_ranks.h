@@ -7,8 +7,9 @@
  *              the same object.
  * Buffers      Contiguous elements in the machine's byte order, which are only read. They need no
  *              alignment.
- * Errors       Functions that can fail return null, and say why in isoshard_ranks_message. None prints, throws, or ends the process; but a reference
- *              that is shortened while it is mapped ends it.
+ * Errors       Functions that can fail return null, and say why in isoshard_ranks_message. None
+ *              prints, throws, or ends the process; but a reference that is shortened while it is
+ *              mapped ends it.
  * Ranks        One object for each rank. An object is used by one thread at a time.
  *
  *     isoshard_ranks* ranks = isoshard_ranks_open(
