@@ -97,12 +97,12 @@ class EngineHooks(Hooks):
         def step(*args: Any, **kwargs: Any) -> Any:
             is_last = self.engine.is_gradient_accumulation_boundary()
             if is_last and self.recorder.active:
-                self._record_gradients()
+                self._guarded(self._record_gradients)()
                 rate = float(self.engine.basic_optimizer.param_groups[0]["lr"])
                 self.recorder.scalar("learning_rate", rate)
             result = original(*args, **kwargs)
             if is_last and self.recorder.active:
-                self._after_engine_step()
+                self._guarded(self._after_engine_step)()
             return result
 
         self.engine.step = step

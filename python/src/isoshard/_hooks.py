@@ -426,6 +426,7 @@ class Hooks:
     def _record_loss(self) -> None:
         if not self._losses:
             return
+        self.recorder.loss_dtypes |= {loss.dtype for loss in self._losses}
         loss = sum_of_losses(self._losses)
         mesh = self.recorder.mesh
         data_axes = [axis for axis in mesh.axes if axis in DATA_AXES]

@@ -108,6 +108,8 @@ class Recorder:
         self._calls: dict[tuple[str, str], int] = {}
         self._axes_of: dict[Any, list[list[str]]] = {}  # by DeviceMesh
         self._entries: list[Entry] = []
+        self._dtypes: set[torch.dtype] = set()  # floating ones, of all but numbers
+        self.loss_dtypes: set[torch.dtype] = set()
         self.run = self._agree_on_run()
         self.comparison: WhatDiffers | None = None
         if compare_with is not None:
@@ -174,6 +176,8 @@ class Recorder:
         what = f"{kind}/{name}"
         said = self.options.layout(kind, name)
         local = local_of(value)
+        if kind != "scalar" and local.is_floating_point():
+            self._dtypes.add(local.dtype)
         if call is None:
             call = self._calls.get((kind, name), 0)
         self._calls[(kind, name)] = call + 1
@@ -375,7 +379,8 @@ class Recorder:
     def manifest(self) -> dict[str, Any]:
         """manifest.json without the hashes."""
         training = {**self.training, **self.options.training}
-        judging = {**self.judging, **self.options.judging}
+        coarsest = _settings.coarsest_setting(self._dtypes, self.loss_dtypes)
+        judging = {**coarsest, **self.judging, **self.options.judging}
         content: dict[str, Any] = {
             "schema": _bundle.SCHEMA,
             "run": self.run,

@@ -91,6 +91,17 @@ def is_adam_like(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
     )
 
 
+def coarsest_setting(recorded: set[torch.dtype], losses: set[torch.dtype]) -> dict[str, str]:
+    """What `judging` says of a model in fp64 whose loss is computed in fp32, as transformers' is.
+
+    No recorded tensor shows that: numbers are stored in fp64. Gradients begin with the loss, so
+    they are rounded as it is. `recorded` has the floating dtypes of all tensors but numbers. A
+    loss in 16 bits alone allows nothing, because floors of all tensors would be those of 16 bits.
+    """
+    is_rounded = recorded == {torch.float64} and torch.float32 in losses
+    return {"coarsest_dtype": "fp32"} if is_rounded else {}
+
+
 def _number(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         value = value.item()
