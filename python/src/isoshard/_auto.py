@@ -133,6 +133,7 @@ class AutoRecorder:
         def new_init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             init(optimizer, *args, **kwargs)
             recorder.optimizers.append(weakref.ref(optimizer))
+            optimizer.register_step_pre_hook(recorder._watch_first_closure)
             watch(recorder.megatron)
             if recorder.hooks is not None and not recorder._steps_itself(recorder.root):
                 recorder._refuse_steps_of(optimizer)
@@ -148,6 +149,25 @@ class AutoRecorder:
         _calls.begin_early()
         if self.config.single:
             _shrink_meshes()
+
+    def _watch_first_closure(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The model's first call may be in the closure of a step that has begun (LBFGS)."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None or self.hooks is not None or self.is_done or self.has_error:
+            return None
+
+        def watched() -> Any:
+            has_begun = self.hooks is not None
+            result = closure()
+            if not has_begun and self.hooks is not None:
+                self.hooks.begin_in_closure(optimizer)
+            return result
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": watched}
+        return (args[0], watched, *args[2:]), kwargs
 
     @staticmethod
     def _set(owner: Any, name: str, value: Any) -> None:

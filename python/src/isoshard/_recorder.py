@@ -18,6 +18,7 @@ from . import _bundle, _settings
 from ._bundle import Entry
 from ._calls import journal_of_recorder
 from ._dtensor import Place, axes_of_mesh_dims, is_dtensor, local_of, place_of
+from ._dtypes import Dtypes
 from ._filters import Filter
 from ._mesh import ALIASES, DATA_AXES, MeshLike, mesh_of
 from ._micro_batches import merged
@@ -100,6 +101,7 @@ class Recorder:
         self.subject, self.case = subject, case
         self.training: dict[str, Any] = {}
         self.judging: dict[str, Any] = {}
+        self.dtypes = Dtypes()
         self.not_recorded: dict[str, str] = dict(self.options.not_recorded)
         self.stage: int | None = None  # the coordinate on pp, where this rank holds some layers
         self.step = 0
@@ -161,6 +163,11 @@ class Recorder:
             tensor = torch.tensor(value, dtype=torch.float64)
         self.put("scalar", name, local_of(tensor).to(torch.float64).reshape(1), layout=layout)
 
+    def learning_rate(self, rate: float | None) -> None:
+        """Records a step's learning rate, if its optimizer has one."""
+        if rate is not None:
+            self.scalar("learning_rate", rate)
+
     def _add(
         self,
         kind: str,
@@ -177,6 +184,7 @@ class Recorder:
         if call is None:
             call = self._calls.get((kind, name), 0)
         self._calls[(kind, name)] = call + 1
+        self.dtypes.see(kind, name, local.dtype)
         record: dict[str, Any] = {
             "kind": kind,
             "name": name,
@@ -375,7 +383,7 @@ class Recorder:
     def manifest(self) -> dict[str, Any]:
         """manifest.json without the hashes."""
         training = {**self.training, **self.options.training}
-        judging = {**self.judging, **self.options.judging}
+        judging = {**self.dtypes.judging(), **self.judging, **self.options.judging}
         content: dict[str, Any] = {
             "schema": _bundle.SCHEMA,
             "run": self.run,
