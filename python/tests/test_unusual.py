@@ -15,6 +15,7 @@ from torch import nn
 
 import isoshard
 from isoshard import _bundle, _program
+from isoshard._inputs import as_ids
 from isoshard._program import respond
 from isoshard._settings import optimizer_settings
 
@@ -187,3 +188,47 @@ def test_a_buffer_that_stays_as_it_is_makes_nothing_coarse(tmp_path: Path) -> No
         found.append(_bundle.read_manifest(tmp_path / "a")["settings"]["judging"])
     assert found[0]["coarsest_dtype"] == "fp32"
     assert "coarsest_dtype" not in found[1]  # the judge then takes it from all records
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(12, 8, dtype=torch.cfloat))
+        self.head = nn.Linear(8, 12)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.weight[ids].abs())
+
+
+@pytest.mark.usefixtures("judge_program")
+def test_complex_parameters_are_judged_by_their_parts(tmp_path: Path) -> None:
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), 0.1)
+
+    code, text = judged(tmp_path, Complex, make)
+    assert code == 0, text
+    weight = _bundle.read_tensors(tmp_path / "ref", 0, 0)["param/weight/0"]
+    moved = _bundle.read_tensors(tmp_path / "p0", 0, 0)["param/weight/0"]
+    assert weight.shape == (12, 8, 2) and weight.dtype == torch.float32
+    assert (weight != moved).all()
+
+    class Wrong(Complex):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            if self.weight.grad is None and self.weight.requires_grad:
+                self.weight.register_hook(lambda grad: grad.conj())
+            return super().forward(ids)
+
+    torch.manual_seed(0)
+    train(tmp_path / "run", Wrong(), make)
+    words = ["compare", str(tmp_path / "ref"), str(tmp_path / "run")]
+    code, text = _program.call(words, capture=True)
+    assert code == 1
+    assert "first gradient of weight" in text
+
+
+def test_complex_inputs_are_told_apart_by_their_bits() -> None:
+    value = torch.complex(torch.tensor([1.0, 2.0]), torch.tensor([3.0, -0.0]))
+    ids = as_ids(value)
+    assert ids.shape == (2, 2) and ids.dtype == torch.int32
+    assert torch.equal(ids.view(torch.float32), torch.tensor([[1.0, 3.0], [2.0, -0.0]]))
+    assert not torch.equal(ids, as_ids(value.conj()))

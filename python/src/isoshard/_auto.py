@@ -228,6 +228,15 @@ class AutoRecorder:
             if self.is_done:
                 return
             held = [p for group in stepping.param_groups for p in group["params"]]
+            known = self.hooks._names if self.hooks is not None else {}
+            if all(id(p) in known for p in held):
+                error = RecordError(
+                    f"Optimizers must be built before the model is called, got "
+                    f"{type(stepping).__name__} that was built later. Build it earlier, or record "
+                    "a part of the training with isoshard.record."
+                )
+                self.report(str(error))
+                raise error
             error = RecordError(
                 "Every optimizer that steps must hold parameters of the recorded model, got "
                 f"{type(stepping).__name__} with {len(held)} others "

@@ -20,6 +20,7 @@ from ._calls import journal_of_recorder
 from ._dtensor import Place, axes_of_mesh_dims, is_dtensor, local_of, place_of
 from ._dtypes import Dtypes
 from ._filters import Filter
+from ._inputs import as_real
 from ._mesh import ALIASES, DATA_AXES, MeshLike, mesh_of
 from ._micro_batches import merged
 from ._options import Layout, Options
@@ -145,6 +146,8 @@ class Recorder:
         if self.filter.drops(kind, name, self.step, (kind, name) not in self._calls):
             return
         with torch.no_grad():
+            if value.is_complex() and not is_dtensor(value):
+                value = as_real(value)
             if self.options.transform is not None:
                 result = self.options.transform(kind, name, value.detach())
                 if result is None:
