@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from isoshard import Divergence, Report, RunError, UsageError
-from isoshard._settings import coarsest_setting
+from isoshard._dtypes import Dtypes
 
 pytestmark = pytest.mark.usefixtures("judge_program")
 IDS = torch.randint(0, 50, (12, 7), generator=torch.Generator().manual_seed(1))
@@ -152,7 +152,11 @@ def test_a_loss_in_fp32_rounds_what_a_model_in_fp64_computes(
 def test_a_loss_makes_no_other_floors_coarser(
     recorded: set[torch.dtype], losses: set[torch.dtype], said: dict[str, str]
 ) -> None:
-    assert coarsest_setting(recorded, losses) == said
+    dtypes = Dtypes()
+    dtypes.losses = losses
+    for dtype in recorded:
+        dtypes.see("grad", "weight", dtype)
+    assert dtypes.judging() == said
 
 
 def test_a_rank_that_fails_is_named_and_workers_recover(isoshard_check: Check) -> None:

@@ -23,7 +23,7 @@ from ._hooks import Hooks
 from ._options import Layout
 from ._perturb import perturb
 from ._recorder import Recorder
-from ._settings import is_adam_like, optimizer_settings
+from ._settings import is_adam_like, largest_learning_rate, optimizer_settings
 from .errors import IsoshardError, RecordError
 
 _OPTIMIZERS = "megatron.core.optimizer.optimizer"
@@ -208,8 +208,7 @@ class MegatronHooks(Hooks):
         result = original()
         if self.recorder.active:
             self._guarded(self._record_gradients)()
-            rate = float(self.megatron.param_groups[0]["lr"])
-            self.recorder.scalar("learning_rate", rate)
+            self.recorder.learning_rate(largest_learning_rate(self.megatron))
         return result
 
     def _stepped_by(self, original: Callable[..., Any]) -> Any:
