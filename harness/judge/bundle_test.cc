@@ -37,6 +37,18 @@ class BundleTest : public testing::Test {
     fs::create_directories(folder_);
   }
   ~BundleTest() override { fs::remove_all(folder_); }
+
+  /// The bundle "right" conforms to itself in so many tensors; "wrong" diverges first in this one.
+  void expect_right_and_wrong(std::int64_t compared, const std::string& first) const {
+    const Verdict right = compare_bundles(folder_ / "right", folder_ / "right", {});
+    const Verdict wrong = compare_bundles(folder_ / "right", folder_ / "wrong", {});
+
+    EXPECT_EQ(right.status, Status::kConforms) << right.reason;
+    EXPECT_EQ(right.compared, compared);
+    ASSERT_EQ(wrong.status, Status::kDiverges);
+    EXPECT_EQ(wrong.findings.at(0).key.name, first);
+  }
+
   fs::path folder_;
 };
 using Bundles = BundleTest;
@@ -250,16 +262,10 @@ TEST_F(Bundles, UseRecordsThatOnlySomeRanksOfTheReferenceHave) {
         },
         Keep::kEverything);
   };
-  write_bundle(folder_ / "reference", on_ranks(3), kWhole);
+  write_bundle(folder_ / "right", on_ranks(3), kWhole);
   write_bundle(folder_ / "wrong", on_ranks(4), kWhole);
 
-  const Verdict same = compare_bundles(folder_ / "reference", folder_ / "reference", {});
-  const Verdict wrong = compare_bundles(folder_ / "reference", folder_ / "wrong", {});
-
-  EXPECT_EQ(same.status, Status::kConforms) << same.reason;
-  EXPECT_EQ(same.compared, 2);
-  ASSERT_EQ(wrong.status, Status::kDiverges);
-  EXPECT_EQ(wrong.findings.at(0).key.name, "second");
+  expect_right_and_wrong(2, "second");
 }
 
 /// Two stages of a pipeline: ids on the first one, the loss on the last. `shared`: both ranks hold
@@ -288,13 +294,7 @@ TEST_F(Bundles, OfPipelinesMayHaveIdsAndLossesOnOneStage) {
   write_bundle(folder_ / "wrong", stages(false, 4), kWhole);
   write_bundle(folder_ / "shared", stages(true), kWhole);
 
-  const Verdict right = compare_bundles(folder_ / "right", folder_ / "right", {});
-  const Verdict wrong = compare_bundles(folder_ / "right", folder_ / "wrong", {});
-
-  EXPECT_EQ(right.status, Status::kConforms) << right.reason;
-  EXPECT_EQ(right.compared, 4);
-  ASSERT_EQ(wrong.status, Status::kDiverges);
-  EXPECT_EQ(wrong.findings.at(0).key.name, "loss");
+  expect_right_and_wrong(4, "loss");
   EXPECT_THAT([&] { (void)compare_bundles(folder_ / "right", folder_ / "shared", {}); },
               ThrowsMessage<FileError>(HasSubstr("says that it holds nothing of it")));
 }

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "core/base/error.h"
 #include "harness/judge/journals/align_calls.h"
@@ -237,6 +238,31 @@ TEST(JudgeJournals, LetStepsOnOtherInputsDiffer) {
 
   EXPECT_THAT(judged(bundle, {}, {8, 8, 4}).findings, IsEmpty());
   EXPECT_THAT(judged(bundle, {}, {8, 8, 8}).findings, SizeIs(1));
+}
+
+TEST(JudgeJournals, LetStepsWithOtherGradientsDiffer) {
+  Bundle bundle = clean();
+  for (int rank = 0; rank < 2; ++rank)
+    calls(bundle, 2, rank).erase(calls(bundle, 2, rank).begin() + 1);
+  // a is frozen in the steps that are not named
+  const auto steps_a = [&](std::set<int> steps) {
+    return judge_journals(bundle, reference([steps](Sink& sink, int) {
+                            for (int step = 0; step < kSteps; ++step) {
+                              if (step > 0) sink.begin_step(step);
+                              sink.on_record(
+                                  site(RecordKind::kDataId, "input_ids", layout_of({8, 2})),
+                                  at::zeros({8, 2}, at::kLong));
+                              if (steps.contains(step))
+                                sink.on_record(site(RecordKind::kGrad, "a", layout_of({1024})),
+                                               at::zeros({1024}));
+                            }
+                          }),
+                          {})
+        .findings;
+  };
+
+  EXPECT_THAT(steps_a({0, 1}), IsEmpty());
+  EXPECT_THAT(steps_a({0, 1, 2}), SizeIs(1));
 }
 
 TEST(JudgeJournals, MustBeThereOnAllRanks) {

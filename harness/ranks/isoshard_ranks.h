@@ -7,9 +7,9 @@
  *              the same object.
  * Buffers      Contiguous elements in the machine's byte order, which are only read. They need no
  *              alignment.
- * Errors       Functions that can fail return null or a status other than 0, and say why in
- *              isoshard_ranks_message. None prints, throws, or ends the process; but a reference
- *              that is shortened while it is mapped ends it.
+ * Errors       Functions that can fail return null, and say why in isoshard_ranks_message. None
+ *              prints, throws, or ends the process; but a reference that is shortened while it is
+ *              mapped ends it.
  * Ranks        One object for each rank. An object is used by one thread at a time.
  *
  *     isoshard_ranks* ranks = isoshard_ranks_open(
@@ -49,8 +49,9 @@ ISOSHARD_RANKS_API const char* isoshard_ranks_compared_with(isoshard_ranks* rank
  * Compares one local tensor. `record` is its record with "step", "dtype", "local_shape" and a
  * layout that is not to be inferred. Calls of a tensor are compared in ascending order.
  *
- *     {"keep": false, "compared": [{"numel": 64, ...}], "unmasked": -1}
+ *     {"keep": false, "compared": [{"numel": 64, ...}], "unmasked": 60}
  *
+ * `unmasked` is there where a mask leaves elements out.
  * `keep` says that the tensor itself is needed: it differs by more than the reference's responses
  * allow, or is of a kind whose values the judge must see. Null if the record is malformed.
  */

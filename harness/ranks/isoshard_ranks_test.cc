@@ -153,6 +153,29 @@ class RanksTest : public testing::Test {
     return path;
   }
 
+  /// Takes a tensor of rank 1 out of its file; its record says that it was compared.
+  void drop(const fs::path& path, const std::string& name, const std::string& tensor,
+            const json& part = {{"digest", "0123456789abcdef"}, {"numel", 1}}) {
+    const std::string file = (path / "step0000" / "rank00001.safetensors").string();
+    std::vector<SafetensorsEntry> entries;
+    {
+      const SafetensorsFile content = SafetensorsFile::open(file);
+      for (const std::string& other : content.names()) {
+        const HostTensor value = content.tensor(other);
+        const auto bytes =
+            std::make_shared<std::vector<std::byte>>(value.bytes.begin(), value.bytes.end());
+        const HostTensor copy{value.dtype, value.shape, *bytes, bytes};
+        if (other != tensor)
+          entries.push_back({other, copy.dtype, copy.shape, [copy] { return copy; }});
+      }
+    }
+    write_safetensors(file, entries);
+    forged(path, name, [&](json& record) {
+      record["kept"] = false;
+      if (!record.contains("compared")) record["compared"] = json::array({part});
+    });
+  }
+
   TestFolder folder_;
   int num_runs_ = 0;
 };
@@ -314,6 +337,10 @@ TEST_F(RankStatistics, ThatAreForgedAreRefused) {
   const auto part = [](const char* field, const json& value) {
     return [field, value](json& record) { record.at("compared")[0][field] = value; };
   };
+  const auto larger = [](json& record) {
+    json& p = record.at("compared")[0];
+    p["sum_sq_reference"] = p["sum_sq_actual"] = p["dot"] = p["max_abs_reference"] = 1e9;
+  };
   const Forgery forgeries[] = {
       // nothing differs, says a tensor that does
       {"equal", "grad/w/0", 1e-6,
@@ -339,7 +366,21 @@ TEST_F(RankStatistics, ThatAreForgedAreRefused) {
        "differ by more than it says"},
       {"few elements", "grad/w/0", 1e-6, part("numel", 4095), "elements must be compared"},
       {"another norm", "grad/w/0", 1e-6, part("sum_sq_reference", 1.0), "the squared error must"},
-      {"a NaN", "grad/w/0", 1e-6, part("nan_reference", 1), "other NaNs"},
+      // in a tensor of another norm every error is small
+      {"a larger norm", "grad/w/0", 1e-6, larger, "the reference has the squared norm"},
+      {"a larger norm beside a NaN", "grad/w/0", 1e-6,
+       [&](json& record) {
+         larger(record);
+         record.at("compared")[0]["nan_actual"] = 1;
+       },
+       "more NaNs or infinities"},
+      {"a larger norm beside NaNs", "grad/w/0", 1e-6,
+       [&](json& record) {
+         larger(record);
+         record.at("compared")[0]["nan_actual"] = record.at("compared")[0]["nan_reference"] = 1;
+       },
+       "other NaNs"},
+      {"a NaN", "grad/w/0", 1e-6, part("nan_actual", 1), "more NaNs or infinities"},
       {"negative", "grad/w/0", 1e-6, part("unequal_values", -1), "a count must be"},
       {"a place outside", "grad/w/0", 1e-6, part("worst", 1 << 20), "a place must be"},
       {"a mask", "grad/w/0", 1e-6, [](json& record) { record["unmasked"] = 1; }, "a mask"},
@@ -366,27 +407,6 @@ TEST_F(RankStatistics, ThatAreForgedAreRefused) {
 }
 
 TEST_F(RankStatistics, OfNumbersOrWithoutSamplesAreRefused) {
-  const auto drop = [&](const fs::path& path, const std::string& name, const std::string& tensor) {
-    const std::string file = (path / "step0000" / "rank00001.safetensors").string();
-    std::vector<SafetensorsEntry> entries;
-    {
-      const SafetensorsFile content = SafetensorsFile::open(file);
-      for (const std::string& other : content.names()) {
-        const HostTensor value = content.tensor(other);
-        const auto bytes =
-            std::make_shared<std::vector<std::byte>>(value.bytes.begin(), value.bytes.end());
-        const HostTensor copy{value.dtype, value.shape, *bytes, bytes};
-        if (other != tensor)
-          entries.push_back({other, copy.dtype, copy.shape, [copy] { return copy; }});
-      }
-    }
-    write_safetensors(file, entries);
-    forged(path, name, [](json& record) {
-      record["kept"] = false;
-      if (!record.contains("compared"))
-        record["compared"] = {{{"digest", "0123456789abcdef"}, {"numel", 1}}};
-    });
-  };
   const fs::path number = run_of(0, 0, false);
   drop(number, "scalar/loss/0", "scalar/loss/0");
   EXPECT_THAT([&] { (void)compare(number); },
@@ -396,6 +416,43 @@ TEST_F(RankStatistics, OfNumbersOrWithoutSamplesAreRefused) {
   drop(bare, "param/w/0", "sample/param/w/0");
   EXPECT_THAT([&] { (void)compare(bare); },
               ThrowsMessage<FileError>(HasSubstr("it has no samples")));
+}
+
+TEST_F(RankStatistics, OfARankWithoutElementsHaveNoNorm) {
+  const auto uneven = [](bool whole, double moved) -> Body {
+    return [=](Sink& sink, int rank) {
+      body(whole)(sink, rank);
+      const std::int64_t rows = whole || rank == 0 ? 64 : 0;  // rank 1 has none
+      Layout layout = layout_of({64, 128});
+      layout.explicit_parts = !whole;
+      if (!whole) layout.boxes = {Box{{0, 0}, {rank * 64, 0}, {rows, 128}}};
+      const at::Tensor u = values({64, 128}, 4) + moved * values({64, 128}, 14);
+      sink.on_record(site(RecordKind::kGrad, "u", std::move(layout)), u.narrow(0, 0, rows));
+    };
+  };
+  write_bundle(folder_ / "reference",
+               reference(uneven(true, 0), [&](int i) { return uneven(true, 1e-6 * (i + 1)); }),
+               kSettings);
+  const fs::path path = folder_ / "uneven";
+  const auto record = [&](double norm) {
+    fs::remove_all(path);
+    write_bundle(path, run(kMesh, nullptr, uneven(false, 1e-3), Keep::kEverything), kSettings);
+    let_go(folder_ / "reference", path);
+    drop(path, "grad/u/0", "grad/u/0",
+         {{"digest", "0123456789abcdef"},
+          {"numel", 0},
+          {"sum_sq_reference", norm},
+          {"sum_sq_actual", norm},
+          {"dot", norm}});
+  };
+
+  record(0);
+  const Verdict verdict = compare(path);
+  EXPECT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
+  EXPECT_EQ(verdict.findings.at(0).key.name, "u");
+  record(1e12);
+  EXPECT_THAT([&] { (void)compare(path); },
+              ThrowsMessage<FileError>(HasSubstr("no element, but a norm")));
 }
 
 TEST_F(RankStatistics, OfPerturbedRunsGiveTheSameResponses) {

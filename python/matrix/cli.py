@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def select(options: argparse.Namespace) -> list[tuple[str, Spec]]:
-    """The cases that the filters leave, grouped by family and number of ranks."""
+    """The cases that the filters leave, family by family."""
     cases = [
         (name, spec)
         for name, spec in all_specs()

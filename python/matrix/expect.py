@@ -15,7 +15,8 @@ def _defect(heading: str, words: str) -> Expected:
     return Expected("defect", f"{heading}: docs/found.md", words)
 
 
-def _refused(why: str, words: str = "") -> Expected:
+def _refused(why: str, words: str) -> Expected:
+    """`words` are the framework's: a case that hangs, or dies, is refused by nobody."""
     return Expected("refused", why, words)
 
 
@@ -34,6 +35,9 @@ _TIED_HEAD = _refused("the plan has no tied head", "mixed torch.Tensor and DTens
 _PLAN = _refused("AutoTP refuses plans with other styles", "the plan is rejected as a whole")
 _NO_TE = _refused("experts need Transformer Engine's product", "te_general_gemm")
 
+_SIZES = "size of tensor a"
+_WHOLE_ADAPTERS = "PEFT makes adapters of whole size beside weights that are cut"
+
 #: (pattern of ids, what is expected); the first that fits counts.
 RULES: list[tuple[str, Expected]] = [
     # -- transformers' plans
@@ -48,14 +52,14 @@ RULES: list[tuple[str, Expected]] = [
     ("hf_tp/plain/exaone4/*/mb2/*", _defect(_TWICE, "first gradient of")),
     ("hf_tp/fsdp/mixtral/*/odd", _NO_KERNEL),
     ("hf_tp/fsdp/*/dp3/*/tied/odd", _defect(_TIED, "first forward at lm_head (step 1)")),
-    ("hf_tp/plain/doge/*", _refused("the mask has all heads, the ranks have a part")),
+    ("hf_tp/plain/doge/*", _refused("the mask has all heads, the ranks have a part", _SIZES)),
     ("hf_tp/plain/llama4_text/*", _IN_PLACE),
     ("hf_tp/experts/llama4_text/*", _refused("the model has no plan of experts", "`ep_plan`")),
     ("hf_tp/plain/olmo*clip_qkv=*", _IN_PLACE),
-    ("hf_tp/plain/mimo_v2_flash/*", _refused("sliding layers have fewer heads than ranks")),
+    ("hf_tp/plain/mimo_v2_flash/*", _refused("sliding layers have no head on a rank", _SIZES)),
     ("*/phimoe/*", _DRAWS),
     ("hf_tp/plain/internlm3/*_bias=True", _refused("the model refuses it", "qkv_bias")),
-    ("hf_tp/plain/cohere/*use_qk_norm=True", _refused("norms of each head are not cut")),
+    ("hf_tp/plain/cohere/*use_qk_norm=True", _refused("norms of each head are not cut", _SIZES)),
     ("hf_tp/plain/laguna/*router_weight*", _refused("the model refuses it", "not yet supported")),
     ("hf_tp/plain/gpt_neox/*/tied/*", _TIED_HEAD),
     ("hf_tp/plain/gpt_oss/*/tied/*", _TIED_HEAD),
@@ -93,8 +97,12 @@ RULES: list[tuple[str, Expected]] = [
     # -- Trainer and PEFT
     ("trainer/*/gpt2/*", _defect(_COUNTED, "first loss")),
     ("peft/loha_*", _DRAWS),
-    ("peft/dora_tp/*", Expected("conforms")),
-    ("peft/*_tp/*", _refused("PEFT makes adapters of whole size beside weights that are cut")),
+    ("peft/dora_tp/*", _refused("DoRA's norm adds a tensor to a DTensor", "mixed torch.Tensor")),
+    ("peft/saved_tp/*", _refused("PEFT copies a DTensor's local part", "invalid python storage")),
+    ("peft/ia3_tp/*", _refused(_WHOLE_ADAPTERS, _SIZES)),
+    ("peft/vera_tp/*", _refused(_WHOLE_ADAPTERS, "size mismatch")),
+    ("peft/oft_tp/*", _refused(_WHOLE_ADAPTERS, "size mismatch")),
+    ("peft/*_tp/*", _refused(_WHOLE_ADAPTERS, "is invalid for")),
     # -- Megatron-Core
     ("megatron/*num_moe_experts=*", _NO_TE),
     ("megatron/*recompute_granularity=*", _refused("recomputation asks for CUDA", "CUDA")),

@@ -31,7 +31,9 @@ class Runner:
     def run(self, name: str, spec: Spec, keep: Path | None = None) -> dict[str, Any]:
         """The result of one case. What hangs is run again once: a port may have been taken."""
         result = self._run(name, spec, keep)
-        return self._run(name, spec, keep) if "did not end in" in result["verdict"] else result
+        if "did not end in" not in result["verdict"]:
+            return result
+        return self._run(name, spec, keep) | {"hung_before": True}
 
     def _run(self, name: str, spec: Spec, keep: Path | None) -> dict[str, Any]:
         start = time.perf_counter()
@@ -93,11 +95,16 @@ def judged(spec: Spec, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def done(folder: Path) -> dict[str, dict[str, Any]]:
-    """The results that a folder has already, by case."""
+    """The results that a folder has already, by case; lines that were cut off are none."""
     path = folder / TABLE
-    lines = path.read_text().splitlines() if path.exists() else []
-    results = [json.loads(line) for line in lines if line.endswith("}")]
-    return {result["id"]: result for result in results}
+    results = {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            result = json.loads(line)
+        except json.JSONDecodeError:  # the command was ended while it wrote this line
+            continue
+        results[result["id"]] = result
+    return results
 
 
 def run_all(
@@ -113,6 +120,8 @@ def run_all(
     runner = Runner(timeout)
     try:
         with (folder / TABLE).open("a") as table:
+            if table.tell() and not (folder / TABLE).read_bytes().endswith(b"\n"):
+                table.write("\n")
             for name, spec in cases:
                 result = known.get(spec.id)
                 if result is None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from live_runs import Edit, Fault, before, fault
+from live_runs import DDP_SUMS, Edit, Fault, before, fault
 
 
 @dataclass(frozen=True)
@@ -300,20 +300,7 @@ CASES = {
         "dp=2",
         2,
         {
-            "sum_for_average": before(
-                "Trainer(model",
-                "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import "
-                "allreduce_hook\n"
-                "from torch.nn.parallel import DistributedDataParallel as Ddp\n"
-                "init = Ddp.__init__\n"
-                "def summing(self, *args, **kwargs):\n"
-                "    init(self, *args, **kwargs)\n"
-                "    self.register_comm_hook(\n"
-                "        None, lambda state, bucket: allreduce_hook(state, bucket).then(\n"
-                "            lambda f: f.value() * 2))\n"
-                "Ddp.__init__ = summing",
-                "",
-            ),
+            "sum_for_average": before("Trainer(model", DDP_SUMS, ""),
         },
         edits=(("    disable_tqdm", '    optim="sgd",\n    disable_tqdm'),),
         helpers=_TINY,

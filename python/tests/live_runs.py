@@ -43,6 +43,20 @@ def before(place: str, lines: str, words: str, code: int = 1) -> Fault:
     return fault(place, f"{lines}\n{place}", words, code)
 
 
+#: Lines for in front of a Trainer: DDP adds gradients up over its two ranks, for their mean.
+DDP_SUMS = (
+    "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook\n"
+    "from torch.nn.parallel import DistributedDataParallel as Ddp\n"
+    "init = Ddp.__init__\n"
+    "def summing(self, *args, **kwargs):\n"
+    "    init(self, *args, **kwargs)\n"
+    "    self.register_comm_hook(\n"
+    "        None, lambda state, bucket: allreduce_hook(state, bucket).then(\n"
+    "            lambda f: f.value() * 2))\n"
+    "Ddp.__init__ = summing"
+)
+
+
 def needs(*modules: str) -> list[pytest.MarkDecorator]:
     """Marks of a file: live, with isoshard-judge, skipped by name where a module is missing."""
     missing = [m for m in modules if importlib.util.find_spec(m.partition(".")[0]) is None]

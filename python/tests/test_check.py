@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from isoshard import Divergence, Report, RunError, UsageError
+from isoshard._dtypes import Dtypes
 
 pytestmark = pytest.mark.usefixtures("judge_program")
 IDS = torch.randint(0, 50, (12, 7), generator=torch.Generator().manual_seed(1))
@@ -101,6 +103,60 @@ def test_what_is_wrong_raises_with_the_report(
     with pytest.raises(Divergence, match=words) as caught:
         isoshard_check(Mlp, parallelize, mesh="dp=2", batch=IDS, optimizer=adamw)
     assert "data ids" in caught.value.report
+
+
+class Fp64(Mlp):
+    """In fp64, with a loss of logits in fp32, as transformers' models have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.double()
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(ids)
+        logits = self.head(hidden + self.down(torch.relu(self.up(hidden))))
+        return nn.functional.cross_entropy(logits.float().flatten(0, 1), ids.flatten())
+
+
+def slightly_off(model: nn.Module, mesh: Any) -> nn.Module:
+    model.down.register_forward_hook(lambda module, args, out: out * (1 + 1e-4), prepend=True)
+    return ddp(model, mesh)
+
+
+def test_a_loss_in_fp32_rounds_what_a_model_in_fp64_computes(
+    isoshard_check: Check, tmp_path: Path
+) -> None:
+    words: dict[str, Any] = {"batch": IDS, "optimizer": adamw, "steps": 2}
+
+    report = isoshard_check(Fp64, ddp, mesh="dp=3", keep=tmp_path, **words)
+
+    assert report.conforms
+    manifest = json.loads((tmp_path / "reference" / "manifest.json").read_text())
+    assert manifest["settings"]["judging"]["coarsest_dtype"] == "fp32"
+    for wrong, first in ((slightly_off, "first forward at down"), (nothing, "over dp")):
+        with pytest.raises(Divergence, match=first):
+            isoshard_check(Fp64, wrong, mesh="dp=3", **words)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "losses", "said"),
+    [
+        ({torch.float64}, {torch.float32}, {"coarsest_dtype": "fp32"}),
+        ({torch.float64}, {torch.float64}, {}),
+        ({torch.float64}, {torch.bfloat16}, {}),
+        ({torch.float64, torch.bfloat16}, {torch.float32}, {}),
+        ({torch.float32}, {torch.bfloat16}, {}),
+        ({torch.bfloat16}, {torch.float32}, {}),
+    ],
+)
+def test_a_loss_makes_no_other_floors_coarser(
+    recorded: set[torch.dtype], losses: set[torch.dtype], said: dict[str, str]
+) -> None:
+    dtypes = Dtypes()
+    dtypes.losses = losses
+    for dtype in recorded:
+        dtypes.see("grad", "weight", dtype)
+    assert dtypes.judging() == said
 
 
 def test_a_rank_that_fails_is_named_and_workers_recover(isoshard_check: Check) -> None:

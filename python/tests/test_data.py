@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
 from torch import nn
 
-from isoshard import Report
+from isoshard import Report, _bundle
+from isoshard._bundle import Entry
+from isoshard._data import check_samples
 
 pytestmark = pytest.mark.usefixtures("judge_program")
 IDS = torch.randint(0, 50, (8, 7), generator=torch.Generator().manual_seed(1))
@@ -106,3 +110,82 @@ def test_right_runs_have_no_cause(isoshard_check: Callable[..., Report]) -> None
 
     assert report.conforms, report.text
     assert "data-parallel rank" not in report.text
+
+
+def unshared(model: nn.Module, mesh: Any) -> nn.Module:
+    """Every rank gets the whole batch in place of its share."""
+    model.register_forward_pre_hook(
+        lambda *call: ((), {"input_ids": IDS, "labels": IDS}), with_kwargs=True, prepend=True
+    )
+    return ddp(model, mesh)
+
+
+def test_samples_that_no_rank_shares_out_diverge_in_every_report(
+    isoshard_check: Callable[..., Report], tmp_path: Path
+) -> None:
+    report = isoshard_check(
+        lambda: Labelled(nn.Identity()),
+        unshared,
+        mesh={"dp": 2},
+        batch={"input_ids": IDS, "labels": IDS},
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        grad_scale=1,
+        raises=False,
+        keep=tmp_path,
+    )
+
+    why = "data: step 0: the single process has 8 samples of input_ids, and so has each of 2 ranks"
+    assert report.exit_code == 1 and not report.conforms
+    assert report.verdict.startswith(f"DIVERGES  {why}")
+    assert report.data["exit_code"] == 1
+    (case,) = report.data["cases"]
+    assert case["status"] == "diverges" and case["strength"] is None
+    assert case["reason"].startswith(why) and case["reason"] in case["notes"]
+    suite = ElementTree.parse(tmp_path / "report" / "junit.xml").getroot()
+    assert suite.get("failures") == "1"
+    verdict = next(p for p in suite.iter("property") if p.get("name") == "verdict")
+    assert verdict.get("value") == "DIVERGES"
+    assert next(suite.iter("failure")).get("message", "").startswith(why)
+    assert why in (tmp_path / "report" / "report.txt").read_text()
+
+
+def inputs_of(folder: Path, mesh: dict[str, int], ranks: list[torch.Tensor]) -> Path:
+    """A bundle of one step in which each rank reads ids."""
+    for rank, ids in enumerate(ranks):
+        record = {"kind": "data_id", "name": "ids", "call": 0, "dtype": "int64"}
+        record |= {"local_shape": list(ids.shape), "layout": "infer"}
+        _bundle.write_rank(folder, "run", rank, 0, [Entry(record, ids)])
+    axes = [{"axis": axis, "degree": degree} for axis, degree in mesh.items()]
+    _bundle.seal(folder, {"schema": 2, "run": "run", "mesh": axes, "steps": [0]})
+    return folder
+
+
+@pytest.mark.parametrize("mesh", [{"dp": 2, "cp": 2}, {"cp": 2, "dp": 2}])
+def test_samples_that_are_not_shared_out_are_found_where_cp_cuts_them(
+    tmp_path: Path, mesh: dict[str, int]
+) -> None:
+    """No rank has as large an input as the single process, and copies over dp are equal."""
+    reference = inputs_of(tmp_path / "reference", {"dp": 1}, [IDS[:, :6]])
+    is_dp_first = next(iter(mesh)) == "dp"
+
+    def cut(dp: int, cp: int, is_shared: bool) -> torch.Tensor:
+        return (IDS.chunk(2)[dp] if is_shared else IDS)[:, 3 * cp : 3 * cp + 3].contiguous()
+
+    def run(is_shared: bool) -> Path:
+        places = [(r // 2, r % 2) if is_dp_first else (r % 2, r // 2) for r in range(4)]
+        parts = [cut(dp, cp, is_shared) for dp, cp in places]
+        return inputs_of(tmp_path / f"run{is_shared}", mesh, parts)
+
+    (line,) = check_samples(reference, run(False))
+    ranks = "0, 2" if is_dp_first else "0, 1"
+    assert line.startswith(f"data: step 0: the data-parallel ranks {ranks} read equal inputs")
+    assert check_samples(reference, run(True)) == []
+
+
+def test_equal_samples_that_are_shared_out_are_no_copies(tmp_path: Path) -> None:
+    reference = inputs_of(tmp_path / "reference", {"dp": 1}, [IDS[:1, :6].expand(8, 6)])
+    halves = [IDS[:1, 3 * cp : 3 * cp + 3].expand(4, 3).contiguous() for cp in (0, 1)]
+
+    assert (
+        check_samples(reference, inputs_of(tmp_path / "run", {"dp": 2, "cp": 2}, halves * 2)) == []
+    )

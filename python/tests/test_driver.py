@@ -49,6 +49,19 @@ def bundle(path: Path, run: str) -> Path:
     return path
 
 
+def test_a_forked_rank_has_its_pool_of_threads_before_it_starts_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _fork.one_thread()
+    calls: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", calls.append)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if calls == [torch.get_num_threads()] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert not calls
+
+
 def test_only_a_bundle_of_this_start_is_judged(tmp_path: Path) -> None:
     bundle(tmp_path / "run", "old")
     with pytest.raises(RunError, match="ended well without"):

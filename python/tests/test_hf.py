@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from live_runs import Edit, Runs, before, fault, needs
+from live_runs import DDP_SUMS, Edit, Runs, before, fault, needs
 
 pytestmark = needs("transformers", "accelerate")
 
@@ -51,15 +51,7 @@ TP_PLAN = {
 TRAINER = {
     "gradients summed for averaged": before(
         "Trainer(model",
-        "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook\n"
-        "from torch.nn.parallel import DistributedDataParallel as Ddp\n"
-        "init = Ddp.__init__\n"
-        "def summing(self, *args, **kwargs):\n"
-        "    init(self, *args, **kwargs)\n"
-        "    self.register_comm_hook(\n"
-        "        None, lambda state, bucket: allreduce_hook(state, bucket).then(\n"
-        "            lambda f: f.value() * 2))\n"
-        "Ddp.__init__ = summing",
+        DDP_SUMS,
         "gradients of all parameters: scale 2 = dp",
     ),
     "first micro-batch lost": before(

@@ -41,6 +41,7 @@ def test_each_exception_says_why_and_is_about_a_case(rule: tuple[str, Expected])
     assert expected.outcome in OUTCOMES
     assert expected.why or expected.outcome == "conforms"
     assert any(expected_of(spec) is expected for _, spec in CASES), f"{pattern} fits no case"
+    assert expected.words or expected.outcome == "conforms", "a rank that dies must not meet it"
     if expected.outcome == "defect":
         heading = expected.why.partition(":")[0]
         assert f"## {heading}" in FOUND.read_text(), "docs/found.md must have each defect"
@@ -112,6 +113,23 @@ def test_what_has_a_result_is_not_run_again(
     assert "got diverges: a verdict" in capsys.readouterr().out
     lines = (tmp_path / run.TABLE).read_text().splitlines()
     assert len(lines) == len({json.loads(line)["id"] for line in lines}) == len(Stub.started)
+
+
+def test_a_line_that_was_cut_off_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command may be ended while it writes a result."""
+    monkeypatch.setattr(run, "Runner", Stub)
+    monkeypatch.setattr(Stub, "started", [])
+    words = ["--case", "ddp/plain/qwen*", "--output-dir", str(tmp_path)]
+    assert cli.main(words) == 0
+    table, first = tmp_path / run.TABLE, list(Stub.started)
+    table.write_text(table.read_text()[:-9])
+
+    assert cli.main(words) == 0
+
+    assert Stub.started == [*first, first[-1]]
+    assert list(run.done(tmp_path)) == first
 
 
 def test_a_result_is_met_only_with_the_words_that_are_expected(

@@ -266,14 +266,16 @@ class JournalJudge {
   // -- steps
   // ---------------------------------------------------------------------------------------
 
-  /// The inputs of a step by the trusted run: where they have other shapes, so may the calls.
-  std::map<std::pair<std::string, int>, Shape> inputs_of(int step) const {
-    std::map<std::pair<std::string, int>, Shape> inputs;
+  /// The inputs and gradients of a step by the trusted run: where they have other shapes, or where
+  /// a parameter is frozen in one step and not in another, the calls may differ, too.
+  std::map<std::tuple<RecordKind, std::string, int>, Shape> work_of(int step) const {
+    std::map<std::tuple<RecordKind, std::string, int>, Shape> work;
     for (const Record& record : reference_.trace().ranks.at(0).records) {
-      if (record.key.step == step && record.key.kind == RecordKind::kDataId)
-        inputs[{record.key.name, record.key.call}] = record.layout.global_shape;
+      const RecordKey& key = record.key;
+      if (key.step == step && (key.kind == RecordKind::kDataId || key.kind == RecordKind::kGrad))
+        work[{key.kind, key.name, key.call}] = record.layout.global_shape;
     }
-    return inputs;
+    return work;
   }
 
   static Total total_of(const CallList& calls) {
@@ -325,7 +327,7 @@ class JournalJudge {
                                      words_of(kind), words_of(total), usual_step, words_of(usual));
       const bool is_other_number = total.calls != usual.calls;
       const bool are_other_bytes = std::abs(total.bytes - usual.bytes) > kLoggedBytes;
-      if (!is_other_number || !are_other_bytes || inputs_of(step) != inputs_of(usual_step)) {
+      if (!is_other_number || !are_other_bytes || work_of(step) != work_of(usual_step)) {
         step_notes_[what].push_back(rank);
         continue;
       }

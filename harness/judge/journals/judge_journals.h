@@ -22,9 +22,9 @@ struct JournalVerdict {
 /// Findings   a rank whose calls on a group are not those of the group's other ranks (op,
 ///            reduction, dtype, root, bytes where they must be equal, order); a rank that reduces
 ///            one parameter's gradient more often than others do; a rank or step without a journal;
-///            in a step of the same inputs as the others, floating-point reductions that differ in
-///            number and in bytes from those of most steps (between the steps, and of at most
-///            kLoggedBytes, they are free).
+///            in a step of the same inputs and gradients as the others, floating-point reductions
+///            that differ in number and in bytes from those of most steps (between the steps, and
+///            of at most kLoggedBytes, they are free).
 /// Notes      sends without a recv; reductions that differ in one of number and bytes, as when DDP
 ///            cuts its buckets anew; what `allowed` ("scalar/calls.*") excuses.
 [[nodiscard]] JournalVerdict judge_journals(const Bundle& judged, const Reference& reference,

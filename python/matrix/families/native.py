@@ -64,7 +64,7 @@ def _ddp() -> Iterator[Spec]:
             new = partial(Spec, "ddp", name, variant=variant)
             yield new(mesh=mesh(dp=2), micro_batches=3, steps=2)
             yield new(mesh=mesh(dp=3), micro_batches=2, tied=True, clip=0.1, seed=i)
-    for dtype, name in (("bf16", "mlp"), ("bf16", "llama"), ("fp64", "mlp")):
+    for dtype, name in (("bf16", "mlp"), ("bf16", "llama"), ("fp64", "mlp"), ("fp64", "llama")):
         yield Spec("ddp", name, mesh(dp=2), dtype=dtype, optimizer="sgd", micro_batches=2)
     yield Spec("ddp", "mlp", mesh(dp=4), sizes="odd", steps=3)
     for data in (2, 3):

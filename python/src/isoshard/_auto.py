@@ -133,6 +133,7 @@ class AutoRecorder:
         def new_init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             init(optimizer, *args, **kwargs)
             recorder.optimizers.append(weakref.ref(optimizer))
+            optimizer.register_step_pre_hook(recorder._watch_first_closure)
             watch(recorder.megatron)
             if recorder.hooks is not None and not recorder._steps_itself(recorder.root):
                 recorder._refuse_steps_of(optimizer)
@@ -148,6 +149,25 @@ class AutoRecorder:
         _calls.begin_early()
         if self.config.single:
             _shrink_meshes()
+
+    def _watch_first_closure(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The model's first call may be in the closure of a step that has begun (LBFGS)."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None or self.hooks is not None or self.is_done or self.has_error:
+            return None
+
+        def watched() -> Any:
+            has_begun = self.hooks is not None
+            result = closure()
+            if not has_begun and self.hooks is not None:
+                self.hooks.begin_in_closure(optimizer)
+            return result
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": watched}
+        return (args[0], watched, *args[2:]), kwargs
 
     @staticmethod
     def _set(owner: Any, name: str, value: Any) -> None:
@@ -208,6 +228,15 @@ class AutoRecorder:
             if self.is_done:
                 return
             held = [p for group in stepping.param_groups for p in group["params"]]
+            known = self.hooks._names if self.hooks is not None else {}
+            if all(id(p) in known for p in held):
+                error = RecordError(
+                    f"Optimizers must be built before the model is called, got "
+                    f"{type(stepping).__name__} that was built later. Build it earlier, or record "
+                    "a part of the training with isoshard.record."
+                )
+                self.report(str(error))
+                raise error
             error = RecordError(
                 "Every optimizer that steps must hold parameters of the recorded model, got "
                 f"{type(stepping).__name__} with {len(held)} others "

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from ._safetensors import DTYPES
 from .errors import RecordError
 
 _WRAPPER_ATTRIBUTES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -76,6 +77,19 @@ def outside_parameters(
                 seen.add(id(parameter))
                 found.append(parameter)
     return {f"outside.{i}": parameter for i, parameter in enumerate(found)}
+
+
+def persistent_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and value of each buffer that checkpoints hold, and whose dtype can be recorded."""
+    seen: set[str] = set()
+    for prefix, module in model.named_modules():
+        for key, value in module.named_buffers(recurse=False):
+            name = canonical(f"{prefix}.{key}" if prefix else key)
+            is_known = value.dtype in DTYPES and value.dtype != torch.bool
+            if key in module._non_persistent_buffers_set or name in seen or not is_known:
+                continue
+            seen.add(name)
+            yield name, value
 
 
 def random_state() -> list[torch.Tensor]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -38,9 +39,41 @@ def check_samples(reference: Path, run: Path) -> list[str]:
                     line = _about_calls(wanted, actual)
                     if line is not None:
                         lines.setdefault(line, f"step {step}, rank {rank}: {line}")
-                for line in _about_whole(wanted, ranks, mesh):
+                found = _about_whole(wanted, ranks, mesh) or _about_copies(run, step, wanted, mesh)
+                for line in found:
                     lines.setdefault(line, f"step {step}: {line}")
     return [f"data: {line}" for line in lines.values()]
+
+
+def _about_copies(run: Path, step: int, wanted: dict[str, list[Shape]], mesh: Mesh) -> list[str]:
+    """Whether data-parallel ranks read equal inputs, of which cp cuts another dim.
+
+    Then no rank has as large an input as the single process has.
+    """
+    cut = mesh.axes.get("cp", 1)
+    if cut == 1:
+        return []
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(mesh.size):
+        at = tuple(c for axis, c in mesh.coordinates(rank).items() if axis not in DATA_AXES)
+        groups.setdefault(at, []).append(rank)
+    for ranks in groups.values():
+        first, *others = (_bundle.read_some_tensors(run, step, r, "data_id/") for r in ranks)
+        if not first or not all(_are_equal(first, other) for other in others):
+            continue
+        for name, shapes in wanted.items():
+            own = sum(t.numel() for key, t in first.items() if key.split("/")[1] == name)
+            if own * cut * mesh.data_degree > sum(math.prod(shape) for shape in shapes):
+                return [
+                    f"the data-parallel ranks {', '.join(map(str, ranks))} read equal inputs, "
+                    f"though they must share the samples of {name} out. Give the script a "
+                    "DistributedSampler or another split of the batch over them."
+                ]
+    return []
+
+
+def _are_equal(first: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == other.keys() and all(torch.equal(first[n], other[n]) for n in first)
 
 
 def causes_in_data(reference: Path, run: Path) -> list[str]:

@@ -18,7 +18,7 @@ from ._checks import canonical, unwrapped
 from ._hooks import Hooks
 from ._perturb import move_by_one_ulp
 from ._recorder import FlatPart, Recorder
-from ._settings import is_adam_like, optimizer_settings
+from ._settings import is_adam_like, largest_learning_rate, optimizer_settings
 from .errors import IsoshardError
 
 _PARTITIONED = 3  # from this stage on parameters are partitioned, too
@@ -97,12 +97,12 @@ class EngineHooks(Hooks):
         def step(*args: Any, **kwargs: Any) -> Any:
             is_last = self.engine.is_gradient_accumulation_boundary()
             if is_last and self.recorder.active:
-                self._record_gradients()
-                rate = float(self.engine.basic_optimizer.param_groups[0]["lr"])
-                self.recorder.scalar("learning_rate", rate)
+                self._guarded(self._record_gradients)()
+                rate = largest_learning_rate(self.engine.basic_optimizer)
+                self.recorder.learning_rate(rate)
             result = original(*args, **kwargs)
             if is_last and self.recorder.active:
-                self._after_engine_step()
+                self._guarded(self._after_engine_step)()
             return result
 
         self.engine.step = step

@@ -43,8 +43,11 @@ def local_of(value: Any) -> torch.Tensor:
 def reduced(value: torch.Tensor) -> torch.Tensor:
     """A DTensor that is still a sum over ranks, added up as each operation on it would do.
 
-    Collective over the DTensor's mesh. Sequence-parallel norms have such gradients.
+    Collective over the DTensor's mesh. Sequence-parallel norms have such gradients. A sparse
+    gradient, such as of an embedding, is returned as a dense one.
     """
+    if value.layout == torch.sparse_coo:
+        return value.to_dense()
     if not is_dtensor(value):
         return value
     from torch.distributed.tensor import Replicate

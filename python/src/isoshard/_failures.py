@@ -35,8 +35,9 @@ class Failure:
 def why_failed(failure: Failure, options: JudgeOptions) -> str:
     """The message of an error."""
     texts = sorted(failure.errors.glob("*.txt"), key=lambda path: path.stat().st_mtime_ns)
-    if texts:
-        return texts[0].read_text().strip()
+    for text in (path.read_text().strip() for path in texts):
+        if text:  # a process may end before it has written its own
+            return text
     codes = failure.codes
     if codes is None:
         where = "\n".join(where_ranks_stood(failure.logs)) or _tail(failure)

@@ -31,6 +31,7 @@ from ._processes import die_with_parent, end_processes
 
 #: Packages that may be imported before the fork. Others may start threads or look for devices.
 _PRELOADED = {"torch", "numpy", "transformers", "accelerate", "peft", "safetensors", "tokenizers"}
+_renews = False  # whether forked processes renew their threads
 #: What DDP, FSDP2, DTensor and optimizers import when they are first used.
 _ALWAYS = ("torch._dynamo", "torch.distributed.device_mesh")
 _MODULES = "modules.json"
@@ -113,7 +114,21 @@ def _code_of(pid: int) -> int | None:
 
 def one_thread() -> None:
     """Must come before the first operation of a process that forks."""
+    global _renews
     torch.set_num_threads(1)
+    if not _renews:
+        os.register_at_fork(after_in_child=renew_threads)
+        _renews = True
+
+
+def renew_threads() -> None:
+    """Must come before the threads of a forked process.
+
+    torch drops the pool of the process that forked and makes a new one when it first needs it. Two
+    threads that come at the same time get none and end the process ("Invalid thread pool!",
+    caffe2/utils/threadpool/pthreadpool-cpp.cc), as the engine of backward and a process group do.
+    """
+    torch.set_num_threads(torch.get_num_threads())
 
 
 def prepare(script: str | None) -> None:

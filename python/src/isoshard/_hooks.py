@@ -16,6 +16,7 @@ from ._checks import (
     compiled_root,
     is_compiled,
     outside_parameters,
+    persistent_buffers,
     random_state,
     refuse_dropout,
     unwrapped,
@@ -24,8 +25,7 @@ from ._dtensor import is_dtensor, local_of, reduced
 from ._inputs import as_ids, tensors_of
 from ._mesh import DATA_AXES
 from ._recorder import Recorder, sum_of_losses
-from ._safetensors import DTYPES
-from ._settings import is_adam_like, training_settings
+from ._settings import is_adam_like, largest_learning_rate, training_settings
 from ._shared_state import (
     is_shared_out,
     kinds_of,
@@ -81,6 +81,8 @@ class Hooks:
         self._attach()
         recorder.training.update(training_settings(self.model, kinds_of(self.optimizers)))
         self._set_judging()
+        for name, buffer in persistent_buffers(self.model):
+            recorder.dtypes.begin(name, buffer)
         self._record_parameters()
         recorder.place_parameters()
 
@@ -342,8 +344,7 @@ class Hooks:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if not self.recorder.active:
             return None
-        if not self._stepped:
-            self.recorder.scalar("learning_rate", float(optimizer.param_groups[0]["lr"]))
+        self._record_rate(optimizer)
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
             self._record_gradients_of(optimizer)
@@ -352,14 +353,28 @@ class Hooks:
         def recorded() -> Any:
             """The closure makes the gradients; an optimizer may call it several times."""
             result = closure()
-            if not self._is_paused:
-                self._guarded(self._record_gradients_of)(optimizer)
-                self._is_paused = True
+            self.after_closure(optimizer)
             return result
 
         if "closure" in kwargs:
             return args, {**kwargs, "closure": recorded}
         return (args[0], recorded, *args[2:]), kwargs
+
+    def after_closure(self, optimizer: torch.optim.Optimizer) -> None:
+        """The gradients of a step's first closure call count; later calls are not recorded."""
+        if self.recorder.active and not self._is_paused:
+            self._guarded(self._record_gradients_of)(optimizer)
+            self._is_paused = True
+
+    def begin_in_closure(self, optimizer: torch.optim.Optimizer) -> None:
+        """For a recording that begins in a step, with the model's first call in its closure."""
+        if self.recorder.active and optimizer in self.optimizers:
+            self._guarded(self._record_rate)(optimizer)
+            self.after_closure(optimizer)
+
+    def _record_rate(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._stepped:
+            self.recorder.learning_rate(largest_learning_rate(optimizer))
 
     def _record_gradients_of(self, optimizer: torch.optim.Optimizer) -> None:
         """The gradients that a step reads; with the last optimizer those that none reads, too."""
@@ -426,6 +441,7 @@ class Hooks:
     def _record_loss(self) -> None:
         if not self._losses:
             return
+        self.recorder.dtypes.losses |= {loss.dtype for loss in self._losses}
         loss = sum_of_losses(self._losses)
         mesh = self.recorder.mesh
         data_axes = [axis for axis in mesh.axes if axis in DATA_AXES]
@@ -466,16 +482,10 @@ class Hooks:
 
     def _record_buffers(self) -> None:
         """What a step leaves in persistent buffers, such as running means."""
-        seen: set[str] = set()
-        for prefix, module in self.model.named_modules():
-            for key, value in module.named_buffers(recurse=False):
-                name = canonical(f"{prefix}.{key}" if prefix else key)
-                is_known = value.dtype in DTYPES and value.dtype != torch.bool
-                if key in module._non_persistent_buffers_set or name in seen or not is_known:
-                    continue
-                seen.add(name)
-                whole = value.reshape(1) if value.ndim == 0 else value
-                self.recorder.put("optimizer", f"{self._rename(name)}.buffer", whole)
+        for name, value in persistent_buffers(self.model):
+            self.recorder.dtypes.after_step(name, value)
+            whole = value.reshape(1) if value.ndim == 0 else value
+            self.recorder.put("optimizer", f"{self._rename(name)}.buffer", whole)
 
 
 def _nothing(module: torch.nn.Module, args: Any, kwargs: Any) -> None:

@@ -24,8 +24,16 @@ def tensors_of(name: str, value: Any) -> list[tuple[str, torch.Tensor]]:
     return [found for key, part in items for found in tensors_of(f"{name}.{key}", part)]
 
 
+def as_real(value: torch.Tensor) -> torch.Tensor:
+    """A complex tensor as real and imaginary parts in one more dim; others as they are."""
+    if not value.is_complex():
+        return value
+    return torch.view_as_real(local_of(value.detach()).resolve_conj())
+
+
 def as_ids(value: torch.Tensor) -> torch.Tensor:
     """Inputs are compared exactly: floating-point ones as their bits."""
+    value = as_real(value)
     if not value.is_floating_point():
         return value
     sizes = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}

@@ -23,7 +23,7 @@ from ._hooks import Hooks
 from ._options import Layout
 from ._perturb import perturb
 from ._recorder import Recorder
-from ._settings import is_adam_like, optimizer_settings
+from ._settings import is_adam_like, largest_learning_rate, optimizer_settings
 from .errors import IsoshardError, RecordError
 
 _OPTIMIZERS = "megatron.core.optimizer.optimizer"
@@ -185,8 +185,9 @@ class MegatronHooks(Hooks):
         inner = self.parts[0].optimizer
         config = self.megatron.config
         recorder.training["optimizer"] = optimizer_settings(inner)
-        recorder.training["max_grad_norm"] = float(config.clip_grad)
-        recorder.judging["max_grad_norm"] = float(config.clip_grad)
+        if config.clip_grad > 0:  # else gradients are not clipped
+            recorder.training["max_grad_norm"] = float(config.clip_grad)
+            recorder.judging["max_grad_norm"] = float(config.clip_grad)
         recorder.judging["mask_small_gradients"] = is_adam_like([p.optimizer for p in self.parts])
         own = megatron_settings(getattr(self.model, "config", None))
         recorder.training["megatron"] = _same_on_all_ranks(own)
@@ -207,8 +208,7 @@ class MegatronHooks(Hooks):
         result = original()
         if self.recorder.active:
             self._guarded(self._record_gradients)()
-            rate = float(self.megatron.param_groups[0]["lr"])
-            self.recorder.scalar("learning_rate", rate)
+            self.recorder.learning_rate(largest_learning_rate(self.megatron))
         return result
 
     def _stepped_by(self, original: Callable[..., Any]) -> Any:
@@ -249,8 +249,9 @@ class MegatronHooks(Hooks):
                 held = ranges.get(id(parameter))
                 flat = None if held is None else grad.reshape(-1)[held.start : held.end]
                 group = shared[id(parameter)].data_parallel_group
-                grad = _together(parameter, held, flat, group, grad.dtype)
-            found.append((name, grad))
+                grad = _together(name, parameter, held, flat, group, grad.dtype)
+            if grad is not None:
+                found.append((name, grad))
         return found
 
     @staticmethod
@@ -287,7 +288,7 @@ class MegatronHooks(Hooks):
             for parameter, shard in zip(group, held, strict=True)
         }
         known = {id(p) for p in self._all_parameters_of(part)}
-        for _, parameter in self._trained():
+        for name, parameter in self._trained():
             if id(parameter) not in known:
                 continue
             span, own = None, {}
@@ -299,9 +300,11 @@ class MegatronHooks(Hooks):
             if parameter.dtype != torch.float32:
                 wanted = {"master": "param", **wanted}
             for key, theirs in wanted.items():
-                flat = own.get(theirs)
-                group = part.data_parallel_group
-                yield parameter, key, _together(parameter, span, flat, group, torch.float32)
+                flat, group = own.get(theirs), part.data_parallel_group
+                what = f"{name}.{key}"
+                whole = _together(what, parameter, span, flat, group, torch.float32)
+                if whole is not None:
+                    yield parameter, key, whole
 
     @staticmethod
     def _keys(inner: torch.optim.Optimizer) -> list[str]:
@@ -313,13 +316,32 @@ class MegatronHooks(Hooks):
 
 @not_journaled
 def _together(
-    parameter: torch.Tensor, held: Any, flat: torch.Tensor | None, group: Any, dtype: torch.dtype
-) -> torch.Tensor:
-    """The whole of what ranks of a group hold flat ranges of (collective in the group)."""
+    what: str,
+    parameter: torch.Tensor,
+    held: Any,
+    flat: torch.Tensor | None,
+    group: Any,
+    dtype: torch.dtype,
+) -> torch.Tensor | None:
+    """The whole of what ranks of a group hold flat ranges of (collective in the group).
+
+    None if no rank has anything of it: zeros in its place would agree with other zeros.
+    Raises RecordError on all ranks if the ranges leave elements out, or overlap.
+    """
     whole = torch.zeros(parameter.numel(), dtype=dtype, device=parameter.device)
+    count = torch.zeros(1, dtype=torch.int64, device=parameter.device)
     if held is not None and flat is not None:
         whole[held.start : held.end] = flat.detach().reshape(-1)
+        count += flat.numel()
     dist.all_reduce(whole, group=group)
+    dist.all_reduce(count, group=group)
+    if not int(count):
+        return None
+    if int(count) != parameter.numel():
+        raise RecordError(
+            f"Data-parallel ranks must hold all {parameter.numel()} elements of {what} together, "
+            f"got {int(count)}. Is the optimizer's state of another version than its parameters?"
+        )
     return whole.reshape(parameter.shape)
 
 

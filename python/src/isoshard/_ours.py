@@ -129,6 +129,13 @@ def _write_inputs(
             f"--reference ours needs a model that is called with input_ids, and maybe labels and "
             f"an attention_mask of ones, got {', '.join(names)}."
         )
+    later = sorted({n for t in steps for n in t if n.startswith("data_id/") and n[-2:] != "/0"})
+    if later:
+        raise UsageError(
+            "--reference ours needs steps of one call of the model, or of micro-batches with "
+            f"samples of one length, got {later[0]} beside the first call. Leave --reference out "
+            "to use the script's single process."
+        )
     samples = {
         name: torch.cat([tensors[f"data_id/{name}/0"].to(torch.int64) for tensors in steps])
         for name in ("input_ids", "labels")
@@ -158,7 +165,7 @@ def _settings_words(
         )
     for key, value in optimizer.items():
         usual = _USUAL.get(key, 0.0)
-        if key not in _GIVEN and not (value in (None, False) or _same(value, usual)):
+        if key not in _GIVEN and not (value is None or value is False or _same(value, usual)):
             raise UsageError(
                 f"--reference ours needs the optimizer's {key} to be {usual:g}, got {value}: the "
                 "program has no other. Leave --reference out to use the script's single process."

@@ -15,7 +15,8 @@ from .errors import RecordError
 def perturb(
     model: torch.nn.Module, seed: int, outside: Mapping[str, torch.Tensor] | None = None
 ) -> None:
-    """Moves each floating-point parameter by one ulp of its dtype, in place; so those outside.
+    """Moves each floating-point or complex parameter by one ulp of its dtype, in place; so those
+    outside.
 
     Where FSDP2 or autocast computes in 16 bits, it is an ulp of those: a smaller one would be lost
     in the cast.
@@ -27,7 +28,7 @@ def perturb(
     computed = _compute_dtypes(model)
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *(outside or {}).items()]:
-            if not parameter.is_floating_point():
+            if not parameter.is_floating_point() and not parameter.is_complex():
                 continue
             if is_dtensor(parameter) and local_of(parameter).shape != parameter.shape:
                 raise RecordError(
@@ -35,6 +36,9 @@ def perturb(
                     "Give a reference command that runs one process."
                 )
             local = local_of(parameter.detach())
+            if local.is_complex():
+                move_by_one_ulp(torch.view_as_real(local), generator)
+                continue
             coarse = computed.get(id(parameter), local.dtype)
             if torch.finfo(coarse).eps > torch.finfo(local.dtype).eps:
                 _move_by_one_coarse_ulp(local, coarse, generator)

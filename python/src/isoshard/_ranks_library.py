@@ -41,10 +41,16 @@ def find() -> Path:
 
 
 def _load() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(find()))
+    path = find()
+    try:
+        library = ctypes.CDLL(str(path))
+        abi = library.isoshard_ranks_abi()
+    except (OSError, AttributeError) as error:
+        raise RunError(f"{path} must be {NAME}, got a file that cannot be used: {error}.") from None
+    if abi != _ABI:
+        raise RunError(f"{NAME} must have the interface {_ABI}, got {abi}. Build both anew.")
     pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
     for name, result, arguments in (
-        ("abi", ctypes.c_int, []),
         ("open", pointer, [text]),
         ("close", None, [pointer]),
         ("compared_with", text, [pointer]),
@@ -55,9 +61,6 @@ def _load() -> ctypes.CDLL:
     ):
         function = getattr(library, f"isoshard_ranks_{name}")
         function.restype, function.argtypes = result, arguments
-    abi = library.isoshard_ranks_abi()
-    if abi != _ABI:
-        raise RunError(f"{NAME} must have the interface {_ABI}, got {abi}. Build both anew.")
     return library
 
 

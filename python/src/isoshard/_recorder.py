@@ -18,7 +18,9 @@ from . import _bundle, _settings
 from ._bundle import Entry
 from ._calls import journal_of_recorder
 from ._dtensor import Place, axes_of_mesh_dims, is_dtensor, local_of, place_of
+from ._dtypes import Dtypes
 from ._filters import Filter
+from ._inputs import as_real
 from ._mesh import ALIASES, DATA_AXES, MeshLike, mesh_of
 from ._micro_batches import merged
 from ._options import Layout, Options
@@ -100,6 +102,7 @@ class Recorder:
         self.subject, self.case = subject, case
         self.training: dict[str, Any] = {}
         self.judging: dict[str, Any] = {}
+        self.dtypes = Dtypes()
         self.not_recorded: dict[str, str] = dict(self.options.not_recorded)
         self.stage: int | None = None  # the coordinate on pp, where this rank holds some layers
         self.step = 0
@@ -143,6 +146,8 @@ class Recorder:
         if self.filter.drops(kind, name, self.step, (kind, name) not in self._calls):
             return
         with torch.no_grad():
+            if value.is_complex() and not is_dtensor(value):
+                value = as_real(value)
             if self.options.transform is not None:
                 result = self.options.transform(kind, name, value.detach())
                 if result is None:
@@ -161,6 +166,11 @@ class Recorder:
             tensor = torch.tensor(value, dtype=torch.float64)
         self.put("scalar", name, local_of(tensor).to(torch.float64).reshape(1), layout=layout)
 
+    def learning_rate(self, rate: float | None) -> None:
+        """Records a step's learning rate, if its optimizer has one."""
+        if rate is not None:
+            self.scalar("learning_rate", rate)
+
     def _add(
         self,
         kind: str,
@@ -177,6 +187,7 @@ class Recorder:
         if call is None:
             call = self._calls.get((kind, name), 0)
         self._calls[(kind, name)] = call + 1
+        self.dtypes.see(kind, name, local.dtype)
         record: dict[str, Any] = {
             "kind": kind,
             "name": name,
@@ -375,7 +386,7 @@ class Recorder:
     def manifest(self) -> dict[str, Any]:
         """manifest.json without the hashes."""
         training = {**self.training, **self.options.training}
-        judging = {**self.judging, **self.options.judging}
+        judging = {**self.dtypes.judging(), **self.judging, **self.options.judging}
         content: dict[str, Any] = {
             "schema": _bundle.SCHEMA,
             "run": self.run,

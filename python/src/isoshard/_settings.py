@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -24,6 +24,24 @@ FRAMEWORKS = {
     "lightning": "lightning",
     "torchtitan": "torchtitan",
 }
+
+
+_ADAM_MODULES = {"torch", "deepspeed", "apex", "transformer_engine"}
+_ADAM_NAMES = {"Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam"}
+
+
+def _first(values: Sequence[Any]) -> Any:
+    return values[0]
+
+
+#: Key in a group of parameters, name of the setting, which group's value counts.
+_HYPERPARAMETERS: tuple[tuple[str, str, Callable[[Sequence[Any]], Any]], ...] = (
+    ("lr", "learning_rate", max),
+    ("weight_decay", "weight_decay", max),
+    ("eps", "eps", min),
+    ("momentum", "momentum", _first),
+    ("nesterov", "nesterov", _first),
+)
 
 
 def versions() -> dict[str, str]:
@@ -55,17 +73,44 @@ def package_version() -> str:
 
 
 def optimizer_settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Kind and hyperparameters of an optimizer, under the names of docs/report.md."""
-    group = optimizer.param_groups[0]
+    """Kind and hyperparameters of an optimizer, under the names of docs/report.md.
+
+    Where groups of parameters differ, the numbers are those that allow the largest step, because
+    the judge bounds by them what a step may move (harness/trace/masked_steps.h). Other optimizers
+    than Adam move by other rules: they say `moment_decays` in place of `beta1` and `beta2`,
+    without which the judge has no bound.
+    """
+    groups = optimizer.param_groups
     settings: dict[str, Any] = {"kind": type(optimizer).__name__.lower()}
-    names = {"lr": "learning_rate", "weight_decay": "weight_decay", "eps": "eps"}
-    for key, name in {**names, "momentum": "momentum", "nesterov": "nesterov"}.items():
-        if key in group and group[key] is not None:
-            settings[name] = _number(group[key])
-    betas = group.get("betas")
-    if isinstance(betas, (tuple, list)) and len(betas) == 2:
-        settings["beta1"], settings["beta2"] = _number(betas[0]), _number(betas[1])
+    for key, name, choose in _HYPERPARAMETERS:
+        values = [_number(g[key]) for g in groups if g.get(key) is not None]
+        if values:
+            settings[name] = choose(values)
+    betas = [list(map(_number, g["betas"])) for g in groups if _is_pair(g.get("betas"))]
+    if betas and _steps_as_adam(optimizer) and all(b == betas[0] for b in betas):
+        settings["beta1"], settings["beta2"] = betas[0]
+    elif betas:
+        settings["moment_decays"] = betas[0] if all(b == betas[0] for b in betas) else betas
     return settings
+
+
+def largest_learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
+    """Of all groups of parameters; None for an optimizer that has none."""
+    rates = [float(g["lr"]) for g in optimizer.param_groups if g.get("lr") is not None]
+    return max(rates, default=None)
+
+
+def _steps_as_adam(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is known that no step is larger than Adam's rule allows.
+
+    Classes that others wrote may leave out the correction of the bias, or scale steps by more.
+    """
+    kind = type(optimizer)
+    return kind.__module__.split(".")[0] in _ADAM_MODULES and kind.__name__ in _ADAM_NAMES
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2
 
 
 def training_settings(

@@ -89,26 +89,33 @@ class Workers:
         stdin, stdout = self._server.stdin, self._server.stdout
         assert stdin is not None and stdout is not None
         paths = [p for p in sys.path if os.path.isdir(p or ".")]
+        job = pickle.dumps((paths, _dumps(case), directory))
         try:
-            _send(stdin, pickle.dumps((paths, _dumps(case), directory)))
+            _send(stdin, job)
             error = pickle.loads(_receive(stdout))
         except (EOFError, BrokenPipeError):
             self.close()
             raise RunError("The worker processes of isoshard.check ended unexpectedly.") from None
+        except BaseException:  # Ctrl-C, a test's timeout: the next call would read this answer
+            self.close(at_once=True)
+            raise
         if error is not None:
             raise RunError(error)
 
-    def close(self) -> None:
-        """Ends the server and its ranks."""
-        if self._server is not None:
-            with contextlib.suppress(OSError):
-                if self._server.stdin is not None:
-                    self._server.stdin.close()
-            try:
-                self._server.wait(5)
-            except subprocess.TimeoutExpired:
-                self._server.kill()
-            self._server = None
+    def close(self, *, at_once: bool = False) -> None:
+        """Ends the server and its ranks; `at_once`: also in the middle of a case."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        if at_once:
+            server.kill()
+        with contextlib.suppress(OSError):
+            if server.stdin is not None:
+                server.stdin.close()
+        try:
+            server.wait(5)
+        except subprocess.TimeoutExpired:
+            server.kill()
 
 
 def _dumps(case: Any) -> bytes:
@@ -156,6 +163,10 @@ class _Pool:
             os.close(up[1])
             self.ranks.append(_Rank(pid, os.fdopen(down[1], "wb"), os.fdopen(up[0], "rb")))
 
+    def is_whole(self) -> bool:
+        """Whether all ranks are still there: one may have been ended while it waited."""
+        return bool(self.ranks) and all(_lives(rank.pid) for rank in self.ranks)
+
     def start(self, job: bytes) -> None:
         for rank in self.ranks:
             _send(rank.to, job)
@@ -194,12 +205,20 @@ class _Pool:
         for rank in self.ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank.pid, signal.SIGKILL)
-            os.waitpid(rank.pid, 0)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(rank.pid, 0)
             for file in (rank.to, rank.back):
                 with contextlib.suppress(OSError):
                     file.close()
         self.ranks = []
         sweep(self.port)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == 0
+    except ChildProcessError:
+        return False
 
 
 def _num_threads() -> int:
@@ -211,6 +230,14 @@ def _num_threads() -> int:
 
 
 def _be_worker(rank: int, size: int, port: int, to: IO[bytes], back: IO[bytes]) -> None:
+    """The whole life of a forked rank, which must not go on as a second server."""
+    try:
+        _work_on_jobs(rank, size, port, to, back)
+    finally:
+        os._exit(0)
+
+
+def _work_on_jobs(rank: int, size: int, port: int, to: IO[bytes], back: IO[bytes]) -> None:
     die_with_parent()
     os.environ.update(
         RANK=str(rank),
@@ -225,7 +252,7 @@ def _be_worker(rank: int, size: int, port: int, to: IO[bytes], back: IO[bytes]) 
         try:
             job = _receive(to)
         except EOFError:
-            os._exit(0)
+            return
         error = None
         try:
             _work(job, rank, size, meshes)
@@ -310,9 +337,16 @@ def _run_both(
     """The reference in its process and the run in its ranks, at the same time."""
     keys = {"reference": 0, "run": size}
     for key in keys.values():
+        if key in pools and not pools[key].is_whole():
+            pools[key].close()
         if key not in pools or not pools[key].ranks:
             pools[key] = _Pool(max(key, 1))
-    for name, key in keys.items():
-        pools[key].start(pickle.dumps((paths, case, f"{directory}/{name}", run)))
-    errors = [e for key in keys.values() for e in pools[key].wait(timeout)]
+    try:
+        for name, key in keys.items():
+            pools[key].start(pickle.dumps((paths, case, f"{directory}/{name}", run)))
+        errors = [e for key in keys.values() for e in pools[key].wait(timeout)]
+    except BaseException:  # answers that nobody reads would be taken for the next case's
+        for key in keys.values():
+            pools[key].close()
+        raise
     return errors[0] if errors else None

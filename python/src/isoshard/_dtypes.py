@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which dtype's roundings a run has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ._safetensors import dtype_name
+
+_BUFFER = ".buffer"
+
+
+class Dtypes:
+    """The coarsest dtype that rounds what is recorded.
+
+    The judge takes the coarsest of all records, and allows for its roundings everywhere. That is
+    wrong twice. A buffer that no step writes is never rounded: a table in fp16 makes nothing in an
+    fp32 model less exact. And a model in fp64 whose loss is computed in fp32, as transformers' is,
+    has gradients that are rounded as the loss is, though no recorded tensor shows it.
+    """
+
+    def __init__(self) -> None:
+        #: Those of the losses from which backward passes began.
+        self.losses: set[torch.dtype] = set()
+        self._recorded: set[torch.dtype] = set()  # floating ones, of all but numbers
+        self._coarsest: torch.dtype | None = None
+        self._of_buffers: torch.dtype | None = None
+        self._began: dict[str, torch.Tensor] = {}
+        self._has_changed = False
+
+    def begin(self, name: str, buffer: torch.Tensor) -> None:
+        """Keeps a buffer of 16 bits as it is before the first step."""
+        if buffer.is_floating_point() and buffer.element_size() <= 2:
+            self._began[name] = buffer.detach().clone()
+
+    def after_step(self, name: str, buffer: torch.Tensor) -> None:
+        """Looks whether a step changed it."""
+        if not buffer.is_floating_point() or buffer.element_size() > 2:
+            return
+        began = self._began.get(name)
+        self._has_changed |= began is None or not torch.equal(began, buffer.detach())
+
+    def see(self, kind: str, name: str, dtype: torch.dtype) -> None:
+        """Counts a record."""
+        if not dtype.is_floating_point:
+            return
+        if kind != "scalar":
+            self._recorded.add(dtype)
+        if kind == "optimizer" and name.endswith(_BUFFER):
+            self._of_buffers = _coarser(self._of_buffers, dtype)
+        else:
+            self._coarsest = _coarser(self._coarsest, dtype)
+
+    def judging(self) -> dict[str, Any]:
+        """What the manifest says of it: nothing where the records alone say it."""
+        # A loss in 16 bits alone says nothing: floors of all tensors would be those of 16 bits.
+        if self._recorded == {torch.float64} and torch.float32 in self.losses:
+            return {"coarsest_dtype": "fp32"}
+        own, buffers = self._coarsest, self._of_buffers
+        if own is None or buffers is None or self._has_changed or _coarser(own, buffers) == own:
+            return {}
+        return {"coarsest_dtype": dtype_name(own, "the records")}
+
+
+def _coarser(a: torch.dtype | None, b: torch.dtype) -> torch.dtype:
+    return b if a is None or torch.finfo(b).eps > torch.finfo(a).eps else a
