@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kColumns = 6, kFlags = 2;
+constexpr std::size_t kColumns = 6, kFlags = 3;
 
 json rows_json(const std::vector<ExpectedCall>& calls) {
   json rows = json::array();
@@ -24,6 +24,7 @@ json rows_json(const std::vector<ExpectedCall>& calls) {
     json row = rows_of(std::span(&expected.call, 1));
     row.push_back(expected.only_if_stepped ? 1 : 0);
     row.push_back(expected.may_be_split ? 1 : 0);
+    row.push_back(expected.any_order ? 1 : 0);
     rows.push_back(std::move(row));
   }
   return rows;
@@ -38,6 +39,7 @@ ExpectedCall call_of(const json& row, const std::filesystem::path& origin) {
   expected.call = calls_of(std::as_bytes(std::span(numbers).first(kColumns))).front();
   expected.only_if_stepped = numbers[kColumns] != 0;
   expected.may_be_split = numbers[kColumns + 1] != 0;
+  expected.any_order = numbers[kColumns + 2] != 0;
   return expected;
 }
 

@@ -57,6 +57,7 @@ TEST(RunCalls, AreReadAsTheyWereWritten) {
         EXPECT_EQ(describe(got[i].call), describe(wanted[i].call));
         EXPECT_EQ(got[i].only_if_stepped, wanted[i].only_if_stepped);
         EXPECT_EQ(got[i].may_be_split, wanted[i].may_be_split);
+        EXPECT_EQ(got[i].any_order, wanted[i].any_order);
       }
       EXPECT_TRUE(table(rank, step, Axis::kTp).empty());
     }

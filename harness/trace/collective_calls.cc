@@ -74,7 +74,7 @@ std::vector<CollectiveCall> calls_of(std::span<const std::byte> bytes) {
     CollectiveCall& call = calls.emplace_back();
     call.op = checked(row[0], CollectiveOp::kSendRecv);
     call.purpose = checked(row[1], Purpose::kSetup);
-    call.axis = checked(row[2], Axis::kEp);
+    call.axis = checked(row[2], Axis::kDpShard);
     call.dtype = checked(row[3], Dtype::kBool);
     call.reduction = checked(row[4], Reduction::kMax);
     call.count = row[5];
@@ -101,8 +101,36 @@ std::optional<CallMismatch> first_mismatch(std::span<const ExpectedCall> expecte
                                     std::max<std::size_t>(actual.size(), index + 1), must, got)};
   };
   std::size_t next = 0;
+  std::vector<const ExpectedCall*> open;  // of a row in any order, those that have not come yet
+  const auto close = [&]() -> std::optional<CallMismatch> {
+    while (!open.empty()) {
+      const auto fits = [&](const ExpectedCall* wanted) {
+        return is_alike(wanted->call, actual[next]) && wanted->call.count == actual[next].count;
+      };
+      const auto found =
+          next == actual.size() ? open.end() : std::find_if(open.begin(), open.end(), fits);
+      if (found == open.end()) {
+        const std::string others =
+            open.size() == 1
+                ? std::string()
+                : fmt::format(" or one of the {} others that may come here", open.size() - 1);
+        return mismatch(next, describe(open.front()->call) + others,
+                        next == actual.size()
+                            ? fmt::format("nothing: the table has {} calls", total)
+                            : describe(actual[next]));
+      }
+      open.erase(found);
+      ++next;
+    }
+    return std::nullopt;
+  };
   for (const ExpectedCall& wanted : expected) {
     if (!made(wanted)) continue;
+    if (wanted.any_order) {
+      open.push_back(&wanted);
+      continue;
+    }
+    if (std::optional<CallMismatch> found = close(); found.has_value()) return found;
     std::int64_t left = wanted.call.count;
     do {
       if (next == actual.size())
@@ -117,6 +145,7 @@ std::optional<CallMismatch> first_mismatch(std::span<const ExpectedCall> expecte
       ++next;
     } while (left > 0);
   }
+  if (std::optional<CallMismatch> found = close(); found.has_value()) return found;
   if (next < actual.size())
     return mismatch(next, fmt::format("none: the table has {} calls", total),
                     describe(actual[next]));

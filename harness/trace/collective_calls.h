@@ -22,6 +22,8 @@ struct ExpectedCall {
   bool only_if_stepped = false;
   /// `call.count` may be spread over several calls in a row that are alike but for it
   bool may_be_split = false;
+  /// It may come anywhere among the calls in a row that have this. Not together with may_be_split.
+  bool any_order = false;
 };
 
 /// What `rank` must call in `step` on its groups along `axis`, in order. Groups of one call nothing

@@ -16,15 +16,15 @@
 namespace isoshard {
 
 void EmulatedRank::watch_gradients() {
-  for (std::size_t i = 0; i < run_->specs.size(); ++i) {
-    parameters_.at(run_->specs[i].name).register_hook([this, i](const at::Tensor& /*gradient*/) {
+  for (std::size_t i = 0; i < specs_.size(); ++i) {
+    parameters_.at(specs_[i].name).register_hook([this, i](const at::Tensor& /*gradient*/) {
       if (is_watching_) ready_order_.push_back(static_cast<std::int64_t>(i));
     });
   }
 }
 
 std::vector<std::vector<std::string>> EmulatedRank::rebuilt_buckets() {
-  const std::vector<ParameterSpec>& specs = run_->specs;
+  const std::vector<ParameterSpec>& specs = specs_;
   const RebuiltBuckets& limits = *run_->numerics.data.buckets.rebuilt;
   for (std::size_t i = specs.size(); i-- > 0;) {
     const auto index = static_cast<std::int64_t>(i);
@@ -68,7 +68,7 @@ void EmulatedRank::reduce_over_dp() {
                                 : &numerics.data.buckets.places.at(b));
     }
   }
-  for (const ParameterSpec& spec : run_->specs) {
+  for (const ParameterSpec& spec : specs_) {
     if (!reduced.contains(spec.name))
       throw UsageError(fmt::format("the declared arithmetic reduces no gradient of {}", spec.name));
   }
@@ -89,11 +89,12 @@ void EmulatedRank::reduce_bucket_to_owners(const std::vector<std::string>& bucke
   const NumericsSpec& numerics = run_->numerics;
   std::vector<at::Tensor> pieces;
   ReductionPoint point = numerics.data.parameter_gradient;
-  for (int owner = 0; owner < numerics.mesh.degree(Axis::kDp); ++owner) {
+  const std::vector<int> members = shard_members();
+  for (std::size_t owner = 0; owner < members.size(); ++owner) {
     std::int64_t& size = point.chunks.emplace_back();
     for (const std::string& name : bucket) {
       for (const Range& run :
-           numerics.data.sharding.stepped_runs.at(name).at(static_cast<std::size_t>(owner))) {
+           numerics.data.sharding.stepped_runs.at(name).at(owner)) {
         pieces.push_back(gradients_.at(name).reshape({-1}).narrow(0, run.begin, run.count));
         size += run.count;
       }
@@ -105,15 +106,84 @@ void EmulatedRank::reduce_bucket_to_owners(const std::vector<std::string>& bucke
   // their memory is free for the sums
   for (const std::string& name : bucket) gradients_.at(name).reset();
   const at::Tensor reduced =
-      world_->reduce_over(Axis::kDp, rank_, bucket.front(), std::move(flat), point);
-  const auto dp_rank = static_cast<std::ptrdiff_t>(coordinate(Axis::kDp));
+      world_->reduce(rank_, members, bucket.front(), std::move(flat), point);
+  const auto own_rank = static_cast<std::ptrdiff_t>(shard_rank());
   std::int64_t offset =
-      std::accumulate(point.chunks.begin(), point.chunks.begin() + dp_rank, std::int64_t{0});
+      std::accumulate(point.chunks.begin(), point.chunks.begin() + own_rank, std::int64_t{0});
   for (const std::string& name : bucket) {
     const at::Tensor own = piece_of(name, parameters_.at(name).detach());
     gradients_.at(name) = reduced.narrow(0, offset, own.numel()).view(own.sizes());
     offset += own.numel();
   }
+  if (numerics.data.sharding.groups.replicas > 1) average_over_replicas(bucket);
+}
+
+void EmulatedRank::average_over_replicas(const std::vector<std::string>& bucket) {
+  const NumericsSpec& numerics = run_->numerics;
+  std::vector<std::int64_t> longest;
+  std::int64_t size = 0;
+  for (const std::string& name : bucket) {
+    std::int64_t& most = longest.emplace_back(0);
+    for (const std::vector<Range>& runs : numerics.data.sharding.stepped_runs.at(name)) {
+      std::int64_t count = 0;
+      for (const Range& run : runs) count += run.count;
+      most = std::max(most, count);
+    }
+    size += most;
+  }
+  const at::Tensor flat = at::zeros({size}, gradients_.at(bucket.front()).options());
+  std::int64_t place = 0;
+  for (std::size_t i = 0; i < bucket.size(); ++i) {
+    const at::Tensor& own = gradients_.at(bucket[i]);
+    flat.narrow(0, place, own.numel()).copy_(own.reshape({-1}));
+    place += longest[i];
+  }
+  const at::Tensor mean = world_->reduce(rank_, replica_members(), bucket.front() + " of replicas",
+                                         flat, numerics.data.replica_gradient);
+  place = 0;
+  for (std::size_t i = 0; i < bucket.size(); ++i) {
+    at::Tensor& own = gradients_.at(bucket[i]);
+    own = mean.narrow(0, place, own.numel()).view(own.sizes());
+    place += longest[i];
+  }
+}
+
+// Ranks are numbered with dp before cp.
+std::vector<int> EmulatedRank::members_of(int rank) const {
+  const ShardGrouping& groups = run_->numerics.data.sharding.groups;
+  const MeshShape& mesh = world_->mesh();
+  const int dp_shard = mesh.degree(Axis::kDp) / groups.replicas;
+  const auto is_together = [&](int other) {
+    return mesh.coordinate(other, Axis::kPp) == mesh.coordinate(rank, Axis::kPp) &&
+           mesh.coordinate(other, Axis::kTp) == mesh.coordinate(rank, Axis::kTp) &&
+           mesh.coordinate(other, Axis::kDp) / dp_shard ==
+               mesh.coordinate(rank, Axis::kDp) / dp_shard &&
+           (groups.spans_context ||
+            mesh.coordinate(other, Axis::kCp) == mesh.coordinate(rank, Axis::kCp));
+  };
+  std::vector<int> members;
+  for (int other = 0; other < mesh.world_size(); ++other) {
+    if (is_together(other)) members.push_back(other);
+  }
+  return members;
+}
+
+std::size_t EmulatedRank::shard_rank() const {
+  const std::vector<int> members = shard_members();
+  return static_cast<std::size_t>(std::find(members.begin(), members.end(), rank_) -
+                                  members.begin());
+}
+
+// The ranks in this one's place of each group.
+std::vector<int> EmulatedRank::replica_members() const {
+  const MeshShape& mesh = world_->mesh();
+  const int dp_shard = mesh.degree(Axis::kDp) / run_->numerics.data.sharding.groups.replicas;
+  std::vector<int> members;
+  for (const int other : mesh.group_of(rank_, Axis::kDp)) {
+    if (mesh.coordinate(other, Axis::kDp) % dp_shard == coordinate(Axis::kDp) % dp_shard)
+      members.push_back(other);
+  }
+  return members;
 }
 
 void EmulatedRank::reduce_flat(const std::vector<std::string>& names, const BucketPlaces* places,

@@ -13,18 +13,12 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "subjects/model/ops/linear_loss.h"
-#include "subjects/model/ops/loss.h"
 #include "subjects/optim/clip.h"
-#include "suite/emulation/emulated_autocast.h"
-#include "suite/emulation/emulated_loss.h"
 #include "suite/emulation/emulated_parts.h"
 #include "suite/emulation/emulated_reduction.h"
 
 namespace isoshard {
 namespace {
-
-constexpr std::int64_t kNotCounted = -100;
 
 at::Tensor fp64_tensor(const std::vector<double>& values) {
   return at::tensor(at::ArrayRef<double>(values.data(), values.size()), at::kDouble);
@@ -59,13 +53,20 @@ EmulatedRank::~EmulatedRank() = default;
 
 void EmulatedRank::setup() {
   sink_->begin_step(std::max(0, run_->item.first_step() - 1));
-  for (const ParameterSpec& spec : run_->specs) {
+  find_own_specs();
+  for (const ParameterSpec& spec : specs_) {
     const at::Tensor& whole = run_->whole_parameters.at(spec.name);
     parameters_[spec.name] =
         part_of(whole, cut_of(run_->numerics.tensor, spec.name), coordinate(Axis::kTp))
             .requires_grad_(true);
   }
-  buckets_ = run_->numerics.data.buckets.parameters;
+  for (const std::vector<std::string>& names : run_->numerics.data.buckets.parameters) {
+    std::vector<std::string> own;
+    for (const std::string& name : names) {
+      if (parameters_.contains(name)) own.push_back(name);
+    }
+    if (!own.empty()) buckets_.push_back(std::move(own));
+  }
   if (run_->numerics.data.buckets.rebuilt.has_value()) watch_gradients();
   if (run_->item.first_step() > 0) {
     resume();
@@ -74,6 +75,25 @@ void EmulatedRank::setup() {
   } else {
     if (run_->resumed != nullptr) resume();
     record_parameters();
+  }
+}
+
+// Those that one of its stages reads. Of a parameter that several ranks read the first counts.
+void EmulatedRank::find_own_specs() {
+  const PipelineNumerics& pipeline = run_->numerics.pipeline;
+  const int own = coordinate(Axis::kPp);
+  const auto is_own = [&](int stage) {
+    return pipeline.rank_of_stage.at(static_cast<std::size_t>(stage)) == own;
+  };
+  for (const ParameterSpec& spec : run_->specs) {
+    if (pipeline.stages.empty()) {
+      specs_.push_back(spec);
+      counted_.insert(spec.name);
+      continue;
+    }
+    const std::vector<int>& readers = pipeline.readers.at(spec.name);
+    if (std::any_of(readers.begin(), readers.end(), is_own)) specs_.push_back(spec);
+    if (is_own(readers.front())) counted_.insert(spec.name);
   }
 }
 
@@ -87,7 +107,7 @@ void EmulatedRank::resume() {
   const Checkpoint& checkpoint = *run_->resumed;
   own_parameters();
   NamedTensors state;
-  for (const ParameterSpec& spec : run_->specs) {
+  for (const ParameterSpec& spec : specs_) {
     if (has_masters()) {
       const at::Tensor stepped =
           checkpoint.read_whole(checkpoint.stepped_name(spec.name)).to(master_type());
@@ -118,7 +138,7 @@ void EmulatedRank::train_step(int step) {
   const at::NoGradGuard no_grad;
   reduce_gradients();
   const bool is_skipped = unscale();
-  for (const ParameterSpec& spec : run_->specs)
+  for (const ParameterSpec& spec : specs_)
     record(RecordKind::kGrad, spec.name, gradients_.at(spec.name), piece_layout(spec));
   if (loss_scale_.has_value())
     record(RecordKind::kScalar, "found_inf", fp64_tensor({is_skipped ? 1.0 : 0.0}),
@@ -135,7 +155,7 @@ void EmulatedRank::train_step(int step) {
   record(RecordKind::kScalar, "learning_rate", fp64_tensor({rate}), replicated({1}));
   optimizer_->set_learning_rate(rate);
   if (!is_skipped) {
-    for (const ParameterSpec& spec : run_->specs) {
+    for (const ParameterSpec& spec : specs_) {
       if (run_->item.settings.max_grad_norm == 0) break;
       record(RecordKind::kGrad, spec.name + ".clipped", gradients_.at(spec.name),
              piece_layout(spec));
@@ -166,9 +186,10 @@ void EmulatedRank::record_progress(int step) {
 }
 
 void EmulatedRank::record_backward(const Loss& loss) {
+  if (!has_loss()) return;
   Layout layout = replicated({1});
-  if (world_->degree(Axis::kDp) > 1)
-    layout.placements.push_back(partial(Axis::kDp, Reduction::kAvg));
+  add_averages(layout);
+  add_place_on_pp(layout);
   sink_->on_record({RecordKind::kScalar, "loss_backward", std::move(layout), scale()},
                    fp64_tensor({loss.backward_sum}));
 }
@@ -201,7 +222,7 @@ bool EmulatedRank::unscale() {
 std::optional<std::vector<Range>> EmulatedRank::own_runs(std::string_view parameter) const {
   const auto runs = run_->numerics.data.sharding.stepped_runs.find(parameter);
   if (runs == run_->numerics.data.sharding.stepped_runs.end()) return std::nullopt;
-  return runs->second.at(static_cast<std::size_t>(coordinate(Axis::kDp)));
+  return runs->second.at(shard_rank());
 }
 
 at::Tensor EmulatedRank::piece_of(std::string_view parameter, const at::Tensor& part) const {
@@ -233,166 +254,21 @@ void EmulatedRank::make_masters() {
 // Every rank's forward reads all stepped pieces.
 void EmulatedRank::publish() {
   if (!has_masters()) return;
-  for (const ParameterSpec& spec : run_->specs) {
+  for (const ParameterSpec& spec : specs_) {
     at::Tensor& parameter = parameters_.at(spec.name);
     at::Tensor own = masters_.at(spec.name).to(parameter.scalar_type());
     if (own_runs(spec.name).has_value())
-      own = world_->gather_over(Axis::kDp, rank_, spec.name, own);
+      own = world_->gather(rank_, shard_members(), spec.name, own);
     parameter.copy_(own.view(parameter.sizes()));
   }
 }
 
 void EmulatedRank::own_parameters() {
-  for (const ParameterSpec& spec : run_->specs) {
+  for (const ParameterSpec& spec : specs_) {
     at::Tensor& parameter = parameters_.at(spec.name);
     if (cut_of(run_->numerics.tensor, spec.name) == nullptr)
       parameter = parameter.detach().clone().requires_grad_(true);
   }
-}
-
-// Gradients of micro-batches add up one after the other, in the parameters' dtype.
-void EmulatedRank::forward_backward(const std::vector<TokenBatch>& batches, int step) {
-  Loss loss;
-  TrainingPass training{&streams_, step, 0, run_->item.mesh(), rank_};
-  std::vector<at::Tensor> targets;
-  for (const TokenBatch& batch : batches) {
-    targets.push_back(shift_labels(batch.labels_BS));
-    for (std::int64_t b = 0; b < targets.back().size(0); ++b) {
-      loss.counts.push_back(targets.back()[b].ne(kNotCounted).sum().item<std::int64_t>());
-    }
-  }
-  loss.weight = token_weight(loss.counts);
-  for (std::size_t m = 0; m < batches.size(); ++m) {
-    record_data(batches[m]);
-    const MicroLoss micro = loss_of(logits_of(batches[m], training), targets[m], loss.weight);
-    training.first_sample += targets[m].size(0) * world_->degree(Axis::kDp);
-    for (std::int64_t b = 0; b < targets[m].size(0); ++b)
-      loss.sums.push_back(micro.sample_sum_B[b].item<double>());
-    if (m + 1 == batches.size()) report_loss(loss);
-    is_watching_ = ready_order_.empty() && m + 1 == batches.size();
-    const bool is_scaled_loss = loss_scale_.has_value() && !micro.gradient.defined();
-    micro.root.backward(is_scaled_loss ? at::full_like(micro.root, scale()) : micro.gradient);
-    loss.backward_sum += micro.value * scale();
-    add_gradients();
-    if (m + 1 < batches.size()) record_accumulated();
-  }
-  record_backward(loss);
-}
-
-at::Tensor EmulatedRank::accumulated_in(const at::Tensor& gradient) const {
-  return gradient.to(float_type_of(
-      run_->numerics.data.accumulation.dtype.value_or(run_->numerics.precision.dtype)));
-}
-
-// After each backward, where the parameters' own gradients are not what is added up.
-void EmulatedRank::add_gradients() {
-  const NumericsSpec& numerics = run_->numerics;
-  if (!numerics.data.accumulation.reduces_every_micro_batch &&
-      !numerics.data.accumulation.dtype.has_value())
-    return;
-  const at::NoGradGuard no_grad;
-  for (auto& [name, parameter] : parameters_) {
-    gradients_[name] = accumulated_in(
-        parameter.grad().defined() ? parameter.grad() : at::zeros_like(parameter).detach());
-    parameter.mutable_grad().reset();
-  }
-  if (numerics.data.accumulation.reduces_every_micro_batch) reduce_over_dp();
-  for (auto& [name, gradient] : gradients_) {
-    at::Tensor& sum = added_[name];
-    if (!sum.defined() && numerics.data.accumulation.adds_to_zeros)
-      sum = at::zeros_like(accumulated_in(gradient));
-    sum = sum.defined() ? sum + accumulated_in(gradient) : accumulated_in(gradient);
-  }
-}
-
-EmulatedRank::MicroLoss EmulatedRank::loss_of(const at::Tensor& logits,
-                                              const at::Tensor& targets_BS, double weight) {
-  const at::Tensor weight_B =
-      fp64_tensor(std::vector<double>(static_cast<std::size_t>(targets_BS.size(0)), weight));
-  const double smoothing = run_->item.settings.label_smoothing;
-  const bool is_linear = run_->model.loss_kind() == LossKind::kLinear;
-  if (run_->numerics.vocabulary.has_value()) {
-    const auto over_tp = [this](std::string_view what, const at::Tensor& own,
-                                const ReductionPoint& point) {
-      return world_->reduce_over(Axis::kTp, rank_, what, own, point);
-    };
-    const SplitVocabulary& vocabulary = *run_->numerics.vocabulary;
-    const int tp_rank = coordinate(Axis::kTp);
-    const at::Tensor scaled_B = weight_B * scale();
-    const SplitLoss split = is_linear ? emulated_split_linear_loss(vocabulary, tp_rank, logits,
-                                                                   targets_BS, scaled_B, over_tp)
-                                      : emulated_split_loss(vocabulary, tp_rank, smoothing, logits,
-                                                            targets_BS, scaled_B, over_tp);
-    const at::Tensor value =
-        (weight_B * split.sample_sum_B)
-            .sum()
-            .to(is_linear ? at::kDouble : float_type_of(vocabulary.loss_dtype));
-    return {logits, split.logits_gradient_BSV, split.sample_sum_B, value.item<double>()};
-  }
-  LossOptions options;
-  options.label_smoothing = smoothing;
-  const CrossEntropy entropy = is_linear ? linear_loss(logits, targets_BS, weight_B)
-                                         : cross_entropy(logits, targets_BS, weight_B, options);
-  return {entropy.loss, {}, entropy.sample_sum_B, entropy.loss.item<double>()};
-}
-
-at::Tensor EmulatedRank::logits_of(const TokenBatch& batch, const TrainingPass& training) {
-  const EmulatedAutocast autocast(run_->numerics.precision.products);
-  Sink* sink = scaled_sink_.has_value() ? &*scaled_sink_ : sink_;
-  at::Tensor logits =
-      run_->model.forward(batch.input_ids_BS, forward_parameters(), strategy_, sink, training);
-  const std::optional<Dtype>& dtype = run_->numerics.precision.logits_dtype;
-  return dtype.has_value() ? logits.to(float_type_of(*dtype)) : logits;
-}
-
-// Rows by turns: of each turn those of the first module, then of the next.
-Parameters EmulatedRank::forward_parameters() const {
-  Parameters parameters = parameters_;
-  for (const SharedInput& shared : run_->numerics.tensor.shared_inputs) {
-    if (!shared.fused.has_value()) continue;
-    for (const char* const suffix : {".weight", ".bias"}) {
-      if (!parameters_.contains(shared.modules.front() + suffix)) continue;
-      std::vector<at::Tensor> parts;
-      for (const std::string& module : shared.modules)
-        parts.push_back(parameters_.at(module + suffix).unflatten(0, {shared.fused->turns, -1}));
-      const at::Tensor all = at::cat(parts, 1).flatten(0, 1);
-      for (const std::string& module : shared.modules) parameters[module + suffix] = all;
-    }
-  }
-  return parameters;
-}
-
-// What a sample's summed loss is multiplied with, so that averaged gradients are those of the mean
-// that the case asks for.
-double EmulatedRank::token_weight(const std::vector<std::int64_t>& counts) {
-  if (run_->item.settings.loss_mean == LossMean::kSum) return world_->degree(Axis::kDp);
-  std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-  double numerator = 1;
-  if (run_->item.settings.loss_mean == LossMean::kGlobal) {
-    const at::Tensor own = at::full({1}, total, at::TensorOptions().dtype(at::kLong));
-    total =
-        world_
-            ->reduce_over(Axis::kDp, rank_, "counted tokens", own, run_->numerics.data.token_count)
-            .item<std::int64_t>();
-    numerator = world_->degree(Axis::kDp);
-  }
-  if (total == 0) throw UsageError("no token is counted, so the loss has no mean");
-  return numerator / static_cast<double>(total);
-}
-
-void EmulatedRank::report_loss(const Loss& loss) {
-  double weighted = 0, sum = 0;
-  std::int64_t count = 0;
-  for (std::size_t i = 0; i < loss.sums.size(); ++i) {
-    weighted += loss.weight * loss.sums[i];
-    sum += loss.sums[i];
-    count += loss.counts[i];
-  }
-  const at::Tensor mean = world_->reduce_over(Axis::kDp, rank_, "loss", fp64_tensor({weighted}),
-                                              run_->numerics.data.loss);
-  const at::Tensor own_mean = fp64_tensor({count == 0 ? 0.0 : sum / static_cast<double>(count)});
-  record(RecordKind::kScalar, "loss_per_dp_rank", own_mean, over_dp(own_mean));
-  record(RecordKind::kScalar, "loss", mean, replicated({1}));
 }
 
 void EmulatedRank::reduce_gradients() {
@@ -420,11 +296,13 @@ void EmulatedRank::reduce_gradients() {
 double EmulatedRank::gradient_norm() {
   std::vector<double> squares, cut_squares;
   for (const ParameterSpec& spec : run_->specs) {
-    squares.push_back(sum_of_blocks(gradients_.at(spec.name), run_->numerics.norm.block));
+    squares.push_back(counted_.contains(spec.name)
+                          ? sum_of_blocks(gradients_.at(spec.name), run_->numerics.norm.block)
+                          : 0.0);
   }
   if (!run_->numerics.data.sharding.stepped_runs.empty()) {
-    const at::Tensor sums = world_->reduce_over(Axis::kDp, rank_, "clip norm", fp64_tensor(squares),
-                                                run_->numerics.norm.square_sums);
+    const at::Tensor sums = world_->reduce(rank_, shard_members(), "clip norm",
+                                           fp64_tensor(squares), run_->numerics.norm.square_sums);
     for (std::size_t i = 0; i < squares.size(); ++i)
       squares[i] = sums[static_cast<std::int64_t>(i)].item<double>();
   }
@@ -441,6 +319,12 @@ double EmulatedRank::gradient_norm() {
       if (cut_of(run_->numerics.tensor, run_->specs[i].name) != nullptr)
         squares[i] = sums[next++].item<double>();
     }
+  }
+  if (!run_->numerics.pipeline.stages.empty()) {
+    const at::Tensor sums = world_->reduce_over(Axis::kPp, rank_, "clip norm",
+                                                fp64_tensor(squares), ReductionPoint{});
+    for (std::size_t i = 0; i < squares.size(); ++i)
+      squares[i] = sums[static_cast<std::int64_t>(i)].item<double>();
   }
   double total = 0;
   if (run_->numerics.norm.adds == NormAdds::kModelOrder) {

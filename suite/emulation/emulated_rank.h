@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -63,6 +64,11 @@ class EmulatedRank {
     double value = 0;  ///< of the loss, in its own dtype
   };
 
+  /// Of one stage that runs here: what backward needs of a micro-batch.
+  struct StagePass {
+    at::Tensor input, result;
+  };
+
   [[nodiscard]] int coordinate(Axis axis) const { return world_->coordinate(rank_, axis); }
   [[nodiscard]] Layout layout_of(const ParameterSpec& spec) const;
   [[nodiscard]] Layout piece_layout(const ParameterSpec& spec) const;
@@ -91,7 +97,18 @@ class EmulatedRank {
   /// What this rank steps of a whole tensor like a parameter.
   [[nodiscard]] at::Tensor own_piece(const ParameterSpec& spec, const at::Tensor& whole) const;
   void publish();
+  void average_over_replicas(const std::vector<std::string>& bucket);
+  /// World ranks that step runs of the same parameters, in their order, and those that step the same
+  /// runs (ShardGrouping).
+  [[nodiscard]] std::vector<int> shard_members() const { return members_of(rank_); }
+  [[nodiscard]] std::vector<int> members_of(int rank) const;
+  [[nodiscard]] std::vector<int> replica_members() const;
+  [[nodiscard]] std::size_t shard_rank() const;
   [[nodiscard]] Layout over_dp(const at::Tensor& local) const;
+  /// One summand of an average over the ranks that reduce gradients.
+  void add_averages(Layout& layout) const;
+  /// What other pp ranks do not have.
+  void add_place_on_pp(Layout& layout) const;
   void record(RecordKind kind, std::string name, const at::Tensor& value, Layout layout);
   void record_data(const TokenBatch& batch);
   void record_parameters();
@@ -101,11 +118,21 @@ class EmulatedRank {
   void record_progress(int step);
   void own_parameters();
   void forward_backward(const std::vector<TokenBatch>& batches, int step);
-  [[nodiscard]] at::Tensor logits_of(const TokenBatch& batch, const TrainingPass& training);
+  void find_own_specs();
+  [[nodiscard]] bool is_own(std::size_t stage) const;
+  [[nodiscard]] bool has_loss() const;
+  [[nodiscard]] at::Tensor over_pp(std::size_t from_stage, const std::string& what,
+                                   at::Tensor tensor);
+  /// The logits, where this rank has the last stage.
+  [[nodiscard]] at::Tensor forward(const TokenBatch& batch, TrainingPass training,
+                                   std::vector<StagePass>& passes);
+  void backward(const MicroLoss& loss, std::vector<StagePass>& passes);
+  /// Of one section of the model.
+  [[nodiscard]] at::Tensor result_of(const at::Tensor& input, const TrainingPass& training);
   [[nodiscard]] MicroLoss loss_of(const at::Tensor& logits, const at::Tensor& targets_BS,
                                   double weight);
   [[nodiscard]] double token_weight(const std::vector<std::int64_t>& counts);
-  void report_loss(const Loss& loss);
+  void report_loss(Loss& loss);  ///< adds up over cp first
   void reduce_gradients();
   /// What the loss of this step is multiplied with.
   [[nodiscard]] double scale() const { return loss_scale_.has_value() ? loss_scale_->value() : 1; }
@@ -128,6 +155,9 @@ class EmulatedRank {
   std::optional<LossScale> loss_scale_;
   std::optional<LossScaledSink> scaled_sink_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::vector<ParameterSpec> specs_;  ///< that this rank has
+  /// Of these, those whose squares it counts in the norm.
+  std::set<std::string, std::less<>> counted_;
   Parameters parameters_;
   /// After the reduction over dp: of the pieces that this rank steps.
   NamedTensors gradients_;

@@ -16,7 +16,9 @@ Layout EmulatedRank::layout_of(const ParameterSpec& spec) const {
 
 Layout EmulatedRank::piece_layout(const ParameterSpec& spec) const {
   const std::optional<std::vector<Range>> runs = own_runs(spec.name);
-  if (!runs.has_value()) return layout_of(spec);
+  const bool is_whole = !runs.has_value() || (runs->size() == 1 &&
+                                              runs->front().count == parameters_.at(spec.name).numel());
+  if (is_whole) return layout_of(spec);
   return layout_of_runs(run_->numerics.tensor, spec, coordinate(Axis::kTp),
                         parameters_.at(spec.name).sizes().vec(), *runs);
 }
@@ -31,8 +33,21 @@ Layout EmulatedRank::over_dp(const at::Tensor& local) const {
   return layout;
 }
 
+void EmulatedRank::add_averages(Layout& layout) const {
+  for (const Axis axis : {Axis::kDp, Axis::kCp}) {
+    if (world_->degree(axis) > 1) layout.placements.push_back(partial(axis, Reduction::kAvg));
+  }
+}
+
+void EmulatedRank::add_place_on_pp(Layout& layout) const {
+  if (!run_->numerics.pipeline.stages.empty() && world_->degree(Axis::kPp) > 1)
+    layout.placements.push_back(only_at(Axis::kPp, coordinate(Axis::kPp)));
+}
+
 void EmulatedRank::record(RecordKind kind, std::string name, const at::Tensor& value,
                           Layout layout) {
+  if (kind == RecordKind::kParam || kind == RecordKind::kGrad || kind == RecordKind::kOptimizer)
+    add_place_on_pp(layout);
   sink_->on_record({kind, std::move(name), std::move(layout), 1.0}, value.detach());
 }
 
@@ -44,7 +59,7 @@ void EmulatedRank::record_data(const TokenBatch& batch) {
 }
 
 void EmulatedRank::record_parameters() {
-  for (const ParameterSpec& spec : run_->specs) {
+  for (const ParameterSpec& spec : specs_) {
     const at::Tensor& part = parameters_.at(spec.name);
     const bool is_run = run_->numerics.data.sharding.keeps_runs;
     record(RecordKind::kParam, spec.name, is_run ? piece_of(spec.name, part) : part,
@@ -56,7 +71,7 @@ void EmulatedRank::record_state() {
   const NamedTensors state = optimizer_->state();
   const NumericsSpec& numerics = run_->numerics;
   const bool own_masters = numerics.precision.master_dtype.has_value();
-  for (const ParameterSpec& spec : run_->specs) {
+  for (const ParameterSpec& spec : specs_) {
     const at::Tensor& stepped = has_masters() ? masters_.at(spec.name) : parameters_.at(spec.name);
     if (own_masters)
       record(RecordKind::kOptimizer, spec.name + ".master", masters_.at(spec.name),
@@ -81,16 +96,16 @@ void EmulatedRank::record_accumulated() {
     for (const std::vector<std::string>& names : numerics.tensor.holder_sums)
       summed.insert(names.begin(), names.end());
   }
-  for (const ParameterSpec& spec : run_->specs) {
+  for (const ParameterSpec& spec : specs_) {
     const bool is_summed = summed.contains(spec.name);
     if (is_summed && cut_of(numerics.tensor, spec.name) != nullptr) continue;
     const at::Tensor& parameter = parameters_.at(spec.name);
     at::Tensor sum = parameter.grad();
     if (!added_.empty()) sum = added_.at(spec.name);
     Layout layout = is_reduced ? piece_layout(spec) : layout_of(spec);
-    if (!is_reduced && world_->degree(Axis::kDp) > 1)
-      layout.placements.push_back(partial(Axis::kDp, Reduction::kAvg));
+    if (!is_reduced) add_averages(layout);
     if (is_summed) layout.placements.push_back(partial(Axis::kTp, Reduction::kSum));
+    add_place_on_pp(layout);
     sink_->on_record({RecordKind::kGrad, spec.name + ".micro_batch", std::move(layout), scale()},
                      sum.defined() ? sum.detach() : at::zeros_like(parameter).detach());
   }

@@ -64,11 +64,11 @@ class OutputSum final : public torch::autograd::Function<OutputSum> {
   }
 };
 
-// Activation gradients are recorded as they are: dp times the true ones where gradients are
+// Activation gradients are recorded as they are: dp x cp times the true ones where gradients are
 // averaged.
 double averaging_factor(const NumericsSpec& numerics) {
   return numerics.data.parameter_gradient.reduction == Reduction::kAvg
-             ? numerics.mesh.degree(Axis::kDp)
+             ? numerics.mesh.degree(Axis::kDp) * numerics.mesh.degree(Axis::kCp)
              : 1;
 }
 
@@ -104,6 +104,7 @@ EmulatedStrategy::EmulatedStrategy(const NumericsSpec& numerics, EmulatedWorld& 
       world_(&world),
       rank_(rank),
       record_partials_(record_partials),
+      context_(numerics.context, world, rank),
       copied_points_(numerics.tensor.copies.points.begin(), numerics.tensor.copies.points.end()) {
   check_vocabulary(numerics);
   for (std::size_t g = 0; g < numerics.tensor.shared_inputs.size(); ++g) {
@@ -339,6 +340,39 @@ ActivationLayouts EmulatedStrategy::activation_layouts(std::string_view point,
   Layout gradient = value;
   gradient.placements.push_back(partial(Axis::kTp));
   return {std::move(value), std::move(gradient)};
+}
+
+at::Tensor EmulatedStrategy::attention(std::string_view module, const at::Tensor& q_BNSD,
+                                       const at::Tensor& k_BKSD, const at::Tensor& v_BKSD,
+                                       AttentionImpl impl, SoftmaxDtype softmax,
+                                       const AttentionDropout& dropout) const {
+  if (!context_.is_cut())
+    return Strategy::attention(module, q_BNSD, k_BKSD, v_BKSD, impl, softmax, dropout);
+  if (context_.is_ring()) return context_.ring(q_BNSD, {k_BKSD, v_BKSD}, module);
+  const auto [k, v] = context_.gathered({k_BKSD, v_BKSD}, module);
+  return causal_attention(q_BNSD, k, v, impl, softmax, dropout, token_positions(q_BNSD.size(2)));
+}
+
+KeysValues EmulatedStrategy::whole_context(std::string_view module, const at::Tensor& k_BKSD,
+                                           const at::Tensor& v_BKSD) const {
+  return context_.gathered({k_BKSD, v_BKSD}, module);
+}
+
+at::Tensor EmulatedStrategy::token_positions(std::int64_t length) const {
+  return context_.is_cut() ? context_.own_positions(sequence_length(length)) : at::Tensor();
+}
+
+std::int64_t EmulatedStrategy::sequence_length(std::int64_t length) const {
+  return context_.is_cut() ? length * context_.degree() : length;
+}
+
+// No other pp rank has it.
+Layout EmulatedStrategy::over_context(Layout layout, const at::Tensor& local,
+                                      int sequence_dim) const {
+  layout = context_.over_tokens(std::move(layout), local, sequence_dim);
+  if (world_->degree(Axis::kPp) > 1)
+    layout.placements.push_back(only_at(Axis::kPp, coordinate(Axis::kPp)));
+  return layout;
 }
 
 int EmulatedStrategy::tp_degree() const noexcept {

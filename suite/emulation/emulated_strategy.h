@@ -9,6 +9,7 @@
 
 #include "subjects/model/strategy.h"
 #include "subjects/parallel/numerics_spec.h"
+#include "suite/emulation/emulated_context.h"
 #include "suite/emulation/emulated_world.h"
 
 namespace isoshard {
@@ -18,10 +19,10 @@ namespace isoshard {
 
 /// Requires     one object per rank and forward pass at a time; `numerics` and `world` outlive it
 ///              and the autograd graph.
-/// Guarantees   column layers send their input's gradient back as their group of shared inputs
+/// Guarantees   attention is that of the declared cut over cp; column layers send their input's gradient back as their group of shared inputs
 ///              says; row layers add their partial outputs at `row_output`, then the bias; a cut
 ///              vocabulary is looked up and multiplied by each rank's entries.
-/// Ranks        forward and backward are collective over the tp group.
+/// Ranks        forward and backward are collective over the tp group, and over cp.
 class EmulatedStrategy final : public Strategy {
  public:
   /// With `record_partials` the summands of row layers are tapped as "<module>.partial".
@@ -37,6 +38,18 @@ class EmulatedStrategy final : public Strategy {
   [[nodiscard]] ActivationLayouts activation_layouts(std::string_view point,
                                                      const at::Tensor& local,
                                                      int tp_dim) const override;
+
+  [[nodiscard]] at::Tensor attention(std::string_view module, const at::Tensor& q_BNSD,
+                                     const at::Tensor& k_BKSD, const at::Tensor& v_BKSD,
+                                     AttentionImpl impl, SoftmaxDtype softmax,
+                                     const AttentionDropout& dropout) const override;
+  [[nodiscard]] KeysValues whole_context(std::string_view module, const at::Tensor& k_BKSD,
+                                         const at::Tensor& v_BKSD) const override;
+  [[nodiscard]] at::Tensor token_positions(std::int64_t length) const override;
+  [[nodiscard]] std::int64_t sequence_length(std::int64_t length) const override;
+  [[nodiscard]] Layout over_context(Layout layout, const at::Tensor& local,
+                                    int sequence_dim) const override;
+  [[nodiscard]] const EmulatedContext& context() const noexcept { return context_; }
 
   /// The gradient of a shared input from those that its modules send back, in the order of use.
   [[nodiscard]] at::Tensor input_gradient(std::size_t group,
@@ -76,6 +89,7 @@ class EmulatedStrategy final : public Strategy {
   EmulatedWorld* world_;
   int rank_;
   bool record_partials_;
+  EmulatedContext context_;
   std::map<std::string, Place, std::less<>> places_;  // of column modules
   std::set<std::string, std::less<>> copied_points_;
   // The input that a group's first module saw, and one view of it per module.

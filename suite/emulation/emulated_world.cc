@@ -75,6 +75,12 @@ at::Tensor EmulatedWorld::gather(int rank, const std::vector<int>& members, std:
               [](std::vector<at::Tensor>& parts) { return at::cat(parts); });
 }
 
+at::Tensor EmulatedWorld::from_one(int rank, const std::vector<int>& members, std::size_t giver,
+                                   std::string_view what, at::Tensor part) {
+  return meet(rank, members, what, std::move(part),
+              [giver](std::vector<at::Tensor>& parts) { return std::move(parts.at(giver)); });
+}
+
 at::Tensor EmulatedWorld::meet(
     int rank, const std::vector<int>& members, std::string_view what, at::Tensor part,
     const std::function<at::Tensor(std::vector<at::Tensor>&)>& result_of) {

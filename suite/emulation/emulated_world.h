@@ -40,6 +40,9 @@ class EmulatedWorld {
   /// All members' tensors, flattened and joined in the order of the group. Their sizes may differ.
   [[nodiscard]] at::Tensor gather(int rank, const std::vector<int>& members, std::string_view what,
                                   const at::Tensor& part);
+  /// The tensor of `members[giver]`; of the others nothing is asked.
+  [[nodiscard]] at::Tensor from_one(int rank, const std::vector<int>& members, std::size_t giver,
+                                    std::string_view what, at::Tensor part);
   /// reduce() over the ranks of `rank`'s group along `axis`.
   [[nodiscard]] at::Tensor reduce_over(Axis axis, int rank, std::string_view what, at::Tensor part,
                                        const ReductionPoint& point);

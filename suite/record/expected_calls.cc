@@ -45,9 +45,14 @@ class StepTable {
         model_(model),
         dp_(numerics.mesh.degree(Axis::kDp)),
         tp_(numerics.mesh.degree(Axis::kTp)),
-        dp_rank_(numerics.mesh.coordinate(rank, Axis::kDp)),
+        cp_(numerics.mesh.degree(Axis::kCp)),
+        replicas_(numerics.data.sharding.groups.replicas),
+        shards_(dp_ / replicas_ * (numerics.data.sharding.groups.spans_context ? cp_ : 1)),
+        stages_(stages_of(numerics, rank)),
+        shard_rank_(shard_rank_of(numerics, rank)),
         tp_rank_(numerics.mesh.coordinate(rank, Axis::kTp)),
         specs_(model.parameters()) {
+    find_parameters();
     for (const ParameterSpec& spec : specs_) {
       const std::string layer = layer_of(spec.name);
       if (!layer.empty() && (layers_.empty() || layers_.back() != layer) &&
@@ -61,16 +66,19 @@ class StepTable {
   std::map<Axis, std::vector<ExpectedCall>> calls() {
     if (item_.settings.loss_mean == LossMean::kGlobal)
       dp(CollectiveOp::kAllReduce, Purpose::kTokenCount, Dtype::kInt64, 1);
-    for (std::int64_t m = 0; m < item_.micro_batches; ++m) {
-      const bool is_last = m + 1 == item_.micro_batches;
-      forward();
-      if (is_last)
-        dp(CollectiveOp::kAllReduce, Purpose::kLossReduce, Dtype::kFloat64, 1, Reduction::kAvg);
-      backward();
-      if (numerics_.data.accumulation.reduces_every_micro_batch || is_last) reduce_buckets();
+    if (is_pipeline()) {
+      run_stages();
+    } else {
+      for (std::int64_t m = 0; m < item_.micro_batches; ++m) {
+        const bool is_last = m + 1 == item_.micro_batches;
+        forward();
+        if (is_last) report_loss();
+        backward();
+        if (numerics_.data.accumulation.reduces_every_micro_batch || is_last) reduce_buckets();
+      }
     }
     sum_over_holders();
-    if (item_.settings.loss_scale.is_on() && dp_ * tp_ > 1)
+    if (item_.settings.loss_scale.is_on() && numerics_.mesh.world_size() > 1)
       add(Axis::kWorld, CollectiveOp::kAllReduce, Purpose::kClipNorm, Dtype::kFloat64, 1,
           Reduction::kMax);
     norm();
@@ -79,6 +87,34 @@ class StepTable {
   }
 
  private:
+  /// Of this rank, in the order of the model.
+  static std::vector<int> stages_of(const NumericsSpec& numerics, int rank) {
+    std::vector<int> own;
+    for (std::size_t s = 0; s < numerics.pipeline.stages.size(); ++s) {
+      if (numerics.pipeline.rank_of_stage[s] == numerics.mesh.coordinate(rank, Axis::kPp))
+        own.push_back(static_cast<int>(s));
+    }
+    return own;
+  }
+  static int shard_rank_of(const NumericsSpec& numerics, int rank) {
+    const ShardGrouping& groups = numerics.data.sharding.groups;
+    const int own = numerics.mesh.coordinate(rank, Axis::kDp) %
+                    (numerics.mesh.degree(Axis::kDp) / groups.replicas);
+    if (!groups.spans_context) return own;
+    return own * numerics.mesh.degree(Axis::kCp) + numerics.mesh.coordinate(rank, Axis::kCp);
+  }
+  [[nodiscard]] bool is_pipeline() const { return !numerics_.pipeline.stages.empty(); }
+  /// Of a pipeline those that own stages read.
+  void find_parameters() {
+    all_specs_ = specs_.size();
+    if (!is_pipeline()) return;
+    std::erase_if(specs_, [&](const ParameterSpec& spec) {
+      const std::vector<int>& readers = numerics_.pipeline.readers.at(spec.name);
+      return std::find_first_of(readers.begin(), readers.end(), stages_.begin(), stages_.end()) ==
+             readers.end();
+    });
+  }
+
   ExpectedCall* add(Axis axis, CollectiveOp op, Purpose purpose, Dtype dtype, std::int64_t count,
                     Reduction reduction = Reduction::kSum) {
     ExpectedCall& expected = calls_[axis].emplace_back();
@@ -97,16 +133,32 @@ class StepTable {
   }
   void tp(CollectiveOp op, Purpose purpose, Dtype dtype, std::int64_t count,
           Reduction reduction = Reduction::kSum) {
-    if (tp_ > 1) add(Axis::kTp, op, purpose, dtype, count, reduction);
+    if (tp_ > 1) in_pass(add(Axis::kTp, op, purpose, dtype, count, reduction));
+  }
+  void cp(CollectiveOp op, Purpose purpose, Dtype dtype, std::int64_t count,
+          Reduction reduction = Reduction::kSum) {
+    if (cp_ > 1) in_pass(add(Axis::kCp, op, purpose, dtype, count, reduction));
+  }
+  /// To the next rank of a ring, and from the one before.
+  void around(Purpose purpose, Dtype dtype, std::int64_t count) {
+    cp(CollectiveOp::kSend, purpose, dtype, count);
+    cp(CollectiveOp::kRecv, purpose, dtype, count);
+  }
+  void in_pass(ExpectedCall* call) const { call->any_order = is_in_stages_; }
+  /// Among those that have parts of one parameter together; they are called dp in the journal.
+  ExpectedCall* shards(CollectiveOp op, Purpose purpose, Dtype dtype, std::int64_t count,
+                       Reduction reduction = Reduction::kSum) {
+    return shards_ == 1 ? nullptr : add(Axis::kDp, op, purpose, dtype, count, reduction);
   }
 
-  [[nodiscard]] std::int64_t tokens() const { return item_.batch_size * item_.seq_length; }
+  /// That a rank's forward gets of a micro-batch.
+  [[nodiscard]] std::int64_t tokens() const { return item_.batch_size * item_.seq_length / cp_; }
   [[nodiscard]] std::int64_t hidden() const { return tokens() * model_.config().hidden_size; }
   [[nodiscard]] Dtype dtype() const { return numerics_.precision.dtype; }
   [[nodiscard]] Dtype product_dtype() const {
     return numerics_.precision.products.has_value() ? numerics_.precision.products->dtype : dtype();
   }
-  [[nodiscard]] bool is_sharded() const { return numerics_.data.sharding.keeps_runs && dp_ > 1; }
+  [[nodiscard]] bool is_sharded() const { return numerics_.data.sharding.keeps_runs && shards_ > 1; }
 
   [[nodiscard]] Region region_of(const std::string& module) const {
     const auto found = numerics_.tensor.regions.find(module);
@@ -175,12 +227,136 @@ class StepTable {
     std::vector<std::string> modules = modules_of(name);
     if (!is_forward) std::reverse(modules.begin(), modules.end());
     for (const std::string& own : modules) module(own, is_forward);
+    attention(name, is_forward);
+  }
+  /// Along cp, where nothing else is called in a layer.
+  void attention(const std::string& layer, bool is_forward) {
+    if (cp_ == 1) return;
+    const std::int64_t count = 2 * tokens() * key_features(layer);
+    const Dtype in = product_dtype();
+    if (!numerics_.context.ring.has_value()) {
+      if (is_forward) {
+        cp(CollectiveOp::kAllGather, Purpose::kRingKv, in, count);
+      } else {
+        cp(CollectiveOp::kReduceScatter, Purpose::kRingDkv, in, count);
+      }
+      return;
+    }
+    const Dtype wide = in == Dtype::kFloat64 ? Dtype::kFloat64 : Dtype::kFloat32;
+    for (int turn = 1; turn < cp_; ++turn) {
+      around(Purpose::kRingKv, in, count);
+      if (!is_forward) around(Purpose::kRingDkv, wide, count);
+    }
+    if (!is_forward) around(Purpose::kRingDkv, wide, count);
+  }
+  /// Of a token's keys, on this tp rank.
+  [[nodiscard]] std::int64_t key_features(const std::string& layer) const {
+    const ModelConfig& config = model_.config();
+    const std::int64_t all = config.num_kv_heads * config.head_dim;
+    for (const auto& [name, cut] : numerics_.tensor.cuts) {
+      if (layer_of(name) != layer || !name.ends_with(".k_proj.weight")) continue;
+      std::int64_t rows = 0;
+      for (const Range& range : cut.by_rank.at(static_cast<std::size_t>(tp_rank_)))
+        rows += range.count;
+      return rows;
+    }
+    return all;
   }
   void embedding(bool is_forward) {
     for (const std::string& own : modules_of("")) {
       if (region_of(own) == Region::kVocabEmbedding) module(own, is_forward);
     }
   }
+
+  void report_loss() {
+    if (cp_ > 1)
+      add(Axis::kCp, CollectiveOp::kAllReduce, Purpose::kLossReduce, Dtype::kFloat64,
+          item_.batch_size * item_.micro_batches);
+    dp(CollectiveOp::kAllReduce, Purpose::kLossReduce, Dtype::kFloat64, 1, Reduction::kAvg);
+    over_stages(Purpose::kLossReduce, 1);
+  }
+  void over_stages(Purpose purpose, std::int64_t count) {
+    if (is_pipeline() && numerics_.mesh.degree(Axis::kPp) > 1)
+      add(Axis::kPp, CollectiveOp::kAllReduce, purpose, Dtype::kFloat64, count);
+  }
+
+  /// Parameters are gathered once, and gradients reduced once.
+  void run_stages() {
+    for (const std::string& group : groups_in_order()) gather(group);
+    is_in_stages_ = true;
+    tell_shapes();
+    for (std::int64_t m = 0; m < item_.micro_batches; ++m) {
+      for (const int stage : stages_) pass(stage);
+    }
+    is_in_stages_ = false;
+    report_loss();
+    for (const std::string& group : groups_in_order()) scatter(group);
+  }
+  /// Names of layers sort as text.
+  [[nodiscard]] std::vector<std::string> groups_in_order() const {
+    std::vector<std::string> groups = layers_;
+    groups.emplace_back();
+    std::sort(groups.begin(), groups.end());
+    return groups;
+  }
+  [[nodiscard]] bool is_elsewhere(int stage) const {
+    return stage >= 0 && stage < static_cast<int>(numerics_.pipeline.stages.size()) &&
+           std::find(stages_.begin(), stages_.end(), stage) == stages_.end();
+  }
+  void transfer(CollectiveOp op, Purpose purpose, Dtype in, std::int64_t count) {
+    in_pass(add(Axis::kPp, op, purpose, in, count));
+  }
+  /// Eight numbers a neighbor and direction, once a step.
+  void tell_shapes() {
+    constexpr std::int64_t kNumbers = 8;
+    for (const int stage : stages_) {
+      for (const int other : {stage - 1, stage + 1}) {
+        if (!is_elsewhere(other)) continue;
+        transfer(CollectiveOp::kSend, Purpose::kSetup, Dtype::kInt64, kNumbers);
+        transfer(CollectiveOp::kRecv, Purpose::kSetup, Dtype::kInt64, kNumbers);
+      }
+    }
+  }
+  /// One micro-batch, forward and backward.
+  void pass(int stage) {
+    const ModelSection& section = numerics_.pipeline.stages[static_cast<std::size_t>(stage)];
+    const std::int64_t passed = hidden() * (model_.config().model_type == "lattice" ? 2 : 1);
+    if (is_elsewhere(stage - 1)) {
+      transfer(CollectiveOp::kRecv, Purpose::kPipeForward, stream_dtype(), passed);
+      transfer(CollectiveOp::kSend, Purpose::kPipeBackward, stream_dtype(), passed);
+    }
+    if (is_elsewhere(stage + 1)) {
+      transfer(CollectiveOp::kSend, Purpose::kPipeForward, stream_dtype(), passed);
+      transfer(CollectiveOp::kRecv, Purpose::kPipeBackward, stream_dtype(), passed);
+    }
+    if (section.has_embedding) {
+      embedding(true);
+      embedding(false);
+    }
+    for (auto index = static_cast<std::size_t>(section.first_layer);
+         index < static_cast<std::size_t>(section.end_layer); ++index) {
+      const std::string& name = layers_.at(index - first_layer_of_rank(index));
+      layer(name, true);
+      if (item_.settings.recompute) layer(name, true);
+      layer(name, false);
+    }
+    if (section.has_head) head();
+    if (section.has_head && numerics_.vocabulary.has_value())
+      enter(Purpose::kVocabParallelBackward, false);
+  }
+  /// How many layers before layer `index` of the model this rank does not have.
+  [[nodiscard]] std::size_t first_layer_of_rank(std::size_t index) const {
+    std::size_t others = index;
+    for (const int stage : stages_) {
+      const ModelSection& section = numerics_.pipeline.stages[static_cast<std::size_t>(stage)];
+      const auto first = static_cast<std::size_t>(section.first_layer),
+                 end = static_cast<std::size_t>(section.end_layer);
+      if (first < index) others -= std::min(end, index) - first;
+    }
+    return others;
+  }
+  /// Of the residual stream.
+  [[nodiscard]] Dtype stream_dtype() const { return dtype(); }
 
   void forward() {
     gather("");
@@ -189,6 +365,10 @@ class StepTable {
       gather(name);
       layer(name, true);
     }
+    head();
+  }
+
+  void head() {
     if (!numerics_.vocabulary.has_value()) return;
     enter(Purpose::kVocabParallelBackward, true);
     const Dtype wide = numerics_.vocabulary->loss_dtype;
@@ -247,17 +427,21 @@ class StepTable {
   }
   void gather(const std::string& group) {
     if (is_sharded() && block_numel(group) > 0)
-      dp(CollectiveOp::kAllGather, Purpose::kParamGather, dtype(), block_numel(group));
+      shards(CollectiveOp::kAllGather, Purpose::kParamGather, dtype(), block_numel(group));
   }
   void scatter(const std::string& group) {
-    if (is_sharded() && block_numel(group) > 0)
-      dp(CollectiveOp::kReduceScatter, Purpose::kGradReduce,
-         numerics_.data.parameter_gradient.dtype.value_or(dtype()), block_numel(group),
-         Reduction::kAvg);
+    if (!numerics_.data.sharding.groups.spans_context && !is_sharded()) return;
+    if (block_numel(group) == 0) return;
+    const Dtype in = numerics_.data.parameter_gradient.dtype.value_or(dtype());
+    shards(CollectiveOp::kReduceScatter, Purpose::kGradReduce, in, block_numel(group),
+           Reduction::kAvg);
+    if (replicas_ > 1)
+      add(Axis::kDpReplicate, CollectiveOp::kAllReduce, Purpose::kGradReduce, in,
+          block_numel(group), Reduction::kAvg);
   }
 
   void reduce_buckets() {
-    if (is_sharded() || dp_ == 1) return;
+    if (is_sharded() || dp_ == 1 || numerics_.data.sharding.groups.spans_context) return;
     const GradientBuckets& buckets = numerics_.data.buckets;
     const Dtype in = numerics_.data.accumulation.dtype.value_or(dtype());
     if (buckets.rebuilt.has_value() && steps_before_ > 0) {
@@ -293,10 +477,16 @@ class StepTable {
     const Dtype in = numerics_.precision.master_dtype.value_or(dtype());
     for (const std::vector<std::string>& names : numerics_.tensor.holder_sums) {
       std::int64_t count = 0;
-      for (const std::string& name : names) count += stepped_numel(name, dp_rank_);
+      for (const std::string& name : names) {
+        if (has_parameter(name)) count += stepped_numel(name, shard_rank_);
+      }
       if (count > 0 && has_other_holders(names.front()))
         tp(CollectiveOp::kAllReduce, Purpose::kGradReduce, in, count);
     }
+  }
+  [[nodiscard]] bool has_parameter(const std::string& name) const {
+    return std::any_of(specs_.begin(), specs_.end(),
+                       [&](const ParameterSpec& spec) { return spec.name == name; });
   }
   [[nodiscard]] bool has_other_holders(const std::string& name) const {
     const auto cut = numerics_.tensor.cuts.find(name);
@@ -312,17 +502,18 @@ class StepTable {
   }
 
   void norm() {
+    const auto all = static_cast<std::int64_t>(all_specs_);
     if (!numerics_.data.sharding.stepped_runs.empty())
-      dp(CollectiveOp::kAllReduce, Purpose::kClipNorm, Dtype::kFloat64,
-         static_cast<std::int64_t>(specs_.size()));
+      shards(CollectiveOp::kAllReduce, Purpose::kClipNorm, Dtype::kFloat64, all);
     const auto cut = static_cast<std::int64_t>(numerics_.tensor.cuts.size());
     if (cut > 0) tp(CollectiveOp::kAllReduce, Purpose::kClipNorm, Dtype::kFloat64, cut);
+    over_stages(Purpose::kClipNorm, all);
   }
 
   /// Stepped pieces come back to where forward reads them: flat buffers of all parameters, or
   /// bucket by bucket.
   void publish() {
-    if (is_sharded() || numerics_.data.sharding.stepped_runs.empty()) return;
+    if (is_sharded() || numerics_.data.sharding.stepped_runs.empty() || shards_ == 1) return;
     const auto gathered = [&](std::int64_t count) {
       if (ExpectedCall* call = dp(CollectiveOp::kAllGather, Purpose::kParamGather, dtype(), count))
         call->only_if_stepped = true;
@@ -340,9 +531,13 @@ class StepTable {
   const Case& item_;
   const NumericsSpec& numerics_;
   const Model& model_;
-  int dp_, tp_, dp_rank_, tp_rank_;
+  int dp_, tp_, cp_, replicas_, shards_;
+  std::vector<int> stages_;  ///< own ones, of a pipeline
+  int shard_rank_, tp_rank_;
+  bool is_in_stages_ = false;
   int steps_before_ = 0;  ///< of the same trainer, which forgets when it is loaded anew
-  std::vector<ParameterSpec> specs_;
+  std::vector<ParameterSpec> specs_;  ///< that this rank has
+  std::size_t all_specs_ = 0;         ///< of the model
   std::vector<std::string> layers_;
   std::map<Axis, std::vector<ExpectedCall>> calls_;
 };

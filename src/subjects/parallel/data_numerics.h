@@ -60,8 +60,19 @@ struct GradientAccumulation {
   bool adds_to_zeros = false;
 };
 
+/// Which ranks have parts of one parameter together. Of dp ranks in order the first
+/// dp / `replicas` are one group of shards, then the next; with `spans_context` a group has all of
+/// their cp ranks, too, those of one dp rank after each other. Wherever a group's ranks are counted
+/// here as "dp ranks" they are those of a group of shards. Ranks in the same place of each group are
+/// replicas of each other.
+struct ShardGrouping {
+  int replicas = 1;
+  bool spans_context = false;
+};
+
 /// What each dp rank steps, where this is not everything.
 struct OptimizerSharding {
+  ShardGrouping groups;
   /// The runs of a parameter's part (that of a tp rank, flattened) that each dp rank steps, in
   /// rising order, with gaps between them; one that is not listed is stepped whole by every dp
   /// rank.
@@ -82,6 +93,9 @@ struct DataNumerics {
   GradientAccumulation accumulation;
   OptimizerSharding sharding;
   ReductionPoint parameter_gradient;  ///< over dp
+  /// Over replicas, after that, in its dtype: a bucket's runs one behind the other, each filled up
+  /// with zeros to the longest that any rank of the group steps
+  ReductionPoint replica_gradient;
   ReductionPoint token_count;         ///< over dp, int64
   ReductionPoint loss;                ///< over dp, fp64
 };

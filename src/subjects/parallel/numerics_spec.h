@@ -12,7 +12,9 @@
 #include "core/comm/communicator.h"
 #include "core/mesh/mesh.h"
 #include "subjects/optim/clip.h"
+#include "subjects/parallel/context_numerics.h"
 #include "subjects/parallel/data_numerics.h"
+#include "subjects/parallel/pipeline_numerics.h"
 #include "subjects/parallel/reduction_point.h"
 #include "subjects/parallel/tensor_numerics.h"
 #include "subjects/parallel/vocabulary_numerics.h"
@@ -48,8 +50,8 @@ enum class NormAdds : std::uint8_t { kModelOrder, kReverseModelOrder };
 
 /// The norm that gradients are clipped by.
 ///
-/// Squares of parameters are summed over dp if anything is stepped in runs, and of parameters that
-/// are cut then over tp (of holders the first counts); those of whole ones are taken from the rank
+/// Squares of parameters are summed over dp (the group of shards) if anything is stepped in runs,
+/// and of parameters that are cut then over tp (of holders the first counts); those of whole ones are taken from the rank
 /// itself.
 struct NormNumerics {
   /// Over dp and over tp, fp64: one sum of squares per parameter, in model order
@@ -69,6 +71,8 @@ struct NumericsSpec {
   PrecisionNumerics precision;
   TensorNumerics tensor;
   SequenceNumerics sequence;
+  ContextNumerics context;
+  PipelineNumerics pipeline;
   std::optional<SplitVocabulary> vocabulary;  ///< none: whole on every rank
   DataNumerics data;
   NormNumerics norm;

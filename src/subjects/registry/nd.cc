@@ -2,6 +2,7 @@
 // The row of torchtitan's N-D parallelism.
 #include <utility>
 
+#include "subjects/parallel/nd/nd_numerics.h"
 #include "subjects/parallel/tensor/autotp_plan.h"
 #include "subjects/registry/subject_spec.h"
 
@@ -30,7 +31,8 @@ SubjectSpec nd_subject() {
           .settings = {"make_vocab_size_divisible_by", "reduce_dtype", "output_dtype",
                        "dp_replicate", "context_order", "context_attention", "ring_merge_dtype",
                        "pipeline_schedule", "stages_per_rank"},
-          .make_parts = make};
+          .make_parts = make,
+          .make_numerics = nd_numerics};
 }
 
 }  // namespace isoshard
