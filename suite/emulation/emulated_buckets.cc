@@ -93,8 +93,7 @@ void EmulatedRank::reduce_bucket_to_owners(const std::vector<std::string>& bucke
   for (std::size_t owner = 0; owner < members.size(); ++owner) {
     std::int64_t& size = point.chunks.emplace_back();
     for (const std::string& name : bucket) {
-      for (const Range& run :
-           numerics.data.sharding.stepped_runs.at(name).at(owner)) {
+      for (const Range& run : numerics.data.sharding.stepped_runs.at(name).at(owner)) {
         pieces.push_back(gradients_.at(name).reshape({-1}).narrow(0, run.begin, run.count));
         size += run.count;
       }
@@ -105,8 +104,7 @@ void EmulatedRank::reduce_bucket_to_owners(const std::vector<std::string>& bucke
   pieces.clear();
   // their memory is free for the sums
   for (const std::string& name : bucket) gradients_.at(name).reset();
-  const at::Tensor reduced =
-      world_->reduce(rank_, members, bucket.front(), std::move(flat), point);
+  const at::Tensor reduced = world_->reduce(rank_, members, bucket.front(), std::move(flat), point);
   const auto own_rank = static_cast<std::ptrdiff_t>(shard_rank());
   std::int64_t offset =
       std::accumulate(point.chunks.begin(), point.chunks.begin() + own_rank, std::int64_t{0});

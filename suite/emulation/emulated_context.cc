@@ -112,8 +112,8 @@ class Ring final : public torch::autograd::Function<Ring> {
       added[owner][0].copy_(block.k_BKTD);
       added[owner][1].copy_(block.v_BKTD);
     }
-    const at::Tensor of_all = context.of_all(
-        added, "gradients of keys of " + saved->saved_data["module"].toStringRef());
+    const at::Tensor of_all =
+        context.of_all(added, "gradients of keys of " + saved->saved_data["module"].toStringRef());
     at::Tensor sum = of_all[own][own];
     for (int behind = 1; behind < degree; ++behind) {
       const int rank = (own + behind) % degree;

@@ -176,8 +176,7 @@ EmulatedRank::MicroLoss EmulatedRank::loss_of(const at::Tensor& logits,
 at::Tensor EmulatedRank::result_of(const at::Tensor& input, const TrainingPass& training) {
   const EmulatedAutocast autocast(run_->numerics.precision.products);
   Sink* sink = scaled_sink_.has_value() ? &*scaled_sink_ : sink_;
-  at::Tensor result =
-      run_->model.forward(input, forward_parameters(), strategy_, sink, training);
+  at::Tensor result = run_->model.forward(input, forward_parameters(), strategy_, sink, training);
   const std::optional<Dtype>& dtype = run_->numerics.precision.logits_dtype;
   const bool is_rounded = training.section.has_head && dtype.has_value();
   return is_rounded ? result.to(float_type_of(*dtype)) : result;

@@ -291,6 +291,21 @@ void EmulatedRank::reduce_gradients() {
                             run_->numerics.tensor.holder_gradient);
     });
   }
+  for (const auto& [name, readers] : run_->numerics.pipeline.readers) {
+    if (readers.size() > 1) add_shared(name, readers);
+  }
+}
+
+// All ranks meet, those that do not read it as well.
+void EmulatedRank::add_shared(const std::string& name, const std::vector<int>& readers) {
+  at::Tensor sum;
+  for (const int reader : readers) {
+    const auto stage = static_cast<std::size_t>(reader);
+    const at::Tensor given = over_pp(stage, fmt::format("gradient of {} in stage {}", name, stage),
+                                     is_own(stage) ? gradients_.at(name) : at::Tensor());
+    sum = sum.defined() ? sum + given : given;
+  }
+  if (parameters_.contains(name)) gradients_.at(name) = sum;
 }
 
 double EmulatedRank::gradient_norm() {
@@ -321,8 +336,8 @@ double EmulatedRank::gradient_norm() {
     }
   }
   if (!run_->numerics.pipeline.stages.empty()) {
-    const at::Tensor sums = world_->reduce_over(Axis::kPp, rank_, "clip norm",
-                                                fp64_tensor(squares), ReductionPoint{});
+    const at::Tensor sums =
+        world_->reduce_over(Axis::kPp, rank_, "clip norm", fp64_tensor(squares), ReductionPoint{});
     for (std::size_t i = 0; i < squares.size(); ++i)
       squares[i] = sums[static_cast<std::int64_t>(i)].item<double>();
   }

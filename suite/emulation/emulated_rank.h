@@ -143,6 +143,8 @@ class EmulatedRank {
   void reduce_flat(const std::vector<std::string>& names, const BucketPlaces* places,
                    const std::function<at::Tensor(at::Tensor)>& reduce);
   [[nodiscard]] std::vector<int> holders_of(const std::vector<std::string>& names) const;
+  /// Of a parameter that several stages read: the sum of its gradients, in their order.
+  void add_shared(const std::string& name, const std::vector<int>& readers);
   [[nodiscard]] double gradient_norm();
 
   const EmulatedRun* run_;

@@ -16,8 +16,9 @@ Layout EmulatedRank::layout_of(const ParameterSpec& spec) const {
 
 Layout EmulatedRank::piece_layout(const ParameterSpec& spec) const {
   const std::optional<std::vector<Range>> runs = own_runs(spec.name);
-  const bool is_whole = !runs.has_value() || (runs->size() == 1 &&
-                                              runs->front().count == parameters_.at(spec.name).numel());
+  const bool is_whole =
+      !runs.has_value() ||
+      (runs->size() == 1 && runs->front().count == parameters_.at(spec.name).numel());
   if (is_whole) return layout_of(spec);
   return layout_of_runs(run_->numerics.tensor, spec, coordinate(Axis::kTp),
                         parameters_.at(spec.name).sizes().vec(), *runs);
@@ -97,6 +98,8 @@ void EmulatedRank::record_accumulated() {
       summed.insert(names.begin(), names.end());
   }
   for (const ParameterSpec& spec : specs_) {
+    const auto readers = numerics.pipeline.readers.find(spec.name);
+    if (readers != numerics.pipeline.readers.end() && readers->second.size() > 1) continue;
     const bool is_summed = summed.contains(spec.name);
     if (is_summed && cut_of(numerics.tensor, spec.name) != nullptr) continue;
     const at::Tensor& parameter = parameters_.at(spec.name);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "subjects/model/ops/autocast.h"
 
 namespace isoshard {
 namespace {
@@ -348,9 +349,11 @@ at::Tensor EmulatedStrategy::attention(std::string_view module, const at::Tensor
                                        const AttentionDropout& dropout) const {
   if (!context_.is_cut())
     return Strategy::attention(module, q_BNSD, k_BKSD, v_BKSD, impl, softmax, dropout);
-  if (context_.is_ring()) return context_.ring(q_BNSD, {k_BKSD, v_BKSD}, module);
-  const auto [k, v] = context_.gathered({k_BKSD, v_BKSD}, module);
-  return causal_attention(q_BNSD, k, v, impl, softmax, dropout, token_positions(q_BNSD.size(2)));
+  const at::Tensor q = as_product_input(q_BNSD);
+  const KeysValues own{as_product_input(k_BKSD), as_product_input(v_BKSD)};
+  if (context_.is_ring()) return context_.ring(q, own, module);
+  const auto [k, v] = context_.gathered(own, module);
+  return causal_attention(q, k, v, impl, softmax, dropout, token_positions(q_BNSD.size(2)));
 }
 
 KeysValues EmulatedStrategy::whole_context(std::string_view module, const at::Tensor& k_BKSD,

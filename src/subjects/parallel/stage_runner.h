@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <map>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -35,6 +37,9 @@ class StageRunner {
   virtual void run(std::size_t num_micro_batches, const StageWork& work) = 0;
   /// Whether the section reads the parameter, and nobody else does.
   [[nodiscard]] virtual bool has_parameter(std::size_t stage, std::string_view name) const = 0;
+  /// Of parameters that sections of two ranks read: the sum of both gradients, on both.
+  /// Ranks   collective over these two.
+  virtual void add_shared(std::map<std::string, at::Tensor, std::less<>>& gradients) = 0;
   /// Whether this rank has the section with the head, and so the loss.
   [[nodiscard]] virtual bool has_loss() const noexcept = 0;
   /// The ranks of a pipeline.

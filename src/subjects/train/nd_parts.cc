@@ -58,11 +58,6 @@ TrainerParts nd_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan plan) {
                             default_placement(kind)};
     const std::vector<ModelSection> stages =
         stages_of(parts.model->config().num_layers, num_stages);
-    if (parts.model->config().tie_word_embeddings) {
-      throw NotBuiltError(
-          "a pipeline of a model whose head is its embedding is not built yet; take a model "
-          "without tie_word_embeddings");
-    }
     parts.stages = std::make_unique<Pipeline>(spec, stages, specs, groups->pipeline());
     own = own_parameters(specs, stages, *parts.stages);
     parts.own_parameters = own.specs;

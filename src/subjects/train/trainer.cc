@@ -376,6 +376,7 @@ void Trainer::reduce_gradients() {
   parts_.data_parallel->finish();
   gradients_ = parts_.data_parallel->gradients();
   if (parts_.partial_grad_sum != nullptr) parts_.partial_grad_sum->reduce(gradients_);
+  if (parts_.stages != nullptr) parts_.stages->add_shared(gradients_);
   if (parts_.grad_scaler != nullptr)
     found_inf_ = parts_.grad_scaler->found_on_any_rank(parts_.grad_scaler->unscale(gradients_));
   for (const ParameterSpec& spec : specs_) {

@@ -21,4 +21,10 @@ AutocastScope::~AutocastScope() {
   at::autocast::set_autocast_dtype(device_, previous_dtype_);
 }
 
+at::Tensor as_product_input(const at::Tensor& x) {
+  const at::DeviceType device = x.device().type();
+  if (!at::autocast::is_autocast_enabled(device) || x.scalar_type() != at::kFloat) return x;
+  return x.to(at::autocast::get_autocast_dtype(device));
+}
+
 }  // namespace isoshard

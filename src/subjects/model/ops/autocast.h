@@ -28,4 +28,8 @@ class AutocastScope {
   at::ScalarType previous_dtype_;
 };
 
+/// What a product under the autocast of this thread sees of its input: fp32 rounded to its dtype,
+/// anything else and without autocast the input itself.
+[[nodiscard]] at::Tensor as_product_input(const at::Tensor& x);
+
 }  // namespace isoshard

@@ -3,6 +3,7 @@
 #include "subjects/model/ops/block_attention.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
 
 #include <cmath>
@@ -14,14 +15,18 @@
 namespace isoshard {
 namespace {
 
+// Products of wide tensors stay wide.
+using NoAutocast = c10::impl::ExcludeDispatchKeyGuard;
+
 constexpr double kNever = -std::numeric_limits<double>::infinity();
 
 // [B,N,Q,D] -> [B,K,G*Q,D] in the wide dtype
 at::Tensor grouped(const at::Tensor& x_BNQD, std::int64_t kv_heads) {
   if (kv_heads == 0 || x_BNQD.size(1) % kv_heads != 0) {
-    throw ShapeError(fmt::format("the number of query heads must be divisible by the {} kv heads, "
-                                 "got {}",
-                                 kv_heads, x_BNQD.size(1)));
+    throw ShapeError(
+        fmt::format("the number of query heads must be divisible by the {} kv heads, "
+                    "got {}",
+                    kv_heads, x_BNQD.size(1)));
   }
   return x_BNQD.to(wide_type(x_BNQD.scalar_type())).unflatten(1, {kv_heads, -1}).flatten(2, 3);
 }
@@ -45,6 +50,7 @@ at::Tensor scores_of(const at::Tensor& q, const at::Tensor& k_wide, const BlockP
 
 BlockAttention block_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const BlockPlaces& places) {
+  const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
   const at::ScalarType wide = wide_type(q.scalar_type());
   const at::Tensor scores = scores_of(q, k.to(wide), places);
   const at::Tensor largest = scores.amax(-1, /*keepdim=*/true);
@@ -70,8 +76,7 @@ BlockGradients block_gradients(const at::Tensor& q, const at::Tensor& k, const a
   const at::Tensor k_wide = k.to(wide), v_wide = v.to(wide);
   const at::Tensor q_wide = grouped(q, kv_heads), gradient_wide = grouped(gradient, kv_heads);
   const at::Tensor weights = (scores_of(q, k_wide, places) - grouped(lse, kv_heads)).exp();
-  const at::Tensor delta =
-      (gradient_wide * grouped(out, kv_heads)).sum(-1, /*keepdim=*/true);
+  const at::Tensor delta = (gradient_wide * grouped(out, kv_heads)).sum(-1, /*keepdim=*/true);
   const at::Tensor of_scores =
       weights * (at::matmul(gradient_wide, v_wide.transpose(2, 3)) - delta) * scaling_of(q);
   return {ungrouped(at::matmul(of_scores, k_wide), q.size(2)),

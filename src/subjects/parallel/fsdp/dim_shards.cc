@@ -8,6 +8,7 @@
 #include <cctype>
 
 #include "core/base/error.h"
+#include "subjects/parallel/data_parallel.h"
 
 namespace isoshard {
 
@@ -42,6 +43,19 @@ std::string_view block_of(std::string_view parameter) {
     begin = end + 1;
   }
   return {};
+}
+
+Layout layout_in_shards(const Layout& whole, const Shape& shape, const MeshShape& mesh, int rank,
+                        const std::vector<Range>& elements) {
+  Layout all = replicated(whole.global_shape);
+  all.explicit_parts = true;
+  for (const Range& run : elements) {
+    for (FlatRange range : layout_of_run(whole, shape, mesh, rank, run.begin, run.count).flat) {
+      range.local_begin += run.begin;
+      all.flat.push_back(range);
+    }
+  }
+  return all;
 }
 
 }  // namespace isoshard

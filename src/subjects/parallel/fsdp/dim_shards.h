@@ -23,6 +23,12 @@ struct DimShards {
 ///          (torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
 [[nodiscard]] DimShards dim0_shards(const Shape& shape, int dp);
 
+/// A part of a parameter as it is gathered from its shards: `whole` is the layout of a tensor of
+/// `shape` on this rank, of which the result names each shard on its own.
+[[nodiscard]] Layout layout_in_shards(const Layout& whole, const Shape& shape,
+                                      const MeshShape& mesh, int rank,
+                                      const std::vector<Range>& elements);
+
 /// The module that is gathered and freed as one: the path up to its first number, so a decoder
 /// layer ("model.layers.0"). Empty: the parameter is in no layer, so in the root group.
 [[nodiscard]] std::string_view block_of(std::string_view parameter);

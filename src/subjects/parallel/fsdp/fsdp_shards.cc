@@ -116,15 +116,7 @@ Layout FsdpShards::layout_of_shard(const Place& place, const Range& run) const {
 Layout FsdpShards::read_layout(std::string_view name) const {
   const Place& place = places_.find(name)->second;
   if (!is_cut_over_dp()) return place.layout;
-  Layout all = replicated(place.layout.global_shape);
-  all.explicit_parts = true;
-  for (const Range& run : place.runs) {
-    for (FlatRange range : layout_of_shard(place, run).flat) {
-      range.local_begin += run.begin;
-      all.flat.push_back(range);
-    }
-  }
-  return all;
+  return layout_in_shards(place.layout, place.shape, mesh_->shape(), mesh_->rank(), place.runs);
 }
 
 NamedTensors FsdpShards::gradients() {

@@ -165,8 +165,8 @@ KeysValues gathered_context(const KeysValues& own, const ContextSplit& split, Co
 at::Tensor ring_attention(const at::Tensor& q_BNSD, const KeysValues& own,
                           const ContextSplit& split, Communicator& cp,
                           std::optional<Dtype> merge_dtype, std::string_view module) {
-  const at::ScalarType merge = merge_dtype.has_value() ? scalar_type_of(*merge_dtype)
-                                                       : wide_type(q_BNSD.scalar_type());
+  const at::ScalarType merge =
+      merge_dtype.has_value() ? scalar_type_of(*merge_dtype) : wide_type(q_BNSD.scalar_type());
   const at::Tensor out =
       RingAttention::apply(q_BNSD, own.k, own.v, to_address(split), to_address(cp),
                            static_cast<std::int64_t>(merge), std::string(module));

@@ -20,8 +20,8 @@ void KeptShards::setup(DataParallelSetup setup) {
   master_ = setup.master_dtype.has_value() ? scalar_type_of(*setup.master_dtype) : compute_;
   const auto rank = static_cast<std::size_t>(groups_.shards->rank());
   for (HeldParameter& parameter : setup.parameters) {
-    Place place{std::move(parameter.layout), parameter.tensor.sizes().vec(), {},
-                parameter.param_class};
+    Place place{
+        std::move(parameter.layout), parameter.tensor.sizes().vec(), {}, parameter.param_class};
     place.shards = dim0_shards(place.shape, groups_.shards->size());
     const Range& rows = place.shards.rows[rank];
     masters_[parameter.name] = parameter.tensor.detach()
@@ -123,8 +123,9 @@ void KeptShards::reduce(const std::vector<std::string>& names) {
     const auto sum = sums_.find(name);
     for (int rank = 0; sum != sums_.end() && rank < ranks; ++rank) {
       const Range& run = place.shards.elements[static_cast<std::size_t>(rank)];
-      blocks.select(0, rank).narrow(0, next, run.count).copy_(
-          sum->second.reshape({-1}).narrow(0, run.begin, run.count));
+      blocks.select(0, rank)
+          .narrow(0, next, run.count)
+          .copy_(sum->second.reshape({-1}).narrow(0, run.begin, run.count));
     }
     next += place.shards.padded;
   }
@@ -139,8 +140,7 @@ void KeptShards::reduce(const std::vector<std::string>& names) {
   next = 0;
   for (const std::string& name : names) {
     const at::Tensor& shard = masters_.at(name);
-    gradients_[name] =
-        own.narrow(0, next, shard.numel()).view(shard.sizes()).to(master_).clone();
+    gradients_[name] = own.narrow(0, next, shard.numel()).view(shard.sizes()).to(master_).clone();
     next += place_of(name).shards.padded;
   }
 }
@@ -160,6 +160,13 @@ Layout KeptShards::held_layout(std::string_view name) const {
   const Range& run = place.shards.elements[static_cast<std::size_t>(groups_.shards->rank())];
   return layout_of_run(place.layout, place.shape, mesh_->shape(), mesh_->rank(), run.begin,
                        run.count);
+}
+
+Layout KeptShards::read_layout(std::string_view name) const {
+  const Place& place = place_of(name);
+  if (!is_cut_over_dp()) return place.layout;
+  return layout_in_shards(place.layout, place.shape, mesh_->shape(), mesh_->rank(),
+                          place.shards.elements);
 }
 
 }  // namespace isoshard

@@ -40,9 +40,7 @@ class KeptShards final : public DataParallel {
   }
   [[nodiscard]] const NamedTensors& held() const override;
   [[nodiscard]] Layout held_layout(std::string_view name) const override;
-  [[nodiscard]] Layout read_layout(std::string_view name) const override {
-    return place_of(name).layout;
-  }
+  [[nodiscard]] Layout read_layout(std::string_view name) const override;
   [[nodiscard]] NamedTensors& masters() override { return masters_; }
   [[nodiscard]] NamedTensors gradients() override { return gradients_; }
   [[nodiscard]] Layout piece_layout(std::string_view name) const override {

@@ -21,8 +21,8 @@ NdGroups::NdGroups(Mesh& mesh, int dp_replicate) {
       mesh.coordinate(Axis::kPp) * mesh.degree(Axis::kTp) + mesh.coordinate(Axis::kTp);
   data_ = mesh.world().split(block, place);
   shards_ = mesh.world().split(block * dp_replicate + replica, place);
-  context_ = mesh.world().split(block * dp + mesh.coordinate(Axis::kDp),
-                                mesh.coordinate(Axis::kCp));
+  context_ =
+      mesh.world().split(block * dp + mesh.coordinate(Axis::kDp), mesh.coordinate(Axis::kCp));
   pipeline_ = mesh.world().split(place * mesh.degree(Axis::kTp) + mesh.coordinate(Axis::kTp),
                                  mesh.coordinate(Axis::kPp));
   replicas_ = mesh.world().split(block * dp_shard * cp + place % (dp_shard * cp), replica);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "subjects/model/ops/autocast.h"
 #include "subjects/parallel/nd/context_attention.h"
 
 namespace isoshard {
@@ -30,17 +31,20 @@ at::Tensor NdStrategy::attention(std::string_view module, const at::Tensor& q_BN
     return TensorParallelStrategy::attention(module, q_BNSD, k_BKSD, v_BKSD, impl, softmax,
                                              dropout);
   }
+  // before they travel, as torch's own dispatch rounds them before its context_parallel sees them
+  const at::Tensor q = as_product_input(q_BNSD), own_k = as_product_input(k_BKSD),
+                   own_v = as_product_input(v_BKSD);
   if (settings_.context_attention == ContextAttention::kRing) {
     if (dropout) {
       throw UsageError(
           "attention dropout is not available with ring attention; use --context-attention "
           "all-gather");
     }
-    return ring_attention(q_BNSD, {k_BKSD, v_BKSD}, context_, groups_->context(),
+    return ring_attention(q, {own_k, own_v}, context_, groups_->context(),
                           settings_.ring_merge_dtype, module);
   }
-  const auto [k, v] = whole_context(module, k_BKSD, v_BKSD);
-  return causal_attention(q_BNSD, k, v, impl, softmax, dropout, token_positions(q_BNSD.size(2)));
+  const auto [k, v] = whole_context(module, own_k, own_v);
+  return causal_attention(q, k, v, impl, softmax, dropout, token_positions(q_BNSD.size(2)));
 }
 
 KeysValues NdStrategy::whole_context(std::string_view module, const at::Tensor& k_BKSD,

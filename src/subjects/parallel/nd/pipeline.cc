@@ -52,6 +52,7 @@ Pipeline::Pipeline(PipelineSpec spec, std::vector<ModelSection> stages,
                                  num_stages(spec_), stages.size()));
   }
   spec_.micro_batches = 0;
+  find_shared(stages, specs);
   numbers_ = stages_of_rank(spec_, pp.rank());
   for (const int stage : numbers_) {
     own_.push_back(stages.at(static_cast<std::size_t>(stage)));
@@ -62,6 +63,45 @@ Pipeline::Pipeline(PipelineSpec spec, std::vector<ModelSection> stages,
       if (num_readers == 1 && reads(own_.back(), parameter))
         parameters_.back().insert(parameter.name);
     }
+  }
+}
+
+void Pipeline::find_shared(const std::vector<ModelSection>& stages,
+                           const std::vector<ParameterSpec>& specs) {
+  for (const ParameterSpec& parameter : specs) {
+    std::vector<int> ranks;
+    for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+      if (reads(stages[stage], parameter))
+        ranks.push_back(rank_of_stage(spec_, static_cast<int>(stage)));
+    }
+    if (ranks.size() < 2) continue;
+    if (ranks.size() > 2 || ranks[0] == ranks[1]) {
+      throw NotBuiltError(fmt::format(
+          "{} is read by {} stages of pp rank {}, which is not built yet; place its stages on two "
+          "ranks, or take a model without tie_word_embeddings",
+          parameter.name, ranks.size(), ranks[0]));
+    }
+    if (ranks[0] == pp_->rank())
+      shared_.push_back({parameter.name, parameter.param_class, ranks[1], true});
+    if (ranks[1] == pp_->rank())
+      shared_.push_back({parameter.name, parameter.param_class, ranks[0], false});
+  }
+}
+
+void Pipeline::add_shared(std::map<std::string, at::Tensor, std::less<>>& gradients) {
+  for (const Shared& shared : shared_) {
+    at::Tensor& own = gradients.at(shared.name);
+    const at::Tensor sent = own.contiguous(), received = at::empty_like(sent);
+    const Segment segment{shared.name, shared.param_class, 0, sent.numel()};
+    const CallInfo info{Purpose::kGradReduce, Axis::kPp, std::span(&segment, 1)};
+    const auto buffer_of = [](const at::Tensor& of) {
+      return Buffer{static_cast<std::byte*>(of.data_ptr()), of.numel(), dtype_of(of)};
+    };
+    const std::array<Transfer, 2> transfers{
+        Transfer{true, shared.peer, buffer_of(sent), info},
+        Transfer{false, shared.peer, buffer_of(received), info}};
+    pp_->send_recv(transfers).wait();
+    own = shared.is_first ? sent + received : received + sent;
   }
 }
 
@@ -114,10 +154,11 @@ void Pipeline::tell_shapes(const std::vector<StageTransfer>& transfers) {
     const StageTransfer& transfer = transfers[i];
     if (shapes_.contains({transfer.is_gradient, receiver_of(transfer)})) continue;
     if (transfer.is_send) {
-      headers[i] = header_of(
-          passed(transfer.is_gradient).at({transfer.peer_stage, transfer.micro_batch}));
+      headers[i] =
+          header_of(passed(transfer.is_gradient).at({transfer.peer_stage, transfer.micro_batch}));
     }
-    told.push_back({transfer.is_send, transfer.peer_rank,
+    told.push_back({transfer.is_send,
+                    transfer.peer_rank,
                     {reinterpret_cast<std::byte*>(headers[i].data()),
                      static_cast<std::int64_t>(headers[i].size()), Dtype::kInt64},
                     {Purpose::kSetup, Axis::kPp, {}}});
@@ -151,7 +192,8 @@ void Pipeline::exchange(const std::vector<StageTransfer>& transfers) {
     segments[i] = {fmt::format("stage {} micro-batch {}", place.first, place.second),
                    ParamClass::kOther, 0, tensor.numel()};
     const Purpose purpose = transfer.is_gradient ? Purpose::kPipeBackward : Purpose::kPipeForward;
-    all.push_back({transfer.is_send, transfer.peer_rank,
+    all.push_back({transfer.is_send,
+                   transfer.peer_rank,
                    {static_cast<std::byte*>(tensor.data_ptr()), tensor.numel(), dtype_of(tensor)},
                    {purpose, Axis::kPp, std::span(&segments[i], 1)}});
     alive.push_back(std::move(tensor));

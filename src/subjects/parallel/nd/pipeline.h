@@ -25,7 +25,8 @@ class Pipeline final : public StageRunner {
  public:
   /// The number of micro-batches of `spec` does not count: that of run() does. `specs` are all of
   /// the model's parameters.
-  /// Errors   UsageError unless there is a stage for each of the spec's.
+  /// Errors   UsageError unless there is a stage for each of the spec's, NotBuiltError where two
+  ///          sections of one rank, or more than two, read one parameter.
   Pipeline(PipelineSpec spec, std::vector<ModelSection> stages,
            const std::vector<ParameterSpec>& specs, Communicator& pp);
   [[nodiscard]] const std::vector<ModelSection>& sections() const noexcept override {
@@ -35,12 +36,15 @@ class Pipeline final : public StageRunner {
   [[nodiscard]] bool has_parameter(std::size_t stage, std::string_view name) const override {
     return parameters_.at(stage).contains(name);
   }
+  void add_shared(std::map<std::string, at::Tensor, std::less<>>& gradients) override;
   [[nodiscard]] bool has_loss() const noexcept override { return own_.back().has_head; }
   [[nodiscard]] Communicator& group() const noexcept override { return *pp_; }
 
  private:
   /// By stage that gets it and micro-batch.
   using Passed = std::map<std::pair<int, int>, at::Tensor>;
+  void find_shared(const std::vector<ModelSection>& stages,
+                   const std::vector<ParameterSpec>& specs);
   void prepare(int num_micro_batches);
   void act(const PipelineAction& action, const StageWork& work);
   void exchange(const std::vector<StageTransfer>& transfers);
@@ -53,6 +57,14 @@ class Pipeline final : public StageRunner {
   PipelineSpec spec_;
   std::vector<ModelSection> own_;
   std::vector<std::set<std::string, std::less<>>> parameters_;  ///< by own section
+  /// Parameters that a section of another rank reads, too, in model order.
+  struct Shared {
+    std::string name;
+    ParamClass param_class = ParamClass::kTied;
+    int peer = 0;          ///< pp rank
+    bool is_first = true;  ///< of the two, in the order of sections
+  };
+  std::vector<Shared> shared_;
   std::vector<int> numbers_;  ///< of own stages in the whole pipeline
   Communicator* pp_;
   std::vector<PipelineTurn> turns_;  ///< of this rank, for spec_.micro_batches
