@@ -94,7 +94,7 @@ TEST_P(CollectiveTableOf, HoldsAfterAReload) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Subjects, CollectiveTableOf,
-                         ::testing::Values("ddp", "autotp", "fsdp_tp", "megatron"),
+                         ::testing::Values("ddp", "autotp", "fsdp_tp", "megatron", "nd"),
                          [](const auto& info) { return info.param; });
 
 TEST(CollectiveTable, HoldsWhereTheOptimizerIsSharded) {

@@ -107,8 +107,8 @@ class EmulatedRank {
   [[nodiscard]] Layout over_dp(const at::Tensor& local) const;
   /// One summand of an average over the ranks that reduce gradients.
   void add_averages(Layout& layout) const;
-  /// What other pp ranks do not have.
-  void add_place_on_pp(Layout& layout) const;
+  /// What other pp ranks do not have; `name` of a record that begins with a parameter's.
+  void add_place_on_pp(Layout& layout, std::string_view name = {}) const;
   void record(RecordKind kind, std::string name, const at::Tensor& value, Layout layout);
   void record_data(const TokenBatch& batch);
   void record_parameters();

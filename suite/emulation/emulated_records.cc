@@ -40,15 +40,25 @@ void EmulatedRank::add_averages(Layout& layout) const {
   }
 }
 
-void EmulatedRank::add_place_on_pp(Layout& layout) const {
-  if (!run_->numerics.pipeline.stages.empty() && world_->degree(Axis::kPp) > 1)
+void EmulatedRank::add_place_on_pp(Layout& layout, std::string_view name) const {
+  const PipelineNumerics& pipeline = run_->numerics.pipeline;
+  const auto pp = static_cast<std::size_t>(world_->degree(Axis::kPp));
+  bool is_everywhere = false;
+  for (const auto& [parameter, readers] : pipeline.readers) {
+    if (name != parameter && !name.starts_with(parameter + ".")) continue;
+    std::set<int> ranks;
+    for (const int stage : readers)
+      ranks.insert(pipeline.rank_of_stage.at(static_cast<std::size_t>(stage)));
+    is_everywhere = is_everywhere || ranks.size() == pp;
+  }
+  if (!pipeline.stages.empty() && pp > 1 && !is_everywhere)
     layout.placements.push_back(only_at(Axis::kPp, coordinate(Axis::kPp)));
 }
 
 void EmulatedRank::record(RecordKind kind, std::string name, const at::Tensor& value,
                           Layout layout) {
   if (kind == RecordKind::kParam || kind == RecordKind::kGrad || kind == RecordKind::kOptimizer)
-    add_place_on_pp(layout);
+    add_place_on_pp(layout, name);
   sink_->on_record({kind, std::move(name), std::move(layout), 1.0}, value.detach());
 }
 

@@ -40,6 +40,8 @@ class StageRunner {
   /// Of parameters that sections of two ranks read: the sum of both gradients, on both.
   /// Ranks   collective over these two.
   virtual void add_shared(std::map<std::string, at::Tensor, std::less<>>& gradients) = 0;
+  /// Whether all ranks of the pipeline have a section that reads the parameter.
+  [[nodiscard]] virtual bool is_everywhere(std::string_view parameter) const = 0;
   /// Whether this rank has the section with the head, and so the loss.
   [[nodiscard]] virtual bool has_loss() const noexcept = 0;
   /// The ranks of a pipeline.

@@ -441,13 +441,18 @@ void Trainer::record(RecordKind kind, std::string name, const at::Tensor& value,
                      Layout layout) const {
   if (sink_ == nullptr) return;
   if (kind == RecordKind::kParam || kind == RecordKind::kGrad || kind == RecordKind::kOptimizer)
-    add_place_on_pp(layout);
+    add_place_on_pp(layout, name);
   sink_->on_record({kind, std::move(name), std::move(layout), 1.0}, value.detach());
 }
 
 // What other ranks of a pipeline do not have.
-void Trainer::add_place_on_pp(Layout& layout) const {
-  if (parts_.stages != nullptr && mesh_->degree(Axis::kPp) > 1)
+void Trainer::add_place_on_pp(Layout& layout, std::string_view name) const {
+  if (parts_.stages == nullptr) return;
+  const bool is_everywhere = std::ranges::any_of(specs_, [&](const ParameterSpec& spec) {
+    return parts_.stages->is_everywhere(spec.name) &&
+           (name == spec.name || name.starts_with(spec.name + "."));
+  });
+  if (mesh_->degree(Axis::kPp) > 1 && !is_everywhere)
     layout.placements.push_back(only_at(Axis::kPp, mesh_->coordinate(Axis::kPp)));
 }
 

@@ -198,7 +198,7 @@ class Trainer {
   }
   [[nodiscard]] Layout over_dp(const at::Tensor& local) const;
   void add_averages(Layout& layout) const;
-  void add_place_on_pp(Layout& layout) const;
+  void add_place_on_pp(Layout& layout, std::string_view name = {}) const;
   /// False if another rank of the pipeline records this; else the layout says who does.
   [[nodiscard]] bool add_stage(Layout& layout) const;
 

@@ -75,11 +75,13 @@ void Pipeline::find_shared(const std::vector<ModelSection>& stages,
         ranks.push_back(rank_of_stage(spec_, static_cast<int>(stage)));
     }
     if (ranks.size() < 2) continue;
-    if (ranks.size() > 2 || ranks[0] == ranks[1]) {
-      throw NotBuiltError(fmt::format(
-          "{} is read by {} stages of pp rank {}, which is not built yet; place its stages on two "
-          "ranks, or take a model without tie_word_embeddings",
-          parameter.name, ranks.size(), ranks[0]));
+    // no layout says that two of more ranks have a copy
+    if (ranks.size() > 2 || ranks[0] == ranks[1] || pp_->size() > 2) {
+      throw NotBuiltError(
+          fmt::format("{}, which the first and the last stage read, is built for pp 2 with these "
+                      "stages on two ranks, got pp {} with stages on the ranks {} and {}; take a "
+                      "model without tie_word_embeddings",
+                      parameter.name, pp_->size(), ranks.front(), ranks.back()));
     }
     if (ranks[0] == pp_->rank())
       shared_.push_back({parameter.name, parameter.param_class, ranks[1], true});
@@ -103,6 +105,10 @@ void Pipeline::add_shared(std::map<std::string, at::Tensor, std::less<>>& gradie
     pp_->send_recv(transfers).wait();
     own = shared.is_first ? sent + received : received + sent;
   }
+}
+
+bool Pipeline::is_everywhere(std::string_view parameter) const {
+  return std::ranges::any_of(shared_, [&](const Shared& s) { return s.name == parameter; });
 }
 
 std::size_t Pipeline::index_of(int stage) const {

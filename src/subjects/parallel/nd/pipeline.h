@@ -25,8 +25,9 @@ class Pipeline final : public StageRunner {
  public:
   /// The number of micro-batches of `spec` does not count: that of run() does. `specs` are all of
   /// the model's parameters.
-  /// Errors   UsageError unless there is a stage for each of the spec's, NotBuiltError where two
-  ///          sections of one rank, or more than two, read one parameter.
+  /// Errors   UsageError unless there is a stage for each of the spec's; NotBuiltError where several
+  ///          stages read one parameter, unless the pipeline is of two ranks and each has one of
+  ///          them.
   Pipeline(PipelineSpec spec, std::vector<ModelSection> stages,
            const std::vector<ParameterSpec>& specs, Communicator& pp);
   [[nodiscard]] const std::vector<ModelSection>& sections() const noexcept override {
@@ -37,6 +38,7 @@ class Pipeline final : public StageRunner {
     return parameters_.at(stage).contains(name);
   }
   void add_shared(std::map<std::string, at::Tensor, std::less<>>& gradients) override;
+  [[nodiscard]] bool is_everywhere(std::string_view parameter) const override;
   [[nodiscard]] bool has_loss() const noexcept override { return own_.back().has_head; }
   [[nodiscard]] Communicator& group() const noexcept override { return *pp_; }
 
