@@ -29,6 +29,7 @@ void add_random_faults(Faults& faults);  ///< H: masks of dropout, recomputed la
 void add_buffer_faults(Faults& faults);
 /// H, I, K: the state that a run resumes with after it was saved and loaded.
 void add_checkpoint_faults(Faults& faults);
+void add_nd_faults(Faults& faults);  ///< B to F: pipeline and context parallelism
 /// Legal differences: orders of sums, buckets, layouts, data.
 void add_benign_variations(Faults& faults);
 void add_buffer_benign_variations(Faults& faults);  ///< what pads a buffer

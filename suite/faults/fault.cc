@@ -54,6 +54,7 @@ Faults catalogue_by_class() {
   add_zero_faults(faults);
   add_buffer_faults(faults);
   add_vocab_faults(faults);
+  add_nd_faults(faults);
   std::stable_sort(faults.begin(), faults.end(),
                    [](const Fault& a, const Fault& b) { return a.fault_class < b.fault_class; });
   return faults;

@@ -199,7 +199,8 @@ class StrategyDouble final : public Strategy {
     return inner_->whole_context(module, k_BKSD, v_BKSD);
   }
   at::Tensor token_positions(std::int64_t length) const override {
-    return inner_->token_positions(length);
+    return rules_.token_positions ? rules_.token_positions(*inner_, length)
+                                  : inner_->token_positions(length);
   }
   std::int64_t sequence_length(std::int64_t length) const override {
     return inner_->sequence_length(length);

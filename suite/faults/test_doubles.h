@@ -92,6 +92,8 @@ struct StrategyRules {
                              const at::Tensor& targets_BS, const at::Tensor& weight_B,
                              double label_smoothing)>
       loss = {};
+  /// Of what the model reads; attention has its own.
+  std::function<at::Tensor(const Strategy& inner, std::int64_t length)> token_positions = {};
 };
 [[nodiscard]] std::shared_ptr<const Strategy> strategy_double(std::shared_ptr<const Strategy> inner,
                                                               StrategyRules rules);
