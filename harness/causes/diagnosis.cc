@@ -34,8 +34,9 @@ class Diagnosis {
     // what stands for a record that the reference has not: its values are nowhere
     if (e_.reference.find(e_.wanted.key) == nullptr) return scale();
     if (std::string text = not_updated(); !text.empty()) return text;
-    for (const auto& pattern : {cause_in_loading, cause_in_progress, cause_in_dtype, cause_in_data,
-                                cause_in_scalars, cause_in_masks, cause_in_shards}) {
+    for (const auto& pattern :
+         {cause_in_loading, cause_in_progress, cause_in_dtype, cause_in_data, cause_in_targets,
+          cause_in_scalars, cause_in_masks, cause_in_shards}) {
       if (std::string text = pattern(e_); !text.empty()) return text;
     }
     for (const auto& pattern : patterns_of_bytes()) {
@@ -45,7 +46,7 @@ class Diagnosis {
     if (e_.views.empty()) {
       if (std::string text = scale(); !text.empty()) return text;
     }
-    for (const auto& pattern : {cause_in_places, cause_in_order_of_parts}) {
+    for (const auto& pattern : {cause_in_places, cause_in_order_of_parts, cause_in_tokens}) {
       if (std::string text = pattern(e_); !text.empty()) return text;
     }
     return e_.result.differing_axes.empty()

@@ -254,10 +254,12 @@ std::string not_slices(const Evidence& e) {
     if (std::find(e.bad_ranks().begin(), e.bad_ranks().end(), h.rank->rank) == e.bad_ranks().end())
       right.push_back(h.rank->rank);
   }
-  return fmt::format("{} of {} are not slices of the reference; {} right",
+  // others need not hold it
+  const std::string others =
+      right.empty() ? "" : fmt::format("; {} right", e.coordinates_in_words(right, *axis));
+  return fmt::format("{} of {} are not slices of the reference{}",
                      e.result.comparison.sharded ? "shards" : "values",
-                     e.coordinates_in_words(e.bad_ranks(), *axis),
-                     e.coordinates_in_words(right, *axis));
+                     e.coordinates_in_words(e.bad_ranks(), *axis), others);
 }
 
 /// A step's integer record, and its distinct values among the view's rows.

@@ -110,7 +110,10 @@ Fault ring_blocks_swapped() {
   };
   // of three ranks: the blocks of turns 1 and 2 change places
   fault.hooks.collective = [](const Case&) { return std::make_shared<const RingRunsBackwards>(); };
-  fault.expected = {Stage::kForward, "model.layers.0.self_attn.core", {1, 4}, ""};
+  fault.expected = {Stage::kForward,
+                    "model.layers.0.self_attn.core",
+                    {1, 4},
+                    "wrong on cp rank 1 where queries meet keys of other cp ranks"};
   return fault;
 }
 
@@ -155,7 +158,8 @@ Fault exchange_mixes_heads_and_sequence() {
     return std::make_shared<const MixesHeadsAndTokens>(item.config.num_kv_heads / item.degrees.tp,
                                                        item.seq_length / item.degrees.cp);
   };
-  fault.expected = {Stage::kForward, "model.layers.0.self_attn.core", any_rank(6), ""};
+  fault.expected = {Stage::kForward, "model.layers.0.self_attn.core", any_rank(6),
+                    "where queries meet keys of other cp ranks"};
   return fault;
 }
 
@@ -177,7 +181,8 @@ Fault rope_restarts_on_each_cp_rank() {
   fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
     restart_positions(parts, probe, true);
   };
-  fault.expected = {Stage::kForward, "model.layers.0.self_attn.q_rope", any_rank(6), ""};
+  fault.expected = {Stage::kForward, "model.layers.0.self_attn.q_rope", any_rank(6),
+                    "positions restart on every cp rank"};
   return fault;
 }
 
@@ -191,7 +196,10 @@ Fault rope_table_whole_on_later_stages() {
   fault.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case&, const FaultProbe& probe) {
     restart_positions(parts, probe, mesh.coordinate(Axis::kPp) > 0);
   };
-  fault.expected = {Stage::kForward, "model.layers.2.self_attn.q_rope", {3, 4, 5}, ""};
+  fault.expected = {Stage::kForward,
+                    "model.layers.2.self_attn.q_rope",
+                    {3, 4, 5},
+                    "positions restart on every cp rank"};
   return fault;
 }
 
@@ -292,7 +300,8 @@ Fault labels_shifted_after_cp_split() {
           return inner.loss(logits, counted(probe, targets_BS, wrong), weight_B, label_smoothing);
         }});
   };
-  fault.expected = {Stage::kForward, "loss_per_dp_rank", any_rank(6), ""};
+  fault.expected = {Stage::kForward, "loss_per_dp_rank", any_rank(6),
+                    "the tokens 3, 7, 15, 19 have no target"};
   return fault;
 }
 

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// What goes wrong where ranks of cp share the tokens of a sequence.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "harness/causes/run_causes.h"
+
+namespace isoshard::detail {
+namespace {
+
+/// Tokens that follow each other, on one rank.
+struct Run {
+  int rank = 0;  ///< world rank
+  int cp = 0;
+  std::int64_t begin = 0, local = 0, count = 0;
+  bool is_wrong = false;
+};
+
+/// Of all ranks along dim `dim`; empty unless each cp rank has its share of it, and all that are
+/// alike in cp the same.
+std::vector<Run> runs_along(const Evidence& e, std::size_t dim) {
+  const int cp = e.actual.mesh.degree(Axis::kCp);
+  const std::int64_t length = e.wanted.layout.global_shape[dim];
+  std::vector<Run> runs;
+  std::map<int, std::set<std::pair<std::int64_t, std::int64_t>>> of_cp;
+  std::set<std::pair<std::int64_t, std::int64_t>> all;
+  for (const Held& held : e.held) {
+    const int own = e.actual.mesh.coordinate(held.rank->rank, Axis::kCp);
+    std::set<std::pair<std::int64_t, std::int64_t>> places;
+    std::int64_t count = 0;
+    for (const PartStats& part : held.record->parts) {
+      if (part.box.size.size() <= dim) return {};
+      const bool is_wrong =
+          part.stats.nonfinite_mismatch != 0 || part.stats.relative_error() > e.tolerance();
+      runs.push_back({held.rank->rank, own, part.box.global_offset[dim], part.box.local_offset[dim],
+                      part.box.size[dim], is_wrong});
+      if (places.emplace(part.box.global_offset[dim], part.box.size[dim]).second)
+        count += part.box.size[dim];
+    }
+    if (count * cp != length) return {};
+    const auto [known, is_new] = of_cp.try_emplace(own, places);
+    if (!is_new && known->second != places) return {};
+    all.insert(places.begin(), places.end());
+  }
+  std::int64_t shared = 0;
+  for (const auto& [begin, count] : all) shared += count;
+  return shared == length ? runs : std::vector<Run>();
+}
+
+/// "4..7, 16..19".
+std::string places_of(const std::vector<Run>& runs, int cp) {
+  std::set<std::pair<std::int64_t, std::int64_t>> places;
+  for (const Run& run : runs) {
+    if (run.cp == cp) places.emplace(run.begin, run.begin + run.count - 1);
+  }
+  std::vector<std::string> words;
+  for (const auto& [first, last] : places) words.push_back(fmt::format("{}..{}", first, last));
+  return fmt::format("{}", fmt::join(words, ", "));
+}
+
+/// Whether the tokens up to the end of a run are all on its rank.
+bool meets_own_keys_only(const std::vector<Run>& runs, const Run& of) {
+  std::int64_t own = 0;
+  std::set<std::int64_t> seen;
+  for (const Run& run : runs) {
+    if (run.rank == of.rank && run.begin < of.begin + of.count && seen.insert(run.begin).second)
+      own += run.count;
+  }
+  return own == of.begin + of.count;
+}
+
+std::string restarted_positions(const Evidence& e, const std::vector<Run>& runs) {
+  const std::string& name = e.wanted.key.name;
+  const bool is_of_places = name.find("rope") != std::string::npos ||
+                            name.find("rotary") != std::string::npos ||
+                            name.find("position") != std::string::npos;
+  bool is_right_at_all = false;
+  for (const Run& run : runs) {
+    if (run.is_wrong != (run.local != run.begin)) return "";
+    is_right_at_all |= !run.is_wrong;
+  }
+  if (!is_of_places || !is_right_at_all) return "";
+  return fmt::format(
+      "positions restart on every cp rank: those of cp rank {} are {}, and only tokens whose place "
+      "on their rank is that in the sequence are right",
+      1, places_of(runs, 1));
+}
+
+std::string keys_of_others(const Evidence& e, const std::vector<Run>& runs) {
+  if (e.wanted.key.name.find("attn") == std::string::npos) return "";
+  std::vector<int> wrong;
+  bool has_own_only = false;
+  for (const Run& run : runs) {
+    const bool is_own_only = meets_own_keys_only(runs, run);
+    if (run.is_wrong && is_own_only) return "";
+    has_own_only |= is_own_only;
+    if (run.is_wrong && std::ranges::find(wrong, run.rank) == wrong.end())
+      wrong.push_back(run.rank);
+  }
+  if (wrong.empty() || !has_own_only) return "";
+  std::ranges::sort(wrong);
+  return fmt::format(
+      "wrong on {} where queries meet keys of other cp ranks; those that meet keys of their own "
+      "rank only are right",
+      e.coordinates_in_words(wrong, Axis::kCp));
+}
+
+/// The reference's logits of a micro-batch: the last activation that is as long as the labels.
+const Record* logits_beside(const Evidence& e, const Record& labels) {
+  const Record* found = nullptr;
+  for (const Record& record : e.reference.trace().ranks.at(0).records) {
+    const Shape& shape = record.layout.global_shape;
+    if (record.key.kind == RecordKind::kActivation && record.key.step == labels.key.step &&
+        record.key.call == labels.key.call && shape.size() == 3 &&
+        std::equal(shape.begin(), shape.begin() + 2, labels.layout.global_shape.begin()))
+      found = &record;
+  }
+  return found;
+}
+
+/// Where a rank's tokens end and the next one is another rank's: of 2 cp chunks, of which each rank
+/// has one from either end, or of cp.
+std::set<std::int64_t> ends_of_chunks(std::int64_t length, int cp, bool is_head_tail) {
+  std::set<std::int64_t> ends;
+  const int chunks = is_head_tail ? 2 * cp : cp;
+  for (int chunk = 0; length % chunks == 0 && chunk + 1 < chunks; ++chunk) {
+    const bool goes_on = is_head_tail && chunk + 1 == cp;
+    if (!goes_on) ends.insert((chunk + 1) * (length / chunks) - 1);
+  }
+  return ends;
+}
+
+/// Sums of the tokens' losses over each of `n` equal runs of samples: of all tokens, and of those
+/// at the ends of chunks; and how many tokens count.
+struct TokenSums {
+  std::vector<double> all, ends, counts;
+};
+bool add_tokens(TokenSums& sums, const Values& logits, const Values& labels,
+                const std::set<std::int64_t>& ends) {
+  const auto n = static_cast<std::int64_t>(sums.all.size());
+  const std::int64_t length = labels.size(1), width = logits.size(2);
+  if (labels.size(0) % n != 0) return false;
+  const Values rows = logits.rows(), targets = labels.contiguous();
+  for (std::int64_t row = 0; row < labels.size(0) * length; ++row) {
+    const std::int64_t t = row % length;
+    if (t + 1 == length) continue;
+    const double target = targets.flat()[static_cast<std::size_t>(row) + 1];
+    if (target < 0 || target >= static_cast<double>(width)) continue;
+    const std::span<const double> own =
+        rows.flat().subspan(static_cast<std::size_t>(row * width), static_cast<std::size_t>(width));
+    const double largest = std::ranges::max(own);
+    double sum = 0;
+    for (const double logit : own) sum += std::exp(logit - largest);
+    const double loss = largest + std::log(sum) - own[static_cast<std::size_t>(target)];
+    const auto run = static_cast<std::size_t>(row / length / (labels.size(0) / n));
+    sums.all[run] += loss;
+    sums.counts[run] += 1;
+    if (ends.contains(t)) sums.ends[run] += loss;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::string cause_in_tokens(const Evidence& e) {
+  if (e.wanted.key.kind != RecordKind::kActivation || e.actual.mesh.degree(Axis::kCp) == 1)
+    return "";
+  for (std::size_t dim = 1; dim < e.wanted.layout.global_shape.size(); ++dim) {
+    const std::vector<Run> runs = runs_along(e, dim);
+    if (runs.empty()) continue;
+    if (std::string text = restarted_positions(e, runs); !text.empty()) return text;
+    if (std::string text = keys_of_others(e, runs); !text.empty()) return text;
+  }
+  return "";
+}
+
+std::string cause_in_targets(const Evidence& e) {
+  const int cp = e.actual.mesh.degree(Axis::kCp);
+  const View* bad = e.views.empty() ? nullptr : e.first_bad_view();
+  if (cp == 1 || bad == nullptr || !e.wanted.key.name.starts_with("loss") ||
+      e.wanted.key.kind != RecordKind::kScalar)
+    return "";
+  for (const bool is_head_tail : {true, false}) {
+    TokenSums sums;
+    std::set<std::int64_t> ends;
+    sums.all.resize(static_cast<std::size_t>(e.whole.numel()));
+    sums.ends = sums.counts = sums.all;
+    bool fits = true;
+    for (const Record& record : e.reference.trace().ranks.at(0).records) {
+      if (record.key.kind != RecordKind::kDataId || record.key.name != "labels" ||
+          record.key.step != e.wanted.key.step || record.layout.global_shape.size() != 2)
+        continue;
+      const Record* logits = logits_beside(e, record);
+      ends = ends_of_chunks(record.layout.global_shape[1], cp, is_head_tail);
+      fits = fits && logits != nullptr &&
+             add_tokens(sums, e.reference_value(logits->key), e.reference_value(record.key), ends);
+    }
+    const std::size_t first =
+        bad->box.global_offset.empty() ? 0 : static_cast<std::size_t>(bad->box.global_offset[0]);
+    const Values seen = bad->actual.flattened();
+    for (std::size_t i = 0; fits && i < seen.flat().size(); ++i) {
+      const double count = sums.counts.at(first + i);
+      fits = count > 0 && sums.ends[first + i] > 0 &&
+             is_near(seen.flat()[i], (sums.all[first + i] - sums.ends[first + i]) / count, 1e-4);
+    }
+    if (!fits || seen.flat().empty()) continue;
+    return fmt::format(
+        "the tokens {} have no target: the last ones of the parts of cp ranks; shift labels before "
+        "the sequence is cut",
+        fmt::join(ends, ", "));
+  }
+  return "";
+}
+
+}  // namespace isoshard::detail
