@@ -88,6 +88,22 @@ Strings subjects_option(const ParsedOptions& options) {
   return subjects;
 }
 
+Degrees with_pp_and_cp(const ParsedOptions& options, const std::string& subject, Degrees degrees) {
+  for (const Axis axis : {Axis::kPp, Axis::kCp}) {
+    const std::string flag(name_of(axis));
+    if (options.given(flag) && subject_spec(subject).has(axis))
+      degrees[axis] = options.get<int>(flag);
+  }
+  return degrees;
+}
+
+std::string describe(const Degrees& degrees) {
+  std::string text = degrees.pp == 1 ? "" : fmt::format("pp {} x ", degrees.pp);
+  text += fmt::format("dp {} x ", degrees.dp);
+  if (degrees.cp != 1) text += fmt::format("cp {} x ", degrees.cp);
+  return text + fmt::format("tp {}", degrees.tp);
+}
+
 void declare_case_options(OptionTable& table) {
   auto add = table.group("model and mesh");
   add("model", po::value<std::string>(),
@@ -95,7 +111,7 @@ void declare_case_options(OptionTable& table) {
   add("tp", po::value<int>(), "tensor-parallel degree");
   add("dp", po::value<int>(), "data-parallel degree");
   add("num-workers", po::value<int>(),
-      "number of ranks: must be tp x dp; of ddp alone it is the dp degree");
+      "number of ranks: must be pp x dp x cp x tp; of ddp alone it is the dp degree");
   add("deadline", po::value<double>(),
       "seconds for which no rank may get any further (enter or finish a collective, begin a phase, "
       "end) before the run counts as hung (default: by the size of the case, at least 120)");
@@ -130,6 +146,10 @@ void apply_case_options(const ParsedOptions& options, const InputFiles& inputs,
           std::chrono::milliseconds(static_cast<std::chrono::milliseconds::rep>(1000 * seconds));
   }
   apply_setting_options(options, cases);
+  for (Case& item : cases) {
+    const int stages = item.degrees.pp * item.settings.nd.stages_per_rank;
+    if (!options.given("micro-batches")) item.micro_batches = std::max(item.micro_batches, stages);
+  }
   for (Case& item : cases) read_inputs_from(inputs, options.given("seq-length"), item);
 }
 

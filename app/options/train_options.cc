@@ -101,10 +101,12 @@ void apply_degrees(const ParsedOptions& options, const Strings& selected, const 
   if (fault.empty() || options.given("dp"))
     base.degrees.dp = options.given("dp") ? options.get<int>("dp") : kDefaultDp;
   if (!options.given("dp") && workers > 0 && !any_tp) base.degrees.dp = workers;
-  const std::int64_t ranks = std::int64_t{base.degrees.dp} * (any_tp ? base.degrees.tp : 1);
-  if (workers != 0 && workers != ranks)
-    throw UsageError(fmt::format("--num-workers {}: dp {} x tp {} has {} ranks", workers,
-                                 base.degrees.dp, any_tp ? base.degrees.tp : 1, ranks));
+  Degrees own = base.degrees;
+  if (!any_tp) own.tp = 1;
+  for (const std::string& subject : selected) own = with_pp_and_cp(options, subject, own);
+  if (workers != 0 && workers != own.num_ranks())
+    throw UsageError(
+        fmt::format("--num-workers {}: {} has {} ranks", workers, describe(own), own.num_ranks()));
 }
 
 /// At most so many steps as the epochs have.

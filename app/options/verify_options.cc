@@ -32,8 +32,8 @@ std::vector<Case> cases_of(const std::string& subject, const std::vector<Case>& 
   for (const Case& item : base) {
     if (item.subject == subject) own.push_back(item);
     const SubjectSpec& other = subject_spec(item.subject);
-    const bool has_its_axes = std::ranges::all_of(
-        other.axes, [&](const Axis axis) { return spec.has(axis); });
+    const bool has_its_axes =
+        std::ranges::all_of(other.axes, [&](const Axis axis) { return spec.has(axis); });
     if (spec.is_reference() || !has_its_axes || other.has(Axis::kTp) != spec.has(Axis::kTp))
       continue;
     alike.push_back(item);
@@ -94,10 +94,10 @@ std::vector<Case> expand(const ParsedOptions& options, const std::vector<Case>& 
     }
   }
   for (const Case& item : result) {
-    if (options.given("num-workers") && item.world_size() != workers)
-      throw UsageError(fmt::format("--num-workers {}: {} has {} ranks (dp {} x tp {})", workers,
-                                   item.slug(), item.world_size(), item.degrees.dp,
-                                   item.degrees.tp));
+    const Degrees degrees = with_pp_and_cp(options, item.subject, item.degrees);
+    if (options.given("num-workers") && degrees.num_ranks() != workers)
+      throw UsageError(fmt::format("--num-workers {}: {} has {} ranks ({})", workers, item.slug(),
+                                   degrees.num_ranks(), describe(degrees)));
   }
   if (result.empty())
     throw UsageError(

@@ -184,7 +184,7 @@ const Range& EmulatedStrategy::own_entries() const {
 at::Tensor EmulatedStrategy::recorded_partial(std::string_view module, at::Tensor partial_sum,
                                               Sink* sink) const {
   if (!record_partials_ || sink == nullptr) return partial_sum;
-  Layout gradient = activation_layout(partial_sum, -1);
+  Layout gradient = over_context(activation_layout(partial_sum, -1), partial_sum, 1);
   Layout value = gradient;
   value.placements.push_back(partial(Axis::kTp));
   return detail::tap_with_sink(*sink, std::string(module) + ".partial", std::move(partial_sum),
