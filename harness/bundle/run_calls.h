@@ -2,7 +2,8 @@
 /// The collectives that the ranks of a run must call, as a trusted bundle says them.
 ///
 ///     {"subject": "ddp", "mesh": [{"axis": "dp", "degree": 2}],
-///      "calls": [{"axis": "dp", "at": [[0, 0], [0, 1]], "rows": [[0, 11, 1, 1, 1, 4096, 0, 0, 0]]}]}
+///      "calls": [{"axis": "dp", "at": [[0, 0], [0, 1]],
+///                 "rows": [[0, 11, 1, 1, 1, 4096, 0, 0, 0]]}]}
 ///
 /// "at" are the steps and ranks that make the calls of "rows", in order. A row is that of a record
 /// of calls (harness/trace/collective_calls.h) and three flags, 0 or 1: only_if_stepped,

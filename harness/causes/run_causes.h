@@ -32,8 +32,8 @@ namespace isoshard::detail {
 [[nodiscard]] std::string cause_in_micro_batches(const Evidence& e);
 /// A gradient whose rows are there for the ids of the batch only.
 [[nodiscard]] std::string cause_in_rows(const Evidence& e);
-/// An activation of tokens that cp ranks share: positions restart on each rank, or only queries that
-/// meet keys of other ranks are wrong.
+/// An activation of tokens that cp ranks share: positions restart on each rank, or only queries
+/// that meet keys of other ranks are wrong.
 [[nodiscard]] std::string cause_in_tokens(const Evidence& e);
 /// A loss of tokens that cp ranks share: the last token of each rank's chunk is not counted.
 [[nodiscard]] std::string cause_in_targets(const Evidence& e);

@@ -56,7 +56,8 @@ bool may_be_maximum(const std::vector<std::string>& patterns, const RecordKey& k
   constexpr std::string_view kSuffix = "=max";
   std::vector<std::string> names;
   for (const std::string& pattern : patterns) {
-    if (pattern.ends_with(kSuffix)) names.push_back(pattern.substr(0, pattern.size() - kSuffix.size()));
+    if (pattern.ends_with(kSuffix))
+      names.push_back(pattern.substr(0, pattern.size() - kSuffix.size()));
   }
   return matches_any(names, key);
 }

@@ -98,8 +98,8 @@ class EmulatedRank {
   [[nodiscard]] at::Tensor own_piece(const ParameterSpec& spec, const at::Tensor& whole) const;
   void publish();
   void average_over_replicas(const std::vector<std::string>& bucket);
-  /// World ranks that step runs of the same parameters, in their order, and those that step the same
-  /// runs (ShardGrouping).
+  /// World ranks that step runs of the same parameters, in their order, and those that step the
+  /// same runs (ShardGrouping).
   [[nodiscard]] std::vector<int> shard_members() const { return members_of(rank_); }
   [[nodiscard]] std::vector<int> members_of(int rank) const;
   [[nodiscard]] std::vector<int> replica_members() const;

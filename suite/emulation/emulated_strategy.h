@@ -19,9 +19,10 @@ namespace isoshard {
 
 /// Requires     one object per rank and forward pass at a time; `numerics` and `world` outlive it
 ///              and the autograd graph.
-/// Guarantees   attention is that of the declared cut over cp; column layers send their input's gradient back as their group of shared inputs
-///              says; row layers add their partial outputs at `row_output`, then the bias; a cut
-///              vocabulary is looked up and multiplied by each rank's entries.
+/// Guarantees   attention is that of the declared cut over cp; column layers send their input's
+///              gradient back as their group of shared inputs says; row layers add their partial
+///              outputs at `row_output`, then the bias; a cut vocabulary is looked up and
+///              multiplied by each rank's entries.
 /// Ranks        forward and backward are collective over the tp group, and over cp.
 class EmulatedStrategy final : public Strategy {
  public:

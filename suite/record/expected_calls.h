@@ -17,8 +17,8 @@ namespace isoshard {
 /// Order is that of each axis. Calls on different axes may overlap, and gradients are reduced while
 /// backward still runs: their order against each other is free. The sizes of buckets that DDP makes
 /// anew after its first step depend on the order in which autograd ends: their sum counts. Which
-/// micro-batch a stage of a pipeline computes when is its schedule's business, so the order of calls
-/// along pp, cp and tp is free there, and their number is not.
+/// micro-batch a stage of a pipeline computes when is its schedule's business, so the order of
+/// calls along pp, cp and tp is free there, and their number is not.
 /// Guarantees   empty for a case that declares no numerics.
 [[nodiscard]] CollectiveTable collective_table(const Case& item);
 

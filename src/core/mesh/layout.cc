@@ -134,9 +134,11 @@ bool is_flat(const Layout& layout) noexcept {
 }
 
 bool is_maximum(const Layout& layout) noexcept {
-  return std::any_of(layout.placements.begin(), layout.placements.end(), [](const Placement& placement) {
-    return placement.kind == Placement::Kind::kPartial && placement.reduction == Reduction::kMax;
-  });
+  return std::any_of(layout.placements.begin(), layout.placements.end(),
+                     [](const Placement& placement) {
+                       return placement.kind == Placement::Kind::kPartial &&
+                              placement.reduction == Reduction::kMax;
+                     });
 }
 
 bool is_partial(const Layout& layout) noexcept {

@@ -82,8 +82,8 @@ class Model {
     return forward(input_ids_BS, parameters, strategy, sink, {});
   }
   /// The forward pass of a training step, or of a section of the model (TrainingPass::section),
-  /// whose input and result then are those of the section. The model and all objects that the arguments refer to
-  /// must outlive backward.
+  /// whose input and result then are those of the section. The model and all objects that the
+  /// arguments refer to must outlive backward.
   [[nodiscard]] virtual at::Tensor forward(const at::Tensor& input_ids_BS,
                                            const Parameters& parameters, const Strategy& strategy,
                                            Sink* sink, const TrainingPass& training) const = 0;

@@ -53,8 +53,8 @@ class Strategy {
   /// The degree of tp, 1 if there is none.
   [[nodiscard]] virtual int tp_degree() const noexcept { return 1; }
 
-  /// Causal softmax attention of this rank's queries. `module` names it, as "model.layers.0.self_attn".
-  /// See isoshard::causal_attention.
+  /// Causal softmax attention of this rank's queries. `module` names it, as
+  /// "model.layers.0.self_attn". See isoshard::causal_attention.
   [[nodiscard]] virtual at::Tensor attention(std::string_view module, const at::Tensor& q_BNSD,
                                              const at::Tensor& k_BKSD, const at::Tensor& v_BKSD,
                                              AttentionImpl impl, SoftmaxDtype softmax,

@@ -18,8 +18,8 @@ struct RingNumerics {
   std::optional<Dtype> merge_dtype;  ///< none: fp32, fp64 of fp64
 };
 
-/// A sequence is cut into `num_chunks` equal chunks; cp rank r has chunks_of_rank[r], in that order.
-/// All other ops see these tokens as if they followed each other.
+/// A sequence is cut into `num_chunks` equal chunks; cp rank r has chunks_of_rank[r], in that
+/// order. All other ops see these tokens as if they followed each other.
 struct ContextNumerics {
   int num_chunks = 1;
   std::vector<std::vector<int>> chunks_of_rank;  ///< empty: every rank has all tokens

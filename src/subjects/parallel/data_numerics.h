@@ -63,8 +63,8 @@ struct GradientAccumulation {
 /// Which ranks have parts of one parameter together. Of dp ranks in order the first
 /// dp / `replicas` are one group of shards, then the next; with `spans_context` a group has all of
 /// their cp ranks, too, those of one dp rank after each other. Wherever a group's ranks are counted
-/// here as "dp ranks" they are those of a group of shards. Ranks in the same place of each group are
-/// replicas of each other.
+/// here as "dp ranks" they are those of a group of shards. Ranks in the same place of each group
+/// are replicas of each other.
 struct ShardGrouping {
   int replicas = 1;
   bool spans_context = false;
@@ -96,8 +96,8 @@ struct DataNumerics {
   /// Over replicas, after that, in its dtype: a bucket's runs one behind the other, each filled up
   /// with zeros to the longest that any rank of the group steps
   ReductionPoint replica_gradient;
-  ReductionPoint token_count;         ///< over dp, int64
-  ReductionPoint loss;                ///< over dp, fp64
+  ReductionPoint token_count;  ///< over dp, int64
+  ReductionPoint loss;         ///< over dp, fp64
 };
 
 }  // namespace isoshard

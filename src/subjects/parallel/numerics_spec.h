@@ -51,8 +51,8 @@ enum class NormAdds : std::uint8_t { kModelOrder, kReverseModelOrder };
 /// The norm that gradients are clipped by.
 ///
 /// Squares of parameters are summed over dp (the group of shards) if anything is stepped in runs,
-/// and of parameters that are cut then over tp (of holders the first counts); those of whole ones are taken from the rank
-/// itself.
+/// and of parameters that are cut then over tp (of holders the first counts); those of whole ones
+/// are taken from the rank itself.
 struct NormNumerics {
   /// Over dp and over tp, fp64: one sum of squares per parameter, in model order
   ReductionPoint square_sums;

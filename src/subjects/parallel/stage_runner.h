@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The seam between a training step and a pipeline: who runs which layers of which micro-batch when.
+/// The seam between a training step and a pipeline: who runs which layers of which micro-batch
+/// when.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// How ranks share the tokens of a sample: the seam between a training step and context parallelism.
+/// How ranks share the tokens of a sample: the seam between a training step and context
+/// parallelism.
 #pragma once
 #include <ATen/core/Tensor.h>
 

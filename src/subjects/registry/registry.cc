@@ -32,8 +32,9 @@ bool SubjectSpec::takes(std::string_view setting) const noexcept {
 }
 
 std::span<const SubjectSpec> subject_specs() {
-  static const std::vector<SubjectSpec> specs = {ddp_subject(), autotp_subject(), fsdp_tp_subject(),
-                                                 megatron_subject(), nd_subject(), plain_subject()};
+  static const std::vector<SubjectSpec> specs = {ddp_subject(),     autotp_subject(),
+                                                 fsdp_tp_subject(), megatron_subject(),
+                                                 nd_subject(),      plain_subject()};
   return specs;
 }
 

@@ -31,9 +31,9 @@ enum class SubjectRole : std::uint8_t { kJudged, kReference };
 /// One subject. To add one: its strategy in a folder of src/subjects/parallel, a file beside this
 /// one with its row, and the row's name in registry.cc.
 struct SubjectSpec {
-  std::string_view name;                       ///< "autotp"; in flags, slugs and files
-  std::string_view title;                      ///< "DeepSpeed AutoTP"; in plots and reports
-  std::string_view summary;                    ///< what it copies, in one line
+  std::string_view name;     ///< "autotp"; in flags, slugs and files
+  std::string_view title;    ///< "DeepSpeed AutoTP"; in plots and reports
+  std::string_view summary;  ///< what it copies, in one line
   /// The system that it is a copy of, written anew: what is judged here is the copy. Empty: none.
   std::string_view copy_of = {};
   std::vector<std::string_view> aliases = {};  ///< what the published scripts call it

@@ -56,8 +56,7 @@ ContextOrder parse_context_order(std::string_view name) {
 }
 
 ContextAttention parse_context_attention(std::string_view name) {
-  return parsed("context attention", name,
-                {ContextAttention::kAllGather, ContextAttention::kRing});
+  return parsed("context attention", name, {ContextAttention::kAllGather, ContextAttention::kRing});
 }
 
 }  // namespace isoshard

@@ -146,8 +146,8 @@ void Trainer::run_micro_batch(MicroBatchPlace place, MicroBatch& micro_batch, Lo
   record_data(*micro_batch.batch);
   Sink* sink = scaled_sink_.has_value() ? &*scaled_sink_ : sink_;
   is_reading_ = sink_ != nullptr && parts_.records_repetitions && m == 0 && place.step > 0;
-  const at::Tensor logits = logits_of(*micro_batch.batch, sink,
-                                      training_pass(place.step, micro_batch.earlier_samples));
+  const at::Tensor logits =
+      logits_of(*micro_batch.batch, sink, training_pass(place.step, micro_batch.earlier_samples));
   is_reading_ = false;
   const at::Tensor loss = loss_of(logits, own_tokens(micro_batch.targets_BS), sums.places[m], sums);
   if (place.is_last()) report_loss(sums);
@@ -180,14 +180,13 @@ void Trainer::run_stages(std::vector<MicroBatch>& micro_batches, MicroBatchPlace
     training.section = section;
     own.inputs[stage] = section.has_embedding ? own_tokens(own.batch->input_ids_BS)
                                               : input.detach().requires_grad_(true);
-    is_reading_ = sink_ != nullptr && parts_.records_repetitions && m == 0 && place.step > 0 &&
-                  stage == 0;
+    is_reading_ =
+        sink_ != nullptr && parts_.records_repetitions && m == 0 && place.step > 0 && stage == 0;
     const at::Tensor result = result_of(own.inputs[stage], sink, training);
     is_reading_ = false;
-    own.results[stage] =
-        section.has_head
-            ? loss_of(result, own_tokens(own.targets_BS), sums.places[m], sums)
-            : result;
+    own.results[stage] = section.has_head
+                             ? loss_of(result, own_tokens(own.targets_BS), sums.places[m], sums)
+                             : result;
     return section.has_head ? at::Tensor() : result.detach();
   };
   work.backward = [&](std::size_t stage, std::size_t m, const at::Tensor& gradient) {
@@ -314,8 +313,7 @@ at::Tensor Trainer::result_of(const at::Tensor& input, Sink* sink, const Trainin
   std::optional<AutocastScope> autocast;
   if (parts_.autocast.has_value())
     autocast.emplace(input.device().type(), scalar_type_of(*parts_.autocast));
-  at::Tensor result =
-      parts_.model->forward(input, parameters, *parts_.strategy, sink, training);
+  at::Tensor result = parts_.model->forward(input, parameters, *parts_.strategy, sink, training);
   const bool is_rounded = training.section.has_head && parts_.output_dtype.has_value();
   return is_rounded ? result.to(scalar_type_of(*parts_.output_dtype)) : result;
 }

@@ -2,8 +2,8 @@
 /// Causal attention block by block of keys: what ring attention computes of each block, and how
 /// results are merged. No communication.
 ///
-/// B batch, N query heads, K kv heads, Q queries, T keys of the block, D head dim. "Wide" is fp64 for
-/// fp64, fp32 for all other dtypes.
+/// B batch, N query heads, K kv heads, Q queries, T keys of the block, D head dim. "Wide" is fp64
+/// for fp64, fp32 for all other dtypes.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -38,8 +38,9 @@ struct RotaryTables {
   at::Tensor cos_SD, sin_SD;
 };
 
-/// Tables for positions 0 to length - 1, or of these those of `positions`, int64: frequencies rounded to fp32 (also for fp64, as
-/// transformers keeps its buffer), angles, cos and sin in fp32, rounded to `dtype`.
+/// Tables for positions 0 to length - 1, or of these those of `positions`, int64: frequencies
+/// rounded to fp32 (also for fp64, as transformers keeps its buffer), angles, cos and sin in fp32,
+/// rounded to `dtype`.
 /// Source   transformers Qwen2RotaryEmbedding; for llama3
 ///          modeling_rope_utils._compute_llama3_parameters.
 [[nodiscard]] RotaryTables rotary_tables(const RopeConfig& rope, std::int64_t head_dim,

@@ -92,8 +92,8 @@ at::Tensor ForwardPass::conv1d(const std::string& module, const at::Tensor& x) c
                            parameter(module + ".bias"), sink_);
 }
 
-at::Tensor ForwardPass::dropout(std::string_view site, const at::Tensor& x, double rate,
-                                int tp_dim, int sequence_dim) const {
+at::Tensor ForwardPass::dropout(std::string_view site, const at::Tensor& x, double rate, int tp_dim,
+                                int sequence_dim) const {
   if (rate == 0 || training_.streams == nullptr) return x;
   const Layout layout = strategy_->over_context(
       strategy_->activation_layouts(site, x, tp_dim).value, x, sequence_dim);
@@ -108,8 +108,8 @@ at::Tensor ForwardPass::keep_mask(std::string_view site, const at::Tensor& x, do
   at::Tensor keep;
   std::int64_t covered = 0;
   for (const Box& box : boxes_of(layout, training_.mesh, training_.rank)) {
-    MaskPart part{site,     training_.step,    rate,        layout.global_shape,
-                  box.global_offset, box.size, is_repeated_};
+    MaskPart part{site,     training_.step, rate, layout.global_shape, box.global_offset,
+                  box.size, is_repeated_};
     part.offset.front() += training_.first_sample;
     const at::Tensor own = training_.streams->keep_mask(part).to(x.device());
     if (box.size == x.sizes().vec()) return own;
@@ -130,8 +130,8 @@ at::Tensor ForwardPass::keep_mask(std::string_view site, const at::Tensor& x, do
 AttentionDropout ForwardPass::attention_dropout(std::string_view site, std::string_view q_module,
                                                 double rate) const {
   if (rate == 0 || training_.streams == nullptr) return {};
-  return [this, site = std::string(site), rate, tp_dim = tp_dim_of(q_module, 1)](
-             const at::Tensor& weights_BNSS) {
+  return [this, site = std::string(site), rate,
+          tp_dim = tp_dim_of(q_module, 1)](const at::Tensor& weights_BNSS) {
     return dropout(site, weights_BNSS, rate, tp_dim, /*sequence_dim=*/2);
   };
 }
@@ -171,11 +171,10 @@ at::Tensor self_attention(const ForwardPass& pass, const ModelConfig& config, At
                        /*sequence_dim=*/2);
   const AttentionDropout dropout =
       pass.attention_dropout(module + ".attention_dropout", q_name, config.attention_dropout);
-  const at::Tensor core_BSN =
-      pass.tapped(module + ".core",
-                  pass.strategy().attention(module, q_BNSD, k_BKSD, v_BKSD, impl,
-                                            SoftmaxDtype::kWide, dropout),
-                  pass.tp_dim_of(q_name, 2));
+  const at::Tensor core_BSN = pass.tapped(
+      module + ".core",
+      pass.strategy().attention(module, q_BNSD, k_BKSD, v_BKSD, impl, SoftmaxDtype::kWide, dropout),
+      pass.tp_dim_of(q_name, 2));
   const std::string o_name = module + ".o_proj";
   return pass.tapped(module, pass.linear(o_name, core_BSN, config.attention_out_bias),
                      pass.tp_dim_of(o_name, 2));
@@ -215,8 +214,8 @@ at::Tensor rotary_decoder(const ForwardPass& pass, const ModelConfig& config, At
   at::Tensor x_BSH = input;
   if (pass.section().has_embedding) {
     check_input_ids(input, config, pass.strategy());
-    x_BSH = pass.strategy().embedding(kEmbedding, input, pass.parameter(kEmbeddingWeight),
-                                      pass.sink());
+    x_BSH =
+        pass.strategy().embedding(kEmbedding, input, pass.parameter(kEmbeddingWeight), pass.sink());
     x_BSH = pass.tapped(kEmbedding, std::move(x_BSH), pass.tp_dim_of(kEmbedding, 2));
   }
   const RotaryTables tables = rotary_tables_of(pass, config, input.size(1), x_BSH.scalar_type());

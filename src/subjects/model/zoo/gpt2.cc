@@ -138,11 +138,11 @@ at::Tensor Gpt2::attention(const ForwardPass& pass, const std::string& module,
   const at::Tensor q_BNSD = heads(0, ".q"), k_BNSD = heads(1, ".k"), v_BNSD = heads(2, ".v");
   const AttentionDropout dropout =
       pass.attention_dropout(module + ".attn_dropout", fused, config_.attention_dropout);
-  const at::Tensor core_BSN = pass.tapped(
-      module + ".core",
-      pass.strategy().attention(module, q_BNSD, k_BNSD, v_BNSD, attention_, SoftmaxDtype::kModel,
-                                dropout),
-      pass.tp_dim_of(fused, 2));
+  const at::Tensor core_BSN =
+      pass.tapped(module + ".core",
+                  pass.strategy().attention(module, q_BNSD, k_BNSD, v_BNSD, attention_,
+                                            SoftmaxDtype::kModel, dropout),
+                  pass.tp_dim_of(fused, 2));
   return residual(pass, module, out, core_BSN, ".resid_dropout");
 }
 

@@ -146,20 +146,18 @@ at::Tensor MegatronGpt::attention(const ForwardPass& pass, const std::string& mo
   at::Tensor q_BNSD = heads(".q", 0, queries), k_BKSD = heads(".k", queries, head);
   const at::Tensor v_BKSD = heads(".v", queries + head, head);
   if (!config_.learned_positions) {
-    q_BNSD =
-        pass.tapped(module + ".q_rope", apply_rotary(q_BNSD, tables), pass.tp_dim_of(fused, 1),
-                    /*sequence_dim=*/2);
-    k_BKSD =
-        pass.tapped(module + ".k_rope", apply_rotary(k_BKSD, tables), pass.tp_dim_of(fused, 1),
-                    /*sequence_dim=*/2);
+    q_BNSD = pass.tapped(module + ".q_rope", apply_rotary(q_BNSD, tables), pass.tp_dim_of(fused, 1),
+                         /*sequence_dim=*/2);
+    k_BKSD = pass.tapped(module + ".k_rope", apply_rotary(k_BKSD, tables), pass.tp_dim_of(fused, 1),
+                         /*sequence_dim=*/2);
   }
   const AttentionDropout dropout = pass.attention_dropout(
       module + ".core_attention.attention_dropout", fused, config_.attention_dropout);
-  const at::Tensor core_BSN = pass.tapped(
-      module + ".core_attention",
-      pass.strategy().attention(module, q_BNSD, k_BKSD, v_BKSD, attention_, SoftmaxDtype::kWide,
-                                dropout),
-      pass.tp_dim_of(fused, 2));
+  const at::Tensor core_BSN =
+      pass.tapped(module + ".core_attention",
+                  pass.strategy().attention(module, q_BNSD, k_BKSD, v_BKSD, attention_,
+                                            SoftmaxDtype::kWide, dropout),
+                  pass.tp_dim_of(fused, 2));
   return pass.tapped(module, pass.linear(out, core_BSN, config_.attention_out_bias),
                      pass.tp_dim_of(out, 2));
 }

@@ -149,8 +149,9 @@ std::vector<at::Tensor> FsdpGroup::shard_gradients(Pass pass,
   passes_.erase(pass);
   const std::int64_t ranks = dp_->size();
   // A group of one adds nothing and rounds nothing.
-  const at::ScalarType reduced_in =
-      ranks == 1 && replicas_ == nullptr ? dtypes_.compute : dtypes_.reduce.value_or(dtypes_.compute);
+  const at::ScalarType reduced_in = ranks == 1 && replicas_ == nullptr
+                                        ? dtypes_.compute
+                                        : dtypes_.reduce.value_or(dtypes_.compute);
   const at::Tensor blocks = at::zeros({ranks, block_numel_}, at::TensorOptions().dtype(reduced_in));
   for (std::size_t i = 0; i < shards_.size(); ++i) {
     if (!gradients[i].defined()) continue;
@@ -165,9 +166,9 @@ std::vector<at::Tensor> FsdpGroup::shard_gradients(Pass pass,
   at::Tensor own = reduce_scatter(*dp_, blocks.view({-1}), Reduction::kAvg,
                                   {Purpose::kGradReduce, Axis::kDp, segments_});
   if (replicas_ != nullptr) {
-    all_reduce(*replicas_, own, Reduction::kAvg,
-               {Purpose::kGradReduce, Axis::kDpReplicate,
-                std::span(segments_).first(shards_.size())})
+    all_reduce(
+        *replicas_, own, Reduction::kAvg,
+        {Purpose::kGradReduce, Axis::kDpReplicate, std::span(segments_).first(shards_.size())})
         .wait();
   }
   std::vector<at::Tensor> result;

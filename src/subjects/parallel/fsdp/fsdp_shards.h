@@ -51,9 +51,7 @@ class FsdpShards final : public DataParallel {
   [[nodiscard]] Layout piece_layout(std::string_view name) const override {
     return held_layout(name);
   }
-  [[nodiscard]] bool is_cut_over_dp() const noexcept override {
-    return groups_.shards->size() > 1;
-  }
+  [[nodiscard]] bool is_cut_over_dp() const noexcept override { return groups_.shards->size() > 1; }
   void publish() override {}
 
   /// Errors   UsageError for a module that has no parameters.

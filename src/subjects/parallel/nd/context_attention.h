@@ -13,8 +13,8 @@
 
 namespace isoshard {
 
-/// Keys and values of all tokens, in the order of the tokens. Backward returns the sum of the ranks'
-/// gradients for the own tokens, in the gradients' dtype.
+/// Keys and values of all tokens, in the order of the tokens. Backward returns the sum of the
+/// ranks' gradients for the own tokens, in the gradients' dtype.
 ///
 /// Shapes   [B,K,S / cp,D] -> [B,K,S,D].
 /// Ranks    collective over `cp`: one all-gather (ring_kv), in backward one reduce-scatter
@@ -31,8 +31,8 @@ namespace isoshard {
 ///              their owner's, and each further rank adds its own. All sums are in fp32 (fp64).
 /// Shapes       q [B,N,S / cp,D]; k, v [B,K,S / cp,D]; returns [B,S / cp,N D], contiguous.
 /// Ranks        collective over `cp`: cp - 1 exchanges with both neighbors (ring_kv); in backward
-///              as many, and cp exchanges of the gradients (ring_dkv). `cp` and `split` must outlive
-///              the graph.
+///              as many, and cp exchanges of the gradients (ring_dkv). `cp` and `split` must
+///              outlive the graph.
 /// Source       Liu et al., Ring Attention with Blockwise Transformers (2023);
 ///              torch/distributed/tensor/experimental/_attention.py.
 [[nodiscard]] at::Tensor ring_attention(const at::Tensor& q_BNSD, const KeysValues& own,

@@ -31,8 +31,7 @@ Result of_one_process(const Whole& whole) {
   const at::Tensor q = whole.q.clone().requires_grad_(true),
                    k = whole.k.clone().requires_grad_(true),
                    v = whole.v.clone().requires_grad_(true);
-  const at::Tensor out =
-      causal_attention(q, k, v, AttentionImpl::kEager, SoftmaxDtype::kWide, {});
+  const at::Tensor out = causal_attention(q, k, v, AttentionImpl::kEager, SoftmaxDtype::kWide, {});
   out.backward(whole.gradient);
   return {out.detach(), q.grad(), k.grad(), v.grad()};
 }

@@ -13,8 +13,8 @@
 namespace isoshard {
 
 /// kHeadTail: the sequence is cut into 2 cp equal chunks, and rank r has chunks r and 2 cp - 1 - r,
-/// so that under a causal mask all ranks have equally much to do. kContiguous: rank r has the r-th of
-/// cp equal parts.
+/// so that under a causal mask all ranks have equally much to do. kContiguous: rank r has the r-th
+/// of cp equal parts.
 /// Source   torch/distributed/tensor/experimental/_attention.py (_RoundRobinLoadBalancer).
 class ContextSplit {
  public:

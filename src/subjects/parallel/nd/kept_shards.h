@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// FSDP2 without resharding after forward, as a pipeline needs it: parameters stay gathered over all
-/// micro-batches of a step.
+/// FSDP2 without resharding after forward, as a pipeline needs it: parameters stay gathered over
+/// all micro-batches of a step.
 #pragma once
 #include <map>
 #include <optional>
@@ -22,8 +22,8 @@ namespace isoshard {
 /// Ranks        collective over the shards: one all-gather a block and step (param_gather) and one
 ///              reduce-scatter (grad_reduce); then one all-reduce over replicas, if there are any.
 /// Source       torch/distributed/fsdp/_fully_shard with reshard_after_forward=False and
-///              set_requires_gradient_sync only in the last backward, as torchtitan's pipelines have
-///              it (_fsdp_param.py: accumulate_unsharded_grad_if_needed).
+///              set_requires_gradient_sync only in the last backward, as torchtitan's pipelines
+///              have it (_fsdp_param.py: accumulate_unsharded_grad_if_needed).
 class KeptShards final : public DataParallel {
  public:
   KeptShards(std::optional<Dtype> reduce_dtype, const ShardGroups& groups)
@@ -46,9 +46,7 @@ class KeptShards final : public DataParallel {
   [[nodiscard]] Layout piece_layout(std::string_view name) const override {
     return held_layout(name);
   }
-  [[nodiscard]] bool is_cut_over_dp() const noexcept override {
-    return groups_.shards->size() > 1;
-  }
+  [[nodiscard]] bool is_cut_over_dp() const noexcept override { return groups_.shards->size() > 1; }
   void publish() override { held_.clear(); }
 
  private:

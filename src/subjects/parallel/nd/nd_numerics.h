@@ -6,10 +6,10 @@
 
 namespace isoshard {
 
-/// autotp's over tp, tokens by ContextSplit over cp, stages_of over pp. Over dp x cp each rank steps
-/// its rows of a parameter's part (dim0_shards). Without a pipeline gradients of each micro-batch
-/// are averaged on their own, as fsdp_tp has it; in a pipeline they are added up in the reduce dtype
-/// and averaged once. Then they are averaged over replicas.
+/// autotp's over tp, tokens by ContextSplit over cp, stages_of over pp. Over dp x cp each rank
+/// steps its rows of a parameter's part (dim0_shards). Without a pipeline gradients of each
+/// micro-batch are averaged on their own, as fsdp_tp has it; in a pipeline they are added up in the
+/// reduce dtype and averaged once. Then they are averaged over replicas.
 /// Errors   as autotp_plan, stages_of and NdGroups.
 [[nodiscard]] NumericsSpec nd_numerics(const Model& model, const NumericsInputs& inputs);
 

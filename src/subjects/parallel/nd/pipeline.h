@@ -25,14 +25,12 @@ class Pipeline final : public StageRunner {
  public:
   /// The number of micro-batches of `spec` does not count: that of run() does. `specs` are all of
   /// the model's parameters.
-  /// Errors   UsageError unless there is a stage for each of the spec's; NotBuiltError where several
-  ///          stages read one parameter, unless the pipeline is of two ranks and each has one of
-  ///          them.
+  /// Errors   UsageError unless there is a stage for each of the spec's; NotBuiltError where
+  ///          several stages read one parameter, unless the pipeline is of two ranks and each has
+  ///          one of them.
   Pipeline(PipelineSpec spec, std::vector<ModelSection> stages,
            const std::vector<ParameterSpec>& specs, Communicator& pp);
-  [[nodiscard]] const std::vector<ModelSection>& sections() const noexcept override {
-    return own_;
-  }
+  [[nodiscard]] const std::vector<ModelSection>& sections() const noexcept override { return own_; }
   void run(std::size_t num_micro_batches, const StageWork& work) override;
   [[nodiscard]] bool has_parameter(std::size_t stage, std::string_view name) const override {
     return parameters_.at(stage).contains(name);
