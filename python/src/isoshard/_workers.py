@@ -151,7 +151,13 @@ class _Pool:
         port = self.port = free_port()
         for rank in range(size):
             down, up = os.pipe(), os.pipe()
+            # Ctrl-C reaches all processes of a terminal, and Python may swallow it where it comes
+            # in the middle of a fork; a rank that it does not end would wait for ever.
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             pid = os.fork()
+            if pid == 0:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             if pid == 0:
                 for other in self.ranks:  # so that a dead rank is seen
                     other.to.close()
