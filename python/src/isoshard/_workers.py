@@ -264,6 +264,8 @@ def _work_on_jobs(rank: int, size: int, port: int, to: IO[bytes], back: IO[bytes
             _work(job, rank, size, meshes)
         except BaseException:
             error = traceback.format_exc()
+        if size == 1:  # the next case's reference has none
+            _end_process_groups(meshes)
         sys.stderr.flush()
         _send(back, pickle.dumps((error, _num_threads())))
 
@@ -295,6 +297,14 @@ def _mesh_of(axes: dict[str, int], meshes: dict[Any, Any]) -> Any:
         names, degrees = tuple(axes), tuple(axes.values())
         meshes[key] = init_device_mesh("cpu", degrees, mesh_dim_names=names)
     return meshes[key]
+
+
+def _end_process_groups(meshes: dict[Any, Any]) -> None:
+    import torch.distributed as dist
+
+    meshes.clear()
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def serve(arguments: Sequence[str] = (str(_TIMEOUT),)) -> None:
