@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from isoshard import Divergence, Report, RunError, UsageError
@@ -157,6 +158,18 @@ def test_a_loss_makes_no_other_floors_coarser(
     for dtype in recorded:
         dtypes.see("grad", "weight", dtype)
     assert dtypes.judging() == said
+
+
+def alone() -> nn.Module:
+    if dist.is_initialized() and dist.get_world_size() == 1:
+        raise RuntimeError("a reference has no process group")
+    return Mlp()
+
+
+def test_a_reference_has_no_process_group_of_an_earlier_case(isoshard_check: Check) -> None:
+    words: dict[str, Any] = {"mesh": "dp=2", "batch": IDS, "optimizer": adamw}
+    assert isoshard_check(Mlp, ddp, parallel_reference=True, **words).conforms
+    assert isoshard_check(alone, ddp, **words).conforms
 
 
 def test_a_rank_that_fails_is_named_and_workers_recover(isoshard_check: Check) -> None:

@@ -103,14 +103,13 @@ def test_answers_of_a_case_that_broke_off_are_thrown_away(monkeypatch: pytest.Mo
 def test_a_rank_that_is_interrupted_ends_and_serves_nobody() -> None:
     """Ctrl-C reaches all processes of a terminal."""
     program = (
-        "import os, signal, time\n"
+        "import os, signal\n"
         "from isoshard._workers import _Pool\n"
         "try:\n"
         "    rank = _Pool(1).ranks[0]\n"
         "except BaseException as error:\n"
         "    print('a rank came back with', type(error).__name__, flush=True)\n"
         "    os._exit(1)\n"
-        "time.sleep(1)\n"
         "os.kill(rank.pid, signal.SIGINT)\n"
         "os.waitpid(rank.pid, 0)\n"
         "print('ended', flush=True)\n"

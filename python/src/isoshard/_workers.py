@@ -151,7 +151,13 @@ class _Pool:
         port = self.port = free_port()
         for rank in range(size):
             down, up = os.pipe(), os.pipe()
+            # Ctrl-C reaches all processes of a terminal, and Python may swallow it where it comes
+            # in the middle of a fork; a rank that it does not end would wait for ever.
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             pid = os.fork()
+            if pid == 0:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             if pid == 0:
                 for other in self.ranks:  # so that a dead rank is seen
                     other.to.close()
@@ -258,6 +264,8 @@ def _work_on_jobs(rank: int, size: int, port: int, to: IO[bytes], back: IO[bytes
             _work(job, rank, size, meshes)
         except BaseException:
             error = traceback.format_exc()
+        if size == 1:  # the next case's reference has none
+            _end_process_groups(meshes)
         sys.stderr.flush()
         _send(back, pickle.dumps((error, _num_threads())))
 
@@ -289,6 +297,14 @@ def _mesh_of(axes: dict[str, int], meshes: dict[Any, Any]) -> Any:
         names, degrees = tuple(axes), tuple(axes.values())
         meshes[key] = init_device_mesh("cpu", degrees, mesh_dim_names=names)
     return meshes[key]
+
+
+def _end_process_groups(meshes: dict[Any, Any]) -> None:
+    import torch.distributed as dist
+
+    meshes.clear()
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def serve(arguments: Sequence[str] = (str(_TIMEOUT),)) -> None:
