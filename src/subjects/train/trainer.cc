@@ -281,6 +281,8 @@ Trainer::LossSums Trainer::weigh(std::span<const at::Tensor> targets) const {
 
 double Trainer::evaluate(std::span<const TokenBatch> micro_batches) {
   if (micro_batches.empty()) throw UsageError("an evaluation needs at least one micro-batch");
+  if (parts_.stages != nullptr)
+    throw NotBuiltError("an evaluation in a pipeline is not built yet; evaluate with pp 1");
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> targets;
   for (const TokenBatch& batch : micro_batches) targets.push_back(shift_labels(batch.labels_BS));
