@@ -141,12 +141,14 @@ std::string unequal_numbers(std::span<const RankCurve> ranks) {
   return "";
 }
 
-/// Every rank reports the loss of its own dp rank, and ranks that differ in tp the same one.
+/// Every rank reports the loss of its own dp rank, and ranks of one dp rank the same one. In a
+/// pipeline those of one stage do.
 std::string unequal_rank_losses(const MeshShape& mesh, std::span<const RankCurve> ranks) {
   for (std::size_t i = 0; i < ranks[0].steps.size(); ++i) {
     std::map<int, std::size_t> first_of;  // dp coordinate -> rank
     for (std::size_t r = 0; r < ranks.size(); ++r) {
       const CurveStep& step = ranks[r].steps[i];
+      if (step.rank_losses.empty() && mesh.degree(Axis::kPp) > 1) continue;
       if (step.rank_losses.size() != 1)
         return fmt::format("rank {} reports {} losses of its dp rank in step {}, must be 1", r,
                            step.rank_losses.size(), step.step);
@@ -158,6 +160,9 @@ std::string unequal_rank_losses(const MeshShape& mesh, std::span<const RankCurve
             "loss of dp rank {} of step {}: rank {} reports {} ({}), rank {} {} ({})", dp,
             step.step, first, a, to_hex(a), r, b, to_hex(b));
     }
+    if (first_of.size() != static_cast<std::size_t>(mesh.degree(Axis::kDp)))
+      return fmt::format("{} of {} dp ranks report their loss in step {}", first_of.size(),
+                         mesh.degree(Axis::kDp), ranks[0].steps[i].step);
   }
   return "";
 }
@@ -197,6 +202,10 @@ Curve empty_curve(const Case& item, const TrainOptions& options) {
   curve.case_slug = item.slug();
   curve.mesh = {{"dp", is_reference(item) ? 1 : item.degrees.dp},
                 {"tp", is_reference(item) ? 1 : item.degrees.tp}};
+  for (const Axis axis : {Axis::kPp, Axis::kCp}) {
+    if (!is_reference(item) && item.degrees[axis] > 1)
+      curve.mesh[std::string(name_of(axis))] = item.degrees[axis];
+  }
   curve.settings =
       nlohmann::json::parse(bundle_settings(item, policy_of(item))).at("training").dump();
   curve.fingerprint = {

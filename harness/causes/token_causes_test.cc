@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Causes in tokens that two cp ranks share: rank 0 has 0, 1, 6 and 7 of 8, rank 1 those between.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "harness/judge/judge.h"
+#include "harness/testing/synthetic.h"
+
+namespace isoshard {
+namespace {
+
+using namespace synthetic;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+const MeshShape kMesh({{Axis::kCp, 2}});
+const std::vector<std::vector<std::int64_t>> kTokens = {{0, 1, 6, 7}, {2, 3, 4, 5}};
+
+at::Tensor places_of(int rank) {
+  return at::tensor(kTokens.at(static_cast<std::size_t>(rank)), at::kLong);
+}
+
+Body whole(RecordKind kind, const std::string& name, const at::Tensor& global) {
+  return [=](Sink& sink, int) {
+    sink.on_record(site(kind, name, layout_of(global.sizes().vec())), global);
+  };
+}
+
+// Dim 1 holds a rank's tokens.
+Body shared(const std::string& name, const at::Tensor& global) {
+  return [=](Sink& sink, int rank) {
+    Layout layout = layout_of(global.sizes().vec());
+    layout.explicit_parts = true;
+    const at::Tensor own = global.index_select(1, places_of(rank));
+    const std::int64_t run = rank == 0 ? 2 : 4;
+    for (std::int64_t local = 0; local < 4; local += run) {
+      Box box{Shape(3, 0), Shape(3, 0), own.sizes().vec()};
+      box.local_offset[1] = local;
+      box.global_offset[1] =
+          kTokens[static_cast<std::size_t>(rank)][static_cast<std::size_t>(local)];
+      box.size[1] = run;
+      layout.boxes.push_back(box);
+    }
+    sink.on_record(site(RecordKind::kActivation, name, layout), own);
+  };
+}
+
+std::string diagnosis_of(const Body& right, const Body& wrong) {
+  const Reference reference = synthetic::reference(right);
+  JudgePolicy options;
+  options.rtol = 1e-6;
+  const Verdict verdict = judge(reference, run(kMesh, &reference, wrong), options);
+  EXPECT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
+  return verdict.findings.empty() ? "no finding" : verdict.findings[0].diagnosis;
+}
+
+// The tokens of `wrong` have other values.
+std::string told(const std::string& name, const std::vector<std::int64_t>& wrong) {
+  const at::Tensor right = values({2, 8, 3}, 1), other = values({2, 8, 3}, 2);
+  at::Tensor changed = right.clone();
+  for (const std::int64_t token : wrong) changed.select(1, token).copy_(other.select(1, token));
+  return diagnosis_of(whole(RecordKind::kActivation, name, right), shared(name, changed));
+}
+
+TEST(TokenCauses, PositionsThatRestartAreWrongWhereATokensPlaceIsAnother) {
+  EXPECT_THAT(told("layers.0.self_attn.q_rope", {2, 3, 4, 5, 6, 7}),
+              HasSubstr("positions restart on every cp rank: those of cp rank 1 are 2..5"));
+  EXPECT_THAT(told("layers.0.self_attn.q_rope", {2, 3, 4, 5}), Not(HasSubstr("restart")))
+      << "the tail of rank 0 is right, though its places are others";
+  EXPECT_THAT(told("layers.0.mlp.up_proj", {2, 3, 4, 5, 6, 7}), Not(HasSubstr("restart")));
+}
+
+TEST(TokenCauses, KeysOfOthersAreWrongOnlyForWhoMeetsThem) {
+  const std::string words = "where queries meet keys of other cp ranks";
+  EXPECT_THAT(told("layers.0.self_attn.core", {2, 3, 4, 5}),
+              HasSubstr("wrong on cp rank 1 " + words));
+  EXPECT_THAT(told("layers.0.self_attn.core", {2, 3, 4, 5, 6, 7}),
+              HasSubstr("wrong on cp ranks 0, 1 " + words));
+  EXPECT_THAT(told("layers.0.self_attn.core", {0, 1, 2, 3, 4, 5}), Not(HasSubstr(words)))
+      << "tokens 0 and 1 see keys of their own rank only";
+}
+
+// Mean losses over logits of 5 columns; targets are the labels shifted by one.
+TEST(TokenCauses, TokensWithoutTargetAreNamed) {
+  const at::Tensor logits = values({2, 8, 5}, 3) * 2;
+  const at::Tensor labels =
+      at::tensor({0, 1, 2, 3, 4, 0, 1, 2, 4, 3, 2, 1, 0, 4, 3, 2}, at::kLong).reshape({2, 8});
+  const at::Tensor losses = at::log_softmax(logits.to(at::kDouble), 2)
+                                .slice(1, 0, -1)
+                                .gather(2, labels.slice(1, 1).unsqueeze(2))
+                                .neg()
+                                .squeeze(2);
+  const auto recorded = [&](const std::vector<std::int64_t>& left_out) {
+    at::Tensor counted = losses.clone();
+    for (const std::int64_t token : left_out) counted.select(1, token).zero_();
+    const at::Tensor loss = counted.sum().div(losses.numel()).reshape({1});
+    return [=](Sink& sink, int rank) {
+      whole(RecordKind::kDataId, "labels", labels)(sink, rank);
+      whole(RecordKind::kActivation, "lm_head", logits)(sink, rank);
+      whole(RecordKind::kScalar, "loss", loss)(sink, rank);
+    };
+  };
+  const Body right = recorded({});
+
+  EXPECT_THAT(diagnosis_of(right, recorded({1, 5})), HasSubstr("the tokens 1, 5 have no target"));
+  EXPECT_THAT(diagnosis_of(right, recorded({3})), HasSubstr("the tokens 3 have no target"))
+      << "of a sequence in two parts";
+  EXPECT_THAT(diagnosis_of(right, recorded({2})), Not(HasSubstr("no target")));
+}
+
+}  // namespace
+}  // namespace isoshard
