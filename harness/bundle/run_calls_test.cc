@@ -85,7 +85,7 @@ TEST(RunCalls, OfWrongFormAreRefused) {
   EXPECT_THAT(message([](json& l) { l[0].erase("mesh"); }), HasSubstr("mesh"));
   EXPECT_THAT(message([](json& l) { l[0]["calls"][0]["axis"] = "up"; }), HasSubstr("up"));
   EXPECT_THAT(message([](json& l) { l[0]["calls"][0]["rows"][0].push_back(1); }),
-              HasSubstr("must have 8 numbers, got 9"));
+              HasSubstr("must have 9 numbers, got 10"));
   EXPECT_THAT(message([](json& l) { l[0]["calls"][0]["rows"][0][1] = 1000; }),
               HasSubstr("numbers of enumerators, got 1000"));
 }

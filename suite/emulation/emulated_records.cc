@@ -16,9 +16,8 @@ Layout EmulatedRank::layout_of(const ParameterSpec& spec) const {
 
 Layout EmulatedRank::piece_layout(const ParameterSpec& spec) const {
   const std::optional<std::vector<Range>> runs = own_runs(spec.name);
-  const bool is_whole =
-      !runs.has_value() ||
-      (runs->size() == 1 && runs->front().count == parameters_.at(spec.name).numel());
+  // of a group of one shard they are the whole part
+  const bool is_whole = !runs.has_value() || shard_members().size() == 1;
   if (is_whole) return layout_of(spec);
   return layout_of_runs(run_->numerics.tensor, spec, coordinate(Axis::kTp),
                         parameters_.at(spec.name).sizes().vec(), *runs);

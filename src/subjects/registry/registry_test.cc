@@ -42,9 +42,10 @@ TEST(SubjectRegistry, NamesAliasesAndTitlesAreFound) {
 }
 
 TEST(SubjectRegistry, AsksByAxisAndSetting) {
-  EXPECT_THAT(subjects_with(Axis::kTp), ElementsAre("autotp", "fsdp_tp", "megatron"));
+  EXPECT_THAT(subjects_with(Axis::kTp), ElementsAre("autotp", "fsdp_tp", "megatron", "nd"));
+  EXPECT_THAT(subjects_with(Axis::kCp), ElementsAre("nd"));
   EXPECT_THAT(subjects_that_take("zero_stage"), ElementsAre("autotp"));
-  EXPECT_THAT(subjects_that_take("reduce_dtype"), ElementsAre("fsdp_tp"));
+  EXPECT_THAT(subjects_that_take("reduce_dtype"), ElementsAre("fsdp_tp", "nd"));
   EXPECT_EQ(usual_subject(/*has_tp=*/true, /*has_dp=*/true), "autotp");
   EXPECT_EQ(usual_subject(/*has_tp=*/false, /*has_dp=*/true), "ddp");
   EXPECT_EQ(usual_subject(/*has_tp=*/false, /*has_dp=*/false), "");
