@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Cases that the suites of nd share.
 #pragma once
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -23,11 +24,11 @@ inline Case with_layers(Case item, std::int64_t layers) {
   return item;
 }
 
-/// One layer a stage, four micro-batches with unequal numbers of labels.
+/// One layer a stage; at least four micro-batches, with unequal numbers of labels.
 inline Case in_pipeline(Case item, int stages_per_rank = 1, std::string_view schedule = "1F1B") {
   item.settings.nd.pipeline_schedule = schedule;
   item.settings.nd.stages_per_rank = stages_per_rank;
-  item.micro_batches = 4;
+  item.micro_batches = std::max(4, item.degrees.pp * stages_per_rank);
   item.data.unequal_labels = true;
   return with_layers(std::move(item), item.degrees.pp * stages_per_rank);
 }
