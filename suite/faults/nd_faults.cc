@@ -168,7 +168,9 @@ void restart_positions(TrainerParts& parts, const FaultProbe& probe, bool is_wro
   if (!is_wrong) return;
   parts.strategy = strategy_double(
       parts.strategy, {.token_positions = [probe](const Strategy& inner, std::int64_t length) {
-        return counted(probe, inner.token_positions(length), at::arange(length, at::kLong));
+        const at::Tensor right = inner.token_positions(length);
+        if (!right.defined()) return right;  // all tokens are here
+        return counted(probe, right, at::arange(length, at::kLong));
       }});
 }
 
