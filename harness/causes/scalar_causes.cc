@@ -243,22 +243,6 @@ std::string squares_add_up(const Evidence& e, const View& bad) {
   return "";
 }
 
-/// Over the last dim, which goes.
-Values log_sum_exp(const Values& logits) {
-  const Values rows = logits.rows();
-  const auto width = static_cast<std::size_t>(rows.size(1));
-  std::vector<double> results;
-  for (std::int64_t row = 0; row < rows.size(0); ++row) {
-    const std::span<const double> own =
-        rows.flat().subspan(static_cast<std::size_t>(row) * width, width);
-    const double largest = std::ranges::max(own);
-    double sum = 0;
-    for (const double logit : own) sum += std::exp(logit - largest);
-    results.push_back(std::isinf(largest) ? largest : largest + std::log(sum));
-  }
-  return {Shape(logits.shape().begin(), logits.shape().end() - 1), std::move(results)};
-}
-
 /// What `columns` more logits of 0 would add to the reference's mean loss of each of `n` equal runs
 /// of samples: the mean over counted targets of log(1 + columns / sum of exp). Empty if logits and
 /// labels do not fit.

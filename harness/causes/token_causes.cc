@@ -147,18 +147,15 @@ bool add_tokens(TokenSums& sums, const Values& logits, const Values& labels,
   const auto n = static_cast<std::int64_t>(sums.all.size());
   const std::int64_t length = labels.size(1), width = logits.size(2);
   if (labels.size(0) % n != 0) return false;
-  const Values rows = logits.rows(), targets = labels.contiguous();
+  const Values rows = logits.rows(), lse = log_sum_exp(logits), targets = labels.contiguous();
   for (std::int64_t row = 0; row < labels.size(0) * length; ++row) {
     const std::int64_t t = row % length;
     if (t + 1 == length) continue;
     const double target = targets.flat()[static_cast<std::size_t>(row) + 1];
     if (target < 0 || target >= static_cast<double>(width)) continue;
-    const std::span<const double> own =
-        rows.flat().subspan(static_cast<std::size_t>(row * width), static_cast<std::size_t>(width));
-    const double largest = std::ranges::max(own);
-    double sum = 0;
-    for (const double logit : own) sum += std::exp(logit - largest);
-    const double loss = largest + std::log(sum) - own[static_cast<std::size_t>(target)];
+    const double loss =
+        lse.flat()[static_cast<std::size_t>(row)] -
+        rows.flat()[static_cast<std::size_t>(row * width) + static_cast<std::size_t>(target)];
     const auto run = static_cast<std::size_t>(row / length / (labels.size(0) / n));
     sums.all[run] += loss;
     sums.counts[run] += 1;

@@ -424,4 +424,19 @@ std::vector<std::int64_t> nearest_rows(const Values& rows, const Values& among) 
   return nearest;
 }
 
+Values log_sum_exp(const Values& values) {
+  const Values rows = values.rows();
+  const auto width = static_cast<std::size_t>(rows.size(1));
+  std::vector<double> results;
+  for (std::int64_t row = 0; row < rows.size(0); ++row) {
+    const std::span<const double> own =
+        rows.flat().subspan(static_cast<std::size_t>(row) * width, width);
+    const double largest = std::ranges::max(own);
+    double sum = 0;
+    for (const double value : own) sum += std::exp(value - largest);
+    results.push_back(std::isinf(largest) ? largest : largest + std::log(sum));
+  }
+  return {Shape(values.shape().begin(), values.shape().end() - 1), std::move(results)};
+}
+
 }  // namespace isoshard::detail

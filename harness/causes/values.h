@@ -100,6 +100,9 @@ class Values {
 [[nodiscard]] Values operator*(double a, const Values& b);
 [[nodiscard]] Values operator/(const Values& a, double b);
 
+/// Logarithms of sums of exponentials over the last dim, which goes.
+[[nodiscard]] Values log_sum_exp(const Values& values);
+
 /// Same shape and same numbers: -0 equals 0, a NaN equals nothing.
 [[nodiscard]] bool equal(const Values& a, const Values& b);
 /// Frobenius norm.

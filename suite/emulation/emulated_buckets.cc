@@ -147,17 +147,15 @@ void EmulatedRank::average_over_replicas(const std::vector<std::string>& bucket)
 }
 
 // Ranks are numbered with dp before cp.
-std::vector<int> EmulatedRank::members_of(int rank) const {
+std::vector<int> EmulatedRank::shard_members() const {
   const ShardGrouping& groups = run_->numerics.data.sharding.groups;
   const MeshShape& mesh = world_->mesh();
   const int dp_shard = mesh.degree(Axis::kDp) / groups.replicas;
   const auto is_together = [&](int other) {
-    return mesh.coordinate(other, Axis::kPp) == mesh.coordinate(rank, Axis::kPp) &&
-           mesh.coordinate(other, Axis::kTp) == mesh.coordinate(rank, Axis::kTp) &&
-           mesh.coordinate(other, Axis::kDp) / dp_shard ==
-               mesh.coordinate(rank, Axis::kDp) / dp_shard &&
-           (groups.spans_context ||
-            mesh.coordinate(other, Axis::kCp) == mesh.coordinate(rank, Axis::kCp));
+    return mesh.coordinate(other, Axis::kPp) == coordinate(Axis::kPp) &&
+           mesh.coordinate(other, Axis::kTp) == coordinate(Axis::kTp) &&
+           mesh.coordinate(other, Axis::kDp) / dp_shard == coordinate(Axis::kDp) / dp_shard &&
+           (groups.spans_context || mesh.coordinate(other, Axis::kCp) == coordinate(Axis::kCp));
   };
   std::vector<int> members;
   for (int other = 0; other < mesh.world_size(); ++other) {

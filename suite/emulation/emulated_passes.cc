@@ -21,10 +21,6 @@ namespace {
 
 constexpr std::int64_t kNotCounted = -100;
 
-at::Tensor fp64_tensor(const std::vector<double>& values) {
-  return at::tensor(at::ArrayRef<double>(values.data(), values.size()), at::kDouble);
-}
-
 }  // namespace
 
 // Gradients of micro-batches add up one after the other, in the parameters' dtype.

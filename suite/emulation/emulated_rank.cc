@@ -20,10 +20,6 @@
 namespace isoshard {
 namespace {
 
-at::Tensor fp64_tensor(const std::vector<double>& values) {
-  return at::tensor(at::ArrayRef<double>(values.data(), values.size()), at::kDouble);
-}
-
 double sum_of_blocks(const at::Tensor& gradient, std::int64_t block_size) {
   double sum = 0;
   for (const at::Tensor& block : gradient.reshape({-1}).split(block_size)) {
@@ -81,10 +77,7 @@ void EmulatedRank::setup() {
 // Those that one of its stages reads. Of a parameter that several ranks read the first counts.
 void EmulatedRank::find_own_specs() {
   const PipelineNumerics& pipeline = run_->numerics.pipeline;
-  const int own = coordinate(Axis::kPp);
-  const auto is_own = [&](int stage) {
-    return pipeline.rank_of_stage.at(static_cast<std::size_t>(stage)) == own;
-  };
+  const auto is_here = [&](int stage) { return is_own(static_cast<std::size_t>(stage)); };
   for (const ParameterSpec& spec : run_->specs) {
     if (pipeline.stages.empty()) {
       specs_.push_back(spec);
@@ -92,8 +85,8 @@ void EmulatedRank::find_own_specs() {
       continue;
     }
     const std::vector<int>& readers = pipeline.readers.at(spec.name);
-    if (std::any_of(readers.begin(), readers.end(), is_own)) specs_.push_back(spec);
-    if (is_own(readers.front())) counted_.insert(spec.name);
+    if (std::any_of(readers.begin(), readers.end(), is_here)) specs_.push_back(spec);
+    if (is_here(readers.front())) counted_.insert(spec.name);
   }
 }
 

@@ -100,8 +100,7 @@ class EmulatedRank {
   void average_over_replicas(const std::vector<std::string>& bucket);
   /// World ranks that step runs of the same parameters, in their order, and those that step the
   /// same runs (ShardGrouping).
-  [[nodiscard]] std::vector<int> shard_members() const { return members_of(rank_); }
-  [[nodiscard]] std::vector<int> members_of(int rank) const;
+  [[nodiscard]] std::vector<int> shard_members() const;
   [[nodiscard]] std::vector<int> replica_members() const;
   [[nodiscard]] std::size_t shard_rank() const;
   [[nodiscard]] Layout over_dp(const at::Tensor& local) const;

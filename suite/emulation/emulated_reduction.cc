@@ -220,6 +220,10 @@ at::ScalarType float_type_of(Dtype dtype) {
   }
 }
 
+at::Tensor fp64_tensor(const std::vector<double>& values) {
+  return at::tensor(at::ArrayRef<double>(values.data(), values.size()), at::kDouble);
+}
+
 at::Tensor emulated_reduction(std::span<const at::Tensor> parts, const ReductionPoint& point) {
   check_parts(parts);
   check_point(point, parts);

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <span>
+#include <vector>
 
 #include "subjects/parallel/reduction_point.h"
 
@@ -23,5 +24,8 @@ namespace isoshard {
 
 /// The project's dtype as ATen's.   Errors   ShapeError unless it is a float.
 [[nodiscard]] at::ScalarType float_type_of(Dtype dtype);
+
+/// A vector of numbers that ranks add.
+[[nodiscard]] at::Tensor fp64_tensor(const std::vector<double>& values);
 
 }  // namespace isoshard

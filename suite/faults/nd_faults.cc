@@ -121,7 +121,8 @@ Fault ring_blocks_swapped() {
 // D].
 class MixesHeadsAndTokens final : public CollectiveFault {
  public:
-  MixesHeadsAndTokens(std::int64_t heads, std::int64_t tokens) : heads_(heads), tokens_(tokens) {}
+  MixesHeadsAndTokens(std::int64_t samples, std::int64_t heads, std::int64_t tokens)
+      : samples_(samples), heads_(heads), tokens_(tokens) {}
   [[nodiscard]] bool applies(const InterceptedCall& call) const override {
     return call.op == CollectiveOp::kAllGather && call.info.purpose == Purpose::kRingKv &&
            call.comm->size() > 1;
@@ -131,20 +132,16 @@ class MixesHeadsAndTokens final : public CollectiveFault {
     const at::Tensor blocks = tensor_of(call.output).view({call.comm->size(), -1});
     for (int rank = 0; rank < call.comm->size(); ++rank) {
       if (rank == call.comm->rank()) continue;
-      const std::int64_t rest = call.input.count / (heads_ * tokens_);
-      // [2 B, heads, tokens, D] of a head dim that divides what is left
-      const std::int64_t pairs = 2 * samples_of(rest);
-      const at::Tensor block = blocks[rank].view({pairs, heads_, tokens_, rest / pairs});
-      const at::Tensor read =
-          block.reshape({pairs, tokens_, heads_, -1}).transpose(1, 2).contiguous();
-      block.copy_(read);
+      // keys, then values
+      const at::Tensor block = blocks[rank].view({2 * samples_, heads_, tokens_, -1});
+      const at::Tensor read = block.reshape({2 * samples_, tokens_, heads_, -1}).transpose(1, 2);
+      block.copy_(read.contiguous());
     }
     return Work();
   }
 
  private:
-  [[nodiscard]] std::int64_t samples_of(std::int64_t rest) const { return rest % 4 == 0 ? 2 : 1; }
-  std::int64_t heads_, tokens_;
+  std::int64_t samples_, heads_, tokens_;
 };
 
 Fault exchange_mixes_heads_and_sequence() {
@@ -155,7 +152,8 @@ Fault exchange_mixes_heads_and_sequence() {
   fault.source = "DeepSpeed #5664, #5823";
   fault.smallest_case = [] { return context_case("llama", {.dp = 3, .cp = 2}); };
   fault.hooks.collective = [](const Case& item) {
-    return std::make_shared<const MixesHeadsAndTokens>(item.config.num_kv_heads / item.degrees.tp,
+    return std::make_shared<const MixesHeadsAndTokens>(item.batch_size,
+                                                       item.config.num_kv_heads / item.degrees.tp,
                                                        item.seq_length / item.degrees.cp);
   };
   fault.expected = {Stage::kForward, "model.layers.0.self_attn.core", any_rank(6),

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What compositions of trainers share; internal to train.
+/// What trainers and their compositions share; internal to train.
 #pragma once
+#include <ATen/core/Tensor.h>
+
+#include <span>
+
 #include "subjects/train/parts.h"
 
 namespace isoshard::detail {
@@ -12,5 +16,8 @@ namespace isoshard::detail {
 /// `local_groups` is TrainerParts::num_loss_groups.
 void finish(TrainerParts& parts, const TrainerConfig& config, Mesh& mesh, int local_groups,
             bool shards_over_dp = false);
+
+/// fp64.
+[[nodiscard]] at::Tensor as_tensor(std::span<const double> values);
 
 }  // namespace isoshard::detail

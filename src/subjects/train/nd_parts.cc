@@ -51,13 +51,11 @@ TrainerParts nd_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan plan) {
 
   const std::vector<ParameterSpec> specs = parts.model->parameters();
   OwnParameters own{specs, {}};
-  const int num_stages = mesh.degree(Axis::kPp) * settings.stages_per_rank;
-  if (num_stages > 1) {
-    const PipelineKind kind = pipeline_kind_of(settings.pipeline_schedule);
-    const PipelineSpec spec{kind, mesh.degree(Axis::kPp), settings.stages_per_rank,
-                            default_placement(kind)};
+  const PipelineSpec spec =
+      pipeline_spec(settings.pipeline_schedule, mesh.degree(Axis::kPp), settings.stages_per_rank);
+  if (num_stages(spec) > 1) {
     const std::vector<ModelSection> stages =
-        stages_of(parts.model->config().num_layers, num_stages);
+        stages_of(parts.model->config().num_layers, num_stages(spec));
     parts.stages = std::make_unique<Pipeline>(spec, stages, specs, groups->pipeline());
     own = own_parameters(specs, stages, *parts.stages);
     parts.own_parameters = own.specs;

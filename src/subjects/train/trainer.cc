@@ -15,6 +15,7 @@
 #include "subjects/model/ops/linear_loss.h"
 #include "subjects/model/ops/loss.h"
 #include "subjects/optim/clip.h"
+#include "subjects/train/internal_parts.h"
 
 namespace isoshard {
 namespace {
@@ -56,10 +57,6 @@ LossOptions vocabulary_of(const ShardPlan& plan, Mesh& mesh) {
   options.tp = &mesh.group(Axis::kTp);
   options.shard = plan.vocab_shard(mesh.coordinate(Axis::kTp));
   return options;
-}
-
-at::Tensor as_tensor(std::span<const double> values) {
-  return at::tensor(at::ArrayRef<double>(values.data(), values.size()), at::kDouble);
 }
 
 }  // namespace
@@ -211,44 +208,11 @@ void Trainer::run_stages(std::vector<MicroBatch>& micro_batches, MicroBatchPlace
   report_loss(sums);
 }
 
-// Left out is what is not added up yet, and what only some of the tp ranks hold summands of: no
-// layout says that.
-void Trainer::record_accumulated(std::optional<std::size_t> stage) const {
-  if (sink_ == nullptr) return;
-  const DataParallel& data_parallel = *parts_.data_parallel;
-  const AccumulatedGradients so_far = data_parallel.accumulated();
-  for (const ParameterSpec& spec : specs_) {
-    const auto over = parts_.partial_grad_sum == nullptr ? PartialGradSum::Over::kNobody
-                                                         : parts_.partial_grad_sum->over(spec.name);
-    const auto sum = so_far.gradients.find(spec.name);
-    if (over == PartialGradSum::Over::kHolders || sum == so_far.gradients.end()) continue;
-    if (stage.has_value() && !parts_.stages->has_parameter(*stage, spec.name)) continue;
-    Layout layout = so_far.is_reduced ? data_parallel.piece_layout(spec.name)
-                                      : data_parallel.accumulated_layout(spec.name);
-    if (!so_far.is_reduced) add_averages(layout);
-    if (over == PartialGradSum::Over::kTp)
-      layout.placements.push_back(partial(Axis::kTp, Reduction::kSum));
-    add_place_on_pp(layout);
-    sink_->on_record({RecordKind::kGrad, spec.name + ".micro_batch", std::move(layout), scale_},
-                     sum->second.detach());
-  }
-}
-
-// Each dp rank's part of the mean that backward is of.
-void Trainer::record_backward(double sum) const {
-  if (sink_ == nullptr) return;
-  Layout layout = replicated({1});
-  add_averages(layout);
-  if (!add_stage(layout)) return;
-  sink_->on_record({RecordKind::kScalar, "loss_backward", std::move(layout), scale_},
-                   as_tensor({&sum, 1}));
-}
-
 void Trainer::begin_scaling() {
   found_inf_ = false;
   if (parts_.grad_scaler == nullptr) return;
   scale_ = parts_.grad_scaler->scale();
-  record(RecordKind::kScalar, "loss_scale", as_tensor({&scale_, 1}), replicated({1}));
+  record(RecordKind::kScalar, "loss_scale", detail::as_tensor({&scale_, 1}), replicated({1}));
   if (sink_ == nullptr) return;
   if (!scaled_sink_.has_value()) scaled_sink_.emplace(*sink_);
   scaled_sink_->set_scale(scale_);
@@ -326,10 +290,11 @@ at::Tensor Trainer::loss_of(const at::Tensor& logits, const at::Tensor& targets_
   // gradients are averaged over the ranks that share the tokens, too
   const int sharers = parts_.token_split == nullptr ? 1 : parts_.token_split->degree();
   for (const std::size_t place : places) weights.push_back(sums.weights[place] * sharers);
-  CrossEntropy loss =
-      parts_.model->loss_kind() == LossKind::kLinear
-          ? linear_loss(logits, targets_BS, as_tensor(weights), vocabulary_of(parts_.plan, *mesh_))
-          : parts_.strategy->loss(logits, targets_BS, as_tensor(weights), parts_.label_smoothing);
+  CrossEntropy loss = parts_.model->loss_kind() == LossKind::kLinear
+                          ? linear_loss(logits, targets_BS, detail::as_tensor(weights),
+                                        vocabulary_of(parts_.plan, *mesh_))
+                          : parts_.strategy->loss(logits, targets_BS, detail::as_tensor(weights),
+                                                  parts_.label_smoothing);
   const at::Tensor sample_sums = loss.sample_sum_B.to(at::kDouble).contiguous();
   for (std::size_t i = 0; i < places.size(); ++i)
     sums.sums[places[i]] = sample_sums.const_data_ptr<double>()[i];
@@ -365,11 +330,11 @@ void Trainer::report_loss(LossSums& sums) {
   add_shared_tokens(sums);
   loss_ = mean_loss(sums);
   const std::vector<double> means = group_means(sums.sums, sums.counts, parts_.num_loss_groups);
-  const at::Tensor per_rank = as_tensor(means);
+  const at::Tensor per_rank = detail::as_tensor(means);
   Layout of_rank = over_dp(per_rank);
   if (add_stage(of_rank))
     record(RecordKind::kScalar, "loss_per_dp_rank", per_rank, std::move(of_rank));
-  record(RecordKind::kScalar, "loss", as_tensor({&loss_, 1}), replicated({1}));
+  record(RecordKind::kScalar, "loss", detail::as_tensor({&loss_, 1}), replicated({1}));
 }
 
 void Trainer::reduce_gradients() {
@@ -385,13 +350,13 @@ void Trainer::reduce_gradients() {
   }
   const double flag = found_inf_ ? 1 : 0;
   if (parts_.grad_scaler != nullptr)
-    record(RecordKind::kScalar, "found_inf", as_tensor({&flag, 1}), replicated({1}));
+    record(RecordKind::kScalar, "found_inf", detail::as_tensor({&flag, 1}), replicated({1}));
 }
 
 void Trainer::clip() {
   const at::NoGradGuard no_grad;
   grad_norm_ = parts_.grad_norm->norm(gradients_);
-  record(RecordKind::kScalar, "grad_norm", as_tensor({&grad_norm_, 1}), replicated({1}));
+  record(RecordKind::kScalar, "grad_norm", detail::as_tensor({&grad_norm_, 1}), replicated({1}));
   if (found_inf_) return;
   scale_gradients(gradients_, clip_factor(grad_norm_, parts_.max_grad_norm));
 }
@@ -399,7 +364,7 @@ void Trainer::clip() {
 void Trainer::step() {
   const at::NoGradGuard no_grad;
   const double rate = parts_.learning_rate->at(next_step_ - 1);
-  record(RecordKind::kScalar, "learning_rate", as_tensor({&rate, 1}), replicated({1}));
+  record(RecordKind::kScalar, "learning_rate", detail::as_tensor({&rate, 1}), replicated({1}));
   parts_.optimizer->set_learning_rate(rate);
   if (parts_.grad_scaler != nullptr) parts_.grad_scaler->update(found_inf_);
   if (found_inf_) return;
@@ -435,100 +400,6 @@ void Trainer::train_step(std::span<const TokenBatch> micro_batches) {
   clip();
   step();
   state();
-}
-
-void Trainer::record(RecordKind kind, std::string name, const at::Tensor& value,
-                     Layout layout) const {
-  if (sink_ == nullptr) return;
-  if (kind == RecordKind::kParam || kind == RecordKind::kGrad || kind == RecordKind::kOptimizer)
-    add_place_on_pp(layout, name);
-  sink_->on_record({kind, std::move(name), std::move(layout), 1.0}, value.detach());
-}
-
-// What other ranks of a pipeline do not have.
-void Trainer::add_place_on_pp(Layout& layout, std::string_view name) const {
-  if (parts_.stages == nullptr) return;
-  const bool is_everywhere = std::ranges::any_of(specs_, [&](const ParameterSpec& spec) {
-    return parts_.stages->is_everywhere(spec.name) &&
-           (name == spec.name || name.starts_with(spec.name + "."));
-  });
-  if (mesh_->degree(Axis::kPp) > 1 && !is_everywhere)
-    layout.placements.push_back(only_at(Axis::kPp, mesh_->coordinate(Axis::kPp)));
-}
-
-void Trainer::record_parameters() const {
-  const DataParallel& data_parallel = *parts_.data_parallel;
-  for (const ParameterSpec& spec : specs_) {
-    record(RecordKind::kParam, spec.name, data_parallel.held().at(spec.name),
-           data_parallel.held_layout(spec.name));
-  }
-}
-
-void Trainer::record_read(std::string_view name, const at::Tensor& read) const {
-  const DataParallel& data_parallel = *parts_.data_parallel;
-  if (!read.defined()) return;  // not gathered yet
-  record(RecordKind::kParam, std::string(name) + ".read", data_parallel.held_in(name, read),
-         data_parallel.read_layout(name));
-}
-
-// As the optimizer gets them.
-void Trainer::record_clipped() const {
-  if (sink_ == nullptr || parts_.max_grad_norm == 0 || !parts_.records_repetitions) return;
-  for (const ParameterSpec& spec : specs_) {
-    record(RecordKind::kGrad, spec.name + ".clipped", gradients_.at(spec.name),
-           parts_.data_parallel->piece_layout(spec.name));
-  }
-}
-
-void Trainer::record_progress() const {
-  const UpdateCounts updates = parts_.optimizer->updates();
-  if (!updates.empty()) {
-    const auto [fewest, most] =
-        std::minmax_element(updates.begin(), updates.end(),
-                            [](const auto& a, const auto& b) { return a.second < b.second; });
-    const double counts[] = {static_cast<double>(fewest->second),
-                             static_cast<double>(most->second)};
-    record(RecordKind::kScalar, "optimizer_steps", as_tensor(counts), replicated({2}));
-  }
-  if (parts_.streams == nullptr) return;
-  // halves, as fp64 does not hold every seed
-  const std::uint64_t seed = parts_.streams->seed();
-  const double state[] = {static_cast<double>(seed >> 32), static_cast<double>(seed & 0xffffffffU),
-                          static_cast<double>(next_step_)};
-  record(RecordKind::kScalar, "rng_state", as_tensor(state), replicated({3}));
-}
-
-void Trainer::record_data(const TokenBatch& batch) const {
-  if (sink_ == nullptr) return;
-  const at::Tensor ids = at::tensor(batch.sample_ids, at::kLong);
-  record(RecordKind::kDataId, "sample_ids", ids, over_dp(ids));
-  record(RecordKind::kDataId, "input_ids", batch.input_ids_BS, over_dp(batch.input_ids_BS));
-  record(RecordKind::kDataId, "labels", batch.labels_BS, over_dp(batch.labels_BS));
-}
-
-// Each rank's part of an average over dp and cp.
-void Trainer::add_averages(Layout& layout) const {
-  for (const Axis axis : {Axis::kDp, Axis::kCp}) {
-    if (mesh_->degree(axis) > 1) layout.placements.push_back(partial(axis, Reduction::kAvg));
-  }
-}
-
-// What only the rank with the loss knows.
-bool Trainer::add_stage(Layout& layout) const {
-  if (parts_.stages == nullptr) return true;
-  if (!parts_.stages->has_loss()) return false;
-  add_place_on_pp(layout);
-  return true;
-}
-
-// Dim 0 is split over dp.
-Layout Trainer::over_dp(const at::Tensor& local) const {
-  Layout layout = replicated(local.sizes().vec());
-  if (mesh_->degree(Axis::kDp) > 1) {
-    layout.global_shape[0] *= mesh_->degree(Axis::kDp);
-    layout.placements.push_back(shard(Axis::kDp, 0));
-  }
-  return layout;
 }
 
 }  // namespace isoshard

@@ -5,7 +5,6 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <array>
 #include <span>
 #include <string>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "core/comm/tensor.h"
 #include "subjects/model/ops/block_attention.h"
 #include "subjects/model/ops/ops.h"
+#include "subjects/parallel/nd/exchange.h"
 
 namespace isoshard {
 namespace {
@@ -53,12 +53,7 @@ class GatheredContext final : public torch::autograd::Function<GatheredContext> 
     const std::string module = context->saved_data["module"].toStringRef();
     const at::Tensor& whole = gradients[0];
     std::vector<at::Tensor> parts;
-    for (int rank = 0; rank < group.size(); ++rank) {
-      std::vector<at::Tensor> ranges;
-      for (const Range& range : split.tokens_of(rank, whole.size(3)))
-        ranges.push_back(whole.narrow(3, range.begin, range.count));
-      parts.push_back(at::cat(ranges, 3));
-    }
+    for (int rank = 0; rank < group.size(); ++rank) parts.push_back(split.part_of(rank, whole, 3));
     const at::Tensor all = at::stack(parts).contiguous();
     const Segment segment{module, ParamClass::kOther, 0, all.numel()};
     const at::Tensor own = reduce_scatter(group, all, Reduction::kSum,
@@ -71,19 +66,9 @@ class GatheredContext final : public torch::autograd::Function<GatheredContext> 
 // To the next rank, from the one before.
 at::Tensor passed_on(const at::Tensor& tensor, Communicator& cp, Purpose purpose,
                      const std::string& module) {
-  const at::Tensor sent = tensor.contiguous();
-  at::Tensor received = at::empty_like(sent);
-  const Segment segment{module, ParamClass::kOther, 0, sent.numel()};
-  const CallInfo info{purpose, Axis::kCp, std::span(&segment, 1)};
-  const auto buffer_of = [](const at::Tensor& of) {
-    return Buffer{static_cast<std::byte*>(of.data_ptr()), of.numel(), dtype_of(of)};
-  };
   const int size = cp.size(), rank = cp.rank();
-  const std::array<Transfer, 2> transfers{
-      Transfer{true, (rank + 1) % size, buffer_of(sent), info},
-      Transfer{false, (rank + size - 1) % size, buffer_of(received), info}};
-  cp.send_recv(transfers).wait();
-  return received;
+  return exchanged(tensor, (rank + 1) % size, (rank + size - 1) % size, cp, purpose, Axis::kCp,
+                   module);
 }
 
 // The places of the tokens whose keys this rank has in turn `turn`, and of its own.
@@ -91,10 +76,7 @@ BlockPlaces places_in(const ContextSplit& split, const Communicator& cp, int tur
                       std::int64_t own_length) {
   const int owner = (cp.rank() + cp.size() - turn) % cp.size();
   const std::int64_t length = own_length * cp.size();
-  std::vector<at::Tensor> keys;
-  for (const Range& range : split.tokens_of(owner, length))
-    keys.push_back(at::arange(range.begin, range.begin + range.count, at::kLong));
-  return {split.positions(length), at::cat(keys)};
+  return {split.positions(length), split.positions_of(owner, length)};
 }
 
 class RingAttention final : public torch::autograd::Function<RingAttention> {

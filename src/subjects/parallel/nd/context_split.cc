@@ -26,9 +26,9 @@ std::vector<Range> ContextSplit::tokens_of(int rank, std::int64_t length) const 
   return {head, tail};
 }
 
-at::Tensor ContextSplit::positions(std::int64_t length) const {
+at::Tensor ContextSplit::positions_of(int rank, std::int64_t length) const {
   std::vector<at::Tensor> parts;
-  for (const Range& range : own_tokens(length))
+  for (const Range& range : tokens_of(rank, length))
     parts.push_back(at::arange(range.begin, range.begin + range.count, at::kLong));
   return at::cat(parts);
 }
@@ -46,10 +46,10 @@ at::Tensor ContextSplit::places_of_gathered(std::int64_t length) const {
   return places;
 }
 
-at::Tensor ContextSplit::own_part(const at::Tensor& whole, int dim) const {
+at::Tensor ContextSplit::part_of(int rank, const at::Tensor& whole, int dim) const {
   if (degree_ == 1) return whole;
   std::vector<at::Tensor> parts;
-  for (const Range& range : own_tokens(whole.size(dim)))
+  for (const Range& range : tokens_of(rank, whole.size(dim)))
     parts.push_back(whole.narrow(dim, range.begin, range.count));
   return at::cat(parts, dim);
 }

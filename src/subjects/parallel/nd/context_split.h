@@ -27,12 +27,18 @@ class ContextSplit {
   [[nodiscard]] std::vector<Range> own_tokens(std::int64_t length) const {
     return tokens_of(rank_, length);
   }
-  /// int64 [length / cp]: the places of the own tokens.
-  [[nodiscard]] at::Tensor positions(std::int64_t length) const;
+  /// int64 [length / cp]: the places of a rank's tokens.
+  [[nodiscard]] at::Tensor positions_of(int rank, std::int64_t length) const;
+  [[nodiscard]] at::Tensor positions(std::int64_t length) const {
+    return positions_of(rank_, length);
+  }
   /// int64 [length]: where each token is among those of all ranks, one rank after the other.
   [[nodiscard]] at::Tensor places_of_gathered(std::int64_t length) const;
-  /// The own tokens along `dim`, contiguous.
-  [[nodiscard]] at::Tensor own_part(const at::Tensor& whole, int dim) const;
+  /// A rank's tokens along `dim`, contiguous.
+  [[nodiscard]] at::Tensor part_of(int rank, const at::Tensor& whole, int dim) const;
+  [[nodiscard]] at::Tensor own_part(const at::Tensor& whole, int dim) const {
+    return part_of(rank_, whole, dim);
+  }
   /// From a layout that is right but for the tokens: its dim `dim`, of the own tokens, becomes that
   /// of all, in which they lie where they belong.
   [[nodiscard]] Layout over_tokens(Layout layout, int dim, const MeshShape& mesh, int rank) const;

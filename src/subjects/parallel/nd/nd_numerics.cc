@@ -35,9 +35,8 @@ ContextNumerics over_cp(const NumericsInputs& inputs) {
 
 PipelineNumerics over_pp(const Model& model, const NumericsInputs& inputs) {
   const NdSettings& settings = inputs.settings.nd;
-  const PipelineKind kind = pipeline_kind_of(settings.pipeline_schedule);
-  const PipelineSpec spec{kind, inputs.mesh.degree(Axis::kPp), settings.stages_per_rank,
-                          default_placement(kind)};
+  const PipelineSpec spec = pipeline_spec(settings.pipeline_schedule, inputs.mesh.degree(Axis::kPp),
+                                          settings.stages_per_rank);
   PipelineNumerics pipeline;
   if (num_stages(spec) == 1) return pipeline;
   pipeline.stages = stages_of(model.config().num_layers, num_stages(spec));

@@ -12,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "core/comm/tensor.h"
+#include "subjects/parallel/nd/exchange.h"
 #include "subjects/parallel/nd/schedule/schedule_check.h"
 
 namespace isoshard {
@@ -58,9 +59,7 @@ Pipeline::Pipeline(PipelineSpec spec, std::vector<ModelSection> stages,
     own_.push_back(stages.at(static_cast<std::size_t>(stage)));
     parameters_.emplace_back();
     for (const ParameterSpec& parameter : specs) {
-      const auto num_readers = std::ranges::count_if(
-          stages, [&](const ModelSection& section) { return reads(section, parameter); });
-      if (num_readers == 1 && reads(own_.back(), parameter))
+      if (reads(own_.back(), parameter) && !is_everywhere(parameter.name))
         parameters_.back().insert(parameter.name);
     }
   }
@@ -93,17 +92,9 @@ void Pipeline::find_shared(const std::vector<ModelSection>& stages,
 void Pipeline::add_shared(std::map<std::string, at::Tensor, std::less<>>& gradients) {
   for (const Shared& shared : shared_) {
     at::Tensor& own = gradients.at(shared.name);
-    const at::Tensor sent = own.contiguous(), received = at::empty_like(sent);
-    const Segment segment{shared.name, shared.param_class, 0, sent.numel()};
-    const CallInfo info{Purpose::kGradReduce, Axis::kPp, std::span(&segment, 1)};
-    const auto buffer_of = [](const at::Tensor& of) {
-      return Buffer{static_cast<std::byte*>(of.data_ptr()), of.numel(), dtype_of(of)};
-    };
-    const std::array<Transfer, 2> transfers{
-        Transfer{true, shared.peer, buffer_of(sent), info},
-        Transfer{false, shared.peer, buffer_of(received), info}};
-    pp_->send_recv(transfers).wait();
-    own = shared.is_first ? sent + received : received + sent;
+    const at::Tensor other = exchanged(own, shared.peer, shared.peer, *pp_, Purpose::kGradReduce,
+                                       Axis::kPp, shared.name, shared.param_class);
+    own = shared.is_first ? own + other : other + own;
   }
 }
 

@@ -103,6 +103,11 @@ StagePlacement default_placement(PipelineKind kind) {
   return kind == PipelineKind::kZbvZeroBubble ? StagePlacement::kV : StagePlacement::kLoop;
 }
 
+PipelineSpec pipeline_spec(std::string_view name, int pp, int stages_per_rank, int micro_batches) {
+  const PipelineKind kind = pipeline_kind_of(name);
+  return {kind, pp, stages_per_rank, default_placement(kind), micro_batches};
+}
+
 int num_stages(const PipelineSpec& spec) {
   return spec.pp * spec.stages_per_rank;
 }

@@ -78,6 +78,10 @@ struct PipelineSchedule {
 /// kV for ZBVZeroBubble, kLoop for all others.
 [[nodiscard]] StagePlacement default_placement(PipelineKind kind);
 
+/// A schedule by name, on its default placement.   Errors   as pipeline_kind_of.
+[[nodiscard]] PipelineSpec pipeline_spec(std::string_view name, int pp, int stages_per_rank,
+                                         int micro_batches = 1);
+
 [[nodiscard]] int num_stages(const PipelineSpec& spec);
 
 /// Requires   0 <= stage < num_stages(spec).
