@@ -75,6 +75,19 @@ TEST(NdNumerics, SaysHowMicroBatchesAddUp) {
       [](NumericsSpec& n) { n.data.accumulation.reduces_every_micro_batch = true; }, "gradient of");
 }
 
+// Zero bubble, a V, given splits, one embedding on two of more stages.
+std::vector<Case> schedule_cases(Dtype dtype) {
+  return {in_pipeline(nd_case({.pp = 2, .tp = 2}, dtype), 1, "InterleavedZeroBubble"),
+          in_pipeline(nd_case({.pp = 2, .dp = 2, .cp = 2}, dtype), 2, "ZBVZeroBubble"),
+          with(in_pipeline(nd_case({.pp = 2}, dtype), 2, "Interleaved1F1B"),
+               [](Case& c) { c.settings.nd.stage_placement = "V"; }),
+          with(with_layers(in_pipeline(nd_case({.pp = 2}, dtype)), 5),
+               [](Case& c) {
+                 c.settings.nd.layers_per_stage = {1, 4};
+               }),
+          in_pipeline(nd_case({.pp = 3, .dp = 2}, dtype, "gpt2"))};
+}
+
 std::vector<Case> cases() {
   std::vector<Case> result;
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
@@ -86,6 +99,7 @@ std::vector<Case> cases() {
     result.push_back(nd_case({.dp = 2, .cp = 2, .tp = 2}, dtype));
     result.push_back(with_replicas(nd_case({.dp = 4}, dtype), 2));
   }
+  for (const Case& item : schedule_cases(Dtype::kFloat32)) result.push_back(item);
   result.push_back(in_ring(in_pipeline(nd_case({.pp = 2, .dp = 2, .cp = 2, .tp = 2}))));
   result.push_back(in_pipeline(nd_case({.pp = 2}, Dtype::kFloat32, "gpt2"), 1, "GPipe"));
   result.push_back(with_replicas(nd_case({.dp = 2}), 2));
@@ -96,6 +110,7 @@ std::vector<Case> cases() {
 std::vector<Case> wide_cases() {
   std::vector<Case> result;
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
+    for (const Case& item : schedule_cases(dtype)) result.push_back(item);
     const Case all = in_pipeline(nd_case({.pp = 2, .dp = 2, .cp = 2, .tp = 2}, dtype));
     result.push_back(all);
     result.push_back(in_ring(all));

@@ -30,7 +30,8 @@ TEST_P(NdStep, MatchesSingleProcess) {
 
 // Nothing is cut, so nothing is added: the same bits as one process.
 TEST(NdRanks, OfAWorldOfOneGiveTheBitsOfTheReference) {
-  for (const Case& item : {nd_case({}), in_pipeline(nd_case({}), 2, "Interleaved1F1B")}) {
+  for (const Case& item : {nd_case({}), in_pipeline(nd_case({}), 2, "Interleaved1F1B"),
+                           in_pipeline(nd_case({}), 2, "InterleavedZeroBubble")}) {
     SCOPED_TRACE(item.slug());
     const Reference reference = make_reference(item);
     EXPECT_TRUE(is_bit_equal(reference, run_case(item, reference)));
@@ -50,8 +51,18 @@ TEST(NdRefusals, NameTheNumbers) {
   Case few_micro_batches = in_pipeline(nd_case({.pp = 2}), 2, "Interleaved1F1B");
   few_micro_batches.micro_batches = 3;
   Case odd_replicas = with_replicas(nd_case({.dp = 3}), 2);
-  for (const Misfit& misfit : std::vector<Misfit>{
-           {few_layers, "2"}, {odd_length, "22"}, {few_micro_batches, "3"}, {odd_replicas, "3"}}) {
+  Case recomputed = in_pipeline(nd_case({.pp = 2}), 2, "ZBVZeroBubble");
+  recomputed.settings.recompute = true;
+  Case tied_on_a_v = in_pipeline(nd_case({.pp = 2}, Dtype::kFloat32, "gpt2"), 2, "ZBVZeroBubble");
+  Case split = in_pipeline(nd_case({.pp = 2}));
+  split.settings.nd.layers_per_stage = {1, 2};
+  for (const Misfit& misfit : std::vector<Misfit>{{recomputed, "ZBVZeroBubble"},
+                                                  {tied_on_a_v, "rank 0"},
+                                                  {split, "1,2"},
+                                                  {few_layers, "2"},
+                                                  {odd_length, "22"},
+                                                  {few_micro_batches, "3"},
+                                                  {odd_replicas, "3"}}) {
     SCOPED_TRACE(misfit.item.slug());
     try {
       misfit.item.validate();
@@ -67,6 +78,9 @@ std::vector<Case> cases() {
           in_pipeline(nd_case({.pp = 2}), 2, "Interleaved1F1B"),
           in_pipeline(nd_case({.pp = 2}, Dtype::kBFloat16), 1, "GPipe"),
           nd_case({.cp = 3}),
+          in_pipeline(nd_case({.pp = 2, .tp = 2}), 1, "InterleavedZeroBubble"),
+          in_pipeline(nd_case({.pp = 2, .cp = 2}, Dtype::kBFloat16), 2, "ZBVZeroBubble"),
+          in_pipeline(nd_case({.pp = 4}, Dtype::kFloat32, "gpt2")),
           in_ring(nd_case({.dp = 2, .cp = 2})),
           in_ring(nd_case({.cp = 2}, Dtype::kBFloat16)),
           with_replicas(nd_case({.dp = 4}), 2),

@@ -70,6 +70,10 @@ json placement_json(const Placement& p) {
   if (p.kind == Placement::Kind::kShard) j["dim"] = p.dim;
   if (p.kind == Placement::Kind::kPartial) j["reduction"] = name_of(p.reduction);
   if (p.kind == Placement::Kind::kOnlyAt) j["coordinate"] = p.coordinate;
+  if (p.also_at != 0) {
+    const std::vector<int> at = coordinates_of(p);
+    j["also_at"] = std::vector<int>(at.begin() + 1, at.end());
+  }
   return j;
 }
 
@@ -85,7 +89,18 @@ Placement placement_of(const json& j, const std::filesystem::path& file) {
     if (kPlacementKinds[i] != kind) continue;
     p.kind = static_cast<Placement::Kind>(i);
     if (p.kind == Placement::Kind::kShard) p.dim = field<int>(j, "dim", file);
-    if (p.kind == Placement::Kind::kOnlyAt) p.coordinate = field<int>(j, "coordinate", file);
+    if (p.kind == Placement::Kind::kOnlyAt) {
+      p.coordinate = field<int>(j, "coordinate", file);
+      if (!j.contains("also_at")) return p;
+      std::vector<int> at{p.coordinate};
+      for (const std::int64_t more : field<Shape>(j, "also_at", file))
+        at.push_back(static_cast<int>(std::clamp<std::int64_t>(more, -1, 64)));
+      try {
+        return only_at(p.axis, at);
+      } catch (const MeshError& error) {
+        refuse(file, error.what());
+      }
+    }
     if (p.kind == Placement::Kind::kPartial) {
       const auto reduction = field<std::string>(j, "reduction", file);
       constexpr Reduction kPartialReductions[] = {Reduction::kSum, Reduction::kAvg,

@@ -46,7 +46,8 @@ class Diagnosis {
     if (e_.views.empty()) {
       if (std::string text = scale(); !text.empty()) return text;
     }
-    for (const auto& pattern : {cause_in_places, cause_in_order_of_parts, cause_in_tokens}) {
+    for (const auto& pattern : {cause_in_places, cause_in_order_of_parts, cause_in_tokens,
+                                cause_in_scores, cause_in_handover}) {
       if (std::string text = pattern(e_); !text.empty()) return text;
     }
     return e_.result.differing_axes.empty()

@@ -37,6 +37,12 @@ namespace isoshard::detail {
 [[nodiscard]] std::string cause_in_tokens(const Evidence& e);
 /// A loss of tokens that cp ranks share: the last token of each rank's chunk is not counted.
 [[nodiscard]] std::string cause_in_targets(const Evidence& e);
+/// An activation or its gradient that is the first of a pipeline's rank: what came from the other
+/// rank was right there.
+[[nodiscard]] std::string cause_in_handover(const Evidence& e);
+/// The output of an attention: its scores are a multiple of the right ones. It is computed again
+/// from the reference's queries, keys and values, where these are small.
+[[nodiscard]] std::string cause_in_scores(const Evidence& e);
 /// A mask: ranks draw the same bits for different places.
 [[nodiscard]] std::string cause_in_masks(const Evidence& e);
 /// A module's output: it read its parameters as an earlier step left them, or the first elements of

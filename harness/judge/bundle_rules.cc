@@ -91,7 +91,7 @@ class Holders {
         held_[group_of(record.key)][rank.rank] += held;
         if (numel_of(record.layout.global_shape) <= 1) continue;
         for (const PartStats& part : record.parts) {
-          if (numel_of(part, is_flat(record.layout)) == 0) continue;
+          if (numel_of(part, is_flat(record.layout)) == 0 || is_declared_copy(record)) continue;
           places_[group_of(record.key)][{record.key, part.box.global_offset, part.box.size,
                                          part.range.global_begin, part.range.count}]
               .push_back(rank.rank);
@@ -132,6 +132,13 @@ class Holders {
       }
     }
     return false;
+  }
+
+  /// Of a tensor that two stages read: each copy is recorded, so none is left out.
+  static bool is_declared_copy(const Record& record) {
+    return std::ranges::any_of(record.layout.placements, [](const Placement& placement) {
+      return placement.axis == Axis::kPp && placement.also_at != 0;
+    });
   }
 
   /// Whether along some axis another rank of this rank's line holds of the tensor, and the whole

@@ -52,8 +52,7 @@ std::string missing_ranks(const Trace& actual) {
 bool excused(const Layout& layout, const MeshShape& mesh, int rank) {
   return std::any_of(layout.placements.begin(), layout.placements.end(),
                      [&](const Placement& placement) {
-                       return placement.kind == Placement::Kind::kOnlyAt &&
-                              mesh.coordinate(rank, placement.axis) != placement.coordinate;
+                       return leaves_out(placement, mesh.coordinate(rank, placement.axis));
                      });
 }
 

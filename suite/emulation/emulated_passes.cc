@@ -26,7 +26,7 @@ constexpr std::int64_t kNotCounted = -100;
 // Gradients of micro-batches add up one after the other, in the parameters' dtype.
 void EmulatedRank::forward_backward(const std::vector<TokenBatch>& batches, int step) {
   Loss loss;
-  TrainingPass training{&streams_, step, 0, run_->item.mesh(), rank_};
+  TrainingPass training{&streams_, step, 0, run_->item.mesh(), rank_, false, {}};
   const std::size_t num_stages = std::max<std::size_t>(run_->numerics.pipeline.stages.size(), 1);
   std::vector<at::Tensor> targets;
   for (const TokenBatch& batch : batches) {

@@ -41,17 +41,17 @@ void EmulatedRank::add_averages(Layout& layout) const {
 
 void EmulatedRank::add_place_on_pp(Layout& layout, std::string_view name) const {
   const PipelineNumerics& pipeline = run_->numerics.pipeline;
-  const auto pp = static_cast<std::size_t>(world_->degree(Axis::kPp));
-  bool is_everywhere = false;
+  const int pp = world_->degree(Axis::kPp);
+  if (pipeline.stages.empty() || pp == 1) return;
+  std::set<int> holders{coordinate(Axis::kPp)};
   for (const auto& [parameter, readers] : pipeline.readers) {
     if (name != parameter && !name.starts_with(parameter + ".")) continue;
-    std::set<int> ranks;
     for (const int stage : readers)
-      ranks.insert(pipeline.rank_of_stage.at(static_cast<std::size_t>(stage)));
-    is_everywhere = is_everywhere || ranks.size() == pp;
+      holders.insert(pipeline.rank_of_stage.at(static_cast<std::size_t>(stage)));
   }
-  if (!pipeline.stages.empty() && pp > 1 && !is_everywhere)
-    layout.placements.push_back(only_at(Axis::kPp, coordinate(Axis::kPp)));
+  if (std::ssize(holders) < pp)
+    layout.placements.push_back(
+        only_at(Axis::kPp, std::vector<int>(holders.begin(), holders.end())));
 }
 
 void EmulatedRank::record(RecordKind kind, std::string name, const at::Tensor& value,

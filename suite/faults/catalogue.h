@@ -29,7 +29,8 @@ void add_random_faults(Faults& faults);  ///< H: masks of dropout, recomputed la
 void add_buffer_faults(Faults& faults);
 /// H, I, K: the state that a run resumes with after it was saved and loaded.
 void add_checkpoint_faults(Faults& faults);
-void add_nd_faults(Faults& faults);  ///< B to F: pipeline and context parallelism
+void add_context_faults(Faults& faults);   ///< B to F: context parallelism
+void add_pipeline_faults(Faults& faults);  ///< B to M: pipelines
 /// Legal differences: orders of sums, buckets, layouts, data.
 void add_benign_variations(Faults& faults);
 void add_buffer_benign_variations(Faults& faults);  ///< what pads a buffer
@@ -41,6 +42,9 @@ void add_value_benign_variations(Faults& faults);
 /// used: nothing can hide a factor.
 [[nodiscard]] Case fault_case(std::string_view model_type, std::string subject,
                               const Degrees& degrees);
+/// The same on subject nd, with two layers for each rank of pp.
+[[nodiscard]] Case pipeline_case(std::string_view model_type, const Degrees& degrees,
+                                 int micro_batches);
 
 /// Calls `act` with this process's part of the key biases of a GPT-2 gradient, whose exact value is
 /// 0. Others are left alone.

@@ -54,7 +54,8 @@ Faults catalogue_by_class() {
   add_zero_faults(faults);
   add_buffer_faults(faults);
   add_vocab_faults(faults);
-  add_nd_faults(faults);
+  add_context_faults(faults);
+  add_pipeline_faults(faults);
   std::stable_sort(faults.begin(), faults.end(),
                    [](const Fault& a, const Fault& b) { return a.fault_class < b.fault_class; });
   return faults;
@@ -152,6 +153,14 @@ Case fault_case(std::string_view model_type, std::string subject, const Degrees&
   item.settings.optimizer.momentum = 0;
   item.subject = std::move(subject);
   item.degrees = degrees;
+  return item;
+}
+
+Case pipeline_case(std::string_view model_type, const Degrees& degrees, int micro_batches) {
+  Case item = fault_case(model_type, "nd", degrees);
+  item.config.num_layers = 2 * degrees.pp;
+  item.model_name += fmt::format("_{}_layers", item.config.num_layers);
+  item.micro_batches = micro_batches;
   return item;
 }
 

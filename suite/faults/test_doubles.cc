@@ -192,6 +192,8 @@ class StrategyDouble final : public Strategy {
   at::Tensor attention(std::string_view module, const at::Tensor& q_BNSD, const at::Tensor& k_BKSD,
                        const at::Tensor& v_BKSD, AttentionImpl impl, SoftmaxDtype softmax,
                        const AttentionDropout& dropout) const override {
+    if (rules_.attention)
+      return rules_.attention(*inner_, module, {q_BNSD, k_BKSD, v_BKSD, impl, softmax, dropout});
     return inner_->attention(module, q_BNSD, k_BKSD, v_BKSD, impl, softmax, dropout);
   }
   KeysValues whole_context(std::string_view module, const at::Tensor& k_BKSD,

@@ -81,6 +81,14 @@ using ReadFunction = std::function<at::Tensor(const WeightSource& inner, const P
 [[nodiscard]] std::shared_ptr<const WeightSource> weights_double(
     std::shared_ptr<const WeightSource> inner, ReadFunction read);
 
+/// What Strategy::attention gets besides the module.
+struct AttentionInputs {
+  const at::Tensor &q_BNSD, &k_BKSD, &v_BKSD;
+  AttentionImpl impl;
+  SoftmaxDtype softmax;
+  const AttentionDropout& dropout;
+};
+
 /// Each function gets the inner strategy, and may be empty; what the strategy says of layouts is
 /// the inner one's.
 struct StrategyRules {
@@ -94,6 +102,9 @@ struct StrategyRules {
       loss = {};
   /// Of what the model reads; attention has its own.
   std::function<at::Tensor(const Strategy& inner, std::int64_t length)> token_positions = {};
+  std::function<at::Tensor(const Strategy& inner, std::string_view module,
+                           const AttentionInputs& inputs)>
+      attention = {};
 };
 [[nodiscard]] std::shared_ptr<const Strategy> strategy_double(std::shared_ptr<const Strategy> inner,
                                                               StrategyRules rules);

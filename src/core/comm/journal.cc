@@ -94,15 +94,24 @@ std::uint64_t Journal::enter(int rank, const JournalEntry& entry) noexcept {
   Word& count = own.counts[static_cast<std::size_t>(entry.call.op)]
                           [static_cast<std::size_t>(entry.call.purpose)];
   count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  if (entry.call.group_id < kMaxGroups)
-    own.last_entered[entry.call.group_id].store(entry.call.group_sequence);
+  if (entry.call.group_id < kMaxGroups) {
+    Word& last = own.last_entered[entry.call.group_id];
+    last.store(std::max(last.load(std::memory_order_relaxed), entry.call.group_sequence));
+  }
   // seq_cst: of two ranks that wait for each other at least one sees the other's entry
   own.num_calls.store(sequence);
   return sequence;
 }
 
 void Journal::finish(int rank, std::uint64_t sequence) noexcept {
-  lane(rank).ring[sequence % kDepth][0].store(sequence << 1 | 1, std::memory_order_release);
+  Word& head = lane(rank).ring[sequence % kDepth][0];
+  // of a transfer that took so long, the entry is gone
+  if (head.load(std::memory_order_relaxed) >> 1 != sequence) return;
+  head.store(sequence << 1 | 1, std::memory_order_release);
+}
+
+void Journal::promise(int rank, const CollectiveCall& call) noexcept {
+  if (call.group_id < kMaxGroups) lane(rank).last_entered[call.group_id].store(call.group_sequence);
 }
 
 std::uint64_t Journal::num_calls(int rank) const noexcept {

@@ -45,6 +45,9 @@ class Journal {
   /// For the rank itself. enter returns the entry's sequence number, which finish takes.
   std::uint64_t enter(int rank, const JournalEntry& entry) noexcept;
   void finish(int rank, std::uint64_t sequence) noexcept;
+  /// Says that the rank will make the call without being waited for: who waits for it waits for
+  /// nobody.
+  void promise(int rank, const CollectiveCall& call) noexcept;
 
   /// Calls entered by `rank` since the start; in the second form, those of one op and purpose.
   [[nodiscard]] std::uint64_t num_calls(int rank) const noexcept;
@@ -55,8 +58,8 @@ class Journal {
 
   /// "in all_reduce #7 (...)", "after all_reduce #6 (...)" or "before its first collective".
   [[nodiscard]] std::string last_call_in_words(int rank) const;
-  /// The last call that `rank` entered on a group, as its group_sequence; 0 if none. Exact, however
-  /// long ago it was.
+  /// The last call that `rank` entered or promised on a group, as its group_sequence; 0 if none.
+  /// Exact, however long ago it was.
   [[nodiscard]] std::uint64_t last_entered(int rank, std::uint32_t group_id) const noexcept;
   /// Who waits for whom, one clause per pending call: "rank 1 has not entered all_reduce #7
   /// (grad_reduce, dp, sum, fp32 x 1024); ranks 0, 2 wait in it". A rank that entered something

@@ -39,8 +39,7 @@ void require_consistent(const Layout& layout) {
 bool holds_nothing(const Layout& layout, const MeshShape& mesh, int rank) {
   return std::any_of(layout.placements.begin(), layout.placements.end(),
                      [&](const Placement& placement) {
-                       return placement.kind == Kind::kOnlyAt &&
-                              mesh.coordinate(rank, placement.axis) != placement.coordinate;
+                       return leaves_out(placement, mesh.coordinate(rank, placement.axis));
                      });
 }
 
@@ -90,6 +89,33 @@ Placement partial(Axis axis, Reduction reduction) {
 
 Placement only_at(Axis axis, int coordinate) {
   return {.axis = axis, .kind = Kind::kOnlyAt, .coordinate = coordinate};
+}
+
+Placement only_at(Axis axis, std::span<const int> coordinates) {
+  constexpr int kMost = 63;
+  if (coordinates.empty() || coordinates.front() < 0 || coordinates.back() > kMost ||
+      std::ranges::adjacent_find(coordinates, std::ranges::greater_equal()) != coordinates.end()) {
+    throw MeshError(fmt::format(
+        "the coordinates on {} that hold a tensor must be at least one and ascend from 0 to {}, "
+        "got [{}]",
+        name_of(axis), kMost, fmt::join(coordinates, ", ")));
+  }
+  Placement placement = only_at(axis, coordinates.front());
+  for (const int coordinate : coordinates.subspan(1)) placement.also_at |= 1ULL << coordinate;
+  return placement;
+}
+
+std::vector<int> coordinates_of(const Placement& placement) {
+  std::vector<int> coordinates{placement.coordinate};
+  for (int coordinate = 0; coordinate < 64; ++coordinate)
+    if ((placement.also_at >> coordinate & 1U) != 0) coordinates.push_back(coordinate);
+  return coordinates;
+}
+
+bool leaves_out(const Placement& placement, int coordinate) noexcept {
+  const bool is_named = coordinate == placement.coordinate ||
+                        (coordinate < 64 && (placement.also_at >> coordinate & 1U) != 0);
+  return placement.kind == Kind::kOnlyAt && !is_named;
 }
 
 const Placement* Layout::find(Axis axis) const noexcept {
@@ -160,7 +186,8 @@ std::string describe(const Layout& layout) {
         words.push_back(fmt::format("{}:partial({})", axis, name_of(placement.reduction)));
         break;
       case Kind::kOnlyAt:
-        words.push_back(fmt::format("{}:only_at({})", axis, placement.coordinate));
+        words.push_back(
+            fmt::format("{}:only_at({})", axis, fmt::join(coordinates_of(placement), ", ")));
         break;
     }
   }

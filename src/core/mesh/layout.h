@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,12 +24,19 @@ struct Placement {
   int dim = 0;
   /// kPartial: kSum, kAvg or kMax of the ranks' tensors is the value
   Reduction reduction = Reduction::kSum;
-  int coordinate = 0;  ///< kOnlyAt: only the rank at this coordinate holds it
+  int coordinate = 0;         ///< kOnlyAt: only the rank at this coordinate holds it
+  std::uint64_t also_at = 0;  ///< kOnlyAt: and those at the coordinates of these bits, all larger
   friend bool operator==(const Placement&, const Placement&) = default;
 };
 [[nodiscard]] Placement shard(Axis axis, int dim);
 [[nodiscard]] Placement partial(Axis axis, Reduction reduction = Reduction::kSum);
 [[nodiscard]] Placement only_at(Axis axis, int coordinate);
+/// Errors   MeshError unless there is a coordinate, and they ascend from 0 to 63.
+[[nodiscard]] Placement only_at(Axis axis, std::span<const int> coordinates);
+/// Those of kOnlyAt, ascending.
+[[nodiscard]] std::vector<int> coordinates_of(const Placement& placement);
+/// Whether a placement of kind kOnlyAt leaves the rank at this coordinate of its axis out.
+[[nodiscard]] bool leaves_out(const Placement& placement, int coordinate) noexcept;
 
 /// A hyper-rectangle of the local tensor and its place in the global tensor. Elements that no box
 /// covers are padding and ignored.

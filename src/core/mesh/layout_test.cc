@@ -99,6 +99,21 @@ TEST(Layout, OnlyAtLeavesTheOtherRanksOut) {
   EXPECT_EQ(tiling_problem({4}, all_boxes(layout, kDp3Tp2)), "");
 }
 
+TEST(Layout, OnlyAtMayNameSeveralRanks) {
+  const Layout layout =
+      sharded({4}, {only_at(Axis::kDp, std::vector<int>{0, 2}), shard(Axis::kTp, 0)});
+
+  EXPECT_THAT(boxes_of(layout, kDp3Tp2, 1), ElementsAre(Box{{0}, {2}, {2}}));
+  EXPECT_THAT(boxes_of(layout, kDp3Tp2, 3), IsEmpty());
+  EXPECT_THAT(boxes_of(layout, kDp3Tp2, 5), ElementsAre(Box{{0}, {2}, {2}}));
+  EXPECT_EQ(describe(layout), "dp:only_at(0, 2) tp:shard(0)");
+  EXPECT_THAT(mesh_error_of([] {
+                (void)only_at(Axis::kDp, std::vector<int>{2, 2});
+              }),
+              HasSubstr("[2, 2]"));
+  EXPECT_THROW((void)only_at(Axis::kDp, std::vector<int>{}), MeshError);
+}
+
 TEST(Layout, APartialHoldsTheWholePlaceAndSaysSo) {
   const Layout layout = sharded({4, 6}, {partial(Axis::kTp), shard(Axis::kDp, 1)});
 

@@ -25,24 +25,31 @@ struct StageWork {
   /// gradient of its input, undefined where it has the embedding.
   std::function<at::Tensor(std::size_t stage, std::size_t micro_batch, const at::Tensor& gradient)>
       backward;
+  /// The two halves of backward, in this order: the gradient of the input alone, and those of
+  /// weights.
+  std::function<at::Tensor(std::size_t stage, std::size_t micro_batch, const at::Tensor& gradient)>
+      backward_input;
+  std::function<void(std::size_t stage, std::size_t micro_batch)> backward_weight;
 };
 
-/// Guarantees   run() asks for each forward and each backward of each section once; backward of a
-///              section in the order of micro-batches.
-/// Ranks        run and sum_over_stages are collective over the ranks of a pipeline.
+/// Guarantees   run() asks for each forward of each section once, and for each backward once, whole
+///              or in halves; for gradients of a section's weights in the order of micro-batches.
+/// Ranks        run, run_forward and sum_over_stages are collective over the ranks of a pipeline.
 class StageRunner {
  public:
   virtual ~StageRunner() = default;
   /// This rank's sections, in the order of the model.
   [[nodiscard]] virtual const std::vector<ModelSection>& sections() const noexcept = 0;
   virtual void run(std::size_t num_micro_batches, const StageWork& work) = 0;
+  /// Asks for the forwards alone.
+  virtual void run_forward(std::size_t num_micro_batches, const StageWork& work) = 0;
   /// Whether the section reads the parameter, and nobody else does.
   [[nodiscard]] virtual bool has_parameter(std::size_t stage, std::string_view name) const = 0;
   /// Of parameters that sections of two ranks read: the sum of both gradients, on both.
   /// Ranks   collective over these two.
   virtual void add_shared(std::map<std::string, at::Tensor, std::less<>>& gradients) = 0;
-  /// Whether all ranks of the pipeline have a section that reads the parameter.
-  [[nodiscard]] virtual bool is_everywhere(std::string_view parameter) const = 0;
+  /// The ranks of the pipeline that have a section that reads the parameter, ascending.
+  [[nodiscard]] virtual std::vector<int> readers_of(std::string_view parameter) const = 0;
   /// Whether this rank has the section with the head, and so the loss.
   [[nodiscard]] virtual bool has_loss() const noexcept = 0;
   /// The ranks of a pipeline.

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/base/dtype.h"
 #include "subjects/optim/learning_rate.h"
@@ -40,6 +41,10 @@ struct NdSettings {
   std::optional<Dtype> ring_merge_dtype;
   std::string pipeline_schedule = "1F1B";
   int stages_per_rank = 1;
+  /// "loop" or "v": which rank has which stage. Empty: as the schedule usually has it.
+  std::string stage_placement;
+  /// The layers of each stage, in order. Empty: nearly equal numbers.
+  std::vector<std::int64_t> layers_per_stage;
 };
 
 struct TrainSettings {

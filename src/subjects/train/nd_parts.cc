@@ -51,11 +51,11 @@ TrainerParts nd_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan plan) {
 
   const std::vector<ParameterSpec> specs = parts.model->parameters();
   OwnParameters own{specs, {}};
-  const PipelineSpec spec =
-      pipeline_spec(settings.pipeline_schedule, mesh.degree(Axis::kPp), settings.stages_per_rank);
+  const PipelineSpec spec = pipeline_spec(settings.pipeline_schedule, mesh.degree(Axis::kPp),
+                                          settings.stages_per_rank, settings.stage_placement);
   if (num_stages(spec) > 1) {
     const std::vector<ModelSection> stages =
-        stages_of(parts.model->config().num_layers, num_stages(spec));
+        stages_of(parts.model->config().num_layers, num_stages(spec), settings.layers_per_stage);
     parts.stages = std::make_unique<Pipeline>(spec, stages, specs, groups->pipeline());
     own = own_parameters(specs, stages, *parts.stages);
     parts.own_parameters = own.specs;

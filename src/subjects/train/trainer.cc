@@ -113,7 +113,7 @@ void Trainer::forward_backward(std::span<const TokenBatch> micro_batches) {
   std::vector<MicroBatch> own(micro_batches.size());
   std::int64_t earlier_samples = 0;
   for (std::size_t m = 0; m < own.size(); ++m) {
-    own[m] = {&micro_batches[m], targets[m], earlier_samples, {}, {}};
+    own[m] = {&micro_batches[m], targets[m], earlier_samples};
     earlier_samples += targets[m].size(0);
   }
   backward_sum_ = 0;
@@ -141,10 +141,9 @@ void Trainer::run_micro_batch(MicroBatchPlace place, MicroBatch& micro_batch, Lo
   const auto m = static_cast<std::size_t>(place.index);
   if (parts_.schedule->clears_gradients_before(place)) parts_.data_parallel->clear_gradients();
   record_data(*micro_batch.batch);
-  Sink* sink = scaled_sink_.has_value() ? &*scaled_sink_ : sink_;
   is_reading_ = sink_ != nullptr && parts_.records_repetitions && m == 0 && place.step > 0;
-  const at::Tensor logits =
-      logits_of(*micro_batch.batch, sink, training_pass(place.step, micro_batch.earlier_samples));
+  const at::Tensor logits = logits_of(*micro_batch.batch, pass_sink(),
+                                      training_pass(place.step, micro_batch.earlier_samples));
   is_reading_ = false;
   const at::Tensor loss = loss_of(logits, own_tokens(micro_batch.targets_BS), sums.places[m], sums);
   if (place.is_last()) report_loss(sums);
@@ -155,57 +154,6 @@ void Trainer::run_micro_batch(MicroBatchPlace place, MicroBatch& micro_batch, Lo
   loss.backward(seed);
   parts_.data_parallel->after_backward(reduces, place.is_last());
   if (!place.is_last()) record_accumulated();
-}
-
-// Backward of a section starts from the gradient that the next one sends, or from the loss.
-void Trainer::run_stages(std::vector<MicroBatch>& micro_batches, MicroBatchPlace place,
-                         LossSums& sums) {
-  const std::vector<ModelSection>& sections = parts_.stages->sections();
-  Sink* sink = scaled_sink_.has_value() ? &*scaled_sink_ : sink_;
-  parts_.data_parallel->clear_gradients();
-  for (const MicroBatch& micro_batch : micro_batches) record_data(*micro_batch.batch);
-  for (MicroBatch& micro_batch : micro_batches) {
-    micro_batch.inputs.resize(sections.size());
-    micro_batch.results.resize(sections.size());
-  }
-  StageWork work;
-  std::size_t num_backward = 0;
-  work.forward = [&](std::size_t stage, std::size_t m, const at::Tensor& input) {
-    MicroBatch& own = micro_batches[m];
-    const ModelSection& section = sections[stage];
-    TrainingPass training = training_pass(place.step, own.earlier_samples);
-    training.section = section;
-    own.inputs[stage] = section.has_embedding ? own_tokens(own.batch->input_ids_BS)
-                                              : input.detach().requires_grad_(true);
-    is_reading_ =
-        sink_ != nullptr && parts_.records_repetitions && m == 0 && place.step > 0 && stage == 0;
-    const at::Tensor result = result_of(own.inputs[stage], sink, training);
-    is_reading_ = false;
-    own.results[stage] = section.has_head
-                             ? loss_of(result, own_tokens(own.targets_BS), sums.places[m], sums)
-                             : result;
-    return section.has_head ? at::Tensor() : result.detach();
-  };
-  work.backward = [&](std::size_t stage, std::size_t m, const at::Tensor& gradient) {
-    MicroBatch& own = micro_batches[m];
-    const bool is_last = ++num_backward == micro_batches.size() * sections.size();
-    parts_.data_parallel->before_backward(is_last);
-    const at::Tensor result = std::move(own.results[stage]);
-    if (sections[stage].has_head) {
-      const at::Tensor seed = seed_of(result);
-      backward_sum_ += result.item<double>() * seed.item<double>();
-      result.backward(seed);
-    } else {
-      result.backward(gradient);
-    }
-    parts_.data_parallel->after_backward(is_last, is_last);
-    if (m + 1 < micro_batches.size()) record_accumulated(stage);
-    const at::Tensor input = std::move(own.inputs[stage]);
-    own.inputs[stage].reset();
-    return sections[stage].has_embedding ? at::Tensor() : input.grad();
-  };
-  parts_.stages->run(micro_batches.size(), work);
-  report_loss(sums);
 }
 
 void Trainer::begin_scaling() {
@@ -245,15 +193,17 @@ Trainer::LossSums Trainer::weigh(std::span<const at::Tensor> targets) const {
 
 double Trainer::evaluate(std::span<const TokenBatch> micro_batches) {
   if (micro_batches.empty()) throw UsageError("an evaluation needs at least one micro-batch");
-  if (parts_.stages != nullptr)
-    throw NotBuiltError("an evaluation in a pipeline is not built yet; evaluate with pp 1");
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> targets;
   for (const TokenBatch& batch : micro_batches) targets.push_back(shift_labels(batch.labels_BS));
   LossSums sums = weigh(targets);
-  for (std::size_t m = 0; m < micro_batches.size(); ++m) {
-    (void)loss_of(logits_of(micro_batches[m], nullptr, {}), own_tokens(targets[m]), sums.places[m],
-                  sums);
+  if (parts_.stages != nullptr) {
+    evaluate_stages(micro_batches, targets, sums);
+  } else {
+    for (std::size_t m = 0; m < micro_batches.size(); ++m) {
+      (void)loss_of(logits_of(micro_batches[m], nullptr, {}), own_tokens(targets[m]),
+                    sums.places[m], sums);
+    }
   }
   add_shared_tokens(sums);
   return mean_loss(sums);
@@ -263,8 +213,9 @@ double Trainer::evaluate(std::span<const TokenBatch> micro_batches) {
 // each one dp rank after the other.
 TrainingPass Trainer::training_pass(int step, std::int64_t earlier) const {
   if (!is_training_) return {};
-  return {parts_.streams.get(), step,          earlier * mesh_->degree(Axis::kDp),
-          mesh_->shape(),       mesh_->rank(), parts_.recompute};
+  return {
+      parts_.streams.get(), step, earlier * mesh_->degree(Axis::kDp), mesh_->shape(), mesh_->rank(),
+      parts_.recompute,     {}};
 }
 
 at::Tensor Trainer::logits_of(const TokenBatch& batch, Sink* sink, const TrainingPass& training) {

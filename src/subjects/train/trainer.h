@@ -152,15 +152,20 @@ class Trainer {
     std::vector<std::vector<std::size_t>> places;  ///< by micro-batch and sample
   };
 
-  /// One micro-batch on its way through the sections of this rank.
   struct MicroBatch {
     const TokenBatch* batch = nullptr;
     at::Tensor targets_BS;  ///< of all tokens
     std::int64_t earlier_samples = 0;
-    std::vector<at::Tensor> inputs, results;  ///< by section, while backward needs them
   };
+  class StagePasses;  ///< of micro-batches through the sections of a pipeline's rank
   void run_micro_batch(MicroBatchPlace place, MicroBatch& micro_batch, LossSums& sums);
   void run_stages(std::vector<MicroBatch>& micro_batches, MicroBatchPlace place, LossSums& sums);
+  void evaluate_stages(std::span<const TokenBatch> micro_batches,
+                       std::span<const at::Tensor> targets, LossSums& sums);
+  /// What activations pass.
+  [[nodiscard]] Sink* pass_sink() noexcept {
+    return scaled_sink_.has_value() ? &*scaled_sink_ : sink_;
+  }
   [[nodiscard]] at::Tensor own_tokens(const at::Tensor& whole_BS) const;
   /// What the backward pass of a loss starts with.
   [[nodiscard]] at::Tensor seed_of(const at::Tensor& loss) const;

@@ -55,15 +55,17 @@ void Trainer::record(RecordKind kind, std::string name, const at::Tensor& value,
   sink_->on_record({kind, std::move(name), std::move(layout), 1.0}, value.detach());
 }
 
-// What other ranks of a pipeline do not have.
+// What other ranks of a pipeline do not have. `name` is that of a parameter, or of what belongs to
+// one.
 void Trainer::add_place_on_pp(Layout& layout, std::string_view name) const {
-  if (parts_.stages == nullptr) return;
-  const bool is_everywhere = std::ranges::any_of(specs_, [&](const ParameterSpec& spec) {
-    return parts_.stages->is_everywhere(spec.name) &&
-           (name == spec.name || name.starts_with(spec.name + "."));
-  });
-  if (mesh_->degree(Axis::kPp) > 1 && !is_everywhere)
-    layout.placements.push_back(only_at(Axis::kPp, mesh_->coordinate(Axis::kPp)));
+  const int pp = mesh_->degree(Axis::kPp);
+  if (parts_.stages == nullptr || pp == 1) return;
+  std::vector<int> holders{mesh_->coordinate(Axis::kPp)};
+  for (const ParameterSpec& spec : specs_) {
+    if (name == spec.name || name.starts_with(spec.name + "."))
+      holders = parts_.stages->readers_of(spec.name);
+  }
+  if (std::ssize(holders) < pp) layout.placements.push_back(only_at(Axis::kPp, holders));
 }
 
 void Trainer::record_parameters() const {

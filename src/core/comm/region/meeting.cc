@@ -15,6 +15,7 @@ namespace isoshard {
 namespace {
 
 using std::chrono::steady_clock;
+using Word = std::atomic<std::uint32_t>;
 
 // Every so often a sleeper looks by itself whether the deadline was moved or a circle of waits has
 // closed.
@@ -35,10 +36,10 @@ void pause_cpu() noexcept {
 }
 
 // Spinning only helps while the ranks waited for can run at the same time.
-bool spin(const GroupBlock& group, std::uint32_t epoch, int world_size) noexcept {
+bool spin(const Word& word, std::uint32_t epoch, int world_size) noexcept {
   const int num_spins = world_size <= num_cpus() ? 400 : 50;
   for (int i = 0; i < num_spins; ++i) {
-    if (group.epoch.load(std::memory_order_acquire) != epoch) return true;
+    if (word.load(std::memory_order_acquire) != epoch) return true;
     pause_cpu();
   }
   return false;
@@ -50,8 +51,8 @@ bool spin(const GroupBlock& group, std::uint32_t epoch, int world_size) noexcept
 /// another program, for milliseconds, where a sleeper is woken at once: then no more for a while.
 class Yields {
  public:
-  // Whether the group moved on.
-  bool until_moved(const GroupBlock& group, std::uint32_t epoch) noexcept {
+  // Whether the word moved on.
+  bool until_moved(const Word& word, std::uint32_t epoch) noexcept {
     auto now = steady_clock::now();
     if (now < not_before_) return false;
     for (const auto end = now + kLongest; now < end;) {
@@ -59,7 +60,7 @@ class Yields {
       const auto before = std::exchange(now, steady_clock::now());
       // to a rank that computes, perhaps: sleeping is as good then
       if (now - before > kLost) not_before_ = now + kPause;
-      if (group.epoch.load(std::memory_order_acquire) != epoch) return true;
+      if (word.load(std::memory_order_acquire) != epoch) return true;
     }
     return false;
   }
@@ -70,18 +71,20 @@ class Yields {
   steady_clock::time_point not_before_{};
 };
 
-void sleep_until_moved(GroupBlock& group, std::uint32_t epoch,
+void sleep_until_moved(Word& word, Word& sleepers, std::uint32_t epoch,
                        std::chrono::nanoseconds longest) noexcept {
-  group.sleepers.fetch_add(1);
-  futex_wait(group.epoch, epoch, longest);
-  group.sleepers.fetch_sub(1);
+  sleepers.fetch_add(1);
+  futex_wait(word, epoch, longest);
+  sleepers.fetch_sub(1);
 }
 
-void wait_for_others(WorldRegion& region, GroupBlock& group, std::uint32_t epoch, int world_rank) {
-  if (spin(group, epoch, region.num_ranks())) return;
+void wait_until_moved(WorldRegion& region, Word& word, Word& sleepers, std::uint32_t epoch,
+                      int world_rank, const std::function<void()>& meanwhile) {
+  if (spin(word, epoch, region.num_ranks())) return;
   static thread_local Yields yields;
-  if (yields.until_moved(group, epoch)) return;
-  while (group.epoch.load(std::memory_order_acquire) == epoch) {
+  if (yields.until_moved(word, epoch)) return;
+  while (word.load(std::memory_order_acquire) == epoch) {
+    if (meanwhile) meanwhile();
     if (const std::string circle = region.journal().describe_circular_wait(world_rank);
         !circle.empty()) {
       region.abort(
@@ -99,13 +102,14 @@ void wait_for_others(WorldRegion& region, GroupBlock& group, std::uint32_t epoch
       }
       longest = std::min(longest, left);
     }
-    sleep_until_moved(group, epoch, longest);
+    sleep_until_moved(word, sleepers, epoch, longest);
   }
 }
 
 }  // namespace
 
-void meet(WorldRegion& region, GroupBlock& group, int world_rank) {
+void meet(WorldRegion& region, GroupBlock& group, int world_rank,
+          const std::function<void()>& meanwhile) {
   const std::uint32_t epoch = group.epoch.load(std::memory_order_acquire);
   if ((epoch & 1U) != 0) region.throw_abort();
   if (group.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 ==
@@ -114,11 +118,16 @@ void meet(WorldRegion& region, GroupBlock& group, int world_rank) {
     group.epoch.fetch_add(2);
     if (group.sleepers.load() != 0) futex_wake_all(group.epoch);
   } else {
-    wait_for_others(region, group, epoch, world_rank);
+    wait_until_moved(region, group.epoch, group.sleepers, epoch, world_rank, meanwhile);
     // A meeting that took place is one, even if the world was aborted just after it: the next one
     // fails.
     if ((group.epoch.load(std::memory_order_acquire) | 1U) == (epoch | 1U)) region.throw_abort();
   }
+}
+
+void wait_for_bell(WorldRegion& region, int world_rank, std::uint32_t rung) {
+  wait_until_moved(region, region.bell(world_rank), region.sleepers(world_rank), rung, world_rank,
+                   {});
 }
 
 }  // namespace isoshard

@@ -62,6 +62,10 @@ struct WorldRegion::Header {
   /// Offset of the newest block; each names the next older one
   std::atomic<std::uint64_t> first_group;
   std::array<Reason, kMaxRanks + 1> reasons;
+  struct alignas(64) Bell {
+    std::atomic<std::uint32_t> count, sleepers;
+  };
+  std::array<Bell, kMaxRanks> bells;
 };
 
 namespace {
@@ -125,19 +129,18 @@ std::uint64_t WorldRegion::make_group(std::span<const int> world_ranks) {
     group->next_offset = older;
   } while (!head.first_group.compare_exchange_weak(older, offset));
   // An abort that walked the list before this block was in it has not released its waiters.
-  if (is_aborted()) release_waiters(*group);
+  if (is_aborted()) release_waiters(group->epoch);
   return offset;
 }
 
-GroupBlock& WorldRegion::pair_of(GroupBlock& group, int low, int high) {
-  std::atomic<std::uint64_t>& known =
-      group.pair_offsets[static_cast<std::size_t>(high * (high - 1) / 2 + low)];
+GroupBlock& WorldRegion::channel_of(GroupBlock& group, int from, int to) {
+  const auto sender = static_cast<std::size_t>(from), receiver = static_cast<std::size_t>(to);
+  std::atomic<std::uint64_t>& known = group.channel_offsets[sender][receiver];
   std::uint64_t offset = known.load();
   if (offset == 0) {
-    const std::array<int, 2> world_ranks = {group.world_ranks[static_cast<std::size_t>(low)],
-                                            group.world_ranks[static_cast<std::size_t>(high)]};
+    const std::array<int, 2> world_ranks = {group.world_ranks[sender], group.world_ranks[receiver]};
     const std::uint64_t made = make_group(world_ranks);
-    // else the other side was first: its block is the pair's
+    // else the other side was first: its block is the channel's
     if (known.compare_exchange_strong(offset, made)) offset = made;
   }
   return group_at(offset);
@@ -167,13 +170,29 @@ void WorldRegion::abort(int rank, AbortKind kind, std::string_view reason) noexc
   if (!is_aborted()) return;  // another thread holds this rank's text and is about to publish it
   for (std::uint64_t offset = head.first_group.load(); offset != 0;
        offset = group_at(offset).next_offset) {
-    release_waiters(group_at(offset));
+    release_waiters(group_at(offset).epoch);
   }
+  for (int waiting = 0; waiting < num_ranks_; ++waiting) release_waiters(bell(waiting));
 }
 
-void WorldRegion::release_waiters(GroupBlock& group) const noexcept {
-  group.epoch.fetch_or(1);
-  futex_wake_all(group.epoch);
+void WorldRegion::release_waiters(std::atomic<std::uint32_t>& epoch) const noexcept {
+  epoch.fetch_or(1);
+  futex_wake_all(epoch);
+}
+
+std::atomic<std::uint32_t>& WorldRegion::bell(int world_rank) const noexcept {
+  return header().bells[static_cast<std::size_t>(world_rank)].count;
+}
+
+std::atomic<std::uint32_t>& WorldRegion::sleepers(int world_rank) const noexcept {
+  return header().bells[static_cast<std::size_t>(world_rank)].sleepers;
+}
+
+// Both orders are seq_cst: who is about to sleep has counted itself, or sees the new count.
+void WorldRegion::ring(int world_rank) const noexcept {
+  std::atomic<std::uint32_t>& own = bell(world_rank);
+  own.fetch_add(2);
+  if (sleepers(world_rank).load() != 0) futex_wake_all(own);
 }
 
 bool WorldRegion::is_aborted() const noexcept {

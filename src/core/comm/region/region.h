@@ -24,6 +24,7 @@ namespace isoshard {
 
 inline constexpr std::size_t kBufferBytes = std::size_t{1} << 20;
 inline constexpr std::size_t kWindowBytes = 2 * kBufferBytes;
+inline constexpr std::uint32_t kChannelSlots = 8;
 
 /// Zeroed memory at one address in all ranks. `reserve` makes sure that a range exists (page
 /// granular); it throws InfrastructureError if it cannot.
@@ -56,14 +57,20 @@ struct GroupBlock {
   std::uint64_t windows_offset = 0;
   std::uint64_t next_offset = 0;
   std::array<std::int32_t, kMaxRanks> world_ranks{};
-  /// The blocks through which two ranks send and receive, made when they first do; 0 until then.
-  std::array<std::atomic<std::uint64_t>, kMaxRanks*(kMaxRanks - 1) / 2> pair_offsets{};
+  /// The blocks through which one rank sends to another, by both; made when they first do, 0 until
+  /// then.
+  std::array<std::array<std::atomic<std::uint64_t>, kMaxRanks>, kMaxRanks> channel_offsets{};
   alignas(64) std::atomic<std::uint32_t> arrived{0};
   alignas(64) std::atomic<std::uint32_t> epoch{0};
   std::atomic<std::uint32_t> sleepers{0};
   /// Two each, used in turn: a rank that is one call ahead does not overwrite what others still
   /// read.
   alignas(64) std::array<std::array<Announcement, 2>, kMaxRanks> announcements{};
+  /// Of a channel (region_channel.h): pieces ever posted by its rank 0 and taken by its rank 1, and
+  /// the calls that those in the slots belong to.
+  alignas(64) std::atomic<std::uint32_t> posted{0};
+  alignas(64) std::atomic<std::uint32_t> taken{0};
+  std::array<CollectiveCall, kChannelSlots> messages{};
 };
 
 /// Requires     made once by the controller, before any rank runs; `memory` outlives it.
@@ -90,9 +97,16 @@ class WorldRegion {
   ///          reserved.
   [[nodiscard]] std::uint64_t make_group(std::span<const int> world_ranks);
 
-  /// The block of two ranks of `group`, low < high, made by who first asks.
+  /// The block of what one rank of `group` sends to another, made by who first asks.
   /// Errors   as make_group.
-  [[nodiscard]] GroupBlock& pair_of(GroupBlock& group, int low, int high);
+  [[nodiscard]] GroupBlock& channel_of(GroupBlock& group, int from, int to);
+
+  /// Counts what happened in the channels of a world rank, times two; its last bit says that the
+  /// world is aborted. `sleepers` of it wait for it to change.
+  [[nodiscard]] std::atomic<std::uint32_t>& bell(int world_rank) const noexcept;
+  [[nodiscard]] std::atomic<std::uint32_t>& sleepers(int world_rank) const noexcept;
+  /// Tells a rank that something happened.
+  void ring(int world_rank) const noexcept;
 
   [[nodiscard]] std::byte* window(const GroupBlock& group, int rank) const noexcept;
   void reserve_window(const GroupBlock& group, int rank, std::size_t begin, std::size_t end);
@@ -110,7 +124,7 @@ class WorldRegion {
  private:
   struct Header;
   [[nodiscard]] Header& header() const noexcept;
-  void release_waiters(GroupBlock& group) const noexcept;
+  void release_waiters(std::atomic<std::uint32_t>& epoch) const noexcept;
 
   RegionMemory memory_;
   int num_ranks_;

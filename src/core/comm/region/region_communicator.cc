@@ -16,15 +16,17 @@ namespace isoshard {
 
 RegionCommunicator::RegionCommunicator(WorldRegion& region, int world_rank)
     : RegionCommunicator(region, world_rank,
-                         region.num_ranks() == 1 ? nullptr : &region.world_group(), world_rank) {}
+                         region.num_ranks() == 1 ? nullptr : &region.world_group(), world_rank,
+                         std::make_shared<RankChannels>(region, world_rank)) {}
 
 RegionCommunicator::RegionCommunicator(WorldRegion& region, int world_rank, GroupBlock* group,
-                                       int rank)
+                                       int rank, std::shared_ptr<RankChannels> channels)
     : region_(&region),
       group_(group),
       world_rank_(world_rank),
       rank_(rank),
-      size_(group == nullptr ? 1 : group->size) {}
+      size_(group == nullptr ? 1 : group->size),
+      channels_(std::move(channels)) {}
 
 int RegionCommunicator::world_rank_of(int rank) const {
   if (rank < 0 || rank >= size_)
@@ -39,6 +41,7 @@ void RegionCommunicator::abort(std::string_view reason) noexcept {
 
 RegionCommunicator::Call RegionCommunicator::enter(CollectiveCall call, const CallInfo& info) {
   if (region_->is_aborted()) region_->throw_abort();
+  channels_->advance();
   call.purpose = info.purpose;
   call.axis = info.axis;
   call.group_id = group_ == nullptr ? kGroupOfOne : group_->id;
@@ -65,7 +68,7 @@ void RegionCommunicator::announce(const Call& call, int color, int key) noexcept
 }
 
 void RegionCommunicator::meet_others(Call& call) {
-  meet(*region_, *group_, world_rank_);
+  meet(*region_, *group_, world_rank_, [this] { channels_->advance(); });
   if (call.is_compared) return;
   call.is_compared = true;
   compare_announcements(call.call);
@@ -74,19 +77,13 @@ void RegionCommunicator::meet_others(Call& call) {
 // Every rank compares all with the group's first, so that all report the same, and none continues.
 void RegionCommunicator::compare_announcements(const CollectiveCall& own) {
   const CollectiveCall& first = announcement_of(0, own).call;
-  const auto is_transfer = [](const CollectiveCall& call) {
-    return call.op == CollectiveOp::kSend || call.op == CollectiveOp::kRecv;
-  };
   for (int other = 1; other < size_; ++other) {
     const CollectiveCall& call = announcement_of(other, own).call;
     if (matches(first, call)) continue;
-    fail(fmt::format(
-        "{} differ: rank {} called {}, rank {} called {}; {}",
-        is_transfer(first) ? "transfers" : "collectives", world_rank_of(0), in_words(first),
-        world_rank_of(other), in_words(call),
-        is_transfer(first)
-            ? "a send needs a recv of the same purpose, dtype and count on the other side"
-            : "all ranks of a group must make the same calls in the same order"));
+    fail(
+        fmt::format("collectives differ: rank {} called {}, rank {} called {}; all ranks of a "
+                    "group must make the same calls in the same order",
+                    world_rank_of(0), in_words(first), world_rank_of(other), in_words(call)));
   }
   compare_counts(own);
 }
@@ -162,7 +159,7 @@ std::unique_ptr<Communicator> RegionCommunicator::split(int color, int key) {
       enter({.op = CollectiveOp::kSplit}, {.purpose = Purpose::kSetup, .axis = Axis::kWorld});
   std::unique_ptr<Communicator> result;
   if (group_ == nullptr) {
-    result.reset(new RegionCommunicator(*region_, world_rank_, nullptr, 0));
+    result.reset(new RegionCommunicator(*region_, world_rank_, nullptr, 0, channels_));
   } else {
     announce(call, color, key);
     meet_others(call);
@@ -193,11 +190,13 @@ std::unique_ptr<Communicator> RegionCommunicator::join_new_group(Call& call, int
   }
   meet_others(call);
   if (members.size() == 1) {
-    return std::unique_ptr<Communicator>(new RegionCommunicator(*region_, world_rank_, nullptr, 0));
+    return std::unique_ptr<Communicator>(
+        new RegionCommunicator(*region_, world_rank_, nullptr, 0, channels_));
   }
   GroupBlock& group = region_->group_at(announcement_of(first, call.call).group_offset);
   const auto own = static_cast<int>(std::ranges::find(members, rank_) - members.begin());
-  return std::unique_ptr<Communicator>(new RegionCommunicator(*region_, world_rank_, &group, own));
+  return std::unique_ptr<Communicator>(
+      new RegionCommunicator(*region_, world_rank_, &group, own, channels_));
 }
 
 }  // namespace isoshard

@@ -7,15 +7,19 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/comm/communicator.h"
 #include "core/comm/region/region.h"
+#include "core/comm/region/region_channel.h"
 
 namespace isoshard {
 
-/// A rank's end of one group in a WorldRegion, which must outlive it. All data has moved when a
-/// call returns, so every Work it gives out is done, and failures are thrown by the call itself.
+/// A rank's end of one group in a WorldRegion, which must outlive it. All data of a collective has
+/// moved when its call returns, so its Work is done, and failures are thrown by the call itself.
+/// send_recv returns at once: what it sends is on its way, and what it receives is there when its
+/// Work is waited for. What is on its way moves on in every later call of the rank.
 class RegionCommunicator final : public Communicator {
  public:
   /// The group of the whole world.
@@ -57,7 +61,8 @@ class RegionCommunicator final : public Communicator {
   };
   struct ChunkOfSlices;
 
-  RegionCommunicator(WorldRegion& region, int world_rank, GroupBlock* group, int rank);
+  RegionCommunicator(WorldRegion& region, int world_rank, GroupBlock* group, int rank,
+                     std::shared_ptr<RankChannels> channels);
 
   [[nodiscard]] Call enter(CollectiveCall call, const CallInfo& info);
   void announce(const Call& call, int color, int key) noexcept;
@@ -74,8 +79,10 @@ class RegionCommunicator final : public Communicator {
   void gather_blocks(Call& call, ConstBuffer input, Buffer output, const Counts& counts);
   void reduce_blocks(Call& call, ConstBuffer input, Buffer output, const Counts& counts);
   void check_peer(int peer, const char* op) const;
-  [[nodiscard]] RegionCommunicator& pair_with(int peer);
-  void transfer(bool is_send, Buffer data, const CallInfo& info);
+  struct Queued;
+  [[nodiscard]] ChannelEnd& channel(int peer, bool is_send);
+  [[nodiscard]] Queued queue(bool is_send, int peer, Buffer data, const CallInfo& info,
+                             bool must_be_taken = false);
   void send_to_itself(std::span<const Transfer> transfers);
   void compare_counts(const CollectiveCall& own);
   [[noreturn]] void fail(const std::string& reason);
@@ -96,7 +103,8 @@ class RegionCommunicator final : public Communicator {
   /// Ever moved through the windows: even ones use the first buffer.
   std::uint64_t num_chunks_ = 0;
   std::array<std::size_t, 2> reserved_bytes_{};
-  std::map<int, std::unique_ptr<RegionCommunicator>> pairs_;  ///< by the other rank
+  std::shared_ptr<RankChannels> channels_;            ///< of all groups of the rank
+  std::map<std::pair<int, bool>, ChannelEnd*> ends_;  ///< of this group, by peer and direction
 };
 
 }  // namespace isoshard

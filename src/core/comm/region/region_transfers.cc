@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// send, recv and grouped calls.
-///
-/// Two ranks that exchange data get a group block of their own, a *pair*, with windows,
-/// announcements and journal entries like any group: so a send that meets no recv, or one of other
-/// dtype or count, is found and reported as for collectives. In a grouped call every rank makes its
-/// transfers in one order that all ranks know: by pair, then by direction. The first transfer in
-/// that order that is not done has both its ranks waiting at it, hence there is always one that can
-/// go on.
+/// send, recv and grouped calls, through the channels of region_channel.h: a send that meets no
+/// recv, or one of other dtype or count, is found and reported as for collectives.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstring>
-#include <tuple>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/comm/region/region_buffers.h"
@@ -42,18 +35,37 @@ void RegionCommunicator::check_peer(int peer, const char* op) const {
                                 size_ - 1, peer));
 }
 
-RegionCommunicator& RegionCommunicator::pair_with(int peer) {
-  std::unique_ptr<RegionCommunicator>& pair = pairs_[peer];
-  if (pair == nullptr) {
+struct RegionCommunicator::Queued {
+  ChannelEnd* end = nullptr;
+  std::shared_ptr<Moving> moving;
+};
+
+ChannelEnd& RegionCommunicator::channel(int peer, bool is_send) {
+  ChannelEnd*& end = ends_[{peer, is_send}];
+  if (end == nullptr) {
     try {
-      GroupBlock& block = region_->pair_of(*group_, std::min(rank_, peer), std::max(rank_, peer));
-      pair.reset(new RegionCommunicator(*region_, world_rank_, &block, rank_ < peer ? 0 : 1));
+      GroupBlock& block = is_send ? region_->channel_of(*group_, rank_, peer)
+                                  : region_->channel_of(*group_, peer, rank_);
+      end = &channels_->add(block, is_send);
     } catch (const InfrastructureError& error) {
       abort(fmt::format("rank {}: {}", world_rank_, error.what()));
       throw;
     }
   }
-  return *pair;
+  return *end;
+}
+
+RegionCommunicator::Queued RegionCommunicator::queue(bool is_send, int peer, Buffer data,
+                                                     const CallInfo& info, bool must_be_taken) {
+  if (region_->is_aborted()) region_->throw_abort();
+  ChannelEnd& end = channel(peer, is_send);
+  return {&end, end.add({.op = is_send ? CollectiveOp::kSend : CollectiveOp::kRecv,
+                         .purpose = info.purpose,
+                         .axis = info.axis,
+                         .dtype = data.dtype,
+                         .root = world_rank_of(peer),
+                         .count = data.count},
+                        data, must_be_taken)};
 }
 
 Work RegionCommunicator::send(ConstBuffer data, int to, const CallInfo& info) {
@@ -62,7 +74,8 @@ Work RegionCommunicator::send(ConstBuffer data, int to, const CallInfo& info) {
   if (to == rank_)
     throw CommError(
         fmt::format("send from rank {} to itself would wait forever; use send_recv", rank_));
-  pair_with(to).transfer(true, as_buffer(data), info);
+  const Queued queued = queue(true, to, as_buffer(data), info, /*must_be_taken=*/true);
+  channels_->finish(*queued.end, *queued.moving);
   return {};
 }
 
@@ -72,48 +85,28 @@ Work RegionCommunicator::recv(Buffer data, int from, const CallInfo& info) {
   if (from == rank_)
     throw CommError(
         fmt::format("recv by rank {} from itself would wait forever; use send_recv", rank_));
-  pair_with(from).transfer(false, data, info);
+  const Queued queued = queue(false, from, data, info);
+  channels_->finish(*queued.end, *queued.moving);
   return {};
-}
-
-// On the communicator of a pair.
-void RegionCommunicator::transfer(bool is_send, Buffer data, const CallInfo& info) {
-  const int peer = 1 - rank_;
-  Call call = enter({.op = is_send ? CollectiveOp::kSend : CollectiveOp::kRecv,
-                     .dtype = data.dtype,
-                     .root = world_rank_of(peer),
-                     .count = data.count},
-                    info);
-  const std::size_t total = static_cast<std::size_t>(data.count) * size_of(data.dtype);
-  std::size_t begin = 0;
-  do {
-    const std::size_t bytes = std::min(kBufferBytes, total - begin);
-    const std::uint64_t chunk = num_chunks_++;
-    if (is_send && bytes != 0) std::memcpy(own_buffer(chunk, bytes), data.data + begin, bytes);
-    meet_others(call);
-    if (!is_send && bytes != 0) std::memcpy(data.data + begin, buffer(peer, chunk), bytes);
-    begin += bytes;
-  } while (begin < total);
-  leave(call);
 }
 
 Work RegionCommunicator::send_recv(std::span<const Transfer> transfers) {
-  std::vector<const Transfer*> order;
   for (const Transfer& transfer : transfers) {
     check_data(transfer.data, transfer.is_send ? "send_recv (send)" : "send_recv (recv)");
     check_peer(transfer.peer, "send_recv");
-    if (transfer.peer != rank_) order.push_back(&transfer);
   }
   send_to_itself(transfers);
-  // Pairs with the same (rank + peer) mod size share no rank, so they exchange at the same time.
-  std::ranges::stable_sort(order, {}, [this](const Transfer* transfer) {
-    const bool is_from_higher = transfer->is_send == (rank_ > transfer->peer);
-    return std::tuple((rank_ + transfer->peer) % size_, std::min(rank_, transfer->peer),
-                      is_from_higher);
+  std::vector<Queued> all;
+  for (const Transfer& transfer : transfers) {
+    if (transfer.peer != rank_)
+      all.push_back(queue(transfer.is_send, transfer.peer, transfer.data, transfer.info));
+  }
+  channels_->advance();
+  std::erase_if(all, [](const Queued& queued) { return queued.moving->is_done; });
+  if (all.empty()) return {};
+  return Work([channels = channels_, all = std::move(all)] {
+    for (const Queued& queued : all) channels->finish(*queued.end, *queued.moving);
   });
-  for (const Transfer* transfer : order)
-    pair_with(transfer->peer).transfer(transfer->is_send, transfer->data, transfer->info);
-  return {};
 }
 
 void RegionCommunicator::send_to_itself(std::span<const Transfer> transfers) {

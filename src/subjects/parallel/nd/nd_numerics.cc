@@ -36,10 +36,11 @@ ContextNumerics over_cp(const NumericsInputs& inputs) {
 PipelineNumerics over_pp(const Model& model, const NumericsInputs& inputs) {
   const NdSettings& settings = inputs.settings.nd;
   const PipelineSpec spec = pipeline_spec(settings.pipeline_schedule, inputs.mesh.degree(Axis::kPp),
-                                          settings.stages_per_rank);
+                                          settings.stages_per_rank, settings.stage_placement);
   PipelineNumerics pipeline;
   if (num_stages(spec) == 1) return pipeline;
-  pipeline.stages = stages_of(model.config().num_layers, num_stages(spec));
+  pipeline.stages =
+      stages_of(model.config().num_layers, num_stages(spec), settings.layers_per_stage);
   for (int stage = 0; stage < num_stages(spec); ++stage)
     pipeline.rank_of_stage.push_back(rank_of_stage(spec, stage));
   for (const ParameterSpec& parameter : model.parameters()) {

@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -59,7 +60,7 @@ Pipeline::Pipeline(PipelineSpec spec, std::vector<ModelSection> stages,
     own_.push_back(stages.at(static_cast<std::size_t>(stage)));
     parameters_.emplace_back();
     for (const ParameterSpec& parameter : specs) {
-      if (reads(own_.back(), parameter) && !is_everywhere(parameter.name))
+      if (reads(own_.back(), parameter) && !is_shared(parameter.name))
         parameters_.back().insert(parameter.name);
     }
   }
@@ -74,13 +75,12 @@ void Pipeline::find_shared(const std::vector<ModelSection>& stages,
         ranks.push_back(rank_of_stage(spec_, static_cast<int>(stage)));
     }
     if (ranks.size() < 2) continue;
-    // no layout says that two of more ranks have a copy
-    if (ranks.size() > 2 || ranks[0] == ranks[1] || pp_->size() > 2) {
+    if (ranks.size() > 2 || ranks[0] == ranks[1]) {
       throw NotBuiltError(
-          fmt::format("{}, which the first and the last stage read, is built for pp 2 with these "
-                      "stages on two ranks, got pp {} with stages on the ranks {} and {}; take a "
-                      "model without tie_word_embeddings",
-                      parameter.name, pp_->size(), ranks.front(), ranks.back()));
+          fmt::format("{} is built for two stages on two ranks that read it, got stages on the "
+                      "ranks {}; take a model without tie_word_embeddings, or --stage-placement "
+                      "loop",
+                      parameter.name, fmt::join(ranks, ", ")));
     }
     if (ranks[0] == pp_->rank())
       shared_.push_back({parameter.name, parameter.param_class, ranks[1], true});
@@ -98,8 +98,16 @@ void Pipeline::add_shared(std::map<std::string, at::Tensor, std::less<>>& gradie
   }
 }
 
-bool Pipeline::is_everywhere(std::string_view parameter) const {
+bool Pipeline::is_shared(std::string_view parameter) const {
   return std::ranges::any_of(shared_, [&](const Shared& s) { return s.name == parameter; });
+}
+
+std::vector<int> Pipeline::readers_of(std::string_view parameter) const {
+  std::vector<int> readers{pp_->rank()};
+  for (const Shared& shared : shared_)
+    if (shared.name == parameter) readers.push_back(shared.peer);
+  std::ranges::sort(readers);
+  return readers;
 }
 
 std::size_t Pipeline::index_of(int stage) const {
@@ -111,33 +119,66 @@ void Pipeline::prepare(int num_micro_batches) {
   spec_.micro_batches = num_micro_batches;
   const PipelineSchedule schedule = make_schedule(spec_);
   require_sound(schedule);
-  turns_ = pipeline_turns(schedule).at(static_cast<std::size_t>(pp_->rank()));
+  turns_ = own_turns(schedule);
+}
+
+std::vector<PipelineTurn> Pipeline::own_turns(const PipelineSchedule& schedule) const {
+  return pipeline_turns(schedule).at(static_cast<std::size_t>(pp_->rank()));
 }
 
 void Pipeline::run(std::size_t num_micro_batches, const StageWork& work) {
   prepare(static_cast<int>(num_micro_batches));
-  for (const PipelineTurn& turn : turns_) {
+  take(turns_, work);
+}
+
+// Micro-batch by micro-batch, each through all stages.
+void Pipeline::run_forward(std::size_t num_micro_batches, const StageWork& work) {
+  PipelineSchedule schedule{spec_, PipelineTable(static_cast<std::size_t>(spec_.pp))};
+  schedule.spec.micro_batches = static_cast<int>(num_micro_batches);
+  for (int m = 0; m < schedule.spec.micro_batches; ++m) {
+    for (int stage = 0; stage < num_stages(spec_); ++stage) {
+      schedule.table[static_cast<std::size_t>(rank_of_stage(spec_, stage))].push_back(
+          PipelineAction{ActionKind::kForward, stage, m});
+    }
+  }
+  take(own_turns(schedule), work);
+}
+
+void Pipeline::take(const std::vector<PipelineTurn>& turns, const StageWork& work) {
+  for (const PipelineTurn& turn : turns) {
     if (turn.action.has_value()) act(*turn.action, work);
     if (!turn.transfers.empty()) exchange(turn.transfers);
   }
+  wait_for_groups(num_arrived_ + on_their_way_.size());
+  num_arrived_ = 0;
+  due_.clear();
   activations_.clear();
   gradients_.clear();
   shapes_.clear();
 }
 
 void Pipeline::act(const PipelineAction& action, const StageWork& work) {
-  const bool is_forward = action.kind == ActionKind::kForward;
-  if (!is_forward && action.kind != ActionKind::kBackward)
-    throw NotBuiltError("input and weight gradients apart are not built in pipelines yet");
   const auto micro_batch = static_cast<std::size_t>(action.micro_batch);
+  const std::size_t stage = index_of(action.stage);
+  if (action.kind == ActionKind::kBackwardWeight) {
+    work.backward_weight(stage, micro_batch);
+    return;
+  }
+  const bool is_forward = action.kind == ActionKind::kForward;
+  if (const auto due = due_.find({!is_forward, action.stage, action.micro_batch});
+      due != due_.end()) {
+    wait_for_groups(due->second);
+  }
   at::Tensor input;
   const auto given = passed(!is_forward).find({action.stage, action.micro_batch});
   if (given != passed(!is_forward).end()) {
     input = std::move(given->second);
     passed(!is_forward).erase(given);
   }
-  const auto& compute = is_forward ? work.forward : work.backward;
-  at::Tensor result = compute(index_of(action.stage), micro_batch, input);
+  const auto& compute = is_forward                             ? work.forward
+                        : action.kind == ActionKind::kBackward ? work.backward
+                                                               : work.backward_input;
+  at::Tensor result = compute(stage, micro_batch, input);
   const int next = action.stage + (is_forward ? 1 : -1);
   if (next < 0 || next >= num_stages(spec_)) return;
   passed(!is_forward)[{next, action.micro_batch}] = result.contiguous();
@@ -185,6 +226,8 @@ void Pipeline::exchange(const std::vector<StageTransfer>& transfers) {
     } else {
       tensor = at::empty_like(shapes_.at({transfer.is_gradient, place.first}));
       passed_on[place] = tensor;
+      due_[{transfer.is_gradient, place.first, place.second}] =
+          num_arrived_ + on_their_way_.size() + 1;
     }
     segments[i] = {fmt::format("stage {} micro-batch {}", place.first, place.second),
                    ParamClass::kOther, 0, tensor.numel()};
@@ -195,7 +238,15 @@ void Pipeline::exchange(const std::vector<StageTransfer>& transfers) {
                    {purpose, Axis::kPp, std::span(&segments[i], 1)}});
     alive.push_back(std::move(tensor));
   }
-  pp_->send_recv(all).wait();
+  on_their_way_.push_back({pp_->send_recv(all), std::move(alive)});
+}
+
+// In the order in which they were issued.
+void Pipeline::wait_for_groups(std::size_t count) {
+  for (; num_arrived_ < count; ++num_arrived_) {
+    on_their_way_.front().work.wait();
+    on_their_way_.pop_front();
+  }
 }
 
 }  // namespace isoshard

@@ -2,10 +2,12 @@
 /// A pipeline that carries out a schedule.
 #pragma once
 #include <cstddef>
+#include <deque>
 #include <map>
 #include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -19,6 +21,8 @@ namespace isoshard {
 /// Requires     `stages` are those of the whole pipeline, in order; `pp` outlives it.
 /// Guarantees   a schedule is checked (require_sound) before it runs. Activations travel as
 ///              pipe.forward, their gradients as pipe.backward, in the groups of pipeline_turns.
+///              A group is issued and left alone: the rank computes on, and waits for what it
+///              receives before the action that needs it.
 /// Ranks        the shape and dtype of what goes between two stages is told once, before the first
 ///              micro-batch of a run in each direction.
 class Pipeline final : public StageRunner {
@@ -26,17 +30,17 @@ class Pipeline final : public StageRunner {
   /// The number of micro-batches of `spec` does not count: that of run() does. `specs` are all of
   /// the model's parameters.
   /// Errors   UsageError unless there is a stage for each of the spec's; NotBuiltError where
-  ///          several stages read one parameter, unless the pipeline is of two ranks and each has
-  ///          one of them.
+  ///          several stages of one rank, or more than two, read one parameter.
   Pipeline(PipelineSpec spec, std::vector<ModelSection> stages,
            const std::vector<ParameterSpec>& specs, Communicator& pp);
   [[nodiscard]] const std::vector<ModelSection>& sections() const noexcept override { return own_; }
   void run(std::size_t num_micro_batches, const StageWork& work) override;
+  void run_forward(std::size_t num_micro_batches, const StageWork& work) override;
   [[nodiscard]] bool has_parameter(std::size_t stage, std::string_view name) const override {
     return parameters_.at(stage).contains(name);
   }
   void add_shared(std::map<std::string, at::Tensor, std::less<>>& gradients) override;
-  [[nodiscard]] bool is_everywhere(std::string_view parameter) const override;
+  [[nodiscard]] std::vector<int> readers_of(std::string_view parameter) const override;
   [[nodiscard]] bool has_loss() const noexcept override { return own_.back().has_head; }
   [[nodiscard]] Communicator& group() const noexcept override { return *pp_; }
 
@@ -45,9 +49,13 @@ class Pipeline final : public StageRunner {
   using Passed = std::map<std::pair<int, int>, at::Tensor>;
   void find_shared(const std::vector<ModelSection>& stages,
                    const std::vector<ParameterSpec>& specs);
+  [[nodiscard]] bool is_shared(std::string_view parameter) const;
   void prepare(int num_micro_batches);
+  [[nodiscard]] std::vector<PipelineTurn> own_turns(const PipelineSchedule& schedule) const;
+  void take(const std::vector<PipelineTurn>& turns, const StageWork& work);
   void act(const PipelineAction& action, const StageWork& work);
   void exchange(const std::vector<StageTransfer>& transfers);
+  void wait_for_groups(std::size_t count);
   void tell_shapes(const std::vector<StageTransfer>& transfers);
   [[nodiscard]] Passed& passed(bool is_gradient) noexcept {
     return is_gradient ? gradients_ : activations_;
@@ -69,6 +77,15 @@ class Pipeline final : public StageRunner {
   Communicator* pp_;
   std::vector<PipelineTurn> turns_;  ///< of this rank, for spec_.micro_batches
   Passed activations_, gradients_;
+  /// A group of transfers on its way, with what it sends and receives.
+  struct Group {
+    Work work;
+    std::vector<at::Tensor> tensors;
+  };
+  std::deque<Group> on_their_way_;
+  std::size_t num_arrived_ = 0;  ///< groups of this run before those on their way
+  /// By direction, receiving stage and micro-batch: the groups up to which all must have arrived.
+  std::map<std::tuple<bool, int, int>, std::size_t> due_;
   /// Of what the stage gets or sends: by (direction, receiving stage).
   std::map<std::pair<bool, int>, at::Tensor> shapes_;
 };

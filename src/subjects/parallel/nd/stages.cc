@@ -2,27 +2,20 @@
 // Layers by stage.
 #include "subjects/parallel/nd/stages.h"
 
-#include <fmt/format.h>
-
 #include <charconv>
 #include <string_view>
 
-#include "core/base/error.h"
 #include "subjects/parallel/fsdp/dim_shards.h"
+#include "subjects/parallel/nd/schedule/stage_layers.h"
 
 namespace isoshard {
 
-std::vector<ModelSection> stages_of(std::int64_t num_layers, int num_stages) {
-  if (num_stages < 1 || num_layers < num_stages) {
-    throw UsageError(
-        fmt::format("the number of stages must be from 1 to the {} layers of the model, got {}",
-                    num_layers, num_stages));
-  }
+std::vector<ModelSection> stages_of(std::int64_t num_layers, int num_stages,
+                                    std::span<const std::int64_t> given) {
   std::vector<ModelSection> stages;
   std::int64_t next = 0;
-  for (int stage = 0; stage < num_stages; ++stage) {
-    const std::int64_t count = num_layers / num_stages + (stage < num_layers % num_stages ? 1 : 0);
-    stages.push_back({next, next + count, stage == 0, stage + 1 == num_stages});
+  for (const std::int64_t count : layers_of_stages(num_layers, num_stages, given)) {
+    stages.push_back({next, next + count, next == 0, next + count == num_layers});
     next += count;
   }
   return stages;

@@ -2,6 +2,7 @@
 /// Which part of a model each stage of a pipeline has.
 #pragma once
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "subjects/model/model.h"
@@ -9,10 +10,11 @@
 
 namespace isoshard {
 
-/// Layers in order, ceil(layers / stages) for the first layers % stages stages and one less for the
-/// others. The embedding is in the first, the final norm and the head are in the last.
-/// Errors   UsageError if there are fewer layers than stages.
-[[nodiscard]] std::vector<ModelSection> stages_of(std::int64_t num_layers, int num_stages);
+/// Layers in order, in each stage as many as layers_of_stages says. The embedding is in the first,
+/// the final norm and the head are in the last.
+/// Errors   as layers_of_stages.
+[[nodiscard]] std::vector<ModelSection> stages_of(std::int64_t num_layers, int num_stages,
+                                                  std::span<const std::int64_t> given = {});
 
 /// Whether the section reads the parameter. A tied embedding is read by the first and by the last.
 [[nodiscard]] bool reads(const ModelSection& section, const ParameterSpec& spec);

@@ -103,9 +103,22 @@ StagePlacement default_placement(PipelineKind kind) {
   return kind == PipelineKind::kZbvZeroBubble ? StagePlacement::kV : StagePlacement::kLoop;
 }
 
-PipelineSpec pipeline_spec(std::string_view name, int pp, int stages_per_rank, int micro_batches) {
+StagePlacement stage_placement_of(std::string_view name) {
+  for (const StagePlacement placement : {StagePlacement::kLoop, StagePlacement::kV})
+    if (plain(name) == plain(to_string(placement))) return placement;
+  throw UsageError(fmt::format("the placement of stages must be loop or v, got '{}'", name));
+}
+
+PipelineSpec pipeline_spec(std::string_view name, int pp, int stages_per_rank,
+                           std::string_view placement, int micro_batches) {
   const PipelineKind kind = pipeline_kind_of(name);
-  return {kind, pp, stages_per_rank, default_placement(kind), micro_batches};
+  return {kind, pp, stages_per_rank,
+          placement.empty() ? default_placement(kind) : stage_placement_of(placement),
+          micro_batches};
+}
+
+bool has_split_backward(PipelineKind kind) {
+  return kind == PipelineKind::kInterleavedZeroBubble || kind == PipelineKind::kZbvZeroBubble;
 }
 
 int num_stages(const PipelineSpec& spec) {

@@ -78,9 +78,16 @@ struct PipelineSchedule {
 /// kV for ZBVZeroBubble, kLoop for all others.
 [[nodiscard]] StagePlacement default_placement(PipelineKind kind);
 
-/// A schedule by name, on its default placement.   Errors   as pipeline_kind_of.
+/// The placement of a name, "loop" or "v" in any case.   Errors   UsageError for any other name.
+[[nodiscard]] StagePlacement stage_placement_of(std::string_view name);
+
+/// A schedule by name; `placement` is a name, too, or empty: the schedule's default.
+/// Errors   as pipeline_kind_of and stage_placement_of.
 [[nodiscard]] PipelineSpec pipeline_spec(std::string_view name, int pp, int stages_per_rank,
-                                         int micro_batches = 1);
+                                         std::string_view placement = {}, int micro_batches = 1);
+
+/// Whether the kind's backward runs in halves.
+[[nodiscard]] bool has_split_backward(PipelineKind kind);
 
 [[nodiscard]] int num_stages(const PipelineSpec& spec);
 

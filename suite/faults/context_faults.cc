@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Classes B to F of pipeline and context parallelism: divisors by cp, norms of stages, layers and
-/// tokens in the wrong place.
+/// Faults of context parallelism: divisors by cp, blocks and tokens in the wrong place.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
@@ -20,15 +19,6 @@ namespace {
 
 Case context_case(std::string_view model_type, const Degrees& degrees) {
   return fault_case(model_type, "nd", degrees);
-}
-
-// Two layers a stage.
-Case pipeline_case(std::string_view model_type, const Degrees& degrees, int micro_batches) {
-  Case item = fault_case(model_type, "nd", degrees);
-  item.config.num_layers = 2 * degrees.pp;
-  item.model_name += fmt::format("_{}_layers", item.config.num_layers);
-  item.micro_batches = micro_batches;
-  return item;
 }
 
 // The average of gradients is multiplied.
@@ -56,6 +46,56 @@ Fault cp_divisor_missing() {
   return fault;
 }
 
+/// What a rank knows of its last targets.
+struct TargetCounts {
+  double mean_of_ranks = 1, own = 1;
+};
+
+class CountsTargets final : public TokenSplit {
+ public:
+  CountsTargets(std::shared_ptr<const TokenSplit> inner, std::shared_ptr<TargetCounts> counts)
+      : inner_(std::move(inner)), counts_(std::move(counts)) {}
+  [[nodiscard]] int degree() const noexcept override { return inner_->degree(); }
+  [[nodiscard]] at::Tensor own_tokens(const at::Tensor& whole_BS) const override {
+    at::Tensor own = inner_->own_tokens(whole_BS);
+    counts_->mean_of_ranks = whole_BS.ne(-100).sum().item<double>() / degree();
+    counts_->own = own.ne(-100).sum().item<double>();
+    return own;
+  }
+  [[nodiscard]] Communicator& sharers() const noexcept override { return inner_->sharers(); }
+
+ private:
+  std::shared_ptr<const TokenSplit> inner_;
+  std::shared_ptr<TargetCounts> counts_;
+};
+
+Fault cp_local_token_mean() {
+  Fault fault{.id = "cp_local_token_mean", .fault_class = 'B', .subjects = {"nd"}};
+  fault.summary =
+      "Each cp rank divided by its own count of valid tokens before the average over cp.";
+  fault.source = "Megatron-LM #7452 (findings 3, 9), PR 7513";
+  fault.smallest_case = [] {
+    Case item = context_case("llama", {.dp = 2, .cp = 3});
+    item.data.unequal_labels = true;
+    return item;
+  };
+  fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
+    if (parts.token_split == nullptr) return;
+    const auto counts = std::make_shared<TargetCounts>();
+    parts.token_split = std::make_shared<CountsTargets>(parts.token_split, counts);
+    parts.strategy = strategy_double(
+        parts.strategy,
+        {.loss = [probe, counts](const Strategy& inner, const at::Tensor& logits,
+                                 const at::Tensor& targets_BS, const at::Tensor& weight_B,
+                                 double label_smoothing) {
+          const at::Tensor wrong = weight_B * (counts->mean_of_ranks / std::max(counts->own, 1.0));
+          return inner.loss(logits, targets_BS, counted(probe, weight_B, wrong), label_smoothing);
+        }});
+  };
+  fault.expected = {Stage::kForward, "loss_backward", any_rank(6), "DIAG1"};
+  return fault;
+}
+
 Fault seq_group_in_divisor() {
   Fault fault{.id = "seq_group_in_divisor", .fault_class = 'C', .subjects = {"nd"}};
   fault.summary =
@@ -67,17 +107,6 @@ Fault seq_group_in_divisor() {
     return scale_gradients_by(1.0 / item.degrees.cp);
   };
   fault.expected = {Stage::kParameterGrad, "", any_rank(6), "scale 0.333"};
-  return fault;
-}
-
-Fault clip_norm_per_stage() {
-  Fault fault{.id = "clip_norm_per_stage", .fault_class = 'C', .subjects = {"nd"}};
-  fault.summary = "Every pipeline stage clipped by the norm of its own weights.";
-  fault.source = "torchtitan #596, #649";
-  fault.smallest_case = [] { return clipped(pipeline_case("llama", {.pp = 3, .dp = 2}, 4)); };
-  fault.hooks.collective = [](const Case&) { return skip_calls(Purpose::kClipNorm, Axis::kPp); };
-  fault.expected = {Stage::kGradNorm, "grad_norm", any_rank(6),
-                    "squares summed over pp give the reference"};
   return fault;
 }
 
@@ -203,77 +232,6 @@ Fault rope_table_whole_on_later_stages() {
   return fault;
 }
 
-// "model.layers.2.mlp.up_proj.weight" with the layer's number less `first`.
-std::string in_stage(const std::string& name, std::int64_t first) {
-  const std::string layer = layer_of(name);
-  if (layer.empty()) return name;
-  const std::size_t dot = layer.rfind('.') + 1;
-  const std::int64_t number = std::stoll(layer.substr(dot)) - first;
-  return layer.substr(0, dot) + std::to_string(number) + name.substr(layer.size());
-}
-
-Fault stage_loads_local_layer_names() {
-  Fault fault{.id = "stage_loads_local_layer_names", .fault_class = 'E', .subjects = {"nd"}};
-  fault.summary = "Later pipeline stages loaded layers by the number inside the stage.";
-  fault.source = "Megatron-LM #7452 (finding 12)";
-  fault.smallest_case = [] { return pipeline_case("llama", {.pp = 2, .dp = 3}, 2); };
-  fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
-    if (parts.stages == nullptr) return;
-    const std::int64_t first = parts.stages->sections().front().first_layer;
-    if (first == 0) return;
-    parts.weights = weights_double(
-        parts.weights, [first, probe](const WeightSource& inner, const ParameterSpec& spec,
-                                      const Shape& offset, const Shape& size) {
-          ParameterSpec local = spec;
-          local.name = in_stage(spec.name, first);
-          return counted(probe, inner.read(spec, offset, size), inner.read(local, offset, size));
-        });
-  };
-  fault.expected = {Stage::kParametersRead,
-                    "model.layers.2.self_attn.q_proj.weight",
-                    {3, 4, 5},
-                    "shards of pp rank 1"};
-  return fault;
-}
-
-// Gradients that go to an earlier stage are divided by the number of micro-batches.
-class DividesBetweenStages final : public CollectiveFault {
- public:
-  explicit DividesBetweenStages(int micro_batches) : micro_batches_(micro_batches) {}
-  [[nodiscard]] bool applies(const InterceptedCall& call) const override {
-    if (call.op != CollectiveOp::kSendRecv) return false;
-    for (const Transfer& transfer : call.transfers) {
-      if (transfer.is_send && transfer.info.purpose == Purpose::kPipeBackward) return true;
-    }
-    return false;
-  }
-  [[nodiscard]] Work apply(const InterceptedCall& call) const override {
-    for (const Transfer& transfer : call.transfers) {
-      if (transfer.is_send && transfer.info.purpose == Purpose::kPipeBackward)
-        tensor_of(transfer.data).div_(micro_batches_);
-    }
-    return call.pass();
-  }
-
- private:
-  int micro_batches_;
-};
-
-Fault scaled_again_at_each_stage() {
-  Fault fault{.id = "scaled_again_at_each_stage", .fault_class = 'B', .subjects = {"nd"}};
-  fault.summary =
-      "Every pipeline stage divided the incoming gradient by the number of micro-batches, not the "
-      "last stage alone.";
-  fault.source = "DeepSpeed #8152, #8154";
-  fault.smallest_case = [] { return pipeline_case("llama", {.pp = 3, .dp = 2}, 4); };
-  fault.hooks.collective = [](const Case& item) {
-    return std::make_shared<const DividesBetweenStages>(item.micro_batches);
-  };
-  fault.expected = {
-      Stage::kActivationGrad, "model.layers.3", {2, 3}, "scale 0.25 = 1/micro-batches"};
-  return fault;
-}
-
 // Where chunks of the sequence end on a rank, nothing is predicted.
 Fault labels_shifted_after_cp_split() {
   Fault fault{.id = "labels_shifted_after_cp_split", .fault_class = 'D', .subjects = {"nd"}};
@@ -307,14 +265,12 @@ Fault labels_shifted_after_cp_split() {
 
 }  // namespace
 
-void add_nd_faults(Faults& faults) {
+void add_context_faults(Faults& faults) {
   faults.push_back(cp_divisor_missing());
-  faults.push_back(scaled_again_at_each_stage());
+  faults.push_back(cp_local_token_mean());
   faults.push_back(seq_group_in_divisor());
-  faults.push_back(clip_norm_per_stage());
   faults.push_back(labels_shifted_after_cp_split());
   faults.push_back(exchange_mixes_heads_and_sequence());
-  faults.push_back(stage_loads_local_layer_names());
   faults.push_back(rope_restarts_on_each_cp_rank());
   faults.push_back(rope_table_whole_on_later_stages());
   faults.push_back(ring_blocks_swapped());

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// What goes wrong between the stages of a pipeline, and where a stage takes its layers for others.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "harness/causes/run_causes.h"
+
+namespace isoshard::detail {
+namespace {
+
+/// The coordinate on pp of all ranks that have a record of the key; nothing if they have several.
+std::optional<int> stage_rank_of(const Evidence& e, const RecordKey& key) {
+  std::set<int> coordinates;
+  for (const RankTrace& rank : e.actual.ranks) {
+    if (rank.find(key) != nullptr)
+      coordinates.insert(e.actual.mesh.coordinate(rank.rank, Axis::kPp));
+  }
+  return coordinates.size() == 1 ? std::optional(*coordinates.begin()) : std::nullopt;
+}
+
+bool is_right(const Evidence& e, const RecordKey& key) {
+  for (const RankTrace& rank : e.actual.ranks) {
+    const Record* const record = rank.find(key);
+    if (record == nullptr) continue;
+    for (const PartStats& part : record->parts) {
+      if (part.stats.nonfinite_mismatch != 0 || part.stats.relative_error() > e.tolerance())
+        return false;
+    }
+  }
+  return true;
+}
+
+/// What the reference made just before, or of gradients just after, in the same pass.
+const Record* neighbor_of(const Evidence& e) {
+  const std::vector<Record>& records = e.reference.trace().ranks.at(0).records;
+  const RecordKey& key = e.wanted.key;
+  const Record* before = nullptr;
+  for (const Record& record : records) {
+    if (record.key == key) return before;
+    if (record.key.kind == key.kind && record.key.step == key.step && record.key.call == key.call)
+      before = &record;
+  }
+  return nullptr;
+}
+
+/// "of micro-batch 2 only": the calls of the tensor that are wrong, if others are right.
+std::string wrong_calls(const Evidence& e) {
+  std::vector<int> wrong;
+  int all = 0;
+  for (RecordKey key = e.wanted.key; all < e.num_micro_batches(); ++all) {
+    key.call = all;
+    if (!is_right(e, key)) wrong.push_back(all);
+  }
+  if (wrong.empty() || std::cmp_equal(wrong.size(), all)) return "";
+  return fmt::format(", in micro-batch{} {} only", wrong.size() == 1 ? "" : "es",
+                     fmt::join(wrong, ", "));
+}
+
+struct Attention {
+  std::int64_t batch = 0, heads = 0, groups = 1, length = 0, dim = 0;
+  Values q, k, v;  ///< [B,N,S,D], and [B,N / groups,S,D]
+};
+
+/// [B,S,N D] as [B,N,S,D].
+Values by_heads(const Values& x_BSH, std::int64_t heads) {
+  std::vector<Values> samples;
+  for (std::int64_t b = 0; b < x_BSH.size(0); ++b) {
+    samples.push_back(x_BSH.narrow(0, b, 1)
+                          .contiguous()
+                          .reshape({x_BSH.size(1), heads, x_BSH.size(2) / heads})
+                          .to_front(1)
+                          .contiguous()
+                          .reshape({1, heads, x_BSH.size(1), x_BSH.size(2) / heads}));
+  }
+  return concatenated(samples);
+}
+
+/// [B,S,N D]: causal attention whose scores are multiplied with `factor` besides 1 / sqrt(D).
+Values attended(const Attention& of, double factor) {
+  const double scale = factor / std::sqrt(static_cast<double>(of.dim));
+  std::vector<double> out(static_cast<std::size_t>(of.batch * of.length * of.heads * of.dim), 0);
+  std::vector<double> weights(static_cast<std::size_t>(of.length));
+  const auto q = of.q.flat(), k = of.k.flat(), v = of.v.flat();
+  const auto row = [&](std::int64_t heads, std::int64_t b, std::int64_t head, std::int64_t s) {
+    return static_cast<std::size_t>(((b * heads + head) * of.length + s) * of.dim);
+  };
+  const auto dim = static_cast<std::size_t>(of.dim);
+  for (std::int64_t b = 0; b < of.batch; ++b) {
+    for (std::int64_t head = 0; head < of.heads; ++head) {
+      const std::int64_t kv_heads = of.heads / of.groups, kv_head = head / of.groups;
+      for (std::int64_t s = 0; s < of.length; ++s) {
+        const std::size_t at = row(of.heads, b, head, s);
+        double largest = -INFINITY, sum = 0;
+        for (std::int64_t t = 0; t <= s; ++t) {
+          const std::size_t key = row(kv_heads, b, kv_head, t);
+          double score = 0;
+          for (std::size_t d = 0; d < dim; ++d) score += q[at + d] * k[key + d];
+          weights[static_cast<std::size_t>(t)] = score * scale;
+          largest = std::max(largest, score * scale);
+        }
+        for (std::int64_t t = 0; t <= s; ++t) {
+          double& weight = weights[static_cast<std::size_t>(t)];
+          weight = std::exp(weight - largest);
+          sum += weight;
+        }
+        const auto place =
+            static_cast<std::size_t>(((b * of.length + s) * of.heads + head) * of.dim);
+        for (std::int64_t t = 0; t <= s; ++t) {
+          const std::size_t value = row(kv_heads, b, kv_head, t);
+          const double share = weights[static_cast<std::size_t>(t)] / sum;
+          for (std::size_t d = 0; d < dim; ++d) out[place + d] += share * v[value + d];
+        }
+      }
+    }
+  }
+  return {{of.batch, of.length, of.heads * of.dim}, std::move(out)};
+}
+
+/// The reference's queries, keys and values of the attention whose core is `e.wanted`: of the
+/// layouts that its records may have, the one that gives the reference's core.
+std::optional<Attention> attention_of(const Evidence& e) {
+  constexpr std::int64_t kMostProducts = 4'000'000;
+  const std::string module =
+      e.wanted.key.name.substr(0, e.wanted.key.name.size() - std::string(".core").size());
+  const auto value = [&](const std::string& name) -> Values {
+    RecordKey key = e.wanted.key;
+    key.name = module + name;
+    return e.reference.find(key) == nullptr ? Values() : e.reference_value(key);
+  };
+  const Shape& shape = e.wanted.layout.global_shape;
+  const auto reproduces = [&](const Attention& candidate) {
+    if (candidate.batch * candidate.heads * candidate.length * candidate.length * candidate.dim >
+        kMostProducts)
+      return false;
+    return distance(attended(candidate, 1), e.whole) < 1e-2 * norm_of(e.whole);
+  };
+  const Values q = value(".q_rope"), k = value(".k_rope"), v = value(".v_proj");
+  if (q.defined() && k.defined() && v.defined() && q.dim() == 4 && k.dim() == 4 && v.dim() == 3) {
+    if (k.size(1) == 0 || v.size(2) != k.size(1) * k.size(3)) return std::nullopt;
+    const Attention grouped{
+        shape[0],  q.size(1),      q.size(1) / k.size(1), shape[1],
+        q.size(3), q.contiguous(), k.contiguous(),        by_heads(v, k.size(1))};
+    return reproduces(grouped) ? std::optional(grouped) : std::nullopt;
+  }
+  const Values fused = value(".c_attn");
+  if (!fused.defined() || fused.dim() != 3 || fused.size(2) != 3 * shape[2]) return std::nullopt;
+  for (std::int64_t heads = 1; heads <= 64 && heads <= shape[2]; ++heads) {
+    if (shape[2] % heads != 0) continue;
+    const auto part = [&](std::int64_t i) {
+      return by_heads(fused.narrow(2, i * shape[2], shape[2]).contiguous(), heads);
+    };
+    const Attention candidate{shape[0],         heads,   1,       shape[1],
+                              shape[2] / heads, part(0), part(1), part(2)};
+    if (reproduces(candidate)) return candidate;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string cause_in_handover(const Evidence& e) {
+  const RecordKind kind = e.wanted.key.kind;
+  if (e.actual.mesh.degree(Axis::kPp) == 1 ||
+      (kind != RecordKind::kActivation && kind != RecordKind::kActivationGrad))
+    return "";
+  const Record* const before = neighbor_of(e);
+  if (before == nullptr) return "";
+  const std::optional<int> own = stage_rank_of(e, e.wanted.key);
+  const std::optional<int> other = stage_rank_of(e, before->key);
+  if (!own.has_value() || !other.has_value() || own == other || !is_right(e, before->key))
+    return "";
+  return fmt::format(
+      "pp rank {} received something other than what pp rank {} made{}: {} is the last right "
+      "tensor there; did the buffer change while it was sent?",
+      *own, *other, wrong_calls(e), describe(before->key));
+}
+
+std::string cause_in_scores(const Evidence& e) {
+  const View* const bad = e.views.empty() ? nullptr : e.first_bad_view();
+  if (bad == nullptr || e.wanted.key.kind != RecordKind::kActivation ||
+      !e.wanted.key.name.ends_with(".core") || e.wanted.layout.global_shape.size() != 3)
+    return "";
+  const std::optional<Attention> attention = attention_of(e);
+  if (!attention.has_value()) return "";
+  const double error = distance(bad->actual, bad->expected);
+  const double root = std::sqrt(static_cast<double>(attention->dim));
+  std::vector<std::pair<double, std::string>> factors = {
+      {root, fmt::format("{:.4g} = sqrt(head size)", root)},
+      {1 / root, fmt::format("{:.4g} = 1/sqrt(head size)", 1 / root)}};
+  constexpr int kMostLayers = 12;
+  for (int a = 1; a <= kMostLayers; ++a) {
+    for (int b = 1; b <= kMostLayers; ++b) {
+      if (a != b)
+        factors.emplace_back(static_cast<double>(a) / b,
+                             fmt::format("{:.4g}", static_cast<double>(a) / b));
+    }
+  }
+  for (const auto& [factor, words] : factors) {
+    const Values candidate =
+        attended(*attention, factor).cut(bad->box.global_offset, bad->box.size);
+    if (e.explains(candidate, bad->actual, error))
+      return fmt::format(
+          "attention scores scale {}; queries, keys and values are right: is the scale made of a "
+          "layer's number in its stage?",
+          words);
+  }
+  return "";
+}
+
+}  // namespace isoshard::detail

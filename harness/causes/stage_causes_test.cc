@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Causes between stages of a pipeline, of which rank 0 has the first layer and rank 1 the second;
+/// and in the scores of an attention.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "harness/judge/judge.h"
+#include "harness/testing/synthetic.h"
+
+namespace isoshard {
+namespace {
+
+using namespace synthetic;
+using testing::HasSubstr;
+using testing::Not;
+
+using Named = std::pair<std::string, at::Tensor>;
+
+// Rank r of pp has the tensors of stage r.
+Body staged(const std::vector<std::vector<Named>>& stages) {
+  return [=](Sink& sink, int rank) {
+    for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+      if (rank >= 0 && std::cmp_not_equal(rank, stage)) continue;
+      for (const auto& [name, value] : stages[stage]) {
+        Layout layout = layout_of(value.sizes().vec());
+        layout.placements = {only_at(Axis::kPp, static_cast<int>(stage))};
+        sink.on_record(site(RecordKind::kActivation, name, layout), value);
+      }
+    }
+  };
+}
+
+Body whole(const std::vector<Named>& tensors) {
+  return [=](Sink& sink, int) {
+    for (const auto& [name, value] : tensors)
+      sink.on_record(site(RecordKind::kActivation, name, layout_of(value.sizes().vec())), value);
+  };
+}
+
+std::string diagnosis_of(const MeshShape& mesh, const Body& right, const Body& wrong) {
+  const Reference reference = synthetic::reference(right);
+  JudgePolicy options;
+  options.rtol = 1e-6;
+  const Verdict verdict = judge(reference, run(mesh, &reference, wrong), options);
+  EXPECT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
+  return verdict.findings.empty() ? "no finding" : verdict.findings[0].diagnosis;
+}
+
+TEST(StageCauses, WhatWasReceivedIsNotWhatWasSent) {
+  const MeshShape mesh({{Axis::kPp, 2}});
+  const at::Tensor first = values({2, 4, 3}, 1), norm = values({2, 4, 3}, 2),
+                   second = values({2, 4, 3}, 3), other = values({2, 4, 3}, 4);
+  const std::vector<Named> all = {
+      {"layers.0", first}, {"layers.1.norm", norm}, {"layers.1", second}};
+
+  const std::string told = diagnosis_of(
+      mesh, whole(all),
+      staged({{{"layers.0", first}}, {{"layers.1.norm", other}, {"layers.1", other}}}));
+  EXPECT_THAT(told, HasSubstr("pp rank 1 received something other than what pp rank 0 made"));
+  EXPECT_THAT(told, HasSubstr("layers.0"));
+  EXPECT_THAT(
+      diagnosis_of(mesh, whole(all),
+                   staged({{{"layers.0", first}}, {{"layers.1.norm", norm}, {"layers.1", other}}})),
+      Not(HasSubstr("received")))
+      << "the stage's first tensor is right";
+  EXPECT_THAT(diagnosis_of(
+                  mesh, whole(all),
+                  staged({{{"layers.0", other}}, {{"layers.1.norm", other}, {"layers.1", other}}})),
+              Not(HasSubstr("received")))
+      << "what was sent is wrong already";
+}
+
+// Causal attention of q, k and v [B,N,S,D] as [B,S,N D].
+at::Tensor attended(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double factor) {
+  const at::Tensor scores = at::matmul(q, k.transpose(2, 3)) * (factor / std::sqrt(q.size(3)));
+  const at::Tensor later = at::ones({q.size(2), q.size(2)}, q.options().dtype(at::kBool)).triu(1);
+  return at::matmul(at::softmax(scores.masked_fill(later, -INFINITY), -1), v)
+      .transpose(1, 2)
+      .contiguous()
+      .flatten(2);
+}
+
+TEST(ScoreCauses, AMultipleOfTheScoresIsNamed) {
+  const MeshShape one({{Axis::kDp, 1}});
+  const at::Tensor q = values({2, 4, 6, 8}, 1), k = values({2, 2, 6, 8}, 2),
+                   v = values({2, 2, 6, 8}, 3);
+  const auto repeated = [](const at::Tensor& x) { return x.repeat_interleave(2, 1); };
+  const auto with_core = [&](const at::Tensor& core) {
+    return whole({{"attn.q_rope", q},
+                  {"attn.k_rope", k},
+                  {"attn.v_proj", v.transpose(1, 2).contiguous().flatten(2)},
+                  {"attn.core", core}});
+  };
+  const auto core = [&](double factor) { return attended(q, repeated(k), repeated(v), factor); };
+
+  EXPECT_THAT(diagnosis_of(one, with_core(core(1)), with_core(core(3))),
+              HasSubstr("attention scores scale 3;"));
+  EXPECT_THAT(diagnosis_of(one, with_core(core(1)), with_core(core(std::sqrt(8.0)))),
+              HasSubstr("sqrt(head size)"));
+  EXPECT_THAT(diagnosis_of(one, with_core(core(1)), with_core(values({2, 6, 32}, 9))),
+              Not(HasSubstr("scores")));
+}
+
+TEST(ScoreCauses, FusedQueriesKeysAndValuesAreTakenApart) {
+  const MeshShape one({{Axis::kDp, 1}});
+  const at::Tensor fused = values({2, 6, 48}, 5);
+  const auto part = [&](int i) {
+    return fused.narrow(2, 16 * i, 16).view({2, 6, 2, 8}).transpose(1, 2);
+  };
+  const auto with_core = [&](double factor) {
+    return whole(
+        {{"attn.c_attn", fused}, {"attn.core", attended(part(0), part(1), part(2), factor)}});
+  };
+
+  EXPECT_THAT(diagnosis_of(one, with_core(1), with_core(0.5)),
+              HasSubstr("attention scores scale 0.5;"));
+}
+
+}  // namespace
+}  // namespace isoshard
