@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -40,8 +41,9 @@ struct Pair {
   Purpose purpose = Purpose::kPipeBackward;
 };
 
-/// Zero-bubble schedules move the gradients of weights in time, which changes no value: until nd
-/// runs them, its interleaved stages are held to their numbers.
+/// Zero-bubble schedules make the gradients of weights later, which changes no value: until nd runs
+/// them, its interleaved stages are held to their numbers. To hold the schedule itself, leave
+/// `schedule` out.
 std::vector<Pair> pairs() {
   constexpr auto kGathered = ContextAttention::kAllGather;
   const Pair cp{.run = "", .axis = Axis::kCp, .purpose = Purpose::kRingDkv};
@@ -174,6 +176,19 @@ std::ptrdiff_t calls_on(const RankTrace& rank, Axis axis, Purpose purpose) {
                             [](const CollectiveCall& call) { return call.purpose; });
 }
 
+/// For each claim, the tensor that comes nearest to its bound.
+std::map<std::string, std::string> nearest_of(const OracleReport& report) {
+  std::map<std::string, const OracleRow*> worst;
+  for (const OracleRow& row : report.rows) {
+    const OracleRow*& known = worst[row.claim];
+    if (known == nullptr || !(row.error / row.bound <= known->error / known->bound)) known = &row;
+  }
+  std::map<std::string, std::string> texts;
+  for (const auto& [claim, row] : worst)
+    texts[claim] = fmt::format("{:.2e} of {:.0e}, {}", row->error, row->bound, row->tensor);
+  return texts;
+}
+
 class TorchNd : public testing::TestWithParam<std::tuple<Pair, Dtype>> {};
 
 TEST_P(TorchNd, IsComputedWithinTheOraclesBounds) {
@@ -185,6 +200,7 @@ TEST_P(TorchNd, IsComputedWithinTheOraclesBounds) {
 
   EXPECT_EQ(report.rows.size(), (dtype == Dtype::kBFloat16 ? 1U : 3U) + 4 * 9 + 3);
   EXPECT_TRUE(report.ok()) << render(report);
+  for (const auto& [claim, text] : nearest_of(report)) RecordProperty(claim, text);
   ASSERT_EQ(static_cast<int>(trace.ranks.size()), item.world_size());
   for (const RankTrace& rank : trace.ranks)
     EXPECT_GT(calls_on(rank, pair.axis, pair.purpose), 0) << "rank " << rank.rank;
@@ -220,9 +236,10 @@ Fault skipped(Purpose purpose, Axis axis) {
 }
 
 std::vector<Bug> bugs() {
-  const Pair pipeline{.run = "pp2_1f1b"}, stages{.run = "pp2_zbv", .schedule = "Interleaved1F1B"},
-      head_tail{.run = "cp2_head_tail"}, contiguous{.run = "cp2_contiguous"},
-      shards{.run = "hsdp2x2"}, all{.run = "pp2_dp2_cp2"};
+  const Pair pipeline{.run = "pp2_1f1b"}, shards{.run = "hsdp2x2"}, all{.run = "pp2_dp2_cp2"};
+  const Pair stages{.run = "pp2_zbv", .schedule = "Interleaved1F1B"};
+  const Pair head_tail{.run = "cp2_head_tail"}, contiguous{.run = "cp2_contiguous"};
+  const Pair gathered{.run = "cp2_contiguous", .attention = ContextAttention::kAllGather};
   return {
       {"micro_batches_divided_twice", pipeline, "gradients",
        find_fault("scaled_again_at_each_stage")},

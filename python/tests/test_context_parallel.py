@@ -162,9 +162,9 @@ def test_torchs_ring_on_the_kernel_of_a_cpu_conforms(mesh: str, words: tuple[str
         (
             "        functional.cross",
             "        _cp_options.enable_load_balance ^= cp > 1\n        functional.cross",
-            "first forward at 1 (step 0)",
+            "first: forward at 1.out (step 0)",
         ),
-        ("(q, k, v, is", "(q, k.detach(), v, is", "first gradient"),
+        ("(q, k, v, is", "(q, k.detach() if cp > 1 else k, v, is", "first: gradient at 2.qkv"),
     ],
     ids=["masked as in the other order", "no gradients of keys"],
 )

@@ -77,7 +77,7 @@ def fault_of(fault: str, stage: Any) -> None:
 
 
 def say_nothing_to_itself(stage: Any) -> None:
-    """On a V two neighbors are on one rank. Torch greets all neighbors; gloo has no way to itself."""
+    """Torch greets all neighbors. On a V one is on the own rank, where gloo has no way to."""
     greetings = stage._get_init_p2p_neighbors_ops
     stage._get_init_p2p_neighbors_ops = lambda: [
         op for op in greetings() if op.group_peer != stage.group_rank
