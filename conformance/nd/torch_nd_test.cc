@@ -2,6 +2,7 @@
 // Contract oracle.nd: pipelines, context parallelism and hybrid shards compute what torch's own
 // computed on gloo (fixtures/oracle/torch_nd), within the bounds of the other oracles.
 #include <ATen/ATen.h>
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -176,6 +177,16 @@ std::ptrdiff_t calls_on(const RankTrace& rank, Axis axis, Purpose purpose) {
                             [](const CollectiveCall& call) { return call.purpose; });
 }
 
+/// How many elements of parameters' gradients a rank has.
+std::int64_t gradient_elements(const RankTrace& rank, const std::vector<ParameterSpec>& specs) {
+  std::int64_t elements = 0;
+  for (const ParameterSpec& spec : specs) {
+    const Record* const record = rank.find({0, RecordKind::kGrad, spec.name, 0});
+    if (record != nullptr) elements += c10::multiply_integers(record->local_shape);
+  }
+  return elements;
+}
+
 /// For each claim, the tensor that comes nearest to its bound.
 std::map<std::string, std::string> nearest_of(const OracleReport& report) {
   std::map<std::string, const OracleRow*> worst;
@@ -202,8 +213,14 @@ TEST_P(TorchNd, IsComputedWithinTheOraclesBounds) {
   EXPECT_TRUE(report.ok()) << render(report);
   for (const auto& [claim, text] : nearest_of(report)) RecordProperty(claim, text);
   ASSERT_EQ(static_cast<int>(trace.ranks.size()), item.world_size());
-  for (const RankTrace& rank : trace.ranks)
+  const std::vector<ParameterSpec> specs = make_model(item.config, item.attention)->parameters();
+  std::int64_t whole_model = 0;
+  for (const ParameterSpec& spec : specs) whole_model += c10::multiply_integers(spec.shape);
+  for (const RankTrace& rank : trace.ranks) {
     EXPECT_GT(calls_on(rank, pair.axis, pair.purpose), 0) << "rank " << rank.rank;
+    EXPECT_GT(gradient_elements(rank, specs), 0) << "rank " << rank.rank;
+    EXPECT_LT(gradient_elements(rank, specs), whole_model) << "rank " << rank.rank;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Runs, TorchNd,
