@@ -36,7 +36,7 @@ class Diagnosis {
     if (std::string text = not_updated(); !text.empty()) return text;
     for (const auto& pattern :
          {cause_in_loading, cause_in_progress, cause_in_dtype, cause_in_data, cause_in_targets,
-          cause_in_scalars, cause_in_masks, cause_in_shards}) {
+          cause_in_rank_means, cause_in_scalars, cause_in_masks, cause_in_shards}) {
       if (std::string text = pattern(e_); !text.empty()) return text;
     }
     for (const auto& pattern : patterns_of_bytes()) {

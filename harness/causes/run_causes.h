@@ -43,6 +43,8 @@ namespace isoshard::detail {
 /// The output of an attention: its scores are a multiple of the right ones. It is computed again
 /// from the reference's queries, keys and values, where these are small.
 [[nodiscard]] std::string cause_in_scores(const Evidence& e);
+/// A loss of tokens that cp ranks share: each rank divides by its own count.
+[[nodiscard]] std::string cause_in_rank_means(const Evidence& e);
 /// A mask: ranks draw the same bits for different places.
 [[nodiscard]] std::string cause_in_masks(const Evidence& e);
 /// A module's output: it read its parameters as an earlier step left them, or the first elements of

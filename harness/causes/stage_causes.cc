@@ -122,10 +122,34 @@ Values attended(const Attention& of, double factor) {
   return {{of.batch, of.length, of.heads * of.dim}, std::move(out)};
 }
 
+/// How far the reference's core is from what the attention gives; infinite if it is too large.
+double misfit(const Evidence& e, const Attention& candidate) {
+  constexpr std::int64_t kMostProducts = 4'000'000;
+  if (candidate.batch * candidate.heads * candidate.length * candidate.length * candidate.dim >
+      kMostProducts)
+    return INFINITY;
+  return distance(attended(candidate, 1), e.whole);
+}
+
+/// Queries, keys and values [B,S,H] of each number of heads that there may be; empty if it is not
+/// recorded like that.
+std::vector<Attention> attentions_of(const Shape& shape, const Values& q, const Values& k,
+                                     const Values& v) {
+  std::vector<Attention> candidates;
+  for (const Values* const part : {&q, &k, &v}) {
+    if (!part->defined() || part->shape() != shape) return candidates;
+  }
+  for (std::int64_t heads = 1; heads <= 64 && heads <= shape[2]; ++heads) {
+    if (shape[2] % heads == 0)
+      candidates.push_back({shape[0], heads, 1, shape[1], shape[2] / heads, by_heads(q, heads),
+                            by_heads(k, heads), by_heads(v, heads)});
+  }
+  return candidates;
+}
+
 /// The reference's queries, keys and values of the attention whose core is `e.wanted`: of the
 /// layouts that its records may have, the one that gives the reference's core.
 std::optional<Attention> attention_of(const Evidence& e) {
-  constexpr std::int64_t kMostProducts = 4'000'000;
   const std::string module =
       e.wanted.key.name.substr(0, e.wanted.key.name.size() - std::string(".core").size());
   const auto value = [&](const std::string& name) -> Values {
@@ -134,32 +158,30 @@ std::optional<Attention> attention_of(const Evidence& e) {
     return e.reference.find(key) == nullptr ? Values() : e.reference_value(key);
   };
   const Shape& shape = e.wanted.layout.global_shape;
-  const auto reproduces = [&](const Attention& candidate) {
-    if (candidate.batch * candidate.heads * candidate.length * candidate.length * candidate.dim >
-        kMostProducts)
-      return false;
-    return distance(attended(candidate, 1), e.whole) < 1e-2 * norm_of(e.whole);
-  };
-  const Values q = value(".q_rope"), k = value(".k_rope"), v = value(".v_proj");
-  if (q.defined() && k.defined() && v.defined() && q.dim() == 4 && k.dim() == 4 && v.dim() == 3) {
-    if (k.size(1) == 0 || v.size(2) != k.size(1) * k.size(3)) return std::nullopt;
-    const Attention grouped{
-        shape[0],  q.size(1),      q.size(1) / k.size(1), shape[1],
-        q.size(3), q.contiguous(), k.contiguous(),        by_heads(v, k.size(1))};
-    return reproduces(grouped) ? std::optional(grouped) : std::nullopt;
-  }
-  const Values fused = value(".c_attn");
-  if (!fused.defined() || fused.dim() != 3 || fused.size(2) != 3 * shape[2]) return std::nullopt;
-  for (std::int64_t heads = 1; heads <= 64 && heads <= shape[2]; ++heads) {
-    if (shape[2] % heads != 0) continue;
+  const Values q = value(".q_rope"), k = value(".k_rope"), v = value(".v_proj"),
+               fused = value(".c_attn");
+  std::vector<Attention> candidates;
+  if (q.defined() && k.defined() && v.defined() && q.dim() == 4 && k.dim() == 4 && v.dim() == 3 &&
+      k.size(1) != 0 && v.size(2) == k.size(1) * k.size(3)) {
+    candidates.push_back({shape[0], q.size(1), q.size(1) / k.size(1), shape[1], q.size(3),
+                          q.contiguous(), k.contiguous(), by_heads(v, k.size(1))});
+  } else if (fused.defined() && fused.dim() == 3 && fused.size(2) == 3 * shape[2]) {
     const auto part = [&](std::int64_t i) {
-      return by_heads(fused.narrow(2, i * shape[2], shape[2]).contiguous(), heads);
+      return fused.narrow(2, i * shape[2], shape[2]).contiguous();
     };
-    const Attention candidate{shape[0],         heads,   1,       shape[1],
-                              shape[2] / heads, part(0), part(1), part(2)};
-    if (reproduces(candidate)) return candidate;
+    candidates = attentions_of(shape, part(0), part(1), part(2));
+  } else {
+    candidates = attentions_of(shape, value(".c_attn.q"), value(".c_attn.k"), value(".c_attn.v"));
   }
-  return std::nullopt;
+  std::optional<Attention> best;
+  double least = 1e-3 * norm_of(e.whole);
+  for (const Attention& candidate : candidates) {
+    const double distance = misfit(e, candidate);
+    if (distance >= least) continue;
+    least = distance;
+    best = candidate;
+  }
+  return best;
 }
 
 }  // namespace

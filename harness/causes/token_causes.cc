@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <vector>
@@ -137,6 +138,53 @@ std::set<std::int64_t> ends_of_chunks(std::int64_t length, int cp, bool is_head_
   return ends;
 }
 
+/// The loss of a step if each cp rank divides by its own count of targets, and the means of ranks
+/// are averaged; with the shares of dp ranks as in the reference. Nothing if a rank has no target.
+std::optional<double> mean_of_rank_means(const Values& logits, const Values& labels, int dp, int cp,
+                                         bool is_head_tail, double count_of_step) {
+  const std::int64_t length = labels.size(1), width = logits.size(2);
+  const int chunks = is_head_tail ? 2 * cp : cp;
+  if (length % chunks != 0 || labels.size(0) % dp != 0) return std::nullopt;
+  const auto rank_of = [&](std::int64_t token) {
+    const auto chunk = static_cast<int>(token / (length / chunks));
+    return chunk < cp ? chunk : 2 * cp - 1 - chunk;
+  };
+  const Values rows = logits.rows(), lse = log_sum_exp(logits), targets = labels.contiguous();
+  std::vector<double> sums(static_cast<std::size_t>(dp * cp)), counts = sums;
+  for (std::int64_t row = 0; row < labels.size(0) * length; ++row) {
+    const std::int64_t token = row % length, sample = row / length;
+    if (token + 1 == length) continue;
+    const double target = targets.flat()[static_cast<std::size_t>(row) + 1];
+    if (target < 0 || target >= static_cast<double>(width)) continue;
+    const auto place =
+        static_cast<std::size_t>(sample / (labels.size(0) / dp) * cp + rank_of(token));
+    sums[place] +=
+        lse.flat()[static_cast<std::size_t>(row)] -
+        rows.flat()[static_cast<std::size_t>(row * width) + static_cast<std::size_t>(target)];
+    counts[place] += 1;
+  }
+  double loss = 0;
+  for (std::size_t first = 0; first < sums.size(); first += static_cast<std::size_t>(cp)) {
+    double count = 0, mean = 0;
+    for (std::size_t place = first; place < first + static_cast<std::size_t>(cp); ++place) {
+      if (counts[place] == 0) return std::nullopt;
+      count += counts[place];
+      mean += sums[place] / counts[place] / cp;
+    }
+    loss += mean * count / count_of_step;
+  }
+  return loss;
+}
+
+/// Targets of the step: labels that count, but the first of each sample.
+double targets_in(const Values& labels) {
+  double count = 0;
+  const Values rows = labels.contiguous();
+  for (std::int64_t row = 0; row < rows.numel(); ++row)
+    count += row % labels.size(1) != 0 && rows.flat()[static_cast<std::size_t>(row)] >= 0 ? 1 : 0;
+  return count;
+}
+
 /// Sums of the tokens' losses over each of `n` equal runs of samples: of all tokens, and of those
 /// at the ends of chunks; and how many tokens count.
 struct TokenSums {
@@ -212,6 +260,45 @@ std::string cause_in_targets(const Evidence& e) {
         "the tokens {} have no target: the last ones of the parts of cp ranks; shift labels before "
         "the sequence is cut",
         fmt::join(ends, ", "));
+  }
+  return "";
+}
+
+std::string cause_in_rank_means(const Evidence& e) {
+  const int cp = e.actual.mesh.degree(Axis::kCp), dp = e.actual.mesh.degree(Axis::kDp);
+  const Stats& stats = e.result.comparison.stats;
+  if (cp == 1 || e.wanted.key.kind != RecordKind::kScalar || stats.numel != 1 ||
+      (e.wanted.key.name != "loss" && e.wanted.key.name != "loss_backward"))
+    return "";
+  const double right = e.whole.defined() && e.whole.numel() == 1 ? e.whole.item() : 0;
+  const double seen = right * stats.scale();
+  for (const bool is_head_tail : {true, false}) {
+    double count = 0, loss = 0;
+    bool fits = true;
+    for (const bool is_count : {true, false}) {
+      for (const Record& record : e.reference.trace().ranks.at(0).records) {
+        if (record.key.kind != RecordKind::kDataId || record.key.name != "labels" ||
+            record.key.step != e.wanted.key.step || record.layout.global_shape.size() != 2)
+          continue;
+        const Record* const logits = logits_beside(e, record);
+        fits = fits && logits != nullptr;
+        if (!fits) break;
+        const Values labels = e.reference_value(record.key);
+        if (is_count) {
+          count += targets_in(labels);
+          continue;
+        }
+        const std::optional<double> of_micro_batch =
+            mean_of_rank_means(e.reference_value(logits->key), labels, dp, cp, is_head_tail, count);
+        fits = of_micro_batch.has_value();
+        if (!fits) break;
+        loss += *of_micro_batch;
+      }
+    }
+    if (fits && std::abs(seen - loss) < 0.1 * std::abs(seen - right))
+      return "the mean of the cp ranks' own means, not the mean of all tokens: each rank divides "
+             "by "
+             "its own count of targets";
   }
   return "";
 }

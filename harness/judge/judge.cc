@@ -190,6 +190,8 @@ class Judge {
       }
       add_coverage_finding(wanted.key, wanted.order, "was recorded by no rank", {},
                            verdict_.missing);
+      if (wanted.key.kind == RecordKind::kMask)
+        findings_.back().finding.diagnosis = "nothing is dropped there, as in evaluation mode";
       return;
     }
     const std::vector<Held>& held = found->second;

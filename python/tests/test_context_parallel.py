@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,39 @@ def test_a_planted_bug_of_context_parallelism_is_found(
     code, text = judge(script, 4, options=("--mesh", "dp=2,cp=2"))
     assert code == 1, text
     assert words in text
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("words", [(), ("--contiguous",)], ids=["head and tail", "in order"])
+@pytest.mark.parametrize("mesh", ["cp=2", "dp=2,cp=2"])
+def test_torchs_ring_on_the_kernel_of_a_cpu_conforms(mesh: str, words: tuple[str, ...]) -> None:
+    ranks = 4 if "dp" in mesh else 2
+    code, text = judge(EXAMPLES / "ring_attention.py", ranks, *words, options=("--mesh", mesh))
+    assert code == 0, text
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("words", [(), ("--contiguous",)], ids=["head and tail", "in order"])
+@pytest.mark.parametrize(
+    ("old", "new", "first"),
+    [
+        (
+            "        functional.cross",
+            "        _cp_options.enable_load_balance ^= cp > 1\n        functional.cross",
+            "first: forward at 1.out (step 0)",
+        ),
+        ("(q, k, v, is", "(q, k.detach() if cp > 1 else k, v, is", "first: gradient at 2.qkv"),
+    ],
+    ids=["masked as in the other order", "no gradients of keys"],
+)
+def test_a_planted_bug_of_torchs_ring_is_found(
+    tmp_path: Path, old: str, new: str, first: str, words: tuple[str, ...]
+) -> None:
+    shutil.copy(EXAMPLES / "ring_on_cpu.py", tmp_path)
+    script = planted("ring_attention.py", old, new, tmp_path)
+    code, text = judge(script, 2, *words, options=("--mesh", "cp=2"))
+    assert code == 1, text
+    assert first in text
 
 
 SCRIPT = """

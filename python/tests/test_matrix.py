@@ -22,7 +22,7 @@ from matrix.spec import Spec
 pytestmark = needs("transformers", "accelerate", "peft", "cloudpickle")
 
 #: A case of these frameworks takes a second; DeepSpeed's and Megatron-Core's start slower.
-FRAMEWORKS = ("ddp", "fsdp2", "tp", "hf_tp", "accelerate", "trainer", "peft")
+FRAMEWORKS = ("ddp", "fsdp2", "tp", "pp", "cp", "hf_tp", "accelerate", "trainer", "peft")
 _CASES_OF_EACH = 2
 
 

@@ -19,6 +19,8 @@ from isoshard import Divergence, IsoshardError, RunError
 
 pytestmark = LIVE
 IDS = ids_of(8, 6)
+#: Schedules of two stages a rank here.
+MANY = ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
 
 
 class Block(live_models.Block):
@@ -69,6 +71,17 @@ def fault_of(fault: str, stage: Any) -> None:
             next(stage.submod.parameters()).mul_(1.5)
     if fault == "not divided" and stage.is_first:
         stage.scale_grads = lambda factor: None
+    if fault == "lost weights" and stage.is_last:
+        weights = stage.backward_weight_one_chunk
+        stage.backward_weight_one_chunk = lambda chunk, **kw: chunk == 1 or weights(chunk, **kw)
+
+
+def say_nothing_to_itself(stage: Any) -> None:
+    """Torch greets all neighbors. On a V one is on the own rank, where gloo has no way to."""
+    greetings = stage._get_init_p2p_neighbors_ops
+    stage._get_init_p2p_neighbors_ops = lambda: [
+        op for op in greetings() if op.group_peer != stage.group_rank
+    ]
 
 
 def pipeline(
@@ -85,12 +98,12 @@ def pipeline(
     from torch.distributed.fsdp import fully_shard
 
     pp, rank = mesh["pp"].size(), mesh["pp"].get_local_rank()
-    many = kind in ("Interleaved1F1B", "InterleavedZeroBubble")
+    many = kind in MANY
     count = 2 * pp if many else pp
     children = list(model.named_children())
     size = len(children) // count
     stages = []
-    for index in range(rank, count, pp):
+    for index in (rank, count - 1 - rank) if "V" in kind else range(rank, count, pp):
         own = children[index * size : (index + 1) * size]
         part: Any = nn.Sequential(OrderedDict(own))
         if shared_names:
@@ -104,6 +117,7 @@ def pipeline(
         group = mesh.get_group("pp")
         stage = pipelining.PipelineStage(part, index, count, torch.device("cpu"), group=group)
         fault_of(fault, stage)
+        say_nothing_to_itself(stage)
         stages.append(stage)
     schedule = getattr(pipelining, f"Schedule{kind}")
     loss: Any = loss_of
@@ -138,6 +152,7 @@ def frozen_on_the_last_stage(parameters: Iterable[nn.Parameter]) -> torch.optim.
         ("GPipe", {"pp": 2, "dp": 2}, "fsdp2"),
         ("Interleaved1F1B", {"dp": 2, "pp": 2}, "fsdp2"),
         ("InterleavedZeroBubble", {"pp": 2}, ""),
+        ("ZBVZeroBubble", {"pp": 2}, ""),
         ("1F1B", {"pp": 4}, ""),
     ],
 )
@@ -179,6 +194,23 @@ def test_a_loss_that_divides_by_itself_conforms(isoshard_check: Check) -> None:
 def test_a_broken_stage_is_found(isoshard_check: Check, kind: str, fault: str, words: str) -> None:
     parallelize = functools.partial(pipeline, kind=kind, fault=fault)
     with pytest.raises(Divergence, match=words):
+        isoshard_check(build, parallelize, mesh="pp=2", batch=IDS, optimizer=adamw, loss=loss_of)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "words"),
+    [
+        ("Interleaved1F1B", "lost micro-batch", r"gradient of 3.weight \(step 0\).* on rank 1"),
+        ("InterleavedZeroBubble", "lost weights", r"gradient of 3.weight \(step 0\).* on rank 1"),
+        ("ZBVZeroBubble", "lost weights", r"gradient of 3.weight \(step 0\).* on rank 0"),
+        ("ZBVZeroBubble", "other weights", r"weight as read 3.weight \(step 0\).* on rank 0"),
+    ],
+)
+def test_a_broken_stage_of_several_on_a_rank_is_found(
+    isoshard_check: Check, kind: str, fault: str, words: str
+) -> None:
+    parallelize = functools.partial(pipeline, kind=kind, fault=fault)
+    with pytest.raises(Divergence, match="first " + words):
         isoshard_check(build, parallelize, mesh="pp=2", batch=IDS, optimizer=adamw, loss=loss_of)
 
 

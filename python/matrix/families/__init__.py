@@ -14,7 +14,7 @@ from types import ModuleType
 from ..spec import Spec
 
 #: In the order in which they run; each has worker processes of its own.
-NAMES = ("native", "hf_tp", "deepspeed", "hf_train", "megatron")
+NAMES = ("native", "nd", "hf_tp", "deepspeed", "hf_train", "megatron")
 
 
 def family(name: str) -> ModuleType:
