@@ -73,7 +73,8 @@ double kept(const Case& item, const ModelSection& section) {
   const double heads = number(config.num_heads), dim = number(config.head_dim);
   const double kv = number(config.num_kv_heads) * dim;
   const bool is_ring = cp > 1 && item.settings.nd.context_attention == ContextAttention::kRing;
-  const double keys = is_ring ? 2 * kv + heads * (dim + 1) : 2 * heads * dim * cp + heads * sequence;
+  const double all_keys = 2 * heads * dim * cp + heads * sequence;
+  const double keys = is_ring ? 2 * kv + heads * (dim + 1) : all_keys;
   const double layer = 6 * hidden + 2 * heads * dim + keys + 4 * ffn + 2;
   const double layers = number(section.end_layer - section.first_layer);
   const double end = section.has_head ? 3 * hidden + number(config.vocab_size) : hidden;

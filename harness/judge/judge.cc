@@ -157,6 +157,20 @@ class Judge {
     findings_.push_back({order, std::move(finding)});
   }
 
+  /// Who has something of the module that the tensor is of: they lack it.
+  std::vector<int> ranks_near(const RecordKey& key) const {
+    const std::string module = key.name.substr(0, key.name.rfind('.'));
+    std::vector<int> ranks;
+    for (const RankTrace& rank : actual_.ranks) {
+      const bool has_some = std::ranges::any_of(rank.records, [&](const Record& record) {
+        return record.key.step == key.step && record.key.name.starts_with(module) &&
+               (record.key.name.size() == module.size() || record.key.name[module.size()] == '.');
+      });
+      if (has_some && module.size() < key.name.size()) ranks.push_back(rank.rank);
+    }
+    return ranks;
+  }
+
   /// A mask that backward drew again must be the one that forward had.
   void judge_recomputed(const RecordKey& key) {
     const Record* first = reference_.find(key);
@@ -188,8 +202,8 @@ class Judge {
         verdict_.not_recorded.push_back(describe(wanted.key));
         return;
       }
-      add_coverage_finding(wanted.key, wanted.order, "was recorded by no rank", {},
-                           verdict_.missing);
+      add_coverage_finding(wanted.key, wanted.order, "was recorded by no rank",
+                           ranks_near(wanted.key), verdict_.missing);
       if (wanted.key.kind == RecordKind::kMask)
         findings_.back().finding.diagnosis = "nothing is dropped there, as in evaluation mode";
       return;
