@@ -4,9 +4,12 @@
 // that resumes from it.
 #include <ATen/ATen.h>
 
+#include <set>
+
 #include "core/tensor/convert.h"
 #include "subjects/checkpoint/checkpoint.h"
 #include "suite/testing/checkpoint_cases.h"
+#include "suite/testing/nd_cases.h"
 
 namespace isoshard {
 namespace {
@@ -44,6 +47,15 @@ std::vector<Target> targets() {
     c.settings.sequence_parallel = c.settings.distributed_optimizer = true;
     c.settings.make_vocab_size_divisible_by = 8;
   };
+  const auto stages = [](Case& c) {
+    c.micro_batches = 2;
+    c.seq_length = 24;
+  };
+  const auto zero_bubble = [=](Case& c) {
+    stages(c);
+    c.settings.nd.pipeline_schedule = "InterleavedZeroBubble";
+    c.settings.nd.dp_replicate = 2;
+  };
   return {{"autotp_tp1", [](const Case& c) { return on(c, "autotp", {}); }},
           {"autotp_tp4", [](const Case& c) { return on(c, "autotp", {.tp = 4}); }},
           {"ddp_dp3", [](const Case& c) { return on(c, "ddp", {.dp = 3}); }},
@@ -54,24 +66,31 @@ std::vector<Target> targets() {
           {"fsdp_tp_tp2_dp2", [](const Case& c) { return on(c, "fsdp_tp", {.dp = 2, .tp = 2}); }},
           {"megatron_tp2_dp2", [](const Case& c) { return on(c, "megatron", {.dp = 2, .tp = 2}); }},
           {"megatron_tp2_dp3_sp_dopt",
-           [=](const Case& c) { return on(c, "megatron", {.dp = 3, .tp = 2}, distributed); }}};
+           [=](const Case& c) { return on(c, "megatron", {.dp = 3, .tp = 2}, distributed); }},
+          {"nd_pp2_cp2_dp2",
+           [=](const Case& c) { return on(c, "nd", {.pp = 2, .dp = 2, .cp = 2}, stages); }},
+          {"nd_pp2_tp2_rep2",
+           [=](const Case& c) { return on(c, "nd", {.pp = 2, .dp = 2, .tp = 2}, zero_bubble); }}};
 }
 
 /// How many tensors of state behind a step were compared; each must be the other run's bit by bit,
 /// put together.
 int compared_states(const Trace& saved, const Trace& loaded, int step) {
-  int compared = 0;
-  for (const Record& record : loaded.ranks.front().records) {
-    const RecordKey& key = record.key;
-    if (key.step != step || (key.kind != RecordKind::kParam && key.kind != RecordKind::kOptimizer))
-      continue;
+  std::set<RecordKey> keys;  // stages of a pipeline have their own
+  for (const RankTrace& rank : loaded.ranks) {
+    for (const Record& record : rank.records) {
+      const RecordKind kind = record.key.kind;
+      if (record.key.step == step && (kind == RecordKind::kParam || kind == RecordKind::kOptimizer))
+        keys.insert(record.key);
+    }
+  }
+  for (const RecordKey& key : keys) {
     const at::Tensor expected = tensor_of(saved.assemble(key)),
                      actual = tensor_of(loaded.assemble(key));
     EXPECT_EQ(expected.scalar_type(), actual.scalar_type()) << describe(key);
     EXPECT_TRUE(at::equal(expected, actual)) << describe(key);
-    ++compared;
   }
-  return compared;
+  return static_cast<int>(keys.size());
 }
 
 /// What it loads is what was saved, in more than `least` tensors, and the steps that follow
@@ -188,13 +207,30 @@ TEST(CheckpointOtherLayout, CarriesTheRandomStreams) {
   EXPECT_GT(compared, 20);
 }
 
+// Stages on a V, context and replicas go back to one process, and to replicas of the whole model.
+TEST(CheckpointOtherLayout, OfAPipelineIsReadByReplicas) {
+  const TestFolder folder;
+  Case source = in_pipeline(long_case("nd", {.pp = 2, .dp = 2, .cp = 2}), 2, "ZBVZeroBubble");
+  source.seq_length = 24;
+  source.settings.nd.dp_replicate = 2;
+  const Trace run = run_alone(saved_to(source, folder.path()), Keep::kEverything);
+  ASSERT_EQ(run.ranks.size(), 8U);
+  for (const Degrees& degrees : {Degrees{.dp = 2}, Degrees{}}) {
+    Case target = on(source, "ddp", degrees);
+    target.settings.nd = {};
+
+    expect_goes_on_from(run, resumed_case(target, folder.path()), 3 * 20);
+  }
+}
+
 class CheckpointSeed : public ::testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(
     Subjects, CheckpointSeed,
     ::testing::Values(long_case("ddp", {.dp = 3}),
                       long_case("autotp", {.dp = 3, .tp = 2}, Dtype::kBFloat16),
                       long_case("fsdp_tp", {.dp = 3, .tp = 2}),
-                      long_case("megatron", {.dp = 2, .tp = 2}, Dtype::kBFloat16)),
+                      long_case("megatron", {.dp = 2, .tp = 2}, Dtype::kBFloat16),
+                      in_pipeline(long_case("nd", {.pp = 2, .dp = 3}))),
     case_name);
 
 // Written by one process before its first step. The run from it is the run that draws the same
@@ -203,7 +239,8 @@ TEST_P(CheckpointSeed, OfOneProcessFeedsEverySubject) {
   const TestFolder folder;
   run_alone(with(saved_to(GetParam(), folder.path(), 0), [](Case& c) {
     c.subject = "autotp";
-    c.degrees.dp = c.degrees.tp = 1;
+    c.degrees = {};
+    c.settings.nd = {};
     c.steps = 1;
     c.settings.schedule = {};
   }));

@@ -132,6 +132,7 @@ std::string announcement(const RunProgress& progress, const std::vector<PackedPa
 struct Inventory {
   json streams = json::array();
   json tensors = json::object();  ///< of the manifest
+  json updates = json::object();  ///< of all ranks' parameters
   std::set<int> writers;
   std::string problem;      ///< why it cannot be saved
   bool is_of_state = true;  ///< and not of ranks that are at different steps
@@ -153,6 +154,12 @@ Inventory inventory_of(const std::vector<std::string>& announcements) {
                                       own.at("stream").at("next_step").dump(),
                                       inventory.streams.front().at("next_step").dump());
       inventory.is_of_state = false;
+    }
+    for (const auto& [parameter, count] : own.at("updates").items()) {
+      const json& first = inventory.updates.emplace(parameter, count).first.value();
+      if (first == count || !inventory.problem.empty()) continue;
+      inventory.problem = fmt::format("rank {} has made {} updates of {}, ranks before it {}", rank,
+                                      count.dump(), parameter, first.dump());
     }
     for (const json& part : own.at("parts")) {
       const auto name = part.at("name").get<std::string>(),
@@ -260,7 +267,7 @@ json manifest_of(const RunProgress& progress, const Inventory& inventory,
                    {"world_size", mesh.world().size()},
                    {"mesh", axes},
                    {"streams", inventory.streams},
-                   {"optimizer", {{"rule", progress.rule}, {"updates", progress.updates}}},
+                   {"optimizer", {{"rule", progress.rule}, {"updates", inventory.updates}}},
                    {"numbers", progress.numbers},
                    {"files", written},
                    {"tensors", inventory.tensors}};

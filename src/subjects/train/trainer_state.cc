@@ -92,10 +92,13 @@ void Trainer::save(const std::filesystem::path& folder) const {
 
 void Trainer::resume(const std::filesystem::path& folder) {
   const Checkpoint checkpoint = Checkpoint::open(folder);
-  checkpoint.require_fits(specs_, parts_.optimizer->rule());
-  const RunProgress progress = parts_.checkpoint_io->progress(checkpoint, *mesh_);
+  checkpoint.require_fits(parts_.model->parameters(), parts_.optimizer->rule());
+  RunProgress progress = parts_.checkpoint_io->progress(checkpoint, *mesh_);
   set_up_parameters();
   restore_masters();
+  std::erase_if(progress.updates, [this](const auto& update) {  // those of other stages
+    return std::ranges::find(specs_, update.first, &ParameterSpec::name) == specs_.end();
+  });
   parts_.optimizer->restore(read_state(checkpoint), progress.updates);
   if (parts_.streams != nullptr) parts_.streams->restore(progress.stream.seed);
   if (parts_.grad_scaler != nullptr) parts_.grad_scaler->restore(progress.numbers);
