@@ -140,8 +140,10 @@ std::set<std::int64_t> ends_of_chunks(std::int64_t length, int cp, bool is_head_
 
 /// The loss of a step if each cp rank divides by its own count of targets, and the means of ranks
 /// are averaged; with the shares of dp ranks as in the reference. Nothing if a rank has no target.
-std::optional<double> mean_of_rank_means(const Values& logits, const Values& labels, int dp, int cp,
-                                         bool is_head_tail, double count_of_step) {
+std::optional<double> mean_of_rank_means(const Values& logits, const Values& labels,
+                                         const MeshShape& mesh, bool is_head_tail,
+                                         double count_of_step) {
+  const int dp = mesh.degree(Axis::kDp), cp = mesh.degree(Axis::kCp);
   const std::int64_t length = labels.size(1), width = logits.size(2);
   const int chunks = is_head_tail ? 2 * cp : cp;
   if (length % chunks != 0 || labels.size(0) % dp != 0) return std::nullopt;
@@ -265,7 +267,7 @@ std::string cause_in_targets(const Evidence& e) {
 }
 
 std::string cause_in_rank_means(const Evidence& e) {
-  const int cp = e.actual.mesh.degree(Axis::kCp), dp = e.actual.mesh.degree(Axis::kDp);
+  const int cp = e.actual.mesh.degree(Axis::kCp);
   const Stats& stats = e.result.comparison.stats;
   if (cp == 1 || e.wanted.key.kind != RecordKind::kScalar || stats.numel != 1 ||
       (e.wanted.key.name != "loss" && e.wanted.key.name != "loss_backward"))
@@ -288,8 +290,8 @@ std::string cause_in_rank_means(const Evidence& e) {
           count += targets_in(labels);
           continue;
         }
-        const std::optional<double> of_micro_batch =
-            mean_of_rank_means(e.reference_value(logits->key), labels, dp, cp, is_head_tail, count);
+        const std::optional<double> of_micro_batch = mean_of_rank_means(
+            e.reference_value(logits->key), labels, e.actual.mesh, is_head_tail, count);
         fits = of_micro_batch.has_value();
         if (!fits) break;
         loss += *of_micro_batch;
