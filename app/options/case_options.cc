@@ -146,10 +146,6 @@ void apply_case_options(const ParsedOptions& options, const InputFiles& inputs,
           std::chrono::milliseconds(static_cast<std::chrono::milliseconds::rep>(1000 * seconds));
   }
   apply_setting_options(options, cases);
-  for (Case& item : cases) {
-    const int stages = item.degrees.pp * item.settings.nd.stages_per_rank;
-    if (!options.given("micro-batches")) item.micro_batches = std::max(item.micro_batches, stages);
-  }
   for (Case& item : cases) read_inputs_from(inputs, options.given("seq-length"), item);
 }
 

@@ -108,8 +108,11 @@ void apply_subject_options(const ParsedOptions& options, std::vector<Case>& case
     throw UsageError(fmt::format("--{}: none of the selected subjects takes it; take --subjects {}",
                                  setting.flag.name, subjects_that_take(setting.name).front()));
   });
-  // 16-bit parameters of some subjects always have fp32 masters.
   for (Case& item : cases) {
+    // a pipeline needs a micro-batch for each stage
+    const int stages = item.degrees.pp * item.settings.nd.stages_per_rank;
+    if (!options.given("micro-batches")) item.micro_batches = std::max(item.micro_batches, stages);
+    // 16-bit parameters of some subjects always have fp32 masters
     if (needs_fp32_masters(item) && !options.given("master-dtype"))
       item.settings.master_dtype = Dtype::kFloat32;
   }

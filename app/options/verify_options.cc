@@ -93,6 +93,11 @@ std::vector<Case> expand(const ParsedOptions& options, const std::vector<Case>& 
       }
     }
   }
+  const auto is_too_large = [&](const Case& item) {
+    return with_pp_and_cp(options, item.subject, item.degrees).num_ranks() > kMaxWorldSize;
+  };
+  // of the preset's own meshes, those that fit beside --pp and --cp
+  if (!own_mesh && !std::ranges::all_of(result, is_too_large)) std::erase_if(result, is_too_large);
   for (const Case& item : result) {
     const Degrees degrees = with_pp_and_cp(options, item.subject, item.degrees);
     if (options.given("num-workers") && degrees.num_ranks() != workers)
