@@ -11,6 +11,7 @@
 
 #include "app/options/case_options.h"
 #include "app/options/setting_options.h"
+#include "app/options/torchtitan_config.h"
 #include "core/base/error.h"
 #include "core/base/suggest.h"
 #include "suite/converge/converge_presets.h"
@@ -77,6 +78,37 @@ Case control_of(const ParsedOptions& options, const ConvergePreset& preset,
   if (!options.given("warmup-steps"))  // the share that the preset has
     schedule.warmup_steps = schedule.warmup_steps * control.steps / preset_control(preset).steps;
   return control;
+}
+
+std::vector<TestSet> sets_of(const std::vector<std::string>& tests, const Case& control) {
+  std::vector<TestSet> sets;
+  for (const std::string& text : tests) {
+    TestSet set = test_set(text, control);
+    if (std::ranges::count(sets, set.title, &TestSet::title) != 0)
+      throw UsageError(fmt::format("--test must name each set once, got {} twice", set.title));
+    sets.push_back(std::move(set));
+  }
+  return sets;
+}
+
+/// The scaled-down model has a layer for each stage of the longest pipeline. Whether it grew.
+bool fill_stages(ConvergePlan& plan) {
+  std::int64_t stages = 0;
+  for (const TestSet& set : plan.sets)
+    stages = std::max<std::int64_t>(
+        stages, std::int64_t{set.item.degrees.pp} * set.item.settings.nd.stages_per_rank);
+  if (stages <= plan.control.config.num_layers) return false;
+  use_scaled_llama3(plan.control, stages);
+  return true;
+}
+
+/// Of a training config of torchtitan: what it says and nothing here listens to.
+void note_unused_keys(const ParsedOptions& options, ConvergePlan& plan) {
+  if (!options.given("config")) return;
+  const auto& path = options.get<std::string>("config");
+  if (!path.ends_with(".toml")) return;
+  for (const std::string& key : torchtitan_config(path).unused)
+    plan.notes.push_back(fmt::format("{}: not used: {}", path, key));
 }
 
 void scale_rate(const ParsedOptions& options, ConvergePlan& plan, RuleInputs& inputs) {
@@ -160,6 +192,7 @@ void declare_converge_options(OptionTable& table) {
          "folder");
   declare_case_options(table);
   table.aliases["local-batch-size"] = "batch-size";
+  table.toml_options = [](const std::string& path) { return torchtitan_config(path).options; };
 }
 
 ConvergeRequest converge_request_of(const ParsedOptions& options) {
@@ -190,12 +223,9 @@ ConvergeRequest converge_request_of(const ParsedOptions& options) {
   if (has_tests) {
     for (const std::string& text : options.get<Strings>("test")) tests.push_back(text);
   }
-  for (const std::string& text : tests) {
-    TestSet set = test_set(text, plan.control);
-    if (std::ranges::count(plan.sets, set.title, &TestSet::title) != 0)
-      throw UsageError(fmt::format("--test must name each set once, got {} twice", set.title));
-    plan.sets.push_back(std::move(set));
-  }
+  plan.sets = sets_of(tests, plan.control);
+  if (!options.given("model") && !options.given("num-layers") && fill_stages(plan))
+    plan.sets = sets_of(tests, plan.control);
   check_numbers(options, plan);
   check_fault(options, plan);
   if (options.given("output-dir")) plan.folder = options.get<std::string>("output-dir");
@@ -203,6 +233,7 @@ ConvergeRequest converge_request_of(const ParsedOptions& options) {
   inputs.control = plan.control;
   plan.rules = check_rules(inputs, plan.sets);
   require_rules(plan.rules);
+  note_unused_keys(options, plan);
   if (const std::string range = outside_range(plan.control); !range.empty())
     plan.notes.push_back("WARNING: " + range);
   return request;

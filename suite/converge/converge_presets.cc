@@ -32,6 +32,11 @@ ModelConfig scaled_llama3(std::int64_t layers) {
   return config;
 }
 
+void use_scaled_llama3(Case& item, std::int64_t layers) {
+  item.config = scaled_llama3(layers);
+  item.model_name = fmt::format("llama3_{}_layers", item.config.num_layers);
+}
+
 const std::vector<ConvergePreset>& converge_presets() {
   const std::string interleaved = "pp=2,pipeline-schedule=Interleaved1F1B,stages-per-rank=2";
   const std::string three = "tp=2," + interleaved, four = "tp=2,cp=2," + interleaved, cp = "cp=8";
@@ -61,8 +66,7 @@ const ConvergePreset& find_converge_preset(std::string_view name) {
 
 Case preset_control(const ConvergePreset& preset) {
   Case control;
-  control.config = scaled_llama3(preset.num_layers);
-  control.model_name = fmt::format("llama3_{}_layers", control.config.num_layers);
+  use_scaled_llama3(control, preset.num_layers);
   control.subject = kControlSubject;
   control.degrees.dp = kDefaultDp;
   control.batch_size = preset.local_batch;
@@ -76,8 +80,7 @@ Case preset_control(const ConvergePreset& preset) {
 
 Case small_check(const Case& control) {
   Case small = control;
-  small.config = scaled_llama3(kCheckLayers);
-  small.model_name = fmt::format("llama3_{}_layers", kCheckLayers);
+  use_scaled_llama3(small, kCheckLayers);
   small.weights_path.clear();
   small.truncated = false;
   small.steps = std::min(control.steps, kCheckSteps);

@@ -16,6 +16,8 @@ namespace isoshard {
 /// eps of the norms, untied embeddings and the initializer stay. `layers` may say otherwise: a
 /// pipeline needs one a stage.
 [[nodiscard]] ModelConfig scaled_llama3(std::int64_t layers = 0);
+/// Gives a case this model, and its name.
+void use_scaled_llama3(Case& item, std::int64_t layers);
 
 struct ConvergePreset {
   std::string_view name;
