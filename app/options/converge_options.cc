@@ -39,6 +39,34 @@ std::vector<std::uint64_t> seeds_of(const ParsedOptions& options, const std::str
   return seeds;
 }
 
+void take_seeds(const ParsedOptions& options, ConvergePlan& plan) {
+  plan.seeds = seeds_of(options, "seeds");
+  plan.test_seeds = seeds_of(options, "test-seeds");
+  if (!plan.seeds.empty() && options.given("seed"))
+    throw UsageError("--seed and --seeds say the same; give --seeds alone");
+  if (plan.seeds.empty()) plan.seeds = {plan.control.seed};
+  plan.control.seed = plan.seeds.front();
+  if (!plan.control.weights_path.empty() && (plan.seeds.size() > 1 || !plan.test_seeds.empty()))
+    throw UsageError(
+        "--seeds must be one seed with --init-weights: from a seed checkpoint all runs start "
+        "alike");
+  if (plan.test_seeds.empty()) return;
+  if (plan.seeds.size() < kLeastSeeds)
+    throw UsageError(
+        fmt::format("--test-seeds need at least {} --seeds of the control, whose spread is what is "
+                    "allowed, got "
+                    "{}",
+                    kLeastSeeds, plan.seeds.size()));
+  for (const std::uint64_t seed : plan.test_seeds) {
+    if (std::ranges::count(plan.seeds, seed) != 0)
+      throw UsageError(
+          fmt::format("--test-seeds must differ from --seeds, got {} in both; leave --test-seeds "
+                      "out to compare "
+                      "runs of the same seed",
+                      seed));
+  }
+}
+
 /// What is of a test set is no flag of the command: the control would have it, too.
 void refuse_flags_of_sets(const ParsedOptions& options) {
   for (const std::string_view flag : {"tp", "pp", "cp", "micro-batches", "num-workers"}) {
@@ -175,6 +203,9 @@ void declare_converge_options(OptionTable& table) {
                   join_names(technique_names()))
           .c_str());
   sets("seeds", list(), "random seeds; each has a control of its own (default: 0)");
+  sets("test-seeds", list(),
+       "other random seeds for the weights of test sets, on the controls' samples: runs are then "
+       "compared over seeds, with at least 3 --seeds");
   sets("steps", po::value<int>(), "training steps (default: 100)");
   sets("dtype", list(), "fp32 (default) bf16 fp16 fp64");
   sets("scale-lr", po::value<std::string>()->default_value("none"),
@@ -206,17 +237,10 @@ ConvergeRequest converge_request_of(const ParsedOptions& options) {
                            : has_tests             ? "fsdp"
                                                    : "table");
   plan.control = control_of(options, preset, request.inputs);
-  plan.seeds = seeds_of(options, "seeds");
-  if (!plan.seeds.empty() && options.given("seed"))
-    throw UsageError("--seed and --seeds say the same; give --seeds alone");
-  if (plan.seeds.empty()) plan.seeds = {plan.control.seed};
-  plan.control.seed = plan.seeds.front();
-  if (plan.seeds.size() > 1 && !plan.control.weights_path.empty())
-    throw UsageError(
-        "--seeds must be one seed with --init-weights: from a seed checkpoint all runs start "
-        "alike");
+  take_seeds(options, plan);
   RuleInputs inputs;
   inputs.seeds = plan.seeds;
+  inputs.test_seeds = plan.test_seeds;
   scale_rate(options, plan, inputs);
   plan.check = small_check(plan.control);
   std::vector<std::string> tests = preset.tests;

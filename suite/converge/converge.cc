@@ -9,6 +9,8 @@
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
 #include "core/base/mapped_file.h"
+#include "fixtures/cases/resumed_case.h"
+#include "fixtures/inputs/inputs.h"
 #include "fixtures/weights/shared_weights.h"
 #include "harness/plot/loss_figure.h"
 #include "harness/verdict/exit_code.h"
@@ -75,6 +77,16 @@ class Converging {
       train_set(i, seed);
   }
 
+  /// All controls, then every set with its own seeds. Weights are drawn from a seed into a file, as
+  /// a seed checkpoint, so that samples stay those of the control's seed.
+  void train_over_seeds() {
+    for (const std::uint64_t seed : plan_.seeds) {
+      if (interrupt_signal() != 0 || !train_control(seed)) return;
+    }
+    for (std::size_t i = 0; i < plan_.sets.size() && interrupt_signal() == 0; ++i)
+      train_set_over_seeds(i);
+  }
+
   ConvergeResult finish() {
     draw();
     if (interrupt_signal() != 0) result_.report.exit_code = 128 + interrupt_signal();
@@ -84,13 +96,14 @@ class Converging {
  private:
   /// Whether it ended.
   bool train_control(std::uint64_t seed) {
-    const Case item = with_seed(plan_.control, seed);
+    const Case item = seeded(plan_.control, seed);
+    const int perturbed_runs = plan_.test_seeds.empty() ? plan_.perturbed_runs : 0;
     const std::string run = of_seed("control and perturbed runs", seed);
     observer_.on_start(run);
     ReportCurve report{.name = item.slug()};
     ConvergeControl control{.seed = seed};
     run_guarded(report, [&] {
-      control.runs = train_perturbed(item, plan_.perturbed_runs, options(run));
+      control.runs = train_perturbed(item, perturbed_runs, options(run));
       const Curve& curve = control.runs.trained.curve;
       keep(named(curve, file_of("control", seed)));
       control.problem = found_without_reference(control.runs.trained);
@@ -124,6 +137,51 @@ class Converging {
     trained.failure = report.failure;
     result_.runs.push_back(std::move(trained));
     add(std::move(report));
+  }
+
+  void train_set_over_seeds(std::size_t index) {
+    const TestSet& set = plan_.sets[index];
+    std::vector<ReportCurve> reports;
+    std::vector<ConvergeRun> runs;
+    std::vector<TrainedCase> ended;
+    for (const std::uint64_t seed : plan_.test_seeds) {
+      const Case item = seeded(set.item, seed);
+      const std::string run = of_seed(set.title, seed);
+      observer_.on_start(run);
+      reports.push_back({.name = item.slug(), .fault = plan_.fault});
+      runs.push_back({.set = index, .seed = seed});
+      run_guarded(reports.back(), [&] {
+        TrainedCase done = train_test(item, run);
+        done.curve = named(std::move(done.curve), file_of(set.name, seed));
+        keep(done.curve);
+        reports.back().curve = runs.back().curve = done.curve;
+        ended.push_back(std::move(done));
+      });
+      runs.back().failure = reports.back().failure;
+    }
+    std::vector<Curve> controls;
+    for (const ConvergeControl& control : result_.controls)
+      controls.push_back(control.runs.trained.curve);
+    std::vector<ConvergenceVerdict> verdicts = judge_over_seeds(controls, ended);
+    for (std::size_t i = 0, next = 0; i < runs.size(); ++i) {
+      if (runs[i].failure.empty()) {
+        runs[i].judged = std::move(verdicts[next++]);
+        runs[i].judged->verdict.label = of_seed(set.title, runs[i].seed);
+        reports[i].verdict = runs[i].judged->verdict;
+      }
+      result_.runs.push_back(std::move(runs[i]));
+      add(std::move(reports[i]));
+    }
+  }
+
+  /// The case with the weights of a seed, and the samples of that seed too unless seeds differ.
+  Case seeded(const Case& item, std::uint64_t seed) {
+    if (plan_.test_seeds.empty()) return with_seed(item, seed);
+    const auto path = weights_.path() / fmt::format("seed{}.safetensors", seed);
+    if (!std::filesystem::exists(path)) save_initial_weights(with_seed(plan_.control, seed), path);
+    Case result = item;
+    result.weights_path = path.string();
+    return result;
   }
 
   TrainedCase train_test(const Case& item, const std::string& run) {
@@ -168,20 +226,23 @@ class Converging {
     return curve;
   }
 
+  [[nodiscard]] bool has_one_seed() const {
+    return plan_.seeds.size() == 1 && plan_.test_seeds.empty();
+  }
   [[nodiscard]] std::string of_seed(const std::string& words, std::uint64_t seed) const {
-    return plan_.seeds.size() == 1 ? words : fmt::format("{}, seed {}", words, seed);
+    return has_one_seed() ? words : fmt::format("{}, seed {}", words, seed);
   }
   [[nodiscard]] std::string file_of(const std::string& name, std::uint64_t seed) const {
-    return plan_.seeds.size() == 1 ? name : fmt::format("{}_seed{}", name, seed);
+    return has_one_seed() ? name : fmt::format("{}_seed{}", name, seed);
   }
 
   void keep(const Curve& curve) const {
     if (!plan_.folder.empty()) write_curve(plan_.folder / curve_file_name(curve), curve);
   }
 
-  /// One figure a seed: the control is the baseline.
+  /// One figure a seed: the control is the baseline. Runs with other seeds have no baseline.
   void draw() const {
-    if (plan_.folder.empty()) return;
+    if (plan_.folder.empty() || !plan_.test_seeds.empty()) return;
     for (const ConvergeControl& control : result_.controls) {
       std::vector<Curve> curves = {control.runs.trained.curve};
       curves.front().title = control_title(plan_.control);
@@ -198,6 +259,7 @@ class Converging {
   const ConvergePlan& plan_;
   TrainObserver& observer_;
   ConvergeResult result_;
+  const ScratchFolder weights_;
 };
 
 }  // namespace
@@ -208,8 +270,9 @@ ConvergeResult converge(const ConvergePlan& plan, TrainObserver& observer) {
   require_unchanged_inputs();
   Converging run(plan, observer);
   run.check_control();
+  if (!plan.test_seeds.empty()) run.train_over_seeds();
   for (const std::uint64_t seed : plan.seeds) {
-    if (interrupt_signal() != 0) break;
+    if (interrupt_signal() != 0 || !plan.test_seeds.empty()) break;
     run.train_seed(seed);
   }
   return run.finish();

@@ -19,7 +19,11 @@ struct ConvergePlan {
   Case control;                      ///< 1D FSDP
   Case check;                        ///< small_check: judged against ddp first
   std::vector<TestSet> sets;         ///< none: the control is trained alone
-  std::vector<std::uint64_t> seeds;  ///< a control and all sets for each
+  std::vector<std::uint64_t> seeds;  ///< a control for each
+  /// Empty: every set is trained for each of `seeds`, beside the control of the same seed. Else
+  /// every set is trained with these weights instead, on the same samples as all controls, which
+  /// are those of the control's own seed; runs are compared over seeds.
+  std::vector<std::uint64_t> test_seeds = {};
   std::vector<Rule> rules;
   std::string fault;  ///< the id of a fault to inject into the test sets; empty: none
   int perturbed_runs = kPerturbedRuns;
@@ -52,7 +56,8 @@ struct ConvergeResult {
 };
 
 /// Judges 1D FSDP against ddp on the small model, then trains for every seed the control with its
-/// perturbed runs and every test set, and judges each. A run that throws is reported as incomplete,
+/// perturbed runs and every test set, and judges each. With test_seeds, controls have no perturbed
+/// runs: their spread over seeds is what counts. A run that throws is reported as incomplete,
 /// and the others still train. After an interrupt the result has what ended until then.
 ///
 /// Ranks    called by the controller.

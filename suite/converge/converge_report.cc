@@ -71,38 +71,66 @@ double largest_share(const ConvergenceVerdict& judged) {
 }
 
 std::string seed_cell(const ConvergePlan& plan, std::uint64_t seed) {
-  return plan.seeds.size() == 1 ? "" : fmt::format(", seed {}", seed);
+  return plan.seeds.size() == 1 && plan.test_seeds.empty() ? "" : fmt::format(", seed {}", seed);
+}
+
+Row control_row(const ConvergePlan& plan, const ConvergeControl& control) {
+  const Curve& curve = control.runs.trained.curve;
+  return {fmt::format("1D ({} ranks)", plan.control.world_size()),
+          control_title(plan.control) + seed_cell(plan, control.seed),
+          curve.steps.empty() ? "-" : fmt::format("{:.6f}", final_loss(curve)),
+          "-",
+          "-",
+          control.problem.empty() ? "the 1D control set" : "VACUOUS"};
+}
+
+Row run_row(const ConvergePlan& plan, const ConvergeRun& run) {
+  const TestSet& set = plan.sets[run.set];
+  Row row = {fmt::format("{}D ({} ranks)", set.dimensions, set.item.world_size()),
+             set.title + seed_cell(plan, run.seed),
+             run.curve.steps.empty() ? "-" : fmt::format("{:.6f}", final_loss(run.curve)),
+             "-",
+             "-",
+             verdict_cell(run)};
+  if (!run.judged.has_value() || run.judged->distances.empty()) return row;
+  row[3] = fmt::format("{:.2e}", run.judged->distances.front().value);
+  row[4] = fmt::format("{:.2e}", run.judged->distances.front().allowed);
+  return row;
 }
 
 /// In the columns of the guideline, and what it leaves "TBA".
 std::string sets_text(const ConvergePlan& plan, const ConvergeResult& result) {
   std::vector<Row> rows = {{fmt::format("Parallelism (N = {})", plan.control.degrees.dp), "Setup",
                             "Final loss", "Difference", "Allowed", "Remarks"}};
+  const bool is_over_seeds = !plan.test_seeds.empty();
   for (const ConvergeControl& control : result.controls) {
-    const Curve& curve = control.runs.trained.curve;
-    rows.push_back({fmt::format("1D ({} ranks)", plan.control.world_size()),
-                    control_title(plan.control) + seed_cell(plan, control.seed),
-                    curve.steps.empty() ? "-" : fmt::format("{:.6f}", final_loss(curve)), "-", "-",
-                    control.problem.empty() ? "the 1D control set" : "VACUOUS"});
+    rows.push_back(control_row(plan, control));
     for (const ConvergeRun& run : result.runs) {
-      if (run.seed != control.seed) continue;
-      const TestSet& set = plan.sets[run.set];
-      Row row = {fmt::format("{}D ({} ranks)", set.dimensions, set.item.world_size()),
-                 set.title + seed_cell(plan, run.seed),
-                 run.curve.steps.empty() ? "-" : fmt::format("{:.6f}", final_loss(run.curve)),
-                 "-",
-                 "-",
-                 verdict_cell(run)};
-      if (run.judged.has_value() && !run.judged->distances.empty()) {
-        row[3] = fmt::format("{:.2e}", run.judged->distances.front().value);
-        row[4] = fmt::format("{:.2e}", run.judged->distances.front().allowed);
-      }
-      rows.push_back(std::move(row));
+      if (!is_over_seeds && run.seed == control.seed) rows.push_back(run_row(plan, run));
     }
   }
-  return "Convergence (loss: root mean square of the difference over all steps; final: mean of the "
-         "last tenth)\n" +
+  for (const ConvergeRun& run : result.runs) {
+    if (is_over_seeds) rows.push_back(run_row(plan, run));
+  }
+  return "Convergence (final loss: mean of the last tenth of the steps; difference: root mean "
+         "square "
+         "over all steps)\n" +
          table_text(rows);
+}
+
+/// Runs with other seeds than their controls.
+std::string seeds_text(const ConvergePlan& plan, const ConvergeResult& result) {
+  std::vector<Row> rows = {
+      {"Setup", "Number", "Value", "Controls' mean", "Their deviation", "Allowed", "Verdict"}};
+  for (const ConvergeRun& run : result.runs) {
+    if (!run.judged.has_value()) continue;
+    for (const SeedDistance& d : run.judged->over_seeds)
+      rows.push_back({plan.sets[run.set].title + seed_cell(plan, run.seed), d.number,
+                      fmt::format("{:.6f}", d.value), fmt::format("{:.6f}", d.control),
+                      fmt::format("{:.2e}", d.deviation_of), fmt::format("{:.2e}", d.allowed),
+                      d.is_within() ? "within" : "OUTSIDE"});
+  }
+  return rows.size() == 1 ? "" : "Over seeds\n" + table_text(rows);
 }
 
 std::string numbers_text(const ConvergePlan& plan, const ConvergeResult& result) {
@@ -153,6 +181,18 @@ nlohmann::json distances_json(std::span<const CurveDistance> distances) {
   return all;
 }
 
+nlohmann::json seeds_json(std::span<const SeedDistance> distances) {
+  nlohmann::json all = nlohmann::json::array();
+  for (const SeedDistance& d : distances)
+    all.push_back({{"number", d.number},
+                   {"value", json_number(d.value)},
+                   {"control", json_number(d.control)},
+                   {"deviation", json_number(d.deviation_of)},
+                   {"allowed", json_number(d.allowed)},
+                   {"within", d.is_within()}});
+  return all;
+}
+
 nlohmann::json run_json(const ConvergeRun& run) {
   nlohmann::json json = {{"seed", run.seed}, {"curve", curve_file_name(run.curve)}};
   if (!run.judged.has_value()) {
@@ -170,6 +210,7 @@ nlohmann::json run_json(const ConvergeRun& run) {
   json["least_shift_seen"] = json_number(judged.least_shift);
   json["seen_from"] = judged.seen_from < 0 ? nlohmann::json() : nlohmann::json(judged.seen_from);
   json["distances"] = distances_json(judged.distances);
+  json["over_seeds"] = seeds_json(judged.over_seeds);
   return json;
 }
 
@@ -197,8 +238,10 @@ nlohmann::json sets_json(const ConvergePlan& plan, const ConvergeResult& result)
 
 std::string convergence_text(const ConvergePlan& plan, const ConvergeResult& result) {
   std::string text = rules_text(plan.rules) + "\n" + sets_text(plan, result);
-  const std::string numbers = numbers_text(plan, result);
-  return numbers.empty() ? text : text + "\n" + numbers;
+  for (const std::string& part : {numbers_text(plan, result), seeds_text(plan, result)}) {
+    if (!part.empty()) text += "\n" + part;
+  }
+  return text;
 }
 
 std::string convergence_json(const ConvergePlan& plan, const ConvergeResult& result) {

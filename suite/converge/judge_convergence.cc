@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace isoshard {
@@ -32,6 +33,13 @@ std::string in_words(const CurveDistance& d, int perturbed_runs) {
       "over the whole curve its {} is {:.3e} from the control's, at most {:.3e} is allowed (the "
       "{} perturbed runs of the control: {:.3e}); seen from step {} on",
       name_of(d.number), d.value, d.allowed, perturbed_runs, d.spread, d.seen_from);
+}
+
+std::string in_words(const SeedDistance& d) {
+  return fmt::format(
+      "its {} is {:.6g}, the controls' mean {:.6g}; they differ by {:.3e}, at most {:.3e} is "
+      "allowed: the controls' own deviation over seeds is {:.3e}",
+      d.number, d.value, d.control, std::fabs(d.value - d.control), d.allowed, d.deviation_of);
 }
 
 void add_problem(CurveVerdict& verdict, const std::string& problem) {
@@ -69,6 +77,41 @@ ConvergenceVerdict judge_convergence(const PerturbedCase& control, const Trained
     if (run.unequal_copies.has_value()) sees(run.unequal_copies->key.step);
   }
   return result;
+}
+
+std::vector<ConvergenceVerdict> judge_over_seeds(std::span<const Curve> controls,
+                                                 std::span<const TrainedCase> runs) {
+  std::vector<Curve> ended;
+  for (const TrainedCase& run : runs) {
+    if (run.curve.steps.size() == controls.front().steps.size()) ended.push_back(run.curve);
+  }
+  std::vector<SeedDistance> distances;
+  if (!ended.empty()) distances = seed_distances(controls, ended);
+  std::vector<ConvergenceVerdict> verdicts;
+  std::size_t place = 0;  // among the runs that ended
+  for (const TrainedCase& run : runs) {
+    ConvergenceVerdict result;
+    CurveVerdict& verdict = result.verdict;
+    verdict.label = label_of(run.curve);
+    verdict.steps = static_cast<int>(run.curve.steps.size());
+    verdict.status = Status::kConforms;
+    verdict.strength = Strength::kWithinTolerance;
+    const bool has_ended = run.curve.steps.size() == controls.front().steps.size();
+    if (has_ended) ++place;
+    for (const SeedDistance& distance : distances) {
+      const bool is_of_all = distance.run == 0;
+      if (!is_of_all && (!has_ended || distance.run != place)) continue;
+      result.over_seeds.push_back(distance);
+      if (!distance.is_within()) add_problem(verdict, in_words(distance));
+    }
+    if (const std::string own = found_without_reference(run); !own.empty())
+      add_problem(verdict, own);
+    if (verdict.status == Status::kConforms)
+      verdict.reason = fmt::format("{} steps; over seeds it ends where {} controls do",
+                                   verdict.steps, controls.size());
+    verdicts.push_back(std::move(result));
+  }
+  return verdicts;
 }
 
 }  // namespace isoshard

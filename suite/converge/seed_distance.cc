@@ -56,11 +56,12 @@ void add_number(const char* name, double (*number)(const Curve&), std::span<cons
   const double quantile =
       student_quantile(static_cast<int>(controls.size()) - 1, kSeedLevel) * control.deviation;
   const double n = static_cast<double>(controls.size()), m = static_cast<double>(runs.size());
-  distances.push_back({fmt::format("mean {}", name), control.mean, moments_of(values).mean,
-                       control.deviation, quantile * std::sqrt(1 / n + 1 / m)});
-  for (std::size_t i = 0; i < values.size() && values.size() > 1; ++i)
-    distances.push_back({fmt::format("{} of run {}", name, i + 1), control.mean, values[i],
-                         control.deviation, quantile * std::sqrt(1 / n + 1)});
+  distances.push_back({fmt::format("mean {} of all runs", name), 0, control.mean,
+                       moments_of(values).mean, control.deviation,
+                       quantile * std::sqrt(1 / n + 1 / m)});
+  for (std::size_t i = 0; i < values.size(); ++i)
+    distances.push_back(
+        {name, i + 1, control.mean, values[i], control.deviation, quantile * std::sqrt(1 / n + 1)});
 }
 
 }  // namespace

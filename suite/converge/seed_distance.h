@@ -21,7 +21,8 @@ inline constexpr std::size_t kLeastSeeds = 3;
 
 /// One number of the judged runs beside the controls.
 struct SeedDistance {
-  std::string number;       ///< "mean final loss", "final loss of seed 3"
+  std::string number;       ///< "final loss", "mean final loss of all runs"
+  std::size_t run = 0;      ///< which run, from 1; 0: the mean over all of them
   double control = 0;       ///< mean over the controls
   double value = 0;         ///< of the judged run, or the mean of all of them
   double deviation_of = 0;  ///< standard deviation over the controls

@@ -136,8 +136,10 @@ std::string all_keys() {
 }
 
 void set_micro_batches(const Case& control, std::optional<int> asked, TestSet& set) {
-  const int stages = set.item.degrees.pp * set.item.settings.nd.stages_per_rank;
-  const int micro_batches = asked.value_or(set.item.degrees.pp > 1 ? stages : 1);
+  const bool has_pipeline = set.item.degrees.pp > 1;
+  const std::int64_t stages =
+      std::int64_t{set.item.degrees.pp} * set.item.settings.nd.stages_per_rank;
+  const std::int64_t micro_batches = asked.has_value() ? *asked : has_pipeline ? stages : 1;
   const std::int64_t local = control.batch_size;
   if (micro_batches < 1 || local < micro_batches || local % micro_batches != 0)
     throw UsageError(fmt::format(
@@ -145,7 +147,7 @@ void set_micro_batches(const Case& control, std::optional<int> asked, TestSet& s
         "which a pipeline has at least as many as stages ({}), got a local batch of {} for {} "
         "micro-batches; set --batch-size or micro-batches=N",
         set.text, stages, local, micro_batches));
-  set.item.micro_batches = micro_batches;
+  set.item.micro_batches = static_cast<int>(micro_batches);
   set.item.batch_size = local / micro_batches;
 }
 
