@@ -26,6 +26,20 @@ namespace {
 
 constexpr std::string_view kBaseline = "ddp";
 
+/// Figures of long runs have so many points a line.
+constexpr std::size_t kMostPoints = 500;
+
+/// Every k-th step, and the last one.
+Curve thinned(const Curve& curve) {
+  Curve thin = curve;
+  const std::size_t stride = (curve.steps.size() + kMostPoints - 1) / kMostPoints;
+  std::erase_if(thin.steps, [&, last = curve.steps.back().step](const CurveStep& step) {
+    return static_cast<std::size_t>(step.step) % stride != 0 && step.step != last;
+  });
+  thin.spreads.clear();
+  return thin;
+}
+
 CurveVerdict vacuous(const Curve& curve, std::string reason) {
   CurveVerdict verdict;
   verdict.label = label_of(curve);
@@ -244,11 +258,11 @@ class Converging {
   void draw() const {
     if (plan_.folder.empty() || !plan_.test_seeds.empty()) return;
     for (const ConvergeControl& control : result_.controls) {
-      std::vector<Curve> curves = {control.runs.trained.curve};
+      std::vector<Curve> curves = {thinned(control.runs.trained.curve)};
       curves.front().title = control_title(plan_.control);
       for (const ConvergeRun& run : result_.runs) {
         if (run.seed != control.seed || run.curve.steps.empty()) continue;
-        curves.push_back(run.curve);
+        curves.push_back(thinned(run.curve));
         curves.back().title = plan_.sets[run.set].title;
       }
       const auto path = plan_.folder / (file_of("curves", control.seed) + ".svg");

@@ -145,10 +145,11 @@ std::string numbers_text(const ConvergePlan& plan, const ConvergeResult& result)
                       fmt::format("{:.3e}", d.spread), fmt::format("{:.3e}", d.allowed),
                       fmt::format("{:.2f}", std::abs(d.value) / d.allowed),
                       d.seen_from < 0 ? "-" : fmt::format("step {}", d.seen_from)});
-    missed = fmt::format(
-        "A shift of the loss below {:.2e} in the last quarter of the steps would have been "
-        "missed.\n",
-        run.judged->least_shift);
+    if (run.set == 0)  // what is missed follows from the control
+      missed += fmt::format(
+          "A shift of the loss below {:.2e} in the last quarter of the steps would have been "
+          "missed{}.\n",
+          run.judged->least_shift, seed_cell(plan, run.seed));
   }
   return rows.size() == 1 ? "" : "Whole curves\n" + table_text(rows) + missed;
 }

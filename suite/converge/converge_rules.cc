@@ -168,6 +168,37 @@ Rule parallel_degrees(Sets sets) {
       });
 }
 
+/// What a technique acts on. Where the axis has one rank, it does nothing, and nothing is tested.
+struct ActsOn {
+  std::string_view setting;
+  Axis axis;
+};
+constexpr std::array kActsOn = {ActsOn{"make_vocab_size_divisible_by", Axis::kTp},
+                                ActsOn{"context_order", Axis::kCp},
+                                ActsOn{"context_attention", Axis::kCp},
+                                ActsOn{"ring_merge_dtype", Axis::kCp},
+                                ActsOn{"pipeline_schedule", Axis::kPp},
+                                ActsOn{"stages_per_rank", Axis::kPp},
+                                ActsOn{"dp_replicate", Axis::kDp}};
+
+Rule techniques_that_act(Sets sets) {
+  return rule_of_sets(
+      "technique-acts", "every technique has the parallelism that it acts on", sets,
+      [](const TestSet& set) -> std::string {
+        for (const ActsOn& technique : kActsOn) {
+          if (std::ranges::count(set.settings, technique.setting) == 0 ||
+              set.item.degrees[technique.axis] > 1)
+            continue;
+          return fmt::format("{} must be at least 2, or {} does nothing, got 1",
+                             name_of(technique.axis), technique.setting);
+        }
+        const NdSettings& nd = set.item.settings.nd;
+        return nd.ring_merge_dtype.has_value() && nd.context_attention != ContextAttention::kRing
+                   ? "context-attention must be ring, or ring_merge_dtype does nothing"
+                   : "";
+      });
+}
+
 Rule techniques_of(Sets sets) {
   std::vector<std::string> found;
   for (const TestSet& set : sets) {
@@ -281,6 +312,7 @@ std::vector<Rule> check_rules(const RuleInputs& inputs, Sets sets) {
           same_settings(control, sets),
           filled_pipelines(sets),
           parallel_degrees(sets),
+          techniques_that_act(sets),
           techniques_of(sets),
           seeds_of(inputs),
           weights_of(inputs),

@@ -107,7 +107,8 @@ TEST(CurveDistance, NeverAllowsMoreThanTheCeiling) {
 
 TEST(CurveDistance, NothingThatTheRunSaysWidensWhatIsAllowed) {
   const PerturbedCase control = control_of(1e-3);
-  Curve run = curve_of(0.02);
+  // above what fp32 ever allows, below three times the spread
+  Curve run = curve_of(2e-3);
   const std::vector<CurveDistance> plain =
       distances_of(control.trained.curve, control.perturbed, run, {});
   run.settings = R"({"dtype": "bf16", "autocast": "bf16"})";
@@ -193,6 +194,30 @@ TEST(JudgeConvergence, ARunThatDivergesIsSeenFromItsFirstStep) {
   EXPECT_EQ(verdict.verdict.status, Status::kDiverges);
   EXPECT_EQ(verdict.seen_from, 7);
   EXPECT_THAT(verdict.distances, SizeIs(kCurveNumbers.size()));
+}
+
+// Perturbed runs swing around their control; a run that stays on one side of it is as near in every
+// step, and is none of them.
+TEST(JudgeConvergence, AShiftThatNoStepShowsIsSeenOverTheWholeCurve) {
+  PerturbedCase control = control_of(0);
+  for (Curve& run : control.perturbed) {
+    for (CurveStep& step : run.steps) {
+      step.loss += step.step % 2 == 0 ? 1e-5 : -1e-5;
+      step.rank_losses = {step.loss};
+    }
+  }
+  control.trained.curve.spreads = spreads_of(control.trained.curve, control.perturbed);
+  TrainedCase run, swinging;
+  run.curve = curve_of(2e-5);
+  swinging.curve = control.perturbed.front();
+  const CurveBounds bounds = curve_bounds(control.trained.curve);
+  ASSERT_EQ(judge_curve(control.trained.curve, run.curve, bounds).status, Status::kConforms);
+
+  const ConvergenceVerdict verdict = judge_convergence(control, run, true);
+
+  EXPECT_EQ(verdict.verdict.status, Status::kDiverges);
+  EXPECT_THAT(verdict.verdict.reason, HasSubstr("its loss offset is 2.000e-05"));
+  EXPECT_EQ(judge_convergence(control, swinging, true).verdict.status, Status::kConforms);
 }
 
 TEST(JudgeConvergence, UnequalCopiesDivergeWhateverTheCurveSays) {

@@ -161,6 +161,22 @@ TEST(ConvergeRules, EachIsRefusedByItsName) {
   });
 }
 
+// What does nothing would converge whatever it is.
+TEST(ConvergeRules, ATechniqueWithoutWhatItActsOnIsRefused) {
+  for (const char* const text :
+       {"cp=2,vocab-parallel", "tp=2,context-attention=ring", "tp=2,context-order=contiguous",
+        "cp=2,ring-merge-dtype=bf16", "tp=2,pipeline-schedule=GPipe"})
+    EXPECT_EQ(rule_of(rules_of({test_set(text, control())}), "technique-acts").status,
+              RuleStatus::kRefused)
+        << text;
+  for (const char* const text :
+       {"tp=2,vocab-parallel", "cp=2,context-attention=ring,ring-merge-dtype=bf16",
+        "pp=2,pipeline-schedule=GPipe", "recompute", "dp-replicate=2"})
+    EXPECT_EQ(rule_of(rules_of({test_set(text, control())}), "technique-acts").status,
+              RuleStatus::kPass)
+        << text;
+}
+
 // How a step is cut into micro-batches does not change what it reads; another order does.
 TEST(ConvergeRules, DataAreComparedByIdsAndNotByMicroBatches) {
   const TestSet set = test_set("pp=2,micro-batches=4", control());
