@@ -114,6 +114,31 @@ compile = false
                                    HasSubstr("training.compile (it is off)")));
 }
 
+// The keys of the guideline's base config, llama3_8b.toml, as it was then and as it is now.
+TEST(TorchtitanConfig, TheKeysOfTheBaseConfigAreTaken) {
+  for (const char* const sections :
+       {"[training]\nseed = 2020\nbatch_size = 1\nwarmup_steps = 200\n"
+        "data_parallel_replicate_degree = 1\ndata_parallel_shard_degree = -1\n"
+        "tensor_parallel_degree = 1\n[experimental]\npipeline_parallel_degree = 1\n"
+        "[float8]\nenable_float8_linear = false\n",
+        "[training]\nbatch_size = 1\n[lr_scheduler]\nwarmup_steps = 200\n"
+        "[parallelism]\ndata_parallel_replicate_degree = 1\ndata_parallel_shard_degree = -1\n"
+        "tensor_parallel_degree = 1\npipeline_parallel_degree = 1\n"
+        "context_parallel_degree = 1\n[float8]\nfilter_fqns = \"output\"\n"}) {
+    const TorchtitanConfig config =
+        parsed(std::string(sections) +
+               "[job]\ndump_folder = \"x\"\n[metrics]\nlog_freq = 1\n"
+               "[model]\nname = \"llama3\"\nflavor = \"8B\"\ntokenizer_path = \"x\"\n"
+               "[checkpoint]\nfolder = \"x\"\n"
+               "[activation_checkpoint]\nmode = \"selective\"\nselective_ac_option = \"op\"\n");
+
+    EXPECT_THAT(config.options, Contains(Pair("batch-size", "1")));
+    EXPECT_THAT(config.options, Contains(Pair("warmup-steps", "200")));
+    EXPECT_THAT(config.unused, Contains(HasSubstr("no number depends on it")));
+    for (const auto& [name, value] : config.options) EXPECT_NE(name, "test");
+  }
+}
+
 TEST(TorchtitanConfig, RefusesUnknownKeysWithASuggestion) {
   refuses("[training]\nbach_size = 4", "unknown key 'training.bach_size' (did you mean");
   refuses("[trainning]\nsteps = 4", "unknown key 'trainning.steps'");
@@ -124,8 +149,9 @@ TEST(TorchtitanConfig, RefusesTechniquesThatThisBuildLacks) {
   refuses("[parallelism]\nenable_async_tensor_parallel = true", "as this build has no async TP");
   refuses("[training]\ncompile = true", "as this build has no compilation");
   refuses("[model]\nconverters = [\"float8\"]", "as this build has no converters");
-  refuses("[activation_checkpoint]\nmode = \"selective\"",
-          "activation_checkpoint.mode must be one of none, full, got selective");
+  refuses("[float8]\nenable_float8_linear = true", "as this build has no float8");
+  refuses("[activation_checkpoint]\nmode = \"half\"",
+          "activation_checkpoint.mode must be one of none, full, selective, got half");
   refuses("[training]\nglobal_batch_size = 64", "no gradient accumulation");
   refuses("[model]\nname = \"llama4\"", "model.name must be one of llama3, got llama4");
 }
@@ -139,6 +165,17 @@ TEST(TorchtitanConfig, RefusesWrongValues) {
   refuses("[optimizer]\nbeta1 = 0.8", "optimizer.beta1 must be 0.9");
   refuses("[training]\nbatch_size = 4\nlocal_batch_size = 4", "must not both be there");
   refuses("[training\nsteps = 3", "is no TOML");
+  refuses("\xff\xfe", "is no TOML");
+  refuses("[training]\nsteps = 1979-05-27", "training.steps must be a number");
+  refuses(
+      "[training]\nlocal_batch_size = 99999999999\n[parallelism]\n"
+      "pipeline_parallel_degree = 2\npipeline_parallel_microbatch_size = 1",
+      "must be a whole number, got 99999999999");
+  refuses(
+      "[training]\nlocal_batch_size = 8\n[parallelism]\npipeline_parallel_degree = 2\n"
+      "pipeline_parallel_microbatch_size = 3",
+      "must be a multiple of pipeline_parallel_microbatch_size 3, got 8");
+  refuses("[lr_scheduler]\nmin_lr_factor = 0.1", "must stand beside optimizer.lr");
 }
 
 }  // namespace

@@ -232,10 +232,17 @@ std::vector<Key> other_keys() {
       {"lr_scheduler.min_lr_factor", Kind::kNumber,
        [](Gathered& all, const Value& value) { all.min_rate_factor = std::stod(value.text); }},
       {"activation_checkpoint.mode", Kind::kText,
-       one_of(
-           {{"none", nothing}, {"full", [](Gathered& all) { all.techniques["recompute"] = ""; }}})},
+       one_of({{"none", nothing},
+               {"full", [](Gathered& all) { all.techniques["recompute"] = ""; }},
+               {"selective",
+                [](Gathered& all) {
+                  all.unused.emplace_back(
+                      "activation_checkpoint.mode (selective is not built, and no number depends "
+                      "on it)");
+                }}})},
       {"activation_checkpoint.selective_ac_option", Kind::kAny,
        unused("of selective checkpointing, which this build lacks")},
+      {"float8.enable_float8_linear", Kind::kSwitch, must_be_off("float8")},
       {"compile.enable", Kind::kSwitch, must_be_off("compilation")},
       {"compile.components", Kind::kAny, unused("nothing is compiled")}};
 }
@@ -295,6 +302,21 @@ void take_key(const std::vector<Key>& keys, const Value& value, bool is_string, 
       fmt::format("unknown key '{}'{}", value.key, did_you_mean(value.key, torchtitan_keys())));
 }
 
+int micro_batches_of(const Gathered& all) {
+  const auto batch = all.options.find("batch-size");
+  if (batch == all.options.end())
+    throw FileError(
+        "pipeline_parallel_microbatch_size must stand beside training.local_batch_size, got no "
+        "local batch");
+  const int local = whole_number({all.origins.at("batch-size"), batch->second});
+  if (local % all.micro_batch_size != 0)
+    throw FileError(
+        fmt::format("training.local_batch_size must be a multiple of "
+                    "pipeline_parallel_microbatch_size {}, got {}",
+                    all.micro_batch_size, local));
+  return local / all.micro_batch_size;
+}
+
 /// "tp=2,pp=2,..." of what the file has besides data parallelism; empty if it has nothing.
 std::string test_of(const Gathered& all) {
   std::vector<std::string> parts;
@@ -312,10 +334,8 @@ std::string test_of(const Gathered& all) {
     if (lower(all.pipeline_schedule).starts_with("interleaved"))
       parts.emplace_back("stages-per-rank=2");
   }
-  const auto batch = all.options.find("batch-size");
-  if (degree_of("pp") > 1 && all.micro_batch_size > 0 && batch != all.options.end())
-    parts.push_back(
-        fmt::format("micro-batches={}", std::stoi(batch->second) / all.micro_batch_size));
+  if (degree_of("pp") > 1 && all.micro_batch_size > 0)
+    parts.push_back(fmt::format("micro-batches={}", micro_batches_of(all)));
   for (const auto& [name, value] : all.techniques) {
     const bool is_of_cp = name == "context-attention";
     if (!is_of_cp || degree_of("cp") > 1)
@@ -327,7 +347,7 @@ std::string test_of(const Gathered& all) {
 
 TorchtitanConfig config_of(Gathered all) {
   TorchtitanConfig config;
-  if (all.shards > 0) all.options["dp"] = std::to_string(all.shards * all.replicas);
+  if (all.shards > 0) all.options["dp"] = std::to_string(std::int64_t{all.shards} * all.replicas);
   if (all.min_rate_factor > 0 && !all.options.contains("learning-rate"))
     throw FileError("lr_scheduler.min_lr_factor must stand beside optimizer.lr, got no rate");
   if (all.min_rate_factor > 0)
