@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Convergence tests by the guideline of torchtitan: what `isoshard converge` does, as a function.
 #pragma once
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>

@@ -2,6 +2,7 @@
 /// Whether runs with other random seeds than their controls' end where controls do.
 /// docs/tolerances.md (Convergence) derives it.
 #pragma once
+#include <cstddef>
 #include <span>
 #include <string>
 #include <vector>
