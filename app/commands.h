@@ -7,6 +7,7 @@ namespace isoshard {
 
 [[nodiscard]] Command verify_command();
 [[nodiscard]] Command train_command();
+[[nodiscard]] Command converge_command();
 [[nodiscard]] Command plot_command();
 [[nodiscard]] Command compare_command();
 [[nodiscard]] Command oracle_command();

@@ -72,7 +72,7 @@ std::vector<Row> rows() {
 OptionTable table_of(const std::string& command) {
   OptionTable table;
   for (const Command& known :
-       {verify_command(), train_command(), plot_command(), compare_command()}) {
+       {verify_command(), train_command(), converge_command(), plot_command(), compare_command()}) {
     if (known.name == command) known.declare(table);
   }
   return table;

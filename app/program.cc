@@ -24,6 +24,7 @@ int run_program(const std::vector<std::string>& arguments) {
   install_interrupt_handler();
   const std::vector<Command> commands = {verify_command(),
                                          train_command(),
+                                         converge_command(),
                                          plot_command(),
                                          compare_command(),
                                          oracle_command(),

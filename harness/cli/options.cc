@@ -132,7 +132,19 @@ std::string option_of_variable(const OptionTable& table, const std::string& vari
   return {};
 }
 
+po::parsed_options parse_toml_file(const OptionTable& table, const std::string& path) {
+  po::parsed_options parsed(&table.options);
+  for (const auto& [name, value] : table.toml_options(path)) {
+    po::option option;
+    option.string_key = name;
+    option.value = {value};
+    parsed.options.push_back(option);
+  }
+  return parsed;
+}
+
 po::parsed_options parse_config_file(const OptionTable& table, const std::string& path) {
+  if (path.ends_with(".toml") && table.toml_options) return parse_toml_file(table, path);
   const nlohmann::json json = read_json_file(path);
   if (!json.is_object())
     throw FileError(fmt::format("{}: must be an object of option names and values", path));

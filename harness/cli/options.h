@@ -5,9 +5,11 @@
 #include <boost/program_options/options_description.hpp>
 #include <boost/program_options/positional_options.hpp>
 #include <boost/program_options/variables_map.hpp>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace isoshard {
@@ -28,6 +30,10 @@ struct OptionTable {
   /// Headings that --help shows before all others, in this order. The others follow in the order in
   /// which their options were declared.
   std::vector<std::string> leading_groups;
+  /// Reads a --config file that ends in .toml: options and their values. Empty: the command takes
+  /// JSON alone.   Errors   FileError.
+  std::function<std::vector<std::pair<std::string, std::string>>(const std::string& path)>
+      toml_options;
 
   /// Adds options under a heading. A group may be asked for several times.
   [[nodiscard]] OptionGroup group(std::string heading);

@@ -72,41 +72,46 @@ void keep_rest(Curve& curve, const Case& resumed) {
 
 }  // namespace
 
-TrainedCase train_reference(const Case& item, int perturbed_runs, const TrainOptions& options) {
-  const Case asked = reference_case(item);
-  const bool is_uninterrupted = asked.resumed.has_value() && why_not_one_run(asked).empty();
-  const Case reference = is_uninterrupted ? uninterrupted_case(asked) : asked;
-  const int num_perturbed = is_lattice(reference) ? 0 : perturbed_runs;
+PerturbedCase train_perturbed(const Case& item, int perturbed_runs, const TrainOptions& options) {
   std::vector<std::function<TrainingRun()>> starts;
-  for (int run = 0; run <= num_perturbed; ++run) {
-    starts.emplace_back([&reference, &options, run] {
+  for (int run = 0; run <= perturbed_runs; ++run) {
+    starts.emplace_back([&item, &options, run] {
       TrainOptions own = options;
-      own.perturbed_by = static_cast<std::uint64_t>(run);  // the first one is the reference itself
+      own.perturbed_by = static_cast<std::uint64_t>(run);  // the first one is the run itself
       if (run > 0) own.on_step = {};
-      return TrainingRun(reference, std::move(own));
+      return TrainingRun(item, std::move(own));
     });
   }
   std::vector<TrainedCase> runs(starts.size());
   run_side_by_side<TrainingRun>(starts,
                                 [&](std::size_t i, TrainingRun& run) { runs[i] = run.wait(); });
 
-  TrainedCase trained = std::move(runs.front());
-  std::vector<Curve> perturbed;
+  PerturbedCase all;
+  all.trained = std::move(runs.front());
+  Curve& curve = all.trained.curve;
   bool all_ended = true;
   for (std::size_t i = 1; i < runs.size(); ++i) {
     all_ended = all_ended && !runs[i].non_finite.has_value() &&
-                runs[i].curve.steps.size() == trained.curve.steps.size();
-    perturbed.push_back(std::move(runs[i].curve));
+                runs[i].curve.steps.size() == curve.steps.size();
+    all.perturbed.push_back(std::move(runs[i].curve));
   }
-  if (!perturbed.empty()) {
-    if (!all_ended) {
-      trained.curve.spreads.assign(trained.curve.steps.size(),
-                                   {kUnboundedSpread, kUnboundedSpread, kUnboundedSpread});
-    } else {
-      trained.curve.spreads = spreads_of(trained.curve, perturbed);
-    }
-    trained.curve.perturbed_runs = num_perturbed;
+  if (all.perturbed.empty()) return all;
+  if (!all_ended) {
+    curve.spreads.assign(curve.steps.size(),
+                         {kUnboundedSpread, kUnboundedSpread, kUnboundedSpread});
+  } else {
+    curve.spreads = spreads_of(curve, all.perturbed);
   }
+  curve.perturbed_runs = perturbed_runs;
+  return all;
+}
+
+TrainedCase train_reference(const Case& item, int perturbed_runs, const TrainOptions& options) {
+  const Case asked = reference_case(item);
+  const bool is_uninterrupted = asked.resumed.has_value() && why_not_one_run(asked).empty();
+  const Case reference = is_uninterrupted ? uninterrupted_case(asked) : asked;
+  const int num_perturbed = is_lattice(reference) ? 0 : perturbed_runs;
+  TrainedCase trained = train_perturbed(reference, num_perturbed, options).trained;
   if (is_uninterrupted) keep_rest(trained.curve, asked);
   return trained;
 }

@@ -3,6 +3,7 @@
 #pragma once
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "harness/curve/curve_judge.h"
 #include "suite/train/train_case.h"
@@ -11,10 +12,21 @@ namespace isoshard {
 
 inline constexpr int kPerturbedRuns = 5;
 
-/// Trains the reference of a case, and beside it, on the other cores, runs whose weights are one
-/// ulp away; their largest differences are the curve's spreads. A lattice model has none: its
-/// subjects must be equal to it. Other threads of the machine may be busy: results do not depend on
-/// the number of cores.
+/// A run and those of the same case whose initial weights are one ulp away.
+struct PerturbedCase {
+  TrainedCase trained;  ///< its curve has the spreads
+  std::vector<Curve> perturbed;
+};
+
+/// Trains a case of any subject, and beside it, on the other cores, runs of it whose weights are
+/// one ulp away; their largest differences are the curve's spreads, unbounded if one of them did
+/// not end. Results do not depend on the number of cores.
+/// Errors   as train_case.
+[[nodiscard]] PerturbedCase train_perturbed(const Case& item, int perturbed_runs,
+                                            const TrainOptions& options = {});
+
+/// train_perturbed of the reference of a case. A lattice model has no perturbed runs: its subjects
+/// must be equal to it.
 ///
 /// Where the case goes on from a checkpoint of a run with its own settings, the reference and its
 /// perturbed runs are not interrupted: they train from the first step on and load nothing, so what

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+/// `isoshard converge`: control and test sets of a convergence test, by torchtitan's guideline.
+#include <fmt/format.h>
+
+#include "app/commands.h"
+#include "app/options/converge_options.h"
+#include "app/report_printer.h"
+#include "fixtures/inputs/inputs.h"
+#include "harness/cli/output_folder.h"
+#include "harness/report/formats/report_formats.h"
+#include "harness/world/interrupt.h"
+#include "suite/converge/converge_report.h"
+
+namespace isoshard {
+namespace {
+
+class PrintRuns : public TrainObserver {
+ public:
+  explicit PrintRuns(ReportPrinter& printer) : printer_(printer) {}
+
+  void on_start(const std::string& run) override { printer_.progress().show(run); }
+  [[nodiscard]] bool watches_steps() const override { return printer_.progress().is_shown(); }
+  void on_step(const std::string& run, int step) override {
+    printer_.progress().show(fmt::format("{}: step {}", run, step + 1), false);
+  }
+  void on_curve(const ReportCurve& item) override { printer_.add(item); }
+  void on_note(const std::string& line) override { printer_.note(line); }
+
+ private:
+  ReportPrinter& printer_;
+};
+
+int run_converge(const ParsedOptions& options) {
+  const ConvergeRequest request = converge_request_of(options);
+  const ConvergePlan& plan = request.plan;
+  const KeepResults keep_results;
+  require_output_file(request.inputs.save_weights, "--save-init-weights");
+  require_output_file(request.inputs.save_batch, "--save-batch");
+  const OutputFolder folder(plan.folder, "--output-dir");
+  if (!request.inputs.save_weights.empty())
+    save_initial_weights(plan.control, request.inputs.save_weights);
+  if (!request.inputs.save_batch.empty())
+    save_case_batches(plan.control, request.inputs.save_batch);
+  ReportPrinter printer(static_cast<int>(1 + plan.seeds.size() * (1 + plan.sets.size())),
+                        terminal_options());
+  for (const std::string& line : plan.notes) printer.note(line);
+  PrintRuns output(printer);
+  const ConvergeResult result = converge(plan, output);
+  printer.finish(result.report);
+  print("\n{}", convergence_text(plan, result));
+  write_convergence(plan, result);
+  write_report(plan.folder, result.report, terminal_options());
+  return result.report.exit_code;
+}
+
+}  // namespace
+
+Command converge_command() {
+  return {
+      "converge",
+      "test whether parallelisms and techniques converge as 1D FSDP does, by torchtitan's "
+      "guideline",
+      "converge [options]",
+      "  isoshard converge                                          the table of the guideline, "
+      "N = 2, M = 8\n"
+      "  isoshard converge --preset interleaved --output-dir curves\n"
+      "  isoshard converge --test tp=2,pp=2,cp=2 --test tp=2,vocab-parallel,recompute --steps "
+      "50\n"
+      "  isoshard converge --test cp=2,context-attention=ring --seeds 0,1,2\n"
+      "  isoshard converge --config llama3_8b.toml --test tp=2\n"
+      "  isoshard converge --test cp=2 --fault cp_divisor_missing   must diverge",
+      declare_converge_options,
+      run_converge,
+      /*judges=*/true};
+}
+
+}  // namespace isoshard
