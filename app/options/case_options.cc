@@ -97,13 +97,6 @@ Degrees with_pp_and_cp(const ParsedOptions& options, const std::string& subject,
   return degrees;
 }
 
-std::string describe(const Degrees& degrees) {
-  std::string text = degrees.pp == 1 ? "" : fmt::format("pp {} x ", degrees.pp);
-  text += fmt::format("dp {} x ", degrees.dp);
-  if (degrees.cp != 1) text += fmt::format("cp {} x ", degrees.cp);
-  return text + fmt::format("tp {}", degrees.tp);
-}
-
 void declare_case_options(OptionTable& table) {
   auto add = table.group("model and mesh");
   add("model", po::value<std::string>(),

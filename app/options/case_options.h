@@ -8,6 +8,7 @@
 
 #include "app/options/verify_inputs.h"
 #include "fixtures/cases/case.h"
+#include "fixtures/cases/world_size.h"
 #include "harness/cli/options.h"
 #include "suite/reference/memory_needed.h"
 
@@ -18,8 +19,6 @@ using Strings = std::vector<std::string>;
 /// These degrees, with pp and cp of the options, where the subject has them.
 [[nodiscard]] Degrees with_pp_and_cp(const ParsedOptions& options, const std::string& subject,
                                      Degrees degrees);
-/// "dp 2 x tp 2", with pp and cp where there are any.
-[[nodiscard]] std::string describe(const Degrees& degrees);
 /// All but preset, subjects, dtype and steps, whose defaults differ; and other systems' names of
 /// the flags.
 void declare_case_options(OptionTable& table);
