@@ -120,8 +120,8 @@ class Converging {
       control.runs = train_perturbed(item, perturbed_runs, options(run));
       const Curve& curve = control.runs.trained.curve;
       keep(named(curve, file_of("control", seed)));
-      control.problem = found_without_reference(control.runs.trained);
-      if (control.problem.empty()) control.problem = chaos_of(curve, curve_bounds(curve));
+      control.problem = perturbed_runs > 0 ? problem_of_control(control.runs)
+                                           : found_without_reference(control.runs.trained);
       if (!control.problem.empty()) report.verdict = vacuous(curve, control.problem);
       report.curve = named(curve, file_of("control", seed));
     });

@@ -47,6 +47,13 @@ double spread_of(CurveNumber number, const Curve& control, std::span<const Curve
   return largest;
 }
 
+/// Of whole curves.
+CurveBounds whole_bounds(const Curve& control, CurveBounds bounds) {
+  if (num_judged_steps(control, bounds) < control.steps.size())
+    bounds.ceiling = CurveBounds{}.ceiling;
+  return bounds;
+}
+
 double allowed_of(CurveNumber number, double spread, const Curve& control, std::size_t steps,
                   const CurveBounds& bounds) {
   const double unit = is_of_norms(number) ? 1 : std::fabs(mean_loss(control, 0, steps));
@@ -84,6 +91,13 @@ std::string_view name_of(CurveNumber number) noexcept {
   return "gradient norm offset";
 }
 
+std::size_t num_judged_steps(const Curve& control, const CurveBounds& bounds) {
+  for (std::size_t i = 0; i < control.spreads.size(); ++i) {
+    if (!(bounds.factor * control.spreads[i].loss <= bounds.ceiling)) return i;
+  }
+  return control.steps.size();
+}
+
 std::size_t num_final_steps(std::size_t steps) noexcept {
   return std::max<std::size_t>(1, steps / 10);
 }
@@ -117,13 +131,14 @@ std::vector<CurveDistance> distances_of(const Curve& control, std::span<const Cu
   if (run.steps.size() != steps)
     throw UsageError(fmt::format("a judged run must have the {} steps of the control, got {}",
                                  steps, run.steps.size()));
+  const CurveBounds whole = whole_bounds(control, bounds);
   std::vector<CurveDistance> distances;
   for (const CurveNumber number : kCurveNumbers) {
     CurveDistance distance{.number = number};
     const auto judge = [&](std::size_t so_far) {
       distance.value = measure(number, control, run, so_far);
       distance.spread = spread_of(number, control, perturbed, so_far);
-      distance.allowed = allowed_of(number, distance.spread, control, so_far, bounds);
+      distance.allowed = allowed_of(number, distance.spread, control, so_far, whole);
       return distance.is_within();
     };
     if (!judge(steps)) {
@@ -142,14 +157,15 @@ double least_shift_seen(const Curve& control, std::span<const Curve> perturbed,
   require_steps(control, perturbed);
   const std::size_t steps = control.steps.size(), quarter = std::max<std::size_t>(1, steps / 4);
   const double share = static_cast<double>(quarter) / static_cast<double>(steps);
+  const CurveBounds whole = whole_bounds(control, bounds);
   const auto allowed = [&](CurveNumber number) {
-    return allowed_of(number, spread_of(number, control, perturbed, steps), control, steps, bounds);
+    return allowed_of(number, spread_of(number, control, perturbed, steps), control, steps, whole);
   };
   double least =
       std::min({allowed(CurveNumber::kLoss) / std::sqrt(share),
                 allowed(CurveNumber::kLossOffset) / share, allowed(CurveNumber::kFinalLoss)});
   double envelope = 0;
-  for (std::size_t i = 0; i < steps; ++i) {
+  for (std::size_t i = 0; i < num_judged_steps(control, bounds); ++i) {
     envelope = std::max(envelope, control.spreads.at(i).loss);
     if (i < steps - quarter) continue;
     const double floor = bounds.relative_floor * std::fabs(control.steps[i].loss);

@@ -41,6 +41,11 @@ inline constexpr std::array kCurveNumbers = {CurveNumber::kLoss, CurveNumber::kL
 /// The mean loss of the final steps.   Requires   at least one step.
 [[nodiscard]] double final_loss(const Curve& curve);
 
+/// How many steps can be judged one by one: those before the first in which bounds.factor times the
+/// envelope of the control's spreads is above bounds.ceiling. Behind it right runs are further
+/// apart than a step may ever be, and only whole curves say something.
+[[nodiscard]] std::size_t num_judged_steps(const Curve& control, const CurveBounds& bounds);
+
 /// One number of a judged run.
 struct CurveDistance {
   CurveNumber number = CurveNumber::kLoss;
@@ -53,8 +58,8 @@ struct CurveDistance {
 
 /// Every number of a run beside its control. Allowed is bounds.factor times the spread, at least
 /// one ulp of fp32 (2^-23) of the control's mean loss (norms: of 1), and of losses at most
-/// bounds.ceiling. All of this comes from the control: nothing is read of the judged run but its
-/// losses and norms.
+/// bounds.ceiling, or 0.05 where some steps cannot be judged one by one. All of this comes from the
+/// control: nothing is read of the judged run but its losses and norms.
 ///
 /// Requires   all curves have the control's steps; the control has finite numbers.
 /// Errors     UsageError if there is no perturbed run, or a run has another number of steps.

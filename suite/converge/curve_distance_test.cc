@@ -106,9 +106,8 @@ TEST(CurveDistance, NeverAllowsMoreThanTheCeiling) {
 }
 
 TEST(CurveDistance, NothingThatTheRunSaysWidensWhatIsAllowed) {
-  const PerturbedCase control = control_of(1e-3);
-  // above what fp32 ever allows, below three times the spread
-  Curve run = curve_of(2e-3);
+  const PerturbedCase control = control_of(1e-5);
+  Curve run = curve_of(5e-5);
   const std::vector<CurveDistance> plain =
       distances_of(control.trained.curve, control.perturbed, run, {});
   run.settings = R"({"dtype": "bf16", "autocast": "bf16"})";
@@ -124,6 +123,58 @@ TEST(CurveDistance, NothingThatTheRunSaysWidensWhatIsAllowed) {
   ASSERT_EQ(boasting.size(), plain.size());
   for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_EQ(boasting[i].allowed, plain[i].allowed);
   EXPECT_EQ(verdict.verdict.status, Status::kDiverges);
+}
+
+/// A control whose perturbed runs part in step `from`.
+PerturbedCase parting_control(int from, double spread) {
+  PerturbedCase control = control_of(0);
+  for (std::size_t i = 0; i < control.perturbed.size(); ++i)
+    control.perturbed[i] = curve_of(i % 2 == 0 ? spread : -spread, from);
+  control.trained.curve.spreads = spreads_of(control.trained.curve, control.perturbed);
+  return control;
+}
+
+// Three times 1e-3 is above what a step of an fp32 curve may ever be off. The bounds are those of
+// the control's dtype, whatever the run says of its own.
+TEST(JudgeConvergence, BehindTheHorizonWholeCurvesAreCompared) {
+  const PerturbedCase control = parting_control(30, 1e-3);
+  TrainedCase near, far;
+  near.curve = curve_of(9e-4, 30);
+  near.curve.settings = R"({"dtype": "bf16"})";
+  far.curve = curve_of(4e-3, 30);
+
+  const ConvergenceVerdict right = judge_convergence(control, near, true),
+                           wrong = judge_convergence(control, far, true);
+
+  EXPECT_EQ(right.verdict.status, Status::kConforms) << right.verdict.reason;
+  EXPECT_EQ(right.verdict.steps, 30);
+  EXPECT_THAT(right.verdict.reason, HasSubstr("from step 30 on"));
+  EXPECT_EQ(wrong.verdict.status, Status::kDiverges);
+}
+
+TEST(JudgeConvergence, ARateIsComparedBehindTheHorizonToo) {
+  const PerturbedCase control = parting_control(30, 1e-3);
+  TrainedCase run, shorter;
+  run.curve = shorter.curve = curve_of(0);
+  run.curve.steps[35].learning_rate *= 2;
+  shorter.curve.steps.pop_back();
+
+  EXPECT_THAT(judge_convergence(control, run, true).verdict.reason,
+              HasSubstr("step 35: the learning rate must be"));
+  EXPECT_THAT(judge_convergence(control, shorter, true).verdict.reason,
+              HasSubstr("it has 39 steps, the control 40"));
+}
+
+TEST(JudgeConvergence, AChaoticControlShowsNothing) {
+  TrainedCase run;
+  run.curve = curve_of(0);
+
+  for (const PerturbedCase& control : {parting_control(0, 1e-3), parting_control(30, 0.1)}) {
+    const ConvergenceVerdict verdict = judge_convergence(control, run, true);
+    EXPECT_EQ(verdict.verdict.status, Status::kVacuous);
+    EXPECT_THAT(verdict.verdict.reason, HasSubstr("the case is chaotic"));
+  }
+  EXPECT_EQ(problem_of_control(parting_control(30, 0.02)), "");
 }
 
 TEST(CurveDistance, NanIsSeen) {

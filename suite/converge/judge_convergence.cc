@@ -20,6 +20,25 @@ Curve of_global_batch(Curve curve) {
   return curve;
 }
 
+Curve first_steps(Curve curve, std::size_t steps) {
+  if (curve.steps.size() > steps) curve.steps.resize(steps);
+  if (curve.spreads.size() > steps) curve.spreads.resize(steps);
+  return curve;
+}
+
+/// What must hold in every step, however far the losses are apart.
+std::string problem_of_steps(const Curve& control, const Curve& run) {
+  if (run.steps.size() != control.steps.size())
+    return fmt::format("it has {} steps, the control {}", run.steps.size(), control.steps.size());
+  for (std::size_t i = 0; i < run.steps.size(); ++i) {
+    const double wanted = control.steps[i].learning_rate, got = run.steps[i].learning_rate;
+    if (wanted != got)
+      return fmt::format("step {}: the learning rate must be the control's {}, got {}",
+                         control.steps[i].step, wanted, got);
+  }
+  return "";
+}
+
 CurveVerdict judge_steps(const Curve& control, const Curve& run, const CurveBounds& bounds,
                          bool shares_batches) {
   if (shares_batches) return judge_curve(control, run, bounds);
@@ -51,13 +70,49 @@ void add_problem(CurveVerdict& verdict, const std::string& problem) {
 
 }  // namespace
 
+std::string problem_of_control(const PerturbedCase& control) {
+  if (std::string own = found_without_reference(control.trained); !own.empty()) return own;
+  const Curve& curve = control.trained.curve;
+  const CurveBounds bounds = curve_bounds(curve);
+  const std::size_t judged = num_judged_steps(curve, bounds);
+  if (judged == 0)
+    return "the case is chaotic: in the first step runs that differ by one ulp of every weight are "
+           "further apart than is ever allowed; use a smaller learning rate or a larger batch";
+  if (std::string chaos = chaos_of(first_steps(curve, judged), bounds); !chaos.empty())
+    return chaos;
+  double apart = 0;
+  for (const Curve& run : control.perturbed) {
+    if (run.steps.size() != curve.steps.size()) return "a perturbed run did not end";
+    apart = std::max(apart, measure(CurveNumber::kLoss, curve, run, curve.steps.size()));
+  }
+  constexpr double kCeiling = CurveBounds{}.ceiling;
+  if (bounds.factor * apart <= kCeiling) return "";
+  return fmt::format(
+      "the case is chaotic: as whole curves, runs that differ by one ulp of every weight are "
+      "{:.3g} "
+      "apart, of which {:g} times is more than the {:g} that is ever allowed; use a smaller "
+      "learning rate or fewer steps",
+      apart, bounds.factor, kCeiling);
+}
+
 ConvergenceVerdict judge_convergence(const PerturbedCase& control, const TrainedCase& run,
                                      bool shares_batches) {
   const Curve& wanted = control.trained.curve;
   const CurveBounds bounds = curve_bounds(wanted);
+  const std::size_t judged = num_judged_steps(wanted, bounds);
   ConvergenceVerdict result;
-  result.verdict = judge_steps(wanted, run.curve, bounds, shares_batches);
-  if (result.verdict.status == Status::kVacuous) return result;
+  result.verdict.label = label_of(run.curve);
+  result.verdict.reason = problem_of_control(control);
+  if (!result.verdict.reason.empty()) return result;
+  result.verdict = judge_steps(first_steps(wanted, judged), first_steps(run.curve, judged), bounds,
+                               shares_batches);
+  if (const std::string problem = problem_of_steps(wanted, run.curve); !problem.empty())
+    add_problem(result.verdict, problem);
+  if (judged < wanted.steps.size() && result.verdict.status == Status::kConforms)
+    result.verdict.reason += fmt::format(
+        "; from step {} on right runs are further apart than single steps may be, and whole curves "
+        "are compared",
+        wanted.steps[judged].step);
   if (result.verdict.first.has_value()) result.seen_from = result.verdict.first->step;
   const auto sees = [&](int step) {
     result.seen_from = result.seen_from < 0 ? step : std::min(result.seen_from, step);

@@ -2,6 +2,7 @@
 /// The verdict on one run of a test set beside its control.
 #pragma once
 #include <span>
+#include <string>
 #include <vector>
 
 #include "suite/converge/curve_distance.h"
@@ -20,8 +21,13 @@ struct ConvergenceVerdict {
   std::vector<SeedDistance> over_seeds;  ///< of runs with other seeds than their controls
 };
 
-/// Judges a run of a test set. Bounds follow from the control's settings and perturbed runs, never
-/// from what the run says of itself.
+/// Why nothing can be judged against this control; empty if it can: it is not sound, its perturbed
+/// runs are too far from it in the first step, or as whole curves further than is ever allowed.
+[[nodiscard]] std::string problem_of_control(const PerturbedCase& control);
+
+/// Judges a run of a test set: its steps as long as they can be judged one by one
+/// (num_judged_steps), and the whole curve. Bounds follow from the control's settings and perturbed
+/// runs, never from what the run says of itself.
 ///
 /// `shares_batches`: the micro-batches of both are the same, so that a dp rank has the same samples
 /// in both. Else only numbers of the global batch are compared.
