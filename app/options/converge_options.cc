@@ -112,7 +112,7 @@ std::vector<TestSet> sets_of(const std::vector<std::string>& tests, const Case& 
   std::vector<TestSet> sets;
   for (const std::string& text : tests) {
     TestSet set = test_set(text, control);
-    if (std::ranges::count(sets, set.title, &TestSet::title) != 0)
+    if (std::ranges::count(sets, set.name, &TestSet::name) != 0)
       throw UsageError(fmt::format("--test must name each set once, got {} twice", set.title));
     sets.push_back(std::move(set));
   }

@@ -85,6 +85,9 @@ Take degree(std::string name) {
   return [name = std::move(name)](Gathered& all, const Value& value) {
     const int number = whole_number(value);
     if (number < 1) refuse(value, "at least 1");
+    const auto known = all.degrees.find(name);
+    if (known != all.degrees.end() && known->second != number)
+      refuse(value, fmt::format("{} as in another section", known->second));
     all.degrees[name] = number;
   };
 }
@@ -228,7 +231,11 @@ std::vector<Key> other_keys() {
        one_of({{"linear", [](Gathered& all) { all.options["lr-schedule"] = "linear"; }},
                {"cosine", [](Gathered& all) { all.options["lr-schedule"] = "cosine"; }}})},
       {"lr_scheduler.decay_ratio", Kind::kNumber,
-       unused("the rate falls from the end of the warm-up on")},
+       [](Gathered& all, const Value& value) {
+         if (std::stod(value.text) != 1)
+           refuse(value, "1 or left out, as rates fall from the end of the warm-up on");
+         all.unused.push_back(value.key + " (rates fall from the end of the warm-up on)");
+       }},
       {"lr_scheduler.min_lr_factor", Kind::kNumber,
        [](Gathered& all, const Value& value) { all.min_rate_factor = std::stod(value.text); }},
       {"activation_checkpoint.mode", Kind::kText,
@@ -331,7 +338,8 @@ std::string test_of(const Gathered& all) {
   if (degree_of("pp") > 1 && !all.pipeline_schedule.empty()) {
     parts.push_back("pipeline-schedule=" + all.pipeline_schedule);
     // torchtitan's own number where a schedule has several
-    if (lower(all.pipeline_schedule).starts_with("interleaved"))
+    const std::string schedule = lower(all.pipeline_schedule);
+    if (schedule.starts_with("interleaved") || schedule.starts_with("zbv"))
       parts.emplace_back("stages-per-rank=2");
   }
   if (degree_of("pp") > 1 && all.micro_batch_size > 0)

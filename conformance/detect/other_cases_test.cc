@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "fixtures/cases/world_size.h"
 #include "harness/judge/judge.h"
 #include "harness/trace/clipped.h"
 #include "suite/faults/catalogue.h"
@@ -307,9 +308,13 @@ TEST_P(FiredFault, IsAlarmedOnEveryMesh) {
     for (const Mesh& mesh : {Mesh{{.dp = 2}, 1, 1}, Mesh{{.tp = 2}, 2, 0},
                              Mesh{{.dp = 2, .tp = 2}, 3, 2}, Mesh{{.dp = 3}, 2, 1}}) {
       if (subject == "ddp" && mesh.degrees.tp > 1) continue;
+      const Degrees own_mesh = fault.smallest_case().degrees;
+      if (own_mesh.pp * own_mesh.cp * mesh.degrees.dp * mesh.degrees.tp > kMaxWorldSize) continue;
       const Case item = changed_case(GetParam(), subject, [&](Case& c) {
-        c.degrees = mesh.degrees;
-        c.micro_batches = mesh.micro_batches;
+        c.degrees.dp = mesh.degrees.dp;
+        c.degrees.tp = mesh.degrees.tp;
+        const int stages = c.degrees.pp * c.settings.nd.stages_per_rank;
+        c.micro_batches = std::max(mesh.micro_batches, stages > 1 ? 4 : 1);
         const int own = c.settings.zero_stage;
         c.settings.zero_stage = subject != "autotp" ? 0 : own == 0 ? mesh.zero_stage : own;
         if (mesh.degrees.tp == 1 || subject != "megatron") c.settings.sequence_parallel = false;

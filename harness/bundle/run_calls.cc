@@ -60,7 +60,7 @@ RunCalls read(const json& object, const std::filesystem::path& origin) {
 
 json calls_json(std::string_view subject, const MeshShape& mesh, int first_step, int steps,
                 const CollectiveTable& table) {
-  std::vector<Axis> axes{Axis::kWorld};
+  std::vector<Axis> axes{Axis::kWorld, Axis::kDpReplicate};
   for (const AxisDegree& axis : mesh.axes()) axes.push_back(axis.axis);
   json calls = json::array();
   for (const Axis axis : axes) {

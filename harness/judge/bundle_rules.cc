@@ -89,9 +89,12 @@ class Holders {
         const std::int64_t held = held_elements(record);
         elements_[record.key][rank.rank] = held;
         held_[group_of(record.key)][rank.rank] += held;
+        const bool is_declared = is_declared_copy(record);
+        if (!is_declared) own_[group_of(record.key)][rank.rank] += held;
         if (numel_of(record.layout.global_shape) <= 1) continue;
         for (const PartStats& part : record.parts) {
-          if (numel_of(part, is_flat(record.layout)) == 0 || is_declared_copy(record)) continue;
+          if (numel_of(part, is_flat(record.layout)) == 0) continue;
+          if (is_declared) declared_.insert(record.key);
           places_[group_of(record.key)][{record.key, part.box.global_offset, part.box.size,
                                          part.range.global_begin, part.range.count}]
               .push_back(rank.rank);
@@ -175,7 +178,11 @@ class Holders {
     const auto known = cut_.find({group, axis});
     if (known != cut_.end()) return known->second;
     bool is_cut = true;
-    const std::map<int, std::int64_t>& held = held_.at(group);
+    // stages that read one tensor besides their own are still cut; what they share shows nothing
+    const bool is_pp = axis == Axis::kPp;
+    const auto found_own = own_.find(group);
+    if (is_pp && found_own == own_.end()) return cut_[{group, axis}] = false;
+    const std::map<int, std::int64_t>& held = is_pp ? found_own->second : held_.at(group);
     for (int rank = 0; is_cut && rank < trace_.mesh.world_size(); ++rank) {
       const auto found = held.find(rank);
       is_cut = found != held.end() && found->second > 0;
@@ -184,6 +191,7 @@ class Holders {
     if (places == places_.end()) is_cut = false;
     if (is_cut) {
       for (const auto& [place, ranks] : places->second) {
+        if (is_pp && declared_.contains(std::get<0>(place))) continue;
         std::set<int> lines;  // each by its first rank
         for (const int rank : ranks)
           is_cut = is_cut && lines.insert(trace_.mesh.group_of(rank, axis).front()).second;
@@ -196,6 +204,8 @@ class Holders {
   const Trace& trace_;
   std::map<RecordKey, std::map<int, std::int64_t>> elements_;
   std::map<Group, std::map<int, std::int64_t>> held_;
+  std::map<Group, std::map<int, std::int64_t>> own_;  ///< without declared copies
+  std::set<RecordKey> declared_;
   std::map<Group, std::map<Place, std::vector<int>>> places_;
   mutable std::map<std::pair<Group, Axis>, bool> cut_;
 };

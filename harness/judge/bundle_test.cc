@@ -299,6 +299,54 @@ TEST_F(Bundles, OfPipelinesMayHaveIdsAndLossesOnOneStage) {
               ThrowsMessage<FileError>(HasSubstr("says that it holds nothing of it")));
 }
 
+// The first and the last of three stages read one embedding.
+TEST_F(Bundles, OfPipelinesMayDeclareATensorOnTwoStages) {
+  const auto tied = [](double on_last) {
+    return run(
+        MeshShape({{Axis::kPp, 3}}), nullptr,
+        [=](Sink& sink, int rank) {
+          const std::string name = "layer" + std::to_string(rank);
+          sink.on_record(site(RecordKind::kParam, name, layout_of({3}, {only_at(Axis::kPp, rank)})),
+                         at::full({3}, 2.0));
+          if (rank == 1) return;
+          const std::vector<Placement> both = {only_at(Axis::kPp, std::vector<int>{0, 2})};
+          sink.on_record(site(RecordKind::kParam, "tied", layout_of({3}, both)),
+                         at::full({3}, rank == 0 ? 3.0 : on_last));
+        },
+        Keep::kEverything);
+  };
+  write_bundle(folder_ / "right", tied(3), kWhole);
+  write_bundle(folder_ / "wrong", tied(4), kWhole);
+
+  expect_right_and_wrong(4, "tied");
+}
+
+// All gradients are said to be on both stages, so that none looks like a copy over dp: the copy
+// that a dp rank leaves out is missed all the same.
+TEST_F(Bundles, MayNotHideACopyBehindTensorsOnTwoStages) {
+  const Trace trace = run(
+      MeshShape({{Axis::kPp, 2}, {Axis::kDp, 2}}), nullptr,
+      [](Sink& sink, int rank) {
+        const int stage = rank / 2;
+        const std::vector<Placement> both = {only_at(Axis::kPp, std::vector<int>{0, 1})};
+        const std::string own = "layer" + std::to_string(stage);
+        sink.on_record(site(RecordKind::kParam, own, layout_of({4}, {only_at(Axis::kPp, stage)})),
+                       at::full({4}, 2.0));
+        for (const char* const name : {"layer0", "layer1"}) {
+          Layout layout = layout_of({4}, both);
+          const bool is_left_out = rank == 1 && std::string(name) == "layer0";
+          layout.explicit_parts = is_left_out;
+          sink.on_record(site(RecordKind::kGrad, name, layout),
+                         is_left_out ? at::empty({0}) : at::full({4}, 3.0));
+        }
+      },
+      Keep::kEverything);
+  write_bundle(folder_ / "hidden", trace, kWhole);
+
+  EXPECT_THAT([&] { (void)compare_bundles(folder_ / "hidden", folder_ / "hidden", {}); },
+              ThrowsMessage<FileError>(HasSubstr("says that it holds nothing of it")));
+}
+
 TEST_F(Bundles, OfPipelinesMayNotHaveAStageWithoutGradients) {
   for (const RecordKind kind : {RecordKind::kGrad, RecordKind::kActivation,
                                 RecordKind::kActivationGrad, RecordKind::kOptimizer}) {

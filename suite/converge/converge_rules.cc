@@ -180,6 +180,8 @@ constexpr std::array kActsOn = {ActsOn{"make_vocab_size_divisible_by", Axis::kTp
                                 ActsOn{"ring_merge_dtype", Axis::kCp},
                                 ActsOn{"pipeline_schedule", Axis::kPp},
                                 ActsOn{"stages_per_rank", Axis::kPp},
+                                ActsOn{"stage_placement", Axis::kPp},
+                                ActsOn{"layers_per_stage", Axis::kPp},
                                 ActsOn{"dp_replicate", Axis::kDp}};
 
 Rule techniques_that_act(Sets sets) {
@@ -194,6 +196,11 @@ Rule techniques_that_act(Sets sets) {
                              name_of(technique.axis), technique.setting);
         }
         const NdSettings& nd = set.item.settings.nd;
+        if (std::ranges::count(set.settings, "dp_replicate") != 0 && nd.dp_replicate == 1)
+          return "dp-replicate must be at least 2, or it does nothing, got 1";
+        if (std::ranges::count(set.settings, "stages_per_rank") != 0 && nd.stages_per_rank < 2)
+          return fmt::format("stages-per-rank must be at least 2, or it does nothing, got {}",
+                             nd.stages_per_rank);
         return nd.ring_merge_dtype.has_value() && nd.context_attention != ContextAttention::kRing
                    ? "context-attention must be ring, or ring_merge_dtype does nothing"
                    : "";

@@ -179,6 +179,12 @@ std::vector<Key> keys_of(std::string_view text) {
   std::istringstream stream{std::string(text)};
   for (std::string part; std::getline(stream, part, ',');) {
     const std::size_t equals = part.find('=');
+    // "layers-per-stage=3,2,2": a number continues the value before it
+    const bool is_number = !part.empty() && part.find_first_not_of("0123456789") == part.npos;
+    if (is_number && !keys.empty() && keys.back().value.has_value()) {
+      *keys.back().value += "," + part;
+      continue;
+    }
     Key key{plain(part.substr(0, equals)), std::nullopt};
     for (const auto& [other, name] : kOtherNames) {
       if (key.name == other) key.name = name;

@@ -21,6 +21,9 @@ using Word = std::atomic<std::uint32_t>;
 // closed.
 constexpr std::chrono::nanoseconds kLongestSleep = std::chrono::milliseconds(50);
 
+// Where messages that do not fit into their slots are on their way beside.
+constexpr std::chrono::nanoseconds kShortSleep = std::chrono::milliseconds(1);
+
 int num_cpus() noexcept {
   static const int count = [] {
     cpu_set_t cpus;
@@ -79,12 +82,12 @@ void sleep_until_moved(Word& word, Word& sleepers, std::uint32_t epoch,
 }
 
 void wait_until_moved(WorldRegion& region, Word& word, Word& sleepers, std::uint32_t epoch,
-                      int world_rank, const std::function<void()>& meanwhile) {
+                      int world_rank, const std::function<bool()>& meanwhile) {
   if (spin(word, epoch, region.num_ranks())) return;
   static thread_local Yields yields;
   if (yields.until_moved(word, epoch)) return;
   while (word.load(std::memory_order_acquire) == epoch) {
-    if (meanwhile) meanwhile();
+    const bool is_busy = meanwhile && meanwhile();
     if (const std::string circle = region.journal().describe_circular_wait(world_rank);
         !circle.empty()) {
       region.abort(
@@ -92,7 +95,7 @@ void wait_until_moved(WorldRegion& region, Word& word, Word& sleepers, std::uint
           fmt::format("deadlock: {}; all ranks of a group must call it in the same order", circle));
       return;
     }
-    std::chrono::nanoseconds longest = kLongestSleep;
+    std::chrono::nanoseconds longest = is_busy ? kShortSleep : kLongestSleep;
     if (const auto deadline = region.deadline()) {
       const std::chrono::nanoseconds left = *deadline - steady_clock::now();
       if (left.count() <= 0) {
@@ -109,7 +112,7 @@ void wait_until_moved(WorldRegion& region, Word& word, Word& sleepers, std::uint
 }  // namespace
 
 void meet(WorldRegion& region, GroupBlock& group, int world_rank,
-          const std::function<void()>& meanwhile) {
+          const std::function<bool()>& meanwhile) {
   const std::uint32_t epoch = group.epoch.load(std::memory_order_acquire);
   if ((epoch & 1U) != 0) region.throw_abort();
   if (group.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 ==

@@ -124,8 +124,13 @@ ChannelEnd& RankChannels::add(GroupBlock& block, bool is_sender) {
   return *ends_.back();
 }
 
-void RankChannels::advance() {
-  for (const auto& end : ends_) end->advance();
+bool RankChannels::advance() {
+  bool is_left = false;
+  for (const auto& end : ends_) {
+    end->advance();
+    is_left |= !end->is_idle();
+  }
+  return is_left;
 }
 
 void RankChannels::finish(ChannelEnd& end, Moving& moving) {

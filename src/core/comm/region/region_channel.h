@@ -65,8 +65,8 @@ class RankChannels {
  public:
   RankChannels(WorldRegion& region, int world_rank) : region_(&region), world_rank_(world_rank) {}
   [[nodiscard]] ChannelEnd& add(GroupBlock& block, bool is_sender);
-  /// Moves what can be moved without waiting.
-  void advance();
+  /// Moves what can be moved without waiting. Returns whether something is left.
+  bool advance();
   /// Returns when the message is over.   Errors   CommError, TimeoutError as meet().
   void finish(ChannelEnd& end, Moving& moving);
 

@@ -68,7 +68,7 @@ void RegionCommunicator::announce(const Call& call, int color, int key) noexcept
 }
 
 void RegionCommunicator::meet_others(Call& call) {
-  meet(*region_, *group_, world_rank_, [this] { channels_->advance(); });
+  meet(*region_, *group_, world_rank_, [this] { return channels_->advance(); });
   if (call.is_compared) return;
   call.is_compared = true;
   compare_announcements(call.call);

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <exception>
 #include <string>
 
 #include "core/base/error.h"
@@ -145,6 +146,15 @@ void Pipeline::run_forward(std::size_t num_micro_batches, const StageWork& work)
 }
 
 void Pipeline::take(const std::vector<PipelineTurn>& turns, const StageWork& work) {
+  try {
+    take_turns(turns, work);
+  } catch (const std::exception& error) {
+    pp_->abort(fmt::format("rank {} of the pipeline: {}", pp_->rank(), error.what()));
+    throw;
+  }
+}
+
+void Pipeline::take_turns(const std::vector<PipelineTurn>& turns, const StageWork& work) {
   for (const PipelineTurn& turn : turns) {
     if (turn.action.has_value()) act(*turn.action, work);
     if (!turn.transfers.empty()) exchange(turn.transfers);
@@ -238,7 +248,7 @@ void Pipeline::exchange(const std::vector<StageTransfer>& transfers) {
                    {purpose, Axis::kPp, std::span(&segments[i], 1)}});
     alive.push_back(std::move(tensor));
   }
-  on_their_way_.push_back({pp_->send_recv(all), std::move(alive)});
+  on_their_way_.push_back({std::move(alive), pp_->send_recv(all)});
 }
 
 // In the order in which they were issued.

@@ -52,7 +52,9 @@ class Pipeline final : public StageRunner {
   [[nodiscard]] bool is_shared(std::string_view parameter) const;
   void prepare(int num_micro_batches);
   [[nodiscard]] std::vector<PipelineTurn> own_turns(const PipelineSchedule& schedule) const;
+  /// What throws here aborts the world: no rank waits for what this one does not send any more.
   void take(const std::vector<PipelineTurn>& turns, const StageWork& work);
+  void take_turns(const std::vector<PipelineTurn>& turns, const StageWork& work);
   void act(const PipelineAction& action, const StageWork& work);
   void exchange(const std::vector<StageTransfer>& transfers);
   void wait_for_groups(std::size_t count);
@@ -79,8 +81,8 @@ class Pipeline final : public StageRunner {
   Passed activations_, gradients_;
   /// A group of transfers on its way, with what it sends and receives.
   struct Group {
+    std::vector<at::Tensor> tensors;  // die after the work, which reads and fills them
     Work work;
-    std::vector<at::Tensor> tensors;
   };
   std::deque<Group> on_their_way_;
   std::size_t num_arrived_ = 0;  ///< groups of this run before those on their way

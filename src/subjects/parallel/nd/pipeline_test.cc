@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/error.h"
 #include "core/comm/thread/thread_world.h"
 
 namespace isoshard {
@@ -143,6 +144,19 @@ TEST(PipelineRun, ComputesWhileItsResultsAreOnTheirWay) {
   });
 
   EXPECT_THAT(played.results, ElementsAre(11, 12, 13, 14));
+}
+
+// The other rank waits for what never comes: it is told why, at once.
+TEST(PipelineRun, AFailureEndsBothRanksWithItsReason) {
+  std::string told;
+  try {
+    (void)play(pipeline_spec("1F1B", 2, 1, {}, 4), [](const std::string& action) {
+      if (action == "1F1") throw UsageError("the real reason");
+    });
+  } catch (const Error& error) {
+    told = error.what();
+  }
+  EXPECT_THAT(told, ::testing::HasSubstr("the real reason"));
 }
 
 }  // namespace

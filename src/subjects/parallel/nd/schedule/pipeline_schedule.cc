@@ -106,7 +106,8 @@ StagePlacement default_placement(PipelineKind kind) {
 StagePlacement stage_placement_of(std::string_view name) {
   for (const StagePlacement placement : {StagePlacement::kLoop, StagePlacement::kV})
     if (plain(name) == plain(to_string(placement))) return placement;
-  throw UsageError(fmt::format("the placement of stages must be loop or v, got '{}'", name));
+  throw UsageError(
+      fmt::format("the placement of stages (--stage-placement) must be loop or v, got '{}'", name));
 }
 
 PipelineSpec pipeline_spec(std::string_view name, int pp, int stages_per_rank,

@@ -22,11 +22,16 @@ std::vector<std::int64_t> layers_of_stages(std::int64_t num_layers, int num_stag
                     num_layers, num_stages));
   }
   if (!given.empty()) {
-    const std::int64_t sum = std::accumulate(given.begin(), given.end(), std::int64_t{0});
-    const bool has_empty = std::ranges::any_of(given, [](std::int64_t count) { return count < 1; });
-    if (std::cmp_not_equal(given.size(), num_stages) || sum != num_layers || has_empty) {
+    for (const std::int64_t count : given) {
+      if (count >= 1 && count <= num_layers) continue;
       throw UsageError(
-          fmt::format("the layers per stage must be {} numbers of at least 1 whose sum is {}, one "
+          fmt::format("the layers per stage must be from 1 to the {} of the model, got {} in {}",
+                      num_layers, count, layers_per_stage_text(given)));
+    }
+    const std::int64_t sum = std::accumulate(given.begin(), given.end(), std::int64_t{0});
+    if (std::cmp_not_equal(given.size(), num_stages) || sum != num_layers) {
+      throw UsageError(
+          fmt::format("the layers per stage must be {} numbers whose sum is {}, one "
                       "for each stage, got {} with the sum {}",
                       num_stages, num_layers, layers_per_stage_text(given), sum));
     }

@@ -26,7 +26,9 @@ TEST(StageLayers, ThatDoNotFitAreRefusedWithTheNumbers) {
   };
   EXPECT_THAT(given({3, 4}), ThrowsMessage<UsageError>(HasSubstr("3 numbers")));
   EXPECT_THAT(given({3, 2, 1}), ThrowsMessage<UsageError>(HasSubstr("3,2,1 with the sum 6")));
-  EXPECT_THAT(given({3, 0, 4}), ThrowsMessage<UsageError>(HasSubstr("at least 1")));
+  EXPECT_THAT(given({3, 0, 4}), ThrowsMessage<UsageError>(HasSubstr("from 1 to the 7")));
+  EXPECT_THAT(given({INT64_MAX, INT64_MAX, 9}), ThrowsMessage<UsageError>(HasSubstr("from 1 to")))
+      << "whose sum would overflow to 7";
   EXPECT_THAT([] { (void)layers_of_stages(2, 3); },
               ThrowsMessage<UsageError>(HasSubstr("from 1 to the 2 layers of the model, got 3")));
 }
