@@ -163,6 +163,10 @@ class SendsLocalTiedGradient final : public CollectiveFault {
       keep(call);
       return call.pass();
     }
+    if (!local_.defined()) {  // of one dp rank the average is its own gradient
+      *call.acted = false;
+      return call.pass();
+    }
     std::vector<Transfer> transfers(call.transfers.begin(), call.transfers.end());
     for (Transfer& transfer : transfers)
       if (transfer.is_send) transfer.data.data = static_cast<std::byte*>(local_.data_ptr());
@@ -173,6 +177,7 @@ class SendsLocalTiedGradient final : public CollectiveFault {
  private:
   // Of this rank's block of the summand.
   void keep(const InterceptedCall& call) const {
+    if (call.comm->size() == 1) return;
     const std::int64_t begin = call.comm->rank() * call.output.count;
     for (const Segment& segment : call.info.segments) {
       const bool is_own = segment.offset >= begin && segment.offset < begin + call.output.count;
