@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// `isoshard converge`: control and test sets of a convergence test, by torchtitan's guideline.
-#include <fmt/format.h>
-
 #include "app/commands.h"
 #include "app/options/converge_options.h"
+#include "app/print_runs.h"
 #include "app/report_printer.h"
 #include "fixtures/inputs/inputs.h"
 #include "harness/cli/output_folder.h"
@@ -13,22 +12,6 @@
 
 namespace isoshard {
 namespace {
-
-class PrintRuns : public TrainObserver {
- public:
-  explicit PrintRuns(ReportPrinter& printer) : printer_(printer) {}
-
-  void on_start(const std::string& run) override { printer_.progress().show(run); }
-  [[nodiscard]] bool watches_steps() const override { return printer_.progress().is_shown(); }
-  void on_step(const std::string& run, int step) override {
-    printer_.progress().show(fmt::format("{}: step {}", run, step + 1), false);
-  }
-  void on_curve(const ReportCurve& item) override { printer_.add(item); }
-  void on_note(const std::string& line) override { printer_.note(line); }
-
- private:
-  ReportPrinter& printer_;
-};
 
 int run_converge(const ParsedOptions& options) {
   const ConvergeRequest request = converge_request_of(options);

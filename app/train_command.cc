@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// `isoshard train`: whole training runs of several subjects from the same weights, their loss
 /// curves, and a verdict on each.
-#include <fmt/format.h>
 
 #include "app/commands.h"
 #include "app/options/train_options.h"
+#include "app/print_runs.h"
 #include "app/report_printer.h"
 #include "harness/cli/output_folder.h"
 #include "harness/report/formats/report_formats.h"
@@ -13,23 +13,6 @@
 
 namespace isoshard {
 namespace {
-
-/// Shows which run trains, and prints each verdict as soon as it is there.
-class PrintCurves : public TrainObserver {
- public:
-  explicit PrintCurves(ReportPrinter& printer) : printer_(printer) {}
-
-  void on_start(const std::string& run) override { printer_.progress().show(run); }
-  [[nodiscard]] bool watches_steps() const override { return printer_.progress().is_shown(); }
-  void on_step(const std::string& run, int step) override {
-    printer_.progress().show(fmt::format("{}: step {}", run, step + 1), false);
-  }
-  void on_curve(const ReportCurve& item) override { printer_.add(item); }
-  void on_note(const std::string& line) override { printer_.note(line); }
-
- private:
-  ReportPrinter& printer_;
-};
 
 TrainPlan plan_of(const TrainRequest& request) {
   return {.cases = request.cases,
@@ -59,7 +42,7 @@ int run_train(const ParsedOptions& options) {
   ReportPrinter printer(static_cast<int>(request.cases.size()) + (request.runs_reference ? 1 : 0),
                         text);
   for (const std::string& line : request.notes) printer.note(line);
-  PrintCurves output(printer);
+  PrintRuns output(printer);
   const Report report = train(plan_of(request), output);
   printer.finish(report);
   write_report(request.output_dir, report, text);

@@ -61,13 +61,12 @@ void take_seeds(const ParsedOptions& options, ConvergePlan& plan) {
     if (std::ranges::count(plan.seeds, seed) != 0)
       throw UsageError(
           fmt::format("--test-seeds must differ from --seeds, got {} in both; leave --test-seeds "
-                      "out to compare "
-                      "runs of the same seed",
+                      "out to compare runs of the same seed",
                       seed));
   }
 }
 
-/// What is of a test set is no flag of the command: the control would have it, too.
+/// A flag holds for all runs. The control must not have the parallelism of a test set.
 void refuse_flags_of_sets(const ParsedOptions& options) {
   for (const std::string_view flag : {"tp", "pp", "cp", "micro-batches", "num-workers"}) {
     if (options.given(std::string(flag)))

@@ -195,6 +195,16 @@ void print_timeline(const PipelineSpec& spec, const Step& step, double begin, do
              transfers);
 }
 
+/// When the step's first action begins and its last one ends, in ms.
+std::pair<double, double> span_of(const Step& step) {
+  double begin = step.begin()->second.begin, end = 0;
+  for (const auto& [action, timed] : step) {
+    begin = std::min(begin, timed.begin);
+    end = std::max(end, timed.end);
+  }
+  return {begin, end};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -220,11 +230,7 @@ int main(int argc, char** argv) {
       by_step[static_cast<std::size_t>(timed.step)][timed.action] = timed;
     for (int number = 1; number < steps; ++number) {  // the first one warms up
       const Step& step = by_step[static_cast<std::size_t>(number)];
-      double begin = step.begin()->second.begin, end = 0;
-      for (const auto& [action, timed] : step) {
-        begin = std::min(begin, timed.begin);
-        end = std::max(end, timed.end);
-      }
+      const auto [begin, end] = span_of(step);
       const double ideal = ideal_of(spec, step);
       fmt::print("step {:>2}: {:8.2f} ms, ideal {:8.2f} ms, ratio {:.3f}\n", number, end - begin,
                  ideal, (end - begin) / ideal);
@@ -235,11 +241,7 @@ int main(int argc, char** argv) {
     fmt::print("{} pp {} x {} stages, {} micro-batches: median ratio {:.3f}\n", schedule, kRanks,
                spec.stages_per_rank, micro_batches, median);
     const Step& step = by_step[static_cast<std::size_t>(at)];
-    double begin = step.begin()->second.begin, end = 0;
-    for (const auto& [action, timed] : step) {
-      begin = std::min(begin, timed.begin);
-      end = std::max(end, timed.end);
-    }
+    const auto [begin, end] = span_of(step);
     print_timeline(spec, step, begin, end);
   } catch (const Error& error) {
     fmt::print(stderr, "pipeline_bench: {}\n", error.what());

@@ -58,9 +58,7 @@ double elements(const ModelSection& section, const std::vector<ParameterSpec>& s
 }
 
 PipelineSpec spec_of(const Case& item) {
-  const NdSettings& nd = item.settings.nd;
-  return pipeline_spec(nd.pipeline_schedule, item.degrees.pp, nd.stages_per_rank,
-                       nd.stage_placement, item.micro_batches);
+  return pipeline_spec(item.settings.nd, item.degrees.pp, item.micro_batches);
 }
 
 // Elements that one micro-batch leaves in a stage: the formula of docs/subjects.md.

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <optional>
 #include <set>
 #include <span>
 #include <vector>
@@ -113,6 +112,17 @@ std::string keys_of_others(const Evidence& e, const std::vector<Run>& runs) {
       e.coordinates_in_words(wrong, Axis::kCp));
 }
 
+/// The reference's labels of the step, a micro-batch each.
+std::vector<const Record*> labels_of_step(const Evidence& e) {
+  std::vector<const Record*> found;
+  for (const Record& record : e.reference.trace().ranks.at(0).records) {
+    if (record.key.kind == RecordKind::kDataId && record.key.name == "labels" &&
+        record.key.step == e.wanted.key.step && record.layout.global_shape.size() == 2)
+      found.push_back(&record);
+  }
+  return found;
+}
+
 /// The reference's logits of a micro-batch: the last activation that is as long as the labels.
 const Record* logits_beside(const Evidence& e, const Record& labels) {
   const Record* found = nullptr;
@@ -138,53 +148,58 @@ std::set<std::int64_t> ends_of_chunks(std::int64_t length, int cp, bool is_head_
   return ends;
 }
 
-/// The loss of a step if each cp rank divides by its own count of targets, and the means of ranks
-/// are averaged; with the shares of dp ranks as in the reference. Nothing if a rank has no target.
-std::optional<double> mean_of_rank_means(const Values& logits, const Values& labels,
-                                         const MeshShape& mesh, bool is_head_tail,
-                                         double count_of_step) {
-  const int dp = mesh.degree(Axis::kDp), cp = mesh.degree(Axis::kCp);
+/// Calls `use(sample, token, loss)` for each token of a micro-batch that has a target.
+template <class Use>
+void for_each_target(const Values& logits, const Values& labels, const Use& use) {
   const std::int64_t length = labels.size(1), width = logits.size(2);
+  const Values rows = logits.rows(), lse = log_sum_exp(logits), targets = labels.contiguous();
+  for (std::int64_t row = 0; row < labels.size(0) * length; ++row) {
+    const std::int64_t token = row % length;
+    if (token + 1 == length) continue;
+    const double target = targets.flat()[static_cast<std::size_t>(row) + 1];
+    if (target < 0 || target >= static_cast<double>(width)) continue;
+    use(row / length, token,
+        lse.flat()[static_cast<std::size_t>(row)] -
+            rows.flat()[static_cast<std::size_t>(row * width) + static_cast<std::size_t>(target)]);
+  }
+}
+
+/// Losses of a step, added over its micro-batches, and how many targets there are.
+struct CountedSum {
+  double sum = 0, count = 0;
+};
+
+/// Adds the loss of a micro-batch as it is if each cp rank divides by its own count of targets, and
+/// the means of ranks are averaged; with the shares of dp ranks as in the reference. False if a
+/// rank has no target.
+bool add_rank_means(CountedSum& step, const Values& logits, const Values& labels,
+                    const MeshShape& mesh, bool is_head_tail) {
+  const int dp = mesh.degree(Axis::kDp), cp = mesh.degree(Axis::kCp);
+  const std::int64_t length = labels.size(1);
   const int chunks = is_head_tail ? 2 * cp : cp;
-  if (length % chunks != 0 || labels.size(0) % dp != 0) return std::nullopt;
+  if (length % chunks != 0 || labels.size(0) % dp != 0) return false;
   const auto rank_of = [&](std::int64_t token) {
     const auto chunk = static_cast<int>(token / (length / chunks));
     return chunk < cp ? chunk : 2 * cp - 1 - chunk;
   };
-  const Values rows = logits.rows(), lse = log_sum_exp(logits), targets = labels.contiguous();
   std::vector<double> sums(static_cast<std::size_t>(dp * cp)), counts = sums;
-  for (std::int64_t row = 0; row < labels.size(0) * length; ++row) {
-    const std::int64_t token = row % length, sample = row / length;
-    if (token + 1 == length) continue;
-    const double target = targets.flat()[static_cast<std::size_t>(row) + 1];
-    if (target < 0 || target >= static_cast<double>(width)) continue;
+  for_each_target(logits, labels, [&](std::int64_t sample, std::int64_t token, double loss) {
     const auto place =
         static_cast<std::size_t>(sample / (labels.size(0) / dp) * cp + rank_of(token));
-    sums[place] +=
-        lse.flat()[static_cast<std::size_t>(row)] -
-        rows.flat()[static_cast<std::size_t>(row * width) + static_cast<std::size_t>(target)];
+    sums[place] += loss;
     counts[place] += 1;
-  }
-  double loss = 0;
+  });
   for (std::size_t first = 0; first < sums.size(); first += static_cast<std::size_t>(cp)) {
     double count = 0, mean = 0;
     for (std::size_t place = first; place < first + static_cast<std::size_t>(cp); ++place) {
-      if (counts[place] == 0) return std::nullopt;
+      if (counts[place] == 0) return false;
       count += counts[place];
       mean += sums[place] / counts[place] / cp;
     }
-    loss += mean * count / count_of_step;
+    step.sum += mean * count;
+    step.count += count;
   }
-  return loss;
-}
-
-/// Targets of the step: labels that count, but the first of each sample.
-double targets_in(const Values& labels) {
-  double count = 0;
-  const Values rows = labels.contiguous();
-  for (std::int64_t row = 0; row < rows.numel(); ++row)
-    count += row % labels.size(1) != 0 && rows.flat()[static_cast<std::size_t>(row)] >= 0 ? 1 : 0;
-  return count;
+  return true;
 }
 
 /// Sums of the tokens' losses over each of `n` equal runs of samples: of all tokens, and of those
@@ -195,22 +210,13 @@ struct TokenSums {
 bool add_tokens(TokenSums& sums, const Values& logits, const Values& labels,
                 const std::set<std::int64_t>& ends) {
   const auto n = static_cast<std::int64_t>(sums.all.size());
-  const std::int64_t length = labels.size(1), width = logits.size(2);
   if (labels.size(0) % n != 0) return false;
-  const Values rows = logits.rows(), lse = log_sum_exp(logits), targets = labels.contiguous();
-  for (std::int64_t row = 0; row < labels.size(0) * length; ++row) {
-    const std::int64_t t = row % length;
-    if (t + 1 == length) continue;
-    const double target = targets.flat()[static_cast<std::size_t>(row) + 1];
-    if (target < 0 || target >= static_cast<double>(width)) continue;
-    const double loss =
-        lse.flat()[static_cast<std::size_t>(row)] -
-        rows.flat()[static_cast<std::size_t>(row * width) + static_cast<std::size_t>(target)];
-    const auto run = static_cast<std::size_t>(row / length / (labels.size(0) / n));
+  for_each_target(logits, labels, [&](std::int64_t sample, std::int64_t token, double loss) {
+    const auto run = static_cast<std::size_t>(sample / (labels.size(0) / n));
     sums.all[run] += loss;
     sums.counts[run] += 1;
-    if (ends.contains(t)) sums.ends[run] += loss;
-  }
+    if (ends.contains(token)) sums.ends[run] += loss;
+  });
   return true;
 }
 
@@ -240,14 +246,11 @@ std::string cause_in_targets(const Evidence& e) {
     sums.all.resize(static_cast<std::size_t>(e.whole.numel()));
     sums.ends = sums.counts = sums.all;
     bool fits = true;
-    for (const Record& record : e.reference.trace().ranks.at(0).records) {
-      if (record.key.kind != RecordKind::kDataId || record.key.name != "labels" ||
-          record.key.step != e.wanted.key.step || record.layout.global_shape.size() != 2)
-        continue;
-      const Record* logits = logits_beside(e, record);
-      ends = ends_of_chunks(record.layout.global_shape[1], cp, is_head_tail);
+    for (const Record* const labels : labels_of_step(e)) {
+      const Record* const logits = logits_beside(e, *labels);
+      ends = ends_of_chunks(labels->layout.global_shape[1], cp, is_head_tail);
       fits = fits && logits != nullptr &&
-             add_tokens(sums, e.reference_value(logits->key), e.reference_value(record.key), ends);
+             add_tokens(sums, e.reference_value(logits->key), e.reference_value(labels->key), ends);
     }
     const std::size_t first =
         bad->box.global_offset.empty() ? 0 : static_cast<std::size_t>(bad->box.global_offset[0]);
@@ -275,32 +278,18 @@ std::string cause_in_rank_means(const Evidence& e) {
   const double right = e.whole.defined() && e.whole.numel() == 1 ? e.whole.item() : 0;
   const double seen = right * stats.scale();
   for (const bool is_head_tail : {true, false}) {
-    double count = 0, loss = 0;
+    CountedSum step;
     bool fits = true;
-    for (const bool is_count : {true, false}) {
-      for (const Record& record : e.reference.trace().ranks.at(0).records) {
-        if (record.key.kind != RecordKind::kDataId || record.key.name != "labels" ||
-            record.key.step != e.wanted.key.step || record.layout.global_shape.size() != 2)
-          continue;
-        const Record* const logits = logits_beside(e, record);
-        fits = fits && logits != nullptr;
-        if (!fits) break;
-        const Values labels = e.reference_value(record.key);
-        if (is_count) {
-          count += targets_in(labels);
-          continue;
-        }
-        const std::optional<double> of_micro_batch = mean_of_rank_means(
-            e.reference_value(logits->key), labels, e.actual.mesh, is_head_tail, count);
-        fits = of_micro_batch.has_value();
-        if (!fits) break;
-        loss += *of_micro_batch;
-      }
+    for (const Record* const labels : labels_of_step(e)) {
+      const Record* const logits = logits_beside(e, *labels);
+      fits = fits && logits != nullptr &&
+             add_rank_means(step, e.reference_value(logits->key), e.reference_value(labels->key),
+                            e.actual.mesh, is_head_tail);
     }
-    if (fits && std::abs(seen - loss) < 0.1 * std::abs(seen - right))
+    if (fits && step.count > 0 &&
+        std::abs(seen - step.sum / step.count) < 0.1 * std::abs(seen - right))
       return "the mean of the cp ranks' own means, not the mean of all tokens: each rank divides "
-             "by "
-             "its own count of targets";
+             "by its own count of targets";
   }
   return "";
 }

@@ -82,13 +82,10 @@ class Converging {
     add(std::move(item));
   }
 
-  void train_seed(std::uint64_t seed) {
-    std::vector<Case> all = {with_seed(plan_.control, seed)};
-    for (const TestSet& set : plan_.sets) all.push_back(with_seed(set.item, seed));
-    const SharedWeights weights(all);
-    if (!train_control(seed)) return;
-    for (std::size_t i = 0; i < plan_.sets.size() && interrupt_signal() == 0; ++i)
-      train_set(i, seed);
+  /// For each seed the control, then every set.
+  void train_seed_by_seed() {
+    for (std::size_t i = 0; i < plan_.seeds.size() && interrupt_signal() == 0; ++i)
+      train_seed(plan_.seeds[i]);
   }
 
   /// All controls, then every set with its own seeds. Weights are drawn from a seed into a file, as
@@ -108,6 +105,15 @@ class Converging {
   }
 
  private:
+  void train_seed(std::uint64_t seed) {
+    std::vector<Case> all = {with_seed(plan_.control, seed)};
+    for (const TestSet& set : plan_.sets) all.push_back(with_seed(set.item, seed));
+    const SharedWeights weights(all);
+    if (!train_control(seed)) return;
+    for (std::size_t i = 0; i < plan_.sets.size() && interrupt_signal() == 0; ++i)
+      train_set(i, seed);
+  }
+
   /// Whether it ended.
   bool train_control(std::uint64_t seed) {
     const Case item = seeded(plan_.control, seed);
@@ -139,9 +145,7 @@ class Converging {
     ReportCurve report{.name = item.slug(), .fault = plan_.fault};
     ConvergeRun trained{.set = index, .seed = seed};
     run_guarded(report, [&] {
-      TrainedCase done = train_test(item, run);
-      done.curve = named(std::move(done.curve), file_of(set.name, seed));
-      keep(done.curve);
+      TrainedCase done = train_test(set, item, seed);
       trained.judged = judge_convergence(result_.controls.back().runs, done,
                                          item.micro_batches == plan_.control.micro_batches);
       trained.judged->verdict.label = run;
@@ -160,14 +164,11 @@ class Converging {
     std::vector<TrainedCase> ended;
     for (const std::uint64_t seed : plan_.test_seeds) {
       const Case item = seeded(set.item, seed);
-      const std::string run = of_seed(set.title, seed);
-      observer_.on_start(run);
+      observer_.on_start(of_seed(set.title, seed));
       reports.push_back({.name = item.slug(), .fault = plan_.fault});
       runs.push_back({.set = index, .seed = seed});
       run_guarded(reports.back(), [&] {
-        TrainedCase done = train_test(item, run);
-        done.curve = named(std::move(done.curve), file_of(set.name, seed));
-        keep(done.curve);
+        TrainedCase done = train_test(set, item, seed);
         reports.back().curve = runs.back().curve = done.curve;
         ended.push_back(std::move(done));
       });
@@ -198,13 +199,15 @@ class Converging {
     return result;
   }
 
-  TrainedCase train_test(const Case& item, const std::string& run) {
-    TrainOptions own = options(run);
-    if (plan_.fault.empty()) return train_case(item, own);
+  /// With the plan's fault; its curve is kept in the folder.
+  TrainedCase train_test(const TestSet& set, const Case& item, std::uint64_t seed) {
+    TrainOptions own = options(of_seed(set.title, seed));
     const FaultProbe probe;
-    own.run = with_fault(own.run, find_fault(plan_.fault), item, probe);
+    if (!plan_.fault.empty()) own.run = with_fault(own.run, find_fault(plan_.fault), item, probe);
     TrainedCase trained = train_case(item, own);
-    require_fired(probe, plan_.fault, item.slug());
+    if (!plan_.fault.empty()) require_fired(probe, plan_.fault, item.slug());
+    trained.curve = named(std::move(trained.curve), file_of(set.name, seed));
+    keep(trained.curve);
     return trained;
   }
 
@@ -240,14 +243,11 @@ class Converging {
     return curve;
   }
 
-  [[nodiscard]] bool has_one_seed() const {
-    return plan_.seeds.size() == 1 && plan_.test_seeds.empty();
-  }
   [[nodiscard]] std::string of_seed(const std::string& words, std::uint64_t seed) const {
-    return has_one_seed() ? words : fmt::format("{}, seed {}", words, seed);
+    return plan_.has_one_seed() ? words : fmt::format("{}, seed {}", words, seed);
   }
   [[nodiscard]] std::string file_of(const std::string& name, std::uint64_t seed) const {
-    return has_one_seed() ? name : fmt::format("{}_seed{}", name, seed);
+    return plan_.has_one_seed() ? name : fmt::format("{}_seed{}", name, seed);
   }
 
   void keep(const Curve& curve) const {
@@ -284,10 +284,10 @@ ConvergeResult converge(const ConvergePlan& plan, TrainObserver& observer) {
   require_unchanged_inputs();
   Converging run(plan, observer);
   run.check_control();
-  if (!plan.test_seeds.empty()) run.train_over_seeds();
-  for (const std::uint64_t seed : plan.seeds) {
-    if (interrupt_signal() != 0 || !plan.test_seeds.empty()) break;
-    run.train_seed(seed);
+  if (plan.test_seeds.empty()) {
+    run.train_seed_by_seed();
+  } else {
+    run.train_over_seeds();
   }
   return run.finish();
 }

@@ -31,6 +31,9 @@ struct ConvergePlan {
   int check_interval = 10;
   std::filesystem::path folder;  ///< for curves, converge.json and figures; empty: none
   std::vector<std::string> notes;
+
+  /// One seed for all runs: names and titles need none.
+  [[nodiscard]] bool has_one_seed() const { return seeds.size() == 1 && test_seeds.empty(); }
 };
 
 /// One run of a test set.

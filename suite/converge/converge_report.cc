@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -48,17 +49,24 @@ std::string_view word_of(Status status) {
     case Status::kConforms:
       return "converges";
     case Status::kDiverges:
-      return "DIVERGES";
+      return "diverges";
     case Status::kVacuous:
-      return "VACUOUS";
+      return "vacuous";
     default:
-      return "INCOMPLETE";
+      return "incomplete";
   }
+}
+
+/// In text, whatever does not converge is in capitals.
+std::string text_word_of(Status status) {
+  std::string word(word_of(status));
+  if (status != Status::kConforms) std::ranges::transform(word, word.begin(), ::toupper);
+  return word;
 }
 
 std::string verdict_cell(const ConvergeRun& run) {
   if (!run.judged.has_value()) return "INCOMPLETE";
-  std::string cell(word_of(run.judged->verdict.status));
+  std::string cell = text_word_of(run.judged->verdict.status);
   if (run.judged->seen_from >= 0) cell += fmt::format(", seen from step {}", run.judged->seen_from);
   return cell;
 }
@@ -72,7 +80,7 @@ double largest_share(const ConvergenceVerdict& judged) {
 }
 
 std::string seed_cell(const ConvergePlan& plan, std::uint64_t seed) {
-  return plan.seeds.size() == 1 && plan.test_seeds.empty() ? "" : fmt::format(", seed {}", seed);
+  return plan.has_one_seed() ? "" : fmt::format(", seed {}", seed);
 }
 
 Row control_row(const ConvergePlan& plan, const ConvergeControl& control) {
@@ -114,8 +122,7 @@ std::string sets_text(const ConvergePlan& plan, const ConvergeResult& result) {
     if (is_over_seeds) rows.push_back(run_row(plan, run));
   }
   return "Convergence (final loss: mean of the last tenth of the steps; difference: root mean "
-         "square "
-         "over all steps)\n" +
+         "square over all steps)\n" +
          table_text(rows);
 }
 
@@ -203,9 +210,7 @@ nlohmann::json run_json(const ConvergeRun& run) {
     return json;
   }
   const ConvergenceVerdict& judged = *run.judged;
-  json["status"] = judged.verdict.status == Status::kConforms   ? "converges"
-                   : judged.verdict.status == Status::kDiverges ? "diverges"
-                                                                : "vacuous";
+  json["status"] = word_of(judged.verdict.status);
   json["reason"] = judged.verdict.reason;
   json["final_loss"] = json_number(final_loss(run.curve));
   json["largest_share"] = json_number(largest_share(judged));

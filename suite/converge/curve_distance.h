@@ -59,7 +59,7 @@ struct CurveDistance {
 /// Every number of a run beside its control. Allowed is bounds.factor times the spread, at least
 /// one ulp of fp32 (2^-23) of the control's mean loss (norms: of 1), and of losses at most
 /// bounds.ceiling, or 0.05 where some steps cannot be judged one by one. All of this comes from the
-/// control: nothing is read of the judged run but its losses and norms.
+/// control. Of the judged run only losses and norms are read.
 ///
 /// Requires   all curves have the control's steps; the control has finite numbers.
 /// Errors     UsageError if there is no perturbed run, or a run has another number of steps.

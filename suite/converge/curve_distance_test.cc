@@ -134,8 +134,8 @@ PerturbedCase parting_control(int from, double spread) {
   return control;
 }
 
-// Three times 1e-3 is above what a step of an fp32 curve may ever be off. The bounds are those of
-// the control's dtype, whatever the run says of its own.
+// The runs spread by 1e-3, and three times that is more than a step of an fp32 curve may be off.
+// The control's dtype decides the bounds; the dtype in the judged run's curve does not.
 TEST(JudgeConvergence, BehindTheHorizonWholeCurvesAreCompared) {
   const PerturbedCase control = parting_control(30, 1e-3);
   TrainedCase near, far;

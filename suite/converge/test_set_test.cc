@@ -161,7 +161,7 @@ TEST(ConvergeRules, EachIsRefusedByItsName) {
   });
 }
 
-// What does nothing would converge whatever it is.
+// A technique that does nothing always converges, and the test would show nothing.
 TEST(ConvergeRules, ATechniqueWithoutWhatItActsOnIsRefused) {
   for (const char* const text :
        {"cp=2,vocab-parallel", "tp=2,context-attention=ring", "tp=2,context-order=contiguous",

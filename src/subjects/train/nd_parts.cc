@@ -51,8 +51,7 @@ TrainerParts nd_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan plan) {
 
   const std::vector<ParameterSpec> specs = parts.model->parameters();
   OwnParameters own{specs, {}};
-  const PipelineSpec spec = pipeline_spec(settings.pipeline_schedule, mesh.degree(Axis::kPp),
-                                          settings.stages_per_rank, settings.stage_placement);
+  const PipelineSpec spec = pipeline_spec(settings, mesh.degree(Axis::kPp));
   if (num_stages(spec) > 1) {
     const std::vector<ModelSection> stages =
         stages_of(parts.model->config().num_layers, num_stages(spec), settings.layers_per_stage);

@@ -23,7 +23,7 @@ ChannelEnd::ChannelEnd(WorldRegion& region, GroupBlock& block, int world_rank, b
       block_(&block),
       world_rank_(world_rank),
       is_sender_(is_sender),
-      reserved_bytes_(kChannelSlots) {}
+      is_reserved_(kChannelSlots) {}
 
 std::shared_ptr<Moving> ChannelEnd::add(CollectiveCall call, Buffer data, bool must_be_taken) {
   call.group_id = block_->id;
@@ -56,16 +56,15 @@ void ChannelEnd::advance() {
 
 std::byte* ChannelEnd::slot(std::uint32_t piece, std::size_t bytes) {
   const std::size_t index = piece % kChannelSlots, begin = index * kSlotBytes;
-  std::size_t& reserved = reserved_bytes_[index];
-  if (is_sender_ && bytes > reserved) {
+  if (is_sender_ && bytes > 0 && !is_reserved_[index]) {
     try {
-      region_->reserve_window(*block_, 0, begin + reserved, begin + kSlotBytes);
+      region_->reserve_window(*block_, 0, begin, begin + kSlotBytes);
     } catch (const InfrastructureError& error) {
       region_->abort(world_rank_, WorldRegion::AbortKind::kFailure,
                      fmt::format("rank {}: {}", world_rank_, error.what()));
       throw;
     }
-    reserved = kSlotBytes;
+    is_reserved_[index] = true;
   }
   return region_->window(*block_, 0) + begin;
 }

@@ -57,7 +57,7 @@ class ChannelEnd {
   bool is_sender_;
   std::uint64_t num_messages_ = 0;
   std::deque<std::shared_ptr<Moving>> queue_;
-  std::vector<std::size_t> reserved_bytes_;  ///< of each slot
+  std::vector<bool> is_reserved_;  ///< slots have memory once a sender used them
 };
 
 /// All ends of a rank, whatever group they belong to: who waits in one keeps the others moving.

@@ -9,7 +9,6 @@
 
 #include "subjects/parallel/ddp/ddp_numerics.h"
 #include "subjects/parallel/fsdp/dim_shards.h"
-#include "subjects/parallel/nd/schedule/pipeline_schedule.h"
 #include "subjects/parallel/nd/stages.h"
 #include "subjects/parallel/tensor/autotp_numerics.h"
 
@@ -35,8 +34,7 @@ ContextNumerics over_cp(const NumericsInputs& inputs) {
 
 PipelineNumerics over_pp(const Model& model, const NumericsInputs& inputs) {
   const NdSettings& settings = inputs.settings.nd;
-  const PipelineSpec spec = pipeline_spec(settings.pipeline_schedule, inputs.mesh.degree(Axis::kPp),
-                                          settings.stages_per_rank, settings.stage_placement);
+  const PipelineSpec spec = pipeline_spec(settings, inputs.mesh.degree(Axis::kPp));
   PipelineNumerics pipeline;
   if (num_stages(spec) == 1) return pipeline;
   pipeline.stages =

@@ -10,6 +10,11 @@
 
 namespace isoshard {
 
+PipelineSpec pipeline_spec(const NdSettings& settings, int pp, int micro_batches) {
+  return pipeline_spec(settings.pipeline_schedule, pp, settings.stages_per_rank,
+                       settings.stage_placement, micro_batches);
+}
+
 std::vector<ModelSection> stages_of(std::int64_t num_layers, int num_stages,
                                     std::span<const std::int64_t> given) {
   std::vector<ModelSection> stages;

@@ -7,8 +7,13 @@
 
 #include "subjects/model/model.h"
 #include "subjects/model/training_pass.h"
+#include "subjects/parallel/nd/schedule/pipeline_schedule.h"
+#include "subjects/settings/settings.h"
 
 namespace isoshard {
+
+/// The schedule that settings name, over `pp` ranks.   Errors   as pipeline_spec of names.
+[[nodiscard]] PipelineSpec pipeline_spec(const NdSettings& settings, int pp, int micro_batches = 1);
 
 /// Layers in order, in each stage as many as layers_of_stages says. The embedding is in the first,
 /// the final norm and the head are in the last.
