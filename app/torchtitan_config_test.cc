@@ -68,7 +68,8 @@ pipeline_parallel_schedule = "Interleaved1F1B"
 
   EXPECT_THAT(config.options, Contains(Pair("batch-size", "4")));
   EXPECT_THAT(config.options, Contains(Pair("test",
-                                            "tp=2,cp=2,pp=2,vocab-parallel,pipeline-schedule="
+                                            "tp=2,cp=2,pp=2,vocab-parallel,sequence-parallel,"
+                                            "pipeline-schedule="
                                             "Interleaved1F1B,stages-per-rank=2")));
 }
 
@@ -93,6 +94,15 @@ mode = "full"
   EXPECT_THAT(config.options, Contains(Pair("test",
                                             "tp=2,cp=2,pp=2,micro-batches=4,context-attention=ring,"
                                             "recompute,dp-replicate=2")));
+}
+
+TEST(TorchtitanConfig, SelectiveCheckpointingTakesEveryNthLayer) {
+  EXPECT_THAT(parsed("[activation_checkpoint]\nmode = \"selective\"\n").options,
+              Contains(Pair("test", "recompute-every=2")));
+  EXPECT_THAT(parsed("[activation_checkpoint]\nselective_ac_option = \"3\"\nmode = \"selective\"\n")
+                  .options,
+              Contains(Pair("test", "recompute-every=3")));
+  EXPECT_THAT(parsed("[activation_checkpoint]\nselective_ac_option = \"3\"\n").options, IsEmpty());
 }
 
 TEST(TorchtitanConfig, KeysThatCannotMatterAreToldWithWhy) {

@@ -39,6 +39,8 @@ struct Gathered {
   int shards = 0, replicas = 1, micro_batch_size = 0;
   bool has_loss_parallel = true;
   double min_rate_factor = 0;
+  bool is_selective = false;
+  std::string selective_option = "2";  ///< torchtitan's own where none is given
   std::vector<std::string> unused;
 };
 
@@ -241,14 +243,9 @@ std::vector<Key> other_keys() {
       {"activation_checkpoint.mode", Kind::kText,
        one_of({{"none", nothing},
                {"full", [](Gathered& all) { all.techniques["recompute"] = ""; }},
-               {"selective",
-                [](Gathered& all) {
-                  all.unused.emplace_back(
-                      "activation_checkpoint.mode (selective is not built, and no number depends "
-                      "on it)");
-                }}})},
+               {"selective", [](Gathered& all) { all.is_selective = true; }}})},
       {"activation_checkpoint.selective_ac_option", Kind::kAny,
-       unused("of selective checkpointing, which this build lacks")},
+       [](Gathered& all, const Value& value) { all.selective_option = value.text; }},
       {"float8.enable_float8_linear", Kind::kSwitch, must_be_off("float8")},
       {"compile.enable", Kind::kSwitch, must_be_off("compilation")},
       {"compile.components", Kind::kAny, unused("nothing is compiled")}};
@@ -334,7 +331,10 @@ std::string test_of(const Gathered& all) {
   for (const char* const name : {"tp", "cp", "pp"}) {
     if (degree_of(name) > 1) parts.push_back(fmt::format("{}={}", name, degree_of(name)));
   }
-  if (degree_of("tp") > 1 && all.has_loss_parallel) parts.emplace_back("vocab-parallel");
+  if (degree_of("tp") > 1 && all.has_loss_parallel) {
+    parts.emplace_back("vocab-parallel");
+    parts.emplace_back("sequence-parallel");
+  }
   if (degree_of("pp") > 1 && !all.pipeline_schedule.empty()) {
     parts.push_back("pipeline-schedule=" + all.pipeline_schedule);
     // torchtitan's own number where a schedule has several
@@ -353,8 +353,20 @@ std::string test_of(const Gathered& all) {
   return fmt::format("{}", fmt::join(parts, ","));
 }
 
+// "2": every second layer. "op": some operations of every layer, which no number depends on.
+void choose_layers(Gathered& all) {
+  if (!all.is_selective) return;
+  if (all.selective_option == "op") {
+    all.unused.emplace_back(
+        "activation_checkpoint.mode (layers are checkpointed whole, and no number depends on it)");
+    return;
+  }
+  all.techniques["recompute-every"] = all.selective_option;
+}
+
 TorchtitanConfig config_of(Gathered all) {
   TorchtitanConfig config;
+  choose_layers(all);
   if (all.shards > 0) all.options["dp"] = std::to_string(std::int64_t{all.shards} * all.replicas);
   if (all.min_rate_factor > 0 && !all.options.contains("learning-rate"))
     throw FileError("lr_scheduler.min_lr_factor must stand beside optimizer.lr, got no rate");

@@ -240,7 +240,7 @@ TEST(TrainingReference, IsTheSameWhateverOnlySubjectsHave) {
   item.settings.make_vocab_size_divisible_by = 8;
   item.settings.zero_stage = 2;
   item.settings.reduce_dtype = Dtype::kFloat64;
-  item.settings.recompute = true;
+  item.settings.recompute_every = 1;
   item.settings.sequence_parallel = item.settings.distributed_optimizer = true;
 
   const Case reference = reference_case(item);

@@ -37,7 +37,7 @@ std::vector<Case> cases() {
           ring_case(Dtype::kFloat32, "megatron_gpt"),
           with_tied_head(ring_case()),
           with(ring_case(), [](Case& c) { c.micro_batches = 2; }),
-          with(ring_case(), [](Case& c) { c.settings.recompute = true; }),
+          with(ring_case(), [](Case& c) { c.settings.recompute_every = 1; }),
           with(ring_case(),
                [](Case& c) {
                  c.settings.bucket_bytes = 1;

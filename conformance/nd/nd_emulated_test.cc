@@ -4,7 +4,9 @@
 
 #include <vector>
 
+#include "core/base/error.h"
 #include "harness/judge/judge.h"
+#include "subjects/model/zoo/registry.h"
 #include "suite/testing/emulated_cases.h"
 #include "suite/testing/nd_cases.h"
 
@@ -75,6 +77,18 @@ TEST(NdNumerics, SaysHowMicroBatchesAddUp) {
       [](NumericsSpec& n) { n.data.accumulation.reduces_every_micro_batch = true; }, "gradient of");
 }
 
+// Norms are used token by token, and each tp rank has some of the tokens.
+TEST(NdNumerics, SaysWhoseGradientsAreSummedWhereTheSequenceIsSplit) {
+  const Case item = in_sequence(nd_case({.cp = 2, .tp = 2}));
+  NumericsSpec wrong = numerics_of(item);
+  ASSERT_EQ(wrong.tensor.holder_sums.size(), 1U);
+  wrong.tensor.holder_sums.clear();
+
+  EXPECT_THAT(
+      [&] { (void)make_emulated_reference(item, wrong); },
+      ::testing::ThrowsMessage<InfrastructureError>(::testing::HasSubstr("input_layernorm")));
+}
+
 // Zero bubble, a V, given splits, one embedding on two of more stages.
 std::vector<Case> schedule_cases(Dtype dtype) {
   return {in_pipeline(nd_case({.pp = 2, .tp = 2}, dtype), 1, "InterleavedZeroBubble"),
@@ -86,6 +100,16 @@ std::vector<Case> schedule_cases(Dtype dtype) {
                  c.settings.nd.layers_per_stage = {1, 4};
                }),
           in_pipeline(nd_case({.pp = 3, .dp = 2}, dtype, "gpt2"))};
+}
+
+// The sequence split over tp: in one stage and several, under cp, with norms of heads, copied kv
+// heads, row biases, learned positions and dropout.
+std::vector<Case> sequence_cases(Dtype dtype) {
+  return {in_sequence(in_pipeline(nd_case({.pp = 2, .cp = 2, .tp = 2}, dtype))),
+          in_sequence(in_pipeline(nd_case({.pp = 2, .tp = 2}, dtype, "qwen3"))),
+          in_sequence(in_pipeline(with_heads(nd_case({.pp = 2, .tp = 4}, dtype), 4, 2))),
+          recomputing_every_second(with(in_sequence(nd_case({.cp = 2, .tp = 2}, dtype, "gpt2")),
+                                        [](Case& c) { set_dropout(c.config, 0.1); }))};
 }
 
 std::vector<Case> cases() {
@@ -100,6 +124,7 @@ std::vector<Case> cases() {
     result.push_back(with_replicas(nd_case({.dp = 4}, dtype), 2));
   }
   for (const Case& item : schedule_cases(Dtype::kFloat32)) result.push_back(item);
+  for (const Case& item : sequence_cases(Dtype::kFloat32)) result.push_back(item);
   result.push_back(in_ring(in_pipeline(nd_case({.pp = 2, .dp = 2, .cp = 2, .tp = 2}))));
   result.push_back(in_pipeline(nd_case({.pp = 2}, Dtype::kFloat32, "gpt2"), 1, "GPipe"));
   result.push_back(with_replicas(nd_case({.dp = 2}), 2));
@@ -111,9 +136,13 @@ std::vector<Case> wide_cases() {
   std::vector<Case> result;
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
     for (const Case& item : schedule_cases(dtype)) result.push_back(item);
+    for (const Case& item : sequence_cases(dtype)) result.push_back(item);
+    for (const char* const type : {"llama", "megatron_gpt"})
+      result.push_back(in_sequence(in_pipeline(nd_case({.pp = 2, .tp = 2}, dtype, type))));
     const Case all = in_pipeline(nd_case({.pp = 2, .dp = 2, .cp = 2, .tp = 2}, dtype));
     result.push_back(all);
     result.push_back(in_ring(all));
+    result.push_back(in_sequence(all));
     result.push_back(with_replicas(all, 2));
     for (const ReductionOrder order : {ReductionOrder::kRing, ReductionOrder::kTree}) {
       result.push_back(in_order(order, with_replicas(nd_case({.dp = 4, .cp = 2}, dtype), 2)));
@@ -131,7 +160,7 @@ std::vector<Case> wide_cases() {
     }));
     result.push_back(split(with_vocabulary(all, 97), 8));
     result.push_back(with(all, [](Case& c) {
-      c.settings.recompute = true;
+      c.settings.recompute_every = 1;
       c.steps = 2;
     }));
   }

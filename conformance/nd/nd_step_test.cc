@@ -52,11 +52,17 @@ TEST(NdRefusals, NameTheNumbers) {
   few_micro_batches.micro_batches = 3;
   Case odd_replicas = with_replicas(nd_case({.dp = 3}), 2);
   Case recomputed = in_pipeline(nd_case({.pp = 2}), 2, "ZBVZeroBubble");
-  recomputed.settings.recompute = true;
+  recomputed.settings.recompute_every = 1;
   Case tied_on_a_v = in_pipeline(nd_case({.pp = 2}, Dtype::kFloat32, "gpt2"), 2, "ZBVZeroBubble");
+  Case odd_parts = in_sequence(nd_case({.cp = 2, .tp = 3}));
+  odd_parts.seq_length = 16;
+  Case whole_vocabulary = in_sequence(nd_case({.tp = 2}));
+  whole_vocabulary.settings.make_vocab_size_divisible_by = 0;
   Case split = in_pipeline(nd_case({.pp = 2}));
   split.settings.nd.layers_per_stage = {1, 2};
   for (const Misfit& misfit : std::vector<Misfit>{{recomputed, "ZBVZeroBubble"},
+                                                  {odd_parts, "tp 3 x cp 2"},
+                                                  {whole_vocabulary, "--vocab-parallel"},
                                                   {tied_on_a_v, "rank 0"},
                                                   {split, "1,2"},
                                                   {few_layers, "2"},
@@ -82,6 +88,8 @@ std::vector<Case> cases() {
           in_pipeline(nd_case({.pp = 2, .cp = 2}, Dtype::kBFloat16), 2, "ZBVZeroBubble"),
           in_pipeline(nd_case({.pp = 4}, Dtype::kFloat32, "gpt2")),
           in_ring(nd_case({.dp = 2, .cp = 2})),
+          in_sequence(in_pipeline(nd_case({.pp = 2, .dp = 2, .tp = 2}))),
+          recomputing_every_second(in_sequence(nd_case({.cp = 2, .tp = 2}, Dtype::kBFloat16))),
           in_ring(nd_case({.cp = 2}, Dtype::kBFloat16)),
           with_replicas(nd_case({.dp = 4}), 2),
           nd_case({.dp = 2, .cp = 2, .tp = 2}),
@@ -124,6 +132,7 @@ std::vector<Case> lattice_cases() {
   add({.dp = 2, .cp = 2, .tp = 2}, Dtype::kFloat32, 1, 1);
   add({.dp = 4}, Dtype::kBFloat16, 1, 2);
   add({.pp = 2, .dp = 2, .cp = 2, .tp = 2}, Dtype::kFloat32, 1, 1);
+  result.push_back(in_sequence(result.back()));
   return result;
 }
 INSTANTIATE_TEST_SUITE_P(Cases, NdLattice, ::testing::ValuesIn(lattice_cases()), case_name);

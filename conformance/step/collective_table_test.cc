@@ -69,7 +69,7 @@ TEST_P(CollectiveTableOf, HoldsOnEveryMesh) {
 TEST_P(CollectiveTableOf, HoldsWithMicroBatchesAndRecomputedLayers) {
   expect_all([](Case& item) {
     item.micro_batches = 3;
-    item.settings.recompute = true;
+    item.settings.recompute_every = 1;
     item.settings.loss_mean = LossMean::kLocal;
   });
 }
@@ -118,7 +118,7 @@ TEST(CollectiveTable, HoldsWhereVocabularyAndSequenceAreSplit) {
   expect_follows_its_table(item);
   Case split = step_case("megatron", {.dp = 2, .tp = 2});
   split.settings.sequence_parallel = true;
-  split.settings.recompute = true;
+  split.settings.recompute_every = 1;
   expect_follows_its_table(split);
 }
 

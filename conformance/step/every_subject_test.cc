@@ -32,7 +32,7 @@ Case dropout_step(const Combination& c) {
 
 Case recomputed_step(const Combination& c) {
   Case item = dropout_step(c);
-  item.settings.recompute = true;
+  item.settings.recompute_every = 1;
   return item;
 }
 

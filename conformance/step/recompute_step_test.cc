@@ -20,7 +20,7 @@ namespace {
 
 Case recomputed(Case item, double dropout) {
   if (dropout > 0) set_dropout(item.config, dropout);
-  item.settings.recompute = true;
+  item.settings.recompute_every = 1;
   return item;
 }
 
@@ -94,7 +94,7 @@ TEST(RecomputedStepOfOne, IsBitEqualToThePlainReference) {
 TEST(RecomputedStepCollectives, RepeatTheSumsOfTheForwardPass) {
   const auto counted = [](bool recompute) {
     Case item = step_case("autotp", {.dp = 2, .tp = 3});
-    item.settings.recompute = recompute;
+    item.settings.recompute_every = recompute ? 1 : 0;
     return run_world(6, [item](Rank& rank) {
       EXPECT_EQ(rank.size(), 6);
       const auto counts = std::make_shared<CallCounts>();

@@ -64,7 +64,7 @@ TEST(RecordedStep, OfEverySubjectConforms) {
   for (const char* const subject : {"autotp", "fsdp_tp", "megatron"}) {
     for (const bool recompute : {false, true}) {
       Case item = two_steps(subject, {.dp = 2, .tp = 2});
-      item.settings.recompute = recompute;
+      item.settings.recompute_every = recompute ? 1 : 0;
       item.micro_batches = 2;
       const Verdict plain = verdict_of(item, {});
       EXPECT_EQ(plain.status, Status::kConforms) << plain.reason;
@@ -399,7 +399,7 @@ class ForgetfulStrategy final : public Strategy {
 
 TEST(RecordedStep, ShowsActivationsThatAreComputedAgain) {
   Case item = step_case("ddp", {.dp = 2});
-  item.settings.recompute = true;
+  item.settings.recompute_every = 1;
 
   const Verdict verdict = verdict_of(item, with_parts([](TrainerParts& parts, Mesh&) {
                                        parts.strategy = std::make_shared<ForgetfulStrategy>(2, 2);

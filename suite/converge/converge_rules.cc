@@ -175,6 +175,7 @@ struct ActsOn {
   Axis axis;
 };
 constexpr std::array kActsOn = {ActsOn{"make_vocab_size_divisible_by", Axis::kTp},
+                                ActsOn{"sequence_parallel", Axis::kTp},
                                 ActsOn{"context_order", Axis::kCp},
                                 ActsOn{"context_attention", Axis::kCp},
                                 ActsOn{"ring_merge_dtype", Axis::kCp},
@@ -195,6 +196,12 @@ Rule techniques_that_act(Sets sets) {
           return fmt::format("{} must be at least 2, or {} does nothing, got 1",
                              name_of(technique.axis), technique.setting);
         }
+        const int every = set.item.settings.recompute_every;
+        if (every > set.item.config.num_layers)
+          return fmt::format(
+              "recompute-every must be at most the {} layers, or it does nothing, "
+              "got {}",
+              set.item.config.num_layers, every);
         const NdSettings& nd = set.item.settings.nd;
         if (std::ranges::count(set.settings, "dp_replicate") != 0 && nd.dp_replicate == 1)
           return "dp-replicate must be at least 2, or it does nothing, got 1";

@@ -32,14 +32,15 @@ constexpr std::array kDegrees = {Degree{"tp", "TP", Axis::kTp}, Degree{"cp", "CP
 constexpr std::string_view kMicroBatches = "micro-batches";
 
 /// What people call a flag.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 4> kOtherNames{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kOtherNames{
     {{"loss-parallel", "vocab-parallel"},
      {"activation-checkpoint", "recompute"},
      {"activation-checkpointing", "recompute"},
+     {"selective-ac", "recompute-every"},
      {"schedule", "pipeline-schedule"}}};
 
 /// Techniques of torchtitan that this build lacks, and why there is nothing to switch.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 10> kLacking{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 9> kLacking{
     {{"async-tp", "collectives of tp are waited for where they are made"},
      {"async-tensor-parallel", "collectives of tp are waited for where they are made"},
      {"compile", "nothing is compiled"},
@@ -47,7 +48,6 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 10> kLacking
      {"fused-step", "each optimizer has one implementation"},
      {"float8", "dtypes are fp64, fp32, bf16 and fp16"},
      {"mxfp8", "dtypes are fp64, fp32, bf16 and fp16"},
-     {"selective-ac", "activations are checkpointed layer by layer: recompute"},
      {"ep", "no model has experts"},
      {"ddp", "the control is FSDP; isoshard train compares ddp"}}};
 

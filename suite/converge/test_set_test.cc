@@ -51,7 +51,7 @@ TEST(TestSets, SayWhatTheRunHasAndTheControlHasNot) {
   EXPECT_EQ(set.dimensions, 4);
   EXPECT_EQ(set.item.subject, "nd");
   EXPECT_EQ(set.item.degrees, (Degrees{.pp = 2, .dp = 2, .cp = 2, .tp = 2}));
-  EXPECT_TRUE(set.item.settings.recompute);
+  EXPECT_EQ(set.item.settings.recompute_every, 1);
   EXPECT_EQ(set.item.settings.nd.pipeline_schedule, "GPipe");
   EXPECT_THAT(set.techniques, ElementsAre("recompute", "pipeline-schedule=GPipe"));
 }
@@ -70,15 +70,17 @@ TEST(TestSets, CutTheLocalBatchIntoAsManyMicroBatchesAsStages) {
 }
 
 TEST(TestSets, TakeTheNamesThatPeopleUse) {
-  EXPECT_TRUE(test_set("activation-checkpoint", control()).item.settings.recompute);
+  EXPECT_EQ(test_set("activation-checkpoint", control()).item.settings.recompute_every, 1);
+  EXPECT_EQ(test_set("selective-ac=2", control()).item.settings.recompute_every, 2);
   EXPECT_EQ(test_set("tp=2,loss-parallel", control()).item.settings.make_vocab_size_divisible_by,
             1);
 }
 
 TEST(TestSets, RefuseByNameWhatThisBuildLacks) {
-  for (const char* const name : {"async-tp", "compile", "fused-step", "float8", "selective-ac"})
+  for (const char* const name : {"async-tp", "compile", "fused-step", "float8"})
     refuses(name, std::string(name) + " is not in this build");
-  refuses("async_tp", "what there is: tp, cp, pp, micro-batches, recompute, vocab-parallel");
+  refuses("async_tp",
+          "what there is: tp, cp, pp, micro-batches, recompute, recompute-every, vocab-parallel");
 }
 
 TEST(TestSets, RefuseWhatTheyCannotBe) {
@@ -92,7 +94,7 @@ TEST(TestSets, RefuseWhatTheyCannotBe) {
   refuses("pipeline-schedule", "must have a value");
   refuses("dp=4", "rule dp-degree");
   refuses("learning-rate=1", "rule settings: learning-rate must be the same");
-  refuses("sequence-parallel", "is of megatron alone");
+  refuses("distributed-optimizer", "is of megatron alone");
 }
 
 TEST(TestSets, APipelineNeedsALocalBatchOfItsMicroBatches) {
@@ -165,13 +167,15 @@ TEST(ConvergeRules, EachIsRefusedByItsName) {
 TEST(ConvergeRules, ATechniqueWithoutWhatItActsOnIsRefused) {
   for (const char* const text :
        {"cp=2,vocab-parallel", "tp=2,context-attention=ring", "tp=2,context-order=contiguous",
-        "cp=2,ring-merge-dtype=bf16", "tp=2,pipeline-schedule=GPipe"})
+        "cp=2,ring-merge-dtype=bf16", "tp=2,pipeline-schedule=GPipe", "cp=2,sequence-parallel",
+        "recompute-every=99"})
     EXPECT_EQ(rule_of(rules_of({test_set(text, control())}), "technique-acts").status,
               RuleStatus::kRefused)
         << text;
   for (const char* const text :
        {"tp=2,vocab-parallel", "cp=2,context-attention=ring,ring-merge-dtype=bf16",
-        "pp=2,pipeline-schedule=GPipe", "recompute", "dp-replicate=2"})
+        "pp=2,pipeline-schedule=GPipe", "recompute", "dp-replicate=2", "selective-ac=2",
+        "tp=2,loss-parallel,sequence-parallel"})
     EXPECT_EQ(rule_of(rules_of({test_set(text, control())}), "technique-acts").status,
               RuleStatus::kPass)
         << text;

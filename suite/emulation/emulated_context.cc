@@ -166,7 +166,7 @@ at::Tensor EmulatedContext::own_tokens(const at::Tensor& whole_BS) const {
 Layout EmulatedContext::over_tokens(Layout layout, const at::Tensor& local, int dim) const {
   if (!is_cut()) return layout;
   const auto d = static_cast<std::size_t>(dim);
-  const std::int64_t length = local.size(dim) * degree();
+  const std::int64_t length = layout.global_shape[d] * degree();
   const at::Tensor positions = own_positions(length);
   const auto* const places = positions.const_data_ptr<std::int64_t>();
   const std::vector<Box> whole = boxes_of(layout, world_->mesh(), rank_);

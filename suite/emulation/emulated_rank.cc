@@ -277,7 +277,10 @@ void EmulatedRank::reduce_gradients() {
   }
   if (!numerics.data.accumulation.reduces_every_micro_batch) reduce_over_dp();
   for (auto& [name, gradient] : gradients_) gradient = gradient.to(master_type());
-  for (const std::vector<std::string>& names : run_->numerics.tensor.holder_sums) {
+  for (std::vector<std::string> names : run_->numerics.tensor.holder_sums) {
+    // other stages have the others
+    std::erase_if(names, [&](const std::string& name) { return !gradients_.contains(name); });
+    if (names.empty()) continue;
     const std::vector<int> holders = holders_of(names);
     reduce_flat(names, nullptr, [&](at::Tensor flat) {
       return world_->reduce(rank_, holders, names.front(), std::move(flat),

@@ -369,6 +369,10 @@ std::int64_t EmulatedStrategy::sequence_length(std::int64_t length) const {
   return context_.is_cut() ? length * context_.degree() : length;
 }
 
+std::int64_t EmulatedStrategy::tokens_of_stream(std::int64_t length) const {
+  return numerics_->sequence.is_cut ? length * tp_degree() : length;
+}
+
 // No other pp rank has it.
 Layout EmulatedStrategy::over_context(Layout layout, const at::Tensor& local,
                                       int sequence_dim) const {

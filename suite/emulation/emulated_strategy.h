@@ -48,6 +48,7 @@ class EmulatedStrategy final : public Strategy {
                                          const at::Tensor& v_BKSD) const override;
   [[nodiscard]] at::Tensor token_positions(std::int64_t length) const override;
   [[nodiscard]] std::int64_t sequence_length(std::int64_t length) const override;
+  [[nodiscard]] std::int64_t tokens_of_stream(std::int64_t length) const override;
   [[nodiscard]] Layout over_context(Layout layout, const at::Tensor& local,
                                     int sequence_dim) const override;
   [[nodiscard]] const EmulatedContext& context() const noexcept { return context_; }

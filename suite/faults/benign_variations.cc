@@ -297,7 +297,7 @@ Fault ragged_epoch_recompute() {
     return item;
   };
   miss.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
-    parts.recompute = true;
+    parts.recompute_every = 1;
     probe.fired();
   };
   return miss;

@@ -41,7 +41,7 @@ Fault recompute_draws_new_mask() {
   fault.smallest_case = [] {
     Case item = fault_case("gpt2", "ddp", {.dp = 2});
     set_dropout(item.config, 0.1);
-    item.settings.recompute = true;
+    item.settings.recompute_every = 1;
     return item;
   };
   fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
@@ -63,24 +63,24 @@ Fault recompute_in_default_dtype() {
   fault.smallest_case = [] {
     Case item = fault_case("llama", "ddp", {.dp = 2});
     item.settings.autocast = Dtype::kBFloat16;
-    item.settings.recompute = true;
+    item.settings.recompute_every = 1;
     return item;
   };
   fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case& item, const FaultProbe& probe) {
     // a layer's modules are called in the forward pass, and then in the repeated one
     const auto calls = std::make_shared<std::map<std::string, int, std::less<>>>();
     StrategyRules rules;
-    rules.linear = [calls, is_here = item.settings.recompute && item.settings.autocast.has_value(),
-                    probe](const Strategy& inner, std::string_view module, const at::Tensor& x,
-                           const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                           Sink* sink) {
-      const bool is_second =
-          is_here && !layer_of(module).empty() && ++(*calls)[std::string(module)] % 2 == 0;
-      if (!is_second) return inner.linear(module, x, weight, bias, sink);
-      probe.fired();
-      const AutocastScope autocast(x.device().type(), at::kHalf);
-      return inner.linear(module, x, weight, bias, sink).to(at::kBFloat16);
-    };
+    rules.linear =
+        [calls, is_here = item.settings.recompute_every > 0 && item.settings.autocast.has_value(),
+         probe](const Strategy& inner, std::string_view module, const at::Tensor& x,
+                const at::Tensor& weight, const std::optional<at::Tensor>& bias, Sink* sink) {
+          const bool is_second =
+              is_here && !layer_of(module).empty() && ++(*calls)[std::string(module)] % 2 == 0;
+          if (!is_second) return inner.linear(module, x, weight, bias, sink);
+          probe.fired();
+          const AutocastScope autocast(x.device().type(), at::kHalf);
+          return inner.linear(module, x, weight, bias, sink).to(at::kBFloat16);
+        };
     parts.strategy = strategy_double(std::move(parts.strategy), std::move(rules));
   };
   fault.expected = {Stage::kForward, "model.layers.1.self_attn.q_proj.recomputed", any_rank(2),

@@ -132,7 +132,8 @@ void StepTable::tell_shapes() {
 
 void StepTable::pass(int stage) {
   const ModelSection& section = numerics_.pipeline.stages[static_cast<std::size_t>(stage)];
-  const std::int64_t passed = hidden() * (model_.config().model_type == "lattice" ? 2 : 1);
+  const std::int64_t passed = hidden() * (model_.config().model_type == "lattice" ? 2 : 1) /
+                              (numerics_.sequence.is_cut ? tp_ : 1);
   if (is_elsewhere(stage - 1)) {
     transfer(CollectiveOp::kRecv, Purpose::kPipeForward, stream_dtype(), passed);
     transfer(CollectiveOp::kSend, Purpose::kPipeBackward, stream_dtype(), passed);
@@ -149,7 +150,8 @@ void StepTable::pass(int stage) {
        index < static_cast<std::size_t>(section.end_layer); ++index) {
     const std::string& name = layers_.at(index - first_layer_of_rank(index));
     layer(name, true);
-    if (item_.settings.recompute) layer(name, true);
+    if (is_recomputed(static_cast<std::int64_t>(index), item_.settings.recompute_every))
+      layer(name, true);
     layer(name, false);
   }
   if (section.has_head) head();

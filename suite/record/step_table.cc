@@ -221,7 +221,8 @@ void StepTable::backward() {
   if (numerics_.vocabulary.has_value()) enter(Purpose::kVocabParallelBackward, false);
   for (auto name = layers_.rbegin(); name != layers_.rend(); ++name) {
     gather(*name);
-    if (item_.settings.recompute) layer(*name, true);
+    if (is_recomputed(std::distance(name, layers_.rend()) - 1, item_.settings.recompute_every))
+      layer(*name, true);
     layer(*name, false);
     scatter(*name);
   }

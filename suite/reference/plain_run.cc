@@ -201,7 +201,7 @@ std::unique_ptr<Trainer> begun(const Case& c, const PlainRun& run,
                                std::shared_ptr<const WeightSource> weights, Mesh& mesh,
                                Sink* sink) {
   TrainerParts parts = plain_parts(trainer_config(c, std::move(weights)), mesh, c.degrees.dp);
-  parts.recompute = false;  // a reference keeps what it computed
+  parts.recompute_every = 0;  // a reference keeps what it computed
   if (run.edit) run.edit(parts);
   auto trainer = std::make_unique<Trainer>(std::move(parts), mesh, sink);
   if (c.resumed.has_value()) {

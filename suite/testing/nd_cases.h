@@ -38,6 +38,19 @@ inline Case in_ring(Case item) {
   return item;
 }
 
+/// The sequence split over tp between regions, and with it the vocabulary.
+inline Case in_sequence(Case item) {
+  item.settings.sequence_parallel = true;
+  item.settings.make_vocab_size_divisible_by = 1;
+  return item;
+}
+
+/// Layers 1, 3, ... run again in backward.
+inline Case recomputing_every_second(Case item) {
+  item.settings.recompute_every = 2;
+  return item;
+}
+
 inline Case with_replicas(Case item, int replicas) {
   item.settings.nd.dp_replicate = replicas;
   return item;

@@ -68,6 +68,9 @@ class Strategy {
   /// How long the sequence is of which forward gets `length` tokens.
   [[nodiscard]] virtual std::int64_t sequence_length(std::int64_t length) const { return length; }
 
+  /// How many tokens forward gets of which its layers hold `length` between regions.
+  [[nodiscard]] virtual std::int64_t tokens_of_stream(std::int64_t length) const { return length; }
+
   /// Around each decoder layer, also where backward computes it again: parameters below `module`
   /// are read between the two only.
   virtual void enter_block(std::string_view module) const;

@@ -31,9 +31,16 @@ struct TrainingPass {
   std::int64_t first_sample = 0;
   MeshShape mesh;  ///< with `rank`: where the layouts of activations lie
   int rank = 0;
-  /// Activation checkpointing: a layer's forward keeps its input only and is repeated in backward.
-  bool recompute = false;
+  /// Activation checkpointing: the forward of every n-th layer keeps its input only and is repeated
+  /// in backward. 0: of none.
+  int recompute_every = 0;
   ModelSection section;
 };
+
+/// Whether backward runs a layer again: with `every` n, of layers 0, 1, ... those before each
+/// multiple of n (2: layers 1, 3, ...).   Source   torchtitan, selective_ac_option = "n".
+[[nodiscard]] constexpr bool is_recomputed(std::int64_t layer, int every) noexcept {
+  return every > 0 && (layer + 1) % every == 0;
+}
 
 }  // namespace isoshard

@@ -30,6 +30,7 @@ SubjectSpec megatron_subject() {
       .axes = {Axis::kDp, Axis::kTp},
       .settings = {"make_vocab_size_divisible_by", "sequence_parallel", "distributed_optimizer"},
       .needs_fp32_masters = true,
+      .always_splits_vocabulary = true,
       .make_parts = make,
       .make_numerics = megatron_numerics};
 }

@@ -20,20 +20,20 @@ TrainerParts make(const TrainerConfig& config, Mesh& mesh, const SubjectEdits& e
 }  // namespace
 
 SubjectSpec nd_subject() {
-  return {
-      .name = "nd",
-      .title = "torchtitan N-D",
-      .summary =
-          "torchtitan: FSDP or HSDP x tensor x pipeline x context parallelism, any subset of "
-          "them",
-      .copy_of = "torchtitan with torch.distributed.pipelining and context_parallel",
-      .aliases = {"torchtitan"},
-      .axes = {Axis::kPp, Axis::kDp, Axis::kCp, Axis::kTp},
-      .settings = {"make_vocab_size_divisible_by", "reduce_dtype", "output_dtype", "dp_replicate",
-                   "context_order", "context_attention", "ring_merge_dtype", "pipeline_schedule",
-                   "stages_per_rank", "stage_placement", "layers_per_stage"},
-      .make_parts = make,
-      .make_numerics = nd_numerics};
+  return {.name = "nd",
+          .title = "torchtitan N-D",
+          .summary =
+              "torchtitan: FSDP or HSDP x tensor x pipeline x context parallelism, any subset of "
+              "them",
+          .copy_of = "torchtitan with torch.distributed.pipelining and context_parallel",
+          .aliases = {"torchtitan"},
+          .axes = {Axis::kPp, Axis::kDp, Axis::kCp, Axis::kTp},
+          .settings = {"make_vocab_size_divisible_by", "sequence_parallel", "reduce_dtype",
+                       "output_dtype", "dp_replicate", "context_order", "context_attention",
+                       "ring_merge_dtype", "pipeline_schedule", "stages_per_rank",
+                       "stage_placement", "layers_per_stage"},
+          .make_parts = make,
+          .make_numerics = nd_numerics};
 }
 
 }  // namespace isoshard

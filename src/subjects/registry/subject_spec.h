@@ -44,6 +44,8 @@ struct SubjectSpec {
   std::vector<std::string_view> settings = {};
   /// Whether 16-bit parameters always have fp32 masters.
   bool needs_fp32_masters = false;
+  /// Whether embedding and head are split over tp, whatever the settings say.
+  bool always_splits_vocabulary = false;
   /// Ranks    collective over the mesh.
   /// Errors   UsageError if `edits.plan` is given and the subject has no plan.
   TrainerParts (*make_parts)(const TrainerConfig& config, Mesh& mesh,

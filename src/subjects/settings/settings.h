@@ -68,7 +68,7 @@ struct TrainSettings {
   /// Of the weights that the optimizer steps, and of its states: fp32 masters of bf16 parameters,
   /// say. None: the parameters' own.
   std::optional<Dtype> master_dtype;
-  /// megatron: activations that its regions over tp leave whole are split over tp along the
+  /// megatron and nd: activations that regions over tp leave whole are split over tp along the
   /// sequence.
   bool sequence_parallel = false;
   /// Megatron: masters and optimizer state are spread over dp, bucket by bucket.
@@ -81,9 +81,9 @@ struct TrainSettings {
   std::optional<Dtype> output_dtype;
   /// Autotp: 0; 1: masters and optimizer state are spread over dp; 2: gradients, too.
   int zero_stage = 0;
-  /// Activation checkpointing: of each layer only the input is kept, and its forward is repeated in
-  /// backward (subjects/model/zoo/recompute.h).
-  bool recompute = false;
+  /// Activation checkpointing: of every n-th layer only the input is kept, and its forward is
+  /// repeated in backward (subjects/model/zoo/recompute.h). 1: of all layers; 0: of none.
+  int recompute_every = 0;
   NdSettings nd;
 };
 

@@ -70,10 +70,10 @@ TrainerParts nd_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan plan) {
     gathers = shards.get();
     parts.data_parallel = std::move(shards);
   }
-  parts.strategy = std::make_shared<NdStrategy>(parts.plan, mesh, groups, settings,
-                                                config.settings.record_partials, gathers);
+  parts.strategy = std::make_shared<NdStrategy>(parts.plan, mesh, groups, config.settings, gathers);
   Communicator& tp = mesh.group(Axis::kTp);
-  parts.partial_grad_sum = std::make_unique<PartialGradSum>(own.specs, parts.plan, tp);
+  parts.partial_grad_sum = std::make_unique<PartialGradSum>(own.specs, parts.plan, tp,
+                                                            config.settings.sequence_parallel);
   detail::finish(parts, config, mesh, 1);
   NormOverStages stages;
   if (parts.stages != nullptr) stages = {&groups->pipeline(), own.counted};

@@ -28,7 +28,7 @@ TrainerParts common_parts(const TrainerConfig& config) {
   parts.learning_rate = std::make_unique<LearningRate>(config.settings.optimizer.learning_rate,
                                                        config.settings.schedule);
   parts.streams = std::make_shared<RngStreams>(config.dropout_seed);
-  parts.recompute = config.settings.recompute;
+  parts.recompute_every = config.settings.recompute_every;
   parts.bucket_bytes = config.settings.bucket_bytes;
   parts.max_grad_norm = config.settings.max_grad_norm;
   parts.label_smoothing = config.settings.label_smoothing;
@@ -141,11 +141,10 @@ TrainerParts megatron_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan p
   TrainerParts parts = common_parts(config);
   Communicator& tp = mesh.group(Axis::kTp);
   parts.plan = std::move(plan);
-  const SequenceSplit sequence =
-      settings.sequence_parallel ? SequenceSplit::kOverTp : SequenceSplit::kWhole;
   const std::vector<FusedLayers> fused = fused_layers(*parts.model, parts.plan);
   const auto strategy = std::make_shared<TensorParallelStrategy>(
-      parts.plan, tp, dp, dp, settings.record_partials, mesh.coordinate(Axis::kDp), sequence);
+      parts.plan, tp, dp, dp, settings.record_partials, mesh.coordinate(Axis::kDp),
+      sequence_split(settings));
   strategy->fuse(fused);
   parts.strategy = strategy;
   parts.partial_grad_sum = std::make_unique<PartialGradSum>(parts.model->parameters(), parts.plan,

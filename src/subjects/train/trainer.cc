@@ -213,9 +213,13 @@ double Trainer::evaluate(std::span<const TokenBatch> micro_batches) {
 // each one dp rank after the other.
 TrainingPass Trainer::training_pass(int step, std::int64_t earlier) const {
   if (!is_training_) return {};
-  return {
-      parts_.streams.get(), step, earlier * mesh_->degree(Axis::kDp), mesh_->shape(), mesh_->rank(),
-      parts_.recompute,     {}};
+  return {parts_.streams.get(),
+          step,
+          earlier * mesh_->degree(Axis::kDp),
+          mesh_->shape(),
+          mesh_->rank(),
+          parts_.recompute_every,
+          {}};
 }
 
 at::Tensor Trainer::logits_of(const TokenBatch& batch, Sink* sink, const TrainingPass& training) {

@@ -64,7 +64,7 @@ struct TrainerParts {
   Dtype dtype = Dtype::kFloat32;      ///< of the parameters, and so of the computation
   std::optional<Dtype> autocast;      ///< forward runs under autocast of this dtype
   std::optional<Dtype> output_dtype;  ///< logits are converted to it before the loss
-  bool recompute = false;             ///< layers are run again in backward
+  int recompute_every = 0;  ///< so many layers have one that is run again in backward; 0: none
   /// Whether "<parameter>.clipped" and "<parameter>.read" are recorded; what they must be follows
   /// from the other records of a reference.
   bool records_repetitions = true;

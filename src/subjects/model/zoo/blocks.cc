@@ -41,8 +41,10 @@ at::Tensor position_ids(const ForwardPass& pass, const at::Tensor& ids_BS) {
 }
 
 RotaryTables rotary_tables_of(const ForwardPass& pass, const ModelConfig& config,
-                              std::int64_t length, at::ScalarType dtype) {
+                              const at::Tensor& input, at::ScalarType dtype) {
   const Strategy& strategy = pass.strategy();
+  const std::int64_t length =
+      pass.section().has_embedding ? input.size(1) : strategy.tokens_of_stream(input.size(1));
   return rotary_tables(config.rope, config.head_dim, strategy.sequence_length(length), dtype,
                        strategy.token_positions(length));
 }
@@ -143,9 +145,11 @@ ForwardPass ForwardPass::repeated(Sink* sink) const {
   return pass;
 }
 
-at::Tensor ForwardPass::layer(std::vector<at::Tensor> inputs, Layer layer) const {
-  return training_.recompute ? recomputed(*this, std::move(inputs), std::move(layer))
-                             : layer(*this, inputs);
+at::Tensor ForwardPass::layer(std::int64_t number, std::vector<at::Tensor> inputs,
+                              Layer layer) const {
+  return is_recomputed(number, training_.recompute_every)
+             ? recomputed(*this, std::move(inputs), std::move(layer))
+             : layer(*this, inputs);
 }
 
 at::Tensor self_attention(const ForwardPass& pass, const ModelConfig& config, AttentionImpl impl,
@@ -218,14 +222,15 @@ at::Tensor rotary_decoder(const ForwardPass& pass, const ModelConfig& config, At
         pass.strategy().embedding(kEmbedding, input, pass.parameter(kEmbeddingWeight), pass.sink());
     x_BSH = pass.tapped(kEmbedding, std::move(x_BSH), pass.tp_dim_of(kEmbedding, 2));
   }
-  const RotaryTables tables = rotary_tables_of(pass, config, input.size(1), x_BSH.scalar_type());
+  const RotaryTables tables = rotary_tables_of(pass, config, input, x_BSH.scalar_type());
   for (std::int64_t layer = pass.section().first_layer; layer < pass.end_layer(config.num_layers);
        ++layer) {
-    x_BSH = pass.layer({x_BSH}, [&config, impl, layer, tables](const ForwardPass& own,
-                                                               std::span<const at::Tensor> inputs) {
-      return rotary_decoder_layer(own, config, impl, fmt::format("model.layers.{}", layer),
-                                  inputs[0], tables);
-    });
+    x_BSH = pass.layer(
+        layer, {x_BSH},
+        [&config, impl, layer, tables](const ForwardPass& own, std::span<const at::Tensor> inputs) {
+          return rotary_decoder_layer(own, config, impl, fmt::format("model.layers.{}", layer),
+                                      inputs[0], tables);
+        });
   }
   if (!pass.section().has_head) return x_BSH;
   x_BSH = pass.tapped("model.norm",

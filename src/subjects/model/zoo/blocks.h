@@ -63,11 +63,13 @@ class ForwardPass {
   /// there is nothing to drop. `q_module` says whether heads are split.
   [[nodiscard]] AttentionDropout attention_dropout(std::string_view site, std::string_view q_module,
                                                    double rate) const;
-  /// A layer's forward pass: `layer` may be called again in backward (TrainingPass::recompute),
-  /// with another pass and copies of `inputs`. What it captures must outlive backward.
+  /// The forward pass of the layer with this number in the model: `layer` may be called again in
+  /// backward (is_recomputed), with another pass and copies of `inputs`. What it captures must
+  /// outlive backward.
   using Layer =
       std::function<at::Tensor(const ForwardPass& pass, std::span<const at::Tensor> inputs)>;
-  [[nodiscard]] at::Tensor layer(std::vector<at::Tensor> inputs, Layer layer) const;
+  [[nodiscard]] at::Tensor layer(std::int64_t number, std::vector<at::Tensor> inputs,
+                                 Layer layer) const;
   /// The same pass, repeated in backward: what goes to `sink` has been there before.
   [[nodiscard]] ForwardPass repeated(Sink* sink) const;
   /// `dim` if `module`'s output is split over tp, -1 otherwise.
@@ -98,9 +100,10 @@ void check_input_ids(const at::Tensor& input_ids, const ModelConfig& config,
                      const Strategy& strategy);
 /// The places of the tokens of `ids` [B,S] in their sequences: [1,S].
 [[nodiscard]] at::Tensor position_ids(const ForwardPass& pass, const at::Tensor& ids_BS);
-/// The tables of the tokens that forward gets: `length` of them.
+/// The tables of the tokens that forward gets: `input` are their ids, or their stream in a section
+/// without the embedding.
 [[nodiscard]] RotaryTables rotary_tables_of(const ForwardPass& pass, const ModelConfig& config,
-                                            std::int64_t length, at::ScalarType dtype);
+                                            const at::Tensor& input, at::ScalarType dtype);
 
 /// Rotary self-attention with separate q, k and v projections. `module` is
 /// "model.layers.0.self_attn".

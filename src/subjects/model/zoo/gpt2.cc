@@ -186,7 +186,7 @@ at::Tensor Gpt2::forward(const at::Tensor& input, const Parameters& parameters,
   }
   for (std::int64_t number = pass.section().first_layer;
        number < pass.end_layer(config_.num_layers); ++number) {
-    x_BSH = pass.layer({x_BSH},
+    x_BSH = pass.layer(number, {x_BSH},
                        [this, number](const ForwardPass& own, std::span<const at::Tensor> inputs) {
                          return layer(own, layer_name(number), inputs[0]);
                        });

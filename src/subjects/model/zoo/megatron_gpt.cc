@@ -201,13 +201,14 @@ at::Tensor MegatronGpt::forward(const at::Tensor& input, const Parameters& param
   }
   RotaryTables tables;
   if (!config_.learned_positions)
-    tables = rotary_tables_of(pass, config_, input.size(1), x_BSH.scalar_type());
+    tables = rotary_tables_of(pass, config_, input, x_BSH.scalar_type());
   for (std::int64_t number = pass.section().first_layer;
        number < pass.end_layer(config_.num_layers); ++number) {
-    x_BSH = pass.layer({x_BSH}, [this, number, tables](const ForwardPass& own,
-                                                       std::span<const at::Tensor> inputs) {
-      return layer(own, layer_name(number), inputs[0], tables);
-    });
+    x_BSH = pass.layer(
+        number, {x_BSH},
+        [this, number, tables](const ForwardPass& own, std::span<const at::Tensor> inputs) {
+          return layer(own, layer_name(number), inputs[0], tables);
+        });
   }
   if (!pass.section().has_head) return x_BSH;
   x_BSH = pass.layer_norm("decoder.final_layernorm", x_BSH, config_.norm_eps);

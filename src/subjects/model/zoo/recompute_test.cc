@@ -71,7 +71,7 @@ Outcome run(const Setting& setting, bool recompute, Passes& passes) {
   TrainingPass pass;
   pass.streams = &streams;
   pass.mesh = MeshShape({{Axis::kDp, 1}});
-  pass.recompute = recompute;
+  pass.recompute_every = recompute ? 1 : 0;
   const Strategy strategy;
   Outcome outcome;
   // the second adds to the first one's gradients
@@ -164,13 +164,13 @@ TEST(RecomputedLayer, KeepsItsInputOnly) {
   const Strategy strategy;
   for (const bool recompute : {false, true}) {
     TrainingPass training;
-    training.recompute = recompute;
+    training.recompute_every = recompute ? 1 : 0;
     const ForwardPass pass(none, strategy, nullptr, training);
     std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> inner;
     const at::Tensor x = at::ones({3}).requires_grad_(true);
 
     const at::Tensor y =
-        pass.layer({x * 1}, [&](const ForwardPass&, std::span<const at::Tensor> inputs) {
+        pass.layer(0, {x * 1}, [&](const ForwardPass&, std::span<const at::Tensor> inputs) {
           const at::Tensor middle = inputs[0].sin();
           inner.emplace_back(middle.getIntrusivePtr());
           return middle.sin();

@@ -16,19 +16,6 @@
 namespace isoshard {
 namespace {
 
-// Whole on every tp rank and used token by token: with a cut sequence each rank has a summand of
-// the gradient.
-void cut_sequence(NumericsSpec& numerics, const std::vector<ParameterSpec>& specs) {
-  numerics.sequence.is_cut = true;
-  std::vector<std::string> used_by_token;
-  for (const ParameterSpec& spec : specs) {
-    const ParamClass c = spec.param_class;
-    if (c == ParamClass::kNorm || c == ParamClass::kRowBias || c == ParamClass::kPosition)
-      used_by_token.push_back(spec.name);
-  }
-  if (!used_by_token.empty()) numerics.tensor.holder_sums.push_back(std::move(used_by_token));
-}
-
 // One product for each group; the others are as they were.
 void fuse_products(NumericsSpec& numerics, const std::vector<FusedLayers>& groups) {
   for (const FusedLayers& group : groups) {
@@ -90,7 +77,6 @@ NumericsSpec megatron_numerics(const Model& model, const NumericsInputs& inputs)
   const ShardPlan plan = megatron_plan(model, tp, inputs.settings.make_vocab_size_divisible_by);
   NumericsSpec numerics = autotp_numerics(model, tensor_parallel, plan);
   const std::vector<ParameterSpec> specs = model.parameters();
-  if (inputs.settings.sequence_parallel && tp > 1) cut_sequence(numerics, specs);
   const std::vector<FusedLayers> groups = fused_layers(model, plan);
   fuse_products(numerics, groups);
   lay_out_gradients(numerics, specs, groups, inputs);

@@ -13,14 +13,15 @@
 namespace isoshard {
 
 NdStrategy::NdStrategy(ShardPlan plan, Mesh& mesh, std::shared_ptr<const NdGroups> groups,
-                       const NdSettings& settings, bool record_partials, FsdpShards* shards)
+                       const TrainSettings& settings, FsdpShards* shards)
     : TensorParallelStrategy(std::move(plan), mesh.group(Axis::kTp), mesh.degree(Axis::kDp),
-                             mesh.degree(Axis::kDp) * mesh.degree(Axis::kCp), record_partials,
-                             mesh.coordinate(Axis::kDp)),
+                             mesh.degree(Axis::kDp) * mesh.degree(Axis::kCp),
+                             settings.record_partials, mesh.coordinate(Axis::kDp),
+                             sequence_split(settings)),
       mesh_(&mesh),
       groups_(std::move(groups)),
-      settings_(settings),
-      context_(settings.context_order, mesh.degree(Axis::kCp), mesh.coordinate(Axis::kCp)),
+      settings_(settings.nd),
+      context_(settings_.context_order, mesh.degree(Axis::kCp), mesh.coordinate(Axis::kCp)),
       shards_(shards) {}
 
 at::Tensor NdStrategy::attention(std::string_view module, const at::Tensor& q_BNSD,

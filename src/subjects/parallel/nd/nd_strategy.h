@@ -19,7 +19,7 @@ class NdStrategy final : public TensorParallelStrategy {
  public:
   /// `shards`: who gathers layers when forward comes to them; nullptr: nobody.
   NdStrategy(ShardPlan plan, Mesh& mesh, std::shared_ptr<const NdGroups> groups,
-             const NdSettings& settings, bool record_partials, FsdpShards* shards);
+             const TrainSettings& settings, FsdpShards* shards);
   [[nodiscard]] at::Tensor attention(std::string_view module, const at::Tensor& q_BNSD,
                                      const at::Tensor& k_BKSD, const at::Tensor& v_BKSD,
                                      AttentionImpl impl, SoftmaxDtype softmax,

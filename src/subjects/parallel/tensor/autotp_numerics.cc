@@ -119,6 +119,19 @@ void add_zero(NumericsSpec& numerics, const std::vector<ParameterSpec>& specs,
   }
 }
 
+// Whole on every tp rank and used token by token: with a cut sequence each rank has a summand of
+// the gradient.
+void cut_sequence(NumericsSpec& numerics, const std::vector<ParameterSpec>& specs) {
+  numerics.sequence.is_cut = true;
+  std::vector<std::string> used_by_token;
+  for (const ParameterSpec& spec : specs) {
+    const ParamClass c = spec.param_class;
+    if (c == ParamClass::kNorm || c == ParamClass::kRowBias || c == ParamClass::kPosition)
+      used_by_token.push_back(spec.name);
+  }
+  if (!used_by_token.empty()) numerics.tensor.holder_sums.push_back(std::move(used_by_token));
+}
+
 }  // namespace
 
 NumericsSpec autotp_numerics(const Model& model, const NumericsInputs& inputs) {
@@ -152,6 +165,7 @@ NumericsSpec autotp_numerics(const Model& model, const NumericsInputs& inputs,
     numerics.tensor.holder_sums.push_back(std::move(held_alike));
   }
   if (!head_norms.empty()) numerics.tensor.holder_sums.push_back(std::move(head_norms));
+  if (inputs.settings.sequence_parallel && tp > 1) cut_sequence(numerics, specs);
   if (plan.vocab_size != 0) split_vocabulary(numerics, plan, model.head_module(), inputs);
   add_data_parallelism(numerics, specs, inputs);
   if (inputs.settings.zero_stage > 0 && inputs.mesh.degree(Axis::kDp) > 1)

@@ -200,6 +200,10 @@ bool TensorParallelStrategy::splits_output(std::string_view module) const {
          kind == ShardKind::kVocabHead;
 }
 
+std::int64_t TensorParallelStrategy::tokens_of_stream(std::int64_t length) const {
+  return splits_sequence_ ? length * tp_->size() : length;
+}
+
 int TensorParallelStrategy::tp_degree() const noexcept {
   return tp_->size();
 }

@@ -13,6 +13,7 @@
 #include "core/comm/communicator.h"
 #include "subjects/model/strategy.h"
 #include "subjects/parallel/tensor/shard_plan.h"
+#include "subjects/settings/settings.h"
 
 namespace isoshard {
 
@@ -36,6 +37,9 @@ namespace isoshard {
 /// Whether activations between the regions of tp are whole on every rank, or each has its part of
 /// the sequence.
 enum class SequenceSplit : std::uint8_t { kWhole, kOverTp };
+[[nodiscard]] inline SequenceSplit sequence_split(const TrainSettings& settings) {
+  return settings.sequence_parallel ? SequenceSplit::kOverTp : SequenceSplit::kWhole;
+}
 
 /// Column layers that read one tensor and whose weights this rank holds as one fused weight, which
 /// has `rows` rows of each layer, `turns` times. The strategy's linear gets that fused weight (and
@@ -80,6 +84,7 @@ class TensorParallelStrategy : public Strategy {
                                   const at::Tensor& weight_B,
                                   double label_smoothing) const override;
   [[nodiscard]] bool splits_output(std::string_view module) const override;
+  [[nodiscard]] std::int64_t tokens_of_stream(std::int64_t length) const override;
   [[nodiscard]] int tp_degree() const noexcept override;
   /// Keys and values of a copied kv head are copies; their gradients are partial, as each rank's
   /// query heads give a part.
