@@ -65,3 +65,10 @@ if(ISOSHARD_SANITIZE)
     -fno-omit-frame-pointer -g)
   target_link_options(isoshard_options INTERFACE -fsanitize=${ISOSHARD_SANITIZE})
 endif()
+
+# Threads and forked ranks count in the same files.
+if(ISOSHARD_COVERAGE)
+  target_compile_options(isoshard_options INTERFACE
+    $<BUILD_INTERFACE:--coverage;-fprofile-update=atomic>)
+  target_link_options(isoshard_options INTERFACE $<BUILD_INTERFACE:--coverage>)
+endif()

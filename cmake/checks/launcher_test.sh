@@ -155,9 +155,21 @@ rm -rf build
 if [[ $EUID -eq 0 ]]; then
   expect 4 "The line to try by hand" "apt-get apt-get apt-get apt-get" \
     env -u ISOSHARD_SKIP_PACKAGES CXX=/nonexistent/c++ ./isoshard x
-else
+fi
+
+# Somebody who is not root. For root: in a namespace where it has another number.
+other=(env)
+[[ $EUID -ne 0 ]] || other=(unshare --user --map-user=1000 --map-group=1000)
+if "${other[@]}" true 2>/dev/null; then
+  stand_in sudo <<'END'
+echo "sudo $1" >>"$CALLS"
+shift
+"$@"
+END
   expect 4 "packages are missing. Run this line" "" \
-    env -u ISOSHARD_SKIP_PACKAGES CXX=/nonexistent/c++ ./isoshard x
+    "${other[@]}" env -u ISOSHARD_SKIP_PACKAGES CXX=/nonexistent/c++ ./isoshard x
+  expect 4 "The line to try by hand" "sudo apt-get sudo apt-get sudo apt-get sudo apt-get" \
+    "${other[@]}" env -u ISOSHARD_SKIP_PACKAGES ISOSHARD_SUDO=1 CXX=/nonexistent/c++ ./isoshard x
 fi
 
 ((failures == 0)) || { echo "$failures failed"; exit 1; }

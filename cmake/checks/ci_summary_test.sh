@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# What .ci/summary makes of a real report of ctest: worst first, each with its command, within its
+# budget.   usage: ci_summary_test.sh SUMMARY FOLDER
+set -euo pipefail
+summary=$1 folder=$2
+command -v python3 >/dev/null || { echo "SKIPPED: no python3, which .ci/summary needs"; exit 77; }
+rm -rf -- "$folder"
+mkdir -p -- "$folder/junit"
+failures=0
+
+expect() {  # WHAT PATTERN TEXT
+  if ! grep -qE -- "$2" <<<"$3"; then
+    echo "$1: nothing matches '$2' in:"
+    echo "$3"
+    failures=$((failures + 1))
+  fi
+}
+
+cat >"$folder/CTestTestfile.cmake" <<'TESTS'
+add_test(sums_test.Adds sh -c "echo right")
+add_test(sums_test.Rounds sh -c "echo '1 </pre> 2 | 3'; exit 1")
+add_test(comm_test.Sends sh -c "kill -SEGV $$")
+add_test(comm_test.Waits sleep 60)
+set_tests_properties(comm_test.Waits PROPERTIES TIMEOUT 1)
+add_test(comm_test.Gone /no/such/program)
+add_test(python.live sh -c "echo 'SKIPPED: no torch'; exit 77")
+set_tests_properties(python.live PROPERTIES SKIP_RETURN_CODE 77)
+TESTS
+cat >"$folder/junit/sums_test.Rounds.xml" <<'REPORT'
+<?xml version="1.0" encoding="UTF-8"?>
+<testsuites><testsuite name="Rounds"><testcase name="HalfToEven/bf16" classname="All/Rounds">
+<failure message="must be 2, got 3&#x0A;at element 7" type=""/></testcase>
+<testcase name="Down" classname="All/Rounds"/></testsuite></testsuites>
+REPORT
+(cd "$folder" && ctest --output-junit ctest.xml --output-log ctest.log >/dev/null 2>&1) || true
+
+text=$("$summary" "$folder" --title "a <title>")
+expect title '^## a &lt;title&gt;: 4 of 6 failed$' "$text"
+expect numbers '^6 selected, 4 ran, 1 crashed, 1 timed out, 1 not run, 1 failed, 1 skipped' "$text"
+order=$(grep -oE '^### (comm|sums)_test\.[A-Za-z]+' <<<"$text" | tr '\n' ' ')
+expect order '^### comm_test.Sends ### comm_test.Waits ### comm_test.Gone ### sums_test.Rounds $' \
+  "$order"
+expect command "test -R (&#x27;)?\^sums_test\\\\\.Rounds\\$" "$text"
+expect filter 'tests/sums_test --gtest_filter=All/Rounds.HalfToEven/bf16' "$text"
+expect message 'must be 2, got 3' "$text"
+expect skip '^- python.live: SKIPPED: no torch$' "$text"
+[[ $text != *All/Rounds.Down* ]] || { echo "a case that passed is listed"; failures=1; }
+
+# Where GoogleTest left no report, the output is shown; it cannot end the block that it is in.
+rm -- "$folder/junit/sums_test.Rounds.xml"
+expect output '1 &lt;/pre&gt; 2' "$("$summary" "$folder")"
+
+# Without ctest's log a crash is a failure like others.
+rm -- "$folder/ctest.log"
+expect 'no log' '^### comm_test.Sends: failed$' "$("$summary" "$folder")"
+
+# What has no room is still named.
+short=$("$summary" "$folder" --budget 700)
+expect budget 'more, without room for their output' "$short"
+expect named '^- sums_test.Rounds: failed' "$short"
+((${#short} <= 700)) || { echo "the budget is 700 bytes, got ${#short}"; failures=1; }
+
+"$summary" "$folder" --output "$folder/page"
+"$summary" "$folder" --output "$folder/page"
+expect appended '^2$' "$(grep -c '^## ' "$folder/page")"
+expect missing 'no tests ran' "$("$summary" "$folder/nowhere")"
+echo '<half' >"$folder/ctest.xml"
+code=0
+"$summary" "$folder" >/dev/null 2>&1 || code=$?
+expect broken '^2$' "$code"
+exit $((failures > 0))
