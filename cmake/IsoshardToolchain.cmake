@@ -72,3 +72,14 @@ if(ISOSHARD_COVERAGE)
     $<BUILD_INTERFACE:--coverage;-fprofile-update=atomic>)
   target_link_options(isoshard_options INTERFACE $<BUILD_INTERFACE:--coverage>)
 endif()
+
+if(ISOSHARD_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID MATCHES Clang)
+    message(FATAL_ERROR "ISOSHARD_FUZZ needs Clang, got ${CMAKE_CXX_COMPILER}; configure with "
+      "-DCMAKE_CXX_COMPILER=clang++")
+  endif()
+  set(instrumented -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined)
+  target_compile_options(isoshard_options INTERFACE $<BUILD_INTERFACE:${instrumented}>
+    $<BUILD_INTERFACE:-fno-omit-frame-pointer>)
+  target_link_options(isoshard_options INTERFACE $<BUILD_INTERFACE:${instrumented}>)
+endif()

@@ -5,8 +5,8 @@
 #   ctest -S cmake/nightly.cmake,quick                            without the slow ones
 #   ISOSHARD_BUILD_DIR=/tmp/nightly ctest -S cmake/nightly.cmake  in another folder
 #
-# Results: ctest.xml (JUnit), coverage.txt and Testing/ in the build folder (build-nightly). It fails
-# if a test failed, if none ran, or if fewer than 85 % of the lines of src/ and harness/ were run.
+# Results: ctest.xml (JUnit), coverage.txt and Testing/ in the build folder (build-nightly). It
+# fails if a test failed, if none ran, or if fewer than 85 % of the lines of src and harness ran.
 # Ranks leave without exit(): end_process() writes their counts.
 cmake_minimum_required(VERSION 3.25)
 

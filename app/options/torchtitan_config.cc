@@ -364,6 +364,16 @@ void choose_layers(Gathered& all) {
   all.techniques["recompute-every"] = all.selective_option;
 }
 
+// Other bytes become '?': toml++ 3.3 has undefined behavior where a letter such as U+021A stands
+// outside a string. No key and no value that counts has one.
+std::string in_ascii(std::string_view text) {
+  std::string ascii(text);
+  for (char& c : ascii) {
+    if (static_cast<unsigned char>(c) >= 0x80) c = '?';
+  }
+  return ascii;
+}
+
 TorchtitanConfig config_of(Gathered all) {
   TorchtitanConfig config;
   choose_layers(all);
@@ -391,7 +401,7 @@ std::vector<std::string> torchtitan_keys() {
 TorchtitanConfig parse_torchtitan_config(std::string_view text,
                                          const std::filesystem::path& origin) {
   try {
-    const toml::table table = toml::parse(text);
+    const toml::table table = toml::parse(in_ascii(text));
     const std::vector<Key> keys = all_keys();
     Gathered all;
     for (const auto& [section, node] : table) {

@@ -3,7 +3,7 @@
 #pragma once
 #include <filesystem>
 #include <map>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 
 #include "core/io/safetensors.h"
 #include "harness/trace/reference.h"
