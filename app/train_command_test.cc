@@ -55,13 +55,14 @@ TEST(Train, GoesOnFromACheckpoint) {
   const TestFolder folder;
   const Arguments mesh = {"--subjects", "autotp", "--tp", "2", "--dp", "2"};
   Arguments save = mesh, same = mesh;
-  save.insert(save.end(), {"--save-checkpoint", "saved", "--save-after", "6"});
-  same.insert(same.end(), {"--resume", "saved/autotp"});
+  save.insert(save.end(),
+              {"--storage-path", "disk", "--save-checkpoint", "saved", "--save-after", "6"});
+  same.insert(same.end(), {"--storage-path", "disk", "--resume", "saved/autotp"});
   ASSERT_EQ(run_isoshard(folder.path(), train(save, "whole")).code, 0);
 
   const Ran resumed = run_isoshard(folder.path(), train(same, "rest"));
   const Ran other = run_isoshard(folder.path(), train({"--subjects", "fsdp_tp", "--tp", "2", "--dp",
-                                                       "3", "--resume", "saved/reference"},
+                                                       "3", "--resume", "disk/saved/reference"},
                                                       "other"));
 
   ASSERT_EQ(resumed.code, 0) << resumed.output;

@@ -214,20 +214,25 @@ Strings flags_for_verify(const ParsedOptions& options, const Case& base, const s
   return flags;
 }
 
+/// A folder of checkpoints; a relative one lies below --storage-path, if that is given.
+std::filesystem::path stored(const ParsedOptions& options, const std::string& option) {
+  const std::filesystem::path folder = options.get<std::string>(option);
+  if (!options.given("storage-path")) return folder;
+  return std::filesystem::path(options.get<std::string>("storage-path")) / folder;
+}
+
 void apply_checkpoints(const ParsedOptions& options, TrainRequest& request) {
   std::vector<Case*> all = {&request.reference};
   for (Case& item : request.cases) all.push_back(&item);
   if (options.given("resume")) {
-    for (Case* item : all) *item = resumed_case(*item, options.get<std::string>("resume"));
+    for (Case* item : all) *item = resumed_case(*item, stored(options, "resume").string());
   }
   if (options.given("save-after") && !options.given("save-checkpoint"))
     throw UsageError(fmt::format("--save-after {}: say where, with --save-checkpoint",
                                  options.get<int>("save-after")));
   if (!options.given("save-checkpoint")) return;
   for (Case* item : all) {
-    item->save_path =
-        (std::filesystem::path(options.get<std::string>("save-checkpoint")) / item->subject)
-            .string();
+    item->save_path = (stored(options, "save-checkpoint") / item->subject).string();
     item->save_after = options.given("save-after") ? options.get<int>("save-after") : item->steps;
   }
 }
@@ -270,7 +275,7 @@ void declare_train_options(OptionTable& table) {
       "output-dir", po::value<std::string>(),
       "write loss_SUBJECT.json of every run, report.json, report.txt and junit.xml to this folder");
   output("storage-path", po::value<std::string>(),
-         "where the published scripts keep Ray's files: taken and not used");
+         "the folder below which a relative --save-checkpoint and --resume lie");
   declare_case_options(table);
   table.aliases["loss-output-dir"] = "output-dir";
 }
@@ -315,8 +320,10 @@ TrainRequest train_request_of(const ParsedOptions& options) {
     throw UsageError(
         fmt::format("--log-interval {}: it must not be negative", request.log_interval));
   if (options.given("output-dir")) request.output_dir = options.get<std::string>("output-dir");
-  if (options.given("storage-path"))
-    request.notes.push_back("--storage-path is not used: no files of Ray's are written");
+  if (options.given("storage-path") && !options.given("save-checkpoint") &&
+      !options.given("resume"))
+    request.notes.push_back(
+        "--storage-path is not used: no checkpoint is written; add --save-checkpoint NAME");
   if (const std::string range = outside_range(item); !range.empty())
     request.notes.push_back("WARNING: " + range);
   request.verify_flags = flags_for_verify(options, item, request.fault);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workflows of the project are what GitHub's schema asks for."""
+"""The workflows of the project are what GitHub's schema asks for, and its jobs are YAML."""
 
 import pathlib
 import subprocess
@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("check_jsonschema", reason="check-jsonschema is not installed")
 pytestmark = pytest.mark.quick
 
-FOLDER = pathlib.Path(__file__).parents[2] / ".github" / "workflows"
+TREE = pathlib.Path(__file__).parents[2]
+FOLDER = TREE / ".github" / "workflows"
 
 
 def check(*files: pathlib.Path) -> subprocess.CompletedProcess[str]:
@@ -39,3 +40,15 @@ def test_a_wrong_key_is_found(tmp_path: pathlib.Path, right: str, wrong: str) ->
     file.write_text(text.replace(right, wrong), encoding="utf-8")
 
     assert check(file).returncode == 1
+
+
+def test_jobs_of_clusters_are_yaml() -> None:
+    import ruamel.yaml  # check-jsonschema brings it
+
+    reader = ruamel.yaml.YAML(typ="safe")
+    jobs = {file.name: reader.load(file) for file in (TREE / "examples/cluster").glob("*.yaml")}
+
+    assert set(jobs) == {"job_ddp.yaml", "job_autotp.yaml", "job_fsdp.yaml", "mpijob.yaml"}
+    assert jobs["mpijob.yaml"]["kind"] == "MPIJob"
+    for name, job in jobs.items():
+        assert name == "mpijob.yaml" or job["entrypoint"].startswith("isoshard train "), name
