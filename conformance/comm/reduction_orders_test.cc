@@ -11,6 +11,7 @@
 #include "core/base/error.h"
 #include "core/comm/thread/thread_world.h"
 #include "suite/testing/float_values.h"
+#include "suite/testing/test_world.h"
 
 namespace isoshard {
 namespace {
@@ -91,7 +92,7 @@ TEST_P(ReductionOrders, AllReduceIsBitEqualToTheFormulaOnEveryRank) {
       for (const std::int64_t count :
            {std::int64_t{1}, std::int64_t{7}, std::int64_t{1021}, kCount}) {
         const auto inputs = all_inputs_of<T>(num_ranks, count);
-        ThreadWorld world(num_ranks, GetParam().order);
+        TestWorld world(num_ranks, GetParam().order);
         for (const Reduction reduction : {Reduction::kSum, Reduction::kAvg}) {
           const auto expected = model_of<T>(GetParam().order, reduction, inputs);
           world.run([&](Communicator& comm) {
@@ -117,7 +118,7 @@ TEST_P(ReductionOrders, ReduceScatterAddsEachBlockAsAllReduceDoes) {
     const auto inputs = all_inputs_of<T>(kRanks, kRanks * kBlock);
     // blocks and chunks coincide
     const auto expected = model_of<T>(GetParam().order, Reduction::kAvg, inputs);
-    ThreadWorld world(kRanks, GetParam().order);
+    TestWorld world(kRanks, GetParam().order);
     world.run([&](Communicator& comm) {
       ASSERT_EQ(comm.size(), kRanks);
       auto data = inputs[static_cast<std::size_t>(comm.rank())];
@@ -138,7 +139,7 @@ TEST_P(ReductionOrders, AGroupOfASplitHasTheOrderOfItsWorld) {
     const auto of_world = all_inputs_of<T>(4, 10'001);
     const auto expected =
         model_of<T>(GetParam().order, Reduction::kSum, {of_world[3], of_world[1], of_world[2]});
-    ThreadWorld world(4, GetParam().order);
+    TestWorld world(4, GetParam().order);
     world.run([&](Communicator& comm) {
       const auto group = comm.split(comm.rank() == 0 ? 1 : 0, comm.rank() == 3 ? 0 : comm.rank());
       ASSERT_EQ(group->reduction_order(), GetParam().order);
@@ -159,7 +160,7 @@ TEST_P(ReductionOrders, InputsTellTheOrdersApart) {
     const auto inputs = all_inputs_of<T>(4, 1021);
     const auto ring = model_of<T>(ReductionOrder::kRing, Reduction::kSum, inputs);
     const auto tree = model_of<T>(ReductionOrder::kTree, Reduction::kSum, inputs);
-    ThreadWorld world(4);
+    TestWorld world(4);
     world.run([&](Communicator& comm) {
       auto ordered = inputs[static_cast<std::size_t>(comm.rank())];
       comm.all_reduce(buffer_of<T>(ordered, 0, ordered.size()), Reduction::kSum, kInfo).wait();
@@ -229,7 +230,7 @@ TEST_P(ReductionBound, OrdinaryFloatsStayWithinTheAnalyticBound) {
   with_float_dtype(GetParam().dtype, []<class T>() {
     for (const int num_ranks : {2, 3, 5}) {
       const auto inputs = all_inputs_of<T>(num_ranks, 50'021);
-      ThreadWorld world(num_ranks, GetParam().order);
+      TestWorld world(num_ranks, GetParam().order);
       for (const Reduction reduction : {Reduction::kSum, Reduction::kAvg}) {
         const double bound = bound_factor(GetParam().order, GetParam().dtype, num_ranks,
                                           reduction == Reduction::kAvg);
@@ -257,7 +258,7 @@ TEST_P(ReductionBound, ALostAddendIsOutsideTheBound) {
     const auto inputs = all_inputs_of<T>(kRanks, 1021);
     auto without = inputs;
     without[1][510] = T::narrow(0);
-    ThreadWorld world(kRanks, GetParam().order);
+    TestWorld world(kRanks, GetParam().order);
     world.run([&](Communicator& comm) {
       auto data = without[static_cast<std::size_t>(comm.rank())];
       comm.all_reduce(buffer_of<T>(data, 0, data.size()), Reduction::kSum, kInfo).wait();

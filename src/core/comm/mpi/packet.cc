@@ -35,7 +35,7 @@ const std::byte* read(const std::byte* from, std::vector<T>& list, std::size_t c
 
 std::shared_ptr<const std::vector<std::byte>> encode(const Packet& packet) {
   Head head;
-  std::memset(&head, 0, sizeof(head));  // NOLINT: the gaps too, as they are sent
+  std::memset(static_cast<void*>(&head), 0, sizeof(head));  // NOLINT: gaps are sent too
   head.kind = packet.kind;
   head.color = packet.color;
   head.key = packet.key;
