@@ -49,6 +49,7 @@ class OrderedReduction : public testing::TestWithParam<Dtype> {};
 TEST_P(OrderedReduction, IsBitEqualToTheFormulaOnEveryRank) {
   with_float_dtype(GetParam(), []<class T>() {
     for (const int num_ranks : {2, 3, 5}) {
+      if (!can_have_world_of(num_ranks)) continue;
       for (const Reduction reduction : {Reduction::kSum, Reduction::kAvg}) {
         const auto expected = expected_of<T>(ranks_up_to(num_ranks), reduction == Reduction::kAvg);
         TestWorld world(num_ranks);
@@ -69,6 +70,7 @@ TEST_P(OrderedReduction, IsBitEqualToTheFormulaOnEveryRank) {
 
 TEST_P(OrderedReduction, BucketsOfAnySizeGiveTheSameBits) {
   with_float_dtype(GetParam(), []<class T>() {
+    if (!can_have_world_of(3)) return;
     const auto expected = expected_of<T>(ranks_up_to(3), false);
     TestWorld world(3);
     world.run([&](Communicator& comm) {
@@ -86,6 +88,7 @@ TEST_P(OrderedReduction, BucketsOfAnySizeGiveTheSameBits) {
 
 TEST_P(OrderedReduction, ReduceScatterThenAllGatherIsAllReduce) {
   with_float_dtype(GetParam(), []<class T>() {
+    if (!can_have_world_of(3)) return;
     TestWorld world(3);
     world.run([&](Communicator& comm) {
       constexpr std::size_t kBlock = 100'003;
@@ -107,6 +110,7 @@ TEST_P(OrderedReduction, ReduceScatterThenAllGatherIsAllReduce) {
 
 TEST_P(OrderedReduction, FollowsTheOrderOfTheGroupNotOfTheWorld) {
   with_float_dtype(GetParam(), []<class T>() {
+    if (!can_have_world_of(4)) return;
     const auto expected = expected_of<T>({3, 1, 0, 2}, false);
     const auto in_world_order = expected_of<T>({0, 1, 2, 3}, false);
     TestWorld world(4);

@@ -57,7 +57,10 @@ MpiTestWorld::MpiTestWorld(int num_ranks, ReductionOrder order)
 
 bool MpiTestWorld::agree_on_failure(bool has_thrown) const {
   int own = has_thrown || testing::Test::HasFailure() ? 1 : 0, any = 0;
-  check_mpi(MPI_Allreduce(&own, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD), "MPI_Allreduce");
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(MPI_Iallreduce(&own, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, &request),
+            "MPI_Iallreduce");
+  await(request);
   return any != 0 && own == 0;
 }
 

@@ -3,7 +3,6 @@
 #include "core/comm/mpi/mpi_endpoint.h"
 
 #include <fmt/format.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <cstring>
@@ -50,7 +49,9 @@ int world_size() {
 
 MPI_Comm duplicate() {
   MPI_Comm comm = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "MPI_Comm_dup");
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(MPI_Comm_idup(MPI_COMM_WORLD, &comm, &request), "MPI_Comm_idup");
+  await(request);
   check_mpi(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   return comm;
 }
@@ -86,9 +87,11 @@ void MpiEndpoint::gather_journals() {
   const std::size_t words = Journal::num_lane_words();
   std::vector<std::uint64_t> own(words), all(words * static_cast<std::size_t>(size_));
   journal_.copy_lane(rank_, own);
-  check_mpi(MPI_Allgather(own.data(), static_cast<int>(words), MPI_UINT64_T, all.data(),
-                          static_cast<int>(words), MPI_UINT64_T, control_),
-            "MPI_Allgather");
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(MPI_Iallgather(own.data(), static_cast<int>(words), MPI_UINT64_T, all.data(),
+                           static_cast<int>(words), MPI_UINT64_T, control_, &request),
+            "MPI_Iallgather");
+  await(request);
   for (int rank = 0; rank < size_; ++rank)
     journal_.set_lane(rank, std::span(all).subspan(static_cast<std::size_t>(rank) * words, words));
 }
@@ -216,7 +219,7 @@ void MpiEndpoint::wait_until(const std::function<bool()>& done, const bool& move
   const auto start = steady_clock::now();
   bool has_told = false;
   for (;;) {
-    sched_yield();
+    pause_between_polls();
     poll();
     if (done()) return;
     if (is_aborted()) throw_abort();

@@ -3,11 +3,14 @@
 #include "core/comm/mpi/mpi_job.h"
 
 #include <fmt/format.h>
+#include <sched.h>
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <string_view>
+#include <thread>
 
 #include "core/base/error.h"
 #include "core/comm/mpi/launcher.h"
@@ -58,6 +61,29 @@ void start_mpi() {
 
 void end_in_abort() noexcept {
   ends_in_abort = true;
+}
+
+void pause_between_polls() noexcept {
+  using std::chrono::steady_clock;
+  constexpr std::chrono::microseconds kSleep{20};
+  constexpr std::chrono::milliseconds kLost{1}, kPause{200};
+  static thread_local steady_clock::time_point sleeps_until{};
+  const auto before = steady_clock::now();
+  if (before < sleeps_until) {
+    std::this_thread::sleep_for(kSleep);
+    return;
+  }
+  sched_yield();
+  const auto after = steady_clock::now();
+  if (after - before > kLost) sleeps_until = after + kPause;
+}
+
+void await(MPI_Request& request) {
+  for (int is_done = 0;;) {
+    check_mpi(MPI_Test(&request, &is_done, MPI_STATUS_IGNORE), "MPI_Test");
+    if (is_done != 0) return;
+    pause_between_polls();
+  }
 }
 
 }  // namespace isoshard

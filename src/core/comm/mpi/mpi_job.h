@@ -15,4 +15,13 @@ void check_mpi(int code, const char* call);
 void start_mpi();
 void end_in_abort() noexcept;
 
+/// Gives the core away for a moment, between two polls. Yielding takes the least time where ranks
+/// are all that runs; where a yield loses the core to another program for milliseconds, sleeping
+/// does, as a sleeper is woken at once.
+void pause_between_polls() noexcept;
+
+/// Polls until the request is done. For setting up and tests: no deadline, no abort.
+/// Errors   InfrastructureError.
+void await(MPI_Request& request);
+
 }  // namespace isoshard
