@@ -94,8 +94,7 @@ std::uint64_t digest_of(const std::vector<Bits>& values) {
 class MpiBits : public testing::TestWithParam<ReductionOrder> {};
 
 TEST_P(MpiBits, AreThoseOfThreadsInEveryOrder) {
-  for (const Dtype dtype :
-       {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16}) {
+  for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16}) {
     with_float_dtype(dtype, [&]<class T>() {
       const int size = MpiTestWorld::attached_size();
       std::uint64_t digest_of_threads = 0, digest_of_mpi = 1;
@@ -140,8 +139,8 @@ const std::array kMismatches = {
                c.all_reduce(data.buffer(), Reduction::kSum, kInfo).wait();
              },
              "fp32 x 8", "fp64 x 8"},
-    Mismatch{"Count", [](Communicator& c) { reduce(c, c.rank() == 1 ? 1'000'000 : 8); },
-             "fp32 x 8", "fp32 x 1000000"},
+    Mismatch{"Count", [](Communicator& c) { reduce(c, c.rank() == 1 ? 1'000'000 : 8); }, "fp32 x 8",
+             "fp32 x 1000000"},
     Mismatch{
         "Reduction",
         [](Communicator& c) { reduce(c, 8, c.rank() == 1 ? Reduction::kMax : Reduction::kSum); },
@@ -192,8 +191,8 @@ TEST(MpiMismatchedTransfers, AreNamedOnBothSidesAndReachTheOthers) {
     EXPECT_THAT(
         failure,
         AllOf(HasSubstr("transfers differ"),
-              HasSubstr(fmt::format(
-                  "rank 0 called send #1 (grad_reduce, dp, to rank 1, fp32 x {})", count)),
+              HasSubstr(fmt::format("rank 0 called send #1 (grad_reduce, dp, to rank 1, fp32 x {})",
+                                    count)),
               HasSubstr(fmt::format(
                   "rank 1 called recv #1 (grad_reduce, dp, from rank 0, fp32 x {})", count - 1))));
   }
@@ -344,8 +343,7 @@ TEST_P(MpiNative, IsExactOnIntegersInEveryOperation) {
       if (is_bool) continue;
       TypedValues equal(dtype, count, [](std::int64_t i) { return static_cast<int>(i % 13); });
       comm.all_reduce(equal.buffer(), Reduction::kAvg, kInfo).wait();
-      EXPECT_EQ(equal.first_other_than([](std::int64_t i) { return static_cast<int>(i % 13); }),
-                -1)
+      EXPECT_EQ(equal.first_other_than([](std::int64_t i) { return static_cast<int>(i % 13); }), -1)
           << "avg x " << count;
     }
     // groups have communicators of MPI of their own

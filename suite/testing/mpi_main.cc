@@ -28,10 +28,10 @@ class FailuresOfRank final : public testing::EmptyTestEventListener {
   explicit FailuresOfRank(int rank) : rank_(rank) {}
   void OnTestPartResult(const testing::TestPartResult& result) override {
     if (!result.failed()) return;
-    const testing::TestInfo* const test =
-        testing::UnitTest::GetInstance()->current_test_info();
+    const testing::TestInfo* const test = testing::UnitTest::GetInstance()->current_test_info();
     fmt::print(stderr, "rank {}: {}.{}: {}:{}: {}\n", rank_,
-               test == nullptr ? "?" : test->test_suite_name(), test == nullptr ? "?" : test->name(),
+               test == nullptr ? "?" : test->test_suite_name(),
+               test == nullptr ? "?" : test->name(),
                result.file_name() == nullptr ? "?" : result.file_name(), result.line_number(),
                result.message());
   }
@@ -43,8 +43,7 @@ class FailuresOfRank final : public testing::EmptyTestEventListener {
 int expected_size(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument = argv[i];
-    if (argument.starts_with(kExpected))
-      return std::atoi(argument.substr(kExpected.size()).data());
+    if (argument.starts_with(kExpected)) return std::atoi(argument.substr(kExpected.size()).data());
   }
   throw UsageError(fmt::format(
       "the arguments must name the size of the world, got none; give {}RANKS", kExpected));
@@ -60,9 +59,9 @@ void check_equal_tests() {
       names += fmt::format("{}.{} ", suite.name(), suite.GetTestInfo(j)->name());
   }
   for (const std::string& flag :
-       {GTEST_FLAG_GET(filter), fmt::format("{} {} {}", GTEST_FLAG_GET(repeat),
-                                            GTEST_FLAG_GET(shuffle),
-                                            GTEST_FLAG_GET(random_seed))}) {
+       {GTEST_FLAG_GET(filter),
+        fmt::format("{} {} {}", GTEST_FLAG_GET(repeat), GTEST_FLAG_GET(shuffle),
+                    GTEST_FLAG_GET(random_seed))}) {
     names += flag + " ";
   }
   const auto hash = static_cast<long long>(std::hash<std::string>{}(names) >> 2);

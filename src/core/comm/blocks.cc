@@ -59,9 +59,8 @@ void check_own_block(const ConstBuffer& block, std::span<const std::int64_t> cou
                      const char* op, const char* side) {
   const std::int64_t expected = counts[static_cast<std::size_t>(rank)];
   if (block.count != expected) {
-    throw ShapeError(
-        fmt::format("{}: the {} of rank {} must have its count of {} elements, got {}", op, side,
-                    rank, expected, block.count));
+    throw ShapeError(fmt::format("{}: the {} of rank {} must have its count of {} elements, got {}",
+                                 op, side, rank, expected, block.count));
   }
 }
 

@@ -35,8 +35,8 @@ void check_own_block(const ConstBuffer& block, std::span<const std::int64_t> cou
 
 /// What a rank sends to itself is what it expects.
 /// Errors   ShapeError.
-void check_block_to_itself(std::span<const std::int64_t> sent, std::span<const std::int64_t> expected,
-                           int rank);
+void check_block_to_itself(std::span<const std::int64_t> sent,
+                           std::span<const std::int64_t> expected, int rank);
 
 /// Data of a send or recv. `op` is what the error calls it.
 /// Errors   UsageError, ShapeError.

@@ -37,8 +37,8 @@ void check_number(const Environment& environment, const char* name, int value, c
 }  // namespace
 
 void check_launcher(const Environment& environment) {
-  const bool is_mpi = std::ranges::any_of(
-      kOfMpi, [&](const char* name) { return environment(name) != nullptr; });
+  const bool is_mpi =
+      std::ranges::any_of(kOfMpi, [&](const char* name) { return environment(name) != nullptr; });
   if (is_mpi) return;
   if (const auto size = number_in(environment, "WORLD_SIZE")) {
     throw UsageError(

@@ -10,7 +10,8 @@ namespace isoshard {
 using Environment = std::function<const char*(const char*)>;
 
 /// Called before MPI starts.
-/// Errors   UsageError where neither mpirun nor srun with PMIx or PMI started this process. It names
+/// Errors   UsageError where neither mpirun nor srun with PMIx or PMI started this process. It
+/// names
 ///          torchrun's variables, or SLURM_NTASKS, where they promise a world that MPI would split
 ///          into worlds of one rank each.
 void check_launcher(const Environment& environment);

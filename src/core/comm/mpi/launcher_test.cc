@@ -31,16 +31,20 @@ TEST(Launcher, MpirunAndSrunWithPmixAreTaken) {
 
 TEST(Launcher, TorchrunIsRefusedByName) {
   EXPECT_THAT(
-      [] { check_launcher(of({{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}})); },
+      [] {
+        check_launcher(of({{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}}));
+      },
       ThrowsMessage<UsageError>(AllOf(HasSubstr("WORLD_SIZE=4 of torchrun"),
                                       HasSubstr("4 worlds of one rank"),
                                       HasSubstr("mpirun -n 4"))));
 }
 
 TEST(Launcher, SrunWithoutPmixIsRefusedByName) {
-  EXPECT_THAT([] { check_launcher(of({{"SLURM_NTASKS", "3"}, {"SLURM_PROCID", "1"}})); },
-              ThrowsMessage<UsageError>(
-                  AllOf(HasSubstr("SLURM_NTASKS=3"), HasSubstr("srun --mpi=pmix"))));
+  EXPECT_THAT(
+      [] {
+        check_launcher(of({{"SLURM_NTASKS", "3"}, {"SLURM_PROCID", "1"}}));
+      },
+      ThrowsMessage<UsageError>(AllOf(HasSubstr("SLURM_NTASKS=3"), HasSubstr("srun --mpi=pmix"))));
 }
 
 TEST(Launcher, AProcessOfNoLauncherIsRefused) {
@@ -53,20 +57,23 @@ TEST(AttachedWorld, MustHaveTheSizeThatIsExpected) {
   check_attached_world(mpirun, 1, 4, 4);
   check_attached_world(mpirun, 1, 4, 0);
   EXPECT_THAT([&] { check_attached_world(mpirun, 0, 4, 2); },
-              ThrowsMessage<UsageError>(
-                  AllOf(HasSubstr("must have 2 ranks"), HasSubstr("got 4"))));
+              ThrowsMessage<UsageError>(AllOf(HasSubstr("must have 2 ranks"), HasSubstr("got 4"))));
 }
 
 TEST(AttachedWorld, ContradictionsOfLaunchersAreNamed) {
   const std::map<std::string, const char*> both = {
       {"OMPI_COMM_WORLD_SIZE", "1"}, {"RANK", "2"}, {"WORLD_SIZE", "4"}};
   EXPECT_THAT([&] { check_attached_world(of(both), 0, 1, 0); },
-              ThrowsMessage<UsageError>(
-                  AllOf(HasSubstr("WORLD_SIZE=4"), HasSubstr("1 from MPI"))));
-  EXPECT_THAT([] { check_attached_world(of({{"RANK", "2"}, {"WORLD_SIZE", "4"}}), 0, 4, 0); },
-              ThrowsMessage<UsageError>(HasSubstr("RANK=2")));
+              ThrowsMessage<UsageError>(AllOf(HasSubstr("WORLD_SIZE=4"), HasSubstr("1 from MPI"))));
   EXPECT_THAT(
-      [] { check_attached_world(of({{"PMIX_RANK", "0"}, {"SLURM_NTASKS", "4"}}), 0, 1, 0); },
+      [] {
+        check_attached_world(of({{"RANK", "2"}, {"WORLD_SIZE", "4"}}), 0, 4, 0);
+      },
+      ThrowsMessage<UsageError>(HasSubstr("RANK=2")));
+  EXPECT_THAT(
+      [] {
+        check_attached_world(of({{"PMIX_RANK", "0"}, {"SLURM_NTASKS", "4"}}), 0, 1, 0);
+      },
       ThrowsMessage<UsageError>(HasSubstr("SLURM_NTASKS=4")));
 }
 

@@ -116,8 +116,8 @@ void MpiCommunicator::reduce_in_slices(const Call& call, Buffer data) {
   const auto element_bytes = static_cast<std::int64_t>(size_of(data.dtype));
   const std::int64_t line = kLineBytes / element_bytes * size_;
   const auto whole_lines = [&](std::int64_t count) { return (count + line - 1) / line * line; };
-  const std::int64_t most = std::max(
-      static_cast<std::int64_t>(kChunkBytes) / element_bytes / line * line, line);
+  const std::int64_t most =
+      std::max(static_cast<std::int64_t>(kChunkBytes) / element_bytes / line * line, line);
   const std::int64_t stride = std::min(most, whole_lines(data.count));
   const std::size_t half = bytes_of(stride, data.dtype);
   make_room(world_->scratch, 2 * half);
@@ -177,9 +177,9 @@ Work MpiCommunicator::all_gather(ConstBuffer input, Buffer output, const CallInf
   check_buffer(input, "all_gather", "input");
   check_buffer(output, "all_gather", "output");
   check_blocks(output, input, size_, "all_gather");
-  const Call call = meet(
-      packet_of({.op = CollectiveOp::kAllGather, .dtype = input.dtype, .count = input.count}),
-      info);
+  const Call call =
+      meet(packet_of({.op = CollectiveOp::kAllGather, .dtype = input.dtype, .count = input.count}),
+           info);
   gather_blocks(input, output, repeated(input.count, size_));
   leave(call);
   return {};
@@ -193,11 +193,10 @@ Work MpiCommunicator::all_gather_uneven(ConstBuffer input, Buffer output, Counts
   check_counts(counts, size_, "all_gather_uneven");
   check_total(output, counts, "all_gather_uneven", "output");
   check_own_block(input, counts, rank_, "all_gather_uneven", "input");
-  const Call call = meet(packet_of({.op = CollectiveOp::kAllGatherUneven,
-                                    .dtype = input.dtype,
-                                    .count = output.count},
-                                   counts),
-                         info);
+  const Call call = meet(
+      packet_of({.op = CollectiveOp::kAllGatherUneven, .dtype = input.dtype, .count = output.count},
+                counts),
+      info);
   gather_blocks(input, output, counts);
   leave(call);
   return {};
@@ -267,13 +266,11 @@ void MpiCommunicator::reduce_blocks(Reduction reduction, ConstBuffer input, Buff
   const auto block_of = [&](int rank) {
     return input.data + bytes_of(elements_before(counts, rank), dtype);
   };
-  if (size_ == 1)
-    return copy_bytes(output.data, input.data, bytes_of(output.count, dtype));
+  if (size_ == 1) return copy_bytes(output.data, input.data, bytes_of(output.count, dtype));
   if (reduction_order() == ReductionOrder::kNative) {
     for (int root = 0; root < size_; ++root) {
-      native_reduce(group_->native,
-                    {block_of(root), counts[static_cast<std::size_t>(root)], dtype}, output, root,
-                    reduction, waiter());
+      native_reduce(group_->native, {block_of(root), counts[static_cast<std::size_t>(root)], dtype},
+                    output, root, reduction, waiter());
     }
     return;
   }
@@ -315,10 +312,10 @@ Work MpiCommunicator::all_to_all(ConstBuffer input, Counts input_counts, Buffer 
   check_total(input, input_counts, "all_to_all", "input");
   check_total(output, output_counts, "all_to_all", "output");
   check_block_to_itself(input_counts, output_counts, rank_);
-  const Call call = meet(
-      packet_of({.op = CollectiveOp::kAllToAll, .dtype = input.dtype, .count = input.count},
-                input_counts, output_counts),
-      info);
+  const Call call =
+      meet(packet_of({.op = CollectiveOp::kAllToAll, .dtype = input.dtype, .count = input.count},
+                     input_counts, output_counts),
+           info);
   const auto piece_of = [&](int rank, const std::byte* data, Counts counts) {
     return Piece{world_rank_of(rank),
                  writable(data + bytes_of(elements_before(counts, rank), input.dtype)),
@@ -341,11 +338,10 @@ Work MpiCommunicator::broadcast(Buffer data, int root, const CallInfo& info) {
   if (root < 0 || root >= size_)
     throw CommError(
         fmt::format("broadcast: the root must be from 0 to {}, got {}", size_ - 1, root));
-  const Call call = meet(packet_of({.op = CollectiveOp::kBroadcast,
-                                    .dtype = data.dtype,
-                                    .root = root,
-                                    .count = data.count}),
-                         info);
+  const Call call = meet(
+      packet_of(
+          {.op = CollectiveOp::kBroadcast, .dtype = data.dtype, .root = root, .count = data.count}),
+      info);
   const std::size_t bytes = bytes_of(data.count, data.dtype);
   std::vector<Piece> receives, sends;
   if (rank_ == root) {

@@ -156,8 +156,8 @@ std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key) {
   if (members.size() > 1) {
     endpoint.take_group_id();
     const int leader = members.front();
-    group->index = MpiGroup::index_of(packet_of(leader).groups_led, world_rank_of(leader),
-                                      endpoint.size());
+    group->index =
+        MpiGroup::index_of(packet_of(leader).groups_led, world_rank_of(leader), endpoint.size());
     if (leader == rank_) endpoint.count_group_led();
     group->native = native_comm(endpoint, *group);
   }
@@ -210,8 +210,7 @@ Work MpiCommunicator::send_recv(std::span<const Transfer> transfers) {
   std::vector<std::shared_ptr<MpiMoving>> all;
   for (const Transfer& transfer : transfers) {
     if (transfer.peer != rank_) {
-      all.push_back(
-          queue(transfer.is_send, transfer.peer, transfer.data, transfer.info, false));
+      all.push_back(queue(transfer.is_send, transfer.peer, transfer.data, transfer.info, false));
     }
   }
   world_->endpoint.poll();

@@ -41,8 +41,8 @@ int world_size() {
   int size = 0;
   check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
   if (size > kMaxRanks) {
-    throw UsageError(fmt::format(
-        "the number of ranks must be from 1 to {} on this backend, got {}", kMaxRanks, size));
+    throw UsageError(fmt::format("the number of ranks must be from 1 to {} on this backend, got {}",
+                                 kMaxRanks, size));
   }
   return size;
 }
@@ -121,10 +121,10 @@ Packet MpiEndpoint::take_packet(std::uint32_t group_id, int world_rank) {
 
 void MpiEndpoint::start_receive(const Piece& piece, int tag, Requests& requests) const {
   for (std::size_t begin = 0; begin < piece.bytes; begin += kMostBytes) {
-    check_mpi(MPI_Irecv(piece.data + begin,
-                        static_cast<int>(std::min(kMostBytes, piece.bytes - begin)), MPI_BYTE,
-                        piece.world_rank, tag, data_, &requests.emplace_back(MPI_REQUEST_NULL)),
-              "MPI_Irecv");
+    check_mpi(
+        MPI_Irecv(piece.data + begin, static_cast<int>(std::min(kMostBytes, piece.bytes - begin)),
+                  MPI_BYTE, piece.world_rank, tag, data_, &requests.emplace_back(MPI_REQUEST_NULL)),
+        "MPI_Irecv");
   }
 }
 
@@ -132,10 +132,10 @@ void MpiEndpoint::start_send(const Piece& piece, int tag, bool must_be_taken,
                              Requests& requests) const {
   const auto send = must_be_taken ? MPI_Issend : MPI_Isend;
   for (std::size_t begin = 0; begin < piece.bytes; begin += kMostBytes) {
-    check_mpi(send(piece.data + begin, static_cast<int>(std::min(kMostBytes, piece.bytes - begin)),
-                   MPI_BYTE, piece.world_rank, tag, data_,
-                   &requests.emplace_back(MPI_REQUEST_NULL)),
-              "MPI_Isend");
+    check_mpi(
+        send(piece.data + begin, static_cast<int>(std::min(kMostBytes, piece.bytes - begin)),
+             MPI_BYTE, piece.world_rank, tag, data_, &requests.emplace_back(MPI_REQUEST_NULL)),
+        "MPI_Isend");
   }
 }
 

@@ -18,7 +18,8 @@ struct MpiGroup {
   std::vector<int> world_ranks{};
   MPI_Comm native = MPI_COMM_NULL;  ///< for order native only
 
-  [[nodiscard]] static std::uint32_t index_of(std::uint32_t groups_led, int leader, int world_size) {
+  [[nodiscard]] static std::uint32_t index_of(std::uint32_t groups_led, int leader,
+                                              int world_size) {
     return groups_led * static_cast<std::uint32_t>(world_size) + static_cast<std::uint32_t>(leader);
   }
   [[nodiscard]] std::uint32_t id() const noexcept {

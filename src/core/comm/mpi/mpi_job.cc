@@ -38,9 +38,9 @@ void check_mpi(int code, const char* call) {
   std::array<char, MPI_MAX_ERROR_STRING> text{};
   int length = 0;
   MPI_Error_string(code, text.data(), &length);
-  throw InfrastructureError(fmt::format("{} failed: {}; look for the message of mpirun", call,
-                                        std::string_view(text.data(), static_cast<std::size_t>(
-                                                                          length))));
+  throw InfrastructureError(
+      fmt::format("{} failed: {}; look for the message of mpirun", call,
+                  std::string_view(text.data(), static_cast<std::size_t>(length))));
 }
 
 void start_mpi() {
@@ -49,8 +49,7 @@ void start_mpi() {
   if (is_running != 0) return;
   check_launcher([](const char* name) { return std::getenv(name); });
   int provided = 0;
-  check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided),
-            "MPI_Init_thread");
+  check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
   std::atexit(end_mpi);
   if (provided < MPI_THREAD_SERIALIZED) {
     throw InfrastructureError(

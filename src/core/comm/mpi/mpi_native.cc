@@ -154,10 +154,10 @@ void native_reduce(MPI_Comm comm, ConstBuffer input, Buffer output, int root, Re
     const auto count = static_cast<int>(std::min(kMostNativeElements, input.count - begin));
     const std::size_t offset = bytes_of(begin, input.dtype);
     MPI_Request request = MPI_REQUEST_NULL;
-    check_mpi(MPI_Ireduce(input.data + offset, rank == root ? output.data + offset : nullptr, count,
-                          type_of(input.dtype), op_of(input.dtype, reduction), root, comm,
-                          &request),
-              "MPI_Ireduce");
+    check_mpi(
+        MPI_Ireduce(input.data + offset, rank == root ? output.data + offset : nullptr, count,
+                    type_of(input.dtype), op_of(input.dtype, reduction), root, comm, &request),
+        "MPI_Ireduce");
     wait(request);
   }
   if (reduction == Reduction::kAvg && rank == root) divide_by_ranks(comm, output);

@@ -21,8 +21,7 @@ using WaitForRequest = std::function<void(MPI_Request& request)>;
 /// Errors       InfrastructureError.
 /// Determinism  as MPI's; it depends on the size of the data and the number of ranks. min and max
 ///              of a NaN are not defined by MPI.
-void native_all_reduce(MPI_Comm comm, Buffer data, Reduction reduction,
-                       const WaitForRequest& wait);
+void native_all_reduce(MPI_Comm comm, Buffer data, Reduction reduction, const WaitForRequest& wait);
 
 /// Reduces `input` on one rank, into its `output`, with MPI_Ireduce.
 void native_reduce(MPI_Comm comm, ConstBuffer input, Buffer output, int root, Reduction reduction,

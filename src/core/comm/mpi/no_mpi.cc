@@ -12,7 +12,8 @@ std::unique_ptr<Communicator> attach_mpi_world(const AttachOptions& /*options*/)
 }
 
 std::string_view why_mpi_is_not_built() noexcept {
-  return "backend mpi is not part of this build; use shm, which needs nothing installed, or install "
+  return "backend mpi is not part of this build; use shm, which needs nothing installed, or "
+         "install "
          "libopenmpi-dev and openmpi-bin and build again";
 }
 

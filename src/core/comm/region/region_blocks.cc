@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/comm/reduce.h"
 #include "core/comm/blocks.h"
 #include "core/comm/buffers.h"
+#include "core/comm/reduce.h"
 #include "core/comm/region/region_communicator.h"
 
 namespace isoshard {
