@@ -52,7 +52,7 @@ std::string failure_of(MpiTestWorld& world, const std::function<void(Communicato
 template <class T>
 std::vector<typename T::Bits> results_of(Communicator& comm) {
   std::vector<typename T::Bits> all;
-  for (const std::int64_t count : {std::int64_t{3}, std::int64_t{1021}, std::int64_t{150'001}}) {
+  for (const std::int64_t count : {std::int64_t{3}, std::int64_t{1021}, std::int64_t{300'001}}) {
     const auto inputs = inputs_of<T>(comm.rank(), count);
     for (const Reduction reduction :
          {Reduction::kSum, Reduction::kAvg, Reduction::kMin, Reduction::kMax}) {
