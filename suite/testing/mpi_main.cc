@@ -26,18 +26,20 @@ constexpr std::string_view kExpected = "--expect-world-size=";
 class FailuresOfRank final : public testing::EmptyTestEventListener {
  public:
   explicit FailuresOfRank(int rank) : rank_(rank) {}
+  void OnTestStart(const testing::TestInfo& test) override {
+    test_ = fmt::format("{}.{}", test.test_suite_name(), test.name());
+  }
+  // GoogleTest holds its lock here: asking it for the current test would wait for ever.
   void OnTestPartResult(const testing::TestPartResult& result) override {
     if (!result.failed()) return;
-    const testing::TestInfo* const test = testing::UnitTest::GetInstance()->current_test_info();
-    fmt::print(stderr, "rank {}: {}.{}: {}:{}: {}\n", rank_,
-               test == nullptr ? "?" : test->test_suite_name(),
-               test == nullptr ? "?" : test->name(),
+    fmt::print(stderr, "rank {}: {}: {}:{}: {}\n", rank_, test_,
                result.file_name() == nullptr ? "?" : result.file_name(), result.line_number(),
                result.message());
   }
 
  private:
   int rank_;
+  std::string test_ = "before the first test";
 };
 
 int expected_size(int argc, char** argv) {

@@ -55,15 +55,6 @@ MpiTestWorld::MpiTestWorld(int num_ranks, ReductionOrder order)
   communicator_ = world_->communicator(world_->rank());
 }
 
-bool MpiTestWorld::agree_on_failure(bool has_thrown) const {
-  int own = has_thrown || testing::Test::HasFailure() ? 1 : 0, any = 0;
-  MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(MPI_Iallreduce(&own, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, &request),
-            "MPI_Iallreduce");
-  await(request);
-  return any != 0 && own == 0;
-}
-
 void MpiTestWorld::run(const std::function<void(Communicator&)>& body) {
   if (!world_) return;
   ++runs;
@@ -74,10 +65,11 @@ void MpiTestWorld::run(const std::function<void(Communicator&)>& body) {
     failure = std::current_exception();
     world_->abort(fmt::format("rank {} failed: {}", world_->rank(), error.what()));
   }
-  const bool failed_elsewhere = agree_on_failure(failure != nullptr);
-  world_->gather_journals();
+  const bool has_failed = failure != nullptr || testing::Test::HasFailure();
+  const bool failed_anywhere = world_->gather_journals(has_failed ? 1 : 0) != 0;
   if (failure) std::rethrow_exception(failure);
-  if (failed_elsewhere) ADD_FAILURE() << "another rank failed; its lines begin with its number";
+  if (failed_anywhere && !has_failed)
+    ADD_FAILURE() << "another rank failed; its lines begin with its number";
 }
 
 void MpiTestWorld::set_deadline(std::chrono::steady_clock::time_point deadline) noexcept {

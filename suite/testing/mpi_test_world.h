@@ -41,8 +41,6 @@ class MpiTestWorld {
   [[nodiscard]] const Journal& journal() const noexcept;
 
  private:
-  [[nodiscard]] bool agree_on_failure(bool has_thrown) const;
-
   std::optional<MpiWorld> world_;  ///< none if the size is another one
   std::unique_ptr<Communicator> communicator_;
   std::vector<std::byte> empty_memory_;

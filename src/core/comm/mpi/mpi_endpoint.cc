@@ -83,17 +83,22 @@ MpiEndpoint::~MpiEndpoint() {
   }
 }
 
-void MpiEndpoint::gather_journals() {
-  const std::size_t words = Journal::num_lane_words();
+std::uint64_t MpiEndpoint::gather_journals(std::uint64_t word) {
+  const std::size_t lane = Journal::num_lane_words(), words = lane + 1;
   std::vector<std::uint64_t> own(words), all(words * static_cast<std::size_t>(size_));
-  journal_.copy_lane(rank_, own);
+  journal_.copy_lane(rank_, std::span(own).first(lane));
+  own.back() = word;
   MPI_Request request = MPI_REQUEST_NULL;
   check_mpi(MPI_Iallgather(own.data(), static_cast<int>(words), MPI_UINT64_T, all.data(),
                            static_cast<int>(words), MPI_UINT64_T, control_, &request),
             "MPI_Iallgather");
   await(request);
-  for (int rank = 0; rank < size_; ++rank)
-    journal_.set_lane(rank, std::span(all).subspan(static_cast<std::size_t>(rank) * words, words));
+  for (int rank = 0; rank < size_; ++rank) {
+    const auto theirs = std::span(all).subspan(static_cast<std::size_t>(rank) * words, words);
+    journal_.set_lane(rank, theirs.first(lane));
+    word = std::max(word, theirs.back());
+  }
+  return word;
 }
 
 void MpiEndpoint::post(int world_rank,

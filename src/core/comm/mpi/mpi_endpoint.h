@@ -61,8 +61,9 @@ class MpiEndpoint {
   [[nodiscard]] ReductionOrder reduction_order() const noexcept { return order_; }
   [[nodiscard]] Journal& journal() noexcept { return journal_; }
   [[nodiscard]] MPI_Comm data_comm() const noexcept { return data_; }
-  /// Makes every lane of the journal exact.   Ranks   collective over the world.
-  void gather_journals();
+  /// Makes every lane of the journal exact, and returns the largest `word`.
+  /// Ranks   collective over the world.
+  std::uint64_t gather_journals(std::uint64_t word);
 
   /// Sends a packet. Does not wait.
   void post(int world_rank, const std::shared_ptr<const std::vector<std::byte>>& packet);

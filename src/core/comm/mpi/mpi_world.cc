@@ -57,8 +57,8 @@ const Journal& MpiWorld::journal() const noexcept {
   return impl_->rank->endpoint.journal();
 }
 
-void MpiWorld::gather_journals() {
-  impl_->rank->endpoint.gather_journals();
+std::uint64_t MpiWorld::gather_journals(std::uint64_t word) {
+  return impl_->rank->endpoint.gather_journals(word);
 }
 
 std::unique_ptr<Communicator> attach_mpi_world(const AttachOptions& options) {

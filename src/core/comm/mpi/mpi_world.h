@@ -2,6 +2,7 @@
 /// The mpi backend: the ranks of a world are the processes that mpirun or srun started.
 #pragma once
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string_view>
 
@@ -37,9 +38,10 @@ class MpiWorld final : public CommWorld {
   /// Of this process's clock; a rank that comes to it aborts the world.
   void set_deadline(std::chrono::steady_clock::time_point deadline) noexcept;
   [[nodiscard]] const Journal& journal() const noexcept override;
-  /// Makes the journal exact for all ranks.
-  /// Ranks    collective over the world, also after an abort; none may be in a collective.
-  void gather_journals();
+  /// Makes the journal exact for all ranks, and returns the largest `word` of all ranks, which
+  /// saves tests an exchange. Ranks    collective over the world, also after an abort; none may be
+  /// in a collective.
+  std::uint64_t gather_journals(std::uint64_t word = 0);
 
  private:
   class Impl;
