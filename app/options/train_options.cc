@@ -10,6 +10,7 @@
 #include <boost/program_options/value_semantic.hpp>
 #include <optional>
 
+#include "app/options/attach_options.h"
 #include "app/options/case_options.h"
 #include "app/options/setting_options.h"
 #include "core/base/error.h"
@@ -272,6 +273,7 @@ void declare_train_options(OptionTable& table) {
   output("storage-path", po::value<std::string>(),
          "where the published scripts keep Ray's files: taken and not used");
   declare_case_options(table);
+  declare_attach_options(table);
   table.aliases["loss-output-dir"] = "output-dir";
 }
 

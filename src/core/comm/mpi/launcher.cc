@@ -61,6 +61,7 @@ void check_launcher(const Environment& environment) {
 void check_attached_world(const Environment& environment, int rank, int size, int expected_size) {
   check_number(environment, "WORLD_SIZE", size, "number of ranks");
   check_number(environment, "RANK", rank, "rank");
+  check_number(environment, "OMPI_COMM_WORLD_SIZE", size, "number of ranks");
   // mpirun inside a job of Slurm chooses its own number
   if (environment("OMPI_COMM_WORLD_SIZE") == nullptr)
     check_number(environment, "SLURM_NTASKS", size, "number of ranks");

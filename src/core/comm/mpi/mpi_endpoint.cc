@@ -229,7 +229,7 @@ void MpiEndpoint::wait_until(const std::function<bool()>& done, const bool& move
     if (done()) return;
     if (is_aborted()) throw_abort();
     const auto now = steady_clock::now();
-    if (deadline_ && now >= *deadline_) {
+    if ((deadline_ && now >= *deadline_) || (patience_ && now - start >= *patience_)) {
       abort(AbortKind::kTimeout, fmt::format("deadline passed: {}", journal_.describe_hang()));
       throw_abort();
     }

@@ -97,6 +97,10 @@ class MpiEndpoint {
   void set_deadline(std::chrono::steady_clock::time_point deadline) noexcept {
     deadline_ = deadline;
   }
+  /// For how long one call may wait; without a value as long as it takes.
+  void set_patience(std::optional<std::chrono::milliseconds> patience) noexcept {
+    patience_ = patience;
+  }
 
   /// The number of the next group that this rank leads, and room for `num_ids` ids in its lane.
   [[nodiscard]] std::uint32_t num_groups_led() const noexcept { return num_groups_led_; }
@@ -128,6 +132,7 @@ class MpiEndpoint {
   std::optional<AbortKind> abort_kind_;
   std::string abort_reason_;
   std::optional<std::chrono::steady_clock::time_point> deadline_;
+  std::optional<std::chrono::milliseconds> patience_;
   std::uint32_t num_groups_led_ = 1;
   std::uint32_t num_ids_ = 1;
   bool ends_process_ = false;

@@ -21,7 +21,9 @@ namespace {
 constexpr int kExitCode = 4;
 std::atomic<bool> ends_in_abort = false;
 
-void end_mpi() {
+}  // namespace
+
+void finish_mpi() noexcept {
   int is_ended = 0;
   if (MPI_Finalized(&is_ended) != MPI_SUCCESS || is_ended != 0) return;
   if (ends_in_abort) {
@@ -30,8 +32,6 @@ void end_mpi() {
     MPI_Finalize();
   }
 }
-
-}  // namespace
 
 void check_mpi(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
@@ -50,7 +50,7 @@ void start_mpi() {
   check_launcher([](const char* name) { return std::getenv(name); });
   int provided = 0;
   check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
-  std::atexit(end_mpi);
+  std::atexit(finish_mpi);
   if (provided < MPI_THREAD_SERIALIZED) {
     throw InfrastructureError(
         "MPI must allow calls from any one thread at a time (MPI_THREAD_SERIALIZED), and this one "

@@ -14,6 +14,9 @@ void check_mpi(int code, const char* call);
 /// Errors   as check_launcher.
 void start_mpi();
 void end_in_abort() noexcept;
+/// What happens at exit, for a process that ends without it. Nothing after a first call.
+/// Ranks    collective over the job.
+void finish_mpi() noexcept;
 
 /// Gives the core away for a moment, between two polls. Yielding takes the least time where ranks
 /// are all that runs; where a yield loses the core to another program for milliseconds, sleeping

@@ -53,6 +53,10 @@ void MpiWorld::set_deadline(std::chrono::steady_clock::time_point deadline) noex
   impl_->rank->endpoint.set_deadline(deadline);
 }
 
+void MpiWorld::set_patience(std::optional<std::chrono::milliseconds> patience) noexcept {
+  impl_->rank->endpoint.set_patience(patience);
+}
+
 const Journal& MpiWorld::journal() const noexcept {
   return impl_->rank->endpoint.journal();
 }

@@ -4,9 +4,10 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 
-#include "core/comm/transport.h"
+#include "core/comm/attached_job.h"
 
 namespace isoshard {
 
@@ -19,7 +20,7 @@ namespace isoshard {
 ///              gather_journals().
 /// Errors       UsageError for more than 16 ranks, and as attach_mpi_world.
 /// Ranks        the constructor is collective over the world.
-class MpiWorld final : public CommWorld {
+class MpiWorld final : public AttachedWorld {
  public:
   explicit MpiWorld(ReductionOrder order = ReductionOrder::kOrdered);
   ~MpiWorld() override;
@@ -37,6 +38,7 @@ class MpiWorld final : public CommWorld {
   [[nodiscard]] bool is_aborted() const noexcept;
   /// Of this process's clock; a rank that comes to it aborts the world.
   void set_deadline(std::chrono::steady_clock::time_point deadline) noexcept;
+  void set_patience(std::optional<std::chrono::milliseconds> patience) noexcept override;
   [[nodiscard]] const Journal& journal() const noexcept override;
   /// Makes the journal exact for all ranks, and returns the largest `word` of all ranks, which
   /// saves tests an exchange. Ranks    collective over the world, also after an abort; none may be

@@ -3,11 +3,16 @@
 #include <string>
 
 #include "core/base/error.h"
+#include "core/comm/attached_job.h"
 #include "core/comm/backend.h"
 
 namespace isoshard {
 
 std::unique_ptr<Communicator> attach_mpi_world(const AttachOptions& /*options*/) {
+  throw NotBuiltError(std::string(why_mpi_is_not_built()));
+}
+
+std::unique_ptr<AttachedJob> attach_mpi_job() {
   throw NotBuiltError(std::string(why_mpi_is_not_built()));
 }
 
