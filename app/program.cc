@@ -43,7 +43,7 @@ int run_program(const std::vector<std::string>& arguments) {
     join_job(arguments);
   } catch (const std::exception& error) {
     print_error(fmt::format("isoshard: {}", error.what()));
-    return exit_code_of(error);
+    return leave_job(exit_code_of(error));
   }
   const int code = leave_job(run_command_line(commands, arguments));
   return interrupt_signal() == 0 ? code : combine_exit_codes(code, 128 + interrupt_signal());

@@ -161,8 +161,8 @@ function(isoshard_test name)
 endfunction()
 
 # isoshard_mpi_command(VARIABLE)
-#   How tests start ranks; -n RANKS PROGRAM follows. Ranks may outnumber cores: they give a core away
-#   where they wait.
+#   How tests start ranks; -n RANKS PROGRAM follows. Ranks may outnumber cores: they give a core
+#   away where they wait.
 function(isoshard_mpi_command variable)
   set(${variable} ${MPIEXEC_EXECUTABLE} --oversubscribe --bind-to none --allow-run-as-root
     --mca mpi_yield_when_idle 1 PARENT_SCOPE)

@@ -3,12 +3,14 @@
 #include "app/options/attach_options.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <boost/program_options/value_semantic.hpp>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 
 #include "core/base/error.h"
@@ -66,6 +68,17 @@ void check_size(const ParsedOptions& options, int size) {
                   expected, size, expected));
 }
 
+/// Processes with other arguments would go other ways, and wait for each other until the deadline.
+void require_equal_arguments(AttachedJob& job, const std::vector<std::string>& arguments) {
+  const std::uint64_t own = std::hash<std::string>{}(fmt::format("{}", fmt::join(arguments, "\n")));
+  const std::uint64_t most = job.largest(own), least = ~job.largest(~own);
+  if (most == least) return;
+  throw UsageError(
+      fmt::format("all processes must have the same arguments, and rank {} of {} has: {}; give "
+                  "mpirun one program",
+                  job.rank(), job.size(), fmt::join(arguments, " ")));
+}
+
 }  // namespace
 
 void declare_attach_options(OptionTable& table) {
@@ -84,6 +97,7 @@ void join_job(const std::vector<std::string>& arguments) {
   install_last_words(own.job->rank(), own.job->size());
   own.launcher = std::make_unique<AttachedLauncher>(*own.job);
   set_default_launcher(*own.launcher);
+  require_equal_arguments(*own.job, arguments);
   if (own.job->rank() != 0) print_nothing();
 }
 

@@ -171,7 +171,8 @@ std::vector<Reference> make_references(const std::vector<Case>& cases,
   std::vector<Start> starts;
   for (const PlainInput& input : inputs) {
     starts.emplace_back([&] {
-      return RunningRecord(default_launcher(), spec_of(input, options), {.keep = Keep::kEverything});
+      return RunningRecord(default_launcher(), spec_of(input, options),
+                           {.keep = Keep::kEverything});
     });
   }
   std::vector<Reference> references(cases.size());

@@ -24,6 +24,7 @@ namespace {
 
 constexpr CallInfo kInfo{.purpose = Purpose::kSetup, .axis = Axis::kWorld};
 constexpr int kExitCode = 4;
+constexpr std::chrono::milliseconds kGrace{2000};
 
 /// What all processes have in common: a world that no run uses.
 class Control final : public Peers {
@@ -156,10 +157,9 @@ class WorldOfProcesses final : public RunningWorld {
     control_.barrier();  // a process that is elsewhere is named, instead of waited for
     std::string file_error;
     const RankReport own = run(file_error);
-    const bool is_rank = own.rank >= 0;
     WorldReport report;
     report.name = options_.name;
-    const auto messages = gather(is_rank ? message_of(own, file_error) : std::vector<std::byte>());
+    const auto messages = gather(own, file_error);
     for (int rank = 0; rank < options_.size; ++rank) {
       std::string error;
       report.ranks.push_back(rank_report_of(messages[static_cast<std::size_t>(rank)], error));
@@ -205,18 +205,21 @@ class WorldOfProcesses final : public RunningWorld {
     return report;
   }
 
-  std::vector<std::vector<std::byte>> gather(const std::vector<std::byte>& own) {
+  std::vector<std::vector<std::byte>> gather(const RankReport& own, const std::string& file_error) {
     // a process without a rank cannot say how long the others may take together
-    if (own.empty()) return control_.gather(own);
+    if (own.rank < 0) return control_.gather({});
+    // Those that wait for this rank in a collective give up first, and say so in their reports.
+    const auto patience = 2 * options_.deadline + kGrace;
     try {
-      return control_.gather(own, options_.deadline);
+      return control_.gather(message_of(own, file_error), patience);
     } catch (const TimeoutError& error) {
       const std::string line = fmt::format(
-          "isoshard: rank {} on {}: not all ranks of world {} have ended {} ms after this one; "
-          "{}\n",
-          control_.index(), host_name(), options_.name, options_.deadline.count(), error.what());
+          "isoshard: rank {} on {}: not all ranks of world {} came to its end within {} ms: {}\n",
+          own.rank, host_name(), options_.name, patience.count(),
+          own.end == RankEnd::kReturned ? error.what() : own.message);
       (void)!::write(STDERR_FILENO, line.data(), line.size());
       control_.job().end_all(kExitCode);
+      throw;  // never: compilers do not see it through a virtual function
     }
   }
 

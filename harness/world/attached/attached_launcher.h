@@ -17,9 +17,10 @@ namespace isoshard {
 /// its signal handler says where, and leaves with exit code 4 (last_words.h).
 ///
 /// Requires     lives until the job is finished.
-/// Guarantees   WorldReport is the same on all processes. No rank waits in one call, or for others
-///              to end, for longer than WorldOptions::deadline; one that does ends the job with
-///              exit code 4 and a line that says who was missing.
+/// Guarantees   WorldReport is the same on all processes. No rank waits in one call for longer than
+///              WorldOptions::deadline: its world fails and names who is missing. A rank that has
+///              ended waits for the others for twice that and 2 s, and then ends the job with exit
+///              code 4 and a line that says why.
 /// Errors       launch: UsageError for more ranks than the job has, or for a transport. wait:
 ///              CommError when a process has left the common way.
 ///
