@@ -3,12 +3,6 @@
 # missing.
 include_guard(GLOBAL)
 
-option(ISOSHARD_MPI "Build the mpi backend where MPI is installed" ON)
-if(NOT ISOSHARD_MPI)
-  message(STATUS "MPI is left out: ISOSHARD_MPI is OFF")
-  return()
-endif()
-
 # Debian's openmpi-bin brings a wrapper without headers, with which FindMPI ends the configuration.
 find_program(MPI_C_COMPILER NAMES mpicc)
 if(MPI_C_COMPILER)
