@@ -76,6 +76,12 @@ case $scenario in
     cmp attached/loss_autotp.json forked/loss_autotp.json \
       || fail "the curve must be that of forked ranks"
     ;;
+  golden)
+    # Stored numbers of forked ranks, bit by bit.
+    expect 0 4 golden verify 'lattice_*' step_qwen2_tp2_dp3 --attach
+    says 'skipped step_qwen2_tp2_dp3: it needs 6 ranks'
+    says 'MATCH +lattice_autotp_tp2'
+    ;;
   fault)
     expect 1 6 verify --attach --fault mlp_input_grad_partial
     says 'rank-local partial over tp'

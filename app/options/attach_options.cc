@@ -105,17 +105,22 @@ bool reports_here() noexcept {
   return joined().job == nullptr || joined().job->rank() == 0;
 }
 
-std::vector<std::string> fit_to_job(const ParsedOptions& options, std::vector<Case>& cases) {
-  const AttachedJob* const job = joined().job.get();
-  if (job == nullptr) {
-    if (options.get<bool>("attach"))
-      throw UsageError("--attach must stand on the command line, got it from --config");
-    if (options.given("expect-world-size"))
-      throw UsageError("--expect-world-size is for --attach; add it, or leave it out");
-    refuse_several_processes();
-    return {};
+int ranks_of_job(const ParsedOptions& options) {
+  if (const AttachedJob* const job = joined().job.get(); job != nullptr) {
+    check_size(options, job->size());
+    return job->size();
   }
-  check_size(options, job->size());
+  if (options.get<bool>("attach"))
+    throw UsageError("--attach must stand on the command line, got it from --config");
+  if (options.given("expect-world-size"))
+    throw UsageError("--expect-world-size is for --attach; add it, or leave it out");
+  refuse_several_processes();
+  return 0;
+}
+
+std::vector<std::string> fit_to_job(const ParsedOptions& options, std::vector<Case>& cases) {
+  const int num_ranks = ranks_of_job(options);
+  if (num_ranks == 0) return {};
   std::vector<std::string> skipped;
   int most = 0;
   std::erase_if(cases, [&](const Case& item) {
@@ -125,23 +130,23 @@ std::vector<std::string> fit_to_job(const ParsedOptions& options, std::vector<Ca
           "know to be so; leave one of them out");
     }
     most = std::max(most, item.world_size());
-    if (item.world_size() <= job->size()) return false;
+    if (item.world_size() <= num_ranks) return false;
     skipped.push_back(fmt::format("skipped {}: it needs {} ranks, and the attached world has {}",
-                                  item.slug(), item.world_size(), job->size()));
+                                  item.slug(), item.world_size(), num_ranks));
     return true;
   });
   if (cases.empty() && most > 0) {
     throw UsageError(
         fmt::format("nothing selected: every case needs more than the {} ranks of the attached "
                     "world; start it with mpirun -n {}",
-                    job->size(), most));
+                    num_ranks, most));
   }
   return skipped;
 }
 
 int leave_job(int code) {
   Joined& own = joined();
-  if (own.job == nullptr) return code;
+  if (own.launcher == nullptr) return code;
   const std::string errors = printed_errors();
   if (!own.launcher->ended_together(errors) && own.job->rank() != 0 && !errors.empty()) {
     const std::string line =

@@ -30,6 +30,11 @@ void join_job(const std::vector<std::string>& arguments);
 [[nodiscard]] std::vector<std::string> fit_to_job(const ParsedOptions& options,
                                                   std::vector<Case>& cases);
 
+/// The same for commands whose cases are not on a command line: returns how many ranks a case may
+/// have, 0 without --attach.
+/// Errors   as above, but for the cases.
+[[nodiscard]] int ranks_of_job(const ParsedOptions& options);
+
 /// Agrees on the exit code: the most severe one of all processes. A process whose error the one
 /// that prints does not share tells its own. Ranks    collective over the job; the last that a
 /// process does.
