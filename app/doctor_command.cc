@@ -85,7 +85,8 @@ void show_machine(Problems& problems) {
 void show_build(Problems& problems) {
   line("libtorch", fmt::format("{} (CPU)", TORCH_VERSION));
   line("backends", "shm, thread");
-  line("  mpi", built(attach_mpi_world));
+  line("  mpi",
+       why_mpi_is_not_built().empty() ? "yes" : fmt::format("no: {}", why_mpi_is_not_built()));
   line("  nccl", built(attach_nccl_world));
   const std::uint64_t digest = arithmetic_digest();
   line("arithmetic",

@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "app/commands.h"
+#include "app/options/attach_options.h"
 #include "app/report_printer.h"
 #include "core/base/error.h"
 #include "core/base/suggest.h"
@@ -47,6 +48,7 @@ void declare(OptionTable& table) {
          "where accepted goldens are (default: golden in the source tree)");
   output("report-dir", po::value<std::string>(),
          "write report.json, report.txt and junit.xml to this folder");
+  declare_attach_options(table);
   table.positional.add("action", 1).add("name", -1);
 }
 
@@ -110,7 +112,11 @@ const std::map<std::string, Action, std::less<>> kFunctions = {{"record", record
                                                                {"verify", verify_goldens}};
 
 int run(const ParsedOptions& options) {
-  const Request request = request_of(options);
+  Request request = request_of(options);
+  request.plan.most_ranks = ranks_of_job(options);
+  if (request.plan.most_ranks != 0 && request.action != "verify")
+    throw UsageError(fmt::format("--attach is not for golden {}", request.action));
+  if (!reports_here()) request.report_dir.clear();
   const bool records = request.action == "record", accepts = request.action == "accept";
   if (records || accepts) refuse_in_ci(fmt::format("to {} a golden", request.action));
   const bool runs = records || request.action == "verify";

@@ -2,10 +2,14 @@
 /// One table of commands.
 #include "app/program.h"
 
+#include <fmt/format.h>
+
 #include <clocale>
 #include <csignal>
+#include <exception>
 
 #include "app/commands.h"
+#include "app/options/attach_options.h"
 #include "harness/cli/output.h"
 #include "harness/compare/bundle_command.h"
 #include "harness/compare/respond_command.h"
@@ -35,7 +39,13 @@ int run_program(const std::vector<std::string>& arguments) {
                                          doctor_command(),
                                          respond_command("isoshard"),
                                          bundle_command("isoshard")};
-  const int code = run_command_line(commands, arguments);
+  try {
+    join_job(arguments);
+  } catch (const std::exception& error) {
+    print_error(fmt::format("isoshard: {}", error.what()));
+    return leave_job(exit_code_of(error));
+  }
+  const int code = leave_job(run_command_line(commands, arguments));
   return interrupt_signal() == 0 ? code : combine_exit_codes(code, 128 + interrupt_signal());
 }
 

@@ -3,6 +3,7 @@
 /// curves, and a verdict on each.
 
 #include "app/commands.h"
+#include "app/options/attach_options.h"
 #include "app/options/train_options.h"
 #include "app/print_runs.h"
 #include "app/report_printer.h"
@@ -32,7 +33,14 @@ TrainPlan plan_of(const TrainRequest& request) {
 }
 
 int run_train(const ParsedOptions& options) {
-  const TrainRequest request = train_request_of(options);
+  TrainRequest request = train_request_of(options);
+  for (std::string& line : fit_to_job(options, request.cases))
+    request.notes.push_back(std::move(line));
+  if (!reports_here()) {
+    request.output_dir.clear();
+    request.inputs.save_weights.clear();
+    request.inputs.save_batch.clear();
+  }
   const KeepResults keep_results;
   require_output_file(request.inputs.save_weights, "--save-init-weights");
   require_output_file(request.inputs.save_batch, "--save-batch");

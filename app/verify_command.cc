@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// `isoshard verify`: runs every selected case against its reference and prints what was found.
 #include "app/commands.h"
+#include "app/options/attach_options.h"
 #include "app/options/verify_options.h"
 #include "app/report_printer.h"
 #include "harness/cli/output_folder.h"
@@ -31,19 +32,24 @@ VerifyPlan plan_of(const VerifyRequest& request) {
           .tables = request.tables,
           .repeat = request.repeat,
           .require = request.require,
+          .notes = request.notes,
+          .writes = reports_here(),
           .dump = request.dump,
           .save_weights = request.inputs.save_weights,
           .save_batch = request.inputs.save_batch};
 }
 
 int run_verify(const ParsedOptions& options) {
-  const VerifyRequest request = verify_request_of(options);
+  VerifyRequest request = verify_request_of(options);
+  if (!reports_here()) request.output_dir.clear();
   const KeepResults keep_results;
   require_output_file(request.inputs.save_weights, "--save-init-weights");
   require_output_file(request.inputs.save_batch, "--save-batch");
-  const OutputFolder reports(request.output_dir, "--output-dir"), dump(request.dump, "--dump");
+  const OutputFolder reports(request.output_dir, "--output-dir"),
+      dump(reports_here() ? request.dump : "", "--dump");
   const TextOptions text = terminal_options(request.verbose);
   ReportPrinter printer(static_cast<int>(request.cases.size()), text);
+  for (const std::string& line : request.notes) printer.note(line);
   PrintVerdicts output(printer);
   const Report report = verify(plan_of(request), output);
   printer.finish(report);

@@ -159,3 +159,49 @@ function(isoshard_test name)
     -P ${PROJECT_SOURCE_DIR}/cmake/checks/check_suites.cmake)
   set_tests_properties(${name}.suites PROPERTIES LABELS "unit;structure" TIMEOUT 60)
 endfunction()
+
+# isoshard_mpi_command(VARIABLE)
+#   How tests start ranks; -n RANKS PROGRAM follows. Ranks may outnumber cores: they give a core
+#   away where they wait.
+function(isoshard_mpi_command variable)
+  set(${variable} ${MPIEXEC_EXECUTABLE} --oversubscribe --bind-to none --allow-run-as-root
+    --mca mpi_yield_when_idle 1 PARENT_SCOPE)
+endfunction()
+
+# isoshard_mpi_test(NAME SOURCES ... WORLD_SIZES n... [SLOW_WORLD_SIZES n...] [DEPS ...]
+#                   [LABELS ...] [TIMEOUT s])
+#   One gtest program whose ranks are processes of mpirun, and one ctest entry NAME.nN for each size
+#   of world, with labels mpi and worldN, and slow for those of SLOW_WORLD_SIZES. Each entry runs
+#   the tests of its size. It fails if MPI makes a world of another size, and if a test fails on any
+#   rank. Does nothing without MPI.
+function(isoshard_mpi_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 ARG "" "TIMEOUT"
+    "SOURCES;WORLD_SIZES;SLOW_WORLD_SIZES;DEPS;LABELS")
+  if(ARG_UNPARSED_ARGUMENTS OR NOT ARG_WORLD_SIZES)
+    message(FATAL_ERROR
+      "isoshard_mpi_test(${name}): needs WORLD_SIZES; unknown: ${ARG_UNPARSED_ARGUMENTS}")
+  endif()
+  if(NOT ISOSHARD_BUILD_TESTS OR NOT MPI_C_FOUND)
+    return()
+  endif()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  target_link_libraries(${name} PRIVATE isoshard::options fmt::fmt isoshard::mpi_testing
+    GTest::gmock GTest::gtest ${ARG_DEPS})
+  isoshard_mpi_command(launch)
+  foreach(size IN LISTS ARG_WORLD_SIZES ARG_SLOW_WORLD_SIZES)
+    set(entry ${name}.n${size})
+    set(labels ${ARG_LABELS} mpi world${size})
+    if(size IN_LIST ARG_SLOW_WORLD_SIZES)
+      list(APPEND labels slow)
+    endif()
+    add_test(NAME ${entry}
+      COMMAND ${launch} -n ${size} $<TARGET_FILE:${name}> --expect-world-size=${size}
+      --gtest_output=xml:${PROJECT_BINARY_DIR}/junit/${entry}.xml)
+    set_tests_properties(${entry} PROPERTIES LABELS "${labels}"
+      TIMEOUT ${ARG_TIMEOUT} PROCESSORS ${size})
+  endforeach()
+endfunction()

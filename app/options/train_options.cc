@@ -10,6 +10,7 @@
 #include <boost/program_options/value_semantic.hpp>
 #include <optional>
 
+#include "app/options/attach_options.h"
 #include "app/options/case_options.h"
 #include "app/options/setting_options.h"
 #include "core/base/error.h"
@@ -277,6 +278,7 @@ void declare_train_options(OptionTable& table) {
   output("storage-path", po::value<std::string>(),
          "the folder below which a relative --save-checkpoint and --resume lie");
   declare_case_options(table);
+  declare_attach_options(table);
   table.aliases["loss-output-dir"] = "output-dir";
 }
 

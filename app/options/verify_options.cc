@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <boost/program_options/value_semantic.hpp>
 
+#include "app/options/attach_options.h"
 #include "app/options/case_options.h"
 #include "app/options/setting_options.h"
 #include "core/base/error.h"
@@ -162,6 +163,16 @@ bool parse_tables(const std::string& word, std::size_t num_cases) {
   return word == "on" || (word == "auto" && num_cases > 1);
 }
 
+/// Tables are made of what ranks write into shared memory.
+bool parse_tables_of(const ParsedOptions& options, std::size_t num_cases) {
+  const std::string word = options.get<std::string>("tables");
+  const bool tables = parse_tables(word, num_cases);
+  if (!options.get<bool>("attach")) return tables;
+  if (word == "on")
+    throw UsageError("--tables on needs ranks that share memory; leave it out with --attach");
+  return false;
+}
+
 }  // namespace
 
 void declare_verify_options(OptionTable& table) {
@@ -208,6 +219,7 @@ void declare_verify_options(OptionTable& table) {
          "from ddp); off; auto: with several runs");
   output("verbose", po::bool_switch(), "show every tensor, not the summary tables only");
   declare_case_options(table);
+  declare_attach_options(table);
 }
 
 VerifyRequest verify_request_of(const ParsedOptions& options) {
@@ -226,8 +238,9 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
   request.cases = expand(options, cases);
   apply_subject_options(options, request.cases);
   require_usable(request.cases, Recorded::kEveryStep);
+  request.notes = fit_to_job(options, request.cases);
   order_for_tables(request.cases);
-  request.tables = parse_tables(options.get<std::string>("tables"), request.cases.size());
+  request.tables = parse_tables_of(options, request.cases.size());
   if (options.given("dump")) request.dump = options.get<std::string>("dump");
   if (options.given("output-dir")) request.output_dir = options.get<std::string>("output-dir");
   request.reference = parse_reference(options.get<std::string>("reference"));

@@ -24,6 +24,7 @@ struct VerifyRequest {
   Strength require = Strength::kNone;  ///< what each verdict must be at least
   bool tables = false;                 ///< put the runs side by side at the end
   bool verbose = false;
+  std::vector<std::string> notes;  ///< what is told before anything runs
 };
 
 void declare_verify_options(OptionTable& table);

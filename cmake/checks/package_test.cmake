@@ -2,7 +2,7 @@
 # Installs the build into an empty folder, and builds and runs a project that knows nothing but
 # that folder.
 #   cmake -DBUILD=DIR -DSOURCE=DIR -DFOLDER=DIR [-DLIBTORCH_ROOT=DIR] [-DCOMPILER=PROGRAM]
-#   -DGENERATOR=NAME -P package_test.cmake
+#   [-DMPI=TRUE] -DGENERATOR=NAME -P package_test.cmake
 function(must)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE
     output)
@@ -53,5 +53,32 @@ must(${CMAKE_COMMAND} --build ${FOLDER}/consumer)
 must(${CMAKE_CTEST_COMMAND} --test-dir ${FOLDER}/consumer --no-tests=error --output-on-failure)
 if(NOT output MATCHES "1 tests? passed|tests passed, 0 tests failed out of 1")
   message(FATAL_ERROR "the consumer's test did not run:\n${output}")
+endif()
+
+# The component mpi is there if this build has it, and else a requirement that is not met.
+file(WRITE ${FOLDER}/with_mpi/CMakeLists.txt
+  "cmake_minimum_required(VERSION 3.25)\nproject(with_mpi LANGUAGES CXX)\n"
+  "set(CMAKE_CXX_STANDARD 20)\n"
+  "find_package(isoshard REQUIRED COMPONENTS mpi)\nadd_executable(with_mpi main.cc)\n"
+  "target_link_libraries(with_mpi PRIVATE isoshard::comm_mpi)\n")
+file(WRITE ${FOLDER}/with_mpi/main.cc
+  "#include <core/comm/attached_job.h>\n#include <cstdio>\n#include <exception>\n"
+  "int main() {\n  try {\n    (void)isoshard::attach_mpi_job();\n"
+  "  } catch (const std::exception& error) {\n    std::puts(error.what());\n  }\n}\n")
+set(configure ${CMAKE_COMMAND} -G ${GENERATOR} -S ${FOLDER}/with_mpi -B ${FOLDER}/with_mpi/build
+  -DCMAKE_PREFIX_PATH=${FOLDER}/installed -DLIBTORCH_ROOT=${LIBTORCH_ROOT}
+  -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER})
+if(MPI)
+  must(${configure})
+  must(${CMAKE_COMMAND} --build ${FOLDER}/with_mpi/build)
+  must(${CMAKE_COMMAND} -E env --unset=OMPI_COMM_WORLD_SIZE ${FOLDER}/with_mpi/build/with_mpi)
+  if(NOT output MATCHES "mpirun -n RANKS")
+    message(FATAL_ERROR "a program that nobody attached must be told to use mpirun:\n${output}")
+  endif()
+else()
+  execute_process(COMMAND ${configure} RESULT_VARIABLE result OUTPUT_QUIET ERROR_VARIABLE error)
+  if(result EQUAL 0 OR NOT error MATCHES "mpi")
+    message(FATAL_ERROR "component mpi of a build without MPI must be refused by name:\n${error}")
+  endif()
 endif()
 file(REMOVE_RECURSE ${FOLDER})

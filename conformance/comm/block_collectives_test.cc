@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/comm/region/region.h"
-#include "core/comm/thread/thread_world.h"
+#include "suite/testing/test_world.h"
 #include "suite/testing/typed_values.h"
 
 namespace isoshard {
@@ -58,6 +58,8 @@ class BlockCollectives : public testing::TestWithParam<int> {
     world_.set_deadline(std::chrono::steady_clock::now() + std::chrono::seconds(60));
   }
 
+  void SetUp() override { ISOSHARD_SKIP_UNLESS_WORLD_OF(GetParam()); }
+
   /// Runs body on every rank for every dtype and scale, and returns how often.
   std::uint64_t for_all(const std::function<void(Communicator&, Dtype, std::int64_t)>& body) {
     std::uint64_t num_cases = 0;
@@ -79,7 +81,7 @@ class BlockCollectives : public testing::TestWithParam<int> {
       EXPECT_EQ(world_.journal().num_calls(rank, op, Purpose::kParamGather), calls);
   }
 
-  ThreadWorld world_{GetParam()};
+  TestWorld world_{GetParam()};
 };
 
 TEST_P(BlockCollectives, UnevenAllGatherHoldsTheBlocksInRankOrder) {

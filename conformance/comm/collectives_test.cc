@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/comm/region/region.h"
-#include "core/comm/thread/thread_world.h"
+#include "suite/testing/test_world.h"
 #include "suite/testing/typed_values.h"
 
 namespace isoshard {
@@ -112,11 +112,12 @@ class WorldUnderTest {
  private:
   int num_ranks_;
   ReductionOrder order_;
-  ThreadWorld world_;
+  TestWorld world_;
 };
 
 class Collectives : public testing::TestWithParam<int> {
  protected:
+  void SetUp() override { ISOSHARD_SKIP_UNLESS_WORLD_OF(GetParam()); }
   WorldUnderTest world_{GetParam(), ReductionOrder::kOrdered};
 };
 
@@ -127,6 +128,7 @@ struct SizeAndOrder {
 
 class ReducingCollectives : public testing::TestWithParam<SizeAndOrder> {
  protected:
+  void SetUp() override { ISOSHARD_SKIP_UNLESS_WORLD_OF(GetParam().num_ranks); }
   WorldUnderTest world_{GetParam().num_ranks, GetParam().order};
 };
 

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <string_view>
 #include <system_error>
 
@@ -20,6 +21,12 @@ namespace isoshard {
 namespace {
 
 std::atomic<int> first_error{0};
+bool is_silent = false;
+
+std::string& errors() {
+  static std::string text;
+  return text;
+}
 
 // 0, or the number of the error.
 int write_all(int fd, std::string_view text) noexcept {
@@ -47,12 +54,22 @@ void prepare_output() {
 
 void print(const std::string& text) {
   std::fflush(stdout);
-  if (first_error == 0) first_error = write_all(STDOUT_FILENO, text);
+  if (first_error == 0 && !is_silent) first_error = write_all(STDOUT_FILENO, text);
 }
 
 void print_error(const std::string& line) {
   std::fflush(stderr);
+  errors() += line + "\n";
+  if (is_silent) return;
   (void)write_all(STDERR_FILENO, line + "\n");
+}
+
+void print_nothing() noexcept {
+  is_silent = true;
+}
+
+std::string printed_errors() {
+  return errors();
 }
 
 int output_error() noexcept {
@@ -67,7 +84,8 @@ void require_printed() {
 
 TextOptions terminal_options(bool all_tensors) {
   TextOptions options;
-  options.verdict.color = isatty(STDOUT_FILENO) != 0;
+  options.verdict.color =
+      isatty(STDOUT_FILENO) != 0 && std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr;
   options.verdict.all_tensors = all_tensors;
   return options;
 }

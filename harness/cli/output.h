@@ -29,6 +29,11 @@ void print(fmt::format_string<Args...> format, Args&&... args) {
 /// Prints a line to standard error. An error on which nothing can be written is ignored.
 void print_error(const std::string& line);
 
+/// For a process that does not report, because another one does: nothing is printed from now on.
+void print_nothing() noexcept;
+/// All lines that were given to print_error, printed or not.
+[[nodiscard]] std::string printed_errors();
+
 /// What became of standard output: 0, or the system's number of the first error.
 [[nodiscard]] int output_error() noexcept;
 
@@ -37,7 +42,8 @@ void print_error(const std::string& line);
 ///          (`| head -1`) has what it wanted: no error.
 void require_printed();
 
-/// Text for this terminal: with colors if standard output is one.
+/// Text for this terminal: with colors if standard output is one, and this process was not started
+/// by mpirun, which gives its ranks a terminal wherever their output goes.
 [[nodiscard]] TextOptions terminal_options(bool all_tensors = false);
 
 }  // namespace isoshard

@@ -38,7 +38,7 @@ Processes processes_of(const RunSpec& spec) {
   return spec.body_of_all ? Processes::kOneForAll : Processes::kOneARank;
 }
 
-std::unique_ptr<TraceStore> store_of(const Launcher& launcher, const RunSpec& spec, Keep keep) {
+std::unique_ptr<TraceStore> store_of(Launcher& launcher, const RunSpec& spec, Keep keep) {
   if (keep == Keep::kNothing) return no_trace_store();
   return make_trace_store(launcher, spec.mesh.world_size(), spec.trace_bytes,
                           spec.body_of_all ? Sharing::kTogether : Sharing::kOwn);

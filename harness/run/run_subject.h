@@ -16,17 +16,17 @@ namespace isoshard {
 ///     const Reference reference = record_reference({.mesh = MeshShape({{Axis::kTp, 1}}), .make =
 ///       make, .batches = batches});
 [[nodiscard]] Reference record_reference(const RunSpec& plain,
-                                         Launcher& launcher = forked_launcher());
+                                         Launcher& launcher = default_launcher());
 
 /// Runs `perturbed` (the plain run with weights moved by one ulp, say) and widens the reference's
 /// responses by it. Without any response a run must equal the reference bit by bit, or
 /// JudgePolicy::rtol must be given.
 void add_response(Reference& reference, const RunSpec& perturbed,
-                  Launcher& launcher = forked_launcher());
+                  Launcher& launcher = default_launcher());
 
 /// The run to be judged. Each rank compares its records with the reference as it makes them.
 /// Ranks    called by the controller.   Errors   InfrastructureError that says how a rank failed.
 [[nodiscard]] Trace run_subject(const RunSpec& run, const Reference& reference,
-                                Launcher& launcher = forked_launcher());
+                                Launcher& launcher = default_launcher());
 
 }  // namespace isoshard

@@ -33,11 +33,12 @@ class TraceStore {
 /// kTogether: the ranks run in one process, and copies that they hold are kept once.
 enum class Sharing : std::uint8_t { kOwn, kTogether };
 
-/// A store in shared memory that fits the launcher; `bytes` are reserved for each rank, and those
-/// that are not used cost nothing. Stores that gather by messages, for launchers whose ranks share
-/// no memory with the controller, are not built.
-/// Errors   NotBuiltError for a launcher without shared memory; as Arena.
-[[nodiscard]] std::unique_ptr<TraceStore> make_trace_store(const Launcher& launcher, int num_ranks,
+/// A store that fits the launcher: in shared memory; or where several processes judge together
+/// (Launcher::peers), one that hands every process what each rank has kept, in pieces of 4 MiB.
+/// `bytes` are reserved for each rank, and those that are not used cost nothing.
+/// Ranks    with peers, kept_by is collective over them, in the order of ranks.
+/// Errors   NotBuiltError for a launcher with neither; as Arena.
+[[nodiscard]] std::unique_ptr<TraceStore> make_trace_store(Launcher& launcher, int num_ranks,
                                                            std::size_t bytes, Sharing sharing);
 
 /// Of a run that keeps nothing.

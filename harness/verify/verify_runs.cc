@@ -125,7 +125,7 @@ Trace trace_of(const RunPlan& plan, RunSpec run, const Reference& reference, Lau
   Trace trace = record(launcher, run,
                        {.reference = &reference,
                         .keep = plan.dump.empty() ? Keep::kWhatDiffers : Keep::kEverything});
-  if (plan.fault.has_value() && probe.count() == 0) {
+  if (plan.fault.has_value() && sum_over_peers(launcher, probe.count()) == 0) {
     throw InfrastructureError(
         fmt::format("fault {} had no effect on {}: the run never makes the calls that it changes",
                     plan.fault->name, run.name));

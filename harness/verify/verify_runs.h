@@ -59,6 +59,6 @@ struct RunPlan {
 ///     const Report report = verify_runs({.reference = mlp_run(1), .runs = {mlp_run(4)}});
 ///     write_report("out", report);  // text and JSON (harness/report/formats/report_formats.h)
 ///     return report.exit_code;
-[[nodiscard]] Report verify_runs(const RunPlan& plan, Launcher& launcher = forked_launcher());
+[[nodiscard]] Report verify_runs(const RunPlan& plan, Launcher& launcher = default_launcher());
 
 }  // namespace isoshard

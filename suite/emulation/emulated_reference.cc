@@ -97,7 +97,7 @@ RunSpec emulation_spec(const Case& c, const NumericsSpec& numerics,
 RunningEmulation::RunningEmulation(const Case& c, const NumericsSpec& numerics,
                                    const EmulationOptions& options)
     : slug_(c.slug()),
-      run_(forked_launcher(), emulation_spec(c, numerics, options),
+      run_(default_launcher(), emulation_spec(c, numerics, options),
            {.reference = options.compare_with, .keep = options.keep}) {}
 
 Trace RunningEmulation::wait() {

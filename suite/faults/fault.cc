@@ -13,6 +13,7 @@
 #include "core/base/suggest.h"
 #include "fixtures/cases/presets.h"
 #include "harness/trace/numbers.h"
+#include "harness/world/forked/forked_world.h"
 #include "suite/faults/catalogue.h"
 #include "suite/reference/reference.h"
 
@@ -142,7 +143,7 @@ RunOptions with_fault(RunOptions options, const Fault& fault, const Case& item,
 }
 
 void require_fired(const FaultProbe& probe, std::string_view fault, std::string_view run) {
-  if (probe.count() == 0)
+  if (sum_over_peers(default_launcher(), probe.count()) == 0)
     throw InfrastructureError(fmt::format(
         "fault {} had no effect on {}: the case never runs the code it changes", fault, run));
 }

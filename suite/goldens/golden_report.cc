@@ -221,10 +221,27 @@ Report list_goldens(const GoldenPlan& plan, const GoldenObserver& observer) {
   return report.finish();
 }
 
+namespace {
+
+void skip_wider_than(int most_ranks, std::vector<GoldenSpec>& specs, GoldenReport& report) {
+  std::erase_if(specs, [&](const GoldenSpec& spec) {
+    if (most_ranks == 0 || spec.item.world_size() <= most_ranks) return false;
+    report.note(fmt::format("skipped {}: it needs {} ranks, and the attached world has {}",
+                            spec.name, spec.item.world_size(), most_ranks));
+    return true;
+  });
+  if (specs.empty())
+    throw UsageError(
+        fmt::format("nothing selected: every golden needs more than {} ranks", most_ranks));
+}
+
+}  // namespace
+
 Report verify_goldens(const GoldenPlan& plan, const GoldenObserver& observer) {
   GoldenReport report(observer);
   const GoldenStore store(plan.accepted);
-  const std::vector<GoldenSpec> specs = select_goldens(plan.names);
+  std::vector<GoldenSpec> specs = select_goldens(plan.names);
+  skip_wider_than(plan.most_ranks, specs, report);
   warm_up_kernels();
   int matches = 0, drifts = 0;
   report.each(specs, name_of_spec, [&](const GoldenSpec& spec) {

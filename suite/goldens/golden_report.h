@@ -19,6 +19,7 @@ struct GoldenPlan {
   std::filesystem::path pending = default_pending_folder();
   std::string reason;    ///< accept: what changed the numbers
   bool removes = false;  ///< accept: takes the named goldens off the list
+  int most_ranks = 0;    ///< verify: a golden that needs more is skipped; 0: none is
   std::string fault;     ///< record, verify: the id of a fault to inject; empty: none
 };
 

@@ -115,7 +115,7 @@ Trace run_case(const Case& item, const Reference& reference, const RunOptions& o
     run_steps(item, options.sampler ? data.with_sampler(options.sampler, rank.rank()) : data,
               running, sink, rank);
   };
-  return record(forked_launcher(), spec,
+  return record(default_launcher(), spec,
                 {.reference = options.compare ? &reference : nullptr, .keep = options.keep});
 }
 

@@ -184,7 +184,7 @@ void add_redrawn_runs(const Case& c, Reference& reference, int runs,
     spec.process_name = process_name("redrawn", number + 1);
     starts.emplace_back([&bare, spec = std::move(spec)] {
       return RunningRecord(
-          forked_launcher(), spec,
+          default_launcher(), spec,
           {.reference = &bare, .keep = Keep::kNothing, .purpose = RunPurpose::kResponse});
     });
   }

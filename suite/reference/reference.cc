@@ -98,7 +98,7 @@ class ResponseRuns {
     // compared with the reference as it records
     starts_.emplace_back([this, spec = std::move(spec)] {
       return RunningRecord(
-          forked_launcher(), spec,
+          default_launcher(), spec,
           {.reference = &bare_, .keep = Keep::kNothing, .purpose = RunPurpose::kResponse});
     });
     traces_.emplace_back();
@@ -171,7 +171,8 @@ std::vector<Reference> make_references(const std::vector<Case>& cases,
   std::vector<Start> starts;
   for (const PlainInput& input : inputs) {
     starts.emplace_back([&] {
-      return RunningRecord(forked_launcher(), spec_of(input, options), {.keep = Keep::kEverything});
+      return RunningRecord(default_launcher(), spec_of(input, options),
+                           {.keep = Keep::kEverything});
     });
   }
   std::vector<Reference> references(cases.size());

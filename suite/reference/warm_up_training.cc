@@ -10,6 +10,7 @@
 #include "fixtures/cases/presets.h"
 #include "fixtures/inputs/inputs.h"
 #include "harness/recorder/recorder.h"
+#include "harness/world/forked/forked_world.h"
 #include "harness/world/rank.h"
 #include "subjects/registry/subject_spec.h"
 #include "suite/reference/plain_run.h"
@@ -33,6 +34,9 @@ class RankInController final : public Rank {
 }  // namespace
 
 void warm_up_training(const std::vector<Case>& cases) {
+  // of processes that judge together one forks ranks
+  if (const Peers* const peers = default_launcher().peers(); peers != nullptr && peers->index() > 0)
+    return;
   std::set<Dtype> dtypes;
   for (const Case& c : cases) dtypes.insert(c.dtype);
   for (const Dtype dtype : dtypes) {

@@ -46,22 +46,25 @@ class BundleDump : public VerifyObserver {
  public:
   BundleDump(const VerifyPlan& plan, VerifyObserver& next)
       : folder_(plan.dump),
+        writes_(plan.writes),
         cases_(is_benign_variation(plan.fault) ? std::vector<Case>() : plan.cases),
         next_(next) {}
 
   void on_plain(const Case& item, const Reference& reference) override {
-    write_bundle(folder_ / ("reference_" + item.reference_slug()), reference,
-                 reference_settings(item, judged_against(item.reference_slug())));
+    if (writes_)
+      write_bundle(folder_ / ("reference_" + item.reference_slug()), reference,
+                   reference_settings(item, judged_against(item.reference_slug())));
     next_.on_plain(item, reference);
   }
   void on_emulated(const Case& item, const Reference& reference) override {
-    write_bundle(folder_ / ("emulated_" + item.slug()), reference,
-                 reference_settings(item, cases_.empty() ? std::span<const Case>()
-                                                         : std::span<const Case>(&item, 1)));
+    if (writes_)
+      write_bundle(folder_ / ("emulated_" + item.slug()), reference,
+                   reference_settings(item, cases_.empty() ? std::span<const Case>()
+                                                           : std::span<const Case>(&item, 1)));
     next_.on_emulated(item, reference);
   }
   void on_run(const Case& item, const Trace& trace) override {
-    write_bundle(folder_ / item.slug(), trace, bundle_settings(item, policy_of(item)));
+    if (writes_) write_bundle(folder_ / item.slug(), trace, bundle_settings(item, policy_of(item)));
     next_.on_run(item, trace);
   }
 
@@ -74,6 +77,7 @@ class BundleDump : public VerifyObserver {
   }
 
   std::filesystem::path folder_;
+  bool writes_;
   std::vector<Case> cases_;  ///< whose calls are those of their tables
   VerifyObserver& next_;
 };
@@ -141,7 +145,7 @@ std::string summary_of(const Report& report, std::size_t total, std::size_t judg
 Report verify(const VerifyPlan& plan, VerifyObserver& observer) {
   if (plan.cases.empty()) throw UsageError("nothing selected: there is no case to verify");
   sweep_scratch_folders();
-  save_inputs(plan);
+  if (plan.writes) save_inputs(plan);
   warm_up_training(plan.cases);
   const SharedWeights weights(plan.cases);
   require_unchanged_inputs();
@@ -150,6 +154,7 @@ Report verify(const VerifyPlan& plan, VerifyObserver& observer) {
   // A run with a fault differs: its references are asked for again.
   if (plan.fault.empty()) judge.announce(plan.cases);
   Report report;
+  report.notes = plan.notes;
   report.environment = settings_in_environment();
   std::size_t judged = 0;
   for (const Case& item : plan.cases) {

@@ -22,6 +22,9 @@ struct VerifyPlan {
   int repeat = 1;       ///< runs of each subject (JudgePlan::repeat)
   /// What each case must be; one that conforms more weakly is named, and exit code 1. kNone: any.
   Strength require = Strength::kNone;
+  std::vector<std::string> notes = {};  ///< lines for the head of the report
+  /// Of several processes that verify together (Launcher::peers), one writes files.
+  bool writes = true;
   std::filesystem::path dump;  ///< write every run as a bundle below this folder; empty: none
   /// Files to save the initial weights and the batches to; empty: not saved.
   std::filesystem::path save_weights, save_batch;

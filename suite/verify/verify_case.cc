@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "core/base/error.h"
@@ -14,6 +15,7 @@
 #include "harness/judge/judge.h"
 #include "harness/judge/own_records.h"
 #include "harness/verdict/equal_runs.h"
+#include "harness/world/forked/forked_world.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/machine.h"
 #include "subjects/registry/subject_spec.h"
@@ -31,12 +33,23 @@ namespace {
 
 constexpr int kAllResponses = 3;
 
+/// Processes that verify together must decide alike.
+std::size_t agreed_memory() {
+  static const std::size_t bytes = [] {
+    std::int64_t own = this_machine().memory_bytes;
+    if (Peers* const peers = default_launcher().peers(); peers != nullptr)
+      peers->broadcast(std::as_writable_bytes(std::span(&own, 1)), 0);
+    return static_cast<std::size_t>(own);
+  }();
+  return bytes;
+}
+
 /// Whether the memory that the emulated ranks and the real ones take together is nothing to speak
 /// of.
 bool is_small(const Case& item) {
   constexpr std::size_t kShareOfMemory = 64;
   return trace_bytes(item) * static_cast<std::size_t>(item.world_size()) <
-         static_cast<std::size_t>(this_machine().memory_bytes) / kShareOfMemory;
+         agreed_memory() / kShareOfMemory;
 }
 
 /// A record that cannot be carried out: it contradicts itself, or leaves copies that differ.
@@ -78,8 +91,7 @@ bool is_rounded_to_16_bits(const Case& item) {
 
 bool references_fit_together(const Case& a, const Case& b) {
   constexpr std::size_t kShareOfMemory = 4;
-  return trace_bytes(a) + trace_bytes(b) <
-         static_cast<std::size_t>(this_machine().memory_bytes) / kShareOfMemory;
+  return trace_bytes(a) + trace_bytes(b) < agreed_memory() / kShareOfMemory;
 }
 
 std::string_view name_of(ReferenceKind kind) noexcept {

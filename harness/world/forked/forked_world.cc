@@ -54,6 +54,18 @@ Launcher& forked_launcher() noexcept {
   return launcher;
 }
 
+namespace {
+Launcher* set_launcher = nullptr;
+}  // namespace
+
+Launcher& default_launcher() noexcept {
+  return set_launcher == nullptr ? forked_launcher() : *set_launcher;
+}
+
+void set_default_launcher(Launcher& launcher) noexcept {
+  set_launcher = &launcher;
+}
+
 void require_ok(const WorldReport& report) {
   if (!report.file_error.empty()) throw FileError(report.file_error);
   if (!report.ok()) throw InfrastructureError(report.describe());

@@ -54,7 +54,15 @@ class ForkedLauncher final : public Launcher {
   [[nodiscard]] std::unique_ptr<RunningWorld> launch(WorldOptions options, Body body) override;
 };
 
-/// The launcher of everything that does not ask for another one.
 [[nodiscard]] Launcher& forked_launcher() noexcept;
+
+/// The launcher of everything that does not ask for another one: forked_launcher(), or the one that
+/// a program has set at its start. `launcher` must live until the program ends.
+[[nodiscard]] Launcher& default_launcher() noexcept;
+void set_default_launcher(Launcher& launcher) noexcept;
+
+/// Worlds may be forked although these threads run: those of MPI, which hold nothing that a rank
+/// needs. Called when they have started, before any other thread.
+void allow_threads_of_now() noexcept;
 
 }  // namespace isoshard

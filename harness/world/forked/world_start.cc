@@ -110,15 +110,21 @@ std::unique_ptr<CommWorld> make_comm_world(const WorldOptions& options) {
 
 // A fork copies only the calling thread: locks of others would stay locked, and an OpenMP pool
 // hangs.
+int num_threads() {
+  struct stat tasks {};
+  return ::stat("/proc/self/task", &tasks) == 0 ? static_cast<int>(tasks.st_nlink) - 2 : 1;
+}
+
+int allowed_threads = 1;
+
 void require_single_thread() {
 #if !defined(__SANITIZE_THREAD__)  // which has a thread of its own
-  struct stat tasks {};
-  if (::stat("/proc/self/task", &tasks) == 0 && tasks.st_nlink > 3) {
+  if (num_threads() > allowed_threads) {
     throw UsageError(
         fmt::format("a world must be forked from a process with one thread, got {} threads; join "
                     "them first, and call "
                     "at::set_num_threads(1) before the first tensor operation",
-                    tasks.st_nlink - 2));
+                    num_threads()));
   }
 #endif
 }
@@ -135,6 +141,10 @@ void wait_for(std::vector<pollfd>& polls, Clock::time_point until) {
 }
 
 }  // namespace
+
+void allow_threads_of_now() noexcept {
+  allowed_threads = num_threads();
+}
 
 SlotMemory::SlotMemory(int num_ranks)
     : bytes_(sizeof(RankSlot) * static_cast<std::size_t>(num_ranks)) {

@@ -29,7 +29,7 @@ enum class CollectiveOp : std::uint8_t {
 inline constexpr int kNumCollectiveOps = static_cast<int>(CollectiveOp::kSendRecv) + 1;
 inline constexpr int kNumPurposes = static_cast<int>(Purpose::kSetup) + 1;
 inline constexpr int kMaxRanks = 16;
-inline constexpr std::uint32_t kMaxGroups = 512;           ///< of two ranks and more, per world
+inline constexpr std::uint32_t kMaxGroups = 512;           ///< of two ranks and more, per rank
 inline constexpr std::uint32_t kGroupOfOne = 0xffffffffU;  ///< the group_id of every group of one
 
 /// all_reduce, all_gather, reduce_scatter, broadcast, barrier, split, all_gather_uneven,

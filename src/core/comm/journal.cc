@@ -69,8 +69,31 @@ std::string_view plural(const std::vector<int>& ranks, std::string_view one,
 struct alignas(64) Journal::Lane {
   Word num_calls;
   std::array<std::array<Word, kNumPurposes>, kNumCollectiveOps> counts;
-  std::array<Word, kMaxGroups> last_entered;  ///< group_sequence by group_id
+  /// 1 + group_id in the upper half, group_sequence in the lower; found by a hash of the id, then
+  /// upwards
+  std::array<Word, kMaxGroups> last_entered;
   std::array<std::array<Word, kEntryWords>, kDepth> ring;
+
+  /// The word of a group, or the free one that is to become it; null if there is none left.
+  Word* last_entered_of(std::uint32_t group_id) noexcept {
+    static_assert(kMaxGroups == 1U << 9);
+    const std::uint32_t first = (group_id * 0x9e3779b1U) >> (32 - 9);
+    for (std::uint32_t step = 0; step < kMaxGroups; ++step) {
+      Word& word = last_entered[(first + step) % kMaxGroups];
+      const std::uint64_t found = word.load() >> 32;
+      if (found == 0 || found == std::uint64_t{group_id} + 1) return &word;
+    }
+    return nullptr;
+  }
+  void enter_group(std::uint32_t group_id, std::uint64_t sequence) noexcept {
+    if (group_id == kGroupOfOne) return;
+    Word* const word = last_entered_of(group_id);
+    if (word == nullptr) return;
+    const std::uint64_t before = word->load(std::memory_order_relaxed) & 0xffffffffU;
+    word->store((std::uint64_t{group_id} + 1) << 32 | std::max(before, sequence));
+  }
+  static constexpr std::size_t kWords =
+      1 + kNumCollectiveOps * kNumPurposes + kMaxGroups + kDepth * kEntryWords;
 };
 
 std::size_t Journal::bytes(int num_ranks) noexcept {
@@ -94,10 +117,7 @@ std::uint64_t Journal::enter(int rank, const JournalEntry& entry) noexcept {
   Word& count = own.counts[static_cast<std::size_t>(entry.call.op)]
                           [static_cast<std::size_t>(entry.call.purpose)];
   count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  if (entry.call.group_id < kMaxGroups) {
-    Word& last = own.last_entered[entry.call.group_id];
-    last.store(std::max(last.load(std::memory_order_relaxed), entry.call.group_sequence));
-  }
+  own.enter_group(entry.call.group_id, entry.call.group_sequence);
   // seq_cst: of two ranks that wait for each other at least one sees the other's entry
   own.num_calls.store(sequence);
   return sequence;
@@ -111,7 +131,21 @@ void Journal::finish(int rank, std::uint64_t sequence) noexcept {
 }
 
 void Journal::promise(int rank, const CollectiveCall& call) noexcept {
-  if (call.group_id < kMaxGroups) lane(rank).last_entered[call.group_id].store(call.group_sequence);
+  lane(rank).enter_group(call.group_id, call.group_sequence);
+}
+
+std::size_t Journal::num_lane_words() noexcept {
+  return Lane::kWords;
+}
+
+void Journal::copy_lane(int rank, std::span<std::uint64_t> words) const noexcept {
+  const auto* const own = reinterpret_cast<const Word*>(&lane(rank));
+  for (std::size_t i = 0; i < Lane::kWords; ++i) words[i] = own[i].load(std::memory_order_relaxed);
+}
+
+void Journal::set_lane(int rank, std::span<const std::uint64_t> words) noexcept {
+  auto* const own = reinterpret_cast<Word*>(&lane(rank));
+  for (std::size_t i = 0; i < Lane::kWords; ++i) own[i].store(words[i], std::memory_order_relaxed);
 }
 
 std::uint64_t Journal::num_calls(int rank) const noexcept {
@@ -149,7 +183,8 @@ std::optional<JournalEntry> Journal::last(int rank) const {
 }
 
 std::uint64_t Journal::last_entered(int rank, std::uint32_t group_id) const noexcept {
-  return group_id < kMaxGroups ? lane(rank).last_entered[group_id].load() : 0;
+  const Word* const word = lane(rank).last_entered_of(group_id);
+  return word == nullptr ? 0 : word->load() & 0xffffffffU;
 }
 
 std::string Journal::last_call_in_words(int rank) const {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,12 @@ class Journal {
   /// nobody.
   void promise(int rank, const CollectiveCall& call) noexcept;
 
+  /// All that is known of a rank, as plain words that can be sent to a process without this memory.
+  /// Only while nobody writes to the lanes.
+  [[nodiscard]] static std::size_t num_lane_words() noexcept;
+  void copy_lane(int rank, std::span<std::uint64_t> words) const noexcept;
+  void set_lane(int rank, std::span<const std::uint64_t> words) noexcept;
+
   /// Calls entered by `rank` since the start; in the second form, those of one op and purpose.
   [[nodiscard]] std::uint64_t num_calls(int rank) const noexcept;
   [[nodiscard]] std::uint64_t num_calls(int rank, CollectiveOp op, Purpose purpose) const noexcept;
@@ -59,7 +66,7 @@ class Journal {
   /// "in all_reduce #7 (...)", "after all_reduce #6 (...)" or "before its first collective".
   [[nodiscard]] std::string last_call_in_words(int rank) const;
   /// The last call that `rank` entered or promised on a group, as its group_sequence; 0 if none.
-  /// Exact, however long ago it was.
+  /// Exact, however long ago it was, for up to kMaxGroups groups a rank and 2^32 calls on each.
   [[nodiscard]] std::uint64_t last_entered(int rank, std::uint32_t group_id) const noexcept;
   /// Who waits for whom, one clause per pending call: "rank 1 has not entered all_reduce #7
   /// (grad_reduce, dp, sum, fp32 x 1024); ranks 0, 2 wait in it". A rank that entered something

@@ -5,30 +5,18 @@
 /// Blocks go through the windows in rounds of at most a buffer per rank, each with one meeting, as
 /// region_collectives.cc explains. The number of rounds follows from the largest block, so that all
 /// ranks make as many.
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cstring>
 
-#include "core/base/error.h"
+#include "core/comm/blocks.h"
+#include "core/comm/buffers.h"
 #include "core/comm/reduce.h"
-#include "core/comm/region/region_buffers.h"
 #include "core/comm/region/region_communicator.h"
 
 namespace isoshard {
 namespace {
 
 constexpr std::size_t kLineBytes = 64;
-
-void check_blocks(const ConstBuffer& blocks, const ConstBuffer& block, int size, const char* op) {
-  if (blocks.count != block.count * size || blocks.dtype != block.dtype) {
-    throw ShapeError(fmt::format(
-        "{} over {} ranks: {} x {} on one side requires {} x {} on the other, got {} x {}", op,
-        size, name_of(block.dtype), block.count, name_of(block.dtype), block.count * size,
-        name_of(blocks.dtype), blocks.count));
-  }
-}
 
 Counts repeated(std::int64_t count) {
   Counts counts;
@@ -37,39 +25,10 @@ Counts repeated(std::int64_t count) {
 }
 
 Counts checked_counts(std::span<const std::int64_t> given, int size, const char* op) {
-  const bool is_negative = std::ranges::any_of(given, [](std::int64_t count) { return count < 0; });
-  if (given.size() != static_cast<std::size_t>(size) || is_negative) {
-    throw ShapeError(fmt::format(
-        "{}: there must be one count for each of the {} ranks and none may be negative, got [{}]",
-        op, size, fmt::join(given, ", ")));
-  }
+  check_counts(given, size, op);
   Counts counts{};
   std::ranges::copy(given, counts.begin());
   return counts;
-}
-
-/// Elements before the block of `rank`.
-std::int64_t begin_of(const Counts& counts, int rank) {
-  std::int64_t begin = 0;
-  for (int before = 0; before < rank; ++before) begin += counts[static_cast<std::size_t>(before)];
-  return begin;
-}
-
-void check_total(const ConstBuffer& buffer, const Counts& counts, int size, const char* op,
-                 const char* name) {
-  const std::int64_t total = begin_of(counts, size);
-  if (buffer.count != total) {
-    throw ShapeError(fmt::format(
-        "{}: the {} must have {} elements, the sum of the counts [{}], got {}", op, name, total,
-        fmt::join(counts.begin(), counts.begin() + size, ", "), buffer.count));
-  }
-}
-
-void check_same_dtype(const ConstBuffer& input, const ConstBuffer& output, const char* op) {
-  if (input.dtype != output.dtype) {
-    throw ShapeError(fmt::format("{}: input and output must have the same dtype, got {} and {}", op,
-                                 name_of(input.dtype), name_of(output.dtype)));
-  }
 }
 
 /// Of a block of `count` elements, in bytes: what one round moves that starts at byte `begin` of
@@ -103,12 +62,8 @@ Work RegionCommunicator::all_gather_uneven(ConstBuffer input, Buffer output,
   check_buffer(output, "all_gather_uneven", "output");
   check_same_dtype(input, output, "all_gather_uneven");
   const Counts counts = checked_counts(given, size_, "all_gather_uneven");
-  check_total(output, counts, size_, "all_gather_uneven", "output");
-  if (input.count != counts[static_cast<std::size_t>(rank_)]) {
-    throw ShapeError(fmt::format(
-        "all_gather_uneven: the input of rank {} must have its count of {} elements, got {}", rank_,
-        counts[static_cast<std::size_t>(rank_)], input.count));
-  }
+  check_total(output, given, "all_gather_uneven", "output");
+  check_own_block(input, given, rank_, "all_gather_uneven", "input");
   Call call = enter(
       {.op = CollectiveOp::kAllGatherUneven, .dtype = input.dtype, .count = output.count}, info);
   if (group_ != nullptr) announcement_of(rank_, call.call).counts = counts;
@@ -120,7 +75,7 @@ Work RegionCommunicator::all_gather_uneven(ConstBuffer input, Buffer output,
 void RegionCommunicator::gather_blocks(Call& call, ConstBuffer input, Buffer output,
                                        const Counts& counts) {
   const auto block_of = [&](int rank) {
-    return output.data + bytes_of(begin_of(counts, rank), output.dtype);
+    return output.data + bytes_of(elements_before(counts, rank), output.dtype);
   };
   copy_bytes(block_of(rank_), input.data, bytes_of(input.count, input.dtype));
   if (group_ == nullptr) return;
@@ -165,12 +120,8 @@ Work RegionCommunicator::reduce_scatter_uneven(ConstBuffer input, Buffer output,
   check_same_dtype(input, output, "reduce_scatter_uneven");
   check_reducible(reduction, output.dtype);
   const Counts counts = checked_counts(given, size_, "reduce_scatter_uneven");
-  check_total(input, counts, size_, "reduce_scatter_uneven", "input");
-  if (output.count != counts[static_cast<std::size_t>(rank_)]) {
-    throw ShapeError(fmt::format(
-        "reduce_scatter_uneven: the output of rank {} must have its count of {} elements, got {}",
-        rank_, counts[static_cast<std::size_t>(rank_)], output.count));
-  }
+  check_total(input, given, "reduce_scatter_uneven", "input");
+  check_own_block(output, given, rank_, "reduce_scatter_uneven", "output");
   Call call = enter({.op = CollectiveOp::kReduceScatterUneven,
                      .dtype = output.dtype,
                      .reduction = reduction,
@@ -185,7 +136,7 @@ Work RegionCommunicator::reduce_scatter_uneven(ConstBuffer input, Buffer output,
 void RegionCommunicator::reduce_blocks(Call& call, ConstBuffer input, Buffer output,
                                        const Counts& counts) {
   const auto block_of = [&](int rank) {
-    return input.data + bytes_of(begin_of(counts, rank), input.dtype);
+    return input.data + bytes_of(elements_before(counts, rank), input.dtype);
   };
   if (group_ == nullptr) {
     copy_bytes(output.data, input.data, bytes_of(output.count, output.dtype));
@@ -230,19 +181,15 @@ Work RegionCommunicator::all_to_all(ConstBuffer input, std::span<const std::int6
   const Dtype dtype = input.dtype;
   const Counts counts = checked_counts(input_counts, size_, "all_to_all");
   const Counts from_counts = checked_counts(output_counts, size_, "all_to_all");
-  check_total(input, counts, size_, "all_to_all", "input");
-  check_total(output, from_counts, size_, "all_to_all", "output");
+  check_total(input, input_counts, "all_to_all", "input");
+  check_total(output, output_counts, "all_to_all", "output");
   const auto own_rank = static_cast<std::size_t>(rank_);
-  if (counts[own_rank] != from_counts[own_rank]) {
-    throw ShapeError(fmt::format(
-        "all_to_all: rank {} must send itself as many elements as it expects, got {} and {}", rank_,
-        counts[own_rank], from_counts[own_rank]));
-  }
+  check_block_to_itself(input_counts, output_counts, rank_);
   const auto input_of = [&](int rank) {
-    return input.data + bytes_of(begin_of(counts, rank), dtype);
+    return input.data + bytes_of(elements_before(counts, rank), dtype);
   };
   const auto output_of = [&](int rank) {
-    return output.data + bytes_of(begin_of(from_counts, rank), dtype);
+    return output.data + bytes_of(elements_before(from_counts, rank), dtype);
   };
   Call call = enter({.op = CollectiveOp::kAllToAll, .dtype = dtype, .count = input.count}, info);
   copy_bytes(output_of(rank_), input_of(rank_), bytes_of(counts[own_rank], dtype));

@@ -5,11 +5,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "core/base/error.h"
+#include "core/comm/buffers.h"
+#include "core/comm/mismatch.h"
 #include "core/comm/region/meeting.h"
-#include "core/comm/region/region_buffers.h"
 
 namespace isoshard {
 namespace {
@@ -105,16 +105,11 @@ bool ChannelEnd::is_over(Moving& moving) {
   return true;
 }
 
-// The lower rank is named first.
 void ChannelEnd::compare(const Moving& expected, const CollectiveCall& sent) {
   if (matches(sent, expected.call)) return;
-  std::pair sender(block_->world_ranks[0], sent), receiver(block_->world_ranks[1], expected.call);
-  const auto& [low, high] =
-      sender.first < receiver.first ? std::pair(sender, receiver) : std::pair(receiver, sender);
   region_->abort(world_rank_, WorldRegion::AbortKind::kFailure,
-                 fmt::format("transfers differ: rank {} called {}, rank {} called {}; a send needs "
-                             "a recv of the same purpose, dtype and count on the other side",
-                             low.first, in_words(low.second), high.first, in_words(high.second)));
+                 describe_mismatch_of_transfer({block_->world_ranks[0], sent},
+                                               {block_->world_ranks[1], expected.call}));
   region_->throw_abort();
 }
 

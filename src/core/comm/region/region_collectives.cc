@@ -20,8 +20,8 @@
 #include <cstring>
 
 #include "core/base/error.h"
+#include "core/comm/buffers.h"
 #include "core/comm/reduce.h"
-#include "core/comm/region/region_buffers.h"
 #include "core/comm/region/region_communicator.h"
 
 namespace isoshard {

@@ -4,12 +4,12 @@
 #include "core/comm/region/region_communicator.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <numeric>
 
 #include "core/base/error.h"
+#include "core/comm/mismatch.h"
 #include "core/comm/region/meeting.h"
 
 namespace isoshard {
@@ -76,46 +76,21 @@ void RegionCommunicator::meet_others(Call& call) {
 
 // Every rank compares all with the group's first, so that all report the same, and none continues.
 void RegionCommunicator::compare_announcements(const CollectiveCall& own) {
-  const CollectiveCall& first = announcement_of(0, own).call;
-  for (int other = 1; other < size_; ++other) {
-    const CollectiveCall& call = announcement_of(other, own).call;
-    if (matches(first, call)) continue;
-    fail(
-        fmt::format("collectives differ: rank {} called {}, rank {} called {}; all ranks of a "
-                    "group must make the same calls in the same order",
-                    world_rank_of(0), in_words(first), world_rank_of(other), in_words(call)));
-  }
-  compare_counts(own);
-}
-
-void RegionCommunicator::compare_counts(const CollectiveCall& own) {
+  bool is_same = own.op != CollectiveOp::kAllGatherUneven &&
+                 own.op != CollectiveOp::kReduceScatterUneven && own.op != CollectiveOp::kAllToAll;
+  for (int other = 0; other < size_ && is_same; ++other)
+    is_same = matches(own, announcement_of(other, own).call);
+  if (is_same) return;
+  std::array<AnnouncedCall, kMaxRanks> calls;  // NOLINT: filled for the ranks of the group
   const auto size = static_cast<std::size_t>(size_);
-  const auto counts_of = [&](int rank) {
-    return std::span(announcement_of(rank, own).counts).first(size);
-  };
-  if (own.op == CollectiveOp::kAllGatherUneven || own.op == CollectiveOp::kReduceScatterUneven) {
-    for (int other = 1; other < size_; ++other) {
-      if (std::ranges::equal(counts_of(0), counts_of(other))) continue;
-      fail(fmt::format(
-          "collectives differ: rank {} called {} with counts [{}], rank {} with counts [{}]; all "
-          "ranks must give the same counts",
-          world_rank_of(0), in_words(announcement_of(0, own).call), fmt::join(counts_of(0), ", "),
-          world_rank_of(other), fmt::join(counts_of(other), ", ")));
-    }
+  for (int member = 0; member < size_; ++member) {
+    const Announcement& theirs = announcement_of(member, own);
+    calls[static_cast<std::size_t>(member)] = {world_rank_of(member), theirs.call,
+                                               std::span(theirs.counts).first(size),
+                                               std::span(theirs.output_counts).first(size)};
   }
-  if (own.op != CollectiveOp::kAllToAll) return;
-  for (int from = 0; from < size_; ++from) {
-    for (int to = 0; to < size_; ++to) {
-      const std::int64_t sent = counts_of(from)[static_cast<std::size_t>(to)];
-      const std::int64_t expected =
-          announcement_of(to, own).output_counts[static_cast<std::size_t>(from)];
-      if (sent == expected) continue;
-      fail(fmt::format(
-          "collectives differ: in {} rank {} has {} elements for rank {}, which expects {} from it",
-          in_words(announcement_of(from, own).call), world_rank_of(from), sent, world_rank_of(to),
-          expected));
-    }
-  }
+  const std::string mismatch = describe_mismatch({calls.data(), size});
+  if (!mismatch.empty()) fail(mismatch);
 }
 
 void RegionCommunicator::fail(const std::string& reason) {

@@ -78,13 +78,10 @@ class RegionCommunicator final : public Communicator {
 
   void gather_blocks(Call& call, ConstBuffer input, Buffer output, const Counts& counts);
   void reduce_blocks(Call& call, ConstBuffer input, Buffer output, const Counts& counts);
-  void check_peer(int peer, const char* op) const;
   struct Queued;
   [[nodiscard]] ChannelEnd& channel(int peer, bool is_send);
   [[nodiscard]] Queued queue(bool is_send, int peer, Buffer data, const CallInfo& info,
                              bool must_be_taken = false);
-  void send_to_itself(std::span<const Transfer> transfers);
-  void compare_counts(const CollectiveCall& own);
   [[noreturn]] void fail(const std::string& reason);
 
   void all_reduce_at_once(Call& call, Buffer data);

@@ -3,11 +3,10 @@
 /// recv, or one of other dtype or count, is found and reported as for collectives.
 #include <fmt/format.h>
 
-#include <cstring>
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/comm/region/region_buffers.h"
+#include "core/comm/blocks.h"
 #include "core/comm/region/region_communicator.h"
 
 namespace isoshard {
@@ -18,22 +17,7 @@ Buffer as_buffer(const ConstBuffer& data) {
   return {const_cast<std::byte*>(data.data), data.count, data.dtype, data.device, data.stream};
 }
 
-void check_data(const ConstBuffer& data, const char* op) {
-  check_on_host(data, op, "data");
-  if (data.count < 0 || (data.count > 0 && data.data == nullptr)) {
-    throw ShapeError(fmt::format(
-        "{}: the data must have a count of at least 0 and an address, got {} elements at {}", op,
-        data.count, static_cast<const void*>(data.data)));
-  }
-}
-
 }  // namespace
-
-void RegionCommunicator::check_peer(int peer, const char* op) const {
-  if (peer < 0 || peer >= size_)
-    throw CommError(fmt::format("{}: the rank of the other side must be from 0 to {}, got {}", op,
-                                size_ - 1, peer));
-}
 
 struct RegionCommunicator::Queued {
   ChannelEnd* end = nullptr;
@@ -70,7 +54,7 @@ RegionCommunicator::Queued RegionCommunicator::queue(bool is_send, int peer, Buf
 
 Work RegionCommunicator::send(ConstBuffer data, int to, const CallInfo& info) {
   check_data(data, "send");
-  check_peer(to, "send");
+  check_peer(to, size_, "send");
   if (to == rank_)
     throw CommError(
         fmt::format("send from rank {} to itself would wait forever; use send_recv", rank_));
@@ -81,7 +65,7 @@ Work RegionCommunicator::send(ConstBuffer data, int to, const CallInfo& info) {
 
 Work RegionCommunicator::recv(Buffer data, int from, const CallInfo& info) {
   check_data(data, "recv");
-  check_peer(from, "recv");
+  check_peer(from, size_, "recv");
   if (from == rank_)
     throw CommError(
         fmt::format("recv by rank {} from itself would wait forever; use send_recv", rank_));
@@ -93,9 +77,9 @@ Work RegionCommunicator::recv(Buffer data, int from, const CallInfo& info) {
 Work RegionCommunicator::send_recv(std::span<const Transfer> transfers) {
   for (const Transfer& transfer : transfers) {
     check_data(transfer.data, transfer.is_send ? "send_recv (send)" : "send_recv (recv)");
-    check_peer(transfer.peer, "send_recv");
+    check_peer(transfer.peer, size_, "send_recv");
   }
-  send_to_itself(transfers);
+  send_to_itself(transfers, rank_);
   std::vector<Queued> all;
   for (const Transfer& transfer : transfers) {
     if (transfer.peer != rank_)
@@ -107,32 +91,6 @@ Work RegionCommunicator::send_recv(std::span<const Transfer> transfers) {
   return Work([channels = channels_, all = std::move(all)] {
     for (const Queued& queued : all) channels->finish(*queued.end, *queued.moving);
   });
-}
-
-void RegionCommunicator::send_to_itself(std::span<const Transfer> transfers) {
-  std::vector<const Transfer*> sends;
-  std::vector<const Transfer*> recvs;
-  for (const Transfer& transfer : transfers) {
-    if (transfer.peer == rank_) (transfer.is_send ? sends : recvs).push_back(&transfer);
-  }
-  if (sends.size() != recvs.size()) {
-    throw CommError(
-        fmt::format("send_recv: rank {} must receive from itself as often as it sends to itself, "
-                    "got {} sends and {} recvs",
-                    rank_, sends.size(), recvs.size()));
-  }
-  for (std::size_t i = 0; i < sends.size(); ++i) {
-    const Buffer& from = sends[i]->data;
-    const Buffer& to = recvs[i]->data;
-    if (from.dtype != to.dtype || from.count != to.count) {
-      throw CommError(
-          fmt::format("send_recv: what rank {} sends to itself must match what it receives, got {} "
-                      "x {} and {} x {}",
-                      rank_, name_of(from.dtype), from.count, name_of(to.dtype), to.count));
-    }
-    if (from.count != 0)
-      std::memmove(to.data, from.data, static_cast<std::size_t>(from.count) * size_of(from.dtype));
-  }
 }
 
 }  // namespace isoshard

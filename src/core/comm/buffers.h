@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the collectives over windows do with buffers: sizes in bytes, copies, and the check of what
-/// a caller hands in.
+/// What every backend does with buffers: sizes in bytes, copies, and the check of what a caller
+/// hands in.
 #pragma once
 #include <fmt/format.h>
 

@@ -1,0 +1,142 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The program on the processes of mpirun.
+# usage: attached_test.sh PROGRAM SOURCE FOLDER SCENARIO MPIRUN...   (FOLDER is emptied first)
+set -euo pipefail
+program=$1 source=$2 folder=$3 scenario=$4
+shift 4
+launch=("$@")
+rm -rf -- "$folder"
+mkdir -p -- "$folder"
+cd -- "$folder"
+# Nothing of the caller's may reach the runs; and all processes of this test can be told.
+unset "${!OMPI_COMM_@}" "${!PMIX@}" "${!SLURM_@}" RANK WORLD_SIZE LOCAL_RANK
+export ISOSHARD_ATTACHED_TEST=$folder.$$
+autotp=(verify --preset small --attach --subjects autotp --tp 2 --dp 2 --dtype fp32)
+
+fail() {
+  printf '%s\n' "$1" >&2
+  cat output >&2
+  exit 1
+}
+# expect CODE RANKS ARGUMENTS...: runs the program on so many processes; what it says is in output.
+expect() {
+  local code=$1 ranks=$2 got=0
+  shift 2
+  "${launch[@]}" -n "$ranks" "$program" "$@" >output 2>&1 || got=$?
+  [[ $got == "$code" ]] || fail "exit code must be $code, got $got: $*"
+}
+says() { grep -qE -- "$1" output || fail "must say: $1"; }
+says_once() { [[ $(grep -cE -- "$1" output) == 1 ]] || fail "must be said once: $1"; }
+
+# The processes of this test that run the program.
+processes() {
+  local of mark="ISOSHARD_ATTACHED_TEST=$ISOSHARD_ATTACHED_TEST"
+  for of in /proc/[0-9]*; do
+    [[ $(readlink "$of/exe" 2>/dev/null) == "$program" ]] || continue
+    grep -qzxF "$mark" "$of/environ" 2>/dev/null || continue
+    printf '%s\n' "${of#/proc/}"
+  done
+}
+# strike SIGNAL RANK ARGUMENTS...: trains on 4 processes until one of them gets a signal, and sets
+# `code`. No process may be left.
+strike() {
+  local signal=$1 rank=$2 struck= pid run
+  shift 2
+  "${launch[@]}" -n 4 "$program" train --attach --subjects autotp --tp 2 --dp 2 --steps 4000 \
+    --reference none --save-checkpoint saved --save-after 1 "$@" >output 2>&1 &
+  run=$!
+  until [[ -e saved/autotp ]]; do
+    kill -0 "$run" 2>/dev/null || fail "the run ended before it could be struck"
+    sleep 0.05
+  done
+  for pid in $(processes); do
+    if grep -qzx "OMPI_COMM_WORLD_RANK=$rank" "/proc/$pid/environ"; then struck=$pid; fi
+  done
+  [[ -n $struck ]] || fail "the run has no rank $rank"
+  kill "-$signal" "$struck"
+  code=0
+  wait "$run" || code=$?
+  [[ -z $(processes) ]] || fail "processes are left: $(processes)"
+}
+
+case $scenario in
+  verdict)
+    # The same cases, findings and numbers as on forked ranks.
+    expect 0 4 "${autotp[@]}" --expect-world-size 4 --output-dir attached
+    says_once '^CONFORMS \(exact'
+    says '1 of 1 case conforms'
+    "$program" "${autotp[@]/--attach/--tables=off}" --output-dir forked >forked.txt
+    cmp <(grep -v '"environment"' attached/report.txt) forked/report.txt \
+      || fail "the report must be that of forked ranks"
+    ;;
+  train)
+    expect 0 4 train --attach --subjects autotp --tp 2 --dp 2 --steps 3 --output-dir attached
+    "$program" train --subjects autotp --tp 2 --dp 2 --steps 3 --output-dir forked >forked.txt
+    cmp attached/loss_autotp.json forked/loss_autotp.json \
+      || fail "the curve must be that of forked ranks"
+    ;;
+  golden)
+    # Stored numbers of forked ranks, bit by bit.
+    expect 0 4 golden verify 'lattice_*' step_qwen2_tp2_dp3 --attach
+    says 'skipped step_qwen2_tp2_dp3: it needs 6 ranks'
+    says 'MATCH +lattice_autotp_tp2'
+    ;;
+  fault)
+    expect 1 6 verify --attach --fault mlp_input_grad_partial
+    says 'rank-local partial over tp'
+    ;;
+  subset)
+    expect 0 3 verify --preset small --attach --subjects ddp,autotp --dtype fp32
+    says 'skipped qwen2_tp2_dp2: it needs 4 ranks, and the attached world has 3'
+    says '2 of 2 cases conform'
+    ;;
+  refused)
+    expect 2 2 "${autotp[@]}"
+    says_once 'more than the 2 ranks of the attached world; start it with mpirun -n 4'
+    expect 2 2 "${autotp[@]}" --expect-world-size 4
+    says_once 'must have 4 ranks \(--expect-world-size\), got 2'
+    expect 2 2 verify --preset small --subjects ddp --dp 2
+    says 'mpirun started 2 processes, .* add --attach'
+    expect 2 1 "${autotp[@]}" : -n 1 "$program" "${autotp[@]}" --steps 2
+    says 'all processes must have the same arguments'
+    got=0
+    RANK=0 WORLD_SIZE=4 LOCAL_RANK=0 "$program" "${autotp[@]}" >output 2>&1 || got=$?
+    [[ $got == 2 ]] || fail "torchrun's variables must end with 2, got $got"
+    says 'WORLD_SIZE=4 of torchrun, with which MPI would make 4 worlds of one rank'
+    ;;
+  alone)
+    # A process that fails alone tells its error, and the others do not wait for it.
+    mkdir -p here/model elsewhere
+    cp -- "$source/fixtures/oracle/qwen2_untied_mha/config.json" here/model/
+    alone=(verify --attach --model ./model --subjects ddp --dp 2 --dtype fp32)
+    got=0
+    "${launch[@]}" -n 1 --wdir "$folder/here" "$program" "${alone[@]}" : \
+      -n 1 --wdir "$folder/elsewhere" "$program" "${alone[@]}" >output 2>&1 || got=$?
+    [[ $got == 4 ]] || fail "exit code must be 4, got $got"
+    says_once 'rank 1 on .*: isoshard: \./model: there is no such file'
+    ;;
+  killed)
+    strike KILL 2
+    [[ $code == 137 ]] || fail "exit code must be mpirun's 137, got $code"
+    says 'rank 2 .*signal 9 \(Killed\)'
+    says 'rank [013] of 4 on .* was told to end by SIGTERM (in|after) .*, phase step [0-9]+'
+    ;;
+  crashed)
+    strike SEGV 1
+    [[ $code == 4 ]] || fail "exit code must be 4, got $code"
+    says_once 'rank 1 of 4 on .* was ended by SIGSEGV (in|after) .*, phase step [0-9]+'
+    ;;
+  stopped)
+    strike STOP 3 --deadline 2
+    [[ $code == 4 ]] || fail "exit code must be 4, got $code"
+    says 'not all ranks of world .* deadline passed: .*rank 3 has not entered'
+    ;;
+  two_at_once)
+    "${launch[@]}" -n 4 "$program" "${autotp[@]}" >first 2>&1 &
+    expect 0 4 "${autotp[@]}"
+    wait $! || fail "the first of two runs failed"
+    says '1 of 1 case conforms'
+    ;;
+  *) fail "unknown scenario $scenario" ;;
+esac

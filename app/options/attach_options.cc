@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+/// One job a process, at most.
+#include "app/options/attach_options.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <boost/program_options/value_semantic.hpp>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+
+#include "core/base/error.h"
+#include "core/comm/attached_job.h"
+#include "harness/cli/output.h"
+#include "harness/verdict/exit_code.h"
+#include "harness/world/attached/attached_launcher.h"
+#include "harness/world/attached/last_words.h"
+#include "harness/world/forked/forked_world.h"
+
+namespace isoshard {
+namespace {
+
+namespace po = boost::program_options;
+
+struct Joined {
+  std::unique_ptr<AttachedJob> job;
+  std::unique_ptr<AttachedLauncher> launcher;
+};
+
+// Lives until the program ends: default_launcher() refers to it.
+Joined& joined() {
+  static Joined& instance = *new Joined;
+  return instance;
+}
+
+// The mildest first, as combine_exit_codes orders them.
+constexpr std::array kCodes = {kExitConforms, kExitGolden,     kExitDiverges,
+                               kExitBadInput, kExitUsage,      kExitInfrastructure,
+                               kExitHangup,   kExitTerminated, kExitInterrupted};
+
+std::uint64_t severity(int code) {
+  const auto found = std::ranges::find(kCodes, code);
+  return static_cast<std::uint64_t>(
+      (found == kCodes.end() ? std::ranges::find(kCodes, kExitInfrastructure) : found) -
+      kCodes.begin());
+}
+
+void refuse_several_processes() {
+  const char* const size = std::getenv("OMPI_COMM_WORLD_SIZE");
+  if (size == nullptr || std::atoi(size) < 2) return;
+  throw UsageError(
+      fmt::format("mpirun started {} processes, each of which would run all ranks of its own; add "
+                  "--attach, or leave mpirun out",
+                  size));
+}
+
+void check_size(const ParsedOptions& options, int size) {
+  if (!options.given("expect-world-size")) return;
+  const int expected = options.get<int>("expect-world-size");
+  if (expected == size) return;
+  throw UsageError(
+      fmt::format("the attached world must have {} ranks (--expect-world-size), got {}; start it "
+                  "with mpirun -n {}",
+                  expected, size, expected));
+}
+
+/// Processes with other arguments would go other ways, and wait for each other until the deadline.
+void require_equal_arguments(AttachedJob& job, const std::vector<std::string>& arguments) {
+  const std::uint64_t own = std::hash<std::string>{}(fmt::format("{}", fmt::join(arguments, "\n")));
+  const std::uint64_t most = job.largest(own), least = ~job.largest(~own);
+  if (most == least) return;
+  throw UsageError(
+      fmt::format("all processes must have the same arguments, and rank {} of {} has: {}; give "
+                  "mpirun one program",
+                  job.rank(), job.size(), fmt::join(arguments, " ")));
+}
+
+}  // namespace
+
+void declare_attach_options(OptionTable& table) {
+  auto add = table.group("ranks");
+  add("attach", po::bool_switch(),
+      "the ranks are the processes that mpirun, or srun with PMIx, has started");
+  add("expect-world-size", po::value<int>(),
+      "with --attach: the number of processes there must be; another one is an error");
+}
+
+void join_job(const std::vector<std::string>& arguments) {
+  if (std::ranges::find(arguments, "--attach") == arguments.end()) return;
+  Joined& own = joined();
+  own.job = attach_mpi_job();
+  allow_threads_of_now();
+  install_last_words(own.job->rank(), own.job->size());
+  own.launcher = std::make_unique<AttachedLauncher>(*own.job);
+  set_default_launcher(*own.launcher);
+  require_equal_arguments(*own.job, arguments);
+  if (own.job->rank() != 0) print_nothing();
+}
+
+bool reports_here() noexcept {
+  return joined().job == nullptr || joined().job->rank() == 0;
+}
+
+int ranks_of_job(const ParsedOptions& options) {
+  if (const AttachedJob* const job = joined().job.get(); job != nullptr) {
+    check_size(options, job->size());
+    return job->size();
+  }
+  if (options.get<bool>("attach"))
+    throw UsageError("--attach must stand on the command line, got it from --config");
+  if (options.given("expect-world-size"))
+    throw UsageError("--expect-world-size is for --attach; add it, or leave it out");
+  refuse_several_processes();
+  return 0;
+}
+
+std::vector<std::string> fit_to_job(const ParsedOptions& options, std::vector<Case>& cases) {
+  const int num_ranks = ranks_of_job(options);
+  if (num_ranks == 0) return {};
+  std::vector<std::string> skipped;
+  int most = 0;
+  std::erase_if(cases, [&](const Case& item) {
+    if (item.reload_after != 0) {
+      throw UsageError(
+          "--reload-after needs ranks that share a folder for a while, which --attach does not "
+          "know to be so; leave one of them out");
+    }
+    most = std::max(most, item.world_size());
+    if (item.world_size() <= num_ranks) return false;
+    skipped.push_back(fmt::format("skipped {}: it needs {} ranks, and the attached world has {}",
+                                  item.slug(), item.world_size(), num_ranks));
+    return true;
+  });
+  if (cases.empty() && most > 0) {
+    throw UsageError(
+        fmt::format("nothing selected: every case needs more than the {} ranks of the attached "
+                    "world; start it with mpirun -n {}",
+                    num_ranks, most));
+  }
+  return skipped;
+}
+
+int leave_job(int code) {
+  Joined& own = joined();
+  if (own.launcher == nullptr) return code;
+  const std::string errors = printed_errors();
+  if (!own.launcher->ended_together(errors) && own.job->rank() != 0 && !errors.empty()) {
+    const std::string line =
+        fmt::format("isoshard: rank {} on {}: {}", own.job->rank(), host_name(), errors);
+    (void)!::write(STDERR_FILENO, line.data(), line.size());
+  }
+  code = kCodes.at(own.job->largest(severity(code)));
+  own.launcher.reset();
+  own.job->finish();
+  return code;
+}
+
+}  // namespace isoshard

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Options of commands whose ranks may be processes of mpirun or srun, and the job that this
+/// process then belongs to.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "fixtures/cases/case.h"
+#include "harness/cli/options.h"
+
+namespace isoshard {
+
+/// Adds --attach and --expect-world-size.
+void declare_attach_options(OptionTable& table);
+
+/// Joins the launcher's job if --attach is among the arguments, before any of them is read, so that
+/// from here on all processes do the same and one prints. Without it nothing happens.
+/// Ranks    collective over the job; called once, at the start of the program.
+/// Errors   as attach_mpi_job; UsageError where processes have other arguments.
+void join_job(const std::vector<std::string>& arguments);
+
+/// Whether this process prints and writes files: it belongs to no job, or is its first.
+[[nodiscard]] bool reports_here() noexcept;
+
+/// Checks the job against the options, and takes the cases that need more ranks than it has off the
+/// list. Returns a line for each of them.
+/// Errors   UsageError where no case is left; where the job has not the ranks that
+///          --expect-world-size says; where mpirun started several processes and --attach is not
+///          given; for --attach with settings that need ranks of one host.
+[[nodiscard]] std::vector<std::string> fit_to_job(const ParsedOptions& options,
+                                                  std::vector<Case>& cases);
+
+/// The same for commands whose cases are not on a command line: returns how many ranks a case may
+/// have, 0 without --attach.
+/// Errors   as above, but for the cases.
+[[nodiscard]] int ranks_of_job(const ParsedOptions& options);
+
+/// Agrees on the exit code: the most severe one of all processes. A process whose error the one
+/// that prints does not share tells its own. Ranks    collective over the job; the last that a
+/// process does.
+[[nodiscard]] int leave_job(int code);
+
+}  // namespace isoshard

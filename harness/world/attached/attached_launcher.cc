@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Launches that all processes make together, and their reports for all.
+#include "harness/world/attached/attached_launcher.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/base/mapped_file.h"
+#include "harness/world/attached/last_words.h"
+#include "harness/world/attached/report_message.h"
+#include "harness/world/forked/crash_handler.h"
+#include "harness/world/forked/forked_world.h"
+
+namespace isoshard {
+namespace {
+
+constexpr CallInfo kInfo{.purpose = Purpose::kSetup, .axis = Axis::kWorld};
+constexpr int kExitCode = 4;
+constexpr std::chrono::milliseconds kGrace{2000};
+
+/// What all processes have in common: a world that no run uses.
+class Control final : public Peers {
+ public:
+  explicit Control(AttachedJob& job)
+      : job_(job),
+        world_(job.make_world(ReductionOrder::kOrdered)),
+        comm_(world_->communicator(job.rank())) {}
+
+  [[nodiscard]] AttachedJob& job() noexcept { return job_; }
+  [[nodiscard]] int index() const noexcept override { return job_.rank(); }
+  [[nodiscard]] int count() const noexcept override { return job_.size(); }
+  void broadcast(std::span<std::byte> bytes, int from) override {
+    const auto count = static_cast<std::int64_t>(bytes.size());
+    comm_->broadcast({bytes.data(), count, Dtype::kUint8}, from, kInfo).wait();
+  }
+  std::int64_t sum(std::int64_t own) override {
+    comm_
+        ->all_reduce({reinterpret_cast<std::byte*>(&own), 1, Dtype::kInt64}, Reduction::kSum, kInfo)
+        .wait();
+    return own;
+  }
+  void barrier() { comm_->barrier(kInfo); }
+
+  /// Of process 0.
+  std::vector<std::byte> broadcast_of_first(std::vector<std::byte> message) {
+    auto size = static_cast<std::uint64_t>(message.size());
+    broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
+    message.resize(size);
+    broadcast(message, 0);
+    return message;
+  }
+
+  /// Of all processes, in their order. `patience`: for how long the slowest may take.
+  std::vector<std::vector<std::byte>> gather(
+      const std::vector<std::byte>& own, std::optional<std::chrono::milliseconds> patience = {}) {
+    const auto num = static_cast<std::size_t>(count());
+    std::vector<std::int64_t> counts(num);
+    auto size = static_cast<std::int64_t>(own.size());
+    const auto as_buffer = [](std::int64_t* data, std::size_t length) {
+      return Buffer{reinterpret_cast<std::byte*>(data), static_cast<std::int64_t>(length),
+                    Dtype::kInt64};
+    };
+    world_->set_patience(patience);
+    comm_->all_gather(as_buffer(&size, 1), as_buffer(counts.data(), num), kInfo).wait();
+    world_->set_patience(std::nullopt);
+    std::int64_t total = 0;
+    for (const std::int64_t one : counts) total += one;
+    std::vector<std::byte> all(static_cast<std::size_t>(total));
+    comm_
+        ->all_gather_uneven({own.data(), size, Dtype::kUint8}, {all.data(), total, Dtype::kUint8},
+                            counts, kInfo)
+        .wait();
+    std::vector<std::vector<std::byte>> messages;
+    for (auto begin = all.begin(); const std::int64_t one : counts) {
+      messages.emplace_back(begin, begin + one);
+      begin += one;
+    }
+    return messages;
+  }
+  bool ended_together(std::string_view words) {
+    // no other call has this purpose, so that it meets none of a process that goes on
+    comm_->barrier({.purpose = Purpose::kUnspecified, .axis = Axis::kWorld});
+    std::vector<std::byte> own(words.size());
+    std::ranges::copy(std::as_bytes(std::span(words)), own.begin());
+    const auto all = gather(own);
+    return std::ranges::all_of(all, [&](const auto& one) { return one == all.front(); });
+  }
+
+ private:
+  AttachedJob& job_;
+  std::unique_ptr<AttachedWorld> world_;
+  std::unique_ptr<Communicator> comm_;
+};
+
+class AttachedRank final : public Rank {
+ public:
+  AttachedRank(int rank, int size, std::unique_ptr<Communicator> comm)
+      : rank_(rank), size_(size), comm_(std::move(comm)) {}
+  [[nodiscard]] int rank() const noexcept override { return rank_; }
+  [[nodiscard]] int size() const noexcept override { return size_; }
+  [[nodiscard]] Communicator& comm() noexcept override { return *comm_; }
+  void post_result(std::span<const std::byte> bytes) override {
+    if (std::exchange(has_posted_, true))
+      throw UsageError("post_result was called twice; a rank has one result");
+    result_.assign(bytes.begin(), bytes.end());
+  }
+  void set_phase(std::string_view phase) noexcept override {
+    phase_ = phase;
+    set_phase_of_last_words(phase);
+  }
+  [[nodiscard]] const std::string& phase() const noexcept { return phase_; }
+  [[nodiscard]] std::vector<std::byte> take_result() { return std::move(result_); }
+
+ private:
+  int rank_;
+  int size_;
+  std::unique_ptr<Communicator> comm_;
+  std::string phase_;
+  std::vector<std::byte> result_;
+  bool has_posted_ = false;
+};
+
+long peak_rss_kib() {
+  rusage usage{};
+  return ::getrusage(RUSAGE_SELF, &usage) == 0 ? usage.ru_maxrss : 0;
+}
+
+/// While it lives, a signal's line says where this process is in the world.
+class Watched {
+ public:
+  explicit Watched(const Journal& journal) { set_journal_of_last_words(&journal); }
+  ~Watched() {
+    set_journal_of_last_words(nullptr);
+    set_phase_of_last_words("");
+  }
+  Watched(const Watched&) = delete;
+  Watched& operator=(const Watched&) = delete;
+};
+
+/// A world that runs in the processes of the job.
+class WorldOfProcesses final : public RunningWorld {
+ public:
+  WorldOfProcesses(Control& control, WorldOptions options, Launcher::Body body)
+      : control_(control), options_(std::move(options)), body_(std::move(body)) {}
+
+  // All of it happens here: worlds that were launched earlier are waited for in the same order on
+  // all processes, and launches are no meetings.
+  WorldReport wait() override {
+    control_.barrier();  // a process that is elsewhere is named, instead of waited for
+    std::string file_error;
+    const RankReport own = run(file_error);
+    WorldReport report;
+    report.name = options_.name;
+    const auto messages = gather(own, file_error);
+    for (int rank = 0; rank < options_.size; ++rank) {
+      std::string error;
+      report.ranks.push_back(rank_report_of(messages[static_cast<std::size_t>(rank)], error));
+      if (report.file_error.empty()) report.file_error = error;
+    }
+    name_cause(report);
+    return report;
+  }
+
+ private:
+  RankReport run(std::string& file_error) {
+    AttachedJob& job = control_.job();
+    const auto world = job.make_world(options_.order);
+    world->set_patience(options_.deadline);
+    const Watched watched(world->journal());
+    std::unique_ptr<Communicator> comm = world->communicator(job.rank());
+    const bool is_rank = job.rank() < options_.size;
+    if (options_.size < job.size()) comm = comm->split(is_rank ? 0 : 1, job.rank());
+    RankReport report;
+    report.rank = is_rank ? job.rank() : -1;
+    if (!is_rank) return report;
+    if (options_.decorate) comm = options_.decorate(std::move(comm), job.rank());
+    AttachedRank rank(job.rank(), options_.size, std::move(comm));
+    try {
+      body_(rank);
+      require_unchanged_inputs();
+    } catch (const CommError& error) {
+      report.end = RankEnd::kReleased;
+      report.message = error.what();
+    } catch (const FileError& error) {
+      report.end = RankEnd::kThrew;
+      report.message = file_error = error.what();
+    } catch (...) {
+      report.end = RankEnd::kThrew;
+      report.message = current_exception_in_words();
+    }
+    report.where = world->journal().last_call_in_words(job.rank());
+    report.phase = rank.phase();
+    report.peak_rss_kib = peak_rss_kib();
+    report.result = rank.take_result();
+    if (report.end != RankEnd::kReturned)
+      world->abort(fmt::format("rank {} failed: {}", job.rank(), report.message));
+    return report;
+  }
+
+  std::vector<std::vector<std::byte>> gather(const RankReport& own, const std::string& file_error) {
+    // a process without a rank cannot say how long the others may take together
+    if (own.rank < 0) return control_.gather({});
+    // Those that wait for this rank in a collective give up first, and say so in their reports.
+    const auto patience = 2 * options_.deadline + kGrace;
+    try {
+      return control_.gather(message_of(own, file_error), patience);
+    } catch (const TimeoutError& error) {
+      const std::string line = fmt::format(
+          "isoshard: rank {} on {}: not all ranks of world {} came to its end within {} ms: {}\n",
+          own.rank, host_name(), options_.name, patience.count(),
+          own.end == RankEnd::kReturned ? error.what() : own.message);
+      (void)!::write(STDERR_FILENO, line.data(), line.size());
+      control_.job().end_all(kExitCode);
+      throw;  // never: compilers do not see it through a virtual function
+    }
+  }
+
+  static void name_cause(WorldReport& report) {
+    const auto first = [&](RankEnd end) {
+      return std::ranges::find(report.ranks, end, &RankReport::end);
+    };
+    if (const auto thrower = first(RankEnd::kThrew); thrower != report.ranks.end()) {
+      report.culprit = thrower->rank;
+      report.cause =
+          fmt::format("rank {} threw {}: {}", thrower->rank, thrower->where, thrower->message);
+    } else if (const auto released = first(RankEnd::kReleased); released != report.ranks.end()) {
+      report.cause = released->message;
+    }
+  }
+
+  Control& control_;
+  WorldOptions options_;
+  Launcher::Body body_;
+};
+
+/// What an exception was, so that all processes throw it.
+enum class Thrown : std::uint64_t { kNothing, kUsage, kFile, kOther };
+
+/// A world of one rank, forked from process 0.
+class WorldOfFirst final : public RunningWorld {
+ public:
+  WorldOfFirst(Control& control, WorldOptions options, Launcher::Body body) : control_(control) {
+    if (control_.index() != 0) return;
+    catching([&] { world_ = forked_launcher().launch(std::move(options), std::move(body)); });
+  }
+
+  WorldReport wait() override {
+    std::vector<std::byte> message;
+    if (control_.index() == 0 && thrown_ == Thrown::kNothing)
+      catching([&] { message = message_of(world_->wait()); });
+    const std::vector<std::byte> all =
+        control_.broadcast_of_first(thrown_ == Thrown::kNothing ? message : as_bytes(words_));
+    auto kind = static_cast<std::uint64_t>(thrown_);
+    control_.broadcast(std::as_writable_bytes(std::span(&kind, 1)), 0);
+    const std::string words(reinterpret_cast<const char*>(all.data()), all.size());
+    switch (static_cast<Thrown>(kind)) {
+      case Thrown::kNothing:
+        return world_report_of(all);
+      case Thrown::kUsage:
+        throw UsageError(words);
+      case Thrown::kFile:
+        throw FileError(words);
+      case Thrown::kOther:
+        break;
+    }
+    throw InfrastructureError(words);
+  }
+
+ private:
+  static std::vector<std::byte> as_bytes(const std::string& text) {
+    const auto bytes = std::as_bytes(std::span(text));
+    return {bytes.begin(), bytes.end()};
+  }
+
+  template <class Act>
+  void catching(const Act& act) {
+    try {
+      act();
+    } catch (const std::exception& error) {
+      words_ = error.what();
+      thrown_ = dynamic_cast<const UsageError*>(&error) != nullptr  ? Thrown::kUsage
+                : dynamic_cast<const FileError*>(&error) != nullptr ? Thrown::kFile
+                                                                    : Thrown::kOther;
+    }
+  }
+
+  Control& control_;
+  std::unique_ptr<RunningWorld> world_;
+  Thrown thrown_ = Thrown::kNothing;
+  std::string words_;
+};
+
+}  // namespace
+
+struct AttachedLauncher::Impl {
+  explicit Impl(AttachedJob& job) : control(job) {}
+  Control control;
+};
+
+AttachedLauncher::AttachedLauncher(AttachedJob& job) : impl_(std::make_unique<Impl>(job)) {}
+AttachedLauncher::~AttachedLauncher() = default;
+
+Peers* AttachedLauncher::peers() noexcept {
+  return &impl_->control;
+}
+
+bool AttachedLauncher::ended_together(std::string_view words) {
+  try {
+    return impl_->control.ended_together(words);
+  } catch (const CommError&) {
+    return false;
+  }
+}
+
+std::unique_ptr<RunningWorld> AttachedLauncher::launch(WorldOptions options, Body body) {
+  if (options.size < 1 || options.size > impl_->control.count()) {
+    throw UsageError(fmt::format(
+        "a world on attached ranks must have from 1 to {} ranks, got {}; start more with mpirun -n",
+        impl_->control.count(), options.size));
+  }
+  if (options.transport.make) {
+    throw UsageError(fmt::format("attached ranks must talk through mpi, got transport {}",
+                                 name_of(options.transport.backend)));
+  }
+  if (options.size == 1)
+    return std::make_unique<WorldOfFirst>(impl_->control, std::move(options), std::move(body));
+  return std::make_unique<WorldOfProcesses>(impl_->control, std::move(options), std::move(body));
+}
+
+}  // namespace isoshard

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Worlds whose ranks are processes that mpirun or srun has started.
+#pragma once
+#include <memory>
+
+#include "core/comm/attached_job.h"
+#include "harness/world/launcher.h"
+
+namespace isoshard {
+
+/// Runs worlds on the processes of a job, each of which makes the same launches in the same order
+/// (Peers), and gives every process every report.
+///
+/// A world of one rank, such as the reference, is forked from process 0; the others wait for its
+/// report. A larger one runs in the processes themselves: rank r is process r, and processes that
+/// have no rank wait. So an exception ends a world, as on forked ranks, but a crash ends the job:
+/// its signal handler says where, and leaves with exit code 4 (last_words.h).
+///
+/// Requires     lives until the job is finished.
+/// Guarantees   WorldReport is the same on all processes. No rank waits in one call for longer than
+///              WorldOptions::deadline: its world fails and names who is missing. A rank that has
+///              ended waits for the others for twice that and 2 s, and then ends the job with exit
+///              code 4 and a line that says why.
+/// Errors       launch: UsageError for more ranks than the job has, or for a transport. wait:
+///              CommError when a process has left the common way.
+///
+///     AttachedLauncher launcher(*job);
+///     set_default_launcher(launcher);
+class AttachedLauncher final : public Launcher {
+ public:
+  /// Ranks   collective over the job.
+  explicit AttachedLauncher(AttachedJob& job);
+  ~AttachedLauncher() override;
+  AttachedLauncher(const AttachedLauncher&) = delete;
+  AttachedLauncher& operator=(const AttachedLauncher&) = delete;
+
+  [[nodiscard]] std::string_view name() const noexcept override { return "attached"; }
+  [[nodiscard]] bool shares_memory() const noexcept override { return false; }
+  [[nodiscard]] Peers* peers() noexcept override;
+  [[nodiscard]] std::unique_ptr<RunningWorld> launch(WorldOptions options, Body body) override;
+  /// Whether all processes came to their end together, and with the same words. Those that are
+  /// still elsewhere are released: their calls throw a CommError that names both places. Ranks
+  /// called once by each process, at its end.
+  [[nodiscard]] bool ended_together(std::string_view words);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace isoshard

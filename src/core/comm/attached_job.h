@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What the processes that somebody else started (mpirun, srun) have in common: worlds that they
+/// make together, one agreement that outlives a broken world, and their end.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "core/comm/communicator.h"
+#include "core/comm/transport.h"
+
+namespace isoshard {
+
+/// A world of all processes of a job.
+class AttachedWorld : public CommWorld {
+ public:
+  /// No call waits for longer than this; one that does aborts the world and throws a TimeoutError
+  /// that says who is missing. Without a value calls wait for as long as it takes.
+  virtual void set_patience(std::optional<std::chrono::milliseconds> patience) noexcept = 0;
+};
+
+/// Requires     one per process; one thread at a time calls it and its worlds.
+/// Guarantees   a world that is aborted or damaged does no harm to those made later.
+///
+///     const auto job = attach_mpi_job();
+///     const auto world = job->make_world(ReductionOrder::kOrdered);
+///     world->communicator(job->rank())->barrier({});
+///     job->finish();
+class AttachedJob {
+ public:
+  virtual ~AttachedJob() = default;
+  [[nodiscard]] virtual int rank() const noexcept = 0;
+  [[nodiscard]] virtual int size() const noexcept = 0;
+  /// Ranks   collective over the job.
+  [[nodiscard]] virtual std::unique_ptr<AttachedWorld> make_world(ReductionOrder order) = 0;
+  /// The largest value of all processes, also after worlds were aborted.
+  /// Ranks   collective over the job.
+  [[nodiscard]] virtual std::uint64_t largest(std::uint64_t own) = 0;
+  /// The last call: the process may end from here on.
+  /// Ranks   collective over the job.
+  virtual void finish() = 0;
+  /// Ends all processes of the job. Their launcher hands the code on.
+  /// Ranks   local.
+  [[noreturn]] virtual void end_all(int code) noexcept = 0;
+};
+
+/// Joins the job that mpirun or srun started (library isoshard::comm_mpi).
+///
+/// Ranks    collective over all processes that the launcher started.
+/// Errors   NotBuiltError in a build without MPI; UsageError where no launcher of MPI started this
+///          process, or where variables of torchrun, Slurm or mpirun contradict MPI.
+[[nodiscard]] std::unique_ptr<AttachedJob> attach_mpi_job();
+
+}  // namespace isoshard

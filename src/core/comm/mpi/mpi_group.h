@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A group of an MPI world, as each of its ranks knows it, and the numbers that name it.
+#pragma once
+#include <mpi.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "core/comm/collective.h"
+
+namespace isoshard {
+
+/// A group's index is unique in its world: the world is 0; another one has that of the rank that
+/// leads it and of how many groups it led before. Groups and channels (one direction between two
+/// ranks of a group) have ids made from it.
+struct MpiGroup {
+  std::uint32_t index = 0;
+  std::vector<int> world_ranks{};
+  MPI_Comm native = MPI_COMM_NULL;  ///< for order native only
+
+  [[nodiscard]] static std::uint32_t index_of(std::uint32_t groups_led, int leader,
+                                              int world_size) {
+    return groups_led * static_cast<std::uint32_t>(world_size) + static_cast<std::uint32_t>(leader);
+  }
+  [[nodiscard]] std::uint32_t id() const noexcept {
+    return world_ranks.size() == 1 ? kGroupOfOne : index << 16;
+  }
+  [[nodiscard]] std::uint32_t channel_id(int from, int to) const noexcept {
+    return index << 16 | static_cast<std::uint32_t>(from + 1) << 8 |
+           static_cast<std::uint32_t>(to + 1);
+  }
+  /// Of data: collectives and transfers of one group do not meet.
+  [[nodiscard]] int tag_of_collectives() const noexcept { return static_cast<int>(2 * index); }
+  [[nodiscard]] int tag_of_transfers() const noexcept { return static_cast<int>(2 * index + 1); }
+};
+static_assert(kMaxGroups * kMaxRanks * 2 <= 32767, "tags that every MPI has");
+
+}  // namespace isoshard

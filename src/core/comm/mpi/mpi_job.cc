@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+/// MPI_Init_thread, and what happens at exit.
+#include "core/comm/mpi/mpi_job.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <string_view>
+#include <thread>
+
+#include "core/base/error.h"
+#include "core/comm/mpi/launcher.h"
+
+namespace isoshard {
+namespace {
+
+constexpr int kExitCode = 4;
+std::atomic<bool> ends_in_abort = false;
+
+}  // namespace
+
+void finish_mpi() noexcept {
+  int is_ended = 0;
+  if (MPI_Finalized(&is_ended) != MPI_SUCCESS || is_ended != 0) return;
+  if (ends_in_abort) {
+    MPI_Abort(MPI_COMM_WORLD, kExitCode);
+  } else {
+    MPI_Finalize();
+  }
+}
+
+void check_mpi(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  MPI_Error_string(code, text.data(), &length);
+  throw InfrastructureError(
+      fmt::format("{} failed: {}; look for the message of mpirun", call,
+                  std::string_view(text.data(), static_cast<std::size_t>(length))));
+}
+
+void start_mpi() {
+  int is_running = 0;
+  check_mpi(MPI_Initialized(&is_running), "MPI_Initialized");
+  if (is_running != 0) return;
+  check_launcher([](const char* name) { return std::getenv(name); });
+  int provided = 0;
+  check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+  std::atexit(finish_mpi);
+  if (provided < MPI_THREAD_SERIALIZED) {
+    throw InfrastructureError(
+        "MPI must allow calls from any one thread at a time (MPI_THREAD_SERIALIZED), and this one "
+        "does not; use an MPI that was built with threads");
+  }
+}
+
+void end_in_abort() noexcept {
+  ends_in_abort = true;
+}
+
+void pause_between_polls() noexcept {
+  using std::chrono::steady_clock;
+  constexpr std::chrono::microseconds kSleep{20};
+  constexpr std::chrono::milliseconds kLost{1}, kPause{200};
+  static thread_local steady_clock::time_point sleeps_until{};
+  const auto before = steady_clock::now();
+  if (before < sleeps_until) {
+    std::this_thread::sleep_for(kSleep);
+    return;
+  }
+  sched_yield();
+  const auto after = steady_clock::now();
+  if (after - before > kLost) sleeps_until = after + kPause;
+}
+
+void await(MPI_Request& request) {
+  for (int is_done = 0;;) {
+    check_mpi(MPI_Test(&request, &is_done, MPI_STATUS_IGNORE), "MPI_Test");
+    if (is_done != 0) return;
+    pause_between_polls();
+  }
+}
+
+}  // namespace isoshard
