@@ -133,6 +133,7 @@ expect(0
 expect(2 "explain what" explain)
 expect(0 "example" verify --help)
 expect(0 "2-rank test +passed.*ready" doctor)
+expect(0 "^{[^a-z]*\"version\".*\"gpus\": [[]" doctor --resource-spec)
 expect(2 "unknown option '--bla'" doctor --bla)
 expect(0 "tp +2 +command line" verify --tp 2 --print-config)
 set(ENV{ISOSHARD_TP} 4)

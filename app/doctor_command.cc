@@ -3,10 +3,17 @@
 #include <fmt/format.h>
 #include <torch/headeronly/version.h>
 
+#include <algorithm>
+#include <boost/program_options/value_semantic.hpp>
+#include <charconv>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "app/commands.h"
 #include "core/base/error.h"
@@ -23,6 +30,7 @@ namespace {
 
 constexpr std::int64_t kEnoughMemory = std::int64_t{2} << 30;  // what `verify` needs, generously
 constexpr std::int64_t kEnoughFiles = 256;
+constexpr std::string_view kGpuDevice = "nvidia";  // /dev/nvidia0, /dev/nvidia1, ...
 
 void line(std::string_view name, const std::string& value) {
   print("{:<14} {}\n", name, value);
@@ -127,7 +135,32 @@ void self_test(Problems& problems) {
                              : report.describe());
 }
 
-int run(const ParsedOptions&) {
+/// One slot for each NVIDIA GPU that this process may open, in the form of ctest's
+/// --resource-spec-file.
+std::string resource_spec() {
+  std::vector<int> numbers;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev", ignored)) {
+    const std::string name = entry.path().filename().string();
+    int number = 0;
+    const char* const begin = name.c_str() + kGpuDevice.size();
+    if (!name.starts_with(kGpuDevice)) continue;
+    const auto [end, error] = std::from_chars(begin, name.c_str() + name.size(), number);
+    if (error == std::errc() && *end == '\0') numbers.push_back(number);
+  }
+  std::ranges::sort(numbers);
+  nlohmann::ordered_json gpus = nlohmann::ordered_json::array();
+  for (const int number : numbers) gpus.push_back({{"id", std::to_string(number)}, {"slots", 1}});
+  return nlohmann::ordered_json{{"version", {{"major", 1}, {"minor", 0}}},
+                                {"local", {{{"gpus", std::move(gpus)}}}}}
+      .dump(1);
+}
+
+int run(const ParsedOptions& options) {
+  if (options.get<bool>("resource-spec")) {
+    print("{}\n", resource_spec());
+    return kExitConforms;
+  }
   Problems problems;
   show_machine(problems);
   show_build(problems);
@@ -143,12 +176,18 @@ int run(const ParsedOptions&) {
 }  // namespace
 
 Command doctor_command() {
-  return {"doctor",
-          "show what is installed and what the machine offers, and run a 2-rank self-test",
-          "doctor",
-          "  isoshard doctor",
-          [](OptionTable&) {},
-          run};
+  return {
+      "doctor",
+      "show what is installed and what the machine offers, and run a 2-rank self-test",
+      "doctor [options]",
+      "  isoshard doctor\n"
+      "  isoshard doctor --resource-spec > gpus.json   for ctest --resource-spec-file gpus.json",
+      [](OptionTable& table) {
+        table.group("output")(
+            "resource-spec", boost::program_options::bool_switch(),
+            "print the GPUs of this machine as ctest takes them, and nothing else");
+      },
+      run};
 }
 
 }  // namespace isoshard
