@@ -17,7 +17,8 @@ using Environment = std::function<const char*(const char*)>;
 void check_launcher(const Environment& environment);
 
 /// Called with the world that MPI made. `expected_size` is 0 if any will do.
-/// Errors   UsageError where torchrun's or Slurm's variables say another rank or size, or where the
+/// Errors   UsageError where mpirun's, torchrun's or Slurm's variables say another rank or size, or
+/// where the
 ///          world has another size than expected.
 void check_attached_world(const Environment& environment, int rank, int size, int expected_size);
 

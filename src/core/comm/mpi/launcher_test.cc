@@ -77,6 +77,16 @@ TEST(AttachedWorld, ContradictionsOfLaunchersAreNamed) {
       ThrowsMessage<UsageError>(HasSubstr("SLURM_NTASKS=4")));
 }
 
+// An mpirun of another MPI than the program was linked with starts worlds of one rank.
+TEST(AttachedWorld, OfAnotherMpiThanMpirunsIsNamed) {
+  EXPECT_THAT(
+      [] {
+        check_attached_world(of({{"OMPI_COMM_WORLD_SIZE", "4"}}), 0, 1, 0);
+      },
+      ThrowsMessage<UsageError>(
+          AllOf(HasSubstr("OMPI_COMM_WORLD_SIZE=4"), HasSubstr("1 from MPI"))));
+}
+
 TEST(AttachedWorld, MpirunInsideAJobOfSlurmChoosesItsOwnNumber) {
   check_attached_world(of({{"OMPI_COMM_WORLD_SIZE", "4"}, {"SLURM_NTASKS", "2"}}), 0, 4, 4);
 }
