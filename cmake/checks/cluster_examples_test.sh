@@ -41,7 +41,8 @@ if grep -vE '^(#.*|[a-z0-9.-]+ slots=[0-9]+)$' "$examples/hosts"; then
   fail "hosts must hold lines as 'node1 slots=2'"
 fi
 slots=$(sed -n 's/.* slots=//p' "$examples/hosts" | awk '{ sum += $1 } END { print sum }')
-grep -q -- "-n $slots" "$examples/mpirun.sh" || fail "mpirun.sh must start as many ranks as hosts has"
+grep -q -- "-n $slots" "$examples/mpirun.sh" ||
+  fail "mpirun.sh must start as many ranks as hosts has"
 echo "$commands commands"
 # The check itself: an option that there is not is found.
 "$program" verify --tpp 2 --print-config >/dev/null 2>&1 && fail "an unknown option must be refused"

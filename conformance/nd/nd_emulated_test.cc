@@ -112,6 +112,16 @@ std::vector<Case> sequence_cases(Dtype dtype) {
                                         [](Case& c) { set_dropout(c.config, 0.1); }))};
 }
 
+// Several documents in a sample, in stages that have no token ids, with tables and with a table of
+// positions that is learned.
+std::vector<Case> packed_cases(Dtype dtype) {
+  std::vector<Case> result = {in_pipeline(nd_case({.pp = 2, .cp = 2}, dtype)),
+                              in_ring(nd_case({.cp = 3, .tp = 2}, dtype)),
+                              nd_case({.dp = 2, .cp = 2}, dtype, "gpt2")};
+  for (Case& item : result) item.data.end_of_document = ' ';
+  return result;
+}
+
 std::vector<Case> cases() {
   std::vector<Case> result;
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
@@ -125,6 +135,7 @@ std::vector<Case> cases() {
   }
   for (const Case& item : schedule_cases(Dtype::kFloat32)) result.push_back(item);
   for (const Case& item : sequence_cases(Dtype::kFloat32)) result.push_back(item);
+  for (const Case& item : packed_cases(Dtype::kFloat32)) result.push_back(item);
   result.push_back(in_ring(in_pipeline(nd_case({.pp = 2, .dp = 2, .cp = 2, .tp = 2}))));
   result.push_back(in_pipeline(nd_case({.pp = 2}, Dtype::kFloat32, "gpt2"), 1, "GPipe"));
   result.push_back(with_replicas(nd_case({.dp = 2}), 2));
@@ -137,6 +148,7 @@ std::vector<Case> wide_cases() {
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16}) {
     for (const Case& item : schedule_cases(dtype)) result.push_back(item);
     for (const Case& item : sequence_cases(dtype)) result.push_back(item);
+    for (const Case& item : packed_cases(dtype)) result.push_back(item);
     for (const char* const type : {"llama", "megatron_gpt"})
       result.push_back(in_sequence(in_pipeline(nd_case({.pp = 2, .tp = 2}, dtype, type))));
     const Case all = in_pipeline(nd_case({.pp = 2, .dp = 2, .cp = 2, .tp = 2}, dtype));

@@ -10,8 +10,8 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 
 mpirun --hostfile hosts -n 4 \
   isoshard verify --attach --expect-world-size 4 --subjects autotp,fsdp_tp --tp 2 --dp 2 \
-  --report-dir reports
+  --output-dir reports
 
 mpirun --hostfile hosts --map-by node -n 4 \
   isoshard verify --attach --expect-world-size 4 --subjects autotp,fsdp_tp --tp 2 --dp 2 \
-  --report-dir reports_tp_across
+  --output-dir reports_tp_across

@@ -11,7 +11,8 @@
 namespace isoshard {
 
 /// Shapes   "input_ids" and "labels" int64 [B,S]; labels of -100 are not counted; labels are not
-///          shifted yet.
+///          shifted yet. "position_ids" int64 [B,S] of packed documents; else there is none, and
+///          positions are 0 to S - 1.
 struct Batch {
   std::map<std::string, at::Tensor, std::less<>> tensors;
   std::vector<std::int64_t> sample_ids;  ///< [B], global sample numbers

@@ -163,7 +163,7 @@ at::Tensor EmulatedContext::own_tokens(const at::Tensor& whole_BS) const {
 }
 
 // Places that follow each other make one box.
-Layout EmulatedContext::over_tokens(Layout layout, const at::Tensor& local, int dim) const {
+Layout EmulatedContext::over_tokens(Layout layout, const at::Tensor& /*local*/, int dim) const {
   if (!is_cut()) return layout;
   const auto d = static_cast<std::size_t>(dim);
   const std::int64_t length = layout.global_shape[d] * degree();

@@ -26,7 +26,7 @@ constexpr std::int64_t kNotCounted = -100;
 // Gradients of micro-batches add up one after the other, in the parameters' dtype.
 void EmulatedRank::forward_backward(const std::vector<TokenBatch>& batches, int step) {
   Loss loss;
-  TrainingPass training{&streams_, step, 0, run_->item.mesh(), rank_, false, {}};
+  TrainingPass training{&streams_, step, 0, run_->item.mesh(), rank_, 0, {}};
   const std::size_t num_stages = std::max<std::size_t>(run_->numerics.pipeline.stages.size(), 1);
   std::vector<at::Tensor> targets;
   for (const TokenBatch& batch : batches) {
@@ -83,6 +83,8 @@ at::Tensor EmulatedRank::forward(const TokenBatch& batch, TrainingPass training,
                                  std::vector<StagePass>& passes) {
   const std::vector<ModelSection>& stages = run_->numerics.pipeline.stages;
   const at::Tensor tokens = strategy_.context().own_tokens(batch.input_ids_BS);
+  if (batch.position_ids_BS.defined())
+    training.position_ids_BS = strategy_.context().own_tokens(batch.position_ids_BS);
   at::Tensor given;
   for (std::size_t s = 0; s < passes.size(); ++s) {
     if (is_own(s)) {

@@ -11,6 +11,8 @@
 namespace isoshard {
 namespace {
 
+constexpr const char* kPositions = "position_ids";
+
 at::Tensor ids_of(const Batch& batch, std::string_view name) {
   const auto found = batch.tensors.find(name);
   if (found == batch.tensors.end())
@@ -28,11 +30,19 @@ at::Tensor ids_of(const Batch& batch, std::string_view name) {
 }  // namespace
 
 Batch to_batch(const TokenBatch& tokens) {
-  return {{{"input_ids", tokens.input_ids_BS}, {"labels", tokens.labels_BS}}, tokens.sample_ids};
+  Batch batch{{{"input_ids", tokens.input_ids_BS}, {"labels", tokens.labels_BS}},
+              tokens.sample_ids};
+  if (tokens.position_ids_BS.defined()) batch.tensors.emplace(kPositions, tokens.position_ids_BS);
+  return batch;
 }
 
 TokenBatch to_token_batch(const Batch& batch) {
-  return {ids_of(batch, "input_ids"), ids_of(batch, "labels"), batch.sample_ids};
+  TokenBatch tokens;
+  tokens.input_ids_BS = ids_of(batch, "input_ids");
+  tokens.labels_BS = ids_of(batch, "labels");
+  if (batch.tensors.contains(kPositions)) tokens.position_ids_BS = ids_of(batch, kPositions);
+  tokens.sample_ids = batch.sample_ids;
+  return tokens;
 }
 
 std::vector<Batch> batches_of(const Case& item, const CaseData& data, int rank, int step) {

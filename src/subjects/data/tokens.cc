@@ -129,4 +129,15 @@ void make_counts_unequal(TokenBatch& batch, std::int64_t global_batch_size) {
   }
 }
 
+void restart_positions(TokenBatch& batch, std::int64_t end_of_document) {
+  const at::Tensor& ids_BS = batch.input_ids_BS;
+  const at::Tensor places_S = at::arange(ids_BS.size(1), at::kLong);
+  // Where the document of each token begins: after the last end before the token.
+  const at::Tensor begins_BS =
+      at::where(ids_BS.eq(end_of_document), places_S + 1, at::zeros_like(ids_BS))
+          .roll(1, 1)
+          .index_fill(1, at::zeros({1}, at::kLong), 0);
+  batch.position_ids_BS = places_S - std::get<0>(begins_BS.cummax(1));
+}
+
 }  // namespace isoshard

@@ -64,6 +64,8 @@ class RandomTokens final : public TokenSource {
 struct TokenBatch {
   at::Tensor input_ids_BS;               ///< int64 [B,S]
   at::Tensor labels_BS;                  ///< int64 [B,S], not shifted; -100 is not counted
+  /// int64 [B,S], of packed documents (restart_positions); undefined: 0 to S - 1 in each sample.
+  at::Tensor position_ids_BS;
   std::vector<std::int64_t> sample_ids;  ///< [B], global sample numbers
 };
 
@@ -83,5 +85,11 @@ void hide_prompts(TokenBatch& batch, std::int64_t length, std::int64_t global_ba
 /// Sets the labels of the targets beyond unequal_count to -100. Sample numbers are counted within
 /// `global_batch_size`.
 void make_counts_unequal(TokenBatch& batch, std::int64_t global_batch_size);
+
+/// Sets the position ids of samples that are several documents, each of which ends with the token
+/// `end_of_document`: positions count from 0 again in the token after it. Attention is not told: it
+/// sees the documents before, too.
+/// Source   Megatron-LM get_ltor_masks_and_position_ids, reset_position_ids.
+void restart_positions(TokenBatch& batch, std::int64_t end_of_document);
 
 }  // namespace isoshard

@@ -53,6 +53,18 @@ TEST(TextTokens, AnySplitGivesTheSameSamples) {
   }
 }
 
+TEST(RestartPositions, CountsFromZeroAfterEachEndOfADocument) {
+  TokenBatch batch;
+  batch.input_ids_BS =
+      at::tensor({7, 1, 9, 4, 9, 9, 2, 9, 3, 9, 3, 3, 3, 3, 3, 9}, at::kLong).view({2, 8});
+
+  restart_positions(batch, 9);
+
+  const at::Tensor expected =
+      at::tensor({0, 1, 2, 0, 1, 0, 0, 1, 0, 1, 0, 1, 2, 3, 4, 5}, at::kLong).view({2, 8});
+  EXPECT_TRUE(at::equal(batch.position_ids_BS, expected)) << batch.position_ids_BS;
+}
+
 TEST(TextTokens, NamesByteAndVocabularyThatDoNotFit) {
   const TestFolder folder;
   const auto path = text_file(folder, "abz");

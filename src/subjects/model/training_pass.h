@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What the forward pass of a training step needs beyond that of an evaluation.
 #pragma once
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <limits>
 
@@ -35,6 +37,9 @@ struct TrainingPass {
   /// in backward. 0: of none.
   int recompute_every = 0;
   ModelSection section;
+  /// int64 [B,S]: the positions of the tokens that forward gets, of documents packed into samples.
+  /// Undefined: those of Strategy::token_positions.
+  at::Tensor position_ids_BS = {};
 };
 
 /// Whether backward runs a layer again: with `every` n, of layers 0, 1, ... those before each

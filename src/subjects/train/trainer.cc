@@ -142,8 +142,8 @@ void Trainer::run_micro_batch(MicroBatchPlace place, MicroBatch& micro_batch, Lo
   if (parts_.schedule->clears_gradients_before(place)) parts_.data_parallel->clear_gradients();
   record_data(*micro_batch.batch);
   is_reading_ = sink_ != nullptr && parts_.records_repetitions && m == 0 && place.step > 0;
-  const at::Tensor logits = logits_of(*micro_batch.batch, pass_sink(),
-                                      training_pass(place.step, micro_batch.earlier_samples));
+  const at::Tensor logits =
+      logits_of(*micro_batch.batch, pass_sink(), training_pass(place.step, micro_batch));
   is_reading_ = false;
   const at::Tensor loss = loss_of(logits, own_tokens(micro_batch.targets_BS), sums.places[m], sums);
   if (place.is_last()) report_loss(sums);
@@ -201,7 +201,8 @@ double Trainer::evaluate(std::span<const TokenBatch> micro_batches) {
     evaluate_stages(micro_batches, targets, sums);
   } else {
     for (std::size_t m = 0; m < micro_batches.size(); ++m) {
-      (void)loss_of(logits_of(micro_batches[m], nullptr, {}), own_tokens(targets[m]),
+      const TokenBatch& batch = micro_batches[m];
+      (void)loss_of(logits_of(batch, nullptr, evaluation_pass(batch)), own_tokens(targets[m]),
                     sums.places[m], sums);
     }
   }
@@ -211,15 +212,22 @@ double Trainer::evaluate(std::span<const TokenBatch> micro_batches) {
 
 // Samples of a step are numbered as its global batches have them: micro-batch by micro-batch, in
 // each one dp rank after the other.
-TrainingPass Trainer::training_pass(int step, std::int64_t earlier) const {
-  if (!is_training_) return {};
-  return {parts_.streams.get(),
-          step,
-          earlier * mesh_->degree(Axis::kDp),
-          mesh_->shape(),
-          mesh_->rank(),
-          parts_.recompute_every,
-          {}};
+TrainingPass Trainer::training_pass(int step, const MicroBatch& micro_batch) const {
+  TrainingPass pass = evaluation_pass(*micro_batch.batch);
+  if (!is_training_) return pass;
+  pass.streams = parts_.streams.get();
+  pass.step = step;
+  pass.first_sample = micro_batch.earlier_samples * mesh_->degree(Axis::kDp);
+  pass.mesh = mesh_->shape();
+  pass.rank = mesh_->rank();
+  pass.recompute_every = parts_.recompute_every;
+  return pass;
+}
+
+TrainingPass Trainer::evaluation_pass(const TokenBatch& batch) const {
+  TrainingPass pass;
+  if (batch.position_ids_BS.defined()) pass.position_ids_BS = own_tokens(batch.position_ids_BS);
+  return pass;
 }
 
 at::Tensor Trainer::logits_of(const TokenBatch& batch, Sink* sink, const TrainingPass& training) {

@@ -190,8 +190,8 @@ class Trainer {
   /// The result of a section of the model, or of all of it: logits or what the next section takes.
   [[nodiscard]] at::Tensor result_of(const at::Tensor& input, Sink* sink,
                                      const TrainingPass& training);
-  /// Of a micro-batch whose samples follow `earlier` ones of this rank.
-  [[nodiscard]] TrainingPass training_pass(int step, std::int64_t earlier) const;
+  [[nodiscard]] TrainingPass training_pass(int step, const MicroBatch& micro_batch) const;
+  [[nodiscard]] TrainingPass evaluation_pass(const TokenBatch& batch) const;
   [[nodiscard]] LossSums weigh(std::span<const at::Tensor> targets) const;
   [[nodiscard]] at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& targets_BS,
                                    std::span<const std::size_t> places, LossSums& sums) const;

@@ -49,7 +49,7 @@ class Trainer::StagePasses {
     const MicroBatch& own = micro_batches_[m];
     Pass& pass = passes_[m][stage];
     const ModelSection& section = sections_[stage];
-    TrainingPass training = trainer_.training_pass(step_, own.earlier_samples);
+    TrainingPass training = trainer_.training_pass(step_, own);
     training.section = section;
     pass.input = section.has_embedding ? trainer_.own_tokens(own.batch->input_ids_BS)
                                        : input.detach().requires_grad_(true);
@@ -140,7 +140,7 @@ void Trainer::evaluate_stages(std::span<const TokenBatch> micro_batches,
   const std::vector<ModelSection>& sections = parts_.stages->sections();
   StageWork work;
   work.forward = [&](std::size_t stage, std::size_t m, const at::Tensor& input) {
-    TrainingPass evaluation;
+    TrainingPass evaluation = evaluation_pass(micro_batches[m]);
     evaluation.section = sections[stage];
     const at::Tensor result =
         result_of(sections[stage].has_embedding ? own_tokens(micro_batches[m].input_ids_BS) : input,

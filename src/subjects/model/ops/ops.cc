@@ -113,7 +113,11 @@ RotaryTables rotary_tables(const RopeConfig& rope, std::int64_t head_dim, std::i
   const at::Tensor angles = at::cat({half_angles, half_angles}, -1);
   const RotaryTables tables{angles.cos().to(dtype), angles.sin().to(dtype)};
   if (!positions.defined()) return tables;
-  return {tables.cos_SD.index_select(0, positions), tables.sin_SD.index_select(0, positions)};
+  const auto rows_of = [&](const at::Tensor& table) {
+    const at::Tensor rows = at::embedding(table, positions);
+    return positions.dim() == 1 ? rows : rows.unsqueeze(1);
+  };
+  return {rows_of(tables.cos_SD), rows_of(tables.sin_SD)};
 }
 
 at::Tensor apply_rotary(const at::Tensor& x_BNSD, const RotaryTables& tables) {

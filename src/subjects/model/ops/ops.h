@@ -33,15 +33,15 @@ namespace isoshard {
 /// Source   transformers NewGELUActivation.
 [[nodiscard]] at::Tensor gelu_new(const at::Tensor& x);
 
-/// cos and sin of position times frequency.
+/// cos and sin of position times frequency: [S,D], or of samples with positions of their own
+/// [B,1,S,D].
 struct RotaryTables {
   at::Tensor cos_SD, sin_SD;
 };
 
-/// Tables for positions 0 to length - 1, or of these those of `positions`, int64: frequencies
-/// rounded to fp32 (also for fp64, as transformers keeps its buffer), angles, cos and sin in fp32,
-/// rounded to `dtype`.
-/// Source   transformers Qwen2RotaryEmbedding; for llama3
+/// Tables for positions 0 to length - 1, or of these those of `positions`, int64 [S] or [B,S]:
+/// frequencies rounded to fp32 (also for fp64, as transformers keeps its buffer), angles, cos and
+/// sin in fp32, rounded to `dtype`. Source   transformers Qwen2RotaryEmbedding; for llama3
 ///          modeling_rope_utils._compute_llama3_parameters.
 [[nodiscard]] RotaryTables rotary_tables(const RopeConfig& rope, std::int64_t head_dim,
                                          std::int64_t length, at::ScalarType dtype,

@@ -35,9 +35,9 @@ void check_input_ids(const at::Tensor& ids, const ModelConfig& config, const Str
 }
 
 at::Tensor position_ids(const ForwardPass& pass, const at::Tensor& ids_BS) {
-  const at::Tensor positions = pass.strategy().token_positions(ids_BS.size(1));
-  return (positions.defined() ? positions : at::arange(ids_BS.size(1), ids_BS.options()))
-      .unsqueeze(0);
+  const at::Tensor positions = pass.positions(ids_BS.size(1));
+  if (!positions.defined()) return at::arange(ids_BS.size(1), ids_BS.options()).unsqueeze(0);
+  return positions.dim() == 1 ? positions.unsqueeze(0) : positions;
 }
 
 RotaryTables rotary_tables_of(const ForwardPass& pass, const ModelConfig& config,
@@ -46,7 +46,7 @@ RotaryTables rotary_tables_of(const ForwardPass& pass, const ModelConfig& config
   const std::int64_t length =
       pass.section().has_embedding ? input.size(1) : strategy.tokens_of_stream(input.size(1));
   return rotary_tables(config.rope, config.head_dim, strategy.sequence_length(length), dtype,
-                       strategy.token_positions(length));
+                       pass.positions(length));
 }
 
 const at::Tensor& ForwardPass::parameter(std::string_view name) const {

@@ -31,6 +31,12 @@ class ForwardPass {
   [[nodiscard]] const Strategy& strategy() const noexcept { return *strategy_; }
   [[nodiscard]] Sink* sink() const noexcept { return sink_; }
   [[nodiscard]] const ModelSection& section() const noexcept { return training_.section; }
+  /// int64 [length], or [B,length] of packed documents: the positions of the tokens that forward
+  /// gets. Undefined: 0 to length - 1.
+  [[nodiscard]] at::Tensor positions(std::int64_t length) const {
+    return training_.position_ids_BS.defined() ? training_.position_ids_BS
+                                               : strategy_->token_positions(length);
+  }
   /// The number of the section's last layer plus 1, of a model of `num_layers`.
   [[nodiscard]] std::int64_t end_layer(std::int64_t num_layers) const noexcept {
     return std::min(num_layers, training_.section.end_layer);
@@ -98,7 +104,7 @@ class ForwardPass {
 ///          max_positions.
 void check_input_ids(const at::Tensor& input_ids, const ModelConfig& config,
                      const Strategy& strategy);
-/// The places of the tokens of `ids` [B,S] in their sequences: [1,S].
+/// The positions of the tokens of `ids` [B,S]: [1,S], or [B,S] of packed documents.
 [[nodiscard]] at::Tensor position_ids(const ForwardPass& pass, const at::Tensor& ids_BS);
 /// The tables of the tokens that forward gets: `input` are their ids, or their stream in a section
 /// without the embedding.
