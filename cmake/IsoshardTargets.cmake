@@ -108,8 +108,8 @@ endfunction()
 #   A further entry NAME.suites fails when the program holds a suite that is not listed, or lacks
 #   one that is.
 #   PLAIN: no ATen, gtest's own main, no precompiled header. Otherwise the program runs under
-#   harness/testing's main,
-#   which makes it the controller of forked worlds.
+#   harness/testing's main, which makes it the controller of forked worlds, or, as
+#   mpirun -n 4 PROGRAM --attach, one of their ranks.
 function(isoshard_test name)
   cmake_parse_arguments(PARSE_ARGV 1 ARG "PLAIN" "TIMEOUT" "SOURCES;SUITES;DEPS;LABELS")
   if(ARG_UNPARSED_ARGUMENTS OR NOT ARG_SUITES)
@@ -128,7 +128,7 @@ function(isoshard_test name)
   if(ARG_PLAIN)
     target_link_libraries(${name} PRIVATE GTest::gmock GTest::gtest GTest::gtest_main)
   else()
-    target_link_libraries(${name} PRIVATE isoshard::testing_main isoshard::libtorch
+    target_link_libraries(${name} PRIVATE isoshard::testing_main_mpi isoshard::libtorch
       nlohmann_json::nlohmann_json
                                           GTest::gmock GTest::gtest)
     _isoshard_reuse_pch(${name})
@@ -144,6 +144,7 @@ function(isoshard_test name)
       --gtest_output=xml:${PROJECT_BINARY_DIR}/junit/${name}.${suite}.xml)
     set_tests_properties(${name}.${suite} PROPERTIES LABELS "${ARG_LABELS};${labels};${suite}"
       TIMEOUT ${ARG_TIMEOUT})
+    set(environment ISOSHARD_WHOLE_SUITE=1)
     set(sizes ${labels})
     list(FILTER sizes INCLUDE REGEX "^world[0-9]+$")
     list(REMOVE_ITEM sizes world1)
@@ -159,8 +160,9 @@ function(isoshard_test name)
       list(SORT sizes COMPARE NATURAL)
       list(JOIN sizes "," sizes)
       string(REPLACE "world" "" sizes "${sizes}")
-      set_tests_properties(${name}.${suite} PROPERTIES ENVIRONMENT "ISOSHARD_WORLD_SIZES=${sizes}")
+      list(APPEND environment "ISOSHARD_WORLD_SIZES=${sizes}")
     endif()
+    set_tests_properties(${name}.${suite} PROPERTIES ENVIRONMENT "${environment}")
   endforeach()
   add_test(NAME ${name}.suites COMMAND ${CMAKE_COMMAND} -DPROGRAM=$<TARGET_FILE:${name}>
     "-DSUITES=${suites}"

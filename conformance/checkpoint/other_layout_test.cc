@@ -9,6 +9,7 @@
 #include "core/tensor/convert.h"
 #include "subjects/checkpoint/checkpoint.h"
 #include "suite/testing/checkpoint_cases.h"
+#include "suite/testing/every_nth.h"
 #include "suite/testing/nd_cases.h"
 
 namespace isoshard {
@@ -123,19 +124,29 @@ class CheckpointOtherLayout : public ::testing::TestWithParam<Target> {
     }
     return one;
   }
+  static void expect_holds_what_was_saved() {
+    for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
+      const Saved& from = saved(dtype);
+      ASSERT_EQ(from.run.ranks.size(), 4U);
+      const Case item = resumed_case(GetParam().of(from.source), from.folder.path());
+
+      const int num_states = dtype == Dtype::kFloat32 ? 3 : 4;  // moments and parameter; master
+      expect_goes_on_from(from.run, item, num_states * 20);
+    }
+  }
 };
-INSTANTIATE_TEST_SUITE_P(Targets, CheckpointOtherLayout, ::testing::ValuesIn(targets()),
-                         [](const auto& test) { return test.param.name; });
+class CheckpointOtherLayoutWide : public CheckpointOtherLayout {};
+const auto name_of_target = [](const auto& test) { return test.param.name; };
+INSTANTIATE_TEST_SUITE_P(Targets, CheckpointOtherLayout,
+                         ::testing::ValuesIn(every_nth(2, targets())), name_of_target);
+INSTANTIATE_TEST_SUITE_P(Targets, CheckpointOtherLayoutWide,
+                         ::testing::ValuesIn(all_but_every_nth(2, targets())), name_of_target);
 
 TEST_P(CheckpointOtherLayout, HoldsWhatWasSavedAndConforms) {
-  for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
-    const Saved& from = saved(dtype);
-    ASSERT_EQ(from.run.ranks.size(), 4U);
-    const Case item = resumed_case(GetParam().of(from.source), from.folder.path());
-
-    const int num_states = dtype == Dtype::kFloat32 ? 3 : 4;  // moments and parameter; master
-    expect_goes_on_from(from.run, item, num_states * 20);
-  }
+  expect_holds_what_was_saved();
+}
+TEST_P(CheckpointOtherLayoutWide, HoldsWhatWasSavedAndConforms) {
+  expect_holds_what_was_saved();
 }
 
 // Megatron's fused, sequence-parallel, bucket-cut state goes back to plain replicas.

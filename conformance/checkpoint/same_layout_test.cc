@@ -2,6 +2,7 @@
 // A run that is saved and resumed on the same mesh is the run
 // that was never interrupted, bit by bit.
 #include "suite/testing/checkpoint_cases.h"
+#include "suite/testing/every_nth.h"
 #include "suite/testing/nd_cases.h"
 
 namespace isoshard {
@@ -60,14 +61,18 @@ std::vector<Case> cases() {
 }
 
 class CheckpointSameLayout : public ::testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(Subjects, CheckpointSameLayout, ::testing::ValuesIn(cases()), case_name);
+class CheckpointSameLayoutWide : public CheckpointSameLayout {};
+INSTANTIATE_TEST_SUITE_P(Subjects, CheckpointSameLayout, ::testing::ValuesIn(every_nth(2, cases())),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(Subjects, CheckpointSameLayoutWide,
+                         ::testing::ValuesIn(all_but_every_nth(2, cases())), case_name);
 
 // Parameters, masters, moments, losses, norms, rates, masks, sample ids, gradients, activations:
 // every record of every rank.
-TEST_P(CheckpointSameLayout, GoesOnBitByBitInNewProcesses) {
+void expect_goes_on_bit_by_bit(const Case& whole) {
   const TestFolder folder;
-  const Trace uninterrupted = run_alone(saved_to(GetParam(), folder.path()));
-  const Case item = resumed_case(GetParam(), folder.path());
+  const Trace uninterrupted = run_alone(saved_to(whole, folder.path()));
+  const Case item = resumed_case(whole, folder.path());
   ASSERT_EQ(item.first_step(), kStepsSaved);
 
   const Trace resumed = run_alone(item);
@@ -76,6 +81,13 @@ TEST_P(CheckpointSameLayout, GoesOnBitByBitInNewProcesses) {
   const RunEquality equality = equality_of(from_step(uninterrupted, kStepsSaved), resumed);
   EXPECT_EQ(equality.difference, "");
   EXPECT_GT(equality.tensors, 300);
+}
+
+TEST_P(CheckpointSameLayout, GoesOnBitByBitInNewProcesses) {
+  expect_goes_on_bit_by_bit(GetParam());
+}
+TEST_P(CheckpointSameLayoutWide, GoesOnBitByBitInNewProcesses) {
+  expect_goes_on_bit_by_bit(GetParam());
 }
 
 // The plain reference resumes, too; its own world has one rank.

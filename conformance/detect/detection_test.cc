@@ -20,6 +20,7 @@
 #include "suite/faults/fault.h"
 #include "suite/record/expected_calls.h"
 #include "suite/reference/reference.h"
+#include "suite/testing/every_nth.h"
 #include "suite/testing/step_cases.h"
 #include "suite/verify/verify_case.h"
 
@@ -112,8 +113,8 @@ TEST_P(FaultDetection, AlarmsAndNamesTheFirstTensorRankAndCause) {
       << "the controller must have repeated the finding on the kept bytes";
 }
 
-TEST_P(FaultDetection, TheSameRunWithoutTheFaultConforms) {
-  const Case item = fault().smallest_case();
+void expect_conforms_without(const Fault& fault) {
+  const Case item = fault.smallest_case();
   ASSERT_GT(item.world_size(), 1);
 
   const Verdict verdict = verdict_with_collectives(item, {});
@@ -121,6 +122,15 @@ TEST_P(FaultDetection, TheSameRunWithoutTheFaultConforms) {
   EXPECT_EQ(verdict.mesh.world_size(), item.world_size());
   EXPECT_EQ(verdict.status, Status::kConforms) << first_of(verdict);
   EXPECT_GT(verdict.compared, 100);
+}
+
+class RunsWithoutFaults : public ::testing::TestWithParam<std::string> {};
+class RunsWithoutFaultsWide : public ::testing::TestWithParam<std::string> {};
+TEST_P(RunsWithoutFaults, Conform) {
+  expect_conforms_without(find_fault(GetParam()));
+}
+TEST_P(RunsWithoutFaultsWide, Conform) {
+  expect_conforms_without(find_fault(GetParam()));
 }
 
 class BenignVariation : public ::testing::TestWithParam<std::string> {
@@ -314,6 +324,12 @@ std::vector<std::string> ids_of(std::span<const Fault> faults) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Catalogue, FaultDetection, ::testing::ValuesIn(ids_of(fault_catalogue())),
+                         [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(Catalogue, RunsWithoutFaults,
+                         ::testing::ValuesIn(every_nth(4, ids_of(fault_catalogue()))),
+                         [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(Catalogue, RunsWithoutFaultsWide,
+                         ::testing::ValuesIn(all_but_every_nth(4, ids_of(fault_catalogue()))),
                          [](const auto& test) { return test.param; });
 INSTANTIATE_TEST_SUITE_P(Catalogue, BenignVariation,
                          ::testing::ValuesIn(ids_of(benign_variations())),

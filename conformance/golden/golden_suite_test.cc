@@ -7,6 +7,7 @@
 #include <set>
 
 #include "suite/goldens/golden_run.h"
+#include "suite/testing/every_nth.h"
 
 namespace isoshard {
 
@@ -56,7 +57,8 @@ TEST_P(GoldenSteps, AreThoseOfThisBuild) {
 TEST_P(GoldenLattices, AreThoseOfThisBuildOnEveryMachine) {
   expect_no_regression();
 }
-INSTANTIATE_TEST_SUITE_P(Accepted, GoldenCurves, ::testing::ValuesIn(specs_of(GoldenKind::kCurve)),
+INSTANTIATE_TEST_SUITE_P(Accepted, GoldenCurves,
+                         ::testing::ValuesIn(every_nth(2, specs_of(GoldenKind::kCurve))),
                          golden_name);
 INSTANTIATE_TEST_SUITE_P(Accepted, WholeGoldenCurves,
                          ::testing::ValuesIn(specs_of(GoldenKind::kCurve)), golden_name);

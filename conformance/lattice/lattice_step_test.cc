@@ -15,6 +15,7 @@
 #include "harness/verdict/verdict.h"
 #include "subjects/optim/wrapped_optimizer.h"
 #include "subjects/registry/subject_spec.h"
+#include "suite/testing/every_nth.h"
 #include "suite/testing/step_cases.h"
 
 namespace isoshard {
@@ -132,7 +133,14 @@ class LatticeStep : public ::testing::TestWithParam<LatticeRun> {
 TEST_P(LatticeStep, IsEqualToTheReference) {
   expect_equal_to_the_reference();
 }
-INSTANTIATE_TEST_SUITE_P(EverySubject, LatticeStep, ::testing::ValuesIn(runs()), run_name);
+class LatticeStepWide : public LatticeStep {};
+TEST_P(LatticeStepWide, IsEqualToTheReference) {
+  expect_equal_to_the_reference();
+}
+INSTANTIATE_TEST_SUITE_P(EverySubject, LatticeStep, ::testing::ValuesIn(every_nth(5, runs())),
+                         run_name);
+INSTANTIATE_TEST_SUITE_P(EverySubject, LatticeStepWide,
+                         ::testing::ValuesIn(all_but_every_nth(5, runs())), run_name);
 
 Verdict verdict_of(const Case& item, const RunOptions& options) {
   const Reference& reference = reference_of(item);

@@ -28,6 +28,20 @@ TEST_P(NdStep, MatchesSingleProcess) {
   EXPECT_THAT(run, conforms_to(reference, with_collectives(policy_of(item), item)));
 }
 
+// The same samples with and without documents: only what turns by position differs at first.
+TEST(NdStep, CountsPositionsWithinPackedDocuments) {
+  const Case whole = in_pipeline(nd_case({.pp = 2, .cp = 2}));
+  Case packed = whole;
+  packed.data.end_of_document = ' ';
+  const Reference& reference = reference_of(whole);
+
+  const Verdict verdict = judge(reference, run_case(packed, reference), policy_of(packed));
+
+  ASSERT_EQ(verdict.status, Status::kDiverges);
+  EXPECT_THAT(describe(verdict.findings.front().key),
+              ::testing::HasSubstr("model.layers.0.self_attn.q_rope"));
+}
+
 // Nothing is cut, so nothing is added: the same bits as one process.
 TEST(NdRanks, OfAWorldOfOneGiveTheBitsOfTheReference) {
   for (const Case& item : {nd_case({}), in_pipeline(nd_case({}), 2, "Interleaved1F1B"),

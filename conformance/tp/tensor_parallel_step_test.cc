@@ -13,6 +13,7 @@
 #include "suite/record/batches.h"
 #include "suite/record/call_counts.h"
 #include "suite/record/make_subject.h"
+#include "suite/testing/every_nth.h"
 #include "suite/testing/step_cases.h"
 
 namespace isoshard {
@@ -122,13 +123,22 @@ TEST_P(TensorParallelStep, MatchesSingleProcess) {
   expect_matches_single_process(GetParam());
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, TensorParallelStep, ::testing::ValuesIn(step_cases()), case_name);
-INSTANTIATE_TEST_SUITE_P(TiedHead, TensorParallelStep, ::testing::ValuesIn(tied_cases()),
+// The other cases of the same kinds.
+class TensorParallelStepWide : public ::testing::TestWithParam<Case> {};
+TEST_P(TensorParallelStepWide, MatchesSingleProcess) {
+  expect_matches_single_process(GetParam());
+}
+
+std::vector<Case> all_cases() {
+  std::vector<Case> all = step_cases();
+  for (const auto& more : {tied_cases(), architecture_cases(), kv_replica_cases()})
+    all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Cases, TensorParallelStep, ::testing::ValuesIn(every_nth(3, all_cases())),
                          case_name);
-INSTANTIATE_TEST_SUITE_P(Architectures, TensorParallelStep,
-                         ::testing::ValuesIn(architecture_cases()), case_name);
-INSTANTIATE_TEST_SUITE_P(KvReplicas, TensorParallelStep, ::testing::ValuesIn(kv_replica_cases()),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(Cases, TensorParallelStepWide,
+                         ::testing::ValuesIn(all_but_every_nth(3, all_cases())), case_name);
 
 TEST(TensorParallelRanks, HoldOnlyTheirShare) {
   const Case item = step_case("autotp", {.dp = 2, .tp = 3});

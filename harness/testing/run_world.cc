@@ -85,7 +85,7 @@ std::string world_sizes_problem(std::string_view declared) {
 
 WorldReport detail::run_and_record(WorldOptions options, const ForkedWorld::Body& body,
                                    const std::source_location& where) {
-  WorldReport report = run_forked(named(std::move(options)), body);
+  WorldReport report = default_launcher().launch(named(std::move(options)), body)->wait();
   bool has_forwarded = false;
   bool is_explained = true;  // by the failures that are forwarded
   for (const RankReport& rank : report.ranks) {
@@ -110,7 +110,7 @@ WorldReport detail::run_and_record(WorldOptions options, const ForkedWorld::Body
 }
 
 WorldReport run_world_report(WorldOptions options, ForkedWorld::Body body) {
-  return run_forked(named(std::move(options)), std::move(body));
+  return default_launcher().launch(named(std::move(options)), std::move(body))->wait();
 }
 
 }  // namespace isoshard

@@ -64,9 +64,9 @@ class RandomTokens final : public TokenSource {
 struct TokenBatch {
   at::Tensor input_ids_BS;               ///< int64 [B,S]
   at::Tensor labels_BS;                  ///< int64 [B,S], not shifted; -100 is not counted
-  /// int64 [B,S], of packed documents (restart_positions); undefined: 0 to S - 1 in each sample.
-  at::Tensor position_ids_BS;
   std::vector<std::int64_t> sample_ids;  ///< [B], global sample numbers
+  /// int64 [B,S], of packed documents (restart_positions); undefined: 0 to S - 1 in each sample.
+  at::Tensor position_ids_BS = {};
 };
 
 /// The samples of these numbers, in this order; the labels are the ids.
