@@ -156,7 +156,7 @@ std::string resource_spec() {
       .dump(1);
 }
 
-int run(const ParsedOptions& options) {
+int run_doctor(const ParsedOptions& options) {
   if (options.get<bool>("resource-spec")) {
     print("{}\n", resource_spec());
     return kExitConforms;
@@ -187,7 +187,7 @@ Command doctor_command() {
             "resource-spec", boost::program_options::bool_switch(),
             "print the GPUs of this machine as ctest takes them, and nothing else");
       },
-      run};
+      run_doctor};
 }
 
 }  // namespace isoshard

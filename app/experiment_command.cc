@@ -21,7 +21,7 @@ namespace {
 namespace po = boost::program_options;
 using Strings = std::vector<std::string>;
 
-void declare(OptionTable& table) {
+void declare_experiment(OptionTable& table) {
   const auto list = [] { return po::value<Strings>()->multitoken()->composing(); };
   auto run = table.group("experiment");
   run("kind", po::value<std::string>(), "init, column-row, stack or growth");
@@ -98,7 +98,7 @@ ExperimentSettings settings_of(const ParsedOptions& options, ExperimentKind kind
   return settings;
 }
 
-int run(const ParsedOptions& options) {
+int run_experiments(const ParsedOptions& options) {
   if (!options.given("kind"))
     throw UsageError("nothing selected: name an experiment: init, column-row, stack or growth");
   const ExperimentKind kind = parse_experiment_kind(options.get<std::string>("kind"));
@@ -131,8 +131,8 @@ Command experiment_command() {
           "  isoshard experiment stack --order ring,tree       how 16 column-row pairs add up\n"
           "  isoshard experiment growth --full --output-dir r  28 layers at the published sizes, "
           "bf16 and fp32",
-          declare,
-          run,
+          declare_experiment,
+          run_experiments,
           /*judges=*/true};
 }
 

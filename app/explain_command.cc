@@ -76,7 +76,7 @@ void print_fault(const Fault& fault) {
     print("benign variation {}\n\na legal difference\n  {}\n\n", fault.id, fault.summary);
   }
   isoshard::print("subjects\n  {}\n\nsmallest case\n  {}\n\n", fmt::join(fault.subjects, " "),
-        fault.smallest_case().slug());
+                  fault.smallest_case().slug());
   print_expected(fault);
   print("contracts that name it\n");
   bool any = false;
@@ -89,7 +89,7 @@ void print_fault(const Fault& fault) {
   print("{}\nsee it: isoshard verify --fault {}\n", any ? "" : "  none\n", fault.id);
 }
 
-int run(const ParsedOptions& options) {
+int run_explain(const ParsedOptions& options) {
   if (!options.given("id"))
     throw UsageError(
         "explain what? a contract (isoshard list contracts) or a fault (isoshard list faults)");
@@ -127,7 +127,7 @@ Command explain_command() {
                                         "id of a contract or a fault");
             table.positional.add("id", 1);
           },
-          run};
+          run_explain};
 }
 
 }  // namespace isoshard

@@ -30,7 +30,7 @@ using Strings = std::vector<std::string>;
 
 const Strings kActions = {"record", "review", "accept", "status", "verify"};
 
-void declare(OptionTable& table) {
+void declare_golden(OptionTable& table) {
   auto what = table.group("what to do");
   what("action", po::value<std::string>(), "record, review, accept, status or verify");
   what("name", po::value<Strings>(),
@@ -111,7 +111,7 @@ const std::map<std::string, Action, std::less<>> kFunctions = {{"record", record
                                                                {"status", list_goldens},
                                                                {"verify", verify_goldens}};
 
-int run(const ParsedOptions& options) {
+int run_golden(const ParsedOptions& options) {
   Request request = request_of(options);
   request.plan.most_ranks = ranks_of_job(options);
   if (request.plan.most_ranks != 0 && request.action != "verify")
@@ -152,8 +152,8 @@ Command golden_command() {
           "  isoshard golden accept curve_ddp_dp2_fp32_sgd --reason \"LibTorch 2.12 fuses the "
           "embedding's gradient\"\n"
           "  isoshard golden status",
-          declare,
-          run,
+          declare_golden,
+          run_golden,
           /*judges=*/true};
 }
 

@@ -75,7 +75,7 @@ void list_faults() {
   for (const Fault& miss : benign_variations()) print_fault(miss, widths_of(benign_variations()));
 }
 
-int run(const ParsedOptions& options) {
+int run_list(const ParsedOptions& options) {
   const std::vector<std::pair<std::string, void (*)()>> lists = {{"subjects", list_subjects},
                                                                  {"models", list_models},
                                                                  {"cases", list_cases},
@@ -107,7 +107,7 @@ Command list_command() {
                                         "subjects, models, cases, contracts or faults");
             table.positional.add("what", 1);
           },
-          run};
+          run_list};
 }
 
 }  // namespace isoshard

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "app/testing/exit_codes.h"
 #include "app/testing/malformed_rows.h"
 #include "core/io/tensor_files.h"
 #include "harness/testing/bundle_edit.h"
@@ -21,7 +22,7 @@ using bundle_edit::edit_json;
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-constexpr int kConforms = 0, kDiverges = 1, kUsage = 2, kBadInput = 3, kIncomplete = 4;
+using namespace codes;
 // [48, 48], its rows sharded over tp
 const char* const kWeight = "model.layers.0.self_attn.q_proj.weight";
 

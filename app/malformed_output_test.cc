@@ -11,6 +11,7 @@
 
 #include <csignal>
 
+#include "app/testing/exit_codes.h"
 #include "app/testing/malformed_rows.h"
 #include "core/base/error.h"
 #include "harness/cli/output_folder.h"
@@ -26,7 +27,7 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr int kConforms = 0, kUsage = 2, kBadInput = 3, kInfrastructure = 4;
+using namespace codes;
 
 Arguments one_case(Arguments more) {
   Arguments arguments = {"verify",     "--model", "tiny",    "--tp", "2",      "--dp",  "1",

@@ -8,6 +8,7 @@
 #include <csignal>
 #include <nlohmann/json.hpp>
 
+#include "app/testing/exit_codes.h"
 #include "app/testing/malformed_rows.h"
 
 namespace isoshard::malformed {
@@ -15,7 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int kConforms = 0, kDiverges = 1, kUsage = 2, kInfrastructure = 4;
+using namespace codes;
 
 const Arguments kOneCase = {"verify", "--model", "tiny",       "--tp",         "2",
                             "--dp",   "1",       "--subjects", "autotp",       "--dtype",

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <nlohmann/json.hpp>
 
+#include "app/testing/exit_codes.h"
 #include "app/testing/malformed_rows.h"
 
 namespace isoshard::malformed {
@@ -18,7 +19,7 @@ using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
-constexpr int kConforms = 0, kInfrastructure = 4;
+using namespace codes;
 
 const Arguments kOneCase = {"verify",     "--model", "tiny",    "--tp", "2",      "--dp",  "1",
                             "--subjects", "autotp",  "--dtype", "fp32", "--data", "random"};

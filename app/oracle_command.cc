@@ -16,13 +16,13 @@ namespace {
 namespace po = boost::program_options;
 using Strings = std::vector<std::string>;
 
-void declare(OptionTable& table) {
+void declare_oracle(OptionTable& table) {
   table.options.add_options()("folder", po::value<Strings>(),
                               "oracle folders (config.json, model, batch, expected, train files)");
   table.positional.add("folder", -1);
 }
 
-int run(const ParsedOptions& options) {
+int run_oracle(const ParsedOptions& options) {
   if (!options.given("folder"))
     throw UsageError("nothing selected: oracle needs at least one folder");
   int code = kExitConforms;
@@ -41,8 +41,8 @@ Command oracle_command() {
           "hold our models to the numbers of Hugging Face transformers",
           "oracle DIR...",
           "  isoshard oracle fixtures/oracle/qwen2_tied_gqa fixtures/oracle/qwen2_untied_mha",
-          declare,
-          run,
+          declare_oracle,
+          run_oracle,
           /*judges=*/true};
 }
 

@@ -21,7 +21,7 @@ namespace {
 namespace po = boost::program_options;
 namespace fs = std::filesystem;
 
-void declare(OptionTable& table) {
+void declare_plot(OptionTable& table) {
   auto add = table.group("curves and figure");
   add("input-dir", po::value<std::string>(),
       "folder with loss_SUBJECT.json files (isoshard train --output-dir writes them)");
@@ -34,7 +34,7 @@ void declare(OptionTable& table) {
       {"input", "input-dir"}, {"output-path", "output"}, {"loss-output-dir", "input-dir"}};
 }
 
-int run(const ParsedOptions& options) {
+int run_plot(const ParsedOptions& options) {
   if (!options.given("input-dir"))
     throw UsageError("plot needs --input-dir DIR, a folder with loss_SUBJECT.json files");
   const fs::path folder = options.get<std::string>("input-dir");
@@ -68,8 +68,8 @@ Command plot_command() {
           "plot --input-dir DIR [--output FILE.svg|FILE.png]",
           "  isoshard train --subjects reference,ddp,autotp --tp 2 --dp 2 --output-dir curves\n"
           "  isoshard plot --input-dir curves --output curves/loss_curves.svg",
-          declare,
-          run};
+          declare_plot,
+          run_plot};
 }
 
 }  // namespace isoshard

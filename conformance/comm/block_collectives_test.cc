@@ -16,7 +16,7 @@
 namespace isoshard {
 namespace {
 
-constexpr CallInfo kInfo{Purpose::kParamGather, Axis::kDp};
+constexpr CallInfo kGather{Purpose::kParamGather, Axis::kDp};
 
 /// Small integers that tell sender, receiver and place apart; exact in every dtype, summed over
 /// five ranks too.
@@ -92,7 +92,7 @@ TEST_P(BlockCollectives, UnevenAllGatherHoldsTheBlocksInRankOrder) {
                       [&](std::int64_t i) { return value_of(dtype, rank, 0, i); });
     TypedValues output(dtype, sum_of(counts));
 
-    comm.all_gather_uneven(input.buffer(), output.buffer(), counts, kInfo).wait();
+    comm.all_gather_uneven(input.buffer(), output.buffer(), counts, kGather).wait();
 
     std::int64_t begin = 0;
     for (int from = 0; from < comm.size(); ++from) {
@@ -115,7 +115,7 @@ TEST_P(BlockCollectives, UnevenReduceScatterGivesEachRankItsReducedBlock) {
     for (int before = 0; before < comm.rank(); ++before)
       begin += counts[static_cast<std::size_t>(before)];
 
-    comm.reduce_scatter_uneven(input.buffer(), output.buffer(), counts, Reduction::kSum, kInfo)
+    comm.reduce_scatter_uneven(input.buffer(), output.buffer(), counts, Reduction::kSum, kGather)
         .wait();
 
     const auto expected = [&](std::int64_t i) {
@@ -144,7 +144,7 @@ TEST_P(BlockCollectives, AllToAllGivesEachRankWhatIsMeantForIt) {
         input.set(place++, value_of(dtype, comm.rank(), to, i));
     }
 
-    comm.all_to_all(input.buffer(), to_counts, output.buffer(), from_counts, kInfo).wait();
+    comm.all_to_all(input.buffer(), to_counts, output.buffer(), from_counts, kGather).wait();
 
     place = 0;
     for (int from = 0; from < comm.size(); ++from) {
@@ -164,7 +164,7 @@ TEST_P(BlockCollectives, AllToAllOfEqualBlocksTransposesThem) {
                       [&](std::int64_t i) { return 100 * comm.rank() + static_cast<int>(i); });
     TypedValues output(Dtype::kInt32, kBlock * comm.size());
 
-    comm.all_to_all(input.buffer(), output.buffer(), kInfo).wait();
+    comm.all_to_all(input.buffer(), output.buffer(), kGather).wait();
 
     const auto expected = [&](std::int64_t i) {
       return static_cast<int>(100 * (i / kBlock) + comm.rank() * kBlock + i % kBlock);
@@ -185,8 +185,8 @@ TEST_P(BlockCollectives, GroupedTransfersAllArrive) {
       sent.emplace_back(dtype, count_of(scale, rank, peer),
                         [&](std::int64_t i) { return value_of(dtype, rank, peer, i); });
       received.emplace_back(dtype, count_of(scale, peer, rank));
-      transfers.push_back({true, peer, sent.back().buffer(), kInfo});
-      transfers.push_back({false, peer, received.back().buffer(), kInfo});
+      transfers.push_back({true, peer, sent.back().buffer(), kGather});
+      transfers.push_back({false, peer, received.back().buffer(), kGather});
     }
     std::mt19937 engine(static_cast<unsigned>(rank));
     std::shuffle(transfers.begin(), transfers.end(), engine);
@@ -215,11 +215,11 @@ TEST_P(BlockCollectives, SendAndRecvPassValuesAlongAPipeline) {
       TypedValues data(dtype, scale * (message + 1), value(0));
       if (comm.rank() > 0) {
         data = TypedValues(dtype, scale * (message + 1));
-        comm.recv(data.buffer(), comm.rank() - 1, kInfo).wait();
+        comm.recv(data.buffer(), comm.rank() - 1, kGather).wait();
         ASSERT_EQ(data.first_other_than(value(comm.rank() - 1)), -1) << "message " << message;
       }
       TypedValues next(dtype, scale * (message + 1), value(comm.rank()));
-      if (comm.rank() + 1 < comm.size()) comm.send(next.buffer(), comm.rank() + 1, kInfo).wait();
+      if (comm.rank() + 1 < comm.size()) comm.send(next.buffer(), comm.rank() + 1, kGather).wait();
     }
   });
 }
@@ -238,11 +238,11 @@ TEST_P(BlockCollectives, TransfersBetweenCollectivesDisturbNeither) {
       };
       TypedValues sent(Dtype::kInt32, count, mine(comm.rank()));
       TypedValues received(Dtype::kInt32, count);
-      const std::vector<Transfer> shift = {{true, right, sent.buffer(), kInfo},
-                                           {false, left, received.buffer(), kInfo}};
+      const std::vector<Transfer> shift = {{true, right, sent.buffer(), kGather},
+                                           {false, left, received.buffer(), kGather}};
       comm.send_recv(shift).wait();
       ASSERT_EQ(received.first_other_than(mine(left)), -1) << "call " << call;
-      comm.all_reduce(sent.buffer(), Reduction::kMax, kInfo).wait();
+      comm.all_reduce(sent.buffer(), Reduction::kMax, kGather).wait();
       const auto most = [&](std::int64_t i) {
         int value = 0;
         for (int rank = 0; rank < comm.size(); ++rank) value = std::max(value, mine(rank)(i));

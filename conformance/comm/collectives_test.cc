@@ -11,14 +11,13 @@
 #include <random>
 #include <vector>
 
+#include "conformance/comm/call_info.h"
 #include "core/comm/region/region.h"
 #include "suite/testing/test_world.h"
 #include "suite/testing/typed_values.h"
 
 namespace isoshard {
 namespace {
-
-constexpr CallInfo kInfo{Purpose::kGradReduce, Axis::kDp};
 
 /// Around every border inside the backend: none, one, fewer than ranks, a cache line, the small
 /// path, one and two windows.

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "conformance/comm/call_info.h"
 #include "core/base/error.h"
 #include "core/comm/thread/thread_world.h"
 #include "suite/testing/float_values.h"
@@ -29,8 +30,6 @@ using testing::AnyOf;
 using testing::HasSubstr;
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
-
-constexpr CallInfo kInfo{Purpose::kGradReduce, Axis::kDp};
 
 Buffer floats_of(std::vector<float>& values) {
   return {reinterpret_cast<std::byte*>(values.data()), static_cast<std::int64_t>(values.size()),

@@ -9,13 +9,12 @@
 #include <string>
 #include <vector>
 
+#include "conformance/comm/call_info.h"
 #include "suite/testing/float_values.h"
 #include "suite/testing/test_world.h"
 
 namespace isoshard {
 namespace {
-
-constexpr CallInfo kInfo{Purpose::kGradReduce, Axis::kDp};
 
 /// The formula, one forced addition after the other, over world ranks in the given order.
 template <class T>

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "conformance/comm/call_info.h"
 #include "core/base/error.h"
 #include "core/comm/thread/thread_world.h"
 #include "suite/testing/float_values.h"
@@ -15,8 +16,6 @@
 
 namespace isoshard {
 namespace {
-
-constexpr CallInfo kInfo{Purpose::kGradReduce, Axis::kDp};
 
 template <class T>
 using AllInputs = std::vector<Values<T>>;

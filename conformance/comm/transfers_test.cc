@@ -16,7 +16,7 @@
 namespace isoshard {
 namespace {
 
-constexpr CallInfo kInfo{Purpose::kPipeForward, Axis::kPp};
+constexpr CallInfo kPipe{Purpose::kPipeForward, Axis::kPp};
 
 Buffer buffer_of(std::vector<std::int32_t>& values) {
   return {reinterpret_cast<std::byte*>(values.data()), static_cast<std::int64_t>(values.size()),
@@ -47,9 +47,9 @@ TEST_P(Transfers, SendersGoOnBeforeReceiversCome) {
     std::vector<std::int32_t> sent = message(comm.rank(), right, 0, 1000);
     std::vector<std::int32_t> received(1000);
 
-    Work send = comm.send_recv(std::vector<Transfer>{{true, right, buffer_of(sent), kInfo}});
-    comm.barrier(kInfo);  // nobody comes to it from a send that waits for its receiver
-    comm.send_recv(std::vector<Transfer>{{false, left, buffer_of(received), kInfo}}).wait();
+    Work send = comm.send_recv(std::vector<Transfer>{{true, right, buffer_of(sent), kPipe}});
+    comm.barrier(kPipe);  // nobody comes to it from a send that waits for its receiver
+    comm.send_recv(std::vector<Transfer>{{false, left, buffer_of(received), kPipe}}).wait();
     send.wait();
 
     EXPECT_EQ(received, message(left, comm.rank(), 0, 1000));
@@ -72,9 +72,9 @@ TEST_P(Transfers, LargeMessagesRoundARingArriveInEveryOrderOfWaits) {
       }
       for (std::size_t number = 0; number < 2; ++number) {
         sends.push_back(
-            comm.send_recv(std::vector<Transfer>{{true, right, buffer_of(sent[number]), kInfo}}));
+            comm.send_recv(std::vector<Transfer>{{true, right, buffer_of(sent[number]), kPipe}}));
         receives.push_back(comm.send_recv(
-            std::vector<Transfer>{{false, left, buffer_of(received[number]), kInfo}}));
+            std::vector<Transfer>{{false, left, buffer_of(received[number]), kPipe}}));
       }
       std::vector<Work>& first = sends_first ? sends : receives;
       std::vector<Work>& second = sends_first ? receives : sends;
@@ -109,10 +109,10 @@ TEST_P(Transfers, OnTheirWayDisturbNoOtherCall) {
       next.received.resize(count);
       next.expected = message(from, comm.rank(), number, count);
       next.work = comm.send_recv(std::vector<Transfer>{
-          {true, to, buffer_of(next.sent), kInfo}, {false, from, buffer_of(next.received), kInfo}});
+          {true, to, buffer_of(next.sent), kPipe}, {false, from, buffer_of(next.received), kPipe}});
       if (engine() % 3 == 0) {
         std::vector<std::int32_t> sum(5000, comm.rank() + number);
-        comm.all_reduce(buffer_of(sum), Reduction::kSum, kInfo).wait();
+        comm.all_reduce(buffer_of(sum), Reduction::kSum, kPipe).wait();
         const int expected = comm.size() * number + comm.size() * (comm.size() - 1) / 2;
         EXPECT_TRUE(std::ranges::all_of(sum, [&](int value) { return value == expected; }));
       }

@@ -25,13 +25,13 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::SizeIs;
 
-constexpr int kSteps = 12;
+constexpr int kCaseSteps = 12;
 
 Case tiny(const std::string& subject, const Degrees& degrees) {
   Case item = tiny_fault_case();
   item.subject = subject;
   item.degrees = degrees;
-  item.steps = kSteps;
+  item.steps = kCaseSteps;
   return item;
 }
 
@@ -53,9 +53,9 @@ TEST(TrainCase, ReferenceIsTheRecordedReferenceBitByBit) {
   const TrainedCase trained = train_case(item);
   const Reference recorded = make_reference(item, {.responses = 0});
 
-  ASSERT_THAT(trained.curve.steps, SizeIs(kSteps));
+  ASSERT_THAT(trained.curve.steps, SizeIs(kCaseSteps));
   EXPECT_TRUE(trained.is_sound());
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kCaseSteps; ++step) {
     const CurveStep& numbers = trained.curve.steps[static_cast<std::size_t>(step)];
     EXPECT_EQ(to_hex(numbers.loss), to_hex(scalar(recorded, step, "loss"))) << step;
     EXPECT_EQ(to_hex(numbers.grad_norm), to_hex(scalar(recorded, step, "grad_norm"))) << step;
@@ -75,7 +75,7 @@ TEST(TrainCase, WorldOfSixTellsEveryDpRanksLoss) {
   const TrainedCase trained = train_case(item);
   const TrainedCase reference = train_case(tiny("reference", {.dp = 3}));
 
-  ASSERT_THAT(trained.curve.steps, SizeIs(kSteps));
+  ASSERT_THAT(trained.curve.steps, SizeIs(kCaseSteps));
   EXPECT_TRUE(trained.is_sound()) << trained.unequal_numbers;
   EXPECT_EQ(trained.curve.mesh.at("tp"), 2);
   EXPECT_EQ(trained.curve.settings, reference.curve.settings);

@@ -122,7 +122,7 @@ std::vector<Case> packed_cases(Dtype dtype) {
   return result;
 }
 
-std::vector<Case> cases() {
+std::vector<Case> emulated_cases() {
   std::vector<Case> result;
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
     result.push_back(in_pipeline(nd_case({.pp = 2}, dtype)));
@@ -194,7 +194,7 @@ std::vector<Case> wide_cases() {
   return result;
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, EmulatedNd, ::testing::ValuesIn(cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Cases, EmulatedNd, ::testing::ValuesIn(emulated_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Cases, EmulatedNdWide, ::testing::ValuesIn(wide_cases()), case_name);
 
 }  // namespace

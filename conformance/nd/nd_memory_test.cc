@@ -179,7 +179,7 @@ TEST(NdMemoryFormula, TellsSchedulesAndRingsApart) {
   EXPECT_LT(predicted(ring)[0], 0.8 * predicted(split)[0]) << "a ring keeps no scores";
 }
 
-std::vector<Case> cases() {
+std::vector<Case> memory_cases() {
   std::vector<Case> result = {
       in_pipeline(nd_case({.pp = 2})), in_pipeline(nd_case({.pp = 2}), 2, "Interleaved1F1B"),
       in_pipeline(nd_case({.pp = 2}), 1, "GPipe"),
@@ -187,7 +187,7 @@ std::vector<Case> cases() {
   for (Case& item : result) item.micro_batches = 8;
   return result;
 }
-INSTANTIATE_TEST_SUITE_P(Cases, NdMemory, ::testing::ValuesIn(cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Cases, NdMemory, ::testing::ValuesIn(memory_cases()), case_name);
 
 }  // namespace
 }  // namespace isoshard

@@ -32,7 +32,7 @@ std::int64_t num_masks(const Trace& trace) {
 
 class DropoutStep : public ::testing::TestWithParam<Case> {};
 
-std::vector<Case> cases() {
+std::vector<Case> dropout_cases() {
   std::vector<Case> all;
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
     all.push_back(with_dropout(step_case("ddp", {.dp = 3}, dtype, "gpt2")));
@@ -62,7 +62,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Meshes, DropoutStep, ::testing::ValuesIn(cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Meshes, DropoutStep, ::testing::ValuesIn(dropout_cases()), case_name);
 
 // Each rank's masks are its parts of the ones that a single process draws for the global batch:
 // compared bit by bit, part by part.
@@ -87,7 +87,7 @@ TEST_P(DropoutStepEmulated, IsBitEqualToItsEmulatedReference) {
 
 // All but tp as the slow axis, of which nobody declares an arithmetic.
 std::vector<Case> declared_cases() {
-  std::vector<Case> declared = cases();
+  std::vector<Case> declared = dropout_cases();
   const auto is_undeclared = [](const Case& item) { return !declares_numerics(item); };
   EXPECT_EQ(std::count_if(declared.begin(), declared.end(), is_undeclared), 1);
   std::erase_if(declared, is_undeclared);

@@ -46,7 +46,7 @@ std::vector<Case> all_vocab_cases() {
 }
 
 // What else may change the arithmetic of a split vocabulary.
-std::vector<Case> setting_cases() {
+std::vector<Case> vocab_setting_cases() {
   std::vector<Case> cases;
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
     const Case base = split(with_vocabulary(step_case("autotp", {.dp = 2, .tp = 3}, dtype), 97), 8);
@@ -75,7 +75,7 @@ std::vector<Case> setting_cases() {
   return cases;
 }
 
-std::vector<Case> ordered_cases() {
+std::vector<Case> vocab_ordered_cases() {
   std::vector<Case> cases;
   for (const ReductionOrder order : {ReductionOrder::kRing, ReductionOrder::kTree}) {
     for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
@@ -92,7 +92,7 @@ std::vector<Case> ordered_cases() {
 }
 
 // A few of each kind; the others are slow tests.
-std::vector<Case> core_cases() {
+std::vector<Case> vocab_core_cases() {
   std::vector<Case> cases;
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
     cases.push_back(split(step_case("autotp", {.tp = 2}, dtype), 1));
@@ -125,12 +125,12 @@ TEST_P(EmulatedVocabWide, IsBitEqualToTheSubject) {
   expect_bit_equal_to_the_subject(GetParam());
 }
 
-INSTANTIATE_TEST_SUITE_P(Core, EmulatedVocab, ::testing::ValuesIn(core_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Core, EmulatedVocab, ::testing::ValuesIn(vocab_core_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Models, EmulatedVocabWide, ::testing::ValuesIn(all_vocab_cases()),
                          case_name);
-INSTANTIATE_TEST_SUITE_P(Orders, EmulatedVocabWide, ::testing::ValuesIn(ordered_cases()),
+INSTANTIATE_TEST_SUITE_P(Orders, EmulatedVocabWide, ::testing::ValuesIn(vocab_ordered_cases()),
                          case_name);
-INSTANTIATE_TEST_SUITE_P(Settings, EmulatedVocabWide, ::testing::ValuesIn(setting_cases()),
+INSTANTIATE_TEST_SUITE_P(Settings, EmulatedVocabWide, ::testing::ValuesIn(vocab_setting_cases()),
                          case_name);
 
 // Tokens are independent of each other, so the blocks of the numerics, which a large vocabulary

@@ -13,7 +13,7 @@
 namespace isoshard {
 namespace {
 
-using Kind = LearningRateSettings::Kind;
+using RateKind = LearningRateSettings::Kind;
 
 Case scheduled(Case item, const LearningRateSettings& schedule, bool adamw) {
   if (adamw) item.settings.optimizer = OptimizerSettings{};
@@ -26,12 +26,12 @@ class LearningRateStep : public ::testing::TestWithParam<Case> {};
 
 INSTANTIATE_TEST_SUITE_P(
     Schedules, LearningRateStep,
-    ::testing::Values(scheduled(step_case("ddp", {.dp = 3}), {Kind::kCosine, 1, 0, 0.01}, false),
-                      scheduled(step_case("autotp", {.dp = 3, .tp = 2}), {Kind::kLinear, 2, 0, 0},
-                                false),
-                      scheduled(step_case("autotp", {.dp = 3, .tp = 2}, Dtype::kBFloat16),
-                                {Kind::kCosine, 1, 8, 0}, true),
-                      scheduled(step_case("ddp", {.dp = 3}), {Kind::kConstant, 3, 0, 0}, true)),
+    ::testing::Values(
+        scheduled(step_case("ddp", {.dp = 3}), {RateKind::kCosine, 1, 0, 0.01}, false),
+        scheduled(step_case("autotp", {.dp = 3, .tp = 2}), {RateKind::kLinear, 2, 0, 0}, false),
+        scheduled(step_case("autotp", {.dp = 3, .tp = 2}, Dtype::kBFloat16),
+                  {RateKind::kCosine, 1, 8, 0}, true),
+        scheduled(step_case("ddp", {.dp = 3}), {RateKind::kConstant, 3, 0, 0}, true)),
     case_name);
 
 TEST_P(LearningRateStep, IsBitEqualToItsEmulatedReferenceAndRecordsTheRate) {
@@ -52,7 +52,7 @@ TEST_P(LearningRateStep, IsBitEqualToItsEmulatedReferenceAndRecordsTheRate) {
 // At rate 0, the first step of a warm-up, parameters stay; at the rate of the settings they would
 // not.
 TEST(LearningRateStep, TheFirstStepOfAWarmUpMovesNothing) {
-  Case item = scheduled(step_case("autotp", {}), {Kind::kConstant, 2, 0, 0}, false);
+  Case item = scheduled(step_case("autotp", {}), {RateKind::kConstant, 2, 0, 0}, false);
   const Reference& reference = reference_of(item);
   const RecordKey read{0, RecordKind::kParam, "model.norm.weight", 0},
       after{0, RecordKind::kParam, "model.norm.weight", 1},
@@ -69,7 +69,7 @@ class OneStepLate final : public LearningRate {
 };
 
 TEST(LearningRateStepFaults, AScheduleThatIsOneStepLateIsSeenAtTheRate) {
-  const Case item = scheduled(step_case("ddp", {.dp = 3}), {Kind::kLinear, 0, 0, 0}, false);
+  const Case item = scheduled(step_case("ddp", {.dp = 3}), {RateKind::kLinear, 0, 0, 0}, false);
   RunOptions options;
   options.edits.parts = [&](TrainerParts& parts, Mesh&) {
     parts.learning_rate = std::make_unique<OneStepLate>(item.settings.optimizer.learning_rate,

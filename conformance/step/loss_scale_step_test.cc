@@ -59,7 +59,7 @@ bool is_skipped(const Reference& reference, int step) {
 
 class LossScaleStep : public ::testing::TestWithParam<Case> {};
 
-std::vector<Case> cases() {
+std::vector<Case> loss_scale_cases() {
   const auto megatron = [](const Degrees& degrees, const char* type) {
     return with(step_case("megatron", degrees, Dtype::kFloat32, type), [](Case& c) {
       c.settings.sequence_parallel = true;
@@ -91,7 +91,8 @@ std::vector<Case> cases() {
       })};
 }
 
-INSTANTIATE_TEST_SUITE_P(Subjects, LossScaleStep, ::testing::ValuesIn(cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Subjects, LossScaleStep, ::testing::ValuesIn(loss_scale_cases()),
+                         case_name);
 
 // What overflows is infinite, or not a number, at the same places.
 TEST_P(LossScaleStep, IsBitEqualToItsEmulatedReference) {

@@ -36,7 +36,7 @@ std::int64_t num_second_masks(const Trace& trace) {
 
 class RecomputedStep : public ::testing::TestWithParam<Case> {};
 
-std::vector<Case> cases() {
+std::vector<Case> recompute_cases() {
   std::vector<Case> all;
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
     all.push_back(recomputed(step_case("ddp", {.dp = 3}, dtype, "gpt2"), 0.1));
@@ -66,7 +66,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Meshes, RecomputedStep, ::testing::ValuesIn(cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Meshes, RecomputedStep, ::testing::ValuesIn(recompute_cases()), case_name);
 
 // The emulator does not recompute.
 TEST_P(RecomputedStep, IsBitEqualToTheEmulatedRunThatKeepsEverything) {

@@ -23,6 +23,7 @@
 #include <thread>
 #include <vector>
 
+#include "conformance/world/deadlines.h"
 #include "core/base/error.h"
 #include "core/comm/communicator.h"
 #include "harness/testing/run_world.h"
@@ -37,9 +38,6 @@ using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
-
-constexpr auto kLongDeadline = 60'000ms;  // no test that uses it may come near it
-constexpr auto kShortDeadline = 500ms;
 
 class ForkedWorldFailure : public ::testing::Test {
  protected:

@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "conformance/world/deadlines.h"
 #include "core/comm/communicator.h"
 #include "harness/testing/run_world.h"
 #include "harness/testing/test_child.h"
@@ -36,9 +37,6 @@ using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-constexpr auto kLongDeadline = 60'000ms;
-constexpr auto kShortDeadline = 500ms;
 
 /// An int that forked processes share.
 class SharedInt {

@@ -25,7 +25,7 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 
-Case zero_case(int stage, const Degrees& degrees) {
+Case zero_step_case(int stage, const Degrees& degrees) {
   Case item = step_case("autotp", degrees);
   item.settings.zero_stage = stage;
   return item;
@@ -48,10 +48,10 @@ TEST_P(ZeroStep, MatchesSingleProcess) {
 std::vector<Case> step_cases() {
   std::vector<Case> cases;
   for (const int stage : {1, 2}) {
-    cases.push_back(zero_case(stage, {.dp = 3}));
-    cases.push_back(zero_case(stage, {.dp = 3, .tp = 2}));
-    cases.push_back(in_bf16_with_masters(zero_case(stage, {.dp = 2})));
-    Case accumulated = zero_case(stage, {.dp = 2, .tp = 2});
+    cases.push_back(zero_step_case(stage, {.dp = 3}));
+    cases.push_back(zero_step_case(stage, {.dp = 3, .tp = 2}));
+    cases.push_back(in_bf16_with_masters(zero_step_case(stage, {.dp = 2})));
+    Case accumulated = zero_step_case(stage, {.dp = 2, .tp = 2});
     accumulated.micro_batches = 3;
     accumulated.batch_size = 1;
     accumulated.steps = 2;
@@ -66,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, ZeroStep, ::testing::ValuesIn(step_cases()), cas
 
 TEST(ZeroStepOfOneRank, IsBitEqualToTheSingleProcess) {
   for (const int stage : {1, 2}) {
-    const Case item = zero_case(stage, {});
+    const Case item = zero_step_case(stage, {});
     const Reference reference = reference_of(item);
 
     const Trace trace = run_case(item, reference);
@@ -78,7 +78,7 @@ TEST(ZeroStepOfOneRank, IsBitEqualToTheSingleProcess) {
 // Every parameter in a bucket of its own: 27 of them.
 TEST(ZeroCollectives, AreTheDeclaredOnes) {
   const auto num_calls = [](int stage, int micro_batches) {
-    Case item = zero_case(stage, {.dp = 2});
+    Case item = zero_step_case(stage, {.dp = 2});
     item.settings.bucket_bytes = 1;
     item.micro_batches = micro_batches;
     return run_world(2, [item](Rank& rank) {
@@ -201,7 +201,7 @@ std::vector<Case> memory_cases() {
   for (const int layers : {2, 5}) {
     for (const int stage : {0, 1, 2}) {
       for (const bool is_mixed : {false, true}) {
-        Case item = zero_case(stage, {.dp = 3, .tp = layers == 2 ? 2 : 1});
+        Case item = zero_step_case(stage, {.dp = 3, .tp = layers == 2 ? 2 : 1});
         item.config.num_layers = layers;
         item.model_name += "_l" + std::to_string(layers);
         if (layers == 5) {
@@ -219,7 +219,7 @@ std::vector<Case> memory_cases() {
 INSTANTIATE_TEST_SUITE_P(Cases, ZeroMemory, ::testing::ValuesIn(memory_cases()), case_name);
 
 TEST(ZeroMemoryFormula, TellsTheStagesApart) {
-  Case item = in_bf16_with_masters(zero_case(0, {.dp = 3}));
+  Case item = in_bf16_with_masters(zero_step_case(0, {.dp = 3}));
   std::vector<double> bytes;
   for (int stage = 0; stage <= 2; ++stage) {
     item.settings.zero_stage = stage;

@@ -12,6 +12,7 @@
 #include "core/base/error.h"
 #include "core/base/mapped_file.h"
 #include "core/base/printable.h"
+#include "core/base/refuse.h"
 #include "core/base/sha256.h"
 #include "core/io/json.h"
 #include "core/io/safetensors_header.h"
@@ -26,10 +27,6 @@ constexpr const char* kManifest = "manifest.json";
 constexpr std::size_t kHexDigits = 64;
 constexpr JsonLimits kLimits{
     .max_bytes = std::size_t{1} << 30, .max_depth = 16, .max_values = std::size_t{1} << 24};
-
-[[noreturn]] void refuse(const fs::path& file, std::string_view what) {
-  throw FileError(fmt::format("{}: {}", file.string(), what));
-}
 
 std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));

@@ -18,11 +18,11 @@ namespace isoshard::detail {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr const char* kManifest = "manifest.json";
+constexpr const char* kManifestName = "manifest.json";
 
 bool is_of_a_bundle(const std::string& name) {
   return name.starts_with("step") || name == "scalars.jsonl" || name == "responses.json" ||
-         name == kRedrawnFile || name == kManifest || name.find(".tmp.") != std::string::npos;
+         name == kRedrawnFile || name == kManifestName || name.find(".tmp.") != std::string::npos;
 }
 
 [[noreturn]] void fail(const fs::path& folder, std::string_view doing, const std::exception& why) {
@@ -46,12 +46,12 @@ void prepare_bundle_folder(const fs::path& directory) {
     // whose writing began with the marker, and was killed before that was in place
     const bool has_nothing = std::ranges::all_of(
         names, [&](const std::string& name) { return name.starts_with(marker + ".tmp."); });
-    if (!has_nothing && !is_file(kManifest) && !is_file(marker))
+    if (!has_nothing && !is_file(kManifestName) && !is_file(marker))
       throw UsageError(fmt::format("{} holds something that is not a bundle; give an empty folder",
                                    directory.string()));
     write_file_atomically(directory / marker,
                           "a bundle is being written; if no isoshard runs, it was killed\n");
-    folder.remove_file(kManifest);  // first: what is left is no bundle any more
+    folder.remove_file(kManifestName);  // first: what is left is no bundle any more
     for (const std::string& name : names) {
       if (is_of_a_bundle(name)) folder.remove_tree(name);
     }

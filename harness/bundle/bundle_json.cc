@@ -11,6 +11,7 @@
 #include "core/base/error.h"
 #include "core/base/hex_float.h"
 #include "core/base/printable.h"
+#include "core/base/refuse.h"
 #include "core/io/safetensors_header.h"
 
 namespace isoshard::detail {
@@ -24,10 +25,6 @@ constexpr RecordKind kKinds[] = {RecordKind::kParam,      RecordKind::kGrad,
                                  RecordKind::kDataId,     RecordKind::kMask};
 constexpr int kMaxVariants = 1000;
 constexpr std::string_view kPlacementKinds[] = {"replicate", "shard", "partial", "only_at"};
-
-[[noreturn]] void refuse(const std::filesystem::path& file, std::string_view what) {
-  throw FileError(fmt::format("{}: {}", file.string(), what));
-}
 
 const json& member(const json& object, const char* name, const std::filesystem::path& file) {
   if (!object.is_object() || !object.contains(name))

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "core/base/error.h"
+#include "core/base/refuse.h"
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
 #include "harness/bundle/bundle.h"
@@ -24,10 +25,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-
-[[noreturn]] void refuse(const fs::path& file, std::string_view what) {
-  throw FileError(fmt::format("{}: {}", file.string(), what));
-}
 
 struct StepFiles {
   std::vector<Record> records;

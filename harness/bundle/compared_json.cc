@@ -11,6 +11,7 @@
 
 #include "core/base/error.h"
 #include "core/base/hex_float.h"
+#include "core/base/refuse.h"
 #include "core/base/sha256.h"
 #include "harness/bundle/bundle_json.h"
 #include "harness/bundle/redrawn_json.h"
@@ -51,10 +52,6 @@ struct Place {
 };
 /// Left out where it is -1.
 constexpr Place kPlaces[] = {{"first_unequal", &Stats::first_unequal}, {"worst", &Stats::worst}};
-
-[[noreturn]] void refuse(const std::filesystem::path& file, std::string_view what) {
-  throw FileError(fmt::format("{}: {}", file.string(), what));
-}
 
 double number_field(const json& part, const char* name, const Record& record,
                     const std::filesystem::path& file) {

@@ -23,15 +23,15 @@ constexpr std::array<std::string_view, 11> kOps = {
     "all_to_all", "broadcast",  "barrier",        "send",   "recv"};
 constexpr std::array<std::string_view, 4> kPhases = {"between", "forward", "backward", "update"};
 
-[[noreturn]] void refuse(const std::filesystem::path& file, std::string_view what) {
+[[noreturn]] void refuse_journal(const std::filesystem::path& file, std::string_view what) {
   throw FileError(fmt::format("{}: journal: {}", file.string(), what));
 }
 
 void require_one_of(std::span<const std::string_view> known, const std::string& word,
                     std::string_view what, const std::filesystem::path& file) {
   if (std::ranges::find(known, word) == known.end())
-    refuse(file,
-           fmt::format("\"{}\" must be one of {}, got '{}'", what, fmt::join(known, ", "), word));
+    refuse_journal(file, fmt::format("\"{}\" must be one of {}, got '{}'", what,
+                                     fmt::join(known, ", "), word));
 }
 
 /// Empty where the field is not there.
@@ -44,15 +44,16 @@ std::vector<int> group_of(const json& ranks, const std::string& name, int world_
   std::vector<int> group;
   for (const json& rank : ranks) {
     if (!rank.is_number_integer() || rank < 0 || rank >= world_size)
-      refuse(file, fmt::format("the ranks of group {} must be 0 to {}, got {}", name,
-                               world_size - 1, rank.dump()));
+      refuse_journal(file, fmt::format("the ranks of group {} must be 0 to {}, got {}", name,
+                                       world_size - 1, rank.dump()));
     group.push_back(rank.get<int>());
   }
   std::vector<int> sorted = group;
   std::ranges::sort(sorted);
   if (sorted.size() < 2 || std::ranges::adjacent_find(sorted) != sorted.end())
-    refuse(file, fmt::format("a group must have two different ranks or more, got {} in group {}",
-                             ranks.dump(), name));
+    refuse_journal(file,
+                   fmt::format("a group must have two different ranks or more, got {} in group {}",
+                               ranks.dump(), name));
   return group;
 }
 
@@ -72,21 +73,22 @@ JournaledCall call_of(const json& entry, const CallJournal& journal, int rank, i
   require_one_of(kPhases, call.phase, "phase", file);
   const auto group = journal.groups.find(call.group);
   if (group == journal.groups.end())
-    refuse(file, fmt::format("the group {} of a call must be among the groups", call.group));
+    refuse_journal(file,
+                   fmt::format("the group {} of a call must be among the groups", call.group));
   if (std::ranges::find(group->second, rank) == group->second.end())
-    refuse(file, fmt::format("rank {} must be in group {} to call on it, got the ranks {}", rank,
-                             call.group, fmt::join(group->second, ", ")));
+    refuse_journal(file, fmt::format("rank {} must be in group {} to call on it, got the ranks {}",
+                                     rank, call.group, fmt::join(group->second, ", ")));
   constexpr std::int64_t kMostBytes = std::int64_t{1} << 48;
   if (call.bytes < 0 || call.bytes > kMostBytes)
-    refuse(file, fmt::format("bytes must be 0 to 2^48, got {}", call.bytes));
+    refuse_journal(file, fmt::format("bytes must be 0 to 2^48, got {}", call.bytes));
   if (call.dtype.empty() && call.op != "barrier")
-    refuse(file, fmt::format("a call of {} must have a dtype", call.op));
+    refuse_journal(file, fmt::format("a call of {} must have a dtype", call.op));
   if (call.reduction.empty() &&
       (call.op == "all_reduce" || call.op == "reduce" || call.op == "reduce_scatter"))
-    refuse(file, fmt::format("a call of {} must have a reduction", call.op));
+    refuse_journal(file, fmt::format("a call of {} must have a reduction", call.op));
   if (call.peer < -1 || call.peer >= world_size)
-    refuse(file, fmt::format("peer must be -1 or a rank from 0 to {}, got {}", world_size - 1,
-                             call.peer));
+    refuse_journal(file, fmt::format("peer must be -1 or a rank from 0 to {}, got {}",
+                                     world_size - 1, call.peer));
   return call;
 }
 
@@ -96,13 +98,14 @@ CallJournal journal_of(const json& object, int rank, int world_size,
                        const std::filesystem::path& file) {
   CallJournal journal;
   if (!object.is_object() || !object.contains("groups") || !object.at("groups").is_object())
-    refuse(file, "it must be an object with an object \"groups\"");
+    refuse_journal(file, "it must be an object with an object \"groups\"");
   for (const auto& [name, ranks] : object.at("groups").items()) {
-    if (!ranks.is_array()) refuse(file, fmt::format("the ranks of group {} must be a list", name));
+    if (!ranks.is_array())
+      refuse_journal(file, fmt::format("the ranks of group {} must be a list", name));
     journal.groups[name] = group_of(ranks, name, world_size, file);
   }
   for (const json& entry : detail::field<json>(object, "calls", file)) {
-    if (!entry.is_object()) refuse(file, "a call must be an object");
+    if (!entry.is_object()) refuse_journal(file, "a call must be an object");
     journal.calls.push_back(call_of(entry, journal, rank, world_size, file));
   }
   journal.problem = words(object, "problem", file);

@@ -10,6 +10,7 @@
 
 #include "core/base/error.h"
 #include "core/base/hex_float.h"
+#include "core/base/refuse.h"
 #include "harness/bundle/bundle_json.h"
 
 namespace isoshard {
@@ -20,10 +21,6 @@ using nlohmann::json;
 
 constexpr std::size_t kNumbersOfDraw = 4;
 constexpr int kMostRuns = 1 << 16;
-
-[[noreturn]] void refuse(const fs::path& file, std::string_view what) {
-  throw FileError(fmt::format("{}: {}", file.string(), what));
-}
 
 double number_of(const json& value, const fs::path& file) {
   const std::optional<double> number =

@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-[[noreturn]] void refuse(const std::filesystem::path& origin, std::string_view what) {
+[[noreturn]] void refuse_settings(const std::filesystem::path& origin, std::string_view what) {
   throw FileError(fmt::format("{}: settings: {}", origin.string(), what));
 }
 
@@ -47,8 +47,8 @@ class Flattened {
     const std::string text = canonical_value(name, value);
     const auto [found, is_new] = settings_.emplace(name, text);
     if (!is_new && !are_same_setting(found->second, text))
-      refuse(origin_, fmt::format("{} must have one value, got {} and {} (as {})", name,
-                                  found->second, text, said));
+      refuse_settings(origin_, fmt::format("{} must have one value, got {} and {} (as {})", name,
+                                           found->second, text, said));
   }
 
   const std::filesystem::path& origin_;
@@ -56,28 +56,30 @@ class Flattened {
 };
 
 Dtype dtype_of(const json& value, const std::filesystem::path& origin) {
-  if (!value.is_string()) refuse(origin, "coarsest_dtype is no string");
+  if (!value.is_string()) refuse_settings(origin, "coarsest_dtype is no string");
   try {
     const Dtype dtype = parse_dtype(value.get<std::string>());
     if (!is_floating(dtype))
-      refuse(origin, fmt::format("coarsest_dtype {} is no floating-point type", value.dump()));
+      refuse_settings(origin,
+                      fmt::format("coarsest_dtype {} is no floating-point type", value.dump()));
     return dtype;
   } catch (const UsageError& error) {
-    refuse(origin, error.what());
+    refuse_settings(origin, error.what());
   }
 }
 
 double number_of(const json& value, std::string_view key, const std::filesystem::path& origin) {
   if (!value.is_number() || !std::isfinite(value.get<double>()))
-    refuse(origin, fmt::format("{} is {}, not a finite number", key, value.dump()));
+    refuse_settings(origin, fmt::format("{} is {}, not a finite number", key, value.dump()));
   return value.get<double>();
 }
 
 double scale_of(const json& value, std::string_view key, const std::filesystem::path& origin) {
   const double scale = number_of(value, key, origin);
   if (!(scale > 0))
-    refuse(origin, fmt::format("{} is {}; gradients are divided by it, so it must be above 0", key,
-                               value.dump()));
+    refuse_settings(origin,
+                    fmt::format("{} is {}; gradients are divided by it, so it must be above 0", key,
+                                value.dump()));
   return scale;
 }
 
@@ -86,19 +88,19 @@ std::vector<std::string> patterns_of(const json& value, std::string_view key,
   std::vector<std::string> patterns;
   for (const json& pattern : value.is_array() ? value : json::array({nullptr})) {
     if (!pattern.is_string())
-      refuse(origin, fmt::format("{} is no list of texts such as \"scalar/loss\"", key));
+      refuse_settings(origin, fmt::format("{} is no list of texts such as \"scalar/loss\"", key));
     patterns.push_back(pattern.get<std::string>());
   }
   return patterns;
 }
 
 void read_num_names(const json& value, const std::filesystem::path& origin, RunSettings& settings) {
-  if (!value.is_object()) refuse(origin, "num_names is no object");
+  if (!value.is_object()) refuse_settings(origin, "num_names is no object");
   for (const auto& [name, count] : value.items()) {
     if (!count.is_number_integer() || count.get<std::int64_t>() < 1 ||
         count.get<std::int64_t>() > 1000) {
-      refuse(origin,
-             fmt::format("num_names of {} is {}, not a small positive number", name, count.dump()));
+      refuse_settings(origin, fmt::format("num_names of {} is {}, not a small positive number",
+                                          name, count.dump()));
     }
     settings.num_names[name] = count.get<int>();
   }
@@ -109,7 +111,8 @@ void read_judging(const json& judging, const std::filesystem::path& origin, RunS
     if (key == "coarsest_dtype") {
       settings.coarsest_dtype = dtype_of(value, origin);
     } else if (key == "mask_small_gradients") {
-      if (!value.is_boolean()) refuse(origin, "mask_small_gradients is neither true nor false");
+      if (!value.is_boolean())
+        refuse_settings(origin, "mask_small_gradients is neither true nor false");
       settings.mask_small_gradients = value.get<bool>();
     } else if (key == "activation_grad_scale") {
       settings.activation_grad_scale_is_dp = value == "dp";
@@ -125,11 +128,11 @@ void read_judging(const json& judging, const std::filesystem::path& origin, RunS
     } else if (key == "collectives") {
       settings.collectives = run_calls_of(value, origin);
     } else {
-      refuse(origin,
-             fmt::format("\"judging\" has no key \"{}\"; known are coarsest_dtype, "
-                         "mask_small_gradients, activation_grad_scale, grad_scale, partial, "
-                         "max_grad_norm, num_names, collectives",
-                         key));
+      refuse_settings(
+          origin, fmt::format("\"judging\" has no key \"{}\"; known are coarsest_dtype, "
+                              "mask_small_gradients, activation_grad_scale, grad_scale, partial, "
+                              "max_grad_norm, num_names, collectives",
+                              key));
     }
   }
 }
@@ -149,11 +152,11 @@ nlohmann::json judging_json(const JudgePolicy& policy) {
 
 RunSettings parse_run_settings(std::string_view text, const std::filesystem::path& origin) {
   const json parsed = json::parse(text, nullptr, false);
-  if (!parsed.is_object()) refuse(origin, "not a JSON object");
+  if (!parsed.is_object()) refuse_settings(origin, "not a JSON object");
   RunSettings settings;
   for (const char* part : {"training", "judging"}) {
     if (parsed.contains(part) && !parsed.at(part).is_object())
-      refuse(origin, fmt::format("\"{}\" is no object", part));
+      refuse_settings(origin, fmt::format("\"{}\" is no object", part));
   }
   if (parsed.contains("training")) {
     Flattened training(origin);

@@ -18,8 +18,6 @@ using namespace synthetic;
 using testing::Eq;
 using testing::HasSubstr;
 
-const MeshShape kMesh({{Axis::kDp, 2}, {Axis::kTp, 3}});
-
 /// The verdict on one replicated tensor of which rank r holds make(reference value, dp, tp), within
 /// 1e-6.
 Verdict verdict_of(const at::Tensor& value, RecordKind kind,
@@ -28,7 +26,7 @@ Verdict verdict_of(const at::Tensor& value, RecordKind kind,
   const Layout layout = layout_of(value.sizes().vec(), placements);
   const Reference r =
       reference([&](Sink& sink, int) { sink.on_record(site(kind, "t", layout), value); });
-  const Trace trace = run(kMesh, &r, [&](Sink& sink, int rank) {
+  const Trace trace = run(kDp2Tp3, &r, [&](Sink& sink, int rank) {
     sink.on_record(site(kind, "t", layout), make(value, rank / 3, rank % 3));
   });
   JudgePolicy options;
@@ -83,7 +81,7 @@ TEST(Diagnosis, TheSameCauseForEveryGradientIsSaidOnceForAll) {
                      values({8}, i));
   };
   const Reference r = reference(whole);
-  const Trace trace = run(kMesh, &r, [](Sink& sink, int rank) {
+  const Trace trace = run(kDp2Tp3, &r, [](Sink& sink, int rank) {
     sink.on_record(site(RecordKind::kActivation, "x", layout_of({8})), values({8}, 9));
     for (int i = 0; i < 3; ++i) {
       sink.on_record(site(RecordKind::kGrad, fmt::format("w{}", i), layout_of({8})),
@@ -148,9 +146,9 @@ TEST(Diagnosis, ARateKnowsNoMesh) {
   };
   const Reference r = reference(body(1));
 
-  const Verdict verdict = judge(r, run(kMesh, &r, body(3)), {});
+  const Verdict verdict = judge(r, run(kDp2Tp3, &r, body(3)), {});
 
-  ASSERT_EQ(kMesh.degree(Axis::kTp), 3);
+  ASSERT_EQ(kDp2Tp3.degree(Axis::kTp), 3);
   EXPECT_THAT(verdict.findings.at(0).diagnosis, AllOf(HasSubstr("scale 3"), Not(HasSubstr("tp"))));
 }
 
@@ -208,7 +206,7 @@ TEST(Diagnosis, AParameterThatWasNotUpdated) {
   JudgePolicy options;
   options.rtol = 1e-6;
 
-  const Verdict verdict = judge(r, run(kMesh, &r, body(false)), options);
+  const Verdict verdict = judge(r, run(kDp2Tp3, &r, body(false)), options);
 
   EXPECT_THAT(verdict.findings.at(0).diagnosis, HasSubstr("not updated (bitwise as before)"));
 }
@@ -234,9 +232,9 @@ TEST(Diagnosis, TheStepOfRowsThatPaddingFollows) {
   JudgePolicy options;
   options.rtol = 1e-6;
 
-  const Verdict verdict = judge(r, run(kMesh, &r, body(3)), options);
+  const Verdict verdict = judge(r, run(kDp2Tp3, &r, body(3)), options);
 
-  ASSERT_EQ(kMesh.degree(Axis::kTp), 3);
+  ASSERT_EQ(kDp2Tp3.degree(Axis::kTp), 3);
   EXPECT_THAT(verdict.findings.at(0).diagnosis, HasSubstr("update scale 3"));
 }
 
@@ -262,7 +260,7 @@ TEST(Diagnosis, ALastBitIsNoFactor) {
   JudgePolicy options;
   options.level = Level::kExact;
 
-  const Verdict verdict = judge(r, run(kMesh, &r, record(0x1p-52)), options);
+  const Verdict verdict = judge(r, run(kDp2Tp3, &r, record(0x1p-52)), options);
 
   ASSERT_EQ(verdict.status, Status::kDiverges);
   EXPECT_THAT(verdict.findings.at(0).diagnosis, testing::Not(HasSubstr("scale")));
@@ -280,7 +278,7 @@ TEST(Diagnosis, AValueOfTheStepBefore) {
   JudgePolicy options;
   options.rtol = 1e-6;
 
-  const Verdict verdict = judge(r, run(kMesh, &r, body(1)), options);
+  const Verdict verdict = judge(r, run(kDp2Tp3, &r, body(1)), options);
 
   EXPECT_THAT(verdict.findings.at(0).diagnosis, HasSubstr("stale by 1 step"));
 }

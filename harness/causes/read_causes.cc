@@ -16,7 +16,7 @@
 namespace isoshard::detail {
 namespace {
 
-constexpr int kInputsTried = 24;
+constexpr int kReadInputsTried = 24;
 constexpr int kStepsBack = 4;
 constexpr std::int64_t kMostSearched = std::int64_t{1} << 24;
 
@@ -85,7 +85,7 @@ std::vector<Values> outputs_with(const Evidence& e, const View& view, const Modu
       before.push_back(key);
   }
   std::reverse(before.begin(), before.end());
-  before.resize(std::min<std::size_t>(before.size(), kInputsTried));
+  before.resize(std::min<std::size_t>(before.size(), kReadInputsTried));
   for (const RecordKey& key : before) {
     const HostTensor recorded = e.reference.tensor(key);
     const Values input = rows_of(Values(recorded), view);

@@ -16,12 +16,11 @@ using namespace synthetic;
 using testing::HasSubstr;
 using testing::Not;
 
-const MeshShape kMesh({{Axis::kDp, 2}, {Axis::kTp, 3}});
-constexpr int kTp = 3;
+constexpr int kTpRanks = 3;
 
-std::string diagnosis_of(const Body& right, const Body& wrong) {
+std::string read_diagnosis(const Body& right, const Body& wrong) {
   const Reference r = reference(right);
-  const Trace trace = run(kMesh, &r, wrong);
+  const Trace trace = run(kDp2Tp3, &r, wrong);
   JudgePolicy options;
   options.rtol = 1e-6;
   const Verdict verdict = judge(r, trace, options);
@@ -35,9 +34,9 @@ Body masks(const std::function<at::Tensor(int tp)>& part) {
     const Layout layout = layout_of({2, 6, 8}, {shard(Axis::kTp, 1)});
     for (const char* name : {"a.drop", "b.drop", "b.other"}) {
       const bool is_right = std::string_view(name) == "b.other";
-      sink.on_record(
-          site(RecordKind::kMask, name, layout),
-          is_right ? values({2, 6, 8}, 1).gt(0).narrow(1, rank % kTp * 2, 2) : part(rank % kTp));
+      sink.on_record(site(RecordKind::kMask, name, layout),
+                     is_right ? values({2, 6, 8}, 1).gt(0).narrow(1, rank % kTpRanks * 2, 2)
+                              : part(rank % kTpRanks));
     }
   };
 }
@@ -49,15 +48,15 @@ TEST(ReadCauses, MasksThatRanksShareAreTold) {
       sink.on_record(site(RecordKind::kMask, name, layout_of({2, 6, 8})), whole);
   };
 
-  EXPECT_THAT(diagnosis_of(right, masks([&](int) { return whole.narrow(1, 0, 2); })),
+  EXPECT_THAT(read_diagnosis(right, masks([&](int) { return whole.narrow(1, 0, 2); })),
               HasSubstr("tp ranks 0, 1, 2 use one mask for different tokens (drop, 2 of 2)"));
-  EXPECT_THAT(diagnosis_of(right, masks([&](int tp) {
-                             return values({2, 2, 8}, 7 + tp).gt(0);
-                           })),
+  EXPECT_THAT(read_diagnosis(right, masks([&](int tp) {
+                               return values({2, 2, 8}, 7 + tp).gt(0);
+                             })),
               Not(HasSubstr("one mask")));
-  EXPECT_THAT(diagnosis_of(right, masks([&](int) {
-                             return at::ones({2, 2, 8}, at::kBool);
-                           })),
+  EXPECT_THAT(read_diagnosis(right, masks([&](int) {
+                               return at::ones({2, 2, 8}, at::kBool);
+                             })),
               Not(HasSubstr("one mask")))
       << "nothing is dropped, which says nothing of streams";
 }
@@ -66,7 +65,7 @@ TEST(ReadCauses, MasksThatRanksShareAreTold) {
 /// by dp rank 1 as they were in step `used`.
 Body second_step(bool whole, int used, double factor = 1) {
   return [=](Sink& sink, int rank) {
-    const int dp = whole ? 0 : rank / kTp;
+    const int dp = whole ? 0 : rank / kTpRanks;
     const std::vector<Placement> split =
         whole ? std::vector<Placement>{} : std::vector<Placement>{shard(Axis::kDp, 0)};
     const auto parameter = [](const std::string& name, int step) {
@@ -95,7 +94,7 @@ Body second_step(bool whole, int used, double factor = 1) {
 
 TEST(ReadCauses, ParametersOfAnEarlierStepAreTold) {
   const Reference right = reference(second_step(true, 1));
-  const Trace trace = run(kMesh, &right, second_step(false, 0));
+  const Trace trace = run(kDp2Tp3, &right, second_step(false, 0));
   JudgePolicy options;
   options.rtol = 1e-6;
 
@@ -106,7 +105,7 @@ TEST(ReadCauses, ParametersOfAnEarlierStepAreTold) {
               HasSubstr("parameters read in step 1: m.weight stale by 1 step on dp rank 1"));
   EXPECT_THAT(verdict.findings[1].diagnosis,
               HasSubstr("parameters read in step 1: n.weight stale by 1 step on dp rank 1"));
-  EXPECT_THAT(diagnosis_of(second_step(true, 1), second_step(false, 1, 1.02)),
+  EXPECT_THAT(read_diagnosis(second_step(true, 1), second_step(false, 1, 1.02)),
               Not(HasSubstr("stale")));
 }
 
@@ -121,7 +120,7 @@ Body after_gather(bool whole, const at::Tensor& error) {
         whole ? std::vector<Placement>{} : std::vector<Placement>{shard(Axis::kDp, 0)};
     const at::Tensor out = values({4, 3, 5}, 9) + (whole ? at::zeros_like(error) : error);
     sink.on_record(site(RecordKind::kActivation, "m", layout_of({4, 3, 5}, split)),
-                   whole ? out : out.narrow(0, rank / kTp * 2, 2));
+                   whole ? out : out.narrow(0, rank / kTpRanks * 2, 2));
   };
 }
 
@@ -130,7 +129,7 @@ TEST(ReadCauses, PaddingOfTheParameterBeforeIsTold) {
   const auto wrong = [&](std::int64_t feature, std::int64_t count, const at::Tensor& values) {
     at::Tensor error = at::zeros({4, 3, 5});
     error.narrow(2, feature, count).copy_(values);
-    return diagnosis_of(right, after_gather(false, error));
+    return read_diagnosis(right, after_gather(false, error));
   };
   const at::Tensor by_token = values({4, 3, 1}, 11), row = values({1, 1, 4}, 12);
 
@@ -156,15 +155,15 @@ TEST(ReadCauses, PaddingInAWeightByFeatureIsTold) {
       const at::Tensor x = values({4, 3, 5}, 9), wrong = by_token ? x.roll(1, 1) : x;
       const at::Tensor out = x * values({5}, 4) + wrong * added;
       sink.on_record(site(RecordKind::kActivation, "n", layout_of({4, 3, 5}, split)),
-                     whole ? out : out.narrow(0, rank / kTp * 2, 2));
+                     whole ? out : out.narrow(0, rank / kTpRanks * 2, 2));
     });
   };
   const Body right = norm(true, at::zeros({5}), false);
 
-  EXPECT_THAT(diagnosis_of(right, norm(false, values({5}, 12), false)),
+  EXPECT_THAT(read_diagnosis(right, norm(false, values({5}, 12), false)),
               HasSubstr("first 5 elements of the weight after p.weight (n.weight) are wrong "
                         "(predecessor padding)"));
-  EXPECT_THAT(diagnosis_of(right, norm(false, values({5}, 12), true)), Not(HasSubstr("padding")))
+  EXPECT_THAT(read_diagnosis(right, norm(false, values({5}, 12), true)), Not(HasSubstr("padding")))
       << "no weight does that";
 }
 
@@ -180,11 +179,11 @@ TEST(ReadCauses, AGradientWithAnotherOnesValuesIsTold) {
   at::Tensor partly = a.clone();
   partly.view({-1}).narrow(0, 0, 12).copy_(b.view({-1}).narrow(0, 28, 12));
 
-  EXPECT_THAT(diagnosis_of(right, gradients(b.view({-1}).narrow(0, 7, 24).view({6, 4}))),
+  EXPECT_THAT(read_diagnosis(right, gradients(b.view({-1}).narrow(0, 7, 24).view({6, 4}))),
               HasSubstr("wrong values equal values of b (from element 7 on)"));
-  EXPECT_THAT(diagnosis_of(right, gradients(partly)),
+  EXPECT_THAT(read_diagnosis(right, gradients(partly)),
               HasSubstr("wrong values equal values of b (from element 28 on)"));
-  EXPECT_THAT(diagnosis_of(right, gradients(values({6, 4}, 5))), Not(HasSubstr("equal values")));
+  EXPECT_THAT(read_diagnosis(right, gradients(values({6, 4}, 5))), Not(HasSubstr("equal values")));
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 
-const MeshShape kMesh({{Axis::kCp, 2}});
+const MeshShape kCp2({{Axis::kCp, 2}});
 const std::vector<std::vector<std::int64_t>> kTokens = {{0, 1, 6, 7}, {2, 3, 4, 5}};
 
 at::Tensor places_of(int rank) {
@@ -50,11 +50,11 @@ Body shared(const std::string& name, const at::Tensor& global) {
   };
 }
 
-std::string diagnosis_of(const Body& right, const Body& wrong) {
+std::string token_diagnosis(const Body& right, const Body& wrong) {
   const Reference reference = synthetic::reference(right);
   JudgePolicy options;
   options.rtol = 1e-6;
-  const Verdict verdict = judge(reference, run(kMesh, &reference, wrong), options);
+  const Verdict verdict = judge(reference, run(kCp2, &reference, wrong), options);
   EXPECT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
   return verdict.findings.empty() ? "no finding" : verdict.findings[0].diagnosis;
 }
@@ -64,7 +64,7 @@ std::string told(const std::string& name, const std::vector<std::int64_t>& wrong
   const at::Tensor right = values({2, 8, 3}, 1), other = values({2, 8, 3}, 2);
   at::Tensor changed = right.clone();
   for (const std::int64_t token : wrong) changed.select(1, token).copy_(other.select(1, token));
-  return diagnosis_of(whole(RecordKind::kActivation, name, right), shared(name, changed));
+  return token_diagnosis(whole(RecordKind::kActivation, name, right), shared(name, changed));
 }
 
 TEST(TokenCauses, PositionsThatRestartAreWrongWhereATokensPlaceIsAnother) {
@@ -107,10 +107,11 @@ TEST(TokenCauses, TokensWithoutTargetAreNamed) {
   };
   const Body right = recorded({});
 
-  EXPECT_THAT(diagnosis_of(right, recorded({1, 5})), HasSubstr("the tokens 1, 5 have no target"));
-  EXPECT_THAT(diagnosis_of(right, recorded({3})), HasSubstr("the tokens 3 have no target"))
+  EXPECT_THAT(token_diagnosis(right, recorded({1, 5})),
+              HasSubstr("the tokens 1, 5 have no target"));
+  EXPECT_THAT(token_diagnosis(right, recorded({3})), HasSubstr("the tokens 3 have no target"))
       << "of a sequence in two parts";
-  EXPECT_THAT(diagnosis_of(right, recorded({2})), Not(HasSubstr("no target")));
+  EXPECT_THAT(token_diagnosis(right, recorded({2})), Not(HasSubstr("no target")));
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/refuse.h"
 #include "core/base/sha256.h"
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
@@ -31,10 +32,6 @@ struct Piece {
   SafetensorsFile file;
   std::vector<FlatRange> ranges;
 };
-
-[[noreturn]] void refuse(const fs::path& file, std::string_view what) {
-  throw FileError(fmt::format("{}: {}", file.string(), what));
-}
 
 std::vector<FlatRange> ranges_in(const SafetensorsFile& file, const std::string& name,
                                  const Shape& shape) {

@@ -13,6 +13,7 @@
 
 #include "core/base/error.h"
 #include "core/base/printable.h"
+#include "core/base/refuse.h"
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
 
@@ -28,10 +29,6 @@ constexpr std::string_view kIndex = "model.safetensors.index.json";
 constexpr std::string_view kLeftOutKey = "isoshard.left_out";
 /// Written by torch.distributed.checkpoint into safetensors files that hold parts of tensors.
 constexpr std::string_view kPartsKey = "DCP_SHARDING_INFO";
-
-[[noreturn]] void refuse(const fs::path& file, std::string_view what) {
-  throw FileError(fmt::format("{}: {}", file.string(), what));
-}
 
 bool is_file(const fs::path& path) {
   std::error_code ignored;

@@ -21,7 +21,7 @@ namespace {
 
 namespace po = boost::program_options;
 
-void declare(OptionTable& table) {
+void declare_bundle(OptionTable& table) {
   auto what = table.group("what to do");
   what("action", po::value<std::string>(), "check (first argument)");
   what("bundles", po::value<std::vector<std::string>>()->multitoken(),
@@ -65,7 +65,7 @@ std::string check(const std::string& folder) {
   return text;
 }
 
-int run(const ParsedOptions& options) {
+int run_bundle(const ParsedOptions& options) {
   if (!options.given("action") || options.get<std::string>("action") != "check")
     throw UsageError(fmt::format(
         "bundle must be followed by check, got {}",
@@ -83,8 +83,8 @@ Command bundle_command(const std::string& program) {
           "check a bundle that another program wrote",
           "bundle check FOLDER...",
           fmt::format("  {} bundle check runs/mine", program),
-          declare,
-          run};
+          declare_bundle,
+          run_bundle};
 }
 
 }  // namespace isoshard

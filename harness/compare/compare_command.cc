@@ -21,7 +21,7 @@ namespace {
 
 namespace po = boost::program_options;
 
-void declare(OptionTable& table) {
+void declare_compare(OptionTable& table) {
   auto runs = table.group("runs to compare");
   runs("reference", po::value<std::string>(),
        "the trusted bundle, loss curve or checkpoint (first argument)");
@@ -172,7 +172,7 @@ ComparePlan plan_of(const ParsedOptions& options) {
   return plan;
 }
 
-int run(const ParsedOptions& options, ComparePlan plan) {
+int run_compare(const ParsedOptions& options, ComparePlan plan) {
   const std::filesystem::path folder =
       options.given("output-dir") ? options.get<std::string>("output-dir") : std::string();
   require_comparable(plan);
@@ -194,13 +194,13 @@ Command compare_command(std::string examples, CurveCeilings ceilings) {
           "compare [--checkpoint] REFERENCE ACTUAL [options]   or   compare --input-dir DIR "
           "[options]",
           std::move(examples),
-          declare,
+          declare_compare,
           [ceilings](const ParsedOptions& options) {
             ComparePlan plan = plan_of(options);
             plan.bounds_of = [ceilings](const Curve& actual) {
               return curve_bounds(actual, ceilings);
             };
-            return run(options, std::move(plan));
+            return run_compare(options, std::move(plan));
           },
           /*judges=*/true};
 }

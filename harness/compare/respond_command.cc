@@ -17,7 +17,7 @@ namespace {
 
 namespace po = boost::program_options;
 
-void declare(OptionTable& table) {
+void declare_respond(OptionTable& table) {
   auto runs = table.group("runs");
   runs("reference", po::value<std::string>(), "the trusted bundle (first argument)");
   runs("perturbed", po::value<std::vector<std::string>>()->multitoken(),
@@ -26,7 +26,7 @@ void declare(OptionTable& table) {
   table.positional.add("reference", 1).add("perturbed", -1);
 }
 
-int run(const ParsedOptions& options) {
+int run_respond(const ParsedOptions& options) {
   if (!options.given("reference") || !options.given("perturbed"))
     throw UsageError("respond needs a reference and at least one perturbed run");
   const auto reference = options.get<std::string>("reference");
@@ -47,8 +47,8 @@ Command respond_command(const std::string& program) {
                       "runs/perturbed2\n"
                       "  {0} compare runs/reference runs/ddp",
                       program),
-          declare,
-          run};
+          declare_respond,
+          run_respond};
 }
 
 }  // namespace isoshard

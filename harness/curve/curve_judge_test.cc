@@ -19,7 +19,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kNotANumber = std::numeric_limits<double>::quiet_NaN();
 
 Curve curve_of(const std::string& subject, const std::vector<double>& losses) {
   Curve curve;
@@ -33,7 +33,7 @@ Curve curve_of(const std::string& subject, const std::vector<double>& losses) {
 }
 
 /// Losses of 4, 3, 2, 1 and spreads of 0, 1e-4, 0, 0.
-Curve reference() {
+Curve judging_reference() {
   Curve curve = curve_of("reference", {4, 3, 2, 1});
   curve.perturbed_runs = 5;
   curve.spreads.resize(4);
@@ -51,7 +51,7 @@ Curve moved(int step, double difference) {
 }
 
 CurveVerdict judged(const Curve& actual) {
-  return judge_curve(reference(), actual, {});
+  return judge_curve(judging_reference(), actual, {});
 }
 
 TEST(CurveJudge, EqualCurveConforms) {
@@ -77,7 +77,7 @@ TEST(CurveJudge, AllowsTheRelativeFloor) {
 }
 
 TEST(CurveJudge, NeverAllowsMoreThanTheCeiling) {
-  Curve wide = reference();
+  Curve wide = judging_reference();
   for (CurveSpread& spread : wide.spreads) spread = {9e-3, 9e-3, 9e-3};
   CurveBounds bounds;
   bounds.ceiling = 0.02;
@@ -125,21 +125,21 @@ TEST(CurveJudge, StepsDroppedOrAddedDiverge) {
 }
 
 TEST(CurveJudge, NanIsNeverAllowed) {
-  for (const double bad : {kNan, std::numeric_limits<double>::infinity()}) {
+  for (const double bad : {kNotANumber, std::numeric_limits<double>::infinity()}) {
     Curve loss = moved(0, 0), norm = moved(0, 0);
     loss.steps[3].loss = bad;
     norm.steps[3].grad_norm = bad;
     EXPECT_EQ(judged(loss).status, Status::kDiverges) << bad;
     EXPECT_EQ(judged(norm).status, Status::kDiverges) << bad;
   }
-  Curve broken = reference();
-  broken.steps[2].loss = kNan;
-  EXPECT_EQ(judge_curve(broken, moved(2, kNan), {}).status, Status::kVacuous)
+  Curve broken = judging_reference();
+  broken.steps[2].loss = kNotANumber;
+  EXPECT_EQ(judge_curve(broken, moved(2, kNotANumber), {}).status, Status::kVacuous)
       << "the reference's own loss is no number";
 }
 
 TEST(CurveJudge, ChaoticReferenceIsVacuousWithTheNumbers) {
-  Curve chaotic = reference();
+  Curve chaotic = judging_reference();
   chaotic.spreads[2].loss = 0.021;  // 1.05 % of 2
 
   const CurveVerdict verdict = judge_curve(chaotic, moved(0, 0), {});
@@ -155,7 +155,7 @@ TEST(CurveJudge, ChaoticReferenceIsVacuousWithTheNumbers) {
 }
 
 TEST(CurveJudge, WithoutPerturbedRunsEveryBitCounts) {
-  Curve plain = reference();
+  Curve plain = judging_reference();
   plain.perturbed_runs = 0;
   plain.spreads.clear();
   const double ulp = std::nextafter(4.0, 5.0) - 4.0;
@@ -171,24 +171,24 @@ TEST(CurveJudge, WithoutPerturbedRunsEveryBitCounts) {
 TEST(CurveJudge, SpreadIsTheLargestDifferenceOfAnyRun) {
   const std::vector<Curve> runs = {moved(1, 1e-3), moved(1, -2e-3), moved(3, 5e-4)};
 
-  const std::vector<CurveSpread> spreads = spreads_of(reference(), runs);
+  const std::vector<CurveSpread> spreads = spreads_of(judging_reference(), runs);
 
   EXPECT_NEAR(spreads[1].loss, 2e-3, 1e-12);
   EXPECT_NEAR(spreads[3].loss, 5e-4, 1e-12);
   EXPECT_EQ(spreads[0].loss, 0);
   Curve shorter = moved(0, 0);
   shorter.steps.pop_back();
-  EXPECT_THROW((void)spreads_of(reference(), {shorter}), UsageError);
+  EXPECT_THROW((void)spreads_of(judging_reference(), {shorter}), UsageError);
 }
 
 TEST(CurveSettings, DifferencesAreRefusedByNameAndValue) {
   Curve actual = moved(0, 0);
-  EXPECT_THAT(differing_settings(reference(), actual), IsEmpty());
-  EXPECT_NO_THROW(refuse_different_settings(reference(), actual));
+  EXPECT_THAT(differing_settings(judging_reference(), actual), IsEmpty());
+  EXPECT_NO_THROW(refuse_different_settings(judging_reference(), actual));
   actual.settings = R"({"dtype":"fp32","max_grad_norm":0.0,"optimizer":{"kind":"adamw"}})";
 
   try {
-    refuse_different_settings(reference(), actual);
+    refuse_different_settings(judging_reference(), actual);
     FAIL() << "not refused";
   } catch (const UsageError& error) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("max_grad_norm: reference 1.0, actual 0.0"),
@@ -201,7 +201,7 @@ TEST(CurveSettings, OtherInitialWeightsOrBatchesAreRefused) {
   for (const auto& [key, words] :
        {std::pair{kInitialWeightsKey, "initial weights differ: reference aaaa, actual bbbb"},
         std::pair{kBatchesKey, "token ids and labels differ: reference aaaa, actual bbbb"}}) {
-    Curve first = reference(), second = moved(0, 0);
+    Curve first = judging_reference(), second = moved(0, 0);
     first.fingerprint[std::string(key)] = "aaaa";
     EXPECT_THAT(differing_settings(second, first), IsEmpty()) << "the reference does not say";
     EXPECT_THAT(differing_settings(first, second),
@@ -261,8 +261,8 @@ FSDP+DTensor (TP=2, DP=2):
 }
 
 TEST(CurveStatistics, NanIsSeen) {
-  const std::string table =
-      statistics_table(std::vector<Curve>{curve_of("ddp", {2, 1}), curve_of("autotp", {2, kNan})});
+  const std::string table = statistics_table(
+      std::vector<Curve>{curve_of("ddp", {2, 1}), curve_of("autotp", {2, kNotANumber})});
 
   EXPECT_THAT(table, AllOf(HasSubstr("Min loss:     nan"), HasSubstr("Max abs diff:  nan"),
                            HasSubstr("Mean abs diff: nan")));

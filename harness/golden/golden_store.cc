@@ -25,7 +25,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kManifest = "manifest.json";
-constexpr int kSchema = 1;
+constexpr int kManifestSchema = 1;
 
 std::string_view text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -40,9 +40,9 @@ bool is_blank(std::string_view text) {
 }
 
 std::map<std::string, GoldenEntry> entries_of(const nlohmann::json& json) {
-  if (json.at("schema") != kSchema)
+  if (json.at("schema") != kManifestSchema)
     throw GoldenError(
-        fmt::format("the schema must be {}, got {}", kSchema, json.at("schema").dump()));
+        fmt::format("the schema must be {}, got {}", kManifestSchema, json.at("schema").dump()));
   std::map<std::string, GoldenEntry> entries;
   for (const auto& [name, entry] : json.at("goldens").items()) {
     const auto text = [&entry = entry](const char* key) {
@@ -159,7 +159,7 @@ void GoldenStore::remove(const std::string& name, const std::string& reason) {
 
 void GoldenStore::write_manifest() const {
   Json json;
-  json["schema"] = kSchema;
+  json["schema"] = kManifestSchema;
   Json& goldens = json["goldens"] = Json::object();
   for (const auto& [name, entry] : entries_) {
     goldens[name] = {{"file", entry.file},

@@ -53,8 +53,6 @@ class BundleTest : public testing::Test {
 };
 using Bundles = BundleTest;
 
-const MeshShape kMesh({{Axis::kDp, 2}, {Axis::kTp, 3}});
-
 Body body(bool whole, double factor = 1) {
   return [=](Sink& sink, int rank) {
     const at::Tensor x = values({4, 6}, 1, at::kBFloat16);
@@ -72,7 +70,7 @@ Body body(bool whole, double factor = 1) {
 }
 
 Trace six_ranks(double factor = 1) {
-  return run(kMesh, nullptr, body(false, factor), Keep::kEverything);
+  return run(kDp2Tp3, nullptr, body(false, factor), Keep::kEverything);
 }
 
 TEST_F(Bundles, ComeBackBitByBit) {

@@ -17,8 +17,6 @@ using namespace synthetic;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-const MeshShape kMesh({{Axis::kDp, 2}, {Axis::kTp, 3}});
-
 /// A tiny step: ids, a weight, an activation split over dp and tp, gradients and the weight after
 /// the step.
 struct Step {
@@ -74,7 +72,7 @@ Reference step_reference() {
 Trace step_trace(
     const Reference& reference,
     const std::function<void(Step&, int rank)>& change = [](Step&, int) {}) {
-  return run(kMesh, &reference, [&](Sink& sink, int rank) {
+  return run(kDp2Tp3, &reference, [&](Sink& sink, int rank) {
     Step step;
     change(step, rank);
     step.record(sink, rank, false);
@@ -127,7 +125,7 @@ TEST(Judge, SummandsOfAJudgedTensorAreNotExtra) {
   const auto with = [&](const char* name) {
     return judge(
         reference,
-        run(kMesh, &reference,
+        run(kDp2Tp3, &reference,
             [&](Sink& sink, int rank) {
               Step{}.record(sink, rank, false);
               const Layout layout = layout_of({4, 6}, {shard(Axis::kDp, 0), partial(Axis::kTp)});
@@ -152,7 +150,7 @@ TEST(Judge, AReferenceThatIsNotFiniteIsVacuousAndNamesTheFirstSuchTensor) {
         synthetic::reference(whole(broken), [&](int) { return whole(broken); });
     const auto judged = [&](double error) {
       return judge(reference,
-                   run(kMesh, &reference,
+                   run(kDp2Tp3, &reference,
                        [&](Sink& sink, int rank) {
                          Step step = broken;
                          step.gradient = step.gradient * (1 + error);

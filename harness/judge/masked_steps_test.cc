@@ -28,7 +28,6 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kRate = 0.01, kDecay = 1, kBeta1 = 0.9, kBeta2 = 0.999, kEps = 1e-8;
 constexpr std::int64_t kRows = 12, kWidth = 16;
-const MeshShape kMesh({{Axis::kDp, 2}, {Axis::kTp, 3}});
 
 /// What two steps of AdamW make of a table of which no token reads rows 5, 6 and 11, of a matrix of
 /// which three elements have gradients of noise, and of a bias that is noise alone.
@@ -148,7 +147,7 @@ Verdict verdict_of(
   const Reference& r = reference_in(dtype);
   const JudgePolicy policy = policy_of(dtype);
   const Trace trace = run(
-      kMesh, &r,
+      kDp2Tp3, &r,
       [&](Sink& sink, int rank) {
         Model model = model_of(9, dtype);
         // Replicas are equal; the noise of one run is the noise of all its ranks.

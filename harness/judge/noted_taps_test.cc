@@ -19,7 +19,7 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-const MeshShape kMesh({{Axis::kTp, 2}});
+const MeshShape kTp2({{Axis::kTp, 2}});
 
 /// What one run of two parameters records; each number is a factor on what is right.
 struct Factors {
@@ -52,7 +52,7 @@ Body body_of(const Factors& run, int perturbed = -1) {
 
 Verdict verdict_of(const Factors& run, const JudgePolicy& extra = {}, const Factors& right = {}) {
   const Reference r = reference(body_of(right), [&](int i) { return body_of(right, i); });
-  const Trace trace = synthetic::run(kMesh, &r, body_of(run));
+  const Trace trace = synthetic::run(kTp2, &r, body_of(run));
   JudgePolicy policy = extra;
   policy.activation_grad_scale = 1;
   return judge(r, trace, policy);

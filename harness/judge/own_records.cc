@@ -22,16 +22,16 @@
 namespace isoshard {
 namespace {
 
-using Place = std::tuple<Shape, Shape, std::int64_t, std::int64_t>;
-using Digests = std::map<Place, std::set<std::uint64_t>>;
+using OwnPlace = std::tuple<Shape, Shape, std::int64_t, std::int64_t>;
+using Digests = std::map<OwnPlace, std::set<std::uint64_t>>;
 using Index = std::map<RecordKey, const Record*>;
 
 void add_digests(const Record& record, Digests& digests) {
   const bool flat = is_flat(record.layout);
   for (const PartStats& part : record.parts) {
     if (numel_of(part, flat) == 0) continue;
-    const Place place = flat ? Place{{}, {}, part.range.global_begin, part.range.count}
-                             : Place{part.box.global_offset, part.box.size, 0, 0};
+    const OwnPlace place = flat ? OwnPlace{{}, {}, part.range.global_begin, part.range.count}
+                                : OwnPlace{part.box.global_offset, part.box.size, 0, 0};
     digests[place].insert(part.digest);
   }
 }

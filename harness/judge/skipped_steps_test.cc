@@ -17,16 +17,16 @@ namespace {
 using namespace synthetic;
 using testing::HasSubstr;
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
 /// One step of scale 8: an activation, its gradient (as backward has it) and that of a parameter
 /// with `bad` in one place, the flag, the norm.
-struct Step {
+struct ScaledStep {
   double bad = 1, found_inf = 0, activation = 1, declared = 8;
   bool has_flag = true;
 };
 
-Body step_of(const Step& s) {
+Body step_of(const ScaledStep& s) {
   return [s](Sink& sink, int) {
     const auto scalar = [&](const char* name, double value) {
       sink.on_record(site(RecordKind::kScalar, name, layout_of({1})),
@@ -47,7 +47,8 @@ Body step_of(const Step& s) {
   };
 }
 
-Verdict verdict_of(const Step& expected, const Step& actual, Level level = Level::kPerturbed) {
+Verdict verdict_of(const ScaledStep& expected, const ScaledStep& actual,
+                   Level level = Level::kPerturbed) {
   const Reference right = reference(step_of(expected));
   JudgePolicy options;
   options.level = level;
@@ -57,7 +58,8 @@ Verdict verdict_of(const Step& expected, const Step& actual, Level level = Level
 }
 
 TEST(SkippedSteps, ConformWithTheirInfinities) {
-  const Verdict verdict = verdict_of({.bad = kInf, .found_inf = 1}, {.bad = kInf, .found_inf = 1});
+  const Verdict verdict =
+      verdict_of({.bad = kInfinite, .found_inf = 1}, {.bad = kInfinite, .found_inf = 1});
 
   EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
   EXPECT_EQ(verdict.skipped, 3) << "two gradients and the norm";
@@ -65,7 +67,8 @@ TEST(SkippedSteps, ConformWithTheirInfinities) {
 }
 
 TEST(SkippedSteps, MayOverflowInOtherPlacesUnlessTheyMustBeEqual) {
-  const Step skipped{.bad = kInf, .found_inf = 1}, elsewhere{.bad = -kInf, .found_inf = 1};
+  const ScaledStep skipped{.bad = kInfinite, .found_inf = 1},
+      elsewhere{.bad = -kInfinite, .found_inf = 1};
 
   EXPECT_EQ(verdict_of(skipped, elsewhere).status, Status::kConforms);
   EXPECT_EQ(verdict_of(skipped, skipped, Level::kExact).status, Status::kConforms);
@@ -73,8 +76,8 @@ TEST(SkippedSteps, MayOverflowInOtherPlacesUnlessTheyMustBeEqual) {
 }
 
 TEST(SkippedSteps, AreJudgedInAllElse) {
-  const Step skipped{.bad = kInf, .found_inf = 1};
-  Step wrong = skipped;
+  const ScaledStep skipped{.bad = kInfinite, .found_inf = 1};
+  ScaledStep wrong = skipped;
   wrong.activation = 1.5;
 
   const Verdict verdict = verdict_of(skipped, wrong);
@@ -86,9 +89,9 @@ TEST(SkippedSteps, AreJudgedInAllElse) {
 TEST(SkippedSteps, MustBeSkippedByBoth) {
   for (const Level level : {Level::kPerturbed, Level::kExact}) {
     const Verdict lost =
-        verdict_of({.bad = kInf, .found_inf = 1}, {.bad = 1, .found_inf = 0}, level);
+        verdict_of({.bad = kInfinite, .found_inf = 1}, {.bad = 1, .found_inf = 0}, level);
     const Verdict extra =
-        verdict_of({.bad = 1, .found_inf = 0}, {.bad = kInf, .found_inf = 1}, level);
+        verdict_of({.bad = 1, .found_inf = 0}, {.bad = kInfinite, .found_inf = 1}, level);
 
     ASSERT_EQ(lost.status, Status::kDiverges) << lost.reason;
     if (level != Level::kExact) {
@@ -99,10 +102,11 @@ TEST(SkippedSteps, MustBeSkippedByBoth) {
 }
 
 TEST(SkippedSteps, AreNoExcuseWhereNothingIsSkipped) {
-  EXPECT_EQ(verdict_of({.bad = kInf, .found_inf = 0}, {.bad = kInf, .found_inf = 0}).status,
-            Status::kVacuous);
-  EXPECT_EQ(verdict_of({.bad = kInf, .declared = 1, .has_flag = false},
-                       {.bad = kInf, .declared = 1, .has_flag = false})
+  EXPECT_EQ(
+      verdict_of({.bad = kInfinite, .found_inf = 0}, {.bad = kInfinite, .found_inf = 0}).status,
+      Status::kVacuous);
+  EXPECT_EQ(verdict_of({.bad = kInfinite, .declared = 1, .has_flag = false},
+                       {.bad = kInfinite, .declared = 1, .has_flag = false})
                 .status,
             Status::kVacuous);
 }

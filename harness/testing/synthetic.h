@@ -14,6 +14,8 @@
 
 namespace isoshard::synthetic {
 
+inline const MeshShape kDp2Tp3({{Axis::kDp, 2}, {Axis::kTp, 3}});
+
 /// What a rank does: begin steps and record tensors on the sink it is given.
 using Body = std::function<void(Sink& sink, int rank)>;
 

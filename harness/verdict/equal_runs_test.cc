@@ -17,8 +17,6 @@ namespace {
 using namespace synthetic;
 using testing::HasSubstr;
 
-const MeshShape kMesh({{Axis::kDp, 2}, {Axis::kTp, 3}});
-
 /// What `change` may do to rank 4's share of a run of a few tensors.
 struct Changed {
   std::function<void(at::Tensor& shard)> shard = {};
@@ -29,7 +27,7 @@ struct Changed {
 
 Trace run_of(const Changed& changed = {}) {
   return run(
-      kMesh, nullptr,
+      kDp2Tp3, nullptr,
       [&changed](Sink& sink, int rank) {
         const int tp = rank % 3;
         const bool here = rank == 4;
@@ -111,7 +109,7 @@ TEST(EqualRuns, NamesOtherRecordsAndWhatTheySay) {
 TEST(EqualRuns, TheFirstDifferenceIsThatOfExecutionAndIsData) {
   const auto run_with = [](double first_of_rank_4, double second_of_rank_1) {
     return run(
-        kMesh, nullptr,
+        kDp2Tp3, nullptr,
         [=](Sink& sink, int rank) {
           sink.on_record(site(RecordKind::kScalar, "z", layout_of({1})),
                          at::full({1}, rank == 4 ? first_of_rank_4 : 1.0));

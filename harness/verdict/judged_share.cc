@@ -19,12 +19,12 @@ struct Sum {
 };
 
 /// By step.
-struct Sums {
+struct ShareSums {
   std::map<int, Sum> stepped, gradients;
 };
 
-Sums sums_of(std::span<const TensorComparison> tensors) {
-  Sums sums;
+ShareSums sums_of(std::span<const TensorComparison> tensors) {
+  ShareSums sums;
   for (const TensorComparison& t : tensors) {
     if (t.level != Level::kPerturbed) continue;
     const auto elements = static_cast<double>(t.elements);
@@ -53,7 +53,7 @@ JudgedShare judged_share_of(std::span<const TensorComparison> tensors) {
     share.least = t.unmasked_share;
     share.least_tensor = describe(t.key);
   }
-  const Sums sums = sums_of(tensors);
+  const ShareSums sums = sums_of(tensors);
   Sum steps;
   for (const auto& [step, sum] : sums.stepped) {
     steps.part += sum.part;
@@ -75,7 +75,7 @@ double most_insensitive_gradients() noexcept {
 
 std::string too_little_judged(std::span<const TensorComparison> tensors, Dtype coarsest) {
   const double least = least_judged_share(coarsest), most = most_insensitive_gradients();
-  const Sums sums = sums_of(tensors);
+  const ShareSums sums = sums_of(tensors);
   double judged = sums.stepped.empty() ? 1 : 0, insensitive = 0;
   for (const auto& [step, sum] : sums.stepped) judged = std::max(judged, sum.share(1));
   for (const auto& [step, sum] : sums.gradients) insensitive = std::max(insensitive, sum.share(0));

@@ -23,7 +23,7 @@ const RecordKey kGradient{0, RecordKind::kGrad, "w", 0};
 
 /// A gradient that two elements rule, its square as the optimizer's state, and an activation
 /// gradient.
-struct Moments {
+struct AdamMoments {
   at::Tensor gradient =
       values({20}, 3) * at::tensor({8.0F, 4.0F, 1.0F, 1.0F, 1.0F}).repeat({4}).pow(2);
   at::Tensor moment = gradient.square() * 0.001;
@@ -42,8 +42,8 @@ struct Moments {
 
 /// Perturbed runs move gradients by a hundredth, and by chance the moments by much less.
 Reference reference_of_moments() {
-  return reference(Moments{}.body(), [](int i) {
-    Moments moved;
+  return reference(AdamMoments{}.body(), [](int i) {
+    AdamMoments moved;
     moved.gradient = moved.gradient * (1 + 0.01 * values({20}, 50 + i));
     return moved.body();
   });
@@ -55,7 +55,7 @@ JudgePolicy bf16_options() {
   return options;
 }
 
-Status status_of(const Moments& moments) {
+Status status_of(const AdamMoments& moments) {
   const Reference reference = reference_of_moments();
   return judge(reference, run(MeshShape(), &reference, moments.body()), bf16_options()).status;
 }
@@ -85,7 +85,7 @@ TEST(CancellationNoise, IsThatOfFinalGradientsWhateverTheLossScaleBetweenMicroBa
 
 TEST(ErrorOfSquares, NoErrorThatAGradientMayHaveMakesALargerOneAndTheWorstComesNear) {
   const Reference reference = reference_of_moments();
-  const at::Tensor g = Moments{}.gradient.to(at::kDouble);
+  const at::Tensor g = AdamMoments{}.gradient.to(at::kDouble);
   const double bound = error_of_squares(reference, kMoment, 3, Dtype::kBFloat16);
   const double allowed = 3 * reference.response(kGradient)->relative_error;
   ASSERT_GT(allowed, 0.01);
@@ -116,8 +116,9 @@ TEST(ErrorOfSquares, IsOfSecondMomentsAlone) {
 TEST(ErrorOfSquares, MomentsOfAnAcceptedGradientConformAndOthersDiverge) {
   const at::Tensor one = at::zeros({20}).index_fill_(0, at::tensor({0L}), 1.0F);
   const double allowed = 3 * reference_of_moments().response(kGradient)->relative_error;
-  const double peak = norm_of(Moments{}.gradient) / std::fabs(Moments{}.gradient[0].item<double>());
-  Moments within, beyond;
+  const double peak =
+      norm_of(AdamMoments{}.gradient) / std::fabs(AdamMoments{}.gradient[0].item<double>());
+  AdamMoments within, beyond;
   within.gradient = within.gradient * (1 + 0.9 * allowed * peak * one);
   within.moment = within.gradient.square() * 0.001;
   beyond.moment = within.moment * 1.3;
@@ -129,7 +130,7 @@ TEST(ErrorOfSquares, MomentsOfAnAcceptedGradientConformAndOthersDiverge) {
 // A query that sees one key has no gradient in exact arithmetic; whether a kernel's two sums cancel
 // to 0 depends on their values.
 TEST(CancellationNoise, NoiseAroundZeroConformsIsListedAndMoreThanNoiseDiverges) {
-  Moments noisy, wrong;
+  AdamMoments noisy, wrong;
   noisy.query = values({20}, 9) * 1e-10;
   wrong.query = values({20}, 9) * 1e-8;
 
@@ -149,7 +150,7 @@ TEST(CancellationNoise, IsMeasuredByTheLargestTensorOfItsKindAndSquaredForSquare
                                  Dtype::kBFloat16),
               share * norm_of(values({20}, 5) * 1e-3), 1e-15);
   EXPECT_NEAR(cancellation_noise(reference, kMoment, 3, Dtype::kBFloat16),
-              share * share * norm_of(Moments{}.moment), 1e-18);
+              share * share * norm_of(AdamMoments{}.moment), 1e-18);
   EXPECT_EQ(cancellation_noise(reference, {1, RecordKind::kGrad, "w", 0}, 3, Dtype::kBFloat16), 0)
       << "another step";
 }

@@ -38,9 +38,9 @@ bool explains(const PooledComparison& broad, const PooledComparison& worst) {
 }
 
 /// Step, kind, and of optimizer states "exp_avg".
-using Group = std::tuple<int, RecordKind, std::string>;
+using FindingGroup = std::tuple<int, RecordKind, std::string>;
 
-Group group_of(const PooledComparison& p) {
+FindingGroup group_of(const PooledComparison& p) {
   return {p.first.step, p.first.kind, std::string(state_of(p.first))};
 }
 
@@ -48,7 +48,7 @@ Group group_of(const PooledComparison& p) {
 /// farthest out, and farther off than the whole, if others are not; else the whole.
 const PooledComparison* rank_behind(const PooledComparison& whole,
                                     const std::vector<PooledComparison>& pools,
-                                    const Group& group) {
+                                    const FindingGroup& group) {
   const PooledComparison* rank = nullptr;
   bool others_are_right = false;
   for (const PooledComparison& p : pools) {
@@ -88,9 +88,9 @@ std::vector<Finding> pooled_findings(const std::vector<PooledComparison>& pools)
     const PooledComparison* worst = nullptr;
     std::size_t outside = 0, judged = 0;
   };
-  std::vector<std::pair<Group, Outside>> groups;
+  std::vector<std::pair<FindingGroup, Outside>> groups;
   for (const PooledComparison& p : pools) {
-    const Group group = group_of(p);
+    const FindingGroup group = group_of(p);
     auto found = std::find_if(groups.begin(), groups.end(),
                               [&](const auto& entry) { return entry.first == group; });
     if (found == groups.end()) found = groups.insert(groups.end(), {group, {}});

@@ -23,7 +23,7 @@ using testing::StartsWith;
 constexpr int kLayers = 4;
 constexpr int kRuns = 16;
 constexpr double kNoise = 0.01;
-const MeshShape kMesh({{Axis::kDp, 1}, {Axis::kTp, 2}});
+const MeshShape kDp1Tp2({{Axis::kDp, 1}, {Axis::kTp, 2}});
 
 /// What is done to the gradient of that name, as a factor and a shift.
 struct Change {
@@ -76,7 +76,8 @@ Reference with_redrawn(int runs = kRuns, const Change& change = {}) {
 }
 
 Verdict verdict_on(const Reference& reference, const Change& change) {
-  const Trace trace = run(kMesh, &reference, step(99, change, false), Keep::kWhatDiffers, policy());
+  const Trace trace =
+      run(kDp1Tp2, &reference, step(99, change, false), Keep::kWhatDiffers, policy());
   EXPECT_EQ(trace.ranks.size(), 2U);
   return judge(reference, trace, policy());
 }
@@ -168,7 +169,7 @@ TEST(Pooled, AtLevelExactAnythingIsRejected) {
   const Reference reference = with_redrawn();
 
   const Verdict verdict = judge(
-      reference, run(kMesh, &reference, step(0, {}, false), Keep::kWhatDiffers, exact), exact);
+      reference, run(kDp1Tp2, &reference, step(0, {}, false), Keep::kWhatDiffers, exact), exact);
 
   EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
   EXPECT_TRUE(verdict.pools.empty());

@@ -17,12 +17,6 @@
 #include "suite/emulation/emulated_reduction.h"
 
 namespace isoshard {
-namespace {
-
-constexpr std::int64_t kNotCounted = -100;
-
-}  // namespace
-
 // Gradients of micro-batches add up one after the other, in the parameters' dtype.
 void EmulatedRank::forward_backward(const std::vector<TokenBatch>& batches, int step) {
   Loss loss;

@@ -45,14 +45,14 @@ Fault coarser_summands(const char* id, int bits) {
   return control;
 }
 
-Fault sum_order() {
+Fault sum_order_control() {
   return coarser_summands("sum_order", 7);
 }
-Fault bf16_hops() {
+Fault bf16_hops_control() {
   return coarser_summands("bf16_hops", 2);
 }
 
-Fault bucketing() {
+Fault bucketing_control() {
   Fault control = control_of("bucketing", Stage::kParameterGrad);
   control.summary = "One element of each gradient is not reduced.";
   control.hooks.collective = [](const Case&) {
@@ -66,7 +66,7 @@ Fault bucketing() {
   return control;
 }
 
-Fault signed_zero() {
+Fault signed_zero_control() {
   Fault control = control_of("signed_zero", Stage::kActivationGrad);
   control.summary = "Zeros of gradients are small numbers.";
   control.hooks.tap = [](const Case&, int) -> TapMutation {
@@ -78,7 +78,7 @@ Fault signed_zero() {
   return control;
 }
 
-Fault padding_content() {
+Fault padding_content_control() {
   Fault control = control_of("padding_content", Stage::kForward);
   control.summary = "The last row of a shard that is not padding is changed, too.";
   control.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case&, const FaultProbe& probe) {
@@ -98,7 +98,7 @@ Fault padding_content() {
   return control;
 }
 
-Fault loss_chunks() {
+Fault loss_chunks_control() {
   Fault control = control_of("loss_chunks", Stage::kForward);
   control.summary = "One target at the border of two chunks is lost.";
   control.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
@@ -115,7 +115,7 @@ Fault loss_chunks() {
   return control;
 }
 
-Fault declared_layout() {
+Fault declared_layout_control() {
   Fault control = control_of("declared_layout", Stage::kDataIds);
   control.summary = "The samples are read as if tp were the fast axis.";
   control.hooks.data = [](std::vector<Batch>& micro_batches, const CaseData& data, const Case& item,
@@ -128,7 +128,7 @@ Fault declared_layout() {
   return control;
 }
 
-Fault ragged_epoch() {
+Fault ragged_epoch_control() {
   Fault control = control_of("ragged_epoch", Stage::kDataIds);
   control.summary = "The sampler drops the end of an epoch that it was declared to fill up.";
   control.hooks.data = [](std::vector<Batch>& micro_batches, const CaseData&, const Case& item,
@@ -141,7 +141,7 @@ Fault ragged_epoch() {
   return control;
 }
 
-Fault fused_rounding() {
+Fault fused_rounding_control() {
   Fault control = control_of("fused_rounding", Stage::kForward);
   control.summary = "A kernel rounds rotated queries to fewer bits than bf16 has.";
   control.hooks.tap = [](const Case&, int) -> TapMutation {
@@ -153,7 +153,7 @@ Fault fused_rounding() {
   return control;
 }
 
-Fault adam_sign() {
+Fault adam_sign_control() {
   Fault control = control_of("adam_sign", Stage::kParameterAfterStep);
   control.summary = "Weights whose gradient is far above its noise step to the other side.";
   control.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
@@ -170,7 +170,7 @@ Fault adam_sign() {
   return control;
 }
 
-Fault clip_form() {
+Fault clip_form_control() {
   Fault control = control_of("clip_form", Stage::kParameterAfterStep);
   control.summary = "Gradients are clipped by max_norm / (norm + 1e-3).";
   control.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
@@ -196,9 +196,11 @@ Fault clip_form() {
 }  // namespace
 
 std::span<const Fault> benign_variation_controls() {
-  static const Faults controls{sum_order(),       bf16_hops(),   bucketing(),       signed_zero(),
-                               padding_content(), loss_chunks(), declared_layout(), ragged_epoch(),
-                               fused_rounding(),  adam_sign(),   clip_form()};
+  static const Faults controls{
+      sum_order_control(),       bf16_hops_control(),       bucketing_control(),
+      signed_zero_control(),     padding_content_control(), loss_chunks_control(),
+      declared_layout_control(), ragged_epoch_control(),    fused_rounding_control(),
+      adam_sign_control(),       clip_form_control()};
   return controls;
 }
 

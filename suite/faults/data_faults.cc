@@ -8,8 +8,6 @@
 namespace isoshard {
 namespace {
 
-constexpr std::int64_t kNotCounted = -100;
-
 /// Hides the first counted label of every sample.
 void hide_first_answer_token(std::vector<Batch>& micro_batches, const CaseData&, const Case&, int,
                              int, const FaultProbe& probe) {

@@ -20,8 +20,6 @@
 namespace isoshard {
 namespace {
 
-constexpr std::int64_t kNotCounted = -100;
-
 std::string column_title(const Case& item) {
   std::string title = item.subject;
   if (item.degrees.tp != 1) title += fmt::format(" tp{}", item.degrees.tp);

@@ -20,7 +20,7 @@ namespace {
 
 using Ranks = std::vector<int>;
 /// The ranks of a group and its name. Names are empty where ranks know the group by other names.
-using Group = std::pair<Ranks, std::string>;
+using JournalGroup = std::pair<Ranks, std::string>;
 using ByRank = std::map<int, CallList>;
 
 bool is_point_to_point(const JournaledCall& call) {
@@ -152,7 +152,7 @@ class JournalJudge {
   }
 
   /// Every member of a group is in its entry, also without calls.
-  std::map<Group, ByRank> groups_of(int step) const {
+  std::map<JournalGroup, ByRank> groups_of(int step) const {
     std::map<Ranks, std::map<int, std::set<std::string>>> names;
     for (int rank = 0; rank < world_size_; ++rank) {
       const auto found = journals_.find({step, rank});
@@ -167,7 +167,7 @@ class JournalJudge {
           std::ranges::all_of(of_ranks, [&](const auto& entry) { return entry.second == first; }))
         same_names.insert(ranks);
     }
-    std::map<Group, ByRank> groups;
+    std::map<JournalGroup, ByRank> groups;
     for (int rank = 0; rank < world_size_; ++rank) {
       const auto found = journals_.find({step, rank});
       if (found == journals_.end()) continue;
@@ -181,7 +181,7 @@ class JournalJudge {
     return groups;
   }
 
-  void judge_ranks(int step, const Group& group, const ByRank& ranks) {
+  void judge_ranks(int step, const JournalGroup& group, const ByRank& ranks) {
     ByRank lists;
     std::map<int, std::string> texts;
     for (const auto& [rank, calls] : ranks) {
@@ -243,7 +243,7 @@ class JournalJudge {
   }
 
   /// Messages may cross the border of a step, so they are no findings.
-  void judge_messages(int step, const Group& group, const ByRank& ranks) {
+  void judge_messages(int step, const JournalGroup& group, const ByRank& ranks) {
     std::map<std::tuple<int, int, std::string, std::int64_t>, std::int64_t> open;
     for (const auto& [rank, calls] : ranks) {
       for (const JournaledCall* call : calls) {

@@ -19,18 +19,18 @@
 namespace isoshard {
 namespace {
 
-constexpr int kExitCode = 4;
-constexpr std::array kFatalSignals{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+constexpr int kCrashExitCode = 4;
+constexpr std::array kWatchedSignals{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 constexpr std::array kEndingSignals{SIGTERM, SIGINT, SIGHUP};
 
 // One per process, so plain statics serve the handlers.
-int own_rank = 0;
+int watched_rank = 0;
 pid_t own_pid = 0;
 SharedText<96> who;    ///< "rank 1 of 4 on node7"
 SharedText<64> phase;  ///< "step 0: clipping"
 SharedText<512> uncaught;
 const Journal* journal = nullptr;
-std::array<std::byte, 64 * 1024> alternate_stack;
+std::array<std::byte, 64 * 1024> last_words_stack;
 
 /// A line that is written at once, so that lines of several ranks do not mix.
 class Line {
@@ -67,7 +67,7 @@ void write_line(std::string_view what, int signal) noexcept {
   line.text("isoshard: ").text(who.c_str()).text(what).text("SIG");
   line.text(name == nullptr ? "?" : name);
   if (journal != nullptr) {
-    const std::optional<JournalEntry> last = journal->last(own_rank);
+    const std::optional<JournalEntry> last = journal->last(watched_rank);
     if (!last.has_value()) {
       line.text(" before its first collective");
     } else {
@@ -82,13 +82,13 @@ void write_line(std::string_view what, int signal) noexcept {
   line.write();
 }
 
-void on_fatal_signal(int signal) {
-  if (::getpid() != own_pid) ::_exit(kExitCode);  // a child that has not installed its own yet
+void say_last_words(int signal) {
+  if (::getpid() != own_pid) ::_exit(kCrashExitCode);  // a child that has not installed its own yet
   write_line(" was ended by ", signal);
   std::array<void*, 64> frames{};
   const int count = ::backtrace(frames.data(), static_cast<int>(frames.size()));
   ::backtrace_symbols_fd(frames.data(), count, STDERR_FILENO);
-  ::_exit(kExitCode);
+  ::_exit(kCrashExitCode);
 }
 
 void on_ending_signal(int signal) {
@@ -96,7 +96,7 @@ void on_ending_signal(int signal) {
   ::_exit(128 + signal);
 }
 
-[[noreturn]] void on_terminate() {
+[[noreturn]] void say_last_words_of_exception() {
   try {
     uncaught.set(std::current_exception() ? "uncaught " + current_exception_in_words()
                                           : "std::terminate without an exception");
@@ -114,22 +114,22 @@ std::string host_name() {
 }
 
 void install_last_words(int rank, int size) {
-  own_rank = rank;
+  watched_rank = rank;
   own_pid = ::getpid();
   who.set("rank " + std::to_string(rank) + " of " + std::to_string(size) + " on " + host_name());
   prepare_backtraces();
   stack_t stack{};
-  stack.ss_sp = alternate_stack.data();
-  stack.ss_size = alternate_stack.size();
+  stack.ss_sp = last_words_stack.data();
+  stack.ss_size = last_words_stack.size();
   ::sigaltstack(&stack, nullptr);
   struct sigaction action {};
   ::sigemptyset(&action.sa_mask);
   action.sa_flags = SA_ONSTACK | static_cast<int>(SA_RESETHAND);
-  action.sa_handler = on_fatal_signal;
-  for (const int signal : kFatalSignals) ::sigaction(signal, &action, nullptr);
+  action.sa_handler = say_last_words;
+  for (const int signal : kWatchedSignals) ::sigaction(signal, &action, nullptr);
   action.sa_handler = on_ending_signal;
   for (const int signal : kEndingSignals) ::sigaction(signal, &action, nullptr);
-  std::set_terminate(on_terminate);
+  std::set_terminate(say_last_words_of_exception);
 }
 
 void set_phase_of_last_words(std::string_view text) noexcept {

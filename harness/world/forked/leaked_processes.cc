@@ -24,7 +24,7 @@
 namespace isoshard {
 namespace {
 
-constexpr std::chrono::seconds kKillGrace{5};
+constexpr std::chrono::seconds kLeakGrace{5};
 constexpr int kMaxRounds = 64;  // a process that forks faster than it is killed
 
 bool has_children() noexcept {
@@ -45,11 +45,11 @@ std::string name_of_living(pid_t pid) {
 }
 
 // Kills and reaps a child. False if it does not go.
-bool end_process(pid_t pid) {
+bool end_leaked(pid_t pid) {
   const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   ::kill(pid, SIGKILL);
   pollfd end{process.get(), POLLIN, 0};
-  (void)::poll(&end, 1, static_cast<int>(std::chrono::milliseconds(kKillGrace).count()));
+  (void)::poll(&end, 1, static_cast<int>(std::chrono::milliseconds(kLeakGrace).count()));
   return ::waitpid(pid, nullptr, WNOHANG) != 0;
 }
 
@@ -82,8 +82,8 @@ LeakedProcesses end_children(Select is_leaked) {
       if (const std::string name = name_of_living(pid); !name.empty())
         result.words +=
             fmt::format("{}process {} ({})", result.words.empty() ? "" : ", ", pid, name);
-      if (end_process(pid)) continue;
-      result.words += fmt::format(", which is still there {} s after SIGKILL", kKillGrace.count());
+      if (end_leaked(pid)) continue;
+      result.words += fmt::format(", which is still there {} s after SIGKILL", kLeakGrace.count());
       result.all_gone = false;
       still_there.insert(pid);
     }

@@ -13,19 +13,19 @@
 
 namespace isoshard {
 namespace {
-constexpr std::array<std::string_view, 8> kNames{"world", "dp", "tp",           "pp",
-                                                 "cp",    "ep", "dp_replicate", "dp_shard"};
+constexpr std::array<std::string_view, 8> kAxisNames{"world", "dp", "tp",           "pp",
+                                                     "cp",    "ep", "dp_replicate", "dp_shard"};
 }
 
 std::string_view name_of(Axis axis) noexcept {
-  return kNames[static_cast<std::size_t>(axis)];
+  return kAxisNames[static_cast<std::size_t>(axis)];
 }
 
 Axis parse_axis(std::string_view name) {
-  for (std::size_t i = 0; i < kNames.size(); ++i) {
-    if (name == kNames[i]) return static_cast<Axis>(i);
+  for (std::size_t i = 0; i < kAxisNames.size(); ++i) {
+    if (name == kAxisNames[i]) return static_cast<Axis>(i);
   }
-  const std::vector<std::string> known(kNames.begin(), kNames.end());
+  const std::vector<std::string> known(kAxisNames.begin(), kAxisNames.end());
   throw UsageError(fmt::format("unknown mesh axis '{}'{}; it must be one of {}", name,
                                did_you_mean(name, known), join_names(known)));
 }

@@ -7,13 +7,13 @@
 
 namespace isoshard {
 namespace {
-constexpr std::array<std::string_view, 10> kNames{"other",    "matrix",  "bias",       "row_bias",
-                                                  "norm",     "qk_norm", "kv_replica", "embedding",
-                                                  "position", "tied"};
+constexpr std::array<std::string_view, 10> kClassNames{
+    "other",   "matrix",     "bias",      "row_bias", "norm",
+    "qk_norm", "kv_replica", "embedding", "position", "tied"};
 }
 
 std::string_view name_of(ParamClass param_class) noexcept {
-  return kNames[static_cast<std::size_t>(param_class)];
+  return kClassNames[static_cast<std::size_t>(param_class)];
 }
 
 }  // namespace isoshard

@@ -17,16 +17,16 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pair;
 
-const MeshShape kDp3Tp2({{Axis::kDp, 3}, {Axis::kTp, 2}});
+const MeshShape kSixRanks({{Axis::kDp, 3}, {Axis::kTp, 2}});
 
 TEST(MeshShape, TheLastAxisIsTheFastest) {
-  EXPECT_EQ(kDp3Tp2.world_size(), 6);
-  EXPECT_EQ(kDp3Tp2.coordinate(5, Axis::kDp), 2);
-  EXPECT_EQ(kDp3Tp2.coordinate(5, Axis::kTp), 1);
-  EXPECT_EQ(kDp3Tp2.coordinate(2, Axis::kDp), 1);
-  EXPECT_EQ(kDp3Tp2.coordinate(2, Axis::kTp), 0);
-  EXPECT_THAT(kDp3Tp2.group_of(1, Axis::kTp), ElementsAre(0, 1));
-  EXPECT_THAT(kDp3Tp2.group_of(1, Axis::kDp), ElementsAre(1, 3, 5));
+  EXPECT_EQ(kSixRanks.world_size(), 6);
+  EXPECT_EQ(kSixRanks.coordinate(5, Axis::kDp), 2);
+  EXPECT_EQ(kSixRanks.coordinate(5, Axis::kTp), 1);
+  EXPECT_EQ(kSixRanks.coordinate(2, Axis::kDp), 1);
+  EXPECT_EQ(kSixRanks.coordinate(2, Axis::kTp), 0);
+  EXPECT_THAT(kSixRanks.group_of(1, Axis::kTp), ElementsAre(0, 1));
+  EXPECT_THAT(kSixRanks.group_of(1, Axis::kDp), ElementsAre(1, 3, 5));
 }
 
 TEST(MeshShape, CoordinatesGiveTheRankBackInThreeAxes) {
@@ -44,9 +44,9 @@ TEST(MeshShape, CoordinatesGiveTheRankBackInThreeAxes) {
 }
 
 TEST(MeshShape, AnAxisThatIsNotNamedHasDegreeOne) {
-  EXPECT_EQ(kDp3Tp2.degree(Axis::kCp), 1);
-  EXPECT_EQ(kDp3Tp2.coordinate(4, Axis::kCp), 0);
-  EXPECT_THAT(kDp3Tp2.group_of(4, Axis::kCp), ElementsAre(4));
+  EXPECT_EQ(kSixRanks.degree(Axis::kCp), 1);
+  EXPECT_EQ(kSixRanks.coordinate(4, Axis::kCp), 0);
+  EXPECT_THAT(kSixRanks.group_of(4, Axis::kCp), ElementsAre(4));
   EXPECT_EQ(MeshShape().world_size(), 1);
 }
 
@@ -55,8 +55,8 @@ TEST(MeshShape, RefusesImpossibleAxes) {
   EXPECT_THROW(MeshShape({{Axis::kWorld, 2}}), MeshError);
   EXPECT_THROW(MeshShape({{Axis::kDp, 0}}), MeshError);
   EXPECT_THROW(MeshShape({{Axis::kDp, 1 << 20}, {Axis::kTp, 1 << 20}}), MeshError);
-  EXPECT_THROW((void)kDp3Tp2.coordinate(6, Axis::kDp), MeshError);
-  EXPECT_THROW((void)kDp3Tp2.coordinate(-1, Axis::kCp), MeshError);
+  EXPECT_THROW((void)kSixRanks.coordinate(6, Axis::kDp), MeshError);
+  EXPECT_THROW((void)kSixRanks.coordinate(-1, Axis::kCp), MeshError);
 }
 
 /// Knows its rank and size, and writes down how it is split.
@@ -106,7 +106,7 @@ class FakeCommunicator : public Communicator {
 TEST(Mesh, SplitsOncePerAxisByGroupAndCoordinate) {
   FakeCommunicator world(3, 6);
 
-  const Mesh mesh(kDp3Tp2, world);
+  const Mesh mesh(kSixRanks, world);
 
   // dp group {1, 3, 5}, tp group {2, 3}
   EXPECT_THAT(world.splits, ElementsAre(Pair(1, 1), Pair(2, 1)));
@@ -120,14 +120,14 @@ TEST(Mesh, RefusesAnotherWorldSizeAndAnUnknownAxis) {
   FakeCommunicator small(0, 4);
   FakeCommunicator world(0, 6);
   try {
-    const Mesh mesh(kDp3Tp2, small);
+    const Mesh mesh(kSixRanks, small);
     FAIL() << "no error";
   } catch (const MeshError& error) {
     EXPECT_THAT(error.what(), HasSubstr("dp 3 x tp 2 must have a world of 6 ranks, got 4"));
   }
 
-  EXPECT_THROW((void)Mesh(kDp3Tp2, world).group(Axis::kPp), MeshError);
-  EXPECT_THROW((void)Mesh(kDp3Tp2, world).group(Axis::kWorld), MeshError);
+  EXPECT_THROW((void)Mesh(kSixRanks, world).group(Axis::kPp), MeshError);
+  EXPECT_THROW((void)Mesh(kSixRanks, world).group(Axis::kWorld), MeshError);
 }
 
 }  // namespace

@@ -15,7 +15,6 @@
 namespace isoshard {
 namespace {
 
-constexpr std::int64_t kNotCounted = -100;
 constexpr const char* kIds = "input_ids";
 constexpr const char* kLabels = "labels";
 constexpr const char* kSamples = "sample_ids";

@@ -15,8 +15,6 @@
 namespace isoshard {
 namespace {
 
-constexpr std::int64_t kNotCounted = -100;
-
 // Lane by lane, as a CPU compares many bytes at once.
 std::int64_t largest_of(std::span<const std::byte> bytes) {
   constexpr std::size_t kLanes = 64;

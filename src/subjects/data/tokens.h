@@ -60,6 +60,9 @@ class RandomTokens final : public TokenSource {
   std::uint64_t seed_;
 };
 
+/// A label that no loss counts.   Source   torch.nn.CrossEntropyLoss, ignore_index.
+inline constexpr std::int64_t kNotCounted = -100;
+
 /// One micro-batch of one rank.
 struct TokenBatch {
   at::Tensor input_ids_BS;               ///< int64 [B,S]

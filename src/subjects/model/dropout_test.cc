@@ -38,7 +38,7 @@ class Masks final : public Sink {
   std::map<std::string, at::Tensor> values, masks;
 };
 
-Parameters parameters_of(const Model& model) {
+Parameters weights_of(const Model& model) {
   const InitialWeights weights(11, 0.2, /*generic=*/true);
   Parameters parameters;
   for (const ParameterSpec& spec : model.parameters()) {
@@ -91,7 +91,7 @@ TEST(DropoutSites, EachArchitectureDropsWhereItsOriginalDoes) {
     Masks sink;
 
     static_cast<void>(
-        model->forward(ids(), parameters_of(*model), Strategy(), &sink, training_pass(streams)));
+        model->forward(ids(), weights_of(*model), Strategy(), &sink, training_pass(streams)));
 
     std::vector<std::string> names;
     for (const auto& [name, mask] : sink.masks) {
@@ -114,7 +114,7 @@ TEST(DropoutSites, KeptElementsAreDividedByTheirShareAndOthersAreZero) {
   const auto plain = make_model(config, AttentionImpl::kEager);
   config.embedding_dropout = 0.25;
   const auto model = make_model(config, AttentionImpl::kEager);
-  const Parameters parameters = parameters_of(*model);
+  const Parameters parameters = weights_of(*model);
   Masks with, without;
 
   static_cast<void>(model->forward(ids(), parameters, Strategy(), &with, training_pass(streams)));
@@ -133,7 +133,7 @@ TEST(DropoutSites, AnEvaluationDropsNothing) {
   const auto plain = make_model(config, AttentionImpl::kEager);
   set_dropout(config, 0.5);
   const auto model = make_model(config, AttentionImpl::kEager);
-  const Parameters parameters = parameters_of(*model);
+  const Parameters parameters = weights_of(*model);
   Masks sink;
 
   const at::Tensor logits = model->forward(ids(), parameters, Strategy(), &sink);
@@ -148,7 +148,7 @@ TEST(DropoutMasks, OfASampleDoNotDependOnTheMicroBatchThatItIsIn) {
   ModelConfig config = builtin_config("tiny-gpt2");
   set_dropout(config, 0.3);
   const auto model = make_model(config, AttentionImpl::kEager);
-  const Parameters parameters = parameters_of(*model);
+  const Parameters parameters = weights_of(*model);
   Masks whole, second;
 
   static_cast<void>(model->forward(ids(), parameters, Strategy(), &whole, training_pass(streams)));
@@ -207,7 +207,7 @@ TEST(DropoutSites, RefuseWhatCannotBeRepeatedOrDoesNotExist) {
   const auto sdpa = make_model(qwen, AttentionImpl::kSdpa);
   try {
     static_cast<void>(
-        sdpa->forward(ids(), parameters_of(*sdpa), Strategy(), nullptr, training_pass(streams)));
+        sdpa->forward(ids(), weights_of(*sdpa), Strategy(), nullptr, training_pass(streams)));
     FAIL() << "sdpa with dropout was taken";
   } catch (const UsageError& error) {
     EXPECT_THAT(error.what(), HasSubstr("eager"));

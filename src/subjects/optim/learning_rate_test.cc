@@ -13,7 +13,7 @@
 namespace isoshard {
 namespace {
 
-using Kind = LearningRateSettings::Kind;
+using RateKind = LearningRateSettings::Kind;
 
 TEST(LearningRateSchedule, ConstantIsTheRateItself) {
   const LearningRate rate(0.1, {});
@@ -22,7 +22,7 @@ TEST(LearningRateSchedule, ConstantIsTheRateItself) {
 }
 
 TEST(LearningRateSchedule, WarmUpRisesFromZeroInEqualParts) {
-  for (const Kind kind : {Kind::kConstant, Kind::kLinear, Kind::kCosine}) {
+  for (const RateKind kind : {RateKind::kConstant, RateKind::kLinear, RateKind::kCosine}) {
     const LearningRate rate(0.5, {kind, 4, 20, 0});
 
     EXPECT_EQ(rate.at(0), 0.0);
@@ -33,8 +33,8 @@ TEST(LearningRateSchedule, WarmUpRisesFromZeroInEqualParts) {
 }
 
 TEST(LearningRateSchedule, LinearFallsToItsLowestRateAndStays) {
-  const LearningRate to_zero(0.5, {Kind::kLinear, 2, 10, 0}),
-      to_some(0.5, {Kind::kLinear, 2, 10, 0.25});
+  const LearningRate to_zero(0.5, {RateKind::kLinear, 2, 10, 0}),
+      to_some(0.5, {RateKind::kLinear, 2, 10, 0.25});
 
   EXPECT_EQ(to_zero.at(6), 0.25);
   EXPECT_EQ(to_zero.at(9), 0.0625);
@@ -45,7 +45,7 @@ TEST(LearningRateSchedule, LinearFallsToItsLowestRateAndStays) {
 }
 
 TEST(LearningRateSchedule, CosineIsAHalfWave) {
-  const LearningRate rate(0.5, {Kind::kCosine, 0, 8, 0.1});
+  const LearningRate rate(0.5, {RateKind::kCosine, 0, 8, 0.1});
 
   EXPECT_EQ(rate.at(0), 0.5);
   EXPECT_DOUBLE_EQ(rate.at(4), 0.3);
@@ -55,17 +55,18 @@ TEST(LearningRateSchedule, CosineIsAHalfWave) {
 }
 
 TEST(LearningRateSchedule, RefusesWhatHasNoMeaning) {
-  EXPECT_THROW(LearningRate(0.1, {Kind::kLinear, 5, 5, 0}), UsageError);
-  EXPECT_THROW(LearningRate(0.1, {Kind::kCosine, 0, 0, 0}), UsageError);
-  EXPECT_THROW(LearningRate(0.1, {Kind::kLinear, -1, 5, 0}), UsageError);
-  EXPECT_THROW(LearningRate(0.1, {Kind::kLinear, 0, 5, 0.2}), UsageError);
-  EXPECT_THROW(LearningRate(0.1, {Kind::kConstant, 0, 5, 0.05}), UsageError);
-  EXPECT_THROW(LearningRate(0.1, {Kind::kLinear, 0, 5, std::numeric_limits<double>::quiet_NaN()}),
-               UsageError);
+  EXPECT_THROW(LearningRate(0.1, {RateKind::kLinear, 5, 5, 0}), UsageError);
+  EXPECT_THROW(LearningRate(0.1, {RateKind::kCosine, 0, 0, 0}), UsageError);
+  EXPECT_THROW(LearningRate(0.1, {RateKind::kLinear, -1, 5, 0}), UsageError);
+  EXPECT_THROW(LearningRate(0.1, {RateKind::kLinear, 0, 5, 0.2}), UsageError);
+  EXPECT_THROW(LearningRate(0.1, {RateKind::kConstant, 0, 5, 0.05}), UsageError);
+  EXPECT_THROW(
+      LearningRate(0.1, {RateKind::kLinear, 0, 5, std::numeric_limits<double>::quiet_NaN()}),
+      UsageError);
 }
 
 TEST(LearningRateSchedule, NamesAreParsedAndOthersRefusedWithASuggestion) {
-  for (const Kind kind : {Kind::kConstant, Kind::kLinear, Kind::kCosine})
+  for (const RateKind kind : {RateKind::kConstant, RateKind::kLinear, RateKind::kCosine})
     EXPECT_EQ(parse_learning_rate_schedule(name_of(kind)), kind);
   try {
     (void)parse_learning_rate_schedule("cosin");

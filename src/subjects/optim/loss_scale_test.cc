@@ -14,7 +14,7 @@
 namespace isoshard {
 namespace {
 
-using Kind = LossScaleSettings::Kind;
+using ScaleKind = LossScaleSettings::Kind;
 
 std::vector<double> scales(const LossScaleSettings& settings, const std::string& steps) {
   LossScale scale(settings);
@@ -29,7 +29,7 @@ std::vector<double> scales(const LossScaleSettings& settings, const std::string&
 // What torch 2.11 gives: torch._amp_update_scale_(scale, tracker, found_inf, 2.0, 0.5, 3) from 16,
 // for steps with (x) and without (.) inf.
 TEST(LossScaleRule, GrowsAfterAnIntervalWithoutAndShrinksAtOnce) {
-  const LossScaleSettings settings{Kind::kDynamic, 16, 2, 0.5, 3};
+  const LossScaleSettings settings{ScaleKind::kDynamic, 16, 2, 0.5, 3};
 
   EXPECT_THAT(scales(settings, "...."), testing::ElementsAre(16, 16, 16, 32, 32));
   EXPECT_THAT(scales(settings, "..x...x.x"), testing::ElementsAre(16, 16, 16, 8, 8, 8, 16, 8, 8, 4))
@@ -51,18 +51,18 @@ TEST(LossScaleRule, HasTorchsDefaults) {
 TEST(LossScaleRule, StaysWhereAnotherGrowthIsNoFiniteNumber) {
   const double largest = 0x1p127;
 
-  EXPECT_THAT(scales({Kind::kDynamic, largest, 2, 0.5, 1}, ".x."),
+  EXPECT_THAT(scales({ScaleKind::kDynamic, largest, 2, 0.5, 1}, ".x."),
               testing::ElementsAre(largest, largest, largest / 2, largest));
-  EXPECT_THAT(scales({Kind::kDynamic, 10, 1.1, 0.5, 1}, "."),
+  EXPECT_THAT(scales({ScaleKind::kDynamic, 10, 1.1, 0.5, 1}, "."),
               testing::ElementsAre(10, static_cast<double>(11.0F)));
 }
 
 TEST(LossScaleRule, OfAStaticScaleIsToStay) {
-  EXPECT_THAT(scales({Kind::kStatic, 1024, 2, 0.5, 1}, "..xx."), testing::Each(1024.0));
+  EXPECT_THAT(scales({ScaleKind::kStatic, 1024, 2, 0.5, 1}, "..xx."), testing::Each(1024.0));
 }
 
 TEST(LossScaleRule, GoesOnFromItsNumbers) {
-  const LossScaleSettings settings{Kind::kDynamic, 16, 2, 0.5, 3};
+  const LossScaleSettings settings{ScaleKind::kDynamic, 16, 2, 0.5, 3};
   LossScale first(settings), second(settings);
   for (const bool found : {true, false, false}) first.update(found);
   ASSERT_EQ(first.value(), 8);
@@ -90,12 +90,12 @@ TEST(LossScaleRule, RefusesWhatIsNoScale) {
   const double inf = std::numeric_limits<double>::infinity(),
                nan = std::numeric_limits<double>::quiet_NaN();
   for (const double bad : {0.0, -1.0, inf, nan, 1e39, 1e-60})
-    EXPECT_THROW(LossScale({Kind::kStatic, bad}), UsageError) << bad;
+    EXPECT_THROW(LossScale({ScaleKind::kStatic, bad}), UsageError) << bad;
   for (const double bad : {1.0, 0.5, inf, nan})
-    EXPECT_THROW(LossScale({Kind::kDynamic, 16, bad}), UsageError) << bad;
+    EXPECT_THROW(LossScale({ScaleKind::kDynamic, 16, bad}), UsageError) << bad;
   for (const double bad : {1.0, 0.0, -0.5, nan})
-    EXPECT_THROW(LossScale({Kind::kDynamic, 16, 2, bad}), UsageError) << bad;
-  EXPECT_THROW(LossScale({Kind::kDynamic, 16, 2, 0.5, 0}), UsageError);
+    EXPECT_THROW(LossScale({ScaleKind::kDynamic, 16, 2, bad}), UsageError) << bad;
+  EXPECT_THROW(LossScale({ScaleKind::kDynamic, 16, 2, 0.5, 0}), UsageError);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 namespace isoshard {
 namespace {
 
-TrainerParts make(const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
+TrainerParts make_autotp(const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
   const auto model = make_model(config.model, config.attention);
   ShardPlan plan =
       autotp_plan(*model, mesh.degree(Axis::kTp), config.settings.make_vocab_size_divisible_by);
@@ -29,7 +29,7 @@ SubjectSpec autotp_subject() {
           .aliases = {"deepspeed"},
           .axes = {Axis::kDp, Axis::kTp},
           .settings = {"make_vocab_size_divisible_by", "zero_stage"},
-          .make_parts = make,
+          .make_parts = make_autotp,
           .make_numerics = autotp_numerics};
 }
 

@@ -7,7 +7,7 @@
 namespace isoshard {
 namespace {
 
-TrainerParts make(const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
+TrainerParts make_ddp(const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
   refuse_plan_edit(edits, kBaselineName);
   return ddp_parts(config, mesh);
 }
@@ -20,7 +20,7 @@ SubjectSpec ddp_subject() {
           .summary = "PyTorch DDP: replicas, bucketed gradient all-reduce during backward",
           .copy_of = "PyTorch DDP",
           .axes = {Axis::kDp},
-          .make_parts = make,
+          .make_parts = make_ddp,
           .make_numerics = ddp_numerics};
 }
 

@@ -9,7 +9,7 @@
 namespace isoshard {
 namespace {
 
-TrainerParts make(const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
+TrainerParts make_fsdp_tp(const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
   const auto model = make_model(config.model, config.attention);
   ShardPlan plan =
       autotp_plan(*model, mesh.degree(Axis::kTp), config.settings.make_vocab_size_divisible_by);
@@ -29,7 +29,7 @@ SubjectSpec fsdp_tp_subject() {
           .aliases = {"fsdp", "fsdp2"},
           .axes = {Axis::kDp, Axis::kTp},
           .settings = {"make_vocab_size_divisible_by", "reduce_dtype", "output_dtype"},
-          .make_parts = make,
+          .make_parts = make_fsdp_tp,
           .make_numerics = fsdp_tp_numerics};
 }
 

@@ -9,7 +9,7 @@
 namespace isoshard {
 namespace {
 
-TrainerParts make(const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
+TrainerParts make_megatron(const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
   const auto model = make_model(config.model, config.attention);
   ShardPlan plan =
       megatron_plan(*model, mesh.degree(Axis::kTp), config.settings.make_vocab_size_divisible_by);
@@ -31,7 +31,7 @@ SubjectSpec megatron_subject() {
       .settings = {"make_vocab_size_divisible_by", "sequence_parallel", "distributed_optimizer"},
       .needs_fp32_masters = true,
       .always_splits_vocabulary = true,
-      .make_parts = make,
+      .make_parts = make_megatron,
       .make_numerics = megatron_numerics};
 }
 

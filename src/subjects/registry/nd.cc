@@ -9,7 +9,7 @@
 namespace isoshard {
 namespace {
 
-TrainerParts make(const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
+TrainerParts make_nd(const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
   const auto model = make_model(config.model, config.attention);
   ShardPlan plan =
       autotp_plan(*model, mesh.degree(Axis::kTp), config.settings.make_vocab_size_divisible_by);
@@ -32,7 +32,7 @@ SubjectSpec nd_subject() {
                        "output_dtype", "dp_replicate", "context_order", "context_attention",
                        "ring_merge_dtype", "pipeline_schedule", "stages_per_rank",
                        "stage_placement", "layers_per_stage"},
-          .make_parts = make,
+          .make_parts = make_nd,
           .make_numerics = nd_numerics};
 }
 

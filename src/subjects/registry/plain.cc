@@ -6,7 +6,7 @@
 namespace isoshard {
 namespace {
 
-TrainerParts make(const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
+TrainerParts make_plain(const TrainerConfig& config, Mesh& mesh, const SubjectEdits& edits) {
   refuse_plan_edit(edits, "the reference");
   return plain_parts(config, mesh, config.num_loss_groups);
 }
@@ -20,7 +20,7 @@ SubjectSpec plain_subject() {
           .role = SubjectRole::kReference,
           .axes = {Axis::kDp},
           .settings = {"reduce_dtype", "output_dtype"},
-          .make_parts = make};
+          .make_parts = make_plain};
 }
 
 }  // namespace isoshard

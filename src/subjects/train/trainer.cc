@@ -20,8 +20,6 @@
 namespace isoshard {
 namespace {
 
-constexpr std::int64_t kNotCounted = -100;
-
 // The rank's own part of a parameter. Its boxes tile it: fused sections follow each other.
 at::Tensor read_own_part(at::ScalarType type, const WeightSource& weights,
                          const ParameterSpec& spec, const Layout& layout, const Mesh& mesh) {

@@ -12,7 +12,7 @@ namespace isoshard {
 namespace {
 
 /// A message of this size travels with its header.
-constexpr std::size_t kSmallBytes = 2048;
+constexpr std::size_t kSmallTransferBytes = 2048;
 
 std::size_t bytes_of(const Buffer& data) {
   return bytes_of(data.count, data.dtype);
@@ -47,7 +47,7 @@ void MpiTransfers::start_sending(MpiChannel& channel, MpiMoving& moving, bool mu
   Packet header{.kind = PacketKind::kTransfer};
   header.entry.call = moving.call;
   const std::size_t bytes = bytes_of(moving.data);
-  const bool is_small = bytes <= kSmallBytes && !must_be_taken;
+  const bool is_small = bytes <= kSmallTransferBytes && !must_be_taken;
   // says that the bytes follow; an empty message that must be taken still has a message of its own
   header.color = is_small ? 0 : 1;
   if (is_small) header.data.assign(moving.data.data, moving.data.data + bytes);

@@ -15,7 +15,7 @@ namespace isoshard {
 namespace {
 
 using std::chrono::steady_clock;
-using Word = std::atomic<std::uint32_t>;
+using MeetingWord = std::atomic<std::uint32_t>;
 
 // Every so often a sleeper looks by itself whether the deadline was moved or a circle of waits has
 // closed.
@@ -39,7 +39,7 @@ void pause_cpu() noexcept {
 }
 
 // Spinning only helps while the ranks waited for can run at the same time.
-bool spin(const Word& word, std::uint32_t epoch, int world_size) noexcept {
+bool spin(const MeetingWord& word, std::uint32_t epoch, int world_size) noexcept {
   const int num_spins = world_size <= num_cpus() ? 400 : 50;
   for (int i = 0; i < num_spins; ++i) {
     if (word.load(std::memory_order_acquire) != epoch) return true;
@@ -55,7 +55,7 @@ bool spin(const Word& word, std::uint32_t epoch, int world_size) noexcept {
 class Yields {
  public:
   // Whether the word moved on.
-  bool until_moved(const Word& word, std::uint32_t epoch) noexcept {
+  bool until_moved(const MeetingWord& word, std::uint32_t epoch) noexcept {
     auto now = steady_clock::now();
     if (now < not_before_) return false;
     for (const auto end = now + kLongest; now < end;) {
@@ -74,15 +74,15 @@ class Yields {
   steady_clock::time_point not_before_{};
 };
 
-void sleep_until_moved(Word& word, Word& sleepers, std::uint32_t epoch,
+void sleep_until_moved(MeetingWord& word, MeetingWord& sleepers, std::uint32_t epoch,
                        std::chrono::nanoseconds longest) noexcept {
   sleepers.fetch_add(1);
   futex_wait(word, epoch, longest);
   sleepers.fetch_sub(1);
 }
 
-void wait_until_moved(WorldRegion& region, Word& word, Word& sleepers, std::uint32_t epoch,
-                      int world_rank, const std::function<bool()>& meanwhile) {
+void wait_until_moved(WorldRegion& region, MeetingWord& word, MeetingWord& sleepers,
+                      std::uint32_t epoch, int world_rank, const std::function<bool()>& meanwhile) {
   if (spin(word, epoch, region.num_ranks())) return;
   static thread_local Yields yields;
   if (yields.until_moved(word, epoch)) return;

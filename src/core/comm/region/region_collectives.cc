@@ -31,7 +31,7 @@ namespace {
 constexpr std::size_t kAtOnceBytes = std::size_t{8} << 10;
 // A result is copied to the buffer in pieces that are still in the first-level cache.
 constexpr std::int64_t kPieceBytes = 8 << 10;
-constexpr std::int64_t kLineBytes = 64;
+constexpr std::int64_t kCacheLineBytes = 64;
 
 using Sources = std::array<const std::byte*, kMaxRanks>;
 
@@ -90,11 +90,12 @@ void RegionCommunicator::all_reduce_at_once(Call& call, Buffer data) {
 
 void RegionCommunicator::all_reduce_in_slices(Call& call, Buffer data) {
   const auto element_bytes = static_cast<std::int64_t>(size_of(data.dtype));
-  const std::int64_t line = kLineBytes / element_bytes;
+  const std::int64_t line = kCacheLineBytes / element_bytes;
   const auto lines_of = [&](std::int64_t count) {
     return (count + size_ * line - 1) / (size_ * line);
   };
-  const std::int64_t most_lines = static_cast<std::int64_t>(kBufferBytes) / (kLineBytes * size_);
+  const std::int64_t most_lines =
+      static_cast<std::int64_t>(kBufferBytes) / (kCacheLineBytes * size_);
   const std::int64_t num_chunks = (lines_of(data.count) + most_lines - 1) / most_lines;
   const std::int64_t stride = (lines_of(data.count) + num_chunks - 1) / num_chunks * line;
   const auto chunk_at = [&](std::int64_t index) {

@@ -10,11 +10,12 @@
 
 #include "core/base/error.h"
 #include "core/comm/tensor.h"
+#include "subjects/model/ops/loss_rows.h"
 
 namespace isoshard {
 namespace {
 
-constexpr std::int64_t kIgnored = -100;
+using detail::kIgnored;
 
 // The columns at hand.
 VocabShard columns_of(const at::Tensor& logits, const LossOptions& options) {
@@ -22,8 +23,8 @@ VocabShard columns_of(const at::Tensor& logits, const LossOptions& options) {
   return {logits.size(-1), 0, logits.size(-1), logits.size(-1)};
 }
 
-void check_arguments(const at::Tensor& logits, const at::Tensor& targets, const at::Tensor& weight,
-                     const VocabShard& columns) {
+void check_linear_arguments(const at::Tensor& logits, const at::Tensor& targets,
+                            const at::Tensor& weight, const VocabShard& columns) {
   if (logits.dim() != 3 || logits.size(2) != columns.rows ||
       targets.sizes() != logits.sizes().slice(0, 2) || weight.dim() != 1 ||
       weight.size(0) != logits.size(0)) {
@@ -55,7 +56,7 @@ at::Tensor summed(const at::Tensor& own_BS, Communicator& tp) {
 CrossEntropy linear_loss(const at::Tensor& logits_BSV, const at::Tensor& targets_BS,
                          const at::Tensor& weight_B, const LossOptions& options) {
   const VocabShard columns = columns_of(logits_BSV, options);
-  check_arguments(logits_BSV, targets_BS, weight_B, columns);
+  check_linear_arguments(logits_BSV, targets_BS, weight_B, columns);
   const at::Tensor local_BS = targets_BS - columns.begin;
   const at::Tensor here_BS = (local_BS >= 0) & (local_BS < columns.count);  // -100 is nowhere
   const at::Tensor picked_BS = logits_BSV.gather(2, local_BS.masked_fill(~here_BS, 0).unsqueeze(2))

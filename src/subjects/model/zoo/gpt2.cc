@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view kTokens = "transformer.wte", kTokensWeight = "transformer.wte.weight";
 
-std::string layer_name(std::int64_t layer) {
+std::string gpt2_layer(std::int64_t layer) {
   return fmt::format("transformer.h.{}", layer);
 }
 
@@ -85,7 +85,7 @@ std::vector<ParameterSpec> Gpt2::parameters() const {
                    ParamClass::kPosition,
                    ParamInit::kNormal});
   for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
-    const std::string module = layer_name(layer);
+    const std::string module = gpt2_layer(layer);
     add_layer_norm(specs, module + ".ln_1", hidden);
     column(module + ".attn.c_attn", 3 * hidden, head, {hidden, hidden, hidden});
     row(module + ".attn.c_proj", hidden, head);
@@ -107,7 +107,7 @@ std::vector<ParameterSpec> Gpt2::parameters() const {
 std::vector<std::string> Gpt2::hidden_state_points() const {
   std::vector<std::string> points{"transformer.drop"};
   for (std::int64_t layer = 0; layer + 1 < config_.num_layers; ++layer)
-    points.push_back(layer_name(layer));
+    points.push_back(gpt2_layer(layer));
   points.emplace_back("transformer.ln_f");
   return points;
 }
@@ -188,7 +188,7 @@ at::Tensor Gpt2::forward(const at::Tensor& input, const Parameters& parameters,
        number < pass.end_layer(config_.num_layers); ++number) {
     x_BSH = pass.layer(number, {x_BSH},
                        [this, number](const ForwardPass& own, std::span<const at::Tensor> inputs) {
-                         return layer(own, layer_name(number), inputs[0]);
+                         return layer(own, gpt2_layer(number), inputs[0]);
                        });
   }
   if (!pass.section().has_head) return x_BSH;
@@ -213,7 +213,7 @@ void check_switches(const ConfigFields& fields) {
   }
 }
 
-ModelConfig parse(const ConfigFields& fields) {
+ModelConfig parse_gpt2(const ConfigFields& fields) {
   ModelConfig config;
   config.vocab_size = fields.positive_integer("vocab_size");
   config.hidden_size = fields.positive_integer("n_embd");
@@ -239,7 +239,7 @@ ModelConfig parse(const ConfigFields& fields) {
   return config;
 }
 
-nlohmann::json write(const ModelConfig& config) {
+nlohmann::json write_gpt2(const ModelConfig& config) {
   return {{"model_type", config.model_type},
           {"architectures", {"GPT2LMHeadModel"}},
           {"vocab_size", config.vocab_size},
@@ -258,14 +258,14 @@ nlohmann::json write(const ModelConfig& config) {
           {"torch_dtype", "float32"}};
 }
 
-std::unique_ptr<Model> make(const ModelConfig& config, AttentionImpl attention) {
+std::unique_ptr<Model> make_gpt2(const ModelConfig& config, AttentionImpl attention) {
   return std::make_unique<Gpt2>(config, attention);
 }
 
 }  // namespace
 
 Architecture gpt2_architecture() {
-  return {"gpt2", parse, write, make, kAllDropouts};
+  return {"gpt2", parse_gpt2, write_gpt2, make_gpt2, kAllDropouts};
 }
 
 }  // namespace isoshard

@@ -18,7 +18,7 @@ namespace {
 constexpr std::string_view kEmbedding = "model.embed_tokens",
                            kEmbeddingWeight = "model.embed_tokens.weight";
 
-std::string layer_name(std::int64_t layer) {
+std::string lattice_layer(std::int64_t layer) {
   return fmt::format("model.layers.{}", layer);
 }
 
@@ -79,8 +79,8 @@ std::vector<ParameterSpec> Lattice::parameters() const {
                    ParamInit::kSigns,
                    vocabulary_rows});
   for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
-    const std::string attention = layer_name(layer) + ".self_attn",
-                      mlp = layer_name(layer) + ".mlp";
+    const std::string attention = lattice_layer(layer) + ".self_attn",
+                      mlp = lattice_layer(layer) + ".mlp";
     column(attention + ".q_proj", q_features, config_.qkv_bias, head, false);
     column(attention + ".k_proj", kv_features, config_.qkv_bias, head, true);
     column(attention + ".v_proj", kv_features, config_.qkv_bias, head, true);
@@ -155,14 +155,14 @@ at::Tensor Lattice::forward(const at::Tensor& input, const Parameters& parameter
        number < pass.end_layer(config_.num_layers); ++number) {
     x_BSH = pass.layer(number, {x_BSH, embedded_BSH},
                        [this, number](const ForwardPass& own, std::span<const at::Tensor> inputs) {
-                         return layer(own, layer_name(number), inputs[0], inputs[1]);
+                         return layer(own, lattice_layer(number), inputs[0], inputs[1]);
                        });
   }
   if (!pass.section().has_head) return at::cat({x_BSH, embedded_BSH}, 2);
   return pass.linear("lm_head", x_BSH, std::string_view("lm_head.weight"));
 }
 
-ModelConfig parse(const ConfigFields& fields) {
+ModelConfig parse_lattice(const ConfigFields& fields) {
   ModelConfig config;
   config.vocab_size = fields.positive_integer("vocab_size");
   config.hidden_size = fields.positive_integer("hidden_size");
@@ -191,7 +191,7 @@ ModelConfig parse(const ConfigFields& fields) {
   return config;
 }
 
-nlohmann::json write(const ModelConfig& config) {
+nlohmann::json write_lattice(const ModelConfig& config) {
   return {{"model_type", config.model_type},
           {"vocab_size", config.vocab_size},
           {"hidden_size", config.hidden_size},
@@ -207,14 +207,14 @@ nlohmann::json write(const ModelConfig& config) {
           {"mlp_bias", config.mlp_bias}};
 }
 
-std::unique_ptr<Model> make(const ModelConfig& config, AttentionImpl /*attention*/) {
+std::unique_ptr<Model> make_lattice(const ModelConfig& config, AttentionImpl /*attention*/) {
   return std::make_unique<Lattice>(config);
 }
 
 }  // namespace
 
 Architecture lattice_architecture() {
-  return {"lattice", parse, write, make, {}};
+  return {"lattice", parse_lattice, write_lattice, make_lattice, {}};
 }
 
 }  // namespace isoshard

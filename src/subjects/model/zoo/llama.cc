@@ -9,14 +9,14 @@
 namespace isoshard {
 namespace {
 
-ModelConfig parse(const ConfigFields& fields) {
+ModelConfig parse_llama(const ConfigFields& fields) {
   ModelConfig config = parse_rotary_decoder(fields);
   config.qkv_bias = config.attention_out_bias = fields.boolean("attention_bias", false);
   config.mlp_bias = fields.boolean("mlp_bias", false);
   return config;
 }
 
-nlohmann::json write(const ModelConfig& config) {
+nlohmann::json write_llama(const ModelConfig& config) {
   nlohmann::json json = rotary_decoder_to_json(config);
   json["architectures"] = {"LlamaForCausalLM"};
   json["attention_bias"] = config.qkv_bias;
@@ -27,7 +27,7 @@ nlohmann::json write(const ModelConfig& config) {
 }  // namespace
 
 Architecture llama_architecture() {
-  return {"llama", parse, write, make_rotary_decoder, {.attention = true}};
+  return {"llama", parse_llama, write_llama, make_rotary_decoder, {.attention = true}};
 }
 
 }  // namespace isoshard

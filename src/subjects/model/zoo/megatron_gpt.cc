@@ -19,7 +19,7 @@ constexpr std::string_view kWords = "embedding.word_embeddings",
 constexpr std::string_view kPositions = "embedding.position_embeddings",
                            kPositionsWeight = "embedding.position_embeddings.weight";
 
-std::string layer_name(std::int64_t layer) {
+std::string megatron_gpt_layer(std::int64_t layer) {
   return fmt::format("decoder.layers.{}", layer);
 }
 
@@ -86,7 +86,7 @@ std::vector<ParameterSpec> MegatronGpt::parameters() const {
                      ParamInit::kNormal});
   }
   for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
-    const std::string module = layer_name(layer);
+    const std::string module = megatron_gpt_layer(layer);
     add_layer_norm(specs, module + ".input_layernorm", hidden);
     column(module + ".self_attention.linear_qkv", config_.num_kv_heads * group, config_.qkv_bias,
            group);
@@ -107,7 +107,7 @@ std::vector<ParameterSpec> MegatronGpt::parameters() const {
 std::vector<std::string> MegatronGpt::hidden_state_points() const {
   std::vector<std::string> points{"embedding"};
   for (std::int64_t layer = 0; layer + 1 < config_.num_layers; ++layer)
-    points.push_back(layer_name(layer));
+    points.push_back(megatron_gpt_layer(layer));
   points.emplace_back("decoder.final_layernorm");
   return points;
 }
@@ -207,7 +207,7 @@ at::Tensor MegatronGpt::forward(const at::Tensor& input, const Parameters& param
     x_BSH = pass.layer(
         number, {x_BSH},
         [this, number, tables](const ForwardPass& own, std::span<const at::Tensor> inputs) {
-          return layer(own, layer_name(number), inputs[0], tables);
+          return layer(own, megatron_gpt_layer(number), inputs[0], tables);
         });
   }
   if (!pass.section().has_head) return x_BSH;
@@ -264,7 +264,7 @@ void parse_positions(const ConfigFields& fields, ModelConfig& config) {
   }
 }
 
-ModelConfig parse(const ConfigFields& fields) {
+ModelConfig parse_megatron_gpt(const ConfigFields& fields) {
   ModelConfig config;
   config.vocab_size = fields.positive_integer("vocab_size");
   config.hidden_size = fields.positive_integer("hidden_size");
@@ -287,7 +287,7 @@ ModelConfig parse(const ConfigFields& fields) {
   return config;
 }
 
-nlohmann::json write(const ModelConfig& config) {
+nlohmann::json write_megatron_gpt(const ModelConfig& config) {
   nlohmann::json json = {
       {"model_type", config.model_type},
       {"vocab_size", config.vocab_size},
@@ -312,14 +312,14 @@ nlohmann::json write(const ModelConfig& config) {
   return json;
 }
 
-std::unique_ptr<Model> make(const ModelConfig& config, AttentionImpl attention) {
+std::unique_ptr<Model> make_megatron_gpt(const ModelConfig& config, AttentionImpl attention) {
   return std::make_unique<MegatronGpt>(config, attention);
 }
 
 }  // namespace
 
 Architecture megatron_gpt_architecture() {
-  return {"megatron_gpt", parse, write, make, kAllDropouts};
+  return {"megatron_gpt", parse_megatron_gpt, write_megatron_gpt, make_megatron_gpt, kAllDropouts};
 }
 
 }  // namespace isoshard

@@ -9,13 +9,13 @@
 namespace isoshard {
 namespace {
 
-ModelConfig parse(const ConfigFields& fields) {
+ModelConfig parse_qwen2(const ConfigFields& fields) {
   ModelConfig config = parse_rotary_decoder(fields);
   config.qkv_bias = true;
   return config;
 }
 
-nlohmann::json write(const ModelConfig& config) {
+nlohmann::json write_qwen2(const ModelConfig& config) {
   nlohmann::json json = rotary_decoder_to_json(config);
   json["architectures"] = {"Qwen2ForCausalLM"};
   return json;
@@ -24,7 +24,7 @@ nlohmann::json write(const ModelConfig& config) {
 }  // namespace
 
 Architecture qwen2_architecture() {
-  return {"qwen2", parse, write, make_rotary_decoder, {.attention = true}};
+  return {"qwen2", parse_qwen2, write_qwen2, make_rotary_decoder, {.attention = true}};
 }
 
 }  // namespace isoshard

@@ -9,7 +9,7 @@
 namespace isoshard {
 namespace {
 
-ModelConfig parse(const ConfigFields& fields) {
+ModelConfig parse_qwen3(const ConfigFields& fields) {
   // transformers fills in 128, not the quotient: a guess could be silently wrong.
   if (!fields.has("head_dim")) fields.fail("head_dim", "is missing; qwen3 needs it");
   ModelConfig config = parse_rotary_decoder(fields);
@@ -18,7 +18,7 @@ ModelConfig parse(const ConfigFields& fields) {
   return config;
 }
 
-nlohmann::json write(const ModelConfig& config) {
+nlohmann::json write_qwen3(const ModelConfig& config) {
   nlohmann::json json = rotary_decoder_to_json(config);
   json["architectures"] = {"Qwen3ForCausalLM"};
   json["attention_bias"] = config.qkv_bias;
@@ -28,7 +28,7 @@ nlohmann::json write(const ModelConfig& config) {
 }  // namespace
 
 Architecture qwen3_architecture() {
-  return {"qwen3", parse, write, make_rotary_decoder, {.attention = true}};
+  return {"qwen3", parse_qwen3, write_qwen3, make_rotary_decoder, {.attention = true}};
 }
 
 }  // namespace isoshard

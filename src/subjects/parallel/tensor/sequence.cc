@@ -11,20 +11,13 @@
 
 #include "core/base/error.h"
 #include "core/comm/tensor.h"
+#include "subjects/parallel/tensor/communicator_address.h"
 
 namespace isoshard {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-// An autograd context keeps integers and strings, so the communicator travels as its address.
-std::int64_t to_address(Communicator& tp) {
-  return static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(&tp));
-}
-Communicator& from_address(std::int64_t address) {
-  return *reinterpret_cast<Communicator*>(static_cast<std::intptr_t>(address));
-}
 
 std::int64_t part_of(const at::Tensor& whole, const Communicator& tp) {
   const std::int64_t length = whole.size(1), degree = tp.size();

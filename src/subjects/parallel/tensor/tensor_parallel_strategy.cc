@@ -14,6 +14,7 @@
 
 #include "core/base/error.h"
 #include "core/comm/tensor.h"
+#include "subjects/parallel/tensor/communicator_address.h"
 #include "subjects/parallel/tensor/sequence.h"
 
 namespace isoshard {
@@ -29,14 +30,6 @@ at::Tensor summed(const at::Tensor& part, Communicator& tp, Purpose purpose,
   const Segment segment{module, ParamClass::kOther, 0, sum.numel()};
   all_reduce(tp, sum, Reduction::kSum, {purpose, Axis::kTp, std::span(&segment, 1)}).wait();
   return sum;
-}
-
-// An autograd context keeps integers and strings, so the communicator travels as its address.
-std::int64_t to_address(Communicator& tp) {
-  return static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(&tp));
-}
-Communicator& from_address(std::int64_t address) {
-  return *reinterpret_cast<Communicator*>(static_cast<std::intptr_t>(address));
 }
 
 class ColumnInput final : public torch::autograd::Function<ColumnInput> {
