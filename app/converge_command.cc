@@ -6,6 +6,7 @@
 #include "app/report_printer.h"
 #include "fixtures/inputs/inputs.h"
 #include "harness/cli/output_folder.h"
+#include "harness/cli/report_file.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/world/interrupt.h"
 #include "suite/converge/converge_report.h"
@@ -20,6 +21,7 @@ int run_converge(const ParsedOptions& options) {
   require_output_file(request.inputs.save_weights, "--save-init-weights");
   require_output_file(request.inputs.save_batch, "--save-batch");
   const OutputFolder folder(plan.folder, "--output-dir");
+  const ReportFile file(options);
   if (!request.inputs.save_weights.empty())
     save_initial_weights(plan.control, request.inputs.save_weights);
   if (!request.inputs.save_batch.empty())
@@ -33,6 +35,7 @@ int run_converge(const ParsedOptions& options) {
   print("\n{}", convergence_text(plan, result));
   write_convergence(plan, result);
   write_report(plan.folder, result.report, terminal_options());
+  file.write(result.report, terminal_options());
   return result.report.exit_code;
 }
 

@@ -11,6 +11,7 @@
 #include "harness/cli/output.h"
 #include "harness/cli/output_folder.h"
 #include "harness/cli/progress.h"
+#include "harness/cli/report_file.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/world/warm_up.h"
 #include "suite/published/experiment.h"
@@ -44,6 +45,7 @@ void declare_experiment(OptionTable& table) {
   auto output = table.group("output");
   output("output-dir", po::value<std::string>(),
          "write report.json, report.txt and junit.xml to this folder");
+  declare_report_file(table);
   table.positional.add("kind", 1);
   table.aliases = {{"tp-size", "tp"},
                    {"num-layers", "layers"},
@@ -106,6 +108,7 @@ int run_experiments(const ParsedOptions& options) {
   const std::filesystem::path folder =
       options.given("output-dir") ? options.get<std::string>("output-dir") : std::string();
   const OutputFolder lock(folder, "--output-dir");
+  const ReportFile file(options);
   warm_up_kernels();
   Progress progress(num_parts(kind, settings));
   const Report report = report_experiment(kind, settings, [&](std::string_view part) {
@@ -113,7 +116,9 @@ int run_experiments(const ParsedOptions& options) {
   });
   progress.clear();
   print(text_of(report));
-  if (!report.experiments.empty()) write_report(folder, report);
+  if (report.experiments.empty()) return report.exit_code;
+  write_report(folder, report);
+  file.write(report, {});
   return report.exit_code;
 }
 

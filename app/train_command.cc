@@ -8,6 +8,7 @@
 #include "app/print_runs.h"
 #include "app/report_printer.h"
 #include "harness/cli/output_folder.h"
+#include "harness/cli/report_file.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/world/interrupt.h"
 #include "suite/train/train.h"
@@ -45,6 +46,7 @@ int run_train(const ParsedOptions& options) {
   require_output_file(request.inputs.save_weights, "--save-init-weights");
   require_output_file(request.inputs.save_batch, "--save-batch");
   const OutputFolder folder(request.output_dir, "--output-dir");
+  const ReportFile file(options, reports_here());
   TextOptions text = terminal_options();
   text.log_interval = request.log_interval;
   ReportPrinter printer(static_cast<int>(request.cases.size()) + (request.runs_reference ? 1 : 0),
@@ -54,6 +56,7 @@ int run_train(const ParsedOptions& options) {
   const Report report = train(plan_of(request), output);
   printer.finish(report);
   write_report(request.output_dir, report, text);
+  file.write(report, text);
   return report.exit_code;
 }
 

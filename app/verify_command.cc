@@ -5,6 +5,7 @@
 #include "app/options/verify_options.h"
 #include "app/report_printer.h"
 #include "harness/cli/output_folder.h"
+#include "harness/cli/report_file.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/world/interrupt.h"
 #include "suite/verify/verify.h"
@@ -47,6 +48,7 @@ int run_verify(const ParsedOptions& options) {
   require_output_file(request.inputs.save_batch, "--save-batch");
   const OutputFolder reports(request.output_dir, "--output-dir"),
       dump(reports_here() ? request.dump : "", "--dump");
+  const ReportFile file(options, reports_here());
   const TextOptions text = terminal_options(request.verbose);
   ReportPrinter printer(static_cast<int>(request.cases.size()), text);
   for (const std::string& line : request.notes) printer.note(line);
@@ -54,6 +56,7 @@ int run_verify(const ParsedOptions& options) {
   const Report report = verify(plan_of(request), output);
   printer.finish(report);
   write_report(request.output_dir, report, text);
+  file.write(report, text);
   return report.exit_code;
 }
 

@@ -14,6 +14,7 @@
 #include "app/options/torchtitan_config.h"
 #include "core/base/error.h"
 #include "core/base/suggest.h"
+#include "harness/cli/report_file.h"
 #include "suite/converge/converge_presets.h"
 #include "suite/faults/fault.h"
 
@@ -220,6 +221,7 @@ void declare_converge_options(OptionTable& table) {
   output("output-dir", po::value<std::string>(),
          "write converge.json, converge.txt, loss_*.json, curves.svg and the reports to this "
          "folder");
+  declare_report_file(table);
   declare_case_options(table);
   table.aliases["local-batch-size"] = "batch-size";
   table.toml_options = [](const std::string& path) { return torchtitan_config(path).options; };

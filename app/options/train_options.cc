@@ -18,6 +18,7 @@
 #include "fixtures/cases/resumed_case.h"
 #include "fixtures/cases/setting.h"
 #include "fixtures/inputs/inputs.h"
+#include "harness/cli/report_file.h"
 #include "subjects/registry/subject_spec.h"
 #include "suite/faults/fault.h"
 #include "suite/reference/lattice_guard.h"
@@ -202,6 +203,7 @@ Strings flags_for_verify(const ParsedOptions& options, const Case& base, const s
   if (base.settings.master_dtype.has_value())
     add("master-dtype", std::string(name_of(*base.settings.master_dtype)));
   OptionTable table;
+  declare_report_file(table);
   declare_case_options(table);
   for (const auto& option : table.options.options()) {
     const std::string& name = option->long_name();

@@ -14,6 +14,7 @@
 #include "core/base/error.h"
 #include "core/base/suggest.h"
 #include "fixtures/cases/presets.h"
+#include "harness/cli/report_file.h"
 #include "subjects/registry/subject_spec.h"
 #include "suite/faults/fault.h"
 #include "suite/verify/side_by_side.h"
@@ -218,6 +219,7 @@ void declare_verify_options(OptionTable& table) {
          "reference and "
          "from ddp); off; auto: with several runs");
   output("verbose", po::bool_switch(), "show every tensor, not the summary tables only");
+  declare_report_file(table);
   declare_case_options(table);
   declare_attach_options(table);
 }

@@ -13,6 +13,7 @@
 #include "core/base/error.h"
 #include "harness/cli/output.h"
 #include "harness/cli/output_folder.h"
+#include "harness/cli/report_file.h"
 #include "harness/compare/compare.h"
 #include "harness/report/formats/report_formats.h"
 
@@ -66,6 +67,7 @@ void declare_compare(OptionTable& table) {
   output("output-dir", po::value<std::string>(),
          "write report.json, report.txt and junit.xml to this folder");
   output("verbose", po::bool_switch(), "show every tensor");
+  declare_report_file(table);
   table.positional.add("reference", 1).add("actual", 1);
 }
 
@@ -177,12 +179,14 @@ int run_compare(const ParsedOptions& options, ComparePlan plan) {
       options.given("output-dir") ? options.get<std::string>("output-dir") : std::string();
   require_comparable(plan);
   const OutputFolder lock(folder, "--output-dir");
+  const ReportFile file(options);
   const TextOptions text_options = terminal_options(options.get<bool>("verbose"));
   TextReport text(text_options);
   const auto show = [&](const auto& item) { print(text.add(item)); };
   const Report report = compare(plan, {.on_case = show, .on_curve = show});
   print(text.finish(report));
   write_report(folder, report, text_options);
+  file.write(report, text_options);
   return report.exit_code;
 }
 

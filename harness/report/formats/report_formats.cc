@@ -11,6 +11,7 @@
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
 #include "core/base/suggest.h"
+#include "harness/report/html/html_report.h"
 #include "harness/report/json/json_report.h"
 #include "harness/report/junit/junit_report.h"
 
@@ -19,6 +20,10 @@ namespace {
 
 std::string write_json(const Report& report, const TextOptions&) {
   return report_json(report).dump(1) + "\n";
+}
+
+std::string write_html(const Report& report, const TextOptions&) {
+  return html_of(report_json(report));
 }
 
 std::string write_junit(const Report& report, const TextOptions&) {
@@ -36,6 +41,7 @@ constexpr std::array kFormats{
     ReportFormat{"json", "report.json", true, write_json},
     ReportFormat{"text", "report.txt", true, write_text},
     ReportFormat{"junit", "junit.xml", true, write_junit},
+    ReportFormat{"html", "report.html", false, write_html},
 };
 
 }  // namespace
@@ -52,6 +58,17 @@ const ReportFormat& find_report_format(std::string_view name) {
   }
   throw UsageError(fmt::format("unknown report format '{}'{}; known are {}", name,
                                did_you_mean(std::string(name), known), join_names(known)));
+}
+
+const ReportFormat& report_format_of(const std::filesystem::path& file) {
+  const std::string ending = file.extension().string();
+  std::string known;
+  for (const ReportFormat& format : kFormats) {
+    const std::string own = std::filesystem::path(format.file_name).extension().string();
+    if (own == ending) return format;
+    known += (known.empty() ? "" : ", ") + own;
+  }
+  throw UsageError(fmt::format("a report must end in one of {}, got '{}'", known, file.string()));
 }
 
 void write_report(const std::filesystem::path& folder, const Report& report,

@@ -25,6 +25,10 @@ struct ReportFormat {
 /// Errors   UsageError with a suggestion and the names.
 [[nodiscard]] const ReportFormat& find_report_format(std::string_view name);
 
+/// The format whose files end as `file` does.
+/// Errors   UsageError with the endings.
+[[nodiscard]] const ReportFormat& report_format_of(const std::filesystem::path& file);
+
 /// Writes the report to `folder` in each usual format; nothing if `folder` is empty.
 /// Errors   as write_file_atomically.
 void write_report(const std::filesystem::path& folder, const Report& report,

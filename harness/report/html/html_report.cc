@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// The page: the verdict first, then each part of the report.
+#include "harness/report/html/html_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "core/base/error.h"
+#include "harness/report/html/html_parts.h"
+#include "harness/report/html/html_text.h"
+
+namespace isoshard {
+namespace {
+
+using html::escaped;
+using html::number_of;
+using html::text_of;
+using nlohmann::json;
+
+/// Rows of all tables of tensors together: about 250 bytes each, so that a page stays below 2 MB.
+constexpr std::size_t kRows = 4000;
+
+const json& part_of(const json& report, const char* name) {
+  static const json kNone = json::array();
+  const auto found = report.find(name);
+  return found == report.end() || !found->is_array() ? kNone : *found;
+}
+
+std::string in_capitals(std::string word) {
+  for (char& c : word) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+  return word;
+}
+
+std::string mesh_of(const json& item) {
+  std::string words;
+  const auto found = item.find("mesh");
+  if (found == item.end()) return "";
+  if (found->is_object()) {
+    for (const auto& [axis, degree] : found->items())
+      words += fmt::format("{}{} {}", words.empty() ? "" : " x ", escaped(axis), degree.dump());
+    return words;
+  }
+  for (const json& axis : *found) {
+    words += fmt::format("{}{} {}", words.empty() ? "" : " x ", text_of(axis, "axis"),
+                         number_of(axis, "degree"));
+  }
+  return words;
+}
+
+/// Unique in the page, and a fragment of an address.
+std::string anchor_of(std::string_view part, std::size_t index) {
+  return fmt::format("{}-{}", part, index + 1);
+}
+
+std::string verdict_of(const json& item) {
+  const std::string status = text_of(item, "status"), strength = text_of(item, "strength");
+  std::string html =
+      fmt::format("<div class=\"verdict {0}\"><strong>{1}{2}</strong>\n<p>{3}</p>\n<dl>", status,
+                  in_capitals(status), strength.empty() ? "" : fmt::format(" ({})", strength),
+                  text_of(item, "reason"));
+  const auto row = [&](const char* title, const std::string& text) {
+    if (!text.empty()) html += fmt::format("<dt>{}</dt><dd>{}</dd>", title, text);
+  };
+  row("Subject", text_of(item, "subject"));
+  row("Copies", text_of(item, "copy_of"));
+  row("Mesh", mesh_of(item));
+  row("Against", text_of(item, "reference"));
+  row("Injected fault", text_of(item, "fault"));
+  row("Not enough", text_of(item, "unmet"));
+  row("Would miss", text_of(item, "would_miss"));
+  row("Collectives", text_of(item, "collectives"));
+  html += "</dl></div>\n";
+  for (const json& note : part_of(item, "notes"))
+    if (note.is_string()) html += fmt::format("<p>{}</p>\n", escaped(note.get<std::string>()));
+  return html;
+}
+
+std::string names_of(const json& item, const char* part, std::string_view title) {
+  constexpr std::size_t kShown = 50;
+  const json& names = part_of(item, part);
+  if (names.empty()) return "";
+  std::string html = fmt::format("<details><summary>{}: {}</summary><ul>\n", title, names.size());
+  for (std::size_t i = 0; i < std::min(kShown, names.size()); ++i) {
+    if (names[i].is_string())
+      html += fmt::format("<li class=name>{}</li>\n", escaped(names[i].get<std::string>()));
+  }
+  if (names.size() > kShown) html += fmt::format("<li>{} more</li>", names.size() - kShown);
+  return html + "</ul></details>\n";
+}
+
+std::string case_html(const json& item, std::size_t index, std::size_t room) {
+  std::string name = text_of(item, "case");
+  if (name.empty()) name = text_of(item, "experiment");
+  std::string result =
+      fmt::format("<section id={0} aria-labelledby={0}-title>\n<h2 id={0}-title>{1}</h2>\n",
+                  anchor_of("case", index), name);
+  if (item.contains("holds")) {
+    result += fmt::format("<p class={}>{}</p><pre>{}</pre>\n",
+                          item["holds"] == true ? "conforms" : "diverges",
+                          item["holds"] == true ? "HOLDS" : "DOES NOT HOLD",
+                          escaped(item.value("claims", json()).dump(1)));
+    return result + "</section>\n";
+  }
+  result += verdict_of(item) + html::findings_of(item) + html::neighbors_of(item) +
+            html::map_of(item) + html::growth_of(item) +
+            names_of(item, "missing", "Only the reference recorded") +
+            names_of(item, "extra", "Only the run recorded") +
+            names_of(item, "not_recorded", "Allowed to be missing");
+  return result + html::tensors_of(item, room) + "</section>\n";
+}
+
+std::string deviation_of(const json& item, const char* part, std::string_view title) {
+  const auto found = item.find(part);
+  if (found == item.end() || !found->is_object()) return "";
+  return fmt::format("<p>{}: step {}, {}: reference {}, run {}, off by {}, allowed {} ({})</p>\n",
+                     title, number_of(*found, "step"), text_of(*found, "number"),
+                     html::short_number(number_of(*found, "reference")),
+                     html::short_number(number_of(*found, "actual")),
+                     html::short_number(number_of(*found, "deviation")),
+                     html::short_number(number_of(*found, "allowed")), text_of(*found, "rule"));
+}
+
+std::string curve_html(const json& item, std::size_t index) {
+  std::string result =
+      fmt::format("<section id={0} aria-labelledby={0}-title>\n<h2 id={0}-title>{1}</h2>\n",
+                  anchor_of("curve", index), text_of(item, "case"));
+  result += text_of(item, "status").empty()
+                ? fmt::format("<p>A reference of {} steps, which nothing is compared with.</p>\n",
+                              number_of(item, "steps"))
+                : verdict_of(item);
+  result += deviation_of(item, "first", "First number that is not allowed") +
+            deviation_of(item, "largest", "Largest deviation");
+  for (const json& remark : part_of(item, "remarks"))
+    if (remark.is_string())
+      result += fmt::format("<p>{}</p>\n", escaped(remark.get<std::string>()));
+  return result + "</section>\n";
+}
+
+/// How many parts of the report have each status, in the order in which they came up.
+std::string counts_of(const json& report) {
+  std::map<std::string, int> counts;
+  for (const char* const part : {"cases", "curves", "goldens"}) {
+    for (const json& item : part_of(report, part)) {
+      std::string status = text_of(item, "status");
+      if (item.contains("holds")) status = item["holds"] == true ? "holds" : "does not hold";
+      if (!status.empty()) ++counts[status];
+    }
+  }
+  std::string words;
+  for (const auto& [status, count] : counts)
+    words += fmt::format("{}{} {}", words.empty() ? "" : ", ", count, status);
+  return words.empty() ? "nothing was judged" : words;
+}
+
+std::string contents_of(const json& report) {
+  std::string html;
+  const auto add = [&](const char* part, const char* anchor, const char* name) {
+    const json& items = part_of(report, part);
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      const std::string status = text_of(items[i], "status");
+      html += fmt::format(
+          "<tr><th scope=row class=name><a href=\"#{}\">{}</a></th>"
+          "<td class=\"name {}\">{}</td></tr>\n",
+          anchor_of(anchor, i), text_of(items[i], name), status, status);
+    }
+  };
+  add("cases", "case", "case");
+  add("curves", "curve", "case");
+  add("goldens", "golden", "name");
+  if (html.empty()) return "";
+  return "<table><caption>Parts of this report</caption><thead><tr><th scope=col class=name>part"
+         "</th><th scope=col class=name>verdict</th></tr></thead><tbody>\n" +
+         html + "</tbody></table>\n";
+}
+
+}  // namespace
+
+std::string html_of(const json& report) {
+  if (!report.is_object() || report.value("schema", 0) != 1)
+    throw FileError("a report must be a JSON object of schema 1, as report.json is");
+  const json &cases = part_of(report, "cases"), &curves = part_of(report, "curves"),
+             &goldens = part_of(report, "goldens");
+  const bool is_good = number_of(report, "exit_code") == 0;
+  std::string page = fmt::format(
+      "<!doctype html>\n<html lang=en>\n<head>\n<meta charset=utf-8>\n<meta name=viewport "
+      "content=\"width=device-width,initial-scale=1\">\n<title>isoshard: {0}</title>\n<style>{1}"
+      "</style>\n</head>\n<body>\n<main>\n<h1>isoshard report</h1>\n<div class=\"verdict {2}\">"
+      "<strong>{3}</strong><p>{0}; exit code {4}</p></div>\n",
+      counts_of(report), html::style_sheet(), is_good ? "conforms" : "diverges",
+      is_good ? "All is as it should be" : "Something is wrong", number_of(report, "exit_code"));
+  for (const json& note : part_of(report, "notes"))
+    if (note.is_string()) page += fmt::format("<p>{}</p>\n", escaped(note.get<std::string>()));
+  page += contents_of(report);
+  const std::size_t room = kRows / std::max<std::size_t>(cases.size(), 1);
+  for (std::size_t i = 0; i < cases.size(); ++i) page += case_html(cases[i], i, room);
+  for (std::size_t i = 0; i < curves.size(); ++i) page += curve_html(curves[i], i);
+  for (std::size_t i = 0; i < goldens.size(); ++i) {
+    page += fmt::format(
+        "<section id={0} aria-labelledby={0}-title><h2 id={0}-title>{1}</h2><pre>{2}</pre>"
+        "</section>\n",
+        anchor_of("golden", i), text_of(goldens[i], "name"), text_of(goldens[i], "text"));
+  }
+  page += "<section aria-labelledby=environment><h2 id=environment>Environment</h2>\n";
+  const json environment = report.value("environment", json::object());
+  if (environment.empty())
+    page +=
+        "<p>No variable that may decide how kernels compute was set."
+        "</p>\n";
+  page += "<dl>";
+  for (const auto& [name, value] : environment.items()) {
+    page += fmt::format("<dt class=name>{}</dt><dd class=name>{}</dd>", escaped(name),
+                        escaped(value.is_string() ? value.get<std::string>() : value.dump()));
+  }
+  return page + "</dl></section>\n</main>\n</body>\n</html>\n";
+}
+
+}  // namespace isoshard

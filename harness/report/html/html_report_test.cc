@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Claims about the page: it says what the report says, where, and lets nothing of a report run.
+#include "harness/report/html/html_report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "core/base/error.h"
+
+namespace isoshard {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+using testing::Not;
+using testing::ThrowsMessage;
+
+json tensor(const std::string& name, const std::string& stage, double error, double allowed) {
+  return {{"step", 0},
+          {"kind", stage == "forward" ? "activation" : "grad"},
+          {"name", name},
+          {"call", 0},
+          {"stage", stage},
+          {"level", "perturbed"},
+          {"within", error <= allowed},
+          {"unequal", error > 0 ? 7 : 0},
+          {"relative_error", error},
+          {"allowed_relative_error", allowed},
+          {"insensitive", false}};
+}
+
+json a_report() {
+  json item = {{"schema", 1},
+               {"case", "qwen2_tp2_dp2"},
+               {"status", "diverges"},
+               {"strength", nullptr},
+               {"reason", "1 of 4 tensors diverges"},
+               {"subject", "autotp"},
+               {"mesh", {{{"axis", "dp"}, {"degree", 2}}, {{"axis", "tp"}, {"degree", 2}}}},
+               {"findings",
+                {{{"step", 0},
+                  {"kind", "grad"},
+                  {"name", "model.layers.1.mlp.down_proj.weight"},
+                  {"call", 0},
+                  {"stage", "parameter gradient"},
+                  {"what", "differs"},
+                  {"evidence", "scale 2"},
+                  {"diagnosis", "scale 2 = dp"},
+                  {"ranks", {1, 3}},
+                  {"confirmed", true}}}},
+               {"tensors",
+                {tensor("model.embed_tokens", "forward", 0, 1e-3),
+                 tensor("model.layers.0.mlp.down_proj", "forward", 2e-4, 1e-3),
+                 tensor("model.layers.1.mlp.down_proj", "forward", 8e-4, 1e-3),
+                 tensor("model.layers.1.mlp.down_proj.weight", "parameter gradient", 1, 1e-3),
+                 tensor("model.layers.0.mlp.down_proj.weight", "parameter gradient", 0, 1e-3)}}};
+  return {{"schema", 1},  {"exit_code", 1},         {"cases", {item}},
+          {"tables", {}}, {"notes", json::array()}, {"environment", {{"OMP_NUM_THREADS", "1"}}}};
+}
+
+TEST(HtmlReport, TellsTheVerdictBeforeAnythingElse) {
+  const std::string page = html_of(a_report());
+
+  EXPECT_THAT(page, HasSubstr("<strong>Something is wrong</strong><p>1 diverges; exit code 1"));
+  EXPECT_LT(page.find("Something is wrong"), page.find("<section"));
+  EXPECT_THAT(page, HasSubstr("<strong>DIVERGES</strong>"));
+  EXPECT_THAT(page, HasSubstr("dp 2 x tp 2"));
+  EXPECT_THAT(page, HasSubstr("<dt>Likely cause</dt><dd>scale 2 = dp</dd>"));
+  EXPECT_THAT(page, HasSubstr("<dt>Ranks</dt><dd>1, 3</dd>"));
+}
+
+TEST(HtmlReport, FramesTheCellWhereTheRunFirstDiverges) {
+  const std::string page = html_of(a_report());
+
+  const std::size_t row = page.find("<th scope=row>layer 1</th>");
+  ASSERT_NE(row, page.npos);
+  const std::string cells = page.substr(row, page.find("</tr>", row) - row);
+  EXPECT_THAT(cells, HasSubstr(">80 %</td>"));
+  EXPECT_THAT(cells, HasSubstr("class=\"s3 here\""));
+  EXPECT_THAT(cells, HasSubstr("1e+03 x"));
+  const std::size_t other = page.find("<th scope=row>layer 0</th>");
+  EXPECT_LT(other, row);
+  EXPECT_THAT(page.substr(other, row - other), Not(HasSubstr("here")));
+  EXPECT_THAT(page.substr(other, row - other), HasSubstr(">equal</td>"));
+}
+
+TEST(HtmlReport, ShowsTheTensorsBeforeAndAfterTheFirstDivergence) {
+  const std::string page = html_of(a_report());
+
+  const std::size_t table = page.find("<caption>Around the first divergence");
+  ASSERT_NE(table, page.npos);
+  const std::string rows = page.substr(table, page.find("</table>", table) - table);
+  EXPECT_LT(rows.find("model.layers.1.mlp.down_proj</th>"), rows.find("<tr class=here>"));
+  EXPECT_GT(rows.find("model.layers.0.mlp.down_proj.weight"), rows.find("<tr class=here>"));
+}
+
+TEST(HtmlReport, LetsNothingOfAReportBecomeMarkup) {
+  json report = a_report();
+  const std::string evil = "<script>alert(\"1\")</script>&\x01";
+  report["cases"][0]["case"] = evil;
+  report["cases"][0]["reason"] = evil;
+  report["cases"][0]["findings"][0]["diagnosis"] = evil;
+  report["cases"][0]["tensors"][0]["name"] = evil;
+  report["environment"] = {{evil, evil}};
+  report["notes"] = {evil};
+
+  const std::string page = html_of(report);
+
+  EXPECT_THAT(page, Not(HasSubstr("<script")));
+  EXPECT_THAT(page, HasSubstr("&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt;&amp;\\x01"));
+}
+
+TEST(HtmlReport, NeedsNoNetworkAndIsBelowTwoMegabytes) {
+  json report = a_report();
+  const std::string long_name = "model.layers.1." + std::string(60, 'm') + ".weight";
+  for (int i = 0; i < 20'000; ++i)
+    report["cases"][0]["tensors"].push_back(tensor(long_name, "parameter gradient", 1e-4, 1e-3));
+
+  const std::string page = html_of(report);
+
+  EXPECT_LT(page.size(), 2'000'000U);
+  EXPECT_THAT(page, HasSubstr("16005 tensors that use less are left out"));
+  for (const char* const reference : {"http:", "https:", "src=", "@import", "url("})
+    EXPECT_THAT(page, Not(HasSubstr(reference)));
+}
+
+TEST(HtmlReport, RefusesWhatIsNoReport) {
+  EXPECT_THAT([] { (void)html_of(json::array()); },
+              ThrowsMessage<FileError>(HasSubstr("a report must be a JSON object of schema 1")));
+  EXPECT_THAT(
+      [] {
+        (void)html_of({{"schema", 2}});
+      },
+      ThrowsMessage<FileError>(HasSubstr("schema 1")));
+}
+
+}  // namespace
+}  // namespace isoshard
