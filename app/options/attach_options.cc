@@ -144,6 +144,11 @@ std::vector<std::string> fit_to_job(const ParsedOptions& options, std::vector<Ca
   return skipped;
 }
 
+std::string library_of_job() {
+  const AttachedJob* const job = joined().job.get();
+  return job == nullptr ? "" : job->library();
+}
+
 int leave_job(int code) {
   Joined& own = joined();
   if (own.launcher == nullptr) return code;

@@ -18,6 +18,7 @@
 
 #include "core/base/error.h"
 #include "core/comm/collective.h"
+#include "core/comm/region/region.h"
 #include "core/comm/shm/shm_world.h"
 #include "core/system/standard_descriptors.h"
 #include "harness/world/forked/crash_handler.h"
