@@ -65,13 +65,14 @@ JobRounding job_rounding(const std::vector<ProcessRounding>& processes) {
                                   ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "), key.first,
                                   processes[ranks.front()].cpu, digest_text(key.second)));
   }
-  return {.digest = 0,
-          .difference = fmt::format(
-              "CPUs differ: {} round{} otherwise than rank 0 on {} ({}, {}), where references run; "
-              "so runs are judged within the bounds of the plain reference, and not bit by bit; "
-              "take hosts with one type of CPU to have them judged to the bit",
-              fmt::join(clauses, "; "), others.size() == 1 ? "s" : "", first.host, first.cpu,
-              digest_text(first.digest))};
+  return {
+      .digest = 0,
+      .difference = fmt::format(
+          "CPUs differ: {} round{} otherwise than rank 0 on {} ({}, {}), where references run; "
+          "so runs are judged within the bounds of the plain reference, not bit by bit, and copies "
+          "that both compute, as replicas are, may differ; take hosts with one type of CPU",
+          fmt::join(clauses, "; "), others.size() == 1 ? "s" : "", first.host, first.cpu,
+          digest_text(first.digest))};
 }
 
 const JobRounding& rounding_of_job(Launcher& launcher) {
