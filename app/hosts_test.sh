@@ -53,7 +53,8 @@ distant_hosts() {
   [[ -c /dev/net/tun ]] || { echo "skipped: needs /dev/net/tun"; exit 77; }
   add_host h1
   add_host h2
-  "$slow_link" "$1" "$prefix-h1" eth0 "$prefix-h2" eth0 >cable &
+  : >cable
+  "$slow_link" "$1" "$prefix-h1" eth0 "$prefix-h2" eth0 >>cable &
   until grep -q ready cable; do kill -0 $! || fail "the cable broke"; done
   ip -n "$prefix-h1" addr add 10.77.0.1/24 dev eth0
   ip -n "$prefix-h2" addr add 10.77.0.2/24 dev eth0
