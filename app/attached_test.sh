@@ -116,6 +116,27 @@ case $scenario in
     [[ $got == 4 ]] || fail "exit code must be 4, got $got"
     says_once 'rank 1 on .*: isoshard: \./model: there is no such file'
     ;;
+  other_cpu)
+    # Rank 1 computes with other kernels, as another type of CPU does.
+    # So replicas drift apart, in training as here: that is found, and the reason is told.
+    expect 1 1 verify --preset small --attach --subjects ddp --dp 2 --dtype fp32 \
+      --output-dir other : -n 1 -x ATEN_CPU_CAPABILITY=default "$program" verify --preset small \
+      --attach --subjects ddp --dp 2 --dtype fp32 --output-dir other
+    says_once 'CPUs differ: rank 1 on .* rounds otherwise than rank 0'
+    grep -q 'CPUs differ: rank 1' other/report.txt || fail "the report must say that CPUs differ"
+    says '^DIVERGES .* first parameter after step .* copies differ over dp on rank 1'
+    ;;
+  many)
+    # More ranks than share memory, most of which have no part in a case of 32.
+    expect 0 64 verify --preset small --attach --subjects ddp --dp 64 --dtype fp32
+    says '^CONFORMS \(exact.* ddp qwen2_dp64'
+    expect 0 33 verify --preset small --attach --subjects autotp --tp 2 --dp 16 --dtype fp32
+    says '^CONFORMS \(exact.* autotp qwen2_tp2_dp16'
+    got=0
+    "$program" verify --preset small --subjects ddp --dp 32 --dtype fp32 >output 2>&1 || got=$?
+    [[ $got == 2 ]] || fail "more forked ranks than 16 must end with 2, got $got"
+    says 'needs 32 ranks; forked ranks are from 1 to 16: start more with mpirun -n 32 and --attach'
+    ;;
   killed)
     strike KILL 2
     [[ $code == 137 ]] || fail "exit code must be mpirun's 137, got $code"

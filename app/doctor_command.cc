@@ -15,7 +15,10 @@
 #include <string_view>
 #include <vector>
 
+#include "app/cluster/cluster.h"
+#include "app/cluster/probe.h"
 #include "app/commands.h"
+#include "app/options/attach_options.h"
 #include "core/base/error.h"
 #include "core/comm/backend.h"
 #include "fixtures/inputs/inputs.h"
@@ -156,7 +159,33 @@ std::string resource_spec() {
       .dump(1);
 }
 
+int end(const Problems& problems, std::string_view ready) {
+  if (problems.count() == 0) {
+    print("ready: {}\n", ready);
+    return kExitConforms;
+  }
+  print("{} problem{}\n", problems.count(), problems.count() == 1 ? "" : "s");
+  return kExitInfrastructure;
+}
+
+/// The hosts of the job beside each other. All processes measure, and find the same.
+int run_attached(int num_ranks) {
+  const Cluster cluster =
+      probe_cluster(default_launcher(), num_ranks, facts_of_this_host(library_of_job()));
+  print(cluster_table(cluster));
+  Problems problems;
+  for (const std::string& finding : cluster_findings(cluster)) problems.add(finding);
+  return end(problems, fmt::format("mpirun -n {} isoshard verify --attach", num_ranks));
+}
+
 int run_doctor(const ParsedOptions& options) {
+  const int num_ranks = ranks_of_job(options);
+  if (num_ranks > 0 && options.get<bool>("resource-spec")) {
+    throw UsageError(
+        "--resource-spec is about the GPUs of one machine, and --attach about a job; leave one of "
+        "them out");
+  }
+  if (num_ranks > 0) return run_attached(num_ranks);
   if (options.get<bool>("resource-spec")) {
     print("{}\n", resource_spec());
     return kExitConforms;
@@ -165,12 +194,7 @@ int run_doctor(const ParsedOptions& options) {
   show_machine(problems);
   show_build(problems);
   self_test(problems);
-  if (problems.count() == 0) {
-    print("ready: isoshard verify\n");
-    return kExitConforms;
-  }
-  print("{} problem{}\n", problems.count(), problems.count() == 1 ? "" : "s");
-  return kExitInfrastructure;
+  return end(problems, "isoshard verify");
 }
 
 }  // namespace
@@ -178,11 +202,16 @@ int run_doctor(const ParsedOptions& options) {
 Command doctor_command() {
   return {
       "doctor",
-      "show what is installed and what the machine offers, and run a 2-rank self-test",
+      "show what is installed and what the machine offers, and run a 2-rank self-test; of the "
+      "hosts "
+      "of a job, what differs",
       "doctor [options]",
       "  isoshard doctor\n"
+      "  mpirun -n 8 --hostfile hosts isoshard doctor --attach   versions, rounding, clocks, links "
+      "and programs of all hosts\n"
       "  isoshard doctor --resource-spec > gpus.json   for ctest --resource-spec-file gpus.json",
       [](OptionTable& table) {
+        declare_attach_options(table);
         table.group("output")(
             "resource-spec", boost::program_options::bool_switch(),
             "print the GPUs of this machine as ctest takes them, and nothing else");

@@ -15,6 +15,7 @@
 
 #include "core/base/error.h"
 #include "core/comm/attached_job.h"
+#include "fixtures/cases/world_size.h"
 #include "harness/cli/output.h"
 #include "harness/verdict/exit_code.h"
 #include "harness/world/attached/attached_launcher.h"
@@ -56,6 +57,16 @@ void refuse_several_processes() {
       fmt::format("mpirun started {} processes, each of which would run all ranks of its own; add "
                   "--attach, or leave mpirun out",
                   size));
+}
+
+void refuse_more_than_fork(const std::vector<Case>& cases) {
+  for (const Case& item : cases) {
+    if (item.world_size() <= kMaxWorldSize) continue;
+    throw UsageError(
+        fmt::format("{} needs {} ranks; forked ranks are from 1 to {}: start more with mpirun -n "
+                    "{} and --attach",
+                    describe(item.degrees), item.world_size(), kMaxWorldSize, item.world_size()));
+  }
 }
 
 void check_size(const ParsedOptions& options, int size) {
@@ -120,7 +131,10 @@ int ranks_of_job(const ParsedOptions& options) {
 
 std::vector<std::string> fit_to_job(const ParsedOptions& options, std::vector<Case>& cases) {
   const int num_ranks = ranks_of_job(options);
-  if (num_ranks == 0) return {};
+  if (num_ranks == 0) {
+    refuse_more_than_fork(cases);
+    return {};
+  }
   std::vector<std::string> skipped;
   int most = 0;
   std::erase_if(cases, [&](const Case& item) {
@@ -142,6 +156,11 @@ std::vector<std::string> fit_to_job(const ParsedOptions& options, std::vector<Ca
                     num_ranks, most));
   }
   return skipped;
+}
+
+std::string library_of_job() {
+  const AttachedJob* const job = joined().job.get();
+  return job == nullptr ? "" : job->library();
 }
 
 int leave_job(int code) {

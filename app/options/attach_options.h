@@ -35,6 +35,9 @@ void join_job(const std::vector<std::string>& arguments);
 /// Errors   as above, but for the cases.
 [[nodiscard]] int ranks_of_job(const ParsedOptions& options);
 
+/// What the job's MPI calls itself; empty without a job.
+[[nodiscard]] std::string library_of_job();
+
 /// Agrees on the exit code: the most severe one of all processes. A process whose error the one
 /// that prints does not share tells its own. Ranks    collective over the job; the last that a
 /// process does.

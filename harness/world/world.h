@@ -15,7 +15,7 @@
 namespace isoshard {
 
 struct WorldOptions {
-  int size = 1;  ///< 1 to 16
+  int size = 1;  ///< 1 to 16 where ranks share memory, to 1024 on processes of mpirun
   /// Shown in reports, for example the case's slug.
   std::string name{};
   /// Of each rank's process, as ps shows it (harness/world/process_name.h); empty: the caller's.

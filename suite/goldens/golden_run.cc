@@ -22,10 +22,12 @@
 #include "harness/bundle/run_settings.h"
 #include "harness/judge/judge.h"
 #include "harness/trace/clipped.h"
+#include "harness/world/forked/forked_world.h"
 #include "harness/world/machine.h"
 #include "subjects/model/config/builtin.h"
 #include "subjects/model/model.h"
 #include "subjects/registry/subject_spec.h"
+#include "suite/record/job_rounding.h"
 #include "suite/reference/reference.h"
 #include "suite/train/judge_training.h"
 
@@ -179,7 +181,7 @@ void refuse_stale(const GoldenSpec& spec, const Golden& golden, const Golden& id
 }  // namespace
 
 Golden golden_identity(const GoldenSpec& spec) {
-  static const std::uint64_t arithmetic = arithmetic_digest();
+  const std::uint64_t arithmetic = rounding_of_job(default_launcher()).digest;
   static const std::string cpu = this_machine().cpu;
   Golden golden;
   golden.name = spec.name;

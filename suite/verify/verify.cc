@@ -20,11 +20,13 @@
 #include "fixtures/weights/shared_weights.h"
 #include "harness/bundle/bundle.h"
 #include "harness/verdict/exit_code.h"
+#include "harness/world/forked/forked_world.h"
 #include "harness/world/host_pause.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/machine.h"
 #include "suite/faults/fault.h"
 #include "suite/record/expected_calls.h"
+#include "suite/record/job_rounding.h"
 #include "suite/record/run_case.h"
 #include "suite/reference/warm_up_training.h"
 #include "suite/verify/verify_case.h"
@@ -82,12 +84,15 @@ class BundleDump : public VerifyObserver {
   VerifyObserver& next_;
 };
 
-JudgePlan judge_plan_of(const VerifyPlan& plan) {
+JudgePlan judge_plan_of(const VerifyPlan& plan, bool rounds_alike) {
   JudgePlan result;
   // A benign variation is legal, but not what its subject declares.
   const bool is_benign = !plan.fault.empty() && !find_fault(plan.fault).expected.has_value();
-  result.reference =
-      plan.reference == ReferenceKind::kAuto && is_benign ? ReferenceKind::kPlain : plan.reference;
+  // One process emulates all ranks: what those on another CPU compute has other bits.
+  const bool has_other_bits = is_benign || !rounds_alike;
+  result.reference = plan.reference == ReferenceKind::kAuto && has_other_bits
+                         ? ReferenceKind::kPlain
+                         : plan.reference;
   result.fault = plan.fault;
   result.tables = plan.tables;
   result.repeat = plan.repeat;
@@ -150,11 +155,16 @@ Report verify(const VerifyPlan& plan, VerifyObserver& observer) {
   const SharedWeights weights(plan.cases);
   require_unchanged_inputs();
   BundleDump dump(plan, observer);
-  CaseJudge judge(judge_plan_of(plan), plan.dump.empty() ? observer : dump);
+  const std::string rounding = difference_in_rounding(default_launcher());
+  CaseJudge judge(judge_plan_of(plan, rounding.empty()), plan.dump.empty() ? observer : dump);
   // A run with a fault differs: its references are asked for again.
   if (plan.fault.empty()) judge.announce(plan.cases);
   Report report;
   report.notes = plan.notes;
+  if (!rounding.empty()) {
+    observer.on_note(rounding);
+    report.notes.push_back(rounding);
+  }
   report.environment = settings_in_environment();
   std::size_t judged = 0;
   for (const Case& item : plan.cases) {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -87,7 +88,9 @@ std::string row_of(const nlohmann::json& tensor) {
   static const std::regex kLayer(R"((?:^|\.)(?:layers|h)\.(\d+)(?:\.|$))");
   static const std::regex kBefore(R"(embed|wte|wpe|(^|\.)drop$)");
   const std::string kind = tensor.value("kind", std::string());
-  if (kind == "scalar" || kind == "norm" || kind == "data") return "whole step";
+  constexpr std::array<std::string_view, 6> kOfParts = {"activation", "activation_grad", "param",
+                                                        "grad",       "optimizer",       "mask"};
+  if (std::ranges::find(kOfParts, kind) == kOfParts.end()) return "whole step";
   const std::string name = tensor.value("name", std::string());
   std::smatch match;
   if (std::regex_search(name, match, kLayer)) return "layer " + match[1].str();

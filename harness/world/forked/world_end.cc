@@ -54,7 +54,7 @@ bool has_entered(const Journal& journal, int rank, const CollectiveCall& call) {
 template <class Candidate>
 int missing_member(const Journal& journal, const JournalEntry& entry, Candidate candidate) {
   for (int member = 0; member < journal.num_ranks(); ++member) {
-    if ((entry.group_members >> member & 1U) != 0 && candidate(member) &&
+    if (entry.group_members.contains(member) && candidate(member) &&
         !has_entered(journal, member, entry.call))
       return member;
   }

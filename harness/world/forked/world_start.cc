@@ -18,6 +18,7 @@
 
 #include "core/base/error.h"
 #include "core/comm/collective.h"
+#include "core/comm/region/region.h"
 #include "core/comm/shm/shm_world.h"
 #include "core/system/standard_descriptors.h"
 #include "harness/world/forked/crash_handler.h"
@@ -92,9 +93,12 @@ Ends make_channel(int rank) {
 }
 
 int checked_size(int size) {
-  if (size < 1 || size > kMaxRanks)
+  if (size < 1 || size > kMaxRegionRanks) {
     throw UsageError(
-        fmt::format("the number of ranks must be from 1 to {}, got {}", kMaxRanks, size));
+        fmt::format("the number of forked ranks must be from 1 to {}, got {}; start more with "
+                    "mpirun -n {} and --attach",
+                    kMaxRegionRanks, size, size));
+  }
   return size;
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "core/comm/communicator.h"
 #include "core/comm/transport.h"
@@ -40,6 +41,9 @@ class AttachedJob {
   /// The last call: the process may end from here on.
   /// Ranks   collective over the job.
   virtual void finish() = 0;
+  /// What the library below calls itself: "Open MPI v4.1.4".
+  /// Ranks   local.
+  [[nodiscard]] virtual std::string library() const = 0;
   /// Ends all processes of the job. Their launcher hands the code on.
   /// Ranks   local.
   [[noreturn]] virtual void end_all(int code) noexcept = 0;

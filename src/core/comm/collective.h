@@ -28,9 +28,9 @@ enum class CollectiveOp : std::uint8_t {
 };
 inline constexpr int kNumCollectiveOps = static_cast<int>(CollectiveOp::kSendRecv) + 1;
 inline constexpr int kNumPurposes = static_cast<int>(Purpose::kSetup) + 1;
-inline constexpr int kMaxRanks = 16;
-inline constexpr std::uint32_t kMaxGroups = 512;           ///< of two ranks and more, per rank
-inline constexpr std::uint32_t kGroupOfOne = 0xffffffffU;  ///< the group_id of every group of one
+inline constexpr int kMaxRanks = 1024;  ///< of a world; a backend may have a limit of its own
+inline constexpr std::uint32_t kMaxGroups = 512;  ///< of two ranks and more, per rank
+inline constexpr std::uint64_t kGroupOfOne = ~std::uint64_t{0};  ///< the id of every group of one
 
 /// all_reduce, all_gather, reduce_scatter, broadcast, barrier, split, all_gather_uneven,
 /// reduce_scatter_uneven, all_to_all, send, recv, send_recv.
@@ -46,7 +46,7 @@ struct CollectiveCall {
   Reduction reduction = Reduction::kSum;
   std::int32_t root = 0;  ///< of send and recv: the world rank of the other side
   std::int64_t count = 0;
-  std::uint32_t group_id = 0;
+  std::uint64_t group_id = 0;
   /// The number of this call on its group, counted from 1; it is equal on all ranks of the group.
   std::uint64_t group_sequence = 0;
 };

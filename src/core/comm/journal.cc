@@ -15,26 +15,41 @@ namespace {
 
 using Word = std::atomic<std::uint64_t>;
 static_assert(Word::is_always_lock_free, "the journal is shared between processes");
-using Words = std::array<std::uint64_t, Journal::kEntryWords>;
 
 // Words of an entry: 0 sequence << 1 | done, written last and checked after reading; 1 op, purpose,
-// axis, dtype, reduction, one byte each, group size in the sixth; 2 count; 3 root; 4 group id and
-// members; 5 group sequence.
-Words encode(const JournalEntry& entry) noexcept {
+// axis, dtype, reduction, one byte each, then the group's size; 2 count; 3 root; 4 group id; 5
+// group sequence; from 6 on the group's members, as many words as the world's ranks need.
+constexpr std::size_t kFixedWords = 6;
+constexpr std::size_t kMaxEntryWords = kFixedWords + RankSet::kMaxWords;
+using Words = std::array<std::uint64_t, kMaxEntryWords>;
+
+constexpr std::size_t used_words(int num_ranks) {
+  return kFixedWords +
+         static_cast<std::size_t>((num_ranks + RankSet::kWordBits - 1) / RankSet::kWordBits);
+}
+
+// Whole cache lines.
+constexpr std::size_t entry_words(int num_ranks) {
+  constexpr std::size_t kLine = 64 / sizeof(Word);
+  return (used_words(num_ranks) + kLine - 1) / kLine * kLine;
+}
+
+void encode(const JournalEntry& entry, std::size_t num_words, Words& words) noexcept {
   const CollectiveCall& call = entry.call;
   const auto byte = [](auto value, int position) {
     return static_cast<std::uint64_t>(value) << (8 * position);
   };
-  return {0,
-          byte(call.op, 0) | byte(call.purpose, 1) | byte(call.axis, 2) | byte(call.dtype, 3) |
-              byte(call.reduction, 4) | byte(entry.group_size, 5),
-          static_cast<std::uint64_t>(call.count),
-          static_cast<std::uint32_t>(call.root),
-          static_cast<std::uint64_t>(call.group_id) << 32 | entry.group_members,
-          call.group_sequence};
+  words[1] = byte(call.op, 0) | byte(call.purpose, 1) | byte(call.axis, 2) | byte(call.dtype, 3) |
+             byte(call.reduction, 4) | byte(entry.group_size, 5);
+  words[2] = static_cast<std::uint64_t>(call.count);
+  words[3] = static_cast<std::uint32_t>(call.root);
+  words[4] = call.group_id;
+  words[5] = call.group_sequence;
+  std::copy_n(entry.group_members.words.begin(), num_words - kFixedWords,
+              words.begin() + kFixedWords);
 }
 
-JournalEntry decode(const Words& words, std::uint64_t head) noexcept {
+JournalEntry decode(const Words& words, std::size_t num_words, std::uint64_t head) noexcept {
   const auto byte = [&](int position) {
     return static_cast<std::uint8_t>(words[1] >> (8 * position));
   };
@@ -44,12 +59,13 @@ JournalEntry decode(const Words& words, std::uint64_t head) noexcept {
   entry.call.axis = static_cast<Axis>(byte(2));
   entry.call.dtype = static_cast<Dtype>(byte(3));
   entry.call.reduction = static_cast<Reduction>(byte(4));
-  entry.group_size = byte(5);
+  entry.group_size = static_cast<std::uint32_t>(words[1] >> (8 * 5));
   entry.call.count = static_cast<std::int64_t>(words[2]);
   entry.call.root = static_cast<std::int32_t>(static_cast<std::uint32_t>(words[3]));
-  entry.call.group_id = static_cast<std::uint32_t>(words[4] >> 32);
-  entry.group_members = static_cast<std::uint32_t>(words[4]);
+  entry.call.group_id = words[4];
   entry.call.group_sequence = words[5];
+  std::copy_n(words.begin() + kFixedWords, num_words - kFixedWords,
+              entry.group_members.words.begin());
   entry.sequence = head >> 1;
   entry.state = (head & 1) != 0 ? CallState::kDone : CallState::kEntered;
   return entry;
@@ -66,54 +82,82 @@ std::string_view plural(const std::vector<int>& ranks, std::string_view one,
 
 }  // namespace
 
+/// How far a rank is in a group. The id is written once, and read before the sequence.
+struct Progress {
+  Word group;  ///< 1 + group_id, 0 while it is free
+  Word sequence;
+};
+
+// The entries of its ring follow it.
 struct alignas(64) Journal::Lane {
   Word num_calls;
   std::array<std::array<Word, kNumPurposes>, kNumCollectiveOps> counts;
-  /// 1 + group_id in the upper half, group_sequence in the lower; found by a hash of the id, then
-  /// upwards
-  std::array<Word, kMaxGroups> last_entered;
-  std::array<std::array<Word, kEntryWords>, kDepth> ring;
+  std::array<Progress, kMaxGroups> last_entered;  ///< found by a hash of the id, then upwards
 
-  /// The word of a group, or the free one that is to become it; null if there is none left.
-  Word* last_entered_of(std::uint32_t group_id) noexcept {
+  /// That of a group, or the free one that is to become it; null if there is none left.
+  Progress* last_entered_of(std::uint64_t group_id) noexcept {
     static_assert(kMaxGroups == 1U << 9);
-    const std::uint32_t first = (group_id * 0x9e3779b1U) >> (32 - 9);
-    for (std::uint32_t step = 0; step < kMaxGroups; ++step) {
-      Word& word = last_entered[(first + step) % kMaxGroups];
-      const std::uint64_t found = word.load() >> 32;
-      if (found == 0 || found == std::uint64_t{group_id} + 1) return &word;
+    const std::uint64_t first = (group_id * 0x9e3779b97f4a7c15U) >> (64 - 9);
+    for (std::uint64_t step = 0; step < kMaxGroups; ++step) {
+      Progress& progress = last_entered[(first + step) % kMaxGroups];
+      const std::uint64_t found = progress.group.load(std::memory_order_acquire);
+      if (found == 0 || found == group_id + 1) return &progress;
     }
     return nullptr;
   }
-  void enter_group(std::uint32_t group_id, std::uint64_t sequence) noexcept {
+  void enter_group(std::uint64_t group_id, std::uint64_t sequence) noexcept {
     if (group_id == kGroupOfOne) return;
-    Word* const word = last_entered_of(group_id);
-    if (word == nullptr) return;
-    const std::uint64_t before = word->load(std::memory_order_relaxed) & 0xffffffffU;
-    word->store((std::uint64_t{group_id} + 1) << 32 | std::max(before, sequence));
+    Progress* const progress = last_entered_of(group_id);
+    if (progress == nullptr) return;
+    const std::uint64_t before = progress->sequence.load(std::memory_order_relaxed);
+    progress->group.store(group_id + 1, std::memory_order_release);
+    progress->sequence.store(std::max(before, sequence));
   }
-  static constexpr std::size_t kWords =
-      1 + kNumCollectiveOps * kNumPurposes + kMaxGroups + kDepth * kEntryWords;
 };
 
+namespace {
+
+constexpr std::size_t words_of_ring(int num_ranks) {
+  return Journal::kDepth * entry_words(num_ranks);
+}
+
+}  // namespace
+
 std::size_t Journal::bytes(int num_ranks) noexcept {
-  return sizeof(Lane) * static_cast<std::size_t>(num_ranks);
+  return (sizeof(Lane) + words_of_ring(num_ranks) * sizeof(Word)) *
+         static_cast<std::size_t>(num_ranks);
+}
+
+Journal::Word* Journal::words_of_lane(int rank) const noexcept {
+  return std::launder(reinterpret_cast<Word*>(memory_ + num_lane_words() * sizeof(Word) *
+                                                            static_cast<std::size_t>(rank)));
 }
 
 Journal::Lane& Journal::lane(int rank) const noexcept {
-  return *std::launder(
-      reinterpret_cast<Lane*>(memory_ + sizeof(Lane) * static_cast<std::size_t>(rank)));
+  return *std::launder(reinterpret_cast<Lane*>(words_of_lane(rank)));
+}
+
+Journal::Word* Journal::slot(int rank, std::uint64_t sequence) const noexcept {
+  return words_of_lane(rank) + sizeof(Lane) / sizeof(Word) +
+         sequence % kDepth * entry_words(num_ranks_);
+}
+
+void Journal::write(int rank, std::uint64_t sequence, std::uint64_t state,
+                    const JournalEntry& entry) noexcept {
+  Words words;  // NOLINT: filled up to num_words
+  const std::size_t num_words = used_words(num_ranks_);
+  encode(entry, num_words, words);
+  Word* const to = slot(rank, sequence);
+  // who reads one of the new words below also reads this, and drops the entry
+  to[0].store(0, std::memory_order_relaxed);
+  for (std::size_t i = 1; i < num_words; ++i) to[i].store(words[i], std::memory_order_release);
+  to[0].store(sequence << 1 | state, std::memory_order_release);
 }
 
 std::uint64_t Journal::enter(int rank, const JournalEntry& entry) noexcept {
   Lane& own = lane(rank);
   const std::uint64_t sequence = own.num_calls.load(std::memory_order_relaxed) + 1;
-  const Words words = encode(entry);
-  auto& slot = own.ring[sequence % kDepth];
-  // who reads one of the new words below also reads this, and drops the entry
-  slot[0].store(0, std::memory_order_relaxed);
-  for (std::size_t i = 1; i < kEntryWords; ++i) slot[i].store(words[i], std::memory_order_release);
-  slot[0].store(sequence << 1, std::memory_order_release);
+  write(rank, sequence, 0, entry);
   Word& count = own.counts[static_cast<std::size_t>(entry.call.op)]
                           [static_cast<std::size_t>(entry.call.purpose)];
   count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
@@ -124,7 +168,7 @@ std::uint64_t Journal::enter(int rank, const JournalEntry& entry) noexcept {
 }
 
 void Journal::finish(int rank, std::uint64_t sequence) noexcept {
-  Word& head = lane(rank).ring[sequence % kDepth][0];
+  Word& head = *slot(rank, sequence);
   // of a transfer that took so long, the entry is gone
   if (head.load(std::memory_order_relaxed) >> 1 != sequence) return;
   head.store(sequence << 1 | 1, std::memory_order_release);
@@ -134,18 +178,48 @@ void Journal::promise(int rank, const CollectiveCall& call) noexcept {
   lane(rank).enter_group(call.group_id, call.group_sequence);
 }
 
-std::size_t Journal::num_lane_words() noexcept {
-  return Lane::kWords;
+std::size_t Journal::num_lane_words() const noexcept {
+  return sizeof(Lane) / sizeof(Word) + words_of_ring(num_ranks_);
 }
 
 void Journal::copy_lane(int rank, std::span<std::uint64_t> words) const noexcept {
-  const auto* const own = reinterpret_cast<const Word*>(&lane(rank));
-  for (std::size_t i = 0; i < Lane::kWords; ++i) words[i] = own[i].load(std::memory_order_relaxed);
+  const Word* const own = words_of_lane(rank);
+  for (std::size_t i = 0; i < num_lane_words(); ++i)
+    words[i] = own[i].load(std::memory_order_relaxed);
 }
 
 void Journal::set_lane(int rank, std::span<const std::uint64_t> words) noexcept {
-  auto* const own = reinterpret_cast<Word*>(&lane(rank));
-  for (std::size_t i = 0; i < Lane::kWords; ++i) own[i].store(words[i], std::memory_order_relaxed);
+  Word* const own = words_of_lane(rank);
+  for (std::size_t i = 0; i < num_lane_words(); ++i)
+    own[i].store(words[i], std::memory_order_relaxed);
+}
+
+// The number of calls, the last entry's words, then id and sequence of each group.
+std::vector<std::uint64_t> Journal::whereabouts(int rank) const {
+  const std::uint64_t newest = num_calls(rank);
+  const Word* const entry = slot(rank, newest);
+  std::vector<std::uint64_t> words = {newest};
+  for (std::size_t i = 0; i < used_words(num_ranks_); ++i)
+    words.push_back(entry[i].load(std::memory_order_relaxed));
+  for (const Progress& progress : lane(rank).last_entered) {
+    const std::uint64_t group = progress.group.load(std::memory_order_relaxed);
+    if (group == 0) continue;
+    words.push_back(group - 1);
+    words.push_back(progress.sequence.load(std::memory_order_relaxed));
+  }
+  return words;
+}
+
+void Journal::set_whereabouts(int rank, std::span<const std::uint64_t> words) noexcept {
+  const std::size_t first_group = 1 + used_words(num_ranks_);
+  if (words.size() < first_group || (words.size() - first_group) % 2 != 0) return;
+  Word* const entry = slot(rank, words[0]);
+  for (std::size_t i = 1; i < first_group; ++i)
+    entry[i - 1].store(words[i], std::memory_order_relaxed);
+  Lane& own = lane(rank);
+  for (std::size_t i = first_group; i < words.size(); i += 2)
+    own.enter_group(words[i], words[i + 1]);
+  own.num_calls.store(words[0]);
 }
 
 std::uint64_t Journal::num_calls(int rank) const noexcept {
@@ -158,13 +232,14 @@ std::uint64_t Journal::num_calls(int rank, CollectiveOp op, Purpose purpose) con
 }
 
 std::optional<JournalEntry> Journal::read(int rank, std::uint64_t sequence) const noexcept {
-  const auto& slot = lane(rank).ring[sequence % kDepth];
-  const std::uint64_t head = slot[0].load(std::memory_order_acquire);
+  const Word* const from = slot(rank, sequence);
+  const std::uint64_t head = from[0].load(std::memory_order_acquire);
   if (head >> 1 != sequence) return std::nullopt;
-  Words words{};
-  for (std::size_t i = 1; i < kEntryWords; ++i) words[i] = slot[i].load(std::memory_order_acquire);
-  if (slot[0].load(std::memory_order_acquire) >> 1 != sequence) return std::nullopt;
-  return decode(words, head);
+  Words words;  // NOLINT: filled up to num_words
+  const std::size_t num_words = used_words(num_ranks_);
+  for (std::size_t i = 1; i < num_words; ++i) words[i] = from[i].load(std::memory_order_acquire);
+  if (from[0].load(std::memory_order_acquire) >> 1 != sequence) return std::nullopt;
+  return decode(words, num_words, head);
 }
 
 std::vector<JournalEntry> Journal::entries(int rank) const {
@@ -182,9 +257,9 @@ std::optional<JournalEntry> Journal::last(int rank) const {
   return newest == 0 ? std::nullopt : read(rank, newest);
 }
 
-std::uint64_t Journal::last_entered(int rank, std::uint32_t group_id) const noexcept {
-  const Word* const word = lane(rank).last_entered_of(group_id);
-  return word == nullptr ? 0 : word->load() & 0xffffffffU;
+std::uint64_t Journal::last_entered(int rank, std::uint64_t group_id) const noexcept {
+  const Progress* const progress = lane(rank).last_entered_of(group_id);
+  return progress == nullptr ? 0 : progress->sequence.load();
 }
 
 std::string Journal::last_call_in_words(int rank) const {
@@ -212,7 +287,7 @@ std::string Journal::describe_hang() const {
     std::vector<int> waiting;
     std::vector<int> missing;
     for (int member = 0; member < num_ranks_; ++member) {
-      if ((entry->group_members >> member & 1U) == 0) continue;
+      if (!entry->group_members.contains(member)) continue;
       if (is_in(member, entry->call)) {
         waiting.push_back(member);
       } else if (!has_passed(member, entry->call)) {
@@ -238,19 +313,22 @@ std::string Journal::describe_hang() const {
 }
 
 // Extends the path, whose last rank waits in its last entry, until it returns to its first rank.
-bool Journal::find_circle(std::vector<JournalEntry>& path, std::vector<int>& ranks) const {
+// From a rank that was seen there is no way there, or it is in the path.
+bool Journal::find_circle(std::vector<JournalEntry>& path, std::vector<int>& ranks,
+                          RankSet& seen) const {
   const JournalEntry waiting = path.back();
   for (int member = 0; member < num_ranks_; ++member) {
-    const bool missing = (waiting.group_members >> member & 1U) != 0 &&
+    const bool missing = waiting.group_members.contains(member) &&
                          last_entered(member, waiting.call.group_id) < waiting.call.group_sequence;
     if (!missing) continue;
     if (member == ranks.front()) return true;
-    if (std::ranges::find(ranks, member) != ranks.end()) continue;
+    if (seen.contains(member)) continue;
+    seen.insert(member);
     const auto entry = last(member);
     if (!entry || entry->state == CallState::kDone) continue;
     path.push_back(*entry);
     ranks.push_back(member);
-    if (find_circle(path, ranks)) return true;
+    if (find_circle(path, ranks, seen)) return true;
     path.pop_back();
     ranks.pop_back();
   }
@@ -262,7 +340,8 @@ std::string Journal::describe_circular_wait(int rank) const {
   if (!own || own->state == CallState::kDone) return {};
   std::vector<JournalEntry> path = {*own};
   std::vector<int> ranks = {rank};
-  if (!find_circle(path, ranks)) return {};
+  RankSet seen = {rank};
+  if (!find_circle(path, ranks, seen)) return {};
   // The ranks were looked at one after the other. If every one still is in the same call and still
   // lacks the next one, then between the two looks all of this was true at once.
   std::vector<std::string> clauses;

@@ -2,8 +2,11 @@
 /// The last calls of every rank, in shared memory. The controller can read them, even after a rank
 /// has died.
 #pragma once
+#include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,11 +18,38 @@ namespace isoshard {
 
 enum class CallState : std::uint8_t { kEntered, kDone };
 
+/// World ranks.
+class RankSet {
+ public:
+  static constexpr int kWordBits = 64;
+  static constexpr std::size_t kMaxWords = kMaxRanks / kWordBits;
+
+  constexpr RankSet() = default;
+  constexpr RankSet(std::initializer_list<int> ranks) {
+    for (const int rank : ranks) insert(rank);
+  }
+  constexpr void insert(int rank) noexcept { words[word_of(rank)] |= bit_of(rank); }
+  [[nodiscard]] constexpr bool contains(int rank) const noexcept {
+    return (words[word_of(rank)] & bit_of(rank)) != 0;
+  }
+  [[nodiscard]] constexpr bool operator==(const RankSet&) const = default;
+
+  std::array<std::uint64_t, kMaxWords> words{};  ///< rank r is bit r % 64 of word r / 64
+
+ private:
+  static constexpr std::size_t word_of(int rank) noexcept {
+    return static_cast<std::size_t>(rank / kWordBits);
+  }
+  static constexpr std::uint64_t bit_of(int rank) noexcept {
+    return std::uint64_t{1} << (rank % kWordBits);
+  }
+};
+
 struct JournalEntry {
   CollectiveCall call;
   std::uint64_t sequence = 0;  ///< the number of this call of the rank on any group, from 1
   std::uint32_t group_size = 1;
-  std::uint32_t group_members = 0;  ///< bit r is set if world rank r is in the group
+  RankSet group_members;
   CallState state = CallState::kEntered;
 };
 
@@ -34,7 +64,6 @@ struct JournalEntry {
 class Journal {
  public:
   static constexpr std::size_t kDepth = 64;
-  static constexpr std::size_t kEntryWords = 8;
 
   /// Bytes of the region for `num_ranks` ranks.
   [[nodiscard]] static std::size_t bytes(int num_ranks) noexcept;
@@ -52,9 +81,14 @@ class Journal {
 
   /// All that is known of a rank, as plain words that can be sent to a process without this memory.
   /// Only while nobody writes to the lanes.
-  [[nodiscard]] static std::size_t num_lane_words() noexcept;
+  [[nodiscard]] std::size_t num_lane_words() const noexcept;
   void copy_lane(int rank, std::span<std::uint64_t> words) const noexcept;
   void set_lane(int rank, std::span<const std::uint64_t> words) noexcept;
+  /// Where a rank is: its last call, and how far it is in each of its groups. Much shorter than its
+  /// lane, which knows earlier calls too. Only while nobody writes to the lanes.
+  [[nodiscard]] std::vector<std::uint64_t> whereabouts(int rank) const;
+  /// Words that whereabouts() did not make are left out.
+  void set_whereabouts(int rank, std::span<const std::uint64_t> words) noexcept;
 
   /// Calls entered by `rank` since the start; in the second form, those of one op and purpose.
   [[nodiscard]] std::uint64_t num_calls(int rank) const noexcept;
@@ -66,8 +100,8 @@ class Journal {
   /// "in all_reduce #7 (...)", "after all_reduce #6 (...)" or "before its first collective".
   [[nodiscard]] std::string last_call_in_words(int rank) const;
   /// The last call that `rank` entered or promised on a group, as its group_sequence; 0 if none.
-  /// Exact, however long ago it was, for up to kMaxGroups groups a rank and 2^32 calls on each.
-  [[nodiscard]] std::uint64_t last_entered(int rank, std::uint32_t group_id) const noexcept;
+  /// Exact, however long ago it was, for up to kMaxGroups groups a rank.
+  [[nodiscard]] std::uint64_t last_entered(int rank, std::uint64_t group_id) const noexcept;
   /// Who waits for whom, one clause per pending call: "rank 1 has not entered all_reduce #7
   /// (grad_reduce, dp, sum, fp32 x 1024); ranks 0, 2 wait in it". A rank that entered something
   /// else is named with it. Empty if nothing is pending.
@@ -79,9 +113,16 @@ class Journal {
 
  private:
   struct Lane;
+  using Word = std::atomic<std::uint64_t>;
   [[nodiscard]] Lane& lane(int rank) const noexcept;
+  [[nodiscard]] Word* words_of_lane(int rank) const noexcept;
+  /// Where the entry with this number lies, as long as it is kept.
+  [[nodiscard]] Word* slot(int rank, std::uint64_t sequence) const noexcept;
+  void write(int rank, std::uint64_t sequence, std::uint64_t state,
+             const JournalEntry& entry) noexcept;
   [[nodiscard]] std::optional<JournalEntry> read(int rank, std::uint64_t sequence) const noexcept;
-  [[nodiscard]] bool find_circle(std::vector<JournalEntry>& path, std::vector<int>& ranks) const;
+  [[nodiscard]] bool find_circle(std::vector<JournalEntry>& path, std::vector<int>& ranks,
+                                 RankSet& seen) const;
 
   std::byte* memory_;
   int num_ranks_;

@@ -37,10 +37,10 @@ class JournalTest : public testing::Test {
                   .count = 1024,
                   .group_sequence = group_sequence};
     entry.group_size = kRanks;
-    entry.group_members = 0b111;
+    entry.group_members = {0, 1, 2};
     return entry;
   }
-  static JournalEntry pair_barrier(std::uint32_t group_id, std::uint32_t members) {
+  static JournalEntry pair_barrier(std::uint64_t group_id, RankSet members) {
     JournalEntry entry;
     entry.call = {.op = CollectiveOp::kBarrier,
                   .purpose = Purpose::kSetup,
@@ -66,7 +66,7 @@ TEST_F(JournalTest, KeepsTheLast64CallsAndCountsAll) {
   EXPECT_EQ(entries.front().sequence, 37U);
   EXPECT_EQ(entries.back().sequence, 100U);
   EXPECT_TRUE(matches(entries.back().call, grad_reduce(100).call));
-  EXPECT_EQ(entries.back().group_members, 0b111U);
+  EXPECT_EQ(entries.back().group_members, (RankSet{0, 1, 2}));
   EXPECT_EQ(entries.back().state, CallState::kDone);
   EXPECT_EQ(journal_.num_calls(1), 100U);
   EXPECT_EQ(journal_.num_calls(1, CollectiveOp::kAllReduce, Purpose::kGradReduce), 100U);
@@ -95,7 +95,7 @@ TEST_F(JournalTest, HangNamesWhoIsMissingAndWhoWaits) {
 TEST_F(JournalTest, HangNamesARankThatEnteredSomethingElse) {
   journal_.enter(0, grad_reduce(7));
   journal_.enter(2, grad_reduce(7));
-  journal_.enter(1, pair_barrier(5, 0b110));
+  journal_.enter(1, pair_barrier(5, {1, 2}));
 
   const std::string hang = journal_.describe_hang();
 
@@ -112,17 +112,89 @@ TEST_F(JournalTest, HangWithAllRanksInsideSaysSoAndNoHangIsEmpty) {
 }
 
 TEST_F(JournalTest, CircularWaitIsFoundOnlyWhenItClosesOnTheCaller) {
-  journal_.enter(0, pair_barrier(1, 0b011));
-  journal_.enter(1, pair_barrier(2, 0b110));
+  journal_.enter(0, pair_barrier(1, {0, 1}));
+  journal_.enter(1, pair_barrier(2, {1, 2}));
   EXPECT_EQ(journal_.describe_circular_wait(0), "");  // rank 2 may still come to group 2
 
-  journal_.enter(2, pair_barrier(3, 0b101));
+  journal_.enter(2, pair_barrier(3, {0, 2}));
 
   for (const int rank : {0, 1, 2}) {
     EXPECT_THAT(journal_.describe_circular_wait(rank),
                 AllOf(HasSubstr("rank 0 waits for rank 1 in barrier #1"),
                       HasSubstr("rank 2 waits for rank 0 in barrier #1")));
   }
+}
+
+// What waiting ranks tell each other where they share no memory.
+TEST_F(JournalTest, WhereaboutsSayWhatALaneSaysOfTheLastCall) {
+  std::vector<std::byte> memory(Journal::bytes(kRanks) + 64);
+  void* begin = memory.data();
+  std::size_t space = memory.size();
+  Journal other(static_cast<std::byte*>(std::align(64, Journal::bytes(kRanks), begin, space)),
+                kRanks);
+  for (std::uint64_t call = 1; call <= 100; ++call)
+    journal_.finish(1, journal_.enter(1, grad_reduce(call)));
+  const std::uint64_t far = std::uint64_t{70'000} << 32;
+  journal_.enter(1, pair_barrier(far, {1, 2}));
+
+  other.set_whereabouts(1, journal_.whereabouts(1));
+  other.set_whereabouts(2, std::vector<std::uint64_t>{3, 4});  // cut off
+
+  EXPECT_LT(journal_.whereabouts(1).size(), 20U);
+  EXPECT_EQ(other.num_calls(1), 101U);
+  EXPECT_EQ(other.last_call_in_words(1), journal_.last_call_in_words(1));
+  EXPECT_EQ(other.last(1)->group_members, (RankSet{1, 2}));
+  EXPECT_EQ(other.last_entered(1, far), 1U);
+  EXPECT_EQ(other.last_entered(1, 0), 100U);
+  EXPECT_EQ(other.last_call_in_words(2), "before its first collective");
+}
+
+// Members beyond one word, and a lane that is longer for them.
+TEST(JournalOfManyRanks, KnowsAllMembersAndFindsTheMissingOne) {
+  constexpr int kMany = 200, kMissing = 130;
+  std::vector<std::byte> memory(Journal::bytes(kMany) + 64);
+  void* begin = memory.data();
+  std::size_t space = memory.size();
+  Journal journal(static_cast<std::byte*>(std::align(64, Journal::bytes(kMany), begin, space)),
+                  kMany);
+  JournalEntry entry;
+  entry.call = {.op = CollectiveOp::kBarrier, .group_sequence = 1};
+  entry.group_size = kMany;
+  for (int rank = 0; rank < kMany; ++rank) entry.group_members.insert(rank);
+
+  for (int rank = 0; rank < kMany; ++rank) {
+    if (rank != kMissing) journal.enter(rank, entry);
+  }
+
+  EXPECT_EQ(journal.last(199)->group_size, 200U);
+  EXPECT_EQ(journal.last(199)->group_members, entry.group_members);
+  EXPECT_THAT(journal.describe_hang(), HasSubstr("rank 130 has not entered barrier #1"));
+  EXPECT_EQ(journal.describe_circular_wait(7), "");
+}
+
+// Every rank of the first half waits for all of the second, which wait for a slow one: from each to
+// each there is a way, and none of them a circle.
+TEST(JournalOfManyRanks, LooksForACircleOnceInEachRank) {
+  constexpr int kMany = 64, kLayers = 16, kWidth = kMany / kLayers;
+  std::vector<std::byte> memory(Journal::bytes(kMany) + 64);
+  void* begin = memory.data();
+  std::size_t space = memory.size();
+  Journal journal(static_cast<std::byte*>(std::align(64, Journal::bytes(kMany), begin, space)),
+                  kMany);
+  for (int rank = 0; rank < kMany - kWidth; ++rank) {
+    const int layer = rank / kWidth;
+    JournalEntry entry;
+    entry.call = {.op = CollectiveOp::kBarrier,
+                  .group_id = static_cast<std::uint64_t>(rank) + 1,
+                  .group_sequence = 1};
+    entry.group_size = kWidth + 1;
+    entry.group_members.insert(rank);
+    for (int next = 0; next < kWidth; ++next)
+      entry.group_members.insert((layer + 1) * kWidth + next);
+    journal.enter(rank, entry);
+  }
+
+  EXPECT_EQ(journal.describe_circular_wait(0), "");  // 4^15 ways
 }
 
 TEST(Names, ArePublicAndParsed) {

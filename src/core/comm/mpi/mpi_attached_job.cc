@@ -2,8 +2,10 @@
 /// attach_mpi_job: the job is MPI_COMM_WORLD.
 #include <mpi.h>
 
+#include <array>
 #include <cstdlib>
 #include <memory>
+#include <string_view>
 
 #include "core/comm/attached_job.h"
 #include "core/comm/mpi/launcher.h"
@@ -36,6 +38,13 @@ class MpiAttachedJob final : public AttachedJob {
     return most;
   }
   void finish() override { finish_mpi(); }
+  [[nodiscard]] std::string library() const override {
+    std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+    int length = 0;
+    check_mpi(MPI_Get_library_version(text.data(), &length), "MPI_Get_library_version");
+    const std::string_view words(text.data(), static_cast<std::size_t>(length));
+    return std::string(words.substr(0, words.find_first_of(",\n")));
+  }
   void end_all(int code) noexcept override {
     MPI_Abort(MPI_COMM_WORLD, code);
     ::_Exit(code);

@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <vector>
 
 #include "core/base/error.h"
@@ -27,7 +26,7 @@ constexpr std::size_t kSmallBytes = 2048;
 constexpr std::size_t kChunkBytes = std::size_t{2} << 20;
 constexpr std::int64_t kLineBytes = 64;
 
-using Sources = std::array<const std::byte*, kMaxRanks>;
+using Sources = std::vector<const std::byte*>;  ///< by group rank
 
 Packet packet_of(CollectiveCall call, std::span<const std::int64_t> counts = {},
                  std::span<const std::int64_t> output_counts = {}) {
@@ -103,13 +102,12 @@ std::function<void(MPI_Request&)> MpiCommunicator::waiter() const {
 }
 
 void MpiCommunicator::reduce_small(const Call& call, Buffer data) {
-  Sources sources{};
+  Sources sources(static_cast<std::size_t>(size_));
   for (int from = 0; from < size_; ++from)
     sources[static_cast<std::size_t>(from)] =
         call.packets[static_cast<std::size_t>(from)].data.data();
-  reduce_part(reduction_order(), call.call.reduction, data.dtype,
-              {sources.data(), static_cast<std::size_t>(size_)}, {0, data.count}, data.data,
-              data.count);
+  reduce_part(reduction_order(), call.call.reduction, data.dtype, sources, {0, data.count},
+              data.data, data.count);
 }
 
 void MpiCommunicator::reduce_in_slices(const Call& call, Buffer data) {
@@ -162,13 +160,12 @@ void MpiCommunicator::reduce_in_slices(const Call& call, Buffer data) {
 }
 
 void MpiCommunicator::add_own_slice(const Slices& slices, const CollectiveCall& call) {
-  Sources sources{};
+  Sources sources(static_cast<std::size_t>(size_));
   for (int from = 0; from < size_; ++from) {
     sources[static_cast<std::size_t>(from)] =
         from == rank_ ? slices.of_tensor(rank_) : slices.of_scratch(from);
   }
-  reduce_part(reduction_order(), call.reduction, slices.dtype,
-              {sources.data(), static_cast<std::size_t>(size_)},
+  reduce_part(reduction_order(), call.reduction, slices.dtype, sources,
               {slices.offset + slices.begin(rank_), call.count}, slices.of_tensor(rank_),
               slices.size(rank_));
 }
@@ -285,7 +282,7 @@ void MpiCommunicator::reduce_blocks(Reduction reduction, ConstBuffer input, Buff
   for (std::size_t begin = 0; begin < largest; begin += slot) {
     const std::size_t bytes = piece(rank_, begin);
     std::vector<Piece> receives, sends;
-    Sources sources{};
+    Sources sources(size);
     sources[static_cast<std::size_t>(rank_)] = block_of(rank_) + begin;
     for (int step = 1; step < size_; ++step) {
       const int to = (rank_ + step) % size_, from = (rank_ + size_ - step) % size_;
@@ -297,8 +294,8 @@ void MpiCommunicator::reduce_blocks(Reduction reduction, ConstBuffer input, Buff
     }
     exchange(receives, sends);
     if (bytes == 0) continue;
-    reduce_block_of_rank(reduction_order(), reduction, dtype, {sources.data(), size}, rank_,
-                         output.data + begin, static_cast<std::int64_t>(bytes / size_of(dtype)));
+    reduce_block_of_rank(reduction_order(), reduction, dtype, sources, rank_, output.data + begin,
+                         static_cast<std::int64_t>(bytes / size_of(dtype)));
   }
 }
 

@@ -43,6 +43,7 @@ std::shared_ptr<const MpiGroup> world_group(const MpiEndpoint& endpoint) {
   auto group = std::make_shared<MpiGroup>();
   group->world_ranks.resize(static_cast<std::size_t>(endpoint.size()));
   std::iota(group->world_ranks.begin(), group->world_ranks.end(), 0);
+  for (const int rank : group->world_ranks) group->members.insert(rank);
   group->native = native_comm(endpoint, *group);
   return group;
 }
@@ -83,18 +84,22 @@ MpiCommunicator::Call MpiCommunicator::meet(Packet own, const CallInfo& info) {
   call.group_id = group_->id();
   call.group_sequence = ++group_sequence_;
   own.entry.group_size = static_cast<std::uint32_t>(size_);
-  for (const int member : group_->world_ranks) own.entry.group_members |= 1U << member;
+  own.entry.group_members = group_->members;
   Call started{call, endpoint.journal().enter(endpoint.rank(), own.entry)};
   if (size_ > 1) {
     const auto bytes = encode(own);
     for (int step = 1; step < size_; ++step)
       endpoint.post(world_rank_of((rank_ + step) % size_), bytes);
   }
-  const auto has_come = [&] {
-    return std::ranges::all_of(group_->world_ranks, [&](int member) {
-      return member == endpoint.rank() ||
-             endpoint.waiting_packet(started.call.group_id, member) != nullptr;
-    });
+  const auto has_come = [&, next = std::size_t{0}]() mutable {
+    // asked in every poll, and a packet that has come stays
+    for (; next < group_->world_ranks.size(); ++next) {
+      const int member = group_->world_ranks[next];
+      if (member != endpoint.rank() &&
+          endpoint.waiting_packet(started.call.group_id, member) == nullptr)
+        return false;
+    }
+    return true;
   };
   if (size_ > 1) endpoint.wait_until(has_come, /*moves_data=*/false);
   for (int member = 0; member < size_; ++member) {
@@ -152,7 +157,10 @@ std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key) {
   }
   std::ranges::stable_sort(members, {}, [&](int member) { return packet_of(member).key; });
   auto group = std::make_shared<MpiGroup>();
-  for (const int member : members) group->world_ranks.push_back(world_rank_of(member));
+  for (const int member : members) {
+    group->world_ranks.push_back(world_rank_of(member));
+    group->members.insert(world_rank_of(member));
+  }
   if (members.size() > 1) {
     endpoint.take_group_id();
     const int leader = members.front();

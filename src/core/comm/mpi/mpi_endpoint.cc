@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/comm/mpi/mpi_group.h"
 #include "core/comm/mpi/mpi_job.h"
 
 namespace isoshard {
@@ -44,6 +45,17 @@ int world_size() {
   if (size > kMaxRanks) {
     throw UsageError(fmt::format("the number of ranks must be from 1 to {} on this backend, got {}",
                                  kMaxRanks, size));
+  }
+  int is_known = 0;
+  const int* largest_tag = nullptr;
+  check_mpi(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest_tag, &is_known),
+            "MPI_Comm_get_attr");
+  const int most = is_known != 0 ? *largest_tag : 32767;  // what every MPI has
+  if (MpiGroup::num_tags(size) - 1 > most) {
+    throw UsageError(
+        fmt::format("this MPI must have the {} tags that groups of {} ranks need, got {}; use "
+                    "OpenMPI, or fewer ranks",
+                    MpiGroup::num_tags(size), size, most));
   }
   return size;
 }
@@ -85,7 +97,7 @@ MpiEndpoint::~MpiEndpoint() {
 }
 
 std::uint64_t MpiEndpoint::gather_journals(std::uint64_t word) {
-  const std::size_t lane = Journal::num_lane_words(), words = lane + 1;
+  const std::size_t lane = journal_.num_lane_words(), words = lane + 1;
   std::vector<std::uint64_t> own(words), all(words * static_cast<std::size_t>(size_));
   journal_.copy_lane(rank_, std::span(own).first(lane));
   own.back() = word;
@@ -113,12 +125,12 @@ void MpiEndpoint::post(int world_rank,
   if (is_done == 0) outgoing_.push_back({request, packet});
 }
 
-Packet* MpiEndpoint::waiting_packet(std::uint32_t group_id, int world_rank) {
+Packet* MpiEndpoint::waiting_packet(std::uint64_t group_id, int world_rank) {
   const auto found = inbox_.find({group_id, world_rank});
   return found == inbox_.end() || found->second.empty() ? nullptr : &found->second.front();
 }
 
-Packet MpiEndpoint::take_packet(std::uint32_t group_id, int world_rank) {
+Packet MpiEndpoint::take_packet(std::uint64_t group_id, int world_rank) {
   auto& packets = inbox_.at({group_id, world_rank});
   Packet packet = std::move(packets.front());
   packets.pop_front();
@@ -201,13 +213,12 @@ void MpiEndpoint::handle(Packet packet, int from) {
       }
       inbox_[{packet.entry.call.group_id, from}].push_back(std::move(packet));
       return;
-    case PacketKind::kLane: {
+    case PacketKind::kWhereabouts: {
       has_news_ = true;
-      std::vector<std::uint64_t> words(Journal::num_lane_words());
-      if (packet.data.size() != words.size() * sizeof(words[0])) return;
-      std::memcpy(words.data(), packet.data.data(), packet.data.size());
-      journal_.set_lane(from, words);
-      waits_.set_lane(from, words);
+      std::vector<std::uint64_t> words(packet.data.size() / sizeof(std::uint64_t));
+      std::memcpy(words.data(), packet.data.data(), words.size() * sizeof(words[0]));
+      journal_.set_whereabouts(from, words);
+      waits_.set_whereabouts(from, words);
       return;
     }
     case PacketKind::kAbort:
@@ -235,7 +246,7 @@ void MpiEndpoint::wait_until(const std::function<bool()>& done, const bool& move
       throw_abort();
     }
     if (now - start < kTellAfter) continue;
-    if (!has_told) tell_lane();
+    if (!has_told) tell_whereabouts();
     if (!has_told || has_news_) look_for_circle();
     has_told = true;
     // A core that a computing rank needs is of no use here.
@@ -245,11 +256,10 @@ void MpiEndpoint::wait_until(const std::function<bool()>& done, const bool& move
   }
 }
 
-void MpiEndpoint::tell_lane() {
-  std::vector<std::uint64_t> words(Journal::num_lane_words());
-  journal_.copy_lane(rank_, words);
-  waits_.set_lane(rank_, words);
-  Packet packet{.kind = PacketKind::kLane};
+void MpiEndpoint::tell_whereabouts() {
+  const std::vector<std::uint64_t> words = journal_.whereabouts(rank_);
+  waits_.set_whereabouts(rank_, words);
+  Packet packet{.kind = PacketKind::kWhereabouts};
   packet.data.resize(words.size() * sizeof(words[0]));
   std::memcpy(packet.data.data(), words.data(), packet.data.size());
   const auto bytes = encode(packet);

@@ -7,11 +7,11 @@
 /// tensors; they move only when both sides have announced them.
 ///
 /// Every rank holds a journal of all ranks. Its own lane is exact. Those of others hold what they
-/// announced here, and all of their lane as of their last long wait: a rank that has waited for
-/// kTellAfter sends its lane to all. A second journal holds lanes of waiting ranks only. As packets
-/// keep their order, a circle of waits in it that goes through this rank is a deadlock: what a rank
-/// waits for has not come, as the next rank of the circle is stuck, up to this rank, which knows
-/// what it has sent.
+/// announced here, and where they were in their last long wait: a rank that has waited for
+/// kTellAfter tells all its whereabouts. A second journal holds those of waiting ranks only. As
+/// packets keep their order, a circle of waits in it that goes through this rank is a deadlock:
+/// what a rank waits for has not come, as the next rank of the circle is stuck, up to this rank,
+/// which knows what it has sent.
 #pragma once
 #include <mpi.h>
 
@@ -50,7 +50,8 @@ class MpiEndpoint {
   enum class AbortKind : std::uint8_t { kFailure = 1, kTimeout = 2 };
 
   /// Ranks    collective over MPI_COMM_WORLD.
-  /// Errors   UsageError for more than kMaxRanks ranks; InfrastructureError.
+  /// Errors   UsageError for more than kMaxRanks ranks, or for more than MPI has tags for;
+  ///          InfrastructureError.
   explicit MpiEndpoint(ReductionOrder order);
   ~MpiEndpoint();
   MpiEndpoint(const MpiEndpoint&) = delete;
@@ -69,8 +70,8 @@ class MpiEndpoint {
   void post(int world_rank, const std::shared_ptr<const std::vector<std::byte>>& packet);
   /// The oldest packet of a group or channel from a rank that has not been taken; null if there is
   /// none.
-  [[nodiscard]] Packet* waiting_packet(std::uint32_t group_id, int world_rank);
-  [[nodiscard]] Packet take_packet(std::uint32_t group_id, int world_rank);
+  [[nodiscard]] Packet* waiting_packet(std::uint64_t group_id, int world_rank);
+  [[nodiscard]] Packet take_packet(std::uint64_t group_id, int world_rank);
 
   /// Starts to move bytes that both sides have announced. Pieces between two ranks with one tag
   /// meet in their order.
@@ -111,7 +112,7 @@ class MpiEndpoint {
  private:
   void take_all_packets();
   void handle(Packet packet, int from);
-  void tell_lane();
+  void tell_whereabouts();
   void look_for_circle();
 
   MPI_Comm control_ = MPI_COMM_NULL;
@@ -121,8 +122,8 @@ class MpiEndpoint {
   ReductionOrder order_;
   std::vector<std::byte> journal_memory_;
   Journal journal_;
-  Journal waits_;  ///< lanes of ranks as of their last long wait
-  std::map<std::pair<std::uint32_t, int>, std::deque<Packet>> inbox_;
+  Journal waits_;  ///< where ranks were in their last long wait
+  std::map<std::pair<std::uint64_t, int>, std::deque<Packet>> inbox_;
   struct Outgoing {
     MPI_Request request;
     std::shared_ptr<const std::vector<std::byte>> bytes;

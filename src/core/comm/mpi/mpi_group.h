@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/comm/collective.h"
+#include "core/comm/journal.h"
 
 namespace isoshard {
 
@@ -16,23 +16,28 @@ namespace isoshard {
 struct MpiGroup {
   std::uint32_t index = 0;
   std::vector<int> world_ranks{};
+  RankSet members{};                ///< the same ranks
   MPI_Comm native = MPI_COMM_NULL;  ///< for order native only
 
   [[nodiscard]] static std::uint32_t index_of(std::uint32_t groups_led, int leader,
                                               int world_size) {
     return groups_led * static_cast<std::uint32_t>(world_size) + static_cast<std::uint32_t>(leader);
   }
-  [[nodiscard]] std::uint32_t id() const noexcept {
-    return world_ranks.size() == 1 ? kGroupOfOne : index << 16;
+  [[nodiscard]] std::uint64_t id() const noexcept {
+    return world_ranks.size() == 1 ? kGroupOfOne : std::uint64_t{index} << 32;
   }
-  [[nodiscard]] std::uint32_t channel_id(int from, int to) const noexcept {
-    return index << 16 | static_cast<std::uint32_t>(from + 1) << 8 |
-           static_cast<std::uint32_t>(to + 1);
+  [[nodiscard]] std::uint64_t channel_id(int from, int to) const noexcept {
+    return std::uint64_t{index} << 32 | static_cast<std::uint64_t>(from + 1) << 16 |
+           static_cast<std::uint64_t>(to + 1);
   }
-  /// Of data: collectives and transfers of one group do not meet.
+  /// Of data: collectives and transfers of one group do not meet. Below num_tags().
+  [[nodiscard]] static int num_tags(int world_size) noexcept {
+    return static_cast<int>(2 * kMaxGroups) * world_size;
+  }
   [[nodiscard]] int tag_of_collectives() const noexcept { return static_cast<int>(2 * index); }
   [[nodiscard]] int tag_of_transfers() const noexcept { return static_cast<int>(2 * index + 1); }
 };
-static_assert(kMaxGroups * kMaxRanks * 2 <= 32767, "tags that every MPI has");
+static_assert(kMaxRanks < 1 << 16, "ranks in the id of a channel");
+static_assert(kMaxGroups * kMaxRanks < 1U << 31, "tags are int");
 
 }  // namespace isoshard

@@ -23,7 +23,7 @@ std::size_t bytes_of(const Buffer& data) {
 std::shared_ptr<MpiMoving> MpiTransfers::add(const MpiGroup& group, int own_rank, int peer,
                                              CollectiveCall call, Buffer data, bool must_be_taken) {
   const bool is_send = call.op == CollectiveOp::kSend;
-  const std::uint32_t id =
+  const std::uint64_t id =
       is_send ? group.channel_id(own_rank, peer) : group.channel_id(peer, own_rank);
   auto [found, is_new] = channels_.try_emplace({id, is_send});
   MpiChannel& channel = found->second;
@@ -84,7 +84,7 @@ void MpiTransfers::enter(MpiMoving& moving) {
   JournalEntry entry;
   entry.call = moving.call;
   entry.group_size = 2;
-  entry.group_members = 1U << endpoint_->rank() | 1U << moving.call.root;
+  entry.group_members = {endpoint_->rank(), moving.call.root};
   moving.sequence = endpoint_->journal().enter(endpoint_->rank(), entry);
 }
 

@@ -25,7 +25,7 @@ struct MpiMoving {
 
 /// One direction between this rank and another one of a group.
 struct MpiChannel {
-  std::uint32_t id = 0;
+  std::uint64_t id = 0;
   int peer = 0;  ///< world rank
   int tag = 0;
   bool is_send = false;
@@ -57,7 +57,7 @@ class MpiTransfers {
   void enter(MpiMoving& moving);
 
   MpiEndpoint* endpoint_;
-  std::map<std::pair<std::uint32_t, bool>, MpiChannel> channels_;
+  std::map<std::pair<std::uint64_t, bool>, MpiChannel> channels_;
 };
 
 }  // namespace isoshard

@@ -16,9 +16,9 @@ namespace isoshard {
 ///
 /// Requires     libraries built with MPI; one thread at a time calls its communicators.
 /// Guarantees   journal() is exact for this rank. Of others it holds the calls that they made with
-///              this rank, and all as of their last wait of 2 ms and more, or of the last
-///              gather_journals().
-/// Errors       UsageError for more than 16 ranks, and as attach_mpi_world.
+///              this rank, the one in which they last waited for 2 ms and more, and all as of the
+///              last gather_journals().
+/// Errors       UsageError for more than 1024 ranks, and as attach_mpi_world.
 /// Ranks        the constructor is collective over the world.
 class MpiWorld final : public AttachedWorld {
  public:

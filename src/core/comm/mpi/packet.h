@@ -12,7 +12,7 @@
 
 namespace isoshard {
 
-enum class PacketKind : std::uint8_t { kCall, kTransfer, kLane, kAbort };
+enum class PacketKind : std::uint8_t { kCall, kTransfer, kWhereabouts, kAbort };
 
 /// All ranks run the same program, so numbers travel as they lie in memory.
 struct Packet {
@@ -23,7 +23,7 @@ struct Packet {
   std::uint32_t groups_led = 0;               ///< split: of the sender; kAbort: the kind of abort
   std::vector<std::int64_t> counts{};         ///< as AnnouncedCall
   std::vector<std::int64_t> output_counts{};  ///< as AnnouncedCall
-  /// Small data that travel along, a lane's words, or the reason of an abort
+  /// Small data that travel along, a rank's whereabouts, or the reason of an abort
   std::vector<std::byte> data{};
 };
 

@@ -31,9 +31,11 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free &&
 static_assert(std::is_trivially_copyable_v<Announcement>);
 
 int checked(int num_ranks) {
-  if (num_ranks < 1 || num_ranks > kMaxRanks) {
-    throw UsageError(fmt::format("the number of ranks must be from 1 to {} on this backend, got {}",
-                                 kMaxRanks, num_ranks));
+  if (num_ranks < 1 || num_ranks > kMaxRegionRanks) {
+    throw UsageError(
+        fmt::format("the number of ranks must be from 1 to {} where ranks share memory, got {}; "
+                    "start more with mpirun -n {} and --attach",
+                    kMaxRegionRanks, num_ranks, num_ranks));
   }
   return num_ranks;
 }
@@ -61,11 +63,11 @@ struct WorldRegion::Header {
   std::atomic<std::uint32_t> num_groups;
   /// Offset of the newest block; each names the next older one
   std::atomic<std::uint64_t> first_group;
-  std::array<Reason, kMaxRanks + 1> reasons;
+  std::array<Reason, kMaxRegionRanks + 1> reasons;
   struct alignas(64) Bell {
     std::atomic<std::uint32_t> count, sleepers;
   };
-  std::array<Bell, kMaxRanks> bells;
+  std::array<Bell, kMaxRegionRanks> bells;
 };
 
 namespace {
@@ -89,7 +91,7 @@ WorldRegion::WorldRegion(RegionMemory memory, int num_ranks, ReductionOrder orde
   memory_.reserve(0, fixed_bytes + kGroupBytes);  // with the world's block
   ::new (memory_.data) Header;                    // not {}: the texts are zero already
   header().used_bytes.store(fixed_bytes);
-  std::array<int, kMaxRanks> all{};
+  std::array<int, kMaxRegionRanks> all{};
   for (int rank = 0; rank < num_ranks; ++rank) all[static_cast<std::size_t>(rank)] = rank;
   static_cast<void>(make_group({all.data(), static_cast<std::size_t>(num_ranks)}));
 }

@@ -22,6 +22,9 @@
 
 namespace isoshard {
 
+/// Of a world whose ranks share memory. A block of a group holds what all of them say, so it grows
+/// with the square of this.
+inline constexpr int kMaxRegionRanks = 16;
 inline constexpr std::size_t kBufferBytes = std::size_t{1} << 20;
 inline constexpr std::size_t kWindowBytes = 2 * kBufferBytes;
 inline constexpr std::uint32_t kChannelSlots = 8;
@@ -35,7 +38,7 @@ struct RegionMemory {
 };
 
 /// Elements by group rank.
-using Counts = std::array<std::int64_t, kMaxRanks>;
+using Counts = std::array<std::int64_t, kMaxRegionRanks>;
 
 /// What a rank says about its call before it meets the others.
 struct Announcement {
@@ -56,16 +59,17 @@ struct GroupBlock {
   std::int32_t size = 0;
   std::uint64_t windows_offset = 0;
   std::uint64_t next_offset = 0;
-  std::array<std::int32_t, kMaxRanks> world_ranks{};
+  std::array<std::int32_t, kMaxRegionRanks> world_ranks{};
   /// The blocks through which one rank sends to another, by both; made when they first do, 0 until
   /// then.
-  std::array<std::array<std::atomic<std::uint64_t>, kMaxRanks>, kMaxRanks> channel_offsets{};
+  std::array<std::array<std::atomic<std::uint64_t>, kMaxRegionRanks>, kMaxRegionRanks>
+      channel_offsets{};
   alignas(64) std::atomic<std::uint32_t> arrived{0};
   alignas(64) std::atomic<std::uint32_t> epoch{0};
   std::atomic<std::uint32_t> sleepers{0};
   /// Two each, used in turn: a rank that is one call ahead does not overwrite what others still
   /// read.
-  alignas(64) std::array<std::array<Announcement, 2>, kMaxRanks> announcements{};
+  alignas(64) std::array<std::array<Announcement, 2>, kMaxRegionRanks> announcements{};
   /// Of a channel (region_channel.h): pieces ever posted by its rank 0 and taken by its rank 1, and
   /// the calls that those in the slots belong to.
   alignas(64) std::atomic<std::uint32_t> posted{0};

@@ -157,7 +157,7 @@ void RegionCommunicator::reduce_blocks(Call& call, ConstBuffer input, Buffer out
         copy_bytes(own + slot * static_cast<std::size_t>(to), block_of(to) + begin, piece(to));
     }
     meet_others(call);
-    std::array<const std::byte*, kMaxRanks> sources{};
+    std::array<const std::byte*, kMaxRegionRanks> sources{};
     for (int from = 0; from < size_; ++from) {
       sources[static_cast<std::size_t>(from)] =
           from == rank_ ? block_of(rank_) + begin

@@ -40,7 +40,7 @@ void ChannelEnd::enter(Moving& moving) {
   entry.call = moving.call;
   entry.group_size = 2;
   for (const int member : {0, 1})
-    entry.group_members |= 1U << block_->world_ranks[static_cast<std::size_t>(member)];
+    entry.group_members.insert(block_->world_ranks[static_cast<std::size_t>(member)]);
   moving.sequence = region_->journal().enter(world_rank_, entry);
 }
 

@@ -33,7 +33,7 @@ constexpr std::size_t kAtOnceBytes = std::size_t{8} << 10;
 constexpr std::int64_t kPieceBytes = 8 << 10;
 constexpr std::int64_t kCacheLineBytes = 64;
 
-using Sources = std::array<const std::byte*, kMaxRanks>;
+using Sources = std::array<const std::byte*, kMaxRegionRanks>;
 
 }  // namespace
 

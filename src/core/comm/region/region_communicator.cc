@@ -49,7 +49,7 @@ RegionCommunicator::Call RegionCommunicator::enter(CollectiveCall call, const Ca
   JournalEntry entry;
   entry.call = call;
   entry.group_size = static_cast<std::uint32_t>(size_);
-  for (int member = 0; member < size_; ++member) entry.group_members |= 1U << world_rank_of(member);
+  for (int member = 0; member < size_; ++member) entry.group_members.insert(world_rank_of(member));
   Call started{call, region_->journal().enter(world_rank_, entry), false};
   if (group_ != nullptr) announce(started, 0, 0);
   return started;
@@ -81,7 +81,7 @@ void RegionCommunicator::compare_announcements(const CollectiveCall& own) {
   for (int other = 0; other < size_ && is_same; ++other)
     is_same = matches(own, announcement_of(other, own).call);
   if (is_same) return;
-  std::array<AnnouncedCall, kMaxRanks> calls;  // NOLINT: filled for the ranks of the group
+  std::array<AnnouncedCall, kMaxRegionRanks> calls;  // NOLINT: filled for the ranks of the group
   const auto size = static_cast<std::size_t>(size_);
   for (int member = 0; member < size_; ++member) {
     const Announcement& theirs = announcement_of(member, own);
