@@ -31,16 +31,11 @@
 namespace isoshard {
 namespace {
 
-constexpr std::int64_t kEnoughMemory = std::int64_t{2} << 30;  // what `verify` needs, generously
 constexpr std::int64_t kEnoughFiles = 256;
 constexpr std::string_view kGpuDevice = "nvidia";  // /dev/nvidia0, /dev/nvidia1, ...
 
 void line(std::string_view name, const std::string& value) {
   print("{:<14} {}\n", name, value);
-}
-
-std::string gib(std::int64_t bytes) {
-  return fmt::format("{:.1f} GiB", static_cast<double>(bytes) / (1 << 30));
 }
 
 std::string limit(std::int64_t value) {

@@ -17,15 +17,10 @@ constexpr std::size_t kDigits = 12;  ///< of a digest, for people
 constexpr std::size_t kLinksShown = 12;
 /// OpenMPI keeps 4 MiB a rank there, and more for large messages.
 constexpr std::int64_t kShmPerRank = std::int64_t{16} << 20;
-constexpr std::int64_t kEnoughMemory = std::int64_t{2} << 30;  // what `verify` needs, generously
 /// Times in reports and logs are told in seconds.
 constexpr double kClockTolerance_ms = 500;
 /// Slower than the best of its kind by more than load explains.
 constexpr double kSlowLink = 8;
-
-std::string gib(std::int64_t bytes) {
-  return bytes < 0 ? "none" : fmt::format("{:.1f} GiB", static_cast<double>(bytes) / (1 << 30));
-}
 
 std::string short_digest(const std::string& digest) {
   return digest.substr(0, kDigits);
@@ -172,6 +167,10 @@ void compare_links(const Cluster& cluster, std::vector<std::string>& findings) {
 }
 
 }  // namespace
+
+std::string gib(std::int64_t bytes) {
+  return bytes < 0 ? "none" : fmt::format("{:.1f} GiB", static_cast<double>(bytes) / (1 << 30));
+}
 
 std::vector<std::vector<int>> ranks_by_host(const std::vector<std::string>& hosts) {
   std::vector<std::string> names;

@@ -7,6 +7,12 @@
 
 namespace isoshard {
 
+/// Bytes that `verify` needs, generously.
+inline constexpr std::int64_t kEnoughMemory = std::int64_t{2} << 30;
+
+/// "1.5 GiB".
+[[nodiscard]] std::string gib(std::int64_t bytes);
+
 /// What a process sees of its host, and of the programs that it runs there.
 struct HostFacts {
   std::string host;

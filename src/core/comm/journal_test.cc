@@ -170,6 +170,18 @@ TEST(JournalOfManyRanks, KnowsAllMembersAndFindsTheMissingOne) {
   EXPECT_EQ(journal.last(199)->group_members, entry.group_members);
   EXPECT_THAT(journal.describe_hang(), HasSubstr("rank 130 has not entered barrier #1"));
   EXPECT_EQ(journal.describe_circular_wait(7), "");
+
+  // Ranks that are one bit in words of 64.
+  const RankSet far = {1, 65, 129, 193};
+  entry.call.group_sequence = 2;
+  entry.group_size = 4;
+  entry.group_members = far;
+  for (const int rank : {1, 65, 193}) journal.enter(rank, entry);
+  EXPECT_EQ(journal.last(65)->group_members, far);
+  const std::string hang = journal.describe_hang();
+  EXPECT_THAT(hang, HasSubstr("rank 129 has not entered barrier #2"));
+  for (const char* const present : {"rank 1 has not", "rank 65 has not", "rank 193 has not"})
+    EXPECT_THAT(hang, ::testing::Not(HasSubstr(present)));
 }
 
 // Every rank of the first half waits for all of the second, which wait for a slow one: from each to
