@@ -97,7 +97,7 @@ case $scenario in
     expect 2 2 "${autotp[@]}" --expect-world-size 4
     says_once 'must have 4 ranks \(--expect-world-size\), got 2'
     expect 2 2 verify --preset small --subjects ddp --dp 2
-    says 'mpirun started 2 processes, .* add --attach'
+    says 'mpirun or srun started 2 processes .* add --attach'
     expect 2 1 "${autotp[@]}" : -n 1 "$program" "${autotp[@]}" --steps 2
     says 'all processes must have the same arguments'
     got=0

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// `isoshard converge`: control and test sets of a convergence test, by torchtitan's guideline.
 #include "app/commands.h"
+#include "app/options/attach_options.h"
 #include "app/options/converge_options.h"
 #include "app/print_runs.h"
 #include "app/report_printer.h"
@@ -15,6 +16,7 @@ namespace isoshard {
 namespace {
 
 int run_converge(const ParsedOptions& options) {
+  refuse_several_processes();
   const ConvergeRequest request = converge_request_of(options);
   const ConvergePlan& plan = request.plan;
   const KeepResults keep_results;

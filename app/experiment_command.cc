@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "app/commands.h"
+#include "app/options/attach_options.h"
 #include "core/base/error.h"
 #include "harness/cli/output.h"
 #include "harness/cli/output_folder.h"
@@ -101,6 +102,7 @@ ExperimentSettings settings_of(const ParsedOptions& options, ExperimentKind kind
 }
 
 int run_experiments(const ParsedOptions& options) {
+  refuse_several_processes();
   if (!options.given("kind"))
     throw UsageError("nothing selected: name an experiment: init, column-row, stack or growth");
   const ExperimentKind kind = parse_experiment_kind(options.get<std::string>("kind"));

@@ -50,25 +50,6 @@ std::uint64_t severity(int code) {
       kCodes.begin());
 }
 
-void refuse_several_processes() {
-  const char* const size = std::getenv("OMPI_COMM_WORLD_SIZE");
-  if (size == nullptr || std::atoi(size) < 2) return;
-  throw UsageError(
-      fmt::format("mpirun started {} processes, each of which would run all ranks of its own; add "
-                  "--attach, or leave mpirun out",
-                  size));
-}
-
-void refuse_more_than_fork(const std::vector<Case>& cases) {
-  for (const Case& item : cases) {
-    if (item.world_size() <= kMaxWorldSize) continue;
-    throw UsageError(
-        fmt::format("{} needs {} ranks; forked ranks are from 1 to {}: start more with mpirun -n "
-                    "{} and --attach",
-                    describe(item.degrees), item.world_size(), kMaxWorldSize, item.world_size()));
-  }
-}
-
 void check_size(const ParsedOptions& options, int size) {
   if (!options.given("expect-world-size")) return;
   const int expected = options.get<int>("expect-world-size");
@@ -91,6 +72,26 @@ void require_equal_arguments(AttachedJob& job, const std::vector<std::string>& a
 }
 
 }  // namespace
+
+void refuse_more_than_fork(const Case& item, std::string_view way_out) {
+  if (item.world_size() <= kMaxWorldSize) return;
+  throw UsageError(fmt::format("{} needs {} ranks; forked ranks are from 1 to {}{}",
+                               describe(item.degrees), item.world_size(), kMaxWorldSize, way_out));
+}
+
+void refuse_several_processes() {
+  // PMIX_RANK stands beside it wherever srun gave the processes a number of their own.
+  const bool is_step_of_srun = std::getenv("PMIX_RANK") != nullptr;
+  for (const char* const variable :
+       {"OMPI_COMM_WORLD_SIZE", is_step_of_srun ? "SLURM_STEP_NUM_TASKS" : nullptr, "PMI_SIZE"}) {
+    const char* const size = variable == nullptr ? nullptr : std::getenv(variable);
+    if (size == nullptr || std::atoi(size) < 2) continue;
+    throw UsageError(
+        fmt::format("mpirun or srun started {} processes ({}), each of which would run all ranks "
+                    "of its own; add --attach, or start one process",
+                    size, variable));
+  }
+}
 
 void declare_attach_options(OptionTable& table) {
   auto add = table.group("ranks");
@@ -132,7 +133,10 @@ int ranks_of_job(const ParsedOptions& options) {
 std::vector<std::string> fit_to_job(const ParsedOptions& options, std::vector<Case>& cases) {
   const int num_ranks = ranks_of_job(options);
   if (num_ranks == 0) {
-    refuse_more_than_fork(cases);
+    for (const Case& item : cases) {
+      refuse_more_than_fork(
+          item, fmt::format(": start more with mpirun -n {} and --attach", item.world_size()));
+    }
     return {};
   }
   std::vector<std::string> skipped;

@@ -3,6 +3,7 @@
 /// process then belongs to.
 #pragma once
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fixtures/cases/case.h"
@@ -37,6 +38,13 @@ void join_job(const std::vector<std::string>& arguments);
 
 /// What the job's MPI calls itself; empty without a job.
 [[nodiscard]] std::string library_of_job();
+
+/// Errors   UsageError that ends with `way_out` if the case has more ranks than can be forked.
+void refuse_more_than_fork(const Case& item, std::string_view way_out);
+
+/// For commands that have no --attach.
+/// Errors   UsageError where mpirun or srun started several processes.
+void refuse_several_processes();
 
 /// Agrees on the exit code: the most severe one of all processes. A process whose error the one
 /// that prints does not share tells its own. Ranks    collective over the job; the last that a

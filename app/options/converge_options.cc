@@ -9,6 +9,7 @@
 #include <boost/program_options/value_semantic.hpp>
 #include <charconv>
 
+#include "app/options/attach_options.h"
 #include "app/options/case_options.h"
 #include "app/options/setting_options.h"
 #include "app/options/torchtitan_config.h"
@@ -153,10 +154,14 @@ void scale_rate(const ParsedOptions& options, ConvergePlan& plan, RuleInputs& in
 }
 
 void require_all_usable(const ConvergePlan& plan) {
-  require_usable({plan.control}, Recorded::kNumbers);
-  require_usable({plan.check}, Recorded::kNumbers);
+  constexpr std::string_view kForks = ", as converge forks all of them";
+  for (const Case& item : {plan.control, plan.check}) {
+    refuse_more_than_fork(item, kForks);
+    require_usable({item}, Recorded::kNumbers);
+  }
   for (const TestSet& set : plan.sets) {
     try {
+      refuse_more_than_fork(set.item, kForks);
       require_usable({set.item}, Recorded::kNumbers);
     } catch (const UsageError& error) {
       throw UsageError(fmt::format("--test {}: {}", set.text, error.what()));

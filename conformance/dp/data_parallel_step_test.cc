@@ -199,7 +199,8 @@ TEST(DataParallelRanks, AreRefusedWithTheNumbersThatDoNotFit) {
               ThrowsMessage<UsageError>(
                   HasSubstr("tp degree of ddp must be 1, as ddp has no tp axis, got 3")));
   EXPECT_THAT([&] { run(step_case("ddp", {.dp = 17})); },
-              ThrowsMessage<UsageError>(HasSubstr("dp 17 x tp 1 needs 17 ranks; at most 16")));
+              ThrowsMessage<UsageError>(
+                  HasSubstr("the number of forked ranks must be from 1 to 16, got 17")));
   EXPECT_THAT([&] { run(with(step_case("ddp", {.dp = 2}), [](Case& c) { c.batch_size = 0; })); },
               ThrowsMessage<UsageError>(HasSubstr("batch size must be at least 1, got 0")));
 }

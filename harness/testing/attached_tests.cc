@@ -172,7 +172,8 @@ void AttachedTests::prepare() {
 
 int AttachedTests::finish(int code) {
   const int num_worlds = fitting_->num_worlds();
-  if (num_worlds == 0 && !GTEST_FLAG_GET(list_tests)) {
+  const bool is_shard = std::getenv("GTEST_TOTAL_SHARDS") != nullptr;
+  if (num_worlds == 0 && !GTEST_FLAG_GET(list_tests) && !is_shard) {
     if (job_->rank() == 0)
       fmt::print(stderr, "no test of this program had a world of 2 to {} ranks\n", job_->size());
     code = kInfrastructure;

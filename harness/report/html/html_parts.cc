@@ -5,7 +5,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -46,7 +48,7 @@ std::string_view class_of(double share) {
 std::string ranks_in_words(const json& finding) {
   std::string words;
   for (const json& rank : list_of(finding, "ranks"))
-    words += (words.empty() ? "" : ", ") + rank.dump();
+    words += (words.empty() ? "" : ", ") + escaped(rank.dump());
   return words.empty() ? "all" : words;
 }
 
@@ -76,6 +78,11 @@ std::string row_of_tensor(const json& tensor, bool is_marked) {
       short_number(number_of(tensor, "unequal")));
   const json &reference = list_of(tensor, "reference_values"),
              &actual = list_of(tensor, "actual_values");
+  if (number_of(tensor, "nonfinite_mismatch") > 0) {
+    html +=
+        "<tr><td colspan=7 class=name>NaN or infinity on one side: the numbers are those of the "
+        "other elements</td></tr>\n";
+  }
   if (!reference.empty() && number_of(tensor, "unequal") > 0) {
     html += fmt::format("<tr><td colspan=7 class=name>reference {}, run {}</td></tr>\n",
                         escaped(reference.dump()), escaped(actual.dump()));
@@ -154,7 +161,11 @@ std::string map_of(const json& item) {
   if (rows.empty()) return "";
   // As the model has them: before, layers by number, after, whole step.
   const auto place = [](const std::string& row) {
-    if (row.starts_with("layer ")) return std::pair(1, std::stol(row.substr(6)));
+    long number = 0;
+    if (row.starts_with("layer ")) {
+      std::from_chars(row.data() + 6, row.data() + row.size(), number);
+      return std::pair(1, number);
+    }
     return std::pair(row.starts_with("before") ? 0 : row.starts_with("after") ? 2 : 3, 0L);
   };
   std::ranges::stable_sort(rows, {}, place);
@@ -194,8 +205,10 @@ std::string growth_of(const json& item) {
   double least = 1, most = 1e-300;
   for (const json& tensor : list_of(item, "tensors")) {
     if (text_of(tensor, "kind") != "activation" || number_of(tensor, "step") != 0) continue;
-    const Point point{number_of(tensor, "relative_error"),
-                      number_of(tensor, "allowed_relative_error"), tensor.value("within", false)};
+    const bool has_nan = number_of(tensor, "nonfinite_mismatch") > 0;  // drawn at the top
+    const Point point{
+        has_nan ? std::numeric_limits<double>::infinity() : number_of(tensor, "relative_error"),
+        number_of(tensor, "allowed_relative_error"), tensor.value("within", false)};
     points.push_back(point);
     for (const double value : {point.error, point.allowed}) {
       if (!(value > 0) || !std::isfinite(value)) continue;
@@ -207,6 +220,7 @@ std::string growth_of(const json& item) {
   const double low = std::floor(std::log10(least)), high = std::ceil(std::log10(most));
   const double step = (kWidth - kLeft - 10) / static_cast<double>(points.size() - 1);
   const auto y_of = [&](double value) {
+    if (std::isinf(value)) return kTop;
     const double part = value > 0 ? (std::log10(value) - low) / (high - low) : 0;
     return kHeight - kBottom - std::clamp(part, 0.0, 1.0) * (kHeight - kBottom - kTop);
   };

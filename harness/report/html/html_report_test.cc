@@ -2,6 +2,7 @@
 // Claims about the page: it says what the report says, where, and lets nothing of a report run.
 #include "harness/report/html/html_report.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -106,6 +107,10 @@ TEST(HtmlReport, LetsNothingOfAReportBecomeMarkup) {
   report["cases"][0]["tensors"][0]["name"] = evil;
   report["environment"] = {{evil, evil}};
   report["notes"] = {evil};
+  report["cases"][0]["findings"][0]["ranks"] = {evil};
+  report["cases"][0]["mesh"] = {{evil, evil}};
+  report["cases"][0]["tensors"][0]["stage"] = evil;
+  report["cases"][0]["status"] = evil;
 
   const std::string page = html_of(report);
 
@@ -125,6 +130,42 @@ TEST(HtmlReport, NeedsNoNetworkAndIsBelowTwoMegabytes) {
   EXPECT_THAT(page, HasSubstr("16005 tensors that use less are left out"));
   for (const char* const reference : {"http:", "https:", "src=", "@import", "url("})
     EXPECT_THAT(page, Not(HasSubstr(reference)));
+}
+
+TEST(HtmlReport, StaysBelowTwoMegabytesWithHundredsOfCases) {
+  json report = a_report();
+  for (int i = 0; i < 40; ++i) {
+    for (int layer = 0; layer < 30; ++layer) {
+      report["cases"][0]["tensors"].push_back(tensor(fmt::format("model.layers.{}.mlp", layer),
+                                                     fmt::format("stage {}", i), 1e-4, 1e-3));
+    }
+  }
+  const json item = report["cases"][0];
+  for (int i = 0; i < 200; ++i) report["cases"].push_back(item);
+
+  const std::string page = html_of(report);
+
+  EXPECT_LT(page.size(), 2'000'000U);
+  EXPECT_THAT(page, HasSubstr("more cases are left out"));
+}
+
+TEST(HtmlReport, ShowsNanOnOneSideAsOver) {
+  json report = a_report();
+  json& wrong = report["cases"][0]["tensors"][3];
+  wrong["relative_error"] = 0;
+  wrong["nonfinite_mismatch"] = 5;
+
+  const std::string page = html_of(report);
+
+  EXPECT_THAT(page, HasSubstr(">over</td>"));
+  EXPECT_THAT(page, HasSubstr("NaN or infinity on one side"));
+}
+
+TEST(HtmlReport, TakesLayersWithoutEnd) {
+  json report = a_report();
+  report["cases"][0]["tensors"][1]["name"] = "model.layers.99999999999999999999.w";
+  report["cases"][0]["tensors"][2]["name"] = "layers." + std::string(300'000, '9');
+  EXPECT_THAT(html_of(report), HasSubstr("after the layers"));
 }
 
 TEST(HtmlReport, RefusesWhatIsNoReport) {

@@ -9,7 +9,6 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <regex>
 
 namespace isoshard::html {
 
@@ -74,6 +73,7 @@ double share_of_allowed(const nlohmann::json& tensor) {
   };
   constexpr double kOutside = 1.01;  // whatever the numbers of the tensor as a whole are
   const bool is_within = tensor.value("within", false);
+  if (number_of(tensor, "nonfinite_mismatch") > 0) return std::numeric_limits<double>::infinity();
   if (number_of(tensor, "unequal") == 0) return is_within ? 0 : kOutside;
   double share =
       ratio(number_of(tensor, "relative_error"), number_of(tensor, "allowed_relative_error"));
@@ -85,26 +85,35 @@ double share_of_allowed(const nlohmann::json& tensor) {
 }
 
 std::string row_of(const nlohmann::json& tensor) {
-  static const std::regex kLayer(R"((?:^|\.)(?:layers|h)\.(\d+)(?:\.|$))");
-  static const std::regex kBefore(R"(embed|wte|wpe|(^|\.)drop$)");
   const std::string kind = tensor.value("kind", std::string());
   constexpr std::array<std::string_view, 6> kOfParts = {"activation", "activation_grad", "param",
                                                         "grad",       "optimizer",       "mask"};
   if (std::ranges::find(kOfParts, kind) == kOfParts.end()) return "whole step";
   const std::string name = tensor.value("name", std::string());
-  std::smatch match;
-  if (std::regex_search(name, match, kLayer)) return "layer " + match[1].str();
-  return std::regex_search(name, kBefore) ? "before the layers" : "after the layers";
+  for (const std::string_view list : {"layers.", "h."}) {
+    const std::size_t at = name.find(list);
+    if (at == name.npos || (at > 0 && name[at - 1] != '.')) continue;
+    const std::size_t begin = at + list.size();
+    std::size_t end = begin;
+    while (end < name.size() && name[end] >= '0' && name[end] <= '9') ++end;
+    if (end > begin && end - begin <= 6) return "layer " + name.substr(begin, end - begin);
+  }
+  for (const std::string_view word : {"embed", "wte", "wpe", "transformer.drop"})
+    if (name.find(word) != name.npos) return "before the layers";
+  return "after the layers";
 }
 
 std::string_view style_sheet() {
   return R"(
-:root{color-scheme:light dark;--ink:#1b1f24;--soft:#57606a;--paper:#fff;--line:#d0d7de;--card:#f6f8fa;
+:root{color-scheme:light dark;--ink:#1b1f24;--soft:#57606a;--paper:#fff;--line:#d0d7de;
+--card:#f6f8fa;
 --good:#116329;--bad:#a40e26;--doubt:#7d4e00;--link:#0550ae}
-@media (prefers-color-scheme:dark){:root{--ink:#e6edf3;--soft:#9aa4ae;--paper:#0d1117;--line:#3d444d;
+@media (prefers-color-scheme:dark){:root{--ink:#e6edf3;--soft:#9aa4ae;--paper:#0d1117;
+--line:#3d444d;
 --card:#161b22;--good:#56d364;--bad:#ff8b85;--doubt:#e3b341;--link:#79c0ff}}
 *{box-sizing:border-box}
-body{margin:0 auto;padding:1.5rem;max-width:70rem;font:1rem/1.5 system-ui,sans-serif;color:var(--ink);
+body{margin:0 auto;padding:1.5rem;max-width:70rem;font:1rem/1.5 system-ui,sans-serif;
+color:var(--ink);
 background:var(--paper)}
 h1{font-size:1.5rem}h2{font-size:1.2rem;margin-top:2rem}h3{font-size:1rem}
 code,pre,.name{font-family:ui-monospace,monospace;font-size:.875rem;overflow-wrap:anywhere}
@@ -114,7 +123,8 @@ pre{white-space:pre-wrap;background:var(--card);border:1px solid var(--line);pad
 .diverges,.regression,.refused{color:var(--bad)}
 .vacuous,.incomplete,.drift,.pending,.removed{color:var(--doubt)}
 .verdict p,.verdict dl{color:var(--ink);margin:.25rem 0}
-dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1rem}dd{margin:0}dt{color:var(--soft)}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1rem}dd{margin:0}
+dt{color:var(--soft)}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;font-size:.875rem}
 caption{text-align:left;color:var(--soft);padding:.25rem 0}
