@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <exception>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -48,6 +49,7 @@ class Control final : public Peers {
     return own;
   }
   void barrier() { comm_->barrier(kInfo); }
+  void set_idle(std::function<void()> idle) { world_->set_idle(std::move(idle)); }
 
   /// Of process 0.
   std::vector<std::byte> broadcast_of_first(std::vector<std::byte> message) {
@@ -145,6 +147,20 @@ class Watched {
   Watched& operator=(const Watched&) = delete;
 };
 
+/// What happens while processes wait for each other.
+class Idle {
+ public:
+  Idle(Control& control, std::function<void()> act) : control_(control) {
+    control_.set_idle(std::move(act));
+  }
+  ~Idle() { control_.set_idle({}); }
+  Idle(const Idle&) = delete;
+  Idle& operator=(const Idle&) = delete;
+
+ private:
+  Control& control_;
+};
+
 /// A world that runs in the processes of the job.
 class WorldOfProcesses final : public RunningWorld {
  public:
@@ -156,9 +172,12 @@ class WorldOfProcesses final : public RunningWorld {
   WorldReport wait() override {
     control_.barrier();  // a process that is elsewhere is named, instead of waited for
     std::string file_error;
-    const RankReport own = run(file_error);
+    const auto world = control_.job().make_world(options_.order);
+    const RankReport own = run(*world, file_error);
     WorldReport report;
     report.name = options_.name;
+    // Ranks that are still leaving the world come here only when this one has taken what they sent.
+    const Idle idle(control_, [&] { world->serve(); });
     const auto messages = gather(own, file_error);
     for (int rank = 0; rank < options_.size; ++rank) {
       std::string error;
@@ -170,12 +189,11 @@ class WorldOfProcesses final : public RunningWorld {
   }
 
  private:
-  RankReport run(std::string& file_error) {
-    AttachedJob& job = control_.job();
-    const auto world = job.make_world(options_.order);
-    world->set_patience(options_.deadline);
-    const Watched watched(world->journal());
-    std::unique_ptr<Communicator> comm = world->communicator(job.rank());
+  RankReport run(AttachedWorld& world, std::string& file_error) {
+    const AttachedJob& job = control_.job();
+    world.set_patience(options_.deadline);
+    const Watched watched(world.journal());
+    std::unique_ptr<Communicator> comm = world.communicator(job.rank());
     const bool is_rank = job.rank() < options_.size;
     if (options_.size < job.size()) comm = comm->split(is_rank ? 0 : 1, job.rank());
     RankReport report;
@@ -196,12 +214,12 @@ class WorldOfProcesses final : public RunningWorld {
       report.end = RankEnd::kThrew;
       report.message = current_exception_in_words();
     }
-    report.where = world->journal().last_call_in_words(job.rank());
+    report.where = world.journal().last_call_in_words(job.rank());
     report.phase = rank.phase();
     report.peak_rss_kib = peak_rss_kib();
     report.result = rank.take_result();
     if (report.end != RankEnd::kReturned)
-      world->abort(fmt::format("rank {} failed: {}", job.rank(), report.message));
+      world.abort(fmt::format("rank {} failed: {}", job.rank(), report.message));
     return report;
   }
 

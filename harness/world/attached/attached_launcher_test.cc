@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -50,10 +51,16 @@ std::string text_of(const std::vector<std::byte>& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
+constexpr CallInfo kInfo{Purpose::kGradReduce, Axis::kWorld};
+
+Buffer floats_of(std::vector<float>& values) {
+  return {reinterpret_cast<std::byte*>(values.data()), static_cast<std::int64_t>(values.size()),
+          Dtype::kFloat32};
+}
+
 int summed(Rank& rank, std::int32_t value) {
   rank.comm()
-      .all_reduce({reinterpret_cast<std::byte*>(&value), 1, Dtype::kInt32}, Reduction::kSum,
-                  {Purpose::kGradReduce, Axis::kWorld})
+      .all_reduce({reinterpret_cast<std::byte*>(&value), 1, Dtype::kInt32}, Reduction::kSum, kInfo)
       .wait();
   return value;
 }
@@ -132,6 +139,36 @@ TEST_F(AttachedWorlds, NameTheRankThatThrewAndTheNextWorldRuns) {
   EXPECT_EQ(report.ranks[0].end, RankEnd::kReleased);
   ASSERT_TRUE(next.ok()) << next.describe();
   EXPECT_EQ(text_of(next.ranks[2].result), "3");
+}
+
+// Rank 2 fails while the others exchange what MPI moves for a while. The next world must not find
+// any of it in memory that it has.
+TEST_F(AttachedWorlds, FailAmidAnExchangeAndTheNextWorldIsUnharmed) {
+  constexpr std::size_t kCount = std::size_t{4} << 20;
+  for (int round = 0; round < 5; ++round) {
+    const WorldReport report = run({.size = kProcesses, .name = "amid"}, [&](Rank& rank) {
+      const auto pair = rank.comm().split(rank.rank() < 2 ? 0 : 1, rank.rank());
+      rank.comm().barrier(kInfo);
+      if (rank.rank() == 2) throw std::runtime_error("planted");
+      for (;;) {
+        std::vector<float> own(kCount, 1), all(2 * kCount);
+        pair->all_gather(floats_of(own), floats_of(all), kInfo).wait();
+      }
+    });
+    const WorldReport next = run({.size = kProcesses, .name = "next"}, [&](Rank& rank) {
+      std::vector<float> values(2 * kCount, 1);
+      rank.comm().all_reduce(floats_of(values), Reduction::kSum, kInfo).wait();
+      rank.comm().barrier(kInfo);
+      const auto right = std::ranges::count(values, static_cast<float>(kProcesses));
+      rank.post_result(bytes_of(std::to_string(right)));
+    });
+
+    EXPECT_EQ(report.culprit, 2) << report.describe();
+    EXPECT_EQ(report.ranks[0].end, RankEnd::kReleased);
+    ASSERT_TRUE(next.ok()) << next.describe();
+    for (const RankReport& rank : next.ranks)
+      EXPECT_EQ(text_of(rank.result), std::to_string(2 * kCount)) << "round " << round;
+  }
 }
 
 TEST_F(AttachedWorlds, AMissingRankIsNamedAtTheDeadline) {

@@ -127,12 +127,12 @@ void MpiCommunicator::leave(const Call& call) noexcept {
 }
 
 void MpiCommunicator::exchange(std::span<const Piece> receives, std::span<const Piece> sends) {
-  Requests requests;
+  InFlight in_flight(world_->endpoint);
   const int tag = group_->tag_of_collectives();
-  for (const Piece& piece : receives) world_->endpoint.start_receive(piece, tag, requests);
+  for (const Piece& piece : receives) world_->endpoint.start_receive(piece, tag, in_flight);
   for (const Piece& piece : sends)
-    world_->endpoint.start_send(piece, tag, /*must_be_taken=*/false, requests);
-  world_->endpoint.wait_until([&] { return MpiEndpoint::are_done(requests); },
+    world_->endpoint.start_send(piece, tag, /*must_be_taken=*/false, in_flight);
+  world_->endpoint.wait_until([&] { return MpiEndpoint::are_done(in_flight); },
                               /*moves_data=*/true);
 }
 

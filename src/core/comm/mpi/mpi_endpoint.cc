@@ -3,9 +3,11 @@
 #include "core/comm/mpi/mpi_endpoint.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <thread>
 
 #include "core/base/error.h"
@@ -26,6 +28,8 @@ constexpr std::chrono::milliseconds kTellAfter{2};
 /// of the time that it has waited, so that who waits for seconds costs next to nothing.
 constexpr std::chrono::milliseconds kRestAfter{5};
 constexpr std::chrono::milliseconds kLongestRest{1};
+/// For how long ranks of an aborted world wait for each other where the world has no patience.
+constexpr std::chrono::milliseconds kLongestLeave{60'000};
 
 std::size_t bytes_of_journal(int size) {
   // room to begin at a multiple of 64
@@ -89,10 +93,12 @@ MpiEndpoint::~MpiEndpoint() {
   int is_ended = 0;
   MPI_Finalized(&is_ended);
   static std::deque<Outgoing>& left_behind = *new std::deque<Outgoing>;
-  for (Outgoing& message : outgoing_) {
-    int is_done = 0;
-    if (is_ended == 0) MPI_Test(&message.request, &is_done, MPI_STATUS_IGNORE);
-    if (is_done == 0) left_behind.push_back(std::move(message));
+  for (std::deque<Outgoing>* messages : {&outgoing_, &leftovers_}) {
+    for (Outgoing& message : *messages) {
+      int is_done = 0;
+      if (is_ended == 0) MPI_Test(&message.request, &is_done, MPI_STATUS_IGNORE);
+      if (is_done == 0) left_behind.push_back(std::move(message));
+    }
   }
 }
 
@@ -105,7 +111,13 @@ std::uint64_t MpiEndpoint::gather_journals(std::uint64_t word) {
   check_mpi(MPI_Iallgather(own.data(), static_cast<int>(words), MPI_UINT64_T, all.data(),
                            static_cast<int>(words), MPI_UINT64_T, control_, &request),
             "MPI_Iallgather");
-  await(request);
+  // ranks that are still on their way here may have sent what this one must take
+  for (int is_done = 0;;) {
+    check_mpi(MPI_Test(&request, &is_done, MPI_STATUS_IGNORE), "MPI_Test");
+    if (is_done != 0) break;
+    serve();
+    pause_between_polls();
+  }
   for (int rank = 0; rank < size_; ++rank) {
     const auto theirs = std::span(all).subspan(static_cast<std::size_t>(rank) * words, words);
     journal_.set_lane(rank, theirs.first(lane));
@@ -137,28 +149,30 @@ Packet MpiEndpoint::take_packet(std::uint64_t group_id, int world_rank) {
   return packet;
 }
 
-void MpiEndpoint::start_receive(const Piece& piece, int tag, Requests& requests) const {
+void MpiEndpoint::start_receive(const Piece& piece, int tag, InFlight& in_flight) const {
   for (std::size_t begin = 0; begin < piece.bytes; begin += kMostBytes) {
     check_mpi(
         MPI_Irecv(piece.data + begin, static_cast<int>(std::min(kMostBytes, piece.bytes - begin)),
-                  MPI_BYTE, piece.world_rank, tag, data_, &requests.emplace_back(MPI_REQUEST_NULL)),
+                  MPI_BYTE, piece.world_rank, tag, data_,
+                  &in_flight.receives.emplace_back(MPI_REQUEST_NULL)),
         "MPI_Irecv");
   }
 }
 
 void MpiEndpoint::start_send(const Piece& piece, int tag, bool must_be_taken,
-                             Requests& requests) const {
+                             InFlight& in_flight) const {
   const auto send = must_be_taken ? MPI_Issend : MPI_Isend;
   for (std::size_t begin = 0; begin < piece.bytes; begin += kMostBytes) {
-    check_mpi(
-        send(piece.data + begin, static_cast<int>(std::min(kMostBytes, piece.bytes - begin)),
-             MPI_BYTE, piece.world_rank, tag, data_, &requests.emplace_back(MPI_REQUEST_NULL)),
-        "MPI_Isend");
+    check_mpi(send(piece.data + begin, static_cast<int>(std::min(kMostBytes, piece.bytes - begin)),
+                   MPI_BYTE, piece.world_rank, tag, data_,
+                   &in_flight.sends.emplace_back(MPI_REQUEST_NULL)),
+              "MPI_Isend");
   }
 }
 
-void MpiEndpoint::start_empty(int world_rank, int tag, bool is_send, Requests& requests) const {
-  MPI_Request& request = requests.emplace_back(MPI_REQUEST_NULL);
+void MpiEndpoint::start_empty(int world_rank, int tag, bool is_send, InFlight& in_flight) const {
+  MPI_Request& request =
+      (is_send ? in_flight.sends : in_flight.receives).emplace_back(MPI_REQUEST_NULL);
   check_mpi(is_send ? MPI_Issend(nullptr, 0, MPI_BYTE, world_rank, tag, data_, &request)
                     : MPI_Irecv(nullptr, 0, MPI_BYTE, world_rank, tag, data_, &request),
             "MPI_Issend or MPI_Irecv");
@@ -175,11 +189,74 @@ bool MpiEndpoint::are_done(Requests& requests) {
 void MpiEndpoint::poll() {
   take_all_packets();
   if (advance_) advance_();
-  while (!outgoing_.empty()) {
+  drop_done(outgoing_);
+}
+
+void MpiEndpoint::drop_done(std::deque<Outgoing>& messages) {
+  while (!messages.empty()) {
     int is_done = 0;
-    check_mpi(MPI_Test(&outgoing_.front().request, &is_done, MPI_STATUS_IGNORE), "MPI_Test");
-    if (is_done == 0) break;
-    outgoing_.pop_front();
+    check_mpi(MPI_Test(&messages.front().request, &is_done, MPI_STATUS_IGNORE), "MPI_Test");
+    if (is_done == 0) return;
+    messages.pop_front();
+  }
+}
+
+void MpiEndpoint::serve() {
+  poll();
+  if (is_aborted()) take_leftovers();
+}
+
+// No rank of an aborted world posts another receive (every call looks first), so what has met none
+// is awaited by nobody.
+void MpiEndpoint::take_leftovers() {
+  for (;;) {
+    int is_there = 0;
+    MPI_Message message = MPI_MESSAGE_NULL;
+    MPI_Status status;
+    check_mpi(MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, data_, &is_there, &message, &status),
+              "MPI_Improbe");
+    if (is_there == 0) break;
+    int count = 0;
+    check_mpi(MPI_Get_count(&status, MPI_BYTE, &count), "MPI_Get_count");
+    const auto bytes = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(count));
+    MPI_Request request = MPI_REQUEST_NULL;
+    check_mpi(MPI_Imrecv(bytes->data(), count, MPI_BYTE, &message, &request), "MPI_Imrecv");
+    leftovers_.push_back({request, bytes});
+  }
+  drop_done(leftovers_);
+}
+
+InFlight::~InFlight() {
+  endpoint_->take_back(*this);
+}
+
+void MpiEndpoint::take_back(InFlight& in_flight) noexcept {
+  if (in_flight.receives.empty() && in_flight.sends.empty()) return;
+  int is_ended = 0;
+  MPI_Finalized(&is_ended);
+  if (is_ended != 0) return;
+  try {
+    if (are_done(in_flight)) return;
+    abort(AbortKind::kFailure,
+          fmt::format("rank {} left a call while its data were on their way", rank_));
+    for (MPI_Request& request : in_flight.receives) {
+      if (request != MPI_REQUEST_NULL) check_mpi(MPI_Cancel(&request), "MPI_Cancel");
+    }
+    const auto limit = steady_clock::now() + patience_.value_or(kLongestLeave);
+    while (!are_done(in_flight)) {
+      if (steady_clock::now() > limit) {
+        throw TimeoutError(fmt::format(
+            "another rank has not taken what was on its way to it, after: {}", abort_reason_));
+      }
+      serve();
+      pause_between_polls();
+    }
+  } catch (const std::exception& error) {
+    const std::string line =
+        fmt::format("isoshard: rank {}: a failed world cannot be left safely: {}; the job ends\n",
+                    rank_, error.what());
+    (void)!::write(STDERR_FILENO, line.data(), line.size());
+    end_job_now();
   }
 }
 
@@ -239,6 +316,7 @@ void MpiEndpoint::wait_until(const std::function<bool()>& done, const bool& move
     pause_between_polls();
     poll();
     if (done()) return;
+    if (idle_) idle_();
     if (is_aborted()) throw_abort();
     const auto now = steady_clock::now();
     if ((deadline_ && now >= *deadline_) || (patience_ && now - start >= *patience_)) {

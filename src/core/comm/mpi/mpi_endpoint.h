@@ -45,6 +45,24 @@ struct Piece {
 /// Requests that are under way, in chunks below MPI's limit of 2^31 - 1.
 using Requests = std::vector<MPI_Request>;
 
+class MpiEndpoint;
+
+/// Bytes of a caller that MPI moves. MPI reads and writes them until the requests are done, so who
+/// leaves before, by an exception, must take them back first: the destructor does
+/// (MpiEndpoint::take_back).
+class InFlight {
+ public:
+  explicit InFlight(MpiEndpoint& endpoint) : endpoint_(&endpoint) {}
+  ~InFlight();
+  InFlight(const InFlight&) = delete;
+  InFlight& operator=(const InFlight&) = delete;
+  Requests receives{};
+  Requests sends{};
+
+ private:
+  MpiEndpoint* endpoint_;
+};
+
 class MpiEndpoint {
  public:
   enum class AbortKind : std::uint8_t { kFailure = 1, kTimeout = 2 };
@@ -75,11 +93,25 @@ class MpiEndpoint {
 
   /// Starts to move bytes that both sides have announced. Pieces between two ranks with one tag
   /// meet in their order.
-  void start_receive(const Piece& piece, int tag, Requests& requests) const;
-  void start_send(const Piece& piece, int tag, bool must_be_taken, Requests& requests) const;
+  void start_receive(const Piece& piece, int tag, InFlight& in_flight) const;
+  void start_send(const Piece& piece, int tag, bool must_be_taken, InFlight& in_flight) const;
   /// A message without bytes. A send of it is done when the other side has received it.
-  void start_empty(int world_rank, int tag, bool is_send, Requests& requests) const;
+  void start_empty(int world_rank, int tag, bool is_send, InFlight& in_flight) const;
   [[nodiscard]] static bool are_done(Requests& requests);
+  [[nodiscard]] static bool are_done(InFlight& in_flight) {
+    return are_done(in_flight.receives) && are_done(in_flight.sends);
+  }
+  /// Returns when MPI no longer touches the bytes; at once where all have moved. What has not is
+  /// given up, which aborts the world: receives that have met no message are cancelled, and sends
+  /// wait for their receivers, who take what comes in serve().
+  ///
+  /// Errors   none. Where a receiver does not come back within the world's patience (a minute where
+  ///          it has none), the job ends with exit code 4 and a line that says why: MPI would write
+  ///          into memory that is in use again.
+  void take_back(InFlight& in_flight) noexcept;
+  /// Keeps an aborted world moving, for the ranks that still leave it: takes packets, and receives
+  /// what nobody waits for any more into memory of its own. Does not wait.
+  void serve();
 
   /// Takes packets and moves on what is under way. Does not wait.
   void poll();
@@ -88,6 +120,8 @@ class MpiEndpoint {
   void wait_until(const std::function<bool()>& done, const bool& moves_data);
   /// Called in every poll: what moves transfers.
   void set_advance(std::function<void()> advance) { advance_ = std::move(advance); }
+  /// Called between two polls of a wait; empty: nothing.
+  void set_idle(std::function<void()> idle) { idle_ = std::move(idle); }
 
   /// From now on an abort also says that the process ends in MPI_Abort.
   void ends_process_in_abort() noexcept { ends_process_ = true; }
@@ -111,6 +145,7 @@ class MpiEndpoint {
 
  private:
   void take_all_packets();
+  void take_leftovers();
   void handle(Packet packet, int from);
   void tell_whereabouts();
   void look_for_circle();
@@ -128,8 +163,11 @@ class MpiEndpoint {
     MPI_Request request;
     std::shared_ptr<const std::vector<std::byte>> bytes;
   };
+  static void drop_done(std::deque<Outgoing>& messages);
   std::deque<Outgoing> outgoing_;
+  std::deque<Outgoing> leftovers_;  ///< received for nobody
   std::function<void()> advance_;
+  std::function<void()> idle_;
   std::optional<AbortKind> abort_kind_;
   std::string abort_reason_;
   std::optional<std::chrono::steady_clock::time_point> deadline_;

@@ -62,6 +62,11 @@ void end_in_abort() noexcept {
   ends_in_abort = true;
 }
 
+void end_job_now() noexcept {
+  MPI_Abort(MPI_COMM_WORLD, kExitCode);
+  ::_Exit(kExitCode);
+}
+
 void pause_between_polls() noexcept {
   using std::chrono::steady_clock;
   constexpr std::chrono::microseconds kSleep{20};

@@ -18,6 +18,9 @@ void end_in_abort() noexcept;
 /// Ranks    collective over the job.
 void finish_mpi() noexcept;
 
+/// Ends all processes of the job with exit code 4.
+[[noreturn]] void end_job_now() noexcept;
+
 /// Gives the core away for a moment, between two polls. Yielding takes the least time where ranks
 /// are all that runs; where a yield loses the core to another program for milliseconds, sleeping
 /// does, as a sleeper is woken at once.

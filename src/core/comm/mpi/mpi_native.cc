@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 
 #include "core/base/float_bits.h"
 #include "core/comm/buffers.h"
@@ -131,17 +132,42 @@ void divide_by_ranks(MPI_Comm comm, Buffer data) {
   }
 }
 
+/// What MPI reduces. Its reductions cannot be cancelled, so one whose wait ends by an exception
+/// goes on: it works on memory of its own, which is then never given back.
+class Staging {
+ public:
+  explicit Staging(std::size_t bytes)
+      : memory_(std::make_unique_for_overwrite<std::byte[]>(bytes)) {}  // NOLINT: bytes, unfilled
+  [[nodiscard]] std::byte* data() const noexcept { return memory_.get(); }
+  void wait_for(MPI_Request& request, const WaitForRequest& wait) {
+    try {
+      wait(request);
+    } catch (...) {
+      (void)memory_.release();
+      throw;
+    }
+  }
+
+ private:
+  std::unique_ptr<std::byte[]> memory_;  // NOLINT: as above
+};
+
 }  // namespace
 
 void native_all_reduce(MPI_Comm comm, Buffer data, Reduction reduction,
                        const WaitForRequest& wait) {
   for (std::int64_t begin = 0; begin < data.count; begin += kMostNativeElements) {
     const auto count = static_cast<int>(std::min(kMostNativeElements, data.count - begin));
+    const std::size_t bytes = bytes_of(count, data.dtype);
+    std::byte* const place = data.data + bytes_of(begin, data.dtype);
+    Staging staging(bytes);
+    copy_bytes(staging.data(), place, bytes);
     MPI_Request request = MPI_REQUEST_NULL;
-    check_mpi(MPI_Iallreduce(MPI_IN_PLACE, data.data + bytes_of(begin, data.dtype), count,
-                             type_of(data.dtype), op_of(data.dtype, reduction), comm, &request),
+    check_mpi(MPI_Iallreduce(MPI_IN_PLACE, staging.data(), count, type_of(data.dtype),
+                             op_of(data.dtype, reduction), comm, &request),
               "MPI_Iallreduce");
-    wait(request);
+    staging.wait_for(request, wait);
+    copy_bytes(place, staging.data(), bytes);
   }
   if (reduction == Reduction::kAvg) divide_by_ranks(comm, data);
 }
@@ -152,25 +178,35 @@ void native_reduce(MPI_Comm comm, ConstBuffer input, Buffer output, int root, Re
   check_mpi(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
   for (std::int64_t begin = 0; begin < input.count; begin += kMostNativeElements) {
     const auto count = static_cast<int>(std::min(kMostNativeElements, input.count - begin));
-    const std::size_t offset = bytes_of(begin, input.dtype);
+    const std::size_t offset = bytes_of(begin, input.dtype), bytes = bytes_of(count, input.dtype);
+    Staging staging(2 * bytes);
+    std::byte* const result = staging.data() + bytes;
+    copy_bytes(staging.data(), input.data + offset, bytes);
     MPI_Request request = MPI_REQUEST_NULL;
     check_mpi(
-        MPI_Ireduce(input.data + offset, rank == root ? output.data + offset : nullptr, count,
-                    type_of(input.dtype), op_of(input.dtype, reduction), root, comm, &request),
+        MPI_Ireduce(staging.data(), rank == root ? result : nullptr, count, type_of(input.dtype),
+                    op_of(input.dtype, reduction), root, comm, &request),
         "MPI_Ireduce");
-    wait(request);
+    staging.wait_for(request, wait);
+    if (rank == root) copy_bytes(output.data + offset, result, bytes);
   }
   if (reduction == Reduction::kAvg && rank == root) divide_by_ranks(comm, output);
 }
 
 void native_reduce_scatter(MPI_Comm comm, ConstBuffer input, Buffer output, Reduction reduction,
                            const WaitForRequest& wait) {
+  const std::size_t in = bytes_of(input.count, input.dtype);
+  const std::size_t out = bytes_of(output.count, output.dtype);
+  Staging staging(in + out);
+  std::byte* const result = staging.data() + in;
+  copy_bytes(staging.data(), input.data, in);
   MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(MPI_Ireduce_scatter_block(input.data, output.data, static_cast<int>(output.count),
+  check_mpi(MPI_Ireduce_scatter_block(staging.data(), result, static_cast<int>(output.count),
                                       type_of(output.dtype), op_of(output.dtype, reduction), comm,
                                       &request),
             "MPI_Ireduce_scatter_block");
-  wait(request);
+  staging.wait_for(request, wait);
+  copy_bytes(output.data, result, out);
   if (reduction == Reduction::kAvg) divide_by_ranks(comm, output);
 }
 

@@ -18,7 +18,8 @@ using WaitForRequest = std::function<void(MPI_Request& request)>;
 /// their accumulator, integers towards zero.
 ///
 /// Ranks        collective over `comm`.
-/// Errors       InfrastructureError.
+/// Errors       InfrastructureError, and what `wait` throws. MPI goes on with its reduction then,
+///              on a copy of the data, which is never given back.
 /// Determinism  as MPI's; it depends on the size of the data and the number of ranks. min and max
 ///              of a NaN are not defined by MPI.
 void native_all_reduce(MPI_Comm comm, Buffer data, Reduction reduction, const WaitForRequest& wait);

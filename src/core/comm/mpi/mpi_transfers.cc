@@ -37,7 +37,7 @@ std::shared_ptr<MpiMoving> MpiTransfers::add(const MpiGroup& group, int own_rank
   call.group_id = id;
   call.group_sequence = ++channel.num_messages;
   endpoint_->journal().promise(endpoint_->rank(), call);
-  auto moving = std::make_shared<MpiMoving>(MpiMoving{.call = call, .data = data});
+  auto moving = std::make_shared<MpiMoving>(*endpoint_, call, data);
   if (is_send) start_sending(channel, *moving, must_be_taken);
   channel.queue.push_back(moving);
   return moving;
@@ -56,9 +56,9 @@ void MpiTransfers::start_sending(MpiChannel& channel, MpiMoving& moving, bool mu
   if (is_small) return;
   if (bytes != 0) {
     endpoint_->start_send({channel.peer, moving.data.data, bytes}, channel.tag, must_be_taken,
-                          moving.requests);
+                          moving.in_flight);
   } else {
-    endpoint_->start_empty(channel.peer, channel.tag, /*is_send=*/true, moving.requests);
+    endpoint_->start_empty(channel.peer, channel.tag, /*is_send=*/true, moving.in_flight);
   }
 }
 
@@ -73,9 +73,10 @@ void MpiTransfers::start_receiving(MpiChannel& channel, MpiMoving& moving) {
   if (header.color == 0) {
     copy_bytes(moving.data.data, header.data.data(), bytes);
   } else if (bytes != 0) {
-    endpoint_->start_receive({channel.peer, moving.data.data, bytes}, channel.tag, moving.requests);
+    endpoint_->start_receive({channel.peer, moving.data.data, bytes}, channel.tag,
+                             moving.in_flight);
   } else {
-    endpoint_->start_empty(channel.peer, channel.tag, /*is_send=*/false, moving.requests);
+    endpoint_->start_empty(channel.peer, channel.tag, /*is_send=*/false, moving.in_flight);
   }
 }
 
@@ -99,7 +100,7 @@ void MpiTransfers::advance(MpiChannel& channel) {
       if (endpoint_->waiting_packet(channel.id, channel.peer) == nullptr) break;
       start_receiving(channel, *moving);
     }
-    if (moving->is_done || !MpiEndpoint::are_done(moving->requests)) continue;
+    if (moving->is_done || !MpiEndpoint::are_done(moving->in_flight)) continue;
     moving->is_done = true;
     enter(*moving);
     endpoint_->journal().finish(endpoint_->rank(), moving->sequence);
@@ -110,9 +111,15 @@ void MpiTransfers::advance(MpiChannel& channel) {
 void MpiTransfers::finish(const std::shared_ptr<MpiMoving>& moving) {
   advance();
   if (moving->is_done) return;
-  if (endpoint_->is_aborted()) endpoint_->throw_abort();
-  enter(*moving);
-  endpoint_->wait_until([&] { return moving->is_done; }, moving->is_under_way);
+  try {
+    if (endpoint_->is_aborted()) endpoint_->throw_abort();
+    enter(*moving);
+    endpoint_->wait_until([&] { return moving->is_done; }, moving->is_under_way);
+  } catch (...) {
+    // a channel still holds it, and the caller's bytes end with this call
+    endpoint_->take_back(moving->in_flight);
+    throw;
+  }
 }
 
 }  // namespace isoshard

@@ -15,10 +15,12 @@ namespace isoshard {
 
 /// One message on its way, as one side sees it.
 struct MpiMoving {
+  MpiMoving(MpiEndpoint& endpoint, const CollectiveCall& call_in, const Buffer& data_in)
+      : call(call_in), data(data_in), in_flight(endpoint) {}
   CollectiveCall call;
   Buffer data;
   std::uint64_t sequence = 0;  ///< in the rank's journal; 0: not entered yet
-  Requests requests{};
+  InFlight in_flight;
   bool is_under_way = false;  ///< of a recv: its header has come
   bool is_done = false;
 };
@@ -46,7 +48,7 @@ class MpiTransfers {
   /// Moves what can be moved without waiting.
   /// Errors   CommError on both sides where a message is not what its receiver expects.
   void advance();
-  /// Returns when the message is over.
+  /// Returns when the message is over, or throws; MPI no longer touches its bytes in both cases.
   /// Errors   as MpiEndpoint::wait_until.
   void finish(const std::shared_ptr<MpiMoving>& moving);
 

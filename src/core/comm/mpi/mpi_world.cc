@@ -57,6 +57,14 @@ void MpiWorld::set_patience(std::optional<std::chrono::milliseconds> patience) n
   impl_->rank->endpoint.set_patience(patience);
 }
 
+void MpiWorld::serve() {
+  impl_->rank->endpoint.serve();
+}
+
+void MpiWorld::set_idle(std::function<void()> idle) {
+  impl_->rank->endpoint.set_idle(std::move(idle));
+}
+
 const Journal& MpiWorld::journal() const noexcept {
   return impl_->rank->endpoint.journal();
 }

@@ -3,6 +3,7 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -39,6 +40,8 @@ class MpiWorld final : public AttachedWorld {
   /// Of this process's clock; a rank that comes to it aborts the world.
   void set_deadline(std::chrono::steady_clock::time_point deadline) noexcept;
   void set_patience(std::optional<std::chrono::milliseconds> patience) noexcept override;
+  void serve() override;
+  void set_idle(std::function<void()> idle) override;
   [[nodiscard]] const Journal& journal() const noexcept override;
   /// Makes the journal exact for all ranks, and returns the largest `word` of all ranks, which
   /// saves tests an exchange. Ranks    collective over the world, also after an abort; none may be
