@@ -20,7 +20,7 @@ std::size_t bytes_of(const Buffer& data) {
 
 }  // namespace
 
-std::shared_ptr<MpiMoving> MpiTransfers::add(const MpiGroup& group, int own_rank, int peer,
+std::shared_ptr<MpiMoving> MpiTransfers::add(const CommGroup& group, int own_rank, int peer,
                                              CollectiveCall call, Buffer data, bool must_be_taken) {
   const bool is_send = call.op == CollectiveOp::kSend;
   const std::uint64_t id =
@@ -31,7 +31,7 @@ std::shared_ptr<MpiMoving> MpiTransfers::add(const MpiGroup& group, int own_rank
     endpoint_->take_group_id();
     channel.id = id;
     channel.peer = group.world_ranks[static_cast<std::size_t>(peer)];
-    channel.tag = group.tag_of_transfers();
+    channel.tag = MpiTags::of_transfers(group);
     channel.is_send = is_send;
   }
   call.group_id = id;

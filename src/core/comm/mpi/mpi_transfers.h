@@ -40,7 +40,7 @@ class MpiTransfers {
 
   /// Queues a message behind the earlier ones. A send is under way at once; a small one that need
   /// not be taken travels with its header and is done.
-  [[nodiscard]] std::shared_ptr<MpiMoving> add(const MpiGroup& group, int own_rank, int peer,
+  [[nodiscard]] std::shared_ptr<MpiMoving> add(const CommGroup& group, int own_rank, int peer,
                                                CollectiveCall call, Buffer data,
                                                bool must_be_taken);
   /// Moves what can be moved without waiting.
