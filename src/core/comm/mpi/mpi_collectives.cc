@@ -28,14 +28,6 @@ constexpr std::int64_t kLineBytes = 64;
 
 using Sources = std::vector<const std::byte*>;  ///< by group rank
 
-Packet packet_of(CollectiveCall call, std::span<const std::int64_t> counts = {},
-                 std::span<const std::int64_t> output_counts = {}) {
-  Packet packet{.entry = {.call = call}};
-  packet.counts.assign(counts.begin(), counts.end());
-  packet.output_counts.assign(output_counts.begin(), output_counts.end());
-  return packet;
-}
-
 std::byte* writable(const std::byte* data) {
   return const_cast<std::byte*>(data);  // NOLINT: a send only reads it
 }
@@ -79,17 +71,17 @@ Work MpiCommunicator::all_reduce(Buffer data, Reduction reduction, const CallInf
   const std::size_t bytes = bytes_of(data.count, data.dtype);
   const bool is_small = bytes <= kSmallBytes && !is_native;
   if (is_small && size_ > 1) own.data.assign(data.data, data.data + bytes);
-  const Call call = meet(std::move(own), info);
+  const MetCall call = calls_.meet(std::move(own), info);
   if (size_ > 1) {
     if (is_native) {
-      native_all_reduce(group_->native, data, reduction, waiter());
+      native_all_reduce(native_, data, reduction, waiter());
     } else if (is_small) {
       reduce_small(call, data);
     } else {
       reduce_in_slices(call, data);
     }
   }
-  leave(call);
+  calls_.leave(call);
   return {};
 }
 
@@ -101,7 +93,7 @@ std::function<void(MPI_Request&)> MpiCommunicator::waiter() const {
   };
 }
 
-void MpiCommunicator::reduce_small(const Call& call, Buffer data) {
+void MpiCommunicator::reduce_small(const MetCall& call, Buffer data) {
   Sources sources(static_cast<std::size_t>(size_));
   for (int from = 0; from < size_; ++from)
     sources[static_cast<std::size_t>(from)] =
@@ -110,7 +102,7 @@ void MpiCommunicator::reduce_small(const Call& call, Buffer data) {
               data.data, data.count);
 }
 
-void MpiCommunicator::reduce_in_slices(const Call& call, Buffer data) {
+void MpiCommunicator::reduce_in_slices(const MetCall& call, Buffer data) {
   const auto element_bytes = static_cast<std::int64_t>(size_of(data.dtype));
   const std::int64_t line = kLineBytes / element_bytes * size_;
   const auto whole_lines = [&](std::int64_t count) { return (count + line - 1) / line * line; };
@@ -174,11 +166,11 @@ Work MpiCommunicator::all_gather(ConstBuffer input, Buffer output, const CallInf
   check_buffer(input, "all_gather", "input");
   check_buffer(output, "all_gather", "output");
   check_blocks(output, input, size_, "all_gather");
-  const Call call =
-      meet(packet_of({.op = CollectiveOp::kAllGather, .dtype = input.dtype, .count = input.count}),
-           info);
+  const MetCall call = calls_.meet(
+      packet_of({.op = CollectiveOp::kAllGather, .dtype = input.dtype, .count = input.count}),
+      info);
   gather_blocks(input, output, repeated(input.count, size_));
-  leave(call);
+  calls_.leave(call);
   return {};
 }
 
@@ -190,12 +182,12 @@ Work MpiCommunicator::all_gather_uneven(ConstBuffer input, Buffer output, Counts
   check_counts(counts, size_, "all_gather_uneven");
   check_total(output, counts, "all_gather_uneven", "output");
   check_own_block(input, counts, rank_, "all_gather_uneven", "input");
-  const Call call = meet(
+  const MetCall call = calls_.meet(
       packet_of({.op = CollectiveOp::kAllGatherUneven, .dtype = input.dtype, .count = output.count},
                 counts),
       info);
   gather_blocks(input, output, counts);
-  leave(call);
+  calls_.leave(call);
   return {};
 }
 
@@ -221,18 +213,18 @@ Work MpiCommunicator::reduce_scatter(ConstBuffer input, Buffer output, Reduction
   check_buffer(output, "reduce_scatter", "output");
   check_blocks(input, output, size_, "reduce_scatter");
   check_reducible(reduction, output.dtype);
-  const Call call = meet(packet_of({.op = CollectiveOp::kReduceScatter,
-                                    .dtype = output.dtype,
-                                    .reduction = reduction,
-                                    .count = output.count}),
-                         info);
+  const MetCall call = calls_.meet(packet_of({.op = CollectiveOp::kReduceScatter,
+                                              .dtype = output.dtype,
+                                              .reduction = reduction,
+                                              .count = output.count}),
+                                   info);
   if (size_ > 1 && reduction_order() == ReductionOrder::kNative &&
       output.count < kMostNativeElements) {
-    native_reduce_scatter(group_->native, input, output, reduction, waiter());
+    native_reduce_scatter(native_, input, output, reduction, waiter());
   } else {
     reduce_blocks(reduction, input, output, repeated(output.count, size_));
   }
-  leave(call);
+  calls_.leave(call);
   return {};
 }
 
@@ -245,14 +237,14 @@ Work MpiCommunicator::reduce_scatter_uneven(ConstBuffer input, Buffer output, Co
   check_counts(counts, size_, "reduce_scatter_uneven");
   check_total(input, counts, "reduce_scatter_uneven", "input");
   check_own_block(output, counts, rank_, "reduce_scatter_uneven", "output");
-  const Call call = meet(packet_of({.op = CollectiveOp::kReduceScatterUneven,
-                                    .dtype = output.dtype,
-                                    .reduction = reduction,
-                                    .count = input.count},
-                                   counts),
-                         info);
+  const MetCall call = calls_.meet(packet_of({.op = CollectiveOp::kReduceScatterUneven,
+                                              .dtype = output.dtype,
+                                              .reduction = reduction,
+                                              .count = input.count},
+                                             counts),
+                                   info);
   reduce_blocks(reduction, input, output, counts);
-  leave(call);
+  calls_.leave(call);
   return {};
 }
 
@@ -266,7 +258,7 @@ void MpiCommunicator::reduce_blocks(Reduction reduction, ConstBuffer input, Buff
   if (size_ == 1) return copy_bytes(output.data, input.data, bytes_of(output.count, dtype));
   if (reduction_order() == ReductionOrder::kNative) {
     for (int root = 0; root < size_; ++root) {
-      native_reduce(group_->native, {block_of(root), counts[static_cast<std::size_t>(root)], dtype},
+      native_reduce(native_, {block_of(root), counts[static_cast<std::size_t>(root)], dtype},
                     output, root, reduction, waiter());
     }
     return;
@@ -309,10 +301,10 @@ Work MpiCommunicator::all_to_all(ConstBuffer input, Counts input_counts, Buffer 
   check_total(input, input_counts, "all_to_all", "input");
   check_total(output, output_counts, "all_to_all", "output");
   check_block_to_itself(input_counts, output_counts, rank_);
-  const Call call =
-      meet(packet_of({.op = CollectiveOp::kAllToAll, .dtype = input.dtype, .count = input.count},
-                     input_counts, output_counts),
-           info);
+  const MetCall call = calls_.meet(
+      packet_of({.op = CollectiveOp::kAllToAll, .dtype = input.dtype, .count = input.count},
+                input_counts, output_counts),
+      info);
   const auto piece_of = [&](int rank, const std::byte* data, Counts counts) {
     return Piece{world_rank_of(rank),
                  writable(data + bytes_of(elements_before(counts, rank), input.dtype)),
@@ -326,7 +318,7 @@ Work MpiCommunicator::all_to_all(ConstBuffer input, Counts input_counts, Buffer 
   const Piece own = piece_of(rank_, input.data, input_counts);
   copy_bytes(piece_of(rank_, output.data, output_counts).data, own.data, own.bytes);
   exchange(receives, sends);
-  leave(call);
+  calls_.leave(call);
   return {};
 }
 
@@ -335,7 +327,7 @@ Work MpiCommunicator::broadcast(Buffer data, int root, const CallInfo& info) {
   if (root < 0 || root >= size_)
     throw CommError(
         fmt::format("broadcast: the root must be from 0 to {}, got {}", size_ - 1, root));
-  const Call call = meet(
+  const MetCall call = calls_.meet(
       packet_of(
           {.op = CollectiveOp::kBroadcast, .dtype = data.dtype, .root = root, .count = data.count}),
       info);
@@ -348,7 +340,7 @@ Work MpiCommunicator::broadcast(Buffer data, int root, const CallInfo& info) {
     receives.push_back({world_rank_of(root), data.data, bytes});
   }
   exchange(receives, sends);
-  leave(call);
+  calls_.leave(call);
   return {};
 }
 

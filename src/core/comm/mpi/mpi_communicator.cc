@@ -5,11 +5,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "core/base/error.h"
 #include "core/comm/blocks.h"
-#include "core/comm/mismatch.h"
 #include "core/comm/mpi/mpi_job.h"
 
 namespace isoshard {
@@ -22,7 +20,7 @@ Buffer as_buffer(const ConstBuffer& data) {
 
 /// Order native reduces in MPI's own communicators.
 /// Ranks    collective over the group.
-MPI_Comm native_comm(const MpiEndpoint& endpoint, const MpiGroup& made) {
+MPI_Comm native_comm(const MpiEndpoint& endpoint, const CommGroup& made) {
   if (endpoint.reduction_order() != ReductionOrder::kNative || made.world_ranks.size() == 1)
     return MPI_COMM_NULL;
   MPI_Group world = MPI_GROUP_NULL, members = MPI_GROUP_NULL;
@@ -31,104 +29,34 @@ MPI_Comm native_comm(const MpiEndpoint& endpoint, const MpiGroup& made) {
   check_mpi(MPI_Group_incl(world, static_cast<int>(made.world_ranks.size()),
                            made.world_ranks.data(), &members),
             "MPI_Group_incl");
-  check_mpi(MPI_Comm_create_group(endpoint.data_comm(), members, made.tag_of_collectives(), &comm),
-            "MPI_Comm_create_group");
+  check_mpi(
+      MPI_Comm_create_group(endpoint.data_comm(), members, MpiTags::of_collectives(made), &comm),
+      "MPI_Comm_create_group");
   check_mpi(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   MPI_Group_free(&members);
   MPI_Group_free(&world);
   return comm;
 }
 
-std::shared_ptr<const MpiGroup> world_group(const MpiEndpoint& endpoint) {
-  auto group = std::make_shared<MpiGroup>();
-  group->world_ranks.resize(static_cast<std::size_t>(endpoint.size()));
-  std::iota(group->world_ranks.begin(), group->world_ranks.end(), 0);
-  for (const int rank : group->world_ranks) group->members.insert(rank);
-  group->native = native_comm(endpoint, *group);
-  return group;
-}
-
 }  // namespace
 
 MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiRank> world)
-    : world_(std::move(world)),
-      group_(world_group(world_->endpoint)),
-      rank_(world_->endpoint.rank()),
-      size_(world_->endpoint.size()) {}
+    : MpiCommunicator(world, GroupCalls(world->endpoint)) {}
 
-MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiRank> world,
-                                 std::shared_ptr<const MpiGroup> group, int rank)
+MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiRank> world, GroupCalls calls)
     : world_(std::move(world)),
-      group_(std::move(group)),
-      rank_(rank),
-      size_(static_cast<int>(group_->world_ranks.size())) {}
-
-int MpiCommunicator::world_rank_of(int rank) const {
-  if (rank < 0 || rank >= size_)
-    throw CommError(
-        fmt::format("the rank must be from 0 to {} in this group, got {}", size_ - 1, rank));
-  return group_->world_ranks[static_cast<std::size_t>(rank)];
-}
+      calls_(std::move(calls)),
+      native_(native_comm(world_->endpoint, calls_.group())),
+      rank_(calls_.rank()),
+      size_(calls_.size()) {}
 
 void MpiCommunicator::abort(std::string_view reason) noexcept {
   world_->endpoint.abort(MpiEndpoint::AbortKind::kFailure, reason);
 }
 
-MpiCommunicator::Call MpiCommunicator::meet(Packet own, const CallInfo& info) {
-  MpiEndpoint& endpoint = world_->endpoint;
-  endpoint.poll();
-  if (endpoint.is_aborted()) endpoint.throw_abort();
-  CollectiveCall& call = own.entry.call;
-  call.purpose = info.purpose;
-  call.axis = info.axis;
-  call.group_id = group_->id();
-  call.group_sequence = ++group_sequence_;
-  own.entry.group_size = static_cast<std::uint32_t>(size_);
-  own.entry.group_members = group_->members;
-  Call started{call, endpoint.journal().enter(endpoint.rank(), own.entry)};
-  if (size_ > 1) {
-    const auto bytes = encode(own);
-    for (int step = 1; step < size_; ++step)
-      endpoint.post(world_rank_of((rank_ + step) % size_), bytes);
-  }
-  const auto has_come = [&, next = std::size_t{0}]() mutable {
-    // asked in every poll, and a packet that has come stays
-    for (; next < group_->world_ranks.size(); ++next) {
-      const int member = group_->world_ranks[next];
-      if (member != endpoint.rank() &&
-          endpoint.waiting_packet(started.call.group_id, member) == nullptr)
-        return false;
-    }
-    return true;
-  };
-  if (size_ > 1) endpoint.wait_until(has_come, /*moves_data=*/false);
-  for (int member = 0; member < size_; ++member) {
-    started.packets.push_back(
-        member == rank_ ? std::move(own)
-                        : endpoint.take_packet(started.call.group_id, world_rank_of(member)));
-  }
-  compare(started);
-  return started;
-}
-
-void MpiCommunicator::compare(const Call& call) {
-  std::vector<AnnouncedCall> calls;
-  for (int member = 0; member < size_; ++member) {
-    const Packet& packet = call.packets[static_cast<std::size_t>(member)];
-    calls.push_back(
-        {world_rank_of(member), packet.entry.call, packet.counts, packet.output_counts});
-  }
-  const std::string mismatch = describe_mismatch(calls);
-  if (!mismatch.empty()) world_->endpoint.fail(mismatch);
-}
-
-void MpiCommunicator::leave(const Call& call) noexcept {
-  world_->endpoint.journal().finish(world_->endpoint.rank(), call.sequence);
-}
-
 void MpiCommunicator::exchange(std::span<const Piece> receives, std::span<const Piece> sends) {
   InFlight in_flight(world_->endpoint);
-  const int tag = group_->tag_of_collectives();
+  const int tag = MpiTags::of_collectives(calls_.group());
   for (const Piece& piece : receives) world_->endpoint.start_receive(piece, tag, in_flight);
   for (const Piece& piece : sends)
     world_->endpoint.start_send(piece, tag, /*must_be_taken=*/false, in_flight);
@@ -137,41 +65,11 @@ void MpiCommunicator::exchange(std::span<const Piece> receives, std::span<const 
 }
 
 void MpiCommunicator::barrier(const CallInfo& info) {
-  leave(meet({.entry = {.call = {.op = CollectiveOp::kBarrier}}}, info));
+  calls_.leave(calls_.meet(packet_of({.op = CollectiveOp::kBarrier}), info));
 }
 
-// The announcements say all that a rank needs to know of its new group.
 std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key) {
-  MpiEndpoint& endpoint = world_->endpoint;
-  const Call call = meet({.entry = {.call = {.op = CollectiveOp::kSplit}},
-                          .color = color,
-                          .key = key,
-                          .groups_led = endpoint.num_groups_led()},
-                         {.purpose = Purpose::kSetup, .axis = Axis::kWorld});
-  const auto packet_of = [&](int member) -> const Packet& {
-    return call.packets[static_cast<std::size_t>(member)];
-  };
-  std::vector<int> members;
-  for (int member = 0; member < size_; ++member) {
-    if (packet_of(member).color == color) members.push_back(member);
-  }
-  std::ranges::stable_sort(members, {}, [&](int member) { return packet_of(member).key; });
-  auto group = std::make_shared<MpiGroup>();
-  for (const int member : members) {
-    group->world_ranks.push_back(world_rank_of(member));
-    group->members.insert(world_rank_of(member));
-  }
-  if (members.size() > 1) {
-    endpoint.take_group_id();
-    const int leader = members.front();
-    group->index =
-        MpiGroup::index_of(packet_of(leader).groups_led, world_rank_of(leader), endpoint.size());
-    if (leader == rank_) endpoint.count_group_led();
-    group->native = native_comm(endpoint, *group);
-  }
-  leave(call);
-  const auto own = static_cast<int>(std::ranges::find(members, rank_) - members.begin());
-  return std::unique_ptr<Communicator>(new MpiCommunicator(world_, std::move(group), own));
+  return std::unique_ptr<Communicator>(new MpiCommunicator(world_, calls_.split(color, key)));
 }
 
 std::shared_ptr<MpiMoving> MpiCommunicator::queue(bool is_send, int peer, Buffer data,
@@ -179,7 +77,7 @@ std::shared_ptr<MpiMoving> MpiCommunicator::queue(bool is_send, int peer, Buffer
   MpiEndpoint& endpoint = world_->endpoint;
   endpoint.poll();
   if (endpoint.is_aborted()) endpoint.throw_abort();
-  return world_->transfers.add(*group_, rank_, peer,
+  return world_->transfers.add(calls_.group(), rank_, peer,
                                {.op = is_send ? CollectiveOp::kSend : CollectiveOp::kRecv,
                                 .purpose = info.purpose,
                                 .axis = info.axis,
@@ -195,7 +93,8 @@ Work MpiCommunicator::send(ConstBuffer data, int to, const CallInfo& info) {
   if (to == rank_)
     throw CommError(
         fmt::format("send from rank {} to itself would wait forever; use send_recv", rank_));
-  world_->transfers.finish(queue(true, to, as_buffer(data), info, /*must_be_taken=*/true));
+  const std::vector one = {queue(true, to, as_buffer(data), info, /*must_be_taken=*/true)};
+  world_->transfers.finish(one);
   return {};
 }
 
@@ -205,7 +104,8 @@ Work MpiCommunicator::recv(Buffer data, int from, const CallInfo& info) {
   if (from == rank_)
     throw CommError(
         fmt::format("recv by rank {} from itself would wait forever; use send_recv", rank_));
-  world_->transfers.finish(queue(false, from, data, info, /*must_be_taken=*/false));
+  const std::vector one = {queue(false, from, data, info, /*must_be_taken=*/false)};
+  world_->transfers.finish(one);
   return {};
 }
 
@@ -216,17 +116,20 @@ Work MpiCommunicator::send_recv(std::span<const Transfer> transfers) {
   }
   send_to_itself(transfers, rank_);
   std::vector<std::shared_ptr<MpiMoving>> all;
-  for (const Transfer& transfer : transfers) {
-    if (transfer.peer != rank_) {
-      all.push_back(queue(transfer.is_send, transfer.peer, transfer.data, transfer.info, false));
+  try {
+    for (const Transfer& transfer : transfers) {
+      if (transfer.peer != rank_) {
+        all.push_back(queue(transfer.is_send, transfer.peer, transfer.data, transfer.info, false));
+      }
     }
+    world_->endpoint.poll();
+  } catch (...) {
+    world_->transfers.take_back(all);
+    throw;
   }
-  world_->endpoint.poll();
   std::erase_if(all, [](const auto& moving) { return moving->is_done; });
   if (all.empty()) return {};
-  return Work([world = world_, all = std::move(all)] {
-    for (const auto& moving : all) world->transfers.finish(moving);
-  });
+  return Work([world = world_, all = std::move(all)] { world->transfers.finish(all); });
 }
 
 }  // namespace isoshard

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/comm/communicator.h"
+#include "core/comm/control/group_calls.h"
 #include "core/comm/mpi/mpi_endpoint.h"
 #include "core/comm/mpi/mpi_group.h"
 #include "core/comm/mpi/mpi_transfers.h"
@@ -34,12 +35,12 @@ class MpiCommunicator final : public Communicator {
   /// The group of the whole world.
   explicit MpiCommunicator(std::shared_ptr<MpiRank> world);
 
-  [[nodiscard]] int rank() const noexcept override { return rank_; }
-  [[nodiscard]] int size() const noexcept override { return size_; }
+  [[nodiscard]] int rank() const noexcept override { return calls_.rank(); }
+  [[nodiscard]] int size() const noexcept override { return calls_.size(); }
   [[nodiscard]] ReductionOrder reduction_order() const noexcept override {
     return world_->endpoint.reduction_order();
   }
-  [[nodiscard]] int world_rank_of(int rank) const override;
+  [[nodiscard]] int world_rank_of(int rank) const override { return calls_.world_rank_of(rank); }
 
   Work all_reduce(Buffer data, Reduction reduction, const CallInfo& info) override;
   Work all_gather(ConstBuffer input, Buffer output, const CallInfo& info) override;
@@ -62,26 +63,15 @@ class MpiCommunicator final : public Communicator {
 
  private:
   using Counts = std::span<const std::int64_t>;
-  MpiCommunicator(std::shared_ptr<MpiRank> world, std::shared_ptr<const MpiGroup> group, int rank);
-
-  /// Announces the call, with `own` filled by the caller, and returns the packets of all ranks of
-  /// the group, own included, once they are there and agree.
-  struct Call {
-    CollectiveCall call;
-    std::uint64_t sequence = 0;
-    std::vector<Packet> packets{};  ///< by group rank
-  };
-  [[nodiscard]] Call meet(Packet own, const CallInfo& info);
-  void compare(const Call& call);
-  void leave(const Call& call) noexcept;
+  MpiCommunicator(std::shared_ptr<MpiRank> world, GroupCalls calls);
 
   /// Pieces by group rank; returns when all have moved. One to this rank itself is left out.
   void exchange(std::span<const Piece> receives, std::span<const Piece> sends);
 
   void gather_blocks(ConstBuffer input, Buffer output, Counts counts);
   void reduce_blocks(Reduction reduction, ConstBuffer input, Buffer output, Counts counts);
-  void reduce_small(const Call& call, Buffer data);
-  void reduce_in_slices(const Call& call, Buffer data);
+  void reduce_small(const MetCall& call, Buffer data);
+  void reduce_in_slices(const MetCall& call, Buffer data);
   struct Slices;
   /// Waits for a request of MPI's own reductions.
   [[nodiscard]] std::function<void(MPI_Request&)> waiter() const;
@@ -90,10 +80,10 @@ class MpiCommunicator final : public Communicator {
                                                  const CallInfo& info, bool must_be_taken);
 
   std::shared_ptr<MpiRank> world_;
-  std::shared_ptr<const MpiGroup> group_;
+  GroupCalls calls_;
+  MPI_Comm native_ = MPI_COMM_NULL;  ///< for order native only
   int rank_;
   int size_;
-  std::uint64_t group_sequence_ = 0;
 };
 
 }  // namespace isoshard

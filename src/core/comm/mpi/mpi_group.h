@@ -1,43 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A group of an MPI world, as each of its ranks knows it, and the numbers that name it.
+/// What MPI needs besides to know a group: tags, and a communicator of its own for order native.
 #pragma once
 #include <mpi.h>
 
-#include <cstdint>
-#include <vector>
-
-#include "core/comm/journal.h"
+#include "core/comm/control/comm_group.h"
 
 namespace isoshard {
 
-/// A group's index is unique in its world: the world is 0; another one has that of the rank that
-/// leads it and of how many groups it led before. Groups and channels (one direction between two
-/// ranks of a group) have ids made from it.
-struct MpiGroup {
-  std::uint32_t index = 0;
-  std::vector<int> world_ranks{};
-  RankSet members{};                ///< the same ranks
-  MPI_Comm native = MPI_COMM_NULL;  ///< for order native only
-
-  [[nodiscard]] static std::uint32_t index_of(std::uint32_t groups_led, int leader,
-                                              int world_size) {
-    return groups_led * static_cast<std::uint32_t>(world_size) + static_cast<std::uint32_t>(leader);
-  }
-  [[nodiscard]] std::uint64_t id() const noexcept {
-    return world_ranks.size() == 1 ? kGroupOfOne : std::uint64_t{index} << 32;
-  }
-  [[nodiscard]] std::uint64_t channel_id(int from, int to) const noexcept {
-    return std::uint64_t{index} << 32 | static_cast<std::uint64_t>(from + 1) << 16 |
-           static_cast<std::uint64_t>(to + 1);
-  }
-  /// Of data: collectives and transfers of one group do not meet. Below num_tags().
-  [[nodiscard]] static int num_tags(int world_size) noexcept {
+/// Of data: collectives and transfers of one group do not meet. Below number_for().
+struct MpiTags {
+  [[nodiscard]] static int number_for(int world_size) noexcept {
     return static_cast<int>(2 * kMaxGroups) * world_size;
   }
-  [[nodiscard]] int tag_of_collectives() const noexcept { return static_cast<int>(2 * index); }
-  [[nodiscard]] int tag_of_transfers() const noexcept { return static_cast<int>(2 * index + 1); }
+  [[nodiscard]] static int of_collectives(const CommGroup& group) noexcept {
+    return static_cast<int>(2 * group.index);
+  }
+  [[nodiscard]] static int of_transfers(const CommGroup& group) noexcept {
+    return static_cast<int>(2 * group.index + 1);
+  }
 };
-static_assert(kMaxRanks < 1 << 16, "ranks in the id of a channel");
 static_assert(kMaxGroups * kMaxRanks < 1U << 31, "tags are int");
 
 }  // namespace isoshard

@@ -20,7 +20,7 @@ std::size_t bytes_of(const Buffer& data) {
 
 }  // namespace
 
-std::shared_ptr<MpiMoving> MpiTransfers::add(const MpiGroup& group, int own_rank, int peer,
+std::shared_ptr<MpiMoving> MpiTransfers::add(const CommGroup& group, int own_rank, int peer,
                                              CollectiveCall call, Buffer data, bool must_be_taken) {
   const bool is_send = call.op == CollectiveOp::kSend;
   const std::uint64_t id =
@@ -31,7 +31,7 @@ std::shared_ptr<MpiMoving> MpiTransfers::add(const MpiGroup& group, int own_rank
     endpoint_->take_group_id();
     channel.id = id;
     channel.peer = group.world_ranks[static_cast<std::size_t>(peer)];
-    channel.tag = group.tag_of_transfers();
+    channel.tag = MpiTags::of_transfers(group);
     channel.is_send = is_send;
   }
   call.group_id = id;
@@ -101,6 +101,8 @@ void MpiTransfers::advance(MpiChannel& channel) {
       start_receiving(channel, *moving);
     }
     if (moving->is_done || !MpiEndpoint::are_done(moving->in_flight)) continue;
+    // An aborted rank takes everything, and says so first: that is no receive.
+    if (endpoint_->is_aborted_by_now()) return;
     moving->is_done = true;
     enter(*moving);
     endpoint_->journal().finish(endpoint_->rank(), moving->sequence);
@@ -108,18 +110,25 @@ void MpiTransfers::advance(MpiChannel& channel) {
   while (!channel.queue.empty() && channel.queue.front()->is_done) channel.queue.pop_front();
 }
 
-void MpiTransfers::finish(const std::shared_ptr<MpiMoving>& moving) {
-  advance();
-  if (moving->is_done) return;
+void MpiTransfers::finish(std::span<const std::shared_ptr<MpiMoving>> all) {
   try {
-    if (endpoint_->is_aborted()) endpoint_->throw_abort();
-    enter(*moving);
-    endpoint_->wait_until([&] { return moving->is_done; }, moving->is_under_way);
+    for (const auto& moving : all) finish(*moving);
   } catch (...) {
-    // a channel still holds it, and the caller's bytes end with this call
-    endpoint_->take_back(moving->in_flight);
+    take_back(all);
     throw;
   }
+}
+
+void MpiTransfers::finish(MpiMoving& moving) {
+  advance();
+  if (moving.is_done) return;
+  if (endpoint_->is_aborted()) endpoint_->throw_abort();
+  enter(moving);
+  endpoint_->wait_until([&] { return moving.is_done; }, moving.is_under_way);
+}
+
+void MpiTransfers::take_back(std::span<const std::shared_ptr<MpiMoving>> all) noexcept {
+  for (const auto& moving : all) endpoint_->take_back(moving->in_flight);
 }
 
 }  // namespace isoshard

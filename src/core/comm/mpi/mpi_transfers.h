@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <span>
 #include <utility>
 
 #include "core/comm/mpi/mpi_endpoint.h"
@@ -42,17 +43,20 @@ class MpiTransfers {
 
   /// Queues a message behind the earlier ones. A send is under way at once; a small one that need
   /// not be taken travels with its header and is done.
-  [[nodiscard]] std::shared_ptr<MpiMoving> add(const MpiGroup& group, int own_rank, int peer,
+  [[nodiscard]] std::shared_ptr<MpiMoving> add(const CommGroup& group, int own_rank, int peer,
                                                CollectiveCall call, Buffer data,
                                                bool must_be_taken);
   /// Moves what can be moved without waiting.
   /// Errors   CommError on both sides where a message is not what its receiver expects.
   void advance();
-  /// Returns when the message is over, or throws; MPI no longer touches its bytes in both cases.
-  /// Errors   as MpiEndpoint::wait_until.
-  void finish(const std::shared_ptr<MpiMoving>& moving);
+  /// Returns when the messages are over, or throws; MPI no longer touches their bytes in both
+  /// cases. Errors   as MpiEndpoint::wait_until.
+  void finish(std::span<const std::shared_ptr<MpiMoving>> all);
+  /// As MpiEndpoint::take_back, of messages that a channel still holds.
+  void take_back(std::span<const std::shared_ptr<MpiMoving>> all) noexcept;
 
  private:
+  void finish(MpiMoving& moving);
   void start_sending(MpiChannel& channel, MpiMoving& moving, bool must_be_taken);
   void start_receiving(MpiChannel& channel, MpiMoving& moving);
   void advance(MpiChannel& channel);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Packets of the mpi backend as bytes.
+/// Packets between ranks that are processes, as bytes.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,15 @@
 
 namespace isoshard {
 
-enum class PacketKind : std::uint8_t { kCall, kTransfer, kWhereabouts, kAbort };
+enum class PacketKind : std::uint8_t {
+  kCall,         ///< the announcement of a collective
+  kTransfer,     ///< the header of a send
+  kWhereabouts,  ///< where a waiting rank is
+  kAbort,
+  kGo,       ///< the receiver of a transfer has come; nccl only
+  kLane,     ///< all that a rank's lane of the journal holds; nccl only
+  kGoodbye,  ///< the sender makes no more calls; nccl only
+};
 
 /// All ranks run the same program, so numbers travel as they lie in memory.
 struct Packet {

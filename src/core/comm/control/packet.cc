@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// A fixed head, then the three lists.
-#include "core/comm/mpi/packet.h"
+#include "core/comm/control/packet.h"
 
 #include <cstring>
 #include <type_traits>
