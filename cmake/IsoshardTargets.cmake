@@ -6,18 +6,38 @@ include(GNUInstallDirs)
 set(ISOSHARD_INSTALL_HEADERS ${CMAKE_INSTALL_INCLUDEDIR}/isoshard)
 
 # The one precompiled header (ATen, autograd, gtest); every TORCH target and every test reuses it.
+# Where lines are counted (ISOSHARD_COVERAGE), libraries of src and harness have one with their
+# flags.
 function(isoshard_precompiled_header)
-  add_library(isoshard_pch OBJECT ${PROJECT_SOURCE_DIR}/cmake/pch.cc)
-  target_link_libraries(isoshard_pch PRIVATE isoshard::options isoshard::libtorch fmt::fmt
+  _isoshard_add_pch(isoshard_pch)
+  if(ISOSHARD_COVERAGE)
+    _isoshard_add_pch(isoshard_counted_pch)
+    _isoshard_count_lines(isoshard_counted_pch)
+  endif()
+endfunction()
+
+function(_isoshard_add_pch target)
+  add_library(${target} OBJECT ${PROJECT_SOURCE_DIR}/cmake/pch.cc)
+  target_link_libraries(${target} PRIVATE isoshard::options isoshard::libtorch fmt::fmt
     nlohmann_json::nlohmann_json)
   if(ISOSHARD_BUILD_TESTS)
-    target_link_libraries(isoshard_pch PRIVATE GTest::gtest GTest::gmock)
+    target_link_libraries(${target} PRIVATE GTest::gtest GTest::gmock)
   endif()
-  target_precompile_headers(isoshard_pch PRIVATE ${PROJECT_SOURCE_DIR}/cmake/pch.h)
+  target_precompile_headers(${target} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/pch.h)
+endfunction()
+
+# Threads and forked ranks count in the same files.
+function(_isoshard_count_lines target)
+  target_compile_options(${target} PRIVATE --coverage -fprofile-update=atomic)
 endfunction()
 
 function(_isoshard_reuse_pch target)
-  target_precompile_headers(${target} REUSE_FROM isoshard_pch)
+  get_target_property(options ${target} COMPILE_OPTIONS)
+  if("--coverage" IN_LIST options)
+    target_precompile_headers(${target} REUSE_FROM isoshard_counted_pch)
+  else()
+    target_precompile_headers(${target} REUSE_FROM isoshard_pch)
+  endif()
 endfunction()
 
 # isoshard_library(NAME [TORCH] [INTERNAL] HEADERS ... SOURCES ... [DEPS ...])
@@ -41,6 +61,10 @@ function(isoshard_library name)
   target_sources(${target} ${scope} FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES
     ${ARG_HEADERS})
   target_link_libraries(${target} ${scope} isoshard::options fmt::fmt ${ARG_DEPS})
+  if(ISOSHARD_COVERAGE AND ARG_SOURCES
+      AND CMAKE_CURRENT_SOURCE_DIR MATCHES "^${PROJECT_SOURCE_DIR}/(src|harness)/")
+    _isoshard_count_lines(${target})
+  endif()
   if(ARG_TORCH)
     target_link_libraries(${target} ${scope} isoshard::libtorch)
     if(ARG_SOURCES)

@@ -66,10 +66,8 @@ if(ISOSHARD_SANITIZE)
   target_link_options(isoshard_options INTERFACE -fsanitize=${ISOSHARD_SANITIZE})
 endif()
 
-# Threads and forked ranks count in the same files.
+# What is counted are the libraries of src and harness (IsoshardTargets).
 if(ISOSHARD_COVERAGE)
-  target_compile_options(isoshard_options INTERFACE
-    $<BUILD_INTERFACE:--coverage;-fprofile-update=atomic>)
   target_link_options(isoshard_options INTERFACE $<BUILD_INTERFACE:--coverage>)
 endif()
 
