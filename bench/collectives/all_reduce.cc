@@ -14,6 +14,7 @@
 #include <cstring>
 #include <vector>
 
+#include "bench/attach/refuse_attach.h"
 #include "core/comm/shm/shm_world.h"
 
 namespace isoshard {
@@ -102,6 +103,9 @@ int run(int num_ranks) {
 }  // namespace isoshard
 
 int main(int argc, char** argv) {
+  isoshard::refuse_attach(argc, argv, "usage: bench_all_reduce [RANKS...]   e.g. 2 4",
+                          "it measures shm, which joins forked ranks; for processes of mpirun take "
+                          "bench_mpi_backend_all_reduce");
   std::vector<int> ranks;
   for (int i = 1; i < argc; ++i) ranks.push_back(std::atoi(argv[i]));
   if (ranks.empty()) ranks = {2, 4};

@@ -77,6 +77,13 @@ void measure(const Ranks& ranks, bool is_bf16, std::size_t bytes) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--help") != 0) continue;
+    std::puts(
+        "usage: mpirun -n RANKS bench_mpi_all_reduce [--attach]   its ranks are always processes "
+        "of mpirun");
+    return 0;
+  }
   MPI_Init(&argc, &argv);
   Ranks ranks;
   MPI_Comm_rank(MPI_COMM_WORLD, &ranks.rank);

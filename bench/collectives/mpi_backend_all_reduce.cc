@@ -3,11 +3,12 @@
 /// per size, medians in ms.
 ///
 ///     mpirun -n RANKS --oversubscribe --bind-to none --mca mpi_yield_when_idle 1
-///       bench_mpi_backend_all_reduce
+///       bench_mpi_backend_all_reduce [--attach]   which changes nothing
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
+#include <string_view>
 #include <vector>
 
 #include "core/comm/backend.h"
@@ -41,8 +42,15 @@ double median_ms(Communicator& comm, std::int64_t bytes) {
 }  // namespace
 }  // namespace isoshard
 
-int main() {
+int main(int argc, char** argv) {
   using namespace isoshard;
+  for (int i = 1; i < argc; ++i) {
+    if (std::string_view(argv[i]) != "--help") continue;
+    fmt::print(
+        "usage: mpirun -n RANKS bench_mpi_backend_all_reduce [--attach]   its ranks are "
+        "always processes of mpirun\n");
+    return 0;
+  }
   MpiWorld ordered_world(ReductionOrder::kOrdered), native_world(ReductionOrder::kNative);
   const auto ordered = ordered_world.communicator(ordered_world.rank());
   const auto native = native_world.communicator(native_world.rank());

@@ -20,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "bench/attach/refuse_attach.h"
 #include "core/base/float_bits.h"
 #include "harness/stats/stats_kernels.h"
 
@@ -149,6 +150,8 @@ void measure_digest(std::size_t bytes, int rounds) {
 
 int main(int argc, char** argv) {
   using namespace isoshard;
+  refuse_attach(argc, argv, "usage: compare_bench [ROUNDS [KERNELS...]]   e.g. 5 avx2",
+                "it compares tensors in one process, without ranks");
   const int rounds = argc > 1 ? std::max(1, std::atoi(argv[1])) : 9;
   std::vector<const StatsKernels*> sets;
   for (const StatsKernels* kernels : stats_kernels()) {

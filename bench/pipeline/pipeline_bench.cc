@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What a pipeline costs beyond its schedule, and a timeline of it.
 ///
-///     pipeline_bench [SCHEDULE [MICRO_BATCHES [STEPS]]]   1F1B 8 10
+///     pipeline_bench [--attach] [SCHEDULE [MICRO_BATCHES [STEPS]]]   1F1B 8 10
 ///
 /// Two ranks of one thread each run forward and backward of a Qwen2 with 4 layers. "ideal" is the
 /// time that the schedule takes if each action starts as soon as its rank is free and what it needs
 /// is made, bubble included, with the durations that the actions had in the same step: so both
 /// numbers are of the same run. The bound is 1.15 for 1F1B with 8 micro-batches. A transfer lasts
-/// from the end of the action that makes it to the start of the one that needs it.
+/// from the end of the action that makes it to the start of the one that needs it. With --attach
+/// the ranks are processes of mpirun, on one host.
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
@@ -21,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/attach/bench_job.h"
 #include "core/base/error.h"
 #include "core/mesh/mesh.h"
 #include "harness/world/forked/forked_world.h"
@@ -84,7 +86,7 @@ std::vector<Timed> run(const Case& item, const PipelineSpec& spec, int steps) {
   options.size = item.world_size();
   options.name = item.slug();
   options.deadline = std::chrono::minutes(10);
-  const WorldReport report = run_forked(std::move(options), [&](Rank& rank) {
+  const auto body = [&](Rank& rank) {
     at::set_num_threads(1);
     Mesh mesh(item.mesh(), rank.comm());
     const TrainerConfig config = trainer_config(item, case_weights(item));
@@ -109,7 +111,8 @@ std::vector<Timed> run(const Case& item, const PipelineSpec& spec, int steps) {
       trainer.reduce_gradients();
     }
     rank.post_result(std::as_bytes(std::span(log)));
-  });
+  };
+  const WorldReport report = default_launcher().launch(std::move(options), body)->wait();
   require_ok(report);
   std::vector<Timed> all;
   for (const auto& rank : report.ranks) {
@@ -205,47 +208,49 @@ std::pair<double, double> span_of(const Step& step) {
   return {begin, end};
 }
 
+int run_benchmark(BenchJob& job, const std::vector<std::string>& arguments) {
+  const auto argument = [&](std::size_t i, const char* usual) {
+    return i < arguments.size() ? arguments[i] : std::string(usual);
+  };
+  const std::string schedule = argument(0, "1F1B");
+  const int micro_batches = std::atoi(argument(1, "8").c_str());
+  const int steps = std::atoi(argument(2, "10").c_str());
+  if (micro_batches < 1 || steps < 2)
+    throw UsageError("MICRO_BATCHES must be at least 1, and STEPS 2");
+  job.require_ranks(kRanks);
+  job.require_one_host();
+  warm_up_kernels();
+  const PipelineKind kind = pipeline_kind_of(schedule);
+  const bool one = kind == PipelineKind::kGPipe || kind == PipelineKind::k1F1B;
+  const PipelineSpec spec = pipeline_spec(schedule, kRanks, one ? 1 : 2, {}, micro_batches);
+  const std::vector<Timed> log = run(case_of(spec), spec, steps);
+  std::vector<std::pair<double, int>> ratios;
+  std::vector<Step> by_step(static_cast<std::size_t>(steps));
+  for (const Timed& timed : log)
+    by_step[static_cast<std::size_t>(timed.step)][timed.action] = timed;
+  for (int number = 1; number < steps; ++number) {  // the first one warms up
+    const Step& step = by_step[static_cast<std::size_t>(number)];
+    const auto [begin, end] = span_of(step);
+    const double ideal = ideal_of(spec, step);
+    fmt::print("step {:>2}: {:8.2f} ms, ideal {:8.2f} ms, ratio {:.3f}\n", number, end - begin,
+               ideal, (end - begin) / ideal);
+    ratios.emplace_back((end - begin) / ideal, number);
+  }
+  std::ranges::sort(ratios);
+  const auto [median, at] = ratios[ratios.size() / 2];
+  fmt::print("{} pp {} x {} stages, {} micro-batches: median ratio {:.3f}\n", schedule, kRanks,
+             spec.stages_per_rank, micro_batches, median);
+  const Step& step = by_step[static_cast<std::size_t>(at)];
+  const auto [begin, end] = span_of(step);
+  print_timeline(spec, step, begin, end);
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string schedule = argc > 1 ? argv[1] : "1F1B";
-  const int micro_batches = argc > 2 ? std::atoi(argv[2]) : 8;
-  const int steps = argc > 3 ? std::atoi(argv[3]) : 10;
-  if (micro_batches < 1 || steps < 2) {
-    fmt::print(stderr,
-               "usage: pipeline_bench [SCHEDULE [MICRO_BATCHES [STEPS]]]   e.g. "
-               "pipeline_bench 1F1B 8 10\n");
-    return 2;
-  }
-  make_controller();
-  warm_up_kernels();
-  try {
-    const PipelineKind kind = pipeline_kind_of(schedule);
-    const bool one = kind == PipelineKind::kGPipe || kind == PipelineKind::k1F1B;
-    const PipelineSpec spec = pipeline_spec(schedule, kRanks, one ? 1 : 2, {}, micro_batches);
-    const std::vector<Timed> log = run(case_of(spec), spec, steps);
-    std::vector<std::pair<double, int>> ratios;
-    std::vector<Step> by_step(static_cast<std::size_t>(steps));
-    for (const Timed& timed : log)
-      by_step[static_cast<std::size_t>(timed.step)][timed.action] = timed;
-    for (int number = 1; number < steps; ++number) {  // the first one warms up
-      const Step& step = by_step[static_cast<std::size_t>(number)];
-      const auto [begin, end] = span_of(step);
-      const double ideal = ideal_of(spec, step);
-      fmt::print("step {:>2}: {:8.2f} ms, ideal {:8.2f} ms, ratio {:.3f}\n", number, end - begin,
-                 ideal, (end - begin) / ideal);
-      ratios.emplace_back((end - begin) / ideal, number);
-    }
-    std::ranges::sort(ratios);
-    const auto [median, at] = ratios[ratios.size() / 2];
-    fmt::print("{} pp {} x {} stages, {} micro-batches: median ratio {:.3f}\n", schedule, kRanks,
-               spec.stages_per_rank, micro_batches, median);
-    const Step& step = by_step[static_cast<std::size_t>(at)];
-    const auto [begin, end] = span_of(step);
-    print_timeline(spec, step, begin, end);
-  } catch (const Error& error) {
-    fmt::print(stderr, "pipeline_bench: {}\n", error.what());
-    return 2;
-  }
-  return 0;
+  return run_bench(argc, argv,
+                   "usage: pipeline_bench [--attach] [SCHEDULE [MICRO_BATCHES [STEPS]]]   e.g. "
+                   "1F1B 8 10",
+                   run_benchmark);
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What the emulated reference costs, against the plain one of the same case in the same run.
 ///
-///     reference_bench [ROUNDS] prints median, min and max in ms and the ratio of the medians;
-///       rounds are interleaved.
+///     reference_bench [--attach] [ROUNDS] prints median, min and max in ms and the ratio of the
+///       medians; rounds are interleaved. With --attach each host of mpirun's processes makes the
+///       plain runs, and process 0's the emulated ones.
 ///
 /// "plain": the unsharded run and its three perturbed repetitions, as a verdict needs them. "plain,
 /// one run": without repetitions.
@@ -14,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/attach/bench_job.h"
 #include "fixtures/cases/presets.h"
 #include "harness/world/forked/forked_world.h"
 #include "harness/world/warm_up.h"
@@ -87,11 +89,8 @@ void measure(const Case& item, int rounds) {
              of_emulated / of_one);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  const int rounds = argc > 1 ? std::max(1, std::atoi(argv[1])) : 5;
-  isoshard::make_controller();
+int run(isoshard::BenchJob&, const std::vector<std::string>& arguments) {
+  const int rounds = arguments.empty() ? 5 : std::max(1, std::atoi(arguments.front().c_str()));
   isoshard::warm_up_kernels();
   for (const Size& size : kSizes) {
     for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
@@ -107,4 +106,12 @@ int main(int argc, char** argv) {
     measure(split, rounds);
     measure(autocast, rounds);
   }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return isoshard::run_bench(argc, argv, "usage: reference_bench [--attach] [ROUNDS]   e.g. 5",
+                             run);
 }

@@ -2,8 +2,9 @@
 /// What a training step costs: the unsharded one, and tensor parallelism on shared memory against
 /// half of it.
 ///
-///     step_bench [SIZES [ROUNDS]] SIZES of S, M, L as "SM" (the default); median, min and max ms
-///       over the timed steps of all rounds
+///     step_bench [--attach] [SIZES [ROUNDS]] SIZES of S, M, L as "SM" (the default); median, min
+///       and max ms over the timed steps of all rounds. With --attach the two ranks of tp are
+///       processes of mpirun; one rank is forked as ever.
 ///
 /// A step is forward, loss, backward and AdamW of a Qwen2 with random ids; nothing is recorded,
 /// nothing clipped. The peer of the same sizes is train_step_peer.py beside this file (eager
@@ -19,9 +20,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "bench/attach/bench_job.h"
+#include "core/base/error.h"
 #include "core/mesh/mesh.h"
 #include "fixtures/cases/presets.h"
 #include "fixtures/inputs/inputs.h"
@@ -86,7 +88,7 @@ Milliseconds times_of(const Case& item, const Size& size, int threads, bool only
   options.size = item.world_size();
   options.name = item.slug();
   options.deadline = std::chrono::minutes(10);
-  const WorldReport report = run_forked(std::move(options), [&](Rank& rank) {
+  const auto body = [&](Rank& rank) {
     at::set_num_threads(threads);
     Mesh mesh(item.mesh(), rank.comm());
     const TrainerConfig config = trainer_config(item, case_weights(item));
@@ -103,7 +105,8 @@ Milliseconds times_of(const Case& item, const Size& size, int threads, bool only
       if (step >= size.warm) times.push_back(ms_since(start));
     }
     if (rank.rank() == 0) rank.post_result(std::as_bytes(std::span(times)));
-  });
+  };
+  const WorldReport report = default_launcher().launch(std::move(options), body)->wait();
   require_ok(report);
   Milliseconds times(report.ranks[0].result.size() / sizeof(double));
   std::memcpy(times.data(), report.ranks[0].result.data(), report.ranks[0].result.size());
@@ -125,20 +128,16 @@ void print(Row& row) {
              row.times[row.times.size() / 2], row.times.front(), row.times.back());
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  const std::string_view sizes = argc > 1 ? argv[1] : "SM";
-  const int rounds = argc > 2 ? std::atoi(argv[2]) : 2;
-  if (rounds < 1 || sizes.find_first_not_of("SML") != std::string_view::npos) {
-    fmt::print(stderr, "usage: step_bench [SIZES [ROUNDS]]   e.g. step_bench SM 2\n");
-    return 2;
-  }
-  make_controller();
+int run(BenchJob& job, const std::vector<std::string>& arguments) {
+  const std::string sizes = !arguments.empty() ? arguments[0] : "SM";
+  const int rounds = arguments.size() > 1 ? std::atoi(arguments[1].c_str()) : 2;
+  if (rounds < 1 || sizes.find_first_not_of("SML") != std::string::npos)
+    throw UsageError("SIZES must be of S, M and L, and ROUNDS at least 1");
+  if (sizes.find('S') != std::string::npos) job.require_ranks(2);
   warm_up_kernels();
   std::vector<Row> rows;
   for (const Size& size : kSizes) {
-    if (sizes.find(size.name) == std::string_view::npos) continue;
+    if (sizes.find(size.name) == std::string::npos) continue;
     for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
       for (const int threads : {1, 2})
         rows.push_back({fmt::format("{} {} sdpa, {} thread{}", size.name, name_of(dtype), threads,
@@ -146,7 +145,7 @@ int main(int argc, char** argv) {
                         size, case_of(size, dtype, 1), threads, false});
     }
   }
-  if (sizes.find('S') != std::string_view::npos) {
+  if (sizes.find('S') != std::string::npos) {
     rows.push_back(
         {"S fp32 gradients, one rank", kSizes[0], case_of(kSizes[0], Dtype::kFloat32, 1), 1, true});
     Case tp2 = case_of(kSizes[0], Dtype::kFloat32, 2);
@@ -162,4 +161,10 @@ int main(int argc, char** argv) {
   }
   for (Row& row : rows) print(row);
   return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_bench(argc, argv, "usage: step_bench [--attach] [SIZES [ROUNDS]]   e.g. SM 2", run);
 }

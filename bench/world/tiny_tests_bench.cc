@@ -3,6 +3,7 @@
 /// tests costs.
 ///
 ///     time tiny_tests_bench --gtest_brief=1
+///     mpirun -n 2 tiny_tests_bench --gtest_brief=1 --attach   in processes of mpirun, not fresh
 #include <gtest/gtest.h>
 
 #include <vector>

@@ -2,8 +2,9 @@
 /// What one more multi-process test costs: a whole forked world with one all-reduce, against fork +
 /// exit alone.
 ///
-///     world_bench [ROUNDS] prints median, min and max in ms and the ratio of the medians; rounds
-///       are interleaved.
+///     world_bench [--attach] [ROUNDS] prints median, min and max in ms and the ratio of the
+///       medians; rounds are interleaved. With --attach the world's ranks are processes of mpirun,
+///       and fork + exit is not measured.
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/attach/bench_job.h"
 #include "harness/world/forked/forked_world.h"
 #include "harness/world/warm_up.h"
 
@@ -35,14 +37,16 @@ void fork_and_exit(int size) {
 }
 
 void world_with_one_all_reduce(int size) {
-  require_ok(isoshard::run_forked({.size = size, .name = "bench"}, [size](Rank& rank) {
+  const auto all_reduce = [size](Rank& rank) {
     std::vector<float> data(256, 1.0F);
     rank.comm()
         .all_reduce({reinterpret_cast<std::byte*>(data.data()), 256, Dtype::kFloat32},
                     Reduction::kSum, {Purpose::kGradReduce, Axis::kDp})
         .wait();
     if (data[255] != static_cast<float>(size)) throw std::runtime_error("wrong sum");
-  }));
+  };
+  require_ok(
+      isoshard::default_launcher().launch({.size = size, .name = "bench"}, all_reduce)->wait());
 }
 
 template <class Run>
@@ -61,22 +65,32 @@ double print(const std::string& name, int size, std::vector<double> times) {
   return median;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  const int rounds = argc > 1 ? std::max(1, std::atoi(argv[1])) : 100;
-  isoshard::make_controller();
+int run(isoshard::BenchJob& job, const std::vector<std::string>& arguments) {
+  const int rounds = arguments.empty() ? 100 : std::max(1, std::atoi(arguments.front().c_str()));
   isoshard::warm_up_kernels();
+  job.require_ranks(2);
   for (const int size : {2, 4}) {
+    if (size > job.most_ranks()) continue;
     std::vector<double> floor;
     std::vector<double> world;
     world_with_one_all_reduce(size);
     for (int round = 0; round < rounds; ++round) {
-      floor.push_back(milliseconds([&] { fork_and_exit(size); }));
+      if (!job.is_attached()) floor.push_back(milliseconds([&] { fork_and_exit(size); }));
       world.push_back(milliseconds([&] { world_with_one_all_reduce(size); }));
+    }
+    if (job.is_attached()) {
+      print("world with one all-reduce", size, world);
+      continue;
     }
     const double floor_median = print("fork + exit", size, floor);
     const double world_median = print("world with one all-reduce", size, world);
     fmt::print("{:<28} {:>2} ranks  {:.2f}\n", "ratio", size, world_median / floor_median);
   }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return isoshard::run_bench(argc, argv, "usage: world_bench [--attach] [ROUNDS]   e.g. 100", run);
 }

@@ -25,6 +25,10 @@ void train(const RunSpec& spec, Rank& rank, Sink& sink) {
 }
 
 RunSpec checked(RunSpec spec) {
+  if (spec.on_each_host && (spec.body_of_all || spec.mesh.world_size() != 1)) {
+    throw UsageError(fmt::format("{}: a run on each host must have one rank, got {}", spec.name,
+                                 spec.mesh.world_size()));
+  }
   if (spec.body || spec.body_of_all) return spec;
   if (!spec.make || !spec.batches)
     throw UsageError(fmt::format("{}: a run needs the functions make and batches", spec.name));
@@ -40,8 +44,10 @@ Processes processes_of(const RunSpec& spec) {
 
 std::unique_ptr<TraceStore> store_of(Launcher& launcher, const RunSpec& spec, Keep keep) {
   if (keep == Keep::kNothing) return no_trace_store();
-  return make_trace_store(launcher, spec.mesh.world_size(), spec.trace_bytes,
-                          spec.body_of_all ? Sharing::kTogether : Sharing::kOwn);
+  const Sharing sharing = spec.on_each_host  ? Sharing::kOnEachHost
+                          : spec.body_of_all ? Sharing::kTogether
+                                             : Sharing::kOwn;
+  return make_trace_store(launcher, spec.mesh.world_size(), spec.trace_bytes, sharing);
 }
 
 ProcessWork work_of(const RunSpec& spec, const Recording& recording, TraceStore& store,

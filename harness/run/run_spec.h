@@ -52,6 +52,9 @@ struct RunSpec {
   /// Of memory for what one rank keeps; pages not used cost nothing
   std::size_t trace_bytes = std::size_t{64} << 20;
   std::chrono::milliseconds deadline{60'000};
+  /// As WorldOptions::on_each_host. Only of a run of one rank, and of none of `body_of_all`, whose
+  /// ranks keep their tensors in the order of their threads.
+  bool on_each_host = false;
 };
 
 }  // namespace isoshard

@@ -30,11 +30,17 @@ class TraceStore {
   [[nodiscard]] virtual std::shared_ptr<const Arena> kept_by(int rank) = 0;
 };
 
-/// kTogether: the ranks run in one process, and copies that they hold are kept once.
-enum class Sharing : std::uint8_t { kOwn, kTogether };
+enum class Sharing : std::uint8_t {
+  kOwn,
+  kTogether,    ///< the ranks run in one process, and copies that they hold are kept once
+  kOnEachHost,  ///< one rank, which each host runs (WorldOptions::on_each_host)
+};
 
 /// A store that fits the launcher: in shared memory; or where several processes judge together
-/// (Launcher::peers), one that hands every process what each rank has kept, in pieces of 4 MiB.
+/// (Launcher::peers), one that holds what each rank has kept once on each host, in memory that the
+/// host's processes share. What other hosts lack is sent to them in pieces of 4 MiB: beside the
+/// kept bytes a host holds two pieces. Of kOnEachHost nothing is sent but a digest, unless it is
+/// another one on some host: this then gets the bytes of process 0's.
 /// `bytes` are reserved for each rank, and those that are not used cost nothing.
 /// Ranks    with peers, kept_by is collective over them, in the order of ranks.
 /// Errors   NotBuiltError for a launcher with neither; as Arena.

@@ -82,6 +82,7 @@ WorldRun::WorldRun(Launcher& launcher, const RunSpec& spec, Processes processes,
   options.decorate = spec.decorate;
   options.order = spec.order;
   options.transport = spec.transport;
+  options.on_each_host = spec.on_each_host;
   world_ = launcher.launch(std::move(options), [chains = Chains{spec.mutation, spec.observers},
                                                 make = std::move(make)](Rank& process) {
     run_process(process, make(process.rank()), chains);

@@ -2,6 +2,7 @@
 /// All that one run recorded, as the controller sees it, and the arenas that hold kept bytes.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <span>
@@ -14,6 +15,13 @@
 
 namespace isoshard {
 
+class MemoryPool;
+
+/// Where an arena begins in common memory.
+struct ArenaHandle {
+  std::uint64_t extent = 0;
+};
+
 /// Shared memory that one process fills and others read: bytes of kept tensors, never in anybody's
 /// private memory.
 ///
@@ -21,10 +29,19 @@ namespace isoshard {
 /// and after the rank's end the controller calls seal() and reads. Its memory is the pool's
 /// (src/core/memory): what ranks or other arenas had before is used first, and when the object ends
 /// in the process that made it, the next one takes it over.
+///
+/// In memory that several processes have in common, which did not fork each other, share() hands a
+/// sealed arena to all of them. Its memory is free again when all have let it go.
 /// Errors   InfrastructureError that names the bytes when it is full or memory is short.
 class Arena {
  public:
   explicit Arena(std::size_t capacity, const std::string& name);
+  /// In `common`, the memory of the processes of one host (Peers::memory).
+  Arena(std::shared_ptr<MemoryPool> common, std::size_t capacity, const std::string& name);
+  /// One that another process has shared, by what share() returned there; read-only. Called once
+  /// by each of the others.
+  /// Errors   InfrastructureError if that is no arena.
+  Arena(std::shared_ptr<MemoryPool> common, ArenaHandle handle, const std::string& name);
   /// Files that lie one behind the other in memory, read-only and not copied: each from the offset
   /// in `begins` on. Nothing can be appended. A file that is shortened meanwhile ends the process.
   /// Errors   FileError if a file cannot be opened.
@@ -42,6 +59,9 @@ class Arena {
   /// those that it forks.
   /// Errors   also InfrastructureError if the writer has damaged what says how much there is.
   void seal();
+  /// By which the others of `num_processes` (this one is counted) find it. After seal(), of an
+  /// arena in common memory; again only as long as none of the others has been told.
+  ArenaHandle share(int num_processes);
 
  private:
   struct Impl;

@@ -28,6 +28,9 @@ struct WorldOptions {
   /// The order of reductions in all groups. kNative is a UsageError, because shm does not have it.
   ReductionOrder order = ReductionOrder::kOrdered;
   Transport transport{};  ///< without `make`: shm
+  /// Of a world of one rank that computes the same wherever and whenever it runs, and writes no
+  /// file: on processes of several hosts each host runs it, instead of process 0's alone.
+  bool on_each_host = false;
 };
 
 enum class RankEnd : std::uint8_t {

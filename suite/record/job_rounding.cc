@@ -84,4 +84,21 @@ std::string difference_in_rounding(Launcher& launcher) {
   return launcher.peers() == nullptr ? "" : rounding_of_job(launcher).difference;
 }
 
+std::vector<std::string> unequal_runs_of_hosts(Launcher& launcher) {
+  Peers* const peers = launcher.peers();
+  if (peers == nullptr) return {};
+  std::vector<std::string> lines = peers->take_differences();
+  if (lines.empty()) return {};
+  const JobRounding& rounding = rounding_of_job(launcher);
+  if (!rounding.difference.empty()) return {};
+  for (std::string& line : lines) {
+    line = fmt::format(
+        "a result that cannot be repeated: {}, though all CPUs round alike (arithmetic digest {}); "
+        "that of rank 0 was taken. Look for another LibTorch, another input file or bad memory: "
+        "mpirun ... isoshard doctor --attach",
+        line, digest_text(rounding.digest));
+  }
+  return lines;
+}
+
 }  // namespace isoshard

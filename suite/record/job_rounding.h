@@ -32,4 +32,10 @@ struct JobRounding {
 /// Its difference. Without peers nothing is computed.
 [[nodiscard]] std::string difference_in_rounding(Launcher& launcher);
 
+/// What of the runs since the last call several hosts computed and did not get alike, a line for
+/// each: a result that cannot be repeated. Nothing of hosts whose CPUs round otherwise: that is
+/// told as such.
+/// Ranks   with peers, collective over them.
+[[nodiscard]] std::vector<std::string> unequal_runs_of_hosts(Launcher& launcher);
+
 }  // namespace isoshard

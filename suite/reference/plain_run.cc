@@ -234,6 +234,7 @@ RunSpec plain_spec(const Case& c, PlainRun run) {
   spec.mesh = world_of_one();
   spec.policy = policy_of(c);
   spec.trace_bytes = trace_capacity(c);
+  spec.on_each_host = true;
   spec.body = [&c, run = std::move(run)](Rank& rank, Sink& sink) { run_plain(c, run, rank, sink); };
   return spec;
 }

@@ -34,9 +34,7 @@ class RankInController final : public Rank {
 }  // namespace
 
 void warm_up_training(const std::vector<Case>& cases) {
-  // of processes that judge together one forks ranks
-  if (const Peers* const peers = default_launcher().peers(); peers != nullptr && peers->index() > 0)
-    return;
+  if (!forks_ranks_here(default_launcher())) return;
   std::set<Dtype> dtypes;
   for (const Case& c : cases) dtypes.insert(c.dtype);
   for (const Dtype dtype : dtypes) {

@@ -15,11 +15,13 @@
 #include "fixtures/inputs/inputs.h"
 #include "fixtures/weights/shared_weights.h"
 #include "harness/verdict/exit_code.h"
+#include "harness/world/forked/forked_world.h"
 #include "harness/world/host_pause.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/machine.h"
 #include "subjects/registry/subject_spec.h"
 #include "suite/faults/fault.h"
+#include "suite/record/job_rounding.h"
 #include "suite/reference/warm_up_training.h"
 
 namespace isoshard {
@@ -66,10 +68,8 @@ class Training {
       set_failure(result, error);
     }
     observer_.on_curve(report_.add(std::move(result)));
-    if (std::string slow = host_pause_in_words(take_host_pauses(), item.slug()); !slow.empty()) {
-      observer_.on_note(slow);
-      report_.notes.push_back(std::move(slow));
-    }
+    note(host_pause_in_words(take_host_pauses(), item.slug()));
+    note_unequal_runs();
   }
 
   Report finish() {
@@ -107,6 +107,16 @@ class Training {
     if (std::string words = on_resumption(); !words.empty())
       result.remarks.push_back(std::move(words));
     observer_.on_curve(report_.add(std::move(result)));
+    note_unequal_runs();
+  }
+
+  void note(std::string line) {
+    if (line.empty()) return;
+    observer_.on_note(line);
+    report_.notes.push_back(std::move(line));
+  }
+  void note_unequal_runs() {
+    for (std::string& line : unequal_runs_of_hosts(default_launcher())) note(std::move(line));
   }
 
   /// "copy of DeepSpeed AutoTP (TP=2, DP=2)": what was judged is not the system that it copies.

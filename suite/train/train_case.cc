@@ -90,6 +90,7 @@ WorldRun start(const std::shared_ptr<const Spec>& spec) {
   run.mesh = mesh_of(spec->item);
   if (const std::uint64_t seed = spec->options.perturbed_by; seed != 0)
     run.process_name = process_name("response", static_cast<int>(seed));
+  run.on_each_host = is_reference(spec->item) && spec->item.save_path.empty();
   return {default_launcher(), run, Processes::kOneARank, [spec](int r) {
             const auto sink = std::make_shared<CurveSink>(sink_options(*spec, r));
             ProcessWork work;

@@ -173,9 +173,12 @@ Report verify(const VerifyPlan& plan, VerifyObserver& observer) {
     (void)take_host_pauses();
     const ReportCase& added = report.add(judged_case(judge, item, plan));
     observer.on_judged(added);
-    if (std::string slow = host_pause_in_words(take_host_pauses(), item.slug()); !slow.empty()) {
-      observer.on_note(slow);
-      report.notes.push_back(std::move(slow));
+    std::vector<std::string> lines = unequal_runs_of_hosts(default_launcher());
+    if (std::string slow = host_pause_in_words(take_host_pauses(), item.slug()); !slow.empty())
+      lines.push_back(std::move(slow));
+    for (std::string& line : lines) {
+      observer.on_note(line);
+      report.notes.push_back(std::move(line));
     }
     judged += added.verdict.has_value() || interrupt_signal() == 0 ? 1 : 0;
   }

@@ -2,7 +2,8 @@
 // A reserved range of addresses, in which extents of the memory pool appear one after the other.
 //
 // What the processes have in common, a table in shared memory, says which extents; each process
-// maps those that it lacks when it asks for the data. A reader maps them read-only.
+// maps those that it lacks when it asks for the data. A reader maps them read-only. Where processes
+// did not fork each other, the table lies in the pool, and its first extent is the handle.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -14,6 +15,7 @@
 #include <cstring>
 #include <new>
 #include <system_error>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/memory/memory_pool.h"
@@ -31,8 +33,15 @@ constexpr std::size_t kGrowth = std::size_t{1} << 20;
 struct Header {
   std::atomic<std::uint64_t> size{0};         ///< bytes appended
   std::atomic<std::uint64_t> num_extents{0};  ///< that are in the table
+  std::atomic<std::int64_t> holders{1};       ///< processes that have not let it go
+  std::uint64_t table_bytes = 0;
+  pid_t owner = 0;  ///< of its extents in the pool
+  std::uint32_t magic = 0;
 };
-static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "shared between processes");
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
+                  std::atomic<std::int64_t>::is_always_lock_free,
+              "shared between processes");
+constexpr std::uint32_t kArenaMagic = 0x31415249;  // "IRA1"
 
 std::size_t round_up(std::size_t value, std::size_t to) {
   return (value + to - 1) / to * to;
@@ -52,6 +61,10 @@ struct Arena::Impl {
   std::size_t num_mapped = 0;  // extents
   std::size_t populated = 0;   // bytes, by the writer
   bool sealed = false;
+  bool is_common = false;
+  // of common memory
+  bool is_counted = false;  // among the holders
+  std::uint32_t first_of_table = 0;
 
   [[nodiscard]] Header& header() const noexcept { return *reinterpret_cast<Header*>(table); }
   [[nodiscard]] std::uint32_t* extents() const noexcept {
@@ -61,8 +74,15 @@ struct Arena::Impl {
     return std::max(round_up(capacity, kExtent), kExtent);
   }
   [[noreturn]] void fail(std::string_view what, std::size_t bytes) const {
-    throw InfrastructureError(fmt::format("trace memory {}: {} of {} bytes failed: {}", name, what,
-                                          bytes, std::strerror(errno)));
+    throw InfrastructureError(fmt::format(
+        "trace memory {}: {} of {} bytes failed: {}{}", name, what, bytes, std::strerror(errno),
+        is_common ? "; /dev/shm must have room for what all ranks of this host keep" : ""));
+  }
+  [[noreturn]] void fail_as_no_arena(ArenaHandle handle) const {
+    throw InfrastructureError(
+        fmt::format("trace memory {}: extent {} of the host's memory must begin a trace memory; a "
+                    "process wrote where it must not",
+                    name, handle.extent));
   }
   [[nodiscard]] std::byte* reserve(std::size_t bytes, int protection, int flags) const {
     void* const address =
@@ -107,9 +127,21 @@ struct Arena::Impl {
 
   ~Impl() {
     if (range != nullptr) ::munmap(range, reserved());
-    if (table != nullptr) ::munmap(table, table_bytes);
     // A forked process has this object, too.
-    if (pool != nullptr && maker == ::getpid()) pool->reclaim(owner);
+    const bool is_last =
+        pool != nullptr && owner != 0 && maker == ::getpid() &&
+        (!is_counted || header().holders.fetch_sub(1, std::memory_order_acq_rel) == 1);
+    if (table != nullptr) ::munmap(table, table_bytes);
+    if (is_last) pool->reclaim(owner);
+  }
+
+  // A second address, which sealing leaves writable: processes count themselves there.
+  void map_table(std::uint32_t first, std::size_t bytes) {
+    first_of_table = first;
+    table_bytes = round_up(bytes, kExtent);
+    table = reserve(table_bytes, PROT_NONE, MAP_PRIVATE);
+    if (!pool->map_at(table, first, table_bytes / kExtent, PROT_READ | PROT_WRITE))
+      fail("mapping the table", table_bytes);
   }
 };
 
@@ -124,6 +156,50 @@ Arena::Arena(std::size_t capacity, const std::string& name) : impl_(std::make_un
   impl.table = impl.reserve(impl.table_bytes, PROT_READ | PROT_WRITE, MAP_SHARED);
   impl.range = impl.reserve(impl.reserved(), PROT_NONE, MAP_PRIVATE);
   new (impl.table) Header;
+}
+
+Arena::Arena(std::shared_ptr<MemoryPool> common, std::size_t capacity, const std::string& name)
+    : impl_(std::make_unique<Impl>()) {
+  Impl& impl = *impl_;
+  impl.name = name;
+  impl.pool = std::move(common);
+  impl.is_common = true;
+  impl.capacity =
+      round_up(std::min(capacity, impl.pool->num_extents() * kExtent - kAlignment), kAlignment);
+  impl.owner = impl.pool->new_owner();
+  const std::size_t bytes = sizeof(Header) + impl.reserved() / kExtent * sizeof(std::uint32_t);
+  const std::byte* const table = impl.pool->take(bytes, impl.owner);
+  errno = ENOMEM;
+  if (table == nullptr) impl.fail("obtaining memory", bytes);
+  impl.map_table(impl.pool->extent_of(table), bytes);
+  impl.range = impl.reserve(impl.reserved(), PROT_NONE, MAP_PRIVATE);
+  Header& header = *new (impl.table) Header;
+  header.table_bytes = bytes;
+  header.owner = impl.owner;
+  header.magic = kArenaMagic;
+  impl.is_counted = true;
+}
+
+Arena::Arena(std::shared_ptr<MemoryPool> common, ArenaHandle handle, const std::string& name)
+    : impl_(std::make_unique<Impl>()) {
+  Impl& impl = *impl_;
+  impl.name = name;
+  impl.pool = std::move(common);
+  impl.is_common = true;
+  if (handle.extent >= impl.pool->num_extents()) impl.fail_as_no_arena(handle);
+  const auto first = static_cast<std::uint32_t>(handle.extent);
+  impl.map_table(first, kExtent);
+  const std::uint64_t table_bytes = impl.header().table_bytes;
+  const pid_t owner = impl.header().owner;
+  if (impl.header().magic != kArenaMagic || impl.pool->owner_of(first) != owner)
+    impl.fail_as_no_arena(handle);
+  ::munmap(std::exchange(impl.table, nullptr), impl.table_bytes);
+  impl.map_table(first, table_bytes);
+  impl.owner = owner;
+  impl.is_counted = true;
+  impl.capacity = impl.header().num_extents.load(std::memory_order_acquire) * kExtent;
+  impl.range = impl.reserve(impl.reserved(), PROT_NONE, MAP_PRIVATE);
+  seal();
 }
 
 Arena::Arena(std::span<const std::filesystem::path> files, std::vector<std::int64_t>& begins)
@@ -202,6 +278,16 @@ void Arena::seal() {
   impl.map(0, num_extents, PROT_READ);
   impl.pool->protect(impl.owner);
   impl.sealed = true;
+}
+
+ArenaHandle Arena::share(int num_processes) {
+  Impl& impl = *impl_;
+  if (!impl.sealed || impl.header().magic != kArenaMagic) {
+    throw UsageError(fmt::format(
+        "trace memory {} must be sealed and lie in common memory to be shared", impl.name));
+  }
+  impl.header().holders.store(num_processes, std::memory_order_release);
+  return {impl.first_of_table};
 }
 
 }  // namespace isoshard

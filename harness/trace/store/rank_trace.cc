@@ -38,6 +38,15 @@ class Writer {
     put_all(box.global_offset);
     put_all(box.size);
   }
+  // not as it lies in memory: its gaps are not the same in two equal runs
+  void put(const Placement& placement) {
+    put(placement.axis);
+    put(placement.kind);
+    put(placement.dim);
+    put(placement.reduction);
+    put(placement.coordinate);
+    put(placement.also_at);
+  }
   void put(const PartStats& part) {
     put(part.box);
     put(part.range);
@@ -100,6 +109,14 @@ class Reader {
     get_all(box.local_offset);
     get_all(box.global_offset);
     get_all(box.size);
+  }
+  void get(Placement& placement) {
+    get(placement.axis);
+    get(placement.kind);
+    get(placement.dim);
+    get(placement.reduction);
+    get(placement.coordinate);
+    get(placement.also_at);
   }
   void get(PartStats& part) {
     get(part.box);

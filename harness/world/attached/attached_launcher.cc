@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -15,6 +16,7 @@
 
 #include "core/base/error.h"
 #include "core/base/mapped_file.h"
+#include "harness/world/attached/hosts_of_job.h"
 #include "harness/world/attached/last_words.h"
 #include "harness/world/attached/report_message.h"
 #include "harness/world/forked/crash_handler.h"
@@ -27,20 +29,26 @@ constexpr CallInfo kInfo{.purpose = Purpose::kSetup, .axis = Axis::kWorld};
 constexpr int kExitCode = 4;
 constexpr std::chrono::milliseconds kGrace{2000};
 
+Buffer as_buffer(std::span<std::byte> bytes) {
+  return {bytes.data(), static_cast<std::int64_t>(bytes.size()), Dtype::kUint8};
+}
+
 /// What all processes have in common: a world that no run uses.
 class Control final : public Peers {
  public:
-  explicit Control(AttachedJob& job)
+  Control(AttachedJob& job, const std::string& host)
       : job_(job),
         world_(job.make_world(ReductionOrder::kOrdered)),
-        comm_(world_->communicator(job.rank())) {}
+        comm_(world_->communicator(job.rank())),
+        hosts_(find_hosts(*comm_, host)),
+        host_comm_(comm_->split(own_host(), job.rank())),
+        first_comm_(comm_->split(hosts().is_first(job.rank()) ? 0 : 1, job.rank())) {}
 
   [[nodiscard]] AttachedJob& job() noexcept { return job_; }
   [[nodiscard]] int index() const noexcept override { return job_.rank(); }
   [[nodiscard]] int count() const noexcept override { return job_.size(); }
   void broadcast(std::span<std::byte> bytes, int from) override {
-    const auto count = static_cast<std::int64_t>(bytes.size());
-    comm_->broadcast({bytes.data(), count, Dtype::kUint8}, from, kInfo).wait();
+    comm_->broadcast(as_buffer(bytes), from, kInfo).wait();
   }
   std::int64_t sum(std::int64_t own) override {
     comm_
@@ -48,15 +56,44 @@ class Control final : public Peers {
         .wait();
     return own;
   }
+  void gather(std::span<const std::byte> own, std::span<std::byte> all) override {
+    const auto size = static_cast<std::int64_t>(own.size());
+    comm_->all_gather({own.data(), size, Dtype::kUint8}, as_buffer(all), kInfo).wait();
+  }
+
+  [[nodiscard]] const Hosts& hosts() const noexcept override { return hosts_.hosts; }
+  [[nodiscard]] const std::shared_ptr<MemoryPool>& memory() const noexcept override {
+    return hosts_.memory;
+  }
+  void broadcast_in_host(std::span<std::byte> bytes) override {
+    host_comm_->broadcast(as_buffer(bytes), 0, kInfo).wait();
+  }
+  void broadcast_to_hosts(std::span<std::byte> bytes, int from_host) override {
+    first_comm_->broadcast(as_buffer(bytes), from_host, kInfo).wait();
+  }
+  void send(std::span<const std::byte> bytes, int to_host) override {
+    const auto size = static_cast<std::int64_t>(bytes.size());
+    first_comm_->send({bytes.data(), size, Dtype::kUint8}, to_host, kInfo).wait();
+  }
+  void receive(std::span<std::byte> bytes, int from_host) override {
+    first_comm_->recv(as_buffer(bytes), from_host, kInfo).wait();
+  }
+  void add_difference(std::string sentence) override {
+    differences_.push_back(std::move(sentence));
+  }
+  std::vector<std::string> take_differences() override { return std::exchange(differences_, {}); }
+  [[nodiscard]] int own_host() const {
+    return hosts().host_of[static_cast<std::size_t>(job_.rank())];
+  }
   void barrier() { comm_->barrier(kInfo); }
   void set_idle(std::function<void()> idle) { world_->set_idle(std::move(idle)); }
 
-  /// Of process 0.
-  std::vector<std::byte> broadcast_of_first(std::vector<std::byte> message) {
+  /// A message of any size.
+  std::vector<std::byte> broadcast_message(std::vector<std::byte> message, int from) {
     auto size = static_cast<std::uint64_t>(message.size());
-    broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
+    broadcast(std::as_writable_bytes(std::span(&size, 1)), from);
     message.resize(size);
-    broadcast(message, 0);
+    broadcast(message, from);
     return message;
   }
 
@@ -66,12 +103,12 @@ class Control final : public Peers {
     const auto num = static_cast<std::size_t>(count());
     std::vector<std::int64_t> counts(num);
     auto size = static_cast<std::int64_t>(own.size());
-    const auto as_buffer = [](std::int64_t* data, std::size_t length) {
+    const auto numbers = [](std::int64_t* data, std::size_t length) {
       return Buffer{reinterpret_cast<std::byte*>(data), static_cast<std::int64_t>(length),
                     Dtype::kInt64};
     };
     world_->set_patience(patience);
-    comm_->all_gather(as_buffer(&size, 1), as_buffer(counts.data(), num), kInfo).wait();
+    comm_->all_gather(numbers(&size, 1), numbers(counts.data(), num), kInfo).wait();
     world_->set_patience(std::nullopt);
     std::int64_t total = 0;
     for (const std::int64_t one : counts) total += one;
@@ -100,6 +137,10 @@ class Control final : public Peers {
   AttachedJob& job_;
   std::unique_ptr<AttachedWorld> world_;
   std::unique_ptr<Communicator> comm_;
+  HostsOfJob hosts_;
+  std::unique_ptr<Communicator> host_comm_;   ///< of the processes of this host
+  std::unique_ptr<Communicator> first_comm_;  ///< of the first processes of the hosts
+  std::vector<std::string> differences_;
 };
 
 class AttachedRank final : public Rank {
@@ -259,43 +300,105 @@ class WorldOfProcesses final : public RunningWorld {
   Launcher::Body body_;
 };
 
-/// What an exception was, so that all processes throw it.
-enum class Thrown : std::uint64_t { kNothing, kUsage, kFile, kOther };
+/// How a world of one rank ended on a host; exceptions by what all processes throw.
+enum class HostEnd : std::uint64_t { kOk, kNotOk, kUsage, kFile, kOther };
 
-/// A world of one rank, forked from process 0.
-class WorldOfFirst final : public RunningWorld {
+/// A world of one rank, forked from process 0, or from the first process of each host.
+class WorldOfOne final : public RunningWorld {
  public:
-  WorldOfFirst(Control& control, WorldOptions options, Launcher::Body body) : control_(control) {
-    if (control_.index() != 0) return;
+  WorldOfOne(Control& control, WorldOptions options, Launcher::Body body)
+      : control_(control),
+        name_(options.name),
+        on_each_host_(options.on_each_host),
+        runs_here_(on_each_host_ ? control.hosts().is_first(control.index())
+                                 : control.index() == 0) {
+    if (!runs_here_) return;
     catching([&] { world_ = forked_launcher().launch(std::move(options), std::move(body)); });
   }
 
+  // The report is that of process 0, unless its world was right and another host's was not.
   WorldReport wait() override {
     std::vector<std::byte> message;
-    if (control_.index() == 0 && thrown_ == Thrown::kNothing)
-      catching([&] { message = message_of(world_->wait()); });
-    const std::vector<std::byte> all =
-        control_.broadcast_of_first(thrown_ == Thrown::kNothing ? message : as_bytes(words_));
-    auto kind = static_cast<std::uint64_t>(thrown_);
-    control_.broadcast(std::as_writable_bytes(std::span(&kind, 1)), 0);
+    if (runs_here_ && end_ == HostEnd::kOk) catching([&] { message = message_of(waited_for()); });
+    if (is_exception()) message = as_bytes(words_);
+    const std::vector<State> states = all_states();
+    int from = 0;
+    for (const int first : control_.hosts().first) {
+      if (states[static_cast<std::size_t>(from)].end == HostEnd::kOk) from = first;
+      if (!on_each_host_) break;
+    }
+    if (states[static_cast<std::size_t>(from)].end == HostEnd::kOk) {
+      from = 0;
+      compare(states);
+    }
+    const std::vector<std::byte> all = control_.broadcast_message(std::move(message), from);
     const std::string words(reinterpret_cast<const char*>(all.data()), all.size());
-    switch (static_cast<Thrown>(kind)) {
-      case Thrown::kNothing:
+    switch (states[static_cast<std::size_t>(from)].end) {
+      case HostEnd::kOk:
+      case HostEnd::kNotOk:
         return world_report_of(all);
-      case Thrown::kUsage:
+      case HostEnd::kUsage:
         throw UsageError(words);
-      case Thrown::kFile:
+      case HostEnd::kFile:
         throw FileError(words);
-      case Thrown::kOther:
+      case HostEnd::kOther:
         break;
     }
     throw InfrastructureError(words);
   }
 
  private:
+  /// As it is sent to all.
+  struct State {
+    HostEnd end = HostEnd::kOk;
+    std::uint64_t digest = 0;  ///< of the rank's result
+  };
+
   static std::vector<std::byte> as_bytes(const std::string& text) {
     const auto bytes = std::as_bytes(std::span(text));
     return {bytes.begin(), bytes.end()};
+  }
+  [[nodiscard]] bool is_exception() const noexcept {
+    return end_ != HostEnd::kOk && end_ != HostEnd::kNotOk;
+  }
+
+  WorldReport waited_for() {
+    WorldReport report = world_->wait();
+    if (!report.ok()) {
+      end_ = HostEnd::kNotOk;
+      if (control_.own_host() != 0) report.name += " on " + own_name();
+    } else {
+      const std::vector<std::byte>& result = report.ranks.front().result;
+      digest_ = XXH3_64bits(result.data(), result.size());
+    }
+    return report;
+  }
+  [[nodiscard]] std::string own_name() const {
+    return control_.hosts().names[static_cast<std::size_t>(control_.own_host())];
+  }
+
+  std::vector<State> all_states() {
+    std::vector<State> states(static_cast<std::size_t>(control_.count()));
+    const State own{end_, digest_};
+    if (on_each_host_) {
+      control_.gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(states)));
+    } else {
+      states.front() = own;
+      control_.broadcast(std::as_writable_bytes(std::span(states).first(1)), 0);
+    }
+    return states;
+  }
+
+  void compare(const std::vector<State>& states) {
+    if (!on_each_host_) return;
+    const Hosts& hosts = control_.hosts();
+    for (int host = 1; host < hosts.count(); ++host) {
+      const int first = hosts.first[static_cast<std::size_t>(host)];
+      if (states[static_cast<std::size_t>(first)].digest == states.front().digest) continue;
+      control_.add_difference(fmt::format("{} on {} (rank {}) is not that on {} (rank 0)", name_,
+                                          hosts.names[static_cast<std::size_t>(host)], first,
+                                          hosts.names.front()));
+    }
   }
 
   template <class Act>
@@ -304,26 +407,33 @@ class WorldOfFirst final : public RunningWorld {
       act();
     } catch (const std::exception& error) {
       words_ = error.what();
-      thrown_ = dynamic_cast<const UsageError*>(&error) != nullptr  ? Thrown::kUsage
-                : dynamic_cast<const FileError*>(&error) != nullptr ? Thrown::kFile
-                                                                    : Thrown::kOther;
+      if (control_.own_host() != 0) words_ = own_name() + ": " + words_;
+      end_ = dynamic_cast<const UsageError*>(&error) != nullptr  ? HostEnd::kUsage
+             : dynamic_cast<const FileError*>(&error) != nullptr ? HostEnd::kFile
+                                                                 : HostEnd::kOther;
     }
   }
 
   Control& control_;
+  std::string name_;
+  bool on_each_host_;
+  bool runs_here_;
   std::unique_ptr<RunningWorld> world_;
-  Thrown thrown_ = Thrown::kNothing;
+  HostEnd end_ = HostEnd::kOk;
+  std::uint64_t digest_ = 0;
   std::string words_;
 };
 
 }  // namespace
 
 struct AttachedLauncher::Impl {
-  explicit Impl(AttachedJob& job) : control(job) {}
+  Impl(AttachedJob& job, const std::string& host) : control(job, host) {}
   Control control;
 };
 
-AttachedLauncher::AttachedLauncher(AttachedJob& job) : impl_(std::make_unique<Impl>(job)) {}
+AttachedLauncher::AttachedLauncher(AttachedJob& job) : AttachedLauncher(job, host_name()) {}
+AttachedLauncher::AttachedLauncher(AttachedJob& job, const std::string& host)
+    : impl_(std::make_unique<Impl>(job, host)) {}
 AttachedLauncher::~AttachedLauncher() = default;
 
 Peers* AttachedLauncher::peers() noexcept {
@@ -349,7 +459,7 @@ std::unique_ptr<RunningWorld> AttachedLauncher::launch(WorldOptions options, Bod
                                  name_of(options.transport.backend)));
   }
   if (options.size == 1)
-    return std::make_unique<WorldOfFirst>(impl_->control, std::move(options), std::move(body));
+    return std::make_unique<WorldOfOne>(impl_->control, std::move(options), std::move(body));
   return std::make_unique<WorldOfProcesses>(impl_->control, std::move(options), std::move(body));
 }
 

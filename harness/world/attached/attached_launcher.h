@@ -2,6 +2,8 @@
 /// Worlds whose ranks are processes that mpirun or srun has started.
 #pragma once
 #include <memory>
+#include <string>
+#include <string_view>
 
 #include "core/comm/attached_job.h"
 #include "harness/world/launcher.h"
@@ -11,10 +13,13 @@ namespace isoshard {
 /// Runs worlds on the processes of a job, each of which makes the same launches in the same order
 /// (Peers), and gives every process every report.
 ///
-/// A world of one rank, such as the reference, is forked from process 0; the others wait for its
-/// report. A larger one runs in the processes themselves: rank r is process r, and processes that
-/// have no rank wait. So an exception ends a world, as on forked ranks, but a crash ends the job:
-/// its signal handler says where, and leaves with exit code 4 (last_words.h).
+/// A world of one rank is forked from process 0; or, where WorldOptions::on_each_host says that it
+/// computes the same everywhere, as the reference does, from the first process of each host
+/// (hosts_of_job.h). The others wait for its report, which is process 0's; if another host's rank
+/// failed, and process 0's did not, it is that one's. A larger world runs in the processes
+/// themselves: rank r is process r, and processes that have no rank wait. So an exception ends a
+/// world, as on forked ranks, but a crash ends the job: its signal handler says where, and leaves
+/// with exit code 4 (last_words.h).
 ///
 /// Requires     lives until the job is finished.
 /// Guarantees   WorldReport is the same on all processes. No rank waits in one call for longer than
@@ -30,6 +35,8 @@ class AttachedLauncher final : public Launcher {
  public:
   /// Ranks   collective over the job.
   explicit AttachedLauncher(AttachedJob& job);
+  /// As if this process ran on the host of that name.
+  AttachedLauncher(AttachedJob& job, const std::string& host);
   ~AttachedLauncher() override;
   AttachedLauncher(const AttachedLauncher&) = delete;
   AttachedLauncher& operator=(const AttachedLauncher&) = delete;

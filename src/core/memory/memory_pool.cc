@@ -7,6 +7,7 @@
 #include <linux/falloc.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -94,16 +95,33 @@ struct MemoryPool::Impl {
   }
 };
 
-MemoryPool::MemoryPool(std::size_t bytes) : impl_(std::make_unique<Impl>()) {
+namespace {
+
+[[noreturn]] void fail(std::string_view what) {
+  throw InfrastructureError(
+      fmt::format("memory of worlds: {} failed: {}", what, std::strerror(errno)));
+}
+
+int new_file() {
+  const int fd = ::memfd_create("isoshard-pool", MFD_CLOEXEC);
+  if (fd < 0) fail("creating a memfd");
+  return fd;
+}
+
+}  // namespace
+
+std::size_t MemoryPool::file_bytes(std::size_t bytes) noexcept {
+  const std::size_t count = bytes / kExtentBytes;
+  return (extents_of(sizeof(Impl::Header) + count * sizeof(Extent)) + count) * kExtentBytes;
+}
+
+MemoryPool::MemoryPool(std::size_t bytes) : MemoryPool(new_file(), bytes) {}
+
+MemoryPool::MemoryPool(int fd, std::size_t bytes) : impl_(std::make_unique<Impl>()) {
   Impl& impl = *impl_;
-  const auto fail = [](std::string_view what) {
-    throw InfrastructureError(
-        fmt::format("memory of worlds: {} failed: {}", what, std::strerror(errno)));
-  };
+  impl.fd = fd;
   impl.count = bytes / kExtentBytes;
-  const std::size_t table =
-      extents_of(sizeof(Impl::Header) + impl.count * sizeof(Extent)) * kExtentBytes;
-  impl.mapped = table + impl.count * kExtentBytes;
+  impl.mapped = file_bytes(bytes);
   rlimit limit{};
   // or SIGXFSZ would end the process
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < impl.mapped) {
@@ -112,14 +130,16 @@ MemoryPool::MemoryPool(std::size_t bytes) : impl_(std::make_unique<Impl>()) {
                     "bytes, got {}; raise it",
                     impl.mapped, limit.rlim_cur));
   }
-  impl.fd = ::memfd_create("isoshard-pool", MFD_CLOEXEC);
-  if (impl.fd < 0) fail("creating a memfd");
-  if (::ftruncate(impl.fd, static_cast<off_t>(impl.mapped)) != 0) fail("reserving");
+  struct stat file {};
+  if (::fstat(fd, &file) != 0) fail("looking at a file");
+  if (file.st_size < static_cast<off_t>(impl.mapped) &&
+      ::ftruncate(fd, static_cast<off_t>(impl.mapped)) != 0)
+    fail("reserving");
   void* const address =
-      ::mmap(nullptr, impl.mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, impl.fd, 0);
+      ::mmap(nullptr, impl.mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
   if (address == MAP_FAILED) fail("mapping");
   impl.mapping = static_cast<std::byte*>(address);
-  impl.extents = impl.mapping + table;
+  impl.extents = impl.mapping + (impl.mapped - impl.count * kExtentBytes);
 }
 
 MemoryPool::~MemoryPool() = default;
@@ -202,6 +222,14 @@ void MemoryPool::protect(pid_t owner) {
 
 bool MemoryPool::holds(const void* data) const noexcept {
   return data >= impl_->extents && data < impl_->extents + impl_->count * kExtentBytes;
+}
+
+std::uint32_t MemoryPool::extent_of(const std::byte* data) const noexcept {
+  return static_cast<std::uint32_t>(static_cast<std::size_t>(data - impl_->extents) / kExtentBytes);
+}
+
+std::size_t MemoryPool::num_extents() const noexcept {
+  return impl_->count;
 }
 
 void MemoryPool::reclaim(pid_t owner) noexcept {

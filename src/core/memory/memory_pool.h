@@ -21,7 +21,8 @@ namespace isoshard {
 /// taken uses no memory.
 ///
 /// An owner is a process (its id), or what new_owner() returns.
-/// Ranks        made by the controller before it forks; all members by any process and thread.
+/// Ranks        made by the controller before it forks, or by each of several processes of one
+///              file; all members by any process and thread.
 /// Guarantees   no two owners have one extent; the lowest that are free and fit are taken.
 /// The contents are what the last owner left, as with malloc.
 class MemoryPool {
@@ -32,6 +33,13 @@ class MemoryPool {
   /// Errors   InfrastructureError if there is no address space or memfd, or files must not be so
   ///          large.
   explicit MemoryPool(std::size_t bytes);
+  /// The same in a file that other processes map as well: each makes a pool of it, with the same
+  /// `bytes`, and they share extents and owners. The first one begins with a file of zeros or
+  /// without length. What the file has behind file_bytes(bytes) is left alone. Closes `fd`, also on
+  /// an error.
+  MemoryPool(int fd, std::size_t bytes);
+  /// How much of its file a pool uses.
+  [[nodiscard]] static std::size_t file_bytes(std::size_t bytes) noexcept;
   ~MemoryPool();
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
@@ -56,6 +64,9 @@ class MemoryPool {
   /// that it forks later, until reclaim() is called here or they take the extents themselves.
   void protect(pid_t owner);
   [[nodiscard]] bool holds(const void* data) const noexcept;
+  /// The number of the extent that `data`, which the pool holds, lies in.
+  [[nodiscard]] std::uint32_t extent_of(const std::byte* data) const noexcept;
+  [[nodiscard]] std::size_t num_extents() const noexcept;
   /// Frees all extents of an owner that is gone.
   void reclaim(pid_t owner) noexcept;
   /// Gives the memory of free extents back to the system.
