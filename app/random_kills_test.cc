@@ -133,6 +133,19 @@ class Run {
   std::string output_;
 };
 
+/// What each process is and waits for, as ps shows it.
+std::string description_of(const std::vector<pid_t>& processes) {
+  std::string text;
+  for (const pid_t pid : processes) {
+    const fs::path folder = fs::path("/proc") / std::to_string(pid);
+    std::string state, waits_in;
+    std::getline(std::ifstream(folder / "stat"), state);
+    std::getline(std::ifstream(folder / "wchan"), waits_in);
+    text += state.substr(0, 60) + " waits in " + waits_in + "\n";
+  }
+  return text;
+}
+
 /// The line of the verdict, which says how many tensors were compared.
 std::string verdict_of(const std::string& output) {
   const std::size_t begin = output.find("CONFORMS");
@@ -168,7 +181,8 @@ void expect_kills_leave_nothing(const std::vector<std::string>& command, int num
     }
     const auto killed = steady_clock::now();
     const bool has_ended = run.read_until(killed + kMostLeft);
-    EXPECT_TRUE(has_ended) << "it was still there after 10 s: " << run.output();
+    EXPECT_TRUE(has_ended) << "it was still there after 10 s: " << run.output() << '\n'
+                           << description_of(run.processes());
     if (!has_ended) ::kill(run.pid(), SIGKILL);
     const int code = run.wait();
 
