@@ -38,6 +38,13 @@ processes() {
     printf '%s\n' "${of#/proc/}"
   done
 }
+# No process that `strike` saw has left the name of its host's memory.
+no_segments() {
+  local pid
+  for pid in $seen; do
+    ! compgen -G "/dev/shm/isoshard-*.tmp.$pid.*" || fail "process $pid left a segment"
+  done
+}
 # strike SIGNAL RANK ARGUMENTS...: trains on 4 processes until one of them gets a signal, and sets
 # `code`. No process may be left.
 strike() {
@@ -50,7 +57,8 @@ strike() {
     kill -0 "$run" 2>/dev/null || fail "the run ended before it could be struck"
     sleep 0.05
   done
-  for pid in $(processes); do
+  seen=$(processes)
+  for pid in $seen; do
     if grep -qzx "OMPI_COMM_WORLD_RANK=$rank" "/proc/$pid/environ"; then struck=$pid; fi
   done
   [[ -n $struck ]] || fail "the run has no rank $rank"
@@ -75,6 +83,16 @@ case $scenario in
     "$program" train --subjects autotp --tp 2 --dp 2 --steps 3 --output-dir forked >forked.txt
     cmp attached/loss_autotp.json forked/loss_autotp.json \
       || fail "the curve must be that of forked ranks"
+    ;;
+  converge)
+    # Sets that fit, with the table and the curves of forked ranks.
+    tests=(converge --test tp=2 --test tp=4,pp=2 --steps 6 --perturbed-runs 2 --dp 2)
+    expect 0 4 "${tests[@]}" --attach --output-dir attached
+    says 'skipped --test tp=4,pp=2: it needs [0-9]+ ranks, and the attached world has 4'
+    "$program" converge --test tp=2 --steps 6 --perturbed-runs 2 --dp 2 --output-dir forked \
+      >forked.txt
+    cmp attached/loss_control.json forked/loss_control.json || fail "curves must be equal"
+    cmp attached/converge.txt forked/converge.txt || fail "the table must be that of forked ranks"
     ;;
   golden)
     # Stored numbers of forked ranks, bit by bit.
@@ -140,6 +158,7 @@ case $scenario in
   killed)
     strike KILL 2
     [[ $code == 137 ]] || fail "exit code must be mpirun's 137, got $code"
+    no_segments
     says 'rank 2 .*signal 9 \(Killed\)'
     says 'rank [013] of 4 on .* was told to end by SIGTERM (in|after) .*, phase step [0-9]+'
     ;;

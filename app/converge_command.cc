@@ -16,14 +16,19 @@ namespace isoshard {
 namespace {
 
 int run_converge(const ParsedOptions& options) {
-  refuse_several_processes();
-  const ConvergeRequest request = converge_request_of(options);
-  const ConvergePlan& plan = request.plan;
+  ConvergeRequest request = converge_request_of(options);
+  ConvergePlan& plan = request.plan;
+  fit_to_job(options, plan);
+  if (!reports_here()) {
+    plan.folder.clear();
+    request.inputs.save_weights.clear();
+    request.inputs.save_batch.clear();
+  }
   const KeepResults keep_results;
   require_output_file(request.inputs.save_weights, "--save-init-weights");
   require_output_file(request.inputs.save_batch, "--save-batch");
   const OutputFolder folder(plan.folder, "--output-dir");
-  const ReportFile file(options);
+  const ReportFile file(options, reports_here());
   if (!request.inputs.save_weights.empty())
     save_initial_weights(plan.control, request.inputs.save_weights);
   if (!request.inputs.save_batch.empty())
@@ -56,7 +61,8 @@ Command converge_command() {
       "50\n"
       "  isoshard converge --test cp=2,context-attention=ring --seeds 0,1,2\n"
       "  isoshard converge --config llama3_8b.toml --test tp=2\n"
-      "  isoshard converge --test cp=2 --fault cp_divisor_missing   must diverge",
+      "  isoshard converge --test cp=2 --fault cp_divisor_missing   must diverge\n"
+      "  mpirun -n 16 isoshard converge --attach --test tp=2,pp=2,cp=2",
       declare_converge_options,
       run_converge,
       /*judges=*/true};

@@ -133,6 +133,11 @@ case $scenario in
     three_hosts
     conforms --hostfile hosts2 -n 4                # dp across: ranks 0, 1 on h1 and 2, 3 on h2
     conforms --hostfile hosts2 --map-by node -n 4  # tp across: ranks 0, 2 on h1 and 1, 3 on h2
+    says_not 'cannot be repeated'                  # both hosts computed the same reference
+    expect 0 --hostfile hosts2 -n 4 "$program" train --attach --subjects autotp --tp 2 --dp 2 \
+      --steps 3
+    says '^CONFORMS \(within'
+    says_not 'cannot be repeated'
     expect 255 --hostfile dead -n 4 "$program" "${autotp[@]}"
     says 'ORTE was unable to reliably start one or more daemons'
     ;;

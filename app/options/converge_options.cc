@@ -153,15 +153,19 @@ void scale_rate(const ParsedOptions& options, ConvergePlan& plan, RuleInputs& in
                   inputs.base_global_batch);
 }
 
-void require_all_usable(const ConvergePlan& plan) {
-  constexpr std::string_view kForks = ", as converge forks all of them";
+void require_all_usable(const ConvergePlan& plan, bool attaches) {
+  const auto refuse_too_many = [&](const Case& item) {
+    if (attaches) return;
+    refuse_more_than_fork(
+        item, fmt::format(": start more with mpirun -n {} and --attach", item.world_size()));
+  };
   for (const Case& item : {plan.control, plan.check}) {
-    refuse_more_than_fork(item, kForks);
+    refuse_too_many(item);
     require_usable({item}, Recorded::kNumbers);
   }
   for (const TestSet& set : plan.sets) {
     try {
-      refuse_more_than_fork(set.item, kForks);
+      refuse_too_many(set.item);
       require_usable({set.item}, Recorded::kNumbers);
     } catch (const UsageError& error) {
       throw UsageError(fmt::format("--test {}: {}", set.text, error.what()));
@@ -228,8 +232,36 @@ void declare_converge_options(OptionTable& table) {
          "folder");
   declare_report_file(table);
   declare_case_options(table);
+  declare_attach_options(table);
   table.aliases["local-batch-size"] = "batch-size";
   table.toml_options = [](const std::string& path) { return torchtitan_config(path).options; };
+}
+
+void fit_to_job(const ParsedOptions& options, ConvergePlan& plan) {
+  const int num_ranks = ranks_of_job(options);
+  if (num_ranks == 0) return;
+  for (const Case& item : {plan.control, plan.check}) {
+    if (item.world_size() <= num_ranks) continue;
+    throw UsageError(
+        fmt::format("the control set {} needs {} ranks, and the attached world has {}; start it "
+                    "with mpirun -n {}",
+                    item.slug(), item.world_size(), num_ranks, item.world_size()));
+  }
+  int most = 0;
+  std::erase_if(plan.sets, [&](const TestSet& set) {
+    most = std::max(most, set.item.world_size());
+    if (set.item.world_size() <= num_ranks) return false;
+    plan.notes.push_back(
+        fmt::format("skipped --test {}: it needs {} ranks, and the attached world has {}", set.text,
+                    set.item.world_size(), num_ranks));
+    return true;
+  });
+  if (plan.sets.empty() && most > 0) {
+    throw UsageError(
+        fmt::format("nothing selected: every test set needs more than the {} ranks of the attached "
+                    "world; start it with mpirun -n {}",
+                    num_ranks, most));
+  }
 }
 
 ConvergeRequest converge_request_of(const ParsedOptions& options) {
@@ -259,7 +291,7 @@ ConvergeRequest converge_request_of(const ParsedOptions& options) {
   check_numbers(options, plan);
   check_fault(options, plan);
   if (options.given("output-dir")) plan.folder = options.get<std::string>("output-dir");
-  require_all_usable(plan);
+  require_all_usable(plan, options.get<bool>("attach"));
   inputs.control = plan.control;
   plan.rules = check_rules(inputs, plan.sets);
   require_rules(plan.rules);

@@ -18,4 +18,8 @@ void declare_converge_options(OptionTable& table);
 ///          every rule of the guideline that is broken, by its name, before any rank starts.
 [[nodiscard]] ConvergeRequest converge_request_of(const ParsedOptions& options);
 
+/// With --attach: leaves out, with a note, test sets that need more ranks than there are.
+/// Errors   UsageError if none is left, or the control does not fit.
+void fit_to_job(const ParsedOptions& options, ConvergePlan& plan);
+
 }  // namespace isoshard

@@ -43,7 +43,10 @@ void refuse_several_processes() {
 }  // namespace
 
 BenchJob::BenchJob(bool attaches) {
-  if (!attaches) return refuse_several_processes();
+  if (!attaches) {
+    refuse_several_processes();
+    return;
+  }
   job_ = attach_mpi_job();
   allow_threads_of_now();
   install_last_words(job_->rank(), job_->size());

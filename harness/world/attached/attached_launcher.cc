@@ -366,7 +366,10 @@ class WorldOfOne final : public RunningWorld {
     WorldReport report = world_->wait();
     if (!report.ok()) {
       end_ = HostEnd::kNotOk;
-      if (control_.own_host() != 0) report.name += " on " + own_name();
+      if (control_.own_host() != 0) {
+        report.name += " on " + own_name();
+        if (!report.file_error.empty()) report.file_error += " on " + own_name();
+      }
     } else {
       const std::vector<std::byte>& result = report.ranks.front().result;
       digest_ = XXH3_64bits(result.data(), result.size());

@@ -230,7 +230,7 @@ TEST_F(WorldsOfOneOnHosts, AnErrorOnAnyHostIsThrownEverywhere) {
           if (is_on_b() == is_of_b) throw FileError("weights.safetensors: planted");
         });
     EXPECT_THAT([&] { require_ok(running->wait()); },
-                ThrowsMessage<FileError>(HasSubstr("planted")));
+                ThrowsMessage<FileError>(HasSubstr(is_of_b ? "planted on b" : "planted")));
   }
   const WorldReport next = run({.size = 1, .name = "next", .on_each_host = true}, [](Rank&) {});
   EXPECT_TRUE(next.ok()) << next.describe();
