@@ -42,14 +42,9 @@ std::string limit(std::int64_t value) {
   return value < 0 ? "no limit" : fmt::format("{}", value);
 }
 
-/// "yes", or why this build has no such backend.
-std::string built(const std::function<std::unique_ptr<Communicator>()>& attach) {
-  try {
-    (void)attach();
-    return "yes";
-  } catch (const NotBuiltError& error) {
-    return fmt::format("no: {}", error.what());
-  }
+/// "yes", or why there is no such backend here.
+std::string built(std::string_view why_not) {
+  return why_not.empty() ? "yes" : fmt::format("no: {}", why_not);
 }
 
 /// Prints each problem where it is found, and counts.
@@ -91,9 +86,8 @@ void show_machine(Problems& problems) {
 void show_build(Problems& problems) {
   line("libtorch", fmt::format("{} (CPU)", TORCH_VERSION));
   line("backends", "shm, thread");
-  line("  mpi",
-       why_mpi_is_not_built().empty() ? "yes" : fmt::format("no: {}", why_mpi_is_not_built()));
-  line("  nccl", built(attach_nccl_world));
+  line("  mpi", built(why_mpi_is_not_built()));
+  line("  nccl", built(why_nccl_is_not_built()));
   const std::uint64_t digest = arithmetic_digest();
   line("arithmetic",
        fmt::format("{} ({})", digest_text(digest),

@@ -35,8 +35,14 @@ struct AttachOptions {
 /// Empty where attach_mpi_world is built; starts nothing.
 [[nodiscard]] std::string_view why_mpi_is_not_built() noexcept;
 
-/// A communicator on GPU buffers over NCCL (library isoshard::comm_nccl).
-/// Errors   NotBuiltError in a build without CUDA and NCCL.
-[[nodiscard]] std::unique_ptr<Communicator> attach_nccl_world();
+/// The communicator of the world that torchrun, mpirun or srun started, over NCCL, for buffers of
+/// the rank's GPU and of the host (library isoshard::comm_nccl). It needs no library of MPI.
+/// Ranks    collective over all processes that the launcher started.
+/// Errors   NotBuiltError in a program without CUDA and NCCL; UsageError where no launcher started
+///          this process, its variables contradict each other, or the size is not expected;
+///          TimeoutError that names the ranks which have not come by the deadline.
+[[nodiscard]] std::unique_ptr<Communicator> attach_nccl_world(const AttachOptions& options = {});
+/// Empty where attach_nccl_world is there; starts nothing.
+[[nodiscard]] std::string_view why_nccl_is_not_built() noexcept;
 
 }  // namespace isoshard

@@ -76,6 +76,10 @@ void check_block_to_itself(std::span<const std::int64_t> sent,
 
 void check_data(const ConstBuffer& data, const char* op) {
   check_on_host(data, op, "data");
+  check_data_anywhere(data, op);
+}
+
+void check_data_anywhere(const ConstBuffer& data, const char* op) {
   if (data.count < 0 || (data.count > 0 && data.data == nullptr)) {
     throw ShapeError(fmt::format(
         "{}: the data must have a count of at least 0 and an address, got {} elements at {}", op,
@@ -90,6 +94,12 @@ void check_peer(int peer, int size, const char* op) {
 }
 
 void send_to_itself(std::span<const Transfer> transfers, int rank) {
+  for (const auto& [from, to] : pairs_to_itself(transfers, rank))
+    copy_bytes(to.data, from.data, bytes_of(from.count, from.dtype));
+}
+
+std::vector<std::pair<Buffer, Buffer>> pairs_to_itself(std::span<const Transfer> transfers,
+                                                       int rank) {
   std::vector<const Transfer*> sends;
   std::vector<const Transfer*> recvs;
   for (const Transfer& transfer : transfers) {
@@ -101,6 +111,7 @@ void send_to_itself(std::span<const Transfer> transfers, int rank) {
                     "got {} sends and {} recvs",
                     rank, sends.size(), recvs.size()));
   }
+  std::vector<std::pair<Buffer, Buffer>> pairs;
   for (std::size_t i = 0; i < sends.size(); ++i) {
     const Buffer& from = sends[i]->data;
     const Buffer& to = recvs[i]->data;
@@ -110,8 +121,9 @@ void send_to_itself(std::span<const Transfer> transfers, int rank) {
                       "x {} and {} x {}",
                       rank, name_of(from.dtype), from.count, name_of(to.dtype), to.count));
     }
-    copy_bytes(to.data, from.data, bytes_of(from.count, from.dtype));
+    pairs.emplace_back(from, to);
   }
+  return pairs;
 }
 
 }  // namespace isoshard

@@ -4,6 +4,8 @@
 #pragma once
 #include <cstdint>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "core/comm/communicator.h"
 
@@ -41,6 +43,9 @@ void check_block_to_itself(std::span<const std::int64_t> sent,
 /// Data of a send or recv. `op` is what the error calls it.
 /// Errors   UsageError, ShapeError.
 void check_data(const ConstBuffer& data, const char* op);
+/// The same for data that may be anywhere.
+/// Errors   ShapeError.
+void check_data_anywhere(const ConstBuffer& data, const char* op);
 
 /// Errors   CommError for a peer outside the group.
 void check_peer(int peer, int size, const char* op);
@@ -48,5 +53,9 @@ void check_peer(int peer, int size, const char* op);
 /// Copies what a grouped call sends from a rank to itself.
 /// Errors   CommError if sends and recvs do not pair up.
 void send_to_itself(std::span<const Transfer> transfers, int rank);
+/// What send_to_itself copies, from the first to the second, for data that may be anywhere.
+/// Errors   as send_to_itself.
+[[nodiscard]] std::vector<std::pair<Buffer, Buffer>> pairs_to_itself(
+    std::span<const Transfer> transfers, int rank);
 
 }  // namespace isoshard

@@ -7,12 +7,10 @@
 
 #include <algorithm>
 #include <array>
-#include <concepts>
-#include <type_traits>
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/base/float_bits.h"
+#include "core/comm/reduction_step.h"
 
 // The loops are compiled once per instruction set and chosen at load time. They hold only adds,
 // divisions, comparisons and integer operations, never a fused multiply-add or a reassociated sum,
@@ -28,65 +26,15 @@
 namespace isoshard {
 namespace {
 
+using reduction::Accumulator;
+using reduction::Bf16;
+using reduction::Bool;
+using reduction::combine;
+using reduction::finish;
+using reduction::Fp16;
+using reduction::widen;
+
 constexpr std::int64_t kBlock = 1024;  ///< elements; an fp64 accumulator of one block is 8 KiB
-
-// One storage type and one accumulator type per dtype. bf16 and fp16 are told apart by these tags.
-struct Bf16 {
-  std::uint16_t bits;
-};
-struct Fp16 {
-  std::uint16_t bits;
-};
-struct Bool {
-  std::uint8_t byte;
-};
-
-template <class T>
-[[gnu::always_inline]] inline auto widen(T value) noexcept {
-  if constexpr (std::same_as<T, Bf16>) {
-    return bf16_to_float(value.bits);
-  } else if constexpr (std::same_as<T, Fp16>) {
-    return fp16_to_float(value.bits);
-  } else if constexpr (std::same_as<T, Bool>) {
-    return static_cast<std::uint8_t>(value.byte != 0);
-  } else {
-    return value;
-  }
-}
-
-template <class T>
-using Accumulator = decltype(widen(T{}));
-
-template <class T>
-[[gnu::always_inline]] inline T narrow(Accumulator<T> value) noexcept {
-  if constexpr (std::same_as<T, Bf16>) {
-    return {float_to_bf16(value)};
-  } else if constexpr (std::same_as<T, Fp16>) {
-    return {float_to_fp16(value)};
-  } else if constexpr (std::same_as<T, Bool>) {
-    return {value};
-  } else {
-    return value;
-  }
-}
-
-template <class T, Reduction kReduction>
-[[gnu::always_inline]] inline Accumulator<T> combine(Accumulator<T> sum,
-                                                     Accumulator<T> value) noexcept {
-  using A = Accumulator<T>;
-  if constexpr (kReduction == Reduction::kMin) {
-    return (value < sum || value != value) ? value : sum;
-  } else if constexpr (kReduction == Reduction::kMax) {
-    return (value > sum || value != value) ? value : sum;
-  } else if constexpr (std::same_as<T, Bool>) {
-    return static_cast<A>(sum | value);
-  } else if constexpr (std::integral<A>) {
-    using U = std::make_unsigned_t<A>;  // unsigned: wrapping is defined
-    return static_cast<A>(static_cast<U>(static_cast<U>(sum) + static_cast<U>(value)));
-  } else {
-    return sum + value;
-  }
-}
 
 // `size` <= kBlock. The accumulator is a local array, so that output may be one of the sources.
 template <class T, Reduction kReduction>
@@ -111,13 +59,7 @@ template <class T, Reduction kReduction>
       accumulator[i] = combine<T, kReduction>(accumulator[i], widen(next[i]));
   }
   T* const out = reinterpret_cast<T*>(output) + begin;
-  if constexpr (kReduction == Reduction::kAvg) {
-    const A number = static_cast<A>(divisor);
-    for (std::int64_t i = 0; i < size; ++i)
-      out[i] = narrow<T>(static_cast<A>(accumulator[i] / number));
-  } else {
-    for (std::int64_t i = 0; i < size; ++i) out[i] = narrow<T>(accumulator[i]);
-  }
+  for (std::int64_t i = 0; i < size; ++i) out[i] = finish<T, kReduction>(accumulator[i], divisor);
 }
 
 template <class T, Reduction kReduction>
