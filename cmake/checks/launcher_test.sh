@@ -34,9 +34,10 @@ case $1 in
       echo 'printf "[%s]" "$@"'
       echo 'exit ${FAKE_CODE:-0}'
     } >"$2/bin/isoshard"
-    chmod +x "$2/bin/isoshard" ;;
+    chmod +x "$2/bin/isoshard"
+    [[ $2 != *-gpu ]] || mv "$2/bin/isoshard" "$2/bin/isoshard-gpu" ;;
   *)
-    echo configure >>"$CALLS"
+    echo configure "$*" >>"$CALLS"
     while [[ $1 != -B ]]; do shift; done
     touch "$2/build.ninja" ;;
 esac
@@ -52,7 +53,7 @@ echo "apt-get $*" >>"$CALLS"
 exit 100
 END
 stand_in python3 <<'END'
-echo python3 >>"$CALLS"
+echo python3 "$*" >>"$CALLS"
 [[ -z ${FAKE_PIP_FAILS:-} ]] || { echo "ERROR: no network"; exit 1; }
 while [[ $# -gt 0 && $1 != --target ]]; do shift; done
 [[ $# -gt 1 ]] || exit 0
@@ -102,6 +103,16 @@ expect 0 "[x]" "build" ./isoshard x
 expect 0 "[x]" "configure build" env ISOSHARD_CMAKE_ARGS=-DX=1 ./isoshard x
 expect 0 "[x]" "configure build" ./isoshard x
 
+# CUDA is compiled when it is asked for, in a build folder of its own, and never otherwise.
+: >"$CALLS"
+ISOSHARD_CMAKE_ARGS=-DX=2 ./isoshard x >/dev/null 2>&1
+[[ $(<"$CALLS") == *-DISOSHARD_CUDA=OFF* ]] || failed "CUDA is not switched off: $(<"$CALLS")"
+expect 0 "[x]" "configure build" ./isoshard --gpu x
+[[ $(<"$CALLS") == *"build-gpu "*-DISOSHARD_CUDA=ON* ]] || failed "CUDA is off: $(<"$CALLS")"
+expect 0 "[y]" "" env ISOSHARD_GPU=1 ./isoshard y
+expect 0 "" "build ctest" ./isoshard --gpu test -L gpu
+expect 0 "[x]" "configure build" env ISOSHARD_GPU=0 ./isoshard x
+
 touch src/c.cc
 expect 0 "[1]" "build" bash -c './isoshard 2 & ./isoshard 1; wait $!'
 
@@ -147,7 +158,11 @@ expect 4 "no network" "python3" env -u LIBTORCH_ROOT FAKE_PIP_FAILS=1 ./isoshard
 [[ -z $(find "$XDG_CACHE_HOME" -name '*partial*' -o -name site) ]] \
   || failed "a failed download left files"
 expect 0 "[x]" "python3 configure build" env -u LIBTORCH_ROOT ./isoshard x
+[[ $(<"$CALLS") == *"--no-deps"*"torch==2.11.0 nvidia-cuda-runtime"* ]] \
+  || failed "not the slim LibTorch: $(<"$CALLS")"
 expect 0 "[x]" "" env -u LIBTORCH_ROOT ./isoshard x
+expect 0 "[x]" "python3 configure build" env -u LIBTORCH_ROOT ./isoshard --gpu x
+[[ $(<"$CALLS") != *"--no-deps"* ]] || failed "not the LibTorch with CUDA: $(<"$CALLS")"
 rm -r -- "$site"
 expect 0 "[x]" "python3 configure build" env -u LIBTORCH_ROOT ./isoshard x
 
