@@ -3,8 +3,8 @@
 #define XXH_INLINE_ALL  // shows XXH3's secret
 #include <xxhash.h>
 
-#include <iterator>
 #include <cstring>
+#include <iterator>
 
 #include "harness/stats/device/comparing.h"
 #include "harness/stats/device/digesting.h"

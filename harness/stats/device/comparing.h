@@ -5,9 +5,9 @@
 ///
 /// A *run* is one call of accumulate(). It is cut into blocks as on the CPU (stats_floats.cc says
 /// what narrow, wide, close and apart are), and warp w of n takes the blocks w, w + n, w + 2 n, ...
-/// A step of a narrow block is 128 bytes of each tensor: one word of a lane, which is the CPU's lane
-/// of the same number. Each warp writes one Stats; merging them in a fixed tree gives the run's.
-/// Nothing may be fused that the CPU does not fuse: nvcc needs --fmad=false.
+/// A step of a narrow block is 128 bytes of each tensor: one word of a lane, which is the CPU's
+/// lane of the same number. Each warp writes one Stats; merging them in a fixed tree gives the
+/// run's. Nothing may be fused that the CPU does not fuse: nvcc needs --fmad=false.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -134,10 +134,19 @@ ISOSHARD_HOST_DEVICE inline double number_at(const std::byte* data, Dtype dtype,
   }
 }
 
-/// The word of a lane in a step of a narrow block of `bytes` bytes; zeros behind its end.
+/// Whether every word of a block of `bytes` bytes can be read as one.
+ISOSHARD_HOST_DEVICE inline bool has_whole_words(const std::byte* block, std::int64_t bytes) {
+  return bytes == kStatsBlockBytes && reinterpret_cast<std::uintptr_t>(block) % 4 == 0;
+}
+
+/// The word at `offset` of a block; zeros behind its end.
+template <bool kWhole>
 ISOSHARD_HOST_DEVICE inline std::int32_t word_at(const std::byte* block, std::int64_t offset,
                                                  std::int64_t bytes) {
-  if (offset + 4 <= bytes) return load<std::int32_t>(block + offset);
+#if defined(__CUDA_ARCH__)
+  if constexpr (kWhole) return *reinterpret_cast<const std::int32_t*>(block + offset);
+#endif
+  if (kWhole || offset + 4 <= bytes) return load<std::int32_t>(block + offset);
   if (offset + 2 <= bytes) return load<std::uint16_t>(block + offset);  // the last of odd bf16
   return 0;
 }
@@ -170,15 +179,17 @@ struct DifferenceLane {
 };
 
 /// One lane's pass over a narrow block of fp32.
+template <bool kWhole>
 ISOSHARD_HOST_DEVICE inline NarrowLane narrow_fp32(const std::byte* reference,
                                                    const std::byte* actual, std::int64_t bytes,
                                                    int lane) {
   NarrowLane result;
   DifferenceLane sums;
   ISOSHARD_UNROLL
-  for (std::int64_t offset = lane * 4; offset < bytes; offset += kStatsStepBytes) {
-    const std::int32_t r = word_at(reference, offset, bytes);
-    const std::int32_t a = word_at(actual, offset, bytes);
+  for (std::int64_t offset = lane * 4; offset < (kWhole ? kStatsBlockBytes : bytes);
+       offset += kStatsStepBytes) {
+    const std::int32_t r = word_at<kWhole>(reference, offset, bytes);
+    const std::int32_t a = word_at<kWhole>(actual, offset, bytes);
     result.differ |= r ^ a;
     result.max_reference = larger(result.max_reference, r & 0x7fffffff);
     const double wide = static_cast<double>(as_float(r));
@@ -195,6 +206,7 @@ ISOSHARD_HOST_DEVICE inline NarrowLane narrow_fp32(const std::byte* reference,
 }
 
 /// The same of bf16, of which a word holds two.
+template <bool kWhole>
 ISOSHARD_HOST_DEVICE inline NarrowLane narrow_bf16(const std::byte* reference,
                                                    const std::byte* actual, std::int64_t bytes,
                                                    int lane) {
@@ -208,13 +220,15 @@ ISOSHARD_HOST_DEVICE inline NarrowLane narrow_bf16(const std::byte* reference,
     result.unequal_values += r != a && ((r | a) & 0x7fff) != 0 ? 1 : 0;
   };
   ISOSHARD_UNROLL
-  for (std::int64_t offset = lane * 4; offset < bytes; offset += kStatsStepBytes) {
-    const std::int32_t r = word_at(reference, offset, bytes);
-    const std::int32_t a = word_at(actual, offset, bytes);
+  for (std::int64_t offset = lane * 4; offset < (kWhole ? kStatsBlockBytes : bytes);
+       offset += kStatsStepBytes) {
+    const std::int32_t r = word_at<kWhole>(reference, offset, bytes);
+    const std::int32_t a = word_at<kWhole>(actual, offset, bytes);
     const auto r_even = static_cast<std::int32_t>(static_cast<std::uint32_t>(r) << 16);
     const auto a_even = static_cast<std::int32_t>(static_cast<std::uint32_t>(a) << 16);
     result.differ |= r ^ a;
-    result.max_reference = larger(result.max_reference, larger(r_even & 0x7fff0000, r & 0x7fff0000));
+    result.max_reference =
+        larger(result.max_reference, larger(r_even & 0x7fff0000, r & 0x7fff0000));
     even_squares = add_exact_product(even_squares, as_float(r_even), as_float(r_even));
     odd_squares = add_exact_product(odd_squares, as_float(r & kHighHalf), as_float(r & kHighHalf));
     count(r & 0xffff, a & 0xffff);
@@ -235,8 +249,8 @@ ISOSHARD_HOST_DEVICE inline void add_apart_fp32(CompareLane& own, const std::byt
                                                 const std::byte* actual, std::int64_t bytes,
                                                 int lane) {
   for (std::int64_t offset = lane * 4; offset < bytes; offset += kStatsStepBytes) {
-    const double r = static_cast<double>(as_float(word_at(reference, offset, bytes)));
-    const double a = static_cast<double>(as_float(word_at(actual, offset, bytes)));
+    const double r = static_cast<double>(as_float(word_at<false>(reference, offset, bytes)));
+    const double a = static_cast<double>(as_float(word_at<false>(actual, offset, bytes)));
     own.sq_reference = add_exact_product(own.sq_reference, r, r);
     own.sq_actual = add_exact_product(own.sq_actual, a, a);
     own.dot = add_exact_product(own.dot, r, a);
@@ -249,8 +263,8 @@ ISOSHARD_HOST_DEVICE inline void add_apart_bf16(CompareLane& own, const std::byt
   float aa[2] = {};
   float ra[2] = {};
   for (std::int64_t offset = lane * 4; offset < bytes; offset += kStatsStepBytes) {
-    const std::int32_t r_word = word_at(reference, offset, bytes);
-    const std::int32_t a_word = word_at(actual, offset, bytes);
+    const std::int32_t r_word = word_at<false>(reference, offset, bytes);
+    const std::int32_t a_word = word_at<false>(actual, offset, bytes);
     for (int odd = 0; odd < 2; ++odd) {
       const float r = bits_as<float>(odd == 0 ? static_cast<std::uint32_t>(r_word) << 16
                                               : static_cast<std::uint32_t>(r_word) & 0xffff0000U);
@@ -368,16 +382,23 @@ ISOSHARD_HOST_DEVICE inline void add_integers(CompareLane& own, const Comparing&
 
 /// Adds a narrow block, or changes nothing and returns false if it has to be widened. `found` has
 /// what the warp knows of maxima and positions.
-template <class Warp>
+ISOSHARD_WARP_BODY template <class Warp>
 ISOSHARD_HOST_DEVICE bool add_narrow_block(Warp& warp, const Comparing& run, std::int64_t begin,
                                            std::int64_t end, Stats& found) {
   const bool is_bf16 = run.reference_dtype == Dtype::kBFloat16;
   const std::byte* const reference = run.reference + begin * run.reference_size;
   const std::byte* const actual = run.actual + begin * run.actual_size;
   const std::int64_t bytes = (end - begin) * run.reference_size;
+  const bool is_whole =
+      detail::has_whole_words(reference, bytes) && detail::has_whole_words(actual, bytes);
   warp.each([&](int lane, CompareLane& own) {
-    own.narrow = is_bf16 ? detail::narrow_bf16(reference, actual, bytes, lane)
-                         : detail::narrow_fp32(reference, actual, bytes, lane);
+    if (is_whole) {
+      own.narrow = is_bf16 ? detail::narrow_bf16<true>(reference, actual, bytes, lane)
+                           : detail::narrow_fp32<true>(reference, actual, bytes, lane);
+    } else {
+      own.narrow = is_bf16 ? detail::narrow_bf16<false>(reference, actual, bytes, lane)
+                           : detail::narrow_fp32<false>(reference, actual, bytes, lane);
+    }
   });
   const bool is_equal =
       warp.largest([](int, CompareLane& own) { return own.narrow.differ == 0 ? 0 : 1; }) == 0;
@@ -420,7 +441,7 @@ ISOSHARD_HOST_DEVICE bool add_narrow_block(Warp& warp, const Comparing& run, std
 }
 
 /// Positions and steps of a narrow block, looked for only if they change what is known.
-template <class Warp>
+ISOSHARD_WARP_BODY template <class Warp>
 ISOSHARD_HOST_DEVICE void locate_narrow(Warp& warp, const Comparing& run, std::int64_t begin,
                                         std::int64_t end, std::int32_t max_diff, Stats& found) {
   const bool is_bf16 = run.reference_dtype == Dtype::kBFloat16;
@@ -435,9 +456,8 @@ ISOSHARD_HOST_DEVICE void locate_narrow(Warp& warp, const Comparing& run, std::i
       return kNowhere;
     });
   };
-  const bool has_unequal = warp.largest([](int, CompareLane& own) {
-    return own.narrow.unequal_values;
-  }) != 0;
+  const bool has_unequal =
+      warp.largest([](int, CompareLane& own) { return own.narrow.unequal_values; }) != 0;
   if (has_unequal && (found.first_unequal < 0 || run.index + begin < found.first_unequal)) {
     const std::int64_t first = first_where([](float d) { return d != 0; });
     if (found.first_unequal < 0 || first < found.first_unequal) found.first_unequal = first;
@@ -464,7 +484,7 @@ ISOSHARD_HOST_DEVICE void locate_narrow(Warp& warp, const Comparing& run, std::i
 }
 
 /// Compares the blocks first, first + stride, ... of a run. All lanes get the result.
-template <class Warp>
+ISOSHARD_WARP_BODY template <class Warp>
 ISOSHARD_HOST_DEVICE Stats compare_blocks(Warp& warp, const Comparing& run, std::int64_t first,
                                           std::int64_t stride) {
   Stats found;
@@ -485,15 +505,15 @@ ISOSHARD_HOST_DEVICE Stats compare_blocks(Warp& warp, const Comparing& run, std:
 }
 
 /// What all lanes know, with `found`.
-template <class Warp>
+ISOSHARD_WARP_BODY template <class Warp>
 ISOSHARD_HOST_DEVICE Stats total_of(Warp& warp, Stats found) {
-  const auto sum = [&](std::int64_t CompareLane::* member) {
+  const auto sum = [&](std::int64_t CompareLane::*member) {
     return warp.sum([&](int, CompareLane& own) { return own.*member; });
   };
-  const auto total = [&](double CompareLane::* member) {
+  const auto total = [&](double CompareLane::*member) {
     return warp.total([&](int, CompareLane& own) { return own.*member; });
   };
-  const auto largest = [&](double CompareLane::* member) {
+  const auto largest = [&](double CompareLane::*member) {
     return warp.largest_number([&](int, CompareLane& own) { return own.*member; });
   };
   Stats wide;
@@ -509,8 +529,7 @@ ISOSHARD_HOST_DEVICE Stats total_of(Warp& warp, Stats found) {
   const double reference_diff = total(&CompareLane::reference_diff_close);
   const double close_diff = total(&CompareLane::sq_diff_close);
   wide.sum_sq_reference = close + total(&CompareLane::sq_reference);
-  wide.sum_sq_actual =
-      close + 2 * reference_diff + close_diff + total(&CompareLane::sq_actual);
+  wide.sum_sq_actual = close + 2 * reference_diff + close_diff + total(&CompareLane::sq_actual);
   wide.sum_sq_diff = close_diff + total(&CompareLane::sq_diff);
   wide.dot = close + reference_diff + total(&CompareLane::dot);
   wide.sum_abs_diff = total(&CompareLane::abs_diff);
@@ -519,9 +538,8 @@ ISOSHARD_HOST_DEVICE Stats total_of(Warp& warp, Stats found) {
   wide.max_ulp = largest(&CompareLane::max_ulp);
   wide.max_abs_reference = largest(&CompareLane::max_reference);
   const auto least = [](std::int64_t position) { return position == kNowhere ? -1 : position; };
-  wide.first_unequal = least(warp.least([](int, CompareLane& own) {
-    return own.first_unequal < 0 ? kNowhere : own.first_unequal;
-  }));
+  wide.first_unequal = least(warp.least(
+      [](int, CompareLane& own) { return own.first_unequal < 0 ? kNowhere : own.first_unequal; }));
   wide.worst = least(warp.least([&](int, CompareLane& own) {
     return own.worst >= 0 && own.max_abs == wide.max_abs ? own.worst : kNowhere;
   }));

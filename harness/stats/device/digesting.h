@@ -2,9 +2,9 @@
 /// XXH3-64 of bytes on a GPU: the values of digest_of(), by the parts of the hash that know no
 /// order and the part that does.
 ///
-/// XXH3 of more than 240 bytes keeps eight 64-bit accumulators. A *stripe* is 64 bytes; what it adds
-/// to the accumulators depends on its bytes and on its place among the 16 stripes of a *block* (1024
-/// bytes) alone, and sums mod 2^64 know no order. After each whole block the accumulators are
+/// XXH3 of more than 240 bytes keeps eight 64-bit accumulators. A *stripe* is 64 bytes; what it
+/// adds to the accumulators depends on its bytes and on its place among the 16 stripes of a *block*
+/// (1024 bytes) alone, and sums mod 2^64 know no order. After each whole block the accumulators are
 /// *scrambled*, which is not linear: that is a chain over blocks. So every block's eight sums are
 /// taken in parallel, by one thread each (64 bytes written for 1024 read), and eight threads walk
 /// the chain over these sums. Up to 240 bytes are hashed where the CPU is.
@@ -50,8 +50,7 @@ namespace detail {
 ISOSHARD_HOST_DEVICE inline std::uint64_t of_stripe(const std::byte* stripe, std::int64_t lane,
                                                     const DigestSecret& secret,
                                                     std::int64_t offset) {
-  const std::uint64_t key =
-      load<std::uint64_t>(stripe + 8 * lane) ^ secret.at(offset + 8 * lane);
+  const std::uint64_t key = load<std::uint64_t>(stripe + 8 * lane) ^ secret.at(offset + 8 * lane);
   return load<std::uint64_t>(stripe + 8 * (lane ^ 1)) + (key & 0xffffffffU) * (key >> 32);
 }
 
@@ -60,7 +59,8 @@ ISOSHARD_HOST_DEVICE inline std::uint64_t folded_product(std::uint64_t a, std::u
 #if defined(__CUDA_ARCH__)
   return (a * b) ^ __umul64hi(a, b);
 #else
-  const auto product = static_cast<unsigned __int128>(a) * b;
+  __extension__ using Wide = unsigned __int128;
+  const Wide product = static_cast<Wide>(a) * b;
   return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
 #endif
 }
@@ -82,8 +82,8 @@ ISOSHARD_HOST_DEVICE inline std::uint64_t sum_of_stripes(const std::byte* block,
 /// sums[thread]. There are kAccumulators x num_digest_blocks threads.
 ISOSHARD_HOST_DEVICE inline void sum_block(std::int64_t thread, const std::byte* data,
                                            const DigestSecret& secret, std::uint64_t* sums) {
-  sums[thread] = sum_of_stripes(data + thread / kAccumulators * kDigestBlockBytes,
-                                kStripesOfBlock, thread % kAccumulators, secret);
+  sums[thread] = sum_of_stripes(data + thread / kAccumulators * kDigestBlockBytes, kStripesOfBlock,
+                                thread % kAccumulators, secret);
 }
 
 /// Thread `lane` of the second kernel: its accumulator after the chain over all blocks and the

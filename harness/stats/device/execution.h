@@ -11,12 +11,18 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__CUDACC__)
-#define ISOSHARD_HOST_DEVICE __host__ __device__
+#include "core/base/host_device.h"
+
+#if defined(__CUDA_ARCH__)
 #define ISOSHARD_UNROLL _Pragma("unroll 8")
 #else
-#define ISOSHARD_HOST_DEVICE
 #define ISOSHARD_UNROLL
+#endif
+#if defined(__CUDACC__)
+/// Of templates over a Warp: one kind of warp is of the CPU, the other of a GPU.
+#define ISOSHARD_WARP_BODY _Pragma("nv_exec_check_disable")
+#else
+#define ISOSHARD_WARP_BODY
 #endif
 
 namespace isoshard::device {
