@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/comm/shm/shm_world.h"
+#include "core/tensor/device.h"
 #include "fixtures/cases/presets.h"
 #include "fixtures/inputs/inputs.h"
 #include "harness/recorder/recorder.h"
@@ -37,6 +38,7 @@ void warm_up_training(const std::vector<Case>& cases) {
   // of processes that judge together one forks ranks
   if (const Peers* const peers = default_launcher().peers(); peers != nullptr && peers->index() > 0)
     return;
+  if (has_devices()) return;  // after a backward pass the process could not fork ranks
   std::set<Dtype> dtypes;
   for (const Case& c : cases) dtypes.insert(c.dtype);
   for (const Dtype dtype : dtypes) {
