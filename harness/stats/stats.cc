@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "harness/stats/stats_formulas.h"
 #include "harness/stats/stats_kernels.h"
 
 #include <xxhash.h>
@@ -159,28 +160,7 @@ double value_at(const std::byte* data, Dtype dtype, std::int64_t position) noexc
 }
 
 void merge(Stats& a, const Stats& b) noexcept {
-  a.numel += b.numel;
-  a.unequal_bits += b.unequal_bits;
-  a.unequal_values += b.unequal_values;
-  a.nan_reference += b.nan_reference;
-  a.nan_actual += b.nan_actual;
-  a.inf_reference += b.inf_reference;
-  a.inf_actual += b.inf_actual;
-  a.nonfinite_mismatch += b.nonfinite_mismatch;
-  if (b.max_abs > a.max_abs ||
-      (b.max_abs == a.max_abs && b.worst >= 0 && (a.worst < 0 || b.worst < a.worst)))
-    a.worst = b.worst;
-  a.max_abs = std::max(a.max_abs, b.max_abs);
-  a.max_ulp = std::max(a.max_ulp, b.max_ulp);
-  a.sum_sq_reference += b.sum_sq_reference;
-  a.sum_sq_actual += b.sum_sq_actual;
-  a.sum_sq_diff += b.sum_sq_diff;
-  a.dot += b.dot;
-  a.sum_abs_diff += b.sum_abs_diff;
-  a.sum_diff += b.sum_diff;
-  a.max_abs_reference = std::max(a.max_abs_reference, b.max_abs_reference);
-  if (b.first_unequal >= 0 && (a.first_unequal < 0 || b.first_unequal < a.first_unequal))
-    a.first_unequal = b.first_unequal;
+  merge_into(a, b);
 }
 
 std::uint64_t digest_of(const std::byte* data, std::size_t bytes, std::uint64_t seed) noexcept {

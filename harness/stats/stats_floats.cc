@@ -16,6 +16,7 @@
 #include <cstring>
 
 #include "core/base/float_bits.h"
+#include "harness/stats/stats_formulas.h"
 #include "harness/stats/stats_kernels.h"
 
 namespace isoshard {
@@ -27,31 +28,6 @@ constexpr std::int64_t kCachedBytes = std::int64_t{8} << 20;
 constexpr std::int64_t kWideBlock = 512;
 static_assert(kWideBlock % kWideLanes == 0,
               "a last block is padded to whole lanes inside its buffer");
-
-/// How large one step of a dtype is: 2^(e - fraction_bits) for a value of exponent e, e never below
-/// min_exponent.
-struct Steps {
-  int fraction_bits = 0;
-  int min_exponent = 0;
-};
-
-/// Of the coarser dtype.
-Steps steps_of(const FloatRun& run) noexcept {
-  switch (unit_roundoff(run.reference_dtype) >= unit_roundoff(run.actual_dtype)
-              ? run.reference_dtype
-              : run.actual_dtype) {
-    case Dtype::kFloat64:
-      return {52, -1022};
-    case Dtype::kFloat32:
-      return {23, -126};
-    case Dtype::kBFloat16:
-      return {7, -126};
-    case Dtype::kFloat16:
-      return {10, -14};
-    default:
-      return {0, 0};  // integers: not used, their step is 1
-  }
-}
 
 template <class T>
 void widen_as(const std::byte* from, std::int64_t count, double* to) {
@@ -146,8 +122,9 @@ void locate(Stats& stats, const FloatRun& run, std::int64_t begin, std::int64_t 
 /// Elements [block_begin, block_end) of the run in fp64.
 void add_wide_block(const StatsKernels& kernels, Stats& stats, WideSums& sums, const FloatRun& run,
                     std::int64_t block_begin, std::int64_t block_end) {
-  const std::int64_t min_bits = static_cast<std::int64_t>(steps_of(run).min_exponent + 1023) << 52;
-  const double ulp_factor = std::ldexp(1.0, steps_of(run).fraction_bits);
+  const Steps steps = steps_of(run.reference_dtype, run.actual_dtype);
+  const std::int64_t min_bits = static_cast<std::int64_t>(steps.min_exponent + 1023) << 52;
+  const double ulp_factor = power_of_two(steps.fraction_bits);
   alignas(64) std::array<double, kWideBlock> reference;
   alignas(64) std::array<double, kWideBlock> actual;
   const auto size_r = static_cast<std::int64_t>(size_of(run.reference_dtype));
@@ -193,41 +170,13 @@ float float_at(const std::byte* data, Dtype dtype, std::int64_t i) noexcept {
   return value;
 }
 
-/// Magnitudes of fp32, as bits, whose products keep 20 bits in fp32 and whose sums over a block do
-/// not overflow.
-bool in_range(std::int32_t magnitude) noexcept {
-  constexpr auto kLeast = std::bit_cast<std::int32_t>(0x1p-60F);
-  constexpr auto kMost = std::bit_cast<std::int32_t>(0x1p60F);
-  return magnitude == 0 || (magnitude >= kLeast && magnitude < kMost);
-}
-
-/// The largest difference is at most a 16th of the largest reference, so that sums over actual
-/// follow from those over reference and difference without cancellation.
-bool are_close(std::int32_t max_diff, std::int32_t max_reference) noexcept {
-  return max_diff + (4 << 23) <= max_reference;
-}
-
-/// max_key as steps: an upper bound of the largest difference in steps of the reference, sharp but
-/// for subnormal differences.
-double steps_of_key(std::int32_t key, const Steps& steps) noexcept {
-  return std::ldexp(1.0 + static_cast<double>(key & 0x7fffff) * 0x1p-23,
-                    (key >> 23) + steps.fraction_bits);
-}
-
 double largest_steps(const FloatRun& run, std::int64_t begin, std::int64_t end) noexcept {
-  constexpr int kBiasOfFloat = 127, kBiasOfDouble = 1023, kFractionOfDouble = 52;
-  const Steps steps = steps_of(run);
+  const Steps steps = steps_of(run.reference_dtype, run.actual_dtype);
   double result = 0;
   for (std::int64_t i = begin; i < end; ++i) {
     const float r = float_at(run.reference, run.reference_dtype, i);
     const float d = float_at(run.actual, run.actual_dtype, i) - r;
-    const int exponent =
-        std::max(static_cast<int>(std::bit_cast<std::uint32_t>(r) >> 23 & 0xffU) - kBiasOfFloat,
-                 steps.min_exponent);
-    // 2^(fraction bits - exponent), between 2^-120 and 2^149, so that the product is exact.
-    const auto bits = static_cast<std::uint64_t>(kBiasOfDouble + steps.fraction_bits - exponent)
-                      << kFractionOfDouble;
-    result = std::max(result, std::fabs(static_cast<double>(d)) * std::bit_cast<double>(bits));
+    result = std::max(result, steps_between(r, d, steps));
   }
   return result;
 }
@@ -253,7 +202,9 @@ void locate_narrow(Stats& stats, const FloatRun& run, std::int64_t begin, std::i
     stats.max_abs = max_diff;
     stats.worst = run.index + i;
   }
-  if (block.max_diff != 0 && steps_of_key(block.max_key, steps_of(run)) > stats.max_ulp) {
+  if (block.max_diff != 0 &&
+      steps_of_key(block.max_key, steps_of(run.reference_dtype, run.actual_dtype).fraction_bits) >
+          stats.max_ulp) {
     stats.max_ulp = std::max(stats.max_ulp, largest_steps(run, begin, end));
   }
 }
@@ -349,6 +300,22 @@ bool add_narrow_block(const NarrowKernels& kernels, Stats& stats, RunSums& sums,
 }
 
 }  // namespace
+
+Steps steps_of(Dtype reference_dtype, Dtype actual_dtype) noexcept {
+  switch (unit_roundoff(reference_dtype) >= unit_roundoff(actual_dtype) ? reference_dtype
+                                                                        : actual_dtype) {
+    case Dtype::kFloat64:
+      return {52, -1022};
+    case Dtype::kFloat32:
+      return {23, -126};
+    case Dtype::kBFloat16:
+      return {7, -126};
+    case Dtype::kFloat16:
+      return {10, -14};
+    default:
+      return {0, 0};  // integers: not used, their step is 1
+  }
+}
 
 void widen(const StatsKernels& kernels, const std::byte* from, Dtype dtype, std::int64_t count,
            double* to) {

@@ -12,6 +12,8 @@
 #include <cstdlib>
 #include <limits>
 
+#include "core/tensor/device.h"
+
 namespace isoshard {
 namespace {
 
@@ -52,6 +54,7 @@ void make_controller() {
 }
 
 void warm_up_kernels() {
+  if (has_devices()) return;  // after a backward pass the process could not fork ranks
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const at::Tensor x = at::ones({4, 8}, at::TensorOptions().dtype(dtype));
     const at::Tensor weight = at::ones({8, 8}, at::TensorOptions().dtype(dtype)).requires_grad_();

@@ -9,7 +9,7 @@ namespace isoshard {
 void make_controller();
 
 /// One toy forward and backward in fp32 and bf16, so that ranks inherit loaded kernels instead of
-/// loading them each.
+/// loading them each. Does nothing where LibTorch has devices (core/tensor/device.h).
 void warm_up_kernels();
 
 }  // namespace isoshard

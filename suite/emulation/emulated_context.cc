@@ -43,7 +43,7 @@ class Gathered final : public torch::autograd::Function<Gathered> {
     shape[3] = length;
     at::Tensor whole = at::empty(shape, parts.options());
     for (int rank = 0; rank < context.degree(); ++rank)
-      whole.index_copy_(3, context.positions_of(rank, length), parts[rank]);
+      whole.index_copy_(3, context.positions_of(rank, length).to(whole.device()), parts[rank]);
     return whole;
   }
   static variable_list backward(AutogradContext* saved, const variable_list& gradients) {
@@ -51,7 +51,8 @@ class Gathered final : public torch::autograd::Function<Gathered> {
     const std::int64_t length = gradients[0].size(3);
     std::vector<at::Tensor> parts;
     for (int rank = 0; rank < context.degree(); ++rank)
-      parts.push_back(gradients[0].index_select(3, context.positions_of(rank, length)));
+      parts.push_back(gradients[0].index_select(
+          3, context.positions_of(rank, length).to(gradients[0].device())));
     const at::Tensor own =
         context.reduced(at::stack(parts), "keys of " + saved->saved_data["module"].toStringRef())
             .select(0, context.cp_rank());

@@ -28,7 +28,7 @@ struct Columns {
   [[nodiscard]] std::int64_t rows() const { return own_RV.size(0); }
   [[nodiscard]] bool all_padding() const { return own_RV.size(1) == 0; }
   [[nodiscard]] at::Tensor numbers(double value) const {
-    return at::full({rows(), 1}, value, at::TensorOptions().dtype(wide));
+    return at::full({rows(), 1}, value, own_RV.options().dtype(wide));
   }
 
   template <class Visit>
@@ -142,7 +142,7 @@ SplitLoss emulated_split_linear_loss(const SplitVocabulary& vocabulary, int tp_r
   const at::Tensor logits_RV = logits_BSV.detach().flatten(0, 1);
   const Columns columns = columns_of(vocabulary, entries, logits_RV, targets_BS.flatten());
   const at::Tensor gradient_RV = at::zeros_like(logits_RV);
-  at::Tensor loss_R1 = at::zeros({logits_RV.size(0), 1}, at::kDouble);
+  at::Tensor loss_R1 = at::zeros({logits_RV.size(0), 1}, logits_RV.options().dtype(at::kDouble));
   if (!columns.all_padding()) {
     loss_R1 = at::where(columns.is_here_R1,
                         columns.own_RV.gather(1, columns.target_R1).neg().to(at::kDouble), loss_R1);

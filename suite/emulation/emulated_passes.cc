@@ -37,7 +37,7 @@ void EmulatedRank::forward_backward(const std::vector<TokenBatch>& batches, int 
     training.first_sample += targets[m].size(0) * world_->degree(Axis::kDp);
     MicroLoss micro;
     if (has_loss()) {
-      micro = loss_of(logits, strategy_.context().own_tokens(targets[m]),
+      micro = loss_of(logits, strategy_.context().own_tokens(targets[m]).to(run_->device),
                       loss.weight * world_->degree(Axis::kCp));
     } else {
       micro.sample_sum_B = at::zeros({targets[m].size(0)}, at::kDouble);
@@ -76,7 +76,7 @@ at::Tensor EmulatedRank::over_pp(std::size_t from_stage, const std::string& what
 at::Tensor EmulatedRank::forward(const TokenBatch& batch, TrainingPass training,
                                  std::vector<StagePass>& passes) {
   const std::vector<ModelSection>& stages = run_->numerics.pipeline.stages;
-  const at::Tensor tokens = strategy_.context().own_tokens(batch.input_ids_BS);
+  const at::Tensor tokens = strategy_.context().own_tokens(batch.input_ids_BS).to(run_->device);
   if (batch.position_ids_BS.defined())
     training.position_ids_BS = strategy_.context().own_tokens(batch.position_ids_BS);
   at::Tensor given;
@@ -137,7 +137,8 @@ void EmulatedRank::add_gradients() {
 EmulatedRank::MicroLoss EmulatedRank::loss_of(const at::Tensor& logits,
                                               const at::Tensor& targets_BS, double weight) {
   const at::Tensor weight_B =
-      fp64_tensor(std::vector<double>(static_cast<std::size_t>(targets_BS.size(0)), weight));
+      fp64_tensor(std::vector<double>(static_cast<std::size_t>(targets_BS.size(0)), weight))
+          .to(run_->device);
   const double smoothing = run_->item.settings.label_smoothing;
   const bool is_linear = run_->model.loss_kind() == LossKind::kLinear;
   if (run_->numerics.vocabulary.has_value()) {
@@ -166,7 +167,7 @@ EmulatedRank::MicroLoss EmulatedRank::loss_of(const at::Tensor& logits,
 }
 
 at::Tensor EmulatedRank::result_of(const at::Tensor& input, const TrainingPass& training) {
-  const EmulatedAutocast autocast(run_->numerics.precision.products);
+  const EmulatedAutocast autocast(run_->numerics.precision.products, run_->device.type());
   Sink* sink = scaled_sink_.has_value() ? &*scaled_sink_ : sink_;
   at::Tensor result = run_->model.forward(input, forward_parameters(), strategy_, sink, training);
   const std::optional<Dtype>& dtype = run_->numerics.precision.logits_dtype;

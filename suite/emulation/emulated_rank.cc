@@ -103,11 +103,12 @@ void EmulatedRank::resume() {
   for (const ParameterSpec& spec : specs_) {
     if (has_masters()) {
       const at::Tensor stepped =
-          checkpoint.read_whole(checkpoint.stepped_name(spec.name)).to(master_type());
+          checkpoint.read_whole(checkpoint.stepped_name(spec.name)).to(run_->device, master_type());
       masters_[spec.name] = own_piece(spec, stepped).clone();
     }
     for (const std::string& name : checkpoint.state_names(spec.name)) {
-      state[name] = own_piece(spec, checkpoint.read_whole(name).to(master_type())).clone();
+      state[name] =
+          own_piece(spec, checkpoint.read_whole(name).to(run_->device, master_type())).clone();
     }
   }
   const RunProgress progress = checkpoint.progress(rank_, world_->mesh().world_size());

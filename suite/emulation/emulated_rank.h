@@ -35,6 +35,8 @@ struct EmulatedRun {
   const std::map<std::string, at::Tensor, std::less<>>& whole_parameters;
   /// Of a case that goes on from one.
   const Checkpoint* resumed = nullptr;
+  /// Where tensors of all ranks are; batches and what is counted stay in host memory.
+  at::Device device = at::Device(at::DeviceType::CPU);
 };
 
 /// Requires     run and world outlive it.

@@ -233,8 +233,8 @@ at::Tensor emulated_reduction(std::span<const at::Tensor> parts, const Reduction
   const at::ScalarType added_in = point.dtype.has_value() ? float_type_of(*point.dtype) : own;
   std::vector<at::Tensor> contiguous;
   for (const at::Tensor& part : parts)
-    contiguous.push_back(part.detach().to(added_in).contiguous());
-  return reduced(contiguous, point).to(own);
+    contiguous.push_back(part.detach().to(at::kCPU, added_in).contiguous());
+  return reduced(contiguous, point).to(parts[0].device(), own);
 }
 
 }  // namespace isoshard

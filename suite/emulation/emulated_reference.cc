@@ -3,6 +3,7 @@
 #include "suite/emulation/emulated_reference.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/AutogradState.h>
 #include <fmt/format.h>
 
 #include <map>
@@ -14,6 +15,7 @@
 
 #include "core/base/error.h"
 #include "core/mesh/mesh_words.h"
+#include "core/tensor/device.h"
 #include "fixtures/inputs/inputs.h"
 #include "harness/judge/assembled.h"
 #include "harness/recorder/recorder.h"
@@ -24,6 +26,7 @@
 #include "suite/emulation/emulated_rank.h"
 #include "suite/emulation/emulated_reduction.h"
 #include "suite/reference/case_deadline.h"
+#include "suite/reference/device_rank.h"
 #include "suite/reference/next_samples.h"
 #include "suite/reference/policy.h"
 #include "suite/reference/reference.h"
@@ -33,12 +36,13 @@ namespace {
 
 // Each parameter is read once and whole; ranks cut their parts out of it.
 std::map<std::string, at::Tensor, std::less<>> read_whole(const std::vector<ParameterSpec>& specs,
-                                                          const WeightSource& weights,
-                                                          Dtype dtype) {
+                                                          const WeightSource& weights, Dtype dtype,
+                                                          at::Device device) {
   std::map<std::string, at::Tensor, std::less<>> whole;
   for (const ParameterSpec& spec : specs) {
     whole[spec.name] =
-        weights.read_as(float_type_of(dtype), spec, Shape(spec.shape.size(), 0), spec.shape);
+        weights.read_as(float_type_of(dtype), spec, Shape(spec.shape.size(), 0), spec.shape)
+            .to(device);
   }
   return whole;
 }
@@ -48,14 +52,20 @@ void emulate_all(const Case& c, const CaseData& data, const NumericsSpec& numeri
   process.set_phase("setup");
   const std::unique_ptr<Model> model = make_model(c.config, c.attention);
   const std::vector<ParameterSpec> specs = model->parameters();
-  auto whole = read_whole(specs, *case_weights(c), numerics.precision.dtype);
+  const DeviceRank settings(c, process.comm());
+  const at::Device device =
+      c.device == Device::Kind::kCpu ? at::Device(at::kCPU) : device_of_rank(0);
+  auto whole = read_whole(specs, *case_weights(c), numerics.precision.dtype, device);
   std::optional<Checkpoint> resumed;
   if (c.resumed.has_value()) resumed = Checkpoint::open(c.resumed->path);
   const EmulatedRun run{
-      c, numerics, data, *model, specs, whole, resumed.has_value() ? &*resumed : nullptr};
+      c, numerics, data, *model, specs, whole, resumed.has_value() ? &*resumed : nullptr, device};
   EmulatedWorld world(numerics.mesh);
   process.set_phase("emulated ranks");
   world.run(numerics.num_threads, [&](int rank) {
+    // LibTorch has one thread for the backward passes of a device; ranks that meet in theirs must
+    // each have one, their own.
+    c10::AutogradState::get_tls_state().set_multithreading_enabled(device.is_cpu());
     EmulatedRank emulated(run, world, rank, *sinks[static_cast<std::size_t>(rank)]);
     emulated.setup();
     for (int step = c.first_step(); step < c.steps; ++step) {
@@ -66,6 +76,7 @@ void emulate_all(const Case& c, const CaseData& data, const NumericsSpec& numeri
                           data.rank_batches(step + 1, dp_rank), c.degrees.dp);
     }
   });
+  settings.check();
 }
 
 RunSpec emulation_spec(const Case& c, const NumericsSpec& numerics,

@@ -15,6 +15,7 @@
 #include "fixtures/inputs/inputs.h"
 #include "subjects/train/trainer.h"
 #include "suite/record/batches.h"
+#include "suite/reference/device_rank.h"
 
 namespace isoshard {
 namespace {
@@ -24,7 +25,8 @@ class TrainerSubject final : public Subject {
  public:
   TrainerSubject(const Case& item, const MeshShape& shape, Communicator& world, Sink* sink,
                  const SubjectEdits& edits)
-      : mesh_(shape, world),
+      : device_(item, world),
+        mesh_(shape, device_.comm()),
         trainer_(make_parts(item, mesh_, edits), mesh_, sink),
         resumed_(item.resumed.has_value() ? item.resumed->path : "") {}
 
@@ -43,18 +45,24 @@ class TrainerSubject final : public Subject {
   void reduce_gradients() override { trainer_.reduce_gradients(); }
   void clip() override { trainer_.clip(); }
   void step() override { trainer_.step(); }
-  void state() override { trainer_.state(); }
+  void state() override {
+    trainer_.state();
+    device_.check();
+  }
   void save(const std::filesystem::path& folder) override { trainer_.save(folder); }
 
  private:
   static TrainerParts make_parts(const Case& item, Mesh& mesh, const SubjectEdits& edits) {
-    TrainerParts parts = subject_spec(item.subject)
-                             .make_parts(trainer_config(item, case_weights(item)), mesh, edits);
+    TrainerParts parts =
+        subject_spec(item.subject)
+            .make_parts(trainer_config(item, case_weights(item), mesh.rank()), mesh, edits);
     if (!item.save_path.empty()) parts.training = settings_from_the_start(item);
     if (edits.parts) edits.parts(parts, mesh);
     return parts;
   }
 
+  /// Below it are faults on the communicator, which see host memory.
+  DeviceRank device_;
   Mesh mesh_;
   Trainer trainer_;
   std::string resumed_;  ///< folder of a checkpoint, or empty

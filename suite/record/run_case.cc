@@ -63,6 +63,7 @@ void run_steps(const Case& item, const CaseData& data, const RunOptions& options
       } catch (const UnsavableState&) {
         return;  // on every rank; what was recorded until here shows why
       }
+      subject.reset();  // one at a time in a process holds its settings
       subject =
           make_subject(resumed_case(item, options.checkpoints->path()), rank, &sink, options.edits);
       subject->setup();

@@ -13,6 +13,7 @@
 #include "core/mesh/mesh.h"
 #include "harness/trace/clipped.h"
 #include "subjects/optim/wrapped_optimizer.h"
+#include "suite/reference/device_rank.h"
 #include "suite/reference/next_samples.h"
 #include "suite/reference/policy.h"
 #include "suite/reference/reference.h"
@@ -215,7 +216,8 @@ std::unique_ptr<Trainer> begun(const Case& c, const PlainRun& run,
 void run_plain(const Case& c, const PlainRun& run, Rank& rank, Sink& end) {
   const std::unique_ptr<Sink> between = run.between ? run.between(end) : nullptr;
   Sink* const sink = between == nullptr ? &end : between.get();
-  Mesh mesh(world_of_one(), rank.comm());
+  DeviceRank device(c, rank.comm());
+  Mesh mesh(world_of_one(), device.comm());
   rank.set_phase("setup");
   const std::unique_ptr<Trainer> trainer = begun(c, run, run.weights, mesh, sink);
   for (int step = c.first_step(); step < c.steps; ++step) {
@@ -224,6 +226,7 @@ void run_plain(const Case& c, const PlainRun& run, Rank& rank, Sink& end) {
     trainer->train_step(run.batches(step));
     record_next_samples(*sink, run.batches(step + 1), 1);
   }
+  device.check();
 }
 }  // namespace
 

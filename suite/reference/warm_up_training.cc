@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/comm/shm/shm_world.h"
+#include "core/tensor/device.h"
 #include "fixtures/cases/presets.h"
 #include "fixtures/inputs/inputs.h"
 #include "harness/recorder/recorder.h"
@@ -35,6 +36,7 @@ class RankInController final : public Rank {
 
 void warm_up_training(const std::vector<Case>& cases) {
   if (!forks_ranks_here(default_launcher())) return;
+  if (has_devices()) return;  // after a backward pass the process could not fork ranks
   std::set<Dtype> dtypes;
   for (const Case& c : cases) dtypes.insert(c.dtype);
   for (const Dtype dtype : dtypes) {

@@ -12,6 +12,7 @@ namespace isoshard {
 ///
 /// At the first use of each op LibTorch looks symbols up, chooses kernels, and for 16-bit floats
 /// makes the code of each product's shape. Ranks inherit all that, instead of each doing it again.
+/// Does nothing where LibTorch has devices (core/tensor/device.h).
 /// Requires   a controller (harness/world/warm_up.h), before it starts worlds.
 void warm_up_training(const std::vector<Case>& cases);
 

@@ -49,6 +49,7 @@ class WatchedStages final : public StageRunner {
       return PipelineAction{kind, numbers_.at(stage), static_cast<int>(m)};
     };
     StageWork result;
+    result.device = work.device;
     result.forward = [=, this](std::size_t stage, std::size_t m, const at::Tensor& input) {
       return around_(action(ActionKind::kForward, stage, m),
                      [&] { return work.forward(stage, m, input); });

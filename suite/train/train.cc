@@ -11,6 +11,7 @@
 #include "core/base/error.h"
 #include "core/base/mapped_file.h"
 #include "core/base/reference_name.h"
+#include "fixtures/cases/device_settings.h"
 #include "fixtures/cases/resumed_case.h"
 #include "fixtures/inputs/inputs.h"
 #include "fixtures/weights/shared_weights.h"
@@ -35,6 +36,7 @@ class Training {
   Training(const TrainPlan& plan, TrainObserver& observer) : plan_(plan), observer_(observer) {
     report_.notes = plan.notes;
     report_.environment = settings_in_environment();
+    report_.environment.merge(device_environment({plan.reference}));
     report_.has_statistics = true;
   }
 

@@ -14,6 +14,7 @@
 #include "core/base/mapped_file.h"
 #include "core/base/reference_name.h"
 #include "fixtures/cases/case_settings.h"
+#include "fixtures/cases/device_settings.h"
 #include "fixtures/cases/resumed_case.h"
 #include "fixtures/cases/setting.h"
 #include "fixtures/inputs/inputs.h"
@@ -166,6 +167,7 @@ Report verify(const VerifyPlan& plan, VerifyObserver& observer) {
     report.notes.push_back(rounding);
   }
   report.environment = settings_in_environment();
+  report.environment.merge(device_environment(plan.cases));
   std::size_t judged = 0;
   for (const Case& item : plan.cases) {
     if (interrupt_signal() != 0) break;

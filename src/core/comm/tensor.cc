@@ -5,9 +5,11 @@
 #include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -16,11 +18,18 @@
 namespace isoshard {
 namespace {
 
+/// PrivateUse1 is the device that tests register (harness/testing/test_device.h).
+bool is_known(const at::Device& device) {
+  return device.is_cpu() || device.is_cuda() || device.is_privateuseone();
+}
+
 void check(const at::Tensor& tensor, std::string_view op) {
   if (!tensor.defined()) throw ShapeError(fmt::format("{}: the tensor must be defined", op));
-  if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
-    throw ShapeError(fmt::format("{}: the tensor must be dense and in CPU memory, got one on {}",
-                                 op, tensor.device().str()));
+  if (tensor.layout() != at::kStrided || !is_known(tensor.device())) {
+    throw ShapeError(
+        fmt::format("{}: the tensor must be dense and in the memory of a CPU or GPU, got a {} one "
+                    "on {}",
+                    op, c10::str(tensor.layout()), tensor.device().str()));
   }
   if (tensor.requires_grad() && at::GradMode::is_enabled()) {
     throw ShapeError(
@@ -39,10 +48,6 @@ void check_writable(const at::Tensor& tensor, std::string_view op) {
                     "strides [{}], whose elements share memory; clone it first",
                     op, fmt::join(tensor.sizes(), ", "), fmt::join(tensor.strides(), ", ")));
   }
-}
-
-Buffer buffer_of(const at::Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.numel(), dtype_of(tensor)};
 }
 
 // `packed` is the contiguous tensor that the collective works on; `tensor` gets its content when
@@ -69,6 +74,20 @@ std::vector<std::int64_t> with_first_dim(const at::Tensor& tensor, std::int64_t 
 }
 
 }  // namespace
+
+Buffer buffer_of(const at::Tensor& tensor) {
+  Buffer buffer{static_cast<std::byte*>(tensor.data_ptr()), tensor.numel(), dtype_of(tensor)};
+  const at::Device device = tensor.device();
+  if (!is_known(device)) {
+    throw ShapeError(fmt::format(
+        "a collective needs a tensor in the memory of a CPU or GPU, got one on {}", device.str()));
+  }
+  if (device.is_cpu()) return buffer;
+  buffer.device = {Device::Kind::kCuda, std::max(0, static_cast<int>(device.index()))};
+  if (device.is_cuda())
+    buffer.stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
+  return buffer;
+}
 
 Work all_reduce(Communicator& comm, at::Tensor tensor, Reduction reduction, const CallInfo& info) {
   check_writable(tensor, "all_reduce");

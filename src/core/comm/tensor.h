@@ -11,9 +11,15 @@
 
 namespace isoshard {
 
+/// All elements of a contiguous tensor, with the device it is on and the stream that is current
+/// there.
+/// Errors  ShapeError for a device that no backend knows.
+[[nodiscard]] Buffer buffer_of(const at::Tensor& tensor);
+
 /// In place, any strides (a non-contiguous tensor is packed, reduced and written back).
 /// Ranks   collective over `comm`; shapes and dtypes equal.
-/// Errors  ShapeError if the tensor is not in CPU memory or requires grad outside no_grad.
+/// Errors  ShapeError if the tensor is not dense, its device is not known, or it requires grad
+///         outside no_grad.
 Work all_reduce(Communicator& comm, at::Tensor tensor, Reduction reduction, const CallInfo& info);
 /// Gathers along dim 0 into a new tensor [size * d0, ...].
 [[nodiscard]] at::Tensor all_gather(Communicator& comm, const at::Tensor& tensor,

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,6 +31,8 @@ struct StageWork {
   std::function<at::Tensor(std::size_t stage, std::size_t micro_batch, const at::Tensor& gradient)>
       backward_input;
   std::function<void(std::size_t stage, std::size_t micro_batch)> backward_weight;
+  /// Where what comes from other stages is put; none: in host memory.
+  std::optional<c10::Device> device;
 };
 
 /// Guarantees   run() asks for each forward of each section once, and for each backward once, whole

@@ -36,6 +36,7 @@ TrainerParts common_parts(const TrainerConfig& config) {
   parts.master_dtype = config.settings.master_dtype;
   parts.autocast = config.settings.autocast;
   parts.output_dtype = config.settings.output_dtype;
+  parts.device = config.device;
   return parts;
 }
 

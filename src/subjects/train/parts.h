@@ -23,6 +23,7 @@ struct TrainerConfig {
   std::uint64_t dropout_seed = 0;
   /// Of the plain reference: how many dp ranks' batches its own batch stands for.
   int num_loss_groups = 1;
+  c10::Device device = c10::Device(c10::DeviceType::CPU);  ///< TrainerParts::device
 };
 
 /// Nothing sharded, nothing reduced: the trusted single process, whose batch stands for the batches

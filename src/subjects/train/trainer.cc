@@ -76,8 +76,9 @@ void Trainer::setup() {
 void Trainer::set_up_parameters() {
   DataParallelSetup setup;
   for (const ParameterSpec& spec : specs_) {
-    setup.parameters.push_back({spec.name, parts_.plan.class_of(spec), layout_of(spec),
-                                own_part(spec, scalar_type_of(parts_.dtype)).requires_grad_(true)});
+    setup.parameters.push_back(
+        {spec.name, parts_.plan.class_of(spec), layout_of(spec),
+         own_part(spec, scalar_type_of(parts_.dtype)).to(parts_.device).requires_grad_(true)});
   }
   setup.mesh = mesh_;
   setup.bucket_bytes = parts_.bucket_bytes;
@@ -130,6 +131,10 @@ at::Tensor Trainer::own_tokens(const at::Tensor& whole_BS) const {
   return parts_.token_split == nullptr ? whole_BS : parts_.token_split->own_tokens(whole_BS);
 }
 
+at::Tensor Trainer::own_tokens_on_device(const at::Tensor& whole_BS) const {
+  return own_tokens(whole_BS).to(parts_.device);
+}
+
 at::Tensor Trainer::seed_of(const at::Tensor& loss) const {
   return parts_.grad_scaler == nullptr ? at::ones_like(loss)
                                        : at::full_like(loss, parts_.grad_scaler->scale());
@@ -143,7 +148,8 @@ void Trainer::run_micro_batch(MicroBatchPlace place, MicroBatch& micro_batch, Lo
   const at::Tensor logits =
       logits_of(*micro_batch.batch, pass_sink(), training_pass(place.step, micro_batch));
   is_reading_ = false;
-  const at::Tensor loss = loss_of(logits, own_tokens(micro_batch.targets_BS), sums.places[m], sums);
+  const at::Tensor loss =
+      loss_of(logits, own_tokens_on_device(micro_batch.targets_BS), sums.places[m], sums);
   if (place.is_last()) report_loss(sums);
   const bool reduces = parts_.schedule->reduces_gradients_in(place);
   parts_.data_parallel->before_backward(reduces);
@@ -200,8 +206,8 @@ double Trainer::evaluate(std::span<const TokenBatch> micro_batches) {
   } else {
     for (std::size_t m = 0; m < micro_batches.size(); ++m) {
       const TokenBatch& batch = micro_batches[m];
-      (void)loss_of(logits_of(batch, nullptr, evaluation_pass(batch)), own_tokens(targets[m]),
-                    sums.places[m], sums);
+      (void)loss_of(logits_of(batch, nullptr, evaluation_pass(batch)),
+                    own_tokens_on_device(targets[m]), sums.places[m], sums);
     }
   }
   add_shared_tokens(sums);
@@ -229,7 +235,7 @@ TrainingPass Trainer::evaluation_pass(const TokenBatch& batch) const {
 }
 
 at::Tensor Trainer::logits_of(const TokenBatch& batch, Sink* sink, const TrainingPass& training) {
-  return result_of(own_tokens(batch.input_ids_BS), sink, training);
+  return result_of(own_tokens_on_device(batch.input_ids_BS), sink, training);
 }
 
 at::Tensor Trainer::result_of(const at::Tensor& input, Sink* sink, const TrainingPass& training) {
@@ -251,12 +257,12 @@ at::Tensor Trainer::loss_of(const at::Tensor& logits, const at::Tensor& targets_
   // gradients are averaged over the ranks that share the tokens, too
   const int sharers = parts_.token_split == nullptr ? 1 : parts_.token_split->degree();
   for (const std::size_t place : places) weights.push_back(sums.weights[place] * sharers);
-  CrossEntropy loss = parts_.model->loss_kind() == LossKind::kLinear
-                          ? linear_loss(logits, targets_BS, detail::as_tensor(weights),
-                                        vocabulary_of(parts_.plan, *mesh_))
-                          : parts_.strategy->loss(logits, targets_BS, detail::as_tensor(weights),
-                                                  parts_.label_smoothing);
-  const at::Tensor sample_sums = loss.sample_sum_B.to(at::kDouble).contiguous();
+  const at::Tensor weight_B = detail::as_tensor(weights).to(parts_.device);
+  CrossEntropy loss =
+      parts_.model->loss_kind() == LossKind::kLinear
+          ? linear_loss(logits, targets_BS, weight_B, vocabulary_of(parts_.plan, *mesh_))
+          : parts_.strategy->loss(logits, targets_BS, weight_B, parts_.label_smoothing);
+  const at::Tensor sample_sums = loss.sample_sum_B.to(at::kCPU, at::kDouble).contiguous();
   for (std::size_t i = 0; i < places.size(); ++i)
     sums.sums[places[i]] = sample_sums.const_data_ptr<double>()[i];
   return std::move(loss.loss);

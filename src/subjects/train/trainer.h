@@ -68,6 +68,9 @@ struct TrainerParts {
   /// Whether "<parameter>.clipped" and "<parameter>.read" are recorded; what they must be follows
   /// from the other records of a reference.
   bool records_repetitions = true;
+  /// Where parameters, activations, gradients and optimizer state are. Batches, scalars and masks
+  /// are made in host memory and go there.
+  at::Device device = at::Device(at::kCPU);
   std::string training;  ///< what checkpoints say of the run (RunProgress::training)
 };
 
@@ -166,7 +169,9 @@ class Trainer {
   [[nodiscard]] Sink* pass_sink() noexcept {
     return scaled_sink_.has_value() ? &*scaled_sink_ : sink_;
   }
+  /// In host memory, as `whole_BS` is; below it the same on the device.
   [[nodiscard]] at::Tensor own_tokens(const at::Tensor& whole_BS) const;
+  [[nodiscard]] at::Tensor own_tokens_on_device(const at::Tensor& whole_BS) const;
   /// What the backward pass of a loss starts with.
   [[nodiscard]] at::Tensor seed_of(const at::Tensor& loss) const;
   void set_up_parameters();

@@ -24,6 +24,7 @@ class Trainer::StagePasses {
 
   StageWork work() {
     StageWork work;
+    work.device = trainer_.parts_.device;
     work.forward = [this](std::size_t stage, std::size_t m, const at::Tensor& input) {
       return forward(stage, m, input);
     };
@@ -51,7 +52,7 @@ class Trainer::StagePasses {
     const ModelSection& section = sections_[stage];
     TrainingPass training = trainer_.training_pass(step_, own);
     training.section = section;
-    pass.input = section.has_embedding ? trainer_.own_tokens(own.batch->input_ids_BS)
+    pass.input = section.has_embedding ? trainer_.own_tokens_on_device(own.batch->input_ids_BS)
                                        : input.detach().requires_grad_(true);
     trainer_.is_reading_ = trainer_.sink_ != nullptr && trainer_.parts_.records_repetitions &&
                            m == 0 && step_ > 0 && stage == 0;
@@ -61,8 +62,8 @@ class Trainer::StagePasses {
       pass.result = result;
       return result.detach();
     }
-    pass.result =
-        trainer_.loss_of(result, trainer_.own_tokens(own.targets_BS), sums_.places[m], sums_);
+    pass.result = trainer_.loss_of(result, trainer_.own_tokens_on_device(own.targets_BS),
+                                   sums_.places[m], sums_);
     return {};
   }
 
@@ -139,14 +140,15 @@ void Trainer::evaluate_stages(std::span<const TokenBatch> micro_batches,
                               std::span<const at::Tensor> targets, LossSums& sums) {
   const std::vector<ModelSection>& sections = parts_.stages->sections();
   StageWork work;
+  work.device = parts_.device;
   work.forward = [&](std::size_t stage, std::size_t m, const at::Tensor& input) {
     TrainingPass evaluation = evaluation_pass(micro_batches[m]);
     evaluation.section = sections[stage];
-    const at::Tensor result =
-        result_of(sections[stage].has_embedding ? own_tokens(micro_batches[m].input_ids_BS) : input,
-                  nullptr, evaluation);
+    const at::Tensor taken =
+        sections[stage].has_embedding ? own_tokens_on_device(micro_batches[m].input_ids_BS) : input;
+    const at::Tensor result = result_of(taken, nullptr, evaluation);
     if (!sections[stage].has_head) return result;
-    (void)loss_of(result, own_tokens(targets[m]), sums.places[m], sums);
+    (void)loss_of(result, own_tokens_on_device(targets[m]), sums.places[m], sums);
     return at::Tensor();
   };
   parts_.stages->run_forward(micro_batches.size(), work);

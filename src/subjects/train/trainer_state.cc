@@ -48,6 +48,10 @@ at::Tensor read_run(const WeightSource& weights, at::ScalarType type, const Para
   return parts.size() == 1 ? parts.front() : at::cat(parts);
 }
 
+at::Tensor in_host_memory(const at::Tensor& tensor) {
+  return tensor.detach().to(at::kCPU);
+}
+
 /// State that belongs to a parameter: "<parameter>.<state>".
 std::vector<std::pair<std::string, at::Tensor>> state_of(const NamedTensors& state,
                                                          const std::string& parameter) {
@@ -76,15 +80,16 @@ void Trainer::save(const std::filesystem::path& folder) const {
   std::vector<SavedPart> saved;
   for (const ParameterSpec& spec : specs_) {
     saved.push_back({spec.name, SavedKind::kParameter, data_parallel.held_layout(spec.name),
-                     data_parallel.held().at(spec.name).detach()});
+                     in_host_memory(data_parallel.held().at(spec.name))});
     const Layout layout = data_parallel.piece_layout(spec.name);
     const at::Tensor& master = data_parallel.masters().at(spec.name);
     if (parts_.master_dtype.has_value())
-      saved.push_back({spec.name + ".master", SavedKind::kMaster, layout, master.detach()});
+      saved.push_back({spec.name + ".master", SavedKind::kMaster, layout, in_host_memory(master)});
     for (const auto& [name, tensor] : state_of(state, spec.name)) {
       const bool like_parameter = tensor.sizes() == master.sizes();
       saved.push_back({name, SavedKind::kOptimizer,
-                       like_parameter ? layout : replicated(tensor.sizes().vec()), tensor});
+                       like_parameter ? layout : replicated(tensor.sizes().vec()),
+                       in_host_memory(tensor)});
     }
   }
   parts_.checkpoint_io->write(folder, progress, saved, *mesh_);
@@ -143,10 +148,11 @@ NamedTensors Trainer::read_state(const Checkpoint& checkpoint) const {
   for (const ParameterSpec& spec : specs_) {
     const at::Tensor& master = masters.at(spec.name);
     for (const std::string& name : checkpoint.state_names(spec.name)) {
-      at::Tensor piece = at::zeros(master.sizes(), master.options().requires_grad(false));
+      at::Tensor piece =
+          at::zeros(master.sizes(), master.options().device(at::kCPU).requires_grad(false));
       parts_.checkpoint_io->read(checkpoint, name, parts_.data_parallel->piece_layout(spec.name),
                                  *mesh_, piece);
-      state.emplace(name, std::move(piece));
+      state.emplace(name, piece.to(master.device()));
     }
   }
   return state;

@@ -40,7 +40,8 @@ double scaling_of(const at::Tensor& q) {
 }
 
 at::Tensor scores_of(const at::Tensor& q, const at::Tensor& k_wide, const BlockPlaces& places) {
-  const at::Tensor hidden_QT = places.keys_T.unsqueeze(0).gt(places.queries_Q.unsqueeze(1));
+  const at::Tensor hidden_QT =
+      places.keys_T.unsqueeze(0).gt(places.queries_Q.unsqueeze(1)).to(q.device());
   const std::int64_t groups = q.size(1) / k_wide.size(1);
   return (at::matmul(grouped(q, k_wide.size(1)), k_wide.transpose(2, 3)) * scaling_of(q))
       .masked_fill(hidden_QT.repeat({groups, 1}), kNever);

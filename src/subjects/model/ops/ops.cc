@@ -44,7 +44,8 @@ at::Tensor eager_attention(const at::Tensor& q, const at::Tensor& k, const at::T
   const at::Tensor mask =
       query_positions.defined()
           ? at::zeros({q.size(2), length}, options)
-                .masked_fill_(later_tokens(query_positions, length), lowest(q.scalar_type()))
+                .masked_fill_(later_tokens(query_positions, length).to(q.device()),
+                              lowest(q.scalar_type()))
           : at::full({length, length}, lowest(q.scalar_type()), options).triu(1);
   const at::Tensor scores = at::matmul(q, k.transpose(2, 3)) * scaling + mask;
   const at::ScalarType dtype = q.scalar_type();
@@ -159,7 +160,8 @@ at::Tensor causal_attention(const at::Tensor& q_BNSD, const at::Tensor& k_BKSD,
     out_BNSD = eager_attention(q_BNSD, k, v, scaling, softmax, dropout, query_positions);
   } else if (query_positions.defined()) {
     out_BNSD = at::scaled_dot_product_attention(
-        q_BNSD, k, v, later_tokens(query_positions, k.size(2)).logical_not(), 0.0,
+        q_BNSD, k, v, later_tokens(query_positions, k.size(2)).logical_not().to(q_BNSD.device()),
+        0.0,
         /*is_causal=*/false, scaling);
   } else {
     out_BNSD = at::scaled_dot_product_attention(q_BNSD, k, v, {}, 0.0, /*is_causal=*/true, scaling);

@@ -37,7 +37,7 @@ void check_input_ids(const at::Tensor& ids, const ModelConfig& config, const Str
 at::Tensor position_ids(const ForwardPass& pass, const at::Tensor& ids_BS) {
   const at::Tensor positions = pass.positions(ids_BS.size(1));
   if (!positions.defined()) return at::arange(ids_BS.size(1), ids_BS.options()).unsqueeze(0);
-  return positions.dim() == 1 ? positions.unsqueeze(0) : positions;
+  return (positions.dim() == 1 ? positions.unsqueeze(0) : positions).to(ids_BS.device());
 }
 
 RotaryTables rotary_tables_of(const ForwardPass& pass, const ModelConfig& config,
@@ -45,8 +45,11 @@ RotaryTables rotary_tables_of(const ForwardPass& pass, const ModelConfig& config
   const Strategy& strategy = pass.strategy();
   const std::int64_t length =
       pass.section().has_embedding ? input.size(1) : strategy.tokens_of_stream(input.size(1));
-  return rotary_tables(config.rope, config.head_dim, strategy.sequence_length(length), dtype,
-                       pass.positions(length));
+  // in host memory, so that every device has the same angles
+  const RotaryTables tables =
+      rotary_tables(config.rope, config.head_dim, strategy.sequence_length(length), dtype,
+                    pass.positions(length));
+  return {tables.cos_SD.to(input.device()), tables.sin_SD.to(input.device())};
 }
 
 const at::Tensor& ForwardPass::parameter(std::string_view name) const {

@@ -106,9 +106,10 @@ at::Tensor Lattice::attention(const ForwardPass& pass, const std::string& module
   const std::int64_t groups = q_BNSD.size(1) / k_BKSD.size(1);
   const at::Tensor positions = pass.strategy().token_positions(q_BNSD.size(2));
   at::Tensor scores_BNSS = at::matmul(q_BNSD, repeat_kv(k_BKSD, groups).transpose(2, 3));
-  scores_BNSS = positions.defined()
-                    ? scores_BNSS.masked_fill(later_tokens(positions, k_BKSD.size(2)), 0)
-                    : scores_BNSS.tril();
+  scores_BNSS =
+      positions.defined()
+          ? scores_BNSS.masked_fill(later_tokens(positions, k_BKSD.size(2)).to(q_BNSD.device()), 0)
+          : scores_BNSS.tril();
   const at::Tensor core_BNSD = at::matmul(scores_BNSS, repeat_kv(v_BKSD, groups));
   const at::Tensor core_BSN =
       pass.tapped(module + ".core", core_BNSD.transpose(1, 2).contiguous().flatten(2),

@@ -4,7 +4,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/native/Resize.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "core/comm/tensor.h"
+#include "core/tensor/device.h"
 
 namespace isoshard {
 namespace {
@@ -45,7 +45,7 @@ class GatheredParameters final : public torch::autograd::Function<GatheredParame
 at::Tensor over(const c10::Storage& storage, at::ScalarType dtype, const Shape& shape) {
   std::vector<std::int64_t> strides(shape.size(), 1);
   for (std::size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * shape[d];
-  at::Tensor tensor = at::empty({0}, at::TensorOptions().dtype(dtype));
+  at::Tensor tensor = at::empty({0}, at::TensorOptions().dtype(dtype).device(storage.device()));
   tensor.set_(storage, 0, shape, strides);
   return tensor;
 }
@@ -81,6 +81,10 @@ FsdpGroup::Pass FsdpGroup::gather(NamedTensors& parameters) {
   return pass;
 }
 
+at::TensorOptions FsdpGroup::in(at::ScalarType dtype) const {
+  return at::TensorOptions().dtype(dtype).device(shards_.front().tensor.device());
+}
+
 std::int64_t FsdpGroup::padded_bytes(const FsdpShard& shard) const {
   return shard.shards.padded * dp_->size() *
          static_cast<std::int64_t>(c10::elementSize(dtypes_.compute));
@@ -90,8 +94,7 @@ std::vector<at::Tensor> FsdpGroup::whole_parameters(Pass pass) {
   std::vector<c10::Storage>& storages = passes_[pass];
   std::vector<at::Tensor> whole;
   for (const FsdpShard& shard : shards_) {
-    const at::Tensor padded =
-        at::empty({shard.shards.padded * dp_->size()}, at::TensorOptions().dtype(dtypes_.compute));
+    const at::Tensor padded = at::empty({shard.shards.padded * dp_->size()}, in(dtypes_.compute));
     storages.push_back(padded.storage());
     whole.push_back(over(padded.storage(), dtypes_.compute, shard.whole));
   }
@@ -103,8 +106,7 @@ void FsdpGroup::regather(Pass pass) {
   const at::NoGradGuard no_grad;
   const std::vector<c10::Storage>& storages = passes_.at(pass);
   for (std::size_t i = 0; i < shards_.size(); ++i) {
-    at::native::resize_bytes_cpu(storages[i].unsafeGetStorageImpl(),
-                                 static_cast<std::size_t>(padded_bytes(shards_[i])));
+    resize_storage(storages[i], static_cast<std::size_t>(padded_bytes(shards_[i])));
   }
   fill(storages);
 }
@@ -112,7 +114,7 @@ void FsdpGroup::regather(Pass pass) {
 // Shards are rounded before they travel. Those of one parameter follow each other without a gap, so
 // that what pads is at the end only.
 void FsdpGroup::fill(const std::vector<c10::Storage>& storages) {
-  at::Tensor own = at::zeros({block_numel_}, at::TensorOptions().dtype(dtypes_.compute));
+  at::Tensor own = at::zeros({block_numel_}, in(dtypes_.compute));
   for (std::size_t i = 0; i < shards_.size(); ++i) {
     const at::Tensor& shard = shards_[i].tensor;
     own.narrow(0, offsets_[i], shard.numel()).copy_(shard.detach().view({-1}));
@@ -133,7 +135,7 @@ void FsdpGroup::release(Pass pass) {
   if (found == passes_.end()) return;
   for (const c10::Storage& storage : found->second) {
     bytes_->now -= static_cast<std::int64_t>(storage.nbytes());
-    at::native::resize_bytes_cpu(storage.unsafeGetStorageImpl(), 0);
+    resize_storage(storage, 0);
   }
 }
 
@@ -152,7 +154,7 @@ std::vector<at::Tensor> FsdpGroup::shard_gradients(Pass pass,
   const at::ScalarType reduced_in = ranks == 1 && replicas_ == nullptr
                                         ? dtypes_.compute
                                         : dtypes_.reduce.value_or(dtypes_.compute);
-  const at::Tensor blocks = at::zeros({ranks, block_numel_}, at::TensorOptions().dtype(reduced_in));
+  const at::Tensor blocks = at::zeros({ranks, block_numel_}, in(reduced_in));
   for (std::size_t i = 0; i < shards_.size(); ++i) {
     if (!gradients[i].defined()) continue;
     const at::Tensor flat = gradients[i].reshape({-1});

@@ -83,6 +83,8 @@ class FsdpGroup {
  private:
   void fill(const std::vector<c10::Storage>& storages);
   [[nodiscard]] std::int64_t padded_bytes(const FsdpShard& shard) const;
+  /// Of tensors where the shards are.
+  [[nodiscard]] at::TensorOptions in(at::ScalarType dtype) const;
 
   std::vector<FsdpShard> shards_;
   std::vector<std::int64_t> offsets_;  ///< of each parameter in a rank's block

@@ -44,8 +44,9 @@ class GatheredContext final : public torch::autograd::Function<GatheredContext> 
     const at::Tensor all =
         all_gather(group, own, {Purpose::kRingKv, Axis::kCp, std::span(&segment, 1)});
     const at::Tensor joined = at::cat(all.unbind(0), 3);  // [2,B,K,S,D], one rank after the other
-    return joined.index_select(
-        3, from_address<const ContextSplit>(split).places_of_gathered(joined.size(3)));
+    return joined.index_select(3, from_address<const ContextSplit>(split)
+                                      .places_of_gathered(joined.size(3))
+                                      .to(joined.device()));
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     Communicator& group = from_address<Communicator>(context->saved_data["cp"].toInt());

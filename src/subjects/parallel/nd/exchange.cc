@@ -17,9 +17,6 @@ at::Tensor exchanged(const at::Tensor& tensor, int to, int from, Communicator& g
   at::Tensor received = at::empty_like(sent);
   const Segment segment{name, param_class, 0, sent.numel()};
   const CallInfo info{purpose, axis, std::span(&segment, 1)};
-  const auto buffer_of = [](const at::Tensor& of) {
-    return Buffer{static_cast<std::byte*>(of.data_ptr()), of.numel(), dtype_of(of)};
-  };
   const std::array<Transfer, 2> transfers{Transfer{true, to, buffer_of(sent), info},
                                           Transfer{false, from, buffer_of(received), info}};
   group.send_recv(transfers).wait();

@@ -67,7 +67,7 @@ void KeptShards::gather(const std::vector<std::string>& names) {
   const at::NoGradGuard no_grad;
   std::int64_t block = 0;
   for (const std::string& name : names) block += place_of(name).shards.padded;
-  at::Tensor own = at::zeros({block}, at::TensorOptions().dtype(compute_));
+  at::Tensor own = at::zeros({block}, masters_.at(names.front()).options().dtype(compute_));
   std::int64_t next = 0;
   for (const std::string& name : names) {
     const at::Tensor& shard = masters_.at(name);
@@ -116,7 +116,8 @@ void KeptShards::reduce(const std::vector<std::string>& names) {
   const int ranks = groups_.shards->size();
   std::int64_t block = 0;
   for (const std::string& name : names) block += place_of(name).shards.padded;
-  const at::Tensor blocks = at::zeros({ranks, block}, at::TensorOptions().dtype(type));
+  const at::Tensor blocks =
+      at::zeros({ranks, block}, masters_.at(names.front()).options().dtype(type));
   std::int64_t next = 0;
   for (const std::string& name : names) {
     const Place& place = place_of(name);

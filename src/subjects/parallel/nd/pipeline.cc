@@ -36,9 +36,10 @@ Header header_of(const at::Tensor& tensor) {
   return header;
 }
 
-at::Tensor empty_like(const Header& header) {
+at::Tensor empty_like(const Header& header, std::optional<at::Device> device) {
   const std::vector<std::int64_t> shape(header.begin() + 2, header.begin() + 2 + header[1]);
-  return at::empty(shape, at::TensorOptions().dtype(static_cast<at::ScalarType>(header[0])));
+  return at::empty(
+      shape, at::TensorOptions().dtype(static_cast<at::ScalarType>(header[0])).device(device));
 }
 
 int receiver_of(const StageTransfer& transfer) {
@@ -157,7 +158,7 @@ void Pipeline::take(const std::vector<PipelineTurn>& turns, const StageWork& wor
 void Pipeline::take_turns(const std::vector<PipelineTurn>& turns, const StageWork& work) {
   for (const PipelineTurn& turn : turns) {
     if (turn.action.has_value()) act(*turn.action, work);
-    if (!turn.transfers.empty()) exchange(turn.transfers);
+    if (!turn.transfers.empty()) exchange(turn.transfers, work.device);
   }
   wait_for_groups(num_arrived_ + on_their_way_.size());
   num_arrived_ = 0;
@@ -195,7 +196,8 @@ void Pipeline::act(const PipelineAction& action, const StageWork& work) {
 }
 
 // Both sides see what is new in the same turn.
-void Pipeline::tell_shapes(const std::vector<StageTransfer>& transfers) {
+void Pipeline::tell_shapes(const std::vector<StageTransfer>& transfers,
+                           std::optional<at::Device> device) {
   std::vector<Header> headers(transfers.size());
   std::vector<Transfer> told;
   for (std::size_t i = 0; i < transfers.size(); ++i) {
@@ -215,12 +217,13 @@ void Pipeline::tell_shapes(const std::vector<StageTransfer>& transfers) {
   pp_->send_recv(told).wait();
   for (std::size_t i = 0; i < transfers.size(); ++i) {
     const std::pair key{transfers[i].is_gradient, receiver_of(transfers[i])};
-    if (!shapes_.contains(key)) shapes_[key] = empty_like(headers[i]);
+    if (!shapes_.contains(key)) shapes_[key] = empty_like(headers[i], device);
   }
 }
 
-void Pipeline::exchange(const std::vector<StageTransfer>& transfers) {
-  tell_shapes(transfers);
+void Pipeline::exchange(const std::vector<StageTransfer>& transfers,
+                        std::optional<at::Device> device) {
+  tell_shapes(transfers, device);
   std::vector<Transfer> all;
   std::vector<at::Tensor> alive;
   std::vector<Segment> segments(transfers.size());
@@ -244,7 +247,7 @@ void Pipeline::exchange(const std::vector<StageTransfer>& transfers) {
     const Purpose purpose = transfer.is_gradient ? Purpose::kPipeBackward : Purpose::kPipeForward;
     all.push_back({transfer.is_send,
                    transfer.peer_rank,
-                   {static_cast<std::byte*>(tensor.data_ptr()), tensor.numel(), dtype_of(tensor)},
+                   buffer_of(tensor),
                    {purpose, Axis::kPp, std::span(&segments[i], 1)}});
     alive.push_back(std::move(tensor));
   }

@@ -56,9 +56,9 @@ class Pipeline final : public StageRunner {
   void take(const std::vector<PipelineTurn>& turns, const StageWork& work);
   void take_turns(const std::vector<PipelineTurn>& turns, const StageWork& work);
   void act(const PipelineAction& action, const StageWork& work);
-  void exchange(const std::vector<StageTransfer>& transfers);
+  void exchange(const std::vector<StageTransfer>& transfers, std::optional<at::Device> device);
   void wait_for_groups(std::size_t count);
-  void tell_shapes(const std::vector<StageTransfer>& transfers);
+  void tell_shapes(const std::vector<StageTransfer>& transfers, std::optional<at::Device> device);
   [[nodiscard]] Passed& passed(bool is_gradient) noexcept {
     return is_gradient ? gradients_ : activations_;
   }

@@ -23,10 +23,6 @@ struct Bucket {
   std::size_t ready = 0;             // parameters whose gradient has come
 };
 
-Buffer buffer_of(const at::Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.numel(), dtype_of(tensor)};
-}
-
 }  // namespace
 
 struct OwnerReducer::Impl {

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A device of LibTorch that is not the CPU and needs no GPU: its memory is the host's, its kernels
+/// are the CPU's, and what a GPU refuses it refuses.
+///
+/// Device "test_device:0". A tensor is on it or in host memory, as with CUDA: an operation whose
+/// tensors are on both is an error that names it, but for copies, indices, and tensors of no
+/// dimension. Autograd runs the backward pass on the device's own thread, as it does for CUDA, so
+/// a process must be forked before its first backward pass. Results are the CPU's, bit by bit.
+#pragma once
+#include <c10/core/Device.h>
+
+namespace isoshard {
+
+/// Registers the device, once a process. Call it before the first backward pass.
+[[nodiscard]] c10::Device test_device();
+
+}  // namespace isoshard
