@@ -60,6 +60,16 @@ std::vector<MemoryCase> memory_cases() {
   const auto zero = [](int stage) { return [stage](Case& c) { c.settings.zero_stage = stage; }; };
   const auto nothing = [](Case&) {};
   const auto long_samples = [](Case& c) { c.seq_length = 160; };
+  const auto few_tokens = [](Case& c) {
+    c.batch_size = 1;
+    c.seq_length = 8;
+  };
+  const auto few_tokens_of = [&](int stage) {
+    return [=](Case& c) {
+      few_tokens(c);
+      c.settings.zero_stage = stage;
+    };
+  };
   const auto wide_vocabulary = [](Case& c) { c.config.vocab_size = 6000; };
   constexpr Dtype kBf16 = Dtype::kBFloat16;
   return {
@@ -71,6 +81,61 @@ std::vector<MemoryCase> memory_cases() {
       changed("zero1", memory_case("autotp", {.dp = 2, .tp = 2}), zero(1)),
       changed("zero2", memory_case("autotp", {.dp = 2, .tp = 2}), zero(2)),
       changed("zero1_dp3", memory_case("autotp", {.dp = 3}), zero(1)),
+      changed("reference_few", memory_case("reference", {}), few_tokens),
+      changed("ddp_few", memory_case("ddp", {.dp = 2}), few_tokens),
+      changed("zero0_few", memory_case("autotp", {.dp = 2}), few_tokens_of(0)),
+      changed("zero1_few", memory_case("autotp", {.dp = 2}), few_tokens_of(1)),
+      changed("zero1_few_masters", memory_case("autotp", {.dp = 2}, kBf16),
+              [&](Case& c) {
+                few_tokens_of(1)(c);
+                c.settings.master_dtype = Dtype::kFloat32;
+              }),
+      changed("zero2_few", memory_case("autotp", {.dp = 2}), few_tokens_of(2)),
+      changed("zero2_accumulated", memory_case("autotp", {.dp = 2}),
+              [&](Case& c) {
+                c.settings.zero_stage = 2;
+                c.micro_batches = 3;
+              }),
+      changed("ddp_accumulated", memory_case("ddp", {.dp = 2}),
+              [](Case& c) { c.micro_batches = 3; }),
+      changed("fsdp_few", memory_case("fsdp_tp", {.dp = 2}), few_tokens),
+      changed("fsdp_accumulated", memory_case("fsdp_tp", {.dp = 2}),
+              [](Case& c) { c.micro_batches = 3; }),
+      changed("megatron_few", memory_case("megatron", {.dp = 2}), few_tokens),
+      changed("megatron_few_distributed", memory_case("megatron", {.dp = 2}),
+              [&](Case& c) {
+                few_tokens(c);
+                c.settings.distributed_optimizer = true;
+              }),
+      changed("pipeline_few", memory_case("nd", {.pp = 2}),
+              [&](Case& c) {
+                few_tokens(c);
+                c.micro_batches = 2;
+              }),
+      changed("qwen3", memory_case("autotp", {.tp = 2}),
+              [&](Case& c) {
+                long_samples(c);
+                c.config.model_type = "qwen3";
+                c.config.qk_norm = true;
+                c.config.qkv_bias = false;
+                c.config.num_kv_heads = 2;
+              }),
+      changed("gpt2", memory_case("autotp", {.tp = 2}),
+              [&](Case& c) {
+                const Case sizes = c;
+                c.config = builtin_config("tiny-gpt2");
+                c.config.hidden_size = sizes.config.hidden_size;
+                c.config.head_dim = sizes.config.head_dim;
+                c.config.intermediate_size = sizes.config.intermediate_size;
+                c.config.num_layers = sizes.config.num_layers;
+                long_samples(c);
+              }),
+      changed("autocast", memory_case("autotp", {.tp = 2}),
+              [&](Case& c) {
+                long_samples(c);
+                c.settings.autocast = kBf16;
+              }),
+      changed("bf16_long", memory_case("autotp", {.tp = 2}, kBf16), long_samples),
       changed("logits", memory_case("autotp", {.tp = 2}), wide_vocabulary),
       changed("logits_split", memory_case("autotp", {.tp = 2}),
               [&](Case& c) {

@@ -106,6 +106,7 @@ Elements elements_of_rank(const Case& c, const Model& model, const ShardPlan& pl
 struct Holding {
   double parameters = 0, masters = 0;
   double buckets = 0;        ///< gradients of the step before, or buffers of them
+  double sums = 0;           ///< of micro-batches; cleared before forward
   double fresh = 0;          ///< gradients as backward makes them, all of a rank's
   double root_gathered = 0;  ///< besides `parameters`, from forward to the end of backward
   double layer_gathered = 0;
@@ -132,9 +133,8 @@ Holding holding_of(const Case& c, const Elements& own) {
     if (c.degrees.pp > 1 || c.settings.nd.stages_per_rank > 1) {
       // KeptShards: whole through the step, sums of whole gradients
       h.parameters = own.all * e;
-      h.buckets = own.all * r * (c.micro_batches > 1 ? 1 : 0);
+      h.sums = own.all * r;
       h.reduced = own.all / shards * m;
-      h.fresh = own.all * e;
       return h;
     }
     h.root_gathered = own.root * e;
@@ -153,9 +153,10 @@ Holding holding_of(const Case& c, const Elements& own) {
     const double copied = is_distributed ? stepped : is_wider ? own.all : own.fused;
     h.masters = copied * m + stepped * states * m;
     h.reduced = (is_distributed ? own.all / dp : own.fused) * g;
-    h.publish = is_distributed
-                    ? (1 + 1 / dp) * std::max(own.largest, wide_of(c.settings.bucket_bytes) / g) * e
-                    : 0;
+    // a bucket's own part, and what is gathered of all
+    const double bucket =
+        std::min(own.all, std::max(own.largest, wide_of(c.settings.bucket_bytes) / g)) * e;
+    h.publish = is_distributed ? (1 + 1 / dp) * bucket : 0;
     return h;
   }
   h.parameters = own.all * e;
@@ -168,7 +169,7 @@ Holding holding_of(const Case& c, const Elements& own) {
     } else {
       const double bucket =
           std::max(own.largest * e, std::min(own.all * e, wide_of(c.settings.bucket_bytes)));
-      h.buckets = own.all / dp * e;
+      h.sums = own.all / dp * e;
       h.fresh = bucket;
       h.reduce_buffer = bucket * (1 + 1 / dp);
     }
@@ -190,17 +191,21 @@ RankMemory memory_of(const Case& c, const Elements& own, const std::vector<Model
   result.masters = h.masters;
   result.activations = a.kept;
   result.logits = a.logits;
+  const bool is_gathered = h.layer_gathered > 0;
   // gradients that earlier micro-batches have added up
-  const bool adds_up = c.micro_batches > 1;
-  const double earlier = adds_up ? (h.layer_gathered > 0 ? h.reduced : h.fresh) : 0;
-  result.gradients = h.buckets + h.fresh + (h.layer_gathered > 0 ? h.reduced : 0);
+  const bool sums_apart = h.sums > 0;
+  const double earlier = c.micro_batches == 1 ? 0
+                         : sums_apart         ? h.sums
+                         : is_gathered        ? h.reduced
+                                              : h.fresh;
+  result.gradients = h.buckets + h.sums + h.fresh + (is_gathered ? h.reduced : 0);
   const double always = h.parameters + h.masters;
   const double forward = always + h.buckets + earlier + h.root_gathered + a.kept;
   const double begin = forward + a.logits + std::max(a.head_gradients, a.loss_blocks);
   const double layer = forward + 2 * h.layer_gathered + a.head_weight_gradient + a.layer_backward;
-  const double end = always + h.buckets + h.root_gathered + h.fresh + h.reduce_buffer +
-                     (h.layer_gathered > 0 ? h.reduced : 0) + a.last_layer;
-  const double kept_gradients = is_reference(c.subject) ? h.fresh : h.buckets;
+  const double end = always + h.buckets + h.sums + h.root_gathered + h.fresh + h.reduce_buffer +
+                     (is_gathered ? h.reduced : 0) + a.last_layer;
+  const double kept_gradients = is_reference(c.subject) ? h.fresh : h.buckets + h.sums;
   const double optimizer =
       always + kept_gradients + h.reduced + std::max(2 * own.largest * m, h.publish);
   result.peak = std::max({begin, layer, end, optimizer});
