@@ -11,7 +11,8 @@
 
 #include "app/options/bench_options.h"
 #include "app/testing/malformed_rows.h"
-#include "suite/bench/flops.h"
+#include "harness/world/machine.h"
+#include "suite/bench/memory_model.h"
 #include "suite/testing/json_schema.h"
 
 namespace isoshard {
@@ -142,12 +143,20 @@ TEST(BenchCommand, JudgesATwinOnceAndRemembersIt) {
 TEST(BenchCommand, EndsWithTheBytesAndACommandThatFitsWhereMemoryDoesNot) {
   const TestFolder folder;
 
-  const ChildResult result = run_bench_in(folder, {"bench", "--seq_length", "64"});
+  const ChildResult result = run_bench_in(folder, {"bench", "--dp_size", "16"});
 
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.error, AllOf(HasSubstr("autotp of Qwen/Qwen3-32B needs"), HasSubstr("bytes"),
                                   HasSubstr("GiB")));
-  EXPECT_THAT(result.error, HasSubstr("this fits: isoshard bench --"));
+  const std::string words = "this fits: isoshard bench ";
+  const std::size_t command = result.error.find(words);
+  ASSERT_NE(command, std::string::npos) << result.error;
+  std::istringstream stream(result.error.substr(command + words.size()));
+  Arguments flags;
+  for (std::string flag; stream >> flag;) flags.push_back(flag);
+  const Case fitting = bench_plan_of(parse_bench_flags(flags)).item;
+  EXPECT_LT(predicted_bytes_of_world(fitting),
+            static_cast<double>(memory_of_machine().available_bytes));
   EXPECT_FALSE(fs::exists(folder.path() / "results"));
 }
 

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "subjects/model/zoo/registry.h"
+#include "subjects/optim/clip.h"
 #include "subjects/parallel/megatron/fused_layers.h"
 #include "subjects/parallel/megatron/megatron_plan.h"
 #include "subjects/parallel/nd/schedule/schedule_check.h"
@@ -140,7 +141,7 @@ Holding holding_of(const Case& c, const Elements& own) {
     h.root_gathered = own.root * e;
     h.layer_gathered = own.largest_layer * e;
     h.reduced = own.all / shards * m;
-    h.fresh = own.root * e + own.largest_layer * e;
+    h.fresh = own.root * e;
     h.reduce_buffer = std::max(own.root, own.largest_layer) * r * (1 + 1 / shards);
     return h;
   }
@@ -162,7 +163,7 @@ Holding holding_of(const Case& c, const Elements& own) {
   h.parameters = own.all * e;
   if (c.subject == "autotp" && c.settings.zero_stage > 0) {
     h.masters = own.all / dp * m * (1 + states);
-    h.reduced = is_wider || c.settings.zero_stage == 2 ? own.all / dp * m : 0;
+    h.reduced = is_wider ? own.all / dp * m : 0;
     h.publish = own.all * e * (1 + 1 / dp);
     if (c.settings.zero_stage == 1) {
       h.buckets = own.all * e;
@@ -203,11 +204,16 @@ RankMemory memory_of(const Case& c, const Elements& own, const std::vector<Model
   const double forward = always + h.buckets + earlier + h.root_gathered + a.kept;
   const double begin = forward + a.logits + std::max(a.head_gradients, a.loss_blocks);
   const double layer = forward + 2 * h.layer_gathered + a.head_weight_gradient + a.layer_backward;
-  const double end = always + h.buckets + h.sums + h.root_gathered + h.fresh + h.reduce_buffer +
+  // what was gathered is let go before its gradients are reduced
+  const double while_reducing = std::max(h.root_gathered, h.reduce_buffer);
+  const double end = always + h.buckets + h.sums + while_reducing + h.fresh +
                      (is_gathered ? h.reduced : 0) + a.last_layer;
   const double kept_gradients = is_reference(c.subject) ? h.fresh : h.buckets + h.sums;
+  // AdamW's denominator, and before that squares in fp64 for the norm
+  const double denominator = 2 * own.largest * m,
+               squares = 2 * 8 * std::min(own.largest, wide_of(kNormBlockElements));
   const double optimizer =
-      always + kept_gradients + h.reduced + std::max(2 * own.largest * m, h.publish);
+      always + kept_gradients + h.reduced + std::max({denominator, squares, h.publish});
   result.peak = std::max({begin, layer, end, optimizer});
   result.moment = result.peak == begin || result.peak == layer ? "the begin of backward"
                   : result.peak == end                         ? "the end of backward"
