@@ -12,7 +12,7 @@
 #include "app/options/bench_options.h"
 #include "app/testing/malformed_rows.h"
 #include "harness/world/machine.h"
-#include "suite/bench/memory_model.h"
+#include "suite/bench/formulas/memory_model.h"
 #include "suite/testing/json_schema.h"
 
 namespace isoshard {
@@ -187,6 +187,68 @@ TEST(BenchCommand, PlansWithoutRunning) {
   ASSERT_EQ(result.exit_code, 0) << result.error;
   EXPECT_THAT(result.output, AllOf(HasSubstr("--impl fsdp_dtensor --dp 2 --tp 4"),
                                    HasSubstr("--impl megatron"), HasSubstr("configurations fit")));
+}
+
+Arguments tiny_compare(Arguments sides) {
+  Arguments all = {"bench", "compare"};
+  all.insert(all.end(), sides.begin(), sides.end());
+  all.insert(all.end(),
+             {"--model", "tiny", "--seq_length", "16", "--dtype", "float32", "--dp", "2",
+              "--num_training_steps", "3", "--warmup_steps", "1", "--pairs", "3", "--ungated"});
+  return all;
+}
+
+TEST(BenchCommand, ComparesInPairsAndSaysHowSureItIs) {
+  const TestFolder folder;
+
+  const ChildResult result =
+      run_bench_in(folder, tiny_compare({"impl=autotp zero-stage=0", "impl=ddp"}));
+
+  ASSERT_EQ(result.exit_code, 0) << result.output << result.error;
+  EXPECT_THAT(result.output, AllOf(HasSubstr("A: autotp"), HasSubstr("B: ddp"),
+                                   HasSubstr("time of B / time of A"), HasSubstr("95 % interval")));
+  const json compared = read_results(folder.path() / "results/compare.json");
+  EXPECT_EQ(compared["seconds_per_token_a"].size(), 3U);
+  EXPECT_LE(compared["b_over_a"]["low"], compared["b_over_a"]["ratio"]);
+  EXPECT_EQ(compared["a"]["zero_stage"], 0);
+}
+
+// What was stored is edited: a hundred times faster than now, or slower, or of a faster machine.
+TEST(BenchRegression, IsToldFromASlowerMachineAndFromNone) {
+  const TestFolder folder;
+  Arguments store = {
+      "bench", "--impl",         "ddp", "--model",  "tiny",    "--seq_length",
+      "16",    "--dp",           "2",   "--dtype",  "float32", "--num_training_steps",
+      "3",     "--warmup_steps", "1",   "--repeat", "3",       "--ungated"};
+  ASSERT_EQ(run_bench_in(folder, store).exit_code, 0);
+  const fs::path stored = folder.path() / "results/results_ddp_tp1_dp2.json";
+  const auto compared = [&](double times, double ceiling) {
+    json edited = read_results(stored);
+    for (json& run : edited["runs"])
+      run["p50_step_time_ms"] = times * run["p50_step_time_ms"].get<double>();
+    edited["machine"]["gemm_ceiling_flops_per_sec"] = ceiling;
+    std::ofstream(folder.path() / "stored.json") << edited.dump();
+    return run_bench_in(folder, {"bench", "compare", "stored.json", "--pairs", "3", "--ungated"});
+  };
+
+  const ChildResult slower = compared(1e-4, 1), machine = compared(1e-4, 1e30),
+                    faster = compared(1e4, 1);
+
+  EXPECT_EQ(slower.exit_code, 1) << slower.output << slower.error;
+  EXPECT_THAT(slower.output, HasSubstr("REGRESSION"));
+  EXPECT_EQ(machine.exit_code, 4) << machine.output << machine.error;
+  EXPECT_THAT(machine.output, HasSubstr("the machine itself is slower than then"));
+  EXPECT_EQ(faster.exit_code, 0) << faster.output << faster.error;
+}
+
+TEST(BenchRegression, NeedsRunsOfThisMachine) {
+  const TestFolder folder;
+  std::ofstream(folder.path() / "other.json") << R"({"steps": []})";
+
+  const ChildResult other = run_bench_in(folder, {"bench", "compare", "other.json"});
+
+  EXPECT_EQ(other.exit_code, 3);
+  EXPECT_THAT(other.error, HasSubstr("is no result of isoshard bench"));
 }
 
 BenchPlan plan_of_flags(const Arguments& flags) {

@@ -16,7 +16,7 @@
 #include "harness/verdict/exit_code.h"
 #include "suite/bench/bench_json.h"
 #include "suite/bench/bench_text.h"
-#include "suite/bench/flops.h"
+#include "suite/bench/formulas/flops.h"
 #include "suite/bench/paired.h"
 
 namespace isoshard {

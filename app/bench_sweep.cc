@@ -22,8 +22,8 @@
 #include "suite/bench/bench_json.h"
 #include "suite/bench/bench_statistics.h"
 #include "suite/bench/bench_text.h"
-#include "suite/bench/fitting.h"
-#include "suite/bench/memory_model.h"
+#include "suite/bench/formulas/fitting.h"
+#include "suite/bench/formulas/memory_model.h"
 
 namespace isoshard {
 namespace {
@@ -221,9 +221,8 @@ void refuse_without_memory(const BenchPlan& plan) {
   throw UsageError(fmt::format(
       "{} of {} needs {:.0f} bytes of memory ({}) for {} {}, up to {} each, but {:.0f} bytes ({}) "
       "are usable here; {}",
-      plan.impl, plan.model_name, needed, in_gib(needed),
-      is_reference(plan.item.subject) ? 1 : plan.item.world_size(),
-      plan.item.world_size() == 1 ? "process" : "processes", in_gib(largest.peak), usable,
+      plan.impl, plan.model_name, needed, in_gib(needed), num_processes(plan.item),
+      num_processes(plan.item) == 1 ? "process" : "processes", in_gib(largest.peak), usable,
       in_gib(usable), way_out));
 }
 

@@ -50,6 +50,9 @@ struct BenchListener {
 /// Passes the gate, measures the ceiling, trains.   Errors   as pass_gate and run_bench.
 [[nodiscard]] BenchResult bench(const BenchPlan& plan, const BenchListener& listener);
 
+/// The ranks of the case's world; one for the reference, whatever batches it stands for.
+[[nodiscard]] int num_processes(const Case& item);
+
 /// Threads for each rank so that the machine's cores are used, and not more: at least one.
 [[nodiscard]] int usual_threads(const Case& item);
 

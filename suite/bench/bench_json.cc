@@ -145,7 +145,7 @@ json bench_config_json(const BenchPlan& plan) {
           {"dp_size", item.degrees.dp},
           {"pp_size", item.degrees.pp},
           {"cp_size", item.degrees.cp},
-          {"world_size", is_reference(item.subject) ? 1 : item.world_size()},
+          {"world_size", num_processes(item)},
           {"zero_stage", settings.zero_stage},
           {"use_vocab_parallel", settings.make_vocab_size_divisible_by > 0 ||
                                      subject_spec(item.subject).always_splits_vocabulary},

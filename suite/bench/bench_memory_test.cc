@@ -10,7 +10,7 @@
 #include "subjects/model/config/builtin.h"
 #include "suite/bench/bench_run.h"
 #include "suite/bench/bench_statistics.h"
-#include "suite/bench/memory_model.h"
+#include "suite/bench/formulas/memory_model.h"
 
 namespace isoshard {
 namespace {

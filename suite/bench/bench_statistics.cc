@@ -6,7 +6,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "suite/bench/flops.h"
+#include "suite/bench/formulas/flops.h"
 
 namespace isoshard {
 namespace {

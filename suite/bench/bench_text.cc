@@ -12,7 +12,7 @@
 #include "core/mesh/mesh_words.h"
 #include "subjects/registry/subject_spec.h"
 #include "suite/bench/bench_statistics.h"
-#include "suite/bench/flops.h"
+#include "suite/bench/formulas/flops.h"
 
 namespace isoshard {
 namespace {
@@ -62,8 +62,7 @@ std::string meaning_of(Axis axis) {
     case Axis::kTp:
       return "  - Model weights are split across these groups; each group processes the same data";
     case Axis::kDp:
-      return "  - Gradients and optimizer states are reduced across these groups; each rank of one "
-             "processes other samples";
+      return "  - Gradients are reduced across these groups; each rank of one has other samples";
     case Axis::kPp:
       return "  - Stages of the model follow each other across these groups";
     default:

@@ -16,8 +16,8 @@
 #include "subjects/model/zoo/registry.h"
 #include "suite/bench/bench_statistics.h"
 #include "suite/bench/bench_text.h"
-#include "suite/bench/fitting.h"
-#include "suite/bench/flops.h"
+#include "suite/bench/formulas/fitting.h"
+#include "suite/bench/formulas/flops.h"
 #include "suite/bench/gate.h"
 #include "suite/bench/paired.h"
 
@@ -115,7 +115,7 @@ TEST(MeshPicture, IsThatOfTheTool) {
 - TP groups (same row): {0,1,2,3}, {4,5,6,7}
   - Model weights are split across these groups; each group processes the same data
 - DP groups (same column): {0,4}, {1,5}, {2,6}, {3,7}
-  - Gradients and optimizer states are reduced across these groups; each rank of one processes other samples
+  - Gradients are reduced across these groups; each rank of one has other samples
 )");
 }
 

@@ -17,8 +17,8 @@ namespace {
 
 constexpr std::int64_t kSizes[] = {128, 256, 512, 1024};
 constexpr double kSecondsASize = 0.02;
-/// A larger size whose single product would take longer is not tried.
-constexpr double kLongestProduct = 0.1;
+/// Above the second size none is tried whose single product would take longer.
+constexpr double kLongestProduct = 0.2;
 
 double seconds_from(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -57,7 +57,7 @@ GemmCeiling measure_gemm_ceiling(Dtype dtype, int threads) {
     GemmCeiling best;
     best.threads = threads;
     for (const std::int64_t size : kSizes) {
-      if (best.size > 0 && flops_of(size) > kLongestProduct * best.flops_per_second) break;
+      if (size > kSizes[1] && flops_of(size) > kLongestProduct * best.flops_per_second) break;
       try_size(size, dtype, best);
     }
     rank.post_result(std::as_bytes(std::span(&best, 1)));

@@ -10,7 +10,7 @@
 #include "core/base/error.h"
 #include "harness/stats/student.h"
 #include "suite/bench/bench_statistics.h"
-#include "suite/bench/flops.h"
+#include "suite/bench/formulas/flops.h"
 #include "suite/reference/warm_up_training.h"
 
 namespace isoshard {

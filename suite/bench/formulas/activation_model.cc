@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tensors that autograd saves of each module, counted from src/subjects/model/zoo and ops.
-#include "suite/bench/activation_model.h"
+#include "suite/bench/formulas/activation_model.h"
 
 #include <algorithm>
 #include <cmath>

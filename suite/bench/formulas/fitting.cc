@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Searches over layers, lengths and degrees.
-#include "suite/bench/fitting.h"
+#include "suite/bench/formulas/fitting.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 
 #include "core/base/error.h"
 #include "subjects/registry/subject_spec.h"
-#include "suite/bench/memory_model.h"
+#include "suite/bench/formulas/memory_model.h"
 
 namespace isoshard {
 namespace {

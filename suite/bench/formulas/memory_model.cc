@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What each system holds at three moments: when backward begins, when it ends, and while the
 // optimizer steps.
-#include "suite/bench/memory_model.h"
+#include "suite/bench/formulas/memory_model.h"
 
 #include <fmt/format.h>
 
@@ -16,7 +16,7 @@
 #include "subjects/parallel/nd/stages.h"
 #include "subjects/parallel/tensor/autotp_plan.h"
 #include "subjects/registry/subject_spec.h"
-#include "suite/bench/activation_model.h"
+#include "suite/bench/formulas/activation_model.h"
 
 namespace isoshard {
 namespace {

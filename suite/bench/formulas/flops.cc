@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of each layer and of the head.
-#include "suite/bench/flops.h"
+#include "suite/bench/formulas/flops.h"
 
 #include <algorithm>
 
