@@ -127,6 +127,55 @@ TEST(Flags, OfTheCommandsThatArePublishedMeanWhatTheySay) {
   EXPECT_EQ(item.settings.autocast, Dtype::kBFloat16);
 }
 
+TEST(Flags, OfTheBenchmarkToolMeanTheSameInVerify) {
+  const VerifyRequest request = requested({"--model_name",
+                                           "tiny",
+                                           "--num_layers",
+                                           "0",
+                                           "--attn_impl",
+                                           "sdpa",
+                                           "--impl",
+                                           "fsdp_dtensor",
+                                           "--tp_size",
+                                           "2",
+                                           "--dp_size",
+                                           "2",
+                                           "--nproc_per_node",
+                                           "4",
+                                           "--use_vocab_parallel",
+                                           "--batch_size",
+                                           "1",
+                                           "--seq_length",
+                                           "8",
+                                           "--num_training_steps",
+                                           "3",
+                                           "--weight_decay",
+                                           "0.01",
+                                           "--gradient_accumulation_steps",
+                                           "2",
+                                           "--max_grad_norm",
+                                           "0.5",
+                                           "--activation_checkpointing",
+                                           "--seed",
+                                           "42"});
+
+  ASSERT_EQ(request.cases.size(), 1U);
+  const Case& item = request.cases.front();
+  EXPECT_EQ(item.subject, "fsdp_tp");
+  EXPECT_EQ(item.config.num_layers, 2) << "0: the model's own";
+  EXPECT_EQ(item.world_size(), 4);
+  EXPECT_EQ(item.settings.make_vocab_size_divisible_by, 1);
+  EXPECT_EQ(item.steps, 3);
+  EXPECT_EQ(item.micro_batches, 2);
+  EXPECT_EQ(item.settings.recompute_every, 1);
+  EXPECT_EQ(item.seed, 42U);
+  EXPECT_EQ(requested({"--model", "tiny", "--impl", "autotp", "--tp", "2", "--vocab-parallel",
+                       "--no_vocab_parallel"})
+                .cases.front()
+                .settings.make_vocab_size_divisible_by,
+            0);
+}
+
 TEST(Flags, ASwitchThatTheEnvironmentSetsToFalseChangesNothing) {
   int switches = 0;
   for (const Setting& setting : settings()) {

@@ -34,6 +34,7 @@ int run_program(const std::vector<std::string>& arguments) {
                                          oracle_command(),
                                          golden_command(),
                                          experiment_command(),
+                                         bench_command(),
                                          report_command(),
                                          list_command(),
                                          explain_command(),

@@ -46,9 +46,9 @@ std::string slug_name(std::string name) {
   return name.empty() ? "model" : name;
 }
 
-void apply_model(const ParsedOptions& options, std::vector<Case>& cases) {
-  if (!options.given("model")) return;
-  const auto& name = options.get<std::string>("model");
+}  // namespace
+
+void use_model(const std::string& name, bool has_data, std::vector<Case>& cases) {
   std::error_code ignored;
   const bool is_path = std::filesystem::exists(name, ignored) || name.starts_with('.') ||
                        name.starts_with('/') || name.ends_with(".json");
@@ -66,12 +66,10 @@ void apply_model(const ParsedOptions& options, std::vector<Case>& cases) {
     // The built-in text has bytes up to 'z': a smaller vocabulary is trained on random ids, unless
     // asked otherwise.
     const bool fits_text = item.config.vocab_size > 'z';
-    if (!options.given("data") && item.data.kind == DataSource::Kind::kText && !fits_text)
+    if (!has_data && item.data.kind == DataSource::Kind::kText && !fits_text)
       item.data.kind = DataSource::Kind::kRandomIds;
   }
 }
-
-}  // namespace
 
 Strings list_option(const ParsedOptions& options, const std::string& name) {
   if (!options.given(name)) return {};
@@ -117,6 +115,8 @@ void declare_case_options(OptionTable& table) {
                                     {"dtypes", "dtype"},
                                     {"init-weights-path", "init-weights"},
                                     {"num-steps", "steps"},
+                                    {"num-training-steps", "steps"},
+                                    {"nproc-per-node", "num-workers"},
                                     {"debug-steps", "steps"},
                                     {"impl", "subjects"}})
     table.aliases[alias] = name;
@@ -124,7 +124,8 @@ void declare_case_options(OptionTable& table) {
 
 void apply_case_options(const ParsedOptions& options, const InputFiles& inputs,
                         std::vector<Case>& cases) {
-  apply_model(options, cases);
+  if (options.given("model"))
+    use_model(options.get<std::string>("model"), options.given("data"), cases);
   if (options.given("steps")) {
     for (Case& item : cases) item.steps = options.get<int>("steps");
   }

@@ -23,6 +23,11 @@ using Strings = std::vector<std::string>;
 /// the flags.
 void declare_case_options(OptionTable& table);
 
+/// Gives every case this model: a built-in name, a config.json or a folder with its weights. Unless
+/// `has_data`, one whose vocabulary is too small for the built-in text trains on random ids.
+/// Errors   UsageError, FileError.
+void use_model(const std::string& name, bool has_data, std::vector<Case>& cases);
+
 /// Every given flag changes every case; subject, degrees and dtype are the command's own business.
 /// Errors   UsageError and FileError: what is wrong with a flag or a file.
 void apply_case_options(const ParsedOptions& options, const InputFiles& inputs,

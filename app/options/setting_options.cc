@@ -64,9 +64,15 @@ std::string help_of(const Setting& setting) {
                         : fmt::format("{} ({})", setting.flag.help, fmt::join(takers, ", "));
 }
 
+bool is_named(std::span<const std::string_view> names, const Setting& setting) {
+  return std::ranges::find(names, setting.flag.name) != names.end();
+}
+
 template <class Apply>
-void for_each_given(const ParsedOptions& options, bool of_some_subjects, const Apply& apply) {
+void for_each_given(const ParsedOptions& options, bool of_some_subjects,
+                    std::span<const std::string_view> without, const Apply& apply) {
   for (const Setting& setting : settings()) {
+    if (is_named(without, setting)) continue;
     if (setting.flag.kind == FlagKind::kNone || is_of_some_subjects(setting) != of_some_subjects)
       continue;
     if (!options.given(std::string(setting.flag.name))) continue;
@@ -79,9 +85,9 @@ void for_each_given(const ParsedOptions& options, bool of_some_subjects, const A
 
 }  // namespace
 
-void declare_setting_options(OptionTable& table) {
+void declare_setting_options(OptionTable& table, std::span<const std::string_view> without) {
   for (const Setting& setting : settings()) {
-    if (setting.flag.kind == FlagKind::kNone) continue;
+    if (setting.flag.kind == FlagKind::kNone || is_named(without, setting)) continue;
     const std::string name(setting.flag.name);
     table.group(std::string(setting.flag.group))(name.c_str(), semantic_of(setting.flag),
                                                  help_of(setting).c_str());
@@ -90,14 +96,15 @@ void declare_setting_options(OptionTable& table) {
   }
 }
 
-void apply_setting_options(const ParsedOptions& options, std::vector<Case>& cases) {
-  for_each_given(options, false, [&](const Setting& setting, const FlagValue& value) {
+void apply_setting_options(const ParsedOptions& options, std::vector<Case>& cases,
+                           std::span<const std::string_view> without) {
+  for_each_given(options, false, without, [&](const Setting& setting, const FlagValue& value) {
     for (Case& item : cases) setting.set(item, value);
   });
 }
 
 void apply_subject_options(const ParsedOptions& options, std::vector<Case>& cases) {
-  for_each_given(options, true, [&](const Setting& setting, const FlagValue& value) {
+  for_each_given(options, true, {}, [&](const Setting& setting, const FlagValue& value) {
     bool is_taken = false;
     for (Case& item : cases) {
       if (!takes(item, setting)) continue;

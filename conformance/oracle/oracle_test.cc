@@ -46,13 +46,14 @@ struct Case {
   std::size_t key_biases;
   std::size_t fused_key_biases;  ///< hold one beside others: judged in two parts
 };
-// Qwen2: 4 matrices and 3 biases, 3 matrices, 2 norms. Qwen3: 7 matrices, 4 norms. Llama: 7
-// matrices, 2 norms. GPT-2: 4 matrices with biases, 2 norms with biases, and outside of the layers
-// two embeddings and one norm with bias.
+// Qwen2: 4 matrices and 3 biases, 3 matrices, 2 norms. Qwen3: 7 matrices, 4 norms. Llama and
+// Mistral: 7 matrices, 2 norms. GPT-2: 4 matrices with biases, 2 norms with biases, and outside of
+// the layers two embeddings and one norm with bias.
 constexpr std::array kCases{
-    Case{"qwen2_tied_gqa", 12, 2, 1, 0},     Case{"qwen2_untied_mha", 12, 3, 1, 0},
-    Case{"qwen3_qk_norm", 11, 3, 0, 0},      Case{"llama_untied_gqa", 9, 3, 0, 0},
-    Case{"llama3_rope_scaling", 9, 2, 0, 0}, Case{"gpt2_learned_positions", 12, 4, 0, 1},
+    Case{"qwen2_tied_gqa", 12, 2, 1, 0},         Case{"qwen2_untied_mha", 12, 3, 1, 0},
+    Case{"qwen3_qk_norm", 11, 3, 0, 0},          Case{"llama_untied_gqa", 9, 3, 0, 0},
+    Case{"llama3_rope_scaling", 9, 2, 0, 0},     Case{"mistral_gqa_own_head_dim", 9, 3, 0, 0},
+    Case{"gpt2_learned_positions", 12, 4, 0, 1},
 };
 
 enum class Rows : std::uint8_t {

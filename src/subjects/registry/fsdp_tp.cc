@@ -26,7 +26,7 @@ SubjectSpec fsdp_tp_subject() {
               "FSDP2 + DTensor: parameters sharded by rows over dp, gathered layer by layer, "
               "on top of column and row layers",
           .copy_of = "PyTorch FSDP2 with DTensor",
-          .aliases = {"fsdp", "fsdp2"},
+          .aliases = {"fsdp", "fsdp2", "fsdp_dtensor"},
           .axes = {Axis::kDp, Axis::kTp},
           .settings = {"make_vocab_size_divisible_by", "reduce_dtype", "output_dtype"},
           .make_parts = make_fsdp_tp,

@@ -27,6 +27,7 @@ constexpr std::array kEntries{
     Entry{"tiny", "qwen2", 48, 96, 2, 6, 6, 8, 96, 512, 1e6, 1e-6, false},
     Entry{"tiny-qwen3", "qwen3", 48, 96, 2, 6, 6, 8, 96, 512, 1e6, 1e-6, false},
     Entry{"tiny-llama", "llama", 48, 96, 2, 6, 6, 8, 96, 512, 5e5, 1e-5, false},
+    Entry{"tiny-mistral", "mistral", 48, 96, 2, 6, 6, 8, 96, 512, 1e6, 1e-5, false},
     Entry{"tiny-megatron_gpt", "megatron_gpt", 48, 96, 2, 6, 6, 8, 96, 512, 0, 1e-5, false},
     Entry{"lattice", "lattice", 16, 24, 2, 12, 12, 2, 40, 64, 0, 1e-6, false},
     Entry{"lattice-2", "lattice", 16, 24, 2, 12, 12, 2, 40, 64, 0, 1e-6, false},
@@ -36,12 +37,16 @@ constexpr std::array kEntries{
           true},
     Entry{"Qwen/Qwen2.5-7B", "qwen2", 3584, 18944, 28, 28, 4, 128, 152064, 131072, 1e6, 1e-6,
           false},
+    Entry{"Qwen/Qwen2.5-7B-Instruct", "qwen2", 3584, 18944, 28, 28, 4, 128, 152064, 32768, 1e6,
+          1e-6, false},
     Entry{"Qwen/Qwen3-0.6B", "qwen3", 1024, 3072, 28, 16, 8, 128, 151936, 40960, 1e6, 1e-6, true},
     Entry{"Qwen/Qwen3-32B", "qwen3", 5120, 25600, 64, 64, 8, 128, 151936, 40960, 1e6, 1e-6, false},
     Entry{"meta-llama/Llama-3-8B", "llama", 4096, 14336, 32, 32, 8, 128, 128256, 8192, 5e5, 1e-5,
           false},
     Entry{"meta-llama/Llama-3.2-1B", "llama", 2048, 8192, 16, 32, 8, 64, 128256, 131072, 5e5, 1e-5,
           true},
+    Entry{"mistralai/Mistral-7B-v0.3", "mistral", 4096, 14336, 32, 32, 8, 128, 32768, 32768, 1e6,
+          1e-5, false},
     Entry{"megatron-gpt", "megatron_gpt", 1024, 4096, 28, 16, 16, 64, 51200, 4096, 0, 1e-5, false},
     Entry{"gpt2", "gpt2", 768, 3072, 12, 12, 12, 64, 50257, 1024, 0, 1e-5, true},
 };
@@ -80,8 +85,11 @@ ModelConfig config_of(const Entry& entry) {
 }  // namespace
 
 ModelConfig builtin_config(std::string_view name) {
-  const auto found = std::ranges::find_if(
-      kEntries, [&](const Entry& entry) { return same_letters(entry.name, name); });
+  // without its organization a published name is known, too
+  const auto found = std::ranges::find_if(kEntries, [&](const Entry& entry) {
+    const std::string_view own = entry.name.substr(entry.name.find('/') + 1);
+    return same_letters(entry.name, name) || same_letters(own, name);
+  });
   if (found != kEntries.end()) return config_of(*found);
   const std::vector<std::string> names = builtin_names();
   throw UsageError(

@@ -10,8 +10,8 @@
 namespace isoshard {
 
 /// small, tiny and tiny-TYPE (of the fault catalogue, one of each architecture), and published
-/// models by their Hugging Face name; letter case does not count. Errors   UsageError with a
-/// suggestion and the names.
+/// models by their Hugging Face name, with or without its organization; letter case does not count.
+/// Errors   UsageError with a suggestion and the names.
 [[nodiscard]] ModelConfig builtin_config(std::string_view name);
 
 [[nodiscard]] std::vector<std::string> builtin_names();

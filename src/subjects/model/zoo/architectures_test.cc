@@ -42,6 +42,8 @@ std::vector<Sizes> all_sizes() {
       {"llama_3_kv_heads_mlp_bias", "llama", 3, 3, 8, 24, 18, 101, 1, true, false, true, kRope},
       {"llama3_rope_odd_vocabulary", "llama", 6, 2, 12, 36, 20, 83, 1, true, false, false,
        kLlama3Rope},
+      {"mistral_3_kv_heads_own_head_dim", "mistral", 6, 3, 8, 20, 26, 47, 2, false, false, false,
+       kRope},
       {"gpt2_3_heads_1_layer", "gpt2", 3, 3, 7, 21, 50, 59, 1, true, true, true, kRope},
       {"gpt2_1_head_3_layers", "gpt2", 1, 1, 12, 12, 17, 37, 3, false, true, true, kRope},
       {"megatron_learned_2_groups", "megatron_gpt", 6, 2, 5, 24, 31, 57, 2, false, true, true,

@@ -13,9 +13,10 @@
 namespace isoshard {
 
 std::span<const Architecture> architectures() {
-  static const std::array kAll{qwen2_architecture(),        qwen3_architecture(),
-                               llama_architecture(),        gpt2_architecture(),
-                               megatron_gpt_architecture(), lattice_architecture()};
+  static const std::array kAll{qwen2_architecture(),  qwen3_architecture(),
+                               llama_architecture(),  mistral_architecture(),
+                               gpt2_architecture(),   megatron_gpt_architecture(),
+                               lattice_architecture()};
   return kAll;
 }
 

@@ -43,6 +43,7 @@ void set_dropout(ModelConfig& config, double rate);
 [[nodiscard]] Architecture qwen2_architecture();
 [[nodiscard]] Architecture qwen3_architecture();
 [[nodiscard]] Architecture llama_architecture();
+[[nodiscard]] Architecture mistral_architecture();
 [[nodiscard]] Architecture gpt2_architecture();
 [[nodiscard]] Architecture megatron_gpt_architecture();
 [[nodiscard]] Architecture lattice_architecture();

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+/// `isoshard bench`: how fast an implementation trains, once it is shown to train rightly.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "app/bench_actions.h"
+#include "app/commands.h"
+#include "app/options/attach_options.h"
+#include "app/options/bench_options.h"
+#include "core/base/atomic_file.h"
+#include "core/base/error.h"
+#include "harness/cli/output.h"
+#include "harness/cli/output_folder.h"
+#include "harness/cli/progress.h"
+#include "harness/verdict/exit_code.h"
+#include "suite/bench/bench_json.h"
+#include "suite/bench/bench_text.h"
+
+namespace isoshard {
+namespace {
+
+/// Prints what happens while a plan is carried out.
+class BenchPrinter {
+ public:
+  BenchPrinter(const BenchPlan& plan, Progress& progress) : plan_(plan), progress_(progress) {}
+  [[nodiscard]] BenchListener listener() {
+    return {.on_start = [this](const std::string& what) { progress_.show(what); },
+            .on_gate = [this](const GateResult& gate) { show(gate_lines(gate)); },
+            .on_step =
+                progress_.is_shown()
+                    ? [this](int step) { progress_.show(fmt::format("step {}", step + 1), false); }
+                    : std::function<void(int)>()};
+  }
+  void show(const Lines& lines) {
+    progress_.clear();
+    print(text_of(lines, plan_.is_gated));
+  }
+
+ private:
+  const BenchPlan& plan_;
+  Progress& progress_;
+};
+
+int run_one(const ParsedOptions& options) {
+  const BenchPlan plan = bench_plan_of(options);
+  refuse_without_memory(plan);
+  const std::filesystem::path file = plan.output_dir / results_file_name(plan);
+  require_output_file(file, "--output-dir");
+  const OutputFolder folder(plan.output_dir, "--output-dir");
+  Progress progress(2 + plan.repeat);
+  BenchPrinter printer(plan, progress);
+  printer.show(plan_lines(plan));
+  printer.show(mesh_lines(plan.item));
+  const BenchResult result = bench(plan, printer.listener());
+  if (result.gate.state == GateState::kFails) {
+    print(result.gate.text);
+    return result.gate.exit_code;
+  }
+  printer.show(result_lines(result));
+  write_file_atomically(file, bench_json(result).dump(1) + "\n");
+  printer.show({fmt::format("wrote {}", file.string())});
+  return kExitConforms;
+}
+
+int run_bench_command(const ParsedOptions& options) {
+  refuse_several_processes();
+  const std::string action =
+      options.given("action") ? options.get<std::string>("action") : std::string("run");
+  if (action == "run") return run_one(options);
+  if (action == "compare") return bench_compare(options);
+  if (action == "sweep") return bench_sweep(options);
+  if (action == "plan") return bench_memory_plan(options);
+  throw UsageError(
+      fmt::format("unknown action '{}'; known are run, compare, sweep and plan", action));
+}
+
+}  // namespace
+
+Command bench_command() {
+  return {"bench",
+          "time an implementation, after a small twin of it was judged",
+          "bench [run | compare A B | sweep | plan] [options]",
+          "  isoshard bench --impl autotp --model small --dp_size 2 --tp_size 2 --seq_length 128 "
+          "--num_training_steps 20\n"
+          "  isoshard bench --impl fsdp_dtensor --model small --dp_size 2 --tp_size 2 "
+          "--seq_length 128 --num_training_steps 20\n",
+          declare_bench_options,
+          run_bench_command,
+          /*judges=*/true};
+}
+
+}  // namespace isoshard

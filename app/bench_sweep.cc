@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+/// `isoshard bench sweep` and `isoshard bench plan`: many configurations beside each other.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "app/bench_actions.h"
+#include "app/options/bench_options.h"
+#include "core/base/atomic_file.h"
+#include "core/base/error.h"
+#include "harness/cli/output.h"
+#include "harness/cli/output_folder.h"
+#include "harness/cli/progress.h"
+#include "harness/verdict/exit_code.h"
+#include "harness/world/interrupt.h"
+#include "harness/world/machine.h"
+#include "subjects/model/config/builtin.h"
+#include "subjects/registry/subject_spec.h"
+#include "suite/bench/bench_json.h"
+#include "suite/bench/bench_statistics.h"
+#include "suite/bench/bench_text.h"
+#include "suite/bench/formulas/fitting.h"
+#include "suite/bench/formulas/memory_model.h"
+
+namespace isoshard {
+namespace {
+
+using json = nlohmann::ordered_json;
+using FlagList = std::vector<std::string>;
+
+constexpr std::size_t kMostConfigurations = 256;
+/// Of what is available, so much may be predicted for all ranks together.
+constexpr double kShareOfMemory = 0.9;
+
+struct SweptPlan {
+  FlagList flags;  ///< what it has besides the flags of all
+  BenchPlan plan;
+  RankMemory memory;
+};
+
+struct SweepRequest {
+  std::vector<SweptPlan> plans;
+  std::vector<std::string> refused;  ///< "FLAGS: why"
+};
+
+/// "tp=1,2" -> {{"--tp","1"}, {"--tp","2"}}; of switches "recompute=false,true".
+std::vector<FlagList> varied(const std::string& text) {
+  const std::size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0)
+    throw UsageError(
+        fmt::format("--vary must be a flag and its values, such as tp=1,2, got {}", text));
+  const std::string name = "--" + text.substr(0, equals);
+  std::vector<FlagList> result;
+  std::string_view rest = std::string_view(text).substr(equals + 1);
+  while (!rest.empty()) {
+    const std::size_t comma = std::min(rest.find(','), rest.size());
+    const std::string value(rest.substr(0, comma));
+    rest.remove_prefix(std::min(comma + 1, rest.size()));
+    if (value == "false") {
+      result.emplace_back();
+    } else if (value == "true") {
+      result.push_back({name});
+    } else {
+      result.push_back({name, value});
+    }
+  }
+  if (result.empty()) throw UsageError(fmt::format("--vary {}: no value is named", text));
+  return result;
+}
+
+std::vector<FlagList> crossed(const std::vector<FlagList>& a, const std::vector<FlagList>& b) {
+  std::vector<FlagList> result;
+  for (const FlagList& first : a) {
+    for (const FlagList& second : b) {
+      result.push_back(first);
+      result.back().insert(result.back().end(), second.begin(), second.end());
+    }
+  }
+  return result;
+}
+
+/// Degrees that the processes allow, with what an implementation can spread besides.
+std::vector<FlagList> usual_variations(const ParsedOptions& options, bool recomputes) {
+  const int ranks = options.given("nproc-per-node") ? options.get<int>("nproc-per-node") : 2;
+  std::vector<std::string> impls = bench_impls();
+  std::erase(impls, "reference");
+  if (options.given("impl")) impls = {options.get<std::string>("impl")};
+  std::vector<FlagList> result;
+  for (const std::string& impl : impls) {
+    const std::string subject = subject_of_impl(impl);
+    for (const Degrees& degrees : degrees_of(subject, ranks)) {
+      FlagList flags = {
+          "--impl", impl, "--dp", std::to_string(degrees.dp), "--tp", std::to_string(degrees.tp)};
+      if (degrees.pp > 1) {
+        flags.insert(flags.end(), {"--pp", std::to_string(degrees.pp)});
+      }
+      std::vector<FlagList> more = {{}};
+      if (impl == "autotp")
+        more = {{"--zero-stage", "0"}, {"--zero-stage", "1"}, {"--zero-stage", "2"}};
+      if (impl == "megatron") more = {{}, {"--distributed-optimizer"}};
+      if (recomputes) more = crossed(more, {{}, {"--recompute"}});
+      for (FlagList& own : crossed({flags}, more)) result.push_back(std::move(own));
+    }
+  }
+  return result;
+}
+
+std::string_view flag_name(std::string_view flag) {
+  return flag.substr(2);
+}
+
+SweepRequest sweep_request_of(const ParsedOptions& options, bool recomputes) {
+  std::vector<FlagList> variations = {{}};
+  if (options.given("vary")) {
+    for (const std::string& text : options.get<std::vector<std::string>>("vary"))
+      variations = crossed(variations, varied(text));
+  } else {
+    variations = usual_variations(options, recomputes);
+  }
+  if (variations.size() > kMostConfigurations)
+    throw UsageError(fmt::format("at most {} configurations are possible, got {}; vary less",
+                                 kMostConfigurations, variations.size()));
+  const FlagList base = repeating_flags(options);
+  SweepRequest request;
+  std::set<std::string> known;
+  for (const FlagList& variation : variations) {
+    std::set<std::string_view> own;
+    for (const std::string& word : variation) {
+      if (word.starts_with("--")) own.insert(flag_name(word));
+    }
+    FlagList words = variation;
+    bool is_kept = true;
+    for (const std::string& word : base) {
+      // of a flag that varies, neither name nor value
+      if (word.starts_with("--"))
+        is_kept = !own.contains(flag_name(word)) && flag_name(word) != "nproc-per-node";
+      if (is_kept) words.push_back(word);
+    }
+    const std::string name = fmt::format("{}", fmt::join(variation, " "));
+    try {
+      BenchPlan plan = planned_bench_of(parse_bench_flags(words));
+      plan.output_dir = options.get<std::string>("output-dir");
+      if (!known.insert(plan.impl + plan.item.slug()).second) continue;
+      RankMemory memory = largest_of(predicted_memory(plan.item));
+      request.plans.push_back({variation, std::move(plan), std::move(memory)});
+    } catch (const UsageError& error) {
+      request.refused.push_back(fmt::format("{}: {}", name, error.what()));
+    }
+  }
+  if (request.plans.empty())
+    throw UsageError(fmt::format("nothing selected: no configuration is possible{}",
+                                 request.refused.empty() ? "" : "; " + request.refused.front()));
+  return request;
+}
+
+std::string name_of_swept(const SweptPlan& swept) {
+  return fmt::format("{}", fmt::join(swept.flags, " "));
+}
+
+json memory_json(const RankMemory& memory) {
+  return {{"parameters", memory.parameters}, {"masters_and_states", memory.masters},
+          {"gradients", memory.gradients},   {"activations", memory.activations},
+          {"logits", memory.logits},         {"peak", memory.peak},
+          {"moment", memory.moment}};
+}
+
+std::string quoted_command(const BenchPlan& plan, const FlagList& changes) {
+  FlagList words = plan.arguments;
+  for (std::size_t i = 0; i + 1 < changes.size(); i += 2) {
+    const auto found = std::ranges::find(words, changes[i]);
+    if (found != words.end() && found + 1 != words.end()) {
+      *(found + 1) = changes[i + 1];
+    } else {
+      words.insert(words.end(), {changes[i], changes[i + 1]});
+    }
+  }
+  return fmt::format("isoshard bench {}", fmt::join(words, " "));
+}
+
+/// The model with fewer layers or shorter samples, or else a smaller one.
+std::string command_that_fits(const BenchPlan& plan, double usable) {
+  for (const std::string& name :
+       {plan.model_name, std::string("Qwen/Qwen3-0.6B"), std::string("small")}) {
+    Case item = plan.item;
+    FlagList changes;
+    if (name != plan.model_name) {
+      item.config = builtin_config(name);
+      item.weights_path.clear();
+      changes = {"--model", name};
+      item.seq_length = std::min(item.seq_length, item.config.max_positions);
+    }
+    const std::optional<Case> cut = cut_to_fit(item, usable);
+    if (!cut.has_value()) continue;
+    if (cut->config.num_layers != item.config.num_layers)
+      changes.insert(changes.end(), {"--num-layers", std::to_string(cut->config.num_layers)});
+    if (cut->seq_length != plan.item.seq_length)
+      changes.insert(changes.end(), {"--seq-length", std::to_string(cut->seq_length)});
+    try {
+      cut->validate();
+    } catch (const UsageError&) {
+      continue;  // degrees that do not fit this model
+    }
+    return fmt::format("this fits: {}", quoted_command(plan, changes));
+  }
+  return "take fewer processes or shorter samples";
+}
+
+}  // namespace
+
+void refuse_without_memory(const BenchPlan& plan) {
+  const MachineMemory there = memory_of_machine();
+  if (there.bytes <= 0) return;  // not known
+  const double needed = predicted_bytes_of_world(plan.item),
+               usable = kShareOfMemory * static_cast<double>(there.available_bytes);
+  if (needed <= usable) return;
+  const RankMemory largest = largest_of(predicted_memory(plan.item));
+  const std::string way_out = command_that_fits(plan, usable);
+  throw UsageError(fmt::format(
+      "{} of {} needs {:.0f} bytes of memory ({}) for {} {}, up to {} each, but {:.0f} bytes ({}) "
+      "are usable here; {}",
+      plan.impl, plan.model_name, needed, in_gib(needed), num_processes(plan.item),
+      num_processes(plan.item) == 1 ? "process" : "processes", in_gib(largest.peak), usable,
+      in_gib(usable), way_out));
+}
+
+int bench_memory_plan(const ParsedOptions& options) {
+  if (!options.given("memory"))
+    throw UsageError("bench plan must be told what a process has: --memory 80GB");
+  const double memory = parse_bytes(options.get<std::string>("memory"));
+  SweepRequest request = sweep_request_of(options, /*recomputes=*/true);
+  std::ranges::sort(request.plans, {}, [](const SweptPlan& s) { return s.memory.peak; });
+  const auto fits = [&](const SweptPlan& s) { return s.memory.peak <= memory; };
+  print("{} a process; the most of a rank, in GiB, predicted\n", in_gib(memory));
+  print("{:<62} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  {}\n", "configuration", "weights", "states",
+        "grads", "activ.", "logits", "peak", "fits");
+  for (const SweptPlan& s : request.plans) {
+    const RankMemory& m = s.memory;
+    print("{:<62} {:>8.2f} {:>8.2f} {:>8.2f} {:>8.2f} {:>8.2f} {:>8.2f}  {}\n", name_of_swept(s),
+          m.parameters / kBytesPerGb, m.masters / kBytesPerGb, m.gradients / kBytesPerGb,
+          m.activations / kBytesPerGb, m.logits / kBytesPerGb, m.peak / kBytesPerGb,
+          fits(s) ? "yes" : "no");
+  }
+  for (const std::string& line : request.refused) print("not possible: {}\n", line);
+  const auto fitting = std::ranges::count_if(request.plans, fits);
+  print("{} of {} configurations fit\n", fitting, request.plans.size());
+  return fitting > 0 ? kExitConforms : kExitDiverges;
+}
+
+int bench_sweep(const ParsedOptions& options) {
+  const SweepRequest request = sweep_request_of(options, /*recomputes=*/false);
+  const std::filesystem::path folder_path = options.get<std::string>("output-dir");
+  const OutputFolder folder(folder_path, "--output-dir");
+  Progress progress(static_cast<int>(request.plans.size()));
+  json rows = json::array();
+  int code = kExitConforms;
+  const bool is_gated = request.plans.front().plan.is_gated;
+  print(text_of({fmt::format("{:<48} {:>10} {:>10} {:>7} {:>10} {:>10}", "configuration",
+                             "predicted", "measured", "ratio", "ms a step", "tokens/s")},
+                is_gated));
+  for (const SweptPlan& swept : request.plans) {
+    if (interrupt_signal() != 0) break;
+    const std::string name = name_of_swept(swept);
+    progress.show(name);
+    json row = {{"flags", swept.flags},
+                {"config", bench_config_json(swept.plan)},
+                {"predicted", memory_json(swept.memory)}};
+    std::string line;
+    try {
+      refuse_without_memory(swept.plan);
+      const BenchResult result = bench(swept.plan, {});
+      if (result.gate.state == GateState::kFails) {
+        line = fmt::format("{:<48} does not conform", name);
+        code = combine_exit_codes(code, result.gate.exit_code);
+      } else {
+        const BenchSummary s = summary_of(result);
+        const double predicted = swept.memory.peak / kBytesPerGb;
+        line = fmt::format("{:<48} {:>10.4f} {:>10.4f} {:>7.3f} {:>10.3f} {:>10.1f}", name,
+                           predicted, s.peak_gb, predicted / s.peak_gb,
+                           kMillisecondsPerSecond * s.mean_s, s.tokens_per_second);
+        row["measured"] = {{"peak_gb", s.peak_gb},
+                           {"avg_step_time_ms", kMillisecondsPerSecond * s.mean_s},
+                           {"avg_tokens_per_sec", s.tokens_per_second}};
+      }
+      row["gate"] = name_of(result.gate.state);
+    } catch (const UsageError& error) {
+      line = fmt::format("{:<48} not run: {}", name, error.what());
+    }
+    progress.clear();
+    print(text_of({line}, is_gated));
+    rows.push_back(std::move(row));
+  }
+  for (const std::string& line : request.refused)
+    print(text_of({"not possible: " + line}, is_gated));
+  write_file_atomically(
+      folder_path / "sweep.json",
+      json{{"runs", std::move(rows)}, {"machine", machine_json()}}.dump(1) + "\n");
+  return code;
+}
+
+}  // namespace isoshard

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Means, quantiles and sums.
+#include "suite/bench/bench_statistics.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "suite/bench/formulas/flops.h"
+
+namespace isoshard {
+namespace {
+
+double gb(std::int64_t bytes) {
+  return static_cast<double>(bytes) / kBytesPerGb;
+}
+
+double rate(double amount, double seconds) {
+  return seconds > 0 ? amount / seconds : 0;
+}
+
+}  // namespace
+
+double quantile(std::vector<double> values, double share) {
+  std::ranges::sort(values);
+  const double place = share * static_cast<double>(values.size() - 1);
+  const auto below = static_cast<std::size_t>(std::floor(place));
+  const std::size_t above = std::min(below + 1, values.size() - 1);
+  return std::lerp(values[below], values[above], place - std::floor(place));
+}
+
+double mean_of(const std::vector<double>& values) {
+  return values.empty() ? 0
+                        : std::accumulate(values.begin(), values.end(), 0.0) /
+                              static_cast<double>(values.size());
+}
+
+double deviation_of(const std::vector<double>& values) {
+  if (values.size() < 2) return 0;
+  const double mean = mean_of(values);
+  double squares = 0;
+  for (const double value : values) squares += (value - mean) * (value - mean);
+  return std::sqrt(squares / static_cast<double>(values.size() - 1));
+}
+
+std::vector<WorldStep> world_steps(const BenchRun& run, const Case& item) {
+  std::vector<WorldStep> steps;
+  for (auto i = static_cast<std::size_t>(run.warmup_steps); i < run.num_steps(); ++i) {
+    const RankStep& slowest = run.ranks[run.slowest(i)].steps[i];
+    WorldStep step;
+    step.step = static_cast<int>(i);
+    step.loss = run.ranks.front().steps[i].loss;
+    step.grad_norm = run.ranks.front().steps[i].grad_norm;
+    step.times = slowest.times;
+    step.tokens_per_second = rate(tokens_per_step(item), slowest.times.total);
+    step.samples_per_second = rate(samples_per_step(item), slowest.times.total);
+    for (const RankRun& rank : run.ranks) {
+      const TensorBytes& memory = rank.steps[i].memory;
+      step.allocated_gb = std::max(step.allocated_gb, gb(memory.allocated));
+      step.peak_gb = std::max(step.peak_gb, gb(memory.peak));
+      step.allocated_all_gb += gb(memory.allocated);
+      step.peak_all_gb += gb(memory.peak);
+    }
+    steps.push_back(step);
+  }
+  return steps;
+}
+
+std::vector<PurposeRow> purpose_rows(const BenchRun& run) {
+  const double steps = static_cast<double>(run.num_steps()) - run.warmup_steps;
+  const auto ranks = static_cast<double>(run.ranks.size());
+  std::vector<PurposeRow> rows;
+  for (int p = 0; p < kNumPurposes; ++p) {
+    const auto place = static_cast<std::size_t>(p);
+    PurposeRow row;
+    row.purpose = name_of(static_cast<Purpose>(p));
+    for (const RankRun& rank : run.ranks) {
+      row.calls_per_rank += static_cast<double>(rank.purposes[place].calls) / ranks / steps;
+      row.bytes += static_cast<double>(rank.purposes[place].bytes) / steps;
+      row.seconds_per_rank += rank.purposes[place].seconds / ranks / steps;
+    }
+    if (row.calls_per_rank > 0) rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+BenchSummary summary_of(const BenchResult& result) {
+  const Case& item = result.plan.item;
+  BenchSummary summary;
+  std::vector<double> seconds, losses;
+  double communication = 0, in_backward = 0;
+  for (const BenchRun& run : result.runs) {
+    double resident = 0;
+    for (const RankRun& rank : run.ranks) resident += gb(rank.peak_resident_bytes);
+    summary.resident_all_gb = std::max(summary.resident_all_gb, resident);
+    for (const WorldStep& step : world_steps(run, item)) {
+      seconds.push_back(step.times.total);
+      losses.push_back(step.loss);
+      summary.final_loss = step.loss;
+      summary.peak_gb = std::max(summary.peak_gb, step.peak_gb);
+      summary.peak_all_gb = std::max(summary.peak_all_gb, step.peak_all_gb);
+      summary.times.total += step.times.total;
+      for (std::size_t p = 0; p < kNumStepParts; ++p) {
+        summary.times.parts[p] += step.times.parts[p];
+        summary.times.communication_in[p] += step.times.communication_in[p];
+      }
+    }
+  }
+  summary.num_steps = seconds.size();
+  if (seconds.empty()) return summary;
+  const auto count = static_cast<double>(seconds.size());
+  summary.times.total /= count;
+  for (std::size_t p = 0; p < kNumStepParts; ++p) {
+    summary.times.parts[p] /= count;
+    summary.times.communication_in[p] /= count;
+    communication += summary.times.communication_in[p];
+  }
+  in_backward = summary.times.communication_in[static_cast<std::size_t>(StepPart::kBackward)];
+  summary.in_backward_share = communication > 0 ? in_backward / communication : 0;
+  summary.mean_s = mean_of(seconds);
+  summary.deviation_s = deviation_of(seconds);
+  summary.p50_s = quantile(seconds, 0.5);
+  summary.p95_s = quantile(seconds, 0.95);
+  summary.mean_loss = mean_of(losses);
+  summary.tokens_per_second = rate(tokens_per_step(item), summary.mean_s);
+  summary.samples_per_second = rate(samples_per_step(item), summary.mean_s);
+  const StepFlops flops = step_flops(item);
+  summary.model_flops = flops.model;
+  summary.hardware_flops = flops.hardware;
+  summary.model_utilization =
+      rate(rate(flops.model, summary.mean_s), result.ceiling.flops_per_second);
+  summary.hardware_utilization =
+      rate(rate(flops.hardware, summary.mean_s), result.ceiling.flops_per_second);
+  return summary;
+}
+
+}  // namespace isoshard

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// One clock, read at each change of part.
+#include "suite/bench/step_clock.h"
+
+#include <utility>
+
+namespace isoshard {
+namespace {
+
+double seconds_of(std::chrono::steady_clock::duration time) noexcept {
+  return std::chrono::duration<double>(time).count();
+}
+
+}  // namespace
+
+void StepClock::begin_step() noexcept {
+  times_ = {};
+  part_ = StepPart::kOther;
+  is_running_ = true;
+  start_ = last_ = Clock::now();
+}
+
+StepPart StepClock::enter(StepPart part) noexcept {
+  const Clock::time_point now = Clock::now();
+  if (is_running_) times_.parts[static_cast<std::size_t>(part_)] += seconds_of(now - last_);
+  last_ = now;
+  return std::exchange(part_, part);
+}
+
+StepTimes StepClock::end_step() noexcept {
+  enter(StepPart::kOther);
+  is_running_ = false;
+  times_.total = seconds_of(last_ - start_);
+  return times_;
+}
+
+void StepClock::add_call(Purpose purpose, std::int64_t bytes, StepPart interrupted,
+                         double seconds) noexcept {
+  if (!is_running_) return;
+  PurposeTotals& totals = purposes_[static_cast<std::size_t>(purpose)];
+  ++totals.calls;
+  totals.bytes += bytes;
+  add_wait(purpose, interrupted, seconds);
+}
+
+void StepClock::add_wait(Purpose purpose, StepPart interrupted, double seconds) noexcept {
+  if (!is_running_) return;
+  purposes_[static_cast<std::size_t>(purpose)].seconds += seconds;
+  times_.communication_in[static_cast<std::size_t>(interrupted)] += seconds;
+}
+
+}  // namespace isoshard

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a rank does at each moment of a step, so that the parts of a step add up to it.
+#pragma once
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/comm/collective.h"
+
+namespace isoshard {
+
+/// Every moment of a step belongs to one of them. kCommunication: inside a call of the
+/// communicator, or waiting for one; the others are what is left of their phase without it. kOther:
+/// what belongs to no phase, such as reading the batch.
+enum class StepPart : std::uint8_t { kForward, kBackward, kOptimizer, kCommunication, kOther };
+inline constexpr std::size_t kNumStepParts = 5;
+
+/// Of one step on one rank, in seconds.
+struct StepTimes {
+  double total = 0;
+  std::array<double, kNumStepParts> parts{};
+  /// Communication, by the part that it interrupted.
+  std::array<double, kNumStepParts> communication_in{};
+  [[nodiscard]] double of(StepPart part) const noexcept {
+    return parts[static_cast<std::size_t>(part)];
+  }
+};
+
+/// Calls of one purpose on one rank. A call's bytes are those of its longest buffer: the input of
+/// all-reduce, reduce-scatter, all-to-all, send and broadcast, the output of all-gather. What a
+/// send moves is counted by the sender alone.
+struct PurposeTotals {
+  std::int64_t calls = 0, bytes = 0;
+  double seconds = 0;
+};
+
+/// Guarantees   the parts of a step add up to its total but for rounding, as one clock is read at
+///              each change of part.
+///
+///     clock.begin_step();
+///     const StepPart before = clock.enter(StepPart::kForward);
+///     ...
+///     clock.enter(before);
+///     const StepTimes times = clock.end_step();
+class StepClock {
+ public:
+  /// From now on time counts, as kOther. Calls before it count nowhere.
+  void begin_step() noexcept;
+  /// Returns the part until now.
+  StepPart enter(StepPart part) noexcept;
+  [[nodiscard]] StepTimes end_step() noexcept;
+
+  /// `interrupted`: the part that the call interrupted. Outside of a step nothing is counted.
+  void add_call(Purpose purpose, std::int64_t bytes, StepPart interrupted, double seconds) noexcept;
+  void add_wait(Purpose purpose, StepPart interrupted, double seconds) noexcept;
+  [[nodiscard]] const std::array<PurposeTotals, kNumPurposes>& purposes() const noexcept {
+    return purposes_;
+  }
+  void clear_purposes() noexcept { purposes_ = {}; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  bool is_running_ = false;
+  Clock::time_point start_, last_;
+  StepPart part_ = StepPart::kOther;
+  StepTimes times_;
+  std::array<PurposeTotals, kNumPurposes> purposes_{};
+};
+
+/// Is in a part while it lives, then in the one before.
+class StepScope {
+ public:
+  StepScope(StepClock& clock, StepPart part) noexcept : clock_(clock), before_(clock.enter(part)) {}
+  ~StepScope() { clock_.enter(before_); }
+  StepScope(const StepScope&) = delete;
+  StepScope& operator=(const StepScope&) = delete;
+  [[nodiscard]] StepPart before() const noexcept { return before_; }
+
+ private:
+  StepClock& clock_;
+  StepPart before_;
+};
+
+}  // namespace isoshard
