@@ -7,6 +7,7 @@
 #include "app/report_printer.h"
 #include "fixtures/inputs/inputs.h"
 #include "harness/cli/output_folder.h"
+#include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/world/interrupt.h"
@@ -32,7 +33,8 @@ int run_converge(const ParsedOptions& options) {
                         terminal_options());
   for (const std::string& line : plan.notes) printer.note(line);
   PrintRuns output(printer);
-  const ConvergeResult result = converge(plan, output);
+  ConvergeResult result = converge(plan, output);
+  result.report.provenance = provenance_of(options);
   printer.finish(result.report);
   print("\n{}", convergence_text(plan, result));
   write_convergence(plan, result);

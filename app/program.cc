@@ -3,21 +3,36 @@
 #include "app/program.h"
 
 #include <fmt/format.h>
+#include <torch/headeronly/version.h>
 
 #include <clocale>
 #include <csignal>
 #include <exception>
+#include <map>
+#include <string>
 
 #include "app/commands.h"
 #include "app/options/attach_options.h"
 #include "harness/cli/output.h"
 #include "harness/compare/bundle_command.h"
 #include "harness/compare/respond_command.h"
+#include "harness/golden/build_info.h"
 #include "harness/verdict/exit_code.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/warm_up.h"
 
 namespace isoshard {
+namespace {
+
+std::map<std::string, std::string> versions() {
+  const BuildInfo build = build_info();
+  return {
+      {"LibTorch", TORCH_VERSION},
+      {"sources", build.commit.empty() ? "not under version control"
+                                       : fmt::format("commit {} ({})", build.commit, build.state)}};
+}
+
+}  // namespace
 
 int run_program(const std::vector<std::string>& arguments) {
   prepare_output();
@@ -46,7 +61,7 @@ int run_program(const std::vector<std::string>& arguments) {
     print_error(fmt::format("isoshard: {}", error.what()));
     return leave_job(exit_code_of(error));
   }
-  const int code = leave_job(run_command_line(commands, arguments));
+  const int code = leave_job(run_command_line(commands, arguments, versions()));
   return interrupt_signal() == 0 ? code : combine_exit_codes(code, 128 + interrupt_signal());
 }
 

@@ -8,6 +8,7 @@
 #include "app/print_runs.h"
 #include "app/report_printer.h"
 #include "harness/cli/output_folder.h"
+#include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/world/interrupt.h"
@@ -53,7 +54,8 @@ int run_train(const ParsedOptions& options) {
                         text);
   for (const std::string& line : request.notes) printer.note(line);
   PrintRuns output(printer);
-  const Report report = train(plan_of(request), output);
+  Report report = train(plan_of(request), output);
+  report.provenance = provenance_of(options);
   printer.finish(report);
   write_report(request.output_dir, report, text);
   file.write(report, text);

@@ -5,6 +5,7 @@
 #include "app/options/verify_options.h"
 #include "app/report_printer.h"
 #include "harness/cli/output_folder.h"
+#include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/world/interrupt.h"
@@ -53,7 +54,8 @@ int run_verify(const ParsedOptions& options) {
   ReportPrinter printer(static_cast<int>(request.cases.size()), text);
   for (const std::string& line : request.notes) printer.note(line);
   PrintVerdicts output(printer);
-  const Report report = verify(plan_of(request), output);
+  Report report = verify(plan_of(request), output);
+  report.provenance = provenance_of(options);
   printer.finish(report);
   write_report(request.output_dir, report, text);
   file.write(report, text);

@@ -86,7 +86,11 @@ int run_one(const ProgramWords& program, const Command& command,
   add("config", po::value<std::string>(), "read options from a JSON file {\"tp\": 2, ...}");
   add("print-config", po::bool_switch(), "show the value and origin of every option, and exit");
   command.declare(table);
-  const ParsedOptions parsed = parse_options(table, arguments);
+  ParsedOptions parsed = parse_options(table, arguments);
+  parsed.program = program.name;
+  parsed.command = command.name;
+  parsed.versions = program.versions;
+  parsed.versions[program.name] = ISOSHARD_VERSION;
   if (parsed.get<bool>("help")) {
     print_help(program, command, table);
   } else if (parsed.get<bool>("print-config")) {
@@ -133,13 +137,15 @@ int run_command_line(const ProgramWords& program, std::span<const Command> comma
   }
 }
 
-int run_command_line(std::span<const Command> commands, const std::vector<std::string>& arguments) {
-  static const ProgramWords kIsoshard{
+int run_command_line(std::span<const Command> commands, const std::vector<std::string>& arguments,
+                     std::map<std::string, std::string> versions) {
+  ProgramWords isoshard{
       "isoshard",
       "isoshard proves that a parallel training implementation computes what one process computes.",
       "build everything and run all tests (done by the ./isoshard launcher)",
       "verify --preset small"};
-  return run_command_line(kIsoshard, commands, arguments);
+  isoshard.versions = std::move(versions);
+  return run_command_line(isoshard, commands, arguments);
 }
 
 }  // namespace isoshard

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <boost/program_options/environment_iterator.hpp>
 #include <boost/program_options/errors.hpp>
 #include <boost/program_options/parsers.hpp>
@@ -233,6 +234,49 @@ std::vector<std::string> headings_of(const OptionTable& table) {
   return headings;
 }
 
+std::vector<std::string> words_of(const boost::program_options::variable_value& value,
+                                  std::string text) {
+  if (const auto* list = boost::any_cast<std::vector<std::string>>(&value.value())) return *list;
+  return {std::move(text)};
+}
+
+/// What only says where and how results are shown, or was read already.
+bool is_of_this_call(std::string_view name) {
+  constexpr std::array<std::string_view, 11> kNames = {
+      "help", "config", "print-config", "report",      "output-dir", "report-dir",
+      "dump", "quiet",  "verbose",      "annotations", "failed-from"};
+  return std::ranges::find(kNames, name) != kNames.end();
+}
+
+void note_how_to_repeat(const OptionTable& table, ParsedOptions& parsed) {
+  std::vector<std::string> last;
+  for (const auto& option : table.options.options()) {
+    const std::string& name = option->long_name();
+    const std::string text = value_text(parsed, name);
+    if (text == "-" || name == "help" || name == "print-config") continue;
+    parsed.settings[name] = text;
+    if (!parsed.given(name) || is_of_this_call(name)) continue;
+    const bool is_switch = option->semantic()->max_tokens() == 0;
+    if (is_switch && text != "true") continue;
+    bool is_positional = false;
+    for (unsigned i = 0; i < std::min(table.positional.max_total_count(), 8U); ++i)
+      is_positional = is_positional || table.positional.name_for_position(i) == name;
+    std::vector<std::string> words = words_of(parsed.values[name], text);
+    if (is_positional) {
+      last.insert(last.end(), words.begin(), words.end());
+    } else if (is_switch) {
+      parsed.repeat.push_back("--" + name);
+    } else if (words.size() == 1) {
+      parsed.repeat.push_back("--" + name + "=" + words.front());
+    } else {
+      parsed.repeat.push_back("--" + name);
+      parsed.repeat.insert(parsed.repeat.end(), words.begin(), words.end());
+    }
+  }
+  // before options that take several values
+  parsed.repeat.insert(parsed.repeat.begin(), last.begin(), last.end());
+}
+
 }  // namespace
 
 OptionGroup::OptionGroup(OptionTable& table, std::string heading)
@@ -286,6 +330,7 @@ ParsedOptions parse_options(const OptionTable& table, const std::vector<std::str
       }
     }
     po::notify(result.values);
+    note_how_to_repeat(table, result);
   } catch (const po::error& error) {
     throw_usage(table, error);
   }

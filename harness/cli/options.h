@@ -60,6 +60,13 @@ struct ParsedOptions {
   boost::program_options::variables_map values;
   /// Option -> "command line", "ISOSHARD_TP", "FILE", "default"
   std::map<std::string, std::string, std::less<>> origins;
+  /// Who was asked: "isoshard", "verify"; and of what versions it is made.
+  std::string program, command;
+  std::map<std::string, std::string> versions;
+  /// The options that were given, wherever, as a command line that gives them all.
+  std::vector<std::string> repeat;
+  /// Every option that has a value.
+  std::map<std::string, std::string> settings;
 
   [[nodiscard]] bool given(const std::string& name) const {
     return values.count(name) != 0 && !values[name].defaulted();

@@ -13,6 +13,7 @@
 #include "core/base/error.h"
 #include "harness/cli/output.h"
 #include "harness/cli/output_folder.h"
+#include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
 #include "harness/compare/compare.h"
 #include "harness/report/formats/report_formats.h"
@@ -183,7 +184,8 @@ int run_compare(const ParsedOptions& options, ComparePlan plan) {
   const TextOptions text_options = terminal_options(options.get<bool>("verbose"));
   TextReport text(text_options);
   const auto show = [&](const auto& item) { print(text.add(item)); };
-  const Report report = compare(plan, {.on_case = show, .on_curve = show});
+  Report report = compare(plan, {.on_case = show, .on_curve = show});
+  report.provenance = provenance_of(options);
   print(text.finish(report));
   write_report(folder, report, text_options);
   file.write(report, text_options);

@@ -9,6 +9,9 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
+#include "harness/report/html/html_curves.h"
+#include "harness/report/html/html_evidence.h"
+#include "harness/report/html/html_hero.h"
 #include "harness/report/html/html_parts.h"
 #include "harness/report/html/html_text.h"
 
@@ -24,12 +27,6 @@ using nlohmann::json;
 constexpr std::size_t kRows = 4000;
 /// From this size on only what is wrong is told in full, and from the larger one nothing.
 constexpr std::size_t kDetails = 1'200'000, kPage = 1'700'000;
-
-const json& part_of(const json& report, const char* name) {
-  static const json kNone = json::array();
-  const auto found = report.find(name);
-  return found == report.end() || !found->is_array() ? kNone : *found;
-}
 
 std::string in_capitals(std::string word) {
   for (char& c : word) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
@@ -76,14 +73,14 @@ std::string verdict_of(const json& item) {
   row("Would miss", text_of(item, "would_miss"));
   row("Collectives", text_of(item, "collectives"));
   html += "</dl></div>\n";
-  for (const json& note : part_of(item, "notes"))
+  for (const json& note : html::list_of(item, "notes"))
     if (note.is_string()) html += fmt::format("<p>{}</p>\n", escaped(note.get<std::string>()));
   return html;
 }
 
 std::string names_of(const json& item, const char* part, std::string_view title) {
   constexpr std::size_t kShown = 50;
-  const json& names = part_of(item, part);
+  const json& names = html::list_of(item, part);
   if (names.empty()) return "";
   std::string html = fmt::format("<details><summary>{}: {}</summary><ul>\n", title, names.size());
   for (std::size_t i = 0; i < std::min(kShown, names.size()); ++i) {
@@ -108,8 +105,9 @@ std::string case_html(const json& item, std::size_t index, std::size_t room) {
     return result + "</section>\n";
   }
   result += verdict_of(item) + html::findings_of(item) + html::neighbors_of(item) +
-            html::map_of(item) + html::growth_of(item) +
-            names_of(item, "missing", "Only the reference recorded") +
+            html::by_rank_of(item) + html::numbers_of(item) + html::map_of(item) +
+            html::growth_of(item) + html::placements_of(item) + html::calls_of(item) +
+            html::schedule_of(item) + names_of(item, "missing", "Only the reference recorded") +
             names_of(item, "extra", "Only the run recorded") +
             names_of(item, "not_recorded", "Allowed to be missing");
   return result + html::tensors_of(item, room) + "</section>\n";
@@ -143,7 +141,7 @@ std::string curve_html(const json& item, std::size_t index) {
                 : verdict_of(item);
   result += deviation_of(item, "first", "First number that is not allowed") +
             deviation_of(item, "largest", "Largest deviation");
-  for (const json& remark : part_of(item, "remarks"))
+  for (const json& remark : html::list_of(item, "remarks"))
     if (remark.is_string())
       result += fmt::format("<p>{}</p>\n", escaped(remark.get<std::string>()));
   return result + "</section>\n";
@@ -153,7 +151,7 @@ std::string curve_html(const json& item, std::size_t index) {
 std::string counts_of(const json& report) {
   std::map<std::string, int> counts;
   for (const char* const part : {"cases", "curves", "goldens"}) {
-    for (const json& item : part_of(report, part)) {
+    for (const json& item : html::list_of(report, part)) {
       std::string status = text_of(item, "status");
       if (item.contains("holds")) status = item["holds"] == true ? "holds" : "does not hold";
       if (!status.empty()) ++counts[status];
@@ -168,7 +166,7 @@ std::string counts_of(const json& report) {
 std::string contents_of(const json& report) {
   std::string html;
   const auto add = [&](const char* part, const char* anchor, const char* name) {
-    const json& items = part_of(report, part);
+    const json& items = html::list_of(report, part);
     for (std::size_t i = 0; i < items.size(); ++i) {
       std::string status = text_of(items[i], "status"), title = text_of(items[i], name);
       if (items[i].contains("holds")) status = items[i]["holds"] == true ? "conforms" : "diverges";
@@ -197,17 +195,15 @@ std::string html_of(const json& report) {
     throw FileError(
         "a report must be a JSON object of schema 1 with exit_code and cases, as report.json is");
   }
-  const json &cases = part_of(report, "cases"), &curves = part_of(report, "curves"),
-             &goldens = part_of(report, "goldens");
-  const bool is_good = number_of(report, "exit_code") == 0;
+  const json &cases = html::list_of(report, "cases"), &curves = html::list_of(report, "curves"),
+             &goldens = html::list_of(report, "goldens");
   std::string page = fmt::format(
       "<!doctype html>\n<html lang=en>\n<head>\n<meta charset=utf-8>\n<meta name=viewport "
       "content=\"width=device-width,initial-scale=1\">\n<title>isoshard: {0}</title>\n<style>{1}"
-      "</style>\n</head>\n<body>\n<main>\n<h1>isoshard report</h1>\n<div class=\"verdict {2}\">"
-      "<strong>{3}</strong><p>{0}; exit code {4}</p></div>\n",
-      counts_of(report), html::style_sheet(), is_good ? "conforms" : "diverges",
-      is_good ? "All is as it should be" : "Something is wrong", number_of(report, "exit_code"));
-  for (const json& note : part_of(report, "notes"))
+      "</style>\n</head>\n<body>\n<main>\n<h1>isoshard report: {0}</h1>\n",
+      counts_of(report), html::style_sheet());
+  page += html::hero_of(report);
+  for (const json& note : html::list_of(report, "notes"))
     if (note.is_string()) page += fmt::format("<p>{}</p>\n", escaped(note.get<std::string>()));
   page += contents_of(report);
   const std::size_t room = kRows / std::max<std::size_t>(cases.size(), 1);
@@ -221,6 +217,7 @@ std::string html_of(const json& report) {
     }
     page += is_brief ? brief_html(cases[i], i) : case_html(cases[i], i, room);
   }
+  page += html::curves_of(report);
   for (std::size_t i = 0; i < curves.size(); ++i) page += curve_html(curves[i], i);
   for (std::size_t i = 0; i < goldens.size(); ++i) {
     page += fmt::format(
@@ -228,18 +225,8 @@ std::string html_of(const json& report) {
         "</section>\n",
         anchor_of("golden", i), text_of(goldens[i], "name"), text_of(goldens[i], "text"));
   }
-  page += "<section aria-labelledby=environment><h2 id=environment>Environment</h2>\n";
-  const json environment = report.value("environment", json::object());
-  if (environment.empty())
-    page +=
-        "<p>No variable that may decide how kernels compute was set."
-        "</p>\n";
-  page += "<dl>";
-  for (const auto& [name, value] : environment.items()) {
-    page += fmt::format("<dt class=name>{}</dt><dd class=name>{}</dd>", escaped(name),
-                        escaped(value.is_string() ? value.get<std::string>() : value.dump()));
-  }
-  return page + "</dl></section>\n</main>\n</body>\n</html>\n";
+  page += html::provenance_of(report);
+  return page + "</main>\n</body>\n</html>\n";
 }
 
 }  // namespace isoshard
