@@ -32,11 +32,11 @@ int run_converge(const ParsedOptions& options) {
   ReportPrinter printer(static_cast<int>(1 + plan.seeds.size() * (1 + plan.sets.size())),
                         terminal_options());
   for (const std::string& line : plan.notes) printer.note(line);
-  PrintRuns output(printer);
+  PrintRuns output(printer, plan.control.steps);
   ConvergeResult result = converge(plan, output);
   result.report.provenance = provenance_of(options);
   printer.finish(result.report);
-  print("\n{}", convergence_text(plan, result));
+  if (!is_quiet()) print("\n{}", convergence_text(plan, result));
   write_convergence(plan, result);
   write_report(plan.folder, result.report, terminal_options());
   file.write(result.report, terminal_options());

@@ -119,7 +119,7 @@ int run_experiments(const ParsedOptions& options) {
   });
   progress.clear();
   report.provenance = provenance_of(options);
-  print(text_of(report));
+  print(text_of(report, terminal_options()));
   if (report.experiments.empty()) return report.exit_code;
   write_report(folder, report);
   file.write(report, {});

@@ -10,6 +10,8 @@
 #include <exception>
 #include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "app/commands.h"
 #include "app/options/attach_options.h"
@@ -23,6 +25,19 @@
 
 namespace isoshard {
 namespace {
+
+/// Each with the heading that --help lists it under.
+std::vector<Command> in_groups(
+    const std::vector<std::pair<std::string, std::vector<Command>>>& groups) {
+  std::vector<Command> all;
+  for (const auto& [heading, commands] : groups) {
+    for (Command command : commands) {
+      command.group = heading;
+      all.push_back(std::move(command));
+    }
+  }
+  return all;
+}
 
 std::map<std::string, std::string> versions() {
   const BuildInfo build = build_info();
@@ -41,20 +56,13 @@ int run_program(const std::vector<std::string>& arguments) {
   make_controller();
   std::setlocale(LC_ALL, "C");
   install_interrupt_handler();
-  const std::vector<Command> commands = {verify_command(),
-                                         train_command(),
-                                         converge_command(),
-                                         plot_command(),
-                                         compare_command(),
-                                         oracle_command(),
-                                         golden_command(),
-                                         experiment_command(),
-                                         report_command(),
-                                         list_command(),
-                                         explain_command(),
-                                         doctor_command(),
-                                         respond_command("isoshard"),
-                                         bundle_command("isoshard")};
+  const std::vector<Command> commands = in_groups(
+      {{"judge runs", {verify_command(), train_command(), converge_command(), compare_command()}},
+       {"hold this program to something",
+        {oracle_command(), golden_command(), experiment_command()}},
+       {"show results", {report_command(), plot_command(), bisect_command()}},
+       {"look things up", {list_command(), explain_command(), doctor_command()}},
+       {"work on bundles", {respond_command("isoshard"), bundle_command("isoshard")}}});
   try {
     join_job(arguments);
   } catch (const std::exception& error) {

@@ -53,7 +53,8 @@ int run_train(const ParsedOptions& options) {
   ReportPrinter printer(static_cast<int>(request.cases.size()) + (request.runs_reference ? 1 : 0),
                         text);
   for (const std::string& line : request.notes) printer.note(line);
-  PrintRuns output(printer);
+  PrintRuns output(printer,
+                   request.cases.empty() ? request.reference.steps : request.cases.front().steps);
   Report report = train(plan_of(request), output);
   report.provenance = provenance_of(options);
   printer.finish(report);

@@ -4,11 +4,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <exception>
+#include <sstream>
 
 #include "core/base/error.h"
 #include "core/base/mapped_file.h"
 #include "core/base/suggest.h"
+#include "harness/cli/man_page.h"
 #include "harness/cli/output.h"
 #include "harness/verdict/exit_code.h"
 
@@ -41,10 +44,29 @@ constexpr const char* kExitCodes =
     "(crash, hang, incomplete),\n"
     "            5 golden missing, stale or refused, 130/143 interrupted (129: hangup)\n";
 
+/// Name and text in two columns, within 80.
+void print_wrapped(const std::string& name, const std::string& text) {
+  constexpr std::size_t kName = 13, kColumns = 80;
+  std::string line = fmt::format("  {:<10} ", name);
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    if (line.size() + word.size() > kColumns) {
+      print("{}\n", line.substr(0, line.find_last_not_of(' ') + 1));
+      line = std::string(kName, ' ');
+    }
+    line += word + " ";
+  }
+  print("{}\n", line.substr(0, line.find_last_not_of(' ') + 1));
+}
+
 void print_overview(const ProgramWords& program, std::span<const Command> commands) {
-  print("{}\n\nusage: {} COMMAND [options]\n\ncommands\n", program.about, program.name);
-  for (const auto& command : commands) print("  {:<10} {}\n", command.name, command.summary);
-  if (!program.test.empty()) print("  {:<10} {}\n", "test", program.test);
+  print("{}\n\nusage: {} COMMAND [options]\n", program.about, program.name);
+  std::string group;
+  for (const auto& command : commands) {
+    if (command.group != group) print("\n{}\n", group = command.group);
+    print_wrapped(command.name, command.summary);
+  }
+  if (!program.test.empty()) print_wrapped("test", program.test);
   print("\nexample: {0} {1}\n         {0} COMMAND --help\n\n{2}", program.name, program.example,
         kExitCodes);
 }
@@ -80,12 +102,7 @@ int with_output_told(const ProgramWords& program, int code) {
 
 int run_one(const ProgramWords& program, const Command& command,
             const std::vector<std::string>& arguments) {
-  OptionTable table;
-  auto add = table.group("general");
-  add("help,h", po::bool_switch(), "show this help");
-  add("config", po::value<std::string>(), "read options from a JSON file {\"tp\": 2, ...}");
-  add("print-config", po::bool_switch(), "show the value and origin of every option, and exit");
-  command.declare(table);
+  const OptionTable table = options_of(command);
   ParsedOptions parsed = parse_options(table, arguments);
   parsed.program = program.name;
   parsed.command = command.name;
@@ -96,6 +113,7 @@ int run_one(const ProgramWords& program, const Command& command,
   } else if (parsed.get<bool>("print-config")) {
     print(render_config(table, parsed));
   } else {
+    if (command.judges) set_quiet(parsed.get<bool>("quiet"));
     const int code = run_on_stable_inputs(command, parsed);
     if (code != kExitConforms || command.judges) return with_output_told(program, code);
   }
@@ -103,7 +121,42 @@ int run_one(const ProgramWords& program, const Command& command,
   return kExitConforms;
 }
 
+/// "completion SHELL" and "man [COMMAND]": made from the tables of all commands, so not commands
+/// themselves.
+void print_made(const ProgramWords& program, std::span<const Command> commands,
+                const std::vector<std::string>& arguments) {
+  const std::string kind = arguments.front();
+  const std::string of = arguments.size() > 1 ? arguments[1] : "";
+  if (kind == "completion") {
+    print(completion_script(program, commands, of));
+  } else if (of.empty()) {
+    print(man_page(program, commands));
+  } else {
+    std::vector<std::string> known;
+    for (const Command& command : commands) known.push_back(command.name);
+    const auto found = std::ranges::find(commands, of, &Command::name);
+    if (found == commands.end())
+      throw UsageError(
+          fmt::format("man '{}'{}; known are {}", of, did_you_mean(of, known), join_names(known)));
+    print(man_page(program, *found));
+  }
+  require_printed();
+}
+
 }  // namespace
+
+OptionTable options_of(const Command& command) {
+  OptionTable table;
+  auto add = table.group("general");
+  add("help,h", po::bool_switch(), "show this help");
+  add("config", po::value<std::string>(), "read options from a JSON file {\"tp\": 2, ...}");
+  add("print-config", po::bool_switch(), "show the value and origin of every option, and exit");
+  if (command.judges)
+    add("quiet,q", po::bool_switch(),
+        "print what is wrong and the closing line only, and no progress");
+  command.declare(table);
+  return table;
+}
 
 int run_command_line(const ProgramWords& program, std::span<const Command> commands,
                      const std::vector<std::string>& arguments) {
@@ -121,6 +174,10 @@ int run_command_line(const ProgramWords& program, std::span<const Command> comma
     if (name == "--version" || name == "version") {
       print("{} {}\n", program.name, ISOSHARD_VERSION);
       require_printed();
+      return kExitConforms;
+    }
+    if ((name == "completion" || name == "man") && arguments.size() <= 2) {
+      print_made(program, commands, arguments);
       return kExitConforms;
     }
     std::vector<std::string> known;

@@ -23,6 +23,8 @@ struct Command {
   /// The exit code is a verdict, which stands even if standard output cannot be written. Else the
   /// output is the product, and losing it is exit code 4.
   bool judges = false;
+  /// The heading that --help lists it under.
+  std::string group = "commands";
 };
 
 /// What a program says of itself.

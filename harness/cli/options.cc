@@ -70,8 +70,14 @@ bool has_optional_value(const OptionTable& table, std::string_view flag) {
 po::parsed_options parse_command_line(const OptionTable& table,
                                       const std::vector<std::string>& arguments) {
   std::vector<std::string> normalized;
-  bool may_be_value = false;  // the parser itself takes such a value only after '='
+  bool may_be_value = false;       // the parser itself takes such a value only after '='
+  bool is_behind_options = false;  // "--": what follows are words of somebody else
   for (const auto& argument : arguments) {
+    if (is_behind_options || argument == "--") {
+      is_behind_options = true;
+      normalized.push_back(argument);
+      continue;
+    }
     if (may_be_value && !argument.starts_with("--")) {
       normalized.back() += "=" + argument;
       may_be_value = false;
@@ -294,15 +300,26 @@ OptionGroup OptionTable::group(std::string heading) {
   return {*this, std::move(heading)};
 }
 
+std::vector<std::pair<std::string, std::vector<boost::shared_ptr<const po::option_description>>>>
+options_in_groups(const OptionTable& table) {
+  std::vector<std::pair<std::string, std::vector<boost::shared_ptr<const po::option_description>>>>
+      groups;
+  for (const std::string& heading : headings_of(table)) {
+    std::vector<boost::shared_ptr<const po::option_description>> options;
+    for (const auto& option : table.options.options())
+      if (heading_of(table, option->long_name()) == heading) options.push_back(option);
+    if (!options.empty()) groups.emplace_back(heading, std::move(options));
+  }
+  return groups;
+}
+
 std::string help_text(const OptionTable& table) {
   const unsigned width = table.options.get_option_column_width();
   std::string text;
-  for (const std::string& heading : headings_of(table)) {
+  for (const auto& [heading, options] : options_in_groups(table)) {
     po::options_description group(heading);
-    for (const auto& option : table.options.options()) {
-      if (heading_of(table, option->long_name()) == heading) group.add(option);
-    }
-    if (group.options().empty()) continue;
+    for (const auto& option : options)
+      group.add(boost::const_pointer_cast<po::option_description>(option));
     std::ostringstream stream;
     group.print(stream, width);
     text += (text.empty() ? "" : "\n") + stream.str();
@@ -312,6 +329,7 @@ std::string help_text(const OptionTable& table) {
 
 ParsedOptions parse_options(const OptionTable& table, const std::vector<std::string>& arguments) {
   ParsedOptions result;
+  result.words = arguments;
   try {
     const auto store = [&](const po::parsed_options& parsed, const std::string& origin) {
       refuse_negative_counts(table, parsed);

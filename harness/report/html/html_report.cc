@@ -18,9 +18,6 @@
 namespace isoshard {
 namespace {
 
-using html::escaped;
-using html::number_of;
-using html::text_of;
 using nlohmann::json;
 
 /// Rows of all tables of tensors together: about 250 bytes each, so that a page stays below 2 MB.
@@ -39,13 +36,13 @@ std::string mesh_of(const json& item) {
   if (found == item.end()) return "";
   if (found->is_object()) {
     for (const auto& [axis, degree] : found->items())
-      words +=
-          fmt::format("{}{} {}", words.empty() ? "" : " x ", escaped(axis), escaped(degree.dump()));
+      words += fmt::format("{}{} {}", words.empty() ? "" : " x ", html::escaped(axis),
+                           html::escaped(degree.dump()));
     return words;
   }
   for (const json& axis : *found) {
-    words += fmt::format("{}{} {}", words.empty() ? "" : " x ", text_of(axis, "axis"),
-                         number_of(axis, "degree"));
+    words += fmt::format("{}{} {}", words.empty() ? "" : " x ", html::text_of(axis, "axis"),
+                         html::number_of(axis, "degree"));
   }
   return words;
 }
@@ -56,25 +53,27 @@ std::string anchor_of(std::string_view part, std::size_t index) {
 }
 
 std::string verdict_of(const json& item) {
-  const std::string status = text_of(item, "status"), strength = text_of(item, "strength");
+  const std::string status = html::text_of(item, "status"),
+                    strength = html::text_of(item, "strength");
   std::string html =
       fmt::format("<div class=\"verdict {0}\"><strong>{1}{2}</strong>\n<p>{3}</p>\n<dl>", status,
                   in_capitals(status), strength.empty() ? "" : fmt::format(" ({})", strength),
-                  text_of(item, "reason"));
+                  html::text_of(item, "reason"));
   const auto row = [&](const char* title, const std::string& text) {
     if (!text.empty()) html += fmt::format("<dt>{}</dt><dd>{}</dd>", title, text);
   };
-  row("Subject", text_of(item, "subject"));
-  row("Copies", text_of(item, "copy_of"));
+  row("Subject", html::text_of(item, "subject"));
+  row("Copies", html::text_of(item, "copy_of"));
   row("Mesh", mesh_of(item));
-  row("Against", text_of(item, "reference"));
-  row("Injected fault", text_of(item, "fault"));
-  row("Not enough", text_of(item, "unmet"));
-  row("Would miss", text_of(item, "would_miss"));
-  row("Collectives", text_of(item, "collectives"));
+  row("Against", html::text_of(item, "reference"));
+  row("Injected fault", html::text_of(item, "fault"));
+  row("Not enough", html::text_of(item, "unmet"));
+  row("Would miss", html::text_of(item, "would_miss"));
+  row("Collectives", html::text_of(item, "collectives"));
   html += "</dl></div>\n";
   for (const json& note : html::list_of(item, "notes"))
-    if (note.is_string()) html += fmt::format("<p>{}</p>\n", escaped(note.get<std::string>()));
+    if (note.is_string())
+      html += fmt::format("<p>{}</p>\n", html::escaped(note.get<std::string>()));
   return html;
 }
 
@@ -85,15 +84,15 @@ std::string names_of(const json& item, const char* part, std::string_view title)
   std::string html = fmt::format("<details><summary>{}: {}</summary><ul>\n", title, names.size());
   for (std::size_t i = 0; i < std::min(kShown, names.size()); ++i) {
     if (names[i].is_string())
-      html += fmt::format("<li class=name>{}</li>\n", escaped(names[i].get<std::string>()));
+      html += fmt::format("<li class=name>{}</li>\n", html::escaped(names[i].get<std::string>()));
   }
   if (names.size() > kShown) html += fmt::format("<li>{} more</li>", names.size() - kShown);
   return html + "</ul></details>\n";
 }
 
 std::string case_html(const json& item, std::size_t index, std::size_t room) {
-  std::string name = text_of(item, "case");
-  if (name.empty()) name = text_of(item, "experiment");
+  std::string name = html::text_of(item, "case");
+  if (name.empty()) name = html::text_of(item, "experiment");
   std::string result =
       fmt::format("<section id={0} aria-labelledby={0}-title>\n<h2 id={0}-title>{1}</h2>\n",
                   anchor_of("case", index), name);
@@ -101,7 +100,7 @@ std::string case_html(const json& item, std::size_t index, std::size_t room) {
     result += fmt::format("<p class={}>{}</p><pre>{}</pre>\n",
                           item["holds"] == true ? "conforms" : "diverges",
                           item["holds"] == true ? "HOLDS" : "DOES NOT HOLD",
-                          escaped(item.value("claims", json()).dump(1)));
+                          html::escaped(item.value("claims", json()).dump(1)));
     return result + "</section>\n";
   }
   result += verdict_of(item) + html::findings_of(item) + html::neighbors_of(item) +
@@ -117,33 +116,34 @@ std::string brief_html(const json& item, std::size_t index) {
   return fmt::format(
       "<section id={0} aria-labelledby={0}-title>\n<h2 id={0}-title>{1}</h2>\n{2}"
       "</section>\n",
-      anchor_of("case", index), text_of(item, "case"), verdict_of(item));
+      anchor_of("case", index), html::text_of(item, "case"), verdict_of(item));
 }
 
 std::string deviation_of(const json& item, const char* part, std::string_view title) {
   const auto found = item.find(part);
   if (found == item.end() || !found->is_object()) return "";
   return fmt::format("<p>{}: step {}, {}: reference {}, run {}, off by {}, allowed {} ({})</p>\n",
-                     title, number_of(*found, "step"), text_of(*found, "number"),
-                     html::short_number(number_of(*found, "reference")),
-                     html::short_number(number_of(*found, "actual")),
-                     html::short_number(number_of(*found, "deviation")),
-                     html::short_number(number_of(*found, "allowed")), text_of(*found, "rule"));
+                     title, html::number_of(*found, "step"), html::text_of(*found, "number"),
+                     html::short_number(html::number_of(*found, "reference")),
+                     html::short_number(html::number_of(*found, "actual")),
+                     html::short_number(html::number_of(*found, "deviation")),
+                     html::short_number(html::number_of(*found, "allowed")),
+                     html::text_of(*found, "rule"));
 }
 
 std::string curve_html(const json& item, std::size_t index) {
   std::string result =
       fmt::format("<section id={0} aria-labelledby={0}-title>\n<h2 id={0}-title>{1}</h2>\n",
-                  anchor_of("curve", index), text_of(item, "case"));
-  result += text_of(item, "status").empty()
+                  anchor_of("curve", index), html::text_of(item, "case"));
+  result += html::text_of(item, "status").empty()
                 ? fmt::format("<p>A reference of {} steps, which nothing is compared with.</p>\n",
-                              number_of(item, "steps"))
+                              html::number_of(item, "steps"))
                 : verdict_of(item);
   result += deviation_of(item, "first", "First number that is not allowed") +
             deviation_of(item, "largest", "Largest deviation");
   for (const json& remark : html::list_of(item, "remarks"))
     if (remark.is_string())
-      result += fmt::format("<p>{}</p>\n", escaped(remark.get<std::string>()));
+      result += fmt::format("<p>{}</p>\n", html::escaped(remark.get<std::string>()));
   return result + "</section>\n";
 }
 
@@ -152,7 +152,7 @@ std::string counts_of(const json& report) {
   std::map<std::string, int> counts;
   for (const char* const part : {"cases", "curves", "goldens"}) {
     for (const json& item : html::list_of(report, part)) {
-      std::string status = text_of(item, "status");
+      std::string status = html::text_of(item, "status");
       if (item.contains("holds")) status = item["holds"] == true ? "holds" : "does not hold";
       if (!status.empty()) ++counts[status];
     }
@@ -168,9 +168,9 @@ std::string contents_of(const json& report) {
   const auto add = [&](const char* part, const char* anchor, const char* name) {
     const json& items = html::list_of(report, part);
     for (std::size_t i = 0; i < items.size(); ++i) {
-      std::string status = text_of(items[i], "status"), title = text_of(items[i], name);
+      std::string status = html::text_of(items[i], "status"), title = html::text_of(items[i], name);
       if (items[i].contains("holds")) status = items[i]["holds"] == true ? "conforms" : "diverges";
-      if (title.empty()) title = text_of(items[i], "experiment");
+      if (title.empty()) title = html::text_of(items[i], "experiment");
       html += fmt::format(
           "<tr><th scope=row class=name><a href=\"#{}\">{}</a></th>"
           "<td class=\"name {}\">{}</td></tr>\n",
@@ -204,12 +204,13 @@ std::string html_of(const json& report) {
       counts_of(report), html::style_sheet());
   page += html::hero_of(report);
   for (const json& note : html::list_of(report, "notes"))
-    if (note.is_string()) page += fmt::format("<p>{}</p>\n", escaped(note.get<std::string>()));
+    if (note.is_string())
+      page += fmt::format("<p>{}</p>\n", html::escaped(note.get<std::string>()));
   page += contents_of(report);
   const std::size_t room = kRows / std::max<std::size_t>(cases.size(), 1);
   for (std::size_t i = 0; i < cases.size(); ++i) {
     // Where the page has no room for all, cases that are as they should be are told in words.
-    const bool is_brief = page.size() > kDetails && text_of(cases[i], "status") == "conforms";
+    const bool is_brief = page.size() > kDetails && html::text_of(cases[i], "status") == "conforms";
     if (page.size() > kPage) {
       page += fmt::format("<p>{} more cases are left out; report.json has them.</p>\n",
                           cases.size() - i);
@@ -223,7 +224,8 @@ std::string html_of(const json& report) {
     page += fmt::format(
         "<section id={0} aria-labelledby={0}-title><h2 id={0}-title>{1}</h2><pre>{2}</pre>"
         "</section>\n",
-        anchor_of("golden", i), text_of(goldens[i], "name"), text_of(goldens[i], "text"));
+        anchor_of("golden", i), html::text_of(goldens[i], "name"),
+        html::text_of(goldens[i], "text"));
   }
   page += html::provenance_of(report);
   return page + "</main>\n</body>\n</html>\n";
