@@ -13,6 +13,7 @@ namespace isoshard {
 [[nodiscard]] Command oracle_command();
 [[nodiscard]] Command golden_command();
 [[nodiscard]] Command experiment_command();
+[[nodiscard]] Command faults_command();
 [[nodiscard]] Command report_command();
 [[nodiscard]] Command bisect_command();
 [[nodiscard]] Command list_command();

@@ -105,8 +105,8 @@ TEST(Evidence, ShowsACornerOfALargeTensorAroundTheFirstDifference) {
   ASSERT_TRUE(evidence.numbers.has_value());
   EXPECT_FALSE(evidence.numbers->is_whole);
   EXPECT_EQ(evidence.numbers->row, 19);
-  EXPECT_EQ(evidence.numbers->column, 32);
-  EXPECT_EQ(evidence.numbers->sides[1].rows[1][7], 9);
+  EXPECT_EQ(evidence.numbers->column, 35);
+  EXPECT_EQ(evidence.numbers->sides[1].rows[1][4], 9);
 }
 
 TEST(Evidence, HasNoNumbersOfARunThatKeptNone) {

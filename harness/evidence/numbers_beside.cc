@@ -10,7 +10,7 @@
 namespace isoshard {
 namespace {
 
-constexpr std::int64_t kRows = 6, kColumns = 8;
+constexpr std::int64_t kRows = 6, kColumns = 5;
 constexpr std::size_t kMostSides = 5;
 
 /// rows x columns of a matrix with `width` columns.

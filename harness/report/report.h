@@ -31,6 +31,12 @@ struct Provenance {
   std::map<std::string, std::string> versions;  ///< "isoshard" -> "0.1.0", "LibTorch", "CPU", ...
 };
 
+/// Whether an injected fault was found as the catalog says.
+struct ReportDetection {
+  bool is_right = false;
+  std::string problem;  ///< why not; empty if it was
+};
+
 /// One run that was judged tensor by tensor, or that could not be judged.
 struct ReportCase {
   std::string name;                        ///< the slug of the case
@@ -43,6 +49,8 @@ struct ReportCase {
   /// Why a run that conforms is not enough for what was asked (require_strength); empty: it is.
   std::string unmet = {};
   std::vector<ReportAction> schedule = {};  ///< of a pipeline; else empty
+  /// Of a run that is to show that its fault is found: then this counts, and not the verdict.
+  std::optional<ReportDetection> detection = {};
 
   [[nodiscard]] Status status() const noexcept;  ///< kIncomplete without a verdict
   /// That of its status or failure; diverges for one that conforms, but not as strongly as asked.

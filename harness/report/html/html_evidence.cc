@@ -58,7 +58,7 @@ std::string cell_of(const RankError* error, double allowed) {
 std::string cell_of_number(const json& number, const json& reference) {
   if (number.is_null()) return "<td class=none>.</td>";
   const auto words = [](const json& value) {
-    return value.is_number() ? fmt::format("{:.6g}", value.get<double>())
+    return value.is_number() ? fmt::format("{:.5g}", value.get<double>())
                              : (value.is_string() ? escaped(value.get<std::string>()) : "?");
   };
   if (reference.is_null() || number == reference) return fmt::format("<td>{}</td>", words(number));

@@ -26,6 +26,8 @@ std::string row_of_words(const char* title, const std::string& text) {
 
 bool is_good(const json& item) {
   if (item.contains("holds")) return item["holds"] == true;
+  if (const json& detection = part_in(item, "detection"); detection.is_object())
+    return part_in(detection, "as_expected") == true;
   const json& status = part_in(item, "status");
   if (status.is_null()) return true;  // a reference
   static const std::set<std::string> kGood = {"conforms", "match",   "accepted",
@@ -79,6 +81,10 @@ std::string where_of(const json& item, const json& finding, const std::string& a
   if (!right.empty())
     words +=
         fmt::format("; right on rank{} {}", right.size() > 1 ? "s" : "", ranges_in_words(right));
+  const std::string subject = text_of(item, "subject"), copied = text_of(item, "copy_of");
+  if (!subject.empty())
+    words += fmt::format(". Judged was {}{}", subject,
+                         copied.empty() ? "" : ", this project's copy of " + copied);
   return words + ".";
 }
 
@@ -136,6 +142,13 @@ std::string cause_of(const json& finding) {
 std::string words_of_case(const Worst& worst) {
   const json& item = *worst.item;
   const json& findings = list_of(item, "findings");
+  const std::string missed = text_of(part_in(item, "detection"), "problem");
+  if (!missed.empty()) {
+    return row_of_words("What broke", fmt::format("<b>{} was not found as it must be</b>: {}",
+                                                  text_of(item, "fault"), missed)) +
+           row_of_words("Where",
+                        fmt::format("<a href=\"#{}\">{}</a>", worst.anchor, text_of(item, "case")));
+  }
   if (findings.empty()) {
     std::string reason = text_of(item, "reason");
     if (const std::string unmet = text_of(item, "unmet"); !unmet.empty()) reason = unmet;
@@ -200,6 +213,11 @@ std::string hero_of(const json& report) {
   if (bad > 0)
     title =
         all == 1 ? "Something is wrong" : fmt::format("Something is wrong in {} of {}", bad, all);
+  if (bad > 0 && worst.part == "cases" && text_of(*worst.item, "status") == "diverges" &&
+      !part_in(*worst.item, "detection").is_object()) {
+    title = all == 1 ? "The run does not compute what one process computes"
+                     : fmt::format("{} of {} runs: not as one process computes", bad, all);
+  }
   if (bad == 0 && is_bad) title = "Something is wrong";
   std::string html = fmt::format(
       "<div class=\"verdict hero {}\"><strong>{}</strong>\n<p>The same training step ran in one "

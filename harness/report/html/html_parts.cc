@@ -92,12 +92,17 @@ struct Point {
 }  // namespace
 
 std::string findings_of(const json& item) {
-  constexpr std::size_t kShown = 20;
   const json& findings = list_of(item, "findings");
   if (findings.empty()) return "";
-  std::string html = "<h3>What is wrong</h3>\n" + finding_html(findings[0], true);
-  if (findings.size() == 1) return html;
-  html += fmt::format("<details><summary>{} more findings</summary>\n", findings.size() - 1);
+  return "<h3>What is wrong</h3>\n" + finding_html(findings[0], true);
+}
+
+std::string more_findings_of(const json& item) {
+  constexpr std::size_t kShown = 20;
+  const json& findings = list_of(item, "findings");
+  if (findings.size() < 2) return "";
+  std::string html =
+      fmt::format("<details><summary>{} more findings</summary>\n", findings.size() - 1);
   for (std::size_t i = 1; i < std::min(findings.size(), kShown); ++i)
     html += finding_html(findings[i], false);
   if (findings.size() > kShown)

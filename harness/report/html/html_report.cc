@@ -67,6 +67,10 @@ std::string verdict_of(const json& item) {
   row("Mesh", mesh_of(item));
   row("Against", html::text_of(item, "reference"));
   row("Injected fault", html::text_of(item, "fault"));
+  if (const json& detection = html::part_in(item, "detection"); detection.is_object()) {
+    const std::string problem = html::text_of(detection, "problem");
+    row("Detection", problem.empty() ? "found as the catalog says" : "missed: " + problem);
+  }
   row("Not enough", html::text_of(item, "unmet"));
   row("Would miss", html::text_of(item, "would_miss"));
   row("Collectives", html::text_of(item, "collectives"));
@@ -105,8 +109,9 @@ std::string case_html(const json& item, std::size_t index, std::size_t room) {
   }
   result += verdict_of(item) + html::findings_of(item) + html::neighbors_of(item) +
             html::by_rank_of(item) + html::numbers_of(item) + html::map_of(item) +
-            html::growth_of(item) + html::placements_of(item) + html::calls_of(item) +
-            html::schedule_of(item) + names_of(item, "missing", "Only the reference recorded") +
+            html::more_findings_of(item) + html::growth_of(item) + html::placements_of(item) +
+            html::calls_of(item) + html::schedule_of(item) +
+            names_of(item, "missing", "Only the reference recorded") +
             names_of(item, "extra", "Only the run recorded") +
             names_of(item, "not_recorded", "Allowed to be missing");
   return result + html::tensors_of(item, room) + "</section>\n";
@@ -171,6 +176,8 @@ std::string contents_of(const json& report) {
       std::string status = html::text_of(items[i], "status"), title = html::text_of(items[i], name);
       if (items[i].contains("holds")) status = items[i]["holds"] == true ? "conforms" : "diverges";
       if (title.empty()) title = html::text_of(items[i], "experiment");
+      if (const std::string fault = html::text_of(items[i], "fault"); !fault.empty())
+        title += " with " + fault;
       html += fmt::format(
           "<tr><th scope=row class=name><a href=\"#{}\">{}</a></th>"
           "<td class=\"name {}\">{}</td></tr>\n",

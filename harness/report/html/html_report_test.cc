@@ -66,9 +66,10 @@ TEST(HtmlReport, TellsTheVerdictBeforeAnythingElse) {
   const std::string page = html_of(a_report());
 
   EXPECT_THAT(page, HasSubstr("<h1>isoshard report: 1 diverges</h1>"));
-  EXPECT_THAT(page, HasSubstr("<strong>Something is wrong</strong>"));
+  EXPECT_THAT(page,
+              HasSubstr("<strong>The run does not compute what one process computes</strong>"));
   EXPECT_THAT(page, HasSubstr("Exit code 1."));
-  EXPECT_LT(page.find("Something is wrong"), page.find("<section"));
+  EXPECT_LT(page.find("does not compute"), page.find("<section"));
   EXPECT_THAT(page, HasSubstr("<strong>DIVERGES</strong>"));
   EXPECT_THAT(page, HasSubstr("dp 2 x tp 2"));
   EXPECT_THAT(page, HasSubstr("<dt>Likely cause</dt><dd>scale 2 = dp</dd>"));

@@ -25,6 +25,9 @@ json case_json(const ReportCase& item) {
   if (!item.verdict.has_value()) return broken_json(item.name, item.failure);
   json j = verdict_json(*item.verdict);
   j["unmet"] = text_or_null(item.unmet);
+  if (item.detection.has_value())
+    j["detection"] = {{"as_expected", item.detection->is_right},
+                      {"problem", text_or_null(item.detection->problem)}};
   if (!item.schedule.empty()) j["schedule"] = schedule_json(item.schedule);
   if (item.against.empty()) return j;
   j["case"] = item.name;

@@ -27,6 +27,14 @@ std::string failure_text(const std::string& name, const std::string& failure) {
   return fmt::format("INCOMPLETE  {}: {}\n", name, failure);
 }
 
+std::string detection_text(const ReportCase& item, const ReportDetection& detection) {
+  const std::string place = fmt::format("{} on {}", item.fault, item.name);
+  if (!detection.is_right) return fmt::format("MISSED  {}: {}\n", place, detection.problem);
+  return fmt::format("{}  {}: {}\n",
+                     item.verdict->status == Status::kConforms ? "NO ALARM" : "FOUND", place,
+                     item.verdict->reason);
+}
+
 std::string statistics_text(const std::vector<ReportCurve>& curves) {
   std::vector<Curve> ended;
   for (const ReportCurve& item : curves) {
@@ -59,6 +67,7 @@ std::string TextReport::note(const std::string& line) {
 std::string TextReport::add(const ReportCase& item) {
   if (!item.verdict.has_value()) return block(failure_text(item.name, item.failure));
   if (options_.is_quiet && item.exit_code() == kExitConforms) return "";
+  if (item.detection.has_value()) return lines(detection_text(item, *item.detection));
   std::string text = render(*item.verdict, options_.verdict);
   if (item.against == "emulated")
     text.insert(0,
