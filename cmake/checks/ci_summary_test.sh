@@ -60,8 +60,8 @@ cat >"$folder/junit/sums_test.Rounds.xml" <<'REPORT'
 </testsuite></testsuites>
 REPORT
 marks=$("$summary" "$folder" --output /dev/null --annotate)
-expect annotation '^::error file=harness/stats/sums_test.cc,line=12,title=sums_test.Rounds%3A failed' \
-  "$marks"
+expect annotation \
+  '^::error file=harness/stats/sums_test.cc,line=12,title=sums_test.Rounds%3A failed' "$marks"
 expect 'one line' '%0A::error::100 %25$' "$marks"
 expect 'without a place' '^::error title=comm_test.Sends%3A crashed::' "$marks"
 expect 'worst first' 'comm_test.Sends' "$(head -n 1 <<<"$marks")"

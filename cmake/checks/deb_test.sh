@@ -18,7 +18,8 @@ deb=$(find "$folder/packages" -maxdepth 1 -name '*.deb')
 echo "package: $(basename -- "$deb"), $(stat -c %s -- "$deb") bytes"
 
 depends=$(dpkg-deb -f "$deb" Depends)
-[[ $depends == *libc6* && $depends == *libfmt* ]] || fail "it must depend on its libraries: $depends"
+[[ $depends == *libc6* && $depends == *libfmt* ]] \
+  || fail "it must depend on its libraries: $depends"
 dpkg-deb -x "$deb" "$folder/root"
 usr=$folder/root/usr
 for file in bin/isoshard bin/isoshard-judge lib/isoshard/libtorch_cpu.so \
@@ -27,7 +28,8 @@ for file in bin/isoshard bin/isoshard-judge lib/isoshard/libtorch_cpu.so \
   share/zsh/vendor-completions/_isoshard share/isoshard/kjv_genesis_to_joshua.txt; do
   [[ -s $usr/$file || -s $usr/$file.gz ]] || fail "/usr/$file must be in the package"
 done
-find "$usr" -name 'libisoshard_stats.so.1' | grep -q . || fail "libisoshard_stats.so.1 must be there"
+find "$usr" -name 'libisoshard_stats.so.1' | grep -q . \
+  || fail "libisoshard_stats.so.1 must be there"
 
 # Nothing of the machine that built it is looked for.
 run_path=$(readelf -d "$usr/bin/isoshard" | sed -n 's/.*R\(UN\)\?PATH.*\[\(.*\)\].*/\2/p')

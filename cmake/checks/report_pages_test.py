@@ -4,15 +4,15 @@
 
 usage: report_pages_test.py PROGRAM FOLDER
 
-PROGRAM (isoshard) makes pages of a run that diverges, of one that conforms and of training curves in
-FOLDER. Chromium without a window loads each in the light and in the dark, on a wide and on a narrow
-screen, and a script that is added to a copy of the page says what it sees: what stands on the first
-screen, whether anything is wider than the page, and what axe finds (accessibility rules of WCAG 2.1
-A and AA). Screenshots stay in FOLDER for people to look at.
+PROGRAM (isoshard) makes pages of a run that diverges, of one that conforms and of training curves
+in FOLDER. Chromium without a window loads each in the light and in the dark, on a wide and on a
+narrow screen, and a script that is added to a copy of the page says what it sees: what stands on
+the first screen, whether anything is wider than the page, and what axe finds (accessibility rules
+of WCAG 2.1 A and AA). Screenshots stay in FOLDER for people to look at.
 
-Exit code: 0 all is well; 1 not; 77 (a skip for ctest) where there is no browser. axe.min.js is that
-of ISOSHARD_AXE, or of the PyPI package axe-playwright-python; without it axe is skipped by name, and
-everything else still counts.
+Exit code: 0 all is well; 1 not; 77 (a skip for ctest) where there is no browser. axe.min.js is
+that of ISOSHARD_AXE, or of the PyPI package axe-playwright-python; without it axe is skipped by
+name, and everything else still counts.
 """
 
 from __future__ import annotations
@@ -159,21 +159,22 @@ def make_pages(program: str, folder: pathlib.Path) -> dict[str, pathlib.Path]:
 
     def page(name: str, code: int, *arguments: str) -> pathlib.Path:
         path = folder / f"{name}.html"
-        done = subprocess.run(
-            [program, *arguments, "--report", str(path)], capture_output=True, text=True, check=False
-        )
+        command = [program, *arguments, "--report", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != code:
-            raise RuntimeError(f"{arguments} must end with {code}, got {done.returncode}: {done.stderr}")
+            raise RuntimeError(f"{command} must end with {code}, got {done.returncode}: {done}")
         return path
 
     small = ["--preset", "small", "--dtype", "fp32"]
     return {
         "diverges": page("diverges", 1, "verify", "--fault", "mlp_input_grad_partial"),
         "conforms": page(
-            "conforms", 0, "verify", *small, "--subjects", "nd", "--pp", "2", "--tp", "2", "--dp", "1",
-            "--grad-accumulation-steps", "4",
+            "conforms", 0, "verify", *small, "--subjects", "nd", "--pp", "2", "--tp", "2",
+            "--dp", "1", "--micro-batches", "4",
         ),
-        "curves": page("curves", 0, "train", *small, "--subjects", "reference,ddp", "--steps", "12"),
+        "curves": page(
+            "curves", 0, "train", *small, "--subjects", "reference,ddp", "--steps", "12"
+        ),
     }
 
 
@@ -202,11 +203,11 @@ def main() -> int:
     program, folder = sys.argv[1], pathlib.Path(sys.argv[2]).resolve()
     found = find_browser()
     if found is None:
-        print(f"SKIPPED: no browser ({', '.join(BROWSERS)}); install chromium or set ISOSHARD_BROWSER")
+        print(f"SKIPPED: none of {', '.join(BROWSERS)}; install chromium or set ISOSHARD_BROWSER")
         return SKIPPED
     axe = find_axe()
     if axe is None:
-        print("axe is skipped: no axe.min.js; pip install axe-playwright-python or set ISOSHARD_AXE")
+        print("axe is skipped: pip install axe-playwright-python, or set ISOSHARD_AXE")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     browser = Browser(found, folder)
