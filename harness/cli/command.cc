@@ -40,9 +40,9 @@ std::string without_controls(std::string_view text) {
 namespace po = boost::program_options;
 
 constexpr const char* kExitCodes =
-    "exit codes: 0 conforms, 1 diverges or vacuous, 2 usage, 3 bad input file, 4 infrastructure "
-    "(crash, hang, incomplete),\n"
-    "            5 golden missing, stale or refused, 130/143 interrupted (129: hangup)\n";
+    "exit codes: 0 conforms, 1 diverges or vacuous, 2 usage, 3 bad input file,\n"
+    "            4 infrastructure (crash, hang, incomplete), 5 golden missing, stale\n"
+    "            or refused, 130/143 interrupted (129: hangup)\n";
 
 /// Name and text in two columns, within 80.
 void print_wrapped(const std::string& name, const std::string& text) {
@@ -66,7 +66,10 @@ void print_overview(const ProgramWords& program, std::span<const Command> comman
     if (command.group != group) print("\n{}\n", group = command.group);
     print_wrapped(command.name, command.summary);
   }
-  if (!program.test.empty()) print_wrapped("test", program.test);
+  if (!program.test.empty()) {
+    print("\nby the launcher ./isoshard\n");
+    print_wrapped("test", program.test);
+  }
   print("\nexample: {0} {1}\n         {0} COMMAND --help\n\n{2}", program.name, program.example,
         kExitCodes);
 }
@@ -199,8 +202,7 @@ int run_command_line(std::span<const Command> commands, const std::vector<std::s
   ProgramWords isoshard{
       "isoshard",
       "isoshard proves that a parallel training implementation computes what one process computes.",
-      "build everything and run all tests (done by the ./isoshard launcher)",
-      "verify --preset small"};
+      "build everything and run all tests", "verify --preset small"};
   isoshard.versions = std::move(versions);
   return run_command_line(isoshard, commands, arguments);
 }

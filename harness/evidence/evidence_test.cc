@@ -65,7 +65,7 @@ TEST(Evidence, HasTheErrorOfEachRank) {
   for (const HeldPart& part : evidence.around[0].parts) EXPECT_EQ(part.unequal, 0);
   for (const HeldPart& part : evidence.around[1].parts) {
     EXPECT_EQ(part.unequal, part.rank == 4 ? 8 : 0) << part.rank;
-    EXPECT_DOUBLE_EQ(part.relative_error, part.rank == 4 ? 1 : 0) << part.rank;
+    EXPECT_FLOAT_EQ(static_cast<float>(part.relative_error), part.rank == 4 ? 1 : 0) << part.rank;
   }
 }
 

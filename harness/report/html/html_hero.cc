@@ -5,10 +5,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
+#include <array>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "harness/report/html/html_evidence.h"
@@ -112,6 +114,18 @@ std::string_view advice_of(const std::string& stage) {
   return found == kAdvice.end() ? "Look at what makes it" : found->second;
 }
 
+/// Words of a cause, and what they mean to somebody who does not know them.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kMeanings = {
+    {{"rank-local",
+      "Each rank has its own addend of a sum that was never made: a reduction over "
+      "these ranks is missing"},
+     {"scale", "It is a multiple of the right value: a factor is missing, or is there twice"},
+     {"permuted",
+      "The right numbers stand in the wrong places: shards were put together in "
+      "another order"},
+     {"stale", "It is the value of an earlier step: something was read before it was written"},
+     {"copies differ", "Ranks that must hold the same hold different values"}}};
+
 /// The tensors before the first divergence say where the mistake is not.
 std::string look_at(const json& item, const json& finding) {
   const json& tensors = list_of(item, "tensors");
@@ -131,7 +145,11 @@ std::string look_at(const json& item, const json& finding) {
           before, text_of(*(found - 1), "name"), text_of(*(found - 1), "stage"));
     }
   }
-  return words + fmt::format("{}.", advice_of(text_of(finding, "stage")));
+  words += fmt::format("{}.", advice_of(text_of(finding, "stage")));
+  const std::string cause = text_of(finding, "diagnosis");
+  for (const auto& [pattern, meaning] : kMeanings)
+    if (cause.find(pattern) != cause.npos) return words + fmt::format(" {}.", meaning);
+  return words;
 }
 
 std::string cause_of(const json& finding) {
