@@ -7,6 +7,7 @@
 #include "app/report_printer.h"
 #include "fixtures/inputs/inputs.h"
 #include "harness/cli/output_folder.h"
+#include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/world/interrupt.h"
@@ -36,10 +37,11 @@ int run_converge(const ParsedOptions& options) {
   ReportPrinter printer(static_cast<int>(1 + plan.seeds.size() * (1 + plan.sets.size())),
                         terminal_options());
   for (const std::string& line : plan.notes) printer.note(line);
-  PrintRuns output(printer);
-  const ConvergeResult result = converge(plan, output);
+  PrintRuns output(printer, plan.control.steps);
+  ConvergeResult result = converge(plan, output);
+  result.report.provenance = provenance_of(options);
   printer.finish(result.report);
-  print("\n{}", convergence_text(plan, result));
+  if (!is_quiet()) print("\n{}", convergence_text(plan, result));
   write_convergence(plan, result);
   write_report(plan.folder, result.report, terminal_options());
   file.write(result.report, terminal_options());

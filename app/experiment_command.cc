@@ -12,6 +12,7 @@
 #include "harness/cli/output.h"
 #include "harness/cli/output_folder.h"
 #include "harness/cli/progress.h"
+#include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/world/warm_up.h"
@@ -113,11 +114,12 @@ int run_experiments(const ParsedOptions& options) {
   const ReportFile file(options);
   warm_up_kernels();
   Progress progress(num_parts(kind, settings));
-  const Report report = report_experiment(kind, settings, [&](std::string_view part) {
+  Report report = report_experiment(kind, settings, [&](std::string_view part) {
     progress.show(fmt::format("{}: {}", name_of(kind), part));
   });
   progress.clear();
-  print(text_of(report));
+  report.provenance = provenance_of(options);
+  print(text_of(report, terminal_options()));
   if (report.experiments.empty()) return report.exit_code;
   write_report(folder, report);
   file.write(report, {});

@@ -16,6 +16,7 @@
 #include "core/base/error.h"
 #include "core/base/suggest.h"
 #include "harness/cli/output_folder.h"
+#include "harness/cli/provenance.h"
 #include "harness/report/formats/report_formats.h"
 #include "suite/faults/fault.h"
 #include "suite/goldens/golden_report.h"
@@ -129,7 +130,8 @@ int run_golden(const ParsedOptions& options) {
       .on_note = [&](const std::string& line) { printer.note(line); },
       .on_start = [&](const std::string& name) { printer.progress().show(name); },
       .on_golden = [&](const ReportGolden& item) { printer.add(item); }};
-  const Report report = kFunctions.at(request.action)(request.plan, observer);
+  Report report = kFunctions.at(request.action)(request.plan, observer);
+  report.provenance = provenance_of(options);
   printer.finish(report);
   write_report(request.report_dir, report);
   if (request.action == "status" || request.action == "review") require_printed();

@@ -8,6 +8,7 @@
 #include "app/print_runs.h"
 #include "app/report_printer.h"
 #include "harness/cli/output_folder.h"
+#include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/world/interrupt.h"
@@ -52,8 +53,10 @@ int run_train(const ParsedOptions& options) {
   ReportPrinter printer(static_cast<int>(request.cases.size()) + (request.runs_reference ? 1 : 0),
                         text);
   for (const std::string& line : request.notes) printer.note(line);
-  PrintRuns output(printer);
-  const Report report = train(plan_of(request), output);
+  PrintRuns output(printer,
+                   request.cases.empty() ? request.reference.steps : request.cases.front().steps);
+  Report report = train(plan_of(request), output);
+  report.provenance = provenance_of(options);
   printer.finish(report);
   write_report(request.output_dir, report, text);
   file.write(report, text);

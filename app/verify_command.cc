@@ -1,10 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /// `isoshard verify`: runs every selected case against its reference and prints what was found.
+#include <fmt/format.h>
+
+#include <algorithm>
+
 #include "app/commands.h"
 #include "app/options/attach_options.h"
+#include "app/options/failed_cases.h"
 #include "app/options/verify_options.h"
 #include "app/report_printer.h"
+#include "core/base/error.h"
+#include "harness/cli/man_page.h"
 #include "harness/cli/output_folder.h"
+#include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/world/interrupt.h"
@@ -40,8 +48,28 @@ VerifyPlan plan_of(const VerifyRequest& request) {
           .save_batch = request.inputs.save_batch};
 }
 
-int run_verify(const ParsedOptions& options) {
+/// Of the earlier run's cases those that were wrong.
+void keep_failed(const FailedCases& failed, std::vector<Case>& cases) {
+  const auto is_wanted = [&](const Case& item) {
+    return std::ranges::find(failed.cases, item.slug()) != failed.cases.end();
+  };
+  std::erase_if(cases, [&](const Case& item) { return !is_wanted(item); });
+  if (cases.size() == failed.cases.size()) return;
+  throw UsageError(fmt::format(
+      "--failed-from: {} cases were wrong, of which these options make {}; leave out options that "
+      "change cases",
+      failed.cases.size(), cases.size()));
+}
+
+int run_verify(const ParsedOptions& given) {
+  FailedCases failed;
+  ParsedOptions options = given;
+  if (given.given("failed-from")) {
+    failed = failed_cases_of(given.get<std::string>("failed-from"));
+    options = with_options_of(failed, options_of(verify_command()), given);
+  }
   VerifyRequest request = verify_request_of(options);
+  if (!failed.cases.empty()) keep_failed(failed, request.cases);
   if (!reports_here()) request.output_dir.clear();
   const KeepResults keep_results;
   require_output_file(request.inputs.save_weights, "--save-init-weights");
@@ -53,7 +81,8 @@ int run_verify(const ParsedOptions& options) {
   ReportPrinter printer(static_cast<int>(request.cases.size()), text);
   for (const std::string& line : request.notes) printer.note(line);
   PrintVerdicts output(printer);
-  const Report report = verify(plan_of(request), output);
+  Report report = verify(plan_of(request), output);
+  report.provenance = provenance_of(options);
   printer.finish(report);
   write_report(request.output_dir, report, text);
   file.write(report, text);
@@ -79,6 +108,7 @@ Command verify_command() {
           "not bit by bit\n"
           "  isoshard verify --preset small --repeat 5                  five runs of each, with "
           "random delays: a race is not repeatable\n"
+          "  isoshard verify --failed-from out                          what was wrong, again\n"
           "  isoshard verify --fault mlp_input_grad_partial             what a real bug looks like "
           "(exits 1)",
           declare_verify_options,

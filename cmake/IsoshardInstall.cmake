@@ -5,16 +5,19 @@ include_guard(GLOBAL)
 include(CMakePackageConfigHelpers)
 
 set(_isoshard_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/isoshard)
-install(TARGETS isoshard_app isoshard_judge_app RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+include(IsoshardManual)
+# Component runtime: what a package of programs has. Everything else is for those who build on it.
+install(TARGETS isoshard_app isoshard_judge_app RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
+  COMPONENT runtime)
 install(TARGETS isoshard_stats_c isoshard_ranks_c EXPORT isoshard-targets
-  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime
   FILE_SET HEADERS DESTINATION ${ISOSHARD_INSTALL_HEADERS})
 install(FILES ${PROJECT_SOURCE_DIR}/fixtures/text/kjv_genesis_to_joshua.txt
   ${PROJECT_SOURCE_DIR}/fixtures/text/seven_samples.txt
-  DESTINATION ${CMAKE_INSTALL_DATADIR}/isoshard)
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/isoshard COMPONENT runtime)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/golden DESTINATION ${CMAKE_INSTALL_DATADIR}/isoshard
-  FILES_MATCHING PATTERN "*.json")
-install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+  COMPONENT runtime FILES_MATCHING PATTERN "*.json")
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT runtime)
 install(TARGETS isoshard_options EXPORT isoshard-targets)
 set_target_properties(isoshard_options PROPERTIES EXPORT_NAME options)
 install(EXPORT isoshard-targets NAMESPACE isoshard:: DESTINATION ${_isoshard_package_dir})

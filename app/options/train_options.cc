@@ -203,7 +203,6 @@ Strings flags_for_verify(const ParsedOptions& options, const Case& base, const s
   if (base.settings.master_dtype.has_value())
     add("master-dtype", std::string(name_of(*base.settings.master_dtype)));
   OptionTable table;
-  declare_report_file(table);
   declare_case_options(table);
   for (const auto& option : table.options.options()) {
     const std::string& name = option->long_name();
@@ -279,6 +278,7 @@ void declare_train_options(OptionTable& table) {
       "write loss_SUBJECT.json of every run, report.json, report.txt and junit.xml to this folder");
   output("storage-path", po::value<std::string>(),
          "the folder below which a relative --save-checkpoint and --resume lie");
+  declare_report_file(table);
   declare_case_options(table);
   declare_attach_options(table);
   table.aliases["loss-output-dir"] = "output-dir";

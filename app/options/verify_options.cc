@@ -180,6 +180,9 @@ void declare_verify_options(OptionTable& table) {
   const auto list = [] { return po::value<Strings>()->multitoken()->composing(); };
   table.leading_groups = {"cases", "judging", "output"};
   auto add = table.group("cases"), judging = table.group("judging"), output = table.group("output");
+  add("failed-from", po::value<std::string>(),
+      "run again the cases that were wrong in this folder's report.json, with the options of that "
+      "run; options given beside it come first");
   add("preset", po::value<std::string>(),
       "where to start from: default (Qwen2.5-0.5B cut to 2 layers, bf16, 2 x 128 tokens of text "
       "per dp rank), small (2 layers, hidden "

@@ -51,6 +51,28 @@ expect skip '^- python.live: SKIPPED: no torch$' "$text"
 rm -- "$folder/junit/sums_test.Rounds.xml"
 expect output '1 &lt;/pre&gt; 2' "$("$summary" "$folder")"
 
+# What GitHub shows beside the code: worst first, at the assertion's line, no line of a message a
+# command of its own.
+cat >"$folder/junit/sums_test.Rounds.xml" <<'REPORT'
+<?xml version="1.0" encoding="UTF-8"?>
+<testsuites><testsuite name="Rounds"><testcase name="Down" classname="Rounds">
+<failure message="/tree/harness/stats/sums_test.cc:12&#x0A;::error::100 %" type=""/></testcase>
+</testsuite></testsuites>
+REPORT
+marks=$("$summary" "$folder" --output /dev/null --annotate)
+expect annotation \
+  '^::error file=harness/stats/sums_test.cc,line=12,title=sums_test.Rounds%3A failed' "$marks"
+expect 'one line' '%0A::error::100 %25$' "$marks"
+expect 'without a place' '^::error title=comm_test.Sends%3A crashed::' "$marks"
+expect 'worst first' 'comm_test.Sends' "$(head -n 1 <<<"$marks")"
+expect 'how many' '^4$' "$(grep -c '^::error ' <<<"$marks")"
+mkdir -p -- "$folder/many"
+for i in $(seq 14); do echo "add_test(many.$i false)"; done >"$folder/many/CTestTestfile.cmake"
+(cd "$folder/many" && ctest --output-junit ctest.xml >/dev/null 2>&1) || true
+many=$("$summary" "$folder/many" --output /dev/null --annotate)
+expect 'budget of annotations' '^10$' "$(grep -c '^::error ' <<<"$many")"
+expect 'what is left' '^::error title=5 more failures::' "$many"
+
 # Without ctest's log a crash is a failure like others.
 rm -- "$folder/ctest.log"
 expect 'no log' '^### comm_test.Sends: failed$' "$("$summary" "$folder")"

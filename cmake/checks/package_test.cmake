@@ -34,6 +34,11 @@ endforeach()
 must(${FOLDER}/installed/bin/isoshard verify --preset small --subjects ddp --dp 2 --dtype fp32)
 
 must(${FOLDER}/installed/bin/isoshard-judge compare --help)
+foreach(file man/man1/isoshard-verify.1 bash-completion/completions/isoshard)
+  if(NOT EXISTS ${FOLDER}/installed/share/${file})
+    message(FATAL_ERROR "share/${file} must be below ${FOLDER}/installed")
+  endif()
+endforeach()
 file(GLOB stats ${FOLDER}/installed/lib*/libisoshard_stats.so.1
   ${FOLDER}/installed/lib*/*/libisoshard_stats.so.1)
 if(NOT stats OR NOT EXISTS ${FOLDER}/installed/include/isoshard/harness/stats/isoshard_stats.h)

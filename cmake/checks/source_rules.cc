@@ -286,12 +286,12 @@ std::vector<std::string> check_folder_cycles(const fs::path& root) {
 
 std::vector<std::string> check_judge_without_libtorch(const fs::path& root) {
   static const std::vector<std::string> kFolders = {
-      "src/core/base",      "src/core/memory", "src/core/comm",  "src/core/mesh",
-      "src/core/observe",   "src/core/io",     "harness/stats",  "harness/trace",
-      "harness/bundle",     "harness/verdict", "harness/causes", "harness/judge",
-      "harness/ranks",      "harness/curve",   "harness/golden", "harness/report",
-      "harness/cli",        "harness/compare", "harness/plot",   "app/judge",
-      "harness/checkpoints"};
+      "src/core/base",    "src/core/memory",    "src/core/comm",   "src/core/mesh",
+      "src/core/observe", "src/core/io",        "harness/stats",   "harness/trace",
+      "harness/bundle",   "harness/evidence",   "harness/verdict", "harness/causes",
+      "harness/judge",    "harness/ranks",      "harness/curve",   "harness/golden",
+      "harness/report",   "harness/cli",        "harness/compare", "harness/plot",
+      "app/judge",        "harness/checkpoints"};
   // What takes at::Tensor stands beside what takes bytes.
   static const std::set<std::string> kTensorLayers = {"src/core/comm/tensor.h",
                                                       "src/core/comm/tensor.cc",

@@ -4,11 +4,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <exception>
+#include <sstream>
 
 #include "core/base/error.h"
 #include "core/base/mapped_file.h"
 #include "core/base/suggest.h"
+#include "harness/cli/man_page.h"
 #include "harness/cli/output.h"
 #include "harness/verdict/exit_code.h"
 
@@ -37,14 +40,36 @@ std::string without_controls(std::string_view text) {
 namespace po = boost::program_options;
 
 constexpr const char* kExitCodes =
-    "exit codes: 0 conforms, 1 diverges or vacuous, 2 usage, 3 bad input file, 4 infrastructure "
-    "(crash, hang, incomplete),\n"
-    "            5 golden missing, stale or refused, 130/143 interrupted (129: hangup)\n";
+    "exit codes: 0 conforms, 1 diverges or vacuous, 2 usage, 3 bad input file,\n"
+    "            4 infrastructure (crash, hang, incomplete), 5 golden missing, stale\n"
+    "            or refused, 130/143 interrupted (129: hangup)\n";
+
+/// Name and text in two columns, within 80.
+void print_wrapped(const std::string& name, const std::string& text) {
+  constexpr std::size_t kName = 13, kColumns = 80;
+  std::string line = fmt::format("  {:<10} ", name);
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    if (line.size() + word.size() > kColumns) {
+      print("{}\n", line.substr(0, line.find_last_not_of(' ') + 1));
+      line = std::string(kName, ' ');
+    }
+    line += word + " ";
+  }
+  print("{}\n", line.substr(0, line.find_last_not_of(' ') + 1));
+}
 
 void print_overview(const ProgramWords& program, std::span<const Command> commands) {
-  print("{}\n\nusage: {} COMMAND [options]\n\ncommands\n", program.about, program.name);
-  for (const auto& command : commands) print("  {:<10} {}\n", command.name, command.summary);
-  if (!program.test.empty()) print("  {:<10} {}\n", "test", program.test);
+  print("{}\n\nusage: {} COMMAND [options]\n", program.about, program.name);
+  std::string group;
+  for (const auto& command : commands) {
+    if (command.group != group) print("\n{}\n", group = command.group);
+    print_wrapped(command.name, command.summary);
+  }
+  if (!program.test.empty()) {
+    print("\nby the launcher ./isoshard\n");
+    print_wrapped("test", program.test);
+  }
   print("\nexample: {0} {1}\n         {0} COMMAND --help\n\n{2}", program.name, program.example,
         kExitCodes);
 }
@@ -80,18 +105,18 @@ int with_output_told(const ProgramWords& program, int code) {
 
 int run_one(const ProgramWords& program, const Command& command,
             const std::vector<std::string>& arguments) {
-  OptionTable table;
-  auto add = table.group("general");
-  add("help,h", po::bool_switch(), "show this help");
-  add("config", po::value<std::string>(), "read options from a JSON file {\"tp\": 2, ...}");
-  add("print-config", po::bool_switch(), "show the value and origin of every option, and exit");
-  command.declare(table);
-  const ParsedOptions parsed = parse_options(table, arguments);
+  const OptionTable table = options_of(command);
+  ParsedOptions parsed = parse_options(table, arguments);
+  parsed.program = program.name;
+  parsed.command = command.name;
+  parsed.versions = program.versions;
+  parsed.versions[program.name] = ISOSHARD_VERSION;
   if (parsed.get<bool>("help")) {
     print_help(program, command, table);
   } else if (parsed.get<bool>("print-config")) {
     print(render_config(table, parsed));
   } else {
+    if (command.judges) set_quiet(parsed.get<bool>("quiet"));
     const int code = run_on_stable_inputs(command, parsed);
     if (code != kExitConforms || command.judges) return with_output_told(program, code);
   }
@@ -99,7 +124,42 @@ int run_one(const ProgramWords& program, const Command& command,
   return kExitConforms;
 }
 
+/// "completion SHELL" and "man [COMMAND]": made from the tables of all commands, so not commands
+/// themselves.
+void print_made(const ProgramWords& program, std::span<const Command> commands,
+                const std::vector<std::string>& arguments) {
+  const std::string kind = arguments.front();
+  const std::string of = arguments.size() > 1 ? arguments[1] : "";
+  if (kind == "completion") {
+    print(completion_script(program, commands, of));
+  } else if (of.empty()) {
+    print(man_page(program, commands));
+  } else {
+    std::vector<std::string> known;
+    for (const Command& command : commands) known.push_back(command.name);
+    const auto found = std::ranges::find(commands, of, &Command::name);
+    if (found == commands.end())
+      throw UsageError(
+          fmt::format("man '{}'{}; known are {}", of, did_you_mean(of, known), join_names(known)));
+    print(man_page(program, *found));
+  }
+  require_printed();
+}
+
 }  // namespace
+
+OptionTable options_of(const Command& command) {
+  OptionTable table;
+  auto add = table.group("general");
+  add("help,h", po::bool_switch(), "show this help");
+  add("config", po::value<std::string>(), "read options from a JSON file {\"tp\": 2, ...}");
+  add("print-config", po::bool_switch(), "show the value and origin of every option, and exit");
+  if (command.judges)
+    add("quiet,q", po::bool_switch(),
+        "print what is wrong and the closing line only, and no progress");
+  command.declare(table);
+  return table;
+}
 
 int run_command_line(const ProgramWords& program, std::span<const Command> commands,
                      const std::vector<std::string>& arguments) {
@@ -119,6 +179,10 @@ int run_command_line(const ProgramWords& program, std::span<const Command> comma
       require_printed();
       return kExitConforms;
     }
+    if ((name == "completion" || name == "man") && arguments.size() <= 2) {
+      print_made(program, commands, arguments);
+      return kExitConforms;
+    }
     std::vector<std::string> known;
     for (const auto& command : commands) {
       if (command.name == name)
@@ -133,13 +197,14 @@ int run_command_line(const ProgramWords& program, std::span<const Command> comma
   }
 }
 
-int run_command_line(std::span<const Command> commands, const std::vector<std::string>& arguments) {
-  static const ProgramWords kIsoshard{
+int run_command_line(std::span<const Command> commands, const std::vector<std::string>& arguments,
+                     std::map<std::string, std::string> versions) {
+  ProgramWords isoshard{
       "isoshard",
       "isoshard proves that a parallel training implementation computes what one process computes.",
-      "build everything and run all tests (done by the ./isoshard launcher)",
-      "verify --preset small"};
-  return run_command_line(kIsoshard, commands, arguments);
+      "build everything and run all tests", "verify --preset small"};
+  isoshard.versions = std::move(versions);
+  return run_command_line(isoshard, commands, arguments);
 }
 
 }  // namespace isoshard

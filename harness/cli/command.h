@@ -2,6 +2,7 @@
 /// One command of the program: its name, what it accepts, an example, and what it does.
 #pragma once
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,6 +23,8 @@ struct Command {
   /// The exit code is a verdict, which stands even if standard output cannot be written. Else the
   /// output is the product, and losing it is exit code 4.
   bool judges = false;
+  /// The heading that --help lists it under.
+  std::string group = "commands";
 };
 
 /// What a program says of itself.
@@ -30,6 +33,8 @@ struct ProgramWords {
   std::string about;    ///< one line
   std::string test;     ///< a line for a command that is not in the program; may be empty
   std::string example;  ///< a command line, without the program's name
+  /// "LibTorch" -> "2.11.0": what reports say the program is made of, beside its own version.
+  std::map<std::string, std::string> versions = {};
 };
 
 /// Finds the command that arguments[0] names, parses the rest and runs it. Prints --help,
@@ -39,6 +44,7 @@ struct ProgramWords {
                                    const std::vector<std::string>& arguments);
 /// Of the program isoshard.
 [[nodiscard]] int run_command_line(std::span<const Command> commands,
-                                   const std::vector<std::string>& arguments);
+                                   const std::vector<std::string>& arguments,
+                                   std::map<std::string, std::string> versions = {});
 
 }  // namespace isoshard

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <boost/program_options/environment_iterator.hpp>
 #include <boost/program_options/errors.hpp>
 #include <boost/program_options/parsers.hpp>
@@ -69,8 +70,14 @@ bool has_optional_value(const OptionTable& table, std::string_view flag) {
 po::parsed_options parse_command_line(const OptionTable& table,
                                       const std::vector<std::string>& arguments) {
   std::vector<std::string> normalized;
-  bool may_be_value = false;  // the parser itself takes such a value only after '='
+  bool may_be_value = false;       // the parser itself takes such a value only after '='
+  bool is_behind_options = false;  // "--": what follows are words of somebody else
   for (const auto& argument : arguments) {
+    if (is_behind_options || argument == "--") {
+      is_behind_options = true;
+      normalized.push_back(argument);
+      continue;
+    }
     if (may_be_value && !argument.starts_with("--")) {
       normalized.back() += "=" + argument;
       may_be_value = false;
@@ -233,6 +240,49 @@ std::vector<std::string> headings_of(const OptionTable& table) {
   return headings;
 }
 
+std::vector<std::string> words_of(const boost::program_options::variable_value& value,
+                                  std::string text) {
+  if (const auto* list = boost::any_cast<std::vector<std::string>>(&value.value())) return *list;
+  return {std::move(text)};
+}
+
+/// What only says where and how results are shown, or was read already.
+bool is_of_this_call(std::string_view name) {
+  constexpr std::array<std::string_view, 11> kNames = {
+      "help", "config", "print-config", "report",      "output-dir", "report-dir",
+      "dump", "quiet",  "verbose",      "annotations", "failed-from"};
+  return std::ranges::find(kNames, name) != kNames.end();
+}
+
+void note_how_to_repeat(const OptionTable& table, ParsedOptions& parsed) {
+  std::vector<std::string> last;
+  for (const auto& option : table.options.options()) {
+    const std::string& name = option->long_name();
+    const std::string text = value_text(parsed, name);
+    if (text == "-" || name == "help" || name == "print-config") continue;
+    parsed.settings[name] = text;
+    if (!parsed.given(name) || is_of_this_call(name)) continue;
+    const bool is_switch = option->semantic()->max_tokens() == 0;
+    if (is_switch && text != "true") continue;
+    bool is_positional = false;
+    for (unsigned i = 0; i < std::min(table.positional.max_total_count(), 8U); ++i)
+      is_positional = is_positional || table.positional.name_for_position(i) == name;
+    std::vector<std::string> words = words_of(parsed.values[name], text);
+    if (is_positional) {
+      last.insert(last.end(), words.begin(), words.end());
+    } else if (is_switch) {
+      parsed.repeat.push_back("--" + name);
+    } else if (words.size() == 1) {
+      parsed.repeat.push_back("--" + name + "=" + words.front());
+    } else {
+      parsed.repeat.push_back("--" + name);
+      parsed.repeat.insert(parsed.repeat.end(), words.begin(), words.end());
+    }
+  }
+  // before options that take several values
+  parsed.repeat.insert(parsed.repeat.begin(), last.begin(), last.end());
+}
+
 }  // namespace
 
 OptionGroup::OptionGroup(OptionTable& table, std::string heading)
@@ -250,15 +300,26 @@ OptionGroup OptionTable::group(std::string heading) {
   return {*this, std::move(heading)};
 }
 
+std::vector<std::pair<std::string, std::vector<boost::shared_ptr<const po::option_description>>>>
+options_in_groups(const OptionTable& table) {
+  std::vector<std::pair<std::string, std::vector<boost::shared_ptr<const po::option_description>>>>
+      groups;
+  for (const std::string& heading : headings_of(table)) {
+    std::vector<boost::shared_ptr<const po::option_description>> options;
+    for (const auto& option : table.options.options())
+      if (heading_of(table, option->long_name()) == heading) options.push_back(option);
+    if (!options.empty()) groups.emplace_back(heading, std::move(options));
+  }
+  return groups;
+}
+
 std::string help_text(const OptionTable& table) {
   const unsigned width = table.options.get_option_column_width();
   std::string text;
-  for (const std::string& heading : headings_of(table)) {
+  for (const auto& [heading, options] : options_in_groups(table)) {
     po::options_description group(heading);
-    for (const auto& option : table.options.options()) {
-      if (heading_of(table, option->long_name()) == heading) group.add(option);
-    }
-    if (group.options().empty()) continue;
+    for (const auto& option : options)
+      group.add(boost::const_pointer_cast<po::option_description>(option));
     std::ostringstream stream;
     group.print(stream, width);
     text += (text.empty() ? "" : "\n") + stream.str();
@@ -268,6 +329,7 @@ std::string help_text(const OptionTable& table) {
 
 ParsedOptions parse_options(const OptionTable& table, const std::vector<std::string>& arguments) {
   ParsedOptions result;
+  result.words = arguments;
   try {
     const auto store = [&](const po::parsed_options& parsed, const std::string& origin) {
       refuse_negative_counts(table, parsed);
@@ -286,6 +348,7 @@ ParsedOptions parse_options(const OptionTable& table, const std::vector<std::str
       }
     }
     po::notify(result.values);
+    note_how_to_repeat(table, result);
   } catch (const po::error& error) {
     throw_usage(table, error);
   }

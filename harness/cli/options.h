@@ -56,10 +56,23 @@ class OptionGroup {
 /// The group "general" comes last.
 [[nodiscard]] std::string help_text(const OptionTable& table);
 
+/// The options under each heading, in the order of --help.
+[[nodiscard]] std::vector<std::pair<
+    std::string, std::vector<boost::shared_ptr<const boost::program_options::option_description>>>>
+options_in_groups(const OptionTable& table);
+
 struct ParsedOptions {
   boost::program_options::variables_map values;
   /// Option -> "command line", "ISOSHARD_TP", "FILE", "default"
   std::map<std::string, std::string, std::less<>> origins;
+  /// Who was asked: "isoshard", "verify"; and of what versions it is made.
+  std::string program, command;
+  std::map<std::string, std::string> versions;
+  std::vector<std::string> words;  ///< of the command line, as they came
+  /// The options that were given, wherever, as a command line that gives them all.
+  std::vector<std::string> repeat;
+  /// Every option that has a value.
+  std::map<std::string, std::string> settings;
 
   [[nodiscard]] bool given(const std::string& name) const {
     return values.count(name) != 0 && !values[name].defaulted();

@@ -21,11 +21,20 @@ namespace isoshard {
 namespace {
 
 std::atomic<int> first_error{0};
-bool is_silent = false;
+bool is_silent = false, is_quiet_now = false;
 
 std::string& errors() {
   static std::string text;
   return text;
+}
+
+bool has_colors() {
+  const auto variable = [](const char* name) {
+    const char* const value = std::getenv(name);
+    return std::string_view(value == nullptr ? "" : value);
+  };
+  return isatty(STDOUT_FILENO) != 0 && variable("NO_COLOR").empty() && variable("TERM") != "dumb" &&
+         std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr;
 }
 
 // 0, or the number of the error.
@@ -72,6 +81,14 @@ std::string printed_errors() {
   return errors();
 }
 
+void set_quiet(bool is_quiet) noexcept {
+  is_quiet_now = is_quiet;
+}
+
+bool is_quiet() noexcept {
+  return is_quiet_now;
+}
+
 int output_error() noexcept {
   return first_error;
 }
@@ -84,8 +101,8 @@ void require_printed() {
 
 TextOptions terminal_options(bool all_tensors) {
   TextOptions options;
-  options.verdict.color =
-      isatty(STDOUT_FILENO) != 0 && std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr;
+  options.verdict.color = has_colors();
+  options.is_quiet = is_quiet();
   options.verdict.all_tensors = all_tensors;
   return options;
 }

@@ -34,6 +34,10 @@ void print_nothing() noexcept;
 /// All lines that were given to print_error, printed or not.
 [[nodiscard]] std::string printed_errors();
 
+/// --quiet: no progress, no notes, and of what is as it should be nothing but the closing line.
+void set_quiet(bool is_quiet) noexcept;
+[[nodiscard]] bool is_quiet() noexcept;
+
 /// What became of standard output: 0, or the system's number of the first error.
 [[nodiscard]] int output_error() noexcept;
 
@@ -42,8 +46,9 @@ void print_nothing() noexcept;
 ///          (`| head -1`) has what it wanted: no error.
 void require_printed();
 
-/// Text for this terminal: with colors if standard output is one, and this process was not started
-/// by mpirun, which gives its ranks a terminal wherever their output goes.
+/// Text for this terminal: with colors if standard output is one that has them, NO_COLOR is not set
+/// (https://no-color.org), and this process was not started by mpirun, which gives its ranks a
+/// terminal wherever their output goes.
 [[nodiscard]] TextOptions terminal_options(bool all_tensors = false);
 
 }  // namespace isoshard

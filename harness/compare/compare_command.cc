@@ -7,12 +7,14 @@
 #include <boost/program_options/value_semantic.hpp>
 #include <charconv>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
 
 #include "core/base/error.h"
 #include "harness/cli/output.h"
 #include "harness/cli/output_folder.h"
+#include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
 #include "harness/compare/compare.h"
 #include "harness/report/formats/report_formats.h"
@@ -67,6 +69,9 @@ void declare_compare(OptionTable& table) {
   output("output-dir", po::value<std::string>(),
          "write report.json, report.txt and junit.xml to this folder");
   output("verbose", po::bool_switch(), "show every tensor");
+  output("made-by", po::value<std::string>(),
+         "the command line that reports name, as a JSON list of words; for programs that call this "
+         "one");
   declare_report_file(table);
   table.positional.add("reference", 1).add("actual", 1);
 }
@@ -174,16 +179,29 @@ ComparePlan plan_of(const ParsedOptions& options) {
   return plan;
 }
 
+std::vector<std::string> made_by_of(const ParsedOptions& options) {
+  if (!options.given("made-by")) return {};
+  const std::string text = options.get<std::string>("made-by");
+  try {
+    return nlohmann::json::parse(text).get<std::vector<std::string>>();
+  } catch (const nlohmann::json::exception&) {
+    throw UsageError(fmt::format("--made-by must be a JSON list of words, got '{}'", text));
+  }
+}
+
 int run_compare(const ParsedOptions& options, ComparePlan plan) {
   const std::filesystem::path folder =
       options.given("output-dir") ? options.get<std::string>("output-dir") : std::string();
   require_comparable(plan);
+  const std::vector<std::string> made_by = made_by_of(options);
   const OutputFolder lock(folder, "--output-dir");
   const ReportFile file(options);
   const TextOptions text_options = terminal_options(options.get<bool>("verbose"));
   TextReport text(text_options);
   const auto show = [&](const auto& item) { print(text.add(item)); };
-  const Report report = compare(plan, {.on_case = show, .on_curve = show});
+  Report report = compare(plan, {.on_case = show, .on_curve = show});
+  report.provenance = provenance_of(options);
+  if (!made_by.empty()) report.provenance.command = made_by;
   print(text.finish(report));
   write_report(folder, report, text_options);
   file.write(report, text_options);

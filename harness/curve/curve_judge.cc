@@ -227,6 +227,7 @@ CurveVerdict judge_curve(const Curve& reference, const Curve& actual, const Curv
     if (!structure.empty()) break;
     for (const CurveDeviation& d :
          deviations(reference.steps[i], actual.steps[i], allowed, bounds.ceiling)) {
+      if (d.number == "loss") verdict.allowed_losses.push_back(d.allowed);
       if (d.number == "loss" && !(d.deviation < verdict.largest.deviation)) verdict.largest = d;
       if (is_within(d)) {
         if (d.allowed > 0)

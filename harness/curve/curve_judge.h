@@ -56,6 +56,7 @@ struct CurveVerdict {
   std::optional<CurveDeviation> first;  ///< the first that is not allowed
   CurveDeviation largest;               ///< of the global loss, up to `first`
   double largest_share = 0;             ///< of any number: deviation / allowed
+  std::vector<double> allowed_losses;   ///< what is allowed of the global loss, by compared step
 };
 
 /// Global loss, loss of each dp rank, gradient norm and learning rate of every step. The learning

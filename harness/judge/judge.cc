@@ -12,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "harness/causes/diagnosis.h"
+#include "harness/evidence/evidence.h"
 #include "harness/judge/first_cause.h"
 #include "harness/judge/judge.h"
 #include "harness/judge/noted_taps.h"
@@ -110,6 +111,7 @@ class Judge {
     detail::summarise_first(verdict_, causes_);
     conclude();
     verdict_.would_miss = would_miss(verdict_, options_);
+    add_evidence();
     return std::move(verdict_);
   }
 
@@ -447,6 +449,23 @@ class Judge {
     if (first == nullptr) return "";
     return fmt::format("{} of {} comparisons are inconclusive, first {}: {}", verdict_.weak,
                        verdict_.compared, describe(first->key), first->weakness);
+  }
+
+  void add_evidence() {
+    constexpr std::ptrdiff_t kEachSide = 4;
+    std::vector<RecordKey> around;
+    std::optional<RecordKey> first;
+    if (!verdict_.findings.empty()) {
+      first = verdict_.findings.front().key;
+      const auto found = std::ranges::find(verdict_.tensors, *first, &TensorComparison::key);
+      for (auto near = found; near != verdict_.tensors.end() && near - found <= kEachSide; ++near)
+        around.push_back(near->key);
+      for (auto near = found; found != verdict_.tensors.end() && near != verdict_.tensors.begin() &&
+                              found - near < kEachSide;) {
+        around.insert(around.begin(), (--near)->key);
+      }
+    }
+    verdict_.evidence = evidence_of(reference_, actual_, around, first);
   }
 
   struct Ordered {

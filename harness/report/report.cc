@@ -20,6 +20,7 @@ Status ReportCase::status() const noexcept {
 
 int ReportCase::exit_code() const noexcept {
   if (!verdict.has_value()) return failure_code;
+  if (detection.has_value()) return detection->is_right ? kExitConforms : kExitDiverges;
   return unmet.empty() ? exit_code_of(verdict->status) : kExitDiverges;
 }
 

@@ -17,6 +17,26 @@
 
 namespace isoshard {
 
+/// One action of a pipeline's schedule, as it would run with equal stages.
+struct ReportAction {
+  int rank = 0;               ///< of the pp axis
+  double start = 0, end = 0;  ///< in units of one forward
+  std::string label;          ///< "F0": what, and of which micro-batch; with several stages "1F0"
+};
+
+/// Where a report comes from, so that others can repeat it.
+struct Provenance {
+  std::vector<std::string> command;             ///< words of a command line, program first
+  std::map<std::string, std::string> settings;  ///< every option that has a value
+  std::map<std::string, std::string> versions;  ///< "isoshard" -> "0.1.0", "LibTorch", "CPU", ...
+};
+
+/// Whether an injected fault was found as the catalog says.
+struct ReportDetection {
+  bool is_right = false;
+  std::string problem;  ///< why not; empty if it was
+};
+
 /// One run that was judged tensor by tensor, or that could not be judged.
 struct ReportCase {
   std::string name;                        ///< the slug of the case
@@ -28,6 +48,9 @@ struct ReportCase {
   std::string fault = {};  ///< the id of the injected fault; empty: none
   /// Why a run that conforms is not enough for what was asked (require_strength); empty: it is.
   std::string unmet = {};
+  std::vector<ReportAction> schedule = {};  ///< of a pipeline; else empty
+  /// Of a run that is to show that its fault is found: then this counts, and not the verdict.
+  std::optional<ReportDetection> detection = {};
 
   [[nodiscard]] Status status() const noexcept;  ///< kIncomplete without a verdict
   /// That of its status or failure; diverges for one that conforms, but not as strongly as asked.
@@ -95,6 +118,7 @@ struct Report {
   std::string summary;          ///< one closing line, without a newline; may be empty
   /// Variables that were set and may decide how kernels compute (harness/world/machine.h).
   std::map<std::string, std::string> environment;
+  Provenance provenance;
   int exit_code = kExitConforms;
 
   /// Appends, and combines the exit codes.

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "harness/evidence/evidence.h"
 #include "harness/trace/judge_policy.h"
 #include "harness/trace/reference.h"
 #include "harness/trace/stage.h"
@@ -172,6 +173,7 @@ struct Verdict {
   std::string collectives;
   int runs = 1;  ///< of the subject that were made for it; unless it says otherwise, all bit-equal
   std::string reason;  ///< one line for the verdict line
+  Evidence evidence;   ///< for reports
 };
 
 /// "exact: equal to its declared arithmetic, which is within bounds", "exact: equal to its

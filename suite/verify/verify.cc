@@ -25,6 +25,8 @@
 #include "harness/world/host_pause.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/machine.h"
+#include "subjects/parallel/nd/schedule/schedule_simulation.h"
+#include "subjects/parallel/nd/stages.h"
 #include "suite/faults/fault.h"
 #include "suite/record/expected_calls.h"
 #include "suite/record/job_rounding.h"
@@ -114,11 +116,24 @@ void save_inputs(const VerifyPlan& plan) {
   save_case_batches(*largest, plan.save_batch);
 }
 
+/// As its pipeline would run with equal stages and a backward that takes twice a forward.
+std::vector<ReportAction> schedule_of(const Case& item) {
+  if (item.degrees.pp < 2) return {};
+  const PipelineSpec spec = pipeline_spec(item.settings.nd, item.degrees.pp, item.micro_batches);
+  std::vector<ReportAction> actions;
+  for (const SimulatedAction& done : simulate(make_schedule(spec), ActionCosts()).ran) {
+    std::string label = to_string(done.action);
+    if (spec.stages_per_rank == 1) label.erase(0, label.find_first_not_of("0123456789"));
+    actions.push_back({done.rank, done.start, done.end, std::move(label)});
+  }
+  return actions;
+}
+
 /// Whatever one case throws is told as its failure: the others keep their verdicts. What is wrong
 /// with the only case of a command, or its files, ends the command as any wrong option does.
 ReportCase judged_case(CaseJudge& judge, const Case& item, const VerifyPlan& plan) {
   const bool is_only = plan.cases.size() == 1;
-  ReportCase result{.name = item.slug(), .fault = plan.fault};
+  ReportCase result{.name = item.slug(), .fault = plan.fault, .schedule = schedule_of(item)};
   try {
     CaseJudgement judgement = judge.judge_case(item);
     result.verdict = std::move(judgement.verdict);

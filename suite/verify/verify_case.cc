@@ -348,6 +348,7 @@ CaseJudgement CaseJudge::against_both(const Case& item) {
   if (plan_.retention == Retention::kWhole) {
     Verdict to_the_bit = exact(item, std::move(emulated));
     record.collectives = to_the_bit.collectives;
+    record.evidence.calls = to_the_bit.evidence.calls;
     if (to_the_bit.status == Status::kConforms)
       return as_emulated(item, std::move(record), to_the_bit.compared);
     return not_emulated(item, [&] { return std::move(to_the_bit); });
@@ -357,6 +358,7 @@ CaseJudgement CaseJudge::against_both(const Case& item) {
   OwnRecords own = judge_own_records(run, plain_policy_of(item));
   if (equality.holds() && own.findings.empty()) {
     record.collectives = std::move(own.collectives);
+    record.evidence.calls = rank_calls_of(run);
     return as_emulated(item, std::move(record), equality.tensors);
   }
   if (equality.first.has_value()) runs_.first_is_not_emulated(*equality.first);

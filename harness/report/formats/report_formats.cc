@@ -34,6 +34,7 @@ std::string write_junit(const Report& report, const TextOptions&) {
 std::string write_text(const Report& report, const TextOptions& options) {
   TextOptions plain = options;
   plain.verdict.color = false;
+  plain.is_quiet = false;
   return text_of(report, plain);
 }
 

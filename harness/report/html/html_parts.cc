@@ -19,30 +19,11 @@ namespace {
 
 using nlohmann::json;
 
-const json& list_of(const json& item, const char* name) {
-  static const json kNone = json::array();
-  const auto found = item.find(name);
-  return found == item.end() || !found->is_array() ? kNone : *found;
-}
-
-bool is_same_tensor(const json& a, const json& b) {
-  for (const char* const key : {"step", "kind", "name", "call"}) {
-    if (a.value(key, json()) != b.value(key, json())) return false;
-  }
-  return true;
-}
-
 /// "0 %" for equal bits, "15 %", "over": never a color alone.
 std::string share_in_words(double share) {
   if (share == 0) return "equal";
   if (!(share <= 1)) return std::isfinite(share) ? fmt::format("{:.3g} x", share) : "over";
   return share < 0.005 ? "&lt; 1 %" : fmt::format("{:.0f} %", share * 100);
-}
-
-std::string_view class_of(double share) {
-  if (!(share <= 1)) return "s3";
-  if (share > 0.5) return "s2";
-  return share > 0.1 ? "s1" : "s0";
 }
 
 std::string ranks_in_words(const json& finding) {
@@ -72,7 +53,7 @@ std::string row_of_tensor(const json& tensor, bool is_marked) {
       "<tr{}><th scope=row class=name>{}</th><td class=name>{}</td><td>{}</td>"
       "<td class={}>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
       is_marked ? " class=here" : "", text_of(tensor, "name"), text_of(tensor, "stage"),
-      number_of(tensor, "step"), class_of(share), share_in_words(share),
+      number_of(tensor, "step"), class_of_share(share), share_in_words(share),
       short_number(number_of(tensor, "relative_error")),
       short_number(number_of(tensor, "allowed_relative_error")),
       short_number(number_of(tensor, "unequal")));
@@ -92,15 +73,15 @@ std::string row_of_tensor(const json& tensor, bool is_marked) {
 
 std::string table_of(const std::vector<const json*>& tensors, const json* marked,
                      const std::string& caption) {
-  std::string html = fmt::format(
-      "<div class=scroll tabindex=0 role=region aria-label=\"{0}\"><table><caption>{0}</caption>"
+  std::string html =
+      begin_table(caption) +
       "<thead><tr><th scope=col class=name>tensor</th><th scope=col class=name>stage</th>"
       "<th scope=col>step</th><th scope=col>of what is allowed</th>"
       "<th scope=col>relative error</th><th scope=col>allowed</th>"
-      "<th scope=col>unequal elements</th></tr></thead><tbody>\n",
-      caption);
+      "<th scope=col>unequal elements</th></tr></thead><tbody>\n";
   for (const json* const tensor : tensors) html += row_of_tensor(*tensor, tensor == marked);
-  return html + "</tbody></table></div>\n";
+  html += end_table();
+  return html;
 }
 
 struct Point {
@@ -111,12 +92,17 @@ struct Point {
 }  // namespace
 
 std::string findings_of(const json& item) {
-  constexpr std::size_t kShown = 20;
   const json& findings = list_of(item, "findings");
   if (findings.empty()) return "";
-  std::string html = "<h3>What is wrong</h3>\n" + finding_html(findings[0], true);
-  if (findings.size() == 1) return html;
-  html += fmt::format("<details><summary>{} more findings</summary>\n", findings.size() - 1);
+  return "<h3>What is wrong</h3>\n" + finding_html(findings[0], true);
+}
+
+std::string more_findings_of(const json& item) {
+  constexpr std::size_t kShown = 20;
+  const json& findings = list_of(item, "findings");
+  if (findings.size() < 2) return "";
+  std::string html =
+      fmt::format("<details><summary>{} more findings</summary>\n", findings.size() - 1);
   for (std::size_t i = 1; i < std::min(findings.size(), kShown); ++i)
     html += finding_html(findings[i], false);
   if (findings.size() > kShown)
@@ -190,9 +176,9 @@ std::string map_of(const json& item) {
         continue;
       }
       const bool is_first = row == first_row && stage == first_stage;
-      html += fmt::format("<td class=\"{}{}\" title=\"{}\">{}</td>", class_of(cell->second.share),
-                          is_first ? " here" : "", cell->second.tensor,
-                          share_in_words(cell->second.share));
+      html += fmt::format("<td class=\"{}{}\" title=\"{}\">{}</td>",
+                          class_of_share(cell->second.share), is_first ? " here" : "",
+                          cell->second.tensor, share_in_words(cell->second.share));
     }
     html += "</tr>\n";
   }

@@ -7,8 +7,10 @@
 
 namespace isoshard::html {
 
-/// What is wrong, the first thing in full; "" where nothing is.
+/// The first thing that is wrong; "" where nothing is.
 [[nodiscard]] std::string findings_of(const nlohmann::json& item);
+/// The others.
+[[nodiscard]] std::string more_findings_of(const nlohmann::json& item);
 /// The tensors recorded next to the first finding's, before and after; "" without one.
 [[nodiscard]] std::string neighbors_of(const nlohmann::json& item);
 /// Rows: layers; columns: stages of a step; cells: how much of what is allowed is used at most.

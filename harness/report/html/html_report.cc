@@ -9,27 +9,21 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
+#include "harness/report/html/html_curves.h"
+#include "harness/report/html/html_evidence.h"
+#include "harness/report/html/html_hero.h"
 #include "harness/report/html/html_parts.h"
 #include "harness/report/html/html_text.h"
 
 namespace isoshard {
 namespace {
 
-using html::escaped;
-using html::number_of;
-using html::text_of;
 using nlohmann::json;
 
 /// Rows of all tables of tensors together: about 250 bytes each, so that a page stays below 2 MB.
 constexpr std::size_t kRows = 4000;
 /// From this size on only what is wrong is told in full, and from the larger one nothing.
 constexpr std::size_t kDetails = 1'200'000, kPage = 1'700'000;
-
-const json& part_of(const json& report, const char* name) {
-  static const json kNone = json::array();
-  const auto found = report.find(name);
-  return found == report.end() || !found->is_array() ? kNone : *found;
-}
 
 std::string in_capitals(std::string word) {
   for (char& c : word) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
@@ -42,13 +36,13 @@ std::string mesh_of(const json& item) {
   if (found == item.end()) return "";
   if (found->is_object()) {
     for (const auto& [axis, degree] : found->items())
-      words +=
-          fmt::format("{}{} {}", words.empty() ? "" : " x ", escaped(axis), escaped(degree.dump()));
+      words += fmt::format("{}{} {}", words.empty() ? "" : " x ", html::escaped(axis),
+                           html::escaped(degree.dump()));
     return words;
   }
   for (const json& axis : *found) {
-    words += fmt::format("{}{} {}", words.empty() ? "" : " x ", text_of(axis, "axis"),
-                         number_of(axis, "degree"));
+    words += fmt::format("{}{} {}", words.empty() ? "" : " x ", html::text_of(axis, "axis"),
+                         html::number_of(axis, "degree"));
   }
   return words;
 }
@@ -59,44 +53,50 @@ std::string anchor_of(std::string_view part, std::size_t index) {
 }
 
 std::string verdict_of(const json& item) {
-  const std::string status = text_of(item, "status"), strength = text_of(item, "strength");
+  const std::string status = html::text_of(item, "status"),
+                    strength = html::text_of(item, "strength");
   std::string html =
       fmt::format("<div class=\"verdict {0}\"><strong>{1}{2}</strong>\n<p>{3}</p>\n<dl>", status,
                   in_capitals(status), strength.empty() ? "" : fmt::format(" ({})", strength),
-                  text_of(item, "reason"));
+                  html::text_of(item, "reason"));
   const auto row = [&](const char* title, const std::string& text) {
     if (!text.empty()) html += fmt::format("<dt>{}</dt><dd>{}</dd>", title, text);
   };
-  row("Subject", text_of(item, "subject"));
-  row("Copies", text_of(item, "copy_of"));
+  row("Subject", html::text_of(item, "subject"));
+  row("Copies", html::text_of(item, "copy_of"));
   row("Mesh", mesh_of(item));
-  row("Against", text_of(item, "reference"));
-  row("Injected fault", text_of(item, "fault"));
-  row("Not enough", text_of(item, "unmet"));
-  row("Would miss", text_of(item, "would_miss"));
-  row("Collectives", text_of(item, "collectives"));
+  row("Against", html::text_of(item, "reference"));
+  row("Injected fault", html::text_of(item, "fault"));
+  if (const json& detection = html::part_in(item, "detection"); detection.is_object()) {
+    const std::string problem = html::text_of(detection, "problem");
+    row("Detection", problem.empty() ? "found as the catalog says" : "missed: " + problem);
+  }
+  row("Not enough", html::text_of(item, "unmet"));
+  row("Would miss", html::text_of(item, "would_miss"));
+  row("Collectives", html::text_of(item, "collectives"));
   html += "</dl></div>\n";
-  for (const json& note : part_of(item, "notes"))
-    if (note.is_string()) html += fmt::format("<p>{}</p>\n", escaped(note.get<std::string>()));
+  for (const json& note : html::list_of(item, "notes"))
+    if (note.is_string())
+      html += fmt::format("<p>{}</p>\n", html::escaped(note.get<std::string>()));
   return html;
 }
 
 std::string names_of(const json& item, const char* part, std::string_view title) {
   constexpr std::size_t kShown = 50;
-  const json& names = part_of(item, part);
+  const json& names = html::list_of(item, part);
   if (names.empty()) return "";
   std::string html = fmt::format("<details><summary>{}: {}</summary><ul>\n", title, names.size());
   for (std::size_t i = 0; i < std::min(kShown, names.size()); ++i) {
     if (names[i].is_string())
-      html += fmt::format("<li class=name>{}</li>\n", escaped(names[i].get<std::string>()));
+      html += fmt::format("<li class=name>{}</li>\n", html::escaped(names[i].get<std::string>()));
   }
   if (names.size() > kShown) html += fmt::format("<li>{} more</li>", names.size() - kShown);
   return html + "</ul></details>\n";
 }
 
 std::string case_html(const json& item, std::size_t index, std::size_t room) {
-  std::string name = text_of(item, "case");
-  if (name.empty()) name = text_of(item, "experiment");
+  std::string name = html::text_of(item, "case");
+  if (name.empty()) name = html::text_of(item, "experiment");
   std::string result =
       fmt::format("<section id={0} aria-labelledby={0}-title>\n<h2 id={0}-title>{1}</h2>\n",
                   anchor_of("case", index), name);
@@ -104,11 +104,13 @@ std::string case_html(const json& item, std::size_t index, std::size_t room) {
     result += fmt::format("<p class={}>{}</p><pre>{}</pre>\n",
                           item["holds"] == true ? "conforms" : "diverges",
                           item["holds"] == true ? "HOLDS" : "DOES NOT HOLD",
-                          escaped(item.value("claims", json()).dump(1)));
+                          html::escaped(item.value("claims", json()).dump(1)));
     return result + "</section>\n";
   }
   result += verdict_of(item) + html::findings_of(item) + html::neighbors_of(item) +
-            html::map_of(item) + html::growth_of(item) +
+            html::by_rank_of(item) + html::numbers_of(item) + html::map_of(item) +
+            html::more_findings_of(item) + html::growth_of(item) + html::placements_of(item) +
+            html::calls_of(item) + html::schedule_of(item) +
             names_of(item, "missing", "Only the reference recorded") +
             names_of(item, "extra", "Only the run recorded") +
             names_of(item, "not_recorded", "Allowed to be missing");
@@ -119,33 +121,34 @@ std::string brief_html(const json& item, std::size_t index) {
   return fmt::format(
       "<section id={0} aria-labelledby={0}-title>\n<h2 id={0}-title>{1}</h2>\n{2}"
       "</section>\n",
-      anchor_of("case", index), text_of(item, "case"), verdict_of(item));
+      anchor_of("case", index), html::text_of(item, "case"), verdict_of(item));
 }
 
 std::string deviation_of(const json& item, const char* part, std::string_view title) {
   const auto found = item.find(part);
   if (found == item.end() || !found->is_object()) return "";
   return fmt::format("<p>{}: step {}, {}: reference {}, run {}, off by {}, allowed {} ({})</p>\n",
-                     title, number_of(*found, "step"), text_of(*found, "number"),
-                     html::short_number(number_of(*found, "reference")),
-                     html::short_number(number_of(*found, "actual")),
-                     html::short_number(number_of(*found, "deviation")),
-                     html::short_number(number_of(*found, "allowed")), text_of(*found, "rule"));
+                     title, html::number_of(*found, "step"), html::text_of(*found, "number"),
+                     html::short_number(html::number_of(*found, "reference")),
+                     html::short_number(html::number_of(*found, "actual")),
+                     html::short_number(html::number_of(*found, "deviation")),
+                     html::short_number(html::number_of(*found, "allowed")),
+                     html::text_of(*found, "rule"));
 }
 
 std::string curve_html(const json& item, std::size_t index) {
   std::string result =
       fmt::format("<section id={0} aria-labelledby={0}-title>\n<h2 id={0}-title>{1}</h2>\n",
-                  anchor_of("curve", index), text_of(item, "case"));
-  result += text_of(item, "status").empty()
+                  anchor_of("curve", index), html::text_of(item, "case"));
+  result += html::text_of(item, "status").empty()
                 ? fmt::format("<p>A reference of {} steps, which nothing is compared with.</p>\n",
-                              number_of(item, "steps"))
+                              html::number_of(item, "steps"))
                 : verdict_of(item);
   result += deviation_of(item, "first", "First number that is not allowed") +
             deviation_of(item, "largest", "Largest deviation");
-  for (const json& remark : part_of(item, "remarks"))
+  for (const json& remark : html::list_of(item, "remarks"))
     if (remark.is_string())
-      result += fmt::format("<p>{}</p>\n", escaped(remark.get<std::string>()));
+      result += fmt::format("<p>{}</p>\n", html::escaped(remark.get<std::string>()));
   return result + "</section>\n";
 }
 
@@ -153,8 +156,8 @@ std::string curve_html(const json& item, std::size_t index) {
 std::string counts_of(const json& report) {
   std::map<std::string, int> counts;
   for (const char* const part : {"cases", "curves", "goldens"}) {
-    for (const json& item : part_of(report, part)) {
-      std::string status = text_of(item, "status");
+    for (const json& item : html::list_of(report, part)) {
+      std::string status = html::text_of(item, "status");
       if (item.contains("holds")) status = item["holds"] == true ? "holds" : "does not hold";
       if (!status.empty()) ++counts[status];
     }
@@ -168,11 +171,13 @@ std::string counts_of(const json& report) {
 std::string contents_of(const json& report) {
   std::string html;
   const auto add = [&](const char* part, const char* anchor, const char* name) {
-    const json& items = part_of(report, part);
+    const json& items = html::list_of(report, part);
     for (std::size_t i = 0; i < items.size(); ++i) {
-      std::string status = text_of(items[i], "status"), title = text_of(items[i], name);
+      std::string status = html::text_of(items[i], "status"), title = html::text_of(items[i], name);
       if (items[i].contains("holds")) status = items[i]["holds"] == true ? "conforms" : "diverges";
-      if (title.empty()) title = text_of(items[i], "experiment");
+      if (title.empty()) title = html::text_of(items[i], "experiment");
+      if (const std::string fault = html::text_of(items[i], "fault"); !fault.empty())
+        title += " with " + fault;
       html += fmt::format(
           "<tr><th scope=row class=name><a href=\"#{}\">{}</a></th>"
           "<td class=\"name {}\">{}</td></tr>\n",
@@ -197,23 +202,22 @@ std::string html_of(const json& report) {
     throw FileError(
         "a report must be a JSON object of schema 1 with exit_code and cases, as report.json is");
   }
-  const json &cases = part_of(report, "cases"), &curves = part_of(report, "curves"),
-             &goldens = part_of(report, "goldens");
-  const bool is_good = number_of(report, "exit_code") == 0;
+  const json &cases = html::list_of(report, "cases"), &curves = html::list_of(report, "curves"),
+             &goldens = html::list_of(report, "goldens");
   std::string page = fmt::format(
       "<!doctype html>\n<html lang=en>\n<head>\n<meta charset=utf-8>\n<meta name=viewport "
       "content=\"width=device-width,initial-scale=1\">\n<title>isoshard: {0}</title>\n<style>{1}"
-      "</style>\n</head>\n<body>\n<main>\n<h1>isoshard report</h1>\n<div class=\"verdict {2}\">"
-      "<strong>{3}</strong><p>{0}; exit code {4}</p></div>\n",
-      counts_of(report), html::style_sheet(), is_good ? "conforms" : "diverges",
-      is_good ? "All is as it should be" : "Something is wrong", number_of(report, "exit_code"));
-  for (const json& note : part_of(report, "notes"))
-    if (note.is_string()) page += fmt::format("<p>{}</p>\n", escaped(note.get<std::string>()));
+      "</style>\n</head>\n<body>\n<main>\n<h1>isoshard report: {0}</h1>\n",
+      counts_of(report), html::style_sheet());
+  page += html::hero_of(report);
+  for (const json& note : html::list_of(report, "notes"))
+    if (note.is_string())
+      page += fmt::format("<p>{}</p>\n", html::escaped(note.get<std::string>()));
   page += contents_of(report);
   const std::size_t room = kRows / std::max<std::size_t>(cases.size(), 1);
   for (std::size_t i = 0; i < cases.size(); ++i) {
     // Where the page has no room for all, cases that are as they should be are told in words.
-    const bool is_brief = page.size() > kDetails && text_of(cases[i], "status") == "conforms";
+    const bool is_brief = page.size() > kDetails && html::text_of(cases[i], "status") == "conforms";
     if (page.size() > kPage) {
       page += fmt::format("<p>{} more cases are left out; report.json has them.</p>\n",
                           cases.size() - i);
@@ -221,25 +225,17 @@ std::string html_of(const json& report) {
     }
     page += is_brief ? brief_html(cases[i], i) : case_html(cases[i], i, room);
   }
+  page += html::curves_of(report);
   for (std::size_t i = 0; i < curves.size(); ++i) page += curve_html(curves[i], i);
   for (std::size_t i = 0; i < goldens.size(); ++i) {
     page += fmt::format(
         "<section id={0} aria-labelledby={0}-title><h2 id={0}-title>{1}</h2><pre>{2}</pre>"
         "</section>\n",
-        anchor_of("golden", i), text_of(goldens[i], "name"), text_of(goldens[i], "text"));
+        anchor_of("golden", i), html::text_of(goldens[i], "name"),
+        html::text_of(goldens[i], "text"));
   }
-  page += "<section aria-labelledby=environment><h2 id=environment>Environment</h2>\n";
-  const json environment = report.value("environment", json::object());
-  if (environment.empty())
-    page +=
-        "<p>No variable that may decide how kernels compute was set."
-        "</p>\n";
-  page += "<dl>";
-  for (const auto& [name, value] : environment.items()) {
-    page += fmt::format("<dt class=name>{}</dt><dd class=name>{}</dd>", escaped(name),
-                        escaped(value.is_string() ? value.get<std::string>() : value.dump()));
-  }
-  return page + "</dl></section>\n</main>\n</body>\n</html>\n";
+  page += html::provenance_of(report);
+  return page + "</main>\n</body>\n</html>\n";
 }
 
 }  // namespace isoshard

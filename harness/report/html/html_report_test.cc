@@ -65,12 +65,50 @@ json a_report() {
 TEST(HtmlReport, TellsTheVerdictBeforeAnythingElse) {
   const std::string page = html_of(a_report());
 
-  EXPECT_THAT(page, HasSubstr("<strong>Something is wrong</strong><p>1 diverges; exit code 1"));
-  EXPECT_LT(page.find("Something is wrong"), page.find("<section"));
+  EXPECT_THAT(page, HasSubstr("<h1>isoshard report: 1 diverges</h1>"));
+  EXPECT_THAT(page,
+              HasSubstr("<strong>The run does not compute what one process computes</strong>"));
+  EXPECT_THAT(page, HasSubstr("Exit code 1."));
+  EXPECT_LT(page.find("does not compute"), page.find("<section"));
   EXPECT_THAT(page, HasSubstr("<strong>DIVERGES</strong>"));
   EXPECT_THAT(page, HasSubstr("dp 2 x tp 2"));
   EXPECT_THAT(page, HasSubstr("<dt>Likely cause</dt><dd>scale 2 = dp</dd>"));
   EXPECT_THAT(page, HasSubstr("<dt>Ranks</dt><dd>1, 3</dd>"));
+}
+
+TEST(HtmlReport, TellsANewReaderWhatBrokeWhereAndWhatToLookAt) {
+  json report = a_report();
+  report["provenance"]["command"] = {"isoshard", "verify", "--data=a b.bin"};
+
+  const std::string page = html_of(report);
+
+  const std::string hero = page.substr(0, page.find("<section"));
+  EXPECT_THAT(hero, HasSubstr("<dt>What broke</dt><dd><b>differs</b></dd>"));
+  EXPECT_THAT(hero, HasSubstr("<dt>Likely cause</dt><dd>scale 2 = dp</dd>"));
+  EXPECT_THAT(hero, HasSubstr("step 0, parameter gradient, layer 1; first on rank 1 (dp 0, tp 1)"));
+  EXPECT_THAT(hero, HasSubstr("All 3 tensors recorded before it are right, the last of them <span "
+                              "class=name>model.layers.1.mlp.down_proj</span> (forward)"));
+  EXPECT_THAT(hero, HasSubstr("Look at how this gradient is made and summed"));
+  EXPECT_THAT(hero, HasSubstr("<code>isoshard verify '--data=a b.bin'</code>"));
+}
+
+TEST(HtmlReport, DoesNotSayThatAllBeforeIsRightWhereSomethingIsNot) {
+  json report = a_report();
+  report["cases"][0]["tensors"][1]["within"] = false;
+
+  EXPECT_THAT(html_of(report), Not(HasSubstr("recorded before it are right")));
+}
+
+TEST(HtmlReport, SaysOfARunThatConformsNothingToLookAt) {
+  json report = a_report();
+  report["exit_code"] = 0;
+  report["cases"][0]["status"] = "conforms";
+  report["cases"][0]["findings"] = json::array();
+
+  const std::string page = html_of(report);
+
+  EXPECT_THAT(page, HasSubstr("<strong>It is as it should be</strong>"));
+  EXPECT_THAT(page, Not(HasSubstr("What broke")));
 }
 
 TEST(HtmlReport, FramesTheCellWhereTheRunFirstDiverges) {

@@ -66,6 +66,49 @@ std::string short_number(double value) {
   return fmt::format("{:.3g}", value);
 }
 
+const nlohmann::json& list_of(const nlohmann::json& object, const char* name) {
+  static const nlohmann::json kNone = nlohmann::json::array();
+  const nlohmann::json& part = part_in(object, name);
+  return part.is_array() ? part : kNone;
+}
+
+const nlohmann::json& part_in(const nlohmann::json& object, const char* name) {
+  static const nlohmann::json kNone;
+  if (!object.is_object()) return kNone;
+  const auto found = object.find(name);
+  return found == object.end() ? kNone : *found;
+}
+
+std::vector<double> numbers_in(const nlohmann::json& object, const char* name) {
+  std::vector<double> numbers;
+  for (const nlohmann::json& value : list_of(object, name))
+    numbers.push_back(value.is_number() ? value.get<double>()
+                                        : std::numeric_limits<double>::quiet_NaN());
+  return numbers;
+}
+
+bool is_same_tensor(const nlohmann::json& a, const nlohmann::json& b) {
+  for (const char* const key : {"step", "kind", "name", "call"})
+    if (part_in(a, key) != part_in(b, key)) return false;
+  return true;
+}
+
+std::string begin_table(const std::string& caption) {
+  return fmt::format(
+      "<div class=scroll tabindex=0 role=region aria-label=\"{0}\"><table><caption>{0}</caption>\n",
+      caption);
+}
+
+std::string end_table() {
+  return "</tbody></table></div>\n";
+}
+
+std::string_view class_of_share(double share) {
+  if (!(share <= 1)) return "s3";
+  if (share > 0.5) return "s2";
+  return share > 0.1 ? "s1" : "s0";
+}
+
 double share_of_allowed(const nlohmann::json& tensor) {
   const auto ratio = [](double used, double allowed) {
     if (used == 0) return 0.0;
@@ -101,46 +144,6 @@ std::string row_of(const nlohmann::json& tensor) {
   for (const std::string_view word : {"embed", "wte", "wpe", "transformer.drop"})
     if (name.find(word) != name.npos) return "before the layers";
   return "after the layers";
-}
-
-std::string_view style_sheet() {
-  return R"(
-:root{color-scheme:light dark;--ink:#1b1f24;--soft:#57606a;--paper:#fff;--line:#d0d7de;
---card:#f6f8fa;
---good:#116329;--bad:#a40e26;--doubt:#7d4e00;--link:#0550ae}
-@media (prefers-color-scheme:dark){:root{--ink:#e6edf3;--soft:#9aa4ae;--paper:#0d1117;
---line:#3d444d;
---card:#161b22;--good:#56d364;--bad:#ff8b85;--doubt:#e3b341;--link:#79c0ff}}
-*{box-sizing:border-box}
-body{margin:0 auto;padding:1.5rem;max-width:70rem;font:1rem/1.5 system-ui,sans-serif;
-color:var(--ink);
-background:var(--paper)}
-h1{font-size:1.5rem}h2{font-size:1.2rem;margin-top:2rem}h3{font-size:1rem}
-code,pre,.name{font-family:ui-monospace,monospace;font-size:.875rem;overflow-wrap:anywhere}
-pre{white-space:pre-wrap;background:var(--card);border:1px solid var(--line);padding:.75rem}
-.verdict{border-left:.4rem solid;padding:.5rem 1rem;background:var(--card)}
-.conforms,.match,.accepted,.reviewed{color:var(--good)}
-.diverges,.regression,.refused{color:var(--bad)}
-.vacuous,.incomplete,.drift,.pending,.removed{color:var(--doubt)}
-.verdict p,.verdict dl{color:var(--ink);margin:.25rem 0}
-dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1rem}dd{margin:0}
-dt{color:var(--soft)}
-.scroll{overflow-x:auto}
-table{border-collapse:collapse;font-size:.875rem}
-caption{text-align:left;color:var(--soft);padding:.25rem 0}
-th,td{border:1px solid var(--line);padding:.2rem .5rem;text-align:right}
-td{white-space:nowrap}
-th[scope=row],td.name,th.name{text-align:left;white-space:normal}
-.s0{background:#e7f5ea;color:#10301a}.s1{background:#fff3bf;color:#3a2c00}
-.s2{background:#ffd8a8;color:#40210a}.s3{background:#a40e26;color:#fff;font-weight:700}
-.here{outline:.2rem solid var(--bad);outline-offset:-.2rem}
-svg{max-width:100%;height:auto;background:var(--card);border:1px solid var(--line)}
-svg text{fill:var(--ink);font:12px system-ui,sans-serif}
-summary{cursor:pointer;padding:.25rem 0}
-a{color:var(--link)}
-@media print{body{max-width:none;padding:0}details{break-inside:avoid}
-details:not([open])>*{display:block}.s0,.s1,.s2,.s3{print-color-adjust:exact}}
-)";
 }
 
 }  // namespace isoshard::html

@@ -4,6 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace isoshard::html {
 
@@ -15,6 +16,21 @@ namespace isoshard::html {
 [[nodiscard]] double number_of(const nlohmann::json& object, const char* name);
 /// "1.2e-05", "3", "nan".
 [[nodiscard]] std::string short_number(double value);
+
+/// A list or member of an object; an empty list or null where there is none.
+[[nodiscard]] const nlohmann::json& list_of(const nlohmann::json& object, const char* name);
+[[nodiscard]] const nlohmann::json& part_in(const nlohmann::json& object, const char* name);
+/// The numbers of a list, NaN for anything else.
+[[nodiscard]] std::vector<double> numbers_in(const nlohmann::json& object, const char* name);
+/// Whether step, kind, name and call are equal.
+[[nodiscard]] bool is_same_tensor(const nlohmann::json& a, const nlohmann::json& b);
+
+/// A table that scrolls by itself where it is too wide, with its caption.
+[[nodiscard]] std::string begin_table(const std::string& caption);
+[[nodiscard]] std::string end_table();
+
+/// The class of a cell, by how much of what is allowed is used.
+[[nodiscard]] std::string_view class_of_share(double share);
 
 /// How much of what is allowed of a tensor is used: 0 for equal bits, above 1 for what diverges.
 [[nodiscard]] double share_of_allowed(const nlohmann::json& tensor);

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "harness/report/json/evidence_json.h"
 #include "harness/report/json/json_number.h"
 #include "harness/report/json/verdict_json.h"
 
@@ -24,6 +25,10 @@ json case_json(const ReportCase& item) {
   if (!item.verdict.has_value()) return broken_json(item.name, item.failure);
   json j = verdict_json(*item.verdict);
   j["unmet"] = text_or_null(item.unmet);
+  if (item.detection.has_value())
+    j["detection"] = {{"as_expected", item.detection->is_right},
+                      {"problem", text_or_null(item.detection->problem)}};
+  if (!item.schedule.empty()) j["schedule"] = schedule_json(item.schedule);
   if (item.against.empty()) return j;
   j["case"] = item.name;
   j["reference"] = item.against;
@@ -57,7 +62,8 @@ json curve_json(const ReportCurve& item) {
             {"reason", nullptr},
             {"largest", nullptr},
             {"first", nullptr},
-            {"remarks", item.remarks}};
+            {"remarks", item.remarks},
+            {"points", points_json(item)}};
   if (!item.verdict.has_value()) return j;
   const CurveVerdict& verdict = *item.verdict;
   j["status"] = name_of(verdict.status);
@@ -80,7 +86,8 @@ json report_json(const Report& report) {
             {"cases", std::move(cases)},
             {"tables", std::move(tables)},
             {"notes", report.notes},
-            {"environment", report.environment}};
+            {"environment", report.environment},
+            {"provenance", provenance_json(report.provenance)}};
   for (const ReportCurve& item : report.curves) j["curves"].push_back(curve_json(item));
   for (const ReportGolden& item : report.goldens)
     j["goldens"].push_back({{"name", item.name}, {"status", item.status}, {"text", item.text}});

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "harness/report/json/evidence_json.h"
 #include "harness/report/json/json_number.h"
 #include "harness/report/json/verdict_json.h"
 
@@ -136,6 +137,7 @@ json verdict_json(const Verdict& verdict) {
           {"pools", pools},
           {"tensors", tensors},
           {"findings", findings},
+          {"evidence", evidence_json(verdict.evidence)},
           {"not_recorded", verdict.not_recorded},
           {"notes", verdict.notes},
           {"missing", verdict.missing},

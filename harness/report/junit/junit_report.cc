@@ -63,6 +63,10 @@ TestCase test_of(const ReportCase& item) {
   test.message =
       item.unmet.empty() ? verdict.reason : fmt::format("{}; {}", item.unmet, verdict.reason);
   test.properties = {{"verdict", words_of_verdict(verdict)}, {"subject", verdict.subject}};
+  if (item.detection.has_value()) {
+    test.name += " with " + item.fault;
+    test.message = item.detection->problem;
+  }
   if (verdict.strength != Strength::kNone)
     test.properties.emplace_back("strength", name_of(verdict.strength));
   if (!verdict.copy_of.empty()) test.properties.emplace_back("copy_of", verdict.copy_of);

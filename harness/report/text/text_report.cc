@@ -4,7 +4,10 @@
 
 #include <fmt/format.h>
 
+#include <set>
+
 #include "harness/curve/curve_statistics.h"
+#include "harness/verdict/exit_code.h"
 
 namespace isoshard {
 namespace {
@@ -22,6 +25,14 @@ std::string steps_text(const Curve& curve, int log_interval) {
 
 std::string failure_text(const std::string& name, const std::string& failure) {
   return fmt::format("INCOMPLETE  {}: {}\n", name, failure);
+}
+
+std::string detection_text(const ReportCase& item, const ReportDetection& detection) {
+  const std::string place = fmt::format("{} on {}", item.fault, item.name);
+  if (!detection.is_right) return fmt::format("MISSED  {}: {}\n", place, detection.problem);
+  return fmt::format("{}  {}: {}\n",
+                     item.verdict->status == Status::kConforms ? "NO ALARM" : "FOUND", place,
+                     item.verdict->reason);
 }
 
 std::string statistics_text(const std::vector<ReportCurve>& curves) {
@@ -50,11 +61,13 @@ std::string TextReport::lines(std::string text) {
 }
 
 std::string TextReport::note(const std::string& line) {
-  return lines(line + "\n");
+  return options_.is_quiet ? "" : lines(line + "\n");
 }
 
 std::string TextReport::add(const ReportCase& item) {
   if (!item.verdict.has_value()) return block(failure_text(item.name, item.failure));
+  if (options_.is_quiet && item.exit_code() == kExitConforms) return "";
+  if (item.detection.has_value()) return lines(detection_text(item, *item.detection));
   std::string text = render(*item.verdict, options_.verdict);
   if (item.against == "emulated")
     text.insert(0,
@@ -66,6 +79,7 @@ std::string TextReport::add(const ReportCase& item) {
 
 std::string TextReport::add(const ReportCurve& item) {
   if (!item.failure.empty()) return lines(failure_text(item.name, item.failure));
+  if (options_.is_quiet && item.exit_code() == kExitConforms) return "";
   std::string text = steps_text(item.curve, options_.log_interval);
   if (item.verdict.has_value()) text += render(*item.verdict);
   for (const std::string& remark : item.remarks) text += remark + "\n";
@@ -73,15 +87,17 @@ std::string TextReport::add(const ReportCurve& item) {
 }
 
 std::string TextReport::add(const ReportGolden& item) {
-  return lines(item.text);
+  static const std::set<std::string> kAsWanted = {"match", "accepted", "removed", "reviewed"};
+  return options_.is_quiet && kAsWanted.contains(item.status) ? "" : lines(item.text);
 }
 
 std::string TextReport::add(const ReportExperiment& item) {
-  return block(item.text);
+  return options_.is_quiet && item.holds ? "" : block(item.text);
 }
 
 std::string TextReport::finish(const Report& report) {
   std::string text;
+  if (options_.is_quiet) return report.summary.empty() ? "" : lines(report.summary + "\n");
   for (const ComparisonTables& tables : report.tables)
     text += block(render_tables(tables, options_.verdict.all_tensors));
   if (report.has_statistics) text += block(statistics_text(report.curves));

@@ -10,7 +10,9 @@ namespace isoshard {
 
 struct TextOptions {
   RenderOptions verdict;  ///< also decides whether tables list every module
-  int log_interval = 0;   ///< show the numbers of every so many steps of a curve; 0: of none
+  /// No notes, and of what conforms nothing; what is wrong and the summary stay.
+  bool is_quiet = false;
+  int log_interval = 0;  ///< show the numbers of every so many steps of a curve; 0: of none
 };
 
 /// Writes a report part by part, so that a command can print each part as soon as it is known.

@@ -40,6 +40,8 @@ class JudgeOptions:
     reference: Path | None = None
     reference_command: str | None = None
     output_dir: Path | None = None
+    report: Path | None = None
+    made_by: list[str] = field(default_factory=list)  # the command line that a report names
     execute: bool = False
     run_to_end: bool = False
     no_dropout: bool = False
@@ -368,6 +370,10 @@ class _Driver:
                 arguments.append("--verbose")
             if options.output_dir is not None:
                 arguments += ["--output-dir", str(self.folder / "report")]
+            if options.report is not None:
+                arguments += ["--report", str(options.report)]
+            if options.made_by:
+                arguments += ["--made-by", json.dumps(options.made_by)]
             code, _ = _verdict.compare(arguments, reference, run)
         self._say(str(self.seconds))
         return code

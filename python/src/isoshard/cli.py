@@ -116,6 +116,8 @@ def _judge_options(options: argparse.Namespace, command: list[str]) -> JudgeOpti
         reference=options.reference,
         reference_command=options.reference_command,
         output_dir=options.output_dir,
+        report=options.report.absolute() if options.report else None,
+        made_by=["isoshard", *sys.argv[1:]],
         execute=options.exec,
         run_to_end=options.run_to_end,
         no_dropout=options.no_dropout,
@@ -207,6 +209,7 @@ def _add_judge_options(parser: argparse.ArgumentParser) -> None:
     add("--reference", type=Path, help="a bundle to judge against, or ours: isoshard trains it")
     add("--reference-command", help="the command of the reference (default: one process)")
     add("--output-dir", type=Path, help="keep bundles, logs and report.json here")
+    add("--report", type=Path, metavar="FILE", help="write FILE.html, a page to read (or .json ...)")
     add("--exec", action="store_true", help="run the command untouched, start no ranks by fork")
     add("--run-to-end", action="store_true", help="do not stop the script after the last step")
     add("--no-dropout", action="store_true", help="set dropout to 0 in all runs")

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The page of systems is what its runs say, and rows without a run say so.
+# usage: support_matrix_test.sh SOURCE FOLDER
+set -euo pipefail
+source=$1 folder=$2
+command -v python3 >/dev/null || { echo "SKIPPED: no python3, which makes the page"; exit 77; }
+tool=$source/tools/support_matrix.py
+python3 "$tool" check || exit 1
+
+rm -rf -- "$folder"
+mkdir -p -- "$folder/build" "$folder/torch/torch/headeronly"
+failures=0
+expect() {  # WHAT PATTERN
+  grep -qE -- "$2" "$folder/page.md" || {
+    echo "$1: nothing matches '$2' in:"
+    cat "$folder/page.md"
+    failures=1
+  }
+}
+page() { python3 "$tool" "$@" --store "$folder/store.json" --page "$folder/page.md"; }
+echo '#define TORCH_VERSION 2.11.0' >"$folder/torch/torch/headeronly/version.h"
+cat >"$folder/build/CMakeCache.txt" <<CACHE
+CMAKE_CXX_COMPILER:FILEPATH=$folder/c++
+LibTorch_INCLUDE_DIR:PATH=$folder/torch
+CACHE
+printf '#!/bin/sh\necho "g++ (Some 12.2.0-14) 12.2.0"\n' >"$folder/c++"
+chmod +x "$folder/c++"
+cat >"$folder/build/ctest.xml" <<'REPORT'
+<testsuite><testcase name="a"/><testcase name="b"/>
+<testcase name="c"><skipped/></testcase></testsuite>
+REPORT
+system=$(. /etc/os-release && echo "${NAME/ GNU\/Linux/} $VERSION_ID")
+cat >"$folder/store.json" <<STORE
+{"wanted": [{"system": "$system", "compiler": "GCC 12", "libtorch": "2.11"},
+            {"system": "$system", "compiler": "GCC 1", "libtorch": "2.11"}], "runs": []}
+STORE
+page page
+expect 'nothing ran' "^\| $system \| GCC 12 \| 2.11 \| any \| - \| not run \| - \|$"
+page record "$folder/build" --date 2001-02-03
+page page
+expect 'a run' \
+  "^\| $system \| GCC 12.2.0 \| 2.11.0 \| .* \| 2 entries, 1 skipped \| passed \| .*, 2001-02-03"
+expect 'GCC 12 is not GCC 1' '\| GCC 1 \| 2.11 \| any \| - \| not run \|'
+! grep -q 'GCC 12 |' "$folder/page.md" || { echo "the row must be that of the run"; failures=1; }
+sed -i 's|<testcase name="b"/>|<testcase name="b"><failure/></testcase>|' "$folder/build/ctest.xml"
+page record "$folder/build" --date 2001-02-04
+page page
+expect 'the run after it' '\| 1 failed \| .*, 2001-02-04 \|'
+[[ $(grep -c '2001-02' "$folder/page.md") -eq 1 ]] || { echo "one run of a system"; failures=1; }
+echo >>"$folder/page.md"
+if page check >/dev/null; then echo "a page that was edited must be refused"; failures=1; fi
+exit $failures

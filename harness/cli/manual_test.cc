@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Manual pages, completion and --help are made from what commands declare; a report says how to
+/// repeat its command.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <array>
+#include <boost/program_options/value_semantic.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include "core/base/error.h"
+#include "harness/cli/man_page.h"
+#include "harness/cli/output.h"
+#include "harness/cli/progress.h"
+
+namespace isoshard {
+namespace {
+
+namespace po = boost::program_options;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+Command a_command(const std::string& name, const std::string& group) {
+  Command command{name,
+                  "does " + name,
+                  name + " [options]",
+                  "  prog " + name + " --tp 2",
+                  [](OptionTable& table) {
+                    auto add = table.group("mesh");
+                    add("tp", po::value<int>()->default_value(1), "-ranks of \\tp\n.so");
+                    add("dry-run", po::bool_switch(), "run nothing");
+                    add("names", po::value<std::vector<std::string>>()->multitoken(), "some");
+                    add("input", po::value<std::string>(), "a file");
+                    table.positional.add("input", 1);
+                  },
+                  [](const ParsedOptions&) { return 0; }};
+  command.judges = true;
+  command.group = group;
+  return command;
+}
+
+const ProgramWords kProgram{"prog", "proves things", "", "verify --tp 2"};
+
+TEST(Manual, HasEveryOptionOfACommandUnderItsHeading) {
+  const std::string page = man_page(kProgram, a_command("verify", "judge"));
+
+  EXPECT_THAT(page, HasSubstr(".TH PROG\\-VERIFY 1\n.SH NAME\nprog\\-verify \\- does verify\n"));
+  EXPECT_THAT(page, HasSubstr(".SS mesh\n.TP\n\\fB\\-\\-tp\\fR \\fIarg (=1)\\fR\n"));
+  EXPECT_THAT(page, HasSubstr(".TP\n\\fB\\-\\-dry\\-run\\fR\nrun nothing\n"));
+  EXPECT_LT(page.find("\\-\\-tp"), page.find(".SS general"));
+}
+
+TEST(Manual, LetsNoTextBeARequest) {
+  const std::string page = man_page(kProgram, a_command("verify", "judge"));
+
+  EXPECT_THAT(page, HasSubstr("\\-ranks of \\etp\n\\&.so\n"));
+}
+
+TEST(Manual, OfTheProgramListsCommandsInTheirGroups) {
+  const std::array commands = {a_command("verify", "judge"), a_command("list", "look up")};
+
+  const std::string page = man_page(kProgram, commands);
+
+  EXPECT_LT(page.find(".SS judge"), page.find("verify"));
+  EXPECT_LT(page.find("verify"), page.find(".SS look up"));
+  EXPECT_THAT(page, HasSubstr("prog\\-list(1)"));
+}
+
+/// What bash offers for the last of `words`, sorted.
+std::string offered_by_bash(const std::string& script, const std::string& words) {
+  const auto file = std::filesystem::temp_directory_path() /
+                    ("isoshard_completion_" + std::to_string(getpid()) + ".bash");
+  std::ofstream(file) << script << "COMP_WORDS=(" << words << ")\n"
+                      << "COMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n_prog\n"
+                      << "printf '%s\\n' \"${COMPREPLY[@]}\" | sort | tr '\\n' ' '\n";
+  std::string output;
+  FILE* const pipe = popen(("bash " + file.string() + " 2>&1").c_str(), "r");
+  std::array<char, 256> part{};
+  while (fgets(part.data(), static_cast<int>(part.size()), pipe) != nullptr) output += part.data();
+  pclose(pipe);
+  std::filesystem::remove(file);
+  return output;
+}
+
+TEST(Completion, OfBashOffersCommandsAndTheOptionsOfEach) {
+  const std::array commands = {a_command("verify", "judge"), a_command("view", "judge")};
+  const std::string script = completion_script(kProgram, commands, "bash");
+
+  EXPECT_EQ(offered_by_bash(script, "prog v"), "verify view ");
+  EXPECT_EQ(offered_by_bash(script, "prog verify --d"), "--dry-run ");
+  EXPECT_THAT(offered_by_bash(script, "prog verify --"),
+              AllOf(HasSubstr("--tp "), HasSubstr("--quiet "), HasSubstr("--help ")));
+}
+
+TEST(Completion, IsThereForThreeShellsAndNoOther) {
+  const std::array commands = {a_command("verify", "judge")};
+  EXPECT_THAT(
+      completion_script(kProgram, commands, "zsh"),
+      AllOf(HasSubstr("#compdef prog"), HasSubstr("verify) compadd --"), HasSubstr(" --dry-run")));
+  EXPECT_THAT(completion_script(kProgram, commands, "fish"),
+              HasSubstr("complete -c prog -n '__fish_seen_subcommand_from verify' -l dry-run"));
+  EXPECT_THROW((void)completion_script(kProgram, commands, "csh"), UsageError);
+}
+
+TEST(Repeat, GivesEveryOptionThatWasGivenAndNoneThatSaysWhereResultsGo) {
+  const Command command = a_command("verify", "judge");
+  const OptionTable table = options_of(command);
+
+  const ParsedOptions parsed =
+      parse_options(table, {"--names", "a", "b c", "--quiet", "--dry_run", "--tp", "3", "file"});
+
+  EXPECT_THAT(parsed.repeat, ElementsAre("file", "--tp=3", "--dry-run", "--names", "a", "b c"));
+  EXPECT_EQ(parsed.settings.at("tp"), "3");
+  // and is what it says
+  const ParsedOptions again = parse_options(table, parsed.repeat);
+  EXPECT_EQ(again.get<int>("tp"), 3);
+  EXPECT_EQ(again.get<std::string>("input"), "file");
+  EXPECT_EQ(again.repeat, parsed.repeat);
+}
+
+TEST(Repeat, KeepsWordsBehindTwoDashesAsTheyAre) {
+  OptionTable table;
+  table.options.add_options()("command", po::value<std::vector<std::string>>()->multitoken(), "x");
+  table.positional.add("command", -1);
+  const ParsedOptions parsed = parse_options(table, {"--", "run", "--tp_size", "2"});
+  EXPECT_THAT(parsed.get<std::vector<std::string>>("command"),
+              ElementsAre("run", "--tp_size", "2"));
+}
+
+TEST(Pace, SaysRateAndRemainingTime) {
+  EXPECT_EQ(pace_in_words(10, 100, 5), "2 per s, 45 s left");
+  EXPECT_EQ(pace_in_words(2, 6, 8), "4 s each, 16 s left");
+  EXPECT_EQ(pace_in_words(1, 100, 60), "60 s each, 99 min left");
+  EXPECT_THAT(pace_in_words(0, 100, 5), IsEmpty());
+  EXPECT_THAT(pace_in_words(100, 100, 5), IsEmpty());
+}
+
+TEST(Quiet, LeavesWhatIsWrongAndTheSummary) {
+  ReportCase right{.name = "right"}, wrong{.name = "wrong"};
+  right.verdict.emplace();
+  right.verdict->status = Status::kConforms;
+  wrong.verdict.emplace();
+  wrong.verdict->status = Status::kDiverges;
+  wrong.verdict->reason = "it is off";
+  Report report;
+  report.notes = {"a note"};
+  report.add(right);
+  report.add(wrong);
+  report.summary = "1 of 2";
+  TextOptions quiet;
+  quiet.is_quiet = true;
+
+  const std::string text = text_of(report, quiet);
+
+  EXPECT_THAT(text, AllOf(HasSubstr("DIVERGES"), HasSubstr("1 of 2"), Not(HasSubstr("a note")),
+                          Not(HasSubstr("CONFORMS"))));
+}
+
+}  // namespace
+}  // namespace isoshard

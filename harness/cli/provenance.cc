@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// The options and the machine, as a report keeps them.
+#include "harness/cli/provenance.h"
+
+#include <fmt/format.h>
+
+#include "harness/world/machine.h"
+
+namespace isoshard {
+
+Provenance provenance_of(const ParsedOptions& options) {
+  Provenance provenance{.command = {options.program, options.command},
+                        .settings = options.settings,
+                        .versions = options.versions};
+  provenance.command.insert(provenance.command.end(), options.repeat.begin(), options.repeat.end());
+  const Machine machine = this_machine();
+  provenance.versions["system"] = machine.system;
+  provenance.versions["CPU"] =
+      fmt::format("{} ({} cores; {})", machine.cpu, machine.cores, machine.cpu_features);
+  return provenance;
+}
+
+}  // namespace isoshard

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What stands beside the verdict of a case: its `evidence` and `schedule`; internal to html.
+#pragma once
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+namespace isoshard::html {
+
+/// "rank 3 (dp 1, tp 1)" of a case with a mesh.
+[[nodiscard]] std::string rank_in_words(const nlohmann::json& item, int rank);
+/// "0, 1, 4 to 7" of numbers that ascend.
+[[nodiscard]] std::string ranges_in_words(const std::vector<int>& numbers);
+
+/// Rows: the first divergent tensor and its neighbors; columns: ranks; cells: each rank's error.
+[[nodiscard]] std::string by_rank_of(const nlohmann::json& item);
+/// The numbers of the reference and of ranks side by side, those that differ marked.
+[[nodiscard]] std::string numbers_of(const nlohmann::json& item);
+/// A picture of each class of tensors: which rank holds which part.
+[[nodiscard]] std::string placements_of(const nlohmann::json& item);
+/// The calls of each rank along each axis, in order; ranks that call the same stand together.
+[[nodiscard]] std::string calls_of(const nlohmann::json& item);
+/// The schedule of a pipeline, a lane for each rank.
+[[nodiscard]] std::string schedule_of(const nlohmann::json& item);
+
+}  // namespace isoshard::html

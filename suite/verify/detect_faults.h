@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Injects faults of the catalog one after the other and says of each whether it was found as it
+/// must be: what `isoshard faults` does, as a function.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "harness/report/report.h"
+#include "suite/faults/fault.h"
+#include "suite/verify/verify_observer.h"
+
+namespace isoshard {
+
+/// Why the verdict on a run with a fault is not the one that the catalog asks for: no alarm,
+/// another first tensor, rank or cause; for a benign variation any alarm. Empty: it is.
+[[nodiscard]] std::string missed(const Fault& fault, const Verdict& verdict);
+
+/// The smallest case of each fault, with the fault. Each case of the report has
+/// ReportCase::detection set; its exit code is 0 where the fault was found.
+///
+/// Ranks    called by the controller.
+/// Errors   UsageError for an unknown id, or for none.
+[[nodiscard]] Report detect_faults(const std::vector<std::string>& ids, VerifyObserver& observer);
+
+}  // namespace isoshard
