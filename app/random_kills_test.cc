@@ -32,8 +32,9 @@ namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-/// How long whatever was not killed may live on.
-constexpr milliseconds kMostLeft{10'000};
+/// How long whatever was not killed may live on. It ends in a second on an idle machine; on one
+/// with many more processes than cores 10 s were too few for a reference that was still computing.
+constexpr milliseconds kMostLeft{60'000};
 constexpr unsigned kSeed = 20;
 
 /// A run of the program under another name of a folder, by which its processes are found.
@@ -181,7 +182,7 @@ void expect_kills_leave_nothing(const std::vector<std::string>& command, int num
     }
     const auto killed = steady_clock::now();
     const bool has_ended = run.read_until(killed + kMostLeft);
-    EXPECT_TRUE(has_ended) << "it was still there after 10 s: " << run.output() << '\n'
+    EXPECT_TRUE(has_ended) << "it was still there after a minute: " << run.output() << '\n'
                            << description_of(run.processes());
     if (!has_ended) ::kill(run.pid(), SIGKILL);
     const int code = run.wait();

@@ -20,13 +20,14 @@ class AttachedWorld : public CommWorld {
   /// No call waits for longer than this; one that does aborts the world and throws a TimeoutError
   /// that says who is missing. Without a value calls wait for as long as it takes.
   virtual void set_patience(std::optional<std::chrono::milliseconds> patience) noexcept = 0;
-  /// Moves what other ranks still have on their way to this one. A rank that has left its calls
+  /// Moves what other ranks still have on their way to this one; nothing on a backend whose calls
+  /// never leave bytes under way. A rank that has left its calls
   /// in an aborted world must go on calling it until all ranks have: they do not come back from
   /// theirs before MPI has let go of their memory.
   /// Ranks   local; does not wait.
-  virtual void serve() = 0;
+  virtual void serve() {}
   /// Called while a call of this world waits; empty: nothing.
-  virtual void set_idle(std::function<void()> idle) = 0;
+  virtual void set_idle(std::function<void()> /*idle*/) {}
 };
 
 /// Requires     one per process; one thread at a time calls it and its worlds.
