@@ -77,6 +77,9 @@ def least_squares(rows, values):
 
 
 def fit(title, rows, values, ranks, describe, at):
+    if len(rows) < 3:
+        print(f"\n{title}: a fit needs at least 3 sizes from {LARGE} ranks on, got {len(rows)}")
+        return
     first, second = least_squares(rows, values)
     print(f"\n{title}: {describe(first, second)}")
     for (x, y), value, n in zip(rows, values, ranks):
