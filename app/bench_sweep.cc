@@ -98,9 +98,10 @@ std::vector<FlagList> usual_variations(const ParsedOptions& options, bool recomp
         flags.insert(flags.end(), {"--pp", std::to_string(degrees.pp)});
       }
       std::vector<FlagList> more = {{}};
-      if (impl == "autotp")
+      if (subject_spec(subject).takes("zero_stage"))
         more = {{"--zero-stage", "0"}, {"--zero-stage", "1"}, {"--zero-stage", "2"}};
-      if (impl == "megatron") more = {{}, {"--distributed-optimizer"}};
+      if (subject_spec(subject).takes("distributed_optimizer"))
+        more = {{}, {"--distributed-optimizer"}};
       if (recomputes) more = crossed(more, {{}, {"--recompute"}});
       for (FlagList& own : crossed({flags}, more)) result.push_back(std::move(own));
     }

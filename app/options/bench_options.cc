@@ -94,7 +94,7 @@ void set_degrees(const ParsedOptions& options, Case& item) {
 
 /// What the tool has where nothing else is said.
 void set_defaults_of_impl(Case& item) {
-  if (item.subject != "autotp") return;
+  if (!subject_spec(item.subject).takes("zero_stage")) return;
   item.settings.zero_stage = 1;
   item.settings.make_vocab_size_divisible_by = 1;
 }

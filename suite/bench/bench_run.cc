@@ -26,7 +26,7 @@
 namespace isoshard {
 namespace {
 
-constexpr std::int64_t kKiB = 1024;
+constexpr std::int64_t kBytesPerKiB = 1024;
 
 /// What a rank sends besides its steps, which follow it.
 struct RunHead {
@@ -107,7 +107,7 @@ RankRun received(const RankReport& report) {
   run.purposes = head.purposes;
   run.setup_seconds = head.setup_seconds;
   run.setup_bytes = head.setup_bytes;
-  run.peak_resident_bytes = std::int64_t{report.peak_rss_kib} * kKiB;
+  run.peak_resident_bytes = std::int64_t{report.peak_rss_kib} * kBytesPerKiB;
   run.steps.resize(head.num_steps);
   if (report.result.size() != sizeof(head) + run.steps.size() * sizeof(RankStep))
     throw InfrastructureError(fmt::format("the times of rank {} are cut off", report.rank));

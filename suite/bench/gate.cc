@@ -217,7 +217,10 @@ GateResult pass_gate(const Case& item, const fs::path& folder, const std::string
     return result;
   }
   VerifyObserver nobody;
-  const Report report = verify({.cases = {twin}, .fault = fault}, nobody);
+  VerifyPlan plan;
+  plan.cases = {twin};
+  plan.fault = fault;
+  const Report report = verify(plan, nobody);
   result.exit_code = report.exit_code;
   if (report.exit_code != kExitConforms || report.cases.size() != 1 ||
       !report.cases[0].verdict.has_value()) {

@@ -43,6 +43,11 @@ bool is_megatron(const Case& c) {
   return subject_spec(c.subject).always_splits_vocabulary;
 }
 
+/// Of parameters a rank keeps its shards, which are averaged in a dtype of their own.
+bool shards_parameters(const Case& c) {
+  return !is_reference(c.subject) && subject_spec(c.subject).takes("reduce_dtype");
+}
+
 ShardPlan plan_of_case(const Case& c, const Model& model) {
   if (c.degrees.tp == 1 && !is_megatron(c)) return {};
   const std::int64_t multiple = c.settings.make_vocab_size_divisible_by;
@@ -127,8 +132,10 @@ Holding holding_of(const Case& c, const Elements& own) {
   const double dp = c.degrees.dp;
   Holding h;
   h.fresh = own.all * e;
-  if (c.subject == "fsdp_tp" || c.subject == "nd") {
-    const double shards = c.subject == "nd" ? dp / c.settings.nd.dp_replicate * c.degrees.cp : dp;
+  if (shards_parameters(c)) {
+    const double shards = subject_spec(c.subject).has(Axis::kPp)
+                              ? dp / c.settings.nd.dp_replicate * c.degrees.cp
+                              : dp;
     const double r = bytes_of_element(c.settings.reduce_dtype.value_or(c.dtype));
     h.masters = own.all / shards * m * (1 + states);
     if (c.degrees.pp > 1 || c.settings.nd.stages_per_rank > 1) {
@@ -161,7 +168,7 @@ Holding holding_of(const Case& c, const Elements& own) {
     return h;
   }
   h.parameters = own.all * e;
-  if (c.subject == "autotp" && c.settings.zero_stage > 0) {
+  if (c.settings.zero_stage > 0) {
     h.masters = own.all / dp * m * (1 + states);
     h.reduced = is_wider ? own.all / dp * m : 0;
     h.publish = own.all * e * (1 + 1 / dp);
