@@ -28,7 +28,7 @@ int run_oracle(const ParsedOptions& options) {
   int code = kExitConforms;
   for (const auto& folder : options.get<Strings>("folder")) {
     const OracleReport report = check_oracle(folder);
-    print("{}\n", render(report));
+    if (!is_quiet() || !report.ok()) print("{}\n", render(report));
     code = combine_exit_codes(code, report.ok() ? kExitConforms : kExitDiverges);
   }
   return code;

@@ -2,7 +2,7 @@
 # Run by cpack on the files that it is about to pack: puts LibTorch beside the programs, and lets
 # them find it there and nowhere else.
 set(root "${CPACK_TEMPORARY_INSTALL_DIRECTORY}")
-file(GLOB_RECURSE programs "${root}/*/bin/isoshard")
+file(GLOB programs ${root}/*/bin/isoshard ${root}/*/*/bin/isoshard)
 if(NOT programs)
   message(FATAL_ERROR "the program isoshard must be among the files to pack, below ${root}")
 endif()

@@ -11,7 +11,8 @@ rm -rf -- "$folder"
 mkdir -p -- "$folder/root"
 fail() { echo "FAILED: $*"; exit 1; }
 
-(cd -- "$build" && cpack -G DEB -B "$folder/packages" >"$folder/cpack.log" 2>&1) \
+(cd -- "$build" && cpack -G DEB -B "$folder/packages" \
+  -D CPACK_DEBIAN_COMPRESSION_TYPE=none >"$folder/cpack.log" 2>&1) \
   || { tail -n 20 "$folder/cpack.log"; fail "cpack ended with an error"; }
 deb=$(find "$folder/packages" -maxdepth 1 -name '*.deb')
 [[ $(wc -l <<<"$deb") -eq 1 && -s $deb ]] || fail "there must be one package, got: $deb"

@@ -59,7 +59,8 @@ std::string option_page(const boost::program_options::option_description& option
 
 std::vector<std::string> words_of(const Command& command) {
   std::vector<std::string> words;
-  for (const auto& option : options_of(command).options.options())
+  const OptionTable table = options_of(command);
+  for (const auto& option : table.options.options())
     words.push_back("--" + option->long_name());
   std::ranges::sort(words);
   return words;

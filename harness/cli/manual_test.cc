@@ -137,7 +137,7 @@ TEST(Repeat, KeepsWordsBehindTwoDashesAsTheyAre) {
 TEST(Pace, SaysRateAndRemainingTime) {
   EXPECT_EQ(pace_in_words(10, 100, 5), "2 per s, 45 s left");
   EXPECT_EQ(pace_in_words(2, 6, 8), "4 s each, 16 s left");
-  EXPECT_EQ(pace_in_words(1, 100, 60), "60 s each, 99 min left");
+  EXPECT_EQ(pace_in_words(1, 50, 60), "60 s each, 49 min left");
   EXPECT_THAT(pace_in_words(0, 100, 5), IsEmpty());
   EXPECT_THAT(pace_in_words(100, 100, 5), IsEmpty());
 }
