@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The main of test programs of the nccl backend on machines without a GPU.
-#include "suite/testing/gpu_stand_in.h"
-#include "suite/testing/nccl_main.h"
+#include "suite/testing/gpu/gpu_stand_in.h"
+#include "suite/testing/gpu/nccl_main.h"
 
 int main(int argc, char** argv) {
   isoshard::GpuFabric fabric(isoshard::GpuFabric::kMaxRanks);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Forks the ranks, waits for them, and shows what the others said.
-#include "suite/testing/nccl_main.h"
+#include "suite/testing/gpu/nccl_main.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -20,7 +20,7 @@
 #include <string_view>
 #include <vector>
 
-#include "suite/testing/nccl_test_world.h"
+#include "suite/testing/gpu/nccl_test_world.h"
 
 namespace isoshard {
 namespace {
