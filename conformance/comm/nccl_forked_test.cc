@@ -38,7 +38,7 @@ float sum_of_ranks(Communicator& comm) {
 class WithStandIn : public testing::Test {
  protected:
   void SetUp() override {
-    set_gpu_api([this](int rank) { return std::make_shared<GpuStandIn>(fabric_, rank); });
+    set_gpu_api([this](int rank, int /*size*/) { return std::make_shared<GpuStandIn>(fabric_, rank); });
   }
   void TearDown() override { set_gpu_api({}); }
   static WorldOptions options(int size, std::chrono::milliseconds deadline = 60s) {

@@ -56,7 +56,7 @@ void show(int log, int rank) {
 int run_rank(int argc, char** argv, const Rendezvous& rendezvous, const GpuOfRank& gpu_of_rank,
              bool on_device) {
   try {
-    std::shared_ptr<GpuApi> api = gpu_of_rank(rendezvous.rank);
+    std::shared_ptr<GpuApi> api = gpu_of_rank(rendezvous.rank, rendezvous.size);
     const int device = rendezvous.rank % std::max(api->num_devices(), 1);
     NcclTestWorld::attach(rendezvous, std::move(api), device, on_device);
   } catch (const std::exception& error) {

@@ -5,6 +5,7 @@
 
 int main(int argc, char** argv) {
   isoshard::GpuFabric fabric(isoshard::GpuFabric::kMaxRanks);
-  return isoshard::run_on_gpu_ranks(
-      argc, argv, [&](int rank) { return std::make_shared<isoshard::GpuStandIn>(fabric, rank); });
+  return isoshard::run_on_gpu_ranks(argc, argv, [&](int rank, int /*size*/) {
+    return std::make_shared<isoshard::GpuStandIn>(fabric, rank);
+  });
 }

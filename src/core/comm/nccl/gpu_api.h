@@ -100,8 +100,8 @@ class GpuApi {
 };
 
 /// Makes the table in the process of a rank: nothing of CUDA may be called before a fork.
-/// `local_rank` counts the ranks of the host.
-using GpuApiFactory = std::function<std::shared_ptr<GpuApi>(int local_rank)>;
+/// `local_rank` is one of `local_size` ranks of the host.
+using GpuApiFactory = std::function<std::shared_ptr<GpuApi>(int local_rank, int local_size)>;
 
 /// The one that attach_nccl_world(), attach_nccl_job() and nccl_transport() use. Programs for GPUs
 /// set it at their start (cuda_api.h).

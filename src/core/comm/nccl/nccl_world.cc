@@ -25,8 +25,8 @@ GpuApiFactory& factory() {
   return made;
 }
 
-std::shared_ptr<GpuApi> needed_api(int local_rank) {
-  return factory()(local_rank);
+std::shared_ptr<GpuApi> api_of(const RankVariables& variables) {
+  return factory()(variables.local_rank, variables.local_size);
 }
 
 RankVariables needed_variables() {
@@ -120,7 +120,7 @@ class NcclAttachedJob final : public AttachedJob {
  public:
   NcclAttachedJob()
       : variables_(needed_variables()),
-        api_(needed_api(variables_.local_rank)),
+        api_(api_of(variables_)),
         device_(device_of(*api_, variables_.local_rank)),
         job_(meet_at(variables_)),
         agreement_(job_, ReductionOrder::kOrdered) {}
@@ -161,7 +161,7 @@ std::unique_ptr<Communicator> attach_nccl_world(const AttachOptions& options) {
         "torchrun --nproc-per-node {} --no-python, or mpirun -n {}",
         options.expected_size, variables.size, options.expected_size, options.expected_size));
   }
-  const std::shared_ptr<GpuApi> api = needed_api(variables.local_rank);
+  const std::shared_ptr<GpuApi> api = api_of(variables);
   const int device = device_of(*api, variables.local_rank);
   auto rank =
       std::make_shared<NcclRank>(meet_at(variables, options.deadline), api, device, options.order);
