@@ -240,15 +240,15 @@ function(isoshard_mpi_test name)
   endforeach()
 endfunction()
 
-# isoshard_stand_in_test(NAME SOURCES ... WORLD_SIZES n... [SLOW_WORLD_SIZES n...] [DEPS ...]
+# isoshard_stand_in_test(NAME SOURCES ... WORLD_SIZES n... [SLOW n2 device.n3 ...] [DEPS ...]
 #                        [LABELS ...] [TIMEOUT s])
 #   One gtest program of the nccl backend over a stand-in for CUDA and NCCL, whose ranks are forked
 #   at its start, and two ctest entries for each size of world: NAME.nN, whose tests hand buffers of
 #   the host to communicators, and NAME.device.nN, where they are on the (stand-in's) device. Labels
-#   nccl and worldN, and slow for those of SLOW_WORLD_SIZES.
+#   nccl and worldN, and slow for those that SLOW names.
 function(isoshard_stand_in_test name)
   cmake_parse_arguments(PARSE_ARGV 1 ARG "" "TIMEOUT"
-    "SOURCES;WORLD_SIZES;SLOW_WORLD_SIZES;DEPS;LABELS")
+    "SOURCES;WORLD_SIZES;SLOW;DEPS;LABELS")
   if(ARG_UNPARSED_ARGUMENTS OR NOT ARG_WORLD_SIZES)
     message(FATAL_ERROR
       "isoshard_stand_in_test(${name}): needs WORLD_SIZES; unknown: ${ARG_UNPARSED_ARGUMENTS}")
@@ -263,14 +263,15 @@ function(isoshard_stand_in_test name)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   target_link_libraries(${name} PRIVATE isoshard::options fmt::fmt isoshard::stand_in_main
     isoshard::nccl_testing GTest::gmock GTest::gtest ${ARG_DEPS})
-  foreach(size IN LISTS ARG_WORLD_SIZES ARG_SLOW_WORLD_SIZES)
+  foreach(size IN LISTS ARG_WORLD_SIZES)
     foreach(buffers IN ITEMS host device)
-      set(entry ${name}.n${size})
+      set(kind n${size})
       if(buffers STREQUAL "device")
-        set(entry ${name}.device.n${size})
+        set(kind device.n${size})
       endif()
+      set(entry ${name}.${kind})
       set(labels ${ARG_LABELS} nccl world${size})
-      if(size IN_LIST ARG_SLOW_WORLD_SIZES)
+      if(kind IN_LIST ARG_SLOW)
         list(APPEND labels slow)
       endif()
       add_test(NAME ${entry} COMMAND ${name} --ranks=${size} --buffers=${buffers}

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Runs a test that needs a GPU. Where it cannot run, it is skipped (exit code 77) with the reason;
 # with ISOSHARD_REQUIRE_GPU=1 that is a failure (1).
-# usage: gpu_test.sh WHY_NOT_BUILT PROGRAM [ARGUMENTS]   (PROGRAM ends with 77 where it finds no GPU)
+# usage: gpu_test.sh WHY_NOT_BUILT PROGRAM [ARGUMENTS]
+# PROGRAM ends with 77 where it finds no GPU.
 set -uo pipefail
 why=$1
 shift

@@ -7,7 +7,7 @@
 #ifdef ISOSHARD_TEST_ON_MPI
 #include "suite/testing/mpi_test_world.h"
 #elif defined(ISOSHARD_TEST_ON_NCCL)
-#include "suite/testing/nccl_test_world.h"
+#include "suite/testing/gpu/nccl_test_world.h"
 #else
 #include "core/comm/thread/thread_world.h"
 #endif

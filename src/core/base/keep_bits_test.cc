@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dropout bits: one formula, any cut, any loop, the right rate.
-#include "core/base/keep_bits.h"
+#include "core/random/keep_bits.h"
 
 #include <gtest/gtest.h>
 

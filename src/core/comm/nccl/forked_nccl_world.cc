@@ -55,7 +55,7 @@ class ForkedNcclWorld final : public CommWorld {
     if (rank < 0 || rank >= size_)
       throw UsageError(fmt::format("the rank must be from 0 to {}, got {}", size_ - 1, rank));
     if (!gpu_api()) throw NotBuiltError("backend nccl is not part of this program (docs/gpu.md)");
-    const std::shared_ptr<GpuApi> api = gpu_api()();
+    const std::shared_ptr<GpuApi> api = gpu_api()(rank, size_);
     const int devices = api->num_devices();
     if (devices == 0) {
       throw GpuError(fmt::format("a rank of backend nccl must have a GPU, got none ({}); use shm",

@@ -53,6 +53,9 @@ class GpuApi {
 
   [[nodiscard]] virtual std::byte* allocate(std::size_t bytes) = 0;
   virtual void free(std::byte* memory) noexcept = 0;
+  /// Page-locked memory of the host: a copy from or to it never keeps the calling thread.
+  [[nodiscard]] virtual std::byte* allocate_host(std::size_t bytes) = 0;
+  virtual void free_host(std::byte* memory) noexcept = 0;
   [[nodiscard]] virtual GpuStream make_stream() = 0;
   virtual void destroy_stream(GpuStream stream) noexcept = 0;
   [[nodiscard]] virtual GpuEvent make_event() = 0;
@@ -61,7 +64,7 @@ class GpuApi {
   /// What is put into the stream from here on waits for the event.
   virtual void wait_for(GpuEvent event, GpuStream stream) = 0;
   [[nodiscard]] virtual bool is_done(GpuEvent event) = 0;
-  /// Between host and device, in any direction.
+  /// From device to device, or between it and memory of allocate_host().
   virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes, GpuStream stream) = 0;
   virtual void reduce(const GatheredReduction& task, GpuStream stream) = 0;
 
@@ -97,7 +100,8 @@ class GpuApi {
 };
 
 /// Makes the table in the process of a rank: nothing of CUDA may be called before a fork.
-using GpuApiFactory = std::function<std::shared_ptr<GpuApi>()>;
+/// `local_rank` is one of `local_size` ranks of the host.
+using GpuApiFactory = std::function<std::shared_ptr<GpuApi>(int local_rank, int local_size)>;
 
 /// The one that attach_nccl_world(), attach_nccl_job() and nccl_transport() use. Programs for GPUs
 /// set it at their start (cuda_api.h).

@@ -48,6 +48,7 @@ Work NcclCommunicator::all_reduce(Buffer data, Reduction reduction, const CallIn
                                         .reduction = reduction,
                                         .count = data.count}),
                              info);
+    launch.follow(data);
     if (size() > 1 && data.count > 0) {
       std::byte* const place = launch.output(data, /*has_input=*/true);
       if (is_native(data.dtype)) {
@@ -341,6 +342,7 @@ Work NcclCommunicator::broadcast(Buffer data, int root, const CallInfo& info) {
                                         .count = data.count}),
                              info);
     const std::size_t bytes = bytes_of(data.count, data.dtype);
+    launch.follow(data);
     if (size() > 1 && bytes != 0) {
       std::byte* const place = launch.output(data, /*has_input=*/rank() == root);
       launch.at_once(

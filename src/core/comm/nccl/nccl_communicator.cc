@@ -18,6 +18,13 @@ Buffer as_buffer(const ConstBuffer& data) {
   return {const_cast<std::byte*>(data.data), data.count, data.dtype, data.device, data.stream};
 }
 
+void check_one_device(const Buffer& from, const Buffer& to) {
+  if (from.device == to.device) return;
+  throw UsageError(fmt::format(
+      "send_recv: what a rank sends to itself must be where it receives it, got {} and {}",
+      name_of(from.device), name_of(to.device)));
+}
+
 }  // namespace
 
 NcclCommunicator::NcclCommunicator(std::shared_ptr<NcclRank> world)
@@ -106,7 +113,11 @@ Work NcclCommunicator::send_recv(std::span<const Transfer> transfers) {
     GpuEvent copied = nullptr;
     for (const auto& [from, to] : to_itself) {
       const std::size_t bytes = bytes_of(from.count, from.dtype);
-      if (bytes == 0) continue;
+      const bool is_of_host =
+          from.device.kind == Device::Kind::kCpu && to.device.kind == Device::Kind::kCpu;
+      if (is_of_host) copy_bytes(to.data, from.data, bytes);
+      if (bytes == 0 || is_of_host) continue;
+      check_one_device(from, to);
       GpuApi& api = world_->api();
       if (copied == nullptr) copied = world_->take_event();
       for (const Buffer& side : {from, to}) {

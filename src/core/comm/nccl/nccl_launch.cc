@@ -26,31 +26,38 @@ NcclLaunch::NcclLaunch(std::shared_ptr<NcclRank> rank, const GroupCalls& calls, 
   rank_->until_ready(group_->comm, members_);
 }
 
-void NcclLaunch::follow(const Device& device, GpuStream stream) {
-  if (device.kind == Device::Kind::kCpu || std::ranges::find(followed_, stream) != followed_.end())
+void NcclLaunch::follow(const ConstBuffer& buffer) {
+  if (buffer.device.kind == Device::Kind::kCpu ||
+      std::ranges::find(followed_, buffer.stream) != followed_.end())
     return;
-  followed_.push_back(stream);
+  followed_.push_back(buffer.stream);
   if (event_ == nullptr) event_ = rank_->take_event();
-  api().record(event_, stream);
+  api().record(event_, buffer.stream);
   api().wait_for(event_, rank_->stream());
 }
 
 const std::byte* NcclLaunch::input(const ConstBuffer& buffer) {
-  follow(buffer.device, buffer.stream);
+  follow(buffer);
   if (buffer.device.kind != Device::Kind::kCpu || buffer.count == 0) return buffer.data;
   const std::size_t bytes = bytes_of(buffer.count, buffer.dtype);
   std::byte* const place = scratch(bytes);
-  copy(place, buffer.data, bytes);
+  bring(place, buffer.data, bytes);
   return place;
 }
 
+void NcclLaunch::bring(std::byte* place, const std::byte* host, std::size_t bytes) {
+  std::byte* const staged = staged_.emplace_back(rank_->staging().take(bytes));
+  copy_bytes(staged, host, bytes);
+  copy(place, staged, bytes);
+}
+
 std::byte* NcclLaunch::output(const Buffer& buffer, bool has_input) {
-  follow(buffer.device, buffer.stream);
+  follow(buffer);
   if (buffer.device.kind != Device::Kind::kCpu || buffer.count == 0) return buffer.data;
   const std::size_t bytes = bytes_of(buffer.count, buffer.dtype);
   std::byte* const place = scratch(bytes);
-  if (has_input) copy(place, buffer.data, bytes);
-  to_copy_back_.emplace_back(buffer, place);
+  if (has_input) bring(place, buffer.data, bytes);
+  results_.emplace_back(buffer, place);
   return place;
 }
 
@@ -78,14 +85,22 @@ void NcclLaunch::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
 }
 
 Work NcclLaunch::end() {
-  for (const auto& [buffer, place] : to_copy_back_)
-    copy(buffer.data, place, bytes_of(buffer.count, buffer.dtype));
+  for (auto& [buffer, place] : results_) {
+    const std::size_t bytes = bytes_of(buffer.count, buffer.dtype);
+    std::byte* const staged = staged_.emplace_back(rank_->staging().take(bytes));
+    copy(staged, place, bytes);
+    place = staged;
+  }
   const GpuEvent done = rank_->take_event();
   api().record(done, stream());
   if (event_ != nullptr) rank_->give_back(std::exchange(event_, nullptr));
-  return Work([rank = rank_, members = members_, comm = comm(), done, sequence = call_.sequence] {
+  return Work([rank = rank_, members = members_, comm = comm(), done, sequence = call_.sequence,
+               results = std::move(results_), staged = std::move(staged_)] {
     rank->guarded([&] { rank->until_done(done, comm, members); });
     rank->give_back(done);
+    for (const auto& [buffer, memory] : results)
+      copy_bytes(buffer.data, memory, bytes_of(buffer.count, buffer.dtype));
+    for (std::byte* memory : staged) rank->staging().give_back(memory);
     rank->endpoint().journal().finish(rank->endpoint().rank(), sequence);
   });
 }

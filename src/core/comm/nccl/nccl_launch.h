@@ -26,7 +26,7 @@ struct NcclGroup {
 };
 
 /// Puts the parts of one collective into the rank's stream, behind the streams of its buffers.
-/// Buffers of the host are copied to the device before, and back after.
+/// Buffers of the host go to the device before, and back when the Work is waited for.
 ///
 /// Ranks    collective over the group: all put in the same parts.
 /// Errors   CommError, GpuError.
@@ -35,6 +35,8 @@ class NcclLaunch {
   NcclLaunch(std::shared_ptr<NcclRank> rank, const GroupCalls& calls, NcclGroup& group,
              MetCall call);
 
+  /// The call ends after what the buffer's stream already holds, even if nothing moves.
+  void follow(const ConstBuffer& buffer);
   /// Where the elements are on the device, once they are there.
   [[nodiscard]] const std::byte* input(const ConstBuffer& buffer);
   /// Where results go. `has_input`: it is read, too.
@@ -56,13 +58,14 @@ class NcclLaunch {
   [[nodiscard]] Work end();
 
  private:
-  void follow(const Device& device, GpuStream stream);
+  void bring(std::byte* place, const std::byte* host, std::size_t bytes);
 
   std::shared_ptr<NcclRank> rank_;
   RankSet members_;
   NcclGroup* group_;
   MetCall call_;
-  std::vector<std::pair<Buffer, std::byte*>> to_copy_back_;
+  std::vector<std::pair<Buffer, std::byte*>> results_;  ///< of the host, and where on the device
+  std::vector<std::byte*> staged_;
   std::vector<GpuStream> followed_;
   GpuEvent event_ = nullptr;  ///< for streams that are followed
 };

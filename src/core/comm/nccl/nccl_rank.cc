@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 namespace isoshard {
@@ -30,12 +31,34 @@ std::byte* GpuScratch::take(std::size_t bytes) {
   return blocks_.back() + std::exchange(used_, used_ + bytes);
 }
 
+HostStaging::~HostStaging() {
+  for (const auto& [memory, bytes] : all_) api_->free_host(memory);
+}
+
+std::byte* HostStaging::take(std::size_t bytes) {
+  const auto found = free_.lower_bound(bytes);
+  if (found != free_.end()) {
+    std::byte* const memory = found->second;
+    free_.erase(found);
+    return memory;
+  }
+  const std::size_t rounded = std::bit_ceil(std::max(bytes, kAlignment));
+  std::byte* const memory = api_->allocate_host(rounded);
+  all_.emplace(memory, rounded);
+  return memory;
+}
+
+void HostStaging::give_back(std::byte* memory) {
+  free_.emplace(all_.at(memory), memory);
+}
+
 NcclRank::NcclRank(std::shared_ptr<TcpJob> job, std::shared_ptr<GpuApi> api, int device,
                    ReductionOrder order, const SharedAbort* shared_abort, std::byte* shared_journal)
     : api_(std::move(api)),
       device_(device),
       endpoint_(std::move(job), order, shared_abort, shared_journal),
       scratch_(*api_),
+      staging_(*api_),
       transfers_(*this) {
   api_->use_device(device_);
   stream_ = api_->make_stream();

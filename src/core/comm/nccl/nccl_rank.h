@@ -3,7 +3,7 @@
 /// collectives of all groups, memory for them, and every communicator of NCCL.
 #pragma once
 #include <cstddef>
-#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -35,6 +35,23 @@ class GpuScratch {
   std::size_t used_ = 0;
 };
 
+/// Page-locked memory of the host, through which data of callers go to the device and back. What a
+/// call that failed has taken is kept: the device may still use it.
+class HostStaging {
+ public:
+  explicit HostStaging(GpuApi& api) : api_(&api) {}
+  ~HostStaging();
+  HostStaging(const HostStaging&) = delete;
+  HostStaging& operator=(const HostStaging&) = delete;
+  [[nodiscard]] std::byte* take(std::size_t bytes);
+  void give_back(std::byte* memory);
+
+ private:
+  GpuApi* api_;
+  std::map<std::byte*, std::size_t> all_;
+  std::multimap<std::size_t, std::byte*> free_;
+};
+
 class NcclRank {
  public:
   /// Ranks    collective over the job.
@@ -51,6 +68,7 @@ class NcclRank {
   [[nodiscard]] int device() const noexcept { return device_; }
   [[nodiscard]] GpuStream stream() const noexcept { return stream_; }
   [[nodiscard]] GpuScratch& scratch() noexcept { return scratch_; }
+  [[nodiscard]] HostStaging& staging() noexcept { return staging_; }
   [[nodiscard]] NcclTransfers& transfers() noexcept { return transfers_; }
 
   /// Runs `work`. An abort of the world, by whomever, ends this rank's kernels of NCCL, which wait
@@ -92,6 +110,7 @@ class NcclRank {
   TcpEndpoint endpoint_;
   GpuStream stream_ = nullptr;
   GpuScratch scratch_;
+  HostStaging staging_;
   NcclTransfers transfers_;
   std::vector<NcclComm> comms_;
   std::vector<GpuEvent> events_;  ///< that nothing is waiting for

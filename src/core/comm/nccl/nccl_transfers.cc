@@ -25,7 +25,7 @@ NcclTransfers::~NcclTransfers() {
   GpuApi& api = rank_->api();
   for (auto& [key, channel] : channels_) {
     for (const auto& moving : channel.queue) {
-      if (moving->staged != nullptr) api.free(moving->staged);
+      if (moving->place != nullptr) api.free(moving->place);
       if (moving->done != nullptr) api.destroy_event(moving->done);
     }
     if (channel.ready != nullptr) api.destroy_event(channel.ready);
@@ -146,13 +146,19 @@ void NcclTransfers::launch(Channel& channel, NcclMoving& moving) {
   const Buffer& data = moving.data;
   const std::size_t bytes = bytes_of(data);
   if (is_on_host(data)) {
-    if (bytes != 0) moving.staged = api.allocate(bytes);
-    if (channel.is_send && bytes != 0) api.copy(moving.staged, data.data, bytes, channel.stream);
+    if (bytes != 0) {
+      moving.place = api.allocate(bytes);
+      moving.staged = rank_->staging().take(bytes);
+    }
+    if (channel.is_send && bytes != 0) {
+      copy_bytes(moving.staged, data.data, bytes);
+      api.copy(moving.place, moving.staged, bytes, channel.stream);
+    }
   } else {
     api.record(channel.ready, data.stream);
     api.wait_for(channel.ready, channel.stream);
   }
-  std::byte* const place = is_on_host(data) ? moving.staged : data.data;
+  std::byte* const place = is_on_host(data) ? moving.place : data.data;
   api.group_start();
   if (bytes != 0 && channel.is_send) api.send(place, bytes, 1, channel.comm, channel.stream);
   if (bytes != 0 && !channel.is_send) api.recv(place, bytes, 0, channel.comm, channel.stream);
@@ -164,7 +170,7 @@ void NcclTransfers::follow(Channel& channel, NcclMoving& moving) {
   GpuApi& api = rank_->api();
   const std::size_t bytes = bytes_of(moving.data);
   if (!channel.is_send && is_on_host(moving.data) && bytes != 0)
-    api.copy(moving.data.data, moving.staged, bytes, channel.stream);
+    api.copy(moving.staged, moving.place, bytes, channel.stream);
   moving.done = rank_->take_event();
   api.record(moving.done, channel.stream);
 }
@@ -172,7 +178,12 @@ void NcclTransfers::follow(Channel& channel, NcclMoving& moving) {
 void NcclTransfers::end(NcclMoving& moving) {
   enter(moving);
   rank_->endpoint().journal().finish(rank_->endpoint().rank(), moving.sequence);
-  if (moving.staged != nullptr) rank_->api().free(std::exchange(moving.staged, nullptr));
+  if (moving.staged != nullptr) {
+    if (moving.call.op == CollectiveOp::kRecv)
+      copy_bytes(moving.data.data, moving.staged, bytes_of(moving.data));
+    rank_->api().free(std::exchange(moving.place, nullptr));
+    rank_->staging().give_back(std::exchange(moving.staged, nullptr));
+  }
   rank_->give_back(std::exchange(moving.done, nullptr));
 }
 

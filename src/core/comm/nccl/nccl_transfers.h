@@ -27,7 +27,8 @@ struct NcclMoving {
   enum class Phase : std::uint8_t { kWaiting, kConnecting, kLaunched, kMoving, kDone };
   Phase phase = Phase::kWaiting;
   std::uint64_t sequence = 0;   ///< in the rank's journal; 0: not entered yet
-  std::byte* staged = nullptr;  ///< on the device, for data of the host
+  std::byte* place = nullptr;   ///< on the device, for data of the host
+  std::byte* staged = nullptr;  ///< through which these come and go
   GpuEvent done = nullptr;
 };
 

@@ -25,9 +25,13 @@ GpuApiFactory& factory() {
   return made;
 }
 
-std::shared_ptr<GpuApi> needed_api() {
+std::shared_ptr<GpuApi> api_of(const RankVariables& variables) {
+  return factory()(variables.local_rank, variables.local_size);
+}
+
+RankVariables needed_variables() {
   if (!factory()) throw NotBuiltError(std::string(kNotBuilt));
-  return factory()();
+  return read_rank_variables([](const char* name) { return std::getenv(name); });
 }
 
 int device_of(GpuApi& api, int local_rank) {
@@ -115,8 +119,8 @@ namespace {
 class NcclAttachedJob final : public AttachedJob {
  public:
   NcclAttachedJob()
-      : api_(needed_api()),
-        variables_(read_rank_variables([](const char* name) { return std::getenv(name); })),
+      : variables_(needed_variables()),
+        api_(api_of(variables_)),
         device_(device_of(*api_, variables_.local_rank)),
         job_(meet_at(variables_)),
         agreement_(job_, ReductionOrder::kOrdered) {}
@@ -135,8 +139,8 @@ class NcclAttachedJob final : public AttachedJob {
   void end_all(int code) noexcept override { ::_Exit(code); }
 
  private:
-  std::shared_ptr<GpuApi> api_;
   RankVariables variables_;
+  std::shared_ptr<GpuApi> api_;
   int device_;
   std::shared_ptr<TcpJob> job_;
   TcpEndpoint agreement_;  ///< a world without calls, which outlives those that break
@@ -150,15 +154,14 @@ std::unique_ptr<AttachedJob> attach_nccl_job() {
 }
 
 std::unique_ptr<Communicator> attach_nccl_world(const AttachOptions& options) {
-  const std::shared_ptr<GpuApi> api = needed_api();
-  const RankVariables variables =
-      read_rank_variables([](const char* name) { return std::getenv(name); });
+  const RankVariables variables = needed_variables();
   if (options.expected_size != 0 && options.expected_size != variables.size) {
     throw UsageError(fmt::format(
         "the attached world must have {} ranks, as expected, got {}; start it with "
         "torchrun --nproc-per-node {} --no-python, or mpirun -n {}",
         options.expected_size, variables.size, options.expected_size, options.expected_size));
   }
+  const std::shared_ptr<GpuApi> api = api_of(variables);
   const int device = device_of(*api, variables.local_rank);
   auto rank =
       std::make_shared<NcclRank>(meet_at(variables, options.deadline), api, device, options.order);

@@ -146,6 +146,7 @@ RankVariables read_rank_variables(const std::function<const char*(const char*)>&
       if (&other != &launcher && std::string_view(other.name) != "srun")
         check_against(reader, other, found);
     }
+    found.local_size = reader.number(launcher.local_size, 1, kMaxRanks).value_or(1);
     find_place(reader, launcher, found);
     found.job = job_of(reader);
     return found;

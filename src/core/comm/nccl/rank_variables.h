@@ -12,6 +12,7 @@ struct RankVariables {
   int rank = 0;
   int size = 1;
   int local_rank = 0;      ///< among the processes of its host: the number of its device
+  int local_size = 1;      ///< processes of its host, as far as the launcher says
   std::string address{};   ///< of rank 0
   int port = 0;            ///< at which rank 0 listens
   std::uint64_t job = 0;   ///< equal on all processes of the job

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "core/base/error.h"
-#include "core/base/keep_bits.h"
+#include "core/random/keep_bits.h"
 
 namespace isoshard {
 namespace {

@@ -23,7 +23,7 @@ struct MaskPart {
 };
 
 /// A seam: a faulty test double may stand in from outside. The class itself draws from the counter
-/// generator (core/base/keep_bits.h).
+/// generator (core/random/keep_bits.h).
 ///
 /// Guarantees   an element's bit depends on seed, site, step, its place in the whole tensor, and
 ///              the rate, so ranks that hold different parts draw different bits of one mask, ranks

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Runs of a body on every rank, and the agreement after each.
-#include "suite/testing/nccl_test_world.h"
+#include "suite/testing/gpu/nccl_test_world.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <exception>
 
 #include "core/comm/nccl/tcp_endpoint.h"
-#include "suite/testing/device_buffers.h"
+#include "suite/testing/gpu/device_buffers.h"
 
 namespace isoshard {
 namespace {

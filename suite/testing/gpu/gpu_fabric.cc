@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// One ring for each two processes and direction, with one writer and one reader.
-#include "suite/testing/gpu_fabric.h"
+#include "suite/testing/gpu/gpu_fabric.h"
 
 #include <fmt/format.h>
 #include <sys/mman.h>

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "core/comm/nccl/gpu_api.h"
-#include "suite/testing/gpu_fabric.h"
+#include "suite/testing/gpu/gpu_fabric.h"
 
 namespace isoshard {
 
@@ -60,6 +60,8 @@ class GpuStandIn final : public GpuApi {
   void use_device(int index) override;
   [[nodiscard]] std::byte* allocate(std::size_t bytes) override;
   void free(std::byte* memory) noexcept override;
+  [[nodiscard]] std::byte* allocate_host(std::size_t bytes) override;
+  void free_host(std::byte* memory) noexcept override;
   [[nodiscard]] GpuStream make_stream() override;
   void destroy_stream(GpuStream stream) noexcept override;
   [[nodiscard]] GpuEvent make_event() override;
@@ -134,10 +136,13 @@ class GpuStandIn final : public GpuApi {
 
   void work();
   bool progress();
+  [[nodiscard]] bool has_tasks() const;
   void pull();
   bool move(Comm& comm, Op& op);
   [[nodiscard]] std::shared_ptr<Comm> comm_of(NcclComm comm);
   [[nodiscard]] Stream& stream_of(GpuStream stream);
+  [[nodiscard]] static bool holds(const std::map<const std::byte*, std::size_t>& memory,
+                                  const std::byte* data, std::size_t bytes);
   void require_device(const std::byte* data, std::size_t bytes, const char* what) const;
   void add(Op op, NcclComm comm, GpuStream stream);
   /// Every rank's data, in rank order, in memory of the stand-in's own.
@@ -154,6 +159,8 @@ class GpuStandIn final : public GpuApi {
   std::map<GpuEvent, std::shared_ptr<Event>> events_;
   std::map<NcclComm, std::shared_ptr<Comm>> comms_;
   std::map<const std::byte*, std::size_t> memory_;
+  std::map<const std::byte*, std::size_t> host_memory_;
+  std::vector<std::byte*> freed_;  ///< that streams may still use
   std::map<std::pair<std::uint64_t, int>, std::deque<Message>> inbox_;  ///< comm, process
   Group group_;
   int num_aborted_ = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What is MPI's own: the bits of the shared-memory backends, mismatches and hangs that are named
-/// on every process, order native, and calls that return at once.
+/// Ranks that are processes and live for all tests, over MPI or NCCL: the bits of the shared-memory
+/// backends, mismatches and hangs that are named on every process, and order native.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@
 #include "core/base/error.h"
 #include "core/comm/thread/thread_world.h"
 #include "suite/testing/float_values.h"
-#include "suite/testing/mpi_test_world.h"
+#include "suite/testing/test_world.h"
 #include "suite/testing/typed_values.h"
 
 namespace isoshard {
@@ -37,7 +37,7 @@ Buffer floats_of(std::vector<float>& values) {
 }
 
 /// What a rank's CommError says, empty if there was none.
-std::string failure_of(MpiTestWorld& world, const std::function<void(Communicator&)>& body) {
+std::string failure_of(TestWorld& world, const std::function<void(Communicator&)>& body) {
   std::string failure;
   world.run([&](Communicator& comm) {
     try {
@@ -96,34 +96,34 @@ std::uint64_t digest_of(const std::vector<Bits>& values) {
 }
 
 // A digest of values instead of bits would not see a last bit.
-TEST(MpiBitsDigest, SeesTheLastBitOfEveryDtype) {
+TEST(ProcessBitsDigest, SeesTheLastBitOfEveryDtype) {
   EXPECT_NE(digest_of<double>({0.5}), digest_of<double>({std::nextafter(0.5, 1)}));
   EXPECT_NE(digest_of<float>({0.5F}), digest_of<float>({std::nextafter(0.5F, 1.0F)}));
   EXPECT_NE(digest_of<std::uint16_t>({0x3f00}), digest_of<std::uint16_t>({0x3f01}));
 }
 
-class MpiBits : public testing::TestWithParam<ReductionOrder> {};
+class ProcessBits : public testing::TestWithParam<ReductionOrder> {};
 
-TEST_P(MpiBits, AreThoseOfThreadsInEveryOrder) {
+TEST_P(ProcessBits, AreThoseOfThreadsInEveryOrder) {
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16}) {
     with_float_dtype(dtype, [&]<class T>() {
-      const int size = MpiTestWorld::attached_size();
-      std::uint64_t digest_of_threads = 0, digest_of_mpi = 1;
+      const int size = TestWorld::attached_size();
+      std::uint64_t digest_of_threads = 0, digest_of_processes = 1;
       ThreadWorld threads(size, GetParam());
       threads.run([&](Communicator& comm) {
         const std::uint64_t digest = digest_of(results_of<T>(comm));
-        if (comm.rank() == MpiTestWorld::attached_rank()) digest_of_threads = digest;
+        if (comm.rank() == TestWorld::attached_rank()) digest_of_threads = digest;
       });
-      MpiTestWorld world(size, GetParam());
+      TestWorld world(size, GetParam());
       world.set_deadline(Clock::now() + 60s);
-      world.run([&](Communicator& comm) { digest_of_mpi = digest_of(results_of<T>(comm)); });
+      world.run([&](Communicator& comm) { digest_of_processes = digest_of(results_of<T>(comm)); });
 
-      EXPECT_EQ(digest_of_mpi, digest_of_threads) << name_of(dtype);
+      EXPECT_EQ(digest_of_processes, digest_of_threads) << name_of(dtype);
     });
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Orders, MpiBits,
+INSTANTIATE_TEST_SUITE_P(Orders, ProcessBits,
                          testing::Values(ReductionOrder::kOrdered, ReductionOrder::kRing,
                                          ReductionOrder::kTree),
                          [](const auto& order) { return std::string(name_of(order.param)); });
@@ -163,14 +163,14 @@ const std::array kMismatches = {
              },
              "root 0", "root 1"}};
 
-class MpiMismatch : public testing::TestWithParam<Mismatch> {};
+class ProcessMismatch : public testing::TestWithParam<Mismatch> {};
 
-TEST_P(MpiMismatch, IsNamedOnEveryRankWithoutADeadline) {
-  const int size = MpiTestWorld::attached_size();
+TEST_P(ProcessMismatch, IsNamedOnEveryRankWithoutADeadline) {
+  const int size = TestWorld::attached_size();
   if (size == 1) GTEST_SKIP() << "one rank agrees with itself";
   Clock::duration best = 1h;  // others use the machine too
   for (int repetition = 0; repetition < 5; ++repetition) {
-    MpiTestWorld world(size);
+    TestWorld world(size);
     const auto start = Clock::now();
     const std::string failure = failure_of(world, GetParam().body);
     best = std::min(best, Clock::now() - start);
@@ -184,14 +184,14 @@ TEST_P(MpiMismatch, IsNamedOnEveryRankWithoutADeadline) {
       static_cast<int>(std::chrono::duration_cast<std::chrono::microseconds>(best).count()));
 }
 
-INSTANTIATE_TEST_SUITE_P(Calls, MpiMismatch, testing::ValuesIn(kMismatches),
+INSTANTIATE_TEST_SUITE_P(Calls, ProcessMismatch, testing::ValuesIn(kMismatches),
                          [](const auto& mismatch) { return std::string(mismatch.param.name); });
 
-TEST(MpiMismatchedTransfers, AreNamedOnBothSidesAndReachTheOthers) {
-  const int size = MpiTestWorld::attached_size();
+TEST(ProcessMismatchedTransfers, AreNamedOnBothSidesAndReachTheOthers) {
+  const int size = TestWorld::attached_size();
   if (size == 1) GTEST_SKIP() << "there is nobody to send to";
   for (const std::size_t count : {std::size_t{8}, std::size_t{500'000}}) {
-    MpiTestWorld world(size);
+    TestWorld world(size);
     world.set_deadline(Clock::now() + 60s);
     const std::string failure = failure_of(world, [&](Communicator& comm) {
       std::vector<float> values(count);
@@ -210,10 +210,10 @@ TEST(MpiMismatchedTransfers, AreNamedOnBothSidesAndReachTheOthers) {
   }
 }
 
-TEST(MpiHang, ACircleOfSendsIsADeadlockThatIsToldWithoutADeadline) {
-  const int size = MpiTestWorld::attached_size();
+TEST(ProcessHang, ACircleOfSendsIsADeadlockThatIsToldWithoutADeadline) {
+  const int size = TestWorld::attached_size();
   if (size == 1) GTEST_SKIP() << "one rank is no circle";
-  MpiTestWorld world(size);
+  TestWorld world(size);
   const std::string failure = failure_of(world, [size](Communicator& comm) {
     std::vector<float> values(8);
     comm.send(floats_of(values), (comm.rank() + 1) % size, kInfo).wait();
@@ -223,10 +223,10 @@ TEST(MpiHang, ACircleOfSendsIsADeadlockThatIsToldWithoutADeadline) {
                                        "rank 1, fp32 x 8)")));
 }
 
-TEST(MpiHang, WaitsInDifferentGroupsAreADeadlockThatIsTold) {
-  const int size = MpiTestWorld::attached_size();
+TEST(ProcessHang, WaitsInDifferentGroupsAreADeadlockThatIsTold) {
+  const int size = TestWorld::attached_size();
   if (size < 3) GTEST_SKIP() << "needs a group of some of the ranks";
-  MpiTestWorld world(size);
+  TestWorld world(size);
   const std::string failure = failure_of(world, [size](Communicator& comm) {
     const auto pair = comm.split(comm.rank() >= size - 2 ? 1 : 0, 0);
     comm.rank() == size - 1 ? pair->barrier({Purpose::kClipNorm, Axis::kTp}) : comm.barrier(kInfo);
@@ -235,9 +235,9 @@ TEST(MpiHang, WaitsInDifferentGroupsAreADeadlockThatIsTold) {
 }
 
 // Ranks that wait for a slow one are no circle, however often they tell each other that they wait.
-TEST(MpiHang, ASlowRankIsNoDeadlock) {
-  const int size = MpiTestWorld::attached_size();
-  MpiTestWorld world(size);
+TEST(ProcessHang, ASlowRankIsNoDeadlock) {
+  const int size = TestWorld::attached_size();
+  TestWorld world(size);
   world.set_deadline(Clock::now() + 60s);
   const std::string failure = failure_of(world, [size](Communicator& comm) {
     const auto half = comm.split(comm.rank() % 2, 0);
@@ -256,15 +256,15 @@ TEST(MpiHang, ASlowRankIsNoDeadlock) {
   EXPECT_EQ(failure, "");
 }
 
-TEST(MpiHang, TheDeadlineNamesTheMissingRankOnEveryWaitingRank) {
-  const int size = MpiTestWorld::attached_size();
+TEST(ProcessHang, TheDeadlineNamesTheMissingRankOnEveryWaitingRank) {
+  const int size = TestWorld::attached_size();
   if (size == 1) GTEST_SKIP() << "nobody waits";
-  MpiTestWorld world(size);
+  TestWorld world(size);
   world.set_deadline(Clock::now() + 300ms);
   const std::string failure = failure_of(world, [](Communicator& comm) {
     if (comm.rank() != 1) reduce(comm, 1024);
   });
-  if (MpiTestWorld::attached_rank() == 1) {
+  if (TestWorld::attached_rank() == 1) {
     EXPECT_EQ(failure, "");
     return;
   }
@@ -274,9 +274,9 @@ TEST(MpiHang, TheDeadlineNamesTheMissingRankOnEveryWaitingRank) {
                     HasSubstr("rank 1 is before its first collective")));
 }
 
-TEST(MpiWorld, AbortByARankReleasesBlockedRanksWithItsReason) {
-  const int size = MpiTestWorld::attached_size();
-  MpiTestWorld world(size);
+TEST(ProcessWorld, AbortByARankReleasesBlockedRanksWithItsReason) {
+  const int size = TestWorld::attached_size();
+  TestWorld world(size);
   const std::string failure = failure_of(world, [size](Communicator& comm) {
     if (comm.rank() == size - 1) comm.abort("the last rank gives up");
     comm.barrier(kInfo);
@@ -285,19 +285,19 @@ TEST(MpiWorld, AbortByARankReleasesBlockedRanksWithItsReason) {
   EXPECT_TRUE(world.is_aborted());
 }
 
-TEST(MpiWorld, TooManyGroupsAreAnErrorThatSaysSo) {
-  const int size = MpiTestWorld::attached_size();
+TEST(ProcessWorld, TooManyGroupsAreAnErrorThatSaysSo) {
+  const int size = TestWorld::attached_size();
   if (size == 1) GTEST_SKIP() << "groups of one need no room";
-  MpiTestWorld world(size);
+  TestWorld world(size);
   EXPECT_THROW(world.run([](Communicator& comm) {
     for (int group = 0; group < 1000; ++group) (void)comm.split(0, 0);
   }),
                Error);
 }
 
-TEST(MpiWorld, SplitOrdersByKeyLeavesGroupsOfOneAndNests) {
-  const int size = MpiTestWorld::attached_size();
-  MpiTestWorld world(size);
+TEST(ProcessWorld, SplitOrdersByKeyLeavesGroupsOfOneAndNests) {
+  const int size = TestWorld::attached_size();
+  TestWorld world(size);
   world.set_deadline(Clock::now() + 60s);
   world.run([size](Communicator& comm) {
     const auto group = comm.split(comm.rank() == 0 ? 1 : 0, -comm.rank());
@@ -319,12 +319,12 @@ TEST(MpiWorld, SplitOrdersByKeyLeavesGroupsOfOneAndNests) {
   });
 }
 
-class MpiNative : public testing::TestWithParam<Dtype> {};
+class ProcessNative : public testing::TestWithParam<Dtype> {};
 
-TEST_P(MpiNative, IsExactOnIntegersInEveryOperation) {
+TEST_P(ProcessNative, IsExactOnIntegersInEveryOperation) {
   const Dtype dtype = GetParam();
-  const int size = MpiTestWorld::attached_size();
-  MpiTestWorld world(size, ReductionOrder::kNative);
+  const int size = TestWorld::attached_size();
+  TestWorld world(size, ReductionOrder::kNative);
   world.set_deadline(Clock::now() + 60s);
   world.run([&](Communicator& comm) {
     ASSERT_EQ(comm.reduction_order(), ReductionOrder::kNative);
@@ -358,7 +358,7 @@ TEST_P(MpiNative, IsExactOnIntegersInEveryOperation) {
       EXPECT_EQ(equal.first_other_than([](std::int64_t i) { return static_cast<int>(i % 13); }), -1)
           << "avg x " << count;
     }
-    // groups have communicators of MPI of their own
+    // groups have communicators of the library of their own
     const auto half = comm.split(comm.rank() % 2, comm.rank());
     TypedValues ones(dtype, 100, [](std::int64_t) { return 1; });
     half->all_reduce(ones.buffer(), Reduction::kSum, kInfo).wait();
@@ -366,32 +366,13 @@ TEST_P(MpiNative, IsExactOnIntegersInEveryOperation) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, MpiNative, testing::ValuesIn(kAllDtypes),
+INSTANTIATE_TEST_SUITE_P(Dtypes, ProcessNative, testing::ValuesIn(kAllDtypes),
                          [](const auto& dtype) { return std::string(name_of(dtype.param)); });
-
-// Negative control of the digests: native adds in another order, which floats show.
-TEST(MpiNativeOrder, HasOtherBitsThanOurOrdersOfSixteenBitSums) {
-  const int size = MpiTestWorld::attached_size();
-  if (size < 3) GTEST_SKIP() << "two addends have one order";
-  with_float_dtype(Dtype::kBFloat16, [&]<class T>() {
-    Values<T> native, ordered;
-    for (const ReductionOrder order : {ReductionOrder::kNative, ReductionOrder::kOrdered}) {
-      MpiTestWorld world(size, order);
-      world.set_deadline(Clock::now() + 60s);
-      world.run([&](Communicator& comm) {
-        auto data = inputs_of<T>(comm.rank());
-        comm.all_reduce(buffer_of<T>(data, 0, data.size()), Reduction::kSum, kInfo).wait();
-        (order == ReductionOrder::kNative ? native : ordered) = data;
-      });
-    }
-    EXPECT_NE((first_different_bit_pattern<T>(native, ordered)), -1);
-  });
-}
 
 // Negative control of the main of these programs (CMakeLists.txt runs it): a test that fails on one
 // rank fails on all, and the tests after it still run.
-TEST(MpiMain, DISABLED_FailsOnTheLastRankOnly) {
-  MpiTestWorld world(MpiTestWorld::attached_size());
+TEST(ProcessMain, DISABLED_FailsOnTheLastRankOnly) {
+  TestWorld world(TestWorld::attached_size());
   world.run([](Communicator& comm) {
     comm.barrier(kInfo);
     EXPECT_NE(comm.rank(), comm.size() - 1) << "planted";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Streams of the stand-in, and messages through the fabric.
-#include "suite/testing/gpu_stand_in.h"
+#include "suite/testing/gpu/gpu_stand_in.h"
 
 #include <fmt/format.h>
 
@@ -36,7 +36,10 @@ GpuStandIn::~GpuStandIn() {
   }
   wakes_.notify_all();
   worker_.join();
-  for (const auto& [data, bytes] : memory_) ::operator delete(const_cast<std::byte*>(data));
+  for (const auto* of_kind : {&memory_, &host_memory_}) {
+    for (const auto& [data, bytes] : *of_kind) ::operator delete(const_cast<std::byte*>(data));
+  }
+  for (std::byte* memory : freed_) ::operator delete(memory);
 }
 
 // A GPU works whether or not its process asks.
@@ -45,9 +48,7 @@ void GpuStandIn::work() {
   std::unique_lock lock(mutex_);
   while (!is_ending_) {
     const bool has_moved = progress();
-    const bool has_work =
-        std::ranges::any_of(streams_, [](const auto& each) { return !each.second->tasks.empty(); });
-    if (!has_moved) wakes_.wait_for(lock, has_work ? kBusy : kIdle);
+    if (!has_moved) wakes_.wait_for(lock, has_tasks() ? kBusy : kIdle);
   }
 }
 
@@ -62,7 +63,15 @@ bool GpuStandIn::progress() {
     }
     each = stream.is_dying && stream.tasks.empty() ? streams_.erase(each) : std::next(each);
   }
+  if (!freed_.empty() && !has_tasks()) {
+    for (std::byte* memory : std::exchange(freed_, {})) ::operator delete(memory);
+  }
   return has_moved;
+}
+
+bool GpuStandIn::has_tasks() const {
+  return std::ranges::any_of(streams_,
+                             [](const auto& each) { return !each.second->tasks.empty(); });
 }
 
 void GpuStandIn::enqueue(GpuStream stream, Step step) {
@@ -95,7 +104,19 @@ std::byte* GpuStandIn::allocate(std::size_t bytes) {
 
 void GpuStandIn::free(std::byte* memory) noexcept {
   const std::lock_guard lock(mutex_);
-  if (memory_.erase(memory) != 0) ::operator delete(memory);
+  if (memory_.erase(memory) != 0) freed_.push_back(memory);
+}
+
+std::byte* GpuStandIn::allocate_host(std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  auto* const made = static_cast<std::byte*>(::operator new(bytes));
+  host_memory_[made] = bytes;
+  return made;
+}
+
+void GpuStandIn::free_host(std::byte* memory) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (host_memory_.erase(memory) != 0) freed_.push_back(memory);
 }
 
 std::size_t GpuStandIn::num_allocated() const {
@@ -108,13 +129,16 @@ int GpuStandIn::num_aborted_comms() const {
   return num_aborted_;
 }
 
+bool GpuStandIn::holds(const std::map<const std::byte*, std::size_t>& memory, const std::byte* data,
+                       std::size_t bytes) {
+  auto found = memory.upper_bound(data);
+  if (found == memory.begin()) return false;
+  --found;
+  return data + bytes <= found->first + found->second;
+}
+
 void GpuStandIn::require_device(const std::byte* data, std::size_t bytes, const char* what) const {
-  if (bytes == 0) return;
-  auto found = memory_.upper_bound(data);
-  if (found != memory_.begin()) {
-    --found;
-    if (data + bytes <= found->first + found->second) return;
-  }
+  if (bytes == 0 || holds(memory_, data, bytes)) return;
   throw GpuError(
       fmt::format("{}: an illegal memory access: {} bytes that are not the device's", what, bytes));
 }
@@ -171,6 +195,12 @@ bool GpuStandIn::is_done(GpuEvent event) {
 
 void GpuStandIn::copy(std::byte* to, const std::byte* from, std::size_t bytes, GpuStream stream) {
   if (faults_.copies_throw) throw GpuError("cudaMemcpyAsync: an illegal memory access");
+  {
+    const std::lock_guard lock(mutex_);
+    for (const std::byte* side : {static_cast<const std::byte*>(to), from}) {
+      if (!holds(host_memory_, side, bytes)) require_device(side, bytes, "cudaMemcpyAsync");
+    }
+  }
   enqueue(stream, [=] {
     std::memmove(to, from, bytes);
     return true;

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Copies around each call.
-#include "suite/testing/device_buffers.h"
+#include "suite/testing/gpu/device_buffers.h"
 
-#include <chrono>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/comm/buffers.h"
-#include "suite/testing/gpu_stand_in.h"
+#include "suite/testing/gpu/gpu_stand_in.h"
 
 namespace isoshard {
 
@@ -21,7 +20,9 @@ class DeviceBuffers::Call {
     if (auto* const stand_in = dynamic_cast<GpuStandIn*>(api_.get())) stand_in->delay(stream, 2);
   }
   ~Call() {
+    if (!memory_.empty()) wait_for(stream_);  // its copies read from here
     for (std::byte* memory : memory_) api_->free(memory);
+    for (std::byte* memory : staged_) api_->free_host(memory);
   }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -40,7 +41,11 @@ class DeviceBuffers::Call {
     buffer.data = memory_.emplace_back(api_->allocate(bytes));
     buffer.device = {Device::Kind::kCuda, device_};
     buffer.stream = stream_;
-    if (is_read) api_->copy(buffer.data, host.data, bytes, stream_);
+    if (is_read) {
+      std::byte* const staged = staged_.emplace_back(api_->allocate_host(bytes));
+      copy_bytes(staged, host.data, bytes);
+      api_->copy(buffer.data, staged, bytes, stream_);
+    }
     return buffer;
   }
   Buffer result(const Buffer& host, bool is_read) {
@@ -52,20 +57,33 @@ class DeviceBuffers::Call {
   void copy_back() {
     if (results_.empty()) return;
     GpuStream other = api_->make_stream();
-    GpuEvent done = api_->make_event();
-    for (const auto& [host, data] : results_)
-      api_->copy(host.data, data, bytes_of(host.count, host.dtype), other);
-    api_->record(done, other);
-    while (!api_->is_done(done)) std::this_thread::yield();
-    api_->destroy_event(done);
+    std::vector<std::byte*> staged;
+    for (const auto& [host, data] : results_) {
+      const std::size_t bytes = bytes_of(host.count, host.dtype);
+      api_->copy(staged.emplace_back(staged_.emplace_back(api_->allocate_host(bytes))), data, bytes,
+                 other);
+    }
+    wait_for(other);
     api_->destroy_stream(other);
+    for (std::size_t i = 0; i < results_.size(); ++i) {
+      const Buffer& host = results_[i].first;
+      copy_bytes(host.data, staged[i], bytes_of(host.count, host.dtype));
+    }
   }
 
  private:
+  void wait_for(GpuStream stream) {
+    GpuEvent done = api_->make_event();
+    api_->record(done, stream);
+    while (!api_->is_done(done)) std::this_thread::yield();
+    api_->destroy_event(done);
+  }
+
   std::shared_ptr<GpuApi> api_;
   int device_;
   GpuStream stream_;
   std::vector<std::byte*> memory_;
+  std::vector<std::byte*> staged_;
   std::vector<std::pair<Buffer, std::byte*>> results_;
 };
 

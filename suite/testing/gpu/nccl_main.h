@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The course of a test program whose ranks are forked at its start and live for all of its tests.
 #pragma once
-#include <functional>
-#include <memory>
-
 #include "core/comm/nccl/gpu_api.h"
 
 namespace isoshard {
 
 /// Makes the GPU of a rank, in its process.
-using GpuOfRank = std::function<std::shared_ptr<GpuApi>(int rank)>;
+using GpuOfRank = GpuApiFactory;
 
 /// `--ranks=N` (needed) and `--buffers=host` or `device`, then what GoogleTest takes. Rank 0 prints
 /// and writes reports; what other ranks print is shown if one fails. Each rank runs the same tests,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dropout bits, block by block.
-#include "core/base/keep_bits.h"
+#include "core/random/keep_bits.h"
 
 #include <vector>
 

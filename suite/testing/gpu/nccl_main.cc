@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Forks the ranks, waits for them, and shows what the others said.
-#include "suite/testing/nccl_main.h"
+#include "suite/testing/gpu/nccl_main.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -20,7 +20,7 @@
 #include <string_view>
 #include <vector>
 
-#include "suite/testing/nccl_test_world.h"
+#include "suite/testing/gpu/nccl_test_world.h"
 
 namespace isoshard {
 namespace {
@@ -56,7 +56,7 @@ void show(int log, int rank) {
 int run_rank(int argc, char** argv, const Rendezvous& rendezvous, const GpuOfRank& gpu_of_rank,
              bool on_device) {
   try {
-    std::shared_ptr<GpuApi> api = gpu_of_rank(rendezvous.rank);
+    std::shared_ptr<GpuApi> api = gpu_of_rank(rendezvous.rank, rendezvous.size);
     const int device = rendezvous.rank % std::max(api->num_devices(), 1);
     NcclTestWorld::attach(rendezvous, std::move(api), device, on_device);
   } catch (const std::exception& error) {
