@@ -217,6 +217,34 @@ function(_isoshard_gpu_entry entry num_gpus)
     TIMEOUT ${ARG_TIMEOUT} SKIP_RETURN_CODE 77 RESOURCE_GROUPS "${num_gpus},gpus:1")
 endfunction()
 
+# isoshard_carry_libraries(TARGET)
+#   A program for hosts that have GPUs and a PyTorch, and no packages of our libraries: it needs
+#   LibTorch, CUDA and NCCL only. fmt, OpenSSL, Boost and xxhash are in it; PNG figures (cairo) and
+#   backend mpi are not: it says so where they are asked for. Archives come before shared libraries,
+#   of which --as-needed then leaves out those that nothing calls. LibTorch's folder is found by the
+#   run path of the build, or by LD_LIBRARY_PATH.
+#   An entry TARGET.libraries reads its dynamic section and its size.
+function(isoshard_carry_libraries target)
+  if(NOT TARGET isoshard_carried)
+    add_library(isoshard_carried OBJECT ${PROJECT_SOURCE_DIR}/cmake/static_fmt.cc
+      ${PROJECT_SOURCE_DIR}/harness/plot/no_png_canvas.cc
+      ${PROJECT_SOURCE_DIR}/src/core/comm/mpi/no_mpi.cc)
+    set_target_properties(isoshard_carried PROPERTIES UNITY_BUILD OFF)
+    target_link_libraries(isoshard_carried PRIVATE isoshard::options)
+  endif()
+  target_sources(${target} PRIVATE $<TARGET_OBJECTS:isoshard_carried>)
+  target_link_options(${target} PRIVATE LINKER:--as-needed)
+  foreach(archive libxxhash.a libcrypto.a libboost_program_options.a)
+    find_library(ISOSHARD_${archive} ${archive})
+    if(ISOSHARD_${archive})
+      target_link_options(${target} PRIVATE ${ISOSHARD_${archive}})
+    endif()
+  endforeach()
+  add_test(NAME ${target}.libraries
+    COMMAND bash ${PROJECT_SOURCE_DIR}/cmake/checks/check_gpu_program.sh $<TARGET_FILE:${target}>)
+  set_tests_properties(${target}.libraries PROPERTIES LABELS "unit;structure" TIMEOUT 60)
+endfunction()
+
 # isoshard_gpu_test_program(): the program, made when all folders have said what is in it.
 function(isoshard_gpu_test_program)
   get_property(sources GLOBAL PROPERTY ISOSHARD_GPU_SOURCES)
@@ -234,6 +262,7 @@ function(isoshard_gpu_test_program)
   target_link_libraries(isoshard_gpu_test PRIVATE isoshard::options fmt::fmt ${deps}
     isoshard::libtorch_cuda nlohmann_json::nlohmann_json GTest::gmock GTest::gtest)
   _isoshard_reuse_pch(isoshard_gpu_test)
+  isoshard_carry_libraries(isoshard_gpu_test)
   add_test(NAME isoshard_gpu_test.suites COMMAND ${CMAKE_COMMAND}
     -DPROGRAM=$<TARGET_FILE:isoshard_gpu_test> "-DSUITES=${suites}"
     -P ${PROJECT_SOURCE_DIR}/cmake/checks/check_suites.cmake)

@@ -2,7 +2,8 @@
 // Settings and staging of one rank.
 #include "suite/reference/device_rank.h"
 
-#include "core/comm/staged/staged_tensors.h"
+#include "core/comm/staged/staged_communicator.h"
+#include "core/tensor/device.h"
 #include "fixtures/cases/device_settings.h"
 
 namespace isoshard {
@@ -10,7 +11,19 @@ namespace isoshard {
 DeviceRank::DeviceRank(const Case& c, Communicator& world) : world_(&world) {
   if (c.device == Device::Kind::kCpu) return;
   pin_.emplace(device_settings_of(c));
-  staged_ = staged_tensors(world);
+  // LibTorch's copies, on the stream that is current: what was enqueued there before is in them.
+  const c10::DeviceType type = device_of_rank(0).type();
+  const auto device_of = [type](const Device& device) {
+    return c10::Device(type, static_cast<c10::DeviceIndex>(device.index));
+  };
+  staged_ = staged(
+      world,
+      {.to_host = [device_of](
+                      std::byte* host, const std::byte* device, std::size_t bytes,
+                      const Device& from) { copy_to_host(host, device, bytes, device_of(from)); },
+       .to_device = [device_of](
+                        std::byte* device, const std::byte* host, std::size_t bytes,
+                        const Device& to) { copy_to_device(device, host, bytes, device_of(to)); }});
 }
 
 void DeviceRank::check() const {

@@ -2,14 +2,14 @@
 /// Pairs of tensors of every dtype, and what kernels must say of them: for tests on an emulated
 /// grid and on a GPU.
 #pragma once
-#include <gtest/gtest.h>
-
 #include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <iterator>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "core/base/float_bits.h"
@@ -111,37 +111,46 @@ inline Pair make_pair(Dtype dtype, std::int64_t count, Change change, std::uint3
   return pair;
 }
 
-/// Sums differ by their order in fp64 alone. One that overflows on a CPU is no number here either:
-/// an infinity, or, where signs differ, NaN.
-inline void expect_sum(double got, double want, double magnitudes, const char* name) {
-  if (!std::isfinite(want)) {
-    EXPECT_FALSE(std::isfinite(got)) << name;
-    return;
-  }
-  EXPECT_NEAR(got, want, 1e-12 * magnitudes) << name;
-}
-
-inline void expect_same(const Stats& got, const Stats& want) {
-  EXPECT_EQ(got.numel, want.numel);
-  EXPECT_EQ(got.unequal_bits, want.unequal_bits);
-  EXPECT_EQ(got.unequal_values, want.unequal_values);
-  EXPECT_EQ(got.nan_reference, want.nan_reference);
-  EXPECT_EQ(got.nan_actual, want.nan_actual);
-  EXPECT_EQ(got.inf_reference, want.inf_reference);
-  EXPECT_EQ(got.inf_actual, want.inf_actual);
-  EXPECT_EQ(got.nonfinite_mismatch, want.nonfinite_mismatch);
-  EXPECT_EQ(got.first_unequal, want.first_unequal);
-  EXPECT_EQ(got.worst, want.worst);
-  EXPECT_EQ(got.max_abs, want.max_abs);
-  EXPECT_EQ(got.max_ulp, want.max_ulp);
-  EXPECT_EQ(got.max_abs_reference, want.max_abs_reference);
-  expect_sum(got.sum_sq_reference, want.sum_sq_reference, want.sum_sq_reference, "sq reference");
-  expect_sum(got.sum_sq_actual, want.sum_sq_actual, want.sum_sq_actual, "sq actual");
-  expect_sum(got.sum_sq_diff, want.sum_sq_diff, want.sum_sq_diff, "sq diff");
-  expect_sum(got.sum_abs_diff, want.sum_abs_diff, want.sum_abs_diff, "abs diff");
-  expect_sum(got.sum_diff, want.sum_diff, want.sum_abs_diff, "diff");
-  expect_sum(got.dot, want.dot, std::sqrt(want.sum_sq_reference) * std::sqrt(want.sum_sq_actual),
-             "dot");
+/// In which members two results differ more than they may, in words; empty if in none. Counts,
+/// maxima and positions must be equal. Sums differ by their order in fp64 alone: by 1e-12 of the
+/// sum of magnitudes. One that overflows on a CPU is no number elsewhere either: an infinity, or,
+/// where signs differ, NaN.
+inline std::string difference(const Stats& got, const Stats& want) {
+  std::string text;
+  const auto note = [&](bool is_same, const char* name, double a, double b) {
+    if (is_same) return;
+    char line[128];
+    std::snprintf(line, sizeof(line), "%s: got %.17g, want %.17g\n", name, a, b);
+    text += line;
+  };
+  const auto equal = [&](const char* name, auto a, auto b) {
+    note(a == b, name, static_cast<double>(a), static_cast<double>(b));
+  };
+  const auto sum = [&](const char* name, double a, double b, double magnitudes) {
+    const bool is_same =
+        std::isfinite(b) ? std::fabs(a - b) <= 1e-12 * magnitudes : !std::isfinite(a);
+    note(is_same, name, a, b);
+  };
+  equal("numel", got.numel, want.numel);
+  equal("unequal_bits", got.unequal_bits, want.unequal_bits);
+  equal("unequal_values", got.unequal_values, want.unequal_values);
+  equal("nan_reference", got.nan_reference, want.nan_reference);
+  equal("nan_actual", got.nan_actual, want.nan_actual);
+  equal("inf_reference", got.inf_reference, want.inf_reference);
+  equal("inf_actual", got.inf_actual, want.inf_actual);
+  equal("nonfinite_mismatch", got.nonfinite_mismatch, want.nonfinite_mismatch);
+  equal("first_unequal", got.first_unequal, want.first_unequal);
+  equal("worst", got.worst, want.worst);
+  equal("max_abs", got.max_abs, want.max_abs);
+  equal("max_ulp", got.max_ulp, want.max_ulp);
+  equal("max_abs_reference", got.max_abs_reference, want.max_abs_reference);
+  sum("sum_sq_reference", got.sum_sq_reference, want.sum_sq_reference, want.sum_sq_reference);
+  sum("sum_sq_actual", got.sum_sq_actual, want.sum_sq_actual, want.sum_sq_actual);
+  sum("sum_sq_diff", got.sum_sq_diff, want.sum_sq_diff, want.sum_sq_diff);
+  sum("sum_abs_diff", got.sum_abs_diff, want.sum_abs_diff, want.sum_abs_diff);
+  sum("sum_diff", got.sum_diff, want.sum_diff, want.sum_abs_diff);
+  sum("dot", got.dot, want.dot, std::sqrt(want.sum_sq_reference) * std::sqrt(want.sum_sq_actual));
+  return text;
 }
 
 }  // namespace isoshard

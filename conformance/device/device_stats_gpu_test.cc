@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/// On a GPU: the kernels say what the CPU's loops say.
-#include <cuda_runtime.h>
+// On a GPU: the kernels say what the CPU's loops say.
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <random>
 #include <string>
 #include <vector>
 
+#include "core/tensor/device.h"
 #include "harness/stats/device/device_stats.h"
 #include "harness/stats/device/test_pairs.h"
 
@@ -17,20 +18,18 @@ namespace {
 class OnGpu {
  public:
   OnGpu(const void* data, std::size_t bytes, std::size_t offset = 0) : offset_(offset) {
-    EXPECT_EQ(cudaMalloc(&memory_, bytes + offset + 1), cudaSuccess);
-    EXPECT_EQ(
-        cudaMemcpy(static_cast<std::byte*>(memory_) + offset, data, bytes, cudaMemcpyHostToDevice),
-        cudaSuccess);
+    const c10::Device device = device_of_rank(0);
+    memory_ = at::empty({static_cast<std::int64_t>(bytes + offset + 1)},
+                        at::TensorOptions().dtype(at::kByte).device(device));
+    copy_to_device(static_cast<std::byte*>(memory_.data_ptr()) + offset,
+                   static_cast<const std::byte*>(data), bytes, device);
   }
-  ~OnGpu() { cudaFree(memory_); }
-  OnGpu(const OnGpu&) = delete;
-  OnGpu& operator=(const OnGpu&) = delete;
   [[nodiscard]] const std::byte* data() const {
-    return static_cast<const std::byte*>(memory_) + offset_;
+    return static_cast<const std::byte*>(memory_.const_data_ptr()) + offset_;
   }
 
  private:
-  void* memory_ = nullptr;
+  at::Tensor memory_;
   std::size_t offset_;
 };
 
@@ -57,7 +56,7 @@ TEST_P(DeviceStatsOnGpu, SaysWhatTheCpuSaysOfEverySizeAndChange) {
 
         SCOPED_TRACE(testing::Message() << count << " elements, change " << static_cast<int>(change)
                                         << ", scale " << scale << ", seed " << seed);
-        expect_same(got, want);
+        EXPECT_EQ(difference(got, want), "");
         ASSERT_FALSE(HasFailure());
       }
     }
@@ -88,7 +87,7 @@ TEST(DeviceStatsOnGpuOf, LargeTensorsAndSelectionsAreAsOnTheCpu) {
       device.accumulate(got, reference.data(), dtype, actual.data(), dtype, kCount, 0, 1.0,
                         some ? reinterpret_cast<const std::uint8_t*>(which.data()) : nullptr);
 
-      expect_same(got, want);
+      EXPECT_EQ(difference(got, want), "");
     }
   }
 }
