@@ -2,6 +2,7 @@
 // On a GPU: every subject's step against its declared arithmetic and the plain process there, and
 // whether products of cuBLAS depend on the number of output columns.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
