@@ -185,7 +185,9 @@ std::string gate_key(const Case& twin) {
   std::string text = fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n", twin.slug(), twin.reference_slug(),
                                  twin.settings.bucket_bytes, bundle_training(twin).dump(),
                                  machine.cpu, machine.cpu_features);
-  text += program_text();
+  // once, as the file may be replaced while this process runs
+  static const std::string program = program_text();
+  text += program;
   return sha256_hex(std::as_bytes(std::span(text.data(), text.size())));
 }
 
