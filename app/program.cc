@@ -60,6 +60,7 @@ int run_program(const std::vector<std::string>& arguments) {
       {{"judge runs", {verify_command(), train_command(), converge_command(), compare_command()}},
        {"hold this program to something",
         {faults_command(), oracle_command(), golden_command(), experiment_command()}},
+       {"measure", {bench_command()}},
        {"show results", {report_command(), plot_command(), bisect_command()}},
        {"look things up", {list_command(), explain_command(), doctor_command()}},
        {"work on bundles", {respond_command("isoshard"), bundle_command("isoshard")}}});

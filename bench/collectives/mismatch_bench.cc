@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <string_view>
 
 #include "bench/collectives/mismatch_time.h"
 #include "core/comm/shm/shm_world.h"
@@ -45,6 +46,12 @@ int run(int num_ranks) {
 }  // namespace isoshard
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "--help") {
+    fmt::print(
+        "usage: bench_mismatch [RANKS...]     default 2 4\n"
+        "It forks its ranks; under mpirun take bench_mpi_mismatch instead of --attach.\n");
+    return 0;
+  }
   std::vector<int> sizes;
   for (int i = 1; i < argc; ++i) sizes.push_back(std::atoi(argv[i]));
   if (sizes.empty()) sizes = {2, 4};

@@ -3,11 +3,18 @@
 ///
 ///     mpirun -n RANKS --oversubscribe --bind-to none --mca mpi_yield_when_idle 1
 ///     bench_mpi_mismatch
+#include <string_view>
+
 #include "bench/collectives/mismatch_time.h"
 #include "core/comm/attached_job.h"
 
-int main() {
+int main(int argc, char** argv) {
   using namespace isoshard;
+  if (argc > 1 && std::string_view(argv[1]) == "--help") {
+    fmt::print(
+        "usage: mpirun -n RANKS bench_mpi_mismatch\nIts ranks are always those of mpirun.\n");
+    return 0;
+  }
   const auto job = attach_mpi_job();
   std::vector<std::uint64_t> times;
   for (int i = 0; i < kMismatches; ++i) {

@@ -13,7 +13,7 @@
 
 #include "core/base/error.h"
 #include "core/comm/nccl/nccl_world.h"
-#include "core/comm/nccl/tcp_mesh.h"
+#include "core/comm/tcp/tcp_mesh.h"
 #include "harness/testing/run_world.h"
 #include "suite/testing/gpu/gpu_stand_in.h"
 
@@ -38,7 +38,8 @@ float sum_of_ranks(Communicator& comm) {
 class WithStandIn : public testing::Test {
  protected:
   void SetUp() override {
-    set_gpu_api([this](int rank, int /*size*/) { return std::make_shared<GpuStandIn>(fabric_, rank); });
+    set_gpu_api(
+        [this](int rank, int /*size*/) { return std::make_shared<GpuStandIn>(fabric_, rank); });
   }
   void TearDown() override { set_gpu_api({}); }
   static WorldOptions options(int size, std::chrono::milliseconds deadline = 60s) {

@@ -7,7 +7,7 @@
 
 #include <exception>
 
-#include "core/comm/nccl/tcp_endpoint.h"
+#include "core/comm/tcp/tcp_endpoint.h"
 #include "suite/testing/gpu/device_buffers.h"
 
 namespace isoshard {

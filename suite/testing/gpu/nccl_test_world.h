@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/comm/nccl/nccl_world.h"
-#include "core/comm/nccl/tcp_mesh.h"
+#include "core/comm/tcp/tcp_mesh.h"
 
 namespace isoshard {
 

@@ -11,7 +11,7 @@
 
 #include "core/comm/nccl/gpu_api.h"
 #include "core/comm/nccl/nccl_transfers.h"
-#include "core/comm/nccl/tcp_endpoint.h"
+#include "core/comm/tcp/tcp_endpoint.h"
 
 namespace isoshard {
 

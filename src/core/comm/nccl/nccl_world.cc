@@ -11,7 +11,7 @@
 #include "core/comm/backend.h"
 #include "core/comm/nccl/nccl_communicator.h"
 #include "core/comm/nccl/nccl_rank.h"
-#include "core/comm/nccl/tcp_endpoint.h"
+#include "core/comm/tcp/tcp_endpoint.h"
 
 namespace isoshard {
 namespace {

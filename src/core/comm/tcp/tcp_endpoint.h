@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/comm/control/control_endpoint.h"
-#include "core/comm/nccl/tcp_mesh.h"
+#include "core/comm/tcp/tcp_mesh.h"
 
 namespace isoshard {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Non-blocking sockets behind poll().
-#include "core/comm/nccl/tcp_socket.h"
+#include "core/comm/tcp/tcp_socket.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Packets with the number of their world in front.
-#include "core/comm/nccl/tcp_endpoint.h"
+#include "core/comm/tcp/tcp_endpoint.h"
 
 #include <fmt/format.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The rendezvous, and packets as a length and their bytes.
-#include "core/comm/nccl/tcp_mesh.h"
+#include "core/comm/tcp/tcp_mesh.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -14,7 +14,7 @@
 #include <cstring>
 
 #include "core/base/error.h"
-#include "core/comm/nccl/tcp_socket.h"
+#include "core/comm/tcp/tcp_socket.h"
 
 namespace isoshard {
 namespace {
