@@ -29,11 +29,11 @@ using testing::StartsWith;
 
 /// The tool's two matched commands, of a tiny model and few steps.
 Arguments tiny_bench(const std::string& impl, Arguments more = {}) {
-  Arguments all = {"bench", "--impl",         impl, "--model_name",
-                   "tiny",  "--dp_size",      "2",  "--tp_size",
-                   "2",     "--batch_size",   "1",  "--seq_length",
-                   "16",    "--warmup_steps", "1",  "--num_training_steps",
-                   "3",     "--log_interval", "1"};
+  Arguments all = {
+      "bench", "--impl",         impl,     "--model_name",         "tiny", "--dp_size",
+      "2",     "--tp_size",      "2",      "--batch_size",         "1",    "--seq_length",
+      "16",    "--warmup_steps", "1",      "--num_training_steps", "3",    "--log_interval",
+      "1",     "--dtype",        "float32"};
   all.insert(all.end(), more.begin(), more.end());
   return all;
 }
@@ -100,9 +100,9 @@ TEST(BenchCommand, PartsOfAStepAddUpToItAndTokensAreThoseOfTheGlobalBatch) {
   std::map<std::string, json> rows;
   for (const json& row : results["collectives"]) rows[row["purpose"]] = row;
   ASSERT_TRUE(rows.contains("row_parallel.forward"));
-  // 2 layers x 2 sums of [1, 16, 48] in bf16, of 3 micro-batches, on 4 ranks
+  // 2 layers x 2 sums of [1, 16, 48] in fp32, of 3 micro-batches, on 4 ranks
   EXPECT_EQ(rows["row_parallel.forward"]["calls_per_step_and_rank"], 12.0);
-  EXPECT_EQ(rows["row_parallel.forward"]["bytes_per_step_all_ranks"], 12.0 * 4 * 16 * 48 * 2);
+  EXPECT_EQ(rows["row_parallel.forward"]["bytes_per_step_all_ranks"], 12.0 * 4 * 16 * 48 * 4);
 }
 
 TEST(BenchCommand, SaysUngatedInEveryLineAndOnlyThen) {

@@ -2,6 +2,7 @@
 /// `isoshard bench compare`: pairs of runs, or a stored run against runs of now.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -22,7 +23,7 @@
 namespace isoshard {
 namespace {
 
-using json = nlohmann::ordered_json;
+using BenchJson = nlohmann::ordered_json;
 
 constexpr double kMicroseconds = 1e6;
 /// A machine whose products are so much slower than then says nothing about a program.
@@ -30,7 +31,7 @@ constexpr double kSlowerMachine = 0.9;
 
 struct ComparedSide {
   BenchPlan plan;
-  json stored;  ///< of a file; null for flags
+  BenchJson stored;  ///< of a file; null for flags
 };
 
 /// "impl=autotp zero-stage=2 recompute": flags without their dashes, as the command line would take
@@ -43,6 +44,18 @@ std::vector<std::string> words_in(const std::string& text) {
   return words;
 }
 
+/// What is asked for beside the sides holds for both: it takes the place of a side's own flag.
+std::vector<std::string> overridden(const std::vector<std::string>& own,
+                                    const std::vector<std::string>& asked) {
+  std::vector<std::string> words = asked;
+  bool is_kept = true;
+  for (const std::string& word : own) {
+    if (word.starts_with("--")) is_kept = std::ranges::find(asked, word) == asked.end();
+    if (is_kept) words.push_back(word);
+  }
+  return words;
+}
+
 ComparedSide compared_side(const std::string& text, const ParsedOptions& options) {
   ComparedSide side;
   std::vector<std::string> words;
@@ -50,15 +63,14 @@ ComparedSide compared_side(const std::string& text, const ParsedOptions& options
     side.stored = read_json_file(text);
     try {
       words = side.stored.at("config").at("arguments").get<std::vector<std::string>>();
-    } catch (const json::exception& error) {
+    } catch (const nlohmann::json::exception& error) {
       throw FileError(fmt::format("{}: is no result of isoshard bench: {}", text, error.what()));
     }
   } else {
     words = words_in(text);
   }
-  // what is asked for here holds for both sides
-  for (const std::string& flag : repeating_flags(options)) words.push_back(flag);
-  side.plan = bench_plan_of(parse_bench_flags(words));
+  side.plan = bench_plan_of(parse_bench_flags(
+      overridden(repeating_flags(parse_bench_flags(words)), repeating_flags(options))));
   side.plan.output_dir = options.get<std::string>("output-dir");
   refuse_without_memory(side.plan);
   return side;
@@ -71,7 +83,7 @@ double compared_confidence(const ParsedOptions& options) {
   return confidence;
 }
 
-json interval_json(const RatioInterval& interval) {
+BenchJson interval_json(const RatioInterval& interval) {
   return {{"ratio", interval.ratio},
           {"low", interval.low},
           {"high", interval.high},
@@ -132,13 +144,13 @@ int compare_pairs(const ComparedSide& a, const ComparedSide& b, const ParsedOpti
                   ? std::string("A and B are not told apart: more --pairs narrow the interval")
                   : fmt::format("B is {} than A", name_of(interval.verdict()))},
              is_gated);
-  const json result = {{"a", bench_config_json(a.plan)},
-                       {"b", bench_config_json(b.plan)},
-                       {"seconds_per_token_a", runs.a},
-                       {"seconds_per_token_b", runs.b},
-                       {"b_over_a", interval_json(interval)},
-                       {"gated", is_gated},
-                       {"machine", machine_json()}};
+  const BenchJson result = {{"a", bench_config_json(a.plan)},
+                            {"b", bench_config_json(b.plan)},
+                            {"seconds_per_token_a", runs.a},
+                            {"seconds_per_token_b", runs.b},
+                            {"b_over_a", interval_json(interval)},
+                            {"gated", is_gated},
+                            {"machine", machine_json()}};
   write_file_atomically(folder_path / "compare.json", result.dump(1) + "\n");
   return kExitConforms;
 }
@@ -147,17 +159,17 @@ int compare_pairs(const ComparedSide& a, const ComparedSide& b, const ParsedOpti
 std::vector<double> stored_runs(const ComparedSide& side, const std::string& path) {
   std::vector<double> seconds;
   try {
-    for (const json& run : side.stored.at("runs"))
+    for (const BenchJson& run : side.stored.at("runs"))
       seconds.push_back(run.at("p50_step_time_ms").get<double>() / 1000 /
                         tokens_per_step(side.plan.item));
-    const json now = machine_json();
+    const BenchJson now = machine_json();
     for (const char* const key : {"cpu", "cpu_features", "cores"}) {
       if (side.stored.at("machine").at(key) != now.at(key))
         throw UsageError(fmt::format("{}: must be a run of this machine, but its {} is {}, not {}",
                                      path, key, side.stored["machine"][key].dump(),
                                      now.at(key).dump()));
     }
-  } catch (const json::exception& error) {
+  } catch (const nlohmann::json::exception& error) {
     throw FileError(fmt::format("{}: is no result of isoshard bench: {}", path, error.what()));
   }
   if (seconds.size() < static_cast<std::size_t>(kFewestPairs))

@@ -28,7 +28,7 @@
 namespace isoshard {
 namespace {
 
-using json = nlohmann::ordered_json;
+using BenchJson = nlohmann::ordered_json;
 using FlagList = std::vector<std::string>;
 
 constexpr std::size_t kMostConfigurations = 256;
@@ -161,7 +161,7 @@ std::string name_of_swept(const SweptPlan& swept) {
   return fmt::format("{}", fmt::join(swept.flags, " "));
 }
 
-json memory_json(const RankMemory& memory) {
+BenchJson memory_json(const RankMemory& memory) {
   return {{"parameters", memory.parameters}, {"masters_and_states", memory.masters},
           {"gradients", memory.gradients},   {"activations", memory.activations},
           {"logits", memory.logits},         {"peak", memory.peak},
@@ -255,7 +255,7 @@ int bench_sweep(const ParsedOptions& options) {
   const std::filesystem::path folder_path = options.get<std::string>("output-dir");
   const OutputFolder folder(folder_path, "--output-dir");
   Progress progress(static_cast<int>(request.plans.size()));
-  json rows = json::array();
+  BenchJson rows = BenchJson::array();
   int code = kExitConforms;
   const bool is_gated = request.plans.front().plan.is_gated;
   print(text_of({fmt::format("{:<48} {:>10} {:>10} {:>7} {:>10} {:>10}", "configuration",
@@ -265,9 +265,9 @@ int bench_sweep(const ParsedOptions& options) {
     if (interrupt_signal() != 0) break;
     const std::string name = name_of_swept(swept);
     progress.show(name);
-    json row = {{"flags", swept.flags},
-                {"config", bench_config_json(swept.plan)},
-                {"predicted", memory_json(swept.memory)}};
+    BenchJson row = {{"flags", swept.flags},
+                     {"config", bench_config_json(swept.plan)},
+                     {"predicted", memory_json(swept.memory)}};
     std::string line;
     try {
       refuse_without_memory(swept.plan);
@@ -297,7 +297,7 @@ int bench_sweep(const ParsedOptions& options) {
     print(text_of({"not possible: " + line}, is_gated));
   write_file_atomically(
       folder_path / "sweep.json",
-      json{{"runs", std::move(rows)}, {"machine", machine_json()}}.dump(1) + "\n");
+      BenchJson{{"runs", std::move(rows)}, {"machine", machine_json()}}.dump(1) + "\n");
   return code;
 }
 
