@@ -156,6 +156,8 @@ TEST(Flags, OfTheBenchmarkToolMeanTheSameInVerify) {
                                            "--max_grad_norm",
                                            "0.5",
                                            "--activation_checkpointing",
+                                           "--dtype",
+                                           "bf16",
                                            "--seed",
                                            "42"});
 

@@ -12,7 +12,8 @@ int main(int argc, char** argv) {
   using namespace isoshard;
   if (argc > 1 && std::string_view(argv[1]) == "--help") {
     fmt::print(
-        "usage: mpirun -n RANKS bench_mpi_mismatch\nIts ranks are always those of mpirun.\n");
+        "usage: mpirun -n RANKS bench_mpi_mismatch\nIts ranks are those of mpirun without "
+        "--attach.\n");
     return 0;
   }
   const auto job = attach_mpi_job();
