@@ -60,8 +60,7 @@ std::string option_page(const boost::program_options::option_description& option
 std::vector<std::string> words_of(const Command& command) {
   std::vector<std::string> words;
   const OptionTable table = options_of(command);
-  for (const auto& option : table.options.options())
-    words.push_back("--" + option->long_name());
+  for (const auto& option : table.options.options()) words.push_back("--" + option->long_name());
   std::ranges::sort(words);
   return words;
 }
