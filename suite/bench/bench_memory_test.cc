@@ -71,6 +71,12 @@ std::vector<MemoryCase> memory_cases() {
     };
   };
   const auto wide_vocabulary = [](Case& c) { c.config.vocab_size = 6000; };
+  // most of the parameters are an embedding that is the head, too
+  const auto tied = [&](Case& c) {
+    wide_vocabulary(c);
+    few_tokens(c);
+    c.config.tie_word_embeddings = true;
+  };
   constexpr Dtype kBf16 = Dtype::kBFloat16;
   return {
       changed("reference", memory_case("reference", {}), nothing),
@@ -148,6 +154,20 @@ std::vector<MemoryCase> memory_cases() {
                 long_samples(c);
                 c.settings.recompute_every = 1;
               }),
+      changed("tied_ddp", memory_case("ddp", {.dp = 2}), tied),
+      changed("tied_zero1", memory_case("autotp", {.dp = 2}),
+              [&](Case& c) {
+                tied(c);
+                c.settings.zero_stage = 1;
+              }),
+      changed("tied_zero2", memory_case("autotp", {.dp = 2}),
+              [&](Case& c) {
+                tied(c);
+                c.settings.zero_stage = 2;
+              }),
+      changed("tied_fsdp", memory_case("fsdp_tp", {.dp = 2}), tied),
+      changed("tied_megatron", memory_case("megatron", {.dp = 2, .tp = 2}), tied),
+      changed("tied_reference", memory_case("reference", {}), tied),
       changed("eager", memory_case("autotp", {.tp = 2}),
               [&](Case& c) {
                 long_samples(c);

@@ -127,6 +127,9 @@ ActivationBytes activation_bytes(const Case& c, const std::vector<ModelSection>&
   bytes.loss_blocks = kBlockTensors * rows * s.v * s.wide;
   const double weight = s.v * s.h * s.stream;
   bytes.head_weight_gradient = weight;
+  const bool has_embedding =
+      sections.empty() || std::ranges::any_of(sections, &ModelSection::has_embedding);
+  if (c.config.tie_word_embeddings && has_embedding) bytes.tied_gradients = 2 * weight;
   bytes.head_gradients = weight + s.tokens * s.h * s.e;
   if (c.settings.autocast.has_value()) bytes.kept += s.v * s.h * s.e;
   return bytes;

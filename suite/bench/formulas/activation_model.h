@@ -16,7 +16,9 @@ struct ActivationBytes {
   double head_weight_gradient = 0;
   double head_gradients = 0;  ///< of the head's weight and input, while the logits are there
   double layer_backward = 0;  ///< gradients inside a layer, at most
-  double last_layer = 0;      ///< what is left of activations when the last weights' gradients come
+  /// Of an embedding that is the head, too: both gradients lie beside their sum.
+  double tied_gradients = 0;
+  double last_layer = 0;  ///< what is left of activations when the last weights' gradients come
 };
 
 /// `sections`: the parts of the model that the rank has, empty for all of it. `in_flight`: forward

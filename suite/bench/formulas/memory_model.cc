@@ -211,10 +211,14 @@ RankMemory memory_of(const Case& c, const Elements& own, const std::vector<Model
   const double forward = always + h.buckets + earlier + h.root_gathered + a.kept;
   const double begin = forward + a.logits + std::max(a.head_gradients, a.loss_blocks);
   const double layer = forward + 2 * h.layer_gathered + a.head_weight_gradient + a.layer_backward;
-  // what was gathered is let go before its gradients are reduced
-  const double while_reducing = std::max(h.root_gathered, h.reduce_buffer);
-  const double end = always + h.buckets + h.sums + while_reducing + h.fresh +
-                     (is_gathered ? h.reduced : 0) + a.last_layer;
+  // Gradients of a tied weight are added up before they are reduced, and what was gathered is let
+  // go between the two. Reduced by then are those of layers.
+  const double of_layers = own.all > 0 ? 1 - own.root / own.all : 0;
+  const double last = always + h.buckets + h.sums + h.fresh + a.last_layer,
+               reduced = is_gathered ? h.reduced : 0;
+  const double summing = last + of_layers * reduced + h.root_gathered + a.tied_gradients,
+               reducing = last + reduced + h.reduce_buffer;
+  const double end = std::max(summing, reducing);
   const double kept_gradients = is_reference(c.subject) ? h.fresh : h.buckets + h.sums;
   // AdamW's denominator, and before that squares in fp64 for the norm
   const double denominator = 2 * own.largest * m,
