@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
+#include <memory>
 #include <numeric>
 
 #include "core/base/error.h"
@@ -20,9 +22,36 @@
 #include "suite/bench/formulas/flops.h"
 #include "suite/bench/gate.h"
 #include "suite/bench/paired.h"
+#include "suite/bench/timed_parts.h"
 
 namespace isoshard {
 namespace {
+
+/// Keeps what it was asked to run.
+class KeptStages final : public StageRunner {
+ public:
+  explicit KeptStages(StageWork& kept) : kept_(kept) {}
+  [[nodiscard]] const std::vector<ModelSection>& sections() const noexcept override {
+    return none_;
+  }
+  void run(std::size_t /*num_micro_batches*/, const StageWork& work) override { kept_ = work; }
+  void run_forward(std::size_t /*num_micro_batches*/, const StageWork& work) override {
+    kept_ = work;
+  }
+  [[nodiscard]] bool has_parameter(std::size_t /*stage*/, std::string_view) const override {
+    return false;
+  }
+  void add_shared(std::map<std::string, at::Tensor, std::less<>>& /*gradients*/) override {}
+  [[nodiscard]] std::vector<int> readers_of(std::string_view /*parameter*/) const override {
+    return {};
+  }
+  [[nodiscard]] bool has_loss() const noexcept override { return true; }
+  [[nodiscard]] Communicator& group() const noexcept override { std::abort(); }
+
+ private:
+  StageWork& kept_;
+  std::vector<ModelSection> none_;
+};
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -48,6 +77,24 @@ TEST(StepClock, PartsAddUpWhateverInterruptsThem) {
   EXPECT_EQ(calls.calls, 100);
   EXPECT_EQ(calls.bytes, 800);
   EXPECT_EQ(times.communication_in[0], 100);
+}
+
+// A pipeline that is timed does the same work at the same place.
+TEST(StepClock, LeavesTheDeviceOfAPipelineAndWhatItIsNotAskedFor) {
+  StageWork kept;
+  StepClock clock;
+  TrainerParts parts;
+  parts.stages = std::make_unique<KeptStages>(kept);
+  time_parts(parts, clock);
+  parts.stages->run(
+      1, {.forward = [](std::size_t, std::size_t, const at::Tensor& input) { return input; },
+          .device = c10::Device(c10::kMeta)});
+
+  EXPECT_EQ(kept.device, c10::Device(c10::kMeta));
+  ASSERT_TRUE(kept.forward);
+  EXPECT_FALSE(kept.backward);
+  const at::Tensor input = at::zeros({1});
+  EXPECT_TRUE(kept.forward(0, 0, input).is_same(input));
 }
 
 TEST(StepClock, CountsNothingOutsideOfAStep) {

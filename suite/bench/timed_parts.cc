@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "subjects/parallel/wrapped_data_parallel.h"
+#include "subjects/parallel/wrapped_stages.h"
 
 namespace isoshard {
 namespace {
@@ -31,30 +32,10 @@ class TimedDataParallel final : public WrappedDataParallel {
   StepClock& clock_;
 };
 
-class TimedStages final : public StageRunner {
+class TimedStages final : public WrappedStages {
  public:
   TimedStages(std::unique_ptr<StageRunner> inner, StepClock& clock)
-      : inner_(std::move(inner)), clock_(clock) {}
-  [[nodiscard]] const std::vector<ModelSection>& sections() const noexcept override {
-    return inner_->sections();
-  }
-  void run(std::size_t num_micro_batches, const StageWork& work) override {
-    inner_->run(num_micro_batches, timed(work));
-  }
-  void run_forward(std::size_t num_micro_batches, const StageWork& work) override {
-    inner_->run_forward(num_micro_batches, timed(work));
-  }
-  [[nodiscard]] bool has_parameter(std::size_t stage, std::string_view name) const override {
-    return inner_->has_parameter(stage, name);
-  }
-  void add_shared(std::map<std::string, at::Tensor, std::less<>>& gradients) override {
-    inner_->add_shared(gradients);
-  }
-  [[nodiscard]] std::vector<int> readers_of(std::string_view parameter) const override {
-    return inner_->readers_of(parameter);
-  }
-  [[nodiscard]] bool has_loss() const noexcept override { return inner_->has_loss(); }
-  [[nodiscard]] Communicator& group() const noexcept override { return inner_->group(); }
+      : WrappedStages(std::move(inner)), clock_(clock) {}
 
  private:
   template <class... Args, class Result>
@@ -65,13 +46,15 @@ class TimedStages final : public StageRunner {
       return work(args...);
     };
   }
-  [[nodiscard]] StageWork timed(const StageWork& work) {
-    return {timed(StepPart::kForward, work.forward), timed(StepPart::kBackward, work.backward),
-            timed(StepPart::kBackward, work.backward_input),
-            timed(StepPart::kBackward, work.backward_weight)};
+  [[nodiscard]] StageWork wrapped(const StageWork& work) override {
+    StageWork result = work;
+    result.forward = timed(StepPart::kForward, work.forward);
+    result.backward = timed(StepPart::kBackward, work.backward);
+    result.backward_input = timed(StepPart::kBackward, work.backward_input);
+    result.backward_weight = timed(StepPart::kBackward, work.backward_weight);
+    return result;
   }
 
-  std::unique_ptr<StageRunner> inner_;
   StepClock& clock_;
 };
 
