@@ -56,16 +56,25 @@ std::vector<std::string> overridden(const std::vector<std::string>& own,
   return words;
 }
 
+/// Reads a stored result by `read`.
+/// Errors   FileError for JSON of another kind.
+template <class Read>
+void read_stored(const std::string& path, const Read& read) {
+  try {
+    read();
+  } catch (const nlohmann::json::exception& error) {
+    throw FileError(fmt::format("{}: is no result of isoshard bench: {}", path, error.what()));
+  }
+}
+
 ComparedSide compared_side(const std::string& text, const ParsedOptions& options) {
   ComparedSide side;
   std::vector<std::string> words;
   if (text.ends_with(".json")) {
     side.stored = read_json_file(text);
-    try {
+    read_stored(text, [&] {
       words = side.stored.at("config").at("arguments").get<std::vector<std::string>>();
-    } catch (const nlohmann::json::exception& error) {
-      throw FileError(fmt::format("{}: is no result of isoshard bench: {}", text, error.what()));
-    }
+    });
   } else {
     words = words_in(text);
   }
@@ -158,7 +167,7 @@ int compare_pairs(const ComparedSide& a, const ComparedSide& b, const ParsedOpti
 /// The runs of a stored result, in seconds a token.
 std::vector<double> stored_runs(const ComparedSide& side, const std::string& path) {
   std::vector<double> seconds;
-  try {
+  read_stored(path, [&] {
     for (const BenchJson& run : side.stored.at("runs"))
       seconds.push_back(run.at("p50_step_time_ms").get<double>() / 1000 /
                         tokens_per_step(side.plan.item));
@@ -169,9 +178,7 @@ std::vector<double> stored_runs(const ComparedSide& side, const std::string& pat
                                      path, key, side.stored["machine"][key].dump(),
                                      now.at(key).dump()));
     }
-  } catch (const nlohmann::json::exception& error) {
-    throw FileError(fmt::format("{}: is no result of isoshard bench: {}", path, error.what()));
-  }
+  });
   if (seconds.size() < static_cast<std::size_t>(kFewestPairs))
     throw UsageError(
         fmt::format("{}: must hold at least {} runs to be compared with, got {}; store it with "

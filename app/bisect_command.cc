@@ -123,7 +123,8 @@ class Bisection {
     return ended.output;
   }
 
-  /// 0 is good; 1, 5 (goldens) are bad; whatever else says nothing of the commit.
+  /// Exit code 0 means good, 1 and 5 (goldens) mean bad, and any other code leaves the commit
+  /// undecided.
   Judged judge() {
     const Ended ended = run_in(tree(), command_, log());
     last_output_ = ended.output;

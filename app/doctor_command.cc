@@ -42,7 +42,7 @@ std::string limit(std::int64_t value) {
   return value < 0 ? "no limit" : fmt::format("{}", value);
 }
 
-/// "yes", or why there is no such backend here.
+/// "yes", or "no" and the reason why this build lacks the backend.
 std::string built(std::string_view why_not) {
   return why_not.empty() ? "yes" : fmt::format("no: {}", why_not);
 }

@@ -32,8 +32,9 @@ namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-/// How long whatever was not killed may live on. It ends in a second on an idle machine; on one
-/// with many more processes than cores 10 s were too few for a reference that was still computing.
+/// The longest time that the other processes of a run may take to end. On an idle machine they end
+/// within a second. Where many more processes than cores ran, a reference still computed after 10
+/// s.
 constexpr milliseconds kMostLeft{60'000};
 constexpr unsigned kSeed = 20;
 

@@ -182,7 +182,7 @@ void declare_bench_options(OptionTable& table) {
   compare("confidence", po::value<double>()->default_value(0.95),
           "of compare: that of the interval");
   compare("allowed-slowdown", po::value<double>()->default_value(0.05),
-          "of compare with a stored run alone: so much slower is no regression");
+          "of compare with a single stored run: the relative slowdown that is still accepted");
   compare("memory", po::value<std::string>(),
           "of plan: what each process has, such as 80GB (10^9) or 80GiB");
   compare("vary", po::value<std::vector<std::string>>()->multitoken()->composing(),

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Runs of a body on every rank, and the agreement after each.
+/// The job of the program, and worlds of it.
 #include "suite/testing/gpu/nccl_test_world.h"
 
-#include <fmt/format.h>
-#include <gtest/gtest.h>
-
-#include <exception>
+#include <memory>
+#include <utility>
 
 #include "core/comm/tcp/tcp_endpoint.h"
 #include "suite/testing/gpu/device_buffers.h"
@@ -18,7 +16,6 @@ struct Attached {
   std::shared_ptr<GpuApi> api;
   int device = 0;
   bool on_device = false;
-  int num_runs = 0;
 };
 
 // Never destroyed: programs of tests end by _exit.
@@ -50,19 +47,8 @@ bool NcclTestWorld::is_on_device() {
   return attached().on_device;
 }
 
-int NcclTestWorld::num_runs() {
-  return attached().num_runs;
-}
-
 NcclTestWorld::NcclTestWorld(int num_ranks, ReductionOrder order)
-    : empty_memory_(Journal::bytes(1) + 64),
-      empty_(
-          [this] {
-            void* begin = empty_memory_.data();
-            std::size_t space = empty_memory_.size();
-            return static_cast<std::byte*>(std::align(64, Journal::bytes(1), begin, space));
-          }(),
-          1) {
+    : ProcessTestWorld("its output is shown at the end") {
   if (num_ranks != attached_size()) return;
   const Attached& of_program = attached();
   world_.emplace(of_program.job, of_program.api, of_program.device, order);
@@ -71,35 +57,6 @@ NcclTestWorld::NcclTestWorld(int num_ranks, ReductionOrder order)
     communicator_ = std::make_unique<DeviceBuffers>(std::move(communicator_), of_program.api,
                                                     of_program.device);
   }
-}
-
-void NcclTestWorld::run(const std::function<void(Communicator&)>& body) {
-  if (!world_) return;
-  ++attached().num_runs;
-  std::exception_ptr failure;
-  try {
-    body(*communicator_);
-  } catch (const std::exception& error) {
-    failure = std::current_exception();
-    world_->abort(fmt::format("rank {} failed: {}", world_->rank(), error.what()));
-  }
-  const bool has_failed = failure != nullptr || testing::Test::HasFailure();
-  const bool failed_anywhere = world_->gather_journals(has_failed ? 1 : 0) != 0;
-  if (failure) std::rethrow_exception(failure);
-  if (failed_anywhere && !has_failed)
-    ADD_FAILURE() << "another rank failed; its output is shown at the end";
-}
-
-void NcclTestWorld::set_deadline(std::chrono::steady_clock::time_point deadline) noexcept {
-  if (world_) world_->set_deadline(deadline);
-}
-
-bool NcclTestWorld::is_aborted() const noexcept {
-  return world_ && world_->is_aborted();
-}
-
-const Journal& NcclTestWorld::journal() const noexcept {
-  return world_ ? world_->journal() : empty_;
 }
 
 }  // namespace isoshard

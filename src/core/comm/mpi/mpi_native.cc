@@ -179,14 +179,13 @@ void native_reduce(MPI_Comm comm, ConstBuffer input, Buffer output, int root, Re
   for (std::int64_t begin = 0; begin < input.count; begin += kMostNativeElements) {
     const auto count = static_cast<int>(std::min(kMostNativeElements, input.count - begin));
     const std::size_t offset = bytes_of(begin, input.dtype), bytes = bytes_of(count, input.dtype);
-    Staging staging(2 * bytes);
-    std::byte* const result = staging.data() + bytes;
+    Staging staging(rank == root ? 2 * bytes : bytes);  // the result behind the input
+    std::byte* const result = rank == root ? staging.data() + bytes : nullptr;
     copy_bytes(staging.data(), input.data + offset, bytes);
     MPI_Request request = MPI_REQUEST_NULL;
-    check_mpi(
-        MPI_Ireduce(staging.data(), rank == root ? result : nullptr, count, type_of(input.dtype),
-                    op_of(input.dtype, reduction), root, comm, &request),
-        "MPI_Ireduce");
+    check_mpi(MPI_Ireduce(staging.data(), result, count, type_of(input.dtype),
+                          op_of(input.dtype, reduction), root, comm, &request),
+              "MPI_Ireduce");
     staging.wait_for(request, wait);
     if (rank == root) copy_bytes(output.data + offset, result, bytes);
   }

@@ -73,7 +73,7 @@ class NcclRank {
 
   /// Runs `work`. An abort of the world, by whomever, ends this rank's kernels of NCCL, which wait
   /// for ranks that will not come; an error of CUDA or NCCL aborts the world.
-  /// Errors   CommError, TimeoutError; whatever else `work` throws.
+  /// Errors   CommError, TimeoutError, and those of `work`.
   template <class Run>
   auto guarded(const Run& run) {
     try {
