@@ -203,7 +203,8 @@ void reduce_block_of_rank(ReductionOrder order, Reduction reduction, Dtype dtype
       return reduce_in_pairs(reduction, dtype, sources, output, count);
     case ReductionOrder::kRing: {
       std::vector<const std::byte*> hops(sources.begin(), sources.end());
-      std::ranges::rotate(hops, hops.begin() + (last_rank + 1) % static_cast<int>(hops.size()));
+      std::rotate(hops.begin(), hops.begin() + (last_rank + 1) % static_cast<int>(hops.size()),
+                  hops.end());
       return reduce_in_hops(reduction, dtype, hops, output, count);
     }
     case ReductionOrder::kNative:
