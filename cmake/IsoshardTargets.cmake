@@ -121,19 +121,30 @@ function(isoshard_program name)
   endif()
 endfunction()
 
+# What every test program has. The tests' own code is compiled by -O1: it runs briefly, and a sixth
+# of its compile time is saved; what they test stays as optimised as it is.
+function(_isoshard_add_test_program name)
+  add_executable(${name} ${ARGN})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+  target_link_libraries(${name} PRIVATE isoshard::options fmt::fmt GTest::gmock GTest::gtest)
+endfunction()
+
 # isoshard_test(NAME SOURCES ... SUITES "Suite" "Suite:label,label" ... [DEPS ...] [LABELS ...]
-# [TIMEOUT s] [PLAIN])
-#   One gtest program; one ctest entry NAME.Suite for each listed suite (the name before the colon;
-#   a parametrized
-#   suite Prefix/Suite is listed as Suite), with LABELS, the labels after the colon and a TIMEOUT
-#   (default 120 s).
+#               [TIMEOUT s] [PLAIN])
+#   One gtest program. Entries of ctest: NAME.Suite for each listed suite with labels after a colon,
+#   and NAME.units, which runs all others in one process (a process that loads LibTorch takes 0.25
+#   s). A parametrized suite Prefix/Suite is listed as Suite. An entry has LABELS, the labels after
+#   the colon, the names of its suites as labels, and a TIMEOUT (default 120 s). It fails when the
+#   program holds a suite that is not listed, or lacks one that is.
 #   Labels world2, world3, ... say which sizes the suite's worlds have (all of them but 1); the
 #   entry fails if that is not so.
-#   A further entry NAME.suites fails when the program holds a suite that is not listed, or lacks
-#   one that is.
-#   PLAIN: no ATen, gtest's own main, no precompiled header. Otherwise the program runs under
-#   harness/testing's main, which makes it the controller of forked worlds, or, as
-#   mpirun -n 4 PROGRAM --attach, one of their ranks.
+#   Label 1ofN: the entry runs one of N shares of the suite's tests, and entries
+#   NAME.Suite.2ofN, ... of label slow run the others. For suites of many cases that cost much.
+#   PLAIN: no ATen, gtest's own main, no precompiled header; each suite has its entry, and a further
+#   one, NAME.suites, checks the list. Otherwise the program runs under harness/testing's main,
+#   which makes it the controller of forked worlds, or, as mpirun -n 4 PROGRAM --attach, one of
+#   their ranks.
 function(isoshard_test name)
   cmake_parse_arguments(PARSE_ARGV 1 ARG "PLAIN" "TIMEOUT" "SOURCES;SUITES;DEPS;LABELS")
   if(ARG_UNPARSED_ARGUMENTS OR NOT ARG_SUITES)
@@ -146,52 +157,89 @@ function(isoshard_test name)
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
-  add_executable(${name} ${ARG_SOURCES})
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
-  target_link_libraries(${name} PRIVATE isoshard::options fmt::fmt ${ARG_DEPS})
+  _isoshard_add_test_program(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS})
   if(ARG_PLAIN)
-    target_link_libraries(${name} PRIVATE GTest::gmock GTest::gtest GTest::gtest_main)
+    target_link_libraries(${name} PRIVATE GTest::gtest_main)
   else()
     target_link_libraries(${name} PRIVATE isoshard::testing_main_mpi isoshard::libtorch
-      nlohmann_json::nlohmann_json
-                                          GTest::gmock GTest::gtest)
+      nlohmann_json::nlohmann_json)
     _isoshard_reuse_pch(${name})
   endif()
-  set(suites)
+  list(TRANSFORM ARG_SUITES REPLACE ":.*" "" OUTPUT_VARIABLE suites)
+  set(units)
   foreach(entry IN LISTS ARG_SUITES)
-    string(REPLACE ":" ";" parts "${entry}")
-    list(POP_FRONT parts suite)
-    string(REPLACE "," ";" labels "${parts}")
-    list(APPEND suites ${suite})
-    add_test(NAME ${name}.${suite}
-      COMMAND ${name} --gtest_filter=${suite}.*:*/${suite}.*
-      --gtest_output=xml:${PROJECT_BINARY_DIR}/junit/${name}.${suite}.xml)
-    set_tests_properties(${name}.${suite} PROPERTIES LABELS "${ARG_LABELS};${labels};${suite}"
-      TIMEOUT ${ARG_TIMEOUT})
-    set(environment ISOSHARD_WHOLE_SUITE=1)
-    set(sizes ${labels})
-    list(FILTER sizes INCLUDE REGEX "^world[0-9]+$")
-    list(REMOVE_ITEM sizes world1)
-    if("gpu" IN_LIST ARG_LABELS OR "gpu" IN_LIST labels)
-      # a GPU for each rank of the largest world, where ctest knows them (doctor --resource-spec)
-      list(SORT sizes COMPARE NATURAL)
-      set(ranks world1 ${sizes})
-      list(POP_BACK ranks largest)
-      string(REPLACE "world" "" largest ${largest})
-      set_tests_properties(${name}.${suite} PROPERTIES RESOURCE_GROUPS "${largest},gpus:1")
+    string(REPLACE ":" ";" labels "${entry}")
+    list(POP_FRONT labels suite)
+    string(REPLACE "," ";" labels "${labels}")
+    if(NOT labels AND NOT ARG_PLAIN)
+      list(APPEND units ${suite})
+      continue()
     endif()
-    if(sizes AND NOT ARG_PLAIN)
-      list(SORT sizes COMPARE NATURAL)
+    set(shares 1)
+    if(labels MATCHES "(^|;)1of([2-9])(;|$)")
+      set(shares ${CMAKE_MATCH_2})
+      list(REMOVE_ITEM labels 1of${shares})
+    endif()
+    foreach(share RANGE 1 ${shares})
+      _isoshard_suite_entry(${name} ${suite} "${suite}" "${suites}" ${share} ${shares}
+        ${ARG_TIMEOUT} "${ARG_PLAIN}" ${ARG_LABELS} ${labels})
+    endforeach()
+  endforeach()
+  if(units)
+    _isoshard_suite_entry(${name} units "${units}" "${suites}" 1 1 ${ARG_TIMEOUT} FALSE
+      ${ARG_LABELS})
+  endif()
+  if(ARG_PLAIN)
+    add_test(NAME ${name}.suites COMMAND ${CMAKE_COMMAND} -DPROGRAM=$<TARGET_FILE:${name}>
+      "-DSUITES=${suites}" -P ${PROJECT_SOURCE_DIR}/cmake/checks/check_suites.cmake)
+    set_tests_properties(${name}.suites PROPERTIES LABELS "unit;structure" TIMEOUT 60)
+  endif()
+endfunction()
+
+# The entry of ctest NAME.KIND for one of `shares` shares (GoogleTest's shards) of some suites of a
+# program that has `all` suites.
+function(_isoshard_suite_entry name kind suites all share shares timeout plain)
+  set(labels ${ARGN})
+  set(entry ${name}.${kind})
+  set(environment ISOSHARD_WHOLE_SUITE=1)
+  if(shares GREATER 1)
+    math(EXPR index "${share} - 1")
+    set(environment GTEST_TOTAL_SHARDS=${shares} GTEST_SHARD_INDEX=${index})
+  endif()
+  if(share GREATER 1)
+    string(APPEND entry .${share}of${shares})
+    list(APPEND labels slow)
+  endif()
+  set(patterns)
+  foreach(suite IN LISTS suites)
+    list(APPEND patterns ${suite}.* */${suite}.*)
+  endforeach()
+  list(JOIN patterns ":" patterns)
+  add_test(NAME ${entry} COMMAND ${name} --gtest_filter=${patterns}
+    --gtest_output=xml:${PROJECT_BINARY_DIR}/junit/${entry}.xml)
+  set(sizes ${labels})
+  list(FILTER sizes INCLUDE REGEX "^world[0-9]+$")
+  list(REMOVE_ITEM sizes world1)
+  list(SORT sizes COMPARE NATURAL)
+  if("gpu" IN_LIST labels)
+    # a GPU for each rank of the largest world, where ctest knows them (doctor --resource-spec)
+    set(ranks world1 ${sizes})
+    list(POP_BACK ranks largest)
+    string(REPLACE "world" "" largest ${largest})
+    set_tests_properties(${entry} PROPERTIES RESOURCE_GROUPS "${largest},gpus:1")
+  endif()
+  if(NOT plain)
+    list(JOIN all "," all)
+    list(APPEND environment "ISOSHARD_LISTED_SUITES=${all}")
+    if(sizes)
       list(JOIN sizes "," sizes)
       string(REPLACE "world" "" sizes "${sizes}")
       list(APPEND environment "ISOSHARD_WORLD_SIZES=${sizes}")
     endif()
-    set_tests_properties(${name}.${suite} PROPERTIES ENVIRONMENT "${environment}")
-  endforeach()
-  add_test(NAME ${name}.suites COMMAND ${CMAKE_COMMAND} -DPROGRAM=$<TARGET_FILE:${name}>
-    "-DSUITES=${suites}"
-    -P ${PROJECT_SOURCE_DIR}/cmake/checks/check_suites.cmake)
-  set_tests_properties(${name}.suites PROPERTIES LABELS "unit;structure" TIMEOUT 60)
+  endif()
+  set_tests_properties(${entry} PROPERTIES LABELS "${labels};${suites}" TIMEOUT ${timeout}
+    ENVIRONMENT "${environment}")
 endfunction()
 
 # isoshard_mpi_command(VARIABLE)
@@ -221,10 +269,8 @@ function(isoshard_mpi_test name)
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
-  add_executable(${name} ${ARG_SOURCES})
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
-  target_link_libraries(${name} PRIVATE isoshard::options fmt::fmt isoshard::mpi_testing
-    GTest::gmock GTest::gtest ${ARG_DEPS})
+  _isoshard_add_test_program(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE isoshard::mpi_testing ${ARG_DEPS})
   isoshard_mpi_command(launch)
   foreach(size IN LISTS ARG_WORLD_SIZES ARG_SLOW_WORLD_SIZES)
     set(entry ${name}.n${size})
@@ -259,10 +305,9 @@ function(isoshard_stand_in_test name)
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
-  add_executable(${name} ${ARG_SOURCES})
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
-  target_link_libraries(${name} PRIVATE isoshard::options fmt::fmt isoshard::stand_in_main
-    isoshard::nccl_testing GTest::gmock GTest::gtest ${ARG_DEPS})
+  _isoshard_add_test_program(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE isoshard::stand_in_main isoshard::nccl_testing
+    ${ARG_DEPS})
   foreach(size IN LISTS ARG_WORLD_SIZES)
     foreach(buffers IN ITEMS host device)
       set(kind n${size})

@@ -449,6 +449,15 @@ ChildResult this_program(const std::vector<std::string>& arguments, const char* 
   });
 }
 
+TEST(InjectedFailure, AProgramWhoseSuitesAreNotThoseOfItsEntriesFails) {
+  for (const char* const listed : {"", "InjectedFailure", "InjectedFailure,NoSuch"}) {
+    const ChildResult result = this_program({"--gtest_filter=InjectedFailure.DISABLED_*"},
+                                            "ISOSHARD_LISTED_SUITES", listed);
+    EXPECT_EQ(result.exit_code, 3) << listed;
+    EXPECT_THAT(result.error, testing::HasSubstr("must be its suites: not listed: '")) << listed;
+  }
+}
+
 TEST(InjectedFailure, AProgramWhoseRankCrashesStillWritesItsXml) {
   const TestFolder folder;
   const std::filesystem::path xml = folder / "junit.xml";

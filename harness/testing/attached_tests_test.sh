@@ -10,7 +10,8 @@ mpirun=("$@")
 rm -rf -- "$folder"
 mkdir -p -- "$folder"
 failures=0
-unset GTEST_TOTAL_SHARDS GTEST_SHARD_INDEX ISOSHARD_WHOLE_SUITE ISOSHARD_WORLD_SIZES
+unset GTEST_TOTAL_SHARDS GTEST_SHARD_INDEX
+unset ISOSHARD_WHOLE_SUITE ISOSHARD_WORLD_SIZES ISOSHARD_LISTED_SUITES
 
 run() {  # NAME EXIT_CODE COMMAND...
   local name=$1 expected=$2 code=0

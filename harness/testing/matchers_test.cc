@@ -90,6 +90,10 @@ TEST(WorldSizes, AreThoseOfTheWorldsThatWereStarted) {
     EXPECT_THAT(world_sizes_problem(wrong),
                 testing::HasSubstr("'2,3', and its labels say '" + std::string(wrong) + "'"));
   }
+  // A share of a suite needs not start all sizes, but none that is not declared.
+  EXPECT_EQ(world_sizes_problem("2,3,6", /*is_share=*/true), "");
+  for (const char* const wrong : {"", "2", "2,13", "1,3"})
+    EXPECT_NE(world_sizes_problem(wrong, /*is_share=*/true), "") << wrong;
 }
 
 }  // namespace

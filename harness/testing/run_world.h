@@ -66,8 +66,9 @@ WorldReport run_and_record(WorldOptions options, const ForkedWorld::Body& body,
 void join_gtest_to_worlds();
 
 /// Why the sizes of the worlds that this process has started are not those of `declared`, such as
-/// "2,3,6"; empty if they are. Worlds of one are left out: every reference is one.
-[[nodiscard]] std::string world_sizes_problem(std::string_view declared);
+/// "2,3,6"; empty if they are. Worlds of one are left out: every reference is one. `is_share`: a
+/// share of the suite's tests ran, which need not start all of the declared sizes.
+[[nodiscard]] std::string world_sizes_problem(std::string_view declared, bool is_share = false);
 
 /// Runs `body(rank)` on every rank and gives their values back in rank order; nothing if body
 /// returns nothing.

@@ -2,13 +2,17 @@
 /// The course of a test program with ranks.
 #include "harness/testing/test_program.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -29,8 +33,8 @@ bool is_shard() {
 }
 
 // GoogleTest takes these from the environment too, runs fewer tests or none, and calls that a
-// success. ctest's entries are whole suites (ISOSHARD_WHOLE_SUITE), of which no shard may be left
-// out.
+// success. Most entries of ctest are whole suites (ISOSHARD_WHOLE_SUITE), of which no shard may be
+// left out; those that run a share of a suite set both variables themselves.
 const char* variable_that_leaves_tests_out() {
   for (const char* name :
        {"GTEST_LIST_TESTS", "GTEST_REPEAT", "GTEST_TOTAL_SHARDS", "GTEST_SHARD_INDEX"}) {
@@ -57,6 +61,36 @@ bool set_golden_mode(int& argc, char** argv) {
   }
 }
 
+// The name that isoshard_test() lists: of "Cases/Sums/0", "Sums".
+std::string_view listed_name(std::string_view suite) {
+  const auto tail = [](std::string_view text) { return text.substr(text.rfind('/') + 1); };
+  if (suite.find('/') != std::string_view::npos &&
+      tail(suite).find_first_not_of("0123456789") == std::string_view::npos)
+    suite.remove_suffix(tail(suite).size() + 1);
+  return tail(suite);
+}
+
+// ctest sets ISOSHARD_LISTED_SUITES to all suites that its entries of this program run: one that is
+// not among them would never run. Empty if they are the suites of this program.
+std::string suites_problem(std::string_view listed) {
+  std::set<std::string_view> unlisted, unfound;
+  while (!listed.empty()) {
+    unfound.insert(listed.substr(0, listed.find(',')));
+    listed.remove_prefix(std::min(listed.size(), listed.find(',')));
+    listed.remove_prefix(listed.empty() ? 0 : 1);
+  }
+  const std::set<std::string_view> all = unfound;
+  const ::testing::UnitTest& program = *::testing::UnitTest::GetInstance();
+  for (int i = 0; i < program.total_test_suite_count(); ++i) {
+    const std::string_view suite = listed_name(program.GetTestSuite(i)->name());
+    if (!all.contains(suite)) unlisted.insert(suite);
+    unfound.erase(suite);
+  }
+  if (unlisted.empty() && unfound.empty()) return "";
+  return fmt::format("not listed: '{}'; listed but not there: '{}'", fmt::join(unlisted, ","),
+                     fmt::join(unfound, ","));
+}
+
 }  // namespace
 
 int run_test_program(int argc, char** argv, const AttachJob& attach_job) {
@@ -80,6 +114,13 @@ int run_test_program(int argc, char** argv, const AttachJob& attach_job) {
     std::fprintf(stderr, "%s\n", error.what());
     return kNothingRan;
   }
+  if (const char* const suites = std::getenv("ISOSHARD_LISTED_SUITES"); suites != nullptr) {
+    if (const std::string problem = suites_problem(suites); !problem.empty()) {
+      std::fprintf(stderr, "SUITES of this program's isoshard_test() must be its suites: %s\n",
+                   problem.c_str());
+      return kWrongLabels;
+    }
+  }
   int result = RUN_ALL_TESTS();
   if (attached != nullptr) result = attached->finish(result);
   if (const int signal = interrupt_signal(); signal != 0) return 128 + signal;
@@ -92,7 +133,7 @@ int run_test_program(int argc, char** argv, const AttachJob& attach_job) {
   // not the whole suite.
   const char* const declared = std::getenv("ISOSHARD_WORLD_SIZES");
   if (result != 0 || declared == nullptr || GTEST_FLAG_GET(list_tests)) return result;
-  const std::string problem = world_sizes_problem(declared);
+  const std::string problem = world_sizes_problem(declared, is_shard());
   if (!problem.empty())
     std::fprintf(stderr, "the labels of this suite are wrong: %s\n", problem.c_str());
   return problem.empty() ? 0 : kWrongLabels;
