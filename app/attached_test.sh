@@ -134,8 +134,12 @@ case $scenario in
     got=0
     "${launch[@]}" -n 1 --wdir "$folder/here" "$program" "${alone[@]}" : \
       -n 1 --wdir "$folder/elsewhere" "$program" "${alone[@]}" >output 2>&1 || got=$?
-    [[ $got == 4 ]] || fail "exit code must be 4, got $got"
+    [[ $got == 3 ]] || fail "exit code must be rank 1's own 3, got $got"
     says_once 'rank 1 on .*: isoshard: \./model: there is no such file'
+    # What process 0 alone finds is told by nobody else.
+    expect 2 4 "${autotp[@]}" --output-dir /proc/nowhere
+    says_once '/proc/nowhere'
+    ! grep -q 'collectives differ' output || fail "the others must not tell what they met"
     ;;
   other_cpu)
     # Rank 1 computes with other kernels, as another type of CPU does.
@@ -173,7 +177,28 @@ case $scenario in
   stopped)
     strike STOP 3 --deadline 2
     [[ $code == 4 ]] || fail "exit code must be 4, got $code"
-    says 'not all ranks of world .* deadline passed: .*rank 3 has not entered'
+    # whoever waits for it in a collective, or with data that it has not taken, ends the job
+    says '(not all ranks of world|a failed world cannot be left safely).* deadline passed: .*rank 3 '
+    ;;
+  stopped_between)
+    # Stopped while process 0 computes the reference: no world runs, and all others wait for it.
+    "${launch[@]}" -n 4 "$program" train --attach --subjects autotp --tp 2 --dp 2 --steps 20000 \
+      --deadline 1 >output 2>&1 &
+    run=$! first= last=
+    until [[ -n $first && -n $last && -n $(pgrep -P "$first") ]]; do
+      kill -0 "$run" 2>/dev/null || fail "the run ended before it could be struck"
+      for pid in $(processes); do
+        grep -qzx OMPI_COMM_WORLD_RANK=0 "/proc/$pid/environ" && first=${first:-$pid}
+        grep -qzx OMPI_COMM_WORLD_RANK=3 "/proc/$pid/environ" && last=$pid
+      done
+    done
+    kill -STOP "$last"
+    code=0
+    wait "$run" || code=$?
+    [[ $code == 4 ]] || fail "exit code must be 4, got $code"
+    [[ -z $(processes) ]] || fail "processes are left: $(processes)"
+    says 'has waited for 1 s for work that others do between worlds'
+    says 'a process did not come back from its own work within 30 s .*rank 3 has not entered'
     ;;
   two_at_once)
     "${launch[@]}" -n 4 "$program" "${autotp[@]}" >first 2>&1 &

@@ -42,6 +42,11 @@ if(failed)
   message(FATAL_ERROR "the build failed; see ${CTEST_BINARY_DIRECTORY}/Testing")
 endif()
 
+# What earlier runs have counted is no part of this one.
+file(GLOB_RECURSE counts ${CTEST_BINARY_DIRECTORY}/*.gcda)
+if(counts)
+  file(REMOVE ${counts})
+endif()
 set(excluded "^gpu$")
 if(CTEST_SCRIPT_ARG STREQUAL quick)
   set(excluded "^(gpu|slow)$")

@@ -80,12 +80,11 @@ void refuse_more_than_fork(const Case& item, std::string_view way_out) {
 }
 
 void refuse_several_processes() {
-  // PMIX_RANK stands beside it wherever srun gave the processes a number of their own.
-  const bool is_step_of_srun = std::getenv("PMIX_RANK") != nullptr;
-  for (const char* const variable :
-       {"OMPI_COMM_WORLD_SIZE", is_step_of_srun ? "SLURM_STEP_NUM_TASKS" : nullptr, "PMI_SIZE"}) {
-    const char* const size = variable == nullptr ? nullptr : std::getenv(variable);
-    if (size == nullptr || std::atoi(size) < 2) continue;
+  // The innermost launcher counts: mpirun starts its own processes within a step of srun.
+  for (const char* const variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+    const char* const size = std::getenv(variable);
+    if (size == nullptr) continue;
+    if (std::atoi(size) < 2) return;
     throw UsageError(
         fmt::format("mpirun or srun started {} processes ({}), each of which would run all ranks "
                     "of its own; add --attach, or start one process",
@@ -102,7 +101,12 @@ void declare_attach_options(OptionTable& table) {
 }
 
 void join_job(const std::vector<std::string>& arguments) {
-  if (std::ranges::find(arguments, "--attach") == arguments.end()) return;
+  // What follows "--" is another program's. Help and settings need no ranks.
+  const auto end = std::ranges::find(arguments, "--");
+  const auto has = [&](std::string_view option) {
+    return std::find(arguments.begin(), end, option) != end;
+  };
+  if (!has("--attach") || has("--help") || has("-h") || has("--print-config")) return;
   Joined& own = joined();
   own.job = attach_mpi_job();
   allow_threads_of_now();
@@ -171,12 +175,18 @@ int leave_job(int code) {
   Joined& own = joined();
   if (own.launcher == nullptr) return code;
   const std::string errors = printed_errors();
-  if (!own.launcher->ended_together(errors) && own.job->rank() != 0 && !errors.empty()) {
+  const bool ended_together = own.launcher->ended_together(errors);
+  // It came to a call of which another process, whose own words and code count, did not know.
+  const bool peer_ended = own.launcher->peer_ended();
+  if (!ended_together && !peer_ended && own.job->rank() != 0 && !errors.empty()) {
     const std::string line =
         fmt::format("isoshard: rank {} on {}: {}", own.job->rank(), host_name(), errors);
     (void)!::write(STDERR_FILENO, line.data(), line.size());
   }
-  code = kCodes.at(own.job->largest(severity(code)));
+  const int worst = kCodes.at(own.job->largest(peer_ended ? 0 : severity(code)));
+  // one that ended in peace while others went on has not done what it should
+  code = worst == kExitConforms && own.job->largest(peer_ended ? 1 : 0) != 0 ? kExitInfrastructure
+                                                                            : worst;
   own.launcher.reset();
   own.job->finish();
   return code;

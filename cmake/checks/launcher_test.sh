@@ -120,6 +120,10 @@ expect 0 "" "build ctest" ./isoshard test
 [[ $(<"$CALLS") == *"-LE ^(slow|gpu)$"* ]] || failed "slow tests are not left out"
 expect 0 "" "build ctest" ./isoshard test -L slow
 [[ $(<"$CALLS") != *-LE* ]] || failed "-L slow leaves slow tests out"
+expect 0 "" "build ctest" ./isoshard test -R '^attached\.many$'
+[[ $(<"$CALLS") != *-LE* ]] || failed "an entry that is named in full is left out if it is slow"
+expect 0 "" "build ctest" ./isoshard test -R Sums
+[[ $(<"$CALLS") == *-LE* ]] || failed "-R runs slow tests that were not named in full"
 expect 1 "" "build ctest" env FAKE_CODE=8 ./isoshard test
 expect 2 "no test ran" "build ctest" env FAKE_CODE=8 FAKE_TESTS=0 ./isoshard test -R nope
 expect 2 "no test ran" "build ctest" env FAKE_TESTS=0 ./isoshard test -R nope

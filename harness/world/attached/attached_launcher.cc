@@ -16,6 +16,7 @@
 
 #include "core/base/error.h"
 #include "core/base/mapped_file.h"
+#include "harness/world/attached/control.h"
 #include "harness/world/attached/hosts_of_job.h"
 #include "harness/world/attached/last_words.h"
 #include "harness/world/attached/report_message.h"
@@ -25,123 +26,7 @@
 namespace isoshard {
 namespace {
 
-constexpr CallInfo kInfo{.purpose = Purpose::kSetup, .axis = Axis::kWorld};
-constexpr int kExitCode = 4;
 constexpr std::chrono::milliseconds kGrace{2000};
-
-Buffer as_buffer(std::span<std::byte> bytes) {
-  return {bytes.data(), static_cast<std::int64_t>(bytes.size()), Dtype::kUint8};
-}
-
-/// What all processes have in common: a world that no run uses.
-class Control final : public Peers {
- public:
-  Control(AttachedJob& job, const std::string& host)
-      : job_(job),
-        world_(job.make_world(ReductionOrder::kOrdered)),
-        comm_(world_->communicator(job.rank())),
-        hosts_(find_hosts(*comm_, host)),
-        host_comm_(comm_->split(own_host(), job.rank())),
-        first_comm_(comm_->split(hosts().is_first(job.rank()) ? 0 : 1, job.rank())) {}
-
-  [[nodiscard]] AttachedJob& job() noexcept { return job_; }
-  [[nodiscard]] int index() const noexcept override { return job_.rank(); }
-  [[nodiscard]] int count() const noexcept override { return job_.size(); }
-  void broadcast(std::span<std::byte> bytes, int from) override {
-    comm_->broadcast(as_buffer(bytes), from, kInfo).wait();
-  }
-  std::int64_t sum(std::int64_t own) override {
-    comm_
-        ->all_reduce({reinterpret_cast<std::byte*>(&own), 1, Dtype::kInt64}, Reduction::kSum, kInfo)
-        .wait();
-    return own;
-  }
-  void gather(std::span<const std::byte> own, std::span<std::byte> all) override {
-    const auto size = static_cast<std::int64_t>(own.size());
-    comm_->all_gather({own.data(), size, Dtype::kUint8}, as_buffer(all), kInfo).wait();
-  }
-
-  [[nodiscard]] const Hosts& hosts() const noexcept override { return hosts_.hosts; }
-  [[nodiscard]] const std::shared_ptr<MemoryPool>& memory() const noexcept override {
-    return hosts_.memory;
-  }
-  void broadcast_in_host(std::span<std::byte> bytes) override {
-    host_comm_->broadcast(as_buffer(bytes), 0, kInfo).wait();
-  }
-  void broadcast_to_hosts(std::span<std::byte> bytes, int from_host) override {
-    first_comm_->broadcast(as_buffer(bytes), from_host, kInfo).wait();
-  }
-  void send(std::span<const std::byte> bytes, int to_host) override {
-    const auto size = static_cast<std::int64_t>(bytes.size());
-    first_comm_->send({bytes.data(), size, Dtype::kUint8}, to_host, kInfo).wait();
-  }
-  void receive(std::span<std::byte> bytes, int from_host) override {
-    first_comm_->recv(as_buffer(bytes), from_host, kInfo).wait();
-  }
-  void add_difference(std::string sentence) override {
-    differences_.push_back(std::move(sentence));
-  }
-  std::vector<std::string> take_differences() override { return std::exchange(differences_, {}); }
-  [[nodiscard]] int own_host() const {
-    return hosts().host_of[static_cast<std::size_t>(job_.rank())];
-  }
-  void barrier() { comm_->barrier(kInfo); }
-  void set_idle(std::function<void()> idle) { world_->set_idle(std::move(idle)); }
-
-  /// A message of any size.
-  std::vector<std::byte> broadcast_message(std::vector<std::byte> message, int from) {
-    auto size = static_cast<std::uint64_t>(message.size());
-    broadcast(std::as_writable_bytes(std::span(&size, 1)), from);
-    message.resize(size);
-    broadcast(message, from);
-    return message;
-  }
-
-  /// Of all processes, in their order. `patience`: for how long the slowest may take.
-  std::vector<std::vector<std::byte>> gather(
-      const std::vector<std::byte>& own, std::optional<std::chrono::milliseconds> patience = {}) {
-    const auto num = static_cast<std::size_t>(count());
-    std::vector<std::int64_t> counts(num);
-    auto size = static_cast<std::int64_t>(own.size());
-    const auto numbers = [](std::int64_t* data, std::size_t length) {
-      return Buffer{reinterpret_cast<std::byte*>(data), static_cast<std::int64_t>(length),
-                    Dtype::kInt64};
-    };
-    world_->set_patience(patience);
-    comm_->all_gather(numbers(&size, 1), numbers(counts.data(), num), kInfo).wait();
-    world_->set_patience(std::nullopt);
-    std::int64_t total = 0;
-    for (const std::int64_t one : counts) total += one;
-    std::vector<std::byte> all(static_cast<std::size_t>(total));
-    comm_
-        ->all_gather_uneven({own.data(), size, Dtype::kUint8}, {all.data(), total, Dtype::kUint8},
-                            counts, kInfo)
-        .wait();
-    std::vector<std::vector<std::byte>> messages;
-    for (auto begin = all.begin(); const std::int64_t one : counts) {
-      messages.emplace_back(begin, begin + one);
-      begin += one;
-    }
-    return messages;
-  }
-  bool ended_together(std::string_view words) {
-    // no other call has this purpose, so that it meets none of a process that goes on
-    comm_->barrier({.purpose = Purpose::kUnspecified, .axis = Axis::kWorld});
-    std::vector<std::byte> own(words.size());
-    std::ranges::copy(std::as_bytes(std::span(words)), own.begin());
-    const auto all = gather(own);
-    return std::ranges::all_of(all, [&](const auto& one) { return one == all.front(); });
-  }
-
- private:
-  AttachedJob& job_;
-  std::unique_ptr<AttachedWorld> world_;
-  std::unique_ptr<Communicator> comm_;
-  HostsOfJob hosts_;
-  std::unique_ptr<Communicator> host_comm_;   ///< of the processes of this host
-  std::unique_ptr<Communicator> first_comm_;  ///< of the first processes of the hosts
-  std::vector<std::string> differences_;
-};
 
 class AttachedRank final : public Rank {
  public:
@@ -276,8 +161,8 @@ class WorldOfProcesses final : public RunningWorld {
           "isoshard: rank {} on {}: not all ranks of world {} came to its end within {} ms: {}\n",
           own.rank, host_name(), options_.name, patience.count(),
           own.end == RankEnd::kReturned ? error.what() : own.message);
-      (void)!::write(STDERR_FILENO, line.data(), line.size());
-      control_.job().end_all(kExitCode);
+      write_line(line);
+      control_.job().end_all(kHungJob);
       throw;  // never: compilers do not see it through a virtual function
     }
   }
@@ -319,7 +204,10 @@ class WorldOfOne final : public RunningWorld {
   // The report is that of process 0, unless its world was right and another host's was not.
   WorldReport wait() override {
     std::vector<std::byte> message;
-    if (runs_here_ && end_ == HostEnd::kOk) catching([&] { message = message_of(waited_for()); });
+    std::function<void()> work;
+    if (runs_here_ && end_ == HostEnd::kOk)
+      work = [&] { catching([&] { message = message_of(waited_for()); }); };
+    control_.finish_together(work);
     if (is_exception()) message = as_bytes(words_);
     const std::vector<State> states = all_states();
     int from = 0;
@@ -451,6 +339,10 @@ bool AttachedLauncher::ended_together(std::string_view words) {
   }
 }
 
+bool AttachedLauncher::peer_ended() const noexcept {
+  return impl_->control.peer_ended();
+}
+
 std::unique_ptr<RunningWorld> AttachedLauncher::launch(WorldOptions options, Body body) {
   if (options.size < 1 || options.size > impl_->control.count()) {
     throw UsageError(fmt::format(
@@ -461,6 +353,7 @@ std::unique_ptr<RunningWorld> AttachedLauncher::launch(WorldOptions options, Bod
     throw UsageError(fmt::format("attached ranks must talk through mpi, got transport {}",
                                  name_of(options.transport.backend)));
   }
+  impl_->control.allow(options.deadline);
   if (options.size == 1)
     return std::make_unique<WorldOfOne>(impl_->control, std::move(options), std::move(body));
   return std::make_unique<WorldOfProcesses>(impl_->control, std::move(options), std::move(body));

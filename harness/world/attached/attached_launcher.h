@@ -49,6 +49,9 @@ class AttachedLauncher final : public Launcher {
   /// still elsewhere are released: their calls throw a CommError that names both places. Ranks
   /// called once by each process, at its end.
   [[nodiscard]] bool ended_together(std::string_view words);
+  /// Whether a call of this process failed because another had come to its end meanwhile: what the
+  /// others say about it then is no cause.
+  [[nodiscard]] bool peer_ended() const noexcept;
 
  private:
   struct Impl;

@@ -62,9 +62,13 @@ void check_attached_world(const Environment& environment, int rank, int size, in
   check_number(environment, "WORLD_SIZE", size, "number of ranks");
   check_number(environment, "RANK", rank, "rank");
   check_number(environment, "OMPI_COMM_WORLD_SIZE", size, "number of ranks");
-  // mpirun inside a job of Slurm chooses its own number
-  if (environment("OMPI_COMM_WORLD_SIZE") == nullptr)
+  // mpirun inside a job of Slurm chooses its own number; mpirun of another MPI says PMI_SIZE, and
+  // each of its processes would be a world of one
+  if (environment("OMPI_COMM_WORLD_SIZE") == nullptr) {
+    check_number(environment, "PMI_SIZE", size, "number of ranks");
+    check_number(environment, "PMI_RANK", rank, "rank");
     check_number(environment, "SLURM_NTASKS", size, "number of ranks");
+  }
   if (expected_size != 0 && expected_size != size) {
     throw UsageError(
         fmt::format("the attached world must have {} ranks, as expected, got {}; start it with "

@@ -85,6 +85,16 @@ TEST(AttachedWorld, OfAnotherMpiThanMpirunsIsNamed) {
       },
       ThrowsMessage<UsageError>(
           AllOf(HasSubstr("OMPI_COMM_WORLD_SIZE=4"), HasSubstr("1 from MPI"))));
+  EXPECT_THAT(
+      [] {
+        check_attached_world(of({{"PMI_RANK", "0"}, {"PMI_SIZE", "4"}}), 0, 1, 0);
+      },
+      ThrowsMessage<UsageError>(AllOf(HasSubstr("PMI_SIZE=4"), HasSubstr("1 from MPI"))));
+  EXPECT_THAT(
+      [] {
+        check_attached_world(of({{"PMI_RANK", "2"}}), 0, 1, 0);
+      },
+      ThrowsMessage<UsageError>(HasSubstr("PMI_RANK=2")));
 }
 
 TEST(AttachedWorld, MpirunInsideAJobOfSlurmChoosesItsOwnNumber) {

@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <string_view>
 #include <thread>
@@ -83,9 +84,19 @@ void pause_between_polls() noexcept {
 }
 
 void await(MPI_Request& request) {
+  using std::chrono::steady_clock;
+  constexpr std::chrono::minutes kLongest{5};
+  const auto start = steady_clock::now();
   for (int is_done = 0;;) {
     check_mpi(MPI_Test(&request, &is_done, MPI_STATUS_IGNORE), "MPI_Test");
     if (is_done != 0) return;
+    if (steady_clock::now() - start > kLongest) {
+      std::fprintf(stderr,
+                   "isoshard: all processes of MPI must come together within %lld minutes, and one "
+                   "has not: it is stopped or hangs\n",
+                   static_cast<long long>(kLongest.count()));
+      end_job_now();
+    }
     pause_between_polls();
   }
 }
