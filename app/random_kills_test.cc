@@ -198,7 +198,7 @@ void expect_kills_leave_nothing(const std::vector<std::string>& command, int num
       }
       left = run.processes();
     }
-    EXPECT_TRUE(left.empty()) << "left behind: " << left.front();
+    EXPECT_TRUE(left.empty()) << "left behind: " << description_of(left) << run.output();
     for (const pid_t pid : left) ::kill(pid, SIGKILL);
     while (::waitpid(-1, nullptr, WNOHANG) > 0) {
     }

@@ -3,11 +3,17 @@
 #include "core/comm/mpi/mpi_job.h"
 
 #include <fmt/format.h>
+#include <poll.h>
+#include <pthread.h>
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
@@ -21,6 +27,27 @@ namespace {
 
 constexpr int kExitCode = 4;
 std::atomic<bool> ends_in_abort = false;
+
+// MPI ends a process whose mpirun was killed only once the two have found each other. Not
+// PR_SET_PDEATHSIG: it follows the thread that forked this process, and mpirun ends that early.
+void end_with_launcher() {
+  static constexpr std::chrono::seconds kForMpi{2};  // which says more, if it notices
+  const int launcher = static_cast<int>(::syscall(SYS_pidfd_open, ::getppid(), 0));
+  if (launcher < 0) return;
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread([launcher] {
+    pollfd ended{launcher, POLLIN, 0};
+    while (::poll(&ended, 1, -1) < 0 && errno == EINTR) {
+    }
+    std::this_thread::sleep_for(kForMpi);
+    constexpr std::string_view kLine = "isoshard: the process that started this rank is gone\n";
+    (void)!::write(STDERR_FILENO, kLine.data(), kLine.size());
+    ::_Exit(kExitCode);
+  }).detach();
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
 
 }  // namespace
 
@@ -49,6 +76,7 @@ void start_mpi() {
   check_mpi(MPI_Initialized(&is_running), "MPI_Initialized");
   if (is_running != 0) return;
   check_launcher([](const char* name) { return std::getenv(name); });
+  end_with_launcher();
   int provided = 0;
   check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
   std::atexit(finish_mpi);
