@@ -168,8 +168,8 @@ Arena::Arena(std::shared_ptr<MemoryPool> common, std::size_t capacity, const std
       round_up(std::min(capacity, impl.pool->num_extents() * kExtent - kAlignment), kAlignment);
   impl.owner = impl.pool->new_owner();
   const std::size_t bytes = sizeof(Header) + impl.reserved() / kExtent * sizeof(std::uint32_t);
-  const std::byte* const table = impl.pool->take(bytes, impl.owner);
   errno = ENOMEM;
+  const std::byte* const table = impl.pool->take(bytes, impl.owner);
   if (table == nullptr) impl.fail("obtaining memory", bytes);
   impl.map_table(impl.pool->extent_of(table), bytes);
   impl.range = impl.reserve(impl.reserved(), PROT_NONE, MAP_PRIVATE);

@@ -135,6 +135,11 @@ MemoryPool::MemoryPool(int fd, std::size_t bytes) : impl_(std::make_unique<Impl>
   if (file.st_size < static_cast<off_t>(impl.mapped) &&
       ::ftruncate(fd, static_cast<off_t>(impl.mapped)) != 0)
     fail("reserving");
+  // now, as a first touch that finds no space would be a SIGBUS
+  if (const std::size_t table = sizeof(Impl::Header) + impl.count * sizeof(Extent);
+      ::fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(table)) != 0 &&
+      errno != EOPNOTSUPP)
+    fail("obtaining the table of owners");
   void* const address =
       ::mmap(nullptr, impl.mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
   if (address == MAP_FAILED) fail("mapping");
@@ -284,7 +289,9 @@ std::shared_ptr<MemoryPool> program_pool() {
 // same.
 bool populate(std::byte* data, std::size_t bytes) noexcept {
   const std::size_t pages = (bytes + kPage - 1) / kPage * kPage;
-  return ::madvise(data, pages, MADV_POPULATE_READ) == 0 || errno == EINVAL;
+  if (::madvise(data, pages, MADV_POPULATE_READ) == 0 || errno == EINVAL) return true;
+  if (errno == EFAULT) errno = ENOSPC;  // what a SIGBUS would have been about
+  return false;
 }
 
 }  // namespace isoshard

@@ -30,8 +30,8 @@ class MemoryPool {
   static constexpr std::size_t kExtentBytes = std::size_t{2} << 20;
 
   /// Room for `bytes`, rounded down to extents.
-  /// Errors   InfrastructureError if there is no address space or memfd, or files must not be so
-  ///          large.
+  /// Errors   InfrastructureError if there is no address space or memfd, no memory for the table of
+  ///          owners, or files must not be so large.
   explicit MemoryPool(std::size_t bytes);
   /// The same in a file that other processes map as well: each makes a pool of it, with the same
   /// `bytes`, and they share extents and owners. The first one begins with a file of zeros or
@@ -46,7 +46,8 @@ class MemoryPool {
 
   /// A new owner that is not a process. It keeps its extents until reclaim().
   [[nodiscard]] pid_t new_owner() noexcept;
-  /// `bytes` in one piece, aligned to an extent; nullptr if there is no such piece or no memory.
+  /// `bytes` in one piece, aligned to an extent; nullptr if there is no such piece, or (and errno)
+  /// no memory.
   [[nodiscard]] std::byte* take(std::size_t bytes, pid_t owner) noexcept;
   /// Frees `data`, which take() returned.
   void give_back(const std::byte* data) noexcept;
@@ -87,8 +88,8 @@ class MemoryPool {
 /// Obtains the memory of `bytes` that are mapped and maps them all now, where each first touch
 /// would be a fault.
 /// Requires   an address at the beginning of a page.
-/// Returns    false where memory is short, instead of a SIGBUS later (except before Linux 5.14,
-///            which cannot report it).
+/// Returns    false (and errno) where memory is short, instead of a SIGBUS later (except before
+///            Linux 5.14, which cannot report it).
 [[nodiscard]] bool populate(std::byte* data, std::size_t bytes) noexcept;
 
 }  // namespace isoshard

@@ -2,15 +2,21 @@
 /// Claims about memory that worlds take over from each other: nobody shares it and nothing is lost.
 #include "core/memory/memory_pool.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <functional>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -191,6 +197,52 @@ TEST(MemoryPool, ProcessesThatTakeAtOnceNeverShare) {
     ASSERT_EQ(::waitpid(child, &status, 0), child);
     EXPECT_EQ(status, 0) << "a process found another one's mark in its memory, or crashed";
   }
+}
+
+/// Runs `act` in a process that sees a tmpfs of two pages at /tmp, of which `free` are free.
+/// Returns how it ended; nothing where none may be mounted.
+std::optional<int> in_a_full_folder(std::size_t free, const std::function<bool(int fd)>& act) {
+  constexpr int kRefused = 77;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (::unshare(CLONE_NEWNS) != 0 ||
+        ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("tmpfs", "/tmp", "tmpfs", 0, "size=8k") != 0)
+      ::_exit(kRefused);
+    const std::vector<char> filling((2 - free) * 4096, 'x');
+    const int filled = ::open("/tmp/filling", O_WRONLY | O_CREAT, 0600);
+    if (::write(filled, filling.data(), filling.size()) != static_cast<ssize_t>(filling.size()))
+      ::_exit(2);
+    ::_exit(act(::open("/tmp/pool", O_RDWR | O_CREAT, 0600)) ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == kRefused) return std::nullopt;
+  return status;
+}
+
+// What a process writes to without asking must have its memory before.
+TEST(MemoryPool, InAFullFolderIsAnErrorAndNoSignal) {
+  const std::optional<int> without_table = in_a_full_folder(0, [](int fd) {
+    try {
+      MemoryPool pool(fd, 8 * kExtent);
+      (void)pool.new_owner();
+    } catch (const InfrastructureError& error) {
+      return std::string_view(error.what()).find("No space left") != std::string_view::npos;
+    }
+    return false;
+  });
+  if (!without_table.has_value()) GTEST_SKIP() << "needs the right to mount in a namespace";
+  EXPECT_EQ(*without_table, 0);
+
+  EXPECT_EQ(in_a_full_folder(1,
+                             [](int fd) {
+                               MemoryPool pool(fd, 8 * kExtent);
+                               const bool has_none =
+                                   pool.take(kExtent, pool.new_owner()) == nullptr;
+                               return has_none && errno == ENOSPC;
+                             }),
+            0);
 }
 
 }  // namespace
