@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "harness/causes/class_causes.h"
@@ -97,9 +98,13 @@ std::string cause_sample_ids(const Evidence& e) {
   const auto own = ids_in_run(e, e.wanted.key);
   if (!own.has_value()) return "";
   const Ids right = whole_numbers(e.reference_value(e.wanted.key));
-  for (int back = 1; back <= e.wanted.key.step; ++back) {
+  // what comes next must not be what was there already
+  constexpr std::string_view kNext = "next_";
+  const bool is_next = e.wanted.key.name.starts_with(kNext);
+  for (int back = is_next ? 0 : 1; back <= e.wanted.key.step; ++back) {
     RecordKey key = e.wanted.key;
     key.step -= back;
+    if (is_next) key.name = key.name.substr(kNext.size());
     const Record* earlier = e.reference.find(key);
     if (earlier != nullptr && whole_numbers(e.reference_value(key)) == *own)
       return fmt::format("the ids of step {} again", key.step);
@@ -123,8 +128,8 @@ std::string cause_flag(const Evidence& e) {
     return fmt::format("a flag: {:g} on every rank, {:g} in the reference", bad->actual.item(),
                        e.whole.item());
   }
-  return fmt::format("a flag: differs over {}, not reduced{}", join_axes(e.result.differing_axes),
-                     e.on_bad_ranks());
+  return fmt::format("a flag: differs over {}, not reduced (wrong{})",
+                     join_axes(e.result.differing_axes), e.on_bad_ranks());
 }
 
 }  // namespace isoshard::detail

@@ -6,6 +6,7 @@
 
 #include <initializer_list>
 
+#include "core/base/error.h"
 #include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
 
@@ -83,6 +84,16 @@ constexpr Pattern kPatterns[] = {
     {kAny, Needs::kRecord, cause_differing_copies},
 };
 
+/// A pattern whose tensors do not fit each other does not fit: a verdict must not be lost by the
+/// search for its cause.
+std::string cause_by(const Pattern& pattern, const Evidence& e) {
+  try {
+    return pattern.cause(e);
+  } catch (const ShapeError&) {
+    return "";
+  }
+}
+
 std::string cause_of(const Evidence& e) {
   if (e.result.findings.empty() || e.bad_ranks().empty()) return "";
   if (const auto count = e.result.comparison.stats.nonfinite_mismatch; count != 0)
@@ -93,7 +104,7 @@ std::string cause_of(const Evidence& e) {
     if ((pattern.kinds & bit(e.wanted.key.kind)) == 0) continue;
     if (pattern.needs >= Needs::kRecord && !has_record) continue;
     if (pattern.needs == Needs::kBytes && e.views.empty()) continue;
-    if (std::string text = pattern.cause(e); !text.empty()) return text;
+    if (std::string text = cause_by(pattern, e); !text.empty()) return text;
   }
   return "";
 }

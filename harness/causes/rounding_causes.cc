@@ -76,11 +76,13 @@ bool is_off_by_half_a_step(const std::vector<const View*>& bad, double tolerance
   std::int64_t count = 0;
   for (const View* view : bad) {
     const Values actual = view->actual.contiguous(), expected = view->expected.contiguous();
+    // what came before the rounding was off by, too
+    const double typical = norm_of(expected) / std::sqrt(static_cast<double>(expected.numel()));
     for (std::size_t i = 0; i < actual.flat().size(); ++i) {
       const double right = expected.flat()[i], seen = actual.flat()[i];
       if (seen == 0) continue;
       const double half = half_a_step(std::max(std::fabs(right), std::fabs(seen)), bits);
-      const double noise = 8 * std::min(tolerance, 1e-4) * std::fabs(right);
+      const double noise = std::min(tolerance, 1e-4) * (8 * std::fabs(right) + typical);
       if (!(std::fabs(seen - right) <= half + noise)) return false;
       steps += std::fabs(seen - right) / half;
       ++count;
@@ -113,7 +115,8 @@ std::string rounded_summands(const Evidence& e, const std::vector<const View*>& 
   constexpr int kMoreBits = 6;  // what a sum of two numbers of other size needs besides
   if (e.wanted.key.kind != RecordKind::kGrad) return "";
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
-    if (axis.degree == 1) continue;
+    const bool is_averaged = axis.axis == Axis::kDp || axis.axis == Axis::kDpReplicate;
+    if (axis.degree == 1 || !is_averaged) continue;
     Bits actual, expected;
     double squares = 0, wrong = 0;
     for (const View* view : bad) {
@@ -133,8 +136,9 @@ std::string rounded_summands(const Evidence& e, const std::vector<const View*>& 
       if (bits + kMoreBits >= own_bits) continue;
       const double step = std::ldexp(1.0, -bits);
       const bool fits = actual.share(bits + kMoreBits) > 0.9 && actual.share(bits + 1) > 0.25 &&
-                        actual.share(bits - 1) < 0.6 && expected.share(bits + kMoreBits) < 0.25 &&
-                        error > step / 16 && error < step;
+                        actual.share(bits) < 0.95 && actual.share(bits - 1) < 0.6 &&
+                        expected.share(bits + kMoreBits) < 0.25 && error > step / 16 &&
+                        error < step;
       if (!fits) continue;
       return fmt::format(
           "summands rounded to {} before they are added over {}: {:.0f} % of {} values are sums of "

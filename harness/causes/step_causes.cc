@@ -116,6 +116,22 @@ std::string owner_of(const Evidence& e, std::int64_t first, std::int64_t last) {
   return "";
 }
 
+/// The dp rank that alone has a piece of the parameter's gradient, of a run that cuts all of them
+/// in flat pieces.
+std::string only_owner_of(const Evidence& e) {
+  const RecordKey key{e.wanted.key.step, RecordKind::kGrad,
+                      std::string(stepped_parameter(e.wanted.key)), 0};
+  std::set<int> owners;
+  for (const RankTrace& rank : e.actual.ranks) {
+    const Record* piece = rank.find(key);
+    const bool is_piece = piece != nullptr && piece->layout.explicit_parts && !piece->parts.empty();
+    if (is_piece && !is_flat(piece->layout)) return "";
+    if (is_piece) owners.insert(e.actual.mesh.coordinate(rank.rank, Axis::kDp));
+  }
+  if (owners.size() != 1 || e.actual.mesh.degree(Axis::kDp) == 1) return "";
+  return fmt::format(": the part of dp rank {}", *owners.begin());
+}
+
 std::string kept_in_words(const Evidence& e, const View& view, const Steps& steps) {
   const std::string as_before = " not updated (as before the step), the others right";
   const std::string where = e.on_bad_ranks();
@@ -153,6 +169,7 @@ std::string kept_in_words(const Evidence& e, const View& view, const Steps& step
 std::optional<double> decay_besides(const Evidence& e, const View& view, const Values& before,
                                     const Values& gradient) {
   const Values old = before.contiguous(), grad = gradient.contiguous(),
+               expected = view.expected.contiguous(),
                difference = (view.actual - view.expected).contiguous();
   const double typical =
       norm_of(grad) / std::sqrt(static_cast<double>(std::max<std::int64_t>(1, grad.numel())));
@@ -174,9 +191,9 @@ std::optional<double> decay_besides(const Evidence& e, const View& view, const V
   const double rounding = e.options.coarsest == Dtype::kFloat64 ? 0x1p-50 : 0x1p-22;
   for (std::size_t i = 0; i < old.flat().size(); ++i) {
     if (!counts(i)) continue;
-    const double wanted = factor * old.flat()[i];
-    if (!(std::fabs(difference.flat()[i] - wanted) <=
-          0.05 * std::fabs(wanted) + rounding * std::fabs(old.flat()[i])))
+    const double wanted = factor * old.flat()[i],
+                 size = std::max(std::fabs(old.flat()[i]), std::fabs(expected.flat()[i]));
+    if (!(std::fabs(difference.flat()[i] - wanted) <= 0.05 * std::fabs(wanted) + rounding * size))
       return std::nullopt;
   }
   // a factor that rounding could make says nothing
@@ -205,7 +222,7 @@ std::string cause_not_updated(const Evidence& e) {
       if (old->parts[i].digest != h->record->parts[i].digest) return "";
     }
   }
-  return "not updated (bitwise as before)" + e.on_bad_ranks();
+  return "not updated (bitwise as before)" + e.on_bad_ranks() + only_owner_of(e);
 }
 
 std::string cause_part_not_updated(const Evidence& e) {

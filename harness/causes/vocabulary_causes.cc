@@ -99,12 +99,14 @@ std::string rows_that_should_be_zero(const Evidence& e, const View& view, const 
   const std::string what = fmt::format("{} row{} ({}) must be 0 and {} not, the others are right",
                                        rows.wrong.size(), rows.wrong.size() == 1 ? "" : "s",
                                        some_of(rows.wrong), rows.wrong.size() == 1 ? "is" : "are");
-  if (absent == std::ssize(rows.wrong))
-    return fmt::format("rows of ids that are not in {}: {}{}", ids.name, what, e.on_bad_ranks());
+  const auto present = std::ssize(rows.wrong) - absent;
+  const std::string where = e.on_bad_ranks();
   if (absent == 0)
     return fmt::format("rows of ids in {} without a gradient, such as padding: {}{}", ids.name,
-                       what, e.on_bad_ranks());
-  return "";
+                       what, where);
+  return fmt::format("rows of ids that are not in {}{}: {}{}", ids.name,
+                     present == 0 ? "" : fmt::format(", and of {} that have no gradient", present),
+                     what, where);
 }
 
 /// The gradients of an embedding's outputs by id, over all micro-batches; empty if not recorded.
@@ -172,7 +174,8 @@ std::string other_ids_read(const Evidence& e, const View& view) {
                              e.wanted.key.name + ".weight", e.wanted.key.step == 1 ? 1 : 0};
   const Record* weight_record = e.reference.find(weight_key);
   if (weight_record == nullptr || view.box.size.size() != 3 ||
-      weight_record->layout.global_shape.size() != 2)
+      weight_record->layout.global_shape.size() != 2 ||
+      weight_record->layout.global_shape[1] != e.wanted.layout.global_shape[2])
     return "";
   const Shape &offset = view.box.global_offset, &size = view.box.size;
   const Values weight = e.reference_value(weight_key).narrow(1, offset[2], size[2]);
@@ -333,9 +336,10 @@ std::string cause_logit_rows(const Evidence& e) {
     if (size == 0) continue;
     if (std::fabs(wanted.sum()) > 1e-3 * size) return "";  // the right ones do not, either
     ++told;
-    const double sum = own.sum() / size;
-    if (std::fabs(sum) > std::max(1e-3, 10 * e.tolerance() * std::fabs(sum))) ++off;
-    worst = std::max(worst, std::fabs(sum));
+    const double own_size = own.map([](double value) { return std::fabs(value); }).sum();
+    const double share = own_size == 0 ? 0 : std::fabs(own.sum()) / own_size;
+    if (share > 1e-3) ++off;
+    worst = std::max(worst, share);
   }
   if (told < kLeastRows || off < 0.9 * static_cast<double>(told)) return "";
   const std::vector<const View*> bad = e.bad_views();

@@ -87,7 +87,7 @@ RecordKey record_before(RecordKey key) {
 }
 
 bool is_telling(const Values& values) {
-  constexpr std::size_t kLeast = 12;
+  constexpr std::size_t kLeast = 8;
   if (values.numel() < static_cast<std::int64_t>(kLeast)) return false;
   std::set<double> distinct;
   const Values own = values.contiguous();
