@@ -266,15 +266,15 @@ bool Evidence::explains(const Values& candidate, const Values& target, double er
 bool Evidence::explains_each(const Values& candidate, const View& view) const {
   const double error = distance(view.actual, view.expected);
   if (error == 0 || !explains(candidate, view.actual, error)) return false;
-  const Values made = candidate.contiguous(), actual = view.actual.contiguous(),
-               expected = view.expected.contiguous();
+  const Values made = candidate.contiguous(), seen = view.actual.contiguous(),
+               right = view.expected.contiguous();
   const double typical =
-      norm_of(actual) / std::sqrt(static_cast<double>(std::max<std::int64_t>(actual.numel(), 1)));
-  for (std::size_t i = 0; i < actual.flat().size(); ++i) {
-    const double seen = actual.flat()[i];
-    const double noise = 4 * tolerance() * std::max(std::fabs(seen), typical);
-    const double allowed = 0.25 * std::fabs(seen - expected.flat()[i]) + noise;
-    if (!(std::fabs(made.flat()[i] - seen) <= allowed)) return false;
+      norm_of(seen) / std::sqrt(static_cast<double>(std::max<std::int64_t>(seen.numel(), 1)));
+  for (std::size_t i = 0; i < seen.flat().size(); ++i) {
+    const double value = seen.flat()[i];
+    const double noise = 4 * tolerance() * std::max(std::fabs(value), typical);
+    const double allowed = 0.25 * std::fabs(value - right.flat()[i]) + noise;
+    if (!(std::fabs(made.flat()[i] - value) <= allowed)) return false;
   }
   return true;
 }
