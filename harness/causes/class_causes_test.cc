@@ -20,11 +20,11 @@ namespace isoshard {
 namespace {
 
 using namespace synthetic;
-using causes_testing::Change;
 using causes_testing::changed;
 using causes_testing::diagnosis_of;
 using causes_testing::diagnosis_of_one;
 using causes_testing::kTp;
+using causes_testing::RankChange;
 using causes_testing::set_first;
 using testing::AllOf;
 using testing::HasSubstr;
@@ -105,7 +105,7 @@ TEST(ClassCauses, ANumberIsStaleOnlyIfItIsThatNumber) {
 // ---- steps of parameters
 
 /// A parameter before and after a step with its gradient; `change` makes what the run has after it.
-Body stepped(const at::Tensor& before, const Change& change, bool whole) {
+Body stepped(const at::Tensor& before, const RankChange& change, bool whole) {
   return [=](Sink& sink, int rank) {
     const at::Tensor gradient = values(before.sizes().vec(), 7), after = before - 0.01 * gradient;
     const Layout layout = layout_of(before.sizes().vec());
@@ -115,7 +115,7 @@ Body stepped(const at::Tensor& before, const Change& change, bool whole) {
   };
 }
 
-std::string step_is(const at::Tensor& before, const Change& change, double decay = 0) {
+std::string step_is(const at::Tensor& before, const RankChange& change, double decay = 0) {
   JudgePolicy policy;
   if (decay != 0) policy.step_rule = StepRule{.learning_rate = 0.01, .weight_decay = decay};
   return diagnosis_of(stepped(before, change, true), stepped(before, change, false), policy);
@@ -195,7 +195,7 @@ TEST(ClassCauses, ValuesRoundedOnTheWayAreTold) {
   const auto rounded = [](const at::Tensor& t, at::ScalarType to) {
     return t.to(to).to(t.scalar_type());
   };
-  const auto of = [&](const Change& change) {
+  const auto of = [&](const RankChange& change) {
     return diagnosis_of_one(RecordKind::kActivation, value, change);
   };
 
@@ -290,7 +290,7 @@ TEST(ClassCauses, FactorsThatAreTokenCountsAreNamed) {
   EXPECT_THAT(dp_factors_are(0.67, 1.9), Not(HasSubstr("count")));
 }
 
-Body sums(const Change& change, bool whole) {
+Body sums(const RankChange& change, bool whole) {
   return [=](Sink& sink, int rank) {
     const Layout layout = layout_of({2, 4, 8});
     const at::Tensor x = values({2, 4, 8}, 1), branch = values({2, 4, 8}, 2) * 0.1;
@@ -303,7 +303,7 @@ Body sums(const Change& change, bool whole) {
 
 TEST(ClassCauses, SummandsWithFactorsAreTold) {
   const at::Tensor x = values({2, 4, 8}, 1), branch = values({2, 4, 8}, 2) * 0.1;
-  const auto of = [&](const Change& change) {
+  const auto of = [&](const RankChange& change) {
     return diagnosis_of(sums(change, true), sums(change, false));
   };
 

@@ -20,11 +20,11 @@ namespace isoshard {
 namespace {
 
 using namespace synthetic;
-using causes_testing::Change;
 using causes_testing::changed;
 using causes_testing::diagnosis_of;
 using causes_testing::diagnosis_of_one;
 using causes_testing::kTp;
+using causes_testing::RankChange;
 using causes_testing::set_first;
 using testing::AllOf;
 using testing::HasSubstr;
@@ -45,7 +45,7 @@ at::Tensor row_sums(const at::Tensor& ids, const at::Tensor& dy) {
   return at::zeros({kVocabulary, kWidth}).index_add(0, ids.flatten(), dy.reshape({-1, kWidth}));
 }
 
-std::string rows_are(const Change& change) {
+std::string rows_are(const RankChange& change) {
   const at::Tensor ids = batch_ids(), dy = values({2, 7, kWidth}, 3);
   const auto body = [&](bool whole) {
     return Body([=](Sink& sink, int rank) {

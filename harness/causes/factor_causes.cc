@@ -9,6 +9,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "harness/causes/class_causes.h"
@@ -117,31 +118,38 @@ std::vector<Summand> summands_before(const Evidence& e) {
     // a module's output is often that of its last part: the shorter name says more
     const auto same = std::ranges::find_if(
         found, [&](const Summand& other) { return equal(other.values, values); });
-    if (same != found.end()) {
-      continue;
-    }
-    if (is_telling(values)) found.push_back({(*record)->key.name, std::move(values)});
+    if (same == found.end() && is_telling(values))
+      found.push_back({(*record)->key.name, std::move(values)});
   }
   return found;
 }
 
-/// The fewest of the summands, two or three, whose sum is the reference's value.
+/// The fewest of the summands, two or three, whose sum is the reference's value up to rounding: of
+/// several the nearest.
 std::vector<const Summand*> decomposition(const Evidence& e, const std::vector<Summand>& all) {
-  const double near = std::max(e.tolerance(), 1e-5) * norm_of(e.whole);
+  const bool is_wide =
+      e.options.coarsest == Dtype::kFloat32 || e.options.coarsest == Dtype::kFloat64;
+  const double near = (is_wide ? 1e-5 : 8e-3) * norm_of(e.whole);
+  std::vector<const Summand*> best;
+  double least = near;
+  const auto look_at = [&](double error, std::vector<const Summand*> summands) {
+    if (!(error < least)) return;
+    least = error;
+    best = std::move(summands);
+  };
   for (std::size_t i = 0; i < all.size(); ++i) {
-    for (std::size_t j = i + 1; j < all.size(); ++j) {
-      if (distance(all[i].values + all[j].values, e.whole) <= near) return {&all[i], &all[j]};
-    }
+    for (std::size_t j = i + 1; j < all.size(); ++j)
+      look_at(distance(all[i].values + all[j].values, e.whole), {&all[i], &all[j]});
   }
+  if (!best.empty()) return best;
   for (std::size_t i = 0; i < all.size(); ++i) {
     for (std::size_t j = i + 1; j < all.size(); ++j) {
       const Values rest = e.whole - (all[i].values + all[j].values);
-      for (std::size_t k = j + 1; k < all.size(); ++k) {
-        if (distance(all[k].values, rest) <= near) return {&all[i], &all[j], &all[k]};
-      }
+      for (std::size_t k = j + 1; k < all.size(); ++k)
+        look_at(distance(all[k].values, rest), {&all[i], &all[j], &all[k]});
     }
   }
-  return {};
+  return best;
 }
 
 std::optional<std::vector<double>> weights_on(const Evidence& e, const View& view,
@@ -175,14 +183,11 @@ std::string cause_rank_factors(const Evidence& e) {
     if (!factor.has_value()) return "";
     of_rank[held.rank->rank] = *factor;
   }
-  const bool is_one = std::ranges::all_of(of_rank, [&](const auto& entry) {
-    return is_near(entry.second, of_rank.begin()->second, kNear) || is_near(entry.second, 1, kNear);
-  });
   const double first_wrong = of_rank.at(bad.front()->rank);
   const bool is_one_wrong = std::ranges::all_of(of_rank, [&](const auto& entry) {
     return is_near(entry.second, first_wrong, kNear) || is_near(entry.second, 1, kNear);
   });
-  if (is_one || is_one_wrong) return "";  // one factor, on all ranks or on some
+  if (is_one_wrong) return "";  // on all ranks, or on some
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
     const auto factors = axis.degree > 1 ? by_coordinate(e, of_rank, axis.axis) : std::nullopt;
     if (!factors.has_value()) continue;

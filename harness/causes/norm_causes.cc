@@ -83,8 +83,8 @@ void add_to(std::vector<Group>& groups, const std::string& words, const Paramete
   found->members.insert(own.name);
 }
 
-std::vector<Group> groups_of(const std::vector<ParameterSquares>& parameters, const MeshShape& mesh,
-                             const Evidence& e) {
+std::vector<Group> groups_of(const std::vector<ParameterSquares>& parameters,
+                             const MeshShape& mesh) {
   std::vector<Group> groups;
   for (const ParameterSquares& own : parameters) {
     add_to(groups, own.name, own);
@@ -97,16 +97,14 @@ std::vector<Group> groups_of(const std::vector<ParameterSquares>& parameters, co
       add_to(groups, "all parameters of " + layer, own);
   }
   for (const AxisDegree& axis : mesh.axes()) {
-    for (int c = 0; axis.degree > 1 && c < axis.degree; ++c) {
+    // elsewhere ranks of other axes hold copies of a part, or parts of it
+    if (axis.degree == 1 || mesh.world_size() != axis.degree) continue;
+    for (int c = 0; c < axis.degree; ++c) {
       Group part{fmt::format("{} rank {}'s parts", name_of(axis.axis), c), 0, {}};
       for (const ParameterSquares& own : parameters) {
-        std::set<double> alike;
         double of_coordinate = 0;
         for (const auto& [rank, squares] : own.of_rank) {
-          alike.insert(squares);
-          // one rank of each coordinate: others hold copies of its part, or parts along other axes
-          const bool is_only = e.actual.mesh.world_size() == axis.degree;
-          if (is_only && e.actual.mesh.coordinate(rank, axis.axis) == c) of_coordinate += squares;
+          if (mesh.coordinate(rank, axis.axis) == c) of_coordinate += squares;
         }
         if (!own.is_split) continue;
         part.squares += of_coordinate;
@@ -130,11 +128,12 @@ std::string cause_norm_squares(const Evidence& e) {
   for (const ParameterSquares& own : parameters) all += own.all;
   const double expected = e.whole.item(), actual = bad->actual.item();
   // the gradients must be right, and the norm one of all of them
-  if (all == 0 || !is_near(std::sqrt(all), expected, 1e-4)) return "";
+  if (all == 0 || !is_near(std::sqrt(all), expected, std::clamp(e.tolerance(), 1e-4, 0.02)))
+    return "";
   const double off = actual * actual - all, noise = kRounding * all;
   if (std::fabs(off) < kLeastTold * noise) return "";
   std::vector<Group> fitting;
-  for (Group& group : groups_of(parameters, e.actual.mesh, e)) {
+  for (Group& group : groups_of(parameters, e.actual.mesh)) {
     if (std::fabs(std::fabs(off) - group.squares) > 2 * noise) continue;
     const bool is_known = std::ranges::any_of(
         fitting, [&](const Group& known) { return known.members == group.members; });

@@ -62,7 +62,9 @@ Rows rows_of(const Evidence& e, const View& view) {
     const double norm = norm_of(right), error = distance(seen, right);
     if (norm > 0) rows.expected.insert(id);
     // what a row is off by rounding depends on the largest summands, which a small sum hides
-    const bool is_right = error <= 4 * e.tolerance() * std::max(norm, typical);
+    const bool is_right =
+        norm == 0 ? error == 0
+                  : error <= 4 * std::min(e.tolerance(), 0.02) * std::max(norm, typical);
     (is_right ? rows.right : rows.wrong).insert(id);
   }
   return rows;
@@ -328,17 +330,19 @@ std::string cause_logit_rows(const Evidence& e) {
   }
   seen = Values(shape, std::move(numbers)).rows();
   const Values right = e.whole.rows();
+  const bool is_wide = e.wanted.dtype == Dtype::kFloat32 || e.wanted.dtype == Dtype::kFloat64;
+  const double near = is_wide ? 1e-3 : 0x1p-6;  // of a sum whose summands were rounded
   std::int64_t told = 0, off = 0;
   double worst = 0;
   for (std::int64_t row = 0; row < right.size(0); ++row) {
     const Values wanted = right.narrow(0, row, 1), own = seen.narrow(0, row, 1);
     const double size = wanted.map([](double value) { return std::fabs(value); }).sum();
     if (size == 0) continue;
-    if (std::fabs(wanted.sum()) > 1e-3 * size) return "";  // the right ones do not, either
+    if (std::fabs(wanted.sum()) > near * size) return "";  // the right ones do not, either
     ++told;
     const double own_size = own.map([](double value) { return std::fabs(value); }).sum();
     const double share = own_size == 0 ? 0 : std::fabs(own.sum()) / own_size;
-    if (share > 1e-3) ++off;
+    if (share > 2 * near) ++off;
     worst = std::max(worst, share);
   }
   if (told < kLeastRows || off < 0.9 * static_cast<double>(told)) return "";

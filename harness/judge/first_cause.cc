@@ -112,10 +112,24 @@ std::string forward_words(const Verdict& verdict, int step) {
   return exact ? "; forward exact" : "; forward right";
 }
 
+/// Where no pattern fits the first finding, another one of its step and stage may say why.
+void borrow_cause(std::vector<Finding>& findings) {
+  Finding& first = findings.front();
+  if (!first.diagnosis.empty()) return;
+  for (const Finding& other : findings) {
+    if (other.key.step != first.key.step || other.stage != first.stage) return;
+    if (other.diagnosis.empty() || other.key == first.key) continue;
+    first.diagnosis = "of another tensor of this stage, " + other.diagnosis;
+    return;
+  }
+}
+
 }  // namespace
 
 void summarise_first(Verdict& verdict, const Causes& causes) {
-  if (verdict.findings.empty() || verdict.findings.front().diagnosis.empty()) return;
+  if (verdict.findings.empty()) return;
+  borrow_cause(verdict.findings);
+  if (verdict.findings.front().diagnosis.empty()) return;
   Finding& first = verdict.findings.front();
   const RecordKey diagnosed = final_gradient_of(first.key).value_or(first.key);
   const auto found = causes.find(diagnosed);

@@ -349,19 +349,6 @@ class Judge {
       causes_[key] = std::move(cause);
     }
     diagnose_between_micro_batches();
-    borrow_cause();
-  }
-
-  /// Where no pattern fits the first finding, another one of its step and stage may say why.
-  void borrow_cause() {
-    if (findings_.empty() || !findings_.front().finding.diagnosis.empty()) return;
-    Finding& first = findings_.front().finding;
-    for (const Ordered& other : findings_) {
-      if (other.finding.key.step != first.key.step || other.finding.stage != first.stage) break;
-      if (other.finding.diagnosis.empty() || other.finding.key == first.key) continue;
-      first.diagnosis = "of another tensor of this stage, " + other.finding.diagnosis;
-      return;
-    }
   }
 
   /// A gradient that goes wrong between micro-batches has the cause of the final one.

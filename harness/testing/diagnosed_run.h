@@ -28,17 +28,17 @@ inline std::string diagnosis_of(const synthetic::Body& right, const synthetic::B
 }
 
 /// What the ranks of a run make of the right value.
-using Change = std::function<at::Tensor(at::Tensor, int dp, int tp)>;
+using RankChange = std::function<at::Tensor(at::Tensor, int dp, int tp)>;
 
 /// What changes nothing on the one process of the reference, and is called on every rank of the
 /// run.
-inline at::Tensor changed(const Change& change, const at::Tensor& value, int rank, bool whole) {
+inline at::Tensor changed(const RankChange& change, const at::Tensor& value, int rank, bool whole) {
   return whole ? value : change(value.clone(), rank / kTp, rank % kTp);
 }
 
 /// One tensor that all ranks hold.
-inline std::string diagnosis_of_one(RecordKind kind, const at::Tensor& value, const Change& change,
-                                    const std::string& name = "m.x") {
+inline std::string diagnosis_of_one(RecordKind kind, const at::Tensor& value,
+                                    const RankChange& change, const std::string& name = "m.x") {
   const auto body = [&](bool whole) {
     return synthetic::Body([=](Sink& sink, int rank) {
       sink.on_record(synthetic::site(kind, name, synthetic::layout_of(value.sizes().vec())),

@@ -264,6 +264,7 @@ bool Evidence::explains(const Values& candidate, const Values& target, double er
 }
 
 bool Evidence::explains_each(const Values& candidate, const View& view) const {
+  constexpr double kMostNoise = 0.02;  // of an element that went through 16 bits
   const double error = distance(view.actual, view.expected);
   if (error == 0 || !explains(candidate, view.actual, error)) return false;
   const Values made = candidate.contiguous(), seen = view.actual.contiguous(),
@@ -272,7 +273,8 @@ bool Evidence::explains_each(const Values& candidate, const View& view) const {
       norm_of(seen) / std::sqrt(static_cast<double>(std::max<std::int64_t>(seen.numel(), 1)));
   for (std::size_t i = 0; i < seen.flat().size(); ++i) {
     const double value = seen.flat()[i];
-    const double noise = 4 * tolerance() * std::max(std::fabs(value), typical);
+    const double noise =
+        4 * std::min(tolerance(), kMostNoise) * std::max(std::fabs(value), typical);
     const double allowed = 0.25 * std::fabs(value - right.flat()[i]) + noise;
     if (!(std::fabs(made.flat()[i] - value) <= allowed)) return false;
   }
