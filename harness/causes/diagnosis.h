@@ -9,7 +9,8 @@
 namespace isoshard::detail {
 
 /// The likely cause of one tensor's divergence; empty if no pattern fits. A pattern fits when it
-/// leaves less than a quarter of the error and no more than a few tolerances.
+/// leaves less than a quarter of the error and no more than a few tolerances. The table of patterns
+/// is in diagnosis.cc; the words of those by class stand in docs/detection.md, "Causes".
 ///
 ///   not updated (bitwise as before) | stale by n steps
 ///   optimizer state after load: STATE of A and B are swapped | after resume: masks of ranks a..b

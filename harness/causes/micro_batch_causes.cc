@@ -256,7 +256,8 @@ std::vector<double> weights_in(const Evidence& e, const GradientParts& parts,
     rows.push_back(piece.narrow(0, view.box.global_offset[0], view.box.size[0]));
   }
   const Values matrix = stacked(rows), target = parts.seen(view).flattened();
-  if (target.numel() < 2 * matrix.size(0)) return {};
+  // zeros fit weights of 0
+  if (target.numel() < 2 * matrix.size(0) || norm_of(target) == 0) return {};
   std::vector<double> weights = best_weights(matrix, target);
   if (!(distance(weighted_sum(matrix, weights), target) <=
         std::max(10 * e.tolerance(), 1e-3) * norm_of(target)))

@@ -47,11 +47,6 @@ Values rows_of(const Values& whole, const View& view) {
   return whole.cut({offset[0], offset[1]}, {size[0], size[1]});
 }
 
-std::vector<std::int64_t> ids_of(const Values& values) {
-  const Values own = values.contiguous();
-  return {own.flat().begin(), own.flat().end()};
-}
-
 /// What the view should hold if the module had read `old` instead of `now`: every way in which a
 /// module of these shapes may use them. Inputs are the nearest activations before it, and integer
 /// data.
@@ -93,7 +88,7 @@ std::vector<Values> outputs_with(const Evidence& e, const View& view, const Modu
       const bool is_lookup = input.dim() == 2 && change.size(1) >= begin + features &&
                              input.min() >= 0 && input.max() < static_cast<double>(change.size(0));
       if (is_lookup) {
-        const Values looked_up = change.narrow(1, begin, features).take(ids_of(input));
+        const Values looked_up = change.narrow(1, begin, features).take(whole_numbers(input));
         outputs.push_back(view.expected + looked_up.reshape(view.box.size));
       }
       continue;

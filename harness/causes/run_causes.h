@@ -5,7 +5,7 @@
 #pragma once
 #include <string>
 
-#include "harness/causes/evidence.h"
+#include "harness/causes/view/evidence.h"
 
 namespace isoshard::detail {
 

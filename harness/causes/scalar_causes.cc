@@ -11,6 +11,7 @@
 #include <set>
 
 #include "core/base/error.h"
+#include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
 #include "harness/trace/clipped.h"
 
@@ -156,14 +157,6 @@ struct Squares {
   double replicated = 0;
   std::vector<double> split;
 };
-
-/// Where a part lies in the whole tensor.
-Shape place_of(const PartStats& part, bool flat) {
-  if (flat) return {part.range.global_begin, part.range.count};
-  Shape place = part.box.global_offset;
-  place.insert(place.end(), part.box.size.begin(), part.box.size.end());
-  return place;
-}
 
 /// Adds one parameter. Along other axes than `axis` ranks hold copies or other parts; what several
 /// ranks hold counts once.
@@ -363,6 +356,7 @@ std::string cause_in_scalars(const Evidence& e) {
   if (e.result.comparison.stage == Stage::kGradNorm) {
     if (std::string text = squares_add_up(e, *bad); !text.empty()) return text;
     if (std::string text = norm_of_other_squares(e, actual); !text.empty()) return text;
+    if (std::string text = cause_norm_squares(e); !text.empty()) return text;
   }
   if (const auto formula = expected != 0 ? e.formula_of(actual / expected, 1e-3) : std::nullopt)
     return "scale " + *formula;

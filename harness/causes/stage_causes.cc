@@ -65,6 +65,9 @@ std::string wrong_calls(const Evidence& e) {
 struct Attention {
   std::int64_t batch = 0, heads = 0, groups = 1, length = 0, dim = 0;
   Values q, k, v;  ///< [B,N,S,D], and [B,N / groups,S,D]
+  /// Of how many ranks each has its share of the heads, and takes their keys in turn (0: each kv
+  /// head serves the heads that follow each other, as it should).
+  std::int64_t in_turn_on = 0;
 };
 
 /// [B,S,N D] as [B,N,S,D].
@@ -81,6 +84,13 @@ Values by_heads(const Values& x_BSH, std::int64_t heads) {
   return concatenated(samples);
 }
 
+std::int64_t kv_head_of(const Attention& of, std::int64_t head) {
+  if (of.in_turn_on == 0) return head / of.groups;
+  const std::int64_t own_heads = of.heads / of.in_turn_on,
+                     own_kv_heads = of.heads / of.groups / of.in_turn_on;
+  return head / own_heads * own_kv_heads + head % own_heads % own_kv_heads;
+}
+
 /// [B,S,N D]: causal attention whose scores are multiplied with `factor` besides 1 / sqrt(D).
 Values attended(const Attention& of, double factor) {
   const double scale = factor / std::sqrt(static_cast<double>(of.dim));
@@ -93,7 +103,8 @@ Values attended(const Attention& of, double factor) {
   const auto dim = static_cast<std::size_t>(of.dim);
   for (std::int64_t b = 0; b < of.batch; ++b) {
     for (std::int64_t head = 0; head < of.heads; ++head) {
-      const std::int64_t kv_heads = of.heads / of.groups, kv_head = head / of.groups;
+      const std::int64_t kv_heads = of.heads / of.groups;
+      const std::int64_t kv_head = kv_head_of(of, head);
       for (std::int64_t s = 0; s < of.length; ++s) {
         const std::size_t at = row(of.heads, b, head, s);
         double largest = -INFINITY, sum = 0;
@@ -211,6 +222,18 @@ std::string cause_in_scores(const Evidence& e) {
   const std::optional<Attention> attention = attention_of(e);
   if (!attention.has_value()) return "";
   const double error = distance(bad->actual, bad->expected);
+  for (const std::int64_t ranks :
+       {std::int64_t{1}, std::int64_t{e.actual.mesh.degree(Axis::kTp)}}) {
+    const std::int64_t kv_heads = attention->heads / attention->groups;
+    if (attention->groups == 1 || kv_heads % ranks != 0 || kv_heads == ranks) continue;
+    Attention tiled = *attention;
+    tiled.in_turn_on = ranks;
+    if (e.explains_each(attended(tiled, 1).cut(bad->box.global_offset, bad->box.size), *bad))
+      return fmt::format(
+          "query heads take the {} kv heads in turn (0, 1, ...), where {} heads that follow each "
+          "other share one",
+          kv_heads / ranks, attention->groups);
+  }
   const double root = std::sqrt(static_cast<double>(attention->dim));
   std::vector<std::pair<double, std::string>> factors = {
       {root, fmt::format("{:.4g} = sqrt(head size)", root)},

@@ -14,17 +14,6 @@
 namespace isoshard::detail {
 namespace {
 
-/// The record of a parameter before the one that is looked at: after the step before, or as read.
-RecordKey record_before(RecordKey key) {
-  if (key.call > 0) {
-    --key.call;
-  } else {
-    --key.step;
-    key.call = key.step == 0 ? 1 : 0;
-  }
-  return key;
-}
-
 /// How many times the right step a rank made; nothing if its step is no multiple of it.
 std::optional<double> update_factor(const Evidence& e, const View& view) {
   const RecordKey before = record_before(e.wanted.key);
@@ -44,11 +33,6 @@ std::optional<double> update_factor(const Evidence& e, const View& view) {
   const double factor = dot(right, made) / (norm * norm);
   if (!(distance(made, factor * right) <= 0.02 * norm_of(made))) return std::nullopt;
   return factor;
-}
-
-std::string parent_of(std::string_view name) {
-  return std::string(
-      name.substr(0, name.rfind('.') == std::string_view::npos ? 0 : name.rfind('.')));
 }
 
 /// For each coordinate of an axis, which part of a tensor it holds, counted in the order of places.

@@ -3,10 +3,12 @@
 #include "harness/judge/first_cause.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "harness/trace/clipped.h"
 #include "harness/trace/stage.h"
@@ -27,6 +29,29 @@ std::pair<int, int> count_same(const Verdict& verdict, const Causes& causes, con
     if (found != causes.end() && found->second == cause) ++same;
   }
   return {same, all};
+}
+
+/// " (q_proj.weight, k_proj.weight)": of which parameters the step has the cause, if they are of
+/// few kinds; empty if they are of more.
+std::string kinds_with(const Verdict& verdict, const Causes& causes, const RecordKey& key,
+                       const std::string& cause) {
+  constexpr std::size_t kMost = 3;
+  std::vector<std::string> kinds;
+  for (const TensorComparison& tensor : verdict.tensors) {
+    const RecordKey& other = tensor.key;
+    const auto found = causes.find(other);
+    if (other.step != key.step || other.kind != key.kind || other.call != key.call ||
+        found == causes.end() || found->second != cause)
+      continue;
+    const std::size_t last = other.name.rfind('.');
+    const std::size_t before = last == std::string::npos || last == 0
+                                   ? std::string::npos
+                                   : other.name.rfind('.', last - 1);
+    const std::string kind =
+        before == std::string::npos ? other.name : other.name.substr(before + 1);
+    if (std::ranges::find(kinds, kind) == kinds.end()) kinds.push_back(kind);
+  }
+  return kinds.size() > kMost ? "" : fmt::format(" ({})", fmt::join(kinds, ", "));
 }
 
 std::string_view point_of(std::string_view name) {
@@ -87,10 +112,24 @@ std::string forward_words(const Verdict& verdict, int step) {
   return exact ? "; forward exact" : "; forward right";
 }
 
+/// Where no pattern fits the first finding, another one of its step and stage may say why.
+void borrow_cause(std::vector<Finding>& findings) {
+  Finding& first = findings.front();
+  if (!first.diagnosis.empty()) return;
+  for (const Finding& other : findings) {
+    if (other.key.step != first.key.step || other.stage != first.stage) return;
+    if (other.diagnosis.empty() || other.key == first.key) continue;
+    first.diagnosis = "of another tensor of this stage, " + other.diagnosis;
+    return;
+  }
+}
+
 }  // namespace
 
 void summarise_first(Verdict& verdict, const Causes& causes) {
-  if (verdict.findings.empty() || verdict.findings.front().diagnosis.empty()) return;
+  if (verdict.findings.empty()) return;
+  borrow_cause(verdict.findings);
+  if (verdict.findings.front().diagnosis.empty()) return;
   Finding& first = verdict.findings.front();
   const RecordKey diagnosed = final_gradient_of(first.key).value_or(first.key);
   const auto found = causes.find(diagnosed);
@@ -105,7 +144,8 @@ void summarise_first(Verdict& verdict, const Causes& causes) {
                                                                          : "values after the step",
                                     cause);
     } else if (same > 1) {
-      first.diagnosis += fmt::format("; the same for {} of {}", same, all);
+      first.diagnosis += fmt::format("; the same for {} of {}{}", same, all,
+                                     kinds_with(verdict, causes, diagnosed, cause));
     }
   }
   if (first.stage == Stage::kMasks && !first_draw_of(first.key).has_value()) {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// For tests of causes: what the judge says of a made-up run with dp 2 and tp 3.
 #pragma once
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <string>
 
 #include "harness/judge/judge.h"
@@ -23,6 +25,31 @@ inline std::string diagnosis_of(const synthetic::Body& right, const synthetic::B
   const Verdict verdict = judge(r, trace, options);
   EXPECT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
   return verdict.findings.empty() ? "no finding" : verdict.findings[0].diagnosis;
+}
+
+/// What the ranks of a run make of the right value.
+using RankChange = std::function<at::Tensor(at::Tensor, int dp, int tp)>;
+
+/// What changes nothing on the one process of the reference, and is called on every rank of the
+/// run.
+inline at::Tensor changed(const RankChange& change, const at::Tensor& value, int rank, bool whole) {
+  return whole ? value : change(value.clone(), rank / kTp, rank % kTp);
+}
+
+/// One tensor that all ranks hold.
+inline std::string diagnosis_of_one(RecordKind kind, const at::Tensor& value,
+                                    const RankChange& change, const std::string& name = "m.x") {
+  const auto body = [&](bool whole) {
+    return synthetic::Body([=](Sink& sink, int rank) {
+      sink.on_record(synthetic::site(kind, name, synthetic::layout_of(value.sizes().vec())),
+                     changed(change, value, rank, whole));
+    });
+  };
+  return diagnosis_of(body(true), body(false));
+}
+
+inline void set_first(at::Tensor& tensor, double value) {
+  tensor.view({-1}).select(0, 0).fill_(value);
 }
 
 }  // namespace isoshard::causes_testing

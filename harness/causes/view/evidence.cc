@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Views of one tensor, and the numbers of a run that may explain a factor.
-#include "harness/causes/evidence.h"
+#include "harness/causes/view/evidence.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -75,6 +75,55 @@ std::optional<std::string> power_of_two(double factor) {
 }
 
 }  // namespace
+
+RecordKey record_before(RecordKey key) {
+  if (key.call > 0) {
+    --key.call;
+  } else {
+    --key.step;
+    key.call = key.step == 0 && key.kind == RecordKind::kParam ? 1 : 0;
+  }
+  return key;
+}
+
+bool is_telling(const Values& values) {
+  constexpr std::size_t kLeast = 8;
+  if (values.numel() < static_cast<std::int64_t>(kLeast)) return false;
+  std::set<double> distinct;
+  const Values own = values.contiguous();
+  for (const double value : own.flat()) {
+    if (value != 0) distinct.insert(std::fabs(value));
+    if (distinct.size() >= kLeast) return true;
+  }
+  return false;
+}
+
+std::string some_of(const std::set<std::int64_t>& numbers) {
+  constexpr int kShown = 6;
+  std::vector<std::string> words;
+  for (const std::int64_t number : numbers) {
+    words.push_back(std::ssize(words) == kShown ? "..." : fmt::format("{}", number));
+    if (std::ssize(words) > kShown) break;
+  }
+  return fmt::format("{}", fmt::join(words, ", "));
+}
+
+std::vector<std::int64_t> whole_numbers(const Values& values) {
+  const Values own = values.contiguous();
+  return {own.flat().begin(), own.flat().end()};
+}
+
+Shape place_of(const PartStats& part, bool flat) {
+  if (flat) return {part.range.global_begin, part.range.count};
+  Shape place = part.box.global_offset;
+  place.insert(place.end(), part.box.size.begin(), part.box.size.end());
+  return place;
+}
+
+std::string parent_of(std::string_view name) {
+  const std::size_t dot = name.rfind('.');
+  return std::string(name.substr(0, dot == std::string_view::npos ? 0 : dot));
+}
 
 bool lies_in(const Box& box, const Shape& shape) {
   if (box.size.size() != shape.size()) return false;
@@ -171,6 +220,18 @@ std::optional<std::pair<Box, Values>> Evidence::own_box(const RankTrace& rank,
   return std::pair(box, own.cut(box.local_offset, box.size));
 }
 
+std::optional<Box> Evidence::place_on(const Held& holder) const {
+  const Record& record = *holder.record;
+  std::optional<Box> place;
+  if (is_flat(record.layout)) {
+    if (const auto part = box_among(record.layout.flat, wanted.layout.global_shape))
+      place = part->box;
+  } else if (record.parts.size() == 1) {
+    place = record.parts[0].box;
+  }
+  return place.has_value() && lies_in(*place, wanted.layout.global_shape) ? place : std::nullopt;
+}
+
 const Held* Evidence::held_by(int rank) const {
   for (const Held& h : held) {
     if (h.rank->rank == rank) return &h;
@@ -200,6 +261,42 @@ double Evidence::tolerance() const {
 bool Evidence::explains(const Values& candidate, const Values& target, double error) const {
   const double left = distance(candidate, target);
   return left <= tolerance() * norm_of(target) && left <= 0.25 * error;
+}
+
+bool Evidence::explains_each(const Values& candidate, const View& view) const {
+  constexpr double kMostNoise = 0.02;  // of an element that went through 16 bits
+  const double error = distance(view.actual, view.expected);
+  if (error == 0 || !explains(candidate, view.actual, error)) return false;
+  const Values made = candidate.contiguous(), seen = view.actual.contiguous(),
+               right = view.expected.contiguous();
+  const double typical =
+      norm_of(seen) / std::sqrt(static_cast<double>(std::max<std::int64_t>(seen.numel(), 1)));
+  for (std::size_t i = 0; i < seen.flat().size(); ++i) {
+    const double value = seen.flat()[i];
+    const double noise =
+        4 * std::min(tolerance(), kMostNoise) * std::max(std::fabs(value), typical);
+    const double allowed = 0.25 * std::fabs(value - right.flat()[i]) + noise;
+    if (!(std::fabs(made.flat()[i] - value) <= allowed)) return false;
+  }
+  return true;
+}
+
+std::vector<const View*> Evidence::bad_views() const {
+  std::vector<const View*> bad;
+  for (const int rank : bad_ranks()) {
+    const View* view = view_of(rank);
+    if (view == nullptr) return {};
+    if (distance(view->actual, view->expected) > 0) bad.push_back(view);
+  }
+  return bad;
+}
+
+std::string Evidence::on_bad_ranks() const {
+  if (bad_ranks().size() >= held.size()) return "";
+  if (const auto axis = axis_of(bad_ranks()))
+    return " on " + coordinates_in_words(bad_ranks(), *axis);
+  return fmt::format(" on rank{} {}", bad_ranks().size() == 1 ? "" : "s",
+                     fmt::join(bad_ranks(), ", "));
 }
 
 int Evidence::num_micro_batches() const {

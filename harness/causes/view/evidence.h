@@ -3,11 +3,13 @@
 /// the runs around it.
 #pragma once
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "harness/causes/values.h"
+#include "harness/causes/view/values.h"
 #include "harness/verdict/tensor_judge.h"
 
 namespace isoshard::detail {
@@ -45,6 +47,11 @@ class Evidence {
   /// Whether a candidate explains what was seen: it is near in itself, and much nearer than the
   /// reference was.
   [[nodiscard]] bool explains(const Values& candidate, const Values& target, double error) const;
+  /// The same of each element: what explains all but one explains nothing. Where the view is right
+  /// the candidate must be so, too.
+  [[nodiscard]] bool explains_each(const Values& candidate, const View& view) const;
+  /// Views of the wrong ranks; empty if bytes of one of them are not there.
+  [[nodiscard]] std::vector<const View*> bad_views() const;
 
   /// "micro-batches": how often activations or data passed in the tensor's step.
   [[nodiscard]] int num_micro_batches() const;
@@ -61,11 +68,15 @@ class Evidence {
   /// The axis along which being in `ranks` or not is decided by the coordinate alone, if there is
   /// one.
   [[nodiscard]] std::optional<Axis> axis_of(const std::vector<int>& ranks) const;
+  /// " on tp rank 1", " on ranks 1, 2"; empty if all that hold the tensor are wrong.
+  [[nodiscard]] std::string on_bad_ranks() const;
   /// The box that a rank holds of a record with the wanted tensor's shape, without what pads it, in
   /// fp64; of flat ranges the largest one. Nothing if it holds several boxes, a summand, or a box
   /// of another shape.
   [[nodiscard]] std::optional<std::pair<Box, Values>> own_box(const RankTrace& rank,
                                                               const Record& record) const;
+  /// Where own_box() would cut what a rank holds of the tensor, its bytes kept or not.
+  [[nodiscard]] std::optional<Box> place_on(const Held& holder) const;
   /// The reference's value of a record, in fp64 as it was recorded.
   [[nodiscard]] Values reference_value(const RecordKey& key) const {
     return Values(reference.tensor(key));
@@ -76,6 +87,20 @@ class Evidence {
   void add_view(int rank, const Box& box, const Values& own);
 };
 
+/// The record of a parameter, or of its master, before the one that is given: after the step
+/// before, or as read.
+[[nodiscard]] RecordKey record_before(RecordKey key);
+/// Whether a tensor has so many different numbers that nothing else equals it, or a multiple of it,
+/// by chance.
+[[nodiscard]] bool is_telling(const Values& values);
+/// "model.layers.1.mlp" of "model.layers.1.mlp.up_proj"; empty without a dot.
+[[nodiscard]] std::string parent_of(std::string_view name);
+/// "3, 5, 8, ...": the first few.
+[[nodiscard]] std::string some_of(const std::set<std::int64_t>& numbers);
+/// Of whole numbers, in row-major order.
+[[nodiscard]] std::vector<std::int64_t> whole_numbers(const Values& values);
+/// Where a part lies in the whole tensor, as a key.
+[[nodiscard]] Shape place_of(const PartStats& part, bool flat);
 /// Whether a box is one of a tensor of this shape.
 [[nodiscard]] bool lies_in(const Box& box, const Shape& shape);
 [[nodiscard]] bool is_near(double a, double b, double relative) noexcept;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Strided loops over one or two tensors, and products by Eigen.
-#include "harness/causes/values.h"
+#include "harness/causes/view/values.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

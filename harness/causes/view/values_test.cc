@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operations of a diagnosis on numbers that are known beforehand.
-#include "harness/causes/values.h"
+#include "harness/causes/view/values.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

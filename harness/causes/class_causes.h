@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Causes by class: what goes wrong in the same way in many places, whatever tensor shows it. Each
+/// function returns the cause in words, or nothing if its pattern does not fit. docs/detection.md
+/// has a row for each: what it needs, what it says, and what looks like it and is not.
+#pragma once
+#include <string>
+
+#include "harness/causes/view/evidence.h"
+
+namespace isoshard::detail {
+
+/// A parameter whose bytes are those of its record before, on every rank where it diverges.
+[[nodiscard]] std::string cause_not_updated(const Evidence& e);
+/// A part of a parameter is as before its step, the rest is right: which rows, columns or elements,
+/// and whose part they are.
+[[nodiscard]] std::string cause_part_not_updated(const Evidence& e);
+/// A step of a parameter that lacks the weight decay, or has it twice.
+[[nodiscard]] std::string cause_weight_decay(const Evidence& e);
+/// Equal to the reference's value of an earlier step or of another micro-batch.
+[[nodiscard]] std::string cause_stale(const Evidence& e);
+/// Values, or the summands of a mean over dp, that were rounded to a coarser dtype.
+[[nodiscard]] std::string cause_rounding(const Evidence& e);
+/// Each rank's part has a factor of its own.
+[[nodiscard]] std::string cause_rank_factors(const Evidence& e);
+/// A sum of earlier activations whose summands have other factors than 1.
+[[nodiscard]] std::string cause_summands(const Evidence& e);
+/// Rows of a vocabulary: of ids that are not in the batch, of repeated ids, of another id.
+[[nodiscard]] std::string cause_vocabulary_rows(const Evidence& e);
+/// Rows of a logit gradient that do not sum to 0.
+[[nodiscard]] std::string cause_logit_rows(const Evidence& e);
+/// What another rank should hold.
+[[nodiscard]] std::string cause_other_ranks(const Evidence& e);
+/// Slices along one dim stand at other positions: repeated, shifted or permuted. Said for the ranks
+/// that share the first bad rank's place, because their copies should be equal.
+[[nodiscard]] std::string cause_moved_slices(const Evidence& e);
+/// The right values, each as often as it should be, at other places.
+[[nodiscard]] std::string cause_same_values_elsewhere(const Evidence& e);
+/// A gradient norm that lacks the squares of some parameters or ranks, or counts them twice.
+[[nodiscard]] std::string cause_norm_squares(const Evidence& e);
+/// Sample ids: of an earlier step, shifted, seen twice or never.
+[[nodiscard]] std::string cause_sample_ids(const Evidence& e);
+/// A flag, such as found_inf: which ranks have another one.
+[[nodiscard]] std::string cause_flag(const Evidence& e);
+
+/// Each copy is one rank's share of the value: the sum over an axis, or a combination of all
+/// copies, gives the reference.
+[[nodiscard]] std::string cause_rank_local(const Evidence& e);
+/// Ranks hold different parts, and each of them the mean of all parts.
+[[nodiscard]] std::string cause_mean_of_shards(const Evidence& e);
+/// One factor for everything: needs no bytes.
+[[nodiscard]] std::string cause_scale(const Evidence& e);
+/// Off by a constant, or by one row everywhere.
+[[nodiscard]] std::string cause_offset(const Evidence& e);
+/// That copies differ, and over what.
+[[nodiscard]] std::string cause_differing_copies(const Evidence& e);
+
+}  // namespace isoshard::detail

@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Each class of causes on made-up runs with dp 2 and tp 3, and beside each a run that looks like
+/// it and is not: it must not be given that cause.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "harness/judge/judge.h"
+#include "harness/testing/diagnosed_run.h"
+#include "harness/testing/synthetic.h"
+#include "harness/verdict/verdict.h"
+
+namespace isoshard {
+namespace {
+
+using namespace synthetic;
+using causes_testing::changed;
+using causes_testing::diagnosis_of;
+using causes_testing::diagnosis_of_one;
+using causes_testing::kTp;
+using causes_testing::RankChange;
+using causes_testing::set_first;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+// ---- values of another time
+
+/// Activations of two micro-batches in each of two steps; `change` makes those of the last one from
+/// all that came before.
+Body passes(
+    const std::function<at::Tensor(std::vector<at::Tensor> before, at::Tensor right)>& change,
+    bool whole) {
+  return [=](Sink& sink, int) {
+    std::vector<at::Tensor> before;
+    for (int i = 0; i < 4; ++i) {
+      if (i == 2) sink.begin_step(1);
+      const at::Tensor right = values({2, 3, 4}, i + 1);
+      const at::Tensor own = !whole && i == 3 ? change(before, right) : right;
+      sink.on_record(site(RecordKind::kActivation, "m.x", layout_of({2, 3, 4})), own);
+      before.push_back(right);
+    }
+  };
+}
+
+std::string last_pass_is(
+    const std::function<at::Tensor(std::vector<at::Tensor>, at::Tensor)>& change) {
+  return diagnosis_of(passes(change, true), passes(change, false));
+}
+
+TEST(ClassCauses, ValuesOfAnotherStepOrMicroBatchAreTold) {
+  EXPECT_THAT(last_pass_is([](auto before, auto) { return before[2]; }),
+              HasSubstr("micro-batch 1 has the values of micro-batch 0, which came before: stale"));
+  EXPECT_THAT(last_pass_is([](auto before, auto) { return before[1]; }),
+              HasSubstr("stale by 1 step"));
+  EXPECT_THAT(last_pass_is([](auto before, auto right) {
+                at::Tensor all_but_one = before[2].clone();
+                all_but_one.view({-1}).select(0, 5).copy_(right.view({-1}).select(0, 5));
+                return all_but_one;
+              }),
+              Not(HasSubstr("micro-batch 0")))
+      << "one element is right";
+  EXPECT_THAT(last_pass_is([](auto, auto right) { return at::zeros_like(right); }),
+              Not(HasSubstr("stale")));
+}
+
+TEST(ClassCauses, ConstantsAreNotStale) {
+  const auto body = [](double second) {
+    return Body([=](Sink& sink, int) {
+      sink.on_record(site(RecordKind::kActivation, "m.x", layout_of({32})), at::ones({32}));
+      sink.begin_step(1);
+      sink.on_record(site(RecordKind::kActivation, "m.x", layout_of({32})), at::full({32}, second));
+    });
+  };
+
+  EXPECT_THAT(diagnosis_of(body(2), body(1)), Not(HasSubstr("stale")));
+}
+
+TEST(ClassCauses, ANumberIsStaleOnlyIfItIsThatNumber) {
+  const auto body = [](double second) {
+    return Body([=](Sink& sink, int) {
+      const auto norm = [&](double value) {
+        sink.on_record(site(RecordKind::kScalar, "grad_norm", layout_of({1})),
+                       at::tensor({value}, at::kDouble));
+      };
+      norm(3.25);
+      sink.begin_step(1);
+      norm(second);
+    });
+  };
+
+  EXPECT_THAT(diagnosis_of(body(4.5), body(3.25)), HasSubstr("stale by 1 step"));
+  EXPECT_THAT(diagnosis_of(body(4.5), body(3.26)), Not(HasSubstr("stale")));
+  EXPECT_THAT(diagnosis_of(body(3.2501), body(3.25)), Not(HasSubstr("stale")))
+      << "too near to the right one";
+}
+
+// ---- steps of parameters
+
+/// A parameter before and after a step with its gradient; `change` makes what the run has after it.
+Body stepped(const at::Tensor& before, const RankChange& change, bool whole) {
+  return [=](Sink& sink, int rank) {
+    const at::Tensor gradient = values(before.sizes().vec(), 7), after = before - 0.01 * gradient;
+    const Layout layout = layout_of(before.sizes().vec());
+    sink.on_record(site(RecordKind::kParam, "m.w", layout), before);
+    sink.on_record(site(RecordKind::kGrad, "m.w", layout), gradient);
+    sink.on_record(site(RecordKind::kParam, "m.w", layout), changed(change, after, rank, whole));
+  };
+}
+
+std::string step_is(const at::Tensor& before, const RankChange& change, double decay = 0) {
+  JudgePolicy policy;
+  if (decay != 0) policy.step_rule = StepRule{.learning_rate = 0.01, .weight_decay = decay};
+  return diagnosis_of(stepped(before, change, true), stepped(before, change, false), policy);
+}
+
+TEST(ClassCauses, APartThatIsNotUpdatedIsNamed) {
+  const at::Tensor before = values({8, 12}, 1);
+
+  EXPECT_THAT(step_is(before,
+                      [&](at::Tensor after, int, int) {
+                        after.narrow(0, 4, 3).copy_(before.narrow(0, 4, 3));
+                        return after;
+                      }),
+              HasSubstr("rows 4..6 not updated (as before the step), the others right"));
+  EXPECT_THAT(step_is(before,
+                      [&](at::Tensor after, int, int tp) {
+                        if (tp == 2) after.narrow(1, 10, 2).copy_(before.narrow(1, 10, 2));
+                        return after;
+                      }),
+              HasSubstr("columns 10..11 not updated (as before the step), the others right on tp "
+                        "rank 2"));
+  EXPECT_THAT(
+      step_is(before, [&](at::Tensor after, int, int tp) { return tp == 1 ? before : after; }),
+      HasSubstr("not updated (bitwise as before) on tp rank 1"));
+}
+
+TEST(ClassCauses, AStepThatIsHalfMadeIsNotLeftOut) {
+  const at::Tensor before = values({8, 12}, 1);
+
+  EXPECT_THAT(step_is(before,
+                      [&](at::Tensor after, int, int) {
+                        const at::Tensor half =
+                            (before.narrow(0, 4, 3) + after.narrow(0, 4, 3)) / 2;
+                        after.narrow(0, 4, 3).copy_(half);
+                        return after;
+                      }),
+              Not(HasSubstr("not updated")));
+  EXPECT_THAT(
+      step_is(before,
+              [&](at::Tensor after, int, int) {
+                after.narrow(0, 4, 1).narrow(1, 0, 3).copy_(before.narrow(0, 4, 1).narrow(1, 0, 3));
+                return after;
+              }),
+      Not(HasSubstr("not updated")))
+      << "three elements are too few";
+}
+
+TEST(ClassCauses, WeightDecayThatIsLeftOutOrDoubledIsTold) {
+  const at::Tensor before = values({8, 12}, 1);
+  const auto decayed = [&](double times) {  // the reference has it once, within `after`
+    return step_is(
+        before,
+        [&](at::Tensor after, int, int) { return after + (1 - times) * 0.01 * 0.1 * before; }, 0.1);
+  };
+
+  EXPECT_THAT(decayed(0), HasSubstr("weight decay (0.01 x 0.1) is left out"));
+  EXPECT_THAT(decayed(2), HasSubstr("weight decay (0.01 x 0.1) is applied twice"));
+  EXPECT_THAT(step_is(
+                  before,
+                  [&](at::Tensor after, int, int) {
+                    at::Tensor all_but_one = after + 0.01 * 0.1 * before;
+                    set_first(all_but_one, after.view({-1})[0].item<double>());
+                    return all_but_one;
+                  },
+                  0.1),
+              Not(HasSubstr("decay")));
+  EXPECT_THAT(step_is(
+                  at::zeros({8, 12}), [](at::Tensor after, int, int) { return after + 1e-3; }, 0.1),
+              Not(HasSubstr("decay")))
+      << "zeros do not decay";
+}
+
+// ---- rounding
+
+TEST(ClassCauses, ValuesRoundedOnTheWayAreTold) {
+  const at::Tensor value = values({16, 8}, 1);
+  const auto rounded = [](const at::Tensor& t, at::ScalarType to) {
+    return t.to(to).to(t.scalar_type());
+  };
+  const auto of = [&](const RankChange& change) {
+    return diagnosis_of_one(RecordKind::kActivation, value, change);
+  };
+
+  EXPECT_THAT(of([&](at::Tensor v, int, int) { return rounded(v, at::kBFloat16); }),
+              HasSubstr("rounded to bf16"));
+  EXPECT_THAT(of([&](at::Tensor v, int, int tp) { return tp == 1 ? rounded(v, at::kHalf) : v; }),
+              AllOf(HasSubstr("rounded to fp16 or TF32"), HasSubstr("on tp rank 1")));
+  EXPECT_THAT(of([&](at::Tensor v, int, int) {
+                v.narrow(0, 0, 15).copy_(rounded(v.narrow(0, 0, 15), at::kBFloat16));
+                return v;
+              }),
+              Not(HasSubstr("rounded")))
+      << "some elements only";
+  EXPECT_THAT(of([&](at::Tensor v, int, int) { return rounded(v * 1.02, at::kBFloat16); }),
+              Not(HasSubstr("rounded")))
+      << "off by more than half a step";
+  EXPECT_THAT(diagnosis_of_one(RecordKind::kActivation, rounded(value, at::kBFloat16),
+                               [](at::Tensor v, int, int) {
+                                 return (v * (1 + 0x1p-8)).to(at::kBFloat16).to(at::kFloat);
+                               }),
+              Not(HasSubstr("rounded")))
+      << "the right ones have few bits, too";
+}
+
+TEST(ClassCauses, SummandsRoundedBeforeTheirMeanAreTold) {
+  const at::Tensor first = values({32, 8}, 1), second = values({32, 8}, 2),
+                   mean = (first + second) / 2;
+  const auto bf16 = [](const at::Tensor& t) { return t.to(at::kBFloat16).to(at::kFloat); };
+
+  EXPECT_THAT(
+      diagnosis_of_one(RecordKind::kGrad, mean,
+                       [&](at::Tensor, int, int) { return (bf16(first) + bf16(second)) / 2; }),
+      HasSubstr("summands rounded to bf16 before they are added over dp"));
+  EXPECT_THAT(diagnosis_of_one(RecordKind::kGrad, mean,
+                               [&](at::Tensor m, int, int) {
+                                 return m + 2e-3 * values({32, 8}, 9);
+                               }),
+              Not(HasSubstr("rounded")))
+      << "noise of that size with all its bits";
+}
+
+// ---- factors
+
+std::string factors_are(const std::vector<double>& of_tp, bool all_but_one = false) {
+  const at::Tensor value = values({6, 8}, 1);
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const auto own = static_cast<std::size_t>(rank % kTp);
+      at::Tensor part = value.narrow(0, 2 * static_cast<std::int64_t>(own), 2).clone();
+      if (!whole) part.mul_(of_tp[own]);
+      if (!whole && all_but_one && own == 1) set_first(part, 0.5);
+      sink.on_record(site(RecordKind::kGrad, "m.w",
+                          layout_of({6, 8}, whole ? std::vector<Placement>{}
+                                                  : std::vector<Placement>{shard(Axis::kTp, 0)})),
+                     whole ? value : part);
+    });
+  };
+  return diagnosis_of(body(true), body(false));
+}
+
+TEST(ClassCauses, OneFactorForEachRankIsListed) {
+  EXPECT_THAT(factors_are({1, 0.75, 0.6}), HasSubstr("one factor for each tp rank: 1, 0.75, 0.6"));
+  EXPECT_THAT(factors_are({1, 2, 3}), HasSubstr("one factor for each tp rank: 1, 2, 3 = rank + 1"));
+  EXPECT_THAT(factors_are({0.7, 0.75, 0.6}, true), Not(HasSubstr("one factor")))
+      << "it does not hold for one element";
+  EXPECT_THAT(factors_are({1, 0.75, 0.75}), Not(HasSubstr("one factor")))
+      << "one factor, which two ranks share";
+}
+
+/// An activation's gradient of two dp ranks whose samples have 3 and 1 targets.
+std::string dp_factors_are(double first, double second) {
+  const at::Tensor value = values({2, 4, 6}, 1),
+                   labels = at::tensor({9, 1, 2, 3, 9, 4, -100, -100}, at::kLong).reshape({2, 4});
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const int dp = rank / kTp;
+      const std::vector<Placement> split =
+          whole ? std::vector<Placement>{} : std::vector<Placement>{shard(Axis::kDp, 0)};
+      sink.on_record(site(RecordKind::kDataId, "labels", layout_of({2, 4}, split)),
+                     whole ? labels : labels.narrow(0, dp, 1));
+      sink.on_record(site(RecordKind::kActivationGrad, "m.x", layout_of({2, 4, 6}, split)),
+                     whole ? value : value.narrow(0, dp, 1) * (dp == 0 ? first : second));
+    });
+  };
+  return diagnosis_of(body(true), body(false));
+}
+
+TEST(ClassCauses, FactorsThatAreTokenCountsAreNamed) {
+  EXPECT_THAT(dp_factors_are(4.0 / 6, 4.0 / 2),
+              AllOf(HasSubstr("one factor for each dp rank: 0.6667, 2"),
+                    HasSubstr("which are 3, 1: each rank divides by its own count")));
+  EXPECT_THAT(dp_factors_are(0.67, 1.9), Not(HasSubstr("count")));
+}
+
+Body sums(const RankChange& change, bool whole) {
+  return [=](Sink& sink, int rank) {
+    const Layout layout = layout_of({2, 4, 8});
+    const at::Tensor x = values({2, 4, 8}, 1), branch = values({2, 4, 8}, 2) * 0.1;
+    sink.on_record(site(RecordKind::kActivation, "x", layout), x);
+    sink.on_record(site(RecordKind::kActivation, "branch", layout), branch);
+    sink.on_record(site(RecordKind::kActivation, "y", layout),
+                   changed(change, x + branch, rank, whole));
+  };
+}
+
+TEST(ClassCauses, SummandsWithFactorsAreTold) {
+  const at::Tensor x = values({2, 4, 8}, 1), branch = values({2, 4, 8}, 2) * 0.1;
+  const auto of = [&](const RankChange& change) {
+    return diagnosis_of(sums(change, true), sums(change, false));
+  };
+
+  EXPECT_THAT(of([&](at::Tensor, int, int) { return x + 2 * branch; }),
+              HasSubstr("summands with wrong factors: 2 x branch + 1 x x, each should have 1"));
+  EXPECT_THAT(of([&](at::Tensor, int, int) { return 0.5 * x + 1.5 * branch; }),
+              HasSubstr("1.5 x branch + 0.5 x x"));
+  EXPECT_THAT(of([&](at::Tensor y, int, int) {
+                return y + 0.1 * values({2, 4, 8}, 5);
+              }),
+              Not(HasSubstr("summands")));
+  EXPECT_THAT(of([&](at::Tensor y, int, int) {
+                at::Tensor all_but_one = x + 2 * branch;
+                set_first(all_but_one, y.view({-1})[0].item<double>() + 0.5);
+                return all_but_one;
+              }),
+              Not(HasSubstr("summands")));
+}
+
+// ---- around them
+
+TEST(ClassCauses, ACauseOfAnotherTensorOfTheStageIsGivenAsSuch) {
+  const auto body = [](bool whole) {
+    return Body([=](Sink& sink, int) {
+      sink.on_record(site(RecordKind::kGrad, "a", layout_of({4, 6})),
+                     values({4, 6}, whole ? 1 : 40));
+      sink.on_record(site(RecordKind::kGrad, "b", layout_of({4, 6})),
+                     values({4, 6}, 2) * (whole ? 1 : 3));
+    });
+  };
+
+  EXPECT_THAT(diagnosis_of(body(true), body(false)),
+              HasSubstr("of another tensor of this stage, gradient of b: scale 3 = tp"));
+}
+
+/// Nothing may be said of what fits everything.
+TEST(ClassCauses, DegenerateTensorsHaveNoCause) {
+  for (const RecordKind kind :
+       {RecordKind::kActivation, RecordKind::kActivationGrad, RecordKind::kGrad}) {
+    EXPECT_THAT(diagnosis_of_one(kind, values({3}, 1),
+                                 [](at::Tensor, int, int) { return values({3}, 40); }),
+                IsEmpty())
+        << "three numbers";
+    EXPECT_THAT(diagnosis_of_one(kind, values({4, 8}, 1),
+                                 [](at::Tensor v, int, int) { return at::zeros_like(v); }),
+                IsEmpty())
+        << "zeros";
+    EXPECT_THAT(diagnosis_of_one(kind, values({4, 8}, 1),
+                                 [](at::Tensor v, int, int) { return at::full_like(v, 0.5); }),
+                IsEmpty())
+        << "a constant";
+    EXPECT_THAT(diagnosis_of_one(kind, values({4, 8}, 1),
+                                 [](at::Tensor v, int, int) {
+                                   at::Tensor all_but_one = v * 3;
+                                   set_first(all_but_one, 0.2);
+                                   return all_but_one;
+                                 }),
+                IsEmpty())
+        << "a factor that holds for all but one";
+  }
+}
+
+}  // namespace
+}  // namespace isoshard

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Each class of causes on made-up runs with dp 2 and tp 3, and beside each a run that looks like
+/// it and is not: it must not be given that cause.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "harness/judge/judge.h"
+#include "harness/testing/diagnosed_run.h"
+#include "harness/testing/synthetic.h"
+#include "harness/verdict/verdict.h"
+
+namespace isoshard {
+namespace {
+
+using namespace synthetic;
+using causes_testing::changed;
+using causes_testing::diagnosis_of;
+using causes_testing::diagnosis_of_one;
+using causes_testing::kTp;
+using causes_testing::RankChange;
+using causes_testing::set_first;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+// ---- a vocabulary
+
+constexpr std::int64_t kVocabulary = 24, kWidth = 16;
+
+/// Ids of which 1, 3, 5, 7 and 9 come once and 2, 4, 6, 8 twice.
+at::Tensor batch_ids() {
+  return at::tensor({1, 2, 3, 4, 5, 6, 7, 8, 9, 2, 4, 6, 8, 9 + 1}, at::kLong).reshape({2, 7});
+}
+
+/// The gradient of an embedding: each id's row is the sum over its places.
+at::Tensor row_sums(const at::Tensor& ids, const at::Tensor& dy) {
+  return at::zeros({kVocabulary, kWidth}).index_add(0, ids.flatten(), dy.reshape({-1, kWidth}));
+}
+
+std::string rows_are(const RankChange& change) {
+  const at::Tensor ids = batch_ids(), dy = values({2, 7, kWidth}, 3);
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      sink.on_record(site(RecordKind::kDataId, "input_ids", layout_of({2, 7})), ids);
+      sink.on_record(site(RecordKind::kActivationGrad, "embed", layout_of({2, 7, kWidth})), dy);
+      sink.on_record(site(RecordKind::kGrad, "embed.weight", layout_of({kVocabulary, kWidth})),
+                     changed(change, row_sums(ids, dy), rank, whole));
+    });
+  };
+  return diagnosis_of(body(true), body(false));
+}
+
+TEST(ClassCauses, RowsOfAbsentIdsAreTold) {
+  EXPECT_THAT(rows_are([](at::Tensor rows, int, int) {
+                rows.narrow(0, 12, 3).fill_(0.25);
+                return rows;
+              }),
+              HasSubstr("rows of ids that are not in input_ids: 3 rows (12, 13, 14) must be 0"));
+  EXPECT_THAT(rows_are([](at::Tensor rows, int, int) {
+                rows.narrow(0, 12, 3).fill_(0.25);
+                rows.narrow(0, 4, 1).mul_(3);
+                return rows;
+              }),
+              Not(HasSubstr("must be 0")))
+      << "another row is wrong, too";
+}
+
+TEST(ClassCauses, RepeatedIdsThatAreNotSummedAreTold) {
+  const at::Tensor ids = batch_ids().flatten(),
+                   dy = values({2, 7, kWidth}, 3).reshape({-1, kWidth});
+
+  EXPECT_THAT(rows_are([&](at::Tensor rows, int, int) {
+                for (std::int64_t i = 0; i < ids.numel(); ++i)
+                  rows.select(0, ids[i].item<std::int64_t>()).copy_(dy[i]);
+                return rows;
+              }),
+              HasSubstr("repeated ids are not summed: rows of 4 repeated ids in input_ids have the "
+                        "gradient of the last occurrence alone"));
+  EXPECT_THAT(rows_are([&](at::Tensor rows, int, int) {
+                for (const std::int64_t id : {2, 4, 6, 8}) rows.select(0, id).div_(2);
+                return rows;
+              }),
+              HasSubstr("rows of the 4 repeated ids in input_ids are divided by how often"));
+  EXPECT_THAT(rows_are([&](at::Tensor rows, int, int) {
+                for (const std::int64_t id : {2, 4, 6, 8}) rows.select(0, id).mul_(0.7);
+                return rows;
+              }),
+              Not(HasSubstr("repeated ids")));
+}
+
+TEST(ClassCauses, RowsOfOtherIdsThatWereReadAreTold) {
+  const at::Tensor ids = batch_ids(), weight = values({kVocabulary, kWidth}, 3);
+  const auto read = [&](const std::function<at::Tensor(at::Tensor ids)>& from) {
+    const auto body = [&](bool whole) {
+      return Body([=](Sink& sink, int) {
+        sink.on_record(site(RecordKind::kParam, "embed.weight", layout_of({kVocabulary, kWidth})),
+                       weight);
+        sink.on_record(site(RecordKind::kDataId, "input_ids", layout_of({2, 7})), ids);
+        sink.on_record(site(RecordKind::kActivation, "embed", layout_of({2, 7, kWidth})),
+                       at::embedding(weight, whole ? ids : from(ids)));
+      });
+    };
+    return diagnosis_of(body(true), body(false));
+  };
+
+  EXPECT_THAT(read([](const at::Tensor& own) { return own + 2; }),
+              HasSubstr("have row id + 2 of embed.weight"));
+  EXPECT_THAT(read([](const at::Tensor& own) { return at::where(own > 4, own - 1, own); }),
+              HasSubstr("from 5 to 10 have row id - 1 of embed.weight"));
+  EXPECT_THAT(read([](const at::Tensor& own) { return 23 - own; }), Not(HasSubstr("have row id")));
+}
+
+/// The gradient of 8 rows of logits, 12 columns each; `change` gets right gradient and logits.
+std::string logit_gradient_is(
+    const std::function<at::Tensor(at::Tensor right, at::Tensor logits)>& change) {
+  const at::Tensor labels = at::arange(8, at::kLong).reshape({2, 4}),
+                   logits = values({2, 4, 12}, 5);
+  const at::Tensor right =
+      (at::softmax(logits, -1) - at::one_hot(labels, 12).to(at::kFloat)) * 0.125;
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int) {
+      sink.on_record(site(RecordKind::kDataId, "labels", layout_of({2, 4})), labels);
+      sink.on_record(site(RecordKind::kActivation, "head", layout_of({2, 4, 12})), logits);
+      sink.on_record(site(RecordKind::kActivationGrad, "head", layout_of({2, 4, 12})),
+                     whole ? right : change(right.clone(), logits));
+    });
+  };
+  return diagnosis_of(body(true), body(false));
+}
+
+TEST(ClassCauses, RowsOfALogitGradientThatDoNotSumToZeroAreTold) {
+  EXPECT_THAT(logit_gradient_is([](const at::Tensor&, const at::Tensor& logits) {
+                return at::softmax(logits, -1) * 0.125;
+              }),
+              HasSubstr("rows of the logits' gradient do not sum to 0 (8 of 8 rows, up to 1 of "
+                        "their absolute sum): the target's 1 is not subtracted"));
+  EXPECT_THAT(logit_gradient_is(
+                  [](const at::Tensor& right, const at::Tensor&) { return right.roll(1, 2); }),
+              Not(HasSubstr("sum to 0")))
+      << "wrong rows whose sum is 0";
+  EXPECT_THAT(logit_gradient_is([](at::Tensor right, const at::Tensor&) {
+                right.select(0, 0).select(0, 0).add_(0.1);
+                return right;
+              }),
+              Not(HasSubstr("sum to 0")))
+      << "one row of eight";
+}
+
+// ---- places
+
+TEST(ClassCauses, WhatAnotherRankShouldHoldIsTold) {
+  const auto held = [](const std::function<at::Tensor(at::Tensor whole, int tp)>& part) {
+    const at::Tensor value = values({6, 8}, 1);
+    const auto body = [=](bool whole) {
+      return Body([=](Sink& sink, int rank) {
+        const std::vector<Placement> split =
+            whole ? std::vector<Placement>{} : std::vector<Placement>{shard(Axis::kTp, 0)};
+        sink.on_record(site(RecordKind::kGrad, "m.w", layout_of({6, 8}, split)),
+                       whole ? value : part(value, rank % kTp));
+      });
+    };
+    return diagnosis_of(body(true), body(false));
+  };
+
+  EXPECT_THAT(held([](const at::Tensor& v, int tp) {
+                return v.narrow(0, 2 * ((tp + 1) % kTp), 2).clone();
+              }),
+              HasSubstr("ranks 0, 1, 2, 3, 4, 5 hold what ranks 1, 2, 0, 1, 2, 0 should hold"));
+  EXPECT_THAT(held([](const at::Tensor& v, int tp) {
+                at::Tensor own = v.narrow(0, 2 * ((tp + 1) % kTp), 2).clone();
+                set_first(own, 3);
+                return own;
+              }),
+              Not(HasSubstr("should hold")));
+}
+
+TEST(ClassCauses, APermutationIsNamed) {
+  EXPECT_THAT(diagnosis_of_one(RecordKind::kActivation, values({4, 3, 8}, 1),
+                               [](at::Tensor v, int, int) { return v.flip(0).contiguous(); }),
+              HasSubstr("permuted along dim 0 on rank 0 (samples: 0 has 3, 1 has 2, 2 has 1"));
+  EXPECT_THAT(diagnosis_of_one(RecordKind::kActivation, values({2, 3, 12}, 1),
+                               [](at::Tensor v, int, int) {
+                                 return v.reshape({2, 3, 3, 4}).flip(2).reshape({2, 3, 12});
+                               }),
+              HasSubstr("(features, in blocks of 4: 0 has 2, 2 has 0)"));
+}
+
+// ---- norms, data ids, flags
+
+/// Gradients of four parameters and the norm whose square is `squares` of theirs.
+std::string norm_is(const std::function<double(std::vector<double> squares)>& squares) {
+  const std::vector<std::string> names = {"embed.weight", "layers.0.norm.weight",
+                                          "layers.1.norm.weight", "head.weight"};
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int) {
+      std::vector<double> own;
+      for (std::size_t i = 0; i < names.size(); ++i) {
+        const at::Tensor gradient = values({20}, static_cast<std::int64_t>(i + 1));
+        own.push_back(gradient.to(at::kDouble).square().sum().item<double>());
+        sink.on_record(site(RecordKind::kGrad, names[i], layout_of({20})), gradient);
+      }
+      const double all = own[0] + own[1] + own[2] + own[3];
+      sink.on_record(site(RecordKind::kScalar, "grad_norm", layout_of({1})),
+                     at::tensor({std::sqrt(whole ? all : squares(own))}, at::kDouble));
+    });
+  };
+  return diagnosis_of(body(true), body(false));
+}
+
+TEST(ClassCauses, SquaresThatANormLacksOrHasTwiceAreNamed) {
+  EXPECT_THAT(norm_is([](auto s) { return s[1] + s[2] + s[3]; }),
+              HasSubstr("too small; the squares of embed.weight are left out"));
+  EXPECT_THAT(norm_is([](auto s) { return s[0] + s[3]; }),
+              HasSubstr("too small; the squares of all norm.weight (2 parameters) are left out"));
+  EXPECT_THAT(norm_is([](auto s) { return s[0] + s[1] + s[2] + 2 * s[3]; }),
+              HasSubstr("too large; the squares of head.weight are counted twice"));
+  EXPECT_THAT(norm_is([](auto s) { return s[0] + s[1] + s[2] + 1.01 * s[3]; }),
+              Not(HasSubstr("squares")));
+}
+
+std::string ids_are(const std::vector<std::int64_t>& first, const std::vector<std::int64_t>& second,
+                    const std::vector<std::int64_t>& right = {4, 5, 6, 7}) {
+  const auto body = [](std::vector<std::int64_t> a, std::vector<std::int64_t> b) {
+    return Body([=](Sink& sink, int) {
+      sink.on_record(site(RecordKind::kDataId, "sample_ids", layout_of({4})), at::tensor(a));
+      sink.begin_step(1);
+      sink.on_record(site(RecordKind::kDataId, "sample_ids", layout_of({4})), at::tensor(b));
+    });
+  };
+  return diagnosis_of(body({0, 1, 2, 3}, right), body(first, second));
+}
+
+TEST(ClassCauses, RepeatsAndGapsOfSampleIdsAreListed) {
+  EXPECT_THAT(ids_are({0, 1, 2, 3}, {0, 1, 2, 3}), HasSubstr("the ids of step 0 again"));
+  EXPECT_THAT(ids_are({1, 2, 3, 4}, {5, 6, 7, 8}), HasSubstr("each id is 1 more"));
+  EXPECT_THAT(ids_are({0, 1, 2, 3}, {3, 4, 5, 6}), HasSubstr("each id is 1 less"));
+  EXPECT_THAT(ids_are({0, 1, 2, 3}, {4, 5, 5, 6}),
+              HasSubstr("ids in steps 0..1 seen more often than they should be: 5; never seen: 7"));
+  EXPECT_THAT(ids_are({0, 1, 2, 3}, {5, 4, 7, 6}), HasSubstr("the same ids in another order"));
+  EXPECT_THAT(ids_are({0, 1, 1, 2}, {4, 5, 6, 7}), Not(HasSubstr("mean of the")))
+      << "ids are not averaged";
+}
+
+TEST(ClassCauses, AFlagIsNeitherSummedNorScaled) {
+  const auto flag = [](const std::function<double(int rank)>& value, bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      sink.on_record(site(RecordKind::kScalar, "found_inf", layout_of({1})),
+                     at::tensor({whole ? 1.0 : value(rank)}, at::kDouble));
+    });
+  };
+  const auto of = [&](const std::function<double(int rank)>& value) {
+    return diagnosis_of(flag(value, true), flag(value, false));
+  };
+
+  EXPECT_THAT(of([](int rank) { return rank / kTp == 0 ? 1.0 : 0.0; }),
+              AllOf(HasSubstr("a flag: differs over dp, not reduced"), Not(HasSubstr("sum")),
+                    Not(HasSubstr("scale"))));
+  EXPECT_THAT(of([](int) { return 0.0; }),
+              HasSubstr("a flag: 0 on every rank, 1 in the reference"));
+}
+
+}  // namespace
+}  // namespace isoshard

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Factors: one for each rank, or one for each summand.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "harness/causes/class_causes.h"
+
+namespace isoshard::detail {
+namespace {
+
+constexpr double kNear = 1e-3;
+
+/// The factor that explains each element of what a rank holds; nothing if there is none, or too
+/// little to tell.
+std::optional<double> factor_on(const Evidence& e, const View& view) {
+  if (distance(view.actual, view.expected) <= e.tolerance() * norm_of(view.expected)) return 1;
+  const double squares = dot(view.expected, view.expected);
+  if (!is_telling(view.expected) || !is_telling(view.actual)) return std::nullopt;
+  const double factor = dot(view.actual, view.expected) / squares;
+  return e.explains_each(factor * view.expected, view) ? std::optional(factor) : std::nullopt;
+}
+
+/// Factors by the coordinate on an axis, if the coordinate alone says them.
+std::optional<std::map<int, double>> by_coordinate(const Evidence& e,
+                                                   const std::map<int, double>& of_rank,
+                                                   Axis axis) {
+  std::map<int, double> factors;
+  for (const auto& [rank, factor] : of_rank) {
+    const auto [known, is_new] = factors.emplace(e.actual.mesh.coordinate(rank, axis), factor);
+    if (!is_new && !is_near(factor, known->second, kNear)) return std::nullopt;
+  }
+  return std::cmp_equal(factors.size(), e.actual.mesh.degree(axis)) ? std::optional(factors)
+                                                                    : std::nullopt;
+}
+
+/// The counted targets of each dp rank's samples in the step.
+std::vector<double> tokens_of_ranks(const Evidence& e, int ranks) {
+  std::vector<double> counts(static_cast<std::size_t>(ranks), 0);
+  for (const Record& record : e.reference.trace().ranks.at(0).records) {
+    if (record.key.step != e.wanted.key.step || record.key.kind != RecordKind::kDataId ||
+        record.key.name != "labels")
+      continue;
+    const Values labels = e.reference_value(record.key);
+    if (labels.dim() != 2 || labels.size(0) % ranks != 0 || labels.size(1) < 2) return {};
+    const Values counted = labels.narrow(1, 1, labels.size(1) - 1).map([](double label) {
+      return label >= 0 ? 1 : 0;
+    });
+    const Values per_rank = counted.reshape({ranks, -1}).sum(1);
+    for (std::size_t i = 0; i < counts.size(); ++i) counts[i] += per_rank.flat()[i];
+  }
+  return counts;
+}
+
+/// What numbers of the run the factors are; empty if none.
+std::string numbers_behind(const Evidence& e, Axis axis, const std::vector<double>& factors) {
+  const auto n = static_cast<double>(factors.size());
+  const auto fits = [&](const auto& right) {
+    for (std::size_t i = 0; i < factors.size(); ++i) {
+      if (!is_near(factors[i], right(i), kNear)) return false;
+    }
+    return true;
+  };
+  if (axis == Axis::kDp) {
+    const std::vector<double> counts = tokens_of_ranks(e, static_cast<int>(factors.size()));
+    const double all = std::accumulate(counts.begin(), counts.end(), 0.0);
+    if (!counts.empty() && std::ranges::all_of(counts, [](double count) { return count > 0; })) {
+      const std::string tokens = fmt::format("{:g}", fmt::join(counts, ", "));
+      if (fits([&](std::size_t i) { return all / (n * counts[i]); }))
+        return fmt::format(
+            " = all tokens / ({} x its own), which are {}: each rank divides by its "
+            "own count",
+            factors.size(), tokens);
+      if (fits([&](std::size_t i) { return n * counts[i] / all; }))
+        return fmt::format(" = {} x its own tokens / all tokens, which are {}", factors.size(),
+                           tokens);
+    }
+  }
+  if (fits([](std::size_t i) { return static_cast<double>(i + 1); })) return " = rank + 1";
+  std::vector<std::string> words;
+  for (const double factor : factors) {
+    if (is_near(factor, 1, kNear)) continue;
+    const auto formula = e.formula_of(factor, kNear);
+    if (!formula.has_value()) return "";
+    words.push_back(*formula);
+  }
+  return fmt::format(" ({})", fmt::join(words, "; "));
+}
+
+/// An earlier activation of the same micro-batch.
+struct Summand {
+  std::string name;
+  Values values;
+};
+
+/// Activations of the tensor's shape before it, nearest first, each value once.
+std::vector<Summand> summands_before(const Evidence& e) {
+  constexpr std::size_t kMost = 9;
+  std::vector<const Record*> before;
+  for (const Record& record : e.reference.trace().ranks.at(0).records) {
+    if (record.key == e.wanted.key) break;
+    if (record.key.kind == e.wanted.key.kind && record.key.step == e.wanted.key.step &&
+        record.key.call == e.wanted.key.call &&
+        record.layout.global_shape == e.wanted.layout.global_shape)
+      before.push_back(&record);
+  }
+  std::vector<Summand> found;
+  for (auto record = before.rbegin(); record != before.rend() && found.size() < kMost; ++record) {
+    Values values = e.reference_value((*record)->key) / (*record)->grad_scale;
+    // a module's output is often that of its last part: the shorter name says more
+    const auto same = std::ranges::find_if(
+        found, [&](const Summand& other) { return equal(other.values, values); });
+    if (same == found.end() && is_telling(values))
+      found.push_back({(*record)->key.name, std::move(values)});
+  }
+  return found;
+}
+
+/// The fewest of the summands, two or three, whose sum is the reference's value up to rounding: of
+/// several the nearest.
+std::vector<const Summand*> decomposition(const Evidence& e, const std::vector<Summand>& all) {
+  const bool is_wide =
+      e.options.coarsest == Dtype::kFloat32 || e.options.coarsest == Dtype::kFloat64;
+  const double near = (is_wide ? 1e-5 : 8e-3) * norm_of(e.whole);
+  std::vector<const Summand*> best;
+  double least = near;
+  const auto look_at = [&](double error, std::vector<const Summand*> summands) {
+    if (!(error < least)) return;
+    least = error;
+    best = std::move(summands);
+  };
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    for (std::size_t j = i + 1; j < all.size(); ++j)
+      look_at(distance(all[i].values + all[j].values, e.whole), {&all[i], &all[j]});
+  }
+  if (!best.empty()) return best;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    for (std::size_t j = i + 1; j < all.size(); ++j) {
+      const Values rest = e.whole - (all[i].values + all[j].values);
+      for (std::size_t k = j + 1; k < all.size(); ++k)
+        look_at(distance(all[k].values, rest), {&all[i], &all[j], &all[k]});
+    }
+  }
+  return best;
+}
+
+std::optional<std::vector<double>> weights_on(const Evidence& e, const View& view,
+                                              const std::vector<const Summand*>& summands) {
+  std::vector<Values> rows;
+  for (const Summand* summand : summands)
+    rows.push_back(summand->values.cut(view.box.global_offset, view.box.size).flattened());
+  const Values matrix = stacked(rows);
+  if (view.actual.numel() < 16 * matrix.size(0)) return std::nullopt;
+  std::vector<double> weights = best_weights(matrix, view.actual);
+  if (!e.explains_each(weighted_sum(matrix, weights).reshape(view.actual.shape()), view))
+    return std::nullopt;
+  return weights;
+}
+
+}  // namespace
+
+std::string cause_rank_factors(const Evidence& e) {
+  const std::vector<const View*> bad = e.bad_views();
+  if (bad.size() < 2 || e.views.size() < 2) return "";
+  std::map<int, double> of_rank;
+  for (const Held& held : e.held) {
+    const View* view = e.view_of(held.rank->rank);
+    if (view == nullptr) {
+      // what was not kept is right
+      if (std::ranges::find(e.bad_ranks(), held.rank->rank) != e.bad_ranks().end()) return "";
+      of_rank[held.rank->rank] = 1;
+      continue;
+    }
+    const auto factor = factor_on(e, *view);
+    if (!factor.has_value()) return "";
+    of_rank[held.rank->rank] = *factor;
+  }
+  const double first_wrong = of_rank.at(bad.front()->rank);
+  const bool is_one_wrong = std::ranges::all_of(of_rank, [&](const auto& entry) {
+    return is_near(entry.second, first_wrong, kNear) || is_near(entry.second, 1, kNear);
+  });
+  if (is_one_wrong) return "";  // on all ranks, or on some
+  for (const AxisDegree& axis : e.actual.mesh.axes()) {
+    const auto factors = axis.degree > 1 ? by_coordinate(e, of_rank, axis.axis) : std::nullopt;
+    if (!factors.has_value()) continue;
+    std::vector<double> values;
+    for (const auto& [coordinate, factor] : *factors) values.push_back(factor);
+    return fmt::format("one factor for each {} rank: {:.4g}{}", name_of(axis.axis),
+                       fmt::join(values, ", "), numbers_behind(e, axis.axis, values));
+  }
+  std::vector<std::string> words;
+  for (const auto& [rank, factor] : of_rank) words.push_back(fmt::format("{:.4g}", factor));
+  return fmt::format("one factor for each rank: {}", fmt::join(words, ", "));
+}
+
+std::string cause_summands(const Evidence& e) {
+  const std::vector<const View*> bad = e.bad_views();
+  if (bad.empty() || !e.whole.defined() || e.whole.dim() < 2) return "";
+  const std::vector<Summand> all = summands_before(e);
+  const std::vector<const Summand*> summands = decomposition(e, all);
+  if (summands.empty()) return "";
+  std::vector<double> common;
+  for (const View* view : bad) {
+    const auto weights = weights_on(e, *view, summands);
+    if (!weights.has_value()) return "";
+    if (common.empty()) common = *weights;
+    for (std::size_t i = 0; i < common.size(); ++i) {
+      if (std::fabs((*weights)[i] - common[i]) > 0.01) return "";
+    }
+  }
+  std::vector<std::string> words;
+  for (std::size_t i = 0; i < common.size(); ++i)
+    words.push_back(fmt::format("{:.4g} x {}", std::fabs(common[i]) < kNear ? 0.0 : common[i],
+                                summands[i]->name));
+  return fmt::format("summands with wrong factors: {}, each should have 1{}",
+                     fmt::join(words, " + "), e.on_bad_ranks());
+}
+
+}  // namespace isoshard::detail

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Right values at wrong places: slices that are repeated, shifted or permuted, and what another
+/// rank should hold.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "harness/causes/class_causes.h"
+
+namespace isoshard::detail {
+namespace {
+
+constexpr std::int64_t kMaxShift = 64;
+
+/// The whole reference along `dim`, cut to the view's box in every other dim.
+Values line_of(const Evidence& e, const View& view, std::int64_t dim) {
+  Values line = e.whole;
+  for (std::size_t d = 0; d < view.box.size.size(); ++d) {
+    if (static_cast<std::int64_t>(d) != dim)
+      line = line.narrow(static_cast<std::int64_t>(d), view.box.global_offset[d], view.box.size[d]);
+  }
+  return line;
+}
+
+std::string repeated(const Evidence& e, const View& view, std::int64_t dim, double error) {
+  const std::int64_t size = view.actual.size(dim);
+  const Values line = line_of(e, view, dim);
+  for (std::int64_t times = 2; times <= std::min<std::int64_t>(size, 16); ++times) {
+    if (size % times != 0) continue;
+    const std::int64_t length = size / times;
+    for (std::int64_t begin = 0; begin + length <= line.size(dim); begin += length) {
+      const Values slice = line.narrow(dim, begin, length);
+      const std::vector<Values> copies(static_cast<std::size_t>(times), slice);
+      if (!e.explains(concatenated(copies, dim), view.actual, error)) continue;
+      const std::string often = times == 2 ? "twice" : fmt::format("{} times", times);
+      const std::string where = length == 1
+                                    ? fmt::format("position {}", begin)
+                                    : fmt::format("positions {}..{}", begin, begin + length - 1);
+      return fmt::format("rank {} holds {} {}", view.rank, where, often);
+    }
+  }
+  return "";
+}
+
+std::string shifted(const Evidence& e, const View& view, std::int64_t dim) {
+  const std::int64_t size = view.actual.size(dim);
+  const Values line = line_of(e, view, dim);
+  const std::int64_t offset = view.box.global_offset[static_cast<std::size_t>(dim)];
+  for (std::int64_t by = 1; by <= std::min(kMaxShift, line.size(dim) - 1); ++by) {
+    for (const std::int64_t shift : {by, -by}) {
+      // Position p holds what belongs to p - shift.
+      const std::int64_t begin = std::max(offset, shift);
+      const std::int64_t end = std::min(offset + size, line.size(dim) + shift);
+      if (2 * (end - begin) <= size) continue;
+      const Values mine = view.actual.narrow(dim, begin - offset, end - begin);
+      const Values theirs = line.narrow(dim, begin - shift, end - begin);
+      const double error = distance(mine, line.narrow(dim, begin, end - begin));
+      if (error > 0 && e.explains(mine, theirs, error))
+        return fmt::format("shift {} along dim {} on rank {}", shift, dim, view.rank);
+    }
+  }
+  return "";
+}
+
+/// What the slices of a dim are, where the kind of record says it.
+std::string_view slices_of(const Evidence& e, const View& view, std::int64_t dim) {
+  const RecordKind kind = e.wanted.key.kind;
+  if (kind != RecordKind::kActivation && kind != RecordKind::kActivationGrad)
+    return view.actual.dim() == 2 ? (dim == 0 ? "rows" : "columns") : "elements";
+  const bool is_by_heads = view.actual.dim() == 4;
+  if (dim == 0) return "samples";
+  if (dim == 1) return is_by_heads ? "heads" : "tokens";
+  return is_by_heads && dim == 2 ? "tokens" : "features";
+}
+
+/// " (samples: 0 has 1, 1 has 0)", " (features, in blocks of 16: 0 has 2, ...)": what stands where.
+std::string permutation_in_words(const Evidence& e, const View& view, std::int64_t dim,
+                                 const std::vector<std::int64_t>& from) {
+  const auto size = static_cast<std::int64_t>(from.size());
+  // the largest blocks that stay together
+  std::int64_t block = 1;
+  for (std::int64_t b = size / 2; b > 1; --b) {
+    bool fits = size % b == 0;
+    for (std::int64_t i = 0; fits && i < size; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      fits = i % b == 0 ? from[at] % b == 0 : from[at] == from[at - 1] + 1;
+    }
+    if (!fits) continue;
+    block = b;
+    break;
+  }
+  constexpr std::size_t kShown = 4;
+  const std::int64_t first =
+      view.box.global_offset[static_cast<std::size_t>(dim)] / std::max<std::int64_t>(block, 1);
+  std::vector<std::string> words;
+  for (std::int64_t i = 0; i < size && words.size() <= kShown; i += block) {
+    const std::int64_t own = first + i / block, other = from[static_cast<std::size_t>(i)] / block;
+    if (own == other) continue;
+    words.push_back(words.size() == kShown ? "..." : fmt::format("{} has {}", own, other));
+  }
+  if (words.empty()) return "";
+  return fmt::format(" ({}{}: {})", slices_of(e, view, dim),
+                     block > 1 ? fmt::format(", in blocks of {}", block) : "",
+                     fmt::join(words, ", "));
+}
+
+std::string permuted(const Evidence& e, const View& view, std::int64_t dim, double error) {
+  const Values mine = view.actual.to_front(dim).reshape({view.actual.size(dim), -1});
+  const Values line = line_of(e, view, dim);
+  const Values theirs = line.to_front(dim).reshape({line.size(dim), -1});
+  if (mine.size(0) < 2 || mine.size(0) * theirs.size(0) * mine.size(1) > (std::int64_t{1} << 28))
+    return "";
+  const std::vector<std::int64_t> nearest = nearest_rows(mine, theirs);
+  // a slice stands twice
+  if (std::set<std::int64_t>(nearest.begin(), nearest.end()).size() != nearest.size()) return "";
+  if (!e.explains(theirs.take(nearest), mine, error)) return "";
+  return fmt::format("permuted along dim {} on rank {}{}", dim, view.rank,
+                     permutation_in_words(e, view, dim, nearest));
+}
+
+/// Whether every token's features in [batch, sequence, features] are those of some token of the
+/// reference.
+bool tokens_stand_elsewhere(const Evidence& e, const View& view) {
+  if (view.actual.dim() != 3) return false;
+  const Values mine = view.actual.rows(), theirs = view.expected.rows();
+  if (mine.size(0) * mine.size(0) * mine.size(1) > (std::int64_t{1} << 28)) return false;
+  return e.explains(theirs.take(nearest_rows(mine, theirs)), mine, distance(mine, theirs));
+}
+
+std::string moved_on(const Evidence& e, const View& view) {
+  const double error = distance(view.actual, view.expected);
+  if (!(error > e.tolerance() * norm_of(view.expected))) return "";
+  for (std::int64_t dim = 0; dim < view.actual.dim(); ++dim) {
+    if (std::string text = repeated(e, view, dim, error); !text.empty()) return text;
+  }
+  for (std::int64_t dim = 0; dim < view.actual.dim(); ++dim) {
+    if (std::string text = shifted(e, view, dim); !text.empty()) return text;
+  }
+  for (std::int64_t dim = 0; dim < view.actual.dim(); ++dim) {
+    if (std::string text = permuted(e, view, dim, error); !text.empty()) return text;
+  }
+  return "";
+}
+
+/// The rank whose place in the reference has what this rank holds.
+std::optional<int> owner_of_values(const Evidence& e, const View& view) {
+  for (const Held& other : e.held) {
+    if (other.rank->rank == view.rank) continue;
+    const auto place = e.place_on(other);
+    if (!place.has_value() || place->size != view.box.size ||
+        place->global_offset == view.box.global_offset)
+      continue;
+    const Values theirs = e.whole.cut(place->global_offset, place->size);
+    const bool is_zero = norm_of(theirs) == 0 && norm_of(view.actual) == 0;
+    if (is_zero || e.explains_each(theirs, view)) return other.rank->rank;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string cause_other_ranks(const Evidence& e) {
+  const std::vector<const View*> bad = e.bad_views();
+  if (bad.empty() || !e.whole.defined()) return "";
+  std::vector<int> ranks, owners;
+  bool is_told = false;
+  for (const View* view : bad) {
+    const auto owner = owner_of_values(e, *view);
+    if (!owner.has_value()) return "";
+    ranks.push_back(view->rank);
+    owners.push_back(*owner);
+    is_told = is_told || is_telling(view->actual);
+  }
+  if (!is_told) return "";
+  return fmt::format("rank{} {} hold{} what rank{} {} should hold", ranks.size() == 1 ? "" : "s",
+                     fmt::join(ranks, ", "), ranks.size() == 1 ? "s" : "",
+                     owners.size() == 1 ? "" : "s", fmt::join(owners, ", "));
+}
+
+/// Slices along one dim stand at other positions: repeated, shifted or permuted. Said for the
+/// ranks that share the first bad rank's place, because their copies should be equal.
+std::string cause_moved_slices(const Evidence& e) {
+  const View* bad = e.first_bad_view();
+  if (bad == nullptr) return "";
+  std::vector<std::string> words;
+  for (const View& view : e.views) {
+    if (view.box.global_offset != bad->box.global_offset || view.box.size != bad->box.size)
+      continue;
+    if (std::string text = moved_on(e, view); !text.empty() && words.size() < 4)
+      words.push_back(std::move(text));
+  }
+  if (words.empty()) return "";
+  std::string text =
+      e.result.differing_axes.empty()
+          ? ""
+          : fmt::format("copies differ over {}; ", join_axes(e.result.differing_axes));
+  return text + fmt::format("{}", fmt::join(words, "; "));
+}
+
+std::string cause_same_values_elsewhere(const Evidence& e) {
+  const View* bad = e.first_bad_view();
+  if (bad == nullptr || bad->actual.numel() < 8) return "";
+  const Values theirs = bad->expected.sorted();
+  const double left = distance(bad->actual.sorted(), theirs);
+  // Sorting alone brings any two tensors of one distribution near: only equality up to rounding
+  // counts.
+  if (left > std::min(e.tolerance(), 1e-3) * norm_of(theirs) ||
+      left > 0.01 * distance(bad->actual, bad->expected))
+    return "";
+  if (tokens_stand_elsewhere(e, *bad))
+    return fmt::format("tokens permuted between samples on rank {}", bad->rank);
+  return fmt::format("permuted (the same values at other places) on rank {}", bad->rank);
+}
+
+}  // namespace isoshard::detail

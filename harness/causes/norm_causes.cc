@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A gradient norm whose square is the right one less, or more, the squares of some parameters or
+/// of some ranks.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "harness/causes/class_causes.h"
+#include "harness/trace/clipped.h"
+
+namespace isoshard::detail {
+namespace {
+
+/// Squares of one parameter in the run's own gradients: of the whole, and of each rank's part.
+struct ParameterSquares {
+  std::string name;
+  double all = 0;
+  std::map<int, double> of_rank;
+  bool is_split = false;
+};
+
+/// A group of squares that may be missing or counted twice.
+struct Group {
+  std::string words;
+  double squares = 0;
+  std::set<std::string> members;
+};
+
+std::vector<ParameterSquares> squares_of(const Evidence& e) {
+  std::vector<ParameterSquares> found;
+  for (const Record& wanted : e.reference.trace().ranks.at(0).records) {
+    if (stage_of(wanted.key) != Stage::kParameterGrad || is_gradient_besides(wanted.key) ||
+        wanted.key.step != e.wanted.key.step)
+      continue;
+    ParameterSquares own{wanted.key.name, 0, {}, false};
+    std::set<Shape> seen;
+    for (const RankTrace& rank : e.actual.ranks) {
+      const Record* record = rank.find(wanted.key);
+      if (record == nullptr) continue;
+      // of summands the squares say nothing
+      if (is_partial(record->layout)) return {};
+      double sum = 0;
+      for (const PartStats& part : record->parts) {
+        sum += part.stats.sum_sq_actual;
+        if (seen.insert(place_of(part, is_flat(record->layout))).second)
+          own.all += part.stats.sum_sq_actual;
+      }
+      own.of_rank[rank.rank] = sum;
+    }
+    own.is_split = seen.size() > 1;
+    found.push_back(std::move(own));
+  }
+  return found;
+}
+
+/// "down_proj.weight" of "model.layers.1.mlp.down_proj.weight".
+std::string kind_of(const std::string& name) {
+  const std::string module = parent_of(name);
+  return name.substr(parent_of(module).empty() ? 0 : parent_of(module).size() + 1);
+}
+
+/// "model.layers.1" of "model.layers.1.mlp.down_proj.weight"; empty outside of layers.
+std::string layer_of(const std::string& name) {
+  for (std::size_t begin = name.find('.'); begin != std::string::npos;
+       begin = name.find('.', begin + 1)) {
+    const std::size_t end = name.find_first_not_of("0123456789", begin + 1);
+    if (end == begin + 1 || end == std::string::npos || name[end] != '.') continue;
+    return name.substr(0, end);
+  }
+  return "";
+}
+
+void add_to(std::vector<Group>& groups, const std::string& words, const ParameterSquares& own) {
+  auto found = std::ranges::find(groups, words, &Group::words);
+  if (found == groups.end()) found = groups.insert(groups.end(), {words, 0, {}});
+  found->squares += own.all;
+  found->members.insert(own.name);
+}
+
+std::vector<Group> groups_of(const std::vector<ParameterSquares>& parameters,
+                             const MeshShape& mesh) {
+  std::vector<Group> groups;
+  for (const ParameterSquares& own : parameters) {
+    add_to(groups, own.name, own);
+    add_to(groups, "all " + kind_of(own.name), own);
+    if (own.name.find("norm") != std::string::npos) add_to(groups, "all norms", own);
+    if (own.name.ends_with(".bias")) add_to(groups, "all biases", own);
+    if (const std::string layer = layer_of(own.name); layer.empty())
+      add_to(groups, "all parameters outside of layers", own);
+    else
+      add_to(groups, "all parameters of " + layer, own);
+  }
+  for (const AxisDegree& axis : mesh.axes()) {
+    // elsewhere ranks of other axes hold copies of a part, or parts of it
+    if (axis.degree == 1 || mesh.world_size() != axis.degree) continue;
+    for (int c = 0; c < axis.degree; ++c) {
+      Group part{fmt::format("{} rank {}'s parts", name_of(axis.axis), c), 0, {}};
+      for (const ParameterSquares& own : parameters) {
+        double of_coordinate = 0;
+        for (const auto& [rank, squares] : own.of_rank) {
+          if (mesh.coordinate(rank, axis.axis) == c) of_coordinate += squares;
+        }
+        if (!own.is_split) continue;
+        part.squares += of_coordinate;
+        part.members.insert(own.name);
+      }
+      if (part.squares > 0) groups.push_back(std::move(part));
+    }
+  }
+  return groups;
+}
+
+}  // namespace
+
+std::string cause_norm_squares(const Evidence& e) {
+  // the norm is added up in fp64, or rounded to fp32 at the end
+  constexpr double kRounding = 4e-7, kLeastTold = 50;
+  const View* bad = e.first_bad_view();
+  if (bad == nullptr || e.wanted.key.name != "grad_norm" || e.whole.numel() != 1) return "";
+  const std::vector<ParameterSquares> parameters = squares_of(e);
+  double all = 0;
+  for (const ParameterSquares& own : parameters) all += own.all;
+  const double expected = e.whole.item(), actual = bad->actual.item();
+  // the gradients must be right, and the norm one of all of them
+  if (all == 0 || !is_near(std::sqrt(all), expected, std::clamp(e.tolerance(), 1e-4, 0.02)))
+    return "";
+  const double off = actual * actual - all, noise = kRounding * all;
+  if (std::fabs(off) < kLeastTold * noise) return "";
+  std::vector<Group> fitting;
+  for (Group& group : groups_of(parameters, e.actual.mesh)) {
+    if (std::fabs(std::fabs(off) - group.squares) > 2 * noise) continue;
+    const bool is_known = std::ranges::any_of(
+        fitting, [&](const Group& known) { return known.members == group.members; });
+    if (!is_known) fitting.push_back(std::move(group));
+  }
+  if (fitting.size() != 1) return "";  // none, or more than one by chance
+  const Group& group = fitting.front();
+  const std::string count =
+      group.members.size() > 1 ? fmt::format(" ({} parameters)", group.members.size()) : "";
+  return off < 0
+             ? fmt::format("too small; the squares of {}{} are left out", group.words, count)
+             : fmt::format("too large; the squares of {}{} are counted twice", group.words, count);
+}
+
+}  // namespace isoshard::detail

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Values that passed through a coarser dtype: their low bits are 0, and they are off by up to half
+/// a step of that dtype everywhere.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "harness/causes/class_causes.h"
+
+namespace isoshard::detail {
+namespace {
+
+constexpr int kMostBits = 53;
+constexpr std::int64_t kLeastElements = 32;
+
+/// A dtype by the bits of its significand, the leading one counted.
+struct Coarse {
+  int bits;
+  const char* name;
+};
+constexpr Coarse kCoarse[] = {
+    {3, "fp8 (e5m2)"}, {4, "fp8 (e4m3)"}, {8, "bf16"}, {11, "fp16 or TF32"}, {24, "fp32"}};
+
+int bits_of(Dtype dtype) {
+  return dtype == Dtype::kFloat64    ? 53
+         : dtype == Dtype::kFloat32  ? 24
+         : dtype == Dtype::kFloat16  ? 11
+         : dtype == Dtype::kBFloat16 ? 8
+                                     : 0;
+}
+
+/// How many bits the significand of a number needs; 0 for 0.
+int significant_bits(double value) {
+  if (value == 0) return 0;
+  int exponent = 0;
+  const double fraction = std::frexp(value, &exponent);
+  auto integer = static_cast<std::int64_t>(std::ldexp(std::fabs(fraction), kMostBits));
+  int zeros = 0;
+  for (; (integer & 1) == 0; integer >>= 1) ++zeros;
+  return kMostBits - zeros;
+}
+
+/// Half a step of a dtype with so many bits at a value.
+double half_a_step(double value, int bits) {
+  int exponent = 0;
+  (void)std::frexp(value, &exponent);
+  return std::ldexp(0.5, exponent - bits);
+}
+
+/// How many of the numbers that are not 0 need at most so many bits, from 0 to kMostBits.
+struct Bits {
+  std::int64_t all = 0;
+  std::vector<std::int64_t> at_most = std::vector<std::int64_t>(kMostBits + 1, 0);
+
+  void add(double value) {
+    if (value == 0) return;
+    ++all;
+    for (int bits = significant_bits(value); bits <= kMostBits; ++bits)
+      ++at_most[static_cast<std::size_t>(bits)];
+  }
+  [[nodiscard]] double share(int bits) const {
+    return all == 0
+               ? 0
+               : static_cast<double>(at_most[static_cast<std::size_t>(std::min(bits, kMostBits))]) /
+                     static_cast<double>(all);
+  }
+};
+
+/// Whether the values differ from the right ones as rounding to so many bits makes them differ:
+/// nowhere by more than half a step, and by a good part of one in the mean.
+bool is_off_by_half_a_step(const std::vector<const View*>& bad, double tolerance, int bits) {
+  double steps = 0;
+  std::int64_t count = 0;
+  for (const View* view : bad) {
+    const Values actual = view->actual.contiguous(), expected = view->expected.contiguous();
+    // what came before the rounding was off by, too
+    const double typical = norm_of(expected) / std::sqrt(static_cast<double>(expected.numel()));
+    for (std::size_t i = 0; i < actual.flat().size(); ++i) {
+      const double right = expected.flat()[i], seen = actual.flat()[i];
+      if (seen == 0) continue;
+      const double half = half_a_step(std::max(std::fabs(right), std::fabs(seen)), bits);
+      const double noise = std::min(tolerance, 1e-4) * (8 * std::fabs(right) + typical);
+      if (!(std::fabs(seen - right) <= half + noise)) return false;
+      steps += std::fabs(seen - right) / half;
+      ++count;
+    }
+  }
+  return count > 0 && steps > 0.2 * static_cast<double>(count);
+}
+
+std::string rounded_values(const Evidence& e, const std::vector<const View*>& bad, int own_bits) {
+  Bits actual, expected;
+  for (const View* view : bad) {
+    const Values seen = view->actual.contiguous(), right = view->expected.contiguous();
+    for (const double value : seen.flat()) actual.add(value);
+    for (const double value : right.flat()) expected.add(value);
+  }
+  if (actual.all < kLeastElements) return "";
+  for (const auto& [bits, name] : kCoarse) {
+    if (bits >= own_bits || actual.share(bits) < 1) continue;
+    if (expected.share(bits) > 0.5 || !is_off_by_half_a_step(bad, e.tolerance(), bits)) return "";
+    return fmt::format(
+        "rounded to {}: all {} values have at most {} significant bits, and differ from the right "
+        "ones by at most half a step{}",
+        name, actual.all, bits, e.on_bad_ranks());
+  }
+  return "";
+}
+
+/// Means over dp of rounded summands: times the degree they are sums of few numbers of few bits.
+std::string rounded_summands(const Evidence& e, const std::vector<const View*>& bad, int own_bits) {
+  constexpr int kMoreBits = 6;  // what a sum of two numbers of other size needs besides
+  if (e.wanted.key.kind != RecordKind::kGrad) return "";
+  for (const AxisDegree& axis : e.actual.mesh.axes()) {
+    const bool is_averaged = axis.axis == Axis::kDp || axis.axis == Axis::kDpReplicate;
+    if (axis.degree == 1 || !is_averaged) continue;
+    Bits actual, expected;
+    double squares = 0, wrong = 0;
+    for (const View* view : bad) {
+      // the division by the degree rounds in the record's own dtype
+      const auto undivided = [&](double value) {
+        return static_cast<double>(static_cast<float>(value * axis.degree));
+      };
+      const Values seen = view->actual.contiguous(), right = view->expected.contiguous();
+      for (const double value : seen.flat()) actual.add(undivided(value));
+      for (const double value : right.flat()) expected.add(undivided(value));
+      squares += dot(right, right);
+      wrong += std::pow(distance(seen, right), 2);
+    }
+    if (actual.all < 4 * kLeastElements || squares == 0) continue;
+    const double error = std::sqrt(wrong / squares);
+    for (const auto& [bits, name] : kCoarse) {
+      if (bits + kMoreBits >= own_bits) continue;
+      const double step = std::ldexp(1.0, -bits);
+      const bool fits = actual.share(bits + kMoreBits) > 0.9 && actual.share(bits + 1) > 0.25 &&
+                        actual.share(bits) < 0.95 && actual.share(bits - 1) < 0.6 &&
+                        expected.share(bits + kMoreBits) < 0.25 && error > step / 16 &&
+                        error < step;
+      if (!fits) continue;
+      return fmt::format(
+          "summands rounded to {} before they are added over {}: {:.0f} % of {} values are sums of "
+          "numbers of {} significant bits{}",
+          name, name_of(axis.axis), 100 * actual.share(bits + kMoreBits), actual.all, bits,
+          e.on_bad_ranks());
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string cause_rounding(const Evidence& e) {
+  const std::vector<const View*> bad = e.bad_views();
+  if (bad.empty()) return "";
+  const Held* held = e.held_by(bad.front()->rank);
+  const int own_bits = std::min(bits_of(held->record->dtype), bits_of(e.wanted.dtype));
+  if (own_bits == 0) return "";
+  const bool is_telling_enough =
+      std::ranges::any_of(bad, [](const View* view) { return is_telling(view->expected); });
+  if (!is_telling_enough) return "";
+  if (std::string text = rounded_values(e, bad, own_bits); !text.empty()) return text;
+  return rounded_summands(e, bad, own_bits);
+}
+
+}  // namespace isoshard::detail

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Steps of parameters: not made, made on a part only, or made without the weight decay.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "harness/causes/class_causes.h"
+
+namespace isoshard::detail {
+namespace {
+
+constexpr std::int64_t kLeastSteps = 12;
+
+bool is_stepped(const RecordKey& key) {
+  return stage_of(key) == Stage::kParameterAfterStep || !stepped_parameter(key).empty();
+}
+
+/// The record that the values had before the step: the parameter's own, or its master's.
+RecordKey before_step(const RecordKey& key) {
+  if (key.kind == RecordKind::kParam) return record_before(key);
+  // a master is recorded after steps alone: before the first one it has the parameter's values
+  if (key.step > 0) return {key.step - 1, key.kind, key.name, 0};
+  return {0, RecordKind::kParam, std::string(stepped_parameter(key)), 0};
+}
+
+/// What each element did, against what it should have done.
+struct Steps {
+  std::vector<bool> is_kept, is_clear;  ///< as before; and whether the right step is clearly seen
+  std::int64_t kept = 0, made = 0;      ///< of the clear ones
+  bool is_mixed = false;                ///< some clear element is neither as before nor right
+};
+
+Steps steps_of(const Evidence& e, const View& view, const Values& before) {
+  constexpr double kStepsOfRounding = 8;
+  const Values old = before.contiguous(), actual = view.actual.contiguous(),
+               expected = view.expected.contiguous();
+  const double coarse = e.options.coarsest == Dtype::kFloat64   ? 0x1p-52
+                        : e.options.coarsest == Dtype::kFloat32 ? 0x1p-23
+                                                                : 0x1p-8;
+  Steps steps;
+  for (std::size_t i = 0; i < old.flat().size(); ++i) {
+    const double right = expected.flat()[i] - old.flat()[i],
+                 made = actual.flat()[i] - old.flat()[i];
+    const double noise = kStepsOfRounding * coarse * std::fabs(old.flat()[i]);
+    const bool is_clear = std::fabs(right) > 4 * noise && right != 0;
+    const bool is_kept = std::fabs(made) <= 0.02 * std::fabs(right);
+    const bool is_right = std::fabs(made - right) <= 0.25 * std::fabs(right) + noise;
+    steps.is_clear.push_back(is_clear);
+    steps.is_kept.push_back(is_kept);
+    if (!is_clear) continue;
+    if (is_kept) ++steps.kept;
+    if (is_right) ++steps.made;
+    steps.is_mixed = steps.is_mixed || (!is_kept && !is_right);
+  }
+  return steps;
+}
+
+/// Slices along `dim` of which no clear element was stepped; nothing if some slice is of both
+/// kinds, or all are of one.
+std::optional<std::set<std::int64_t>> kept_slices(const View& view, const Steps& steps,
+                                                  std::size_t dim) {
+  const Shape& size = view.box.size;
+  std::int64_t inner = 1;
+  for (std::size_t d = dim + 1; d < size.size(); ++d) inner *= size[d];
+  std::set<std::int64_t> kept, made;
+  for (std::size_t i = 0; i < steps.is_clear.size(); ++i) {
+    const std::int64_t slice = static_cast<std::int64_t>(i) / inner % size[dim];
+    if (steps.is_clear[i]) (steps.is_kept[i] ? kept : made).insert(slice);
+  }
+  const bool is_apart =
+      std::ranges::none_of(kept, [&](std::int64_t slice) { return made.contains(slice); });
+  return is_apart && !made.empty() && !kept.empty() ? std::optional(kept) : std::nullopt;
+}
+
+/// "3", "0..7", "0, 2, 4, ..." of sorted numbers, moved by `offset`.
+std::string in_runs(const std::set<std::int64_t>& numbers, std::int64_t offset) {
+  const std::int64_t first = *numbers.begin() + offset, last = *numbers.rbegin() + offset;
+  if (last - first + 1 == std::ssize(numbers))
+    return first == last ? fmt::format("{}", first) : fmt::format("{}..{}", first, last);
+  constexpr int kShown = 8;
+  std::vector<std::string> words;
+  for (const std::int64_t number : numbers) {
+    if (std::ssize(words) == kShown) {
+      words.emplace_back("...");
+      break;
+    }
+    words.push_back(fmt::format("{}", number + offset));
+  }
+  return fmt::format("{}", fmt::join(words, ", "));
+}
+
+/// The dp rank whose piece of the parameter's gradient or state holds just these elements, if the
+/// run cuts it over dp: begins and ends of the kept elements as flat places of the whole tensor.
+std::string owner_of(const Evidence& e, std::int64_t first, std::int64_t last) {
+  const std::string name(stepped_parameter(e.wanted.key));
+  for (const RankTrace& rank : e.actual.ranks) {
+    const Record* piece = rank.find({e.wanted.key.step, RecordKind::kGrad, name, 0});
+    if (piece == nullptr || !is_flat(piece->layout) || piece->parts.empty()) continue;
+    const FlatRange &begin = piece->parts.front().range, &end = piece->parts.back().range;
+    if (end.global_begin + end.count - begin.global_begin == numel_of(e.wanted.layout.global_shape))
+      continue;
+    // the ends may be elements whose step is too small to be seen
+    const bool is_inside =
+        begin.global_begin <= first && last < end.global_begin + end.count &&
+        2 * (last - first + 1) > end.global_begin + end.count - begin.global_begin;
+    if (is_inside)
+      return fmt::format(": the part of dp rank {}",
+                         e.actual.mesh.coordinate(rank.rank, Axis::kDp));
+  }
+  return "";
+}
+
+/// The dp rank that alone has a piece of the parameter's gradient, of a run that cuts all of them
+/// in flat pieces.
+std::string only_owner_of(const Evidence& e) {
+  const RecordKey key{e.wanted.key.step, RecordKind::kGrad,
+                      std::string(stepped_parameter(e.wanted.key)), 0};
+  std::set<int> owners;
+  for (const RankTrace& rank : e.actual.ranks) {
+    const Record* piece = rank.find(key);
+    const bool is_piece = piece != nullptr && piece->layout.explicit_parts && !piece->parts.empty();
+    if (is_piece && !is_flat(piece->layout)) return "";
+    if (is_piece) owners.insert(e.actual.mesh.coordinate(rank.rank, Axis::kDp));
+  }
+  if (owners.size() != 1 || e.actual.mesh.degree(Axis::kDp) == 1) return "";
+  return fmt::format(": the part of dp rank {}", *owners.begin());
+}
+
+std::string kept_in_words(const Evidence& e, const View& view, const Steps& steps) {
+  const std::string as_before = " not updated (as before the step), the others right";
+  const std::string where = e.on_bad_ranks();
+  std::int64_t first = -1, last = -1;
+  for (std::size_t i = 0; i < steps.is_clear.size(); ++i) {
+    if (!steps.is_clear[i] || !steps.is_kept[i]) continue;
+    first = first < 0 ? static_cast<std::int64_t>(i) : first;
+    last = static_cast<std::int64_t>(i);
+  }
+  const bool is_whole = view.box.size == e.wanted.layout.global_shape;
+  const std::string owner = is_whole ? owner_of(e, first, last) : "";
+  if (view.box.size.size() == 2) {
+    for (const std::size_t dim : {std::size_t{0}, std::size_t{1}}) {
+      const auto slices = kept_slices(view, steps, dim);
+      if (!slices.has_value()) continue;
+      return fmt::format("{} {}{}{}{}", dim == 0 ? "rows" : "columns",
+                         in_runs(*slices, view.box.global_offset[dim]), as_before, where, owner);
+    }
+  }
+  const bool is_one_run = [&] {
+    for (auto i = static_cast<std::size_t>(first); i <= static_cast<std::size_t>(last); ++i) {
+      if (steps.is_clear[i] && !steps.is_kept[i]) return false;
+    }
+    return true;
+  }();
+  if (is_one_run && is_whole)
+    return fmt::format("elements {}..{} of {}{}{}{}", first, last, steps.is_clear.size(), as_before,
+                       where, owner);
+  return fmt::format("{} of {} elements{}{}", steps.kept, steps.kept + steps.made, as_before,
+                     where);
+}
+
+/// How much of the values before the step the wrong step has besides the right one, in units of
+/// them; nothing if it is no multiple of them.
+std::optional<double> decay_besides(const Evidence& e, const View& view, const Values& before,
+                                    const Values& gradient) {
+  const Values old = before.contiguous(), grad = gradient.contiguous(),
+               expected = view.expected.contiguous(),
+               difference = (view.actual - view.expected).contiguous();
+  const double typical =
+      norm_of(grad) / std::sqrt(static_cast<double>(std::max<std::int64_t>(1, grad.numel())));
+  double products = 0, squares = 0;
+  std::int64_t count = 0;
+  // Where the gradient is noise the step is, too.
+  const auto counts = [&](std::size_t i) {
+    const double size = std::fabs(grad.flat()[i]);
+    return old.flat()[i] != 0 && (size == 0 || size >= 0.2 * typical);
+  };
+  for (std::size_t i = 0; i < old.flat().size(); ++i) {
+    if (!counts(i)) continue;
+    ++count;
+    products += old.flat()[i] * difference.flat()[i];
+    squares += old.flat()[i] * old.flat()[i];
+  }
+  if (count < kLeastSteps || squares == 0) return std::nullopt;
+  const double factor = products / squares;
+  const double rounding = e.options.coarsest == Dtype::kFloat64 ? 0x1p-50 : 0x1p-22;
+  for (std::size_t i = 0; i < old.flat().size(); ++i) {
+    if (!counts(i)) continue;
+    const double wanted = factor * old.flat()[i],
+                 size = std::max(std::fabs(old.flat()[i]), std::fabs(expected.flat()[i]));
+    if (!(std::fabs(difference.flat()[i] - wanted) <= 0.05 * std::fabs(wanted) + rounding * size))
+      return std::nullopt;
+  }
+  // a factor that rounding could make says nothing
+  return std::fabs(factor) > 8 * rounding ? std::optional(factor) : std::nullopt;
+}
+
+double rate_of(const Evidence& e) {
+  const RecordKey rate{e.wanted.key.step, RecordKind::kScalar, "learning_rate", 0};
+  if (e.reference.find(rate) != nullptr) return e.reference_value(rate).item();
+  return e.options.step_rule.has_value() ? e.options.step_rule->learning_rate : 0;
+}
+
+}  // namespace
+
+std::string cause_not_updated(const Evidence& e) {
+  if (e.wanted.key.kind != RecordKind::kParam ||
+      stage_of(e.wanted.key) != Stage::kParameterAfterStep)
+    return "";
+  const RecordKey before = record_before(e.wanted.key);
+  for (const int rank : e.bad_ranks()) {
+    const Held* h = e.held_by(rank);
+    const Record* old = h == nullptr ? nullptr : h->rank->find(before);
+    if (old == nullptr || old->parts.empty() || old->parts.size() != h->record->parts.size())
+      return "";
+    for (std::size_t i = 0; i < old->parts.size(); ++i) {
+      if (old->parts[i].digest != h->record->parts[i].digest) return "";
+    }
+  }
+  return "not updated (bitwise as before)" + e.on_bad_ranks() + only_owner_of(e);
+}
+
+std::string cause_part_not_updated(const Evidence& e) {
+  if (!is_stepped(e.wanted.key)) return "";
+  const RecordKey key = before_step(e.wanted.key);
+  const std::vector<const View*> bad = e.bad_views();
+  if (bad.empty() || e.reference.find(key) == nullptr) return "";
+  const Values before = e.reference_value(key);
+  if (before.shape() != e.wanted.layout.global_shape) return "";
+  std::optional<std::string> text;
+  for (const View* view : bad) {
+    const Steps steps = steps_of(e, *view, before.cut(view->box.global_offset, view->box.size));
+    if (steps.is_mixed || steps.kept + steps.made < kLeastSteps) return "";
+    if (steps.kept == 0) continue;
+    if (steps.kept < kLeastSteps) return "";
+    if (!text.has_value())
+      text = steps.made == 0 ? "not updated (as before the step)" + e.on_bad_ranks()
+                             : kept_in_words(e, *view, steps);
+  }
+  return text.value_or("");
+}
+
+std::string cause_weight_decay(const Evidence& e) {
+  const double rate = rate_of(e);
+  if (!is_stepped(e.wanted.key) || !e.options.step_rule.has_value() || rate == 0 ||
+      e.options.step_rule->weight_decay == 0)
+    return "";
+  const RecordKey key = before_step(e.wanted.key);
+  const RecordKey gradient{e.wanted.key.step, RecordKind::kGrad,
+                           std::string(stepped_parameter(e.wanted.key)), 0};
+  const std::vector<const View*> bad = e.bad_views();
+  if (bad.empty() || e.reference.find(key) == nullptr || e.reference.find(gradient) == nullptr)
+    return "";
+  const Values before = e.reference_value(key), grad = e.reference_value(gradient);
+  const double decay = rate * e.options.step_rule->weight_decay;
+  std::optional<double> common;
+  for (const View* view : bad) {
+    const Shape &offset = view->box.global_offset, &size = view->box.size;
+    const auto found = decay_besides(e, *view, before.cut(offset, size), grad.cut(offset, size));
+    if (!found.has_value() || (common.has_value() && !is_near(*found, *common, 0.02))) return "";
+    common = found;
+  }
+  const double times = 1 - *common / decay;  // how often it was applied
+  if (is_near(times, 1, 0.02)) return "";
+  const std::string often = std::fabs(times) < 0.02   ? "left out"
+                            : is_near(times, 2, 0.02) ? "applied twice"
+                                                      : fmt::format("applied {:.3g} times", times);
+  return fmt::format("weight decay ({:.3g} x {:.3g}) is {}{}", rate,
+                     e.options.step_rule->weight_decay, often, e.on_bad_ranks());
+}
+
+}  // namespace isoshard::detail

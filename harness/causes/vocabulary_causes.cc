@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Rows of a vocabulary: what an embedding reads and what comes back to it, and the gradient of
+/// logits.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "harness/causes/class_causes.h"
+
+namespace isoshard::detail {
+namespace {
+
+constexpr std::ptrdiff_t kLeastRows = 4;
+
+/// How often each id of a step's integer record occurs.
+struct IdCounts {
+  std::string name;
+  std::map<std::int64_t, std::int64_t> counts;
+  [[nodiscard]] std::int64_t of(std::int64_t id) const {
+    const auto found = counts.find(id);
+    return found == counts.end() ? 0 : found->second;
+  }
+};
+
+/// The step's first integer record whose ids hold all of `rows`.
+std::optional<IdCounts> ids_with(const Evidence& e, const std::set<std::int64_t>& rows) {
+  std::vector<IdCounts> found;
+  for (const Record& record : e.reference.trace().ranks.at(0).records) {
+    if (record.key.kind != RecordKind::kDataId || record.key.step != e.wanted.key.step ||
+        record.layout.global_shape.size() != 2)
+      continue;
+    auto own = std::ranges::find(found, record.key.name, &IdCounts::name);
+    if (own == found.end()) own = found.insert(found.end(), {record.key.name, {}});
+    const Values ids = e.reference_value(record.key).contiguous();
+    for (const double id : ids.flat()) ++own->counts[static_cast<std::int64_t>(id)];
+  }
+  const auto holds = std::ranges::find_if(found, [&](const IdCounts& ids) {
+    return std::ranges::all_of(rows, [&](std::int64_t row) { return ids.of(row) > 0; });
+  });
+  return holds == found.end() ? std::nullopt : std::optional(*holds);
+}
+
+/// The rows of a matrix on one rank, by how they are.
+struct Rows {
+  std::set<std::int64_t> wrong, right;  ///< of the vocabulary
+  std::set<std::int64_t> expected;      ///< that are not 0 in the reference
+};
+
+Rows rows_of(const Evidence& e, const View& view) {
+  Rows rows;
+  const double typical = norm_of(e.whole) / std::sqrt(static_cast<double>(e.whole.size(0)));
+  for (std::int64_t row = 0; row < view.actual.size(0); ++row) {
+    const std::int64_t id = row + view.box.global_offset[0];
+    const Values right = view.expected.narrow(0, row, 1), seen = view.actual.narrow(0, row, 1);
+    const double norm = norm_of(right), error = distance(seen, right);
+    if (norm > 0) rows.expected.insert(id);
+    // what a row is off by rounding depends on the largest summands, which a small sum hides
+    const bool is_right =
+        norm == 0 ? error == 0
+                  : error <= 4 * std::min(e.tolerance(), 0.02) * std::max(norm, typical);
+    (is_right ? rows.right : rows.wrong).insert(id);
+  }
+  return rows;
+}
+
+Values row_of(const Values& matrix, const View& view, std::int64_t id) {
+  return matrix.narrow(0, id - view.box.global_offset[0], 1);
+}
+
+/// One row has besides its own what belongs to all rows that the rank does not hold.
+bool collects_foreign_rows(const Evidence& e, const View& view, std::int64_t id) {
+  const std::int64_t begin = view.box.global_offset[0], end = begin + view.box.size[0];
+  if (view.box.size[1] != e.whole.size(1) || view.box.size[0] == e.whole.size(0)) return false;
+  const Values extra = row_of(view.actual, view, id) - row_of(view.expected, view, id);
+  const Values all = e.whole.sum(0), own = e.whole.narrow(0, begin, end - begin).sum(0);
+  const Values foreign = (all - own).reshape({1, all.numel()});
+  return is_telling(foreign) && distance(extra, foreign) <= 1e-3 * norm_of(foreign);
+}
+
+/// Rows that no id of the batch, or none with a gradient, stands for.
+std::string rows_that_should_be_zero(const Evidence& e, const View& view, const Rows& rows,
+                                     const IdCounts& ids) {
+  if (rows.wrong.empty() ||
+      std::ranges::any_of(rows.wrong, [&](std::int64_t id) { return rows.expected.contains(id); }))
+    return "";
+  const auto absent =
+      std::ranges::count_if(rows.wrong, [&](std::int64_t id) { return ids.of(id) == 0; });
+  if (rows.wrong.size() == 1 && collects_foreign_rows(e, view, *rows.wrong.begin()))
+    return fmt::format(
+        "row {} holds what belongs to the rows that other ranks have: ids of theirs are not masked "
+        "in backward{}",
+        *rows.wrong.begin(), e.on_bad_ranks());
+  if (rows.expected.empty()) return "";
+  const std::string what = fmt::format("{} row{} ({}) must be 0 and {} not, the others are right",
+                                       rows.wrong.size(), rows.wrong.size() == 1 ? "" : "s",
+                                       some_of(rows.wrong), rows.wrong.size() == 1 ? "is" : "are");
+  const auto present = std::ssize(rows.wrong) - absent;
+  const std::string where = e.on_bad_ranks();
+  if (absent == 0)
+    return fmt::format("rows of ids in {} without a gradient, such as padding: {}{}", ids.name,
+                       what, where);
+  return fmt::format("rows of ids that are not in {}{}: {}{}", ids.name,
+                     present == 0 ? "" : fmt::format(", and of {} that have no gradient", present),
+                     what, where);
+}
+
+/// The gradients of an embedding's outputs by id, over all micro-batches; empty if not recorded.
+std::map<std::int64_t, std::vector<Values>> gradients_by_id(const Evidence& e,
+                                                            const IdCounts& ids) {
+  std::map<std::int64_t, std::vector<Values>> by_id;
+  const std::string module = parent_of(e.wanted.key.name);
+  for (int call = 0; call < e.num_micro_batches(); ++call) {
+    const RecordKey output{e.wanted.key.step, RecordKind::kActivationGrad, module, call},
+        read{e.wanted.key.step, RecordKind::kDataId, ids.name, call};
+    const Record* record = e.reference.find(output);
+    if (record == nullptr || e.reference.find(read) == nullptr) return {};
+    const Values dy = (e.reference_value(output) / record->grad_scale).rows(),
+                 own = e.reference_value(read).contiguous();
+    if (dy.size(0) != own.numel()) return {};
+    for (std::int64_t i = 0; i < own.numel(); ++i)
+      by_id[static_cast<std::int64_t>(own.flat()[static_cast<std::size_t>(i)])].push_back(
+          dy.narrow(0, i, 1));
+  }
+  return by_id;
+}
+
+/// Rows of ids that occur once are right, and those of repeated ids have one occurrence's gradient,
+/// or the mean over occurrences.
+std::string rows_not_summed(const Evidence& e, const View& view, const Rows& rows,
+                            const IdCounts& ids) {
+  if (std::ssize(rows.wrong) < kLeastRows) return "";
+  if (std::ranges::any_of(rows.wrong, [&](std::int64_t id) { return ids.of(id) < 2; })) return "";
+  const auto near = [&](const Values& a, const Values& b) {
+    return distance(a, b) <= std::max(4 * e.tolerance(), 1e-4) * norm_of(b);
+  };
+  const bool is_mean = std::ranges::all_of(rows.wrong, [&](std::int64_t id) {
+    const Values right = row_of(view.expected, view, id);
+    return norm_of(right) > 0 &&
+           near(row_of(view.actual, view, id), right / static_cast<double>(ids.of(id)));
+  });
+  const std::string where = e.on_bad_ranks();
+  if (is_mean)
+    return fmt::format("rows of the {} repeated ids in {} are divided by how often they occur{}",
+                       rows.wrong.size(), ids.name, where);
+  const auto by_id = gradients_by_id(e, ids);
+  if (by_id.empty()) return "";
+  bool are_last = true;
+  for (const std::int64_t id : rows.wrong) {
+    const auto found = by_id.find(id);
+    if (found == by_id.end()) return "";
+    const Values seen = row_of(view.actual, view, id);
+    const auto matches = [&](const Values& one) {
+      const Values own = one.narrow(1, view.box.global_offset[1], view.box.size[1]);
+      return norm_of(own) == 0 ? norm_of(seen) == 0 : near(seen, own);
+    };
+    if (std::ranges::none_of(found->second, matches)) return "";
+    are_last = are_last && matches(found->second.back());
+  }
+  return fmt::format(
+      "repeated ids are not summed: rows of {} repeated ids in {} have the gradient of {} "
+      "occurrence alone, the others are right{}",
+      rows.wrong.size(), ids.name, are_last ? "the last" : "one", where);
+}
+
+/// Of an embedding's output: the tokens that are wrong have the row of another id, so many on.
+std::string other_ids_read(const Evidence& e, const View& view) {
+  constexpr std::int64_t kMostAway = 8;
+  const RecordKey weight_key{e.wanted.key.step == 0 ? 0 : e.wanted.key.step - 1, RecordKind::kParam,
+                             e.wanted.key.name + ".weight", e.wanted.key.step == 1 ? 1 : 0};
+  const Record* weight_record = e.reference.find(weight_key);
+  if (weight_record == nullptr || view.box.size.size() != 3 ||
+      weight_record->layout.global_shape.size() != 2 ||
+      weight_record->layout.global_shape[1] != e.wanted.layout.global_shape[2])
+    return "";
+  const Shape &offset = view.box.global_offset, &size = view.box.size;
+  const Values weight = e.reference_value(weight_key).narrow(1, offset[2], size[2]);
+  const RecordKey ids_key{e.wanted.key.step, RecordKind::kDataId, "input_ids", e.wanted.key.call};
+  if (e.reference.find(ids_key) == nullptr) return "";
+  const Values ids =
+      e.reference_value(ids_key).cut({offset[0], offset[1]}, {size[0], size[1]}).flattened();
+  const Values seen = view.actual.rows(), right = view.expected.rows();
+  std::map<std::int64_t, std::int64_t> wrong;  // token by id
+  for (std::int64_t i = 0; i < seen.size(0); ++i) {
+    const Values own = right.narrow(0, i, 1);
+    if (distance(seen.narrow(0, i, 1), own) > 4 * e.tolerance() * norm_of(own))
+      wrong.emplace(static_cast<std::int64_t>(ids.flat()[static_cast<std::size_t>(i)]), i);
+  }
+  if (std::ssize(wrong) < kLeastRows) return "";
+  for (std::int64_t by = 1; by <= kMostAway; ++by) {
+    for (const std::int64_t away : {by, -by}) {
+      std::ptrdiff_t fitting = 0, zero = 0;
+      for (const auto& [id, token] : wrong) {
+        const Values own = seen.narrow(0, token, 1);
+        const bool is_in = id + away >= 0 && id + away < weight.size(0);
+        // the last ids of a shard read beyond it, which is masked
+        if (norm_of(own) == 0) ++zero;
+        if (is_in && is_telling(own) &&
+            distance(own, weight.narrow(0, id + away, 1)) <= 1e-3 * norm_of(own))
+          ++fitting;
+      }
+      if (fitting < kLeastRows || fitting + zero < std::ssize(wrong) || zero > 2 * by) continue;
+      return fmt::format("tokens of {} ids from {} to {} have row id {} {} of {}{}", wrong.size(),
+                         wrong.begin()->first, wrong.rbegin()->first, away > 0 ? "+" : "-", by,
+                         weight_key.name, e.on_bad_ranks());
+    }
+  }
+  return "";
+}
+
+/// Whether a tensor [B,S,V] is what the loss is made from: the last activation of the pass that has
+/// a row for each label.
+bool is_of_logits(const Evidence& e) {
+  const RecordKey labels{e.wanted.key.step, RecordKind::kDataId, "labels", e.wanted.key.call};
+  const Record* record = e.reference.find(labels);
+  const Shape& own = e.wanted.layout.global_shape;
+  if (record == nullptr || own.size() != 3 || record->layout.global_shape != Shape{own[0], own[1]})
+    return false;
+  const Record* last = nullptr;
+  for (const Record& other : e.reference.trace().ranks.at(0).records) {
+    if (other.key.kind == RecordKind::kActivation && other.key.step == e.wanted.key.step &&
+        other.key.call == e.wanted.key.call && other.layout.global_shape.size() == 3)
+      last = &other;
+  }
+  return last != nullptr && last->key.name == e.wanted.key.name;
+}
+
+/// Whether in each row what is not the target's differs by a factor of the row: the softmax of a
+/// rank's own columns. The target's is the only one below 0.
+bool is_scaled_by_row(const Evidence& e, const View& view) {
+  const Values seen = view.actual.rows(), right = view.expected.rows();
+  std::int64_t told = 0;
+  std::set<double> factors;
+  for (std::int64_t row = 0; row < seen.size(0); ++row) {
+    const Values own = seen.narrow(0, row, 1).contiguous(),
+                 wanted = right.narrow(0, row, 1).contiguous();
+    double products = 0, squares = 0, wrong = 0, all = 0;
+    std::int64_t count = 0;
+    for (std::size_t i = 0; i < own.flat().size(); ++i) {
+      if (wanted.flat()[i] <= 0) continue;
+      products += own.flat()[i] * wanted.flat()[i];
+      squares += wanted.flat()[i] * wanted.flat()[i];
+      ++count;
+    }
+    if (squares == 0) continue;
+    if (count < 8) return false;
+    const double factor = products / squares;
+    for (std::size_t i = 0; i < own.flat().size(); ++i) {
+      if (wanted.flat()[i] <= 0) continue;
+      wrong += std::pow(own.flat()[i] - factor * wanted.flat()[i], 2);
+      all += std::pow(own.flat()[i], 2);
+    }
+    if (!(std::sqrt(wrong) <= std::max(10 * e.tolerance(), 1e-3) * std::sqrt(all))) return false;
+    if (!is_near(factor, 1, 1e-2)) ++told;
+    factors.insert(std::round(factor * 1e6));
+  }
+  return told >= kLeastRows && factors.size() > 2;
+}
+
+/// Whether the difference is at a row's target alone, everywhere what the target lacks.
+bool lacks_target(const View& view) {
+  const Values difference = (view.actual - view.expected).rows(), right = view.expected.rows();
+  std::int64_t told = 0;
+  for (std::int64_t row = 0; row < right.size(0); ++row) {
+    const Values wanted = right.narrow(0, row, 1).contiguous(),
+                 off = difference.narrow(0, row, 1).contiguous();
+    const double scale = norm_of(wanted);
+    for (std::size_t i = 0; i < off.flat().size(); ++i) {
+      const bool is_target = wanted.flat()[i] < 0;
+      if (!is_target && std::fabs(off.flat()[i]) > 1e-3 * scale) return false;
+      if (!is_target) continue;
+      // what is left is the probability
+      if (view.actual.rows().narrow(0, row, 1).contiguous().flat()[i] < 0) return false;
+      ++told;
+    }
+  }
+  return told >= kLeastRows;
+}
+
+}  // namespace
+
+std::string cause_vocabulary_rows(const Evidence& e) {
+  const std::vector<const View*> bad = e.bad_views();
+  if (bad.empty() || !e.whole.defined()) return "";
+  if (e.wanted.key.kind == RecordKind::kActivation) return other_ids_read(e, *bad.front());
+  if (e.whole.dim() != 2) return "";
+  std::set<std::int64_t> expected;
+  for (std::int64_t row = 0; row < e.whole.size(0); ++row) {
+    if (norm_of(e.whole.narrow(0, row, 1)) > 0) expected.insert(row);
+  }
+  // a tied weight, or one that is no embedding, has no row of 0
+  if (std::cmp_equal(expected.size(), e.whole.size(0)) || expected.empty()) return "";
+  const auto ids = ids_with(e, expected);
+  if (!ids.has_value()) return "";
+  std::string first;
+  for (const View* view : bad) {
+    const Rows rows = rows_of(e, *view);
+    std::string text = rows_that_should_be_zero(e, *view, rows, *ids);
+    if (text.empty()) text = rows_not_summed(e, *view, rows, *ids);
+    if (text.empty()) return "";
+    if (first.empty()) first = std::move(text);
+  }
+  return first;
+}
+
+std::string cause_logit_rows(const Evidence& e) {
+  if (!e.whole.defined() || !is_of_logits(e)) return "";
+  // rows are whole where the parts of all ranks are put together
+  Values seen = e.whole;
+  std::vector<double> numbers(e.whole.flattened().flat().begin(), e.whole.flattened().flat().end());
+  const Shape& shape = e.whole.shape();
+  for (const View& view : e.views) {
+    const Values own = view.actual.contiguous();
+    std::size_t next = 0;
+    const Shape &at = view.box.global_offset, &size = view.box.size;
+    for (std::int64_t b = 0; b < size[0]; ++b) {
+      for (std::int64_t s = 0; s < size[1]; ++s) {
+        for (std::int64_t v = 0; v < size[2]; ++v) {
+          const std::int64_t place = ((at[0] + b) * shape[1] + at[1] + s) * shape[2] + at[2] + v;
+          numbers[static_cast<std::size_t>(place)] = own.flat()[next++];
+        }
+      }
+    }
+  }
+  seen = Values(shape, std::move(numbers)).rows();
+  const Values right = e.whole.rows();
+  const bool is_wide = e.wanted.dtype == Dtype::kFloat32 || e.wanted.dtype == Dtype::kFloat64;
+  const double near = is_wide ? 1e-3 : 0x1p-6;  // of a sum whose summands were rounded
+  std::int64_t told = 0, off = 0;
+  double worst = 0;
+  for (std::int64_t row = 0; row < right.size(0); ++row) {
+    const Values wanted = right.narrow(0, row, 1), own = seen.narrow(0, row, 1);
+    const double size = wanted.map([](double value) { return std::fabs(value); }).sum();
+    if (size == 0) continue;
+    if (std::fabs(wanted.sum()) > near * size) return "";  // the right ones do not, either
+    ++told;
+    const double own_size = own.map([](double value) { return std::fabs(value); }).sum();
+    const double share = own_size == 0 ? 0 : std::fabs(own.sum()) / own_size;
+    if (share > 2 * near) ++off;
+    worst = std::max(worst, share);
+  }
+  if (told < kLeastRows || off < 0.9 * static_cast<double>(told)) return "";
+  const std::vector<const View*> bad = e.bad_views();
+  std::string detail;
+  if (!bad.empty() && std::ranges::all_of(bad, [&](const View* v) { return lacks_target(*v); }))
+    detail = ": the target's 1 is not subtracted";
+  else if (!bad.empty() &&
+           std::ranges::all_of(bad, [&](const View* v) { return is_scaled_by_row(e, *v); }))
+    detail = ": each rank's columns have a softmax of their own";
+  return fmt::format(
+      "rows of the logits' gradient do not sum to 0 ({} of {} rows, up to {:.2g} of their absolute "
+      "sum){}",
+      off, told, worst, detail);
+}
+
+}  // namespace isoshard::detail

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Patterns that need nothing but the tensor itself on all ranks: one factor, one offset, one
+/// rank's share of a sum. Everything is compared in fp64 on the kept bytes of the ranks concerned.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <vector>
+
+#include "harness/causes/class_causes.h"
+#include "harness/causes/run_causes.h"
+
+namespace isoshard::detail {
+namespace {
+
+bool holds_the_same(const Record& a, const Record& b) {
+  if (is_flat(a.layout) || is_flat(b.layout)) return a.layout.flat == b.layout.flat;
+  return a.parts[0].box.global_offset == b.parts[0].box.global_offset &&
+         a.parts[0].box.size == b.parts[0].box.size;
+}
+
+/// The copies along an axis that hold the first one's place, if they are not all equal.
+std::vector<const View*> copies_along(const Evidence& e, const View& first, Axis axis) {
+  std::vector<const View*> copies;
+  bool differ = false;
+  for (const int rank : e.actual.mesh.group_of(first.rank, axis)) {
+    const Held* held = e.held_by(rank);
+    if (held == nullptr || held->record->parts.size() != 1) return {};
+    if (!holds_the_same(*held->record, *e.held_by(first.rank)->record)) continue;
+    const View* view = e.view_of(rank);
+    if (view == nullptr) return {};
+    differ = differ || !equal(view->actual, first.actual);
+    copies.push_back(view);
+  }
+  return differ ? copies : std::vector<const View*>{};
+}
+
+/// "tp", or "the tp ranks that share a part" if only some ranks of the group hold the same place.
+std::string holders_in_words(const Evidence& e, Axis axis, std::size_t copies) {
+  const std::string name(name_of(axis));
+  return static_cast<int>(copies) == e.actual.mesh.degree(axis)
+             ? name
+             : fmt::format("the {} ranks that share a part", name);
+}
+
+/// The combination of copies, all with clearly positive weights, that is nearest to the
+/// reference.
+Values best_combination(const std::vector<const View*>& copies) {
+  const auto n = static_cast<std::int64_t>(copies.size());
+  const Values& target = copies.front()->expected;
+  std::vector<Values> rows;
+  for (const View* copy : copies) rows.push_back(copy->actual);
+  const Values matrix = stacked(rows);
+  if (target.numel() >= 4 * n) {
+    const std::vector<double> weights = best_weights(matrix, target);
+    const double least = 0.02 / static_cast<double>(n);
+    if (std::ranges::all_of(weights, [least](double weight) { return weight > least; }))
+      return weighted_sum(matrix, weights).reshape(target.shape());
+  }
+  return matrix.mean(0).reshape(target.shape());
+}
+
+std::optional<double> explained_factor(const Evidence& e, const Stats& s) {
+  if (s.sum_sq_reference == 0 || s.sum_sq_actual == 0 || s.numel < 2) return std::nullopt;
+  // sums of squares in fp64 do not tell smaller differences from a factor
+  constexpr double kLeast = 0x1p-48;
+  if (s.sum_sq_diff < kLeast * s.sum_sq_reference) return std::nullopt;
+  const double factor = s.scale();
+  const double residual = std::sqrt(std::max(0.0, s.sum_sq_actual - s.dot * factor));
+  const double actual_norm = std::sqrt(s.sum_sq_actual);
+  if (residual > e.tolerance() * actual_norm || residual > 0.25 * std::sqrt(s.sum_sq_diff))
+    return std::nullopt;
+  return factor;
+}
+
+}  // namespace
+
+/// Each copy is one rank's share of the value: the sum over the axis, or a combination of all
+/// copies, gives the reference.
+std::string cause_rank_local(const Evidence& e) {
+  const View* bad = e.first_bad_view();
+  if (bad == nullptr) return "";
+  double error = distance(bad->actual, bad->expected);
+  for (const AxisDegree& axis : e.actual.mesh.axes()) {
+    const std::vector<const View*> copies =
+        axis.degree > 1 ? copies_along(e, *bad, axis.axis) : std::vector<const View*>{};
+    if (copies.empty()) continue;
+    const std::string holders = holders_in_words(e, axis.axis, copies.size());
+    Values sum = Values::zeros(bad->expected.shape());
+    for (const View* copy : copies) sum = sum + copy->actual;
+    if (e.explains(sum, bad->expected, error)) {
+      return fmt::format(
+          "rank-local partial over {} ({} copies differ, their sum equals the reference)", holders,
+          copies.size());
+    }
+    for (const View* copy : copies) error = std::max(error, distance(copy->actual, copy->expected));
+    if (e.explains(best_combination(copies), bad->expected, error)) {
+      return fmt::format("rank-local over {} ({} copies differ; combined they give the reference)",
+                         holders, copies.size());
+    }
+  }
+  return "";
+}
+
+/// Ranks hold different parts, and each of them the mean of all parts.
+std::string cause_mean_of_shards(const Evidence& e) {
+  const View* bad = e.first_bad_view();
+  if (bad == nullptr) return "";
+  const double error = distance(bad->actual, bad->expected);
+  for (const AxisDegree& axis : e.actual.mesh.axes()) {
+    Values sum = Values::zeros(bad->expected.shape());
+    bool fits = axis.degree > 1;
+    for (const int rank : e.actual.mesh.group_of(bad->rank, axis.axis)) {
+      const View* view = e.view_of(rank);
+      fits = fits && view != nullptr && view->box.size == bad->box.size;
+      fits = fits && (rank == bad->rank || view->box.global_offset != bad->box.global_offset);
+      if (!fits) break;
+      sum = sum + view->expected;
+    }
+    if (fits && e.explains(sum / axis.degree, bad->actual, error)) {
+      return fmt::format("every shard is the mean of the {} shards over {} (best fit {:.2g})",
+                         axis.degree, name_of(axis.axis), e.result.comparison.stats.scale());
+    }
+  }
+  return "";
+}
+
+/// One factor for everything: needs no bytes.
+std::string cause_scale(const Evidence& e) {
+  const Stats& s = e.result.comparison.stats;
+  const std::vector<int>& ranks = e.bad_ranks();
+  if (const auto factor = explained_factor(e, s)) {
+    if (ranks.size() >= e.held.size()) return e.scale_words(*factor);
+    return fmt::format("{} on rank {}", e.scale_words(*factor), fmt::join(ranks, ", "));
+  }
+  const Held* h = e.held_by(ranks.front());
+  if (h == nullptr || e.actual.mesh.world_size() == 1 || h->record->parts.empty()) return "";
+  Stats own;
+  for (const PartStats& part : h->record->parts) merge(own, part.stats);
+  if (const auto factor = explained_factor(e, own))
+    return fmt::format("{} on rank {}", e.scale_words(*factor), h->rank->rank);
+  return "";
+}
+
+std::string cause_offset(const Evidence& e) {
+  const View* bad = e.first_bad_view();
+  if (bad == nullptr || bad->actual.numel() < 4) return "";
+  const Values difference = bad->actual - bad->expected;
+  const double error = norm_of(difference), mean = difference.mean();
+  if (norm_of(difference - mean) <= 0.05 * error)
+    return fmt::format("constant offset {:.4g} on rank {}", mean, bad->rank);
+  if (difference.dim() < 2) return "";
+  const Values rows = difference.rows();
+  if (rows.size(0) < 4 || distance(rows, rows.mean(0)) > 0.05 * error) return "";
+  if (std::string text = multiple_of_parameter(e, rows.mean(0)); !text.empty()) return text;
+  return fmt::format("off by the same row everywhere on rank {}", bad->rank);
+}
+
+std::string cause_differing_copies(const Evidence& e) {
+  return e.result.differing_axes.empty()
+             ? ""
+             : fmt::format("copies differ over {}", join_axes(e.result.differing_axes));
+}
+
+}  // namespace isoshard::detail
