@@ -26,22 +26,14 @@ int StepTable::shard_rank_of(const NumericsSpec& numerics, int rank) {
   return own * numerics.mesh.degree(Axis::kCp) + numerics.mesh.coordinate(rank, Axis::kCp);
 }
 
-void StepTable::find_trained() {
-  const IsFrozen is_frozen = frozen_by(item_.settings.freeze);
-  for (const ParameterSpec& spec : specs_) {
-    if (!is_frozen(spec.name) && all_trained_++ == 0) first_trained_ = all_names_.size();
-    all_names_.push_back(spec.name);
-  }
-}
-
 std::pair<std::size_t, std::size_t> StepTable::places_of(std::string_view module) const {
   const auto is_own = [&](const std::string& name) {
     return name.size() > module.size() && name.starts_with(module) && name[module.size()] == '.';
   };
-  const auto first = std::ranges::find_if(all_names_, is_own);
-  const auto end = std::find_if_not(first, all_names_.end(), is_own);
-  return {static_cast<std::size_t>(first - all_names_.begin()),
-          static_cast<std::size_t>(end - all_names_.begin())};
+  const auto first = std::ranges::find_if(in_order_, is_own);
+  const auto end = std::find_if_not(first, in_order_.end(), is_own);
+  return {static_cast<std::size_t>(first - in_order_.begin()),
+          static_cast<std::size_t>(end - in_order_.begin())};
 }
 
 void StepTable::find_parameters() {
@@ -68,7 +60,7 @@ void StepTable::around(Purpose purpose, Dtype dtype, std::int64_t count) {
 
 void StepTable::attention(const std::string& layer, bool is_forward) {
   if (cp_ == 1) return;
-  if (!is_forward && !has_output_gradient(layer + ".self_attn.v_proj")) return;
+  if (!is_forward && !has_input_gradient(layer + ".self_attn.o_proj")) return;
   const std::int64_t count = 2 * tokens() * key_features(layer);
   const Dtype in = product_dtype();
   if (!numerics_.context.ring.has_value()) {

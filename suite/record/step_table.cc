@@ -3,6 +3,7 @@
 #include "suite/record/step_table.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 namespace isoshard {
@@ -18,6 +19,16 @@ std::string layer_of(std::string_view parameter) {
     begin = end + 1;
   }
   return "";
+}
+
+/// The place of a rotary decoder's parameter in the execution of its layer.
+int place_in_layer(std::string_view parameter) {
+  constexpr std::array<std::string_view, 6> kPlaces = {
+      ".input_layernorm.", "_proj.", "_norm.", ".o_proj.", ".post_attention_layernorm.", ".mlp."};
+  for (const std::size_t i : {3UL, 5UL, 0UL, 4UL, 2UL, 1UL}) {  // the longer names first
+    if (parameter.find(kPlaces.at(i)) != std::string_view::npos) return static_cast<int>(i);
+  }
+  return 0;
 }
 
 std::string module_of(std::string_view parameter) {
@@ -53,6 +64,26 @@ StepTable::StepTable(const Case& item, const NumericsSpec& numerics, const Model
   }
   const bool is_reloaded = item.reload_after != 0 && step >= item.reload_after;
   steps_before_ = step - (is_reloaded ? item.reload_after : item.first_step());
+}
+
+void StepTable::find_trained() {
+  for (const ParameterSpec& spec : specs_) in_order_.push_back(spec.name);
+  // norms of rotary decoders stand behind what comes after them
+  for (auto begin = in_order_.begin(); begin != in_order_.end();) {
+    const std::string layer = layer_of(*begin);
+    const auto end = std::find_if(begin, in_order_.end(),
+                                  [&](const std::string& name) { return layer_of(name) != layer; });
+    const bool is_rotary = std::any_of(begin, end, [](const std::string& name) {
+      return name.find(".post_attention_layernorm.") != std::string::npos;
+    });
+    if (is_rotary) std::ranges::stable_sort(begin, end, {}, place_in_layer);
+    begin = end;
+  }
+  const IsFrozen is_frozen = frozen_by(item_.settings.freeze);
+  all_trained_ = static_cast<std::size_t>(
+      std::ranges::count_if(in_order_, [&](const std::string& name) { return !is_frozen(name); }));
+  first_trained_ =
+      static_cast<std::size_t>(std::ranges::find_if_not(in_order_, is_frozen) - in_order_.begin());
 }
 
 std::map<Axis, std::vector<ExpectedCall>> StepTable::calls() {

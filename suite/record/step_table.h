@@ -59,8 +59,8 @@ class StepTable {
 
   // Backward goes no further than to the first parameter that is trained.
   void find_trained();
-  /// The place of a module's first and behind its last parameter in the model; of a module without
-  /// any the model's end.
+  /// The place of a module's first parameter, and that behind its last, among those in the order of
+  /// forward; of a module without any the end.
   [[nodiscard]] std::pair<std::size_t, std::size_t> places_of(std::string_view module) const;
   /// Whether what the module gets, and what it gives, has a gradient.
   [[nodiscard]] bool has_input_gradient(std::string_view module) const {
@@ -149,7 +149,7 @@ class StepTable {
   int steps_before_ = 0;              ///< of the same trainer, which forgets when it is loaded anew
   std::vector<ParameterSpec> specs_;  ///< that this rank has
   std::vector<ParameterSpec> trained_;  ///< those of them that are not frozen
-  std::vector<std::string> all_names_;  ///< of the model's parameters, in its order
+  std::vector<std::string> in_order_;   ///< the model's parameters, as forward comes to them
   std::size_t first_trained_ = 0;       ///< among them
   std::size_t all_trained_ = 0;         ///< how many of them are trained
   std::vector<std::string> layers_;
