@@ -91,7 +91,7 @@ int run_faults(const ParsedOptions& options) {
   ReportPrinter printer(static_cast<int>(ids.size()), text);
   PrintDetections output(printer);
   if (is_run(options)) print(head_of_faults_table());
-  Report report = is_run(options) ? run_faults(ids, output) : detect_faults(ids, output);
+  Report report = is_run(options) ? inject_catalog(ids, output) : detect_faults(ids, output);
   report.provenance = provenance_of(options);
   printer.finish(report);
   write_report(folder, report, text);

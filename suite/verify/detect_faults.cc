@@ -154,7 +154,7 @@ std::string head_of_faults_table() {
                      "first tensor", "cause", "time");
 }
 
-Report run_faults(const std::vector<std::string>& ids, VerifyObserver& observer) {
+Report inject_catalog(const std::vector<std::string>& ids, VerifyObserver& observer) {
   if (ids.empty()) throw UsageError("nothing selected: there is no fault to inject");
   std::vector<const Fault*> faults;
   for (const std::string& id : ids) faults.push_back(&find_fault(id));

@@ -22,7 +22,7 @@ namespace isoshard {
 /// Errors   UsageError for an unknown id, or for none.
 [[nodiscard]] Report detect_faults(const std::vector<std::string>& ids, VerifyObserver& observer);
 
-/// Head of the table that the cases of run_faults make as text.
+/// Head of the table that the cases of inject_catalog make as text.
 [[nodiscard]] std::string head_of_faults_table();
 
 /// Each fault on its smallest case, in fp32 and in bf16 where the case and the fault are possible
@@ -31,6 +31,6 @@ namespace isoshard {
 /// left out in a dtype because the fault changes no value there.
 ///
 /// Ranks, Errors   as detect_faults.
-[[nodiscard]] Report run_faults(const std::vector<std::string>& ids, VerifyObserver& observer);
+[[nodiscard]] Report inject_catalog(const std::vector<std::string>& ids, VerifyObserver& observer);
 
 }  // namespace isoshard
