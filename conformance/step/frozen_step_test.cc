@@ -156,6 +156,9 @@ TEST(FrozenStepRefusals, NameThePatternAndTheNumbers) {
               ThrowsMessage<UsageError>(HasSubstr("matches 27 of the 27")));
   EXPECT_THAT(problem(frozen(step_case("ddp", {.dp = 2}), "(")),
               ThrowsMessage<UsageError>(HasSubstr("--freeze must be a regular expression")));
+  EXPECT_THAT(problem(with(frozen(step_case("ddp", {.dp = 2})),
+                           [](Case& c) { c.settings.recompute_every = 1; })),
+              ThrowsMessage<UsageError>(HasSubstr("to be trained with --recompute")));
   EXPECT_THAT(problem(frozen(step_case("nd", {.pp = 2}))),
               ThrowsMessage<UsageError>(HasSubstr("all of stage 0 are frozen")));
   EXPECT_THAT(
