@@ -8,6 +8,7 @@
 #include "app/options/attach_options.h"
 #include "app/report_printer.h"
 #include "core/base/error.h"
+#include "harness/cli/output.h"
 #include "harness/cli/output_folder.h"
 #include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
@@ -36,7 +37,8 @@ class PrintDetections : public VerifyObserver {
 void declare_faults(OptionTable& table) {
   auto add = table.group("faults");
   add("fault", po::value<Ids>()->multitoken()->composing(),
-      "ids of the catalog (isoshard list faults), as arguments, too; default: all that are built");
+      "ids of the catalog (isoshard list faults), as arguments, too; default: all that are built. "
+      "After the word run: each in fp32 and bf16, as a table");
   add("class", po::value<std::string>(), "the faults of these classes alone, such as AB");
   add("benign", po::bool_switch(), "the benign variations in their place: none may be alarmed");
   auto output = table.group("output");
@@ -46,9 +48,22 @@ void declare_faults(OptionTable& table) {
   table.positional.add("fault", -1);
 }
 
+/// `faults run ...`: all dtypes, as a table.
+bool is_run(const ParsedOptions& options) {
+  return options.given("fault") && options.get<Ids>("fault").front() == "run";
+}
+
 Ids ids_of(const ParsedOptions& options) {
   const bool is_benign = options.get<bool>("benign");
-  if (options.given("fault")) {
+  if (is_run(options)) {
+    if (is_benign)
+      throw UsageError("--benign must be left out with run, which runs the faults of the catalog");
+    Ids ids = options.get<Ids>("fault");
+    ids.erase(ids.begin());
+    if (!ids.empty() && options.given("class"))
+      throw UsageError("--class chooses faults, and so do ids: give one of them");
+    if (!ids.empty()) return ids;
+  } else if (options.given("fault")) {
     if (is_benign || options.given("class"))
       throw UsageError("--class and --benign choose faults, and so do ids: give one of them");
     return options.get<Ids>("fault");
@@ -75,7 +90,8 @@ int run_faults(const ParsedOptions& options) {
   const TextOptions text = terminal_options();
   ReportPrinter printer(static_cast<int>(ids.size()), text);
   PrintDetections output(printer);
-  Report report = detect_faults(ids, output);
+  if (is_run(options)) print(head_of_faults_table());
+  Report report = is_run(options) ? inject_catalog(ids, output) : detect_faults(ids, output);
   report.provenance = provenance_of(options);
   printer.finish(report);
   write_report(folder, report, text);
@@ -86,17 +102,20 @@ int run_faults(const ParsedOptions& options) {
 }  // namespace
 
 Command faults_command() {
-  return {"faults",
-          "inject real bugs of the catalog, one after the other: each must be found",
-          "faults [ID...] [options]",
-          "  isoshard faults                                            all that are built; takes "
-          "minutes\n"
-          "  isoshard faults dp_sum_missing mlp_input_grad_partial --report faults.html\n"
-          "  isoshard faults --benign                                   legal differences: no "
-          "alarm",
-          declare_faults,
-          run_faults,
-          /*judges=*/true};
+  return {
+      "faults",
+      "inject real bugs of the catalog, one after the other: each must be found",
+      "faults [run] [ID...] [options]",
+      "  isoshard faults                                            all that are built; takes "
+      "minutes\n"
+      "  isoshard faults run                                        the same in fp32 and in bf16, "
+      "as a table with times\n"
+      "  isoshard faults dp_sum_missing mlp_input_grad_partial --report faults.html\n"
+      "  isoshard faults --benign                                   legal differences: no "
+      "alarm",
+      declare_faults,
+      run_faults,
+      /*judges=*/true};
 }
 
 }  // namespace isoshard

@@ -20,6 +20,8 @@
 #include "app/options/verify_options.h"
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
+#include "fixtures/cases/features.h"
+#include "fixtures/cases/presets.h"
 #include "fixtures/cases/setting.h"
 #include "harness/testing/test_folder.h"
 
@@ -106,6 +108,57 @@ TEST(Flags, ThatNobodyPublishedAreRefused) {
 
 VerifyRequest requested(const std::vector<std::string>& arguments) {
   return verify_request_of(parse_options(table_of("verify"), arguments));
+}
+
+/// Of the cases that `verify --preset small` and these flags make those that have the feature.
+std::size_t num_with(const Feature& feature, const std::string& flags) {
+  std::vector<std::string> arguments = split(flags, ' ');
+  std::erase(arguments, "");
+  arguments.insert(arguments.begin(), {"--preset", "small"});
+  const std::vector<Case> cases = requested(arguments).cases;
+  return static_cast<std::size_t>(std::ranges::count_if(cases, feature.is_in));
+}
+
+TEST(Flags, OfEachFeatureTurnItOn) {
+  std::size_t on_without = 0;
+  for (const Feature& feature : features()) {
+    SCOPED_TRACE(feature.name);
+    EXPECT_GT(num_with(feature, std::string(feature.flags)), 0U) << feature.flags;
+    on_without += num_with(feature, "") > 0 ? 1 : 0;
+  }
+  EXPECT_LT(on_without, features().size() / 3) << "most are off without their flags";
+}
+
+TEST(Flags, BesideThePresetThoroughNarrowAndOverride) {
+  const std::vector<Case> all = requested({"--preset", "thorough"}).cases;
+  const std::vector<Case> of_nd = requested({"--preset", "thorough", "--subjects", "nd"}).cases;
+  const VerifyRequest fp32 = requested({"--preset", "thorough", "--dtype", "fp32"});
+  const std::vector<Case> one_step = requested({"--preset", "thorough", "--steps", "1"}).cases;
+
+  EXPECT_EQ(all.size(), preset_cases("thorough").size());
+  EXPECT_GT(of_nd.size(), 5U);
+  for (const Case& item : of_nd) EXPECT_EQ(item.subject, "nd");
+  for (const Case& item : fp32.cases) EXPECT_EQ(item.dtype, Dtype::kFloat32);
+  // a scale is of fp16 only
+  ASSERT_EQ(fp32.notes.size(), 1U);
+  EXPECT_THAT(fp32.notes.front(), HasSubstr("are left out, as these options do not fit them"));
+  EXPECT_EQ(one_step.size(), all.size());
+  for (const Case& item : one_step) EXPECT_EQ(item.steps, 1);
+  EXPECT_THAT(
+      [] {
+        (void)requested({"--preset", "thorough", "--tp", "7"});
+      },
+      ThrowsMessage<UsageError>(HasSubstr("7")));
+}
+
+TEST(Flags, CoverageIsOfTheChosenCasesAndNothingBesideIt) {
+  EXPECT_TRUE(requested({"--preset", "small", "--coverage"}).coverage);
+  EXPECT_FALSE(requested({"--preset", "small"}).coverage);
+  EXPECT_THAT(
+      [] {
+        (void)requested({"--coverage", "--output-dir", "out"});
+      },
+      ThrowsMessage<UsageError>(HasSubstr("--output-dir must be left out with --coverage")));
 }
 
 TEST(Flags, OfTheCommandsThatArePublishedMeanWhatTheySay) {

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
+#include "fixtures/cases/features.h"
 #include "harness/cli/command.h"
 #include "harness/report/json/json_report.h"
 #include "harness/report/json/verdict_json.h"
@@ -64,6 +65,9 @@ TEST_F(ReportSchema, DescribesVerifyWithTablesAndCompare) {
   ASSERT_EQ(verify.at("cases").size(), 2U);
   ASSERT_EQ(verify.at("tables").size(), 1U);
   EXPECT_EQ(verify.at("tables")[0].at("columns").size(), 3U);
+  EXPECT_EQ(verify.at("features").size(), features().size());
+  EXPECT_EQ(verify.at("features")[0].at("name"), "ddp");
+  EXPECT_EQ(verify.at("features")[0].at("cases"), 1);
   EXPECT_THAT(schema_.problem(written(0, {"compare", "--input-dir", folder_ / "runs"})), IsEmpty());
 }
 

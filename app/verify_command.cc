@@ -11,10 +11,13 @@
 #include "app/report_printer.h"
 #include "core/base/error.h"
 #include "harness/cli/man_page.h"
+#include "harness/cli/output.h"
 #include "harness/cli/output_folder.h"
 #include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
 #include "harness/report/formats/report_formats.h"
+#include "harness/report/text/text_report.h"
+#include "harness/verdict/exit_code.h"
 #include "harness/world/interrupt.h"
 #include "suite/verify/verify.h"
 
@@ -71,6 +74,11 @@ int run_verify(const ParsedOptions& given) {
   VerifyRequest request = verify_request_of(options);
   if (!failed.cases.empty()) keep_failed(failed, request.cases);
   if (!reports_here()) request.output_dir.clear();
+  if (request.coverage) {
+    for (const std::string& note : request.notes) print(note + "\n");
+    print(features_text(features_of(request.cases)));
+    return kExitConforms;
+  }
   const KeepResults keep_results;
   require_output_file(request.inputs.save_weights, "--save-init-weights");
   require_output_file(request.inputs.save_batch, "--save-batch");
@@ -78,7 +86,9 @@ int run_verify(const ParsedOptions& given) {
       dump(reports_here() ? request.dump : "", "--dump");
   const ReportFile file(options, reports_here());
   const TextOptions text = terminal_options(request.verbose);
-  ReportPrinter printer(static_cast<int>(request.cases.size()), text);
+  TextOptions shown = text;
+  shown.is_brief = request.is_brief;
+  ReportPrinter printer(static_cast<int>(request.cases.size()), shown);
   for (const std::string& line : request.notes) printer.note(line);
   PrintVerdicts output(printer);
   Report report = verify(plan_of(request), output);
@@ -92,28 +102,33 @@ int run_verify(const ParsedOptions& given) {
 }  // namespace
 
 Command verify_command() {
-  return {"verify",
-          "judge our parallel training against a single process, tensor by tensor",
-          "verify [options]",
-          "  isoshard verify                                            Qwen2.5-0.5B cut to 2 "
-          "layers: ddp and autotp on 2 and 4 processes\n"
-          "  isoshard verify --preset small --tp 2 --dp 2 --subjects autotp --dtype fp32\n"
-          "  isoshard verify --model DIR --tp 2 --dp 2                  a Hugging Face folder with "
-          "its weights\n"
-          "  isoshard verify --preset small --data ids.bin --shuffle --tail drop       nanoGPT's "
-          "or Megatron's flat ids, in a seeded order\n"
-          "  isoshard verify --preset small --tp 3 --dp 2 --subjects autotp --reduction-order ring "
-          "--reference plain\n"
-          "                                                             within tolerances only, "
-          "not bit by bit\n"
-          "  isoshard verify --preset small --repeat 5                  five runs of each, with "
-          "random delays: a race is not repeatable\n"
-          "  isoshard verify --failed-from out                          what was wrong, again\n"
-          "  isoshard verify --fault mlp_input_grad_partial             what a real bug looks like "
-          "(exits 1)",
-          declare_verify_options,
-          run_verify,
-          /*judges=*/true};
+  return {
+      "verify",
+      "judge our parallel training against a single process, tensor by tensor",
+      "verify [options]",
+      "  isoshard verify                                            Qwen2.5-0.5B cut to 2 "
+      "layers: ddp and autotp on 2 and 4 processes\n"
+      "  isoshard verify --preset small --tp 2 --dp 2 --subjects autotp --dtype fp32\n"
+      "  isoshard verify --model DIR --tp 2 --dp 2                  a Hugging Face folder with "
+      "its weights\n"
+      "  isoshard verify --preset small --data ids.bin --shuffle --tail drop       nanoGPT's "
+      "or Megatron's flat ids, in a seeded order\n"
+      "  isoshard verify --preset small --tp 3 --dp 2 --subjects autotp --reduction-order ring "
+      "--reference plain\n"
+      "                                                             within tolerances only, "
+      "not bit by bit\n"
+      "  isoshard verify --preset small --repeat 5                  five runs of each, with "
+      "random delays: a race is not repeatable\n"
+      "  isoshard verify --preset thorough                          every subject and feature, on "
+      "tiny models, in less than a minute\n"
+      "  isoshard verify --preset small --coverage                  what these cases exercise, "
+      "and what not\n"
+      "  isoshard verify --failed-from out                          what was wrong, again\n"
+      "  isoshard verify --fault mlp_input_grad_partial             what a real bug looks like "
+      "(exits 1)",
+      declare_verify_options,
+      run_verify,
+      /*judges=*/true};
 }
 
 }  // namespace isoshard

@@ -22,8 +22,9 @@ namespace {
 
 namespace po = boost::program_options;
 
-/// Flags that are settings elsewhere, and mean something else here.
-constexpr std::string_view kOwnMeaning[] = {"warmup-steps", "autocast"};
+/// Flags that are settings elsewhere, and mean something else here, or nothing: predicted memory
+/// knows no frozen weights.
+constexpr std::string_view kOwnMeaning[] = {"warmup-steps", "autocast", "freeze"};
 constexpr const char* kDefaultModel = "Qwen/Qwen3-32B";
 constexpr int kMostRepeats = 1000;
 

@@ -76,7 +76,7 @@ std::vector<Case> expand(const ParsedOptions& options, const std::vector<Case>& 
     }
     const bool known = std::any_of(result.begin(), result.end(), [&](const Case& other) {
       return other.subject == item.subject && other.degrees == item.degrees &&
-             other.dtype == item.dtype;
+             other.dtype == item.dtype && other.slug() == item.slug();
     });
     if (!known) result.push_back(std::move(item));
   };
@@ -131,6 +131,60 @@ std::vector<Case> base_cases(const ParsedOptions& options, const std::string& fa
                                                : "default");
 }
 
+bool is_thorough(const ParsedOptions& options) {
+  return options.given("preset") && options.get<std::string>("preset") == "thorough";
+}
+
+/// The cases of the preset thorough save and warm up in the middle of their runs, which --steps may
+/// make too short for that.
+void fit_to_steps(const ParsedOptions& options, std::vector<Case>& cases) {
+  if (!options.given("steps")) return;
+  for (Case& item : cases) {
+    const int before_last = std::max(0, item.steps - 1);
+    if (!options.given("reload-after"))
+      item.reload_after = std::min(item.reload_after, before_last);
+    if (!options.given("warmup-steps"))
+      item.settings.schedule.warmup_steps =
+          std::min<std::int64_t>(item.settings.schedule.warmup_steps, before_last);
+  }
+}
+
+/// Each case of the preset thorough has settings of its own: those that the given ones do not fit
+/// are left out, with a note.   Errors   as Case::validate if none is left.
+void leave_out_unfit(std::vector<Case>& cases, std::vector<std::string>& notes) {
+  std::string first;
+  std::size_t count = 0;
+  const std::size_t all = cases.size();
+  std::erase_if(cases, [&](const Case& item) {
+    try {
+      item.validate();
+      return false;
+    } catch (const UsageError& error) {
+      if (++count == all) throw;
+      if (first.empty()) first = fmt::format("{} ({})", item.slug(), error.what());
+      return true;
+    }
+  });
+  if (count > 0)
+    notes.push_back(fmt::format(
+        "{} of the {} cases of the preset are left out, as these options do not fit them; the "
+        "first: {}",
+        count, all, first));
+}
+
+/// It prints a table and ends: what would be written or judged beside it is a slip.
+bool parse_coverage(const ParsedOptions& options) {
+  if (!options.get<bool>("coverage")) return false;
+  for (const char* flag : {"output-dir", "dump", "report", "fault", "failed-from"}) {
+    if (options.given(flag))
+      throw UsageError(fmt::format(
+          "--{} must be left out with --coverage, which runs nothing; a run without --coverage "
+          "has its coverage in its report",
+          flag));
+  }
+  return true;
+}
+
 /// A fault's case keeps its subject unless another is asked for.
 void apply_fault_subject(const ParsedOptions& options, std::vector<Case>& cases) {
   const Strings subjects = subjects_option(options);
@@ -156,18 +210,19 @@ ReferenceKind parse_reference(const std::string& name) {
                                did_you_mean(name, known), join_names(known)));
 }
 
-bool parse_tables(const std::string& word, std::size_t num_cases) {
+bool parse_tables(const std::string& word, bool wants_them) {
   const Strings known = {"auto", "on", "off"};
   if (std::find(known.begin(), known.end(), word) == known.end())
     throw UsageError(fmt::format("--tables {}{}; known are {}", word, did_you_mean(word, known),
                                  join_names(known)));
-  return word == "on" || (word == "auto" && num_cases > 1);
+  return word == "on" || (word == "auto" && wants_them);
 }
 
 /// Tables are made of what ranks write into shared memory.
 bool parse_tables_of(const ParsedOptions& options, std::size_t num_cases) {
   const std::string word = options.get<std::string>("tables");
-  const bool tables = parse_tables(word, num_cases);
+  // runs of the preset thorough have nothing in common
+  const bool tables = parse_tables(word, num_cases > 1 && !is_thorough(options));
   if (!options.get<bool>("attach")) return tables;
   if (word == "on")
     throw UsageError("--tables on needs ranks that share memory; leave it out with --attach");
@@ -188,7 +243,8 @@ void declare_verify_options(OptionTable& table) {
       "per dp rank), small (2 layers, hidden "
       "96, fp32 and bf16, 2 x 24 tokens; what --model starts from), published (as default, with "
       "1024 "
-      "random ids a sample)");
+      "random ids a sample), thorough (tiny models; all subjects, and settings that together have "
+      "every feature of --coverage)");
   add("subjects", list(),
       fmt::format("implementations to judge: {} (default: the preset's)",
                   fmt::join(subjects_with(Axis::kDp), " "))
@@ -221,6 +277,9 @@ void declare_verify_options(OptionTable& table) {
          "on: print all runs side by side at the end (losses, norms, differences from the "
          "reference and "
          "from ddp); off; auto: with several runs");
+  output("coverage", po::bool_switch(),
+         "run nothing: print which features the chosen cases exercise, and for each other one the "
+         "flags that do");
   output("verbose", po::bool_switch(), "show every tensor, not the summary tables only");
   declare_report_file(table);
   declare_case_options(table);
@@ -239,11 +298,14 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
   if (options.given("reload-after")) {
     for (Case& item : cases) item.reload_after = options.get<int>("reload-after");
   }
+  if (is_thorough(options)) fit_to_steps(options, cases);
   if (!request.fault.empty()) apply_fault_subject(options, cases);
   request.cases = expand(options, cases);
   apply_subject_options(options, request.cases);
+  if (is_thorough(options)) leave_out_unfit(request.cases, request.notes);
   require_usable(request.cases, Recorded::kEveryStep);
-  request.notes = fit_to_job(options, request.cases);
+  for (std::string& note : fit_to_job(options, request.cases))
+    request.notes.push_back(std::move(note));
   order_for_tables(request.cases);
   request.tables = parse_tables_of(options, request.cases.size());
   if (options.given("dump")) request.dump = options.get<std::string>("dump");
@@ -254,6 +316,8 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
     for (const Case& item : request.cases) (void)numerics_of(item);
   }
   request.verbose = options.get<bool>("verbose");
+  request.coverage = parse_coverage(options);
+  request.is_brief = is_thorough(options) && !request.verbose;
   request.repeat = options.get<int>("repeat");
   if (request.repeat < 1 || request.repeat > kMostRepeats)
     throw UsageError(fmt::format("--repeat {}: it must be at least 1 and at most {}",

@@ -24,6 +24,8 @@ struct VerifyRequest {
   Strength require = Strength::kNone;  ///< what each verdict must be at least
   bool tables = false;                 ///< put the runs side by side at the end
   bool verbose = false;
+  bool coverage = false;           ///< nothing is run: what the cases exercise is told
+  bool is_brief = false;           ///< of a case that conforms only its verdict line is shown
   std::vector<std::string> notes;  ///< what is told before anything runs
 };
 

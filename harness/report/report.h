@@ -35,6 +35,14 @@ struct Provenance {
 struct ReportDetection {
   bool is_right = false;
   std::string problem;  ///< why not; empty if it was
+  /// Of a whole catalog's run, as a row of its table: what was right of what was found, and how
+  /// long it took. Then `is_right` asks for no cause.
+  struct Row {
+    std::string dtype;
+    bool alarm = false, place = false, cause = false;
+    double seconds = 0;
+  };
+  std::optional<Row> row = {};
 };
 
 /// One run that was judged tensor by tensor, or that could not be judged.
@@ -95,6 +103,14 @@ struct ReportExperiment {
   std::string json = {};  ///< the same numbers: one JSON object
 };
 
+/// Something that runs may exercise, and whether those of this report do.
+struct ReportFeature {
+  std::string group, name;
+  std::size_t cases = 0;   ///< that exercise it
+  std::string first = {};  ///< the name of the first of them; empty for none
+  std::string flags = {};  ///< which make cases that do
+};
+
 /// Puts an exception into an item in place of its verdict, with its exit code. An input file that
 /// changed while it was read (core/base/mapped_file.h) explains any exception, and takes its place.
 void set_failure(ReportCase& item, const std::exception& error);
@@ -114,8 +130,9 @@ struct Report {
   std::vector<ReportGolden> goldens;
   std::vector<ReportExperiment> experiments;
   std::vector<ComparisonTables> tables;
-  bool has_statistics = false;  ///< whether the curves are also shown side by side
-  std::string summary;          ///< one closing line, without a newline; may be empty
+  std::vector<ReportFeature> features;  ///< all that are known
+  bool has_statistics = false;          ///< whether the curves are also shown side by side
+  std::string summary;                  ///< one closing line, without a newline; may be empty
   /// Variables that were set and may decide how kernels compute (harness/world/machine.h).
   std::map<std::string, std::string> environment;
   Provenance provenance;

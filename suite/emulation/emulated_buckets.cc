@@ -16,15 +16,15 @@
 namespace isoshard {
 
 void EmulatedRank::watch_gradients() {
-  for (std::size_t i = 0; i < specs_.size(); ++i) {
-    parameters_.at(specs_[i].name).register_hook([this, i](const at::Tensor& /*gradient*/) {
+  for (std::size_t i = 0; i < trained_.size(); ++i) {
+    parameters_.at(trained_[i].name).register_hook([this, i](const at::Tensor& /*gradient*/) {
       if (is_watching_) ready_order_.push_back(static_cast<std::int64_t>(i));
     });
   }
 }
 
 std::vector<std::vector<std::string>> EmulatedRank::rebuilt_buckets() {
-  const std::vector<ParameterSpec>& specs = specs_;
+  const std::vector<ParameterSpec>& specs = trained_;
   const RebuiltBuckets& limits = *run_->numerics.data.buckets.rebuilt;
   for (std::size_t i = specs.size(); i-- > 0;) {
     const auto index = static_cast<std::int64_t>(i);
@@ -68,7 +68,7 @@ void EmulatedRank::reduce_over_dp() {
                                 : &numerics.data.buckets.places.at(b));
     }
   }
-  for (const ParameterSpec& spec : specs_) {
+  for (const ParameterSpec& spec : trained_) {
     if (!reduced.contains(spec.name))
       throw UsageError(fmt::format("the declared arithmetic reduces no gradient of {}", spec.name));
   }

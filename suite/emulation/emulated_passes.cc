@@ -121,6 +121,7 @@ void EmulatedRank::add_gradients() {
     return;
   const at::NoGradGuard no_grad;
   for (auto& [name, parameter] : parameters_) {
+    if (is_frozen_(name)) continue;
     gradients_[name] = accumulated_in(
         parameter.grad().defined() ? parameter.grad() : at::zeros_like(parameter).detach());
     parameter.mutable_grad().reset();

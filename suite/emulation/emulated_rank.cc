@@ -37,6 +37,7 @@ EmulatedRank::EmulatedRank(const EmulatedRun& run, EmulatedWorld& world, int ran
       rank_(rank),
       sink_(&sink),
       strategy_(run.numerics, world, rank, run.item.settings.record_partials),
+      is_frozen_(frozen_by(run.item.settings.freeze)),
       streams_(run.item.seed),
       learning_rate_(run.item.settings.optimizer.learning_rate, run.item.learning_rate_schedule()),
       optimizer_(make_optimizer(run.item.settings.optimizer)) {
@@ -54,7 +55,7 @@ void EmulatedRank::setup() {
     const at::Tensor& whole = run_->whole_parameters.at(spec.name);
     parameters_[spec.name] =
         part_of(whole, cut_of(run_->numerics.tensor, spec.name), coordinate(Axis::kTp))
-            .requires_grad_(true);
+            .requires_grad_(!is_frozen_(spec.name));
   }
   for (const std::vector<std::string>& names : run_->numerics.data.buckets.parameters) {
     std::vector<std::string> own;
@@ -88,6 +89,8 @@ void EmulatedRank::find_own_specs() {
     if (std::any_of(readers.begin(), readers.end(), is_here)) specs_.push_back(spec);
     if (is_here(readers.front())) counted_.insert(spec.name);
   }
+  trained_ = specs_;
+  std::erase_if(trained_, [&](const ParameterSpec& spec) { return is_frozen_(spec.name); });
 }
 
 at::Tensor EmulatedRank::own_piece(const ParameterSpec& spec, const at::Tensor& whole) const {
@@ -100,7 +103,7 @@ void EmulatedRank::resume() {
   const Checkpoint& checkpoint = *run_->resumed;
   own_parameters();
   NamedTensors state;
-  for (const ParameterSpec& spec : specs_) {
+  for (const ParameterSpec& spec : trained_) {
     if (has_masters()) {
       const at::Tensor stepped =
           checkpoint.read_whole(checkpoint.stepped_name(spec.name)).to(run_->device, master_type());
@@ -111,7 +114,8 @@ void EmulatedRank::resume() {
           own_piece(spec, checkpoint.read_whole(name).to(run_->device, master_type())).clone();
     }
   }
-  const RunProgress progress = checkpoint.progress(rank_, world_->mesh().world_size());
+  RunProgress progress = checkpoint.progress(rank_, world_->mesh().world_size());
+  std::erase_if(progress.updates, [&](const auto& update) { return is_frozen_(update.first); });
   optimizer_->restore(state, progress.updates);
   streams_.restore(progress.stream.seed);
   if (loss_scale_.has_value()) loss_scale_->restore(progress.numbers);
@@ -132,7 +136,7 @@ void EmulatedRank::train_step(int step) {
   const at::NoGradGuard no_grad;
   reduce_gradients();
   const bool is_skipped = unscale();
-  for (const ParameterSpec& spec : specs_)
+  for (const ParameterSpec& spec : trained_)
     record(RecordKind::kGrad, spec.name, gradients_.at(spec.name), piece_layout(spec));
   if (loss_scale_.has_value())
     record(RecordKind::kScalar, "found_inf", fp64_tensor({is_skipped ? 1.0 : 0.0}),
@@ -149,12 +153,18 @@ void EmulatedRank::train_step(int step) {
   record(RecordKind::kScalar, "learning_rate", fp64_tensor({rate}), replicated({1}));
   optimizer_->set_learning_rate(rate);
   if (!is_skipped) {
-    for (const ParameterSpec& spec : specs_) {
+    for (const ParameterSpec& spec : trained_) {
       if (run_->item.settings.max_grad_norm == 0) break;
       record(RecordKind::kGrad, spec.name + ".clipped", gradients_.at(spec.name),
              piece_layout(spec));
     }
-    optimizer_->step(has_masters() ? masters_ : parameters_, gradients_);
+    if (has_masters()) {
+      optimizer_->step(masters_, gradients_);
+    } else {
+      NamedTensors stepped = parameters_;
+      std::erase_if(stepped, [&](const auto& entry) { return is_frozen_(entry.first); });
+      optimizer_->step(stepped, gradients_);
+    }
     publish();
   }
   record_state();
@@ -248,7 +258,7 @@ void EmulatedRank::make_masters() {
 // Every rank's forward reads all stepped pieces.
 void EmulatedRank::publish() {
   if (!has_masters()) return;
-  for (const ParameterSpec& spec : specs_) {
+  for (const ParameterSpec& spec : trained_) {
     at::Tensor& parameter = parameters_.at(spec.name);
     at::Tensor own = masters_.at(spec.name).to(parameter.scalar_type());
     if (own_runs(spec.name).has_value())
@@ -261,7 +271,7 @@ void EmulatedRank::own_parameters() {
   for (const ParameterSpec& spec : specs_) {
     at::Tensor& parameter = parameters_.at(spec.name);
     if (cut_of(run_->numerics.tensor, spec.name) == nullptr)
-      parameter = parameter.detach().clone().requires_grad_(true);
+      parameter = parameter.detach().clone().requires_grad_(!is_frozen_(spec.name));
   }
 }
 
@@ -269,6 +279,7 @@ void EmulatedRank::reduce_gradients() {
   const NumericsSpec& numerics = run_->numerics;
   if (added_.empty()) {
     for (auto& [name, parameter] : parameters_) {
+      if (is_frozen_(name)) continue;
       gradients_[name] =
           parameter.grad().defined() ? parameter.grad() : at::zeros_like(parameter).detach();
       parameter.mutable_grad().reset();  // the sums take its place
@@ -289,7 +300,7 @@ void EmulatedRank::reduce_gradients() {
     });
   }
   for (const auto& [name, readers] : run_->numerics.pipeline.readers) {
-    if (readers.size() > 1) add_shared(name, readers);
+    if (readers.size() > 1 && !is_frozen_(name)) add_shared(name, readers);
   }
 }
 
@@ -307,7 +318,9 @@ void EmulatedRank::add_shared(const std::string& name, const std::vector<int>& r
 
 double EmulatedRank::gradient_norm() {
   std::vector<double> squares, cut_squares;
-  for (const ParameterSpec& spec : run_->specs) {
+  std::vector<ParameterSpec> specs = run_->specs;
+  std::erase_if(specs, [&](const ParameterSpec& spec) { return is_frozen_(spec.name); });
+  for (const ParameterSpec& spec : specs) {
     squares.push_back(counted_.contains(spec.name)
                           ? sum_of_blocks(gradients_.at(spec.name), run_->numerics.norm.block)
                           : 0.0);
@@ -318,8 +331,8 @@ double EmulatedRank::gradient_norm() {
     for (std::size_t i = 0; i < squares.size(); ++i)
       squares[i] = sums[static_cast<std::int64_t>(i)].item<double>();
   }
-  for (std::size_t i = 0; i < run_->specs.size(); ++i) {
-    const ParameterCut* cut = cut_of(run_->numerics.tensor, run_->specs[i].name);
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const ParameterCut* cut = cut_of(run_->numerics.tensor, specs[i].name);
     if (cut != nullptr)
       cut_squares.push_back(is_first_holder(*cut, coordinate(Axis::kTp)) ? squares[i] : 0.0);
   }
@@ -327,8 +340,8 @@ double EmulatedRank::gradient_norm() {
     const at::Tensor sums = world_->reduce_over(
         Axis::kTp, rank_, "clip norm", fp64_tensor(cut_squares), run_->numerics.norm.square_sums);
     std::int64_t next = 0;
-    for (std::size_t i = 0; i < run_->specs.size(); ++i) {
-      if (cut_of(run_->numerics.tensor, run_->specs[i].name) != nullptr)
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      if (cut_of(run_->numerics.tensor, specs[i].name) != nullptr)
         squares[i] = sums[next++].item<double>();
     }
   }

@@ -158,7 +158,9 @@ class EmulatedRank {
   std::optional<LossScale> loss_scale_;
   std::optional<LossScaledSink> scaled_sink_;
   std::unique_ptr<Optimizer> optimizer_;
-  std::vector<ParameterSpec> specs_;  ///< that this rank has
+  std::vector<ParameterSpec> specs_;    ///< that this rank has
+  std::vector<ParameterSpec> trained_;  ///< those of them that are not frozen
+  IsFrozen is_frozen_;
   /// Of these, those whose squares it counts in the norm.
   std::set<std::string, std::less<>> counted_;
   Parameters parameters_;

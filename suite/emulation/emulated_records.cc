@@ -81,7 +81,7 @@ void EmulatedRank::record_state() {
   const NamedTensors state = optimizer_->state();
   const NumericsSpec& numerics = run_->numerics;
   const bool own_masters = numerics.precision.master_dtype.has_value();
-  for (const ParameterSpec& spec : specs_) {
+  for (const ParameterSpec& spec : trained_) {
     const at::Tensor& stepped = has_masters() ? masters_.at(spec.name) : parameters_.at(spec.name);
     if (own_masters)
       record(RecordKind::kOptimizer, spec.name + ".master", masters_.at(spec.name),
@@ -106,7 +106,7 @@ void EmulatedRank::record_accumulated() {
     for (const std::vector<std::string>& names : numerics.tensor.holder_sums)
       summed.insert(names.begin(), names.end());
   }
-  for (const ParameterSpec& spec : specs_) {
+  for (const ParameterSpec& spec : trained_) {
     const auto readers = numerics.pipeline.readers.find(spec.name);
     if (readers != numerics.pipeline.readers.end() && readers->second.size() > 1) continue;
     const bool is_summed = summed.contains(spec.name);

@@ -144,7 +144,7 @@ RunOptions with_fault(RunOptions options, const Fault& fault, const Case& item,
 
 void require_fired(const FaultProbe& probe, std::string_view fault, std::string_view run) {
   if (sum_over_peers(default_launcher(), probe.count()) == 0)
-    throw InfrastructureError(fmt::format(
+    throw IdleFaultError(fmt::format(
         "fault {} had no effect on {}: the case never runs the code it changes", fault, run));
 }
 

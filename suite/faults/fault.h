@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/error.h"
 #include "fixtures/cases/case.h"
 #include "harness/fault/collective_fault.h"
 #include "harness/run/sink_chain.h"
@@ -82,7 +83,13 @@ struct Fault {
 [[nodiscard]] RunOptions with_fault(RunOptions options, const Fault& fault, const Case& item,
                                     const FaultProbe& probe);
 
-/// Errors   InfrastructureError if the fault never fired in `run`: then the run shows nothing.
+/// A fault that changed no value of a run.
+class IdleFaultError : public InfrastructureError {
+ public:
+  using InfrastructureError::InfrastructureError;
+};
+
+/// Errors   IdleFaultError if the fault never fired in `run`: then the run shows nothing.
 void require_fired(const FaultProbe& probe, std::string_view fault, std::string_view run);
 
 }  // namespace isoshard

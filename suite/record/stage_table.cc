@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "subjects/parallel/frozen_weights.h"
+
 namespace isoshard {
 
 std::vector<int> StepTable::stages_of(const NumericsSpec& numerics, int rank) {
@@ -24,14 +26,26 @@ int StepTable::shard_rank_of(const NumericsSpec& numerics, int rank) {
   return own * numerics.mesh.degree(Axis::kCp) + numerics.mesh.coordinate(rank, Axis::kCp);
 }
 
+std::pair<std::size_t, std::size_t> StepTable::places_of(std::string_view module) const {
+  const auto is_own = [&](const std::string& name) {
+    return name.size() > module.size() && name.starts_with(module) && name[module.size()] == '.';
+  };
+  const auto first = std::ranges::find_if(in_order_, is_own);
+  const auto end = std::find_if_not(first, in_order_.end(), is_own);
+  return {static_cast<std::size_t>(first - in_order_.begin()),
+          static_cast<std::size_t>(end - in_order_.begin())};
+}
+
 void StepTable::find_parameters() {
-  all_specs_ = specs_.size();
+  find_trained();
+  trained_ = trained_of(specs_, item_.settings);
   if (!is_pipeline()) return;
   std::erase_if(specs_, [&](const ParameterSpec& spec) {
     const std::vector<int>& readers = numerics_.pipeline.readers.at(spec.name);
     return std::find_first_of(readers.begin(), readers.end(), stages_.begin(), stages_.end()) ==
            readers.end();
   });
+  trained_ = trained_of(specs_, item_.settings);
 }
 
 void StepTable::cp(CollectiveOp op, Purpose purpose, Dtype dtype, std::int64_t count,
@@ -46,6 +60,7 @@ void StepTable::around(Purpose purpose, Dtype dtype, std::int64_t count) {
 
 void StepTable::attention(const std::string& layer, bool is_forward) {
   if (cp_ == 1) return;
+  if (!is_forward && !has_input_gradient(layer + ".self_attn.o_proj")) return;
   const std::int64_t count = 2 * tokens() * key_features(layer);
   const Dtype in = product_dtype();
   if (!numerics_.context.ring.has_value()) {
@@ -80,7 +95,7 @@ std::int64_t StepTable::key_features(const std::string& layer) const {
 void StepTable::add_shared() {
   const Dtype in = numerics_.precision.master_dtype.value_or(dtype());
   for (const auto& [name, readers] : numerics_.pipeline.readers) {
-    if (readers.size() < 2 || !has_parameter(name)) continue;
+    if (readers.size() < 2 || !has_parameter(trained_, name)) continue;
     for (const CollectiveOp op : {CollectiveOp::kSend, CollectiveOp::kRecv})
       add(Axis::kPp, op, Purpose::kGradReduce, in, stepped_numel(name, shard_rank_));
   }
@@ -155,7 +170,8 @@ void StepTable::pass(int stage) {
     layer(name, false);
   }
   if (section.has_head) head();
-  if (section.has_head && numerics_.vocabulary.has_value())
+  if (section.has_head && numerics_.vocabulary.has_value() &&
+      has_input_gradient(model_.head_module()))
     enter(Purpose::kVocabParallelBackward, false);
 }
 

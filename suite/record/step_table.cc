@@ -3,6 +3,7 @@
 #include "suite/record/step_table.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 namespace isoshard {
@@ -18,6 +19,16 @@ std::string layer_of(std::string_view parameter) {
     begin = end + 1;
   }
   return "";
+}
+
+/// The place of a rotary decoder's parameter in the execution of its layer.
+int place_in_layer(std::string_view parameter) {
+  constexpr std::array<std::string_view, 6> kPlaces = {
+      ".input_layernorm.", "_proj.", "_norm.", ".o_proj.", ".post_attention_layernorm.", ".mlp."};
+  for (const std::size_t i : {3UL, 5UL, 0UL, 4UL, 2UL, 1UL}) {  // the longer names first
+    if (parameter.find(kPlaces.at(i)) != std::string_view::npos) return static_cast<int>(i);
+  }
+  return 0;
 }
 
 std::string module_of(std::string_view parameter) {
@@ -53,6 +64,26 @@ StepTable::StepTable(const Case& item, const NumericsSpec& numerics, const Model
   }
   const bool is_reloaded = item.reload_after != 0 && step >= item.reload_after;
   steps_before_ = step - (is_reloaded ? item.reload_after : item.first_step());
+}
+
+void StepTable::find_trained() {
+  for (const ParameterSpec& spec : specs_) in_order_.push_back(spec.name);
+  // norms of rotary decoders stand behind what comes after them
+  for (auto begin = in_order_.begin(); begin != in_order_.end();) {
+    const std::string layer = layer_of(*begin);
+    const auto end = std::find_if(begin, in_order_.end(),
+                                  [&](const std::string& name) { return layer_of(name) != layer; });
+    const bool is_rotary = std::any_of(begin, end, [](const std::string& name) {
+      return name.find(".post_attention_layernorm.") != std::string::npos;
+    });
+    if (is_rotary) std::ranges::stable_sort(begin, end, {}, place_in_layer);
+    begin = end;
+  }
+  const IsFrozen is_frozen = frozen_by(item_.settings.freeze);
+  all_trained_ = static_cast<std::size_t>(
+      std::ranges::count_if(in_order_, [&](const std::string& name) { return !is_frozen(name); }));
+  first_trained_ =
+      static_cast<std::size_t>(std::ranges::find_if_not(in_order_, is_frozen) - in_order_.begin());
 }
 
 std::map<Axis, std::vector<ExpectedCall>> StepTable::calls() {
@@ -146,15 +177,18 @@ void StepTable::module(const std::string& name, bool is_forward) {
         const auto own = std::find(shared.modules.begin(), shared.modules.end(), name);
         if (own == shared.modules.end()) continue;
         const bool is_one = shared.fused.has_value() || shared.reduced_together;
-        if (!is_one || own == shared.modules.begin())
+        const bool is_called = is_forward || has_input_gradient(shared.modules.front());
+        if (is_called && (!is_one || own == shared.modules.begin()))
           enter(Purpose::kColumnParallelBackward, is_forward);
       }
       break;
     case Region::kRow:
-      leave(Purpose::kRowParallelForward, is_forward, product_dtype());
+      if (is_forward || has_output_gradient(name))
+        leave(Purpose::kRowParallelForward, is_forward, product_dtype());
       break;
     case Region::kVocabEmbedding:
-      leave(Purpose::kVocabParallelEmbed, is_forward, dtype());
+      if (is_forward || has_output_gradient(name))
+        leave(Purpose::kVocabParallelEmbed, is_forward, dtype());
       break;
     case Region::kVocabHead:
     case Region::kReplicated:
@@ -218,8 +252,9 @@ void StepTable::head() {
 }
 
 void StepTable::backward() {
-  if (numerics_.vocabulary.has_value()) enter(Purpose::kVocabParallelBackward, false);
-  for (auto name = layers_.rbegin(); name != layers_.rend(); ++name) {
+  if (numerics_.vocabulary.has_value() && has_input_gradient(model_.head_module()))
+    enter(Purpose::kVocabParallelBackward, false);
+  for (auto name = layers_.rbegin(); name != layers_.rend() && has_output_gradient(*name); ++name) {
     gather(*name);
     if (is_recomputed(std::distance(name, layers_.rend()) - 1, item_.settings.recompute_every))
       layer(*name, true);
@@ -250,27 +285,28 @@ std::int64_t StepTable::stepped_numel(const std::string& name, int dp_rank) cons
   return count;
 }
 
-std::int64_t StepTable::block_numel(const std::string& group) const {
+std::int64_t StepTable::block_numel(const std::string& group, bool of_trained_only) const {
   std::int64_t count = 0;
-  for (const ParameterSpec& spec : specs_) {
+  for (const ParameterSpec& spec : of_trained_only ? trained_ : specs_) {
     if (layer_of(spec.name) == group) count += stepped_numel(spec.name, 0);
   }
   return count;
 }
 
 void StepTable::gather(const std::string& group) {
-  if (is_sharded() && block_numel(group) > 0)
-    shards(CollectiveOp::kAllGather, Purpose::kParamGather, dtype(), block_numel(group));
+  const std::int64_t count = block_numel(group, /*of_trained_only=*/false);
+  if (is_sharded() && count > 0)
+    shards(CollectiveOp::kAllGather, Purpose::kParamGather, dtype(), count);
 }
 
 void StepTable::scatter(const std::string& group) {
   if (!numerics_.data.sharding.groups.spans_context && !is_sharded()) return;
-  if (block_numel(group) == 0) return;
+  const std::int64_t count = block_numel(group, /*of_trained_only=*/true);
+  if (count == 0) return;
   const Dtype in = numerics_.data.parameter_gradient.dtype.value_or(dtype());
-  shards(CollectiveOp::kReduceScatter, Purpose::kGradReduce, in, block_numel(group),
-         Reduction::kAvg);
+  shards(CollectiveOp::kReduceScatter, Purpose::kGradReduce, in, count, Reduction::kAvg);
   if (replicas_ > 1)
-    add(Axis::kDpReplicate, CollectiveOp::kAllReduce, Purpose::kGradReduce, in, block_numel(group),
+    add(Axis::kDpReplicate, CollectiveOp::kAllReduce, Purpose::kGradReduce, in, count,
         Reduction::kAvg);
 }
 
@@ -281,9 +317,9 @@ void StepTable::reduce_buckets() {
   if (buckets.rebuilt.has_value() && steps_before_ > 0) {
     if (steps_before_ == 1)
       dp(CollectiveOp::kBroadcast, Purpose::kSetup, Dtype::kInt64,
-         static_cast<std::int64_t>(specs_.size()));
+         static_cast<std::int64_t>(trained_.size()));
     std::int64_t all = 0;
-    for (const ParameterSpec& spec : specs_) all += part_numel(spec.name);
+    for (const ParameterSpec& spec : trained_) all += part_numel(spec.name);
     dp(CollectiveOp::kAllReduce, Purpose::kGradReduce, in, all, Reduction::kAvg)->may_be_split =
         true;
     return;
@@ -311,15 +347,15 @@ void StepTable::sum_over_holders() {
   for (const std::vector<std::string>& names : numerics_.tensor.holder_sums) {
     std::int64_t count = 0;
     for (const std::string& name : names) {
-      if (has_parameter(name)) count += stepped_numel(name, shard_rank_);
+      if (has_parameter(trained_, name)) count += stepped_numel(name, shard_rank_);
     }
     if (count > 0 && has_other_holders(names.front()))
       tp(CollectiveOp::kAllReduce, Purpose::kGradReduce, in, count);
   }
 }
 
-bool StepTable::has_parameter(const std::string& name) const {
-  return std::any_of(specs_.begin(), specs_.end(),
+bool StepTable::has_parameter(const std::vector<ParameterSpec>& specs, const std::string& name) {
+  return std::any_of(specs.begin(), specs.end(),
                      [&](const ParameterSpec& spec) { return spec.name == name; });
 }
 
@@ -337,10 +373,12 @@ bool StepTable::has_other_holders(const std::string& name) const {
 }
 
 void StepTable::norm() {
-  const auto all = static_cast<std::int64_t>(all_specs_);
+  const auto all = static_cast<std::int64_t>(all_trained_);
   if (!numerics_.data.sharding.stepped_runs.empty())
     shards(CollectiveOp::kAllReduce, Purpose::kClipNorm, Dtype::kFloat64, all);
-  const auto cut = static_cast<std::int64_t>(numerics_.tensor.cuts.size());
+  const IsFrozen is_frozen = frozen_by(item_.settings.freeze);
+  const auto cut = std::ranges::count_if(
+      numerics_.tensor.cuts, [&](const auto& entry) { return !is_frozen(entry.first); });
   if (cut > 0) tp(CollectiveOp::kAllReduce, Purpose::kClipNorm, Dtype::kFloat64, cut);
   over_stages(Purpose::kClipNorm, all);
 }
@@ -356,7 +394,7 @@ void StepTable::publish() {
     return;
   }
   std::int64_t all = 0;
-  for (const ParameterSpec& spec : specs_) all += part_numel(spec.name);
+  for (const ParameterSpec& spec : trained_) all += part_numel(spec.name);
   constexpr std::int64_t kAligned = 2;  // elements, on each rank (DeepSpeed's alignment)
   gathered(padded(all, kAligned * dp_) / dp_);
 }

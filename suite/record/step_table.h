@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "fixtures/cases/case.h"
@@ -56,6 +57,19 @@ class StepTable {
 
   [[nodiscard]] Region region_of(const std::string& module) const;
 
+  // Backward goes no further than to the first parameter that is trained.
+  void find_trained();
+  /// The place of a module's first parameter, and that behind its last, among those in the order of
+  /// forward; of a module without any the end.
+  [[nodiscard]] std::pair<std::size_t, std::size_t> places_of(std::string_view module) const;
+  /// Whether what the module gets, and what it gives, has a gradient.
+  [[nodiscard]] bool has_input_gradient(std::string_view module) const {
+    return first_trained_ < places_of(module).first;
+  }
+  [[nodiscard]] bool has_output_gradient(std::string_view module) const {
+    return first_trained_ < places_of(module).second;
+  }
+
   // A whole tensor of the residual stream enters a region, and its gradient leaves it.
   void enter(Purpose backward, bool is_forward);
   // A rank's summand leaves a region, and its gradient enters it.
@@ -105,7 +119,7 @@ class StepTable {
 
   /// Of a group of parameters that are kept as runs and gathered together: one block a rank, where
   /// each parameter has as much room as its largest piece, which is the first.
-  [[nodiscard]] std::int64_t block_numel(const std::string& group) const;
+  [[nodiscard]] std::int64_t block_numel(const std::string& group, bool of_trained_only) const;
   void gather(const std::string& group);
   void scatter(const std::string& group);
 
@@ -115,7 +129,8 @@ class StepTable {
   [[nodiscard]] bool is_distributed() const;
 
   void sum_over_holders();
-  [[nodiscard]] bool has_parameter(const std::string& name) const;
+  [[nodiscard]] static bool has_parameter(const std::vector<ParameterSpec>& specs,
+                                          const std::string& name);
   [[nodiscard]] bool has_other_holders(const std::string& name) const;
 
   void norm();
@@ -133,7 +148,10 @@ class StepTable {
   bool is_in_stages_ = false;
   int steps_before_ = 0;              ///< of the same trainer, which forgets when it is loaded anew
   std::vector<ParameterSpec> specs_;  ///< that this rank has
-  std::size_t all_specs_ = 0;         ///< of the model
+  std::vector<ParameterSpec> trained_;  ///< those of them that are not frozen
+  std::vector<std::string> in_order_;   ///< the model's parameters, as forward comes to them
+  std::size_t first_trained_ = 0;       ///< among them
+  std::size_t all_trained_ = 0;         ///< how many of them are trained
   std::vector<std::string> layers_;
   std::map<Axis, std::vector<ExpectedCall>> calls_;
 };

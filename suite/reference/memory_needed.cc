@@ -8,6 +8,7 @@
 
 #include "core/base/error.h"
 #include "subjects/model/zoo/registry.h"
+#include "subjects/parallel/frozen_weights.h"
 #include "subjects/registry/subject_spec.h"
 
 namespace isoshard {
@@ -19,9 +20,9 @@ double wide(std::int64_t size) {
   return static_cast<double>(size);
 }
 
-double num_parameters(const Case& c) {
+double num_elements(const std::vector<ParameterSpec>& specs) {
   double parameters = 0;
-  for (const ParameterSpec& spec : make_model(c.config, c.attention)->parameters()) {
+  for (const ParameterSpec& spec : specs) {
     double elements = 1;
     for (const std::int64_t size : spec.shape) elements *= wide(size);
     parameters += elements;
@@ -42,14 +43,17 @@ double MemoryNeeded::total() const noexcept {
 MemoryNeeded memory_needed(const Case& c, Recorded recorded) {
   const ModelConfig& m = c.config;
   const auto element = static_cast<double>(size_of(c.dtype));
-  const double parameters = element * num_parameters(c), tokens = num_tokens(c),
-               layers = wide(m.num_layers), hidden = wide(m.hidden_size);
+  const std::vector<ParameterSpec> specs = make_model(c.config, c.attention)->parameters();
+  const double parameters = element * num_elements(specs),
+               gradients = element * num_elements(trained_of(specs, c.settings)),
+               tokens = num_tokens(c), layers = wide(m.num_layers), hidden = wide(m.hidden_size);
   MemoryNeeded needed;
   if (recorded == Recorded::kEveryStep) {
     // gradients after each micro-batch and stepped weights; outputs of the modules and their
     // gradients
     const double activations = element * tokens * layers * (4 * hidden + wide(m.intermediate_size));
-    needed.records = wide(c.steps) * ((1 + wide(c.micro_batches)) * parameters + 2 * activations);
+    needed.records =
+        wide(c.steps) * (parameters + wide(c.micro_batches) * gradients + 2 * activations);
   }
   // weights and gradients; what backward starts from, where each layer is computed again; scores of
   // one layer
@@ -57,10 +61,10 @@ MemoryNeeded memory_needed(const Case& c, Recorded recorded) {
   const bool has_scores = c.attention == AttentionImpl::kEager && m.row_nonzeros == 0;
   const double scores = has_scores ? wide(m.num_heads) * wide(c.seq_length) : 0,
                kept_forward = element * tokens_at_once * (layers * hidden + scores);
-  needed.reference = 2 * parameters + kept_forward;
+  needed.reference = parameters + gradients + kept_forward;
   // tp splits weights, and replicas over dp are those of the baseline
   const double replicas = is_baseline(c.subject) ? wide(c.degrees.dp) : 1;
-  needed.ranks = 2 * parameters * replicas + kept_forward;
+  needed.ranks = (parameters + gradients) * replicas + kept_forward;
   return needed;
 }
 

@@ -6,9 +6,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "core/base/error.h"
+#include "fixtures/cases/setting.h"
 #include "harness/trace/clipped.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/machine.h"
@@ -23,16 +25,20 @@ std::string place_of(Stage stage, const std::string& name, int step) {
                      step);
 }
 
+CaseJudgement judgement_on(const Fault& fault, const Case& item) {
+  // As verify --fault: a benign variation is legal, but not what its subject declares.
+  const ReferenceKind reference =
+      fault.expected.has_value() ? ReferenceKind::kAuto : ReferenceKind::kPlain;
+  CaseJudge judge({.reference = reference, .fault = fault.id});
+  return judge.judge_case(item);
+}
+
 ReportCase judged(const Fault& fault, VerifyObserver& observer) {
   const Case item = fault.smallest_case();
   observer.on_case(item);
   ReportCase result{.name = item.slug(), .fault = fault.id};
   try {
-    // As verify --fault: a benign variation is legal, but not what its subject declares.
-    const ReferenceKind reference =
-        fault.expected.has_value() ? ReferenceKind::kAuto : ReferenceKind::kPlain;
-    CaseJudge judge({.reference = reference, .fault = fault.id});
-    CaseJudgement judgement = judge.judge_case(item);
+    CaseJudgement judgement = judgement_on(fault, item);
     const std::string problem = missed(fault, judgement.verdict);
     result.detection = ReportDetection{problem.empty(), problem};
     result.verdict = std::move(judgement.verdict);
@@ -40,6 +46,60 @@ ReportCase judged(const Fault& fault, VerifyObserver& observer) {
   } catch (const std::exception& error) {
     set_failure(result, error);
   }
+  return result;
+}
+
+bool is_place(const ExpectedDetection& expected, const Finding& first) {
+  // of several micro-batches the sum after one of them is named, where that is wrong already
+  const std::string name = final_gradient_of(first.key).value_or(first.key).name;
+  return first.stage == expected.stage && first.key.step == expected.step &&
+         (expected.name.empty() || name == expected.name);
+}
+
+/// The fault's smallest case, and the same in the other of fp32 and bf16, if there is such a case.
+std::vector<Case> cases_of(const Fault& fault) {
+  std::vector<Case> cases{fault.smallest_case()};
+  Case other = cases.front();
+  if (other.dtype != Dtype::kFloat32 && other.dtype != Dtype::kBFloat16) return cases;
+  other.dtype = other.dtype == Dtype::kFloat32 ? Dtype::kBFloat16 : Dtype::kFloat32;
+  if (needs_fp32_masters(other)) other.settings.master_dtype = Dtype::kFloat32;
+  try {
+    other.validate();
+    cases.push_back(std::move(other));
+  } catch (const UsageError&) {  // autocast, or a scale of the loss
+  }
+  return cases;
+}
+
+ReportCase judged_as_row(const Fault& fault, const Case& item, bool is_smallest) {
+  const auto start = std::chrono::steady_clock::now();
+  ReportCase result{.name = item.slug(), .fault = fault.id};
+  ReportDetection::Row row{.dtype = std::string(name_of(item.dtype))};
+  ReportDetection detection;
+  try {
+    CaseJudgement judgement = judgement_on(fault, item);
+    const Verdict& verdict = judgement.verdict;
+    detection.problem = missed(fault, verdict);
+    row.alarm = verdict.status == Status::kDiverges && !verdict.findings.empty();
+    if (row.alarm && fault.expected.has_value()) {
+      const Finding& first = verdict.findings.front();
+      row.place = is_place(*fault.expected, first);
+      row.cause = first.diagnosis.find(fault.expected->diagnosis) != std::string::npos;
+    }
+    detection.is_right = row.alarm && row.place;
+    result.verdict = std::move(judgement.verdict);
+    result.against = name_of(judgement.against);
+  } catch (const IdleFaultError& error) {
+    set_failure(result, error);
+    if (!is_smallest) result.failure_code = kExitConforms;  // only the catalog's case must show it
+    return result;
+  } catch (const std::exception& error) {
+    set_failure(result, error);
+    return result;
+  }
+  row.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  detection.row = row;
+  result.detection = std::move(detection);
   return result;
 }
 
@@ -55,11 +115,8 @@ std::string missed(const Fault& fault, const Verdict& verdict) {
   if (verdict.status != Status::kDiverges || verdict.findings.empty())
     return fmt::format("it must be alarmed, got: {}", verdict.reason);
   const Finding& first = verdict.findings.front();
-  // of several micro-batches the sum after one of them is named, where that is wrong already
-  const std::string name = final_gradient_of(first.key).value_or(first.key).name;
-  const bool is_place = first.stage == expected.stage && first.key.step == expected.step &&
-                        (expected.name.empty() || name == expected.name);
-  if (!is_place) {
+  if (!is_place(expected, first)) {
+    const std::string name = final_gradient_of(first.key).value_or(first.key).name;
     return fmt::format("the first finding must be {}, got {}",
                        place_of(expected.stage, expected.name, expected.step),
                        place_of(first.stage, name, first.key.step));
@@ -89,6 +146,55 @@ Report detect_faults(const std::vector<std::string>& ids, VerifyObserver& observ
   }
   if (interrupt_signal() != 0) report.exit_code = 128 + interrupt_signal();
   report.summary = fmt::format("{} of {} as the catalog says", found, faults.size());
+  return report;
+}
+
+std::string head_of_faults_table() {
+  return fmt::format("{:<36} {:<5}  {:<5}  {:<12}  {:<5}  {:>7}\n", "fault", "dtype", "alarm",
+                     "first tensor", "cause", "time");
+}
+
+Report inject_catalog(const std::vector<std::string>& ids, VerifyObserver& observer) {
+  if (ids.empty()) throw UsageError("nothing selected: there is no fault to inject");
+  std::vector<const Fault*> faults;
+  for (const std::string& id : ids) faults.push_back(&find_fault(id));
+  warm_up_training({faults.front()->smallest_case()});
+  Report report;
+  report.environment = settings_in_environment();
+  std::size_t runs = 0, alarms = 0, places = 0, causes = 0;
+  std::vector<std::string> without;
+  double seconds = 0;
+  for (const Fault* fault : faults) {
+    bool is_smallest = true;
+    for (const Case& item : cases_of(*fault)) {
+      if (interrupt_signal() != 0) break;
+      observer.on_case(item);
+      ReportCase result = judged_as_row(*fault, item, is_smallest);
+      if (!result.verdict.has_value() && result.failure_code == kExitConforms) {
+        without.push_back(fmt::format("{} in {}", fault->id, name_of(item.dtype)));
+        continue;
+      }
+      is_smallest = false;
+      const ReportCase& added = report.add(std::move(result));
+      if (added.detection.has_value()) {
+        const ReportDetection::Row& row = *added.detection->row;
+        ++runs;
+        alarms += row.alarm ? 1 : 0;
+        places += row.place ? 1 : 0;
+        causes += row.cause ? 1 : 0;
+        seconds += row.seconds;
+      }
+      observer.on_judged(added);
+    }
+  }
+  if (interrupt_signal() != 0) report.exit_code = 128 + interrupt_signal();
+  report.summary = fmt::format(
+      "{} faults in {} runs: {} alarms, {} with the first tensor and {} with the cause of the "
+      "catalog, in {:.0f} s",
+      faults.size(), runs, alarms, places, causes, seconds);
+  if (!without.empty())
+    report.summary +=
+        fmt::format("; not run, as the fault changes nothing there: {}", fmt::join(without, ", "));
   return report;
 }
 

@@ -22,4 +22,15 @@ namespace isoshard {
 /// Errors   UsageError for an unknown id, or for none.
 [[nodiscard]] Report detect_faults(const std::vector<std::string>& ids, VerifyObserver& observer);
 
+/// Head of the table that the cases of inject_catalog make as text.
+[[nodiscard]] std::string head_of_faults_table();
+
+/// Each fault on its smallest case, in fp32 and in bf16 where the case and the fault are possible
+/// in both. Each case of the report has a row (ReportDetection::Row); its exit code is 0 where the
+/// fault was alarmed and the first tensor is the catalog's. The summary counts, and says what was
+/// left out in a dtype because the fault changes no value there.
+///
+/// Ranks, Errors   as detect_faults.
+[[nodiscard]] Report inject_catalog(const std::vector<std::string>& ids, VerifyObserver& observer);
+
 }  // namespace isoshard

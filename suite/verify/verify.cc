@@ -15,6 +15,7 @@
 #include "core/base/reference_name.h"
 #include "fixtures/cases/case_settings.h"
 #include "fixtures/cases/device_settings.h"
+#include "fixtures/cases/features.h"
 #include "fixtures/cases/resumed_case.h"
 #include "fixtures/cases/setting.h"
 #include "fixtures/inputs/inputs.h"
@@ -163,6 +164,14 @@ std::string summary_of(const Report& report, std::size_t total, std::size_t judg
 
 }  // namespace
 
+std::vector<ReportFeature> features_of(const std::vector<Case>& cases) {
+  std::vector<ReportFeature> result;
+  for (FeatureCount& count : count_features(cases))
+    result.push_back({std::string(count.feature->group), std::string(count.feature->name),
+                      count.cases, std::move(count.first), std::string(count.feature->flags)});
+  return result;
+}
+
 Report verify(const VerifyPlan& plan, VerifyObserver& observer) {
   if (plan.cases.empty()) throw UsageError("nothing selected: there is no case to verify");
   sweep_scratch_folders();
@@ -177,6 +186,7 @@ Report verify(const VerifyPlan& plan, VerifyObserver& observer) {
   if (plan.fault.empty()) judge.announce(plan.cases);
   Report report;
   report.notes = plan.notes;
+  if (plan.fault.empty()) report.features = features_of(plan.cases);
   if (!rounding.empty()) {
     observer.on_note(rounding);
     report.notes.push_back(rounding);

@@ -30,6 +30,9 @@ struct VerifyPlan {
   std::filesystem::path save_weights, save_batch;
 };
 
+/// What the cases exercise, of all that is known.
+[[nodiscard]] std::vector<ReportFeature> features_of(const std::vector<Case>& cases);
+
 /// Runs every case against its reference and judges it.
 ///
 /// A case that throws, whatever it throws, is reported as incomplete with the exit code of what it

@@ -25,9 +25,16 @@ json case_json(const ReportCase& item) {
   if (!item.verdict.has_value()) return broken_json(item.name, item.failure);
   json j = verdict_json(*item.verdict);
   j["unmet"] = text_or_null(item.unmet);
-  if (item.detection.has_value())
+  if (item.detection.has_value()) {
     j["detection"] = {{"as_expected", item.detection->is_right},
                       {"problem", text_or_null(item.detection->problem)}};
+    if (const auto& row = item.detection->row; row.has_value())
+      j["detection"]["row"] = {{"dtype", row->dtype},
+                               {"alarm", row->alarm},
+                               {"first_tensor", row->place},
+                               {"cause", row->cause},
+                               {"seconds", row->seconds}};
+  }
   if (!item.schedule.empty()) j["schedule"] = schedule_json(item.schedule);
   if (item.against.empty()) return j;
   j["case"] = item.name;
@@ -88,6 +95,13 @@ json report_json(const Report& report) {
             {"notes", report.notes},
             {"environment", report.environment},
             {"provenance", provenance_json(report.provenance)}};
+  for (const ReportFeature& item : report.features) {
+    j["features"].push_back({{"group", item.group},
+                             {"name", item.name},
+                             {"cases", item.cases},
+                             {"first", text_or_null(item.first)},
+                             {"flags", item.flags}});
+  }
   for (const ReportCurve& item : report.curves) j["curves"].push_back(curve_json(item));
   for (const ReportGolden& item : report.goldens)
     j["goldens"].push_back({{"name", item.name}, {"status", item.status}, {"text", item.text}});

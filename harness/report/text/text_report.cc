@@ -3,7 +3,10 @@
 #include "harness/report/text/text_report.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <iterator>
 #include <set>
 
 #include "harness/curve/curve_statistics.h"
@@ -28,6 +31,14 @@ std::string failure_text(const std::string& name, const std::string& failure) {
 }
 
 std::string detection_text(const ReportCase& item, const ReportDetection& detection) {
+  if (const auto& row = detection.row; row.has_value()) {
+    const auto word = [](bool is_right) { return is_right ? "yes" : "NO"; };
+    std::string text =
+        fmt::format("{:<36} {:<5}  {:<5}  {:<12}  {:<5}  {:>5.2f} s\n", item.fault, row->dtype,
+                    word(row->alarm), word(row->place), word(row->cause), row->seconds);
+    if (!detection.problem.empty()) text += fmt::format("    {}\n", detection.problem);
+    return text;
+  }
   const std::string place = fmt::format("{} on {}", item.fault, item.name);
   if (!detection.is_right) return fmt::format("MISSED  {}: {}\n", place, detection.problem);
   return fmt::format("{}  {}: {}\n",
@@ -43,7 +54,53 @@ std::string statistics_text(const std::vector<ReportCurve>& curves) {
   return ended.empty() ? "" : statistics_table(ended);
 }
 
+bool is_exercised(const ReportFeature& feature) {
+  return feature.cases > 0;
+}
+
+/// One line; empty if all are exercised.
+std::string missed_features(const std::vector<ReportFeature>& features) {
+  constexpr std::size_t kMostNames = 6;
+  std::vector<std::string> missed;
+  for (const ReportFeature& feature : features)
+    if (!is_exercised(feature)) missed.push_back(fmt::format("{} {}", feature.group, feature.name));
+  if (missed.empty()) return "";
+  const std::size_t count = missed.size();
+  missed.resize(std::min(count, kMostNames));
+  return fmt::format(
+      "Would miss what is wrong with the {} of {} features that no case exercises: {}{} (verify "
+      "--coverage lists them; --preset thorough has all)\n",
+      count, features.size(), fmt::join(missed, ", "), count > kMostNames ? ", ..." : "");
+}
+
 }  // namespace
+
+std::string features_text(const std::vector<ReportFeature>& features) {
+  std::size_t groups = 0, names = 0;
+  for (const ReportFeature& feature : features) {
+    groups = std::max(groups, feature.group.size());
+    names = std::max(names, feature.name.size());
+  }
+  const auto count = std::ranges::count_if(features, is_exercised);
+  std::string text = fmt::format("{} of {} features are exercised:\n", count, features.size());
+  for (const ReportFeature& feature : features) {
+    if (is_exercised(feature))
+      text += fmt::format("  {:<{}}  {:<{}}  {:>3} case{}, the first {}\n", feature.group, groups,
+                          feature.name, names, feature.cases, feature.cases == 1 ? " " : "s",
+                          feature.first);
+  }
+  if (count == std::ssize(features)) return text;
+  text += fmt::format(
+      "{} are not; beside `verify --preset small` these flags exercise them, and --preset thorough "
+      "all:\n",
+      std::ssize(features) - count);
+  for (const ReportFeature& feature : features) {
+    if (!is_exercised(feature))
+      text += fmt::format("  {:<{}}  {:<{}}  {}\n", feature.group, groups, feature.name, names,
+                          feature.flags);
+  }
+  return text;
+}
 
 std::string TextReport::block(std::string text) {
   if (text.empty()) return text;
@@ -68,6 +125,8 @@ std::string TextReport::add(const ReportCase& item) {
   if (!item.verdict.has_value()) return block(failure_text(item.name, item.failure));
   if (options_.is_quiet && item.exit_code() == kExitConforms) return "";
   if (item.detection.has_value()) return lines(detection_text(item, *item.detection));
+  if (options_.is_brief && item.exit_code() == kExitConforms)
+    return lines(verdict_line(*item.verdict) + "\n");
   std::string text = render(*item.verdict, options_.verdict);
   if (item.against == "emulated")
     text.insert(0,
@@ -101,6 +160,7 @@ std::string TextReport::finish(const Report& report) {
   for (const ComparisonTables& tables : report.tables)
     text += block(render_tables(tables, options_.verdict.all_tensors));
   if (report.has_statistics) text += block(statistics_text(report.curves));
+  if (!report.features.empty()) text += lines(missed_features(report.features));
   if (!report.summary.empty()) text += lines(report.summary + "\n");
   return text;
 }

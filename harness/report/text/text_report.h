@@ -2,6 +2,7 @@
 /// A report for people to read: on the terminal while it grows, and as report.txt.
 #pragma once
 #include <string>
+#include <vector>
 
 #include "harness/report/report.h"
 #include "harness/report/text/verdict_text.h"
@@ -12,7 +13,8 @@ struct TextOptions {
   RenderOptions verdict;  ///< also decides whether tables list every module
   /// No notes, and of what conforms nothing; what is wrong and the summary stay.
   bool is_quiet = false;
-  int log_interval = 0;  ///< show the numbers of every so many steps of a curve; 0: of none
+  bool is_brief = false;  ///< of a case that conforms only its verdict line
+  int log_interval = 0;   ///< show the numbers of every so many steps of a curve; 0: of none
 };
 
 /// Writes a report part by part, so that a command can print each part as soon as it is known.
@@ -45,6 +47,9 @@ class TextReport {
   TextOptions options_;
   bool is_empty_ = true, ends_with_block_ = false;
 };
+
+/// What the runs of a report exercise and what not, as two tables, each line ended by a newline.
+[[nodiscard]] std::string features_text(const std::vector<ReportFeature>& features);
 
 /// The whole report.
 /// Determinism   a function of its arguments.

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -99,10 +100,13 @@ class Checkpoint {
   /// tensor that is not what was written), a tensor with a NaN or an infinity, one that the parts
   /// do not cover, a parameter that is not its master rounded.
   void require_intact() const;
+  /// Parameters that are frozen in the run that reads it need no optimizer state; what they have is
+  /// not read. An empty function: none is.
   /// Errors   FileError that lists every parameter that is missing, extra or of another shape, and
   ///          of those that fit every one with other optimizer state than the rule keeps; or names
   ///          the two rules.
-  void require_fits(std::span<const ParameterSpec> specs, std::string_view rule) const;
+  void require_fits(std::span<const ParameterSpec> specs, std::string_view rule,
+                    const std::function<bool(std::string_view parameter)>& is_frozen = {}) const;
 
  private:
   struct Content;

@@ -86,7 +86,9 @@ void Checkpoint::require_intact() const {
   }
 }
 
-void Checkpoint::require_fits(std::span<const ParameterSpec> specs, std::string_view rule) const {
+void Checkpoint::require_fits(
+    std::span<const ParameterSpec> specs, std::string_view rule,
+    const std::function<bool(std::string_view parameter)>& is_frozen) const {
   const std::string manifest = content_->manifest_path().string();
   std::vector<std::string> problems;
   std::map<std::string, const ParameterSpec*, std::less<>> expected;
@@ -121,6 +123,7 @@ void Checkpoint::require_fits(std::span<const ParameterSpec> specs, std::string_
         manifest, content_->progress.rule, rule));
   }
   std::vector<std::string> usual;
+  const ParameterSpec* first = nullptr;  // that is stepped
   for (const ParameterSpec& spec : specs) {
     std::vector<std::string> own;
     for (const std::string& name : state_names(spec.name)) {
@@ -131,11 +134,15 @@ void Checkpoint::require_fits(std::span<const ParameterSpec> specs, std::string_
                                     fmt::join(tensor(name).shape, ", ")));
       }
     }
-    if (&spec == &specs.front()) usual = own;
+    if (own.empty() && is_frozen && is_frozen(spec.name)) continue;
+    if (first == nullptr) {
+      first = &spec;
+      usual = own;
+    }
     if (own == usual) continue;
     throw FileError(fmt::format(
         "{}: every parameter must have the same optimizer state, got [{}] for {} and [{}] for {}",
-        manifest, fmt::join(own, ", "), spec.name, fmt::join(usual, ", "), specs.front().name));
+        manifest, fmt::join(own, ", "), spec.name, fmt::join(usual, ", "), first->name));
   }
 }
 

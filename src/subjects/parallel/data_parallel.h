@@ -28,7 +28,7 @@ struct HeldParameter {
   std::string name;
   ParamClass param_class = ParamClass::kMatrix;
   Layout layout;      ///< of `tensor` in the whole parameter
-  at::Tensor tensor;  ///< leaf that requires grad
+  at::Tensor tensor;  ///< leaf that requires grad unless the parameter is frozen
 };
 
 struct DataParallelSetup {
@@ -55,11 +55,15 @@ struct AccumulatedGradients {
 ///              after_backward for each micro-batch, finish, gradients, publish. What setup was
 ///              given outlives it.
 /// Guarantees   gradients() are averages over dp of all micro-batches' sums; after publish every
-///              rank's forward reads the stepped values.
+///              rank's forward reads the stepped values. A frozen parameter is read and held like
+///              any other; it is in none of accumulated(), masters() and gradients().
 /// Ranks        every phase but clear_gradients is collective over the dp group.
 class DataParallel {
  public:
   virtual ~DataParallel() = default;
+  /// Whether setup takes frozen parameters; else FrozenBeside holds them
+  /// (subjects/parallel/frozen_weights.h).
+  [[nodiscard]] virtual bool takes_frozen() const noexcept { return false; }
   virtual void setup(DataParallelSetup setup) = 0;
   virtual void clear_gradients() = 0;
   /// What forward reads in the next micro-batch, by parameter name.

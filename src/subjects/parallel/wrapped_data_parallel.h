@@ -14,6 +14,7 @@ namespace isoshard {
 class WrappedDataParallel : public DataParallel {
  public:
   explicit WrappedDataParallel(std::unique_ptr<DataParallel> inner) : inner_(std::move(inner)) {}
+  [[nodiscard]] bool takes_frozen() const noexcept override { return inner_->takes_frozen(); }
   void setup(DataParallelSetup setup) override { inner_->setup(std::move(setup)); }
   void clear_gradients() override { inner_->clear_gradients(); }
   [[nodiscard]] const NamedTensors& before_forward() override { return inner_->before_forward(); }

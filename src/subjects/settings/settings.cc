@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,20 @@ Value parsed(std::string_view what, std::string_view name, const Value (&values)
 }
 
 }  // namespace
+
+IsFrozen frozen_by(const std::string& pattern) {
+  if (pattern.empty()) return [](std::string_view) { return false; };
+  try {
+    return [expression = std::regex(pattern)](std::string_view parameter) {
+      return std::regex_match(parameter.begin(), parameter.end(), expression);
+    };
+  } catch (const std::regex_error& error) {
+    throw UsageError(
+        fmt::format("--freeze must be a regular expression for whole names of parameters, such as "
+                    "'model\\.layers\\.0\\..*', got '{}': {}",
+                    pattern, error.what()));
+  }
+}
 
 LossMean parse_loss_mean(std::string_view name) {
   return parsed("loss mean", name, {LossMean::kGlobal, LossMean::kLocal, LossMean::kSum});

@@ -2,6 +2,7 @@
 /// What a user may choose about a training step, in one struct that every subject takes.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -84,7 +85,16 @@ struct TrainSettings {
   /// Activation checkpointing: of every n-th layer only the input is kept, and its forward is
   /// repeated in backward (subjects/model/zoo/recompute.h). 1: of all layers; 0: of none.
   int recompute_every = 0;
+  /// A regular expression (ECMAScript): parameters that it matches from the first letter to the
+  /// last are frozen, as with requires_grad off: no gradient, no optimizer state, no part in the
+  /// clip norm, no step. Empty: none is.
+  std::string freeze;
   NdSettings nd;
 };
+
+/// Whether a parameter of this name is frozen by TrainSettings::freeze.
+using IsFrozen = std::function<bool(std::string_view parameter)>;
+/// Errors   UsageError for a pattern that is no regular expression.
+[[nodiscard]] IsFrozen frozen_by(const std::string& pattern);
 
 }  // namespace isoshard

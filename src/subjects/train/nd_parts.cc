@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "subjects/parallel/frozen_weights.h"
 #include "subjects/parallel/fsdp/fsdp_shards.h"
 #include "subjects/parallel/nd/kept_shards.h"
 #include "subjects/parallel/nd/nd_groups.h"
@@ -72,14 +73,14 @@ TrainerParts nd_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan plan) {
   }
   parts.strategy = std::make_shared<NdStrategy>(parts.plan, mesh, groups, config.settings, gathers);
   Communicator& tp = mesh.group(Axis::kTp);
-  parts.partial_grad_sum = std::make_unique<PartialGradSum>(own.specs, parts.plan, tp,
-                                                            config.settings.sequence_parallel);
+  parts.partial_grad_sum = std::make_unique<PartialGradSum>(
+      trained_of(own.specs, config.settings), parts.plan, tp, config.settings.sequence_parallel);
   detail::finish(parts, config, mesh, 1);
   NormOverStages stages;
   if (parts.stages != nullptr) stages = {&groups->pipeline(), own.counted};
   parts.grad_norm = std::make_unique<GlobalGradNorm>(
-      specs, parts.plan, tp, groups->shards().size() > 1 ? &groups->shards() : nullptr,
-      std::move(stages));
+      trained_of(specs, config.settings), parts.plan, tp,
+      groups->shards().size() > 1 ? &groups->shards() : nullptr, std::move(stages));
   return parts;
 }
 

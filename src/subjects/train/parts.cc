@@ -8,6 +8,7 @@
 
 #include "core/base/error.h"
 #include "subjects/parallel/ddp/replicas.h"
+#include "subjects/parallel/frozen_weights.h"
 #include "subjects/parallel/fsdp/fsdp_shards.h"
 #include "subjects/parallel/fsdp/fsdp_strategy.h"
 #include "subjects/parallel/megatron/fused_layers.h"
@@ -32,6 +33,7 @@ TrainerParts common_parts(const TrainerConfig& config) {
   parts.bucket_bytes = config.settings.bucket_bytes;
   parts.max_grad_norm = config.settings.max_grad_norm;
   parts.label_smoothing = config.settings.label_smoothing;
+  if (!config.settings.freeze.empty()) parts.is_frozen = frozen_by(config.settings.freeze);
   parts.dtype = config.dtype;
   parts.master_dtype = config.settings.master_dtype;
   parts.autocast = config.settings.autocast;
@@ -52,10 +54,12 @@ void finish(TrainerParts& parts, const TrainerConfig& config, Mesh& mesh, int lo
   }
   if (config.settings.loss_scale.is_on())
     parts.grad_scaler = std::make_unique<GradScaler>(config.settings.loss_scale, mesh.world());
+  if (!config.settings.freeze.empty() && !parts.data_parallel->takes_frozen())
+    parts.data_parallel = std::make_unique<FrozenBeside>(std::move(parts.data_parallel));
   const bool is_cut = shards_over_dp && mesh.degree(Axis::kDp) > 1;
-  parts.grad_norm =
-      std::make_unique<GlobalGradNorm>(parts.model->parameters(), parts.plan, mesh.group(Axis::kTp),
-                                       is_cut ? &mesh.group(Axis::kDp) : nullptr);
+  parts.grad_norm = std::make_unique<GlobalGradNorm>(
+      trained_parameters(*parts.model, config.settings), parts.plan, mesh.group(Axis::kTp),
+      is_cut ? &mesh.group(Axis::kDp) : nullptr);
 }
 
 }  // namespace detail
@@ -105,8 +109,8 @@ TrainerParts autotp_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan pla
   parts.plan = std::move(plan);
   parts.strategy = std::make_shared<TensorParallelStrategy>(
       parts.plan, tp, dp, dp, config.settings.record_partials, mesh.coordinate(Axis::kDp));
-  parts.partial_grad_sum =
-      std::make_unique<PartialGradSum>(parts.model->parameters(), parts.plan, tp);
+  parts.partial_grad_sum = std::make_unique<PartialGradSum>(
+      trained_parameters(*parts.model, config.settings), parts.plan, tp);
   if (config.settings.zero_stage == 0) {
     parts.data_parallel = std::make_unique<Replicas>(Replicas::Reduces::kOverDp);
   } else {
@@ -124,8 +128,8 @@ TrainerParts fsdp_tp_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan pl
   auto shards = std::make_unique<FsdpShards>(config.settings.reduce_dtype);
   parts.strategy = std::make_shared<FsdpStrategy>(
       parts.plan, tp, dp, dp, config.settings.record_partials, mesh.coordinate(Axis::kDp), *shards);
-  parts.partial_grad_sum =
-      std::make_unique<PartialGradSum>(parts.model->parameters(), parts.plan, tp);
+  parts.partial_grad_sum = std::make_unique<PartialGradSum>(
+      trained_parameters(*parts.model, config.settings), parts.plan, tp);
   parts.data_parallel = std::move(shards);
   finish(parts, config, mesh, 1, /*shards_over_dp=*/true);
   return parts;
@@ -148,8 +152,8 @@ TrainerParts megatron_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan p
       sequence_split(settings));
   strategy->fuse(fused);
   parts.strategy = strategy;
-  parts.partial_grad_sum = std::make_unique<PartialGradSum>(parts.model->parameters(), parts.plan,
-                                                            tp, settings.sequence_parallel);
+  parts.partial_grad_sum = std::make_unique<PartialGradSum>(
+      trained_parameters(*parts.model, settings), parts.plan, tp, settings.sequence_parallel);
   parts.data_parallel = std::make_unique<MainGradients>(settings.distributed_optimizer
                                                             ? MainGradients::Steps::kDistributed
                                                             : MainGradients::Steps::kEverywhere,

@@ -63,7 +63,11 @@ Trainer::Trainer(TrainerParts parts, Mesh& mesh, Sink* sink)
     : parts_(std::move(parts)),
       mesh_(&mesh),
       sink_(sink),
-      specs_(parts_.own_parameters.value_or(parts_.model->parameters())) {}
+      specs_(parts_.own_parameters.value_or(parts_.model->parameters())),
+      trained_(specs_) {
+  if (parts_.is_frozen)
+    std::erase_if(trained_, [&](const ParameterSpec& spec) { return parts_.is_frozen(spec.name); });
+}
 
 Trainer::~Trainer() = default;
 
@@ -76,9 +80,11 @@ void Trainer::setup() {
 void Trainer::set_up_parameters() {
   DataParallelSetup setup;
   for (const ParameterSpec& spec : specs_) {
-    setup.parameters.push_back(
-        {spec.name, parts_.plan.class_of(spec), layout_of(spec),
-         own_part(spec, scalar_type_of(parts_.dtype)).to(parts_.device).requires_grad_(true)});
+    const bool is_trained = !parts_.is_frozen || !parts_.is_frozen(spec.name);
+    setup.parameters.push_back({spec.name, parts_.plan.class_of(spec), layout_of(spec),
+                                own_part(spec, scalar_type_of(parts_.dtype))
+                                    .to(parts_.device)
+                                    .requires_grad_(is_trained)});
   }
   setup.mesh = mesh_;
   setup.bucket_bytes = parts_.bucket_bytes;
@@ -311,7 +317,7 @@ void Trainer::reduce_gradients() {
   if (parts_.stages != nullptr) parts_.stages->add_shared(gradients_);
   if (parts_.grad_scaler != nullptr)
     found_inf_ = parts_.grad_scaler->found_on_any_rank(parts_.grad_scaler->unscale(gradients_));
-  for (const ParameterSpec& spec : specs_) {
+  for (const ParameterSpec& spec : trained_) {
     record(RecordKind::kGrad, spec.name, gradients_.at(spec.name),
            parts_.data_parallel->piece_layout(spec.name));
   }
@@ -345,7 +351,7 @@ void Trainer::state() {
   const NamedTensors state = parts_.optimizer->state();
   const NamedTensors& masters = parts_.data_parallel->masters();
   const bool own_masters = parts_.master_dtype.has_value();
-  for (const ParameterSpec& spec : specs_) {
+  for (const ParameterSpec& spec : trained_) {
     const at::Tensor& master = masters.at(spec.name);
     const Layout layout = parts_.data_parallel->piece_layout(spec.name);
     if (own_masters) record(RecordKind::kOptimizer, spec.name + ".master", master, layout);

@@ -53,6 +53,9 @@ struct TrainerParts {
   std::unique_ptr<StageRunner> stages;
   /// The parameters that this rank has, in model order; none: all of the model's.
   std::optional<std::vector<ParameterSpec>> own_parameters;
+  /// Of a parameter's name; frozen ones have no gradient, no optimizer state and no step. Empty:
+  /// none is frozen.
+  IsFrozen is_frozen;
   /// How parameters, gradients and optimizer state lie over dp.
   std::unique_ptr<DataParallel> data_parallel;
   std::int64_t bucket_bytes = 25 << 20;
@@ -137,6 +140,8 @@ class Trainer {
   /// The gradients of this rank's pieces in the last step.
   [[nodiscard]] const NamedTensors& gradients() const noexcept { return gradients_; }
   [[nodiscard]] const std::vector<ParameterSpec>& specs() const noexcept { return specs_; }
+  /// Those of them that are not frozen.
+  [[nodiscard]] const std::vector<ParameterSpec>& trained() const noexcept { return trained_; }
   /// The loss of the last step (averaged over dp), and below it the norm before clipping.
   [[nodiscard]] double loss() const noexcept { return loss_; }
   [[nodiscard]] double grad_norm() const noexcept { return grad_norm_; }
@@ -215,7 +220,7 @@ class Trainer {
   TrainerParts parts_;
   Mesh* mesh_;
   Sink* sink_;
-  std::vector<ParameterSpec> specs_;
+  std::vector<ParameterSpec> specs_, trained_;
   NamedTensors gradients_;
   bool is_training_ = true;
   std::optional<LossScaledSink> scaled_sink_;  ///< what activations pass, if the loss is scaled

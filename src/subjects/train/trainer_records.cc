@@ -20,7 +20,7 @@ void Trainer::record_accumulated(std::optional<std::size_t> stage) const {
   if (sink_ == nullptr) return;
   const DataParallel& data_parallel = *parts_.data_parallel;
   const AccumulatedGradients so_far = data_parallel.accumulated();
-  for (const ParameterSpec& spec : specs_) {
+  for (const ParameterSpec& spec : trained_) {
     const auto over = parts_.partial_grad_sum == nullptr ? PartialGradSum::Over::kNobody
                                                          : parts_.partial_grad_sum->over(spec.name);
     const auto sum = so_far.gradients.find(spec.name);
@@ -86,7 +86,7 @@ void Trainer::record_read(std::string_view name, const at::Tensor& read) const {
 // As the optimizer gets them.
 void Trainer::record_clipped() const {
   if (sink_ == nullptr || parts_.max_grad_norm == 0 || !parts_.records_repetitions) return;
-  for (const ParameterSpec& spec : specs_) {
+  for (const ParameterSpec& spec : trained_) {
     record(RecordKind::kGrad, spec.name + ".clipped", gradients_.at(spec.name),
            parts_.data_parallel->piece_layout(spec.name));
   }

@@ -81,6 +81,8 @@ void Trainer::save(const std::filesystem::path& folder) const {
   for (const ParameterSpec& spec : specs_) {
     saved.push_back({spec.name, SavedKind::kParameter, data_parallel.held_layout(spec.name),
                      in_host_memory(data_parallel.held().at(spec.name))});
+  }
+  for (const ParameterSpec& spec : trained_) {
     const Layout layout = data_parallel.piece_layout(spec.name);
     const at::Tensor& master = data_parallel.masters().at(spec.name);
     if (parts_.master_dtype.has_value())
@@ -97,12 +99,12 @@ void Trainer::save(const std::filesystem::path& folder) const {
 
 void Trainer::resume(const std::filesystem::path& folder) {
   const Checkpoint checkpoint = Checkpoint::open(folder);
-  checkpoint.require_fits(parts_.model->parameters(), parts_.optimizer->rule());
+  checkpoint.require_fits(parts_.model->parameters(), parts_.optimizer->rule(), parts_.is_frozen);
   RunProgress progress = parts_.checkpoint_io->progress(checkpoint, *mesh_);
   set_up_parameters();
   restore_masters();
-  std::erase_if(progress.updates, [this](const auto& update) {  // those of other stages
-    return std::ranges::find(specs_, update.first, &ParameterSpec::name) == specs_.end();
+  std::erase_if(progress.updates, [this](const auto& update) {  // of other stages, or frozen now
+    return std::ranges::find(trained_, update.first, &ParameterSpec::name) == trained_.end();
   });
   parts_.optimizer->restore(read_state(checkpoint), progress.updates);
   if (parts_.streams != nullptr) parts_.streams->restore(progress.stream.seed);
@@ -124,7 +126,7 @@ void Trainer::restore_masters() {
   const at::NoGradGuard no_grad;
   const at::ScalarType type = scalar_type_of(*parts_.master_dtype);
   NamedTensors& masters = parts_.data_parallel->masters();
-  for (const ParameterSpec& spec : specs_) {
+  for (const ParameterSpec& spec : trained_) {
     at::Tensor& master = masters.at(spec.name);
     const Layout layout = parts_.data_parallel->piece_layout(spec.name);
     if (!layout.explicit_parts || !layout.boxes.empty()) {
@@ -145,7 +147,7 @@ NamedTensors Trainer::read_state(const Checkpoint& checkpoint) const {
   const at::NoGradGuard no_grad;
   const NamedTensors& masters = parts_.data_parallel->masters();
   NamedTensors state;
-  for (const ParameterSpec& spec : specs_) {
+  for (const ParameterSpec& spec : trained_) {
     const at::Tensor& master = masters.at(spec.name);
     for (const std::string& name : checkpoint.state_names(spec.name)) {
       at::Tensor piece =

@@ -11,6 +11,7 @@
 #include "core/base/error.h"
 #include "core/comm/tensor.h"
 #include "subjects/parallel/ddp/gradient_reducer.h"
+#include "subjects/parallel/frozen_weights.h"
 
 namespace isoshard {
 
@@ -67,7 +68,7 @@ NumericsSpec ddp_numerics(const Model& model, const NumericsInputs& inputs) {
         inputs.settings.make_vocab_size_divisible_by));
   }
   NumericsSpec numerics;
-  add_data_parallelism(numerics, model.parameters(), inputs);
+  add_data_parallelism(numerics, trained_parameters(model, inputs.settings), inputs);
   if (inputs.mesh.degree(Axis::kDp) > 1)
     numerics.data.buckets.rebuilt = RebuiltBuckets{
         std::min(kFirstBucketBytes, inputs.settings.bucket_bytes), inputs.settings.bucket_bytes};

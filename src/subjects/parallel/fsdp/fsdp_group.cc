@@ -31,7 +31,14 @@ class GatheredParameters final : public torch::autograd::Function<GatheredParame
                                std::int64_t group, FsdpGroup::Pass pass) {
     context->saved_data["group"] = group;
     context->saved_data["pass"] = pass;
-    return group_of(group).whole_parameters(pass);
+    variable_list whole = group_of(group).whole_parameters(pass);
+    variable_list frozen;
+    const std::vector<FsdpShard>& shards = group_of(group).shards();
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+      if (!shards[i].tensor.requires_grad()) frozen.push_back(whole[i]);
+    }
+    context->mark_non_differentiable(frozen);
+    return whole;
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     variable_list result = group_of(context->saved_data["group"].toInt())
@@ -59,16 +66,26 @@ FsdpGroup::FsdpGroup(std::vector<FsdpShard> shards, const ShardGroups& groups, F
       replicas_(groups.replicas),
       dtypes_(dtypes),
       bytes_(&bytes) {
-  for (const FsdpShard& shard : shards_) {
-    offsets_.push_back(block_numel_);
-    block_numel_ += shard.shards.padded;
+  gathered_ = blocks_of(/*of_trained_only=*/false);
+  reduced_ = blocks_of(/*of_trained_only=*/true);
+}
+
+FsdpGroup::Blocks FsdpGroup::blocks_of(bool of_trained_only) const {
+  Blocks blocks;
+  for (std::size_t i = 0; i < shards_.size(); ++i) {
+    if (of_trained_only && !shards_[i].tensor.requires_grad()) continue;
+    blocks.shards.push_back(i);
+    blocks.offsets.push_back(blocks.numel);
+    blocks.numel += shards_[i].shards.padded;
   }
   for (std::int64_t rank = 0; rank < dp_->size(); ++rank) {
-    for (std::size_t i = 0; i < shards_.size(); ++i) {
-      segments_.push_back({shards_[i].name, shards_[i].param_class,
-                           rank * block_numel_ + offsets_[i], shards_[i].shards.padded});
+    for (std::size_t k = 0; k < blocks.shards.size(); ++k) {
+      const FsdpShard& shard = shards_[blocks.shards[k]];
+      blocks.segments.push_back({shard.name, shard.param_class,
+                                 rank * blocks.numel + blocks.offsets[k], shard.shards.padded});
     }
   }
+  return blocks;
 }
 
 FsdpGroup::Pass FsdpGroup::gather(NamedTensors& parameters) {
@@ -114,17 +131,19 @@ void FsdpGroup::regather(Pass pass) {
 // Shards are rounded before they travel. Those of one parameter follow each other without a gap, so
 // that what pads is at the end only.
 void FsdpGroup::fill(const std::vector<c10::Storage>& storages) {
-  at::Tensor own = at::zeros({block_numel_}, in(dtypes_.compute));
+  at::Tensor own = at::zeros({gathered_.numel}, in(dtypes_.compute));
   for (std::size_t i = 0; i < shards_.size(); ++i) {
     const at::Tensor& shard = shards_[i].tensor;
-    own.narrow(0, offsets_[i], shard.numel()).copy_(shard.detach().view({-1}));
+    own.narrow(0, gathered_.offsets[i], shard.numel()).copy_(shard.detach().view({-1}));
   }
   const std::int64_t ranks = dp_->size();
-  const at::Tensor all = all_gather(*dp_, own, {Purpose::kParamGather, Axis::kDp, segments_})
-                             .view({ranks, block_numel_});
+  const at::Tensor all =
+      all_gather(*dp_, own, {Purpose::kParamGather, Axis::kDp, gathered_.segments})
+          .view({ranks, gathered_.numel});
   for (std::size_t i = 0; i < shards_.size(); ++i) {
     const std::int64_t padded = shards_[i].shards.padded;
-    over(storages[i], dtypes_.compute, {ranks, padded}).copy_(all.narrow(1, offsets_[i], padded));
+    over(storages[i], dtypes_.compute, {ranks, padded})
+        .copy_(all.narrow(1, gathered_.offsets[i], padded));
     bytes_->now += padded_bytes(shards_[i]);
   }
   bytes_->peak = std::max(bytes_->peak, bytes_->now);
@@ -154,30 +173,32 @@ std::vector<at::Tensor> FsdpGroup::shard_gradients(Pass pass,
   const at::ScalarType reduced_in = ranks == 1 && replicas_ == nullptr
                                         ? dtypes_.compute
                                         : dtypes_.reduce.value_or(dtypes_.compute);
-  const at::Tensor blocks = at::zeros({ranks, block_numel_}, in(reduced_in));
-  for (std::size_t i = 0; i < shards_.size(); ++i) {
+  const at::Tensor blocks = at::zeros({ranks, reduced_.numel}, in(reduced_in));
+  for (std::size_t k = 0; k < reduced_.shards.size(); ++k) {
+    const std::size_t i = reduced_.shards[k];
     if (!gradients[i].defined()) continue;
     const at::Tensor flat = gradients[i].reshape({-1});
     for (std::int64_t rank = 0; rank < ranks; ++rank) {
       const Range& run = shards_[i].shards.elements[static_cast<std::size_t>(rank)];
       blocks.select(0, rank)
-          .narrow(0, offsets_[i], run.count)
+          .narrow(0, reduced_.offsets[k], run.count)
           .copy_(flat.narrow(0, run.begin, run.count));
     }
   }
   at::Tensor own = reduce_scatter(*dp_, blocks.view({-1}), Reduction::kAvg,
-                                  {Purpose::kGradReduce, Axis::kDp, segments_});
+                                  {Purpose::kGradReduce, Axis::kDp, reduced_.segments});
   if (replicas_ != nullptr) {
-    all_reduce(
-        *replicas_, own, Reduction::kAvg,
-        {Purpose::kGradReduce, Axis::kDpReplicate, std::span(segments_).first(shards_.size())})
+    all_reduce(*replicas_, own, Reduction::kAvg,
+               {Purpose::kGradReduce, Axis::kDpReplicate,
+                std::span(reduced_.segments).first(reduced_.shards.size())})
         .wait();
   }
-  std::vector<at::Tensor> result;
-  for (std::size_t i = 0; i < shards_.size(); ++i) {
-    const at::Tensor& shard = shards_[i].tensor;
-    result.push_back(
-        own.narrow(0, offsets_[i], shard.numel()).view(shard.sizes()).to(shard.scalar_type()));
+  std::vector<at::Tensor> result(shards_.size());
+  for (std::size_t k = 0; k < reduced_.shards.size(); ++k) {
+    const at::Tensor& shard = shards_[reduced_.shards[k]].tensor;
+    result[reduced_.shards[k]] = own.narrow(0, reduced_.offsets[k], shard.numel())
+                                     .view(shard.sizes())
+                                     .to(shard.scalar_type());
   }
   return result;
 }

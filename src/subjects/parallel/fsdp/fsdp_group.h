@@ -20,9 +20,11 @@ namespace isoshard {
 struct FsdpShard {
   std::string name;
   ParamClass param_class = ParamClass::kMatrix;
-  Shape whole;        ///< of the parameter as forward reads it
-  DimShards shards;   ///< of `whole` over dp
-  at::Tensor tensor;  ///< the own rows: a leaf that requires grad, in the dtype that is stepped
+  Shape whole;       ///< of the parameter as forward reads it
+  DimShards shards;  ///< of `whole` over dp
+  /// The own rows: a leaf that requires grad, in the dtype that is stepped; of a frozen parameter
+  /// one that does not, in the dtype that is gathered.
+  at::Tensor tensor;
 };
 
 /// Bytes of gathered parameters that are there now, and the most that ever were. Communication
@@ -53,6 +55,7 @@ struct FsdpDtypes {
 ///              (regather).
 /// Guarantees   backward of a pass gives the memory back, averages the gradients over dp and hands
 ///              each shard its own rows. A parameter that no gradient reached enters as zeros.
+///              A frozen one is gathered with the others and not reduced.
 /// Ranks        collective over the shards: one all-gather per gather and regather (param_gather),
 ///              one reduce-scatter per backward of a pass (grad_reduce), then one all-reduce over
 ///              replicas, if there are any (grad_reduce); both average.
@@ -81,17 +84,23 @@ class FsdpGroup {
                                                         const std::vector<at::Tensor>& gradients);
 
  private:
+  /// Places in a rank's block, and its segments, of all shards or of those that are trained.
+  struct Blocks {
+    std::vector<std::size_t> shards;
+    std::vector<std::int64_t> offsets;  ///< of each of `shards` in a rank's block
+    std::vector<Segment> segments;      ///< of all ranks' blocks, one after the other
+    std::int64_t numel = 0;             ///< of a rank's block
+  };
+  [[nodiscard]] Blocks blocks_of(bool of_trained_only) const;
   void fill(const std::vector<c10::Storage>& storages);
   [[nodiscard]] std::int64_t padded_bytes(const FsdpShard& shard) const;
   /// Of tensors where the shards are.
   [[nodiscard]] at::TensorOptions in(at::ScalarType dtype) const;
 
   std::vector<FsdpShard> shards_;
-  std::vector<std::int64_t> offsets_;  ///< of each parameter in a rank's block
-  std::vector<Segment> segments_;      ///< of all ranks' blocks, one after the other
-  std::int64_t block_numel_ = 0;
   Communicator* dp_;
   Communicator* replicas_;
+  Blocks gathered_, reduced_;
   FsdpDtypes dtypes_;
   GatheredBytes* bytes_;
   std::map<Pass, std::vector<c10::Storage>> passes_;

@@ -30,9 +30,11 @@ void FsdpShards::setup(DataParallelSetup setup) {
     shard.shards = dim0_shards(shard.whole, groups_.shards->size());
     const Range& rows = shard.shards.rows[rank];
     const at::Tensor own = parameter.tensor.detach().narrow(0, rows.begin, rows.count);
-    shard.tensor = own.to(master_, /*non_blocking=*/false, /*copy=*/true).requires_grad_(true);
+    const bool is_trained = parameter.tensor.requires_grad();
+    shard.tensor = own.to(is_trained ? master_ : compute_, /*non_blocking=*/false, /*copy=*/true)
+                       .requires_grad_(is_trained);
     parameter.tensor.reset();
-    masters_[parameter.name] = shard.tensor;
+    (is_trained ? masters_ : frozen_)[parameter.name] = shard.tensor;
     places_[parameter.name] = {std::move(parameter.layout), shard.whole, shard.shards.elements};
     groups[std::string(block_of(parameter.name))].push_back(std::move(shard));
   }
@@ -94,9 +96,10 @@ void FsdpShards::after_backward(bool /*reduces*/, bool /*is_last*/) {
 }
 
 const NamedTensors& FsdpShards::held() const {
-  if (compute_ == master_) return masters_;
+  if (compute_ == master_ && frozen_.empty()) return masters_;
   const at::NoGradGuard no_grad;
   if (held_.empty()) {
+    held_ = frozen_;
     for (const auto& [name, master] : masters_) held_[name] = master.detach().to(compute_);
   }
   return held_;

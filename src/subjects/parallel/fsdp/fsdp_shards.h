@@ -33,6 +33,7 @@ class FsdpShards final : public DataParallel {
   /// `groups`: without them, parameters are cut over the mesh's dp.
   explicit FsdpShards(std::optional<Dtype> reduce_dtype = {}, const ShardGroups& groups = {})
       : reduce_dtype_(reduce_dtype), groups_(groups) {}
+  [[nodiscard]] bool takes_frozen() const noexcept override { return true; }
   void setup(DataParallelSetup setup) override;
   void clear_gradients() override;
   [[nodiscard]] const NamedTensors& before_forward() override;
@@ -80,6 +81,7 @@ class FsdpShards final : public DataParallel {
   at::ScalarType compute_ = at::kFloat, master_ = at::kFloat;
   std::map<std::string, Place, std::less<>> places_;
   NamedTensors masters_;
+  NamedTensors frozen_;  ///< shards, in the dtype that forward reads
   /// Masters as forward reads them, for the record; they are made at the first request.
   mutable NamedTensors held_;
   NamedTensors whole_;  ///< what is gathered now

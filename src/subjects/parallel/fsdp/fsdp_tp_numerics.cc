@@ -15,8 +15,9 @@ NumericsSpec fsdp_tp_numerics(const Model& model, const NumericsInputs& inputs) 
   const int dp = inputs.mesh.degree(Axis::kDp);
   NumericsSpec numerics = autotp_numerics(model, inputs);
   std::map<std::string, std::vector<std::string>, std::less<>> groups;
+  const IsFrozen is_frozen = frozen_by(inputs.settings.freeze);
   for (const ParameterSpec& spec : model.parameters()) {
-    groups[std::string(block_of(spec.name))].push_back(spec.name);
+    if (!is_frozen(spec.name)) groups[std::string(block_of(spec.name))].push_back(spec.name);
     if (dp == 1) continue;
     for (const Range& rows : dim0_shards(held_shape(numerics.tensor, spec), dp).elements)
       numerics.data.sharding.stepped_runs[spec.name].push_back({rows});

@@ -115,6 +115,17 @@ std::vector<StoredParameter> stored_parameters(std::span<const std::string> name
   return result;
 }
 
+bool is_frozen_unit(const StoredParameter& unit,
+                    const std::function<bool(std::size_t parameter)>& is_frozen) {
+  const auto count = std::ranges::count_if(unit.parameters, is_frozen);
+  if (count == 0 || count == std::ssize(unit.parameters)) return count != 0;
+  throw UsageError(
+      fmt::format("frozen weights must be all or none of what Megatron keeps in one tensor, got {} "
+                  "of the {} of "
+                  "{}",
+                  count, unit.parameters.size(), unit.name));
+}
+
 std::string megatron_name(std::string_view parameter) {
   constexpr std::array<std::pair<std::string_view, std::string_view>, 15> kNames = {{
       {"model.embed_tokens.", "embedding.word_embeddings."},

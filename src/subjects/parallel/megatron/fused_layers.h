@@ -3,6 +3,7 @@
 /// and under which name.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -43,6 +44,11 @@ struct StoredParameter {
 [[nodiscard]] std::vector<StoredParameter> stored_parameters(std::span<const std::string> names,
                                                              std::span<const Shape> shapes,
                                                              std::span<const FusedLayers> groups);
+
+/// Whether what is stored as one tensor is frozen; `is_frozen` is asked by index.
+/// Errors   UsageError if only some of it is.
+[[nodiscard]] bool is_frozen_unit(const StoredParameter& unit,
+                                  const std::function<bool(std::size_t parameter)>& is_frozen);
 
 /// Megatron-Core's name of a parameter of a rotary decoder (that of the fused one for q, k, v, gate
 /// and up); of others the name itself.

@@ -34,16 +34,27 @@ void MainGradients::setup(DataParallelSetup setup) {
     shapes.push_back(parameter.tensor.sizes().vec());
   }
   const std::vector<StoredParameter> stored = stored_parameters(names, shapes, fused_);
+  std::vector<StoredParameter> trained;
+  for (const StoredParameter& unit : stored) {
+    const bool is_frozen = is_frozen_unit(
+        unit, [&](std::size_t i) { return !setup.parameters[i].tensor.requires_grad(); });
+    if (is_frozen) {
+      add_frozen(unit, setup.parameters);
+    } else {
+      trained.push_back(unit);
+    }
+  }
   std::vector<std::int64_t> numels;
-  for (const StoredParameter& parameter : stored) numels.push_back(numel_of(parameter.shape));
+  for (const StoredParameter& parameter : trained) numels.push_back(numel_of(parameter.shape));
   const std::int64_t bucket_numel =
       std::max<std::int64_t>(1, setup.bucket_bytes / static_cast<std::int64_t>(size_of(gradients)));
   for (const BufferBucket& bucket :
        buffer_buckets(numels, bucket_numel, dp_, steps_ == Steps::kDistributed)) {
-    add_bucket(bucket, stored, setup.parameters);
+    add_bucket(bucket, trained, setup.parameters);
   }
   refresh_held();
   for (const auto& [name, place] : places_) {
+    if (is_frozen(place)) continue;
     const at::Tensor& leaf = stored_[place.stored].parameter;
     const bool is_stepped_in_place = steps_ == Steps::kEverywhere &&
                                      leaf.scalar_type() == master_type_ &&
@@ -53,6 +64,26 @@ void MainGradients::setup(DataParallelSetup setup) {
                          : piece_of(held_.at(name).detach(), place)
                                .to(master_type_, /*non_blocking=*/false, /*copy=*/true);
   }
+}
+
+// It is kept as Megatron keeps any, and is in no buffer.
+void MainGradients::add_frozen(const StoredParameter& unit,
+                               std::vector<HeldParameter>& parameters) {
+  const at::Tensor value =
+      at::empty(unit.shape, parameters.front().tensor.options().requires_grad(false));
+  for (std::size_t p = 0; p < unit.parameters.size(); ++p) {
+    HeldParameter& parameter = parameters[unit.parameters[p]];
+    const at::Tensor flat = parameter.tensor.detach().reshape({-1});
+    for (const StoredRun& run : unit.runs[p])
+      value.view({-1}).narrow(0, run.stored, run.count).copy_(flat.narrow(0, run.begin, run.count));
+    read_[parameter.name] = value;
+    places_[parameter.name] = {std::move(parameter.layout),
+                               parameter.tensor.sizes().vec(),
+                               stored_.size(),
+                               unit.runs[p],
+                               {}};
+  }
+  stored_.push_back({value, {}});
 }
 
 void MainGradients::add_bucket(const BufferBucket& layout,
@@ -163,8 +194,9 @@ void MainGradients::reduce() {
 
 AccumulatedGradients MainGradients::accumulated() const {
   AccumulatedGradients sums;
-  for (const auto& [name, place] : places_)
-    sums.gradients[name] = whole_of(stored_[place.stored].gradient, place);
+  for (const auto& [name, place] : places_) {
+    if (!is_frozen(place)) sums.gradients[name] = whole_of(stored_[place.stored].gradient, place);
+  }
   return sums;
 }
 
@@ -172,6 +204,7 @@ NamedTensors MainGradients::gradients() {
   const at::NoGradGuard no_grad;
   NamedTensors gradients;
   for (const auto& [name, place] : places_) {
+    if (is_frozen(place)) continue;
     gradients[name] =
         piece_of(whole_of(stored_[place.stored].gradient, place), place).to(master_type_);
   }

@@ -29,6 +29,8 @@ class MainGradients final : public DataParallel {
   enum class Steps : std::uint8_t { kEverywhere, kDistributed };
   explicit MainGradients(Steps steps, std::vector<FusedLayers> fused = {})
       : steps_(steps), fused_(std::move(fused)) {}
+  [[nodiscard]] bool takes_frozen() const noexcept override { return true; }
+  /// Errors   UsageError where only some of what is one tensor is frozen.
   void setup(DataParallelSetup setup) override;
   void clear_gradients() override;
   [[nodiscard]] const NamedTensors& before_forward() override { return read_; }
@@ -58,7 +60,7 @@ class MainGradients final : public DataParallel {
     std::vector<StoredRun> runs;
     std::vector<Range> own;
   };
-  /// A leaf that requires grad, and its main gradient in a bucket.
+  /// A leaf that requires grad, and its main gradient in a bucket; a frozen one has none.
   struct Stored {
     at::Tensor parameter, gradient;
   };
@@ -69,6 +71,10 @@ class MainGradients final : public DataParallel {
   };
   void add_bucket(const BufferBucket& layout, const std::vector<StoredParameter>& stored,
                   std::vector<HeldParameter>& parameters);
+  void add_frozen(const StoredParameter& unit, std::vector<HeldParameter>& parameters);
+  [[nodiscard]] bool is_frozen(const Place& place) const {
+    return !stored_[place.stored].gradient.defined();
+  }
   void reduce();
   void refresh_held();
   /// A parameter out of a stored tensor: a view where it is all of it.

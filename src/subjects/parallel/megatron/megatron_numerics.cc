@@ -38,7 +38,11 @@ void lay_out_gradients(NumericsSpec& numerics, const std::vector<ParameterSpec>&
     names.push_back(spec.name);
     shapes.push_back(held_shape(numerics.tensor, spec));
   }
-  const std::vector<StoredParameter> stored = stored_parameters(names, shapes, groups);
+  std::vector<StoredParameter> stored = stored_parameters(names, shapes, groups);
+  const IsFrozen is_frozen = frozen_by(inputs.settings.freeze);
+  std::erase_if(stored, [&](const StoredParameter& unit) {
+    return is_frozen_unit(unit, [&](std::size_t i) { return is_frozen(names[i]); });
+  });
   std::vector<std::int64_t> numels;
   for (const StoredParameter& parameter : stored) numels.push_back(numel_of(parameter.shape));
   const std::int64_t bucket_numel = std::max<std::int64_t>(

@@ -24,13 +24,22 @@ void KeptShards::setup(DataParallelSetup setup) {
         std::move(parameter.layout), parameter.tensor.sizes().vec(), {}, parameter.param_class};
     place.shards = dim0_shards(place.shape, groups_.shards->size());
     const Range& rows = place.shards.rows[rank];
-    masters_[parameter.name] = parameter.tensor.detach()
-                                   .narrow(0, rows.begin, rows.count)
-                                   .to(master_, /*non_blocking=*/false, /*copy=*/true);
+    const bool is_trained = parameter.tensor.requires_grad();
+    (is_trained ? masters_ : frozen_)[parameter.name] =
+        parameter.tensor.detach()
+            .narrow(0, rows.begin, rows.count)
+            .to(is_trained ? master_ : compute_, /*non_blocking=*/false, /*copy=*/true);
     parameter.tensor.reset();
-    blocks_[std::string(block_of(parameter.name))].push_back(parameter.name);
+    const std::string block(block_of(parameter.name));
+    blocks_[block].push_back(parameter.name);
+    if (is_trained) trained_[block].push_back(parameter.name);
     places_[parameter.name] = std::move(place);
   }
+}
+
+const at::Tensor& KeptShards::shard_of(const std::string& name) const {
+  const auto frozen = frozen_.find(name);
+  return frozen == frozen_.end() ? masters_.at(name) : frozen->second;
 }
 
 const KeptShards::Place& KeptShards::place_of(std::string_view name) const {
@@ -67,10 +76,10 @@ void KeptShards::gather(const std::vector<std::string>& names) {
   const at::NoGradGuard no_grad;
   std::int64_t block = 0;
   for (const std::string& name : names) block += place_of(name).shards.padded;
-  at::Tensor own = at::zeros({block}, masters_.at(names.front()).options().dtype(compute_));
+  at::Tensor own = at::zeros({block}, shard_of(names.front()).options().dtype(compute_));
   std::int64_t next = 0;
   for (const std::string& name : names) {
-    const at::Tensor& shard = masters_.at(name);
+    const at::Tensor& shard = shard_of(name);
     own.narrow(0, next, shard.numel()).copy_(shard.reshape({-1}));
     next += place_of(name).shards.padded;
   }
@@ -87,7 +96,7 @@ void KeptShards::gather(const std::vector<std::string>& names) {
                        .narrow(0, 0, numel_of(place.shape))
                        .view(place.shape)
                        .clone()
-                       .requires_grad_(true);
+                       .requires_grad_(masters_.contains(name));
     next += place.shards.padded;
   }
 }
@@ -105,7 +114,7 @@ void KeptShards::after_backward(bool /*reduces*/, bool /*is_last*/) {
 }
 
 void KeptShards::finish() {
-  for (const auto& [module, names] : blocks_) reduce(names);
+  for (const auto& [module, names] : trained_) reduce(names);
   sums_.clear();
   whole_.clear();
 }
@@ -147,9 +156,10 @@ void KeptShards::reduce(const std::vector<std::string>& names) {
 }
 
 const NamedTensors& KeptShards::held() const {
-  if (compute_ == master_) return masters_;
+  if (compute_ == master_ && frozen_.empty()) return masters_;
   const at::NoGradGuard no_grad;
   if (held_.empty()) {
+    held_ = frozen_;
     for (const auto& [name, master] : masters_) held_[name] = master.to(compute_);
   }
   return held_;

@@ -28,6 +28,7 @@ class KeptShards final : public DataParallel {
  public:
   KeptShards(std::optional<Dtype> reduce_dtype, const ShardGroups& groups)
       : reduce_dtype_(reduce_dtype), groups_(groups) {}
+  [[nodiscard]] bool takes_frozen() const noexcept override { return true; }
   void setup(DataParallelSetup setup) override;
   void clear_gradients() override;
   [[nodiscard]] const NamedTensors& before_forward() override;
@@ -57,6 +58,8 @@ class KeptShards final : public DataParallel {
     ParamClass param_class = ParamClass::kMatrix;
   };
   [[nodiscard]] const Place& place_of(std::string_view name) const;
+  /// This rank's rows, of a frozen parameter, too.
+  [[nodiscard]] const at::Tensor& shard_of(const std::string& name) const;
   void gather(const std::vector<std::string>& names);
   void reduce(const std::vector<std::string>& names);
   [[nodiscard]] std::vector<Segment> segments_of(const std::vector<std::string>& names) const;
@@ -67,8 +70,10 @@ class KeptShards final : public DataParallel {
   at::ScalarType compute_ = at::kFloat, master_ = at::kFloat;
   std::map<std::string, Place, std::less<>> places_;
   std::map<std::string, std::vector<std::string>, std::less<>> blocks_;
+  std::map<std::string, std::vector<std::string>, std::less<>> trained_;  ///< of blocks_
   NamedTensors masters_, gradients_;
-  NamedTensors whole_;  ///< leaves; empty between steps
+  NamedTensors frozen_;  ///< shards, in the dtype that forward reads
+  NamedTensors whole_;   ///< leaves; empty between steps
   NamedTensors sums_;
   mutable NamedTensors held_;
 };

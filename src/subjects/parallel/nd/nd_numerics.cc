@@ -63,8 +63,9 @@ NumericsSpec nd_numerics(const Model& model, const NumericsInputs& inputs) {
   DataNumerics& data = numerics.data;
   data.sharding.groups = {replicas, true};
   std::map<std::string, std::vector<std::string>, std::less<>> groups;
+  const IsFrozen is_frozen = frozen_by(inputs.settings.freeze);
   for (const ParameterSpec& spec : model.parameters()) {
-    groups[std::string(block_of(spec.name))].push_back(spec.name);
+    if (!is_frozen(spec.name)) groups[std::string(block_of(spec.name))].push_back(spec.name);
     if (shards * replicas == 1) continue;
     for (const Range& rows : dim0_shards(held_shape(numerics.tensor, spec), shards).elements)
       data.sharding.stepped_runs[spec.name].push_back({rows});

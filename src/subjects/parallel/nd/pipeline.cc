@@ -93,7 +93,9 @@ void Pipeline::find_shared(const std::vector<ModelSection>& stages,
 
 void Pipeline::add_shared(std::map<std::string, at::Tensor, std::less<>>& gradients) {
   for (const Shared& shared : shared_) {
-    at::Tensor& own = gradients.at(shared.name);
+    const auto found = gradients.find(shared.name);
+    if (found == gradients.end()) continue;  // frozen
+    at::Tensor& own = found->second;
     const at::Tensor other = exchanged(own, shared.peer, shared.peer, *pp_, Purpose::kGradReduce,
                                        Axis::kPp, shared.name, shared.param_class);
     own = shared.is_first ? own + other : other + own;

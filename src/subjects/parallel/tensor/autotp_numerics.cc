@@ -12,6 +12,7 @@
 
 #include "core/mesh/layout.h"
 #include "subjects/parallel/ddp/ddp_numerics.h"
+#include "subjects/parallel/frozen_weights.h"
 #include "subjects/parallel/tensor/autotp_plan.h"
 #include "subjects/parallel/zero/partition.h"
 
@@ -132,6 +133,15 @@ void cut_sequence(NumericsSpec& numerics, const std::vector<ParameterSpec>& spec
   if (!used_by_token.empty()) numerics.tensor.holder_sums.push_back(std::move(used_by_token));
 }
 
+// Frozen weights have no gradient to add.
+void sum_trained_only(NumericsSpec& numerics, const TrainSettings& settings) {
+  const IsFrozen is_frozen = frozen_by(settings.freeze);
+  for (std::vector<std::string>& names : numerics.tensor.holder_sums)
+    std::erase_if(names, is_frozen);
+  std::erase_if(numerics.tensor.holder_sums,
+                [](const std::vector<std::string>& names) { return names.empty(); });
+}
+
 }  // namespace
 
 NumericsSpec autotp_numerics(const Model& model, const NumericsInputs& inputs) {
@@ -166,10 +176,12 @@ NumericsSpec autotp_numerics(const Model& model, const NumericsInputs& inputs,
   }
   if (!head_norms.empty()) numerics.tensor.holder_sums.push_back(std::move(head_norms));
   if (inputs.settings.sequence_parallel && tp > 1) cut_sequence(numerics, specs);
+  sum_trained_only(numerics, inputs.settings);
   if (plan.vocab_size != 0) split_vocabulary(numerics, plan, model.head_module(), inputs);
-  add_data_parallelism(numerics, specs, inputs);
+  const std::vector<ParameterSpec> trained = trained_of(specs, inputs.settings);
+  add_data_parallelism(numerics, trained, inputs);
   if (inputs.settings.zero_stage > 0 && inputs.mesh.degree(Axis::kDp) > 1)
-    add_zero(numerics, specs, inputs);
+    add_zero(numerics, trained, inputs);
   return numerics;
 }
 
