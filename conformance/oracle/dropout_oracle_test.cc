@@ -92,8 +92,7 @@ Means own_means(const std::string& site, double factor = 1) {
   TrainerConfig config;
   config.model = detail::read_oracle_config(folder);
   const auto model = make_model(config.model, config.attention);
-  config.weights =
-      std::make_shared<FileWeights>(folder / "model.safetensors", model->parameters());
+  config.weights = std::make_shared<FileWeights>(folder / "model.safetensors", model->parameters());
   const double rate = stored_dropout().at("rate");
   (site == "embedding"   ? config.model.embedding_dropout
    : site == "attention" ? config.model.attention_dropout
@@ -153,10 +152,9 @@ TEST_P(OracleDropout, HasTheMeansOfTransformers) {
   EXPECT_EQ(stored.size(), 5U) << "loss, norm, embedding, first layer, final norm";
   for (const auto& [name, mean] : stored) {
     ASSERT_TRUE(own.contains(name)) << name;
-    EXPECT_LE(apart(mean, own.at(name)), 4) << name << ": " << mean.mean << " +- "
-                                            << mean.standard_error << " stored, "
-                                            << own.at(name).mean << " +- "
-                                            << own.at(name).standard_error << " ours";
+    EXPECT_LE(apart(mean, own.at(name)), 4)
+        << name << ": " << mean.mean << " +- " << mean.standard_error << " stored, "
+        << own.at(name).mean << " +- " << own.at(name).standard_error << " ours";
     RecordProperty(name, fmt::format("{:.2f} standard errors", apart(mean, own.at(name))));
   }
 }
