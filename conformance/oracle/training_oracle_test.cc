@@ -93,7 +93,7 @@ std::vector<TokenBatch> batches_of(const StoredRun& run, std::int64_t step) {
   std::vector<TokenBatch> batches;
   for (std::int64_t m = 0; m < run.micro_batches; ++m) {
     const at::Tensor ids = stored.ids_NBS[(step + m) % num_steps];
-    TokenBatch batch{ids, run.micro_batches == 1 ? ids : stored.labels_NMBS[step][m]};
+    TokenBatch batch{ids, run.micro_batches == 1 ? ids : stored.labels_NMBS[step][m], {}};
     for (std::int64_t b = 0; b < samples; ++b) batch.sample_ids.push_back(m * samples + b);
     batches.push_back(std::move(batch));
   }
