@@ -146,7 +146,7 @@ TEST(Flags, BesideThePresetThoroughNarrowAndOverride) {
   for (const Case& item : one_step) EXPECT_EQ(item.steps, 1);
   EXPECT_THAT(
       [] {
-        (void)requested({"--preset", "thorough", "--tp", "7"});
+        (void)requested({"--preset", "thorough", "--subjects", "nd", "--tp", "7"});
       },
       ThrowsMessage<UsageError>(HasSubstr("7")));
 }
