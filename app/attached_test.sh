@@ -53,7 +53,7 @@ strike() {
   "${launch[@]}" -n 4 "$program" train --attach --subjects autotp --tp 2 --dp 2 --steps 4000 \
     --reference none --save-checkpoint saved --save-after 1 "$@" >output 2>&1 &
   run=$!
-  until [[ -e saved/autotp ]]; do
+  until [[ -e saved/autotp/manifest.json ]]; do
     kill -0 "$run" 2>/dev/null || fail "the run ended before it could be struck"
     sleep 0.05
   done
@@ -140,6 +140,70 @@ case $scenario in
     expect 2 4 "${autotp[@]}" --output-dir /proc/nowhere
     says_once '/proc/nowhere'
     ! grep -q 'collectives differ' output || fail "the others must not tell what they met"
+    ;;
+  storage)
+    # Checkpoints go to a folder that all ranks share, that they can write to, and that no other run
+    # writes to: all of it is told before the first step. Two folders stand for two hosts' disks.
+    mkdir -p here elsewhere
+    save=(train --attach --model tiny --subjects ddp --dp 2 --steps 2 --reference none
+      --storage-path disk --save-checkpoint run)
+    got=0
+    "${launch[@]}" -n 1 --wdir "$folder/here" "$program" "${save[@]}" : \
+      -n 1 --wdir "$folder/elsewhere" "$program" "${save[@]}" >output 2>&1 || got=$?
+    [[ $got == 2 ]] || fail "exit code must be 2, got $got"
+    says_once 'must be a folder that all hosts share, and rank 1 on .*elsewhere/disk/run/ddp what'
+    ! grep -q CONFORMS output || fail "nothing may be trained"
+    [[ ! -e here/disk/run/ddp && ! -e elsewhere/disk ]] || fail "nothing may be left"
+
+    mkdir -p disk/run/ddp
+    exec 9>disk/run/ddp/.isoshard.lock
+    flock 9
+    echo 4711 >&9
+    expect 2 2 "${save[@]}"
+    says_once '^isoshard: --save-checkpoint disk/run/ddp: is in use by another run, process 4711'
+    exec 9>&-
+    rm -r disk
+
+    expect 0 2 "${save[@]}"
+    [[ $(ls -A disk/run/ddp | grep -cv '^step.*safetensors$') == 1 ]] || fail "nothing but files"
+    "$program" train --model tiny --subjects ddp --dp 2 --steps 3 --reference none \
+      --resume disk/run/ddp >output 2>&1 || fail "the checkpoint must be whole"
+    ;;
+  worse)
+    # Rank 1 alone asks for more: the printed report, the written one and the job end alike.
+    run=(verify --preset small --attach --subjects ddp --dp 2 --dtype fp32 --reference plain
+      --output-dir out)
+    expect 1 1 "${run[@]}" : -n 1 -x ISOSHARD_REQUIRE=exact "$program" "${run[@]}"
+    says_once 'rank 1 on .* judges worse than rank 0: its exit code is 1, that of rank 0 0: '
+    says '^1 of 1 case conforms, but rank 1 on .* ends with exit code 1'
+    grep -q '"exit_code": 1' out/report.json || fail "the report must have the code of the job"
+    grep -q 'judges worse' out/junit.xml || fail "junit.xml must have what is wrong"
+    ;;
+  containers)
+    # Rank 2 has a /dev/shm of its own, as in a container of the same name: another host.
+    alone=(unshare --mount --propagation private)
+    [[ $(id -u) == 0 ]] && "${alone[@]}" mount -t tmpfs tmpfs /dev/shm 2>/dev/null ||
+      { echo "skipped: mount namespaces need root"; exit 77; }
+    got=0
+    "${launch[@]}" --mca btl tcp,self -n 2 "$program" doctor --attach : \
+      -n 1 "${alone[@]}" bash -c 'mount -t tmpfs tmpfs /dev/shm; exec "$0" "$@"' "$program" \
+      doctor --attach >output 2>&1 || got=$?
+    [[ $got == 0 || $got == 4 ]] || fail "exit code must be 0, or 4 with a difference, got $got"
+    says_once "^$(hostname) \(1\) +0, 1 "
+    says_once "^$(hostname) \(2\) +2 "
+    says "^$(hostname) \(1\) - $(hostname) \(2\) +0, 2 "
+    ;;
+  full_shm)
+    # A /dev/shm of so many KiB. Without room for the table of the segment processes do without it.
+    [[ $(id -u) == 0 ]] && unshare --mount --propagation private true 2>/dev/null ||
+      { echo "skipped: mount namespaces need root"; exit 77; }
+    launch=(unshare --mount --propagation private bash -c
+      'mount -t tmpfs -o "size=$0k" tmpfs /dev/shm && exec "$@"' 4 "${launch[@]}"
+      --mca btl tcp,self)
+    expect 0 2 verify --preset small --attach --subjects ddp --dp 2 --dtype fp32
+    launch[7]=1024
+    expect 4 2 verify --preset small --attach --subjects ddp --dp 2 --dtype fp32
+    says 'obtaining memory .* failed: No space left on device; /dev/shm must have room'
     ;;
   other_cpu)
     # Rank 1 computes with other kernels, as another type of CPU does.

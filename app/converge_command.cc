@@ -3,13 +3,16 @@
 #include "app/commands.h"
 #include "app/options/attach_options.h"
 #include "app/options/converge_options.h"
+#include "app/options/job_report.h"
 #include "app/print_runs.h"
 #include "app/report_printer.h"
 #include "fixtures/inputs/inputs.h"
 #include "harness/cli/output_folder.h"
 #include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
+#include "harness/report/formats/earlier_reports.h"
 #include "harness/report/formats/report_formats.h"
+#include "harness/world/forked/forked_world.h"
 #include "harness/world/interrupt.h"
 #include "suite/converge/converge_report.h"
 
@@ -29,6 +32,8 @@ int run_converge(const ParsedOptions& options) {
   require_output_file(request.inputs.save_weights, "--save-init-weights");
   require_output_file(request.inputs.save_batch, "--save-batch");
   const OutputFolder folder(plan.folder, "--output-dir");
+  set_aside_reports(plan.folder);
+  set_aside_convergence(plan);
   const ReportFile file(options, reports_here());
   if (!request.inputs.save_weights.empty())
     save_initial_weights(plan.control, request.inputs.save_weights);
@@ -39,6 +44,8 @@ int run_converge(const ParsedOptions& options) {
   for (const std::string& line : plan.notes) printer.note(line);
   PrintRuns output(printer, plan.control.steps);
   ConvergeResult result = converge(plan, output);
+  agree_on_report(default_launcher(), result.report,
+                  [&](const ReportCase& item) { printer.add(item); });
   result.report.provenance = provenance_of(options);
   printer.finish(result.report);
   if (!is_quiet()) print("\n{}", convergence_text(plan, result));

@@ -159,8 +159,13 @@ int end(const Problems& problems, std::string_view ready) {
 
 /// The hosts of the job beside each other. All processes measure, and find the same.
 int run_attached(int num_ranks) {
-  const Cluster cluster =
-      probe_cluster(default_launcher(), num_ranks, facts_of_this_host(library_of_job()));
+  HostFacts own = facts_of_this_host(library_of_job());
+  // hosts are what they are in a run, whatever their names
+  if (Peers* const peers = default_launcher().peers(); peers != nullptr) {
+    const auto host = peers->hosts().host_of[static_cast<std::size_t>(peers->index())];
+    own.host = host_labels(peers->hosts().names)[static_cast<std::size_t>(host)];
+  }
+  const Cluster cluster = probe_cluster(default_launcher(), num_ranks, own);
   print(cluster_table(cluster));
   Problems problems;
   for (const std::string& finding : cluster_findings(cluster)) problems.add(finding);

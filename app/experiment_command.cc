@@ -14,6 +14,7 @@
 #include "harness/cli/progress.h"
 #include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
+#include "harness/report/formats/earlier_reports.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/world/warm_up.h"
 #include "suite/published/experiment.h"
@@ -111,6 +112,7 @@ int run_experiments(const ParsedOptions& options) {
   const std::filesystem::path folder =
       options.given("output-dir") ? options.get<std::string>("output-dir") : std::string();
   const OutputFolder lock(folder, "--output-dir");
+  set_aside_reports(folder);
   const ReportFile file(options);
   warm_up_kernels();
   Progress progress(num_parts(kind, settings));

@@ -12,6 +12,7 @@
 #include "harness/cli/output_folder.h"
 #include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
+#include "harness/report/formats/earlier_reports.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/world/interrupt.h"
 #include "suite/faults/fault.h"
@@ -86,6 +87,7 @@ int run_faults(const ParsedOptions& options) {
       options.given("output-dir") ? options.get<std::string>("output-dir") : std::string();
   const KeepResults keep_results;
   const OutputFolder lock(folder, "--output-dir");
+  set_aside_reports(folder);
   const ReportFile file(options);
   const TextOptions text = terminal_options();
   ReportPrinter printer(static_cast<int>(ids.size()), text);

@@ -12,12 +12,15 @@
 
 #include "app/commands.h"
 #include "app/options/attach_options.h"
+#include "app/options/job_report.h"
 #include "app/report_printer.h"
 #include "core/base/error.h"
 #include "core/base/suggest.h"
 #include "harness/cli/output_folder.h"
 #include "harness/cli/provenance.h"
+#include "harness/report/formats/earlier_reports.h"
 #include "harness/report/formats/report_formats.h"
+#include "harness/world/forked/forked_world.h"
 #include "suite/faults/fault.h"
 #include "suite/goldens/golden_report.h"
 #include "suite/goldens/golden_specs.h"
@@ -125,12 +128,14 @@ int run_golden(const ParsedOptions& options) {
   const OutputFolder pending(records ? request.plan.pending : fs::path(), "--output-dir"),
       accepted(accepts ? request.plan.accepted : fs::path(), "--golden-dir"),
       reports(request.report_dir, "--report-dir");
+  set_aside_reports(request.report_dir);
   ReportPrinter printer(static_cast<int>(total));
   const GoldenObserver observer = {
       .on_note = [&](const std::string& line) { printer.note(line); },
       .on_start = [&](const std::string& name) { printer.progress().show(name); },
       .on_golden = [&](const ReportGolden& item) { printer.add(item); }};
   Report report = kFunctions.at(request.action)(request.plan, observer);
+  agree_on_report(default_launcher(), report, [&](const ReportCase& item) { printer.add(item); });
   report.provenance = provenance_of(options);
   printer.finish(report);
   write_report(request.report_dir, report);

@@ -110,7 +110,7 @@ start_training() {
   "${launch[@]}" --hostfile hosts2 -n 4 "$program" train --attach --subjects autotp --tp 2 --dp 2 \
     --steps 4000 --reference none --save-checkpoint saved --save-after 1 "$@" >output 2>&1 &
   run=$!
-  until [[ -e saved/autotp ]]; do
+  until [[ -e saved/autotp/manifest.json ]]; do
     kill -0 "$run" 2>/dev/null || fail "the run ended before it could be struck"
     sleep 0.05
   done

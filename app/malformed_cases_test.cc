@@ -3,6 +3,7 @@
 /// verdicts, and the exit code is the worst.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/stat.h>
 
 #include <csignal>
@@ -167,6 +168,38 @@ TEST(KilledRun, TemporaryReportsOfItAreSwept) {
 
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_EQ(tree_of(folder / "out").size(), 3U);
+}
+
+/// The child is killed where it would start its first rank.
+void die_at_the_first_rank() {
+  ::pthread_atfork([] { ::raise(SIGKILL); }, nullptr, nullptr);
+}
+
+// Whoever looks into the folder afterwards must not find the verdict of the run before.
+TEST(KilledRun, LeavesNoReportOfTheRunBefore) {
+  const TestFolder folder;
+  const Arguments arguments = small({"--output-dir", "out", "--report", "out/page.html"});
+  ASSERT_EQ(run_isoshard(folder.path(), arguments).exit_code, 0);
+  const auto before = tree_of(folder / "out");
+  ASSERT_EQ(before.size(), 4U);
+
+  const ChildResult killed = run_isoshard(folder.path(), arguments, die_at_the_first_rank);
+
+  ASSERT_EQ(killed.signal, SIGKILL) << killed.output << killed.error;
+  auto after = tree_of(folder / "out");
+  for (const auto& [name, content] : before) {
+    EXPECT_FALSE(after.contains(name)) << name;
+    EXPECT_EQ(after[name + ".old"], content) << name;
+  }
+  for (const Arguments& reader : {Arguments{"report", "out"}, small({"--failed-from", "out"})}) {
+    const ChildResult read = run_isoshard(folder.path(), reader, refuse_new_processes);
+    EXPECT_EQ(read.exit_code, 3) << read.error;
+    EXPECT_THAT(read.error, AllOf(HasSubstr("ended without a report"), HasSubstr("json.old")));
+  }
+
+  ASSERT_EQ(run_isoshard(folder.path(), arguments).exit_code, 0);
+
+  EXPECT_EQ(tree_of(folder / "out").size(), 4U) << "the old ones go when the new ones are there";
 }
 
 TEST(OutputPlaces, ThatAreNoRegularFilesAreRefusedBeforeARankStarts) {

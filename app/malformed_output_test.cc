@@ -132,6 +132,37 @@ TEST_F(MalformedOutput, OfARunThatWasKilledIsFreeAgain) {
   EXPECT_EQ(tree_of(folder_ / "out").size(), 3U);  // the reports, no lock
 }
 
+/// `train` with a checkpoint to out/ddp.
+Arguments saved_run(Arguments more = {}) {
+  Arguments arguments = {"train", "--model", "tiny", "--subjects",  "ddp",  "--dp",
+                         "2",     "--steps", "2",    "--reference", "none", "--save-checkpoint",
+                         "out"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+TEST_F(MalformedOutput, ForCheckpointsIsRefusedBeforeTheFirstStep) {
+  const auto expect_told = [&](const std::string& reason, bool gives_up_root = false) {
+    const ChildResult result = run_isoshard(folder_.path(), saved_run(), [&] {
+      refuse_new_processes();
+      if (gives_up_root) give_up_root();
+    });
+    EXPECT_EQ(result.exit_code, kUsage) << result.output << result.error;
+    EXPECT_THAT(result.error,
+                AllOf(StartsWith("isoshard: --save-checkpoint out/ddp: "), HasSubstr(reason)));
+    EXPECT_EQ(result.output, "");
+  };
+  std::ofstream(folder_ / "out") << "mine";
+  expect_told("cannot be made: Not a directory");
+  fs::remove(folder_ / "out");
+  fs::create_directories(folder_ / "out/ddp");
+  fs::permissions(folder_ / "out/ddp", fs::perms(0555));
+  expect_told("not writable: Permission denied", true);
+  fs::permissions(folder_ / "out/ddp", fs::perms::all);
+  const OutputFolder other_run(folder_ / "out/ddp", "--save-checkpoint");
+  expect_told(fmt::format("is in use by another run, process {}", ::getpid()));
+}
+
 TEST_F(MalformedOutput, IsNotLeftBehindEmptyByARunThatWasRefused) {
   const ChildResult result =
       run_isoshard(folder_.path(), {"compare", "nothing", "here", "--output-dir", "out"});

@@ -11,6 +11,7 @@
 #include "core/io/json.h"
 #include "harness/cli/output.h"
 #include "harness/cli/output_folder.h"
+#include "harness/report/formats/earlier_reports.h"
 #include "harness/report/html/html_report.h"
 #include "harness/verdict/exit_code.h"
 
@@ -35,8 +36,7 @@ void declare_report(OptionTable& table) {
 int run_report(const ParsedOptions& options) {
   if (!options.given("input"))
     throw UsageError("nothing selected: name a folder with a report.json, or the file");
-  fs::path input = options.get<std::string>("input");
-  if (fs::is_directory(input)) input /= "report.json";
+  const fs::path input = stored_report(options.get<std::string>("input"));
   const fs::path output = options.given("output") ? fs::path(options.get<std::string>("output"))
                                                   : fs::path(input).replace_extension(".html");
   if (output.extension() != ".html")

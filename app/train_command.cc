@@ -4,13 +4,17 @@
 
 #include "app/commands.h"
 #include "app/options/attach_options.h"
+#include "app/options/job_report.h"
+#include "app/options/shared_folders.h"
 #include "app/options/train_options.h"
 #include "app/print_runs.h"
 #include "app/report_printer.h"
 #include "harness/cli/output_folder.h"
 #include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
+#include "harness/report/formats/earlier_reports.h"
 #include "harness/report/formats/report_formats.h"
+#include "harness/world/forked/forked_world.h"
 #include "harness/world/interrupt.h"
 #include "suite/train/train.h"
 
@@ -34,6 +38,17 @@ TrainPlan plan_of(const TrainRequest& request) {
           }};
 }
 
+/// Of all runs that are saved.
+std::vector<std::filesystem::path> checkpoint_folders(const TrainRequest& request) {
+  std::vector<std::filesystem::path> folders;
+  for (const Case& item : request.cases) {
+    if (!item.save_path.empty()) folders.emplace_back(item.save_path);
+  }
+  if (request.runs_reference && !request.reference.save_path.empty())
+    folders.emplace_back(request.reference.save_path);
+  return folders;
+}
+
 int run_train(const ParsedOptions& options) {
   TrainRequest request = train_request_of(options);
   for (std::string& line : fit_to_job(options, request.cases))
@@ -47,7 +62,10 @@ int run_train(const ParsedOptions& options) {
   require_output_file(request.inputs.save_weights, "--save-init-weights");
   require_output_file(request.inputs.save_batch, "--save-batch");
   const OutputFolder folder(request.output_dir, "--output-dir");
+  set_aside_reports(request.output_dir);
   const ReportFile file(options, reports_here());
+  const SharedFolders checkpoints(default_launcher(), checkpoint_folders(request),
+                                  "--save-checkpoint");
   TextOptions text = terminal_options();
   text.log_interval = request.log_interval;
   ReportPrinter printer(static_cast<int>(request.cases.size()) + (request.runs_reference ? 1 : 0),
@@ -56,6 +74,7 @@ int run_train(const ParsedOptions& options) {
   PrintRuns output(printer,
                    request.cases.empty() ? request.reference.steps : request.cases.front().steps);
   Report report = train(plan_of(request), output);
+  agree_on_report(default_launcher(), report, [&](const ReportCase& item) { printer.add(item); });
   report.provenance = provenance_of(options);
   printer.finish(report);
   write_report(request.output_dir, report, text);

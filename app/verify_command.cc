@@ -7,6 +7,7 @@
 #include "app/commands.h"
 #include "app/options/attach_options.h"
 #include "app/options/failed_cases.h"
+#include "app/options/job_report.h"
 #include "app/options/verify_options.h"
 #include "app/report_printer.h"
 #include "core/base/error.h"
@@ -15,9 +16,11 @@
 #include "harness/cli/output_folder.h"
 #include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
+#include "harness/report/formats/earlier_reports.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/report/text/text_report.h"
 #include "harness/verdict/exit_code.h"
+#include "harness/world/forked/forked_world.h"
 #include "harness/world/interrupt.h"
 #include "suite/verify/verify.h"
 
@@ -84,6 +87,7 @@ int run_verify(const ParsedOptions& given) {
   require_output_file(request.inputs.save_batch, "--save-batch");
   const OutputFolder reports(request.output_dir, "--output-dir"),
       dump(reports_here() ? request.dump : "", "--dump");
+  set_aside_reports(request.output_dir);
   const ReportFile file(options, reports_here());
   const TextOptions text = terminal_options(request.verbose);
   TextOptions shown = text;
@@ -92,6 +96,7 @@ int run_verify(const ParsedOptions& given) {
   for (const std::string& line : request.notes) printer.note(line);
   PrintVerdicts output(printer);
   Report report = verify(plan_of(request), output);
+  agree_on_report(default_launcher(), report, [&](const ReportCase& item) { printer.add(item); });
   report.provenance = provenance_of(options);
   printer.finish(report);
   write_report(request.output_dir, report, text);

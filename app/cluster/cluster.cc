@@ -172,6 +172,17 @@ std::string gib(std::int64_t bytes) {
   return bytes < 0 ? "none" : fmt::format("{:.1f} GiB", static_cast<double>(bytes) / (1 << 30));
 }
 
+std::vector<std::string> host_labels(const std::vector<std::string>& names) {
+  std::vector<std::string> labels;
+  for (std::size_t host = 0; host < names.size(); ++host) {
+    const auto end = names.begin() + static_cast<std::ptrdiff_t>(host);
+    const auto before = std::count(names.begin(), end, names[host]);
+    const bool is_only = std::ranges::count(names, names[host]) == 1;
+    labels.push_back(is_only ? names[host] : fmt::format("{} ({})", names[host], before + 1));
+  }
+  return labels;
+}
+
 std::vector<std::vector<int>> ranks_by_host(const std::vector<std::string>& hosts) {
   std::vector<std::string> names;
   std::vector<std::vector<int>> ranks;

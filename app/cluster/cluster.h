@@ -15,7 +15,7 @@ inline constexpr std::int64_t kEnoughMemory = std::int64_t{2} << 30;
 
 /// What a process sees of its host, and of the programs that it runs there.
 struct HostFacts {
-  std::string host;
+  std::string host;  ///< its label
   std::string cpu;
   int cores = 1;  ///< that the process may use
   std::int64_t memory_bytes = 0;
@@ -47,6 +47,10 @@ struct Cluster {
   std::vector<ClockOffset> clocks;  ///< of the first rank of each host but rank 0's
   std::vector<Link> links;          ///< of each two hosts, and inside each host
 };
+
+/// A label for each host of a job, by the number of its host: the name; where several have one
+/// name, as containers may, "NAME (1)", "NAME (2)", ...
+[[nodiscard]] std::vector<std::string> host_labels(const std::vector<std::string>& names);
 
 /// Ranks by host, hosts in the order of their first ranks.
 [[nodiscard]] std::vector<std::vector<int>> ranks_by_host(const std::vector<std::string>& hosts);

@@ -48,6 +48,11 @@ TEST(ClusterTable, HasALineForEachHostAndLink) {
                            HasSubstr("within node2   2, 3   1.0 us   2.9 GiB/s")));
 }
 
+TEST(ClusterTable, TellsHostsOfOneNameApart) {
+  EXPECT_THAT(host_labels({"node1", "node2", "node1"}),
+              ElementsAre("node1 (1)", "node2", "node1 (2)"));
+}
+
 TEST(ClusterTable, OfManyLinksShowsTheSlowest) {
   Cluster cluster = two_hosts();
   for (int i = 0; i < 20; ++i) cluster.links.push_back({1, 3, 30, 200.0 + i});

@@ -10,6 +10,7 @@
 
 #include "core/base/error.h"
 #include "core/io/json.h"
+#include "harness/report/formats/earlier_reports.h"
 
 namespace isoshard {
 namespace {
@@ -31,7 +32,7 @@ std::string name_of_option(const std::string& word) {
 }  // namespace
 
 FailedCases failed_cases_of(const fs::path& input) {
-  const fs::path file = fs::is_directory(input) ? input / "report.json" : input;
+  const fs::path file = stored_report(input);
   const json report = read_json_file(file, kLimits);
   FailedCases failed;
   try {

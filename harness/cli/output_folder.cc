@@ -85,7 +85,7 @@ void OutputFolder::open_and_lock(std::string_view option) {
   if (descriptor_ < 0)
     throw UsageError(
         fmt::format("{} {}: cannot be opened: {}", option, folder_.string(), std::strerror(errno)));
-  require_writable(option);
+  require_writable(folder_, descriptor_, option);
   lock(option);
   anchor_ = std::make_unique<AnchoredFolder>(folder_, descriptor_);
   require_regular_files(option);
@@ -110,21 +110,6 @@ void OutputFolder::let_go() noexcept {
                         is_same(own, there);
   if (made_ && is_there) ::rmdir(folder_.c_str());  // fails unless it is empty
   ::close(std::exchange(descriptor_, -1));
-}
-
-void OutputFolder::require_writable(std::string_view option) const {
-  // access() would lie to root on a read-only file system, so try for real.
-  const int probe = ::openat(descriptor_, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
-  if (probe >= 0) {
-    ::close(probe);
-  } else if (errno == EOPNOTSUPP || errno == EISDIR) {
-    if (::faccessat(descriptor_, ".", W_OK, 0) != 0)
-      throw UsageError(
-          fmt::format("{} {}: not writable: {}", option, folder_.string(), std::strerror(errno)));
-  } else {
-    throw UsageError(
-        fmt::format("{} {}: not writable: {}", option, folder_.string(), std::strerror(errno)));
-  }
 }
 
 // What would be in the way of a report at the end of the run is told at its start.
@@ -176,6 +161,22 @@ void OutputFolder::lock(std::string_view option) {
                                  folder_.string(), holder, path.string()));
   throw UsageError(
       fmt::format("{} {}: cannot be locked: {}", option, path.string(), std::strerror(error)));
+}
+
+void require_writable(const std::filesystem::path& folder, int descriptor,
+                      std::string_view option) {
+  // access() would lie to root on a read-only file system, so try for real.
+  const int probe = ::openat(descriptor, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+  if (probe >= 0) {
+    ::close(probe);
+  } else if (errno == EOPNOTSUPP || errno == EISDIR) {
+    if (::faccessat(descriptor, ".", W_OK, 0) != 0)
+      throw UsageError(
+          fmt::format("{} {}: not writable: {}", option, folder.string(), std::strerror(errno)));
+  } else {
+    throw UsageError(
+        fmt::format("{} {}: not writable: {}", option, folder.string(), std::strerror(errno)));
+  }
 }
 
 void require_output_file(const std::filesystem::path& path, std::string_view option) {

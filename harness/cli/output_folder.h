@@ -37,7 +37,6 @@ class OutputFolder {
  private:
   void open_and_lock(std::string_view option);
   void let_go() noexcept;
-  void require_writable(std::string_view option) const;
   void require_regular_files(std::string_view option) const;
   void lock(std::string_view option);
 
@@ -48,6 +47,10 @@ class OutputFolder {
   std::unique_ptr<AnchoredFolder> anchor_;
   int fd_ = -1;  ///< of the lock; -1 if this process has it through another object
 };
+
+/// Proves that a file can be made in `folder`, which `descriptor` has open.
+/// Errors   UsageError that names option, folder and why not.
+void require_writable(const std::filesystem::path& folder, int descriptor, std::string_view option);
 
 /// For a file that an option names.
 /// Errors   UsageError that names option and file if a directory, FIFO, device or socket is there.

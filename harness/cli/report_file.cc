@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/base/atomic_file.h"
+#include "harness/report/formats/earlier_reports.h"
 
 namespace isoshard {
 
@@ -24,10 +25,13 @@ ReportFile::ReportFile(const ParsedOptions& options, bool writes) {
   require_output_file(path_, "--report");
   folder_ = std::make_unique<OutputFolder>(
       path_.has_parent_path() ? path_.parent_path() : std::filesystem::path("."), "--report");
+  set_aside(path_);
 }
 
 void ReportFile::write(const Report& report, const TextOptions& options) const {
-  if (!path_.empty()) write_file_atomically(path_, format_->write(report, options));
+  if (path_.empty()) return;
+  write_file_atomically(path_, format_->write(report, options));
+  remove_old(path_);
 }
 
 }  // namespace isoshard

@@ -15,7 +15,8 @@ void declare_report_file(OptionTable& table);
 
 /// The file that --report names, in the format of its ending.
 ///
-/// Guarantees   made before any rank starts, it proves that the file can be written.
+/// Guarantees   made before any rank starts, it proves that the file can be written, and sets aside
+///              that of an earlier run (harness/report/formats/earlier_reports.h).
 /// Errors       UsageError for another ending; as OutputFolder and require_output_file.
 class ReportFile {
  public:

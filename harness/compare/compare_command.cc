@@ -17,6 +17,7 @@
 #include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
 #include "harness/compare/compare.h"
+#include "harness/report/formats/earlier_reports.h"
 #include "harness/report/formats/report_formats.h"
 
 namespace isoshard {
@@ -195,6 +196,7 @@ int run_compare(const ParsedOptions& options, ComparePlan plan) {
   require_comparable(plan);
   const std::vector<std::string> made_by = made_by_of(options);
   const OutputFolder lock(folder, "--output-dir");
+  set_aside_reports(folder);
   const ReportFile file(options);
   const TextOptions text_options = terminal_options(options.get<bool>("verbose"));
   TextReport text(text_options);

@@ -12,12 +12,16 @@
 #include <vector>
 
 #include "core/base/atomic_file.h"
+#include "harness/report/formats/earlier_reports.h"
 #include "harness/report/json/json_number.h"
 
 namespace isoshard {
 namespace {
 
 using Row = std::vector<std::string>;
+
+constexpr const char* kJsonName = "converge.json";
+constexpr const char* kTextName = "converge.txt";
 
 /// A Markdown table with columns of equal width.
 std::string table_text(const std::vector<Row>& rows) {
@@ -277,8 +281,14 @@ std::string convergence_json(const ConvergePlan& plan, const ConvergeResult& res
 
 void write_convergence(const ConvergePlan& plan, const ConvergeResult& result) {
   if (plan.folder.empty()) return;
-  write_file_atomically(plan.folder / "converge.json", convergence_json(plan, result));
-  write_file_atomically(plan.folder / "converge.txt", convergence_text(plan, result));
+  write_file_atomically(plan.folder / kJsonName, convergence_json(plan, result));
+  write_file_atomically(plan.folder / kTextName, convergence_text(plan, result));
+  for (const char* const name : {kJsonName, kTextName}) remove_old(plan.folder / name);
+}
+
+void set_aside_convergence(const ConvergePlan& plan) {
+  if (plan.folder.empty()) return;
+  for (const char* const name : {kJsonName, kTextName}) set_aside(plan.folder / name);
 }
 
 }  // namespace isoshard

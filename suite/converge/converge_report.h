@@ -17,5 +17,8 @@ namespace isoshard {
 /// Writes converge.json and converge.txt to the plan's folder; nothing without one.
 /// Errors   as write_file_atomically.
 void write_convergence(const ConvergePlan& plan, const ConvergeResult& result);
+/// Keeps those of an earlier run from being taken for this one's, until they are written
+/// (harness/report/formats/earlier_reports.h).   Errors   as set_aside.
+void set_aside_convergence(const ConvergePlan& plan);
 
 }  // namespace isoshard

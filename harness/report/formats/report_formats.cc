@@ -11,6 +11,7 @@
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
 #include "core/base/suggest.h"
+#include "harness/report/formats/earlier_reports.h"
 #include "harness/report/html/html_report.h"
 #include "harness/report/json/json_report.h"
 #include "harness/report/junit/junit_report.h"
@@ -78,6 +79,9 @@ void write_report(const std::filesystem::path& folder, const Report& report,
   for (const ReportFormat& format : kFormats) {
     if (format.is_usual)
       write_file_atomically(folder / format.file_name, format.write(report, options));
+  }
+  for (const ReportFormat& format : kFormats) {
+    if (format.is_usual) remove_old(folder / format.file_name);
   }
 }
 

@@ -29,7 +29,8 @@ struct ReportFormat {
 /// Errors   UsageError with the endings.
 [[nodiscard]] const ReportFormat& report_format_of(const std::filesystem::path& file);
 
-/// Writes the report to `folder` in each usual format; nothing if `folder` is empty.
+/// Writes the report to `folder` in each usual format, and removes what set_aside_reports has kept
+/// of an earlier one; nothing if `folder` is empty.
 /// Errors   as write_file_atomically.
 void write_report(const std::filesystem::path& folder, const Report& report,
                   const TextOptions& options = {});

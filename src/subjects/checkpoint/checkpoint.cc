@@ -190,7 +190,8 @@ void open_files(CheckpointContent& content) {
     std::error_code ignored;
     if (!std::filesystem::exists(path, ignored)) {
       throw FileError(
-          fmt::format("{}: the file of rank {} is missing; the checkpoint has {} of a world of {}",
+          fmt::format("{}: the file of rank {} is missing; the manifest names {} files of a world "
+                      "of {} ranks",
                       path.string(), rank, ranks.size(), content.world_size));
     }
     SafetensorsFile file = SafetensorsFile::open(path);

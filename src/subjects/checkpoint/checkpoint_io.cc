@@ -5,9 +5,11 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -255,13 +257,51 @@ void remove_others(const std::filesystem::path& folder, std::string_view id) {
   }
 }
 
+std::string own_host_name() {
+  std::array<char, 256> name{};
+  (void)::gethostname(name.data(), name.size() - 1);
+  return name.front() == '\0' ? "an unnamed host" : name.data();
+}
+
+/// What a rank says of the file that it has written.
+json written_file(const std::filesystem::path& path) {
+  return {{"name", path.filename().string()},
+          {"sha256", sha256_hex_of_file(path)},
+          {"host", own_host_name()}};
+}
+
+/// A manifest must not name what only another host has.
+void require_seen(const std::filesystem::path& folder, const std::vector<json>& files,
+                  const Inventory& inventory) {
+  for (const int rank : inventory.writers) {
+    const json& file = files.at(static_cast<std::size_t>(rank));
+    const std::filesystem::path path = folder / file.at("name").get<std::string>();
+    std::error_code ignored;
+    if (!std::filesystem::exists(path, ignored)) {
+      throw InfrastructureError(fmt::format(
+          "{}: rank {} on {} has written this file, and rank 0 on {} does not see it; the folder "
+          "(--save-checkpoint, --storage-path) must be one that all hosts share, and no other "
+          "run's",
+          path.string(), rank, file.at("host").get<std::string>(), own_host_name()));
+    }
+    const SafetensorsFile seen = SafetensorsFile::open(path);
+    const auto id = seen.metadata().find("checkpoint");
+    if (id != seen.metadata().end() && id->second == inventory.id) continue;
+    throw InfrastructureError(fmt::format("{}: must be of checkpoint {}, got one of {}",
+                                          path.string(), inventory.id,
+                                          id == seen.metadata().end() ? "none" : id->second));
+  }
+}
+
 json manifest_of(const RunProgress& progress, const Inventory& inventory,
                  const std::vector<json>& files, const Mesh& mesh) {
   json axes = json::array(), written = json::object();
   for (const AxisDegree& axis : mesh.shape().axes())
     axes.push_back({{"axis", name_of(axis.axis)}, {"degree", axis.degree}});
-  for (const int rank : inventory.writers)
-    written[fmt::format("{}", rank)] = files.at(static_cast<std::size_t>(rank));
+  for (const int rank : inventory.writers) {
+    const json& file = files.at(static_cast<std::size_t>(rank));
+    written[fmt::format("{}", rank)] = {{"name", file.at("name")}, {"sha256", file.at("sha256")}};
+  }
   json manifest = {{"schema", 1},
                    {"id", inventory.id},
                    {"world_size", mesh.world().size()},
@@ -314,13 +354,14 @@ void CheckpointIo::write(const std::filesystem::path& folder, const RunProgress&
                           {{"checkpoint", inventory.id},
                            {"rank", fmt::format("{}", mesh.rank())},
                            {"world_size", fmt::format("{}", world.size())}});
-        return {{"name", path.filename().string()}, {"sha256", sha256_hex_of_file(path)}};
+        return written_file(path);
       },
       remove_own);
   (void)all_or_none(
       world,
       [&]() -> json {
         if (mesh.rank() != 0) return nullptr;
+        require_seen(folder, files, inventory);
         write_file_atomically(folder / kManifestName,
                               manifest_of(progress, inventory, files, mesh).dump(1) + "\n");
         remove_others(folder, inventory.id);

@@ -35,13 +35,15 @@ class CheckpointIo {
   virtual ~CheckpointIo() = default;
   /// Writes this rank's parts. A part that several ranks hold is written by the first of them. The
   /// folder is created if it is missing. The files of an older checkpoint are removed once the new
-  /// one is complete, which is when its manifest is renamed into place.
+  /// one is complete, which is when its manifest is renamed into place. Before that rank 0 opens
+  /// every file that the manifest names.
   ///
   /// Ranks         collective over the mesh's world.
   /// Errors        On every rank, the older checkpoint is as it was: UnsavableState for copies of
   ///               one part that differ between ranks, a NaN or an infinity (tensor and rank);
   ///               InfrastructureError for a file that cannot be written (path, bytes, reason,
-  ///               rank), ranks that are at different steps.
+  ///               rank), for one that rank 0 does not see (path, rank, hosts), ranks that are at
+  ///               different steps.
   /// Determinism   equal runs write equal bytes.
   virtual void write(const std::filesystem::path& folder, const RunProgress& progress,
                      const std::vector<SavedPart>& parts, Mesh& mesh) const;

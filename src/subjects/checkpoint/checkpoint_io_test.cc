@@ -6,7 +6,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
+#include <string>
 
 #include "core/base/error.h"
 #include "core/comm/tensor.h"
@@ -192,6 +194,33 @@ TEST(CheckpointIo, RefusesWhatWouldBeSilentlyWrong) {
               HasSubstr("rank 3 is at step 4, rank 0 at step 3"));
   EXPECT_THAT(problem(some_progress(), spoil(1, "run", 9)), HasSubstr("it was written"))
       << "padding is nobody's";
+}
+
+// Two folders of one name stand for the disks of two hosts.
+TEST(CheckpointIo, OnDisksThatAreNotSharedIsWrittenNowhere) {
+  const TestFolder first, second;
+  ThreadWorld world(4);
+  std::array<std::string, 4> told;
+
+  world.run([&](Communicator& comm) {
+    ASSERT_EQ(comm.size(), 4);
+    Mesh mesh(square(), comm);
+    const TestFolder& own = mesh.rank() < 2 ? first : second;
+    try {
+      CheckpointIo().write(own.path(), some_progress(), parts_of(mesh), mesh);
+    } catch (const InfrastructureError& error) {
+      told[static_cast<std::size_t>(mesh.rank())] = error.what();
+    }
+  });
+
+  for (const std::string& error : told) {
+    EXPECT_THAT(error, HasSubstr("the checkpoint was not written, rank 0: "));
+    EXPECT_THAT(error, HasSubstr("rank00003.safetensors: rank 3 on "));
+    EXPECT_THAT(error, HasSubstr("rank 0 on "));
+    EXPECT_THAT(error, HasSubstr("must be one that all hosts share"));
+  }
+  EXPECT_TRUE(first.empty());
+  EXPECT_TRUE(second.empty());
 }
 
 TEST(CheckpointIo, AnElementThatNoRankSavedIsNamed) {
