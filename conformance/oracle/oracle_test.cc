@@ -299,6 +299,24 @@ std::vector<Change> changes() {
       {"row_bias_scaled", kGpt2, {}, scale("transformer.h.0.attn.c_proj.bias", 1.001), kHidden},
       {"layer_norm_bias_scaled", kGpt2, {}, scale("transformer.ln_f.bias", 1.001), kHidden},
       {"layer_norm_eps_larger", kGpt2, [](ModelConfig& c) { c.norm_eps = 1e-4; }, {}, kHidden},
+      {"megatron_theta_doubled",
+       "megatron_gpt_rope",
+       [](ModelConfig& c) { c.rope.theta *= 2; },
+       {},
+       kHidden},
+      {"megatron_qkv_bias_scaled",
+       "megatron_gpt_learned_positions",
+       {},
+       scale("decoder.layers.0.self_attention.linear_qkv.bias", 1.001),
+       kHidden},
+      {"megatron_heads_before_groups",  // rows of q, k and v one after the other, as GPT-2 has them
+       "megatron_gpt_rope",
+       {},
+       [](Parameters& weights) {
+         at::Tensor& fused = weights.at("decoder.layers.1.self_attention.linear_qkv.weight");
+         fused = fused.view({2, 4, 12, -1}).transpose(0, 1).reshape(fused.sizes());
+       },
+       kHidden},
   };
 }
 

@@ -46,6 +46,7 @@ struct RunChange {
 struct OwnRun {
   std::vector<std::map<std::string, double>> steps;
   std::map<std::pair<int, std::string>, NamedTensors> states;  ///< as StoredRun::states
+  NamedTensors start;                                          ///< the initial parameters
 };
 
 /// Keeps scalars of every step, and the last parameters, masters and moments.
@@ -135,8 +136,13 @@ OwnRun train(const StoredRun& run, const RunChange& change = {}) {
         own.states[{done, kind}] = recorder.latest(std::string(".") + kind);
     }
     own.steps = recorder.scalars();
+    own.start = start;
   });
   return own;
+}
+
+double unit_of(const StoredRun& run) {
+  return run.dtype == Dtype::kFloat64 ? 0x1p-53 : 0x1p-24;
 }
 
 /// How far from the stored number ours may be: `response` is what one ulp of all weights moves it
@@ -144,10 +150,17 @@ OwnRun train(const StoredRun& run, const RunChange& change = {}) {
 double bound_of(const StoredRun& run, double response, std::int64_t elements) {
   const Dtype coarsest = run.settings.autocast.value_or(run.dtype);
   const bool is_16_bit = size_of(coarsest) < 4;
-  const double unit = run.dtype == Dtype::kFloat64 ? 0x1p-53 : 0x1p-24;
   const double s = run.dtype == Dtype::kFloat64 ? 6 : 2;
   return std::max((is_16_bit ? 3 : 6.4) * response,
-                  unit * (4 + s / std::sqrt(static_cast<double>(elements))));
+                  unit_of(run) * (4 + s / std::sqrt(static_cast<double>(elements))));
+}
+
+/// What a sum rounds to in a step may be the next number in every element: an ulp of the parameter,
+/// relative to its change. Weights that are moved by one ulp do not show it, as their sums round
+/// alike.
+double rounding_of_change(const StoredRun& run, int steps_done, const at::Tensor& start,
+                          double change) {
+  return change == 0 ? 0 : 2 * unit_of(run) * steps_done * start.norm().item<double>() / change;
 }
 
 /// The root mean square of kProjections projections is more than twice what it estimates in one of
@@ -223,8 +236,13 @@ OracleReport compare(const StoredRun& run, const OwnRun& own) {
         report.rows.push_back({claim, names[p], std::nan(""), 0});
         continue;
       }
-      report.rows.push_back({claim, names[p], sketched_error(reference, sketch_of(found->second)),
-                             kOfProjections * bound_of(run, response, found->second.numel())});
+      double bound = kOfProjections * bound_of(run, response, found->second.numel());
+      if (key.second == "parameters" || key.second == "masters") {
+        bound = std::max(bound, rounding_of_change(run, key.first, own.start.at(names[p]),
+                                                   reference[0].item<double>()));
+      }
+      report.rows.push_back(
+          {claim, names[p], sketched_error(reference, sketch_of(found->second)), bound});
     }
   }
   compare_distances(report, run, own);
