@@ -38,7 +38,7 @@ Case frozen(Case item, const char* pattern = kFirstHalf) {
   return item;
 }
 
-Case with_masters(Case item) {
+Case on_masters(Case item) {
   item.dtype = Dtype::kBFloat16;
   item.settings.master_dtype = Dtype::kFloat32;
   return item;
@@ -61,12 +61,12 @@ std::vector<Case> frozen_cases() {
       frozen(step_case("ddp", {.dp = 3})),
       frozen(step_case("ddp", {.dp = 2}), kAttention),
       frozen(with_heads(step_case("autotp", {.dp = 2, .tp = 2}), 6, 1)),
-      frozen(zero(1, with_masters(step_case("autotp", {.dp = 3, .tp = 2}))), kAttention),
+      frozen(zero(1, on_masters(step_case("autotp", {.dp = 3, .tp = 2}))), kAttention),
       frozen(zero(2, split(step_case("autotp", {.dp = 2, .tp = 2}), 8))),
       frozen(step_case("fsdp_tp", {.dp = 3, .tp = 2})),
-      frozen(with_masters(step_case("fsdp_tp", {.dp = 3})), kAttention),
+      frozen(on_masters(step_case("fsdp_tp", {.dp = 3})), kAttention),
       frozen(distributed(split_sequence(step_case("megatron", {.dp = 2, .tp = 2})))),
-      frozen(distributed(with_masters(step_case("megatron", {.dp = 3, .tp = 2}))), kAttention),
+      frozen(distributed(on_masters(step_case("megatron", {.dp = 3, .tp = 2}))), kAttention),
       frozen(step_case("nd", {.pp = 2, .dp = 2}), R"(model\.(embed_tokens|layers\.0\.mlp)\..*)"),
       frozen(split_sequence(step_case("nd", {.cp = 2, .tp = 2}))),
       with(frozen(step_case("nd", {.dp = 4})), [](Case& c) { c.settings.nd.dp_replicate = 2; }),
@@ -89,7 +89,8 @@ TEST_P(FrozenStep, ConformsToTheEmulatedAndToThePlainProcess) {
 // The bug: frozen weights are trained.
 TEST_P(FrozenStep, DivergesWhereFrozenWeightsAreTrained) {
   CaseJudge judge(
-      {.run = {.edits = {.parts = [](TrainerParts& parts, Mesh&) { parts.is_frozen = nullptr; }}}});
+      {.run = {.edits = {.parts = [](TrainerParts& parts, Mesh&) { parts.is_frozen = nullptr; },
+                         .plan = {}}}});
 
   const CaseJudgement judgement = judge.judge_case(GetParam());
 
