@@ -88,9 +88,9 @@ TEST_P(FrozenStep, ConformsToTheEmulatedAndToThePlainProcess) {
 
 // The bug: frozen weights are trained.
 TEST_P(FrozenStep, DivergesWhereFrozenWeightsAreTrained) {
-  CaseJudge judge(
-      {.run = {.edits = {.parts = [](TrainerParts& parts, Mesh&) { parts.is_frozen = nullptr; },
-                         .plan = {}}}});
+  SubjectEdits edits;
+  edits.parts = [](TrainerParts& parts, Mesh&) { parts.is_frozen = nullptr; };
+  CaseJudge judge({.run = {.edits = edits}});
 
   const CaseJudgement judgement = judge.judge_case(GetParam());
 
