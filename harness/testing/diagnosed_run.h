@@ -27,8 +27,8 @@ inline std::string diagnosis_of(const synthetic::Body& right, const synthetic::B
   return verdict.findings.empty() ? "no finding" : verdict.findings[0].diagnosis;
 }
 
-/// What the ranks of a run make of the right value.
-using RankChange = std::function<at::Tensor(at::Tensor, int dp, int tp)>;
+/// What the ranks of a run make of the right value, by their places on dp and on tp.
+using RankChange = std::function<at::Tensor(at::Tensor, int, int)>;
 
 /// What changes nothing on the one process of the reference, and is called on every rank of the
 /// run.

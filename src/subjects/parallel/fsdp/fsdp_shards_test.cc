@@ -175,7 +175,7 @@ TEST(FsdpShards, KeepMastersWiderThanWhatForwardReads) {
     Mesh mesh(MeshShape({{Axis::kDp, 2}, {Axis::kTp, 1}}), comm);
     DataParallelSetup setup = setup_of(mesh);
     for (HeldParameter& parameter : setup.parameters)
-      parameter.tensor = parameter.tensor.detach().to(at::kBFloat16);
+      parameter.tensor = parameter.tensor.detach().to(at::kBFloat16).requires_grad_(true);
     setup.master_dtype = Dtype::kFloat32;
     FsdpShards shards(Dtype::kFloat32);
     shards.setup(std::move(setup));
