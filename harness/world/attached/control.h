@@ -197,6 +197,7 @@ class Control final : public Peers {
     };
     if (patience) {
       // the caller says what has run out
+      has_told_ = true;
       world_->set_patience(patience);
       get_counts();
       world_->set_patience(this->patience());
