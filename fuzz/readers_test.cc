@@ -47,7 +47,8 @@ std::vector<std::string> seeds_of(const Reader& reader) {
   std::vector<std::string> contents;
   for (const fs::path& file : files_below(tree() / pattern.substr(0, pattern.find('/')))) {
     if (!std::regex_match(fs::relative(file, tree()).generic_string(), fits)) continue;
-    // the first byte says which file the rest replaces: its own, so that seeds are the stored bundle
+    // the first byte says which file the rest replaces: its own, so that seeds are the stored
+    // bundle
     const auto number = static_cast<char>(contents.size());
     contents.push_back(content_of(file));
     if (reader.name == "bundle") contents.back().insert(0, 1, number);

@@ -186,7 +186,7 @@ int leave_job(int code) {
   const int worst = kCodes.at(own.job->largest(peer_ended ? 0 : severity(code)));
   // one that ended in peace while others went on has not done what it should
   code = worst == kExitConforms && own.job->largest(peer_ended ? 1 : 0) != 0 ? kExitInfrastructure
-                                                                            : worst;
+                                                                             : worst;
   own.launcher.reset();
   own.job->finish();
   return code;
