@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/random.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -13,10 +12,12 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "app/options/peers_words.h"
 #include "core/base/error.h"
+#include "core/system/folder.h"
 #include "core/system/leftovers.h"
 
 namespace isoshard {
@@ -53,26 +54,20 @@ class ProbeFile {
   fs::path path_;
 };
 
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
+/// The folder, if this process sees `probe` in it.
+std::optional<Folder> folder_with(const fs::path& path, const std::string& probe) {
+  try {
+    Folder folder = Folder::open(path);
+    if (folder.type_of(probe) != fs::file_type::not_found) return folder;
+  } catch (const std::system_error&) {  // whatever the reason, it does not see it
   }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  [[nodiscard]] int get() const noexcept { return fd_; }
-
- private:
-  int fd_;
-};
+  return std::nullopt;
+}
 
 void require_seen(const Peers& peers, const fs::path& folder, const std::string& probe,
                   std::string_view option) {
-  const Descriptor opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  struct stat ignored {};
-  if (opened.get() < 0 ||
-      ::fstatat(opened.get(), probe.c_str(), &ignored, AT_SYMLINK_NOFOLLOW) != 0) {
+  const std::optional<Folder> seen = folder_with(folder, probe);
+  if (!seen.has_value()) {
     throw UsageError(fmt::format(
         "{} {}: must be a folder that all hosts share, and {} does not see at {} what {} made "
         "there; name one on a shared file system (--storage-path)",
@@ -80,7 +75,7 @@ void require_seen(const Peers& peers, const fs::path& folder, const std::string&
         fs::absolute(folder).lexically_normal().string(), who_is(peers, 0)));
   }
   try {
-    require_writable(folder, opened.get(), option);
+    require_writable(folder, seen->fd(), option);
   } catch (const UsageError& error) {
     throw UsageError(fmt::format("{} ({})", error.what(), who_is(peers, peers.index())));
   }

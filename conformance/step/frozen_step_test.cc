@@ -38,17 +38,8 @@ Case frozen(Case item, const char* pattern = kFirstHalf) {
   return item;
 }
 
-Case on_masters(Case item) {
-  item.dtype = Dtype::kBFloat16;
-  item.settings.master_dtype = Dtype::kFloat32;
-  return item;
-}
-
 std::vector<Case> frozen_cases() {
-  const auto zero = [](int stage, Case item) {
-    item.settings.zero_stage = stage;
-    return item;
-  };
+  const auto on_masters = [](Case item) { return with_masters(std::move(item), Dtype::kBFloat16); };
   const auto split_sequence = [](Case item) {
     item.settings.sequence_parallel = true;
     return split(std::move(item), 8);
@@ -61,8 +52,8 @@ std::vector<Case> frozen_cases() {
       frozen(step_case("ddp", {.dp = 3})),
       frozen(step_case("ddp", {.dp = 2}), kAttention),
       frozen(with_heads(step_case("autotp", {.dp = 2, .tp = 2}), 6, 1)),
-      frozen(zero(1, on_masters(step_case("autotp", {.dp = 3, .tp = 2}))), kAttention),
-      frozen(zero(2, split(step_case("autotp", {.dp = 2, .tp = 2}), 8))),
+      frozen(with_zero(1, on_masters(step_case("autotp", {.dp = 3, .tp = 2}))), kAttention),
+      frozen(with_zero(2, split(step_case("autotp", {.dp = 2, .tp = 2}), 8))),
       frozen(step_case("fsdp_tp", {.dp = 3, .tp = 2})),
       frozen(on_masters(step_case("fsdp_tp", {.dp = 3})), kAttention),
       frozen(distributed(split_sequence(step_case("megatron", {.dp = 2, .tp = 2})))),

@@ -29,19 +29,12 @@ Case scaled(Case item) {
 }
 
 Case with_masters(Case item) {
-  item.dtype = Dtype::kFloat16;
-  item.settings.master_dtype = Dtype::kFloat32;
-  return scaled(std::move(item));
+  return scaled(with_masters(std::move(item), Dtype::kFloat16));
 }
 
 Case under_autocast(Case item) {
   item.settings.autocast = Dtype::kFloat16;
   return scaled(std::move(item));
-}
-
-Case zero(int stage, Case item) {
-  item.settings.zero_stage = stage;
-  return item;
 }
 
 Case with_adamw(Case item) {
@@ -66,29 +59,30 @@ std::vector<Case> loss_scale_cases() {
       c.settings.distributed_optimizer = true;
     });
   };
-  return {
-      with_masters(step_case("ddp", {.dp = 3})),
-      under_autocast(with_adamw(step_case("ddp", {.dp = 3}, Dtype::kFloat32, "gpt2"))),
-      with_masters(step_case("autotp", {.dp = 3, .tp = 2})),
-      under_autocast(step_case("autotp", {.dp = 3, .tp = 2})),
-      with_masters(with_adamw(zero(1, step_case("autotp", {.dp = 3, .tp = 2})))),
-      under_autocast(zero(1, step_case("autotp", {.dp = 3, .tp = 2}, Dtype::kFloat32, "llama"))),
-      with_masters(zero(2, step_case("autotp", {.dp = 3, .tp = 2}))),
-      with(with_masters(with_adamw(zero(2, split(step_case("autotp", {.dp = 3, .tp = 2}), 1)))),
-           [](Case& c) { c.micro_batches = 2; }),
-      with_masters(with_adamw(step_case("fsdp_tp", {.dp = 3, .tp = 2}))),
-      under_autocast(step_case("fsdp_tp", {.dp = 3, .tp = 2})),
-      with_masters(with_adamw(megatron({.dp = 3, .tp = 2}, "qwen2"))),
-      with_masters(step_case("megatron", {.dp = 2, .tp = 2})),
-      under_autocast(megatron({.dp = 2, .tp = 2}, "llama")),
-      in_order(ReductionOrder::kRing, with_masters(step_case("autotp", {.dp = 3, .tp = 2}))),
-      with(with_masters(step_case("autotp", {.dp = 3, .tp = 2})),
-           [](Case& c) {  // grows after every step
-             c.settings.loss_scale = {Kind::kDynamic, 16, 4, 0.5, 1};
-           }),
-      with(with_masters(split(step_case("autotp", {.dp = 3, .tp = 2}), 1)), [](Case& c) {
-        c.settings.loss_scale = {Kind::kStatic, 1000};
-      })};
+  return {with_masters(step_case("ddp", {.dp = 3})),
+          under_autocast(with_adamw(step_case("ddp", {.dp = 3}, Dtype::kFloat32, "gpt2"))),
+          with_masters(step_case("autotp", {.dp = 3, .tp = 2})),
+          under_autocast(step_case("autotp", {.dp = 3, .tp = 2})),
+          with_masters(with_adamw(with_zero(1, step_case("autotp", {.dp = 3, .tp = 2})))),
+          under_autocast(
+              with_zero(1, step_case("autotp", {.dp = 3, .tp = 2}, Dtype::kFloat32, "llama"))),
+          with_masters(with_zero(2, step_case("autotp", {.dp = 3, .tp = 2}))),
+          with(with_masters(
+                   with_adamw(with_zero(2, split(step_case("autotp", {.dp = 3, .tp = 2}), 1)))),
+               [](Case& c) { c.micro_batches = 2; }),
+          with_masters(with_adamw(step_case("fsdp_tp", {.dp = 3, .tp = 2}))),
+          under_autocast(step_case("fsdp_tp", {.dp = 3, .tp = 2})),
+          with_masters(with_adamw(megatron({.dp = 3, .tp = 2}, "qwen2"))),
+          with_masters(step_case("megatron", {.dp = 2, .tp = 2})),
+          under_autocast(megatron({.dp = 2, .tp = 2}, "llama")),
+          in_order(ReductionOrder::kRing, with_masters(step_case("autotp", {.dp = 3, .tp = 2}))),
+          with(with_masters(step_case("autotp", {.dp = 3, .tp = 2})),
+               [](Case& c) {  // grows after every step
+                 c.settings.loss_scale = {Kind::kDynamic, 16, 4, 0.5, 1};
+               }),
+          with(with_masters(split(step_case("autotp", {.dp = 3, .tp = 2}), 1)), [](Case& c) {
+            c.settings.loss_scale = {Kind::kStatic, 1000};
+          })};
 }
 
 INSTANTIATE_TEST_SUITE_P(Subjects, LossScaleStep, ::testing::ValuesIn(loss_scale_cases()),

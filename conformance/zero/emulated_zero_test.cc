@@ -22,9 +22,7 @@ Case zero_case(int stage, const Degrees& degrees, Dtype dtype = Dtype::kFloat32)
 }
 
 Case mixed(Case item) {
-  item.dtype = Dtype::kBFloat16;
-  item.settings.master_dtype = Dtype::kFloat32;
-  return item;
+  return with_masters(std::move(item), Dtype::kBFloat16);
 }
 
 Case adam(Case item) {

@@ -20,12 +20,7 @@ namespace isoshard {
 namespace {
 
 using namespace synthetic;
-using causes_testing::changed;
-using causes_testing::diagnosis_of;
-using causes_testing::diagnosis_of_one;
-using causes_testing::kTp;
-using causes_testing::RankChange;
-using causes_testing::set_first;
+using namespace causes_testing;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;

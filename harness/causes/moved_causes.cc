@@ -181,8 +181,6 @@ std::string cause_other_ranks(const Evidence& e) {
                      owners.size() == 1 ? "" : "s", fmt::join(owners, ", "));
 }
 
-/// Slices along one dim stand at other positions: repeated, shifted or permuted. Said for the
-/// ranks that share the first bad rank's place, because their copies should be equal.
 std::string cause_moved_slices(const Evidence& e) {
   const View* bad = e.first_bad_view();
   if (bad == nullptr) return "";

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/dtype.h"
 #include "harness/causes/class_causes.h"
 
 namespace isoshard::detail {
@@ -24,12 +25,10 @@ struct Coarse {
 constexpr Coarse kCoarse[] = {
     {3, "fp8 (e5m2)"}, {4, "fp8 (e4m3)"}, {8, "bf16"}, {11, "fp16 or TF32"}, {24, "fp32"}};
 
+/// The same of a dtype of records; 0 if it is of integers.
 int bits_of(Dtype dtype) {
-  return dtype == Dtype::kFloat64    ? 53
-         : dtype == Dtype::kFloat32  ? 24
-         : dtype == Dtype::kFloat16  ? 11
-         : dtype == Dtype::kBFloat16 ? 8
-                                     : 0;
+  const double roundoff = unit_roundoff(dtype);
+  return roundoff == 0 ? 0 : -std::ilogb(roundoff);
 }
 
 /// How many bits the significand of a number needs; 0 for 0.

@@ -77,8 +77,6 @@ std::optional<double> explained_factor(const Evidence& e, const Stats& s) {
 
 }  // namespace
 
-/// Each copy is one rank's share of the value: the sum over the axis, or a combination of all
-/// copies, gives the reference.
 std::string cause_rank_local(const Evidence& e) {
   const View* bad = e.first_bad_view();
   if (bad == nullptr) return "";
@@ -104,7 +102,6 @@ std::string cause_rank_local(const Evidence& e) {
   return "";
 }
 
-/// Ranks hold different parts, and each of them the mean of all parts.
 std::string cause_mean_of_shards(const Evidence& e) {
   const View* bad = e.first_bad_view();
   if (bad == nullptr) return "";
@@ -127,7 +124,6 @@ std::string cause_mean_of_shards(const Evidence& e) {
   return "";
 }
 
-/// One factor for everything: needs no bytes.
 std::string cause_scale(const Evidence& e) {
   const Stats& s = e.result.comparison.stats;
   const std::vector<int>& ranks = e.bad_ranks();

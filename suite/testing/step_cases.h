@@ -53,6 +53,19 @@ inline Case step_case(std::string subject, const Degrees& degrees, Dtype dtype =
   return item;
 }
 
+/// The same in a dtype of 16 bits, with fp32 masters.
+inline Case with_masters(Case item, Dtype dtype) {
+  item.dtype = dtype;
+  item.settings.master_dtype = Dtype::kFloat32;
+  return item;
+}
+
+/// The same with a stage of ZeRO.
+inline Case with_zero(int stage, Case item) {
+  item.settings.zero_stage = stage;
+  return item;
+}
+
 /// The same with one weight for embedding and head.
 inline Case with_tied_head(Case item) {
   item.config.tie_word_embeddings = true;

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
+#include <optional>
 #include <utility>
 
 #include "core/base/error.h"
@@ -71,7 +73,8 @@ std::vector<Case> cases_of(const Fault& fault) {
   return cases;
 }
 
-ReportCase judged_as_row(const Fault& fault, const Case& item, bool is_smallest) {
+/// Nothing where the fault changes no value and need not: only the catalog's own case must show it.
+std::optional<ReportCase> judged_as_row(const Fault& fault, const Case& item, bool is_smallest) {
   const auto start = std::chrono::steady_clock::now();
   ReportCase result{.name = item.slug(), .fault = fault.id};
   ReportDetection::Row row{.dtype = std::string(name_of(item.dtype))};
@@ -90,8 +93,8 @@ ReportCase judged_as_row(const Fault& fault, const Case& item, bool is_smallest)
     result.verdict = std::move(judgement.verdict);
     result.against = name_of(judgement.against);
   } catch (const IdleFaultError& error) {
+    if (!is_smallest) return std::nullopt;
     set_failure(result, error);
-    if (!is_smallest) result.failure_code = kExitConforms;  // only the catalog's case must show it
     return result;
   } catch (const std::exception& error) {
     set_failure(result, error);
@@ -101,6 +104,23 @@ ReportCase judged_as_row(const Fault& fault, const Case& item, bool is_smallest)
   detection.row = row;
   result.detection = std::move(detection);
   return result;
+}
+
+/// `inject` adds to the report what the runs of each fault gave; a signal ends it.
+Report inject_each(const std::vector<std::string>& ids,
+                   const std::function<void(const Fault&, Report&)>& inject) {
+  if (ids.empty()) throw UsageError("nothing selected: there is no fault to inject");
+  std::vector<const Fault*> faults;
+  for (const std::string& id : ids) faults.push_back(&find_fault(id));
+  warm_up_training({faults.front()->smallest_case()});
+  Report report;
+  report.environment = settings_in_environment();
+  for (const Fault* fault : faults) {
+    if (interrupt_signal() != 0) break;
+    inject(*fault, report);
+  }
+  if (interrupt_signal() != 0) report.exit_code = 128 + interrupt_signal();
+  return report;
 }
 
 }  // namespace
@@ -131,21 +151,13 @@ std::string missed(const Fault& fault, const Verdict& verdict) {
 }
 
 Report detect_faults(const std::vector<std::string>& ids, VerifyObserver& observer) {
-  if (ids.empty()) throw UsageError("nothing selected: there is no fault to inject");
-  std::vector<const Fault*> faults;
-  for (const std::string& id : ids) faults.push_back(&find_fault(id));
-  warm_up_training({faults.front()->smallest_case()});
-  Report report;
-  report.environment = settings_in_environment();
   std::size_t found = 0;
-  for (const Fault* fault : faults) {
-    if (interrupt_signal() != 0) break;
-    const ReportCase& added = report.add(judged(*fault, observer));
+  Report report = inject_each(ids, [&](const Fault& fault, Report& into) {
+    const ReportCase& added = into.add(judged(fault, observer));
     found += added.detection.has_value() && added.detection->is_right ? 1 : 0;
     observer.on_judged(added);
-  }
-  if (interrupt_signal() != 0) report.exit_code = 128 + interrupt_signal();
-  report.summary = fmt::format("{} of {} as the catalog says", found, faults.size());
+  });
+  report.summary = fmt::format("{} of {} as the catalog says", found, ids.size());
   return report;
 }
 
@@ -155,27 +167,20 @@ std::string head_of_faults_table() {
 }
 
 Report inject_catalog(const std::vector<std::string>& ids, VerifyObserver& observer) {
-  if (ids.empty()) throw UsageError("nothing selected: there is no fault to inject");
-  std::vector<const Fault*> faults;
-  for (const std::string& id : ids) faults.push_back(&find_fault(id));
-  warm_up_training({faults.front()->smallest_case()});
-  Report report;
-  report.environment = settings_in_environment();
   std::size_t runs = 0, alarms = 0, places = 0, causes = 0;
   std::vector<std::string> without;
   double seconds = 0;
-  for (const Fault* fault : faults) {
-    bool is_smallest = true;
-    for (const Case& item : cases_of(*fault)) {
+  Report report = inject_each(ids, [&](const Fault& fault, Report& into) {
+    const std::vector<Case> cases = cases_of(fault);
+    for (const Case& item : cases) {
       if (interrupt_signal() != 0) break;
       observer.on_case(item);
-      ReportCase result = judged_as_row(*fault, item, is_smallest);
-      if (!result.verdict.has_value() && result.failure_code == kExitConforms) {
-        without.push_back(fmt::format("{} in {}", fault->id, name_of(item.dtype)));
+      auto result = judged_as_row(fault, item, /*is_smallest=*/&item == &cases.front());
+      if (!result.has_value()) {
+        without.push_back(fmt::format("{} in {}", fault.id, name_of(item.dtype)));
         continue;
       }
-      is_smallest = false;
-      const ReportCase& added = report.add(std::move(result));
+      const ReportCase& added = into.add(std::move(*result));
       if (added.detection.has_value()) {
         const ReportDetection::Row& row = *added.detection->row;
         ++runs;
@@ -186,12 +191,11 @@ Report inject_catalog(const std::vector<std::string>& ids, VerifyObserver& obser
       }
       observer.on_judged(added);
     }
-  }
-  if (interrupt_signal() != 0) report.exit_code = 128 + interrupt_signal();
+  });
   report.summary = fmt::format(
       "{} faults in {} runs: {} alarms, {} with the first tensor and {} with the cause of the "
       "catalog, in {:.0f} s",
-      faults.size(), runs, alarms, places, causes, seconds);
+      ids.size(), runs, alarms, places, causes, seconds);
   if (!without.empty())
     report.summary +=
         fmt::format("; not run, as the fault changes nothing there: {}", fmt::join(without, ", "));

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -23,6 +22,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/quiet_thread.h"
 #include "core/comm/attached_job.h"
 #include "core/comm/communicator.h"
 #include "core/comm/journal.h"
@@ -125,8 +125,7 @@ class Control final : public Peers {
 
   /// Of a world that is launched: the longest counts from here on.
   void allow(milliseconds deadline) {
-    deadline_ = has_deadline_ ? std::max(deadline_, deadline) : deadline;
-    has_deadline_ = true;
+    longest_deadline_ = std::max(longest_deadline_.value_or(deadline), deadline);
     world_->set_patience(patience());
   }
 
@@ -143,7 +142,7 @@ class Control final : public Peers {
         std::int64_t own = 0;
         {
           std::unique_lock lock(mutex);
-          has_news.wait_for(lock, std::clamp(deadline_ / 4, kShortestBeat, kLongestBeat),
+          has_news.wait_for(lock, std::clamp(deadline() / 4, kShortestBeat, kLongestBeat),
                             [&] { return is_done; });
           own = is_done ? 1 : 0;
         }
@@ -151,18 +150,13 @@ class Control final : public Peers {
       }
     };
     if (work == nullptr) return beat();
-    // Signals are for the thread that waits.
-    sigset_t all, before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    std::thread thread([&] {
+    std::thread thread = quiet_thread([&] {
       try {
         beat();
       } catch (...) {
         failure = std::current_exception();
       }
     });
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     work();
     {
       const std::lock_guard lock(mutex);
@@ -238,7 +232,10 @@ class Control final : public Peers {
     });
     return world;
   }
-  [[nodiscard]] milliseconds patience() const noexcept { return kDeadlinesOfOwnWork * deadline_; }
+  [[nodiscard]] milliseconds deadline() const noexcept {
+    return longest_deadline_.value_or(kFirstDeadline);
+  }
+  [[nodiscard]] milliseconds patience() const noexcept { return kDeadlinesOfOwnWork * deadline(); }
 
   template <class Call>
   void waiting(const Call& call) {
@@ -266,18 +263,17 @@ class Control final : public Peers {
   }
   // Two processes do: one of them may be the one that is waited for.
   void tell_if_late() {
-    if (has_told_ || index() > 1 || steady_clock::now() - waits_since_ < deadline_) return;
+    if (has_told_ || index() > 1 || steady_clock::now() - waits_since_ < deadline()) return;
     has_told_ = true;
     write_line(fmt::format(
         "isoshard: rank {} on {} has waited for {} s for work that others do between worlds; the "
         "job ends after {} s: {}\n",
-        index(), host_name(), deadline_.count() / 1000, patience().count() / 1000,
+        index(), host_name(), deadline().count() / 1000, patience().count() / 1000,
         world_->journal().describe_hang()));
   }
 
   AttachedJob& job_;
-  milliseconds deadline_ = kFirstDeadline;
-  bool has_deadline_ = false;
+  std::optional<milliseconds> longest_deadline_;  ///< of the worlds so far
   std::function<void()> idle_;
   steady_clock::time_point waits_since_ = steady_clock::now();
   bool has_told_ = false;

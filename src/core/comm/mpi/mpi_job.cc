@@ -4,7 +4,6 @@
 
 #include <fmt/format.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -13,13 +12,13 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/base/quiet_thread.h"
 #include "core/comm/mpi/launcher.h"
 
 namespace isoshard {
@@ -34,10 +33,7 @@ void end_with_launcher() {
   static constexpr std::chrono::seconds kForMpi{2};  // which says more, if it notices
   const int launcher = static_cast<int>(::syscall(SYS_pidfd_open, ::getppid(), 0));
   if (launcher < 0) return;
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread([launcher] {
+  quiet_thread([launcher] {
     pollfd ended{launcher, POLLIN, 0};
     while (::poll(&ended, 1, -1) < 0 && errno == EINTR) {
     }
@@ -46,7 +42,6 @@ void end_with_launcher() {
     (void)!::write(STDERR_FILENO, kLine.data(), kLine.size());
     ::_Exit(kExitCode);
   }).detach();
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 }  // namespace
