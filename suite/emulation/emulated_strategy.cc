@@ -11,6 +11,7 @@
 
 #include "core/base/error.h"
 #include "subjects/model/ops/autocast.h"
+#include "subjects/model/ops/linear.h"
 
 namespace isoshard {
 namespace {
@@ -141,7 +142,7 @@ at::Tensor EmulatedStrategy::linear(std::string_view module, const at::Tensor& x
 at::Tensor EmulatedStrategy::row_linear(std::string_view module, const at::Tensor& x,
                                         const at::Tensor& weight,
                                         const std::optional<at::Tensor>& bias, Sink* sink) const {
-  const at::Tensor sum = OutputSum::apply(recorded_partial(module, at::linear(x, weight), sink),
+  const at::Tensor sum = OutputSum::apply(recorded_partial(module, apply_linear(x, weight), sink),
                                           to_address(*this), std::string(module));
   if (!bias.has_value() || !bias->defined()) return sum;
   const bool rounds =
@@ -198,7 +199,7 @@ at::Tensor EmulatedStrategy::column_linear(std::string_view module, const at::Te
   const auto found = places_.find(module);
   if (found == places_.end() ||
       !numerics_->tensor.shared_inputs[found->second.group].fused.has_value()) {
-    return at::linear(column_input(module, x), weight, bias);
+    return apply_linear(column_input(module, x), weight, bias);
   }
   const auto [group, position] = found->second;
   const FusedProduct& fused = *numerics_->tensor.shared_inputs[group].fused;
@@ -206,7 +207,7 @@ at::Tensor EmulatedStrategy::column_linear(std::string_view module, const at::Te
     const at::Tensor input =
         SharedInputFan::apply(x, to_address(*this), static_cast<std::int64_t>(group), 1).at(0);
     Fan fan{x, {}, {}};
-    const at::Tensor turns = at::linear(input, weight, bias).unflatten(-1, {fused.turns, -1});
+    const at::Tensor turns = apply_linear(input, weight, bias).unflatten(-1, {fused.turns, -1});
     for (const at::Tensor& part : turns.split_with_sizes(fused.rows, -1))
       fan.outputs.push_back(part.flatten(-2).contiguous());
     fans_[group] = std::move(fan);

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "core/comm/tensor.h"
+#include "subjects/model/ops/linear.h"
 #include "subjects/parallel/tensor/tensor_parallel_strategy.h"
 #include "suite/published/drawn.h"
 
@@ -36,7 +37,7 @@ ColumnProbe probe_column(Rank& rank, Dtype dtype, const ProductShape& shape, std
   const at::Tensor gathered =
       all_gather(rank.comm(), local.contiguous(), {Purpose::kUnspecified, Axis::kTp, {}});
   const at::Tensor actual = at::cat(gathered.chunk(tp, 0), 1),
-                   whole = at::linear(x_MI, weight.whole(dtype));
+                   whole = apply_linear(x_MI, weight.whole(dtype));
 
   ColumnProbe probe{dtype, shape, tp, 0, 0};
   // Values, not bits, would take -0 for 0 and NaN for unequal: none of them comes up in sums of

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "subjects/model/ops/linear.h"
 #include "subjects/parallel/tensor/tensor_parallel_strategy.h"
 #include "suite/published/column_probe.h"
 #include "suite/published/drawn.h"
@@ -39,7 +40,7 @@ nlohmann::json row_rank(Rank& rank, const ExperimentSettings& s, Dtype dtype,
   nlohmann::json result = {{"digest", digest_of(actual)}};
   if (rank.rank() != 0) return result;
   const at::Tensor x_MK = x.whole(dtype), weight_NK = weight.whole(dtype),
-                   reference = at::linear(x_MK, weight_NK);
+                   reference = apply_linear(x_MK, weight_NK);
   double share = 0;
   for (std::int64_t row = 0; row < x_MK.size(0); row += kRowsPerBlock) {
     const auto block = [&](const at::Tensor& t) {

@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "subjects/model/ops/linear.h"
 #include "subjects/parallel/tensor/tensor_parallel_strategy.h"
 #include "suite/published/drawn.h"
 #include "suite/published/internal.h"
@@ -47,7 +48,8 @@ nlohmann::json stack_rank(Rank& rank, const ExperimentSettings& s, Dtype dtype) 
     actual = split.linear("row", wide, pair.row.part(dtype, 1, rank.rank(), rank.size()),
                           std::nullopt, nullptr);
     if (rank.rank() != 0) continue;
-    reference = at::linear(at::linear(reference, pair.column.whole(dtype)), pair.row.whole(dtype));
+    reference =
+        apply_linear(apply_linear(reference, pair.column.whole(dtype)), pair.row.whole(dtype));
     layers.push_back(to_json(differences(reference, actual)));
   }
   return {{"digest", digest_of(actual)}, {"layers", std::move(layers)}};

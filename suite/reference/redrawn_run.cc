@@ -20,6 +20,7 @@
 #include "harness/world/forked/forked_world.h"
 #include "harness/world/process_name.h"
 #include "subjects/model/model.h"
+#include "subjects/model/ops/linear.h"
 #include "suite/reference/case_deadline.h"
 #include "suite/reference/lattice_guard.h"
 #include "suite/reference/plain_run.h"
@@ -61,8 +62,8 @@ at::Tensor product_of(const at::Tensor& x, const at::Tensor& weight) {
   const at::ScalarType type = x.scalar_type();
   const bool is_small = x.size(0) * x.size(1) * weight.size(0) <= kSmall;
   if (!is_small || x.element_size() != 2 || weight.scalar_type() != type)
-    return at::linear(x, weight);
-  return at::linear(x.to(at::kFloat), weight.to(at::kFloat)).to(type);
+    return apply_linear(x, weight);
+  return apply_linear(x.to(at::kFloat), weight.to(at::kFloat)).to(type);
 }
 
 // Whether gradients that carry the factor dp round otherwise: a power of two changes no rounding

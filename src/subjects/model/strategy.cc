@@ -6,13 +6,14 @@
 #include <fmt/format.h>
 
 #include "core/base/error.h"
+#include "subjects/model/ops/linear.h"
 
 namespace isoshard {
 
 at::Tensor Strategy::linear(std::string_view /*module*/, const at::Tensor& x,
                             const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                             Sink* /*sink*/) const {
-  return at::linear(x, weight, bias);
+  return apply_linear(x, weight, bias);
 }
 
 at::Tensor Strategy::embedding(std::string_view /*module*/, const at::Tensor& ids_BS,

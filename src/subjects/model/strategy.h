@@ -25,11 +25,11 @@ struct KeysValues {
 };
 
 /// How a parallel strategy computes the parts of a model that it may split. Model code calls these
-/// instead of at::linear and at::embedding, and reads head counts off the shapes it gets back.
+/// instead of apply_linear and at::embedding, and reads head counts off the shapes it gets back.
 ///
 /// The class itself is the unsharded strategy: plain ops, activations that hold this dp rank's
 /// samples.
-/// Guarantees   the base class's ops are exactly at::linear and at::embedding.
+/// Guarantees   the base class's ops are exactly apply_linear and at::embedding.
 class Strategy {
  public:
   /// `dp_degree`: the batch dim (0) of activations is split over this many dp ranks.

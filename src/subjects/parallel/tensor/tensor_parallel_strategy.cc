@@ -14,6 +14,7 @@
 
 #include "core/base/error.h"
 #include "core/comm/tensor.h"
+#include "subjects/model/ops/linear.h"
 #include "subjects/parallel/tensor/communicator_address.h"
 #include "subjects/parallel/tensor/sequence.h"
 
@@ -108,7 +109,7 @@ at::Tensor TensorParallelStrategy::fused_linear(const FusedLayers& group, std::s
                                                 const std::optional<at::Tensor>& bias) const {
   if (module == group.modules.front()) {
     const at::Tensor all =
-        at::linear(region_input(module, x, Purpose::kColumnParallelBackward), weight, bias);
+        apply_linear(region_input(module, x, Purpose::kColumnParallelBackward), weight, bias);
     const std::vector<at::Tensor> parts =
         all.unflatten(-1, {group.turns, -1}).split_with_sizes(group.rows, -1);
     for (std::size_t m = 0; m < parts.size(); ++m)
@@ -134,11 +135,11 @@ at::Tensor TensorParallelStrategy::linear(std::string_view module, const at::Ten
           continue;
         return fused_linear(group, module, x, weight, bias);
       }
-      return at::linear(region_input(module, x, Purpose::kColumnParallelBackward), weight, bias);
+      return apply_linear(region_input(module, x, Purpose::kColumnParallelBackward), weight, bias);
     case ShardKind::kRow:
       return row_linear(module, x, weight, bias, sink);
     case ShardKind::kVocabHead:
-      return at::linear(region_input(module, x, Purpose::kVocabParallelBackward), weight, bias);
+      return apply_linear(region_input(module, x, Purpose::kVocabParallelBackward), weight, bias);
     case ShardKind::kVocabEmbedding:
     case ShardKind::kReplicated:
       break;
@@ -175,7 +176,7 @@ at::Tensor TensorParallelStrategy::row_linear(std::string_view module, const at:
                                               const at::Tensor& weight,
                                               const std::optional<at::Tensor>& bias,
                                               Sink* sink) const {
-  at::Tensor local = at::linear(x, weight);
+  at::Tensor local = apply_linear(x, weight);
   if (record_partials_ && sink != nullptr) {
     Layout gradient = over_context(activation_layout(local, -1), local, 1), value = gradient;
     value.placements.push_back(partial(Axis::kTp));
