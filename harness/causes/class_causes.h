@@ -22,6 +22,8 @@ namespace isoshard::detail {
 [[nodiscard]] std::string cause_rounding(const Evidence& e);
 /// Each rank's part has a factor of its own.
 [[nodiscard]] std::string cause_rank_factors(const Evidence& e);
+/// What backward begins from has a factor of its own on each dp rank.
+[[nodiscard]] std::string cause_backward_parts(const Evidence& e);
 /// A sum of earlier activations whose summands have other factors than 1.
 [[nodiscard]] std::string cause_summands(const Evidence& e);
 /// Rows of a vocabulary: of ids that are not in the batch, of repeated ids, of another id.

@@ -285,6 +285,40 @@ TEST(ClassCauses, FactorsThatAreTokenCountsAreNamed) {
   EXPECT_THAT(dp_factors_are(0.67, 1.9), Not(HasSubstr("count")));
 }
 
+/// What backward begins from on two dp ranks with 3 targets of loss 2 and 1 target of loss 4: each
+/// has its part of the mean over all 4 tokens, times a factor.
+std::string backward_factors_are(double first, double second) {
+  const at::Tensor labels = at::tensor({9, 1, 2, 3, 9, 4, -100, -100}, at::kLong).reshape({2, 4});
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const int dp = rank / kTp;
+      const std::vector<Placement> split =
+          whole ? std::vector<Placement>{} : std::vector<Placement>{shard(Axis::kDp, 0)};
+      const std::vector<Placement> average =
+          whole ? std::vector<Placement>{}
+                : std::vector<Placement>{partial(Axis::kDp, Reduction::kAvg)};
+      const double part = dp == 0 ? first * 2 * 2 * 0.75 : second * 2 * 4 * 0.25;
+      sink.on_record(site(RecordKind::kDataId, "labels", layout_of({2, 4}, split)),
+                     whole ? labels : labels.narrow(0, dp, 1));
+      sink.on_record(site(RecordKind::kScalar, "loss_backward", layout_of({1}, average)),
+                     at::tensor({whole ? 2.5 : part}, at::kDouble));
+      sink.on_record(site(RecordKind::kScalar, "loss_per_dp_rank", layout_of({2}, split)),
+                     whole ? at::tensor({2.0, 4.0}, at::kDouble)
+                           : at::tensor({dp == 0 ? 2.0 : 4.0}, at::kDouble));
+    });
+  };
+  return diagnosis_of(body(true), body(false));
+}
+
+TEST(ClassCauses, FactorsOfWhatBackwardBeginsFromAreTold) {
+  EXPECT_THAT(backward_factors_are(1, 0.5), HasSubstr("one factor for each dp rank: 1, 0.5"));
+  EXPECT_THAT(backward_factors_are(4.0 / 6, 2), HasSubstr("each rank divides by its own count"));
+  EXPECT_THAT(backward_factors_are(2, 2), Not(HasSubstr("one factor for each")))
+      << "one factor, which both share";
+  EXPECT_THAT(backward_factors_are(1, 0.617), Not(HasSubstr("one factor for each")))
+      << "no number of the run";
+}
+
 Body sums(const RankChange& change, bool whole) {
   return [=](Sink& sink, int rank) {
     const Layout layout = layout_of({2, 4, 8});

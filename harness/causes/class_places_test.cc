@@ -188,6 +188,22 @@ TEST(ClassCauses, APermutationIsNamed) {
               HasSubstr("(features, in blocks of 4: 0 has 2, 2 has 0)"));
 }
 
+TEST(ClassCauses, OtherValuesOfTheDistributionAreNoPermutation) {
+  EXPECT_THAT(diagnosis_of_one(RecordKind::kActivation, values({4, 3, 8}, 1),
+                               [](at::Tensor, int, int) {
+                                 return values({4, 3, 8}, 2);
+                               }),
+              Not(HasSubstr("permuted")));
+  EXPECT_THAT(diagnosis_of_one(RecordKind::kActivation, values({4, 3, 8}, 1),
+                               [](at::Tensor v, int, int) {
+                                 at::Tensor own = v.flip(0).contiguous();
+                                 own.select(0, 1).mul_(1.5);
+                                 return own;
+                               }),
+              Not(HasSubstr("permuted")))
+      << "one sample is nobody's";
+}
+
 // ---- norms, data ids, flags
 
 /// Gradients of four parameters and the norm whose square is `squares` of theirs.
@@ -260,6 +276,8 @@ TEST(ClassCauses, AFlagIsNeitherSummedNorScaled) {
                     Not(HasSubstr("scale"))));
   EXPECT_THAT(of([](int) { return 0.0; }),
               HasSubstr("a flag: 0 on every rank, 1 in the reference"));
+  EXPECT_THAT(of([](int) { return 0.25; }),
+              AllOf(HasSubstr("a flag must be 0 or 1, got 0.25"), Not(HasSubstr("scale"))));
 }
 
 }  // namespace

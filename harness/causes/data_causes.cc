@@ -122,8 +122,10 @@ std::string cause_sample_ids(const Evidence& e) {
 
 std::string cause_flag(const Evidence& e) {
   if (e.wanted.key.name != "found_inf" || !e.whole.defined() || e.whole.numel() != 1) return "";
+  const View* bad = e.first_bad_view();
+  if (const double value = bad == nullptr ? 0 : bad->actual.item(); value != 0 && value != 1)
+    return fmt::format("a flag must be 0 or 1, got {:g}{}", value, e.on_bad_ranks());
   if (e.result.differing_axes.empty()) {
-    const View* bad = e.first_bad_view();
     if (bad == nullptr) return "";
     return fmt::format("a flag: {:g} on every rank, {:g} in the reference", bad->actual.item(),
                        e.whole.item());

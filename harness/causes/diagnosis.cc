@@ -50,6 +50,7 @@ constexpr Pattern kPatterns[] = {
     {kDataId, Needs::kRecord, cause_sample_ids},
     {kScalar, Needs::kRecord, cause_in_targets},
     {kScalar, Needs::kRecord, cause_in_rank_means},
+    {kScalar, Needs::kRecord, cause_backward_parts},
     {kScalar, Needs::kBytes, cause_stale},
     {kScalar, Needs::kRecord, cause_in_scalars},
     {kMask, Needs::kRecord, cause_in_masks},

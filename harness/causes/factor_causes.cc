@@ -95,6 +95,43 @@ std::string numbers_behind(const Evidence& e, Axis axis, const std::vector<doubl
   return fmt::format(" ({})", fmt::join(words, "; "));
 }
 
+/// What backward of each dp rank begins from, in the right run: its part of the mean over all
+/// tokens, or the mean over its own. Empty if neither gives the reference's value.
+std::vector<double> backward_parts(const Evidence& e, int ranks) {
+  const RecordKey means_key{e.wanted.key.step, RecordKind::kScalar, "loss_per_dp_rank", 0};
+  if (e.reference.find(means_key) == nullptr || e.whole.numel() != 1) return {};
+  const Values means = e.reference_value(means_key).flattened();
+  if (means.numel() != ranks) return {};
+  std::vector<double> own(means.flat().begin(), means.flat().end()), of_all = own;
+  const std::vector<double> counts = tokens_of_ranks(e, ranks);
+  const double all = std::accumulate(counts.begin(), counts.end(), 0.0);
+  if (all == 0) return {};
+  for (std::size_t i = 0; i < own.size(); ++i) of_all[i] = own[i] * ranks * counts[i] / all;
+  for (const std::vector<double>& parts : {of_all, own}) {
+    const double mean = std::accumulate(parts.begin(), parts.end(), 0.0) / ranks;
+    if (is_near(mean, e.whole.item(), 1e-4)) return parts;
+  }
+  return {};
+}
+
+/// The number that each dp rank holds its part of a mean in; empty if ranks of one coordinate
+/// differ, or one of them is missing.
+std::vector<double> held_parts(const Evidence& e, int ranks) {
+  std::map<int, double> parts;
+  for (const Held& held : e.held) {
+    const bool is_kept = held.record->kept && held.rank->arena != nullptr;
+    const Values own = is_kept ? Values(held.rank->tensor(*held.record)) : Values();
+    if (!own.defined() || own.numel() != 1) return {};
+    const double part = own.item() / held.record->grad_scale;
+    const auto [known, is_new] =
+        parts.emplace(e.actual.mesh.coordinate(held.rank->rank, Axis::kDp), part);
+    if (!is_new && !is_near(part, known->second, kNear)) return {};
+  }
+  std::vector<double> values;
+  for (const auto& [coordinate, part] : parts) values.push_back(part);
+  return std::cmp_equal(values.size(), ranks) ? values : std::vector<double>{};
+}
+
 /// An earlier activation of the same micro-batch.
 struct Summand {
   std::string name;
@@ -199,6 +236,26 @@ std::string cause_rank_factors(const Evidence& e) {
   std::vector<std::string> words;
   for (const auto& [rank, factor] : of_rank) words.push_back(fmt::format("{:.4g}", factor));
   return fmt::format("one factor for each rank: {}", fmt::join(words, ", "));
+}
+
+std::string cause_backward_parts(const Evidence& e) {
+  const int ranks = e.actual.mesh.degree(Axis::kDp);
+  if (e.wanted.key.name != "loss_backward" || ranks == 1 || e.actual.mesh.degree(Axis::kCp) != 1)
+    return "";
+  const std::vector<double> right = backward_parts(e, ranks), held = held_parts(e, ranks);
+  if (right.empty() || held.empty()) return "";
+  std::vector<double> factors;
+  for (std::size_t i = 0; i < right.size(); ++i) {
+    if (right[i] == 0) return "";
+    factors.push_back(held[i] / right[i]);
+  }
+  // one factor that all ranks share is a scale
+  if (std::ranges::all_of(factors, [&](double f) { return is_near(f, factors[0], kNear); }))
+    return "";
+  const std::string numbers = numbers_behind(e, Axis::kDp, factors);
+  // any number is some factor of another: only one that the run explains says something
+  if (numbers.empty()) return "";
+  return fmt::format("one factor for each dp rank: {:.4g}{}", fmt::join(factors, ", "), numbers);
 }
 
 std::string cause_summands(const Evidence& e) {
