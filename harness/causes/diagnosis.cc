@@ -79,6 +79,7 @@ constexpr Pattern kPatterns[] = {
     {kAny, Needs::kBytes, cause_same_values_elsewhere},
     {kParam, Needs::kRecord, cause_in_places},
     {kAny, Needs::kRecord, cause_in_order_of_parts},
+    {kActivation, Needs::kRecord, cause_in_key_order},
     {kActivation, Needs::kRecord, cause_in_tokens},
     {kActivation, Needs::kRecord, cause_in_scores},
     {kActivation | kActivationGrad, Needs::kRecord, cause_in_handover},

@@ -40,6 +40,8 @@ namespace isoshard::detail {
 /// An activation or its gradient that is the first of a pipeline's rank: what came from the other
 /// rank was right there.
 [[nodiscard]] std::string cause_in_handover(const Evidence& e);
+/// The core of attention over the keys of cp ranks that come together in another order.
+[[nodiscard]] std::string cause_in_key_order(const Evidence& e);
 /// The output of an attention: its scores are a multiple of the right ones. It is computed again
 /// from the reference's queries, keys and values, where these are small.
 [[nodiscard]] std::string cause_in_scores(const Evidence& e);

@@ -17,6 +17,7 @@ namespace isoshard {
 namespace {
 
 using namespace synthetic;
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -105,6 +106,38 @@ TEST(ScoreCauses, AMultipleOfTheScoresIsNamed) {
               HasSubstr("sqrt(head size)"));
   EXPECT_THAT(diagnosis_of(one, with_core(core(1)), with_core(values({2, 6, 32}, 9))),
               Not(HasSubstr("scores")));
+}
+
+TEST(ScoreCauses, KeysOfRanksInAnotherOrderAreNamed) {
+  const MeshShape two({{Axis::kCp, 2}});
+  const at::Tensor q = values({2, 2, 8, 8}, 1), k = values({2, 2, 8, 8}, 2),
+                   v = values({2, 2, 8, 8}, 3);
+  const auto with_core = [&](const at::Tensor& core) {
+    return whole({{"attn.q_rope", q},
+                  {"attn.k_rope", k},
+                  {"attn.v_proj", v.transpose(1, 2).contiguous().flatten(2)},
+                  {"attn.core", core}});
+  };
+  const auto told = [&](const at::Tensor& core) {
+    return diagnosis_of(two, with_core(attended(q, k, v, 1)), with_core(core));
+  };
+  // in the order of ranks, each with its head and its tail
+  const auto by_rank = [](const at::Tensor& x) {
+    const std::vector<at::Tensor> chunks = x.chunk(4, 2);
+    return at::cat({chunks[0], chunks[3], chunks[1], chunks[2]}, 2);
+  };
+  const std::string wrong = " of cp ranks come together in the wrong order";
+
+  EXPECT_THAT(told(attended(q, by_rank(k), by_rank(v), 1)),
+              AllOf(HasSubstr("keys and values" + wrong), HasSubstr("stand as 0, 3, 1, 2")));
+  EXPECT_THAT(told(attended(q, k, v.roll(4, 2), 1)),
+              AllOf(HasSubstr("values" + wrong), HasSubstr("stand as 2, 3, 0, 1")));
+  EXPECT_THAT(told(attended(q, k.flip(2), v.flip(2), 1)), Not(HasSubstr("order")))
+      << "tokens are turned, not chunks";
+  EXPECT_THAT(
+      told(attended(q, by_rank(k), by_rank(v), 1).index_fill(2, at::zeros({1}, at::kLong), 0.25)),
+      Not(HasSubstr("order")))
+      << "one feature of all tokens is something else";
 }
 
 TEST(ScoreCauses, FusedQueriesKeysAndValuesAreTakenApart) {
