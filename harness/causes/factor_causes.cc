@@ -128,6 +128,7 @@ std::vector<double> held_parts(const Evidence& e, int ranks) {
     if (!is_new && !is_near(part, known->second, kNear)) return {};
   }
   std::vector<double> values;
+  values.reserve(parts.size());
   for (const auto& [coordinate, part] : parts) values.push_back(part);
   return std::cmp_equal(values.size(), ranks) ? values : std::vector<double>{};
 }
@@ -245,6 +246,7 @@ std::string cause_backward_parts(const Evidence& e) {
   const std::vector<double> right = backward_parts(e, ranks), held = held_parts(e, ranks);
   if (right.empty() || held.empty()) return "";
   std::vector<double> factors;
+  factors.reserve(right.size());
   for (std::size_t i = 0; i < right.size(); ++i) {
     if (right[i] == 0) return "";
     factors.push_back(held[i] / right[i]);
