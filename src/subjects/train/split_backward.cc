@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "subjects/model/ops/linear.h"
 
 namespace isoshard {
 namespace {
@@ -97,10 +98,10 @@ void require_one_reader(bool is_first) {
       "places; take a pipeline schedule without zero bubble");
 }
 
-// Functions of C++ make all their gradients, whoever asks for which.
+// Functions of C++ make all their gradients, whoever asks for which, but for those that ask.
 void require_partial_results(const Node& node) {
   const std::string name = node.name();
-  if (name.find("CppNode") == std::string::npos) return;
+  if (name.find("CppNode") == std::string::npos || detail::is_widened_linear(node)) return;
   throw NotBuiltError(
       fmt::format("gradients of inputs and weights are not built apart where {} makes both; take a "
                   "pipeline schedule without zero bubble",

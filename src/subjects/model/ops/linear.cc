@@ -23,7 +23,7 @@ at::Tensor as_matrix(const at::Tensor& x) {
 struct WidenedLinear : torch::autograd::Function<WidenedLinear> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     context->save_for_backward({x, weight});
     std::optional<at::Tensor> wide_bias;
     if (bias.has_value()) wide_bias = bias->to(at::kFloat);
@@ -33,7 +33,7 @@ struct WidenedLinear : torch::autograd::Function<WidenedLinear> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const torch::autograd::variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved.at(0), &weight = saved.at(1);
     const at::ScalarType dtype = x.scalar_type();
@@ -52,8 +52,9 @@ struct WidenedLinear : torch::autograd::Function<WidenedLinear> {
 
 // What autocast would make of an operand of at::linear.
 at::Tensor as_cast(const at::Tensor& operand) {
-  if (!at::autocast::is_autocast_enabled(at::kCPU)) return operand;
-  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(at::kCPU), operand, at::kCPU);
+  const at::DeviceType device = operand.device().type();
+  if (!at::autocast::is_autocast_enabled(device)) return operand;
+  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), operand, device);
 }
 
 }  // namespace
@@ -76,9 +77,13 @@ at::Tensor detail::widened_linear(const at::Tensor& x, const at::Tensor& weight,
   return WidenedLinear::apply(x, weight, bias);
 }
 
+bool detail::is_widened_linear(const torch::autograd::Node& node) {
+  return dynamic_cast<const torch::autograd::CppNode<WidenedLinear>*>(&node) != nullptr;
+}
+
 at::Tensor apply_linear(const at::Tensor& x, const at::Tensor& weight,
                         const std::optional<at::Tensor>& bias) {
-  if (!x.is_cpu()) return at::linear(x, weight, bias);
+  if (x.is_cuda()) return at::linear(x, weight, bias);
   const at::Tensor cast_x = as_cast(x), cast_weight = as_cast(weight);
   const at::ScalarType dtype = cast_x.scalar_type();
   if (!is_16_bit(dtype) || cast_weight.scalar_type() != dtype || detail::has_product_kernels(dtype))
