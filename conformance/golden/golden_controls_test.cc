@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The suites of goldens can fail: faults are regressions, also
 // on machines that round differently; test runs write nothing.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +11,8 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <string>
+#include <vector>
 
 #include "core/base/error.h"
 #include "harness/fault/probe.h"
@@ -18,6 +21,7 @@
 #include "harness/verdict/verdict.h"
 #include "suite/faults/fault.h"
 #include "suite/goldens/golden_run.h"
+#include "suite/goldens/step_lines.h"
 #include "suite/record/run_case.h"
 #include "suite/reference/reference.h"
 #include "suite/train/judge_training.h"
@@ -148,6 +152,139 @@ TEST_F(GoldenControls, DriftIsWhatTheJudgeAllows) {
     }
   }
   EXPECT_GT(with_norm, 0);
+}
+
+/// What may be wrong with a tensor and leave its norm as it is, or nearly so.
+using Corruption = void (*)(std::vector<double>& elements, std::size_t row);
+const std::map<std::string, Corruption> kCorruptions = {
+    {"negated",
+     [](std::vector<double>& v, std::size_t) {
+       for (double& element : v) element = -element;
+     }},
+    {"rolled by one element",
+     [](std::vector<double>& v, std::size_t) { std::rotate(v.begin(), v.begin() + 1, v.end()); }},
+    {"reversed", [](std::vector<double>& v, std::size_t) { std::reverse(v.begin(), v.end()); }},
+    {"two rows swapped",
+     [](std::vector<double>& v, std::size_t row) {
+       if (v.size() >= 2 * row)
+         std::swap_ranges(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(row),
+                          v.end() - static_cast<std::ptrdiff_t>(row));
+     }},
+    {"one row negated", [](std::vector<double>& v, std::size_t row) {
+       std::for_each(v.end() - static_cast<std::ptrdiff_t>(row), v.end(),
+                     [](double& element) { element = -element; });
+     }}};
+
+struct Counted {
+  int wrong = 0;    ///< tensors that the corruption changes
+  int seen = 0;     ///< of them, those that projections find
+  int certain = 0;  ///< of them, those with an error of at least 20 times what is allowed
+};
+
+/// A recorded step and what a golden would store of it.
+struct RecordedStep {
+  Trace trace;
+  Verdict verdict;
+};
+
+RecordedStep recorded(const GoldenSpec& spec) {
+  ReferenceOptions options;
+  options.responses = 3;
+  const Reference reference = make_reference(spec.item, options);
+  RecordedStep step{run_case(spec.item, reference, {.keep = Keep::kEverything}), {}};
+  step.verdict = judge(reference, step.trace, policy_of(spec.item));
+  return step;
+}
+
+/// Corrupts each tensor that may drift, one after the other, on rank 0 or on all ranks.
+std::map<std::string, Counted> corrupted(const RecordedStep& step, bool all_ranks) {
+  std::map<std::string, Counted> counts;
+  for (const TensorComparison& tensor : step.verdict.tensors) {
+    if (is_equal_everywhere(tensor) || tensor.elements < 2) continue;
+    const std::vector<RankElements> right = elements_of(step.trace, tensor.key);
+    const double allowed = allowed_distance(tensor, right);
+    const auto golden = stored(project(tensor.key, right), kProjectedFactor * allowed);
+    if (!golden.has_value()) continue;
+    const Shape& shape = step.trace.ranks[0].find(tensor.key)->local_shape;
+    for (const auto& [name, corrupt] : kCorruptions) {
+      std::vector<RankElements> wrong = right;
+      double error = 0;
+      for (std::size_t r = 0; r < (all_ranks ? wrong.size() : 1); ++r) {
+        std::vector<double>& elements = wrong[r].elements;
+        const std::size_t row = shape.size() < 2 ? 1 : static_cast<std::size_t>(shape.back());
+        corrupt(elements, std::min(elements.size(), row));
+        for (std::size_t i = 0; i < elements.size(); ++i) {
+          const double apart = elements[i] - right[r].elements[i];
+          error += apart * apart;
+        }
+      }
+      if (error == 0) continue;
+      const bool seen =
+          !(distance_of(golden->values, project(tensor.key, wrong)) <= golden->allowed);
+      const bool certain = std::sqrt(error) >= 20 * allowed;
+      Counted& count = counts[name];
+      ++count.wrong;
+      count.seen += seen ? 1 : 0;
+      count.certain += certain ? 1 : 0;
+      EXPECT_TRUE(seen || !certain) << name << " is overlooked in " << describe(tensor.key);
+    }
+  }
+  return counts;
+}
+
+// None of them moves a norm, so that without projections each would be a drift.
+TEST_F(GoldenControls, AWrongTensorOnAForeignMachineIsSeenByItsProjections) {
+  for (const bool is_bf16 : {false, true}) {
+    const GoldenSpec spec =
+        short_spec(is_bf16 ? "step_qwen2_tp2_dp2_bf16" : "step_qwen2_tp2_dp2", 1);
+    const RecordedStep step = recorded(spec);
+    for (const bool all_ranks : {true, false}) {
+      for (const auto& [name, count] : corrupted(step, all_ranks)) {
+        const std::string words =
+            fmt::format("{}, {}, on {}: {} of {} are seen, {} for certain", spec.name, name,
+                        all_ranks ? "all ranks" : "rank 0", count.seen, count.wrong, count.certain);
+        fmt::print("{}\n", words);
+        // In bf16 one of many rows may be within what roundings do.
+        const bool is_row = name.find("row") != std::string::npos;
+        const double least = !is_row ? 1 : is_bf16 ? 0.3 : 0.9;
+        EXPECT_GE(count.seen, least * count.wrong) << words;
+        EXPECT_GT(count.wrong, 100) << words;
+      }
+    }
+  }
+}
+
+// Through the whole run: the last gradient at a tap, so that nothing before it differs.
+TEST_F(GoldenControls, APermutedOrNegatedTensorOfTheRunIsARegressionElsewhere) {
+  const GoldenSpec spec = short_spec("step_qwen2_tp2_dp2", 1);
+  accept(spec, true);
+  using Edit = at::Tensor (*)(const at::Tensor&);
+  const auto check_with = [&](Edit edit, int only_rank) {
+    RunOptions broken;
+    broken.mutation = [=](int rank) -> TapMutation {
+      return [=](const Site& site, at::Tensor value) {
+        const bool is_it = site.kind == RecordKind::kActivationGrad &&
+                           site.name == "model.embed_tokens" &&
+                           (only_rank < 0 || rank == only_rank);
+        return is_it ? edit(value) : value;
+      };
+    };
+    return check(spec, broken);
+  };
+  const auto is_first = HasSubstr("first gradient at model.embed_tokens (step 0): ");
+
+  for (const Edit edit : {Edit([](const at::Tensor& t) { return -t; }),
+                          Edit([](const at::Tensor& t) { return t.flip({1}); }),
+                          Edit([](const at::Tensor& t) { return t.roll(1, 2); })}) {
+    const GoldenCheck wrong = check_with(edit, -1);
+
+    EXPECT_EQ(wrong.comparison.answer, GoldenAnswer::kRegression) << wrong.text;
+    EXPECT_THAT(wrong.text, AllOf(is_first, HasSubstr("projections")));
+  }
+  // An ulp on one of two copies: no tolerance sees it, and copies are equal on every machine.
+  const GoldenCheck apart = check_with([](const at::Tensor& t) { return t * (1 + 0x1p-22); }, 3);
+  EXPECT_EQ(apart.comparison.answer, GoldenAnswer::kRegression) << apart.text;
+  EXPECT_THAT(apart.text, AllOf(is_first, HasSubstr("copies: ranks 2 and 3")));
 }
 
 TEST_F(GoldenControls, AFaultIsRecordedButNotAccepted) {

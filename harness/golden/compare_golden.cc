@@ -18,10 +18,23 @@ namespace {
 std::string in_words(const GoldenDifference& d) {
   const std::string place =
       fmt::format("{}: {}: golden {}, here {}", d.line, d.what, d.golden, d.actual);
+  if (d.what == "projections" && std::isfinite(d.difference))
+    return fmt::format(
+        "{}: {}: {:.3g} from the golden's, and {:.3g} may be drift: elements have "
+        "other places, signs or values",
+        d.line, d.what, d.difference, d.drift);
   const auto golden = parse_hex(d.golden), actual = parse_hex(d.actual);
   if (d.what == "digest" || !golden.has_value() || !actual.has_value()) return place;
   return fmt::format("{} ({:.9g} and {:.9g}: {:.3e} apart, {:.3g} ulp; {:.3e} may be drift)", place,
                      *golden, *actual, d.difference, ulps_between(*golden, *actual), d.drift);
+}
+
+std::string without_projections_in_words(const Golden& golden, const GoldenComparison& comparison) {
+  if (comparison.without_projections == 0) return "";
+  return fmt::format(
+      "            weak  {} lines have a norm and no projections, so that elements in other places "
+      "would pass; record it anew: isoshard golden record {}\n",
+      comparison.without_projections, golden.name);
 }
 
 }  // namespace
@@ -95,10 +108,12 @@ std::string render(const Golden& golden, const Golden& actual, const GoldenCompa
     case GoldenAnswer::kDrift:
       return fmt::format(
           "DRIFT       {}: {} of {} lines differ, each within its recorded drift (at most {:.2g} "
-          "of it); this machine rounds differently\n"
-          "            {}\n            first {}\n",
+          "of it, and {:.2g} of what projections may differ by); this machine rounds "
+          "differently\n"
+          "            {}\n            first {}\n{}",
           golden.name, comparison.unequal_lines, comparison.lines, comparison.largest_share,
-          fingerprints, in_words(*comparison.first));
+          comparison.largest_projected, fingerprints, in_words(*comparison.first),
+          without_projections_in_words(golden, comparison));
     case GoldenAnswer::kRegression:
       break;
   }

@@ -20,7 +20,7 @@ enum class GoldenAnswer : std::uint8_t { kMatch, kDrift, kRegression };
 struct GoldenDifference {
   std::size_t index = 0;       ///< of the line
   std::string line;            ///< its name
-  std::string what;            ///< "loss", "digest", "the line"
+  std::string what;            ///< "loss", "digest", "projections", "the line"
   std::string golden, actual;  ///< hex floats or digests; "none" for what is missing
   double difference = 0;       ///< NaN for what has none
   double drift = 0;            ///< recorded for it
@@ -33,12 +33,17 @@ struct GoldenComparison {
   std::size_t unequal_lines = 0;  ///< of them
   /// The first that is wrong; of a drift the first that differs.
   std::optional<GoldenDifference> first;
-  double largest_share = 0;  ///< of what a number may drift; of a drift
+  double largest_share = 0;      ///< of what a number may drift; of a drift
+  double largest_projected = 0;  ///< the same of projections
+  /// Of the unequal lines with a digest, those that were judged by their numbers alone: the golden
+  /// has no projections of them.
+  std::size_t without_projections = 0;
 };
 
 /// Compares line by line, in order, up to the first that is wrong. Lines or numbers that only one
-/// has are a regression; so is a number that is NaN or infinite, even if the golden has the same,
-/// and zeros of another sign where machines round alike.
+/// has are a regression; so are ranks that were copies and are none, a tensor that no longer equals
+/// the one that it is a copy of, projections that are too far off, a number that is NaN or
+/// infinite, even if the golden has the same, and zeros of another sign where machines round alike.
 /// Requires   equal config, weights and inputs: see staleness.
 [[nodiscard]] GoldenComparison compare_golden(const Golden& golden, const Golden& actual);
 

@@ -22,7 +22,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Texts = std::map<std::string, std::string>;
 
-constexpr int kSchema = 1;
+// 1 had neither projections nor copies; its goldens are read.
+constexpr int kSchema = 2, kOldestSchema = 1;
 constexpr JsonLimits kLimits{
     .max_bytes = std::size_t{64} << 20, .max_depth = 16, .max_values = std::size_t{1} << 21};
 constexpr std::size_t kDigestDigits = 16, kShaDigits = 64;
@@ -31,10 +32,17 @@ Json line_json(const GoldenLine& line) {
   Json json;
   json["name"] = line.name;
   if (!line.digest.empty()) json["digest"] = line.digest;
+  if (!line.same_as.empty()) json["same_as"] = line.same_as;
+  if (!line.copies.empty()) json["copies"] = line.copies;
   if (line.numbers.empty()) return json;
   Json& numbers = json["numbers"] = Json::object();
   for (const GoldenNumber& number : line.numbers)
     numbers[number.name] = {to_hex(number.value), to_hex(number.drift)};
+  if (!line.projections.has_value()) return json;
+  Json steps = Json::array();
+  for (const double value : line.projections->values)
+    steps.push_back(static_cast<std::int64_t>(value / step_of(line.projections->allowed)));
+  json["projections"] = {to_hex(line.projections->allowed), std::move(steps)};
   return json;
 }
 
@@ -85,10 +93,43 @@ class Reader {
   const std::filesystem::path& origin_;
 };
 
+StoredProjections read_projections(const Reader& reader, const Json& json, const std::string& at) {
+  if (!json.is_array() || json.size() != 2 || !json[1].is_array() || json[1].size() != kProjections)
+    reader.refuse(fmt::format("{} must be what is allowed and {} whole numbers, got {}", at,
+                              kProjections, json.dump()));
+  StoredProjections read{{}, reader.number(json[0], at + "[0]")};
+  if (!(read.allowed > 0) || !std::isfinite(read.allowed))
+    reader.refuse(fmt::format("{}[0] must be finite and above 0, got {}", at, read.allowed));
+  for (std::size_t j = 0; j < kProjections; ++j) {
+    if (!json[1][j].is_number_integer())
+      reader.refuse(
+          fmt::format("{}[1][{}] must be a whole number, got {}", at, j, json[1][j].dump()));
+    read.values[j] = json[1][j].get<double>() * step_of(read.allowed);
+  }
+  return read;
+}
+
+/// What a line says of another one must fit it.
+void require_same_lines(const Reader& reader, const Golden& golden) {
+  std::map<std::string, std::string> digests;
+  for (const GoldenLine& line : golden.lines) {
+    const auto found = digests.find(line.same_as);
+    if (!line.same_as.empty() && (found == digests.end() || found->second != line.digest))
+      reader.refuse(
+          fmt::format("{}: same_as must name an earlier line with the same digest, got '{}'",
+                      line.name, line.same_as));
+    digests.emplace(line.name, line.digest);
+  }
+}
+
 GoldenLine read_line(const Reader& reader, const Json& json, const std::string& at) {
   GoldenLine line;
   line.name = reader.text(json, "name", at);
   if (json.contains("digest")) line.digest = reader.hex_digits(json, "digest", at, kDigestDigits);
+  if (json.contains("same_as")) line.same_as = reader.text(json, "same_as", at);
+  if (json.contains("copies")) line.copies = reader.text(json, "copies", at);
+  if (json.contains("projections"))
+    line.projections = read_projections(reader, json.at("projections"), at + ".projections");
   if (!json.contains("numbers")) {
     if (line.digest.empty()) reader.refuse(fmt::format("{} must have a digest or numbers", at));
     return line;
@@ -114,9 +155,9 @@ Golden golden_of(const Json& json, const std::filesystem::path& origin) {
   const Reader reader(origin);
   const std::string at = "the file";
   const Json& schema = reader.member(json, "schema", at);
-  if (schema != kSchema)
-    reader.refuse(fmt::format("the schema must be {}, which this program reads, got {}", kSchema,
-                              schema.dump()));
+  if (schema != kSchema && schema != kOldestSchema)
+    reader.refuse(fmt::format("the schema must be {} or {}, which this program reads, got {}",
+                              kOldestSchema, kSchema, schema.dump()));
   if (reader.text(json, "kind", at) != "golden") reader.refuse("is not a golden");
   Golden golden;
   golden.name = reader.text(json, "name", at);
@@ -143,6 +184,7 @@ Golden golden_of(const Json& json, const std::filesystem::path& origin) {
         fmt::format("count must be the number of lines, {}, got {}", lines.size(), count.dump()));
   for (std::size_t i = 0; i < lines.size(); ++i)
     golden.lines.push_back(read_line(reader, lines[i], fmt::format("lines[{}]", i)));
+  require_same_lines(reader, golden);
   return golden;
 }
 
@@ -161,6 +203,19 @@ std::string non_finite_number(const Golden& golden) {
       if (!std::isfinite(number.drift))
         return fmt::format("{} of {} may drift by {}", number.name, line.name, number.drift);
     }
+  }
+  return "";
+}
+
+std::string broken_copy(const std::string& golden, const std::string& actual) {
+  if (golden.empty()) return "";
+  if (golden.size() != actual.size())
+    return fmt::format("of {} ranks, here {}", golden.size(), actual.size());
+  for (std::size_t i = 0; i < golden.size(); ++i) {
+    if ((golden[i] == '-') != (actual[i] == '-'))
+      return fmt::format("rank {} holds it {}", i, golden[i] == '-' ? "here only" : "no more");
+    const std::size_t first = golden.find(golden[i]);
+    if (actual[first] != actual[i]) return fmt::format("ranks {} and {}", first, i);
   }
   return "";
 }

@@ -5,11 +5,13 @@
 #include <cstddef>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "harness/golden/build_info.h"
+#include "harness/golden/projections.h"
 
 namespace isoshard {
 
@@ -27,7 +29,20 @@ struct GoldenLine {
   std::string digest;  ///< of the tensor's bits, 16 hex digits; empty in a curve
   /// Beside a digest: looked at where that differs; none: it must be equal everywhere.
   std::vector<GoldenNumber> numbers;
+  /// Beside a digest and its numbers, of all ranks' elements. None in goldens of schema 1.
+  std::optional<StoredProjections> projections = {};
+  /// A letter for each rank, and ranks with equal bits have equal letters: "abab"; '-' for a rank
+  /// that holds nothing. Copies are equal on every machine. Empty where no two ranks are equal.
+  std::string copies = {};
+  /// The name of an earlier line that is the same tensor seen at another place: it has the same
+  /// bits on every machine. Empty if there is none.
+  std::string same_as = {};
 };
+
+/// The first two ranks that have equal letters in `golden` and not in `actual`, or a rank that
+/// holds the tensor in one of them only, in words; empty if there is none. Of an empty `golden`
+/// nothing is asked.
+[[nodiscard]] std::string broken_copy(const std::string& golden, const std::string& actual);
 
 /// Whether the run agreed with its reference when it was recorded.
 struct GoldenParity {

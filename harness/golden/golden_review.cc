@@ -50,10 +50,12 @@ class Changes {
     if (!added.empty()) words_ += fmt::format("  added    {}\n", fmt::join(added, ", "));
   }
   [[nodiscard]] std::string text() const {
-    if (lines_ == 0 && words_.empty()) return "  change   none: every bit is equal\n";
+    if (lines_ == 0 && words_.empty() && projected_ == 0)
+      return "  change   none: every bit is equal\n";
     std::string text = words_;
     text += lines_ > 0 ? fmt::format("  change   {} lines differ; first {}\n", lines_, first_)
                        : "  change   of the other lines none\n";
+    if (projected_ > 0) text += fmt::format("  added    projections of {} lines\n", projected_);
     if (!largest_words_.empty())
       text += fmt::format("           largest of a number: {}\n", largest_words_);
     return text;
@@ -80,12 +82,13 @@ class Changes {
       largest_words_ = words;
     }
     lines_ += differs ? 1 : 0;
+    projected_ += !old.projections.has_value() && pending.projections.has_value() ? 1 : 0;
   }
   void note(const std::string& words) {
     if (first_.empty()) first_ = words;
   }
 
-  std::size_t lines_ = 0;
+  std::size_t lines_ = 0, projected_ = 0;
   std::string words_, first_, largest_words_;
   double largest_ = 0;
 };

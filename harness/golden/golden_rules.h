@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,20 @@ struct GoldenRules {
   }
   /// A number may differ only where machines round differently, and there only within its drift.
   static bool may_differ(bool rounds_alike, bool within) { return !rounds_alike && within; }
+  /// Where the golden has projections the run must have them, near enough. A NaN is not.
+  static bool projections_within(const std::optional<StoredProjections>& golden,
+                                 const std::optional<StoredProjections>& actual) {
+    return !golden.has_value() ||
+           (actual.has_value() && distance_of(golden->values, actual->values) <= golden->allowed);
+  }
+  /// Ranks that are copies in the golden are copies on every machine.
+  static bool keeps_copies(const std::string& golden, const std::string& actual) {
+    return broken_copy(golden, actual).empty();
+  }
+  /// The digests of two lines of the run that are one tensor in the golden.
+  static bool same_tensor(const std::string& first, const std::string& again) {
+    return first == again;
+  }
   /// Digests have no distance: the numbers beside one are judged for it.
   static bool digest_may_differ(bool rounds_alike, bool has_numbers) {
     return !rounds_alike && has_numbers;
@@ -88,6 +103,8 @@ class GoldenComparer {
       note(false, "the line", golden.name, actual.name, kNoDistance, 0);
       return;
     }
+    compare_copies(golden, actual);
+    if (is_wrong_) return;
     if (Rules::digest_vouches(golden.digest) && Rules::same_digest(golden.digest, actual.digest))
       return;
     if (!Rules::same_digest(golden.digest, actual.digest)) {
@@ -102,6 +119,42 @@ class GoldenComparer {
         note(false, "the number", name_of_number(golden.numbers, i),
              name_of_number(actual.numbers, i), kNoDistance, 0);
       }
+    }
+    if (!is_wrong_) compare_projections(golden, actual);
+  }
+
+  /// What is equal within the run on every machine, whatever its bits are.
+  void compare_copies(const GoldenLine& golden, const GoldenLine& actual) {
+    if (!Rules::keeps_copies(golden.copies, actual.copies))
+      note(false, "copies: " + broken_copy(golden.copies, actual.copies), golden.copies,
+           actual.copies.empty() ? "no two equal" : actual.copies, kNoDistance, 0);
+    if (golden.same_as.empty() || is_wrong_) return;
+    for (std::size_t i = 0; i < index_; ++i) {
+      if (golden_.lines[i].name != golden.same_as) continue;
+      if (!Rules::same_tensor(actual_.lines[i].digest, actual.digest))
+        note(false, "the same tensor as " + golden.same_as, "equal digests",
+             actual_.lines[i].digest + " and " + actual.digest, kNoDistance, 0);
+      return;
+    }
+  }
+
+  void compare_projections(const GoldenLine& golden, const GoldenLine& actual) {
+    if (!golden.projections.has_value()) {
+      const bool may_hide =
+          !golden.digest.empty() && !golden.numbers.empty() && golden.numbers.front().value != 0;
+      result_.without_projections += may_hide ? 1 : 0;
+      return;
+    }
+    const bool has = actual.projections.has_value();
+    const double allowed = golden.projections->allowed,
+                 distance =
+                     has ? distance_of(golden.projections->values, actual.projections->values)
+                         : kNoDistance;
+    if (!Rules::projections_within(golden.projections, actual.projections)) {
+      note(false, "projections", "as recorded", has ? "too far from them" : "none", distance,
+           allowed);
+    } else {
+      result_.largest_projected = std::max(result_.largest_projected, distance / allowed);
     }
   }
 

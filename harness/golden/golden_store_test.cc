@@ -134,7 +134,7 @@ TEST_F(GoldenStoreFolder, FewerStepsThanItsCountAreRefused) {
   write_file_atomically(path("manifest.json"), manifest.dump());
   write_file_atomically(path("curve_x.json"), text);
 
-  EXPECT_THAT(refusal_to_read(), AllOf(HasSubstr("count must be the number of lines, 2, got 3"),
+  EXPECT_THAT(refusal_to_read(), AllOf(HasSubstr("count must be the number of lines, 2, got 4"),
                                        HasSubstr("isoshard golden record")));
 }
 
@@ -263,7 +263,7 @@ TEST_F(GoldenAcceptance, ReviewPairsLinesByName) {
   pending.lines.insert(pending.lines.begin() + 1, {"learning rate", "0000000000000002", {}});
   pending.lines.pop_back();
   EXPECT_THAT(review_text(AcceptedGolden{test_golden(), entry}, pending),
-              AllOf(HasSubstr("gone     step 2\n"), HasSubstr("added    learning rate\n"),
+              AllOf(HasSubstr("gone     step 2 again\n"), HasSubstr("added    learning rate\n"),
                     HasSubstr("of the other lines none")));
 }
 

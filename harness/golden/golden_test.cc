@@ -52,6 +52,12 @@ TEST(GoldenFile, HoldsEveryBit) {
       EXPECT_EQ(to_hex(read.lines[i].numbers[j].drift), to_hex(golden.lines[i].numbers[j].drift));
     }
   }
+  ASSERT_TRUE(read.lines[2].projections.has_value());
+  EXPECT_EQ(read.lines[2].projections->values, golden.lines[2].projections->values);
+  EXPECT_EQ(read.lines[2].projections->allowed, golden.lines[2].projections->allowed);
+  EXPECT_EQ(read.lines[2].copies, "ab-a");
+  EXPECT_EQ(read.lines[3].same_as, "step 2");
+  EXPECT_FALSE(read.lines[1].projections.has_value());
   EXPECT_EQ(read.config, golden.config);
   EXPECT_EQ(read.fingerprint, golden.fingerprint);
 }
@@ -65,10 +71,26 @@ TEST(GoldenFile, HasOneLineOfTextForEachOfItsLines) {
 
 TEST(GoldenFile, RefusesFewerAndMoreLinesThanItsCount) {
   EXPECT_THAT(refusal([](json& j) { j["lines"].erase(1); }),
-              AllOf(HasSubstr("x.json"), HasSubstr("count must be the number of lines, 2, got 3")));
+              AllOf(HasSubstr("x.json"), HasSubstr("count must be the number of lines, 3, got 4")));
   EXPECT_THAT(refusal([](json& j) { j["lines"].push_back(j["lines"][0]); }),
-              HasSubstr("count must be the number of lines, 4, got 3"));
+              HasSubstr("count must be the number of lines, 5, got 4"));
   EXPECT_THAT(refusal([](json& j) { j["lines"] = json::array(); }), HasSubstr("has no lines"));
+}
+
+TEST(GoldenFile, OfTheFirstSchemaIsReadAndHasNoProjections) {
+  json old = json::parse(golden_text(test_golden()));
+  old["schema"] = 1;
+  for (json& line : old["lines"]) {
+    for (const char* added : {"projections", "copies", "same_as"}) line.erase(added);
+  }
+
+  const Golden read = parse_golden(old.dump(), "x.json");
+
+  ASSERT_EQ(read.lines.size(), 4U);
+  for (const GoldenLine& line : read.lines) {
+    EXPECT_FALSE(line.projections.has_value());
+    EXPECT_EQ(line.copies + line.same_as, "");
+  }
 }
 
 TEST(GoldenFile, RefusesAConfigThatIsNotOfItsHash) {
@@ -77,8 +99,8 @@ TEST(GoldenFile, RefusesAConfigThatIsNotOfItsHash) {
 }
 
 TEST(GoldenFile, RefusesWhatIsNoGolden) {
-  EXPECT_THAT(refusal([](json& j) { j["schema"] = 2; }),
-              HasSubstr("schema must be 1, which this program reads, got 2"));
+  EXPECT_THAT(refusal([](json& j) { j["schema"] = 3; }),
+              HasSubstr("schema must be 1 or 2, which this program reads, got 3"));
   EXPECT_THAT(refusal([](json& j) { j["kind"] = "curve"; }), HasSubstr("is not a golden"));
   EXPECT_THAT(refusal([](json& j) { j.erase("weights_sha256"); }),
               HasSubstr("has no \"weights_sha256\""));
@@ -97,6 +119,18 @@ TEST(GoldenFile, RefusesWhatIsNoGolden) {
               HasSubstr("drift must be at least 0"));
   EXPECT_THAT(refusal([](json& j) { j["lines"][0].erase("digest"); }),
               HasSubstr("must have a digest or numbers"));
+  const auto projections = [](json& j) -> json& { return j["lines"][2]["projections"]; };
+  EXPECT_THAT(refusal([&](json& j) { projections(j)[1].erase(0); }),
+              HasSubstr("must be what is allowed and 8 whole numbers"));
+  EXPECT_THAT(refusal([&](json& j) { projections(j)[1][3] = 0.5; }),
+              HasSubstr("[1][3] must be a whole number, got 0.5"));
+  for (const char* allowed : {"0x0.0p+0", "-0x1.0p+0", "inf", "nan"})
+    EXPECT_THAT(refusal([&](json& j) { projections(j)[0] = allowed; }),
+                HasSubstr("must be finite and above 0"));
+  EXPECT_THAT(refusal([](json& j) { j["lines"][3]["same_as"] = "step 3"; }),
+              HasSubstr("same_as must name an earlier line with the same digest, got 'step 3'"));
+  EXPECT_THAT(refusal([](json& j) { j["lines"][3]["digest"] = "00000000000000fe"; }),
+              HasSubstr("same_as must name"));
   EXPECT_THROW((void)parse_golden("[1, 2", "x.json"), GoldenError);
   EXPECT_THROW((void)parse_golden("", "x.json"), GoldenError);
 }

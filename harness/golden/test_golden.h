@@ -22,6 +22,12 @@ inline Golden test_golden(std::string name = "curve_x") {
   golden.lines = {{"data ids", "0000000000000001", {}},
                   {"step 1", "", {{"loss", 0x1.0000000000001p+1, 0x1p-20}, {"accuracy", -0.0, 0}}},
                   {"step 2", "00000000000000ff", {{"norm", 0x0.0000000000001p-1022, 0x1p-1022}}}};
+  golden.lines[2].projections =
+      stored({1, -2.5, 3, 1e6, -1e6, 0, -0.0, 0x1.123456789abcdp+3}, 0x1.8p-12);
+  golden.lines[2].copies = "ab-a";
+  golden.lines.push_back(golden.lines[2]);
+  golden.lines[3].name = "step 2 again";
+  golden.lines[3].same_as = "step 2";
   return golden;
 }
 

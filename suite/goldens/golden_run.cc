@@ -21,12 +21,12 @@
 #include "fixtures/oracle/arithmetic_digest.h"
 #include "harness/bundle/run_settings.h"
 #include "harness/judge/judge.h"
-#include "harness/trace/clipped.h"
 #include "harness/world/forked/forked_world.h"
 #include "harness/world/machine.h"
 #include "subjects/model/config/builtin.h"
 #include "subjects/model/model.h"
 #include "subjects/registry/subject_spec.h"
+#include "suite/goldens/step_lines.h"
 #include "suite/record/job_rounding.h"
 #include "suite/reference/reference.h"
 #include "suite/train/judge_training.h"
@@ -107,19 +107,6 @@ void add_drift(std::vector<GoldenLine>& lines, const Curve& reference, const Cur
   }
 }
 
-/// Of the bits of all ranks' parts, rank by rank.
-std::string digest_of_tensor(const Trace& trace, const RecordKey& key) {
-  std::vector<std::uint64_t> digests;
-  for (const RankTrace& rank : trace.ranks) {
-    const Record* const record = rank.find(key);
-    if (record == nullptr) continue;
-    digests.push_back(static_cast<std::uint64_t>(rank.rank));
-    for (const PartStats& part : record->parts) digests.push_back(part.digest);
-  }
-  const auto bytes = std::as_bytes(std::span(digests));
-  return digest_text(digest_of(bytes.data(), bytes.size()));
-}
-
 /// A run of one step with what the judge said of it.
 struct StepRun {
   Trace trace;
@@ -130,33 +117,11 @@ StepRun run_step_golden(const GoldenSpec& spec, const RunOptions& run, int respo
   ReferenceOptions options;
   options.responses = responses;
   const Reference reference = make_reference(spec.item, options);
-  StepRun step{run_case(spec.item, reference, run), {}};
+  RunOptions keeping = run;
+  keeping.keep = Keep::kEverything;  // projections are sums over all elements
+  StepRun step{run_case(spec.item, reference, keeping), {}};
   step.verdict = judge(reference, step.trace, policy_of(spec.item));
   return step;
-}
-
-/// Goldens hold what a step computes. What follows from that is judged in every run: gradients as
-/// they are stepped with and between micro-batches, counters, the loss once more.
-bool is_stored(const TensorComparison& tensor) {
-  return !is_gradient_besides(tensor.key) && tensor.stage != Stage::kProgress &&
-         tensor.key.name != "loss_backward";
-}
-
-std::vector<GoldenLine> lines_of(const StepRun& run) {
-  std::vector<GoldenLine> lines;
-  for (const TensorComparison& tensor : run.verdict.tensors) {
-    if (!is_stored(tensor)) continue;
-    GoldenLine line{describe(tensor.key), digest_of_tensor(run.trace, tensor.key), {}};
-    const bool no_number = tensor.stats.nan_actual + tensor.stats.inf_actual > 0;
-    const double norm = no_number ? std::numeric_limits<double>::quiet_NaN()
-                                  : std::sqrt(tensor.stats.sum_sq_actual);
-    // The norms of two tensors differ by no more than the norm of their difference.
-    const double drift =
-        tensor.insensitive ? tensor.allowed_absolute : tensor.allowed_relative_error * norm;
-    if (tensor.level != Level::kExact || no_number) line.numbers.push_back({"norm", norm, drift});
-    lines.push_back(std::move(line));
-  }
-  return lines;
 }
 
 /// Whether a run agrees with its reference, and in words why not.
@@ -206,7 +171,8 @@ Golden run_golden(const GoldenSpec& spec, const RunOptions& run) {
     options.run = run;
     golden.lines = lines_of(train_case(spec.item, options).curve);
   } else {
-    golden.lines = lines_of(run_step_golden(spec, run, 0));
+    const StepRun step = run_step_golden(spec, run, 0);
+    golden.lines = lines_of_step(step.verdict, step.trace);
   }
   return golden;
 }
@@ -265,13 +231,18 @@ Golden GoldenRecorder::record(const GoldenSpec& spec) {
     return golden;
   }
   const StepRun run = run_step_golden(spec, run_, 3);
-  golden.lines = lines_of(run);
+  golden.lines = lines_of_step(run.verdict, run.trace);
+  for (GoldenLine& line : golden.lines) {
+    if (line.projections.has_value())
+      line.projections = stored(line.projections->values, line.projections->allowed);
+  }
   golden.parity = {run.verdict.status == Status::kConforms,
                    fmt::format("against one process: {}", run.verdict.reason)};
   golden.drift_rule = spec.kind == GoldenKind::kLattice
                           ? "none: every value is exactly representable, on every machine"
-                          : "the norm of a tensor: what the tensor may be off from its reference; "
-                            "ids, masks and weights as read: none";
+                          : "the norm of a tensor: what the tensor may be off from its reference, "
+                            "its projections 8 times that over all ranks; ids, masks, weights as "
+                            "read and the embedding: none";
   return golden;
 }
 
