@@ -92,6 +92,27 @@ void add_steps(const BenchResult& result, Lines& lines) {
   }
 }
 
+std::string utilization_in_words(const std::optional<double>& share) {
+  return share.has_value() ? fmt::format("{:.1f} %", kPercent * *share) : "unknown";
+}
+
+void add_utilization(const BenchSummary& s, const GemmCeiling& ceiling, Lines& lines) {
+  lines.push_back(fmt::format("{:.3f} GFLOP a step: {} of the {:.1f} GFLOP/s of products",
+                              s.model_flops / 1e9, utilization_in_words(s.model_utilization),
+                              ceiling.flops_per_second / 1e9));
+  lines.push_back(
+      fmt::format("  (square ones of {} beside the steps, on as many ranks and {} threads)",
+                  ceiling.size, ceiling.threads));
+  if (s.hardware_flops > s.model_flops)
+    lines.push_back(fmt::format("  with what is computed again {}",
+                                utilization_in_words(s.hardware_utilization)));
+  if (s.model_utilization.has_value()) return;
+  lines.push_back(
+      fmt::format("  steps reached {:.1f} GFLOP/s, more than products did: the machine was busy",
+                  s.model_flops / s.mean_s / 1e9));
+  lines.emplace_back("  when these were timed, so run it again with more steps");
+}
+
 void add_parts(const StepTimes& times, Lines& lines) {
   const auto row = [&](const char* name, StepPart part) {
     lines.push_back(fmt::format("  {:<14} {:>10.3f} ms {:>6.1f} %", name,
@@ -112,10 +133,10 @@ void add_collectives(const BenchRun& run, Lines& lines) {
   const std::vector<PurposeRow> rows = purpose_rows(run);
   if (rows.empty() || run.ranks.size() == 1) return;
   lines.emplace_back("collectives of a step");
-  lines.push_back(fmt::format("  {:<26} {:>12} {:>16} {:>12}", "purpose", "calls a rank",
+  lines.push_back(fmt::format("  {:<24} {:>12} {:>16} {:>10}", "purpose", "calls a rank",
                               "bytes, all ranks", "ms a rank"));
   for (const PurposeRow& row : rows)
-    lines.push_back(fmt::format("  {:<26} {:>12.1f} {:>16} {:>12.3f}", row.purpose,
+    lines.push_back(fmt::format("  {:<24} {:>12.1f} {:>16} {:>10.3f}", row.purpose,
                                 row.calls_per_rank, bytes_in_words(row.bytes),
                                 kMillisecondsPerSecond * row.seconds_per_rank));
 }
@@ -194,19 +215,13 @@ Lines result_lines(const BenchResult& result) {
   lines.push_back(
       fmt::format("{:.1f} tokens/s and {:.3f} samples/s of the global batch; final loss {:.4f}",
                   s.tokens_per_second, s.samples_per_second, s.final_loss));
-  lines.push_back(fmt::format(
-      "{:.3f} GFLOP a step: {:.1f} % of the {:.1f} GFLOP/s that products reach here ({} threads, "
-      "size {})",
-      s.model_flops / 1e9, kPercent * s.model_utilization, result.ceiling.flops_per_second / 1e9,
-      result.ceiling.threads, result.ceiling.size));
-  if (s.hardware_flops > s.model_flops)
-    lines.push_back(
-        fmt::format("  with what is computed again {:.1f} %", kPercent * s.hardware_utilization));
+  add_utilization(s, result.ceiling, lines);
   add_parts(s.times, lines);
   if (result.runs.back().ranks.size() > 1)
-    lines.push_back(fmt::format(
-        "  {:.1f} % of communication is issued during backward; shm hides none, as its calls block",
-        kPercent * s.in_backward_share));
+    lines.push_back(
+        fmt::format("  {:.1f} % of communication is issued during backward; {:.1f} % is hidden{}",
+                    kPercent * s.in_backward_share, kPercent * s.hidden_share,
+                    s.hidden_share > 0 ? "" : ", as collectives of shm block"));
   add_collectives(result.runs.back(), lines);
   lines.push_back(fmt::format("memory: at most {} of tensors a rank, {} on all ranks; resident {}",
                               gib_in_words(s.peak_gb), gib_in_words(s.peak_all_gb),

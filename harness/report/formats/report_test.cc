@@ -51,7 +51,7 @@ TEST(Report, ShowsLossesNormsGradientsAndOneVerdictLineLast) {
 
   EXPECT_THAT(text, AllOf(HasSubstr("case  synthetic  (dp 2)"),
                           HasSubstr("data ids              1 tensors, all equal"),
-                          HasSubstr("loss_per_dp_rank[0]   reference 5.5            actual 5.5"),
+                          HasSubstr("loss_per_dp_rank[0]   reference 5.5, actual 5.5 (rel. 0.00e+00)"),
                           HasSubstr("loss_per_dp_rank[1]   reference 5.25"),
                           HasSubstr("model.layers.0.mlp "),
                           HasSubstr("gradients             1 tensors, all equal"),
