@@ -68,7 +68,7 @@ int run_one(const ParsedOptions& options) {
 }
 
 int run_bench_command(const ParsedOptions& options) {
-  refuse_several_processes();
+  refuse_several_processes("bench");
   const std::string action =
       options.given("action") ? options.get<std::string>("action") : std::string("run");
   if (action == "run") return run_one(options);

@@ -247,6 +247,17 @@ TEST(BenchCommand, RefusesWhatTheToolHasAndACpuHasNot) {
   EXPECT_THAT(world.error, HasSubstr("dp_size x tp_size must be the number of processes"));
 }
 
+TEST(BenchCommand, RefusesToBeStartedByMpirunAndSaysWhatToDo) {
+  const TestFolder folder;
+
+  const ChildResult result = malformed::run_isoshard(
+      folder.path(), tiny_bench("ddp"), [] { ::setenv("OMPI_COMM_WORLD_SIZE", "2", 1); });
+
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.error,
+              HasSubstr("isoshard bench forks its ranks and has no --attach: start one process"));
+}
+
 TEST(BenchCommand, PlansWithoutRunning) {
   const TestFolder folder;
 
