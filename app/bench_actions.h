@@ -15,8 +15,11 @@ class BenchOutput {
  public:
   /// Errors   as ReportFile.
   explicit BenchOutput(const ParsedOptions& options) : options_(options), file_(options) {}
-  void show(const Lines& lines, bool is_gated) { show(text_of(lines, is_gated)); }
-  void show(const std::string& text);
+  /// What --quiet leaves out.
+  void show(const Lines& lines, bool is_gated);
+  /// What is printed always.
+  void conclude(const Lines& lines, bool is_gated) { conclude(text_of(lines, is_gated)); }
+  void conclude(const std::string& text);
   /// Writes the page. Returns the code.
   /// `json`   as ReportBenchmark.   Errors   as write_file_atomically.
   int finish(const std::string& name, const std::string& status, int code,

@@ -64,6 +64,7 @@ int run_one(const ParsedOptions& options) {
   const std::string json = bench_json(result).dump(1) + "\n";
   write_file_atomically(file, json);
   printer.show({fmt::format("wrote {}", file.string())});
+  if (is_quiet()) output.conclude(speed_lines(result), plan.is_gated);
   return output.finish(name, "measured", kExitConforms, json);
 }
 
@@ -81,7 +82,13 @@ int run_bench_command(const ParsedOptions& options) {
 
 }  // namespace
 
-void BenchOutput::show(const std::string& text) {
+void BenchOutput::show(const Lines& lines, bool is_gated) {
+  const std::string text = text_of(lines, is_gated);
+  if (!is_quiet()) print(text);
+  text_ += text;
+}
+
+void BenchOutput::conclude(const std::string& text) {
   print(text);
   text_ += text;
 }
@@ -97,7 +104,7 @@ int BenchOutput::finish(const std::string& name, const std::string& status, int 
 }
 
 int BenchOutput::finish_at_gate(const std::string& name, const GateResult& gate) {
-  show(gate.text);
+  conclude(gate.text);
   return finish(name, "does not conform", gate.exit_code);
 }
 

@@ -197,6 +197,16 @@ TEST(BenchCommand, SaysUngatedInEveryLineAndOnlyThen) {
   EXPECT_THAT(trusted.output, Not(HasSubstr("ungated")));
 }
 
+TEST(BenchCommand, SaysTheSpeedAloneWhenQuiet) {
+  const TestFolder folder;
+
+  const ChildResult result = run_bench_in(folder, tiny_bench("autotp", {"--ungated", "--quiet"}));
+
+  ASSERT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_THAT(result.output,
+              testing::MatchesRegex("\\[ungated\\] autotp .*: median .* ms a step, .* tokens/s\n"));
+}
+
 TEST(BenchCommand, JudgesATwinOnceAndRemembersIt) {
   const TestFolder folder;
   const ChildResult first = run_bench_in(folder, tiny_bench("autotp"));

@@ -141,11 +141,11 @@ int compare_pairs(const ComparedSide& a, const ComparedSide& b, const ParsedOpti
     if (gate->state == GateState::kFails) return output.finish_at_gate(title, *gate);
   const RatioInterval interval = ratio_of_pairs(runs.a, runs.b, confidence);
   output.show(runs_table(runs), is_gated);
-  output.show({interval_in_words(interval),
-               interval.verdict() == PairedVerdict::kNotTold
-                   ? std::string("A and B are not told apart: more --pairs narrow the interval")
-                   : fmt::format("B is {} than A", name_of(interval.verdict()))},
-              is_gated);
+  output.conclude({interval_in_words(interval),
+                   interval.verdict() == PairedVerdict::kNotTold
+                       ? std::string("A and B are not told apart: more --pairs narrow the interval")
+                       : fmt::format("B is {} than A", name_of(interval.verdict()))},
+                  is_gated);
   const BenchJson result = {{"a", bench_config_json(a.plan)},
                             {"b", bench_config_json(b.plan)},
                             {"seconds_per_token_a", runs.a},
@@ -209,11 +209,11 @@ int compare_with_stored(const ComparedSide& side, const std::string& path,
               plan.is_gated);
   const bool is_slower = interval.low > 1 + allowed;
   if (is_slower && ceiling < kSlowerMachine) {
-    output.show({"the machine itself is slower than then, so this says nothing: run it again"},
-                plan.is_gated);
+    output.conclude({"the machine itself is slower than then, so this says nothing: run it again"},
+                    plan.is_gated);
     return output.finish(name, "unclear", kExitInfrastructure);
   }
-  output.show(
+  output.conclude(
       {is_slower ? fmt::format("REGRESSION: slower by more than the {:g} % allowed", 100 * allowed)
                  : fmt::format("no regression beyond {:g} % is shown", 100 * allowed)},
       plan.is_gated);

@@ -270,8 +270,8 @@ int bench_memory_plan(const ParsedOptions& options) {
   for (const std::string& line : request.refused)
     output.show({"not possible: " + line}, /*is_gated=*/true);
   const auto fitting = std::ranges::count_if(request.plans, fits);
-  output.show({fmt::format("{} of {} configurations fit", fitting, request.plans.size())},
-              /*is_gated=*/true);
+  output.conclude({fmt::format("{} of {} configurations fit", fitting, request.plans.size())},
+                  /*is_gated=*/true);
   return output.finish("plan of " + options.get<std::string>("model"), "measured",
                        fitting > 0 ? kExitConforms : kExitDiverges);
 }
@@ -324,6 +324,11 @@ int bench_sweep(const ParsedOptions& options) {
     rows.push_back(std::move(row));
   }
   for (const std::string& line : request.refused) output.show({"not possible: " + line}, is_gated);
+  output.conclude(
+      {fmt::format("{} configurations, {}: {}", rows.size(),
+                   code == kExitConforms ? "none was refused by its gate" : "some do not conform",
+                   (folder_path / "sweep.json").string())},
+      is_gated);
   write_file_atomically(
       folder_path / "sweep.json",
       BenchJson{{"runs", std::move(rows)}, {"machine", machine_json()}}.dump(1) + "\n");

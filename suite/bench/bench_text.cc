@@ -229,6 +229,13 @@ Lines result_lines(const BenchResult& result) {
   return lines;
 }
 
+Lines speed_lines(const BenchResult& result) {
+  const BenchSummary s = summary_of(result);
+  return {fmt::format("{} {}: median {:.3f} ms a step, {:.1f} tokens/s", result.plan.impl,
+                      result.plan.item.slug(), kMillisecondsPerSecond * s.p50_s,
+                      s.tokens_per_second)};
+}
+
 std::string text_of(const Lines& lines, bool is_gated) {
   std::string text;
   for (const std::string& line : lines)
