@@ -52,7 +52,7 @@ ROWS = {
         False,
         1,
     ),
-    "autotp dp 2, ZeRO 1": (
+    "autotp dp 2 ZeRO 1": (
         "--impl autotp --dp 2 --zero-stage 1 --no_vocab_parallel",
         "deepspeed_zero1",
         "DeepSpeed ZeRO 1",
@@ -60,7 +60,7 @@ ROWS = {
         True,
         1,
     ),
-    "autotp dp 2, ZeRO 2": (
+    "autotp dp 2 ZeRO 2": (
         "--impl autotp --dp 2 --zero-stage 2 --no_vocab_parallel",
         "deepspeed_zero2",
         "DeepSpeed ZeRO 2",
@@ -71,7 +71,7 @@ ROWS = {
     "megatron tp 2": ("--impl megatron --tp 2", "dtensor_tp", "DTensor TP", 2, False, 1),
     "nd dp 2": ("--impl nd --dp 2", "fsdp2", "FSDP2", 2, True, 1),
     "nd tp 2": ("--impl nd --tp 2", "dtensor_tp", "DTensor TP", 2, False, 1),
-    "nd pp 2, 1F1B": (
+    "nd pp 2 1F1B": (
         "--impl nd --pp 2 --gradient_accumulation_steps 4",
         "pipeline",
         "pipelining 1F1B",
