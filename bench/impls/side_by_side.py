@@ -113,6 +113,7 @@ def config_of(size: str) -> dict:
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
+        "initializer_range": 0.02,
     }
 
 
