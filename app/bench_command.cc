@@ -13,7 +13,9 @@
 #include "harness/cli/output.h"
 #include "harness/cli/output_folder.h"
 #include "harness/cli/progress.h"
+#include "harness/cli/provenance.h"
 #include "harness/verdict/exit_code.h"
+#include "harness/world/machine.h"
 #include "suite/bench/bench_json.h"
 #include "suite/bench/bench_text.h"
 
@@ -23,7 +25,8 @@ namespace {
 /// Prints what happens while a plan is carried out.
 class BenchPrinter {
  public:
-  BenchPrinter(const BenchPlan& plan, Progress& progress) : plan_(plan), progress_(progress) {}
+  BenchPrinter(const BenchPlan& plan, Progress& progress, BenchOutput& output)
+      : plan_(plan), progress_(progress), output_(output) {}
   [[nodiscard]] BenchListener listener() {
     return {.on_start = [this](const std::string& what) { progress_.show(what); },
             .on_gate = [this](const GateResult& gate) { show(gate_lines(gate)); },
@@ -34,12 +37,13 @@ class BenchPrinter {
   }
   void show(const Lines& lines) {
     progress_.clear();
-    print(text_of(lines, plan_.is_gated));
+    output_.show(lines, plan_.is_gated);
   }
 
  private:
   const BenchPlan& plan_;
   Progress& progress_;
+  BenchOutput& output_;
 };
 
 int run_one(const ParsedOptions& options) {
@@ -48,23 +52,24 @@ int run_one(const ParsedOptions& options) {
   const std::filesystem::path file = plan.output_dir / results_file_name(plan);
   require_output_file(file, "--output-dir");
   const OutputFolder folder(plan.output_dir, "--output-dir");
-  Progress progress(2 + plan.repeat);
-  BenchPrinter printer(plan, progress);
+  BenchOutput output(options);
+  Progress progress(1 + plan.repeat);
+  BenchPrinter printer(plan, progress, output);
   printer.show(plan_lines(plan));
   printer.show(mesh_lines(plan.item));
   const BenchResult result = bench(plan, printer.listener());
-  if (result.gate.state == GateState::kFails) {
-    print(result.gate.text);
-    return result.gate.exit_code;
-  }
+  const std::string name = plan.item.slug();
+  if (result.gate.state == GateState::kFails) return output.finish_at_gate(name, result.gate);
   printer.show(result_lines(result));
-  write_file_atomically(file, bench_json(result).dump(1) + "\n");
+  const std::string json = bench_json(result).dump(1) + "\n";
+  write_file_atomically(file, json);
   printer.show({fmt::format("wrote {}", file.string())});
-  return kExitConforms;
+  if (is_quiet()) output.conclude(speed_lines(result), plan.is_gated);
+  return output.finish(name, "measured", kExitConforms, json);
 }
 
 int run_bench_command(const ParsedOptions& options) {
-  refuse_several_processes();
+  refuse_several_processes("bench");
   const std::string action =
       options.given("action") ? options.get<std::string>("action") : std::string("run");
   if (action == "run") return run_one(options);
@@ -76,6 +81,32 @@ int run_bench_command(const ParsedOptions& options) {
 }
 
 }  // namespace
+
+void BenchOutput::show(const Lines& lines, bool is_gated) {
+  const std::string text = text_of(lines, is_gated);
+  if (!is_quiet()) print(text);
+  text_ += text;
+}
+
+void BenchOutput::conclude(const std::string& text) {
+  print(text);
+  text_ += text;
+}
+
+int BenchOutput::finish(const std::string& name, const std::string& status, int code,
+                        const std::string& json) const {
+  Report report;
+  report.add(ReportBenchmark{name, status, text_, json}, code);
+  report.environment = settings_in_environment();
+  report.provenance = provenance_of(options_);
+  file_.write(report, {});
+  return code;
+}
+
+int BenchOutput::finish_at_gate(const std::string& name, const GateResult& gate) {
+  conclude(gate.text);
+  return finish(name, "does not conform", gate.exit_code);
+}
 
 Command bench_command() {
   return {"bench",

@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -55,12 +57,12 @@ Schema bench_schema() {
 
 TEST(BenchCommand, WritesTheFileOfTheToolWithItsFieldsForBothMatchedCommands) {
   const TestFolder folder;
-  for (const char* const impl : {"autotp", "fsdp_dtensor"}) {
-    const ChildResult result = run_bench_in(folder, tiny_bench(impl, {"--ungated"}));
+  for (const std::string impl : {"autotp", "fsdp_dtensor"}) {
+    const ChildResult result =
+        run_bench_in(folder, tiny_bench(impl, {"--ungated", "--report", impl + ".json"}));
 
     ASSERT_EQ(result.exit_code, 0) << result.output << result.error;
-    const fs::path file =
-        folder.path() / "results" / (std::string("results_") + impl + "_tp2_dp2.json");
+    const fs::path file = folder.path() / "results" / ("results_" + impl + "_tp2_dp2.json");
     ASSERT_TRUE(fs::exists(file));
     const json results = read_results(file);
     EXPECT_THAT(bench_schema().problem(results), IsEmpty());
@@ -68,7 +70,71 @@ TEST(BenchCommand, WritesTheFileOfTheToolWithItsFieldsForBothMatchedCommands) {
     EXPECT_EQ(results["summary"]["num_steps"], 2);
     EXPECT_EQ(results["steps"][0]["step"], 1) << "the warm-up is not there";
     EXPECT_EQ(results["ranks"].size(), 4U);
+    EXPECT_EQ(results["summary"]["overlap"]["hidden_share"], 0) << "collectives of shm block";
+    const json report = read_results(folder.path() / (impl + ".json"));
+    EXPECT_THAT(
+        Schema(read_results(fs::path(ISOSHARD_DOCS_DIR) / "report.schema.json")).problem(report),
+        IsEmpty());
+    ASSERT_EQ(report["benchmarks"].size(), 1U);
+    EXPECT_EQ(report["benchmarks"][0]["status"], "measured");
+    EXPECT_EQ(report["benchmarks"][0]["result"], results);
   }
+}
+
+TEST(BenchCommand, DrawsTheLastStepOfEveryRankOnOneClock) {
+  const TestFolder folder;
+  const ChildResult result =
+      run_bench_in(folder, tiny_bench("autotp", {"--ungated", "--report", "page.html"}));
+
+  ASSERT_EQ(result.exit_code, 0) << result.output << result.error;
+  const json results = read_results(folder.path() / "results/results_autotp_tp2_dp2.json");
+  ASSERT_EQ(results["timeline"]["ranks"].size(), 4U);
+  EXPECT_EQ(results["timeline"]["step"], 2);
+  double first = 1, longest = 0;
+  for (const json& lane : results["timeline"]["ranks"]) {
+    EXPECT_EQ(lane["cut"], false);
+    const json& spans = lane["spans"];
+    ASSERT_GT(spans.size(), 20U);
+    for (std::size_t i = 1; i < spans.size(); ++i) EXPECT_EQ(spans[i][1], spans[i - 1][2]);
+    first = std::min(first, spans.front()[1].get<double>());
+    longest = std::max(longest, spans.back()[2].get<double>() - spans.front()[1].get<double>());
+  }
+  EXPECT_EQ(first, 0);
+  EXPECT_NEAR(longest, 1e3 * results["steps"].back()["step_time_s"].get<double>(), 1e-3);
+  std::ifstream file(folder.path() / "page.html");
+  const std::string page(std::istreambuf_iterator<char>(file), {});
+  EXPECT_THAT(page, AllOf(HasSubstr("<strong>Measured</strong>"), HasSubstr("Timeline of step 2"),
+                          HasSubstr("Collectives by purpose"), HasSubstr("row_parallel.forward"),
+                          HasSubstr("<code>isoshard bench")));
+}
+
+// The first stage gets gradients that the second one has not begun to make when it goes on.
+TEST(BenchCommand, MeasuresWhatAPipelineHides) {
+  const TestFolder folder;
+  Arguments pipeline =
+      tiny_bench("nd", {"--ungated", "--pp", "2", "--gradient_accumulation_steps", "4"});
+  pipeline[6] = pipeline[8] = "1";
+
+  const ChildResult result = run_bench_in(folder, pipeline);
+
+  ASSERT_EQ(result.exit_code, 0) << result.output << result.error;
+  const json overlap =
+      read_results(folder.path() / "results/results_nd_tp1_dp1_pp2.json")["summary"]["overlap"];
+  EXPECT_GT(overlap["hidden_share"].get<double>(), 0);
+  EXPECT_LT(overlap["hidden_share"].get<double>(), 1);
+  EXPECT_GT(overlap["hidden_ms"].get<double>(), 0);
+}
+
+/// Lines above 80 columns but those that begin with one of these words, which are sentences.
+std::string wide_lines(const std::string& text, const std::vector<std::string>& sentences) {
+  std::istringstream lines(text);
+  std::string wide;
+  for (std::string line; std::getline(lines, line);) {
+    const bool is_sentence = std::ranges::any_of(
+        sentences, [&](const std::string& words) { return line.starts_with(words); });
+    if (line.size() > 80 && !is_sentence) wide += line + "\n";
+  }
+  return wide;
 }
 
 TEST(BenchCommand, PartsOfAStepAddUpToItAndTokensAreThoseOfTheGlobalBatch) {
@@ -124,8 +190,21 @@ TEST(BenchCommand, SaysUngatedInEveryLineAndOnlyThen) {
   for (std::string line; std::getline(lines, line); ++count)
     EXPECT_THAT(line, StartsWith("[ungated]"));
   EXPECT_GT(count, 20);
+  EXPECT_EQ(wide_lines(marked.output, {"[ungated] 32 tokens", "[ungated]   - ", "[ungated] gate",
+                                       "[ungated] 2 steps", "[ungated] wrote"}),
+            "");
   ASSERT_EQ(trusted.exit_code, 0) << trusted.error;
   EXPECT_THAT(trusted.output, Not(HasSubstr("ungated")));
+}
+
+TEST(BenchCommand, SaysTheSpeedAloneWhenQuiet) {
+  const TestFolder folder;
+
+  const ChildResult result = run_bench_in(folder, tiny_bench("autotp", {"--ungated", "--quiet"}));
+
+  ASSERT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_THAT(result.output,
+              testing::MatchesRegex("\\[ungated\\] autotp .*: median .* ms a step, .* tokens/s\n"));
 }
 
 TEST(BenchCommand, JudgesATwinOnceAndRemembersIt) {
@@ -178,6 +257,17 @@ TEST(BenchCommand, RefusesWhatTheToolHasAndACpuHasNot) {
   EXPECT_THAT(world.error, HasSubstr("dp_size x tp_size must be the number of processes"));
 }
 
+TEST(BenchCommand, RefusesToBeStartedByMpirunAndSaysWhatToDo) {
+  const TestFolder folder;
+
+  const ChildResult result = malformed::run_isoshard(
+      folder.path(), tiny_bench("ddp"), [] { ::setenv("OMPI_COMM_WORLD_SIZE", "2", 1); });
+
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.error,
+              HasSubstr("isoshard bench forks its ranks and has no --attach: start one process"));
+}
+
 TEST(BenchCommand, PlansWithoutRunning) {
   const TestFolder folder;
 
@@ -187,6 +277,7 @@ TEST(BenchCommand, PlansWithoutRunning) {
   ASSERT_EQ(result.exit_code, 0) << result.error;
   EXPECT_THAT(result.output, AllOf(HasSubstr("--impl fsdp_dtensor --dp 2 --tp 4"),
                                    HasSubstr("--impl megatron"), HasSubstr("configurations fit")));
+  EXPECT_EQ(wide_lines(result.output, {"not possible"}), "");
 }
 
 Arguments tiny_compare(Arguments sides) {

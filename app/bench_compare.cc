@@ -100,10 +100,6 @@ BenchJson interval_json(const RatioInterval& interval) {
           {"verdict", name_of(interval.verdict())}};
 }
 
-void show_lines(const Lines& lines, bool is_gated) {
-  print(text_of(lines, is_gated));
-}
-
 Lines runs_table(const PairedRuns& runs) {
   Lines lines = {"us a token (median step of each run)",
                  fmt::format("  {:>5} {:>12} {:>12} {:>8}", "pair", "A", "B", "B / A")};
@@ -119,11 +115,6 @@ std::string interval_in_words(const RatioInterval& interval) {
                      interval.ratio, 100 * interval.confidence, interval.low, interval.high);
 }
 
-int failed_gate(const GateResult& gate) {
-  print(gate.text);
-  return gate.exit_code;
-}
-
 int compare_pairs(const ComparedSide& a, const ComparedSide& b, const ParsedOptions& options) {
   const int pairs = options.get<int>("pairs");
   const double confidence = compared_confidence(options);
@@ -131,28 +122,30 @@ int compare_pairs(const ComparedSide& a, const ComparedSide& b, const ParsedOpti
     throw UsageError(fmt::format("--pairs must be from {} to 1000, got {}", kFewestPairs, pairs));
   const std::filesystem::path folder_path = options.get<std::string>("output-dir");
   const OutputFolder folder(folder_path, "--output-dir");
+  BenchOutput output(options);
+  const std::string title = fmt::format("{} against {}", a.plan.impl, b.plan.impl);
   const bool is_gated = a.plan.is_gated && b.plan.is_gated;
-  show_lines({fmt::format("A: {} {}", a.plan.impl, a.plan.item.slug()),
-              fmt::format("B: {} {}", b.plan.impl, b.plan.item.slug())},
-             is_gated);
+  output.show({fmt::format("A: {} {}", a.plan.impl, a.plan.item.slug()),
+               fmt::format("B: {} {}", b.plan.impl, b.plan.item.slug())},
+              is_gated);
   Progress progress(2 * pairs);
   BenchListener listener;
   listener.on_start = [&](const std::string& what) { progress.show(what); };
   listener.on_gate = [&](const GateResult& gate) {
     progress.clear();
-    show_lines(gate_lines(gate), is_gated);
+    output.show(gate_lines(gate), is_gated);
   };
   const PairedRuns runs = run_pairs(a.plan, b.plan, pairs, listener, {});
   progress.clear();
-  if (runs.gate_a.state == GateState::kFails) return failed_gate(runs.gate_a);
-  if (runs.gate_b.state == GateState::kFails) return failed_gate(runs.gate_b);
+  for (const GateResult* const gate : {&runs.gate_a, &runs.gate_b})
+    if (gate->state == GateState::kFails) return output.finish_at_gate(title, *gate);
   const RatioInterval interval = ratio_of_pairs(runs.a, runs.b, confidence);
-  show_lines(runs_table(runs), is_gated);
-  show_lines({interval_in_words(interval),
-              interval.verdict() == PairedVerdict::kNotTold
-                  ? std::string("A and B are not told apart: more --pairs narrow the interval")
-                  : fmt::format("B is {} than A", name_of(interval.verdict()))},
-             is_gated);
+  output.show(runs_table(runs), is_gated);
+  output.conclude({interval_in_words(interval),
+                   interval.verdict() == PairedVerdict::kNotTold
+                       ? std::string("A and B are not told apart: more --pairs narrow the interval")
+                       : fmt::format("B is {} than A", name_of(interval.verdict()))},
+                  is_gated);
   const BenchJson result = {{"a", bench_config_json(a.plan)},
                             {"b", bench_config_json(b.plan)},
                             {"seconds_per_token_a", runs.a},
@@ -161,7 +154,7 @@ int compare_pairs(const ComparedSide& a, const ComparedSide& b, const ParsedOpti
                             {"gated", is_gated},
                             {"machine", machine_json()}};
   write_file_atomically(folder_path / "compare.json", result.dump(1) + "\n");
-  return kExitConforms;
+  return output.finish(title, "measured", kExitConforms);
 }
 
 /// The runs of a stored result, in seconds a token.
@@ -194,35 +187,38 @@ int compare_with_stored(const ComparedSide& side, const std::string& path,
   if (!(allowed >= 0 && allowed < 10))
     throw UsageError(fmt::format("--allowed-slowdown must be from 0 to 10, got {}", allowed));
   const std::vector<double> then = stored_runs(side, path);
+  BenchOutput output(options);
   BenchPlan plan = side.plan;
   plan.repeat = std::max(kFewestPairs, options.get<int>("pairs"));
-  Progress progress(2 + plan.repeat);
+  Progress progress(1 + plan.repeat);
   BenchListener listener;
   listener.on_start = [&](const std::string& what) { progress.show(what); };
   const BenchResult result = bench(plan, listener);
   progress.clear();
-  show_lines(gate_lines(result.gate), plan.is_gated);
-  if (result.gate.state == GateState::kFails) return failed_gate(result.gate);
+  const std::string name = plan.item.slug();
+  output.show(gate_lines(result.gate), plan.is_gated);
+  if (result.gate.state == GateState::kFails) return output.finish_at_gate(name, result.gate);
   std::vector<double> now;
   for (const BenchRun& run : result.runs) now.push_back(seconds_per_token(run, plan.item));
   const RatioInterval interval = ratio_of_samples(then, now, confidence);
   const double ceiling = result.ceiling.flops_per_second /
                          side.stored["machine"].value("gemm_ceiling_flops_per_sec", 0.0);
-  show_lines({fmt::format("A: {} ({} runs); B: {} runs of now; products reach {:.0f} % of then",
-                          path, then.size(), now.size(), 100 * ceiling),
-              interval_in_words(interval)},
-             plan.is_gated);
-  if (interval.low > 1 + allowed && ceiling < kSlowerMachine) {
-    show_lines({"the machine itself is slower than then, so this says nothing: run it again"},
-               plan.is_gated);
-    return kExitInfrastructure;
-  }
+  output.show({fmt::format("A: {} ({} runs); B: {} runs of now; products reach {:.0f} % of then",
+                           path, then.size(), now.size(), 100 * ceiling),
+               interval_in_words(interval)},
+              plan.is_gated);
   const bool is_slower = interval.low > 1 + allowed;
-  show_lines(
+  if (is_slower && ceiling < kSlowerMachine) {
+    output.conclude({"the machine itself is slower than then, so this says nothing: run it again"},
+                    plan.is_gated);
+    return output.finish(name, "unclear", kExitInfrastructure);
+  }
+  output.conclude(
       {is_slower ? fmt::format("REGRESSION: slower by more than the {:g} % allowed", 100 * allowed)
                  : fmt::format("no regression beyond {:g} % is shown", 100 * allowed)},
       plan.is_gated);
-  return is_slower ? kExitDiverges : kExitConforms;
+  return is_slower ? output.finish(name, "regression", kExitDiverges)
+                   : output.finish(name, "measured", kExitConforms);
 }
 
 }  // namespace

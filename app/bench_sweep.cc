@@ -34,6 +34,9 @@ using FlagList = std::vector<std::string>;
 constexpr std::size_t kMostConfigurations = 256;
 /// Of what is available, so much may be predicted for all ranks together.
 constexpr double kShareOfMemory = 0.9;
+constexpr std::size_t kTableWidth = 80;
+/// "[ungated] " before each line.
+constexpr std::size_t kUngatedMark = 10;
 
 struct SweptPlan {
   FlagList flags;  ///< what it has besides the flags of all
@@ -161,6 +164,23 @@ std::string name_of_swept(const SweptPlan& swept) {
   return fmt::format("{}", fmt::join(swept.flags, " "));
 }
 
+/// A row whose last column are flags, each with its value, on as many lines as they need.
+Lines row_of_flags(const std::string& numbers, const FlagList& flags, std::size_t width) {
+  Lines lines = {numbers};
+  bool is_begun = true;
+  for (std::size_t i = 0; i < flags.size(); ++i) {
+    std::string word = flags[i];
+    if (i + 1 < flags.size() && !flags[i + 1].starts_with("--")) word += " " + flags[++i];
+    if (!is_begun && lines.back().size() + 1 + word.size() > width) {
+      lines.emplace_back(numbers.size(), ' ');
+      is_begun = true;
+    }
+    lines.back() += (is_begun ? "" : " ") + word;
+    is_begun = false;
+  }
+  return lines;
+}
+
 BenchJson memory_json(const RankMemory& memory) {
   return {{"parameters", memory.parameters}, {"masters_and_states", memory.masters},
           {"gradients", memory.gradients},   {"activations", memory.activations},
@@ -231,36 +251,45 @@ int bench_memory_plan(const ParsedOptions& options) {
   if (!options.given("memory"))
     throw UsageError("bench plan must be told what a process has: --memory 80GB");
   const double memory = parse_bytes(options.get<std::string>("memory"));
+  BenchOutput output(options);
   SweepRequest request = sweep_request_of(options, /*recomputes=*/true);
   std::ranges::sort(request.plans, {}, [](const SweptPlan& s) { return s.memory.peak; });
   const auto fits = [&](const SweptPlan& s) { return s.memory.peak <= memory; };
-  print("{} a process; the most of a rank, in GiB, predicted\n", in_gib(memory));
-  print("{:<62} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  {}\n", "configuration", "weights", "states",
-        "grads", "activ.", "logits", "peak", "fits");
+  output.show({fmt::format("{} a process; the most of a rank, in GiB, predicted", in_gib(memory)),
+               fmt::format("{:<4} {:>6} {:>7} {:>6} {:>6} {:>6} {:>6}  {}", "fits", "peak",
+                           "weights", "states", "grads", "activ.", "logits", "configuration")},
+              /*is_gated=*/true);
   for (const SweptPlan& s : request.plans) {
     const RankMemory& m = s.memory;
-    print("{:<62} {:>8.2f} {:>8.2f} {:>8.2f} {:>8.2f} {:>8.2f} {:>8.2f}  {}\n", name_of_swept(s),
-          m.parameters / kBytesPerGb, m.masters / kBytesPerGb, m.gradients / kBytesPerGb,
-          m.activations / kBytesPerGb, m.logits / kBytesPerGb, m.peak / kBytesPerGb,
-          fits(s) ? "yes" : "no");
+    const std::string numbers = fmt::format(
+        "{:<4} {:>6.2f} {:>7.2f} {:>6.2f} {:>6.2f} {:>6.2f} {:>6.2f}  ", fits(s) ? "yes" : "no",
+        m.peak / kBytesPerGb, m.parameters / kBytesPerGb, m.masters / kBytesPerGb,
+        m.gradients / kBytesPerGb, m.activations / kBytesPerGb, m.logits / kBytesPerGb);
+    output.show(row_of_flags(numbers, s.flags, kTableWidth), /*is_gated=*/true);
   }
-  for (const std::string& line : request.refused) print("not possible: {}\n", line);
+  for (const std::string& line : request.refused)
+    output.show({"not possible: " + line}, /*is_gated=*/true);
   const auto fitting = std::ranges::count_if(request.plans, fits);
-  print("{} of {} configurations fit\n", fitting, request.plans.size());
-  return fitting > 0 ? kExitConforms : kExitDiverges;
+  output.conclude({fmt::format("{} of {} configurations fit", fitting, request.plans.size())},
+                  /*is_gated=*/true);
+  return output.finish("plan of " + options.get<std::string>("model"), "measured",
+                       fitting > 0 ? kExitConforms : kExitDiverges);
 }
 
 int bench_sweep(const ParsedOptions& options) {
   const SweepRequest request = sweep_request_of(options, /*recomputes=*/false);
   const std::filesystem::path folder_path = options.get<std::string>("output-dir");
   const OutputFolder folder(folder_path, "--output-dir");
+  BenchOutput output(options);
   Progress progress(static_cast<int>(request.plans.size()));
   BenchJson rows = BenchJson::array();
   int code = kExitConforms;
   const bool is_gated = request.plans.front().plan.is_gated;
-  print(text_of({fmt::format("{:<48} {:>10} {:>10} {:>7} {:>10} {:>10}", "configuration",
-                             "predicted", "measured", "ratio", "ms a step", "tokens/s")},
-                is_gated));
+  const std::size_t width = is_gated ? kTableWidth : kTableWidth - kUngatedMark;
+  output.show({"predicted and measured: GiB of the rank that holds most",
+               fmt::format("{:>9} {:>8} {:>5} {:>9} {:>9}  {}", "predicted", "measured", "ratio",
+                           "ms a step", "tokens/s", "configuration")},
+              is_gated);
   for (const SweptPlan& swept : request.plans) {
     if (interrupt_signal() != 0) break;
     const std::string name = name_of_swept(swept);
@@ -268,37 +297,43 @@ int bench_sweep(const ParsedOptions& options) {
     BenchJson row = {{"flags", swept.flags},
                      {"config", bench_config_json(swept.plan)},
                      {"predicted", memory_json(swept.memory)}};
-    std::string line;
+    Lines lines;
     try {
       refuse_without_memory(swept.plan);
       const BenchResult result = bench(swept.plan, {});
       if (result.gate.state == GateState::kFails) {
-        line = fmt::format("{:<48} does not conform", name);
+        lines = {fmt::format("does not conform: {}", name)};
         code = combine_exit_codes(code, result.gate.exit_code);
       } else {
         const BenchSummary s = summary_of(result);
         const double predicted = swept.memory.peak / kBytesPerGb;
-        line = fmt::format("{:<48} {:>10.4f} {:>10.4f} {:>7.3f} {:>10.3f} {:>10.1f}", name,
-                           predicted, s.peak_gb, predicted / s.peak_gb,
-                           kMillisecondsPerSecond * s.mean_s, s.tokens_per_second);
+        lines = row_of_flags(fmt::format("{:>9.4f} {:>8.4f} {:>5.3f} {:>9.3f} {:>9.1f}  ",
+                                         predicted, s.peak_gb, predicted / s.peak_gb,
+                                         kMillisecondsPerSecond * s.mean_s, s.tokens_per_second),
+                             swept.flags, width);
         row["measured"] = {{"peak_gb", s.peak_gb},
                            {"avg_step_time_ms", kMillisecondsPerSecond * s.mean_s},
                            {"avg_tokens_per_sec", s.tokens_per_second}};
       }
       row["gate"] = name_of(result.gate.state);
     } catch (const UsageError& error) {
-      line = fmt::format("{:<48} not run: {}", name, error.what());
+      lines = {fmt::format("not run: {}: {}", name, error.what())};
     }
     progress.clear();
-    print(text_of({line}, is_gated));
+    output.show(lines, is_gated);
     rows.push_back(std::move(row));
   }
-  for (const std::string& line : request.refused)
-    print(text_of({"not possible: " + line}, is_gated));
+  for (const std::string& line : request.refused) output.show({"not possible: " + line}, is_gated);
+  output.conclude(
+      {fmt::format("{} configurations, {}: {}", rows.size(),
+                   code == kExitConforms ? "none was refused by its gate" : "some do not conform",
+                   (folder_path / "sweep.json").string())},
+      is_gated);
   write_file_atomically(
       folder_path / "sweep.json",
       BenchJson{{"runs", std::move(rows)}, {"machine", machine_json()}}.dump(1) + "\n");
-  return code;
+  return output.finish("sweep of " + options.get<std::string>("model"),
+                       code == kExitConforms ? "measured" : "does not conform", code);
 }
 
 }  // namespace isoshard

@@ -24,6 +24,7 @@
 #include "fixtures/inputs/inputs.h"
 #include "fixtures/oracle/arithmetic_digest.h"
 #include "harness/cli/output.h"
+#include "harness/report/text/hanging.h"
 #include "harness/verdict/exit_code.h"
 #include "harness/world/forked/forked_world.h"
 #include "harness/world/machine.h"
@@ -35,7 +36,7 @@ constexpr std::int64_t kEnoughFiles = 256;
 constexpr std::string_view kGpuDevice = "nvidia";  // /dev/nvidia0, /dev/nvidia1, ...
 
 void line(std::string_view name, const std::string& value) {
-  print("{:<14} {}\n", name, value);
+  print(hanging(fmt::format("{:<14} ", name), value));
 }
 
 std::string limit(std::int64_t value) {

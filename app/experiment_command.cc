@@ -104,7 +104,7 @@ ExperimentSettings settings_of(const ParsedOptions& options, ExperimentKind kind
 }
 
 int run_experiments(const ParsedOptions& options) {
-  refuse_several_processes();
+  refuse_several_processes("experiment");
   if (!options.given("kind"))
     throw UsageError("nothing selected: name an experiment: init, column-row, stack or growth");
   const ExperimentKind kind = parse_experiment_kind(options.get<std::string>("kind"));

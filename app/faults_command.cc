@@ -80,7 +80,7 @@ Ids ids_of(const ParsedOptions& options) {
 }
 
 int run_faults(const ParsedOptions& options) {
-  refuse_several_processes();
+  refuse_several_processes("faults");
   const Ids ids = ids_of(options);
   for (const std::string& id : ids) (void)find_fault(id);
   const std::string folder =

@@ -18,6 +18,7 @@
 #include "core/base/suggest.h"
 #include "harness/cli/output_folder.h"
 #include "harness/cli/provenance.h"
+#include "harness/cli/report_file.h"
 #include "harness/report/formats/earlier_reports.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/world/forked/forked_world.h"
@@ -52,6 +53,7 @@ void declare_golden(OptionTable& table) {
          "where accepted goldens are (default: golden in the source tree)");
   output("report-dir", po::value<std::string>(),
          "write report.json, report.txt and junit.xml to this folder");
+  declare_report_file(table);
   declare_attach_options(table);
   table.positional.add("action", 1).add("name", -1);
 }
@@ -128,6 +130,7 @@ int run_golden(const ParsedOptions& options) {
   const OutputFolder pending(records ? request.plan.pending : fs::path(), "--output-dir"),
       accepted(accepts ? request.plan.accepted : fs::path(), "--golden-dir"),
       reports(request.report_dir, "--report-dir");
+  const ReportFile file(options, reports_here());
   set_aside_reports(request.report_dir);
   ReportPrinter printer(static_cast<int>(total));
   const GoldenObserver observer = {
@@ -139,6 +142,7 @@ int run_golden(const ParsedOptions& options) {
   report.provenance = provenance_of(options);
   printer.finish(report);
   write_report(request.report_dir, report);
+  file.write(report, {});
   if (request.action == "status" || request.action == "review") require_printed();
   return report.exit_code;
 }
@@ -158,7 +162,8 @@ Command golden_command() {
           "  isoshard golden review                                    old beside new\n"
           "  isoshard golden accept curve_ddp_dp2_fp32_sgd --reason \"LibTorch 2.12 fuses the "
           "embedding's gradient\"\n"
-          "  isoshard golden status",
+          "  isoshard golden status\n"
+          "  isoshard golden verify --report goldens.html              a page to read",
           declare_golden,
           run_golden,
           /*judges=*/true};

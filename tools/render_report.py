@@ -56,7 +56,7 @@ def style_of(line):
         return RED, weight
     if line.lstrip().startswith("likely cause:"):
         return YELLOW, "bold"
-    if line.strip() == "..." or "norm reference" in line:
+    if line.strip() == "..." or "norms and errors" in line:
         return DIM, "normal"
     return PLAIN, "normal"
 

@@ -7,8 +7,8 @@ usage: tools/support_matrix.py record BUILD [--store FILE] [--date YYYY-MM-DD]
        tools/support_matrix.py check [--store FILE] [--page FILE]
 
 `record` takes a build folder whose tests ran (./isoshard test, .ci/run): ctest.xml says what ran,
-CMakeCache.txt which compiler and LibTorch, this machine which system, the Python of ISOSHARD_PYTHON
-which frameworks. It replaces the record of the same system, compiler, LibTorch and Python in FILE
+CMakeCache.txt which compiler, LibTorch and source (whose commit is taken), this machine which
+system, the Python of ISOSHARD_PYTHON which frameworks. It replaces the record of the same system, compiler, LibTorch and Python in FILE
 (docs/support.json). `page` writes docs/support.md: the rows that are wanted, those without a run
 marked so, then runs on anything else. `check` ends with 1 if the page is not what `page` writes.
 """
@@ -75,8 +75,14 @@ def compiler_of(cache: dict[str, str]) -> str:
 def libtorch_of(cache: dict[str, str]) -> str:
     """Its version, as its header says."""
     header = pathlib.Path(cache["LibTorch_INCLUDE_DIR"]) / "torch/headeronly/version.h"
-    found = re.search(r'#define TORCH_VERSION "?([\d.]+)', header.read_text(encoding="utf-8"))
-    return found.group(1) if found else "?"
+    text = header.read_text(encoding="utf-8")
+    parts = [
+        re.search(rf"#define TORCH_VERSION_{part} (\d+)", text)
+        for part in ("MAJOR", "MINOR", "PATCH")
+    ]
+    if not all(parts):
+        raise SystemExit(f"{header} must define TORCH_VERSION_MAJOR, _MINOR and _PATCH")
+    return ".".join(part.group(1) for part in parts)
 
 
 def python_of() -> str:
@@ -109,7 +115,10 @@ def result_of(report: pathlib.Path) -> dict[str, int]:
 def record_of(build: pathlib.Path, date: str) -> dict:
     """A run of the tests of a build folder."""
     cache = cache_of(build)
-    commit = first_line("git", "-C", str(ROOT), "rev-parse", "--short=10", "HEAD")
+    source = cache["CMAKE_HOME_DIRECTORY"]
+    commit = first_line("git", "-C", source, "rev-parse", "--short=10", "HEAD")
+    if first_line("git", "-C", source, "status", "--porcelain", "--untracked-files=no"):
+        commit += " and changes"
     return {
         "system": system_of(),
         "compiler": compiler_of(cache),
@@ -158,6 +167,15 @@ def page_of(store: dict) -> str:
     return text + "".join(line_of_run(run) for run in rest)
 
 
+def text_of(store: dict) -> str:
+    """The store, a line for each row."""
+    lists = []
+    for name, rows in store.items():
+        lines = ",\n".join("  " + json.dumps(row) for row in rows)
+        lists.append(f' "{name}": [\n{lines}\n ]' if rows else f' "{name}": []')
+    return "{\n" + ",\n".join(lists) + "\n}\n"
+
+
 def main() -> int:
     """One of three actions."""
     parser = argparse.ArgumentParser(
@@ -183,7 +201,7 @@ def main() -> int:
     run = record_of(arguments.build, arguments.date)
     store["runs"] = [old for old in store["runs"] if any(old[key] != run[key] for key in KEYS)]
     store["runs"].append(run)
-    arguments.store.write_text(json.dumps(store, indent=1) + "\n", encoding="utf-8")
+    arguments.store.write_text(text_of(store), encoding="utf-8")
     return 0
 
 

@@ -79,16 +79,20 @@ void refuse_more_than_fork(const Case& item, std::string_view way_out) {
                                describe(item.degrees), item.world_size(), kMaxWorldSize, way_out));
 }
 
-void refuse_several_processes() {
+void refuse_several_processes(std::string_view command) {
   // The innermost launcher counts: mpirun starts its own processes within a step of srun.
   for (const char* const variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
     const char* const size = std::getenv(variable);
     if (size == nullptr) continue;
     if (std::atoi(size) < 2) return;
-    throw UsageError(
-        fmt::format("mpirun or srun started {} processes ({}), each of which would run all ranks "
-                    "of its own; add --attach, or start one process",
-                    size, variable));
+    throw UsageError(fmt::format(
+        "mpirun or srun started {} processes ({}), each of which would run all ranks of its own; "
+        "{}",
+        size, variable,
+        command.empty() ? std::string("add --attach, or start one process")
+                        : fmt::format("isoshard {} forks its ranks and has no --attach: start one "
+                                      "process of it, without mpirun",
+                                      command)));
   }
 }
 

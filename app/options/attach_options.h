@@ -42,9 +42,9 @@ void join_job(const std::vector<std::string>& arguments);
 /// Errors   UsageError that ends with `way_out` if the case has more ranks than can be forked.
 void refuse_more_than_fork(const Case& item, std::string_view way_out);
 
-/// For commands that have no --attach.
+/// For a command that has no --attach, by its name; without one for a run that was not told to.
 /// Errors   UsageError where mpirun or srun started several processes.
-void refuse_several_processes();
+void refuse_several_processes(std::string_view command = {});
 
 /// Agrees on the exit code: the most severe one of all processes. A process whose error the one
 /// that prints does not share tells its own. Ranks    collective over the job; the last that a

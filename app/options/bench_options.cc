@@ -15,6 +15,7 @@
 #include "app/options/setting_options.h"
 #include "core/base/error.h"
 #include "fixtures/inputs/inputs.h"
+#include "harness/cli/report_file.h"
 #include "subjects/registry/subject_spec.h"
 
 namespace isoshard {
@@ -119,7 +120,7 @@ int at_least(const ParsedOptions& options, const char* name, int least, int most
 }  // namespace
 
 std::vector<std::string> repeating_flags(const ParsedOptions& options) {
-  constexpr std::string_view kNot[] = {"output-dir", "config", "repeat"};
+  constexpr std::string_view kNot[] = {"output-dir", "report", "config", "repeat"};
   OptionTable table;
   declare_bench_options(table);
   std::vector<std::string> flags;
@@ -165,6 +166,7 @@ void declare_bench_options(OptionTable& table) {
   model("deadline", po::value<double>(),
         "seconds for which no rank may get any further before the run counts as hung");
   declare_setting_options(table, kOwnMeaning);
+  declare_report_file(table);
   for (const auto& [alias, name] : {std::pair{"tp-size", "tp"},
                                     {"dp-size", "dp"},
                                     {"model-name", "model"},

@@ -4,10 +4,10 @@
 
 usage: report_pages_test.py PROGRAM FOLDER
 
-PROGRAM (isoshard) makes pages of a run that diverges, of one that conforms and of training curves
-in FOLDER. Chromium without a window loads each in the light and in the dark, on a wide and on a
-narrow screen, and a script that is added to a copy of the page says what it sees: what stands on
-the first screen, whether anything is wider than the page, and what axe finds (accessibility rules
+PROGRAM (isoshard) makes pages of a run that diverges, of one that conforms, of training curves, of
+a benchmark and of goldens in FOLDER. Chromium without a window loads each in the light and in the
+dark, on a wide and on a narrow screen, and a script that is added to a copy of the page says what
+it sees: what stands on the first screen, whether anything is wider than the page, and what axe finds (accessibility rules
 of WCAG 2.1 A and AA). Screenshots stay in FOLDER for people to look at.
 
 Exit code: 0 all is well; 1 not; 77 (a skip for ctest) where there is no browser. axe.min.js is
@@ -175,6 +175,12 @@ def make_pages(program: str, folder: pathlib.Path) -> dict[str, pathlib.Path]:
         "curves": page(
             "curves", 0, "train", *small, "--subjects", "reference,ddp", "--steps", "12"
         ),
+        "bench": page(
+            "bench", 0, "bench", "--impl", "nd", "--model", "tiny", "--pp", "2", "--dp", "2",
+            "--seq_length", "16", "--num_training_steps", "6", "--warmup_steps", "1",
+            "--output-dir", str(folder / "results"),
+        ),
+        "golden": page("golden", 0, "golden", "verify", "lattice_*"),
     }
 
 
@@ -189,6 +195,8 @@ def problems_of(name: str, screen: Screen, seen: dict) -> list[str]:
         for row in ["What broke", "Likely cause", "Where", "What to look at", "Repeat it"]:
             if row not in seen["firstScreen"]:
                 problems.append(f"'{row}' is not on the first screen, got {seen['firstScreen']}")
+    if name == "bench" and "Speed" not in seen["firstScreen"]:
+        problems.append(f"the speed is not on the first screen, got {seen['firstScreen']}")
     if seen["headings"].count("H1") != 1 or seen["headings"][0] != "H1":
         problems.append(f"it must begin with its one h1, got {seen['headings'][:5]}")
     for what in ["unnamed", "unlabeled"]:

@@ -19,10 +19,12 @@ expect() {  # WHAT PATTERN
   }
 }
 page() { python3 "$tool" "$@" --store "$folder/store.json" --page "$folder/page.md"; }
-echo '#define TORCH_VERSION 2.11.0' >"$folder/torch/torch/headeronly/version.h"
+printf '#define TORCH_VERSION_%s\n' 'MAJOR 2' 'MINOR 11' 'PATCH 0' \
+  >"$folder/torch/torch/headeronly/version.h"
 cat >"$folder/build/CMakeCache.txt" <<CACHE
 CMAKE_CXX_COMPILER:FILEPATH=$folder/c++
 LibTorch_INCLUDE_DIR:PATH=$folder/torch
+CMAKE_HOME_DIRECTORY:INTERNAL=$source
 CACHE
 printf '#!/bin/sh\necho "g++ (Some 12.2.0-14) 12.2.0"\n' >"$folder/c++"
 chmod +x "$folder/c++"

@@ -90,4 +90,9 @@ ReportGolden& Report::add(ReportGolden item, int code) {
   return goldens.emplace_back(std::move(item));
 }
 
+ReportBenchmark& Report::add(ReportBenchmark item, int code) {
+  exit_code = combine_exit_codes(exit_code, code);
+  return benchmarks.emplace_back(std::move(item));
+}
+
 }  // namespace isoshard

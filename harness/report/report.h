@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a command found, as data: the one thing that verify, train, compare, experiment and golden
-/// return. Writers (harness/report/text, harness/report/json) turn it into a format; the formats
-/// are listed in harness/report/formats.
+/// What a command found, as data: the one thing that verify, train, compare, experiment, golden
+/// and bench return. Writers (harness/report/text, harness/report/json) turn it into a format; the
+/// formats are listed in harness/report/formats.
 #pragma once
 #include <exception>
 #include <map>
@@ -103,6 +103,15 @@ struct ReportExperiment {
   std::string json = {};  ///< the same numbers: one JSON object
 };
 
+/// What `bench` timed, compared or swept.
+struct ReportBenchmark {
+  std::string name;  ///< the slug of the case, or what was compared
+  /// "measured", "regression", "unclear" (the machine itself was slower) or "does not conform".
+  std::string status;
+  std::string text;       ///< the lines to show, each ended by a newline
+  std::string json = {};  ///< of one configuration: what results_*.json holds; else empty
+};
+
 /// Something that runs may exercise, and whether those of this report do.
 struct ReportFeature {
   std::string group, name;
@@ -129,6 +138,7 @@ struct Report {
   std::vector<ReportCurve> curves;
   std::vector<ReportGolden> goldens;
   std::vector<ReportExperiment> experiments;
+  std::vector<ReportBenchmark> benchmarks;
   std::vector<ComparisonTables> tables;
   std::vector<ReportFeature> features;  ///< all that are known
   bool has_statistics = false;          ///< whether the curves are also shown side by side
@@ -143,6 +153,7 @@ struct Report {
   ReportCurve& add(ReportCurve item);
   ReportExperiment& add(ReportExperiment item);
   ReportGolden& add(ReportGolden item, int code);
+  ReportBenchmark& add(ReportBenchmark item, int code);
 };
 
 }  // namespace isoshard

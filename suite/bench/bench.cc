@@ -65,22 +65,15 @@ BenchResult bench(const BenchPlan& plan, const BenchListener& listener) {
   if (listener.on_gate) listener.on_gate(result.gate);
   if (result.gate.state == GateState::kFails) return result;
   const Case& item = plan.item;
-  // before and after, as other programs may hold the cores for a while
-  const auto measure_ceiling = [&] {
-    start("products of matrices");
-    const GemmCeiling ceiling =
-        measure_gemm_ceiling(item.settings.autocast.value_or(item.dtype),
-                             std::min(this_machine().cores, plan.threads * num_processes(item)));
-    if (ceiling.flops_per_second > result.ceiling.flops_per_second) result.ceiling = ceiling;
-  };
-  measure_ceiling();
   for (int run = 0; run < plan.repeat; ++run) {
     start(item.slug());
-    result.runs.push_back(run_bench(
-        item,
-        {.warmup_steps = plan.warmup_steps, .threads = plan.threads, .on_step = listener.on_step}));
+    result.runs.push_back(run_bench(item, {.warmup_steps = plan.warmup_steps,
+                                           .threads = plan.threads,
+                                           .times_products = true,
+                                           .on_step = listener.on_step}));
+    const GemmCeiling& ceiling = result.runs.back().ceiling;
+    if (ceiling.flops_per_second > result.ceiling.flops_per_second) result.ceiling = ceiling;
   }
-  measure_ceiling();
   return result;
 }
 

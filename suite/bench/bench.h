@@ -30,7 +30,7 @@ struct BenchPlan {
 struct BenchResult {
   BenchPlan plan;
   GateResult gate;
-  GemmCeiling ceiling;
+  GemmCeiling ceiling;         ///< the highest of the runs
   std::vector<BenchRun> runs;  ///< none if the gate was not passed
 };
 
@@ -47,7 +47,7 @@ struct BenchListener {
 [[nodiscard]] std::string subject_of_impl(std::string_view impl);
 [[nodiscard]] std::vector<std::string> bench_impls();
 
-/// Passes the gate, measures the ceiling, trains.   Errors   as pass_gate and run_bench.
+/// Passes the gate, then trains.   Errors   as pass_gate and run_bench.
 [[nodiscard]] BenchResult bench(const BenchPlan& plan, const BenchListener& listener);
 
 /// The ranks of the case's world; one for the reference, whatever batches it stands for.

@@ -4,7 +4,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "harness/golden/build_info.h"
 #include "harness/world/machine.h"
@@ -42,38 +45,43 @@ double communication_in(const StepTimes& times, StepPart part) {
   return kMillisecondsPerSecond * times.communication_in[static_cast<std::size_t>(part)];
 }
 
+json or_null(const std::optional<double>& value) {
+  return value.has_value() ? json(*value) : json(nullptr);
+}
+
 json summary_json(const BenchSummary& summary) {
   const StepTimes& times = summary.times;
-  return {
-      {"num_steps", summary.num_steps},
-      {"avg_step_time_ms", kMillisecondsPerSecond * summary.mean_s},
-      {"std_step_time_ms", kMillisecondsPerSecond * summary.deviation_s},
-      {"p50_step_time_ms", kMillisecondsPerSecond * summary.p50_s},
-      {"p95_step_time_ms", kMillisecondsPerSecond * summary.p95_s},
-      {"avg_tokens_per_sec", summary.tokens_per_second},
-      {"avg_samples_per_sec", summary.samples_per_second},
-      {"avg_loss", summary.mean_loss},
-      {"final_loss", summary.final_loss},
-      {"peak_memory_gb", summary.peak_gb},
-      {"peak_memory_all_ranks_gb", summary.peak_all_gb},
-      {"peak_resident_all_ranks_gb", summary.resident_all_gb},
-      {"timing_breakdown",
-       {{"forward_pct", part_percent(times, StepPart::kForward)},
-        {"backward_pct", part_percent(times, StepPart::kBackward)},
-        {"optimizer_pct", part_percent(times, StepPart::kOptimizer)},
-        {"communication_pct", part_percent(times, StepPart::kCommunication)},
-        {"other_pct", part_percent(times, StepPart::kOther)}}},
-      {"communication_ms",
-       {{"in_forward", communication_in(times, StepPart::kForward)},
-        {"in_backward", communication_in(times, StepPart::kBackward)},
-        {"in_optimizer", communication_in(times, StepPart::kOptimizer)},
-        {"elsewhere", communication_in(times, StepPart::kOther)}}},
-      // shm moves data inside the call, so a rank computes nothing meanwhile
-      {"overlap", {{"hidden_share", 0.0}, {"issued_in_backward_share", summary.in_backward_share}}},
-      {"model_flops_per_step", summary.model_flops},
-      {"hardware_flops_per_step", summary.hardware_flops},
-      {"model_flops_utilization", summary.model_utilization},
-      {"hardware_flops_utilization", summary.hardware_utilization}};
+  return {{"num_steps", summary.num_steps},
+          {"avg_step_time_ms", kMillisecondsPerSecond * summary.mean_s},
+          {"std_step_time_ms", kMillisecondsPerSecond * summary.deviation_s},
+          {"p50_step_time_ms", kMillisecondsPerSecond * summary.p50_s},
+          {"p95_step_time_ms", kMillisecondsPerSecond * summary.p95_s},
+          {"avg_tokens_per_sec", summary.tokens_per_second},
+          {"avg_samples_per_sec", summary.samples_per_second},
+          {"avg_loss", summary.mean_loss},
+          {"final_loss", summary.final_loss},
+          {"peak_memory_gb", summary.peak_gb},
+          {"peak_memory_all_ranks_gb", summary.peak_all_gb},
+          {"peak_resident_all_ranks_gb", summary.resident_all_gb},
+          {"timing_breakdown",
+           {{"forward_pct", part_percent(times, StepPart::kForward)},
+            {"backward_pct", part_percent(times, StepPart::kBackward)},
+            {"optimizer_pct", part_percent(times, StepPart::kOptimizer)},
+            {"communication_pct", part_percent(times, StepPart::kCommunication)},
+            {"other_pct", part_percent(times, StepPart::kOther)}}},
+          {"communication_ms",
+           {{"in_forward", communication_in(times, StepPart::kForward)},
+            {"in_backward", communication_in(times, StepPart::kBackward)},
+            {"in_optimizer", communication_in(times, StepPart::kOptimizer)},
+            {"elsewhere", communication_in(times, StepPart::kOther)}}},
+          {"overlap",
+           {{"hidden_share", summary.hidden_share},
+            {"hidden_ms", kMillisecondsPerSecond * times.hidden},
+            {"issued_in_backward_share", summary.in_backward_share}}},
+          {"model_flops_per_step", summary.model_flops},
+          {"hardware_flops_per_step", summary.hardware_flops},
+          {"model_flops_utilization", or_null(summary.model_utilization)},
+          {"hardware_flops_utilization", or_null(summary.hardware_utilization)}};
 }
 
 json ranks_json(const BenchRun& run, const Case& item) {
@@ -111,6 +119,44 @@ json ranks_json(const BenchRun& run, const Case& item) {
          {"setup_s", rank.setup_seconds}});
   }
   return ranks;
+}
+
+std::string_view name_of(StepPart part) {
+  switch (part) {
+    case StepPart::kForward:
+      return "forward";
+    case StepPart::kBackward:
+      return "backward";
+    case StepPart::kOptimizer:
+      return "optimizer";
+    case StepPart::kCommunication:
+      return "communication";
+    case StepPart::kOther:
+      break;
+  }
+  return "other";
+}
+
+/// The last step, a lane for each rank, from the moment at which the first of them began it.
+json timeline_json(const BenchRun& run) {
+  constexpr std::size_t kMostOfALane = 4000;
+  double start = std::numeric_limits<double>::infinity();
+  for (const RankRun& rank : run.ranks)
+    if (!rank.spans.empty()) start = std::min(start, rank.spans.front().begin);
+  json lanes = json::array();
+  for (const RankRun& rank : run.ranks) {
+    const std::size_t count = std::min(rank.spans.size(), kMostOfALane);
+    json spans = json::array();
+    for (const StepSpan& span : std::span(rank.spans).first(count)) {
+      const bool is_call = span.part == StepPart::kCommunication;
+      spans.push_back({is_call ? name_of(span.purpose) : name_of(span.part),
+                       kMillisecondsPerSecond * (span.begin - start),
+                       kMillisecondsPerSecond * (span.end - start)});
+    }
+    const bool is_cut = rank.spans.size() > count || rank.spans.size() == kMostSpans;
+    lanes.push_back({{"spans", std::move(spans)}, {"cut", is_cut}});
+  }
+  return {{"step", run.num_steps() - 1}, {"ranks", std::move(lanes)}};
 }
 
 json collectives_json(const BenchRun& run) {
@@ -190,6 +236,7 @@ json bench_json(const BenchResult& result) {
           {"runs", std::move(runs)},
           {"ranks", ranks_json(last, result.plan.item)},
           {"collectives", collectives_json(last)},
+          {"timeline", timeline_json(last)},
           {"gate",
            {{"state", name_of(result.gate.state)},
             {"case", result.gate.twin},

@@ -28,14 +28,19 @@ namespace {
 
 constexpr std::int64_t kBytesPerKiB = 1024;
 
-/// What a rank sends besides its steps, which follow it.
+/// In runs with at least so many steps ranks also multiply after each quarter of them. What such a
+/// moment takes from caches is then that of few steps.
+constexpr int kLongRun = 40;
+
+/// What a rank sends besides its lists, which follow it in this order.
 struct RunHead {
   std::array<PurposeTotals, kNumPurposes> purposes{};
   double setup_seconds = 0;
   std::int64_t setup_bytes = 0;
-  std::uint64_t num_steps = 0;
+  std::uint64_t num_steps = 0, num_spans = 0, num_moments = 0;
 };
 static_assert(std::is_trivially_copyable_v<RunHead> && std::is_trivially_copyable_v<RankStep>);
+static_assert(std::is_trivially_copyable_v<StepSpan>);
 
 std::vector<TokenBatch> batches_of_rank(const Case& item, const CaseData& data, const Mesh& mesh,
                                         int step) {
@@ -62,12 +67,23 @@ RankStep timed_step(Trainer& trainer, const Case& item, const CaseData& data, co
   return result;
 }
 
-void post(Rank& rank, const RunHead& head, const std::vector<RankStep>& steps) {
-  std::vector<std::byte> bytes(sizeof(head) + steps.size() * sizeof(RankStep));
-  std::memcpy(bytes.data(), &head, sizeof(head));
-  if (!steps.empty())
-    std::memcpy(bytes.data() + sizeof(head), steps.data(), steps.size() * sizeof(RankStep));
-  rank.post_result(bytes);
+bool is_moment(const Case& item, int step) {
+  return item.steps >= kLongRun && step > 0 && step % (item.steps / 4) == 0;
+}
+
+template <class T>
+void append(std::vector<std::byte>& bytes, const T* data, std::size_t count) {
+  const std::span<const std::byte> more = std::as_bytes(std::span(data, count));
+  bytes.insert(bytes.end(), more.begin(), more.end());
+}
+
+/// Takes `count` of them off the front.
+template <class T>
+std::vector<T> taken(std::span<const std::byte>& bytes, std::size_t count) {
+  std::vector<T> list(count);
+  if (count > 0) std::memcpy(list.data(), bytes.data(), count * sizeof(T));
+  bytes = bytes.subspan(count * sizeof(T));
+  return list;
 }
 
 void train(const Case& item, const CaseData& data, const BenchRunOptions& options, StepClock& clock,
@@ -87,15 +103,32 @@ void train(const Case& item, const CaseData& data, const BenchRunOptions& option
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   head.setup_bytes = tensor_bytes().allocated;
   std::vector<RankStep> steps;
+  std::vector<ProductRates> moments;
+  const auto multiply = [&] {
+    if (!options.times_products) return;
+    rank.set_phase("products of matrices");
+    mesh.world().barrier({Purpose::kSetup, Axis::kWorld, {}});
+    moments.push_back(time_products(item.settings.autocast.value_or(item.dtype)));
+  };
+  multiply();
   for (int step = 0; step < item.steps; ++step) {
+    if (is_moment(item, step)) multiply();
     rank.set_phase(fmt::format("step {}", step));
     if (step == options.warmup_steps) clock.clear_purposes();
     steps.push_back(timed_step(trainer, item, data, mesh, clock, step));
     if (options.on_step && rank.rank() == 0) options.on_step(step);
   }
+  multiply();
   head.purposes = clock.purposes();
   head.num_steps = steps.size();
-  post(rank, head, steps);
+  head.num_spans = clock.spans().size();
+  head.num_moments = moments.size();
+  std::vector<std::byte> bytes;
+  append(bytes, &head, 1);
+  append(bytes, steps.data(), steps.size());
+  append(bytes, clock.spans().data(), clock.spans().size());
+  append(bytes, moments.data(), moments.size());
+  rank.post_result(bytes);
 }
 
 RankRun received(const RankReport& report) {
@@ -108,12 +141,13 @@ RankRun received(const RankReport& report) {
   run.setup_seconds = head.setup_seconds;
   run.setup_bytes = head.setup_bytes;
   run.peak_resident_bytes = std::int64_t{report.peak_rss_kib} * kBytesPerKiB;
-  run.steps.resize(head.num_steps);
-  if (report.result.size() != sizeof(head) + run.steps.size() * sizeof(RankStep))
+  std::span<const std::byte> rest = std::span(report.result).subspan(sizeof(head));
+  if (rest.size() != head.num_steps * sizeof(RankStep) + head.num_spans * sizeof(StepSpan) +
+                         head.num_moments * sizeof(ProductRates))
     throw InfrastructureError(fmt::format("the times of rank {} are cut off", report.rank));
-  if (!run.steps.empty())
-    std::memcpy(run.steps.data(), report.result.data() + sizeof(head),
-                run.steps.size() * sizeof(RankStep));
+  run.steps = taken<RankStep>(rest, head.num_steps);
+  run.spans = taken<StepSpan>(rest, head.num_spans);
+  run.products = taken<ProductRates>(rest, head.num_moments);
   return run;
 }
 
@@ -145,7 +179,7 @@ BenchRun run_bench(const Case& item, const BenchRunOptions& options) {
   world.deadline = case_deadline(item);
   world.order = item.reduction_order;
   world.decorate = [clock](std::unique_ptr<Communicator> inner, int) {
-    return metered(std::move(inner), *clock);
+    return metered_region(std::move(inner), *clock);
   };
   const WorldReport report =
       run_forked(std::move(world), [&](Rank& rank) { train(item, data, options, *clock, rank); });
@@ -154,6 +188,9 @@ BenchRun run_bench(const Case& item, const BenchRunOptions& options) {
   run.warmup_steps = options.warmup_steps;
   run.threads = options.threads;
   for (const RankReport& rank : report.ranks) run.ranks.push_back(received(rank));
+  std::vector<std::span<const ProductRates>> moments;
+  for (const RankRun& rank : run.ranks) moments.emplace_back(rank.products);
+  run.ceiling = ceiling_of(moments, options.threads * static_cast<int>(run.ranks.size()));
   return run;
 }
 

@@ -8,6 +8,7 @@
 
 #include "fixtures/cases/case.h"
 #include "suite/bench/counted_memory.h"
+#include "suite/bench/gemm_ceiling.h"
 #include "suite/bench/step_clock.h"
 
 namespace isoshard {
@@ -23,6 +24,8 @@ struct RankRun {
   std::vector<RankStep> steps;  ///< all of the run, warm-up included
   /// Of the steps after the warm-up.
   std::array<PurposeTotals, kNumPurposes> purposes{};
+  std::vector<StepSpan> spans;         ///< of the last step, in their order
+  std::vector<ProductRates> products;  ///< where they were asked for: of each moment
   double setup_seconds = 0;
   std::int64_t setup_bytes = 0;  ///< tensors held after setup
   std::int64_t peak_resident_bytes = 0;
@@ -32,6 +35,7 @@ struct BenchRun {
   std::vector<RankRun> ranks;
   int warmup_steps = 0;
   int threads = 1;
+  GemmCeiling ceiling;  ///< 0 where no products were asked for
 
   [[nodiscard]] std::size_t num_steps() const noexcept {
     return ranks.empty() ? 0 : ranks.front().steps.size();
@@ -45,6 +49,9 @@ struct BenchRun {
 struct BenchRunOptions {
   int warmup_steps = 5;
   int threads = 1;  ///< of each rank
+  /// Whether ranks multiply matrices before the warm-up, after the last step and, in long runs,
+  /// between, so that utilization can be told (gemm_ceiling.h). Steps do not count this time.
+  bool times_products = false;
   /// Called on rank 0 after each step; may be empty.
   std::function<void(int step)> on_step = {};
 };

@@ -19,6 +19,12 @@ double rate(double amount, double seconds) {
   return seconds > 0 ? amount / seconds : 0;
 }
 
+std::optional<double> share_of_ceiling(double flops, double seconds, const GemmCeiling& ceiling) {
+  const double share = rate(rate(flops, seconds), ceiling.flops_per_second);
+  if (!(share > 0 && share <= 1)) return std::nullopt;
+  return share;
+}
+
 }  // namespace
 
 double quantile(std::vector<double> values, double share) {
@@ -100,6 +106,7 @@ BenchSummary summary_of(const BenchResult& result) {
       summary.peak_gb = std::max(summary.peak_gb, step.peak_gb);
       summary.peak_all_gb = std::max(summary.peak_all_gb, step.peak_all_gb);
       summary.times.total += step.times.total;
+      summary.times.hidden += step.times.hidden;
       for (std::size_t p = 0; p < kNumStepParts; ++p) {
         summary.times.parts[p] += step.times.parts[p];
         summary.times.communication_in[p] += step.times.communication_in[p];
@@ -110,6 +117,7 @@ BenchSummary summary_of(const BenchResult& result) {
   if (seconds.empty()) return summary;
   const auto count = static_cast<double>(seconds.size());
   summary.times.total /= count;
+  summary.times.hidden /= count;
   for (std::size_t p = 0; p < kNumStepParts; ++p) {
     summary.times.parts[p] /= count;
     summary.times.communication_in[p] /= count;
@@ -117,6 +125,7 @@ BenchSummary summary_of(const BenchResult& result) {
   }
   in_backward = summary.times.communication_in[static_cast<std::size_t>(StepPart::kBackward)];
   summary.in_backward_share = communication > 0 ? in_backward / communication : 0;
+  summary.hidden_share = rate(summary.times.hidden, summary.times.hidden + communication);
   summary.mean_s = mean_of(seconds);
   summary.deviation_s = deviation_of(seconds);
   summary.p50_s = quantile(seconds, 0.5);
@@ -127,10 +136,8 @@ BenchSummary summary_of(const BenchResult& result) {
   const StepFlops flops = step_flops(item);
   summary.model_flops = flops.model;
   summary.hardware_flops = flops.hardware;
-  summary.model_utilization =
-      rate(rate(flops.model, summary.mean_s), result.ceiling.flops_per_second);
-  summary.hardware_utilization =
-      rate(rate(flops.hardware, summary.mean_s), result.ceiling.flops_per_second);
+  summary.model_utilization = share_of_ceiling(flops.model, summary.mean_s, result.ceiling);
+  summary.hardware_utilization = share_of_ceiling(flops.hardware, summary.mean_s, result.ceiling);
   return summary;
 }
 

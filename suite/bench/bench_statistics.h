@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// From the steps of all ranks to the numbers of a report.
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -48,8 +49,13 @@ struct BenchSummary {
   /// Share of communication that was issued while backward was under way, and so could be hidden
   /// by a backend that does not block.
   double in_backward_share = 0;
+  /// Of the time in which transfers of a rank were on their way, or it waited in a call: the share
+  /// in which it did something else. 0 where every call returns with its result.
+  double hidden_share = 0;
   double model_flops = 0, hardware_flops = 0;  ///< of a step
-  double model_utilization = 0, hardware_utilization = 0;
+  /// None where steps were faster than any product beside them, which says that the ceiling is
+  /// none, or where no product was timed.
+  std::optional<double> model_utilization, hardware_utilization;
 };
 /// Of all steps after the warm-up, of all runs.
 [[nodiscard]] BenchSummary summary_of(const BenchResult& result);

@@ -85,11 +85,29 @@ void add_steps(const BenchResult& result, Lines& lines) {
   if (result.plan.log_interval < 1) return;
   for (const WorldStep& step : world_steps(result.runs.back(), result.plan.item)) {
     if (step.step % result.plan.log_interval != 0) continue;
-    lines.push_back(
-        fmt::format("step {:>4}  loss {:.4f}  {:.2f} ms  {:.0f} tokens/s  peak {} a rank",
-                    step.step, step.loss, kMillisecondsPerSecond * step.times.total,
-                    step.tokens_per_second, gib_in_words(step.peak_gb)));
+    lines.push_back(fmt::format("step {:>4}  loss {:.4f}  {:.2f} ms  {:.0f} tokens/s  peak {}",
+                                step.step, step.loss, kMillisecondsPerSecond * step.times.total,
+                                step.tokens_per_second, gib_in_words(step.peak_gb)));
   }
+}
+
+std::string utilization_in_words(const std::optional<double>& share) {
+  return share.has_value() ? fmt::format("{:.1f} %", kPercent * *share) : "unknown";
+}
+
+void add_utilization(const BenchSummary& s, const GemmCeiling& ceiling, Lines& lines) {
+  lines.push_back(fmt::format("{:.3f} GFLOP a step: {} of the {:.1f} GFLOP/s of products",
+                              s.model_flops / 1e9, utilization_in_words(s.model_utilization),
+                              ceiling.flops_per_second / 1e9));
+  lines.push_back(fmt::format("  (squares of {} beside the steps, on as many ranks, {} threads)",
+                              ceiling.size, ceiling.threads));
+  if (s.hardware_flops > s.model_flops)
+    lines.push_back(fmt::format("  with what is computed again {}",
+                                utilization_in_words(s.hardware_utilization)));
+  if (s.model_utilization.has_value()) return;
+  lines.push_back(fmt::format("  steps reached {:.1f} GFLOP/s, more than products beside them did:",
+                              s.model_flops / s.mean_s / 1e9));
+  lines.emplace_back("  the machine was busy when these were timed; take more steps");
 }
 
 void add_parts(const StepTimes& times, Lines& lines) {
@@ -112,10 +130,10 @@ void add_collectives(const BenchRun& run, Lines& lines) {
   const std::vector<PurposeRow> rows = purpose_rows(run);
   if (rows.empty() || run.ranks.size() == 1) return;
   lines.emplace_back("collectives of a step");
-  lines.push_back(fmt::format("  {:<26} {:>12} {:>16} {:>12}", "purpose", "calls a rank",
+  lines.push_back(fmt::format("  {:<24} {:>12} {:>16} {:>10}", "purpose", "calls a rank",
                               "bytes, all ranks", "ms a rank"));
   for (const PurposeRow& row : rows)
-    lines.push_back(fmt::format("  {:<26} {:>12.1f} {:>16} {:>12.3f}", row.purpose,
+    lines.push_back(fmt::format("  {:<24} {:>12.1f} {:>16} {:>10.3f}", row.purpose,
                                 row.calls_per_rank, bytes_in_words(row.bytes),
                                 kMillisecondsPerSecond * row.seconds_per_rank));
 }
@@ -191,27 +209,26 @@ Lines result_lines(const BenchResult& result) {
       "{} steps: mean {:.3f} ms (deviation {:.3f}), median {:.3f}, 95 % below {:.3f}", s.num_steps,
       kMillisecondsPerSecond * s.mean_s, kMillisecondsPerSecond * s.deviation_s,
       kMillisecondsPerSecond * s.p50_s, kMillisecondsPerSecond * s.p95_s));
-  lines.push_back(
-      fmt::format("{:.1f} tokens/s and {:.3f} samples/s of the global batch; final loss {:.4f}",
-                  s.tokens_per_second, s.samples_per_second, s.final_loss));
-  lines.push_back(fmt::format(
-      "{:.3f} GFLOP a step: {:.1f} % of the {:.1f} GFLOP/s that products reach here ({} threads, "
-      "size {})",
-      s.model_flops / 1e9, kPercent * s.model_utilization, result.ceiling.flops_per_second / 1e9,
-      result.ceiling.threads, result.ceiling.size));
-  if (s.hardware_flops > s.model_flops)
-    lines.push_back(
-        fmt::format("  with what is computed again {:.1f} %", kPercent * s.hardware_utilization));
+  lines.push_back(fmt::format("{:.1f} tokens/s, {:.3f} samples/s of the global batch; loss {:.4f}",
+                              s.tokens_per_second, s.samples_per_second, s.final_loss));
+  add_utilization(s, result.ceiling, lines);
   add_parts(s.times, lines);
   if (result.runs.back().ranks.size() > 1)
-    lines.push_back(fmt::format(
-        "  {:.1f} % of communication is issued during backward; shm hides none, as its calls block",
-        kPercent * s.in_backward_share));
+    lines.push_back(
+        fmt::format("  {:.1f} % of communication is issued during backward, {:.1f} % is hidden",
+                    kPercent * s.in_backward_share, kPercent * s.hidden_share));
   add_collectives(result.runs.back(), lines);
-  lines.push_back(fmt::format("memory: at most {} of tensors a rank, {} on all ranks; resident {}",
-                              gib_in_words(s.peak_gb), gib_in_words(s.peak_all_gb),
-                              gib_in_words(s.resident_all_gb)));
+  lines.push_back(fmt::format("memory: at most {} of tensors a rank, {} on all ranks",
+                              gib_in_words(s.peak_gb), gib_in_words(s.peak_all_gb)));
+  lines.push_back(fmt::format("  resident on all ranks {}", gib_in_words(s.resident_all_gb)));
   return lines;
+}
+
+Lines speed_lines(const BenchResult& result) {
+  const BenchSummary s = summary_of(result);
+  return {fmt::format("{} {}: median {:.3f} ms a step, {:.1f} tokens/s", result.plan.impl,
+                      result.plan.item.slug(), kMillisecondsPerSecond * s.p50_s,
+                      s.tokens_per_second)};
 }
 
 std::string text_of(const Lines& lines, bool is_gated) {

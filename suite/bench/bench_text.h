@@ -19,6 +19,9 @@ using Lines = std::vector<std::string>;
 /// Every log_interval-th step, the summary, where the step went, collectives, memory by rank.
 [[nodiscard]] Lines result_lines(const BenchResult& result);
 
+/// The result in one line.
+[[nodiscard]] Lines speed_lines(const BenchResult& result);
+
 /// "[ungated] " before the lines of a run whose conformance nobody checked.
 [[nodiscard]] std::string text_of(const Lines& lines, bool is_gated);
 

@@ -5,10 +5,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <memory>
 #include <numeric>
+#include <span>
 
 #include "core/base/error.h"
 #include "fixtures/cases/presets.h"
@@ -53,6 +55,7 @@ class KeptStages final : public StageRunner {
   std::vector<ModelSection> none_;
 };
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
@@ -103,6 +106,83 @@ TEST(StepClock, CountsNothingOutsideOfAStep) {
   clock.add_call(Purpose::kClipNorm, 8, StepPart::kForward, 1.0);
 
   EXPECT_EQ(clock.purposes()[static_cast<std::size_t>(Purpose::kClipNorm)].calls, 0);
+}
+
+TEST(StepClock, CallsHiddenWhatPassesWhileATransferIsOnItsWay) {
+  StepClock clock;
+  const auto compute = [] {
+    const auto start = std::chrono::steady_clock::now();
+    while (std::chrono::steady_clock::now() - start < std::chrono::microseconds(200)) continue;
+  };
+  clock.begin_step();
+  clock.enter(StepPart::kForward);
+  compute();
+  clock.enter(StepPart::kCommunication, Purpose::kPipeForward);
+  clock.set_under_way(true);
+  compute();
+  clock.enter(StepPart::kBackward);
+  compute();
+  clock.enter(StepPart::kCommunication, Purpose::kPipeForward);
+  clock.set_under_way(false);
+  clock.enter(StepPart::kOptimizer);
+  compute();
+
+  const StepTimes times = clock.end_step();
+
+  EXPECT_GT(times.hidden, 0);
+  EXPECT_EQ(times.hidden, times.of(StepPart::kBackward)) << "neither the calls nor what is outside";
+  ASSERT_EQ(clock.spans().size(), 5U + 1) << "the first one is what came before forward";
+  EXPECT_EQ(clock.spans()[2].part, StepPart::kCommunication);
+  EXPECT_EQ(clock.spans()[2].purpose, Purpose::kPipeForward);
+  for (std::size_t i = 1; i < clock.spans().size(); ++i)
+    EXPECT_EQ(clock.spans()[i].begin, clock.spans()[i - 1].end);
+}
+
+TEST(GemmCeiling, IsTheMostOfAllRanksTogetherWithOneKindAtOneMoment) {
+  ProductRates a{}, b{}, c{};
+  a[0] = 5;  // 128, the first layout
+  a[2] = 1;  // 256
+  b[2] = 7;
+  c[0] = 1;
+  c[2] = 3;
+  const std::vector<ProductRates> first = {a, c}, second = {b, c};
+  const std::vector<std::span<const ProductRates>> ranks = {first, second};
+
+  const GemmCeiling ceiling = ceiling_of(ranks, 4);
+
+  EXPECT_EQ(ceiling.flops_per_second, 8) << "of 128 a rank has no rate at that moment";
+  EXPECT_EQ(ceiling.size, 256);
+  EXPECT_EQ(ceiling.threads, 4);
+  EXPECT_EQ(ceiling_of({}, 1).flops_per_second, 0);
+}
+
+/// One rank, one step of 1 s; products of this many operations per second.
+BenchResult a_result(double ceiling) {
+  BenchResult result;
+  result.plan.item.subject = "reference";
+  result.plan.item.config = builtin_config("tiny");
+  result.plan.item.batch_size = 1;
+  result.plan.item.seq_length = 16;
+  result.plan.warmup_steps = 0;
+  BenchRun run;
+  run.ranks.resize(1);
+  run.ranks[0].steps.resize(1);
+  run.ranks[0].steps[0].times.total = 1;
+  result.runs = {run};
+  result.ceiling = {ceiling, 128, 1};
+  return result;
+}
+
+TEST(BenchStatistics, TellNoUtilizationAboveOne) {
+  const double flops = step_flops(a_result(1).plan.item).model;
+
+  const BenchSummary half = summary_of(a_result(2 * flops)), busy = summary_of(a_result(flops / 2));
+
+  EXPECT_NEAR(half.model_utilization.value(), 0.5, 1e-12);
+  EXPECT_FALSE(busy.model_utilization.has_value());
+  EXPECT_FALSE(summary_of(a_result(0)).model_utilization.has_value());
+  EXPECT_THAT(text_of(result_lines(a_result(flops / 2)), true),
+              AllOf(HasSubstr("unknown of the"), HasSubstr("the machine was busy")));
 }
 
 TEST(BenchStatistics, QuantilesLieBetweenTheTwoNearest) {

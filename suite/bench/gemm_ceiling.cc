@@ -1,22 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Square products, each size for some tens of milliseconds.
+// Square products, each kind for some tens of milliseconds.
 #include "suite/bench/gemm_ceiling.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <chrono>
-#include <cstring>
-#include <span>
 
 #include "core/tensor/convert.h"
-#include "harness/world/forked/forked_world.h"
 
 namespace isoshard {
 namespace {
 
-constexpr std::int64_t kSizes[] = {128, 256, 512, 1024};
-constexpr double kSecondsASize = 0.02;
+constexpr double kSecondsAKind = 0.02;
 /// Above the second size none is tried whose single product would take longer.
 constexpr double kLongestProduct = 0.06;
 
@@ -28,44 +24,52 @@ double flops_of(std::int64_t size) {
   return 2.0 * static_cast<double>(size) * static_cast<double>(size) * static_cast<double>(size);
 }
 
-/// Both layouts of the right matrix, as kernels differ by it.
-void try_size(std::int64_t size, Dtype dtype, GemmCeiling& best) {
-  const auto options = at::TensorOptions().dtype(scalar_type_of(dtype));
-  const at::Tensor a = at::ones({size, size}, options), b = at::ones({size, size}, options);
-  for (const at::Tensor& right : {b, b.t()}) {
-    at::Tensor product = at::mm(a, right);
-    for (double spent = 0; spent < kSecondsASize;) {
-      const auto start = std::chrono::steady_clock::now();
-      at::mm_out(product, a, right);
-      const double seconds = seconds_from(start);
-      spent += seconds;
-      if (flops_of(size) / seconds <= best.flops_per_second) continue;
-      best.flops_per_second = flops_of(size) / seconds;
-      best.size = size;
-    }
+double rate_of(const at::Tensor& a, const at::Tensor& right) {
+  at::Tensor product = at::mm(a, right);
+  const auto start = std::chrono::steady_clock::now();
+  double flops = 0, seconds = 0;
+  while (seconds < kSecondsAKind) {
+    at::mm_out(product, a, right);
+    flops += flops_of(a.size(0));
+    seconds = seconds_from(start);
   }
+  return flops / seconds;
 }
 
 }  // namespace
 
-GemmCeiling measure_gemm_ceiling(Dtype dtype, int threads) {
-  WorldOptions options;
-  options.name = "products of matrices";
-  options.process_name = "iso:gemm";
-  const WorldReport report = run_forked(std::move(options), [&](Rank& rank) {
-    at::set_num_threads(threads);
-    GemmCeiling best;
-    best.threads = threads;
-    for (const std::int64_t size : kSizes) {
-      if (size > kSizes[1] && flops_of(size) > kLongestProduct * best.flops_per_second) break;
-      try_size(size, dtype, best);
+ProductRates time_products(Dtype dtype) {
+  ProductRates rates{};
+  double best = 0;
+  const auto options = at::TensorOptions().dtype(scalar_type_of(dtype));
+  for (std::size_t i = 0; i < kProductSizes.size(); ++i) {
+    const std::int64_t size = kProductSizes[i];
+    if (i > 1 && flops_of(size) > kLongestProduct * best) break;
+    const at::Tensor a = at::ones({size, size}, options), b = at::ones({size, size}, options);
+    rates[i * kProductLayouts] = rate_of(a, b);
+    rates[i * kProductLayouts + 1] = rate_of(a, b.t());
+    best = std::max({best, rates[i * kProductLayouts], rates[i * kProductLayouts + 1]});
+  }
+  return rates;
+}
+
+GemmCeiling ceiling_of(std::span<const std::span<const ProductRates>> moments, int threads) {
+  GemmCeiling ceiling;
+  ceiling.threads = threads;
+  const std::size_t num_moments = moments.empty() ? 0 : moments.front().size();
+  for (std::size_t moment = 0; moment < num_moments; ++moment) {
+    for (std::size_t kind = 0; kind < kProductKinds; ++kind) {
+      double sum = 0;
+      const bool is_tried = std::ranges::all_of(moments, [&](const auto& rank) {
+        sum += rank[moment][kind];
+        return rank[moment][kind] > 0;
+      });
+      if (!is_tried || sum <= ceiling.flops_per_second) continue;
+      ceiling.flops_per_second = sum;
+      ceiling.size = kProductSizes[kind / kProductLayouts];
     }
-    rank.post_result(std::as_bytes(std::span(&best, 1)));
-  });
-  require_ok(report);
-  GemmCeiling best;
-  std::memcpy(&best, report.ranks[0].result.data(), sizeof(best));
-  return best;
+  }
+  return ceiling;
 }
 
 }  // namespace isoshard

@@ -1,20 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 /// How fast this machine multiplies matrices: what utilization is measured against.
+///
+/// Words. A *moment* is a place in a run, between two steps, at which all ranks multiply square
+/// matrices, one kind after the other: a size and a layout. So they have the processes, threads and
+/// cores of the steps, and the other load of the machine slows both. The *ceiling* is the most that
+/// all ranks together reached with any kind at any moment.
 #pragma once
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "core/base/dtype.h"
 
 namespace isoshard {
 
+inline constexpr std::array<std::int64_t, 4> kProductSizes = {128, 256, 512, 1024};
+inline constexpr std::size_t kProductLayouts = 2;  ///< of the right matrix, as kernels differ by it
+inline constexpr std::size_t kProductKinds = kProductSizes.size() * kProductLayouts;
+
+/// One moment of one rank: operations per second by kind, sizes outermost; 0: not tried.
+using ProductRates = std::array<double, kProductKinds>;
+
 struct GemmCeiling {
-  double flops_per_second = 0;
-  std::int64_t size = 0;  ///< of the square matrices that reached it
-  int threads = 1;
+  double flops_per_second = 0;  ///< of all ranks together
+  std::int64_t size = 0;        ///< of the square matrices that reached it
+  int threads = 1;              ///< of all ranks together
 };
 
-/// The best of several square products of this dtype in one process of `threads` threads.
-/// Ranks   called by the controller; forks a world of one.
-[[nodiscard]] GemmCeiling measure_gemm_ceiling(Dtype dtype, int threads);
+/// Multiplies for some tens of milliseconds a kind, on the calling thread and those of ATen.
+[[nodiscard]] ProductRates time_products(Dtype dtype);
+
+/// `moments[r]` are those of rank r, as many on every rank. A kind that a rank has not tried at a
+/// moment does not count there.
+[[nodiscard]] GemmCeiling ceiling_of(std::span<const std::span<const ProductRates>> moments,
+                                     int threads);
 
 }  // namespace isoshard

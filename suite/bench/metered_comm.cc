@@ -7,6 +7,9 @@
 #include <numeric>
 #include <utility>
 
+#include "core/base/error.h"
+#include "core/comm/region/region_communicator.h"
+
 namespace isoshard {
 namespace {
 
@@ -16,8 +19,8 @@ std::int64_t bytes_in(const ConstBuffer& buffer) {
 
 class MeteredCommunicator final : public Communicator {
  public:
-  MeteredCommunicator(std::unique_ptr<Communicator> inner, StepClock& clock)
-      : inner_(std::move(inner)), clock_(clock) {}
+  MeteredCommunicator(std::unique_ptr<Communicator> inner, StepClock& clock, UnderWay under_way)
+      : inner_(std::move(inner)), clock_(clock), under_way_(std::move(under_way)) {}
   [[nodiscard]] int rank() const noexcept override { return inner_->rank(); }
   [[nodiscard]] int size() const noexcept override { return inner_->size(); }
   [[nodiscard]] ReductionOrder reduction_order() const noexcept override {
@@ -81,7 +84,7 @@ class MeteredCommunicator final : public Communicator {
   }
   [[nodiscard]] std::unique_ptr<Communicator> split(int color, int key) override {
     std::unique_ptr<Communicator> group = inner_->split(color, key);
-    return group == nullptr ? nullptr : metered(std::move(group), clock_);
+    return group == nullptr ? nullptr : metered(std::move(group), clock_, under_way_);
   }
   void abort(std::string_view reason) noexcept override { inner_->abort(reason); }
 
@@ -95,26 +98,38 @@ class MeteredCommunicator final : public Communicator {
   Work metered_call(Purpose purpose, std::int64_t bytes, const Call& call) {
     // a group of one moves nothing
     const std::int64_t moved = inner_->size() > 1 ? bytes : 0;
-    const StepScope scope(clock_, StepPart::kCommunication);
+    const StepScope scope(clock_, StepPart::kCommunication, purpose);
     const Clock::time_point start = Clock::now();
     auto work = std::make_shared<Work>(call());
     clock_.add_call(purpose, moved, scope.before(), seconds_since(start));
-    return Work([work, purpose, &clock = clock_] {
-      const StepScope waiting(clock, StepPart::kCommunication);
+    clock_.set_under_way(under_way_());
+    return Work([work, purpose, under_way = under_way_, &clock = clock_] {
+      const StepScope waiting(clock, StepPart::kCommunication, purpose);
       const Clock::time_point begin = Clock::now();
       work->wait();
       clock.add_wait(purpose, waiting.before(), seconds_since(begin));
+      clock.set_under_way(under_way());
     });
   }
 
   std::unique_ptr<Communicator> inner_;
   StepClock& clock_;
+  UnderWay under_way_;
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> metered(std::unique_ptr<Communicator> inner, StepClock& clock) {
-  return std::make_unique<MeteredCommunicator>(std::move(inner), clock);
+std::unique_ptr<Communicator> metered(std::unique_ptr<Communicator> inner, StepClock& clock,
+                                      UnderWay under_way) {
+  return std::make_unique<MeteredCommunicator>(std::move(inner), clock, std::move(under_way));
+}
+
+std::unique_ptr<Communicator> metered_region(std::unique_ptr<Communicator> inner,
+                                             StepClock& clock) {
+  const auto* const region = dynamic_cast<const RegionCommunicator*>(inner.get());
+  if (region == nullptr)
+    throw InfrastructureError("benchmarks must run on ranks that share memory (backend shm)");
+  return metered(std::move(inner), clock, [region] { return region->has_transfers_under_way(); });
 }
 
 }  // namespace isoshard

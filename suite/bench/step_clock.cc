@@ -16,14 +16,31 @@ double seconds_of(std::chrono::steady_clock::duration time) noexcept {
 void StepClock::begin_step() noexcept {
   times_ = {};
   part_ = StepPart::kOther;
+  purpose_ = Purpose::kUnspecified;
+  spans_.clear();
   is_running_ = true;
   start_ = last_ = Clock::now();
 }
 
-StepPart StepClock::enter(StepPart part) noexcept {
+void StepClock::keep_span(Clock::time_point begin, Clock::time_point end) noexcept {
+  const double from = seconds_of(begin.time_since_epoch()), to = seconds_of(end.time_since_epoch());
+  if (!spans_.empty() && spans_.back().part == part_ && spans_.back().purpose == purpose_) {
+    spans_.back().end = to;
+  } else if (spans_.size() < kMostSpans) {
+    spans_.push_back({from, to, part_, purpose_});
+  }
+}
+
+StepPart StepClock::enter(StepPart part, Purpose purpose) noexcept {
   const Clock::time_point now = Clock::now();
-  if (is_running_) times_.parts[static_cast<std::size_t>(part_)] += seconds_of(now - last_);
+  if (is_running_) {
+    const double seconds = seconds_of(now - last_);
+    times_.parts[static_cast<std::size_t>(part_)] += seconds;
+    if (is_under_way_ && part_ != StepPart::kCommunication) times_.hidden += seconds;
+    keep_span(last_, now);
+  }
   last_ = now;
+  purpose_ = purpose;
   return std::exchange(part_, part);
 }
 

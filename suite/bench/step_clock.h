@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "core/comm/collective.h"
 
@@ -22,10 +23,21 @@ struct StepTimes {
   std::array<double, kNumStepParts> parts{};
   /// Communication, by the part that it interrupted.
   std::array<double, kNumStepParts> communication_in{};
+  /// Of the other parts, while a transfer of this rank was on its way: what it did not wait for.
+  double hidden = 0;
   [[nodiscard]] double of(StepPart part) const noexcept {
     return parts[static_cast<std::size_t>(part)];
   }
 };
+
+/// A stretch of a step on one rank, in seconds of a clock that the ranks of a machine share.
+struct StepSpan {
+  double begin = 0, end = 0;
+  StepPart part = StepPart::kOther;
+  Purpose purpose = Purpose::kUnspecified;  ///< of communication
+};
+/// Of a step's spans so many are kept.
+inline constexpr std::size_t kMostSpans = 20'000;
 
 /// Calls of one purpose on one rank. A call's bytes are those of its longest buffer: the input of
 /// all-reduce, reduce-scatter, all-to-all, send and broadcast, the output of all-gather. What a
@@ -45,11 +57,16 @@ struct PurposeTotals {
 ///     const StepTimes times = clock.end_step();
 class StepClock {
  public:
+  StepClock() { spans_.reserve(kMostSpans); }
   /// From now on time counts, as kOther. Calls before it count nowhere.
   void begin_step() noexcept;
-  /// Returns the part until now.
-  StepPart enter(StepPart part) noexcept;
+  /// `purpose`: of communication. Returns the part until now.
+  StepPart enter(StepPart part, Purpose purpose = Purpose::kUnspecified) noexcept;
   [[nodiscard]] StepTimes end_step() noexcept;
+  /// Whether a transfer is on its way from now on, while the rank does something else.
+  void set_under_way(bool is_under_way) noexcept { is_under_way_ = is_under_way; }
+  /// Of the step that is under way, or of the last one, in their order.
+  [[nodiscard]] const std::vector<StepSpan>& spans() const noexcept { return spans_; }
 
   /// `interrupted`: the part that the call interrupted. Outside of a step nothing is counted.
   void add_call(Purpose purpose, std::int64_t bytes, StepPart interrupted, double seconds) noexcept;
@@ -61,9 +78,13 @@ class StepClock {
 
  private:
   using Clock = std::chrono::steady_clock;
-  bool is_running_ = false;
+  void keep_span(Clock::time_point begin, Clock::time_point end) noexcept;
+
+  bool is_running_ = false, is_under_way_ = false;
   Clock::time_point start_, last_;
   StepPart part_ = StepPart::kOther;
+  Purpose purpose_ = Purpose::kUnspecified;
+  std::vector<StepSpan> spans_;
   StepTimes times_;
   std::array<PurposeTotals, kNumPurposes> purposes_{};
 };
@@ -71,7 +92,8 @@ class StepClock {
 /// Is in a part while it lives, then in the one before.
 class StepScope {
  public:
-  StepScope(StepClock& clock, StepPart part) noexcept : clock_(clock), before_(clock.enter(part)) {}
+  StepScope(StepClock& clock, StepPart part, Purpose purpose = Purpose::kUnspecified) noexcept
+      : clock_(clock), before_(clock.enter(part, purpose)) {}
   ~StepScope() { clock_.enter(before_); }
   StepScope(const StepScope&) = delete;
   StepScope& operator=(const StepScope&) = delete;

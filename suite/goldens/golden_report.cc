@@ -39,7 +39,7 @@ class GoldenReport {
   }
   void add(std::string name, std::string status, std::string text, int code = kExitConforms) {
     const ReportGolden& added =
-        report_.add({std::move(name), std::move(status), std::move(text)}, code);
+        report_.add(ReportGolden{std::move(name), std::move(status), std::move(text)}, code);
     if (observer_.on_golden) observer_.on_golden(added);
   }
   void refuse(std::string name, const std::string& why) {

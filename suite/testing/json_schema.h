@@ -73,6 +73,9 @@ class Schema {
     if (keyword == "minimum")
       return !value.is_number() || value >= rule ? ""
                                                  : fmt::format("{} is below {}", at, rule.dump());
+    if (keyword == "maximum")
+      return !value.is_number() || value <= rule ? ""
+                                                 : fmt::format("{} is above {}", at, rule.dump());
     if (keyword == "minItems" || keyword == "maxItems") {
       const bool fits =
           !value.is_array() || (keyword == "minItems" ? value.size() >= rule.get<std::size_t>()

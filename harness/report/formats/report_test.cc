@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "harness/judge/judge.h"
 #include "harness/report/json/verdict_json.h"
@@ -49,19 +50,42 @@ Verdict verdict_of(double factor) {
 TEST(Report, ShowsLossesNormsGradientsAndOneVerdictLineLast) {
   const std::string text = render(verdict_of(1));
 
-  EXPECT_THAT(text, AllOf(HasSubstr("case  synthetic  (dp 2)"),
-                          HasSubstr("data ids              1 tensors, all equal"),
-                          HasSubstr("loss_per_dp_rank[0]   reference 5.5            actual 5.5"),
-                          HasSubstr("loss_per_dp_rank[1]   reference 5.25"),
-                          HasSubstr("model.layers.0.mlp "),
-                          HasSubstr("gradients             1 tensors, all equal"),
-                          HasSubstr("grad_norm             reference 1.25")));
+  EXPECT_THAT(
+      text,
+      AllOf(HasSubstr("case  synthetic  (dp 2)"),
+            HasSubstr("data ids              1 tensors, all equal"),
+            HasSubstr("loss_per_dp_rank[0]   reference 5.5, actual 5.5 (rel. 0.00e+00)"),
+            HasSubstr("loss_per_dp_rank[1]   reference 5.25"), HasSubstr("model.layers.0.mlp "),
+            HasSubstr("gradients             1 tensors, all equal"),
+            HasSubstr("grad_norm             reference 1.25")));
   EXPECT_THAT(text, Not(HasSubstr("down_proj")))
       << "tensors inside a module are shown on request, or when they are wrong";
   EXPECT_THAT(
       text, EndsWith("CONFORMS (within tolerance)  synthetic case (dp 2): 6 tensors compared, the "
                      "largest error is 0 of what is allowed\n"));
   EXPECT_THAT(text, Not(HasSubstr("\033")));
+}
+
+// But for sentences: the verdict line, findings and what explains them.
+TEST(Report, FitsEightyColumns) {
+  Verdict verdict = verdict_of(2);
+  verdict.would_miss =
+      std::string(30, 'a') + " " + std::string(30, 'b') + " " + std::string(9, 'c');
+  for (TensorComparison& tensor : verdict.tensors)
+    if (tensor.key.name == "w") tensor.key.name = "model.layers.11.post_attention_layernorm.weight";
+
+  const std::string text = render(verdict, {.all_tensors = true});
+
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("DIVERGES") || line.find("first: ") != line.npos) continue;
+    EXPECT_LE(line.size(), 80U) << line;
+  }
+  EXPECT_THAT(text, HasSubstr("  would miss            " + std::string(30, 'a') + "\n" +
+                              std::string(24, ' ') + std::string(30, 'b') + " ccccccccc\n"));
+  EXPECT_THAT(text,
+              HasSubstr("    model.layers.11.post_attention_layernorm.weight  <-- not within\n"))
+      << "a long name has a line of its own, with its mark";
 }
 
 TEST(Report, ShowsTheFindingWithItsCause) {

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "harness/report/json/verdict_json.h"
 #include "harness/report/text/verdict_text.h"
@@ -143,6 +144,28 @@ TEST(Tables, TextShowsWhatOneRankHoldsOnlyIfAsked) {
                                      "output gradients; first different model.norm")));
   EXPECT_THAT(local, AllOf(HasSubstr("output norms on rank 0 alone"), HasSubstr("264.92"),
                            HasSubstr("autotp tp2, sharded"), HasSubstr("2.93e-01")));
+}
+
+// Seven runs, one title as long as a terminal is wide: their columns stand below each other.
+TEST(Tables, FitEightyColumns) {
+  ComparisonTables tables = two_runs();
+  for (const char* const title :
+       {"autotp tp2 dp2", "fsdp_tp tp2 dp2", "megatron tp2 dp2", "nd pp2"})
+    tables.columns.push_back(tables.columns.back()), tables.columns.back().title = title;
+
+  std::istringstream lines(render_tables(tables));
+
+  std::string title;
+  std::getline(lines, title);
+  std::size_t most = 0, values = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("    ")) most = std::max(most, line.size());
+    for (std::size_t at = line.find("374.646"); at != line.npos; at = line.find("374.646", at + 1))
+      ++values;
+  }
+  EXPECT_LE(most, 80U);
+  EXPECT_GT(most, 60U);
+  EXPECT_EQ(values, 6U) << "ddp and the five of autotp, none lost";
 }
 
 TEST(Tables, TextOfManyLayersIsShortUnlessAllAreAskedFor) {

@@ -32,8 +32,8 @@ bool is_good(const json& item) {
     return part_in(detection, "as_expected") == true;
   const json& status = part_in(item, "status");
   if (status.is_null()) return true;  // a reference
-  static const std::set<std::string> kGood = {"conforms", "match",   "accepted",
-                                              "reviewed", "pending", "removed"};
+  static const std::set<std::string> kGood = {"conforms", "match",   "accepted", "reviewed",
+                                              "pending",  "removed", "measured"};
   return status.is_string() && kGood.contains(status.get<std::string>()) &&
          !part_in(item, "unmet").is_string();
 }
@@ -44,7 +44,7 @@ struct Worst {
 };
 
 Worst first_bad(const json& report) {
-  for (const char* const part : {"cases", "curves", "goldens"}) {
+  for (const char* const part : {"cases", "curves", "goldens", "benchmarks"}) {
     const json& items = list_of(report, part);
     for (std::size_t i = 0; i < items.size(); ++i) {
       if (is_good(items[i])) continue;
@@ -184,6 +184,21 @@ std::string words_of_case(const Worst& worst) {
          row_of_words("What to look at", look_at(item, first));
 }
 
+/// The one number that a benchmark is run for.
+std::string speed_of(const json& benchmark) {
+  const json& summary = part_in(part_in(benchmark, "result"), "summary");
+  if (!summary.is_object()) return row_of_words("What", text_of(benchmark, "name"));
+  const std::string state = text_of(part_in(part_in(benchmark, "result"), "gate"), "state");
+  return row_of_words("What", text_of(benchmark, "name")) +
+         row_of_words("Speed", fmt::format("<b>{:.1f} tokens/s</b>, {:.3f} ms a step (median)",
+                                           number_of(summary, "avg_tokens_per_sec"),
+                                           number_of(summary, "p50_step_time_ms"))) +
+         row_of_words("Gate",
+                      state == "ungated"
+                          ? std::string("none: nothing says that it computes what it should")
+                          : state);
+}
+
 /// As a shell takes it.
 std::string quoted(const std::string& word) {
   constexpr std::string_view kPlain =
@@ -217,7 +232,7 @@ std::string hero_of(const json& report) {
   const double code = number_of(report, "exit_code");
   const Worst worst = first_bad(report);
   std::size_t all = 0, bad = 0;
-  for (const char* const part : {"cases", "curves", "goldens"}) {
+  for (const char* const part : {"cases", "curves", "goldens", "benchmarks"}) {
     for (const json& item : list_of(report, part)) {
       if (part_in(item, "status").is_null() && !item.contains("holds")) continue;
       ++all;
@@ -237,12 +252,20 @@ std::string hero_of(const json& report) {
                      : fmt::format("{} of {} runs: not as one process computes", bad, all);
   }
   if (bad == 0 && is_bad) title = "Something is wrong";
+  const json& benchmarks = list_of(report, "benchmarks");
+  const bool has_benchmarks = !benchmarks.empty();
+  if (has_benchmarks && !is_bad) title = "Measured";
   std::string html = fmt::format(
-      "<div class=\"verdict hero {}\"><strong>{}</strong>\n<p>The same training step ran in one "
-      "process and sharded over several, and what both computed was compared. Exit code "
-      "{:.0f}.</p>\n<dl>\n",
-      is_bad ? "diverges" : "conforms", title, code);
+      "<div class=\"verdict hero {}\"><strong>{}</strong>\n<p>{} Exit code {:.0f}.</p>\n<dl>\n",
+      is_bad ? "diverges" : "conforms", title,
+      has_benchmarks
+          ? "Training steps were timed, after a small twin of each configuration was compared with "
+            "one process."
+          : "The same training step ran in one process and sharded over several, and what both "
+            "computed was compared.",
+      code);
   if (worst.item != nullptr) html += words_of_case(worst);
+  if (has_benchmarks && !is_bad) html += speed_of(benchmarks[0]);
   const std::string command = command_of(report);
   if (!command.empty()) html += row_of_words("Repeat it", fmt::format("<code>{}</code>", command));
   return html + "</dl></div>\n";

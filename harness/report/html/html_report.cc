@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
+#include "harness/report/html/html_benchmark.h"
 #include "harness/report/html/html_curves.h"
 #include "harness/report/html/html_evidence.h"
 #include "harness/report/html/html_hero.h"
@@ -155,7 +156,7 @@ std::string curve_html(const json& item, std::size_t index) {
 /// How many parts of the report have each status, in the order in which they came up.
 std::string counts_of(const json& report) {
   std::map<std::string, int> counts;
-  for (const char* const part : {"cases", "curves", "goldens"}) {
+  for (const char* const part : {"cases", "curves", "goldens", "benchmarks"}) {
     for (const json& item : html::list_of(report, part)) {
       std::string status = html::text_of(item, "status");
       if (item.contains("holds")) status = item["holds"] == true ? "holds" : "does not hold";
@@ -187,6 +188,7 @@ std::string contents_of(const json& report) {
   add("cases", "case", "case");
   add("curves", "curve", "case");
   add("goldens", "golden", "name");
+  add("benchmarks", "benchmark", "name");
   if (html.empty()) return "";
   return "<table><caption>Parts of this report</caption><thead><tr><th scope=col class=name>part"
          "</th><th scope=col class=name>verdict</th></tr></thead><tbody>\n" +
@@ -203,7 +205,8 @@ std::string html_of(const json& report) {
         "a report must be a JSON object of schema 1 with exit_code and cases, as report.json is");
   }
   const json &cases = html::list_of(report, "cases"), &curves = html::list_of(report, "curves"),
-             &goldens = html::list_of(report, "goldens");
+             &goldens = html::list_of(report, "goldens"),
+             &benchmarks = html::list_of(report, "benchmarks");
   std::string page = fmt::format(
       "<!doctype html>\n<html lang=en>\n<head>\n<meta charset=utf-8>\n<meta name=viewport "
       "content=\"width=device-width,initial-scale=1\">\n<title>isoshard: {0}</title>\n<style>{1}"
@@ -233,6 +236,12 @@ std::string html_of(const json& report) {
         "</section>\n",
         anchor_of("golden", i), html::text_of(goldens[i], "name"),
         html::text_of(goldens[i], "text"));
+  }
+  for (std::size_t i = 0; i < benchmarks.size(); ++i) {
+    page += fmt::format(
+        "<section id={0} aria-labelledby={0}-title><h2 id={0}-title>{1}</h2>{2}</section>\n",
+        anchor_of("benchmark", i), html::text_of(benchmarks[i], "name"),
+        html::benchmark_of(benchmarks[i]));
   }
   page += html::provenance_of(report);
   return page + "</main>\n</body>\n</html>\n";

@@ -15,6 +15,7 @@ namespace isoshard {
 namespace {
 
 using nlohmann::json;
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 using testing::ThrowsMessage;
@@ -204,6 +205,65 @@ TEST(HtmlReport, TakesLayersWithoutEnd) {
   report["cases"][0]["tensors"][1]["name"] = "model.layers.99999999999999999999.w";
   report["cases"][0]["tensors"][2]["name"] = "layers." + std::string(300'000, '9');
   EXPECT_THAT(html_of(report), HasSubstr("after the layers"));
+}
+
+json a_benchmark() {
+  json result;
+  result["config"] = {{"impl", "autotp"}, {"model_name", "<b>"}, {"num_layers", 2}};
+  result["gate"] = {{"state", "conforms"}, {"strength", "exact"}};
+  result["summary"] = {{"avg_step_time_ms", 10},
+                       {"p50_step_time_ms", 9.5},
+                       {"num_steps", 4},
+                       {"avg_tokens_per_sec", 1234.5},
+                       {"model_flops_utilization", nullptr},
+                       {"timing_breakdown", {{"forward_pct", 60}, {"communication_pct", 40}}}};
+  result["collectives"] = {{{"purpose", "grad_reduce"},
+                            {"calls_per_step_and_rank", 2},
+                            {"bytes_per_step_all_ranks", 4096},
+                            {"ms_per_step_and_rank", 4}}};
+  // the third span is too narrow to be seen
+  const json lane = {{"spans",
+                      {{"forward", 0.0, 6.0},
+                       {"grad_reduce", 6.0, 9.0},
+                       {"backward", 9.0, 9.001},
+                       {"optimizer", 9.001, 10.0}}},
+                     {"cut", false}};
+  result["timeline"] = {{"step", 5}, {"ranks", {lane, lane}}};
+  return {
+      {"schema", 1},
+      {"exit_code", 0},
+      {"cases", json::array()},
+      {"benchmarks",
+       {{{"name", "autotp_tp2"}, {"status", "measured"}, {"text", "A\n"}, {"result", result}}}}};
+}
+
+TEST(HtmlReport, ShowsWhereABenchmarksStepGoes) {
+  const std::string page = html_of(a_benchmark());
+
+  const std::string hero = page.substr(0, page.find("<section"));
+  EXPECT_THAT(hero, AllOf(HasSubstr("<strong>Measured</strong>"), HasSubstr("1234.5 tokens/s"),
+                          HasSubstr("<dt>Gate</dt><dd>conforms</dd>")));
+  EXPECT_THAT(page, Not(HasSubstr("<b>,"))) << "names are text";
+  EXPECT_THAT(page, HasSubstr("not told: steps were faster"));
+  EXPECT_THAT(page, HasSubstr("class=name>grad_reduce</th><td>2</td><td>4.0 KiB</td>"));
+  EXPECT_THAT(page, HasSubstr("Timeline of step 5"));
+  const std::size_t lane = page.find(">rank 1</text>");
+  ASSERT_NE(lane, page.npos);
+  const std::string drawn = page.substr(lane, page.find("</svg>", lane) - lane);
+  EXPECT_THAT(drawn, AllOf(HasSubstr("class=p0"), HasSubstr("class=p4"), HasSubstr("class=p2")));
+  EXPECT_THAT(drawn, Not(HasSubstr("class=p1")));
+}
+
+TEST(HtmlReport, TakesABenchmarkOfAnyShape) {
+  json report = a_benchmark();
+  report["benchmarks"][0]["result"]["timeline"]["ranks"] = {1, {{"spans", {1, {"x"}, {1, 2, 3}}}}};
+  report["benchmarks"][0]["result"]["summary"] = "none";
+  EXPECT_THAT(html_of(report), HasSubstr("autotp_tp2"));
+  report["benchmarks"][0] = {{"name", "pairs"}, {"status", "regression"}, {"text", "slower"}};
+  report["exit_code"] = 1;
+
+  EXPECT_THAT(html_of(report), AllOf(HasSubstr("<strong>Something is wrong</strong>"),
+                                     HasSubstr("<dd>slower</dd>"), HasSubstr("<pre>slower</pre>")));
 }
 
 TEST(HtmlReport, RefusesWhatIsNoReport) {

@@ -30,9 +30,9 @@ pre{white-space:pre-wrap;background:var(--card);border:1px solid var(--line);pad
 .verdict{border-left:.4rem solid;padding:.5rem 1rem;background:var(--card)}
 .hero{padding:1rem 1.25rem;margin-bottom:1rem}.hero strong{font-size:1.25rem}
 .hero dl{gap:.4rem 1rem}.hero code{color:var(--ink)}
-.conforms,.match,.accepted,.reviewed{color:var(--good)}
+.conforms,.match,.accepted,.reviewed,.measured{color:var(--good)}
 .diverges,.regression,.refused{color:var(--bad)}
-.vacuous,.incomplete,.drift,.pending,.removed{color:var(--doubt)}
+.vacuous,.incomplete,.drift,.pending,.removed,.unclear{color:var(--doubt)}
 .verdict p,.verdict dl{color:var(--ink);margin:.25rem 0}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1rem}dd{margin:0;min-width:0}
 dt{color:var(--soft)}

@@ -111,6 +111,11 @@ json report_json(const Report& report) {
   for (const ReportCurve& item : report.curves) j["curves"].push_back(curve_json(item));
   for (const ReportGolden& item : report.goldens)
     j["goldens"].push_back({{"name", item.name}, {"status", item.status}, {"text", item.text}});
+  for (const ReportBenchmark& item : report.benchmarks)
+    j["benchmarks"].push_back({{"name", item.name},
+                               {"status", item.status},
+                               {"text", item.text},
+                               {"result", item.json.empty() ? json() : json::parse(item.json)}});
   return j;
 }
 

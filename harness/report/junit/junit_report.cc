@@ -42,7 +42,7 @@ std::string escaped(std::string_view text) {
 
 struct TestCase {
   enum class Outcome { kPassed, kFailed, kError } outcome = Outcome::kPassed;
-  std::string_view part;  ///< "case", "curve", "golden", "experiment"
+  std::string_view part;  ///< "case", "curve", "golden", "experiment", "benchmark"
   std::string name;
   std::string message;  ///< why it is not passed
   std::vector<std::pair<std::string_view, std::string>> properties;
@@ -99,6 +99,13 @@ TestCase test_of(const ReportGolden& item) {
           {{"verdict", item.status}}};
 }
 
+TestCase test_of(const ReportBenchmark& item) {
+  const auto outcome = item.status == "measured"  ? TestCase::Outcome::kPassed
+                       : item.status == "unclear" ? TestCase::Outcome::kError
+                                                  : TestCase::Outcome::kFailed;
+  return {outcome, "benchmark", item.name, item.text, {{"verdict", item.status}}};
+}
+
 TestCase test_of(const ReportExperiment& item) {
   return {item.holds ? TestCase::Outcome::kPassed : TestCase::Outcome::kFailed,
           "experiment",
@@ -131,6 +138,7 @@ std::string junit_of(const Report& report) {
   for (const ReportCurve& item : report.curves) tests.push_back(test_of(item));
   for (const ReportGolden& item : report.goldens) tests.push_back(test_of(item));
   for (const ReportExperiment& item : report.experiments) tests.push_back(test_of(item));
+  for (const ReportBenchmark& item : report.benchmarks) tests.push_back(test_of(item));
   std::size_t failures = 0, errors = 0;
   std::string body;
   for (const TestCase& test : tests) {

@@ -6,6 +6,7 @@
 #include <cctype>
 #include <functional>
 
+#include "harness/report/text/hanging.h"
 #include "harness/report/text/verdict_text.h"
 
 namespace isoshard {
@@ -38,7 +39,9 @@ struct Grid {
   std::function<std::string(std::size_t row, std::size_t column)> cell;
 };
 
+/// Columns that do not fit a line beside each other stand below each other.
 std::string drawn(const Grid& grid) {
+  constexpr std::size_t kIndent = 4, kGap = 2;
   std::size_t name_width = 0;
   for (const std::string& row : grid.rows) name_width = std::max(name_width, row.size());
   std::vector<std::size_t> widths;
@@ -50,15 +53,23 @@ std::string drawn(const Grid& grid) {
       widths[c] = std::max(widths[c], cells[r][c].size());
     }
   }
-  std::string text = fmt::format("{}\n    {:<{}}", grid.title, "", name_width);
-  for (std::size_t c = 0; c < widths.size(); ++c)
-    text += fmt::format("  {:>{}}", grid.columns[c], widths[c]);
-  text += "\n";
-  for (std::size_t r = 0; r < grid.rows.size(); ++r) {
-    text += fmt::format("    {:<{}}", grid.rows[r], name_width);
-    for (std::size_t c = 0; c < widths.size(); ++c)
-      text += fmt::format("  {:>{}}", cells[r][c], widths[c]);
+  std::string text = grid.title + "\n";
+  for (std::size_t first = 0; first < widths.size();) {
+    std::size_t end = first, width = kIndent + name_width;
+    do {
+      width += kGap + widths[end++];
+    } while (end < widths.size() && width + kGap + widths[end] <= kLineWidth);
+    text += fmt::format("    {:<{}}", "", name_width);
+    for (std::size_t c = first; c < end; ++c)
+      text += fmt::format("  {:>{}}", grid.columns[c], widths[c]);
     text += "\n";
+    for (std::size_t r = 0; r < grid.rows.size(); ++r) {
+      text += fmt::format("    {:<{}}", grid.rows[r], name_width);
+      for (std::size_t c = first; c < end; ++c)
+        text += fmt::format("  {:>{}}", cells[r][c], widths[c]);
+      text += "\n";
+    }
+    first = end;
   }
   return text;
 }

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "harness/curve/curve_statistics.h"
+#include "harness/report/text/hanging.h"
 #include "harness/verdict/exit_code.h"
 
 namespace isoshard {
@@ -76,28 +77,26 @@ std::string missed_features(const std::vector<ReportFeature>& features) {
 }  // namespace
 
 std::string features_text(const std::vector<ReportFeature>& features) {
-  std::size_t groups = 0, names = 0;
-  for (const ReportFeature& feature : features) {
-    groups = std::max(groups, feature.group.size());
-    names = std::max(names, feature.name.size());
-  }
+  std::size_t groups = 0;
+  for (const ReportFeature& feature : features) groups = std::max(groups, feature.group.size());
+  const auto head = [&](const ReportFeature& feature) {
+    return fmt::format("  {:<{}}  ", feature.group, groups);
+  };
   const auto count = std::ranges::count_if(features, is_exercised);
   std::string text = fmt::format("{} of {} features are exercised:\n", count, features.size());
   for (const ReportFeature& feature : features) {
     if (is_exercised(feature))
-      text += fmt::format("  {:<{}}  {:<{}}  {:>3} case{}, the first {}\n", feature.group, groups,
-                          feature.name, names, feature.cases, feature.cases == 1 ? " " : "s",
-                          feature.first);
+      text += hanging(head(feature),
+                      fmt::format("{}: {} case{}, the first {}", feature.name, feature.cases,
+                                  feature.cases == 1 ? "" : "s", feature.first));
   }
   if (count == std::ssize(features)) return text;
-  text += fmt::format(
-      "{} are not; beside `verify --preset small` these flags exercise them, and --preset thorough "
-      "all:\n",
-      std::ssize(features) - count);
+  text += hanging("", fmt::format("{} are not; beside `verify --preset small` these flags exercise "
+                                  "them, and --preset thorough all:",
+                                  std::ssize(features) - count));
   for (const ReportFeature& feature : features) {
     if (!is_exercised(feature))
-      text += fmt::format("  {:<{}}  {:<{}}  {}\n", feature.group, groups, feature.name, names,
-                          feature.flags);
+      text += hanging(head(feature), fmt::format("{}: {}", feature.name, feature.flags));
   }
   return text;
 }
@@ -154,6 +153,10 @@ std::string TextReport::add(const ReportExperiment& item) {
   return options_.is_quiet && item.holds ? "" : block(item.text);
 }
 
+std::string TextReport::add(const ReportBenchmark& item) {
+  return lines(item.text);
+}
+
 std::string TextReport::finish(const Report& report) {
   std::string text;
   if (options_.is_quiet) return report.summary.empty() ? "" : lines(report.summary + "\n");
@@ -173,6 +176,7 @@ std::string text_of(const Report& report, const TextOptions& options) {
   for (const ReportCurve& item : report.curves) text += writer.add(item);
   for (const ReportGolden& item : report.goldens) text += writer.add(item);
   for (const ReportExperiment& item : report.experiments) text += writer.add(item);
+  for (const ReportBenchmark& item : report.benchmarks) text += writer.add(item);
   return text + writer.finish(report);
 }
 

@@ -36,6 +36,7 @@ class TextReport {
   [[nodiscard]] std::string add(const ReportCurve& item);
   [[nodiscard]] std::string add(const ReportGolden& item);
   [[nodiscard]] std::string add(const ReportExperiment& item);
+  [[nodiscard]] std::string add(const ReportBenchmark& item);
   /// What closes the report: tables, statistics and the summary.
   [[nodiscard]] std::string finish(const Report& report);
 

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "core/mesh/mesh_words.h"
+#include "harness/report/text/hanging.h"
 
 namespace isoshard {
 namespace {
@@ -47,19 +48,16 @@ class Table {
     }
     sensitivity();
     if (verdict_.equal_to_emulation.has_value())
-      text_ += fmt::format("  {:<22}{} tensors bit-identical to the emulated reference\n",
-                           "declared arithmetic", *verdict_.equal_to_emulation);
+      entry("declared arithmetic", fmt::format("{} tensors bit-identical to the emulated reference",
+                                               *verdict_.equal_to_emulation));
     if (verdict_.runs > 1 && verdict_.status == Status::kConforms)
-      text_ += fmt::format("  {:<22}{} runs, all equal bit by bit\n", "repeated", verdict_.runs);
-    if (!verdict_.collectives.empty())
-      text_ += fmt::format("  {:<22}{}\n", "collectives", verdict_.collectives);
+      entry("repeated", fmt::format("{} runs, all equal bit by bit", verdict_.runs));
+    if (!verdict_.collectives.empty()) entry("collectives", verdict_.collectives);
     pools();
-    if (!verdict_.would_miss.empty())
-      text_ += fmt::format("  {:<22}{}\n", "would miss", verdict_.would_miss);
+    if (!verdict_.would_miss.empty()) entry("would miss", verdict_.would_miss);
     published();
     not_recorded();
-    for (const std::string& note : verdict_.notes)
-      text_ += fmt::format("  {:<22}{}\n", "note", note);
+    for (const std::string& note : verdict_.notes) entry("note", note);
     coverage("missing", verdict_.missing);
     coverage("extra", verdict_.extra);
     findings();
@@ -73,7 +71,13 @@ class Table {
     return options_.color ? fmt::format("\033[1;{}m{}\033[0m", code, text) : text;
   }
 
-  /// The mark at the end of a row.
+  /// A line of the table, or several.
+  void entry(std::string_view title, const std::string& text, std::string_view code = "") {
+    const std::string lines = hanging(fmt::format("  {:<22}", title), text);
+    text_ += code.empty() ? lines : paint(lines, code);
+  }
+
+  /// What is said of a tensor beside its numbers.
   std::string mark(const TensorComparison& t) const {
     if (!t.within) return paint("  <-- not within", "31");
     return t.insensitive ? "  insensitive" : "";
@@ -109,36 +113,43 @@ class Table {
         worst_tensor = t;
       }
     }
-    text_ += fmt::format("  {:<22}{} tensors", title, tensors.size());
+    std::string words = fmt::format("{} tensors", tensors.size());
     if (unequal == 0) {
-      text_ += ", all equal";
+      words += ", all equal";
     } else {
-      text_ += fmt::format(", max abs {:.3g}, mean abs {:.3g}", max_abs,
+      words += fmt::format(", max abs {:.3g}, mean abs {:.3g}", max_abs,
                            numel > 0 ? sum_abs / static_cast<double>(numel) : 0);
       if (worst_tensor != nullptr)
-        text_ += fmt::format(", largest relative {:.3g} ({})", worst, worst_tensor->key.name);
+        words += fmt::format(", largest relative {:.3g} ({})", worst, worst_tensor->key.name);
     }
-    if (judged < whole) text_ += fmt::format(", {:.3g} % of elements judged", 100 * judged / whole);
-    if (outside > 0) text_ += paint(fmt::format(", {} not within", outside), "31");
-    text_ += "\n";
+    if (judged < whole) words += fmt::format(", {:.3g} % of elements judged", 100 * judged / whole);
+    if (outside > 0) words += paint(fmt::format(", {} not within", outside), "31");
+    entry(title, words);
     rows(tensors, !options_.all_tensors);
   }
 
   void header() {
-    text_ += fmt::format("    {:<44}{:>14}{:>14}{:>11}{:>11}{:>11}\n", "", "norm reference",
-                         "norm actual", "max abs", "relative", "allowed");
+    text_ += fmt::format("    {:<31}{:>9}{:>9}{:>9}{:>9}{:>9}\n", "norms and errors", "reference",
+                         "actual", "max abs", "relative", "allowed");
   }
 
+  /// A name that is too long, and one with a mark, has a line of its own.
   void row(const TensorComparison& t) {
+    constexpr std::size_t kNameWidth = 31;
     const Stats& s = t.stats;
-    const std::string name = t.key.call == 0 || t.key.kind == RecordKind::kParam
-                                 ? t.key.name
-                                 : fmt::format("{} (call {})", t.key.name, t.key.call);
+    std::string name = t.key.call == 0 || t.key.kind == RecordKind::kParam
+                           ? t.key.name
+                           : fmt::format("{} (call {})", t.key.name, t.key.call);
     const std::string allowed =
-        t.level == Level::kExact ? "equal" : fmt::format("{:.2e}", t.allowed_relative_error);
-    text_ += fmt::format("    {:<44}{:>14.6g}{:>14.6g}{:>11.2e}{:>11.2e}{:>11}{}\n", name,
+        t.level == Level::kExact ? "equal" : fmt::format("{:.1e}", t.allowed_relative_error);
+    const std::string words = mark(t);
+    if (!words.empty() || name.size() > kNameWidth) {
+      text_ += fmt::format("    {}{}\n", name, words);
+      name.clear();
+    }
+    text_ += fmt::format("    {:<{}}{:>9.4g}{:>9.4g}{:>9.1e}{:>9.1e}{:>9}\n", name, kNameWidth,
                          std::sqrt(s.sum_sq_reference), std::sqrt(s.sum_sq_actual), s.max_abs,
-                         s.relative_error(), allowed, mark(t));
+                         s.relative_error(), allowed);
   }
 
   void rows(const std::vector<const TensorComparison*>& tensors, bool only_outside) {
@@ -157,14 +168,13 @@ class Table {
       if (stage == Stage::kProgress && t->within) continue;  // counters: only wrong ones say much
       const bool several = t->reference_values.size() > 1;
       if (t->actual_values.size() != t->reference_values.size())
-        text_ += fmt::format("  {:<22}not there on every rank\n", t->key.name);
+        entry(t->key.name, "not there on every rank");
       for (std::size_t i = 0; i < t->actual_values.size() && i < t->reference_values.size(); ++i) {
         const double r = t->reference_values[i], a = t->actual_values[i];
         const double difference = std::fabs(a - r);
-        text_ += fmt::format(
-            "  {:<22}reference {:<14.9g} actual {:<14.9g} difference {:.2e} ({:.2e} relative){}\n",
-            several ? fmt::format("{}[{}]", t->key.name, i) : t->key.name, r, a, difference,
-            difference == 0 ? 0 : difference / std::fabs(r), mark(*t));
+        entry(several ? fmt::format("{}[{}]", t->key.name, i) : t->key.name,
+              fmt::format("reference {:.9g}, actual {:.9g} (rel. {:.2e}){}", r, a,
+                          difference == 0 ? 0 : difference / std::fabs(r), mark(*t)));
       }
     }
   }
@@ -195,8 +205,9 @@ class Table {
 
   void summary_line_of_forward(const std::vector<const TensorComparison*>& all,
                                std::size_t hidden) {
-    text_ += fmt::format("  {:<22}{} tensors{}\n", "module outputs", all.size(),
-                         hidden > 0 ? fmt::format(", {} within tolerance not shown", hidden) : "");
+    entry("module outputs",
+          fmt::format("{} tensors{}", all.size(),
+                      hidden > 0 ? fmt::format(", {} within tolerance not shown", hidden) : ""));
   }
 
   /// What would have been rejected, at level perturbed; and what could not show much.
@@ -219,11 +230,11 @@ class Table {
       if (!t.weakness.empty()) weak.push_back(fmt::format("{}: {}", describe(t.key), t.weakness));
     }
     if (weakest != nullptr) {
-      text_ += fmt::format(
-          "  {:<22}a scale error of {:.2g} rejected everywhere (weakest: {}); a rolled copy in {} "
-          "of {}{}\n",
-          "sensitivity", weakest->scale_sensitivity, describe(weakest->key), rejected, judged,
-          flat > 0 ? fmt::format(", {} vary by roundings only", flat) : "");
+      entry("sensitivity",
+            fmt::format("a scale error of {:.2g} rejected everywhere (weakest: {}); a rolled copy "
+                        "in {} of {}{}",
+                        weakest->scale_sensitivity, describe(weakest->key), rejected, judged,
+                        flat > 0 ? fmt::format(", {} vary by roundings only", flat) : ""));
     }
     names("insensitive", "judged by absolute error", insensitive, false);
     const bool is_shown_otherwise = verdict_.equal_to_emulation.has_value();
@@ -234,9 +245,8 @@ class Table {
   void names(std::string_view title, std::string_view words, const std::vector<std::string>& list,
              bool is_bad) {
     if (list.empty()) return;
-    const std::string line = fmt::format("  {:<22}{} tensors{}{}\n", title, list.size(),
-                                         words.empty() ? "" : ", ", words);
-    text_ += is_bad ? paint(line, "31") : line;
+    entry(title, fmt::format("{} tensors{}{}", list.size(), words.empty() ? "" : ", ", words),
+          is_bad ? "31" : "");
     for (std::size_t i = 0; i < list.size() && (i < kMaxFindings || options_.all_tensors); ++i)
       text_ += fmt::format("    {}\n", list[i]);
     if (list.size() > kMaxFindings && !options_.all_tensors)
@@ -256,27 +266,27 @@ class Table {
         worst = &p;
       }
     }
-    const std::string line = fmt::format(
-        "  {:<22}{} pools against redrawn runs, {} outside; largest scale error {:.2g} of what is "
-        "allowed ({}: {:.6g})\n",
-        "pooled", verdict_.pools.size(), outside, most, worst->name, worst->scale);
-    text_ += outside > 0 ? paint(line, "31") : line;
+    entry("pooled",
+          fmt::format("{} pools against redrawn runs, {} outside; largest scale error {:.2g} of "
+                      "what is allowed ({}: {:.6g})",
+                      verdict_.pools.size(), outside, most, worst->name, worst->scale),
+          outside > 0 ? "31" : "");
   }
 
   void published() {
     for (const PublishedBound& bound : verdict_.published) {
-      const std::string line =
-          fmt::format("  {:<22}{}: {:.2e} of {:.2g} ({}){}\n", "published bound", bound.what,
-                      bound.measured, bound.limit, bound.tensor, bound.holds ? "" : "  <-- broken");
-      text_ += bound.holds ? line : paint(line, "31");
+      entry("published bound",
+            fmt::format("{}: {:.2e} of {:.2g} ({}){}", bound.what, bound.measured, bound.limit,
+                        bound.tensor, bound.holds ? "" : "  <-- broken"),
+            bound.holds ? "" : "31");
     }
   }
 
   void not_recorded() {
     const std::vector<std::string>& names = verdict_.not_recorded;
     if (names.empty()) return;
-    text_ += fmt::format("  {:<22}{} tensor{} of the reference, as allowed, first {}\n",
-                         "not recorded", names.size(), names.size() == 1 ? "" : "s", names.front());
+    entry("not recorded", fmt::format("{} tensor{} of the reference, as allowed, first {}",
+                                      names.size(), names.size() == 1 ? "" : "s", names.front()));
     if (!options_.all_tensors) return;
     for (const std::string& name : names) text_ += fmt::format("    {}\n", name);
   }

@@ -127,6 +127,10 @@ bool RankChannels::advance() {
   return is_left;
 }
 
+bool RankChannels::is_idle() const noexcept {
+  return std::ranges::all_of(ends_, [](const auto& end) { return end->is_idle(); });
+}
+
 void RankChannels::finish(ChannelEnd& end, Moving& moving) {
   for (;;) {
     const std::uint32_t rung = region_->bell(world_rank_).load(std::memory_order_acquire);

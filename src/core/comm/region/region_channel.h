@@ -67,6 +67,8 @@ class RankChannels {
   [[nodiscard]] ChannelEnd& add(GroupBlock& block, bool is_sender);
   /// Moves what can be moved without waiting. Returns whether something is left.
   bool advance();
+  /// Whether nothing is left to move, as far as the last call knew.
+  [[nodiscard]] bool is_idle() const noexcept;
   /// Returns when the message is over.   Errors   CommError, TimeoutError as meet().
   void finish(ChannelEnd& end, Moving& moving);
 

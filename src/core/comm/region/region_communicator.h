@@ -50,6 +50,8 @@ class RegionCommunicator final : public Communicator {
   void barrier(const CallInfo& info) override;
   [[nodiscard]] std::unique_ptr<Communicator> split(int color, int key) override;
   void abort(std::string_view reason) noexcept override;
+  /// Whether a transfer of this rank, in whatever group, is still on its way after its last call.
+  [[nodiscard]] bool has_transfers_under_way() const noexcept { return !channels_->is_idle(); }
 
  private:
   /// From entry to end of one call: what was announced, and whether the ranks have already compared
