@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A copy of the tree with all mutants in it, and its one build."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import time
+
+import switches
+from choose import Choice
+from mutations import Mutant, mutants_of
+from sources import Compiled, MutateError, Parser
+
+ROUNDS = 12
+CACHED = ("LIBTORCH_ROOT", "CMAKE_CXX_COMPILER", "CMAKE_C_COMPILER")
+
+
+def write_if_changed(file: pathlib.Path, text: bytes) -> None:
+    """Writes a file unless it says so already: what is not written is not built again."""
+    if file.is_file() and file.read_bytes() == text:
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(text)
+
+
+def cached_settings(build: pathlib.Path) -> list[str]:
+    """Options of CMake that make a build like this one."""
+    text = (build / "CMakeCache.txt").read_text(encoding="utf-8")
+    options = []
+    for name in CACHED:
+        if match := re.search(rf"^{name}:\w+=(.+)$", text, re.MULTILINE):
+            options.append(f"-D{name}={match[1]}")
+    return options
+
+
+class Scratch:
+    """The folder of a mutated copy: sources, build/, and mutants.json."""
+
+    def __init__(self, tree: pathlib.Path, folder: pathlib.Path) -> None:
+        self.tree, self.folder = tree, folder
+        self.build = folder / "build"
+        self.store = folder / "mutants.json"
+        self.log = folder / "mutate-build.log"
+
+    # ---- making it -------------------------------------------------------------------------------
+
+    def copy_tree(self) -> None:
+        """Copies what git knows, as it stands now; files that are gone are removed."""
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=self.tree, capture_output=True, check=True
+        ).stdout.decode()
+        names = [name for name in listed.split("\0") if name and (self.tree / name).is_file()]
+        for name in names:
+            source, target = self.tree / name, self.folder / name
+            if not source.is_symlink():
+                write_if_changed(target, source.read_bytes())
+                shutil.copymode(source, target)
+        kept = {name for name in names if name.startswith("src/")}
+        for file in sorted((self.folder / "src").rglob("*")):
+            if file.is_file() and str(file.relative_to(self.folder)) not in kept:
+                file.unlink()
+
+    def configure(self, like: pathlib.Path, tests: bool) -> None:
+        """Configures the copy as the build folder `like` is."""
+        command = ["cmake", "-S", self.folder, "-B", self.build, "-G", "Ninja"]
+        command += ["-DISOSHARD_BUILD_BENCH=OFF", f"-DISOSHARD_BUILD_TESTS={'ON' if tests else 'OFF'}"]
+        self.call([*command, *cached_settings(like)])
+
+    def call(self, command: list) -> str:
+        """Runs a command; fails with its last lines."""
+        done = subprocess.run(
+            list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        if done.returncode != 0:
+            raise MutateError(f"{command[0]} failed:\n" + done.stdout[-4000:])
+        return done.stdout
+
+    def make(self, like: pathlib.Path, count: int, seed: int, tests: bool, jobs: int) -> None:
+        """Copy, choice, switches and build; mutants that do not compile are exchanged for others."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        started = time.monotonic()
+        self.copy_tree()
+        self.configure(like, tests)
+        candidates = self.candidates()
+        choice = Choice(candidates, count, seed)
+        print(f"{len(candidates)} mutants of {len(choice.taken)} folders are possible")
+        dropped: list[Mutant] = []
+        for _ in range(ROUNDS):
+            self.write_switches(choice.chosen())
+            errors = self.compile(jobs)
+            if not errors:
+                break
+            bad = self.blamed(errors, choice.chosen())
+            print(f"{len(bad)} mutants do not compile and are exchanged")
+            dropped += bad
+            choice.drop(set(bad))
+        else:
+            raise MutateError(f"after {ROUNDS} rounds mutants still do not compile; see {self.log}")
+        self.save(choice.chosen(), dropped, seed, len(candidates), time.monotonic() - started)
+
+    def candidates(self) -> list[Mutant]:
+        """All mutants of the sources below src/ that this build compiles, tests apart."""
+        compiled = Compiled(self.build)
+        parser = Parser(compiled, self.folder / "trees")
+        found: list[Mutant] = []
+        for source in sorted(compiled.flags):
+            if not source.is_relative_to(self.folder / "src") or source.name.endswith("_test.cc"):
+                continue
+            name = str(source.relative_to(self.folder))
+            # as it is in the tree: the copy may have switches in it from the last time
+            write_if_changed(source, (self.tree / name).read_bytes())
+            found += mutants_of(parser, source, name)
+        return found
+
+    def write_switches(self, mutants: list[Mutant]) -> None:
+        """The chosen mutants, numbered from 1, in the copy's sources."""
+        files: dict[str, dict[int, Mutant]] = collections.defaultdict(dict)
+        for number, mutant in enumerate(mutants, 1):
+            files[mutant.name][number] = mutant
+        # a fixed size: the header changes nothing that is not mutated
+        write_if_changed(self.folder / "src" / switches.HEADER_NAME, switches.header(9_999).encode())
+        for file in (self.folder / "src").rglob("*.cc"):
+            name = str(file.relative_to(self.folder))
+            text = (self.tree / name).read_bytes()
+            write_if_changed(file, switches.switched(text, files[name]) if files[name] else text)
+
+    # ---- building it -----------------------------------------------------------------------------
+
+    def compile(self, jobs: int) -> str:
+        """Builds everything; what the compiler says if it fails, else ""."""
+        with self.log.open("w", encoding="utf-8") as log:
+            done = subprocess.run(
+                ["ninja", "-C", self.build, f"-j{jobs}", "-k0"], stdout=log, stderr=subprocess.STDOUT
+            )
+        return "" if done.returncode == 0 else self.log.read_text(encoding="utf-8", errors="replace")
+
+    def blamed(self, errors: str, mutants: list[Mutant]) -> list[Mutant]:
+        """The mutants in lines that errors name.   Errors   MutateError if there are none."""
+        place = re.compile(r"((?:[\w./-]*/)?src/[\w./-]+\.cc):(\d+):")
+        lines: set[tuple[str, int]] = set()
+        for block in re.split(r"(?=^FAILED: )", errors, flags=re.MULTILINE)[1:]:
+            for line in block.splitlines():
+                is_error = " error: " in line or "required from" in line or "note:" in line
+                if is_error and (match := place.search(line)):
+                    lines.add((match[1][match[1].rindex("src/") if "src/" in match[1] else 0 :], int(match[2])))
+        bad = [m for m in mutants if any((m.name, n) in lines for n in switches.lines_of(m))]
+        if not bad:
+            raise MutateError(f"the copy does not build, and no mutant is to blame; see {self.log}")
+        return bad
+
+    # ---- what it holds ---------------------------------------------------------------------------
+
+    def save(self, mutants, dropped, seed: int, candidates: int, seconds: float) -> None:
+        """Writes mutants.json."""
+        text = json.dumps(
+            {
+                "seed": seed,
+                "candidates": candidates,
+                "dropped": len(dropped),
+                "build_seconds": round(seconds, 1),
+                "mutants": [
+                    {
+                        "number": number,
+                        "key": m.key,
+                        "file": m.name,
+                        "line": m.line,
+                        "kind": m.kind,
+                        "before": m.before,
+                        "after": m.after,
+                    }
+                    for number, m in enumerate(mutants, 1)
+                ],
+            },
+            indent=1,
+        )
+        write_if_changed(self.store, (text + "\n").encode())
+
+    def load(self) -> dict:
+        """What mutants.json says.   Errors   MutateError if there is no finished build."""
+        if not self.store.is_file():
+            raise MutateError(f"{self.store} must exist: run `tools/mutate build` first")
+        return json.loads(self.store.read_text(encoding="utf-8"))
+
+    def environment(self, number: int = 0, seen: pathlib.Path | None = None) -> dict[str, str]:
+        """The environment that turns one mutant on, and records which are come to."""
+        result = dict(os.environ)
+        for name in list(result):
+            if name.startswith("ISOSHARD_"):
+                del result[name]
+        if number:
+            result["ISOSHARD_MUTANT"] = str(number)
+        if seen is not None:
+            seen.write_bytes(bytes(10_000))
+            result["ISOSHARD_MUTANTS_SEEN"] = str(seen)
+        return result
