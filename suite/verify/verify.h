@@ -38,8 +38,8 @@ struct VerifyPlan {
 ///
 /// A case that throws, whatever it throws, is reported as incomplete with the exit code of what it
 /// threw, and the other cases still run. After an interrupt the report has what was judged until
-/// then, and exit code 130 or 143. With fail_fast it ends with the first
-/// case whose exit code is not 0, and its summary says how many did not run.
+/// then, and exit code 130 or 143. With fail_fast it ends with the first case
+/// whose exit code is not 0, and its summary says how many did not run.
 ///
 /// Ranks    called by the controller.
 /// Errors   UsageError for no case; the UsageError and FileError of CaseJudge::judge_case if there

@@ -43,7 +43,6 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
         help="a configured build folder, whose compiler and LibTorch are taken (default: build)",
     )
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time (default: 2)")
-    parser.add_argument("--no-tests", action="store_true", help="build the programs only")
     parser.add_argument("--again", nargs="*", default=[], help="keys of mutants to run again")
     parser.add_argument(
         "--at-least", type=float, default=0, help="percent that must be killed, else exit code 1"
@@ -59,7 +58,7 @@ def main(words: list[str]) -> int:
     try:
         if "build" in steps:
             require_libclang()
-            scratch.make(given.build, given.count, given.seed, not given.no_tests, given.jobs)
+            scratch.make(given.build, given.count, given.seed, given.jobs)
         runs = Runs(scratch, given.jobs)
         if "verify" in steps:
             runs.verify_all(set(given.again))

@@ -272,7 +272,7 @@ class Finder:
             self.add(cursor, "unary", self.words(child))
 
     def integer(self, cursor) -> None:
-        match = re.fullmatch(r"(0[xX][0-9a-fA-F']+|[0-9][0-9']*)([uUlLzZ]*)", self.words(cursor))
+        match = re.fullmatch(r"(0[xX][0-9a-fA-F']+|0|[1-9][0-9']*)([uUlLzZ]*)", self.words(cursor))
         if not match:
             return
         value = int(match[1].replace("'", ""), 0)

@@ -241,6 +241,7 @@ class Runs:
 
     def test_survivors(self, again: set[str]) -> None:
         """Those that verify does not kill, under the tests."""
+        self.scratch.compile_tests(self.jobs)
         self.record_tests()
         done = self.results()
         todo = []
