@@ -19,13 +19,18 @@ from sources import MutateError
 VERIFY = ["verify", "--preset", "thorough"]
 FIRST_CASES = 3  # of those that come to a mutant, the cheapest are tried first
 DEADLINE_S = 30  # no rank gets any further for so long: a hang
+MEMORY_BYTES = 6 << 30
 OTHER_LABELS = {"slow", "gpu", "structure", "package", "python", "live", "browser", "root"}
 
 
 def run(command: list, limit_s: float, environment: dict, folder: pathlib.Path) -> int | None:
-    """The exit code of a command; None if it ran longer than the limit, and was killed."""
+    """The exit code of a command; None if it ran longer than the limit, and was killed.
+
+    A mutant may well ask for all the memory there is: a process gets some GiB and no core dump.
+    """
+    bounds = ["prlimit", "--core=0", f"--data={MEMORY_BYTES}", "--"]
     process = subprocess.Popen(
-        list(map(str, command)),
+        [*bounds, *map(str, command)],
         env=environment,
         cwd=folder,
         stdin=subprocess.DEVNULL,
@@ -89,7 +94,7 @@ class Runs:
             (folder / "report.json").write_text(json.dumps(report), encoding="utf-8")
             command = [self.program(), "verify", "--failed-from", folder, "--fail-fast", "--quiet"]
             command += ["--deadline", DEADLINE_S]
-            code = run(command, 60 + 20 * seconds, environment, folder)
+            code = run(command, 30 + 6 * seconds, environment, folder)
         if code is None:
             return "no end"
         names = {0: "conforms", 1: "diverges", 2: "refused", 3: "refused", 4: "crash, error or hang"}

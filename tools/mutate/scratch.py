@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -12,9 +14,11 @@ import shutil
 import subprocess
 import time
 
+import mutations
+import sources
 import switches
 from choose import Choice
-from mutations import Mutant, mutants_of
+from mutations import Mutant
 from sources import Compiled, MutateError, Parser
 
 ROUNDS = 12
@@ -47,7 +51,6 @@ class Scratch:
         self.build = folder / "build"
         self.store = folder / "mutants.json"
         self.log = folder / "mutate-build.log"
-        self.verbose = "ISOSHARD_MUTATE_VERBOSE" in os.environ
 
     # ---- making it -------------------------------------------------------------------------------
 
@@ -116,11 +119,25 @@ class Scratch:
             # as it is in the tree: the copy may have switches in it from the last time
             write_if_changed(source, (self.tree / name).read_bytes())
             try:
-                found += mutants_of(parser, source, name)
-                if self.verbose:
-                    print(f"{name}: {len(found)} mutants so far", flush=True)
+                found += self.mutants_of(parser, source, name)
             except MutateError as error:  # what GCC takes and Clang does not
                 print(f"left out: {error}")
+        return found
+
+    def mutants_of(self, parser: Parser, source: pathlib.Path, name: str) -> list[Mutant]:
+        """The mutants of a source; those of an earlier run if neither it nor the tool has changed."""
+        digest = hashlib.sha256(source.read_bytes())
+        for file in (pathlib.Path(mutations.__file__), pathlib.Path(sources.__file__)):
+            digest.update(file.read_bytes())
+        store = self.folder / "trees" / (name.replace("/", "+") + ".json")
+        if store.is_file():
+            known = json.loads(store.read_text(encoding="utf-8"))
+            if known["digest"] == digest.hexdigest():
+                return [Mutant(**row) for row in known["mutants"]]
+        found = mutations.mutants_of(parser, source, name)
+        rows = [dataclasses.asdict(mutant) for mutant in found]
+        text = json.dumps({"digest": digest.hexdigest(), "mutants": rows})
+        write_if_changed(store, text.encode())
         return found
 
     def write_switches(self, mutants: list[Mutant]) -> None:

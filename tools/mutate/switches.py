@@ -23,11 +23,15 @@ HEADER = """// SPDX-License-Identifier: Apache-2.0
 namespace isoshard_mutants {
 
 inline constexpr int kSize = @SIZE@;
+inline constinit bool is_started = false;
 inline constinit int chosen = 0;
 inline constinit unsigned char nobody[kSize] = {};
 inline constinit unsigned char* seen = nobody;
 
+// Every source with a mutant calls it, before anything else of a program runs.
 [[gnu::constructor(101)]] inline void start() {
+  if (is_started) return;
+  is_started = true;
   if (const char* number = std::getenv("ISOSHARD_MUTANT")) chosen = std::atoi(number);
   const char* file = std::getenv("ISOSHARD_MUTANTS_SEEN");
   const int descriptor = file == nullptr ? -1 : ::open(file, O_RDWR | O_CLOEXEC);
