@@ -169,7 +169,8 @@ class OfAFixture(unittest.TestCase):
             return done.stdout.strip()
 
         def number_of(kind: str, before: str, after: str) -> int:
-            fits = [n for n, m in numbered.items() if (m.kind, m.before, m.after) == (kind, before, after)]
+            change = (kind, before, after)
+            fits = [n for n, m in numbered.items() if (m.kind, m.before, m.after) == change]
             self.assertEqual(len(fits), 1, (kind, before, after))
             return fits[0]
 
@@ -249,8 +250,8 @@ class OfABuild(unittest.TestCase):
 
         result = switches.switched(text, {5: mutant}).decode()
 
-        self.assertTrue(result.endswith("#line 1\nint a = 1;\nint b = (isoshard_mutants::on(5) ? "
-                                        "(2 - 3) : (2 +\n  3));\n"), result)
+        switch = "(isoshard_mutants::on(5) ? (2 - 3) : (2 +\n  3))"
+        self.assertTrue(result.endswith(f"#line 1\nint a = 1;\nint b = {switch};\n"), result)
 
     def test_states_are_those_of_the_results(self) -> None:
         def state(verify: str, tests: str = "") -> str:

@@ -28,8 +28,9 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "step",
         choices=["all", "build", "verify", "test", "report"],
-        help="build: copy, switches, one build; verify: each mutant under verify --preset thorough; "
-        "test: those that survive it under the quick tests; report: tables; all: one after the other",
+        help="build: copy, switches, one build; verify: each mutant under verify --preset "
+        "thorough; test: those that survive it under the quick tests; report: tables; all: one "
+        "after the other",
     )
     parser.add_argument("--count", type=int, default=300, help="mutants (default: 300)")
     parser.add_argument("--seed", type=int, default=1, help="of their choice (default: 1)")

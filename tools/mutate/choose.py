@@ -64,12 +64,19 @@ def overlaps(one: Mutant, other: Mutant) -> bool:
     return one.begin < other.begin < one.end < other.end
 
 
+def is_about_words(mutant: Mutant) -> bool:
+    """True for calls with a literal text among their arguments: mostly what an error will say."""
+    return mutant.kind in ("arguments", "call") and '"' in mutant.before
+
+
 class Choice:
     """Takes mutants folder by folder, and others for those that are dropped."""
 
     def __init__(self, mutants: list[Mutant], count: int, seed: int) -> None:
         folders: dict[str, list[Mutant]] = collections.defaultdict(list)
         for mutant in mutants:
+            if is_about_words(mutant):
+                continue
             folders[str(pathlib.PurePosixPath(mutant.name).parent)].append(mutant)
         self.queues = {folder: in_turn(found, seed) for folder, found in folders.items()}
         self.shares = shares({folder: len(found) for folder, found in folders.items()}, count)

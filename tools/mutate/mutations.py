@@ -64,21 +64,21 @@ def one_line(text: str) -> str:
 class Finder:
     """Walks the tree of one source and collects its mutants."""
 
-    def __init__(self, unit, name: str, text: bytes) -> None:
+    def __init__(self, cursors: list, source: pathlib.Path, name: str, text: bytes) -> None:
         self.name = name
         self.text = text
-        self.file = unit.spelling
+        self.file = str(source)
         self.found: dict[tuple[int, int, str, str], Mutant] = {}
         self.macros = [
             (c.extent.start.offset, c.extent.end.offset)
-            for c in unit.cursor.get_children()
-            if c.kind == cindex.CursorKind.MACRO_INSTANTIATION and self.is_here(c)
+            for c in cursors
+            if c.kind == cindex.CursorKind.MACRO_INSTANTIATION
         ]
         self.kinds = cindex.CursorKind
         self.constexpr = False
         self.returns = None
-        for child in unit.cursor.get_children():
-            if self.is_here(child):
+        for child in cursors:
+            if not child.kind.is_preprocessing():
                 self.walk(child, None)
 
     # ---- text ----------------------------------------------------------------------------------
@@ -455,7 +455,7 @@ def bare_type(cursor) -> str:
 def mutants_of(parser, source: pathlib.Path, name: str) -> list[Mutant]:
     """All mutants of a source, in the order of its text; `name` is what reports call it."""
     text = source.read_bytes()
-    finder = Finder(parser.parse(source), name, text)
+    finder = Finder(parser.parse(source), source, name, text)
     found = sorted(finder.found.values(), key=lambda m: (m.begin, -m.end, m.kind, m.after))
     lines = text.decode("utf-8").splitlines()
     counts: collections.Counter = collections.Counter()

@@ -20,6 +20,7 @@ VERIFY = ["verify", "--preset", "thorough"]
 FIRST_CASES = 3  # of those that come to a mutant, the cheapest are tried first
 DEADLINE_S = 30  # no rank gets any further for so long: a hang
 MEMORY_BYTES = 6 << 30
+SAID = {0: "conforms", 1: "diverges", 2: "refused", 3: "refused", 4: "crash, error or hang"}
 OTHER_LABELS = {"slow", "gpu", "structure", "package", "python", "live", "browser", "root"}
 
 
@@ -97,8 +98,7 @@ class Runs:
             code = run(command, 30 + 6 * seconds, environment, folder)
         if code is None:
             return "no end"
-        names = {0: "conforms", 1: "diverges", 2: "refused", 3: "refused", 4: "crash, error or hang"}
-        return names.get(code, f"crash ({code})")
+        return SAID.get(code, f"crash ({code})")
 
     def case_names(self) -> list[str]:
         """The cases of the preset, all of which must conform in the unmutated copy."""
@@ -239,9 +239,8 @@ class Runs:
         """All mutants that have no result yet, under verify."""
         self.record_cases()
         done = self.results()
-        todo = [
-            m for m in self.data["mutants"] if m["key"] in again or "verify" not in done.get(m["key"], {})
-        ]
+        has_result = {key for key, phases in done.items() if "verify" in phases} - again
+        todo = [m for m in self.data["mutants"] if m["key"] not in has_result]
         self.each(todo, self.try_verify)
 
     def test_survivors(self, again: set[str]) -> None:

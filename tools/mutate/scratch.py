@@ -15,13 +15,13 @@ import subprocess
 import time
 
 import mutations
-import sources
 import switches
 from choose import Choice
 from mutations import Mutant
 from sources import Compiled, MutateError, Parser
 
 ROUNDS = 12
+MOST = 9_999  # mutants of one build
 CACHED = ("LIBTORCH_ROOT", "CMAKE_CXX_COMPILER", "CMAKE_C_COMPILER")
 
 
@@ -85,7 +85,7 @@ class Scratch:
         return done.stdout
 
     def make(self, like: pathlib.Path, count: int, seed: int, jobs: int) -> None:
-        """Copy, choice, switches and build; mutants that do not compile are exchanged for others."""
+        """Copy, choice, switches and build; mutants that do not compile make room for others."""
         self.folder.mkdir(parents=True, exist_ok=True)
         started = time.monotonic()
         self.copy_tree()
@@ -109,15 +109,15 @@ class Scratch:
 
     def candidates(self) -> list[Mutant]:
         """All mutants of the sources below src/ that this build compiles, tests apart."""
+        # as they are in the tree: the copy may have switches in it from the last time
+        self.write_switches([])
         compiled = Compiled(self.build)
         parser = Parser(compiled, self.folder / "trees")
         found: list[Mutant] = []
-        for source in sorted(compiled.flags):
+        for source in sorted(compiled.unit_of, key=lambda s: (compiled.unit_of[s], s)):
             if not source.is_relative_to(self.folder / "src") or source.name.endswith("_test.cc"):
                 continue
             name = str(source.relative_to(self.folder))
-            # as it is in the tree: the copy may have switches in it from the last time
-            write_if_changed(source, (self.tree / name).read_bytes())
             try:
                 found += self.mutants_of(parser, source, name)
             except MutateError as error:  # what GCC takes and Clang does not
@@ -125,10 +125,9 @@ class Scratch:
         return found
 
     def mutants_of(self, parser: Parser, source: pathlib.Path, name: str) -> list[Mutant]:
-        """The mutants of a source; those of an earlier run if neither it nor the tool has changed."""
+        """The mutants of a source; those of an earlier run if neither it nor the tool changed."""
         digest = hashlib.sha256(source.read_bytes())
-        for file in (pathlib.Path(mutations.__file__), pathlib.Path(sources.__file__)):
-            digest.update(file.read_bytes())
+        digest.update(pathlib.Path(mutations.__file__).read_bytes())
         store = self.folder / "trees" / (name.replace("/", "+") + ".json")
         if store.is_file():
             known = json.loads(store.read_text(encoding="utf-8"))
@@ -146,7 +145,8 @@ class Scratch:
         for number, mutant in enumerate(mutants, 1):
             files[mutant.name][number] = mutant
         # a fixed size: the header changes nothing that is not mutated
-        write_if_changed(self.folder / "src" / switches.HEADER_NAME, switches.header(9_999).encode())
+        file = self.folder / "src" / switches.HEADER_NAME
+        write_if_changed(file, switches.header(MOST).encode())
         for file in (self.folder / "src").rglob("*.cc"):
             name = str(file.relative_to(self.folder))
             text = (self.tree / name).read_bytes()
@@ -170,17 +170,19 @@ class Scratch:
         command = ["ninja", "-C", self.build, f"-j{jobs}", "-k0", *targets]
         with self.log.open("w", encoding="utf-8") as log:
             done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT)
-        return "" if done.returncode == 0 else self.log.read_text(encoding="utf-8", errors="replace")
+        if done.returncode == 0:
+            return ""
+        return self.log.read_text(encoding="utf-8", errors="replace")
 
     def blamed(self, errors: str, mutants: list[Mutant]) -> list[Mutant]:
         """The mutants in lines that errors name.   Errors   MutateError if there are none."""
-        place = re.compile(r"((?:[\w./-]*/)?src/[\w./-]+\.cc):(\d+):")
+        place = re.compile(r"\b(src/(?:\w+/)+\w+\.cc):(\d+):")
         lines: set[tuple[str, int]] = set()
         for block in re.split(r"(?=^FAILED: )", errors, flags=re.MULTILINE)[1:]:
             for line in block.splitlines():
                 is_error = " error: " in line or "required from" in line or "note:" in line
                 if is_error and (match := place.search(line)):
-                    lines.add((match[1][match[1].rindex("src/") if "src/" in match[1] else 0 :], int(match[2])))
+                    lines.add((match[1], int(match[2])))
         bad = [m for m in mutants if any((m.name, n) in lines for n in switches.lines_of(m))]
         if not bad:
             raise MutateError(f"the copy does not build, and no mutant is to blame; see {self.log}")
@@ -228,6 +230,6 @@ class Scratch:
         if number:
             result["ISOSHARD_MUTANT"] = str(number)
         if seen is not None:
-            seen.write_bytes(bytes(10_000))
+            seen.write_bytes(bytes(MOST + 1))
             result["ISOSHARD_MUTANTS_SEEN"] = str(seen)
         return result

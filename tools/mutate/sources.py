@@ -37,13 +37,14 @@ class Compiled:
     """The sources of a CMake build folder, from its compile_commands.json.
 
     Sources that are compiled several at once (unity builds) count one by one, and have the flags of
-    the file that includes them.
+    the file that includes them, which is read once for all of them.
     """
 
     def __init__(self, build: pathlib.Path) -> None:
         file = build / "compile_commands.json"
         if not file.is_file():
             raise MutateError(f"{file} must exist, and does not: configure that build first")
+        self.unit_of: dict[pathlib.Path, pathlib.Path] = {}  # by source
         self.flags: dict[pathlib.Path, tuple[str, ...]] = {}
         self.precompiled: dict[pathlib.Path, pathlib.Path] = {}
         for entry in json.loads(file.read_text(encoding="utf-8")):
@@ -53,10 +54,10 @@ class Compiled:
             if source.name.startswith("unity_") and source.suffix == ".cxx":
                 text = source.read_text(encoding="utf-8")
                 sources = [pathlib.Path(name) for name in re.findall(r'#include "([^"]+)"', text)]
-            for each in sources:
-                self.flags[each] = flags_of(words)
-                if header := precompiled_of(words):
-                    self.precompiled[each] = header
+            self.unit_of |= dict.fromkeys(sources, source)
+            self.flags[source] = flags_of(words)
+            if header := precompiled_of(words):
+                self.precompiled[source] = header
 
 
 def flags_of(words: list[str]) -> tuple[str, ...]:
@@ -101,6 +102,8 @@ class Parser:
         self.folder = folder
         self.index = cindex.Index.create(excludeDecls=True)
         self.saved: dict[tuple[str, ...], pathlib.Path] = {}
+        self.last: tuple[pathlib.Path, object] = (pathlib.Path(), None)
+        self.cursors: dict[str, list] = {}  # the outermost of the last tree, by file
 
     def arguments_of(self, source: pathlib.Path) -> list[str]:
         """The flags of a source, and Clang's own."""
@@ -110,18 +113,18 @@ class Parser:
         return [*flags, "-w"]
 
     def parse(self, source: pathlib.Path):
-        """The tree of a source, its precompiled header apart.
+        """The outermost cursors of a source; what is compiled with it is read once.
 
         Errors   MutateError with Clang's first error: a tree with holes would have wrong mutants.
         """
-        arguments = self.arguments_of(source)
-        if header := self.compiled.precompiled.get(source):
-            arguments += ["-include-pch", str(self.saved_header(header, arguments))]
-        unit = self.index.parse(
-            str(source),
-            args=arguments,
-            options=cindex.TranslationUnit.PARSE_DETAILED_PROCESSING_RECORD,
-        )
+        file = self.compiled.unit_of[source]
+        if self.last[0] != file:
+            self.last = (file, self.tree_of(file))
+            self.cursors = {}
+            for cursor in self.last[1].cursor.get_children():
+                if place := cursor.location.file:
+                    self.cursors.setdefault(place.name, []).append(cursor)
+        unit = self.last[1]
         for item in unit.diagnostics:
             # Clang's own complaints about precompiled headers of GCC's library have no place
             place = item.location.file
@@ -129,7 +132,18 @@ class Parser:
             least = cindex.Diagnostic.Error if is_here else cindex.Diagnostic.Fatal
             if item.severity >= least:
                 raise MutateError(f"{source} must compile by Clang, got: {item}")
-        return unit
+        return self.cursors.get(str(source), [])
+
+    def tree_of(self, file: pathlib.Path):
+        """The tree of a file that is compiled."""
+        arguments = self.arguments_of(file)
+        if header := self.compiled.precompiled.get(file):
+            arguments += ["-include-pch", str(self.saved_header(header, arguments))]
+        return self.index.parse(
+            str(file),
+            args=arguments,
+            options=cindex.TranslationUnit.PARSE_DETAILED_PROCESSING_RECORD,
+        )
 
     def saved_header(self, header: pathlib.Path, arguments: list[str]) -> pathlib.Path:
         """The precompiled header for Clang with these flags."""
