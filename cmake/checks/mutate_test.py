@@ -273,6 +273,17 @@ class OfABuild(unittest.TestCase):
         self.assertIsNone(runs.run(["sleep", "600"], 0.2, dict(os.environ), FOLDER))
         self.assertEqual(runs.run(["false"], 60, dict(os.environ), FOLDER), 1)
 
+    def test_a_command_has_shared_memory_of_its_own(self) -> None:
+        if not runs.room_of_its_own(FOLDER.is_relative_to("/tmp")):
+            return  # not permitted here
+        shared = pathlib.Path(f"/dev/shm/isoshard_mutate_test_{os.getpid()}")
+        shared.touch()
+        try:
+            alone = ["test", "!", "-e", shared,]
+            self.assertEqual(runs.run(alone, 60, dict(os.environ), FOLDER), 0)
+        finally:
+            shared.unlink()
+
     def test_each_equivalent_mutant_says_why(self) -> None:
         for key, why in page.equivalents().items():
             self.assertRegex(key, "^[0-9a-f]{12}$")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import json
 import os
 import pathlib
@@ -24,14 +25,34 @@ SAID = {0: "conforms", 1: "diverges", 2: "refused", 3: "refused", 4: "crash, err
 OTHER_LABELS = {"slow", "gpu", "structure", "package", "python", "live", "browser", "root"}
 
 
+@functools.cache
+def room_of_its_own(keeps_tmp: bool) -> tuple[str, ...]:
+    """The beginning of a command line that gives a command processes, /dev/shm and /tmp of its own.
+
+    What sweeps leftovers must not, as a mutant, sweep what others on the machine need. Where this is
+    not permitted it is (); then the machine should be one's own.
+    """
+    mounts = "mount -t tmpfs none /dev/shm"
+    if not keeps_tmp:
+        mounts += " && mount -t tmpfs none /tmp"
+    room = ("unshare", "--mount", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
+    room += ("sh", "-c", mounts + ' && exec "$@"', "sh")
+    try:
+        done = subprocess.run([*room, "true"], capture_output=True)
+    except OSError:
+        return ()
+    return room if done.returncode == 0 else ()
+
+
 def run(command: list, limit_s: float, environment: dict, folder: pathlib.Path) -> int | None:
     """The exit code of a command; None if it ran longer than the limit, and was killed.
 
     A mutant may well ask for all the memory there is: a process gets some GiB and no core dump.
     """
     bounds = ["prlimit", "--core=0", f"--data={MEMORY_BYTES}", "--"]
+    room = room_of_its_own(folder.is_relative_to("/tmp"))
     process = subprocess.Popen(
-        [*bounds, *map(str, command)],
+        [*room, *bounds, *map(str, command)],
         env=environment,
         cwd=folder,
         stdin=subprocess.DEVNULL,

@@ -28,8 +28,8 @@ def require_libclang() -> None:
     """Fails with what to install where libclang's Python bindings are missing."""
     if cindex is None:
         raise MutateError(
-            "libclang's Python bindings are missing: install python3-clang of Debian or Ubuntu and "
-            "use its Python (/usr/bin/python3), or the package libclang of the Python that runs this"
+            "libclang's Python bindings are missing: install python3-clang of Debian or Ubuntu "
+            "and use its Python (/usr/bin/python3), or the package libclang of this Python"
         )
 
 

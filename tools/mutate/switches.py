@@ -76,7 +76,7 @@ def switched(text: bytes, mutants: dict[int, Mutant]) -> bytes:
         else:
             before, after = f"({condition} ? ({mutant.after}) : (", "))"
         size = mutant.end - mutant.begin
-        # at one place: what closes comes first, the innermost of it first; what opens outermost first
+        # at one place what closes comes first, from inside out, then what opens, from outside in
         events.append((mutant.begin, 1, -size * 100_000 + number, before))
         events.append((mutant.end, 0, size * 100_000 - number, after))
     pieces, position = [], 0
