@@ -77,6 +77,30 @@ TEST_P(FailingCase, LeavesTheOthersTheirVerdicts) {
   EXPECT_EQ(report.exit_code, GetParam().exit_code);
 }
 
+TEST(FailFast, EndsWithTheFirstCaseThatIsNotAsItShouldBe) {
+  std::vector<Case> cases = preset_cases("small");
+  ASSERT_GE(cases.size(), 3U);
+  cases.resize(3);
+  ThrowInTheFirst in_the_first([] { throw InfrastructureError("thrown"); });
+
+  const Report report = verify({.cases = cases, .fail_fast = true}, in_the_first);
+
+  ASSERT_EQ(report.cases.size(), 1U);
+  EXPECT_EQ(report.cases[0].status(), Status::kIncomplete);
+  EXPECT_EQ(report.exit_code, kExitInfrastructure);
+  EXPECT_EQ(report.summary, "0 of 3 cases conform; 2 did not run (--fail-fast)");
+}
+
+TEST(FailFast, RunsAllCasesThatConform) {
+  std::vector<Case> cases = preset_cases("small");
+  cases.resize(2);
+  VerifyObserver quiet;
+
+  const Report report = verify({.cases = cases, .fail_fast = true}, quiet);
+
+  EXPECT_EQ(report.summary, "2 of 2 cases conform");
+}
+
 // ---- inputs that change
 // -------------------------------------------------------------------------------------------------
 

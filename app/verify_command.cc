@@ -45,6 +45,7 @@ VerifyPlan plan_of(const VerifyRequest& request) {
           .reference = request.reference,
           .fault = request.fault,
           .tables = request.tables,
+          .fail_fast = request.fail_fast,
           .repeat = request.repeat,
           .require = request.require,
           .notes = request.notes,

@@ -270,6 +270,9 @@ void declare_verify_options(OptionTable& table) {
   judging("repeat", po::value<int>()->default_value(1),
           "runs of each subject, compared bit by bit with the first; from the second on ranks are "
           "delayed at random before collectives, so that a race shows");
+  judging("fail-fast", po::bool_switch(),
+          "end with the first case that is not as it should be: the others do not run, and the "
+          "report says how many");
   judging("require", po::value<std::string>()->default_value("any"),
           "exact: a case that conforms within tolerance only exits with 1; any");
   judging("record-partials", po::bool_switch(),
@@ -321,6 +324,10 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
   request.verbose = options.get<bool>("verbose");
   request.coverage = parse_coverage(options);
   request.is_brief = is_thorough(options) && !request.verbose;
+  request.fail_fast = options.get<bool>("fail-fast");
+  if (request.fail_fast && options.get<bool>("attach"))
+    throw UsageError(
+        "--fail-fast must be left out with --attach: all processes of a job run the same cases");
   request.repeat = options.get<int>("repeat");
   if (request.repeat < 1 || request.repeat > kMostRepeats)
     throw UsageError(fmt::format("--repeat {}: it must be at least 1 and at most {}",

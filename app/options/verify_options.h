@@ -20,6 +20,7 @@ struct VerifyRequest {
   std::filesystem::path output_dir;  ///< empty: nothing is written
   InputFiles inputs;
   ReferenceKind reference = ReferenceKind::kAuto;
+  bool fail_fast = false;              ///< no case runs after one that is not as it should be
   int repeat = 1;                      ///< runs of each subject
   Strength require = Strength::kNone;  ///< what each verdict must be at least
   bool tables = false;                 ///< put the runs side by side at the end

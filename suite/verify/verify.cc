@@ -152,14 +152,16 @@ ReportCase judged_case(CaseJudge& judge, const Case& item, const VerifyPlan& pla
 std::string summary_of(const Report& report, std::size_t total, std::size_t judged) {
   if (interrupt_signal() != 0)
     return fmt::format("interrupted after {} of {} cases", judged, total);
+  const std::size_t left = total - report.cases.size();
   const auto conforming = std::ranges::count_if(
       report.cases, [](const ReportCase& item) { return item.status() == Status::kConforms; });
   const auto too_weak = std::ranges::count_if(
       report.cases, [](const ReportCase& item) { return !item.unmet.empty(); });
   const std::string short_of =
       too_weak == 0 ? "" : fmt::format(", {} of them more weakly than required", too_weak);
-  return fmt::format("{} of {} case{} conform{}{}", conforming, total, total == 1 ? "" : "s",
-                     total == 1 ? "s" : "", short_of);
+  const std::string not_run = left == 0 ? "" : fmt::format("; {} did not run (--fail-fast)", left);
+  return fmt::format("{} of {} case{} conform{}{}{}", conforming, total, total == 1 ? "" : "s",
+                     total == 1 ? "s" : "", short_of, not_run);
 }
 
 }  // namespace
@@ -208,6 +210,7 @@ Report verify(const VerifyPlan& plan, VerifyObserver& observer) {
       report.notes.push_back(std::move(line));
     }
     judged += added.verdict.has_value() || interrupt_signal() == 0 ? 1 : 0;
+    if (plan.fail_fast && added.exit_code() != kExitConforms) break;
   }
   if (interrupt_signal() != 0) report.exit_code = 128 + interrupt_signal();
   try {

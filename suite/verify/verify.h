@@ -17,9 +17,10 @@ struct VerifyPlan {
   /// Validated; with tables in the order of order_for_tables (suite/verify/side_by_side.h).
   std::vector<Case> cases;
   ReferenceKind reference = ReferenceKind::kAuto;
-  std::string fault;    ///< the id of a fault to inject into every run; empty: none
-  bool tables = false;  ///< put the runs side by side
-  int repeat = 1;       ///< runs of each subject (JudgePlan::repeat)
+  std::string fault;       ///< the id of a fault to inject into every run; empty: none
+  bool tables = false;     ///< put the runs side by side
+  bool fail_fast = false;  ///< no case runs after one that is not as it should be
+  int repeat = 1;          ///< runs of each subject (JudgePlan::repeat)
   /// What each case must be; one that conforms more weakly is named, and exit code 1. kNone: any.
   Strength require = Strength::kNone;
   std::vector<std::string> notes = {};  ///< lines for the head of the report
@@ -37,7 +38,8 @@ struct VerifyPlan {
 ///
 /// A case that throws, whatever it throws, is reported as incomplete with the exit code of what it
 /// threw, and the other cases still run. After an interrupt the report has what was judged until
-/// then, and exit code 130 or 143.
+/// then, and exit code 130 or 143. With fail_fast it ends with the first case
+/// whose exit code is not 0, and its summary says how many did not run.
 ///
 /// Ranks    called by the controller.
 /// Errors   UsageError for no case; the UsageError and FileError of CaseJudge::judge_case if there
