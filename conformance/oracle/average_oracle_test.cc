@@ -4,17 +4,23 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
-#include <iterator>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "core/comm/tensor.h"
 #include "core/comm/thread/thread_world.h"
+#include "core/mesh/mesh.h"
+#include "subjects/parallel/ddp/replicas.h"
 #include "subjects/parallel/fsdp/dim_shards.h"
 #include "subjects/parallel/grad_average.h"
+#include "subjects/parallel/zero/zero_optimizer_shards.h"
 #include "subjects/train/torch_norm.h"
 #include "suite/emulation/emulated_reduction.h"
 
@@ -98,6 +104,69 @@ TEST(OracleAverages, AreEmulatedBitByBit) {
     EXPECT_EQ(num_unequal(emulated_reduction(parts, point), tensor_of(row["average"], dtype)), 0)
         << row["framework"] << " in " << dtype;
   }
+}
+
+std::unique_ptr<DataParallel> autotp_over_dp(const json& row) {
+  const GradAverage average = parse_grad_average(row["grad_average"].get<std::string>());
+  const Dtype dtype = parse_dtype(row["accumulate_dtype"].get<std::string>());
+  const auto accumulate = dtype == Dtype::kBFloat16 ? std::nullopt : std::optional<Dtype>(dtype);
+  const int stage = row["zero_stage"];
+  if (stage == 0)
+    return std::make_unique<Replicas>(Replicas::Reduces::kOverDp, average, accumulate);
+  return std::make_unique<ZeroOptimizerShards>(stage, average, accumulate);
+}
+
+/// Elements of the gradient after all micro-batches that differ, over all ranks.
+std::int64_t accumulated_unlike(const json& row) {
+  const auto ranks = static_cast<int>(row["gradients"].size());
+  ThreadWorld world(ranks);
+  std::vector<std::int64_t> unequal(row["gradients"].size()), compared = unequal;
+  world.run([&](Communicator& comm) {
+    const auto rank = static_cast<std::size_t>(comm.rank());
+    Mesh mesh(MeshShape({{Axis::kDp, ranks}, {Axis::kTp, 1}}), comm);
+    const json& micro_batches = row["gradients"][rank];
+    const at::Tensor expected = tensor_of(row["average"], "fp32");
+    const at::Tensor leaf =
+        at::zeros({expected.numel()}, at::TensorOptions().dtype(at::kBFloat16)).requires_grad_();
+    const std::unique_ptr<DataParallel> dp = autotp_over_dp(row);
+    DataParallelSetup setup;
+    setup.parameters.push_back({"w", ParamClass::kMatrix, replicated({expected.numel()}), leaf});
+    setup.mesh = &mesh;
+    setup.master_dtype = Dtype::kFloat32;
+    dp->setup(std::move(setup));
+    dp->clear_gradients();
+    for (std::size_t m = 0; m < micro_batches.size(); ++m) {
+      const bool is_last = m + 1 == micro_batches.size();
+      const at::Tensor own = tensor_of(micro_batches[m], "bf16");
+      dp->before_backward(is_last);
+      dp->before_forward().at("w").mul(own).backward(at::ones_like(own));
+      dp->after_backward(is_last, is_last);
+    }
+    dp->finish();
+    const at::Tensor gradient = dp->gradients().at("w").flatten();
+    const Layout piece = dp->piece_layout("w");
+    const std::int64_t begin = piece.flat.empty() ? 0 : piece.flat.front().global_begin;
+    unequal[rank] = num_unequal(gradient, expected.narrow(0, begin, gradient.numel()));
+    compared[rank] = gradient.numel();
+  });
+  EXPECT_GE(std::accumulate(compared.begin(), compared.end(), std::int64_t{0}), 96);
+  return std::accumulate(unequal.begin(), unequal.end(), std::int64_t{0});
+}
+
+TEST(OracleAverages, AndSumsOfMicroBatchesHaveThoseOfDeepSpeed) {
+  std::set<int> stages;
+  for (json row : stored()["accumulations"]) {
+    SCOPED_TRACE(row["framework"].get<std::string>() + " in " +
+                 row["accumulate_dtype"].get<std::string>());
+    stages.insert(row["zero_stage"].get<int>());
+
+    EXPECT_EQ(accumulated_unlike(row), 0);
+
+    const bool is_wide = row["accumulate_dtype"] == "fp32";
+    row["accumulate_dtype"] = is_wide ? "bf16" : "fp32";
+    EXPECT_GT(accumulated_unlike(row), 0) << "in the other dtype";
+  }
+  EXPECT_EQ(stages, (std::set<int>{0, 1, 2}));
 }
 
 /// Norm and clipped gradients of a row, on as many ranks; whether they have torch's bits.
