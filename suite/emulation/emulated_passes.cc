@@ -29,7 +29,7 @@ void EmulatedRank::forward_backward(const std::vector<TokenBatch>& batches, int 
       loss.counts.push_back(targets.back()[b].ne(kNotCounted).sum().item<std::int64_t>());
     }
   }
-  loss.weight = token_weight(loss.counts);
+  loss.weights = micro_batch_weights(loss.counts, batches.size());
   for (std::size_t m = 0; m < batches.size(); ++m) {
     record_data(batches[m]);
     std::vector<StagePass> passes(num_stages);
@@ -38,7 +38,7 @@ void EmulatedRank::forward_backward(const std::vector<TokenBatch>& batches, int 
     MicroLoss micro;
     if (has_loss()) {
       micro = loss_of(logits, strategy_.context().own_tokens(targets[m]).to(run_->device),
-                      loss.weight * world_->degree(Axis::kCp));
+                      loss.weights[m] * world_->degree(Axis::kCp));
     } else {
       micro.sample_sum_B = at::zeros({targets[m].size(0)}, at::kDouble);
     }
@@ -211,6 +211,21 @@ double EmulatedRank::token_weight(const std::vector<std::int64_t>& counts) {
   return numerator / static_cast<double>(total);
 }
 
+// All have equally many samples.
+std::vector<double> EmulatedRank::micro_batch_weights(const std::vector<std::int64_t>& counts,
+                                                      std::size_t num_micro_batches) {
+  if (run_->item.settings.loss_mean != LossMean::kMicroBatch)
+    return std::vector<double>(num_micro_batches, token_weight(counts));
+  std::vector<double> weights;
+  const auto size = static_cast<std::ptrdiff_t>(counts.size() / num_micro_batches);
+  for (auto first = counts.begin(); first != counts.end(); first += size) {
+    const std::int64_t total = std::accumulate(first, first + size, std::int64_t{0});
+    if (total == 0) throw UsageError("no token of a micro-batch is counted, so it has no mean");
+    weights.push_back(1 / (static_cast<double>(num_micro_batches) * static_cast<double>(total)));
+  }
+  return weights;
+}
+
 void EmulatedRank::report_loss(Loss& loss) {
   if (strategy_.context().is_cut()) {
     const at::Tensor sums = world_->reduce_over(Axis::kCp, rank_, "loss", fp64_tensor(loss.sums),
@@ -221,7 +236,7 @@ void EmulatedRank::report_loss(Loss& loss) {
   double weighted = 0, sum = 0;
   std::int64_t count = 0;
   for (std::size_t i = 0; i < loss.sums.size(); ++i) {
-    weighted += loss.weight * loss.sums[i];
+    weighted += loss.weights[i * loss.weights.size() / loss.sums.size()] * loss.sums[i];
     sum += loss.sums[i];
     count += loss.counts[i];
   }

@@ -143,8 +143,7 @@ void EmulatedRank::train_step(int step) {
            replicated({1}));
   const double norm = gradient_norm();
   record(RecordKind::kScalar, "grad_norm", fp64_tensor({norm}), replicated({1}));
-  if (!is_skipped)
-    scale_gradients(gradients_, clip_factor(norm, run_->item.settings.max_grad_norm));
+  if (!is_skipped) scale_gradients(gradients_, factor_of(norm));
   if (step == 0 && run_->resumed == nullptr) {
     own_parameters();
     make_masters();
@@ -317,6 +316,7 @@ void EmulatedRank::add_shared(const std::string& name, const std::vector<int>& r
 }
 
 double EmulatedRank::gradient_norm() {
+  if (run_->numerics.norm.is_torchs) return torchs_norm();
   std::vector<double> squares, cut_squares;
   std::vector<ParameterSpec> specs = run_->specs;
   std::erase_if(specs, [&](const ParameterSpec& spec) { return is_frozen_(spec.name); });

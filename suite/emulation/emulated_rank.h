@@ -55,8 +55,8 @@ class EmulatedRank {
   struct Loss {
     std::vector<double> sums;
     std::vector<std::int64_t> counts;
-    double weight = 0;
-    double backward_sum = 0;  ///< of what backward starts from, with the scale
+    std::vector<double> weights;  ///< by micro-batch, of its samples
+    double backward_sum = 0;      ///< of what backward starts from, with the scale
   };
 
   // Of one micro-batch: where backward begins, and with which gradient (undefined: that of a loss,
@@ -133,6 +133,8 @@ class EmulatedRank {
   [[nodiscard]] MicroLoss loss_of(const at::Tensor& logits, const at::Tensor& targets_BS,
                                   double weight);
   [[nodiscard]] double token_weight(const std::vector<std::int64_t>& counts);
+  [[nodiscard]] std::vector<double> micro_batch_weights(const std::vector<std::int64_t>& counts,
+                                                        std::size_t num_micro_batches);
   void report_loss(Loss& loss);  ///< adds up over cp first
   void reduce_gradients();
   /// What the loss of this step is multiplied with.
@@ -147,6 +149,9 @@ class EmulatedRank {
   /// Of a parameter that several stages read: the sum of its gradients, in their order.
   void add_shared(const std::string& name, const std::vector<int>& readers);
   [[nodiscard]] double gradient_norm();
+  /// NormNumerics::is_torchs.
+  [[nodiscard]] double torchs_norm();
+  [[nodiscard]] double factor_of(double norm) const;
 
   const EmulatedRun* run_;
   EmulatedWorld* world_;

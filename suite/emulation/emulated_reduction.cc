@@ -44,6 +44,8 @@ class Elements {
   void reduce(const ReductionPoint& point) {
     average_ = point.reduction == Reduction::kAvg;
     maximum_ = point.reduction == Reduction::kMax;
+    before_ = point.before;
+    after_ = point.after;
     switch (point.order) {
       case ReductionOrder::kOrdered:
         return for_blocks(0, count_,
@@ -76,6 +78,12 @@ class Elements {
 
   static A rounded(A value) { return static_cast<A>(static_cast<T>(value)); }
 
+  static A scaled(A value, const ReductionFactor& factor) {
+    if (factor.value == 1) return value;
+    const A number = static_cast<A>(factor.value);
+    return rounded(factor.divides ? value / number : value * number);
+  }
+
   // A maximum keeps NaN; of two equal values it keeps the first.
   [[nodiscard]] A combined(A sum, A value) const {
     if (maximum_) return value > sum || value != value ? value : sum;
@@ -100,15 +108,19 @@ class Elements {
     }
   }
 
+  [[nodiscard]] A loaded(T value) const { return scaled(static_cast<A>(value), before_); }
+
   void load(std::size_t rank, std::int64_t begin, std::int64_t size, Block& values) const {
     for (std::int64_t i = 0; i < size; ++i)
-      values[static_cast<std::size_t>(i)] = static_cast<A>(sources_[rank][begin + i]);
+      values[static_cast<std::size_t>(i)] = loaded(sources_[rank][begin + i]);
   }
 
   void store(const Block& sums, std::int64_t begin, std::int64_t size) {
     const A divisor = average_ ? static_cast<A>(sources_.size()) : A(1);
-    for (std::int64_t i = 0; i < size; ++i)
-      out_[begin + i] = static_cast<T>(sums[static_cast<std::size_t>(i)] / divisor);
+    for (std::int64_t i = 0; i < size; ++i) {
+      const A reduced = rounded(sums[static_cast<std::size_t>(i)] / divisor);
+      out_[begin + i] = static_cast<T>(scaled(reduced, after_));
+    }
   }
 
   void add_in_order(const Order& order, bool rounds, std::int64_t begin, std::int64_t size) {
@@ -118,7 +130,7 @@ class Elements {
       const T* const source = sources_[order[k]] + begin;
       for (std::int64_t i = 0; i < size; ++i) {
         A& sum = sums[static_cast<std::size_t>(i)];
-        sum = combined(sum, static_cast<A>(source[i]));
+        sum = combined(sum, loaded(source[i]));
         if (rounds) sum = rounded(sum);
       }
     }
@@ -141,6 +153,7 @@ class Elements {
   std::int64_t count_;
   T* out_;
   bool average_ = false, maximum_ = false;
+  ReductionFactor before_, after_;
   std::vector<const T*> sources_;
   std::vector<Block> blocks_;  // of a tree
 };

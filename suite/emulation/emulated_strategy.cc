@@ -69,7 +69,7 @@ class OutputSum final : public torch::autograd::Function<OutputSum> {
 // Activation gradients are recorded as they are: dp x cp times the true ones where gradients are
 // averaged.
 double averaging_factor(const NumericsSpec& numerics) {
-  return numerics.data.parameter_gradient.reduction == Reduction::kAvg
+  return is_average(numerics.data.parameter_gradient)
              ? numerics.mesh.degree(Axis::kDp) * numerics.mesh.degree(Axis::kCp)
              : 1;
 }

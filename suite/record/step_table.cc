@@ -304,7 +304,8 @@ void StepTable::scatter(const std::string& group) {
   const std::int64_t count = block_numel(group, /*of_trained_only=*/true);
   if (count == 0) return;
   const Dtype in = numerics_.data.parameter_gradient.dtype.value_or(dtype());
-  shards(CollectiveOp::kReduceScatter, Purpose::kGradReduce, in, count, Reduction::kAvg);
+  shards(CollectiveOp::kReduceScatter, Purpose::kGradReduce, in, count,
+         numerics_.data.parameter_gradient.reduction);
   if (replicas_ > 1)
     add(Axis::kDpReplicate, CollectiveOp::kAllReduce, Purpose::kGradReduce, in, count,
         Reduction::kAvg);
@@ -313,15 +314,16 @@ void StepTable::scatter(const std::string& group) {
 void StepTable::reduce_buckets() {
   if (is_sharded() || dp_ == 1 || numerics_.data.sharding.groups.spans_context) return;
   const GradientBuckets& buckets = numerics_.data.buckets;
-  const Dtype in = numerics_.data.accumulation.dtype.value_or(dtype());
+  const Dtype in = numerics_.data.parameter_gradient.dtype.value_or(
+      numerics_.data.accumulation.dtype.value_or(dtype()));
+  const Reduction how = numerics_.data.parameter_gradient.reduction;
   if (buckets.rebuilt.has_value() && steps_before_ > 0) {
     if (steps_before_ == 1)
       dp(CollectiveOp::kBroadcast, Purpose::kSetup, Dtype::kInt64,
          static_cast<std::int64_t>(trained_.size()));
     std::int64_t all = 0;
     for (const ParameterSpec& spec : trained_) all += part_numel(spec.name);
-    dp(CollectiveOp::kAllReduce, Purpose::kGradReduce, in, all, Reduction::kAvg)->may_be_split =
-        true;
+    dp(CollectiveOp::kAllReduce, Purpose::kGradReduce, in, all, how)->may_be_split = true;
     return;
   }
   for (std::size_t b = 0; b < buckets.parameters.size(); ++b) {
@@ -329,11 +331,11 @@ void StepTable::reduce_buckets() {
     for (const std::string& name : buckets.parameters[b]) count += part_numel(name);
     if (!buckets.places.empty()) count = buckets.places[b].numel;
     if (numerics_.data.sharding.reduces_to_owner) {
-      dp(CollectiveOp::kReduceScatterUneven, Purpose::kGradReduce, in, count, Reduction::kAvg);
+      dp(CollectiveOp::kReduceScatterUneven, Purpose::kGradReduce, in, count, how);
     } else if (is_distributed()) {
-      dp(CollectiveOp::kReduceScatter, Purpose::kGradReduce, in, count / dp_, Reduction::kAvg);
+      dp(CollectiveOp::kReduceScatter, Purpose::kGradReduce, in, count / dp_, how);
     } else {
-      dp(CollectiveOp::kAllReduce, Purpose::kGradReduce, in, count, Reduction::kAvg);
+      dp(CollectiveOp::kAllReduce, Purpose::kGradReduce, in, count, how);
     }
   }
 }
@@ -374,6 +376,12 @@ bool StepTable::has_other_holders(const std::string& name) const {
 
 void StepTable::norm() {
   const auto all = static_cast<std::int64_t>(all_trained_);
+  if (numerics_.norm.is_torchs) {
+    if (!numerics_.data.sharding.stepped_runs.empty())
+      shards(CollectiveOp::kAllReduce, Purpose::kClipNorm,
+             numerics_.precision.master_dtype.value_or(dtype()), all);
+    return;
+  }
   if (!numerics_.data.sharding.stepped_runs.empty())
     shards(CollectiveOp::kAllReduce, Purpose::kClipNorm, Dtype::kFloat64, all);
   const IsFrozen is_frozen = frozen_by(item_.settings.freeze);

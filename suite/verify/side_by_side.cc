@@ -33,6 +33,8 @@ std::string column_title(const Case& item) {
 double own_loss_factor(const Case& item) {
   if (item.settings.loss_mean == LossMean::kSum) return 1;
   if (item.settings.loss_mean == LossMean::kLocal) return item.degrees.dp;
+  if (item.settings.loss_mean == LossMean::kMicroBatch)
+    return static_cast<double>(item.degrees.dp) * item.micro_batches;
   const CaseData data(item);
   const auto counted = [](const TokenBatch& batch) {
     return static_cast<double>(

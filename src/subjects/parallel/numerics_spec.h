@@ -59,6 +59,10 @@ struct NormNumerics {
   /// Of a parameter's gradient so many elements are squared and added as one op
   std::int64_t block = kNormBlockElements;
   NormAdds adds = NormAdds::kModelOrder;
+  /// Instead of all this: norms of parameters as torch's vector_norm makes them, in the dtype of
+  /// what is stepped; where it is cut the squares of the shards' norms are summed, in that dtype,
+  /// and the root is taken; then vector_norm of all parameters' norms.
+  bool is_torchs = false;
 };
 
 /// One training run's arithmetic on a mesh.

@@ -28,7 +28,8 @@ SubjectSpec autotp_subject() {
           .copy_of = "DeepSpeed AutoTP",
           .aliases = {"deepspeed"},
           .axes = {Axis::kDp, Axis::kTp},
-          .settings = {"make_vocab_size_divisible_by", "zero_stage"},
+          .settings = {"make_vocab_size_divisible_by", "zero_stage", "grad_average",
+                       "accumulate_dtype"},
           .make_parts = make_autotp,
           .make_numerics = autotp_numerics};
 }

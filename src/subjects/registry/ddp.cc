@@ -20,6 +20,7 @@ SubjectSpec ddp_subject() {
           .summary = "PyTorch DDP: replicas, bucketed gradient all-reduce during backward",
           .copy_of = "PyTorch DDP",
           .axes = {Axis::kDp},
+          .settings = {"grad_average", "clip_norm"},
           .make_parts = make_ddp,
           .make_numerics = ddp_numerics};
 }

@@ -28,7 +28,8 @@ SubjectSpec fsdp_tp_subject() {
           .copy_of = "PyTorch FSDP2 with DTensor",
           .aliases = {"fsdp", "fsdp2", "fsdp_dtensor"},
           .axes = {Axis::kDp, Axis::kTp},
-          .settings = {"make_vocab_size_divisible_by", "reduce_dtype", "output_dtype"},
+          .settings = {"make_vocab_size_divisible_by", "reduce_dtype", "output_dtype",
+                       "grad_average", "clip_norm"},
           .make_parts = make_fsdp_tp,
           .make_numerics = fsdp_tp_numerics};
 }

@@ -20,19 +20,19 @@ TrainerParts make_megatron(const TrainerConfig& config, Mesh& mesh, const Subjec
 }  // namespace
 
 SubjectSpec megatron_subject() {
-  return {
-      .name = "megatron",
-      .title = "Megatron-Core",
-      .summary =
-          "Megatron-Core: sequence and vocabulary split over tp, fp32 main gradients, "
-          "distributed optimizer",
-      .copy_of = "Megatron-Core",
-      .axes = {Axis::kDp, Axis::kTp},
-      .settings = {"make_vocab_size_divisible_by", "sequence_parallel", "distributed_optimizer"},
-      .needs_fp32_masters = true,
-      .always_splits_vocabulary = true,
-      .make_parts = make_megatron,
-      .make_numerics = megatron_numerics};
+  return {.name = "megatron",
+          .title = "Megatron-Core",
+          .summary =
+              "Megatron-Core: sequence and vocabulary split over tp, fp32 main gradients, "
+              "distributed optimizer",
+          .copy_of = "Megatron-Core",
+          .axes = {Axis::kDp, Axis::kTp},
+          .settings = {"make_vocab_size_divisible_by", "sequence_parallel", "distributed_optimizer",
+                       "grad_average"},
+          .needs_fp32_masters = true,
+          .always_splits_vocabulary = true,
+          .make_parts = make_megatron,
+          .make_numerics = megatron_numerics};
 }
 
 }  // namespace isoshard

@@ -31,7 +31,7 @@ SubjectSpec nd_subject() {
           .settings = {"make_vocab_size_divisible_by", "sequence_parallel", "reduce_dtype",
                        "output_dtype", "dp_replicate", "context_order", "context_attention",
                        "ring_merge_dtype", "pipeline_schedule", "stages_per_rank",
-                       "stage_placement", "layers_per_stage"},
+                       "stage_placement", "layers_per_stage", "grad_average", "clip_norm"},
           .make_parts = make_nd,
           .make_numerics = nd_numerics};
 }

@@ -46,6 +46,10 @@ TEST(SubjectRegistry, AsksByAxisAndSetting) {
   EXPECT_THAT(subjects_with(Axis::kCp), ElementsAre("nd"));
   EXPECT_THAT(subjects_that_take("zero_stage"), ElementsAre("autotp"));
   EXPECT_THAT(subjects_that_take("reduce_dtype"), ElementsAre("fsdp_tp", "nd"));
+  EXPECT_THAT(subjects_that_take("clip_norm"), ElementsAre("ddp", "fsdp_tp", "nd"));
+  EXPECT_THAT(subjects_that_take("accumulate_dtype"), ElementsAre("autotp"));
+  EXPECT_THAT(subjects_that_take("grad_average"),
+              ElementsAre("ddp", "autotp", "fsdp_tp", "megatron", "nd"));
   EXPECT_EQ(usual_subject(/*has_tp=*/true, /*has_dp=*/true), "autotp");
   EXPECT_EQ(usual_subject(/*has_tp=*/false, /*has_dp=*/true), "ddp");
   EXPECT_EQ(usual_subject(/*has_tp=*/false, /*has_dp=*/false), "");

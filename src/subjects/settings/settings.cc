@@ -21,8 +21,32 @@ std::string_view name_of(LossMean mean) noexcept {
       return "local";
     case LossMean::kSum:
       return "sum";
+    case LossMean::kMicroBatch:
+      return "micro-batch";
   }
   return "unknown";
+}
+
+std::string_view name_of(GradAverage average) noexcept {
+  switch (average) {
+    case GradAverage::kInCollective:
+      return "in-collective";
+    case GradAverage::kMultiplyFirst:
+      return "multiply-first";
+    case GradAverage::kDivideFirst:
+      return "divide-first";
+    case GradAverage::kMultiplyLast:
+      return "multiply-last";
+    case GradAverage::kDivideLast:
+      return "divide-last";
+    case GradAverage::kDivideAround:
+      return "divide-around";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(ClipNorm norm) noexcept {
+  return norm == ClipNorm::kTorch ? "torch" : "exact";
 }
 
 std::string_view name_of(ContextOrder order) noexcept {
@@ -63,7 +87,18 @@ IsFrozen frozen_by(const std::string& pattern) {
 }
 
 LossMean parse_loss_mean(std::string_view name) {
-  return parsed("loss mean", name, {LossMean::kGlobal, LossMean::kLocal, LossMean::kSum});
+  return parsed("loss mean", name,
+                {LossMean::kGlobal, LossMean::kLocal, LossMean::kSum, LossMean::kMicroBatch});
+}
+
+GradAverage parse_grad_average(std::string_view name) {
+  return parsed("average of gradients", name,
+                {GradAverage::kInCollective, GradAverage::kMultiplyFirst, GradAverage::kDivideFirst,
+                 GradAverage::kMultiplyLast, GradAverage::kDivideLast, GradAverage::kDivideAround});
+}
+
+ClipNorm parse_clip_norm(std::string_view name) {
+  return parsed("clip norm", name, {ClipNorm::kExact, ClipNorm::kTorch});
 }
 
 ContextOrder parse_context_order(std::string_view name) {

@@ -17,9 +17,33 @@ namespace isoshard {
 
 /// kGlobal: mean over the counted tokens of the global batch. kLocal: mean over dp ranks of each
 /// rank's own token mean. kSum: no mean, the sum over the counted tokens of the global batch.
-enum class LossMean : std::uint8_t { kGlobal, kLocal, kSum };
+/// kMicroBatch: mean over dp ranks and micro-batches of each one's own token mean.
+enum class LossMean : std::uint8_t { kGlobal, kLocal, kSum, kMicroBatch };
 [[nodiscard]] std::string_view name_of(LossMean mean) noexcept;
 [[nodiscard]] LossMean parse_loss_mean(std::string_view name);
+
+/// Where the average of gradients over n dp ranks divides. kInCollective: in the reduction, before
+/// its rounding (docs/reduction.md). All others reduce a sum, and scale values in the dtype that is
+/// reduced, each time with a rounding: kMultiplyFirst by 1 / n before the sum, kDivideFirst by n
+/// before it; kMultiplyLast and kDivideLast the same after it; kDivideAround by about the root of n
+/// before it and by the rest after it.
+enum class GradAverage : std::uint8_t {
+  kInCollective,
+  kMultiplyFirst,
+  kDivideFirst,
+  kMultiplyLast,
+  kDivideLast,
+  kDivideAround
+};
+[[nodiscard]] std::string_view name_of(GradAverage average) noexcept;
+[[nodiscard]] GradAverage parse_grad_average(std::string_view name);
+
+/// What the norm of all gradients is computed in. kExact: squares and sums in fp64. kTorch: as
+/// torch.nn.utils.clip_grad_norm_ has it, norms of parameters in the dtype of gradients, then the
+/// norm of these norms.
+enum class ClipNorm : std::uint8_t { kExact, kTorch };
+[[nodiscard]] std::string_view name_of(ClipNorm norm) noexcept;
+[[nodiscard]] ClipNorm parse_clip_norm(std::string_view name);
 
 /// How tokens of a sequence are shared out over cp: in equal parts one after the other, or so that
 /// each rank has a part of the head and one of the tail.
@@ -77,6 +101,13 @@ struct TrainSettings {
   /// fsdp_tp: what gradients are rounded to before they are averaged over dp. None: the dtype of
   /// the parameters as forward reads them.
   std::optional<Dtype> reduce_dtype;
+  /// Of gradients over dp.
+  GradAverage grad_average = GradAverage::kInCollective;
+  /// ddp, fsdp_tp and nd: of the gradients that are clipped.
+  ClipNorm clip_norm = ClipNorm::kExact;
+  /// Autotp: what gradients of micro-batches are added up in; they are reduced in the dtype of the
+  /// parameters. None: that dtype, too.
+  std::optional<Dtype> accumulate_dtype;
   /// fsdp_tp, and its reference: what the model's output is rounded to before the loss. None: it
   /// stays as the head gives it.
   std::optional<Dtype> output_dtype;

@@ -8,6 +8,7 @@
 
 #include "core/comm/communicator.h"
 #include "subjects/model/model.h"
+#include "subjects/optim/clip.h"
 #include "subjects/optim/optimizer.h"
 #include "subjects/parallel/tensor/shard_plan.h"
 
@@ -20,6 +21,10 @@ class GradNorm {
   /// The norm of the whole model's gradient, equal on every rank. `gradients` are of this rank's
   /// pieces, after averaging over dp.
   [[nodiscard]] virtual double norm(const NamedTensors& gradients) = 0;
+  /// What gradients with this norm are multiplied with so that it becomes at most `max_norm`.
+  [[nodiscard]] virtual double factor(double norm, double max_norm) {
+    return clip_factor(norm, max_norm);
+  }
 };
 
 /// How a pipeline makes one norm of the gradients of its stages.

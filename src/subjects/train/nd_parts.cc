@@ -15,6 +15,7 @@
 #include "subjects/parallel/nd/pipeline.h"
 #include "subjects/parallel/nd/stages.h"
 #include "subjects/train/internal_parts.h"
+#include "subjects/train/torch_norm.h"
 
 namespace isoshard {
 namespace {
@@ -65,9 +66,11 @@ TrainerParts nd_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan plan) {
                                  settings.dp_replicate > 1 ? &groups->replicas() : nullptr};
   FsdpShards* gathers = nullptr;
   if (parts.stages != nullptr) {
-    parts.data_parallel = std::make_unique<KeptShards>(config.settings.reduce_dtype, shard_groups);
+    parts.data_parallel = std::make_unique<KeptShards>(config.settings.reduce_dtype, shard_groups,
+                                                       config.settings.grad_average);
   } else {
-    auto shards = std::make_unique<FsdpShards>(config.settings.reduce_dtype, shard_groups);
+    auto shards = std::make_unique<FsdpShards>(config.settings.reduce_dtype, shard_groups,
+                                               config.settings.grad_average);
     gathers = shards.get();
     parts.data_parallel = std::move(shards);
   }
@@ -76,11 +79,15 @@ TrainerParts nd_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan plan) {
   parts.partial_grad_sum = std::make_unique<PartialGradSum>(
       trained_of(own.specs, config.settings), parts.plan, tp, config.settings.sequence_parallel);
   detail::finish(parts, config, mesh, 1);
+  Communicator* const shards = groups->shards().size() > 1 ? &groups->shards() : nullptr;
+  if (config.settings.clip_norm == ClipNorm::kTorch) {
+    parts.grad_norm = std::make_unique<TorchGradNorm>(trained_of(specs, config.settings), shards);
+    return parts;
+  }
   NormOverStages stages;
   if (parts.stages != nullptr) stages = {&groups->pipeline(), own.counted};
-  parts.grad_norm = std::make_unique<GlobalGradNorm>(
-      trained_of(specs, config.settings), parts.plan, tp,
-      groups->shards().size() > 1 ? &groups->shards() : nullptr, std::move(stages));
+  parts.grad_norm = std::make_unique<GlobalGradNorm>(trained_of(specs, config.settings), parts.plan,
+                                                     tp, shards, std::move(stages));
   return parts;
 }
 

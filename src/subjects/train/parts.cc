@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "core/base/error.h"
@@ -17,6 +18,7 @@
 #include "subjects/parallel/tensor/tensor_parallel_strategy.h"
 #include "subjects/parallel/zero/zero_optimizer_shards.h"
 #include "subjects/train/internal_parts.h"
+#include "subjects/train/torch_norm.h"
 
 namespace isoshard {
 namespace detail {
@@ -49,6 +51,9 @@ void finish(TrainerParts& parts, const TrainerConfig& config, Mesh& mesh, int lo
     parts.loss_normalizer = std::make_unique<GlobalTokenMean>(mesh.group(Axis::kDp));
   } else if (config.settings.loss_mean == LossMean::kSum) {
     parts.loss_normalizer = std::make_unique<GlobalTokenSum>(mesh.degree(Axis::kDp));
+  } else if (config.settings.loss_mean == LossMean::kMicroBatch) {
+    parts.loss_normalizer =
+        std::make_unique<GroupTokenMean>(local_groups * std::max(1, config.micro_batches));
   } else {
     parts.loss_normalizer = std::make_unique<GroupTokenMean>(local_groups);
   }
@@ -57,6 +62,12 @@ void finish(TrainerParts& parts, const TrainerConfig& config, Mesh& mesh, int lo
   if (!config.settings.freeze.empty() && !parts.data_parallel->takes_frozen())
     parts.data_parallel = std::make_unique<FrozenBeside>(std::move(parts.data_parallel));
   const bool is_cut = shards_over_dp && mesh.degree(Axis::kDp) > 1;
+  if (config.settings.clip_norm == ClipNorm::kTorch) {
+    parts.grad_norm =
+        std::make_unique<TorchGradNorm>(trained_parameters(*parts.model, config.settings),
+                                        is_cut ? &mesh.group(Axis::kDp) : nullptr);
+    return;
+  }
   parts.grad_norm = std::make_unique<GlobalGradNorm>(
       trained_parameters(*parts.model, config.settings), parts.plan, mesh.group(Axis::kTp),
       is_cut ? &mesh.group(Axis::kDp) : nullptr);
@@ -90,7 +101,8 @@ TrainerParts ddp_parts(const TrainerConfig& config, Mesh& mesh) {
   TrainerParts parts = common_parts(config);
   // Gradients are averaged over dp, so on the way there they are dp times the true ones.
   parts.strategy = std::make_shared<Strategy>(dp, dp);
-  parts.data_parallel = std::make_unique<Replicas>(Replicas::Reduces::kOverDpInRebuiltBuckets);
+  parts.data_parallel = std::make_unique<Replicas>(Replicas::Reduces::kOverDpInRebuiltBuckets,
+                                                   config.settings.grad_average);
   finish(parts, config, mesh, 1);
   return parts;
 }
@@ -112,9 +124,11 @@ TrainerParts autotp_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan pla
   parts.partial_grad_sum = std::make_unique<PartialGradSum>(
       trained_parameters(*parts.model, config.settings), parts.plan, tp);
   if (config.settings.zero_stage == 0) {
-    parts.data_parallel = std::make_unique<Replicas>(Replicas::Reduces::kOverDp);
+    parts.data_parallel = std::make_unique<Replicas>(
+        Replicas::Reduces::kOverDp, config.settings.grad_average, config.settings.accumulate_dtype);
   } else {
-    parts.data_parallel = std::make_unique<ZeroOptimizerShards>(config.settings.zero_stage);
+    parts.data_parallel = std::make_unique<ZeroOptimizerShards>(
+        config.settings.zero_stage, config.settings.grad_average, config.settings.accumulate_dtype);
   }
   finish(parts, config, mesh, 1, config.settings.zero_stage > 0);
   return parts;
@@ -125,7 +139,8 @@ TrainerParts fsdp_tp_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan pl
   TrainerParts parts = common_parts(config);
   Communicator& tp = mesh.group(Axis::kTp);
   parts.plan = std::move(plan);
-  auto shards = std::make_unique<FsdpShards>(config.settings.reduce_dtype);
+  auto shards = std::make_unique<FsdpShards>(config.settings.reduce_dtype, ShardGroups{},
+                                             config.settings.grad_average);
   parts.strategy = std::make_shared<FsdpStrategy>(
       parts.plan, tp, dp, dp, config.settings.record_partials, mesh.coordinate(Axis::kDp), *shards);
   parts.partial_grad_sum = std::make_unique<PartialGradSum>(
@@ -157,7 +172,7 @@ TrainerParts megatron_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan p
   parts.data_parallel = std::make_unique<MainGradients>(settings.distributed_optimizer
                                                             ? MainGradients::Steps::kDistributed
                                                             : MainGradients::Steps::kEverywhere,
-                                                        fused);
+                                                        fused, settings.grad_average);
   finish(parts, config, mesh, 1, settings.distributed_optimizer);
   return parts;
 }

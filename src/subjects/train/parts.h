@@ -21,6 +21,7 @@ struct TrainerConfig {
   TrainSettings settings;
   std::shared_ptr<const WeightSource> weights;
   std::uint64_t dropout_seed = 0;
+  int micro_batches = 1;  ///< of a step, for LossMean::kMicroBatch
   /// Of the plain reference: how many dp ranks' batches its own batch stands for.
   int num_loss_groups = 1;
   c10::Device device = c10::Device(c10::DeviceType::CPU);  ///< TrainerParts::device

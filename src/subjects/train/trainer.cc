@@ -331,7 +331,7 @@ void Trainer::clip() {
   grad_norm_ = parts_.grad_norm->norm(gradients_);
   record(RecordKind::kScalar, "grad_norm", detail::as_tensor({&grad_norm_, 1}), replicated({1}));
   if (found_inf_) return;
-  scale_gradients(gradients_, clip_factor(grad_norm_, parts_.max_grad_norm));
+  scale_gradients(gradients_, parts_.grad_norm->factor(grad_norm_, parts_.max_grad_norm));
 }
 
 void Trainer::step() {

@@ -168,6 +168,8 @@ Holding holding_of(const Case& c, const Elements& own) {
     return h;
   }
   h.parameters = own.all * e;
+  const double sum = bytes_of_element(c.settings.accumulate_dtype.value_or(c.dtype));
+  if (c.settings.accumulate_dtype.has_value()) h.sums = own.all * sum;
   if (c.settings.zero_stage > 0) {
     h.masters = own.all / dp * m * (1 + states);
     h.reduced = is_wider ? own.all / dp * m : 0;
@@ -177,7 +179,7 @@ Holding holding_of(const Case& c, const Elements& own) {
     } else {
       const double bucket =
           std::max(own.largest * e, std::min(own.all * e, wide_of(c.settings.bucket_bytes)));
-      h.sums = own.all / dp * e;
+      h.sums = own.all / dp * sum;
       h.fresh = bucket;
       h.reduce_buffer = bucket * (1 + 1 / dp);
     }

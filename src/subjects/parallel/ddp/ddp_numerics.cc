@@ -12,6 +12,7 @@
 #include "core/comm/tensor.h"
 #include "subjects/parallel/ddp/gradient_reducer.h"
 #include "subjects/parallel/frozen_weights.h"
+#include "subjects/parallel/grad_average.h"
 
 namespace isoshard {
 
@@ -39,7 +40,13 @@ void add_data_parallelism(NumericsSpec& numerics, std::span<const ParameterSpec>
         &numerics.data.token_count, &numerics.data.loss, &numerics.norm.square_sums}) {
     point->order = inputs.order;
   }
-  numerics.data.parameter_gradient.reduction = Reduction::kAvg;
+  AveragedReduction(inputs.settings.grad_average, inputs.mesh.degree(Axis::kDp))
+      .declare(numerics.data.parameter_gradient);
+  if (inputs.settings.accumulate_dtype.has_value()) {
+    numerics.data.accumulation.dtype = inputs.settings.accumulate_dtype;
+    numerics.data.parameter_gradient.dtype = inputs.dtype;
+  }
+  numerics.norm.is_torchs = inputs.settings.clip_norm == ClipNorm::kTorch;
   numerics.data.loss.reduction = Reduction::kAvg;
 
   // Only sizes matter here: one element stands for all.

@@ -14,6 +14,7 @@
 #include "core/base/error.h"
 #include "core/comm/tensor.h"
 #include "subjects/parallel/ddp/accumulated_hook.h"
+#include "subjects/parallel/grad_average.h"
 
 namespace isoshard {
 namespace {
@@ -92,14 +93,18 @@ struct GradientReducer::Impl {
   bool has_reduced = false;
   bool will_rebuild;                     // before the second reduction
   std::vector<std::size_t> ready_order;  // of the first reduction's gradients
+  AveragedReduction average;
+  Instead instead;  // may be empty
 
   Impl(std::vector<ReducedParameter> parameters_in, Communicator& dp_in,
-       std::int64_t bucket_bytes_in, Buckets rule)
+       std::int64_t bucket_bytes_in, Buckets rule, GradAverage average_in, Instead instead_in)
       : parameters(std::move(parameters_in)),
         dp(&dp_in),
         slots(parameters.size()),
         bucket_bytes(bucket_bytes_in),
-        will_rebuild(rule == Buckets::kRebuiltOnce && dp_in.size() > 1) {
+        will_rebuild(rule == Buckets::kRebuiltOnce && dp_in.size() > 1),
+        average(average_in, dp_in.size()),
+        instead(std::move(instead_in)) {
     for (std::vector<std::size_t>& members : bucket_assignment(parameters, bucket_bytes))
       add_bucket(std::move(members));
   }
@@ -147,7 +152,8 @@ struct GradientReducer::Impl {
     armed = true;
   }
 
-  void pack(std::size_t parameter, const at::Tensor& gradient) {
+  void pack(std::size_t parameter, const at::Tensor& own) {
+    const at::Tensor gradient = instead ? instead(parameters[parameter], own) : own;
     Bucket& bucket = buckets[slots[parameter].bucket];
     const std::size_t segment = slots[parameter].segment;
     bucket.packed[segment] = true;
@@ -177,7 +183,8 @@ struct GradientReducer::Impl {
   void start_full_buckets() {
     for (; next < buckets.size() && buckets[next].full(); ++next) {
       Bucket& bucket = buckets[next];
-      bucket.work = all_reduce(*dp, bucket.flat, Reduction::kAvg,
+      average.scale_before(bucket.flat);
+      bucket.work = all_reduce(*dp, bucket.flat, average.reduction(),
                                {Purpose::kGradReduce, Axis::kDp, bucket.segments});
       bucket.started = true;
     }
@@ -199,6 +206,7 @@ struct GradientReducer::Impl {
     start_full_buckets();
     for (Bucket& bucket : buckets) {
       bucket.work.wait();
+      average.scale_after(bucket.flat);
       for (std::size_t s = 0; s < bucket.parameters.size(); ++s) {
         at::Tensor& parameter = parameters[bucket.parameters[s]].tensor;
         parameter.mutable_grad() = bucket.view(s, parameter);
@@ -208,8 +216,10 @@ struct GradientReducer::Impl {
 };
 
 GradientReducer::GradientReducer(std::vector<ReducedParameter> parameters, Communicator& dp,
-                                 std::int64_t bucket_bytes, Buckets buckets)
-    : impl_(std::make_shared<Impl>(std::move(parameters), dp, bucket_bytes, buckets)) {
+                                 std::int64_t bucket_bytes, Buckets buckets, GradAverage average,
+                                 Instead instead)
+    : impl_(std::make_shared<Impl>(std::move(parameters), dp, bucket_bytes, buckets, average,
+                                   std::move(instead))) {
   for (std::size_t i = 0; i < impl_->parameters.size(); ++i) {
     const std::weak_ptr<Impl> weak = impl_;
     // The reducer may be gone when the graph is not.

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "core/base/param_class.h"
 #include "core/comm/communicator.h"
+#include "subjects/settings/settings.h"
 
 namespace isoshard {
 
@@ -68,8 +70,12 @@ inline constexpr std::int64_t kFirstBucketBytes = 1 << 20;
 class GradientReducer {
  public:
   enum class Buckets : std::uint8_t { kFixed, kRebuiltOnce };
+  /// What is reduced of a parameter, in its dtype, in place of its gradient (which may be
+  /// undefined, and so may be the result).
+  using Instead = std::function<at::Tensor(const ReducedParameter&, const at::Tensor& gradient)>;
   GradientReducer(std::vector<ReducedParameter> parameters, Communicator& dp,
-                  std::int64_t bucket_bytes, Buckets buckets = Buckets::kFixed);
+                  std::int64_t bucket_bytes, Buckets buckets = Buckets::kFixed,
+                  GradAverage average = GradAverage::kInCollective, Instead instead = {});
   ~GradientReducer();
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;

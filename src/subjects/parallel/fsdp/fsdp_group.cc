@@ -12,6 +12,7 @@
 
 #include "core/comm/tensor.h"
 #include "core/tensor/device.h"
+#include "subjects/parallel/grad_average.h"
 
 namespace isoshard {
 namespace {
@@ -185,8 +186,11 @@ std::vector<at::Tensor> FsdpGroup::shard_gradients(Pass pass,
           .copy_(flat.narrow(0, run.begin, run.count));
     }
   }
-  at::Tensor own = reduce_scatter(*dp_, blocks.view({-1}), Reduction::kAvg,
+  const AveragedReduction average(dtypes_.average, dp_->size());
+  average.scale_before(blocks);
+  at::Tensor own = reduce_scatter(*dp_, blocks.view({-1}), average.reduction(),
                                   {Purpose::kGradReduce, Axis::kDp, reduced_.segments});
+  average.scale_after(own);
   if (replicas_ != nullptr) {
     all_reduce(*replicas_, own, Reduction::kAvg,
                {Purpose::kGradReduce, Axis::kDpReplicate,

@@ -13,6 +13,7 @@
 #include "core/comm/communicator.h"
 #include "subjects/optim/optimizer.h"
 #include "subjects/parallel/fsdp/dim_shards.h"
+#include "subjects/settings/settings.h"
 
 namespace isoshard {
 
@@ -43,6 +44,8 @@ struct FsdpDtypes {
   at::ScalarType compute = at::kFloat;  ///< gathered parameters and their gradients
   /// What gradients are rounded to before they are averaged; none: `compute`
   std::optional<at::ScalarType> reduce = {};
+  /// Over the shards; only kInCollective where there are replicas.
+  GradAverage average = GradAverage::kInCollective;
 };
 
 /// Pass: one gathering of the group with its node in the autograd graph. Its parameters are tensors

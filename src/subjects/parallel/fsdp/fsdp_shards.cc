@@ -20,7 +20,7 @@ void FsdpShards::setup(DataParallelSetup setup) {
   on_read_ = std::move(setup.on_read);
   compute_ = setup.parameters.front().tensor.scalar_type();
   master_ = setup.master_dtype.has_value() ? scalar_type_of(*setup.master_dtype) : compute_;
-  FsdpDtypes dtypes{compute_};
+  FsdpDtypes dtypes{compute_, {}, average_};
   if (reduce_dtype_.has_value()) dtypes.reduce = scalar_type_of(*reduce_dtype_);
   const auto rank = static_cast<std::size_t>(groups_.shards->rank());
 

@@ -31,8 +31,9 @@ namespace isoshard {
 class FsdpShards final : public DataParallel {
  public:
   /// `groups`: without them, parameters are cut over the mesh's dp.
-  explicit FsdpShards(std::optional<Dtype> reduce_dtype = {}, const ShardGroups& groups = {})
-      : reduce_dtype_(reduce_dtype), groups_(groups) {}
+  explicit FsdpShards(std::optional<Dtype> reduce_dtype = {}, const ShardGroups& groups = {},
+                      GradAverage average = GradAverage::kInCollective)
+      : reduce_dtype_(reduce_dtype), average_(average), groups_(groups) {}
   [[nodiscard]] bool takes_frozen() const noexcept override { return true; }
   void setup(DataParallelSetup setup) override;
   void clear_gradients() override;
@@ -75,6 +76,7 @@ class FsdpShards final : public DataParallel {
   [[nodiscard]] Layout layout_of_shard(const Place& place, const Range& run) const;
 
   std::optional<Dtype> reduce_dtype_;
+  GradAverage average_;
   ShardGroups groups_;
   std::function<void(std::string_view name, const at::Tensor& read)> on_read_;
   Mesh* mesh_ = nullptr;

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "core/comm/tensor.h"
+#include "subjects/parallel/grad_average.h"
 
 namespace isoshard {
 
@@ -181,13 +182,17 @@ void MainGradients::after_backward(bool reduces, bool /*is_last*/) {
 
 void MainGradients::reduce() {
   Communicator& group = mesh_->group(Axis::kDp);
+  const AveragedReduction average(average_, dp_);
   for (const Bucket& bucket : buckets_) {
     const CallInfo info{Purpose::kGradReduce, Axis::kDp, bucket.segments};
+    average.scale_before(bucket.gradients);
     if (steps_ == Steps::kDistributed) {
-      bucket.part(bucket.gradients, dp_, dp_rank_)
-          .copy_(reduce_scatter(group, bucket.gradients, Reduction::kAvg, info));
+      const at::Tensor own = bucket.part(bucket.gradients, dp_, dp_rank_);
+      own.copy_(reduce_scatter(group, bucket.gradients, average.reduction(), info));
+      average.scale_after(own);
     } else {
-      all_reduce(group, bucket.gradients, Reduction::kAvg, info).wait();
+      all_reduce(group, bucket.gradients, average.reduction(), info).wait();
+      average.scale_after(bucket.gradients);
     }
   }
 }

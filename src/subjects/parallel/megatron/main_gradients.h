@@ -10,6 +10,7 @@
 #include "subjects/parallel/data_parallel.h"
 #include "subjects/parallel/megatron/fused_layers.h"
 #include "subjects/parallel/megatron/gradient_buffer.h"
+#include "subjects/settings/settings.h"
 
 namespace isoshard {
 
@@ -27,8 +28,9 @@ namespace isoshard {
 class MainGradients final : public DataParallel {
  public:
   enum class Steps : std::uint8_t { kEverywhere, kDistributed };
-  explicit MainGradients(Steps steps, std::vector<FusedLayers> fused = {})
-      : steps_(steps), fused_(std::move(fused)) {}
+  explicit MainGradients(Steps steps, std::vector<FusedLayers> fused = {},
+                         GradAverage average = GradAverage::kInCollective)
+      : steps_(steps), fused_(std::move(fused)), average_(average) {}
   [[nodiscard]] bool takes_frozen() const noexcept override { return true; }
   /// Errors   UsageError where only some of what is one tensor is frozen.
   void setup(DataParallelSetup setup) override;
@@ -83,6 +85,7 @@ class MainGradients final : public DataParallel {
 
   Steps steps_;
   std::vector<FusedLayers> fused_;
+  GradAverage average_;
   Mesh* mesh_ = nullptr;
   int dp_ = 1, dp_rank_ = 0;
   at::ScalarType master_type_ = at::kFloat, gradient_type_ = at::kFloat;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/comm/tensor.h"
+#include "subjects/parallel/grad_average.h"
 
 namespace isoshard {
 
@@ -140,8 +141,11 @@ void KeptShards::reduce(const std::vector<std::string>& names) {
     next += place.shards.padded;
   }
   const std::vector<Segment> segments = segments_of(names);
-  at::Tensor own = reduce_scatter(*groups_.shards, blocks.view({-1}), Reduction::kAvg,
+  const AveragedReduction average(average_, ranks);
+  average.scale_before(blocks);
+  at::Tensor own = reduce_scatter(*groups_.shards, blocks.view({-1}), average.reduction(),
                                   {Purpose::kGradReduce, Axis::kDp, segments});
+  average.scale_after(own);
   if (groups_.replicas != nullptr) {
     all_reduce(*groups_.replicas, own, Reduction::kAvg,
                {Purpose::kGradReduce, Axis::kDpReplicate, std::span(segments).first(names.size())})

@@ -26,8 +26,9 @@ namespace isoshard {
 ///              have it (_fsdp_param.py: accumulate_unsharded_grad_if_needed).
 class KeptShards final : public DataParallel {
  public:
-  KeptShards(std::optional<Dtype> reduce_dtype, const ShardGroups& groups)
-      : reduce_dtype_(reduce_dtype), groups_(groups) {}
+  KeptShards(std::optional<Dtype> reduce_dtype, const ShardGroups& groups,
+             GradAverage average = GradAverage::kInCollective)
+      : reduce_dtype_(reduce_dtype), average_(average), groups_(groups) {}
   [[nodiscard]] bool takes_frozen() const noexcept override { return true; }
   void setup(DataParallelSetup setup) override;
   void clear_gradients() override;
@@ -65,6 +66,7 @@ class KeptShards final : public DataParallel {
   [[nodiscard]] std::vector<Segment> segments_of(const std::vector<std::string>& names) const;
 
   std::optional<Dtype> reduce_dtype_;
+  GradAverage average_;
   ShardGroups groups_;
   Mesh* mesh_ = nullptr;
   at::ScalarType compute_ = at::kFloat, master_ = at::kFloat;

@@ -9,6 +9,7 @@
 
 #include "subjects/parallel/ddp/ddp_numerics.h"
 #include "subjects/parallel/fsdp/dim_shards.h"
+#include "subjects/parallel/grad_average.h"
 #include "subjects/parallel/nd/stages.h"
 #include "subjects/parallel/tensor/autotp_numerics.h"
 
@@ -73,6 +74,7 @@ NumericsSpec nd_numerics(const Model& model, const NumericsInputs& inputs) {
   data.buckets.parameters.clear();
   for (auto& [module, names] : groups) data.buckets.parameters.push_back(std::move(names));
   data.parameter_gradient.dtype = inputs.settings.reduce_dtype.value_or(inputs.dtype);
+  AveragedReduction(inputs.settings.grad_average, shards).declare(data.parameter_gradient);
   data.replica_gradient.reduction = Reduction::kAvg;
   data.replica_gradient.order = inputs.order;
   data.accumulation.reduces_every_micro_batch = numerics.pipeline.stages.empty();

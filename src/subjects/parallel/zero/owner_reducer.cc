@@ -12,6 +12,7 @@
 #include "core/base/error.h"
 #include "core/comm/tensor.h"
 #include "subjects/parallel/ddp/accumulated_hook.h"
+#include "subjects/parallel/grad_average.h"
 
 namespace isoshard {
 namespace {
@@ -34,13 +35,18 @@ struct OwnerReducer::Impl {
   std::size_t next = 0;                // the first bucket that is not reduced
   bool armed = false;
   NamedTensors sums;
+  AveragedReduction average;
+  at::ScalarType added_in;
 
   Impl(std::vector<ReducedParameter> parameters_in, ZeroPartition partition_in, Communicator& dp_in,
-       std::int64_t bucket_bytes)
+       std::int64_t bucket_bytes, GradAverage average_in, std::optional<Dtype> accumulate_dtype)
       : parameters(std::move(parameters_in)),
         partition(std::move(partition_in)),
         dp(&dp_in),
-        bucket_of(parameters.size()) {
+        bucket_of(parameters.size()),
+        average(average_in, dp_in.size()),
+        added_in(accumulate_dtype.has_value() ? scalar_type_of(*accumulate_dtype)
+                                              : parameters.front().tensor.scalar_type()) {
     std::vector<std::int64_t> numels;
     for (const ReducedParameter& parameter : parameters) numels.push_back(parameter.tensor.numel());
     const auto element = static_cast<std::int64_t>(parameters.front().tensor.element_size());
@@ -99,10 +105,12 @@ struct OwnerReducer::Impl {
     for (const std::size_t i : bucket.parameters) parameters[i].tensor.mutable_grad().reset();
     const at::Tensor own =
         at::empty({bucket.counts[static_cast<std::size_t>(dp->rank())]}, flat.options());
-    dp->reduce_scatter_uneven(buffer_of(flat), buffer_of(own), bucket.counts, Reduction::kAvg,
+    average.scale_before(flat);
+    dp->reduce_scatter_uneven(buffer_of(flat), buffer_of(own), bucket.counts, average.reduction(),
                               {Purpose::kGradReduce, Axis::kDp, bucket.segments})
         .wait();
-    add(bucket, own);
+    average.scale_after(own);
+    add(bucket, own.to(added_in));
   }
 
   void add(const Bucket& bucket, const at::Tensor& own) {
@@ -130,8 +138,10 @@ struct OwnerReducer::Impl {
 };
 
 OwnerReducer::OwnerReducer(std::vector<ReducedParameter> parameters, ZeroPartition partition,
-                           Communicator& dp, std::int64_t bucket_bytes)
-    : impl_(std::make_shared<Impl>(std::move(parameters), std::move(partition), dp, bucket_bytes)) {
+                           Communicator& dp, std::int64_t bucket_bytes, GradAverage average,
+                           std::optional<Dtype> accumulate_dtype)
+    : impl_(std::make_shared<Impl>(std::move(parameters), std::move(partition), dp, bucket_bytes,
+                                   average, accumulate_dtype)) {
   for (std::size_t i = 0; i < impl_->parameters.size(); ++i) {
     const std::weak_ptr<Impl> weak = impl_;
     set_accumulated_hook(impl_->parameters[i].tensor, [weak, i](const at::Tensor& /*leaf*/) {

@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,13 +21,14 @@ namespace isoshard {
 /// Requires     arm() before every backward of a step, finish() after it.
 /// Guarantees   after finish() no parameter has a gradient; pieces() are the sums over the
 ///              backwards since clear() of this rank's runs of the averages, in the parameters'
-///              dtype. A parameter without gradient enters as zeros.
+///              dtype or in `accumulate_dtype`. A parameter without gradient enters as zeros.
 /// Ranks        collective over `dp`; parameters in equal order, with equal shapes, of one dtype.
 /// Determinism  buckets start in their fixed order. As the communicator's reduction order.
 class OwnerReducer {
  public:
   OwnerReducer(std::vector<ReducedParameter> parameters, ZeroPartition partition, Communicator& dp,
-               std::int64_t bucket_bytes);
+               std::int64_t bucket_bytes, GradAverage average = GradAverage::kInCollective,
+               std::optional<Dtype> accumulate_dtype = {});
   ~OwnerReducer();
   OwnerReducer(const OwnerReducer&) = delete;
   OwnerReducer& operator=(const OwnerReducer&) = delete;

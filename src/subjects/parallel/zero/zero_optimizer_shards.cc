@@ -13,7 +13,12 @@
 
 namespace isoshard {
 
-ZeroOptimizerShards::ZeroOptimizerShards(int stage) : stage_(stage) {
+ZeroOptimizerShards::ZeroOptimizerShards(int stage, GradAverage average,
+                                         std::optional<Dtype> accumulate_dtype)
+    : stage_(stage),
+      average_(average),
+      accumulate_dtype_(accumulate_dtype),
+      sums_(accumulate_dtype) {
   if (stage != 1 && stage != 2)
     throw UsageError(
         fmt::format("the ZeRO stage must be 1 or 2 to partition optimizer state, got {}", stage));
@@ -47,10 +52,18 @@ void ZeroOptimizerShards::setup(DataParallelSetup setup) {
   }
   Communicator& dp = mesh_->group(Axis::kDp);
   if (stage_ == 1) {
-    reducer_ = std::make_unique<GradientReducer>(std::move(reduced), dp, setup.bucket_bytes);
+    GradientReducer::Instead instead;
+    if (sums_.is_on()) {
+      instead = [this](const ReducedParameter& parameter, const at::Tensor& gradient) {
+        return sums_.with(parameter.name, gradient, parameter.tensor);
+      };
+    }
+    reducer_ = std::make_unique<GradientReducer>(std::move(reduced), dp, setup.bucket_bytes,
+                                                 GradientReducer::Buckets::kFixed, average_,
+                                                 std::move(instead));
   } else {
-    owner_reducer_ =
-        std::make_unique<OwnerReducer>(std::move(reduced), partition_, dp, setup.bucket_bytes);
+    owner_reducer_ = std::make_unique<OwnerReducer>(
+        std::move(reduced), partition_, dp, setup.bucket_bytes, average_, accumulate_dtype_);
   }
 }
 
@@ -65,6 +78,7 @@ at::Tensor ZeroOptimizerShards::piece_of(const at::Tensor& whole, const Place& p
 
 void ZeroOptimizerShards::clear_gradients() {
   for (auto& [name, parameter] : held_) parameter.mutable_grad().reset();
+  sums_.clear();
   if (owner_reducer_ != nullptr) owner_reducer_->clear();
 }
 
@@ -78,7 +92,11 @@ void ZeroOptimizerShards::before_backward(bool reduces) {
 }
 
 void ZeroOptimizerShards::after_backward(bool /*reduces*/, bool is_last) {
-  if (owner_reducer_ != nullptr) owner_reducer_->finish();
+  if (owner_reducer_ != nullptr) {
+    owner_reducer_->finish();
+  } else if (sums_.is_on() && !is_reducing_) {
+    sums_.take(held_);
+  }
   if (!is_reducing_ || is_last) return;
   reducer_->finish();
   is_reducing_ = false;
@@ -90,7 +108,7 @@ void ZeroOptimizerShards::finish() {
 }
 
 AccumulatedGradients ZeroOptimizerShards::accumulated() const {
-  if (owner_reducer_ == nullptr) return {gradients_of(held_)};
+  if (owner_reducer_ == nullptr) return {sums_.is_on() ? sums_.of(held_) : gradients_of(held_)};
   AccumulatedGradients pieces{{}, /*is_reduced=*/true};
   for (const auto& [name, master] : masters_)
     pieces.gradients[name] = owner_reducer_->pieces().at(name).view(master.sizes());

@@ -3,10 +3,12 @@
 /// part only; with stage 2 gradients, too.
 #pragma once
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "subjects/parallel/data_parallel.h"
 #include "subjects/parallel/ddp/gradient_reducer.h"
+#include "subjects/parallel/ddp/gradient_sums.h"
 #include "subjects/parallel/zero/owner_reducer.h"
 #include "subjects/parallel/zero/partition.h"
 
@@ -22,7 +24,9 @@ namespace isoshard {
 class ZeroOptimizerShards final : public DataParallel {
  public:
   /// Errors   UsageError for another stage than 1 and 2.
-  explicit ZeroOptimizerShards(int stage);
+  /// `accumulate_dtype`: what micro-batches are added up in, where it is not the parameters' dtype.
+  explicit ZeroOptimizerShards(int stage, GradAverage average = GradAverage::kInCollective,
+                               std::optional<Dtype> accumulate_dtype = {});
   void setup(DataParallelSetup setup) override;
   void clear_gradients() override;
   [[nodiscard]] const NamedTensors& before_forward() override { return held_; }
@@ -53,6 +57,9 @@ class ZeroOptimizerShards final : public DataParallel {
   [[nodiscard]] at::Tensor piece_of(const at::Tensor& whole, const Place& place) const;
 
   int stage_;
+  GradAverage average_;
+  std::optional<Dtype> accumulate_dtype_;
+  GradientSums sums_;  ///< with stage 1
   Mesh* mesh_ = nullptr;
   at::ScalarType master_type_ = at::kFloat;
   ZeroPartition partition_;
