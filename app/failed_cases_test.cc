@@ -65,6 +65,15 @@ TEST(FailedCases, AreRefusedWhereNothingFailedOrTheReportDoesNotSay) {
               ThrowsMessage<FileError>(HasSubstr("does not say how its cases ran")));
 }
 
+TEST(FailedCases, AreRefusedOfARunThatDidNotRunAll) {
+  const TestFolder folder;
+  json report = a_report();
+  report["provenance"]["command"].push_back("--fail-fast");
+
+  EXPECT_THAT([&] { (void)failed_cases_of(stored(folder, report)); },
+              ThrowsMessage<UsageError>(HasSubstr("again without --fail-fast")));
+}
+
 TEST(FailedCases, TakeOptionsThatAreGivenNowFirst) {
   EXPECT_THAT(merged_options({"--subjects=nd", "--quiet"},
                              {"--preset=small", "--subjects", "ddp", "autotp", "--tp=2"}),

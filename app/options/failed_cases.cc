@@ -42,6 +42,11 @@ FailedCases failed_cases_of(const fs::path& input) {
                                   command.dump()));
     for (std::size_t i = 2; i < command.size(); ++i)
       failed.words.push_back(command[i].get<std::string>());
+    if (std::ranges::find(failed.words, "--fail-fast") != failed.words.end())
+      throw UsageError(fmt::format(
+          "{}: must be a report of all cases, got one of a run with --fail-fast, which left out "
+          "those after the first failure; run it again without --fail-fast",
+          file.string()));
     for (const json& item : report.at("cases"))
       if (is_failed(item)) failed.cases.push_back(item.at("case").get<std::string>());
   } catch (const json::exception& error) {

@@ -7,7 +7,8 @@ usage: report_pages_test.py PROGRAM FOLDER
 PROGRAM (isoshard) makes pages of a run that diverges, of one that conforms, of training curves, of
 a benchmark and of goldens in FOLDER. Chromium without a window loads each in the light and in the
 dark, on a wide and on a narrow screen, and a script that is added to a copy of the page says what
-it sees: what stands on the first screen, whether anything is wider than the page, and what axe finds (accessibility rules
+it sees: what stands on the first screen, whether anything is wider than the page, and what axe
+finds (accessibility rules
 of WCAG 2.1 A and AA). Screenshots stay in FOLDER for people to look at.
 
 Exit code: 0 all is well; 1 not; 77 (a skip for ctest) where there is no browser. axe.min.js is

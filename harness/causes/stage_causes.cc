@@ -268,7 +268,15 @@ std::string cause_in_key_order(const Evidence& e) {
   const std::vector<View> bad = bad_boxes(e);
   const std::optional<Attention> attention = bad.empty() ? std::nullopt : attention_of(e);
   if (!attention.has_value()) return "";
-  for (const Order& order : orders_of_chunks(cp)) {
+  // as many orders as this many products allow
+  constexpr std::int64_t kMostSearched = std::int64_t{1} << 27;
+  const std::int64_t products =
+      attention->batch * attention->heads * attention->length * attention->length * attention->dim;
+  std::vector<Order> orders = orders_of_chunks(cp);
+  const std::int64_t most = kMostSearched / (3 * std::max<std::int64_t>(products, 1));
+  if (most < static_cast<std::int64_t>(orders.size()))
+    orders.resize(static_cast<std::size_t>(most));
+  for (const Order& order : orders) {
     for (const auto& [words, has_keys, has_values] :
          {std::tuple("keys and values", true, true), std::tuple("keys", true, false),
           std::tuple("values", false, true)}) {

@@ -36,7 +36,7 @@ struct CurveLimit {
 /// At larger ones roundings grow faster than limits say.
 [[nodiscard]] bool are_held(const Curve& actual) noexcept;
 
-/// "initial loss 4.6e-04 of 0.001, largest difference ...: hold", in one line.
+/// "published limits: initial loss 0.00046 (below 0.001), largest difference ...", in one line.
 [[nodiscard]] std::string limits_in_words(std::span<const CurveLimit> limits, bool held);
 
 }  // namespace isoshard

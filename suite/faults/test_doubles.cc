@@ -31,6 +31,7 @@ class GradNormDouble final : public GradNorm {
   GradNormDouble(std::unique_ptr<GradNorm> inner, NormFunction norm)
       : inner_(std::move(inner)), norm_(std::move(norm)) {}
   double norm(const NamedTensors& gradients) override { return norm_(*inner_, gradients); }
+  double factor(double norm, double max_norm) override { return inner_->factor(norm, max_norm); }
 
  private:
   std::unique_ptr<GradNorm> inner_;

@@ -120,6 +120,7 @@ class NormOfScaled final : public GradNorm {
   NormOfScaled(std::unique_ptr<GradNorm> inner, double factor)
       : inner_(std::move(inner)), factor_(factor) {}
   double norm(const NamedTensors& gradients) override { return inner_->norm(gradients) / factor_; }
+  double factor(double norm, double max_norm) override { return inner_->factor(norm, max_norm); }
 
  private:
   std::unique_ptr<GradNorm> inner_;

@@ -83,11 +83,15 @@ bool detail::is_widened_linear(const torch::autograd::Node& node) {
 
 at::Tensor apply_linear(const at::Tensor& x, const at::Tensor& weight,
                         const std::optional<at::Tensor>& bias) {
-  if (x.is_cuda()) return at::linear(x, weight, bias);
+  const at::DeviceType device = x.device().type();
+  const bool is_cast = at::autocast::is_autocast_enabled(device);
+  // decided before anything is cast: at::linear casts for itself
+  if (x.is_cuda() || detail::has_product_kernels(is_cast ? at::autocast::get_autocast_dtype(device)
+                                                         : x.scalar_type()))
+    return at::linear(x, weight, bias);
   const at::Tensor cast_x = as_cast(x), cast_weight = as_cast(weight);
   const at::ScalarType dtype = cast_x.scalar_type();
-  if (!is_16_bit(dtype) || cast_weight.scalar_type() != dtype || detail::has_product_kernels(dtype))
-    return at::linear(x, weight, bias);
+  if (!is_16_bit(dtype) || cast_weight.scalar_type() != dtype) return at::linear(x, weight, bias);
   const bool has_bias = bias.has_value() && bias->defined();
   return detail::widened_linear(cast_x, cast_weight,
                                 has_bias ? std::optional(as_cast(*bias)) : std::nullopt);
