@@ -76,7 +76,7 @@ json summary_json(const BenchSummary& summary) {
             {"elsewhere", communication_in(times, StepPart::kOther)}}},
           {"overlap",
            {{"hidden_share", summary.hidden_share},
-            {"hidden_ms", kMillisecondsPerSecond * times.hidden},
+            {"hidden_ms", kMillisecondsPerSecond * summary.hidden_s},
             {"issued_in_backward_share", summary.in_backward_share}}},
           {"model_flops_per_step", summary.model_flops},
           {"hardware_flops_per_step", summary.hardware_flops},

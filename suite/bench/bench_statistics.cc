@@ -19,6 +19,22 @@ double rate(double amount, double seconds) {
   return seconds > 0 ? amount / seconds : 0;
 }
 
+/// Over all ranks and counted steps.
+void add_hidden(const BenchResult& result, BenchSummary& summary) {
+  double hidden = 0, communication = 0, count = 0;
+  for (const BenchRun& run : result.runs) {
+    for (const RankRun& rank : run.ranks) {
+      for (auto i = static_cast<std::size_t>(run.warmup_steps); i < rank.steps.size(); ++i) {
+        hidden += rank.steps[i].times.hidden;
+        communication += rank.steps[i].times.of(StepPart::kCommunication);
+        ++count;
+      }
+    }
+  }
+  summary.hidden_s = rate(hidden, count);
+  summary.hidden_share = rate(hidden, hidden + communication);
+}
+
 std::optional<double> share_of_ceiling(double flops, double seconds, const GemmCeiling& ceiling) {
   const double share = rate(rate(flops, seconds), ceiling.flops_per_second);
   if (!(share > 0 && share <= 1)) return std::nullopt;
@@ -106,7 +122,6 @@ BenchSummary summary_of(const BenchResult& result) {
       summary.peak_gb = std::max(summary.peak_gb, step.peak_gb);
       summary.peak_all_gb = std::max(summary.peak_all_gb, step.peak_all_gb);
       summary.times.total += step.times.total;
-      summary.times.hidden += step.times.hidden;
       for (std::size_t p = 0; p < kNumStepParts; ++p) {
         summary.times.parts[p] += step.times.parts[p];
         summary.times.communication_in[p] += step.times.communication_in[p];
@@ -117,7 +132,6 @@ BenchSummary summary_of(const BenchResult& result) {
   if (seconds.empty()) return summary;
   const auto count = static_cast<double>(seconds.size());
   summary.times.total /= count;
-  summary.times.hidden /= count;
   for (std::size_t p = 0; p < kNumStepParts; ++p) {
     summary.times.parts[p] /= count;
     summary.times.communication_in[p] /= count;
@@ -125,7 +139,7 @@ BenchSummary summary_of(const BenchResult& result) {
   }
   in_backward = summary.times.communication_in[static_cast<std::size_t>(StepPart::kBackward)];
   summary.in_backward_share = communication > 0 ? in_backward / communication : 0;
-  summary.hidden_share = rate(summary.times.hidden, summary.times.hidden + communication);
+  add_hidden(result, summary);
   summary.mean_s = mean_of(seconds);
   summary.deviation_s = deviation_of(seconds);
   summary.p50_s = quantile(seconds, 0.5);

@@ -51,7 +51,7 @@ struct BenchSummary {
   double in_backward_share = 0;
   /// Of the time in which transfers of a rank were on their way, or it waited in a call: the share
   /// in which it did something else. 0 where every call returns with its result.
-  double hidden_share = 0;
+  double hidden_share = 0, hidden_s = 0;       ///< over all ranks; of a step on the mean rank
   double model_flops = 0, hardware_flops = 0;  ///< of a step
   /// None where steps were faster than any product beside them, which says that the ceiling is
   /// none, or where no product was timed.

@@ -53,7 +53,7 @@ std::string drawn(const Grid& grid) {
       widths[c] = std::max(widths[c], cells[r][c].size());
     }
   }
-  std::string text = grid.title + "\n";
+  std::string text = hanging("  ", grid.title);
   for (std::size_t first = 0; first < widths.size();) {
     std::size_t end = first, width = kIndent + name_width;
     do {
@@ -84,13 +84,14 @@ class Tables {
   }
 
   std::string run() const {
-    std::string text = fmt::format(
-        "{} side by side (step 0; modules: dp rank 0's samples, shards put together{})\n",
-        tables_.title,
-        rows_.size() < tables_.modules.size()
-            ? fmt::format("; {} of {} modules, all with --verbose", rows_.size(),
-                          tables_.modules.size())
-            : "");
+    std::string text = hanging(
+        "",
+        fmt::format("{} side by side (step 0; modules: dp rank 0's samples, shards put together{})",
+                    tables_.title,
+                    rows_.size() < tables_.modules.size()
+                        ? fmt::format("; {} of {} modules, all with --verbose", rows_.size(),
+                                      tables_.modules.size())
+                        : ""));
     text +=
         losses() + norms("output norms", &TableColumn::output_norms) +
         norms("norms of output gradients (of dp rank 0's own loss)", &TableColumn::gradient_norms);
@@ -130,8 +131,8 @@ class Tables {
           std::fabs(column.losses[r] - baseline->losses[r]) / std::fabs(baseline->losses[r]));
     };
     return drawn({baseline == nullptr
-                      ? "  losses"
-                      : fmt::format("  losses (relative difference from {})", baseline->title),
+                      ? "losses"
+                      : fmt::format("losses (relative difference from {})", baseline->title),
                   rows, titles_, cell});
   }
 
@@ -142,7 +143,7 @@ class Tables {
       const auto found = map.find(rows_[r]);
       return found == map.end() ? "-" : fmt::format("{:.6g}", found->second);
     };
-    return drawn({fmt::format("  {}", title), rows_, titles_, cell});
+    return drawn({std::string(title), rows_, titles_, cell});
   }
 
   using Differences = std::map<std::string, ModuleDifference> TableColumn::*;
@@ -171,8 +172,8 @@ class Tables {
       const std::string over =
           is_first ? fmt::format("first {} elements (relative: max abs / norm)", kFirstElements)
                    : "all elements (relative: of Frobenius norms)";
-      text += drawn({fmt::format("  max abs and relative difference {}, {}", from, over), rows_,
-                     titles, cell});
+      text += drawn(
+          {fmt::format("max abs and relative difference {}, {}", from, over), rows_, titles, cell});
     }
     return text;
   }
@@ -246,13 +247,16 @@ class Tables {
     const auto cell = [&](std::size_t r, std::size_t c) -> std::string {
       const GradientComparison& g = values[r];
       if (c == 0) return fmt::format("{}", g.parameters);
-      if (c == 4) return g.max_relative_name;
       return fmt::format("{:.2e}", c == 1 ? g.max_abs : c == 2 ? g.mean_abs : g.max_relative);
     };
-    return drawn({"  norms of parameter gradients",
-                  rows,
-                  {"parameters", "max abs", "mean abs", "max relative", "(where)"},
-                  cell});
+    std::string text = drawn({"norms of parameter gradients",
+                              rows,
+                              {"parameters", "max abs", "mean abs", "max relative"},
+                              cell});
+    for (std::size_t r = 0; r < rows.size(); ++r)
+      text += hanging(
+          "    ", fmt::format("{}: largest relative in {}", rows[r], values[r].max_relative_name));
+    return text;
   }
 
   const ComparisonTables& tables_;
