@@ -96,6 +96,7 @@ int run_verify(const ParsedOptions& given) {
   for (const std::string& line : request.notes) printer.note(line);
   PrintVerdicts output(printer);
   Report report = verify(plan_of(request), output);
+  for (ComparisonTables& tables : report.tables) tables.shows_local = request.local_tables;
   agree_on_report(default_launcher(), report, [&](const ReportCase& item) { printer.add(item); });
   report.provenance = provenance_of(options);
   printer.finish(report);

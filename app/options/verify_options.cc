@@ -211,11 +211,11 @@ ReferenceKind parse_reference(const std::string& name) {
 }
 
 bool parse_tables(const std::string& word, bool wants_them) {
-  const Strings known = {"auto", "on", "off"};
+  const Strings known = {"auto", "on", "local", "off"};
   if (std::find(known.begin(), known.end(), word) == known.end())
     throw UsageError(fmt::format("--tables {}{}; known are {}", word, did_you_mean(word, known),
                                  join_names(known)));
-  return word == "on" || (word == "auto" && wants_them);
+  return word == "on" || word == "local" || (word == "auto" && wants_them);
 }
 
 /// Tables are made of what ranks write into shared memory.
@@ -224,8 +224,9 @@ bool parse_tables_of(const ParsedOptions& options, std::size_t num_cases) {
   // runs of the preset thorough have nothing in common
   const bool tables = parse_tables(word, num_cases > 1 && !is_thorough(options));
   if (!options.get<bool>("attach")) return tables;
-  if (word == "on")
-    throw UsageError("--tables on needs ranks that share memory; leave it out with --attach");
+  if (word == "on" || word == "local")
+    throw UsageError("--tables " + word +
+                     " needs ranks that share memory; leave it out with --attach");
   return false;
 }
 
@@ -276,7 +277,8 @@ void declare_verify_options(OptionTable& table) {
   output("tables", po::value<std::string>()->default_value("auto"),
          "on: print all runs side by side at the end (losses, norms, differences from the "
          "reference and "
-         "from ddp); off; auto: with several runs");
+         "from ddp); local: also what rank 0 alone holds, as tools see that take one rank's shard "
+         "for the whole; off; auto: on with several runs");
   output("coverage", po::bool_switch(),
          "run nothing: print which features the chosen cases exercise, and for each other one the "
          "flags that do");
@@ -308,6 +310,7 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
     request.notes.push_back(std::move(note));
   order_for_tables(request.cases);
   request.tables = parse_tables_of(options, request.cases.size());
+  request.local_tables = request.tables && options.get<std::string>("tables") == "local";
   if (options.given("dump")) request.dump = options.get<std::string>("dump");
   if (options.given("output-dir")) request.output_dir = options.get<std::string>("output-dir");
   request.reference = parse_reference(options.get<std::string>("reference"));

@@ -23,6 +23,7 @@ struct VerifyRequest {
   int repeat = 1;                      ///< runs of each subject
   Strength require = Strength::kNone;  ///< what each verdict must be at least
   bool tables = false;                 ///< put the runs side by side at the end
+  bool local_tables = false;           ///< with what rank 0 alone holds
   bool verbose = false;
   bool coverage = false;           ///< nothing is run: what the cases exercise is told
   bool is_brief = false;           ///< of a case that conforms only its verdict line is shown

@@ -141,6 +141,32 @@ TEST(TrainingCurveControl, AWrongLearningRateInOneStepIsSeenInTheNext) {
   }
 }
 
+// Where tolerances would let it pass.
+TEST(TrainingCurveControl, ABrokenPublishedLimitDivergesAtThePublishedRate) {
+  Case item = tiny("fsdp_tp", Kind::kAdamW, Dtype::kBFloat16);
+  item.settings.optimizer.learning_rate = 1e-5;
+  Curve reference = reference_of_training(item).curve;
+  reference.spreads.assign(reference.steps.size(), {0.01, 0.01, 0.01});
+  TrainedCase run = train_case(item);
+  const CurveVerdict right = judge_training(reference, run);
+  EXPECT_EQ(right.status, Status::kConforms) << render(right);
+  EXPECT_THAT(right.published, SizeIs(3));
+
+  for (CurveStep& step : run.curve.steps) {
+    step.loss += 0.002;
+    for (double& loss : step.rank_losses) loss += 0.002;
+  }
+  const CurveVerdict broken = judge_training(reference, run);
+  EXPECT_EQ(broken.status, Status::kDiverges) << render(broken);
+  EXPECT_THAT(broken.reason, AllOf(HasSubstr("initial loss 0.002 (below 0.001: BROKEN)"),
+                                   HasSubstr("mean difference 0.002 (below 0.001: BROKEN)")));
+
+  for (Curve* curve : {&reference, &run.curve}) {
+    for (CurveStep& step : curve->steps) step.learning_rate = 2e-5;
+  }
+  EXPECT_EQ(judge_training(reference, run).status, Status::kConforms);
+}
+
 TEST(TrainingCurveControl, ADroppedStepIsSeenInTheNext) {
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
     const CurveVerdict verdict =

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "harness/curve/curve.h"
+#include "harness/curve/published_limits.h"
 #include "harness/verdict/verdict.h"
 
 namespace isoshard {
@@ -56,6 +57,7 @@ struct CurveVerdict {
   std::optional<CurveDeviation> first;  ///< the first that is not allowed
   CurveDeviation largest;               ///< of the global loss, up to `first`
   double largest_share = 0;             ///< of any number: deviation / allowed
+  std::vector<CurveLimit> published;    ///< limits that others print; see published_limits
   std::vector<double> allowed_losses;   ///< what is allowed of the global loss, by compared step
 };
 

@@ -77,13 +77,14 @@ Difference difference_of(const std::vector<double>& other, const std::vector<dou
 GradientComparison compare_gradient_norms(const std::map<std::string, double>& other,
                                           const std::map<std::string, double>& norms) {
   GradientComparison result;
-  double sum = 0;
+  double sum = 0, relative_sum = 0;
   for (const auto& [name, norm] : norms) {
     const auto found = other.find(name);
     if (found == other.end()) continue;
     const double d = std::fabs(norm - found->second), relative = quotient(d, found->second);
     ++result.parameters;
     sum += d;
+    relative_sum += relative;
     if (is_more(d, result.max_abs)) {
       result.max_abs = d;
       result.max_abs_name = name;
@@ -93,8 +94,32 @@ GradientComparison compare_gradient_norms(const std::map<std::string, double>& o
       result.max_relative_name = name;
     }
   }
-  result.mean_abs = result.parameters > 0 ? sum / static_cast<double>(result.parameters) : 0;
+  if (result.parameters == 0) return result;
+  result.mean_abs = sum / static_cast<double>(result.parameters);
+  result.mean_relative = relative_sum / static_cast<double>(result.parameters);
   return result;
+}
+
+SameBits same_bits(const TableColumn& other, const TableColumn& column) {
+  SameBits same;
+  same.as = other.title;
+  const auto count = [&](const std::map<std::string, std::uint64_t>& theirs,
+                         const std::map<std::string, std::uint64_t>& own, int& equal, int& both) {
+    for (const auto& [name, digest] : own) {
+      const auto found = theirs.find(name);
+      if (found == theirs.end()) continue;
+      ++both;
+      if (found->second == digest) {
+        ++equal;
+      } else if (std::ranges::find(same.different, name) == same.different.end()) {
+        same.different.push_back(name);
+      }
+    }
+  };
+  count(other.output_digests, column.output_digests, same.outputs, same.outputs_of);
+  count(other.gradient_digests, column.gradient_digests, same.output_gradients,
+        same.output_gradients_of);
+  return same;
 }
 
 const TableColumn* ComparisonTables::find(std::string_view name) const noexcept {

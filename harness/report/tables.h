@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,10 +47,26 @@ struct GradientComparison {
   /// Of difference / norm of the other; parameters whose norm is 0 in both count 0.
   double max_relative = 0;
   std::string max_abs_name, max_relative_name;
+  double mean_relative = 0;
 };
 /// Over the parameters that both have.
 [[nodiscard]] GradientComparison compare_gradient_norms(const std::map<std::string, double>& other,
                                                         const std::map<std::string, double>& norms);
+
+/// Norms of what rank 0 alone holds, as tools see that look at one rank's tensors.
+struct LocalNorms {
+  std::map<std::string, double> outputs, output_gradients, parameter_gradients;
+  /// Those of `parameter_gradients` of which rank 0 holds less than the whole.
+  std::set<std::string> sharded;
+};
+
+/// How much of a run is that of an earlier one of equal degrees, bit by bit, on dp rank 0.
+struct SameBits {
+  std::string as;                               ///< title of the other run
+  int outputs = 0, output_gradients = 0;        ///< equal ones
+  int outputs_of = 0, output_gradients_of = 0;  ///< that both have
+  std::vector<std::string> different;           ///< modules, each once
+};
 
 /// One run. Norms are those of dp rank 0's samples, shards put together.
 struct TableColumn {
@@ -65,7 +82,18 @@ struct TableColumn {
   std::optional<GradientComparison> gradients_from_reference;
   /// Only if both have the same global batch.
   std::optional<GradientComparison> gradients_from_baseline;
+  LocalNorms local;
+  /// The norms of rank 0's parts of parameter gradients against the baseline's whole ones, of
+  /// sharded parameters and of the others: how far off a tool is that takes one for the other. Only
+  /// if both have the same global batch.
+  std::optional<GradientComparison> local_from_baseline_sharded, local_from_baseline_whole;
+  /// Of all bits that dp rank 0's tp group has of a module's output, and of its gradient.
+  std::map<std::string, std::uint64_t> output_digests, gradient_digests;
+  std::optional<SameBits> same_bits;
 };
+
+/// Compares digests of two runs.
+[[nodiscard]] SameBits same_bits(const TableColumn& other, const TableColumn& column);
 
 struct ComparisonTables {
   std::string title;  ///< of what all runs share: "qwen2_bf16"
@@ -73,6 +101,7 @@ struct ComparisonTables {
   std::string baseline;
   std::vector<std::string> modules;  ///< in execution order
   std::vector<TableColumn> columns;
+  bool shows_local = false;  ///< the text has LocalNorms, too
 
   [[nodiscard]] const TableColumn* find(std::string_view name) const noexcept;
 };

@@ -22,14 +22,18 @@ class ChainHead final : public Sink {
     return end_.on_activation_grad(site, passed(site, std::move(gradient)));
   }
   void on_record(const Site& site, const at::Tensor& value) override {
+    if (site.kind == RecordKind::kGrad) look(site, value);
     end_.on_record(site, value);
   }
 
  private:
   at::Tensor passed(const Site& site, at::Tensor value) const {
     if (mutation_) value = mutation_(site, std::move(value));
-    for (const TapObserver& observer : observers_) observer(site, value);
+    look(site, value);
     return value;
+  }
+  void look(const Site& site, const at::Tensor& value) const {
+    for (const TapObserver& observer : observers_) observer(site, value);
   }
 
   TapMutation mutation_;

@@ -13,7 +13,8 @@ namespace isoshard {
 /// Replaces a value that passes at a tap; returns it unchanged where the fault does not apply.
 using TapMutation = std::function<at::Tensor(const Site& site, at::Tensor value)>;
 
-/// Looks at a value that passes at a tap, an activation or its gradient, and changes nothing.
+/// Looks at a value that passes at a tap, an activation or its gradient, and at recorded gradients
+/// of parameters, and changes nothing.
 using TapObserver = std::function<void(const Site& site, const at::Tensor& value)>;
 
 /// The sink that a rank's subject is given: `mutation` (a fault; may be empty), then `observers` in

@@ -9,6 +9,7 @@
 #include <functional>
 #include <limits>
 #include <span>
+#include <utility>
 
 namespace isoshard {
 namespace {
@@ -61,6 +62,13 @@ constexpr PublishedDifference kDifferences[] = {
     {"model.norm", 2.34e-2, 2.40e-3},
     {"lm_head", 1.56e-2, 2.49e-3}};
 
+// "Layer Output Norms (Rank 0)" with an asterisk: one rank's shards. Both systems have the same.
+constexpr ModuleValue kLocalNorms[] = {{"model.layers.0.self_attn.q_proj", 810.2407, 573.3234},
+                                       {"model.layers.0.mlp.gate_proj", 1892.3745, 1338.2168}};
+
+// "DDP vs DeepSpeed AutoTP", sharded parameters.
+constexpr double kShardDifference = 0.29;
+
 // "DP=2 Differences from DDP".
 constexpr double kLossDifferences[] = {5.19e-6, 4.73e-6};
 
@@ -104,6 +112,56 @@ class Rows {
     }
   }
 
+  void local_norms(const std::string& run) {
+    const TableColumn* column = tables_.find(run);
+    for (const ModuleValue& value : kLocalNorms) {
+      PublishedRow row{
+          "output norm on rank 0 alone", value.module, run, value.autotp,
+          column == nullptr ? kMissing : value_in(column->local.outputs, value.module)};
+      row.deviation = std::fabs(row.measured / row.published - 1);
+      row.allowed = kNormBound;
+      add(std::move(row));
+    }
+  }
+
+  void shards(const std::string& run) {
+    const TableColumn* column = tables_.find(run);
+    PublishedRow row{"relative difference of one rank's shards of gradients from whole ones",
+                     "mean over sharded parameters", run, kShardDifference, kMissing};
+    if (column != nullptr && column->local_from_baseline_sharded.has_value() &&
+        column->local_from_baseline_sharded->parameters > 0)
+      row.measured = column->local_from_baseline_sharded->mean_relative;
+    row.deviation = std::fabs(row.measured - row.published);
+    row.allowed = kShardBound;
+    add(std::move(row));
+  }
+
+  /// "The two TP implementations are numerically identical."
+  void equal_bits(const std::string& autotp, const std::string& fsdp_tp) {
+    const TableColumn *one = tables_.find(autotp), *two = tables_.find(fsdp_tp);
+    SameBits same;
+    for (const auto& [column, other] : {std::pair(one, two), std::pair(two, one)}) {
+      if (column != nullptr && other != nullptr && column->same_bits.has_value() &&
+          column->same_bits->as == other->title)
+        same = *column->same_bits;
+    }
+    const auto count = [&](std::string what, int equal, int of) {
+      PublishedRow row{"bits other than autotp's", std::move(what), fsdp_tp, 0,
+                       of > 0 ? static_cast<double>(of - equal) : kMissing};
+      row.deviation = row.measured;
+      add(std::move(row));
+    };
+    count("module outputs", same.outputs, same.outputs_of);
+    count("output gradients", same.output_gradients, same.output_gradients_of);
+    const bool has_losses =
+        one != nullptr && two != nullptr && one->losses.size() == two->losses.size();
+    const int losses = has_losses ? static_cast<int>(one->losses.size()) : 0;
+    int equal = 0;
+    for (std::size_t r = 0; has_losses && r < one->losses.size(); ++r)
+      equal += one->losses[r] == two->losses[r] ? 1 : 0;
+    count("losses", equal, losses);
+  }
+
   using Measure = std::function<double(const ModuleDifference&)>;
 
   void differences(const std::string& what, const std::string& run,
@@ -137,28 +195,34 @@ class Rows {
 
 }  // namespace
 
-std::vector<PublishedRow> published_rows(const ComparisonTables& tables, const std::string& ddp,
-                                         const std::vector<std::string>& tensor_parallel) {
-  const std::string& first = tensor_parallel.at(0);
+std::vector<PublishedRow> published_rows(const ComparisonTables& tables,
+                                         const PublishedRuns& runs) {
+  const std::vector<std::string> firsts = {runs.autotp, runs.fsdp_tp_dp2};
   Rows rows(tables);
-  for (const std::string& run : tensor_parallel) rows.losses(ddp, run);
-  for (const std::string& run : {ddp, first}) {
-    rows.norms("output norm", run, run == ddp, kOutputNorms, &TableColumn::output_norms,
+  for (const std::string& run : {runs.autotp, runs.autotp_dp2, runs.fsdp_tp_dp2})
+    rows.losses(runs.ddp, run);
+  for (const std::string& run : {runs.ddp, firsts[0], firsts[1]}) {
+    rows.norms("output norm", run, run == runs.ddp, kOutputNorms, &TableColumn::output_norms,
                kNormBound);
   }
-  for (const std::string& run : {ddp, first}) {
-    rows.norms("gradient norm", run, run == ddp, kGradientNorms, &TableColumn::gradient_norms,
+  for (const std::string& run : {runs.ddp, firsts[0], firsts[1]}) {
+    rows.norms("gradient norm", run, run == runs.ddp, kGradientNorms, &TableColumn::gradient_norms,
                kGradientNormBound);
   }
+  rows.equal_bits(runs.autotp_dp2, runs.fsdp_tp_dp2);
+  for (const std::string& run : firsts) rows.local_norms(run);
+  rows.shards(runs.autotp_dp2);
   using D = PublishedDifference;
-  rows.differences("max abs difference, first 100", first, &D::max_abs,
-                   [](const ModuleDifference& d) { return d.first.max_abs; });
-  rows.differences("relative difference, first 100 (max abs / norm)", first, &D::relative,
-                   [](const ModuleDifference& d) { return d.first.max_abs_by_norm(); });
-  rows.differences("max abs difference, all", first, &D::max_abs,
-                   [](const ModuleDifference& d) { return d.whole.max_abs; });
-  rows.differences("relative difference, all (of Frobenius norms)", first, &D::relative,
-                   [](const ModuleDifference& d) { return d.whole.relative(); });
+  for (const std::string& run : firsts) {
+    rows.differences("max abs difference, first 100", run, &D::max_abs,
+                     [](const ModuleDifference& d) { return d.first.max_abs; });
+    rows.differences("relative difference, first 100 (max abs / norm)", run, &D::relative,
+                     [](const ModuleDifference& d) { return d.first.max_abs_by_norm(); });
+    rows.differences("max abs difference, all", run, &D::max_abs,
+                     [](const ModuleDifference& d) { return d.whole.max_abs; });
+    rows.differences("relative difference, all (of Frobenius norms)", run, &D::relative,
+                     [](const ModuleDifference& d) { return d.whole.relative(); });
+  }
   return rows.take();
 }
 

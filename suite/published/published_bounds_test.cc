@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
+#include <utility>
 
 namespace isoshard {
 namespace {
@@ -17,14 +19,14 @@ namespace {
 ComparisonTables published() {
   ComparisonTables tables;
   tables.baseline = "ddp dp2";
-  tables.columns.resize(3);
-  for (std::size_t c = 0; c < 3; ++c)
-    tables.columns[c].title = std::array{"ddp dp2", "autotp tp2", "autotp tp2 dp2"}.at(c);
-  for (const PublishedRow& row : published_rows(tables, "ddp dp2", {"autotp tp2"})) {
-    TableColumn& column = row.run == "ddp dp2" ? tables.columns[0] : tables.columns[1];
+  for (const char* title : {"ddp dp2", "autotp tp2", "autotp tp2 dp2", "fsdp_tp tp2 dp2"})
+    tables.columns.emplace_back().title = title;
+  for (const PublishedRow& row : published_rows(tables)) {
+    TableColumn& column = *std::ranges::find(tables.columns, row.run, &TableColumn::title);
     ModuleDifference& difference = column.from_baseline[row.module];
     if (row.what == "output norm") column.output_norms[row.module] = row.published;
     if (row.what == "gradient norm") column.gradient_norms[row.module] = row.published;
+    if (row.what == "output norm on rank 0 alone") column.local.outputs[row.module] = row.published;
     // The norm follows from max abs and relative difference.
     if (row.what.starts_with("max abs"))
       difference.first.max_abs = difference.whole.max_abs = row.published;
@@ -37,22 +39,24 @@ ComparisonTables published() {
   }
   tables.columns[0].losses = {12.13309765, 12.10635662};
   tables.columns[1].losses = {12.13316059};
-  tables.columns[2].losses = {12.13316059, 12.10641384};
+  tables.columns[2].losses = tables.columns[3].losses = {12.13316059, 12.10641384};
+  GradientComparison& shards = tables.columns[2].local_from_baseline_sharded.emplace();
+  shards.parameters = 14;
+  shards.mean_relative = 0.29;
+  tables.columns[3].same_bits = {"autotp tp2 dp2", 13, 12, 13, 12, {}};
   return tables;
 }
 
 std::vector<PublishedRow> broken(const ComparisonTables& tables) {
-  std::vector<PublishedRow> rows =
-      published_rows(tables, "ddp dp2", {"autotp tp2", "autotp tp2 dp2"});
+  std::vector<PublishedRow> rows = published_rows(tables);
   std::erase_if(rows, [](const PublishedRow& row) { return row.holds; });
   return rows;
 }
 
 TEST(PublishedBoundsOfSeed000, HoldForThePublishedNumbersThemselves) {
-  const std::vector<PublishedRow> rows =
-      published_rows(published(), "ddp dp2", {"autotp tp2", "autotp tp2 dp2"});
+  const std::vector<PublishedRow> rows = published_rows(published());
 
-  EXPECT_EQ(rows.size(), 3U + 2 * 11 + 2 * 9 + 4 * 9);
+  EXPECT_EQ(rows.size(), 1U + 2 + 2 + 3 * 11 + 3 * 9 + 3 + 2 * 2 + 1 + 2 * 4 * 9);
   EXPECT_TRUE(broken(published()).empty()) << markdown(broken(published()));
 }
 
@@ -80,6 +84,10 @@ TEST(PublishedBoundsOfSeed000, BreakForANumberOutsideThem) {
             "relative loss difference from ddp dp rank 0");
   EXPECT_EQ(broken_by([](TableColumn& c) { c.from_baseline["lm_head"].whole.max_abs *= 4.1; }),
             "max abs difference, all lm_head");
+  EXPECT_EQ(broken_by([](TableColumn& c) {
+              c.local.outputs["model.layers.0.self_attn.q_proj"] *= std::sqrt(2);
+            }),
+            "output norm on rank 0 alone model.layers.0.self_attn.q_proj");
   EXPECT_EQ(
       broken_by([](TableColumn& c) { c.from_baseline["model.norm"].whole.error_norm /= 4.1; }),
       "relative difference, all (of Frobenius norms) model.norm");
@@ -90,6 +98,42 @@ TEST(PublishedBoundsOfSeed000, BreakForANumberOutsideThem) {
             "output norm model.norm");
   EXPECT_EQ(broken_by([](TableColumn& c) { c.output_norms.erase("model.norm"); }),
             "output norm model.norm");
+}
+
+TEST(PublishedBoundsOfSeed000, BreakWhereFsdpIsNotAutotpBitByBit) {
+  const auto broken_by = [](const auto& change) {
+    ComparisonTables tables = published();
+    change(tables);
+    std::string words;
+    for (const PublishedRow& row : broken(tables)) words += row.run + ": " + row.module + "; ";
+    return words;
+  };
+  const auto same = [](ComparisonTables& t) -> SameBits& { return *t.columns[3].same_bits; };
+
+  const std::string run = "fsdp_tp tp2 dp2: ";
+  EXPECT_EQ(broken_by([&](ComparisonTables& t) { same(t).outputs = 12; }),
+            run + "module outputs; ");
+  EXPECT_EQ(broken_by([&](ComparisonTables& t) { same(t).output_gradients = 0; }),
+            run + "output gradients; ");
+  EXPECT_EQ(broken_by([&](ComparisonTables& t) { same(t).as = "ddp dp2"; }),
+            run + "module outputs; " + run + "output gradients; ");
+  EXPECT_EQ(broken_by([](ComparisonTables& t) { t.columns[3].same_bits.reset(); }),
+            run + "module outputs; " + run + "output gradients; ");
+  EXPECT_EQ(broken_by([](ComparisonTables& t) {
+              t.columns[3].losses[1] = std::nextafter(t.columns[3].losses[1], 0);
+            }),
+            run + "losses; ");
+  // Whichever ran first.
+  EXPECT_EQ(broken_by([](ComparisonTables& t) {
+              t.columns[2].same_bits = std::exchange(t.columns[3].same_bits, std::nullopt);
+              t.columns[2].same_bits->as = t.columns[3].title;
+            }),
+            "");
+  for (const double shards : {0.0, 0.25, 0.5, std::nan("")})
+    EXPECT_EQ(broken_by([&](ComparisonTables& t) {
+                t.columns[2].local_from_baseline_sharded->mean_relative = shards;
+              }),
+              "autotp tp2 dp2: mean over sharded parameters; ");
 }
 
 }  // namespace

@@ -152,9 +152,27 @@ std::string found_without_reference(const TrainedCase& trained) {
   return fmt::format("{}", fmt::join(problems, "\n          "));
 }
 
+namespace {
+
+/// A run that conforms and breaks a limit which was published for runs like it diverges.
+void hold_published_limits(const Curve& reference, const Curve& actual, CurveVerdict& verdict) {
+  std::vector<SubjectCurveLimits> limits;
+  for (const PublishedCurveLimits& of : kPublishedCurveLimits)
+    limits.push_back({of.subject, of.largest, of.mean});
+  verdict.published = published_limits(reference, actual, limits);
+  const bool all_hold = std::ranges::all_of(verdict.published, &CurveLimit::holds);
+  if (all_hold || !are_held(actual) || verdict.status != Status::kConforms) return;
+  verdict.status = Status::kDiverges;
+  verdict.strength = Strength::kNone;
+  verdict.reason = limits_in_words(verdict.published, true) + "; else " + verdict.reason;
+}
+
+}  // namespace
+
 CurveVerdict judge_training(const Curve& reference, const TrainedCase& trained) {
   refuse_different_settings(reference, trained.curve);
   CurveVerdict verdict = judge_curve(reference, trained.curve, curve_bounds(trained.curve));
+  hold_published_limits(reference, trained.curve, verdict);
   std::string problems = found_without_reference(trained);
   if (problems.empty()) return verdict;
   const bool is_broken = trained.unequal_copies.has_value() || !trained.unequal_numbers.empty();

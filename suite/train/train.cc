@@ -59,6 +59,9 @@ class Training {
       result.verdict = verdict_on(trained);
       if (result.verdict.has_value()) {
         result.verdict->label = label_of_copy(trained.curve, result.copy_of);
+        if (!result.verdict->published.empty())
+          result.remarks.push_back(
+              "          " + limits_in_words(result.verdict->published, are_held(trained.curve)));
         add_look_further(item, trained, result);
       }
       if (item.resumed.has_value() && plan_.runs_reference && !why_not_one_run(item).empty())

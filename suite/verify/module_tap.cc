@@ -14,11 +14,13 @@
 #include <map>
 #include <new>
 #include <set>
+#include <span>
 #include <tuple>
 #include <type_traits>
 
 #include "core/base/error.h"
 #include "core/comm/tensor.h"
+#include "harness/trace/clipped.h"
 #include "harness/trace/parts.h"
 
 namespace isoshard {
@@ -37,6 +39,7 @@ struct Place {
 struct Cell {
   Place place;
   double sum_sq = 0;
+  std::uint64_t digest = 0;  ///< of its bytes
   Stats from_baseline;
   bool is_filled = false;
 };
@@ -46,8 +49,15 @@ struct FirstElements {
   std::array<double, kFirstElements> values{};
   std::array<bool, kFirstElements> is_there{};
 };
+
+/// What rank 0 holds of one parameter's gradient.
+struct LocalGradient {
+  double norm = 0;
+  bool is_sharded = false, is_there = false;
+};
 static_assert(std::is_trivially_destructible_v<Cell> &&
-              std::is_trivially_destructible_v<FirstElements>);
+              std::is_trivially_destructible_v<FirstElements> &&
+              std::is_trivially_destructible_v<LocalGradient>);
 
 /// Zeroed pages, shared with forked processes; what is not touched costs nothing.
 class SharedMemory {
@@ -98,7 +108,8 @@ struct ModuleTap::Impl {
   std::map<std::string, std::size_t, std::less<>> index;
   std::shared_ptr<const ModuleTap> baseline;
   bool keeps = false;
-  std::unique_ptr<SharedMemory> cells, firsts, store;
+  std::unique_ptr<SharedMemory> cells, firsts, store, gradients;
+  std::map<std::string, std::size_t, std::less<>> parameters;
 
   [[nodiscard]] Cell* cells_of(int rank, std::size_t module, bool gradient) const {
     const std::size_t record =
@@ -109,7 +120,28 @@ struct ModuleTap::Impl {
     return reinterpret_cast<FirstElements*>(firsts->data())[module];
   }
 
+  [[nodiscard]] LocalGradient& gradient_of(std::size_t parameter) const {
+    return reinterpret_cast<LocalGradient*>(gradients->data())[parameter];
+  }
+
+  void look_at_gradient(int rank, const Site& site, const at::Tensor& value) const {
+    const auto found = parameters.find(site.name);
+    if (rank != 0 || found == parameters.end()) return;
+    const at::Tensor local = value.detach().to(at::kCPU).contiguous();
+    const auto* const bytes = static_cast<const std::byte*>(local.const_data_ptr());
+    Stats own;
+    accumulate(own, bytes, dtype_of(local), bytes, dtype_of(local), local.numel(), 0);
+    gradient_of(found->second) = {own.nan_actual + own.inf_actual > 0
+                                      ? std::nan("")
+                                      : std::sqrt(own.sum_sq_actual) / site.grad_scale,
+                                  local.numel() < numel_of(site.layout.global_shape), true};
+  }
+
   void look(int rank, const Site& site, const at::Tensor& value) const {
+    if (site.kind == RecordKind::kGrad) {
+      look_at_gradient(rank, site, value);
+      return;
+    }
     const auto found = index.find(site.name);
     if (found == index.end() || is_partial(site.layout) || is_flat(site.layout)) return;
     const at::Tensor local = value.detach().to(at::kCPU).contiguous();
@@ -142,7 +174,9 @@ struct ModuleTap::Impl {
     std::vector<std::byte> scratch;
     const std::byte* const values = packed(record, part, local, scratch);
     Stats own;
-    accumulate(own, values, record.dtype, values, record.dtype, numel_of(part.box.size), 0);
+    const std::int64_t numel = numel_of(part.box.size);
+    accumulate(own, values, record.dtype, values, record.dtype, numel, 0);
+    cell.digest = digest_of(values, static_cast<std::size_t>(numel) * size_of(record.dtype));
     cell.sum_sq = own.nan_actual + own.inf_actual > 0 ? std::nan("") : own.sum_sq_actual;
     if (record.key.kind == RecordKind::kActivationGrad) return;
     const Module* other = baseline == nullptr ? nullptr : baseline->impl_->find(record.key.name);
@@ -184,21 +218,40 @@ struct ModuleTap::Impl {
     return found == index.end() ? nullptr : &modules[found->second];
   }
 
-  /// Adds up the cells of dp rank 0's tp group, each place once. False if there are none.
-  bool gather(std::size_t module, bool gradient, double& norm, Stats& from_baseline) const {
-    std::set<Place> seen;
-    double sum_sq = 0;
+  struct Gathered {
+    bool is_there = false;
+    double norm = 0, local_norm = 0;
+    std::uint64_t digest = 0;
+    Stats from_baseline;
+  };
+
+  /// Adds up the cells of dp rank 0's tp group, each place once.
+  [[nodiscard]] Gathered gather(std::size_t module, bool gradient) const {
+    Gathered all;
+    std::map<Place, std::uint64_t> seen;
+    double sum_sq = 0, local_sum_sq = 0;
     for (int rank = 0; rank < mesh.world_size(); ++rank) {
       if (mesh.coordinate(rank, Axis::kDp) != 0) continue;
       const Cell* cell = cells_of(rank, module, gradient);
       for (std::size_t part = 0; part < kMaxParts && cell[part].is_filled; ++part) {
-        if (!seen.insert(cell[part].place).second) continue;
+        if (rank == 0) local_sum_sq += cell[part].sum_sq;
+        if (!seen.emplace(cell[part].place, cell[part].digest).second) continue;
         sum_sq += cell[part].sum_sq;
-        merge(from_baseline, cell[part].from_baseline);
+        merge(all.from_baseline, cell[part].from_baseline);
       }
     }
-    norm = std::sqrt(sum_sq);
-    return !seen.empty();
+    all.is_there = !seen.empty();
+    all.norm = std::sqrt(sum_sq);
+    all.local_norm = std::sqrt(local_sum_sq);
+    std::vector<std::uint64_t> words;
+    for (const auto& [place, digest] : seen) {
+      for (const auto& numbers : {place.offset, place.size})
+        words.insert(words.end(), numbers.begin(), numbers.end());
+      words.push_back(digest);
+    }
+    const auto bytes = std::as_bytes(std::span(words));
+    all.digest = digest_of(bytes.data(), bytes.size());
+    return all;
   }
 };
 
@@ -223,6 +276,14 @@ ModuleTap::ModuleTap(const Case& item, const Reference& records,
     impl_->index.emplace(module.name, impl_->modules.size());
     impl_->modules.push_back(std::move(module));
   }
+  for (const Record& record : records.trace().ranks.at(0).records) {
+    const RecordKey& key = record.key;
+    if (key.kind == RecordKind::kGrad && key.step == 0 && key.call == 0 &&
+        !is_gradient_besides(key))
+      impl_->parameters.emplace(key.name, impl_->parameters.size());
+  }
+  impl_->gradients =
+      std::make_unique<SharedMemory>(impl_->parameters.size() * sizeof(LocalGradient));
   const std::size_t num_cells =
       static_cast<std::size_t>(item.world_size()) * impl_->modules.size() * 2 * kMaxParts;
   impl_->cells = std::make_unique<SharedMemory>(num_cells * sizeof(Cell));
@@ -247,14 +308,32 @@ std::vector<ModuleNumbers> ModuleTap::numbers() const {
     ModuleNumbers numbers;
     numbers.name = impl_->modules[m].name;
     numbers.numel = impl_->modules[m].numel;
-    if (!impl_->gather(m, false, numbers.output_norm, numbers.from_baseline)) continue;
-    Stats unused;
-    double norm = 0;
-    if (impl_->gather(m, true, norm, unused)) numbers.gradient_norm = norm;
+    const Impl::Gathered output = impl_->gather(m, false), gradient = impl_->gather(m, true);
+    if (!output.is_there) continue;
+    numbers.output_norm = output.norm;
+    numbers.local_output_norm = output.local_norm;
+    numbers.output_digest = output.digest;
+    numbers.from_baseline = output.from_baseline;
+    if (gradient.is_there) {
+      numbers.gradient_norm = gradient.norm;
+      numbers.local_gradient_norm = gradient.local_norm;
+      numbers.gradient_digest = gradient.digest;
+    }
     const FirstElements& first = impl_->first_of(m);
     for (std::size_t i = 0; i < first.values.size() && first.is_there[i]; ++i)
       numbers.first.push_back(first.values[i]);
     result.push_back(std::move(numbers));
+  }
+  return result;
+}
+
+ModuleTap::LocalGradients ModuleTap::local_gradients() const {
+  LocalGradients result;
+  for (const auto& [name, index] : impl_->parameters) {
+    const LocalGradient& gradient = impl_->gradient_of(index);
+    if (!gradient.is_there) continue;
+    result.norms[name] = gradient.norm;
+    if (gradient.is_sharded) result.sharded.insert(name);
   }
   return result;
 }

@@ -3,7 +3,9 @@
 /// are from another run's outputs.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -22,8 +24,12 @@ struct ModuleNumbers {
   double output_norm = 0;
   /// Of the output's gradient, its declared scale divided out; below 0: none was seen.
   double gradient_norm = -1;
+  /// The same of what rank 0 alone holds.
+  double local_output_norm = 0, local_gradient_norm = -1;
   std::vector<double> first;  ///< first elements of the output
-  Stats from_baseline;        ///< against the baseline's output; numel 0: not compared
+  /// Of all bits and places of the output, and of its gradient.
+  std::uint64_t output_digest = 0, gradient_digest = 0;
+  Stats from_baseline;  ///< against the baseline's output; numel 0: not compared
 };
 
 /// Shared memory that ranks of dp coordinate 0 write into. Outputs of a baseline are kept there, of
@@ -45,6 +51,12 @@ class ModuleTap {
   [[nodiscard]] TapObserver on_rank(int rank) const;
   /// In execution order.
   [[nodiscard]] std::vector<ModuleNumbers> numbers() const;
+  /// Norms of what rank 0 holds of each parameter's gradient, its declared scale divided out.
+  struct LocalGradients {
+    std::map<std::string, double> norms;
+    std::set<std::string> sharded;  ///< of which it holds less than the whole
+  };
+  [[nodiscard]] LocalGradients local_gradients() const;
 
  private:
   struct Impl;

@@ -55,6 +55,28 @@ void add_norms(TableColumn& column, const std::vector<ModuleNumbers>& modules,
   }
 }
 
+void add_local(TableColumn& column, const std::vector<ModuleNumbers>& modules,
+               ModuleTap::LocalGradients gradients, double gradient_factor) {
+  for (const ModuleNumbers& m : modules) {
+    column.local.outputs[m.name] = m.local_output_norm;
+    column.output_digests[m.name] = m.output_digest;
+    if (m.gradient_norm < 0) continue;
+    column.local.output_gradients[m.name] = m.local_gradient_norm * gradient_factor;
+    column.gradient_digests[m.name] = m.gradient_digest;
+  }
+  column.local.parameter_gradients = std::move(gradients.norms);
+  column.local.sharded = std::move(gradients.sharded);
+}
+
+/// Rank 0's norms of sharded parameters, or of the others, against whole ones.
+GradientComparison compare_local(const std::map<std::string, double>& whole,
+                                 const LocalNorms& local, bool sharded) {
+  std::map<std::string, double> norms = local.parameter_gradients;
+  std::erase_if(norms,
+                [&](const auto& entry) { return local.sharded.contains(entry.first) != sharded; });
+  return compare_gradient_norms(whole, norms);
+}
+
 struct VerdictNumbers {
   std::vector<double> losses, reference_losses;
   std::map<std::string, double> gradient_norms, reference_gradient_norms;
@@ -183,6 +205,7 @@ void SideBySide::add(const Case& item, const CaseJudgement& judgement) {
   column.losses = judged.losses;
   column.parameter_gradient_norms = judged.gradient_norms;
   add_norms(column, modules, own_loss_factor(item));
+  add_local(column, modules, current_->local_gradients(), own_loss_factor(item));
   // The emulated reference is no column of its own: it has the bits of the run, or the verdict
   // names where not.
   const bool is_from_plain = judgement.against != ReferenceKind::kEmulated;
@@ -212,9 +235,17 @@ void SideBySide::add(const Case& item, const CaseJudgement& judgement) {
     baseline_ = std::exchange(current_, nullptr);
     baseline_group_ = table_group(item);
   } else if (item.degrees.dp == group.baseline_dp) {
-    column.gradients_from_baseline = compare_gradient_norms(
-        group.tables.columns.front().parameter_gradient_norms, judged.gradient_norms);
+    const std::map<std::string, double>& whole =
+        group.tables.columns.front().parameter_gradient_norms;
+    column.gradients_from_baseline = compare_gradient_norms(whole, judged.gradient_norms);
+    column.local_from_baseline_sharded = compare_local(whole, column.local, true);
+    column.local_from_baseline_whole = compare_local(whole, column.local, false);
   }
+  const auto twin = std::ranges::find(group.degrees, std::pair(item.degrees.tp, item.degrees.dp));
+  if (twin != group.degrees.end() && !is_baseline)
+    column.same_bits = same_bits(
+        group.tables.columns[static_cast<std::size_t>(twin - group.degrees.begin())], column);
+  group.degrees.emplace_back(item.degrees.tp, item.degrees.dp);
   group.tables.columns.push_back(std::move(column));
 }
 

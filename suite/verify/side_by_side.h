@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "harness/report/tables.h"
@@ -45,6 +46,7 @@ class SideBySide {
     std::vector<std::string> modules;
     std::map<std::string, std::vector<double>> reference_first, baseline_first;
     int baseline_dp = 0;
+    std::vector<std::pair<int, int>> degrees;  ///< tp and dp, by column
   };
   Group& group_of(const Case& item);
 

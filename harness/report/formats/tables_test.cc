@@ -48,6 +48,31 @@ TEST(Tables, GradientsAreComparedByTheirNorms) {
   EXPECT_NEAR(g.mean_abs, 0.3, 1e-12);
   EXPECT_DOUBLE_EQ(g.max_relative, 0.5);
   EXPECT_EQ(g.max_relative_name, "a");
+  EXPECT_NEAR(g.mean_relative, 0.275, 1e-12);
+}
+
+TEST(Tables, CountBitsThatTwoRunsHaveAlike) {
+  TableColumn autotp, fsdp_tp;
+  autotp.title = "autotp tp2";
+  autotp.output_digests = fsdp_tp.output_digests = {{"a", 1}, {"b", 2}, {"c", 3}};
+  autotp.gradient_digests = fsdp_tp.gradient_digests = {{"a", 4}, {"b", 5}};
+
+  const SameBits equal = same_bits(autotp, fsdp_tp);
+  EXPECT_EQ(equal.as, "autotp tp2");
+  EXPECT_EQ(equal.outputs, 3);
+  EXPECT_EQ(equal.outputs_of, 3);
+  EXPECT_EQ(equal.output_gradients, 2);
+  EXPECT_TRUE(equal.different.empty());
+
+  fsdp_tp.output_digests["b"] = 7;
+  fsdp_tp.gradient_digests["b"] = 8;
+  fsdp_tp.gradient_digests.erase("a");
+  const SameBits other = same_bits(autotp, fsdp_tp);
+  EXPECT_EQ(other.outputs, 2);
+  EXPECT_EQ(other.outputs_of, 3);
+  EXPECT_EQ(other.output_gradients, 0);
+  EXPECT_EQ(other.output_gradients_of, 1);
+  EXPECT_EQ(other.different, std::vector<std::string>{"b"});
 }
 
 TEST(Tables, ListWhatEntersAndLeavesASplitInEveryArchitecture) {
@@ -97,6 +122,27 @@ TEST(Tables, TextShowsLossesNormsDifferencesAndGradients) {
                           HasSubstr("3.91e-03 8.87e-04"), HasSubstr("from ddp"),
                           HasSubstr("1.92e-04"), HasSubstr("1.87e-03")));
   EXPECT_THAT(text, HasSubstr("*\n")) << "what was compared in part only is marked";
+}
+
+TEST(Tables, TextShowsWhatOneRankHoldsOnlyIfAsked) {
+  ComparisonTables tables = two_runs();
+  TableColumn& autotp = tables.columns[2];
+  autotp.local.outputs["model.layers.0"] = 264.92;
+  GradientComparison& shards = autotp.local_from_baseline_sharded.emplace();
+  shards.parameters = 14;
+  shards.mean_relative = 0.2929;
+  autotp.local_from_baseline_whole = GradientComparison{};
+  autotp.same_bits = {"fsdp_tp tp2", 12, 11, 13, 11, {"model.norm"}};
+
+  const std::string plain = render_tables(tables);
+  tables.shows_local = true;
+  const std::string local = render_tables(tables);
+
+  EXPECT_THAT(plain, AllOf(Not(HasSubstr("rank 0 alone")),
+                           HasSubstr("autotp tp2 and fsdp_tp tp2: 12 of 13 outputs and 11 of 11 "
+                                     "output gradients; first different model.norm")));
+  EXPECT_THAT(local, AllOf(HasSubstr("output norms on rank 0 alone"), HasSubstr("264.92"),
+                           HasSubstr("autotp tp2, sharded"), HasSubstr("2.93e-01")));
 }
 
 TEST(Tables, TextOfManyLayersIsShortUnlessAllAreAskedFor) {

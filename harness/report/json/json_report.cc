@@ -69,6 +69,7 @@ json curve_json(const ReportCurve& item) {
             {"reason", nullptr},
             {"largest", nullptr},
             {"first", nullptr},
+            {"published", json::array()},
             {"remarks", item.remarks},
             {"points", points_json(item)}};
   if (!item.verdict.has_value()) return j;
@@ -78,6 +79,11 @@ json curve_json(const ReportCurve& item) {
   j["reason"] = verdict.reason;
   if (!verdict.largest.number.empty()) j["largest"] = deviation_json(verdict.largest);
   if (verdict.first.has_value()) j["first"] = deviation_json(*verdict.first);
+  for (const CurveLimit& limit : verdict.published)
+    j["published"].push_back({{"what", limit.what},
+                              {"limit", json_number(limit.limit)},
+                              {"measured", json_number(limit.measured)},
+                              {"holds", limit.holds}});
   return j;
 }
 

@@ -34,6 +34,7 @@ json gradients_json(const std::optional<GradientComparison>& g) {
           {"max_abs", json_number(g->max_abs)},
           {"max_abs_name", g->max_abs_name},
           {"mean_abs", json_number(g->mean_abs)},
+          {"mean_relative", json_number(g->mean_relative)},
           {"max_relative", json_number(g->max_relative)},
           {"max_relative_name", g->max_relative_name}};
 }
@@ -57,6 +58,32 @@ json losses_json(const TableColumn& column, const TableColumn* baseline) {
   return losses;
 }
 
+json norms_json(const std::map<std::string, double>& norms) {
+  json object = json::object();
+  for (const auto& [name, norm] : norms) object[name] = json_number(norm);
+  return object;
+}
+
+json local_json(const TableColumn& column) {
+  if (column.local.outputs.empty()) return nullptr;
+  return {{"output_norms", norms_json(column.local.outputs)},
+          {"output_gradient_norms", norms_json(column.local.output_gradients)},
+          {"parameter_gradient_norms", norms_json(column.local.parameter_gradients)},
+          {"sharded_parameters", column.local.sharded},
+          {"sharded_from_baseline", gradients_json(column.local_from_baseline_sharded)},
+          {"whole_from_baseline", gradients_json(column.local_from_baseline_whole)}};
+}
+
+json same_bits_json(const std::optional<SameBits>& same) {
+  if (!same.has_value()) return nullptr;
+  return {{"as", same->as},
+          {"outputs", same->outputs},
+          {"outputs_of", same->outputs_of},
+          {"output_gradients", same->output_gradients},
+          {"output_gradients_of", same->output_gradients_of},
+          {"different", same->different}};
+}
+
 json column_json(const ComparisonTables& tables, const TableColumn& column) {
   json modules = json::array();
   for (const std::string& name : tables.modules) {
@@ -66,14 +93,13 @@ json column_json(const ComparisonTables& tables, const TableColumn& column) {
                        {"from_reference", module_difference_json(column.from_reference, name)},
                        {"from_baseline", module_difference_json(column.from_baseline, name)}});
   }
-  json parameters = json::object();
-  for (const auto& [name, norm] : column.parameter_gradient_norms)
-    parameters[name] = json_number(norm);
   return {{"title", column.title},
           {"case", column.case_slug.empty() ? json(nullptr) : json(column.case_slug)},
           {"losses", losses_json(column, tables.find(tables.baseline))},
           {"modules", std::move(modules)},
-          {"parameter_gradient_norms", std::move(parameters)},
+          {"parameter_gradient_norms", norms_json(column.parameter_gradient_norms)},
+          {"local", local_json(column)},
+          {"same_bits", same_bits_json(column.same_bits)},
           {"gradients_from_reference", gradients_json(column.gradients_from_reference)},
           {"gradients_from_baseline", gradients_json(column.gradients_from_baseline)}};
 }

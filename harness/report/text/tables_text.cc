@@ -87,7 +87,8 @@ class Tables {
     if (!tables_.baseline.empty())
       text += differences(fmt::format("from {} (dp rank 0's samples)", tables_.baseline),
                           &TableColumn::from_baseline);
-    return text + gradients();
+    text += gradients() + same_bits();
+    return tables_.shows_local ? text + local() : text;
   }
 
  private:
@@ -163,6 +164,58 @@ class Tables {
                      titles, cell});
     }
     return text;
+  }
+
+  std::string same_bits() const {
+    std::string text;
+    for (const TableColumn& column : tables_.columns) {
+      if (!column.same_bits.has_value()) continue;
+      const SameBits& same = *column.same_bits;
+      text += fmt::format(
+          "    {} and {}: {} of {} outputs and {} of {} output gradients{}\n", column.title,
+          same.as, same.outputs, same.outputs_of, same.output_gradients, same.output_gradients_of,
+          same.different.empty() ? "" : "; first different " + same.different.front());
+    }
+    return text.empty() ? "" : "  equal bits of runs of one mesh (dp rank 0's samples)\n" + text;
+  }
+
+  /// What a tool shows that looks at one rank's tensors and takes them for whole ones.
+  std::string local() const {
+    const auto of = [&](std::string_view title, std::map<std::string, double> LocalNorms::*norms) {
+      const auto cell = [&](std::size_t r, std::size_t c) -> std::string {
+        const auto& map = tables_.columns[c].local.*norms;
+        const auto found = map.find(rows_[r]);
+        return found == map.end() ? "-" : fmt::format("{:.6g}", found->second);
+      };
+      return drawn({fmt::format("  {}", title), rows_, titles_, cell});
+    };
+    std::string text =
+        of("output norms on rank 0 alone", &LocalNorms::outputs) +
+        of("norms of output gradients on rank 0 alone", &LocalNorms::output_gradients);
+    std::vector<std::string> rows;
+    std::vector<GradientComparison> values;
+    for (const TableColumn& column : tables_.columns) {
+      if (!column.local_from_baseline_sharded.has_value()) continue;
+      rows.push_back(fmt::format("{}, sharded", column.title));
+      values.push_back(*column.local_from_baseline_sharded);
+      rows.push_back(fmt::format("{}, whole", column.title));
+      values.push_back(column.local_from_baseline_whole.value_or(GradientComparison{}));
+    }
+    if (rows.empty()) return text;
+    const auto cell = [&](std::size_t r, std::size_t c) -> std::string {
+      const GradientComparison& g = values[r];
+      if (c == 0) return fmt::format("{}", g.parameters);
+      return g.parameters == 0 ? "-"
+                               : fmt::format("{:.2e}", c == 1   ? g.mean_relative
+                                                       : c == 2 ? g.max_relative
+                                                                : g.max_abs);
+    };
+    return text + drawn({fmt::format("  norms of parameter gradients on rank 0 alone, from {}'s "
+                                     "whole ones",
+                                     tables_.baseline),
+                         rows,
+                         {"parameters", "mean relative", "max relative", "max abs"},
+                         cell});
   }
 
   std::string gradients() const {

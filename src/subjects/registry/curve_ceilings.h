@@ -12,4 +12,13 @@ namespace isoshard {
 inline constexpr std::array<std::pair<std::string_view, double>, 1> kCurveCeilings{
     {{"fsdp_tp", 0.02}}};
 
+/// Subject, and what the largest and the mean absolute difference of its losses must be below
+/// (seeds/001, "Loss Curve Matching").
+struct PublishedCurveLimits {
+  std::string_view subject;
+  double largest, mean;
+};
+inline constexpr std::array<PublishedCurveLimits, 2> kPublishedCurveLimits{
+    {{"fsdp_tp", 0.02, 0.001}, {"autotp", 0.5, 0.15}}};
+
 }  // namespace isoshard
