@@ -11,6 +11,7 @@
 
 #include "harness/golden/build_info.h"
 #include "harness/world/machine.h"
+#include "subjects/registry/subject_spec.h"
 #include "suite/bench/bench_statistics.h"
 
 namespace isoshard {

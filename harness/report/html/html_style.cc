@@ -24,7 +24,7 @@ std::string_view style_sheet() {
 body{margin:0 auto;padding:1.5rem;max-width:72rem;font:1rem/1.5 system-ui,sans-serif;
 color:var(--ink);background:var(--paper)}
 h1{font-size:1.5rem;margin:0 0 .75rem}h2{font-size:1.25rem;margin-top:2rem}
-h3{font-size:1.05rem;margin:1.25rem 0 .25rem}
+h3{font-size:1.05rem;margin:1.25rem 0 .25rem}h1,h2,dd{overflow-wrap:anywhere}
 code,pre,.name{font-family:ui-monospace,monospace;font-size:.875rem;overflow-wrap:anywhere}
 pre{white-space:pre-wrap;background:var(--card);border:1px solid var(--line);padding:.75rem}
 .verdict{border-left:.4rem solid;padding:.5rem 1rem;background:var(--card)}

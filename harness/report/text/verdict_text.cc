@@ -129,7 +129,7 @@ class Table {
   }
 
   void header() {
-    text_ += fmt::format("    {:<31}{:>9}{:>9}{:>9}{:>9}{:>9}\n", "norms and errors", "reference",
+    text_ += fmt::format("    {:<31}{:>10}{:>10}{:>8}{:>9}{:>8}\n", "norms and errors", "reference",
                          "actual", "max abs", "relative", "allowed");
   }
 
@@ -147,7 +147,7 @@ class Table {
       text_ += fmt::format("    {}{}\n", name, words);
       name.clear();
     }
-    text_ += fmt::format("    {:<{}}{:>9.4g}{:>9.4g}{:>9.1e}{:>9.1e}{:>9}\n", name, kNameWidth,
+    text_ += fmt::format("    {:<{}}{:>10.4g}{:>10.4g}{:>8.1e}{:>9.1e}{:>8}\n", name, kNameWidth,
                          std::sqrt(s.sum_sq_reference), std::sqrt(s.sum_sq_actual), s.max_abs,
                          s.relative_error(), allowed);
   }
