@@ -30,7 +30,7 @@ std::vector<CurveLimit> published_limits(const Curve& reference, const Curve& ac
   for (std::size_t i = 0; i < steps; ++i) {
     const double apart = std::fabs(actual.steps[i].loss - reference.steps[i].loss);
     if (i == 0) first = apart;
-    if (!(apart <= largest)) largest = apart;  // a NaN stays
+    if (!std::isnan(largest) && !(apart <= largest)) largest = apart;  // a NaN stays
     sum += apart;
   }
   const auto limit = [](std::string what, double most, double measured) {
