@@ -108,7 +108,7 @@ std::string first_finding(const Case& item, const std::function<void(NumericsSpe
   const Verdict verdict = judge(reference, run_case(item, reference), exact_policy_of(item));
   if (verdict.status != Status::kDiverges || verdict.findings.empty()) return "nothing";
   const Finding& finding = verdict.findings.front();
-  return finding.stage == Stage::kParameterGrad ? "a gradient" : finding.key.name;
+  return finding.key.kind == RecordKind::kGrad ? "a gradient" : finding.key.name;
 }
 
 void average_in_the_collective(NumericsSpec& numerics) {
