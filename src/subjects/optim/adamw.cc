@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/tensor/scale.h"
 #include "subjects/optim/rules.h"
 
 namespace isoshard::detail {
@@ -80,9 +81,10 @@ class AdamW final : public Optimizer {
     const double lr = settings_.learning_rate, weight_decay = settings_.weight_decay,
                  eps = settings_.eps;
     const double beta1 = settings_.beta1, beta2 = settings_.beta2;
-    if (weight_decay != 0) parameter.mul_(1 - lr * weight_decay);
+    if (weight_decay != 0) scale_in_place(parameter, 1 - lr * weight_decay);
     moments.exp_avg.lerp_(gradient, 1 - beta1);
-    moments.exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, 1 - beta2);
+    scale_in_place(moments.exp_avg_sq, beta2);
+    moments.exp_avg_sq.addcmul_(gradient, gradient, 1 - beta2);
 
     const auto steps = static_cast<double>(moments.steps);
     const double bias_correction1 = 1 - std::pow(beta1, steps);

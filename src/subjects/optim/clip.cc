@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include "core/tensor/scale.h"
+
 namespace isoshard {
 
 namespace {
@@ -43,7 +45,7 @@ void scale_gradients(NamedTensors& gradients, double factor) {
   if (factor == 1) return;
   const at::NoGradGuard no_grad;
   for (auto& [name, gradient] : gradients) {
-    if (gradient.defined()) gradient.mul_(factor);
+    if (gradient.defined()) scale_in_place(gradient, factor);
   }
 }
 

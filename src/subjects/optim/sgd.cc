@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/tensor/scale.h"
 #include "subjects/optim/rules.h"
 
 namespace isoshard::detail {
@@ -62,7 +63,8 @@ class Sgd final : public Optimizer {
       if (first) {
         entry->second = gradient.detach().clone();
       } else {
-        entry->second.mul_(settings_.momentum).add_(gradient, 1);
+        scale_in_place(entry->second, settings_.momentum);
+        entry->second.add_(gradient, 1);
       }
       gradient = entry->second;
     }

@@ -4,6 +4,8 @@
 
 #include <ATen/ATen.h>
 
+#include "core/tensor/scale.h"
+
 namespace isoshard {
 namespace {
 
@@ -47,7 +49,7 @@ void AveragedReduction::scale(const at::Tensor& values, const ReductionFactor& f
   if (factor.divides) {
     values.div_(factor.value);
   } else {
-    values.mul_(factor.value);
+    scale_in_place(values, factor.value);
   }
 }
 

@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "core/tensor/scale.h"
+
 namespace isoshard {
 
 bool GradScaler::unscale(NamedTensors& gradients) const {
@@ -14,7 +16,7 @@ bool GradScaler::unscale(NamedTensors& gradients) const {
   for (auto& [name, gradient] : gradients) {
     if (!gradient.defined()) continue;
     found = found || !at::isfinite(gradient).all().item<bool>();
-    gradient.mul_(inverse);
+    scale_in_place(gradient, inverse);
   }
   return found;
 }
