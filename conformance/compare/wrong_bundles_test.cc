@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 
+#include "harness/compare/dumped_runs.h"
 #include "suite/testing/dumped_bundles.h"
 
 namespace isoshard::dumped {
@@ -360,6 +361,29 @@ void delete_calls(const fs::path& bundle) {
   });
 }
 
+/// Rank 1's copies of what forward reads are not shown; another dp rank has them.
+void hide_reads_of_a_rank(const fs::path& bundle) {
+  int hidden = 0;
+  edit_ranks(bundle, [&](int rank, json& document) {
+    if (rank != 1) return;
+    json left = json::array();
+    for (const json& record : document["records"]) {
+      const std::string name = record["name"];
+      if (!name.ends_with(".read")) left.push_back(record);
+    }
+    hidden += static_cast<int>(document["records"].size() - left.size());
+    document["records"] = left;
+  });
+  ASSERT_GT(hidden, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Reads, WrongBundles,
+                         ::testing::Values(Wrong{"OfOneRankAreHidden",
+                                                 hide_reads_of_a_rank,
+                                                 {1},
+                                                 "was not recorded by every rank that steps it"}),
+                         name_of_row);
+
 INSTANTIATE_TEST_SUITE_P(
     Collectives, WrongBundles,
     ::testing::Values(
@@ -377,6 +401,58 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{"OfDdp", change_a_call, {1}, "collectives.dp.rank1 (step 1): call 3 ", "ddp"},
         Wrong{"Deleted", delete_calls, {1}, "collectives.dp.rank1 (step 1): were not recorded"}),
     name_of_row);
+
+TEST(UnreadBundles, FiltersThatFitNothingAreRefused) {
+  const fs::path reference = bundles() / "reference", run = bundles() / "run";
+
+  const End only = compared(reference, run, {.only = {"grads/*"}}),
+            step = compared(reference, run, {.steps = {7}});
+
+  EXPECT_EQ(only.code, 2);
+  EXPECT_THAT(only.text, HasSubstr("--only must fit a record of the trusted run, got 'grads/*'"));
+  EXPECT_EQ(step.code, 2);
+  EXPECT_THAT(step.text, HasSubstr("--at-steps must name steps of the trusted run, got 7"));
+}
+
+TEST(UnreadBundles, AStepRuleThatIsNotStatedIsRefused) {
+  const TestFolder folder;
+  const auto with_eps = [&](const char* name, const json& eps) {
+    for (const char* run : {"reference", "run"}) {
+      const fs::path bundle = folder / name / run;
+      fs::create_directories(bundle.parent_path());
+      fs::copy(bundles() / run, bundle, fs::copy_options::recursive);
+      edit_manifest(bundle, [&](json& m) {
+        json& optimizer = m["settings"]["training"]["optimizer"];
+        ASSERT_TRUE(optimizer.contains("eps"));
+        if (eps.is_null())
+          optimizer.erase("eps");
+        else
+          optimizer["eps"] = eps;
+      });
+      bundle_edit::seal(bundle);
+    }
+    return compared(folder / name / "reference", folder / name / "run");
+  };
+
+  const End without = with_eps("without", nullptr), as_text = with_eps("text", "1e-8");
+
+  EXPECT_EQ(without.code, 3) << without.text;
+  EXPECT_THAT(without.text, HasSubstr("must state optimizer.learning_rate"));
+  EXPECT_EQ(as_text.code, 0) << "YAML makes a text of 1e-8; " << as_text.text;
+}
+
+TEST(UnreadBundles, OfAFolderAreNotPassedOver) {
+  const TestFolder folder;
+  for (const char* run : {"reference", "run", "ddp"})
+    fs::copy(bundles() / run, folder / run, fs::copy_options::recursive);
+  edit_manifest(folder / "ddp", [](json& m) { m["subject"] = "emulated ddp"; });
+
+  EXPECT_THROW((void)dumped_pairs(folder.path()), FileError) << "no ddp is there that it emulates";
+  edit_manifest(folder / "ddp", [](json& m) { m["subject"] = "ddp"; });
+  EXPECT_NO_THROW((void)dumped_pairs(folder.path()));
+  fs::remove(folder / "ddp" / "manifest.json");
+  EXPECT_THROW((void)dumped_pairs(folder.path()), InfrastructureError) << "a run that was killed";
+}
 
 }  // namespace
 }  // namespace isoshard::dumped

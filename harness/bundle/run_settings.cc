@@ -171,7 +171,9 @@ std::optional<StepRule> step_rule_of(const RunSettings& settings) {
   const auto number = [&](const char* name) -> std::optional<double> {
     const auto found = settings.training.find(fmt::format("optimizer.{}", name));
     if (found == settings.training.end()) return std::nullopt;
-    const json value = json::parse(found->second, nullptr, false);
+    json value = json::parse(found->second, nullptr, false);
+    // "1e-8", which YAML 1.1 takes for a text
+    if (value.is_string()) value = json::parse(value.get<std::string>(), nullptr, false);
     return value.is_number() ? std::optional(value.get<double>()) : std::nullopt;
   };
   const auto rate = number("learning_rate"), decay = number("weight_decay"),

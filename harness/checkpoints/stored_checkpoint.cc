@@ -147,11 +147,13 @@ void note_pickles(const std::vector<fs::path>& files, StoredCheckpoint& checkpoi
 void add_folder(const fs::path& folder, StoredCheckpoint& checkpoint) {
   const std::vector<fs::path> files = files_in(folder);
   const bool has_index = is_file(folder / kIndex), has_weights = is_file(folder / kWeights);
+  std::set<std::string> read;  // names of files
   if (has_index && has_weights)
     refuse(folder,
            fmt::format("must hold {} or {}, got both; name the one to compare", kWeights, kIndex));
   if (has_index) {
     add_indexed_files(folder / kIndex, checkpoint);
+    for (const auto& [name, tensors] : tensors_by_file(folder / kIndex)) read.insert(name);
   } else {
     std::vector<fs::path> found;
     for (const fs::path& file : files) {
@@ -163,6 +165,13 @@ void add_folder(const fs::path& folder, StoredCheckpoint& checkpoint) {
                                  "files; name the one to compare",
                                  kWeights, kIndex, found.size()));
     add_file(SafetensorsFile::open(found.front()), checkpoint);
+    read.insert(found.front().filename().string());
+  }
+  for (const fs::path& file : files) {
+    if (file.extension() == ".safetensors" && !read.contains(file.filename().string()))
+      checkpoint.left_out.push_back(
+          fmt::format("{}: not compared: the weights are in {}; name the file to compare it",
+                      file.string(), has_index ? kIndex : kWeights));
   }
   note_pickles(files, checkpoint);
   read_config(folder, checkpoint);

@@ -25,6 +25,16 @@ struct DumpedRun {
   RunSettings settings;
 };
 
+/// Whether somebody began to write a bundle here, or a step of one is left.
+bool has_part_of_a_bundle(const fs::path& path) {
+  std::error_code error;
+  if (fs::exists(path / ".isoshard-bundle", error)) return true;
+  for (fs::directory_iterator at(path, error), end; !error && at != end; at.increment(error)) {
+    if (at->path().filename().string().starts_with("step")) return true;
+  }
+  return false;
+}
+
 std::vector<DumpedRun> runs_in(const fs::path& folder) {
   std::error_code error;
   std::vector<fs::path> paths;
@@ -35,7 +45,12 @@ std::vector<DumpedRun> runs_in(const fs::path& folder) {
   std::vector<DumpedRun> runs;
   for (const fs::path& path : paths) {
     const fs::path manifest = path / "manifest.json";
-    if (!fs::exists(manifest, error)) continue;
+    if (!fs::exists(manifest, error)) {
+      if (!has_part_of_a_bundle(path)) continue;
+      throw InfrastructureError(fmt::format(
+          "{}: must have a manifest.json, got a bundle without: its run did not end; dump it again",
+          path.string()));
+    }
     const nlohmann::json json = read_json_file(manifest);
     if (!json.is_object() || !json.contains("subject") || !json.at("subject").is_string())
       throw FileError(fmt::format("{}: names no subject", manifest.string()));
@@ -46,13 +61,39 @@ std::vector<DumpedRun> runs_in(const fs::path& folder) {
   return runs;
 }
 
+constexpr std::string_view kEmulated = "emulated ";
+
+/// A bundle that says it is an emulation is not judged. So the run that it emulates must be there,
+/// and is, and no two say that of one run.
+void require_its_run(const DumpedRun& emulated, const std::vector<DumpedRun>& runs) {
+  const auto has_settings = [&](const DumpedRun& other) {
+    return differing_settings(other.settings, emulated.settings).empty();
+  };
+  const std::string subject = emulated.subject.substr(kEmulated.size());
+  const auto alike = std::ranges::count_if(runs, [&](const DumpedRun& other) {
+    return other.subject == subject && has_settings(other);
+  });
+  const auto emulations = std::ranges::count_if(runs, [&](const DumpedRun& other) {
+    return other.subject == emulated.subject && has_settings(other);
+  });
+  if (emulations <= alike) return;
+  throw FileError(fmt::format(
+      "{}: must have a run of {} with its settings beside it, as it says that it is the emulation "
+      "of one, got {} for {} emulations",
+      emulated.path.string(), subject, alike, emulations));
+}
+
 }  // namespace
 
 std::vector<DumpedPair> dumped_pairs(const fs::path& folder) {
   const std::vector<DumpedRun> runs = runs_in(folder);
   std::vector<DumpedPair> pairs;
   for (const DumpedRun& run : runs) {
-    if (run.subject == kReferenceName || run.subject.starts_with("emulated ")) continue;
+    if (run.subject == kReferenceName) continue;
+    if (run.subject.starts_with(kEmulated)) {
+      require_its_run(run, runs);
+      continue;
+    }
     std::vector<std::string> problems;
     const auto reference = std::find_if(runs.begin(), runs.end(), [&](const DumpedRun& other) {
       if (other.subject != kReferenceName) return false;

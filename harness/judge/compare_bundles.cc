@@ -78,6 +78,11 @@ JudgePolicy policy_of(const SavedRun& trusted, const Reference& reference, const
   policy.coarsest = coarsest_dtype(settings, reference.trace());
   policy.mask = masks_small_gradients(settings);
   policy.step_rule = step_rule_of(settings);
+  // without it a step of an element that is left out could be of any size
+  if (policy.mask && !policy.step_rule.has_value())
+    trusted.refuse(
+        "must state optimizer.learning_rate, weight_decay, beta1, beta2 and eps as numbers, as "
+        "AdamW's steps of small gradients are held to them; one is missing or no number");
   policy.max_grad_norm = settings.max_grad_norm.value_or(policy.max_grad_norm);
   if (!settings.num_names.empty()) policy.num_names = settings.num_names;
   policy.activation_grad_scale = demanded_scale(trusted, reference, mesh, rules);
@@ -257,9 +262,27 @@ bool is_wanted(const RecordKey& key, const BundleRules& rules) {
   return is_of_step && (rules.only.empty() || matches_any(rules.only, key));
 }
 
+/// A filter that fits nothing would leave a verdict over ids and first weights alone.
+void require_filters_that_fit(const Reference& reference, const BundleRules& rules) {
+  const std::vector<Record>& records = reference.trace().ranks.at(0).records;
+  for (const std::string& pattern : rules.only) {
+    if (std::ranges::none_of(
+            records, [&](const Record& record) { return matches_any({pattern}, record.key); }))
+      throw UsageError(fmt::format(
+          "--only must fit a record of the trusted run, got '{}', which fits none", pattern));
+  }
+  for (const int step : rules.steps) {
+    if (std::ranges::none_of(records,
+                             [&](const Record& record) { return record.key.step == step; }))
+      throw UsageError(fmt::format(
+          "--at-steps must name steps of the trusted run, got {}, which it does not have", step));
+  }
+}
+
 /// Lets the judge pass what whoever compares does not want. Returns words for the verdict line.
 std::string add_filters(const SavedRun& trusted, const SavedRun& judged, const Reference& reference,
                         const BundleRules& rules, JudgePolicy& policy) {
+  require_filters_that_fit(reference, rules);
   std::set<RecordKey> recorded;
   for (const RankTrace& rank : judged.bundle.trace.ranks) {
     for (const Record& record : rank.records) recorded.insert(record.key);
@@ -285,13 +308,16 @@ std::string add_filters(const SavedRun& trusted, const SavedRun& judged, const R
 }
 
 /// Where the sampler and the masks stand, which a run whose batches come from a file has not.
-void leave_out_places_in_data(const SavedRun& judged, JudgePolicy& policy,
-                              std::set<RecordKey>& extra, std::vector<std::string>& notes) {
+/// What both runs have is compared all the same, as the judged one alone may say that it has none.
+void leave_out_places_in_data(const SavedRun& judged, const Reference& reference,
+                              JudgePolicy& policy, std::set<RecordKey>& extra,
+                              std::vector<std::string>& notes) {
   const std::vector<std::string> patterns = {"data_id/next_sample_ids", "scalar/rng_state"};
   policy.not_recorded.insert(policy.not_recorded.end(), patterns.begin(), patterns.end());
   for (const RankTrace& rank : judged.bundle.trace.ranks) {
     for (const Record& record : rank.records) {
-      if (matches_any(patterns, record.key)) extra.insert(record.key);
+      if (matches_any(patterns, record.key) && reference.find(record.key) == nullptr)
+        extra.insert(record.key);
     }
   }
   notes.emplace_back(
@@ -352,7 +378,7 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
                     "allowed, first {}",
                     extra.size(), describe(*extra.begin())));
   if (is_from_batch_file(trusted.settings, judged.settings))
-    leave_out_places_in_data(judged, policy, extra, notes);
+    leave_out_places_in_data(judged, reference, policy, extra, notes);
   add_claims(judged, rules, notes);
   add_producer(trusted.bundle, "trusted", notes);
   add_producer(judged.bundle, "judged", notes);

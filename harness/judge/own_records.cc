@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
@@ -92,22 +93,29 @@ class OwnJudge {
   /// Subjects with a table are ours, and record what forward reads from their second step on.
   void require_read_again() {
     std::set<int> steps;
-    std::set<RecordKey> read;
-    std::set<RecordKey> expected;
+    std::map<RecordKey, std::set<int>> read, expected;  // and by which ranks
     for (const RankTrace& rank : run_.ranks) {
       for (const Record& record : rank.records) {
         const RecordKey& key = record.key;
         if (key.kind == RecordKind::kGrad) steps.insert(key.step);
+        if (record.parts.empty()) continue;
         if (is_read_again(key))
-          read.insert(key);
+          read[key].insert(rank.rank);
         else if (key.kind == RecordKind::kParam)
-          expected.insert({key.step + 1, RecordKind::kParam, read_name(key.name), 0});
+          expected[{key.step + 1, RecordKind::kParam, read_name(key.name), 0}].insert(rank.rank);
       }
     }
-    for (const RecordKey& key : expected) {
-      if (steps.contains(key.step) && steps.contains(key.step - 1) && !read.contains(key) &&
-          !matches_any(policy_.not_recorded, key))
-        add(key, "was recorded by no rank", "nothing shows what forward read", {});
+    for (const auto& [key, ranks] : expected) {
+      if (!steps.contains(key.step) || !steps.contains(key.step - 1) ||
+          matches_any(policy_.not_recorded, key))
+        continue;
+      const std::set<int>& readers = read[key];
+      std::vector<int> missing;
+      std::ranges::set_difference(ranks, readers, std::back_inserter(missing));
+      if (missing.empty()) continue;
+      const bool is_all = readers.empty();
+      add(key, is_all ? "was recorded by no rank" : "was not recorded by every rank that steps it",
+          "nothing shows what forward read", is_all ? std::vector<int>{} : missing);
     }
   }
 
