@@ -308,16 +308,13 @@ std::string add_filters(const SavedRun& trusted, const SavedRun& judged, const R
 }
 
 /// Where the sampler and the masks stand, which a run whose batches come from a file has not.
-/// What both runs have is compared all the same, as the judged one alone may say that it has none.
-void leave_out_places_in_data(const SavedRun& judged, const Reference& reference,
-                              JudgePolicy& policy, std::set<RecordKey>& extra,
-                              std::vector<std::string>& notes) {
+void leave_out_places_in_data(const SavedRun& judged, JudgePolicy& policy,
+                              std::set<RecordKey>& extra, std::vector<std::string>& notes) {
   const std::vector<std::string> patterns = {"data_id/next_sample_ids", "scalar/rng_state"};
   policy.not_recorded.insert(policy.not_recorded.end(), patterns.begin(), patterns.end());
   for (const RankTrace& rank : judged.bundle.trace.ranks) {
     for (const Record& record : rank.records) {
-      if (matches_any(patterns, record.key) && reference.find(record.key) == nullptr)
-        extra.insert(record.key);
+      if (matches_any(patterns, record.key)) extra.insert(record.key);
     }
   }
   notes.emplace_back(
@@ -378,7 +375,7 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
                     "allowed, first {}",
                     extra.size(), describe(*extra.begin())));
   if (is_from_batch_file(trusted.settings, judged.settings))
-    leave_out_places_in_data(judged, reference, policy, extra, notes);
+    leave_out_places_in_data(judged, policy, extra, notes);
   add_claims(judged, rules, notes);
   add_producer(trusted.bundle, "trusted", notes);
   add_producer(judged.bundle, "judged", notes);
