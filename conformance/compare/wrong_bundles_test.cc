@@ -361,29 +361,6 @@ void delete_calls(const fs::path& bundle) {
   });
 }
 
-/// Rank 1's copies of what forward reads are not shown; another dp rank has them.
-void hide_reads_of_a_rank(const fs::path& bundle) {
-  int hidden = 0;
-  edit_ranks(bundle, [&](int rank, json& document) {
-    if (rank != 1) return;
-    json left = json::array();
-    for (const json& record : document["records"]) {
-      const std::string name = record["name"];
-      if (!name.ends_with(".read")) left.push_back(record);
-    }
-    hidden += static_cast<int>(document["records"].size() - left.size());
-    document["records"] = left;
-  });
-  ASSERT_GT(hidden, 0);
-}
-
-INSTANTIATE_TEST_SUITE_P(Reads, WrongBundles,
-                         ::testing::Values(Wrong{"OfOneRankAreHidden",
-                                                 hide_reads_of_a_rank,
-                                                 {1},
-                                                 "was not recorded by every rank that steps it"}),
-                         name_of_row);
-
 INSTANTIATE_TEST_SUITE_P(
     Collectives, WrongBundles,
     ::testing::Values(

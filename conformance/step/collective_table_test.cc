@@ -194,6 +194,21 @@ TEST(CollectiveTable, FindsCallsThatNobodyRecorded) {
   EXPECT_THAT(own.findings[0].what, HasSubstr("were not recorded"));
 }
 
+// Another dp rank shows the same: what this one read may have been anything.
+TEST(CollectiveTable, FindsARankThatDoesNotShowWhatItRead) {
+  Case item = step_case("autotp", {.dp = 2, .tp = 2});
+  item.steps = 2;
+  Trace run = run_case(item, Reference(), digests_only({}));
+  std::erase_if(run.ranks.at(1).records,
+                [](const Record& record) { return record.key.name.ends_with(".read"); });
+
+  const OwnRecords own = judge_own_records(run, with_collectives(policy_of(item), item));
+
+  ASSERT_FALSE(own.findings.empty());
+  EXPECT_THAT(own.findings[0].what, HasSubstr("was not recorded by every rank that steps it"));
+  EXPECT_EQ(own.findings[0].ranks, std::vector<int>{1});
+}
+
 TEST(CollectiveTable, IsNotAskedForByAPolicyWithoutOne) {
   const Case item = step_case("autotp", {.dp = 2, .tp = 2});
   const Trace run = run_case(item, Reference(), digests_only({}));
