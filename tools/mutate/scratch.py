@@ -112,7 +112,7 @@ class Scratch:
         return Compiled(self.build)
 
     def check(self, parser: Parser, choice: Choice) -> None:
-        """Exchanges what Clang refuses, which is cheaper than to build it; GCC has the last word."""
+        """Exchanges what Clang refuses, which is cheaper than a build; GCC has the last word."""
         todo = choice.chosen()
         for _ in range(ROUNDS):
             self.write_switches(choice.chosen())
