@@ -113,18 +113,23 @@ class Scratch:
 
     def check(self, parser: Parser, choice: Choice) -> None:
         """Exchanges what Clang refuses, which is cheaper than a build; GCC has the last word."""
-        todo = choice.chosen()
-        for _ in range(ROUNDS):
-            self.write_switches(choice.chosen())
-            lines = parser.errors_in({self.folder / mutant.name for mutant in todo})
-            wrong = {(str(file.relative_to(self.folder)), line) for file, line in lines}
-            bad = self.of_lines(wrong, choice.chosen())
-            if not bad:
+        unit_of = parser.compiled.unit_of
+        checked: dict[pathlib.Path, list[Mutant]] = {}  # what each unit held when it was right
+        while True:
+            units: dict[pathlib.Path, list[Mutant]] = collections.defaultdict(list)
+            for mutant in choice.chosen():
+                units[unit_of[self.folder / mutant.name]].append(mutant)
+            todo = [unit for unit, held in units.items() if checked.get(unit) != held]
+            if not todo:
                 return
-            before = choice.chosen()
-            self.exchange(choice, bad)
-            changed = {mutant.name for mutant in bad}
-            todo = [m for m in choice.chosen() if m.name in changed or m not in before]
+            self.write_switches(choice.chosen())
+            held = units[todo[0]]
+            lines = parser.errors_in({self.folder / mutant.name for mutant in held})
+            wrong = {(str(file.relative_to(self.folder)), line) for file, line in lines}
+            if bad := self.of_lines(wrong, held):
+                self.exchange(choice, bad)
+            else:
+                checked[todo[0]] = held
 
     def exchange(self, choice: Choice, bad: list[Mutant]) -> None:
         """Others for those that do not compile, which are remembered."""
