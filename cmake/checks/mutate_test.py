@@ -224,6 +224,14 @@ class OfAChoice(unittest.TestCase):
         self.assertEqual(len(choice.chosen()), 20)
         self.assertFalse(dropped & set(choice.chosen()))
 
+    def test_a_line_is_taken_twice_only_when_each_was_taken_once(self) -> None:
+        kinds = ("literal", "call", "compare")
+        mutants = [made_up("a", line, kind) for line in range(1, 6) for kind in kinds]
+
+        chosen = choose.Choice(mutants, 5, 1).chosen()
+
+        self.assertEqual({m.line for m in chosen}, {1, 2, 3, 4, 5})
+
     def test_of_two_pieces_that_cross_one_is_taken(self) -> None:
         one = made_up("a", 1)
         crossing = mutations.Mutant(one.name, 1, 1, one.begin + 5, one.end + 5, "call", "1", "2")

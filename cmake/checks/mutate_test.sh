@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs mutate_test.py by a Python that has libclang's bindings, if there is one.
-# usage: mutate_test.sh COMPILER FOLDER
+# Runs a test of tools/mutate by a Python that has libclang's bindings, if there is one.
+# usage: mutate_test.sh TEST.py COMPILER FOLDER
 set -euo pipefail
-here=$(cd -- "${BASH_SOURCE[0]%/*}" && pwd -P)
 for python in "${ISOSHARD_PYTHON:-python3}" python3 /usr/bin/python3; do
-  "$python" -c 'import clang.cindex' 2>/dev/null && exec "$python" "$here/mutate_test.py" "$@"
+  "$python" -c 'import clang.cindex' 2>/dev/null && exec "$python" "$@"
 done
 command -v python3 >/dev/null || { echo "SKIPPED: no python3, which runs tools/mutate"; exit 77; }
-exec python3 "$here/mutate_test.py" "$@"
+exec python3 "$@"

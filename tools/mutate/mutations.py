@@ -177,7 +177,7 @@ class Finder:
         )
 
     def function(self, cursor) -> None:
-        """The body and initializers of a function, unless it makes words or runs in the compiler."""
+        """Body and initializers of a function, unless it makes words or runs in the compiler."""
         head = self.raw(cursor.extent.start.offset, cursor.location.offset)
         if "consteval" in head or not cursor.is_definition():
             return

@@ -126,7 +126,7 @@ class Page:
         data = self.runs.data
         return (
             f"{len(self.mutants)} mutants of seed {data['seed']}, of {data['candidates']} that are "
-            f"possible; {data['dropped']} did not compile and were exchanged.\n\n"
+            f"possible; {data['refused']} did not compile and were exchanged.\n\n"
             f"Killed: {killed} of {whole} ({percent(killed, whole)}); in parallel/ and comm/ by "
             f"verify alone {by_verify} of {judged} ({percent(by_verify, judged)}) of those that it "
             f"comes to.\nVerify said: {self.how()}.\n"

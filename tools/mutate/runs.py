@@ -29,8 +29,8 @@ OTHER_LABELS = {"slow", "gpu", "structure", "package", "python", "live", "browse
 def room_of_its_own(keeps_tmp: bool) -> tuple[str, ...]:
     """The beginning of a command line that gives a command processes, /dev/shm and /tmp of its own.
 
-    What sweeps leftovers must not, as a mutant, sweep what others on the machine need. Where this is
-    not permitted it is (); then the machine should be one's own.
+    What sweeps leftovers must not, as a mutant, sweep what others on the machine need. Where this
+    is not permitted it is (); then the machine should be one's own.
     """
     mounts = "mount -t tmpfs none /dev/shm"
     if not keeps_tmp:

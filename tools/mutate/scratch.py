@@ -90,29 +90,62 @@ class Scratch:
         started = time.monotonic()
         self.copy_tree()
         self.configure(like)
-        candidates = self.candidates()
+        parser = Parser(self.compiled(), self.folder / "trees")
+        candidates = self.candidates(parser)
         choice = Choice(candidates, count, seed)
         print(f"{len(candidates)} mutants of {len(choice.taken)} folders are possible")
-        dropped: list[Mutant] = []
+        choice.drop({m for m in candidates if m.key in self.refused()})
+        self.check(parser, choice)
         for _ in range(ROUNDS):
             self.write_switches(choice.chosen())
             errors = self.compile(jobs)
             if not errors:
                 break
-            bad = self.blamed(errors, choice.chosen())
-            print(f"{len(bad)} mutants do not compile and are exchanged")
-            dropped += bad
-            choice.drop(set(bad))
+            self.exchange(choice, self.blamed(errors, choice.chosen()))
         else:
             raise MutateError(f"after {ROUNDS} rounds mutants still do not compile; see {self.log}")
-        self.save(choice.chosen(), dropped, seed, len(candidates), time.monotonic() - started)
+        self.save(choice.chosen(), seed, len(candidates), time.monotonic() - started)
 
-    def candidates(self) -> list[Mutant]:
-        """All mutants of the sources below src/ that this build compiles, tests apart."""
-        # as they are in the tree: the copy may have switches in it from the last time
+    def compiled(self) -> Compiled:
+        """What the copy compiles, without switches: it may have some from the last time."""
         self.write_switches([])
-        compiled = Compiled(self.build)
-        parser = Parser(compiled, self.folder / "trees")
+        return Compiled(self.build)
+
+    def check(self, parser: Parser, choice: Choice) -> None:
+        """Exchanges what Clang refuses, which is cheaper than a build; GCC has the last word."""
+        unit_of = parser.compiled.unit_of
+        checked: dict[pathlib.Path, list[Mutant]] = {}  # what each unit held when it was right
+        while True:
+            units: dict[pathlib.Path, list[Mutant]] = collections.defaultdict(list)
+            for mutant in choice.chosen():
+                units[unit_of[self.folder / mutant.name]].append(mutant)
+            todo = [unit for unit, held in units.items() if checked.get(unit) != held]
+            if not todo:
+                return
+            self.write_switches(choice.chosen())
+            held = units[todo[0]]
+            lines = parser.errors_in({self.folder / mutant.name for mutant in held})
+            wrong = {(str(file.relative_to(self.folder)), line) for file, line in lines}
+            if bad := self.of_lines(wrong, held):
+                self.exchange(choice, bad)
+            else:
+                checked[todo[0]] = held
+
+    def exchange(self, choice: Choice, bad: list[Mutant]) -> None:
+        """Others for those that do not compile, which are remembered."""
+        print(f"{len(bad)} mutants do not compile and are exchanged", flush=True)
+        keys = sorted(self.refused() | {mutant.key for mutant in bad})
+        write_if_changed(self.folder / "refused.json", json.dumps(keys).encode())
+        choice.drop(set(bad))
+
+    def refused(self) -> set[str]:
+        """Keys of the mutants that did not compile."""
+        file = self.folder / "refused.json"
+        return set(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else set()
+
+    def candidates(self, parser: Parser) -> list[Mutant]:
+        """All mutants of the sources below src/ that this build compiles, tests apart."""
+        compiled = parser.compiled
         found: list[Mutant] = []
         for source in sorted(compiled.unit_of, key=lambda s: (compiled.unit_of[s], s)):
             if not source.is_relative_to(self.folder / "src") or source.name.endswith("_test.cc"):
@@ -183,20 +216,24 @@ class Scratch:
                 is_error = " error: " in line or "required from" in line or "note:" in line
                 if is_error and (match := place.search(line)):
                     lines.add((match[1], int(match[2])))
-        bad = [m for m in mutants if any((m.name, n) in lines for n in switches.lines_of(m))]
+        bad = self.of_lines(lines, mutants)
         if not bad:
             raise MutateError(f"the copy does not build, and no mutant is to blame; see {self.log}")
         return bad
 
+    def of_lines(self, lines: set[tuple[str, int]], mutants: list[Mutant]) -> list[Mutant]:
+        """Those of these mutants that stand in one of the lines."""
+        return [m for m in mutants if any((m.name, n) in lines for n in switches.lines_of(m))]
+
     # ---- what it holds ---------------------------------------------------------------------------
 
-    def save(self, mutants, dropped, seed: int, candidates: int, seconds: float) -> None:
+    def save(self, mutants, seed: int, candidates: int, seconds: float) -> None:
         """Writes mutants.json."""
         text = json.dumps(
             {
                 "seed": seed,
                 "candidates": candidates,
-                "dropped": len(dropped),
+                "refused": len(self.refused()),
                 "build_seconds": round(seconds, 1),
                 "mutants": [
                     {

@@ -134,6 +134,15 @@ class Parser:
                 raise MutateError(f"{source} must compile by Clang, got: {item}")
         return self.cursors.get(str(source), [])
 
+    def errors_in(self, sources: set[pathlib.Path]) -> set[tuple[pathlib.Path, int]]:
+        """Lines of these sources, as they stand now, of which Clang says that they are wrong."""
+        found = set()
+        for file in sorted({self.compiled.unit_of[source] for source in sources}):
+            for item in self.tree_of(file).diagnostics:
+                if item.severity >= cindex.Diagnostic.Error and item.location.file:
+                    found.add((pathlib.Path(item.location.file.name), item.location.line))
+        return {(file, line) for file, line in found if file in sources}
+
     def tree_of(self, file: pathlib.Path):
         """The tree of a file that is compiled."""
         arguments = self.arguments_of(file)
