@@ -59,7 +59,7 @@ std::optional<Folder> folder_with(const fs::path& path, const std::string& probe
   try {
     Folder folder = Folder::open(path);
     if (folder.type_of(probe) != fs::file_type::not_found) return folder;
-  } catch (const std::system_error&) {  // whatever the reason, it does not see it
+  } catch (const std::system_error&) {  // for whatever reason, this process does not see the file
   }
   return std::nullopt;
 }

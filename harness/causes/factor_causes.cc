@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "harness/causes/class_causes.h"
+#include "harness/causes/run_causes.h"
 
 namespace isoshard::detail {
 namespace {
@@ -42,24 +43,6 @@ std::optional<std::map<int, double>> by_coordinate(const Evidence& e,
                                                                     : std::nullopt;
 }
 
-/// The counted targets of each dp rank's samples in the step.
-std::vector<double> tokens_of_ranks(const Evidence& e, int ranks) {
-  std::vector<double> counts(static_cast<std::size_t>(ranks), 0);
-  for (const Record& record : e.reference.trace().ranks.at(0).records) {
-    if (record.key.step != e.wanted.key.step || record.key.kind != RecordKind::kDataId ||
-        record.key.name != "labels")
-      continue;
-    const Values labels = e.reference_value(record.key);
-    if (labels.dim() != 2 || labels.size(0) % ranks != 0 || labels.size(1) < 2) return {};
-    const Values counted = labels.narrow(1, 1, labels.size(1) - 1).map([](double label) {
-      return label >= 0 ? 1 : 0;
-    });
-    const Values per_rank = counted.reshape({ranks, -1}).sum(1);
-    for (std::size_t i = 0; i < counts.size(); ++i) counts[i] += per_rank.flat()[i];
-  }
-  return counts;
-}
-
 /// What numbers of the run the factors are; empty if none.
 std::string numbers_behind(const Evidence& e, Axis axis, const std::vector<double>& factors) {
   const auto n = static_cast<double>(factors.size());
@@ -70,7 +53,8 @@ std::string numbers_behind(const Evidence& e, Axis axis, const std::vector<doubl
     return true;
   };
   if (axis == Axis::kDp) {
-    const std::vector<double> counts = tokens_of_ranks(e, static_cast<int>(factors.size()));
+    const std::vector<double> counts =
+        counted_targets(e, static_cast<std::int64_t>(factors.size()));
     const double all = std::accumulate(counts.begin(), counts.end(), 0.0);
     if (!counts.empty() && std::ranges::all_of(counts, [](double count) { return count > 0; })) {
       const std::string tokens = fmt::format("{:g}", fmt::join(counts, ", "));
@@ -103,7 +87,7 @@ std::vector<double> backward_parts(const Evidence& e, int ranks) {
   const Values means = e.reference_value(means_key).flattened();
   if (means.numel() != ranks) return {};
   std::vector<double> own(means.flat().begin(), means.flat().end()), of_all = own;
-  const std::vector<double> counts = tokens_of_ranks(e, ranks);
+  const std::vector<double> counts = counted_targets(e, ranks);
   const double all = std::accumulate(counts.begin(), counts.end(), 0.0);
   if (all == 0) return {};
   for (std::size_t i = 0; i < own.size(); ++i) of_all[i] = own[i] * ranks * counts[i] / all;
@@ -165,9 +149,7 @@ std::vector<Summand> summands_before(const Evidence& e) {
 /// The fewest of the summands, two or three, whose sum is the reference's value up to rounding: of
 /// several the nearest.
 std::vector<const Summand*> decomposition(const Evidence& e, const std::vector<Summand>& all) {
-  const bool is_wide =
-      e.options.coarsest == Dtype::kFloat32 || e.options.coarsest == Dtype::kFloat64;
-  const double near = (is_wide ? 1e-5 : 8e-3) * norm_of(e.whole);
+  const double near = (e.is_wide() ? 1e-5 : 8e-3) * norm_of(e.whole);
   std::vector<const Summand*> best;
   double least = near;
   const auto look_at = [&](double error, std::vector<const Summand*> summands) {

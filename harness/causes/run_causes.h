@@ -3,11 +3,17 @@
 /// micro-batches. Each function returns the cause in the words of the fault catalogue, or nothing
 /// if its pattern does not fit.
 #pragma once
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "harness/causes/view/evidence.h"
 
 namespace isoshard::detail {
+
+/// The counted targets of each of `n` equal runs of rows of the step's labels; empty if there are
+/// no labels, or rows that do not divide.
+[[nodiscard]] std::vector<double> counted_targets(const Evidence& e, std::int64_t n);
 
 /// Data ids: repeated, reordered, or fewer that count (a label below 0 does not).
 [[nodiscard]] std::string cause_in_data(const Evidence& e);

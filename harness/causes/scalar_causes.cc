@@ -106,26 +106,6 @@ std::string repeated_ids(const Evidence& e, const Values& expected, const Values
                      formula.value_or(fmt::format("{:g}", times)), fraction(missed, all));
 }
 
-/// The counted targets of each of `n` equal runs of rows of the labels; empty if there are no
-/// labels.
-std::vector<double> counted_targets(const Evidence& e, std::int64_t n) {
-  std::vector<double> counts(static_cast<std::size_t>(n), 0);
-  bool any = false;
-  for (const Record& record : e.reference.trace().ranks.at(0).records) {
-    if (record.key.step != e.wanted.key.step || record.key.kind != RecordKind::kDataId ||
-        record.key.name != "labels")
-      continue;
-    const Values labels = e.reference_value(record.key);
-    if (labels.dim() != 2 || labels.size(0) % n != 0) return {};
-    // the first token is nobody's target
-    const Values targets = is_valid(labels.narrow(1, 1, labels.size(1) - 1));
-    const Values per_run = targets.reshape({n, -1}).sum(1);
-    for (std::size_t i = 0; i < counts.size(); ++i) counts[i] += per_run.flat()[i];
-    any = true;
-  }
-  return any ? counts : std::vector<double>{};
-}
-
 std::string mean_of_means(const Evidence& e, double actual) {
   for (const Record& record : e.reference.trace().ranks.at(0).records) {
     const bool fits = record.key.step == e.wanted.key.step &&
@@ -333,6 +313,24 @@ std::string factor_of_summands(const Evidence& e) {
 }
 
 }  // namespace
+
+std::vector<double> counted_targets(const Evidence& e, std::int64_t n) {
+  std::vector<double> counts(static_cast<std::size_t>(n), 0);
+  bool any = false;
+  for (const Record& record : e.reference.trace().ranks.at(0).records) {
+    if (record.key.step != e.wanted.key.step || record.key.kind != RecordKind::kDataId ||
+        record.key.name != "labels")
+      continue;
+    const Values labels = e.reference_value(record.key);
+    if (labels.dim() != 2 || labels.size(0) % n != 0 || labels.size(1) < 2) return {};
+    // the first token is nobody's target
+    const Values targets = is_valid(labels.narrow(1, 1, labels.size(1) - 1));
+    const Values per_run = targets.reshape({n, -1}).sum(1);
+    for (std::size_t i = 0; i < counts.size(); ++i) counts[i] += per_run.flat()[i];
+    any = true;
+  }
+  return any ? counts : std::vector<double>{};
+}
 
 std::string cause_in_data(const Evidence& e) {
   if (e.wanted.key.kind != RecordKind::kDataId || !e.whole.defined()) return "";

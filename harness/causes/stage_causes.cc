@@ -187,9 +187,7 @@ std::optional<Attention> attention_of(const Evidence& e) {
   }
   std::optional<Attention> best;
   // 16-bit cores are sums of rounded weights
-  const bool is_wide =
-      e.options.coarsest == Dtype::kFloat32 || e.options.coarsest == Dtype::kFloat64;
-  double least = (is_wide ? 1e-3 : 1.6e-2) * norm_of(e.whole);
+  double least = (e.is_wide() ? 1e-3 : 1.6e-2) * norm_of(e.whole);
   for (const Attention& candidate : candidates) {
     const double distance = misfit(e, candidate);
     if (distance >= least) continue;
@@ -230,24 +228,18 @@ std::vector<Order> orders_of_chunks(int cp) {
   return orders;
 }
 
-/// What wrong ranks hold, a box each: of head and tail a rank has two. Empty if bytes are not
-/// there.
+/// What wrong ranks hold, a view each box. Empty if bytes of one of them are not there.
 std::vector<View> bad_boxes(const Evidence& e) {
-  std::vector<View> boxes;
+  std::vector<View> views;
   for (const int rank : e.bad_ranks()) {
     const Held* const held = e.held_by(rank);
-    if (held == nullptr || !held->record->kept || held->rank->arena == nullptr ||
-        is_partial(held->record->layout) || is_flat(held->record->layout))
-      return {};
-    const Values own = Values(held->rank->tensor(*held->record)) / held->record->grad_scale;
-    for (const PartStats& part : held->record->parts) {
-      const Box& box = part.box;
-      if (!lies_in(box, e.wanted.layout.global_shape)) return {};
-      boxes.push_back({rank, box, own.cut(box.local_offset, box.size),
-                       e.whole.cut(box.global_offset, box.size)});
-    }
+    if (held == nullptr) return {};
+    const std::vector<std::pair<Box, Values>> boxes = e.own_boxes(*held->rank, *held->record);
+    if (boxes.empty()) return {};
+    for (const auto& [box, own] : boxes)
+      views.push_back({rank, box, own, e.whole.cut(box.global_offset, box.size)});
   }
-  return boxes;
+  return views;
 }
 
 Values reordered(const Values& x_BKSD, const Order& order) {

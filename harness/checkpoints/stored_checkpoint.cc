@@ -92,7 +92,9 @@ std::map<std::string, std::set<std::string>> tensors_by_file(const fs::path& ind
   return files;
 }
 
-void add_indexed_files(const fs::path& index, StoredCheckpoint& checkpoint) {
+/// Returns the names of the files.
+std::set<std::string> add_indexed_files(const fs::path& index, StoredCheckpoint& checkpoint) {
+  std::set<std::string> read;
   for (const auto& [file_name, names] : tensors_by_file(index)) {
     const fs::path path = index.parent_path() / file_name;
     if (!is_file(path))
@@ -110,7 +112,9 @@ void add_indexed_files(const fs::path& index, StoredCheckpoint& checkpoint) {
                                  index.filename().string()));
     }
     add_file(file, checkpoint);
+    read.insert(file_name);
   }
+  return read;
 }
 
 /// tie_word_embeddings of a model, or of the text part of one that also sees.
@@ -152,8 +156,7 @@ void add_folder(const fs::path& folder, StoredCheckpoint& checkpoint) {
     refuse(folder,
            fmt::format("must hold {} or {}, got both; name the one to compare", kWeights, kIndex));
   if (has_index) {
-    add_indexed_files(folder / kIndex, checkpoint);
-    for (const auto& [name, tensors] : tensors_by_file(folder / kIndex)) read.insert(name);
+    read = add_indexed_files(folder / kIndex, checkpoint);
   } else {
     std::vector<fs::path> found;
     for (const fs::path& file : files) {

@@ -71,7 +71,8 @@ def main(words: list[str]) -> int:
         print(f"tools/mutate: {error}", file=sys.stderr)
         return 2
     killed, whole = page.score()
-    if whole and 100 * killed < given.at_least * whole:
+    # none judged is no score
+    if 100 * killed < given.at_least * max(whole, 1):
         print(f"{killed} of {whole} killed, {given.at_least} % must be", file=sys.stderr)
         return 1
     return 0

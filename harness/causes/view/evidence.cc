@@ -202,22 +202,30 @@ void Evidence::collect_views() {
   }
 }
 
-std::optional<std::pair<Box, Values>> Evidence::own_box(const RankTrace& rank,
+std::vector<std::pair<Box, Values>> Evidence::own_boxes(const RankTrace& rank,
                                                         const Record& record) const {
-  if (!record.kept || rank.arena == nullptr || is_partial(record.layout)) return std::nullopt;
+  if (!record.kept || rank.arena == nullptr || is_partial(record.layout)) return {};
   const Values own = Values(rank.tensor(record)) / record.grad_scale;
   if (is_flat(record.layout)) {
     const std::optional<FlatBox> part = box_among(record.layout.flat, wanted.layout.global_shape);
-    if (!part.has_value() || !lies_in(part->box, wanted.layout.global_shape)) return std::nullopt;
-    return std::pair(
-        part->box,
-        own.flattened().narrow(0, part->first, numel_of(part->box.size)).reshape(part->box.size));
+    if (!part.has_value() || !lies_in(part->box, wanted.layout.global_shape)) return {};
+    return {
+        {part->box,
+         own.flattened().narrow(0, part->first, numel_of(part->box.size)).reshape(part->box.size)}};
   }
-  // of another shape
-  if (record.parts.size() != 1 || !lies_in(record.parts[0].box, wanted.layout.global_shape))
-    return std::nullopt;
-  const Box& box = record.parts[0].box;
-  return std::pair(box, own.cut(box.local_offset, box.size));
+  std::vector<std::pair<Box, Values>> boxes;
+  for (const PartStats& part : record.parts) {
+    // of another shape
+    if (!lies_in(part.box, wanted.layout.global_shape)) return {};
+    boxes.emplace_back(part.box, own.cut(part.box.local_offset, part.box.size));
+  }
+  return boxes;
+}
+
+std::optional<std::pair<Box, Values>> Evidence::own_box(const RankTrace& rank,
+                                                        const Record& record) const {
+  std::vector<std::pair<Box, Values>> boxes = own_boxes(rank, record);
+  return boxes.size() == 1 ? std::optional(std::move(boxes.front())) : std::nullopt;
 }
 
 std::optional<Box> Evidence::place_on(const Held& holder) const {

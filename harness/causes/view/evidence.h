@@ -42,6 +42,10 @@ class Evidence {
   [[nodiscard]] const View* view_of(int rank) const;
   [[nodiscard]] const View* first_bad_view() const;
   [[nodiscard]] const std::vector<int>& bad_ranks() const { return result.findings.front().ranks; }
+  /// Whether nothing of the run is coarser than fp32.
+  [[nodiscard]] bool is_wide() const noexcept {
+    return options.coarsest == Dtype::kFloat32 || options.coarsest == Dtype::kFloat64;
+  }
   /// The relative error that still counts as equal.
   [[nodiscard]] double tolerance() const;
   /// Whether a candidate explains what was seen: it is near in itself, and much nearer than the
@@ -74,6 +78,9 @@ class Evidence {
   /// fp64; of flat ranges the largest one. Nothing if it holds several boxes, a summand, or a box
   /// of another shape.
   [[nodiscard]] std::optional<std::pair<Box, Values>> own_box(const RankTrace& rank,
+                                                              const Record& record) const;
+  /// The same of each box, if it holds several: of head and tail of a sequence there are two.
+  [[nodiscard]] std::vector<std::pair<Box, Values>> own_boxes(const RankTrace& rank,
                                                               const Record& record) const;
   /// Where own_box() would cut what a rank holds of the tensor, its bytes kept or not.
   [[nodiscard]] std::optional<Box> place_on(const Held& holder) const;

@@ -152,19 +152,26 @@ struct Stretch {
   double begin = 0, end = 0;
 };
 
-/// What can be seen of a lane: spans narrower than `least` ms join the one before.
-std::vector<Stretch> stretches_of(const json& lane, double least) {
+/// All of a lane that can be read.
+std::vector<Stretch> stretches_of(const json& lane) {
   std::vector<Stretch> all;
   for (const json& span : list_of(lane, "spans")) {
     if (!span.is_array() || span.size() != 3 || !span[0].is_string() || !span[1].is_number() ||
         !span[2].is_number())
       continue;
-    const Part* const part = &part_of(span[0].get<std::string>());
-    const double begin = span[1], end = span[2];
-    if (!all.empty() && (all.back().part == part || end - begin < least)) {
-      all.back().end = end;
+    all.push_back({&part_of(span[0].get<std::string>()), span[1], span[2]});
+  }
+  return all;
+}
+
+/// What can be seen of it: stretches narrower than `least` ms join the one before.
+std::vector<Stretch> joined(const std::vector<Stretch>& stretches, double least) {
+  std::vector<Stretch> all;
+  for (const Stretch& own : stretches) {
+    if (!all.empty() && (all.back().part == own.part || own.end - own.begin < least)) {
+      all.back().end = own.end;
     } else {
-      all.push_back({part, begin, end});
+      all.push_back(own);
     }
   }
   return all;
@@ -177,7 +184,7 @@ std::string timeline_of(const json& result) {
   const json& ranks = list_of(timeline, "ranks");
   double end = 0;
   for (const json& lane : ranks)
-    for (const Stretch& stretch : stretches_of(lane, 0)) end = std::max(end, stretch.end);
+    for (const Stretch& stretch : stretches_of(lane)) end = std::max(end, stretch.end);
   if (!(end > 0) || !std::isfinite(end)) return "";
   const double unit = (kFull - kLeft - 8) / end;
   const std::size_t lanes = std::min(ranks.size(), kMostLanes);
@@ -186,18 +193,14 @@ std::string timeline_of(const json& result) {
   for (std::size_t lane = 0; lane < lanes; ++lane) {
     const double y = kLane * static_cast<double>(lane);
     drawn += fmt::format("<text x=4 y={:.0f}>rank {}</text>", y + 16, lane);
-    for (const Stretch& stretch : stretches_of(ranks[lane], 1 / unit))
+    const std::vector<Stretch> stretches = stretches_of(ranks[lane]);
+    for (const Stretch& stretch : joined(stretches, 1 / unit))
       drawn += fmt::format("<rect x={:.1f} y={:.0f} width={:.1f} height={:.0f} class=p{} />",
                            kLeft + unit * stretch.begin, y + 2,
                            unit * (stretch.end - stretch.begin), kLane - 4, stretch.part->color);
     std::map<std::string_view, double> sums;
-    for (const json& span : list_of(ranks[lane], "spans")) {
-      if (!span.is_array() || span.size() != 3 || !span[0].is_string() || !span[1].is_number() ||
-          !span[2].is_number())
-        continue;
-      sums[part_of(span[0].get<std::string>()).name] +=
-          span[2].get<double>() - span[1].get<double>();
-    }
+    for (const Stretch& stretch : stretches)
+      sums[stretch.part->name] += stretch.end - stretch.begin;
     rows += fmt::format("<tr><th scope=row>rank {}</th>", lane);
     for (const Part& part : kParts)
       rows += fmt::format("<td>{}</td>", milliseconds(sums[part.name]));

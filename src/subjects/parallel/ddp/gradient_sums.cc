@@ -6,10 +6,12 @@
 #include <ATen/core/grad_mode.h>
 
 #include "core/comm/tensor.h"
+#include "subjects/parallel/data_parallel.h"
 
 namespace isoshard {
 
 void GradientSums::take(const NamedTensors& leaves) {
+  if (!dtype_.has_value()) return;
   const at::NoGradGuard no_grad;
   for (const auto& [name, leaf] : leaves) {
     if (!leaf.grad().defined()) continue;
@@ -18,6 +20,13 @@ void GradientSums::take(const NamedTensors& leaves) {
     sum = sum.defined() ? sum + own : own;
     leaf.mutable_grad().reset();
   }
+}
+
+GradientReducer::Instead GradientSums::instead() const {
+  if (!dtype_.has_value()) return {};
+  return [this](const ReducedParameter& parameter, const at::Tensor& gradient) {
+    return with(parameter.name, gradient, parameter.tensor);
+  };
 }
 
 at::Tensor GradientSums::with(const std::string& name, const at::Tensor& gradient,
@@ -30,6 +39,7 @@ at::Tensor GradientSums::with(const std::string& name, const at::Tensor& gradien
 }
 
 NamedTensors GradientSums::of(const NamedTensors& leaves) const {
+  if (!dtype_.has_value()) return gradients_of(leaves);
   NamedTensors all = sums_;
   for (const auto& [name, leaf] : leaves) {
     if (leaf.requires_grad() && !all.contains(name))

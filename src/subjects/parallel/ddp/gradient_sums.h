@@ -8,6 +8,7 @@
 
 #include "core/base/dtype.h"
 #include "subjects/optim/optimizer.h"
+#include "subjects/parallel/ddp/gradient_reducer.h"
 
 namespace isoshard {
 
@@ -19,17 +20,21 @@ namespace isoshard {
 class GradientSums {
  public:
   explicit GradientSums(std::optional<Dtype> dtype) : dtype_(dtype) {}
-  [[nodiscard]] bool is_on() const noexcept { return dtype_.has_value(); }
   void clear() { sums_.clear(); }
   /// Adds the gradients of `leaves`, and takes them away there.
   void take(const NamedTensors& leaves);
-  /// The sum and `gradient`, rounded to the dtype of `leaf`; either may be missing.
-  [[nodiscard]] at::Tensor with(const std::string& name, const at::Tensor& gradient,
-                                const at::Tensor& leaf) const;
-  /// Zeros where nothing has been added.
+  /// What is reduced: the sum and the gradient, rounded to the dtype of the leaf. Empty without a
+  /// dtype. It reads these sums, which must outlive it.
+  [[nodiscard]] GradientReducer::Instead instead() const;
+  /// What has been added up of each leaf, zeros where nothing has; without a dtype the leaves'
+  /// gradients.
   [[nodiscard]] NamedTensors of(const NamedTensors& leaves) const;
 
  private:
+  /// The sum and `gradient`, rounded to the dtype of `leaf`; either may be missing.
+  [[nodiscard]] at::Tensor with(const std::string& name, const at::Tensor& gradient,
+                                const at::Tensor& leaf) const;
+
   std::optional<Dtype> dtype_;
   NamedTensors sums_;
 };

@@ -28,15 +28,9 @@ void Replicas::setup(DataParallelSetup setup) {
   const auto buckets = reduces_ == Reduces::kOverDpInRebuiltBuckets
                            ? GradientReducer::Buckets::kRebuiltOnce
                            : GradientReducer::Buckets::kFixed;
-  GradientReducer::Instead instead;
-  if (sums_.is_on()) {
-    instead = [this](const ReducedParameter& parameter, const at::Tensor& gradient) {
-      return sums_.with(parameter.name, gradient, parameter.tensor);
-    };
-  }
   reducer_ =
       std::make_unique<GradientReducer>(std::move(reduced), setup.mesh->group(Axis::kDp),
-                                        setup.bucket_bytes, buckets, average_, std::move(instead));
+                                        setup.bucket_bytes, buckets, average_, sums_.instead());
 }
 
 void Replicas::clear_gradients() {
@@ -50,7 +44,7 @@ void Replicas::before_backward(bool reduces) {
 }
 
 void Replicas::after_backward(bool /*reduces*/, bool is_last) {
-  if (sums_.is_on() && !is_reducing_) sums_.take(held_);
+  if (!is_reducing_) sums_.take(held_);
   if (!is_reducing_ || is_last) return;
   reducer_->finish();
   is_reducing_ = false;

@@ -26,9 +26,7 @@ class Replicas final : public DataParallel {
   void before_backward(bool reduces) override;
   void after_backward(bool reduces, bool is_last) override;
   void finish() override;
-  [[nodiscard]] AccumulatedGradients accumulated() const override {
-    return {sums_.is_on() ? sums_.of(held_) : gradients_of(held_)};
-  }
+  [[nodiscard]] AccumulatedGradients accumulated() const override { return {sums_.of(held_)}; }
   [[nodiscard]] const NamedTensors& held() const override { return held_; }
   [[nodiscard]] Layout held_layout(std::string_view name) const override {
     return layouts_.find(name)->second;

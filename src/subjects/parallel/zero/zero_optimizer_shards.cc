@@ -52,15 +52,9 @@ void ZeroOptimizerShards::setup(DataParallelSetup setup) {
   }
   Communicator& dp = mesh_->group(Axis::kDp);
   if (stage_ == 1) {
-    GradientReducer::Instead instead;
-    if (sums_.is_on()) {
-      instead = [this](const ReducedParameter& parameter, const at::Tensor& gradient) {
-        return sums_.with(parameter.name, gradient, parameter.tensor);
-      };
-    }
     reducer_ = std::make_unique<GradientReducer>(std::move(reduced), dp, setup.bucket_bytes,
                                                  GradientReducer::Buckets::kFixed, average_,
-                                                 std::move(instead));
+                                                 sums_.instead());
   } else {
     owner_reducer_ = std::make_unique<OwnerReducer>(
         std::move(reduced), partition_, dp, setup.bucket_bytes, average_, accumulate_dtype_);
@@ -94,7 +88,7 @@ void ZeroOptimizerShards::before_backward(bool reduces) {
 void ZeroOptimizerShards::after_backward(bool /*reduces*/, bool is_last) {
   if (owner_reducer_ != nullptr) {
     owner_reducer_->finish();
-  } else if (sums_.is_on() && !is_reducing_) {
+  } else if (!is_reducing_) {
     sums_.take(held_);
   }
   if (!is_reducing_ || is_last) return;
@@ -108,7 +102,7 @@ void ZeroOptimizerShards::finish() {
 }
 
 AccumulatedGradients ZeroOptimizerShards::accumulated() const {
-  if (owner_reducer_ == nullptr) return {sums_.is_on() ? sums_.of(held_) : gradients_of(held_)};
+  if (owner_reducer_ == nullptr) return {sums_.of(held_)};
   AccumulatedGradients pieces{{}, /*is_reduced=*/true};
   for (const auto& [name, master] : masters_)
     pieces.gradients[name] = owner_reducer_->pieces().at(name).view(master.sizes());
