@@ -9,14 +9,14 @@
 namespace isoshard {
 
 struct ShareLine {
-  std::string name;
-  std::vector<std::optional<double>> shares;  ///< from 0 to 1, one a place; none: no point
+  std::string name = {};
+  std::vector<std::optional<double>> shares = {};  ///< from 0 to 1, one a place; none: no point
 };
 
 struct SharePanel {
-  std::string title;
-  std::vector<std::string> places;  ///< at equal distances, from left to right
-  std::vector<ShareLine> lines;
+  std::string title = {};
+  std::vector<std::string> places = {};  ///< at equal distances, from left to right
+  std::vector<ShareLine> lines = {};
 };
 
 /// The panels one below the other, as the text of an SVG file: a legend, and of each line its

@@ -11,6 +11,7 @@
 #include "core/base/error.h"
 #include "fixtures/cases/draws.h"
 #include "fixtures/cases/presets.h"
+#include "fixtures/inputs/inputs.h"
 #include "subjects/model/zoo/registry.h"
 #include "subjects/registry/subject_spec.h"
 
@@ -20,11 +21,11 @@ namespace {
 using Optimizer = OptimizerSettings::Kind;
 using Schedule = LearningRateSettings::Kind;
 
-constexpr int kMaxRanks = 8;
-constexpr int kMaxAttempts = 1000;
+constexpr int kMostRanks = 8;
+constexpr int kMostAttempts = 1000;
 constexpr std::int64_t kMostBytes = 128;  // vocabulary that the project's text fits in
 
-bool takes(const Case& c, std::string_view setting) {
+bool has_setting(const Case& c, std::string_view setting) {
   return subject_spec(c.subject).takes(setting);
 }
 
@@ -38,9 +39,9 @@ void draw_degrees(Draws& draws, Case& c) {
       c.degrees.tp = static_cast<int>(draws.between(1, 4));
     if (subject.has(Axis::kCp) && c.degrees.pp == 1 && draws.one_in(3))
       c.degrees.cp = static_cast<int>(draws.between(1, 3));
-  } while (c.world_size() == 1 || c.world_size() > kMaxRanks);
+  } while (c.world_size() == 1 || c.world_size() > kMostRanks);
   c.settings.nd.dp_replicate =
-      c.degrees.dp % 2 == 0 && draws.one_in(4) && takes(c, "dp_replicate") ? 2 : 1;
+      c.degrees.dp % 2 == 0 && draws.one_in(4) && has_setting(c, "dp_replicate") ? 2 : 1;
 }
 
 void draw_heads(Draws& draws, ModelConfig& config, int tp) {
@@ -70,7 +71,7 @@ void draw_sizes(Draws& draws, Case& c) {
   c.model_name = fmt::format("random-{}", config.model_type);
 }
 
-void draw_batch(Draws& draws, Case& c) {
+void draw_run(Draws& draws, Case& c) {
   c.seed = static_cast<std::uint64_t>(draws.between(0, 1'000'000));
   c.batch_size = draws.between(1, 3);
   if (c.degrees.pp == 1) c.micro_batches = static_cast<int>(draws.between(1, 3));
@@ -121,9 +122,9 @@ void draw_precision(Draws& draws, Case& c) {
       settings.loss_scale.growth_interval = static_cast<int>(draws.between(1, 3));
     }
   }
-  if (c.dtype == Dtype::kBFloat16 && takes(c, "reduce_dtype") && draws.one_in(2))
+  if (c.dtype == Dtype::kBFloat16 && has_setting(c, "reduce_dtype") && draws.one_in(2))
     settings.reduce_dtype = Dtype::kFloat32;
-  if (c.dtype == Dtype::kBFloat16 && takes(c, "output_dtype") && draws.one_in(3))
+  if (c.dtype == Dtype::kBFloat16 && has_setting(c, "output_dtype") && draws.one_in(3))
     settings.output_dtype = Dtype::kFloat32;
 }
 
@@ -147,11 +148,11 @@ void draw_sums(Draws& draws, Case& c) {
 /// What only some subjects take.
 void draw_own(Draws& draws, Case& c) {
   TrainSettings& settings = c.settings;
-  if (takes(c, "zero_stage")) settings.zero_stage = static_cast<int>(draws.between(0, 2));
-  if (takes(c, "make_vocab_size_divisible_by"))
+  if (has_setting(c, "zero_stage")) settings.zero_stage = static_cast<int>(draws.between(0, 2));
+  if (has_setting(c, "make_vocab_size_divisible_by"))
     settings.make_vocab_size_divisible_by = draws.one_of<std::int64_t>({0, 1, 8});
-  if (takes(c, "sequence_parallel")) settings.sequence_parallel = draws.one_in(2);
-  if (takes(c, "distributed_optimizer")) settings.distributed_optimizer = draws.one_in(2);
+  if (has_setting(c, "sequence_parallel")) settings.sequence_parallel = draws.one_in(2);
+  if (has_setting(c, "distributed_optimizer")) settings.distributed_optimizer = draws.one_in(2);
   if (c.degrees.cp > 1) {
     settings.nd.context_order = draws.one_of({ContextOrder::kHeadTail, ContextOrder::kContiguous});
     settings.nd.context_attention =
@@ -163,11 +164,11 @@ void draw_frozen(Draws& draws, TrainSettings& settings) {
   settings.freeze = draws.one_of<const char*>({"", ".*norm.*", ".*mlp.*", ".*embed_tokens.*"});
 }
 
-Case drawn(Draws& draws, std::span<const Case> preset) {
+Case drawn_around(Draws& draws, std::span<const Case> preset) {
   Case c = draws.one_of(preset);
   draw_degrees(draws, c);
   draw_sizes(draws, c);
-  draw_batch(draws, c);
+  draw_run(draws, c);
   if (draws.one_in(3)) draw_optimizer(draws, c.settings);
   if (draws.one_in(3)) draw_precision(draws, c);
   if (draws.one_in(3)) draw_loss(draws, c.settings);
@@ -182,18 +183,19 @@ Case drawn(Draws& draws, std::span<const Case> preset) {
 
 Case thorough_case(std::uint64_t seed, std::int64_t index) {
   static const std::vector<Case> preset = preset_cases("thorough");
-  for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
+  for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
     Draws draws(seed, fmt::format("thorough.{}.{}", index, attempt));
-    Case c = drawn(draws, preset);
+    Case c = drawn_around(draws, preset);
     try {
       c.validate();
+      require_counted_tokens(c, CaseData(c));  // a document's end may be in no sample
       return c;
     } catch (const UsageError&) {
       continue;
     }
   }
   throw InfrastructureError(
-      fmt::format("all {} draws of case {} of seed {} were refused", kMaxAttempts, index, seed));
+      fmt::format("all {} draws of case {} of seed {} were refused", kMostAttempts, index, seed));
 }
 
 }  // namespace isoshard

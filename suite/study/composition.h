@@ -56,13 +56,14 @@ struct StudyTags {
 
 struct Composition {
   StudyPoint point = StudyPoint::kForward;
-  std::string tag;   ///< module or parameter; of a collective a parameter, or empty: all it carries
-  CalledFor called;  ///< of a collective
+  std::string tag =
+      {};  ///< module or parameter; of a collective a parameter, or empty: all it carries
+  CalledFor called = {};  ///< of a collective
   StudyChange change = StudyChange::kScale;
   StudyExtent extent = StudyExtent::kAll;
   double magnitude = 0;  ///< 0 for a generic change
   /// On the ranks of this coordinate alone; none: on all.
-  std::optional<Axis> axis;
+  std::optional<Axis> axis = {};
   int coordinate = 0;
   double position = 0;  ///< of a part or an element, from 0 to 1
 
@@ -76,7 +77,7 @@ struct Composition {
 /// carries.
 struct StudyPlace {
   Stage stage = Stage::kForward;
-  std::string name;
+  std::string name = {};
 };
 [[nodiscard]] std::optional<StudyPlace> place_of(const Composition& composition);
 

@@ -23,7 +23,7 @@ struct StudyPlan {
 /// What was said of one run. Of a run without a bug (`composition` is empty) every alarm is false.
 struct StudyRow {
   std::int64_t index = -1;  ///< of the composition in its seed's stream; of a clean run below 0
-  std::string case_slug, composition;
+  std::string case_slug = {}, composition = {};
   StudyPoint point = StudyPoint::kForward;
   StudyChange change = StudyChange::kScale;
   StudyExtent extent = StudyExtent::kAll;
@@ -35,9 +35,9 @@ struct StudyRow {
   WeakAlarms weak{};
   /// Whether the first finding is the changed tensor; nothing where it depends on what is carried,
   /// or without an alarm.
-  std::optional<bool> exact_place, within_place;
+  std::optional<bool> exact_place = {}, within_place = {};
   /// The likely cause that the verdict within tolerances gives; empty: none.
-  std::string cause;
+  std::string cause = {};
 };
 
 /// The first two lines of a study's file: what its rows depend on, and the names of its columns.
