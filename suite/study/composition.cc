@@ -7,6 +7,7 @@
 #include <span>
 
 #include "fixtures/cases/presets.h"
+#include "subjects/registry/subject_spec.h"
 
 namespace isoshard {
 namespace {
@@ -128,7 +129,7 @@ std::vector<Case> study_cases() {
   struct Row {
     std::string_view subject;
     Degrees degrees;
-    bool is_split_more;  ///< ZeRO 2, sequence parallelism
+    bool is_split_more = false;  ///< ZeRO 2 or sequence parallelism, whichever it takes
   };
   std::vector<Case> cases;
   for (const Row& row :
@@ -140,13 +141,15 @@ std::vector<Case> study_cases() {
       for (const auto kind : {OptimizerSettings::Kind::kSgd, OptimizerSettings::Kind::kAdamW}) {
         Case item = tiny_fault_case();
         item.subject = row.subject;
+        const SubjectSpec& spec = subject_spec(item.subject);
         item.degrees = row.degrees;
         item.dtype = dtype;
         if (dtype == Dtype::kBFloat16) item.settings.master_dtype = Dtype::kFloat32;
         if (kind == OptimizerSettings::Kind::kAdamW)
           item.settings.optimizer = {.kind = kind, .learning_rate = 1e-3, .weight_decay = 0.01};
-        if (row.is_split_more && row.subject == "autotp") item.settings.zero_stage = 2;
-        if (row.is_split_more && row.subject == "megatron") item.settings.sequence_parallel = true;
+        if (row.is_split_more && spec.takes("zero_stage")) item.settings.zero_stage = 2;
+        if (row.is_split_more && spec.takes("sequence_parallel"))
+          item.settings.sequence_parallel = true;
         if (row.degrees.pp > 1) item.micro_batches = 2;
         item.validate();
         cases.push_back(std::move(item));
