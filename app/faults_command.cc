@@ -1,27 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 /// `isoshard faults`: injects faults of the catalog and says whether each is found.
+#include <fmt/format.h>
+
 #include <boost/program_options/value_semantic.hpp>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "app/commands.h"
 #include "app/options/attach_options.h"
 #include "app/report_printer.h"
+#include "core/base/atomic_file.h"
 #include "core/base/error.h"
 #include "harness/cli/output.h"
 #include "harness/cli/output_folder.h"
+#include "harness/cli/progress.h"
 #include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
 #include "harness/report/formats/earlier_reports.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/world/interrupt.h"
 #include "suite/faults/fault.h"
+#include "suite/study/study.h"
+#include "suite/study/study_tables.h"
 #include "suite/verify/detect_faults.h"
 
 namespace isoshard {
 namespace {
 
 namespace po = boost::program_options;
+namespace fs = std::filesystem;
 using Ids = std::vector<std::string>;
 
 class PrintDetections : public VerifyObserver {
@@ -39,12 +50,20 @@ void declare_faults(OptionTable& table) {
   auto add = table.group("faults");
   add("fault", po::value<Ids>()->multitoken()->composing(),
       "ids of the catalog (isoshard list faults), as arguments, too; default: all that are built. "
-      "After the word run: each in fp32 and bf16, as a table");
+      "After the word run: each in fp32 and bf16, as a table; the word study: random bugs that no "
+      "catalog lists, judged by isoshard and by weaker checks");
   add("class", po::value<std::string>(), "the faults of these classes alone, such as AB");
   add("benign", po::bool_switch(), "the benign variations in their place: none may be alarmed");
+  auto study = table.group("study");
+  study("seed", po::value<std::uint64_t>()->default_value(1), "of the stream of random bugs");
+  study("first", po::value<std::int64_t>()->default_value(0), "number of the first bug");
+  study("count", po::value<std::int64_t>()->default_value(200), "number of bugs");
+  study("curve-steps", po::value<int>()->default_value(100),
+        "steps of the training runs whose curves are compared");
   auto output = table.group("output");
   output("output-dir", po::value<std::string>(),
-         "write report.json, report.txt and junit.xml to this folder");
+         "write report.json, report.txt and junit.xml to this folder; of a study, which goes on "
+         "from what is there, study.csv, study.md and sensitivity.svg");
   declare_report_file(table);
   table.positional.add("fault", -1);
 }
@@ -79,8 +98,60 @@ Ids ids_of(const ParsedOptions& options) {
   return ids;
 }
 
+bool is_study(const ParsedOptions& options) {
+  return options.given("fault") && options.get<Ids>("fault").front() == "study";
+}
+
+void refuse_study_options(const ParsedOptions& options) {
+  for (const char* const name : {"seed", "first", "count", "curve-steps"}) {
+    const auto origin = options.origins.find(name);
+    if (options.given(name) && origin != options.origins.end() && origin->second == "command line")
+      throw UsageError(fmt::format("--{} must be left out but with 'isoshard faults study'", name));
+  }
+}
+
+/// Each row is in the file as soon as it is known, so a study that is ended goes on from there.
+int run_faults_study(const ParsedOptions& options) {
+  if (options.get<Ids>("fault").size() > 1 || options.given("class") ||
+      options.get<bool>("benign") || options.given("report"))
+    throw UsageError("study takes no ids, and --class, --benign and --report must be left out");
+  if (!options.given("output-dir"))
+    throw UsageError("study needs --output-dir DIR, where it writes what it finds as it goes");
+  const StudyPlan plan{.seed = options.get<std::uint64_t>("seed"),
+                       .first = options.get<std::int64_t>("first"),
+                       .count = options.get<std::int64_t>("count"),
+                       .curve_steps = options.get<int>("curve-steps")};
+  const fs::path folder = options.get<std::string>("output-dir"), file = folder / "study.csv";
+  const OutputFolder lock(folder, "--output-dir");
+  std::vector<StudyRow> rows = read_study(file, plan);
+  std::string text = study_head(plan);
+  for (const StudyRow& row : rows) text += to_line(row);
+  write_file_atomically(file, text);  // without a line that a killed run has cut off
+  std::ofstream stream(file, std::ios::app | std::ios::binary);
+  Progress progress(static_cast<int>(plan.count + std::ssize(plan.cases)));
+  run_study(plan, rows, [&](const StudyRow& row) {
+    stream << to_line(row) << std::flush;
+    if (!stream) throw InfrastructureError(fmt::format("{}: cannot be written", file.string()));
+    progress.show(row.composition.empty() ? row.case_slug : row.composition);
+    rows.push_back(row);
+  });
+  progress.clear();
+  const std::string tables = study_tables(rows);
+  write_file_atomically(folder / "study.md", tables);
+  write_file_atomically(folder / "sensitivity.svg",
+                        share_figure(sensitivity_panels(rows), "magnitude of the change"));
+  print("{}", tables);
+  const StudyFailures failures = failures_of(rows);
+  print("isoshard alarms {} runs without a bug, and misses {} bugs that its records show\n",
+        failures.false_alarms, failures.missed);
+  if (interrupt_signal() != 0) return 128 + interrupt_signal();
+  return failures.false_alarms + failures.missed == 0 ? kExitConforms : kExitDiverges;
+}
+
 int run_faults(const ParsedOptions& options) {
   refuse_several_processes("faults");
+  if (is_study(options)) return run_faults_study(options);
+  refuse_study_options(options);
   const Ids ids = ids_of(options);
   for (const std::string& id : ids) (void)find_fault(id);
   const std::string folder =
@@ -107,11 +178,13 @@ Command faults_command() {
   return {
       "faults",
       "inject real bugs of the catalog, one after the other: each must be found",
-      "faults [run] [ID...] [options]",
+      "faults [run | study] [ID...] [options]",
       "  isoshard faults                                            all that are built; takes "
       "minutes\n"
       "  isoshard faults run                                        the same in fp32 and in bf16, "
       "as a table with times\n"
+      "  isoshard faults study --count 300 --output-dir study       random bugs: what isoshard "
+      "and weaker checks see\n"
       "  isoshard faults dp_sum_missing mlp_input_grad_partial --report faults.html\n"
       "  isoshard faults --benign                                   legal differences: no "
       "alarm",

@@ -7,13 +7,22 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <set>
 #include <string_view>
+#include <vector>
 
+#include "core/base/error.h"
+#include "fixtures/cases/features.h"
 #include "suite/calibration/clean_cases.h"
+#include "suite/calibration/thorough_cases.h"
+#include "suite/calibration/verdict_log.h"
 
 namespace isoshard {
 namespace {
@@ -69,6 +78,25 @@ TEST(CalibrationOfVerify, EveryCleanCaseConforms) {
         << repeat_command(kSeed + 1, index) << " --reference auto";
     EXPECT_GT(verdict.equal_to_emulation.value_or(0), 10) << repeat_command(kSeed + 1, index);
   }
+}
+
+// Every subject, with the settings of verify --preset thorough.
+TEST(CalibrationOfThorough, EveryCleanCaseConforms) {
+  Calibration calibration(kSeed, ReferenceKind::kAuto, CaseStream::kThorough);
+
+  constexpr std::int64_t kCases = 2000;
+  for (std::int64_t index = 0; index < kCases; ++index) {
+    const Verdict verdict = calibration.run(index);
+    const std::string repeat = repeat_command(kSeed, index, CaseStream::kThorough);
+    EXPECT_NE(verdict.status, Status::kDiverges) << verdict.reason << "\n" << repeat;
+    EXPECT_NE(verdict.status, Status::kIncomplete) << verdict.reason << "\n" << repeat;
+    EXPECT_GT(verdict.compared, 10) << repeat;
+  }
+
+  fmt::print("{}", calibration.render());
+  EXPECT_EQ(calibration.cases(), kCases);
+  EXPECT_EQ(calibration.false_alarms().size(), 0U);
+  EXPECT_LE(static_cast<double>(calibration.vacuous().size()), 0.01 * static_cast<double>(kCases));
 }
 
 class FormerFalseAlarms : public ::testing::TestWithParam<std::int64_t> {};
@@ -173,6 +201,53 @@ TEST(CleanCases, CoverWhatAUserMayChoose) {
                              "tied"}) {
     EXPECT_TRUE(seen.contains(wanted)) << wanted;
   }
+}
+
+TEST(ThoroughCases, DependOnSeedAndIndexOnlyAndExerciseEveryFeature) {
+  std::vector<Case> cases;
+  std::set<std::string> references;
+  for (std::int64_t index = 0; index < 400; ++index) {
+    cases.push_back(thorough_case(7, index));
+    ASSERT_NO_THROW(cases.back().validate());
+    EXPECT_GT(cases.back().world_size(), 1);
+    EXPECT_LE(cases.back().world_size(), 8);
+    references.insert(cases.back().reference_slug());
+  }
+
+  EXPECT_EQ(references.size(), cases.size()) << "no two are alike";
+  EXPECT_EQ(thorough_case(7, 3).slug(), cases[3].slug());
+  EXPECT_EQ(thorough_case(7, 3).reference_slug(), cases[3].reference_slug());
+  EXPECT_NE(thorough_case(8, 3).reference_slug(), cases[3].reference_slug());
+  for (const FeatureCount& count : count_features(cases))
+    EXPECT_GT(count.cases, 0U) << count.feature->group << " " << count.feature->name;
+}
+
+// A calibration that was ended goes on where it was, and knows what it has.
+TEST(VerdictLog, LeavesOutWhatItHasAndRefusesAnotherCalibration) {
+  const std::filesystem::path file =
+      std::filesystem::path(::testing::TempDir()) / fmt::format("verdicts_{}.csv", ::getpid());
+  const Case c = clean_case(9, 17);
+  Verdict verdict;
+  verdict.status = Status::kDiverges;
+  verdict.reason = "first, forward\nat x";
+  {
+    VerdictLog log(file, "calibrate");
+    log.add(17, c, verdict);
+    log.add_failure(18, c, "crashed");
+  }
+  std::ofstream(file, std::ios::app) << "19,conf";  // a killed run
+  VerdictLog log(file, "calibrate");
+
+  EXPECT_TRUE(log.has(17) && log.has(18));
+  EXPECT_FALSE(log.has(19));
+  EXPECT_EQ(log.diverging(), 1);
+  EXPECT_EQ(log.failures(), 1);
+  EXPECT_EQ(log.summary(),
+            "2 cases in all: 0 conform, 1 diverge, 0 vacuous, 1 could not be judged\n");
+  EXPECT_THROW(VerdictLog(file, "calibrate --seed 2"), FileError);
+  std::ofstream(file, std::ios::app) << "20,fine,none\n";
+  EXPECT_THROW(VerdictLog(file, "calibrate"), FileError);
+  std::filesystem::remove(file);
 }
 
 TEST(CleanCases, ThatDivergeAreListedWithTheCommandThatRepeatsThem) {

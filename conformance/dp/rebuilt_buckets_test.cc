@@ -54,6 +54,14 @@ TEST_P(RebuiltBuckets, StepsAreBitEqualToTheEmulation) {
   expect_bit_equal_to_the_subject(GetParam());
 }
 
+// It is a new one, and reduces for the first time.
+TEST(RebuiltBuckets, ASubjectThatIsReloadedBeginsAnew) {
+  Case item = ring_case();
+  item.reload_after = 1;
+
+  (void)run_bit_equal_to_its_emulation(item);
+}
+
 // The negative control: a spec that leaves the rebuilding out is seen in the second step, and not
 // in the first.
 TEST(RebuiltBuckets, ASpecWithoutRebuildingIsSeen) {

@@ -88,18 +88,9 @@ std::vector<Case> loss_scale_cases() {
 INSTANTIATE_TEST_SUITE_P(Subjects, LossScaleStep, ::testing::ValuesIn(loss_scale_cases()),
                          case_name);
 
-// What overflows is infinite, or not a number, at the same places.
+// What overflows is infinite, or not a number, at the same places; which NaN it is, is any.
 TEST_P(LossScaleStep, IsBitEqualToItsEmulatedReference) {
-  const Case& item = GetParam();
-  const EmulatedAndActual both = run_beside_its_emulation(item);
-
-  // The bits of a NaN that stands for a NaN may be any: whole runs are compared by bits where
-  // nothing is skipped.
-  bool skips = false;
-  for (int step = 0; step < item.steps; ++step) skips = skips || is_skipped(both.reference, step);
-  if (!skips) {
-    EXPECT_EQ(first_difference(both.emulated, both.actual), "");
-  }
+  (void)run_bit_equal_to_its_emulation(GetParam());
 }
 
 // A skipped step leaves everything but the scale; the next one that is made is the first one of the

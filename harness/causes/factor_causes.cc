@@ -203,9 +203,11 @@ std::string cause_rank_factors(const Evidence& e) {
     if (!factor.has_value()) return "";
     of_rank[held.rank->rank] = *factor;
   }
+  // what a rank's part fits is as noisy as its values
+  const double noise = std::clamp(e.tolerance(), kNear, 0.01);
   const double first_wrong = of_rank.at(bad.front()->rank);
   const bool is_one_wrong = std::ranges::all_of(of_rank, [&](const auto& entry) {
-    return is_near(entry.second, first_wrong, kNear) || is_near(entry.second, 1, kNear);
+    return is_near(entry.second, first_wrong, noise) || is_near(entry.second, 1, kNear);
   });
   if (is_one_wrong) return "";  // on all ranks, or on some
   for (const AxisDegree& axis : e.actual.mesh.axes()) {

@@ -214,6 +214,23 @@ TEST(RunCauses, ANormThatCountsSquaresTooOftenOrNotAtAllIsTold) {
   EXPECT_THAT(wrong([](int) { return 4.7; }), IsEmpty());
 }
 
+// In 16 bits the run's gradients, and so the squares of its norm, are not so near the reference's.
+TEST(RunCauses, SquaresAddUpToThoseOfTheRunsOwnGradients) {
+  const Reference right =
+      reference(norms([](int) { return 1.003 * std::sqrt(18.0); }, /*whole=*/true));
+  const auto wrong = [&](std::function<double(int)> norm) {
+    JudgePolicy policy;
+    policy.rtol = 1e-3;
+    const Verdict verdict = judge(right, run(kMesh, &right, norms(std::move(norm), false)), policy);
+    return verdict.findings.at(0).diagnosis;
+  };
+
+  EXPECT_THAT(wrong([](int tp) { return std::sqrt(tp == 0 ? 8.0 : 5.0); }),
+              HasSubstr("differs over tp; squares summed over tp give the reference"));
+  EXPECT_THAT(wrong([](int tp) { return std::sqrt(tp == 0 ? 8.0 : 5.05); }),
+              Not(HasSubstr("squares summed")));
+}
+
 // The same where gradients are cut over dp as runs, besides: of a tensor of 6 split over tp, and of
 // one of 4 that tp ranks hold alike.
 TEST(RunCauses, SquaresAreToldApartWhereRanksHoldRuns) {

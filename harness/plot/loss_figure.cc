@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -13,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "harness/curve/curve_statistics.h"
+#include "harness/plot/line_colors.h"
 
 namespace isoshard {
 namespace {
@@ -20,15 +20,6 @@ namespace {
 constexpr double kLeft = 110, kRight = 970, kPanelHeight = 320, kFirstTop = 70,
                  kPanelDistance = 405;
 constexpr double kTitleSize = 16, kTextSize = 12;
-constexpr Color kBlack{0, 0, 0}, kGray{221, 221, 221};
-// Told apart by the color-blind, too (Okabe and Ito).
-constexpr std::array<Color, 7> kColors{{{0, 114, 178},
-                                        {213, 94, 0},
-                                        {0, 158, 115},
-                                        {204, 121, 167},
-                                        {86, 180, 233},
-                                        {230, 159, 0},
-                                        {90, 90, 90}}};
 
 struct Series {
   std::string name;
@@ -94,7 +85,7 @@ class Panel {
       const double width = std::max(1.2, 4.5 - 0.9 * static_cast<double>(i));
       draw_line(series[i], width);
       canvas_.polyline({{kRight - 250, legend - 4}, {kRight - 225, legend - 4}},
-                       kColors.at(series[i].color % kColors.size()), width, "");
+                       kLineColors.at(series[i].color % kLineColors.size()), width, "");
       canvas_.text({kRight - 217, legend}, series[i].name, Anchor::kStart, kTextSize);
       legend += 17;
     }
@@ -111,20 +102,20 @@ class Panel {
   void draw_axes() {
     const double bottom = top_ + kPanelHeight;
     for (const double value : ticks_of(values_)) {
-      canvas_.polyline({{kLeft, y_of(value)}, {kRight, y_of(value)}}, kGray, 1, "");
+      canvas_.polyline({{kLeft, y_of(value)}, {kRight, y_of(value)}}, kGridColor, 1, "");
       const double shown = std::fabs(value) < 1e-9 * (values_.high - values_.low) ? 0 : value;
       canvas_.text({kLeft - 8, y_of(value) + 4}, fmt::format("{:.6g}", shown), Anchor::kEnd,
                    kTextSize);
     }
     for (const double step : ticks_of(steps_)) {
       if (step != std::floor(step)) continue;
-      canvas_.polyline({{x_of(step), top_}, {x_of(step), bottom}}, kGray, 1, "");
+      canvas_.polyline({{x_of(step), top_}, {x_of(step), bottom}}, kGridColor, 1, "");
       canvas_.text({x_of(step), bottom + 17}, fmt::format("{:g}", step), Anchor::kMiddle,
                    kTextSize);
     }
     canvas_.polyline(
-        {{kLeft, top_}, {kRight, top_}, {kRight, bottom}, {kLeft, bottom}, {kLeft, top_}}, kBlack,
-        1, "");
+        {{kLeft, top_}, {kRight, top_}, {kRight, bottom}, {kLeft, bottom}, {kLeft, top_}},
+        kAxisColor, 1, "");
     canvas_.text({(kLeft + kRight) / 2, bottom + 36}, "step", Anchor::kMiddle, kTextSize);
   }
 
@@ -132,7 +123,7 @@ class Panel {
     std::vector<Point> points;
     const auto end_line = [&] {
       if (!points.empty())
-        canvas_.polyline(points, kColors.at(series.color % kColors.size()), width,
+        canvas_.polyline(points, kLineColors.at(series.color % kLineColors.size()), width,
                          fmt::format("{}: {}", quantity_, series.name));
       points.clear();
     };

@@ -26,6 +26,13 @@ namespace isoshard {
 [[nodiscard]] const std::byte* packed(const Record& record, const PartStats& part,
                                       const std::byte* local, std::vector<std::byte>& scratch);
 
+/// Digest of a packed part, by which parts are equal (PartStats::digest): that of its bytes, with
+/// one bit pattern for every NaN. What sign and payload a NaN has, IEEE 754 leaves open, and
+/// kernels give what they like. Memory that nobody has written (core/memory/unwritten.h) is no NaN
+/// here: its bits count.
+[[nodiscard]] std::uint64_t digest_of_part(const std::byte* packed_part, Dtype dtype,
+                                           std::int64_t numel);
+
 /// Calls visit(global, packed, count) for each run of `count` elements of a packed part that is one
 /// in the global tensor, too, in order.
 void for_each_run(

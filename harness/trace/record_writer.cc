@@ -97,7 +97,7 @@ struct RecordWriter::Impl {
       const std::int64_t numel = numel_of(part, flat);
       if (numel == 0) continue;
       const std::byte* bytes = packed(record, part, local, scratch);
-      part.digest = digest_of(bytes, static_cast<std::size_t>(numel) * size_of(record.dtype));
+      part.digest = digest_of_part(bytes, record.dtype, numel);
       if (!is_compared) continue;
       compare(part, record, reference->record, bytes, claims);
       if (!selected.empty()) record.unmasked += part.stats.numel;

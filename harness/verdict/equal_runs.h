@@ -32,7 +32,8 @@ struct RunEquality {
 /// Compares rank by rank: the same records, and of each the same dtype, gradient scale, and parts
 /// with the same digests of their bytes. Execution order may differ, and masks that backward drew
 /// again are held to the first ones where `expected` has none. Bits decide: zeros of different sign
-/// are different, NaNs of the same bits are equal.
+/// are different. Only a NaN equals any NaN, but for memory that nobody has written
+/// (digest_of_part).
 ///
 /// A digest has 64 bits: two different parts are taken for equal once in 2^64.
 /// Requires   traces of the same mesh; kept bytes are not looked at.

@@ -7,9 +7,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstring>
 #include <functional>
+#include <set>
 
+#include "core/memory/unwritten.h"
+#include "core/tensor/convert.h"
+#include "harness/stats/stats.h"
 #include "harness/testing/synthetic.h"
+#include "harness/trace/parts.h"
 
 namespace isoshard {
 namespace {
@@ -79,6 +86,57 @@ TEST(EqualRuns, NamesTheTensorAndTheRankOfOneOtherBit) {
   const auto signed_zero = [](at::Tensor& own) { own[0][0] = -0.F; };
   EXPECT_EQ(difference({.shard = signed_zero}), "gradient of w (step 0) differs on rank 4");
 }
+
+/// Writes 32 bits into the shard's first element.
+std::function<void(at::Tensor&)> with_bits(std::uint32_t bits) {
+  return [bits](at::Tensor& own) { std::memcpy(own.mutable_data_ptr(), &bits, sizeof bits); };
+}
+
+// A NaN's sign and payload are any; where it is, and that it was computed at all, are not.
+TEST(EqualRuns, ANanEqualsAnyNanThatWasComputed) {
+  constexpr std::uint32_t kQuiet = 0x7FC00000, kOther = 0xFFC00001, kInfinity = 0x7F800000;
+  const std::uint32_t word = unwritten_word(7), unwritten = word << 16U | word;
+  const auto differ = [](std::uint32_t expected, std::uint32_t actual) {
+    return equality_of(run_of({.shard = with_bits(expected)}), run_of({.shard = with_bits(actual)}))
+        .difference;
+  };
+
+  EXPECT_EQ(differ(kQuiet, kOther), "");
+  EXPECT_EQ(differ(unwritten, unwritten), "");
+  for (const std::uint32_t other : {std::uint32_t{0}, kInfinity, unwritten})
+    EXPECT_EQ(differ(kQuiet, other), "gradient of w (step 0) differs on rank 4") << other;
+  const auto elsewhere = [](at::Tensor& own) { own[1][1] = std::nanf(""); };
+  EXPECT_EQ(
+      equality_of(run_of({.shard = with_bits(kQuiet)}), run_of({.shard = elsewhere})).difference,
+      "gradient of w (step 0) differs on rank 4");
+}
+
+class DigestOfPart : public ::testing::TestWithParam<at::ScalarType> {};
+
+// The place decides nothing: not the first block, not a rest of the vectorized loop.
+TEST_P(DigestOfPart, SeesNansAtEveryPlaceAndIsThatOfTheBytesWithoutOne) {
+  constexpr std::int64_t kCount = 9000;
+  const at::Tensor numbers = values({kCount}, 3).to(GetParam());
+  const Dtype dtype = host_tensor_of(numbers).dtype;
+  const auto digest = [&](const at::Tensor& tensor) {
+    return digest_of_part(host_tensor_of(tensor).bytes.data(), dtype, kCount);
+  };
+  std::set<std::uint64_t> digests{digest(numbers)};
+
+  EXPECT_EQ(*digests.begin(), digest_of(host_tensor_of(numbers).bytes.data(),
+                                        static_cast<std::size_t>(kCount) * size_of(dtype)));
+  for (const std::int64_t place : {0, 1, 4095, 4096, 8191, 8999}) {
+    const at::Tensor nan = numbers.clone(), other = numbers.clone();
+    nan[place] = std::nan("");
+    other[place] = -std::nan("");
+    const HostTensor a = host_tensor_of(nan), b = host_tensor_of(other);
+    EXPECT_NE(std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size()), 0) << "one NaN twice";
+    EXPECT_EQ(digest(nan), digest(other)) << place;
+    EXPECT_TRUE(digests.insert(digest(nan)).second) << place;
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Dtypes, DigestOfPart,
+                         ::testing::Values(at::kDouble, at::kFloat, at::kHalf));
 
 TEST(EqualRuns, NamesOtherRecordsAndWhatTheySay) {
   EXPECT_THAT(difference({.site = [](Site& site) { site.grad_scale = 2; }}),

@@ -17,7 +17,8 @@
 #include "harness/world/interrupt.h"
 #include "harness/world/warm_up.h"
 #include "suite/calibration/calibration.h"
-#include "suite/calibration/clean_cases.h"
+#include "suite/calibration/verdict_log.h"
+#include "suite/reference/warm_up_training.h"
 
 namespace isoshard {
 namespace {
@@ -32,6 +33,13 @@ void declare(OptionTable& table) {
       "number of cases; for one case the whole report is printed");
   add("reference", po::value<std::string>()->default_value("plain"),
       "plain (measures tolerances) or auto (what verify says)");
+  add("cases", po::value<std::string>()->default_value("usual"),
+      "usual (ddp and autotp) or thorough (every subject, the settings of verify --preset "
+      "thorough)");
+  add("record", po::value<std::string>(),
+      "append the verdict of each case to this file, and leave out the cases that it has: a run "
+      "that "
+      "was ended goes on");
   add("csv", po::value<std::string>(), "append one line for each comparison to this file");
 }
 
@@ -55,6 +63,28 @@ void append_csv(std::ofstream& csv, std::int64_t index, const Verdict& verdict, 
   }
 }
 
+/// Worlds inherit what a process otherwise finds out at the first step in a dtype.
+std::vector<Case> cases_of_all_dtypes() {
+  std::vector<Case> cases;
+  for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16})
+    cases.emplace_back().dtype = dtype;
+  return cases;
+}
+
+CaseStream stream_of(const ParsedOptions& options) {
+  const auto name = options.get<std::string>("cases");
+  for (const CaseStream stream : {CaseStream::kUsual, CaseStream::kThorough})
+    if (name == name_of(stream)) return stream;
+  throw UsageError(fmt::format("--cases must be usual or thorough, got '{}'", name));
+}
+
+ReferenceKind reference_of(const ParsedOptions& options) {
+  const auto kind = options.get<std::string>("reference");
+  if (kind == "plain") return ReferenceKind::kPlain;
+  if (kind == "auto") return ReferenceKind::kAuto;
+  throw UsageError(fmt::format("unknown reference '{}'; it must be plain or auto", kind));
+}
+
 int run(const ParsedOptions& options) {
   const auto seed = options.get<std::uint64_t>("seed");
   const auto first = options.get<std::int64_t>("first"), count = options.get<std::int64_t>("count");
@@ -64,33 +94,43 @@ int run(const ParsedOptions& options) {
   std::ofstream csv;
   if (options.given("csv")) csv.open(options.get<std::string>("csv"), std::ios::app);
   warm_up_kernels();
-  const auto kind = options.get<std::string>("reference");
-  if (kind != "plain" && kind != "auto")
-    throw UsageError(fmt::format("unknown reference '{}'; it must be plain or auto", kind));
-  Calibration calibration(seed, kind == "auto" ? ReferenceKind::kAuto : ReferenceKind::kPlain);
+  warm_up_training(cases_of_all_dtypes());
+  const CaseStream stream = stream_of(options);
+  Calibration calibration(seed, reference_of(options), stream);
+  VerdictLog log(options.given("record") ? options.get<std::string>("record") : "",
+                 fmt::format("calibrate --cases {} --reference {} --seed {}", name_of(stream),
+                             options.get<std::string>("reference"), seed));
   Progress progress(static_cast<int>(count));
   for (std::int64_t index = first; index < first + count && interrupt_signal() == 0; ++index) {
-    const Case c = clean_case(seed, index);
+    if (log.has(index)) continue;
+    const Case c = case_of(stream, seed, index);
     progress.show(c.slug());
     Verdict verdict;
     try {
       verdict = calibration.run(index);
-    } catch (const InfrastructureError&) {
-      if (interrupt_signal() == 0) throw;
-      break;  // what was measured until now is shown
+    } catch (const Error& error) {
+      if (interrupt_signal() != 0) break;  // what was measured until now is shown
+      log.add_failure(index, c, error.what());
+      progress.clear();
+      fmt::print("FAILED {}: {}\n  repeat: {}\n", c.slug(), error.what(),
+                 repeat_command(seed, index, stream));
+      std::fflush(stdout);
+      continue;
     }
+    log.add(index, c, verdict);
     if (csv.is_open()) append_csv(csv, index, verdict, c.dtype);
     if (count > 1 && verdict.status != Status::kConforms) {
       progress.clear();
-      fmt::print("{}\n  repeat: {}\n", verdict_line(verdict), repeat_command(seed, index));
+      fmt::print("{}\n  repeat: {}\n", verdict_line(verdict), repeat_command(seed, index, stream));
       std::fflush(stdout);
     }
     if (count == 1) fmt::print("{}\n", render(verdict, {.color = isatty(STDOUT_FILENO) != 0}));
   }
   progress.clear();
-  fmt::print("{}", calibration.render());
+  fmt::print("{}{}", calibration.render(), log.summary());
   if (interrupt_signal() != 0) return 128 + interrupt_signal();
-  return calibration.false_alarms().empty() ? kExitConforms : kExitDiverges;
+  if (log.failures() > 0) return kExitInfrastructure;
+  return calibration.false_alarms().empty() && log.diverging() == 0 ? kExitConforms : kExitDiverges;
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "suite/calibration/clean_cases.h"
+#include "suite/calibration/thorough_cases.h"
 
 namespace isoshard {
 namespace {
@@ -33,8 +34,16 @@ bool is_even(const Stats& stats, Dtype dtype) {
 
 }  // namespace
 
+std::string_view name_of(CaseStream stream) noexcept {
+  return stream == CaseStream::kThorough ? "thorough" : "usual";
+}
+
+Case case_of(CaseStream stream, std::uint64_t seed, std::int64_t index) {
+  return stream == CaseStream::kThorough ? thorough_case(seed, index) : clean_case(seed, index);
+}
+
 Verdict Calibration::run(std::int64_t index) {
-  const Case c = clean_case(seed_, index);
+  const Case c = case_of(stream_, seed_, index);
   Verdict verdict = CaseJudge({.reference = kind_}).judge_case(c).verdict;
   add(index, c, verdict);
   return verdict;
@@ -77,8 +86,10 @@ std::int64_t Calibration::comparisons() const noexcept {
 
 std::string Calibration::render() const {
   std::string text = fmt::format(
-      "{} clean cases of seed {}, {} comparisons at level perturbed, {} false alarms, {} vacuous\n",
-      cases_, seed_, comparisons(), false_alarms_.size(), vacuous_.size());
+      "{} clean cases{} of seed {}, {} comparisons at level perturbed, {} false alarms, {} "
+      "vacuous\n",
+      cases_, stream_ == CaseStream::kUsual ? "" : " (thorough)", seed_, comparisons(),
+      false_alarms_.size(), vacuous_.size());
   text +=
       "\n| dtype | measure | number | median | 90 % | 99 % | 99.9 % | maximum "
       "|\n|---|---|---|---|---|---|---|---|\n";
@@ -101,7 +112,7 @@ std::string Calibration::render() const {
   const auto add = [&](std::string_view title, const std::vector<FalseAlarm>& list) {
     for (const FalseAlarm& alarm : list) {
       text += fmt::format("{} {}\n  {}\n  repeat: {}\n", title, alarm.case_slug, alarm.reason,
-                          repeat_command(seed_, alarm.index));
+                          repeat_command(seed_, alarm.index, stream_));
     }
   };
   add("FALSE ALARM", false_alarms_);
@@ -109,8 +120,10 @@ std::string Calibration::render() const {
   return text;
 }
 
-std::string repeat_command(std::uint64_t seed, std::int64_t index) {
-  return fmt::format("build/bin/calibrate --seed {} --first {} --count 1", seed, index);
+std::string repeat_command(std::uint64_t seed, std::int64_t index, CaseStream stream) {
+  return fmt::format("build/bin/calibrate{} --seed {} --first {} --count 1",
+                     stream == CaseStream::kThorough ? " --cases thorough --reference auto" : "",
+                     seed, index);
 }
 
 }  // namespace isoshard

@@ -39,11 +39,19 @@ struct FalseAlarm {
   std::string case_slug, reason;
 };
 
+/// kUsual: clean_case, ddp and autotp. kThorough: thorough_case, every subject.
+enum class CaseStream : std::uint8_t { kUsual, kThorough };
+/// usual, thorough.
+[[nodiscard]] std::string_view name_of(CaseStream stream) noexcept;
+/// Case `index` of the stream's `seed`.
+[[nodiscard]] Case case_of(CaseStream stream, std::uint64_t seed, std::int64_t index);
+
 class Calibration {
  public:
   /// kPlain measures tolerances; kAuto is the default of `isoshard verify`.
-  explicit Calibration(std::uint64_t seed, ReferenceKind kind = ReferenceKind::kPlain)
-      : seed_(seed), kind_(kind) {}
+  explicit Calibration(std::uint64_t seed, ReferenceKind kind = ReferenceKind::kPlain,
+                       CaseStream stream = CaseStream::kUsual)
+      : seed_(seed), kind_(kind), stream_(stream) {}
 
   /// Runs clean case `index`, adds its measurements and returns its verdict.
   /// Errors   InfrastructureError if its world breaks down.
@@ -67,6 +75,7 @@ class Calibration {
  private:
   std::uint64_t seed_;
   ReferenceKind kind_;
+  CaseStream stream_;
   std::int64_t cases_ = 0;
   std::map<Dtype, Spread> spreads_;
   std::vector<FalseAlarm> false_alarms_, vacuous_;
@@ -74,6 +83,7 @@ class Calibration {
 
 /// "build/bin/calibrate --seed 1 --first 17 --count 1": repeats one case and prints its whole
 /// report.
-[[nodiscard]] std::string repeat_command(std::uint64_t seed, std::int64_t index);
+[[nodiscard]] std::string repeat_command(std::uint64_t seed, std::int64_t index,
+                                         CaseStream stream = CaseStream::kUsual);
 
 }  // namespace isoshard

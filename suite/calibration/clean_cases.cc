@@ -4,11 +4,8 @@
 
 #include <fmt/format.h>
 
-#include <array>
-#include <initializer_list>
-
 #include "core/base/error.h"
-#include "core/base/philox.h"
+#include "fixtures/cases/draws.h"
 #include "fixtures/inputs/inputs.h"
 #include "subjects/model/config/builtin.h"
 #include "subjects/registry/subject_spec.h"
@@ -19,27 +16,6 @@ namespace {
 constexpr int kMaxRanks = 6;
 constexpr int kMaxAttempts = 1000;
 constexpr std::int64_t kBytesNeedVocabulary = 123;  // the largest byte of the project's text is 'z'
-
-class Draws {
- public:
-  Draws(std::uint64_t seed, std::int64_t index, int attempt)
-      : stream_(seed, fmt::format("calibration.{}.{}", index, attempt)) {}
-
-  /// Uniform in first..last.
-  std::int64_t between(std::int64_t first, std::int64_t last) {
-    return first + static_cast<std::int64_t>((stream_.bits(next_++) >> 11) %
-                                             static_cast<std::uint64_t>(last - first + 1));
-  }
-  bool one_in(int n) { return between(1, n) == 1; }
-  template <class T>
-  T one_of(std::initializer_list<T> values) {
-    return *(values.begin() + between(0, static_cast<std::int64_t>(values.size()) - 1));
-  }
-
- private:
-  RandomStream stream_;
-  std::uint64_t next_ = 0;
-};
 
 void draw_mesh(Draws& draws, Case& c) {
   do {
@@ -140,7 +116,7 @@ void draw_special(Draws& draws, Case& c) {
 }
 
 Case drawn(std::uint64_t seed, std::int64_t index, int attempt) {
-  Draws draws(seed, index, attempt);
+  Draws draws(seed, fmt::format("calibration.{}.{}", index, attempt));
   Case c;
   draw_mesh(draws, c);
   draw_model(draws, c);

@@ -57,13 +57,7 @@ void EmulatedRank::setup() {
         part_of(whole, cut_of(run_->numerics.tensor, spec.name), coordinate(Axis::kTp))
             .requires_grad_(!is_frozen_(spec.name));
   }
-  for (const std::vector<std::string>& names : run_->numerics.data.buckets.parameters) {
-    std::vector<std::string> own;
-    for (const std::string& name : names) {
-      if (parameters_.contains(name)) own.push_back(name);
-    }
-    if (!own.empty()) buckets_.push_back(std::move(own));
-  }
+  make_first_buckets();
   if (run_->numerics.data.buckets.rebuilt.has_value()) watch_gradients();
   if (run_->item.first_step() > 0) {
     resume();
@@ -73,6 +67,19 @@ void EmulatedRank::setup() {
     if (run_->resumed != nullptr) resume();
     record_parameters();
   }
+}
+
+void EmulatedRank::make_first_buckets() {
+  buckets_.clear();
+  for (const std::vector<std::string>& names : run_->numerics.data.buckets.parameters) {
+    std::vector<std::string> own;
+    for (const std::string& name : names) {
+      if (parameters_.contains(name)) own.push_back(name);
+    }
+    if (!own.empty()) buckets_.push_back(std::move(own));
+  }
+  ready_order_.clear();
+  is_rebuilt_ = false;
 }
 
 // Those that one of its stages reads. Of a parameter that several ranks read the first counts.
@@ -122,8 +129,9 @@ void EmulatedRank::resume() {
 }
 
 void EmulatedRank::train_step(int step) {
-  // loaded is what was saved
+  // loaded is what was saved, by a subject that reduces for the first time
   if (run_->item.reload_after != 0 && step == run_->item.reload_after) {
+    make_first_buckets();
     record_state();
     record_progress(step - 1);
   }

@@ -87,6 +87,8 @@ class EmulatedRank {
   void add_reduced_gradients();
   void reduce_over_dp();
   /// Writes down in which order the gradients of the first reduction become ready.
+  /// Those of a subject that has reduced nothing yet.
+  void make_first_buckets();
   void watch_gradients();
   [[nodiscard]] std::vector<std::vector<std::string>> rebuilt_buckets();
   void reduce_bucket(const std::vector<std::string>& bucket, const BucketPlaces* places);

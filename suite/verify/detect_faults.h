@@ -27,8 +27,9 @@ namespace isoshard {
 
 /// Each fault on its smallest case, in fp32 and in bf16 where the case and the fault are possible
 /// in both. Each case of the report has a row (ReportDetection::Row); its exit code is 0 where the
-/// fault was alarmed and the first tensor is the catalog's. The summary counts, and says what was
-/// left out in a dtype because the fault changes no value there.
+/// fault was alarmed, the first tensor is the catalog's and, on the smallest case itself, the cause
+/// is, too. The summary counts, says how long all took, and what was left out in a dtype because
+/// the fault changes no value there. Cases that share a reference or an emulation run it once.
 ///
 /// Ranks, Errors   as detect_faults.
 [[nodiscard]] Report inject_catalog(const std::vector<std::string>& ids, VerifyObserver& observer);

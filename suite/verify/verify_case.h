@@ -33,6 +33,10 @@ struct JudgePlan {
   ReferenceKind reference = ReferenceKind::kAuto;
   std::string fault = {};  ///< the id of a fault to inject into the subject's runs; empty: none
   bool tables = false;     ///< put the runs side by side
+  /// A run that diverges is what is asked for. So it is compared with the plain reference first,
+  /// and its declared arithmetic is carried out only where that decides: in 16 bits, or where it
+  /// does not diverge. The verdict is the same, of fewer runs.
+  bool expects_divergence = false;
   Retention retention = Retention::kLean;
   /// At least so many runs of the subject a verdict, each equal to the first one bit by bit. From
   /// the second on ranks are delayed at random before collectives (harness/fault/random_delays.h),
@@ -66,6 +70,9 @@ class CaseJudge {
   /// The cases that will be judged, in this order. While memory lasts, the plain reference of the
   /// next one is made beside that of the one at hand: each is one process on one core.
   void announce(std::vector<Case> cases);
+  /// From the next case on this fault is injected; empty: none.
+  /// Errors   UsageError for an unknown one.
+  void inject(std::string fault);
 
   /// Against kBoth the verdict on a run that equals its emulation is that on the emulation
   /// (verdict_through_record). A run that does not diverges, whatever follows. It is judged against
@@ -88,6 +95,7 @@ class CaseJudge {
  private:
   struct Plain {
     Reference reference;
+    Reference redrawn = {};    ///< the same with redrawn runs; without records: not made yet
     bool is_seen = false;      ///< listeners know it
     int num_runs = 0;          ///< it was made so often
     bool is_repeated = false;  ///< and was the same, with its responses
@@ -110,11 +118,17 @@ class CaseJudge {
   void make_plain(const Case& item, int responses);
   /// What the plain reference recorded; its bytes are let go if no other announced case needs them.
   const Reference& plain_records(const Case& item);
+  /// The same with redrawn runs, which no later verdict of another case sees.
+  const Reference& plain_with_redrawn(const Case& item);
   [[nodiscard]] CaseJudgement against_plain(const Case& item);
   [[nodiscard]] JudgePolicy plain_policy_of(const Case& item) const;
   [[nodiscard]] CaseJudgement against_emulated(const Case& item);
   [[nodiscard]] CaseJudgement against_both(const Case& item);
+  /// Of a run that is expected to diverge (JudgePlan::expects_divergence).
+  [[nodiscard]] CaseJudgement against_plain_first(const Case& item);
   [[nodiscard]] CaseJudgement against_both_or_plain(const Case& item);
+  /// The emulated run with all that it recorded; kept where several announced cases have its slug.
+  [[nodiscard]] Trace emulated_whole(const Case& item);
   /// The verdict on a run that is as emulated, from that on the emulation. Where bounds were too
   /// wide to show something, one wrong run of the trusted side may have made them so: it runs
   /// again. Errors   as require_repeatable_plain.
@@ -125,6 +139,9 @@ class CaseJudge {
   /// The verdict on a subject that is not as emulated: it does not conform. `exactly` is called
   /// where the comparison with the emulated run decides.
   [[nodiscard]] CaseJudgement not_emulated(const Case& item,
+                                           const std::function<Verdict()>& exactly);
+  /// The same, where the verdict within tolerances is known.
+  [[nodiscard]] CaseJudgement not_emulated(const Case& item, CaseJudgement within,
                                            const std::function<Verdict()>& exactly);
   /// The verdict on the emulated run against the plain one, and that run. `meanwhile` is called
   /// once, while it runs.
@@ -142,7 +159,8 @@ class CaseJudge {
   VerifyObserver* observer_;
   SideBySide side_by_side_;
   std::vector<Case> announced_;
-  std::map<std::string, Plain> plains_;  ///< by reference_slug
+  std::map<std::string, Plain> plains_;    ///< by reference_slug
+  std::map<std::string, Trace> emulated_;  ///< emulated_whole, by slug
   // Of the case at hand:
   SubjectRuns runs_;
   int num_emulations_ = 0;

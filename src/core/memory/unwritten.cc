@@ -19,6 +19,11 @@ std::uint16_t unwritten_word(std::uint64_t run) noexcept {
                                     (word < kWordsOfASign ? 0 : kSign));
 }
 
+bool is_unwritten_word(std::uint16_t word) noexcept {
+  constexpr std::uint16_t kMostOfASign = 0x7FFF, kMost = 0xFFFE;
+  return word >= kFirst && word <= kMost && (word & kMostOfASign) >= kFirst;
+}
+
 void fill_unwritten(std::byte* data, std::size_t bytes, std::uint16_t word) noexcept {
   std::uint64_t words = word * std::uint64_t{0x0001'0001'0001'0001};
   std::byte* end = data;

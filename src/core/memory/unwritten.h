@@ -19,6 +19,9 @@ inline constexpr std::uint64_t kUnwrittenWords = 29;
 ///           numbers differ by less than kUnwrittenWords have different ones.
 [[nodiscard]] std::uint16_t unwritten_word(std::uint64_t run) noexcept;
 
+/// Whether it is one of these words.
+[[nodiscard]] bool is_unwritten_word(std::uint16_t word) noexcept;
+
 /// Repeats `word` over `bytes`; the last byte of an odd count is the word's first.
 void fill_unwritten(std::byte* data, std::size_t bytes, std::uint16_t word) noexcept;
 

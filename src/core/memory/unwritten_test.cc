@@ -27,6 +27,16 @@ bool is_nan_of_16_bits(std::uint16_t word, int exponent_bits) {
   return (word & 0x7FFFU & ~mantissa) == (0x7FFFU & ~mantissa) && (word & mantissa) != 0;
 }
 
+TEST(Unwritten, ItsWordsAreToldFromAllOthers) {
+  std::set<std::uint16_t> words;
+  for (std::uint64_t run = 0; run < kUnwrittenWords; ++run) words.insert(unwritten_word(run));
+
+  for (unsigned word = 0; word <= 0xFFFF; ++word)
+    EXPECT_EQ(is_unwritten_word(static_cast<std::uint16_t>(word)),
+              words.contains(static_cast<std::uint16_t>(word)))
+        << word;
+}
+
 TEST(Unwritten, EveryWordIsNanInEachFloatingPointTypeAndNoUsualInteger) {
   for (std::uint64_t run = 0; run < kUnwrittenWords; ++run) {
     const std::uint16_t word = unwritten_word(run);
