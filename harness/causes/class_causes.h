@@ -18,6 +18,12 @@ namespace isoshard::detail {
 [[nodiscard]] std::string cause_weight_decay(const Evidence& e);
 /// Equal to the reference's value of an earlier step or of another micro-batch.
 [[nodiscard]] std::string cause_stale(const Evidence& e);
+/// A gradient with a multiple of an earlier step's added, which was left in its place.
+[[nodiscard]] std::string cause_not_cleared(const Evidence& e);
+/// Masks of other samples, micro-batches or steps.
+[[nodiscard]] std::string cause_other_masks(const Evidence& e);
+/// Elements that are 0 and should not be; the others are right.
+[[nodiscard]] std::string cause_zeros(const Evidence& e);
 /// Values, or the summands of a mean over dp, that were rounded to a coarser dtype.
 [[nodiscard]] std::string cause_rounding(const Evidence& e);
 /// Each rank's part has a factor of its own.

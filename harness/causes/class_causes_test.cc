@@ -97,6 +97,76 @@ TEST(ClassCauses, ANumberIsStaleOnlyIfItIsThatNumber) {
       << "too near to the right one";
 }
 
+/// The gradient of one parameter in two steps; `change` gets the earlier and the right one.
+std::string second_gradient_is(
+    const std::function<at::Tensor(at::Tensor before, at::Tensor right)>& change) {
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int) {
+      const at::Tensor before = values({6, 8}, 1), right = values({6, 8}, 2);
+      sink.on_record(site(RecordKind::kGrad, "m.w", layout_of({6, 8})), before);
+      sink.begin_step(1);
+      sink.on_record(site(RecordKind::kGrad, "m.w", layout_of({6, 8})),
+                     whole ? right : change(before, right));
+    });
+  };
+  return diagnosis_of(body(true), body(false));
+}
+
+TEST(ClassCauses, AnEarlierGradientThatWasNotClearedIsTold) {
+  EXPECT_THAT(second_gradient_is([](auto before, auto right) { return right + before; }),
+              HasSubstr("reference + the gradient of step 0: not cleared"));
+  EXPECT_THAT(second_gradient_is([](auto before, auto right) { return right + 0.125 * before; }),
+              HasSubstr("reference + 0.125 x the gradient of step 0: not cleared"))
+      << "it was clipped where it lies";
+  EXPECT_THAT(second_gradient_is([](auto before, auto right) {
+                at::Tensor all_but_one = right + before;
+                set_first(all_but_one, 5);
+                return all_but_one;
+              }),
+              Not(HasSubstr("not cleared")));
+  EXPECT_THAT(second_gradient_is([](auto, auto right) {
+                return right + values({6, 8}, 3);
+              }),
+              Not(HasSubstr("not cleared")));
+}
+
+/// Masks of 4 samples in two micro-batches of two steps; `change` makes the last from all before.
+std::string last_mask_is(
+    const std::function<at::Tensor(std::vector<at::Tensor> before, at::Tensor right)>& change) {
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int) {
+      std::vector<at::Tensor> before;
+      for (int i = 0; i < 4; ++i) {
+        if (i == 2) sink.begin_step(1);
+        const at::Tensor right = values({4, 5, 16}, i + 1) > -0.5;
+        sink.on_record(site(RecordKind::kMask, "drop", layout_of({4, 5, 16})),
+                       !whole && i == 3 ? change(before, right) : right);
+        before.push_back(right);
+      }
+    });
+  };
+  return diagnosis_of(body(true), body(false));
+}
+
+TEST(ClassCauses, MasksOfOtherPlacesAreTold) {
+  EXPECT_THAT(last_mask_is([](auto before, auto) { return before[2]; }),
+              HasSubstr("micro-batch 1 has the masks of micro-batch 0"));
+  EXPECT_THAT(last_mask_is([](auto before, auto) { return before[1]; }),
+              HasSubstr("micro-batch 1 has the masks of micro-batch 1 of step 0"));
+  EXPECT_THAT(last_mask_is([](auto before, auto right) {
+                return at::cat({before[2].narrow(0, 2, 2), right.narrow(0, 2, 2)});
+              }),
+              HasSubstr("samples 0, 1 of micro-batch 1 have the masks of samples 2, 3 of "
+                        "micro-batch 0"));
+  EXPECT_THAT(last_mask_is([](auto, auto) {
+                return values({4, 5, 16}, 9) > -0.5;
+              }),
+              Not(HasSubstr("masks of")))
+      << "they are nobody's";
+  EXPECT_THAT(last_mask_is([](auto, auto right) { return at::ones_like(right); }),
+              Not(HasSubstr("masks of")));
+}
+
 // ---- steps of parameters
 
 /// A parameter before and after a step with its gradient; `change` makes what the run has after it.

@@ -237,6 +237,152 @@ TEST(ClassCauses, SquaresThatANormLacksOrHasTwiceAreNamed) {
               Not(HasSubstr("squares")));
 }
 
+/// The gradients of a matrix [4, 20] and a vector [12], each cut into `parts` over the ranks of one
+/// axis, which hold them one after the other. The norm has `times` all squares too much, and
+/// lacks the parts of the vector on ranks above 0 if `is_vector_lost`.
+std::string norm_of_parts_is(Axis axis, int degree, int parts, double times, bool is_vector_lost) {
+  const auto squares = [](const at::Tensor& t) {
+    return t.to(at::kDouble).square().sum().item<double>();
+  };
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const auto record = [&](const std::string& name, const at::Tensor& gradient) {
+        const std::int64_t count = gradient.size(0) / parts, begin = rank * parts / degree * count;
+        Layout layout = layout_of(gradient.sizes().vec());
+        Box box{Shape(layout.global_shape.size(), 0), Shape(layout.global_shape.size(), 0),
+                layout.global_shape};
+        box.global_offset[0] = begin;
+        box.size[0] = count;
+        layout.explicit_parts = !whole;
+        if (!whole) layout.boxes = {box};
+        sink.on_record(site(RecordKind::kGrad, name, layout),
+                       whole ? gradient : gradient.narrow(0, begin, count));
+      };
+      const at::Tensor matrix = values({4, 20}, 1), vector = values({12}, 2);
+      record("m.w", matrix);
+      record("m.v", vector);
+      double all = squares(matrix) + squares(vector);
+      if (!whole) all *= 1 + times;
+      if (!whole && is_vector_lost) all -= squares(vector.slice(0, 12 / parts));
+      sink.on_record(site(RecordKind::kScalar, "grad_norm", layout_of({1})),
+                     at::tensor({std::sqrt(all)}, at::kDouble));
+    });
+  };
+  const Reference right = synthetic::reference(body(true));
+  const Trace trace = synthetic::run(MeshShape({{axis, degree}}), &right, body(false));
+  JudgePolicy policy;
+  policy.rtol = 1e-6;
+  const Verdict verdict = judge(right, trace, policy);
+  return verdict.findings.empty() ? "no finding" : verdict.findings[0].diagnosis;
+}
+
+TEST(ClassCauses, CopiesAndPartsThatANormCountsWronglyAreTold) {
+  EXPECT_THAT(norm_of_parts_is(Axis::kDp, 4, 4, 0, true),
+              HasSubstr("too small; the squares of parts of vectors on dp ranks above 0 are left "
+                        "out"));
+  EXPECT_THAT(norm_of_parts_is(Axis::kDp, 4, 4, 0.01, true), Not(HasSubstr("vectors")));
+  EXPECT_THAT(norm_of_parts_is(Axis::kTp, 4, 2, 1, false),
+              HasSubstr("too large; the squares of parts that several tp ranks hold (2 parameters) "
+                        "are counted for each rank that holds a copy"));
+  EXPECT_THAT(norm_of_parts_is(Axis::kTp, 4, 2, 0.9, false), Not(HasSubstr("several")));
+  EXPECT_THAT(norm_of_parts_is(Axis::kTp, 4, 4, 1, false), Not(HasSubstr("several")))
+      << "each rank holds another part";
+}
+
+TEST(ClassCauses, ElementsThatAreZeroAndShouldNotBeAreTold) {
+  EXPECT_THAT(diagnosis_of_one(RecordKind::kGrad, values({6, 8}, 1),
+                               [](at::Tensor v, int, int) {
+                                 v.view({-1}).select(0, 47).zero_();
+                                 return v;
+                               }),
+              HasSubstr("1 element that should not be is 0, the others right (in row 5)"));
+  EXPECT_THAT(diagnosis_of_one(RecordKind::kActivation, values({2, 6, 8}, 1),
+                               [](at::Tensor v, int dp, int) {
+                                 if (dp == 1) v.narrow(0, 1, 1).zero_();
+                                 return v;
+                               }),
+              HasSubstr("48 elements that should not be are 0, the others right (in row 1) on dp "
+                        "rank 1"));
+  EXPECT_THAT(diagnosis_of_one(RecordKind::kGrad, values({6, 8}, 1),
+                               [](at::Tensor v, int, int) {
+                                 v.view({-1}).select(0, 47).zero_();
+                                 set_first(v, 3);
+                                 return v;
+                               }),
+              Not(HasSubstr("the others right")))
+      << "another one is wrong, too";
+}
+
+/// Two steps with a norm of 4.1 and 5.3, clipped to 1; the second step's gradient has a factor.
+std::string clipped_is(double factor) {
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int) {
+      for (const double norm : {4.1, 5.3}) {
+        if (norm > 5) sink.begin_step(1);
+        const at::Tensor gradient = values({6, 8}, norm > 5 ? 2 : 1);
+        sink.on_record(site(RecordKind::kGrad, "m.w", layout_of({6, 8})), gradient);
+        sink.on_record(site(RecordKind::kScalar, "grad_norm", layout_of({1})),
+                       at::tensor({norm}, at::kDouble));
+        sink.on_record(site(RecordKind::kGrad, "m.w.clipped", layout_of({6, 8})),
+                       gradient / norm * (norm > 5 && !whole ? factor : 1));
+      }
+    });
+  };
+  JudgePolicy policy;
+  policy.max_grad_norm = 1;
+  return diagnosis_of(body(true), body(false), policy);
+}
+
+TEST(ClassCauses, ClippingByAnEarlierNormIsTold) {
+  EXPECT_THAT(clipped_is(5.3 / 4.1), HasSubstr("scale 1.293: clipped by the norm of step 0"));
+  EXPECT_THAT(clipped_is(1.29), Not(HasSubstr("of step 0")));
+}
+
+/// Two steps of a parameter at rates 0.01 and 0.03; the second one is `factor` times the right one.
+std::string second_step_is(double factor) {
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int) {
+      at::Tensor value = values({6, 8}, 1);
+      sink.on_record(site(RecordKind::kParam, "m.w", layout_of({6, 8})), value);
+      for (const double rate : {0.01, 0.03}) {
+        if (rate > 0.02) sink.begin_step(1);
+        sink.on_record(site(RecordKind::kScalar, "learning_rate", layout_of({1})),
+                       at::tensor({rate}, at::kDouble));
+        value = value - rate * values({6, 8}, 5) * (rate > 0.02 && !whole ? factor : 1);
+        sink.on_record(site(RecordKind::kParam, "m.w", layout_of({6, 8})), value);
+      }
+    });
+  };
+  return diagnosis_of(body(true), body(false));
+}
+
+TEST(ClassCauses, AStepAtTheRateOfAnotherStepIsTold) {
+  EXPECT_THAT(second_step_is(1.0 / 3),
+              HasSubstr("update scale 0.3333: the learning rate of step 0"));
+  EXPECT_THAT(second_step_is(0.4), Not(HasSubstr("rate of step")));
+}
+
+/// The loss of two samples with 4 and 3 targets, times a factor.
+std::string loss_times(double factor) {
+  const at::Tensor labels =
+      at::tensor({9, 1, 2, 3, 4, 9, 5, 6, 7, -100}, at::kLong).reshape({2, 5});
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int) {
+      sink.on_record(site(RecordKind::kDataId, "labels", layout_of({2, 5})), labels);
+      sink.on_record(site(RecordKind::kScalar, "loss", layout_of({1})),
+                     at::tensor({2.5 * (whole ? 1 : factor)}, at::kDouble));
+    });
+  };
+  return diagnosis_of(body(true), body(false));
+}
+
+TEST(ClassCauses, ALossOfAnotherCountOfTokensIsTold) {
+  EXPECT_THAT(loss_times(7.0 / 8), HasSubstr("divided by 8 tokens, where 7 count"));
+  EXPECT_THAT(loss_times(7.0 / 6),
+              HasSubstr("divided by 6 tokens, where 7 count, rounded down to a multiple of "));
+  EXPECT_THAT(loss_times(0.93), Not(HasSubstr("tokens")));
+}
+
 std::string ids_are(const std::vector<std::int64_t>& first, const std::vector<std::int64_t>& second,
                     const std::vector<std::int64_t>& right = {4, 5, 6, 7}) {
   const auto body = [](std::vector<std::int64_t> a, std::vector<std::int64_t> b) {

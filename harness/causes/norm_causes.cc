@@ -23,6 +23,8 @@ struct ParameterSquares {
   double all = 0;
   std::map<int, double> of_rank;
   bool is_split = false;
+  bool is_vector = false;
+  std::map<int, std::set<Shape>> places;  ///< by rank
 };
 
 /// A group of squares that may be missing or counted twice.
@@ -30,6 +32,7 @@ struct Group {
   std::string words;
   double squares = 0;
   std::set<std::string> members;
+  std::string too_often = "are counted twice";
 };
 
 std::vector<ParameterSquares> squares_of(const Evidence& e) {
@@ -38,7 +41,8 @@ std::vector<ParameterSquares> squares_of(const Evidence& e) {
     if (stage_of(wanted.key) != Stage::kParameterGrad || is_gradient_besides(wanted.key) ||
         wanted.key.step != e.wanted.key.step)
       continue;
-    ParameterSquares own{wanted.key.name, 0, {}, false};
+    const bool is_vector = wanted.layout.global_shape.size() == 1;
+    ParameterSquares own{wanted.key.name, 0, {}, false, is_vector, {}};
     std::set<Shape> seen;
     for (const RankTrace& rank : e.actual.ranks) {
       const Record* record = rank.find(wanted.key);
@@ -48,6 +52,7 @@ std::vector<ParameterSquares> squares_of(const Evidence& e) {
       double sum = 0;
       for (const PartStats& part : record->parts) {
         sum += part.stats.sum_sq_actual;
+        own.places[rank.rank].insert(place_of(part, is_flat(record->layout)));
         if (seen.insert(place_of(part, is_flat(record->layout))).second)
           own.all += part.stats.sum_sq_actual;
       }
@@ -83,6 +88,47 @@ void add_to(std::vector<Group>& groups, const std::string& words, const Paramete
   found->members.insert(own.name);
 }
 
+/// How many coordinates of an axis hold each part of a parameter that is cut along it; 1 if each
+/// holds another one, or all hold the same, or parts are not held equally often.
+int copies_of_parts(const ParameterSquares& own, const MeshShape& mesh, Axis axis) {
+  std::map<std::set<Shape>, std::set<int>> holders;
+  for (const auto& [rank, places] : own.places) holders[places].insert(mesh.coordinate(rank, axis));
+  const std::size_t copies = holders.empty() ? 1 : holders.begin()->second.size();
+  const bool is_even = std::ranges::all_of(
+      holders, [&](const auto& entry) { return entry.second.size() == copies; });
+  return is_even && holders.size() > 1 ? static_cast<int>(copies) : 1;
+}
+
+/// What a sum over an axis has too much if each rank adds its copy of a part that some share.
+void add_shared_parts(std::vector<Group>& groups, const std::vector<ParameterSquares>& parameters,
+                      const MeshShape& mesh, Axis axis) {
+  Group shared{fmt::format("parts that several {} ranks hold", name_of(axis)),
+               0,
+               {},
+               "are counted for each rank that holds a copy"};
+  for (const ParameterSquares& own : parameters) {
+    const int copies = copies_of_parts(own, mesh, axis);
+    if (copies == 1) continue;
+    shared.squares += (copies - 1) * own.all;
+    shared.members.insert(own.name);
+  }
+  if (!shared.members.empty()) groups.push_back(std::move(shared));
+}
+
+/// Of vectors that an axis cuts, the parts of all ranks but the first.
+void add_vectors_behind_first(std::vector<Group>& groups,
+                              const std::vector<ParameterSquares>& parameters,
+                              const MeshShape& mesh, Axis axis) {
+  Group behind{fmt::format("parts of vectors on {} ranks above 0", name_of(axis)), 0, {}};
+  for (const ParameterSquares& own : parameters) {
+    if (!own.is_vector || !own.is_split) continue;
+    for (const auto& [rank, squares] : own.of_rank)
+      behind.squares += mesh.coordinate(rank, axis) == 0 ? 0 : squares;
+    behind.members.insert(own.name);
+  }
+  if (behind.squares > 0) groups.push_back(std::move(behind));
+}
+
 std::vector<Group> groups_of(const std::vector<ParameterSquares>& parameters,
                              const MeshShape& mesh) {
   std::vector<Group> groups;
@@ -97,8 +143,10 @@ std::vector<Group> groups_of(const std::vector<ParameterSquares>& parameters,
       add_to(groups, "all parameters of " + layer, own);
   }
   for (const AxisDegree& axis : mesh.axes()) {
+    if (axis.degree > 2) add_shared_parts(groups, parameters, mesh, axis.axis);
     // elsewhere ranks of other axes hold copies of a part, or parts of it
     if (axis.degree == 1 || mesh.world_size() != axis.degree) continue;
+    add_vectors_behind_first(groups, parameters, mesh, axis.axis);
     for (int c = 0; c < axis.degree; ++c) {
       Group part{fmt::format("{} rank {}'s parts", name_of(axis.axis), c), 0, {}};
       for (const ParameterSquares& own : parameters) {
@@ -143,9 +191,9 @@ std::string cause_norm_squares(const Evidence& e) {
   const Group& group = fitting.front();
   const std::string count =
       group.members.size() > 1 ? fmt::format(" ({} parameters)", group.members.size()) : "";
-  return off < 0
-             ? fmt::format("too small; the squares of {}{} are left out", group.words, count)
-             : fmt::format("too large; the squares of {}{} are counted twice", group.words, count);
+  return off < 0 ? fmt::format("too small; the squares of {}{} are left out", group.words, count)
+                 : fmt::format("too large; the squares of {}{} {}", group.words, count,
+                               group.too_often);
 }
 
 }  // namespace isoshard::detail

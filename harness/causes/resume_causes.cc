@@ -119,6 +119,21 @@ std::string owner_by_values(const Evidence& e, const RecordKey& saved) {
   return "";
 }
 
+/// State that was another state of the same parameter when it was saved.
+std::string other_state(const Evidence& e, const RecordKey& saved) {
+  const std::string parameter = parent_of(saved.name);
+  for (const Record& other : e.reference.trace().ranks.at(0).records) {
+    const bool may_be = other.key.step == saved.step && other.key.kind == saved.kind &&
+                        other.key.call == saved.call && other.key.name != saved.name &&
+                        parent_of(other.key.name) == parameter &&
+                        other.layout.global_shape == e.wanted.layout.global_shape;
+    if (may_be && holds_values_of(e, e.wanted.key, other.key))
+      return fmt::format("optimizer state after load: {} of {} is what was saved as {}",
+                         state_of(saved.name), parameter, state_of(other.key.name));
+  }
+  return "";
+}
+
 /// Optimizer state that was another parameter's when it was saved.
 std::string wrong_owner(const Evidence& e) {
   RecordKey saved = e.wanted.key;
@@ -146,6 +161,12 @@ std::string wrong_owner(const Evidence& e) {
     owner = found;
   }
   return owner.empty() ? owner_by_values(e, saved) : owner_in_words(e, saved, owner, is_swapped);
+}
+
+std::string state_of_another(const Evidence& e) {
+  std::string words = wrong_owner(e);
+  RecordKey saved = e.wanted.key;
+  return !words.empty() || --saved.call < 0 ? words : other_state(e, saved);
 }
 
 std::string ranks_in_words(std::vector<int> ranks) {
@@ -241,7 +262,7 @@ std::string cause_in_progress(const Evidence& e) {
 }
 
 std::string cause_in_loading(const Evidence& e) {
-  if (e.wanted.key.kind == RecordKind::kOptimizer) return wrong_owner(e);
+  if (e.wanted.key.kind == RecordKind::kOptimizer) return state_of_another(e);
   return e.wanted.key.kind == RecordKind::kMask ? stream_of_another_rank(e) : "";
 }
 

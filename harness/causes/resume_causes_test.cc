@@ -74,6 +74,32 @@ TEST(ResumeCauses, OptimizerStateOfAnotherOwnerAfterALoadIsTold) {
   EXPECT_THAT(told({5, 2}, 3), Not(HasSubstr("after load"))) << "it was nobody's";
 }
 
+/// Both moments of one parameter, saved and loaded.
+std::string second_moment_is(
+    const std::function<at::Tensor(at::Tensor first, at::Tensor second)>& loaded) {
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int) {
+      const at::Tensor first = values({12}, 1), second = first.square();
+      const auto state = [&](const at::Tensor& of_squares) {
+        sink.on_record(site(RecordKind::kOptimizer, "m.w.exp_avg", layout_of({12})), first);
+        sink.on_record(site(RecordKind::kOptimizer, "m.w.exp_avg_sq", layout_of({12})), of_squares);
+      };
+      sink.begin_step(1);
+      state(second);
+      state(whole ? second : loaded(first, second));
+    });
+  };
+  return diagnosis_of(body(true), body(false));
+}
+
+TEST(ResumeCauses, AnotherStateOfTheSameParameterIsTold) {
+  EXPECT_THAT(
+      second_moment_is([](auto first, auto) { return first; }),
+      HasSubstr("optimizer state after load: exp_avg_sq of m.w is what was saved as exp_avg"));
+  EXPECT_THAT(second_moment_is([](auto, auto second) { return 2 * second; }),
+              Not(HasSubstr("after load")));
+}
+
 TEST(ResumeCauses, MasksOfAnotherRanksStreamAfterAResumeAreTold) {
   const auto told = [](const std::function<at::Tensor(int)>& mask) {
     return diagnosis_of(reloaded({1, 2}, 3, whole_mask), reloaded({1, 2}, 3, mask));

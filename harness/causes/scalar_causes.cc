@@ -310,6 +310,23 @@ std::string logarithmic_offset(const Evidence& e, double offset) {
   return "";
 }
 
+/// A loss that is a multiple of the right one, because it is divided by another count of tokens.
+std::string other_token_count(const Evidence& e, double factor) {
+  constexpr double kNear = 1e-3;
+  const std::vector<double> counts = counted_targets(e, 1);
+  if (counts.empty() || !e.wanted.key.name.starts_with("loss") || !(factor > 0)) return "";
+  const double right = counts[0], used = std::round(right / factor);
+  // a count that roundings do not tell from its neighbors says nothing
+  if (e.tolerance() * right > kNear || std::fabs(right / factor - used) > kNear) return "";
+  if (used == right || std::fabs(used - right) > right / 4) return "";
+  std::string rounded;
+  for (const AxisDegree& axis : e.actual.mesh.axes()) {
+    if (axis.degree > 1 && used == axis.degree * std::floor(right / axis.degree))
+      rounded = fmt::format(", rounded down to a multiple of {}", name_of(axis.axis));
+  }
+  return fmt::format("divided by {:g} tokens, where {:g} count{}", used, right, rounded);
+}
+
 /// Of a number that ranks hold summands of: the sum is a multiple of the right one.
 std::string factor_of_summands(const Evidence& e) {
   const Stats& stats = e.result.comparison.stats;
@@ -317,7 +334,7 @@ std::string factor_of_summands(const Evidence& e) {
       stats.sum_sq_reference == 0)
     return "";
   const auto formula = e.formula_of(stats.scale(), 1e-3);
-  return formula.has_value() ? "scale " + *formula : "";
+  return formula.has_value() ? "scale " + *formula : other_token_count(e, stats.scale());
 }
 
 }  // namespace
@@ -368,6 +385,9 @@ std::string cause_in_scalars(const Evidence& e) {
     return "scale " + *formula;
   if (e.wanted.key.name == "learning_rate" && expected != 0)
     return e.scale_words(actual / expected);
+  if (std::string text = expected == 0 ? "" : other_token_count(e, actual / expected);
+      !text.empty())
+    return text;
   const std::string offset = logarithmic_offset(e, actual - expected);
   return offset.empty() ? softmax_over_padding(e, *bad) : offset;
 }

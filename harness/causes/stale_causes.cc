@@ -5,7 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "harness/causes/class_causes.h"
@@ -72,7 +77,120 @@ std::string of_micro_batch(const Evidence& e, const std::vector<const View*>& ba
   return "";
 }
 
+/// How often `old` is added to what a rank should hold; nothing if that explains too little.
+std::optional<double> times_added(const Evidence& e, const Values& old, const View& view) {
+  const double squares = dot(old, old);
+  if (squares == 0 || !is_telling(old)) return std::nullopt;
+  const double times = dot(view.actual - view.expected, old) / squares;
+  return times > 0 && e.explains_each(view.expected + times * old, view) ? std::optional(times)
+                                                                         : std::nullopt;
+}
+
+/// Where the mask of a sample stands in the reference.
+struct MaskPlace {
+  int step = 0, call = 0;
+  std::int64_t sample = 0;
+};
+
+/// The masks of one site in all steps and micro-batches.
+using MasksOfSite = std::vector<std::pair<RecordKey, Values>>;
+
+MasksOfSite masks_of_site(const Evidence& e) {
+  MasksOfSite masks;
+  for (const Record& record : e.reference.trace().ranks.at(0).records) {
+    if (record.key.kind == RecordKind::kMask && record.key.name == e.wanted.key.name &&
+        record.layout.global_shape == e.wanted.layout.global_shape)
+      masks.emplace_back(record.key, e.reference_value(record.key));
+  }
+  return masks;
+}
+
+/// Of one sample, which a rank holds a part of: the only place in the reference that has this mask.
+std::optional<MaskPlace> place_of_mask(const MasksOfSite& masks, const Values& mask, Shape offset,
+                                       Shape size) {
+  std::optional<MaskPlace> found;
+  size[0] = 1;
+  for (const auto& [key, values] : masks) {
+    for (std::int64_t sample = 0; sample < values.size(0); ++sample) {
+      offset[0] = sample;
+      if (!equal(values.cut(offset, size), mask)) continue;
+      if (found.has_value()) return std::nullopt;
+      found = MaskPlace{key.step, key.call, sample};
+    }
+  }
+  return found;
+}
+
+std::string words_of_masks(const RecordKey& own,
+                           const std::map<std::int64_t, MaskPlace>& by_sample) {
+  const MaskPlace& first = by_sample.begin()->second;
+  std::set<std::int64_t> samples, others;
+  bool is_one_pass = true, is_same_sample = true;
+  for (const auto& [sample, place] : by_sample) {
+    samples.insert(sample);
+    others.insert(place.sample);
+    is_one_pass = is_one_pass && place.step == first.step && place.call == first.call;
+    is_same_sample = is_same_sample && place.sample == sample;
+  }
+  if (!is_one_pass)
+    return fmt::format("samples {} of micro-batch {} have masks of other micro-batches",
+                       some_of(samples), own.call);
+  const std::string step = first.step == own.step ? "" : fmt::format(" of step {}", first.step);
+  if (is_same_sample)
+    return fmt::format("micro-batch {} has the masks of micro-batch {}{}", own.call, first.call,
+                       step);
+  return fmt::format(
+      "samples {} of micro-batch {} have the masks of samples {} of micro-batch {}{}",
+      some_of(samples), own.call, some_of(others), first.call, step);
+}
+
 }  // namespace
+
+std::string cause_not_cleared(const Evidence& e) {
+  const std::vector<const View*> bad = e.bad_views();
+  if (bad.empty() || stage_of(e.wanted.key) != Stage::kParameterGrad ||
+      is_gradient_besides(e.wanted.key))
+    return "";
+  for (int back = 1; back <= std::min(e.wanted.key.step, kStepsBehind); ++back) {
+    RecordKey key = e.wanted.key;
+    key.step -= back;
+    const Record* earlier = e.reference.find(key);
+    if (earlier == nullptr || earlier->layout.global_shape != e.wanted.layout.global_shape)
+      continue;
+    const Values old = e.reference_value(key) / earlier->grad_scale;
+    std::optional<double> common;
+    const bool fits = std::ranges::all_of(bad, [&](const View* view) {
+      const auto times = times_added(e, old.cut(view->box.global_offset, view->box.size), *view);
+      if (!common.has_value()) common = times;
+      return times.has_value() && is_near(*times, *common, 0.01);
+    });
+    if (!fits) continue;
+    const std::string factor = is_near(*common, 1, 1e-3) ? "" : fmt::format("{:.4g} x ", *common);
+    return fmt::format("reference + {}the gradient of step {}: not cleared{}", factor, key.step,
+                       e.on_bad_ranks());
+  }
+  return "";
+}
+
+std::string cause_other_masks(const Evidence& e) {
+  constexpr std::int64_t kLeastElements = 64;  // fewer are alike by chance
+  const std::vector<const View*> bad = e.bad_views();
+  if (bad.empty() || e.whole.dim() < 2) return "";
+  const MasksOfSite masks = masks_of_site(e);
+  std::map<std::int64_t, MaskPlace> by_sample;
+  for (const View* view : bad) {
+    if (view->actual.numel() < kLeastElements * view->actual.size(0)) return "";
+    for (std::int64_t i = 0; i < view->actual.size(0); ++i) {
+      const Values mask = view->actual.narrow(0, i, 1);
+      if (equal(mask, view->expected.narrow(0, i, 1))) continue;
+      if (mask.min() == mask.max()) return "";
+      const auto place = place_of_mask(masks, mask, view->box.global_offset, view->box.size);
+      if (!place.has_value()) return "";
+      by_sample[view->box.global_offset[0] + i] = *place;
+    }
+  }
+  return by_sample.empty() ? "" : words_of_masks(e.wanted.key, by_sample) + e.on_bad_ranks();
+}
 
 std::string cause_stale(const Evidence& e) {
   if (e.wanted.layout.global_shape.empty() || e.whole.numel() == 1)

@@ -273,6 +273,21 @@ std::optional<Ids> ids_that_hold(const Evidence& e, const View& view,
   return holds == found.end() ? std::nullopt : std::optional(*holds);
 }
 
+/// The step near the tensor's own whose learning rate is the right one times the factor.
+std::optional<int> step_of_rate(const Evidence& e, double factor) {
+  const auto rate_in = [&](int step) {
+    const RecordKey key{step, RecordKind::kScalar, "learning_rate", 0};
+    return e.reference.find(key) == nullptr ? 0.0 : e.reference_value(key).item();
+  };
+  const double own = rate_in(e.wanted.key.step);
+  for (const int away : {-1, 1, -2, 2}) {
+    const double other = rate_in(e.wanted.key.step + away);
+    if (own > 0 && other > 0 && other != own && is_near(factor, other / own, 0.005))
+      return e.wanted.key.step + away;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::string cause_in_update(const Evidence& e) {
@@ -286,7 +301,9 @@ std::string cause_in_update(const Evidence& e) {
     common = factor;
   }
   if (!common.has_value()) return "";
-  const std::string scale = "update " + e.scale_words(*common);
+  std::string scale = "update " + e.scale_words(*common);
+  if (const auto step = step_of_rate(e, *common))
+    scale = fmt::format("update scale {:.4g}: the learning rate of step {}", *common, *step);
   if (e.result.differing_axes.empty()) return scale;
   return fmt::format("copies differ over {}; {} on rank {}", join_axes(e.result.differing_axes),
                      scale, fmt::join(e.bad_ranks(), ", "));

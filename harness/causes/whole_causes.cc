@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <optional>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "harness/causes/class_causes.h"
@@ -152,6 +155,32 @@ std::string cause_offset(const Evidence& e) {
   if (rows.size(0) < 4 || distance(rows, rows.mean(0)) > 0.05 * error) return "";
   if (std::string text = multiple_of_parameter(e, rows.mean(0)); !text.empty()) return text;
   return fmt::format("off by the same row everywhere on rank {}", bad->rank);
+}
+
+std::string cause_zeros(const Evidence& e) {
+  constexpr std::int64_t kLeastRight = 8;
+  const double near = 4 * std::min(e.tolerance(), 0.02);
+  std::int64_t zeros = 0, right = 0;
+  std::set<std::int64_t> rows;
+  for (const View* view : e.bad_views()) {
+    const Values own = view->actual.contiguous(), wanted = view->expected.contiguous();
+    const std::int64_t numel = own.numel();
+    const double typical = norm_of(wanted) / std::sqrt(static_cast<double>(numel));
+    for (std::int64_t i = 0; i < numel; ++i) {
+      const double seen = own.flat()[static_cast<std::size_t>(i)],
+                   value = wanted.flat()[static_cast<std::size_t>(i)];
+      const bool is_right = std::fabs(seen - value) <= near * std::max(std::fabs(value), typical);
+      if (!is_right && seen != 0) return "";
+      if (is_right && value != 0) ++right;
+      if (is_right) continue;
+      ++zeros;
+      rows.insert(view->box.global_offset[0] + i / std::max<std::int64_t>(numel / own.size(0), 1));
+    }
+  }
+  if (zeros == 0 || right < kLeastRight) return "";
+  return fmt::format("{} element{} that should not be {} 0, the others right (in row{} {}){}",
+                     zeros, zeros == 1 ? "" : "s", zeros == 1 ? "is" : "are",
+                     rows.size() == 1 ? "" : "s", some_of(rows), e.on_bad_ranks());
 }
 
 std::string cause_differing_copies(const Evidence& e) {

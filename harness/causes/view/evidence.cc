@@ -347,6 +347,8 @@ std::string Evidence::scale_words(double factor) const {
   }
   const auto formula = formula_of(factor);
   if (formula.has_value()) return "scale " + *formula;
+  if (const auto step = norm_clipped_by(factor))
+    return fmt::format("scale {:.4g}: clipped by the norm of step {}", factor, *step);
   const std::string digits = fmt::format("{:.4g}", factor);
   return digits != "1" || factor == 1
              ? "scale " + digits
@@ -354,9 +356,24 @@ std::string Evidence::scale_words(double factor) const {
 }
 
 double Evidence::clip_ratio() const {
-  const RecordKey key{wanted.key.step, RecordKind::kScalar, "grad_norm", 0};
+  return clip_ratio_of(wanted.key.step);
+}
+
+double Evidence::clip_ratio_of(int step) const {
+  const RecordKey key{step, RecordKind::kScalar, "grad_norm", 0};
   if (options.max_grad_norm <= 0 || reference.find(key) == nullptr) return 1;
   return std::max(1.0, reference_value(key).item() / options.max_grad_norm);
+}
+
+std::optional<int> Evidence::norm_clipped_by(double factor) const {
+  constexpr double kNear = 1e-4;  // two norms are seldom so near to each other
+  constexpr int kStepsBehind = 4;
+  if (stage_of(wanted.key) != Stage::kClippedGrad || is_near(factor, 1, kNear)) return std::nullopt;
+  for (int back = 1; back <= std::min(wanted.key.step, kStepsBehind); ++back) {
+    if (is_near(factor, clip_ratio() / clip_ratio_of(wanted.key.step - back), kNear))
+      return wanted.key.step - back;
+  }
+  return std::nullopt;
 }
 
 std::string Evidence::coordinates_in_words(const std::vector<int>& ranks, Axis axis) const {

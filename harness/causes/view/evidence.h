@@ -90,6 +90,9 @@ class Evidence {
   }
 
  private:
+  [[nodiscard]] double clip_ratio_of(int step) const;
+  /// The earlier step whose norm the gradient is clipped by, if it is too large by this factor.
+  [[nodiscard]] std::optional<int> norm_clipped_by(double factor) const;
   void collect_views();
   void add_view(int rank, const Box& box, const Values& own);
 };
