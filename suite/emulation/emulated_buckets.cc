@@ -15,12 +15,13 @@
 
 namespace isoshard {
 
-void EmulatedRank::watch_gradients() {
-  for (std::size_t i = 0; i < trained_.size(); ++i) {
-    parameters_.at(trained_[i].name).register_hook([this, i](const at::Tensor& /*gradient*/) {
-      if (is_watching_) ready_order_.push_back(static_cast<std::int64_t>(i));
-    });
-  }
+void EmulatedRank::watch_gradient(const std::string& name) {
+  if (!run_->numerics.data.buckets.rebuilt.has_value() || is_frozen_(name)) return;
+  const auto spec = std::ranges::find(trained_, name, &ParameterSpec::name);
+  const std::int64_t index = spec - trained_.begin();
+  parameters_.at(name).register_hook([this, index](const at::Tensor& /*gradient*/) {
+    if (is_watching_) ready_order_.push_back(index);
+  });
 }
 
 std::vector<std::vector<std::string>> EmulatedRank::rebuilt_buckets() {

@@ -56,9 +56,9 @@ void EmulatedRank::setup() {
     parameters_[spec.name] =
         part_of(whole, cut_of(run_->numerics.tensor, spec.name), coordinate(Axis::kTp))
             .requires_grad_(!is_frozen_(spec.name));
+    watch_gradient(spec.name);
   }
   make_first_buckets();
-  if (run_->numerics.data.buckets.rebuilt.has_value()) watch_gradients();
   if (run_->item.first_step() > 0) {
     resume();
     record_state();
@@ -277,8 +277,9 @@ void EmulatedRank::publish() {
 void EmulatedRank::own_parameters() {
   for (const ParameterSpec& spec : specs_) {
     at::Tensor& parameter = parameters_.at(spec.name);
-    if (cut_of(run_->numerics.tensor, spec.name) == nullptr)
-      parameter = parameter.detach().clone().requires_grad_(!is_frozen_(spec.name));
+    if (cut_of(run_->numerics.tensor, spec.name) != nullptr) continue;
+    parameter = parameter.detach().clone().requires_grad_(!is_frozen_(spec.name));
+    watch_gradient(spec.name);
   }
 }
 

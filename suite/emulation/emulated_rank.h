@@ -86,10 +86,11 @@ class EmulatedRank {
   void add_gradients();
   void add_reduced_gradients();
   void reduce_over_dp();
-  /// Writes down in which order the gradients of the first reduction become ready.
   /// Those of a subject that has reduced nothing yet.
   void make_first_buckets();
-  void watch_gradients();
+  /// Writes down when this parameter's gradient becomes ready, for the first reduction. A tensor
+  /// that takes the parameter's place must be watched anew.
+  void watch_gradient(const std::string& name);
   [[nodiscard]] std::vector<std::vector<std::string>> rebuilt_buckets();
   void reduce_bucket(const std::vector<std::string>& bucket, const BucketPlaces* places);
   void reduce_bucket_to_owners(const std::vector<std::string>& bucket);
