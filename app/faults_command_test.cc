@@ -62,7 +62,7 @@ TEST_F(FaultsCommand, RunHasARowForEachDtype) {
   for (const nlohmann::json& item : report.at("cases")) {
     const nlohmann::json& row = item.at("detection").at("row");
     dtypes.insert(row.at("dtype").get<std::string>());
-    EXPECT_TRUE(row.at("alarm").get<bool>() && row.at("place").get<bool>());
+    EXPECT_TRUE(row.at("alarm").get<bool>() && row.at("first_tensor").get<bool>());
     EXPECT_TRUE(row.at("cause").get<bool>());
     EXPECT_GT(row.at("seconds").get<double>(), 0);
   }

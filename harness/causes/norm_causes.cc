@@ -132,6 +132,10 @@ void add_vectors_behind_first(std::vector<Group>& groups,
 std::vector<Group> groups_of(const std::vector<ParameterSquares>& parameters,
                              const MeshShape& mesh) {
   std::vector<Group> groups;
+  // of two groups of the same parameters the first one counts, which says why
+  for (const AxisDegree& axis : mesh.axes()) {
+    if (axis.degree > 2) add_shared_parts(groups, parameters, mesh, axis.axis);
+  }
   for (const ParameterSquares& own : parameters) {
     add_to(groups, own.name, own);
     add_to(groups, "all " + kind_of(own.name), own);
@@ -143,7 +147,6 @@ std::vector<Group> groups_of(const std::vector<ParameterSquares>& parameters,
       add_to(groups, "all parameters of " + layer, own);
   }
   for (const AxisDegree& axis : mesh.axes()) {
-    if (axis.degree > 2) add_shared_parts(groups, parameters, mesh, axis.axis);
     // elsewhere ranks of other axes hold copies of a part, or parts of it
     if (axis.degree == 1 || mesh.world_size() != axis.degree) continue;
     add_vectors_behind_first(groups, parameters, mesh, axis.axis);

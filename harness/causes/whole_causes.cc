@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "harness/causes/class_causes.h"
@@ -162,7 +163,9 @@ std::string cause_zeros(const Evidence& e) {
   const double near = 4 * std::min(e.tolerance(), 0.02);
   std::int64_t zeros = 0, right = 0;
   std::set<std::int64_t> rows;
+  std::set<std::pair<Shape, Shape>> boxes;
   for (const View* view : e.bad_views()) {
+    const bool is_copy = !boxes.emplace(view->box.global_offset, view->box.size).second;
     const Values own = view->actual.contiguous(), wanted = view->expected.contiguous();
     const std::int64_t numel = own.numel();
     const double typical = norm_of(wanted) / std::sqrt(static_cast<double>(numel));
@@ -173,6 +176,7 @@ std::string cause_zeros(const Evidence& e) {
       if (!is_right && seen != 0) return "";
       if (is_right && value != 0) ++right;
       if (is_right) continue;
+      if (is_copy) continue;
       ++zeros;
       rows.insert(view->box.global_offset[0] + i / std::max<std::int64_t>(numel / own.size(0), 1));
     }

@@ -66,6 +66,9 @@ void draw_sizes(Draws& draws, Case& c) {
     config.intermediate_size = c.degrees.tp * draws.between(6, 30);
     config.vocab_size = c.data.kind == DataSource::Kind::kText ? kMostBytes + draws.between(0, 9)
                                                                : draws.between(17, 131);
+    // gradients of more bytes than ranks of one machine hand over at once
+    if (c.data.kind != DataSource::Kind::kText && draws.one_in(12))
+      config.vocab_size = draws.between(6000, 8000);
   }
   if (c.degrees.pp == 1 && draws.one_in(3)) config.num_layers = draws.between(1, 3);
   c.model_name = fmt::format("random-{}", config.model_type);

@@ -58,6 +58,7 @@ void EmulatedRank::setup() {
             .requires_grad_(!is_frozen_(spec.name));
     watch_gradient(spec.name);
   }
+  place_parameters();
   make_first_buckets();
   if (run_->item.first_step() > 0) {
     resume();
@@ -66,6 +67,23 @@ void EmulatedRank::setup() {
   } else {
     if (run_->resumed != nullptr) resume();
     record_parameters();
+  }
+}
+
+void EmulatedRank::place_parameters() {
+  const auto& places = run_->numerics.data.sharding.places_in_buffer;
+  if (places.empty()) return;
+  const at::NoGradGuard no_grad;
+  std::int64_t numel = 0;
+  for (const auto& [name, place] : places)
+    numel = std::max(numel, place + parameters_.at(name).numel());
+  const at::Tensor buffer =
+      at::zeros({numel}, parameters_.at(places.begin()->first).options().requires_grad(false));
+  for (const auto& [name, place] : places) {
+    at::Tensor& parameter = parameters_.at(name);
+    at::Tensor placed = buffer.narrow(0, place, parameter.numel()).view(parameter.sizes());
+    placed.copy_(parameter);
+    parameter = placed.detach().requires_grad_(parameter.requires_grad());
   }
 }
 
@@ -277,7 +295,9 @@ void EmulatedRank::publish() {
 void EmulatedRank::own_parameters() {
   for (const ParameterSpec& spec : specs_) {
     at::Tensor& parameter = parameters_.at(spec.name);
-    if (cut_of(run_->numerics.tensor, spec.name) != nullptr) continue;
+    if (cut_of(run_->numerics.tensor, spec.name) != nullptr ||
+        run_->numerics.data.sharding.places_in_buffer.contains(spec.name))
+      continue;
     parameter = parameter.detach().clone().requires_grad_(!is_frozen_(spec.name));
     watch_gradient(spec.name);
   }

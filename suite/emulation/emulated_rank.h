@@ -88,6 +88,8 @@ class EmulatedRank {
   void reduce_over_dp();
   /// Those of a subject that has reduced nothing yet.
   void make_first_buckets();
+  /// Those that are read in one flat buffer (OptimizerSharding::places_in_buffer).
+  void place_parameters();
   /// Writes down when this parameter's gradient becomes ready, for the first reduction. A tensor
   /// that takes the parameter's place must be watched anew.
   void watch_gradient(const std::string& name);

@@ -84,6 +84,9 @@ struct OptimizerSharding {
   /// Outside of a forward and its backward a rank has only the runs that it steps; a parameter is
   /// recorded as those.
   bool keeps_runs = false;
+  /// Parameters are read in one flat buffer, each at its element; empty: each has its own memory.
+  /// Products may add in another order where a matrix does not begin at a vector's border.
+  std::map<std::string, std::int64_t, std::less<>> places_in_buffer;
 };
 
 /// Gradients are added up over micro-batches and reduced over dp bucket by bucket; each dp rank

@@ -103,7 +103,11 @@ void add_zero(NumericsSpec& numerics, const std::vector<ParameterSpec>& specs,
   std::vector<std::int64_t> numels;
   for (const ParameterSpec& spec : specs)
     numels.push_back(numel_of(held_shape(numerics.tensor, spec)));
-  const ZeroPartition partition = zero_partition(numels, numerics.mesh.degree(Axis::kDp));
+  const int dp = numerics.mesh.degree(Axis::kDp);
+  const ZeroPartition partition = zero_partition(numels, dp);
+  for (std::size_t i = 0; i < specs.size(); ++i)
+    numerics.data.sharding.places_in_buffer[specs[i].name] = partition.offsets[i];
+  if (dp == 1) return;
   for (std::size_t i = 0; i < specs.size(); ++i) {
     std::vector<std::vector<Range>>& runs = numerics.data.sharding.stepped_runs[specs[i].name];
     for (const Range& run : partition.runs[i]) runs.push_back({run});
@@ -180,8 +184,7 @@ NumericsSpec autotp_numerics(const Model& model, const NumericsInputs& inputs,
   if (plan.vocab_size != 0) split_vocabulary(numerics, plan, model.head_module(), inputs);
   const std::vector<ParameterSpec> trained = trained_of(specs, inputs.settings);
   add_data_parallelism(numerics, trained, inputs);
-  if (inputs.settings.zero_stage > 0 && inputs.mesh.degree(Axis::kDp) > 1)
-    add_zero(numerics, trained, inputs);
+  if (inputs.settings.zero_stage > 0) add_zero(numerics, trained, inputs);
   return numerics;
 }
 
