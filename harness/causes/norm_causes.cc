@@ -13,6 +13,7 @@
 
 #include "harness/causes/class_causes.h"
 #include "harness/trace/clipped.h"
+#include "harness/trace/layer_name.h"
 
 namespace isoshard::detail {
 namespace {
@@ -68,17 +69,6 @@ std::vector<ParameterSquares> squares_of(const Evidence& e) {
 std::string kind_of(const std::string& name) {
   const std::string module = parent_of(name);
   return name.substr(parent_of(module).empty() ? 0 : parent_of(module).size() + 1);
-}
-
-/// "model.layers.1" of "model.layers.1.mlp.down_proj.weight"; empty outside of layers.
-std::string layer_of(const std::string& name) {
-  for (std::size_t begin = name.find('.'); begin != std::string::npos;
-       begin = name.find('.', begin + 1)) {
-    const std::size_t end = name.find_first_not_of("0123456789", begin + 1);
-    if (end == begin + 1 || end == std::string::npos || name[end] != '.') continue;
-    return name.substr(0, end);
-  }
-  return "";
 }
 
 void add_to(std::vector<Group>& groups, const std::string& words, const ParameterSquares& own) {
@@ -141,10 +131,11 @@ std::vector<Group> groups_of(const std::vector<ParameterSquares>& parameters,
     add_to(groups, "all " + kind_of(own.name), own);
     if (own.name.find("norm") != std::string::npos) add_to(groups, "all norms", own);
     if (own.name.ends_with(".bias")) add_to(groups, "all biases", own);
-    if (const std::string layer = layer_of(own.name); layer.empty())
-      add_to(groups, "all parameters outside of layers", own);
-    else
-      add_to(groups, "all parameters of " + layer, own);
+    const auto layer = layer_in(own.name);
+    add_to(groups,
+           layer.has_value() ? "all parameters of " + own.name.substr(0, layer->end)
+                             : "all parameters outside of layers",
+           own);
   }
   for (const AxisDegree& axis : mesh.axes()) {
     // elsewhere ranks of other axes hold copies of a part, or parts of it

@@ -160,6 +160,8 @@ std::string cause_offset(const Evidence& e) {
 
 std::string cause_zeros(const Evidence& e) {
   constexpr std::int64_t kLeastRight = 8;
+  // what came from another stage is told with both stages
+  if (!cause_in_handover(e).empty()) return "";
   const double near = 4 * std::min(e.tolerance(), 0.02);
   std::int64_t zeros = 0, right = 0;
   std::set<std::int64_t> rows;

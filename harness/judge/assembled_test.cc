@@ -3,7 +3,11 @@
 #include "harness/judge/assembled.h"
 
 #include <ATen/ATen.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
 
 #include "harness/testing/synthetic.h"
 
@@ -47,6 +51,51 @@ TEST(Assembled, DividesTheScaleOutOfPartialSums) {
 
   EXPECT_TRUE(at::equal(tensor_of(reference.tensor(kKey)), tensor_of(partial_sums.assemble(kKey))));
   EXPECT_EQ(reference.find(kKey)->grad_scale, 1);
+}
+
+/// Names of one kind in the order in which they stand, when rank 0 of a pipeline has the embedding
+/// and the layers `first` of a model, and rank 1 the others, a norm and a head.
+std::vector<std::string> order_of(RecordKind kind, const std::vector<std::string>& first,
+                                  const std::vector<std::string>& second) {
+  const Trace pipeline = run(
+      MeshShape({{Axis::kPp, 2}}), nullptr,
+      [&](Sink& sink, int rank) {
+        for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+          for (const std::string& name : rank == 0 ? first : second)
+            sink.on_record(site(kind, name, layout_of({2})), values({2}, 1));
+        }
+      },
+      Keep::kEverything);
+  const Trace whole = assembled(pipeline);
+  std::vector<std::string> names;
+  for (const Record& record : whole.ranks.front().records)
+    names.push_back(record.key.name + "#" + std::to_string(record.key.call));
+  return names;
+}
+
+TEST(Assembled, ValuesOfAPipelineStandInTheOrderOfTheLayers) {
+  EXPECT_THAT(
+      order_of(RecordKind::kActivation, {"embed", "m.layers.0.a", "m.layers.0.b", "m.layers.2.a"},
+               {"m.layers.1.a", "m.layers.10.a", "norm", "head"}),
+      testing::ElementsAre("embed#0", "m.layers.0.a#0", "m.layers.0.b#0", "m.layers.1.a#0",
+                           "m.layers.2.a#0", "m.layers.10.a#0", "norm#0", "head#0", "embed#1",
+                           "m.layers.0.a#1", "m.layers.0.b#1", "m.layers.1.a#1", "m.layers.2.a#1",
+                           "m.layers.10.a#1", "norm#1", "head#1"));
+  EXPECT_THAT(
+      order_of(RecordKind::kActivationGrad, {"m.layers.2.a", "m.layers.0.b", "embed"},
+               {"head", "norm", "m.layers.3.a", "m.layers.1.a"}),
+      testing::ElementsAre("head#0", "norm#0", "m.layers.3.a#0", "m.layers.2.a#0", "m.layers.1.a#0",
+                           "m.layers.0.b#0", "embed#0", "head#1", "norm#1", "m.layers.3.a#1",
+                           "m.layers.2.a#1", "m.layers.1.a#1", "m.layers.0.b#1", "embed#1"));
+}
+
+// Numbers of two stacks cannot be put in one order; ranks' own orders are what is left.
+TEST(Assembled, NamesThatDoNotTellLeaveTheOrderOfTheRanks) {
+  EXPECT_THAT(
+      order_of(RecordKind::kActivation, {"encoder.5.a", "encoder.6.a"},
+               {"decoder.0.a", "decoder.1.a"}),
+      testing::ElementsAre("encoder.5.a#0", "decoder.0.a#0", "encoder.6.a#0", "decoder.1.a#0",
+                           "encoder.5.a#1", "decoder.0.a#1", "encoder.6.a#1", "decoder.1.a#1"));
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <map>
 #include <optional>
@@ -17,6 +16,7 @@
 #include "harness/stats/student.h"
 #include "harness/stats/tolerance.h"
 #include "harness/trace/clipped.h"
+#include "harness/trace/layer_name.h"
 #include "harness/verdict/neighbours.h"
 
 namespace isoshard {
@@ -68,20 +68,6 @@ struct Group {
   std::string state;  ///< of optimizer states: "exp_avg"
   auto operator<=>(const Group&) const = default;
 };
-
-/// Where the number of a layer stands in a name: "model.layers.12.mlp" has it at "12".
-std::optional<std::pair<std::size_t, std::size_t>> layer_of(std::string_view name) {
-  std::size_t begin = 0;
-  while (begin < name.size()) {
-    const std::size_t end = std::min(name.find('.', begin), name.size());
-    const std::string_view word = name.substr(begin, end - begin);
-    if (!word.empty() &&
-        std::all_of(word.begin(), word.end(), [](unsigned char c) { return std::isdigit(c) != 0; }))
-      return std::pair(begin, end);
-    begin = end + 1;
-  }
-  return std::nullopt;
-}
 
 std::string words_of(const Group& group) {
   switch (group.kind) {
@@ -319,8 +305,8 @@ class Pools {
     std::map<std::string, std::vector<Item>> pools;
     for (const Item& item : items) {
       const std::string& name = item.comparison->key.name;
-      if (const auto layer = layer_of(name))
-        pools[fmt::format("{} of {}", words, name.substr(0, layer->second))].push_back(item);
+      if (const auto layer = layer_in(name))
+        pools[fmt::format("{} of {}", words, name.substr(0, layer->end))].push_back(item);
     }
     return of_several(std::move(pools));
   }
@@ -329,9 +315,9 @@ class Pools {
     std::map<std::string, std::vector<Item>> pools;
     for (const Item& item : items) {
       const std::string& name = item.comparison->key.name;
-      const auto layer = layer_of(name);
-      if (!layer.has_value() || layer->second >= name.size()) continue;
-      pools[fmt::format("{} of all {}", words, name.substr(layer->second + 1))].push_back(item);
+      const auto layer = layer_in(name);
+      if (!layer.has_value() || layer->end >= name.size()) continue;
+      pools[fmt::format("{} of all {}", words, name.substr(layer->end + 1))].push_back(item);
     }
     return of_several(std::move(pools));
   }

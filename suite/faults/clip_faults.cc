@@ -120,7 +120,8 @@ bool is_small_and_replicated(ParamClass param_class) {
          param_class == ParamClass::kRowBias;
 }
 
-/// Clips everything right but the small replicated weights, which are scaled on tp rank 0 only.
+/// Steps by clipped gradients but for the small replicated weights, which are scaled on tp rank 0
+/// only.
 void clip_replicas_on_tp_rank_0(TrainerParts& parts, Mesh& mesh, const Case&,
                                 const FaultProbe& probe) {
   const auto factor = std::make_shared<double>(1);
@@ -131,17 +132,16 @@ void clip_replicas_on_tp_rank_0(TrainerParts& parts, Mesh& mesh, const Case&,
         *factor = clip_factor(norm, max_norm);
         return norm;
       });
-  parts.max_grad_norm = 0;  // the test double of the optimizer scales instead
   const auto step = [factor, specs = parts.model->parameters(),
                      on_rank_0 = mesh.coordinate(Axis::kTp) == 0, probe](
                         Optimizer& inner, NamedTensors& parameters, const NamedTensors& gradients) {
     NamedTensors scaled;
     NamedTensors left_alone;  // what the step starts from
     for (const ParameterSpec& spec : specs) {
-      const bool left_out = is_small_and_replicated(spec.param_class) && !on_rank_0;
-      if (left_out && *factor < 1)
-        left_alone[spec.name] = parameters.at(spec.name).detach().clone();
-      scaled[spec.name] = left_out ? gradients.at(spec.name) : gradients.at(spec.name) * *factor;
+      const bool left_out = is_small_and_replicated(spec.param_class) && !on_rank_0 && *factor < 1;
+      if (left_out) left_alone[spec.name] = parameters.at(spec.name).detach().clone();
+      // gradients are clipped, and recorded so, before they come here
+      scaled[spec.name] = left_out ? gradients.at(spec.name) / *factor : gradients.at(spec.name);
     }
     inner.step(parameters, scaled);
     // A step that rounds away altogether is not a different step.

@@ -143,7 +143,7 @@ Fault ring_blocks_swapped() {
   fault.expected = {Stage::kForward,
                     "model.layers.0.self_attn.core",
                     {1, 4},
-                    "wrong on cp rank 1 where queries meet keys of other cp ranks"};
+                    "keys and values of cp ranks come together in the wrong order"};
   return fault;
 }
 

@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <functional>
 
 #include "harness/report/text/hanging.h"
 #include "harness/report/text/verdict_text.h"
+#include "harness/trace/layer_name.h"
 
 namespace isoshard {
 namespace {
@@ -16,15 +16,8 @@ constexpr std::size_t kMaxLayers = 8;  ///< listed, unless every module is asked
 
 /// The number of a module's layer; -1 outside of layers.
 long layer_of(std::string_view name) {
-  for (std::size_t at = 0; at < name.size();) {
-    const std::size_t end = std::min(name.find('.', at), name.size());
-    const std::string_view word = name.substr(at, end - at);
-    if (!word.empty() && word.size() < 9 &&
-        std::all_of(word.begin(), word.end(), [](unsigned char c) { return std::isdigit(c) != 0; }))
-      return std::stol(std::string(word));
-    at = end + 1;
-  }
-  return -1;
+  const auto layer = layer_in(name);
+  return layer.has_value() ? layer->number : -1;
 }
 
 bool is_layer(std::string_view name) {
