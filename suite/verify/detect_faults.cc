@@ -141,7 +141,9 @@ std::optional<ReportCase> judged_as_row(FaultJudge& judge, const Fault& fault, c
       const Finding& first = verdict.findings.front();
       row.place = is_place(*fault.expected, first);
       constexpr double kNoise = 0.06;
-      row.cause = has_words(first.diagnosis, fault.expected->diagnosis, is_smallest ? 0 : kNoise);
+      const std::string& words = fault.expected->diagnosis;
+      row.cause = is_smallest ? first.diagnosis.find(words) != std::string::npos
+                              : has_words(first.diagnosis, words, kNoise);
     }
     if (!row.alarm || !row.place || !row.cause) detection.problem = missed(fault, verdict);
     if (!row.alarm && detection.problem.empty())
