@@ -46,8 +46,16 @@ at::Tensor tensor_of(const json& bits, const std::string& dtype) {
   return wide.to(integer).view(type);
 }
 
+/// Elements whose bits differ; of tensors of one dtype.
 std::int64_t num_unequal(const at::Tensor& a, const at::Tensor& b) {
-  return a.flatten().ne(b.flatten()).sum().item<std::int64_t>();
+  EXPECT_EQ(a.scalar_type(), b.scalar_type());
+  const at::ScalarType integer = a.element_size() == 8   ? at::kLong
+                                 : a.element_size() == 4 ? at::kInt
+                                                         : at::kShort;
+  const auto bits = [integer](const at::Tensor& x) {
+    return x.flatten().contiguous().view(integer);
+  };
+  return bits(a).ne(bits(b)).sum().item<std::int64_t>();
 }
 
 /// What each rank has in the end is compared; the largest number of elements that differ.

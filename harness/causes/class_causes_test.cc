@@ -97,13 +97,16 @@ TEST(ClassCauses, ANumberIsStaleOnlyIfItIsThatNumber) {
       << "too near to the right one";
 }
 
-/// The gradient of one parameter in two steps; `change` gets the earlier and the right one.
+/// The gradient of one parameter in two steps; `change` gets the earlier and the right one. The
+/// parameter was 0 at first, as biases are, so it is a multiple of the earlier gradient.
 std::string second_gradient_is(
     const std::function<at::Tensor(at::Tensor before, at::Tensor right)>& change) {
   const auto body = [&](bool whole) {
     return Body([=](Sink& sink, int) {
       const at::Tensor before = values({6, 8}, 1), right = values({6, 8}, 2);
+      sink.on_record(site(RecordKind::kParam, "m.w", layout_of({6, 8})), at::zeros({6, 8}));
       sink.on_record(site(RecordKind::kGrad, "m.w", layout_of({6, 8})), before);
+      sink.on_record(site(RecordKind::kParam, "m.w", layout_of({6, 8})), -0.1 * before);
       sink.begin_step(1);
       sink.on_record(site(RecordKind::kGrad, "m.w", layout_of({6, 8})),
                      whole ? right : change(before, right));

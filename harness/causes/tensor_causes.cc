@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 
+#include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
 #include "harness/trace/parts.h"
 
@@ -369,6 +370,8 @@ std::string cause_in_buffer(const Evidence& e) {
   if (squares == 0) return "";
   const double factor = dot(extra, values) / squares;
   if (!(distance(extra, factor * values) <= 0.1 * norm_of(extra))) return "";
+  // one that was 0 at first is a multiple of the earlier gradient
+  if (!cause_not_cleared(e).empty()) return "";
   return is_near(factor, 1, 0.02) ? "reference + parameter values"
                                   : fmt::format("reference + {:.3g} x parameter values", factor);
 }

@@ -11,6 +11,7 @@
 #include "core/base/error.h"
 #include "core/base/mapped_file.h"
 #include "core/base/suggest.h"
+#include "harness/cli/examples.h"
 #include "harness/cli/man_page.h"
 #include "harness/cli/output.h"
 #include "harness/verdict/exit_code.h"
@@ -75,8 +76,9 @@ void print_overview(const ProgramWords& program, std::span<const Command> comman
 }
 
 void print_help(const ProgramWords& program, const Command& command, const OptionTable& table) {
-  print("{}\n\nusage: {} {}\n\n{}\nexamples\n{}\n\n{}", command.summary, program.name,
-        command.usage, help_text(table), command.examples, kExitCodes);
+  print("{}\n{}\n{}\nexamples\n{}\n{}", in_lines(command.summary, 0),
+        in_lines(fmt::format("usage: {} {}", program.name, command.usage), 0), help_text(table),
+        examples_in_columns(command.examples), kExitCodes);
 }
 
 // An input that was changed meanwhile explains whatever else was found.

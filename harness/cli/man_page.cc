@@ -9,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "core/base/suggest.h"
+#include "harness/cli/examples.h"
 
 namespace isoshard {
 namespace {
@@ -181,7 +182,7 @@ std::string man_page(const ProgramWords& program, const Command& command) {
     page += fmt::format(".SS {}\n", roff(heading));
     for (const auto& option : options) page += option_page(*option);
   }
-  page += fmt::format(".SH EXAMPLES\n{}", verbatim(command.examples));
+  page += fmt::format(".SH EXAMPLES\n{}", verbatim(examples_in_columns(command.examples)));
   return page + kCodes + fmt::format(".SH SEE ALSO\n{}(1)\n", roff(program.name));
 }
 

@@ -13,6 +13,7 @@
 #include <fstream>
 
 #include "core/base/error.h"
+#include "harness/cli/examples.h"
 #include "harness/cli/man_page.h"
 #include "harness/cli/output.h"
 #include "harness/cli/progress.h"
@@ -161,6 +162,27 @@ TEST(Quiet, LeavesWhatIsWrongAndTheSummary) {
 
   EXPECT_THAT(text, AllOf(HasSubstr("DIVERGES"), HasSubstr("1 of 2"), Not(HasSubstr("a note")),
                           Not(HasSubstr("CONFORMS"))));
+}
+
+TEST(Examples, StandBesideWhatTheyDoIfAllFit) {
+  EXPECT_EQ(examples_in_columns("  prog   all of it\n  prog --tp 2              two ranks"),
+            "  prog         all of it\n  prog --tp 2  two ranks\n");
+  EXPECT_EQ(examples_in_columns("  prog --tp 2"), "  prog --tp 2\n");
+}
+
+TEST(Examples, StandAboveWhatTheyDoIfOneIsTooLong) {
+  const std::string flags = " --first-flag 1 --second-flag \"two words\" --third-flag 3";
+  EXPECT_EQ(examples_in_columns("  prog --tp 2   two ranks\n  prog" + flags + " \\\n      " +
+                                flags + "   what takes\n                             two lines"),
+            "  prog --tp 2\n"
+            "      two ranks\n"
+            "  prog --first-flag 1 --second-flag \"two words\" --third-flag 3 "
+            "--first-flag 1 \\\n"
+            "      --second-flag \"two words\" --third-flag 3\n"
+            "      what takes two lines\n");
+  const std::string does(90, 'x');
+  EXPECT_EQ(examples_in_columns("  prog   " + does), "  prog\n      " + does + "\n")
+      << "a word that is longer than a line stays whole";
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ class Changes {
     if (!added.empty()) words_ += fmt::format("  added    {}\n", fmt::join(added, ", "));
   }
   [[nodiscard]] std::string text() const {
-    if (lines_ == 0 && words_.empty() && projected_ == 0)
+    if (lines_ == 0 && words_.empty() && projected_ == 0 && lost_.empty() && wider_ == 0)
       return "  change   none: every bit is equal\n";
     std::string text = words_;
     text += lines_ > 0 ? fmt::format("  change   {} lines differ; first {}\n", lines_, first_)
@@ -58,6 +58,12 @@ class Changes {
     if (projected_ > 0) text += fmt::format("  added    projections of {} lines\n", projected_);
     if (!largest_words_.empty())
       text += fmt::format("           largest of a number: {}\n", largest_words_);
+    if (wider_ > 0)
+      text += fmt::format("  weaker   {} limits for other machines grow; most: {}\n", wider_,
+                          widest_words_);
+    for (const auto& [what, lines] : lost_)
+      text += fmt::format("  weaker   {} of {} lines are lost; first {}\n", what, lines.count,
+                          lines.first);
     return text;
   }
 
@@ -68,6 +74,8 @@ class Changes {
       note(fmt::format("{}: {} becomes {}", old.name, old.digest.empty() ? "it" : old.digest,
                        pending.digest));
     for (std::size_t i = 0; i < std::min(old.numbers.size(), pending.numbers.size()); ++i) {
+      widen(fmt::format("{}: {}", old.name, old.numbers[i].name), old.numbers[i].drift,
+            pending.numbers[i].drift);
       const double before = old.numbers[i].value, now = pending.numbers[i].value;
       if (GoldenRules::same_value(before, now)) continue;
       differs = true;
@@ -83,14 +91,39 @@ class Changes {
     }
     lines_ += differs ? 1 : 0;
     projected_ += !old.projections.has_value() && pending.projections.has_value() ? 1 : 0;
+    if (old.projections.has_value() && pending.projections.has_value())
+      widen(old.name + ": projections", old.projections->allowed, pending.projections->allowed);
+    lose("projections", old, old.projections.has_value() && !pending.projections.has_value());
+    lose("equal copies", old, !old.copies.empty() && pending.copies != old.copies);
+    lose("the equal tensor", old, !old.same_as.empty() && pending.same_as != old.same_as);
+  }
+  /// What was allowed, and what would be.
+  void widen(const std::string& what, double before, double now) {
+    if (!(now > before)) return;
+    ++wider_;
+    const double times = now / before;  // infinite where nothing was allowed
+    if (wider_ > 1 && !(times > widest_)) return;
+    widest_ = times;
+    widest_words_ = fmt::format("{}: {:.3e} becomes {:.3e}", what, before, now);
+  }
+  void lose(const char* what, const GoldenLine& old, bool is_lost) {
+    if (!is_lost) return;
+    Lost& lost = lost_[what];
+    if (lost.count++ == 0) lost.first = old.name;
   }
   void note(const std::string& words) {
     if (first_.empty()) first_ = words;
   }
 
-  std::size_t lines_ = 0, projected_ = 0;
-  std::string words_, first_, largest_words_;
-  double largest_ = 0;
+  struct Lost {
+    std::size_t count = 0;
+    std::string first;
+  };
+
+  std::size_t lines_ = 0, projected_ = 0, wider_ = 0;
+  std::string words_, first_, largest_words_, widest_words_;
+  double largest_ = 0, widest_ = 0;
+  std::map<std::string, Lost> lost_;
 };
 
 std::string refusal_of(const Golden& pending) {

@@ -15,7 +15,9 @@ struct AcceptedGolden {
 };
 
 /// A paragraph: where both come from, settings that differ, how many lines change, the first change
-/// with both values and its ulps, the largest one, the parity check, and why it would be refused.
+/// with both values and its ulps, the largest one, what the pending one asks less of than the old
+/// one (limits that grow, projections, copies and equal tensors that are lost), the parity check,
+/// and why it would be refused.
 [[nodiscard]] std::string review_text(const std::optional<AcceptedGolden>& old,
                                       const Golden& pending);
 

@@ -25,6 +25,7 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 constexpr const char* kNow = "2026-02-03T04:05:06Z";
 
@@ -265,6 +266,31 @@ TEST_F(GoldenAcceptance, ReviewPairsLinesByName) {
   EXPECT_THAT(review_text(AcceptedGolden{test_golden(), entry}, pending),
               AllOf(HasSubstr("gone     step 2 again\n"), HasSubstr("added    learning rate\n"),
                     HasSubstr("of the other lines none")));
+}
+
+// What a golden asks of other machines may become less without any number that changes.
+TEST_F(GoldenAcceptance, ReviewShowsWhatThePendingOneAsksLessOf) {
+  const GoldenEntry entry{"curve_x.json", "", "the first one", "", kNow};
+  Golden old = test_golden();
+  old.lines[0].projections = StoredProjections{{}, 1};
+  old.lines[1].projections = StoredProjections{{}, 1};
+  old.lines[1].copies = "aab";
+  old.lines[2].same_as = old.lines[1].name;
+  Golden pending = old;
+  EXPECT_THAT(review_text(AcceptedGolden{old, entry}, pending), Not(HasSubstr("weaker")));
+  pending.lines[0].projections->allowed = 4;
+  pending.lines[1].projections.reset();
+  pending.lines[1].copies.clear();
+  pending.lines[2].same_as.clear();
+
+  const std::string text = review_text(AcceptedGolden{old, entry}, pending);
+
+  EXPECT_THAT(text, AllOf(HasSubstr("1 limits for other machines grow; most: " + old.lines[0].name +
+                                    ": projections: 1.000e+00 becomes 4.000e+00"),
+                          HasSubstr("projections of 1 lines are lost; first " + old.lines[1].name),
+                          HasSubstr("equal copies of 1 lines are lost"),
+                          HasSubstr("the equal tensor of 1 lines are lost"),
+                          Not(HasSubstr("every bit is equal"))));
 }
 
 std::string GoldenFolder::sha256(const std::string& text) {
