@@ -169,7 +169,27 @@ std::string rows_not_summed(const Evidence& e, const View& view, const Rows& row
       rows.wrong.size(), ids.name, are_last ? "the last" : "one", where);
 }
 
-/// Of an embedding's output: the tokens that are wrong have the row of another id, so many on.
+/// The wrong tokens all have one row of the weight more than their own.
+std::optional<std::int64_t> row_added(const Evidence& e, const Values& seen, const Values& right,
+                                      const std::vector<std::int64_t>& tokens,
+                                      const Values& weight) {
+  const auto extra = [&](std::int64_t token) {
+    return seen.narrow(0, token, 1) - right.narrow(0, token, 1);
+  };
+  if (std::ssize(tokens) < kLeastRows) return std::nullopt;
+  const Values row = extra(tokens.front());
+  const auto near = [&](const Values& a, double of) {
+    return distance(a, row) <= std::max(4 * e.tolerance(), 1e-3) * of;
+  };
+  for (const std::int64_t token : tokens)
+    if (!near(extra(token), norm_of(row) + norm_of(right.narrow(0, token, 1)))) return std::nullopt;
+  for (std::int64_t id = 0; id < weight.size(0) && is_telling(row); ++id)
+    if (near(weight.narrow(0, id, 1), norm_of(row))) return id;
+  return std::nullopt;
+}
+
+/// Of an embedding's output: the tokens that are wrong have the row of another id, so many on, or
+/// besides their own.
 std::string other_ids_read(const Evidence& e, const View& view) {
   constexpr std::int64_t kMostAway = 8;
   const RecordKey weight_key{e.wanted.key.step == 0 ? 0 : e.wanted.key.step - 1, RecordKind::kParam,
@@ -187,11 +207,18 @@ std::string other_ids_read(const Evidence& e, const View& view) {
       e.reference_value(ids_key).cut({offset[0], offset[1]}, {size[0], size[1]}).flattened();
   const Values seen = view.actual.rows(), right = view.expected.rows();
   std::map<std::int64_t, std::int64_t> wrong;  // token by id
+  std::vector<std::int64_t> tokens;
   for (std::int64_t i = 0; i < seen.size(0); ++i) {
     const Values own = right.narrow(0, i, 1);
-    if (distance(seen.narrow(0, i, 1), own) > 4 * e.tolerance() * norm_of(own))
-      wrong.emplace(static_cast<std::int64_t>(ids.flat()[static_cast<std::size_t>(i)]), i);
+    if (distance(seen.narrow(0, i, 1), own) <= 4 * e.tolerance() * norm_of(own)) continue;
+    wrong.emplace(static_cast<std::int64_t>(ids.flat()[static_cast<std::size_t>(i)]), i);
+    tokens.push_back(i);
   }
+  if (const auto added = row_added(e, seen, right, tokens, weight))
+    return fmt::format(
+        "{} tokens of {} ids have row {} of {} added: a rank that does not hold their ids gives "
+        "them a row instead of 0{}",
+        tokens.size(), wrong.size(), *added, weight_key.name, e.on_bad_ranks());
   if (std::ssize(wrong) < kLeastRows) return "";
   for (std::int64_t by = 1; by <= kMostAway; ++by) {
     for (const std::int64_t away : {by, -by}) {
@@ -283,6 +310,53 @@ bool lacks_target(const View& view) {
   return told >= kLeastRows;
 }
 
+/// The one column of a rank's part where all rows whose target other ranks hold are wrong, and
+/// nothing else is.
+std::optional<std::int64_t> column_of_foreign_targets(const Evidence& e, const View& view) {
+  const std::int64_t begin = view.box.global_offset[2], end = begin + view.box.size[2];
+  if (view.box.size[2] == e.whole.size(2)) return std::nullopt;
+  Shape offset = view.box.global_offset, size = view.box.size;
+  offset[2] = 0;
+  size[2] = e.whole.size(2);
+  const Values whole = e.whole.cut(offset, size).rows(), seen = view.actual.rows(),
+               right = view.expected.rows();
+  std::optional<std::int64_t> column;
+  std::int64_t told = 0;
+  for (std::int64_t row = 0; row < whole.size(0); ++row) {
+    const Values wanted = whole.narrow(0, row, 1).contiguous(),
+                 off = (seen.narrow(0, row, 1) - right.narrow(0, row, 1)).contiguous();
+    const auto lowest = std::ranges::min_element(wanted.flat());
+    const std::int64_t target = lowest - wanted.flat().begin();
+    const double scale = norm_of(wanted);
+    std::vector<std::int64_t> wrong;
+    for (std::int64_t c = 0; c < off.numel(); ++c)
+      if (std::fabs(off.flat()[static_cast<std::size_t>(c)]) > 1e-2 * scale) wrong.push_back(c);
+    const bool is_foreign = *lowest < 0 && (target < begin || target >= end);
+    if (wrong.size() != (is_foreign ? 1U : 0U)) return std::nullopt;
+    if (!is_foreign) continue;
+    if (column.value_or(wrong[0]) != wrong[0]) return std::nullopt;
+    column = wrong[0];
+    ++told;
+  }
+  return told >= kLeastRows ? column : std::nullopt;
+}
+
+/// Of bad ranks that all subtract other ranks' targets somewhere.
+std::string foreign_targets(const Evidence& e) {
+  const std::vector<const View*> bad = e.bad_views();
+  std::optional<std::int64_t> column;
+  for (const View* view : bad) {
+    column = column_of_foreign_targets(e, *view);
+    if (!column.has_value()) return "";
+  }
+  return column.has_value()
+             ? fmt::format(
+                   "rows of the logits' gradient whose target other ranks hold are wrong at "
+                   "column {} of a rank's part: targets of theirs are not masked{}",
+                   *column, e.on_bad_ranks())
+             : "";
+}
+
 }  // namespace
 
 std::string cause_vocabulary_rows(const Evidence& e) {
@@ -311,6 +385,7 @@ std::string cause_vocabulary_rows(const Evidence& e) {
 
 std::string cause_logit_rows(const Evidence& e) {
   if (!e.whole.defined() || !is_of_logits(e)) return "";
+  if (std::string text = foreign_targets(e); !text.empty()) return text;
   // rows are whole where the parts of all ranks are put together
   Values seen = e.whole;
   std::vector<double> numbers(e.whole.flattened().flat().begin(), e.whole.flattened().flat().end());

@@ -30,6 +30,7 @@ constexpr std::array kEntries{
     Entry{"tiny-mistral", "mistral", 48, 96, 2, 6, 6, 8, 96, 512, 1e6, 1e-5, false},
     Entry{"tiny-megatron_gpt", "megatron_gpt", 48, 96, 2, 6, 6, 8, 96, 512, 0, 1e-5, false},
     Entry{"tiny-gqa", "qwen2", 52, 100, 2, 8, 4, 6, 101, 512, 1e6, 1e-6, false},
+    Entry{"tiny-gqa-kv2", "qwen2", 52, 100, 2, 8, 2, 6, 101, 512, 1e6, 1e-6, false},
     Entry{"tiny-tied-gqa", "qwen3", 52, 100, 2, 8, 2, 6, 101, 512, 1e6, 1e-6, true},
     Entry{"lattice", "lattice", 16, 24, 2, 12, 12, 2, 40, 64, 0, 1e-6, false},
     Entry{"lattice-2", "lattice", 16, 24, 2, 12, 12, 2, 40, 64, 0, 1e-6, false},
