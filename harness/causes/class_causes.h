@@ -26,6 +26,8 @@ namespace isoshard::detail {
 [[nodiscard]] std::string cause_zeros(const Evidence& e);
 /// Values, or the summands of a mean over dp, that were rounded to a coarser dtype.
 [[nodiscard]] std::string cause_rounding(const Evidence& e);
+/// Sums over micro-batches, of each rank's own samples, that were rounded to a coarser dtype.
+[[nodiscard]] std::string cause_rounded_sums(const Evidence& e);
 /// Each rank's part has a factor of its own.
 [[nodiscard]] std::string cause_rank_factors(const Evidence& e);
 /// What backward begins from has a factor of its own on each dp rank.

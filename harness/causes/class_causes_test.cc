@@ -258,53 +258,6 @@ TEST(ClassCauses, WeightDecayThatIsLeftOutOrDoubledIsTold) {
 
 // ---- rounding
 
-TEST(ClassCauses, ValuesRoundedOnTheWayAreTold) {
-  const at::Tensor value = values({16, 8}, 1);
-  const auto rounded = [](const at::Tensor& t, at::ScalarType to) {
-    return t.to(to).to(t.scalar_type());
-  };
-  const auto of = [&](const RankChange& change) {
-    return diagnosis_of_one(RecordKind::kActivation, value, change);
-  };
-
-  EXPECT_THAT(of([&](at::Tensor v, int, int) { return rounded(v, at::kBFloat16); }),
-              HasSubstr("rounded to bf16"));
-  EXPECT_THAT(of([&](at::Tensor v, int, int tp) { return tp == 1 ? rounded(v, at::kHalf) : v; }),
-              AllOf(HasSubstr("rounded to fp16 or TF32"), HasSubstr("on tp rank 1")));
-  EXPECT_THAT(of([&](at::Tensor v, int, int) {
-                v.narrow(0, 0, 15).copy_(rounded(v.narrow(0, 0, 15), at::kBFloat16));
-                return v;
-              }),
-              Not(HasSubstr("rounded")))
-      << "some elements only";
-  EXPECT_THAT(of([&](at::Tensor v, int, int) { return rounded(v * 1.02, at::kBFloat16); }),
-              Not(HasSubstr("rounded")))
-      << "off by more than half a step";
-  EXPECT_THAT(diagnosis_of_one(RecordKind::kActivation, rounded(value, at::kBFloat16),
-                               [](at::Tensor v, int, int) {
-                                 return (v * (1 + 0x1p-8)).to(at::kBFloat16).to(at::kFloat);
-                               }),
-              Not(HasSubstr("rounded")))
-      << "the right ones have few bits, too";
-}
-
-TEST(ClassCauses, SummandsRoundedBeforeTheirMeanAreTold) {
-  const at::Tensor first = values({32, 8}, 1), second = values({32, 8}, 2),
-                   mean = (first + second) / 2;
-  const auto bf16 = [](const at::Tensor& t) { return t.to(at::kBFloat16).to(at::kFloat); };
-
-  EXPECT_THAT(
-      diagnosis_of_one(RecordKind::kGrad, mean,
-                       [&](at::Tensor, int, int) { return (bf16(first) + bf16(second)) / 2; }),
-      HasSubstr("summands rounded to bf16 before they are added over dp"));
-  EXPECT_THAT(diagnosis_of_one(RecordKind::kGrad, mean,
-                               [&](at::Tensor m, int, int) {
-                                 return m + 2e-3 * values({32, 8}, 9);
-                               }),
-              Not(HasSubstr("rounded")))
-      << "noise of that size with all its bits";
-}
-
 // ---- factors
 
 std::string factors_are(const std::vector<double>& of_tp, bool all_but_one = false) {

@@ -58,6 +58,7 @@ constexpr Pattern kPatterns[] = {
     {kParam, Needs::kRecord, cause_in_shards},
     {kTensor, Needs::kBytes, cause_stale},
     {kTensor, Needs::kBytes, cause_rounding},
+    {kGrad, Needs::kRecord, cause_rounded_sums},
     {kParam | kOptimizer, Needs::kBytes, cause_weight_decay},
     {kParam, Needs::kBytes, cause_in_update},
     {kParam | kOptimizer, Needs::kBytes, cause_part_not_updated},

@@ -10,6 +10,8 @@
 
 #include "core/base/dtype.h"
 #include "harness/causes/class_causes.h"
+#include "harness/trace/clipped.h"
+#include "harness/trace/parts.h"
 
 namespace isoshard::detail {
 namespace {
@@ -150,6 +152,32 @@ std::string rounded_summands(const Evidence& e, const std::vector<const View*>& 
 }
 
 }  // namespace
+
+/// Sums of micro-batches that each rank holds of its own samples. What they should be is known of
+/// their sum alone, but sums in a wide dtype have more bits than what was added.
+std::string cause_rounded_sums(const Evidence& e) {
+  if (e.wanted.key.kind != RecordKind::kGrad || e.wanted.key.call == 0 ||
+      !final_gradient_of(e.wanted.key).has_value())
+    return "";
+  Bits held;
+  int own_bits = 0;
+  for (const Held& h : e.held) {
+    const Record& record = *h.record;
+    if (!record.kept || h.rank->arena == nullptr || !is_partial(record.layout)) return "";
+    own_bits = bits_of(record.dtype);
+    const Values own = Values(h.rank->tensor(record)).contiguous();
+    for (const double value : own.flat()) held.add(value);
+  }
+  if (held.all < kLeastElements) return "";
+  for (const auto& [bits, name] : kCoarse) {
+    if (bits >= own_bits || held.share(bits) < 1) continue;
+    return fmt::format(
+        "rounded to {}: all {} values that ranks hold after micro-batch {} have at most {} "
+        "significant bits",
+        name, held.all, e.wanted.key.call, bits);
+  }
+  return "";
+}
 
 std::string cause_rounding(const Evidence& e) {
   const std::vector<const View*> bad = e.bad_views();

@@ -116,6 +116,12 @@ class Judge {
   }
 
  private:
+  struct Ordered {
+    std::int64_t order;
+    Finding finding;
+    std::shared_ptr<const TensorResult> result = nullptr;  ///< of a tensor that was judged
+  };
+
   void index_records() {
     for (const RankTrace& rank : actual_.ranks) {
       for (const Record& record : rank.records) held_[record.key].push_back({&rank, &record});
@@ -245,10 +251,7 @@ class Judge {
     }
     if (!result.not_judged.empty() && not_judged_.empty()) not_judged_ = result.not_judged;
     if (!result.findings.empty()) {
-      // the final gradient says more than one between micro-batches
-      const auto shared = final_gradient_of(wanted.key).has_value()
-                              ? std::shared_ptr<const TensorResult>()
-                              : std::make_shared<const TensorResult>(result);
+      const auto shared = std::make_shared<const TensorResult>(result);
       for (Finding& finding : result.findings)
         findings_.push_back({wanted.order, std::move(finding), shared});
     }
@@ -337,13 +340,14 @@ class Judge {
       const Finding& first = findings_.front().finding;
       const bool with_first =
           ordered.finding.key.step == first.key.step && ordered.finding.stage == first.stage;
-      if (ordered.result == nullptr || (!with_first && later++ >= kMaxDiagnosedLater)) continue;
       const RecordKey& key = ordered.finding.key;
-      std::string cause =
-          first_draw_of(key).has_value()
-              ? std::string("recomputed mask differs from the forward mask")
-              : detail::diagnose(reference_, wanted_of(reference_, key, options_)->record, actual_,
-                                 held_.at(key), *ordered.result, options_);
+      // the final gradient says more than one between micro-batches
+      if (ordered.result == nullptr || final_gradient_of(key).has_value() ||
+          (!with_first && later++ >= kMaxDiagnosedLater))
+        continue;
+      std::string cause = first_draw_of(key).has_value()
+                              ? std::string("recomputed mask differs from the forward mask")
+                              : cause_of(ordered);
       if (cause.empty()) continue;
       ordered.finding.diagnosis = fmt::format("{}: {}", subject_of(key), cause);
       causes_[key] = std::move(cause);
@@ -351,7 +355,13 @@ class Judge {
     diagnose_between_micro_batches();
   }
 
-  /// A gradient that goes wrong between micro-batches has the cause of the final one.
+  std::string cause_of(const Ordered& ordered) const {
+    const RecordKey& key = ordered.finding.key;
+    return detail::diagnose(reference_, wanted_of(reference_, key, options_)->record, actual_,
+                            held_.at(key), *ordered.result, options_);
+  }
+
+  /// A gradient that goes wrong between micro-batches has the cause of the final one, or its own.
   void diagnose_between_micro_batches() {
     if (findings_.empty()) return;
     Finding& first = findings_.front().finding;
@@ -365,10 +375,15 @@ class Judge {
       first.diagnosis = fmt::format("{}: {}", subject_of(*final), cause->second);
       return;
     }
+    std::vector<std::string> words;
+    if (findings_.front().result != nullptr) words.push_back(cause_of(findings_.front()));
     const auto tensor = tensor_of(*final);
     if (tensor != verdict_.tensors.end() && tensor->within)
-      first.diagnosis = fmt::format("{}: wrong after micro-batch {}, right at the end of the step",
-                                    subject_of(*final), first.key.call);
+      words.push_back(
+          fmt::format("wrong after micro-batch {}, right at the end of the step", first.key.call));
+    std::erase(words, "");
+    if (!words.empty())
+      first.diagnosis = fmt::format("{}: {}", subject_of(*final), fmt::join(words, "; "));
   }
 
   /// Of what is computed: settings, ids and masks may be anything.
@@ -467,12 +482,6 @@ class Judge {
     }
     verdict_.evidence = evidence_of(reference_, actual_, around, first);
   }
-
-  struct Ordered {
-    std::int64_t order;
-    Finding finding;
-    std::shared_ptr<const TensorResult> result = nullptr;  ///< of a tensor that was judged
-  };
 
   const Reference& reference_;
   const Trace& actual_;

@@ -208,7 +208,11 @@ class Scratch:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def blamed(self, errors: str, mutants: list[Mutant]) -> list[Mutant]:
-        """The mutants in lines that errors name.   Errors   MutateError if there are none."""
+        """The mutants in lines that errors name, or nearest before them in the same file: one may
+        change a deduced type, which another line then cannot use.
+
+        Errors   MutateError if there are none.
+        """
         place = re.compile(r"\b(src/(?:\w+/)+\w+\.cc):(\d+):")
         lines: set[tuple[str, int]] = set()
         for block in re.split(r"(?=^FAILED: )", errors, flags=re.MULTILINE)[1:]:
@@ -217,6 +221,9 @@ class Scratch:
                 if is_error and (match := place.search(line)):
                     lines.add((match[1], int(match[2])))
         bad = self.of_lines(lines, mutants)
+        if not bad:
+            before = [m for m in mutants for name, n in lines if m.name == name and m.line <= n]
+            bad = sorted(before, key=lambda m: m.line)[-1:]
         if not bad:
             raise MutateError(f"the copy does not build, and no mutant is to blame; see {self.log}")
         return bad

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Causes that are roundings, and beside each a run that looks like it and is not.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "harness/testing/diagnosed_run.h"
+#include "harness/testing/synthetic.h"
+
+namespace isoshard {
+namespace {
+
+using namespace synthetic;
+using namespace causes_testing;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+TEST(ClassCauses, ValuesRoundedOnTheWayAreTold) {
+  const at::Tensor value = values({16, 8}, 1);
+  const auto rounded = [](const at::Tensor& t, at::ScalarType to) {
+    return t.to(to).to(t.scalar_type());
+  };
+  const auto of = [&](const RankChange& change) {
+    return diagnosis_of_one(RecordKind::kActivation, value, change);
+  };
+
+  EXPECT_THAT(of([&](at::Tensor v, int, int) { return rounded(v, at::kBFloat16); }),
+              HasSubstr("rounded to bf16"));
+  EXPECT_THAT(of([&](at::Tensor v, int, int tp) { return tp == 1 ? rounded(v, at::kHalf) : v; }),
+              AllOf(HasSubstr("rounded to fp16 or TF32"), HasSubstr("on tp rank 1")));
+  EXPECT_THAT(of([&](at::Tensor v, int, int) {
+                v.narrow(0, 0, 15).copy_(rounded(v.narrow(0, 0, 15), at::kBFloat16));
+                return v;
+              }),
+              Not(HasSubstr("rounded")))
+      << "some elements only";
+  EXPECT_THAT(of([&](at::Tensor v, int, int) { return rounded(v * 1.02, at::kBFloat16); }),
+              Not(HasSubstr("rounded")))
+      << "off by more than half a step";
+  EXPECT_THAT(diagnosis_of_one(RecordKind::kActivation, rounded(value, at::kBFloat16),
+                               [](at::Tensor v, int, int) {
+                                 return (v * (1 + 0x1p-8)).to(at::kBFloat16).to(at::kFloat);
+                               }),
+              Not(HasSubstr("rounded")))
+      << "the right ones have few bits, too";
+}
+
+/// Sums of two micro-batches of bf16 gradients, which dp ranks hold for their own samples in fp32;
+/// `change` is put on what each rank holds after the second one.
+std::string own_sums_are(const std::function<at::Tensor(at::Tensor own)>& change) {
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const auto gradient = [](int dp, int micro_batch) {
+        return values({8, 12}, 4 * dp + micro_batch + 1).to(at::kBFloat16).to(at::kFloat);
+      };
+      at::Tensor sum = at::zeros({8, 12});
+      for (int m = 0; m < 2; ++m) {
+        for (int dp = 0; dp < kMesh.degree(Axis::kDp); ++dp)
+          if (whole || rank / kTp == dp) sum = sum + gradient(dp, m);
+        const Layout layout = whole ? layout_of({8, 12}) : layout_of({8, 12}, {partial(Axis::kDp)});
+        sink.on_record(site(RecordKind::kGrad, "m.w.micro_batch", layout),
+                       whole || m == 0 ? sum : change(sum));
+      }
+    });
+  };
+  return diagnosis_of(body(true), body(false));
+}
+
+TEST(ClassCauses, SumsOfMicroBatchesThatAreRoundedAreTold) {
+  EXPECT_THAT(
+      own_sums_are([](const at::Tensor& own) { return own.to(at::kBFloat16).to(at::kFloat); }),
+      HasSubstr("rounded to bf16: all 576 values that ranks hold after micro-batch 1 have "
+                "at most 8 significant bits"));
+  EXPECT_THAT(own_sums_are([](const at::Tensor& own) { return own * 1.001; }),
+              Not(HasSubstr("rounded")));
+  EXPECT_THAT(own_sums_are([](const at::Tensor& own) {
+                at::Tensor all_but_one = own.to(at::kBFloat16).to(at::kFloat);
+                set_first(all_but_one, 0.123456);
+                return all_but_one;
+              }),
+              Not(HasSubstr("rounded")));
+}
+
+TEST(ClassCauses, SummandsRoundedBeforeTheirMeanAreTold) {
+  const at::Tensor first = values({32, 8}, 1), second = values({32, 8}, 2),
+                   mean = (first + second) / 2;
+  const auto bf16 = [](const at::Tensor& t) { return t.to(at::kBFloat16).to(at::kFloat); };
+
+  EXPECT_THAT(
+      diagnosis_of_one(RecordKind::kGrad, mean,
+                       [&](at::Tensor, int, int) { return (bf16(first) + bf16(second)) / 2; }),
+      HasSubstr("summands rounded to bf16 before they are added over dp"));
+  EXPECT_THAT(diagnosis_of_one(RecordKind::kGrad, mean,
+                               [&](at::Tensor m, int, int) {
+                                 return m + 2e-3 * values({32, 8}, 9);
+                               }),
+              Not(HasSubstr("rounded")))
+      << "noise of that size with all its bits";
+}
+
+}  // namespace
+}  // namespace isoshard
