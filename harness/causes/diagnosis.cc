@@ -84,6 +84,7 @@ constexpr Pattern kPatterns[] = {
     {kParam, Needs::kRecord, cause_in_places},
     {kAny, Needs::kRecord, cause_in_order_of_parts},
     {kActivation, Needs::kRecord, cause_in_key_order},
+    {kActivationGrad, Needs::kRecord, cause_own_queries},
     {kActivation, Needs::kRecord, cause_in_tokens},
     {kActivation, Needs::kRecord, cause_in_scores},
     {kActivation | kActivationGrad, Needs::kRecord, cause_in_handover},

@@ -46,6 +46,8 @@ namespace isoshard::detail {
 /// An activation or its gradient that is the first of a pipeline's rank: what came from the other
 /// rank was right there.
 [[nodiscard]] std::string cause_in_handover(const Evidence& e);
+/// The gradient of keys or values, to which queries of other cp ranks give nothing.
+[[nodiscard]] std::string cause_own_queries(const Evidence& e);
 /// The core of attention over the keys of cp ranks that come together in another order.
 [[nodiscard]] std::string cause_in_key_order(const Evidence& e);
 /// The output of an attention: its scores are a multiple of the right ones. It is computed again

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <optional>
 #include <set>
+#include <span>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -85,6 +87,22 @@ Values by_heads(const Values& x_BSH, std::int64_t heads) {
   return concatenated(samples);
 }
 
+/// [B,N,S,D] as [B,S,N D].
+Values by_tokens(const Values& x_BNSD) {
+  const Shape shape = x_BNSD.shape();
+  const std::int64_t heads = shape[1], length = shape[2], dim = shape[3];
+  std::vector<double> out(x_BNSD.flat().size());
+  std::size_t next = 0;
+  for (std::int64_t b = 0; b < shape[0]; ++b) {
+    for (std::int64_t s = 0; s < length; ++s) {
+      for (std::int64_t i = 0; i < heads * dim; ++i)
+        out[next++] = x_BNSD.flat()[static_cast<std::size_t>(
+            ((b * heads + i / dim) * length + s) * dim + i % dim)];
+    }
+  }
+  return {{shape[0], length, heads * dim}, std::move(out)};
+}
+
 std::int64_t kv_head_of(const Attention& of, std::int64_t head) {
   if (of.in_turn_on == 0) return head / of.groups;
   const std::int64_t own_heads = of.heads / of.in_turn_on,
@@ -135,12 +153,12 @@ Values attended(const Attention& of, double factor) {
 }
 
 /// How far the reference's core is from what the attention gives; infinite if it is too large.
-double misfit(const Evidence& e, const Attention& candidate) {
+double misfit(const Values& core, const Attention& candidate) {
   constexpr std::int64_t kMostProducts = 4'000'000;
   if (candidate.batch * candidate.heads * candidate.length * candidate.length * candidate.dim >
       kMostProducts)
     return INFINITY;
-  return distance(attended(candidate, 1), e.whole);
+  return distance(attended(candidate, 1), core);
 }
 
 /// Queries, keys and values [B,S,H] of each number of heads that there may be; empty if it is not
@@ -159,17 +177,18 @@ std::vector<Attention> attentions_of(const Shape& shape, const Values& q, const 
   return candidates;
 }
 
-/// The reference's queries, keys and values of the attention whose core is `e.wanted`: of the
-/// layouts that its records may have, the one that gives the reference's core.
-std::optional<Attention> attention_of(const Evidence& e) {
-  const std::string module =
-      e.wanted.key.name.substr(0, e.wanted.key.name.size() - std::string(".core").size());
+/// The reference's queries, keys and values of the attention of a module in the pass of `e.wanted`:
+/// of the layouts that its records may have, the one that gives the reference's core.
+std::optional<Attention> attention_in(const Evidence& e, const std::string& module) {
   const auto value = [&](const std::string& name) -> Values {
     RecordKey key = e.wanted.key;
+    key.kind = RecordKind::kActivation;
     key.name = module + name;
     return e.reference.find(key) == nullptr ? Values() : e.reference_value(key);
   };
-  const Shape& shape = e.wanted.layout.global_shape;
+  const Values core = value(".core");
+  if (!core.defined() || core.dim() != 3) return std::nullopt;
+  const Shape& shape = core.shape();
   const Values q = value(".q_rope"), k = value(".k_rope"), v = value(".v_proj"),
                fused = value(".c_attn");
   std::vector<Attention> candidates;
@@ -187,14 +206,84 @@ std::optional<Attention> attention_of(const Evidence& e) {
   }
   std::optional<Attention> best;
   // 16-bit cores are sums of rounded weights
-  double least = (e.is_wide() ? 1e-3 : 1.6e-2) * norm_of(e.whole);
+  double least = (e.is_wide() ? 1e-3 : 1.6e-2) * norm_of(core);
   for (const Attention& candidate : candidates) {
-    const double distance = misfit(e, candidate);
+    const double distance = misfit(core, candidate);
     if (distance >= least) continue;
     least = distance;
     best = candidate;
   }
   return best;
+}
+
+/// Of the attention whose core is `e.wanted`.
+std::optional<Attention> attention_of(const Evidence& e) {
+  return attention_in(
+      e, e.wanted.key.name.substr(0, e.wanted.key.name.size() - std::string(".core").size()));
+}
+
+/// The gradient of keys (or of values) [B,K,S,D] as far as it comes from some of the queries.
+/// `dcore_BSH`   of the attention's output.
+Values gradient_of_keys(const Attention& of, const Values& dcore_BSH,
+                        const std::vector<bool>& has_query, bool is_of_values) {
+  const std::int64_t kv_heads = of.heads / of.groups;
+  const double scale = 1 / std::sqrt(static_cast<double>(of.dim));
+  const auto dim = static_cast<std::size_t>(of.dim);
+  std::vector<double> out(static_cast<std::size_t>(of.batch * kv_heads * of.length * of.dim), 0);
+  const auto q = of.q.flat(), k = of.k.flat(), v = of.v.flat(), dcore = dcore_BSH.flat();
+  const auto row = [&](std::int64_t heads, std::int64_t b, std::int64_t head, std::int64_t s) {
+    return static_cast<std::size_t>(((b * heads + head) * of.length + s) * of.dim);
+  };
+  const auto dot_at = [dim](std::span<const double> a, std::size_t at, std::span<const double> b,
+                            std::size_t to) {
+    double sum = 0;
+    for (std::size_t d = 0; d < dim; ++d) sum += a[at + d] * b[to + d];
+    return sum;
+  };
+  for (std::int64_t b = 0; b < of.batch; ++b) {
+    for (std::int64_t head = 0; head < of.heads; ++head) {
+      const std::int64_t kv_head = kv_head_of(of, head);
+      for (std::int64_t s = 0; s < of.length; ++s) {
+        if (!has_query[static_cast<std::size_t>(s)]) continue;
+        const std::size_t query = row(of.heads, b, head, s);
+        const auto place =
+            static_cast<std::size_t>(((b * of.length + s) * of.heads + head) * of.dim);
+        std::vector<double> shares, slopes;
+        double largest = -INFINITY, sum = 0, mean = 0;
+        for (std::int64_t t = 0; t <= s; ++t) {
+          const std::size_t key = row(kv_heads, b, kv_head, t);
+          shares.push_back(scale * dot_at(q, query, k, key));
+          slopes.push_back(dot_at(dcore, place, v, key));
+          largest = std::max(largest, shares.back());
+        }
+        for (double& share : shares) sum += share = std::exp(share - largest);
+        for (std::size_t t = 0; t < shares.size(); ++t) mean += (shares[t] /= sum) * slopes[t];
+        for (std::size_t t = 0; t < shares.size(); ++t) {
+          const std::size_t key = row(kv_heads, b, kv_head, static_cast<std::int64_t>(t));
+          const double weight = is_of_values ? shares[t] : shares[t] * (slopes[t] - mean) * scale;
+          for (std::size_t d = 0; d < dim; ++d)
+            out[key + d] += weight * (is_of_values ? dcore[place + d] : q[query + d]);
+        }
+      }
+    }
+  }
+  return {{of.batch, kv_heads, of.length, of.dim}, std::move(out)};
+}
+
+/// Which places of the sequence a rank has of a core; empty if that is not told.
+std::vector<bool> queries_of(const Evidence& e, int rank, const RecordKey& core,
+                             std::int64_t length) {
+  const auto trace = std::ranges::find(e.actual.ranks, rank, &RankTrace::rank);
+  const Record* record = trace == e.actual.ranks.end() ? nullptr : trace->find(core);
+  if (record == nullptr || record->parts.empty()) return {};
+  std::vector<bool> has(static_cast<std::size_t>(length), false);
+  for (const PartStats& part : record->parts) {
+    if (part.box.size.size() != 3 || part.box.global_offset[1] + part.box.size[1] > length)
+      return {};
+    for (std::int64_t s = 0; s < part.box.size[1]; ++s)
+      has[static_cast<std::size_t>(part.box.global_offset[1] + s)] = true;
+  }
+  return has;
 }
 
 using Order = std::vector<std::int64_t>;
@@ -290,6 +379,35 @@ std::string cause_in_key_order(const Evidence& e) {
     }
   }
   return "";
+}
+
+std::string cause_own_queries(const Evidence& e) {
+  const RecordKey& key = e.wanted.key;
+  const bool is_of_values = key.name.ends_with(".v_proj");
+  if (e.actual.mesh.degree(Axis::kCp) == 1 || (!is_of_values && !key.name.ends_with(".k_rope")))
+    return "";
+  const std::string module = key.name.substr(0, key.name.rfind('.'));
+  RecordKey core = key;
+  core.name = module + ".core";
+  const Record* gradient = e.reference.find(core);
+  const std::vector<View> bad = bad_boxes(e);
+  const auto attention =
+      bad.empty() || gradient == nullptr ? std::nullopt : attention_in(e, module);
+  if (!attention.has_value()) return "";
+  const Values dcore = (e.reference_value(core) / gradient->grad_scale).contiguous();
+  core.kind = RecordKind::kActivation;
+  for (const View& view : bad) {
+    const std::vector<bool> own = queries_of(e, view.rank, core, attention->length);
+    if (own.empty()) return "";
+    Values whole = gradient_of_keys(*attention, dcore, own, is_of_values);
+    if (is_of_values) whole = by_tokens(whole);
+    if (whole.shape() != e.whole.shape() ||
+        !e.explains_each(whole.cut(view.box.global_offset, view.box.size), view))
+      return "";
+  }
+  return fmt::format(
+      "only what queries of its own cp rank give is in it, the sum over cp is missing{}",
+      e.on_bad_ranks());
 }
 
 std::string cause_in_handover(const Evidence& e) {

@@ -4,8 +4,10 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -138,6 +140,56 @@ TEST(ScoreCauses, KeysOfRanksInAnotherOrderAreNamed) {
       told(attended(q, by_rank(k), by_rank(v), 1).index_fill(2, at::zeros({1}, at::kLong), 0.25)),
       Not(HasSubstr("order")))
       << "one feature of all tokens is something else";
+}
+
+// Rank 0 has the first half of the sequence; `change` makes each rank's gradient from the whole one
+// and from what its own queries give.
+TEST(ScoreCauses, KeysThatOnlyOwnQueriesGiveAGradientAreTold) {
+  const MeshShape two({{Axis::kCp, 2}});
+  const at::Tensor q = values({2, 4, 8, 8}, 1).set_requires_grad(true),
+                   k = values({2, 2, 8, 8}, 2).set_requires_grad(true),
+                   v = values({2, 2, 8, 8}, 3).set_requires_grad(true),
+                   dcore = values({2, 8, 32}, 4);
+  const at::Tensor core = attended(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), 1);
+  const auto tokens = [](const at::Tensor& x) {
+    return x.detach().transpose(1, 2).contiguous().flatten(2);
+  };
+  const auto gradient = [&](const at::Tensor& of, int rank) {
+    at::Tensor own = dcore.clone();
+    if (rank >= 0) own.narrow(1, 4 * (1 - rank), 4).zero_();
+    return torch::autograd::grad({core}, {of}, {own}, /*retain_graph=*/true)[0];
+  };
+  const auto told = [&](bool is_of_values, const std::function<at::Tensor(int rank)>& held) {
+    const auto body = [&](bool is_whole) {
+      return Body([=](Sink& sink, int rank) {
+        const auto record = [&](RecordKind kind, const std::string& name, std::int64_t dim,
+                                const at::Tensor& value) {
+          Layout layout = layout_of(value.sizes().vec());
+          if (!is_whole) layout = layout_of(value.sizes().vec(), {shard(Axis::kCp, dim)});
+          sink.on_record(site(kind, name, layout),
+                         is_whole ? value : value.narrow(dim, 4 * rank, 4).contiguous());
+        };
+        record(RecordKind::kActivation, "attn.q_rope", 2, q.detach());
+        record(RecordKind::kActivation, "attn.k_rope", 2, k.detach());
+        record(RecordKind::kActivation, "attn.v_proj", 1, tokens(v));
+        record(RecordKind::kActivation, "attn.core", 1, core.detach());
+        record(RecordKind::kActivationGrad, "attn.core", 1, dcore);
+        const at::Tensor own = held(is_whole ? -1 : rank);
+        record(RecordKind::kActivationGrad, is_of_values ? "attn.v_proj" : "attn.k_rope",
+               is_of_values ? 1 : 2, is_of_values ? tokens(own) : own);
+      });
+    };
+    return diagnosis_of(two, body(true), body(false));
+  };
+  const std::string missing = "the sum over cp is missing";
+
+  EXPECT_THAT(told(true, [&](int rank) { return gradient(v, rank); }), HasSubstr(missing));
+  EXPECT_THAT(told(false, [&](int rank) { return gradient(k, rank); }), HasSubstr(missing));
+  EXPECT_THAT(told(true, [&](int rank) { return gradient(v, rank) * (rank < 0 ? 1 : 1.05); }),
+              Not(HasSubstr(missing)));
+  EXPECT_THAT(told(false, [&](int rank) { return gradient(k, rank < 0 ? -1 : 1 - rank); }),
+              Not(HasSubstr(missing)))
+      << "queries of the other rank";
 }
 
 TEST(ScoreCauses, FusedQueriesKeysAndValuesAreTakenApart) {
