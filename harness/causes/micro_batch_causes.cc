@@ -259,9 +259,12 @@ std::vector<double> weights_in(const Evidence& e, const GradientParts& parts,
   // zeros fit weights of 0
   if (target.numel() < 2 * matrix.size(0) || norm_of(target) == 0) return {};
   std::vector<double> weights = best_weights(matrix, target);
-  if (!(distance(weighted_sum(matrix, weights), target) <=
-        std::max(10 * e.tolerance(), 1e-3) * norm_of(target)))
-    return {};
+  const double left = distance(weighted_sum(matrix, weights), target);
+  if (!(left <= std::max(10 * e.tolerance(), 1e-3) * norm_of(target))) return {};
+  // they must explain what is wrong, and not the noise of a coarse dtype
+  const std::vector<double> right(weights.size(), 1);
+  constexpr double kUnexplained = 0.25;
+  if (left > kUnexplained * distance(weighted_sum(matrix, right), target)) return {};
   return weights;
 }
 

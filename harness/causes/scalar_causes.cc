@@ -175,26 +175,30 @@ Squares squares_along(const Evidence& e, Axis axis) {
 }
 
 std::string norm_of_other_squares(const Evidence& e, double actual) {
-  constexpr double kNear = 1e-4;
+  constexpr double kNear = 1e-4, kUnexplained = 0.25;
   const double expected = e.whole.item();
   const std::string size = actual < expected ? "too small" : "too large";
+  const auto is_that = [&](double squares) {
+    const double norm = std::sqrt(squares);
+    return is_near(actual, norm, kNear) &&
+           std::fabs(actual - norm) <= kUnexplained * std::fabs(actual - expected);
+  };
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
     if (axis.degree == 1) continue;
     const Squares squares = squares_along(e, axis.axis);
     const double split = std::accumulate(squares.split.begin(), squares.split.end(), 0.0);
     if (split == 0) continue;
-    if (is_near(actual, std::sqrt(split + axis.degree * squares.replicated), kNear)) {
+    if (is_that(split + axis.degree * squares.replicated)) {
       return fmt::format("{}; fits sqrt(split + {} x replicated), {} = {}", size, axis.degree,
                          axis.degree, name_of(axis.axis));
     }
     for (std::size_t r = 0; r < squares.split.size(); ++r) {
-      if (is_near(actual, std::sqrt(squares.split[r] + squares.replicated), kNear)) {
+      if (is_that(squares.split[r] + squares.replicated)) {
         return fmt::format("{}; equals the norm over {} rank {} alone", size, name_of(axis.axis),
                            r);
       }
     }
-    if (is_near(actual, std::sqrt(split), kNear))
-      return fmt::format("{}; replicated weights are left out", size);
+    if (is_that(split)) return fmt::format("{}; replicated weights are left out", size);
   }
   return "";
 }

@@ -154,9 +154,10 @@ void summarise_first(Verdict& verdict, const Causes& causes) {
   }
   if (first_draw_of(first.key).has_value()) {
     const auto [same, all] = count_recomputed(verdict, causes, first.key, cause);
-    first.diagnosis += fmt::format("; the same for {} of {}{}{}", same, all,
-                                   forward_words(verdict, first.key.step),
-                                   gradient_words(verdict, first.key.step));
+    // where values are recorded again, and no mask is, there is nothing to count
+    if (all > 0) first.diagnosis += fmt::format("; the same for {} of {}", same, all);
+    first.diagnosis +=
+        forward_words(verdict, first.key.step) + gradient_words(verdict, first.key.step);
   }
   if (first.stage > Stage::kForward) first.diagnosis += forward_words(verdict, first.key.step);
 }
