@@ -115,16 +115,20 @@ TEST(ClassCauses, SquaresThatANormLacksOrHasTwiceAreNamed) {
 }
 
 /// The gradients of a matrix [4, 20] and a vector [12], each cut into `parts` over the ranks of one
-/// axis, which hold them one after the other. The norm has `times` all squares too much, and
-/// lacks the parts of the vector on ranks above 0 if `is_vector_lost`.
-std::string norm_of_parts_is(Axis axis, int degree, int parts, double times, bool is_vector_lost) {
+/// axis, which hold them one after the other, and over `copies` of cp they are copies. The norm has
+/// `times` all squares too much, and lacks the parts of the vector on ranks above 0 if
+/// `is_vector_lost`.
+std::string norm_of_parts_is(Axis axis, int degree, int parts, double times, bool is_vector_lost,
+                             int copies = 1) {
+  const MeshShape mesh({{axis, degree}, {Axis::kCp, copies}});
   const auto squares = [](const at::Tensor& t) {
     return t.to(at::kDouble).square().sum().item<double>();
   };
   const auto body = [&](bool whole) {
     return Body([=](Sink& sink, int rank) {
       const auto record = [&](const std::string& name, const at::Tensor& gradient) {
-        const std::int64_t count = gradient.size(0) / parts, begin = rank * parts / degree * count;
+        const std::int64_t count = gradient.size(0) / parts,
+                           begin = whole ? 0 : mesh.coordinate(rank, axis) * parts / degree * count;
         Layout layout = layout_of(gradient.sizes().vec());
         Box box{Shape(layout.global_shape.size(), 0), Shape(layout.global_shape.size(), 0),
                 layout.global_shape};
@@ -146,7 +150,7 @@ std::string norm_of_parts_is(Axis axis, int degree, int parts, double times, boo
     });
   };
   const Reference right = synthetic::reference(body(true));
-  const Trace trace = synthetic::run(MeshShape({{axis, degree}}), &right, body(false));
+  const Trace trace = synthetic::run(mesh, &right, body(false));
   JudgePolicy policy;
   policy.rtol = 1e-6;
   const Verdict verdict = judge(right, trace, policy);
@@ -157,6 +161,8 @@ TEST(ClassCauses, CopiesAndPartsThatANormCountsWronglyAreTold) {
   EXPECT_THAT(norm_of_parts_is(Axis::kDp, 4, 4, 0, true),
               HasSubstr("too small; the squares of parts of vectors on dp ranks above 0 are left "
                         "out"));
+  EXPECT_THAT(norm_of_parts_is(Axis::kDp, 2, 2, 0, true, 2),
+              HasSubstr("the squares of parts of vectors on dp ranks above 0 are left out"));
   EXPECT_THAT(norm_of_parts_is(Axis::kDp, 4, 4, 0.01, true), Not(HasSubstr("vectors")));
   EXPECT_THAT(norm_of_parts_is(Axis::kTp, 4, 2, 1, false),
               HasSubstr("too large; the squares of parts that several tp ranks hold (2 parameters) "

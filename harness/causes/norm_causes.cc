@@ -112,8 +112,12 @@ void add_vectors_behind_first(std::vector<Group>& groups,
   Group behind{fmt::format("parts of vectors on {} ranks above 0", name_of(axis)), 0, {}};
   for (const ParameterSquares& own : parameters) {
     if (!own.is_vector || !own.is_split) continue;
-    for (const auto& [rank, squares] : own.of_rank)
-      behind.squares += mesh.coordinate(rank, axis) == 0 ? 0 : squares;
+    // copies of a part count once
+    std::set<std::set<Shape>> counted;
+    for (const auto& [rank, places] : own.places)
+      if (mesh.coordinate(rank, axis) == 0) counted.insert(places);
+    for (const auto& [rank, places] : own.places)
+      if (counted.insert(places).second) behind.squares += own.of_rank.at(rank);
     behind.members.insert(own.name);
   }
   if (behind.squares > 0) groups.push_back(std::move(behind));
@@ -138,9 +142,9 @@ std::vector<Group> groups_of(const std::vector<ParameterSquares>& parameters,
            own);
   }
   for (const AxisDegree& axis : mesh.axes()) {
+    if (axis.degree > 1) add_vectors_behind_first(groups, parameters, mesh, axis.axis);
     // elsewhere ranks of other axes hold copies of a part, or parts of it
     if (axis.degree == 1 || mesh.world_size() != axis.degree) continue;
-    add_vectors_behind_first(groups, parameters, mesh, axis.axis);
     for (int c = 0; c < axis.degree; ++c) {
       Group part{fmt::format("{} rank {}'s parts", name_of(axis.axis), c), 0, {}};
       for (const ParameterSquares& own : parameters) {
