@@ -263,8 +263,8 @@ std::vector<double> weights_in(const Evidence& e, const GradientParts& parts,
   if (!(left <= std::max(10 * e.tolerance(), 1e-3) * norm_of(target))) return {};
   // they must explain what is wrong, and not the noise of a coarse dtype
   const std::vector<double> right(weights.size(), 1);
-  constexpr double kUnexplained = 0.25;
-  if (left > kUnexplained * distance(weighted_sum(matrix, right), target)) return {};
+  const double unexplained = e.is_wide() ? 0.05 : 0.25;
+  if (left > unexplained * distance(weighted_sum(matrix, right), target)) return {};
   return weights;
 }
 

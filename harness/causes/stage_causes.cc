@@ -317,6 +317,14 @@ std::vector<Order> orders_of_chunks(int cp) {
   return orders;
 }
 
+/// Whether a whole tensor explains a box of a wrong rank, which may be right.
+bool explains_box(const Evidence& e, const Values& whole, const View& view) {
+  const Values own = whole.cut(view.box.global_offset, view.box.size);
+  const double near = 4 * e.tolerance() * norm_of(view.expected);
+  return distance(view.actual, view.expected) <= near ? distance(own, view.expected) <= near
+                                                      : e.explains_each(own, view);
+}
+
 /// What wrong ranks hold, a view each box. Empty if bytes of one of them are not there.
 std::vector<View> bad_boxes(const Evidence& e) {
   std::vector<View> views;
@@ -365,12 +373,8 @@ std::string cause_in_key_order(const Evidence& e) {
       if (has_keys) other.k = reordered(other.k, order);
       if (has_values) other.v = reordered(other.v, order);
       const Values core = attended(other, 1);
-      const bool fits = std::ranges::all_of(bad, [&](const View& view) {
-        const Values own = core.cut(view.box.global_offset, view.box.size);
-        const double near = 4 * e.tolerance() * norm_of(view.expected);
-        return distance(view.actual, view.expected) <= near ? distance(own, view.expected) <= near
-                                                            : e.explains_each(own, view);
-      });
+      const bool fits =
+          std::ranges::all_of(bad, [&](const View& view) { return explains_box(e, core, view); });
       if (fits)
         return fmt::format(
             "{} of cp ranks come together in the wrong order: the {} chunks of the sequence stand "
@@ -401,9 +405,7 @@ std::string cause_own_queries(const Evidence& e) {
     if (own.empty()) return "";
     Values whole = gradient_of_keys(*attention, dcore, own, is_of_values);
     if (is_of_values) whole = by_tokens(whole);
-    if (whole.shape() != e.whole.shape() ||
-        !e.explains_each(whole.cut(view.box.global_offset, view.box.size), view))
-      return "";
+    if (whole.shape() != e.whole.shape() || !explains_box(e, whole, view)) return "";
   }
   return fmt::format(
       "only what queries of its own cp rank give is in it, the sum over cp is missing{}",
