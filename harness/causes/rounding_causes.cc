@@ -2,10 +2,13 @@
 /// Values that passed through a coarser dtype: their low bits are 0, and they are off by up to half
 /// a step of that dtype everywhere.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/dtype.h"
@@ -111,42 +114,68 @@ std::string rounded_values(const Evidence& e, const std::vector<const View*>& ba
   return "";
 }
 
-/// Means over dp of rounded summands: times the degree they are sums of few numbers of few bits.
+/// How the numbers of wrong ranks look once they are multiplied with what a mean divides by, which
+/// rounds in the record's own dtype.
+struct Undivided {
+  Bits actual, expected;
+  double error = 0;  ///< of all
+};
+
+Undivided undivided(const std::vector<const View*>& bad, int degree) {
+  Undivided all;
+  double squares = 0, wrong = 0;
+  const auto times = [degree](double value) {
+    return static_cast<double>(static_cast<float>(value * degree));
+  };
+  for (const View* view : bad) {
+    const Values seen = view->actual.contiguous(), right = view->expected.contiguous();
+    for (const double value : seen.flat()) all.actual.add(times(value));
+    for (const double value : right.flat()) all.expected.add(times(value));
+    squares += dot(right, right);
+    wrong += std::pow(distance(seen, right), 2);
+  }
+  all.error = squares == 0 ? 0 : std::sqrt(wrong / squares);
+  return all;
+}
+
+constexpr int kMoreBits = 6;  // what a sum of two numbers of other size needs besides
+
+bool are_sums_of(const Undivided& numbers, int bits) {
+  const double step = std::ldexp(1.0, -bits);
+  const Bits& actual = numbers.actual;
+  return actual.all >= 4 * kLeastElements && actual.share(bits + kMoreBits) > 0.9 &&
+         actual.share(bits + 1) > 0.25 && actual.share(bits) < 0.95 &&
+         actual.share(bits - 1) < 0.6 && numbers.expected.share(bits + kMoreBits) < 0.25 &&
+         numbers.error > step / 16 && numbers.error < step;
+}
+
+/// Means over dp of rounded summands, times the degree, and sums of rounded gradients of
+/// micro-batches are sums of few numbers of few bits.
 std::string rounded_summands(const Evidence& e, const std::vector<const View*>& bad, int own_bits) {
-  constexpr int kMoreBits = 6;  // what a sum of two numbers of other size needs besides
   if (e.wanted.key.kind != RecordKind::kGrad) return "";
+  std::vector<std::pair<int, std::string_view>> sums;  // what they are divided by, and over what
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
     const bool is_averaged = axis.axis == Axis::kDp || axis.axis == Axis::kDpReplicate;
-    if (axis.degree == 1 || !is_averaged) continue;
-    Bits actual, expected;
-    double squares = 0, wrong = 0;
-    for (const View* view : bad) {
-      // the division by the degree rounds in the record's own dtype
-      const auto undivided = [&](double value) {
-        return static_cast<double>(static_cast<float>(value * axis.degree));
-      };
-      const Values seen = view->actual.contiguous(), right = view->expected.contiguous();
-      for (const double value : seen.flat()) actual.add(undivided(value));
-      for (const double value : right.flat()) expected.add(undivided(value));
-      squares += dot(right, right);
-      wrong += std::pow(distance(seen, right), 2);
+    if (axis.degree > 1 && is_averaged) sums.emplace_back(axis.degree, name_of(axis.axis));
+  }
+  if (e.num_micro_batches() > 1) sums.emplace_back(1, "micro-batches");
+  for (const auto& [bits, name] : kCoarse) {
+    if (bits + kMoreBits >= own_bits) continue;
+    // a degree of 2 leaves the bits as they are, so that several may fit
+    std::vector<std::string_view> over;
+    Undivided numbers;
+    for (const auto& [degree, words] : sums) {
+      Undivided own = undivided(bad, degree);
+      if (!are_sums_of(own, bits)) continue;
+      over.push_back(words);
+      numbers = std::move(own);
     }
-    if (actual.all < 4 * kLeastElements || squares == 0) continue;
-    const double error = std::sqrt(wrong / squares);
-    for (const auto& [bits, name] : kCoarse) {
-      if (bits + kMoreBits >= own_bits) continue;
-      const double step = std::ldexp(1.0, -bits);
-      const bool fits = actual.share(bits + kMoreBits) > 0.9 && actual.share(bits + 1) > 0.25 &&
-                        actual.share(bits) < 0.95 && actual.share(bits - 1) < 0.6 &&
-                        expected.share(bits + kMoreBits) < 0.25 && error > step / 16 &&
-                        error < step;
-      if (!fits) continue;
-      return fmt::format(
-          "summands rounded to {} before they are added over {}: {:.0f} % of {} values are sums of "
-          "numbers of {} significant bits{}",
-          name, name_of(axis.axis), 100 * actual.share(bits + kMoreBits), actual.all, bits,
-          e.on_bad_ranks());
-    }
+    if (over.empty()) continue;
+    return fmt::format(
+        "summands rounded to {} before they are added over {}: {:.0f} % of {} values are sums of "
+        "numbers of {} significant bits{}",
+        name, fmt::join(over, " or "), 100 * numbers.actual.share(bits + kMoreBits),
+        numbers.actual.all, bits, e.on_bad_ranks());
   }
   return "";
 }

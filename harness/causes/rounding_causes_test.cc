@@ -70,6 +70,28 @@ std::string own_sums_are(const std::function<at::Tensor(at::Tensor own)>& change
   return diagnosis_of(body(true), body(false));
 }
 
+TEST(ClassCauses, GradientsOfMicroBatchesRoundedBeforeTheirSumAreTold) {
+  const auto told = [](at::ScalarType to, double factor) {
+    const auto body = [&](bool whole) {
+      return Body([=](Sink& sink, int) {
+        at::Tensor sum = at::zeros({32, 16});
+        for (int m = 0; m < 3; ++m) {
+          // a pass of which nothing else is recorded
+          sink.on_record(site(RecordKind::kActivation, "m", layout_of({2})), values({2}, 1));
+          const at::Tensor own = values({32, 16}, m + 1);
+          sum = sum + (whole ? own : factor * own.to(to).to(at::kFloat));
+        }
+        sink.on_record(site(RecordKind::kGrad, "m.w", layout_of({32, 16})), sum);
+      });
+    };
+    return diagnosis_of(body(true), body(false));
+  };
+
+  EXPECT_THAT(told(at::kBFloat16, 1),
+              HasSubstr("summands rounded to bf16 before they are added over dp or micro-batches"));
+  EXPECT_THAT(told(at::kFloat, 1.003), Not(HasSubstr("rounded")));
+}
+
 TEST(ClassCauses, SumsOfMicroBatchesThatAreRoundedAreTold) {
   EXPECT_THAT(
       own_sums_are([](const at::Tensor& own) { return own.to(at::kBFloat16).to(at::kFloat); }),
