@@ -159,6 +159,22 @@ TEST(EpochSampler, ShuffledHasTheExactIdsOfTheContract) {
   EXPECT_THAT(sampler.order_of(1), ElementsAre(9, 5, 0, 1, 8, 7, 3, 6, 4, 2));
 }
 
+// In a run each rank asks a sampler of its own.
+TEST(EpochSampler, GivesARankTheSameWhoeverElseAsks) {
+  const EpochSamplerSettings settings{
+      .num_samples = 11, .dp_degree = 3, .batch_size = 2, .shuffle = true, .seed = 5};
+  constexpr std::int64_t kBatches = 8;
+  const Ids all = taken(EpochSampler(settings), settings.dp_degree, 0, kBatches);
+  for (int rank = 0; rank < settings.dp_degree; ++rank) {
+    const EpochSampler own(settings);
+    for (std::int64_t batch = 0; batch < kBatches; ++batch) {
+      const auto first = all.begin() + (batch * settings.dp_degree + rank) * settings.batch_size;
+      EXPECT_EQ(own.samples(batch, rank), Ids(first, first + settings.batch_size))
+          << rank << " " << batch;
+    }
+  }
+}
+
 TEST(EpochSampler, MoreRanksThanSamplesRepeatThemOverAndOver) {
   const EpochSampler sampler({.num_samples = 2, .dp_degree = 5, .batch_size = 1});
 
