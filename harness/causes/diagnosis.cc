@@ -101,17 +101,24 @@ std::string cause_by(const Pattern& pattern, const Evidence& e) {
   }
 }
 
-std::string cause_of(const Evidence& e) {
+std::string cause_of(const Evidence& e, FittingPatterns& fitting) {
   if (e.result.findings.empty() || e.bad_ranks().empty()) return "";
   if (const auto count = e.result.comparison.stats.nonfinite_mismatch; count != 0)
     return fmt::format("{} values not finite", count);
   // what stands for a record that the reference has not: its values are nowhere
   const bool has_record = e.reference.find(e.wanted.key) != nullptr;
-  for (const Pattern& pattern : kPatterns) {
+  const bool knows_what =
+      numel_of(e.wanted.layout.global_shape) > kLargeTensor && !fitting.empty();
+  for (std::size_t i = 0; i < std::size(kPatterns); ++i) {
+    const Pattern& pattern = kPatterns[i];
+    if (knows_what && pattern.needs != Needs::kNothing && !fitting.contains(i)) continue;
     if ((pattern.kinds & bit(e.wanted.key.kind)) == 0) continue;
     if (pattern.needs >= Needs::kRecord && !has_record) continue;
     if (pattern.needs == Needs::kBytes && e.views.empty()) continue;
-    if (std::string text = cause_by(pattern, e); !text.empty()) return text;
+    std::string text = cause_by(pattern, e);
+    if (text.empty()) continue;
+    fitting.insert(i);
+    return text;
   }
   return "";
 }
@@ -120,8 +127,8 @@ std::string cause_of(const Evidence& e) {
 
 std::string diagnose(const Reference& reference, const Record& reference_record,
                      const Trace& actual, const std::vector<Held>& held, const TensorResult& result,
-                     const JudgePolicy& options) {
-  return cause_of(Evidence(reference, reference_record, actual, held, result, options));
+                     const JudgePolicy& options, FittingPatterns& fitting) {
+  return cause_of(Evidence(reference, reference_record, actual, held, result, options), fitting);
 }
 
 }  // namespace isoshard::detail

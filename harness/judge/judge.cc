@@ -334,31 +334,46 @@ class Judge {
     });
   }
 
+  /// Small tensors before large ones, which are searched for what small ones have shown.
   void diagnose_findings() {
+    std::vector<Ordered*> small, large;
     std::size_t later = 0;
     for (Ordered& ordered : findings_) {
       const Finding& first = findings_.front().finding;
       const bool with_first =
           ordered.finding.key.step == first.key.step && ordered.finding.stage == first.stage;
-      const RecordKey& key = ordered.finding.key;
       // the final gradient says more than one between micro-batches
-      if (ordered.result == nullptr || final_gradient_of(key).has_value() ||
-          (!with_first && later++ >= kMaxDiagnosedLater))
-        continue;
-      std::string cause = first_draw_of(key).has_value()
-                              ? std::string("recomputed mask differs from the forward mask")
-                              : cause_of(ordered);
-      if (cause.empty()) continue;
-      ordered.finding.diagnosis = fmt::format("{}: {}", subject_of(key), cause);
-      causes_[key] = std::move(cause);
+      if (ordered.result == nullptr || final_gradient_of(ordered.finding.key).has_value()) continue;
+      const bool is_large = numel_of(reference_shape_of(ordered)) > detail::kLargeTensor;
+      if (!with_first && (is_large || later++ >= kMaxDiagnosedLater)) continue;
+      (is_large ? large : small).push_back(&ordered);
+    }
+    for (const std::vector<Ordered*>& some : {small, large}) {
+      for (Ordered* ordered : some) diagnose_finding(*ordered);
     }
     diagnose_between_micro_batches();
   }
 
-  std::string cause_of(const Ordered& ordered) const {
+  const Shape& reference_shape_of(const Ordered& ordered) const {
+    static const Shape none;
+    const Record* record = reference_.find(ordered.finding.key);
+    return record == nullptr ? none : record->layout.global_shape;
+  }
+
+  void diagnose_finding(Ordered& ordered) {
+    const RecordKey& key = ordered.finding.key;
+    std::string cause = first_draw_of(key).has_value()
+                            ? std::string("recomputed mask differs from the forward mask")
+                            : cause_of(ordered);
+    if (cause.empty()) return;
+    ordered.finding.diagnosis = fmt::format("{}: {}", subject_of(key), cause);
+    causes_[key] = std::move(cause);
+  }
+
+  std::string cause_of(const Ordered& ordered) {
     const RecordKey& key = ordered.finding.key;
     return detail::diagnose(reference_, wanted_of(reference_, key, options_)->record, actual_,
-                            held_.at(key), *ordered.result, options_);
+                            held_.at(key), *ordered.result, options_, fitting_);
   }
 
   /// A gradient that goes wrong between micro-batches has the cause of the final one, or its own.
@@ -483,6 +498,7 @@ class Judge {
     verdict_.evidence = evidence_of(reference_, actual_, around, first);
   }
 
+  detail::FittingPatterns fitting_;
   const Reference& reference_;
   const Trace& actual_;
   const JudgePolicy& options_;
