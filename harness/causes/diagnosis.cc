@@ -107,8 +107,7 @@ std::string cause_of(const Evidence& e, FittingPatterns& fitting) {
     return fmt::format("{} values not finite", count);
   // what stands for a record that the reference has not: its values are nowhere
   const bool has_record = e.reference.find(e.wanted.key) != nullptr;
-  const bool knows_what =
-      numel_of(e.wanted.layout.global_shape) > kLargeTensor && !fitting.empty();
+  const bool knows_what = numel_of(e.wanted.layout.global_shape) > kLargeTensor && !fitting.empty();
   for (std::size_t i = 0; i < std::size(kPatterns); ++i) {
     const Pattern& pattern = kPatterns[i];
     if (knows_what && pattern.needs != Needs::kNothing && !fitting.contains(i)) continue;
@@ -117,7 +116,8 @@ std::string cause_of(const Evidence& e, FittingPatterns& fitting) {
     if (pattern.needs == Needs::kBytes && e.views.empty()) continue;
     std::string text = cause_by(pattern, e);
     if (text.empty()) continue;
-    fitting.insert(i);
+    // that copies differ says so little that another tensor's cause says more
+    if (pattern.cause != cause_differing_copies) fitting.insert(i);
     return text;
   }
   return "";

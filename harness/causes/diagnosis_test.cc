@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "harness/causes/diagnosis.h"
 #include "harness/judge/judge.h"
 #include "harness/testing/synthetic.h"
 #include "harness/verdict/verdict.h"
@@ -315,6 +316,31 @@ TEST(Diagnosis, ALossThatIsTooLargeByTheLogarithmOfADegree) {
   EXPECT_THAT(with_offset(std::log(3.0)), HasSubstr("constant offset 1.099 = log(tp)"));
   EXPECT_THAT(with_offset(std::log(2.0)), HasSubstr("constant offset 0.6931 = log(dp)"));
   EXPECT_THAT(with_offset(1.05), testing::Not(HasSubstr("offset")));
+}
+
+// A search through all patterns would take minutes. The large tensor, one element of which is 0,
+// has a cause that the small one does not have.
+TEST(Diagnosis, ALargeTensorIsSearchedOnlyForWhatSmallOnesShow) {
+  const at::Tensor small = values({64}, 1), large = at::ones({detail::kLargeTensor + 1}, at::kHalf);
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const at::Tensor own = rank == 0 ? 0.5 * small : 1.5 * small;
+      sink.on_record(site(RecordKind::kGrad, "small", layout_of({64})), whole ? small : own);
+      at::Tensor all_but_one = whole ? large : large.clone();
+      if (!whole) all_but_one.narrow(0, 5, 1).zero_();
+      sink.on_record(site(RecordKind::kGrad, "large", layout_of({large.numel()})), all_but_one);
+    });
+  };
+  const Reference right = reference(body(true));
+  const Trace wrong = run(MeshShape({{Axis::kDp, 2}}), &right, body(false));
+  JudgePolicy policy;
+  policy.rtol = 1e-6;
+
+  const Verdict verdict = judge(right, wrong, policy);
+
+  ASSERT_EQ(verdict.findings.size(), 2U);
+  EXPECT_THAT(verdict.findings[0].diagnosis, HasSubstr("rank-local over dp"));
+  EXPECT_EQ(verdict.findings[1].diagnosis, "");
 }
 
 }  // namespace
