@@ -14,6 +14,7 @@
 #include "harness/judge/judge.h"
 #include "harness/testing/run_world.h"
 #include "suite/record/batches.h"
+#include "suite/testing/checkpoint_cases.h"
 #include "suite/testing/emulated_cases.h"
 
 namespace isoshard {
@@ -60,6 +61,17 @@ TEST(RebuiltBuckets, ASubjectThatIsReloadedBeginsAnew) {
   item.reload_after = 1;
 
   (void)run_bit_equal_to_its_emulation(item);
+}
+
+// So is one that goes on from a checkpoint: first buckets in its first step, others in its second.
+TEST(RebuiltBuckets, ASubjectThatResumesBeginsAnew) {
+  const TestFolder folder;
+  Case item = ring_case();
+  item.steps = 1;
+  (void)run_alone(saved_to(item, folder.path(), 1));
+  item.steps = 3;
+
+  (void)run_bit_equal_to_its_emulation(resumed_case(item, folder.path()));
 }
 
 // The negative control: a spec that leaves the rebuilding out is seen in the second step, and not
