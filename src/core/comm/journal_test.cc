@@ -213,7 +213,8 @@ TEST(Names, ArePublicAndParsed) {
   EXPECT_EQ(name_of(Purpose::kRowParallelForward), "row_parallel.forward");
   EXPECT_EQ(name_of(Purpose::kRingDkv), "ring.dkv");
   EXPECT_EQ(name_of(Purpose::kSetup), "setup");
-  EXPECT_EQ(parse_backend("thread"), Backend::kThread);
+  for (const Backend backend : {Backend::kShm, Backend::kThread, Backend::kMpi, Backend::kNccl})
+    EXPECT_EQ(parse_backend(name_of(backend)), backend);
   EXPECT_THROW((void)parse_backend("tcp"), UsageError);
 }
 
