@@ -13,7 +13,7 @@
 
 #include "harness/causes/class_causes.h"
 #include "harness/trace/clipped.h"
-#include "harness/trace/layer_name.h"
+#include "harness/trace/names/layer_name.h"
 
 namespace isoshard::detail {
 namespace {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "harness/trace/layer_name.h"
+#include "harness/trace/names/layer_name.h"
 #include "harness/trace/record_writer.h"
 
 namespace isoshard {

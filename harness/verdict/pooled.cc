@@ -16,7 +16,7 @@
 #include "harness/stats/student.h"
 #include "harness/stats/tolerance.h"
 #include "harness/trace/clipped.h"
-#include "harness/trace/layer_name.h"
+#include "harness/trace/names/layer_name.h"
 #include "harness/verdict/neighbours.h"
 
 namespace isoshard {

@@ -7,7 +7,7 @@
 
 #include "harness/report/text/hanging.h"
 #include "harness/report/text/verdict_text.h"
-#include "harness/trace/layer_name.h"
+#include "harness/trace/names/layer_name.h"
 
 namespace isoshard {
 namespace {

@@ -10,8 +10,9 @@
 namespace isoshard {
 
 /// small, tiny and tiny-TYPE (of the fault catalogue, one of each architecture), tiny-gqa (4 kv
-/// heads), tiny-gqa-kv2 (2) and tiny-tied-gqa (2, tied), whose sizes 3 does not divide, and published
-/// models by their Hugging Face name, with or without its organization; letter case does not count.
+/// heads), tiny-gqa-kv2 (2) and tiny-tied-gqa (2, tied), whose sizes 3 does not divide, and
+/// published models by their Hugging Face name, with or without its organization; letter case does
+/// not count.
 /// Errors   UsageError with a suggestion and the names.
 [[nodiscard]] ModelConfig builtin_config(std::string_view name);
 

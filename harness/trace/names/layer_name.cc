@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Layers as names tell them.
-#include "harness/trace/layer_name.h"
+#include "harness/trace/names/layer_name.h"
 
 #include <algorithm>
 #include <charconv>
