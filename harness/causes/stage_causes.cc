@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <optional>
 #include <set>
 #include <span>
@@ -89,18 +90,16 @@ Values by_heads(const Values& x_BSH, std::int64_t heads) {
 
 /// [B,N,S,D] as [B,S,N D].
 Values by_tokens(const Values& x_BNSD) {
-  const Shape shape = x_BNSD.shape();
-  const std::int64_t heads = shape[1], length = shape[2], dim = shape[3];
-  std::vector<double> out(x_BNSD.flat().size());
-  std::size_t next = 0;
-  for (std::int64_t b = 0; b < shape[0]; ++b) {
-    for (std::int64_t s = 0; s < length; ++s) {
-      for (std::int64_t i = 0; i < heads * dim; ++i)
-        out[next++] = x_BNSD.flat()[static_cast<std::size_t>(
-            ((b * heads + i / dim) * length + s) * dim + i % dim)];
-    }
+  std::vector<Values> samples;
+  for (std::int64_t b = 0; b < x_BNSD.size(0); ++b) {
+    samples.push_back(x_BNSD.narrow(0, b, 1)
+                          .contiguous()
+                          .reshape({x_BNSD.size(1), x_BNSD.size(2), x_BNSD.size(3)})
+                          .to_front(1)
+                          .contiguous()
+                          .reshape({1, x_BNSD.size(2), x_BNSD.size(1) * x_BNSD.size(3)}));
   }
-  return {{shape[0], length, heads * dim}, std::move(out)};
+  return concatenated(samples);
 }
 
 std::int64_t kv_head_of(const Attention& of, std::int64_t head) {
@@ -400,11 +399,16 @@ std::string cause_own_queries(const Evidence& e) {
   if (!attention.has_value()) return "";
   const Values dcore = (e.reference_value(core) / gradient->grad_scale).contiguous();
   core.kind = RecordKind::kActivation;
+  std::map<int, Values> of_rank;  // a rank may have two boxes, of head and tail
   for (const View& view : bad) {
-    const std::vector<bool> own = queries_of(e, view.rank, core, attention->length);
-    if (own.empty()) return "";
-    Values whole = gradient_of_keys(*attention, dcore, own, is_of_values);
-    if (is_of_values) whole = by_tokens(whole);
+    const auto [known, is_new] = of_rank.try_emplace(view.rank);
+    Values& whole = known->second;
+    if (is_new) {
+      const std::vector<bool> own = queries_of(e, view.rank, core, attention->length);
+      if (own.empty()) return "";
+      whole = gradient_of_keys(*attention, dcore, own, is_of_values);
+      if (is_of_values) whole = by_tokens(whole);
+    }
     if (whole.shape() != e.whole.shape() || !explains_box(e, whole, view)) return "";
   }
   return fmt::format(

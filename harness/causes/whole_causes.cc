@@ -177,8 +177,7 @@ std::string cause_zeros(const Evidence& e) {
       const bool is_right = std::fabs(seen - value) <= near * std::max(std::fabs(value), typical);
       if (!is_right && seen != 0) return "";
       if (is_right && value != 0) ++right;
-      if (is_right) continue;
-      if (is_copy) continue;
+      if (is_right || is_copy) continue;
       ++zeros;
       rows.insert(view->box.global_offset[0] + i / std::max<std::int64_t>(numel / own.size(0), 1));
     }

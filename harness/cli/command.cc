@@ -14,6 +14,7 @@
 #include "harness/cli/examples.h"
 #include "harness/cli/man_page.h"
 #include "harness/cli/output.h"
+#include "harness/report/text/hanging.h"
 #include "harness/verdict/exit_code.h"
 
 #ifndef ISOSHARD_VERSION
@@ -45,19 +46,9 @@ constexpr const char* kExitCodes =
     "            4 infrastructure (crash, hang, incomplete), 5 golden missing, stale\n"
     "            or refused, 130/143 interrupted (129: hangup)\n";
 
-/// Name and text in two columns, within 80.
-void print_wrapped(const std::string& name, const std::string& text) {
-  constexpr std::size_t kName = 13, kColumns = 80;
-  std::string line = fmt::format("  {:<10} ", name);
-  std::istringstream words(text);
-  for (std::string word; words >> word;) {
-    if (line.size() + word.size() > kColumns) {
-      print("{}\n", line.substr(0, line.find_last_not_of(' ') + 1));
-      line = std::string(kName, ' ');
-    }
-    line += word + " ";
-  }
-  print("{}\n", line.substr(0, line.find_last_not_of(' ') + 1));
+/// Name and text in two columns.
+void print_in_columns(const std::string& name, const std::string& text) {
+  print("{}", hanging(fmt::format("  {:<10} ", name), text));
 }
 
 void print_overview(const ProgramWords& program, std::span<const Command> commands) {
@@ -65,19 +56,19 @@ void print_overview(const ProgramWords& program, std::span<const Command> comman
   std::string group;
   for (const auto& command : commands) {
     if (command.group != group) print("\n{}\n", group = command.group);
-    print_wrapped(command.name, command.summary);
+    print_in_columns(command.name, command.summary);
   }
   if (!program.test.empty()) {
     print("\nby the launcher ./isoshard\n");
-    print_wrapped("test", program.test);
+    print_in_columns("test", program.test);
   }
   print("\nexample: {0} {1}\n         {0} COMMAND --help\n\n{2}", program.name, program.example,
         kExitCodes);
 }
 
 void print_help(const ProgramWords& program, const Command& command, const OptionTable& table) {
-  print("{}\n{}\n{}\nexamples\n{}\n{}", in_lines(command.summary, 0),
-        in_lines(fmt::format("usage: {} {}", program.name, command.usage), 0), help_text(table),
+  print("{}\n{}\n{}\nexamples\n{}\n{}", hanging("", command.summary),
+        hanging("", fmt::format("usage: {} {}", program.name, command.usage)), help_text(table),
         examples_in_columns(command.examples), kExitCodes);
 }
 

@@ -6,10 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "harness/report/text/hanging.h"
+
 namespace isoshard {
 namespace {
 
-constexpr std::size_t kColumns = 80, kIndent = 2, kDeeper = 6, kGoesOn = 20;
+constexpr std::size_t kIndent = 2, kDeeper = 6, kGoesOn = 20;
 
 struct Example {
   std::string command, does;
@@ -81,7 +83,7 @@ std::string command_lines(std::string_view command) {
   std::string text, line(kIndent, ' ');
   bool is_begun = false;
   for (const std::string& piece : pieces_of(command)) {
-    if (is_begun && line.size() + 1 + piece.size() + 2 > kColumns) {
+    if (is_begun && line.size() + 1 + piece.size() + 2 > kLineWidth) {
       text += line + " \\\n";
       line = std::string(kDeeper, ' ') + piece;
       continue;
@@ -94,32 +96,13 @@ std::string command_lines(std::string_view command) {
 
 }  // namespace
 
-std::string in_lines(std::string_view text, std::size_t indent) {
-  std::string lines, line(indent, ' ');
-  while (!text.empty()) {
-    const std::size_t end = std::min(text.find(' '), text.size());
-    const std::string_view word = text.substr(0, end);
-    text.remove_prefix(std::min(end + 1, text.size()));
-    if (word.empty()) continue;
-    const bool is_first = line.size() == indent;
-    if (!is_first && line.size() + 1 + word.size() > kColumns) {
-      lines += line + "\n";
-      line = std::string(indent, ' ');
-    } else if (!is_first) {
-      line += ' ';
-    }
-    line += word;
-  }
-  return lines + line + "\n";
-}
-
 std::string examples_in_columns(std::string_view examples) {
   const std::vector<Example> found = parsed(examples);
   std::size_t widest = 0;
   for (const Example& example : found) widest = std::max(widest, example.command.size());
   const std::size_t column = kIndent + widest + 2;
   const bool all_fit = std::ranges::all_of(
-      found, [&](const Example& example) { return column + example.does.size() <= kColumns; });
+      found, [&](const Example& example) { return column + example.does.size() <= kLineWidth; });
   std::string text;
   for (const Example& example : found) {
     if (all_fit && !example.does.empty()) {
@@ -128,7 +111,7 @@ std::string examples_in_columns(std::string_view examples) {
       continue;
     }
     text += command_lines(example.command);
-    if (!example.does.empty()) text += in_lines(example.does, kDeeper);
+    if (!example.does.empty()) text += hanging(std::string(kDeeper, ' '), example.does);
   }
   return text;
 }

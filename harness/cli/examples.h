@@ -13,7 +13,4 @@ namespace isoshard {
 ///              backslash.
 [[nodiscard]] std::string examples_in_columns(std::string_view examples);
 
-/// The words of a text, in lines of at most 80 columns; each begins with `indent` blanks.
-[[nodiscard]] std::string in_lines(std::string_view text, std::size_t indent);
-
 }  // namespace isoshard

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts over the verdict's tensors.
+// Causes of findings, and counts over the verdict's tensors.
 #include "harness/judge/first_cause.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "harness/causes/diagnosis.h"
 #include "harness/trace/clipped.h"
 #include "harness/trace/stage.h"
 
@@ -124,7 +126,90 @@ void borrow_cause(std::vector<Finding>& findings) {
   }
 }
 
+class Diagnosis {
+ public:
+  Diagnosis(std::vector<OrderedFinding>& findings, const JudgedRun& run)
+      : findings_(findings), run_(run) {}
+
+  /// Small tensors before large ones, which are searched for what small ones have shown.
+  Causes run() {
+    std::vector<OrderedFinding*> small, large;
+    std::size_t later = 0;
+    for (OrderedFinding& ordered : findings_) {
+      const Finding& first = findings_.front().finding;
+      const bool with_first =
+          ordered.finding.key.step == first.key.step && ordered.finding.stage == first.stage;
+      // the final gradient says more than one between micro-batches
+      if (ordered.result == nullptr || final_gradient_of(ordered.finding.key).has_value()) continue;
+      const bool is_large = is_large_tensor(ordered.finding.key);
+      if (!with_first && (is_large || later++ >= kMaxDiagnosedLater)) continue;
+      (is_large ? large : small).push_back(&ordered);
+    }
+    for (OrderedFinding* ordered : small) diagnose_one(*ordered);
+    for (OrderedFinding* ordered : large) diagnose_one(*ordered);
+    diagnose_between_micro_batches();
+    return std::move(causes_);
+  }
+
+ private:
+  static constexpr std::size_t kMaxDiagnosedLater = 400;
+
+  bool is_large_tensor(const RecordKey& key) const {
+    const Record* record = run_.reference.find(key);
+    return record != nullptr && numel_of(record->layout.global_shape) > kLargeTensor;
+  }
+
+  void diagnose_one(OrderedFinding& ordered) {
+    const RecordKey& key = ordered.finding.key;
+    std::string cause = first_draw_of(key).has_value()
+                            ? std::string("recomputed mask differs from the forward mask")
+                            : cause_of(ordered);
+    if (cause.empty()) return;
+    ordered.finding.diagnosis = fmt::format("{}: {}", subject_of(key), cause);
+    causes_[key] = std::move(cause);
+  }
+
+  std::string cause_of(const OrderedFinding& ordered) {
+    const RecordKey& key = ordered.finding.key;
+    return diagnose(run_.reference, wanted_of(run_.reference, key, run_.options)->record,
+                    run_.actual, run_.held.at(key), *ordered.result, run_.options, fitting_);
+  }
+
+  void diagnose_between_micro_batches() {
+    if (findings_.empty()) return;
+    Finding& first = findings_.front().finding;
+    const std::optional<RecordKey> final = final_gradient_of(first.key);
+    const auto tensor_of = [&](const RecordKey& key) {
+      return std::ranges::find(run_.tensors, key, &TensorComparison::key);
+    };
+    if (!final.has_value() || tensor_of(first.key) == run_.tensors.end()) return;
+    const auto cause = causes_.find(*final);
+    if (cause != causes_.end()) {
+      first.diagnosis = fmt::format("{}: {}", subject_of(*final), cause->second);
+      return;
+    }
+    std::vector<std::string> words;
+    if (findings_.front().result != nullptr) words.push_back(cause_of(findings_.front()));
+    const auto tensor = tensor_of(*final);
+    if (tensor != run_.tensors.end() && tensor->within)
+      words.push_back(
+          fmt::format("wrong after micro-batch {}, right at the end of the step", first.key.call));
+    std::erase(words, "");
+    if (!words.empty())
+      first.diagnosis = fmt::format("{}: {}", subject_of(*final), fmt::join(words, "; "));
+  }
+
+  std::vector<OrderedFinding>& findings_;
+  const JudgedRun& run_;
+  FittingPatterns fitting_;
+  Causes causes_;
+};
+
 }  // namespace
+
+Causes diagnose_findings(std::vector<OrderedFinding>& findings, const JudgedRun& run) {
+  return Diagnosis(findings, run).run();
+}
 
 void summarise_first(Verdict& verdict, const Causes& causes) {
   if (verdict.findings.empty()) return;

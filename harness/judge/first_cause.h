@@ -1,15 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What is said around the cause of the first finding.
+/// The causes of a verdict's findings, and what is said around that of the first.
 #pragma once
+#include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
+#include <vector>
 
+#include "harness/verdict/tensor_judge.h"
 #include "harness/verdict/verdict.h"
 
 namespace isoshard::detail {
 
 /// The cause of each finding that was diagnosed.
 using Causes = std::map<RecordKey, std::string>;
+
+struct OrderedFinding {
+  std::int64_t order;
+  Finding finding;
+  std::shared_ptr<const TensorResult> result = nullptr;  ///< of a tensor that was judged
+};
+
+/// What a judge knows of a run when it looks for causes.
+struct JudgedRun {
+  const Reference& reference;
+  const Trace& actual;
+  const std::map<RecordKey, std::vector<Held>>& held;  ///< by ranks
+  const std::vector<TensorComparison>& tensors;
+  const JudgePolicy& options;
+};
+
+/// Gives each finding the cause that fits its tensor (diagnose). Diagnosing reads whole tensors:
+/// all findings of the first one's step and stage are diagnosed, as the first diagnosis says how
+/// many share its cause, and of the later ones the first 400 that are not large. A gradient that
+/// goes wrong between micro-batches has the cause of the final one, or its own. `findings`   in the
+/// order of the verdict
+[[nodiscard]] Causes diagnose_findings(std::vector<OrderedFinding>& findings, const JudgedRun& run);
 
 /// What stands around the first finding belongs to its cause: whether everything earlier is right,
 /// and how many tensors of the same kind share it. Without a diagnosis it is given that of another

@@ -11,7 +11,6 @@
 #include <tuple>
 
 #include "core/base/error.h"
-#include "harness/causes/diagnosis.h"
 #include "harness/evidence/evidence.h"
 #include "harness/judge/first_cause.h"
 #include "harness/judge/judge.h"
@@ -30,11 +29,8 @@ namespace isoshard {
 namespace {
 
 using detail::Held;
+using detail::OrderedFinding;
 using detail::TensorResult;
-
-/// Diagnosing reads whole tensors. All findings of the first one's step and stage are diagnosed, as
-/// the first diagnosis says how many share its cause, and of the later ones the first so many.
-constexpr std::size_t kMaxDiagnosedLater = 400;
 
 std::string missing_ranks(const Trace& actual) {
   std::vector<int> missing;
@@ -106,9 +102,11 @@ class Judge {
     check_published();
     check_pools();
     sort_findings();
-    diagnose_findings();
-    for (Ordered& ordered : findings_) verdict_.findings.push_back(std::move(ordered.finding));
-    detail::summarise_first(verdict_, causes_);
+    const detail::Causes causes = detail::diagnose_findings(
+        findings_, {reference_, actual_, held_, verdict_.tensors, options_});
+    for (OrderedFinding& ordered : findings_)
+      verdict_.findings.push_back(std::move(ordered.finding));
+    detail::summarise_first(verdict_, causes);
     conclude();
     verdict_.would_miss = would_miss(verdict_, options_);
     add_evidence();
@@ -116,12 +114,6 @@ class Judge {
   }
 
  private:
-  struct Ordered {
-    std::int64_t order;
-    Finding finding;
-    std::shared_ptr<const TensorResult> result = nullptr;  ///< of a tensor that was judged
-  };
-
   void index_records() {
     for (const RankTrace& rank : actual_.ranks) {
       for (const Record& record : rank.records) held_[record.key].push_back({&rank, &record});
@@ -294,7 +286,7 @@ class Judge {
   void note_taps() {
     if (!options_.taps_may_differ || !not_judged_.empty()) return;
     std::vector<const Finding*> findings;
-    for (const Ordered& ordered : findings_) findings.push_back(&ordered.finding);
+    for (const OrderedFinding& ordered : findings_) findings.push_back(&ordered.finding);
     std::string note = detail::note_on_taps(reference_, verdict_.tensors, findings);
     if (note.empty()) return;
     verdict_.notes.push_back(std::move(note));
@@ -328,77 +320,11 @@ class Judge {
   }
 
   void sort_findings() {
-    std::stable_sort(findings_.begin(), findings_.end(), [](const Ordered& a, const Ordered& b) {
-      return std::tuple(a.finding.key.step, a.finding.stage, a.order) <
-             std::tuple(b.finding.key.step, b.finding.stage, b.order);
-    });
-  }
-
-  /// Small tensors before large ones, which are searched for what small ones have shown.
-  void diagnose_findings() {
-    std::vector<Ordered*> small, large;
-    std::size_t later = 0;
-    for (Ordered& ordered : findings_) {
-      const Finding& first = findings_.front().finding;
-      const bool with_first =
-          ordered.finding.key.step == first.key.step && ordered.finding.stage == first.stage;
-      // the final gradient says more than one between micro-batches
-      if (ordered.result == nullptr || final_gradient_of(ordered.finding.key).has_value()) continue;
-      const bool is_large = numel_of(reference_shape_of(ordered)) > detail::kLargeTensor;
-      if (!with_first && (is_large || later++ >= kMaxDiagnosedLater)) continue;
-      (is_large ? large : small).push_back(&ordered);
-    }
-    for (const std::vector<Ordered*>& some : {small, large}) {
-      for (Ordered* ordered : some) diagnose_finding(*ordered);
-    }
-    diagnose_between_micro_batches();
-  }
-
-  const Shape& reference_shape_of(const Ordered& ordered) const {
-    static const Shape none;
-    const Record* record = reference_.find(ordered.finding.key);
-    return record == nullptr ? none : record->layout.global_shape;
-  }
-
-  void diagnose_finding(Ordered& ordered) {
-    const RecordKey& key = ordered.finding.key;
-    std::string cause = first_draw_of(key).has_value()
-                            ? std::string("recomputed mask differs from the forward mask")
-                            : cause_of(ordered);
-    if (cause.empty()) return;
-    ordered.finding.diagnosis = fmt::format("{}: {}", subject_of(key), cause);
-    causes_[key] = std::move(cause);
-  }
-
-  std::string cause_of(const Ordered& ordered) {
-    const RecordKey& key = ordered.finding.key;
-    return detail::diagnose(reference_, wanted_of(reference_, key, options_)->record, actual_,
-                            held_.at(key), *ordered.result, options_, fitting_);
-  }
-
-  /// A gradient that goes wrong between micro-batches has the cause of the final one, or its own.
-  void diagnose_between_micro_batches() {
-    if (findings_.empty()) return;
-    Finding& first = findings_.front().finding;
-    const std::optional<RecordKey> final = final_gradient_of(first.key);
-    const auto tensor_of = [&](const RecordKey& key) {
-      return std::ranges::find(verdict_.tensors, key, &TensorComparison::key);
-    };
-    if (!final.has_value() || tensor_of(first.key) == verdict_.tensors.end()) return;
-    const auto cause = causes_.find(*final);
-    if (cause != causes_.end()) {
-      first.diagnosis = fmt::format("{}: {}", subject_of(*final), cause->second);
-      return;
-    }
-    std::vector<std::string> words;
-    if (findings_.front().result != nullptr) words.push_back(cause_of(findings_.front()));
-    const auto tensor = tensor_of(*final);
-    if (tensor != verdict_.tensors.end() && tensor->within)
-      words.push_back(
-          fmt::format("wrong after micro-batch {}, right at the end of the step", first.key.call));
-    std::erase(words, "");
-    if (!words.empty())
-      first.diagnosis = fmt::format("{}: {}", subject_of(*final), fmt::join(words, "; "));
+    std::stable_sort(findings_.begin(), findings_.end(),
+                     [](const OrderedFinding& a, const OrderedFinding& b) {
+                       return std::tuple(a.finding.key.step, a.finding.stage, a.order) <
+                              std::tuple(b.finding.key.step, b.finding.stage, b.order);
+                     });
   }
 
   /// Of what is computed: settings, ids and masks may be anything.
@@ -498,14 +424,12 @@ class Judge {
     verdict_.evidence = evidence_of(reference_, actual_, around, first);
   }
 
-  detail::FittingPatterns fitting_;
   const Reference& reference_;
   const Trace& actual_;
   const JudgePolicy& options_;
   Verdict verdict_;
   std::map<RecordKey, std::vector<Held>> held_;
-  std::vector<Ordered> findings_;
-  std::map<RecordKey, std::string> causes_;
+  std::vector<OrderedFinding> findings_;
   std::string not_judged_;
 };
 

@@ -26,13 +26,8 @@ void draw_mesh(Draws& draws, Case& c) {
 }
 
 void draw_attention(Draws& draws, ModelConfig& config, int tp) {
-  config.num_heads = tp * draws.between(1, 3);
   const bool is_gpt2 = config.model_type == "gpt2";
-  do {
-    config.num_kv_heads =
-        is_gpt2 || draws.one_in(3) ? config.num_heads : draws.between(1, config.num_heads);
-  } while (config.num_heads % config.num_kv_heads != 0 ||
-           (tp % config.num_kv_heads != 0 && config.num_kv_heads % tp != 0));
+  draw_head_counts(draws, config, tp, is_gpt2);
   config.head_dim = 2 * draws.between(2, 8);
   config.hidden_size = is_gpt2 ? config.num_heads * config.head_dim : draws.between(12, 72);
 }
@@ -127,6 +122,15 @@ Case drawn(std::uint64_t seed, std::int64_t index, int attempt) {
 }
 
 }  // namespace
+
+void draw_head_counts(Draws& draws, ModelConfig& config, int tp, bool has_own_keys) {
+  config.num_heads = tp * draws.between(1, 3);
+  do {
+    config.num_kv_heads =
+        has_own_keys || draws.one_in(3) ? config.num_heads : draws.between(1, config.num_heads);
+  } while (config.num_heads % config.num_kv_heads != 0 ||
+           (tp % config.num_kv_heads != 0 && config.num_kv_heads % tp != 0));
+}
 
 Case clean_case(std::uint64_t seed, std::int64_t index) {
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {

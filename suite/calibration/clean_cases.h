@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "fixtures/cases/case.h"
+#include "fixtures/cases/draws.h"
 
 namespace isoshard {
 
@@ -15,5 +16,9 @@ namespace isoshard {
 /// Determinism   a function of (seed, index) and of what Case::validate allows: draws that it
 ///               refuses are drawn again.
 [[nodiscard]] Case clean_case(std::uint64_t seed, std::int64_t index);
+
+/// Numbers of heads that tp divides, and of kv heads that tp divides or that divide it.
+/// `has_own_keys`   each query has a key and a value of its own
+void draw_head_counts(Draws& draws, ModelConfig& config, int tp, bool has_own_keys);
 
 }  // namespace isoshard

@@ -14,6 +14,7 @@
 #include "fixtures/inputs/inputs.h"
 #include "subjects/model/zoo/registry.h"
 #include "subjects/registry/subject_spec.h"
+#include "suite/calibration/clean_cases.h"
 
 namespace isoshard {
 namespace {
@@ -48,12 +49,7 @@ void draw_heads(Draws& draws, ModelConfig& config, int tp) {
   // gpt2 and Megatron's GPT have a key and a value for each query, and as many numbers as heads
   // hold
   const bool is_plain = config.model_type == "gpt2" || config.model_type == "megatron_gpt";
-  config.num_heads = tp * draws.between(1, 3);
-  do {
-    config.num_kv_heads =
-        is_plain || draws.one_in(3) ? config.num_heads : draws.between(1, config.num_heads);
-  } while (config.num_heads % config.num_kv_heads != 0 ||
-           (tp % config.num_kv_heads != 0 && config.num_kv_heads % tp != 0));
+  draw_head_counts(draws, config, tp, is_plain);
   config.head_dim = 2 * draws.between(2, 6);
   config.hidden_size = is_plain ? config.num_heads * config.head_dim
                                 : 4 * draws.between(3, 14) + draws.between(0, 1);

@@ -14,20 +14,13 @@
 namespace isoshard {
 namespace {
 
-constexpr std::array kStatuses = {"conforms", "diverges", "incomplete", "vacuous", "failed"};
+constexpr std::string_view kFailed = "failed";
 
-std::string_view word_of(Status status) {
-  switch (status) {
-    case Status::kConforms:
-      return "conforms";
-    case Status::kDiverges:
-      return "diverges";
-    case Status::kIncomplete:
-      return "incomplete";
-    case Status::kVacuous:
-      return "vacuous";
-  }
-  return "failed";
+bool is_status(std::string_view word) {
+  constexpr std::array kStatuses = {Status::kConforms, Status::kDiverges, Status::kIncomplete,
+                                    Status::kVacuous};
+  return word == kFailed ||
+         std::ranges::any_of(kStatuses, [&](Status status) { return word == name_of(status); });
 }
 
 }  // namespace
@@ -48,7 +41,7 @@ VerdictLog::VerdictLog(std::filesystem::path path, std::string_view what) : path
     const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), index);
     const std::string_view rest(end, static_cast<std::size_t>(line.data() + line.size() - end));
     const std::string status(rest.substr(rest.empty() ? 0 : 1, rest.find(',', 1) - 1));
-    if (error != std::errc() || std::ranges::find(kStatuses, status) == kStatuses.end())
+    if (error != std::errc() || !is_status(status))
       throw FileError(
           fmt::format("{}: line {} must be a case, got '{}'", path_.string(), number, line));
     statuses_[index] = status;
@@ -69,12 +62,12 @@ void VerdictLog::add_line(std::int64_t index, std::string_view status, std::stri
 }
 
 void VerdictLog::add(std::int64_t index, const Case& c, const Verdict& verdict) {
-  add_line(index, word_of(verdict.status), name_of(verdict.strength), verdict.compared, c,
+  add_line(index, name_of(verdict.status), name_of(verdict.strength), verdict.compared, c,
            verdict.status == Status::kConforms ? "" : verdict.reason);
 }
 
 void VerdictLog::add_failure(std::int64_t index, const Case& c, std::string_view why) {
-  add_line(index, "failed", "none", 0, c, std::string(why));
+  add_line(index, kFailed, "none", 0, c, std::string(why));
 }
 
 std::int64_t VerdictLog::count(std::string_view status) const {

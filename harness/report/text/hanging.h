@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Lines that fit a terminal of 80 columns; internal to text.
+/// Lines that fit a terminal of 80 columns.
 #pragma once
 #include <algorithm>
 #include <cstddef>
