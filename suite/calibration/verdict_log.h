@@ -18,7 +18,7 @@ namespace isoshard {
 class VerdictLog {
  public:
   /// An empty path: only counts what is added.
-  /// Errors   FileError if the file is of another calibration, or has a line that is no case.
+  /// Errors   FileError if the file is of another calibration, or a line of it is not a case.
   VerdictLog(std::filesystem::path path, std::string_view what);
 
   [[nodiscard]] bool has(std::int64_t index) const { return statuses_.contains(index); }
