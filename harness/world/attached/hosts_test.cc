@@ -2,6 +2,7 @@
 /// Processes of two hosts: who runs what, what is held once, and hosts that disagree. Four
 /// processes run these tests together, as if 0 and 1 ran on one host, and 2 and 3 on another.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -356,8 +357,20 @@ TEST_F(KeptOnHosts, MoreThanTheHostHasIsAnErrorThatNamesIt) {
         (void)arena.append(std::vector<std::byte>(200));
       },
       ThrowsMessage<InfrastructureError>(HasSubstr("trace memory small is full")));
-  EXPECT_THAT([] { const Arena arena(peers().memory(), ArenaHandle{0}, "other"); },
-              ThrowsMessage<InfrastructureError>(HasSubstr("must begin a trace memory")));
+}
+
+// An extent of this process alone: any other may begin what another process of the host keeps.
+TEST_F(KeptOnHosts, AnExtentThatBeginsNoTraceMemoryIsAnErrorThatNamesIt) {
+  MemoryPool& pool = *peers().memory();
+  const pid_t owner = pool.new_owner();
+  const std::byte* const taken = pool.take(1, owner);
+  ASSERT_NE(taken, nullptr);
+  const std::uint32_t extent = pool.extent_of(taken);
+  EXPECT_THAT([&] { const Arena arena(peers().memory(), ArenaHandle{extent}, "other"); },
+              ThrowsMessage<InfrastructureError>(
+                  HasSubstr(fmt::format("extent {} of the host's memory must begin", extent))));
+  EXPECT_EQ(pool.owner_of(extent), owner);
+  pool.reclaim(owner);
 }
 
 // containers_test.sh runs this with 16 MiB of /dev/shm for each two processes.
