@@ -98,7 +98,11 @@ class Judge {
     verdict_.weak = std::count_if(verdict_.tensors.begin(), verdict_.tensors.end(),
                                   [](const auto& t) { return !t.weakness.empty(); });
     verdict_.judged = judged_share_of(verdict_.tensors);
-    verdict_.published = published_bounds(verdict_.tensors, options_.coarsest);
+    verdict_.published =
+        published_bounds(verdict_.tensors, options_.coarsest, [this](const RecordKey& key) {
+          const Response* const response = reference_.response(key);
+          return response == nullptr ? 0 : response->relative_error;
+        });
     check_published();
     check_pools();
     sort_findings();

@@ -63,10 +63,15 @@ double loss_error(const TensorComparison& t) {
 
 template <class Belongs, class Error>
 void measure(const std::vector<TensorComparison>& tensors, PublishedBound bound, Belongs&& belongs,
-             Error&& error, std::vector<PublishedBound>& bounds) {
+             Error&& error, const std::function<double(const RecordKey&)>& response_of,
+             std::vector<PublishedBound>& bounds) {
   bool any = false;
   for (const TensorComparison& t : tensors) {
     if (!belongs(t.key)) continue;
+    if (response_of && response_of(t.key) > bound.limit) {
+      ++bound.too_wild;
+      continue;
+    }
     const double measured = error(t);
     if (any && measured <= bound.measured) continue;
     bound.measured = measured;
@@ -75,20 +80,21 @@ void measure(const std::vector<TensorComparison>& tensors, PublishedBound bound,
     any = true;
   }
   bound.holds = bound.measured <= bound.limit;
-  if (any) bounds.push_back(std::move(bound));
+  if (any || bound.too_wild > 0) bounds.push_back(std::move(bound));
 }
 
 }  // namespace
 
-std::vector<PublishedBound> published_bounds(const std::vector<TensorComparison>& tensors,
-                                             Dtype coarsest) {
+std::vector<PublishedBound> published_bounds(
+    const std::vector<TensorComparison>& tensors, Dtype coarsest,
+    const std::function<double(const RecordKey&)>& response_of) {
   std::vector<PublishedBound> bounds;
   if (const auto limit = output_limit(coarsest)) {
     measure(tensors, {.what = "layer outputs, max abs", .limit = *limit, .tensor = {}, .key = {}},
-            is_layer_output, output_error, bounds);
+            is_layer_output, output_error, {}, bounds);
   }
   measure(tensors, {.what = "loss, relative", .limit = kLossRelative, .tensor = {}, .key = {}},
-          is_loss, loss_error, bounds);
+          is_loss, loss_error, response_of, bounds);
   return bounds;
 }
 

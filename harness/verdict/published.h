@@ -2,6 +2,7 @@
 /// The per-dtype numbers that others publish for such comparisons: shown beside every verdict, and
 /// held, but too loose to judge by.
 #pragma once
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,9 @@ struct PublishedBound {
   std::string tensor;   ///< where that was
   RecordKey key;
   bool holds = true;
+  /// Losses that it is not held to, as legal runs of the reference are farther from it than
+  /// `limit`.
+  int too_wild = 0;
 };
 
 /// Layer outputs are the activations whose module is numbered (model.layers.0, transformer.h.11)
@@ -27,8 +31,13 @@ struct PublishedBound {
 /// reference's largest magnitude is above that, the difference is divided by their ratio. fp16 has
 /// no published bound for outputs.
 ///
+/// `response_of` gives how far legal runs of the reference moved a tensor, relative to it; 0 or
+/// empty: not known. A training run that blows up doubles every rounding from step to step, and
+/// then no two correct runs have losses within the published bound.
+///
 /// Source   docs/seeds.md, sections 1 to 3.
 [[nodiscard]] std::vector<PublishedBound> published_bounds(
-    const std::vector<TensorComparison>& tensors, Dtype coarsest);
+    const std::vector<TensorComparison>& tensors, Dtype coarsest,
+    const std::function<double(const RecordKey&)>& response_of = {});
 
 }  // namespace isoshard

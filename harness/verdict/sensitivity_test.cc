@@ -167,6 +167,33 @@ TEST(PublishedBounds, AreAboutLayerOutputsOfStepZeroAndLosses) {
   EXPECT_EQ(fp16.size(), 1U) << "nobody publishes a bound for outputs in fp16";
 }
 
+// A run that blows up: what its legal repetitions do not hold, it need not hold.
+TEST(PublishedBounds, OfLossesBindWhereLegalRunsKeepThem) {
+  std::vector<TensorComparison> tensors;
+  for (const int step : {1, 2}) {
+    TensorComparison t;
+    t.key = {step, RecordKind::kScalar, "loss", 0};
+    t.reference_values = {100};
+    t.actual_values = {step == 1 ? 100.5 : 130};
+    tensors.push_back(t);
+  }
+  const auto response = [](double of_last) {
+    return [of_last](const RecordKey& key) { return key.step == 2 ? of_last : 1e-3; };
+  };
+
+  const auto sane = published_bounds(tensors, Dtype::kFloat64, response(0.0099));
+  const auto wild = published_bounds(tensors, Dtype::kFloat64, response(0.0101));
+
+  ASSERT_EQ(sane.size(), 1U);
+  EXPECT_FALSE(sane[0].holds);
+  EXPECT_EQ(sane[0].too_wild, 0);
+  ASSERT_EQ(wild.size(), 1U);
+  EXPECT_TRUE(wild[0].holds);
+  EXPECT_EQ(wild[0].too_wild, 1);
+  EXPECT_NEAR(wild[0].measured, 0.005, 1e-12) << "the other step is held to it";
+  EXPECT_EQ(wild[0].key.step, 1);
+}
+
 TEST(PublishedBounds, AreOfLayersAndTheNormBehindThemWhateverTheirNames) {
   const auto bounds_of = [](const char* name) {
     TensorComparison t;

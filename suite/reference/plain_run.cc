@@ -13,6 +13,7 @@
 #include "core/mesh/mesh.h"
 #include "harness/trace/clipped.h"
 #include "subjects/optim/wrapped_optimizer.h"
+#include "suite/reference/cut_strategy.h"
 #include "suite/reference/device_rank.h"
 #include "suite/reference/next_samples.h"
 #include "suite/reference/policy.h"
@@ -189,6 +190,12 @@ PlainRun scaled_run(const Case& c, const CaseData& data,
     return std::make_unique<OfGradientsScaled>(recorder, factor,
                                                OfGradientsScaled::Activations::kTheirGradients);
   };
+  return run;
+}
+
+PlainRun pieces_run(const CaseData& data, std::shared_ptr<const WeightSource> weights) {
+  PlainRun run = whole_batch_run(data, std::move(weights));
+  run.edit = [](TrainerParts& parts) { parts.strategy = std::make_shared<const EqualPieces>(); };
   return run;
 }
 

@@ -47,6 +47,11 @@ struct PlainRun {
 [[nodiscard]] PlainRun scaled_run(const Case& c, const CaseData& data,
                                   std::shared_ptr<const WeightSource> weights);
 
+/// The global batch in one forward, whose products are computed in pieces of the shapes that ranks
+/// have (EqualPieces).
+[[nodiscard]] PlainRun pieces_run(const CaseData& data,
+                                  std::shared_ptr<const WeightSource> weights);
+
 /// A mesh of one.
 [[nodiscard]] const MeshShape& world_of_one();
 

@@ -20,7 +20,6 @@
 #include "harness/world/forked/forked_world.h"
 #include "harness/world/process_name.h"
 #include "subjects/model/model.h"
-#include "subjects/model/ops/linear.h"
 #include "suite/reference/case_deadline.h"
 #include "suite/reference/lattice_guard.h"
 #include "suite/reference/plain_run.h"
@@ -44,26 +43,6 @@ std::vector<std::size_t> random_order(std::uint64_t seed, std::string_view name,
   for (std::size_t i = pieces; i > 1; --i)
     std::swap(order[i - 1], order[drawn(seed, name, 1000 + i) % i]);
   return order;
-}
-
-std::vector<at::Tensor> pieces_of(const at::Tensor& whole, std::int64_t dim,
-                                  const std::vector<std::int64_t>& cuts) {
-  std::vector<at::Tensor> pieces;
-  for (std::size_t i = 0; i + 1 < cuts.size(); ++i)
-    pieces.push_back(whole.slice(dim, cuts[i], cuts[i + 1]));
-  return pieces;
-}
-
-// x w^T, rounded once to 16 bits, as are the gradients of both. The library makes a 16-bit kernel
-// for each shape that it has not seen, and every cut has shapes of its own: of small products the
-// kernels take many times as long as the products. In fp32 there is one for all shapes.
-at::Tensor product_of(const at::Tensor& x, const at::Tensor& weight) {
-  constexpr std::int64_t kSmall = std::int64_t{1} << 23;  // products of two numbers
-  const at::ScalarType type = x.scalar_type();
-  const bool is_small = x.size(0) * x.size(1) * weight.size(0) <= kSmall;
-  if (!is_small || x.element_size() != 2 || weight.scalar_type() != type)
-    return apply_linear(x, weight);
-  return apply_linear(x.to(at::kFloat), weight.to(at::kFloat)).to(type);
 }
 
 // Whether gradients that carry the factor dp round otherwise: a power of two changes no rounding
@@ -108,50 +87,23 @@ std::vector<std::int64_t> random_cuts(std::uint64_t seed, std::string_view name,
   return {cuts.begin(), cuts.end()};
 }
 
-at::Tensor RedrawnStrategy::linear(std::string_view module, const at::Tensor& x,
-                                   const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                                   Sink* /*sink*/) const {
+std::vector<std::int64_t> RedrawnStrategy::cuts(std::string_view module, CutDim dim,
+                                                std::int64_t size) const {
   const std::string name(module);
-  const at::Tensor rows = x.reshape({-1, x.size(-1)});
-  const std::vector<std::int64_t> tokens =
-      random_cuts(seed_, name + " tokens", rows.size(0), kMostPieces);
-  const std::vector<std::int64_t> outputs =
-      random_cuts(seed_, name + " outputs", weight.size(0), kMostPieces);
-  const std::vector<std::int64_t> inputs = random_cuts(
-      seed_, name + " inputs", weight.size(1), row_modules_.contains(module) ? kMostPieces : 1);
-  const std::vector<std::size_t> order = random_order(seed_, name, inputs.size() - 1);
-  std::vector<at::Tensor> products;
-  for (const at::Tensor& some_rows : pieces_of(rows, 0, tokens)) {
-    std::vector<at::Tensor> columns;
-    for (const at::Tensor& some_outputs : pieces_of(weight, 0, outputs)) {
-      const std::vector<at::Tensor> x_pieces = pieces_of(some_rows, 1, inputs);
-      const std::vector<at::Tensor> w_pieces = pieces_of(some_outputs, 1, inputs);
-      at::Tensor sum;
-      for (const std::size_t i : order) {
-        const at::Tensor product = product_of(x_pieces[i], w_pieces[i]);
-        sum = sum.defined() ? sum + product : product;
-      }
-      columns.push_back(sum);
-    }
-    products.push_back(at::cat(columns, 1));
+  switch (dim) {
+    case CutDim::kTokens:
+      return random_cuts(seed_, name + " tokens", size, kMostPieces);
+    case CutDim::kOutputs:
+      return random_cuts(seed_, name + " outputs", size, kMostPieces);
+    case CutDim::kInputs:
+      break;
   }
-  at::Tensor result = at::cat(products, 0);
-  if (bias.has_value() && bias->defined()) result = result + bias->to(result.scalar_type());
-  std::vector<std::int64_t> shape = x.sizes().vec();
-  shape.back() = weight.size(0);
-  return result.reshape(shape);
+  return random_cuts(seed_, name + " inputs", size,
+                     row_modules_.contains(module) ? kMostPieces : 1);
 }
 
-at::Tensor RedrawnStrategy::embedding(std::string_view module, const at::Tensor& ids_BS,
-                                      const at::Tensor& weight, Sink* /*sink*/) const {
-  const at::Tensor ids = ids_BS.reshape({-1});
-  std::vector<at::Tensor> found;
-  for (const at::Tensor& some : pieces_of(
-           ids, 0, random_cuts(seed_, std::string(module) + " tokens", ids.size(0), kMostPieces)))
-    found.push_back(at::embedding(weight, some));
-  std::vector<std::int64_t> shape = ids_BS.sizes().vec();
-  shape.push_back(weight.size(1));
-  return at::cat(found, 0).reshape(shape);
+std::vector<std::size_t> RedrawnStrategy::order(std::string_view module, std::size_t pieces) const {
+  return random_order(seed_, module, pieces);
 }
 
 std::set<std::string, std::less<>> row_modules_of(const Case& c) {

@@ -15,7 +15,7 @@
 
 #include "fixtures/cases/case.h"
 #include "harness/trace/reference.h"
-#include "subjects/model/strategy.h"
+#include "suite/reference/cut_strategy.h"
 
 namespace isoshard {
 
@@ -25,23 +25,23 @@ inline constexpr int kRedrawnRuns = 32;
 /// The unsharded strategy whose sums are cut at places drawn by a seed, and added in an order drawn
 /// by it, each piece rounded to the tensor's dtype as ranks round what they add.
 ///
-/// Guarantees   in exact arithmetic every value is that of Strategy. Cut are the product of a row
-///              layer along its inputs, and of every linear layer the gradient of its input along
-///              the outputs (as tp cuts column layers) and the gradient of its weight along the
-///              tokens (as dp, micro-batches and cut sequences do); of an embedding the last.
+/// Guarantees   as CutStrategy's. Cut are the product of a row layer along its inputs, and of every
+///              linear layer the gradient of its input along the outputs (as tp cuts column layers)
+///              and the gradient of its weight along the tokens (as dp, micro-batches and cut
+///              sequences do); of an embedding the last.
 /// Determinism  a function of the seed and the module's name.
-class RedrawnStrategy final : public Strategy {
+class RedrawnStrategy final : public CutStrategy {
  public:
   /// `row_modules`: the linear layers that tp may cut along their inputs.
   RedrawnStrategy(std::uint64_t seed, std::set<std::string, std::less<>> row_modules)
       : seed_(seed), row_modules_(std::move(row_modules)) {}
-  [[nodiscard]] at::Tensor linear(std::string_view module, const at::Tensor& x,
-                                  const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                                  Sink* sink) const override;
-  [[nodiscard]] at::Tensor embedding(std::string_view module, const at::Tensor& ids_BS,
-                                     const at::Tensor& weight, Sink* sink) const override;
 
  private:
+  [[nodiscard]] std::vector<std::int64_t> cuts(std::string_view module, CutDim dim,
+                                               std::int64_t size) const override;
+  [[nodiscard]] std::vector<std::size_t> order(std::string_view module,
+                                               std::size_t pieces) const override;
+
   std::uint64_t seed_;
   std::set<std::string, std::less<>> row_modules_;
 };

@@ -141,14 +141,25 @@ Case uneven_ranks(Dtype dtype) {
 // What they differ by is rounding: in fp64 next to nothing, in fp32 something. A wrong variant
 // would widen every tolerance.
 TEST(PlainRunVariants, ComputeTheStepOfTheUnshardedProcess) {
+  const auto regrouped = [](const Case& c, const CaseData& data) {
+    return regrouped_run(c, data, case_weights(c));
+  };
+  const auto scaled = [](const Case& c, const CaseData& data) {
+    return scaled_run(c, data, case_weights(c));
+  };
+  const auto pieces = [](const Case& c, const CaseData& data) {
+    return pieces_run(data, case_weights(c));
+  };
+  struct Variant {
+    std::function<PlainRun(const Case&, const CaseData&)> run;
+    bool has_activation_gradients;
+  };
   for (const LossMean mean : {LossMean::kGlobal, LossMean::kLocal, LossMean::kSum}) {
-    for (const bool scaled : {false, true}) {
+    for (const Variant& variant :
+         {Variant{regrouped, false}, Variant{scaled, true}, Variant{pieces, true}}) {
       const auto of = [&](Case c) {
         c.settings.loss_mean = mean;
-        return movement(c, [&c, scaled](const CaseData& data) {
-          return scaled ? scaled_run(c, data, case_weights(c))
-                        : regrouped_run(c, data, case_weights(c));
-        });
+        return movement(c, [&](const CaseData& data) { return variant.run(c, data); });
       };
       int gradients = 0, activation_gradients = 0;
       for (const auto& [key, response] : of(uneven_ranks(Dtype::kFloat64))) {
@@ -157,13 +168,41 @@ TEST(PlainRunVariants, ComputeTheStepOfTheUnshardedProcess) {
         activation_gradients += key.kind == RecordKind::kActivationGrad ? 1 : 0;
       }
       EXPECT_GT(gradients, 20);
-      EXPECT_EQ(activation_gradients > 20, scaled);
+      EXPECT_EQ(activation_gradients > 20, variant.has_activation_gradients);
       double largest = 0;
       for (const auto& [key, response] : of(uneven_ranks(Dtype::kFloat32)))
         largest = std::max(largest, response.relative_error);
       EXPECT_GT(largest, 1e-9) << "the variant is the same run";
     }
   }
+}
+
+// The gradient at the input of a head is a sum over the vocabulary. A library may add it in one
+// accumulator for one token, and in many for four: a cp rank with fewer tokens has the larger
+// error.
+TEST(PlainRunVariants, ShowWhatProductsOfFewerTokensLose) {
+  Case c = tiny_fault_case();
+  c.dtype = Dtype::kFloat32;
+  c.degrees = {};
+  c.batch_size = 1;
+  c.seq_length = 4;
+  c.config.vocab_size = 8192;
+  at::manual_seed(5);
+  at::Tensor logits = at::softmax(at::randn({4, c.config.vocab_size}), 1);
+  for (std::int64_t token = 0; token < 4; ++token) logits[token][token * 1999] -= 1;
+  const at::Tensor weight = at::randn({c.config.vocab_size, c.config.hidden_size});
+  std::vector<at::Tensor> of_tokens;
+  for (const at::Tensor& token : logits.split(1)) of_tokens.push_back(token.matmul(weight));
+  const at::Tensor together = logits.matmul(weight);
+  const double apart = ((at::cat(of_tokens) - together).norm() / together.norm()).item<double>();
+
+  const Reference with_variants = make_reference(c);
+
+  const Response* const response =
+      with_variants.response({0, RecordKind::kActivationGrad, "model.norm", 0});
+  ASSERT_NE(response, nullptr);
+  EXPECT_EQ(response->runs, 4);
+  EXPECT_GT(response->relative_error, apart / 4);
 }
 
 // 600 addends of one bias in bf16: one call loses more than three calls of 200.

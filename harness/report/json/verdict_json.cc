@@ -74,8 +74,9 @@ json bound_json(const PublishedBound& bound) {
   return {{"what", bound.what},
           {"limit", json_number(bound.limit)},
           {"measured", json_number(bound.measured)},
-          {"tensor", describe(bound.key)},
-          {"holds", bound.holds}};
+          {"tensor", bound.tensor.empty() ? "" : describe(bound.key)},
+          {"holds", bound.holds},
+          {"too_wild", bound.too_wild}};
 }
 
 json range_json(const AllowedRange& range) {

@@ -275,10 +275,16 @@ class Table {
 
   void published() {
     for (const PublishedBound& bound : verdict_.published) {
-      entry("published bound",
-            fmt::format("{}: {:.2e} of {:.2g} ({}){}", bound.what, bound.measured, bound.limit,
-                        bound.tensor, bound.holds ? "" : "  <-- broken"),
-            bound.holds ? "" : "31");
+      std::string words = fmt::format("{} up to {:.2g}", bound.what, bound.limit);
+      if (!bound.tensor.empty()) {
+        words = fmt::format("{}: {:.2e} of {:.2g} ({}){}", bound.what, bound.measured, bound.limit,
+                            bound.tensor, bound.holds ? "" : "  <-- broken");
+      }
+      if (bound.too_wild > 0) {
+        words +=
+            fmt::format("; {} not held to it, as correct runs are farther apart", bound.too_wild);
+      }
+      entry("published bound", words, bound.holds ? "" : "31");
     }
   }
 
