@@ -27,10 +27,11 @@ class RespondBundles : public testing::Test {
  protected:
   static void SetUpTestSuite() {
     case_ = std::make_unique<Case>(adamw("autotp"));
-    case_->degrees = {.tp = 2};  // without dp, perturbed runs are all that a reference has
+    case_->degrees = {.tp = 2};
     ASSERT_EQ(case_->world_size(), 2);
     folder_ = std::make_unique<TestFolder>();
-    reference_ = std::make_unique<Reference>(make_reference(*case_));
+    reference_ = std::make_unique<Reference>(make_reference(*case_, {.responses = 0}));
+    const Reference bare(reference_->trace());
     const std::string settings = bundle_settings(*case_, policy_of(*case_));
     write_bundle(*folder_ / "reference", reference_->trace(), settings);
     write_bundle(*folder_ / "run", run_case(*case_, *reference_, {.keep = Keep::kEverything}),
@@ -41,6 +42,9 @@ class RespondBundles : public testing::Test {
           std::make_shared<PerturbedWeights>(case_weights(*case_), seed, case_->dtype);
       const RunSpec spec = plain_spec(*case_, whole_batch_run(data, weights));
       write_bundle(perturbed(seed), record(forked_launcher(), spec, {}), settings);
+      reference_->add_response(
+          record(forked_launcher(), spec,
+                 {.reference = &bare, .keep = Keep::kNothing, .purpose = RunPurpose::kResponse}));
     }
   }
   static void TearDownTestSuite() {

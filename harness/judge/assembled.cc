@@ -148,17 +148,13 @@ Trace assembled(const Trace& run) {
     Trace holders = holders_of(run, indices, record.key);
     const double scale = record.grad_scale;
     const bool is_shared =
-        !is_partial(record.layout) &&
         std::all_of(holders.ranks.begin(), holders.ranks.end(),
                     [&](const RankTrace& rank) { return rank.records[0].grad_scale == scale; });
-    if (is_shared) {
-      for (RankTrace& rank : holders.ranks) rank.records[0].grad_scale = 1;
-    }
     Layout whole;
     whole.global_shape = record.layout.global_shape;
     writer.begin_step(record.key.step);
     writer.write({record.key.kind, record.key.name, std::move(whole), is_shared ? scale : 1.0},
-                 holders.assemble(record.key));
+                 holders.assemble(record.key, is_shared ? scale : 1.0));
   }
   Trace result{run.subject, run.case_slug, MeshShape(), {}};
   result.ranks.push_back(writer.finish());

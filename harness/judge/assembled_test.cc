@@ -40,17 +40,18 @@ TEST(Assembled, KeepsEveryBitAndTheScaleThatAllRanksDeclare) {
   EXPECT_EQ(reference.find(kKey)->grad_scale, 3);
 }
 
-// As judge makes it of a run's partial sum: divided, added in fp64, rounded. 1/3 of the sum is
-// another number here.
-TEST(Assembled, DividesTheScaleOutOfPartialSums) {
+// As judge makes it of a run's partial sum: added in fp64, rounded as a record of that scale is.
+// 1/3 of the sum is another number here.
+TEST(Assembled, LeavesPartialSumsInTheScaleThatAllRanksDeclare) {
   const Trace partial_sums = run_on_two(layout_of({6}, {partial(Axis::kTp)}), 3, [](int rank) {
     return values({6}, rank + 1, at::kBFloat16);
   });
 
   const Reference reference(assembled(partial_sums));
 
-  EXPECT_TRUE(at::equal(tensor_of(reference.tensor(kKey)), tensor_of(partial_sums.assemble(kKey))));
-  EXPECT_EQ(reference.find(kKey)->grad_scale, 1);
+  EXPECT_TRUE(
+      at::equal(tensor_of(reference.tensor(kKey)), tensor_of(partial_sums.assemble(kKey, 3))));
+  EXPECT_EQ(reference.find(kKey)->grad_scale, 3);
 }
 
 /// Names of one kind in the order in which they stand, when rank 0 of a pipeline has the embedding

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <tuple>
 
@@ -73,6 +74,7 @@ class Judge {
       return std::move(verdict_);
     }
     index_records();
+    find_parting();
     for (const Record& wanted : reference_.trace().ranks[0].records) {
       if (is_own_repetition(wanted.key) || is_collectives(wanted.key)) continue;
       if (may_be_left_out(wanted.key)) {
@@ -198,7 +200,19 @@ class Judge {
     }
   }
 
+  /// A run that overflows in another step than the reference is another training from there on.
+  void find_parting() {
+    const std::optional<int> step = reference_.parting_step(actual_);
+    const bool is_within_tolerance = options_.level == Level::kPerturbed;
+    if (is_within_tolerance && step.has_value() && reference_.may_part(actual_, *step))
+      parting_ = step;
+  }
+
   void judge_one(const Record& wanted, const RecordKey& response_of) {
+    if (parting_.has_value() && follows_parting(wanted.key, *parting_)) {
+      ++verdict_.skipped;
+      return;
+    }
     const auto found = held_.find(wanted.key);
     if (found == held_.end()) {
       if (matches_any(options_.not_recorded, wanted.key) ||
@@ -261,6 +275,7 @@ class Judge {
     const bool is_gradient =
         key.kind == RecordKind::kActivationGrad || key.kind == RecordKind::kGrad;
     if (!is_gradient && (key.kind != RecordKind::kScalar || key.name != "grad_norm")) return false;
+    if (key.step == parting_) return true;
     const RecordKey flag{key.step, RecordKind::kScalar, "found_inf", 0};
     if (reference_.find(flag) == nullptr) return false;
     const std::vector<double> flags = numbers_of(reference_.tensor(flag));
@@ -278,7 +293,8 @@ class Judge {
       comparison.reference_values.push_back(value_at(reference_.bytes(wanted), wanted.dtype, i) /
                                             wanted.grad_scale);
     try {
-      std::vector<double> actual = numbers_of(actual_.assemble(wanted.key));
+      std::vector<double> actual = numbers_of(actual_.assemble(wanted.key, wanted.grad_scale));
+      for (double& number : actual) number /= wanted.grad_scale;
       if (static_cast<std::int64_t>(actual.size()) != numel) return;
       comparison.actual_values = std::move(actual);
     } catch (const Error&) {
@@ -367,6 +383,16 @@ class Judge {
           verdict_.compared);
       return;
     }
+    if (parting_.has_value()) {
+      verdict_.status = Status::kVacuous;
+      verdict_.shows_too_little = true;
+      verdict_.reason = fmt::format(
+          "whether the gradients of step {} overflow depends on roundings: legal runs of the "
+          "reference differ in it, so nothing was compared from its norm on; a smaller loss scale "
+          "overflows in none",
+          *parting_);
+      return;
+    }
     if (std::string weak = weak_words(); !weak.empty()) {
       verdict_.status = Status::kVacuous;
       verdict_.shows_too_little = true;
@@ -435,6 +461,7 @@ class Judge {
   std::map<RecordKey, std::vector<Held>> held_;
   std::vector<OrderedFinding> findings_;
   std::string not_judged_;
+  std::optional<int> parting_;  ///< the step in which the run becomes another training
 };
 
 }  // namespace

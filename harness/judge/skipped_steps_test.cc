@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <tuple>
+#include <utility>
 
 #include "harness/judge/judge.h"
 #include "harness/testing/synthetic.h"
@@ -24,6 +26,8 @@ constexpr double kInfinite = std::numeric_limits<double>::infinity();
 struct ScaledStep {
   double bad = 1, found_inf = 0, activation = 1, declared = 8;
   bool has_flag = true;
+  at::ScalarType dtype = at::kFloat;  ///< of gradients
+  double master = 1;
 };
 
 Body step_of(const ScaledStep& s) {
@@ -38,12 +42,13 @@ Body step_of(const ScaledStep& s) {
     at::Tensor backward = values({4, 6}, 2) * s.declared, gradient = values({3, 4}, 3);
     backward.view({-1})[5] = s.bad;
     gradient.view({-1})[5] = s.bad;
-    sink.on_record(site(RecordKind::kActivationGrad, "m", layout_of({4, 6}), s.declared), backward);
-    sink.on_record(site(RecordKind::kGrad, "m.weight", layout_of({3, 4})), gradient);
+    sink.on_record(site(RecordKind::kActivationGrad, "m", layout_of({4, 6}), s.declared),
+                   backward.to(s.dtype));
+    sink.on_record(site(RecordKind::kGrad, "m.weight", layout_of({3, 4})), gradient.to(s.dtype));
     if (s.has_flag) scalar("found_inf", s.found_inf);
     scalar("grad_norm", s.bad);
     sink.on_record(site(RecordKind::kOptimizer, "m.weight.master", layout_of({3, 4})),
-                   values({3, 4}, 4));
+                   values({3, 4}, 4) * s.master);
   };
 }
 
@@ -116,6 +121,72 @@ TEST(SkippedSteps, ActivationGradientsDeclareTheScale) {
 
   ASSERT_EQ(verdict.status, Status::kDiverges);
   EXPECT_THAT(verdict.findings.front().evidence, HasSubstr("declared 1 on rank 0, demanded 8"));
+}
+
+/// Two ranks with steps of their own, judged by what the legal run `legal` moves.
+Verdict parted_verdict(const ScaledStep& expected, const ScaledStep& legal, const ScaledStep& first,
+                       const ScaledStep& second) {
+  const Reference right = reference(
+      step_of(expected), [&](int) { return step_of(legal); }, 3);
+  JudgePolicy options;
+  options.activation_grad_scale = 1;
+  const Body body = [&](Sink& sink, int rank) { step_of(rank == 0 ? first : second)(sink, rank); };
+  return judge(right, run(MeshShape({{Axis::kDp, 2}}), &right, body), options);
+}
+
+const ScaledStep kFinite{.bad = 1, .found_inf = 0};
+const ScaledStep kOverflows{.bad = kInfinite, .found_inf = 1};
+
+// Whether a step overflows may depend on roundings. What follows from skipping it is not compared
+// then, and the verdict is none; what comes before is.
+TEST(PartingSteps, AreThoseThatLegalRunsSkipOrNot) {
+  ScaledStep wrong_master = kOverflows, wrong_forward = kOverflows;
+  wrong_master.master = 2;
+  wrong_forward.activation = 1.5;
+
+  for (const auto& [expected, other] :
+       {std::pair{kFinite, kOverflows}, std::pair{kOverflows, kFinite}}) {
+    const Verdict parted = parted_verdict(expected, other, other, other);
+    EXPECT_EQ(parted.status, Status::kVacuous) << parted.reason;
+    EXPECT_THAT(parted.reason, HasSubstr("step 0 overflow depends on roundings"));
+    EXPECT_TRUE(parted.shows_too_little) << "an emulation says it all";
+    EXPECT_EQ(parted_verdict(expected, expected, other, other).status, Status::kDiverges)
+        << "no legal run does that";
+  }
+  EXPECT_EQ(parted_verdict(kFinite, kOverflows, wrong_master, wrong_master).status,
+            Status::kVacuous);
+  const Verdict before = parted_verdict(kFinite, kOverflows, wrong_forward, wrong_forward);
+  ASSERT_EQ(before.status, Status::kDiverges) << before.reason;
+  EXPECT_EQ(before.findings.front().key.name, "m");
+}
+
+// A flag that is not reduced over ranks, one that nothing made, and one that is not set.
+TEST(PartingSteps, AreThoseThatAllRanksAndTheirGradientsShow) {
+  const ScaledStep made_up{.bad = 1, .found_inf = 1}, lost{.bad = kInfinite, .found_inf = 0};
+
+  for (const auto& [expected, legal, first, second] :
+       {std::tuple{kOverflows, kFinite, kOverflows, kFinite},
+        std::tuple{kFinite, kOverflows, kOverflows, kFinite},
+        std::tuple{kFinite, kOverflows, made_up, made_up},
+        std::tuple{kOverflows, kFinite, lost, lost}}) {
+    const Verdict verdict = parted_verdict(expected, legal, first, second);
+    EXPECT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
+  }
+}
+
+// Pieces of a sum may overflow where the sum does not.
+TEST(PartingSteps, AreThoseWhoseGradientsComeNearTheLargestNumber) {
+  const auto judged = [](double largest, double found_inf) {
+    const ScaledStep expected{.bad = largest, .found_inf = found_inf, .dtype = at::kHalf};
+    ScaledStep run = found_inf == 0 ? kOverflows : kFinite;
+    run.dtype = at::kHalf;
+    return parted_verdict(expected, expected, run, run).status;
+  };
+
+  EXPECT_EQ(judged(20000, 0), Status::kVacuous);
+  EXPECT_EQ(judged(-20000, 0), Status::kVacuous);
+  EXPECT_EQ(judged(12000, 0), Status::kDiverges) << "more than 4 times from it";
+  EXPECT_EQ(judged(kInfinite, 1), Status::kDiverges) << "a run must skip what overflows by far";
 }
 
 }  // namespace

@@ -30,6 +30,17 @@ double responses_allowed(double k, Dtype coarsest) noexcept {
   return size_of(coarsest) == 2 ? k : k * std::sqrt((1 + kLanes) / 2);
 }
 
+double few_elements_factor(std::int64_t numel) noexcept {
+  // Of n normal elements of equal size x = |error|^2 has the chi-squared distribution of n degrees
+  // of freedom. A response is below |error| / t with probability (x / 2 t^2)^(n/2) / G(n/2 + 1) at
+  // most, and three of them with the cube of that; its mean over x is
+  // G(2n) / (G(n/2) G(n/2 + 1)^3) t^(-3n).
+  constexpr double kFalseAlarm = 1e-6, kMostElements = 64;
+  const double n = std::clamp(static_cast<double>(numel), 1.0, kMostElements);
+  const double log_of_mean = std::lgamma(2 * n) - std::lgamma(n / 2) - 3 * std::lgamma(n / 2 + 1);
+  return std::max(1.0, std::exp((log_of_mean - std::log(kFalseAlarm)) / (3 * n)) / 3);
+}
+
 double rounding_floor(Dtype coarsest, std::int64_t numel) noexcept {
   // Not less for many elements: one large value that many elements share is rounded the same way in
   // all of them. Losses and norms are summed in fp64 whatever the dtype, so only in fp64 are the

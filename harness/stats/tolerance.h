@@ -25,6 +25,11 @@ struct PerturbedTolerance {
 /// kernels may round more than the reference's (docs/tolerances.md).
 [[nodiscard]] double responses_allowed(double k, Dtype coarsest) noexcept;
 
+/// By how much more than 3 responses the error of `numel` independent elements must be allowed to
+/// be, so that it exceeds the largest of three responses in one of 10^6 correct tensors; 1 from 15
+/// elements on. Three draws of few elements may all be near 0.
+[[nodiscard]] double few_elements_factor(std::int64_t numel) noexcept;
+
 /// The relative error that the last roundings of every element in each of two runs make, whatever
 /// the responses say: two unit roundoffs in bf16 and fp16, four in fp32 and fp64; two (fp64: six)
 /// more for a single number, whose three responses may all be near 0 by chance.

@@ -4,7 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <random>
 
 namespace isoshard {
 namespace {
@@ -93,6 +96,38 @@ TEST(PerturbedTolerance, ATensorThatIsRoundingNoiseIsInsensitive) {
   EXPECT_TRUE(perturbed_tolerance(response, 3, Dtype::kFloat32, 8, 0.9e-6).insensitive);
   EXPECT_TRUE(perturbed_tolerance(response, 3, Dtype::kFloat32, 8, 1.9e-6).insensitive);
   EXPECT_FALSE(perturbed_tolerance(response, 3, Dtype::kFloat32, 8, 2.1e-6).insensitive);
+}
+
+// Of 200,000 tensors of n elements the error is above t times the largest of three draws in about
+// as many as the bound for that t says, and never in more.
+TEST(FewElements, TheBoundHoldsWhatDrawsExceed) {
+  std::mt19937_64 random(7);
+  std::normal_distribution<double> normal;
+  const auto norm_of = [&](int n) {
+    double sum = 0;
+    for (int i = 0; i < n; ++i) sum += std::pow(normal(random), 2);
+    return std::sqrt(sum);
+  };
+  constexpr int kTensors = 200'000;
+  for (const int n : {1, 2, 4, 8}) {
+    // The factor for a chance of 1e-6 gives that for any other: t^(-3n).
+    const double t = 3 * few_elements_factor(n) * std::pow(1e-6 / 1e-3, 1.0 / (3 * n));
+    int above = 0;
+    for (int i = 0; i < kTensors; ++i) {
+      const double largest = std::max({norm_of(n), norm_of(n), norm_of(n)});
+      above += norm_of(n) > t * largest ? 1 : 0;
+    }
+    EXPECT_LT(above, kTensors * 1.3e-3) << n;
+    EXPECT_GT(above, kTensors * (n >= 4 ? 1e-5 : 3e-4)) << n << ": the bound is far too wide";
+  }
+}
+
+TEST(FewElements, AreOfNoConcernFromFifteenOn) {
+  EXPECT_NEAR(3 * few_elements_factor(2), 13.5, 0.05);
+  EXPECT_GT(few_elements_factor(14), 1);
+  EXPECT_EQ(few_elements_factor(15), 1);
+  EXPECT_EQ(few_elements_factor(std::int64_t{1} << 40), 1);
+  EXPECT_EQ(few_elements_factor(0), few_elements_factor(1));
 }
 
 }  // namespace

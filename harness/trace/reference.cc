@@ -6,8 +6,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "core/base/error.h"
+#include "harness/trace/numbers.h"
+#include "harness/trace/stage.h"
 
 namespace isoshard {
 namespace {
@@ -87,6 +90,80 @@ bool Reference::has_bytes() const noexcept {
   return impl_ != nullptr && impl_->trace.ranks[0].arena != nullptr;
 }
 
+namespace {
+
+bool is_overflow_flag(const RecordKey& key) {
+  return key.kind == RecordKind::kScalar && key.name == "found_inf";
+}
+
+bool has_nonfinite_gradients(const Trace& run, int step) {
+  for (const RankTrace& rank : run.ranks) {
+    for (const Record& record : rank.records) {
+      if (record.key.step != step || record.key.kind != RecordKind::kGrad) continue;
+      for (const PartStats& part : record.parts) {
+        if (part.stats.nan_actual + part.stats.inf_actual > 0) return true;
+      }
+    }
+  }
+  return false;
+}
+
+/// Whether all ranks of a run have the same flag, another one than `expected`, and gradients that
+/// fit it.
+bool differs_alike(const Record& flag, const std::vector<double>& expected, const Trace& run) {
+  std::set<double> seen;
+  for (const RankTrace& rank : run.ranks) {
+    const Record* const own = rank.find(flag.key);
+    if (own == nullptr || !own->kept) return false;
+    const std::vector<double> numbers = numbers_of(rank.tensor(*own));
+    if (numbers.size() != 1 || numbers == expected) return false;
+    seen.insert(numbers[0]);
+  }
+  return seen.size() == 1 && (*seen.begin() != 0) == has_nonfinite_gradients(run, flag.key.step);
+}
+
+}  // namespace
+
+bool follows_parting(const RecordKey& key, int step) noexcept {
+  return key.step > step || (key.step == step && stage_of(key) >= Stage::kGradNorm);
+}
+
+std::optional<int> Reference::parting_step(const Trace& run) const {
+  if (impl_ == nullptr) return std::nullopt;
+  std::set<int> steps;
+  for (const Record& record : impl_->trace.ranks[0].records) {
+    if (is_overflow_flag(record.key) && differs_alike(record, numbers_of(tensor(record.key)), run))
+      steps.insert(record.key.step);
+  }
+  if (steps.empty()) return std::nullopt;
+  return *steps.begin();
+}
+
+bool Reference::may_part(const Trace& run, int step) const {
+  const RecordKey flag{step, RecordKind::kScalar, "found_inf", 0};
+  const Response* const moved = response(flag);
+  if (moved != nullptr && moved->absolute_norm > 0) return true;
+  if (find(flag) == nullptr || numbers_of(tensor(flag)) != std::vector<double>{0}) return false;
+  constexpr double kLargest = 65504, kPieces = 4;
+  for (const Record& record : impl_->trace.ranks[0].records) {
+    const RecordKey& key = record.key;
+    if (key.step != step || record.dtype != Dtype::kFloat16 ||
+        (key.kind != RecordKind::kGrad && key.kind != RecordKind::kActivationGrad))
+      continue;
+    double factor = 0;
+    for (const RankTrace& rank : run.ranks) {
+      if (const Record* const own = rank.find(key); own != nullptr)
+        factor = std::max(factor, std::fabs(own->grad_scale / record.grad_scale));
+    }
+    const std::vector<double> numbers = numbers_of(tensor(key));
+    if (std::any_of(numbers.begin(), numbers.end(), [&](double number) {
+          return !(std::fabs(number) * factor < kLargest / kPieces);
+        }))
+      return true;
+  }
+  return false;
+}
+
 void Reference::add_response(const Trace& perturbed) {
   add_variant(perturbed);
   ++impl_->runs;
@@ -94,9 +171,12 @@ void Reference::add_response(const Trace& perturbed) {
 
 void Reference::add_variant(const Trace& perturbed) {
   if (impl_ == nullptr) throw VacuousError("responses of an empty reference");
+  const std::optional<int> parting = parting_step(perturbed);
   for (const RankTrace& rank : perturbed.ranks) {
     for (const Record& record : rank.records) {
       if (!impl_->index.contains(record.key)) continue;
+      const bool is_flag = record.key.step == parting && is_overflow_flag(record.key);
+      if (parting.has_value() && !is_flag && follows_parting(record.key, *parting)) continue;
       Stats stats;
       for (const PartStats& part : record.parts) merge(stats, part.stats);
       Response& response = impl_->responses[record.key];
@@ -141,10 +221,12 @@ void Reference::set_responses(std::map<RecordKey, Response> responses, int runs)
 void Reference::add_redrawn(const Trace& run) {
   if (impl_ == nullptr) throw VacuousError("redrawn runs of an empty reference");
   const int number = impl_->redrawn.runs++;
+  const std::optional<int> parting = parting_step(run);
   for (const RankTrace& rank : run.ranks) {
     for (const Record& record : rank.records) {
       if (!impl_->index.contains(record.key) || !is_floating(record.dtype) || record.unmasked >= 0)
         continue;
+      if (parting.has_value() && follows_parting(record.key, *parting)) continue;
       Stats s;
       for (const PartStats& part : record.parts) merge(s, part.stats);
       if (s.numel == 0 || s.nan_reference + s.inf_reference + s.nan_actual + s.inf_actual > 0)

@@ -4,6 +4,7 @@
 #pragma once
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,11 @@
 #include "harness/trace/trace.h"
 
 namespace isoshard {
+
+/// Whether a record of the step in which two trainings part, or a later one, shows their difference
+/// and nothing else: what follows from skipping the step. Their gradients are comparable where both
+/// are finite.
+[[nodiscard]] bool follows_parting(const RecordKey& key, int step) noexcept;
 
 /// A single-process trace with every record kept, plus responses. Shared memory: copying a
 /// Reference copies no tensors, and ranks forked later read it in place.
@@ -31,8 +37,19 @@ class Reference {
   void discard_bytes();
   [[nodiscard]] bool has_bytes() const noexcept;
 
+  /// The first step in which the gradients of `run` are not finite and those of the reference are,
+  /// or the other way round, as its "found_inf" says; empty: there is none, or its ranks differ in
+  /// it, or its gradients show something else. One of the two skips that step, so they are
+  /// different trainings from there on.
+  [[nodiscard]] std::optional<int> parting_step(const Trace& run) const;
+  /// Whether a correct run may part from the reference in that step: a response run or a variant
+  /// did, or the reference does not overflow there and one of its gradients in fp16, in units of
+  /// those of `run`, is within a factor of 4 of the largest number: pieces of a sum that ranks add
+  /// may be that much larger than it.
+  [[nodiscard]] bool may_part(const Trace& run, int step) const;
+
   /// Widens the responses by one perturbed run (a Trace whose parts were compared with this
-  /// reference).
+  /// reference), up to the step in which the two part.
   void add_response(const Trace& perturbed);
   /// The same by a run that legally differs otherwise; it counts as none of response_runs().
   void add_variant(const Trace& variant);
@@ -44,7 +61,8 @@ class Reference {
   void set_responses(std::map<RecordKey, Response> responses, int runs);
 
   /// Adds a run whose roundings alone were drawn anew (a Trace whose parts were compared with this
-  /// reference). Masked records, and those that are not finite everywhere, are left out.
+  /// reference), up to the step in which the two part. Masked records, and those that are not
+  /// finite everywhere, are left out.
   void add_redrawn(const Trace& run);
   [[nodiscard]] const Redrawn& redrawn() const noexcept;
   /// For those that were stored with a bundle.

@@ -41,10 +41,12 @@ double partial_divisor(const Layout& layout, const MeshShape& mesh) {
 
 class Assembly {
  public:
-  Assembly(const MeshShape& mesh, const Record& first)
+  /// `has_its_scale`: every part is one of a record with this grad_scale.
+  Assembly(const MeshShape& mesh, const Record& first, double grad_scale, bool has_its_scale)
       : mesh_(mesh),
         first_(first),
-        in_fp64_(is_partial(first.layout) || first.grad_scale != 1.0),
+        grad_scale_(grad_scale),
+        in_fp64_(is_partial(first.layout) || !has_its_scale),
         is_maximum_(is_maximum(first.layout)),
         dtype_(in_fp64_ ? Dtype::kFloat64 : first.dtype),
         global_(static_cast<std::size_t>(numel_of(first.layout.global_shape)) * size_of(dtype_)) {
@@ -72,7 +74,9 @@ class Assembly {
         own = local.bytes.data();
         if (in_fp64_) {
           divided = numbers_of(local);
-          for (double& number : divided) number /= record.grad_scale;
+          if (record.grad_scale != grad_scale_) {
+            for (double& number : divided) number = number * grad_scale_ / record.grad_scale;
+          }
           own = std::as_bytes(std::span(divided)).data();
         }
       }
@@ -129,6 +133,7 @@ class Assembly {
 
   const MeshShape& mesh_;
   const Record& first_;
+  double grad_scale_;  ///< of the result
   bool in_fp64_;
   bool is_maximum_;
   Dtype dtype_;  ///< of global_
@@ -141,12 +146,16 @@ class Assembly {
 
 }  // namespace
 
-HostTensor Trace::assemble(const RecordKey& key) const {
+HostTensor Trace::assemble(const RecordKey& key, double grad_scale) const {
+  const bool has_its_scale = std::all_of(ranks.begin(), ranks.end(), [&](const RankTrace& rank) {
+    const Record* const record = rank.find(key);
+    return record == nullptr || record->grad_scale == grad_scale;
+  });
   std::optional<Assembly> assembly;
   for (const RankTrace& rank : ranks) {
     const Record* record = rank.find(key);
     if (record == nullptr) continue;
-    if (!assembly) assembly.emplace(mesh, *record);
+    if (!assembly) assembly.emplace(mesh, *record, grad_scale, has_its_scale);
     assembly->add(rank, *record);
   }
   if (!assembly) throw VacuousError(fmt::format("no rank recorded {}", describe(key)));

@@ -89,9 +89,11 @@ struct Trace {
   std::vector<RankTrace> ranks;
 
   /// The global tensor put together from all ranks' kept bytes (partials summed in rank order in
-  /// fp64, then rounded).
+  /// fp64, then rounded), as a record of this grad_scale holds it: times `grad_scale`, each part
+  /// divided by its own. In fp16, gradients under a loss scale are rounded in units of it, as
+  /// without it they are subnormal or 0.
   /// Errors   VacuousError if a part was not kept; MeshError if parts do not tile.
-  [[nodiscard]] HostTensor assemble(const RecordKey& key) const;
+  [[nodiscard]] HostTensor assemble(const RecordKey& key, double grad_scale = 1) const;
 };
 
 }  // namespace isoshard

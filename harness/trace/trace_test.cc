@@ -340,6 +340,30 @@ TEST(TraceAssemble, FlatRangesAndPaddingAndGradScale) {
   EXPECT_TRUE(at::equal(tensor_of(trace.assemble({0, RecordKind::kGrad, "w", 0})), whole));
 }
 
+// Without their loss scale these gradients are below fp16's normal numbers, where 6e-8 is the least
+// step: a twentieth of them.
+TEST(TraceAssemble, RoundsInUnitsOfTheScaleThatIsAskedFor) {
+  const double scale = 16384;
+  const at::Tensor first = values({32}, 3, at::kHalf), second = values({32}, 4, at::kHalf);
+  const Trace trace = run(
+      MeshShape({{Axis::kTp, 2}}), nullptr,
+      [&](Sink& sink, int rank) {
+        // one more factor of 2 on both ranks: exact
+        sink.on_record(
+            site(RecordKind::kGrad, "w", layout_of({32}, {partial(Axis::kTp)}), 2 * scale),
+            (rank == 0 ? first : second) * 2);
+      },
+      Keep::kEverything);
+  const RecordKey key{0, RecordKind::kGrad, "w", 0};
+  const at::Tensor sum = (first.to(at::kDouble) + second.to(at::kDouble)).to(at::kHalf);
+
+  const HostTensor scaled = trace.assemble(key, scale);
+
+  EXPECT_EQ(scaled.dtype, Dtype::kFloat16);
+  EXPECT_TRUE(at::equal(tensor_of(scaled), sum));
+  EXPECT_FALSE(at::equal(tensor_of(trace.assemble(key)) * scale, sum)) << "a weak test";
+}
+
 TEST(TraceAssemble, AGapIsAnError) {
   Trace trace = run(
       kDp2Tp3, nullptr,

@@ -43,11 +43,29 @@ struct Sums {
   double squares = 0;   ///< of the reference
   double dot_diff = 0;  ///< of reference x difference
   double shift = 0;     ///< of difference / rms
+  /// Squares of what each element adds to dot_diff and shift; of dot_diff an estimate.
+  double scale_sq = 0, shift_sq = 0;
   double numel = 0;
 
   [[nodiscard]] double scale_error() const { return squares > 0 ? dot_diff / squares : 0; }
   [[nodiscard]] double mean_shift() const { return numel > 0 ? shift / numel : 0; }
 };
+
+/// How many roots of the sum of squares a sum of independent errors without a preferred sign
+/// exceeds with at most this chance, whatever their sizes are (Hoeffding's inequality given the
+/// sizes).
+double most_roots(double chance) {
+  return std::sqrt(2 * std::log(2 / chance));
+}
+
+void reach(AllowedRange& range, double width) {
+  range = {std::min(range.least, -width), std::max(range.most, width)};
+}
+
+void add_squares(Sums& sums, const Item& item, const Stats& stats) {
+  sums.scale_sq += stats.sum_sq_diff * stats.sum_sq_reference * item.peak * item.peak;
+  sums.shift_sq += stats.sum_sq_diff / (item.rms * item.rms);
+}
 
 /// The same statistic of each redrawn run, and what independent errors would make of it.
 struct Draws {
@@ -163,6 +181,7 @@ class Pools {
       sums.squares += s.sum_sq_reference;
       sums.dot_diff += s.dot - s.sum_sq_reference;
       sums.shift += s.sum_diff / item.rms;
+      add_squares(sums, item, s);
       sums.numel += static_cast<double>(s.numel);
     }
     return sums;
@@ -279,9 +298,17 @@ class Pools {
     p.stage = first.stage;
     p.tensors = static_cast<std::int64_t>(items.size());
     p.scale = 1 + sums.scale_error();
-    p.allowed_scale = {1 + allowed_scale_error.least, 1 + allowed_scale_error.most};
     p.shift = sums.mean_shift();
-    p.allowed_shift = allowed_shift;
+    AllowedRange scale_error = allowed_scale_error, shift = allowed_shift;
+    // After a step a few elements may be far off, which redrawn runs show seldom.
+    if (first.key.step > groups_.begin()->first.step && first.key.kind != RecordKind::kScalar) {
+      const double roots =
+          most_roots(kFalseAlarmOfPool) * std::sqrt(static_cast<double>(p.tensors));
+      reach(scale_error, roots * std::sqrt(sums.scale_sq) / sums.squares);
+      reach(shift, roots * std::sqrt(sums.shift_sq) / sums.numel);
+    }
+    p.allowed_scale = {1 + scale_error.least, 1 + scale_error.most};
+    p.allowed_shift = shift;
     p.runs = runs;
     p.within = p.allowed_scale.holds(p.scale) && p.allowed_shift.holds(p.shift);
     pools_.push_back(std::move(p));
@@ -338,6 +365,7 @@ class Pools {
         sums.squares += stats.sum_sq_reference;
         sums.dot_diff += stats.dot - stats.sum_sq_reference;
         sums.shift += stats.sum_diff / found->second->rms;
+        add_squares(sums, *found->second, stats);
         sums.numel += static_cast<double>(stats.numel);
         held.push_back(*found->second);
       }

@@ -176,5 +176,43 @@ TEST(Pooled, AtLevelExactAnythingIsRejected) {
   EXPECT_THAT(verdict.would_miss, StartsWith("nothing"));
 }
 
+/// Two steps of one gradient; in step `at` one element is off by `element`, and all by `shift`.
+Body two_steps(int seed, double noise, int at = 0, double element = 0, double shift = 0) {
+  return [=](Sink& sink, int) {
+    for (const int number : {0, 1}) {
+      sink.begin_step(number);
+      at::Tensor x = values({256, 256}, 10 + number, at::kDouble);
+      const at::Tensor smallest = x.abs().argmin();
+      if (seed != 0) x = x * (1 + noise * values({256, 256}, 1000 * seed + number, at::kDouble));
+      if (number == at) {
+        x = x + shift;
+        x.view({-1}).index_add_(0, smallest.view({1}), at::full({1}, element, at::kDouble));
+      }
+      sink.on_record(site(RecordKind::kGrad, "weight", layout_of({256, 256})), x.to(at::kBFloat16));
+    }
+  };
+}
+
+// The mean moves alike by one element and by all. An Adam step turns the sign of one element, and
+// nothing shifts all of them.
+TEST(PooledAfterAStep, AShiftIsMoreThanAFewElementsMake) {
+  Reference reference = synthetic::reference(
+      two_steps(0, 0), [](int i) { return two_steps(500 + i, 6 * kNoise); }, 3, policy());
+  for (int i = 0; i < kRuns; ++i)
+    reference.add_redrawn(run(MeshShape(), &reference, two_steps(1 + i, kNoise), Keep::kNothing,
+                              policy(), RunPurpose::kResponse));
+  const auto judged = [&](int step, double element, double shift) {
+    const Trace trace = run(MeshShape(), &reference, two_steps(99, kNoise, step, element, shift),
+                            Keep::kWhatDiffers, policy());
+    return judge(reference, trace, policy());
+  };
+  const double of_all = 12.0 / (256 * 256);
+
+  EXPECT_EQ(judged(1, 12, 0).status, Status::kConforms) << judged(1, 12, 0).reason;
+  EXPECT_THAT(judged(1, 0, of_all).reason, HasSubstr("shift"));
+  EXPECT_THAT(judged(0, 0, of_all).reason, HasSubstr("shift"));
+  EXPECT_THAT(judged(0, 12, 0).reason, HasSubstr("shift")) << "no step was taken yet";
+}
+
 }  // namespace
 }  // namespace isoshard

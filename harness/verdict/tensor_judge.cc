@@ -171,10 +171,10 @@ class TensorJudge {
     TensorComparison& c = result_.comparison;
     c.sharded = true;
     try {
-      // what ranks declare is divided out
-      const HostTensor whole = actual_.assemble(wanted_.key);
+      // in units of the reference's: what ranks declare is divided out
+      const HostTensor whole = actual_.assemble(wanted_.key, wanted_.grad_scale);
       accumulate(c.stats, reference_.bytes(wanted_), wanted_.dtype, whole.bytes.data(), whole.dtype,
-                 whole.numel(), 0, 1 / wanted_.grad_scale);
+                 whole.numel(), 0);
     } catch (const VacuousError& error) {
       result_.not_judged = error.what();
     } catch (const MeshError& error) {

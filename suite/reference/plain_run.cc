@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <bit>
 #include <map>
 #include <string>
 #include <utility>
@@ -191,6 +192,11 @@ PlainRun scaled_run(const Case& c, const CaseData& data,
                                                OfGradientsScaled::Activations::kTheirGradients);
   };
   return run;
+}
+
+bool factor_shows(const Case& c) {
+  const auto dp = static_cast<unsigned>(c.degrees.dp);
+  return dp > 1 && (!std::has_single_bit(dp) || c.coarsest_dtype() == Dtype::kFloat16);
 }
 
 PlainRun pieces_run(const CaseData& data, std::shared_ptr<const WeightSource> weights) {

@@ -43,9 +43,15 @@ struct PlainRun {
 /// The global batch in one forward with the loss times dp. Recorded as before, and gradients of
 /// activations.
 ///
-/// In fp16 small gradients are subnormal or lost, and how many depends on the factor.
+/// In fp16 small gradients are subnormal or lost, and how many depends on the factor. In every
+/// dtype a factor that is no power of two rounds, and rounds alike in all tokens; with label
+/// smoothing the sum of a token's gradients over the vocabulary, which each of them is multiplied
+/// with, does.
 [[nodiscard]] PlainRun scaled_run(const Case& c, const CaseData& data,
                                   std::shared_ptr<const WeightSource> weights);
+
+/// Whether the factor dp changes any rounding: where it is no power of two, and in fp16.
+[[nodiscard]] bool factor_shows(const Case& c);
 
 /// The global batch in one forward, whose products are computed in pieces of the shapes that ranks
 /// have (EqualPieces).

@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <functional>
 #include <memory>
 #include <set>
@@ -43,13 +42,6 @@ std::vector<std::size_t> random_order(std::uint64_t seed, std::string_view name,
   for (std::size_t i = pieces; i > 1; --i)
     std::swap(order[i - 1], order[drawn(seed, name, 1000 + i) % i]);
   return order;
-}
-
-// Whether gradients that carry the factor dp round otherwise: a power of two changes no rounding
-// but that of fp16's subnormal numbers.
-bool factor_shows(const Case& c) {
-  const auto dp = static_cast<unsigned>(c.degrees.dp);
-  return dp > 1 && (!std::has_single_bit(dp) || c.coarsest_dtype() == Dtype::kFloat16);
 }
 
 PlainRun redrawn_run(const Case& c, const CaseData& data,

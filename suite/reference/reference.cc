@@ -75,7 +75,7 @@ class ResponseRuns {
     if (in_pieces) add(pieces_run(data_, weights_), "pieces");
     if (c.degrees.dp == 1) return;
     add(regrouped_run(c, data_, weights_), "regrouped");
-    if (c.coarsest_dtype() == Dtype::kFloat16) add(scaled_run(c, data_, weights_), "scaled");
+    if (factor_shows(c)) add(scaled_run(c, data_, weights_), "scaled");
   }
   ResponseRuns(const ResponseRuns&) = delete;
   ResponseRuns& operator=(const ResponseRuns&) = delete;

@@ -215,7 +215,7 @@ TEST(PlainRunVariants, ShowWhatSumsInSixteenBitsLose) {
 
   EXPECT_GT(with_variants.response(bias)->relative_error, perturbed);
   EXPECT_EQ(with_variants.response_runs(), 3);
-  EXPECT_EQ(with_variants.response(bias)->runs, 4);
+  EXPECT_EQ(with_variants.response(bias)->runs, 5);
 }
 
 // What is added up between micro-batches has the same sums.
@@ -228,7 +228,7 @@ TEST(PlainRunVariants, ShowWhatSumsBetweenMicroBatchesLose) {
   const Reference with_variants = make_reference(c);
 
   EXPECT_GT(with_variants.response(bias)->relative_error, perturbed);
-  EXPECT_EQ(with_variants.response(bias)->runs, 4);
+  EXPECT_EQ(with_variants.response(bias)->runs, 5);
 }
 
 TEST(SingleProcessReference, IsSharedByCasesThatDifferInTpOnly) {

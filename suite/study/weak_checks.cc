@@ -24,15 +24,9 @@ std::vector<double> divided(std::vector<double> numbers, double factor) {
   return numbers;
 }
 
-double scale_of(const Trace& run, const RecordKey& key) {
-  for (const RankTrace& rank : run.ranks)
-    if (const Record* const record = rank.find(key); record != nullptr) return record->grad_scale;
-  return 1;
-}
-
 Pair pair_of(const Reference& reference, const Trace& run, const Record& wanted) {
   return {divided(numbers_of(reference.tensor(wanted.key)), wanted.grad_scale),
-          divided(numbers_of(run.assemble(wanted.key)), scale_of(run, wanted.key))};
+          divided(numbers_of(run.assemble(wanted.key, wanted.grad_scale)), wanted.grad_scale)};
 }
 
 bool is_close(const Pair& pair, const TorchTolerance& tolerance) {
