@@ -56,6 +56,35 @@ double step_error(const TensorComparison& c, const ToleranceInputs& in) {
   return largest_steps * floor * std::sqrt(static_cast<double>(c.stats.numel));
 }
 
+/// What one element of a table that stepped the other way makes of the rows that are looked up in
+/// it: twice the largest step so far. In 16 bits, where many gradients are noise, it may be that no
+/// draw shows one. 0 for whatever is no lookup: what has the length of a row and a "weight" of such
+/// rows.
+double other_step(const ToleranceInputs& in) {
+  const RecordKey& key = in.wanted.key;
+  if (!in.options.mask || size_of(in.options.coarsest) != 2 || key.step == 0 ||
+      key.kind != RecordKind::kActivation)
+    return 0;
+  const Record* before = in.reference.find({0, RecordKind::kParam, key.name + ".weight", 0});
+  const Shape& shape = in.wanted.layout.global_shape;
+  if (before == nullptr || before->layout.global_shape.size() != 2 || shape.empty() ||
+      before->layout.global_shape[1] != shape.back() ||
+      before->layout.global_shape[0] == shape.back())
+    return 0;
+  double largest = 0;
+  for (int step = 0; step < key.step; ++step) {
+    const Record* after =
+        in.reference.find({step, RecordKind::kParam, before->key.name, step == 0 ? 1 : 0});
+    if (after == nullptr) return 0;
+    Stats moved;
+    accumulate(moved, in.reference.bytes(*before), before->dtype, in.reference.bytes(*after),
+               after->dtype, numel_of(after->layout.global_shape), 0);
+    largest = std::max(largest, moved.max_abs);
+    before = after;
+  }
+  return 2 * largest;
+}
+
 /// After a step of Adam, whose sign turns with a rounding where a gradient is noise, few runs with
 /// moved weights say too little: redrawn runs count as well.
 Response with_redrawn(Response response, const ToleranceInputs& in) {
@@ -111,6 +140,11 @@ std::string set_tolerance(TensorComparison& c, const ToleranceInputs& in) {
   c.allowed_relative_error = std::max({tolerance.relative_error, stepping, squares});
   c.allowed_scale_error =
       std::max({tolerance.scale_error, stepping, tolerance.part_along_reference * squares});
+  if (const double other = other_step(in); other > 0 && norm > 0) {
+    c.allowed_relative_error = std::hypot(c.allowed_relative_error, other / norm);
+    c.allowed_scale_error =
+        std::hypot(c.allowed_scale_error, tolerance.part_along_reference * other / norm);
+  }
   // Where reference and responses are 0, a run that is not can only have noise, or an error:
   // nothing is relative to 0.
   c.insensitive = tolerance.insensitive ||
