@@ -3,8 +3,8 @@
 """Every implementation of `isoshard bench` against live PyTorch and DeepSpeed, in one run.
 
 usage: side_by_side.py [--isoshard PROGRAM] [--python PYTHON] [--sizes S,M]
-                       [--dtypes float32,bfloat16] [--rounds 3] [--only NAME,...] [--quick]
-                       [--output FILE.json]
+                       [--dtypes float32,bfloat16] [--rounds 3] [--only NAME,...]
+                       [--timeout SECONDS] [--quick] [--output FILE.json]
 
 PYTHON has the pinned wheels of python/live-requirements.txt (`./isoshard test -L live` makes such
 an environment). Each row runs ours and its peer in turns, in changing order, each in fresh
@@ -13,7 +13,8 @@ figure is the median step of a run, the median of the rounds. It prints a table 
 both, their ratio (below 1: ours takes less time), and the least and largest ratio of the rounds.
 
 --quick takes a tiny model and few steps: it shows that everything runs, and no speed.
-Exit code: 0 if every row ran, 1 if one did not (its reason stands in the table).
+Exit code: 0 if every row ran, 1 if one did not: the table says which of the two programs failed, on
+which rank and why.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -117,29 +119,44 @@ def config_of(size: str) -> dict:
     }
 
 
-def time_ours(program: str, size: str, dtype: str, row: tuple, folder: pathlib.Path) -> float:
+def ended(program: str, processes: list, limit: float) -> list:
+    """What each process wrote. Failed names the program and the rank, and leaves none running."""
+    until = time.monotonic() + limit
+    try:
+        ends = [p.communicate(timeout=max(0.0, until - time.monotonic())) for p in processes]
+    except subprocess.TimeoutExpired:
+        raise Failed(f"{program} must end within {limit:g} s (--timeout), and did not") from None
+    finally:
+        for process in processes:
+            process.kill()
+    for rank, (process, (out, error)) in enumerate(zip(processes, ends)):
+        if process.returncode != 0:
+            said = (error or out).strip()[-1500:]
+            raise Failed(f"{program}, rank {rank}, exit code {process.returncode}: {said}")
+    return ends
+
+
+def time_ours(options, size: str, dtype: str, row: tuple, folder: pathlib.Path) -> float:
     flags, _, _, ranks, splits_batch, _ = row
     batch, sequence, warmup, steps = SIZES[size][6:]
     config = folder / f"{size}.json"
     config.write_text(json.dumps(config_of(size)), encoding="utf-8")
     out = folder / "ours"
-    command = [program, "bench", *flags.split(), "--model", str(config), "--dtype", dtype]
+    command = [options.isoshard, "bench", *flags.split(), "--model", str(config), "--dtype", dtype]
     command += ["--batch_size", str(max(1, batch // ranks if splits_batch else batch))]
     command += ["--seq_length", str(sequence), "--warmup_steps", str(warmup)]
     command += ["--num_training_steps", str(warmup + steps), "--threads", "1"]
     command += ["--log_interval", "0", "--output_dir", str(out)]
-    done = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise Failed((done.stderr or done.stdout).strip()[-1500:])
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    ours = subprocess.Popen(command, env=environment(), **pipes)
+    ended("isoshard bench", [ours], options.timeout)
     (results,) = out.glob("results_*.json")
     median = json.loads(results.read_text(encoding="utf-8"))["summary"]["p50_step_time_ms"]
     results.unlink()
     return median
 
 
-def time_peer(python: str, size: str, dtype: str, row: tuple) -> float:
+def time_peer(options, size: str, dtype: str, row: tuple) -> float:
     _, peer, _, ranks, splits_batch, micro_batches = row
     batch, sequence, warmup, steps = SIZES[size][6:]
     spec = {
@@ -157,7 +174,7 @@ def time_peer(python: str, size: str, dtype: str, row: tuple) -> float:
     port = str(free_port())
     processes = [
         subprocess.Popen(
-            [python, str(HERE / "peers.py"), json.dumps(spec)],
+            [options.python, str(HERE / "peers.py"), json.dumps(spec)],
             env=environment(
                 RANK=str(rank),
                 LOCAL_RANK=str(rank),
@@ -171,10 +188,7 @@ def time_peer(python: str, size: str, dtype: str, row: tuple) -> float:
         )
         for rank in range(ranks)
     ]
-    ends = [process.communicate() for process in processes]
-    for process, (_, error) in zip(processes, ends):
-        if process.returncode != 0:
-            raise Failed(error.strip()[-1500:])
+    ends = ended(f"the peer, {peer}", processes, options.timeout)
     line = next(line for line in ends[0][0].splitlines() if line.startswith('{"ms"'))
     return json.loads(line)["ms"]
 
@@ -201,8 +215,8 @@ def measure(options: argparse.Namespace, size: str, dtype: str, folder: pathlib.
         ours, peers, problem = [], [], ""
         for number in range(options.rounds):
             sides = [
-                (ours, lambda: time_ours(options.isoshard, size, dtype, row, folder)),
-                (peers, lambda: time_peer(options.python, size, dtype, row)),
+                (ours, lambda: time_ours(options, size, dtype, row, folder)),
+                (peers, lambda: time_peer(options, size, dtype, row)),
             ]
             try:
                 for times, run in sides if number % 2 == 0 else reversed(sides):
@@ -243,6 +257,7 @@ def main() -> int:
     parser.add_argument("--dtypes", default=["float32"], type=listed)
     parser.add_argument("--rounds", default=3, type=int)
     parser.add_argument("--only", default=[], type=listed, help=", ".join(ROWS))
+    parser.add_argument("--timeout", default=1800.0, type=float, help="seconds for one run")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--output")
     options = parser.parse_args()
