@@ -20,6 +20,7 @@ which rank and why.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -120,20 +121,24 @@ def config_of(size: str) -> dict:
 
 
 def ended(program: str, processes: list, limit: float) -> list:
-    """What each process wrote. Failed names the program and the rank, and leaves none running."""
-    until = time.monotonic() + limit
-    try:
-        ends = [p.communicate(timeout=max(0.0, until - time.monotonic())) for p in processes]
-    except subprocess.TimeoutExpired:
-        raise Failed(f"{program} must end within {limit:g} s (--timeout), and did not") from None
-    finally:
-        for process in processes:
-            process.kill()
-    for rank, (process, (out, error)) in enumerate(zip(processes, ends)):
-        if process.returncode != 0:
-            said = (error or out).strip()[-1500:]
-            raise Failed(f"{program}, rank {rank}, exit code {process.returncode}: {said}")
-    return ends
+    """What each process wrote. The first that fails is named, and then none is left running."""
+    with concurrent.futures.ThreadPoolExecutor(len(processes)) as threads:
+        waiting = {threads.submit(p.communicate): rank for rank, p in enumerate(processes)}
+        try:
+            for done in concurrent.futures.as_completed(waiting, timeout=limit):
+                code = processes[waiting[done]].returncode
+                if code != 0:
+                    out, error = done.result()
+                    said = (error or out).strip()[-1500:]
+                    rank = waiting[done]
+                    raise Failed(f"{program}, rank {rank}, exit code {code}: {said}")
+        except concurrent.futures.TimeoutError:
+            problem = f"{program} must end within {limit:g} s (--timeout), and did not"
+            raise Failed(problem) from None
+        finally:
+            for process in processes:
+                process.kill()
+        return [done.result() for done in waiting]
 
 
 def time_ours(options, size: str, dtype: str, row: tuple, folder: pathlib.Path) -> float:

@@ -85,6 +85,7 @@ class Judge {
     }
     for (const auto& [key, held] : held_) {
       if (is_own_repetition(key) || is_collectives(key)) continue;
+      if (parting_.has_value() && follows_parting(key, *parting_)) continue;
       if (first_draw_of(key).has_value()) judge_recomputed(key);
       if (reference_.find(key) != nullptr) continue;
       if (const auto wanted = wanted_of(reference_, key, options_); wanted.has_value()) {
@@ -313,8 +314,8 @@ class Judge {
     findings_.clear();
   }
 
-  /// A published bound is looser than any tolerance: where it alone is broken, the tolerance was
-  /// too wide.
+  /// A published bound is looser than any tolerance of a training that does not blow up: where it
+  /// alone is broken, the tolerance was too wide.
   void check_published() {
     if (!findings_.empty()) return;
     for (const PublishedBound& bound : verdict_.published) {
@@ -331,7 +332,7 @@ class Judge {
 
   /// Where a tensor alone is outside, pools show the same once more.
   void check_pools() {
-    verdict_.pools = pooled_comparisons(reference_, verdict_.tensors, actual_, options_.coarsest);
+    verdict_.pools = pooled_comparisons(reference_, verdict_.tensors, actual_, options_);
     if (!findings_.empty()) return;
     for (Finding& finding : pooled_findings(verdict_.pools)) {
       const std::int64_t order = reference_.find(finding.key)->order;
@@ -385,11 +386,13 @@ class Judge {
     }
     if (parting_.has_value()) {
       verdict_.status = Status::kVacuous;
-      verdict_.shows_too_little = true;
+      verdict_.parted = true;
+      // An emulation that was never held to a whole step of the plain run says nothing by itself.
+      verdict_.shows_too_little = *parting_ > reference_.trace().ranks[0].records.front().key.step;
       verdict_.reason = fmt::format(
-          "whether the gradients of step {} overflow depends on roundings: legal runs of the "
-          "reference differ in it, so nothing was compared from its norm on; a smaller loss scale "
-          "overflows in none",
+          "whether the gradients of step {} overflow depends on roundings (legal runs of the "
+          "reference differ in it, or its gradients are near the largest number of fp16), so "
+          "nothing was compared from its norm on; a smaller loss scale overflows in none",
           *parting_);
       return;
     }

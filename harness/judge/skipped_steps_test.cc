@@ -41,7 +41,7 @@ Body step_of(const ScaledStep& s) {
                    values({4, 6}, 1) * s.activation);
     at::Tensor backward = values({4, 6}, 2) * s.declared, gradient = values({3, 4}, 3);
     backward.view({-1})[5] = s.bad;
-    gradient.view({-1})[5] = s.bad;
+    gradient.view({-1})[5] = s.dtype == at::kHalf ? s.bad / 8 : s.bad;  // without the scale
     sink.on_record(site(RecordKind::kActivationGrad, "m", layout_of({4, 6}), s.declared),
                    backward.to(s.dtype));
     sink.on_record(site(RecordKind::kGrad, "m.weight", layout_of({3, 4})), gradient.to(s.dtype));
@@ -149,7 +149,7 @@ TEST(PartingSteps, AreThoseThatLegalRunsSkipOrNot) {
     const Verdict parted = parted_verdict(expected, other, other, other);
     EXPECT_EQ(parted.status, Status::kVacuous) << parted.reason;
     EXPECT_THAT(parted.reason, HasSubstr("step 0 overflow depends on roundings"));
-    EXPECT_TRUE(parted.shows_too_little) << "an emulation says it all";
+    EXPECT_FALSE(parted.shows_too_little) << "no step holds an emulation to the plain run";
     EXPECT_EQ(parted_verdict(expected, expected, other, other).status, Status::kDiverges)
         << "no legal run does that";
   }
@@ -158,6 +158,28 @@ TEST(PartingSteps, AreThoseThatLegalRunsSkipOrNot) {
   const Verdict before = parted_verdict(kFinite, kOverflows, wrong_forward, wrong_forward);
   ASSERT_EQ(before.status, Status::kDiverges) << before.reason;
   EXPECT_EQ(before.findings.front().key.name, "m");
+}
+
+// Its masters are another training's: they would let anything pass.
+TEST(PartingSteps, OfLegalRunsEndWhatTheyShow) {
+  ScaledStep legal = kOverflows;
+  legal.master = 2;
+  const Reference right = reference(
+      step_of(kFinite), [&](int) { return step_of(legal); }, 3);
+
+  EXPECT_EQ(right.response({0, RecordKind::kOptimizer, "m.weight.master", 0}), nullptr);
+  EXPECT_NE(right.response({0, RecordKind::kActivation, "m", 0}), nullptr);
+  EXPECT_EQ(right.response({0, RecordKind::kScalar, "found_inf", 0})->absolute_norm, 1);
+
+  ScaledStep alike = kFinite;
+  alike.master = 2;
+  Reference redrawn = reference(
+      step_of(kFinite), [&](int) { return step_of(alike); }, 3);
+  redrawn.add_redrawn(run(MeshShape(), &redrawn, step_of(legal), Keep::kNothing, JudgePolicy(),
+                          RunPurpose::kResponse));
+  const auto& sums = redrawn.redrawn().sums;
+  EXPECT_TRUE(sums.contains({0, RecordKind::kActivation, "m", 0}));
+  EXPECT_FALSE(sums.contains({0, RecordKind::kOptimizer, "m.weight.master", 0}));
 }
 
 // A flag that is not reduced over ranks, one that nothing made, and one that is not set.

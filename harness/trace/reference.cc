@@ -108,16 +108,26 @@ bool has_nonfinite_gradients(const Trace& run, int step) {
   return false;
 }
 
+/// The flag of a rank, by its bytes, or by what it says of them where they were not kept.
+std::optional<double> flag_of(const RankTrace& rank, const Record& flag) {
+  if (flag.kept) {
+    const std::vector<double> numbers = numbers_of(rank.tensor(flag));
+    return numbers.size() == 1 ? std::optional(numbers[0]) : std::nullopt;
+  }
+  Stats stats;
+  for (const PartStats& part : flag.parts) merge(stats, part.stats);
+  return stats.numel == 1 ? std::optional(std::sqrt(stats.sum_sq_actual)) : std::nullopt;
+}
+
 /// Whether all ranks of a run have the same flag, another one than `expected`, and gradients that
 /// fit it.
 bool differs_alike(const Record& flag, const std::vector<double>& expected, const Trace& run) {
   std::set<double> seen;
   for (const RankTrace& rank : run.ranks) {
     const Record* const own = rank.find(flag.key);
-    if (own == nullptr || !own->kept) return false;
-    const std::vector<double> numbers = numbers_of(rank.tensor(*own));
-    if (numbers.size() != 1 || numbers == expected) return false;
-    seen.insert(numbers[0]);
+    const std::optional<double> number = own == nullptr ? std::nullopt : flag_of(rank, *own);
+    if (!number.has_value() || expected == std::vector<double>{*number}) return false;
+    seen.insert(*number);
   }
   return seen.size() == 1 && (*seen.begin() != 0) == has_nonfinite_gradients(run, flag.key.step);
 }
@@ -145,6 +155,8 @@ bool Reference::may_part(const Trace& run, int step) const {
   if (moved != nullptr && moved->absolute_norm > 0) return true;
   if (find(flag) == nullptr || numbers_of(tensor(flag)) != std::vector<double>{0}) return false;
   constexpr double kLargest = 65504, kPieces = 4;
+  const Record* const scale = find({step, RecordKind::kScalar, "loss_scale", 0});
+  const double loss_scale = scale == nullptr ? 1 : numbers_of(tensor(scale->key)).at(0);
   for (const Record& record : impl_->trace.ranks[0].records) {
     const RecordKey& key = record.key;
     if (key.step != step || record.dtype != Dtype::kFloat16 ||
@@ -155,6 +167,8 @@ bool Reference::may_part(const Trace& run, int step) const {
       if (const Record* const own = rank.find(key); own != nullptr)
         factor = std::max(factor, std::fabs(own->grad_scale / record.grad_scale));
     }
+    // What is stepped with was divided by the scale after it was looked at.
+    if (key.kind == RecordKind::kGrad && !key.name.ends_with(".micro_batch")) factor *= loss_scale;
     const std::vector<double> numbers = numbers_of(tensor(key));
     if (std::any_of(numbers.begin(), numbers.end(), [&](double number) {
           return !(std::fabs(number) * factor < kLargest / kPieces);

@@ -58,7 +58,10 @@ double most_roots(double chance) {
   return std::sqrt(2 * std::log(2 / chance));
 }
 
+/// At most ten times as far as it reaches: pools of few elements still say something.
 void reach(AllowedRange& range, double width) {
+  constexpr double kMost = 10;
+  width = std::min(width, kMost * std::max(-range.least, range.most));
   range = {std::min(range.least, -width), std::max(range.most, width)};
 }
 
@@ -123,8 +126,8 @@ double peak_of(const Reference& reference, const Record& record, double sum_sq) 
 class Pools {
  public:
   Pools(const Reference& reference, const std::vector<TensorComparison>& tensors,
-        const Trace& actual, Dtype coarsest)
-      : reference_(reference), actual_(actual), coarsest_(coarsest) {
+        const Trace& actual, const JudgePolicy& policy)
+      : reference_(reference), actual_(actual), policy_(policy) {
     for (const TensorComparison& t : tensors) {
       if (const std::optional<Item> item = item_of(t))
         groups_[{t.key.step, t.key.kind, std::string(state_of(t.key))}].push_back(*item);
@@ -169,7 +172,7 @@ class Pools {
     Item item{&t, &found->second, peak_of(reference_, *record, s.sum_sq_reference),
               std::sqrt(s.sum_sq_reference / numel)};
     // Numbers that are summed in fp64 have no last rounding in the dtype.
-    const Dtype rounded = t.key.kind == RecordKind::kScalar ? Dtype::kFloat32 : coarsest_;
+    const Dtype rounded = t.key.kind == RecordKind::kScalar ? Dtype::kFloat32 : policy_.coarsest;
     item.least_var = std::pow(unit_roundoff(rounded) / 2, 2) * s.sum_sq_reference;
     return item;
   }
@@ -300,8 +303,9 @@ class Pools {
     p.scale = 1 + sums.scale_error();
     p.shift = sums.mean_shift();
     AllowedRange scale_error = allowed_scale_error, shift = allowed_shift;
-    // After a step a few elements may be far off, which redrawn runs show seldom.
-    if (first.key.step > groups_.begin()->first.step && first.key.kind != RecordKind::kScalar) {
+    // After a step of Adam a few elements may be far off, which redrawn runs show seldom.
+    if (policy_.mask && first.key.step > groups_.begin()->first.step &&
+        first.key.kind != RecordKind::kScalar) {
       const double roots =
           most_roots(kFalseAlarmOfPool) * std::sqrt(static_cast<double>(p.tensors));
       reach(scale_error, roots * std::sqrt(sums.scale_sq) / sums.squares);
@@ -383,7 +387,7 @@ class Pools {
 
   const Reference& reference_;
   const Trace& actual_;
-  Dtype coarsest_;
+  const JudgePolicy& policy_;
   std::map<Group, std::vector<Item>> groups_;
   std::map<std::pair<double, double>, double> quantiles_;  ///< by degrees of freedom and chance
   std::vector<PooledComparison> pools_;
@@ -393,9 +397,9 @@ class Pools {
 
 std::vector<PooledComparison> pooled_comparisons(const Reference& reference,
                                                  const std::vector<TensorComparison>& tensors,
-                                                 const Trace& actual, Dtype coarsest) {
-  if (size_of(coarsest) != 2 || reference.redrawn().runs == 0) return {};
-  return Pools(reference, tensors, actual, coarsest).run();
+                                                 const Trace& actual, const JudgePolicy& policy) {
+  if (size_of(policy.coarsest) != 2 || reference.redrawn().runs == 0) return {};
+  return Pools(reference, tensors, actual, policy).run();
 }
 
 }  // namespace isoshard

@@ -4,6 +4,8 @@
 #pragma once
 #include <vector>
 
+#include "harness/trace/judge_policy.h"
+#include "harness/trace/reference.h"
 #include "harness/trace/trace.h"
 #include "harness/verdict/verdict.h"
 
@@ -17,12 +19,12 @@ inline constexpr double kFalseAlarmOfPool = 1e-8;
 /// Every pool of the run, in the order in which faults show; within one step and kind all tensors,
 /// layers, classes, ranks, single tensors.
 ///
-/// `tensors` are the comparisons of the run `actual`. Empty unless `coarsest` has 16 bits and the
-/// reference has redrawn runs. A tensor takes part if it is judged within tolerances, is no
+/// `tensors` are the comparisons of the run `actual`. Empty unless the coarsest dtype has 16 bits
+/// and the reference has redrawn runs. A tensor takes part if it is judged within tolerances, is no
 /// rounding noise (insensitive), is finite, is masked nowhere, and was recorded by redrawn runs.
 [[nodiscard]] std::vector<PooledComparison> pooled_comparisons(
     const Reference& reference, const std::vector<TensorComparison>& tensors, const Trace& actual,
-    Dtype coarsest);
+    const JudgePolicy& policy);
 
 /// One for each step and kind of tensors with a pool outside its bounds: the broadest one that
 /// is off by nearly as much as the one that is farthest outside. Sorted as `pools`.

@@ -196,15 +196,17 @@ Body two_steps(int seed, double noise, int at = 0, double element = 0, double sh
 // The mean moves alike by one element and by all. An Adam step turns the sign of one element, and
 // nothing shifts all of them.
 TEST(PooledAfterAStep, AShiftIsMoreThanAFewElementsMake) {
-  Reference reference = synthetic::reference(
-      two_steps(0, 0), [](int i) { return two_steps(500 + i, 6 * kNoise); }, 3, policy());
-  for (int i = 0; i < kRuns; ++i)
-    reference.add_redrawn(run(MeshShape(), &reference, two_steps(1 + i, kNoise), Keep::kNothing,
-                              policy(), RunPurpose::kResponse));
-  const auto judged = [&](int step, double element, double shift) {
+  const auto judged = [](int step, double element, double shift, bool is_adam = true) {
+    JudgePolicy p = policy();
+    p.mask = is_adam;
+    Reference reference = synthetic::reference(
+        two_steps(0, 0), [](int i) { return two_steps(500 + i, 6 * kNoise); }, 3, p);
+    for (int i = 0; i < kRuns; ++i)
+      reference.add_redrawn(run(MeshShape(), &reference, two_steps(1 + i, kNoise), Keep::kNothing,
+                                p, RunPurpose::kResponse));
     const Trace trace = run(MeshShape(), &reference, two_steps(99, kNoise, step, element, shift),
-                            Keep::kWhatDiffers, policy());
-    return judge(reference, trace, policy());
+                            Keep::kWhatDiffers, p);
+    return judge(reference, trace, p);
   };
   const double of_all = 12.0 / (256 * 256);
 
@@ -212,11 +214,12 @@ TEST(PooledAfterAStep, AShiftIsMoreThanAFewElementsMake) {
   EXPECT_THAT(judged(1, 0, of_all).reason, HasSubstr("shift"));
   EXPECT_THAT(judged(0, 0, of_all).reason, HasSubstr("shift"));
   EXPECT_THAT(judged(0, 12, 0).reason, HasSubstr("shift")) << "no step was taken yet";
+  EXPECT_THAT(judged(1, 12, 0, false).reason, HasSubstr("shift")) << "SGD turns no sign";
 }
 
 // A lookup of 4 rows in a table of 16; the step moved every element of the table by 0.01.
 TEST(TablesAfterAStep, MayHaveOneElementThatSteppedTheOtherWay) {
-  const auto body = [](const char* table, at::IntArrayRef shape, int off) -> Body {
+  const auto body = [](const char* table, at::IntArrayRef shape, int off, int behind) -> Body {
     return [=, shape = shape.vec()](Sink& sink, int) {
       const at::Tensor weight = values(shape, 3).to(at::kBFloat16);
       at::Tensor rows = values({4, 8}, 4) * 0.2;
@@ -225,22 +228,27 @@ TEST(TablesAfterAStep, MayHaveOneElementThatSteppedTheOtherWay) {
       sink.on_record(site(RecordKind::kParam, table, layout_of(shape)), weight);
       sink.on_record(site(RecordKind::kParam, table, layout_of(shape)), weight + 0.01);
       sink.begin_step(1);
+      for (int i = 0; i < behind; ++i)
+        sink.on_record(site(RecordKind::kActivation, std::string(1, char('a' + i)), layout_of({8})),
+                       at::ones({8}));
       sink.on_record(site(RecordKind::kActivation, "table", layout_of({4, 8})),
                      rows.to(at::kBFloat16));
     };
   };
   JudgePolicy p = policy();
   p.mask = true;
-  const auto status = [&](const char* table, at::IntArrayRef shape, int off) {
+  const auto status = [&](const char* table, at::IntArrayRef shape, int off, int behind = 0) {
     const Reference reference = synthetic::reference(
-        body(table, shape, 0), [&](int) { return body(table, shape, 0); }, 3, p);
+        body(table, shape, 0, behind), [&](int) { return body(table, shape, 0, behind); }, 3, p);
     const Trace trace =
-        run(MeshShape(), &reference, body(table, shape, off), Keep::kWhatDiffers, p);
+        run(MeshShape(), &reference, body(table, shape, off, behind), Keep::kWhatDiffers, p);
     return judge(reference, trace, p).status;
   };
 
   EXPECT_NE(status("table.weight", {16, 8}, 1), Status::kDiverges);
   EXPECT_EQ(status("table.weight", {16, 8}, 4), Status::kDiverges);
+  EXPECT_NE(status("table.weight", {16, 8}, 1, 1), Status::kDiverges) << "of positions";
+  EXPECT_EQ(status("table.weight", {16, 8}, 1, 2), Status::kDiverges) << "a Conv1D, in a layer";
   EXPECT_EQ(status("table.weight", {8, 16}, 1), Status::kDiverges) << "a linear layer's";
   EXPECT_EQ(status("other.weight", {16, 8}, 1), Status::kDiverges) << "no table of that name";
 }

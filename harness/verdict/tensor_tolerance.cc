@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <string_view>
 
 #include "harness/stats/tolerance.h"
 #include "harness/trace/clipped.h"
@@ -58,8 +60,8 @@ double step_error(const TensorComparison& c, const ToleranceInputs& in) {
 
 /// What one element of a table that stepped the other way makes of the rows that are looked up in
 /// it: twice the largest step so far. In 16 bits, where many gradients are noise, it may be that no
-/// draw shows one. 0 for whatever is no lookup: what has the length of a row and a "weight" of such
-/// rows.
+/// draw shows one. 0 for whatever is no
+/// lookup: the first two activations of a step may be one, of a "weight" whose rows are as long.
 double other_step(const ToleranceInputs& in) {
   const RecordKey& key = in.wanted.key;
   if (!in.options.mask || size_of(in.options.coarsest) != 2 || key.step == 0 ||
@@ -71,6 +73,13 @@ double other_step(const ToleranceInputs& in) {
       before->layout.global_shape[1] != shape.back() ||
       before->layout.global_shape[0] == shape.back())
     return 0;
+  std::set<std::string_view> earlier;
+  for (const Record& record : in.reference.trace().ranks[0].records) {
+    if (record.key.step == key.step && record.key.kind == RecordKind::kActivation &&
+        record.order < in.wanted.order && record.key.name != key.name)
+      earlier.insert(record.key.name);
+  }
+  if (earlier.size() > 1) return 0;
   double largest = 0;
   for (int step = 0; step < key.step; ++step) {
     const Record* after =

@@ -100,7 +100,7 @@ Verdict verdict_through_record(Verdict emulation, std::int64_t num_equal) {
     const std::string little = std::move(emulation.reason);
     emulation.reason = fmt::format("{} tensors compared, {} of which are inconclusive alone",
                                    emulation.compared, emulation.weak);
-    if (emulation.weak == 0) emulation.reason += " (" + little + ")";
+    if (emulation.weak == 0 || emulation.parted) emulation.reason += " (" + little + ")";
   }
   emulation.would_miss =
       emulation.would_miss.empty()

@@ -159,6 +159,8 @@ struct Verdict {
   /// The published bounds that apply to what was compared.
   std::vector<PublishedBound> published;
   std::int64_t compared = 0;  ///< tensors compared
+  /// Nothing was compared from some step on, as whether it overflows depends on roundings.
+  bool parted = false;
   /// Gradients of steps that the reference skipped, with infinities or NaNs: not judged
   /// (docs/tolerances.md).
   std::int64_t skipped = 0;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <system_error>
 #include <utility>
 
 #include "core/base/error.h"
@@ -46,9 +47,13 @@ VerdictLog::VerdictLog(std::filesystem::path path, std::string_view what) : path
           fmt::format("{}: line {} must be a case, got '{}'", path_.string(), number, line));
     statuses_[index] = status;
   }
-  stream_.open(path_, std::ios::trunc);
-  stream_ << (whole.empty() ? head + "\n" : whole) << std::flush;
-  if (!stream_) throw FileError(fmt::format("{}: cannot be written", path_.string()));
+  old.close();
+  // Nothing whole is ever written again: a run that is killed here loses no verdict.
+  std::error_code failed;
+  if (std::filesystem::exists(path_)) std::filesystem::resize_file(path_, whole.size(), failed);
+  stream_.open(path_, std::ios::app);
+  if (whole.empty()) stream_ << head << '\n' << std::flush;
+  if (!stream_ || failed) throw FileError(fmt::format("{}: cannot be written", path_.string()));
 }
 
 void VerdictLog::add_line(std::int64_t index, std::string_view status, std::string_view strength,

@@ -50,7 +50,7 @@ class EqualPieces final : public CutStrategy {
   static constexpr std::int64_t kOutputPieces = 4;
   /// Attention with dropout, and attention weights or logits above this number, which are held at
   /// once, are left to the unsharded strategy.
-  static constexpr std::int64_t kMostHeld = std::int64_t{1} << 26;
+  static constexpr std::int64_t kMostHeld = std::int64_t{1} << 24;
 
   [[nodiscard]] CrossEntropy loss(const at::Tensor& logits, const at::Tensor& targets_BS,
                                   const at::Tensor& weight_B,

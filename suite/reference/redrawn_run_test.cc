@@ -62,6 +62,36 @@ TEST(RedrawnStrategy, IsTheUnshardedOneInExactArithmetic) {
   }
 }
 
+// Also one token, and query heads that share a kv head.
+TEST(EqualPiecesOfModels, AreTheUnshardedStrategyInExactArithmetic) {
+  const auto attended = [](const Strategy& strategy, std::int64_t kv_heads, std::int64_t length) {
+    at::manual_seed(4);
+    const auto drawn = [&](std::int64_t heads) {
+      return at::randn({2, heads, length, 8}, at::kDouble).requires_grad_(true);
+    };
+    at::Tensor q = drawn(6), k = drawn(kv_heads), v = drawn(kv_heads);
+    const at::Tensor out = strategy.attention("a", q, k, v, AttentionImpl::kEager,
+                                              SoftmaxDtype::kWide, AttentionDropout());
+    (out * at::randn(out.sizes(), at::kDouble)).sum().backward();
+    return std::vector<at::Tensor>{out.detach(), q.grad(), k.grad(), v.grad()};
+  };
+  for (const std::int64_t kv_heads : {1, 2, 6}) {
+    for (const std::int64_t length : {1, 2, 5}) {
+      const std::vector<at::Tensor> plain = attended(Strategy(), kv_heads, length),
+                                    pieces = attended(EqualPieces(), kv_heads, length);
+      for (std::size_t i = 0; i < plain.size(); ++i) {
+        ASSERT_EQ(pieces[i].sizes(), plain[i].sizes());
+        EXPECT_TRUE(at::allclose(pieces[i], plain[i], 1e-12, 1e-12))
+            << i << " of " << kv_heads << " kv heads, " << length << " tokens";
+      }
+    }
+  }
+  const std::vector<at::Tensor> plain = passed(Strategy(), at::kDouble),
+                                pieces = passed(EqualPieces(), at::kDouble);
+  for (std::size_t i = 0; i < plain.size(); ++i)
+    EXPECT_TRUE(at::allclose(pieces[i], plain[i], 1e-13, 1e-13)) << i;
+}
+
 TEST(RedrawnStrategy, DrawsTheRoundingsAnewWithEachSeed) {
   const std::vector<at::Tensor> plain = passed(Strategy(), at::kBFloat16);
   const std::vector<at::Tensor> first = passed(RedrawnStrategy(1, {"m"}), at::kBFloat16);
