@@ -6,8 +6,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "harness/stats/tolerance.h"
 #include "harness/trace/clipped.h"
@@ -38,40 +41,48 @@ void allow_error_of_norm(TensorComparison& c, const ToleranceInputs& in) {
   c.scale_sensitivity = std::min(c.allowed_relative_error, c.allowed_scale_error);
 }
 
+/// The farthest that an element of a parameter moved in each step before `end`; empty: one of them
+/// was not recorded.
+std::vector<double> largest_moves(const Reference& reference, const std::string& name, int end) {
+  std::vector<double> moves;
+  const Record* before = reference.find({0, RecordKind::kParam, name, 0});
+  for (int step = 0; step < end; ++step) {
+    const Record* after = reference.find({step, RecordKind::kParam, name, step == 0 ? 1 : 0});
+    if (before == nullptr || after == nullptr) return {};
+    Stats moved;
+    accumulate(moved, reference.bytes(*before), before->dtype, reference.bytes(*after),
+               after->dtype, numel_of(after->layout.global_shape), 0);
+    moves.push_back(moved.max_abs);
+    before = after;
+  }
+  return moves;
+}
+
 /// Frobenius norm of the error that masked steps may make: step_floor of the largest step, in
 /// each element and step.
 double step_error(const TensorComparison& c, const ToleranceInputs& in) {
   const double floor = step_floor(in.options.coarsest);
   const std::string name(stepped_parameter(in.wanted.key));
   if (floor == 0 || !in.is_masked || name.empty()) return 0;
-  double largest_steps = 0;
-  const Record* before = in.reference.find({0, RecordKind::kParam, name, 0});
-  for (int step = 0; step <= in.wanted.key.step; ++step) {
-    const Record* after = in.reference.find({step, RecordKind::kParam, name, step == 0 ? 1 : 0});
-    if (before == nullptr || after == nullptr) return 0;
-    Stats moved;
-    accumulate(moved, in.reference.bytes(*before), before->dtype, in.reference.bytes(*after),
-               after->dtype, numel_of(after->layout.global_shape), 0);
-    largest_steps += moved.max_abs;
-    before = after;
-  }
-  return largest_steps * floor * std::sqrt(static_cast<double>(c.stats.numel));
+  const std::vector<double> moves = largest_moves(in.reference, name, in.wanted.key.step + 1);
+  return std::accumulate(moves.begin(), moves.end(), 0.0) * floor *
+         std::sqrt(static_cast<double>(c.stats.numel));
 }
 
-/// What one element of a table that stepped the other way makes of the rows that are looked up in
-/// it: twice the largest step so far. In 16 bits, where many gradients are noise, it may be that no
-/// draw shows one. 0 for whatever is no
-/// lookup: the first two activations of a step may be one, of a "weight" whose rows are as long.
+/// Frobenius norm of the error that one element of a table makes in the rows that are looked up, if
+/// its steps had the other sign: twice the largest step so far. In 16 bits many gradients are
+/// noise, and it may be that no draw shows such an element. 0 for anything but a lookup, which is
+/// one of the first two activations of a step and has a "weight" whose rows are as long.
 double other_step(const ToleranceInputs& in) {
   const RecordKey& key = in.wanted.key;
   if (!in.options.mask || size_of(in.options.coarsest) != 2 || key.step == 0 ||
       key.kind != RecordKind::kActivation)
     return 0;
-  const Record* before = in.reference.find({0, RecordKind::kParam, key.name + ".weight", 0});
+  const Record* table = in.reference.find({0, RecordKind::kParam, key.name + ".weight", 0});
   const Shape& shape = in.wanted.layout.global_shape;
-  if (before == nullptr || before->layout.global_shape.size() != 2 || shape.empty() ||
-      before->layout.global_shape[1] != shape.back() ||
-      before->layout.global_shape[0] == shape.back())
+  if (table == nullptr || table->layout.global_shape.size() != 2 || shape.empty() ||
+      table->layout.global_shape[1] != shape.back() ||
+      table->layout.global_shape[0] == shape.back())
     return 0;
   std::set<std::string_view> earlier;
   for (const Record& record : in.reference.trace().ranks[0].records) {
@@ -80,18 +91,8 @@ double other_step(const ToleranceInputs& in) {
       earlier.insert(record.key.name);
   }
   if (earlier.size() > 1) return 0;
-  double largest = 0;
-  for (int step = 0; step < key.step; ++step) {
-    const Record* after =
-        in.reference.find({step, RecordKind::kParam, before->key.name, step == 0 ? 1 : 0});
-    if (after == nullptr) return 0;
-    Stats moved;
-    accumulate(moved, in.reference.bytes(*before), before->dtype, in.reference.bytes(*after),
-               after->dtype, numel_of(after->layout.global_shape), 0);
-    largest = std::max(largest, moved.max_abs);
-    before = after;
-  }
-  return 2 * largest;
+  const std::vector<double> moves = largest_moves(in.reference, table->key.name, key.step);
+  return moves.empty() ? 0 : 2 * *std::max_element(moves.begin(), moves.end());
 }
 
 /// After a step of Adam, whose sign turns with a rounding where a gradient is noise, few runs with

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Products in pieces, as ranks compute them: what the pieces' roundings differ by is no error.
+/// Unsharded strategies that compute products in pieces, as ranks do: their roundings are legal.
 #pragma once
 #include <ATen/core/Tensor.h>
 

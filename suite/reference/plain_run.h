@@ -50,7 +50,7 @@ struct PlainRun {
 [[nodiscard]] PlainRun scaled_run(const Case& c, const CaseData& data,
                                   std::shared_ptr<const WeightSource> weights);
 
-/// Whether the factor dp changes any rounding: where it is no power of two, and in fp16.
+/// Whether a loss times dp rounds differently: it does if dp is not a power of two, and in fp16.
 [[nodiscard]] bool factor_shows(const Case& c);
 
 /// The global batch in one forward, whose products are computed in pieces of the shapes that ranks
