@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <vector>
 
 #include "conformance/comm/call_info.h"
 #include "suite/testing/float_values.h"
@@ -31,6 +32,32 @@ TEST(MpiNativeOrder, HasOtherBitsThanOurOrdersOfSixteenBitSums) {
     }
     EXPECT_NE((first_different_bit_pattern<T>(native, ordered)), -1);
   });
+}
+
+// Small integers have one sum in every order.
+TEST(MpiNativeOrder, BlocksOfUnevenSizesAreSumsAndMeans) {
+  const int size = MpiTestWorld::attached_size();
+  std::vector<std::int64_t> counts;
+  std::int64_t total = 0;
+  for (int rank = 0; rank < size; ++rank) total += counts.emplace_back(2 + rank);
+  const float ranks = static_cast<float>(size);
+  for (const Reduction reduction : {Reduction::kSum, Reduction::kAvg}) {
+    MpiTestWorld world(size, ReductionOrder::kNative);
+    world.set_deadline(Clock::now() + 60s);
+    world.run([&](Communicator& comm) {
+      const auto own = static_cast<std::size_t>(comm.rank());
+      std::vector<float> values(static_cast<std::size_t>(total), ranks * (comm.rank() + 1.0F));
+      std::vector<float> block(static_cast<std::size_t>(counts[own]));
+      comm.reduce_scatter_uneven(
+              {reinterpret_cast<const std::byte*>(values.data()), total, Dtype::kFloat32},
+              {reinterpret_cast<std::byte*>(block.data()), counts[own], Dtype::kFloat32}, counts,
+              reduction, kInfo)
+          .wait();
+      const float sum = ranks * ranks * (ranks + 1) / 2;
+      EXPECT_EQ(block,
+                std::vector<float>(block.size(), reduction == Reduction::kSum ? sum : sum / ranks));
+    });
+  }
 }
 
 }  // namespace

@@ -36,16 +36,22 @@ Buffer floats_of(std::vector<float>& values) {
           Dtype::kFloat32};
 }
 
-/// What a rank's CommError says, empty if there was none.
+/// What a rank's CommError says, empty if there was none. That of a passed deadline has a type of
+/// its own.
 std::string failure_of(TestWorld& world, const std::function<void(Communicator&)>& body) {
   std::string failure;
+  bool is_timeout = false;
   world.run([&](Communicator& comm) {
     try {
       body(comm);
+    } catch (const TimeoutError& error) {
+      failure = error.what();
+      is_timeout = true;
     } catch (const CommError& error) {
       failure = error.what();
     }
   });
+  EXPECT_EQ(is_timeout, failure.starts_with("deadline passed")) << failure;
   return failure;
 }
 

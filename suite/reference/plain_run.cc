@@ -5,15 +5,19 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/base/reference_name.h"
 #include "core/mesh/mesh.h"
 #include "harness/trace/clipped.h"
 #include "subjects/optim/wrapped_optimizer.h"
+#include "subjects/parallel/frozen_weights.h"
+#include "subjects/train/torch_norm.h"
 #include "suite/reference/cut_strategy.h"
 #include "suite/reference/device_rank.h"
 #include "suite/reference/next_samples.h"
@@ -141,6 +145,44 @@ class StepOfScaled final : public WrappedOptimizer {
   double factor_;
 };
 
+/// Each piece of a gradient is to TorchGradNorm a gradient of its own.
+class TorchNormOfPieces final : public GradNorm {
+ public:
+  TorchNormOfPieces(std::vector<ParameterSpec> specs, std::int64_t pieces)
+      : specs_(std::move(specs)), pieces_(pieces), norm_(pieces_of(specs_, pieces)) {}
+  double norm(const NamedTensors& gradients) override {
+    NamedTensors cut;
+    for (const ParameterSpec& spec : specs_) {
+      const std::vector<at::Tensor> pieces =
+          gradients.at(spec.name).flatten().tensor_split(pieces_);
+      for (std::size_t i = 0; i < pieces.size(); ++i) cut[name_of_piece(spec.name, i)] = pieces[i];
+    }
+    return norm_.norm(cut);
+  }
+  double factor(double norm, double max_norm) override { return norm_.factor(norm, max_norm); }
+
+ private:
+  static std::string name_of_piece(const std::string& parameter, std::size_t piece) {
+    return fmt::format("{}/{}", parameter, piece);
+  }
+  static std::vector<ParameterSpec> pieces_of(const std::vector<ParameterSpec>& specs,
+                                              std::int64_t pieces) {
+    std::vector<ParameterSpec> result;
+    for (ParameterSpec spec : specs) {
+      const std::string whole = spec.name;
+      for (std::size_t i = 0; i < static_cast<std::size_t>(pieces); ++i) {
+        spec.name = name_of_piece(whole, i);
+        result.push_back(spec);
+      }
+    }
+    return result;
+  }
+
+  std::vector<ParameterSpec> specs_;
+  std::int64_t pieces_;
+  TorchGradNorm norm_;
+};
+
 /// The loss times `factor`, and gradients divided by it where they are used.
 void scale(TrainerParts& parts, double factor) {
   parts.loss_normalizer = std::make_unique<ScaledWeights>(std::move(parts.loss_normalizer), factor);
@@ -199,9 +241,16 @@ bool factor_shows(const Case& c) {
   return dp > 1 && (!std::has_single_bit(dp) || c.coarsest_dtype() == Dtype::kFloat16);
 }
 
-PlainRun pieces_run(const CaseData& data, std::shared_ptr<const WeightSource> weights) {
+PlainRun pieces_run(const Case& c, const CaseData& data,
+                    std::shared_ptr<const WeightSource> weights) {
   PlainRun run = whole_batch_run(data, std::move(weights));
-  run.edit = [](TrainerParts& parts) { parts.strategy = std::make_shared<const EqualPieces>(); };
+  run.edit = [&c](TrainerParts& parts) {
+    parts.strategy = std::make_shared<const EqualPieces>();
+    if (c.settings.clip_norm == ClipNorm::kTorch) {
+      parts.grad_norm = std::make_unique<TorchNormOfPieces>(
+          trained_parameters(*parts.model, c.settings), std::max(2, c.degrees.dp));
+    }
+  };
   return run;
 }
 

@@ -54,8 +54,9 @@ struct PlainRun {
 [[nodiscard]] bool factor_shows(const Case& c);
 
 /// The global batch in one forward, whose products are computed in pieces of the shapes that ranks
-/// have (EqualPieces).
-[[nodiscard]] PlainRun pieces_run(const CaseData& data,
+/// have (EqualPieces). A norm in the dtype of gradients (ClipNorm::kTorch) is one of pieces, too,
+/// as many as dp ranks: a sum of squares in one accumulator loses the more, the longer it is.
+[[nodiscard]] PlainRun pieces_run(const Case& c, const CaseData& data,
                                   std::shared_ptr<const WeightSource> weights);
 
 /// A mesh of one.

@@ -67,12 +67,13 @@ class ResponseRuns {
       const auto perturbed = std::make_shared<PerturbedWeights>(
           weights_, static_cast<std::uint64_t>(run) + 1, c.dtype, c.settings.autocast);
       // The first comes alone where it suffices, and is the reference's own arithmetic.
-      add(in_pieces && run > 0 ? pieces_run(data_, perturbed) : whole_batch_run(data_, perturbed),
+      add(in_pieces && run > 0 ? pieces_run(c, data_, perturbed)
+                               : whole_batch_run(data_, perturbed),
           fmt::format("perturbed{}", run));
     }
     num_perturbed_ = starts_.size();
     if (responses == 1) return;
-    if (in_pieces) add(pieces_run(data_, weights_), "pieces");
+    if (in_pieces) add(pieces_run(c, data_, weights_), "pieces");
     if (c.degrees.dp == 1) return;
     add(regrouped_run(c, data_, weights_), "regrouped");
     if (factor_shows(c)) add(scaled_run(c, data_, weights_), "scaled");

@@ -148,7 +148,7 @@ TEST(PlainRunVariants, ComputeTheStepOfTheUnshardedProcess) {
     return scaled_run(c, data, case_weights(c));
   };
   const auto pieces = [](const Case& c, const CaseData& data) {
-    return pieces_run(data, case_weights(c));
+    return pieces_run(c, data, case_weights(c));
   };
   struct Variant {
     std::function<PlainRun(const Case&, const CaseData&)> run;
@@ -203,6 +203,25 @@ TEST(PlainRunVariants, ShowWhatProductsOfFewerTokensLose) {
   ASSERT_NE(response, nullptr);
   EXPECT_EQ(response->runs, 4);
   EXPECT_GT(response->relative_error, apart / 4);
+}
+
+// torch's norm adds the squares of a whole gradient in fp32, and those of a rank's third of it.
+TEST(PlainRunVariants, ShowWhatLongNormsLose) {
+  Case c = tiny_fault_case();
+  c.dtype = Dtype::kFloat32;
+  c.degrees = {.dp = 3};
+  c.config.vocab_size = 40960;
+  c.settings.max_grad_norm = 0.1;
+  const auto moved = [&](ClipNorm norm) {
+    c.settings.clip_norm = norm;
+    const Reference reference = make_reference(c);
+    return reference.response({0, RecordKind::kScalar, "grad_norm", 0})->relative_error;
+  };
+
+  const double of_sums_in_fp32 = moved(ClipNorm::kTorch);
+
+  EXPECT_GT(of_sums_in_fp32, 1e-6);
+  EXPECT_LT(moved(ClipNorm::kExact), of_sums_in_fp32 / 4);
 }
 
 // 600 addends of one bias in bf16: one call loses more than three calls of 200.

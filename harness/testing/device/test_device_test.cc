@@ -35,6 +35,13 @@ TEST(TestDevice, TensorsAreOnItAndComputeTheBitsOfTheCpu) {
   EXPECT_TRUE(own.to(at::kCPU).equal(at::softmax(at::linear(x, weight), -1).t()));
 }
 
+TEST(TestDevice, RanksTakeTheDevicesInTurn) {
+  (void)test_device();
+
+  EXPECT_EQ(device_of_rank(0), test_device());
+  EXPECT_EQ(device_of_rank(3), test_device()) << "there is one";
+}
+
 TEST(TestDevice, BackwardRunsOnAThreadOfItsOwnAndGivesTheGradientsOfTheCpu) {
   const at::Device device = test_device();
   const at::Tensor x = numbers({5, 8}, 0.7);

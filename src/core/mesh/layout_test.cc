@@ -107,6 +107,8 @@ TEST(Layout, OnlyAtMayNameSeveralRanks) {
   EXPECT_THAT(boxes_of(layout, kDp3Tp2, 3), IsEmpty());
   EXPECT_THAT(boxes_of(layout, kDp3Tp2, 5), ElementsAre(Box{{0}, {2}, {2}}));
   EXPECT_EQ(describe(layout), "dp:only_at(0, 2) tp:shard(0)");
+  EXPECT_THAT(coordinates_of(only_at(Axis::kDp, std::vector<int>{1, 4, 63})),
+              ElementsAre(1, 4, 63));
   EXPECT_THAT(mesh_error_of([] {
                 (void)only_at(Axis::kDp, std::vector<int>{2, 2});
               }),

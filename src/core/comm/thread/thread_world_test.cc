@@ -47,6 +47,14 @@ std::vector<std::string> failures_of(ThreadWorld& world,
   return failures;
 }
 
+TEST(ThreadWorld, HasNoCommunicatorOfARankThatItLacks) {
+  ThreadWorld world(2);
+
+  EXPECT_THROW((void)world.communicator(-1), UsageError);
+  EXPECT_THROW((void)world.communicator(2), UsageError);
+  EXPECT_EQ(world.communicator(1)->rank(), 1);
+}
+
 TEST(ThreadWorld, RefusesBuffersThatAreNotInHostMemory) {
   ThreadWorld world(1);
   std::vector<float> values(2);
