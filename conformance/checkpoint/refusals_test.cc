@@ -3,6 +3,7 @@
 // run, is refused before any rank starts, with the file and tensor named.
 #include <ATen/ATen.h>
 
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -239,6 +240,19 @@ TEST_F(CheckpointRefusals, OfAParameterThatLacksAStateOfTheOthers) {
   }
 
   EXPECT_THAT(refusal(), HasSubstr(std::string("[exp_avg_sq] for ") + kTensor));
+}
+
+TEST_F(CheckpointRefusals, OfAShardThatBeginsBeforeItsTensor) {
+  const std::string master = std::string(kTensor) + ".master";
+  const int rank = std::stoi(manifest()["tensors"][master]["parts"].items().begin().key());
+  // the first number is where the first range begins, in 8 bytes
+  edit(rank, ranges_name(master), [](std::span<char> bytes) {
+    const std::int64_t begin = -1;
+    std::memcpy(bytes.data(), &begin, sizeof begin);
+  });
+  sign(rank);
+
+  EXPECT_THAT(refusal(), AllOf(HasSubstr(ranges_name(master)), HasSubstr("must place each of")));
 }
 
 TEST_F(CheckpointRefusals, OfANaNEvenIfAllHashesFit) {

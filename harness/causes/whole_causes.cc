@@ -137,9 +137,7 @@ std::string cause_scale(const Evidence& e) {
   }
   const Held* h = e.held_by(ranks.front());
   if (h == nullptr || e.actual.mesh.world_size() == 1 || h->record->parts.empty()) return "";
-  Stats own;
-  for (const PartStats& part : h->record->parts) merge(own, part.stats);
-  if (const auto factor = explained_factor(e, own))
+  if (const auto factor = explained_factor(e, stats_of(*h->record)))
     return fmt::format("{} on rank {}", e.scale_words(*factor), h->rank->rank);
   return "";
 }

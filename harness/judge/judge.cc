@@ -20,6 +20,7 @@
 #include "harness/trace/clipped.h"
 #include "harness/trace/collective_calls.h"
 #include "harness/trace/numbers.h"
+#include "harness/trace/stage.h"
 #include "harness/verdict/judged_share.h"
 #include "harness/verdict/pooled.h"
 #include "harness/verdict/tensor_judge.h"
@@ -277,7 +278,7 @@ class Judge {
         key.kind == RecordKind::kActivationGrad || key.kind == RecordKind::kGrad;
     if (!is_gradient && (key.kind != RecordKind::kScalar || key.name != "grad_norm")) return false;
     if (key.step == parting_) return true;
-    const RecordKey flag{key.step, RecordKind::kScalar, "found_inf", 0};
+    const RecordKey flag = overflow_flag_of(key.step);
     if (reference_.find(flag) == nullptr) return false;
     const std::vector<double> flags = numbers_of(reference_.tensor(flag));
     return std::any_of(flags.begin(), flags.end(), [](double value) { return value != 0; });

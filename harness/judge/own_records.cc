@@ -271,7 +271,7 @@ class OwnJudge {
   }
 
   static bool is_skipped(const RankTrace& rank, int step) {
-    const RecordKey key{step, RecordKind::kScalar, "found_inf", 0};
+    const RecordKey key = overflow_flag_of(step);
     for (const Record& record : rank.records) {
       if (record.key != key || !record.kept) continue;
       return std::ranges::any_of(numbers_of(rank.tensor(record)),

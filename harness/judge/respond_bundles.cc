@@ -38,8 +38,7 @@ void require_perturbed(const SavedRun& trusted, const SavedRun& perturbed,
   for (const Record& record : rank.records) {
     recorded.insert(record.key);
     if (reference.find(record.key) == nullptr) continue;
-    Stats stats;
-    for (const PartStats& part : record.parts) merge(stats, part.stats);
+    const Stats stats = stats_of(record);
     const bool is_initial = record.key.kind == RecordKind::kParam && record.key.call == 0 &&
                             record.key.step == first_step;
     has_moved = has_moved || (is_initial && stats.unequal_values > 0);

@@ -73,4 +73,7 @@ struct Record {
   std::int64_t bytes = 0;
 };
 
+/// The statistics of all parts of one rank's record.
+[[nodiscard]] Stats stats_of(const Record& record);
+
 }  // namespace isoshard

@@ -53,7 +53,7 @@ struct RecordWriter::Impl {
     record.grad_scale = site.grad_scale;
     record.local_shape = value.shape;
     record.parts = parts_of(record, options.mesh, options.rank);
-    if (record.key.kind == RecordKind::kScalar && record.key.name == "found_inf")
+    if (is_overflow_flag(record.key))
       is_skipped = std::ranges::any_of(numbers_of(value), [](double flag) { return flag != 0; });
     const bool is_compared = options.reference != nullptr && !is_own_repetition(record.key);
     std::optional<WantedRecord> wanted;

@@ -92,20 +92,26 @@ bool Reference::has_bytes() const noexcept {
 
 namespace {
 
-bool is_overflow_flag(const RecordKey& key) {
-  return key.kind == RecordKind::kScalar && key.name == "found_inf";
-}
-
-bool has_nonfinite_gradients(const Trace& run, int step) {
+/// Gradients of parameters and activations that are not finite on some rank.
+std::set<RecordKey> nonfinite_gradients(const Trace& run) {
+  std::set<RecordKey> found;
   for (const RankTrace& rank : run.ranks) {
     for (const Record& record : rank.records) {
-      if (record.key.step != step || record.key.kind != RecordKind::kGrad) continue;
-      for (const PartStats& part : record.parts) {
-        if (part.stats.nan_actual + part.stats.inf_actual > 0) return true;
-      }
+      if (record.key.kind != RecordKind::kGrad && record.key.kind != RecordKind::kActivationGrad)
+        continue;
+      const Stats stats = stats_of(record);
+      if (stats.nan_actual + stats.inf_actual > 0) found.insert(record.key);
     }
   }
-  return false;
+  return found;
+}
+
+std::set<int> steps_with_gradients_in(const std::set<RecordKey>& nonfinite) {
+  std::set<int> steps;
+  for (const RecordKey& key : nonfinite) {
+    if (key.kind == RecordKind::kGrad) steps.insert(key.step);
+  }
+  return steps;
 }
 
 /// The flag of a rank, by its bytes, or by what it says of them where they were not kept.
@@ -114,14 +120,14 @@ std::optional<double> flag_of(const RankTrace& rank, const Record& flag) {
     const std::vector<double> numbers = numbers_of(rank.tensor(flag));
     return numbers.size() == 1 ? std::optional(numbers[0]) : std::nullopt;
   }
-  Stats stats;
-  for (const PartStats& part : flag.parts) merge(stats, part.stats);
+  const Stats stats = stats_of(flag);
   return stats.numel == 1 ? std::optional(std::sqrt(stats.sum_sq_actual)) : std::nullopt;
 }
 
 /// Whether all ranks of a run have the same flag, another one than `expected`, and gradients that
-/// fit it.
-bool differs_alike(const Record& flag, const std::vector<double>& expected, const Trace& run) {
+/// fit it: those of the steps in `nonfinite` are not finite.
+bool differs_alike(const Record& flag, const std::vector<double>& expected, const Trace& run,
+                   const std::set<int>& nonfinite) {
   std::set<double> seen;
   for (const RankTrace& rank : run.ranks) {
     const Record* const own = rank.find(flag.key);
@@ -129,7 +135,7 @@ bool differs_alike(const Record& flag, const std::vector<double>& expected, cons
     if (!number.has_value() || expected == std::vector<double>{*number}) return false;
     seen.insert(*number);
   }
-  return seen.size() == 1 && (*seen.begin() != 0) == has_nonfinite_gradients(run, flag.key.step);
+  return seen.size() == 1 && (*seen.begin() != 0) == nonfinite.contains(flag.key.step);
 }
 
 }  // namespace
@@ -141,8 +147,11 @@ bool follows_parting(const RecordKey& key, int step) noexcept {
 std::optional<int> Reference::parting_step(const Trace& run) const {
   if (impl_ == nullptr) return std::nullopt;
   std::set<int> steps;
+  std::optional<std::set<int>> nonfinite;  // looked for once, and only where there are flags
   for (const Record& record : impl_->trace.ranks[0].records) {
-    if (is_overflow_flag(record.key) && differs_alike(record, numbers_of(tensor(record.key)), run))
+    if (!is_overflow_flag(record.key)) continue;
+    if (!nonfinite.has_value()) nonfinite = steps_with_gradients_in(nonfinite_gradients(run));
+    if (differs_alike(record, numbers_of(tensor(record.key)), run, *nonfinite))
       steps.insert(record.key.step);
   }
   if (steps.empty()) return std::nullopt;
@@ -150,18 +159,17 @@ std::optional<int> Reference::parting_step(const Trace& run) const {
 }
 
 bool Reference::may_part(const Trace& run, int step) const {
-  const RecordKey flag{step, RecordKind::kScalar, "found_inf", 0};
+  const RecordKey flag = overflow_flag_of(step);
   const Response* const moved = response(flag);
   if (moved != nullptr && moved->absolute_norm > 0) return true;
   if (find(flag) == nullptr || numbers_of(tensor(flag)) != std::vector<double>{0}) return false;
   constexpr double kLargest = 65504, kPieces = 4;
   const Record* const scale = find({step, RecordKind::kScalar, "loss_scale", 0});
   const double loss_scale = scale == nullptr ? 1 : numbers_of(tensor(scale->key)).at(0);
+  const std::set<RecordKey> overflowed = nonfinite_gradients(run);
   for (const Record& record : impl_->trace.ranks[0].records) {
     const RecordKey& key = record.key;
-    if (key.step != step || record.dtype != Dtype::kFloat16 ||
-        (key.kind != RecordKind::kGrad && key.kind != RecordKind::kActivationGrad))
-      continue;
+    if (key.step != step || record.dtype != Dtype::kFloat16 || !overflowed.contains(key)) continue;
     double factor = 0;
     for (const RankTrace& rank : run.ranks) {
       if (const Record* const own = rank.find(key); own != nullptr)
@@ -191,8 +199,7 @@ void Reference::add_variant(const Trace& perturbed) {
       if (!impl_->index.contains(record.key)) continue;
       const bool is_flag = record.key.step == parting && is_overflow_flag(record.key);
       if (parting.has_value() && !is_flag && follows_parting(record.key, *parting)) continue;
-      Stats stats;
-      for (const PartStats& part : record.parts) merge(stats, part.stats);
+      const Stats stats = stats_of(record);
       Response& response = impl_->responses[record.key];
       // An infinite relative error (the reference is 0 and the perturbed run is not) is no licence
       // to differ: the absolute norm says how far such a tensor moves.
@@ -241,8 +248,7 @@ void Reference::add_redrawn(const Trace& run) {
       if (!impl_->index.contains(record.key) || !is_floating(record.dtype) || record.unmasked >= 0)
         continue;
       if (parting.has_value() && follows_parting(record.key, *parting)) continue;
-      Stats s;
-      for (const PartStats& part : record.parts) merge(s, part.stats);
+      const Stats s = stats_of(record);
       if (s.numel == 0 || s.nan_reference + s.inf_reference + s.nan_actual + s.inf_actual > 0)
         continue;
       impl_->redrawn.sums[record.key].push_back(

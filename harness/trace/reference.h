@@ -43,9 +43,9 @@ class Reference {
   /// different trainings from there on.
   [[nodiscard]] std::optional<int> parting_step(const Trace& run) const;
   /// Whether a correct run may part from the reference in that step: a response run or a variant
-  /// did, or the reference does not overflow there and one of its gradients in fp16, in units of
-  /// those of `run`, is within a factor of 4 of the largest number: pieces of a sum that ranks add
-  /// may be that much larger than it.
+  /// did, or the reference does not overflow there and one of the fp16 gradients that are not
+  /// finite in `run` is in the reference, in units of those of `run`, within a factor of 4 of the
+  /// largest number: pieces of a sum that ranks add may be that much larger than it.
   [[nodiscard]] bool may_part(const Trace& run, int step) const;
 
   /// Widens the responses by one perturbed run (a Trace whose parts were compared with this

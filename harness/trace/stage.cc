@@ -7,6 +7,9 @@
 #include "harness/trace/collective_calls.h"
 
 namespace isoshard {
+namespace {
+constexpr std::string_view kOverflowFlag = "found_inf";
+}
 
 std::string_view name_of(Stage stage) noexcept {
   switch (stage) {
@@ -65,11 +68,18 @@ Stage stage_of(const RecordKey& key) noexcept {
       break;
   }
   if (key.name == "learning_rate" || key.name == "loss_scale") return Stage::kStepSettings;
-  if (key.name == "grad_norm" || key.name == "found_inf") return Stage::kGradNorm;
-  if (key.name == "optimizer_steps" || key.name == "rng_state")
-    return Stage::kProgress;
+  if (key.name == "grad_norm" || key.name == kOverflowFlag) return Stage::kGradNorm;
+  if (key.name == "optimizer_steps" || key.name == "rng_state") return Stage::kProgress;
   if (is_collectives(key)) return Stage::kCollectives;
   return key.name.starts_with("loss") ? Stage::kForward : Stage::kLogged;
+}
+
+RecordKey overflow_flag_of(int step) {
+  return {step, RecordKind::kScalar, std::string(kOverflowFlag), 0};
+}
+
+bool is_overflow_flag(const RecordKey& key) noexcept {
+  return key.kind == RecordKind::kScalar && key.name == kOverflowFlag;
 }
 
 std::string_view stepped_parameter(const RecordKey& key) noexcept {
@@ -157,6 +167,12 @@ std::string subject_of(const RecordKey& key) {
       return fmt::format("mask {}", key.name);
   }
   return key.name;
+}
+
+Stats stats_of(const Record& record) {
+  Stats stats;
+  for (const PartStats& part : record.parts) merge(stats, part.stats);
+  return stats;
 }
 
 std::string describe(const RecordKey& key) {

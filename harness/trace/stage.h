@@ -41,6 +41,10 @@ enum class Stage : std::uint8_t {
 /// stage kReplicaDrift: copies do.
 [[nodiscard]] Stage stage_of(const RecordKey& key) noexcept;
 
+/// The scalar "found_inf" of a step: whether gradients were not finite, so that it is skipped.
+[[nodiscard]] RecordKey overflow_flag_of(int step);
+[[nodiscard]] bool is_overflow_flag(const RecordKey& key) noexcept;
+
 /// The parameter whose stepped values a record holds: the parameter after a step itself, or its
 /// master, "<parameter>.master" among the optimizer's state. Empty for any other record.
 [[nodiscard]] std::string_view stepped_parameter(const RecordKey& key) noexcept;

@@ -363,8 +363,7 @@ class Pools {
       for (const Record& record : rank.records) {
         const auto found = by_key.find(record.key);
         if (found == by_key.end() || is_partial(record.layout)) continue;
-        Stats stats;
-        for (const PartStats& part : record.parts) merge(stats, part.stats);
+        const Stats stats = stats_of(record);
         if (stats.numel == 0) continue;
         sums.squares += stats.sum_sq_reference;
         sums.dot_diff += stats.dot - stats.sum_sq_reference;

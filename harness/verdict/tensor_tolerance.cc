@@ -15,6 +15,7 @@
 #include "harness/stats/tolerance.h"
 #include "harness/trace/clipped.h"
 #include "harness/trace/numbers.h"
+#include "harness/trace/stage.h"
 #include "harness/verdict/neighbours.h"
 #include "harness/verdict/sensitivity.h"
 
@@ -117,9 +118,8 @@ Response with_redrawn(Response response, const ToleranceInputs& in) {
 
 std::string set_tolerance(TensorComparison& c, const ToleranceInputs& in) {
   // counts, tables and flags have no rounding that a tolerance could be for
-  const bool is_whole =
-      (in.options.rtol.has_value() && !is_floating(in.wanted.dtype)) ||
-      (in.wanted.key.kind == RecordKind::kScalar && in.wanted.key.name == "found_inf");
+  const bool is_whole = (in.options.rtol.has_value() && !is_floating(in.wanted.dtype)) ||
+                        is_overflow_flag(in.wanted.key);
   if (is_exact(c.stage) || in.options.level == Level::kExact || is_whole) {
     c.level = Level::kExact;
     return "";

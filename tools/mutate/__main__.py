@@ -14,7 +14,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from page import Page  # noqa: E402
+from page import Page, equivalents  # noqa: E402
 from runs import Runs  # noqa: E402
 from scratch import Scratch  # noqa: E402
 from sources import MutateError, require_libclang  # noqa: E402
@@ -64,7 +64,7 @@ def main(words: list[str]) -> int:
         if "verify" in steps:
             runs.verify_all(set(given.again))
         if "test" in steps:
-            runs.test_survivors(set(given.again))
+            runs.test_survivors(set(given.again), set(equivalents()))
         page = Page(runs)
         print(page.text())
     except MutateError as error:

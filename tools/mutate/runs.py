@@ -264,8 +264,8 @@ class Runs:
         todo = [m for m in self.data["mutants"] if m["key"] not in has_result]
         self.each(todo, self.try_verify)
 
-    def test_survivors(self, again: set[str]) -> None:
-        """Those that verify does not kill, under the tests."""
+    def test_survivors(self, again: set[str], left_out: set[str] = frozenset()) -> None:
+        """Those that verify does not kill, under the tests; not those that no run can kill."""
         self.scratch.compile_tests(self.jobs)
         self.record_tests()
         done = self.results()
@@ -273,7 +273,8 @@ class Runs:
         for mutant in self.data["mutants"]:
             phases = done.get(mutant["key"], {})
             survives = phases.get("verify", {}).get("result") in ("conforms", "not run")
-            if survives and ("tests" not in phases or mutant["key"] in again):
+            is_known = "tests" in phases or mutant["key"] in left_out
+            if survives and (not is_known or mutant["key"] in again):
                 todo.append(mutant)
         self.each(todo, self.try_tests)
 

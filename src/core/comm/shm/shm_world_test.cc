@@ -97,6 +97,13 @@ TEST(ShmWorld, AllReduceIsExactForSizesBelowAtAndAboveAWindow) {
   }
 }
 
+TEST(ShmWorld, HasNoCommunicatorOfARankThatItLacks) {
+  ShmWorld world(2);
+
+  EXPECT_THROW((void)world.communicator(-1), UsageError);
+  EXPECT_THROW((void)world.communicator(2), UsageError);
+}
+
 // Every rank sums in its own process in its own group while the other groups do the same.
 TEST(ShmWorld, SplitGroupsOfProcessesDoNotDisturbEachOther) {
   ShmWorld world(5);

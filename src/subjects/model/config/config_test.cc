@@ -332,6 +332,7 @@ TEST(ModelConfigFile, AWindowWithoutASwitchIsInUse) {
 
 TEST(ModelConfigFile, AnythingButAnObjectIsRefused) {
   EXPECT_THAT(error_of(json::array()), HasSubstr("must be a JSON object"));
+  EXPECT_THAT(error_of(json("no \xff text")), HasSubstr("got \"no \ufffd text\""));
 }
 
 TEST(AttentionNames, ParseWhatTheyAreCalledAndRefuseTheRest) {
