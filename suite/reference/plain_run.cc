@@ -15,7 +15,7 @@
 #include "harness/trace/clipped.h"
 #include "subjects/optim/wrapped_optimizer.h"
 #include "suite/reference/cut_strategy.h"
-#include "suite/reference/device_rank.h"
+#include "suite/reference/device/device_rank.h"
 #include "suite/reference/next_samples.h"
 #include "suite/reference/policy.h"
 #include "suite/reference/reference.h"
