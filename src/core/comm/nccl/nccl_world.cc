@@ -111,6 +111,7 @@ std::shared_ptr<TcpJob> meet_at(const RankVariables& variables,
                                              .size = variables.size,
                                              .address = variables.address,
                                              .port = variables.port,
+                                             .listening_socket = variables.listening_socket,
                                              .job = variables.job,
                                              .deadline = deadline});
 }
@@ -136,6 +137,7 @@ class NcclAttachedJob final : public AttachedJob {
     if (!std::exchange(is_finished_, true)) (void)agreement_.gather_journals(0);
   }
   [[nodiscard]] std::string library() const override { return api_->name(); }
+  [[nodiscard]] bool may_fork() const noexcept override { return false; }
   // The others see that this process is gone.
   void end_all(int code) noexcept override { ::_Exit(code); }
 
