@@ -18,6 +18,7 @@
 #include "harness/world/machine.h"
 #include "suite/bench/bench_json.h"
 #include "suite/bench/bench_text.h"
+#include "suite/reference/device/device_collectives.h"
 
 namespace isoshard {
 namespace {
@@ -57,6 +58,8 @@ int run_one(const ParsedOptions& options) {
   BenchPrinter printer(plan, progress, output);
   printer.show(plan_lines(plan));
   printer.show(mesh_lines(plan.item));
+  if (plan.item.device != Device::Kind::kCpu)
+    printer.show({"device cuda; ranks meet by " + device_collectives(plan.item).words});
   const BenchResult result = bench(plan, printer.listener());
   const std::string name = plan.item.slug();
   if (result.gate.state == GateState::kFails) return output.finish_at_gate(name, result.gate);

@@ -9,6 +9,7 @@
 #include "app/commands.h"
 #include "app/options/attach_options.h"
 #include "core/base/error.h"
+#include "fixtures/cases/device_settings.h"
 #include "harness/cli/output.h"
 #include "harness/cli/output_folder.h"
 #include "harness/cli/progress.h"
@@ -36,6 +37,8 @@ void declare_experiment(OptionTable& table) {
   auto arithmetic = table.group("mesh and arithmetic");
   arithmetic("tp", list(), "tensor-parallel degree (init: several, 1,2,4)");
   arithmetic("dtype", list(), "bf16 fp32 fp64 (default: the experiment's)");
+  arithmetic("device", po::value<std::string>(),
+             "where tensors of all ranks are: cpu (default), cuda");
   arithmetic("order", list(),
              "reduction order: ordered ring tree (default: ring; column-row: all)");
   auto sizes = table.group("sizes");
@@ -99,6 +102,8 @@ ExperimentSettings settings_of(const ParsedOptions& options, ExperimentKind kind
   override_with(options, "seq-length", settings.seq_length);
   override_with(options, "batch-size", settings.batch_size);
   override_with(options, "seed", settings.seed);
+  if (options.given("device"))
+    settings.device = parse_device_kind(options.get<std::string>("device"));
   settings.validate(kind);
   return settings;
 }

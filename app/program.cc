@@ -50,6 +50,12 @@ std::map<std::string, std::string> versions() {
 }  // namespace
 
 int run_program(const std::vector<std::string>& arguments) {
+  try {
+    if (const auto code = run_on_persistent_ranks(arguments, run_program)) return *code;
+  } catch (const std::exception& error) {
+    print_error(fmt::format("isoshard: {}", error.what()));
+    return exit_code_of(error);
+  }
   prepare_output();
   // who started this program may have left that children leave no status
   std::signal(SIGCHLD, SIG_DFL);

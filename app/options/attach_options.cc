@@ -9,23 +9,31 @@
 #include <algorithm>
 #include <array>
 #include <boost/program_options/value_semantic.hpp>
+#include <charconv>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <memory>
 
 #include "core/base/error.h"
 #include "core/comm/attached_job.h"
+#include "core/comm/backend.h"
+#include "core/comm/nccl/nccl_world.h"
 #include "fixtures/cases/world_size.h"
 #include "harness/cli/output.h"
 #include "harness/verdict/exit_code.h"
 #include "harness/world/attached/attached_launcher.h"
 #include "harness/world/attached/last_words.h"
 #include "harness/world/forked/forked_world.h"
+#include "harness/world/gpus.h"
+#include "harness/world/persistent/persistent_ranks.h"
 
 namespace isoshard {
 namespace {
 
 namespace po = boost::program_options;
+
+constexpr std::string_view kAttach = "--attach", kPersistent = "--persistent-ranks";
 
 struct Joined {
   std::unique_ptr<AttachedJob> job;
@@ -58,6 +66,22 @@ void check_size(const ParsedOptions& options, int size) {
       fmt::format("the attached world must have {} ranks (--expect-world-size), got {}; start it "
                   "with mpirun -n {}",
                   expected, size, expected));
+}
+
+/// Of the program's own arguments: what follows "--" is another program's. Help and settings need
+/// no ranks.
+bool asks_for_ranks(const std::vector<std::string>& arguments, std::string_view option) {
+  const auto end = std::ranges::find(arguments, "--");
+  const auto has = [&](std::string_view name) {
+    return std::find(arguments.begin(), end, name) != end;
+  };
+  return has(option) && !has("--help") && !has("-h") && !has("--print-config");
+}
+
+std::unique_ptr<AttachedJob> attach_job() {
+  if (!why_nccl_is_not_built().empty()) return attach_mpi_job();
+  (void)count_gpus();  // in a child, which this process can fork no longer once it has CUDA
+  return attach_nccl_job();
 }
 
 /// Processes with other arguments would go other ways, and wait for each other until the deadline.
@@ -99,20 +123,48 @@ void refuse_several_processes(std::string_view command) {
 void declare_attach_options(OptionTable& table) {
   auto add = table.group("ranks");
   add("attach", po::bool_switch(),
-      "the ranks are the processes that mpirun, or srun with PMIx, has started");
+      "the ranks are the processes that mpirun, or srun with PMIx, has started; with NCCL also "
+      "torchrun");
+  add("persistent-ranks", po::value<int>(),
+      "fork so many processes once, which are the ranks of all worlds of this run and meet through "
+      "NCCL");
   add("expect-world-size", po::value<int>(),
       "with --attach: the number of processes there must be; another one is an error");
 }
 
+std::optional<int> run_on_persistent_ranks(
+    const std::vector<std::string>& arguments,
+    const std::function<int(const std::vector<std::string>&)>& program) {
+  if (!asks_for_ranks(arguments, kPersistent)) return std::nullopt;
+  if (const std::string_view why = why_nccl_is_not_built(); !why.empty())
+    throw NotBuiltError(std::string(why));
+  std::vector<std::string> of_ranks = arguments;
+  const auto option = std::ranges::find(of_ranks, kPersistent);
+  const std::string text = option + 1 == of_ranks.end() ? "" : *(option + 1);
+  int num_ranks = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), num_ranks);
+  if (error != std::errc() || text.empty() || end != text.data() + text.size())
+    throw UsageError(fmt::format("--persistent-ranks must be a number, got '{}'", text));
+  *option = kAttach;
+  of_ranks.erase(option + 1);
+  int code = kExitConforms;
+  const auto ranks = run_persistent_ranks(num_ranks, [&] { return program(of_ranks); });
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (ranks[rank].signal != 0) {
+      print_error(fmt::format("isoshard: rank {} was ended by signal {} ({})", rank,
+                              ranks[rank].signal, ::strsignal(ranks[rank].signal)));
+    }
+    const bool was_ended = ranks[rank].signal != 0;
+    code = combine_exit_codes(code,
+                              was_ended ? static_cast<int>(kExitInfrastructure) : ranks[rank].code);
+  }
+  return code;
+}
+
 void join_job(const std::vector<std::string>& arguments) {
-  // What follows "--" is another program's. Help and settings need no ranks.
-  const auto end = std::ranges::find(arguments, "--");
-  const auto has = [&](std::string_view option) {
-    return std::find(arguments.begin(), end, option) != end;
-  };
-  if (!has("--attach") || has("--help") || has("-h") || has("--print-config")) return;
+  if (!asks_for_ranks(arguments, kAttach)) return;
   Joined& own = joined();
-  own.job = attach_mpi_job();
+  own.job = attach_job();
   allow_threads_of_now();
   install_last_words(own.job->rank(), own.job->size());
   own.launcher = std::make_unique<AttachedLauncher>(*own.job);
@@ -130,6 +182,9 @@ int ranks_of_job(const ParsedOptions& options) {
     check_size(options, job->size());
     return job->size();
   }
+  if (options.given("persistent-ranks"))
+    throw UsageError(
+        "--persistent-ranks must stand on the command line, with a space before its number");
   if (options.get<bool>("attach"))
     throw UsageError("--attach must stand on the command line, got it from --config");
   if (options.given("expect-world-size"))

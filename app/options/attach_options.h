@@ -2,6 +2,8 @@
 /// Options of commands whose ranks may be processes of mpirun or srun, and the job that this
 /// process then belongs to.
 #pragma once
+#include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,13 +13,24 @@
 
 namespace isoshard {
 
-/// Adds --attach and --expect-world-size.
+/// Adds --attach, --persistent-ranks and --expect-world-size.
 void declare_attach_options(OptionTable& table);
 
+/// Where --persistent-ranks N is among the arguments: forks N processes that live for the whole run
+/// (harness/world/persistent), each of which runs `program` with --attach in its place, and returns
+/// the most severe of their exit codes. Otherwise nothing.
+/// Ranks    called once, at the start of the program, before any thread.
+/// Errors   as run_persistent_ranks; UsageError for no number; NotBuiltError in a program without
+///          NCCL.
+[[nodiscard]] std::optional<int> run_on_persistent_ranks(
+    const std::vector<std::string>& arguments,
+    const std::function<int(const std::vector<std::string>&)>& program);
+
 /// Joins the launcher's job if --attach is among the arguments, before any of them is read, so that
-/// from here on all processes do the same and one prints. Without it nothing happens.
-/// Ranks    collective over the job; called once, at the start of the program.
-/// Errors   as attach_mpi_job; UsageError where processes have other arguments.
+/// from here on all processes do the same and one prints. Without it nothing happens. A program
+/// with NCCL meets through that, whoever started its processes; others through MPI. Ranks
+/// collective over the job; called once, at the start of the program. Errors   as attach_nccl_job
+/// or attach_mpi_job; UsageError where processes have other arguments.
 void join_job(const std::vector<std::string>& arguments);
 
 /// Whether this process prints and writes files: it belongs to no job, or is its first.
@@ -36,7 +49,7 @@ void join_job(const std::vector<std::string>& arguments);
 /// Errors   as above, but for the cases.
 [[nodiscard]] int ranks_of_job(const ParsedOptions& options);
 
-/// What the job's MPI calls itself; empty without a job.
+/// What the library below the job calls itself; empty without a job.
 [[nodiscard]] std::string library_of_job();
 
 /// Errors   UsageError that ends with `way_out` if the case has more ranks than can be forked.

@@ -10,10 +10,13 @@
 #include <string>
 #include <vector>
 
+#include "core/comm/nccl/nccl_world.h"
 #include "core/tensor/device.h"
 #include "core/tensor/pinned_settings.h"
 #include "harness/testing/run_world.h"
+#include "harness/verdict/equal_runs.h"
 #include "subjects/model/zoo/registry.h"
+#include "suite/reference/device/device_collectives.h"
 #include "suite/testing/emulated_cases.h"
 #include "suite/testing/every_subject.h"
 
@@ -99,6 +102,46 @@ TEST_P(GpuColumn, SaysTheSameInEveryRun) {
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, GpuColumn, ::testing::ValuesIn(kProducts),
                          [](const auto& of) { return std::string(of.param.name); });
+
+/// NCCL of this program is out of sight while it lives.
+class WithoutNccl {
+ public:
+  WithoutNccl() : kept_(gpu_api()) {
+    set_gpu_api({});
+    forget_shared_gpus();
+  }
+  ~WithoutNccl() {
+    set_gpu_api(kept_);
+    forget_shared_gpus();
+  }
+  WithoutNccl(const WithoutNccl&) = delete;
+  WithoutNccl& operator=(const WithoutNccl&) = delete;
+
+ private:
+  GpuApiFactory kept_;
+};
+
+Trace digests_of(const Case& item) {
+  return run_case(item, Reference(), digests_only({}));
+}
+
+class GpuCollectives : public ::testing::TestWithParam<Case> {};
+
+// Both add in the same order: what NCCL moves is reduced by our kernels.
+TEST_P(GpuCollectives, HaveTheBitsOfThoseThatAreStagedThroughHostMemory) {
+  const std::string words = device_collectives(GetParam()).words;
+  std::printf("ranks meet by %s\n", words.c_str());
+  if (!words.starts_with("nccl")) GTEST_SKIP() << words;
+  const Trace through_nccl = digests_of(GetParam());
+  const WithoutNccl staging;
+  ASSERT_TRUE(device_collectives(GetParam()).words.starts_with("shm, staged"));
+
+  const RunEquality equality = equality_of(digests_of(GetParam()), through_nccl);
+
+  EXPECT_EQ(equality.difference, "");
+  EXPECT_GT(equality.tensors, 50);
+}
+INSTANTIATE_TEST_SUITE_P(EverySubject, GpuCollectives, ::testing::ValuesIn(few_cases()), case_name);
 
 }  // namespace
 }  // namespace isoshard

@@ -13,6 +13,7 @@
 #include "harness/world/machine.h"
 #include "subjects/registry/subject_spec.h"
 #include "suite/bench/bench_statistics.h"
+#include "suite/reference/device/device_collectives.h"
 
 namespace isoshard {
 namespace {
@@ -230,6 +231,10 @@ json bench_json(const BenchResult& result) {
   machine["gemm_ceiling_flops_per_sec"] = result.ceiling.flops_per_second;
   machine["gemm_ceiling_size"] = result.ceiling.size;
   machine["gemm_ceiling_threads"] = result.ceiling.threads;
+  if (result.plan.item.device != Device::Kind::kCpu) {
+    machine["device"] = "cuda";
+    machine["device_collectives"] = device_collectives(result.plan.item).words;
+  }
   const BuildInfo build = build_info();
   return {{"config", bench_config_json(result.plan)},
           {"steps", std::move(steps)},

@@ -14,6 +14,7 @@
 
 #include "core/base/error.h"
 #include "core/mesh/mesh.h"
+#include "core/tensor/device.h"
 #include "fixtures/inputs/inputs.h"
 #include "harness/world/forked/forked_world.h"
 #include "harness/world/process_name.h"
@@ -22,6 +23,8 @@
 #include "suite/bench/metered_comm.h"
 #include "suite/bench/timed_parts.h"
 #include "suite/reference/case_deadline.h"
+#include "suite/reference/device/device_collectives.h"
+#include "suite/reference/device/device_rank.h"
 
 namespace isoshard {
 namespace {
@@ -89,12 +92,22 @@ std::vector<T> taken(std::span<const std::byte>& bytes, std::size_t count) {
 void train(const Case& item, const CaseData& data, const BenchRunOptions& options, StepClock& clock,
            Rank& rank) {
   at::set_num_threads(options.threads);
-  count_tensor_memory();
+  const bool is_on_device = item.device != Device::Kind::kCpu;
+  const c10::Device device =
+      is_on_device ? device_of_rank(rank.rank()) : c10::Device(c10::DeviceType::CPU);
+  if (is_on_device) clock.set_wait([device] { synchronize(device); });
+  count_tensor_memory(device);
   rank.set_phase("setup");
   const auto start = std::chrono::steady_clock::now();
-  Mesh mesh(is_reference(item.subject) ? mesh_of({}) : item.mesh(), rank.comm());
+  DeviceRank of_device(item, rank.comm());
+  // Above what is staged, so that copies between device and host are communication.
+  const std::unique_ptr<Communicator> of_clock =
+      is_on_device ? metered(of_device.comm(), clock, [] { return false; }) : nullptr;
+  Mesh mesh(is_reference(item.subject) ? mesh_of({}) : item.mesh(),
+            is_on_device ? *of_clock : rank.comm());
   TrainerParts parts =
-      subject_spec(item.subject).make_parts(trainer_config(item, case_weights(item)), mesh, {});
+      subject_spec(item.subject)
+          .make_parts(trainer_config(item, case_weights(item), mesh.rank()), mesh, {});
   time_parts(parts, clock);
   Trainer trainer(std::move(parts), mesh, nullptr);
   trainer.setup();
@@ -108,7 +121,7 @@ void train(const Case& item, const CaseData& data, const BenchRunOptions& option
     if (!options.times_products) return;
     rank.set_phase("products of matrices");
     mesh.world().barrier({Purpose::kSetup, Axis::kWorld, {}});
-    moments.push_back(time_products(item.settings.autocast.value_or(item.dtype)));
+    moments.push_back(time_products(item.settings.autocast.value_or(item.dtype), device));
   };
   multiply();
   for (int step = 0; step < item.steps; ++step) {
@@ -119,6 +132,7 @@ void train(const Case& item, const CaseData& data, const BenchRunOptions& option
     if (options.on_step && rank.rank() == 0) options.on_step(step);
   }
   multiply();
+  of_device.check();
   head.purposes = clock.purposes();
   head.num_steps = steps.size();
   head.num_spans = clock.spans().size();
@@ -178,9 +192,13 @@ BenchRun run_bench(const Case& item, const BenchRunOptions& options) {
   world.process_name = process_name(item.subject, 1);
   world.deadline = case_deadline(item);
   world.order = item.reduction_order;
-  world.decorate = [clock](std::unique_ptr<Communicator> inner, int) {
-    return metered_region(std::move(inner), *clock);
-  };
+  if (item.device == Device::Kind::kCpu) {
+    world.decorate = [clock](std::unique_ptr<Communicator> inner, int) {
+      return metered_region(std::move(inner), *clock);
+    };
+  } else {
+    world.transport = device_collectives(item).transport;
+  }
   const WorldReport report =
       run_forked(std::move(world), [&](Rank& rank) { train(item, data, options, *clock, rank); });
   require_ok(report);
@@ -191,6 +209,7 @@ BenchRun run_bench(const Case& item, const BenchRunOptions& options) {
   std::vector<std::span<const ProductRates>> moments;
   for (const RankRun& rank : run.ranks) moments.emplace_back(rank.products);
   run.ceiling = ceiling_of(moments, options.threads * static_cast<int>(run.ranks.size()));
+  if (item.device != Device::Kind::kCpu) run.ceiling.size *= kDeviceProductFactor;
   return run;
 }
 

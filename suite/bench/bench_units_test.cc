@@ -100,6 +100,27 @@ TEST(StepClock, LeavesTheDeviceOfAPipelineAndWhatItIsNotAskedFor) {
   EXPECT_TRUE(kept.forward(0, 0, input).is_same(input));
 }
 
+// Forward has begun its work when backward begins; communication may overlap both.
+TEST(StepClock, WaitsForTheDeviceWhereItsWorkChanges) {
+  StepClock clock;
+  int waits = 0;
+  clock.set_wait([&] { ++waits; });
+  clock.enter(StepPart::kForward);
+  EXPECT_EQ(waits, 0) << "outside of a step";
+
+  clock.enter(StepPart::kOther);
+  clock.begin_step();
+  EXPECT_EQ(waits, 1);
+  clock.enter(StepPart::kForward);
+  EXPECT_EQ(waits, 2);
+  { const StepScope call(clock, StepPart::kCommunication); }
+  EXPECT_EQ(waits, 2);
+  clock.enter(StepPart::kBackward);
+  EXPECT_EQ(waits, 3);
+  (void)clock.end_step();
+  EXPECT_GE(waits, 4);
+}
+
 TEST(StepClock, CountsNothingOutsideOfAStep) {
   StepClock clock;
   clock.enter(StepPart::kForward);

@@ -5,15 +5,20 @@
 #include "suite/bench/counted_memory.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <malloc.h>
 
 #include <atomic>
 #include <cstring>
 
+#include "core/base/error.h"
+
 namespace isoshard {
 namespace {
 
 c10::Allocator* usual_allocator = nullptr;
+c10::DeviceAllocator* of_device = nullptr;  ///< that counts for itself
+c10::DeviceIndex device_index = 0;
 std::atomic<std::int64_t> allocated{0}, peak{0};
 
 void add(std::int64_t bytes) noexcept {
@@ -46,17 +51,30 @@ class CountingAllocator final : public c10::Allocator {
 
 }  // namespace
 
-void count_tensor_memory() {
+void count_tensor_memory(c10::Device device) {
+  if (!device.is_cpu()) {
+    of_device = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+    if (of_device == nullptr)
+      throw NotBuiltError("the allocator of " + device.str() + " must count what it allocates");
+    device_index = device.index();
+    return;
+  }
   static CountingAllocator allocator;
   usual_allocator = c10::GetDefaultCPUAllocator();
   c10::SetCPUAllocator(&allocator, /*priority=*/1);
 }
 
-TensorBytes tensor_bytes() noexcept {
+TensorBytes tensor_bytes() {
+  if (of_device != nullptr) {
+    constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    const auto bytes = of_device->getDeviceStats(device_index).allocated_bytes[kAll];
+    return {bytes.current, bytes.peak};
+  }
   return {allocated.load(std::memory_order_relaxed), peak.load(std::memory_order_relaxed)};
 }
 
-void reset_peak_tensor_bytes() noexcept {
+void reset_peak_tensor_bytes() {
+  if (of_device != nullptr) return of_device->resetPeakStats(device_index);
   peak.store(allocated.load(std::memory_order_relaxed), std::memory_order_relaxed);
 }
 

@@ -20,6 +20,7 @@
 #include "harness/world/machine.h"
 #include "subjects/model/zoo/registry.h"
 #include "subjects/registry/subject_spec.h"
+#include "suite/reference/device/device_collectives.h"
 #include "suite/reference/lattice_guard.h"
 #include "suite/verify/verify.h"
 
@@ -185,6 +186,7 @@ std::string gate_key(const Case& twin) {
   std::string text = fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n", twin.slug(), twin.reference_slug(),
                                  twin.settings.bucket_bytes, bundle_training(twin).dump(),
                                  machine.cpu, machine.cpu_features);
+  text += device_collectives(twin).words;
   // once, as the file may be replaced while this process runs
   static const std::string program = program_text();
   text += program;

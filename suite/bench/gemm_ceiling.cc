@@ -8,6 +8,7 @@
 #include <chrono>
 
 #include "core/tensor/convert.h"
+#include "core/tensor/device.h"
 #include "subjects/model/ops/linear.h"
 
 namespace isoshard {
@@ -28,10 +29,12 @@ double flops_of(std::int64_t size) {
 // As the layers multiply: where LibTorch has no kernels of 16 bits, by widening.
 double rate_of(const at::Tensor& a, const at::Tensor& right) {
   at::Tensor product = apply_linear(a, right.t());
+  synchronize(a.device());
   const auto start = std::chrono::steady_clock::now();
   double flops = 0, seconds = 0;
   while (seconds < kSecondsAKind) {
     product = apply_linear(a, right.t());
+    synchronize(a.device());
     flops += flops_of(a.size(0));
     seconds = seconds_from(start);
   }
@@ -40,12 +43,12 @@ double rate_of(const at::Tensor& a, const at::Tensor& right) {
 
 }  // namespace
 
-ProductRates time_products(Dtype dtype) {
+ProductRates time_products(Dtype dtype, c10::Device device) {
   ProductRates rates{};
   double best = 0;
-  const auto options = at::TensorOptions().dtype(scalar_type_of(dtype));
+  const auto options = at::TensorOptions().dtype(scalar_type_of(dtype)).device(device);
   for (std::size_t i = 0; i < kProductSizes.size(); ++i) {
-    const std::int64_t size = kProductSizes[i];
+    const std::int64_t size = kProductSizes[i] * (device.is_cpu() ? 1 : kDeviceProductFactor);
     if (i > 1 && flops_of(size) > kLongestProduct * best) break;
     const at::Tensor a = at::ones({size, size}, options), b = at::ones({size, size}, options);
     rates[i * kProductLayouts] = rate_of(a, b);

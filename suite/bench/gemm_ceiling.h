@@ -6,6 +6,8 @@
 /// cores of the steps, and the other load of the machine slows both. The *ceiling* is the most that
 /// all ranks together reached with any kind at any moment.
 #pragma once
+#include <c10/core/Device.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -16,6 +18,8 @@
 namespace isoshard {
 
 inline constexpr std::array<std::int64_t, 4> kProductSizes = {128, 256, 512, 1024};
+/// On a GPU, whose units small matrices do not fill, products are so many times larger.
+inline constexpr std::int64_t kDeviceProductFactor = 8;
 inline constexpr std::size_t kProductLayouts = 2;  ///< of the right matrix, as kernels differ by it
 inline constexpr std::size_t kProductKinds = kProductSizes.size() * kProductLayouts;
 
@@ -28,8 +32,10 @@ struct GemmCeiling {
   int threads = 1;              ///< of all ranks together
 };
 
-/// Multiplies for some tens of milliseconds a kind, on the calling thread and those of ATen.
-[[nodiscard]] ProductRates time_products(Dtype dtype);
+/// Multiplies for some tens of milliseconds a kind, on the calling thread and those of ATen, or on
+/// the device, whose end it waits for.
+[[nodiscard]] ProductRates time_products(Dtype dtype,
+                                         c10::Device device = c10::Device(c10::DeviceType::CPU));
 
 /// `moments[r]` are those of rank r, as many on every rank. A kind that a rank has not tried at a
 /// moment does not count there.

@@ -19,8 +19,9 @@ std::int64_t bytes_in(const ConstBuffer& buffer) {
 
 class MeteredCommunicator final : public Communicator {
  public:
-  MeteredCommunicator(std::unique_ptr<Communicator> inner, StepClock& clock, UnderWay under_way)
-      : inner_(std::move(inner)), clock_(clock), under_way_(std::move(under_way)) {}
+  MeteredCommunicator(std::unique_ptr<Communicator> owned, Communicator& inner, StepClock& clock,
+                      UnderWay under_way)
+      : owned_(std::move(owned)), inner_(&inner), clock_(clock), under_way_(std::move(under_way)) {}
   [[nodiscard]] int rank() const noexcept override { return inner_->rank(); }
   [[nodiscard]] int size() const noexcept override { return inner_->size(); }
   [[nodiscard]] ReductionOrder reduction_order() const noexcept override {
@@ -112,7 +113,8 @@ class MeteredCommunicator final : public Communicator {
     });
   }
 
-  std::unique_ptr<Communicator> inner_;
+  std::unique_ptr<Communicator> owned_;  // null for a communicator that someone else owns
+  Communicator* inner_;
   StepClock& clock_;
   UnderWay under_way_;
 };
@@ -121,7 +123,13 @@ class MeteredCommunicator final : public Communicator {
 
 std::unique_ptr<Communicator> metered(std::unique_ptr<Communicator> inner, StepClock& clock,
                                       UnderWay under_way) {
-  return std::make_unique<MeteredCommunicator>(std::move(inner), clock, std::move(under_way));
+  Communicator& below = *inner;
+  return std::make_unique<MeteredCommunicator>(std::move(inner), below, clock,
+                                               std::move(under_way));
+}
+
+std::unique_ptr<Communicator> metered(Communicator& inner, StepClock& clock, UnderWay under_way) {
+  return std::make_unique<MeteredCommunicator>(nullptr, inner, clock, std::move(under_way));
 }
 
 std::unique_ptr<Communicator> metered_region(std::unique_ptr<Communicator> inner,

@@ -17,6 +17,10 @@ using UnderWay = std::function<bool()>;
 [[nodiscard]] std::unique_ptr<Communicator> metered(std::unique_ptr<Communicator> inner,
                                                     StepClock& clock, UnderWay under_way);
 
+/// The same of a communicator that outlives it.
+[[nodiscard]] std::unique_ptr<Communicator> metered(Communicator& inner, StepClock& clock,
+                                                    UnderWay under_way);
+
 /// The same of a rank in a region of shared memory, which knows what is on its way.
 /// Errors   InfrastructureError for any other communicator.
 [[nodiscard]] std::unique_ptr<Communicator> metered_region(std::unique_ptr<Communicator> inner,

@@ -13,7 +13,17 @@ double seconds_of(std::chrono::steady_clock::duration time) noexcept {
 
 }  // namespace
 
+// An error of the device shows at its next call.
+void StepClock::wait_for_device() const noexcept {
+  if (!wait_) return;
+  try {
+    wait_();
+  } catch (...) {  // NOLINT: see above
+  }
+}
+
 void StepClock::begin_step() noexcept {
+  wait_for_device();
   times_ = {};
   part_ = StepPart::kOther;
   purpose_ = Purpose::kUnspecified;
@@ -32,6 +42,9 @@ void StepClock::keep_span(Clock::time_point begin, Clock::time_point end) noexce
 }
 
 StepPart StepClock::enter(StepPart part, Purpose purpose) noexcept {
+  const bool is_change_of_work =
+      part != part_ && part != StepPart::kCommunication && part_ != StepPart::kCommunication;
+  if (is_running_ && is_change_of_work) wait_for_device();
   const Clock::time_point now = Clock::now();
   if (is_running_) {
     const double seconds = seconds_of(now - last_);
@@ -45,6 +58,7 @@ StepPart StepClock::enter(StepPart part, Purpose purpose) noexcept {
 }
 
 StepTimes StepClock::end_step() noexcept {
+  wait_for_device();
   enter(StepPart::kOther);
   is_running_ = false;
   times_.total = seconds_of(last_ - start_);

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "core/comm/collective.h"
@@ -58,6 +60,12 @@ struct PurposeTotals {
 class StepClock {
  public:
   StepClock() { spans_.reserve(kMostSpans); }
+  /// `wait` returns when all that was begun is done. It is called at the begin and the end of a
+  /// step and where forward, backward and optimizer change, before the clock is read: what a device
+  /// has only been asked for then belongs to the part that asked. Not around communication, which a
+  /// part may overlap: a call that waits for the device counts that time, too. Without it a part
+  /// ends when the calling thread leaves it.
+  void set_wait(std::function<void()> wait) { wait_ = std::move(wait); }
   /// From now on time counts, as kOther. Calls before it count nowhere.
   void begin_step() noexcept;
   /// `purpose`: of communication. Returns the part until now.
@@ -78,8 +86,10 @@ class StepClock {
 
  private:
   using Clock = std::chrono::steady_clock;
+  void wait_for_device() const noexcept;
   void keep_span(Clock::time_point begin, Clock::time_point end) noexcept;
 
+  std::function<void()> wait_;
   bool is_running_ = false, is_under_way_ = false;
   Clock::time_point start_, last_;
   StepPart part_ = StepPart::kOther;

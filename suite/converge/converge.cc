@@ -9,6 +9,7 @@
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
 #include "core/base/mapped_file.h"
+#include "fixtures/cases/device_settings.h"
 #include "fixtures/cases/resumed_case.h"
 #include "fixtures/inputs/inputs.h"
 #include "fixtures/weights/shared_weights.h"
@@ -19,6 +20,7 @@
 #include "harness/world/machine.h"
 #include "suite/converge/converge_presets.h"
 #include "suite/faults/fault.h"
+#include "suite/reference/device/device_collectives.h"
 #include "suite/reference/warm_up_training.h"
 
 namespace isoshard {
@@ -63,6 +65,10 @@ class Converging {
   Converging(const ConvergePlan& plan, TrainObserver& observer) : plan_(plan), observer_(observer) {
     result_.report.notes = plan.notes;
     result_.report.environment = settings_in_environment();
+    std::vector<Case> cases = {plan.control};
+    for (const TestSet& set : plan.sets) cases.push_back(set.item);
+    result_.report.environment.merge(device_environment(cases));
+    result_.report.environment.merge(collectives_environment(cases));
   }
 
   void check_control() {

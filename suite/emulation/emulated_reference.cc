@@ -26,7 +26,7 @@
 #include "suite/emulation/emulated_rank.h"
 #include "suite/emulation/emulated_reduction.h"
 #include "suite/reference/case_deadline.h"
-#include "suite/reference/device_rank.h"
+#include "suite/reference/device/device_rank.h"
 #include "suite/reference/next_samples.h"
 #include "suite/reference/policy.h"
 #include "suite/reference/reference.h"

@@ -22,12 +22,16 @@ std::span<const ProductShape> probed_shapes() {
   return kShapes;
 }
 
-ColumnProbe probe_column(Rank& rank, Dtype dtype, const ProductShape& shape, std::uint64_t seed) {
+ColumnProbe probe_column(Rank& rank, Dtype dtype, const ProductShape& shape, std::uint64_t seed,
+                         c10::Device device) {
   const at::NoGradGuard no_grad;
   const int tp = rank.size();
-  const Drawn x{"column.x", {shape.rows, shape.in}, 1.0, seed};
-  const Drawn weight{
-      "column.weight", {shape.out, shape.in}, 1 / std::sqrt(static_cast<double>(shape.in)), seed};
+  const Drawn x{"column.x", {shape.rows, shape.in}, 1.0, seed, device};
+  const Drawn weight{"column.weight",
+                     {shape.out, shape.in},
+                     1 / std::sqrt(static_cast<double>(shape.in)),
+                     seed,
+                     device};
   ShardPlan plan;
   plan.kinds = {{"column.weight", ShardKind::kColumn}};
   const TensorParallelStrategy split(plan, rank.comm(), 1, 1.0);

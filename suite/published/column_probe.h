@@ -35,6 +35,7 @@ struct ColumnProbe {
 /// Ranks    collective over rank.comm(); the same result on all ranks.
 /// Errors   UsageError with the numbers if the world size does not divide `out`.
 [[nodiscard]] ColumnProbe probe_column(Rank& rank, Dtype dtype, const ProductShape& shape,
-                                       std::uint64_t seed);
+                                       std::uint64_t seed,
+                                       c10::Device device = c10::Device(c10::DeviceType::CPU));
 
 }  // namespace isoshard

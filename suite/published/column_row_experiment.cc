@@ -26,11 +26,13 @@ constexpr std::int64_t kPublishedTerms = 4096, kRowsPerBlock = 1024;
 
 nlohmann::json row_rank(Rank& rank, const ExperimentSettings& s, Dtype dtype,
                         ReductionOrder order) {
-  const Drawn x{"x", {s.seq_length * s.batch_size, s.ffn_size}, 1.0, s.seed};
+  const c10::Device device = device_of(rank, s);
+  const Drawn x{"x", {s.seq_length * s.batch_size, s.ffn_size}, 1.0, s.seed, device};
   const Drawn weight{"weight",
                      {s.hidden_size, s.ffn_size},
                      1 / std::sqrt(static_cast<double>(s.ffn_size)),
-                     s.seed};
+                     s.seed,
+                     device};
   ShardPlan plan;
   plan.kinds = {{"row.weight", ShardKind::kRow}};
   const TensorParallelStrategy split(plan, rank.comm(), 1, 1.0);
@@ -136,7 +138,8 @@ void run_probes(Findings& findings, const ExperimentSettings& s) {
           nlohmann::json probes = nlohmann::json::array();
           for (const Dtype dtype : {Dtype::kBFloat16, Dtype::kFloat32, Dtype::kFloat64}) {
             for (const ProductShape& shape : probed_shapes())
-              probes.push_back(to_json(probe_column(rank, dtype, shape, s.seed)));
+              probes.push_back(
+                  to_json(probe_column(rank, dtype, shape, s.seed, device_of(rank, s))));
           }
           return probes;
         });
@@ -153,9 +156,10 @@ void run_probes(Findings& findings, const ExperimentSettings& s) {
 void run_column(Findings& findings, const ExperimentSettings& s, Dtype dtype) {
   const int tp = s.tp.front();
   const ProductShape shape{s.seq_length * s.batch_size, s.ffn_size, s.hidden_size};
-  const std::vector<nlohmann::json> ranks =
-      run_ranks(fmt::format("column_{}", name_of(dtype)), tp, ReductionOrder::kOrdered, s,
-                [&](Rank& rank) { return to_json(probe_column(rank, dtype, shape, s.seed)); });
+  const std::vector<nlohmann::json> ranks = run_ranks(
+      fmt::format("column_{}", name_of(dtype)), tp, ReductionOrder::kOrdered, s, [&](Rank& rank) {
+        return to_json(probe_column(rank, dtype, shape, s.seed, device_of(rank, s)));
+      });
   const auto unequal = ranks.at(0).at("unequal").get<std::int64_t>();
   findings.line(fmt::format(
       "\nColumn-parallel (TP=1 against TP={}, {}, input=[{},{},{}], weight=[{},{}])", tp,

@@ -19,7 +19,8 @@ namespace {
 
 // The lower median, as torch.median.
 double median_of(const at::Tensor& values) {
-  const auto* data = values.const_data_ptr<float>();
+  const at::Tensor in_host_memory = values.cpu();
+  const auto* data = in_host_memory.const_data_ptr<float>();
   std::vector<float> sorted(data, data + values.numel());
   const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>((sorted.size() - 1) / 2);
   std::nth_element(sorted.begin(), middle, sorted.end());

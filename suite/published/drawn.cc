@@ -26,7 +26,10 @@ at::Tensor Drawn::part(Dtype dtype, int dim, int index, int parts) const {
   ParameterSpec spec;
   spec.name = name;
   spec.shape = shape;
-  return InitialWeights(seed, std, false).read(spec, offset, size).to(scalar_type_of(dtype));
+  return InitialWeights(seed, std, false)
+      .read(spec, offset, size)
+      .to(scalar_type_of(dtype))
+      .to(device);
 }
 
 }  // namespace isoshard

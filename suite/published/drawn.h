@@ -17,6 +17,7 @@ struct Drawn {
   Shape shape;
   double std = 1;
   std::uint64_t seed = 0;
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
 
   [[nodiscard]] at::Tensor whole(Dtype dtype) const;
   /// The `index`-th of `parts` equal parts along `dim`.   Errors   UsageError with the numbers if

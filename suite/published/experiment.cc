@@ -8,6 +8,7 @@
 
 #include "core/base/error.h"
 #include "core/base/suggest.h"
+#include "fixtures/cases/device_settings.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/machine.h"
 #include "subjects/model/config/limits.h"
@@ -100,6 +101,7 @@ void ExperimentSettings::validate(ExperimentKind kind) const {
     throw UsageError(
         fmt::format("the number of layers must be at most {}, got {}", kMaxLayers, layers));
   require_memory(*this, kind);
+  if (device != Device::Kind::kCpu) require_gpu();
   if (tp.empty() || dtypes.empty() || orders.empty())
     throw UsageError("nothing is selected; an experiment needs a tp degree, a dtype and an order");
   if (kind != ExperimentKind::kInit && tp.size() != 1) {
@@ -195,6 +197,7 @@ Report report_experiment(ExperimentKind kind, const ExperimentSettings& settings
                          const ExperimentProgress& progress) {
   Report report;
   report.environment = settings_in_environment();
+  report.environment.merge(detail::environment_of(settings));
   try {
     ExperimentReport found = run_experiment(kind, settings, progress);
     const std::string name(name_of(kind));

@@ -36,11 +36,12 @@ struct ExperimentSettings {
   std::int64_t layers = 1, hidden_size = 1024, num_heads = 16, ffn_size = 4096, seq_length = 4096,
                batch_size = 2;
   std::uint64_t seed = 12345;
-  std::int64_t deadline_ms = 7'200'000;  ///< of each world
+  std::int64_t deadline_ms = 7'200'000;      ///< of each world
+  Device::Kind device = Device::Kind::kCpu;  ///< where tensors of all ranks are
 
   /// Errors   UsageError with the numbers: sizes < 1, more layers than any model has, sizes that
   ///          cannot fit the machine's memory, tp that does not divide what it splits, no tp,
-  ///          dtype or order.
+  ///          dtype or order, a device that this program cannot use.
   void validate(ExperimentKind kind) const;
 };
 

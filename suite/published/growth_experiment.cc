@@ -16,13 +16,13 @@ namespace {
 constexpr double kFp32Atol = 1e-3, kBf16Atol = 0.15;
 
 std::vector<double> first_values(const at::Tensor& x_BSH) {
-  const at::Tensor values = x_BSH[0][0].slice(0, 0, 5).to(at::kDouble).contiguous();
+  const at::Tensor values = x_BSH[0][0].slice(0, 0, 5).to(at::kDouble).cpu().contiguous();
   return {values.const_data_ptr<double>(), values.const_data_ptr<double>() + values.numel()};
 }
 
 // Rank 0 runs the whole layers beside its part of them, layer by layer, and compares.
 nlohmann::json growth_rank(Rank& rank, const ExperimentSettings& settings, Dtype dtype) {
-  const TransformerStack stack(settings);
+  const TransformerStack stack(settings, device_of(rank, settings));
   const TensorParallelStrategy split(stack.plan(), rank.comm(), 1, 1.0);
   const Strategy whole;
   const bool compares = rank.rank() == 0;

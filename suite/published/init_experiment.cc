@@ -17,7 +17,7 @@ namespace {
 // Every rank reads its part, the parts are gathered, and the whole is compared with what one
 // process reads.
 nlohmann::json init_rank(Rank& rank, const ExperimentSettings& settings, Dtype dtype) {
-  const TransformerStack stack(settings);
+  const TransformerStack stack(settings, device_of(rank, settings));
   const ShardPlan plan = stack.plan();
   nlohmann::json parameters = nlohmann::json::array();
   for (const ParameterSpec& spec : stack.parameters()) {

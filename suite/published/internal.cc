@@ -12,7 +12,11 @@
 #include <utility>
 
 #include "core/base/sha256.h"
+#include "core/tensor/device.h"
+#include "fixtures/cases/device_settings.h"
 #include "harness/world/forked/forked_world.h"
+#include "suite/reference/device/device_collectives.h"
+#include "suite/reference/device/device_rank.h"
 
 namespace isoshard::detail {
 
@@ -51,6 +55,47 @@ ExperimentReport Findings::report() const {
   return {holds_, text_, json.dump()};
 }
 
+namespace {
+
+/// What DeviceRank and reports read of a case.
+Case case_on_device(const ExperimentSettings& settings) {
+  Case item;
+  item.device = settings.device;
+  return item;
+}
+
+/// A rank whose communicator takes tensors of its device, with the settings of that pinned.
+class RankOnDevice final : public Rank {
+ public:
+  RankOnDevice(Rank& rank, const Case& item) : rank_(rank), device_(item, rank.comm()) {}
+  [[nodiscard]] int rank() const noexcept override { return rank_.rank(); }
+  [[nodiscard]] int size() const noexcept override { return rank_.size(); }
+  [[nodiscard]] Communicator& comm() noexcept override { return device_.comm(); }
+  void post_result(std::span<const std::byte> bytes) override { rank_.post_result(bytes); }
+  void set_phase(std::string_view phase) noexcept override { rank_.set_phase(phase); }
+  void check() const { device_.check(); }
+
+ private:
+  Rank& rank_;
+  DeviceRank device_;
+};
+
+}  // namespace
+
+c10::Device device_of(const Rank& rank, const ExperimentSettings& settings) {
+  return settings.device == Device::Kind::kCpu ? c10::Device(c10::DeviceType::CPU)
+                                               : device_of_rank(rank.rank());
+}
+
+std::map<std::string, std::string> environment_of(const ExperimentSettings& settings) {
+  auto environment = device_environment({case_on_device(settings)});
+  if (settings.device != Device::Kind::kCpu) {
+    environment["device.collectives"] =
+        device_collectives(settings.device, *std::ranges::max_element(settings.tp)).words;
+  }
+  return environment;
+}
+
 std::vector<nlohmann::json> run_ranks(std::string name, int size, ReductionOrder order,
                                       const ExperimentSettings& settings,
                                       std::function<nlohmann::json(Rank&)> body) {
@@ -59,9 +104,12 @@ std::vector<nlohmann::json> run_ranks(std::string name, int size, ReductionOrder
   options.name = std::move(name);
   options.deadline = std::chrono::milliseconds(settings.deadline_ms);
   options.order = order;
+  options.transport = device_collectives(settings.device, size).transport;
   const WorldReport report = run_forked(std::move(options), [&](Rank& rank) {
     const at::NoGradGuard no_grad;
-    const std::string text = body(rank).dump();
+    RankOnDevice on_device(rank, case_on_device(settings));
+    const std::string text = body(on_device).dump();
+    on_device.check();
     rank.post_result(std::as_bytes(std::span(text.data(), text.size())));
   });
   require_ok(report);
@@ -74,7 +122,7 @@ std::vector<nlohmann::json> run_ranks(std::string name, int size, ReductionOrder
 }
 
 std::string digest_of(const at::Tensor& tensor) {
-  const at::Tensor dense = tensor.contiguous();
+  const at::Tensor dense = tensor.cpu().contiguous();
   return sha256_hex(
       std::span(static_cast<const std::byte*>(dense.const_data_ptr()), dense.nbytes()));
 }

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -31,8 +32,13 @@ class Findings {
   nlohmann::json head_, parts_ = nlohmann::json::array(), claims_ = nlohmann::json::array();
 };
 
-/// Runs `body` on `size` ranks and gives back what each returns.   Errors   InfrastructureError if
-/// a rank fails.
+/// Where this rank's tensors are.
+[[nodiscard]] c10::Device device_of(const Rank& rank, const ExperimentSettings& settings);
+/// What a report says of it.
+[[nodiscard]] std::map<std::string, std::string> environment_of(const ExperimentSettings& settings);
+
+/// Runs `body` on `size` ranks, whose communicator takes tensors of their device, and gives back
+/// what each returns.   Errors   InfrastructureError if a rank fails.
 [[nodiscard]] std::vector<nlohmann::json> run_ranks(std::string name, int size,
                                                     ReductionOrder order,
                                                     const ExperimentSettings& settings,

@@ -19,29 +19,35 @@ struct Pair {
 };
 
 // Weights that keep outputs of the inputs' scale.
-Pair pair_of(const ExperimentSettings& s, std::int64_t layer) {
+Pair pair_of(const ExperimentSettings& s, std::int64_t layer, c10::Device device) {
   return {{fmt::format("column.{}", layer),
            {s.ffn_size, s.hidden_size},
            1 / std::sqrt(static_cast<double>(s.hidden_size)),
-           s.seed},
+           s.seed,
+           device},
           {fmt::format("row.{}", layer),
            {s.hidden_size, s.ffn_size},
            1 / std::sqrt(static_cast<double>(s.ffn_size)),
-           s.seed}};
+           s.seed,
+           device}};
 }
 
 nlohmann::json stack_rank(Rank& rank, const ExperimentSettings& s, Dtype dtype) {
   ShardPlan plan;
   plan.kinds = {{"column.weight", ShardKind::kColumn}, {"row.weight", ShardKind::kRow}};
   const TensorParallelStrategy split(plan, rank.comm(), 1, 1.0);
-  at::Tensor actual =
-                 Drawn{"hidden_states", {s.seq_length, s.batch_size, s.hidden_size}, 1.0, s.seed}
-                     .whole(dtype),
+  const c10::Device device = device_of(rank, s);
+  at::Tensor actual = Drawn{"hidden_states",
+                            {s.seq_length, s.batch_size, s.hidden_size},
+                            1.0,
+                            s.seed,
+                            device}
+                          .whole(dtype),
              reference = actual;
   nlohmann::json layers = nlohmann::json::array();
   for (std::int64_t layer = 0; layer < s.layers; ++layer) {
     rank.set_phase(fmt::format("layer {}", layer));
-    const Pair pair = pair_of(s, layer);
+    const Pair pair = pair_of(s, layer, device);
     const at::Tensor wide =
         split.linear("column", actual, pair.column.part(dtype, 0, rank.rank(), rank.size()),
                      std::nullopt, nullptr);

@@ -58,8 +58,8 @@ at::Tensor attention_by_heads(const at::Tensor& q_BNSD, const at::Tensor& k_BNSD
 
 }  // namespace
 
-TransformerStack::TransformerStack(const ExperimentSettings& settings)
-    : settings_(settings), head_dim_(settings.hidden_size / settings.num_heads) {}
+TransformerStack::TransformerStack(const ExperimentSettings& settings, c10::Device device)
+    : settings_(settings), head_dim_(settings.hidden_size / settings.num_heads), device_(device) {}
 
 std::vector<ParameterSpec> TransformerStack::layer_parameters(std::int64_t layer) const {
   const std::int64_t hidden = settings_.hidden_size, ffn = settings_.ffn_size;
@@ -114,7 +114,8 @@ at::Tensor TransformerStack::read(const ParameterSpec& spec, Dtype dtype, int tp
                          : kInitStd;
   return InitialWeights(settings_.seed, std, false)
       .read(spec, offset, size)
-      .to(scalar_type_of(dtype));
+      .to(scalar_type_of(dtype))
+      .to(device_);
 }
 
 Parameters TransformerStack::read_all(const std::vector<ParameterSpec>& specs, Dtype dtype,
@@ -128,7 +129,8 @@ at::Tensor TransformerStack::input(Dtype dtype) const {
   return Drawn{"hidden_states",
                {settings_.batch_size, settings_.seq_length, settings_.hidden_size},
                1.0,
-               settings_.seed}
+               settings_.seed,
+               device_}
       .whole(dtype);
 }
 

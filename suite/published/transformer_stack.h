@@ -28,7 +28,9 @@ namespace isoshard {
 ///               head are neighbors in linear_qkv.
 class TransformerStack {
  public:
-  explicit TransformerStack(const ExperimentSettings& settings);
+  /// Parameters and input are on `device`.
+  explicit TransformerStack(const ExperimentSettings& settings,
+                            c10::Device device = c10::Device(c10::DeviceType::CPU));
 
   /// The parameters of one layer (12), of the end (2), and all of them in order.
   [[nodiscard]] std::vector<ParameterSpec> layer_parameters(std::int64_t layer) const;
@@ -51,6 +53,7 @@ class TransformerStack {
  private:
   ExperimentSettings settings_;
   std::int64_t head_dim_;
+  c10::Device device_;
 };
 
 }  // namespace isoshard

@@ -15,7 +15,7 @@
 #include "fixtures/inputs/inputs.h"
 #include "subjects/train/trainer.h"
 #include "suite/record/batches.h"
-#include "suite/reference/device_rank.h"
+#include "suite/reference/device/device_rank.h"
 
 namespace isoshard {
 namespace {

@@ -5,6 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "core/comm/passes_on.h"
+
 namespace isoshard {
 namespace {
 
@@ -12,12 +14,13 @@ std::int64_t sum_of(std::span<const std::int64_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
 }
 
-class ObservedCommunicator final : public Communicator {
+class ObservedCommunicator final : public Communicator, public PassesOn {
  public:
   ObservedCommunicator(Communicator& inner, CallObserver observer)
       : inner_(&inner), observer_(std::move(observer)) {}
   ObservedCommunicator(std::unique_ptr<Communicator> inner, CallObserver observer)
       : owned_(std::move(inner)), inner_(owned_.get()), observer_(std::move(observer)) {}
+  [[nodiscard]] const Communicator& below() const noexcept override { return *inner_; }
   [[nodiscard]] int rank() const noexcept override { return inner_->rank(); }
   [[nodiscard]] int size() const noexcept override { return inner_->size(); }
   [[nodiscard]] ReductionOrder reduction_order() const noexcept override {

@@ -15,6 +15,7 @@
 #include "suite/record/expected_calls.h"
 #include "suite/record/make_subject.h"
 #include "suite/reference/case_deadline.h"
+#include "suite/reference/device/device_collectives.h"
 #include "suite/reference/lattice_guard.h"
 #include "suite/reference/next_samples.h"
 #include "suite/reference/reference.h"
@@ -90,6 +91,7 @@ RunSpec run_spec_of(const Case& item, const RunOptions& options) {
   spec.subject = item.subject;
   spec.mesh = item.mesh();
   spec.policy = policy_of(item);
+  spec.transport = device_collectives(item).transport;
   spec.order = options.order.value_or(item.reduction_order);
   spec.decorate = options.decorate;
   spec.mutation = options.mutation;

@@ -19,7 +19,7 @@
 #include "subjects/parallel/frozen_weights.h"
 #include "subjects/train/torch_norm.h"
 #include "suite/reference/cut_strategy.h"
-#include "suite/reference/device_rank.h"
+#include "suite/reference/device/device_rank.h"
 #include "suite/reference/next_samples.h"
 #include "suite/reference/policy.h"
 #include "suite/reference/reference.h"

@@ -23,6 +23,7 @@
 #include "subjects/registry/subject_spec.h"
 #include "suite/faults/fault.h"
 #include "suite/record/job_rounding.h"
+#include "suite/reference/device/device_collectives.h"
 #include "suite/reference/warm_up_training.h"
 
 namespace isoshard {
@@ -37,6 +38,7 @@ class Training {
     report_.notes = plan.notes;
     report_.environment = settings_in_environment();
     report_.environment.merge(device_environment({plan.reference}));
+    report_.environment.merge(collectives_environment(plan.cases));
     report_.has_statistics = true;
   }
 

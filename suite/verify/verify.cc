@@ -32,6 +32,7 @@
 #include "suite/record/expected_calls.h"
 #include "suite/record/job_rounding.h"
 #include "suite/record/run_case.h"
+#include "suite/reference/device/device_collectives.h"
 #include "suite/reference/warm_up_training.h"
 #include "suite/verify/verify_case.h"
 
@@ -195,6 +196,7 @@ Report verify(const VerifyPlan& plan, VerifyObserver& observer) {
   }
   report.environment = settings_in_environment();
   report.environment.merge(device_environment(plan.cases));
+  report.environment.merge(collectives_environment(plan.cases));
   std::size_t judged = 0;
   for (const Case& item : plan.cases) {
     if (interrupt_signal() != 0) break;

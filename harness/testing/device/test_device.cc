@@ -12,11 +12,14 @@
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <fmt/format.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,17 +32,64 @@ namespace {
 constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
+/// What is allocated.
+struct Blocks {
+  std::mutex mutex;
+  std::map<const std::byte*, std::size_t> bytes;
+  c10::CachingAllocator::Stat total;
+};
+
+// Never destroyed: tensors of static storage may be freed after everything else.
+Blocks& blocks() {
+  static Blocks& all = *new Blocks;
+  return all;
+}
+
 /// The host's memory under the device's name.
-struct Allocator final : c10::Allocator {
+struct Allocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(std::size_t bytes) override {
-    c10::DataPtr host = c10::GetCPUAllocator()->allocate(bytes);
-    void* const data = host.get();
-    const auto deleter = host.get_deleter();
-    void* const context = host.release_context();
-    return {data, context, deleter, c10::Device(kType, 0)};
+    auto* const host = new c10::DataPtr(c10::GetCPUAllocator()->allocate(bytes));
+    Blocks& all = blocks();
+    const std::lock_guard lock(all.mutex);
+    all.bytes[static_cast<std::byte*>(host->get())] = bytes;
+    all.total.increase(bytes);
+    return {host->get(), host, &release, c10::Device(kType, 0)};
   }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     default_copy_data(to, from, bytes);
+  }
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override {}
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    const std::lock_guard lock(blocks().mutex);
+    stats.allocated_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)] =
+        blocks().total;
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex) override {
+    const std::lock_guard lock(blocks().mutex);
+    blocks().total.reset_accumulated();
+  }
+  void resetPeakStats(c10::DeviceIndex) override {
+    const std::lock_guard lock(blocks().mutex);
+    blocks().total.reset_peak();
+  }
+
+ private:
+  static void release(void* context) {
+    auto* const host = static_cast<c10::DataPtr*>(context);
+    {
+      Blocks& all = blocks();
+      const std::lock_guard lock(all.mutex);
+      const auto found = all.bytes.find(static_cast<std::byte*>(host->get()));
+      if (found != all.bytes.end()) {  // blocks of no bytes have one address
+        all.total.decrease(found->second);
+        all.bytes.erase(found);
+      }
+    }
+    delete host;
   }
 };
 
@@ -287,6 +337,15 @@ void register_kernels() {
 }
 
 }  // namespace
+
+bool is_on_test_device(const std::byte* data, std::size_t bytes) {
+  Blocks& all = blocks();
+  const std::lock_guard lock(all.mutex);
+  auto found = all.bytes.upper_bound(data);
+  if (found == all.bytes.begin()) return false;
+  --found;
+  return data + bytes <= found->first + found->second;
+}
 
 c10::Device test_device() {
   static const bool is_registered = [] {

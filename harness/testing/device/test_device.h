@@ -9,9 +9,14 @@
 #pragma once
 #include <c10/core/Device.h>
 
+#include <cstddef>
+
 namespace isoshard {
 
 /// Registers the device, once a process. Call it before the first backward pass.
 [[nodiscard]] c10::Device test_device();
+
+/// Whether all of these bytes are memory that the device has allocated. From any thread.
+[[nodiscard]] bool is_on_test_device(const std::byte* data, std::size_t bytes);
 
 }  // namespace isoshard

@@ -94,6 +94,18 @@ TEST(DeviceMemory, AStorageIsFreedAndGrownWhereItIs) {
   EXPECT_EQ(own.sum().item<float>(), 200);
 }
 
+TEST(DeviceMemory, IsKnownByItsAddressUntilItIsFreed) {
+  at::Tensor own = at::ones({100}, at::TensorOptions().device(test_device()));
+  const at::Tensor other = at::ones({100});
+  const auto* const data = static_cast<const std::byte*>(own.data_ptr());
+
+  EXPECT_TRUE(is_on_test_device(data + 396, 4));
+  EXPECT_FALSE(is_on_test_device(data + 396, 8));
+  EXPECT_FALSE(is_on_test_device(static_cast<const std::byte*>(other.data_ptr()), 4));
+  own.reset();
+  EXPECT_FALSE(is_on_test_device(data, 4));
+}
+
 TEST(DeviceMemory, BytesGoThereAndComeBack) {
   const at::Tensor own = at::zeros({3}, at::TensorOptions().device(test_device()).dtype(at::kInt));
   const std::vector<std::int32_t> sent{7, -1, 1 << 30};

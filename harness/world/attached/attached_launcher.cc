@@ -16,6 +16,7 @@
 
 #include "core/base/error.h"
 #include "core/base/mapped_file.h"
+#include "core/comm/shm/shm_world.h"
 #include "harness/world/attached/control.h"
 #include "harness/world/attached/hosts_of_job.h"
 #include "harness/world/attached/last_words.h"
@@ -59,6 +60,45 @@ class AttachedRank final : public Rank {
 long peak_rss_kib() {
   rusage usage{};
   return ::getrusage(RUSAGE_SELF, &usage) == 0 ? usage.ru_maxrss : 0;
+}
+
+/// The body on this process, with what it threw as an end.
+RankReport report_of_body(AttachedRank& rank, const Launcher::Body& body, const Journal& journal,
+                          std::string& file_error) {
+  RankReport report;
+  report.rank = rank.rank();
+  try {
+    body(rank);
+    require_unchanged_inputs();
+  } catch (const CommError& error) {
+    report.end = RankEnd::kReleased;
+    report.message = error.what();
+  } catch (const FileError& error) {
+    report.end = RankEnd::kThrew;
+    report.message = file_error = error.what();
+  } catch (...) {
+    report.end = RankEnd::kThrew;
+    report.message = current_exception_in_words();
+  }
+  report.where = journal.last_call_in_words(rank.rank());
+  report.phase = rank.phase();
+  report.peak_rss_kib = peak_rss_kib();
+  report.result = rank.take_result();
+  return report;
+}
+
+/// The first rank that threw, or what released the others.
+void name_cause(WorldReport& report) {
+  const auto first = [&](RankEnd end) {
+    return std::ranges::find(report.ranks, end, &RankReport::end);
+  };
+  if (const auto thrower = first(RankEnd::kThrew); thrower != report.ranks.end()) {
+    report.culprit = thrower->rank;
+    report.cause =
+        fmt::format("rank {} threw {}: {}", thrower->rank, thrower->where, thrower->message);
+  } else if (const auto released = first(RankEnd::kReleased); released != report.ranks.end()) {
+    report.cause = released->message;
+  }
 }
 
 /// While it lives, a signal's line says where this process is in the world.
@@ -123,27 +163,11 @@ class WorldOfProcesses final : public RunningWorld {
     const bool is_rank = job.rank() < options_.size;
     if (options_.size < job.size()) comm = comm->split(is_rank ? 0 : 1, job.rank());
     RankReport report;
-    report.rank = is_rank ? job.rank() : -1;
+    report.rank = -1;
     if (!is_rank) return report;
     if (options_.decorate) comm = options_.decorate(std::move(comm), job.rank());
     AttachedRank rank(job.rank(), options_.size, std::move(comm));
-    try {
-      body_(rank);
-      require_unchanged_inputs();
-    } catch (const CommError& error) {
-      report.end = RankEnd::kReleased;
-      report.message = error.what();
-    } catch (const FileError& error) {
-      report.end = RankEnd::kThrew;
-      report.message = file_error = error.what();
-    } catch (...) {
-      report.end = RankEnd::kThrew;
-      report.message = current_exception_in_words();
-    }
-    report.where = world.journal().last_call_in_words(job.rank());
-    report.phase = rank.phase();
-    report.peak_rss_kib = peak_rss_kib();
-    report.result = rank.take_result();
+    report = report_of_body(rank, body_, world.journal(), file_error);
     if (report.end != RankEnd::kReturned)
       world.abort(fmt::format("rank {} failed: {}", job.rank(), report.message));
     return report;
@@ -167,20 +191,32 @@ class WorldOfProcesses final : public RunningWorld {
     }
   }
 
-  static void name_cause(WorldReport& report) {
-    const auto first = [&](RankEnd end) {
-      return std::ranges::find(report.ranks, end, &RankReport::end);
-    };
-    if (const auto thrower = first(RankEnd::kThrew); thrower != report.ranks.end()) {
-      report.culprit = thrower->rank;
-      report.cause =
-          fmt::format("rank {} threw {}: {}", thrower->rank, thrower->where, thrower->message);
-    } else if (const auto released = first(RankEnd::kReleased); released != report.ranks.end()) {
-      report.cause = released->message;
-    }
+  Control& control_;
+  WorldOptions options_;
+  Launcher::Body body_;
+};
+
+/// A world of one rank in this process, which may not fork. So its deadline does not count, and
+/// what ends the process ends the job.
+class WorldHere final : public RunningWorld {
+ public:
+  WorldHere(WorldOptions options, Launcher::Body body)
+      : options_(std::move(options)), body_(std::move(body)) {}
+
+  WorldReport wait() override {
+    ShmWorld world(1, options_.order);
+    const Watched watched(world.journal());
+    std::unique_ptr<Communicator> comm = world.communicator(0);
+    if (options_.decorate) comm = options_.decorate(std::move(comm), 0);
+    AttachedRank rank(0, 1, std::move(comm));
+    WorldReport report;
+    report.name = options_.name;
+    report.ranks.push_back(report_of_body(rank, body_, world.journal(), report.file_error));
+    name_cause(report);
+    return report;
   }
 
-  Control& control_;
+ private:
   WorldOptions options_;
   Launcher::Body body_;
 };
@@ -188,7 +224,8 @@ class WorldOfProcesses final : public RunningWorld {
 /// How a world of one rank ended on a host; exceptions by what all processes throw.
 enum class HostEnd : std::uint64_t { kOk, kNotOk, kUsage, kFile, kOther };
 
-/// A world of one rank, forked from process 0, or from the first process of each host.
+/// A world of one rank, forked from process 0, or from the first process of each host; or where
+/// they may not fork, in them.
 class WorldOfOne final : public RunningWorld {
  public:
   WorldOfOne(Control& control, WorldOptions options, Launcher::Body body)
@@ -198,6 +235,10 @@ class WorldOfOne final : public RunningWorld {
         runs_here_(on_each_host_ ? control.hosts().is_first(control.index())
                                  : control.index() == 0) {
     if (!runs_here_) return;
+    if (!control.job().may_fork()) {
+      world_ = std::make_unique<WorldHere>(std::move(options), std::move(body));
+      return;
+    }
     catching([&] { world_ = forked_launcher().launch(std::move(options), std::move(body)); });
   }
 

@@ -16,7 +16,9 @@ namespace isoshard {
 /// A world of one rank is forked from process 0; or, where WorldOptions::on_each_host says that it
 /// computes the same everywhere, as the reference does, from the first process of each host
 /// (hosts_of_job.h). The others wait for its report, which is process 0's; if another host's rank
-/// failed, and process 0's did not, it is that one's. A larger world runs in the processes
+/// failed, and process 0's did not, it is that one's. Where processes may not fork
+/// (AttachedJob::may_fork), these worlds run in the same processes, one after the other as they are
+/// waited for. A larger world runs in the processes
 /// themselves: rank r is process r, and processes that have no rank wait. So an exception ends a
 /// world, as on forked ranks, but a crash ends the job: its signal handler says where, and leaves
 /// with exit code 4 (last_words.h).

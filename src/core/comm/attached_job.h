@@ -54,6 +54,10 @@ class AttachedJob {
   /// What the library below calls itself: "Open MPI v4.1.4".
   /// Ranks   local.
   [[nodiscard]] virtual std::string library() const = 0;
+  /// Whether a process of the job may fork others that compute as it does: not where it has started
+  /// CUDA. Equal on all processes.
+  /// Ranks   local.
+  [[nodiscard]] virtual bool may_fork() const noexcept { return true; }
   /// Ends all processes of the job. Their launcher hands the code on.
   /// Ranks   local.
   [[noreturn]] virtual void end_all(int code) noexcept = 0;

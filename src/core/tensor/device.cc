@@ -39,6 +39,11 @@ void copy_to_device(std::byte* device, const std::byte* host, std::size_t bytes,
   bytes_at(device, bytes, to).copy_(bytes_at(host, bytes, c10::Device(c10::DeviceType::CPU)));
 }
 
+void synchronize(c10::Device device) {
+  if (!device.is_cpu())
+    c10::impl::getDeviceGuardImpl(device.type())->synchronizeDevice(device.index());
+}
+
 c10::Device device_of_rank(int rank) {
   for (const c10::DeviceType type : kTypes) {
     if (!c10::impl::hasDeviceGuardImpl(type)) continue;

@@ -15,6 +15,9 @@ void resize_storage(const c10::Storage& storage, std::size_t bytes);
 void copy_to_host(std::byte* host, const std::byte* device, std::size_t bytes, c10::Device from);
 void copy_to_device(std::byte* device, const std::byte* host, std::size_t bytes, c10::Device to);
 
+/// Returns when the device has done all that this process has asked of it, on any stream.
+void synchronize(c10::Device device);
+
 /// Of rank `rank` of a world on the devices that LibTorch has in this process beside the CPU: CUDA,
 /// in turn over the GPUs, or in tests the device that they registered.
 /// Errors   NotBuiltError if there is none, with what to do.

@@ -74,6 +74,10 @@ std::uint64_t GpuFabric::new_id() {
   return id;
 }
 
+std::uint64_t GpuFabric::num_ids() const {
+  return shared_->next_id.load();
+}
+
 void GpuFabric::arrive(std::uint64_t id, int rank, int process) {
   Comm& comm = shared_->comms.at(id);
   comm.processes[static_cast<std::size_t>(rank)].store(process);

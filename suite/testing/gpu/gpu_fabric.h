@@ -18,6 +18,8 @@ class GpuFabric {
   [[nodiscard]] int num_ranks() const noexcept { return num_ranks_; }
 
   [[nodiscard]] std::uint64_t new_id();
+  /// How many ids there are: communicators that ranks of any process have made.
+  [[nodiscard]] std::uint64_t num_ids() const;
   /// Rank `rank` of a communicator is the process `process`.
   void arrive(std::uint64_t id, int rank, int process);
   [[nodiscard]] int num_arrived(std::uint64_t id) const;

@@ -139,6 +139,7 @@ bool GpuStandIn::holds(const std::map<const std::byte*, std::size_t>& memory, co
 
 void GpuStandIn::require_device(const std::byte* data, std::size_t bytes, const char* what) const {
   if (bytes == 0 || holds(memory_, data, bytes)) return;
+  if (is_other_memory_ && is_other_memory_(data, bytes)) return;
   throw GpuError(
       fmt::format("{}: an illegal memory access: {} bytes that are not the device's", what, bytes));
 }
@@ -207,7 +208,9 @@ void GpuStandIn::copy(std::byte* to, const std::byte* from, std::size_t bytes, G
   });
 }
 
-void GpuStandIn::reduce(const GatheredReduction& task, GpuStream stream) {
+void GpuStandIn::reduce(const GatheredReduction& asked, GpuStream stream) {
+  GatheredReduction task = asked;
+  if (faults_.sums_one) task.num_sources = 1;
   {
     const std::lock_guard lock(mutex_);
     const std::size_t bytes = bytes_of(task.count, task.dtype);

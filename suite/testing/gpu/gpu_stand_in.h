@@ -41,6 +41,7 @@ class GpuStandIn final : public GpuApi {
     std::atomic<bool> comms_fail{false};    ///< all of them, and what they do hangs
     std::atomic<bool> kernels_hang{false};  ///< NCCL's, until they are aborted
     std::atomic<bool> copies_throw{false};  ///< as an illegal address would
+    std::atomic<bool> sums_one{false};      ///< of all ranks a reduction takes the first alone
   };
   GpuStandIn(GpuFabric& fabric, int process);
   ~GpuStandIn() override;
@@ -48,6 +49,10 @@ class GpuStandIn final : public GpuApi {
   GpuStandIn& operator=(const GpuStandIn&) = delete;
 
   [[nodiscard]] Faults& faults() noexcept { return faults_; }
+  /// Memory of the device that others have allocated, as LibTorch does. Called before any work.
+  void set_other_memory(std::function<bool(const std::byte* data, std::size_t bytes)> is_other) {
+    is_other_memory_ = std::move(is_other);
+  }
   /// Puts work into a stream; it is done when `step`, called again and again, returns true.
   void enqueue(GpuStream stream, std::function<bool()> step);
   /// What follows in the stream waits for so many rounds of the working thread.
@@ -160,6 +165,7 @@ class GpuStandIn final : public GpuApi {
   std::map<NcclComm, std::shared_ptr<Comm>> comms_;
   std::map<const std::byte*, std::size_t> memory_;
   std::map<const std::byte*, std::size_t> host_memory_;
+  std::function<bool(const std::byte*, std::size_t)> is_other_memory_;
   std::vector<std::byte*> freed_;  ///< that streams may still use
   std::map<std::pair<std::uint64_t, int>, std::deque<Message>> inbox_;  ///< comm, process
   Group group_;

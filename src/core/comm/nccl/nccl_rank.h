@@ -77,6 +77,7 @@ class NcclRank {
   template <class Run>
   auto guarded(const Run& run) {
     try {
+      api_->use_device(device_);  // of the calling thread
       return run();
     } catch (const CommError&) {
       end_kernels();

@@ -11,6 +11,7 @@
 #include "core/comm/backend.h"
 #include "core/comm/nccl/nccl_communicator.h"
 #include "core/comm/nccl/nccl_rank.h"
+#include "core/comm/passes_on.h"
 #include "core/comm/tcp/tcp_endpoint.h"
 
 namespace isoshard {
@@ -110,6 +111,7 @@ std::shared_ptr<TcpJob> meet_at(const RankVariables& variables,
                                              .size = variables.size,
                                              .address = variables.address,
                                              .port = variables.port,
+                                             .listening_socket = variables.listening_socket,
                                              .job = variables.job,
                                              .deadline = deadline});
 }
@@ -135,6 +137,7 @@ class NcclAttachedJob final : public AttachedJob {
     if (!std::exchange(is_finished_, true)) (void)agreement_.gather_journals(0);
   }
   [[nodiscard]] std::string library() const override { return api_->name(); }
+  [[nodiscard]] bool may_fork() const noexcept override { return false; }
   // The others see that this process is gone.
   void end_all(int code) noexcept override { ::_Exit(code); }
 
@@ -167,6 +170,13 @@ std::unique_ptr<Communicator> attach_nccl_world(const AttachOptions& options) {
       std::make_shared<NcclRank>(meet_at(variables, options.deadline), api, device, options.order);
   if (options.deadline) rank->endpoint().set_deadline(*options.deadline);
   return std::make_unique<NcclCommunicator>(std::move(rank));
+}
+
+bool takes_device_memory(const Communicator& comm) noexcept {
+  const Communicator* inner = &comm;
+  while (const auto* const passing = dynamic_cast<const PassesOn*>(inner))
+    inner = &passing->below();
+  return dynamic_cast<const NcclCommunicator*>(inner) != nullptr;
 }
 
 std::string_view why_nccl_is_not_built() noexcept {

@@ -66,6 +66,10 @@ class NcclWorld final : public AttachedWorld {
 /// Errors   NotBuiltError where gpu_api() is empty; as read_rank_variables, TcpMesh; GpuError.
 [[nodiscard]] std::unique_ptr<AttachedJob> attach_nccl_job();
 
+/// Whether calls of `comm` take buffers of the rank's GPU: one of this backend does, also below
+/// communicators that pass everything on (core/comm/passes_on.h). Others see host memory alone.
+[[nodiscard]] bool takes_device_memory(const Communicator& comm) noexcept;
+
 /// Worlds whose ranks are forked on this host, rank r on device r modulo their number. Their
 /// journal is shared memory, exact for all, and the process that forks them uses no CUDA.
 /// Errors   where a rank starts: as attach_nccl_job.

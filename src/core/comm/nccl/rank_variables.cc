@@ -148,6 +148,11 @@ RankVariables read_rank_variables(const std::function<const char*(const char*)>&
     }
     found.local_size = reader.number(launcher.local_size, 1, kMaxRanks).value_or(1);
     find_place(reader, launcher, found);
+    constexpr int kMostDescriptors = 1 << 20;
+    if (found.rank == 0) {
+      found.listening_socket =
+          reader.number("ISOSHARD_MASTER_SOCKET", 0, kMostDescriptors).value_or(-1);
+    }
     found.job = job_of(reader);
     return found;
   }

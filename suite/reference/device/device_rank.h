@@ -18,7 +18,7 @@ namespace isoshard {
 class DeviceRank {
  public:
   DeviceRank(const Case& c, Communicator& world);
-  /// That of the world, staged through host memory where tensors are on a device.
+  /// That of the world; where it does not take tensors of the device, staged through host memory.
   [[nodiscard]] Communicator& comm() noexcept { return staged_ == nullptr ? *world_ : *staged_; }
   /// After a run: what was pinned at its start held.   Errors   as SettingsPin::check.
   void check() const;

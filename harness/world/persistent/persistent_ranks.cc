@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Forks, variables, and waits.
+#include "harness/world/persistent/persistent_ranks.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/comm/collective.h"
+#include "harness/world/end_process.h"
+#include "harness/world/forked/crash_handler.h"
+
+namespace isoshard {
+namespace {
+
+constexpr const char* kOfOtherLaunchers[] = {"OMPI_COMM_WORLD_RANK",
+                                             "OMPI_COMM_WORLD_SIZE",
+                                             "PMI_RANK",
+                                             "PMI_SIZE",
+                                             "SLURM_PROCID",
+                                             "SLURM_NTASKS",
+                                             "PMIX_RANK",
+                                             "PMIX_NAMESPACE",
+                                             "TORCHELASTIC_RUN_ID",
+                                             "TORCHELASTIC_USE_AGENT_STORE",
+                                             "ISOSHARD_MASTER_PORT"};
+
+/// A socket of this host alone that listens at a free port. Rank 0 has it from its start on, so
+/// that nobody else can take the port.
+class Meeting {
+ public:
+  Meeting() : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof address;
+    auto* const any = reinterpret_cast<sockaddr*>(&address);
+    if (socket_ < 0 || ::bind(socket_, any, length) != 0 || ::listen(socket_, kMaxRanks) != 0 ||
+        ::getsockname(socket_, any, &length) != 0)
+      throw InfrastructureError(
+          fmt::format("no port could be had for ranks to meet at: {}", std::strerror(errno)));
+    port_ = ntohs(address.sin_port);
+  }
+  ~Meeting() { ::close(socket_); }
+  Meeting(const Meeting&) = delete;
+  Meeting& operator=(const Meeting&) = delete;
+  [[nodiscard]] int socket() const noexcept { return socket_; }
+  [[nodiscard]] int port() const noexcept { return port_; }
+
+ private:
+  int socket_;
+  int port_ = 0;
+};
+
+void set_variables(int rank, int num_ranks, const Meeting& meeting) {
+  const auto set = [](const char* name, const std::string& value) {
+    ::setenv(name, value.c_str(), /*overwrite=*/1);
+  };
+  for (const char* const name : kOfOtherLaunchers) ::unsetenv(name);
+  set("RANK", std::to_string(rank));
+  set("WORLD_SIZE", std::to_string(num_ranks));
+  set("LOCAL_RANK", std::to_string(rank));
+  set("LOCAL_WORLD_SIZE", std::to_string(num_ranks));
+  set("MASTER_ADDR", "127.0.0.1");
+  set("MASTER_PORT", std::to_string(meeting.port()));
+  ::unsetenv("ISOSHARD_MASTER_SOCKET");
+  if (rank == 0) set("ISOSHARD_MASTER_SOCKET", std::to_string(meeting.socket()));
+}
+
+/// Of the processes that signals go on to; read in a handler.
+std::array<volatile pid_t, kMaxRanks> running{};
+
+void hand_on(int signal) {
+  for (const volatile pid_t& pid : running) {
+    if (pid > 0) ::kill(pid, signal);
+  }
+}
+
+// Those of a terminal come to the ranks as well: they are of its group of processes.
+void on_signal(int signal, siginfo_t* info, void* /*context*/) {
+  if (info->si_code != SI_KERNEL) hand_on(signal);
+}
+
+/// What the rank's process ends with. An exception is told, and counts as 1.
+int code_of(const std::function<int()>& body) noexcept {
+  try {
+    return body();
+  } catch (...) {
+    std::fprintf(stderr, "%s\n", current_exception_in_words().c_str());
+    return 1;
+  }
+}
+
+/// Signals go to the ranks while it lives.
+class SignalsForRanks {
+ public:
+  SignalsForRanks() {
+    struct sigaction action {};
+    action.sa_sigaction = on_signal;
+    action.sa_flags = SA_RESTART | SA_SIGINFO;
+    ::sigemptyset(&action.sa_mask);
+    for (std::size_t i = 0; i < kSignals.size(); ++i)
+      ::sigaction(kSignals[i], &action, &before_[i]);
+  }
+  ~SignalsForRanks() {
+    for (std::size_t i = 0; i < kSignals.size(); ++i)
+      ::sigaction(kSignals[i], &before_[i], nullptr);
+  }
+  SignalsForRanks(const SignalsForRanks&) = delete;
+  SignalsForRanks& operator=(const SignalsForRanks&) = delete;
+  /// For a child, which has its own way with them.
+  void put_back() const {
+    for (std::size_t i = 0; i < kSignals.size(); ++i)
+      ::sigaction(kSignals[i], &before_[i], nullptr);
+  }
+
+ private:
+  static constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP};
+  std::array<struct sigaction, kSignals.size()> before_{};
+};
+
+/// Whether the process has ended, and how. Does not wait.
+std::optional<PersistentRank> end_of(pid_t pid) {
+  int status = 0;
+  const pid_t ended = ::waitpid(pid, &status, WNOHANG);
+  if (ended == 0 || (ended < 0 && errno == EINTR)) return std::nullopt;
+  if (ended < 0) return PersistentRank{.code = 1};
+  if (WIFSIGNALED(status)) return PersistentRank{.signal = WTERMSIG(status)};
+  return PersistentRank{.code = WEXITSTATUS(status)};
+}
+
+/// Ends those that outlive one that a signal has ended.
+class Grace {
+ public:
+  explicit Grace(std::chrono::milliseconds grace) : grace_(grace) {}
+  void begin() {
+    if (!next_) next_ = Clock::now() + grace_;
+  }
+  void look() {
+    if (!next_ || Clock::now() < *next_) return;
+    hand_on(std::exchange(signal_, SIGKILL));
+    *next_ += grace_;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::chrono::milliseconds grace_;
+  std::optional<Clock::time_point> next_;
+  int signal_ = SIGTERM;
+};
+
+std::vector<PersistentRank> ends_of_all(int num_started, std::chrono::milliseconds grace) {
+  constexpr std::chrono::milliseconds kBetweenLooks{5};
+  std::vector<PersistentRank> result(static_cast<std::size_t>(num_started));
+  Grace watched(grace);
+  for (int num_ended = 0; num_ended < num_started;) {
+    for (std::size_t rank = 0; rank < result.size(); ++rank) {
+      const pid_t pid = running[rank];
+      const std::optional<PersistentRank> end = pid == 0 ? std::nullopt : end_of(pid);
+      if (!end) continue;
+      running[rank] = 0;
+      result[rank] = *end;
+      ++num_ended;
+      if (end->signal != 0) watched.begin();
+    }
+    watched.look();
+    if (num_ended < num_started) std::this_thread::sleep_for(kBetweenLooks);
+  }
+  return result;
+}
+
+}  // namespace
+
+std::vector<PersistentRank> run_persistent_ranks(int num_ranks, const std::function<int()>& body,
+                                                 std::chrono::milliseconds grace) {
+  if (num_ranks < 1 || num_ranks > kMaxRanks) {
+    throw UsageError(fmt::format("the number of persistent ranks must be from 1 to {}, got {}",
+                                 kMaxRanks, num_ranks));
+  }
+  const Meeting meeting;
+  const SignalsForRanks signals;
+  const pid_t controller = ::getpid();
+  std::fflush(nullptr);
+  int refusal = 0, num_started = 0;
+  for (int rank = 0; rank < num_ranks && refusal == 0; ++rank) {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      for (volatile pid_t& other : running) other = 0;
+      signals.put_back();
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (::getppid() != controller) ::_exit(1);
+      set_variables(rank, num_ranks, meeting);
+      if (rank != 0) ::close(meeting.socket());
+      end_process(code_of(body));
+    }
+    if (pid < 0) {
+      refusal = errno;
+      continue;
+    }
+    running[static_cast<std::size_t>(rank)] = pid;
+    ++num_started;
+  }
+  if (refusal != 0) hand_on(SIGKILL);
+  std::vector<PersistentRank> result = ends_of_all(num_started, grace);
+  if (refusal != 0) {
+    throw InfrastructureError(fmt::format("cannot start {} processes for persistent ranks: {}",
+                                          num_ranks, std::strerror(refusal)));
+  }
+  return result;
+}
+
+}  // namespace isoshard
