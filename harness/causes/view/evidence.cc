@@ -188,18 +188,20 @@ std::optional<FlatBox> box_among(const std::vector<FlatRange>& ranges, const Sha
 
 }  // namespace
 
-void Evidence::add_view(int rank, const Box& box, const Values& own) {
-  if (!own.all([](double value) { return std::isfinite(value); })) return;
-  views.push_back({rank, box, own, whole.cut(box.global_offset, box.size)});
+// What is not finite in one box says nothing of the others, either.
+void Evidence::add_views(int rank, const std::vector<std::pair<Box, Values>>& boxes) {
+  const bool is_finite = std::ranges::all_of(boxes, [](const auto& part) {
+    return part.second.all([](double value) { return std::isfinite(value); });
+  });
+  if (!is_finite) return;
+  for (const auto& [box, own] : boxes)
+    views.push_back({rank, box, own, whole.cut(box.global_offset, box.size)});
 }
 
 void Evidence::collect_views() {
   if (reference.find(wanted.key) == nullptr) return;
   whole = reference_value(wanted.key) / wanted.grad_scale;
-  for (const Held& h : held) {
-    if (const auto own = own_box(*h.rank, *h.record))
-      add_view(h.rank->rank, own->first, own->second);
-  }
+  for (const Held& h : held) add_views(h.rank->rank, own_boxes(*h.rank, *h.record));
 }
 
 std::vector<std::pair<Box, Values>> Evidence::own_boxes(const RankTrace& rank,
@@ -248,16 +250,20 @@ const Held* Evidence::held_by(int rank) const {
 }
 
 const View* Evidence::view_of(int rank) const {
+  const View* only = nullptr;
   for (const View& view : views) {
-    if (view.rank == rank) return &view;
+    if (view.rank != rank) continue;
+    if (only != nullptr) return nullptr;
+    only = &view;
   }
-  return nullptr;
+  return only;
 }
 
 const View* Evidence::first_bad_view() const {
   for (const int rank : bad_ranks()) {
-    const View* view = view_of(rank);
-    if (view != nullptr && distance(view->actual, view->expected) > 0) return view;
+    for (const View& view : views) {
+      if (view.rank == rank && distance(view.actual, view.expected) > 0) return &view;
+    }
   }
   return nullptr;
 }
@@ -292,9 +298,13 @@ bool Evidence::explains_each(const Values& candidate, const View& view) const {
 std::vector<const View*> Evidence::bad_views() const {
   std::vector<const View*> bad;
   for (const int rank : bad_ranks()) {
-    const View* view = view_of(rank);
-    if (view == nullptr) return {};
-    if (distance(view->actual, view->expected) > 0) bad.push_back(view);
+    bool is_known = false;
+    for (const View& view : views) {
+      if (view.rank != rank) continue;
+      is_known = true;
+      if (distance(view.actual, view.expected) > 0) bad.push_back(&view);
+    }
+    if (!is_known) return {};
   }
   return bad;
 }
