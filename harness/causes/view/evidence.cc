@@ -355,6 +355,12 @@ std::string Evidence::scale_words(double factor) const {
   if (stage_of(wanted.key) > Stage::kGradNorm && ratio > 1 && is_near(factor, ratio, 0.01)) {
     return fmt::format("scale {:.4g} = norm / max_norm: clipping not applied", factor);
   }
+  const double below = norm_over_limit(wanted.key.step);
+  if (stage_of(wanted.key) > Stage::kGradNorm && below < 1 && is_near(factor, 1 / below, 1e-3))
+    return fmt::format(
+        "scale {:.4g} = max_norm / norm: gradients whose norm is below the limit are scaled up to "
+        "it",
+        factor);
   const auto formula = formula_of(factor);
   if (formula.has_value()) return "scale " + *formula;
   if (const auto step = norm_clipped_by(factor))
@@ -370,9 +376,14 @@ double Evidence::clip_ratio() const {
 }
 
 double Evidence::clip_ratio_of(int step) const {
+  return std::max(1.0, norm_over_limit(step));
+}
+
+double Evidence::norm_over_limit(int step) const {
   const RecordKey key{step, RecordKind::kScalar, "grad_norm", 0};
   if (options.max_grad_norm <= 0 || reference.find(key) == nullptr) return 1;
-  return std::max(1.0, reference_value(key).item() / options.max_grad_norm);
+  const double norm = reference_value(key).item();
+  return norm > 0 ? norm / options.max_grad_norm : 1;
 }
 
 std::optional<int> Evidence::norm_clipped_by(double factor) const {

@@ -93,6 +93,8 @@ class Evidence {
 
  private:
   [[nodiscard]] double clip_ratio_of(int step) const;
+  /// The reference's gradient norm over the norm to clip to; 1 if one of them is not known.
+  [[nodiscard]] double norm_over_limit(int step) const;
   /// The earlier step whose norm the gradient is clipped by, if it is too large by this factor.
   [[nodiscard]] std::optional<int> norm_clipped_by(double factor) const;
   void collect_views();
