@@ -18,50 +18,77 @@ namespace {
 /// Elements that follow each other in the flattened tensor, first and last.
 using ElementRun = std::pair<std::int64_t, std::int64_t>;
 
-constexpr std::int64_t kGap = 256;       ///< right elements between two wrong ones of a run
-constexpr std::int64_t kLeastRun = 32;   ///< fewer are single elements
-constexpr std::size_t kMostRuns = 64;    ///< more are scattered
-constexpr double kLeastShare = 0.5;      ///< of a run that is wrong
-constexpr double kLeastOfTensor = 0.05;  ///< of the tensor
+constexpr std::int64_t kBlock = 64;     ///< elements that are right or wrong together
+constexpr std::int64_t kGap = 4;        ///< right blocks between two wrong ones of a run
+constexpr std::int64_t kLeastRun = 32;  ///< fewer are single elements
+constexpr std::size_t kMostRuns = 64;   ///< more are scattered
+constexpr double kLeastShare = 0.5;     ///< of a run's elements that are wrong
+constexpr double kLeastOfTensor = 0.05;
+constexpr double kClearly = 4;  ///< tolerances
 
-/// Where a copy is wrong, element by element.
-std::vector<bool> wrong_elements(const View& view, double near) {
-  const Values seen = view.actual.contiguous(), right = view.expected.contiguous();
-  const double typical = norm_of(right) / std::sqrt(static_cast<double>(right.numel()));
-  std::vector<bool> wrong(right.flat().size());
-  for (std::size_t i = 0; i < wrong.size(); ++i) {
-    const double value = right.flat()[i];
-    wrong[i] = !(std::fabs(seen.flat()[i] - value) <= near * std::max(std::fabs(value), typical));
-  }
-  return wrong;
-}
+/// A copy's elements, of which 16 bits may have moved each a little, and blocks of them.
+class Copy {
+ public:
+  Copy(const View& view, double near)
+      : seen_(view.actual.contiguous()),
+        right_(view.expected.contiguous()),
+        near_(near),
+        typical_(norm_of(right_) / std::sqrt(static_cast<double>(right_.numel()))) {}
 
-/// Runs in which most elements are wrong; empty if that is nowhere, everywhere or here and there.
-std::vector<ElementRun> runs_in(const std::vector<bool>& wrong) {
-  std::vector<ElementRun> runs;
-  std::vector<std::int64_t> wrong_in;
-  for (std::int64_t i = 0; i < std::ssize(wrong); ++i) {
-    if (!wrong[static_cast<std::size_t>(i)]) continue;
-    if (runs.empty() || i - runs.back().second > kGap) {
-      if (runs.size() == kMostRuns) return {};
-      runs.emplace_back(i, i);
-      wrong_in.push_back(0);
+  [[nodiscard]] std::vector<bool> wrong_blocks() const {
+    std::vector<bool> wrong;
+    for (std::int64_t begin = 0; begin < seen_.numel(); begin += kBlock) {
+      double error = 0, size = 0;
+      for (std::int64_t i = begin; i < std::min(begin + kBlock, seen_.numel()); ++i) {
+        error += std::pow(at(seen_, i) - at(right_, i), 2);
+        size += std::pow(at(right_, i), 2);
+      }
+      wrong.push_back(!(std::sqrt(error) <= kClearly * near_ * std::sqrt(size)));
     }
-    runs.back().second = i;
-    ++wrong_in.back();
+    return wrong;
   }
-  std::int64_t in_runs = 0;
-  for (std::size_t r = 0; r < runs.size(); ++r) {
-    const std::int64_t length = runs[r].second - runs[r].first + 1;
-    if (length < kLeastRun ||
-        static_cast<double>(wrong_in[r]) < kLeastShare * static_cast<double>(length))
-      return {};
-    in_runs += length;
+
+  /// Of blocks that are wrong; empty if that is nowhere, everywhere or here and there.
+  [[nodiscard]] std::vector<ElementRun> runs_in(const std::vector<bool>& wrong) const {
+    std::vector<ElementRun> blocks, runs;
+    for (std::int64_t b = 0; b < std::ssize(wrong); ++b) {
+      if (!wrong[static_cast<std::size_t>(b)]) continue;
+      if (blocks.empty() || b - blocks.back().second > kGap) blocks.emplace_back(b, b);
+      blocks.back().second = b;
+    }
+    if (blocks.size() > kMostRuns) return {};
+    std::int64_t in_runs = 0;
+    for (const auto& [first, last] : blocks) {
+      // a run need not begin or end with a block
+      std::int64_t begin = std::max<std::int64_t>(0, (first - 1) * kBlock),
+                   end = std::min(seen_.numel(), (last + 2) * kBlock) - 1, count = 0;
+      while (begin < end && !is_wrong(begin)) ++begin;
+      while (end > begin && !is_wrong(end)) --end;
+      for (std::int64_t i = begin; i <= end; ++i) count += is_wrong(i) ? 1 : 0;
+      const std::int64_t length = end - begin + 1;
+      if (length < kLeastRun ||
+          static_cast<double>(count) < kLeastShare * static_cast<double>(length))
+        return {};
+      in_runs += length;
+      runs.emplace_back(begin, end);
+    }
+    return static_cast<double>(in_runs) > (1 - kLeastOfTensor) * static_cast<double>(seen_.numel())
+               ? std::vector<ElementRun>()
+               : runs;
   }
-  const auto all = static_cast<double>(wrong.size());
-  return static_cast<double>(in_runs) > (1 - kLeastOfTensor) * all ? std::vector<ElementRun>()
-                                                                   : runs;
-}
+
+ private:
+  static double at(const Values& values, std::int64_t i) {
+    return values.flat()[static_cast<std::size_t>(i)];
+  }
+  [[nodiscard]] bool is_wrong(std::int64_t i) const {
+    const double right = at(right_, i);
+    return !(std::fabs(at(seen_, i) - right) <= near_ * std::max(std::fabs(right), typical_));
+  }
+
+  Values seen_, right_;
+  double near_, typical_;
+};
 
 /// "262144..524287, 786432..917503, ...".
 std::string runs_in_words(const std::vector<ElementRun>& runs) {
@@ -74,9 +101,9 @@ std::string runs_in_words(const std::vector<ElementRun>& runs) {
   return fmt::format("{}", fmt::join(words, ", "));
 }
 
-/// Whether what is wrong on a rank is right on another one, but for a few elements.
+/// Whether blocks that are wrong on a rank are right on another one, but for a few.
 bool has_right_copies(const std::vector<std::vector<bool>>& wrong) {
-  constexpr double kMostEverywhere = 0.02;
+  constexpr double kMostEverywhere = 0.1;  // blocks may lie on the border of two runs
   std::int64_t somewhere = 0, everywhere = 0;
   for (std::size_t i = 0; i < wrong.front().size(); ++i) {
     const auto is_wrong = [i](const std::vector<bool>& own) { return own[i]; };
@@ -101,15 +128,16 @@ std::string cause_part_differs(const Evidence& e) {
       const bool is_bad = std::ranges::find(e.bad_ranks(), rank) != e.bad_ranks().end();
       // what was not kept is right
       if (view == nullptr && !is_bad && e.held_by(rank) != nullptr) {
-        wrong.emplace_back(static_cast<std::size_t>(bad->actual.numel()), false);
+        wrong.emplace_back(static_cast<std::size_t>((bad->actual.numel() + kBlock - 1) / kBlock));
         continue;
       }
       fits = view != nullptr && view->box.size == bad->box.size &&
              view->box.global_offset == bad->box.global_offset;
       if (!fits) break;
-      wrong.push_back(wrong_elements(*view, near));
+      const Copy copy(*view, near);
+      wrong.push_back(copy.wrong_blocks());
       if (std::ranges::find(wrong.back(), true) == wrong.back().end()) continue;
-      const std::vector<ElementRun> runs = runs_in(wrong.back());
+      const std::vector<ElementRun> runs = copy.runs_in(wrong.back());
       fits = !runs.empty();
       if (!fits) break;
       words.push_back(fmt::format("elements {} on {} rank {}", runs_in_words(runs), name_of(axis),

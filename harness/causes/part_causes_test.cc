@@ -5,9 +5,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "harness/causes/class_causes.h"
+#include "harness/causes/view/evidence.h"
 #include "harness/testing/diagnosed_run.h"
 #include "harness/testing/synthetic.h"
 
@@ -157,6 +163,34 @@ TEST(PartCauses, EachBoxOfARankIsLookedAt) {
               }),
               Not(HasSubstr("rounded")))
       << "a box that is wrong in another way";
+}
+
+// Patterns count bits and sort numbers, which a number must have.
+TEST(PartCauses, NothingIsToldBesideWhatTheReferenceHasNotFinite) {
+  const auto body = [](double first) {
+    return Body([=](Sink& sink, int) {
+      at::Tensor value = values({16, 8}, 1);
+      set_first(value, first);
+      sink.on_record(site(RecordKind::kGrad, "m.w", layout_of({16, 8})), value);
+    });
+  };
+  for (const double odd : {std::numeric_limits<double>::infinity(),
+                           -std::numeric_limits<double>::infinity(), std::nan("")}) {
+    const Reference r = reference(body(odd));
+    const Trace trace = run(kMesh, &r, body(0.5), Keep::kEverything);
+    const RecordKey key{0, RecordKind::kGrad, "m.w", 0};
+    std::vector<detail::Held> held;
+    for (const RankTrace& rank : trace.ranks) held.push_back({&rank, rank.find(key)});
+    detail::TensorResult result;
+    result.findings.emplace_back();
+    result.findings.back().ranks = {0};
+
+    const detail::Evidence evidence(r, *r.find(key), trace, held, result, {});
+
+    EXPECT_TRUE(evidence.whole.defined());
+    EXPECT_TRUE(evidence.views.empty());
+    EXPECT_EQ(detail::cause_rounding(evidence), "");
+  }
 }
 
 }  // namespace

@@ -23,14 +23,14 @@ using testing::Not;
 
 /// 4 samples of 7 tokens over 17 columns, which three tp ranks pad to 18; the last token of a
 /// sample has no target.
-constexpr std::int64_t kSamples = 4, kTokens = 7, kColumns = 17, kOwnColumns = 6;
+constexpr std::int64_t kSamples = 4, kLength = 7, kColumns = 17, kOwnColumns = 6;
 constexpr double kSmoothing = 0.1;
 
 at::Tensor labels_of_all() {
-  return (at::arange(kSamples * kTokens, at::kLong) * 5 % kColumns).reshape({kSamples, kTokens});
+  return (at::arange(kSamples * kLength, at::kLong) * 5 % kColumns).reshape({kSamples, kLength});
 }
 at::Tensor logits_of_all() {
-  return values({kSamples, kTokens, kColumns}, 3) * 3;
+  return values({kSamples, kLength, kColumns}, 3) * 3;
 }
 /// The column that follows each token but the last of a sample.
 at::Tensor targets_of_all() {
@@ -42,12 +42,12 @@ at::Tensor rows_with_target(const at::Tensor& all) {
 
 /// What ranks have of a tensor over the columns.
 void record_columns(Sink& sink, RecordKind kind, const at::Tensor& all, int tp, bool whole) {
-  Layout layout = layout_of({kSamples, kTokens, kColumns});
+  Layout layout = layout_of({kSamples, kLength, kColumns});
   at::Tensor own = all;
   if (!whole) {
     const std::int64_t begin = kOwnColumns * tp, count = std::min(kOwnColumns, kColumns - begin);
     layout.explicit_parts = true;
-    layout.boxes = {Box{{0, 0, 0}, {0, 0, begin}, {kSamples, kTokens, count}}};
+    layout.boxes = {Box{{0, 0, 0}, {0, 0, begin}, {kSamples, kLength, count}}};
     own = at::constant_pad_nd(all, {0, 1}).narrow(2, begin, kOwnColumns).contiguous();
   }
   sink.on_record(site(kind, "head", layout), own);
@@ -63,7 +63,7 @@ std::string smoothed_loss_is(const PerColumn& mean_of_columns, double share_fact
       const double share = kSmoothing * kColumns / (kColumns - 1) * (whole ? 1 : share_factor);
       const at::Tensor nll = lse - rows.gather(2, targets_of_all().unsqueeze(2)).squeeze(2);
       const at::Tensor mean = whole ? lse - rows.mean(2) : mean_of_columns(rows, lse);
-      sink.on_record(site(RecordKind::kDataId, "labels", layout_of({kSamples, kTokens})),
+      sink.on_record(site(RecordKind::kDataId, "labels", layout_of({kSamples, kLength})),
                      labels_of_all());
       record_columns(sink, RecordKind::kActivation, logits_of_all(), rank % kTp, whole);
       sink.on_record(site(RecordKind::kScalar, "loss", layout_of({1})),
@@ -116,11 +116,11 @@ std::string sums_are(const SumOf& sum, const GradientOf& gradient = nullptr,
       const at::Tensor logits = logits_of_all().to(at::kDouble), largest = logits.amax(2, true),
                        exponentials = (logits - largest).exp(),
                        parts = at::constant_pad_nd(exponentials, {0, 1})
-                                   .reshape({kSamples, kTokens, kTp, kOwnColumns})
+                                   .reshape({kSamples, kLength, kTp, kOwnColumns})
                                    .sum(3);
       const at::Tensor all = whole ? parts.sum(2) : sum(parts);
       const at::Tensor target = at::constant_pad_nd(targets_of_all(), {0, 1}),
-                       has_target = at::constant_pad_nd(at::ones({kSamples, kTokens - 1}), {0, 1}),
+                       has_target = at::constant_pad_nd(at::ones({kSamples, kLength - 1}), {0, 1}),
                        hot = at::one_hot(target, kColumns);
       const at::Tensor losses =
           (all.log() + largest.squeeze(2) - (logits * hot).sum(2)) * has_target;
@@ -128,7 +128,7 @@ std::string sums_are(const SumOf& sum, const GradientOf& gradient = nullptr,
           ((exponentials / all.unsqueeze(2) - hot) * has_target.unsqueeze(2) / has_target.sum())
               .to(at::kFloat);
       if (!whole && gradient != nullptr) dy = gradient(dy);
-      sink.on_record(site(RecordKind::kDataId, "labels", layout_of({kSamples, kTokens})),
+      sink.on_record(site(RecordKind::kDataId, "labels", layout_of({kSamples, kLength})),
                      labels_of_all());
       record_columns(sink, RecordKind::kActivation, logits_of_all(), rank % kTp, whole);
       if (has_loss)
@@ -159,7 +159,7 @@ TEST(SoftmaxCauses, SumsOfExponentialsThatAreRoundedAreTold) {
   EXPECT_THAT(sums_are(of_rounded, nullptr, /*has_gradient=*/false), Not(HasSubstr("rounded")))
       << "one number is off by about as much for many reasons";
   EXPECT_THAT(sums_are([](const at::Tensor& parts) {
-                return parts.sum(2) * (1 + 2e-3 * values({kSamples, kTokens}, 8).to(at::kDouble));
+                return parts.sum(2) * (1 + 2e-3 * values({kSamples, kLength}, 8).to(at::kDouble));
               }),
               Not(HasSubstr("rounded")))
       << "factors of that size that no rounding makes";
@@ -175,7 +175,7 @@ TEST(SoftmaxCauses, SumsOfExponentialsThatAreRoundedAreTold) {
 TEST(SoftmaxCauses, GradientsOfTokensWithoutATargetAreTold) {
   const SumOf right = [](const at::Tensor& parts) { return parts.sum(2); };
   const auto at_last_tokens = [](at::Tensor dy) {
-    dy.select(1, kTokens - 1).fill_(0.01);
+    dy.select(1, kLength - 1).fill_(0.01);
     return dy;
   };
 

@@ -188,14 +188,16 @@ std::optional<FlatBox> box_among(const std::vector<FlatRange>& ranges, const Sha
 
 }  // namespace
 
-// What is not finite in one box says nothing of the others, either.
+// What is not finite in one box says nothing of the others, either; nor is anything told beside
+// what is not finite in the reference.
 void Evidence::add_views(int rank, const std::vector<std::pair<Box, Values>>& boxes) {
-  const bool is_finite = std::ranges::all_of(boxes, [](const auto& part) {
-    return part.second.all([](double value) { return std::isfinite(value); });
-  });
-  if (!is_finite) return;
-  for (const auto& [box, own] : boxes)
-    views.push_back({rank, box, own, whole.cut(box.global_offset, box.size)});
+  const auto is_finite = [](double value) { return std::isfinite(value); };
+  std::vector<View> own;
+  for (const auto& [box, values] : boxes) {
+    own.push_back({rank, box, values, whole.cut(box.global_offset, box.size)});
+    if (!own.back().actual.all(is_finite) || !own.back().expected.all(is_finite)) return;
+  }
+  views.insert(views.end(), own.begin(), own.end());
 }
 
 void Evidence::collect_views() {

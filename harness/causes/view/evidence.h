@@ -35,8 +35,8 @@ class Evidence {
   const TensorResult& result;
   const JudgePolicy& options;
   Values whole;  ///< the reference's value in fp64; undefined for tensors too large to diagnose
-  /// Of ranks that kept finite bytes in boxes, one each, or in flat ranges: then of a box among
-  /// them. Head and tail of a sequence are two boxes of one rank.
+  /// Of ranks that kept finite bytes, where the reference is finite, too, in boxes, one each, or in
+  /// flat ranges: then of a box among them. Head and tail of a sequence are two boxes of one rank.
   std::vector<View> views;
 
   [[nodiscard]] const Held* held_by(int rank) const;
