@@ -192,6 +192,23 @@ TEST(CollectiveTable, FindsCallsThatNobodyRecorded) {
 
   ASSERT_EQ(own.findings.size(), 8U) << "two axes on four ranks";
   EXPECT_THAT(own.findings[0].what, HasSubstr("were not recorded"));
+  EXPECT_EQ(own.findings[0].diagnosis, "") << "a run that records no calls may make all of them";
+}
+
+TEST(CollectiveTable, SaysThatNothingIsExchangedAlongOneAxis) {
+  const Case item = step_case("autotp", {.dp = 2, .tp = 2});
+  Trace run = run_case(item, Reference(), digests_only({}));
+  for (RankTrace& rank : run.ranks) {
+    std::erase_if(rank.records, [](const Record& record) {
+      return is_collectives(record.key) && axis_of_collectives(record.key) == Axis::kTp;
+    });
+  }
+
+  const OwnRecords own = judge_own_records(run, with_collectives(policy_of(item), item));
+
+  ASSERT_EQ(own.findings.size(), 4U);
+  EXPECT_THAT(own.findings[0].diagnosis,
+              HasSubstr("no call along tp is there, but along other axes"));
 }
 
 // Another dp rank shows the same: what this one read may have been anything.

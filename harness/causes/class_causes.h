@@ -28,6 +28,8 @@ namespace isoshard::detail {
 [[nodiscard]] std::string cause_rounding(const Evidence& e);
 /// Sums over micro-batches, of each rank's own samples, that were rounded to a coarser dtype.
 [[nodiscard]] std::string cause_rounded_sums(const Evidence& e);
+/// Sums over micro-batches that were rounded to a coarser dtype before the next one was added.
+[[nodiscard]] std::string cause_rounded_between(const Evidence& e);
 /// Each rank's part has a factor of its own.
 [[nodiscard]] std::string cause_rank_factors(const Evidence& e);
 /// What backward begins from has a factor of its own on each dp rank.
@@ -38,6 +40,12 @@ namespace isoshard::detail {
 [[nodiscard]] std::string cause_vocabulary_rows(const Evidence& e);
 /// Rows of a logit gradient that do not sum to 0.
 [[nodiscard]] std::string cause_logit_rows(const Evidence& e);
+/// A loss whose label smoothing counts columns that pad the vocabulary.
+[[nodiscard]] std::string cause_smoothed_columns(const Evidence& e);
+/// A loss, or its gradient at the logits, whose sums of exponentials were rounded.
+[[nodiscard]] std::string cause_rounded_exponentials(const Evidence& e);
+/// A gradient at the logits of tokens that have no target.
+[[nodiscard]] std::string cause_uncounted_tokens(const Evidence& e);
 /// What another rank should hold.
 [[nodiscard]] std::string cause_other_ranks(const Evidence& e);
 /// Slices along one dim stand at other positions: repeated, shifted or permuted. Said for the ranks
@@ -61,6 +69,8 @@ namespace isoshard::detail {
 [[nodiscard]] std::string cause_scale(const Evidence& e);
 /// Off by a constant, or by one row everywhere.
 [[nodiscard]] std::string cause_offset(const Evidence& e);
+/// Copies that differ in runs of elements alone, which are right on one of the ranks.
+[[nodiscard]] std::string cause_part_differs(const Evidence& e);
 /// That copies differ, and over what.
 [[nodiscard]] std::string cause_differing_copies(const Evidence& e);
 

@@ -52,6 +52,8 @@ constexpr Pattern kPatterns[] = {
     {kScalar, Needs::kRecord, cause_in_rank_means},
     {kScalar, Needs::kRecord, cause_backward_parts},
     {kScalar, Needs::kBytes, cause_stale},
+    {kScalar, Needs::kBytes, cause_smoothed_columns},
+    {kScalar | kActivationGrad, Needs::kRecord, cause_rounded_exponentials},
     {kScalar, Needs::kRecord, cause_in_scalars},
     {kMask, Needs::kRecord, cause_in_masks},
     {kMask, Needs::kBytes, cause_other_masks},
@@ -59,6 +61,7 @@ constexpr Pattern kPatterns[] = {
     {kTensor, Needs::kBytes, cause_stale},
     {kTensor, Needs::kBytes, cause_rounding},
     {kGrad, Needs::kRecord, cause_rounded_sums},
+    {kGrad, Needs::kRecord, cause_rounded_between},
     {kParam | kOptimizer, Needs::kBytes, cause_weight_decay},
     {kParam, Needs::kBytes, cause_in_update},
     {kParam | kOptimizer, Needs::kBytes, cause_part_not_updated},
@@ -68,6 +71,7 @@ constexpr Pattern kPatterns[] = {
     {kTensor, Needs::kBytes, cause_other_ranks},
     {kActivation, Needs::kBytes, cause_in_weights_read},
     {kGrad | kActivation, Needs::kBytes, cause_vocabulary_rows},
+    {kActivationGrad, Needs::kBytes, cause_uncounted_tokens},
     {kActivationGrad, Needs::kBytes, cause_logit_rows},
     {kGrad, Needs::kBytes, cause_in_micro_batches},
     {kNumber, Needs::kBytes, cause_rank_local},
@@ -88,6 +92,7 @@ constexpr Pattern kPatterns[] = {
     {kActivation, Needs::kRecord, cause_in_tokens},
     {kActivation, Needs::kRecord, cause_in_scores},
     {kActivation | kActivationGrad, Needs::kRecord, cause_in_handover},
+    {kTensor, Needs::kBytes, cause_part_differs},
     {kAny, Needs::kRecord, cause_differing_copies},
 };
 

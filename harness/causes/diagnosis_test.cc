@@ -35,7 +35,7 @@ Verdict verdict_of(const at::Tensor& value, RecordKind kind,
   return judge(r, trace, options);
 }
 
-std::string diagnosis_of(
+std::string first_diagnosis_of(
     const at::Tensor& value,
     const std::function<at::Tensor(at::Tensor, int dp_rank, int tp_rank)>& make,
     RecordKind kind = RecordKind::kActivation, const std::vector<Placement>& placements = {}) {
@@ -48,7 +48,7 @@ TEST(Diagnosis, APartialSumOverTp) {
   const at::Tensor value = values({4, 6}, 1);
   const at::Tensor parts[] = {values({4, 6}, 2), values({4, 6}, 3)};
 
-  const std::string text = diagnosis_of(
+  const std::string text = first_diagnosis_of(
       value,
       [&](at::Tensor v, int, int tp) { return tp < 2 ? parts[tp] : v - parts[0] - parts[1]; },
       RecordKind::kActivationGrad);
@@ -61,10 +61,10 @@ TEST(Diagnosis, UnreducedGradientsOverDp) {
   const at::Tensor value = values({4, 6}, 1);
   const at::Tensor delta = values({4, 6}, 2);
 
-  const std::string mean = diagnosis_of(
+  const std::string mean = first_diagnosis_of(
       value, [&](at::Tensor v, int dp, int) { return dp == 0 ? v + delta : v - delta; },
       RecordKind::kGrad);
-  const std::string weighted = diagnosis_of(
+  const std::string weighted = first_diagnosis_of(
       value, [&](at::Tensor v, int dp, int) { return dp == 0 ? v + delta : v - 3 * delta; },
       RecordKind::kGrad);
 
@@ -102,7 +102,7 @@ TEST(Diagnosis, TheSameCauseForEveryGradientIsSaidOnceForAll) {
 TEST(Diagnosis, AScaleNamesItsFormula) {
   const at::Tensor value = values({4, 6}, 1);
   const auto scaled = [&](double factor) {
-    return diagnosis_of(
+    return first_diagnosis_of(
         value, [=](at::Tensor v, int, int) { return v * factor; }, RecordKind::kGrad);
   };
 
@@ -113,7 +113,7 @@ TEST(Diagnosis, AScaleNamesItsFormula) {
   EXPECT_THAT(scaled(6), HasSubstr("scale 6 = dp x tp"));
   EXPECT_THAT(scaled(1.37), Eq("gradient of t: scale 1.37"));
   EXPECT_THAT(
-      diagnosis_of(
+      first_diagnosis_of(
           value, [](at::Tensor v, int, int tp) { return tp == 1 ? v * 3 : v; }, RecordKind::kGrad),
       HasSubstr("scale 3 = tp on rank 1, 4"));
 }
@@ -156,7 +156,7 @@ TEST(Diagnosis, ARateKnowsNoMesh) {
 TEST(Diagnosis, PositionsHeldTwice) {
   const at::Tensor value = values({4, 24, 5}, 1);
 
-  const std::string text = diagnosis_of(
+  const std::string text = first_diagnosis_of(
       value,
       [](at::Tensor v, int dp_rank, int tp_rank) {
         const at::Tensor half = v.narrow(0, 2 * dp_rank, 2).narrow(1, tp_rank == 1 ? 12 : 0, 12);
@@ -171,18 +171,18 @@ TEST(Diagnosis, PositionsHeldTwice) {
 TEST(Diagnosis, ShiftsAndPermutations) {
   const at::Tensor value = values({4, 9, 5}, 1);
 
-  EXPECT_THAT(diagnosis_of(value, [](at::Tensor v, int, int) { return v.roll(2, 1); }),
+  EXPECT_THAT(first_diagnosis_of(value, [](at::Tensor v, int, int) { return v.roll(2, 1); }),
               HasSubstr("shift 2 along dim 1"));
-  EXPECT_THAT(
-      diagnosis_of(value,
-                   [](at::Tensor v, int, int) {
-                     return v.index_select(1, at::tensor({1, 0, 3, 2, 5, 4, 7, 6, 8}, at::kLong));
-                   }),
-      HasSubstr("permuted along dim 1"));
-  EXPECT_THAT(diagnosis_of(value,
-                           [](at::Tensor v, int, int) {
-                             return v.transpose(0, 2).contiguous().reshape({4, 9, 5});
-                           }),
+  EXPECT_THAT(first_diagnosis_of(
+                  value,
+                  [](at::Tensor v, int, int) {
+                    return v.index_select(1, at::tensor({1, 0, 3, 2, 5, 4, 7, 6, 8}, at::kLong));
+                  }),
+              HasSubstr("permuted along dim 1"));
+  EXPECT_THAT(first_diagnosis_of(value,
+                                 [](at::Tensor v, int, int) {
+                                   return v.transpose(0, 2).contiguous().reshape({4, 9, 5});
+                                 }),
               HasSubstr("permuted (the same values"));
 }
 
@@ -190,9 +190,9 @@ TEST(Diagnosis, OffsetsOfAConstantAndOfARow) {
   const at::Tensor value = values({4, 6, 5}, 1);
   const at::Tensor row = values({5}, 2);
 
-  EXPECT_THAT(diagnosis_of(value, [](at::Tensor v, int, int) { return v + 0.25; }),
+  EXPECT_THAT(first_diagnosis_of(value, [](at::Tensor v, int, int) { return v + 0.25; }),
               HasSubstr("constant offset 0.25"));
-  EXPECT_THAT(diagnosis_of(value, [&](at::Tensor v, int, int) { return v + row; }),
+  EXPECT_THAT(first_diagnosis_of(value, [&](at::Tensor v, int, int) { return v + row; }),
               HasSubstr("off by the same row everywhere"));
 }
 
@@ -242,9 +242,9 @@ TEST(Diagnosis, TheStepOfRowsThatPaddingFollows) {
 TEST(Diagnosis, AFactorNextToOneSaysHowFar) {
   const at::Tensor value = values({4, 6, 5}, 1);
 
-  EXPECT_THAT(diagnosis_of(value, [](at::Tensor v, int, int) { return v * (1 + 1e-5); }),
+  EXPECT_THAT(first_diagnosis_of(value, [](at::Tensor v, int, int) { return v * (1 + 1e-5); }),
               HasSubstr("scale 1 + 1e-05"));
-  EXPECT_THAT(diagnosis_of(value, [](at::Tensor v, int, int) { return v * (1 - 1e-5); }),
+  EXPECT_THAT(first_diagnosis_of(value, [](at::Tensor v, int, int) { return v * (1 - 1e-5); }),
               HasSubstr("scale 1 - 1e-05"));
 }
 
@@ -287,7 +287,7 @@ TEST(Diagnosis, AValueOfTheStepBefore) {
 TEST(Diagnosis, CopiesThatDifferWithoutAPattern) {
   const at::Tensor value = values({4, 6}, 1);
 
-  const std::string text = diagnosis_of(value, [](at::Tensor v, int, int tp) {
+  const std::string text = first_diagnosis_of(value, [](at::Tensor v, int, int tp) {
     return tp == 2 ? values({4, 6}, 40) : v;
   });
 
@@ -297,7 +297,7 @@ TEST(Diagnosis, CopiesThatDifferWithoutAPattern) {
 TEST(Diagnosis, NothingIsSaidOfAnUnrelatedTensor) {
   const at::Tensor value = values({4, 6}, 1);
 
-  const std::string text = diagnosis_of(value, [](at::Tensor, int, int) {
+  const std::string text = first_diagnosis_of(value, [](at::Tensor, int, int) {
     return values({4, 6}, 40);
   });
 
@@ -309,7 +309,7 @@ TEST(Diagnosis, NothingIsSaidOfAnUnrelatedTensor) {
 TEST(Diagnosis, ALossThatIsTooLargeByTheLogarithmOfADegree) {
   const at::Tensor loss = at::full({1}, 4.5, at::kDouble);
   const auto with_offset = [&](double offset) {
-    return diagnosis_of(
+    return first_diagnosis_of(
         loss, [&](at::Tensor v, int, int) { return v + offset; }, RecordKind::kScalar);
   };
 

@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -45,6 +46,8 @@ struct Summands {
   int micro_batches = 0, slices = 1;
   Axis axis = Axis::kWorld;  ///< along which the slices lie; kWorld if there is but one
   std::vector<Values> pieces;
+  /// The same pieces added up by the modules that use the weight, if these are several.
+  std::vector<std::pair<std::string, Values>> uses;
 };
 
 class GradientParts {
@@ -74,10 +77,11 @@ class GradientParts {
                              : view.actual;
   }
 
-  /// A single micro-batch says something only of pieces that ranks do not hold alike: elsewhere
-  /// copies are compared.
+  /// A single micro-batch says something only of pieces that ranks do not hold alike, and of a
+  /// weight that two modules use: elsewhere copies are compared.
   std::optional<Summands> find(bool has_copies) const {
-    if ((micro_batches_ < 2 && has_copies) || e_.whole.dim() > 2 || !has_output_gradients(module_))
+    const bool says_something = micro_batches_ > 1 || !has_copies || is_tied();
+    if (!says_something || e_.whole.dim() > 2 || !has_output_gradients(module_))
       return std::nullopt;
     if (e_.whole.dim() == 1) return checked({{module_, ""}});
     const std::string head = is_tied() ? other_user() : "";
@@ -223,11 +227,17 @@ class GradientParts {
     std::tie(summands.axis, summands.slices) = split_of_samples();
     const Values wanted = seen(e_.whole);
     Values sum = Values::zeros(wanted.shape());
+    if (uses.size() > 1) {
+      for (const Use& use : uses) summands.uses.emplace_back(use.module, sum);
+    }
     for (int m = 0; m < micro_batches_; ++m) {
       std::vector<Values> parts;
-      for (const Use& use : uses) {
-        std::vector<Values> own = slices_of(use, m, summands.slices);
+      for (std::size_t u = 0; u < uses.size(); ++u) {
+        std::vector<Values> own = slices_of(uses[u], m, summands.slices);
         if (own.empty()) return std::nullopt;
+        for (const Values& part : own) {
+          if (!summands.uses.empty()) summands.uses[u].second = summands.uses[u].second + part;
+        }
         for (std::size_t s = 0; s < own.size() && !parts.empty(); ++s) own[s] = own[s] + parts[s];
         parts = std::move(own);
       }
@@ -247,12 +257,12 @@ class GradientParts {
   Values probes_;  ///< undefined for a vector
 };
 
-/// The weights with which the summands enter what a rank holds; empty if they do not explain it.
-/// Right are weights of 1.
+/// The weights with which pieces enter what a rank holds; empty if they do not explain it. Right
+/// are weights of 1.
 std::vector<double> weights_in(const Evidence& e, const GradientParts& parts,
-                               const Summands& summands, const View& view) {
+                               const std::vector<Values>& pieces, const View& view) {
   std::vector<Values> rows;
-  for (const Values& piece : summands.pieces) {
+  for (const Values& piece : pieces) {
     rows.push_back(piece.narrow(0, view.box.global_offset[0], view.box.size[0]));
   }
   const Values matrix = stacked(rows), target = parts.seen(view).flattened();
@@ -320,6 +330,35 @@ std::string in_words(const Summands& summands, const std::vector<double>& weight
   return "";
 }
 
+/// Of a tied weight: which of the modules that use it give nothing to what wrong ranks hold.
+std::string missing_uses(const Evidence& e, const GradientParts& parts, const Summands& summands) {
+  if (summands.uses.empty()) return "";
+  std::vector<Values> pieces;
+  for (const auto& [module, piece] : summands.uses) pieces.push_back(piece);
+  std::set<std::size_t> missing;
+  const std::vector<const View*> bad = e.bad_views();
+  for (const View* const view : bad) {
+    const std::vector<double> weights = weights_in(e, parts, pieces, *view);
+    std::set<std::size_t> own;
+    for (std::size_t u = 0; u < weights.size(); ++u) {
+      if (near_weight(weights[u], 0)) own.insert(u);
+      if (!near_weight(weights[u], 0) && !near_weight(weights[u], 1)) return "";
+    }
+    if (own.empty() || own.size() == weights.size() || (view != bad.front() && own != missing))
+      return "";
+    missing = std::move(own);
+  }
+  // rows of the ids alone have words of their own (cause_in_rows)
+  if (!missing.contains(0)) return "";
+  std::vector<std::string> words[2];
+  for (std::size_t u = 0; u < pieces.size(); ++u)
+    words[missing.contains(u) ? 1 : 0].push_back(summands.uses[u].first);
+  return fmt::format(
+      "only what {} gives is in it, what {} gives is missing: the sum over the uses "
+      "of a tied weight{}",
+      fmt::join(words[0], ", "), fmt::join(words[1], ", "), e.on_bad_ranks());
+}
+
 }  // namespace
 
 std::string cause_in_micro_batches(const Evidence& e) {
@@ -332,7 +371,8 @@ std::string cause_in_micro_batches(const Evidence& e) {
   const bool has_copies = held == nullptr || !is_flat(held->record->layout);
   const auto summands = parts.find(has_copies);
   if (!summands.has_value()) return "";
-  const std::vector<double> weights = weights_in(e, parts, *summands, *bad);
+  if (std::string text = missing_uses(e, parts, *summands); !text.empty()) return text;
+  const std::vector<double> weights = weights_in(e, parts, summands->pieces, *bad);
   if (weights.empty()) return "";
   return in_words(
       *summands, weights,

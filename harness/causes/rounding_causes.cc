@@ -60,7 +60,7 @@ struct Bits {
   std::vector<std::int64_t> at_most = std::vector<std::int64_t>(kMostBits + 1, 0);
 
   void add(double value) {
-    if (value == 0) return;
+    if (value == 0 || !std::isfinite(value)) return;
     ++all;
     for (int bits = significant_bits(value); bits <= kMostBits; ++bits)
       ++at_most[static_cast<std::size_t>(bits)];

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "harness/testing/diagnosed_run.h"
 #include "harness/testing/synthetic.h"
@@ -105,6 +106,58 @@ TEST(ClassCauses, SumsOfMicroBatchesThatAreRoundedAreTold) {
                 return all_but_one;
               }),
               Not(HasSubstr("rounded")));
+}
+
+/// Sums of three micro-batches, each dp rank's of its own samples in fp32 and their mean at the
+/// end; `change` is put on a sum before the next micro-batch is added.
+std::string sums_between_are(const std::function<at::Tensor(at::Tensor own)>& change) {
+  constexpr int kMicroBatches = 3;
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const int ranks = kMesh.degree(Axis::kDp);
+      std::vector<at::Tensor> sums(static_cast<std::size_t>(ranks), at::zeros({8, 12}));
+      const auto mean = [&] {
+        at::Tensor all = at::zeros({8, 12});
+        for (const at::Tensor& sum : sums) all = all + sum / ranks;
+        return all;
+      };
+      for (int m = 0; m < kMicroBatches; ++m) {
+        sink.on_record(site(RecordKind::kActivation, "m", layout_of({2})), values({2}, 1));
+        for (int dp = 0; dp < ranks; ++dp) {
+          at::Tensor& sum = sums[static_cast<std::size_t>(dp)];
+          if (!whole && m > 0) sum = change(sum);
+          sum = sum + values({8, 12}, 4 * dp + m + 1);
+        }
+        if (m + 1 == kMicroBatches) break;
+        const Layout layout =
+            whole ? layout_of({8, 12}) : layout_of({8, 12}, {partial(Axis::kDp, Reduction::kAvg)});
+        sink.on_record(site(RecordKind::kGrad, "m.w.micro_batch", layout),
+                       whole ? mean() : sums[static_cast<std::size_t>(rank / kTp)]);
+      }
+      sink.on_record(site(RecordKind::kGrad, "m.w", layout_of({8, 12})), mean());
+    });
+  };
+  return diagnosis_of(body(true), body(false));
+}
+
+TEST(ClassCauses, SumsOfMicroBatchesThatAreRoundedInBetweenAreTold) {
+  const auto bf16 = [](const at::Tensor& t) { return t.to(at::kBFloat16).to(at::kFloat); };
+
+  EXPECT_THAT(sums_between_are(bf16),
+              HasSubstr("the sum of micro-batches is rounded to bf16 before the next one is added: "
+                        "it is off by what that takes from the sums after micro-batches 0..1"));
+  EXPECT_THAT(sums_between_are([](const at::Tensor& own) {
+                return own + 2e-3 * own * values({8, 12}, 77);
+              }),
+              Not(HasSubstr("rounded")))
+      << "noise of that size";
+  EXPECT_THAT(sums_between_are([&](const at::Tensor& own) {
+                at::Tensor all_but_one = bf16(own);
+                set_first(all_but_one, 0.123456);
+                return all_but_one;
+              }),
+              Not(HasSubstr("rounded")))
+      << "one element is off in another way";
 }
 
 TEST(ClassCauses, SummandsRoundedBeforeTheirMeanAreTold) {

@@ -284,6 +284,12 @@ TEST(RunCauses, AStepOfAnotherSizeIsToldWithItsFactor) {
 
   EXPECT_THAT(diagnosis_of(update(1), update(8 / 4.4), clipping),
               HasSubstr("update scale 1.818 = norm / max_norm: clipping not applied"));
+  clipping.max_grad_norm = 13.6;
+  EXPECT_THAT(diagnosis_of(update(1), update(13.6 / 8), clipping),
+              HasSubstr("update scale 1.7 = max_norm / norm: gradients whose norm is below the "
+                        "limit are scaled up to it"));
+  EXPECT_THAT(diagnosis_of(update(1), update(1.71), clipping), Not(HasSubstr("max_norm")));
+  clipping.max_grad_norm = 4.4;
   EXPECT_THAT(diagnosis_of(update(1), update(8 / 4.4)), HasSubstr("update scale 1.818"))
       << "clipping is not known of";
   EXPECT_THAT(diagnosis_of(update(1), update(8 / 4.4)), Not(HasSubstr("clipping")));

@@ -46,7 +46,7 @@ Body whole(const std::vector<Named>& tensors) {
   };
 }
 
-std::string diagnosis_of(const MeshShape& mesh, const Body& right, const Body& wrong) {
+std::string diagnosis_on(const MeshShape& mesh, const Body& right, const Body& wrong) {
   const Reference reference = synthetic::reference(right);
   JudgePolicy options;
   options.rtol = 1e-6;
@@ -62,17 +62,17 @@ TEST(StageCauses, WhatWasReceivedIsNotWhatWasSent) {
   const std::vector<Named> all = {
       {"layers.0", first}, {"layers.1.norm", norm}, {"layers.1", second}};
 
-  const std::string told = diagnosis_of(
+  const std::string told = diagnosis_on(
       mesh, whole(all),
       staged({{{"layers.0", first}}, {{"layers.1.norm", other}, {"layers.1", other}}}));
   EXPECT_THAT(told, HasSubstr("pp rank 1 received something other than what pp rank 0 made"));
   EXPECT_THAT(told, HasSubstr("layers.0"));
   EXPECT_THAT(
-      diagnosis_of(mesh, whole(all),
+      diagnosis_on(mesh, whole(all),
                    staged({{{"layers.0", first}}, {{"layers.1.norm", norm}, {"layers.1", other}}})),
       Not(HasSubstr("received")))
       << "the stage's first tensor is right";
-  EXPECT_THAT(diagnosis_of(
+  EXPECT_THAT(diagnosis_on(
                   mesh, whole(all),
                   staged({{{"layers.0", other}}, {{"layers.1.norm", other}, {"layers.1", other}}})),
               Not(HasSubstr("received")))
@@ -102,11 +102,11 @@ TEST(ScoreCauses, AMultipleOfTheScoresIsNamed) {
   };
   const auto core = [&](double factor) { return attended(q, repeated(k), repeated(v), factor); };
 
-  EXPECT_THAT(diagnosis_of(one, with_core(core(1)), with_core(core(3))),
+  EXPECT_THAT(diagnosis_on(one, with_core(core(1)), with_core(core(3))),
               HasSubstr("attention scores scale 3;"));
-  EXPECT_THAT(diagnosis_of(one, with_core(core(1)), with_core(core(std::sqrt(8.0)))),
+  EXPECT_THAT(diagnosis_on(one, with_core(core(1)), with_core(core(std::sqrt(8.0)))),
               HasSubstr("sqrt(head size)"));
-  EXPECT_THAT(diagnosis_of(one, with_core(core(1)), with_core(values({2, 6, 32}, 9))),
+  EXPECT_THAT(diagnosis_on(one, with_core(core(1)), with_core(values({2, 6, 32}, 9))),
               Not(HasSubstr("scores")));
 }
 
@@ -121,7 +121,7 @@ TEST(ScoreCauses, KeysOfRanksInAnotherOrderAreNamed) {
                   {"attn.core", core}});
   };
   const auto told = [&](const at::Tensor& core) {
-    return diagnosis_of(two, with_core(attended(q, k, v, 1)), with_core(core));
+    return diagnosis_on(two, with_core(attended(q, k, v, 1)), with_core(core));
   };
   // in the order of ranks, each with its head and its tail
   const auto by_rank = [](const at::Tensor& x) {
@@ -179,7 +179,7 @@ TEST(ScoreCauses, KeysThatOnlyOwnQueriesGiveAGradientAreTold) {
                is_of_values ? 1 : 2, is_of_values ? tokens(own) : own);
       });
     };
-    return diagnosis_of(two, body(true), body(false));
+    return diagnosis_on(two, body(true), body(false));
   };
   const std::string missing = "the sum over cp is missing";
 
@@ -203,7 +203,7 @@ TEST(ScoreCauses, FusedQueriesKeysAndValuesAreTakenApart) {
         {{"attn.c_attn", fused}, {"attn.core", attended(part(0), part(1), part(2), factor)}});
   };
 
-  EXPECT_THAT(diagnosis_of(one, with_core(1), with_core(0.5)),
+  EXPECT_THAT(diagnosis_on(one, with_core(1), with_core(0.5)),
               HasSubstr("attention scores scale 0.5;"));
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "harness/causes/run_causes.h"
+#include "harness/causes/view/targets.h"
 
 namespace isoshard::detail {
 namespace {
@@ -112,30 +113,6 @@ std::string keys_of_others(const Evidence& e, const std::vector<Run>& runs) {
       e.coordinates_in_words(wrong, Axis::kCp));
 }
 
-/// The reference's labels of the step, a micro-batch each.
-std::vector<const Record*> labels_of_step(const Evidence& e) {
-  std::vector<const Record*> found;
-  for (const Record& record : e.reference.trace().ranks.at(0).records) {
-    if (record.key.kind == RecordKind::kDataId && record.key.name == "labels" &&
-        record.key.step == e.wanted.key.step && record.layout.global_shape.size() == 2)
-      found.push_back(&record);
-  }
-  return found;
-}
-
-/// The reference's logits of a micro-batch: the last activation that is as long as the labels.
-const Record* logits_beside(const Evidence& e, const Record& labels) {
-  const Record* found = nullptr;
-  for (const Record& record : e.reference.trace().ranks.at(0).records) {
-    const Shape& shape = record.layout.global_shape;
-    if (record.key.kind == RecordKind::kActivation && record.key.step == labels.key.step &&
-        record.key.call == labels.key.call && shape.size() == 3 &&
-        std::equal(shape.begin(), shape.begin() + 2, labels.layout.global_shape.begin()))
-      found = &record;
-  }
-  return found;
-}
-
 /// Where a rank's tokens end and the next one is another rank's: of 2 cp chunks, of which each rank
 /// has one from either end, or of cp.
 std::set<std::int64_t> ends_of_chunks(std::int64_t length, int cp, bool is_head_tail) {
@@ -151,16 +128,11 @@ std::set<std::int64_t> ends_of_chunks(std::int64_t length, int cp, bool is_head_
 /// Calls `use(sample, token, loss)` for each token of a micro-batch that has a target.
 template <class Use>
 void for_each_target(const Values& logits, const Values& labels, const Use& use) {
-  const std::int64_t length = labels.size(1), width = logits.size(2);
-  const Values rows = logits.rows(), lse = log_sum_exp(logits), targets = labels.contiguous();
-  for (std::int64_t row = 0; row < labels.size(0) * length; ++row) {
-    const std::int64_t token = row % length;
-    if (token + 1 == length) continue;
-    const double target = targets.flat()[static_cast<std::size_t>(row) + 1];
-    if (target < 0 || target >= static_cast<double>(width)) continue;
-    use(row / length, token,
-        lse.flat()[static_cast<std::size_t>(row)] -
-            rows.flat()[static_cast<std::size_t>(row * width) + static_cast<std::size_t>(target)]);
+  const std::int64_t width = logits.size(2);
+  const Values rows = logits.rows(), lse = log_sum_exp(logits);
+  for (const Target& target : targets_in(labels, width)) {
+    const double logit = rows.flat()[static_cast<std::size_t>(target.row * width + target.column)];
+    use(target.sample, target.token, lse.flat()[static_cast<std::size_t>(target.row)] - logit);
   }
 }
 

@@ -231,6 +231,12 @@ class OwnJudge {
             fmt::format("the table has {} calls, first {}", expected.size(),
                         describe(expected.front().call)),
             {rank});
+        // a rank that records no calls at all may make all of them
+        if (has_calls(r, step))
+          result_.findings.back().diagnosis = fmt::format(
+              "no call along {} is there, but along other axes: {} must be made, first {}; is "
+              "nothing exchanged there?",
+              name_of(axis), expected.size(), describe(expected.front().call));
       }
       return 0;
     }
@@ -250,6 +256,13 @@ class OwnJudge {
         result_.findings.back().diagnosis = fmt::format("call {} is made again", mismatch->index);
     }
     return record.local_shape.empty() ? 0 : record.local_shape.front();
+  }
+
+  /// Whether a rank has recorded its calls along some axis of a step.
+  bool has_calls(std::size_t r, int step) const {
+    return std::ranges::any_of(run_.ranks[r].records, [step](const Record& record) {
+      return record.key.step == step && is_collectives(record.key);
+    });
   }
 
   /// Whether a call is the one before it once more.

@@ -188,18 +188,22 @@ std::optional<FlatBox> box_among(const std::vector<FlatRange>& ranges, const Sha
 
 }  // namespace
 
-void Evidence::add_view(int rank, const Box& box, const Values& own) {
-  if (!own.all([](double value) { return std::isfinite(value); })) return;
-  views.push_back({rank, box, own, whole.cut(box.global_offset, box.size)});
+// What is not finite in one box says nothing of the others, either; nor is anything told beside
+// what is not finite in the reference.
+void Evidence::add_views(int rank, const std::vector<std::pair<Box, Values>>& boxes) {
+  const auto is_finite = [](double value) { return std::isfinite(value); };
+  std::vector<View> own;
+  for (const auto& [box, values] : boxes) {
+    own.push_back({rank, box, values, whole.cut(box.global_offset, box.size)});
+    if (!own.back().actual.all(is_finite) || !own.back().expected.all(is_finite)) return;
+  }
+  views.insert(views.end(), own.begin(), own.end());
 }
 
 void Evidence::collect_views() {
   if (reference.find(wanted.key) == nullptr) return;
   whole = reference_value(wanted.key) / wanted.grad_scale;
-  for (const Held& h : held) {
-    if (const auto own = own_box(*h.rank, *h.record))
-      add_view(h.rank->rank, own->first, own->second);
-  }
+  for (const Held& h : held) add_views(h.rank->rank, own_boxes(*h.rank, *h.record));
 }
 
 std::vector<std::pair<Box, Values>> Evidence::own_boxes(const RankTrace& rank,
@@ -248,16 +252,20 @@ const Held* Evidence::held_by(int rank) const {
 }
 
 const View* Evidence::view_of(int rank) const {
+  const View* only = nullptr;
   for (const View& view : views) {
-    if (view.rank == rank) return &view;
+    if (view.rank != rank) continue;
+    if (only != nullptr) return nullptr;
+    only = &view;
   }
-  return nullptr;
+  return only;
 }
 
 const View* Evidence::first_bad_view() const {
   for (const int rank : bad_ranks()) {
-    const View* view = view_of(rank);
-    if (view != nullptr && distance(view->actual, view->expected) > 0) return view;
+    for (const View& view : views) {
+      if (view.rank == rank && distance(view.actual, view.expected) > 0) return &view;
+    }
   }
   return nullptr;
 }
@@ -292,9 +300,13 @@ bool Evidence::explains_each(const Values& candidate, const View& view) const {
 std::vector<const View*> Evidence::bad_views() const {
   std::vector<const View*> bad;
   for (const int rank : bad_ranks()) {
-    const View* view = view_of(rank);
-    if (view == nullptr) return {};
-    if (distance(view->actual, view->expected) > 0) bad.push_back(view);
+    bool is_known = false;
+    for (const View& view : views) {
+      if (view.rank != rank) continue;
+      is_known = true;
+      if (distance(view.actual, view.expected) > 0) bad.push_back(&view);
+    }
+    if (!is_known) return {};
   }
   return bad;
 }
@@ -345,6 +357,12 @@ std::string Evidence::scale_words(double factor) const {
   if (stage_of(wanted.key) > Stage::kGradNorm && ratio > 1 && is_near(factor, ratio, 0.01)) {
     return fmt::format("scale {:.4g} = norm / max_norm: clipping not applied", factor);
   }
+  const double below = norm_over_limit(wanted.key.step);
+  if (stage_of(wanted.key) > Stage::kGradNorm && below < 1 && is_near(factor, 1 / below, 1e-3))
+    return fmt::format(
+        "scale {:.4g} = max_norm / norm: gradients whose norm is below the limit are scaled up to "
+        "it",
+        factor);
   const auto formula = formula_of(factor);
   if (formula.has_value()) return "scale " + *formula;
   if (const auto step = norm_clipped_by(factor))
@@ -360,9 +378,14 @@ double Evidence::clip_ratio() const {
 }
 
 double Evidence::clip_ratio_of(int step) const {
+  return std::max(1.0, norm_over_limit(step));
+}
+
+double Evidence::norm_over_limit(int step) const {
   const RecordKey key{step, RecordKind::kScalar, "grad_norm", 0};
   if (options.max_grad_norm <= 0 || reference.find(key) == nullptr) return 1;
-  return std::max(1.0, reference_value(key).item() / options.max_grad_norm);
+  const double norm = reference_value(key).item();
+  return norm > 0 ? norm / options.max_grad_norm : 1;
 }
 
 std::optional<int> Evidence::norm_clipped_by(double factor) const {

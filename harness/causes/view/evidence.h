@@ -35,10 +35,12 @@ class Evidence {
   const TensorResult& result;
   const JudgePolicy& options;
   Values whole;  ///< the reference's value in fp64; undefined for tensors too large to diagnose
-  /// Of ranks that kept finite bytes in one box, or in flat ranges: then of a box among them.
+  /// Of ranks that kept finite bytes, where the reference is finite, too, in boxes, one each, or in
+  /// flat ranges: then of a box among them. Head and tail of a sequence are two boxes of one rank.
   std::vector<View> views;
 
   [[nodiscard]] const Held* held_by(int rank) const;
+  /// Of a rank that has one box; nothing of one that has several.
   [[nodiscard]] const View* view_of(int rank) const;
   [[nodiscard]] const View* first_bad_view() const;
   [[nodiscard]] const std::vector<int>& bad_ranks() const { return result.findings.front().ranks; }
@@ -54,7 +56,7 @@ class Evidence {
   /// The same of each element: what explains all but one explains nothing. Where the view is right
   /// the candidate must be so, too.
   [[nodiscard]] bool explains_each(const Values& candidate, const View& view) const;
-  /// Views of the wrong ranks; empty if bytes of one of them are not there.
+  /// Wrong views of the wrong ranks; empty if bytes of one of them are not there.
   [[nodiscard]] std::vector<const View*> bad_views() const;
 
   /// "micro-batches": how often activations or data passed in the tensor's step.
@@ -91,10 +93,12 @@ class Evidence {
 
  private:
   [[nodiscard]] double clip_ratio_of(int step) const;
+  /// The reference's gradient norm over the norm to clip to; 1 if one of them is not known.
+  [[nodiscard]] double norm_over_limit(int step) const;
   /// The earlier step whose norm the gradient is clipped by, if it is too large by this factor.
   [[nodiscard]] std::optional<int> norm_clipped_by(double factor) const;
   void collect_views();
-  void add_view(int rank, const Box& box, const Values& own);
+  void add_views(int rank, const std::vector<std::pair<Box, Values>>& boxes);
 };
 
 /// The record of a parameter, or of its master, before the one that is given: after the step

@@ -424,6 +424,12 @@ std::vector<std::int64_t> nearest_rows(const Values& rows, const Values& among) 
   return nearest;
 }
 
+double rounded_to(double value, int bits) {
+  int exponent = 0;
+  const double fraction = std::frexp(value, &exponent);
+  return std::ldexp(std::nearbyint(std::ldexp(fraction, bits)), exponent - bits);
+}
+
 Values log_sum_exp(const Values& values) {
   const Values rows = values.rows();
   const auto width = static_cast<std::size_t>(rows.size(1));

@@ -100,6 +100,10 @@ class Values {
 [[nodiscard]] Values operator*(double a, const Values& b);
 [[nodiscard]] Values operator/(const Values& a, double b);
 
+/// A number rounded to so many significant bits, the leading one counted; ties to even. A dtype's
+/// largest and smallest numbers are not known.
+[[nodiscard]] double rounded_to(double value, int bits);
+
 /// Logarithms of sums of exponentials over the last dim, which goes.
 [[nodiscard]] Values log_sum_exp(const Values& values);
 

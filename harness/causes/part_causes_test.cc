@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Parts of copies that do not reach all ranks, sums that lack one use of a weight, and ranks with
+/// two boxes; beside each a run that looks like it and is not.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "harness/causes/class_causes.h"
+#include "harness/causes/view/evidence.h"
+#include "harness/testing/diagnosed_run.h"
+#include "harness/testing/synthetic.h"
+
+namespace isoshard {
+namespace {
+
+using namespace synthetic;
+using namespace causes_testing;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+// Of 4096 elements, 1000 to 1511 are what dp rank 1 has of its own.
+TEST(PartCauses, APartThatDoesNotReachARankIsTold) {
+  const at::Tensor right = values({64, 64}, 1), own = values({64, 64}, 2);
+  const auto told = [&](const std::function<void(at::Tensor & flat, int dp)>& change) {
+    return diagnosis_of_one(RecordKind::kGrad, right, [&](at::Tensor v, int dp, int) {
+      at::Tensor flat = v.view({-1});
+      change(flat, dp);
+      return v;
+    });
+  };
+  const auto put = [&](at::Tensor& flat, std::int64_t begin, std::int64_t count) {
+    flat.narrow(0, begin, count).copy_(own.view({-1}).narrow(0, begin, count));
+  };
+
+  EXPECT_THAT(told([&](at::Tensor& flat, int dp) {
+                if (dp == 1) put(flat, 1000, 512);
+              }),
+              HasSubstr("copies differ over dp in a part of the elements, which another rank has "
+                        "right and which has not reached the others: elements 1000..1511 on dp "
+                        "rank 1"));
+  EXPECT_THAT(told([&](at::Tensor& flat, int dp) { put(flat, dp == 0 ? 512 : 2000, 256); }),
+              AllOf(HasSubstr("elements 512..767 on dp rank 0"),
+                    HasSubstr("elements 2000..2255 on dp rank 1")));
+  EXPECT_THAT(told([&](at::Tensor& flat, int dp) {
+                put(flat, 1000, 512);
+                flat.narrow(0, 1000, 512).mul_(dp + 1);
+              }),
+              Not(HasSubstr("has not reached")))
+      << "no rank has it right";
+  EXPECT_THAT(told([&](at::Tensor& flat, int dp) {
+                if (dp == 1) flat.slice(0, 0, 4096, 300).add_(1);
+              }),
+              Not(HasSubstr("has not reached")))
+      << "single elements here and there";
+  EXPECT_THAT(told([&](at::Tensor& flat, int dp) {
+                if (dp == 1) put(flat, 0, 4096);
+              }),
+              Not(HasSubstr("has not reached")))
+      << "all of it";
+}
+
+/// A weight that an embedding and a head use; `change` makes what ranks hold from what each gives.
+std::string tied_gradient_is(
+    const std::function<at::Tensor(at::Tensor embedding, at::Tensor head, int dp)>& change) {
+  constexpr std::int64_t kVocabulary = 24, kWidth = 16;
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const at::Tensor ids = (at::arange(14, at::kLong) * 5 % kVocabulary).reshape({2, 7}),
+                       d_embed = values({2, 7, kWidth}, 3), x = values({2, 7, kWidth}, 4),
+                       d_head = values({2, 7, kVocabulary}, 5);
+      sink.on_record(site(RecordKind::kParam, "embed.weight", layout_of({kVocabulary, kWidth})),
+                     values({kVocabulary, kWidth}, 6));
+      sink.on_record(site(RecordKind::kDataId, "input_ids", layout_of({2, 7})), ids);
+      sink.on_record(site(RecordKind::kActivation, "embed", layout_of({2, 7, kWidth})),
+                     values({2, 7, kWidth}, 7));
+      sink.on_record(site(RecordKind::kActivation, "norm", layout_of({2, 7, kWidth})), x);
+      sink.on_record(site(RecordKind::kActivation, "head", layout_of({2, 7, kVocabulary})),
+                     values({2, 7, kVocabulary}, 8));
+      sink.on_record(site(RecordKind::kActivationGrad, "head", layout_of({2, 7, kVocabulary})),
+                     d_head);
+      sink.on_record(site(RecordKind::kActivationGrad, "embed", layout_of({2, 7, kWidth})),
+                     d_embed);
+      const at::Tensor of_embedding =
+                           at::zeros({kVocabulary, kWidth})
+                               .index_add(0, ids.flatten(), d_embed.reshape({-1, kWidth})),
+                       of_head = at::matmul(d_head.reshape({-1, kVocabulary}).t(),
+                                            x.reshape({-1, kWidth}));
+      sink.on_record(site(RecordKind::kGrad, "embed.weight", layout_of({kVocabulary, kWidth})),
+                     whole ? of_embedding + of_head : change(of_embedding, of_head, rank / kTp));
+    });
+  };
+  JudgePolicy tied;
+  tied.num_names["embed.weight"] = 2;
+  return diagnosis_of(body(true), body(false), tied);
+}
+
+TEST(PartCauses, ATiedWeightThatLacksAUseIsTold) {
+  EXPECT_THAT(tied_gradient_is([](const at::Tensor& embedding, const at::Tensor& head, int dp) {
+                return dp == 0 ? embedding + head : head;
+              }),
+              HasSubstr("only what head gives is in it, what embed gives is missing: the sum over "
+                        "the uses of a tied weight on dp rank 1"));
+  EXPECT_THAT(tied_gradient_is([](const at::Tensor& embedding, const at::Tensor& head, int) {
+                return 0.5 * embedding + head;
+              }),
+              Not(HasSubstr("is missing")))
+      << "there, but not whole";
+  EXPECT_THAT(tied_gradient_is([](const at::Tensor& embedding, const at::Tensor& head, int) {
+                return head + values({24, 16}, 9) * embedding.abs().max();
+              }),
+              Not(HasSubstr("is missing")))
+      << "something else in its place";
+}
+
+/// 8 tokens that two cp ranks share, head and tail of them on rank 0; `change` is put on what a
+/// rank holds of its box that begins at a token.
+std::string boxes_are(const std::function<at::Tensor(at::Tensor own, std::int64_t begin)>& change) {
+  const at::Tensor right = values({2, 8, 16}, 1);
+  const Reference r = reference([&](Sink& sink, int) {
+    sink.on_record(site(RecordKind::kActivation, "m", layout_of({2, 8, 16})), right);
+  });
+  const Trace trace = run(MeshShape({{Axis::kCp, 2}}), &r, [&](Sink& sink, int rank) {
+    Layout layout = layout_of({2, 8, 16});
+    layout.explicit_parts = true;
+    std::vector<at::Tensor> parts;
+    std::int64_t before = 0;
+    const auto add = [&](std::int64_t begin, std::int64_t count) {
+      layout.boxes.push_back(Box{{0, before, 0}, {0, begin, 0}, {2, count, 16}});
+      parts.push_back(change(right.narrow(1, begin, count).clone(), begin));
+      before += count;
+    };
+    add(rank == 0 ? 0 : 2, rank == 0 ? 2 : 4);
+    if (rank == 0) add(6, 2);
+    sink.on_record(site(RecordKind::kActivation, "m", layout), at::cat(parts, 1));
+  });
+  JudgePolicy options;
+  options.rtol = 1e-6;
+  const Verdict verdict = judge(r, trace, options);
+  EXPECT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
+  return verdict.findings.empty() ? "no finding" : verdict.findings[0].diagnosis;
+}
+
+TEST(PartCauses, EachBoxOfARankIsLookedAt) {
+  const auto rounded = [](const at::Tensor& x) { return x.to(at::kBFloat16).to(at::kFloat); };
+
+  EXPECT_THAT(boxes_are([&](const at::Tensor& own, std::int64_t) { return rounded(own); }),
+              HasSubstr("rounded to bf16: all 256 values"));
+  EXPECT_THAT(boxes_are([&](const at::Tensor& own, std::int64_t begin) {
+                return begin == 6 ? own : rounded(own);
+              }),
+              HasSubstr("rounded to bf16: all 192 values"))
+      << "a box of a wrong rank that is right";
+  EXPECT_THAT(boxes_are([&](const at::Tensor& own, std::int64_t begin) {
+                return begin == 6 ? own * 1.001 : rounded(own);
+              }),
+              Not(HasSubstr("rounded")))
+      << "a box that is wrong in another way";
+}
+
+// Patterns count bits and sort numbers, which a number must have.
+TEST(PartCauses, NothingIsToldBesideWhatTheReferenceHasNotFinite) {
+  const auto body = [](double first) {
+    return Body([=](Sink& sink, int) {
+      at::Tensor value = values({16, 8}, 1);
+      set_first(value, first);
+      sink.on_record(site(RecordKind::kGrad, "m.w", layout_of({16, 8})), value);
+    });
+  };
+  for (const double odd : {std::numeric_limits<double>::infinity(),
+                           -std::numeric_limits<double>::infinity(), std::nan("")}) {
+    const Reference r = reference(body(odd));
+    const Trace trace = run(kMesh, &r, body(0.5), Keep::kEverything);
+    const RecordKey key{0, RecordKind::kGrad, "m.w", 0};
+    std::vector<detail::Held> held;
+    for (const RankTrace& rank : trace.ranks) held.push_back({&rank, rank.find(key)});
+    detail::TensorResult result;
+    result.findings.emplace_back();
+    result.findings.back().ranks = {0};
+
+    const detail::Evidence evidence(r, *r.find(key), trace, held, result, {});
+
+    EXPECT_TRUE(evidence.whole.defined());
+    EXPECT_TRUE(evidence.views.empty());
+    EXPECT_EQ(detail::cause_rounding(evidence), "");
+  }
+}
+
+}  // namespace
+}  // namespace isoshard
