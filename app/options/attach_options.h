@@ -28,9 +28,9 @@ void declare_attach_options(OptionTable& table);
 
 /// Joins the launcher's job if --attach is among the arguments, before any of them is read, so that
 /// from here on all processes do the same and one prints. Without it nothing happens. A program
-/// with NCCL meets through that, whoever started its processes; others through MPI. Ranks
-/// collective over the job; called once, at the start of the program. Errors   as attach_nccl_job
-/// or attach_mpi_job; UsageError where processes have other arguments.
+/// with NCCL meets through that, whoever started its processes; others through MPI.
+/// Ranks    collective over the job; called once, at the start of the program.
+/// Errors   as attach_nccl_job or attach_mpi_job; UsageError where processes have other arguments.
 void join_job(const std::vector<std::string>& arguments);
 
 /// Whether this process prints and writes files: it belongs to no job, or is its first.
