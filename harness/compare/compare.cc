@@ -13,6 +13,7 @@
 #include "core/base/error.h"
 #include "core/base/mapped_file.h"
 #include "harness/compare/dumped_runs.h"
+#include "harness/compare/own_word.h"
 #include "harness/world/machine.h"
 
 namespace isoshard {
@@ -48,6 +49,17 @@ bool is_unknown(const Curve& reference, const Curve& actual, const CurveBounds& 
          gap.size <= bounds.ceiling;
 }
 
+/// Where settings may differ, the dtypes of the judged curve allow no more than those of the
+/// trusted one.
+CurveBounds bounds_for(const ComparePlan& plan, const Curve& reference, const Curve& actual) {
+  if (!plan.bounds_of) return {};
+  CurveBounds bounds = plan.bounds_of(actual);
+  Curve with_trusted_settings = actual;
+  with_trusted_settings.settings = reference.settings;
+  bounds.ceiling = std::min(bounds.ceiling, plan.bounds_of(with_trusted_settings).ceiling);
+  return bounds;
+}
+
 /// The reference's perturbed runs say what is allowed, or rtol, or nothing is.
 ReportCurve compare_curves(const ComparePlan& plan) {
   const Curve reference = read_curve(plan.reference);
@@ -59,7 +71,7 @@ ReportCurve compare_curves(const ComparePlan& plan) {
     throw UsageError(
         "--rtol must be left out: the perturbed runs of the reference already say how far a loss "
         "curve may be from it");
-  CurveBounds bounds = plan.bounds_of ? plan.bounds_of(actual) : CurveBounds();
+  CurveBounds bounds = bounds_for(plan, reference, actual);
   bounds.rtol = plan.rtol;
   CurveVerdict verdict = judge_curve(reference, actual, bounds);
   const LossGap gap = loss_gap(reference, actual);
@@ -95,16 +107,19 @@ bool are_curves(const ComparePlan& plan) {
   return first;
 }
 
-std::vector<DumpedPair> pairs_of(const ComparePlan& plan) {
+DumpedRuns runs_of(const ComparePlan& plan) {
   if (!plan.input_dir.empty()) return dumped_pairs(plan.input_dir);
-  return {{plan.reference, plan.actual}};
+  return {.pairs = {{plan.reference, plan.actual}}};
 }
 
 Verdict compare_pair(const DumpedPair& pair, const ComparePlan& plan, const BundleRules& rules) {
   if (!plan.are_checkpoints) {
     JudgePolicy options;
     options.rtol = plan.rtol;
-    return compare_bundles(pair.reference, pair.actual, options, rules);
+    Verdict verdict = compare_bundles(pair.reference, pair.actual, options, rules);
+    add_own_word(pair.reference, pair.actual, verdict);
+    if (!pair.against.empty()) verdict.reason += "; against " + pair.against;
+    return verdict;
   }
   CheckpointRules checkpoint = plan.checkpoint;
   checkpoint.rtol = plan.rtol;
@@ -149,7 +164,9 @@ Report compare(const ComparePlan& plan, const CompareObserver& observer) {
   BundleRules rules = plan.rules;
   rules.different =
       plan.allows_different_settings ? DifferentSettings::kAllowed : DifferentSettings::kRefused;
-  const std::vector<DumpedPair> pairs = pairs_of(plan);
+  const DumpedRuns runs = runs_of(plan);
+  const std::vector<DumpedPair>& pairs = runs.pairs;
+  report.summary = words_of(runs.not_judged);
   for (const DumpedPair& pair : pairs) {
     ReportCase item{.name = pair.actual.filename().string()};
     try {

@@ -19,10 +19,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::string_view kEmulated = "emulated ";
+
 struct DumpedRun {
   fs::path path;
   std::string subject;
+  bool is_of_one_process;
   RunSettings settings;
+
+  [[nodiscard]] bool is_reference() const { return subject == kReferenceName; }
+  [[nodiscard]] bool is_emulated() const { return subject.starts_with(kEmulated); }
 };
 
 /// Whether somebody began to write a bundle here, or a step of one is left.
@@ -35,7 +41,35 @@ bool has_part_of_a_bundle(const fs::path& path) {
   return false;
 }
 
-std::vector<DumpedRun> runs_in(const fs::path& folder) {
+/// Whether the tensors of another rank than the first lie here.
+bool has_other_ranks(const fs::path& bundle) {
+  std::error_code error;
+  for (fs::directory_iterator step(bundle, error), end; !error && step != end;
+       step.increment(error)) {
+    if (!step->path().filename().string().starts_with("step")) continue;
+    std::error_code ignored;
+    for (fs::directory_iterator at(step->path(), ignored); !ignored && at != end;
+         at.increment(ignored)) {
+      const std::string stem = at->path().stem().string();
+      if (at->path().extension() == ".safetensors" && stem.starts_with("rank") &&
+          stem.find_first_not_of('0', 4) != std::string::npos)
+        return true;
+    }
+  }
+  return false;
+}
+
+/// By its mesh and by its files: those of a bundle that is not judged are not held to each other.
+bool is_of_one_process(const fs::path& bundle, const nlohmann::json& manifest) {
+  if (!manifest.contains("mesh") || !manifest.at("mesh").is_array())
+    throw FileError(fmt::format("{}: names no mesh", (bundle / "manifest.json").string()));
+  for (const nlohmann::json& axis : manifest.at("mesh")) {
+    if (!axis.is_object() || !axis.contains("degree") || axis.at("degree") != 1) return false;
+  }
+  return !has_other_ranks(bundle);
+}
+
+std::vector<DumpedRun> runs_in(const fs::path& folder, std::vector<NotJudged>& not_judged) {
   std::error_code error;
   std::vector<fs::path> paths;
   for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
@@ -46,22 +80,49 @@ std::vector<DumpedRun> runs_in(const fs::path& folder) {
   for (const fs::path& path : paths) {
     const fs::path manifest = path / "manifest.json";
     if (!fs::exists(manifest, error)) {
-      if (!has_part_of_a_bundle(path)) continue;
-      throw InfrastructureError(fmt::format(
-          "{}: must have a manifest.json, got a bundle without: its run did not end; dump it again",
-          path.string()));
+      if (has_part_of_a_bundle(path))
+        throw InfrastructureError(
+            fmt::format("{}: must have a manifest.json, got a bundle without: its run did not end; "
+                        "dump it again",
+                        path.string()));
+      if (fs::is_directory(path, error)) not_judged.push_back({path, "no bundle"});
+      continue;
     }
     const nlohmann::json json = read_json_file(manifest);
     if (!json.is_object() || !json.contains("subject") || !json.at("subject").is_string())
       throw FileError(fmt::format("{}: names no subject", manifest.string()));
-    runs.push_back({path, json.at("subject").get<std::string>(),
+    runs.push_back({path, json.at("subject").get<std::string>(), is_of_one_process(path, json),
                     parse_run_settings(
                         json.contains("settings") ? json.at("settings").dump() : "{}", manifest)});
   }
   return runs;
 }
 
-constexpr std::string_view kEmulated = "emulated ";
+/// A reference and an emulation are runs of one process, whatever they are the reference of. So no
+/// run of several ranks is spared the judge by its name.
+void require_one_process(const DumpedRun& run) {
+  if ((!run.is_reference() && !run.is_emulated()) || run.is_of_one_process) return;
+  throw FileError(
+      fmt::format("{}: must be a run of one process, as it says that it is \"{}\", got one of "
+                  "several ranks; if it is to be judged, give it another subject, and if it is to "
+                  "be trusted, name both bundles: isoshard compare REFERENCE RUN",
+                  run.path.string(), run.subject));
+}
+
+/// Else whichever comes first by name would be trusted.
+void require_one_of_each_reference(const std::vector<DumpedRun>& runs) {
+  for (auto run = runs.begin(); run != runs.end(); ++run) {
+    if (!run->is_reference()) continue;
+    const auto other = std::find_if(run + 1, runs.end(), [&](const DumpedRun& later) {
+      return later.is_reference() && later.settings.training == run->settings.training;
+    });
+    if (other == runs.end()) continue;
+    throw FileError(fmt::format(
+        "{}: must be the only plain reference with its settings, got {} beside it; take the one "
+        "away that is not to be trusted, or name both bundles: isoshard compare REFERENCE RUN",
+        other->path.string(), run->path.filename().string()));
+  }
+}
 
 /// A bundle that says it is an emulation is not judged. So the run that it emulates must be there,
 /// and is, and no two say that of one run.
@@ -83,38 +144,77 @@ void require_its_run(const DumpedRun& emulated, const std::vector<DumpedRun>& ru
       emulated.path.string(), subject, alike, emulations));
 }
 
+/// Adds a run with each reference that has its settings.
+void add_pairs(const DumpedRun& run, const std::vector<DumpedRun>& runs,
+               std::vector<DumpedPair>& pairs) {
+  std::vector<std::string> problems;
+  std::vector<DumpedPair> own;
+  for (const DumpedRun& other : runs) {
+    if (!other.is_reference()) continue;
+    std::vector<std::string> lines = differing_settings(other.settings, run.settings);
+    if (other.settings.training.empty() || run.settings.training.empty())
+      lines = {"one of the two states no training settings"};
+    if (lines.empty()) {
+      own.push_back({other.path, run.path, other.path.filename().string()});
+    } else {
+      problems.push_back(fmt::format("{}: {}", other.path.filename().string(), lines.front()));
+    }
+  }
+  if (own.empty())
+    throw FileError(fmt::format("{}: no plain reference beside it has its settings{}{}",
+                                run.path.string(), problems.empty() ? "" : "\n  ",
+                                fmt::join(problems, "\n  ")));
+  if (own.size() == 1) own.front().against.clear();
+  pairs.insert(pairs.end(), own.begin(), own.end());
+}
+
+/// A run that calls itself a reference is not judged. So some run must have its settings.
+void require_its_runs(const DumpedRun& reference, const std::vector<DumpedPair>& pairs) {
+  if (std::ranges::find(pairs, reference.path, &DumpedPair::reference) != pairs.end()) return;
+  throw FileError(
+      fmt::format("{}: must have a run with its settings beside it, as it says that it is a "
+                  "reference, got none; take it away, or give it another subject if it is to be "
+                  "judged",
+                  reference.path.string()));
+}
+
 }  // namespace
 
-std::vector<DumpedPair> dumped_pairs(const fs::path& folder) {
-  const std::vector<DumpedRun> runs = runs_in(folder);
-  std::vector<DumpedPair> pairs;
+DumpedRuns dumped_pairs(const fs::path& folder) {
+  DumpedRuns found;
+  const std::vector<DumpedRun> runs = runs_in(folder, found.not_judged);
+  std::ranges::for_each(runs, require_one_process);
+  require_one_of_each_reference(runs);
   for (const DumpedRun& run : runs) {
-    if (run.subject == kReferenceName) continue;
-    if (run.subject.starts_with(kEmulated)) {
+    if (run.is_emulated()) {
       require_its_run(run, runs);
-      continue;
+      found.not_judged.push_back(
+          {run.path, "the emulation of " + run.subject.substr(kEmulated.size())});
+    } else if (!run.is_reference()) {
+      add_pairs(run, runs, found.pairs);
     }
-    std::vector<std::string> problems;
-    const auto reference = std::find_if(runs.begin(), runs.end(), [&](const DumpedRun& other) {
-      if (other.subject != kReferenceName) return false;
-      std::vector<std::string> lines = differing_settings(other.settings, run.settings);
-      if (other.settings.training.empty() || run.settings.training.empty())
-        lines = {"one of the two states no training settings"};
-      if (!lines.empty())
-        problems.push_back(fmt::format("{}: {}", other.path.filename().string(), lines.front()));
-      return lines.empty();
-    });
-    if (reference == runs.end()) {
-      throw FileError(fmt::format("{}: no plain reference beside it has its settings{}{}",
-                                  run.path.string(), problems.empty() ? "" : "\n  ",
-                                  fmt::join(problems, "\n  ")));
-    }
-    pairs.push_back({reference->path, run.path});
   }
-  if (pairs.empty())
+  if (found.pairs.empty())
     throw UsageError(fmt::format("--input-dir {}: holds no dumped run; verify --dump writes them",
                                  folder.string()));
-  return pairs;
+  for (const DumpedRun& run : runs) {
+    if (!run.is_reference()) continue;
+    require_its_runs(run, found.pairs);
+    found.not_judged.push_back({run.path, "a reference"});
+  }
+  std::ranges::sort(found.not_judged, {}, &NotJudged::path);
+  return found;
+}
+
+std::string words_of(const std::vector<NotJudged>& not_judged) {
+  if (not_judged.empty()) return "";
+  std::vector<std::string> words;
+  for (const NotJudged& item : not_judged)
+    words.push_back(fmt::format("{} ({})", item.path.filename().string(), item.why));
+  return fmt::format(
+      "{} not judged: {}",
+      words.size() == 1 ? "1 folder was" : fmt::format("{} folders were", words.size()),
+      fmt::join(words, ", "));
 }
 
 }  // namespace isoshard

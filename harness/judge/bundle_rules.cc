@@ -6,8 +6,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <set>
+#include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -79,9 +82,14 @@ Group group_of(const RecordKey& key) {
 /// A part of a tensor, wherever it stands.
 using Place = std::tuple<RecordKey, Shape, Shape, std::int64_t, std::int64_t>;
 
+using NumNames = std::map<std::string, int, std::less<>>;
+
+/// The module that makes the logits, in the names of the models that tie it to the embedding.
+constexpr std::string_view kHead = "lm_head";
+
 class Holders {
  public:
-  explicit Holders(const Trace& trace) : trace_(trace) {
+  Holders(const Trace& trace, const NumNames& num_names) : trace_(trace), num_names_(num_names) {
     for (const RankTrace& rank : trace.ranks) {
       for (const Record& record : rank.records) {
         // each is one rank's own, and held to that rank's other records
@@ -89,7 +97,7 @@ class Holders {
         const std::int64_t held = held_elements(record);
         elements_[record.key][rank.rank] = held;
         held_[group_of(record.key)][rank.rank] += held;
-        const bool is_declared = is_declared_copy(record);
+        const bool is_declared = is_declared_copy(record) || is_tied(record.key.name);
         if (!is_declared) own_[group_of(record.key)][rank.rank] += held;
         if (numel_of(record.layout.global_shape) <= 1) continue;
         for (const PartStats& part : record.parts) {
@@ -119,7 +127,55 @@ class Holders {
     }
   }
 
+  /// A stage that reads a tied parameter has a copy of it, which may drift.
+  void require_tied_copies(const std::vector<std::string>& allowed, const fs::path& file) const {
+    if (trace_.mesh.degree(Axis::kPp) == 1) return;
+    for (const auto& [key, held] : elements_) {
+      const auto names = num_names_.find(key.name);
+      if (key.kind != RecordKind::kParam || names == num_names_.end() || names->second < 2 ||
+          matches_any(allowed, key))
+        continue;
+      std::set<int> stages;
+      for (const auto& [rank, elements] : held) {
+        if (elements > 0) stages.insert(stage_of_rank(rank));
+      }
+      const std::string module = key.name.substr(0, key.name.rfind('.'));
+      for (const std::string_view reader : {std::string_view(module), kHead}) {
+        for (const int stage : stages_that_call(reader)) {
+          if (stages.contains(stage)) continue;
+          refuse(file, fmt::format("{}: no rank of stage {} (pp) records it, but that stage "
+                                   "computes {}, which reads it: its copy may have drifted",
+                                   describe(key), stage, reader));
+        }
+      }
+    }
+  }
+
  private:
+  int stage_of_rank(int rank) const { return trace_.mesh.coordinate(rank, Axis::kPp); }
+
+  /// The stages that computed this module, if only some did.
+  std::set<int> stages_that_call(std::string_view module) const {
+    std::set<int> stages;
+    for (const auto& [key, held] : elements_) {
+      if (key.kind != RecordKind::kActivation || key.name != module) continue;
+      for (const auto& [rank, elements] : held) {
+        if (elements > 0) stages.insert(stage_of_rank(rank));
+      }
+    }
+    const bool is_everywhere = std::ssize(stages) == trace_.mesh.degree(Axis::kPp);
+    return is_everywhere ? std::set<int>() : stages;
+  }
+
+  /// Whether the trusted side says that two modules read the parameter that this is, or is of.
+  bool is_tied(std::string_view name) const {
+    return std::ranges::any_of(num_names_, [&](const auto& parameter) {
+      const auto& [own, count] = parameter;
+      return count > 1 && name.starts_with(own) &&
+             (name.size() == own.size() || name[own.size()] == '.');
+    });
+  }
+
   /// Whether the tensor has no element at all.
   bool is_nothing(const RecordKey& key) const {
     return std::ranges::all_of(elements_.at(key),
@@ -202,6 +258,7 @@ class Holders {
   }
 
   const Trace& trace_;
+  const NumNames& num_names_;
   std::map<RecordKey, std::map<int, std::int64_t>> elements_;
   std::map<Group, std::map<int, std::int64_t>> held_;
   std::map<Group, std::map<int, std::int64_t>> own_;  ///< without declared copies
@@ -354,7 +411,7 @@ void require_kept(const Trace& trace, const fs::path& file) {
 }
 
 void require_honest_layouts(const Trace& trace, const std::vector<std::string>& allowed,
-                            const fs::path& file) {
+                            const fs::path& file, const NumNames& num_names) {
   require_kept(trace, file);
   for (const RankTrace& rank : trace.ranks) {
     for (const Record& record : rank.records) {
@@ -362,7 +419,9 @@ void require_honest_layouts(const Trace& trace, const std::vector<std::string>& 
       if (record.kept) require_zero_padding(rank, record, file);
     }
   }
-  Holders(trace).require_no_gap(allowed, file);
+  const Holders holders(trace, num_names);
+  holders.require_no_gap(allowed, file);
+  holders.require_tied_copies(allowed, file);
 }
 
 void require_fitting_responses(const Reference& reference, bool is_masked, Dtype coarsest,

@@ -3,6 +3,8 @@
 /// responses that can be believed.
 #pragma once
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -22,12 +24,16 @@ void require_kept(const Trace& trace, const std::filesystem::path& file);
 ///   run cuts all tensors of that kind along one axis of the mesh, so that no rank of it holds a
 ///   copy of another's, and every rank of it holds something. So a copy that differs cannot be left
 ///   out. Along pp it is enough for data ids, losses and masks, and for what a layer computes in
-///   its second call and later ones, that the parameters are cut so: they belong to one stage.
+///   its second call and later ones, that the parameters are cut so: they belong to one stage;
+/// - of a parameter with several names each stage that computes its module, or lm_head, has a copy.
 ///
-/// Ranks may hold nothing of what `allowed` names (matches_any).
-/// Errors   FileError that starts with `file` and names record and rank.
+/// Ranks may hold nothing of what `allowed` names (matches_any). `num_names`: as
+/// JudgePolicy::num_names. A parameter with several names, and what belongs to it, may be on two
+/// stages of a pipeline whose other tensors are cut.
+/// Errors   FileError that starts with `file` and names record and rank, or stage.
 void require_honest_layouts(const Trace& trace, const std::vector<std::string>& allowed,
-                            const std::filesystem::path& file);
+                            const std::filesystem::path& file,
+                            const std::map<std::string, int, std::less<>>& num_names = {});
 
 /// Holds the stored responses of a reference to each other and to its tensors: each has a record;
 /// all numbers are finite and not negative; norms lie between the largest element and sqrt(numel)

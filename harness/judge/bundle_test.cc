@@ -319,6 +319,46 @@ TEST_F(Bundles, OfPipelinesMayDeclareATensorOnTwoStages) {
   expect_right_and_wrong(4, "tied");
 }
 
+/// Two stages that read one embedding. `holders`: the ranks that record their copy of it; `places`:
+/// what they say of where it is; `head`: the rank that computes the logits.
+Trace tied_stages(const std::vector<int>& holders, const std::vector<Placement>& places, int head) {
+  return run(
+      MeshShape({{Axis::kPp, 2}}), nullptr,
+      [=](Sink& sink, int rank) {
+        const std::vector<Placement> own = {only_at(Axis::kPp, rank)};
+        const auto record = [&](RecordKind kind, const std::string& name,
+                                const std::vector<Placement>& placements) {
+          sink.on_record(site(kind, name, layout_of({3}, placements)), at::full({3}, 2.0));
+        };
+        record(RecordKind::kParam, "layer" + std::to_string(rank), own);
+        record(RecordKind::kActivation, rank == 0 ? "embed" : "layer", own);
+        if (rank == head) record(RecordKind::kActivation, "lm_head", own);
+        if (std::ranges::find(holders, rank) != holders.end())
+          record(RecordKind::kParam, "embed.weight", places);
+      },
+      Keep::kEverything);
+}
+
+// Copies that are there need not be declared, as they were not in older bundles of two stages.
+TEST_F(Bundles, OfPipelinesHaveATiedTensorWhereItIsRead) {
+  const std::string settings =
+      R"({"training": {"dtype": "bf16"}, "judging": {"num_names": {"embed.weight": 2}}})";
+  const std::vector<Placement> first = {only_at(Axis::kPp, 0)};
+  const std::vector<Placement> both = {only_at(Axis::kPp, std::vector<int>{0, 1})};
+  write_bundle(folder_ / "undeclared", tied_stages({0, 1}, {}, 1), settings);
+  write_bundle(folder_ / "declared", tied_stages({0, 1}, both, 1), settings);
+  write_bundle(folder_ / "hidden", tied_stages({0}, first, 1), settings);
+  write_bundle(folder_ / "one_stage", tied_stages({0}, first, 0), settings);
+  const auto verdict = [&](const char* name) {
+    return compare_bundles(folder_ / "declared", folder_ / name, {});
+  };
+
+  for (const char* const name : {"undeclared", "declared", "one_stage"})
+    EXPECT_EQ(verdict(name).status, Status::kConforms) << name << ": " << verdict(name).reason;
+  EXPECT_THAT([&] { (void)verdict("hidden"); },
+              ThrowsMessage<FileError>(HasSubstr("no rank of stage 1 (pp) records it")));
+}
+
 // All gradients are said to be on both stages, so that none looks like a copy over dp: the copy
 // that a dp rank leaves out is missed all the same.
 TEST_F(Bundles, MayNotHideACopyBehindTensorsOnTwoStages) {

@@ -366,7 +366,8 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
   hold_to_calls(trusted, judged.bundle.trace, policy, notes);
   const std::string filters = add_filters(trusted, judged, reference, rules, policy);
   infer_layouts(judged.bundle, reference, policy, judged.manifest);
-  require_honest_layouts(judged.bundle.trace, rules.not_recorded, judged.manifest);
+  require_honest_layouts(judged.bundle.trace, rules.not_recorded, judged.manifest,
+                         policy.num_names);
   if (reference.response_runs() == 0 && !policy.rtol.has_value()) policy.level = Level::kExact;
   std::set<RecordKey> extra = left_out(trusted, judged, reference, rules);
   if (!extra.empty())

@@ -17,6 +17,7 @@
 #include "harness/judge/judge.h"
 #include "harness/judge/noted_taps.h"
 #include "harness/judge/own_records.h"
+#include "harness/judge/steps/skipped_steps.h"
 #include "harness/trace/clipped.h"
 #include "harness/trace/collective_calls.h"
 #include "harness/trace/numbers.h"
@@ -109,6 +110,9 @@ class Judge {
         });
     check_published();
     check_pools();
+    if (num_excused_ > 0)
+      verdict_.notes.push_back(
+          detail::note_on_skipped(verdict_.compared, num_excused_, first_excused_));
     sort_findings();
     const detail::Causes causes = detail::diagnose_findings(
         findings_, {reference_, actual_, held_, verdict_.tensors, options_});
@@ -246,10 +250,8 @@ class Judge {
     const Stats& stats = result.comparison.stats;
     if (is_of_skipped_step(wanted.key) && has_nonfinite(stats)) {
       result.not_judged.clear();
-      // Where the reference overflows another run may not, and the other way round; nothing is done
-      // with either.
       if (options_.level != Level::kExact) {
-        ++verdict_.skipped;
+        excuse(wanted, held, std::move(result.findings));
         return;
       }
     }
@@ -270,6 +272,17 @@ class Judge {
     if (wanted.key.kind == RecordKind::kScalar) add_values(result.comparison, wanted);
     if (stats.numel > 0 && result.not_judged.empty()) ++verdict_.compared;
     verdict_.tensors.push_back(std::move(result.comparison));
+  }
+
+  /// Where the reference overflows another run may not, and the other way round; nothing is done
+  /// with either. But all of the run's copies are of one tensor, whatever its numbers are.
+  void excuse(const Record& wanted, const std::vector<Held>& held, std::vector<Finding> findings) {
+    ++verdict_.skipped;
+    if (num_excused_++ == 0) first_excused_ = describe(wanted.key);
+    std::erase_if(findings, [](const Finding& finding) { return !detail::is_of_places(finding); });
+    if (auto finding = detail::differing_copies(wanted.key, actual_, held); finding.has_value())
+      findings.push_back(std::move(*finding));
+    for (Finding& finding : findings) findings_.push_back({wanted.order, std::move(finding)});
   }
 
   /// Gradients, and their norm, of a step that the reference skipped because they were not finite.
@@ -389,12 +402,8 @@ class Judge {
       verdict_.status = Status::kVacuous;
       verdict_.parted = true;
       // An emulation that was never held to a whole step of the plain run says nothing by itself.
-      verdict_.shows_too_little = *parting_ > reference_.trace().ranks[0].records.front().key.step;
-      verdict_.reason = fmt::format(
-          "whether the gradients of step {} overflow depends on roundings (legal runs of the "
-          "reference differ in it, or its gradients are near the largest number of fp16), so "
-          "nothing was compared from its norm on; a smaller loss scale overflows in none",
-          *parting_);
+      verdict_.shows_too_little = detail::has_whole_step_before(reference_, *parting_);
+      verdict_.reason = detail::words_of_parting(actual_, *parting_);
       return;
     }
     if (std::string weak = weak_words(); !weak.empty()) {
@@ -465,6 +474,8 @@ class Judge {
   std::map<RecordKey, std::vector<Held>> held_;
   std::vector<OrderedFinding> findings_;
   std::string not_judged_;
+  std::int64_t num_excused_ = 0;  ///< gradients of skipped steps
+  std::string first_excused_;
   std::optional<int> parting_;  ///< the step in which the run becomes another training
 };
 

@@ -17,7 +17,9 @@ namespace isoshard {
 namespace {
 
 using namespace synthetic;
+using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
@@ -68,6 +70,9 @@ TEST(SkippedSteps, ConformWithTheirInfinities) {
 
   EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
   EXPECT_EQ(verdict.skipped, 3) << "two gradients and the norm";
+  EXPECT_THAT(verdict.notes, ElementsAre(HasSubstr("4 tensors were compared; 3 of skipped steps "
+                                                   "were not, as they are not finite in one of "
+                                                   "the runs, first gradient at m")));
   EXPECT_EQ(verdict.compared, 4) << "scale, activation, flag, master";
 }
 
@@ -78,6 +83,59 @@ TEST(SkippedSteps, MayOverflowInOtherPlacesUnlessTheyMustBeEqual) {
   EXPECT_EQ(verdict_of(skipped, elsewhere).status, Status::kConforms);
   EXPECT_EQ(verdict_of(skipped, skipped, Level::kExact).status, Status::kConforms);
   EXPECT_EQ(verdict_of(skipped, elsewhere, Level::kExact).status, Status::kDiverges);
+}
+
+/// A skipped step whose last rank has `bad` in the place of the infinity.
+Verdict with_copies(const MeshShape& mesh, double bad, bool is_sum) {
+  const Body body = [=](Sink& sink, int rank) {
+    step_of({.bad = rank + 1 < mesh.world_size() ? kInfinite : bad, .found_inf = 1})(sink, rank);
+  };
+  // What dp ranks add: each of both summands has a copy on every tp rank.
+  const Body sum = [=](Sink& sink, int rank) {
+    step_of({.bad = kInfinite, .found_inf = 1})(sink, 0);
+    Layout layout = layout_of({3});
+    if (mesh.world_size() > 1) layout.placements = {partial(Axis::kDp, Reduction::kSum)};
+    const double right = mesh.coordinate(rank, Axis::kDp) == 0 ? 1 : kInfinite;
+    const bool is_last = rank + 1 == mesh.world_size();
+    sink.on_record(site(RecordKind::kActivationGrad, "sum", layout, 8),
+                   at::full({3}, is_last ? bad : right));
+  };
+  const Reference right = reference([=](Sink& sink, int) {
+    step_of({.bad = kInfinite, .found_inf = 1})(sink, 0);
+    if (is_sum)
+      sink.on_record(site(RecordKind::kActivationGrad, "sum", layout_of({3}), 8),
+                     at::full({3}, kInfinite));
+  });
+  JudgePolicy options;
+  options.rtol = 1e-6;
+  return judge(right, run(mesh, &right, is_sum ? sum : body), options);
+}
+
+// Which numbers overflow may differ from run to run, but not from copy to copy.
+TEST(SkippedSteps, MustHaveEqualCopies) {
+  const MeshShape mesh({{Axis::kDp, 2}, {Axis::kTp, 2}});
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+
+  for (const bool is_sum : {false, true}) {
+    EXPECT_EQ(with_copies(mesh, kInfinite, is_sum).status, Status::kConforms);
+    for (const double bad : {nan, 1.0}) {
+      const Verdict verdict = with_copies(mesh, bad, is_sum);
+
+      ASSERT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
+      EXPECT_THAT(verdict.findings.front().what, HasSubstr("copies differ"));
+      EXPECT_THAT(verdict.findings.front().ranks, ElementsAre(3));
+    }
+  }
+}
+
+// Other places, but the same ones on both ranks.
+TEST(SkippedSteps, MayHaveNansInAllCopies) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const Verdict verdict =
+      verdict_of({.bad = kInfinite, .found_inf = 1}, {.bad = nan, .found_inf = 1});
+
+  EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
+  EXPECT_THAT(verdict.findings, IsEmpty());
 }
 
 TEST(SkippedSteps, AreJudgedInAllElse) {
@@ -148,7 +206,9 @@ TEST(PartingSteps, AreThoseThatLegalRunsSkipOrNot) {
        {std::pair{kFinite, kOverflows}, std::pair{kOverflows, kFinite}}) {
     const Verdict parted = parted_verdict(expected, other, other, other);
     EXPECT_EQ(parted.status, Status::kVacuous) << parted.reason;
-    EXPECT_THAT(parted.reason, HasSubstr("step 0 overflow depends on roundings"));
+    EXPECT_THAT(parted.reason, HasSubstr("of the 2 gradients of step 0 are not finite in the run"));
+    EXPECT_THAT(parted.reason, HasSubstr(other.found_inf == 0 ? "0 of the 2" : "2 of the 2"));
+    EXPECT_THAT(parted.reason, HasSubstr(other.found_inf == 0 ? "2 in the ref" : "0 in the ref"));
     EXPECT_FALSE(parted.shows_too_little) << "no step holds an emulation to the plain run";
     EXPECT_EQ(parted_verdict(expected, expected, other, other).status, Status::kDiverges)
         << "no legal run does that";
@@ -158,6 +218,29 @@ TEST(PartingSteps, AreThoseThatLegalRunsSkipOrNot) {
   const Verdict before = parted_verdict(kFinite, kOverflows, wrong_forward, wrong_forward);
   ASSERT_EQ(before.status, Status::kDiverges) << before.reason;
   EXPECT_EQ(before.findings.front().key.name, "m");
+}
+
+// Gradients of a step that both skip are compared with nothing.
+TEST(PartingSteps, HoldAnEmulationToThePlainRunAfterAWholeStep) {
+  for (const ScaledStep& before : {kFinite, kOverflows}) {
+    const auto then = [&](const ScaledStep& second) -> Body {
+      return [=](Sink& sink, int rank) {
+        step_of(before)(sink, rank);
+        sink.begin_step(1);
+        step_of(second)(sink, rank);
+      };
+    };
+    const Reference right = reference(
+        then(kFinite), [&](int) { return then(kOverflows); }, 3);
+    JudgePolicy options;
+    options.activation_grad_scale = 1;
+    const Verdict parted =
+        judge(right, run(MeshShape({{Axis::kDp, 2}}), &right, then(kOverflows)), options);
+
+    EXPECT_TRUE(parted.parted) << parted.reason;
+    EXPECT_EQ(parted.status, Status::kVacuous);
+    EXPECT_EQ(parted.shows_too_little, before.found_inf == 0);
+  }
 }
 
 // Its masters are another training's: they would let anything pass.

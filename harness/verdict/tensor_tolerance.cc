@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <set>
 #include <string>
@@ -14,6 +15,7 @@
 
 #include "harness/stats/tolerance.h"
 #include "harness/trace/clipped.h"
+#include "harness/trace/masked_steps.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/stage.h"
 #include "harness/verdict/neighbours.h"
@@ -68,6 +70,83 @@ double step_error(const TensorComparison& c, const ToleranceInputs& in) {
   const std::vector<double> moves = largest_moves(in.reference, name, in.wanted.key.step + 1);
   return std::accumulate(moves.begin(), moves.end(), 0.0) * floor *
          std::sqrt(static_cast<double>(c.stats.numel));
+}
+
+/// The record before a step of what `after` is after it; for the first step of a master the
+/// parameter that it was made from. nullptr: there is none.
+const Record* before_step(const Reference& reference, const Record& after) {
+  const RecordKey& key = after.key;
+  const std::string name(stepped_parameter(key));
+  const RecordKey initial{0, RecordKind::kParam, name, 0};
+  const Record* before =
+      key.step == 0 ? reference.find(initial)
+                    : reference.find({key.step - 1, key.kind, key.name,
+                                      key.kind == RecordKind::kParam && key.step == 1 ? 1 : 0});
+  return before != nullptr && before->layout.global_shape == after.layout.global_shape ? before
+                                                                                       : nullptr;
+}
+
+/// How far the reference's step moved the elements that are compared, and how many of them.
+struct Moved {
+  double sum_sq = 0;
+  std::int64_t elements = 0;
+};
+
+Moved moved_by_step(const Record& before, const ToleranceInputs& in) {
+  const std::byte* from = in.reference.bytes(before);
+  const std::byte* to = in.reference.bytes(in.wanted);
+  const std::int64_t numel = numel_of(in.wanted.layout.global_shape);
+  if (!in.is_masked) {
+    Stats step;
+    accumulate(step, from, before.dtype, to, in.wanted.dtype, numel, 0);
+    return {step.sum_sq_diff, step.unequal_values};
+  }
+  const ElementClaims claims =
+      MaskedSteps(in.reference, in.options).of_parameter(in.wanted, /*own_max_abs=*/{});
+  Moved moved;
+  for (std::int64_t i = 0; i < numel; ++i) {
+    if (!claims.compared.empty() && claims.compared[static_cast<std::size_t>(i)] == 0) continue;
+    const double by = value_at(to, in.wanted.dtype, i) - value_at(from, before.dtype, i);
+    moved.sum_sq += by * by;
+    if (by != 0) ++moved.elements;
+  }
+  return moved;
+}
+
+/// Frobenius norm of the error that a parameter or its master may have for its last step to be
+/// seen: a run that left the step out, or turned it round, has one as large as the step. Infinite
+/// where what is legal is as large as that, or where too few elements moved to say.
+///
+/// Runs with moved weights are no measure of it in 16 bits. They begin an ulp away, which may be
+/// ten times the step, so what they began with is taken off. docs/tolerances.md ("Steps that are
+/// seen") derives the numbers.
+double error_of_seen_step(const TensorComparison& c, const ToleranceInputs& in) {
+  constexpr double kShare = 0.6, kShareOfRounded = 0.75;
+  constexpr double kEverything = std::numeric_limits<double>::infinity();
+  constexpr std::int64_t kFewest = 64;
+  const RecordKey& key = in.wanted.key;
+  const std::string name(stepped_parameter(key));
+  if (name.empty() || size_of(in.options.coarsest) != 2 || !in.reference.has_bytes())
+    return kEverything;
+  const Record* before = before_step(in.reference, in.wanted);
+  const Response* moved = in.reference.response(in.response_of);
+  const Response* began = in.reference.response({0, RecordKind::kParam, name, 0});
+  if (before == nullptr || moved == nullptr || began == nullptr) return kEverything;
+  const Moved step = moved_by_step(*before, in);
+  if (step.elements < kFewest) return kEverything;
+  const double size = std::sqrt(step.sum_sq);
+  // Elements that a mask leaves have steps above what the responses show.
+  const double drift =
+      in.is_masked ? 0
+                   : std::sqrt(std::max(0.0, moved->absolute_norm * moved->absolute_norm -
+                                                 began->absolute_norm * began->absolute_norm));
+  const bool is_rounded = size_of(in.held.dtype) == 2;
+  const double rounding =
+      2 * unit_roundoff(in.held.dtype) * (key.step + 1) * std::sqrt(c.stats.sum_sq_reference);
+  const double legal =
+      std::max({in.options.k * drift, step_error(c, in),
+                is_rounded ? kShareOfRounded * size : std::max(rounding, kShare * size)});
+  return legal < size ? legal : kEverything;
 }
 
 /// Frobenius norm of the error that one element of a table makes in the rows that are looked up, if
@@ -155,6 +234,8 @@ std::string set_tolerance(TensorComparison& c, const ToleranceInputs& in) {
     c.allowed_scale_error =
         std::hypot(c.allowed_scale_error, tolerance.part_along_reference * other / norm);
   }
+  const double seen = error_of_seen_step(c, in);
+  if (norm > 0) c.allowed_relative_error = std::min(c.allowed_relative_error, seen / norm);
   // Where reference and responses are 0, a run that is not can only have noise, or an error:
   // nothing is relative to 0.
   c.insensitive = tolerance.insensitive ||
@@ -164,6 +245,7 @@ std::string set_tolerance(TensorComparison& c, const ToleranceInputs& in) {
           ? std::max(tolerance.absolute, cancellation_noise(in.reference, in.wanted.key,
                                                             in.options.k, in.options.coarsest))
           : tolerance.absolute;
+  c.allowed_absolute = std::min(c.allowed_absolute, seen);
   c.scale_sensitivity = c.insensitive ? (norm > 0 ? c.allowed_absolute / norm : 0)
                                       : std::min(c.allowed_relative_error, c.allowed_scale_error);
   if (in.response_of != in.wanted.key) {

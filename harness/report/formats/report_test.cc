@@ -175,6 +175,17 @@ TEST(Report, NamesWhatShowsTooLittle) {
   EXPECT_THAT(render(verdict), HasSubstr("a rolled copy would pass"));
 }
 
+TEST(Report, CountsWhatSkippedStepsLeaveOut) {
+  Verdict verdict = verdict_of(1);
+  EXPECT_THAT(render(verdict), Not(HasSubstr("not compared")));
+  EXPECT_EQ(verdict_json(verdict)["skipped"], 0);
+
+  verdict.skipped = 61;
+
+  EXPECT_THAT(render(verdict), HasSubstr("  not compared          61 tensors of steps whose"));
+  EXPECT_EQ(verdict_json(verdict)["skipped"], 61);
+}
+
 TEST(Report, ListsEveryMissingTensor) {
   Verdict verdict = verdict_of(1);
   verdict.missing = {"gradient of a", "gradient of b"};

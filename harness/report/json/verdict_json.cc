@@ -124,6 +124,7 @@ json verdict_json(const Verdict& verdict) {
           {"mesh", mesh},
           {"compared", verdict.compared},
           {"weak", verdict.weak},
+          {"skipped", verdict.skipped},
           {"judged",
            {{"share_of_steps", json_number(verdict.judged.of_steps)},
             {"least_share", json_number(verdict.judged.least)},

@@ -57,6 +57,7 @@ class Table {
     if (!verdict_.would_miss.empty()) entry("would miss", verdict_.would_miss);
     published();
     not_recorded();
+    skipped();
     for (const std::string& note : verdict_.notes) entry("note", note);
     coverage("missing", verdict_.missing);
     coverage("extra", verdict_.extra);
@@ -295,6 +296,14 @@ class Table {
                                       names.size(), names.size() == 1 ? "" : "s", names.front()));
     if (!options_.all_tensors) return;
     for (const std::string& name : names) text_ += fmt::format("    {}\n", name);
+  }
+
+  void skipped() {
+    const std::int64_t count = verdict_.skipped;
+    if (count == 0) return;
+    entry("not compared", fmt::format("{} tensor{} of steps whose gradients are not finite, or of "
+                                      "later ones",
+                                      count, count == 1 ? "" : "s"));
   }
 
   void coverage(std::string_view title, const std::vector<std::string>& names) {

@@ -55,17 +55,16 @@ void Trainer::record(RecordKind kind, std::string name, const at::Tensor& value,
   sink_->on_record({kind, std::move(name), std::move(layout), 1.0}, value.detach());
 }
 
-// What other ranks of a pipeline do not have. `name` is that of a parameter, or of what belongs to
-// one.
+// Which ranks of a pipeline have it: also where all do, as two of two stages share a tied
+// embedding. `name` is that of a parameter, or of what belongs to one.
 void Trainer::add_place_on_pp(Layout& layout, std::string_view name) const {
-  const int pp = mesh_->degree(Axis::kPp);
-  if (parts_.stages == nullptr || pp == 1) return;
+  if (parts_.stages == nullptr || mesh_->degree(Axis::kPp) == 1) return;
   std::vector<int> holders{mesh_->coordinate(Axis::kPp)};
   for (const ParameterSpec& spec : specs_) {
     if (name == spec.name || name.starts_with(spec.name + "."))
       holders = parts_.stages->readers_of(spec.name);
   }
-  if (std::ssize(holders) < pp) layout.placements.push_back(only_at(Axis::kPp, holders));
+  layout.placements.push_back(only_at(Axis::kPp, holders));
 }
 
 void Trainer::record_parameters() const {

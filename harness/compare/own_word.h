@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What of a judged run was not judged because of its own words.
+#pragma once
+#include <filesystem>
+
+#include "harness/verdict/verdict.h"
+
+namespace isoshard {
+
+/// Adds to the verdict on two bundles what they say that spared the judged run something: that its
+/// inputs come from a file, which excuses its sampler, its random state and how its inputs were
+/// made (setting_differences); and a subject or mesh without an entry in the trusted run's table of
+/// collectives, which excuses its calls and what its later forward passes read. A note names the
+/// side that says so. Where it is the judged run alone, the reason of a verdict that conforms says
+/// it, too.
+/// Errors   FileError for a malformed manifest.
+void add_own_word(const std::filesystem::path& reference, const std::filesystem::path& actual,
+                  Verdict& verdict);
+
+}  // namespace isoshard
