@@ -55,16 +55,21 @@ class PersistentProgram : public ::testing::Test {
   GpuFabric fabric_{GpuFabric::kMaxRanks};
 };
 
-nlohmann::json verdict_of(const nlohmann::json& report) {
-  return report.at("cases").at(0).at("verdict");
+/// What is said of the one case, and of each of its tensors.
+std::vector<nlohmann::json> verdict_of(const nlohmann::json& report) {
+  const nlohmann::json& item = report.at("cases").at(0);
+  return {item.at("status"), item.at("reason"), item.at("compared"), item.at("tensors")};
 }
 
 TEST_F(PersistentProgram, VerifiesOnADeviceWithTheVerdictOfForkedRanks) {
   ASSERT_EQ(kOfProgram.type(), c10::DeviceType::PrivateUse1);
-  const ChildResult forked = run(verify("forked", {"--device", "cuda"}));
+  const Arguments tiny = {"--device", "cuda",         "--model", "tiny-llama", "--batch-size",
+                          "2",        "--seq-length", "16",      "--tp",       "1"};
+  Arguments on_persistent = tiny;
+  on_persistent.insert(on_persistent.end(), {"--persistent-ranks", "2"});
+  const ChildResult forked = run(verify("forked", tiny));
   const std::uint64_t ids = fabric_.num_ids();
-  const ChildResult persistent =
-      run(verify("persistent", {"--device", "cuda", "--persistent-ranks", "2"}));
+  const ChildResult persistent = run(verify("persistent", on_persistent));
 
   ASSERT_EQ(forked.exit_code, codes::kConforms) << forked.error;
   ASSERT_EQ(persistent.exit_code, codes::kConforms) << persistent.error;
