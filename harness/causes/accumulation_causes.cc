@@ -36,8 +36,8 @@ struct ShareOfSum {
   double share = 1;
 };
 
-std::optional<ShareOfSum> summand_of(const Layout& layout, const MeshShape& mesh, int rank) {
-  ShareOfSum summand;
+std::optional<ShareOfSum> share_of(const Layout& layout, const MeshShape& mesh, int rank) {
+  ShareOfSum summand{.place = summand_of(layout, mesh, rank)};
   for (const Placement& placement : layout.placements) {
     if (placement.kind != Placement::Kind::kPartial) continue;
     if (placement.reduction == Reduction::kAvg) {
@@ -45,7 +45,6 @@ std::optional<ShareOfSum> summand_of(const Layout& layout, const MeshShape& mesh
     } else if (placement.reduction != Reduction::kSum) {
       return std::nullopt;
     }
-    summand.place.push_back(mesh.coordinate(rank, placement.axis));
   }
   return summand;
 }
@@ -78,7 +77,7 @@ Values put_together(const Evidence& e, const RecordKey& key,
     const Record* const record = rank.find(key);
     if (record == nullptr) continue;
     const bool is_flat_record = is_flat(record->layout);
-    const auto summand = summand_of(record->layout, e.actual.mesh, rank.rank);
+    const auto summand = share_of(record->layout, e.actual.mesh, rank.rank);
     if (!summand.has_value() || record->layout.global_shape != shape) return {};
     for (const PartStats& part : record->parts) {
       if (!is_flat_record && !lies_in(part.box, shape)) return {};

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "harness/causes/class_causes.h"
+#include "harness/verdict/neighbours.h"
 
 namespace isoshard::detail {
 namespace {
@@ -19,14 +20,6 @@ constexpr std::int64_t kLeastSteps = 12;
 
 bool is_stepped(const RecordKey& key) {
   return stage_of(key) == Stage::kParameterAfterStep || !stepped_parameter(key).empty();
-}
-
-/// The record that the values had before the step: the parameter's own, or its master's.
-RecordKey before_step(const RecordKey& key) {
-  if (key.kind == RecordKind::kParam) return record_before(key);
-  // a master is recorded after steps alone: before the first one it has the parameter's values
-  if (key.step > 0) return {key.step - 1, key.kind, key.name, 0};
-  return {0, RecordKind::kParam, std::string(stepped_parameter(key)), 0};
 }
 
 /// What each element did, against what it should have done.

@@ -11,6 +11,7 @@
 #include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
 #include "harness/trace/parts.h"
+#include "harness/verdict/neighbours.h"
 
 namespace isoshard::detail {
 namespace {

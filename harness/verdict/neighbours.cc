@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 #include <string_view>
 
 #include "harness/stats/tolerance.h"
 #include "harness/trace/clipped.h"
+#include "harness/trace/stage.h"
 #include "harness/verdict/sensitivity.h"
 
 namespace isoshard {
@@ -19,6 +21,22 @@ double peak_of(const Response& response) {
 }
 
 }  // namespace
+
+RecordKey record_before(RecordKey key) {
+  if (key.call > 0) {
+    --key.call;
+  } else {
+    --key.step;
+    key.call = key.step == 0 && key.kind == RecordKind::kParam ? 1 : 0;
+  }
+  return key;
+}
+
+RecordKey before_step(const RecordKey& key) {
+  if (key.kind == RecordKind::kParam) return record_before(key);
+  if (key.step > 0) return {key.step - 1, key.kind, key.name, 0};
+  return {0, RecordKind::kParam, std::string(stepped_parameter(key)), 0};
+}
 
 std::string_view state_of(const RecordKey& key) noexcept {
   const std::string_view name = key.name;

@@ -187,11 +187,7 @@ class TensorJudge {
   void check_copies_of_summands() {
     std::map<std::pair<std::vector<int>, Place>, const Copy> first;
     for (const Held& h : held_) {
-      std::vector<int> summand;
-      for (const Placement& placement : h.record->layout.placements) {
-        if (placement.kind == Placement::Kind::kPartial)
-          summand.push_back(actual_.mesh.coordinate(h.rank->rank, placement.axis));
-      }
+      const auto summand = summand_of(h.record->layout, actual_.mesh, h.rank->rank);
       for (const PartStats& part : h.record->parts) {
         const Place place{part.box.global_offset, part.box.size, part.range.global_begin,
                           part.range.count};
@@ -486,6 +482,13 @@ std::string join_axes(const std::vector<Axis>& axes) {
   std::vector<std::string_view> names;
   for (const Axis axis : axes) names.push_back(name_of(axis));
   return fmt::format("{}", fmt::join(names, " and "));
+}
+
+std::vector<int> summand_of(const Layout& layout, const MeshShape& mesh, int rank) {
+  std::vector<int> summand;
+  for (const Placement& p : layout.placements)
+    if (p.kind == Placement::Kind::kPartial) summand.push_back(mesh.coordinate(rank, p.axis));
+  return summand;
 }
 
 TensorResult judge_tensor(const Reference& reference, const Record& reference_record,

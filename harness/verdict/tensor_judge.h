@@ -15,6 +15,10 @@ struct Held {
   const Record* record = nullptr;
 };
 
+/// Which summand of a sum over ranks a rank holds: its coordinates along the axes of the sum. Ranks
+/// with the same ones hold copies.
+[[nodiscard]] std::vector<int> summand_of(const Layout& layout, const MeshShape& mesh, int rank);
+
 struct TensorResult {
   TensorComparison comparison;
   std::vector<Finding> findings;

@@ -72,20 +72,6 @@ double step_error(const TensorComparison& c, const ToleranceInputs& in) {
          std::sqrt(static_cast<double>(c.stats.numel));
 }
 
-/// The record before a step of what `after` is after it; for the first step of a master the
-/// parameter that it was made from. nullptr: there is none.
-const Record* before_step(const Reference& reference, const Record& after) {
-  const RecordKey& key = after.key;
-  const std::string name(stepped_parameter(key));
-  const RecordKey initial{0, RecordKind::kParam, name, 0};
-  const Record* before =
-      key.step == 0 ? reference.find(initial)
-                    : reference.find({key.step - 1, key.kind, key.name,
-                                      key.kind == RecordKind::kParam && key.step == 1 ? 1 : 0});
-  return before != nullptr && before->layout.global_shape == after.layout.global_shape ? before
-                                                                                       : nullptr;
-}
-
 /// How far the reference's step moved the elements that are compared, and how many of them.
 struct Moved {
   double sum_sq = 0;
@@ -128,10 +114,12 @@ double error_of_seen_step(const TensorComparison& c, const ToleranceInputs& in) 
   const std::string name(stepped_parameter(key));
   if (name.empty() || size_of(in.options.coarsest) != 2 || !in.reference.has_bytes())
     return kEverything;
-  const Record* before = before_step(in.reference, in.wanted);
+  const Record* before = in.reference.find(before_step(key));
   const Response* moved = in.reference.response(in.response_of);
   const Response* began = in.reference.response({0, RecordKind::kParam, name, 0});
-  if (before == nullptr || moved == nullptr || began == nullptr) return kEverything;
+  if (before == nullptr || moved == nullptr || began == nullptr ||
+      before->layout.global_shape != in.wanted.layout.global_shape)
+    return kEverything;
   const Moved step = moved_by_step(*before, in);
   if (step.elements < kFewest) return kEverything;
   const double size = std::sqrt(step.sum_sq);

@@ -76,16 +76,6 @@ std::optional<std::string> power_of_two(double factor) {
 
 }  // namespace
 
-RecordKey record_before(RecordKey key) {
-  if (key.call > 0) {
-    --key.call;
-  } else {
-    --key.step;
-    key.call = key.step == 0 && key.kind == RecordKind::kParam ? 1 : 0;
-  }
-  return key;
-}
-
 bool is_telling(const Values& values) {
   constexpr std::size_t kLeast = 8;
   if (values.numel() < static_cast<std::int64_t>(kLeast)) return false;

@@ -101,9 +101,6 @@ class Evidence {
   void add_views(int rank, const std::vector<std::pair<Box, Values>>& boxes);
 };
 
-/// The record of a parameter, or of its master, before the one that is given: after the step
-/// before, or as read.
-[[nodiscard]] RecordKey record_before(RecordKey key);
 /// Whether a tensor has so many different numbers that nothing else equals it, or a multiple of it,
 /// by chance.
 [[nodiscard]] bool is_telling(const Values& values);

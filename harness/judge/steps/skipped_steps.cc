@@ -29,11 +29,7 @@ using Place = std::tuple<std::vector<int>, Shape, Shape, std::int64_t, std::int6
 std::map<Place, std::vector<Copy>> copies_of(const Trace& run, const std::vector<Held>& held) {
   std::map<Place, std::vector<Copy>> copies;
   for (const Held& h : held) {
-    std::vector<int> summand;
-    for (const Placement& placement : h.record->layout.placements) {
-      if (placement.kind == Placement::Kind::kPartial)
-        summand.push_back(run.mesh.coordinate(h.rank->rank, placement.axis));
-    }
+    const std::vector<int> summand = summand_of(h.record->layout, run.mesh, h.rank->rank);
     for (const PartStats& part : h.record->parts) {
       if (numel_of(part, is_flat(h.record->layout)) == 0) continue;
       copies[{summand, part.box.global_offset, part.box.size, part.range.global_begin,
