@@ -125,6 +125,8 @@ case $scenario in
     RANK=0 WORLD_SIZE=4 LOCAL_RANK=0 "$program" "${autotp[@]}" >output 2>&1 || got=$?
     [[ $got == 2 ]] || fail "torchrun's variables must end with 2, got $got"
     says 'WORLD_SIZE=4 of torchrun, with which MPI would make 4 worlds of one rank'
+    RANK=7 expect 2 4 "${autotp[@]}"
+    says "RANK must be MPI's rank, got RANK=7"
     ;;
   alone)
     # A process that fails alone tells its error, and the others do not wait for it.

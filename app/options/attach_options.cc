@@ -104,15 +104,24 @@ void refuse_more_than_fork(const Case& item, std::string_view way_out) {
 }
 
 void refuse_several_processes(std::string_view command) {
+  struct Launcher {
+    const char* name;
+    const char* its_own;  ///< a variable that this launcher alone sets
+    const char* size;
+  };
   // The innermost launcher counts: mpirun starts its own processes within a step of srun.
-  for (const char* const variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
-    const char* const size = std::getenv(variable);
-    if (size == nullptr) continue;
+  constexpr Launcher kLaunchers[] = {
+      {"torchrun", "TORCHELASTIC_RUN_ID", "WORLD_SIZE"},
+      {"mpirun or srun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"},
+      {"mpirun or srun", "PMI_SIZE", "PMI_SIZE"},
+      {"mpirun or srun", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_TASKS"}};
+  for (const Launcher& launcher : kLaunchers) {
+    const char* const size = std::getenv(launcher.size);
+    if (size == nullptr || std::getenv(launcher.its_own) == nullptr) continue;
     if (std::atoi(size) < 2) return;
     throw UsageError(fmt::format(
-        "mpirun or srun started {} processes ({}), each of which would run all ranks of its own; "
-        "{}",
-        size, variable,
+        "{} started {} processes ({}), each of which would run all ranks of its own; {}",
+        launcher.name, size, launcher.size,
         command.empty() ? std::string("add --attach, or start one process")
                         : fmt::format("isoshard {} forks its ranks and has no --attach: start one "
                                       "process of it, without mpirun",
@@ -138,6 +147,9 @@ std::optional<int> run_on_persistent_ranks(
   if (!asks_for_ranks(arguments, kPersistent)) return std::nullopt;
   if (const std::string_view why = why_nccl_is_not_built(); !why.empty())
     throw NotBuiltError(std::string(why));
+  refuse_several_processes();
+  if (std::ranges::count(arguments, kPersistent) > 1)
+    throw UsageError("--persistent-ranks must be given once; take one of them away");
   std::vector<std::string> of_ranks = arguments;
   const auto option = std::ranges::find(of_ranks, kPersistent);
   const std::string text = option + 1 == of_ranks.end() ? "" : *(option + 1);
@@ -150,13 +162,13 @@ std::optional<int> run_on_persistent_ranks(
   int code = kExitConforms;
   const auto ranks = run_persistent_ranks(num_ranks, [&] { return program(of_ranks); });
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    if (ranks[rank].signal != 0) {
-      print_error(fmt::format("isoshard: rank {} was ended by signal {} ({})", rank,
-                              ranks[rank].signal, ::strsignal(ranks[rank].signal)));
+    const PersistentRank& end = ranks[rank];
+    if (end.signal != 0 && !end.was_told) {
+      print_error(fmt::format("isoshard: rank {} was ended by signal {} ({})", rank, end.signal,
+                              ::strsignal(end.signal)));
     }
-    const bool was_ended = ranks[rank].signal != 0;
-    code = combine_exit_codes(code,
-                              was_ended ? static_cast<int>(kExitInfrastructure) : ranks[rank].code);
+    const bool is_broken = end.signal != 0 || end.was_told;
+    code = combine_exit_codes(code, is_broken ? static_cast<int>(kExitInfrastructure) : end.code);
   }
   return code;
 }

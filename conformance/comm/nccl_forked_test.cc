@@ -102,6 +102,17 @@ TEST_F(ForkedNccl, AMissingRankIsNamedAtTheDeadline) {
       HasSubstr("rank 1 has not entered all_reduce #2 (grad_reduce, dp, sum, fp32 x 1000)"));
 }
 
+// Nobody waits for the deadline of a rank that will not come.
+TEST_F(ForkedNccl, ARankThatHasLeftIsNamedBeforeTheDeadline) {
+  const WorldReport report = run_world_report(options(2), [](Rank& rank) {
+    (void)sum_of_ranks(rank.comm());
+    if (rank.rank() == 0) (void)sum_of_ranks(rank.comm());
+  });
+  EXPECT_FALSE(report.ok());
+  EXPECT_THAT(report.describe(), AllOf(HasSubstr("rank 1 has left the world"),
+                                       HasSubstr("rank 1 has not entered all_reduce #2")));
+}
+
 TEST_F(ForkedNccl, WithoutCudaAWorldIsRefusedByName) {
   set_gpu_api({});
   const WorldReport report = run_world_report(options(2), [](Rank&) {});

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "harness/judge/judge.h"
+#include "subjects/parallel/fsdp/dim_shards.h"
 #include "suite/testing/emulated_cases.h"
 #include "suite/testing/fsdp_cases.h"
 
@@ -32,6 +33,20 @@ TEST(FsdpNumerics, SaysWhatLogitsAreRoundedTo) {
 
   ASSERT_EQ(verdict.status, Status::kDiverges);
   EXPECT_EQ(verdict.findings.front().key.name, "loss_per_dp_rank");
+}
+
+TEST(FsdpNumerics, ReducesTheGradientsOfABlockInOneCall) {
+  const Case item = fsdp_case({.dp = 3, .tp = 2});
+
+  const NumericsSpec numerics = numerics_of(item);
+
+  // The layers, and what is in none of them.
+  ASSERT_EQ(numerics.data.buckets.parameters.size(),
+            static_cast<std::size_t>(item.config.num_layers) + 1);
+  for (const std::vector<std::string>& names : numerics.data.buckets.parameters) {
+    EXPECT_GT(names.size(), 1U);
+    for (const std::string& name : names) EXPECT_EQ(block_of(name), block_of(names.front()));
+  }
 }
 
 // The loss widens logits anyway.

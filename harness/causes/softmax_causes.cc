@@ -24,6 +24,18 @@
 namespace isoshard::detail {
 namespace {
 
+/// Whether the logits of a step are few enough to be looked at token by token: they, their
+/// gradients and their softmax are in memory at once, in fp64. A diagnosis may not end the verdict.
+bool are_few(const Evidence& e, const std::vector<const Record*>& labels) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 24;  // 128 MiB for each of some seven copies
+  std::int64_t numel = 0;
+  for (const Record* const record : labels) {
+    const Record* const head = logits_beside(e, *record);
+    if (head != nullptr) numel += numel_of(head->layout.global_shape);
+  }
+  return numel <= kMost;
+}
+
 /// Of the tokens of one of several equal runs of samples, added up: losses, means over the
 /// vocabulary of what each of its ids would lose, and what a run has in the place of the latter.
 struct RunOfTokens {
@@ -271,6 +283,8 @@ std::string rounded_exponentials(const Evidence& e, const RecordKey& head,
   const std::vector<std::size_t> borders = borders_of_columns(e, head, rows.front().logits.size());
   for (const auto& [bits, name] : kCoarserExponentials) {
     for (const RoundedSum& candidate : kRoundedSums) {
+      // One rank's sum is the sum over all columns, and nobody adds it to another.
+      if (candidate.sum == sum_of_rounded && borders.size() == 2) continue;
       double left = 0;
       for (std::size_t i = 0; i < rows.size(); ++i)
         left += std::pow(seen[i] - logarithm_made(rows[i], borders, candidate.sum, bits), 2);
@@ -298,8 +312,9 @@ std::string cause_smoothed_columns(const Evidence& e) {
   const View* const bad = e.first_bad_view();
   if (!padded.has_value() || bad == nullptr) return "";
   const std::int64_t width = head->layout.global_shape.back();
-  const std::vector<RunOfTokens> runs =
-      *padded > width ? runs_of_tokens(e, *padded) : std::vector<RunOfTokens>();
+  const std::vector<RunOfTokens> runs = *padded > width && are_few(e, labels)
+                                            ? runs_of_tokens(e, *padded)
+                                            : std::vector<RunOfTokens>();
   const auto share = runs.empty() ? std::nullopt : share_of_mean(e, runs);
   if (!share.has_value()) return "";
   const auto true_width = static_cast<double>(width), wide = static_cast<double>(*padded);
@@ -335,7 +350,7 @@ std::string cause_rounded_exponentials(const Evidence& e) {
   const bool is_loss = key.kind == RecordKind::kScalar && key.name.starts_with("loss");
   const std::vector<const Record*> labels = labels_of_step(e);
   const Record* const head = labels.empty() ? nullptr : logits_beside(e, *labels.front());
-  if (head == nullptr || (!is_loss && key.name != head->key.name)) return "";
+  if (head == nullptr || (!is_loss && key.name != head->key.name) || !are_few(e, labels)) return "";
   const std::vector<TokenRow> rows =
       token_rows(e, is_loss ? std::nullopt : std::optional(key.call));
   return rows.empty() ? "" : rounded_exponentials(e, head->key, rows);

@@ -110,7 +110,7 @@ using SumOf = std::function<at::Tensor(at::Tensor parts)>;
 using GradientOf = std::function<at::Tensor(at::Tensor)>;
 
 std::string sums_are(const SumOf& sum, const GradientOf& gradient = nullptr,
-                     bool has_gradient = true, bool has_loss = true) {
+                     bool has_gradient = true, bool has_loss = true, bool is_cut = true) {
   const auto body = [&](bool whole) {
     return Body([=](Sink& sink, int rank) {
       const at::Tensor logits = logits_of_all().to(at::kDouble), largest = logits.amax(2, true),
@@ -130,11 +130,12 @@ std::string sums_are(const SumOf& sum, const GradientOf& gradient = nullptr,
       if (!whole && gradient != nullptr) dy = gradient(dy);
       sink.on_record(site(RecordKind::kDataId, "labels", layout_of({kSamples, kLength})),
                      labels_of_all());
-      record_columns(sink, RecordKind::kActivation, logits_of_all(), rank % kTp, whole);
+      const bool has_all = whole || !is_cut;
+      record_columns(sink, RecordKind::kActivation, logits_of_all(), rank % kTp, has_all);
       if (has_loss)
         sink.on_record(site(RecordKind::kScalar, "loss", layout_of({1})),
                        (losses.sum() / has_target.sum()).reshape({1}));
-      if (has_gradient) record_columns(sink, RecordKind::kActivationGrad, dy, rank % kTp, whole);
+      if (has_gradient) record_columns(sink, RecordKind::kActivationGrad, dy, rank % kTp, has_all);
     });
   };
   return diagnosis_of(body(true), body(false));
@@ -154,6 +155,10 @@ TEST(SoftmaxCauses, SumsOfExponentialsThatAreRoundedAreTold) {
   EXPECT_THAT(sums_are(of_rounded, nullptr, true, false), HasSubstr(words));
   EXPECT_THAT(sums_are([](const at::Tensor& parts) { return as_bf16(parts.sum(2)); }),
               HasSubstr("the sum of exponentials over all columns is rounded to bf16"));
+  EXPECT_THAT(sums_are([](const at::Tensor& parts) { return as_bf16(parts.sum(2)); }, nullptr, true,
+                       true, /*is_cut=*/false),
+              HasSubstr("the sum of exponentials over all columns is rounded to bf16"))
+      << "ranks that hold all columns add no sums";
   EXPECT_THAT(sums_are([](const at::Tensor& parts) { return as_bf16(parts.sum(2).log()).exp(); }),
               HasSubstr("the logarithm of the sum of exponentials is rounded to bf16"));
   EXPECT_THAT(sums_are(of_rounded, nullptr, /*has_gradient=*/false), Not(HasSubstr("rounded")))

@@ -23,6 +23,7 @@
 #include "harness/trace/numbers.h"
 #include "harness/trace/stage.h"
 #include "harness/verdict/judged_share.h"
+#include "harness/verdict/neighbours.h"
 #include "harness/verdict/pooled.h"
 #include "harness/verdict/tensor_judge.h"
 #include "harness/verdict/verdict.h"
@@ -214,6 +215,13 @@ class Judge {
       parting_ = step;
   }
 
+  /// Of a parameter after a step, what ranks held before it; null for others.
+  const std::vector<Held>* before_step_of(const RecordKey& key) const {
+    if (stepped_parameter(key).empty()) return nullptr;
+    const auto found = held_.find(before_step(key));
+    return found == held_.end() ? nullptr : &found->second;
+  }
+
   void judge_one(const Record& wanted, const RecordKey& response_of) {
     if (parting_.has_value() && follows_parting(wanted.key, *parting_)) {
       ++verdict_.skipped;
@@ -245,8 +253,8 @@ class Judge {
                            fmt::format("was not recorded by rank {}", fmt::join(absent, ", ")),
                            absent, verdict_.missing);
     }
-    TensorResult result =
-        detail::judge_tensor(reference_, wanted, actual_, held, options_, response_of);
+    TensorResult result = detail::judge_tensor(reference_, wanted, actual_, held, options_,
+                                               response_of, before_step_of(wanted.key));
     const Stats& stats = result.comparison.stats;
     if (is_of_skipped_step(wanted.key) && has_nonfinite(stats)) {
       result.not_judged.clear();

@@ -17,6 +17,7 @@
 #include "harness/stats/tolerance.h"
 #include "harness/trace/clipped.h"
 #include "harness/trace/names/layer_name.h"
+#include "harness/trace/numbers.h"
 #include "harness/verdict/neighbours.h"
 
 namespace isoshard {
@@ -123,6 +124,19 @@ double peak_of(const Reference& reference, const Record& record, double sum_sq) 
   return std::min(1.0, std::sqrt(fourth * share) / second);
 }
 
+/// Whether `number` and that of each redrawn run are numbers of the dtype. A number that is summed
+/// in fp64 or fp32, as a loss is, is one of 16 bits by chance only; the norm that PyTorch takes of
+/// gradients in 16 bits is one always.
+bool are_rounded_to(Dtype dtype, double number, const std::vector<RedrawnSums>& redrawn) {
+  std::vector<double> numbers = {number};
+  for (const RedrawnSums& run : redrawn) numbers.push_back(number + run.sum_diff);
+  const std::vector<std::byte> rounded = bytes_of(numbers, dtype);
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    if (value_at(rounded.data(), dtype, static_cast<std::int64_t>(i)) != numbers[i]) return false;
+  }
+  return true;
+}
+
 class Pools {
  public:
   Pools(const Reference& reference, const std::vector<TensorComparison>& tensors,
@@ -171,8 +185,11 @@ class Pools {
     const auto numel = static_cast<double>(s.numel);
     Item item{&t, &found->second, peak_of(reference_, *record, s.sum_sq_reference),
               std::sqrt(s.sum_sq_reference / numel)};
-    // Numbers that are summed in fp64 have no last rounding in the dtype.
-    const Dtype rounded = t.key.kind == RecordKind::kScalar ? Dtype::kFloat32 : policy_.coarsest;
+    const bool has_last_rounding =
+        t.key.kind != RecordKind::kScalar ||
+        (s.numel == 1 &&
+         are_rounded_to(policy_.coarsest, number_of(reference_.tensor(t.key)), found->second));
+    const Dtype rounded = has_last_rounding ? policy_.coarsest : Dtype::kFloat32;
     item.least_var = std::pow(unit_roundoff(rounded) / 2, 2) * s.sum_sq_reference;
     return item;
   }

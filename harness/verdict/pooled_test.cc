@@ -134,6 +134,37 @@ TEST(Pooled, WhatTheReferencesOwnRoundingsDoToAllRedrawnRunsIsNoWidth) {
         << factor;
 }
 
+// The norm of gradients in bf16 is a bf16 number. Where all redrawn runs round to the same one, the
+// number above it is a legal neighbor. A loss, which is summed in fp64, has no such neighbors.
+TEST(PooledNumbers, OfSixteenBitsMayBeTheNextOne) {
+  constexpr double kUlp = 1.0 / 32;  // of bf16 from 4 to 8
+  const auto norm = [](double number) -> Body {
+    return [number](Sink& sink, int) {
+      sink.on_record(site(RecordKind::kScalar, "grad_norm", layout_of({1})),
+                     at::full({1}, number, at::kDouble));
+    };
+  };
+  // One more run of the reference gives `other`.
+  const auto status = [&](double reference_number, double other, double judged_number) {
+    Reference reference = synthetic::reference(
+        norm(reference_number),
+        [&](int i) { return norm(reference_number + (i % 2 == 0 ? kUlp : -kUlp)); }, 3, policy());
+    for (int i = 0; i < kRuns; ++i)
+      reference.add_redrawn(run(MeshShape(), &reference, norm(i == 3 ? other : reference_number),
+                                Keep::kNothing, policy(), RunPurpose::kResponse));
+    return judge(reference,
+                 run(MeshShape(), &reference, norm(judged_number), Keep::kWhatDiffers, policy()),
+                 policy())
+        .status;
+  };
+
+  EXPECT_EQ(status(5.5, 5.5, 5.5 + kUlp), Status::kConforms);
+  EXPECT_EQ(status(5.5, 5.5, 5.5 - kUlp), Status::kConforms);
+  EXPECT_EQ(status(5.5, 5.5, 5.5 + 4 * kUlp), Status::kDiverges);
+  EXPECT_EQ(status(5.501, 5.501, 5.501 + kUlp), Status::kDiverges) << "the reference has more bits";
+  EXPECT_EQ(status(5.5, 5.5001, 5.5 + kUlp), Status::kDiverges) << "a redrawn run has more bits";
+}
+
 TEST(Pooled, WithoutRedrawnRunsNothingIsPooledAndTheVerdictSaysSo) {
   const Reference reference = with_redrawn(0);
 

@@ -16,12 +16,14 @@ using testing::HasSubstr;
 
 constexpr double kUlp = 0x1p-8;  ///< of bf16, relative
 
-/// A weight in bf16, and after two steps what it is stepped in.
+/// A weight in bf16, and after two steps, by gradients that point where the steps go, what it is
+/// stepped in.
 struct Training {
   at::ScalarType dtype = at::kFloat;  ///< of what is stepped; fp32: masters
   double ulps = 0.1;                  ///< size of a step
   double begin = 0;                   ///< how far from the right weight it begins
   double first = 1, second = 1;       ///< factors of the right steps
+  double rate = 1;                    ///< of the second step, in units of the first one's
   double noise = 0;                   ///< of a step, relative
   int seed = 50;
 };
@@ -35,16 +37,22 @@ Body training(const Training& t) {
     const at::Tensor step = values({32, 16}, 2) * (kUlp * t.ulps);
     const at::Tensor after = (weight - t.first * step * noise(1, t.noise)).to(t.dtype);
     const at::Tensor end =
-        (after.to(at::kDouble) - t.second * step * noise(2, t.noise)).to(t.dtype);
+        (after.to(at::kDouble) - t.rate * t.second * step * noise(2, t.noise)).to(t.dtype);
     const bool has_masters = t.dtype == at::kFloat;
     const auto record = [&](const at::Tensor& value) {
       const at::Tensor rounded = value.to(at::kBFloat16);
       sink.on_record(site(RecordKind::kParam, "w", layout), rounded);
       if (has_masters) sink.on_record(site(RecordKind::kOptimizer, "w.master", layout), value);
     };
+    const auto gradient = [&](int i) {
+      sink.on_record(site(RecordKind::kGrad, "w", layout),
+                     (values({32, 16}, 2) * noise(i, t.noise)).to(at::kBFloat16));
+    };
     sink.on_record(site(RecordKind::kParam, "w", layout), weight.to(at::kBFloat16));
+    gradient(1);
     record(after);
     sink.begin_step(1);
+    gradient(2);
     record(end);
   };
 }
@@ -56,6 +64,7 @@ Verdict verdict_of(const Training& actual, double response_noise = 0.02) {
   Training right;
   right.dtype = actual.dtype;
   right.ulps = actual.ulps;
+  right.rate = actual.rate;
   const Reference wanted = reference(
       training(right),
       [&](int i) {
@@ -89,6 +98,15 @@ TEST(SeenSteps, AStepThatIsLeftOutOrTurnedRoundDiverges) {
   }
 }
 
+// With a rate that falls, as under a cosine, the error of the steps before is larger than a step. A
+// step that is left out is seen as long as it is not.
+TEST(SeenSteps, TheErrorOfStepsBeforeIsNoneOfTheLast) {
+  EXPECT_EQ(verdict_of({.rate = 0.05, .noise = 0.05}).status, Status::kConforms);
+  EXPECT_EQ(verdict_of({.second = 0, .rate = 0.1, .noise = 0.02}).status, Status::kDiverges);
+  EXPECT_EQ(verdict_of({.second = 0, .rate = 0.01, .noise = 0.05}).status, Status::kConforms)
+      << "it is hidden by the step before";
+}
+
 TEST(SeenSteps, StepsInSixteenBitsAreSeenWhereTheyMoveManyElements) {
   for (const double noise : {0.0, 0.05})
     EXPECT_EQ(verdict_of({.dtype = at::kBFloat16, .ulps = 0.4, .noise = noise}).status,
@@ -101,7 +119,8 @@ TEST(SeenSteps, StepsInSixteenBitsAreSeenWhereTheyMoveManyElements) {
 
 // Where a correct run may end anywhere, nothing is demanded of a step.
 TEST(SeenSteps, StepsThatRoundingsMakeAreNotHeldToTheirSize) {
-  EXPECT_EQ(verdict_of({.first = 0, .second = 0}, /*response_noise=*/8).status, Status::kConforms);
+  EXPECT_EQ(verdict_of({.first = 0, .second = 0}, /*response_noise=*/0.8).status,
+            Status::kConforms);
   // Without masters small steps are lost in rounding: few elements move, others in each run.
   EXPECT_EQ(verdict_of({.dtype = at::kBFloat16, .ulps = 0.02, .first = 0, .second = 0}).status,
             Status::kConforms);

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <set>
 #include <tuple>
@@ -29,17 +30,33 @@ struct Copy {
 };
 using Place = std::tuple<Shape, Shape, std::int64_t, std::int64_t>;
 
+/// Frobenius norm of the ranks' errors, of the worst copy of each part.
+double error_of(const std::vector<Held>& held) {
+  std::map<Place, double> squares;
+  for (const Held& h : held) {
+    for (const PartStats& part : h.record->parts) {
+      double& worst = squares[{part.box.global_offset, part.box.size, part.range.global_begin,
+                               part.range.count}];
+      worst = std::max(worst, part.stats.sum_sq_diff);
+    }
+  }
+  double sum = 0;
+  for (const auto& [place, square] : squares) sum += square;
+  return std::sqrt(sum);
+}
+
 class TensorJudge {
  public:
   TensorJudge(const Reference& reference, const Record& reference_record, const Trace& actual,
               const std::vector<Held>& held, const JudgePolicy& options,
-              const RecordKey& response_of)
+              const RecordKey& response_of, const std::vector<Held>* before)
       : reference_(reference),
         wanted_(reference_record),
         actual_(actual),
         held_(held),
         options_(options),
-        response_of_(response_of) {
+        response_of_(response_of),
+        before_(before) {
     TensorComparison& c = result_.comparison;
     c.key = wanted_.key;
     c.stage = stage_of(wanted_.key);
@@ -335,7 +352,8 @@ class TensorJudge {
     const bool is_masked = std::any_of(held_.begin(), held_.end(),
                                        [](const Held& h) { return h.record->unmasked >= 0; });
     result_.not_judged = detail::set_tolerance(
-        c, {reference_, wanted_, response_of_, options_, *held_.front().record, is_masked});
+        c, {reference_, wanted_, response_of_, options_, *held_.front().record, is_masked,
+            before_ == nullptr ? std::numeric_limits<double>::infinity() : error_of(*before_)});
     return result_.not_judged.empty();
   }
 
@@ -469,6 +487,7 @@ class TensorJudge {
   const std::vector<Held>& held_;
   const JudgePolicy& options_;
   const RecordKey& response_of_;
+  const std::vector<Held>* before_;
   TensorResult result_;
   std::map<Place, std::vector<Copy>> places_;
   bool any_flat_ = false;
@@ -493,8 +512,9 @@ std::vector<int> summand_of(const Layout& layout, const MeshShape& mesh, int ran
 
 TensorResult judge_tensor(const Reference& reference, const Record& reference_record,
                           const Trace& actual, const std::vector<Held>& held,
-                          const JudgePolicy& options, const RecordKey& response_of) {
-  return TensorJudge(reference, reference_record, actual, held, options, response_of).run();
+                          const JudgePolicy& options, const RecordKey& response_of,
+                          const std::vector<Held>* before) {
+  return TensorJudge(reference, reference_record, actual, held, options, response_of, before).run();
 }
 
 }  // namespace isoshard::detail

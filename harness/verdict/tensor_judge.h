@@ -27,10 +27,12 @@ struct TensorResult {
 };
 
 /// `reference_record` is the reference's record of the same key, or what stands for it;
-/// `response_of` is the key whose responses count.
+/// `response_of` is the key whose responses count; `before`, of a parameter after a step, what the
+/// ranks held before it (null: that is not recorded).
 [[nodiscard]] TensorResult judge_tensor(const Reference& reference, const Record& reference_record,
                                         const Trace& actual, const std::vector<Held>& held,
-                                        const JudgePolicy& options, const RecordKey& response_of);
+                                        const JudgePolicy& options, const RecordKey& response_of,
+                                        const std::vector<Held>* before);
 
 /// "tp", "dp and tp".
 [[nodiscard]] std::string join_axes(const std::vector<Axis>& axes);

@@ -99,42 +99,55 @@ Moved moved_by_step(const Record& before, const ToleranceInputs& in) {
   return moved;
 }
 
+/// The largest relative error that gradients of a parameter may have in the steps so far. Infinite
+/// where one of them is below its noise, or where the reference has none.
+double error_of_gradients(const std::string& name, const ToleranceInputs& in) {
+  constexpr double kEverything = std::numeric_limits<double>::infinity();
+  double largest = -1;
+  for (int step = 0; step <= in.wanted.key.step; ++step) {
+    const RecordKey key{step, RecordKind::kGrad, name, 0};
+    const Record* gradient = in.reference.find(key);
+    const Response* response = in.reference.response(key);
+    if (gradient == nullptr || response == nullptr) continue;  // before a run that was resumed
+    const PerturbedTolerance allowed =
+        perturbed_tolerance(*response, in.options.k, in.options.coarsest,
+                            numel_of(gradient->layout.global_shape), response->reference_norm);
+    if (allowed.insensitive) return kEverything;
+    largest = std::max(largest, allowed.relative_error);
+  }
+  return largest < 0 ? kEverything : largest;
+}
+
 /// Frobenius norm of the error that a parameter or its master may have for its last step to be
-/// seen: a run that left the step out, or turned it round, has one as large as the step. Infinite
-/// where what is legal is as large as that, or where too few elements moved to say.
+/// seen: a run that left the step out has, besides what it had before, an error as large as the
+/// step. Infinite where what is legal is as large as that, or where too few elements moved to say.
 ///
-/// Runs with moved weights are no measure of it in 16 bits. They begin an ulp away, which may be
-/// ten times the step, so what they began with is taken off. docs/tolerances.md ("Steps that are
-/// seen") derives the numbers.
+/// Runs with moved weights are no measure of it in 16 bits: they begin an ulp away, which may be
+/// ten times the step. docs/tolerances.md ("Steps that are seen") derives the numbers.
 double error_of_seen_step(const TensorComparison& c, const ToleranceInputs& in) {
   constexpr double kShare = 0.6, kShareOfRounded = 0.75;
   constexpr double kEverything = std::numeric_limits<double>::infinity();
   constexpr std::int64_t kFewest = 64;
   const RecordKey& key = in.wanted.key;
   const std::string name(stepped_parameter(key));
-  if (name.empty() || size_of(in.options.coarsest) != 2 || !in.reference.has_bytes())
+  if (name.empty() || size_of(in.options.coarsest) != 2 || !in.reference.has_bytes() ||
+      !std::isfinite(in.error_before))
     return kEverything;
   const Record* before = in.reference.find(before_step(key));
-  const Response* moved = in.reference.response(in.response_of);
-  const Response* began = in.reference.response({0, RecordKind::kParam, name, 0});
-  if (before == nullptr || moved == nullptr || began == nullptr ||
-      before->layout.global_shape != in.wanted.layout.global_shape)
+  if (before == nullptr || before->layout.global_shape != in.wanted.layout.global_shape)
     return kEverything;
   const Moved step = moved_by_step(*before, in);
   if (step.elements < kFewest) return kEverything;
   const double size = std::sqrt(step.sum_sq);
-  // Elements that a mask leaves have steps above what the responses show.
-  const double drift =
-      in.is_masked ? 0
-                   : std::sqrt(std::max(0.0, moved->absolute_norm * moved->absolute_norm -
-                                                 began->absolute_norm * began->absolute_norm));
   const bool is_rounded = size_of(in.held.dtype) == 2;
-  const double rounding =
-      2 * unit_roundoff(in.held.dtype) * (key.step + 1) * std::sqrt(c.stats.sum_sq_reference);
-  const double legal =
-      std::max({in.options.k * drift, step_error(c, in),
-                is_rounded ? kShareOfRounded * size : std::max(rounding, kShare * size)});
-  return legal < size ? legal : kEverything;
+  double legal = (is_rounded ? kShareOfRounded : kShare) * size;
+  // Elements that a mask leaves have steps above what the responses show.
+  if (!in.is_masked) legal = std::max(legal, error_of_gradients(name, in) * size);
+  if (!is_rounded) {
+    legal = std::max(legal, 2 * unit_roundoff(in.held.dtype) * std::sqrt(c.stats.sum_sq_reference));
+  }
+  const double allowed = in.error_before + legal;
+  return allowed < std::hypot(in.error_before, size) ? allowed : kEverything;
 }
 
 /// Frobenius norm of the error that one element of a table makes in the rows that are looked up, if

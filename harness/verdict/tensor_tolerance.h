@@ -17,6 +17,9 @@ struct ToleranceInputs {
   const JudgePolicy& options;
   const Record& held;      ///< of the first rank that has the tensor
   bool is_masked = false;  ///< some rank left out steps of small gradients
+  /// Of a parameter after a step: the Frobenius norm of the run's error before it. Infinite: it is
+  /// not known.
+  double error_before = 0;
 };
 
 /// Sets level, allowed errors and sensitivity of `c` by its statistics, and what a rolled copy

@@ -128,7 +128,11 @@ void install_last_words(int rank, int size) {
   action.sa_handler = say_last_words;
   for (const int signal : kWatchedSignals) ::sigaction(signal, &action, nullptr);
   action.sa_handler = on_ending_signal;
-  for (const int signal : kEndingSignals) ::sigaction(signal, &action, nullptr);
+  for (const int signal : kEndingSignals) {
+    struct sigaction before {};
+    ::sigaction(signal, nullptr, &before);
+    if (before.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);  // as under nohup
+  }
   std::set_terminate(say_last_words_of_exception);
 }
 

@@ -30,6 +30,9 @@
 namespace isoshard {
 namespace {
 
+/// The exit code of a run that could not be judged (docs/cli.md).
+constexpr int kBroken = 4;
+
 constexpr const char* kOfOtherLaunchers[] = {"OMPI_COMM_WORLD_RANK",
                                              "OMPI_COMM_WORLD_SIZE",
                                              "PMI_RANK",
@@ -93,47 +96,80 @@ void hand_on(int signal) {
   }
 }
 
+/// Whether all ranks are there, and a signal that came before.
+volatile std::sig_atomic_t are_all_there = 0, came_early = 0;
+
 // Those of a terminal come to the ranks as well: they are of its group of processes.
 void on_signal(int signal, siginfo_t* info, void* /*context*/) {
+  if (are_all_there == 0) came_early = signal;
   if (info->si_code != SI_KERNEL) hand_on(signal);
 }
 
-/// What the rank's process ends with. An exception is told, and counts as 1.
+/// What the rank's process ends with. An exception is told, and counts as 4, which says nothing of
+/// what was judged.
 int code_of(const std::function<int()>& body) noexcept {
   try {
     return body();
   } catch (...) {
     std::fprintf(stderr, "%s\n", current_exception_in_words().c_str());
-    return 1;
+    return kBroken;
   }
 }
 
-/// Signals go to the ranks while it lives.
+/// Signals go to the ranks while it lives, but those that the caller ignores, as under nohup. What
+/// comes before release() goes to ranks that start later, too, and no rank loses one while it still
+/// has the caller's handlers. The ends of ranks can be waited for, whatever whoever started this
+/// process does with those of its own.
 class SignalsForRanks {
  public:
   SignalsForRanks() {
+    are_all_there = came_early = 0;
+    sigset_t blocked;
+    ::sigemptyset(&blocked);
+    for (const int signal : kSignals) ::sigaddset(&blocked, signal);
+    ::pthread_sigmask(SIG_BLOCK, &blocked, &mask_before_);
     struct sigaction action {};
     action.sa_sigaction = on_signal;
     action.sa_flags = SA_RESTART | SA_SIGINFO;
     ::sigemptyset(&action.sa_mask);
-    for (std::size_t i = 0; i < kSignals.size(); ++i)
-      ::sigaction(kSignals[i], &action, &before_[i]);
+    for (std::size_t i = 0; i < kSignals.size(); ++i) {
+      ::sigaction(kSignals[i], nullptr, &before_[i]);
+      if (before_[i].sa_handler != SIG_IGN) ::sigaction(kSignals[i], &action, nullptr);
+    }
+    struct sigaction usual {};
+    usual.sa_handler = SIG_DFL;
+    ::sigemptyset(&usual.sa_mask);
+    ::sigaction(SIGCHLD, &usual, &of_children_);
   }
   ~SignalsForRanks() {
-    for (std::size_t i = 0; i < kSignals.size(); ++i)
-      ::sigaction(kSignals[i], &before_[i], nullptr);
+    put_back();
+    ::sigaction(SIGCHLD, &of_children_, nullptr);
   }
   SignalsForRanks(const SignalsForRanks&) = delete;
   SignalsForRanks& operator=(const SignalsForRanks&) = delete;
+  /// All ranks are there, and get what came meanwhile: a terminal's signal has reached only those
+  /// that it found.
+  void release() const {
+    are_all_there = 1;
+    sigset_t pending;
+    ::sigpending(&pending);
+    for (const int signal : kSignals) {
+      if (signal == came_early || ::sigismember(&pending, signal) == 1) hand_on(signal);
+    }
+    ::pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
+  }
   /// For a child, which has its own way with them.
   void put_back() const {
     for (std::size_t i = 0; i < kSignals.size(); ++i)
       ::sigaction(kSignals[i], &before_[i], nullptr);
+    ::pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
   }
 
  private:
   static constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP};
   std::array<struct sigaction, kSignals.size()> before_{};
+  struct sigaction of_children_ {};
+  sigset_t mask_before_{};
 };
 
 /// Whether the process has ended, and how. Does not wait.
@@ -141,12 +177,18 @@ std::optional<PersistentRank> end_of(pid_t pid) {
   int status = 0;
   const pid_t ended = ::waitpid(pid, &status, WNOHANG);
   if (ended == 0 || (ended < 0 && errno == EINTR)) return std::nullopt;
-  if (ended < 0) return PersistentRank{.code = 1};
+  if (ended < 0) return PersistentRank{.code = kBroken};
   if (WIFSIGNALED(status)) return PersistentRank{.signal = WTERMSIG(status)};
   return PersistentRank{.code = WEXITSTATUS(status)};
 }
 
-/// Ends those that outlive one that a signal has ended.
+/// Whether the others may never come to an end of their own. Codes 0, 1 and 5 are verdicts, which
+/// all ranks have come to.
+bool is_broken(const PersistentRank& rank) {
+  return rank.signal != 0 || (rank.code != 0 && rank.code != 1 && rank.code != 5);
+}
+
+/// Ends those that outlive one that broke.
 class Grace {
  public:
   explicit Grace(std::chrono::milliseconds grace) : grace_(grace) {}
@@ -155,15 +197,18 @@ class Grace {
   }
   void look() {
     if (!next_ || Clock::now() < *next_) return;
+    is_telling_ = true;
     hand_on(std::exchange(signal_, SIGKILL));
     *next_ += grace_;
   }
+  [[nodiscard]] bool is_telling() const noexcept { return is_telling_; }
 
  private:
   using Clock = std::chrono::steady_clock;
   std::chrono::milliseconds grace_;
   std::optional<Clock::time_point> next_;
   int signal_ = SIGTERM;
+  bool is_telling_ = false;
 };
 
 std::vector<PersistentRank> ends_of_all(int num_started, std::chrono::milliseconds grace) {
@@ -177,8 +222,9 @@ std::vector<PersistentRank> ends_of_all(int num_started, std::chrono::millisecon
       if (!end) continue;
       running[rank] = 0;
       result[rank] = *end;
+      result[rank].was_told = watched.is_telling();
       ++num_ended;
-      if (end->signal != 0) watched.begin();
+      if (is_broken(*end)) watched.begin();
     }
     watched.look();
     if (num_ended < num_started) std::this_thread::sleep_for(kBetweenLooks);
@@ -194,7 +240,7 @@ std::vector<PersistentRank> run_persistent_ranks(int num_ranks, const std::funct
     throw UsageError(fmt::format("the number of persistent ranks must be from 1 to {}, got {}",
                                  kMaxRanks, num_ranks));
   }
-  const Meeting meeting;
+  std::optional<Meeting> meeting(std::in_place);
   const SignalsForRanks signals;
   const pid_t controller = ::getpid();
   std::fflush(nullptr);
@@ -205,9 +251,9 @@ std::vector<PersistentRank> run_persistent_ranks(int num_ranks, const std::funct
       for (volatile pid_t& other : running) other = 0;
       signals.put_back();
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-      if (::getppid() != controller) ::_exit(1);
-      set_variables(rank, num_ranks, meeting);
-      if (rank != 0) ::close(meeting.socket());
+      if (::getppid() != controller) ::_exit(kBroken);
+      set_variables(rank, num_ranks, *meeting);
+      if (rank != 0) ::close(meeting->socket());
       end_process(code_of(body));
     }
     if (pid < 0) {
@@ -217,6 +263,9 @@ std::vector<PersistentRank> run_persistent_ranks(int num_ranks, const std::funct
     running[static_cast<std::size_t>(rank)] = pid;
     ++num_started;
   }
+  // Where rank 0 ends early, whoever wants to meet it is refused.
+  meeting.reset();
+  signals.release();
   if (refusal != 0) hand_on(SIGKILL);
   std::vector<PersistentRank> result = ends_of_all(num_started, grace);
   if (refusal != 0) {

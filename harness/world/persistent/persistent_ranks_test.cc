@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -89,21 +90,99 @@ TEST(PersistentRanks, ThatOutliveOneThatDiedAreEnded) {
   EXPECT_EQ(ranks[1].signal, SIGKILL);
 }
 
-TEST(PersistentRanks, GetTheSignalsOfTheirController) {
+// As a GPU that one of them cannot use: nobody else waits for it without end.
+TEST(PersistentRanks, ThatOutliveOneThatThrewAreToldToEnd) {
+  for (const int broken : {0, 1}) {
+    const auto ranks = run_persistent_ranks(
+        2,
+        [broken] {
+          if (own_variables().rank == broken) throw InfrastructureError("no GPU");
+          (void)meet_at(own_variables());
+          return 0;
+        },
+        100ms);
+
+    const auto& other = ranks[static_cast<std::size_t>(1 - broken)];
+    const auto& first = ranks[static_cast<std::size_t>(broken)];
+    EXPECT_EQ(first.code, 4);
+    EXPECT_FALSE(first.was_told);
+    EXPECT_TRUE(other.signal != 0 || other.code != 0);
+  }
+}
+
+// Whoever starts the program may ignore the ends of its own children, which is handed on.
+TEST(PersistentRanks, KeepTheirCodesWhereTheEndsOfChildrenAreIgnored) {
+  struct sigaction ignored {
+  }, before{}, after{};
+  ignored.sa_handler = SIG_IGN;
+  ::sigaction(SIGCHLD, &ignored, &before);
+  const auto ranks = run_persistent_ranks(2, [] { return own_variables().rank; });
+  ::sigaction(SIGCHLD, &before, &after);
+
+  EXPECT_EQ(codes(ranks), (std::vector<int>{0, 1}));
+  EXPECT_EQ(after.sa_handler, SIG_IGN) << "the caller's way is its own again";
+}
+
+TEST(PersistentRanks, LiveOnWhereTheirCallerIgnoresASignal) {
+  struct sigaction ignored {
+  }, before{};
+  ignored.sa_handler = SIG_IGN;
+  ::sigaction(SIGHUP, &ignored, &before);
   const pid_t controller = ::getpid();
   const auto ranks = run_persistent_ranks(2, [controller] {
-    // both wait for it, and one asks for it
+    ::kill(controller, SIGHUP);
+    ::kill(::getpid(), SIGHUP);
+    return 0;
+  });
+  ::sigaction(SIGHUP, &before, nullptr);
+
+  EXPECT_EQ(codes(ranks), (std::vector<int>{0, 0}));
+}
+
+TEST(PersistentRanks, GetTheSignalsOfTheirController) {
+  const pid_t controller = ::getpid();
+  void* const shared = ::mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE,
+                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(shared, MAP_FAILED);
+  auto* const num_waiting = new (shared) std::atomic<int>(0);
+  const auto ranks = run_persistent_ranks(2, [controller, num_waiting] {
+    // both wait for it, and then one asks for it
     sigset_t waited;
     sigemptyset(&waited);
     sigaddset(&waited, SIGTERM);
     ::sigprocmask(SIG_BLOCK, &waited, nullptr);
-    if (own_variables().rank == 1) ::kill(controller, SIGTERM);
+    num_waiting->fetch_add(1);
+    if (own_variables().rank == 1) {
+      while (num_waiting->load() < 2) ::sched_yield();
+      ::kill(controller, SIGTERM);
+    }
     int signal = 0;
     return ::sigwait(&waited, &signal) == 0 && signal == SIGTERM ? 42 : 1;
   });
+  ::munmap(shared, sizeof(std::atomic<int>));
 
-  for (const PersistentRank& rank : ranks)
-    EXPECT_TRUE(rank.code == 42 || rank.signal == SIGTERM) << rank.code;
+  EXPECT_EQ(codes(ranks), (std::vector<int>{42, 42}));
+  for (const PersistentRank& rank : ranks) EXPECT_FALSE(rank.was_told);
+}
+
+// A signal that comes while ranks are started goes to those that start later, too.
+TEST(PersistentRanks, GetASignalThatCameBeforeTheyWereThere) {
+  struct sigaction usual {
+  }, before{};
+  usual.sa_handler = SIG_DFL;
+  ::sigaction(SIGTERM, &usual, &before);
+  const pid_t controller = ::getpid();
+  const auto ranks = run_persistent_ranks(3, [controller] {
+    if (own_variables().rank == 0) ::kill(controller, SIGTERM);
+    for (;;) ::pause();
+    return 0;
+  });
+  ::sigaction(SIGTERM, &before, nullptr);
+
+  for (const PersistentRank& rank : ranks) {
+    EXPECT_EQ(rank.signal, SIGTERM);
+    EXPECT_FALSE(rank.was_told);
+  }
 }
 
 TEST(PersistentRanks, AreRefusedInANumberThatNobodyHas) {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <fstream>
 #include <functional>
 #include <string>
 
@@ -221,6 +222,32 @@ TEST(CheckpointIo, OnDisksThatAreNotSharedIsWrittenNowhere) {
   }
   EXPECT_TRUE(first.empty());
   EXPECT_TRUE(second.empty());
+}
+
+// Bytes of a path need not be UTF-8, and what ranks tell each other must be.
+TEST(CheckpointIo, AFolderThatCannotBeMadeIsNamedWhateverItsBytesAre) {
+  const TestFolder folder;
+  std::ofstream(folder.path() /
+                "not\xFF"
+                "a folder")
+      << "a file";
+  ThreadWorld world(4);
+  std::array<std::string, 4> told;
+
+  world.run([&](Communicator& comm) {
+    ASSERT_EQ(comm.size(), 4);
+    Mesh mesh(square(), comm);
+    try {
+      CheckpointIo().write(folder.path() /
+                               "not\xFF"
+                               "a folder",
+                           some_progress(), parts_of(mesh), mesh);
+    } catch (const InfrastructureError& error) {
+      told[static_cast<std::size_t>(mesh.rank())] = error.what();
+    }
+  });
+
+  for (const std::string& error : told) EXPECT_THAT(error, HasSubstr("not\uFFFDa folder"));
 }
 
 TEST(CheckpointIo, AnElementThatNoRankSavedIsNamed) {

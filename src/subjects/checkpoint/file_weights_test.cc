@@ -7,6 +7,11 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
 
 #include "core/base/error.h"
 #include "core/io/tensor_files.h"
@@ -58,6 +63,24 @@ TEST(FileWeights, SavesTheRequestedDtype) {
   const at::Tensor read =
       FileWeights(folder / "model.safetensors", specs).read(specs[0], {0, 0}, {4, 6});
   EXPECT_TRUE(at::equal(read, source.read(specs[0], {0, 0}, {4, 6}).to(at::kBFloat16)));
+}
+
+// The format wants a header of whole 8 bytes, padded with fewer than 8 spaces.
+TEST(FileWeights, AreAsLargeAsTheyMustBe) {
+  const TestFolder folder;
+  save_weights(folder / "model.safetensors", two_specs(), InitialWeights(3, 0.02, true),
+               Dtype::kFloat32);
+
+  std::ifstream file(folder / "model.safetensors", std::ios::binary);
+  const std::string bytes(std::istreambuf_iterator<char>(file), {});
+
+  std::uint64_t length = 0;
+  ASSERT_GT(bytes.size(), sizeof length);
+  std::memcpy(&length, bytes.data(), sizeof length);
+  EXPECT_EQ(bytes.size(), sizeof length + length + (4 * 6 + 6) * sizeof(float));
+  EXPECT_EQ(length % 8, 0U);
+  const std::size_t end = bytes.find_last_of('}', sizeof length + length - 1);
+  EXPECT_LT(sizeof length + length - (end + 1), 8U);
 }
 
 TEST(FileWeights, ListsEverythingThatDoesNotFit) {

@@ -196,6 +196,34 @@ TEST(DropoutMasks, OfASequenceShardAreItsPartOfTheWholeMask) {
   EXPECT_TRUE(at::equal(part != 0, part_sink.masks.at("site")));
 }
 
+// A strategy that says of a part of what a rank holds where it lies, and of the rest nothing.
+class HalfKnown final : public Strategy {
+ public:
+  [[nodiscard]] ActivationLayouts activation_layouts(std::string_view /*point*/,
+                                                     const at::Tensor& local,
+                                                     int /*tp_dim*/) const override {
+    Layout layout = replicated(local.sizes().vec());
+    layout.explicit_parts = true;
+    Shape half = layout.global_shape;
+    half[1] /= 2;
+    layout.boxes = {{.global_offset = {0, 0, 0}, .local_offset = {0, 0, 0}, .size = half}};
+    return {layout, layout};
+  }
+};
+
+TEST(DropoutMasks, AreRefusedWhereALayoutLeavesElementsOut) {
+  const RngStreams streams(1);
+  const Parameters none;
+
+  try {
+    static_cast<void>(ForwardPass(none, HalfKnown(), nullptr, training_pass(streams))
+                          .dropout("site", at::ones({2, 12, 5}), 0.4));
+    FAIL() << "half of the mask was made up";
+  } catch (const ShapeError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("dropout site: the rank's [2, 12, 5] must be boxes"));
+  }
+}
+
 TEST(DropoutSites, RefuseWhatCannotBeRepeatedOrDoesNotExist) {
   ModelConfig lattice = builtin_config("lattice"), qwen = builtin_config("tiny");
   EXPECT_THROW(set_dropout(lattice, 0.1), UsageError);

@@ -12,6 +12,7 @@
 #include "subjects/model/config/builtin.h"
 #include "subjects/model/weights.h"
 #include "subjects/model/zoo/blocks.h"
+#include "subjects/model/zoo/registry.h"
 
 namespace isoshard {
 namespace {
@@ -340,6 +341,23 @@ TEST(SplitHeads, AShardThatCutsAHeadIsRefused) {
 
   EXPECT_THROW(static_cast<void>(model->forward(ids_of(1, 3), parameters, Strategy(), nullptr)),
                ShapeError);
+}
+
+TEST(TiedWords, OfMegatronAreOneParameterOfTheirOwnClass) {
+  for (const bool is_tied : {true, false}) {
+    ModelConfig config = builtin_config("tiny-megatron_gpt");
+    config.tie_word_embeddings = is_tied;
+    const auto model = make_model(config, AttentionImpl::kEager);
+
+    int of_words = 0;
+    for (const ParameterSpec& spec : model->parameters()) {
+      const bool is_of_words = spec.name == "embedding.word_embeddings.weight";
+      if (is_of_words) ++of_words;
+      if (is_tied) EXPECT_EQ(spec.param_class == ParamClass::kTied, is_of_words) << spec.name;
+      if (!is_tied) EXPECT_EQ(spec.param_class == ParamClass::kEmbedding, is_of_words) << spec.name;
+    }
+    EXPECT_EQ(of_words, 1);
+  }
 }
 
 TEST(ModelArguments, AreRefusedByName) {

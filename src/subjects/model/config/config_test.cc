@@ -368,6 +368,16 @@ TEST(BuiltinConfigs, ComeBackFromTheirJson) {
   }
 }
 
+TEST(LatticeConfigFile, HasRowsThatHoldTheirEntries) {
+  json config = to_json(builtin_config("lattice"));  // rows of 16 and 24 entries
+  config["row_nonzeros"] = 16;
+  EXPECT_EQ(error_of(config), "no FileError");
+
+  config["row_nonzeros"] = 17;
+
+  EXPECT_THAT(error_of(config), HasSubstr("row_nonzeros must be at most 16"));
+}
+
 TEST(MegatronConfigFile, ReadsMegatronsOwnFieldNames) {
   const nlohmann::json fields = {{"model_type", "megatron_gpt"},
                                  {"vocab_size", 64},

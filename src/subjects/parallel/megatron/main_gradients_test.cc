@@ -81,5 +81,42 @@ TEST(MainGradients, OfTheDistributedOptimizerAreEachRanksPartAndParametersAreGat
   }
 }
 
+// Queries lie between keys, so the half that a rank steps holds them in several runs of unequal
+// sizes: rank 0 has 40, 40 and 8 elements of 120.
+TEST(MainGradients, OfFusedLayersArePublishedWhereEachRunLies) {
+  ThreadWorld world(2);
+  world.run([](Communicator& comm) {
+    ASSERT_EQ(comm.size(), 2);
+    Mesh mesh(MeshShape({{Axis::kDp, 2}, {Axis::kTp, 1}}), comm);
+    DataParallelSetup setup;
+    setup.mesh = &mesh;
+    setup.master_dtype = Dtype::kFloat32;
+    for (const auto& [name, rows] :
+         {std::pair<const char*, std::int64_t>{"x.q_proj.weight", 6}, {"x.k_proj.weight", 3}}) {
+      setup.parameters.push_back({name, ParamClass::kMatrix, replicated({rows, 20}),
+                                  at::ones({rows, 20}, at::kBFloat16).requires_grad_(true)});
+    }
+    MainGradients main(MainGradients::Steps::kDistributed, {{{"x.q_proj", "x.k_proj"}, 3, {2, 1}}});
+    main.setup(std::move(setup));
+
+    std::int64_t own = 0;
+    for (auto& [name, master] : main.masters()) {
+      const Layout layout = main.piece_layout(name);
+      for (const FlatRange& range : layout.flat)
+        master.narrow(0, range.local_begin, range.count)
+            .copy_(at::arange(range.global_begin, range.global_begin + range.count));
+      own += master.numel();
+      EXPECT_EQ(layout.flat.size() > 1, comm.rank() == 0 || name == "x.k_proj.weight") << name;
+    }
+    main.publish();
+
+    EXPECT_EQ(own, comm.rank() == 0 ? 128 : 52);
+    for (const auto& [name, held] : main.held()) {
+      EXPECT_TRUE(at::equal(held.detach().reshape({-1}), at::arange(held.numel(), at::kBFloat16)))
+          << name;
+    }
+  });
+}
+
 }  // namespace
 }  // namespace isoshard
