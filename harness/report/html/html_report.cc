@@ -95,7 +95,20 @@ std::string names_of(const json& item, const char* part, std::string_view title)
   return html + "</ul></details>\n";
 }
 
-std::string case_html(const json& item, std::size_t index, std::size_t room) {
+/// Of the run that this case judged.
+std::string times_of(const json& report, const std::string& name) {
+  for (const json& item : html::list_of(report, "collective_times")) {
+    if (html::text_of(item, "case") != name) continue;
+    return html::collectives_of(
+        html::list_of(item, "collectives"),
+        "Of a step on the mean rank of this run; bytes are those of all ranks. Times include "
+        "waiting for the other ranks, which also record and compare what they compute: isoshard "
+        "bench times a run that does nothing else");
+  }
+  return "";
+}
+
+std::string case_html(const json& report, const json& item, std::size_t index, std::size_t room) {
   std::string name = html::text_of(item, "case");
   if (name.empty()) name = html::text_of(item, "experiment");
   std::string result =
@@ -111,7 +124,7 @@ std::string case_html(const json& item, std::size_t index, std::size_t room) {
   result += verdict_of(item) + html::findings_of(item) + html::neighbors_of(item) +
             html::by_rank_of(item) + html::numbers_of(item) + html::map_of(item) +
             html::more_findings_of(item) + html::growth_of(item) + html::placements_of(item) +
-            html::calls_of(item) + html::schedule_of(item) +
+            html::calls_of(item) + times_of(report, name) + html::schedule_of(item) +
             names_of(item, "missing", "Only the reference recorded") +
             names_of(item, "extra", "Only the run recorded") +
             names_of(item, "not_recorded", "Allowed to be missing");
@@ -226,7 +239,7 @@ std::string html_of(const json& report) {
                           cases.size() - i);
       break;
     }
-    page += is_brief ? brief_html(cases[i], i) : case_html(cases[i], i, room);
+    page += is_brief ? brief_html(cases[i], i) : case_html(report, cases[i], i, room);
   }
   page += html::curves_of(report);
   for (std::size_t i = 0; i < curves.size(); ++i) page += curve_html(curves[i], i);

@@ -266,6 +266,30 @@ TEST(HtmlReport, TakesABenchmarkOfAnyShape) {
                                      HasSubstr("<dd>slower</dd>"), HasSubstr("<pre>slower</pre>")));
 }
 
+TEST(HtmlReport, ShowsTimesOfCollectivesBesideTheCaseThatTheyAreOf) {
+  json report = a_report();
+  const json row = {{"purpose", "grad<b>"},
+                    {"calls_per_step_and_rank", 3},
+                    {"bytes_per_step_all_ranks", 2048},
+                    {"ms_per_step_and_rank", 1.5},
+                    {"median_call_ms", 0.25},
+                    {"hidden_ms_per_step_and_rank", 0.5}};
+  json blind = row;
+  blind["purpose"] = "clip_norm";
+  blind["hidden_ms_per_step_and_rank"] = nullptr;
+  report["collective_times"] = {{{"case", "another"}, {"collectives", {row}}},
+                                {{"case", "qwen2_tp2_dp2"}, {"collectives", {row, blind}}}};
+
+  const std::string page = html_of(report);
+
+  EXPECT_THAT(page, HasSubstr("Collectives by purpose"));
+  EXPECT_THAT(page, HasSubstr("grad&lt;b&gt;</th><td>3</td><td>2.0 KiB</td><td>1.500</td>"
+                              "<td>50.0 %</td><td>0.250</td><td>25.0 %</td>"));
+  EXPECT_THAT(page, HasSubstr("<td>0.250</td><td>not measured</td>"));
+  report["collective_times"].erase(1);
+  EXPECT_THAT(html_of(report), Not(HasSubstr("Collectives by purpose")));
+}
+
 TEST(HtmlReport, RefusesWhatIsNoReport) {
   EXPECT_THAT([] { (void)html_of(json::array()); },
               ThrowsMessage<FileError>(HasSubstr("a report must be a JSON object of schema 1")));
