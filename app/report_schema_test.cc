@@ -74,9 +74,9 @@ TEST_F(ReportSchema, DescribesVerifyWithTablesAndCompare) {
 
 // Whatever is judged is the same from run to run; times are not, and stand elsewhere.
 TEST_F(ReportSchema, DescribesTimesOfCollectivesApartFromTheCases) {
-  const std::vector<std::string> words = {"verify", "--model", "tiny", "--subjects", "autotp",
-                                          "--tp",   "2",       "--dp", "2",          "--dtype",
-                                          "fp32",   "--steps", "2"};
+  const std::vector<std::string> words = {"verify", "--model", "tiny", "--subjects",  "autotp",
+                                          "--tp",   "2",       "--dp", "2",           "--dtype",
+                                          "fp32",   "--steps", "2",    "--reference", "plain"};
   const json report = written(0, words), again = written(0, words);
 
   EXPECT_THAT(schema_.problem(report), IsEmpty());

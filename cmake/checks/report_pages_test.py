@@ -71,7 +71,7 @@ FIRST_WORDS = {
     "conforms": ("It is as it should be", "ran in one process and sharded"),
     "curves": ("as it should be", "losses were compared step by step"),
     "bench": ("Measured", "Training steps were timed"),
-    "plan": ("Something is wrong", "nothing ran"),
+    "plan": ("No configuration fits", "nothing ran"),
     "faults": ("All 2 mistakes were found", "put into a right implementation on purpose"),
     "converge": ("as they should be", "losses were compared step by step"),
     "golden": ("as in the accepted runs", "stored when they were accepted"),

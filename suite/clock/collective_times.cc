@@ -15,17 +15,6 @@
 #include "suite/clock/metered_comm.h"
 
 namespace isoshard {
-namespace {
-
-double median_of(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::ranges::nth_element(values, middle);
-  return *middle;
-}
-
-}  // namespace
-
 std::vector<ReportCollective> purpose_rows(std::span<const PurposeTimes> ranks, double steps,
                                            bool has_hidden) {
   const auto count = static_cast<double>(ranks.size());

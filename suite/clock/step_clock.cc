@@ -94,16 +94,20 @@ void StepClock::add_wait(std::size_t call, Purpose purpose, StepPart interrupted
   times_.communication_in[static_cast<std::size_t>(interrupted)] += seconds;
 }
 
+double median_of(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::ranges::sort(values);
+  const std::size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
 PurposeTimes StepClock::purposes() const {
   PurposeTimes times = purposes_;
   for (std::size_t p = 0; p < times.size(); ++p) {
-    std::vector<float> seconds;
+    std::vector<double> seconds;
     for (const TimedCall& call : calls_)
       if (static_cast<std::size_t>(call.purpose) == p) seconds.push_back(call.seconds);
-    if (seconds.empty()) continue;
-    const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
-    std::ranges::nth_element(seconds, middle);
-    times[p].median = *middle;
+    times[p].median = median_of(std::move(seconds));
   }
   return times;
 }

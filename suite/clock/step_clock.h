@@ -55,6 +55,9 @@ struct PurposeTotals {
   double median = 0;  ///< of a call, its waits included; of the first kMostCalls calls of the rank
 };
 
+/// The middle value, or the mean of the two in the middle; 0 of none.
+[[nodiscard]] double median_of(std::vector<double> values);
+
 /// By purpose.
 using PurposeTimes = std::array<PurposeTotals, kNumPurposes>;
 

@@ -158,6 +158,11 @@ std::string cause_of(const json& finding) {
   return cause.empty() ? "no known pattern fits; the numbers below are what is known" : cause;
 }
 
+std::string last_line(std::string text) {
+  while (text.ends_with('\n')) text.pop_back();
+  return text.substr(text.find_last_of('\n') + 1);  // npos + 1 is 0
+}
+
 std::string words_of_case(const Worst& worst) {
   const json& item = *worst.item;
   const json& findings = list_of(item, "findings");
@@ -172,6 +177,8 @@ std::string words_of_case(const Worst& worst) {
     std::string reason = text_of(item, "reason");
     if (const std::string unmet = text_of(item, "unmet"); !unmet.empty()) reason = unmet;
     if (reason.empty()) reason = text_of(item, "text");
+    // what is printed of a benchmark ends with what came out
+    if (worst.part == "benchmarks") reason = last_line(reason);
     std::string name = text_of(item, "case");
     if (name.empty()) name = text_of(item, "name");
     if (name.empty()) name = text_of(item, "experiment");
@@ -305,6 +312,7 @@ std::string hero_of(const json& report) {
   if (bad > 0)
     title =
         all == 1 ? "Something is wrong" : fmt::format("Something is wrong in {} of {}", bad, all);
+  if (bad > 0 && is_plan(report)) title = "No configuration fits";
   if (bad > 0 && kind == Kind::kFaults)
     title = all == 1 ? "The mistake was not found as it must be"
                      : fmt::format("{} of {} mistakes were not found as they must be", bad, all);
