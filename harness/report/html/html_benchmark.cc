@@ -82,11 +82,14 @@ std::string head_of(const json& result) {
   html += row_of_words("Speed", fmt::format("{:.1f} tokens/s of the global batch",
                                             number_of(summary, "avg_tokens_per_sec")));
   html += row_of_words("Utilization", utilization_of(summary, part_in(result, "machine")));
-  html += row_of_words(
-      "Communication",
-      fmt::format("{:.1f} % is hidden behind computation, {:.1f} % is issued during backward",
-                  100 * number_of(overlap, "hidden_share"),
-                  100 * number_of(overlap, "issued_in_backward_share")));
+  const std::string hidden =
+      part_in(overlap, "hidden_share").is_number()
+          ? fmt::format("{:.1f} % is hidden behind computation",
+                        100 * number_of(overlap, "hidden_share"))
+          : "what is hidden behind computation is not measured on these ranks";
+  html += row_of_words("Communication",
+                       fmt::format("{}, {:.1f} % is issued during backward", hidden,
+                                   100 * number_of(overlap, "issued_in_backward_share")));
   html += row_of_words(
       "Memory",
       fmt::format("at most {} of tensors a rank, {} on all ranks",

@@ -182,7 +182,7 @@ std::string words_of_case(const Worst& worst) {
     std::string name = text_of(item, "case");
     if (name.empty()) name = text_of(item, "name");
     if (name.empty()) name = text_of(item, "experiment");
-    return row_of_words("What broke", reason) +
+    return row_of_words(worst.part == "benchmarks" ? "What came out" : "What broke", reason) +
            row_of_words("Where", fmt::format("<a href=\"#{}\">{}</a>", worst.anchor, name));
   }
   const json& first = findings[0];
